@@ -1,0 +1,208 @@
+// The contract between the model and the hardware: memory, weights and the handful of kernels a Llama needs.
+//
+// Bodies: ReferenceBackend (plain loops, the specification), CpuBackend (SIMD, threads); a CUDA body loads as a
+// plugin. All pointers are device pointers of this backend; work is issued in order from one thread (the step
+// loop) and may be asynchronous until Synchronize(). Activations are f32, row-major and dense.
+//
+// Numbers. On the CPU bodies every output row depends on its own inputs only: bit for bit the same whatever the
+// number of rows in the call, the number of threads and the instruction set. The order of additions is part of
+// this contract and is written at each kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+
+namespace lockstep {
+
+// Device memory, owned. Aligned to at least 64 bytes, zero-filled at allocation.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(std::shared_ptr<void> memory, int64_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
+  DeviceBuffer(DeviceBuffer&&) = default;
+  DeviceBuffer& operator=(DeviceBuffer&&) = default;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+  void* data() const { return memory_.get(); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(memory_.get());
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<void> memory_;  // shared_ptr<void> for its type-erased deleter; never shared
+  int64_t bytes_ = 0;
+};
+
+// y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16 (f16
+// checkpoints are widened to f32 or, on request, rounded to bf16 while filling).
+struct LinearShape {
+  int64_t out_features = 0;
+  int64_t in_features = 0;
+  DType dtype = DType::kF32;
+  // in_features is cut into this many equal K-slices; each is accumulated on its own and the partial sums are
+  // added in a binary tree of neighbours ((s0+s1)+(s2+s3))+... A rank that owns a power-of-two share of the
+  // slices thus computes a subtree of the whole sum. in_features must be divisible by it.
+  int num_k_slices = 1;
+};
+
+// A weight matrix in the backend's own packed layout.
+class LinearWeight {
+ public:
+  explicit LinearWeight(const LinearShape& shape) : shape_(shape) {}
+  virtual ~LinearWeight() = default;
+  const LinearShape& shape() const { return shape_; }
+  virtual int64_t bytes() const = 0;  // memory held, padding included
+
+ private:
+  LinearShape shape_;
+};
+
+// Rows as they lie in a checkpoint (host memory): num_rows rows of in_features elements, row_stride_bytes apart.
+struct HostRows {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t num_rows = 0;
+  int64_t row_stride_bytes = 0;
+};
+
+// One layer's share of the paged KV cache on this rank.
+// k and v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32 or kBF16 (rounded to nearest when written).
+struct KvCacheView {
+  void* k = nullptr;
+  void* v = nullptr;
+  DType dtype = DType::kF32;
+  int64_t num_blocks = 0;
+  int num_kv_heads = 0;
+  int block_size = 0;  // tokens
+  int head_dim = 0;
+};
+
+// The flat batch's index arrays, on the device. Sequences lie one after another; a prefill chunk has several
+// tokens, a decode one.
+struct BatchIndex {
+  int64_t num_tokens = 0;
+  int64_t num_seqs = 0;
+  int64_t max_blocks_per_seq = 0;
+  const int32_t* positions = nullptr;     // [num_tokens], 0-based position in its sequence
+  const int64_t* slot_mapping = nullptr;  // [num_tokens], block_id * block_size + offset: where its K/V goes
+  const int32_t* query_starts = nullptr;  // [num_seqs + 1], first token of each sequence; last = num_tokens
+  const int32_t* context_lens = nullptr;  // [num_seqs], tokens in the cache once this batch is written
+  const int32_t* block_tables = nullptr;  // [num_seqs, max_blocks_per_seq]
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  // For the start-up log: "cpu avx2, 4 threads".
+  virtual std::string Description() const = 0;
+
+  // ---- memory ----
+  virtual absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) = 0;  // RESOURCE_EXHAUSTED when it cannot
+  virtual void CopyToDevice(void* device, const void* host, int64_t bytes) = 0;
+  virtual void CopyToHost(void* host, const void* device, int64_t bytes) = 0;  // complete on return
+  virtual void Synchronize() = 0;
+
+  // ---- weights ----
+  // INVALID_ARGUMENT for shapes the backend cannot hold; RESOURCE_EXHAUSTED when memory is short.
+  virtual absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) = 0;
+  // Converts and packs rows [first_row, first_row + rows.num_rows). Thread-safe over disjoint rows; called from loader
+  // threads before the first Linear().
+  virtual void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) = 0;
+
+  // ---- kernels ----
+  // out[i, :] = table[ids[i] - first_id, :], or zeros when ids[i] is outside [first_id, first_id + num_rows).
+  // table: [num_rows, hidden] of table_dtype (kF32 or kBF16); ids: [num_tokens] int32 on the device; out: f32.
+  struct EmbedArgs {
+    const void* table;
+    DType table_dtype;
+    int64_t num_rows;
+    int64_t first_id;
+    int64_t hidden;
+    const int32_t* ids;
+    int64_t num_tokens;
+    float* out;
+  };
+  virtual void Embed(const EmbedArgs& args) = 0;
+
+  // residual += delta (when delta is not null), then out = residual / sqrt(mean(residual^2) + eps) * weight.
+  // residual, delta, out: [num_tokens, hidden]; weight: f32 [hidden]. The sum of squares runs in 16 lanes (lane =
+  // index mod 16, fused multiply-add, ascending), lanes then added as a binary tree of neighbours.
+  struct RmsNormArgs {
+    float* residual;
+    const float* delta;
+    const float* weight;
+    float eps;
+    int64_t num_tokens;
+    int64_t hidden;
+    float* out;
+  };
+  virtual void AddRmsNorm(const RmsNormArgs& args) = 0;
+
+  // y = x W^T; x [num_tokens, in_features], y [num_tokens, out_features], both f32. bf16 weights: x is rounded to bf16
+  // first (to nearest even). Within one K-slice each output element accumulates in f32 with fused multiply-add in one
+  // order: f32 weights k = 0, 1, 2, ...; bf16 weights in pairs, odd element then even: k = 1, 0, 3, 2, ... (the order
+  // of the vdpbf16ps instruction, Intel SDM vol. 2), a missing last odd element counting as zero; denormal inputs and
+  // results of the bf16 path are flushed to zero. Slices are combined as LinearShape says.
+  virtual void Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) = 0;
+
+  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width], out: [num_tokens, width].
+  virtual void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) = 0;
+
+  // Rotates q and k in place (GPT-NeoX halves: i pairs with i + head_dim / 2, as Hugging Face checkpoints have it)
+  // and writes k and v to the cache at slot_mapping.
+  // qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], q heads then k heads then v heads.
+  // cos, sin: f32 [max_positions, head_dim / 2].
+  struct RopeArgs {
+    float* qkv;
+    int num_heads;
+    const float* cos;
+    const float* sin;
+    const BatchIndex* batch;
+    const KvCacheView* cache;
+  };
+  virtual void RopeAndWriteKv(const RopeArgs& args) = 0;
+
+  // Causal attention of every token over its sequence's cached positions 0..positions[t]; GQA: query head h reads KV
+  // head h / (num_heads / num_kv_heads). qkv as above (q already rotated); out: [num_tokens, num_heads * head_dim].
+  // Scores are scaled by `scale`. The context is walked in splits of kAttentionSplit tokens counted from position 0:
+  // each split gives (max, sum, weighted values), splits are merged in ascending order (FlashAttention's online
+  // softmax, Dao 2022, section 3).
+  static constexpr int kAttentionSplit = 128;
+  struct AttentionArgs {
+    const float* qkv;
+    int num_heads;
+    float scale;
+    const BatchIndex* batch;
+    const KvCacheView* cache;
+    float* out;
+  };
+  virtual void Attention(const AttentionArgs& args) = 0;
+
+  // out[i, :] = in[rows[i], :]; rows: [num_rows] int32 on the device.
+  virtual void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
+                          float* out) = 0;
+  // dst[i] += src[i]
+  virtual void Add(float* dst, const float* src, int64_t count) = 0;
+};
+
+// Plain loops, one thread: what every other body is tested against.
+std::unique_ptr<Backend> MakeReferenceBackend();
+
+struct CpuBackendOptions {
+  int num_threads = 1;
+  // Highest instruction set to use: "auto", "scalar", "avx2", "avx512", "avx512bf16". INVALID_ARGUMENT when
+  // unknown or not available on this processor.
+  std::string isa = "auto";
+};
+absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const CpuBackendOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+// Element types of weights, activations and KV cache, and exact scalar conversions between them.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+
+enum class DType : uint8_t { kF32, kF16, kBF16 };
+
+constexpr int64_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr std::string_view DTypeName(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+  }
+  return "?";
+}
+
+// The upper half of an IEEE binary32.
+struct BF16 {
+  uint16_t bits;
+};
+// IEEE binary16.
+struct F16 {
+  uint16_t bits;
+};
+
+constexpr float ToFloat(BF16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+
+// Round to nearest, ties to even; NaN stays NaN (quiet).
+constexpr BF16 ToBF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) {
+    return BF16{static_cast<uint16_t>((bits >> 16) | 0x0040u)};
+  }
+  return BF16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+// Exact: every binary16 is a binary32.
+constexpr float ToFloat(F16 value) {
+  const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+  const uint32_t exponent = (value.bits >> 10) & 0x1fu;
+  const uint32_t mantissa = value.bits & 0x3ffu;
+  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+// What a Llama checkpoint says about itself (config.json, generation_config.json), validated.
+//
+// Covers every dense Llama 2 / 3 / 3.1 / 3.2 / 3.3: GQA, tied embeddings, rope_theta, rope_scaling "llama3", head_dim given
+// or derived. Anything else is refused by name and value.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "parallel/partition.h"
+
+namespace lockstep {
+
+// Frequency-dependent RoPE interpolation of Llama 3.1 (config.json, rope_scaling of rope_type "llama3").
+struct Llama3RopeScaling {
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+};
+
+struct ModelConfig {
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;  // even
+  int64_t vocab_size = 0;
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 1e-5;
+  double rope_theta = 10000.0;
+  std::optional<Llama3RopeScaling> rope_scaling;
+  bool tie_word_embeddings = false;
+  DType dtype = DType::kBF16;  // as the checkpoint declares it
+  std::optional<int32_t> bos_token_id;
+  std::vector<int32_t> eos_token_ids;  // config.json's and generation_config.json's, merged
+
+  ShardedSizes sharded_sizes() const;
+  int64_t num_parameters() const;
+  // A one-line identity of architecture and sizes, equal on all ranks that loaded the same model.
+  std::string Fingerprint() const;
+};
+
+// Sampling defaults of the checkpoint (generation_config.json); empty fields are not set there.
+struct GenerationDefaults {
+  std::optional<bool> do_sample;
+  std::optional<float> temperature;
+  std::optional<float> top_p;
+  std::optional<int32_t> top_k;
+  std::optional<float> repetition_penalty;
+};
+
+// INVALID_ARGUMENT naming the field, its value and what is supported. Every number is range-checked.
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json);
+// Adds generation_config.json's eos ids to config and returns its sampling defaults.
+absl::StatusOr<GenerationDefaults> ParseGenerationConfig(std::string_view json, ModelConfig& config);
+// config.json text that ParseModelConfig reads back to the same values (Hugging Face field names).
+std::string ModelConfigJson(const ModelConfig& config);
+
+// The cosines and sines of RoPE, computed in double and rounded once. cos, sin: [max_positions, head_dim / 2].
+struct RopeTables {
+  std::vector<float> cos;
+  std::vector<float> sin;
+};
+RopeTables MakeRopeTables(const ModelConfig& config, int64_t max_positions);
+
+}  // namespace lockstep

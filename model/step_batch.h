@@ -1,0 +1,32 @@
+// One step's flat batch as the host builds it, and what the model needs to know of the cache.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+// Tokens of several sequences, one after another; prefill chunks and decodes mixed.
+struct StepBatch {
+  std::vector<int32_t> token_ids;     // [num_tokens]; read by the first stage only
+  std::vector<int32_t> positions;     // [num_tokens]
+  std::vector<int64_t> slot_mapping;  // [num_tokens], block_id * block_size + offset
+  std::vector<int32_t> query_starts;  // [num_seqs + 1]
+  std::vector<int32_t> context_lens;  // [num_seqs], cached tokens once this batch is written
+  std::vector<int32_t> block_tables;  // [num_seqs, max_blocks_per_seq], unused entries 0
+  int64_t max_blocks_per_seq = 0;
+  std::vector<int32_t> logits_rows;   // ascending token indices whose logits are wanted (last stage)
+
+  int64_t num_tokens() const { return static_cast<int64_t>(positions.size()); }
+  int64_t num_seqs() const { return static_cast<int64_t>(context_lens.size()); }
+};
+
+// The largest batch the step loop will ever hand over; buffers are allocated for it once.
+struct BatchLimits {
+  int64_t max_batched_tokens = 2048;
+  int64_t max_num_seqs = 256;
+  int64_t max_model_len = 4096;
+  int block_size = 16;
+};
+
+}  // namespace lockstep

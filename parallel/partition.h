@@ -1,0 +1,58 @@
+// Who owns which rows: the arithmetic of sharding a Llama over a ProcessGrid. Pure; the test is the specification.
+//
+// Every function takes validated sizes (CheckLayout first) and CHECKs its preconditions.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace lockstep {
+
+// Half-open [begin, end).
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+// The sizes of a model that sharding depends on.
+struct ShardedSizes {
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t intermediate_size = 0;
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+};
+
+// Can the model be split this way? tp must divide num_heads and intermediate_size, and divide num_kv_heads or be a multiple
+// of it (heads are then replicated); pp must not exceed num_layers. The error names the numbers that do not divide and
+// the values of tp (or pp) that would.
+absl::Status CheckLayout(const ShardedSizes& sizes, int tp, int pp);
+
+// K-slices of the row-parallel products (o_proj over heads, down_proj over intermediate_size), in the whole model: the
+// same for every tp in {1, 2, 4, 8} that CheckLayout accepts, so the sum's tree is too. It is the largest power of two
+// <= 8 that divides the extent, or the smallest multiple of tp for layouts outside that family.
+int NumKSlices(int64_t extent, int tp);
+
+Range QueryHeadsOf(const ShardedSizes& sizes, int tp, int tp_rank);
+// With tp > num_kv_heads, tp / num_kv_heads consecutive ranks hold the same head.
+Range KvHeadsOf(const ShardedSizes& sizes, int tp, int tp_rank);
+Range IntermediateOf(const ShardedSizes& sizes, int tp, int tp_rank);
+
+// The vocabulary in equal slices, padded at the end: VocabSlice(i) may be short or empty for the last ones. There are
+// NumVocabSlices(tp) = max(8, tp) of them (a multiple of tp), each rank owning consecutive ones, so that per-slice statistics
+// of the logits are the same for every tp in {1, 2, 4, 8}.
+int NumVocabSlices(int tp);
+Range VocabSlice(const ShardedSizes& sizes, int tp, int slice);
+Range VocabOf(const ShardedSizes& sizes, int tp, int tp_rank);
+
+// Layers per stage, contiguous, every stage at least one. The last stage's LM head and the first stage's embedding are counted
+// as the layers they cost (multiply-adds per token, head = vocab_size * hidden_size), so that no stage is the obvious
+// bottleneck.
+std::vector<Range> LayersOfStages(const ShardedSizes& sizes, int pp);
+
+}  // namespace lockstep

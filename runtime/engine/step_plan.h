@@ -1,0 +1,74 @@
+// What the controller tells every rank of a replica to do in one step, and what comes back. Plans are deltas: a rank keeps
+// each slot's tokens, block table, computed length and sampling state, so a decode entry is only a slot number.
+//
+// There is no prefill phase and no decode phase: an entry says "compute the next num_tokens known tokens of this slot".
+// A slot's known tokens are those given when it was opened and those sampled since. When the entry reaches the last known
+// token, the step samples the next one.
+//
+// Order inside a step: closed, opened, granted, work. Ranks execute plans strictly in step_id order, therefore blocks may be
+// granted again as soon as the plan that no longer uses them is later than all plans that do.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "model/sampling/sampling_params.h"
+
+namespace lockstep::engine {
+
+struct SlotOpen {
+  uint32_t slot = 0;
+  uint32_t sequence_index = 0;  // which of the request's n outputs; part of the random numbers' key
+  SamplingParams sampling;
+  std::vector<int32_t> tokens;       // prompt, then what was already emitted (after preemption or a restart)
+  uint32_t num_prompt_tokens = 0;    // the first of `tokens` that are prompt; >= 1
+  uint32_t num_computed_tokens = 0;  // whose K/V is already in the granted blocks (cached prefix); < tokens.size()
+  bool operator==(const SlotOpen&) const = default;
+};
+
+struct BlockGrant {
+  uint32_t slot = 0;
+  std::vector<int32_t> blocks;  // appended to the slot's block table
+  bool operator==(const BlockGrant&) const = default;
+};
+
+struct SlotWork {
+  uint32_t slot = 0;
+  uint32_t num_tokens = 1;  // 1 and sample = a decode
+  bool sample = true;       // the entry ends at the last known token: choose the next
+  bool operator==(const SlotWork&) const = default;
+};
+
+struct StepPlan {
+  uint64_t step_id = 0;  // 1, 2, 3, ... without holes in an epoch
+  std::vector<uint32_t> closed;
+  std::vector<SlotOpen> opened;
+  std::vector<BlockGrant> grants;
+  std::vector<SlotWork> work;
+  bool operator==(const StepPlan&) const = default;
+};
+
+struct SampledToken {
+  uint32_t slot = 0;
+  int32_t token = 0;
+  std::optional<LogprobInfo> logprobs;
+  bool operator==(const SampledToken&) const = default;
+};
+
+// Logprobs of prompt tokens [first_position, first_position + logprobs.size()) given what precedes each.
+struct PromptLogprobs {
+  uint32_t slot = 0;
+  uint32_t first_position = 0;
+  std::vector<LogprobInfo> logprobs;
+  bool operator==(const PromptLogprobs&) const = default;
+};
+
+struct StepResult {
+  uint64_t step_id = 0;
+  std::vector<SampledToken> sampled;  // one per work entry with `sample`, in the plan's order
+  std::vector<PromptLogprobs> prompt_logprobs;
+  bool operator==(const StepResult&) const = default;
+};
+
+}  // namespace lockstep::engine
