@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs every test.
+#
+#   tests/run.sh                 build + all tests (plain loop, MPI, end to end)
+#   tests/run.sh --quick         build + the plain loop only (under three minutes)
+#   tests/run.sh --sanitizers    also the suite under ASan+UBSan and the threaded parts under TSan
+#   tests/run.sh --ci            everything, as continuous integration runs it
+#   tests/run.sh --filter REGEX  only ctest entries that match
+#
+# LOCKSTEP_SHARED names the directory of test assets (default: ../shared beside the checkout); tests that need it skip loudly without it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source=$PWD
+
+quick=0 sanitizers=0 filter=""
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --quick) quick=1 ;;
+    --sanitizers | --ci) sanitizers=1 ;;
+    --filter) filter=${2:?--filter needs a regular expression}; shift ;;
+    -h | --help) sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    *) echo "tests/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+deploy/packages.sh
+jobs=$(nproc)
+step() { printf '\n== %s (%ss elapsed)\n' "$*" "$SECONDS"; }
+
+# build DIR CMAKE-OPTION...
+build() {
+  local dir=$1
+  shift
+  cmake -G Ninja -S "$source" -B "$dir" "$@" >"$dir.cmake.log" 2>&1 || { cat "$dir.cmake.log"; return 1; }
+  ninja -C "$dir" -j "$jobs"
+}
+# test_in DIR CTEST-OPTION...
+test_in() {
+  local dir=$1
+  shift
+  ctest --test-dir "$dir" --output-on-failure ${filter:+-R "$filter"} "$@"
+}
+
+mkdir -p build
+step "format"
+if command -v clang-format >/dev/null; then
+  git ls-files '*.cc' '*.h' | xargs clang-format --dry-run --Werror
+fi
+
+step "build (release)"
+build build/release
+step "plain tests"
+test_in build/release -L plain -j "$jobs"
+if [ "$quick" = 1 ]; then exit 0; fi
+
+step "MPI and end-to-end tests"
+test_in build/release -LE plain
+
+if [ "$sanitizers" = 1 ]; then
+  step "build (ASan + UBSan)"
+  build build/asan -DLOCKSTEP_SANITIZE=address,undefined -DLOCKSTEP_BENCHMARKS=OFF
+  step "tests under ASan + UBSan"
+  LSAN_OPTIONS="suppressions=$source/tests/support/lsan.supp" UBSAN_OPTIONS=print_stacktrace=1 \
+    test_in build/asan -L plain -j "$jobs"
+  step "build (TSan; without gRPC and MPI, which are not instrumented)"
+  build build/tsan -DLOCKSTEP_SANITIZE=thread -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF -DLOCKSTEP_BENCHMARKS=OFF
+  step "threaded tests under TSan"
+  TSAN_OPTIONS="halt_on_error=1 suppressions=$source/tests/support/tsan.supp" test_in build/tsan -L plain -j "$jobs"
+fi
+step "all tests passed"
