@@ -1,0 +1,119 @@
+// The gRPC controller: accepts clients and ranks, and drives the engine from one event loop thread.
+//
+// Start() binds both addresses and returns at once; the model serves when every rank has joined,
+// loaded and said Ready (WaitServing). All methods are thread-safe. Destruction is Shutdown().
+//
+// A lost rank is a lost replica: its streams are closed and health says NOT_SERVING. Requests in
+// flight then wait options.recovery_window for BeginEpoch, whose ranks continue them token for
+// token; else they end UNAVAILABLE.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace lockstep {
+
+// What happened to the ranks, for whoever watches (`lockstep serve` prints it).
+struct ControllerEvent {
+  enum class Kind {
+    kRankJoined,   // rank, host, pid
+    kRankLoading,  // bytes_done, bytes_total
+    kRankLoaded,   // bytes_done = bytes_total = the rank's shard, weight_bytes, message = backend
+    kServing,      // num_kv_blocks, max_model_len
+    kRankLost,     // message names rank, host, stage and last operation
+    kFailed,       // message: the cause; nothing is served until BeginEpoch
+    kDrained,      // BeginDrain was called and nothing is left
+  };
+  Kind kind = Kind::kRankJoined;
+  uint64_t epoch = 0;
+  int rank = -1;
+  int tp_rank = -1;
+  int pipeline_stage = -1;
+  std::string host;
+  int64_t pid = 0;
+  int64_t bytes_done = 0;  // of the checkpoint, by this rank
+  int64_t bytes_total = 0;
+  int64_t weight_bytes = 0;  // held in memory by this rank
+  int64_t num_kv_blocks = 0;
+  int64_t max_model_len = 0;
+  std::string message;
+};
+
+struct ControllerOptions {
+  std::filesystem::path model_dir;
+  std::string model_name;  // empty = the directory's name
+  int tensor_parallel = 1;
+  int pipeline_parallel = 1;
+  int max_num_seqs = 256;         // [1, 65536]
+  int max_batched_tokens = 2048;  // per step; [1, 1048576]
+  int64_t max_model_len =
+      0;  // 0 = the model's max_position_embeddings, or what the cache holds if that is less
+  int block_size = 16;  // tokens; [1, 1024]
+  int max_queued_requests = 1024;
+  int max_num_outputs = 64;  // n of one request
+  bool enable_prefix_cache = true;
+
+  std::string listen = "127.0.0.1:0";  // clients: HOST:PORT, port 0 = any
+  // Ranks: each "unix:/path" or "HOST:PORT". Empty = a Unix socket in a fresh directory of mode
+  // 0700.
+  std::vector<std::string> worker_listen;
+  std::string secret;  // every rank must show it; empty = one is drawn (Controller::secret)
+  uint64_t epoch = 1;
+  absl::Duration heartbeat_interval = absl::Seconds(1);  // asked of the ranks
+  // A step whose result takes longer loses the replica; infinite = wait for ever.
+  absl::Duration step_timeout = absl::Minutes(10);
+  absl::Duration recovery_window = absl::ZeroDuration();
+  // Bytes one client may leave unread before its request ends with RESOURCE_EXHAUSTED.
+  int64_t max_unread_bytes = 16 << 20;
+
+  // Called from the event loop thread, in order; must not block nor call back into the controller.
+  std::function<void(const ControllerEvent&)> observer;
+};
+
+class Controller {
+ public:
+  // Errors: what Checkpoint::Open, Tokenizer::Load and CheckLayout say; INVALID_ARGUMENT naming an
+  // option out of range; UNAVAILABLE naming an address that cannot be bound.
+  static absl::StatusOr<std::unique_ptr<Controller>> Start(ControllerOptions options);
+  ~Controller();
+  Controller(const Controller&) = delete;
+  Controller& operator=(const Controller&) = delete;
+
+  int client_port() const;
+  // Addresses as gRPC targets that ranks can dial ("unix:/path", "127.0.0.1:40123"), in the order
+  // of worker_listen.
+  const std::vector<std::string>& worker_addresses() const;
+  const std::string& secret() const;
+
+  // OK once serving; FAILED_PRECONDITION with the cause when the start failed; DEADLINE_EXCEEDED.
+  absl::Status WaitServing(absl::Time deadline);
+
+  // The ranks' job died and no other will come: requests in flight end UNAVAILABLE with `reason`,
+  // health is NOT_SERVING.
+  void Fail(std::string reason);
+  // A new job of ranks will join with this epoch (greater than the last). Streams of older epochs
+  // are closed and refused; unfinished requests continue once the new ranks are ready.
+  void BeginEpoch(uint64_t epoch);
+
+  // New requests are refused UNAVAILABLE, accepted ones go on.
+  void BeginDrain();
+  // True when nothing is left; false at the deadline (what is left ends in Shutdown).
+  bool WaitDrained(absl::Time deadline);
+  // Ends what is left, tells every rank to shut down, closes both servers. Idempotent.
+  void Shutdown();
+
+ private:
+  struct Impl;
+  explicit Controller(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep
