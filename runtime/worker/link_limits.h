@@ -1,0 +1,19 @@
+// Settings of the controller <-> rank link on which both ends must agree.
+#pragma once
+
+namespace lockstep {
+
+// A plan may carry the prompts of every slot it opens, a result the prompt logprobs of a whole
+// step.
+inline constexpr int kLinkMaxMessageBytes = 256 << 20;
+
+// HTTP/2 keepalive pings. The controller pings ranks to notice one that was stopped; ranks ping the
+// controller, less often, to notice a lost host. A server drops a client that pings more often than
+// it permits, so the server must set GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS to at
+// most kLinkRankKeepaliveMs / 2.
+inline constexpr int kLinkControllerKeepaliveMs = 500;
+inline constexpr int kLinkControllerKeepaliveTimeoutMs = 1000;
+inline constexpr int kLinkRankKeepaliveMs = 10000;
+inline constexpr int kLinkRankKeepaliveTimeoutMs = 10000;
+
+}  // namespace lockstep

@@ -1,0 +1,57 @@
+// A rank's life: dial the controller, load the shard, run plans until told to stop
+// (proto/lockstep/v1/worker.proto).
+//
+// RunWorker occupies the calling thread: it loads, then becomes the step loop, so a process that
+// initialised MPI with MPI_THREAD_FUNNELED calls it from its main thread. Heartbeats and replies
+// leave from a thread of their own that the step loop cannot block. Plans are translated by
+// runtime/worker/plan_codec.h (library lockstep_plan_codec, used by the controller too);
+// runtime/worker/link_limits.h holds the channel settings both ends share.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/backend.h"
+#include "model/llama.h"
+#include "parallel/communicator.h"
+#include "parallel/process_grid.h"
+
+namespace lockstep {
+
+struct WorkerOptions {
+  std::string controller_address;  // "unix:/path" or "host:port"
+  std::string secret;              // of this launch; never logged
+  uint64_t epoch = 0;
+  int replica = 0;
+  ProcessGrid grid = *ProcessGrid::Create(1, 1);
+  int rank = 0;
+  std::string host;  // as shown to operators
+  std::string version;
+  std::filesystem::path model;
+  StageOptions
+      stage;  // stage.limits: the largest step, sequence count and length, and the block size
+  CpuBackendOptions backend;
+  // The KV cache of this rank: so many blocks, or as many as fit into kv_cache_bytes.
+  std::optional<int64_t> num_kv_blocks;
+  int64_t kv_cache_bytes = int64_t{1} << 30;
+
+  absl::Duration dial_timeout = absl::Seconds(30);  // the controller may start after its ranks
+  // Called from another thread when the controller is gone (or told this rank to stop) and the step
+  // loop has not returned within stop_grace: it waits for a peer that will never answer. The
+  // process should end at once (the launcher aborts the MPI job). Null: RunWorker keeps waiting.
+  absl::Duration stop_grace = absl::Seconds(2);
+  std::function<void(const absl::Status&)> on_stuck;
+};
+
+// Returns OK after the controller's Shutdown (plans received before it are completed), UNAVAILABLE
+// when the controller cannot be reached or the stream is lost, FAILED_PRECONDITION when the
+// controller refuses this rank, else what went wrong here (reported to the controller as Failure
+// first). After an error peers may be waiting for this rank: the caller ends the whole job.
+absl::Status RunWorker(const WorkerOptions& options, RankGroups& groups);
+
+}  // namespace lockstep
