@@ -12,7 +12,7 @@
 #include "kernels/backend.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model_config.h"
-#include "model/step_batch.h"
+#include "model/llama/step_batch.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
 
