@@ -5,8 +5,16 @@
 // A slot's known tokens are those given when it was opened and those sampled since. When the entry reaches the last known
 // token, the step samples the next one.
 //
-// Order inside a step: closed, opened, granted, work. Ranks execute plans strictly in step_id order, therefore blocks may be
-// granted again as soon as the plan that no longer uses them is later than all plans that do.
+// Order inside a step: closed, opened, granted, work (chunks first, then decodes). Ranks execute plans strictly in step_id order,
+// therefore blocks may be granted again as soon as the plan that no longer uses them is later than all plans that do.
+//
+// What a rank may rely on:
+// - A plan has at least one work entry, and at most one per slot. The grants (of this plan and earlier ones) cover it.
+// - The token that a decode starts from may still be on its way when the plan arrives. The step that samples it is then at least
+//   pipeline_depth steps older, or its result has already reached the controller (few sequences: fewer steps in flight than
+//   stages). So stage 0 waits for the samples of the step that the slot depends on, not for those of step_id - pipeline_depth.
+// - A slot may be closed while steps that sample for it are in flight, and opened again, by the same plan even, for another
+//   sequence. Samples belong to the sequence that held the slot in their own step; those of a closed sequence are dropped.
 #pragma once
 
 #include <cstdint>
