@@ -17,7 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "kernels/backend.h"
-#include "model/llama.h"
+#include "model/llama/llama_stage.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
 

@@ -1,0 +1,258 @@
+#include "runtime/worker/plan_codec.h"
+
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+absl::Status Invalid(std::string_view field, std::string_view problem) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " ", problem));
+}
+
+bool IsDecode(const engine::SlotWork& work) { return work.sample && work.num_tokens == 1; }
+
+void EncodeSampling(const SamplingParams& params, v1::SlotSampling* message) {
+  message->set_temperature(params.temperature);
+  message->set_top_k(params.top_k);
+  message->set_top_p(params.top_p);
+  message->set_min_p(params.min_p);
+  message->set_repetition_penalty(params.repetition_penalty);
+  message->set_presence_penalty(params.presence_penalty);
+  message->set_frequency_penalty(params.frequency_penalty);
+  for (const auto& [token, bias] : params.logit_bias) {
+    message->add_logit_bias_ids(token);
+    message->add_logit_bias_values(bias);
+  }
+  message->set_seed(params.seed);
+  message->set_max_tokens(params.max_tokens);
+  message->set_min_tokens(params.min_tokens);
+  message->mutable_stop_token_ids()->Add(params.stop_token_ids.begin(),
+                                         params.stop_token_ids.end());
+  message->set_ignore_eos(params.ignore_eos);
+  if (params.num_logprobs >= 0) message->set_num_logprobs(params.num_logprobs);
+  if (params.num_prompt_logprobs >= 0) {
+    message->set_num_prompt_logprobs(params.num_prompt_logprobs);
+  }
+}
+
+absl::StatusOr<SamplingParams> DecodeSampling(const v1::SlotSampling& message) {
+  SamplingParams params;
+  params.temperature = message.temperature();
+  params.top_k = message.top_k();
+  params.top_p = message.top_p();
+  params.min_p = message.min_p();
+  params.repetition_penalty = message.repetition_penalty();
+  params.presence_penalty = message.presence_penalty();
+  params.frequency_penalty = message.frequency_penalty();
+  const int num_biases = message.logit_bias_ids_size();
+  if (num_biases != message.logit_bias_values_size()) {
+    return Invalid("logit_bias_values", absl::StrCat("has ", message.logit_bias_values_size(),
+                                                     " entries for ", num_biases, " token ids"));
+  }
+  params.logit_bias.reserve(num_biases);
+  for (int i = 0; i < num_biases; ++i) {
+    params.logit_bias.emplace_back(message.logit_bias_ids(i), message.logit_bias_values(i));
+  }
+  params.seed = message.seed();
+  params.max_tokens = message.max_tokens();
+  params.min_tokens = message.min_tokens();
+  params.stop_token_ids.assign(message.stop_token_ids().begin(), message.stop_token_ids().end());
+  params.ignore_eos = message.ignore_eos();
+  if (message.has_num_logprobs()) params.num_logprobs = message.num_logprobs();
+  if (message.has_num_prompt_logprobs()) {
+    params.num_prompt_logprobs = message.num_prompt_logprobs();
+  }
+  return params;
+}
+
+absl::StatusOr<engine::SlotOpen> DecodeOpen(const v1::SlotOpen& message) {
+  engine::SlotOpen open;
+  open.slot = message.slot();
+  open.sequence_index = message.sequence_index();
+  ASSIGN_OR_RETURN(open.sampling, DecodeSampling(message.sampling()));
+  open.tokens.assign(message.tokens().begin(), message.tokens().end());
+  open.num_prompt_tokens = message.num_prompt_tokens();
+  open.num_computed_tokens = message.num_computed_tokens();
+  return open;
+}
+
+void EncodeLogprob(const LogprobInfo& info, v1::LogprobEntry* message) {
+  message->set_logprob(info.logprob);
+  for (const TokenLogprob& entry : info.top) {
+    message->add_top_tokens(entry.token);
+    message->add_top_logprobs(entry.logprob);
+  }
+}
+
+bool IsLogprob(float value) { return value <= 0.0f; }  // false for NaN; -infinity is probability 0
+
+absl::StatusOr<LogprobInfo> DecodeLogprob(const v1::LogprobEntry& message, int64_t vocab_size) {
+  if (!IsLogprob(message.logprob())) {
+    return Invalid("logprob", absl::StrCat("is ", message.logprob(), ", above 0 or not a number"));
+  }
+  const int num_top = message.top_tokens_size();
+  if (num_top != message.top_logprobs_size() || num_top > SamplingParams::kMaxLogprobs) {
+    return Invalid("top_tokens",
+                   absl::StrCat("has ", num_top, " entries for ", message.top_logprobs_size(),
+                                " values, at most ", SamplingParams::kMaxLogprobs));
+  }
+  LogprobInfo info{.logprob = message.logprob(), .top = {}};
+  info.top.reserve(num_top);
+  for (int i = 0; i < num_top; ++i) {
+    const TokenLogprob entry{.token = message.top_tokens(i), .logprob = message.top_logprobs(i)};
+    if (entry.token < 0 || entry.token >= vocab_size || !IsLogprob(entry.logprob)) {
+      return Invalid("top_tokens", absl::StrCat("holds token ", entry.token, " of ", vocab_size,
+                                                " with logprob ", entry.logprob));
+    }
+    info.top.push_back(entry);
+  }
+  return info;
+}
+
+absl::Status DecodeSampled(const v1::StepResult& message, std::span<const uint32_t> sampling_slots,
+                           int64_t vocab_size, engine::StepResult& result) {
+  if (message.tokens_size() != static_cast<int64_t>(sampling_slots.size())) {
+    return Invalid("tokens", absl::StrCat("has ", message.tokens_size(), " entries, step ",
+                                          message.step_id(), " samples ", sampling_slots.size()));
+  }
+  result.sampled.reserve(sampling_slots.size());
+  for (size_t i = 0; i < sampling_slots.size(); ++i) {
+    const int32_t token = message.tokens(static_cast<int>(i));
+    if (token < 0 || token >= vocab_size) {
+      return Invalid("tokens", absl::StrCat("holds ", token, ", vocabulary size is ", vocab_size));
+    }
+    result.sampled.push_back({.slot = sampling_slots[i], .token = token, .logprobs = {}});
+  }
+  for (const v1::RowLogprobs& row : message.logprobs()) {
+    if (row.index() >= result.sampled.size() || result.sampled[row.index()].logprobs.has_value()) {
+      return Invalid("logprobs", absl::StrCat("index ", row.index(), " is repeated or not below ",
+                                              result.sampled.size()));
+    }
+    ASSIGN_OR_RETURN(result.sampled[row.index()].logprobs, DecodeLogprob(row.entry(), vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<engine::PromptLogprobs> DecodePrompt(const v1::SlotPromptLogprobs& message,
+                                                    int64_t vocab_size) {
+  if (message.first_position() == 0) {
+    return Invalid("first_position", "is 0: the first prompt token has no logprob");
+  }
+  engine::PromptLogprobs prompt;
+  prompt.slot = message.slot();
+  prompt.first_position = message.first_position();
+  prompt.logprobs.reserve(message.entries_size());
+  for (const v1::LogprobEntry& entry : message.entries()) {
+    ASSIGN_OR_RETURN(prompt.logprobs.emplace_back(), DecodeLogprob(entry, vocab_size));
+  }
+  return prompt;
+}
+
+}  // namespace
+
+void EncodePlan(const engine::StepPlan& plan, v1::StepPlan* message) {
+  message->Clear();
+  message->set_step_id(plan.step_id);
+  message->mutable_closed()->Add(plan.closed.begin(), plan.closed.end());
+  for (const engine::SlotOpen& open : plan.opened) {
+    v1::SlotOpen* out = message->add_opened();
+    out->set_slot(open.slot);
+    out->set_sequence_index(open.sequence_index);
+    EncodeSampling(open.sampling, out->mutable_sampling());
+    out->mutable_tokens()->Add(open.tokens.begin(), open.tokens.end());
+    out->set_num_prompt_tokens(open.num_prompt_tokens);
+    out->set_num_computed_tokens(open.num_computed_tokens);
+  }
+  for (const engine::BlockGrant& grant : plan.grants) {
+    v1::BlockGrant* out = message->add_grants();
+    out->set_slot(grant.slot);
+    out->mutable_blocks()->Add(grant.blocks.begin(), grant.blocks.end());
+  }
+  size_t num_chunks = plan.work.size();
+  while (num_chunks > 0 && IsDecode(plan.work[num_chunks - 1])) --num_chunks;
+  for (size_t i = 0; i < plan.work.size(); ++i) {
+    if (i >= num_chunks) {
+      message->add_decode_slots(plan.work[i].slot);
+      continue;
+    }
+    v1::SlotWork* out = message->add_chunks();
+    out->set_slot(plan.work[i].slot);
+    out->set_num_tokens(plan.work[i].num_tokens);
+    out->set_sample(plan.work[i].sample);
+  }
+}
+
+absl::StatusOr<engine::StepPlan> DecodePlan(const v1::StepPlan& message) {
+  engine::StepPlan plan;
+  plan.step_id = message.step_id();
+  plan.closed.assign(message.closed().begin(), message.closed().end());
+  plan.opened.reserve(message.opened_size());
+  for (const v1::SlotOpen& open : message.opened()) {
+    ASSIGN_OR_RETURN(plan.opened.emplace_back(), DecodeOpen(open));
+  }
+  plan.grants.reserve(message.grants_size());
+  for (const v1::BlockGrant& grant : message.grants()) {
+    plan.grants.push_back(
+        {.slot = grant.slot(), .blocks = {grant.blocks().begin(), grant.blocks().end()}});
+  }
+  plan.work.reserve(message.chunks_size() + message.decode_slots_size());
+  for (const v1::SlotWork& chunk : message.chunks()) {
+    if (chunk.num_tokens() == 0) {
+      return Invalid("num_tokens", absl::StrCat("of slot ", chunk.slot(), " is 0"));
+    }
+    plan.work.push_back(
+        {.slot = chunk.slot(), .num_tokens = chunk.num_tokens(), .sample = chunk.sample()});
+  }
+  for (const uint32_t slot : message.decode_slots()) {
+    plan.work.push_back({.slot = slot, .num_tokens = 1, .sample = true});
+  }
+  return plan;
+}
+
+std::vector<uint32_t> SamplingSlots(const engine::StepPlan& plan) {
+  std::vector<uint32_t> slots;
+  slots.reserve(plan.work.size());
+  for (const engine::SlotWork& work : plan.work) {
+    if (work.sample) slots.push_back(work.slot);
+  }
+  return slots;
+}
+
+void EncodeResult(const engine::StepResult& result, v1::StepResult* message) {
+  message->Clear();
+  message->set_step_id(result.step_id);
+  message->mutable_tokens()->Reserve(static_cast<int>(result.sampled.size()));
+  for (size_t i = 0; i < result.sampled.size(); ++i) {
+    message->add_tokens(result.sampled[i].token);
+    if (!result.sampled[i].logprobs.has_value()) continue;
+    v1::RowLogprobs* row = message->add_logprobs();
+    row->set_index(static_cast<uint32_t>(i));
+    EncodeLogprob(*result.sampled[i].logprobs, row->mutable_entry());
+  }
+  for (const engine::PromptLogprobs& prompt : result.prompt_logprobs) {
+    v1::SlotPromptLogprobs* out = message->add_prompt_logprobs();
+    out->set_slot(prompt.slot);
+    out->set_first_position(prompt.first_position);
+    for (const LogprobInfo& info : prompt.logprobs) EncodeLogprob(info, out->add_entries());
+  }
+}
+
+absl::StatusOr<engine::StepResult> DecodeResult(const v1::StepResult& message,
+                                                std::span<const uint32_t> sampling_slots,
+                                                int64_t vocab_size) {
+  engine::StepResult result;
+  result.step_id = message.step_id();
+  RETURN_IF_ERROR(DecodeSampled(message, sampling_slots, vocab_size, result));
+  result.prompt_logprobs.reserve(message.prompt_logprobs_size());
+  for (const v1::SlotPromptLogprobs& prompt : message.prompt_logprobs()) {
+    ASSIGN_OR_RETURN(result.prompt_logprobs.emplace_back(), DecodePrompt(prompt, vocab_size));
+  }
+  return result;
+}
+
+}  // namespace lockstep
