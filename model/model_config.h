@@ -1,7 +1,7 @@
 // What a Llama checkpoint says about itself (config.json, generation_config.json), validated.
 //
-// Covers every dense Llama 2 / 3 / 3.1 / 3.2 / 3.3: GQA, tied embeddings, rope_theta, rope_scaling "llama3", head_dim given
-// or derived. Anything else is refused by name and value.
+// Covers every dense Llama 2 / 3 / 3.1 / 3.2 / 3.3: GQA, tied embeddings, rope_theta, rope_scaling
+// "llama3", head_dim given or derived. Anything else is refused by name and value.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 
 namespace lockstep {
 
-// Frequency-dependent RoPE interpolation of Llama 3.1 (config.json, rope_scaling of rope_type "llama3").
+// Frequency-dependent RoPE interpolation of Llama 3.1 (config.json, rope_scaling of rope_type
+// "llama3").
 struct Llama3RopeScaling {
   double factor = 8.0;
   double low_freq_factor = 1.0;
@@ -56,14 +57,17 @@ struct GenerationDefaults {
   std::optional<float> repetition_penalty;
 };
 
-// INVALID_ARGUMENT naming the field, its value and what is supported. Every number is range-checked.
+// INVALID_ARGUMENT naming the field, its value and what is supported. Every number is
+// range-checked.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json);
 // Adds generation_config.json's eos ids to config and returns its sampling defaults.
-absl::StatusOr<GenerationDefaults> ParseGenerationConfig(std::string_view json, ModelConfig& config);
+absl::StatusOr<GenerationDefaults> ParseGenerationConfig(std::string_view json,
+                                                         ModelConfig& config);
 // config.json text that ParseModelConfig reads back to the same values (Hugging Face field names).
 std::string ModelConfigJson(const ModelConfig& config);
 
-// The cosines and sines of RoPE, computed in double and rounded once. cos, sin: [max_positions, head_dim / 2].
+// The cosines and sines of RoPE, computed in double and rounded once. cos, sin: [max_positions,
+// head_dim / 2].
 struct RopeTables {
   std::vector<float> cos;
   std::vector<float> sin;

@@ -1,16 +1,18 @@
-// A Hugging Face model directory, opened and checked but not read: config, tensor directory, byte-counted reads.
+// A Hugging Face model directory, opened and checked but not read: config, tensor directory,
+// byte-counted reads.
 //
 // Thread-safe after Open: loader threads read disjoint parts concurrently.
 #pragma once
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/checkpoint/safetensors.h"
@@ -20,8 +22,9 @@ namespace lockstep {
 
 class Checkpoint {
  public:
-  // Reads config.json, generation_config.json (optional) and the header of every *.safetensors file that
-  // model.safetensors or model.safetensors.index.json names. NOT_FOUND, INVALID_ARGUMENT (what is wrong, where).
+  // Reads config.json, generation_config.json (optional) and the header of every *.safetensors file
+  // that model.safetensors or model.safetensors.index.json names. NOT_FOUND, INVALID_ARGUMENT (what
+  // is wrong, where).
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -31,20 +34,26 @@ class Checkpoint {
   absl::StatusOr<const TensorInfo*> Find(std::string_view name) const;
   std::vector<std::string> tensor_names() const;  // sorted
   int64_t total_bytes() const;                    // of all tensors
+  const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
 
-  // Reads rows [row_begin, row_end) x columns [col_begin, col_end) of a matrix (a vector is a matrix of one row) densely
-  // into dst. Exactly those bytes are requested from the file and counted. UNAVAILABLE with errno's text on a read error.
+  // Reads rows [row_begin, row_end) x columns [col_begin, col_end) of a matrix (a vector is a
+  // matrix of one row) densely into dst. Exactly those bytes are requested from the file and
+  // counted. UNAVAILABLE with errno's text on a read error.
   absl::Status Read(const TensorInfo& tensor, int64_t row_begin, int64_t row_end, int64_t col_begin,
                     int64_t col_end, void* dst) const;
   int64_t bytes_read() const { return bytes_read_.load(std::memory_order_relaxed); }
 
  private:
   Checkpoint() = default;
+  absl::Status LoadConfigs();
+  absl::Status AddFile(const std::string& name);
+  absl::Status AddIndexedFiles(const std::filesystem::path& index);
+
   std::filesystem::path directory_;
   ModelConfig config_;
   GenerationDefaults generation_defaults_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  absl::flat_hash_map<std::string, TensorInfo> tensors_;
+  std::map<std::string, TensorInfo, std::less<>> tensors_;
   mutable std::atomic<int64_t> bytes_read_{0};
 };
 

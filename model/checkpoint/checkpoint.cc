@@ -1,0 +1,270 @@
+#include "model/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "model/checkpoint/strict_json.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxConfigBytes = 1 << 20;
+constexpr int64_t kMaxIndexBytes = 64 << 20;
+constexpr size_t kMaxFiles = 4096;
+
+absl::Status AtPath(const fs::path& path, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(path.string(), ": ", status.message()));
+}
+
+bool Exists(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+absl::StatusOr<std::string> ReadSmallFile(const fs::path& path, int64_t max_bytes) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path.string(), ": not a regular file"));
+  }
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be opened"));
+  std::string text(max_bytes + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (in.bad()) return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be read"));
+  text.resize(static_cast<size_t>(in.gcount()));
+  if (static_cast<int64_t>(text.size()) > max_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), ": longer than the limit of ", max_bytes, " bytes"));
+  }
+  return text;
+}
+
+// "meta-llama/Llama-3.2-1B": one slash, not a path someone would write for a directory.
+bool LooksLikeHubName(const std::string& text) {
+  return std::count(text.begin(), text.end(), '/') == 1 && text.front() != '/' &&
+         text.front() != '.' && text.front() != '~' && text.back() != '/';
+}
+
+// Says what was given instead of a Hugging Face directory, and what to do.
+absl::Status CheckDirectory(const fs::path& directory) {
+  const std::string text = directory.string();
+  if (text.empty()) return absl::NotFoundError("the model directory's name is empty");
+  if (!Exists(directory)) {
+    return absl::NotFoundError(
+        LooksLikeHubName(text)
+            ? absl::StrCat(text,
+                           ": no such directory; a Hugging Face name must be downloaded first: "
+                           "huggingface-cli download ",
+                           text, " --local-dir DIR")
+            : absl::StrCat(text, ": no such directory"));
+  }
+  std::error_code error;
+  if (!fs::is_directory(directory, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        text, ": not a directory; pass the directory that holds config.json and *.safetensors"));
+  }
+  if (Exists(directory / "config.json")) return absl::OkStatus();
+  const bool is_meta_layout = Exists(directory / "params.json");
+  return absl::NotFoundError(
+      absl::StrCat(text, ": no config.json here",
+                   is_meta_layout ? "; this is Meta's original layout, pass the Hugging Face one"
+                                  : "; pass a Hugging Face model directory"));
+}
+
+// A file that an index names must be a plain name and lie in the directory, also after symlinks are
+// followed. The one exception is the Hugging Face cache, where snapshots/REVISION/NAME links to
+// ../../blobs/HASH.
+absl::Status CheckFileName(const fs::path& directory, const std::string& name) {
+  const bool is_plain = name.find('/') == std::string::npos &&
+                        name.find('\\') == std::string::npos && name != "." && name != ".." &&
+                        absl::EndsWith(name, ".safetensors");
+  if (!is_plain) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weight_map names the file ", Quoted(name),
+                     "; only plain *.safetensors names inside the model directory are allowed"));
+  }
+  std::error_code error;
+  const fs::path home = fs::canonical(directory, error);
+  const fs::path target = fs::canonical(directory / name, error);
+  if (error) {
+    return absl::NotFoundError(absl::StrCat("weight_map names the file ", Quoted(name),
+                                            ", which is missing; download the model again"));
+  }
+  const bool in_hub_cache = home.parent_path().filename() == "snapshots" &&
+                            target.parent_path() == home.parent_path().parent_path() / "blobs";
+  if (target.parent_path() != home && !in_hub_cache) {
+    return absl::InvalidArgumentError(absl::StrCat("weight_map names the file ", Quoted(name),
+                                                   ", a link to ", target.string(),
+                                                   " outside the model directory"));
+  }
+  return absl::OkStatus();
+}
+
+using WeightMap = std::map<std::string, std::string>;  // tensor -> file
+
+absl::StatusOr<WeightMap> ParseIndex(const fs::path& directory, std::string_view text) {
+  ASSIGN_OR_RETURN(const nlohmann::json document, ParseStrictJson(text));
+  const auto found = document.is_object() ? document.find("weight_map") : document.end();
+  if (found == document.end() || !found->is_object() || found->empty()) {
+    return absl::InvalidArgumentError("weight_map is missing or not an object of tensor: file");
+  }
+  WeightMap weight_map;
+  std::set<std::string> checked;
+  for (const auto& [tensor, file] : found->items()) {
+    if (!file.is_string()) {
+      return absl::InvalidArgumentError(absl::StrCat("weight_map of ", Quoted(tensor), " is ",
+                                                     QuotedJson(file), ", not a file name"));
+    }
+    const std::string& name = file.get_ref<const std::string&>();
+    if (checked.insert(name).second) RETURN_IF_ERROR(CheckFileName(directory, name));
+    weight_map.emplace(tensor, name);
+  }
+  if (checked.size() > kMaxFiles) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("weight_map names ", checked.size(), " files, the limit is ", kMaxFiles));
+  }
+  return weight_map;
+}
+
+}  // namespace
+
+absl::Status Checkpoint::LoadConfigs() {
+  ASSIGN_OR_RETURN(const std::string text,
+                   ReadSmallFile(directory_ / "config.json", kMaxConfigBytes));
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
+  if (!config.ok()) return AtPath(directory_, config.status());
+  config_ = *std::move(config);
+  const fs::path generation = directory_ / "generation_config.json";
+  if (!Exists(generation)) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const std::string defaults, ReadSmallFile(generation, kMaxConfigBytes));
+  absl::StatusOr<GenerationDefaults> parsed = ParseGenerationConfig(defaults, config_);
+  if (!parsed.ok()) return AtPath(directory_, parsed.status());
+  generation_defaults_ = *parsed;
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::AddFile(const std::string& name) {
+  ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFile> file, SafetensorsFile::Open(directory_ / name));
+  for (TensorInfo tensor : file->tensors()) {
+    tensor.file_index = static_cast<int>(files_.size());
+    const auto [place, is_new] = tensors_.try_emplace(tensor.name, tensor);
+    if (!is_new) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          directory_.string(), ": tensor ", Quoted(tensor.name), " is in two files, ",
+          files_[place->second.file_index]->path().filename().string(), " and ", name));
+    }
+  }
+  files_.push_back(std::move(file));
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::AddIndexedFiles(const std::filesystem::path& index) {
+  ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(index, kMaxIndexBytes));
+  const absl::StatusOr<WeightMap> weight_map = ParseIndex(directory_, text);
+  if (!weight_map.ok()) return AtPath(index, weight_map.status());
+  std::map<std::string, int> file_indices;
+  for (const auto& [tensor, file] : *weight_map) file_indices.emplace(file, 0);
+  for (auto& [file, file_index] : file_indices) {
+    file_index = static_cast<int>(files_.size());
+    RETURN_IF_ERROR(AddFile(file));
+  }
+  for (const auto& [tensor, file] : *weight_map) {
+    const auto found = tensors_.find(tensor);
+    if (found == tensors_.end() || found->second.file_index != file_indices[file]) {
+      return absl::InvalidArgumentError(absl::StrCat(index.string(), ": weight_map says ",
+                                                     Quoted(tensor), " is in ", file,
+                                                     ", which has no such tensor"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const fs::path& directory) {
+  RETURN_IF_ERROR(CheckDirectory(directory));
+  std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
+  checkpoint->directory_ = directory;
+  RETURN_IF_ERROR(checkpoint->LoadConfigs());
+  const fs::path index = directory / "model.safetensors.index.json";
+  // A single file wins over an index, as in transformers.
+  if (Exists(directory / "model.safetensors")) {
+    RETURN_IF_ERROR(checkpoint->AddFile("model.safetensors"));
+  } else if (Exists(index)) {
+    RETURN_IF_ERROR(checkpoint->AddIndexedFiles(index));
+  } else {
+    return absl::NotFoundError(absl::StrCat(
+        directory.string(), ": neither model.safetensors nor model.safetensors.index.json is here",
+        Exists(directory / "pytorch_model.bin") ||
+                Exists(directory / "pytorch_model.bin.index.json")
+            ? "; convert pytorch_model.bin to safetensors first"
+            : ""));
+  }
+  return checkpoint;
+}
+
+absl::StatusOr<const TensorInfo*> Checkpoint::Find(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory_.string(), ": the checkpoint has no tensor ", Quoted(name)));
+  }
+  return &found->second;
+}
+
+std::vector<std::string> Checkpoint::tensor_names() const {
+  std::vector<std::string> names;
+  names.reserve(tensors_.size());
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  return names;
+}
+
+int64_t Checkpoint::total_bytes() const {
+  int64_t total = 0;
+  for (const auto& [name, tensor] : tensors_) total += tensor.num_bytes;
+  return total;
+}
+
+absl::Status Checkpoint::Read(const TensorInfo& tensor, int64_t row_begin, int64_t row_end,
+                              int64_t col_begin, int64_t col_end, void* dst) const {
+  if (!tensor.dtype.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory_.string(), ": tensor ", Quoted(tensor.name), " has dtype ",
+                     tensor.dtype_name, "; supported: F32, F16, BF16"));
+  }
+  const int64_t num_rows = tensor.shape.size() < 2 ? 1 : tensor.shape.front();
+  const int64_t element_bytes = DTypeBytes(*tensor.dtype);
+  const int64_t num_cols = num_rows == 0 ? 0 : tensor.num_bytes / element_bytes / num_rows;
+  const bool in_range = 0 <= row_begin && row_begin <= row_end && row_end <= num_rows &&
+                        0 <= col_begin && col_begin <= col_end && col_end <= num_cols;
+  if (!in_range) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory_.string(), ": tensor ", Quoted(tensor.name), " is [", num_rows, ", ",
+                     num_cols, "]; rows [", row_begin, ", ", row_end, ") x columns [", col_begin,
+                     ", ", col_end, ") are outside"));
+  }
+  const SafetensorsFile& file = *files_[tensor.file_index];
+  // Whole rows lie together in the file: one read instead of one per row.
+  const bool is_contiguous = col_end - col_begin == num_cols;
+  const int64_t num_reads = is_contiguous ? 1 : row_end - row_begin;
+  const int64_t read_bytes =
+      (is_contiguous ? (row_end - row_begin) * num_cols : col_end - col_begin) * element_bytes;
+  int64_t offset = tensor.file_offset + (row_begin * num_cols + col_begin) * element_bytes;
+  char* out = static_cast<char*>(dst);
+  for (int64_t i = 0; i < num_reads; ++i) {
+    RETURN_IF_ERROR(file.ReadAt(offset, read_bytes, out));
+    bytes_read_.fetch_add(read_bytes, std::memory_order_relaxed);
+    offset += num_cols * element_bytes;
+    out += read_bytes;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lockstep

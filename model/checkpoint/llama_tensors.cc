@@ -1,0 +1,95 @@
+#include "model/checkpoint/llama_tensors.h"
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "model/checkpoint/strict_json.h"
+
+namespace lockstep {
+namespace {
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+absl::Status CheckTensor(const Checkpoint& checkpoint, const TensorSpec& spec) {
+  absl::StatusOr<const TensorInfo*> tensor = checkpoint.Find(spec.name);
+  if (!tensor.ok()) {
+    const bool is_head = spec.name == "lm_head.weight";
+    return absl::InvalidArgumentError(
+        absl::StrCat(tensor.status().message(),
+                     is_head ? " and config.json does not say tie_word_embeddings: true" : ""));
+  }
+  if ((*tensor)->shape != spec.shape) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        checkpoint.directory().string(), ": tensor ", Quoted(spec.name), " has shape ",
+        ShapeText((*tensor)->shape), ", config.json makes it ", ShapeText(spec.shape)));
+  }
+  if (!(*tensor)->dtype.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint.directory().string(), ": tensor ", Quoted(spec.name), " has dtype ",
+                     (*tensor)->dtype_name, "; supported: F32, F16, BF16"));
+  }
+  return absl::OkStatus();
+}
+
+bool IsHarmlessExtra(const ModelConfig& config, const std::string& name) {
+  return absl::EndsWith(name, ".rotary_emb.inv_freq") ||
+         (config.tie_word_embeddings && name == "lm_head.weight");
+}
+
+}  // namespace
+
+std::vector<TensorSpec> LlamaLayerTensors(const ModelConfig& config, int64_t layer) {
+  const std::string prefix = absl::StrCat("model.layers.", layer, ".");
+  const int64_t hidden = config.hidden_size;
+  const int64_t query = config.num_heads * config.head_dim;
+  const int64_t kv = config.num_kv_heads * config.head_dim;
+  const int64_t inner = config.intermediate_size;
+  return {
+      {prefix + "input_layernorm.weight", {hidden}},
+      {prefix + "self_attn.q_proj.weight", {query, hidden}},
+      {prefix + "self_attn.k_proj.weight", {kv, hidden}},
+      {prefix + "self_attn.v_proj.weight", {kv, hidden}},
+      {prefix + "self_attn.o_proj.weight", {hidden, query}},
+      {prefix + "post_attention_layernorm.weight", {hidden}},
+      {prefix + "mlp.gate_proj.weight", {inner, hidden}},
+      {prefix + "mlp.up_proj.weight", {inner, hidden}},
+      {prefix + "mlp.down_proj.weight", {hidden, inner}},
+  };
+}
+
+std::vector<TensorSpec> LlamaTensors(const ModelConfig& config) {
+  std::vector<TensorSpec> specs;
+  specs.push_back({"model.embed_tokens.weight", {config.vocab_size, config.hidden_size}});
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    for (TensorSpec& spec : LlamaLayerTensors(config, layer)) specs.push_back(std::move(spec));
+  }
+  specs.push_back({"model.norm.weight", {config.hidden_size}});
+  if (!config.tie_word_embeddings) {
+    specs.push_back({"lm_head.weight", {config.vocab_size, config.hidden_size}});
+  }
+  return specs;
+}
+
+absl::Status CheckLlamaTensors(const Checkpoint& checkpoint) {
+  for (const TensorSpec& spec : LlamaTensors(checkpoint.config())) {
+    RETURN_IF_ERROR(CheckTensor(checkpoint, spec));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> UnknownTensors(const Checkpoint& checkpoint) {
+  absl::flat_hash_set<std::string> known;
+  for (TensorSpec& spec : LlamaTensors(checkpoint.config())) known.insert(std::move(spec.name));
+  std::vector<std::string> unknown;
+  for (std::string& name : checkpoint.tensor_names()) {
+    if (known.contains(name) || IsHarmlessExtra(checkpoint.config(), name)) continue;
+    unknown.push_back(std::move(name));
+  }
+  return unknown;
+}
+
+}  // namespace lockstep

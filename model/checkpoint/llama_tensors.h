@@ -1,0 +1,35 @@
+// The tensors a Llama checkpoint holds under Hugging Face's names, with their shapes. Pure; any
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/model_config.h"
+
+namespace lockstep {
+
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;  // [rows, columns], row-major; norms [hidden_size]
+};
+
+// Embedding first, then layer by layer, final norm, and the LM head unless it is tied. Matrices are
+// [outputs, inputs].
+std::vector<TensorSpec> LlamaTensors(const ModelConfig& config);
+// Those of one layer, without the embedding, final norm and head.
+std::vector<TensorSpec> LlamaLayerTensors(const ModelConfig& config, int64_t layer);
+
+// Every tensor the architecture needs is there with the right shape and a dtype that can be loaded.
+// INVALID_ARGUMENT naming the first that is not. Extra tensors are tolerated.
+absl::Status CheckLlamaTensors(const Checkpoint& checkpoint);
+
+// Names that LlamaTensors does not list, sorted; without those known to be harmless (old
+// checkpoints' rotary_emb.inv_freq, a tied lm_head.weight).
+std::vector<std::string> UnknownTensors(const Checkpoint& checkpoint);
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+// Strict JSON (RFC 8259) from files that others wrote: nothing is accepted that two parsers could
+// read differently.
+//
+// Pure functions, any thread. Refused: duplicate names, nesting deeper than max_depth, a byte order
+// mark, NUL bytes, invalid UTF-8, anything after the value.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+
+// Untrusted text for a one-line error: in quotes, escaped, cut after 120 bytes.
+std::string Quoted(std::string_view text);
+// A JSON value likewise, as it was written: 3, "gelu", {"rope_type":"yarn"}.
+std::string QuotedJson(const nlohmann::json& value);
+
+// INVALID_ARGUMENT saying what is wrong and at which byte; the caller puts the file's name in
+// front.
+absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text, int max_depth = 16);
+
+// Runs handler over text (for documents too large to build). A handler returns false to stop and
+// keeps its own error; errors of the grammar itself come back as Status. handler must derive from
+// nlohmann::json_sax<nlohmann::json>.
+absl::Status SaxParseStrictJson(std::string_view text, nlohmann::json_sax<nlohmann::json>& handler);
+
+// What a handler's parse_error was given, as one line.
+absl::Status JsonSyntaxError(std::size_t position, std::string_view what);
+
+}  // namespace lockstep

@@ -1,0 +1,135 @@
+#include "model/model_config.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "absl/strings/str_format.h"
+#include "kernels/base/check.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+namespace {
+
+std::string_view TorchDTypeName(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "float32";
+    case DType::kF16:
+      return "float16";
+    case DType::kBF16:
+      return "bfloat16";
+  }
+  return "?";
+}
+
+// FNV-1a, 64 bits (http://www.isthe.com/chongo/tech/comp/fnv): stable across machines and runs.
+uint64_t Fnv1a64(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) {
+    hash ^= static_cast<unsigned char>(c);
+    hash *= 0x100000001b3u;
+  }
+  return hash;
+}
+
+// Llama 3.1's frequency-dependent interpolation: long wavelengths are stretched by factor, short
+// ones are kept, those between are blended. Source: apply_scaling in Meta's llama-models
+// (models/llama3/model.py), _compute_llama3_parameters in transformers (modeling_rope_utils.py).
+double ScaleFrequency(double frequency, const Llama3RopeScaling& scaling) {
+  const double wavelength = 2.0 * std::numbers::pi / frequency;
+  const double original = static_cast<double>(scaling.original_max_position_embeddings);
+  if (wavelength < original / scaling.high_freq_factor) return frequency;
+  if (wavelength > original / scaling.low_freq_factor) return frequency / scaling.factor;
+  const double smooth = (original / wavelength - scaling.low_freq_factor) /
+                        (scaling.high_freq_factor - scaling.low_freq_factor);
+  return (1.0 - smooth) * frequency / scaling.factor + smooth * frequency;
+}
+
+}  // namespace
+
+ShardedSizes ModelConfig::sharded_sizes() const {
+  ShardedSizes sizes;
+  sizes.num_layers = num_layers;
+  sizes.num_heads = num_heads;
+  sizes.num_kv_heads = num_kv_heads;
+  sizes.intermediate_size = intermediate_size;
+  sizes.vocab_size = vocab_size;
+  sizes.hidden_size = hidden_size;
+  return sizes;
+}
+
+int64_t ModelConfig::num_parameters() const {
+  const int64_t attention = 2 * (num_heads + num_kv_heads) * head_dim * hidden_size;
+  const int64_t mlp = 3 * hidden_size * intermediate_size;
+  const int64_t norms = 2 * hidden_size;
+  const int64_t embeddings = (tie_word_embeddings ? 1 : 2) * vocab_size * hidden_size;
+  return num_layers * (attention + mlp + norms) + embeddings + hidden_size;
+}
+
+std::string ModelConfig::Fingerprint() const {
+  return absl::StrFormat("llama-L%d-h%d-i%d-a%d-k%d-d%d-v%d-%s-%016x", num_layers, hidden_size,
+                         intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size,
+                         std::string(DTypeName(dtype)), Fnv1a64(ModelConfigJson(*this)));
+}
+
+std::string ModelConfigJson(const ModelConfig& config) {
+  nlohmann::ordered_json out = {
+      {"architectures", {"LlamaForCausalLM"}},
+      {"model_type", "llama"},
+      {"hidden_size", config.hidden_size},
+      {"intermediate_size", config.intermediate_size},
+      {"num_hidden_layers", config.num_layers},
+      {"num_attention_heads", config.num_heads},
+      {"num_key_value_heads", config.num_kv_heads},
+      {"head_dim", config.head_dim},
+      {"vocab_size", config.vocab_size},
+      {"max_position_embeddings", config.max_position_embeddings},
+      {"rms_norm_eps", config.rms_norm_eps},
+      {"rope_theta", config.rope_theta},
+      {"rope_scaling", nullptr},
+      {"tie_word_embeddings", config.tie_word_embeddings},
+      {"hidden_act", "silu"},
+      {"attention_bias", false},
+      {"mlp_bias", false},
+      {"torch_dtype", TorchDTypeName(config.dtype)},
+  };
+  if (config.rope_scaling.has_value()) {
+    const Llama3RopeScaling& scaling = *config.rope_scaling;
+    out["rope_scaling"] = {
+        {"rope_type", "llama3"},
+        {"factor", scaling.factor},
+        {"low_freq_factor", scaling.low_freq_factor},
+        {"high_freq_factor", scaling.high_freq_factor},
+        {"original_max_position_embeddings", scaling.original_max_position_embeddings},
+    };
+  }
+  if (config.bos_token_id.has_value()) out["bos_token_id"] = *config.bos_token_id;
+  if (!config.eos_token_ids.empty()) out["eos_token_id"] = config.eos_token_ids;
+  return out.dump(1) + "\n";
+}
+
+RopeTables MakeRopeTables(const ModelConfig& config, int64_t max_positions) {
+  LS_CHECK_GE(max_positions, 0);
+  const int64_t half = config.head_dim / 2;
+  std::vector<double> frequencies(half);
+  for (int64_t i = 0; i < half; ++i) {
+    const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim);
+    frequencies[i] = std::pow(config.rope_theta, -exponent);
+    if (config.rope_scaling.has_value()) {
+      frequencies[i] = ScaleFrequency(frequencies[i], *config.rope_scaling);
+    }
+  }
+  RopeTables tables;
+  tables.cos.resize(max_positions * half);
+  tables.sin.resize(max_positions * half);
+  for (int64_t position = 0; position < max_positions; ++position) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = static_cast<double>(position) * frequencies[i];
+      tables.cos[position * half + i] = static_cast<float>(std::cos(angle));
+      tables.sin[position * half + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+  return tables;
+}
+
+}  // namespace lockstep

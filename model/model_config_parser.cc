@@ -1,0 +1,360 @@
+// config.json and generation_config.json -> ModelConfig. Field names and defaults: LlamaConfig and
+// GenerationConfig of Hugging Face transformers (configuration_llama.py, configuration_utils.py),
+// with the spelling of version 5 (rope_parameters, dtype).
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "model/checkpoint/strict_json.h"
+#include "model/model_config.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+// Generous limits, so small that no product of sizes of a model (parameters x bytes) leaves int64:
+// 2 * 2^24 * 2^20 + 2^12 * (4 * 2^24 * 2^20 + 3 * 2^20 * 2^22) < 2^59 parameters.
+constexpr int64_t kMaxHiddenSize = int64_t{1} << 20;
+constexpr int64_t kMaxIntermediateSize = int64_t{1} << 22;
+constexpr int64_t kMaxLayers = int64_t{1} << 12;
+constexpr int64_t kMaxHeads = int64_t{1} << 14;
+constexpr int64_t kMaxHeadDim = int64_t{1} << 10;
+constexpr int64_t kMaxVocabSize = int64_t{1} << 24;
+constexpr int64_t kMaxPositions = int64_t{1} << 27;
+
+absl::Status FieldError(const std::string& field, const json& value, const std::string& supported) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " = ", QuotedJson(value), " is not supported; supported: ", supported));
+}
+
+// The fields of one JSON object, read with their limits. `prefix` names the object in errors
+// ("rope_scaling.").
+class Fields {
+ public:
+  Fields(const json& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {}
+
+  // Null when absent or null.
+  const json* Get(const std::string& name) const {
+    const auto found = object_.find(name);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  absl::StatusOr<std::optional<int64_t>> OptionalInt(const std::string& name, int64_t min,
+                                                     int64_t max) const {
+    const json* value = Get(name);
+    if (value == nullptr) return std::nullopt;
+    // Above int64's range the value is unsigned and would wrap when read as signed.
+    const bool in_range =
+        value->is_number_integer() &&
+        (!value->is_number_unsigned() || value->get<uint64_t>() <= static_cast<uint64_t>(max)) &&
+        value->get<int64_t>() >= min && value->get<int64_t>() <= max;
+    if (!in_range) {
+      return FieldError(Path(name), *value, absl::StrCat("an integer in [", min, ", ", max, "]"));
+    }
+    return value->get<int64_t>();
+  }
+
+  absl::Status RequiredInt(const std::string& name, int64_t min, int64_t max, int64_t& out) const {
+    ASSIGN_OR_RETURN(const std::optional<int64_t> value, OptionalInt(name, min, max));
+    if (!value.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat(Path(name), " is missing"));
+    }
+    out = *value;
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::optional<double>> OptionalNumber(const std::string& name, double min,
+                                                       double max) const {
+    const json* value = Get(name);
+    if (value == nullptr) return std::nullopt;
+    const bool in_range =
+        value->is_number() && value->get<double>() >= min && value->get<double>() <= max;
+    if (!in_range) {
+      return FieldError(Path(name), *value, absl::StrCat("a number in [", min, ", ", max, "]"));
+    }
+    return value->get<double>();
+  }
+
+  absl::StatusOr<std::optional<bool>> OptionalBool(const std::string& name) const {
+    const json* value = Get(name);
+    if (value == nullptr) return std::nullopt;
+    if (!value->is_boolean()) return FieldError(Path(name), *value, "true or false");
+    return value->get<bool>();
+  }
+
+  std::string Path(const std::string& name) const { return absl::StrCat(prefix_, name); }
+
+ private:
+  const json& object_;
+  const std::string prefix_;
+};
+
+absl::Status CheckArchitecture(const Fields& fields) {
+  const json* model_type = fields.Get("model_type");
+  if (model_type != nullptr && *model_type != "llama") {
+    return FieldError("model_type", *model_type, "\"llama\"");
+  }
+  const json* architectures = fields.Get("architectures");
+  if (architectures != nullptr && *architectures != json::array({"LlamaForCausalLM"})) {
+    return FieldError("architectures", *architectures, "[\"LlamaForCausalLM\"]");
+  }
+  if (model_type == nullptr && architectures == nullptr) {
+    return absl::InvalidArgumentError("model_type is missing; supported: \"llama\"");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckQuantization(const Fields& fields) {
+  for (const char* name : {"quantization_config", "compression_config"}) {
+    const json* value = fields.Get(name);
+    if (value == nullptr) continue;
+    const json method =
+        value->is_object() && value->contains("quant_method") ? (*value)["quant_method"] : *value;
+    return FieldError(absl::StrCat(name, ".quant_method"), method,
+                      "unquantized checkpoints (float32, float16, bfloat16)");
+  }
+  return absl::OkStatus();
+}
+
+// What changes the arithmetic in ways that the forward pass does not have.
+absl::Status CheckVariant(const Fields& fields) {
+  if (const json* act = fields.Get("hidden_act"); act != nullptr && *act != "silu") {
+    return FieldError("hidden_act", *act, "\"silu\"");
+  }
+  for (const char* name : {"attention_bias", "mlp_bias"}) {
+    if (const json* value = fields.Get(name); value != nullptr && *value != json(false)) {
+      return FieldError(name, *value, "false");
+    }
+  }
+  for (const char* name : {"sliding_window", "num_local_experts", "num_experts"}) {
+    if (const json* value = fields.Get(name); value != nullptr) {
+      return FieldError(name, *value, "null (dense models with full attention)");
+    }
+  }
+  if (const json* value = fields.Get("partial_rotary_factor");
+      value != nullptr && *value != json(1.0)) {
+    return FieldError("partial_rotary_factor", *value, "1.0");
+  }
+  return CheckQuantization(fields);
+}
+
+absl::Status ParseSizes(const Fields& fields, ModelConfig& config) {
+  RETURN_IF_ERROR(fields.RequiredInt("hidden_size", 1, kMaxHiddenSize, config.hidden_size));
+  RETURN_IF_ERROR(
+      fields.RequiredInt("intermediate_size", 1, kMaxIntermediateSize, config.intermediate_size));
+  RETURN_IF_ERROR(fields.RequiredInt("num_hidden_layers", 1, kMaxLayers, config.num_layers));
+  RETURN_IF_ERROR(fields.RequiredInt("num_attention_heads", 1, kMaxHeads, config.num_heads));
+  RETURN_IF_ERROR(fields.RequiredInt("vocab_size", 1, kMaxVocabSize, config.vocab_size));
+  ASSIGN_OR_RETURN(const auto num_kv_heads,
+                   fields.OptionalInt("num_key_value_heads", 1, kMaxHeads));
+  config.num_kv_heads = num_kv_heads.value_or(config.num_heads);
+  ASSIGN_OR_RETURN(const auto positions,
+                   fields.OptionalInt("max_position_embeddings", 1, kMaxPositions));
+  config.max_position_embeddings = positions.value_or(2048);
+  if (config.num_heads % config.num_kv_heads != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_attention_heads = ", config.num_heads,
+                     " is not a multiple of num_key_value_heads = ", config.num_kv_heads));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseHeadDim(const Fields& fields, ModelConfig& config) {
+  ASSIGN_OR_RETURN(const auto given, fields.OptionalInt("head_dim", 2, kMaxHeadDim));
+  if (!given.has_value() && config.hidden_size % config.num_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("hidden_size = ", config.hidden_size,
+                                                   " is not a multiple of num_attention_heads = ",
+                                                   config.num_heads, " and head_dim is not given"));
+  }
+  config.head_dim = given.value_or(config.hidden_size / config.num_heads);
+  if (config.head_dim % 2 != 0 || config.head_dim > kMaxHeadDim) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_dim = ", config.head_dim,
+                     " is not supported; supported: even numbers up to ", kMaxHeadDim));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Llama3RopeScaling> ParseLlama3Scaling(const Fields& fields) {
+  Llama3RopeScaling scaling;
+  for (const auto& [name, target] : {std::pair{"factor", &scaling.factor},
+                                     std::pair{"low_freq_factor", &scaling.low_freq_factor},
+                                     std::pair{"high_freq_factor", &scaling.high_freq_factor}}) {
+    const double min = target == &scaling.factor ? 1.0 : 1e-6;
+    ASSIGN_OR_RETURN(const auto value, fields.OptionalNumber(name, min, 1e6));
+    if (!value.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat(fields.Path(name), " is missing"));
+    }
+    *target = *value;
+  }
+  RETURN_IF_ERROR(fields.RequiredInt("original_max_position_embeddings", 1, kMaxPositions,
+                                     scaling.original_max_position_embeddings));
+  if (scaling.low_freq_factor >= scaling.high_freq_factor) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(fields.Path("low_freq_factor"), " = ", scaling.low_freq_factor,
+                     " must be less than high_freq_factor = ", scaling.high_freq_factor));
+  }
+  return scaling;
+}
+
+// One of rope_scaling (transformers 4) and rope_parameters (transformers 5, rope_theta inside).
+absl::Status ParseRopeObject(const std::string& name, const json& object, ModelConfig& config,
+                             std::optional<double>& theta) {
+  if (!object.is_object()) return FieldError(name, object, "null or an object");
+  const Fields fields(object, absl::StrCat(name, "."));
+  for (const auto& [field, value] : object.items()) {
+    if (value.is_object())
+      return FieldError(fields.Path(field), value, "one setting for all layers");
+  }
+  ASSIGN_OR_RETURN(theta, fields.OptionalNumber("rope_theta", 1.0, 1e15));
+  if (const json* value = fields.Get("partial_rotary_factor");
+      value != nullptr && *value != json(1.0)) {
+    return FieldError(fields.Path("partial_rotary_factor"), *value, "1.0");
+  }
+  const json* type = fields.Get("rope_type");
+  if (type == nullptr) type = fields.Get("type");  // before transformers 4.43
+  if (type == nullptr && name == "rope_scaling") {
+    return absl::InvalidArgumentError("rope_scaling.rope_type is missing");
+  }
+  if (type == nullptr || *type == "default") return absl::OkStatus();
+  if (*type != "llama3") {
+    return FieldError(fields.Path("rope_type"), *type, "\"default\", \"llama3\"");
+  }
+  ASSIGN_OR_RETURN(config.rope_scaling, ParseLlama3Scaling(fields));
+  return absl::OkStatus();
+}
+
+absl::Status ParseRope(const Fields& fields, ModelConfig& config) {
+  ASSIGN_OR_RETURN(const auto outer_theta, fields.OptionalNumber("rope_theta", 1.0, 1e15));
+  const json* scaling = fields.Get("rope_scaling");
+  const json* parameters = fields.Get("rope_parameters");
+  if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
+    return absl::InvalidArgumentError(
+        "rope_scaling and rope_parameters are both given and differ; keep one of them");
+  }
+  std::optional<double> inner_theta;
+  if (parameters != nullptr) {
+    RETURN_IF_ERROR(ParseRopeObject("rope_parameters", *parameters, config, inner_theta));
+  } else if (scaling != nullptr) {
+    RETURN_IF_ERROR(ParseRopeObject("rope_scaling", *scaling, config, inner_theta));
+  }
+  if (outer_theta.has_value() && inner_theta.has_value() && *outer_theta != *inner_theta) {
+    return absl::InvalidArgumentError(absl::StrCat("rope_theta is given twice: ", *outer_theta,
+                                                   " and, in rope_parameters, ", *inner_theta));
+  }
+  config.rope_theta = inner_theta.value_or(outer_theta.value_or(10000.0));
+  return absl::OkStatus();
+}
+
+absl::Status ParseDType(const Fields& fields, ModelConfig& config) {
+  const json* value = fields.Get("dtype");
+  if (value == nullptr) value = fields.Get("torch_dtype");
+  if (value == nullptr || *value == "float32") {
+    config.dtype = DType::kF32;  // transformers' default
+  } else if (*value == "float16") {
+    config.dtype = DType::kF16;
+  } else if (*value == "bfloat16") {
+    config.dtype = DType::kBF16;
+  } else {
+    return FieldError(fields.Get("dtype") != nullptr ? "dtype" : "torch_dtype", *value,
+                      "\"float32\", \"float16\", \"bfloat16\"");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseScalars(const Fields& fields, ModelConfig& config) {
+  ASSIGN_OR_RETURN(const auto eps, fields.OptionalNumber("rms_norm_eps", 1e-30, 1.0));
+  config.rms_norm_eps = eps.value_or(1e-6);  // transformers' default
+  ASSIGN_OR_RETURN(const auto tied, fields.OptionalBool("tie_word_embeddings"));
+  config.tie_word_embeddings = tied.value_or(false);
+  return ParseDType(fields, config);
+}
+
+// eos_token_id: an integer or a list of them. Added to ids in order of appearance, once each.
+absl::Status ParseEosIds(const json& object, int64_t vocab_size, std::vector<int32_t>& ids) {
+  const auto found = object.find("eos_token_id");
+  if (found == object.end() || found->is_null()) return absl::OkStatus();
+  const json list = found->is_array() ? *found : json::array({*found});
+  constexpr size_t kMaxEosIds = 64;
+  if (list.size() > kMaxEosIds) {
+    return FieldError("eos_token_id", *found, absl::StrCat("at most ", kMaxEosIds, " ids"));
+  }
+  for (const json& element : list) {
+    const json wrapped = {{"eos_token_id", element}};
+    int64_t id = 0;
+    RETURN_IF_ERROR(Fields(wrapped, "").RequiredInt("eos_token_id", 0, vocab_size - 1, id));
+    if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(static_cast<int32_t>(id));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<json> ParseObject(std::string_view text) {
+  ASSIGN_OR_RETURN(json document, ParseStrictJson(text));
+  if (!document.is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected a JSON object, found ", QuotedJson(document)));
+  }
+  return document;
+}
+
+absl::StatusOr<ModelConfig> ParseModelConfigObject(const json& document) {
+  const Fields fields(document, "");
+  ModelConfig config;
+  RETURN_IF_ERROR(CheckArchitecture(fields));
+  RETURN_IF_ERROR(CheckVariant(fields));
+  RETURN_IF_ERROR(ParseSizes(fields, config));
+  RETURN_IF_ERROR(ParseHeadDim(fields, config));
+  RETURN_IF_ERROR(ParseRope(fields, config));
+  RETURN_IF_ERROR(ParseScalars(fields, config));
+  ASSIGN_OR_RETURN(const auto bos, fields.OptionalInt("bos_token_id", 0, config.vocab_size - 1));
+  if (bos.has_value()) config.bos_token_id = static_cast<int32_t>(*bos);
+  RETURN_IF_ERROR(ParseEosIds(document, config.vocab_size, config.eos_token_ids));
+  return config;
+}
+
+absl::StatusOr<GenerationDefaults> ParseGenerationObject(const json& document,
+                                                         ModelConfig& config) {
+  const Fields fields(document, "");
+  GenerationDefaults defaults;
+  ASSIGN_OR_RETURN(defaults.do_sample, fields.OptionalBool("do_sample"));
+  ASSIGN_OR_RETURN(const auto temperature, fields.OptionalNumber("temperature", 0.0, 100.0));
+  ASSIGN_OR_RETURN(const auto top_p, fields.OptionalNumber("top_p", 0.0, 1.0));
+  ASSIGN_OR_RETURN(const auto top_k,
+                   fields.OptionalInt("top_k", 0, std::numeric_limits<int32_t>::max()));
+  ASSIGN_OR_RETURN(const auto penalty, fields.OptionalNumber("repetition_penalty", 1e-6, 10.0));
+  if (temperature.has_value()) defaults.temperature = static_cast<float>(*temperature);
+  if (top_p.has_value()) defaults.top_p = static_cast<float>(*top_p);
+  if (top_k.has_value()) defaults.top_k = static_cast<int32_t>(*top_k);
+  if (penalty.has_value()) defaults.repetition_penalty = static_cast<float>(*penalty);
+  RETURN_IF_ERROR(ParseEosIds(document, config.vocab_size, config.eos_token_ids));
+  return defaults;
+}
+
+absl::Status InFile(const char* file, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json) {
+  absl::StatusOr<json> document = ParseObject(config_json);
+  if (!document.ok()) return InFile("config.json", document.status());
+  absl::StatusOr<ModelConfig> config = ParseModelConfigObject(*document);
+  if (!config.ok()) return InFile("config.json", config.status());
+  return config;
+}
+
+absl::StatusOr<GenerationDefaults> ParseGenerationConfig(std::string_view text,
+                                                         ModelConfig& config) {
+  absl::StatusOr<json> document = ParseObject(text);
+  if (!document.ok()) return InFile("generation_config.json", document.status());
+  absl::StatusOr<GenerationDefaults> defaults = ParseGenerationObject(*document, config);
+  if (!defaults.ok()) return InFile("generation_config.json", defaults.status());
+  return defaults;
+}
+
+}  // namespace lockstep
