@@ -1,4 +1,5 @@
-// How the next token of a sequence is chosen. Validated where it arrives (controller), carried to the ranks whole, once.
+// How the next token of a sequence is chosen. Validated where it arrives (controller), carried to
+// the ranks whole, once.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +15,18 @@ struct SamplingParams {
   int32_t top_k = 0;         // 0 = off
   float top_p = 1.0f;        // (0, 1]; 1 = off
   float min_p = 0.0f;        // [0, 1]; 0 = off
-  float repetition_penalty = 1.0f;  // (0, 10]; over prompt and output (CTRL, Keskar 2019, section 4.1)
-  float presence_penalty = 0.0f;    // [-2, 2]; over output
-  float frequency_penalty = 0.0f;   // [-2, 2]; over output
+  float repetition_penalty =
+      1.0f;  // (0, 10]; over prompt and output (CTRL, Keskar 2019, section 4.1)
+  float presence_penalty = 0.0f;                      // [-2, 2]; over output
+  float frequency_penalty = 0.0f;                     // [-2, 2]; over output
   std::vector<std::pair<int32_t, float>> logit_bias;  // (token id, [-100, 100])
   uint64_t seed = 0;
   int32_t max_tokens = 16;
   int32_t min_tokens = 0;  // until then, EOS and stop_token_ids cannot be chosen
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
-  int32_t num_logprobs = -1;         // -1 = none; 0 = the chosen token's; N = and the N most likely, at most kMaxLogprobs
+  int32_t num_logprobs =
+      -1;  // -1 = none; 0 = the chosen token's; N = and the N most likely, at most kMaxLogprobs
   int32_t num_prompt_logprobs = -1;  // likewise for each prompt token but the first
 
   static constexpr int kMaxLogprobs = 20;
@@ -35,7 +38,8 @@ struct SamplingParams {
 // INVALID_ARGUMENT naming the field, its value and the limits; NaN is never inside a limit.
 absl::Status ValidateSamplingParams(const SamplingParams& params, int64_t vocab_size);
 
-// A token with the natural logarithm of its probability under the model (before temperature and penalties).
+// A token with the natural logarithm of its probability under the model (before temperature and
+// penalties).
 struct TokenLogprob {
   int32_t token = 0;
   float logprob = 0.0f;

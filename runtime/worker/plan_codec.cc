@@ -1,16 +1,16 @@
 #include "runtime/worker/plan_codec.h"
 
 #include <cmath>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
 namespace {
 
-absl::Status Invalid(std::string_view field, std::string_view problem) {
+absl::Status Invalid(absl::string_view field, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(field, " ", problem));
 }
 

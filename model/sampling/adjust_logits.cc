@@ -1,0 +1,88 @@
+#include "model/sampling/adjust_logits.h"
+
+#include <limits>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+float Bounded(float value) {
+  if (value != value) return kNegInf;
+  constexpr float kMax = std::numeric_limits<float>::max();
+  return value > kMax ? kMax : value;
+}
+
+bool HasPenalties(const SamplingParams& params) {
+  return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
+         params.frequency_penalty != 0.0f;
+}
+
+}  // namespace
+
+void TokenHistory::Reset(const SamplingParams& params, Range vocab) {
+  tracks_prompt_ = params.repetition_penalty != 1.0f;
+  tracks_output_ = HasPenalties(params);
+  vocab_ = vocab;
+  entries_.clear();
+  index_.clear();
+}
+
+TokenHistory::Entry* TokenHistory::Find(int32_t token) {
+  if (token < vocab_.begin || token >= vocab_.end) return nullptr;
+  const auto [place, is_new] = index_.try_emplace(token, static_cast<int32_t>(entries_.size()));
+  if (is_new) entries_.push_back({.token = token, .num_outputs = 0});
+  return &entries_[place->second];
+}
+
+void TokenHistory::AddPrompt(std::span<const int32_t> tokens) {
+  if (!tracks_prompt_) return;
+  for (const int32_t token : tokens) Find(token);
+}
+
+void TokenHistory::AddOutput(int32_t token) {
+  if (!tracks_output_) return;
+  if (Entry* entry = Find(token); entry != nullptr) ++entry->num_outputs;
+}
+
+bool NeedsAdjusting(const SamplingParams& params, int32_t num_output_tokens,
+                    std::span<const int32_t> eos_token_ids) {
+  const bool masks_eos = !params.ignore_eos && !eos_token_ids.empty();
+  return !params.logit_bias.empty() || HasPenalties(params) ||
+         (num_output_tokens < params.min_tokens && (masks_eos || !params.stop_token_ids.empty()));
+}
+
+void AdjustLogits(std::span<float> row, Range vocab, const SamplingParams& params,
+                  const TokenHistory& history, int32_t num_output_tokens,
+                  std::span<const int32_t> eos_token_ids) {
+  LS_CHECK_EQ(static_cast<int64_t>(row.size()), vocab.size());
+  const auto at = [&](int32_t token) -> float* {
+    return token >= vocab.begin && token < vocab.end ? &row[token - vocab.begin] : nullptr;
+  };
+  for (const auto& [token, bias] : params.logit_bias) {
+    if (float* logit = at(token)) *logit = Bounded(Bounded(*logit) + bias);
+  }
+  for (const TokenHistory::Entry& entry : history.entries()) {
+    float* logit = at(entry.token);
+    float value = Bounded(*logit);
+    value = Bounded(value > 0.0f ? value / params.repetition_penalty
+                                 : value * params.repetition_penalty);
+    if (entry.num_outputs > 0) {
+      value -= params.frequency_penalty * static_cast<float>(entry.num_outputs);
+      value -= params.presence_penalty;
+    }
+    *logit = Bounded(value);
+  }
+  if (num_output_tokens >= params.min_tokens) return;
+  const auto mask = [&](std::span<const int32_t> tokens) {
+    for (const int32_t token : tokens) {
+      if (float* logit = at(token)) *logit = kNegInf;
+    }
+  };
+  if (!params.ignore_eos) mask(eos_token_ids);
+  mask(params.stop_token_ids);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+// Chooses tokens from logits that lie spread over a tensor parallel group, and reports
+// log-probabilities.
+//
+// Each rank summarises its part of the vocabulary: per slice (partition.h) the maximum and the sum
+// of exponentials, and its largest candidates. One AllGather per call carries the summaries; then
+// every rank makes the identical choice. Where the walk over candidates (token_choice.h) reaches
+// the end of a list that was cut, the row's whole logits are gathered instead, with the identical
+// result. So the choice depends on the logits alone: not on tp, nor on how many candidates travel.
+//
+// Log-probabilities are natural, of the raw logits: before bias, penalties and temperature. A token
+// of probability 0 has -infinity and is never listed among the most likely. Logits that are NaN
+// count as -infinity; when every logit is, the choice is token 0. Called by the step loop's thread,
+// by all ranks of the group with the same rows.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "model/sampling/adjust_logits.h"
+#include "model/sampling/sampling_params.h"
+#include "parallel/communicator.h"
+
+namespace lockstep {
+
+// What a row of logits is for.
+struct LogitsRow {
+  const SamplingParams* params = nullptr;
+  // Log-probabilities of a known prompt token, >= 0; or -1: choose a token, for which the rest is
+  // read.
+  int32_t prompt_target = -1;
+  const TokenHistory* history = nullptr;  // over this rank's vocabulary range
+  uint32_t sequence_index = 0;
+  uint64_t position = 0;  // of the token to be chosen, in its sequence
+  int32_t num_output_tokens = 0;
+};
+
+struct RowOutcome {
+  int32_t token = 0;  // chosen, or the prompt target
+  bool has_logprobs = false;
+  LogprobInfo logprobs;
+};
+
+struct SamplerOptions {
+  int64_t vocab_size = 0;
+  std::vector<int32_t> eos_token_ids;
+  // Candidates a rank sends for a row without a smaller top_k. A row gathers whole logits when its
+  // choice lies deeper.
+  int num_candidates = 256;
+};
+
+class VocabSampler {
+ public:
+  // tp must outlive the sampler.
+  VocabSampler(SamplerOptions options, Communicator& tp);
+  ~VocabSampler();
+
+  // logits: f32 [rows.size(), VocabOf(this rank).size()]. outcomes is overwritten, one per row.
+  // Errors: those of the communicator.
+  absl::Status Choose(std::span<const LogitsRow> rows, const float* logits,
+                      std::vector<RowOutcome>& outcomes);
+
+  Range vocab() const;                      // this rank's
+  int64_t num_whole_rows_gathered() const;  // since construction
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep
