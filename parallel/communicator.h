@@ -1,9 +1,10 @@
 // How the ranks of one group talk during a step.
 //
-// One instance per rank and group, used by the step loop's thread only; every rank of the group makes the same
-// collective calls in the same order. Pointers are device pointers of the rank's backend (host memory on CPU).
-// A wait spins briefly, then yields, then sleeps: ranks may share cores.
-// Errors: UNAVAILABLE when a peer is gone or the group was aborted; the group is then dead.
+// One instance per rank and group, used by the step loop's thread only; every rank of the group
+// makes the same collective calls in the same order. Pointers are device pointers of the rank's
+// backend (host memory on CPU). A wait spins briefly, then yields, then sleeps: ranks may share
+// cores. Errors: UNAVAILABLE when a peer is gone or the group was aborted; the group is then dead.
+// INTERNAL when a message has another size than its receiver expects.
 #pragma once
 
 #include <cstddef>
@@ -23,22 +24,28 @@ class Communicator {
   virtual int size() const = 0;
 
   // In place: every rank ends with the sum over ranks, added in the fixed binary tree of neighbours
-  // ((r0+r1)+(r2+r3))+..., the continuation of the K-slice tree (kernels/backend.h). Bitwise the same on
-  // every rank and for every algorithm chosen by size. A size that is not a power of two uses the tree in which a
-  // missing right subtree adds nothing.
+  // ((r0+r1)+(r2+r3))+..., the continuation of the K-slice tree (kernels/backend.h). Bitwise the
+  // same on every rank and for every algorithm chosen by size. A size that is not a power of two
+  // uses the tree in which a missing right subtree adds nothing.
   virtual absl::Status AllReduceSum(float* data, int64_t count) = 0;
 
-  // all = concatenation over ranks of each rank's `bytes` bytes at mine. all: size() * bytes. mine may lie in
-  // place, at all + rank() * bytes.
+  // all = concatenation over ranks of each rank's `bytes` bytes at mine. all: size() * bytes. mine
+  // may lie in place, at all + rank() * bytes.
   virtual absl::Status AllGather(const void* mine, int64_t bytes, void* all) = 0;
 
-  // Point to point, in order per (peer, direction). Send returns once the buffer may be reused.
+  // Point to point, in order per (peer, direction), peer != rank(). Send returns once the buffer
+  // may be reused; it may wait for the receiver. Both sides name the same number of bytes.
   virtual absl::Status Send(int peer, const void* data, int64_t bytes) = 0;
   virtual absl::Status Recv(int peer, void* data, int64_t bytes) = 0;
   // True when a message from peer can be received without waiting.
   virtual bool Probe(int peer) = 0;
 
   virtual absl::Status Barrier() = 0;
+
+  // The one call any thread may make: waits in progress and all later calls return UNAVAILABLE. In
+  // process, on every rank of the grid; between processes, on this rank only (the others' end is
+  // the launcher's matter).
+  virtual void Abort() = 0;
 };
 
 // The two groups a rank belongs to.
@@ -50,7 +57,8 @@ struct RankGroups {
 // Groups of one: for a single rank and for the parts of a test that need no peers.
 std::unique_ptr<Communicator> MakeSelfCommunicator();
 
-// All ranks of a grid as threads of this process (tests, and the simulation of layouts): element r belongs to rank r.
+// All ranks of a grid as threads of this process (tests, and the simulation of layouts): element r
+// belongs to rank r. Send copies into a mailbox and never waits.
 class ProcessGrid;
 std::vector<RankGroups> MakeInProcessGroups(const ProcessGrid& grid);
 

@@ -1,4 +1,5 @@
-// Who owns which rows: the arithmetic of sharding a Llama over a ProcessGrid. Pure; the test is the specification.
+// Who owns which rows: the arithmetic of sharding a Llama over a ProcessGrid. Pure; the test is the
+// specification.
 //
 // Every function takes validated sizes (CheckLayout first) and CHECKs its preconditions.
 #pragma once
@@ -28,14 +29,18 @@ struct ShardedSizes {
   int64_t hidden_size = 0;
 };
 
-// Can the model be split this way? tp must divide num_heads and intermediate_size, and divide num_kv_heads or be a multiple
-// of it (heads are then replicated); pp must not exceed num_layers. The error names the numbers that do not divide and
-// the values of tp (or pp) that would.
+// Can the model be split this way? tp must divide num_heads and intermediate_size, and divide
+// num_kv_heads or be a multiple of it (heads are then replicated); pp must not exceed num_layers.
+// INVALID_ARGUMENT names the numbers that do not divide and the values of tp (or pp) that would.
 absl::Status CheckLayout(const ShardedSizes& sizes, int tp, int pp);
 
-// K-slices of the row-parallel products (o_proj over heads, down_proj over intermediate_size), in the whole model: the
-// same for every tp in {1, 2, 4, 8} that CheckLayout accepts, so the sum's tree is too. It is the largest power of two
-// <= 8 that divides the extent, or the smallest multiple of tp for layouts outside that family.
+// K-slices of the row-parallel products (o_proj over heads, down_proj over intermediate_size), in
+// the whole model: the largest power of two <= 8 that divides the extent, when tp divides that;
+// else tp itself.
+//
+// Layouts of equal slice counts add the same numbers in the same tree, hence give the same bits:
+// every tp in {1, 2, 4, 8} that divides that power of two. A tp outside this family (3, 16, or 4
+// where the extent is 4 * odd and tp is 8) is as exact as any other but rounds differently.
 int NumKSlices(int64_t extent, int tp);
 
 Range QueryHeadsOf(const ShardedSizes& sizes, int tp, int tp_rank);
@@ -43,16 +48,18 @@ Range QueryHeadsOf(const ShardedSizes& sizes, int tp, int tp_rank);
 Range KvHeadsOf(const ShardedSizes& sizes, int tp, int tp_rank);
 Range IntermediateOf(const ShardedSizes& sizes, int tp, int tp_rank);
 
-// The vocabulary in equal slices, padded at the end: VocabSlice(i) may be short or empty for the last ones. There are
-// NumVocabSlices(tp) = max(8, tp) of them (a multiple of tp), each rank owning consecutive ones, so that per-slice statistics
-// of the logits are the same for every tp in {1, 2, 4, 8}.
+// The vocabulary in equal slices, padded at the end: VocabSlice(i) may be short or empty for the
+// last ones. There are NumVocabSlices(tp) of them, the smallest multiple of tp that is at least 8,
+// each rank owning consecutive ones, so that per-slice statistics of the logits are the same for
+// every tp in {1, 2, 4, 8}.
 int NumVocabSlices(int tp);
 Range VocabSlice(const ShardedSizes& sizes, int tp, int slice);
 Range VocabOf(const ShardedSizes& sizes, int tp, int tp_rank);
 
-// Layers per stage, contiguous, every stage at least one. The last stage's LM head and the first stage's embedding are counted
-// as the layers they cost (multiply-adds per token, head = vocab_size * hidden_size), so that no stage is the obvious
-// bottleneck.
+// Layers per stage, contiguous, every stage at least one. The last stage's LM head counts as the
+// layers it costs (multiply-adds per token, head = vocab_size * hidden_size); the embedding, a
+// copy, counts nothing. The largest stage is as small as it can be, and stages before the last
+// differ by one layer at most, the larger ones later (the first also holds the embedding table).
 std::vector<Range> LayersOfStages(const ShardedSizes& sizes, int pp);
 
 }  // namespace lockstep

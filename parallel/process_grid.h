@@ -1,8 +1,10 @@
 // Who is who: the map between a rank and its place in the tensor x pipeline grid. Pure arithmetic.
 //
-// Ranks of one tensor parallel group are neighbours, so that with one launcher slot per GPU a group fills a node
-// and the pipeline crosses nodes: rank = pipeline_stage * tp + tp_rank.
+// Ranks of one tensor parallel group are neighbours, so that with one launcher slot per GPU a group
+// fills a node and the pipeline crosses nodes: rank = pipeline_stage * tp + tp_rank.
 #pragma once
+
+#include <cstdint>
 
 #include "absl/status/statusor.h"
 

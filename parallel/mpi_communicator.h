@@ -1,0 +1,52 @@
+// Ranks as processes of one MPI job: the session, and the two groups of a rank.
+//
+// MPI is initialised for calls from one thread: the thread that called MpiSession::Start must be
+// the step loop's. Transfers too large to be sent eagerly are preceded by a small message, for
+// which a rank waits politely (a late peer costs sleep, not a core); once both sides are there,
+// they wait briskly, because MPI moves the bytes only while both poll.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "parallel/communicator.h"
+#include "parallel/process_grid.h"
+
+namespace lockstep {
+
+// MPI from MPI_Init_thread to MPI_Finalize. Groups must be gone before it.
+class MpiSession {
+ public:
+  // FAILED_PRECONDITION when MPI was initialised before or cannot be.
+  static absl::StatusOr<MpiSession> Start(int* argc, char*** argv);
+  ~MpiSession();
+  MpiSession(MpiSession&& other) noexcept;
+  MpiSession& operator=(MpiSession&&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  // Ends every process of the job, for a rank that cannot go on. Does not return.
+  [[noreturn]] static void AbortJob(int exit_code);
+  // Leaves without MPI_Finalize, which would wait for peers that may be gone.
+  void Abandon() { active_ = false; }
+
+ private:
+  MpiSession() = default;
+  bool active_ = false;
+  int rank_ = 0;
+  int world_size_ = 1;
+};
+
+struct MpiOptions {
+  // Above this an all-reduce is a reduce-scatter and an all-gather; below, every rank sends all it
+  // has.
+  int64_t small_all_reduce_bytes = 32 * 1024;
+  // The largest single MPI message (MPI counts are int); longer transfers are cut.
+  int64_t max_message_bytes = int64_t{1} << 30;
+};
+
+// Collective over the whole job. INVALID_ARGUMENT unless grid.world_size() is the job's size.
+absl::StatusOr<RankGroups> MakeMpiGroups(const MpiSession& session, const ProcessGrid& grid,
+                                         const MpiOptions& options = {});
+
+}  // namespace lockstep

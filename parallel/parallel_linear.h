@@ -1,0 +1,102 @@
+// The four ways a matrix is sharded over a tensor parallel group, each with the collective it needs
+// (Shoeybi et al. 2019, "Megatron-LM", section 3). A column-parallel product followed by a
+// row-parallel one costs one all-reduce.
+//
+// Numbers are the same for every tensor parallel size of equal K-slice counts
+// (parallel/partition.h). Forward is called by the step loop's thread and allocates nothing; Fill
+// by loader threads, over disjoint rows, before the first Forward. backend and group must outlive
+// the layers. Pointers are device pointers; activations f32, dense.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "parallel/communicator.h"
+
+namespace lockstep {
+
+// Rows of W divided: this rank computes some of the outputs. No collective.
+class ColumnParallelLinear {
+ public:
+  ColumnParallelLinear() = default;
+  // out_features: this rank's.
+  static absl::StatusOr<ColumnParallelLinear> Create(Backend& backend, int64_t out_features,
+                                                     int64_t in_features, DType dtype);
+  void Fill(int64_t first_row, const HostRows& rows);
+  // x [num_tokens, in_features] -> y [num_tokens, out_features].
+  void Forward(const float* x, int64_t num_tokens, float* y) const;
+  int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
+
+ private:
+  Backend* backend_ = nullptr;
+  std::unique_ptr<LinearWeight> weight_;
+};
+
+// Columns of W divided: this rank multiplies its share of the inputs; the all-reduce adds the
+// shares, continuing the tree of the rank's own K-slices.
+class RowParallelLinear {
+ public:
+  RowParallelLinear() = default;
+  // shape.in_features and shape.num_k_slices: this rank's.
+  static absl::StatusOr<RowParallelLinear> Create(Backend& backend, Communicator& group,
+                                                  const LinearShape& shape);
+  void Fill(int64_t first_row, const HostRows& rows);
+  // x [num_tokens, in_features] -> y [num_tokens, out_features], y the same on every rank.
+  absl::Status Forward(const float* x, int64_t num_tokens, float* y) const;
+  int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
+
+ private:
+  Backend* backend_ = nullptr;
+  Communicator* group_ = nullptr;
+  std::unique_ptr<LinearWeight> weight_;
+};
+
+// Rows of the embedding table divided. A token's row comes from its owner, zeros from the others;
+// the all-reduce adds.
+class VocabParallelEmbedding {
+ public:
+  struct Shape {
+    int64_t first_id = 0;  // this rank's rows: ids [first_id, first_id + num_rows), possibly none
+    int64_t num_rows = 0;
+    int64_t hidden = 0;
+    DType dtype = DType::kF32;  // kF32 or kBF16
+  };
+
+  VocabParallelEmbedding() = default;
+  static absl::StatusOr<VocabParallelEmbedding> Create(Backend& backend, Communicator& group,
+                                                       const Shape& shape);
+  // Converts to the table's dtype. A negative zero becomes a positive one, as it would by adding
+  // another rank's zero, so that the number of ranks cannot be told from the bits.
+  void Fill(int64_t first_row, const HostRows& rows);
+  // ids [num_tokens] -> out [num_tokens, hidden], the same on every rank; zeros for ids nobody
+  // owns.
+  absl::Status Forward(const int32_t* ids, int64_t num_tokens, float* out) const;
+  int64_t bytes() const { return table_.bytes(); }
+
+ private:
+  Backend* backend_ = nullptr;
+  Communicator* group_ = nullptr;
+  Shape shape_;
+  DeviceBuffer table_;  // [num_rows, hidden]
+};
+
+// Rows of the LM head divided, possibly none for this rank. No collective: the sampler works on
+// shares of the vocabulary.
+class VocabParallelHead {
+ public:
+  VocabParallelHead() = default;
+  static absl::StatusOr<VocabParallelHead> Create(Backend& backend, int64_t num_rows,
+                                                  int64_t hidden, DType dtype);
+  void Fill(int64_t first_row, const HostRows& rows) { linear_.Fill(first_row, rows); }
+  // x [num_tokens, hidden] -> logits [num_tokens, num_rows].
+  void Forward(const float* x, int64_t num_tokens, float* logits) const;
+  int64_t bytes() const { return linear_.bytes(); }
+
+ private:
+  int64_t num_rows_ = 0;
+  ColumnParallelLinear linear_;  // unused when num_rows_ is 0
+};
+
+}  // namespace lockstep

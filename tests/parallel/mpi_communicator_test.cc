@@ -1,0 +1,168 @@
+// Runs under mpirun: every rank runs every test, the checks are the in-process body's.
+#include "parallel/mpi_communicator.h"
+
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "tests/parallel/collective_checks.h"
+
+namespace lockstep::testing {
+namespace {
+
+MpiSession* session = nullptr;  // set by main before the tests run
+
+// Whole transfers, and the same cut into pieces (as those above 1 GiB are) with every all-reduce
+// algorithm.
+const MpiOptions kOptions[] = {
+    {},
+    {.small_all_reduce_bytes = 0, .max_message_bytes = 5000},
+    {.small_all_reduce_bytes = int64_t{1} << 40, .max_message_bytes = 65536},
+};
+
+class MpiTest : public ::testing::TestWithParam<MpiOptions> {
+ protected:
+  // One tensor parallel group of all ranks.
+  void SetUp() override {
+    auto groups =
+        MakeMpiGroups(*session, *ProcessGrid::Create(session->world_size(), 1), GetParam());
+    ASSERT_TRUE(groups.ok()) << groups.status();
+    groups_ = *std::move(groups);
+  }
+  Communicator& group() { return *groups_.tp; }
+  RankGroups groups_;
+};
+
+TEST_P(MpiTest, AllReduceIsTheTreeOfNeighboursToTheBit) {
+  for (const int64_t count : kCounts) {
+    const absl::Status status = CheckAllReduce(group(), count);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_P(MpiTest, AllGatherConcatenates) {
+  for (const int64_t count : kCounts) {
+    for (const bool in_place : {false, true}) {
+      const absl::Status status = CheckAllGather(group(), count, in_place);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+TEST_P(MpiTest, MessagesArriveInOrder) {
+  for (const int64_t count : kCounts) {
+    const absl::Status status = CheckMessagesInOrder(group(), count);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST_P(MpiTest, ProbeSeesMessagesOnly) {
+  const absl::Status status = CheckProbe(group());
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(Options, MpiTest, ::testing::ValuesIn(kOptions));
+
+class MpiGroupsTest : public ::testing::Test {
+ protected:
+  RankGroups Make(int tp, int pp, const MpiOptions& options = {}) {
+    auto groups = MakeMpiGroups(*session, *ProcessGrid::Create(tp, pp), options);
+    EXPECT_TRUE(groups.ok()) << groups.status();
+    return groups.ok() ? *std::move(groups) : RankGroups{};
+  }
+  int world() const { return session->world_size(); }
+};
+
+TEST_F(MpiGroupsTest, FollowTheGrid) {
+  for (int tp = 1; tp <= world(); ++tp) {
+    if (world() % tp != 0) continue;
+    const ProcessGrid grid = *ProcessGrid::Create(tp, world() / tp);
+    RankGroups groups = Make(grid.tp(), grid.pp());
+    EXPECT_EQ(groups.tp->rank(), grid.tp_rank_of(session->rank()));
+    EXPECT_EQ(groups.tp->size(), grid.tp());
+    EXPECT_EQ(groups.pp->rank(), grid.stage_of(session->rank()));
+    EXPECT_EQ(groups.pp->size(), grid.pp());
+    float value = static_cast<float>(session->rank());
+    ASSERT_TRUE(groups.pp->AllReduceSum(&value, 1).ok());
+    float expected = 0;
+    for (int s = 0; s < grid.pp(); ++s) {
+      expected += static_cast<float>(grid.rank_of(s, groups.tp->rank()));
+    }
+    EXPECT_EQ(value, expected);
+  }
+}
+
+TEST_F(MpiGroupsTest, GridMustMatchTheJob) {
+  const auto groups = MakeMpiGroups(*session, *ProcessGrid::Create(world() + 1, 1));
+  ASSERT_FALSE(groups.ok());
+  EXPECT_EQ(groups.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// A generous bound on work, not on time: a wait that polls without sleeping uses all of it.
+TEST_F(MpiGroupsTest, WaitingForALatePeerSleeps) {
+  RankGroups groups = Make(1, world());
+  ASSERT_TRUE(groups.pp->Barrier().ok());
+  constexpr double kLateSeconds = 0.5;
+  char byte = 0;
+  std::vector<char> large(100000);
+  for (const bool is_large : {false, true}) {
+    char* data = is_large ? large.data() : &byte;
+    const int64_t bytes = is_large ? std::ssize(large) : 1;
+    if (groups.pp->rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(kLateSeconds));
+      for (int peer = 1; peer < world(); ++peer)
+        ASSERT_TRUE(groups.pp->Send(peer, data, bytes).ok());
+    } else {
+      const double before = CpuSeconds();
+      ASSERT_TRUE(groups.pp->Recv(0, data, bytes).ok());
+      EXPECT_LT(CpuSeconds() - before, kLateSeconds / 4);
+    }
+    ASSERT_TRUE(groups.pp->Barrier().ok());
+  }
+}
+
+TEST_F(MpiGroupsTest, AbortEndsTheWaitOfThisRank) {
+  if (world() < 2) GTEST_SKIP() << "needs a peer";
+  {
+    RankGroups groups = Make(1, world());
+    std::thread aborter([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      groups.pp->Abort();
+    });
+    char byte = 0;
+    const int peer = groups.pp->rank() == 0 ? 1 : 0;
+    EXPECT_EQ(groups.pp->Recv(peer, &byte, 1).code(), absl::StatusCode::kUnavailable);
+    aborter.join();
+    EXPECT_EQ(groups.pp->Barrier().code(), absl::StatusCode::kUnavailable);
+  }
+  EXPECT_TRUE(Make(world(), 1).tp->Barrier().ok());
+}
+
+}  // namespace
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  auto session = lockstep::MpiSession::Start(&argc, &argv);
+  if (!session.ok()) {
+    std::fprintf(stderr, "%s\n", session.status().ToString().c_str());
+    return 1;
+  }
+  lockstep::testing::session = &*session;
+  ::testing::InitGoogleTest(&argc, argv);
+  const int result = RUN_ALL_TESTS();
+  // A failing rank takes the job with it, else its peers would wait in a test that it has left.
+  if (result != 0) lockstep::MpiSession::AbortJob(result);
+  return 0;
+}
