@@ -1,0 +1,34 @@
+// Which tensors of a model go into which safetensors file, and the bytes of the files' headers.
+// Pure; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/checkpoint/llama_tensors.h"
+
+namespace lockstep {
+
+struct PlannedTensor {
+  TensorSpec spec;
+  int64_t file_offset = 0;
+  int64_t num_elements = 0;
+};
+
+struct PlannedFile {
+  std::string name;    // "model.safetensors" or "model-00001-of-00003.safetensors"
+  std::string header;  // length prefix and JSON, padded to 8 bytes
+  std::vector<PlannedTensor> tensors;
+  int64_t file_bytes = 0;
+};
+
+// Tensors in order, a new file when the next one would exceed max_shard_bytes (as transformers
+// does).
+std::vector<PlannedFile> PlanShards(const std::vector<TensorSpec>& specs, DType dtype,
+                                    int64_t max_shard_bytes);
+
+// model.safetensors.index.json for several files.
+std::string ShardIndexJson(const std::vector<PlannedFile>& files, DType dtype);
+
+}  // namespace lockstep
