@@ -1,5 +1,6 @@
-// Text <-> token ids from a Hugging Face tokenizer.json: byte-level BPE (Llama 3) and SentencePiece-style BPE with byte fallback
-// (Llama 2).
+// Text <-> token ids from a Hugging Face tokenizer.json: byte-level BPE (Llama 3) and
+// SentencePiece-style BPE with byte fallback (Llama 2). Encoding: added tokens are cut out, the
+// rest is normalized, pre-tokenized and merged; see added_tokens.h, pre_tokenizer.h, bpe.h.
 //
 // Immutable after Load, safe to use from many threads. Encoding a text of n bytes takes O(n log n).
 #pragma once
@@ -18,30 +19,38 @@
 
 namespace lockstep {
 
+inline constexpr size_t kMaxEncodeBytes = size_t{1} << 26;  // 64 MiB of text
+
 struct EncodeOptions {
   bool add_special_tokens = true;     // BOS, as the post-processor says
-  bool parse_special_tokens = false;  // "<|eot_id|>" in the text becomes its id; else it is ordinary text
+  bool parse_special_tokens = false;  // "<|eot_id|>" in the text becomes its id; else it is text
 };
 
 class Tokenizer {
  public:
-  // Reads directory/tokenizer.json. NOT_FOUND; INVALID_ARGUMENT naming the part that is malformed or unsupported.
+  // Reads directory/tokenizer.json. NOT_FOUND; INVALID_ARGUMENT naming the part that is malformed
+  // or unsupported.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& directory);
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(std::string_view tokenizer_json);
   ~Tokenizer();
 
-  // INVALID_ARGUMENT for invalid UTF-8 (with the byte offset).
-  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const;
-  // Always valid UTF-8: incomplete sequences become U+FFFD. INVALID_ARGUMENT for an unknown id.
-  absl::StatusOr<std::string> Decode(std::span<const int32_t> ids, bool include_special_tokens) const;
+  // INVALID_ARGUMENT for invalid UTF-8 (with the byte offset), more than kMaxEncodeBytes, or a
+  // character that the vocabulary cannot express.
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
+                                              const EncodeOptions& options) const;
+  // Always valid UTF-8: each maximal invalid or incomplete part of a character becomes one U+FFFD.
+  // INVALID_ARGUMENT for an unknown id.
+  absl::StatusOr<std::string> Decode(std::span<const int32_t> ids,
+                                     bool include_special_tokens) const;
 
-  // The raw bytes a token stands for (may be part of a character; " the" with its space); empty for unknown ids.
+  // The raw bytes a token stands for (may be part of a character; " the" with its space); empty for
+  // unknown ids.
   std::string TokenBytes(int32_t id) const;
   bool IsSpecial(int32_t id) const;
   bool IsValid(int32_t id) const;
-  std::optional<int32_t> TokenId(std::string_view content) const;  // of a vocabulary entry or an added token
-  int32_t vocab_size() const;  // largest id + 1
-  std::optional<int32_t> bos_token_id() const;
+  std::optional<int32_t> TokenId(std::string_view content) const;  // in the vocabulary or added
+  int32_t vocab_size() const;                                      // largest id + 1
+  std::optional<int32_t> bos_token_id() const;  // the first that add_special_tokens puts in front
 
  private:
   friend class IncrementalDetokenizer;
@@ -51,19 +60,23 @@ class Tokenizer {
 };
 
 // Decodes one output token by token. The concatenation of every Add and of Finish is exactly
-// Decode(all ids) as if `context` (the prompt's tail) had preceded it; bytes of an incomplete character are held back.
+// Decode(all ids), or, for a continuation, what these ids add to the text before them. Bytes of an
+// incomplete character are held back. Used by one thread at a time.
 class IncrementalDetokenizer {
  public:
-  // tokenizer must outlive it. is_continuation: the output follows a prompt, so SentencePiece's leading space is kept.
-  IncrementalDetokenizer(const Tokenizer& tokenizer, bool include_special_tokens, bool is_continuation);
-  std::string Add(int32_t id);
-  std::string Finish();  // what is held back, incomplete bytes as U+FFFD
+  // tokenizer must outlive it. is_continuation: the output follows a prompt's text, so
+  // SentencePiece's leading space is kept.
+  IncrementalDetokenizer(const Tokenizer& tokenizer, bool include_special_tokens,
+                         bool is_continuation);
+  std::string Add(int32_t id);  // an unknown id adds nothing
+  std::string Finish();         // what is held back, incomplete bytes as U+FFFD
 
  private:
   const Tokenizer* tokenizer_;
   bool include_special_tokens_;
-  bool at_start_;
-  std::string pending_;  // bytes not yet certain
+  bool at_first_token_;
+  size_t strip_budget_;  // how many leading spaces may yet be dropped
+  std::string pending_;  // at most 3 bytes that may become a character
 };
 
 }  // namespace lockstep
