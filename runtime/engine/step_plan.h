@@ -1,20 +1,27 @@
-// What the controller tells every rank of a replica to do in one step, and what comes back. Plans are deltas: a rank keeps
-// each slot's tokens, block table, computed length and sampling state, so a decode entry is only a slot number.
+// What the controller tells every rank of a replica to do in one step, and what comes back. Plans
+// are deltas: a rank keeps each slot's tokens, block table, computed length and sampling state, so
+// a decode entry is only a slot number.
 //
-// There is no prefill phase and no decode phase: an entry says "compute the next num_tokens known tokens of this slot".
-// A slot's known tokens are those given when it was opened and those sampled since. When the entry reaches the last known
-// token, the step samples the next one.
+// There is no prefill phase and no decode phase: an entry says "compute the next num_tokens known
+// tokens of this slot". A slot's known tokens are those given when it was opened and those sampled
+// since. When the entry reaches the last known token, the step samples the next one.
 //
-// Order inside a step: closed, opened, granted, work (chunks first, then decodes). Ranks execute plans strictly in step_id order,
-// therefore blocks may be granted again as soon as the plan that no longer uses them is later than all plans that do.
+// Order inside a step: closed, opened, granted, work (chunks first, then decodes). Ranks execute
+// plans strictly in step_id order, therefore blocks may be granted again as soon as the plan that
+// no longer uses them is later than all plans that do.
 //
 // What a rank may rely on:
-// - A plan has at least one work entry, and at most one per slot. The grants (of this plan and earlier ones) cover it.
-// - The token that a decode starts from may still be on its way when the plan arrives. The step that samples it is then at least
-//   pipeline_depth steps older, or its result has already reached the controller (few sequences: fewer steps in flight than
-//   stages). So stage 0 waits for the samples of the step that the slot depends on, not for those of step_id - pipeline_depth.
-// - A slot may be closed while steps that sample for it are in flight, and opened again, by the same plan even, for another
-//   sequence. Samples belong to the sequence that held the slot in their own step; those of a closed sequence are dropped.
+// - A plan has at least one work entry, and at most one per slot. The grants (of this plan and
+// earlier ones) cover it.
+// - The token that a decode starts from may still be on its way when the plan arrives. The step
+// that samples it is then at least
+//   pipeline_depth steps older, or its result has already reached the controller (few sequences:
+//   fewer steps in flight than stages). So stage 0 waits for the samples of the step that the slot
+//   depends on, not for those of step_id - pipeline_depth.
+// - A slot may be closed while steps that sample for it are in flight, and opened again, by the
+// same plan even, for another
+//   sequence. Samples belong to the sequence that held the slot in their own step; those of a
+//   closed sequence are dropped.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +36,11 @@ struct SlotOpen {
   uint32_t slot = 0;
   uint32_t sequence_index = 0;  // which of the request's n outputs; part of the random numbers' key
   SamplingParams sampling;
-  std::vector<int32_t> tokens;       // prompt, then what was already emitted (after preemption or a restart)
-  uint32_t num_prompt_tokens = 0;    // the first of `tokens` that are prompt; >= 1
-  uint32_t num_computed_tokens = 0;  // whose K/V is already in the granted blocks (cached prefix); < tokens.size()
+  std::vector<int32_t>
+      tokens;  // prompt, then what was already emitted (after preemption or a restart)
+  uint32_t num_prompt_tokens = 0;  // the first of `tokens` that are prompt; >= 1
+  uint32_t num_computed_tokens =
+      0;  // whose K/V is already in the granted blocks (cached prefix); < tokens.size()
   bool operator==(const SlotOpen&) const = default;
 };
 
@@ -64,7 +73,8 @@ struct SampledToken {
   bool operator==(const SampledToken&) const = default;
 };
 
-// Logprobs of prompt tokens [first_position, first_position + logprobs.size()) given what precedes each.
+// Logprobs of prompt tokens [first_position, first_position + logprobs.size()) given what precedes
+// each.
 struct PromptLogprobs {
   uint32_t slot = 0;
   uint32_t first_position = 0;

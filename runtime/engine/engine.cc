@@ -1,0 +1,323 @@
+#include "runtime/engine/engine.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep::engine {
+namespace {
+
+const EngineConfig& Checked(const EngineConfig& config) {
+  LS_CHECK_GE(config.num_blocks, 1);
+  LS_CHECK_GE(config.block_size, 1);
+  LS_CHECK_GE(config.max_num_seqs, 1);
+  LS_CHECK_GE(config.max_batched_tokens, 1);
+  LS_CHECK_GE(config.max_model_len, 2);
+  LS_CHECK_LE(config.max_model_len, std::numeric_limits<int32_t>::max());
+  LS_CHECK_GE(config.max_queued_requests, 1);
+  LS_CHECK_GE(config.pipeline_depth, 1);
+  LS_CHECK_GE(config.max_steps_in_flight, 1);
+  return config;
+}
+
+absl::Status DoesNotFit(absl::string_view what, int64_t value, absl::string_view limit_name,
+                        int64_t limit) {
+  return absl::InternalError(absl::StrCat("step result: ", what, " ", value,
+                                          " does not fit the plan, ", limit_name, " ", limit));
+}
+
+// The longest that one output can become, prompt included.
+int64_t MaxLength(const EngineConfig& config, const EngineRequest& request) {
+  const int64_t wanted =
+      static_cast<int64_t>(request.prompt.size()) + int64_t{request.sampling.max_tokens};
+  return std::min(wanted, config.max_model_len);
+}
+
+}  // namespace
+
+Engine::Engine(const EngineConfig& config) : config_(Checked(config)), scheduler_(config_) {}
+
+Engine::~Engine() = default;
+
+absl::Status Engine::CheckRequest(const EngineRequest& request) const {
+  const int64_t num_prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  if (num_prompt_tokens == 0) return absl::InvalidArgumentError("the prompt is empty");
+  if (num_prompt_tokens >= config_.max_model_len) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a prompt of ", num_prompt_tokens, " tokens leaves no room to generate: ",
+                     "prompt and output together are limited to ", config_.max_model_len));
+  }
+  if (config_.vocab_size > 0) {
+    for (int32_t token : request.prompt) {
+      if (token >= 0 && token < config_.vocab_size) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("prompt token id ", token, " is outside [0, ", config_.vocab_size, ")"));
+    }
+  }
+  if (request.num_outputs < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_outputs is ", request.num_outputs, ", at least 1 is needed"));
+  }
+  if (request.sampling.max_tokens < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_tokens is ", request.sampling.max_tokens, ", at least 1 is needed"));
+  }
+  // The last token of an output is never fed back, so it needs no room in the cache.
+  const int64_t num_cached_tokens = MaxLength(config_, request) - 1;
+  if (scheduler_.BlocksFor(num_cached_tokens) > config_.num_blocks) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a prompt of ", num_prompt_tokens, " tokens and max_tokens ", request.sampling.max_tokens,
+        " need ", scheduler_.BlocksFor(num_cached_tokens), " KV cache blocks of ",
+        config_.block_size, " tokens, the whole cache has ", config_.num_blocks));
+  }
+  if (requests_.contains(request.request_id)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("request id ", request.request_id, " is in use"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Add(EngineRequest given, absl::Time /*now*/) {
+  RETURN_IF_ERROR(CheckRequest(given));
+  if (num_queued_requests_ >= config_.max_queued_requests) {
+    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", num_queued_requests_,
+                                                     " requests wait already, retry later"));
+  }
+  const int64_t max_length = MaxLength(config_, given);
+  auto request = std::make_unique<Request>(std::move(given), next_arrival_++);
+  request->stop_tokens = request->given.sampling.stop_token_ids;
+  if (!request->given.sampling.ignore_eos) {
+    request->stop_tokens.insert(request->stop_tokens.end(), config_.eos_token_ids.begin(),
+                                config_.eos_token_ids.end());
+  }
+  request->num_unfinished = request->given.num_outputs;
+  for (int i = 0; i < request->given.num_outputs; ++i) {
+    request->sequences.push_back(std::make_unique<Sequence>(*request, i, scheduler_.pool()));
+    request->sequences.back()->max_length = max_length;
+  }
+  if (request->given.deadline < absl::InfiniteFuture()) {
+    deadlines_.emplace(std::pair(request->given.deadline, request->arrival), request.get());
+  }
+  ++num_queued_requests_;
+  scheduler_.Enqueue(*request);
+  requests_.emplace(request->given.request_id, std::move(request));
+  return absl::OkStatus();
+}
+
+void Engine::Abort(uint64_t request_id) {
+  const auto it = requests_.find(request_id);
+  if (it == requests_.end()) return;
+  Request& request = *it->second;
+  for (auto& sequence : request.sequences) {
+    if (sequence->state != Sequence::State::kFinished) scheduler_.Remove(*sequence);
+  }
+  ForgetEvents(request_id, std::nullopt);
+  Retire(request);
+}
+
+void Engine::FinishOutput(uint64_t request_id, uint32_t sequence_index) {
+  const auto it = requests_.find(request_id);
+  if (it == requests_.end()) return;
+  Request& request = *it->second;
+  if (sequence_index >= request.sequences.size()) return;
+  Sequence& sequence = *request.sequences[sequence_index];
+  if (sequence.state == Sequence::State::kFinished) return;
+  scheduler_.Remove(sequence);
+  ForgetEvents(request_id, sequence_index);
+  if (request.num_unfinished == 0) Retire(request);
+}
+
+std::optional<StepPlan> Engine::Schedule(absl::Time now) {
+  ExpireDeadlines(now);
+  if (static_cast<int>(in_flight_.size()) >= config_.max_steps_in_flight) return std::nullopt;
+  std::optional<Scheduler::Step> step = scheduler_.Schedule(next_step_id_);
+  if (!step) return std::nullopt;
+  ++next_step_id_;
+  ++num_steps_;
+  for (const Scheduler::Entry& entry : step->entries) {
+    Request& request = entry.sequence->request;
+    if (!std::exchange(request.admitted, true)) --num_queued_requests_;
+  }
+  in_flight_.push_back({step->plan.step_id, std::move(step->entries)});
+  return std::move(step->plan);
+}
+
+absl::Status Engine::Commit(const StepResult& result, absl::Time /*now*/) {
+  RETURN_IF_ERROR(CheckResult(result));
+  for (const PromptLogprobs& given : result.prompt_logprobs) CommitPromptLogprobs(given);
+  auto sampled = result.sampled.begin();
+  events_.reserve(events_.size() + result.sampled.size());
+  for (const Scheduler::Entry& entry : in_flight_.front().entries) {
+    Sequence& sequence = *entry.sequence;
+    Request& request = sequence.request;
+    --sequence.steps_in_flight;
+    if (entry.sample) {
+      --sequence.samples_in_flight;
+      // What a finished sequence still sampled is dropped.
+      if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, *sampled);
+      ++sampled;
+    }
+    if (--request.steps_in_flight == 0 && request.num_unfinished == 0) retired_.erase(&request);
+  }
+  in_flight_.pop_front();
+  return absl::OkStatus();
+}
+
+absl::Status Engine::CheckResult(const StepResult& result) const {
+  if (in_flight_.empty()) return DoesNotFit("step", result.step_id, "steps in flight:", 0);
+  const StepInFlight& step = in_flight_.front();
+  if (result.step_id != step.step_id) {
+    return DoesNotFit("step", result.step_id, "the oldest step in flight is", step.step_id);
+  }
+  size_t num_sampled = 0;
+  for (const Scheduler::Entry& entry : step.entries) {
+    if (!entry.sample) continue;
+    if (num_sampled == result.sampled.size()) break;
+    const SampledToken& sampled = result.sampled[num_sampled++];
+    if (sampled.slot != entry.slot) {
+      return DoesNotFit("a token for slot", sampled.slot, "expected slot", entry.slot);
+    }
+    if (sampled.token < 0 || (config_.vocab_size > 0 && sampled.token >= config_.vocab_size)) {
+      return DoesNotFit("token id", sampled.token, "vocabulary size", config_.vocab_size);
+    }
+  }
+  const int64_t wanted = std::count_if(step.entries.begin(), step.entries.end(),
+                                       [](const auto& entry) { return entry.sample; });
+  if (wanted != static_cast<int64_t>(result.sampled.size())) {
+    return DoesNotFit("number of tokens", result.sampled.size(), "expected", wanted);
+  }
+  for (const PromptLogprobs& given : result.prompt_logprobs) {
+    RETURN_IF_ERROR(CheckPromptLogprobs(given));
+  }
+  return absl::OkStatus();
+}
+
+// The logits at a position tell of the token after it.
+absl::Status Engine::CheckPromptLogprobs(const PromptLogprobs& given) const {
+  const Scheduler::Entry* entry = EntryOfSlot(given.slot);
+  if (entry == nullptr)
+    return DoesNotFit("prompt logprobs for slot", given.slot, "step", in_flight_.front().step_id);
+  const Sequence& sequence = *entry->sequence;
+  const int64_t first = given.first_position;
+  const int64_t end = first + static_cast<int64_t>(given.logprobs.size());
+  if (first <= entry->start) {
+    return DoesNotFit("prompt logprobs from position", first, "it begins after", entry->start);
+  }
+  const int64_t num_prompt_tokens = sequence.request.given.prompt.size();
+  const int64_t limit = std::min(entry->start + entry->num_tokens + 1, num_prompt_tokens);
+  if (end > limit) return DoesNotFit("prompt logprobs up to position", end, "it ends at", limit);
+  const int64_t next = sequence.num_prompt_logprobs_delivered + 1;
+  const bool dropped = sequence.state == Sequence::State::kFinished;
+  if (!dropped && sequence.wants_prompt_logprobs() && first > next) {
+    return DoesNotFit("prompt logprobs from position", first, "the next one is", next);
+  }
+  return absl::OkStatus();
+}
+
+const Scheduler::Entry* Engine::EntryOfSlot(uint32_t slot) const {
+  const auto& entries = in_flight_.front().entries;
+  const auto it = std::find_if(entries.begin(), entries.end(),
+                               [slot](const auto& entry) { return entry.slot == slot; });
+  return it == entries.end() ? nullptr : &*it;
+}
+
+// A prompt computed again after a preemption tells again what was delivered already.
+void Engine::CommitPromptLogprobs(const PromptLogprobs& given) {
+  Sequence& sequence = *EntryOfSlot(given.slot)->sequence;
+  if (sequence.state == Sequence::State::kFinished || !sequence.wants_prompt_logprobs()) return;
+  const size_t known = sequence.num_prompt_logprobs_delivered + 1 - given.first_position;
+  if (known >= given.logprobs.size()) return;
+  EngineEvent event;
+  event.request_id = sequence.request.given.request_id;
+  event.sequence_index = sequence.index;
+  event.prompt_logprobs.assign(given.logprobs.begin() + known, given.logprobs.end());
+  sequence.num_prompt_logprobs_delivered += event.prompt_logprobs.size();
+  events_.push_back(std::move(event));
+}
+
+void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
+  sequence.tokens.push_back(sampled.token);
+  ++tokens_generated_;
+  EngineEvent& event = events_.emplace_back();
+  event.request_id = sequence.request.given.request_id;
+  event.sequence_index = sequence.index;
+  event.token = sampled;
+  scheduler_.NameFullBlocks(sequence);
+  const std::optional<FinishReason> reason = sequence.FinishedBy(sampled.token);
+  if (!reason) return;
+  event.finish = reason;
+  if (*reason == FinishReason::kStop) event.stop_token_id = sampled.token;
+  event.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens.value_or(0);
+  scheduler_.Remove(sequence);
+  if (sequence.request.num_unfinished == 0) Retire(sequence.request);
+}
+
+void Engine::ExpireDeadlines(absl::Time now) {
+  while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
+    Request& request = *deadlines_.begin()->second;
+    for (auto& sequence : request.sequences) {
+      if (sequence->state == Sequence::State::kFinished) continue;
+      EngineEvent& event = events_.emplace_back();
+      event.request_id = request.given.request_id;
+      event.sequence_index = sequence->index;
+      event.finish = FinishReason::kDeadline;
+      event.num_cached_prompt_tokens = sequence->num_cached_prompt_tokens.value_or(0);
+      scheduler_.Remove(*sequence);
+    }
+    Retire(request);
+  }
+}
+
+// All outputs are finished. The request lives on until no step in flight names it.
+void Engine::Retire(Request& request) {
+  deadlines_.erase({request.given.deadline, request.arrival});
+  if (!request.admitted) --num_queued_requests_;
+  auto node = requests_.extract(request.given.request_id);
+  if (request.steps_in_flight > 0) retired_.emplace(&request, std::move(node.mapped()));
+}
+
+void Engine::ForgetEvents(uint64_t request_id, std::optional<uint32_t> sequence_index) {
+  std::erase_if(events_, [&](const EngineEvent& event) {
+    return event.request_id == request_id &&
+           (!sequence_index || event.sequence_index == *sequence_index);
+  });
+}
+
+std::vector<EngineEvent> Engine::TakeEvents() { return std::exchange(events_, {}); }
+
+void Engine::ResetReplica() {
+  in_flight_.clear();
+  retired_.clear();
+  next_step_id_ = 1;
+  scheduler_.Reset();
+  for (auto& [id, request] : requests_) {
+    request->steps_in_flight = 0;
+    for (auto& sequence : request->sequences) {
+      sequence->steps_in_flight = 0;
+      sequence->samples_in_flight = 0;
+    }
+    scheduler_.Enqueue(*request);
+  }
+}
+
+absl::Time Engine::NextWakeup() const {
+  return deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first.first;
+}
+
+EngineStats Engine::Stats() const {
+  EngineStats stats;
+  scheduler_.FillStats(stats);
+  stats.num_steps = num_steps_;
+  stats.steps_in_flight = in_flight_.size();
+  stats.tokens_generated = tokens_generated_;
+  return stats;
+}
+
+bool Engine::Idle() const { return requests_.empty() && in_flight_.empty(); }
+
+}  // namespace lockstep::engine

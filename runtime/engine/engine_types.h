@@ -1,0 +1,69 @@
+// What goes into the engine and what comes out, besides plans.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "runtime/engine/step_plan.h"
+
+namespace lockstep::engine {
+
+struct EngineConfig {
+  int64_t num_blocks = 0;
+  int block_size = 16;             // tokens
+  int max_num_seqs = 256;          // slots: sequences that run at once
+  int max_batched_tokens = 2048;   // per step
+  int64_t max_model_len = 0;       // prompt + output tokens of one sequence
+  int max_queued_requests = 1024;  // waiting beyond this: RESOURCE_EXHAUSTED
+  // pp: micro-batches in flight; a sequence decodes at most once in any pp consecutive steps,
+  // unless its last token has already come back.
+  int pipeline_depth = 1;
+  int max_steps_in_flight = 2;  // pp + 1
+  bool enable_prefix_cache = true;
+  std::vector<int32_t> eos_token_ids;
+  int64_t vocab_size = 0;  // sampled tokens must be below; 0 = unknown
+};
+
+struct EngineRequest {
+  uint64_t request_id = 0;  // the controller's own number, unique
+  std::string cache_salt;   // tenant; prefixes are shared only under equal salts
+  std::vector<int32_t> prompt;
+  SamplingParams sampling;
+  int num_outputs = 1;   // n
+  int32_t priority = 0;  // lower first; ties by arrival
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+enum class FinishReason { kStop, kLength, kAborted, kDeadline, kError };
+
+// One thing that happened to one output of a request, in order.
+struct EngineEvent {
+  uint64_t request_id = 0;
+  uint32_t sequence_index = 0;
+  // A new output token (slot is meaningless here). A stop token is delivered too.
+  std::optional<SampledToken> token;
+  // Next ones, in position order, from position 1; only output 0 has them.
+  std::vector<LogprobInfo> prompt_logprobs;
+  std::optional<FinishReason> finish;     // after `token`, when both are there
+  int32_t stop_token_id = -1;             // with kStop by token
+  uint32_t num_cached_prompt_tokens = 0;  // with finish
+};
+
+struct EngineStats {
+  int64_t num_waiting = 0;  // outputs that wait for a slot
+  int64_t num_running = 0;  // outputs that hold one
+  int64_t blocks_total = 0;
+  int64_t blocks_in_use = 0;  // owned by sequences
+  int64_t blocks_cached = 0;  // free but holding a reusable prefix
+  uint64_t num_preemptions = 0;
+  uint64_t num_steps = 0;
+  int64_t steps_in_flight = 0;
+  uint64_t prompt_tokens_computed = 0;  // in chunks, recomputation included
+  uint64_t prompt_tokens_cached = 0;
+  uint64_t tokens_generated = 0;
+};
+
+}  // namespace lockstep::engine

@@ -1,0 +1,68 @@
+// Which KV blocks hold which prefixes: a tree of full blocks, each named by its parent and its
+// tokens, rooted in a salt. Called by the engine's thread only.
+//
+// Invariant: a lookup never returns a block of other tokens. The 64-bit hash only finds a
+// candidate; its parent, its tokens and its salt are then compared, so a collision costs a miss and
+// nothing else. (vLLM's automatic prefix caching trusts the hash.) A block is registered once the
+// plan that computes it was issued and its tokens are known: ranks execute plans in order, so any
+// later plan may read it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "runtime/engine/block_pool.h"
+
+namespace lockstep::engine {
+
+class PrefixCache {
+ public:
+  // A node's number is never used again, so a child of an evicted block is unreachable rather than
+  // wrong.
+  using Node = uint64_t;
+  static constexpr Node kRoot = 0;
+
+  // Blocks are marked in the pool while they are registered here. The pool must outlive the cache
+  // and report evictions to Evict.
+  PrefixCache(BlockPool& pool, int block_size) : pool_(pool), block_size_(block_size) {}
+
+  struct Match {
+    std::vector<int32_t> blocks;
+    Node last = kRoot;  // the node of the last block
+  };
+  // The longest chain of blocks that holds the first blocks of `tokens`, at most max_blocks. Takes
+  // no references.
+  Match Lookup(std::string_view salt, std::span<const int32_t> tokens, int64_t max_blocks) const;
+
+  // Names the full block `tokens` that follows `parent`; `block` holds it and is held now. If
+  // another block holds it already, that one keeps the name. Returns the node to continue from.
+  Node Register(std::string_view salt, Node parent, std::span<const int32_t> tokens, int32_t block);
+
+  void Evict(int32_t block);  // forgets it; the pool unmarks
+  void Clear();               // forgets and unmarks all
+
+ private:
+  struct Entry {
+    int32_t block = 0;
+    Node node = kRoot;
+    Node parent = kRoot;
+    std::string salt;  // of a first block; empty below
+    std::vector<int32_t> tokens;
+  };
+
+  static uint64_t Hash(std::string_view salt, Node parent, std::span<const int32_t> tokens);
+  const Entry* Find(uint64_t hash, std::string_view salt, Node parent,
+                    std::span<const int32_t> tokens) const;
+
+  BlockPool& pool_;
+  const int block_size_;
+  absl::flat_hash_map<uint64_t, Entry> entries_;
+  absl::flat_hash_map<int32_t, uint64_t> hash_of_block_;
+  Node next_node_ = 1;
+};
+
+}  // namespace lockstep::engine

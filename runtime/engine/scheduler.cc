@@ -1,0 +1,326 @@
+#include "runtime/engine/scheduler.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "kernels/base/check.h"
+
+namespace lockstep::engine {
+namespace {
+
+SlotOpen OpenFor(const Sequence& sequence) {
+  SlotOpen open;
+  open.slot = sequence.slot;
+  open.sequence_index = sequence.index;
+  open.sampling = sequence.request.given.sampling;
+  if (!sequence.wants_prompt_logprobs()) open.sampling.num_prompt_logprobs = -1;
+  open.tokens = sequence.tokens;
+  open.num_prompt_tokens = sequence.request.given.prompt.size();
+  open.num_computed_tokens = sequence.computed;
+  return open;
+}
+
+}  // namespace
+
+// No more slots than tokens in a step: then decodes leave room for a chunk as long as one wants to
+// run.
+Scheduler::Scheduler(const EngineConfig& config)
+    : config_(config),
+      num_slots_(std::min(config.max_num_seqs, config.max_batched_tokens)),
+      pool_(config.num_blocks, [this](int32_t block) { prefix_cache_.Evict(block); }),
+      prefix_cache_(pool_, config.block_size) {
+  for (int slot = 0; slot < num_slots_; ++slot) free_slots_.push_back(slot);
+  running_.reserve(num_slots_);
+  candidates_.reserve(num_slots_);
+}
+
+std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id) {
+  step_id_ = step_id;
+  budget_ = config_.max_batched_tokens;
+  ScheduleDecodes();
+  ScheduleChunks();
+  ScheduleAdmissions();
+  return TakeStep();
+}
+
+void Scheduler::ScheduleDecodes() {
+  CollectDecodes();
+  for (Sequence* sequence : candidates_) {
+    // One ahead of it may have preempted it.
+    if (sequence->state == Sequence::State::kRunning && GrowForDecode(*sequence)) {
+      AddWork(*sequence, 1);
+    }
+  }
+}
+
+// With pipeline stages, a step takes its share of the decoding sequences, so that they spread over
+// the micro-batches and every stage has work; those that waited longest go first.
+void Scheduler::CollectDecodes() {
+  candidates_.clear();
+  int64_t num_decoding = 0;
+  for (Sequence* sequence : running_) {
+    if (sequence->uncomputed() != 1 || !sequence->can_extend()) continue;
+    ++num_decoding;
+    const bool token_is_back = sequence->samples_in_flight == 0;
+    if (token_is_back || sequence->last_sample_step + config_.pipeline_depth <= step_id_) {
+      candidates_.push_back(sequence);
+    }
+  }
+  const int64_t share = (num_decoding + config_.pipeline_depth - 1) / config_.pipeline_depth;
+  const int64_t limit = std::min(share, budget_);
+  if (static_cast<int64_t>(candidates_.size()) <= limit) return;
+  std::stable_sort(candidates_.begin(), candidates_.end(), [](const auto* a, const auto* b) {
+    return a->last_sample_step < b->last_sample_step;
+  });
+  candidates_.resize(limit);
+  std::sort(candidates_.begin(), candidates_.end(), GoesBefore());
+}
+
+// Candidates ask in order, so whoever is preempted here has no work in this plan yet.
+bool Scheduler::GrowForDecode(Sequence& sequence) {
+  const int64_t missing = BlocksFor(sequence.computed + 1) - sequence.blocks.size();
+  while (missing > 0 && !sequence.blocks.Grow(missing)) {
+    Sequence& victim = *running_.back();
+    Preempt(victim);
+    if (&victim == &sequence) return false;
+  }
+  return true;
+}
+
+void Scheduler::ScheduleChunks() {
+  for (Sequence* sequence : running_) {
+    if (budget_ == 0) return;
+    if (sequence->uncomputed() > 1) AddWork(*sequence, std::min(sequence->uncomputed(), budget_));
+  }
+}
+
+void Scheduler::ScheduleAdmissions() {
+  while (budget_ > 0 && !waiting_.empty() && FreeSlot()) {
+    Sequence& sequence = **waiting_.begin();
+    // Preempted a moment ago: its last tokens are still to come. Nobody overtakes it.
+    if (sequence.steps_in_flight > 0) return;
+    const std::optional<Admission> room = FindRoom(sequence);
+    if (!room) return;
+    Admit(sequence, *room);
+    AddWork(sequence, std::min(sequence.uncomputed(), budget_));
+  }
+}
+
+// All blocks of its known tokens or none. One block stays for each running sequence, else the
+// newcomer would be preempted as soon as they grow.
+std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence) {
+  const int64_t reserve = static_cast<int64_t>(running_.size());
+  if (blocked_ == &sequence && pool_.num_available() < blocked_need_ + reserve) return std::nullopt;
+  const int64_t num_tokens = sequence.tokens.size();
+  Admission admission;
+  if (config_.enable_prefix_cache && !sequence.wants_prompt_logprobs()) {
+    // The last known token is always computed, for its logits.
+    admission.cached = prefix_cache_.Lookup(sequence.request.given.cache_salt, sequence.tokens,
+                                            (num_tokens - 1) / config_.block_size);
+  }
+  const auto& cached = admission.cached.blocks;
+  admission.num_new_blocks = BlocksFor(num_tokens) - static_cast<int64_t>(cached.size());
+  const int64_t need = admission.num_new_blocks +
+                       std::count_if(cached.begin(), cached.end(),
+                                     [this](int32_t block) { return !pool_.IsHeld(block); });
+  if (pool_.num_available() >= need + reserve) return admission;
+  blocked_ = &sequence;
+  blocked_need_ = need;
+  return std::nullopt;
+}
+
+void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
+  waiting_.erase(&sequence);
+  blocked_ = nullptr;
+  sequence.state = Sequence::State::kRunning;
+  sequence.slot = TakeSlot();
+  sequence.last_sample_step = 0;
+  for (int32_t block : admission.cached.blocks) sequence.blocks.Share(block);
+  LS_CHECK(sequence.blocks.Grow(admission.num_new_blocks));
+  sequence.num_blocks_named = admission.cached.blocks.size();
+  sequence.prefix = admission.cached.last;
+  sequence.computed = sequence.num_blocks_named * config_.block_size;
+  const int64_t num_prompt_tokens = sequence.request.given.prompt.size();
+  if (!sequence.num_cached_prompt_tokens) {
+    sequence.num_cached_prompt_tokens = std::min(sequence.computed, num_prompt_tokens);
+  }
+  prompt_tokens_cached_ += sequence.computed;
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, GoesBefore()),
+                  &sequence);
+  plan_.opened.push_back(OpenFor(sequence));
+}
+
+void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens) {
+  Entry entry{&sequence, static_cast<uint32_t>(sequence.slot), sequence.computed,
+              static_cast<uint32_t>(num_tokens), num_tokens == sequence.uncomputed()};
+  const auto new_blocks = sequence.blocks.blocks().subspan(sequence.num_blocks_granted);
+  if (!new_blocks.empty()) {
+    plan_.grants.push_back({entry.slot, {new_blocks.begin(), new_blocks.end()}});
+    sequence.num_blocks_granted = sequence.blocks.size();
+  }
+  budget_ -= num_tokens;
+  sequence.computed += num_tokens;
+  if (entry.sample) {
+    ++sequence.samples_in_flight;
+    sequence.last_sample_step = step_id_;
+  }
+  ++sequence.steps_in_flight;
+  ++sequence.request.steps_in_flight;
+  const bool is_decode = num_tokens == 1 && entry.sample;
+  if (!is_decode) prompt_tokens_computed_ += num_tokens;
+  (is_decode ? decodes_ : chunks_).push_back(entry);
+}
+
+std::optional<Scheduler::Step> Scheduler::TakeStep() {
+  if (chunks_.empty() && decodes_.empty()) return std::nullopt;  // what is to be closed can wait
+  Step step;
+  step.plan = std::exchange(plan_, {});
+  step.plan.step_id = step_id_;
+  step.entries.reserve(chunks_.size() + decodes_.size());
+  step.entries.insert(step.entries.end(), chunks_.begin(), chunks_.end());
+  step.entries.insert(step.entries.end(), decodes_.begin(), decodes_.end());
+  chunks_.clear();
+  decodes_.clear();
+  step.plan.work.reserve(step.entries.size());
+  for (const Entry& entry : step.entries) {
+    step.plan.work.push_back({entry.slot, entry.num_tokens, entry.sample});
+    NameFullBlocks(*entry.sequence);
+    const auto num_prompt_tokens = entry.sequence->request.given.prompt.size();
+    if (entry.sequence->computed >= static_cast<int64_t>(num_prompt_tokens)) {
+      Ungate(entry.sequence->request, /*all=*/true);
+    }
+  }
+  free_slots_.insert(free_slots_.end(), closing_.begin() + num_closing_reused_, closing_.end());
+  step.plan.closed = std::exchange(closing_, {});
+  num_closing_reused_ = 0;
+  return step;
+}
+
+void Scheduler::Enqueue(Request& request) {
+  request.num_gated = 0;
+  bool first = true;
+  for (auto& sequence : request.sequences) {
+    if (sequence->state == Sequence::State::kFinished) continue;
+    if (first || !config_.enable_prefix_cache) {
+      sequence->state = Sequence::State::kWaiting;
+      waiting_.insert(sequence.get());
+    } else {
+      sequence->state = Sequence::State::kGated;
+      ++request.num_gated;
+      ++num_gated_;
+    }
+    first = false;
+  }
+}
+
+void Scheduler::Ungate(Request& request, bool all) {
+  for (auto& sequence : request.sequences) {
+    if (request.num_gated == 0) return;
+    if (sequence->state != Sequence::State::kGated) continue;
+    sequence->state = Sequence::State::kWaiting;
+    waiting_.insert(sequence.get());
+    --request.num_gated;
+    --num_gated_;
+    if (!all) return;
+  }
+}
+
+void Scheduler::Remove(Sequence& sequence) {
+  Request& request = sequence.request;
+  const Sequence::State state = std::exchange(sequence.state, Sequence::State::kFinished);
+  switch (state) {
+    case Sequence::State::kGated:
+      --request.num_gated;
+      --num_gated_;
+      break;
+    case Sequence::State::kWaiting:
+      waiting_.erase(&sequence);
+      if (blocked_ == &sequence) blocked_ = nullptr;
+      break;
+    case Sequence::State::kRunning:
+      LeaveSlot(sequence);
+      break;
+    case Sequence::State::kFinished:
+      LS_CHECK(false) << "request " << request.given.request_id << " output " << sequence.index;
+  }
+  --request.num_unfinished;
+  // Siblings that waited for its prompt get another one to wait for.
+  if (request.num_gated == request.num_unfinished) Ungate(request, /*all=*/false);
+}
+
+void Scheduler::Preempt(Sequence& sequence) {
+  LeaveSlot(sequence);
+  sequence.state = Sequence::State::kWaiting;
+  waiting_.insert(&sequence);
+  ++num_preemptions_;
+}
+
+// The blocks may go to others at once: steps in flight that still write to them come before any
+// step of the next holder.
+void Scheduler::LeaveSlot(Sequence& sequence) {
+  running_.erase(std::lower_bound(running_.begin(), running_.end(), &sequence, GoesBefore()));
+  closing_.push_back(sequence.slot);
+  sequence.slot = -1;
+  sequence.blocks.Clear();
+  sequence.num_blocks_granted = 0;
+  sequence.computed = 0;
+  sequence.num_blocks_named = 0;
+  sequence.prefix = PrefixCache::kRoot;
+}
+
+std::optional<uint32_t> Scheduler::FreeSlot() const {
+  if (!free_slots_.empty()) return free_slots_.front();
+  if (num_closing_reused_ < closing_.size()) return closing_[num_closing_reused_];
+  return std::nullopt;
+}
+
+// The slot that is free longest, so that one is opened by the plan that closes it only when no
+// other is left.
+uint32_t Scheduler::TakeSlot() {
+  const std::optional<uint32_t> slot = FreeSlot();
+  LS_CHECK(slot.has_value());
+  if (!free_slots_.empty()) {
+    free_slots_.pop_front();
+  } else {
+    ++num_closing_reused_;
+  }
+  return *slot;
+}
+
+void Scheduler::NameFullBlocks(Sequence& sequence) {
+  if (!config_.enable_prefix_cache) return;
+  const int64_t size = config_.block_size;
+  const std::span<const int32_t> tokens(sequence.tokens);
+  const int64_t certain = std::min<int64_t>(sequence.computed, tokens.size());
+  for (int64_t i = sequence.num_blocks_named; (i + 1) * size <= certain; ++i) {
+    sequence.prefix =
+        prefix_cache_.Register(sequence.request.given.cache_salt, sequence.prefix,
+                               tokens.subspan(i * size, size), sequence.blocks.blocks()[i]);
+    sequence.num_blocks_named = i + 1;
+  }
+}
+
+void Scheduler::Reset() {
+  while (!running_.empty()) LeaveSlot(*running_.back());
+  waiting_.clear();
+  num_gated_ = 0;
+  blocked_ = nullptr;
+  prefix_cache_.Clear();
+  closing_.clear();
+  free_slots_.clear();
+  for (int slot = 0; slot < num_slots_; ++slot) free_slots_.push_back(slot);
+}
+
+void Scheduler::FillStats(EngineStats& stats) const {
+  stats.num_waiting = static_cast<int64_t>(waiting_.size()) + num_gated_;
+  stats.num_running = running_.size();
+  stats.blocks_total = pool_.num_blocks();
+  stats.blocks_in_use = pool_.num_in_use();
+  stats.blocks_cached = pool_.num_cached();
+  stats.num_preemptions = num_preemptions_;
+  stats.prompt_tokens_computed = prompt_tokens_computed_;
+  stats.prompt_tokens_cached = prompt_tokens_cached_;
+}
+
+}  // namespace lockstep::engine

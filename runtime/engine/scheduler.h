@@ -1,0 +1,117 @@
+// Decides what each step computes. Two queues and a pool are the whole state: sequences that wait
+// (in the order they go), sequences that run (each holds a slot and blocks), and the blocks. Called
+// by the engine's thread only.
+//
+// There are no phases. Every sequence has computed tokens and known tokens; a step lets the first
+// catch up with the second, under a budget of tokens: decodes first (gap of one), then chunks of
+// running prompts, then admissions. (The idea is that of vLLM v1's Scheduler.schedule().)
+//
+// Why it always moves: a sequence gets all blocks of its known tokens when it is admitted, so only
+// decodes ask for more, and they ask in order; whoever finds no block preempts the last running
+// sequence, possibly itself. So the first running sequence always gets its block, and with nothing
+// running the first waiting one fits, because the engine accepts only what fits alone.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "runtime/engine/block_pool.h"
+#include "runtime/engine/engine_types.h"
+#include "runtime/engine/prefix_cache.h"
+#include "runtime/engine/sequence.h"
+
+namespace lockstep::engine {
+
+class Scheduler {
+ public:
+  explicit Scheduler(const EngineConfig& config);
+
+  // One work entry of a plan and whose it is; the slot may belong to another sequence when the
+  // result comes.
+  struct Entry {
+    Sequence* sequence = nullptr;
+    uint32_t slot = 0;
+    int64_t start = 0;  // the first position it computes
+    uint32_t num_tokens = 0;
+    bool sample = false;
+  };
+  struct Step {
+    StepPlan plan;
+    std::vector<Entry> entries;  // as plan.work
+  };
+  // The next step, or nullopt when no sequence can move now.
+  std::optional<Step> Schedule(uint64_t step_id);
+
+  // All unfinished sequences of a request start to wait; they hold nothing.
+  void Enqueue(Request& request);
+  // The sequence is finished: it leaves its queue and gives back blocks and slot.
+  void Remove(Sequence& sequence);
+  // New tokens are known: full blocks get their names in the prefix cache.
+  void NameFullBlocks(Sequence& sequence);
+  // The ranks are gone, and with them slots and cached blocks. Nothing waits and nothing runs
+  // afterwards; steps in flight are the caller's.
+  void Reset();
+
+  int64_t BlocksFor(int64_t num_tokens) const {
+    return (num_tokens + config_.block_size - 1) / config_.block_size;
+  }
+  BlockPool& pool() { return pool_; }
+  void FillStats(EngineStats& stats) const;
+
+ private:
+  struct Admission {
+    PrefixCache::Match cached;
+    int64_t num_new_blocks = 0;
+  };
+
+  void ScheduleDecodes();
+  void ScheduleChunks();
+  void ScheduleAdmissions();
+  std::optional<Step> TakeStep();
+
+  void CollectDecodes();
+  bool GrowForDecode(Sequence& sequence);
+  std::optional<Admission> FindRoom(const Sequence& sequence);
+  void Admit(Sequence& sequence, const Admission& admission);
+  void AddWork(Sequence& sequence, int64_t num_tokens);
+  void Preempt(Sequence& sequence);
+  void LeaveSlot(Sequence& sequence);
+  std::optional<uint32_t> FreeSlot() const;
+  uint32_t TakeSlot();
+  void Ungate(Request& request, bool all);
+
+  const EngineConfig config_;
+  const int num_slots_;
+  BlockPool pool_;
+  PrefixCache prefix_cache_;
+
+  std::set<Sequence*, GoesBefore> waiting_;
+  std::vector<Sequence*> running_;  // in the order of GoesBefore
+  int64_t num_gated_ = 0;
+
+  std::deque<uint32_t> free_slots_;
+  std::vector<uint32_t> closing_;  // the next plan closes them
+  size_t num_closing_reused_ = 0;  // the first of closing_ that the same plan opens again
+
+  // The first waiting sequence found no room; it is not asked again until so many blocks are
+  // available.
+  const Sequence* blocked_ = nullptr;
+  int64_t blocked_need_ = 0;
+
+  // The step being built.
+  uint64_t step_id_ = 0;
+  int64_t budget_ = 0;
+  StepPlan plan_;
+  std::vector<Entry> chunks_;
+  std::vector<Entry> decodes_;
+  std::vector<Sequence*> candidates_;  // scratch
+
+  uint64_t num_preemptions_ = 0;
+  uint64_t prompt_tokens_computed_ = 0;
+  uint64_t prompt_tokens_cached_ = 0;
+};
+
+}  // namespace lockstep::engine

@@ -1,0 +1,34 @@
+#include "runtime/engine/sequence.h"
+
+#include <algorithm>
+
+namespace lockstep::engine {
+
+Sequence::Sequence(Request& request, uint32_t index, BlockPool& pool)
+    : request(request), index(index), tokens(request.given.prompt), blocks(pool) {}
+
+int64_t Sequence::num_output_tokens() const {
+  return static_cast<int64_t>(tokens.size() - request.given.prompt.size());
+}
+
+bool Sequence::wants_prompt_logprobs() const {
+  return index == 0 && request.given.sampling.num_prompt_logprobs >= 0 &&
+         num_prompt_logprobs_delivered + 1 < request.given.prompt.size();
+}
+
+bool Sequence::IsStopToken(int32_t token) const {
+  const auto& stops = request.stop_tokens;
+  return std::find(stops.begin(), stops.end(), token) != stops.end();
+}
+
+std::optional<FinishReason> Sequence::FinishedBy(int32_t newest_token) const {
+  // The ranks cannot choose a stop token before min_tokens; if one ever came, it must not end the
+  // output.
+  if (num_output_tokens() > request.given.sampling.min_tokens && IsStopToken(newest_token)) {
+    return FinishReason::kStop;
+  }
+  if (static_cast<int64_t>(tokens.size()) >= max_length) return FinishReason::kLength;
+  return std::nullopt;
+}
+
+}  // namespace lockstep::engine

@@ -1,0 +1,152 @@
+#include "runtime/engine/simulated_rank.h"
+
+#include <algorithm>
+#include <set>
+
+#include "kernels/base/check.h"
+
+namespace lockstep::engine {
+
+SimulatedRank::SimulatedRank(const SimulatedRankOptions& options, const FakeLanguageModel& model)
+    : options_(options), model_(model), slots_(options.max_num_seqs) {
+  if (options_.check_kv) cells_.resize(options_.num_blocks * options_.block_size);
+}
+
+StepResult SimulatedRank::Execute(const StepPlan& plan, uint64_t last_known_step) {
+  ApplyDeltas(plan);
+  return ApplyWork(plan, last_known_step);
+}
+
+void SimulatedRank::ApplyDeltas(const StepPlan& plan) {
+  LS_CHECK_EQ(plan.step_id, last_step_id_ + 1) << "plans must come without holes";
+  last_step_id_ = plan.step_id;
+  for (uint32_t closed : plan.closed) {
+    LS_CHECK(slots_.at(closed).is_open) << "slot " << closed << " is closed twice";
+    slots_[closed] = Slot();
+  }
+  for (const SlotOpen& open : plan.opened) Open(open);
+  for (const BlockGrant& grant : plan.grants) {
+    Slot& slot = slots_.at(grant.slot);
+    LS_CHECK(slot.is_open) << "slot " << grant.slot;
+    LS_CHECK(!grant.blocks.empty()) << "slot " << grant.slot;
+    for (int32_t block : grant.blocks) {
+      LS_CHECK(block >= 0 && block < options_.num_blocks) << "block " << block;
+      slot.blocks.push_back(block);
+    }
+  }
+}
+
+void SimulatedRank::Open(const SlotOpen& open) {
+  Slot& slot = slots_.at(open.slot);
+  LS_CHECK(!slot.is_open) << "slot " << open.slot << " is opened twice";
+  const auto num_tokens = static_cast<int64_t>(open.tokens.size());
+  LS_CHECK(open.num_prompt_tokens >= 1 && open.num_prompt_tokens <= num_tokens);
+  LS_CHECK_LT(open.num_computed_tokens, num_tokens) << "the last known token must be computed";
+  slot.is_open = true;
+  slot.sequence_index = open.sequence_index;
+  slot.sampling = open.sampling;
+  slot.tokens = open.tokens;
+  slot.num_prompt_tokens = open.num_prompt_tokens;
+  slot.computed = open.num_computed_tokens;
+  uint64_t prefix = FakeLanguageModel::kEmpty;
+  for (int32_t token : open.tokens) {
+    slot.prefixes.push_back(prefix = FakeLanguageModel::Extend(prefix, token));
+  }
+}
+
+StepResult SimulatedRank::ApplyWork(const StepPlan& plan, uint64_t last_known_step) {
+  LS_CHECK(!plan.work.empty()) << "step " << plan.step_id;
+  std::set<uint32_t> seen;
+  for (const SlotWork& work : plan.work) {
+    LS_CHECK(seen.insert(work.slot).second) << "slot " << work.slot << " works twice";
+    CheckWork(slots_.at(work.slot), work, plan.step_id, last_known_step);
+    // Cells that other sequences of this very step write do not count as computed.
+    CheckCells(slots_[work.slot], slots_[work.slot].computed);
+  }
+  for (const SlotWork& work : plan.work) {
+    Slot& slot = slots_[work.slot];
+    for (uint32_t i = 0; i < work.num_tokens; ++i, ++slot.computed) {
+      if (options_.check_kv) cells_[CellOf(slot, slot.computed)] = slot.prefixes[slot.computed];
+    }
+  }
+  StepResult result;
+  result.step_id = plan.step_id;
+  for (const SlotWork& work : plan.work) {
+    Slot& slot = slots_[work.slot];
+    CheckCells(slot, slot.computed);  // nobody wrote over them
+    AddPromptLogprobs(slot, work, result);
+    if (work.sample) {
+      slot.last_sample_step = plan.step_id;
+      SampleNext(slot, work, result);
+    }
+  }
+  return result;
+}
+
+void SimulatedRank::CheckWork(const Slot& slot, const SlotWork& work, uint64_t step_id,
+                              uint64_t last_known_step) const {
+  LS_CHECK(slot.is_open) << "slot " << work.slot;
+  LS_CHECK_GE(work.num_tokens, 1u) << "slot " << work.slot;
+  const int64_t end = slot.computed + work.num_tokens;
+  const auto known = static_cast<int64_t>(slot.tokens.size());
+  LS_CHECK_LE(end, known) << "slot " << work.slot << " has no such token";
+  LS_CHECK_EQ(work.sample, end == known) << "slot " << work.slot;
+  LS_CHECK_LT(known, options_.max_model_len + (work.sample ? 0 : 1)) << "slot " << work.slot;
+  LS_CHECK_LE(end, static_cast<int64_t>(slot.blocks.size()) * options_.block_size)
+      << "slot " << work.slot << " lacks blocks";
+  // Stage 0 must be able to have the token that the entry starts from.
+  const bool is_back = slot.last_sample_step <= last_known_step;
+  LS_CHECK(is_back ||
+           step_id - slot.last_sample_step >= static_cast<uint64_t>(options_.pipeline_depth))
+      << "slot " << work.slot << " decodes at step " << step_id << " after step "
+      << slot.last_sample_step;
+}
+
+void SimulatedRank::CheckCells(const Slot& slot, int64_t end) const {
+  if (!options_.check_kv) return;
+  for (int64_t position = 0; position < end; ++position) {
+    LS_CHECK_EQ(cells_[CellOf(slot, position)], slot.prefixes[position])
+        << "position " << position << " of output " << slot.sequence_index << " reads block "
+        << slot.blocks[position / options_.block_size];
+  }
+}
+
+int64_t SimulatedRank::CellOf(const Slot& slot, int64_t position) const {
+  return int64_t{slot.blocks.at(position / options_.block_size)} * options_.block_size +
+         position % options_.block_size;
+}
+
+int64_t SimulatedRank::num_context_tokens(const StepPlan& plan) const {
+  int64_t sum = 0;
+  for (const SlotWork& work : plan.work) sum += slots_.at(work.slot).computed + work.num_tokens;
+  return sum;
+}
+
+void SimulatedRank::SampleNext(Slot& slot, const SlotWork& work, StepResult& result) {
+  const uint64_t prefix = slot.prefixes.back();
+  const int64_t num_output = static_cast<int64_t>(slot.tokens.size()) - slot.num_prompt_tokens;
+  SampledToken sampled{work.slot, 0, std::nullopt};
+  sampled.token = model_.Sample(prefix, slot.sampling, slot.sequence_index, num_output);
+  if (slot.sampling.num_logprobs >= 0) {
+    sampled.logprobs = model_.Logprob(prefix, sampled.token, slot.sampling.num_logprobs);
+  }
+  slot.tokens.push_back(sampled.token);
+  slot.prefixes.push_back(FakeLanguageModel::Extend(prefix, sampled.token));
+  result.sampled.push_back(std::move(sampled));
+}
+
+void SimulatedRank::AddPromptLogprobs(const Slot& slot, const SlotWork& work,
+                                      StepResult& result) const {
+  const int num_top = slot.sampling.num_prompt_logprobs;
+  if (num_top < 0) return;
+  const int64_t first = slot.computed - work.num_tokens + 1;
+  const int64_t end = std::min(slot.computed + 1, slot.num_prompt_tokens);
+  if (first >= end) return;
+  PromptLogprobs logprobs{work.slot, static_cast<uint32_t>(first), {}};
+  for (int64_t i = first; i < end; ++i) {
+    logprobs.logprobs.push_back(model_.Logprob(slot.prefixes[i - 1], slot.tokens[i], num_top));
+  }
+  result.prompt_logprobs.push_back(std::move(logprobs));
+}
+
+}  // namespace lockstep::engine

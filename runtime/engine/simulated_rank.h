@@ -1,0 +1,68 @@
+// What a rank does with plans, without a model: slots, block tables and a KV cache whose cells hold
+// the name of the prefix that was written there instead of keys and values. Every cell a step reads
+// is CHECKed to hold exactly the prefix that the sequence has there, so wrong sharing, reuse while
+// in use and missing grants stop a test at the step where they happen. Pure.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/engine/fake_language_model.h"
+#include "runtime/engine/step_plan.h"
+
+namespace lockstep::engine {
+
+struct SimulatedRankOptions {
+  int64_t num_blocks = 0;
+  int block_size = 16;
+  int max_num_seqs = 256;
+  int64_t max_model_len = 0;
+  int pipeline_depth = 1;
+  bool check_kv = true;  // costs time and memory in proportion to the context
+};
+
+class SimulatedRank {
+ public:
+  struct Slot {
+    bool is_open = false;
+    uint32_t sequence_index = 0;
+    SamplingParams sampling;
+    std::vector<int32_t> tokens;     // known, and those sampled by steps in flight
+    std::vector<uint64_t> prefixes;  // prefixes[i] names tokens[0, i]
+    int64_t num_prompt_tokens = 0;
+    int64_t computed = 0;
+    std::vector<int32_t> blocks;
+    uint64_t last_sample_step = 0;
+  };
+
+  // The model must outlive the rank.
+  SimulatedRank(const SimulatedRankOptions& options, const FakeLanguageModel& model);
+
+  // Plans come in the order of their step_id, from 1. last_known_step: the newest step whose result
+  // the controller has.
+  StepResult Execute(const StepPlan& plan, uint64_t last_known_step);
+
+  const Slot& slot(uint32_t slot) const { return slots_.at(slot); }
+  // Before the plan's work, closed, opened and granted are applied; Execute does both.
+  void ApplyDeltas(const StepPlan& plan);
+  StepResult ApplyWork(const StepPlan& plan, uint64_t last_known_step);
+
+  int64_t CellOf(const Slot& slot, int64_t position) const;  // block * block_size + offset
+  int64_t num_context_tokens(const StepPlan& plan) const;    // after ApplyDeltas
+
+ private:
+  void Open(const SlotOpen& open);
+  void CheckWork(const Slot& slot, const SlotWork& work, uint64_t step_id,
+                 uint64_t last_known_step) const;
+  void CheckCells(const Slot& slot, int64_t end) const;
+  void SampleNext(Slot& slot, const SlotWork& work, StepResult& result);
+  void AddPromptLogprobs(const Slot& slot, const SlotWork& work, StepResult& result) const;
+
+  const SimulatedRankOptions options_;
+  const FakeLanguageModel& model_;
+  uint64_t last_step_id_ = 0;
+  std::vector<Slot> slots_;
+  std::vector<uint64_t> cells_;  // [num_blocks * block_size], the name of the prefix written there
+};
+
+}  // namespace lockstep::engine
