@@ -1,0 +1,39 @@
+// Plans on their way from the link's thread to the step loop's. One producer, one consumer; the
+// consumer sleeps while there is nothing to do.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "runtime/engine/step_plan.h"
+
+namespace lockstep {
+
+class PlanQueue {
+ public:
+  // Many more plans than a controller lets run ahead.
+  static constexpr size_t kCapacity = 1024;
+
+  // RESOURCE_EXHAUSTED when full. Plans pushed after Close or Fail are dropped.
+  absl::Status Push(engine::StepPlan plan);
+  // No more plans will come; those queued are still delivered.
+  void Close();
+  // Delivers nothing more. The first status stays.
+  void Fail(absl::Status status);
+
+  // Waits for the next plan. nullopt: closed and empty. Error: the one given to Fail.
+  absl::StatusOr<std::optional<engine::StepPlan>> Pop();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<engine::StepPlan> plans_;
+  bool closed_ = false;
+  absl::Status status_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+// What a rank is doing, written by its busy thread with two relaxed stores and read by the
+// heartbeat's at any time.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace lockstep {
+
+enum class Operation : uint8_t {
+  kStarting,
+  kLoading,  // the number is the percentage
+  kAllocatingCache,
+  kIdle,
+  kForward,  // the number is the step, here and below
+  kWaitingForTokens,
+  kSampling,
+};
+
+class RankProgress {
+ public:
+  void Begin(Operation operation, uint64_t number = 0);
+  void FinishStep(uint64_t step) { last_step_.store(step, std::memory_order_relaxed); }
+
+  struct Snapshot {
+    uint64_t last_step = 0;  // finished
+    std::string operation;   // "forward step 17"
+    int64_t operation_age_ms = 0;
+  };
+  Snapshot Read() const;
+
+ private:
+  static constexpr int kNumberBits = 56;
+  static int64_t NowNs() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  std::atomic<uint64_t> operation_{0};  // operation << kNumberBits | number
+  std::atomic<int64_t> since_ns_{NowNs()};
+  std::atomic<uint64_t> last_step_{0};
+};
+
+}  // namespace lockstep

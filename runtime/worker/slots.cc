@@ -1,0 +1,264 @@
+#include "runtime/worker/slots.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+
+SlotTable::SlotTable(const SlotTableOptions& options)
+    : options_(options),
+      slots_(static_cast<size_t>(options.limits.max_num_seqs)),
+      block_stamps_(static_cast<size_t>(options.num_blocks)),
+      slot_steps_(slots_.size()) {
+  LS_CHECK_GE(options.limits.block_size, 1);
+  batch_.query_starts.push_back(0);
+}
+
+absl::Status SlotTable::Invalid(uint32_t slot, const std::string& problem) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat("step ", last_step_ + 1, ", slot ", slot, ": ", problem));
+}
+
+absl::Status SlotTable::Close(uint32_t slot) {
+  if (slot >= slots_.size()) {
+    return Invalid(slot, absl::StrCat("closed, but there are ", slots_.size(), " slots"));
+  }
+  if (!slots_[slot].open) return Invalid(slot, "closed, but it is not open");
+  slots_[slot].open = false;
+  return absl::OkStatus();
+}
+
+absl::Status SlotTable::CheckOpen(const engine::SlotOpen& open) const {
+  if (open.slot >= slots_.size()) {
+    return Invalid(open.slot, absl::StrCat("opened, but there are ", slots_.size(), " slots"));
+  }
+  if (slots_[open.slot].open) return Invalid(open.slot, "opened, but it is open already");
+  const int64_t num_tokens = static_cast<int64_t>(open.tokens.size());
+  if (num_tokens < 1 || num_tokens > options_.limits.max_model_len) {
+    return Invalid(open.slot, absl::StrCat("opened with ", num_tokens, " tokens, must be 1 to ",
+                                           options_.limits.max_model_len));
+  }
+  if (open.num_prompt_tokens < 1 || open.num_prompt_tokens > num_tokens) {
+    return Invalid(open.slot, absl::StrCat(open.num_prompt_tokens, " prompt tokens of ", num_tokens,
+                                           " tokens"));
+  }
+  if (open.num_computed_tokens >= num_tokens) {
+    return Invalid(open.slot, absl::StrCat(open.num_computed_tokens, " computed tokens of ",
+                                           num_tokens, " tokens"));
+  }
+  for (const int32_t token : open.tokens) {
+    if (token < 0 || token >= options_.vocab_size) {
+      return Invalid(open.slot, absl::StrCat("token id ", token, ", vocabulary size is ",
+                                             options_.vocab_size));
+    }
+  }
+  const absl::Status sampling = ValidateSamplingParams(open.sampling, options_.vocab_size);
+  return sampling.ok() ? sampling : Invalid(open.slot, std::string(sampling.message()));
+}
+
+absl::Status SlotTable::Open(const engine::SlotOpen& open) {
+  RETURN_IF_ERROR(CheckOpen(open));
+  Slot& slot = slots_[open.slot];
+  slot.open = true;
+  slot.generation = ++last_generation_;
+  slot.sequence_index = open.sequence_index;
+  slot.sampling = open.sampling;
+  slot.num_prompt_tokens = open.num_prompt_tokens;
+  slot.num_known_tokens = static_cast<int64_t>(open.tokens.size());
+  slot.num_computed_tokens = open.num_computed_tokens;
+  slot.blocks.clear();
+  if (options_.is_first_stage || options_.is_last_stage) slot.tokens = open.tokens;
+  if (options_.is_last_stage) {
+    slot.history.Reset(slot.sampling, options_.vocab);
+    const std::span<const int32_t> tokens(open.tokens);
+    slot.history.AddPrompt(tokens.first(open.num_prompt_tokens));
+    for (const int32_t token : tokens.subspan(open.num_prompt_tokens)) {
+      slot.history.AddOutput(token);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SlotTable::Grant(const engine::BlockGrant& grant) {
+  if (grant.slot >= slots_.size() || !slots_[grant.slot].open) {
+    return Invalid(grant.slot, "granted blocks, but it is not open");
+  }
+  std::vector<int32_t>& blocks = slots_[grant.slot].blocks;
+  ++block_stamp_;
+  for (const int32_t block : blocks) block_stamps_[block] = block_stamp_;
+  for (const int32_t block : grant.blocks) {
+    if (block < 0 || block >= options_.num_blocks) {
+      return Invalid(grant.slot,
+                     absl::StrCat("granted block ", block, ", there are ", options_.num_blocks));
+    }
+    if (block_stamps_[block] == block_stamp_) {
+      return Invalid(grant.slot, absl::StrCat("granted block ", block, " twice"));
+    }
+    block_stamps_[block] = block_stamp_;
+    blocks.push_back(block);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SlotTable::CheckWork(const engine::SlotWork& work) const {
+  if (work.slot >= slots_.size() || !slots_[work.slot].open) {
+    return Invalid(work.slot, "given work, but it is not open");
+  }
+  if (slot_steps_[work.slot] == last_step_ + 1) return Invalid(work.slot, "given work twice");
+  const Slot& slot = slots_[work.slot];
+  const int64_t end = slot.num_computed_tokens + work.num_tokens;
+  if (work.num_tokens < 1 || end > slot.num_known_tokens) {
+    return Invalid(work.slot, absl::StrCat("to compute ", work.num_tokens, " tokens after ",
+                                           slot.num_computed_tokens, ", but only ",
+                                           slot.num_known_tokens, " are known"));
+  }
+  if (end > options_.limits.max_model_len) {
+    return Invalid(work.slot, absl::StrCat("to compute ", end, " tokens, the longest sequence is ",
+                                           options_.limits.max_model_len));
+  }
+  if (work.sample && end != slot.num_known_tokens) {
+    return Invalid(work.slot, absl::StrCat("to sample after ", end, " tokens, but ",
+                                           slot.num_known_tokens, " are known"));
+  }
+  const int64_t capacity = static_cast<int64_t>(slot.blocks.size()) * options_.limits.block_size;
+  if (end > capacity) {
+    return Invalid(work.slot, absl::StrCat("to compute ", end, " tokens, but its ",
+                                           slot.blocks.size(), " blocks hold ", capacity));
+  }
+  if (batch_.num_tokens() + work.num_tokens > options_.limits.max_batched_tokens) {
+    return Invalid(work.slot, absl::StrCat("with ", work.num_tokens, " tokens the step exceeds ",
+                                           options_.limits.max_batched_tokens, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
+void SlotTable::AddTokens(const Slot& slot, const Entry& entry) {
+  const int64_t block_size = options_.limits.block_size;
+  for (int64_t i = 0; i < entry.num_tokens; ++i) {
+    const int64_t position = entry.first_position + i;
+    batch_.positions.push_back(static_cast<int32_t>(position));
+    batch_.slot_mapping.push_back(int64_t{slot.blocks[position / block_size]} * block_size +
+                                  position % block_size);
+  }
+  batch_.query_starts.push_back(static_cast<int32_t>(batch_.num_tokens()));
+  batch_.context_lens.push_back(static_cast<int32_t>(entry.first_position + entry.num_tokens));
+}
+
+void SlotTable::AddLogits(const Slot& slot, const Entry& entry, bool sample) {
+  const SlotRef ref{.slot = entry.slot, .generation = slot.generation};
+  const int64_t end = entry.first_position + entry.num_tokens;
+  const int64_t row_of_first = batch_.num_tokens() - entry.num_tokens;
+  if (slot.sampling.num_prompt_logprobs >= 0) {
+    const int64_t end_of_judges = std::min(end, slot.num_prompt_tokens - 1);
+    for (int64_t position = entry.first_position; position < end_of_judges; ++position) {
+      batch_.logits_rows.push_back(
+          static_cast<int32_t>(row_of_first + position - entry.first_position));
+      logits_uses_.push_back({.slot = ref,
+                              .position = static_cast<uint64_t>(position + 1),
+                              .prompt_target = slot.tokens[position + 1]});
+    }
+  }
+  if (sample) {
+    batch_.logits_rows.push_back(static_cast<int32_t>(batch_.num_tokens() - 1));
+    logits_uses_.push_back(
+        {.slot = ref, .position = static_cast<uint64_t>(end), .prompt_target = -1});
+  }
+}
+
+absl::Status SlotTable::AddWork(const engine::SlotWork& work) {
+  RETURN_IF_ERROR(CheckWork(work));
+  Slot& slot = slots_[work.slot];
+  slot_steps_[work.slot] = last_step_ + 1;
+  const Entry entry{
+      .slot = work.slot, .first_position = slot.num_computed_tokens, .num_tokens = work.num_tokens};
+  entries_.push_back(entry);
+  AddTokens(slot, entry);
+  if (options_.is_last_stage) AddLogits(slot, entry, work.sample);
+  slot.num_computed_tokens += entry.num_tokens;
+  if (work.sample) {
+    ++slot.num_known_tokens;
+    sampled_.push_back({.slot = work.slot, .generation = slot.generation});
+  }
+  return absl::OkStatus();
+}
+
+void SlotTable::LayOutBlockTables() {
+  const int64_t block_size = options_.limits.block_size;
+  const int32_t longest = *std::max_element(batch_.context_lens.begin(), batch_.context_lens.end());
+  const int64_t width = (longest + block_size - 1) / block_size;
+  batch_.max_blocks_per_seq = width;
+  batch_.block_tables.assign(entries_.size() * width, 0);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const std::vector<int32_t>& blocks = slots_[entries_[i].slot].blocks;
+    const int64_t used = (batch_.context_lens[i] + block_size - 1) / block_size;
+    std::copy_n(blocks.begin(), used, batch_.block_tables.begin() + i * width);
+  }
+}
+
+absl::Status SlotTable::Apply(const engine::StepPlan& plan) {
+  if (plan.step_id != last_step_ + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("plan of step ", plan.step_id, " where step ", last_step_ + 1, " is next"));
+  }
+  if (plan.work.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("plan of step ", plan.step_id, " has no work"));
+  }
+  for (const uint32_t slot : plan.closed) RETURN_IF_ERROR(Close(slot));
+  for (const engine::SlotOpen& open : plan.opened) RETURN_IF_ERROR(Open(open));
+  for (const engine::BlockGrant& grant : plan.grants) RETURN_IF_ERROR(Grant(grant));
+
+  batch_.token_ids.clear();
+  batch_.positions.clear();
+  batch_.slot_mapping.clear();
+  batch_.query_starts.assign(1, 0);
+  batch_.context_lens.clear();
+  batch_.logits_rows.clear();
+  entries_.clear();
+  sampled_.clear();
+  logits_uses_.clear();
+  for (const engine::SlotWork& work : plan.work) RETURN_IF_ERROR(AddWork(work));
+  LayOutBlockTables();
+  last_step_ = plan.step_id;
+  return absl::OkStatus();
+}
+
+LogitsRow SlotTable::RowOf(const LogitsUse& use) const {
+  const Slot& slot = slots_[use.slot.slot];
+  return {.params = &slot.sampling,
+          .prompt_target = use.prompt_target,
+          .history = &slot.history,
+          .sequence_index = slot.sequence_index,
+          .position = use.position,
+          .num_output_tokens =
+              static_cast<int32_t>(static_cast<int64_t>(use.position) - slot.num_prompt_tokens)};
+}
+
+bool SlotTable::MissesTokens() const {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return entry.first_position + entry.num_tokens >
+           static_cast<int64_t>(slots_[entry.slot].tokens.size());
+  });
+}
+
+void SlotTable::FillTokenIds() {
+  batch_.token_ids.clear();
+  for (const Entry& entry : entries_) {
+    const std::vector<int32_t>& tokens = slots_[entry.slot].tokens;
+    LS_CHECK_LE(entry.first_position + entry.num_tokens, static_cast<int64_t>(tokens.size()));
+    const auto first = tokens.begin() + entry.first_position;
+    batch_.token_ids.insert(batch_.token_ids.end(), first, first + entry.num_tokens);
+  }
+}
+
+void SlotTable::AppendSampled(const SlotRef& ref, int32_t token) {
+  Slot& slot = slots_[ref.slot];
+  if (!slot.open || slot.generation != ref.generation) return;
+  slot.tokens.push_back(token);
+  LS_CHECK_LE(static_cast<int64_t>(slot.tokens.size()), slot.num_known_tokens);
+  if (options_.is_last_stage) slot.history.AddOutput(token);
+}
+
+}  // namespace lockstep

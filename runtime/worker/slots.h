@@ -1,0 +1,116 @@
+// A rank's memory between steps: per slot the known tokens, the block table and how far it is
+// computed. Applies plans, which are deltas, and turns each into the flat batch of the step.
+//
+// Plans come from a peer: everything in them is checked, and an error leaves the table unusable
+// (the rank ends). Known tokens count also those that an earlier step samples and that have not
+// been appended yet; only the first stage, which needs their ids, must wait for them
+// (MissesTokens). Used by the step loop's thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "model/llama/step_batch.h"
+#include "model/sampling/vocab_sampler.h"
+#include "parallel/partition.h"
+#include "runtime/engine/step_plan.h"
+
+namespace lockstep {
+
+struct SlotTableOptions {
+  BatchLimits limits;
+  int64_t num_blocks = 0;
+  int64_t vocab_size = 0;
+  bool is_first_stage = true;  // fills token_ids
+  bool is_last_stage = true;   // wants logits
+  Range vocab;                 // last stage: this rank's part, for penalties
+};
+
+// A sequence's stay in a slot; the slot's next tenant has another generation.
+struct SlotRef {
+  uint32_t slot = 0;
+  uint64_t generation = 0;
+  bool operator==(const SlotRef&) const = default;
+};
+
+// What one of batch().logits_rows is for.
+struct LogitsUse {
+  SlotRef slot;
+  uint64_t position = 0;       // of the token to choose, or of the prompt token to judge
+  int32_t prompt_target = -1;  // that prompt token; -1: choose
+};
+
+class SlotTable {
+ public:
+  explicit SlotTable(const SlotTableOptions& options);
+
+  // Closes, opens, grants, then lays out the step's batch. INVALID_ARGUMENT names the step, the
+  // slot and the value.
+  absl::Status Apply(const engine::StepPlan& plan);
+
+  // ---- the step applied last ----
+  const StepBatch& batch() const { return batch_; }
+  // The entries that sample, in the plan's order.
+  std::span<const SlotRef> sampled() const { return sampled_; }
+  // Last stage: one per batch().logits_rows.
+  std::span<const LogitsUse> logits_uses() const { return logits_uses_; }
+  // Last stage. Valid until the next Apply.
+  LogitsRow RowOf(const LogitsUse& use) const;
+  // First stage: does the batch begin with a token that was sampled but not appended yet?
+  bool MissesTokens() const;
+  // First stage: completes batch().token_ids. !MissesTokens().
+  void FillTokenIds();
+
+  // First and last stage: a sampled token arrived. Ignored when its sequence has left the slot.
+  void AppendSampled(const SlotRef& ref, int32_t token);
+
+  uint64_t last_step() const { return last_step_; }
+
+ private:
+  struct Slot {
+    bool open = false;
+    uint64_t generation = 0;
+    uint32_t sequence_index = 0;
+    SamplingParams sampling;
+    std::vector<int32_t> tokens;  // first and last stage
+    int64_t num_prompt_tokens = 0;
+    int64_t num_known_tokens = 0;  // tokens, and sampled ones on their way
+    int64_t num_computed_tokens = 0;
+    std::vector<int32_t> blocks;
+    TokenHistory history;
+  };
+  struct Entry {
+    uint32_t slot = 0;
+    int64_t first_position = 0;
+    int64_t num_tokens = 0;
+  };
+
+  absl::Status Close(uint32_t slot);
+  absl::Status Open(const engine::SlotOpen& open);
+  absl::Status CheckOpen(const engine::SlotOpen& open) const;
+  absl::Status Grant(const engine::BlockGrant& grant);
+  absl::Status AddWork(const engine::SlotWork& work);
+  absl::Status CheckWork(const engine::SlotWork& work) const;
+  void AddTokens(const Slot& slot, const Entry& entry);
+  void AddLogits(const Slot& slot, const Entry& entry, bool sample);
+  void LayOutBlockTables();
+  absl::Status Invalid(uint32_t slot, const std::string& problem) const;
+
+  SlotTableOptions options_;
+  std::vector<Slot> slots_;
+  uint64_t last_step_ = 0;
+  uint64_t last_generation_ = 0;
+  std::vector<uint64_t> block_stamps_;  // [num_blocks], to find a block twice in one table
+  uint64_t block_stamp_ = 0;
+
+  StepBatch batch_;
+  std::vector<Entry> entries_;
+  std::vector<uint64_t> slot_steps_;  // [num_slots], the last step with an entry of the slot
+  std::vector<SlotRef> sampled_;
+  std::vector<LogitsUse> logits_uses_;
+};
+
+}  // namespace lockstep

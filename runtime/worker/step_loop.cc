@@ -1,0 +1,167 @@
+#include "runtime/worker/step_loop.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+SlotTableOptions TableOptions(const StepLoopOptions& options, const RankGroups& groups) {
+  ShardedSizes sizes;
+  sizes.vocab_size = options.vocab_size;
+  return {.limits = options.limits,
+          .num_blocks = options.num_blocks,
+          .vocab_size = options.vocab_size,
+          .is_first_stage = groups.pp->rank() == 0,
+          .is_last_stage = groups.pp->rank() == groups.pp->size() - 1,
+          .vocab = VocabOf(sizes, groups.tp->size(), groups.tp->rank())};
+}
+
+}  // namespace
+
+StepLoop::StepLoop(const StepLoopOptions& options, StageCalls stage, RankGroups& groups,
+                   RankProgress& progress, ResultSink sink)
+    : stage_(std::move(stage)),
+      groups_(groups),
+      progress_(progress),
+      sink_(std::move(sink)),
+      slots_(TableOptions(options, groups)) {
+  LS_CHECK_GE(stage_.max_logits_rows, 1);
+  if (is_last()) {
+    SamplerOptions sampler;
+    sampler.vocab_size = options.vocab_size;
+    sampler.eos_token_ids = options.eos_token_ids;
+    sampler_ = std::make_unique<VocabSampler>(std::move(sampler), *groups.tp);
+  }
+}
+
+absl::Status StepLoop::Run(PlanQueue& queue) {
+  while (true) {
+    progress_.Begin(Operation::kIdle);
+    ASSIGN_OR_RETURN(const std::optional<engine::StepPlan> plan, queue.Pop());
+    if (!plan.has_value()) return absl::OkStatus();
+    RETURN_IF_ERROR(Step(*plan));
+  }
+}
+
+absl::Status StepLoop::Step(const engine::StepPlan& plan) {
+  RETURN_IF_ERROR(slots_.Apply(plan));
+  if (is_first()) {
+    if (!is_last()) RETURN_IF_ERROR(ReceiveTokens());
+    slots_.FillTokenIds();
+  }
+  progress_.Begin(Operation::kForward, plan.step_id);
+  RETURN_IF_ERROR(stage_.forward(slots_.batch()));
+  if (is_last()) {
+    progress_.Begin(Operation::kSampling, plan.step_id);
+    RETURN_IF_ERROR(SampleStep());
+    RETURN_IF_ERROR(SendTokens());
+    if (reports()) sink_(TakeResult());
+  }
+  progress_.FinishStep(plan.step_id);
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::ReceiveTokens() {
+  const int last_stage = groups_.pp->size() - 1;
+  while (!expected_.empty() && groups_.pp->Probe(last_stage)) RETURN_IF_ERROR(ReceiveOldest());
+  if (slots_.MissesTokens()) {
+    progress_.Begin(Operation::kWaitingForTokens, slots_.last_step());
+    while (slots_.MissesTokens()) RETURN_IF_ERROR(ReceiveOldest());
+  }
+  if (slots_.sampled().empty()) return absl::OkStatus();
+  std::vector<SlotRef> refs;
+  if (!spare_.empty()) {
+    refs = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  refs.assign(slots_.sampled().begin(), slots_.sampled().end());
+  expected_.push_back(std::move(refs));
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::ReceiveOldest() {
+  LS_CHECK(!expected_.empty()) << "a known token that no step samples";
+  std::vector<SlotRef> refs = std::move(expected_.front());
+  expected_.pop_front();
+  const int64_t num_tokens = static_cast<int64_t>(refs.size());
+  tokens_.resize(refs.size());
+  for (int64_t at = 0; at < num_tokens; at += kTokensPerMessage) {
+    const int64_t count = std::min(kTokensPerMessage, num_tokens - at);
+    RETURN_IF_ERROR(groups_.pp->Recv(groups_.pp->size() - 1, tokens_.data() + at,
+                                     count * static_cast<int64_t>(sizeof(int32_t))));
+  }
+  for (size_t i = 0; i < refs.size(); ++i) slots_.AppendSampled(refs[i], tokens_[i]);
+  spare_.push_back(std::move(refs));
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::SampleStep() {
+  tokens_.clear();
+  result_.sampled.clear();
+  result_.prompt_logprobs.clear();
+  const int64_t num_rows = static_cast<int64_t>(slots_.logits_uses().size());
+  for (int64_t first = 0; first < num_rows; first += stage_.max_logits_rows) {
+    RETURN_IF_ERROR(SampleTile(first, std::min(stage_.max_logits_rows, num_rows - first)));
+  }
+  LS_CHECK_EQ(tokens_.size(), slots_.sampled().size());
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    slots_.AppendSampled(slots_.sampled()[i], tokens_[i]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepLoop::SampleTile(int64_t first, int64_t count) {
+  ASSIGN_OR_RETURN(const float* logits, stage_.logits(first, count));
+  const std::span<const LogitsUse> uses = slots_.logits_uses().subspan(first, count);
+  rows_.clear();
+  for (const LogitsUse& use : uses) rows_.push_back(slots_.RowOf(use));
+  RETURN_IF_ERROR(sampler_->Choose(rows_, logits, outcomes_));
+  for (size_t i = 0; i < uses.size(); ++i) {
+    if (uses[i].prompt_target >= 0) {
+      if (reports()) AddPromptLogprobs(uses[i], outcomes_[i]);
+      continue;
+    }
+    tokens_.push_back(outcomes_[i].token);
+    if (!reports()) continue;
+    engine::SampledToken& sampled = result_.sampled.emplace_back();
+    sampled.slot = uses[i].slot.slot;
+    sampled.token = outcomes_[i].token;
+    if (outcomes_[i].has_logprobs) sampled.logprobs = std::move(outcomes_[i].logprobs);
+  }
+  return absl::OkStatus();
+}
+
+// Rows of one slot follow each other.
+void StepLoop::AddPromptLogprobs(const LogitsUse& use, RowOutcome& outcome) {
+  std::vector<engine::PromptLogprobs>& all = result_.prompt_logprobs;
+  if (all.empty() || all.back().slot != use.slot.slot) {
+    all.push_back({.slot = use.slot.slot,
+                   .first_position = static_cast<uint32_t>(use.position),
+                   .logprobs = {}});
+  }
+  all.back().logprobs.push_back(std::move(outcome.logprobs));
+}
+
+absl::Status StepLoop::SendTokens() {
+  if (is_first()) return absl::OkStatus();
+  const int64_t num_tokens = static_cast<int64_t>(tokens_.size());
+  for (int64_t at = 0; at < num_tokens; at += kTokensPerMessage) {
+    const int64_t count = std::min(kTokensPerMessage, num_tokens - at);
+    RETURN_IF_ERROR(
+        groups_.pp->Send(0, tokens_.data() + at, count * static_cast<int64_t>(sizeof(int32_t))));
+  }
+  return absl::OkStatus();
+}
+
+engine::StepResult StepLoop::TakeResult() {
+  result_.step_id = slots_.last_step();
+  return std::exchange(result_, {});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,95 @@
+// The worker's main loop: plan in, batch, forward, sample, result out. Knows no wire.
+//
+// Several steps are in flight over the stages of a pipeline, each stage working through plans in
+// order. Hidden states travel from stage to next stage inside Forward; sampled token ids travel
+// from the last stage straight to the first, over the same pipeline group. Nothing can wait in a
+// circle: a stage waits only for hidden states of the same step from the stage before, the first
+// stage only for tokens of earlier steps, and the last stage's token messages are small enough
+// (kTokensPerMessage) that sending them never waits for the first stage, which may just be waiting
+// to hand over its next hidden states.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/sampling/vocab_sampler.h"
+#include "parallel/communicator.h"
+#include "runtime/engine/step_plan.h"
+#include "runtime/worker/plan_queue.h"
+#include "runtime/worker/rank_progress.h"
+#include "runtime/worker/slots.h"
+
+namespace lockstep {
+
+// One stage's computation: LlamaStage's, or a test's.
+struct StageCalls {
+  std::function<absl::Status(const StepBatch&)> forward;
+  // Last stage: logits of rows [first, first + count) of logits_rows over this rank's vocabulary;
+  // count <= max_logits_rows.
+  std::function<absl::StatusOr<const float*>(int64_t first, int64_t count)> logits;
+  int64_t max_logits_rows = 256;
+};
+
+// Called on the last stage's tp_rank 0 after every step, in step order. Must not wait: the next
+// step begins when it returns.
+using ResultSink = std::function<void(engine::StepResult)>;
+
+struct StepLoopOptions {
+  BatchLimits limits;
+  int64_t num_blocks = 0;
+  int64_t vocab_size = 0;
+  std::vector<int32_t> eos_token_ids;
+};
+
+class StepLoop {
+ public:
+  // groups and progress must outlive the loop.
+  StepLoop(const StepLoopOptions& options, StageCalls stage, RankGroups& groups,
+           RankProgress& progress, ResultSink sink);
+
+  // Until the queue is closed and empty (OK), or the first error: the queue's, a malformed plan's
+  // (INVALID_ARGUMENT), a peer's that is gone (UNAVAILABLE).
+  absl::Status Run(PlanQueue& queue);
+  absl::Status Step(const engine::StepPlan& plan);
+
+ private:
+  static constexpr int64_t kTokensPerMessage = 512;  // 2 KiB, below every transport's eager limit
+
+  bool is_first() const { return groups_.pp->rank() == 0; }
+  bool is_last() const { return groups_.pp->rank() == groups_.pp->size() - 1; }
+  bool reports() const { return is_last() && groups_.tp->rank() == 0; }
+
+  // First stage of several: takes in tokens that have arrived, and waits for those the step needs.
+  absl::Status ReceiveTokens();
+  absl::Status ReceiveOldest();
+  // Last stage.
+  absl::Status SampleStep();
+  absl::Status SampleTile(int64_t first, int64_t count);
+  absl::Status SendTokens();
+  engine::StepResult TakeResult();
+  void AddPromptLogprobs(const LogitsUse& use, RowOutcome& outcome);
+
+  StageCalls stage_;
+  RankGroups& groups_;
+  RankProgress& progress_;
+  ResultSink sink_;
+  SlotTable slots_;
+  std::unique_ptr<VocabSampler> sampler_;  // last stage
+
+  // First stage of several: whose tokens earlier steps sampled, oldest step first.
+  std::deque<std::vector<SlotRef>> expected_;
+  std::vector<std::vector<SlotRef>> spare_;
+
+  // Last stage, of the step in work.
+  std::vector<int32_t> tokens_;  // sampled, or received
+  std::vector<LogitsRow> rows_;
+  std::vector<RowOutcome> outcomes_;
+  engine::StepResult result_;
+};
+
+}  // namespace lockstep
