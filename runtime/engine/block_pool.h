@@ -39,6 +39,7 @@ class BlockPool {
   void Mark(int32_t block);
   void Unmark(int32_t block);
   bool IsHeld(int32_t block) const { return blocks_[block].references > 0; }
+  int32_t num_references(int32_t block) const { return blocks_[block].references; }
 
   // Counts everything: O(num_blocks), for tests.
   void CheckInvariants() const;

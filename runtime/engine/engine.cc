@@ -318,6 +318,21 @@ EngineStats Engine::Stats() const {
   return stats;
 }
 
+void Engine::CheckInvariants() const {
+  scheduler_.CheckInvariants();
+  LS_CHECK_LE(static_cast<int>(in_flight_.size()), config_.max_steps_in_flight);
+  int64_t num_queued = 0;
+  for (const auto& [id, request] : requests_) {
+    num_queued += request->admitted ? 0 : 1;
+    LS_CHECK_GE(request->num_unfinished, 1) << "request " << id;
+  }
+  LS_CHECK_EQ(num_queued, num_queued_requests_);
+  for (const auto& [request, owner] : retired_) {
+    LS_CHECK_EQ(request->num_unfinished, 0) << "request " << request->given.request_id;
+    LS_CHECK_GE(request->steps_in_flight, 1) << "request " << request->given.request_id;
+  }
+}
+
 bool Engine::Idle() const { return requests_.empty() && in_flight_.empty(); }
 
 }  // namespace lockstep::engine

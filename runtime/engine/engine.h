@@ -60,6 +60,8 @@ class Engine {
   // InfiniteFuture if none.
   absl::Time NextWakeup() const;
   EngineStats Stats() const;
+  // Counts everything: O(num_blocks), for tests.
+  void CheckInvariants() const;
   bool Idle() const;  // no waiting or running sequence, nothing in flight
 
  private:

@@ -60,6 +60,8 @@ class Scheduler {
   }
   BlockPool& pool() { return pool_; }
   void FillStats(EngineStats& stats) const;
+  // Counts everything: O(num_blocks), for tests.
+  void CheckInvariants() const;
 
  private:
   struct Admission {
