@@ -84,9 +84,11 @@ absl::Status CheckDirectory(const fs::path& directory) {
 // followed. The one exception is the Hugging Face cache, where snapshots/REVISION/NAME links to
 // ../../blobs/HASH.
 absl::Status CheckFileName(const fs::path& directory, const std::string& name) {
-  const bool is_plain = name.find('/') == std::string::npos &&
-                        name.find('\\') == std::string::npos && name != "." && name != ".." &&
-                        absl::EndsWith(name, ".safetensors");
+  const auto is_allowed = [](unsigned char c) {
+    return c > ' ' && c < 0x7f && c != '/' && c != '\\';
+  };
+  const bool is_plain =
+      std::all_of(name.begin(), name.end(), is_allowed) && absl::EndsWith(name, ".safetensors");
   if (!is_plain) {
     return absl::InvalidArgumentError(
         absl::StrCat("weight_map names the file ", Quoted(name),

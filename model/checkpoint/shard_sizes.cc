@@ -1,0 +1,57 @@
+#include "model/checkpoint/shard_sizes.h"
+
+#include "kernels/base/status_macros.h"
+#include "parallel/process_grid.h"
+
+namespace lockstep {
+namespace {
+
+int64_t LayerElements(const ModelConfig& config, const ShardedSizes& sizes, int tp, int tp_rank) {
+  const int64_t num_heads = QueryHeadsOf(sizes, tp, tp_rank).size();
+  const int64_t num_kv_heads = KvHeadsOf(sizes, tp, tp_rank).size();
+  const int64_t attention = 2 * (num_heads + num_kv_heads) * config.head_dim * config.hidden_size;
+  const int64_t mlp = 3 * IntermediateOf(sizes, tp, tp_rank).size() * config.hidden_size;
+  const int64_t norms = 2 * config.hidden_size;
+  return attention + mlp + norms;
+}
+
+// Embedding, final norm and LM head.
+int64_t EdgeElements(const ModelConfig& config, int64_t vocabulary, bool is_first, bool is_last) {
+  const int64_t table = vocabulary * config.hidden_size;
+  const bool shares_table = is_first && is_last && config.tie_word_embeddings;
+  const int64_t num_tables = (is_first ? 1 : 0) + (is_last && !shares_table ? 1 : 0);
+  return num_tables * table + (is_last ? config.hidden_size : 0);
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<RankShard>> ShardsOfLayout(const ModelConfig& config, int tp, int pp,
+                                                      DType kv_dtype) {
+  const ShardedSizes sizes = config.sharded_sizes();
+  RETURN_IF_ERROR(CheckLayout(sizes, tp, pp));
+  ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(tp, pp));
+  const std::vector<Range> layers = LayersOfStages(sizes, pp);
+  std::vector<RankShard> shards(grid.world_size());
+  for (int rank = 0; rank < grid.world_size(); ++rank) {
+    RankShard& shard = shards[rank];
+    shard.rank = rank;
+    shard.stage = grid.stage_of(rank);
+    shard.tp_rank = grid.tp_rank_of(rank);
+    shard.layers = layers[shard.stage];
+    const int64_t edge = EdgeElements(config, VocabOf(sizes, tp, shard.tp_rank).size(),
+                                      shard.stage == 0, shard.stage == pp - 1);
+    const int64_t elements =
+        shard.layers.size() * LayerElements(config, sizes, tp, shard.tp_rank) + edge;
+    shard.weight_bytes = elements * DTypeBytes(config.dtype);
+    shard.kv_bytes_per_token = 2 * shard.layers.size() *
+                               KvHeadsOf(sizes, tp, shard.tp_rank).size() * config.head_dim *
+                               DTypeBytes(kv_dtype);
+  }
+  return shards;
+}
+
+int64_t KvBytesPerToken(const ModelConfig& config, DType kv_dtype) {
+  return 2 * config.num_layers * config.num_kv_heads * config.head_dim * DTypeBytes(kv_dtype);
+}
+
+}  // namespace lockstep

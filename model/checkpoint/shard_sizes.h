@@ -1,0 +1,33 @@
+// How many bytes of weights and of KV cache each rank of a layout holds. Pure arithmetic over
+// parallel/partition.h; any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "model/model_config.h"
+#include "parallel/partition.h"
+
+namespace lockstep {
+
+struct RankShard {
+  int rank = 0;
+  int stage = 0;
+  int tp_rank = 0;
+  Range layers;
+  int64_t weight_bytes =
+      0;  // norms are on every tp rank; a tied embedding is held by the first and the last stage
+  int64_t kv_bytes_per_token = 0;  // keys and values of the rank's layers and KV heads
+};
+
+// In order of rank, at the checkpoint's dtype. INVALID_ARGUMENT as CheckLayout and
+// ProcessGrid::Create.
+absl::StatusOr<std::vector<RankShard>> ShardsOfLayout(const ModelConfig& config, int tp, int pp,
+                                                      DType kv_dtype);
+
+// Of the whole model, each KV head once.
+int64_t KvBytesPerToken(const ModelConfig& config, DType kv_dtype);
+
+}  // namespace lockstep
