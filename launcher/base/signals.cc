@@ -1,0 +1,36 @@
+#include "launcher/base/signals.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+
+InterruptWatcher::InterruptWatcher() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, signal);
+  LS_CHECK_EQ(pthread_sigmask(SIG_BLOCK, &signals, nullptr), 0);
+  fd_ = Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  LS_CHECK(fd_.valid()) << "signalfd";
+}
+
+int InterruptWatcher::TakeCount() {
+  int count = 0;
+  signalfd_siginfo info;
+  while (::read(fd_.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) ++count;
+  return count;
+}
+
+void WaitReadable(int fd_a, int fd_b, absl::Duration timeout) {
+  pollfd fds[] = {{fd_a, POLLIN, 0}, {fd_b, POLLIN, 0}};
+  const int64_t ms = std::clamp<int64_t>(
+      absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1))), 0, 1 << 30);
+  ::poll(fds, 2, timeout == absl::InfiniteDuration() ? -1 : static_cast<int>(ms));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+// One streaming Generate call, driven by gRPC's own threads: a thousand calls need no thousand
+// threads.
+//
+// on_event and on_done run on gRPC's threads, one at a time and in order for one call; they must
+// not block for long. on_done runs exactly once and last; the call may be destroyed from then on,
+// not earlier, and not inside on_done.
+#pragma once
+
+#include <functional>
+
+#include "absl/time/time.h"
+#include "launcher/client/connection.h"
+
+namespace lockstep {
+
+class GenerationCall final : private grpc::ClientReadReactor<v1::GenerateEvent> {
+ public:
+  struct Handlers {
+    std::function<void(const v1::GenerateEvent&)> on_event;
+    std::function<void(const grpc::Status&)> on_done;
+  };
+
+  // Starts the call. timeout: InfiniteDuration for none.
+  GenerationCall(const Connection& connection, v1::GenerateRequest request, absl::Duration timeout,
+                 Handlers handlers);
+  GenerationCall(const GenerationCall&) = delete;
+  GenerationCall& operator=(const GenerationCall&) = delete;
+
+  // Ends the call early; on_done follows with CANCELLED. From any thread, any number of times.
+  void Cancel() { context_.TryCancel(); }
+
+ private:
+  void OnReadDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+  grpc::ClientContext context_;
+  v1::GenerateRequest request_;
+  v1::GenerateEvent event_;
+  Handlers handlers_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,131 @@
+#include "launcher/client/request_flags.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/cli/values.h"
+
+namespace lockstep {
+
+void AddSamplingFlags(CLI::App& command, RequestFlags& flags) {
+  const char* group = "Sampling (unset: the checkpoint's defaults)";
+  const auto add = [&](const char* name, auto& value, const char* description, const char* type) {
+    command.add_option(name, value, description)->type_name(type)->group(group);
+  };
+  add("--temperature", flags.temperature, "0 = greedy, else 0.01 to 100", "T");
+  add("--top-k", flags.top_k, "choose among the K most likely tokens; 0 = off", "K");
+  add("--top-p", flags.top_p, "choose among the most likely tokens that hold mass P; 1 = off", "P");
+  add("--min-p", flags.min_p, "drop tokens below P times the likeliest; 0 = off", "P");
+  add("--seed", flags.seed, "equal seeds give equal outputs (default: random)", "N");
+  add("--n", flags.num_outputs, "outputs per prompt (default: 1)", "N");
+  add("--repetition-penalty", flags.repetition_penalty, "over prompt and output; 1 = off", "X");
+  add("--presence-penalty", flags.presence_penalty, "over the output, -2 to 2; 0 = off", "X");
+  add("--frequency-penalty", flags.frequency_penalty, "over the output, -2 to 2; 0 = off", "X");
+  command.add_option("--logit-bias", flags.logit_bias, "add BIAS (-100 to 100) to a token's logit")
+      ->type_name("ID:BIAS")
+      ->expected(1)
+      ->take_all()
+      ->group(group);
+}
+
+void AddStopFlags(CLI::App& command, RequestFlags& flags) {
+  const char* group = "Length and stopping";
+  command
+      .add_option("--max-tokens", flags.max_tokens,
+                  "most tokens to generate (default: as many as the context holds)")
+      ->type_name("TOKENS")
+      ->group(group);
+  command.add_option("--min-tokens", flags.min_tokens, "no end before this many tokens")
+      ->type_name("TOKENS")
+      ->group(group);
+  command.add_option("--stop", flags.stop_strings, "end before this text; may be repeated")
+      ->type_name("TEXT")
+      ->expected(1)
+      ->take_all()
+      ->group(group);
+  command.add_option("--stop-token-ids", flags.stop_token_ids, "end at any of these tokens")
+      ->type_name("IDS")
+      ->group(group);
+  command.add_flag("--ignore-eos", flags.ignore_eos, "go on after the end-of-text token")
+      ->group(group);
+  command.add_flag("--include-stop", flags.include_stop_string, "keep the matched stop text")
+      ->group(group);
+}
+
+void AddOutputFlags(CLI::App& command, RequestFlags& flags) {
+  const char* group = "What is returned";
+  command
+      .add_option("--logprobs", flags.logprobs,
+                  "log-probabilities of tokens and of the N (0 to 20) likeliest; needs --json")
+      ->type_name("N")
+      ->group(group);
+  command
+      .add_option("--prompt-logprobs", flags.prompt_logprobs, "the same for the prompt's tokens")
+      ->type_name("N")
+      ->group(group);
+  command
+      .add_flag("--include-special-tokens", flags.include_special_tokens,
+                "show special tokens in the text")
+      ->group(group);
+  command
+      .add_flag("--parse-special-tokens", flags.parse_special_tokens,
+                "read <|...|> in the prompt as special tokens, not as text")
+      ->group("Prompt");
+  command
+      .add_option("--cache-salt", flags.cache_salt,
+                  "share cached prefixes only with requests of this salt")
+      ->type_name("TEXT")
+      ->group("Prompt");
+  command.add_option("--priority", flags.priority, "lower runs first, -1000 to 1000 (default: 0)")
+      ->type_name("N")
+      ->group("Prompt");
+}
+
+namespace {
+
+absl::Status SetSampling(const RequestFlags& flags, v1::SamplingOptions& sampling) {
+  if (flags.temperature) sampling.set_temperature(*flags.temperature);
+  if (flags.top_k) sampling.set_top_k(*flags.top_k);
+  if (flags.top_p) sampling.set_top_p(*flags.top_p);
+  if (flags.min_p) sampling.set_min_p(*flags.min_p);
+  if (flags.repetition_penalty) sampling.set_repetition_penalty(*flags.repetition_penalty);
+  if (flags.presence_penalty) sampling.set_presence_penalty(*flags.presence_penalty);
+  if (flags.frequency_penalty) sampling.set_frequency_penalty(*flags.frequency_penalty);
+  if (flags.seed) sampling.set_seed(*flags.seed);
+  if (flags.num_outputs) sampling.set_num_outputs(*flags.num_outputs);
+  for (const std::string& item : flags.logit_bias) {
+    ASSIGN_OR_RETURN(const auto bias, ParseLogitBias(item));
+    (*sampling.mutable_logit_bias())[bias.first] = bias.second;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetStop(const RequestFlags& flags, v1::StopOptions& stop) {
+  if (flags.max_tokens) stop.set_max_tokens(*flags.max_tokens);
+  if (flags.min_tokens) stop.set_min_tokens(*flags.min_tokens);
+  for (const std::string& text : flags.stop_strings) stop.add_stop_strings(text);
+  if (!flags.stop_token_ids.empty()) {
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ParseTokenIds(flags.stop_token_ids));
+    stop.mutable_stop_token_ids()->Assign(ids.begin(), ids.end());
+  }
+  stop.set_ignore_eos(flags.ignore_eos);
+  stop.set_include_stop_string(flags.include_stop_string);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags) {
+  v1::GenerateRequest request;
+  RETURN_IF_ERROR(SetSampling(flags, *request.mutable_sampling()));
+  RETURN_IF_ERROR(SetStop(flags, *request.mutable_stop()));
+  v1::OutputOptions& output = *request.mutable_output();
+  if (flags.logprobs) output.set_logprobs(*flags.logprobs);
+  if (flags.prompt_logprobs) output.set_prompt_logprobs(*flags.prompt_logprobs);
+  output.set_include_special_tokens(flags.include_special_tokens);
+  request.set_parse_special_tokens(flags.parse_special_tokens);
+  request.set_cache_salt(flags.cache_salt);
+  if (flags.priority) request.set_priority(*flags.priority);
+  return request;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+// The sampling, stop and output flags of a generation, as a request. Only what the user gave is
+// set: everything else is left to the server's defaults (the checkpoint's generation_config.json).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launcher/cli/command.h"
+#include "lockstep/v1/generation.pb.h"
+
+namespace lockstep {
+
+struct RequestFlags {
+  std::optional<float> temperature;
+  std::optional<int> top_k;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<float> repetition_penalty;
+  std::optional<float> presence_penalty;
+  std::optional<float> frequency_penalty;
+  std::vector<std::string> logit_bias;  // "TOKEN_ID:BIAS"
+  std::optional<uint64_t> seed;
+  std::optional<int> num_outputs;
+
+  std::optional<int> max_tokens;
+  std::optional<int> min_tokens;
+  std::vector<std::string> stop_strings;
+  std::string stop_token_ids;  // "1,2"
+  bool ignore_eos = false;
+  bool include_stop_string = false;
+
+  std::optional<int> logprobs;
+  std::optional<int> prompt_logprobs;
+  bool include_special_tokens = false;
+  bool parse_special_tokens = false;
+  std::string cache_salt;
+  std::optional<int> priority;
+};
+
+void AddSamplingFlags(CLI::App& command, RequestFlags& flags);
+void AddStopFlags(CLI::App& command, RequestFlags& flags);
+void AddOutputFlags(CLI::App& command, RequestFlags& flags);
+
+// The request without its prompt. INVALID_ARGUMENT for a malformed --logit-bias or
+// --stop-token-ids; ranges are the server's to check.
+absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags);
+
+}  // namespace lockstep

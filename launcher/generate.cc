@@ -1,0 +1,275 @@
+// lockstep generate: streams completions of one or many prompts to the terminal.
+#include <unistd.h>
+
+#include <cstdio>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/base/mailbox.h"
+#include "launcher/base/signals.h"
+#include "launcher/cli/command.h"
+#include "launcher/cli/values.h"
+#include "launcher/client/connection.h"
+#include "launcher/client/generation_call.h"
+#include "launcher/client/prompts.h"
+#include "launcher/client/request_flags.h"
+#include "launcher/client/response.h"
+#include "launcher/client/text_printer.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kCommand[] = "generate";
+// Prompts sent at once; the rest wait here rather than in the server's bounded queue.
+constexpr size_t kMaxCallsInFlight = 256;
+constexpr absl::Duration kShortCallTimeout = absl::Seconds(10);
+
+struct GenerateOptions {
+  std::string server;
+  double timeout_seconds = 0;
+  PromptSources prompts;
+  RequestFlags request;
+  bool no_echo = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+struct Arrival {
+  size_t prompt = 0;
+  absl::Time received;
+  v1::GenerateEvent event;
+  std::optional<grpc::Status> done;
+};
+
+// Runs every prompt and shows what arrives. Used by main's thread; calls report through the
+// mailbox.
+class GenerateRun {
+ public:
+  GenerateRun(const GenerateOptions& options, const Connection& connection,
+              v1::GenerateRequest request, std::vector<Prompt> prompts)
+      : options_(options),
+        connection_(connection),
+        request_(std::move(request)),
+        prompts_(std::move(prompts)),
+        num_outputs_(static_cast<size_t>(options.request.num_outputs.value_or(1))) {
+    if (!options_.json) {
+      printer_ = std::make_unique<TextPrinter>(stdout, Headings(), ::isatty(STDOUT_FILENO) == 1);
+    }
+  }
+
+  int Run(InterruptWatcher& interrupts) {
+    started_ = absl::Now();
+    while (num_done_ < prompts_.size()) {
+      StartCalls();
+      WaitReadable(mailbox_.fd(), interrupts.fd(), absl::InfiniteDuration());
+      if (interrupts.TakeCount() > 0) Interrupt();
+      for (Arrival& arrival : mailbox_.TakeAll()) Handle(arrival);
+    }
+    if (!options_.quiet && !options_.json) PrintSummary();
+    return failed_ ? kExitFailure : kExitOk;
+  }
+
+ private:
+  struct Running {
+    std::unique_ptr<Response> response;
+    std::unique_ptr<GenerationCall> call;
+  };
+
+  std::vector<std::string> Headings() const {
+    std::vector<std::string> headings;
+    for (size_t prompt = 0; prompt < prompts_.size(); ++prompt) {
+      for (size_t output = 0; output < num_outputs_; ++output) {
+        std::string heading = absl::StrCat("prompt ", prompt + 1);
+        if (num_outputs_ > 1) absl::StrAppend(&heading, ", output ", output + 1);
+        headings.push_back(absl::StrCat(heading, ": ", Excerpt(prompts_[prompt].shown, 60)));
+      }
+    }
+    return headings;
+  }
+
+  void StartCalls() {
+    while (!interrupted_ && running_.size() < prompts_.size() &&
+           running_.size() - num_done_ < kMaxCallsInFlight) {
+      const size_t index = running_.size();
+      v1::GenerateRequest request = request_;
+      SetPrompt(prompts_[index], request);
+      const auto on_event = [this, index](const v1::GenerateEvent& event) {
+        mailbox_.Put({index, absl::Now(), event, std::nullopt});
+      };
+      const auto on_done = [this, index](const grpc::Status& status) {
+        mailbox_.Put({index, absl::Now(), {}, status});
+      };
+      const absl::Duration timeout = options_.timeout_seconds > 0
+                                         ? absl::Seconds(options_.timeout_seconds)
+                                         : absl::InfiniteDuration();
+      Running& run = running_.emplace_back();
+      run.response = std::make_unique<Response>(absl::Now());
+      run.call = std::make_unique<GenerationCall>(connection_, std::move(request), timeout,
+                                                  GenerationCall::Handlers{on_event, on_done});
+    }
+  }
+
+  void Interrupt() {
+    if (interrupted_) return;
+    interrupted_ = true;
+    failed_ = true;
+    num_done_ += prompts_.size() - running_.size();  // never started
+    for (const Running& run : running_) {
+      if (run.call) run.call->Cancel();
+    }
+  }
+
+  void Handle(Arrival& arrival) {
+    Running& run = running_[arrival.prompt];
+    if (arrival.done) {
+      Finish(arrival.prompt, *arrival.done);
+      return;
+    }
+    run.response->Add(arrival.event, arrival.received);
+    if (printer_) Print(arrival.prompt, arrival.event);
+  }
+
+  void Print(size_t prompt, const v1::GenerateEvent& event) {
+    const size_t first = prompt * num_outputs_;
+    if (event.has_accepted() && !options_.no_echo) {
+      for (size_t i = 0; i < num_outputs_; ++i) printer_->Append(first + i, prompts_[prompt].shown);
+    } else if (event.has_delta() && event.delta().output_index() < num_outputs_) {
+      printer_->Append(first + event.delta().output_index(), event.delta().text());
+    } else if (event.has_finished() && event.finished().output_index() < num_outputs_) {
+      printer_->Finish(first + event.finished().output_index());
+    }
+  }
+
+  void Finish(size_t prompt, const grpc::Status& status) {
+    ++num_done_;
+    Running& run = running_[prompt];
+    if (printer_) {
+      for (size_t i = 0; i < num_outputs_; ++i) printer_->Finish(prompt * num_outputs_ + i);
+    }
+    const bool cancelled = interrupted_ && status.error_code() == grpc::StatusCode::CANCELLED;
+    if (!status.ok() && !cancelled) ReportError(prompt, connection_.Explain(status));
+    if (options_.json) PrintJson(prompt, status);
+    num_tokens_ += run.response->num_output_tokens();
+    if (prompt > 0) run.response.reset();  // the first one's timing is in the summary
+    run.call.reset();
+  }
+
+  void ReportError(size_t prompt, const absl::Status& status) {
+    failed_ = true;
+    const std::string place = prompts_.size() == 1 ? "" : absl::StrCat("prompt ", prompt + 1, ": ");
+    Fail(kCommand, absl::Status(status.code(), absl::StrCat(place, status.message())));
+  }
+
+  void PrintJson(size_t prompt, const grpc::Status& status) {
+    nlohmann::ordered_json line = {{"prompt_index", prompt},
+                                   {"prompt", ValidUtf8(prompts_[prompt].shown)}};
+    line.update(running_[prompt].response->ToJson());
+    if (!status.ok()) {
+      line["error"] = {{"code", static_cast<int>(status.error_code())},
+                       {"message", ValidUtf8(connection_.Explain(status).message())}};
+    }
+    std::printf("%s\n", line.dump().c_str());
+    std::fflush(stdout);
+  }
+
+  void PrintSummary() const {
+    if (num_tokens_ == 0 || running_.empty()) return;
+    const Response& first = *running_.front().response;
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - started_);
+    std::string line =
+        absl::StrFormat("[%s tokens in %s", FormatCount(num_tokens_), FormatSeconds(seconds));
+    if (first.num_output_tokens() > 0) {
+      absl::StrAppend(&line, ", first token after ",
+                      FormatSeconds(absl::ToDoubleSeconds(first.first_token() - first.started())));
+    }
+    std::fprintf(stderr, "%s, %.0f tokens/s]\n", line.c_str(),
+                 static_cast<double>(num_tokens_) / seconds);
+  }
+
+  const GenerateOptions& options_;
+  const Connection& connection_;
+  const v1::GenerateRequest request_;
+  const std::vector<Prompt> prompts_;
+  const size_t num_outputs_;
+  std::unique_ptr<TextPrinter> printer_;  // none with --json
+  Mailbox<Arrival> mailbox_;
+  std::deque<Running> running_;  // by prompt index; started ones
+  absl::Time started_;
+  size_t num_done_ = 0;
+  int64_t num_tokens_ = 0;
+  bool interrupted_ = false;
+  bool failed_ = false;
+};
+
+// The text to echo for prompts given as ids is only known to the server.
+absl::Status DetokenizePrompts(const Connection& connection, std::vector<Prompt>& prompts) {
+  for (Prompt& prompt : prompts) {
+    if (prompt.token_ids.empty()) continue;
+    grpc::ClientContext context;
+    SetTimeout(context, kShortCallTimeout);
+    v1::DetokenizeRequest request;
+    v1::DetokenizeResponse response;
+    request.mutable_token_ids()->Assign(prompt.token_ids.begin(), prompt.token_ids.end());
+    const grpc::Status status = connection.stub().Detokenize(&context, request, &response);
+    if (!status.ok()) return connection.Explain(status);
+    prompt.shown = response.text();
+  }
+  return absl::OkStatus();
+}
+
+int RunGenerate(const GenerateOptions& options) {
+  auto request = MakeRequest(options.request);
+  if (!request.ok()) return FailUsage(kCommand, request.status().message());
+  auto prompts = ReadPrompts(options.prompts);
+  if (!prompts.ok()) return Fail(kCommand, prompts.status());
+  InterruptWatcher interrupts;  // after standard input was read, before gRPC starts threads
+  const auto connection = Connection::Open(options.server);
+  if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
+  if (!options.no_echo && !options.json) {
+    const absl::Status status = DetokenizePrompts(**connection, *prompts);
+    if (!status.ok()) return Fail(kCommand, status);
+  }
+  GenerateRun run(options, **connection, *std::move(request), *std::move(prompts));
+  return run.Run(interrupts);
+}
+
+}  // namespace
+
+void AddGenerateCommand(CLI::App& program, CommandBody& chosen) {
+  GenerateOptions* options = nullptr;
+  CLI::App* command =
+      AddCommand(program, chosen, kCommand, "Stream completions of one or many prompts",
+                 &RunGenerate, options);
+  AddPromptFlags(*command, options->prompts);
+  AddSamplingFlags(*command, options->request);
+  AddStopFlags(*command, options->request);
+  AddOutputFlags(*command, options->request);
+  const char* group = "What is returned";
+  command
+      ->add_flag("--no-echo", options->no_echo,
+                 "print the completion only (default: the prompt first)")
+      ->group(group);
+  command->add_flag("--json", options->json, "one JSON object per prompt, a line each")
+      ->group(group);
+  command->add_flag("--quiet,-q", options->quiet, "no summary line on stderr")->group(group);
+  AddServerFlag(*command, options->server);
+  command
+      ->add_option("--timeout", options->timeout_seconds,
+                   "give up after this long (default: never)")
+      ->type_name("SECONDS")
+      ->check(Between(0.0, 1e9))
+      ->group("Connection");
+  command->footer(
+      "Example:\n  lockstep generate --temperature 0 --max-tokens 200 \"Once upon a time\"\n"
+      "Exit codes: 0 all prompts completed, 1 a failure or an interrupt, 2 wrong usage.");
+}
+
+}  // namespace lockstep

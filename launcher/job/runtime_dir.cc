@@ -1,0 +1,121 @@
+#include "launcher/job/runtime_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kPrefix[] = "lockstep-";
+constexpr char kLockName[] = "lock";
+constexpr size_t kMaxSecretBytes = 4096;
+
+absl::Status Unavailable(absl::string_view what, const fs::path& path) {
+  return absl::UnavailableError(absl::StrCat(what, " ", path.string(), ": ", std::strerror(errno)));
+}
+
+fs::path ParentDirectory() {
+  for (const char* name : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
+    const char* value = std::getenv(name);
+    std::error_code error;
+    // Socket paths hold 107 bytes (sockaddr_un), so a deep directory cannot be used.
+    if (value != nullptr && std::strlen(value) < 60 && fs::is_directory(value, error) &&
+        ::access(value, W_OK | X_OK) == 0) {
+      return value;
+    }
+  }
+  return "/tmp";
+}
+
+// An unlocked lock file belongs to a launch that was killed. A directory without one is just being
+// made.
+void RemoveAbandoned(const fs::path& parent) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) {
+    if (!absl::StartsWith(entry.path().filename().string(), kPrefix)) continue;
+    struct stat info;
+    if (::lstat(entry.path().c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
+        info.st_uid != ::geteuid()) {
+      continue;
+    }
+    const Fd lock(::open((entry.path() / kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+    if (!lock.valid() || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    fs::remove_all(entry.path(), error);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<RuntimeDir> RuntimeDir::Create() {
+  const fs::path parent = ParentDirectory();
+  RemoveAbandoned(parent);
+  std::string name = (parent / absl::StrCat(kPrefix, "XXXXXX")).string();
+  if (::mkdtemp(name.data()) == nullptr) return Unavailable("cannot create", name);  // mode 0700
+  Fd lock(
+      ::open((fs::path(name) / kLockName).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!lock.valid() || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    return Unavailable("cannot lock", name);
+  }
+  return RuntimeDir(name, std::move(lock));
+}
+
+RuntimeDir::~RuntimeDir() {
+  if (!lock_.valid()) return;  // moved from
+  std::error_code error;
+  fs::remove_all(path_, error);
+}
+
+absl::StatusOr<fs::path> RuntimeDir::WriteSecretFile(absl::string_view secret) const {
+  const fs::path path = path_ / "secret";
+  const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.valid()) return Unavailable("cannot create", path);
+  const std::string line = absl::StrCat(secret, "\n");
+  if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    return Unavailable("cannot write", path);
+  }
+  return path;
+}
+
+absl::StatusOr<std::string> DrawSecret() {
+  std::string bytes(32, '\0');
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return absl::UnavailableError(absl::StrCat("getrandom: ", std::strerror(errno)));
+  }
+  return absl::BytesToHexString(bytes);
+}
+
+absl::StatusOr<std::string> ReadSecretFile(const fs::path& path) {
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return Unavailable("cannot read the secret file", path);
+  struct stat info;
+  if (::fstat(file.get(), &info) != 0) return Unavailable("cannot read", path);
+  if ((info.st_mode & 077) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "others may read the secret file ", path.string(), ": run chmod 600 ", path.string()));
+  }
+  std::string content(kMaxSecretBytes, '\0');
+  const ssize_t count = ::read(file.get(), content.data(), content.size());
+  if (count < 0) return Unavailable("cannot read", path);
+  content.resize(static_cast<size_t>(count));
+  content = content.substr(0, content.find('\n'));
+  if (content.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the secret file ", path.string(), " is empty"));
+  }
+  return content;
+}
+
+}  // namespace lockstep

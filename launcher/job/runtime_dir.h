@@ -1,0 +1,44 @@
+// A private directory for one launch: the workers' socket, the secret, mpirun's session files.
+// Removed with everything in it when the object goes.
+//
+// The directory has mode 0700 and lies in $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp. A lock held on
+// a file inside says that its owner lives, so the next launch can remove what a killed one left.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "launcher/base/fd.h"
+
+namespace lockstep {
+
+class RuntimeDir {
+ public:
+  // Also removes this user's directories whose owners are gone. UNAVAILABLE naming the path and the
+  // reason.
+  static absl::StatusOr<RuntimeDir> Create();
+  RuntimeDir(RuntimeDir&&) = default;
+  RuntimeDir& operator=(RuntimeDir&&) = delete;
+  ~RuntimeDir();
+
+  const std::filesystem::path& path() const { return path_; }
+  // A new file of mode 0600.
+  absl::StatusOr<std::filesystem::path> WriteSecretFile(absl::string_view secret) const;
+
+ private:
+  RuntimeDir(std::filesystem::path path, Fd lock)
+      : path_(std::move(path)), lock_(std::move(lock)) {}
+  std::filesystem::path path_;
+  Fd lock_;
+};
+
+// 32 random bytes as hexadecimal digits. UNAVAILABLE when the kernel gives none.
+absl::StatusOr<std::string> DrawSecret();
+// The first line of a secret file. FAILED_PRECONDITION when others may read it, INVALID_ARGUMENT
+// when it is empty.
+absl::StatusOr<std::string> ReadSecretFile(const std::filesystem::path& path);
+
+}  // namespace lockstep

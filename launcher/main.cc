@@ -1,0 +1,70 @@
+// The `lockstep` program: finds the command, parses its flags, runs it.
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "launcher/cli/command.h"
+#include "launcher/cli/values.h"
+
+namespace lockstep {
+namespace {
+
+void AddAllCommands(CLI::App& program, CommandBody& chosen) {
+  AddGenerateCommand(program, chosen);
+  AddBenchCommand(program, chosen);
+  AddStatusCommand(program, chosen);
+  AddTokenizeCommand(program, chosen);
+}
+
+// "lockstep COMMAND" for the message: the innermost command that was named.
+std::string CommandPath(const CLI::App& program) {
+  std::string path = "lockstep";
+  const CLI::App* app = &program;
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    path += " " + app->get_name();
+  }
+  return path;
+}
+
+int ReportUsageError(const CLI::App& program, const CLI::ParseError& error) {
+  const std::string path = CommandPath(program);
+  std::fprintf(stderr, "%s: %s (see: %s --help)\n", path.c_str(), OneLine(error.what()).c_str(),
+               path.c_str());
+  return kExitUsage;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App program("Lockstep serves Llama-class models from tensor and pipeline parallel ranks.",
+                   "lockstep");
+  program.set_version_flag("--version", std::string("lockstep ") + LOCKSTEP_VERSION);
+  program.require_subcommand(0, 1);  // none is answered with help below; a wrong one is named
+  program.footer("Exit codes: 0 success, 1 failure, 2 wrong usage.");
+  program.get_formatter()->column_width(36);
+  CommandBody chosen;
+  AddAllCommands(program, chosen);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    return program.exit(success);
+  } catch (const CLI::ParseError& error) {
+    return ReportUsageError(program, error);
+  }
+  if (!chosen) {
+    std::fprintf(stderr, "%s", program.help().c_str());
+    return kExitUsage;
+  }
+  return chosen();
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  try {
+    return lockstep::Main(argc, argv);
+  } catch (const std::exception& error) {  // a library's; ours do not throw
+    std::fprintf(stderr, "lockstep: %s\n", error.what());
+    return lockstep::kExitFailure;
+  }
+}

@@ -1,0 +1,155 @@
+// lockstep status: what the server is, how busy it is and what every rank is doing.
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "google/protobuf/util/json_util.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/base/signals.h"
+#include "launcher/cli/command.h"
+#include "launcher/cli/values.h"
+#include "launcher/client/connection.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kCommand[] = "status";
+constexpr absl::Duration kTimeout = absl::Seconds(10);
+constexpr char kClearScreen[] = "\x1b[H\x1b[2J";
+
+struct StatusOptions {
+  std::string server;
+  bool json = false;
+  bool watch = false;
+  double interval_seconds = 1.0;
+};
+
+std::string StateName(v1::GetStatusResponse::State state) {
+  switch (state) {
+    case v1::GetStatusResponse::STATE_STARTING:
+      return "starting";
+    case v1::GetStatusResponse::STATE_SERVING:
+      return "serving";
+    case v1::GetStatusResponse::STATE_DRAINING:
+      return "draining";
+    case v1::GetStatusResponse::STATE_FAILED:
+      return "failed";
+    default:
+      return "unknown";
+  }
+}
+
+double Percent(int64_t part, int64_t whole) {
+  return whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+}
+
+void AppendModel(const v1::GetServerInfoResponse& info, std::string& out) {
+  absl::StrAppendFormat(&out, "model     %s, %s parameters, %s\n", TerminalText(info.model_name()),
+                        FormatCount(info.num_parameters()), info.weight_dtype());
+  absl::StrAppendFormat(&out, "layout    tp %d x pp %d, %d replica%s; version %s\n",
+                        info.tensor_parallel(), info.pipeline_parallel(), info.num_replicas(),
+                        info.num_replicas() == 1 ? "" : "s", info.version());
+  absl::StrAppendFormat(&out,
+                        "limits    %s tokens per sequence, %d sequences, %s tokens per step\n",
+                        FormatCount(info.max_model_len()), info.max_num_seqs(),
+                        FormatCount(info.max_batched_tokens()));
+}
+
+void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusResponse& status,
+                std::string& out) {
+  absl::StrAppendFormat(&out, "state     %s%s, up %s\n", StateName(status.state()),
+                        status.detail().empty() ? "" : " (" + OneLine(status.detail()) + ")",
+                        FormatSeconds(static_cast<double>(status.uptime_ms()) / 1e3));
+  absl::StrAppendFormat(&out, "sequences %d running, %d waiting; %d preemptions\n",
+                        status.num_running(), status.num_waiting(), status.num_preemptions());
+  absl::StrAppendFormat(
+      &out, "KV cache  %s of %s blocks in use (%.1f %%), %s cached; block = %d tokens\n",
+      FormatCount(status.kv_blocks_in_use()), FormatCount(status.kv_blocks_total()),
+      Percent(status.kv_blocks_in_use(), status.kv_blocks_total()),
+      FormatCount(status.kv_blocks_cached()), info.kv_block_size());
+  absl::StrAppendFormat(&out, "requests  %d accepted, %d finished, %d rejected, %d aborted\n",
+                        status.requests_accepted(), status.requests_finished(),
+                        status.requests_rejected(), status.requests_aborted());
+  absl::StrAppendFormat(&out,
+                        "tokens    %s generated, %s prompt computed, %s prompt cached; %s steps\n",
+                        FormatCount(static_cast<int64_t>(status.tokens_generated())),
+                        FormatCount(static_cast<int64_t>(status.prompt_tokens_computed())),
+                        FormatCount(static_cast<int64_t>(status.prompt_tokens_cached())),
+                        FormatCount(static_cast<int64_t>(status.num_steps())));
+}
+
+void AppendRanks(const v1::GetStatusResponse& status, std::string& out) {
+  absl::StrAppendFormat(&out, "\n%4s %5s %3s  %-16s %8s %10s %10s %8s %9s  %s\n", "rank", "stage",
+                        "tp", "host", "pid", "weights", "KV cache", "step", "last seen",
+                        "operation");
+  for (const v1::RankStatus& rank : status.ranks()) {
+    absl::StrAppendFormat(&out, "%4d %5d %3d  %-16s %8d %10s %10s %8d %9s  %s (%s)\n", rank.rank(),
+                          rank.pipeline_stage(), rank.tp_rank(), Excerpt(rank.host(), 16),
+                          rank.pid(), FormatBytes(rank.weight_bytes()),
+                          FormatBytes(rank.kv_cache_bytes()), rank.last_step(),
+                          FormatSeconds(static_cast<double>(rank.last_seen_ms_ago()) / 1e3),
+                          OneLine(rank.operation()),
+                          FormatSeconds(static_cast<double>(rank.operation_age_ms()) / 1e3));
+  }
+}
+
+absl::StatusOr<std::string> MessageJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions print;
+  print.preserve_proto_field_names = true;
+  print.always_print_primitive_fields = true;
+  std::string json;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &json, print);
+  if (!status.ok()) return absl::InternalError("the server's answer cannot be shown as JSON");
+  return json;
+}
+
+absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {
+  ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, connection.GetServerInfo(kTimeout));
+  ASSIGN_OR_RETURN(const v1::GetStatusResponse status, connection.GetStatus(kTimeout));
+  if (json) {
+    ASSIGN_OR_RETURN(const std::string info_json, MessageJson(info));
+    ASSIGN_OR_RETURN(const std::string status_json, MessageJson(status));
+    return absl::StrCat("{\"server\":", info_json, ",\"status\":", status_json, "}\n");
+  }
+  std::string out;
+  AppendModel(info, out);
+  AppendLoad(info, status, out);
+  AppendRanks(status, out);
+  return out;
+}
+
+int RunStatus(const StatusOptions& options) {
+  InterruptWatcher interrupts;
+  const auto connection = Connection::Open(options.server);
+  if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
+  const bool redraw = options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1;
+  while (true) {
+    const auto text = Describe(**connection, options.json);
+    if (!text.ok()) return Fail(kCommand, text.status());
+    std::printf("%s%s", redraw ? kClearScreen : "", text->c_str());
+    std::fflush(stdout);
+    if (!options.watch) return kExitOk;
+    WaitReadable(interrupts.fd(), -1, absl::Seconds(options.interval_seconds));
+    if (interrupts.TakeCount() > 0) return kExitOk;
+  }
+}
+
+}  // namespace
+
+void AddStatusCommand(CLI::App& program, CommandBody& chosen) {
+  StatusOptions* options = nullptr;
+  CLI::App* command = AddCommand(program, chosen, kCommand,
+                                 "Show the server's model, load and ranks", &RunStatus, options);
+  command->add_flag("--json", options->json, "one JSON object (per interval with --watch)");
+  command->add_flag("--watch", options->watch, "show it again and again until Ctrl-C");
+  command->add_option("--interval", options->interval_seconds, "between two looks with --watch")
+      ->type_name("SECONDS")
+      ->check(Between(0.1, 3600.0))
+      ->capture_default_str();
+  AddServerFlag(*command, options->server);
+}
+
+}  // namespace lockstep
