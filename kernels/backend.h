@@ -1,12 +1,14 @@
-// The contract between the model and the hardware: memory, weights and the handful of kernels a Llama needs.
+// The contract between the model and the hardware: memory, weights and the handful of kernels a
+// Llama needs.
 //
-// Bodies: ReferenceBackend (plain loops, the specification), CpuBackend (SIMD, threads); a CUDA body loads as a
-// plugin. All pointers are device pointers of this backend; work is issued in order from one thread (the step
-// loop) and may be asynchronous until Synchronize(). Activations are f32, row-major and dense.
+// Bodies: ReferenceBackend (plain loops, the specification), CpuBackend (SIMD, threads); a CUDA
+// body loads as a plugin. All pointers are device pointers of this backend; work is issued in order
+// from one thread (the step loop) and may be asynchronous until Synchronize(). Activations are f32,
+// row-major and dense.
 //
-// Numbers. On the CPU bodies every output row depends on its own inputs only: bit for bit the same whatever the
-// number of rows in the call, the number of threads and the instruction set. The order of additions is part of
-// this contract and is written at each kernel.
+// Numbers. On the CPU bodies every output row depends on its own inputs only: bit for bit the same
+// whatever the number of rows in the call, the number of threads and the instruction set. The order
+// of additions is part of this contract and is written at each kernel.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +26,8 @@ namespace lockstep {
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  DeviceBuffer(std::shared_ptr<void> memory, int64_t bytes) : memory_(std::move(memory)), bytes_(bytes) {}
+  DeviceBuffer(std::shared_ptr<void> memory, int64_t bytes)
+      : memory_(std::move(memory)), bytes_(bytes) {}
   DeviceBuffer(DeviceBuffer&&) = default;
   DeviceBuffer& operator=(DeviceBuffer&&) = default;
   DeviceBuffer(const DeviceBuffer&) = delete;
@@ -42,15 +45,16 @@ class DeviceBuffer {
   int64_t bytes_ = 0;
 };
 
-// y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16 (f16
-// checkpoints are widened to f32 or, on request, rounded to bf16 while filling).
+// y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16
+// (f16 checkpoints are widened to f32 or, on request, rounded to bf16 while filling).
 struct LinearShape {
   int64_t out_features = 0;
   int64_t in_features = 0;
   DType dtype = DType::kF32;
-  // in_features is cut into this many equal K-slices; each is accumulated on its own and the partial sums are
-  // added in a binary tree of neighbours ((s0+s1)+(s2+s3))+... A rank that owns a power-of-two share of the
-  // slices thus computes a subtree of the whole sum. in_features must be divisible by it.
+  // in_features is cut into this many equal K-slices; each is accumulated on its own and the
+  // partial sums are added in a binary tree of neighbours ((s0+s1)+(s2+s3))+... A rank that owns a
+  // power-of-two share of the slices thus computes a subtree of the whole sum. in_features must be
+  // divisible by it.
   int num_k_slices = 1;
 };
 
@@ -66,7 +70,8 @@ class LinearWeight {
   LinearShape shape_;
 };
 
-// Rows as they lie in a checkpoint (host memory): num_rows rows of in_features elements, row_stride_bytes apart.
+// Rows as they lie in a checkpoint (host memory): num_rows rows of in_features elements,
+// row_stride_bytes apart.
 struct HostRows {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -75,7 +80,8 @@ struct HostRows {
 };
 
 // One layer's share of the paged KV cache on this rank.
-// k and v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32 or kBF16 (rounded to nearest when written).
+// k and v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32 or kBF16 (rounded to
+// nearest when written).
 struct KvCacheView {
   void* k = nullptr;
   void* v = nullptr;
@@ -86,16 +92,19 @@ struct KvCacheView {
   int head_dim = 0;
 };
 
-// The flat batch's index arrays, on the device. Sequences lie one after another; a prefill chunk has several
-// tokens, a decode one.
+// The flat batch's index arrays, on the device. Sequences lie one after another; a prefill chunk
+// has several tokens, a decode one.
 struct BatchIndex {
   int64_t num_tokens = 0;
   int64_t num_seqs = 0;
   int64_t max_blocks_per_seq = 0;
-  const int32_t* positions = nullptr;     // [num_tokens], 0-based position in its sequence
-  const int64_t* slot_mapping = nullptr;  // [num_tokens], block_id * block_size + offset: where its K/V goes
-  const int32_t* query_starts = nullptr;  // [num_seqs + 1], first token of each sequence; last = num_tokens
-  const int32_t* context_lens = nullptr;  // [num_seqs], tokens in the cache once this batch is written
+  const int32_t* positions = nullptr;  // [num_tokens], 0-based position in its sequence
+  const int64_t* slot_mapping =
+      nullptr;  // [num_tokens], block_id * block_size + offset: where its K/V goes
+  const int32_t* query_starts =
+      nullptr;  // [num_seqs + 1], first token of each sequence; last = num_tokens
+  const int32_t* context_lens =
+      nullptr;  // [num_seqs], tokens in the cache once this batch is written
   const int32_t* block_tables = nullptr;  // [num_seqs, max_blocks_per_seq]
 };
 
@@ -106,21 +115,24 @@ class Backend {
   virtual std::string Description() const = 0;
 
   // ---- memory ----
-  virtual absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) = 0;  // RESOURCE_EXHAUSTED when it cannot
+  virtual absl::StatusOr<DeviceBuffer> Allocate(
+      int64_t bytes) = 0;  // RESOURCE_EXHAUSTED when it cannot
   virtual void CopyToDevice(void* device, const void* host, int64_t bytes) = 0;
   virtual void CopyToHost(void* host, const void* device, int64_t bytes) = 0;  // complete on return
   virtual void Synchronize() = 0;
 
   // ---- weights ----
   // INVALID_ARGUMENT for shapes the backend cannot hold; RESOURCE_EXHAUSTED when memory is short.
-  virtual absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) = 0;
-  // Converts and packs rows [first_row, first_row + rows.num_rows). Thread-safe over disjoint rows; called from loader
-  // threads before the first Linear().
+  virtual absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(
+      const LinearShape& shape) = 0;
+  // Converts and packs rows [first_row, first_row + rows.num_rows). Thread-safe over disjoint rows;
+  // called from loader threads before the first Linear().
   virtual void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) = 0;
 
   // ---- kernels ----
-  // out[i, :] = table[ids[i] - first_id, :], or zeros when ids[i] is outside [first_id, first_id + num_rows).
-  // table: [num_rows, hidden] of table_dtype (kF32 or kBF16); ids: [num_tokens] int32 on the device; out: f32.
+  // out[i, :] = table[ids[i] - first_id, :], or zeros when ids[i] is outside [first_id, first_id +
+  // num_rows). table: [num_rows, hidden] of table_dtype (kF32 or kBF16); ids: [num_tokens] int32 on
+  // the device; out: f32.
   struct EmbedArgs {
     const void* table;
     DType table_dtype;
@@ -133,9 +145,11 @@ class Backend {
   };
   virtual void Embed(const EmbedArgs& args) = 0;
 
-  // residual += delta (when delta is not null), then out = residual / sqrt(mean(residual^2) + eps) * weight.
-  // residual, delta, out: [num_tokens, hidden]; weight: f32 [hidden]. The sum of squares runs in 16 lanes (lane =
-  // index mod 16, fused multiply-add, ascending), lanes then added as a binary tree of neighbours.
+  // residual += delta (when delta is not null), then out = residual / sqrt(mean(residual^2) + eps)
+  // * weight. residual, delta, out: [num_tokens, hidden]; weight: f32 [hidden]. The sum of squares
+  // runs in 16 lanes (lane = index mod 16, fused multiply-add, ascending), lanes then added as a
+  // binary tree of neighbours; with scale = 1 / sqrt(sum / hidden + eps), out = (residual * scale)
+  // * weight.
   struct RmsNormArgs {
     float* residual;
     const float* delta;
@@ -147,20 +161,25 @@ class Backend {
   };
   virtual void AddRmsNorm(const RmsNormArgs& args) = 0;
 
-  // y = x W^T; x [num_tokens, in_features], y [num_tokens, out_features], both f32. bf16 weights: x is rounded to bf16
-  // first (to nearest even). Within one K-slice each output element accumulates in f32 with fused multiply-add in one
-  // order: f32 weights k = 0, 1, 2, ...; bf16 weights in pairs, odd element then even: k = 1, 0, 3, 2, ... (the order
-  // of the vdpbf16ps instruction, Intel SDM vol. 2), a missing last odd element counting as zero; denormal inputs and
-  // results of the bf16 path are flushed to zero. Slices are combined as LinearShape says.
+  // y = x W^T; x [num_tokens, in_features], y [num_tokens, out_features], both f32. bf16 weights: x
+  // is rounded to bf16 first (to nearest even). Within one K-slice each output element accumulates
+  // in f32 with fused multiply-add in one order: f32 weights k = 0, 1, 2, ...; bf16 weights in
+  // pairs, odd element then even: k = 1, 0, 3, 2, ... (the order of the vdpbf16ps instruction,
+  // Intel SDM vol. 2), a missing last odd element of a slice counting as zero; denormal inputs and
+  // results of that accumulation are flushed to zero. Slices are combined as LinearShape says, with
+  // ordinary additions (ranks go on adding where this stops).
   virtual void Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) = 0;
 
-  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width], out: [num_tokens, width].
+  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width],
+  // out: [num_tokens, width]. silu(x) = x / (1 + Exp(0 - x)), Exp being the one of
+  // kernels/cpu/exp.h.
   virtual void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) = 0;
 
-  // Rotates q and k in place (GPT-NeoX halves: i pairs with i + head_dim / 2, as Hugging Face checkpoints have it)
-  // and writes k and v to the cache at slot_mapping.
-  // qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], q heads then k heads then v heads.
-  // cos, sin: f32 [max_positions, head_dim / 2].
+  // Rotates q and k in place (GPT-NeoX halves: i pairs with i + head_dim / 2, as Hugging Face
+  // checkpoints have it) and writes k and v to the cache at slot_mapping: first' = fma(first, cos,
+  // -(second * sin)), second' = fma(second, cos, first * sin). qkv: [num_tokens, (num_heads + 2 *
+  // num_kv_heads) * head_dim], q heads then k heads then v heads. cos, sin: f32 [max_positions,
+  // head_dim / 2].
   struct RopeArgs {
     float* qkv;
     int num_heads;
@@ -171,11 +190,19 @@ class Backend {
   };
   virtual void RopeAndWriteKv(const RopeArgs& args) = 0;
 
-  // Causal attention of every token over its sequence's cached positions 0..positions[t]; GQA: query head h reads KV
-  // head h / (num_heads / num_kv_heads). qkv as above (q already rotated); out: [num_tokens, num_heads * head_dim].
-  // Scores are scaled by `scale`. The context is walked in splits of kAttentionSplit tokens counted from position 0:
-  // each split gives (max, sum, weighted values), splits are merged in ascending order (FlashAttention's online
-  // softmax, Dao 2022, section 3).
+  // Causal attention of every token over its sequence's cached positions 0..positions[t]; GQA:
+  // query head h reads KV head h / (num_heads / num_kv_heads). qkv as above (q already rotated);
+  // out: [num_tokens, num_heads * head_dim]. The context is walked in splits of kAttentionSplit
+  // tokens counted from position 0: each split gives (max, sum, weighted values), splits are merged
+  // in ascending order (FlashAttention's online softmax, Dao 2022, section 3). In order, with Exp
+  // of kernels/cpu/exp.h:
+  //   score_j  = sum over d of (q_d * scale) * k_jd, fused multiply-add from 0, d ascending
+  //   weight_j = Exp(score_j - max of the split's scores)
+  //   sum      = the weights in 16 lanes (lane = j mod 16, ascending), then a binary tree of
+  //   neighbours value_d  = sum over j of weight_j * v_jd, fused multiply-add from 0, j ascending
+  //   merge    : m = max(max_a, max_b), a = Exp(max_a - m), b = Exp(max_b - m),
+  //              sum = fma(sum_b, b, sum_a * a), value_d = fma(value_b, b, value_a * a)
+  //   out_d    = value_d * (1 / sum)
   static constexpr int kAttentionSplit = 128;
   struct AttentionArgs {
     const float* qkv;
@@ -199,8 +226,8 @@ std::unique_ptr<Backend> MakeReferenceBackend();
 
 struct CpuBackendOptions {
   int num_threads = 1;
-  // Highest instruction set to use: "auto", "scalar", "avx2", "avx512", "avx512bf16". INVALID_ARGUMENT when
-  // unknown or not available on this processor.
+  // Highest instruction set to use: "auto", "scalar", "avx2", "avx512", "avx512bf16".
+  // INVALID_ARGUMENT when unknown or not available on this processor.
   std::string isa = "auto";
 };
 absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const CpuBackendOptions& options);

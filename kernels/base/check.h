@@ -1,8 +1,8 @@
 // Invariant checks that stay in release builds.
 //
-// CHECK is for broken invariants of our own (a bug); it prints the condition, the place and the streamed
-// message, then aborts. Outside input (files, flags, requests, peers) is never CHECKed: it gets absl::Status.
-// absl 20220623 has no absl/log, hence these few lines.
+// CHECK is for broken invariants of our own (a bug); it prints the condition, the place and the
+// streamed message, then aborts. Outside input (files, flags, requests, peers) is never CHECKed: it
+// gets absl::Status. absl 20220623 has no absl/log, hence these few lines.
 #pragma once
 
 #include <cstdio>
@@ -34,10 +34,10 @@ class CheckFailure {
 
 #define LS_CHECK(condition) \
   while (!(condition)) ::lockstep::CheckFailure(__FILE__, __LINE__, #condition).stream()
-#define LS_CHECK_OP(a, op, b)                                                             \
-  while (!((a)op(b)))                                                                     \
-  ::lockstep::CheckFailure(__FILE__, __LINE__, #a " " #op " " #b).stream() << '(' << (a) \
-                                                                           << " vs " << (b) << ") "
+#define LS_CHECK_OP(a, op, b)                                              \
+  while (!((a)op(b)))                                                      \
+  ::lockstep::CheckFailure(__FILE__, __LINE__, #a " " #op " " #b).stream() \
+      << '(' << (a) << " vs " << (b) << ") "
 #define LS_CHECK_EQ(a, b) LS_CHECK_OP(a, ==, b)
 #define LS_CHECK_NE(a, b) LS_CHECK_OP(a, !=, b)
 #define LS_CHECK_LT(a, b) LS_CHECK_OP(a, <, b)

@@ -9,11 +9,11 @@
 #define LS_CONCAT_INNER(a, b) a##b
 #define LS_CONCAT(a, b) LS_CONCAT_INNER(a, b)
 
-#define RETURN_IF_ERROR(expression)                                       \
-  do {                                                                    \
-    if (absl::Status ls_status = (expression); !ls_status.ok()) {         \
-      return ls_status;                                                   \
-    }                                                                     \
+#define RETURN_IF_ERROR(expression)                               \
+  do {                                                            \
+    if (absl::Status ls_status = (expression); !ls_status.ok()) { \
+      return ls_status;                                           \
+    }                                                             \
   } while (false)
 
 #define ASSIGN_OR_RETURN(declaration, expression) \

@@ -1,0 +1,259 @@
+#include "kernels/cpu/attention.h"
+
+#include <algorithm>
+
+#include "kernels/base/check.h"
+
+namespace lockstep::cpu {
+namespace {
+
+static_assert(kSplitTokens == Backend::kAttentionSplit);
+
+// Query rows of an item: enough to amortise transposing the keys, few enough to keep weights and
+// values in the second-level cache.
+constexpr int kItemRows = 48;
+// Tasks per thread that even out tasks of unequal length.
+constexpr int kTasksPerThread = 4;
+
+int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+}  // namespace
+
+struct AttentionRunner::Shape {
+  const Backend::AttentionArgs& args;
+  const BatchIndex& batch;
+  const KvCacheView& cache;
+  int head_dim;
+  int group;        // query heads per KV head
+  int item_tokens;  // at most, per item
+  int max_rows;     // item_tokens * group
+  int64_t qkv_width;
+
+  int64_t StateFloats(int num_rows) const {
+    return RoundUp(int64_t{num_rows} * (2 + head_dim), 16);
+  }
+};
+
+struct AttentionRunner::State {
+  float* max;
+  float* sum;
+  float* values;  // [num_rows][head_dim]
+
+  static State At(float* memory, int num_rows) {
+    return {memory, memory + num_rows, memory + 2 * num_rows};
+  }
+};
+
+struct AttentionRunner::ThreadScratch {
+  float* keys;          // [head_dim][32]
+  float* weights;       // [max_rows][128]
+  float* q;             // [max_rows][head_dim], packed
+  float* total;         // a state
+  float* next;          // a state
+  const void** k_rows;  // [128]
+  const void** v_rows;  // [128]
+  int32_t* row_lens;    // [max_rows]
+};
+
+AttentionRunner::AttentionRunner(const VectorKernels& kernels, ThreadPool& pool)
+    : kernels_(kernels), pool_(pool), scratch_(pool.num_threads()) {}
+
+void AttentionRunner::Run(const Backend::AttentionArgs& args) {
+  const KvCacheView& cache = *args.cache;
+  LS_CHECK_EQ(args.num_heads % cache.num_kv_heads, 0);
+  const int group = args.num_heads / cache.num_kv_heads;
+  const int item_tokens = std::max(1, kItemRows / group);
+  const Shape shape = {args,
+                       *args.batch,
+                       cache,
+                       cache.head_dim,
+                       group,
+                       item_tokens,
+                       item_tokens * group,
+                       int64_t{args.num_heads + 2 * cache.num_kv_heads} * cache.head_dim};
+  PlanItems(shape);
+  PlanTasks(shape);
+  ReserveScratch(shape);
+  pool_.ParallelFor(static_cast<int64_t>(tasks_.size()), [&](int64_t i, int thread) {
+    const Task& task = tasks_[i];
+    const Item& item = items_[task.item];
+    item.state_offset < 0 ? RunWhole(shape, item, thread) : RunPart(shape, item, task, thread);
+  });
+  if (divided_.empty()) return;
+  pool_.ParallelFor(static_cast<int64_t>(divided_.size()),
+                    [&](int64_t i, int thread) { MergeParts(shape, items_[divided_[i]], thread); });
+}
+
+void AttentionRunner::PlanItems(const Shape& shape) {
+  items_.clear();
+  for (int64_t seq = 0; seq < shape.batch.num_seqs; ++seq) {
+    const int64_t begin = shape.batch.query_starts[seq];
+    const int64_t end = shape.batch.query_starts[seq + 1];
+    const int64_t num_tiles = (end - begin + shape.item_tokens - 1) / shape.item_tokens;
+    for (int64_t tile = num_tiles - 1; tile >= 0; --tile) {  // the longest contexts first
+      const int64_t first = begin + tile * shape.item_tokens;
+      const auto num_tokens = static_cast<int>(std::min<int64_t>(shape.item_tokens, end - first));
+      const int64_t context = shape.batch.positions[first + num_tokens - 1] + int64_t{1};
+      const auto num_splits = static_cast<int>((context + kSplitTokens - 1) / kSplitTokens);
+      for (int kv_head = 0; kv_head < shape.cache.num_kv_heads; ++kv_head) {
+        items_.push_back({seq, kv_head, first, num_tokens, num_splits, -1});
+      }
+    }
+  }
+}
+
+void AttentionRunner::PlanTasks(const Shape& shape) {
+  tasks_.clear();
+  divided_.clear();
+  int64_t total_splits = 0;
+  for (const Item& item : items_) total_splits += item.num_splits;
+  const int64_t part = std::max<int64_t>(1, total_splits / (kTasksPerThread * pool_.num_threads()));
+  int64_t state_floats = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(items_.size()); ++i) {
+    Item& item = items_[i];
+    // At most half a thread's share for one task, else the others wait for it.
+    if (pool_.num_threads() == 1 || item.num_splits < 2 || item.num_splits <= 2 * part) continue;
+    item.state_offset = state_floats;
+    state_floats += item.num_splits * shape.StateFloats(item.num_tokens * shape.group);
+    divided_.push_back(i);
+    for (int split = 0; split < item.num_splits; split += static_cast<int>(part)) {
+      tasks_.push_back(
+          {i, split, static_cast<int>(std::min<int64_t>(part, item.num_splits - split))});
+    }
+  }
+  for (int64_t i = 0; i < static_cast<int64_t>(items_.size()); ++i) {
+    if (items_[i].state_offset < 0) tasks_.push_back({i, 0, items_[i].num_splits});
+  }
+  states_.ReserveArray<float>(state_floats);
+}
+
+void AttentionRunner::ReserveScratch(const Shape& shape) {
+  for (int thread = 0; thread < pool_.num_threads(); ++thread) ScratchOf(shape, thread);
+}
+
+AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, int thread) {
+  const int64_t keys = int64_t{shape.head_dim} * 32;
+  const int64_t weights = int64_t{shape.max_rows} * kSplitTokens;
+  const int64_t q = RoundUp(int64_t{shape.max_rows} * shape.head_dim, 16);
+  const int64_t state = shape.StateFloats(shape.max_rows);
+  const int64_t floats = keys + weights + q + 2 * state;
+  const int64_t pointers = 2 * kSplitTokens;
+  const auto bytes =
+      floats * sizeof(float) + pointers * sizeof(void*) + shape.max_rows * sizeof(int32_t);
+  float* memory = static_cast<float*>(scratch_[thread].Reserve(static_cast<int64_t>(bytes)));
+  ThreadScratch scratch = {};
+  scratch.keys = memory;
+  scratch.weights = scratch.keys + keys;
+  scratch.q = scratch.weights + weights;
+  scratch.total = scratch.q + q;
+  scratch.next = scratch.total + state;
+  scratch.k_rows = reinterpret_cast<const void**>(memory + floats);
+  scratch.v_rows = scratch.k_rows + kSplitTokens;
+  scratch.row_lens = reinterpret_cast<int32_t*>(scratch.k_rows + pointers);
+  return scratch;
+}
+
+// Rows are (token, head of the group), tokens outermost, scaled, in tiles [head_dim][rows of the
+// tile].
+void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* packed) const {
+  const int num_rows = item.num_tokens * shape.group;
+  for (int first = 0; first < num_rows; first += kernels_.tile_rows) {
+    const int rows = std::min(kernels_.tile_rows, num_rows - first);
+    for (int r = 0; r < rows; ++r) {
+      const int64_t token = item.first_token + (first + r) / shape.group;
+      const int64_t head = int64_t{item.kv_head} * shape.group + (first + r) % shape.group;
+      const float* q = shape.args.qkv + token * shape.qkv_width + head * shape.head_dim;
+      for (int d = 0; d < shape.head_dim; ++d) packed[d * rows + r] = q[d] * shape.args.scale;
+    }
+    packed += int64_t{kernels_.tile_rows} * shape.head_dim;
+  }
+}
+
+void AttentionRunner::AttendOneSplit(const Shape& shape, const Item& item, int split,
+                                     const ThreadScratch& scratch, const State& state) const {
+  const KvCacheView& cache = shape.cache;
+  const int64_t begin = int64_t{split} * kSplitTokens;
+  int num_positions = 0;
+  for (int t = 0; t < item.num_tokens; ++t) {
+    const int64_t context = shape.batch.positions[item.first_token + t] + int64_t{1};
+    const auto seen = static_cast<int32_t>(std::clamp<int64_t>(context - begin, 0, kSplitTokens));
+    std::fill_n(scratch.row_lens + t * shape.group, shape.group, seen);
+    num_positions = std::max(num_positions, seen);
+  }
+  const int32_t* blocks = shape.batch.block_tables + item.seq * shape.batch.max_blocks_per_seq;
+  const int64_t row_bytes = cache.head_dim * DTypeBytes(cache.dtype);
+  int64_t block_index = begin / cache.block_size;
+  int64_t offset = begin % cache.block_size;
+  for (int j = 0; j < num_positions; ++j) {
+    const int64_t head = int64_t{blocks[block_index]} * cache.num_kv_heads + item.kv_head;
+    const int64_t at = (head * cache.block_size + offset) * row_bytes;
+    scratch.k_rows[j] = static_cast<const char*>(cache.k) + at;
+    scratch.v_rows[j] = static_cast<const char*>(cache.v) + at;
+    if (++offset == cache.block_size) {
+      offset = 0;
+      ++block_index;
+    }
+  }
+  kernels_.attend_split({scratch.q, item.num_tokens * shape.group, scratch.row_lens, scratch.k_rows,
+                         scratch.v_rows, num_positions, shape.head_dim, cache.dtype == DType::kBF16,
+                         scratch.keys, scratch.weights, state.max, state.sum, state.values});
+}
+
+// total = merge(total, next) for the rows that see any of the split; the first split is the total.
+void AttentionRunner::MergeSplit(const Shape& shape, const Item& item, int split,
+                                 const State& total, const State& next) const {
+  const int64_t begin = int64_t{split} * kSplitTokens;
+  for (int row = 0; row < item.num_tokens * shape.group; ++row) {
+    if (shape.batch.positions[item.first_token + row / shape.group] < begin) continue;
+    const int64_t at = int64_t{row} * shape.head_dim;
+    kernels_.merge_softmax(total.max + row, total.sum + row, total.values + at, next.max[row],
+                           next.sum[row], next.values + at, shape.head_dim);
+  }
+}
+
+void AttentionRunner::RunWhole(const Shape& shape, const Item& item, int thread) {
+  const ThreadScratch scratch = ScratchOf(shape, thread);
+  const int num_rows = item.num_tokens * shape.group;
+  const State total = State::At(scratch.total, num_rows);
+  const State next = State::At(scratch.next, num_rows);
+  PackQueries(shape, item, scratch.q);
+  for (int split = 0; split < item.num_splits; ++split) {
+    AttendOneSplit(shape, item, split, scratch, split == 0 ? total : next);
+    if (split > 0) MergeSplit(shape, item, split, total, next);
+  }
+  WriteOut(shape, item, total);
+}
+
+void AttentionRunner::RunPart(const Shape& shape, const Item& item, const Task& task, int thread) {
+  const ThreadScratch scratch = ScratchOf(shape, thread);
+  const int num_rows = item.num_tokens * shape.group;
+  float* states = static_cast<float*>(states_.Reserve(0)) + item.state_offset;
+  PackQueries(shape, item, scratch.q);
+  for (int split = task.first_split; split < task.first_split + task.num_splits; ++split) {
+    const State state = State::At(states + split * shape.StateFloats(num_rows), num_rows);
+    AttendOneSplit(shape, item, split, scratch, state);
+  }
+}
+
+void AttentionRunner::MergeParts(const Shape& shape, const Item& item, int) {
+  const int num_rows = item.num_tokens * shape.group;
+  float* states = static_cast<float*>(states_.Reserve(0)) + item.state_offset;
+  const State total = State::At(states, num_rows);
+  for (int split = 1; split < item.num_splits; ++split) {
+    const State next = State::At(states + split * shape.StateFloats(num_rows), num_rows);
+    MergeSplit(shape, item, split, total, next);
+  }
+  WriteOut(shape, item, total);
+}
+
+void AttentionRunner::WriteOut(const Shape& shape, const Item& item, const State& state) const {
+  for (int row = 0; row < item.num_tokens * shape.group; ++row) {
+    const int64_t token = item.first_token + row / shape.group;
+    const int64_t head = int64_t{item.kv_head} * shape.group + row % shape.group;
+    float* out = shape.args.out + (token * shape.args.num_heads + head) * shape.head_dim;
+    kernels_.normalise(state.values + int64_t{row} * shape.head_dim, state.sum[row], shape.head_dim,
+                       out);
+  }
+}
+
+}  // namespace lockstep::cpu

@@ -1,0 +1,175 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu/host_memory.h"
+
+namespace lockstep {
+namespace cpu {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+// Elements of a row-wise kernel that are worth another thread's attention (a few microseconds of
+// work).
+constexpr int64_t kGrain = 4096;
+
+int64_t RowsPerGrain(int64_t width) {
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width));
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(const VectorKernels& kernels, int num_threads)
+    : kernels_(kernels), pool_(num_threads), linear_(kernels, pool_), attention_(kernels, pool_) {}
+
+std::string CpuBackend::Description() const {
+  const int threads = pool_.num_threads();
+  return absl::StrCat("cpu ", kernels_.name, ", ", threads, threads == 1 ? " thread" : " threads");
+}
+
+absl::StatusOr<DeviceBuffer> CpuBackend::Allocate(int64_t bytes) { return AllocateHost(bytes); }
+
+void CpuBackend::CopyToDevice(void* device, const void* host, int64_t bytes) {
+  if (bytes > 0) std::memmove(device, host, static_cast<size_t>(bytes));
+}
+
+void CpuBackend::CopyToHost(void* host, const void* device, int64_t bytes) {
+  if (bytes > 0) std::memmove(host, device, static_cast<size_t>(bytes));
+}
+
+absl::StatusOr<std::unique_ptr<LinearWeight>> CpuBackend::AllocateLinear(const LinearShape& shape) {
+  return PackedWeight::Allocate(shape);
+}
+
+void CpuBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
+  static_cast<PackedWeight&>(weight).Fill(first_row, rows);
+}
+
+template <typename Body>
+void CpuBackend::ForRanges(int64_t count, int64_t grain, Body&& body) {
+  const int64_t num_pieces = (count + grain - 1) / grain;
+  pool_.ParallelFor(num_pieces, [&](int64_t piece, int) {
+    body(piece * grain, std::min(count, (piece + 1) * grain));
+  });
+}
+
+void CpuBackend::Embed(const EmbedArgs& args) {
+  ForRanges(args.num_tokens, RowsPerGrain(args.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      float* out = args.out + t * args.hidden;
+      const int64_t row = args.ids[t] - args.first_id;
+      if (row < 0 || row >= args.num_rows) {
+        std::fill_n(out, args.hidden, 0.0f);
+      } else if (args.table_dtype == DType::kF32) {
+        std::copy_n(static_cast<const float*>(args.table) + row * args.hidden, args.hidden, out);
+      } else {
+        LS_CHECK(args.table_dtype == DType::kBF16) << DTypeName(args.table_dtype);
+        kernels_.widen_bf16(static_cast<const uint16_t*>(args.table) + row * args.hidden,
+                            args.hidden, out);
+      }
+    }
+  });
+}
+
+void CpuBackend::AddRmsNorm(const RmsNormArgs& args) {
+  ForRanges(args.num_tokens, RowsPerGrain(args.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t at = t * args.hidden;
+      const float* delta = args.delta == nullptr ? nullptr : args.delta + at;
+      kernels_.add_rms_norm(args.residual + at, delta, args.weight, args.eps, args.hidden,
+                            args.out + at);
+    }
+  });
+}
+
+void CpuBackend::Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) {
+  linear_.Run(static_cast<const PackedWeight&>(weight), x, num_tokens, y);
+}
+
+void CpuBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) {
+  // Elements, not rows, are shared out: a decode step has few rows and wide ones.
+  ForRanges(num_tokens * width, kGrain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t token = begin / width;
+      const int64_t i = begin % width;
+      const int64_t count = std::min(end - begin, width - i);
+      const float* gate = gate_up + token * 2 * width + i;
+      kernels_.silu_mul(gate, gate + width, count, out + begin);
+      begin += count;
+    }
+  });
+}
+
+void CpuBackend::RopeAndWriteKv(const RopeArgs& args) {
+  const int64_t width =
+      int64_t{args.num_heads + 2 * args.cache->num_kv_heads} * args.cache->head_dim;
+  ForRanges(args.batch->num_tokens, RowsPerGrain(width), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) RotateToken(args, t);
+  });
+}
+
+void CpuBackend::RotateToken(const RopeArgs& args, int64_t token) {
+  const KvCacheView& cache = *args.cache;
+  const int64_t head_dim = cache.head_dim;
+  const int64_t half = head_dim / 2;
+  const int64_t slot = args.batch->slot_mapping[token];
+  LS_CHECK(slot >= 0 && slot / cache.block_size < cache.num_blocks)
+      << "slot " << slot << " of token " << token;
+  const int64_t position = args.batch->positions[token];
+  float* q = args.qkv + token * (args.num_heads + 2 * cache.num_kv_heads) * head_dim;
+  for (int h = 0; h < args.num_heads + cache.num_kv_heads; ++h) {
+    kernels_.rotate(q + h * head_dim, args.cos + position * half, args.sin + position * half,
+                    static_cast<int>(half));
+  }
+  const float* k = q + args.num_heads * head_dim;
+  WriteHeads(cache, cache.k, slot, k);
+  WriteHeads(cache, cache.v, slot, k + cache.num_kv_heads * head_dim);
+}
+
+// heads: [num_kv_heads, head_dim] of one token.
+void CpuBackend::WriteHeads(const KvCacheView& cache, void* side, int64_t slot,
+                            const float* heads) {
+  const int64_t block = slot / cache.block_size;
+  const int64_t offset = slot % cache.block_size;
+  for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
+    const int64_t at =
+        ((block * cache.num_kv_heads + h) * cache.block_size + offset) * cache.head_dim;
+    const float* head = heads + h * cache.head_dim;
+    if (cache.dtype == DType::kF32) {
+      std::copy_n(head, cache.head_dim, static_cast<float*>(side) + at);
+    } else {
+      kernels_.round_bf16(head, cache.head_dim, static_cast<uint16_t*>(side) + at);
+    }
+  }
+}
+
+void CpuBackend::Attention(const AttentionArgs& args) { attention_.Run(args); }
+
+void CpuBackend::GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
+                            float* out) {
+  for (int64_t i = 0; i < num_rows; ++i) std::copy_n(in + rows[i] * width, width, out + i * width);
+}
+
+void CpuBackend::Add(float* dst, const float* src, int64_t count) {
+  ForRanges(count, kGrain, [&](int64_t begin, int64_t end) {
+    kernels_.add(dst + begin, src + begin, end - begin);
+  });
+}
+
+}  // namespace cpu
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const CpuBackendOptions& options) {
+  if (options.num_threads < 1 || options.num_threads > cpu::kMaxThreads) {
+    return absl::InvalidArgumentError(absl::StrCat("number of threads is ", options.num_threads,
+                                                   ", allowed are 1 to ", cpu::kMaxThreads));
+  }
+  ASSIGN_OR_RETURN(const cpu::VectorKernels* kernels, cpu::FindKernels(options.isa));
+  return std::make_unique<cpu::CpuBackend>(*kernels, options.num_threads);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+// CpuBackend: the contract of kernels/backend.h with vector kernels and threads. One step-loop
+// thread calls it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/packed_linear.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/vector_kernels.h"
+
+namespace lockstep::cpu {
+
+class CpuBackend final : public Backend {
+ public:
+  // The table must be one that this processor can run. num_threads >= 1, the caller included.
+  CpuBackend(const VectorKernels& kernels, int num_threads);
+
+  std::string Description() const override;
+
+  absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
+  void CopyToDevice(void* device, const void* host, int64_t bytes) override;
+  void CopyToHost(void* host, const void* device, int64_t bytes) override;
+  void Synchronize() override {}
+
+  absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override;
+  void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) override;
+
+  void Embed(const EmbedArgs& args) override;
+  void AddRmsNorm(const RmsNormArgs& args) override;
+  void Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) override;
+  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) override;
+  void RopeAndWriteKv(const RopeArgs& args) override;
+  void Attention(const AttentionArgs& args) override;
+  void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
+                  float* out) override;
+  void Add(float* dst, const float* src, int64_t count) override;
+
+ private:
+  // body(begin, end) over [0, count) in pieces of about `grain`, on all threads when there is more
+  // than one piece.
+  template <typename Body>
+  void ForRanges(int64_t count, int64_t grain, Body&& body);
+  void RotateToken(const RopeArgs& args, int64_t token);
+  void WriteHeads(const KvCacheView& cache, void* side, int64_t slot, const float* heads);
+
+  const VectorKernels& kernels_;
+  ThreadPool pool_;
+  LinearRunner linear_;
+  AttentionRunner attention_;
+};
+
+}  // namespace lockstep::cpu

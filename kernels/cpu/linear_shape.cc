@@ -1,0 +1,70 @@
+#include "kernels/cpu/linear_shape.h"
+
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+
+namespace lockstep::cpu {
+namespace {
+
+absl::Status OutOfRange(const char* field, int64_t value, int64_t limit) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("linear weight: ", field, " is ", value, ", allowed are 1 to ", limit));
+}
+
+template <typename T>
+T LoadElement(const void* row, int64_t index) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(row) + index * static_cast<int64_t>(sizeof(T)),
+              sizeof(T));
+  return value;
+}
+
+}  // namespace
+
+absl::Status CheckLinearShape(const LinearShape& shape) {
+  if (shape.out_features < 1 || shape.out_features > kMaxFeatures) {
+    return OutOfRange("out_features", shape.out_features, kMaxFeatures);
+  }
+  if (shape.in_features < 1 || shape.in_features > kMaxFeatures) {
+    return OutOfRange("in_features", shape.in_features, kMaxFeatures);
+  }
+  if (shape.num_k_slices < 1 || shape.num_k_slices > kMaxKSlices) {
+    return OutOfRange("num_k_slices", shape.num_k_slices, kMaxKSlices);
+  }
+  if (shape.in_features % shape.num_k_slices != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("linear weight: in_features ", shape.in_features,
+                                                   " cannot be cut into ", shape.num_k_slices,
+                                                   " equal K-slices"));
+  }
+  if (shape.dtype != DType::kF32 && shape.dtype != DType::kBF16) {
+    return absl::InvalidArgumentError(absl::StrCat("linear weight: dtype ",
+                                                   std::string(DTypeName(shape.dtype)),
+                                                   " is not kept by the CPU; use f32 or bf16"));
+  }
+  return absl::OkStatus();
+}
+
+void CheckHostRows(const LinearShape& shape, int64_t first_row, const HostRows& rows) {
+  LS_CHECK_GE(first_row, 0);
+  LS_CHECK_GE(rows.num_rows, 0);
+  LS_CHECK_LE(rows.num_rows, shape.out_features - first_row);
+  LS_CHECK(rows.data != nullptr || rows.num_rows == 0);
+}
+
+float HostElement(const void* row, DType dtype, int64_t index) {
+  switch (dtype) {
+    case DType::kF32:
+      return LoadElement<float>(row, index);
+    case DType::kF16:
+      return ToFloat(LoadElement<F16>(row, index));
+    case DType::kBF16:
+      return ToFloat(LoadElement<BF16>(row, index));
+  }
+  LS_CHECK(false) << "unknown dtype";
+  return 0.0f;
+}
+
+}  // namespace lockstep::cpu

@@ -1,0 +1,71 @@
+// Linear layers on the CPU: weights in panels of 32 output features, and the schedule of a product
+// over threads.
+//
+// Layout, panel after panel, K-slice after K-slice: f32 [slice_k][32], bf16 [ceil(slice_k /
+// 2)][32][2] (pairs of consecutive k side by side, a missing last odd element and missing columns
+// zero). A thread that walks a panel reads memory in address order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/vector_kernels.h"
+
+namespace lockstep::cpu {
+
+class PackedWeight final : public LinearWeight {
+ public:
+  // INVALID_ARGUMENT, RESOURCE_EXHAUSTED as Backend::AllocateLinear.
+  static absl::StatusOr<std::unique_ptr<PackedWeight>> Allocate(const LinearShape& shape);
+
+  int64_t bytes() const override { return buffer_.bytes(); }
+  // Thread-safe over disjoint rows.
+  void Fill(int64_t first_row, const HostRows& rows);
+
+  bool bf16() const { return shape().dtype == DType::kBF16; }
+  int64_t num_panels() const { return (shape().out_features + kPanelColumns - 1) / kPanelColumns; }
+  int64_t slice_k() const { return shape().in_features / shape().num_k_slices; }
+  // Rows of a slice in the panel: slice_k, rounded up to pairs for bf16.
+  int64_t padded_slice_k() const { return bf16() ? (slice_k() + 1) / 2 * 2 : slice_k(); }
+  int64_t padded_k() const { return padded_slice_k() * shape().num_k_slices; }
+  // From padded row k of a panel on; k even for bf16.
+  const char* PanelAt(int64_t panel, int64_t k) const {
+    return buffer_.as<char>() +
+           (panel * padded_k() + k) * kPanelColumns * DTypeBytes(shape().dtype);
+  }
+
+ private:
+  PackedWeight(const LinearShape& shape, DeviceBuffer buffer)
+      : LinearWeight(shape), buffer_(std::move(buffer)) {}
+
+  DeviceBuffer buffer_;
+};
+
+// Products with packed weights. One caller at a time.
+class LinearRunner {
+ public:
+  LinearRunner(const VectorKernels& kernels, ThreadPool& pool);
+  // y [num_tokens, out_features] = x [num_tokens, in_features] times the weight, as Backend::Linear
+  // says.
+  void Run(const PackedWeight& weight, const float* x, int64_t num_tokens, float* y);
+
+ private:
+  struct Product;
+  void PackTile(const Product& product, int64_t tile);
+  void ComputeBlock(const Product& product, int64_t block, int thread);
+  void AccumulateSlice(const Product& product, int64_t first_tile, int64_t first_panel,
+                       int num_panels, int slice, float* c) const;
+
+  const VectorKernels& kernels_;
+  ThreadPool& pool_;
+  Scratch rows_;  // packed activations
+  std::vector<DeviceBuffer>
+      partial_;  // per thread: partial sums of K-slices, one block per level of the tree
+};
+
+}  // namespace lockstep::cpu

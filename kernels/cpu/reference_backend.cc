@@ -1,0 +1,332 @@
+// ReferenceBackend: what kernels/backend.h says, in the plainest loops that say it. One thread, no
+// vectors, no tricks; every other body is tested against this one, bit for bit on the CPU.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cpu/exp.h"
+#include "kernels/cpu/flush_denormals.h"
+#include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/linear_shape.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kLanes = 16;
+
+// ((v0 + v1) + (v2 + v3)) + ...; a missing right neighbour adds nothing.
+float NeighbourTree(std::vector<float> values) {
+  while (values.size() > 1) {
+    std::vector<float> sums;
+    for (size_t i = 0; i < values.size(); i += 2) {
+      sums.push_back(i + 1 < values.size() ? values[i] + values[i + 1] : values[i]);
+    }
+    values = std::move(sums);
+  }
+  return values[0];
+}
+
+// Row-major [out_features, in_features], in the dtype of the shape.
+class PlainWeight final : public LinearWeight {
+ public:
+  PlainWeight(const LinearShape& shape, DeviceBuffer buffer)
+      : LinearWeight(shape), buffer_(std::move(buffer)) {}
+  int64_t bytes() const override { return buffer_.bytes(); }
+
+  float At(int64_t n, int64_t k) const {
+    const int64_t index = n * shape().in_features + k;
+    return shape().dtype == DType::kF32 ? buffer_.as<float>()[index]
+                                        : ToFloat(buffer_.as<BF16>()[index]);
+  }
+  void Set(int64_t n, int64_t k, float value) {
+    const int64_t index = n * shape().in_features + k;
+    if (shape().dtype == DType::kF32) {
+      buffer_.as<float>()[index] = value;
+    } else {
+      buffer_.as<BF16>()[index] = ToBF16(value);
+    }
+  }
+
+ private:
+  DeviceBuffer buffer_;
+};
+
+// One K-slice [k0, k1) of one output element.
+float SliceF32(const PlainWeight& weight, int64_t n, const float* x, int64_t k0, int64_t k1) {
+  float sum = 0.0f;
+  for (int64_t k = k0; k < k1; ++k) sum = std::fma(x[k], weight.At(n, k), sum);
+  return sum;
+}
+
+float SliceBF16(const PlainWeight& weight, int64_t n, const float* x, int64_t k0, int64_t k1) {
+  const cpu::FlushDenormals flush;
+  float sum = 0.0f;
+  for (int64_t k = k0; k < k1; k += 2) {
+    const bool has_odd = k + 1 < k1;
+    const float x_odd = has_odd ? ToFloat(ToBF16(x[k + 1])) : 0.0f;
+    const float w_odd = has_odd ? weight.At(n, k + 1) : 0.0f;
+    sum = std::fma(x_odd, w_odd, sum);
+    sum = std::fma(ToFloat(ToBF16(x[k])), weight.At(n, k), sum);
+  }
+  return sum;
+}
+
+// The state of one split or of several merged ones.
+struct SoftmaxState {
+  float max = 0.0f;
+  float sum = 0.0f;
+  std::vector<float> values;
+
+  void Merge(const SoftmaxState& next) {
+    const float m = std::max(max, next.max);
+    const float a = cpu::Exp(max - m);
+    const float b = cpu::Exp(next.max - m);
+    max = m;
+    sum = std::fma(next.sum, b, sum * a);
+    for (size_t d = 0; d < values.size(); ++d) {
+      values[d] = std::fma(next.values[d], b, values[d] * a);
+    }
+  }
+};
+
+// One KV head of one sequence: positions become elements of its scattered blocks.
+struct CachedHead {
+  const KvCacheView& cache;
+  const int32_t* block_table;
+  int kv_head;
+
+  float At(const void* side, int64_t position, int d) const {
+    const int64_t block = block_table[position / cache.block_size];
+    const int64_t token =
+        (block * cache.num_kv_heads + kv_head) * cache.block_size + position % cache.block_size;
+    const int64_t index = token * cache.head_dim + d;
+    return cache.dtype == DType::kF32 ? static_cast<const float*>(side)[index]
+                                      : ToFloat(static_cast<const BF16*>(side)[index]);
+  }
+};
+
+SoftmaxState AttendSplit(const CachedHead& head, const float* q, float scale, int64_t begin,
+                         int64_t end) {
+  const int head_dim = head.cache.head_dim;
+  std::vector<float> weights;
+  for (int64_t j = begin; j < end; ++j) {
+    float score = 0.0f;
+    for (int d = 0; d < head_dim; ++d) {
+      score = std::fma(q[d] * scale, head.At(head.cache.k, j, d), score);
+    }
+    weights.push_back(score);
+  }
+  SoftmaxState state;
+  state.max = *std::max_element(weights.begin(), weights.end());
+  std::vector<float> lanes(kLanes, 0.0f);
+  for (size_t j = 0; j < weights.size(); ++j) {
+    weights[j] = cpu::Exp(weights[j] - state.max);
+    lanes[j % kLanes] += weights[j];
+  }
+  state.sum = NeighbourTree(lanes);
+  state.values.assign(head_dim, 0.0f);
+  for (int64_t j = begin; j < end; ++j) {
+    for (int d = 0; d < head_dim; ++d) {
+      state.values[d] = std::fma(weights[j - begin], head.At(head.cache.v, j, d), state.values[d]);
+    }
+  }
+  return state;
+}
+
+void AttendToken(const CachedHead& head, const float* q, float scale, int64_t context, float* out) {
+  constexpr int kSplit = Backend::kAttentionSplit;
+  SoftmaxState state;
+  for (int64_t begin = 0; begin < context; begin += kSplit) {
+    SoftmaxState split =
+        AttendSplit(head, q, scale, begin, std::min<int64_t>(begin + kSplit, context));
+    if (begin == 0) {
+      state = std::move(split);
+    } else {
+      state.Merge(split);
+    }
+  }
+  const float inverse = 1.0f / state.sum;
+  for (int d = 0; d < head.cache.head_dim; ++d) out[d] = state.values[d] * inverse;
+}
+
+void RotateHead(float* x, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; ++i) {
+    const float first = x[i];
+    const float second = x[i + half];
+    x[i] = std::fma(first, cos[i], -(second * sin[i]));
+    x[i + half] = std::fma(second, cos[i], first * sin[i]);
+  }
+}
+
+class ReferenceBackend final : public Backend {
+ public:
+  std::string Description() const override { return "cpu reference, 1 thread"; }
+
+  absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override { return cpu::AllocateHost(bytes); }
+  void CopyToDevice(void* device, const void* host, int64_t bytes) override {
+    if (bytes > 0) std::memmove(device, host, static_cast<size_t>(bytes));
+  }
+  void CopyToHost(void* host, const void* device, int64_t bytes) override {
+    if (bytes > 0) std::memmove(host, device, static_cast<size_t>(bytes));
+  }
+  void Synchronize() override {}
+
+  absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override {
+    RETURN_IF_ERROR(cpu::CheckLinearShape(shape));
+    const int64_t elements = shape.out_features * shape.in_features;
+    if (elements > INT64_MAX / 8) return absl::ResourceExhaustedError("linear weight: too large");
+    ASSIGN_OR_RETURN(DeviceBuffer buffer, cpu::AllocateHost(elements * DTypeBytes(shape.dtype)));
+    return std::make_unique<PlainWeight>(shape, std::move(buffer));
+  }
+
+  void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) override {
+    cpu::CheckHostRows(weight.shape(), first_row, rows);
+    auto& plain = static_cast<PlainWeight&>(weight);
+    for (int64_t i = 0; i < rows.num_rows; ++i) {
+      const char* row = static_cast<const char*>(rows.data) + i * rows.row_stride_bytes;
+      for (int64_t k = 0; k < weight.shape().in_features; ++k) {
+        plain.Set(first_row + i, k, cpu::HostElement(row, rows.dtype, k));
+      }
+    }
+  }
+
+  void Embed(const EmbedArgs& args) override {
+    for (int64_t t = 0; t < args.num_tokens; ++t) {
+      const int64_t row = args.ids[t] - args.first_id;
+      const bool here = row >= 0 && row < args.num_rows;
+      for (int64_t i = 0; i < args.hidden; ++i) {
+        const int64_t index = row * args.hidden + i;
+        float value = 0.0f;
+        if (here) value = cpu::HostElement(args.table, args.table_dtype, index);
+        args.out[t * args.hidden + i] = value;
+      }
+    }
+  }
+
+  void AddRmsNorm(const RmsNormArgs& args) override {
+    for (int64_t t = 0; t < args.num_tokens; ++t) {
+      float* residual = args.residual + t * args.hidden;
+      std::vector<float> lanes(kLanes, 0.0f);
+      for (int64_t i = 0; i < args.hidden; ++i) {
+        if (args.delta != nullptr) residual[i] += args.delta[t * args.hidden + i];
+        lanes[i % kLanes] = std::fma(residual[i], residual[i], lanes[i % kLanes]);
+      }
+      const float mean = NeighbourTree(lanes) / static_cast<float>(args.hidden);
+      const float scale = 1.0f / std::sqrt(mean + args.eps);
+      for (int64_t i = 0; i < args.hidden; ++i) {
+        args.out[t * args.hidden + i] = residual[i] * scale * args.weight[i];
+      }
+    }
+  }
+
+  void Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) override {
+    const auto& plain = static_cast<const PlainWeight&>(weight);
+    const LinearShape& shape = weight.shape();
+    if (shape.dtype == DType::kBF16) {
+      MultiplyRows(plain, x, num_tokens, y, SliceBF16);
+    } else {
+      MultiplyRows(plain, x, num_tokens, y, SliceF32);
+    }
+  }
+
+  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) override {
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      for (int64_t i = 0; i < width; ++i) {
+        const float gate = gate_up[t * 2 * width + i];
+        const float up = gate_up[t * 2 * width + width + i];
+        out[t * width + i] = gate / (1.0f + cpu::Exp(0.0f - gate)) * up;
+      }
+    }
+  }
+
+  void RopeAndWriteKv(const RopeArgs& args) override {
+    const int half = args.cache->head_dim / 2;
+    const int num_kv_heads = args.cache->num_kv_heads;
+    const int64_t row = int64_t{args.num_heads + 2 * num_kv_heads} * args.cache->head_dim;
+    for (int64_t t = 0; t < args.batch->num_tokens; ++t) {
+      float* qkv = args.qkv + t * row;
+      const int64_t position = args.batch->positions[t];
+      for (int h = 0; h < args.num_heads + num_kv_heads; ++h) {
+        RotateHead(qkv + h * args.cache->head_dim, args.cos + position * half,
+                   args.sin + position * half, half);
+      }
+      const float* k = qkv + args.num_heads * args.cache->head_dim;
+      WriteToken(*args.cache, args.cache->k, args.batch->slot_mapping[t], k);
+      WriteToken(*args.cache, args.cache->v, args.batch->slot_mapping[t],
+                 k + num_kv_heads * args.cache->head_dim);
+    }
+  }
+
+  void Attention(const AttentionArgs& args) override {
+    const int head_dim = args.cache->head_dim;
+    const int group = args.num_heads / args.cache->num_kv_heads;
+    const int64_t row = int64_t{args.num_heads + 2 * args.cache->num_kv_heads} * head_dim;
+    for (int64_t s = 0; s < args.batch->num_seqs; ++s) {
+      for (int64_t t = args.batch->query_starts[s]; t < args.batch->query_starts[s + 1]; ++t) {
+        for (int h = 0; h < args.num_heads; ++h) {
+          const CachedHead head{*args.cache,
+                                args.batch->block_tables + s * args.batch->max_blocks_per_seq,
+                                h / group};
+          AttendToken(head, args.qkv + t * row + h * head_dim, args.scale,
+                      args.batch->positions[t] + int64_t{1},
+                      args.out + (t * args.num_heads + h) * head_dim);
+        }
+      }
+    }
+  }
+
+  void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
+                  float* out) override {
+    for (int64_t i = 0; i < num_rows; ++i)
+      std::copy_n(in + rows[i] * width, width, out + i * width);
+  }
+
+  void Add(float* dst, const float* src, int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) dst[i] += src[i];
+  }
+
+ private:
+  template <typename Slice>
+  static void MultiplyRows(const PlainWeight& weight, const float* x, int64_t num_tokens, float* y,
+                           Slice slice) {
+    const LinearShape& shape = weight.shape();
+    const int64_t slice_k = shape.in_features / shape.num_k_slices;
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      for (int64_t n = 0; n < shape.out_features; ++n) {
+        std::vector<float> partial;
+        for (int s = 0; s < shape.num_k_slices; ++s) {
+          partial.push_back(
+              slice(weight, n, x + t * shape.in_features, s * slice_k, (s + 1) * slice_k));
+        }
+        y[t * shape.out_features + n] = NeighbourTree(std::move(partial));
+      }
+    }
+  }
+
+  // heads: [num_kv_heads, head_dim] of one token.
+  static void WriteToken(const KvCacheView& cache, void* side, int64_t slot, const float* heads) {
+    const int64_t block = slot / cache.block_size;
+    for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
+      const int64_t token =
+          (block * cache.num_kv_heads + h) * cache.block_size + slot % cache.block_size;
+      for (int64_t d = 0; d < cache.head_dim; ++d) {
+        const float value = heads[h * cache.head_dim + d];
+        if (cache.dtype == DType::kF32) {
+          static_cast<float*>(side)[token * cache.head_dim + d] = value;
+        } else {
+          static_cast<BF16*>(side)[token * cache.head_dim + d] = ToBF16(value);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeReferenceBackend() { return std::make_unique<ReferenceBackend>(); }
+
+}  // namespace lockstep

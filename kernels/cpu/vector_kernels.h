@@ -1,0 +1,88 @@
+// Where scheduling (portable code, threads) meets arithmetic (one file per instruction set): a
+// table of functions over plain pointers. Every function works on the calling thread alone and
+// touches nothing but its arguments.
+//
+// The instruction-set files include no header with inline functions that other files share: the
+// linker keeps one copy of such a function, and it must not be the one with instructions that this
+// processor lacks.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep::cpu {
+
+// Output features are packed in panels of this many columns: f32 [K][32], bf16 [K / 2][32][2].
+inline constexpr int kPanelColumns = 32;
+inline constexpr int kSplitTokens = 128;  // == Backend::kAttentionSplit
+inline constexpr int kMaxTileRows = 16;
+
+// c[num_rows, 32] (+)= rows x panel, for one run of k inside one K-slice.
+struct GemmBlock {
+  const void* rows;  // row tiles as pack_* makes them, tile i at rows + i * tile_stride_bytes
+  int64_t tile_stride_bytes;
+  int64_t first_k;  // where in the tiles the run begins; bf16: even
+  int num_rows;
+  const void* panel;       // at this block's first k
+  int64_t num_k;           // bf16: even
+  float* c;                // [num_rows][32]
+  bool fresh;              // c starts from zero
+  int64_t prefetch_bytes;  // how far ahead of the panel's read pointer to prefetch
+};
+
+// One split of one KV head for a tile of query rows.
+struct SplitAttention {
+  const float* q;  // packed tiles of scaled rows, tile i at q + i * tile_rows * head_dim
+  int num_rows;
+  const int32_t* row_lens;    // [num_rows] how many of the split's positions each row sees, 0..128
+  const void* const* k_rows;  // [num_positions] head_dim elements each
+  const void* const* v_rows;
+  int num_positions;  // 1..128, = max of row_lens
+  int head_dim;
+  bool bf16;       // the cache's dtype; else f32
+  float* keys;     // scratch [head_dim][32], 64-byte aligned
+  float* weights;  // scratch [num_rows][128], 64-byte aligned
+  // Result; rows with row_lens 0 are left alone.
+  float* max;     // [num_rows]
+  float* sum;     // [num_rows]
+  float* values;  // [num_rows][head_dim]
+};
+
+struct VectorKernels {
+  const char* name;
+  int tile_rows;       // rows of a full tile, <= kMaxTileRows
+  int streaming_rows;  // up to so many rows a GemmBlock reads the panel once, in address order
+  bool pairs_as_bf16;  // pack_bf16 keeps pairs of bf16 (uint32 per pair); else widened f32 per
+                       // element
+
+  // x: [num_rows <= tile_rows] rows of num_k, ldx apart -> [num_k][num_rows]; bf16 rounds to
+  // nearest even and appends a zero when num_k is odd: [num_k / 2][num_rows][2] or
+  // [num_k][num_rows].
+  void (*pack_f32)(const float* x, int64_t ldx, int num_rows, int64_t num_k, void* out);
+  void (*pack_bf16)(const float* x, int64_t ldx, int num_rows, int64_t num_k, void* out);
+  void (*gemm_f32)(const GemmBlock& block);
+  void (*gemm_bf16)(const GemmBlock& block);  // the caller flushes denormals
+
+  void (*attend_split)(const SplitAttention& args);
+  // (max, sum, values) = merge of itself and the next split's.
+  void (*merge_softmax)(float* max, float* sum, float* values, float next_max, float next_sum,
+                        const float* next_values, int head_dim);
+  // out = values * (1 / sum)
+  void (*normalise)(const float* values, float sum, int head_dim, float* out);
+
+  void (*add_rms_norm)(float* residual, const float* delta, const float* weight, float eps,
+                       int64_t hidden, float* out);
+  void (*silu_mul)(const float* gate, const float* up, int64_t count, float* out);
+  void (*rotate)(float* x, const float* cos, const float* sin, int half);
+  void (*add)(float* dst, const float* src, int64_t count);
+  void (*widen_bf16)(const uint16_t* src, int64_t count, float* dst);
+  void (*round_bf16)(const float* src, int64_t count, uint16_t* dst);
+};
+
+extern const VectorKernels kScalarKernels;
+#if defined(__x86_64__)
+extern const VectorKernels kAvx2Kernels;
+extern const VectorKernels kAvx512Kernels;
+extern const VectorKernels kAvx512Bf16Kernels;
+#endif
+
+}  // namespace lockstep::cpu
