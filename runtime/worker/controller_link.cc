@@ -1,0 +1,140 @@
+#include "runtime/worker/controller_link.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "runtime/worker/link_limits.h"
+
+namespace lockstep {
+namespace {
+
+grpc::ChannelArguments LinkArguments() {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kLinkMaxMessageBytes);
+  arguments.SetMaxSendMessageSize(kLinkMaxMessageBytes);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kLinkRankKeepaliveMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kLinkRankKeepaliveTimeoutMs);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // The controller may still be binding its address: ask again soon.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  // An http_proxy in the environment is not meant for this.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return arguments;
+}
+
+std::chrono::system_clock::time_point DeadlineAfter(absl::Duration timeout) {
+  return absl::ToChronoTime(absl::Now() + timeout);
+}
+
+absl::Status WhyClosed(const std::string& address, const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::FAILED_PRECONDITION:
+    case grpc::StatusCode::INVALID_ARGUMENT:
+    case grpc::StatusCode::ALREADY_EXISTS:
+    case grpc::StatusCode::PERMISSION_DENIED:
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the controller at ", address, " refuses this rank: ", status.error_message()));
+    case grpc::StatusCode::OK:
+      return absl::UnavailableError(
+          absl::StrCat("the controller at ", address, " closed the stream"));
+    default:
+      return absl::UnavailableError(
+          absl::StrCat("lost the controller at ", address, ": ", status.error_message()));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ControllerLink>> ControllerLink::Dial(const std::string& address,
+                                                                     absl::Duration dial_timeout) {
+  std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), LinkArguments());
+  if (!channel->WaitForConnected(DeadlineAfter(dial_timeout))) {
+    return absl::UnavailableError(absl::StrCat("no controller answers at ", address, " within ",
+                                               absl::FormatDuration(dial_timeout)));
+  }
+  return std::unique_ptr<ControllerLink>(new ControllerLink(address, std::move(channel)));
+}
+
+ControllerLink::ControllerLink(std::string address, std::shared_ptr<grpc::Channel> channel)
+    : address_(std::move(address)),
+      channel_(std::move(channel)),
+      stub_(v1::WorkerLink::NewStub(channel_)) {}
+
+ControllerLink::~ControllerLink() { End(); }
+
+void ControllerLink::Start(LinkHandlers handlers) {
+  handlers_ = std::move(handlers);
+  {
+    std::lock_guard lock(mutex_);
+    started_ = true;
+    may_write_ = true;
+  }
+  stub_->async()->Connect(&context_, this);
+  AddHold();  // Send starts writes from outside the reactor, until StopWriting
+  StartRead(&incoming_);
+  StartCall();
+}
+
+void ControllerLink::End() {
+  std::unique_lock lock(mutex_);
+  if (!started_) return;
+  context_.TryCancel();
+  changed_.wait(lock, [&] { return done_; });
+}
+
+void ControllerLink::Send(v1::FromRank message) {
+  std::lock_guard lock(mutex_);
+  if (!may_write_) return;
+  outgoing_.push_back(std::move(message));
+  if (writing_) return;
+  writing_ = true;
+  StartWrite(&outgoing_.front());
+}
+
+void ControllerLink::Flush(absl::Duration timeout) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout),
+                    [&] { return !may_write_ || outgoing_.empty(); });
+}
+
+void ControllerLink::OnWriteDone(bool ok) {
+  std::lock_guard lock(mutex_);
+  outgoing_.pop_front();
+  writing_ = ok && may_write_ && !outgoing_.empty();
+  if (writing_) StartWrite(&outgoing_.front());
+  if (outgoing_.empty()) changed_.notify_all();
+}
+
+void ControllerLink::OnReadDone(bool ok) {
+  if (!ok) {
+    StopWriting();  // then OnDone follows, with the reason
+    return;
+  }
+  handlers_.on_message(incoming_);
+  StartRead(&incoming_);
+}
+
+void ControllerLink::StopWriting() {
+  {
+    std::lock_guard lock(mutex_);
+    may_write_ = false;
+    changed_.notify_all();
+  }
+  RemoveHold();
+}
+
+void ControllerLink::OnDone(const grpc::Status& status) {
+  handlers_.on_closed(WhyClosed(address_, status));
+  std::lock_guard lock(mutex_);
+  done_ = true;
+  changed_.notify_all();
+}
+
+}  // namespace lockstep
