@@ -65,7 +65,8 @@ struct ControllerOptions {
   // Ranks: each "unix:/path" or "HOST:PORT". Empty = a Unix socket in a fresh directory of mode
   // 0700.
   std::vector<std::string> worker_listen;
-  std::string secret;  // every rank must show it; empty = one is drawn (Controller::secret)
+  std::string secret;   // every rank must show it; empty = one is drawn (Controller::secret)
+  std::string version;  // ranks must show the same; empty = not checked
   uint64_t epoch = 1;
   absl::Duration heartbeat_interval = absl::Seconds(1);  // asked of the ranks
   // A step whose result takes longer loses the replica; infinite = wait for ever.

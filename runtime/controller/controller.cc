@@ -1,0 +1,203 @@
+#include "runtime/controller/controller.h"
+
+#include <sys/random.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/tokenizer/tokenizer.h"
+#include "runtime/controller/event_loop.h"
+#include "runtime/controller/generation_service.h"
+#include "runtime/controller/health_service.h"
+#include "runtime/controller/listeners.h"
+#include "runtime/controller/rank_link.h"
+
+namespace lockstep {
+namespace {
+
+constexpr absl::Duration kCloseGrace = absl::Seconds(1);
+
+absl::Status CheckOption(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " ", value, " is outside [", low, ", ", high, "]"));
+}
+
+absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& model) {
+  RETURN_IF_ERROR(CheckOption("max_num_seqs", options.max_num_seqs, 1, 65536));
+  RETURN_IF_ERROR(CheckOption("max_batched_tokens", options.max_batched_tokens, 1, 1 << 20));
+  RETURN_IF_ERROR(CheckOption("block_size", options.block_size, 1, 1024));
+  RETURN_IF_ERROR(CheckOption("max_queued_requests", options.max_queued_requests, 1, 1 << 20));
+  RETURN_IF_ERROR(CheckOption("max_num_outputs", options.max_num_outputs, 1, 1024));
+  if (options.max_model_len != 0) {
+    RETURN_IF_ERROR(
+        CheckOption("max_model_len", options.max_model_len, 2, model.max_position_embeddings));
+  }
+  return CheckLayout(model.sharded_sizes(), options.tensor_parallel, options.pipeline_parallel);
+}
+
+std::string DrawSecret() {
+  unsigned char bytes[32];
+  LS_CHECK_EQ(getrandom(bytes, sizeof(bytes), 0), static_cast<ssize_t>(sizeof(bytes)));
+  return absl::BytesToHexString(absl::string_view(reinterpret_cast<char*>(bytes), sizeof(bytes)));
+}
+
+std::string ModelName(const ControllerOptions& options) {
+  if (!options.model_name.empty()) return options.model_name;
+  std::error_code ignored;
+  const std::filesystem::path full = std::filesystem::weakly_canonical(options.model_dir, ignored);
+  return full.filename().string();
+}
+
+EventLoopConfig LoopConfig(const ControllerOptions& options, const ModelConfig& model,
+                           const ProcessGrid& grid) {
+  return EventLoopConfig{
+      .replica = {.grid = grid,
+                  .epoch = options.epoch,
+                  .version = options.version,
+                  .model_fingerprint = model.Fingerprint()},
+      .engine = {.block_size = options.block_size,
+                 .max_num_seqs = options.max_num_seqs,
+                 .max_batched_tokens = options.max_batched_tokens,
+                 .max_queued_requests = options.max_queued_requests,
+                 .pipeline_depth = options.pipeline_parallel,
+                 .max_steps_in_flight = options.pipeline_parallel + 1,
+                 .enable_prefix_cache = options.enable_prefix_cache,
+                 .eos_token_ids = model.eos_token_ids,
+                 .vocab_size = model.vocab_size},
+      .max_model_len = options.max_model_len,
+      .max_position_embeddings = model.max_position_embeddings,
+      .limits = {.vocab_size = model.vocab_size, .max_num_outputs = options.max_num_outputs},
+      .heartbeat_interval = options.heartbeat_interval,
+      .step_timeout = options.step_timeout,
+      .recovery_window = options.recovery_window,
+      .observer = options.observer};
+}
+
+v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const ModelConfig& model) {
+  v1::GetServerInfoResponse info;
+  info.set_version(options.version);
+  info.set_model_path(options.model_dir.string());
+  info.set_model_name(ModelName(options));
+  info.set_model_fingerprint(model.Fingerprint());
+  info.set_num_parameters(model.num_parameters());
+  info.set_weight_dtype(std::string(DTypeName(model.dtype)));
+  info.set_vocab_size(static_cast<int32_t>(model.vocab_size));
+  info.set_tensor_parallel(options.tensor_parallel);
+  info.set_pipeline_parallel(options.pipeline_parallel);
+  info.set_num_replicas(1);
+  info.set_max_model_len(options.max_model_len);
+  info.set_max_num_seqs(options.max_num_seqs);
+  info.set_max_batched_tokens(options.max_batched_tokens);
+  info.set_kv_block_size(options.block_size);
+  info.mutable_eos_token_ids()->Add(model.eos_token_ids.begin(), model.eos_token_ids.end());
+  if (model.bos_token_id) info.set_bos_token_id(*model.bos_token_id);
+  return info;
+}
+
+// A model without tokenizer.json is served by token ids alone.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::path& directory) {
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(directory);
+  if (absl::IsNotFound(tokenizer.status())) return std::unique_ptr<Tokenizer>();
+  return tokenizer;
+}
+
+}  // namespace
+
+// Destroyed from the bottom up: servers first, the loop last.
+struct Controller::Impl {
+  std::string secret;
+  std::optional<PrivateDirectory> socket_directory;
+  std::unique_ptr<Tokenizer> tokenizer;
+  HealthService health;
+  std::shared_ptr<EventLoop> loop;  // shared with calls that may end last
+  std::unique_ptr<GenerationService> generation;
+  std::unique_ptr<WorkerLinkService> worker_link;
+  std::vector<std::string> worker_addresses;
+  Listening ranks;
+  Listening clients;
+  absl::Mutex shutdown_mutex;
+  bool shut_down = false;
+
+  absl::Status Listen(const ControllerOptions& options);
+};
+
+absl::Status Controller::Impl::Listen(const ControllerOptions& options) {
+  std::vector<std::string> addresses = options.worker_listen;
+  if (addresses.empty()) {
+    ASSIGN_OR_RETURN(socket_directory, PrivateDirectory::Create());
+    addresses.push_back(absl::StrCat("unix:", socket_directory->path(), "/ranks"));
+  }
+  ASSIGN_OR_RETURN(ranks, ListenForRanks(addresses, *worker_link));
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    worker_addresses.push_back(absl::StartsWith(addresses[i], "unix:")
+                                   ? addresses[i]
+                                   : WithPort(addresses[i], ranks.ports[i]));
+  }
+  ASSIGN_OR_RETURN(clients, ListenForClients(options.listen, {generation.get(), &health}));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions options) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
+                   Checkpoint::Open(options.model_dir));
+  const ModelConfig& model = checkpoint->config();
+  RETURN_IF_ERROR(CheckOptions(options, model));
+  ASSIGN_OR_RETURN(const ProcessGrid grid,
+                   ProcessGrid::Create(options.tensor_parallel, options.pipeline_parallel));
+  ASSIGN_OR_RETURN(const SamplingParams sampling,
+                   DefaultSampling(checkpoint->generation_defaults(), model.vocab_size));
+
+  auto impl = std::make_unique<Impl>();
+  ASSIGN_OR_RETURN(impl->tokenizer, LoadTokenizer(options.model_dir));
+  impl->secret = options.secret.empty() ? DrawSecret() : options.secret;
+  impl->loop = std::make_shared<EventLoop>(LoopConfig(options, model, grid), impl->health);
+  impl->generation = std::make_unique<GenerationService>(
+      GenerationServiceConfig{.default_sampling = sampling,
+                              .vocab_size = model.vocab_size,
+                              .max_unread_bytes = options.max_unread_bytes,
+                              .info = ServerInfo(options, model)},
+      impl->tokenizer.get(), impl->loop);
+  impl->worker_link =
+      std::make_unique<WorkerLinkService>(impl->loop, impl->secret, grid.world_size());
+  const absl::Status listening = impl->Listen(options);
+  std::unique_ptr<Controller> controller(new Controller(std::move(impl)));
+  if (!listening.ok()) return listening;  // the destructor closes what was opened
+  return controller;
+}
+
+Controller::Controller(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Controller::~Controller() { Shutdown(); }
+
+int Controller::client_port() const { return impl_->clients.ports.front(); }
+const std::vector<std::string>& Controller::worker_addresses() const {
+  return impl_->worker_addresses;
+}
+const std::string& Controller::secret() const { return impl_->secret; }
+
+absl::Status Controller::WaitServing(absl::Time deadline) {
+  return impl_->loop->WaitServing(deadline);
+}
+void Controller::Fail(std::string reason) { impl_->loop->Fail(std::move(reason)); }
+void Controller::BeginEpoch(uint64_t epoch) { impl_->loop->BeginEpoch(epoch); }
+void Controller::BeginDrain() { impl_->loop->BeginDrain(); }
+bool Controller::WaitDrained(absl::Time deadline) { return impl_->loop->WaitDrained(deadline); }
+
+void Controller::Shutdown() {
+  absl::MutexLock lock(&impl_->shutdown_mutex);
+  if (std::exchange(impl_->shut_down, true)) return;
+  impl_->loop->EndAll("the server is shutting down");
+  const auto deadline = absl::ToChronoTime(absl::Now() + kCloseGrace);
+  if (impl_->clients.server != nullptr) impl_->clients.server->Shutdown(deadline);
+  if (impl_->ranks.server != nullptr) impl_->ranks.server->Shutdown(deadline);
+  impl_->generation->Stop();
+  impl_->loop->Stop();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+// The write side of one Generate call: events in, bytes to the client, one write at a time.
+//
+// Thread-safe. A client that reads slowly stalls nobody: token deltas of one output that wait here
+// are merged into one, and beyond max_unread_bytes the call ends with RESOURCE_EXHAUSTED. The
+// object lives until gRPC says OnDone and its last shared_ptr is gone (the event loop, the stream
+// thread and gRPC hold it independently of each other).
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/synchronization/mutex.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "lockstep/v1/generation.pb.h"
+
+namespace lockstep {
+
+class EventWriter final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+ public:
+  // The caller hands the returned object to gRPC.
+  static std::shared_ptr<EventWriter> Create(int64_t max_unread_bytes);
+
+  // Called once if the client cancels or disconnects before the call ended; at once when it already
+  // has.
+  void SetOnCancel(absl::AnyInvocable<void()> on_cancel);
+  bool cancelled() const;
+
+  // False when the client left too much unread: the call then ends with RESOURCE_EXHAUSTED. Ignored
+  // after Close.
+  bool Write(v1::GenerateEvent event);
+  // The call ends with this status once everything written is out. The first Close counts.
+  void Close(grpc::Status status);
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  explicit EventWriter(int64_t max_unread_bytes) : max_unread_bytes_(max_unread_bytes) {}
+  struct Pending {
+    v1::GenerateEvent event;
+    int64_t num_bytes = 0;
+  };
+  bool MergeLocked(const v1::GenerateEvent& event, int64_t num_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const int64_t max_unread_bytes_;
+  std::shared_ptr<EventWriter> self_;  // gRPC's hold: until OnDone
+  mutable absl::Mutex mutex_;
+  std::deque<Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  grpc::ByteBuffer in_flight_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+  absl::AnyInvocable<void()> on_cancel_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace lockstep

@@ -1,0 +1,220 @@
+#include "runtime/controller/generation_service.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "runtime/controller/event_writer.h"
+#include "runtime/controller/wire.h"
+
+namespace lockstep {
+namespace {
+
+// Longer texts would keep one of gRPC's few threads from the ranks' results.
+constexpr size_t kMaxInlineTextBytes = 4096;
+// A token may stand for more text than its own bytes (spaces that an added token strips).
+constexpr int64_t kMinLongestTokenBytes = 256;
+
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  const std::chrono::system_clock::time_point deadline = context.deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
+  return absl::FromChrono(deadline);
+}
+
+void Answer(const absl::StatusOr<grpc::ByteBuffer>& answer, grpc::ByteBuffer* response,
+            grpc::ServerUnaryReactor* reactor) {
+  if (answer.ok()) *response = *answer;
+  reactor->Finish(ToGrpcStatus(answer.status()));
+}
+
+}  // namespace
+
+// One Generate call on its way to the event loop.
+struct GenerationService::Call {
+  std::shared_ptr<EventWriter> writer;
+  v1::GenerateRequest request;
+  absl::Time deadline;
+  RequestLimits limits;
+  CheckedRequest checked;
+};
+
+GenerationService::GenerationService(GenerationServiceConfig config, const Tokenizer* tokenizer,
+                                     std::shared_ptr<EventLoop> loop)
+    : config_(std::move(config)), tokenizer_(tokenizer), loop_(std::move(loop)) {
+  longest_token_bytes_ = kMinLongestTokenBytes;
+  for (int32_t id = 0; tokenizer_ != nullptr && id < tokenizer_->vocab_size(); ++id) {
+    longest_token_bytes_ =
+        std::max<int64_t>(longest_token_bytes_, tokenizer_->TokenBytes(id).size());
+  }
+}
+
+absl::StatusOr<const Tokenizer*> GenerationService::RequireTokenizer() const {
+  if (tokenizer_ != nullptr) return tokenizer_;
+  return absl::InvalidArgumentError("this model has no tokenizer.json: use token ids");
+}
+
+void GenerationService::RunText(size_t num_bytes, Task task) {
+  if (num_bytes <= kMaxInlineTextBytes) {
+    task();
+  } else {
+    text_thread_.Push(std::move(task));
+  }
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context* context,
+                                                                        const Bytes* request) {
+  auto call = std::make_shared<Call>();  // shared: a Task must be movable, a Call travels threads
+  call->writer = EventWriter::Create(config_.max_unread_bytes);
+  call->deadline = DeadlineOf(*context);
+  EventWriter* reactor = call->writer.get();
+  absl::Status status = ParseMessage(*request, call->request);
+  if (status.ok()) status = Begin(*call);
+  if (!status.ok()) {
+    Refuse(*call, status);
+  } else if (call->request.has_text()) {
+    RunText(call->request.text().size(), [this, call] { Tokenize(call); });
+  } else {
+    const auto& ids = call->request.token_ids().ids();
+    status = Post(*call, std::vector<int32_t>(ids.begin(), ids.end()));
+    if (!status.ok()) Refuse(*call, status);
+  }
+  return reactor;
+}
+
+// Everything that can be said before the prompt is tokenized.
+absl::Status GenerationService::Begin(Call& call) {
+  ASSIGN_OR_RETURN(const EventLoop::Capacity capacity, loop_->Admission());
+  call.limits = capacity.limits;
+  ASSIGN_OR_RETURN(call.checked, CheckRequest(call.request, config_.default_sampling, call.limits));
+  if (tokenizer_ == nullptr && call.request.stop().stop_strings_size() > 0) {
+    return absl::InvalidArgumentError(
+        "stop.stop_strings: this model has no tokenizer.json, so no text to find them in");
+  }
+  if (!call.request.has_text()) return absl::OkStatus();
+  RETURN_IF_ERROR(RequireTokenizer().status());
+  const int64_t num_bytes = static_cast<int64_t>(call.request.text().size());
+  if (num_bytes / longest_token_bytes_ >= call.limits.max_model_len) {
+    return absl::InvalidArgumentError(absl::StrCat("text has ", num_bytes,
+                                                   " bytes: more than max_model_len ",
+                                                   call.limits.max_model_len, " tokens can hold"));
+  }
+  return absl::OkStatus();
+}
+
+void GenerationService::Tokenize(std::shared_ptr<Call> call) {
+  if (call->writer->cancelled()) {
+    Refuse(*call, absl::CancelledError("the client cancelled"));
+    return;
+  }
+  const EncodeOptions options{.add_special_tokens = true,
+                              .parse_special_tokens = call->request.parse_special_tokens()};
+  absl::StatusOr<std::vector<int32_t>> prompt = tokenizer_->Encode(call->request.text(), options);
+  const absl::Status status = prompt.ok() ? Post(*call, *std::move(prompt)) : prompt.status();
+  if (!status.ok()) Refuse(*call, status);
+}
+
+absl::Status GenerationService::Post(Call& call, std::vector<int32_t> prompt) {
+  CheckedRequest& checked = call.checked;
+  // Only the text's very start drops SentencePiece's leading space.
+  checked.stream.text.is_continuation =
+      tokenizer_ == nullptr || std::any_of(prompt.begin(), prompt.end(), [this](int32_t id) {
+        return !tokenizer_->IsSpecial(id);
+      });
+  RETURN_IF_ERROR(SetPrompt(std::move(prompt), call.limits, checked));
+  const uint64_t number = loop_->NextRequestNumber();
+  checked.stream.number = number;
+  checked.engine.request_id = number;
+  checked.engine.deadline = call.deadline;
+  call.writer->SetOnCancel([loop = loop_, number] { loop->Cancel(number); });
+  loop_->Submit(std::move(checked.engine), std::make_shared<RequestStream>(
+                                               std::move(checked.stream), tokenizer_, call.writer));
+  return absl::OkStatus();
+}
+
+void GenerationService::Refuse(Call& call, const absl::Status& status) {
+  loop_->CountRejected();
+  call.writer->Close(ToGrpcStatus(status));
+}
+
+grpc::ServerUnaryReactor* GenerationService::Abort(Context* context, const Bytes* request,
+                                                   Bytes* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  v1::AbortRequest parsed;
+  if (absl::Status status = ParseMessage(*request, parsed); !status.ok()) {
+    reactor->Finish(ToGrpcStatus(status));
+    return reactor;
+  }
+  loop_->AbortByName(parsed.request_id(), [reactor, response](bool was_running) {
+    v1::AbortResponse answer;
+    answer.set_was_running(was_running);
+    Answer(SerializeMessage(answer), response, reactor);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GenerationService::Tokenize(Context* context, const Bytes* request,
+                                                      Bytes* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  RunText(request->Length(), [this, reactor, response, bytes = *request] {
+    const auto answer = [&]() -> absl::StatusOr<grpc::ByteBuffer> {
+      v1::TokenizeRequest parsed;
+      RETURN_IF_ERROR(ParseMessage(bytes, parsed));
+      ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer());
+      EncodeOptions options;
+      options.parse_special_tokens = parsed.parse_special_tokens();
+      if (parsed.has_add_special_tokens()) options.add_special_tokens = parsed.add_special_tokens();
+      ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer->Encode(parsed.text(), options));
+      v1::TokenizeResponse result;
+      result.mutable_token_ids()->Add(ids.begin(), ids.end());
+      return SerializeMessage(result);
+    };
+    Answer(answer(), response, reactor);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GenerationService::Detokenize(Context* context, const Bytes* request,
+                                                        Bytes* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  RunText(request->Length(), [this, reactor, response, bytes = *request] {
+    const auto answer = [&]() -> absl::StatusOr<grpc::ByteBuffer> {
+      v1::DetokenizeRequest parsed;
+      RETURN_IF_ERROR(ParseMessage(bytes, parsed));
+      ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer());
+      const std::vector<int32_t> ids(parsed.token_ids().begin(), parsed.token_ids().end());
+      v1::DetokenizeResponse result;
+      ASSIGN_OR_RETURN(*result.mutable_text(),
+                       tokenizer->Decode(ids, parsed.include_special_tokens()));
+      return SerializeMessage(result);
+    };
+    Answer(answer(), response, reactor);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GenerationService::GetServerInfo(Context* context, const Bytes*,
+                                                           Bytes* response) {
+  v1::GetServerInfoResponse info = config_.info;
+  if (const std::optional<EventLoop::Capacity> capacity = loop_->capacity()) {
+    info.set_num_kv_blocks(capacity->num_kv_blocks);
+    info.set_kv_capacity_tokens(capacity->num_kv_blocks * info.kv_block_size());
+    info.set_max_model_len(capacity->limits.max_model_len);
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  Answer(SerializeMessage(info), response, reactor);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GenerationService::GetStatus(Context* context, const Bytes*,
+                                                       Bytes* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  loop_->GetStatus([reactor, response](const v1::GetStatusResponse& status) {
+    Answer(SerializeMessage(status), response, reactor);
+  });
+  return reactor;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,72 @@
+// lockstep.v1.Generation: checks and tokenizes on gRPC's threads (long texts on one of its own),
+// then posts to the event loop.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "lockstep/v1/generation.grpc.pb.h"
+#include "model/sampling/sampling_params.h"
+#include "model/tokenizer/tokenizer.h"
+#include "runtime/controller/event_loop.h"
+#include "runtime/controller/request_validation.h"
+#include "runtime/controller/task_queue.h"
+
+namespace lockstep {
+
+struct GenerationServiceConfig {
+  SamplingParams default_sampling;
+  int64_t vocab_size = 0;
+  int64_t max_unread_bytes = 0;
+  v1::GetServerInfoResponse info;  // without what the ranks decide
+};
+
+// Every method takes raw bytes (see wire.h).
+class GenerationService final : public v1::Generation::WithRawCallbackMethod_Generate<
+                                    v1::Generation::WithRawCallbackMethod_Abort<
+                                        v1::Generation::WithRawCallbackMethod_Tokenize<
+                                            v1::Generation::WithRawCallbackMethod_Detokenize<
+                                                v1::Generation::WithRawCallbackMethod_GetServerInfo<
+                                                    v1::Generation::WithRawCallbackMethod_GetStatus<
+                                                        v1::Generation::Service>>>>>> {
+ public:
+  // tokenizer must outlive the service and the loop's streams; null = the model has none.
+  GenerationService(GenerationServiceConfig config, const Tokenizer* tokenizer,
+                    std::shared_ptr<EventLoop> loop);
+  // Ends the tokenizing thread; calls that still wait for it are answered first.
+  void Stop() { text_thread_.Stop(); }
+
+  using Context = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+  grpc::ServerWriteReactor<Bytes>* Generate(Context* context, const Bytes* request) override;
+  grpc::ServerUnaryReactor* Abort(Context* context, const Bytes* request, Bytes* response) override;
+  grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request,
+                                     Bytes* response) override;
+  grpc::ServerUnaryReactor* Detokenize(Context* context, const Bytes* request,
+                                       Bytes* response) override;
+  grpc::ServerUnaryReactor* GetServerInfo(Context* context, const Bytes* request,
+                                          Bytes* response) override;
+  grpc::ServerUnaryReactor* GetStatus(Context* context, const Bytes* request,
+                                      Bytes* response) override;
+
+ private:
+  struct Call;
+  absl::Status Begin(Call& call);
+  void Tokenize(std::shared_ptr<Call> call);
+  absl::Status Post(Call& call, std::vector<int32_t> prompt);
+  void Refuse(Call& call, const absl::Status& status);
+  void RunText(size_t num_bytes, Task task);
+  absl::StatusOr<const Tokenizer*> RequireTokenizer() const;
+
+  const GenerationServiceConfig config_;
+  const Tokenizer* const tokenizer_;
+  int64_t longest_token_bytes_ = 0;
+  // Shared: calls may end after the controller let go of its loop.
+  const std::shared_ptr<EventLoop> loop_;
+  TaskThread text_thread_;
+};
+
+}  // namespace lockstep

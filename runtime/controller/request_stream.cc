@@ -1,0 +1,185 @@
+#include "runtime/controller/request_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+v1::FinishReason ToProto(engine::FinishReason reason) {
+  switch (reason) {
+    case engine::FinishReason::kStop:
+      return v1::FINISH_REASON_STOP;
+    case engine::FinishReason::kLength:
+      return v1::FINISH_REASON_LENGTH;
+    case engine::FinishReason::kDeadline:
+      return v1::FINISH_REASON_DEADLINE;
+    case engine::FinishReason::kAborted:
+    case engine::FinishReason::kError:
+      return v1::FINISH_REASON_ABORTED;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+}  // namespace
+
+RequestStream::Output::Output(const Tokenizer* tokenizer, const TextOptions& options)
+    : matcher(options.stop_strings, options.include_stop_string) {
+  if (tokenizer == nullptr) return;
+  detokenizer.emplace(*tokenizer, options.include_special_tokens, options.is_continuation);
+}
+
+RequestStream::RequestStream(StreamSpec spec, const Tokenizer* tokenizer,
+                             std::shared_ptr<EventWriter> writer)
+    : spec_(std::move(spec)),
+      tokenizer_(tokenizer),
+      writer_(std::move(writer)),
+      num_unfinished_(spec_.num_outputs) {
+  outputs_.reserve(spec_.num_outputs);
+  for (int i = 0; i < spec_.num_outputs; ++i) outputs_.emplace_back(tokenizer_, spec_.text);
+}
+
+void RequestStream::Accept() {
+  v1::GenerateEvent event;
+  v1::PromptAccepted& accepted = *event.mutable_accepted();
+  accepted.set_request_id(spec_.request_id);
+  accepted.set_num_prompt_tokens(spec_.num_prompt_tokens);
+  accepted.set_seed(spec_.seed);
+  accepted.set_max_tokens(spec_.max_tokens);
+  writer_->Write(std::move(event));
+}
+
+RequestStream::Next RequestStream::Deliver(const engine::EngineEvent& event) {
+  const uint32_t index = event.sequence_index;
+  LS_CHECK_LT(index, outputs_.size());
+  Output& output = outputs_[index];
+  if (output.finished) return Next::kContinue;  // tokens past a stop string
+  num_cached_prompt_tokens_ =
+      std::max(num_cached_prompt_tokens_, static_cast<int32_t>(event.num_cached_prompt_tokens));
+  bool written = WritePromptLogprobs(event.prompt_logprobs);
+  if (event.token) written = WriteToken(index, event) && written;
+  if (output.matcher.matched()) {
+    written = WriteFinish(index, v1::FINISH_REASON_STOP, -1) && written;
+    if (!written) return Next::kCancel;
+    return event.finish ? Next::kContinue : Next::kStopOutput;
+  }
+  if (event.finish) {
+    deadline_passed_ = deadline_passed_ || *event.finish == engine::FinishReason::kDeadline;
+    written = WriteFinish(index, ToProto(*event.finish), event.stop_token_id) && written;
+  }
+  return written ? Next::kContinue : Next::kCancel;
+}
+
+void RequestStream::EndAll(v1::FinishReason reason, const grpc::Status& status) {
+  for (uint32_t i = 0; i < outputs_.size(); ++i) {
+    if (!outputs_[i].finished && status.ok()) WriteFinish(i, reason, -1);
+  }
+  writer_->Close(status);
+}
+
+bool RequestStream::WritePromptLogprobs(const std::vector<LogprobInfo>& infos) {
+  if (infos.empty()) return true;
+  v1::GenerateEvent event;
+  v1::PromptLogprobs& logprobs = *event.mutable_prompt_logprobs();
+  logprobs.set_first_position(next_prompt_position_);
+  for (const LogprobInfo& info : infos) {
+    if (next_prompt_position_ >= static_cast<int32_t>(spec_.prompt.size())) break;
+    FillLogprobs(spec_.prompt[next_prompt_position_++], info, logprobs.add_logprobs());
+  }
+  return writer_->Write(std::move(event));
+}
+
+bool RequestStream::WriteToken(uint32_t index, const engine::EngineEvent& engine_event) {
+  Output& output = outputs_[index];
+  const engine::SampledToken& sampled = *engine_event.token;
+  v1::GenerateEvent event;
+  v1::TokenDelta& delta = *event.mutable_delta();
+  delta.set_output_index(index);
+  delta.add_token_ids(sampled.token);
+  delta.set_text(TextOf(output, engine_event));
+  if (spec_.logprobs && sampled.logprobs) {
+    FillLogprobs(sampled.token, *sampled.logprobs, delta.add_logprobs());
+  }
+  ++output.num_tokens;
+  return writer_->Write(std::move(event));
+}
+
+// The text that became certain with this token. The token that stopped the output is not part of
+// its text, unless asked.
+std::string RequestStream::TextOf(Output& output, const engine::EngineEvent& event) const {
+  if (!output.detokenizer) return "";
+  const int32_t token = event.token->token;
+  const bool stopped_here =
+      event.finish == engine::FinishReason::kStop && event.stop_token_id == token;
+  const bool keep_stop_token = tokenizer_->IsSpecial(token) ||
+                               spec_.text.include_stop_string;  // special ones by their own rule
+  std::string certain;
+  if (!stopped_here || keep_stop_token) certain = output.detokenizer->Add(token);
+  if (output.num_tokens < spec_.text.min_tokens) return certain;
+  return output.matcher.Add(certain);
+}
+
+// The text still held back, then the finish; with the last output, usage and the end of the call.
+bool RequestStream::WriteFinish(uint32_t index, v1::FinishReason reason, int32_t stop_token_id) {
+  Output& output = outputs_[index];
+  std::string rest;
+  if (output.detokenizer && !output.matcher.matched()) {
+    rest = output.matcher.Add(output.detokenizer->Finish());
+    rest += output.matcher.Finish();
+    if (output.matcher.matched()) reason = v1::FINISH_REASON_STOP;
+  }
+  const bool written = WriteText(index, std::move(rest));
+  output.finished = true;
+  --num_unfinished_;
+
+  v1::GenerateEvent event;
+  v1::OutputFinished& finished = *event.mutable_finished();
+  finished.set_output_index(index);
+  finished.set_reason(reason);
+  if (output.matcher.matched()) {
+    finished.set_stop_string(*output.matcher.matched());
+  } else if (reason == v1::FINISH_REASON_STOP && stop_token_id >= 0) {
+    finished.set_stop_token_id(stop_token_id);
+  }
+  if (num_unfinished_ == 0) {
+    v1::Usage& usage = *finished.mutable_usage();
+    usage.set_num_prompt_tokens(spec_.num_prompt_tokens);
+    usage.set_num_cached_prompt_tokens(num_cached_prompt_tokens_);
+    int32_t num_output_tokens = 0;
+    for (const Output& each : outputs_) num_output_tokens += each.num_tokens;
+    usage.set_num_output_tokens(num_output_tokens);
+  }
+  const bool finish_written = writer_->Write(std::move(event)) && written;
+  if (num_unfinished_ == 0) writer_->Close(StatusAtEnd());
+  return finish_written;
+}
+
+bool RequestStream::WriteText(uint32_t index, std::string text) {
+  if (text.empty()) return true;
+  v1::GenerateEvent event;
+  event.mutable_delta()->set_output_index(index);
+  event.mutable_delta()->set_text(std::move(text));
+  return writer_->Write(std::move(event));
+}
+
+void RequestStream::FillLogprobs(int32_t token, const LogprobInfo& info,
+                                 v1::Logprobs* logprobs) const {
+  const auto fill = [this](int32_t id, float logprob, v1::TokenLogprob* entry) {
+    entry->set_token_id(id);
+    entry->set_logprob(logprob);
+    if (tokenizer_ != nullptr) entry->set_text(tokenizer_->TokenBytes(id));
+  };
+  fill(token, info.logprob, logprobs->mutable_token());
+  for (const TokenLogprob& top : info.top) fill(top.token, top.logprob, logprobs->add_top());
+}
+
+grpc::Status RequestStream::StatusAtEnd() const {
+  if (!deadline_passed_) return grpc::Status::OK;
+  return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
+                      absl::StrCat("request ", spec_.request_id, ": its deadline passed"));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,199 @@
+#include "runtime/controller/request_validation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+template <typename T>
+absl::Status OutOfRange(absl::string_view field, T value, int64_t low, int64_t high) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " ", value, " is outside [", low, ", ", high, "]"));
+}
+
+template <typename T>
+absl::Status CheckRange(absl::string_view field, T value, int64_t low, int64_t high) {
+  if (value < low || value > high) return OutOfRange(field, value, low, high);
+  return absl::OkStatus();
+}
+
+absl::Status CheckRequestId(absl::string_view id) {
+  if (id.size() > RequestLimits::kMaxRequestIdBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("request_id has ", id.size(), " bytes, at most ",
+                                                   RequestLimits::kMaxRequestIdBytes));
+  }
+  for (size_t i = 0; i < id.size(); ++i) {
+    if (id[i] < 0x20 || id[i] > 0x7e) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("request_id: byte ", i, " is not printable ASCII"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// 128 random bits: no client's own id collides with it.
+std::string DrawRequestId() {
+  absl::BitGen random;
+  return absl::StrFormat("%016x%016x", absl::Uniform<uint64_t>(random),
+                         absl::Uniform<uint64_t>(random));
+}
+
+void ReadSampling(const v1::SamplingOptions& options, SamplingParams& params) {
+  if (options.has_temperature()) params.temperature = options.temperature();
+  if (options.has_top_k()) params.top_k = options.top_k();
+  if (options.has_top_p()) params.top_p = options.top_p();
+  if (options.has_min_p()) params.min_p = options.min_p();
+  if (options.has_repetition_penalty()) params.repetition_penalty = options.repetition_penalty();
+  if (options.has_presence_penalty()) params.presence_penalty = options.presence_penalty();
+  if (options.has_frequency_penalty()) params.frequency_penalty = options.frequency_penalty();
+  params.logit_bias.assign(options.logit_bias().begin(), options.logit_bias().end());
+  std::sort(params.logit_bias.begin(), params.logit_bias.end());  // the map's order is random
+  if (options.has_seed()) {
+    params.seed = options.seed();
+  } else {
+    absl::BitGen random;
+    params.seed = absl::Uniform<uint64_t>(random);
+  }
+}
+
+absl::Status ReadStop(const v1::StopOptions& stop, CheckedRequest& checked) {
+  SamplingParams& params = checked.engine.sampling;
+  TextOptions& text = checked.stream.text;
+  if (stop.has_max_tokens()) {
+    RETURN_IF_ERROR(CheckRange("stop.max_tokens", stop.max_tokens(), 1, INT32_MAX));
+    checked.max_tokens = stop.max_tokens();
+  }
+  RETURN_IF_ERROR(
+      CheckRange("stop.min_tokens", stop.min_tokens(), 0, checked.max_tokens.value_or(INT32_MAX)));
+  params.min_tokens = stop.min_tokens();
+  text.min_tokens = stop.min_tokens();
+  params.stop_token_ids.assign(stop.stop_token_ids().begin(), stop.stop_token_ids().end());
+  params.ignore_eos = stop.ignore_eos();
+  text.include_stop_string = stop.include_stop_string();
+  if (stop.stop_strings_size() > RequestLimits::kMaxStopStrings) {
+    return absl::InvalidArgumentError(absl::StrCat("stop.stop_strings has ",
+                                                   stop.stop_strings_size(), " entries, at most ",
+                                                   RequestLimits::kMaxStopStrings));
+  }
+  for (int i = 0; i < stop.stop_strings_size(); ++i) {
+    const std::string& string = stop.stop_strings(i);
+    if (string.empty() || string.size() > RequestLimits::kMaxStopStringBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("stop.stop_strings[", i, "] has ",
+                                                     string.size(), " bytes; allowed are 1 to ",
+                                                     RequestLimits::kMaxStopStringBytes));
+    }
+    text.stop_strings.push_back(string);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadOutput(const v1::OutputOptions& output, CheckedRequest& checked) {
+  SamplingParams& params = checked.engine.sampling;
+  checked.stream.text.include_special_tokens = output.include_special_tokens();
+  if (output.has_logprobs()) {
+    RETURN_IF_ERROR(
+        CheckRange("output.logprobs", output.logprobs(), 0, SamplingParams::kMaxLogprobs));
+    params.num_logprobs = output.logprobs();
+    checked.stream.logprobs = true;
+  }
+  if (output.has_prompt_logprobs()) {
+    RETURN_IF_ERROR(CheckRange("output.prompt_logprobs", output.prompt_logprobs(), 0,
+                               SamplingParams::kMaxLogprobs));
+    params.num_prompt_logprobs = output.prompt_logprobs();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<SamplingParams> DefaultSampling(const GenerationDefaults& defaults,
+                                               int64_t vocab_size) {
+  SamplingParams params;
+  if (defaults.temperature) params.temperature = *defaults.temperature;
+  if (defaults.do_sample && !*defaults.do_sample) params.temperature = 0.0f;
+  if (defaults.top_k) params.top_k = *defaults.top_k;
+  if (defaults.top_p) params.top_p = *defaults.top_p;
+  if (defaults.repetition_penalty) params.repetition_penalty = *defaults.repetition_penalty;
+  const absl::Status valid = ValidateSamplingParams(params, vocab_size);
+  if (!valid.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("generation_config.json: ", valid.message()));
+  }
+  return params;
+}
+
+absl::StatusOr<CheckedRequest> CheckRequest(const v1::GenerateRequest& request,
+                                            const SamplingParams& defaults,
+                                            const RequestLimits& limits) {
+  CheckedRequest checked;
+  RETURN_IF_ERROR(CheckRequestId(request.request_id()));
+  if (request.prompt_case() == v1::GenerateRequest::PROMPT_NOT_SET) {
+    return absl::InvalidArgumentError("prompt is missing: set text or token_ids");
+  }
+  if (request.cache_salt().size() > RequestLimits::kMaxCacheSaltBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("cache_salt has ", request.cache_salt().size(),
+                                                   " bytes, at most ",
+                                                   RequestLimits::kMaxCacheSaltBytes));
+  }
+  RETURN_IF_ERROR(CheckRange("priority", request.priority(), -RequestLimits::kMaxPriority,
+                             RequestLimits::kMaxPriority));
+  const v1::SamplingOptions& sampling = request.sampling();
+  const int num_outputs = sampling.has_num_outputs() ? sampling.num_outputs() : 1;
+  RETURN_IF_ERROR(CheckRange("sampling.num_outputs", num_outputs, 1, limits.max_num_outputs));
+
+  checked.engine.sampling = defaults;
+  ReadSampling(sampling, checked.engine.sampling);
+  RETURN_IF_ERROR(ReadStop(request.stop(), checked));
+  RETURN_IF_ERROR(ReadOutput(request.output(), checked));
+  SamplingParams probe = checked.engine.sampling;
+  probe.max_tokens = checked.max_tokens.value_or(INT32_MAX);
+  RETURN_IF_ERROR(ValidateSamplingParams(probe, limits.vocab_size));
+
+  checked.engine.cache_salt = request.cache_salt();
+  checked.engine.priority = request.priority();
+  checked.engine.num_outputs = num_outputs;
+  checked.stream.request_id = request.request_id().empty() ? DrawRequestId() : request.request_id();
+  checked.stream.num_outputs = num_outputs;
+  checked.stream.seed = checked.engine.sampling.seed;
+  return checked;
+}
+
+absl::Status SetPrompt(std::vector<int32_t> prompt, const RequestLimits& limits,
+                       CheckedRequest& request) {
+  const int64_t num_tokens = static_cast<int64_t>(prompt.size());
+  if (num_tokens == 0) return absl::InvalidArgumentError("prompt is empty: it has no tokens");
+  if (num_tokens >= limits.max_model_len) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prompt has ", num_tokens, " tokens; max_model_len ", limits.max_model_len,
+                     " leaves no room for an output token, so at most ", limits.max_model_len - 1));
+  }
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    if (prompt[i] < 0 || prompt[i] >= limits.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "prompt.token_ids[", i, "] ", prompt[i], " is outside [0, ", limits.vocab_size - 1, "]"));
+    }
+  }
+  const int64_t room = std::min<int64_t>(limits.max_model_len - num_tokens, INT32_MAX);
+  SamplingParams& params = request.engine.sampling;
+  params.max_tokens =
+      static_cast<int32_t>(std::min<int64_t>(room, request.max_tokens.value_or(INT32_MAX)));
+  if (params.min_tokens > params.max_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("stop.min_tokens ", params.min_tokens, ": max_model_len ",
+                     limits.max_model_len, " leaves ", room, " after a prompt of ", num_tokens));
+  }
+  request.stream.max_tokens = params.max_tokens;
+  request.stream.num_prompt_tokens = static_cast<int32_t>(num_tokens);
+  if (params.num_prompt_logprobs >= 0) request.stream.prompt = prompt;
+  request.engine.prompt = std::move(prompt);
+  return absl::OkStatus();
+}
+
+}  // namespace lockstep
