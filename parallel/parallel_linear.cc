@@ -1,38 +1,15 @@
 #include "parallel/parallel_linear.h"
 
 #include <cstddef>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "parallel/host_rows.h"
 
 namespace lockstep {
 namespace {
-
-template <typename Element>
-void WidenRow(const void* row, int64_t count, float* out) {
-  const Element* elements = static_cast<const Element*>(row);
-  for (int64_t i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<Element, float>) {
-      out[i] = elements[i];
-    } else {
-      out[i] = ToFloat(elements[i]);
-    }
-  }
-}
-
-void WidenRow(const void* row, DType dtype, int64_t count, float* out) {
-  switch (dtype) {
-    case DType::kF32:
-      return WidenRow<float>(row, count, out);
-    case DType::kF16:
-      return WidenRow<F16>(row, count, out);
-    case DType::kBF16:
-      return WidenRow<BF16>(row, count, out);
-  }
-}
 
 float WithoutNegativeZero(float value) { return value + 0.0f; }
 

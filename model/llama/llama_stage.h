@@ -1,66 +1,110 @@
-// One pipeline stage of a Llama on one rank: its share of the layers, of the heads and of the vocabulary.
+// One pipeline stage of a Llama on one rank: its share of the layers, of the heads and of the
+// vocabulary.
 //
-// A layer is a sentence: norm, qkv, rope + cache write, attention, output projection, norm, gate/up, silu-mul, down. The parallel linear
-// layers own the collectives. Called by the step loop's thread only; Forward allocates nothing.
+// A layer is a sentence: norm, qkv, rope + cache write, attention, output projection, norm,
+// gate/up, silu-mul, down. The parallel linear layers own the collectives. Called by the step
+// loop's thread only; Forward allocates nothing.
+//
+// Numbers: a token's logits depend on its sequence alone, bit for bit, not on the batch, the
+// chunking, the threads or the layout (design of the kernels: kernels/backend.h; of the layouts:
+// parallel/partition.h).
 #pragma once
 
-#include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/model_config.h"
+#include "model/llama/activations.h"
+#include "model/llama/device_batch.h"
+#include "model/llama/stage_shape.h"
 #include "model/llama/step_batch.h"
+#include "model/llama/weights.h"
+#include "model/model_config.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
 
 namespace lockstep {
 
 struct StageOptions {
-  // How matrices are kept: the checkpoint's dtype (f16 is widened to f32) or a forced one.
-  enum class Weights { kAuto, kF32, kBF16 };
+  using Weights = WeightDType;
   Weights weights = Weights::kAuto;
   int num_load_threads = 2;
   BatchLimits limits;
 };
 
-struct LoadStats {
-  int64_t weight_bytes = 0;  // held in memory
-  int64_t loaded_bytes = 0;  // read from the checkpoint
-  int64_t shard_bytes = 0;   // of the checkpoint that belong to this rank
-};
-
-using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
-
 class LlamaStage {
  public:
-  // Reads this rank's bytes. backend and groups must outlive the stage. Errors: INVALID_ARGUMENT (missing tensor, wrong shape:
-  // named), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (read error). progress may be null; it is called from loader threads.
+  // Reads this rank's bytes. backend and groups must outlive the stage; the checkpoint need not.
+  // Errors: INVALID_ARGUMENT (layout, limits; a tensor missing or of another shape: named),
+  // RESOURCE_EXHAUSTED (memory), UNAVAILABLE (read error). progress may be null; it is called from
+  // loader threads.
   static absl::StatusOr<std::unique_ptr<LlamaStage>> Load(const Checkpoint& checkpoint,
                                                           const ProcessGrid& grid, int rank,
                                                           Backend& backend, RankGroups& groups,
                                                           const StageOptions& options,
                                                           const LoadProgress& progress);
-  virtual ~LlamaStage() = default;
 
-  virtual const LoadStats& load_stats() const = 0;
+  const StageShape& shape() const { return shape_; }
+  const LoadStats& load_stats() const { return load_stats_; }
+  bool is_first() const { return shape_.is_first; }
+  bool is_last() const { return shape_.is_last; }
+
   // One block on this rank: 2 x its layers x its KV heads x block_size x head_dim x element size.
-  virtual int64_t kv_block_bytes() const = 0;
-  virtual absl::Status AllocateKvCache(int64_t num_blocks) = 0;
+  int64_t kv_block_bytes() const;
+  // Before the first Forward, once. RESOURCE_EXHAUSTED with the bytes wanted.
+  absl::Status AllocateKvCache(int64_t num_blocks);
 
-  virtual bool is_first() const = 0;
-  virtual bool is_last() const = 0;
+  // Runs this stage: takes token ids (first stage) or receives hidden states from the previous one,
+  // and sends them on (or, last stage, keeps the normalised rows logits_rows). INVALID_ARGUMENT for
+  // a batch that contradicts itself or the limits, before any of it has run; UNAVAILABLE when a
+  // peer is gone.
+  absl::Status Forward(const StepBatch& batch);
 
-  // Runs this stage: takes token ids (first stage) or receives hidden states from the previous one, and sends them on
-  // (or, last stage, keeps the normalised rows logits_rows).
-  virtual absl::Status Forward(const StepBatch& batch) = 0;
+  // Last stage, after Forward: logits of rows [first, first + count) of logits_rows over this
+  // rank's vocabulary shape().vocab, f32 [count, its size], on the host until the next call. count
+  // <= kMaxLogitsRows.
+  absl::StatusOr<const float*> Logits(int64_t first, int64_t count);
+  static constexpr int64_t kMaxLogitsRows = 64;
 
-  // Last stage, after Forward: logits of rows [first, first + count) of logits_rows over this rank's vocabulary VocabOf(...),
-  // f32 [count, its size], on the host until the next call. count <= kMaxLogitsRows.
-  virtual absl::StatusOr<const float*> Logits(int64_t first, int64_t count) = 0;
-  static constexpr int64_t kMaxLogitsRows = 256;
+ private:
+  LlamaStage(const ModelConfig& config, const StageShape& shape, const StageOptions& options,
+             Backend& backend, RankGroups& groups);
+  absl::Status AllocateBuffers();
+
+  absl::Status RunStage();
+  absl::Status BeginResidual();
+  absl::Status RunLayer(size_t layer);
+  absl::Status Attention(const LayerWeights& weights, const KvCacheView& cache);
+  absl::Status Mlp(const LayerWeights& weights);
+  absl::Status SendResidual();
+  void NormLogitsRows();
+  void AddAndNorm(const DeviceBuffer& weight);
+  void AddDelta();
+  int64_t num_tokens() const { return batch_.num_tokens(); }
+  int64_t hidden_bytes() const { return num_tokens() * shape_.hidden * int64_t{sizeof(float)}; }
+
+  const ModelConfig config_;
+  const StageShape shape_;
+  const BatchLimits limits_;
+  Backend& backend_;
+  RankGroups& groups_;
+
+  LoadStats load_stats_;
+  StageWeights weights_;
+  DeviceBuffer rope_cos_;  // f32 [max_model_len, head_dim / 2]
+  DeviceBuffer rope_sin_;  // likewise
+  DType kv_dtype_ = DType::kF32;
+  int64_t num_kv_blocks_ = 0;
+  DeviceBuffer kv_memory_;
+  std::vector<KvCacheView> kv_caches_;  // one per layer of this stage
+
+  DeviceBatch batch_;
+  Activations act_;
+  bool has_delta_ = false;  // act_.delta waits to be added to act_.residual
+  std::vector<float> host_logits_;
 };
 
 }  // namespace lockstep

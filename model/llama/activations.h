@@ -1,0 +1,29 @@
+// What flows through a stage, in buffers allocated once for the largest batch. All f32, row-major,
+// dense.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "model/llama/stage_shape.h"
+
+namespace lockstep {
+
+struct Activations {
+  DeviceBuffer residual;  // [max_batched_tokens, hidden], the stream that layers add to
+  DeviceBuffer
+      delta;  // [max_batched_tokens, hidden], what the last block computed and the next norm adds
+  DeviceBuffer normed;    // [max_batched_tokens, hidden]
+  DeviceBuffer qkv;       // [max_batched_tokens, qkv_width]
+  DeviceBuffer attended;  // [max_batched_tokens, q_width]
+  DeviceBuffer gate_up;   // [max_batched_tokens, 2 * intermediate]
+  DeviceBuffer gated;     // [max_batched_tokens, intermediate]
+  DeviceBuffer logits;    // last stage: [max_logits_rows, vocab]
+
+  // RESOURCE_EXHAUSTED when memory is short.
+  static absl::StatusOr<Activations> Allocate(Backend& backend, const StageShape& shape,
+                                              int64_t max_batched_tokens, int64_t max_logits_rows);
+};
+
+}  // namespace lockstep

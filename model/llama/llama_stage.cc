@@ -1,0 +1,204 @@
+#include "model/llama/llama_stage.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/str_format.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+
+// ---- the forward pass ----
+
+absl::Status LlamaStage::Forward(const StepBatch& batch) {
+  RETURN_IF_ERROR(CheckStepBatch(batch, limits_, num_kv_blocks_));
+  batch_.CopyFrom(batch, backend_);
+  if (num_tokens() == 0) return absl::OkStatus();
+  return RunStage();
+}
+
+absl::Status LlamaStage::RunStage() {
+  RETURN_IF_ERROR(BeginResidual());
+  for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
+    RETURN_IF_ERROR(RunLayer(layer));
+  }
+  if (!is_last()) return SendResidual();
+  NormLogitsRows();
+  return absl::OkStatus();
+}
+
+absl::Status LlamaStage::BeginResidual() {
+  has_delta_ = false;
+  float* residual = act_.residual.as<float>();
+  if (is_first()) {
+    return weights_.embedding->Forward(batch_.token_ids(), num_tokens(), residual);
+  }
+  return groups_.pp->Recv(groups_.pp->rank() - 1, residual, hidden_bytes());
+}
+
+absl::Status LlamaStage::RunLayer(size_t layer) {
+  const LayerWeights& weights = weights_.layers[layer];
+  AddAndNorm(weights.attention_norm);
+  RETURN_IF_ERROR(Attention(weights, kv_caches_[layer]));
+  AddAndNorm(weights.mlp_norm);
+  return Mlp(weights);
+}
+
+absl::Status LlamaStage::Attention(const LayerWeights& weights, const KvCacheView& cache) {
+  const int num_heads = static_cast<int>(shape_.query_heads.size());
+  weights.qkv.Forward(act_.normed.as<float>(), num_tokens(), act_.qkv.as<float>());
+  backend_.RopeAndWriteKv({.qkv = act_.qkv.as<float>(),
+                           .num_heads = num_heads,
+                           .cos = rope_cos_.as<float>(),
+                           .sin = rope_sin_.as<float>(),
+                           .batch = &batch_.index(),
+                           .cache = &cache});
+  backend_.Attention({.qkv = act_.qkv.as<float>(),
+                      .num_heads = num_heads,
+                      .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+                      .batch = &batch_.index(),
+                      .cache = &cache,
+                      .out = act_.attended.as<float>()});
+  has_delta_ = true;
+  return weights.attention_output.Forward(act_.attended.as<float>(), num_tokens(),
+                                          act_.delta.as<float>());
+}
+
+absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
+  weights.gate_up.Forward(act_.normed.as<float>(), num_tokens(), act_.gate_up.as<float>());
+  backend_.SiluMul(act_.gate_up.as<float>(), num_tokens(), shape_.intermediate.size(),
+                   act_.gated.as<float>());
+  has_delta_ = true;
+  return weights.down.Forward(act_.gated.as<float>(), num_tokens(), act_.delta.as<float>());
+}
+
+void LlamaStage::AddAndNorm(const DeviceBuffer& weight) {
+  backend_.AddRmsNorm({.residual = act_.residual.as<float>(),
+                       .delta = has_delta_ ? act_.delta.as<float>() : nullptr,
+                       .weight = weight.as<float>(),
+                       .eps = static_cast<float>(config_.rms_norm_eps),
+                       .num_tokens = num_tokens(),
+                       .hidden = shape_.hidden,
+                       .out = act_.normed.as<float>()});
+  has_delta_ = false;
+}
+
+void LlamaStage::AddDelta() {
+  backend_.Add(act_.residual.as<float>(), act_.delta.as<float>(), num_tokens() * shape_.hidden);
+  has_delta_ = false;
+}
+
+absl::Status LlamaStage::SendResidual() {
+  AddDelta();
+  backend_.Synchronize();
+  return groups_.pp->Send(groups_.pp->rank() + 1, act_.residual.data(), hidden_bytes());
+}
+
+// The final norm of the wanted rows only, gathered into the delta's buffer, which is free by now.
+void LlamaStage::NormLogitsRows() {
+  AddDelta();
+  const int64_t num_rows = batch_.num_logits_rows();
+  if (num_rows == 0) return;
+  backend_.GatherRows(act_.residual.as<float>(), batch_.logits_rows(), num_rows, shape_.hidden,
+                      act_.delta.as<float>());
+  backend_.AddRmsNorm({.residual = act_.delta.as<float>(),
+                       .delta = nullptr,
+                       .weight = weights_.final_norm.as<float>(),
+                       .eps = static_cast<float>(config_.rms_norm_eps),
+                       .num_tokens = num_rows,
+                       .hidden = shape_.hidden,
+                       .out = act_.normed.as<float>()});
+}
+
+absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
+  LS_CHECK(is_last());
+  const int64_t num_rows = batch_.num_logits_rows();
+  if (first < 0 || count < 0 || count > kMaxLogitsRows || first > num_rows - count) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("logits rows [%d, %d + %d) of %d, at most %d at once", first, first, count,
+                        num_rows, kMaxLogitsRows));
+  }
+  const int64_t vocab = shape_.vocab.size();
+  if (count == 0 || vocab == 0) return host_logits_.data();
+  weights_.head->Forward(act_.normed.as<float>() + first * shape_.hidden, count,
+                         act_.logits.as<float>());
+  backend_.CopyToHost(host_logits_.data(), act_.logits.data(),
+                      count * vocab * static_cast<int64_t>(sizeof(float)));
+  return host_logits_.data();
+}
+
+// ---- setting up ----
+
+LlamaStage::LlamaStage(const ModelConfig& config, const StageShape& shape,
+                       const StageOptions& options, Backend& backend, RankGroups& groups)
+    : config_(config), shape_(shape), limits_(options.limits), backend_(backend), groups_(groups) {}
+
+absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& checkpoint,
+                                                             const ProcessGrid& grid, int rank,
+                                                             Backend& backend, RankGroups& groups,
+                                                             const StageOptions& options,
+                                                             const LoadProgress& progress) {
+  RETURN_IF_ERROR(CheckBatchLimits(options.limits));
+  ASSIGN_OR_RETURN(const StageShape shape, MakeStageShape(checkpoint.config(), grid, rank));
+  std::unique_ptr<LlamaStage> stage(
+      new LlamaStage(checkpoint.config(), shape, options, backend, groups));
+  const WeightSource source{.checkpoint = checkpoint,
+                            .shape = shape,
+                            .dtype = options.weights,
+                            .num_threads = std::max(1, options.num_load_threads),
+                            .progress = progress};
+  ASSIGN_OR_RETURN(stage->weights_,
+                   LoadStageWeights(source, backend, *groups.tp, stage->load_stats_));
+  ASSIGN_OR_RETURN(stage->kv_dtype_, KvCacheDType(checkpoint, options.weights));
+  RETURN_IF_ERROR(stage->AllocateBuffers());
+  return stage;
+}
+
+absl::Status LlamaStage::AllocateBuffers() {
+  ASSIGN_OR_RETURN(batch_, DeviceBatch::Allocate(backend_, limits_));
+  const int64_t logits_rows = std::min(kMaxLogitsRows, limits_.max_batched_tokens);
+  ASSIGN_OR_RETURN(
+      act_, Activations::Allocate(backend_, shape_, limits_.max_batched_tokens, logits_rows));
+  if (is_last()) host_logits_.resize(static_cast<size_t>(logits_rows * shape_.vocab.size()));
+  const RopeTables tables = MakeRopeTables(config_, limits_.max_model_len);
+  const int64_t bytes = static_cast<int64_t>(tables.cos.size() * sizeof(float));
+  ASSIGN_OR_RETURN(rope_cos_, backend_.Allocate(bytes));
+  ASSIGN_OR_RETURN(rope_sin_, backend_.Allocate(bytes));
+  backend_.CopyToDevice(rope_cos_.data(), tables.cos.data(), bytes);
+  backend_.CopyToDevice(rope_sin_.data(), tables.sin.data(), bytes);
+  return absl::OkStatus();
+}
+
+int64_t LlamaStage::kv_block_bytes() const {
+  return 2 * shape_.layers.size() * shape_.kv_width() * limits_.block_size * DTypeBytes(kv_dtype_);
+}
+
+absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
+  LS_CHECK(kv_caches_.empty()) << "the cache is allocated once";
+  int64_t bytes = 0;
+  if (num_blocks < 1 || num_blocks > INT32_MAX ||
+      __builtin_mul_overflow(num_blocks, kv_block_bytes(), &bytes)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("KV cache of %d blocks of %d bytes", num_blocks, kv_block_bytes()));
+  }
+  ASSIGN_OR_RETURN(kv_memory_, backend_.Allocate(bytes));
+  const int64_t half_layer_bytes = bytes / (2 * shape_.layers.size());
+  std::byte* next = kv_memory_.as<std::byte>();
+  for (int64_t layer = 0; layer < shape_.layers.size(); ++layer) {
+    kv_caches_.push_back({.k = next,
+                          .v = next + half_layer_bytes,
+                          .dtype = kv_dtype_,
+                          .num_blocks = num_blocks,
+                          .num_kv_heads = static_cast<int>(shape_.kv_heads.size()),
+                          .block_size = limits_.block_size,
+                          .head_dim = static_cast<int>(shape_.head_dim)});
+    next += 2 * half_layer_bytes;
+  }
+  num_kv_blocks_ = num_blocks;
+  return absl::OkStatus();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+// Reads parts of tensors with several threads, in pieces small enough to stage, and hands the rows
+// to whoever keeps them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/backend.h"
+#include "model/checkpoint/checkpoint.h"
+#include "parallel/partition.h"
+
+namespace lockstep {
+
+// Called from loader threads, concurrently.
+using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
+
+// The part of a tensor that a rank keeps. fill gets consecutive rows, the first being `row` of the
+// part; it is called concurrently for disjoint rows. A vector is one row.
+struct TensorPart {
+  const TensorInfo* tensor = nullptr;
+  Range rows;
+  Range columns;
+  std::function<void(int64_t row, const HostRows& rows)> fill;
+
+  int64_t row_bytes() const { return columns.size() * DTypeBytes(*tensor->dtype); }
+  int64_t bytes() const { return rows.size() * row_bytes(); }
+};
+
+// Staging memory is num_threads x about 8 MiB (one row if that is more). UNAVAILABLE on a read
+// error; then some rows may not have been filled. progress may be null. Returns the bytes requested
+// from the files.
+absl::StatusOr<int64_t> ReadParts(const Checkpoint& checkpoint,
+                                  const std::vector<TensorPart>& parts, int num_threads,
+                                  const LoadProgress& progress);
+
+}  // namespace lockstep

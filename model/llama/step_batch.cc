@@ -1,0 +1,104 @@
+#include "model/llama/step_batch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+absl::Status CheckRange(const char* name, int64_t index, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "batch: %s[%d] is %d, which is not between %d and %d", name, index, value, low, high));
+}
+
+absl::Status CheckSize(const char* name, size_t size, int64_t expected) {
+  if (static_cast<int64_t>(size) == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("batch: %s has %d entries where %d belong", name, size, expected));
+}
+
+absl::Status CheckSizes(const StepBatch& batch, const BatchLimits& limits) {
+  const int64_t num_tokens = batch.num_tokens();
+  const int64_t num_seqs = batch.num_seqs();
+  if (num_tokens > limits.max_batched_tokens || num_seqs > limits.max_num_seqs ||
+      batch.max_blocks_per_seq < 0 || batch.max_blocks_per_seq > limits.max_blocks_per_seq()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "batch of %d tokens, %d sequences and %d blocks per sequence exceeds the limits %d, %d, %d",
+        num_tokens, num_seqs, batch.max_blocks_per_seq, limits.max_batched_tokens,
+        limits.max_num_seqs, limits.max_blocks_per_seq()));
+  }
+  RETURN_IF_ERROR(CheckSize("token_ids", batch.token_ids.size(), num_tokens));
+  RETURN_IF_ERROR(CheckSize("slot_mapping", batch.slot_mapping.size(), num_tokens));
+  RETURN_IF_ERROR(CheckSize("query_starts", batch.query_starts.size(), num_seqs + 1));
+  RETURN_IF_ERROR(
+      CheckSize("block_tables", batch.block_tables.size(), num_seqs * batch.max_blocks_per_seq));
+  RETURN_IF_ERROR(CheckRange("query_starts", 0, batch.query_starts.front(), 0, 0));
+  return CheckRange("query_starts", num_seqs, batch.query_starts.back(), num_tokens, num_tokens);
+}
+
+absl::Status CheckSequence(const StepBatch& batch, int64_t seq, const BatchLimits& limits,
+                           int64_t num_blocks) {
+  const size_t s = static_cast<size_t>(seq);
+  const int64_t begin = batch.query_starts[s];
+  const int64_t end = batch.query_starts[s + 1];
+  RETURN_IF_ERROR(CheckRange("query_starts", seq + 1, end, begin + 1, batch.num_tokens()));
+  const int64_t context = batch.context_lens[s];
+  const int64_t capacity = batch.max_blocks_per_seq * limits.block_size;
+  RETURN_IF_ERROR(CheckRange("context_lens", seq, context, end - begin,
+                             std::min(capacity, limits.max_model_len)));
+  const int64_t num_used = (context + limits.block_size - 1) / limits.block_size;
+  const int64_t row = seq * batch.max_blocks_per_seq;
+  for (int64_t i = row; i < row + num_used; ++i) {
+    RETURN_IF_ERROR(CheckRange("block_tables", i, batch.block_tables[static_cast<size_t>(i)], 0,
+                               num_blocks - 1));
+  }
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t position = context - (end - t);
+    const size_t token = static_cast<size_t>(t);
+    RETURN_IF_ERROR(CheckRange("positions", t, batch.positions[token], position, position));
+    const int64_t block =
+        batch.block_tables[static_cast<size_t>(row + position / limits.block_size)];
+    const int64_t slot = block * limits.block_size + position % limits.block_size;
+    RETURN_IF_ERROR(CheckRange("slot_mapping", t, batch.slot_mapping[token], slot, slot));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckBatchLimits(const BatchLimits& limits) {
+  constexpr int64_t kMax = int64_t{1} << 24;
+  const std::pair<const char*, int64_t> fields[] = {
+      {"max_batched_tokens", limits.max_batched_tokens},
+      {"max_num_seqs", limits.max_num_seqs},
+      {"max_model_len", limits.max_model_len},
+      {"block_size", limits.block_size},
+  };
+  for (const auto& [name, value] : fields) {
+    if (value >= 1 && value <= kMax) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s is %d; it must be between 1 and %d", name, value, kMax));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckStepBatch(const StepBatch& batch, const BatchLimits& limits, int64_t num_blocks) {
+  if (batch.num_tokens() == 0 && batch.num_seqs() == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckSizes(batch, limits));
+  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
+    RETURN_IF_ERROR(CheckSequence(batch, seq, limits, num_blocks));
+  }
+  int64_t next = 0;
+  for (size_t i = 0; i < batch.logits_rows.size(); ++i) {
+    RETURN_IF_ERROR(CheckRange("logits_rows", static_cast<int64_t>(i), batch.logits_rows[i], next,
+                               batch.num_tokens() - 1));
+    next = batch.logits_rows[i] + 1;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace lockstep

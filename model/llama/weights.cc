@@ -1,0 +1,245 @@
+#include "model/llama/weights.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/status_macros.h"
+#include "parallel/host_rows.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kEmbedding[] = "model.embed_tokens.weight";
+
+std::string LayerTensor(int64_t layer, const std::string& name) {
+  return "model.layers." + std::to_string(layer) + "." + name + ".weight";
+}
+
+absl::StatusOr<const TensorInfo*> FindTensor(const Checkpoint& checkpoint, std::string_view name,
+                                             const std::vector<int64_t>& shape) {
+  ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Find(name));
+  if (tensor->shape != shape) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor %s has shape [%s]; config.json implies [%s]", name,
+                        absl::StrJoin(tensor->shape, ", "), absl::StrJoin(shape, ", ")));
+  }
+  if (!tensor->dtype.has_value()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "tensor %s has dtype %s; supported: F32, F16, BF16", name, tensor->dtype_name));
+  }
+  return tensor;
+}
+
+// bf16 only if nothing is lost by it.
+DType KeptDType(WeightDType wanted, std::initializer_list<const TensorInfo*> tensors) {
+  if (wanted == WeightDType::kF32) return DType::kF32;
+  if (wanted == WeightDType::kBF16) return DType::kBF16;
+  const bool all_bf16 = std::all_of(tensors.begin(), tensors.end(), [](const TensorInfo* tensor) {
+    return tensor->dtype == DType::kBF16;
+  });
+  return all_bf16 ? DType::kBF16 : DType::kF32;
+}
+
+// Allocates the stage's weights and notes which part of which tensor goes where; then reads
+// everything at once. The weights' addresses must not change in between.
+class StageLoader {
+ public:
+  StageLoader(const WeightSource& source, Backend& backend, Communicator& tp_group,
+              StageWeights& weights)
+      : source_(source),
+        config_(source.checkpoint.config()),
+        shape_(source.shape),
+        backend_(backend),
+        tp_group_(tp_group),
+        weights_(weights) {}
+
+  absl::Status Allocate();
+  absl::Status Read(LoadStats& stats);
+
+ private:
+  absl::Status AddVocabulary();
+  absl::Status AddLayer(int64_t layer, LayerWeights& weights);
+  absl::Status AddAttention(int64_t layer, LayerWeights& weights);
+  absl::Status AddMlp(int64_t layer, LayerWeights& weights);
+  absl::Status AddNorm(const std::string& name, DeviceBuffer& norm);
+
+  absl::StatusOr<const TensorInfo*> Find(std::string_view name,
+                                         const std::vector<int64_t>& shape) const {
+    return FindTensor(source_.checkpoint, name, shape);
+  }
+  template <typename Layer>
+  void AddRows(const TensorInfo* tensor, Range rows, Layer& layer, int64_t first_row) {
+    parts_.push_back(
+        {tensor, rows, {0, tensor->shape[1]}, [&layer, first_row](int64_t row, const HostRows& r) {
+           layer.Fill(first_row + row, r);
+         }});
+  }
+  void AddColumns(const TensorInfo* tensor, Range columns, RowParallelLinear& layer) {
+    parts_.push_back(
+        {tensor, {0, tensor->shape[0]}, columns, [&layer](int64_t row, const HostRows& r) {
+           layer.Fill(row, r);
+         }});
+  }
+
+  const WeightSource& source_;
+  const ModelConfig& config_;
+  const StageShape& shape_;
+  Backend& backend_;
+  Communicator& tp_group_;
+  StageWeights& weights_;
+  std::vector<TensorPart> parts_;
+  int64_t norm_bytes_ = 0;  // held
+};
+
+absl::Status StageLoader::Allocate() {
+  weights_.layers.resize(static_cast<size_t>(shape_.layers.size()));
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    RETURN_IF_ERROR(AddLayer(shape_.layers.begin + static_cast<int64_t>(i), weights_.layers[i]));
+  }
+  if (shape_.is_last) RETURN_IF_ERROR(AddNorm("model.norm.weight", weights_.final_norm));
+  return AddVocabulary();
+}
+
+// A tied table that is both embedding and head on this rank is read once.
+absl::Status StageLoader::AddVocabulary() {
+  const std::vector<int64_t> table_shape = {config_.vocab_size, config_.hidden_size};
+  const TensorInfo* embedding = nullptr;
+  const TensorInfo* head = nullptr;
+  if (shape_.is_first || config_.tie_word_embeddings) {
+    ASSIGN_OR_RETURN(embedding, Find(kEmbedding, table_shape));
+  }
+  if (shape_.is_last && config_.tie_word_embeddings) head = embedding;
+  if (shape_.is_last && !config_.tie_word_embeddings) {
+    ASSIGN_OR_RETURN(head, Find("lm_head.weight", table_shape));
+  }
+  if (shape_.is_first) {
+    ASSIGN_OR_RETURN(weights_.embedding, VocabParallelEmbedding::Create(
+                                             backend_, tp_group_,
+                                             {.first_id = shape_.vocab.begin,
+                                              .num_rows = shape_.vocab.size(),
+                                              .hidden = shape_.hidden,
+                                              .dtype = KeptDType(source_.dtype, {embedding})}));
+  }
+  if (shape_.is_last) {
+    ASSIGN_OR_RETURN(weights_.head,
+                     VocabParallelHead::Create(backend_, shape_.vocab.size(), shape_.hidden,
+                                               KeptDType(source_.dtype, {head})));
+  }
+  if (shape_.is_first && embedding == head) {
+    parts_.push_back(
+        {embedding, shape_.vocab, {0, shape_.hidden}, [this](int64_t row, const HostRows& r) {
+           weights_.embedding->Fill(row, r);
+           weights_.head->Fill(row, r);
+         }});
+    return absl::OkStatus();
+  }
+  if (shape_.is_first) AddRows(embedding, shape_.vocab, *weights_.embedding, 0);
+  if (shape_.is_last) AddRows(head, shape_.vocab, *weights_.head, 0);
+  return absl::OkStatus();
+}
+
+absl::Status StageLoader::AddLayer(int64_t layer, LayerWeights& weights) {
+  RETURN_IF_ERROR(AddNorm(LayerTensor(layer, "input_layernorm"), weights.attention_norm));
+  RETURN_IF_ERROR(AddAttention(layer, weights));
+  RETURN_IF_ERROR(AddNorm(LayerTensor(layer, "post_attention_layernorm"), weights.mlp_norm));
+  return AddMlp(layer, weights);
+}
+
+absl::Status StageLoader::AddAttention(int64_t layer, LayerWeights& weights) {
+  const int64_t hidden = shape_.hidden;
+  const int64_t head_dim = shape_.head_dim;
+  const int64_t q_rows = config_.num_heads * head_dim;
+  const int64_t kv_rows = config_.num_kv_heads * head_dim;
+  ASSIGN_OR_RETURN(const auto* q, Find(LayerTensor(layer, "self_attn.q_proj"), {q_rows, hidden}));
+  ASSIGN_OR_RETURN(const auto* k, Find(LayerTensor(layer, "self_attn.k_proj"), {kv_rows, hidden}));
+  ASSIGN_OR_RETURN(const auto* v, Find(LayerTensor(layer, "self_attn.v_proj"), {kv_rows, hidden}));
+  ASSIGN_OR_RETURN(const auto* o, Find(LayerTensor(layer, "self_attn.o_proj"), {hidden, q_rows}));
+  ASSIGN_OR_RETURN(weights.qkv, ColumnParallelLinear::Create(backend_, shape_.qkv_width(), hidden,
+                                                             KeptDType(source_.dtype, {q, k, v})));
+  ASSIGN_OR_RETURN(weights.attention_output,
+                   RowParallelLinear::Create(backend_, tp_group_,
+                                             {.out_features = hidden,
+                                              .in_features = shape_.q_width(),
+                                              .dtype = KeptDType(source_.dtype, {o}),
+                                              .num_k_slices = shape_.attention_k_slices}));
+  const auto rows_of = [head_dim](Range heads) {
+    return Range{heads.begin * head_dim, heads.end * head_dim};
+  };
+  AddRows(q, rows_of(shape_.query_heads), weights.qkv, 0);
+  AddRows(k, rows_of(shape_.kv_heads), weights.qkv, shape_.q_width());
+  AddRows(v, rows_of(shape_.kv_heads), weights.qkv, shape_.q_width() + shape_.kv_width());
+  AddColumns(o, rows_of(shape_.query_heads), weights.attention_output);
+  return absl::OkStatus();
+}
+
+absl::Status StageLoader::AddMlp(int64_t layer, LayerWeights& weights) {
+  const int64_t hidden = shape_.hidden;
+  const int64_t whole = config_.intermediate_size;
+  const int64_t mine = shape_.intermediate.size();
+  ASSIGN_OR_RETURN(const auto* gate, Find(LayerTensor(layer, "mlp.gate_proj"), {whole, hidden}));
+  ASSIGN_OR_RETURN(const auto* up, Find(LayerTensor(layer, "mlp.up_proj"), {whole, hidden}));
+  ASSIGN_OR_RETURN(const auto* down, Find(LayerTensor(layer, "mlp.down_proj"), {hidden, whole}));
+  ASSIGN_OR_RETURN(weights.gate_up,
+                   ColumnParallelLinear::Create(backend_, 2 * mine, hidden,
+                                                KeptDType(source_.dtype, {gate, up})));
+  ASSIGN_OR_RETURN(weights.down,
+                   RowParallelLinear::Create(backend_, tp_group_,
+                                             {.out_features = hidden,
+                                              .in_features = mine,
+                                              .dtype = KeptDType(source_.dtype, {down}),
+                                              .num_k_slices = shape_.mlp_k_slices}));
+  AddRows(gate, shape_.intermediate, weights.gate_up, 0);
+  AddRows(up, shape_.intermediate, weights.gate_up, mine);
+  AddColumns(down, shape_.intermediate, weights.down);
+  return absl::OkStatus();
+}
+
+absl::Status StageLoader::AddNorm(const std::string& name, DeviceBuffer& norm) {
+  ASSIGN_OR_RETURN(const TensorInfo* tensor, Find(name, {shape_.hidden}));
+  ASSIGN_OR_RETURN(norm, backend_.Allocate(shape_.hidden * static_cast<int64_t>(sizeof(float))));
+  norm_bytes_ += norm.bytes();
+  parts_.push_back(
+      {tensor, {0, 1}, {0, shape_.hidden}, [this, &norm](int64_t, const HostRows& row) {
+         std::vector<float> wide(static_cast<size_t>(shape_.hidden));
+         WidenRow(row.data, row.dtype, shape_.hidden, wide.data());
+         backend_.CopyToDevice(norm.data(), wide.data(), norm.bytes());
+       }});
+  return absl::OkStatus();
+}
+
+absl::Status StageLoader::Read(LoadStats& stats) {
+  for (const TensorPart& part : parts_) stats.shard_bytes += part.bytes();
+  ASSIGN_OR_RETURN(stats.loaded_bytes,
+                   ReadParts(source_.checkpoint, parts_, source_.num_threads, source_.progress));
+  stats.weight_bytes = norm_bytes_;
+  for (const LayerWeights& layer : weights_.layers) {
+    stats.weight_bytes += layer.qkv.bytes() + layer.attention_output.bytes() +
+                          layer.gate_up.bytes() + layer.down.bytes();
+  }
+  if (weights_.embedding.has_value()) stats.weight_bytes += weights_.embedding->bytes();
+  if (weights_.head.has_value()) stats.weight_bytes += weights_.head->bytes();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,
+                                              Communicator& tp_group, LoadStats& stats) {
+  StageWeights weights;
+  StageLoader loader(source, backend, tp_group, weights);
+  RETURN_IF_ERROR(loader.Allocate());
+  RETURN_IF_ERROR(loader.Read(stats));
+  return weights;
+}
+
+absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype) {
+  ASSIGN_OR_RETURN(const auto* q, checkpoint.Find(LayerTensor(0, "self_attn.q_proj")));
+  ASSIGN_OR_RETURN(const auto* k, checkpoint.Find(LayerTensor(0, "self_attn.k_proj")));
+  ASSIGN_OR_RETURN(const auto* v, checkpoint.Find(LayerTensor(0, "self_attn.v_proj")));
+  return KeptDType(dtype, {q, k, v});
+}
+
+}  // namespace lockstep

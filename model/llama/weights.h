@@ -1,0 +1,65 @@
+// This rank's share of a Llama's parameters, read from a checkpoint and packed for the backend.
+//
+// Checkpoint tensors are Hugging Face's (model/checkpoint/llama_tensors.h), matrices [outputs,
+// inputs]. q, k and v are fused into one matrix, and so are gate and up: each is one read of the
+// activations less.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/llama/shard_reader.h"
+#include "model/llama/stage_shape.h"
+#include "parallel/communicator.h"
+#include "parallel/parallel_linear.h"
+
+namespace lockstep {
+
+// How matrices are kept: as the checkpoint has them (f16 is widened to f32), or all in one dtype.
+enum class WeightDType { kAuto, kF32, kBF16 };
+
+struct LoadStats {
+  int64_t weight_bytes = 0;  // held in memory
+  int64_t loaded_bytes = 0;  // read from the checkpoint
+  int64_t shard_bytes = 0;   // of the checkpoint that belong to this rank
+};
+
+// Widths are this rank's (StageShape).
+struct LayerWeights {
+  DeviceBuffer attention_norm;         // f32 [hidden]
+  ColumnParallelLinear qkv;            // [q_width + 2 * kv_width, hidden]
+  RowParallelLinear attention_output;  // [hidden, q_width]
+  DeviceBuffer mlp_norm;               // f32 [hidden]
+  ColumnParallelLinear gate_up;        // [2 * intermediate, hidden]
+  RowParallelLinear down;              // [hidden, intermediate]
+};
+
+struct StageWeights {
+  std::optional<VocabParallelEmbedding> embedding;  // first stage: [vocab, hidden]
+  std::vector<LayerWeights> layers;
+  DeviceBuffer final_norm;                // last stage: f32 [hidden]
+  std::optional<VocabParallelHead> head;  // last stage: [vocab, hidden]
+};
+
+struct WeightSource {
+  const Checkpoint& checkpoint;
+  const StageShape& shape;
+  WeightDType dtype = WeightDType::kAuto;
+  int num_threads = 1;
+  const LoadProgress& progress;  // may hold nothing
+};
+
+// INVALID_ARGUMENT (a tensor is missing or has another shape: named), RESOURCE_EXHAUSTED (memory),
+// UNAVAILABLE (reading).
+absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,
+                                              Communicator& tp_group, LoadStats& stats);
+
+// The dtype of the K/V cache: f32 if the attention weights are kept in f32, else bf16. The same for
+// all stages.
+absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype);
+
+}  // namespace lockstep

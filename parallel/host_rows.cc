@@ -1,0 +1,33 @@
+#include "parallel/host_rows.h"
+
+#include <type_traits>
+
+namespace lockstep {
+namespace {
+
+template <typename Element>
+void Widen(const void* row, int64_t count, float* out) {
+  const Element* elements = static_cast<const Element*>(row);
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<Element, float>) {
+      out[i] = elements[i];
+    } else {
+      out[i] = ToFloat(elements[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void WidenRow(const void* row, DType dtype, int64_t count, float* out) {
+  switch (dtype) {
+    case DType::kF32:
+      return Widen<float>(row, count, out);
+    case DType::kF16:
+      return Widen<F16>(row, count, out);
+    case DType::kBF16:
+      return Widen<BF16>(row, count, out);
+  }
+}
+
+}  // namespace lockstep

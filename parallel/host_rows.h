@@ -1,0 +1,13 @@
+// Rows of a checkpoint as f32, exactly.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace lockstep {
+
+// out[i] = row[i], i in [0, count); row holds elements of dtype, aligned to their size.
+void WidenRow(const void* row, DType dtype, int64_t count, float* out);
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+// Runs whole generations through LlamaStage, without an engine: ranks as threads, prompts in
+// chunks, greedy decoding, a paged cache whose blocks lie in shuffled order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/llama/llama_stage.h"
+
+namespace lockstep::testing {
+
+struct Request {
+  std::vector<int32_t> prompt;
+  int num_greedy = 0;  // tokens to generate
+};
+
+struct Outcome {
+  std::vector<int32_t> greedy;  // [num_greedy]
+  std::vector<std::vector<float>>
+      logits;  // after each computed token: [prompt + num_greedy - 1][vocab_size]
+};
+bool SameBits(const std::vector<Outcome>& a, const std::vector<Outcome>& b);
+
+struct DriveOptions {
+  int tp = 1;
+  int pp = 1;
+  std::function<std::unique_ptr<Backend>()> make_backend;  // once per rank
+  StageOptions stage;                                      // its limits hold for every batch
+  int64_t chunk = 64;                                      // most tokens of one sequence in a step
+  bool staggered =
+      false;  // request i joins at step 2 * i, so that prefills and decodes mix; else all at once
+  uint32_t block_seed = 1;
+};
+
+// One outcome per request, the same on all ranks of the last stage (checked). The requests run
+// together, as far as the limits allow.
+absl::StatusOr<std::vector<Outcome>> Drive(const Checkpoint& checkpoint,
+                                           const DriveOptions& options,
+                                           const std::vector<Request>& requests);
+
+// MakeCpuBackend or a failed check.
+std::function<std::unique_ptr<Backend>()> CpuBackends(int num_threads);
+
+}  // namespace lockstep::testing
