@@ -7,11 +7,12 @@
 
 namespace lockstep::engine {
 
-uint64_t PrefixCache::Hash(std::string_view salt, Node parent, std::span<const int32_t> tokens) {
+uint64_t PrefixCache::Hash(std::string_view salt, Node parent,
+                           std::span<const int32_t> tokens) const {
   uint64_t hash = Mix(parent, salt.size());
   for (char c : salt) hash = Mix(hash, static_cast<unsigned char>(c));
   for (int32_t token : tokens) hash = Mix(hash, static_cast<uint32_t>(token));
-  return hash;
+  return hash & hash_mask_;
 }
 
 const PrefixCache::Entry* PrefixCache::Find(uint64_t hash, std::string_view salt, Node parent,

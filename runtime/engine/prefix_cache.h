@@ -27,8 +27,9 @@ class PrefixCache {
   static constexpr Node kRoot = 0;
 
   // Blocks are marked in the pool while they are registered here. The pool must outlive the cache
-  // and report evictions to Evict.
-  PrefixCache(BlockPool& pool, int block_size) : pool_(pool), block_size_(block_size) {}
+  // and report evictions to Evict. hash_mask: tests narrow the hash to make collisions common.
+  PrefixCache(BlockPool& pool, int block_size, uint64_t hash_mask = ~uint64_t{0})
+      : pool_(pool), block_size_(block_size), hash_mask_(hash_mask) {}
 
   struct Match {
     std::vector<int32_t> blocks;
@@ -54,12 +55,13 @@ class PrefixCache {
     std::vector<int32_t> tokens;
   };
 
-  static uint64_t Hash(std::string_view salt, Node parent, std::span<const int32_t> tokens);
+  uint64_t Hash(std::string_view salt, Node parent, std::span<const int32_t> tokens) const;
   const Entry* Find(uint64_t hash, std::string_view salt, Node parent,
                     std::span<const int32_t> tokens) const;
 
   BlockPool& pool_;
   const int block_size_;
+  const uint64_t hash_mask_;
   absl::flat_hash_map<uint64_t, Entry> entries_;
   absl::flat_hash_map<int32_t, uint64_t> hash_of_block_;
   Node next_node_ = 1;
