@@ -130,9 +130,11 @@ void RowSummarizer::FillCandidates(const Rows& rows, const RowShape& shape, RowR
   } else {
     SelectLargest(rows.processed, first, shape.num_candidates, selected_);
   }
-  record.candidate_header->count = static_cast<int32_t>(selected_.size());
   record.candidate_header->cut = static_cast<int32_t>(selected_.size()) == shape.num_candidates &&
                                  shape.num_candidates < vocab_.size();
+  // Token 0 is chosen when nothing else can be: its raw logit must be known.
+  if (selected_.empty() && first == 0) selected_.push_back({.value = -kInf, .token = 0});
+  record.candidate_header->count = static_cast<int32_t>(selected_.size());
   std::copy(selected_.begin(), selected_.end(), record.candidates.begin());
   if (record.raw_values.empty()) return;
   for (size_t i = 0; i < selected_.size(); ++i) {

@@ -1,12 +1,24 @@
 #include "model/sampling/token_choice.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <limits>
 
 namespace lockstep {
 namespace {
 
-constexpr size_t kFirstSorted = 1024;
+constexpr uint32_t kSignBit = 0x80000000u;
+
+// Positive floats order like their bits, negative ones the other way round. -0 and +0 are equal.
+uint32_t DescendingKey(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value + 0.0f);
+  return (bits & kSignBit) != 0 ? bits : ~bits & ~kSignBit;
+}
+
+float ValueOfKey(uint32_t key) {
+  return std::bit_cast<float>((key & kSignBit) != 0 ? key : ~key & ~kSignBit);
+}
 
 bool Unfiltered(const ChoiceRule& rule) {
   return rule.top_k == 0 && rule.top_p >= 1.0 && rule.min_p == 0.0;
@@ -33,26 +45,34 @@ std::optional<Candidate> MergedCandidates::Next() {
 }
 
 void WholeRow::Reset(std::span<const float> row) {
-  candidates_.clear();
-  next_ = num_sorted_ = 0;
+  tokens_.clear();
+  next_ = 0;
   for (size_t i = 0; i < row.size(); ++i) {
     if (row[i] > -std::numeric_limits<float>::infinity()) {
-      candidates_.push_back({.value = row[i], .token = static_cast<int32_t>(i)});
+      tokens_.push_back({.key = DescendingKey(row[i]), .token = static_cast<int32_t>(i)});
     }
+  }
+  Sort();
+}
+
+void WholeRow::Sort() {
+  constexpr int kDigitBits = 11;
+  constexpr uint32_t kNumDigits = 1 << kDigitBits;
+  scratch_.resize(tokens_.size());
+  for (int shift = 0; shift < 32; shift += kDigitBits) {
+    const auto digit = [&](const Keyed& keyed) { return (keyed.key >> shift) % kNumDigits; };
+    std::array<uint32_t, kNumDigits + 1> begins{};
+    for (const Keyed& keyed : tokens_) ++begins[digit(keyed) + 1];
+    for (uint32_t i = 0; i < kNumDigits; ++i) begins[i + 1] += begins[i];
+    for (const Keyed& keyed : tokens_) scratch_[begins[digit(keyed)]++] = keyed;
+    tokens_.swap(scratch_);
   }
 }
 
 std::optional<Candidate> WholeRow::Next() {
-  if (next_ == candidates_.size()) return std::nullopt;
-  if (next_ == num_sorted_) {
-    const size_t end = std::min(candidates_.size(), std::max(kFirstSorted, num_sorted_ * 3));
-    const auto begin = candidates_.begin() + static_cast<int64_t>(num_sorted_);
-    const auto middle = candidates_.begin() + static_cast<int64_t>(end);
-    std::nth_element(begin, middle - 1, candidates_.end(), Before);
-    std::sort(begin, middle, Before);
-    num_sorted_ = end;
-  }
-  return candidates_[next_++];
+  if (next_ == tokens_.size()) return std::nullopt;
+  const Keyed& keyed = tokens_[next_++];
+  return Candidate{.value = ValueOfKey(keyed.key), .token = keyed.token};
 }
 
 bool TokenChooser::Walk(CandidateSource& source, const ChoiceRule& rule) {

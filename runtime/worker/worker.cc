@@ -38,14 +38,6 @@ absl::Status CheckOptions(const WorkerOptions& options, const RankGroups& groups
                                                    " do not fit tp ", grid.tp(), ", pp ",
                                                    grid.pp()));
   }
-  const BatchLimits& limits = options.stage.limits;
-  if (limits.max_batched_tokens < 1 || limits.max_num_seqs < 1 || limits.max_model_len < 1 ||
-      limits.block_size < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step limits must be positive: ", limits.max_batched_tokens, " tokens, ",
-                     limits.max_num_seqs, " sequences, length ", limits.max_model_len,
-                     ", blocks of ", limits.block_size));
-  }
   if (options.num_kv_blocks.has_value() && *options.num_kv_blocks < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_kv_blocks is ", *options.num_kv_blocks, ", must be at least 1"));
