@@ -1,0 +1,114 @@
+#include "tests/model/llama/temporary_model.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <random>
+
+#include "kernels/base/check.h"
+#include "model/checkpoint/llama_tensors.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep::testing {
+namespace {
+
+int64_t NumElements(const WrittenTensor& tensor) {
+  int64_t count = 1;
+  for (const int64_t extent : tensor.shape) count *= extent;
+  return count;
+}
+
+// A normal binary16 of about the same value; the test's weights need no more.
+F16 ToF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const int exponent = static_cast<int>((bits >> 23) & 0xff) - 127 + 15;
+  if (exponent <= 0 || exponent >= 31) return F16{0};
+  return F16{static_cast<uint16_t>(((bits >> 16) & 0x8000u) |
+                                   (static_cast<uint32_t>(exponent) << 10) |
+                                   ((bits >> 13) & 0x3ffu))};
+}
+
+void WriteElement(std::ofstream& file, float value, DType dtype) {
+  const F16 half = ToF16(value);
+  const BF16 brain = ToBF16(value);
+  const void* data = &value;
+  if (dtype == DType::kF16) data = &half;
+  if (dtype == DType::kBF16) data = &brain;
+  file.write(static_cast<const char*>(data), DTypeBytes(dtype));
+}
+
+const char* SafetensorsName(DType dtype) {
+  if (dtype == DType::kF32) return "F32";
+  return dtype == DType::kF16 ? "F16" : "BF16";
+}
+
+void WriteSafetensors(const std::filesystem::path& path, const std::vector<WrittenTensor>& tensors,
+                      DType dtype) {
+  nlohmann::ordered_json header;
+  int64_t offset = 0;
+  for (const WrittenTensor& tensor : tensors) {
+    const int64_t end = offset + NumElements(tensor) * DTypeBytes(dtype);
+    header[tensor.name] = {{"dtype", SafetensorsName(dtype)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  const std::string text = header.dump();
+  const uint64_t length = text.size();
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&length), sizeof(length));
+  file << text;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (const WrittenTensor& tensor : tensors) {
+    const bool is_norm = tensor.shape.size() == 1;
+    for (int64_t i = NumElements(tensor); i > 0; --i) {
+      WriteElement(file, is_norm ? 1.0f + 0.1f * normal(random) : 0.15f * normal(random), dtype);
+    }
+  }
+  LS_CHECK(file.good());
+}
+
+}  // namespace
+
+ModelConfig SmallConfig(int64_t num_kv_heads) {
+  ModelConfig config;
+  config.hidden_size = 64;
+  config.intermediate_size = 176;
+  config.num_layers = 3;
+  config.num_heads = 8;
+  config.num_kv_heads = num_kv_heads;
+  config.head_dim = 8;
+  config.vocab_size = 515;
+  config.max_position_embeddings = 512;
+  return config;
+}
+
+std::vector<WrittenTensor> TemporaryModel::TensorsOf(const ModelConfig& config) {
+  std::vector<WrittenTensor> tensors;
+  for (const TensorSpec& spec : LlamaTensors(config)) tensors.push_back({spec.name, spec.shape});
+  return tensors;
+}
+
+TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype)
+    : TemporaryModel(config, dtype, TensorsOf(config)) {}
+
+TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype,
+                               const std::vector<WrittenTensor>& tensors) {
+  std::string pattern = std::filesystem::temp_directory_path() / "lockstep_model_XXXXXX";
+  LS_CHECK(mkdtemp(pattern.data()) != nullptr);
+  directory_ = pattern;
+  ModelConfig written = config;
+  written.dtype = dtype;
+  std::ofstream(directory_ / "config.json") << ModelConfigJson(written);
+  WriteSafetensors(directory_ / "model.safetensors", tensors, dtype);
+  auto checkpoint = Checkpoint::Open(directory_);
+  LS_CHECK(checkpoint.ok()) << checkpoint.status();
+  checkpoint_ = *std::move(checkpoint);
+}
+
+TemporaryModel::~TemporaryModel() {
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,46 @@
+// A checkpoint of any shape in a temporary directory, written by hand, tensor by tensor: random
+// weights large enough for decided logits, unlike a synthesized model's. Tests may leave tensors
+// out or change them.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/dtype.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/model_config.h"
+
+namespace lockstep::testing {
+
+// Three layers, 8 query heads of 8 over num_kv_heads, hidden size 64, 176 intermediate, and a
+// vocabulary of 515, which no tensor parallel size divides.
+ModelConfig SmallConfig(int64_t num_kv_heads);
+
+struct WrittenTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+class TemporaryModel {
+ public:
+  // The tensors that config implies, in dtype.
+  TemporaryModel(const ModelConfig& config, DType dtype);
+  TemporaryModel(const ModelConfig& config, DType dtype, const std::vector<WrittenTensor>& tensors);
+  ~TemporaryModel();
+  TemporaryModel(const TemporaryModel&) = delete;
+  TemporaryModel& operator=(const TemporaryModel&) = delete;
+
+  // Opened. Fails the test when it cannot be.
+  const Checkpoint& checkpoint() const { return *checkpoint_; }
+  const std::filesystem::path& directory() const { return directory_; }
+
+  static std::vector<WrittenTensor> TensorsOf(const ModelConfig& config);
+
+ private:
+  std::filesystem::path directory_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+};
+
+}  // namespace lockstep::testing
