@@ -24,7 +24,7 @@ uint16_t Binary16Bits(double value) {
   int exponent = 0;
   const double fraction = std::frexp(std::fabs(value), &exponent);  // [0.5, 1)
   const auto mantissa = static_cast<uint32_t>(std::nearbyint(std::ldexp(fraction, 11)));
-  LS_CHECK(exponent >= -13 && exponent <= 15) << value;
+  LS_CHECK(exponent >= -13 && exponent <= 16) << value;
   // The mantissa's hidden bit, and a carry out of rounding, add into the exponent.
   const uint32_t magnitude = (static_cast<uint32_t>(exponent + 13) << 10) + mantissa;
   return static_cast<uint16_t>(magnitude | (value < 0 ? 0x8000u : 0u));

@@ -1,0 +1,79 @@
+#include <cmath>
+
+#include "gtest/gtest.h"
+#include "model/model_config.h"
+
+namespace lockstep {
+namespace {
+
+ModelConfig Rope(int64_t head_dim, double theta, double factor) {
+  ModelConfig config;
+  config.head_dim = head_dim;
+  config.rope_theta = theta;
+  if (factor > 0) config.rope_scaling = Llama3RopeScaling{.factor = factor};
+  return config;
+}
+
+struct Golden {
+  int64_t position;
+  int64_t pair;
+  double cos;
+  double sin;
+};
+
+// Computed in Python from the published formula, written out separately. Tolerance: one rounding to
+// float.
+void ExpectGolden(const ModelConfig& config, int64_t max_positions,
+                  const std::vector<Golden>& values) {
+  const RopeTables tables = MakeRopeTables(config, max_positions);
+  const int64_t half = config.head_dim / 2;
+  ASSERT_EQ(static_cast<int64_t>(tables.cos.size()), max_positions * half);
+  ASSERT_EQ(tables.sin.size(), tables.cos.size());
+  for (const Golden& golden : values) {
+    const int64_t at = golden.position * half + golden.pair;
+    EXPECT_NEAR(tables.cos[at], golden.cos, 6e-8) << golden.position << ", " << golden.pair;
+    EXPECT_NEAR(tables.sin[at], golden.sin, 6e-8) << golden.position << ", " << golden.pair;
+  }
+}
+
+TEST(RopeTables, UnscaledMatchesGolden) {
+  ExpectGolden(Rope(8, 10000.0, 0), 512,
+               {{1, 0, 0.5403023058681398, 0.8414709848078965},
+                {7, 1, 0.7648421872844884, 0.6442176872376911},
+                {511, 3, 0.8722558941080137, 0.48904974715649274}});
+}
+
+TEST(RopeTables, Llama31MatchesGoldenInAllThreeBands) {
+  ExpectGolden(Rope(128, 500000.0, 8.0), 5001,
+               {{1, 0, 0.5403023058681398, 0.8414709848078965},          // short wavelengths: kept
+                {1000, 20, -0.6581203423130288, -0.752912753932208},     // kept
+                {2199, 31, -0.3081045655126556, 0.9513524986619091},     // blended
+                {5000, 33, 0.007327509301068743, 0.9999731534433526}});  // blended or stretched
+}
+
+TEST(RopeTables, Llama32MatchesGolden) {
+  ExpectGolden(Rope(64, 500000.0, 32.0), 5001,
+               {{1000, 20, 0.9999632755852017, 0.00857015057708544},
+                {5000, 17, 0.8844816810129057, 0.4665749199781152},
+                {2199, 31, 0.9999999785530213, 0.000207108563411696}});
+}
+
+TEST(RopeTables, LongestWavelengthsAreStretchedByTheFactor) {
+  const RopeTables plain = MakeRopeTables(Rope(128, 500000.0, 0), 9);
+  const RopeTables scaled = MakeRopeTables(Rope(128, 500000.0, 8.0), 9);
+  // The last pair turns 8 times slower: position 8 where position 1 was.
+  EXPECT_FLOAT_EQ(scaled.sin[8 * 64 + 63], plain.sin[1 * 64 + 63]);
+}
+
+TEST(RopeTables, PositionZeroDoesNotRotate) {
+  const RopeTables tables = MakeRopeTables(Rope(16, 10000.0, 0), 1);
+  for (const float c : tables.cos) EXPECT_EQ(c, 1.0f);
+  for (const float s : tables.sin) EXPECT_EQ(s, 0.0f);
+}
+
+TEST(RopeTables, NoPositionsMakeEmptyTables) {
+  EXPECT_TRUE(MakeRopeTables(Rope(16, 10000.0, 0), 0).cos.empty());
+}
+
+}  // namespace
+}  // namespace lockstep

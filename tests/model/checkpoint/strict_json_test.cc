@@ -1,0 +1,64 @@
+#include "model/checkpoint/strict_json.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(StrictJson, ParsesNestedValues) {
+  const auto document = ParseStrictJson(R"( {"a":[1,-2,3.5,"x",null,true,{"b":{}}]} )");
+  ASSERT_TRUE(document.ok()) << document.status();
+  EXPECT_EQ(document->dump(), R"({"a":[1,-2,3.5,"x",null,true,{"b":{}}]})");
+}
+
+struct Refusal {
+  const char* name;
+  std::string text;
+  const char* message;
+};
+
+class StrictJsonRefuses : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(StrictJsonRefuses, WithItsReason) {
+  const auto document = ParseStrictJson(GetParam().text, 3);
+  ASSERT_FALSE(document.ok());
+  EXPECT_EQ(document.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(document.status().message()), HasSubstr(GetParam().message));
+  EXPECT_EQ(document.status().message().find('\n'), absl::string_view::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, StrictJsonRefuses,
+    ::testing::Values(Refusal{"DuplicateName", R"({"a":1,"a":2})", "\"a\" occurs twice"},
+                      Refusal{"NestedDuplicate", R"({"b":{"a":1,"a":1}})", "\"a\" occurs twice"},
+                      Refusal{"EscapedDuplicate", R"({"a":1,"\u0061":2})", "\"a\" occurs twice"},
+                      Refusal{"Depth", "[[[[1]]]]", "deeper than 3"},
+                      Refusal{"TrailingText", "{} x", "not valid JSON at byte"},
+                      Refusal{"NulByte", std::string("{}\0{}", 5), "a NUL byte"},
+                      Refusal{"ByteOrderMark", "\xef\xbb\xbf{}", "byte order mark"},
+                      Refusal{"InvalidUtf8", "{\"\xff\":1}", "not valid JSON at byte"},
+                      Refusal{"NotANumber", "{\"a\":NaN}", "not valid JSON at byte"},
+                      Refusal{"Overflow", "{\"a\":1e999}", "not valid JSON at byte"},
+                      Refusal{"LeadingZero", "{\"a\":01}", "not valid JSON at byte"},
+                      Refusal{"TrailingComma", "{\"a\":1,}", "not valid JSON at byte"},
+                      Refusal{"Comment", "{/*c*/}", "not valid JSON at byte"},
+                      Refusal{"RawNewline", "{\"a\nb\":1}", "not valid JSON at byte"},
+                      Refusal{"Empty", "", "not valid JSON at byte"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(StrictJson, HostileNestingStopsAtTheLimit) {
+  const auto document = ParseStrictJson(std::string(1'000'000, '['));
+  EXPECT_THAT(std::string(document.status().message()), HasSubstr("deeper than 16"));
+}
+
+TEST(StrictJson, QuotedTextIsOneShortLine) {
+  EXPECT_EQ(Quoted("a\n\"b\""), R"("a\n\"b\"")");
+  EXPECT_LE(Quoted(std::string(100'000, 'x')).size(), 130u);
+  EXPECT_LE(QuotedJson(nlohmann::json(std::string(100'000, 'x'))).size(), 130u);
+}
+
+}  // namespace
+}  // namespace lockstep
