@@ -46,9 +46,9 @@ TEST_F(StepBatchTest, ContradictionsAreRefusedByName) {
               HasSubstr("slot_mapping"));
   EXPECT_THAT(Refusal([](StepBatch& b) { b.query_starts = {0, 4}; }), HasSubstr("query_starts"));
   EXPECT_THAT(Refusal([](StepBatch& b) {
-                b.query_starts = {0, 4, 4};
+                b.query_starts = {0, 0, 4};
               }),
-              HasSubstr("query_starts[2]"));
+              HasSubstr("query_starts[1]"));
   EXPECT_THAT(Refusal([](StepBatch& b) {
                 b.query_starts = {1, 3, 4};
               }),
