@@ -51,7 +51,7 @@ template <class V, int kRows = V::kTileRows>
 void ScoreTile(int num_rows, const float* q, const float* keys, int head_dim, float* scores) {
   constexpr int kColumns = 2 * V::kWidth;
   if (num_rows == kRows) {
-    TileF32<V, kRows, 2>(q, keys, kColumns, head_dim, scores, kSplitTokens, true, 0);
+    TileF32<V, kRows, 2>(q, keys, kColumns, head_dim, scores, kSplitTokens, true, Fetch());
   } else if constexpr (kRows > 1) {
     ScoreTile<V, kRows - 1>(num_rows, q, keys, head_dim, scores);
   }

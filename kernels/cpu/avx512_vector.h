@@ -99,6 +99,8 @@ struct Avx512Vector {
       r[c + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
     }
   }
+  static void FmaInto(F& sum, F a, F b) { sum = Fma(a, b, sum); }
+  static void Pin(F& v) { asm volatile("" : "+v"(v)); }
   static void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 };
 

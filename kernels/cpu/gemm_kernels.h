@@ -14,6 +14,9 @@
 namespace lockstep::cpu {
 namespace {
 
+constexpr int64_t kPanelRowBytes = kPanelColumns * 4;  // 32 f32, or 32 pairs of bf16
+constexpr int64_t kStreamAheadBytes = 1024;
+
 // With so many rows or fewer, accumulators for all 32 columns of a panel fit the registers.
 template <class V>
 constexpr int kStreamingRows = V::kWidth >= 16 ? V::kTileRows : V::kTileRows / 2;
@@ -38,33 +41,53 @@ struct Accumulators {
       for (int v = 0; v < kVecs; ++v) V::Store(c + r * ldc + v * V::kWidth, sum[r][v]);
     }
   }
-  // sum[r][v] += x[r] * w[v]
-  void AddProducts(const float* x, const typename V::F (&w)[kVecs]) {
+  // Keeps the compiler from moving work across and, to make room for it, sums to the stack.
+  void Pin() {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) V::Pin(sum[r][v]);
+    }
+  }
+  // sum[r][v + 0, 1] += x[r] * w[0, 1]
+  void AddProducts(const float* x, const typename V::F (&w)[2], int v) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const typename V::F xr = V::Set(x[r]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) sum[r][v] = V::Fma(xr, w[v], sum[r][v]);
+      V::FmaInto(sum[r][v], xr, w[0]);
+      V::FmaInto(sum[r][v + 1], xr, w[1]);
     }
+  }
+};
+
+// Fetches panel rows that will be needed later, one per step while a tile is computed.
+struct Fetch {
+  const char* row = nullptr;
+  int64_t num_rows = 0;
+
+  template <class V, int kColumns>
+  void Step(int64_t step) {
+    if (step >= num_rows) return;
+    V::Prefetch(row + step * kPanelRowBytes);
+    if constexpr (kColumns > 16) V::Prefetch(row + step * kPanelRowBytes + kPanelRowBytes / 2);
   }
 };
 
 // x: [num_k][kRows]; w: rows of kVecs vectors, ldw apart; c: [kRows][ldc].
 template <class V, int kRows, int kVecs>
 void TileF32(const float* x, const float* w, int64_t ldw, int64_t num_k, float* c, int64_t ldc,
-             bool fresh, int64_t prefetch_bytes) {
+             bool fresh, Fetch fetch) {
   Accumulators<V, kRows, kVecs> acc;
   acc.Init(c, ldc, fresh);
   for (int64_t k = 0; k < num_k; ++k) {
-    if (prefetch_bytes != 0) {
-      V::Prefetch(reinterpret_cast<const char*>(w) + prefetch_bytes);
-      if constexpr (kVecs * V::kWidth > 16)
-        V::Prefetch(reinterpret_cast<const char*>(w) + prefetch_bytes + 64);
+    fetch.Step<V, kVecs * V::kWidth>(k);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; v += 2) {
+      const typename V::F columns[2] = {V::Load(w + v * V::kWidth),
+                                        V::Load(w + (v + 1) * V::kWidth)};
+      acc.AddProducts(x, columns, v);
     }
-    typename V::F columns[kVecs];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) columns[v] = V::Load(w + v * V::kWidth);
-    acc.AddProducts(x, columns);
+    acc.Pin();
     x += kRows;
     w += ldw;
   }
@@ -75,38 +98,33 @@ void TileF32(const float* x, const float* w, int64_t ldw, int64_t num_k, float* 
 // itself; w: panel rows of 32 pairs, from the tile's first column on.
 template <class V, int kRows, int kVecs>
 void TileBf16(const void* x_tile, const uint32_t* w, int64_t num_pairs, float* c, bool fresh,
-              int64_t prefetch_bytes) {
+              Fetch fetch) {
   Accumulators<V, kRows, kVecs> acc;
   acc.Init(c, kPanelColumns, fresh);
   const float* x = static_cast<const float*>(x_tile);
   const uint32_t* x_pairs = static_cast<const uint32_t*>(x_tile);
   for (int64_t p = 0; p < num_pairs; ++p) {
-    if (prefetch_bytes != 0) {
-      V::Prefetch(reinterpret_cast<const char*>(w) + prefetch_bytes);
-      if constexpr (kVecs * V::kWidth > 16)
-        V::Prefetch(reinterpret_cast<const char*>(w) + prefetch_bytes + 64);
-    }
-    if constexpr (V::kNativePairs) {
-      typename V::Pairs columns[kVecs];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) columns[v] = V::LoadPairs(w + v * V::kWidth);
+    fetch.Step<V, kVecs * V::kWidth>(p);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; v += 2) {
+      const typename V::Pairs pairs[2] = {V::LoadPairs(w + v * V::kWidth),
+                                          V::LoadPairs(w + (v + 1) * V::kWidth)};
+      if constexpr (V::kNativePairs) {
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const typename V::Pairs xr = V::SetPair(x_pairs[r]);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVecs; ++v) acc.sum[r][v] = V::DotPairs(acc.sum[r][v], xr, columns[v]);
+        for (int r = 0; r < kRows; ++r) {
+          const typename V::Pairs xr = V::SetPair(x_pairs[r]);
+          acc.sum[r][v] = V::DotPairs(acc.sum[r][v], xr, pairs[0]);
+          acc.sum[r][v + 1] = V::DotPairs(acc.sum[r][v + 1], xr, pairs[1]);
+        }
+      } else {
+        acc.AddProducts(x + kRows, {V::OddOf(pairs[0]), V::OddOf(pairs[1])}, v);
+        acc.Pin();
+        acc.AddProducts(x, {V::EvenOf(pairs[0]), V::EvenOf(pairs[1])}, v);
+        acc.Pin();
       }
-      x_pairs += kRows;
-    } else {
-      typename V::F columns[kVecs];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) columns[v] = V::OddOf(V::LoadPairs(w + v * V::kWidth));
-      acc.AddProducts(x + kRows, columns);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) columns[v] = V::EvenOf(V::LoadPairs(w + v * V::kWidth));
-      acc.AddProducts(x, columns);
-      x += 2 * kRows;
     }
+    x_pairs += kRows;
+    x += 2 * kRows;
     w += kPanelColumns;
   }
   acc.Store(c, kPanelColumns);
@@ -115,47 +133,56 @@ void TileBf16(const void* x_tile, const uint32_t* w, int64_t num_pairs, float* c
 // All 32 columns for one tile: in one sweep if the registers hold them, else in sweeps of two
 // vectors.
 template <class V, int kRows, bool kBf16>
-void PanelTile(const GemmBlock& block, const void* x, float* c, int64_t prefetch_bytes) {
+void PanelTile(const GemmBlock& block, const void* x, float* c, Fetch fetch) {
   constexpr int kVecs = kRows <= kStreamingRows<V> ? kPanelColumns / V::kWidth : 2;
   constexpr int kColumns = kVecs * V::kWidth;
   for (int column = 0; column < kPanelColumns; column += kColumns) {
+    const Fetch half = {fetch.row + column * 4, fetch.num_rows};
     if constexpr (kBf16) {
       TileBf16<V, kRows, kVecs>(x, static_cast<const uint32_t*>(block.panel) + column,
-                                block.num_k / 2, c + column, block.fresh, prefetch_bytes);
+                                block.num_k / 2, c + column, block.fresh, half);
     } else {
       TileF32<V, kRows, kVecs>(static_cast<const float*>(x),
                                static_cast<const float*>(block.panel) + column, kPanelColumns,
-                               block.num_k, c + column, kPanelColumns, block.fresh, prefetch_bytes);
+                               block.num_k, c + column, kPanelColumns, block.fresh, half);
     }
   }
 }
 
 // The instance for a number of rows known at run time only.
 template <class V, bool kBf16, int kRows = V::kTileRows>
-void PanelTileOf(int num_rows, const GemmBlock& block, const void* x, float* c,
-                 int64_t prefetch_bytes) {
+void PanelTileOf(int num_rows, const GemmBlock& block, const void* x, float* c, Fetch fetch) {
   if (num_rows == kRows) {
-    PanelTile<V, kRows, kBf16>(block, x, c, prefetch_bytes);
+    PanelTile<V, kRows, kBf16>(block, x, c, fetch);
   } else if constexpr (kRows > 1) {
-    PanelTileOf<V, kBf16, kRows - 1>(num_rows, block, x, c, prefetch_bytes);
+    PanelTileOf<V, kBf16, kRows - 1>(num_rows, block, x, c, fetch);
   }
 }
 
-// The first tile fetches what comes next while the panel's block, now in the first-level cache,
-// serves the others.
+// While the panel's block serves its tiles from the first-level cache, each tile fetches its share
+// of the next block, so that memory is busy throughout. A single sweep over the panel fetches a
+// little ahead of itself instead.
 template <class V, bool kBf16>
 void Gemm(const GemmBlock& block) {
   constexpr int kBytesPerElement = kBf16 && V::kNativePairs ? 2 : 4;
+  const int64_t panel_rows = kBf16 ? block.num_k / 2 : block.num_k;
+  const int num_tiles = (block.num_rows + V::kTileRows - 1) / V::kTileRows;
   const char* tile = static_cast<const char*>(block.rows);
-  float* c = block.c;
-  int64_t prefetch_bytes = block.prefetch_bytes;
-  for (int rows_left = block.num_rows; rows_left > 0; rows_left -= V::kTileRows) {
+  const bool streaming = block.num_rows <= kStreamingRows<V>;
+  for (int t = 0; t < num_tiles; ++t) {
+    const int rows_left = block.num_rows - t * V::kTileRows;
     const int rows = rows_left < V::kTileRows ? rows_left : V::kTileRows;
-    const char* x = tile + block.first_k * rows * kBytesPerElement;
-    PanelTileOf<V, kBf16>(rows, block, x, c, prefetch_bytes);
+    Fetch fetch;
+    if (streaming) {
+      fetch = {static_cast<const char*>(block.panel) + kStreamAheadBytes, panel_rows};
+    } else if (block.next_panel != nullptr) {
+      const int64_t begin = panel_rows * t / num_tiles;
+      const int64_t end = panel_rows * (t + 1) / num_tiles;
+      fetch = {static_cast<const char*>(block.next_panel) + begin * kPanelRowBytes, end - begin};
+    }
+    PanelTileOf<V, kBf16>(rows, block, tile + block.first_k * rows * kBytesPerElement,
+                          block.c + t * V::kTileRows * kPanelColumns, fetch);
     tile += block.tile_stride_bytes;
-    c += V::kTileRows * kPanelColumns;
-    prefetch_bytes = 0;
   }
 }
 

@@ -96,6 +96,12 @@ struct Avx2Vector {
       r[c + 4] = _mm256_permute2f128_ps(quad[c], quad[c + 4], 0x31);
     }
   }
+  // sum += a * b, in sum's own register: left to itself, GCC 12 puts the result where a was and
+  // then runs out of registers (6 x 16 at 68 % of the peak instead of 95 %).
+  static void FmaInto(F& sum, F a, F b) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+  }
+  static void Pin(F& v) { asm volatile("" : "+x"(v)); }
   static void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 };
 

@@ -195,7 +195,12 @@ void LinearRunner::AccumulateSlice(const Product& product, int64_t first_tile, i
       block.num_rows = num_rows;
       block.c = c + p * kPanelFloats;
       block.fresh = k == 0;
-      block.prefetch_bytes = 1024;
+      const bool last_panel = p + 1 == num_panels;
+      if (!last_panel) {
+        block.next_panel = weight.PanelAt(first_panel + p + 1, slice_begin + k);
+      } else if (k + num_k < weight.padded_slice_k()) {
+        block.next_panel = weight.PanelAt(first_panel, slice_begin + k + num_k);
+      }
       (weight.bf16() ? kernels_.gemm_bf16 : kernels_.gemm_f32)(block);
     }
   }

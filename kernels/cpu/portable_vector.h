@@ -121,6 +121,8 @@ struct PortableVector {
       }
     }
   }
+  static void FmaInto(F& sum, F a, F b) { sum = Fma(a, b, sum); }
+  static void Pin(F&) {}
   static void Prefetch(const void* p) { __builtin_prefetch(p); }
 };
 

@@ -26,7 +26,7 @@ struct GemmBlock {
   int64_t num_k;           // bf16: even
   float* c;                // [num_rows][32]
   bool fresh;              // c starts from zero
-  int64_t prefetch_bytes;  // how far ahead of the panel's read pointer to prefetch
+  const void* next_panel;  // what will be read after this block, of the same size, or null
 };
 
 // One split of one KV head for a tile of query rows.
