@@ -1,19 +1,19 @@
 #include "parallel/mpi_communicator.h"
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <string>
+#include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "parallel/mpi_handle.h"
+#include "parallel/mpi_shared_region.h"
 #include "parallel/polite_wait.h"
+#include "parallel/shared_memory_collectives.h"
 #include "parallel/tree_sum.h"
 
 namespace lockstep {
@@ -24,37 +24,10 @@ namespace {
 constexpr int64_t kEagerBytes = 4000;
 constexpr int kTag = 1;
 
-absl::Status FromMpi(int code, const char* operation) {
-  if (code == MPI_SUCCESS) return absl::OkStatus();
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  return absl::UnavailableError(
-      absl::StrCat(operation, ": ", std::string(text, static_cast<size_t>(length))));
-}
-
-// An owned MPI communicator.
-class MpiHandle {
- public:
-  MpiHandle() = default;
-  explicit MpiHandle(MPI_Comm comm) : comm_(comm) {}
-  MpiHandle(MpiHandle&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)) {}
-  MpiHandle& operator=(MpiHandle&& other) noexcept {
-    std::swap(comm_, other.comm_);
-    return *this;
-  }
-  ~MpiHandle() {
-    if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
-  }
-  MPI_Comm get() const { return comm_; }
-
- private:
-  MPI_Comm comm_ = MPI_COMM_NULL;
-};
-
 class MpiCommunicator : public Communicator {
  public:
   // Two communicators, so that an early collective of a peer is never taken for a message.
+  // Collective: ranks on one host map shared memory.
   MpiCommunicator(MpiHandle collectives, MpiHandle messages, bool may_spin,
                   const MpiOptions& options);
 
@@ -101,6 +74,9 @@ class MpiCommunicator : public Communicator {
   int size_ = 1;
   std::atomic<bool> aborted_{false};
   std::vector<float> scratch_;  // grows to the largest need, then stays
+  std::optional<MpiSharedRegion> region_;
+  std::optional<SharedMemoryCollectives>
+      shared_;  // in region_; does the collectives when there is one
 };
 
 MpiCommunicator::MpiCommunicator(MpiHandle collectives, MpiHandle messages, bool may_spin,
@@ -112,6 +88,9 @@ MpiCommunicator::MpiCommunicator(MpiHandle collectives, MpiHandle messages, bool
   brisk_ = {.spin = spin, .yield = microseconds(5000), .longest_pause = microseconds(200)};
   MPI_Comm_rank(collectives_.get(), &rank_);
   MPI_Comm_size(collectives_.get(), &size_);
+  if (!options.use_shared_memory) return;
+  region_ = MpiSharedRegion::Map(collectives_.get(), SharedMemoryCollectives::BytesNeeded(size_));
+  if (region_.has_value()) shared_.emplace(region_->data(), rank_, size_, may_spin, aborted_);
 }
 
 float* MpiCommunicator::Scratch(int64_t count) {
@@ -202,7 +181,9 @@ absl::Status MpiCommunicator::Exchange(const Transfer& whole) {
 }
 
 absl::Status MpiCommunicator::AllReduceSum(float* data, int64_t count) {
+  if (aborted()) return Aborted();
   if (count == 0) return absl::OkStatus();
+  if (shared_.has_value()) return shared_->AllReduceSum(data, count);
   if (!std::has_single_bit(static_cast<unsigned>(size_))) return ReduceGathered(data, count);
   const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
   return bytes <= options_.small_all_reduce_bytes ? ReduceByDoubling(data, count)
@@ -280,6 +261,8 @@ absl::Status MpiCommunicator::ReduceGathered(float* data, int64_t count) {
 }
 
 absl::Status MpiCommunicator::AllGather(const void* mine, int64_t bytes, void* all) {
+  if (aborted()) return Aborted();
+  if (shared_.has_value()) return shared_->AllGather(mine, bytes, all);
   std::byte* slots = static_cast<std::byte*>(all);
   std::byte* own = slots + rank_ * bytes;
   if (own != mine && bytes > 0) std::memcpy(own, mine, static_cast<size_t>(bytes));
@@ -294,6 +277,8 @@ absl::Status MpiCommunicator::AllGather(const void* mine, int64_t bytes, void* a
 // Dissemination (Hensgen, Finkel, Manber 1988): after log2(size) rounds everybody has heard of
 // everybody.
 absl::Status MpiCommunicator::Barrier() {
+  if (aborted()) return Aborted();
+  if (shared_.has_value()) return shared_->Barrier();
   for (int distance = 1; distance < size_; distance *= 2) {
     const int to = (rank_ + distance) % size_;
     const int from = (rank_ - distance + size_) % size_;

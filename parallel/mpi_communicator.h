@@ -38,6 +38,9 @@ class MpiSession {
 };
 
 struct MpiOptions {
+  // Collectives of a group whose ranks share a host go through shared memory; its size is 512 KiB
+  // per rank.
+  bool use_shared_memory = true;
   // Above this an all-reduce is a reduce-scatter and an all-gather; below, every rank sends all it
   // has.
   int64_t small_all_reduce_bytes = 32 * 1024;

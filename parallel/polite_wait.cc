@@ -8,16 +8,19 @@
 
 namespace lockstep {
 
-void PoliteWait::Pause() {
+bool PoliteWait::PauseAwake() {
   const auto waited = Clock::now() - start_;
-  if (waited < policy_.spin) return;
-  if (waited < policy_.spin + policy_.yield) {
-    sched_yield();
-    return;
-  }
+  if (waited < policy_.spin) return true;
+  if (waited >= policy_.spin + policy_.yield) return false;
+  sched_yield();
+  return true;
+}
+
+void PoliteWait::Pause() {
+  if (PauseAwake()) return;
   constexpr auto kShortest = std::chrono::nanoseconds(3000);
   std::this_thread::sleep_for(std::clamp<std::chrono::nanoseconds>(
-      waited / 32, kShortest,
+      (Clock::now() - start_) / 32, kShortest,
       std::max<std::chrono::nanoseconds>(kShortest, policy_.longest_pause)));
 }
 

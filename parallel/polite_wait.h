@@ -22,6 +22,9 @@ class PoliteWait {
 
   // Call after each unsuccessful poll.
   void Pause();
+  // The same without the sleeping: false when it is time to sleep, for those who have something to
+  // sleep on.
+  bool PauseAwake();
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -41,14 +41,15 @@ bool ReducesCorrectly(Communicator& group, int64_t count) {
   return std::all_of(data.begin(), data.end(), [&](float x) { return x == expected; });
 }
 
-int Run(const MpiSession& session) {
+int Run(const MpiSession& session, bool use_shared_memory) {
   const auto grid = ProcessGrid::Create(session.world_size(), 1);
-  auto groups = MakeMpiGroups(session, *grid);
+  auto groups = MakeMpiGroups(session, *grid, {.use_shared_memory = use_shared_memory});
   if (!groups.ok()) return 1;
   Communicator& group = *groups->tp;
   const bool prints = group.rank() == 0;
   if (prints)
-    std::printf("%d ranks on %d cores, f32, barrier before each\n", group.size(), NumUsableCores());
+    std::printf("%d ranks on %d cores, f32, barrier before each, %s\n", group.size(),
+                NumUsableCores(), use_shared_memory ? "shared memory" : "MPI messages");
   for (const int64_t bytes : {4, 1024, 4096, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 4 << 20}) {
     const int64_t count = bytes / static_cast<int64_t>(sizeof(float));
     if (!ReducesCorrectly(group, count)) return 1;
@@ -71,7 +72,10 @@ int Run(const MpiSession& session) {
 int main(int argc, char** argv) {
   auto session = lockstep::MpiSession::Start(&argc, &argv);
   if (!session.ok()) return 1;
-  const int result = lockstep::Run(*session);
+  int result = 0;
+  for (const bool use_shared_memory : {true, false}) {
+    result = std::max(result, lockstep::Run(*session, use_shared_memory));
+  }
   if (result != 0) lockstep::MpiSession::AbortJob(result);
   return 0;
 }

@@ -15,12 +15,15 @@ namespace {
 
 MpiSession* session = nullptr;  // set by main before the tests run
 
-// Whole transfers, and the same cut into pieces (as those above 1 GiB are) with every all-reduce
-// algorithm.
+// Through shared memory; by messages; and by messages cut into pieces (as those above 1 GiB are)
+// with each all-reduce algorithm.
 const MpiOptions kOptions[] = {
     {},
-    {.small_all_reduce_bytes = 0, .max_message_bytes = 5000},
-    {.small_all_reduce_bytes = int64_t{1} << 40, .max_message_bytes = 65536},
+    {.use_shared_memory = false},
+    {.use_shared_memory = false, .small_all_reduce_bytes = 0, .max_message_bytes = 5000},
+    {.use_shared_memory = false,
+     .small_all_reduce_bytes = int64_t{1} << 40,
+     .max_message_bytes = 65536},
 };
 
 class MpiTest : public ::testing::TestWithParam<MpiOptions> {
@@ -133,6 +136,19 @@ TEST_F(MpiGroupsTest, WaitingForALatePeerSleeps) {
   }
 }
 
+TEST_F(MpiGroupsTest, WaitingInACollectiveForALatePeerSleeps) {
+  RankGroups groups = Make(world(), 1);
+  ASSERT_TRUE(groups.tp->Barrier().ok());
+  constexpr double kLateSeconds = 0.5;
+  const bool is_late = groups.tp->rank() == world() - 1;
+  if (is_late) std::this_thread::sleep_for(std::chrono::duration<double>(kLateSeconds));
+  const double before = CpuSeconds();
+  float value = 1;
+  ASSERT_TRUE(groups.tp->AllReduceSum(&value, 1).ok());
+  EXPECT_LT(CpuSeconds() - before, kLateSeconds / 4);
+  EXPECT_EQ(value, static_cast<float>(world()));
+}
+
 TEST_F(MpiGroupsTest, AbortEndsTheWaitOfThisRank) {
   if (world() < 2) GTEST_SKIP() << "needs a peer";
   {
@@ -146,6 +162,17 @@ TEST_F(MpiGroupsTest, AbortEndsTheWaitOfThisRank) {
     EXPECT_EQ(groups.pp->Recv(peer, &byte, 1).code(), absl::StatusCode::kUnavailable);
     aborter.join();
     EXPECT_EQ(groups.pp->Barrier().code(), absl::StatusCode::kUnavailable);
+  }
+  {
+    RankGroups groups = Make(world(), 1);
+    if (groups.tp->rank() == 0) {
+      std::thread aborter([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        groups.tp->Abort();
+      });
+      EXPECT_EQ(groups.tp->Barrier().code(), absl::StatusCode::kUnavailable);
+      aborter.join();
+    }
   }
   EXPECT_TRUE(Make(world(), 1).tp->Barrier().ok());
 }
