@@ -3,52 +3,64 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/base/check.h"
+
 namespace lockstep {
 
-StopMatcher::StopMatcher(std::vector<std::string> stops, bool include)
-    : stops_(std::move(stops)), include_(include) {}
-
-std::string StopMatcher::Add(std::string_view delta) {
-  if (matched_) return "";
-  if (stops_.empty()) return std::string(delta);
-  held_.append(delta);
-  if (const std::optional<Match> match = FindFirst()) {
-    matched_ = stops_[match->stop];
-    std::string certain = held_.substr(0, include_ ? match->end : match->begin);
-    held_.clear();
-    return certain;
+StopMatcher::Automaton::Automaton(std::string stop) : stop_(std::move(stop)) {
+  LS_CHECK(!stop_.empty());
+  border_.resize(stop_.size(), 0);
+  for (size_t n = 1; n < stop_.size(); ++n) {
+    size_t border = border_[n - 1];
+    while (border > 0 && stop_[border] != stop_[n]) border = border_[border - 1];
+    border_[n] = stop_[border] == stop_[n] ? border + 1 : 0;
   }
-  const size_t num_certain = held_.size() - HeldBackBytes();
-  std::string certain = held_.substr(0, num_certain);
-  held_.erase(0, num_certain);
-  return certain;
 }
 
-std::string StopMatcher::Finish() { return std::exchange(held_, ""); }
-
-std::optional<StopMatcher::Match> StopMatcher::FindFirst() const {
-  std::optional<Match> first;
-  for (size_t i = 0; i < stops_.size(); ++i) {
-    const size_t begin = held_.find(stops_[i]);
-    if (begin == std::string::npos) continue;
-    const Match match{begin, begin + stops_[i].size(), i};
-    const bool better =
-        !first || match.end < first->end || (match.end == first->end && match.begin < first->begin);
-    if (better) first = match;
-  }
-  return first;
+bool StopMatcher::Automaton::Advance(char byte) {
+  while (num_matched_ > 0 && stop_[num_matched_] != byte) num_matched_ = border_[num_matched_ - 1];
+  if (stop_[num_matched_] == byte) ++num_matched_;
+  return num_matched_ == stop_.size();
 }
 
-// The longest end of held_ that is a proper beginning of a stop string.
-size_t StopMatcher::HeldBackBytes() const {
-  const std::string_view held = held_;
-  size_t longest = 0;
-  for (const std::string_view stop : stops_) {
-    for (size_t n = std::min(stop.size() - 1, held.size()); n > longest; --n) {
-      if (held.substr(held.size() - n) == stop.substr(0, n)) longest = n;
+StopMatcher::StopMatcher(std::vector<std::string> stops, bool include) : include_(include) {
+  automata_.reserve(stops.size());
+  for (std::string& stop : stops) automata_.emplace_back(std::move(stop));
+}
+
+const std::string* StopMatcher::Advance(char byte) {
+  const std::string* longest = nullptr;
+  for (Automaton& automaton : automata_) {
+    const bool ends = automaton.Advance(byte);
+    if (ends && (longest == nullptr || automaton.stop().size() > longest->size())) {
+      longest = &automaton.stop();
     }
   }
   return longest;
 }
+
+std::string StopMatcher::Add(std::string_view delta) {
+  if (matched_) return "";
+  for (size_t i = 0; i < delta.size(); ++i) {
+    const std::string* stop = Advance(delta[i]);
+    if (stop == nullptr) continue;
+    matched_ = *stop;
+    std::string certain = std::exchange(held_, "");
+    certain.append(delta.substr(0, i + 1));
+    if (!include_) certain.resize(certain.size() - stop->size());
+    return certain;
+  }
+  size_t num_held = 0;
+  for (const Automaton& automaton : automata_) {
+    num_held = std::max(num_held, automaton.num_matched());
+  }
+  std::string certain = std::exchange(held_, "");
+  certain.append(delta);
+  held_ = certain.substr(certain.size() - num_held);
+  certain.resize(certain.size() - num_held);
+  return certain;
+}
+
+std::string StopMatcher::Finish() { return std::exchange(held_, ""); }
 
 }  // namespace lockstep
