@@ -247,12 +247,12 @@ void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
   event.request_id = sequence.request.given.request_id;
   event.sequence_index = sequence.index;
   event.token = sampled;
+  event.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens.value_or(0);
   scheduler_.NameFullBlocks(sequence);
   const std::optional<FinishReason> reason = sequence.FinishedBy(sampled.token);
   if (!reason) return;
   event.finish = reason;
   if (*reason == FinishReason::kStop) event.stop_token_id = sampled.token;
-  event.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens.value_or(0);
   scheduler_.Remove(sequence);
   if (sequence.request.num_unfinished == 0) Retire(sequence.request);
 }

@@ -13,8 +13,9 @@ namespace lockstep::engine {
 
 struct EngineConfig {
   int64_t num_blocks = 0;
-  int block_size = 16;             // tokens
-  int max_num_seqs = 256;          // slots: sequences that run at once
+  int block_size = 16;  // tokens
+  int max_num_seqs =
+      256;  // slots: sequences that run at once; no more than max_batched_tokens are used
   int max_batched_tokens = 2048;   // per step
   int64_t max_model_len = 0;       // prompt + output tokens of one sequence
   int max_queued_requests = 1024;  // waiting beyond this: RESOURCE_EXHAUSTED
@@ -49,7 +50,7 @@ struct EngineEvent {
   std::vector<LogprobInfo> prompt_logprobs;
   std::optional<FinishReason> finish;     // after `token`, when both are there
   int32_t stop_token_id = -1;             // with kStop by token
-  uint32_t num_cached_prompt_tokens = 0;  // with finish
+  uint32_t num_cached_prompt_tokens = 0;  // with token and with finish
 };
 
 struct EngineStats {

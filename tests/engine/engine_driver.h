@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,6 +43,7 @@ class EngineDriver {
   void Submit() {
     while (std::optional<StepPlan> plan = engine_.Schedule(now())) {
       CheckPlan(*plan);
+      if (on_plan_) on_plan_(*plan);
       replica_->Submit(*plan);
       engine_.CheckInvariants();
       plans_.push_back(*std::move(plan));
@@ -131,6 +133,9 @@ class EngineDriver {
     }
   }
 
+  // Hears every plan; step 1 is the first one of a new replica.
+  void OnPlan(std::function<void(const StepPlan&)> on_plan) { on_plan_ = std::move(on_plan); }
+
   Engine& engine() { return engine_; }
   SimulatedExecutor& replica() { return *replica_; }
   const FakeLanguageModel& model() const { return model_; }
@@ -190,6 +195,7 @@ class EngineDriver {
   const FakeLanguageModel model_;
   Engine engine_;
   std::unique_ptr<SimulatedExecutor> replica_;
+  std::function<void(const StepPlan&)> on_plan_;
   int steps_in_flight_ = 0;
   std::map<uint64_t, EngineRequest> requests_;
   std::map<std::pair<uint64_t, uint32_t>, Output> outputs_;
