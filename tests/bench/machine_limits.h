@@ -1,0 +1,14 @@
+// What this machine can do at best, measured: the denominators of every benchmark's shares.
+#pragma once
+
+namespace lockstep::bench {
+
+// Bytes per second that num_threads threads read together, each its own part of 512 MiB of memory
+// (far beyond the caches); the best of several passes.
+double ReadBandwidth(int num_threads);
+
+// Floating-point operations per second of independent f32 fused multiply-adds (two each) in
+// registers, on the widest vectors of this processor, all threads at once; the best of several.
+double FmaPeak(int num_threads);
+
+}  // namespace lockstep::bench

@@ -1,0 +1,263 @@
+// Speed of the forward pass on this machine: one configuration of ranks and threads per run.
+//
+//   mpirun -n TP model_bench --model DIR --tp TP --threads K
+//
+// Prefill is bound by arithmetic: tokens/s, FLOP/s and its share of the fused multiply-add peak.
+// Decode is bound by reading weights and cache: tokens/s, GB/s and its share of the read bandwidth.
+// Both limits are measured by the same ranks and threads in the same run, before and after, and the
+// larger is taken. tests/bench/model_bench.sh runs the usual configurations.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "fmt/format.h"
+#include "kernels/backend.h"
+#include "kernels/base/check.h"
+#include "model/llama/llama_stage.h"
+#include "nlohmann/json.hpp"
+#include "parallel/mpi_communicator.h"
+#include "tests/bench/machine_limits.h"
+
+namespace lockstep {
+namespace {
+
+struct BenchOptions {
+  std::string model;
+  int tp = 1;
+  int threads = 1;
+  int64_t prefill_tokens = 512;
+  int64_t context = 256;
+  std::vector<int64_t> decode_seqs = {1, 16};
+  int repeats = 5;
+  std::string dtype = "auto";
+  bool json = false;
+};
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+template <typename T>
+T Value(absl::StatusOr<T> value) {
+  LS_CHECK(value.ok()) << value.status();
+  return *std::move(value);
+}
+
+void Ok(const absl::Status& status) { LS_CHECK(status.ok()) << status; }
+
+// Sequences of equal length whose last `new_tokens` tokens are computed; each has its own blocks.
+StepBatch MakeBatch(const BenchOptions& options, int64_t num_seqs, int64_t context,
+                    int64_t new_tokens, int block_size, int64_t vocab) {
+  StepBatch batch;
+  batch.query_starts.push_back(0);
+  batch.max_blocks_per_seq = (context + block_size - 1) / block_size;
+  for (int64_t seq = 0; seq < num_seqs; ++seq) {
+    const int64_t first_block = seq * batch.max_blocks_per_seq;
+    for (int64_t block = 0; block < batch.max_blocks_per_seq; ++block) {
+      batch.block_tables.push_back(static_cast<int32_t>(first_block + block));
+    }
+    for (int64_t position = context - new_tokens; position < context; ++position) {
+      batch.token_ids.push_back(static_cast<int32_t>((position * 7919 + seq * 104729) % vocab));
+      batch.positions.push_back(static_cast<int32_t>(position));
+      batch.slot_mapping.push_back((first_block + position / block_size) * block_size +
+                                   position % block_size);
+    }
+    batch.query_starts.push_back(static_cast<int32_t>(batch.positions.size()));
+    batch.context_lens.push_back(static_cast<int32_t>(context));
+    batch.logits_rows.push_back(static_cast<int32_t>(batch.positions.size()) - 1);
+  }
+  LS_CHECK_LE(num_seqs * new_tokens, options.prefill_tokens + num_seqs);
+  return batch;
+}
+
+class ModelBench {
+ public:
+  ModelBench(const BenchOptions& options, const ProcessGrid& grid, int rank, RankGroups& groups)
+      : options_(options), groups_(groups), rank_(rank) {
+    backend_ = Value(MakeCpuBackend({.num_threads = options.threads}));
+    auto checkpoint = Value(Checkpoint::Open(options.model));
+    config_ = checkpoint->config();
+    const int64_t most_seqs =
+        *std::max_element(options.decode_seqs.begin(), options.decode_seqs.end());
+    StageOptions stage;
+    if (options.dtype == "f32") stage.weights = WeightDType::kF32;
+    if (options.dtype == "bf16") stage.weights = WeightDType::kBF16;
+    stage.num_load_threads = options.threads;
+    stage.limits.max_batched_tokens = std::max(options.prefill_tokens, most_seqs);
+    stage.limits.max_num_seqs = most_seqs;
+    stage.limits.max_model_len = std::max(options.prefill_tokens, options.context) + 1;
+    stage.limits.block_size = kBlockSize;
+    Log(fmt::format("loading {}", options.model));
+    const double start = Seconds();
+    stage_ = Value(LlamaStage::Load(*checkpoint, grid, rank, *backend_, groups, stage, {}));
+    load_seconds_ = Seconds() - start;
+    const int64_t blocks = std::max(most_seqs * (options.context / kBlockSize + 1),
+                                    options.prefill_tokens / kBlockSize + 1);
+    Ok(stage_->AllocateKvCache(blocks));
+  }
+
+  nlohmann::json Run() {
+    nlohmann::json report;
+    report["tp"] = options_.tp;
+    report["threads"] = options_.threads;
+    report["backend"] = backend_->Description();
+    report["load_seconds"] = load_seconds_;
+    report["load_gb_per_s"] = stage_->load_stats().loaded_bytes * 1e-9 / load_seconds_;
+    MeasureLimits();
+    report["prefill"] = Prefill();
+    for (const int64_t seqs : options_.decode_seqs) report["decode"].push_back(Decode(seqs));
+    MeasureLimits();
+    AddShares(report);
+    return report;
+  }
+
+ private:
+  static constexpr int kBlockSize = 16;
+
+  void Log(const std::string& line) {
+    if (rank_ == 0) fmt::print(stderr, "model_bench: {}\n", line);
+  }
+
+  // All ranks at once, as in the measured steps; summed over ranks.
+  void MeasureLimits() {
+    Ok(groups_.tp->Barrier());
+    float limits[2] = {static_cast<float>(bench::ReadBandwidth(options_.threads) * 1e-9),
+                       static_cast<float>(bench::FmaPeak(options_.threads) * 1e-9)};
+    Ok(groups_.tp->AllReduceSum(limits, 2));
+    read_gb_per_s_ = std::max<double>(read_gb_per_s_, limits[0]);
+    peak_gflop_per_s_ = std::max<double>(peak_gflop_per_s_, limits[1]);
+  }
+
+  double MedianSeconds(const StepBatch& batch) {
+    std::vector<double> seconds;
+    for (int repeat = -1; repeat < options_.repeats; ++repeat) {
+      Ok(groups_.tp->Barrier());
+      const double start = Seconds();
+      Ok(stage_->Forward(batch));
+      Value(stage_->Logits(0, static_cast<int64_t>(batch.logits_rows.size())));
+      Ok(groups_.tp->Barrier());
+      if (repeat >= 0) seconds.push_back(Seconds() - start);  // the first warms up
+    }
+    return Median(seconds);
+  }
+
+  // Multiply-adds of the matrices count two; attention over `context` positions for each token.
+  double Flops(int64_t tokens, int64_t mean_context, int64_t logits_rows) const {
+    const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
+    const double embedding = config_.tie_word_embeddings ? 0 : head;
+    const double layers = config_.num_parameters() - embedding - head;
+    const double attention = 2.0 * config_.num_layers * config_.num_heads * config_.head_dim;
+    return 2.0 * (tokens * (layers + attention * mean_context) + logits_rows * head);
+  }
+
+  nlohmann::json Prefill() {
+    const int64_t tokens = options_.prefill_tokens;
+    Log(fmt::format("prefill of {} tokens", tokens));
+    const double seconds = MedianSeconds(
+        MakeBatch(options_, 1, tokens, tokens, kBlockSize, config_.vocab_size));
+    return {{"tokens", tokens},
+            {"seconds", seconds},
+            {"tokens_per_s", tokens / seconds},
+            {"gflop_per_s", Flops(tokens, tokens / 2, 1) * 1e-9 / seconds}};
+  }
+
+  nlohmann::json Decode(int64_t seqs) {
+    Log(fmt::format("decode of {} sequences at context {}", seqs, options_.context));
+    const double seconds = MedianSeconds(
+        MakeBatch(options_, seqs, options_.context, 1, kBlockSize, config_.vocab_size));
+    const int64_t element = stage_->shape().hidden > 0 && options_.dtype == "f32" ? 4 : 2;
+    const int64_t kv_bytes = 2 * config_.num_layers * config_.num_kv_heads * config_.head_dim *
+                             element * options_.context * seqs;
+    const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
+    const double read = (config_.num_parameters() - (config_.tie_word_embeddings ? 0 : head)) *
+                            static_cast<double>(element) +
+                        kv_bytes;
+    return {{"sequences", seqs},
+            {"context", options_.context},
+            {"seconds", seconds},
+            {"tokens_per_s", seqs / seconds},
+            {"gb_per_s", read * 1e-9 / seconds}};
+  }
+
+  void AddShares(nlohmann::json& report) const {
+    report["read_gb_per_s"] = read_gb_per_s_;
+    report["fma_peak_gflop_per_s"] = peak_gflop_per_s_;
+    nlohmann::json& prefill = report["prefill"];
+    prefill["share_of_peak"] = prefill["gflop_per_s"].get<double>() / peak_gflop_per_s_;
+    for (nlohmann::json& decode : report["decode"]) {
+      decode["share_of_bandwidth"] = decode["gb_per_s"].get<double>() / read_gb_per_s_;
+    }
+  }
+
+  const BenchOptions& options_;
+  RankGroups& groups_;
+  const int rank_;
+  ModelConfig config_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<LlamaStage> stage_;
+  double load_seconds_ = 0;
+  double read_gb_per_s_ = 0;
+  double peak_gflop_per_s_ = 0;
+};
+
+void PrintTable(const nlohmann::json& report) {
+  const nlohmann::json& prefill = report["prefill"];
+  fmt::print("tp {} x {} threads ({}): read {:.1f} GB/s, FMA peak {:.0f} GFLOP/s; loaded in {:.1f} s\n",
+             report["tp"].get<int>(), report["threads"].get<int>(),
+             report["backend"].get<std::string>(), report["read_gb_per_s"].get<double>(),
+             report["fma_peak_gflop_per_s"].get<double>(), report["load_seconds"].get<double>());
+  fmt::print("  prefill {:5} tokens      {:8.1f} tokens/s  {:7.1f} GFLOP/s  {:5.1f} % of peak\n",
+             prefill["tokens"].get<int64_t>(), prefill["tokens_per_s"].get<double>(),
+             prefill["gflop_per_s"].get<double>(), 100 * prefill["share_of_peak"].get<double>());
+  for (const nlohmann::json& decode : report["decode"]) {
+    fmt::print("  decode  {:5} sequences   {:8.1f} tokens/s  {:7.1f} GB/s     {:5.1f} % of read bandwidth\n",
+               decode["sequences"].get<int64_t>(), decode["tokens_per_s"].get<double>(),
+               decode["gb_per_s"].get<double>(), 100 * decode["share_of_bandwidth"].get<double>());
+  }
+}
+
+int Main(int argc, char** argv) {
+  MpiSession session = Value(MpiSession::Start(&argc, &argv));
+  BenchOptions options;
+  CLI::App app{"Speed of the forward pass: one configuration of ranks and threads."};
+  app.add_option("--model", options.model, "Checkpoint directory")->required();
+  app.add_option("--tp", options.tp, "Tensor parallel ranks = the MPI job's size");
+  app.add_option("--threads", options.threads, "Threads per rank");
+  app.add_option("--prefill", options.prefill_tokens, "Prompt tokens in one step")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--decode", options.decode_seqs, "Sequences in a decode step")->delimiter(',');
+  app.add_option("--context", options.context, "Context of the decoding sequences, tokens")
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--repeats", options.repeats, "Median of so many")->check(CLI::Range(1, 1000));
+  app.add_option("--dtype", options.dtype, "Weights: auto, f32 or bf16")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}));
+  app.add_flag("--json", options.json, "One JSON object on stdout");
+  CLI11_PARSE(app, argc, argv);
+
+  const ProcessGrid grid = Value(ProcessGrid::Create(options.tp, 1));
+  RankGroups groups = Value(MakeMpiGroups(session, grid));
+  const nlohmann::json report = ModelBench(options, grid, session.rank(), groups).Run();
+  if (session.rank() == 0) {
+    if (options.json) {
+      fmt::print("{}\n", report.dump());
+    } else {
+      PrintTable(report);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) { return lockstep::Main(argc, argv); }
