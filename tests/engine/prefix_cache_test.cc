@@ -114,30 +114,33 @@ TEST_F(PrefixCacheTest, ClearForgetsEverything) {
   EXPECT_EQ(pool_.num_free(), 10);
 }
 
-// With two hash values almost everything collides: entries are missed, none is ever mistaken for
-// another.
+// With few hash values almost everything collides: entries are missed, none is ever mistaken for
+// another. All prefixes of up to four tokens out of two, looked up and registered again and again.
 TEST(PrefixCacheCollisionTest, CollisionCostsAMissNeverAWrongBlock) {
-  BlockPool pool(1000);
-  PrefixCache cache(pool, 1, /*hash_mask=*/1);
-  BlockTable table(pool);
-  ASSERT_TRUE(table.Grow(1000));
-  std::vector<std::vector<int32_t>> tokens_of_block(1000);
-  int64_t num_found = 0;
-  for (int32_t i = 0; i < 500; ++i) {
-    const std::vector<int32_t> tokens = {i % 7, i % 3};
-    const auto match = cache.Lookup("", tokens, 2);
-    for (size_t k = 0; k < match.blocks.size(); ++k, ++num_found) {
-      const std::vector<int32_t> prefix(tokens.begin(), tokens.begin() + k + 1);
-      ASSERT_EQ(tokens_of_block[match.blocks[k]], prefix);
+  for (const uint64_t hash_mask : {0, 1, 3, 7, 15}) {
+    BlockPool pool(1000);
+    PrefixCache cache(pool, 1, hash_mask);
+    BlockTable table(pool);
+    ASSERT_TRUE(table.Grow(1000));
+    std::vector<std::vector<int32_t>> tokens_of_block(1000);
+    int next_block = 0;
+    int64_t num_found = 0;
+    for (int i = 0; i < 100; ++i) {
+      const std::vector<int32_t> tokens = {i & 1, i >> 1 & 1, i >> 2 & 1, i >> 3 & 1};
+      const auto match = cache.Lookup("", tokens, 4);
+      for (size_t k = 0; k < match.blocks.size(); ++k, ++num_found) {
+        const std::vector<int32_t> prefix(tokens.begin(), tokens.begin() + k + 1);
+        ASSERT_EQ(tokens_of_block[match.blocks[k]], prefix) << "mask " << hash_mask;
+      }
+      PrefixCache::Node node = match.last;
+      for (size_t k = match.blocks.size(); k < tokens.size(); ++k) {
+        const int32_t block = table.blocks()[next_block++];
+        tokens_of_block[block] = {tokens.begin(), tokens.begin() + k + 1};
+        node = cache.Register("", node, std::span(tokens).subspan(k, 1), block);
+      }
     }
-    PrefixCache::Node node = match.last;
-    for (size_t k = match.blocks.size(); k < tokens.size(); ++k) {
-      const int32_t block = table.blocks()[2 * i + k];
-      tokens_of_block[block] = {tokens.begin(), tokens.begin() + k + 1};
-      node = cache.Register("", node, std::span(tokens).subspan(k, 1), block);
-    }
+    EXPECT_GT(num_found, 0);
   }
-  EXPECT_GT(num_found, 0);
 }
 
 }  // namespace
