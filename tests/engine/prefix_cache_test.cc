@@ -1,6 +1,7 @@
 #include "runtime/engine/prefix_cache.h"
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -122,21 +123,24 @@ TEST(PrefixCacheCollisionTest, CollisionCostsAMissNeverAWrongBlock) {
     PrefixCache cache(pool, 1, hash_mask);
     BlockTable table(pool);
     ASSERT_TRUE(table.Grow(1000));
-    std::vector<std::vector<int32_t>> tokens_of_block(1000);
+    std::vector<std::string> content(1000);  // by block: the salt and the prefix
     int next_block = 0;
     int64_t num_found = 0;
     for (int i = 0; i < 100; ++i) {
       const std::vector<int32_t> tokens = {i & 1, i >> 1 & 1, i >> 2 & 1, i >> 3 & 1};
-      const auto match = cache.Lookup("", tokens, 4);
+      const std::string salt = i >> 4 & 1 ? "a" : "b";
+      const auto content_to = [&](size_t k) {
+        return salt + ::testing::PrintToString(std::vector(tokens.begin(), tokens.begin() + k + 1));
+      };
+      const auto match = cache.Lookup(salt, tokens, 4);
       for (size_t k = 0; k < match.blocks.size(); ++k, ++num_found) {
-        const std::vector<int32_t> prefix(tokens.begin(), tokens.begin() + k + 1);
-        ASSERT_EQ(tokens_of_block[match.blocks[k]], prefix) << "mask " << hash_mask;
+        ASSERT_EQ(content[match.blocks[k]], content_to(k)) << "mask " << hash_mask;
       }
       PrefixCache::Node node = match.last;
       for (size_t k = match.blocks.size(); k < tokens.size(); ++k) {
         const int32_t block = table.blocks()[next_block++];
-        tokens_of_block[block] = {tokens.begin(), tokens.begin() + k + 1};
-        node = cache.Register("", node, std::span(tokens).subspan(k, 1), block);
+        content[block] = content_to(k);
+        node = cache.Register(salt, node, std::span(tokens).subspan(k, 1), block);
       }
     }
     EXPECT_GT(num_found, 0);
