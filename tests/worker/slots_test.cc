@@ -1,0 +1,239 @@
+#include "runtime/worker/slots.h"
+
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/plan_writer.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::PlanWriter;
+
+// Block size 4, ten blocks, three slots, twelve tokens a step, sequences of at most sixteen.
+SlotTableOptions Small() {
+  return {
+      .limits = {.max_batched_tokens = 12, .max_num_seqs = 3, .max_model_len = 16, .block_size = 4},
+      .num_blocks = 10,
+      .vocab_size = 100,
+      .is_first_stage = true,
+      .is_last_stage = true,
+      .vocab = {.begin = 0, .end = 100}};
+}
+
+TEST(SlotTable, LaysOutChunksAndDecodes) {
+  SlotTable table(Small());
+  PlanWriter plan;
+  plan.Open(0, {10, 11, 12, 13, 14}).Grant(0, {7, 3}).Chunk(0, 5, true);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  ASSERT_EQ(table.sampled().size(), 1u);
+  table.AppendSampled(table.sampled()[0], 15);
+
+  plan.Open(2, {20, 21, 22}).Grant(2, {0}).Chunk(2, 2, false).Decode(0);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_FALSE(table.MissesTokens());
+  table.FillTokenIds();
+  const StepBatch& batch = table.batch();
+  EXPECT_THAT(batch.token_ids, ElementsAre(20, 21, 15));
+  EXPECT_THAT(batch.positions, ElementsAre(0, 1, 5));
+  EXPECT_THAT(batch.slot_mapping, ElementsAre(0, 1, 3 * 4 + 1));
+  EXPECT_THAT(batch.query_starts, ElementsAre(0, 2, 3));
+  EXPECT_THAT(batch.context_lens, ElementsAre(2, 6));
+  EXPECT_EQ(batch.max_blocks_per_seq, 2);
+  EXPECT_THAT(batch.block_tables, ElementsAre(0, 0, 7, 3));
+  EXPECT_THAT(batch.logits_rows, ElementsAre(2));
+  EXPECT_EQ(table.logits_uses()[0].position, 6u);
+}
+
+TEST(SlotTable, StartsBehindACachedPrefix) {
+  SlotTable table(Small());
+  PlanWriter plan;
+  plan.Open(0, {1, 2, 3, 4, 5, 6}, PlanWriter::Greedy(), 6, 4).Grant(0, {5, 6}).Chunk(0, 2, true);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_ids, ElementsAre(5, 6));
+  EXPECT_THAT(table.batch().slot_mapping, ElementsAre(24, 25));
+  EXPECT_THAT(table.batch().context_lens, ElementsAre(6));
+}
+
+TEST(SlotTable, ADecodeMayComeBeforeItsToken) {
+  SlotTable table(Small());
+  PlanWriter plan;
+  plan.Open(0, {1, 2}).Grant(0, {0}).Chunk(0, 2, true);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  const SlotRef sampled = table.sampled()[0];
+  plan.Decode(0);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_TRUE(table.MissesTokens());
+  table.AppendSampled(sampled, 33);
+  EXPECT_FALSE(table.MissesTokens());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_ids, ElementsAre(33));
+}
+
+TEST(SlotTable, ATokenOfALeftSequenceIsDropped) {
+  SlotTable table(Small());
+  PlanWriter plan;
+  plan.Open(0, {1}).Grant(0, {0}).Decode(0);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  const SlotRef old = table.sampled()[0];
+  plan.Close(0).Open(0, {2}).Grant(0, {0}).Decode(0);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  const SlotRef current = table.sampled()[0];
+  table.AppendSampled(old, 99);
+  table.AppendSampled(current, 44);
+  plan.Decode(0);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_ids, ElementsAre(44));
+}
+
+TEST(SlotTable, PromptLogprobsJudgeEveryPromptTokenButTheFirst) {
+  SlotTable table(Small());
+  PlanWriter plan;
+  SamplingParams params = PlanWriter::Greedy();
+  params.num_prompt_logprobs = 0;
+  plan.Open(0, {1, 2, 3, 4, 5, 6}, params, 4).Grant(0, {0, 1}).Chunk(0, 2, false);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_THAT(table.batch().logits_rows, ElementsAre(0, 1));
+  EXPECT_EQ(table.logits_uses()[0].position, 1u);
+  EXPECT_EQ(table.logits_uses()[0].prompt_target, 2);
+  EXPECT_EQ(table.logits_uses()[1].prompt_target, 3);
+  // The fourth token is the prompt's last: what follows it is output.
+  plan.Chunk(0, 4, true);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_THAT(table.batch().logits_rows, ElementsAre(0, 3));
+  EXPECT_EQ(table.logits_uses()[0].prompt_target, 4);
+  EXPECT_EQ(table.logits_uses()[1].prompt_target, -1);
+  EXPECT_EQ(table.RowOf(table.logits_uses()[1]).num_output_tokens, 2);
+  EXPECT_EQ(table.RowOf(table.logits_uses()[1]).position, 6u);
+}
+
+TEST(SlotTable, OnlyTheLastStageWantsLogits) {
+  SlotTableOptions options = Small();
+  options.is_last_stage = false;
+  SlotTable table(options);
+  PlanWriter plan;
+  plan.Open(0, {1, 2}).Grant(0, {0}).Chunk(0, 2, true);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_THAT(table.batch().logits_rows, IsEmpty());
+  EXPECT_EQ(table.sampled().size(), 1u);
+}
+
+// One good step (slot 0 holds five tokens in blocks 0 and 1, all computed), then a bad one.
+absl::Status ApplyBad(const std::function<void(engine::StepPlan&)>& spoil) {
+  SlotTable table(Small());
+  PlanWriter plan;
+  plan.Open(0, {1, 2, 3, 4, 5}).Grant(0, {0, 1}).Chunk(0, 5, true);
+  EXPECT_TRUE(table.Apply(plan.Take()).ok());
+  table.AppendSampled(table.sampled()[0], 6);
+  engine::StepPlan bad = plan.Decode(0).Take();
+  spoil(bad);
+  return table.Apply(bad);
+}
+
+engine::SlotOpen OpenOf(uint32_t slot, std::vector<int32_t> tokens) {
+  engine::SlotOpen open;
+  open.slot = slot;
+  open.num_prompt_tokens = 1;
+  open.tokens = std::move(tokens);
+  return open;
+}
+
+TEST(SlotTable, TakesTheUnspoiltPlan) {
+  EXPECT_TRUE(ApplyBad([](engine::StepPlan&) {}).ok());
+}
+
+TEST(SlotTable, RefusesMalformedPlans) {
+  using Plan = engine::StepPlan;
+  constexpr uint32_t kHuge = std::numeric_limits<uint32_t>::max();
+  const std::vector<std::pair<std::function<void(Plan&)>, std::string>> cases = {
+      {[](Plan& p) { p.step_id = 3; }, "step 2 is next"},
+      {[](Plan& p) { p.step_id = 1; }, "step 2 is next"},
+      {[](Plan& p) { p.work.clear(); }, "no work"},
+      {[](Plan& p) { p.closed = {1}; }, "not open"},
+      {[](Plan& p) {
+         p.closed = {0, 0};
+       },
+       "not open"},
+      {[](Plan& p) { p.closed = {kHuge}; }, "3 slots"},
+      {[](Plan& p) { p.closed = {0}; }, "given work, but it is not open"},
+      {[](Plan& p) { p.opened = {OpenOf(0, {1})}; }, "open already"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, {1}), OpenOf(1, {1})};
+       },
+       "open already"},
+      {[](Plan& p) { p.opened = {OpenOf(3, {1})}; }, "3 slots"},
+      {[](Plan& p) { p.opened = {OpenOf(1, {})}; }, "0 tokens"},
+      {[](Plan& p) { p.opened = {OpenOf(1, std::vector<int32_t>(17))}; }, "17 tokens"},
+      {[](Plan& p) { p.opened = {OpenOf(1, {100})}; }, "token id 100"},
+      {[](Plan& p) { p.opened = {OpenOf(1, {-1})}; }, "token id -1"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, {1})};
+         p.opened[0].num_prompt_tokens = 0;
+       },
+       "0 prompt tokens"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, {1})};
+         p.opened[0].num_prompt_tokens = kHuge;
+       },
+       "prompt tokens of 1"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, {1})};
+         p.opened[0].num_computed_tokens = 1;
+       },
+       "1 computed tokens"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, {1})};
+         p.opened[0].sampling.top_p = std::numeric_limits<float>::quiet_NaN();
+       },
+       "top_p"},
+      {[](Plan& p) { p.grants = {{.slot = 1, .blocks = {2}}}; }, "not open"},
+      {[](Plan& p) { p.grants = {{.slot = kHuge, .blocks = {2}}}; }, "not open"},
+      {[](Plan& p) { p.grants = {{.slot = 0, .blocks = {10}}}; }, "block 10"},
+      {[](Plan& p) { p.grants = {{.slot = 0, .blocks = {-1}}}; }, "block -1"},
+      {[](Plan& p) {
+         p.grants = {{.slot = 0, .blocks = {2, 2}}};
+       },
+       "block 2 twice"},
+      {[](Plan& p) { p.grants = {{.slot = 0, .blocks = {1}}}; }, "block 1 twice"},
+      {[](Plan& p) { p.work.push_back(p.work[0]); }, "work twice"},
+      {[](Plan& p) { p.work[0].slot = 2; }, "not open"},
+      {[](Plan& p) { p.work[0].slot = kHuge; }, "not open"},
+      {[](Plan& p) { p.work[0].num_tokens = 0; }, "only 6 are known"},
+      {[](Plan& p) { p.work[0].num_tokens = 2; }, "only 6 are known"},
+      {[](Plan& p) { p.work[0].num_tokens = kHuge; }, "only 6 are known"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, {1, 2, 3})};
+         p.grants = {{.slot = 1, .blocks = {4}}};
+         p.work.push_back({.slot = 1, .num_tokens = 2, .sample = true});
+       },
+       "to sample after 2 tokens"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, {1, 2, 3, 4, 5})};
+         p.grants = {{.slot = 1, .blocks = {4}}};
+         p.work.push_back({.slot = 1, .num_tokens = 5, .sample = true});
+       },
+       "1 blocks hold 4"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, std::vector<int32_t>(12))};
+         p.grants = {{.slot = 1, .blocks = {4, 5, 6}}};
+         p.work.push_back({.slot = 1, .num_tokens = 12, .sample = true});
+       },
+       "exceeds 12 tokens"},
+  };
+  for (const auto& [spoil, message] : cases) {
+    const absl::Status status = ApplyBad(spoil);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

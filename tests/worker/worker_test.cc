@@ -1,0 +1,272 @@
+// RunWorker against a controller played by the test.
+#include "runtime/worker/worker.h"
+
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "lockstep/v1/worker.grpc.pb.h"
+#include "runtime/worker/plan_codec.h"
+#include "tests/support/assets.h"
+#include "tests/worker/plan_writer.h"
+
+namespace lockstep {
+namespace {
+
+using testing::PlanWriter;
+using Stream = grpc::ServerReaderWriter<v1::ToRank, v1::FromRank>;
+
+// One rank at a time: a script plays the controller's side of its stream.
+class ScriptedController final : public v1::WorkerLink::Service {
+ public:
+  using Script = std::function<grpc::Status(Stream&)>;
+  explicit ScriptedController(Script script) : script_(std::move(script)) {
+    char pattern[] = "/tmp/lockstep_worker_test_XXXXXX";
+    directory_ = mkdtemp(pattern);
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~ScriptedController() override {
+    server_->Shutdown(std::chrono::system_clock::now());
+    std::filesystem::remove_all(directory_);
+  }
+  std::string address() const { return "unix:" + directory_.string() + "/socket"; }
+
+  grpc::Status Connect(grpc::ServerContext*, Stream* stream) override { return script_(*stream); }
+
+ private:
+  Script script_;
+  std::filesystem::path directory_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// The next message that is no heartbeat and no progress; empty at the stream's end.
+v1::FromRank Next(Stream& stream) {
+  v1::FromRank message;
+  while (stream.Read(&message)) {
+    if (!message.has_heartbeat() && !message.has_loading()) return message;
+  }
+  return {};
+}
+
+void Welcome(Stream& stream, int64_t heartbeat_interval_ms = 1000) {
+  v1::ToRank message;
+  message.mutable_welcome()->set_heartbeat_interval_ms(heartbeat_interval_ms);
+  stream.Write(message);
+}
+
+// From Hello to Ready; false when the rank does not come that far.
+bool Serve(Stream& stream, int64_t num_kv_blocks = 16) {
+  if (!Next(stream).has_hello()) return false;
+  Welcome(stream);
+  if (!Next(stream).has_loaded()) return false;
+  v1::ToRank start;
+  start.mutable_start()->set_num_kv_blocks(num_kv_blocks);
+  stream.Write(start);
+  return Next(stream).has_ready();
+}
+
+void Send(Stream& stream, const engine::StepPlan& plan) {
+  v1::ToRank message;
+  EncodePlan(plan, message.mutable_plan());
+  stream.Write(message);
+}
+
+void ShutDown(Stream& stream) {
+  v1::ToRank message;
+  message.mutable_shutdown()->set_reason("done");
+  stream.Write(message);
+}
+
+class WorkerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    model_ = testing::SharedAssets() / "models" / "stories260K";
+    SKIP_WITHOUT_ASSET(model_);
+  }
+
+  WorkerOptions Options(const std::string& address) const {
+    WorkerOptions options;
+    options.controller_address = address;
+    options.secret = "sesame";
+    options.epoch = 3;
+    options.host = "here";
+    options.version = "1.2.3";
+    options.model = model_;
+    options.stage.limits = {
+        .max_batched_tokens = 64, .max_num_seqs = 4, .max_model_len = 128, .block_size = 8};
+    options.num_kv_blocks = 16;
+    return options;
+  }
+
+  absl::Status Run(ScriptedController::Script script) {
+    ScriptedController controller(std::move(script));
+    return RunAgainst(Options(controller.address()));
+  }
+  static absl::Status RunAgainst(const WorkerOptions& options) {
+    std::vector<RankGroups> groups = MakeInProcessGroups(options.grid);
+    return RunWorker(options, groups[options.rank]);
+  }
+
+  std::filesystem::path model_;
+};
+
+TEST_F(WorkerTest, LivesThroughTheProtocol) {
+  v1::Hello hello;
+  v1::Loaded loaded;
+  v1::Ready ready;
+  std::vector<int32_t> tokens;
+  const absl::Status status = Run([&](Stream& stream) {
+    hello = Next(stream).hello();
+    Welcome(stream);
+    loaded = Next(stream).loaded();
+    v1::ToRank start;
+    start.mutable_start()->set_num_kv_blocks(16);
+    stream.Write(start);
+    ready = Next(stream).ready();
+    PlanWriter plan;
+    Send(stream, plan.Open(0, {1}).Grant(0, {3, 4}).Decode(0).Take());
+    for (int i = 0; i < 4; ++i) Send(stream, plan.Decode(0).Take());
+    ShutDown(stream);
+    for (v1::FromRank message = Next(stream); message.has_result(); message = Next(stream)) {
+      EXPECT_EQ(message.result().step_id(), tokens.size() + 1);
+      tokens.push_back(message.result().tokens(0));
+    }
+    return grpc::Status::OK;
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(hello.secret(), "sesame");
+  EXPECT_EQ(hello.epoch(), 3u);
+  EXPECT_EQ(hello.world_size(), 1);
+  EXPECT_EQ(hello.host(), "here");
+  EXPECT_EQ(hello.version(), "1.2.3");
+  EXPECT_GT(hello.pid(), 0);
+  EXPECT_FALSE(hello.model_fingerprint().empty());
+  EXPECT_EQ(loaded.max_kv_blocks(), 16);
+  EXPECT_GT(loaded.kv_block_bytes(), 0);
+  EXPECT_GT(loaded.shard_bytes(), 0);
+  EXPECT_LE(loaded.loaded_bytes(), loaded.shard_bytes() * 105 / 100);
+  EXPECT_EQ(ready.kv_cache_bytes(), 16 * loaded.kv_block_bytes());
+  // golden.json's first tokens after BOS.
+  EXPECT_EQ(tokens, (std::vector<int32_t>{403, 407, 261, 378, 432}));
+}
+
+TEST_F(WorkerTest, HeartbeatsTellWhatItDoes) {
+  std::string operation;
+  uint64_t last_step = 0;
+  const absl::Status status = Run([&](Stream& stream) {
+    Next(stream);
+    Welcome(stream, 10);
+    Next(stream);
+    v1::ToRank start;
+    start.mutable_start()->set_num_kv_blocks(16);
+    stream.Write(start);
+    PlanWriter plan;
+    Send(stream, plan.Open(0, {1}).Grant(0, {3, 4}).Decode(0).Take());
+    v1::FromRank message;
+    while (stream.Read(&message) && !(operation == "idle" && last_step == 1)) {
+      if (!message.has_heartbeat()) continue;
+      operation = message.heartbeat().operation();
+      last_step = message.heartbeat().last_step();
+    }
+    ShutDown(stream);
+    return grpc::Status::OK;
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(operation, "idle");
+  EXPECT_EQ(last_step, 1u);
+}
+
+TEST_F(WorkerTest, LosingTheStreamIsUnavailable) {
+  const absl::Status status = Run([](Stream& stream) {
+    EXPECT_TRUE(Serve(stream));
+    return grpc::Status::OK;  // closes without Shutdown
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+}
+
+TEST_F(WorkerTest, RefusalIsFailedPrecondition) {
+  const absl::Status status = Run([](Stream& stream) {
+    Next(stream);
+    return grpc::Status(grpc::StatusCode::PERMISSION_DENIED, "wrong secret");
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("wrong secret"));
+  EXPECT_THAT(std::string(status.message()), ::testing::Not(::testing::HasSubstr("sesame")));
+}
+
+TEST_F(WorkerTest, AMalformedPlanEndsTheRankWithLastWords) {
+  std::string last_words;
+  const absl::Status status = Run([&](Stream& stream) {
+    EXPECT_TRUE(Serve(stream));
+    PlanWriter plan;
+    Send(stream, plan.Decode(2).Take());
+    last_words = Next(stream).failure().message();
+    return grpc::Status::OK;
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(last_words, ::testing::HasSubstr("slot 2"));
+}
+
+TEST_F(WorkerTest, ShutdownBeforeServingIsClean) {
+  EXPECT_TRUE(Run([](Stream& stream) {
+                Next(stream);
+                ShutDown(stream);
+                return grpc::Status::OK;
+              }).ok());
+}
+
+TEST_F(WorkerTest, ShortMemoryIsAPlainError) {
+  std::string last_words;
+  ScriptedController controller([&](Stream& stream) {
+    Next(stream);
+    Welcome(stream);
+    last_words = Next(stream).failure().message();
+    return grpc::Status::OK;
+  });
+  WorkerOptions options = Options(controller.address());
+  options.num_kv_blocks.reset();
+  options.kv_cache_bytes = 100;
+  const absl::Status status = RunAgainst(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(last_words, ::testing::HasSubstr("100 bytes holds no block"));
+}
+
+TEST_F(WorkerTest, NobodyListeningIsUnavailable) {
+  WorkerOptions options = Options("unix:/tmp/lockstep_worker_test_nobody");
+  options.dial_timeout = absl::Milliseconds(200);
+  const absl::Status status = RunAgainst(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+}
+
+TEST_F(WorkerTest, AStuckRankIsReportedAfterItsGrace) {
+  std::atomic<int> num_stuck = 0;
+  ScriptedController controller([&](Stream& stream) {
+    EXPECT_TRUE(Serve(stream));
+    PlanWriter plan;
+    Send(stream, plan.Open(0, {1}).Grant(0, {3}).Decode(0).Take());
+    ShutDown(stream);
+    Next(stream);
+    return grpc::Status::OK;
+  });
+  WorkerOptions options = Options(controller.address());
+  options.grid = *ProcessGrid::Create(1, 2);
+  options.rank = 1;  // stage 0 never comes
+  options.stop_grace = absl::Milliseconds(50);
+  options.on_stuck = [&](const absl::Status& status) {
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("forward step 1"));
+    ++num_stuck;
+  };
+  const absl::Status status = RunAgainst(options);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(num_stuck, 1);
+}
+
+}  // namespace
+}  // namespace lockstep
