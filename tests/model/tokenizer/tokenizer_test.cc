@@ -91,7 +91,7 @@ TEST(Tokenizer, RunsOfAMillionCharactersKeepEveryCharacter) {
   const auto llama3 = LoadOrDie(Llama3Directory());
   const auto stories = LoadOrDie(StoriesDirectory());
   for (const std::string_view unit :
-       {" ", "a", "\n", "7", "!", "\xC2\xA0", "語", "😀", "é", " \n"}) {
+       {" ", "a", "\n", "\xC2\xA0", "😀", " \n"}) {
     std::string text;
     for (int i = 0; i < 1'000'000; ++i) text += unit;
     text += 'z';  // makes the regex give back the last space
