@@ -35,15 +35,18 @@ absl::StatusOr<std::string> ReadSmallFile(const fs::path& path, int64_t max_byte
   if (!fs::is_regular_file(path, error)) {
     return absl::InvalidArgumentError(absl::StrCat(path.string(), ": not a regular file"));
   }
+  const uintmax_t num_bytes = fs::file_size(path, error);
   std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be opened"));
-  std::string text(max_bytes + 1, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (in.bad()) return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be read"));
-  text.resize(static_cast<size_t>(in.gcount()));
-  if (static_cast<int64_t>(text.size()) > max_bytes) {
+  if (error || !in)
+    return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be opened"));
+  if (num_bytes > static_cast<uintmax_t>(max_bytes)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), ": longer than the limit of ", max_bytes, " bytes"));
+        absl::StrCat(path.string(), ": ", num_bytes, " bytes, the limit is ", max_bytes));
+  }
+  std::string text(num_bytes, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(num_bytes));
+  if (static_cast<uintmax_t>(in.gcount()) != num_bytes) {
+    return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be read"));
   }
   return text;
 }

@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -127,24 +127,26 @@ class TemporaryDirectory {
   fs::path path_;
 };
 
+int64_t WeightBytes(const std::vector<PlannedFile>& files, DType dtype) {
+  int64_t total = 0;
+  for (const PlannedFile& file : files) {
+    for (const PlannedTensor& tensor : file.tensors)
+      total += tensor.num_elements * DTypeBytes(dtype);
+  }
+  return total;
+}
+
 // Fills the planned files chunk by chunk from several threads; the first error stops them all.
 class WeightWriter {
  public:
   WeightWriter(const std::vector<PlannedFile>& files, DType dtype, uint64_t seed,
                const SynthesisProgress& progress)
-      : dtype_(dtype), progress_(progress), weights_(dtype, kStandardDeviation) {
-    for (size_t i = 0; i < files.size(); ++i) {
-      for (const PlannedTensor& tensor : files[i].tensors) {
-        const uint64_t key = WeightKey(seed, tensor.spec.name);
-        for (int64_t first = 0; first < tensor.num_elements; first += kChunkElements) {
-          const int64_t count = std::min(kChunkElements, tensor.num_elements - first);
-          chunks_.push_back({i, tensor.file_offset + first * DTypeBytes(dtype), key, first, count,
-                             tensor.spec.shape.size() == 1});
-          total_bytes_ += count * DTypeBytes(dtype);
-        }
-      }
-    }
-  }
+      : plan_(files),
+        dtype_(dtype),
+        seed_(seed),
+        progress_(progress),
+        total_bytes_(WeightBytes(files, dtype)),
+        weights_(dtype, kStandardDeviation) {}
 
   absl::Status Run(const std::vector<std::unique_ptr<OutputFile>>& files, int num_threads) {
     std::vector<std::thread> threads;
@@ -154,32 +156,51 @@ class WeightWriter {
     return status_;
   }
 
-  int64_t total_bytes() const { return total_bytes_; }
-
  private:
   struct Chunk {
-    size_t file;
-    int64_t file_offset;
-    uint64_t key;
-    int64_t first;
-    int64_t count;
-    bool is_norm;
+    size_t file = 0;
+    const PlannedTensor* tensor = nullptr;
+    int64_t first = 0;  // element
+    int64_t count = 0;
   };
+
+  // The next piece of work, or nothing when all is handed out or an error stopped it.
+  std::optional<Chunk> NextChunk() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    while (status_.ok() && file_ < plan_.size()) {
+      if (tensor_ == plan_[file_].tensors.size()) {
+        ++file_;
+        tensor_ = 0;
+        continue;
+      }
+      const PlannedTensor& tensor = plan_[file_].tensors[tensor_];
+      const Chunk chunk = {file_, &tensor, first_,
+                           std::min(kChunkElements, tensor.num_elements - first_)};
+      first_ += chunk.count;
+      if (first_ == tensor.num_elements) {
+        ++tensor_;
+        first_ = 0;
+      }
+      return chunk;
+    }
+    return std::nullopt;
+  }
 
   void Work(const std::vector<std::unique_ptr<OutputFile>>& files) {
     std::vector<char> buffer(kChunkElements * DTypeBytes(dtype_));
-    while (true) {
-      const size_t next = next_chunk_.fetch_add(1, std::memory_order_relaxed);
-      if (next >= chunks_.size() || stopped_.load(std::memory_order_relaxed)) return;
-      const Chunk& chunk = chunks_[next];
-      Generate(chunk, buffer.data());
-      const int64_t num_bytes = chunk.count * DTypeBytes(dtype_);
-      Report(files[chunk.file]->WriteAt(chunk.file_offset, buffer.data(), num_bytes), num_bytes);
+    while (const std::optional<Chunk> chunk = NextChunk()) {
+      Generate(*chunk, buffer.data());
+      const int64_t offset = chunk->tensor->file_offset + chunk->first * DTypeBytes(dtype_);
+      const int64_t num_bytes = chunk->count * DTypeBytes(dtype_);
+      Report(files[chunk->file]->WriteAt(offset, buffer.data(), num_bytes), num_bytes);
     }
   }
 
   void Generate(const Chunk& chunk, char* buffer) const {
-    if (!chunk.is_norm) return weights_.Fill(chunk.key, chunk.first, chunk.count, buffer);
+    const TensorSpec& spec = chunk.tensor->spec;
+    if (spec.shape.size() > 1) {
+      return weights_.Fill(WeightKey(seed_, spec.name), chunk.first, chunk.count, buffer);
+    }
     const uint32_t one = ElementBits(dtype_, 1.0);
     const int64_t bytes = DTypeBytes(dtype_);
     for (int64_t i = 0; i < chunk.count; ++i) std::memcpy(buffer + i * bytes, &one, bytes);
@@ -193,19 +214,20 @@ class WeightWriter {
     if (status_.ok() && progress_ && !progress_(done_bytes_, total_bytes_)) {
       status_ = absl::CancelledError("stopped before the model was complete");
     }
-    if (!status_.ok()) stopped_.store(true, std::memory_order_relaxed);
   }
 
+  const std::vector<PlannedFile>& plan_;
   const DType dtype_;
+  const uint64_t seed_;
   const SynthesisProgress& progress_;
+  const int64_t total_bytes_;
   const RandomWeights weights_;
-  std::vector<Chunk> chunks_;
-  int64_t total_bytes_ = 0;
-  std::atomic<size_t> next_chunk_{0};
-  std::atomic<bool> stopped_{false};
-  std::mutex mutex_;
-  int64_t done_bytes_ = 0;  // guarded by mutex_
-  absl::Status status_;     // guarded by mutex_
+  std::mutex mutex_;  // guards all below
+  size_t file_ = 0;   // the next chunk: file, its tensor, its element
+  size_t tensor_ = 0;
+  int64_t first_ = 0;
+  int64_t done_bytes_ = 0;
+  absl::Status status_;
 };
 
 std::string GenerationConfigJson(const ModelConfig& config) {
@@ -297,9 +319,9 @@ absl::StatusOr<SynthesizedModel> SynthesizeModel(const SynthesizeOptions& option
   RETURN_IF_ERROR(CheckOutput(output));
   const std::vector<PlannedFile> plan =
       PlanShards(LlamaTensors(config), config.dtype, options.max_shard_bytes);
-  WeightWriter writer(plan, config.dtype, options.seed, options.progress);
+  const int64_t weight_bytes = WeightBytes(plan, config.dtype);
   ASSIGN_OR_RETURN(const auto directory, TemporaryDirectory::CreateBeside(output));
-  RETURN_IF_ERROR(CheckDiskSpace(directory->path(), writer.total_bytes()));
+  RETURN_IF_ERROR(CheckDiskSpace(directory->path(), weight_bytes));
   RETURN_IF_ERROR(WriteTextFiles(directory->path(), config, tokenizer));
   if (plan.size() > 1) {
     RETURN_IF_ERROR(WriteText(directory->path() / "model.safetensors.index.json",
@@ -307,10 +329,11 @@ absl::StatusOr<SynthesizedModel> SynthesizeModel(const SynthesizeOptions& option
   }
   const int64_t num_cores = std::max(1u, std::thread::hardware_concurrency());
   const int64_t num_threads = options.num_threads > 0 ? options.num_threads : num_cores;
+  WeightWriter writer(plan, config.dtype, options.seed, options.progress);
   RETURN_IF_ERROR(WriteWeights(directory->path(), plan, writer,
                                static_cast<int>(std::min(num_threads, kMaxThreads))));
   RETURN_IF_ERROR(directory->MoveTo(output));
-  return SynthesizedModel{config, writer.total_bytes(), static_cast<int>(plan.size())};
+  return SynthesizedModel{config, weight_bytes, static_cast<int>(plan.size())};
 }
 
 }  // namespace lockstep

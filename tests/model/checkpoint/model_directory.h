@@ -38,6 +38,7 @@ class TempDirectory {
   std::filesystem::path Write(const std::string& name, std::string_view bytes) const {
     const std::filesystem::path path = path_ / name;
     std::filesystem::create_directories(path.parent_path());
+    std::filesystem::remove(path);  // some file systems write a truncated file back at once
     std::ofstream out(path, std::ios::binary);
     out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     return path;
