@@ -22,7 +22,7 @@ class TempDirectory {
  public:
   TempDirectory() {
     std::string pattern =
-        (std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX").string();
+        (std::filesystem::temp_directory_path() / "lockstep-test-").string() + std::string(6, 'X');
     if (mkdtemp(pattern.data()) == nullptr) ADD_FAILURE() << "mkdtemp " << pattern;
     path_ = pattern;
   }
