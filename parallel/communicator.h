@@ -2,7 +2,7 @@
 //
 // One instance per rank and group, used by the step loop's thread only; every rank of the group
 // makes the same collective calls in the same order. Pointers are device pointers of the rank's
-// backend (host memory on CPU). A wait spins briefly, then yields, then sleeps: ranks may share
+// backend (host memory on CPU). A wait spins briefly, then sleeps: ranks may share
 // cores. Errors: UNAVAILABLE when a peer is gone or the group was aborted; the group is then dead.
 // INTERNAL when a message has another size than its receiver expects.
 #pragma once

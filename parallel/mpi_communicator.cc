@@ -85,7 +85,7 @@ MpiCommunicator::MpiCommunicator(MpiHandle collectives, MpiHandle messages, bool
   using std::chrono::microseconds;
   const microseconds spin(may_spin ? 20 : 0);
   polite_ = {.spin = spin, .yield = microseconds(50), .longest_pause = microseconds(2000)};
-  brisk_ = {.spin = spin, .yield = microseconds(5000), .longest_pause = microseconds(200)};
+  brisk_ = {.spin = spin, .yield = microseconds(2000), .longest_pause = microseconds(50)};
   MPI_Comm_rank(collectives_.get(), &rank_);
   MPI_Comm_size(collectives_.get(), &size_);
   if (!options.use_shared_memory) return;

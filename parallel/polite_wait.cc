@@ -8,19 +8,16 @@
 
 namespace lockstep {
 
-bool PoliteWait::PauseAwake() {
-  const auto waited = Clock::now() - start_;
-  if (waited < policy_.spin) return true;
-  if (waited >= policy_.spin + policy_.yield) return false;
-  sched_yield();
-  return true;
-}
-
 void PoliteWait::Pause() {
-  if (PauseAwake()) return;
+  const auto waited = Clock::now() - start_;
+  if (waited < policy_.spin) return;
+  if (waited < policy_.spin + policy_.yield) {
+    sched_yield();
+    return;
+  }
   constexpr auto kShortest = std::chrono::nanoseconds(3000);
   std::this_thread::sleep_for(std::clamp<std::chrono::nanoseconds>(
-      (Clock::now() - start_) / 32, kShortest,
+      waited / 32, kShortest,
       std::max<std::chrono::nanoseconds>(kShortest, policy_.longest_pause)));
 }
 

@@ -1,9 +1,9 @@
-// How a rank waits for a peer when the wait is a poll: spin, then yield, then sleep for growing
-// pauses.
+// How a rank waits for a peer when the wait is a poll: spin, yield, then sleep for growing pauses.
 //
 // A pause is 1/32 of the time already waited, so that sleeping lengthens no wait by more than about
 // 3 %, and is capped, so that a rank that waits long costs a fraction of a percent of a core.
-// Single-threaded.
+// Yielding is for those who must poll again soon, because their polling moves the bytes; on a busy
+// machine the scheduler may take it as the end of a time slice, hence it is short. Single-threaded.
 #pragma once
 
 #include <chrono>
@@ -13,18 +13,18 @@ namespace lockstep {
 class PoliteWait {
  public:
   struct Policy {
-    std::chrono::microseconds spin{0};    // none where ranks share cores
-    std::chrono::microseconds yield{50};  // then give the core away between polls
+    std::chrono::microseconds spin{0};   // none where ranks share cores
+    std::chrono::microseconds yield{0};  // then give the core away between polls
     std::chrono::microseconds longest_pause{2000};
   };
 
+  // policy must outlive it.
   explicit PoliteWait(const Policy& policy) : policy_(policy), start_(Clock::now()) {}
 
   // Call after each unsuccessful poll.
   void Pause();
-  // The same without the sleeping: false when it is time to sleep, for those who have something to
-  // sleep on.
-  bool PauseAwake();
+  // It is time to sleep, for those who have something better to sleep on than the clock.
+  bool HasSpunEnough() const { return Clock::now() - start_ >= policy_.spin; }
 
  private:
   using Clock = std::chrono::steady_clock;

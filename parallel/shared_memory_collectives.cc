@@ -46,8 +46,8 @@ SharedMemoryCollectives::SharedMemoryCollectives(void* memory, int rank, int siz
       slots_(static_cast<std::byte*>(memory) + size * static_cast<int64_t>(sizeof(Flag))),
       rank_(rank),
       size_(size),
-      policy_({.spin = std::chrono::microseconds(may_spin ? 20 : 0),
-               .yield = std::chrono::microseconds(50)}),
+      policy_(
+          {.spin = std::chrono::microseconds(may_spin ? 50 : 0), .yield = {}, .longest_pause = {}}),
       aborted_(aborted),
       parts_(static_cast<size_t>(size)) {}
 
@@ -66,7 +66,7 @@ absl::Status SharedMemoryCollectives::WaitFor(Flag& flag, uint32_t target) const
     if (aborted_.load(std::memory_order_relaxed)) {
       return absl::UnavailableError("the group was aborted");
     }
-    if (!wait.PauseAwake()) {
+    if (wait.HasSpunEnough()) {
       // Sequentially consistent with PublishAndMeet: either it sees the sleeper, or the sleeper
       // sees its store.
       flag.num_sleepers.fetch_add(1);

@@ -5,8 +5,10 @@
 // copies into a slot, publishes, waits until everybody has published as often, and reads the
 // others' slots. Two slots suffice: who publishes collective k + 1 has finished reading k, so slot
 // k may be written again in k + 2. An all-reduce of a few KiB thus costs one meeting instead of
-// MPI's handshakes per step. A wait spins briefly, yields, then sleeps in the kernel until the peer
-// wakes it. One thread per rank.
+// MPI's handshakes per step. A wait spins for about as long as a wake-up costs, then sleeps in the
+// kernel until the peer wakes it; it does not yield in between (measured with four ranks on four
+// busy cores: the 99th percentile of a small all-reduce is 3 to 7 ms with 50 us of sched_yield,
+// 0.2 ms without). One thread per rank.
 #pragma once
 
 #include <atomic>
