@@ -91,25 +91,34 @@ void ControllerLink::End() {
 
 void ControllerLink::Send(v1::FromRank message) {
   std::lock_guard lock(mutex_);
-  if (!may_write_) return;
+  if (!may_write_ || finishing_) return;
   outgoing_.push_back(std::move(message));
-  if (writing_) return;
-  writing_ = true;
-  StartWrite(&outgoing_.front());
+  AdvanceLocked();
 }
 
-void ControllerLink::Flush(absl::Duration timeout) {
+void ControllerLink::Finish(absl::Duration timeout) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout),
-                    [&] { return !may_write_ || outgoing_.empty(); });
+  finishing_ = true;
+  AdvanceLocked();
+  changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout), [&] { return done_ || !started_; });
 }
 
-void ControllerLink::OnWriteDone(bool ok) {
+void ControllerLink::AdvanceLocked() {
+  if (writing_ || half_closed_ || !may_write_) return;
+  if (!outgoing_.empty()) {
+    writing_ = true;
+    StartWrite(&outgoing_.front());
+  } else if (finishing_) {
+    half_closed_ = true;
+    StartWritesDone();
+  }
+}
+
+void ControllerLink::OnWriteDone(bool) {
   std::lock_guard lock(mutex_);
   outgoing_.pop_front();
-  writing_ = ok && may_write_ && !outgoing_.empty();
-  if (writing_) StartWrite(&outgoing_.front());
-  if (outgoing_.empty()) changed_.notify_all();
+  writing_ = false;
+  AdvanceLocked();  // a failed write is followed by OnReadDone(false)
 }
 
 void ControllerLink::OnReadDone(bool ok) {
@@ -125,7 +134,6 @@ void ControllerLink::StopWriting() {
   {
     std::lock_guard lock(mutex_);
     may_write_ = false;
-    changed_.notify_all();
   }
   RemoveHold();
 }

@@ -41,8 +41,10 @@ class ControllerLink final : private grpc::ClientBidiReactor<v1::FromRank, v1::T
 
   // In order. Dropped when the stream has ended: on_closed tells.
   void Send(v1::FromRank message);
-  // Waits until everything sent so far is written, the stream ended, or the time is over.
-  void Flush(absl::Duration timeout);
+  // No more Send: closes our half once everything is written and waits for the controller to take
+  // it and to end the stream, or for the time to be over. Cancelling at once could overtake the
+  // last messages.
+  void Finish(absl::Duration timeout);
 
  private:
   ControllerLink(std::string address, std::shared_ptr<grpc::Channel> channel);
@@ -50,6 +52,7 @@ class ControllerLink final : private grpc::ClientBidiReactor<v1::FromRank, v1::T
   void OnWriteDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
   void StopWriting();
+  void AdvanceLocked();
 
   const std::string address_;
   LinkHandlers handlers_;
@@ -63,7 +66,9 @@ class ControllerLink final : private grpc::ClientBidiReactor<v1::FromRank, v1::T
   std::deque<v1::FromRank> outgoing_;  // the first is being written while writing_
   bool writing_ = false;
   bool started_ = false;
-  bool may_write_ = false;
+  bool may_write_ = false;  // false before Start and once the stream broke
+  bool finishing_ = false;
+  bool half_closed_ = false;
   bool done_ = false;
 };
 

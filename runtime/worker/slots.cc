@@ -220,6 +220,7 @@ absl::Status SlotTable::Apply(const engine::StepPlan& plan) {
   sampled_.clear();
   logits_uses_.clear();
   for (const engine::SlotWork& work : plan.work) RETURN_IF_ERROR(AddWork(work));
+  if (!options_.is_first_stage) batch_.token_ids.assign(batch_.positions.size(), 0);
   LayOutBlockTables();
   last_step_ = plan.step_id;
   return absl::OkStatus();

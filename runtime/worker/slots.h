@@ -52,6 +52,7 @@ class SlotTable {
   absl::Status Apply(const engine::StepPlan& plan);
 
   // ---- the step applied last ----
+  // token_ids: zeros but on the first stage.
   const StepBatch& batch() const { return batch_; }
   // The entries that sample, in the plan's order.
   std::span<const SlotRef> sampled() const { return sampled_; }

@@ -22,7 +22,7 @@ namespace lockstep {
 namespace {
 
 const absl::Duration kLoadingInterval = absl::Milliseconds(100);
-const absl::Duration kFlushTimeout = absl::Seconds(1);
+const absl::Duration kFinishTimeout = absl::Seconds(1);
 constexpr int64_t kMinHeartbeatMs = 10;
 constexpr int64_t kMaxHeartbeatMs = 3600 * 1000;
 
@@ -269,7 +269,7 @@ absl::Status Worker::Run() {
     link_->Send(std::move(message));
   }
   reporter_->Finish();
-  link_->Flush(kFlushTimeout);
+  link_->Finish(kFinishTimeout);
   link_->End();
   if (!status.ok()) AbortGroups();
   return status;

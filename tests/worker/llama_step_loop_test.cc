@@ -33,7 +33,8 @@ struct Golden {
 std::vector<Golden> ReadGolden(const std::filesystem::path& model) {
   std::ifstream file(model / "golden.json");
   std::vector<Golden> cases;
-  for (const nlohmann::json& entry : nlohmann::json::parse(file)["cases"]) {
+  const nlohmann::json golden = nlohmann::json::parse(file);
+  for (const nlohmann::json& entry : golden["cases"]) {
     cases.push_back({entry["prompt"], entry["greedy_tokens"], entry["prompt_logprob_of_next"]});
   }
   return cases;
@@ -108,6 +109,7 @@ TEST_P(LlamaStepLoopTest, EqualsTheReference) {
   const std::filesystem::path model = testing::SharedAssets() / "models" / layout.model;
   SKIP_WITHOUT_ASSET(model);
   const std::vector<Golden> cases = ReadGolden(model);
+  ASSERT_FALSE(cases.empty());
   const std::vector<engine::StepPlan> plans = PlansFor(cases, layout.chunk);
   std::vector<engine::StepResult> results;
   testing::RunRanks(layout.tp, layout.pp, [&](int rank, RankGroups& groups) {
