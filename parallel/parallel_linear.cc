@@ -78,13 +78,14 @@ void VocabParallelEmbedding::Fill(int64_t first_row, const HostRows& rows) {
   for (int64_t row = 0; row < rows.num_rows; ++row) {
     WidenRow(static_cast<const std::byte*>(rows.data) + row * rows.row_stride_bytes, rows.dtype,
              shape_.hidden, wide.data());
-    for (float& value : wide) value = WithoutNegativeZero(value);
-    const void* source = wide.data();
+    const void* converted = wide.data();
     if (shape_.dtype == DType::kBF16) {
       for (size_t i = 0; i < wide.size(); ++i) narrow[i] = WithoutNegativeZero(ToBF16(wide[i]));
-      source = narrow.data();
+      converted = narrow.data();
+    } else {
+      for (float& value : wide) value = WithoutNegativeZero(value);
     }
-    backend_->CopyToDevice(table_.as<std::byte>() + (first_row + row) * row_bytes, source,
+    backend_->CopyToDevice(table_.as<std::byte>() + (first_row + row) * row_bytes, converted,
                            row_bytes);
   }
 }

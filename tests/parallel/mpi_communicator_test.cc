@@ -4,16 +4,14 @@
 #include <sys/resource.h>
 
 #include <chrono>
-#include <cstdio>
 #include <thread>
 
 #include "gtest/gtest.h"
 #include "tests/parallel/collective_checks.h"
+#include "tests/parallel/mpi_test_main.h"
 
 namespace lockstep::testing {
 namespace {
-
-MpiSession* session = nullptr;  // set by main before the tests run
 
 // Through shared memory; by messages; and by messages cut into pieces (as those above 1 GiB are)
 // with each all-reduce algorithm.
@@ -30,8 +28,8 @@ class MpiTest : public ::testing::TestWithParam<MpiOptions> {
  protected:
   // One tensor parallel group of all ranks.
   void SetUp() override {
-    auto groups =
-        MakeMpiGroups(*session, *ProcessGrid::Create(session->world_size(), 1), GetParam());
+    auto groups = MakeMpiGroups(TestSession(), *ProcessGrid::Create(TestSession().world_size(), 1),
+                                GetParam());
     ASSERT_TRUE(groups.ok()) << groups.status();
     groups_ = *std::move(groups);
   }
@@ -72,11 +70,11 @@ INSTANTIATE_TEST_SUITE_P(Options, MpiTest, ::testing::ValuesIn(kOptions));
 class MpiGroupsTest : public ::testing::Test {
  protected:
   RankGroups Make(int tp, int pp, const MpiOptions& options = {}) {
-    auto groups = MakeMpiGroups(*session, *ProcessGrid::Create(tp, pp), options);
+    auto groups = MakeMpiGroups(TestSession(), *ProcessGrid::Create(tp, pp), options);
     EXPECT_TRUE(groups.ok()) << groups.status();
     return groups.ok() ? *std::move(groups) : RankGroups{};
   }
-  int world() const { return session->world_size(); }
+  int world() const { return TestSession().world_size(); }
 };
 
 TEST_F(MpiGroupsTest, FollowTheGrid) {
@@ -84,11 +82,11 @@ TEST_F(MpiGroupsTest, FollowTheGrid) {
     if (world() % tp != 0) continue;
     const ProcessGrid grid = *ProcessGrid::Create(tp, world() / tp);
     RankGroups groups = Make(grid.tp(), grid.pp());
-    EXPECT_EQ(groups.tp->rank(), grid.tp_rank_of(session->rank()));
+    EXPECT_EQ(groups.tp->rank(), grid.tp_rank_of(TestSession().rank()));
     EXPECT_EQ(groups.tp->size(), grid.tp());
-    EXPECT_EQ(groups.pp->rank(), grid.stage_of(session->rank()));
+    EXPECT_EQ(groups.pp->rank(), grid.stage_of(TestSession().rank()));
     EXPECT_EQ(groups.pp->size(), grid.pp());
-    float value = static_cast<float>(session->rank());
+    float value = static_cast<float>(TestSession().rank());
     ASSERT_TRUE(groups.pp->AllReduceSum(&value, 1).ok());
     float expected = 0;
     for (int s = 0; s < grid.pp(); ++s) {
@@ -99,7 +97,7 @@ TEST_F(MpiGroupsTest, FollowTheGrid) {
 }
 
 TEST_F(MpiGroupsTest, GridMustMatchTheJob) {
-  const auto groups = MakeMpiGroups(*session, *ProcessGrid::Create(world() + 1, 1));
+  const auto groups = MakeMpiGroups(TestSession(), *ProcessGrid::Create(world() + 1, 1));
   ASSERT_FALSE(groups.ok());
   EXPECT_EQ(groups.status().code(), absl::StatusCode::kInvalidArgument);
 }
@@ -179,17 +177,3 @@ TEST_F(MpiGroupsTest, AbortEndsTheWaitOfThisRank) {
 
 }  // namespace
 }  // namespace lockstep::testing
-
-int main(int argc, char** argv) {
-  auto session = lockstep::MpiSession::Start(&argc, &argv);
-  if (!session.ok()) {
-    std::fprintf(stderr, "%s\n", session.status().ToString().c_str());
-    return 1;
-  }
-  lockstep::testing::session = &*session;
-  ::testing::InitGoogleTest(&argc, argv);
-  const int result = RUN_ALL_TESTS();
-  // A failing rank takes the job with it, else its peers would wait in a test that it has left.
-  if (result != 0) lockstep::MpiSession::AbortJob(result);
-  return 0;
-}

@@ -209,10 +209,12 @@ absl::StatusOr<int32_t> RankDriver::NextToken(size_t sequence) {
   return token;
 }
 
-absl::StatusOr<std::vector<Outcome>> RunRank(const Checkpoint& checkpoint, const ProcessGrid& grid,
-                                             int rank, RankGroups& groups,
-                                             const DriveOptions& options,
-                                             const std::vector<Request>& requests) {
+}  // namespace
+
+absl::StatusOr<std::vector<Outcome>> DriveRank(const Checkpoint& checkpoint,
+                                               const ProcessGrid& grid, int rank,
+                                               RankGroups& groups, const DriveOptions& options,
+                                               const std::vector<Request>& requests) {
   const std::unique_ptr<Backend> backend = options.make_backend();
   ASSIGN_OR_RETURN(const std::unique_ptr<LlamaStage> stage,
                    LlamaStage::Load(checkpoint, grid, rank, *backend, groups, options.stage,
@@ -224,8 +226,6 @@ absl::StatusOr<std::vector<Outcome>> RunRank(const Checkpoint& checkpoint, const
   return driver.Run();
 }
 
-}  // namespace
-
 absl::StatusOr<std::vector<Outcome>> Drive(const Checkpoint& checkpoint,
                                            const DriveOptions& options,
                                            const std::vector<Request>& requests) {
@@ -236,7 +236,7 @@ absl::StatusOr<std::vector<Outcome>> Drive(const Checkpoint& checkpoint,
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     threads.emplace_back([&, rank] {
       results[rank] =
-          RunRank(checkpoint, grid, static_cast<int>(rank), ranks[rank], options, requests);
+          DriveRank(checkpoint, grid, static_cast<int>(rank), ranks[rank], options, requests);
       if (!results[rank].ok()) ranks[rank].tp->Abort();
     });
   }

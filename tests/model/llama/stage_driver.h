@@ -43,6 +43,13 @@ absl::StatusOr<std::vector<Outcome>> Drive(const Checkpoint& checkpoint,
                                            const DriveOptions& options,
                                            const std::vector<Request>& requests);
 
+// The same for one rank of a grid whose other ranks run elsewhere (in other processes); its
+// outcomes hold logits on the last stage only. options.tp and options.pp are not used.
+absl::StatusOr<std::vector<Outcome>> DriveRank(const Checkpoint& checkpoint,
+                                               const ProcessGrid& grid, int rank,
+                                               RankGroups& groups, const DriveOptions& options,
+                                               const std::vector<Request>& requests);
+
 // MakeCpuBackend or a failed check.
 std::function<std::unique_ptr<Backend>()> CpuBackends(int num_threads);
 
