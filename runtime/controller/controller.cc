@@ -193,6 +193,7 @@ void Controller::Shutdown() {
   absl::MutexLock lock(&impl_->shutdown_mutex);
   if (std::exchange(impl_->shut_down, true)) return;
   impl_->loop->EndAll("the server is shutting down");
+  impl_->health.EndWatches();
   const auto deadline = absl::ToChronoTime(absl::Now() + kCloseGrace);
   if (impl_->clients.server != nullptr) impl_->clients.server->Shutdown(deadline);
   if (impl_->ranks.server != nullptr) impl_->ranks.server->Shutdown(deadline);

@@ -151,6 +151,7 @@ class EventLoop {
   // Loop thread only.
   State state_ = State::kStarting;
   bool draining_ = false;
+  bool drained_ = false;
   bool ended_ = false;
   std::string detail_;
   std::unique_ptr<Replica> replica_;        // null between its loss and the next epoch

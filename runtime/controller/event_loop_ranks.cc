@@ -128,11 +128,11 @@ void EventLoop::StartEngine() {
     engine_ = std::make_unique<engine::Engine>(config);
   }
   recovery_deadline_ = absl::InfiniteFuture();
-  SetState(State::kServing, "");
   ControllerEvent event = EventOf(ControllerEvent::Kind::kServing);
   event.num_kv_blocks = agreed_kv_blocks_;
   event.max_model_len = config_.limits.max_model_len;
-  Tell(event);
+  Tell(event);  // before WaitServing can return
+  SetState(State::kServing, "");
 }
 
 // One rank is enough to lose them all: they move in lockstep.
@@ -161,11 +161,11 @@ void EventLoop::FailNow(const std::string& reason) {
   const grpc::Status status(grpc::StatusCode::UNAVAILABLE, reason);
   DropReplica(status);
   recovery_deadline_ = absl::InfiniteFuture();
-  SetState(State::kFailed, reason);
-  EndRequests(v1::FINISH_REASON_ABORTED, status);
   ControllerEvent event = EventOf(ControllerEvent::Kind::kFailed);
   event.message = reason;
   Tell(event);
+  SetState(State::kFailed, reason);
+  EndRequests(v1::FINISH_REASON_ABORTED, status);
 }
 
 void EventLoop::BeginEpochNow(uint64_t epoch) {
@@ -232,13 +232,11 @@ void EventLoop::SetState(State state, std::string detail) {
 }
 
 void EventLoop::PublishDrained() {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (published_.drained) return;
-    published_.drained = true;
-    published_changed_.SignalAll();
-  }
+  if (std::exchange(drained_, true)) return;
   Tell(EventOf(ControllerEvent::Kind::kDrained));
+  absl::MutexLock lock(&mutex_);
+  published_.drained = true;
+  published_changed_.SignalAll();
 }
 
 absl::StatusOr<EventLoop::Capacity> EventLoop::Admission() {

@@ -29,6 +29,7 @@ grpc::ByteBuffer Response(ServingStatus status) {
 struct HealthService::State {
   absl::Mutex mutex;
   bool serving ABSL_GUARDED_BY(mutex) = false;
+  bool closed ABSL_GUARDED_BY(mutex) = false;
   absl::flat_hash_set<Watcher*> watchers ABSL_GUARDED_BY(mutex);
 
   ServingStatus Status() ABSL_SHARED_LOCKS_REQUIRED(mutex) {
@@ -43,7 +44,11 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<grpc::ByteB
   Watcher(std::shared_ptr<State> state, bool known) : state_(std::move(state)), known_(known) {
     absl::MutexLock lock(&state_->mutex);
     state_->watchers.insert(this);
-    AdvanceLocked();
+    if (state_->closed) {
+      CancelLocked();
+    } else {
+      AdvanceLocked();
+    }
   }
 
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex) {
@@ -73,10 +78,14 @@ class HealthService::Watcher final : public grpc::ServerWriteReactor<grpc::ByteB
     }
   }
 
-  void OnCancel() override {
-    absl::MutexLock lock(&state_->mutex);
+  void CancelLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex) {
     cancelled_ = true;
     EndLocked(grpc::Status::CANCELLED);
+  }
+
+  void OnCancel() override {
+    absl::MutexLock lock(&state_->mutex);
+    CancelLocked();
   }
 
   void OnDone() override {
@@ -104,6 +113,12 @@ void HealthService::SetServing(bool serving) {
   absl::MutexLock lock(&state_->mutex);
   state_->serving = serving;
   for (Watcher* watcher : state_->watchers) watcher->AdvanceLocked();
+}
+
+void HealthService::EndWatches() {
+  absl::MutexLock lock(&state_->mutex);
+  state_->closed = true;
+  for (Watcher* watcher : state_->watchers) watcher->CancelLocked();
 }
 
 grpc::ServerUnaryReactor* HealthService::Check(grpc::CallbackServerContext* context,

@@ -22,6 +22,8 @@ class HealthService final
 
   // Tells every watcher when it changes.
   void SetServing(bool serving);
+  // Ends every Watch: the server is closing, and waits for its calls.
+  void EndWatches();
 
   grpc::ServerUnaryReactor* Check(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,

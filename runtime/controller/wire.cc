@@ -1,16 +1,16 @@
 #include "runtime/controller/wire.h"
 
 #include <cstdint>
-#include <limits>
-#include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/stubs/logging.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "grpcpp/support/proto_buffer_writer.h"
 #include "grpcpp/support/slice.h"
 #include "kernels/base/check.h"
+#include "model/tokenizer/utf8.h"
 
 namespace lockstep {
 namespace {
@@ -42,8 +42,9 @@ std::string DescribeBadString(const Descriptor& type, const std::string& bytes) 
     if (known == nullptr || field.type() != UnknownField::TYPE_LENGTH_DELIMITED) continue;
     const std::string& value = field.length_delimited();
     if (known->type() == FieldDescriptor::TYPE_STRING) {
-      const int64_t offset = FindInvalidUtf8(value);
-      if (offset >= 0) return absl::StrCat(known->name(), ": invalid UTF-8 at byte ", offset);
+      const size_t offset = FindInvalidUtf8(value);
+      if (offset != std::string::npos)
+        return absl::StrCat(known->name(), ": invalid UTF-8 at byte ", offset);
     } else if (known->type() == FieldDescriptor::TYPE_MESSAGE) {
       std::string inner = DescribeBadString(*known->message_type(), value);
       if (!inner.empty()) return absl::StrCat(known->name(), ".", inner);
@@ -63,6 +64,7 @@ grpc::ByteBuffer SerializeMessage(const google::protobuf::Message& message) {
 }
 
 absl::Status ParseMessage(const grpc::ByteBuffer& buffer, google::protobuf::Message& message) {
+  google::protobuf::LogSilencer no_line_per_bad_request;
   grpc::ByteBuffer shared = buffer;  // shares the bytes; the reader needs one it may consume
   grpc::ProtoBufferReader reader(&shared);
   if (reader.status().ok() && message.ParseFromZeroCopyStream(&reader)) return absl::OkStatus();
@@ -74,29 +76,6 @@ absl::Status ParseMessage(const grpc::ByteBuffer& buffer, google::protobuf::Mess
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
-}
-
-// Unicode 15, table 3-7 (well-formed UTF-8 byte sequences).
-int64_t FindInvalidUtf8(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  size_t i = 0;
-  while (i < text.size()) {
-    const uint8_t lead = byte(i);
-    if (lead < 0x80) {
-      ++i;
-      continue;
-    }
-    const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-    if (lead < 0xc2 || lead > 0xf4 || text.size() - i < length) return static_cast<int64_t>(i);
-    const uint8_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-    const uint8_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-    if (byte(i + 1) < low || byte(i + 1) > high) return static_cast<int64_t>(i);
-    for (size_t k = 2; k < length; ++k) {
-      if ((byte(i + k) & 0xc0) != 0x80) return static_cast<int64_t>(i);
-    }
-    i += length;
-  }
-  return -1;
 }
 
 }  // namespace lockstep

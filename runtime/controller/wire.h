@@ -20,7 +20,4 @@ absl::Status ParseMessage(const grpc::ByteBuffer& buffer, google::protobuf::Mess
 // Codes are the same numbers in both.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// -1 when text is valid UTF-8, else the offset of the first byte that is not.
-int64_t FindInvalidUtf8(std::string_view text);
-
 }  // namespace lockstep

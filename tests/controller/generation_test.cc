@@ -1,0 +1,426 @@
+// What a client sees of lockstep.v1.Generation.
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "tests/controller/controller_fixture.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class GenerationTest : public ControllerTest {};
+
+TEST_F(GenerationTest, StreamsTheModelsTokensAndTheirText) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 20);
+  request.set_request_id("mine");
+  const Generated generated = Generate(request);
+  ASSERT_TRUE(generated.status.ok()) << generated.status.error_message();
+  EXPECT_TRUE(generated.accepted_came_first);
+  EXPECT_EQ(generated.accepted->request_id(), "mine");
+  EXPECT_EQ(generated.accepted->seed(), 5u);
+  EXPECT_EQ(generated.accepted->max_tokens(), 20);
+  const Output& output = generated.outputs.at(0);
+  EXPECT_EQ(output.ids, ExpectedIds(request, 5));
+  EXPECT_EQ(output.text, Decode(output.ids));
+  EXPECT_EQ(output.finished->reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(generated.usage->num_output_tokens(), 20);
+  EXPECT_EQ(generated.usage->num_prompt_tokens(), generated.accepted->num_prompt_tokens());
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(GenerationTest, PromptTokensAreTakenAsTheyAre) {
+  Serve();
+  v1::GenerateRequest by_text = Request("hello", 10);
+  v1::GenerateRequest by_ids = Request("", 10);
+  const std::vector<int32_t> ids = *tokenizer_->Encode("hello", {});
+  by_ids.mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
+  EXPECT_EQ(Generate(by_ids).outputs.at(0).ids, Generate(by_text).outputs.at(0).ids);
+}
+
+TEST_F(GenerationTest, EveryLayoutStreamsTheSame) {
+  Serve(2, 2);
+  const v1::GenerateRequest request = Request("hello", 30);
+  EXPECT_EQ(Generate(request).outputs.at(0).ids, ExpectedIds(request, 5));
+}
+
+TEST_F(GenerationTest, OutputsAreIndependent) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 12);
+  request.mutable_sampling()->set_num_outputs(3);
+  const Generated generated = Generate(request);
+  ASSERT_TRUE(generated.status.ok()) << generated.status.error_message();
+  ASSERT_EQ(generated.outputs.size(), 3u);
+  for (uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(generated.outputs.at(i).ids, ExpectedIds(request, 5, i));
+    EXPECT_TRUE(generated.outputs.at(i).finished);
+  }
+  EXPECT_EQ(generated.usage->num_output_tokens(), 36);
+}
+
+TEST_F(GenerationTest, EosEndsTheOutputAndIsNotInItsText) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 90);
+  request.mutable_stop()->set_ignore_eos(false);
+  for (uint64_t seed = 0; seed < 200; ++seed) {  // find one that meets EOS soon
+    request.mutable_sampling()->set_seed(seed);
+    if (ExpectedIds(request, seed).back() == kEos) break;
+  }
+  const Generated generated = Generate(request);
+  const Output& output = generated.outputs.at(0);
+  ASSERT_EQ(output.ids, ExpectedIds(request, request.sampling().seed()));
+  EXPECT_EQ(output.finished->reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(output.finished->stop_token_id(), kEos);
+  EXPECT_EQ(output.text, Decode(output.ids));
+
+  request.mutable_output()->set_include_special_tokens(true);
+  EXPECT_EQ(Generate(request).outputs.at(0).text, Decode(output.ids, true));
+}
+
+TEST_F(GenerationTest, StopTokenIsNotInTheTextUnlessAsked) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 20);
+  const std::vector<int32_t> ids = ExpectedIds(request, 5);
+  size_t at = 6;
+  while (tokenizer_->IsSpecial(ids[at]) ||
+         std::find(ids.begin(), ids.begin() + at, ids[at]) != ids.begin() + at) {
+    ++at;
+  }
+  request.mutable_stop()->add_stop_token_ids(ids[at]);
+  const std::vector<int32_t> upto(ids.begin(), ids.begin() + at + 1);
+  const std::vector<int32_t> before(ids.begin(), ids.begin() + at);
+  Output output = Generate(request).outputs.at(0);
+  EXPECT_EQ(output.ids, upto);
+  EXPECT_EQ(output.finished->stop_token_id(), ids[at]);
+  EXPECT_EQ(output.text, Decode(before));
+  request.mutable_stop()->set_include_stop_string(true);
+  EXPECT_EQ(Generate(request).outputs.at(0).text, Decode(upto));
+}
+
+TEST_F(GenerationTest, StopStringAcrossTokensEndsTheTextRight) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 60);
+  const std::string whole = Decode(ExpectedIds(request, 5));
+  const std::string stop = whole.substr(20, 3);  // one character per token
+  const size_t at = whole.find(stop);
+  request.mutable_stop()->add_stop_strings("never\x7fthere");
+  request.mutable_stop()->add_stop_strings(stop);
+  Output output = Generate(request).outputs.at(0);
+  EXPECT_EQ(output.text, whole.substr(0, at));
+  EXPECT_EQ(output.finished->reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(output.finished->stop_string(), stop);
+  EXPECT_LT(output.ids.size(), 40u);
+
+  request.mutable_stop()->set_include_stop_string(true);
+  EXPECT_EQ(Generate(request).outputs.at(0).text, whole.substr(0, at + 3));
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(GenerationTest, StopStringsAreNotLookedForBeforeMinTokens) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 60);
+  request.mutable_stop()->set_min_tokens(30);
+  const std::string whole = Decode(ExpectedIds(request, 5));
+  request.mutable_stop()->add_stop_strings(whole.substr(3, 1));
+  const Output output = Generate(request).outputs.at(0);
+  EXPECT_GE(output.ids.size(), 30u);
+  EXPECT_EQ(output.text, whole.substr(0, output.text.size()));
+}
+
+TEST_F(GenerationTest, StopStringOfOneOutputLeavesTheOthersAlone) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 30);
+  request.mutable_sampling()->set_num_outputs(2);
+  const std::string first = Decode(ExpectedIds(request, 5, 0));
+  const std::string second = Decode(ExpectedIds(request, 5, 1));
+  size_t at = 2;
+  while (second.find(first.substr(at, 3)) != std::string::npos) ++at;
+  request.mutable_stop()->add_stop_strings(first.substr(at, 3));
+  const Generated generated = Generate(request);
+  ASSERT_TRUE(generated.status.ok());
+  EXPECT_EQ(generated.outputs.at(0).finished->reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(generated.outputs.at(1).finished->reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(generated.outputs.at(1).text, second);
+}
+
+TEST_F(GenerationTest, LogprobsComeForTokensAndPrompt) {
+  Serve();
+  v1::GenerateRequest request = Request("hello there", 8);
+  request.mutable_output()->set_logprobs(2);
+  request.mutable_output()->set_prompt_logprobs(1);
+  const Generated generated = Generate(request);
+  ASSERT_TRUE(generated.status.ok()) << generated.status.error_message();
+  const std::vector<int32_t> prompt = *tokenizer_->Encode("hello there", {});
+  const std::vector<LogprobInfo> expected = model_.PromptLogprobs(prompt, 1);
+  ASSERT_EQ(generated.prompt_logprobs.size(), prompt.size() - 1);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(generated.prompt_logprobs[i].token().token_id(), prompt[i + 1]);
+    EXPECT_EQ(generated.prompt_logprobs[i].token().logprob(), expected[i].logprob);
+    EXPECT_EQ(generated.prompt_logprobs[i].top_size(), 1);
+  }
+  const Output& output = generated.outputs.at(0);
+  ASSERT_EQ(output.logprobs.size(), output.ids.size());
+  for (size_t i = 0; i < output.ids.size(); ++i) {
+    EXPECT_EQ(output.logprobs[i].token().token_id(), output.ids[i]);
+    EXPECT_EQ(output.logprobs[i].token().text(), tokenizer_->TokenBytes(output.ids[i]));
+    EXPECT_EQ(output.logprobs[i].top_size(), 2);
+  }
+}
+
+TEST_F(GenerationTest, WrongRequestsAreRefusedAndTheServerGoesOn) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 5);
+  request.mutable_sampling()->set_temperature(-1);
+  Generated generated = Generate(request);
+  EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("temperature"));
+  EXPECT_FALSE(generated.accepted);
+
+  generated = Generate(Request(std::string(400, 'z'), 5));
+  EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("max_model_len 100"));
+
+  generated = Generate(Request(std::string(1 << 20, 'z'), 5));  // refused before tokenizing
+  EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("text has 1048576 bytes"));
+
+  request = Request("", 5);
+  request.mutable_token_ids()->add_ids(kVocabSize);
+  generated = Generate(request);
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("token_ids[0] 400"));
+  request.mutable_token_ids()->clear_ids();
+  generated = Generate(request);
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("prompt is empty"));
+
+  EXPECT_EQ(Status().requests_rejected(), 5u);
+  EXPECT_TRUE(Generate(Request("hello", 5)).status.ok());
+}
+
+grpc::Status CallRaw(std::shared_ptr<grpc::Channel> channel, const std::string& method,
+                     const std::string& bytes) {
+  grpc::GenericStub stub(std::move(channel));
+  grpc::ClientContext context;
+  grpc::Slice slice(bytes);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer response;
+  grpc::CompletionQueue queue;
+  auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+TEST_F(GenerationTest, BytesThatDoNotParseAreInvalidArguments) {
+  Serve();
+  grpc::Status status =
+      CallRaw(channel_, "/lockstep.v1.Generation/Generate", std::string("\x12\x03") + "ab\xff");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("text: invalid UTF-8 at byte 2"));
+  for (const char* method : {"Generate", "Abort", "Tokenize", "Detokenize"}) {
+    status = CallRaw(channel_, absl::StrCat("/lockstep.v1.Generation/", method), "\x0a\x7f-");
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+  }
+  EXPECT_TRUE(Generate(Request("hello", 5)).status.ok());
+}
+
+TEST_F(GenerationTest, RunningRequestIdsAreUnique) {
+  Serve();
+  replica_->Hold();
+  v1::GenerateRequest request = Request("hello", 5);
+  request.set_request_id("same");
+  grpc::ClientContext context;
+  const auto reader = stub().Generate(&context, request);
+  v1::GenerateEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  EXPECT_EQ(Generate(request).status.error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  replica_->Release();
+  EXPECT_TRUE(ReadAll(*reader).status.ok());
+  EXPECT_TRUE(Generate(request).status.ok());  // free again
+}
+
+TEST_F(GenerationTest, CancellingFreesTheBlocks) {
+  Serve();
+  replica_->Hold();
+  grpc::ClientContext context;
+  const auto reader = stub().Generate(&context, Request("hello", 90));
+  v1::GenerateEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  ASSERT_GT(Status().kv_blocks_in_use(), 0);
+  context.TryCancel();
+  // While the step in flight is still held.
+  EXPECT_TRUE(Eventually([](const v1::GetStatusResponse& s) { return s.num_running() == 0; }));
+  EXPECT_EQ(ReadAll(*reader).status.error_code(), grpc::StatusCode::CANCELLED);
+  replica_->Release();
+  EXPECT_TRUE(IsIdle());
+  EXPECT_EQ(Status().requests_aborted(), 1u);
+}
+
+TEST_F(GenerationTest, LosingTheConnectionAborts) {
+  Serve();
+  replica_->Hold();
+  {
+    const std::shared_ptr<grpc::Channel> channel = NewChannel();
+    const auto stub = v1::Generation::NewStub(channel);
+    grpc::ClientContext context;
+    const auto reader = stub->Generate(&context, Request("hello", 90));
+    v1::GenerateEvent event;
+    ASSERT_TRUE(reader->Read(&event));
+  }  // the reader's destructor cancels, the channel closes
+  EXPECT_TRUE(Eventually([](const v1::GetStatusResponse& s) { return s.num_running() == 0; }));
+  replica_->Release();
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(GenerationTest, AbortEndsARequestAndIsIdempotent) {
+  Serve();
+  replica_->Hold();
+  v1::GenerateRequest request = Request("hello", 90);
+  request.set_request_id("victim");
+  request.mutable_sampling()->set_num_outputs(2);
+  grpc::ClientContext context;
+  const auto reader = stub().Generate(&context, request);
+  v1::GenerateEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  const auto abort = [&](const std::string& id) {
+    grpc::ClientContext abort_context;
+    v1::AbortRequest abort_request;
+    abort_request.set_request_id(id);
+    v1::AbortResponse response;
+    EXPECT_TRUE(stub().Abort(&abort_context, abort_request, &response).ok());
+    return response.was_running();
+  };
+  EXPECT_TRUE(abort("victim"));
+  EXPECT_FALSE(abort("victim"));
+  EXPECT_FALSE(abort("nobody"));
+  const Generated generated = ReadAll(*reader);
+  EXPECT_TRUE(generated.status.ok());
+  EXPECT_EQ(generated.outputs.at(0).finished->reason(), v1::FINISH_REASON_ABORTED);
+  EXPECT_EQ(generated.outputs.at(1).finished->reason(), v1::FINISH_REASON_ABORTED);
+  EXPECT_TRUE(generated.usage);
+  replica_->Release();
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(GenerationTest, DeadlinesEndRequests) {
+  Serve();
+  replica_->Hold();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(150));
+  const auto reader = stub().Generate(&context, Request("hello", 90));
+  EXPECT_EQ(ReadAll(*reader).status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Eventually([](const v1::GetStatusResponse& s) { return s.num_running() == 0; }));
+  replica_->Release();
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(GenerationTest, AFullQueueRefusesAtOnce) {
+  ControllerOptions options = DefaultOptions();
+  options.max_num_seqs = 1;
+  options.max_queued_requests = 2;
+  StartController(std::move(options));
+  StartReplica();
+  ASSERT_TRUE(controller_->WaitServing(absl::Now() + absl::Seconds(20)).ok());
+  replica_->Hold();
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::GenerateEvent>>> readers;
+  for (int i = 0; i < 3; ++i) {  // one runs, two wait
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    readers.push_back(stub().Generate(contexts.back().get(), Request("hello", 5)));
+    v1::GenerateEvent event;
+    ASSERT_TRUE(readers.back()->Read(&event));
+  }
+  const Generated refused = Generate(Request("hello", 5));
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  replica_->Release();
+  for (auto& reader : readers) EXPECT_TRUE(ReadAll(*reader).status.ok());
+}
+
+TEST_F(GenerationTest, AClientThatDoesNotReadStallsNobody) {
+  ControllerOptions options = DefaultOptions();
+  options.max_unread_bytes = 20'000;
+  StartController(std::move(options));
+  StartReplica();
+  ASSERT_TRUE(controller_->WaitServing(absl::Now() + absl::Seconds(20)).ok());
+  v1::GenerateRequest greedy = Request("hello", 90);
+  greedy.mutable_sampling()->set_num_outputs(64);
+  greedy.mutable_output()->set_logprobs(20);  // megabytes
+  const std::shared_ptr<grpc::Channel> channel = NewChannel(/*small_window=*/true);
+  const auto stub = v1::Generation::NewStub(channel);
+  grpc::ClientContext context;
+  const auto reader = stub->Generate(&context, greedy);
+  v1::GenerateEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Generate(Request("hello", 40)).status.ok());
+  EXPECT_TRUE(IsIdle());  // the one that did not read is gone
+  EXPECT_EQ(ReadAll(*reader).status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(GenerationTest, ManyClientsGetWhatEachGetsAlone) {
+  Serve(2, 2);
+  constexpr int kClients = 64;
+  std::vector<std::thread> clients;
+  std::atomic<int> num_right{0};
+  for (int i = 0; i < kClients; ++i) {
+    clients.emplace_back([&, i] {
+      v1::GenerateRequest request = Request(absl::StrCat("client ", i), 10 + i % 30);
+      request.mutable_sampling()->set_seed(i);
+      const Generated generated = Generate(request);
+      EXPECT_TRUE(generated.status.ok()) << generated.status.error_message();
+      if (generated.status.ok() && generated.outputs.at(0).ids == ExpectedIds(request, i)) {
+        ++num_right;
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(num_right.load(), kClients);
+  EXPECT_TRUE(IsIdle());
+  EXPECT_EQ(Status().requests_finished(), static_cast<uint64_t>(kClients));
+}
+
+TEST_F(GenerationTest, TokenizeAndDetokenizeAreInverse) {
+  Serve();
+  const std::string text = "hello w\xc3\xb6rld " + std::string(6000, 'x');
+  grpc::ClientContext context;
+  v1::TokenizeRequest request;
+  request.set_text(text);
+  request.set_add_special_tokens(false);
+  v1::TokenizeResponse response;
+  ASSERT_TRUE(stub().Tokenize(&context, request, &response).ok());
+  grpc::ClientContext back_context;
+  v1::DetokenizeRequest back;
+  *back.mutable_token_ids() = response.token_ids();
+  v1::DetokenizeResponse back_response;
+  ASSERT_TRUE(stub().Detokenize(&back_context, back, &back_response).ok());
+  EXPECT_EQ(back_response.text(), text);
+
+  grpc::ClientContext wrong_context;
+  back.add_token_ids(100'000);
+  EXPECT_EQ(stub().Detokenize(&wrong_context, back, &back_response).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(GenerationTest, ServerInfoDescribesModelAndCapacity) {
+  Serve(2, 1);
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub().GetServerInfo(&context, {}, &info).ok());
+  EXPECT_EQ(info.vocab_size(), kVocabSize);
+  EXPECT_EQ(info.tensor_parallel(), 2);
+  EXPECT_EQ(info.num_kv_blocks(), kNumBlocks);
+  EXPECT_EQ(info.kv_capacity_tokens(), kNumBlocks * kBlockSize);
+  EXPECT_EQ(info.max_model_len(), kMaxModelLen);
+  EXPECT_EQ(info.model_name(), "model");
+  EXPECT_EQ(info.bos_token_id(), kBos);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
