@@ -45,7 +45,7 @@ struct AttentionRunner::State {
 };
 
 struct AttentionRunner::ThreadScratch {
-  float* keys;          // [head_dim][32]
+  float* keys;          // [head_dim][panel_columns]
   float* weights;       // [max_rows][128]
   float* q;             // [max_rows][head_dim], packed
   float* total;         // a state
@@ -132,7 +132,7 @@ void AttentionRunner::ReserveScratch(const Shape& shape) {
 }
 
 AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, int thread) {
-  const int64_t keys = int64_t{shape.head_dim} * 32;
+  const int64_t keys = int64_t{shape.head_dim} * kMaxPanelColumns;
   const int64_t weights = int64_t{shape.max_rows} * kSplitTokens;
   const int64_t q = RoundUp(int64_t{shape.max_rows} * shape.head_dim, 16);
   const int64_t state = shape.StateFloats(shape.max_rows);

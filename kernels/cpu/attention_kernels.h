@@ -49,9 +49,8 @@ void TransposeKeys(const void* const* rows, int num_rows, int head_dim, float* k
 
 template <class V, int kRows = V::kTileRows>
 void ScoreTile(int num_rows, const float* q, const float* keys, int head_dim, float* scores) {
-  constexpr int kColumns = 2 * V::kWidth;
   if (num_rows == kRows) {
-    TileF32<V, kRows, 2>(q, keys, kColumns, head_dim, scores, kSplitTokens, true, Fetch());
+    TileF32<V, kRows, 1>(q, keys, 0, head_dim, {scores, kSplitTokens, 0, true}, Fetch());
   } else if constexpr (kRows > 1) {
     ScoreTile<V, kRows - 1>(num_rows, q, keys, head_dim, scores);
   }
@@ -60,7 +59,7 @@ void ScoreTile(int num_rows, const float* q, const float* keys, int head_dim, fl
 // weights[row][position] = score, for all positions (rounded up to two vectors).
 template <class V, bool kBf16>
 void Scores(const SplitAttention& args) {
-  constexpr int kColumns = 2 * V::kWidth;
+  constexpr int kColumns = kPanelColumns<V>;
   for (int j = 0; j < args.num_positions; j += kColumns) {
     const int left = args.num_positions - j;
     TransposeKeys<V, kBf16>(args.k_rows + j, left, args.head_dim, args.keys, kColumns);

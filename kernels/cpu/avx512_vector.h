@@ -101,7 +101,8 @@ struct Avx512Vector {
   }
   static void FmaInto(F& sum, F a, F b) { sum = Fma(a, b, sum); }
   static void Pin(F& v) { asm volatile("" : "+v"(v)); }
-  static void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  [[gnu::always_inline]] static void PrefetchNear(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
+  [[gnu::always_inline]] static void PrefetchFar(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
 };
 
 }  // namespace

@@ -43,7 +43,7 @@ void CpuBackend::CopyToHost(void* host, const void* device, int64_t bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CpuBackend::AllocateLinear(const LinearShape& shape) {
-  return PackedWeight::Allocate(shape);
+  return PackedWeight::Allocate(shape, kernels_.panel_columns);
 }
 
 void CpuBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {

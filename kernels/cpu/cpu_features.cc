@@ -25,19 +25,22 @@ struct Tables {
 // both, ends at 1 + 2^-23.
 bool PairsFollowTheContract(const VectorKernels& kernels) {
   constexpr float kOnes[2] = {1.0f, 1.0f};
-  alignas(64) uint16_t panel[kPanelColumns * 2];
-  for (int i = 0; i < kPanelColumns; ++i) {
+  alignas(64) uint16_t panel[kMaxPanelColumns * 2];
+  for (int i = 0; i < kMaxPanelColumns; ++i) {
     panel[2 * i] = ToBF16(0x1p-24f).bits;
     panel[2 * i + 1] = ToBF16(0x1.04p-24f).bits;
   }
-  alignas(64) float c[kPanelColumns];
+  alignas(64) float c[kMaxPanelColumns];
   for (float& element : c) element = 1.0f;
   alignas(64) uint32_t row[2];
   kernels.pack_bf16(kOnes, 2, 1, 2, row);
   GemmBlock block = {};
   block.rows = row;
   block.num_rows = 1;
-  block.panel = panel;
+  block.tile_rows = 1;
+  block.panels = panel;
+  block.num_panels = 1;
+  block.fresh = false;
   block.num_k = 2;
   block.c = c;
   kernels.gemm_bf16(block);

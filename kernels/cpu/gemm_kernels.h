@@ -1,5 +1,5 @@
-// Matrix kernels over a vector policy: a tile of rows times a panel of 32 columns, accumulated in
-// registers.
+// Matrix kernels over a vector policy: a tile of rows times a panel of two vectors of columns,
+// accumulated in registers.
 //
 // The shape follows BLIS (Van Zee and van de Geijn 2015, section 3): rows x columns accumulators,
 // one broadcast per row and k. Each output element sees its k in ascending order (pairs: odd, even)
@@ -14,31 +14,48 @@
 namespace lockstep::cpu {
 namespace {
 
-constexpr int64_t kPanelRowBytes = kPanelColumns * 4;  // 32 f32, or 32 pairs of bf16
+template <class V>
+constexpr int kPanelColumns = 2 * V::kWidth;
+
+// A panel's row, in memory: two vectors of f32, or of pairs of bf16.
+template <class V>
+constexpr int64_t kPanelRowBytes = kPanelColumns<V> * 4;
+
 constexpr int64_t kStreamAheadBytes = 1024;
 
-// With so many rows or fewer, accumulators for all 32 columns of a panel fit the registers.
+// With so many rows or fewer, the registers hold the sums of two panels: twice the independent
+// chains, and the few rows of a decode step leave room.
 template <class V>
-constexpr int kStreamingRows = V::kWidth >= 16 ? V::kTileRows : V::kTileRows / 2;
+constexpr int kTwoPanelRows = V::kTileRows / 2;
 
-template <class V, int kRows, int kVecs>
+// Where a tile's sums live: c + panel * panel_stride + row * row_stride.
+struct Sums {
+  float* c;
+  int64_t row_stride;
+  int64_t panel_stride;
+  bool fresh;  // start from zero
+};
+
+template <class V, int kRows, int kPanels>
 struct Accumulators {
-  typename V::F sum[kRows][kVecs];
+  typename V::F sum[kRows][2 * kPanels];
 
-  void Init(const float* c, int64_t ldc, bool fresh) {
+  static float* Place(const Sums& sums, int r, int v) {
+    return sums.c + v / 2 * sums.panel_stride + r * sums.row_stride + v % 2 * V::kWidth;
+  }
+  void Init(const Sums& sums) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) {
-        sum[r][v] = fresh ? V::Zero() : V::Load(c + r * ldc + v * V::kWidth);
-      }
+      for (int v = 0; v < 2 * kPanels; ++v)
+        sum[r][v] = sums.fresh ? V::Zero() : V::Load(Place(sums, r, v));
     }
   }
-  void Store(float* c, int64_t ldc) const {
+  void Store(const Sums& sums) const {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) V::Store(c + r * ldc + v * V::kWidth, sum[r][v]);
+      for (int v = 0; v < 2 * kPanels; ++v) V::Store(Place(sums, r, v), sum[r][v]);
     }
   }
   // Keeps the compiler from moving work across and, to make room for it, sums to the stack.
@@ -46,16 +63,16 @@ struct Accumulators {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) V::Pin(sum[r][v]);
+      for (int v = 0; v < 2 * kPanels; ++v) V::Pin(sum[r][v]);
     }
   }
-  // sum[r][v + 0, 1] += x[r] * w[0, 1]
-  void AddProducts(const float* x, const typename V::F (&w)[2], int v) {
+  // Adds x[r] * w for the two vectors of one panel.
+  void AddProducts(const float* x, const typename V::F (&w)[2], int panel) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const typename V::F xr = V::Set(x[r]);
-      V::FmaInto(sum[r][v], xr, w[0]);
-      V::FmaInto(sum[r][v + 1], xr, w[1]);
+      V::FmaInto(sum[r][2 * panel], xr, w[0]);
+      V::FmaInto(sum[r][2 * panel + 1], xr, w[1]);
     }
   }
 };
@@ -64,125 +81,140 @@ struct Accumulators {
 struct Fetch {
   const char* row = nullptr;
   int64_t num_rows = 0;
+  int64_t panel_stride_bytes = 0;
+  bool near = false;  // into the first-level cache; else the second, which has room beside the
+                      // block at work
 
-  template <class V, int kColumns>
-  void Step(int64_t step) {
+  template <class V, int kPanels>
+  [[gnu::always_inline]] void Step(int64_t step) const {
     if (step >= num_rows) return;
-    V::Prefetch(row + step * kPanelRowBytes);
-    if constexpr (kColumns > 16) V::Prefetch(row + step * kPanelRowBytes + kPanelRowBytes / 2);
+#pragma GCC unroll 2
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const char* line = row + panel * panel_stride_bytes + step * kPanelRowBytes<V>;
+      near ? V::PrefetchNear(line) : V::PrefetchFar(line);
+      if constexpr (kPanelRowBytes < V >> 64)
+        near ? V::PrefetchNear(line + 64) : V::PrefetchFar(line + 64);
+    }
   }
 };
 
-// x: [num_k][kRows]; w: rows of kVecs vectors, ldw apart; c: [kRows][ldc].
-template <class V, int kRows, int kVecs>
-void TileF32(const float* x, const float* w, int64_t ldw, int64_t num_k, float* c, int64_t ldc,
-             bool fresh, Fetch fetch) {
-  Accumulators<V, kRows, kVecs> acc;
-  acc.Init(c, ldc, fresh);
+// x: [num_k][kRows]; w: kPanels panels, panel_stride floats apart.
+template <class V, int kRows, int kPanels>
+[[gnu::noinline]] void TileF32(const float* x, const float* w, int64_t panel_stride, int64_t num_k,
+                               const Sums& sums, Fetch fetch) {
+  Accumulators<V, kRows, kPanels> acc;
+  acc.Init(sums);
   for (int64_t k = 0; k < num_k; ++k) {
-    fetch.Step<V, kVecs * V::kWidth>(k);
+    fetch.Step<V, kPanels>(k);
 #pragma GCC unroll 2
-    for (int v = 0; v < kVecs; v += 2) {
-      const typename V::F columns[2] = {V::Load(w + v * V::kWidth),
-                                        V::Load(w + (v + 1) * V::kWidth)};
-      acc.AddProducts(x, columns, v);
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const float* row = w + panel * panel_stride;
+      acc.AddProducts(x, {V::Load(row), V::Load(row + V::kWidth)}, panel);
     }
     acc.Pin();
     x += kRows;
-    w += ldw;
+    w += kPanelColumns<V>;
   }
-  acc.Store(c, ldc);
+  acc.Store(sums);
 }
 
 // x: [num_pairs][2][kRows] f32, or [num_pairs][kRows] pairs when the policy multiplies pairs
-// itself; w: panel rows of 32 pairs, from the tile's first column on.
-template <class V, int kRows, int kVecs>
-void TileBf16(const void* x_tile, const uint32_t* w, int64_t num_pairs, float* c, bool fresh,
-              Fetch fetch) {
-  Accumulators<V, kRows, kVecs> acc;
-  acc.Init(c, kPanelColumns, fresh);
+// itself.
+template <class V, int kRows, int kPanels>
+[[gnu::noinline]] void TileBf16(const void* x_tile, const uint32_t* w, int64_t panel_stride,
+                                int64_t num_pairs, const Sums& sums, Fetch fetch) {
+  Accumulators<V, kRows, kPanels> acc;
+  acc.Init(sums);
   const float* x = static_cast<const float*>(x_tile);
   const uint32_t* x_pairs = static_cast<const uint32_t*>(x_tile);
   for (int64_t p = 0; p < num_pairs; ++p) {
-    fetch.Step<V, kVecs * V::kWidth>(p);
+    fetch.Step<V, kPanels>(p);
 #pragma GCC unroll 2
-    for (int v = 0; v < kVecs; v += 2) {
-      const typename V::Pairs pairs[2] = {V::LoadPairs(w + v * V::kWidth),
-                                          V::LoadPairs(w + (v + 1) * V::kWidth)};
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const uint32_t* row = w + panel * panel_stride;
+      const typename V::Pairs pairs[2] = {V::LoadPairs(row), V::LoadPairs(row + V::kWidth)};
       if constexpr (V::kNativePairs) {
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           const typename V::Pairs xr = V::SetPair(x_pairs[r]);
-          acc.sum[r][v] = V::DotPairs(acc.sum[r][v], xr, pairs[0]);
-          acc.sum[r][v + 1] = V::DotPairs(acc.sum[r][v + 1], xr, pairs[1]);
+          acc.sum[r][2 * panel] = V::DotPairs(acc.sum[r][2 * panel], xr, pairs[0]);
+          acc.sum[r][2 * panel + 1] = V::DotPairs(acc.sum[r][2 * panel + 1], xr, pairs[1]);
         }
       } else {
-        acc.AddProducts(x + kRows, {V::OddOf(pairs[0]), V::OddOf(pairs[1])}, v);
+        acc.AddProducts(x + kRows, {V::OddOf(pairs[0]), V::OddOf(pairs[1])}, panel);
         acc.Pin();
-        acc.AddProducts(x, {V::EvenOf(pairs[0]), V::EvenOf(pairs[1])}, v);
+        acc.AddProducts(x, {V::EvenOf(pairs[0]), V::EvenOf(pairs[1])}, panel);
         acc.Pin();
       }
     }
     x_pairs += kRows;
     x += 2 * kRows;
-    w += kPanelColumns;
+    w += kPanelColumns<V>;
   }
-  acc.Store(c, kPanelColumns);
-}
-
-// All 32 columns for one tile: in one sweep if the registers hold them, else in sweeps of two
-// vectors.
-template <class V, int kRows, bool kBf16>
-void PanelTile(const GemmBlock& block, const void* x, float* c, Fetch fetch) {
-  constexpr int kVecs = kRows <= kStreamingRows<V> ? kPanelColumns / V::kWidth : 2;
-  constexpr int kColumns = kVecs * V::kWidth;
-  for (int column = 0; column < kPanelColumns; column += kColumns) {
-    const Fetch half = {fetch.row + column * 4, fetch.num_rows};
-    if constexpr (kBf16) {
-      TileBf16<V, kRows, kVecs>(x, static_cast<const uint32_t*>(block.panel) + column,
-                                block.num_k / 2, c + column, block.fresh, half);
-    } else {
-      TileF32<V, kRows, kVecs>(static_cast<const float*>(x),
-                               static_cast<const float*>(block.panel) + column, kPanelColumns,
-                               block.num_k, c + column, kPanelColumns, block.fresh, half);
-    }
-  }
+  acc.Store(sums);
 }
 
 // The instance for a number of rows known at run time only.
-template <class V, bool kBf16, int kRows = V::kTileRows>
-void PanelTileOf(int num_rows, const GemmBlock& block, const void* x, float* c, Fetch fetch) {
-  if (num_rows == kRows) {
-    PanelTile<V, kRows, kBf16>(block, x, c, fetch);
-  } else if constexpr (kRows > 1) {
-    PanelTileOf<V, kBf16, kRows - 1>(num_rows, block, x, c, fetch);
+template <class V, bool kBf16, int kPanels, int kRows>
+void TileOf(int num_rows, const void* x, const void* w, const GemmBlock& block, const Sums& sums,
+            Fetch fetch) {
+  if (num_rows < kRows) {
+    if constexpr (kRows > 1)
+      TileOf<V, kBf16, kPanels, kRows - 1>(num_rows, x, w, block, sums, fetch);
+  } else if constexpr (kBf16) {
+    TileBf16<V, kRows, kPanels>(x, static_cast<const uint32_t*>(w), block.panel_stride_bytes / 4,
+                                block.num_k / 2, sums, fetch);
+  } else {
+    TileF32<V, kRows, kPanels>(static_cast<const float*>(x), static_cast<const float*>(w),
+                               block.panel_stride_bytes / 4, block.num_k, sums, fetch);
   }
 }
 
-// While the panel's block serves its tiles from the first-level cache, each tile fetches its share
-// of the next block, so that memory is busy throughout. A single sweep over the panel fetches a
-// little ahead of itself instead.
-template <class V, bool kBf16>
-void Gemm(const GemmBlock& block) {
+// All row tiles over kPanels neighbouring panels. While their block serves the tiles from the
+// first-level cache, each tile fetches its share of the next, so that memory is busy throughout; a
+// single tile fetches a little ahead of itself.
+template <class V, bool kBf16, int kPanels>
+void GemmPanels(const GemmBlock& block, const char* panel, float* c, const char* next) {
+  constexpr int kMaxRows = kPanels == 2 ? kTwoPanelRows<V> : V::kTileRows;
   constexpr int kBytesPerElement = kBf16 && V::kNativePairs ? 2 : 4;
   const int64_t panel_rows = kBf16 ? block.num_k / 2 : block.num_k;
-  const int num_tiles = (block.num_rows + V::kTileRows - 1) / V::kTileRows;
+  const int num_tiles = (block.num_rows + block.tile_rows - 1) / block.tile_rows;
   const char* tile = static_cast<const char*>(block.rows);
-  const bool streaming = block.num_rows <= kStreamingRows<V>;
   for (int t = 0; t < num_tiles; ++t) {
-    const int rows_left = block.num_rows - t * V::kTileRows;
-    const int rows = rows_left < V::kTileRows ? rows_left : V::kTileRows;
+    const int rows_left = block.num_rows - t * block.tile_rows;
+    const int rows = rows_left < block.tile_rows ? rows_left : block.tile_rows;
     Fetch fetch;
-    if (streaming) {
-      fetch = {static_cast<const char*>(block.panel) + kStreamAheadBytes, panel_rows};
-    } else if (block.next_panel != nullptr) {
+    if (num_tiles == 1) {
+      fetch = {panel + kStreamAheadBytes, panel_rows, block.panel_stride_bytes, true};
+    } else if (next != nullptr) {
       const int64_t begin = panel_rows * t / num_tiles;
       const int64_t end = panel_rows * (t + 1) / num_tiles;
-      fetch = {static_cast<const char*>(block.next_panel) + begin * kPanelRowBytes, end - begin};
+      fetch = {next + begin * kPanelRowBytes<V>, end - begin, block.panel_stride_bytes, false};
     }
-    PanelTileOf<V, kBf16>(rows, block, tile + block.first_k * rows * kBytesPerElement,
-                          block.c + t * V::kTileRows * kPanelColumns, fetch);
+    const Sums sums = {c + t * block.tile_rows * kPanelColumns<V>, kPanelColumns<V>,
+                       block.c_panel_stride, block.fresh};
+    TileOf<V, kBf16, kPanels, kMaxRows>(rows, tile + block.first_k * rows * kBytesPerElement, panel,
+                                        block, sums, fetch);
     tile += block.tile_stride_bytes;
+  }
+}
+
+template <class V, bool kBf16>
+void Gemm(const GemmBlock& block) {
+  const char* panel = static_cast<const char*>(block.panels);
+  float* c = block.c;
+  for (int p = 0; p < block.num_panels;) {
+    const int step = block.num_rows <= kTwoPanelRows<V> && p + 2 <= block.num_panels ? 2 : 1;
+    const char* next = static_cast<const char*>(block.next_panel);
+    if (p + step < block.num_panels) next = panel + step * block.panel_stride_bytes;
+    if (step == 2) {
+      GemmPanels<V, kBf16, 2>(block, panel, c, next);
+    } else {
+      GemmPanels<V, kBf16, 1>(block, panel, c, next);
+    }
+    panel += step * block.panel_stride_bytes;
+    c += step * block.c_panel_stride;
+    p += step;
   }
 }
 

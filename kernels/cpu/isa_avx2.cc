@@ -102,7 +102,8 @@ struct Avx2Vector {
     asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
   }
   static void Pin(F& v) { asm volatile("" : "+x"(v)); }
-  static void Prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  [[gnu::always_inline]] static void PrefetchNear(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
+  [[gnu::always_inline]] static void PrefetchFar(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
 };
 
 }  // namespace

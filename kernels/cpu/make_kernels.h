@@ -11,11 +11,12 @@ namespace {
 
 template <class V>
 constexpr VectorKernels MakeKernels(const char* name) {
-  static_assert(V::kTileRows <= kMaxTileRows && 16 % V::kWidth == 0);
+  static_assert(V::kTileRows <= kMaxTileRows && kPanelColumns<V> <= kMaxPanelColumns &&
+                16 % V::kWidth == 0);
   VectorKernels kernels = {};
   kernels.name = name;
   kernels.tile_rows = V::kTileRows;
-  kernels.streaming_rows = kStreamingRows<V>;
+  kernels.panel_columns = kPanelColumns<V>;
   kernels.pairs_as_bf16 = V::kNativePairs;
   kernels.pack_f32 = PackF32<V>;
   kernels.pack_bf16 = PackBf16<V>;

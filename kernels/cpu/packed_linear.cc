@@ -13,76 +13,80 @@
 namespace lockstep::cpu {
 namespace {
 
-constexpr int kMaxBlockPanels = 4;
+constexpr int kMaxBlockColumns = 128;
 constexpr int kMaxBlockRows =
     96;  // rows of x that stay in the second-level cache for one block of k
 constexpr int64_t kBlockK = 256;    // rows of a panel that stay in the first-level cache
 constexpr int kMaxTreeLevels = 12;  // log2(kMaxKSlices) + 2
-constexpr int64_t kPanelFloats = int64_t{kMaxBlockRows} * kPanelColumns;
-constexpr int64_t kLevelFloats = kPanelFloats * kMaxBlockPanels;
-constexpr int64_t kPackRowsChunk =
-    256;  // elements of k packed for all rows of a panel before going on
+constexpr int64_t kLevelFloats = int64_t{kMaxBlockRows} * kMaxBlockColumns;
+constexpr int kBlocksPerThread = 8;  // evens out threads that the system runs unequally
+constexpr int64_t kPackChunk = 256;  // elements of k packed for all rows of a panel before going on
 static_assert((1 << (kMaxTreeLevels - 2)) >= kMaxKSlices);
+
+int64_t CeilDiv(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 uint32_t ElementBits(const void* row, DType from, DType to, int64_t k) {
   const float value = HostElement(row, from, k);
   return to == DType::kF32 ? std::bit_cast<uint32_t>(value) : ToBF16(value).bits;
 }
 
-// Rows [0, num_rows) of one panel, elements [k0, k1) of one K-slice. base: the slice's place in the
-// panel.
+// A rectangle of a weight: rows of the checkpoint from `first` on, elements [k0, k1) of one
+// K-slice.
+struct Chunk {
+  int64_t first;
+  int64_t num_rows;
+  int64_t slice_begin;
+  int64_t k0;
+  int64_t k1;
+};
+
+// base: the first row's place in the slice's part of the panel.
 template <DType kTo>
-void PackChunk(const HostRows& rows, int64_t first, int64_t num_rows, int64_t slice_begin,
-               int64_t k0, int64_t k1, int64_t column, char* base) {
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const char* row = static_cast<const char*>(rows.data) + (first + r) * rows.row_stride_bytes;
-    for (int64_t k = k0; k < k1; ++k) {
+void PackRows(const HostRows& rows, const Chunk& chunk, int64_t columns, char* base) {
+  for (int64_t r = 0; r < chunk.num_rows; ++r) {
+    const char* row =
+        static_cast<const char*>(rows.data) + (chunk.first + r) * rows.row_stride_bytes;
+    for (int64_t k = chunk.k0; k < chunk.k1; ++k) {
+      const uint32_t bits = ElementBits(row, rows.dtype, kTo, chunk.slice_begin + k);
       if constexpr (kTo == DType::kF32) {
-        const uint32_t bits = ElementBits(row, rows.dtype, kTo, slice_begin + k);
-        std::memcpy(base + (k * kPanelColumns + column + r) * 4, &bits, 4);
+        std::memcpy(base + (k * columns + r) * 4, &bits, 4);
       } else {
-        const auto bits = static_cast<uint16_t>(ElementBits(row, rows.dtype, kTo, slice_begin + k));
-        std::memcpy(base + ((k / 2 * kPanelColumns + column + r) * 2 + k % 2) * 2, &bits, 2);
+        const auto half = static_cast<uint16_t>(bits);
+        std::memcpy(base + ((k / 2 * columns + r) * 2 + k % 2) * 2, &half, 2);
       }
     }
   }
 }
 
-void AddPanels(float* left, const float* right, int num_rows, int num_panels,
-               const VectorKernels& kernels) {
-  for (int p = 0; p < num_panels; ++p) {
-    kernels.add(left + p * kPanelFloats, right + p * kPanelFloats,
-                int64_t{num_rows} * kPanelColumns);
-  }
-}
-
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PackedWeight>> PackedWeight::Allocate(const LinearShape& shape) {
+absl::StatusOr<std::unique_ptr<PackedWeight>> PackedWeight::Allocate(const LinearShape& shape,
+                                                                     int panel_columns) {
   RETURN_IF_ERROR(CheckLinearShape(shape));
-  auto weight = std::unique_ptr<PackedWeight>(new PackedWeight(shape, DeviceBuffer()));
-  const int64_t rows =
-      weight->num_panels() * kPanelColumns;  // < 2^32, as padded_k: no overflow below 2^63 / 4
-  if (rows > (INT64_MAX >> 4) / weight->padded_k()) {
+  auto weight = std::unique_ptr<PackedWeight>(new PackedWeight(shape, panel_columns));
+  const int64_t columns = weight->num_panels() * panel_columns;  // at most 2^32, as padded_k
+  if (columns > (INT64_MAX >> 4) / weight->padded_k()) {
     return absl::ResourceExhaustedError("linear weight: larger than any memory");
   }
   ASSIGN_OR_RETURN(weight->buffer_,
-                   AllocateHost(rows * weight->padded_k() * DTypeBytes(shape.dtype)));
+                   AllocateHost(columns * weight->padded_k() * DTypeBytes(shape.dtype)));
   return weight;
 }
 
 void PackedWeight::Fill(int64_t first_row, const HostRows& rows) {
   CheckHostRows(shape(), first_row, rows);
+  const auto pack = bf16() ? PackRows<DType::kBF16> : PackRows<DType::kF32>;
   for (int64_t done = 0; done < rows.num_rows;) {
-    const int64_t column = (first_row + done) % kPanelColumns;
-    const int64_t panel = (first_row + done) / kPanelColumns;
-    const int64_t count = std::min(rows.num_rows - done, kPanelColumns - column);
+    const int64_t column = (first_row + done) % panel_columns_;
+    const int64_t panel = (first_row + done) / panel_columns_;
+    const int64_t count = std::min(rows.num_rows - done, panel_columns_ - column);
     for (int64_t slice = 0; slice < shape().num_k_slices; ++slice) {
-      char* base = const_cast<char*>(PanelAt(panel, slice * padded_slice_k()));
-      for (int64_t k = 0; k < slice_k(); k += kPackRowsChunk) {
-        const int64_t end = std::min(k + kPackRowsChunk, slice_k());
-        const auto pack = bf16() ? PackChunk<DType::kBF16> : PackChunk<DType::kF32>;
-        pack(rows, done, count, slice * slice_k(), k, end, column, base);
+      char* base = const_cast<char*>(PanelAt(panel, slice * padded_slice_k())) +
+                   column * 4;  // a pair of bf16 is as wide as an f32
+      for (int64_t k = 0; k < slice_k(); k += kPackChunk) {
+        const Chunk chunk = {done, count, slice * slice_k(), k,
+                             std::min(k + kPackChunk, slice_k())};
+        pack(rows, chunk, panel_columns_, base);
       }
     }
     done += count;
@@ -95,9 +99,9 @@ struct LinearRunner::Product {
   const float* x;
   int64_t num_tokens;
   float* y;
-  char* packed;             // [num_tiles][padded_k][tile_rows]
-  int64_t bytes_per_row_k;  // of a packed element
-  int tile_rows;
+  char* packed;               // [num_tiles][padded_k][rows of the tile]
+  int64_t bytes_per_element;  // of packed
+  int64_t tile_rows;
   int64_t num_tiles;
   int64_t block_tiles;
   int64_t block_panels;
@@ -105,9 +109,9 @@ struct LinearRunner::Product {
   int64_t num_panel_blocks;
 
   int RowsOf(int64_t tile) const {
-    return static_cast<int>(std::min<int64_t>(tile_rows, num_tokens - tile * tile_rows));
+    return static_cast<int>(std::min(tile_rows, num_tokens - tile * tile_rows));
   }
-  int64_t TileBytes() const { return tile_rows * weight.padded_k() * bytes_per_row_k; }
+  int64_t tile_bytes() const { return tile_rows * weight.padded_k() * bytes_per_element; }
 };
 
 LinearRunner::LinearRunner(const VectorKernels& kernels, ThreadPool& pool)
@@ -119,40 +123,34 @@ LinearRunner::LinearRunner(const VectorKernels& kernels, ThreadPool& pool)
   }
 }
 
+LinearRunner::Product LinearRunner::Plan(const PackedWeight& weight, const float* x,
+                                         int64_t num_tokens, float* y) const {
+  Product product = {weight, x, num_tokens, y, nullptr, 4, 0, 0, 0, 0, 0, 0};
+  if (weight.bf16() && kernels_.pairs_as_bf16) product.bytes_per_element = 2;
+  product.num_tiles = CeilDiv(num_tokens, kernels_.tile_rows);
+  product.tile_rows = CeilDiv(num_tokens, product.num_tiles);  // 4 + 3 rather than 6 + 1
+  product.num_tiles = CeilDiv(num_tokens, product.tile_rows);
+  product.num_row_blocks = CeilDiv(product.num_tiles, kMaxBlockRows / product.tile_rows);
+  product.block_tiles = CeilDiv(product.num_tiles, product.num_row_blocks);
+  product.num_row_blocks = CeilDiv(product.num_tiles, product.block_tiles);
+  // Panels of a block share a visit to its rows, and two at a time the registers; but every thread
+  // wants several blocks.
+  const int64_t share =
+      weight.num_panels() * product.num_row_blocks / (kBlocksPerThread * pool_.num_threads());
+  product.block_panels =
+      std::clamp<int64_t>(share / 2 * 2, 2, kMaxBlockColumns / weight.panel_columns());
+  product.num_panel_blocks = CeilDiv(weight.num_panels(), product.block_panels);
+  return product;
+}
+
 void LinearRunner::Run(const PackedWeight& weight, const float* x, int64_t num_tokens, float* y) {
   if (num_tokens == 0) return;
-  const int64_t tile_rows = kernels_.tile_rows;
-  const int64_t num_tiles = (num_tokens + tile_rows - 1) / tile_rows;
-  const int64_t max_tiles = kMaxBlockRows / tile_rows;
-  const int64_t num_row_blocks = (num_tiles + max_tiles - 1) / max_tiles;
-  const int64_t block_tiles = (num_tiles + num_row_blocks - 1) / num_row_blocks;
-  // Few tokens: panels one by one keep the threads evenly busy. Many: a block of panels shares a
-  // visit to its rows.
-  const int64_t wanted_blocks = 8 * pool_.num_threads();
-  const int64_t block_panels =
-      num_tokens <= kernels_.streaming_rows
-          ? 1
-          : std::clamp<int64_t>(weight.num_panels() * num_row_blocks / wanted_blocks, 1,
-                                kMaxBlockPanels);
-  const bool pairs = weight.bf16() && kernels_.pairs_as_bf16;
-  Product product = {weight,
-                     x,
-                     num_tokens,
-                     y,
-                     nullptr,
-                     pairs ? 2 : 4,
-                     static_cast<int>(tile_rows),
-                     num_tiles,
-                     block_tiles,
-                     block_panels,
-                     num_row_blocks,
-                     (weight.num_panels() + block_panels - 1) / block_panels};
-  product.packed = static_cast<char*>(rows_.Reserve(num_tiles * product.TileBytes()));
-
-  if (num_tiles == 1) {
+  Product product = Plan(weight, x, num_tokens, y);
+  product.packed = static_cast<char*>(rows_.Reserve(product.num_tiles * product.tile_bytes()));
+  if (product.num_tiles == 1) {
     PackTile(product, 0);
   } else {
-    pool_.ParallelFor(num_tiles, [&](int64_t tile, int) { PackTile(product, tile); });
+    pool_.ParallelFor(product.num_tiles, [&](int64_t tile, int) { PackTile(product, tile); });
   }
   pool_.ParallelFor(product.num_row_blocks * product.num_panel_blocks,
                     [&](int64_t block, int thread) { ComputeBlock(product, block, thread); });
@@ -163,82 +161,84 @@ void LinearRunner::PackTile(const Product& product, int64_t tile) {
   const int64_t in_features = weight.shape().in_features;
   const int rows = product.RowsOf(tile);
   const auto pack = weight.bf16() ? kernels_.pack_bf16 : kernels_.pack_f32;
-  char* out = product.packed + tile * product.TileBytes();
+  char* out = product.packed + tile * product.tile_bytes();
   const float* x = product.x + tile * product.tile_rows * in_features;
   for (int slice = 0; slice < weight.shape().num_k_slices; ++slice) {
     pack(x + slice * weight.slice_k(), in_features, rows, weight.slice_k(),
-         out + slice * weight.padded_slice_k() * rows * product.bytes_per_row_k);
+         out + slice * weight.padded_slice_k() * rows * product.bytes_per_element);
   }
 }
 
-// c: [num_panels][kMaxBlockRows][32] = one K-slice's share of the block.
-void LinearRunner::AccumulateSlice(const Product& product, int64_t first_tile, int64_t first_panel,
-                                   int num_panels, int slice, float* c) const {
+// block.c = one K-slice's share of the block.
+void LinearRunner::AccumulateSlice(const Product& product, const GemmBlock& block,
+                                   int64_t first_panel, int slice) const {
   const PackedWeight& weight = product.weight;
-  const int64_t end_tile = std::min(first_tile + product.block_tiles, product.num_tiles);
-  const int64_t end_row = std::min(end_tile * product.tile_rows, product.num_tokens);
-  const auto num_rows = static_cast<int>(end_row - first_tile * product.tile_rows);
-  const int64_t slice_begin = slice * weight.padded_slice_k();
   std::optional<FlushDenormals> flush;
   if (weight.bf16()) flush.emplace();
-  const bool streaming = num_rows <= kernels_.streaming_rows;
-  const int64_t block_k = streaming ? weight.padded_slice_k() : kBlockK;
-  for (int64_t k = 0; k < weight.padded_slice_k(); k += block_k) {
-    const int64_t num_k = std::min(block_k, weight.padded_slice_k() - k);
-    for (int p = 0; p < num_panels; ++p) {
-      GemmBlock block = {};
-      block.rows = product.packed + first_tile * product.TileBytes();
-      block.tile_stride_bytes = product.TileBytes();
-      block.first_k = slice_begin + k;
-      block.panel = weight.PanelAt(first_panel + p, slice_begin + k);
-      block.num_k = num_k;
-      block.num_rows = num_rows;
-      block.c = c + p * kPanelFloats;
-      block.fresh = k == 0;
-      const bool last_panel = p + 1 == num_panels;
-      if (!last_panel) {
-        block.next_panel = weight.PanelAt(first_panel + p + 1, slice_begin + k);
-      } else if (k + num_k < weight.padded_slice_k()) {
-        block.next_panel = weight.PanelAt(first_panel, slice_begin + k + num_k);
-      }
-      (weight.bf16() ? kernels_.gemm_bf16 : kernels_.gemm_f32)(block);
-    }
+  const int64_t slice_begin = slice * weight.padded_slice_k();
+  const int64_t end = slice_begin + weight.padded_slice_k();
+  const bool one_sweep =
+      block.num_rows <= block.tile_rows;  // nothing to come back to a block of k for
+  const int64_t block_k = one_sweep ? weight.padded_slice_k() : kBlockK;
+  GemmBlock part = block;
+  for (int64_t k = slice_begin; k < end; k += block_k) {
+    part.first_k = k;
+    part.num_k = std::min(block_k, end - k);
+    part.panels = weight.PanelAt(first_panel, k);
+    part.fresh = k == slice_begin;
+    part.next_panel = k + block_k < end ? weight.PanelAt(first_panel, k + block_k) : nullptr;
+    (weight.bf16() ? kernels_.gemm_bf16 : kernels_.gemm_f32)(part);
   }
 }
 
-void LinearRunner::ComputeBlock(const Product& product, int64_t block, int thread) {
+void LinearRunner::AddPanels(float* left, const float* right, const GemmBlock& block) const {
+  for (int p = 0; p < block.num_panels; ++p) {
+    const int64_t at = p * block.c_panel_stride;
+    kernels_.add(left + at, right + at, int64_t{block.num_rows} * kernels_.panel_columns);
+  }
+}
+
+void LinearRunner::ComputeBlock(const Product& product, int64_t index, int thread) {
   // Panels vary fastest: threads that work side by side share the packed rows in the third-level
   // cache.
-  const int64_t first_tile = block / product.num_panel_blocks * product.block_tiles;
-  const int64_t first_panel = block % product.num_panel_blocks * product.block_panels;
-  const auto num_panels =
-      static_cast<int>(std::min(product.block_panels, product.weight.num_panels() - first_panel));
+  const PackedWeight& weight = product.weight;
+  const int64_t first_tile = index / product.num_panel_blocks * product.block_tiles;
+  const int64_t first_panel = index % product.num_panel_blocks * product.block_panels;
   const int64_t first_row = first_tile * product.tile_rows;
-  const auto num_rows = static_cast<int>(
+  const int64_t columns = weight.panel_columns();
+  GemmBlock block = {};
+  block.rows = product.packed + first_tile * product.tile_bytes();
+  block.tile_stride_bytes = product.tile_bytes();
+  block.tile_rows = static_cast<int>(product.tile_rows);
+  block.num_rows = static_cast<int>(
       std::min(product.block_tiles * product.tile_rows, product.num_tokens - first_row));
+  block.panel_stride_bytes = weight.panel_bytes();
+  block.num_panels =
+      static_cast<int>(std::min(product.block_panels, weight.num_panels() - first_panel));
+  block.c_panel_stride = kMaxBlockRows * columns;
 
   // A stack of partial sums: after slice s, as many subtrees are complete as s + 1 has trailing
   // zero bits.
   float* stack = partial_[thread].as<float>();
-  float* top = stack - kLevelFloats;
-  for (int slice = 0; slice < product.weight.shape().num_k_slices; ++slice) {
-    top += kLevelFloats;
-    AccumulateSlice(product, first_tile, first_panel, num_panels, slice, top);
+  float* top = stack;
+  for (int slice = 0; slice < weight.shape().num_k_slices; ++slice) {
+    if (slice > 0) top += kLevelFloats;
+    block.c = top;
+    AccumulateSlice(product, block, first_panel, slice);
     for (int merges = std::countr_one(static_cast<unsigned>(slice)); merges > 0; --merges) {
-      AddPanels(top - kLevelFloats, top, num_rows, num_panels, kernels_);
+      AddPanels(top - kLevelFloats, top, block);
       top -= kLevelFloats;
     }
   }
-  for (; top > stack; top -= kLevelFloats)
-    AddPanels(top - kLevelFloats, top, num_rows, num_panels, kernels_);
+  for (; top > stack; top -= kLevelFloats) AddPanels(top - kLevelFloats, top, block);
 
-  const int64_t out_features = product.weight.shape().out_features;
-  for (int p = 0; p < num_panels; ++p) {
-    const int64_t column = (first_panel + p) * kPanelColumns;
-    const int64_t count = std::min<int64_t>(kPanelColumns, out_features - column);
-    for (int r = 0; r < num_rows; ++r) {
-      std::copy_n(stack + p * kPanelFloats + r * kPanelColumns, count,
-                  product.y + (first_row + r) * out_features + column);
+  const int64_t out_features = weight.shape().out_features;
+  for (int p = 0; p < block.num_panels; ++p) {
+    const int64_t column = (first_panel + p) * columns;
+    const int64_t count = std::min(columns, out_features - column);
+    const float* c = stack + p * block.c_panel_stride;
+    for (int r = 0; r < block.num_rows; ++r) {
+      std::copy_n(c + r * columns, count, product.y + (first_row + r) * out_features + column);
     }
   }
 }

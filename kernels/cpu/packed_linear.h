@@ -1,9 +1,9 @@
-// Linear layers on the CPU: weights in panels of 32 output features, and the schedule of a product
-// over threads.
+// Linear layers on the CPU: weights in panels of output features, as wide as two vectors of the
+// instruction set, and the schedule of a product over threads.
 //
-// Layout, panel after panel, K-slice after K-slice: f32 [slice_k][32], bf16 [ceil(slice_k /
-// 2)][32][2] (pairs of consecutive k side by side, a missing last odd element and missing columns
-// zero). A thread that walks a panel reads memory in address order.
+// Layout, panel after panel, K-slice after K-slice: f32 [slice_k][columns], bf16 [ceil(slice_k /
+// 2)][columns][2] (pairs of consecutive k side by side, a missing last odd element and missing
+// columns zero). A thread that walks a panel reads memory in address order.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,18 @@ namespace lockstep::cpu {
 class PackedWeight final : public LinearWeight {
  public:
   // INVALID_ARGUMENT, RESOURCE_EXHAUSTED as Backend::AllocateLinear.
-  static absl::StatusOr<std::unique_ptr<PackedWeight>> Allocate(const LinearShape& shape);
+  static absl::StatusOr<std::unique_ptr<PackedWeight>> Allocate(const LinearShape& shape,
+                                                                int panel_columns);
 
   int64_t bytes() const override { return buffer_.bytes(); }
   // Thread-safe over disjoint rows.
   void Fill(int64_t first_row, const HostRows& rows);
 
   bool bf16() const { return shape().dtype == DType::kBF16; }
-  int64_t num_panels() const { return (shape().out_features + kPanelColumns - 1) / kPanelColumns; }
+  int panel_columns() const { return panel_columns_; }
+  int64_t num_panels() const {
+    return (shape().out_features + panel_columns_ - 1) / panel_columns_;
+  }
   int64_t slice_k() const { return shape().in_features / shape().num_k_slices; }
   // Rows of a slice in the panel: slice_k, rounded up to pairs for bf16.
   int64_t padded_slice_k() const { return bf16() ? (slice_k() + 1) / 2 * 2 : slice_k(); }
@@ -36,13 +40,15 @@ class PackedWeight final : public LinearWeight {
   // From padded row k of a panel on; k even for bf16.
   const char* PanelAt(int64_t panel, int64_t k) const {
     return buffer_.as<char>() +
-           (panel * padded_k() + k) * kPanelColumns * DTypeBytes(shape().dtype);
+           (panel * padded_k() + k) * panel_columns_ * DTypeBytes(shape().dtype);
   }
+  int64_t panel_bytes() const { return padded_k() * panel_columns_ * DTypeBytes(shape().dtype); }
 
  private:
-  PackedWeight(const LinearShape& shape, DeviceBuffer buffer)
-      : LinearWeight(shape), buffer_(std::move(buffer)) {}
+  PackedWeight(const LinearShape& shape, int panel_columns)
+      : LinearWeight(shape), panel_columns_(panel_columns) {}
 
+  int panel_columns_;
   DeviceBuffer buffer_;
 };
 
@@ -56,10 +62,12 @@ class LinearRunner {
 
  private:
   struct Product;
+  Product Plan(const PackedWeight& weight, const float* x, int64_t num_tokens, float* y) const;
   void PackTile(const Product& product, int64_t tile);
   void ComputeBlock(const Product& product, int64_t block, int thread);
-  void AccumulateSlice(const Product& product, int64_t first_tile, int64_t first_panel,
-                       int num_panels, int slice, float* c) const;
+  void AccumulateSlice(const Product& product, const GemmBlock& block, int64_t first_panel,
+                       int slice) const;
+  void AddPanels(float* left, const float* right, const GemmBlock& block) const;
 
   const VectorKernels& kernels_;
   ThreadPool& pool_;

@@ -123,7 +123,8 @@ struct PortableVector {
   }
   static void FmaInto(F& sum, F a, F b) { sum = Fma(a, b, sum); }
   static void Pin(F&) {}
-  static void Prefetch(const void* p) { __builtin_prefetch(p); }
+  [[gnu::always_inline]] static void PrefetchNear(const char* p) { __builtin_prefetch(p); }
+  [[gnu::always_inline]] static void PrefetchFar(const char* p) { __builtin_prefetch(p, 0, 2); }
 };
 
 }  // namespace

@@ -11,22 +11,26 @@
 
 namespace lockstep::cpu {
 
-// Output features are packed in panels of this many columns: f32 [K][32], bf16 [K / 2][32][2].
-inline constexpr int kPanelColumns = 32;
 inline constexpr int kSplitTokens = 128;  // == Backend::kAttentionSplit
 inline constexpr int kMaxTileRows = 16;
+inline constexpr int kMaxPanelColumns = 32;
 
-// c[num_rows, 32] (+)= rows x panel, for one run of k inside one K-slice.
+// c (+)= rows x panels, for one run of k inside one K-slice. A panel holds panel_columns output
+// features: f32 [k][panel_columns], bf16 [k / 2][panel_columns][2].
 struct GemmBlock {
   const void* rows;  // row tiles as pack_* makes them, tile i at rows + i * tile_stride_bytes
   int64_t tile_stride_bytes;
-  int64_t first_k;  // where in the tiles the run begins; bf16: even
+  int tile_rows;  // of every tile but the last
   int num_rows;
-  const void* panel;       // at this block's first k
-  int64_t num_k;           // bf16: even
-  float* c;                // [num_rows][32]
+  int64_t first_k;     // where in the tiles the run begins; bf16: even
+  int64_t num_k;       // bf16: even
+  const void* panels;  // the first panel, at the run's first k
+  int64_t panel_stride_bytes;
+  int num_panels;
+  float* c;  // [num_panels][c_panel_stride], each [num_rows][panel_columns]
+  int64_t c_panel_stride;
   bool fresh;              // c starts from zero
-  const void* next_panel;  // what will be read after this block, of the same size, or null
+  const void* next_panel;  // what will be read after this block, as large as a panel's run, or null
 };
 
 // One split of one KV head for a tile of query rows.
@@ -39,7 +43,7 @@ struct SplitAttention {
   int num_positions;  // 1..128, = max of row_lens
   int head_dim;
   bool bf16;       // the cache's dtype; else f32
-  float* keys;     // scratch [head_dim][32], 64-byte aligned
+  float* keys;     // scratch [head_dim][panel_columns], 64-byte aligned
   float* weights;  // scratch [num_rows][128], 64-byte aligned
   // Result; rows with row_lens 0 are left alone.
   float* max;     // [num_rows]
@@ -49,8 +53,8 @@ struct SplitAttention {
 
 struct VectorKernels {
   const char* name;
-  int tile_rows;       // rows of a full tile, <= kMaxTileRows
-  int streaming_rows;  // up to so many rows a GemmBlock reads the panel once, in address order
+  int tile_rows;       // at most, <= kMaxTileRows
+  int panel_columns;   // <= kMaxPanelColumns
   bool pairs_as_bf16;  // pack_bf16 keeps pairs of bf16 (uint32 per pair); else widened f32 per
                        // element
 
