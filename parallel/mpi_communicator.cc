@@ -84,7 +84,7 @@ MpiCommunicator::MpiCommunicator(MpiHandle collectives, MpiHandle messages, bool
     : collectives_(std::move(collectives)), messages_(std::move(messages)), options_(options) {
   using std::chrono::microseconds;
   const microseconds spin(may_spin ? 20 : 0);
-  polite_ = {.spin = spin, .yield = microseconds(50), .longest_pause = microseconds(2000)};
+  polite_ = {.spin = spin, .yield = microseconds(50), .longest_pause = microseconds(10000)};
   brisk_ = {.spin = spin, .yield = microseconds(2000), .longest_pause = microseconds(50)};
   MPI_Comm_rank(collectives_.get(), &rank_);
   MPI_Comm_size(collectives_.get(), &size_);

@@ -15,7 +15,7 @@ class PoliteWait {
   struct Policy {
     std::chrono::microseconds spin{0};   // none where ranks share cores
     std::chrono::microseconds yield{0};  // then give the core away between polls
-    std::chrono::microseconds longest_pause{2000};
+    std::chrono::microseconds longest_pause{10000};
   };
 
   // policy must outlive it.
