@@ -69,7 +69,7 @@ class GenerateRun {
     started_ = absl::Now();
     while (num_done_ < prompts_.size()) {
       StartCalls();
-      WaitReadable(mailbox_.fd(), interrupts.fd(), absl::InfiniteDuration());
+      WaitReadable({mailbox_.fd(), interrupts.fd()}, absl::InfiniteDuration());
       if (interrupts.TakeCount() > 0) Interrupt();
       for (Arrival& arrival : mailbox_.TakeAll()) Handle(arrival);
     }

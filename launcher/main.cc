@@ -10,10 +10,14 @@ namespace lockstep {
 namespace {
 
 void AddAllCommands(CLI::App& program, CommandBody& chosen) {
+  AddServeCommand(program, chosen);
   AddGenerateCommand(program, chosen);
   AddBenchCommand(program, chosen);
   AddStatusCommand(program, chosen);
   AddTokenizeCommand(program, chosen);
+  AddModelCommand(program, chosen);
+  AddControllerCommand(program, chosen);
+  AddWorkerCommand(program, chosen);
 }
 
 // "lockstep COMMAND" for the message: the innermost command that was named.

@@ -132,7 +132,7 @@ int RunStatus(const StatusOptions& options) {
     std::printf("%s%s", redraw ? kClearScreen : "", text->c_str());
     std::fflush(stdout);
     if (!options.watch) return kExitOk;
-    WaitReadable(interrupts.fd(), -1, absl::Seconds(options.interval_seconds));
+    WaitReadable({interrupts.fd()}, absl::Seconds(options.interval_seconds));
     if (interrupts.TakeCount() > 0) return kExitOk;
   }
 }

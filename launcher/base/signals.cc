@@ -5,6 +5,7 @@
 #include <sys/signalfd.h>
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/base/check.h"
 
@@ -14,6 +15,9 @@ InterruptWatcher::InterruptWatcher() {
   sigset_t signals;
   sigemptyset(&signals);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, signal);
+  // A shell's background job starts with SIGINT ignored, and ignored signals never arrive, blocked
+  // or not. An ignored SIGHUP (nohup) is left so.
+  for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
   LS_CHECK_EQ(pthread_sigmask(SIG_BLOCK, &signals, nullptr), 0);
   fd_ = Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   LS_CHECK(fd_.valid()) << "signalfd";
@@ -26,11 +30,16 @@ int InterruptWatcher::TakeCount() {
   return count;
 }
 
-void WaitReadable(int fd_a, int fd_b, absl::Duration timeout) {
-  pollfd fds[] = {{fd_a, POLLIN, 0}, {fd_b, POLLIN, 0}};
+void WaitReadable(std::initializer_list<int> fds, absl::Duration timeout) {
+  std::array<pollfd, 8> polled;
+  LS_CHECK_LE(fds.size(), polled.size());
+  std::transform(fds.begin(), fds.end(), polled.begin(), [](int fd) {
+    return pollfd{fd, POLLIN, 0};
+  });
   const int64_t ms = std::clamp<int64_t>(
       absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1))), 0, 1 << 30);
-  ::poll(fds, 2, timeout == absl::InfiniteDuration() ? -1 : static_cast<int>(ms));
+  ::poll(polled.data(), fds.size(),
+         timeout == absl::InfiniteDuration() ? -1 : static_cast<int>(ms));
 }
 
 }  // namespace lockstep

@@ -5,6 +5,8 @@
 // signals.
 #pragma once
 
+#include <initializer_list>
+
 #include "absl/time/time.h"
 #include "launcher/base/fd.h"
 
@@ -21,7 +23,8 @@ class InterruptWatcher {
   Fd fd_;
 };
 
-// Sleeps until one of two descriptors is readable (fd < 0: not watched) or the time is over.
-void WaitReadable(int fd_a, int fd_b, absl::Duration timeout);
+// Sleeps until one of the descriptors is readable (those below 0 are not watched) or the time is
+// over. At most eight.
+void WaitReadable(std::initializer_list<int> fds, absl::Duration timeout);
 
 }  // namespace lockstep

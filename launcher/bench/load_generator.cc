@@ -50,7 +50,7 @@ Measurements LoadGenerator::Run(const LoadShape& shape, uint64_t first_index) {
   }
   while (MaySend() || !active_.empty()) {
     SendDue();
-    WaitReadable(mailbox_.fd(), interrupts_.fd(), UntilNextEvent());
+    WaitReadable({mailbox_.fd(), interrupts_.fd()}, UntilNextEvent());
     if (interrupts_.TakeCount() > 0) HandleInterrupt();
     Collect(measurements);
     ReportProgress();

@@ -88,6 +88,16 @@ JobLine ParseJobLine(absl::string_view line) {
   return {rank, std::string(rest)};
 }
 
+std::optional<std::string> ParseRankKilled(absl::string_view text) {
+  constexpr absl::string_view kExited = "exited on signal ";
+  const size_t at = text.find(kExited);
+  if (!absl::StrContains(text, "noticed that process rank") || at == absl::string_view::npos) {
+    return std::nullopt;
+  }
+  const absl::string_view signal = text.substr(at + kExited.size());
+  return absl::StrCat("killed by signal ", absl::StripSuffix(signal, "."));
+}
+
 bool IsMpirunNoise(absl::string_view text) {
   constexpr std::array<const char*, 12> kNoise = {"-----",
                                                   "MPI_ABORT was invoked",

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kPrefix[] = "lockstep-";
+constexpr char kPrefix[] = "lockstep-serve-";
 constexpr char kLockName[] = "lock";
 constexpr size_t kMaxSecretBytes = 4096;
 
@@ -81,13 +81,18 @@ RuntimeDir::~RuntimeDir() {
 
 absl::StatusOr<fs::path> RuntimeDir::WriteSecretFile(absl::string_view secret) const {
   const fs::path path = path_ / "secret";
+  RETURN_IF_ERROR(WriteNewSecretFile(path, secret));
+  return path;
+}
+
+absl::Status WriteNewSecretFile(const fs::path& path, absl::string_view secret) {
   const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return Unavailable("cannot create", path);
   const std::string line = absl::StrCat(secret, "\n");
   if (::write(file.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     return Unavailable("cannot write", path);
   }
-  return path;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> DrawSecret() {

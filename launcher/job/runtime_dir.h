@@ -25,7 +25,7 @@ class RuntimeDir {
   ~RuntimeDir();
 
   const std::filesystem::path& path() const { return path_; }
-  // A new file of mode 0600.
+  // A new file in it.
   absl::StatusOr<std::filesystem::path> WriteSecretFile(absl::string_view secret) const;
 
  private:
@@ -37,6 +37,8 @@ class RuntimeDir {
 
 // 32 random bytes as hexadecimal digits. UNAVAILABLE when the kernel gives none.
 absl::StatusOr<std::string> DrawSecret();
+// A new file of mode 0600; UNAVAILABLE when it exists or cannot be made.
+absl::Status WriteNewSecretFile(const std::filesystem::path& path, absl::string_view secret);
 // The first line of a secret file. FAILED_PRECONDITION when others may read it, INVALID_ARGUMENT
 // when it is empty.
 absl::StatusOr<std::string> ReadSecretFile(const std::filesystem::path& path);

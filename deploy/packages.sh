@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs the Debian (12 or later) packages that building and testing need, and only those that are missing.
+#
+#   deploy/packages.sh           install what is missing
+#   deploy/packages.sh --list    print the list
+set -euo pipefail
+
+packages=(
+  # build
+  ccache cmake g++ ninja-build pkg-config
+  # controller, ranks and clients
+  libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
+  libopenmpi-dev openmpi-bin libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libpcre2-dev
+  # tests
+  libgtest-dev libgmock-dev libbenchmark-dev clang-format
+)
+
+if [ "${1:-}" = "--list" ]; then
+  printf '%s\n' "${packages[@]}"
+  exit 0
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$state" = installed ] || missing+=("$package")
+done
+if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
+
+if ! command -v apt-get >/dev/null; then
+  echo "deploy/packages.sh: no apt-get here; install by other means: ${missing[*]}" >&2
+  exit 1
+fi
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "deploy/packages.sh: run as root, or install sudo, to get: ${missing[*]}" >&2; exit 1; }
+  as_root=(sudo)
+fi
+echo "Installing ${#missing[@]} packages: ${missing[*]}"
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=240 -q)
+"${apt[@]}" update
+"${apt[@]}" install -y --no-install-recommends "${missing[@]}"

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# From a clean clone to streamed tokens: installs what is missing, builds, serves a model from four ranks (tensor x pipeline
+# parallel), streams a generation, stops.
+#
+#   deploy/quickstart.sh          with a small model of random weights, made on the spot (its text is noise)
+#   deploy/quickstart.sh MODEL    with your Hugging Face Llama checkpoint
+#
+# Layout by $LOCKSTEP_TP (default 2) and $LOCKSTEP_PP (default 2). Leaves build/release/ and nothing else.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+case "${1:-}" in
+  -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+  -*) echo "quickstart: unknown option '$1' (see --help)" >&2; exit 2 ;;
+esac
+model=${1:-}
+if [ -n "$model" ] && [ ! -d "$model" ]; then
+  echo "quickstart: $model is not a directory; give a Hugging Face checkpoint, or nothing for a random model" >&2
+  exit 1
+fi
+tp=${LOCKSTEP_TP:-2}
+pp=${LOCKSTEP_PP:-2}
+step() { printf '\n== %s\n' "$*"; }
+
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/lockstep-quickstart.XXXXXX")
+server=""
+cleanup() {
+  if [ -n "$server" ] && kill -0 "$server" 2>/dev/null; then
+    kill -TERM "$server"
+    wait "$server" || true
+  fi
+  rm -rf "$scratch"
+}
+trap cleanup EXIT
+
+step "1/4 Packages"
+deploy/packages.sh
+echo "All there."
+
+step "2/4 Build"
+cmake -G Ninja -S . -B build/release >"$scratch/cmake.log" 2>&1 || { cat "$scratch/cmake.log"; exit 1; }
+ninja -C build/release lockstep
+lockstep=$PWD/build/release/bin/lockstep
+
+step "3/4 Model"
+if [ -z "$model" ]; then
+  model=$scratch/tiny
+  "$lockstep" model synth --shape tiny "$model"
+else
+  "$lockstep" model inspect "$model"
+fi
+
+step "4/4 Serve on $tp x $pp ranks and generate"
+"$lockstep" serve "$model" --tp "$tp" --pp "$pp" --listen 127.0.0.1:0 >"$scratch/serve.log" 2>&1 &
+server=$!
+address=""
+while [ -z "$address" ]; do
+  if ! kill -0 "$server" 2>/dev/null; then
+    cat "$scratch/serve.log"
+    echo "quickstart: the server did not start" >&2
+    exit 1
+  fi
+  address=$(sed -n 's/^Serving .* on \([^ ]*\) (tp.*/\1/p' "$scratch/serve.log")
+  sleep 0.05
+done
+cat "$scratch/serve.log"
+echo
+"$lockstep" generate --server "$address" --temperature 0.8 --seed 1 --max-tokens 64 "Once upon a time"
+echo
+"$lockstep" status --server "$address"
+kill -TERM "$server"
+wait "$server"
+server=""
+
+cat <<EOF
+
+It works. Next:
+  PATH=$PWD/build/release/bin:\$PATH
+  lockstep serve MODEL --tp $tp --pp $pp          # MODEL: a Hugging Face Llama directory
+  lockstep generate "Once upon a time"          # from another terminal
+  lockstep bench --concurrency 16               # latencies and throughput
+  lockstep model synth --shape llama-3.2-1b OUT # random weights of a real shape
+  tests/run.sh --quick                          # the tests
+EOF

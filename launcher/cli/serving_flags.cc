@@ -1,0 +1,126 @@
+#include "launcher/cli/serving_flags.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+
+namespace lockstep {
+
+void AddModelFlags(CLI::App& command, ModelFlags& flags) {
+  command.add_option("model", flags.model, "directory of a Hugging Face Llama checkpoint")
+      ->type_name("MODEL")
+      ->required();
+  const char* layout = "Layout";
+  command.add_option("--tp", flags.tp, "tensor parallel ranks: every layer is split over them")
+      ->type_name("N")
+      ->check(Between(1, 65536))
+      ->capture_default_str()
+      ->group(layout);
+  command.add_option("--pp", flags.pp, "pipeline stages: the layers are dealt out to them")
+      ->type_name("M")
+      ->check(Between(1, 65536))
+      ->capture_default_str()
+      ->group(layout);
+  const char* limits = "Limits";
+  command.add_option("--block-size", flags.block_size, "tokens of a KV cache block")
+      ->type_name("TOKENS")
+      ->check(Between(1, 1024))
+      ->capture_default_str()
+      ->group(limits);
+  command.add_option("--max-num-seqs", flags.max_num_seqs, "sequences that run at the same time")
+      ->type_name("N")
+      ->check(Between(1, 65536))
+      ->capture_default_str()
+      ->group(limits);
+  command.add_option("--max-batched-tokens", flags.max_batched_tokens, "tokens of one step")
+      ->type_name("TOKENS")
+      ->check(Between(1, 1 << 20))
+      ->capture_default_str()
+      ->group(limits);
+  command
+      .add_option("--max-model-len", flags.max_model_len,
+                  "prompt and output tokens of one sequence (default: the model's)")
+      ->type_name("TOKENS")
+      ->check(Between(1, 1 << 30))
+      ->group(limits);
+}
+
+void AddRankFlags(CLI::App& command, RankFlags& flags) {
+  const char* group = "Computation";
+  command.add_option("--threads-per-rank", flags.threads, "(default: cores / ranks on this host)")
+      ->type_name("K")
+      ->check(Between(1, 4096))
+      ->group(group);
+  command
+      .add_option("--isa", flags.isa,
+                  "highest instruction set: auto, scalar, avx2, avx512, avx512bf16")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512bf16"}).description(""))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--dtype", flags.dtype,
+                  "how weights are kept in memory: auto (as stored), f32, bf16")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}).description(""))
+      ->capture_default_str()
+      ->group(group);
+}
+
+void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
+  const char* group = "Service";
+  command.add_option("--listen", flags.listen, "where clients connect; port 0 = any free one")
+      ->type_name("HOST:PORT")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--max-queue", flags.max_queue, "waiting requests; more are refused")
+      ->type_name("N")
+      ->check(Between(1, 1 << 24))
+      ->capture_default_str()
+      ->group("Limits");
+  command.add_flag("--no-prefix-cache", flags.no_prefix_cache, "compute every prompt in full")
+      ->group("Limits");
+  command
+      .add_option("--drain-seconds", flags.drain_seconds,
+                  "how long running requests may take to finish after Ctrl-C")
+      ->type_name("SECONDS")
+      ->check(Between(0, 1e6))
+      ->capture_default_str()
+      ->group(group);
+  command.add_flag("--json", flags.json, "print events as JSON objects, one per line")
+      ->group(group);
+}
+
+int ThreadsPerRank(const RankFlags& flags, int num_ranks) {
+  if (flags.threads > 0) return flags.threads;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / std::max(1, num_ranks));
+}
+
+std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,
+                                         const WorkerLaunch& launch) {
+  std::vector<std::string> arguments = {
+      "worker",        std::filesystem::absolute(model.model).string(),
+      "--controller",  launch.controller_address,
+      "--secret-file", launch.secret_file,
+      "--isa",         rank.isa,
+      "--dtype",       rank.dtype};
+  const auto add = [&](const char* name, uint64_t value) {
+    arguments.push_back(name);
+    arguments.push_back(absl::StrCat(value));
+  };
+  add("--epoch", launch.epoch);
+  add("--tp", static_cast<uint64_t>(model.tp));
+  add("--pp", static_cast<uint64_t>(model.pp));
+  add("--threads-per-rank", static_cast<uint64_t>(rank.threads));
+  add("--num-kv-blocks", static_cast<uint64_t>(launch.num_kv_blocks));
+  add("--block-size", static_cast<uint64_t>(model.block_size));
+  add("--max-num-seqs", static_cast<uint64_t>(model.max_num_seqs));
+  add("--max-batched-tokens", static_cast<uint64_t>(model.max_batched_tokens));
+  if (model.max_model_len > 0) add("--max-model-len", static_cast<uint64_t>(model.max_model_len));
+  return arguments;
+}
+
+}  // namespace lockstep

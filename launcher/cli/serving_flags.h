@@ -1,0 +1,58 @@
+// The flags of serving: what `serve`, `controller` and `worker` share, and their way from the first
+// to the last.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/cli/command.h"
+
+namespace lockstep {
+
+// What controller and ranks must agree on.
+struct ModelFlags {
+  std::string model;  // directory
+  int tp = 1;
+  int pp = 1;
+  int block_size = 16;
+  int max_num_seqs = 256;
+  int max_batched_tokens = 2048;
+  int64_t max_model_len = 0;  // 0 = the model's
+};
+
+// How a rank computes.
+struct RankFlags {
+  int threads = 0;  // 0 = cores / ranks on this host
+  std::string isa = "auto";
+  std::string dtype = "auto";
+};
+
+// What the controller alone decides.
+struct ControllerFlags {
+  std::string listen = "127.0.0.1:50051";
+  int max_queue = 1024;
+  bool no_prefix_cache = false;
+  double drain_seconds = 30.0;
+  bool json = false;
+};
+
+void AddModelFlags(CLI::App& command, ModelFlags& flags);
+void AddRankFlags(CLI::App& command, RankFlags& flags);
+void AddControllerFlags(CLI::App& command, ControllerFlags& flags);
+
+// This machine's cores for each of num_ranks ranks, at least one.
+int ThreadsPerRank(const RankFlags& flags, int num_ranks);
+
+// The command line of a rank, without the program: "worker MODEL --controller ... --tp ...".
+struct WorkerLaunch {
+  std::string controller_address;
+  std::string secret_file;
+  uint64_t epoch = 1;
+  int64_t num_kv_blocks = 0;
+};
+std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,
+                                         const WorkerLaunch& launch);
+
+}  // namespace lockstep

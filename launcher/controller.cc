@@ -1,0 +1,90 @@
+// lockstep controller: the server without its ranks, which are placed by hand with mpirun or srun.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/cli/command.h"
+#include "launcher/cli/serving_flags.h"
+#include "launcher/cli/values.h"
+#include "launcher/job/runtime_dir.h"
+#include "launcher/serving/controller_options.h"
+#include "launcher/serving/serve_report.h"
+#include "launcher/serving/serve_session.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kCommand[] = "controller";
+
+struct ControllerCommandOptions {
+  ModelFlags model;
+  ControllerFlags controller;
+  std::string worker_listen = "127.0.0.1:50052";
+  std::string secret_file;
+};
+
+// Of the file, which is made with a fresh secret when there is none.
+absl::StatusOr<std::string> SecretOf(const std::filesystem::path& file) {
+  std::error_code error;
+  if (std::filesystem::exists(file, error)) return ReadSecretFile(file);
+  ASSIGN_OR_RETURN(std::string secret, DrawSecret());
+  RETURN_IF_ERROR(WriteNewSecretFile(file, secret));
+  return secret;
+}
+
+absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& interrupts) {
+  ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.controller.listen));
+  RETURN_IF_ERROR(ParseHostPort(options.worker_listen).status());
+  ASSIGN_OR_RETURN(const ModelSummary summary,
+                   InspectModel(options.model.model, options.model.tp, options.model.pp));
+  RETURN_IF_ERROR(summary.tensor_check);
+  SessionOptions session;
+  session.controller = MakeControllerOptions(options.model, options.controller);
+  session.controller.worker_listen = {options.worker_listen};
+  ASSIGN_OR_RETURN(session.controller.secret, SecretOf(options.secret_file));
+  session.listen_host = listen.host;
+  session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
+  session.secret_file = options.secret_file;
+  ServeReport report(options.controller.json, options.model);
+  report.Model(summary);
+  return ServeSession(std::move(session), report, interrupts).Run();
+}
+
+int RunController(const ControllerCommandOptions& options) {
+  InterruptWatcher interrupts;
+  const absl::Status status = Control(options, interrupts);
+  return status.ok() ? kExitOk : Fail(kCommand, status);
+}
+
+}  // namespace
+
+void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
+  ControllerCommandOptions* options = nullptr;
+  CLI::App* command =
+      AddCommand(program, chosen, kCommand,
+                 "The server without its ranks, which are placed by hand", &RunController, options);
+  AddModelFlags(*command, options->model);
+  AddControllerFlags(*command, options->controller);
+  const char* group = "Ranks";
+  command
+      ->add_option("--worker-listen", options->worker_listen,
+                   "where ranks connect; not encrypted, so a private network's address")
+      ->type_name("HOST:PORT")
+      ->capture_default_str()
+      ->group(group);
+  command
+      ->add_option("--secret-file", options->secret_file,
+                   "file whose first line every rank must show; made when it does not exist")
+      ->type_name("FILE")
+      ->required()
+      ->group(group);
+  command->footer(
+      "The ranks are started with `mpirun -n N lockstep worker` (see its --help).\n"
+      "Exit codes: 0 stopped on request, 1 a failure (a lost rank is one), 2 wrong usage.");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,166 @@
+// lockstep model: looks at a checkpoint, or makes one of any shape with random weights.
+#include <unistd.h>
+
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "launcher/base/signals.h"
+#include "launcher/cli/command.h"
+#include "launcher/cli/values.h"
+#include "model/checkpoint/inspect.h"
+#include "model/checkpoint/model_shapes.h"
+#include "model/checkpoint/model_writer.h"
+
+namespace lockstep {
+namespace {
+
+struct InspectOptions {
+  std::string directory;
+  int tp = 1;
+  int pp = 1;
+  bool tensors = false;
+  bool json = false;
+};
+
+int RunInspect(const InspectOptions& options) {
+  const auto summary = InspectModel(options.directory, options.tp, options.pp);
+  if (!summary.ok()) return Fail("model inspect", summary.status());
+  std::printf("%s", options.json ? SummaryJson(*summary).c_str()
+                                 : SummaryText(*summary, options.tensors).c_str());
+  if (options.json) std::printf("\n");
+  return kExitOk;
+}
+
+struct SynthOptions {
+  std::string shape;
+  std::string output;
+  std::optional<int64_t> num_layers;
+  std::string dtype;
+  uint64_t seed = 0;
+  bool quiet = false;
+};
+
+std::optional<DType> DTypeOf(const std::string& name) {
+  if (name == "f32") return DType::kF32;
+  if (name == "f16") return DType::kF16;
+  if (name == "bf16") return DType::kBF16;
+  return std::nullopt;
+}
+
+// Redraws one line on a terminal; elsewhere a line at most every two seconds.
+class SynthProgress {
+ public:
+  explicit SynthProgress(bool quiet) : quiet_(quiet) {}
+  void Show(int64_t done, int64_t total) {
+    const absl::Time now = absl::Now();
+    const bool is_terminal = ::isatty(STDERR_FILENO) == 1;
+    if (quiet_ || now < next_) return;
+    next_ = now + (is_terminal ? absl::Milliseconds(100) : absl::Seconds(2));
+    const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now - started_));
+    std::fprintf(
+        stderr, "%s%5.1f %% of %s, %s/s%s", is_terminal ? "\r\x1b[K" : "",
+        100.0 * static_cast<double>(done) / static_cast<double>(std::max<int64_t>(1, total)),
+        FormatBytes(total).c_str(),
+        FormatBytes(static_cast<int64_t>(static_cast<double>(done) / seconds)).c_str(),
+        is_terminal ? "" : "\n");
+    drawn_ = is_terminal;
+  }
+  void Clear() {
+    if (drawn_) std::fprintf(stderr, "\r\x1b[K");
+  }
+  double Seconds() const { return absl::ToDoubleSeconds(absl::Now() - started_); }
+
+ private:
+  const bool quiet_;
+  const absl::Time started_ = absl::Now();
+  absl::Time next_ = started_ + absl::Milliseconds(300);
+  bool drawn_ = false;
+};
+
+int RunSynth(const SynthOptions& options) {
+  InterruptWatcher interrupts;
+  SynthProgress progress(options.quiet);
+  SynthesizeOptions synthesize;
+  synthesize.shape = options.shape;
+  synthesize.output = options.output;
+  synthesize.num_layers = options.num_layers;
+  synthesize.dtype = DTypeOf(options.dtype);
+  synthesize.seed = options.seed;
+  synthesize.progress = [&](int64_t done, int64_t total) {
+    progress.Show(done, total);
+    return interrupts.TakeCount() == 0;
+  };
+  const auto model = SynthesizeModel(synthesize);
+  progress.Clear();
+  if (!model.ok()) return Fail("model synth", model.status());
+  if (!options.quiet) {
+    std::printf("Wrote %s: %s parameters, %s, %s in %d file%s, in %s\n", options.output.c_str(),
+                FormatCount(model->config.num_parameters()).c_str(),
+                std::string(DTypeName(model->config.dtype)).c_str(),
+                FormatBytes(model->weight_bytes).c_str(), model->num_files,
+                model->num_files == 1 ? "" : "s", FormatSeconds(progress.Seconds()).c_str());
+  }
+  return kExitOk;
+}
+
+void AddInspect(CLI::App& model, CommandBody& chosen) {
+  InspectOptions* options = nullptr;
+  CLI::App* command = AddCommand(
+      model, chosen, "inspect", "Show a checkpoint's sizes, tensors and how a layout shares it out",
+      &RunInspect, options);
+  command->add_option("directory", options->directory, "of a Hugging Face checkpoint")
+      ->type_name("DIR")
+      ->required();
+  command->add_option("--tp", options->tp, "show the shards for this many tensor parallel ranks")
+      ->type_name("N")
+      ->check(Between(1, 65536))
+      ->capture_default_str();
+  command->add_option("--pp", options->pp, "and this many pipeline stages")
+      ->type_name("M")
+      ->check(Between(1, 65536))
+      ->capture_default_str();
+  command->add_flag("--tensors", options->tensors, "list every tensor");
+  command->add_flag("--json", options->json, "one JSON object");
+}
+
+void AddSynth(CLI::App& model, CommandBody& chosen) {
+  SynthOptions* options = nullptr;
+  CLI::App* command =
+      AddCommand(model, chosen, "synth", "Write a checkpoint of any shape with random weights",
+                 &RunSynth, options);
+  command
+      ->add_option("--shape", options->shape,
+                   absl::StrFormat("%s, or the path of a config.json",
+                                   absl::StrJoin(BuiltInShapeNames(), ", ")))
+      ->type_name("NAME|FILE")
+      ->required();
+  command->add_option("--layers", options->num_layers, "instead of the shape's number of layers")
+      ->type_name("N")
+      ->check(Between(1, 65536));
+  command->add_option("--dtype", options->dtype, "f32, f16 or bf16 (default: the shape's)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}).description(""));
+  command->add_option("--seed", options->seed, "equal seeds give equal weights")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_flag("--quiet,-q", options->quiet, "print nothing but errors");
+  command->add_option("output", options->output, "directory to create")
+      ->type_name("OUT")
+      ->required();
+}
+
+}  // namespace
+
+void AddModelCommand(CLI::App& program, CommandBody& chosen) {
+  CLI::App* command = program.add_subcommand("model", "Look at a checkpoint, or make one");
+  command->require_subcommand(1);
+  AddInspect(*command, chosen);
+  AddSynth(*command, chosen);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+// How much memory a launch on this host takes, and how many KV blocks it gets. Pure arithmetic.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launcher/cli/serving_flags.h"
+#include "model/checkpoint/shard_sizes.h"
+#include "model/model_config.h"
+
+namespace lockstep {
+
+struct KvCacheFlags {
+  std::optional<double> gib;  // over all ranks
+  std::optional<int64_t> num_blocks;
+};
+
+struct CapacityInputs {
+  const ModelConfig& config;
+  const ModelFlags& model;
+  const std::string& dtype;  // RankFlags::dtype
+  KvCacheFlags kv_cache;
+  int64_t available_memory_bytes = 0;
+};
+
+struct Capacity {
+  std::vector<RankShard> shards;   // weight_bytes as held in memory
+  int64_t weight_bytes = 0;        // all ranks
+  int64_t kv_bytes_per_token = 0;  // all ranks
+  int64_t num_kv_blocks = 0;
+  int64_t max_model_len = 0;  // as asked for, or the model's; the cache may hold less
+};
+
+// Without a flag the cache gets half of the memory that the weights leave, at most 4 GiB, and never
+// more than max_num_seqs sequences of full length can fill. INVALID_ARGUMENT (layout,
+// --max-model-len beyond the model's), RESOURCE_EXHAUSTED with the numbers.
+absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs);
+
+// What Linux says can be had without swapping, within this process's memory cgroup.
+int64_t AvailableMemoryBytes();
+
+}  // namespace lockstep

@@ -1,0 +1,22 @@
+#include "launcher/serving/controller_options.h"
+
+namespace lockstep {
+
+ControllerOptions MakeControllerOptions(const ModelFlags& model,
+                                        const ControllerFlags& controller) {
+  ControllerOptions options;
+  options.model_dir = model.model;
+  options.tensor_parallel = model.tp;
+  options.pipeline_parallel = model.pp;
+  options.max_num_seqs = model.max_num_seqs;
+  options.max_batched_tokens = model.max_batched_tokens;
+  options.max_model_len = model.max_model_len;
+  options.block_size = model.block_size;
+  options.max_queued_requests = controller.max_queue;
+  options.enable_prefix_cache = !controller.no_prefix_cache;
+  options.listen = controller.listen;
+  options.version = LOCKSTEP_VERSION;
+  return options;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,223 @@
+#include "launcher/serving/serve_report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "launcher/cli/values.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kBarWidth = 30;
+
+std::string BytesPerSecond(int64_t bytes, double seconds) {
+  return absl::StrFormat("%.2f GB/s", static_cast<double>(bytes) / std::max(seconds, 1e-6) / 1e9);
+}
+
+}  // namespace
+
+ServeReport::ServeReport(bool json, const ModelFlags& model)
+    : json_(json),
+      tp_(model.tp),
+      pp_(model.pp),
+      block_size_(model.block_size),
+      is_terminal_(!json && ::isatty(STDOUT_FILENO) == 1),
+      started_(absl::Now()) {}
+
+void ServeReport::PrintJson(const char* event, Json fields) {
+  Json line = {{"event", event}, {"seconds", absl::ToDoubleSeconds(absl::Now() - started_)}};
+  line.update(fields);
+  std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  std::fflush(stdout);
+}
+
+void ServeReport::PrintLine(const std::string& line) {
+  ClearProgress();
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+void ServeReport::Model(const ModelSummary& summary) {
+  const ModelConfig& config = summary.config;
+  name_ = std::filesystem::absolute(summary.directory).lexically_normal().filename().string();
+  kv_bytes_per_token_ = summary.kv_bytes_per_token;
+  if (json_) {
+    PrintJson("model", {{"model", name_}, {"num_parameters", summary.num_parameters}});
+    return;
+  }
+  PrintLine(absl::StrFormat("Model    %s: %s parameters in %s, %d layers, vocabulary %s", name_,
+                            FormatCount(summary.num_parameters),
+                            std::string(DTypeName(config.dtype)), config.num_layers,
+                            FormatCount(config.vocab_size)));
+}
+
+void ServeReport::Plan(const Capacity& capacity, int threads_per_rank) {
+  kv_bytes_per_token_ = capacity.kv_bytes_per_token;
+  if (json_) {
+    PrintJson("plan", {{"tp", tp_},
+                       {"pp", pp_},
+                       {"threads_per_rank", threads_per_rank},
+                       {"weight_bytes", capacity.weight_bytes},
+                       {"num_kv_blocks", capacity.num_kv_blocks}});
+    return;
+  }
+  PrintLine(absl::StrFormat("Layout   tp %d x pp %d = %d rank%s, %d thread%s each", tp_, pp_,
+                            tp_ * pp_, tp_ * pp_ == 1 ? "" : "s", threads_per_rank,
+                            threads_per_rank == 1 ? "" : "s"));
+  PrintStages(capacity);
+}
+
+void ServeReport::PrintStages(const Capacity& capacity) {
+  for (int stage = 0; stage < pp_; ++stage) {
+    const auto first = capacity.shards.begin() + stage * tp_;
+    int64_t largest = 0;
+    std::for_each(first, first + tp_,
+                  [&](const RankShard& shard) { largest = std::max(largest, shard.weight_bytes); });
+    PrintLine(absl::StrFormat(
+        "  stage %d: layers %d-%d on rank%s %s, %s of weights each", stage, first->layers.begin,
+        first->layers.end - 1, tp_ == 1 ? "" : "s",
+        tp_ == 1 ? absl::StrCat(stage) : absl::StrCat(stage * tp_, "-", stage * tp_ + tp_ - 1),
+        FormatBytes(largest)));
+  }
+}
+
+void ServeReport::WaitingForRanks(const std::string& worker_address,
+                                  const std::string& secret_file) {
+  if (json_) {
+    PrintJson("waiting", {{"worker_address", worker_address}, {"secret_file", secret_file}});
+  } else {
+    PrintLine(absl::StrFormat("Waiting for %d rank%s at %s, secret in %s", tp_ * pp_,
+                              tp_ * pp_ == 1 ? "" : "s", worker_address, secret_file));
+  }
+}
+
+void ServeReport::RankJoined(const ControllerEvent& event) {
+  if (loading_since_ == absl::InfinitePast()) loading_since_ = absl::Now();
+  if (json_) {
+    PrintJson("rank_joined", {{"rank", event.rank}, {"host", event.host}, {"pid", event.pid}});
+  }
+}
+
+void ServeReport::RankLoading(const ControllerEvent& event) {
+  loading_[event.rank] = {event.bytes_done, event.bytes_total};
+  int64_t done = 0;
+  int64_t total = 0;
+  for (const auto& [rank, progress] : loading_) {
+    done += progress.done;
+    total += progress.total;
+  }
+  const absl::Time now = absl::Now();
+  // A short load needs no bar.
+  if (now - loading_since_ < absl::Milliseconds(500) || now < next_progress_) return;
+  next_progress_ = now + (is_terminal_ ? absl::Milliseconds(100) : absl::Seconds(2));
+  if (json_) {
+    PrintJson("loading", {{"bytes_done", done}, {"bytes_total", total}});
+  } else {
+    DrawProgress(done, total);
+  }
+}
+
+void ServeReport::DrawProgress(int64_t done, int64_t total) {
+  const double share = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0.0;
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - loading_since_);
+  const std::string text = absl::StrFormat("%3.0f %% of %s, %s", 100.0 * share, FormatBytes(total),
+                                           BytesPerSecond(done, seconds));
+  if (!is_terminal_) {
+    PrintLine("Loading  " + text);
+    return;
+  }
+  const int filled = std::clamp(static_cast<int>(share * kBarWidth), 0, kBarWidth);
+  std::printf("\r\x1b[KLoading  [%s%s] %s", std::string(static_cast<size_t>(filled), '#').c_str(),
+              std::string(static_cast<size_t>(kBarWidth - filled), '.').c_str(), text.c_str());
+  std::fflush(stdout);
+  progress_shown_ = true;
+}
+
+void ServeReport::ClearProgress() {
+  if (std::exchange(progress_shown_, false)) std::printf("\r\x1b[K");
+}
+
+void ServeReport::RankLoaded(const ControllerEvent& event) {
+  loading_[event.rank] = {event.bytes_total, event.bytes_total};
+  ++num_loaded_;
+  if (json_) {
+    PrintJson("rank_loaded", {{"rank", event.rank},
+                              {"shard_bytes", event.bytes_total},
+                              {"weight_bytes", event.weight_bytes},
+                              {"backend", event.message}});
+    return;
+  }
+  if (num_loaded_ < tp_ * pp_) return;
+  int64_t total = 0;
+  for (const auto& [rank, progress] : loading_) total += progress.total;
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - loading_since_);
+  PrintLine(absl::StrFormat("Loaded   %s in %s (%s); %s", FormatBytes(total),
+                            FormatSeconds(seconds), BytesPerSecond(total, seconds),
+                            OneLine(event.message)));
+}
+
+void ServeReport::Serving(const ControllerEvent& event, const std::string& address) {
+  const int64_t tokens = event.num_kv_blocks * block_size_;
+  const int64_t sequence_blocks = (event.max_model_len + block_size_ - 1) / block_size_;
+  const int64_t sequences = event.num_kv_blocks / std::max<int64_t>(1, sequence_blocks);
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - started_);
+  if (json_) {
+    PrintJson("ready", {{"address", address},
+                        {"model", name_},
+                        {"tp", tp_},
+                        {"pp", pp_},
+                        {"num_kv_blocks", event.num_kv_blocks},
+                        {"kv_capacity_tokens", tokens},
+                        {"max_model_len", event.max_model_len},
+                        {"full_length_sequences", sequences}});
+    return;
+  }
+  PrintLine(
+      absl::StrFormat("KV cache %s blocks of %d tokens = %s tokens, %s sequence%s of %s; %s in all",
+                      FormatCount(event.num_kv_blocks), block_size_, FormatCount(tokens),
+                      FormatCount(sequences), sequences == 1 ? "" : "s",
+                      FormatCount(event.max_model_len), FormatBytes(tokens * kv_bytes_per_token_)));
+  PrintLine(absl::StrFormat("Serving %s on %s (tp %d x pp %d), ready in %.1f s", name_, address,
+                            tp_, pp_, seconds));
+}
+
+void ServeReport::RankOutput(int rank, absl::string_view text) {
+  if (json_) {
+    PrintJson("output", {{"rank", rank}, {"text", ValidUtf8(text)}});
+    return;
+  }
+  ClearProgress();
+  const std::string source = rank < 0 ? "mpirun" : absl::StrCat("rank ", rank);
+  std::fprintf(stderr, "[%s] %s\n", source.c_str(), OneLine(text).c_str());
+}
+
+void ServeReport::Draining(double seconds) {
+  if (json_) {
+    PrintJson("draining", {{"drain_seconds", seconds}});
+  } else {
+    PrintLine(absl::StrFormat(
+        "Draining: no new requests, running ones have %g s; interrupt again to stop at once",
+        seconds));
+  }
+}
+
+void ServeReport::Stopped(absl::string_view how) {
+  if (json_) {
+    PrintJson("stopped", {{"how", std::string(how)}});
+  } else {
+    PrintLine(absl::StrCat("Stopped ", how));
+  }
+}
+
+void ServeReport::Failed(absl::string_view message) {
+  ClearProgress();
+  if (json_) PrintJson("failed", {{"message", ValidUtf8(message)}});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,67 @@
+// What `lockstep serve` and `lockstep controller` print: lines for people, or one JSON object per
+// event.
+//
+// Used by main's thread only. Progress of loading is a bar on a terminal, a line every two seconds
+// elsewhere.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "launcher/serving/capacity.h"
+#include "model/checkpoint/inspect.h"
+#include "nlohmann/json.hpp"
+#include "runtime/controller/controller.h"
+
+namespace lockstep {
+
+class ServeReport {
+ public:
+  ServeReport(bool json, const ModelFlags& model);
+
+  void Model(const ModelSummary& summary);
+  void Plan(const Capacity& capacity, int threads_per_rank);
+  // Where ranks that are placed by hand connect.
+  void WaitingForRanks(const std::string& worker_address, const std::string& secret_file);
+  void RankJoined(const ControllerEvent& event);
+  void RankLoading(const ControllerEvent& event);
+  void RankLoaded(const ControllerEvent& event);
+  void Serving(const ControllerEvent& event, const std::string& address);
+  void RankOutput(int rank, absl::string_view text);  // rank < 0: the MPI launcher
+  void Draining(double seconds);
+  void Stopped(absl::string_view how);
+  // The launch is over; `lockstep serve: message` follows on stderr.
+  void Failed(absl::string_view message);
+
+ private:
+  using Json = nlohmann::ordered_json;
+  void PrintJson(const char* event, Json fields);
+  void PrintLine(const std::string& line);
+  void PrintStages(const Capacity& capacity);
+  void DrawProgress(int64_t done, int64_t total);
+  void ClearProgress();
+
+  const bool json_;
+  const int tp_;
+  const int pp_;
+  const int block_size_;
+  const bool is_terminal_;
+  const absl::Time started_;
+  absl::Time loading_since_ = absl::InfinitePast();
+  absl::Time next_progress_;
+  bool progress_shown_ = false;
+
+  struct RankProgress {
+    int64_t done = 0;
+    int64_t total = 0;
+  };
+  std::map<int, RankProgress> loading_;
+  int num_loaded_ = 0;
+  std::string name_;
+  int64_t kv_bytes_per_token_ = 0;
+};
+
+}  // namespace lockstep

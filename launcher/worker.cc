@@ -1,0 +1,158 @@
+// lockstep worker: one rank of an MPI job. Started by `lockstep serve`, or by mpirun or srun for
+// manual placement.
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/cli/command.h"
+#include "launcher/cli/serving_flags.h"
+#include "launcher/job/parent_watch.h"
+#include "launcher/job/runtime_dir.h"
+#include "model/checkpoint/checkpoint.h"
+#include "parallel/mpi_communicator.h"
+#include "runtime/worker/worker.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kCommand[] = "worker";
+
+struct WorkerCommandOptions {
+  ModelFlags model;
+  RankFlags rank;
+  std::string controller = "127.0.0.1:50052";
+  std::string secret_file;
+  uint64_t epoch = 1;
+  double kv_cache_gib = 1.0;
+  int64_t num_kv_blocks = 0;
+};
+
+std::string HostName() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof(name) - 1) != 0) return "unknown";
+  return name;
+}
+
+// Ranks of this job on this host: Open MPI and Slurm tell, else all.
+int RanksOnThisHost(int world_size) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}) {
+    const char* value = std::getenv(name);
+    int count = 0;
+    if (value != nullptr && absl::SimpleAtoi(value, &count) && count >= 1) return count;
+  }
+  return world_size;
+}
+
+StageOptions::Weights WeightsOf(const std::string& dtype) {
+  if (dtype == "f32") return StageOptions::Weights::kF32;
+  if (dtype == "bf16") return StageOptions::Weights::kBF16;
+  return StageOptions::Weights::kAuto;
+}
+
+absl::StatusOr<int64_t> MaxModelLen(const ModelFlags& flags) {
+  if (flags.max_model_len > 0) return flags.max_model_len;
+  ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(flags.model));
+  return checkpoint->config().max_position_embeddings;
+}
+
+absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flags,
+                                                const ProcessGrid& grid,
+                                                const MpiSession& session) {
+  WorkerOptions options;
+  options.controller_address = flags.controller;
+  ASSIGN_OR_RETURN(options.secret, ReadSecretFile(flags.secret_file));
+  options.epoch = flags.epoch;
+  options.grid = grid;
+  options.rank = session.rank();
+  options.host = HostName();
+  options.version = LOCKSTEP_VERSION;
+  options.model = flags.model.model;
+  options.stage.weights = WeightsOf(flags.rank.dtype);
+  options.stage.limits.block_size = flags.model.block_size;
+  options.stage.limits.max_batched_tokens = flags.model.max_batched_tokens;
+  options.stage.limits.max_num_seqs = flags.model.max_num_seqs;
+  ASSIGN_OR_RETURN(options.stage.limits.max_model_len, MaxModelLen(flags.model));
+  options.backend.num_threads = ThreadsPerRank(flags.rank, RanksOnThisHost(session.world_size()));
+  options.backend.isa = flags.rank.isa;
+  options.stage.num_load_threads = options.backend.num_threads;
+  if (flags.num_kv_blocks > 0) options.num_kv_blocks = flags.num_kv_blocks;
+  options.kv_cache_bytes = static_cast<int64_t>(std::llround(flags.kv_cache_gib * 0x1p30));
+  return options;
+}
+
+absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& session) {
+  ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(flags.model.tp, flags.model.pp));
+  if (session.world_size() != grid.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the MPI job has ", session.world_size(), " ranks, but --tp ", grid.tp(), " x --pp ",
+        grid.pp(), " needs ", grid.world_size(), ": start it with mpirun -n ", grid.world_size()));
+  }
+  ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
+  // The step loop waits for a peer that will never answer: nothing but ending the job helps.
+  options.on_stuck = [](const absl::Status&) { MpiSession::AbortJob(kExitFailure); };
+  ASSIGN_OR_RETURN(RankGroups groups, MakeMpiGroups(session, grid));
+  return RunWorker(options, groups);
+}
+
+int RunWorkerCommand(const WorkerCommandOptions& flags) {
+  EndWithParent();
+  auto session = MpiSession::Start(nullptr, nullptr);
+  if (!session.ok()) return Fail(kCommand, session.status());
+  const absl::Status status = RunRank(flags, *session);
+  if (status.ok()) return kExitOk;
+  Fail(kCommand, absl::Status(status.code(), absl::StrCat("rank ", session->rank(), " on ",
+                                                          HostName(), ": ", status.message())));
+  std::fflush(nullptr);
+  MpiSession::AbortJob(kExitFailure);  // peers may be waiting for this rank
+}
+
+}  // namespace
+
+void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
+  WorkerCommandOptions* options = nullptr;
+  CLI::App* command =
+      AddCommand(program, chosen, kCommand,
+                 "One rank of an MPI job, placed by hand: mpirun -n N lockstep worker",
+                 &RunWorkerCommand, options);
+  AddModelFlags(*command, options->model);
+  AddRankFlags(*command, options->rank);
+  const char* link = "Controller";
+  command
+      ->add_option("--controller", options->controller, "the controller's --worker-listen address")
+      ->type_name("HOST:PORT")
+      ->capture_default_str()
+      ->group(link);
+  command
+      ->add_option("--secret-file", options->secret_file,
+                   "file with the launch's secret, readable by its owner only")
+      ->type_name("FILE")
+      ->required()
+      ->group(link);
+  command->add_option("--epoch", options->epoch, "of this launch, as the controller counts")
+      ->capture_default_str()
+      ->group(link);
+  auto* gib = command->add_option("--kv-cache-gib", options->kv_cache_gib, "KV cache of this rank")
+                  ->type_name("GIB")
+                  ->check(Between(1e-6, 1e6))
+                  ->capture_default_str()
+                  ->group("Limits");
+  command->add_option("--num-kv-blocks", options->num_kv_blocks, "the same in blocks")
+      ->type_name("N")
+      ->check(Between(1, 1 << 30))
+      ->excludes(gib)
+      ->group("Limits");
+  command->footer(
+      "Example, 16 ranks on two hosts:\n"
+      "  lockstep controller MODEL --tp 8 --pp 2 --worker-listen 10.0.0.1:50052 "
+      "--secret-file FILE\n"
+      "  mpirun -n 16 --hostfile HOSTS lockstep worker MODEL --tp 8 --pp 2 --controller "
+      "10.0.0.1:50052 --secret-file FILE");
+}
+
+}  // namespace lockstep
