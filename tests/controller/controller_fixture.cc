@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "grpcpp/generic/generic_stub.h"
 #include "model/checkpoint/model_writer.h"
 
 namespace lockstep::testing {
@@ -187,6 +188,28 @@ bool ControllerTest::IsIdle() {
   return Eventually([](const v1::GetStatusResponse& status) {
     return status.num_running() == 0 && status.num_waiting() == 0 && status.kv_blocks_in_use() == 0;
   });
+}
+
+grpc::Status ControllerTest::CallRaw(const std::string& method, const std::string& bytes,
+                                     std::string* response) {
+  grpc::GenericStub stub(channel_);
+  grpc::ClientContext context;
+  grpc::Slice slice(bytes);
+  const grpc::ByteBuffer request(&slice, 1);
+  grpc::ByteBuffer reply;
+  grpc::CompletionQueue queue;
+  auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&reply, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  grpc::Slice flat;
+  if (response != nullptr && reply.DumpToSingleSlice(&flat).ok()) {
+    response->assign(reinterpret_cast<const char*>(flat.begin()), flat.size());
+  }
+  return status;
 }
 
 std::vector<int32_t> ControllerTest::ExpectedIds(const v1::GenerateRequest& request, uint64_t seed,

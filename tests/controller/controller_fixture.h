@@ -70,6 +70,10 @@ class ControllerTest : public ::testing::Test {
   // small_window: the client takes 64 KiB without being asked, no more.
   std::shared_ptr<grpc::Channel> NewChannel(bool small_window = false);
 
+  // One message of any bytes to any method; the response as bytes, if wanted.
+  grpc::Status CallRaw(const std::string& method, const std::string& bytes,
+                       std::string* response = nullptr);
+
   // What output 0 of this request must be.
   std::vector<int32_t> ExpectedIds(const v1::GenerateRequest& request, uint64_t seed,
                                    uint32_t output = 0);

@@ -185,6 +185,21 @@ TEST_F(LifecycleTest, WatchingAnUnknownServiceIsNoError) {
   watch->Finish();
 }
 
+// grpc.reflection.v1alpha has no installed header: the messages are written by hand
+// (reflection.proto: list_services = 7, file_containing_symbol = 4).
+TEST_F(LifecycleTest, ReflectionListsTheServices) {
+  StartController(DefaultOptions());
+  const std::string method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+  std::string response;
+  ASSERT_TRUE(CallRaw(method, std::string("\x3a\x00", 2), &response).ok());
+  EXPECT_THAT(response, HasSubstr("lockstep.v1.Generation"));
+  EXPECT_THAT(response, HasSubstr("grpc.health.v1.Health"));
+  const std::string symbol = "lockstep.v1.Generation";
+  ASSERT_TRUE(
+      CallRaw(method, absl::StrCat("\x22", std::string(1, symbol.size()), symbol), &response).ok());
+  EXPECT_THAT(response, HasSubstr("GenerateRequest"));
+}
+
 // --- ranks that are refused ---
 
 TEST_F(LifecycleTest, OnlyRanksOfThisLaunchAreWelcome) {
