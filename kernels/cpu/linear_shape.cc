@@ -1,10 +1,8 @@
 #include "kernels/cpu/linear_shape.h"
 
-#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/check.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -12,14 +10,6 @@ namespace {
 absl::Status OutOfRange(const char* field, int64_t value, int64_t limit) {
   return absl::InvalidArgumentError(
       absl::StrCat("linear weight: ", field, " is ", value, ", allowed are 1 to ", limit));
-}
-
-template <typename T>
-T LoadElement(const void* row, int64_t index) {
-  T value;
-  std::memcpy(&value, static_cast<const char*>(row) + index * static_cast<int64_t>(sizeof(T)),
-              sizeof(T));
-  return value;
 }
 
 }  // namespace
@@ -52,19 +42,6 @@ void CheckHostRows(const LinearShape& shape, int64_t first_row, const HostRows& 
   LS_CHECK_GE(rows.num_rows, 0);
   LS_CHECK_LE(rows.num_rows, shape.out_features - first_row);
   LS_CHECK(rows.data != nullptr || rows.num_rows == 0);
-}
-
-float HostElement(const void* row, DType dtype, int64_t index) {
-  switch (dtype) {
-    case DType::kF32:
-      return LoadElement<float>(row, index);
-    case DType::kF16:
-      return ToFloat(LoadElement<F16>(row, index));
-    case DType::kBF16:
-      return ToFloat(LoadElement<BF16>(row, index));
-  }
-  LS_CHECK(false) << "unknown dtype";
-  return 0.0f;
 }
 
 }  // namespace lockstep::cpu

@@ -1,8 +1,12 @@
 // The checks on a LinearShape that every CPU body makes.
 #pragma once
 
+#include <cstdint>
+#include <cstring>
+
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "kernels/base/check.h"
 
 namespace lockstep::cpu {
 
@@ -17,6 +21,23 @@ absl::Status CheckLinearShape(const LinearShape& shape);
 void CheckHostRows(const LinearShape& shape, int64_t first_row, const HostRows& rows);
 
 // Element `index` of a checkpoint row, widened.
-float HostElement(const void* row, DType dtype, int64_t index);
+inline float HostElement(const void* row, DType dtype, int64_t index) {
+  const char* p = static_cast<const char*>(row) + index * DTypeBytes(dtype);
+  uint16_t half;
+  switch (dtype) {
+    case DType::kF32:
+      float value;
+      std::memcpy(&value, p, 4);
+      return value;
+    case DType::kF16:
+      std::memcpy(&half, p, 2);
+      return ToFloat(F16{half});
+    case DType::kBF16:
+      std::memcpy(&half, p, 2);
+      return ToFloat(BF16{half});
+  }
+  LS_CHECK(false) << "unknown dtype";
+  return 0.0f;
+}
 
 }  // namespace lockstep::cpu

@@ -25,11 +25,6 @@ static_assert((1 << (kMaxTreeLevels - 2)) >= kMaxKSlices);
 
 int64_t CeilDiv(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-uint32_t ElementBits(const void* row, DType from, DType to, int64_t k) {
-  const float value = HostElement(row, from, k);
-  return to == DType::kF32 ? std::bit_cast<uint32_t>(value) : ToBF16(value).bits;
-}
-
 // A rectangle of a weight: rows of the checkpoint from `first` on, elements [k0, k1) of one
 // K-slice.
 struct Chunk {
@@ -40,22 +35,53 @@ struct Chunk {
   int64_t k1;
 };
 
-// base: the first row's place in the slice's part of the panel.
-template <DType kTo>
+template <DType kFrom, DType kTo>
+uint32_t LoadBits(const char* row, int64_t k) {
+  if constexpr (kFrom == kTo && kTo == DType::kBF16) {
+    uint16_t bits;
+    std::memcpy(&bits, row + k * 2, 2);
+    return bits;
+  } else {
+    const float value = HostElement(row, kFrom, k);
+    return kTo == DType::kF32 ? std::bit_cast<uint32_t>(value) : ToBF16(value).bits;
+  }
+}
+
+// base: the first row's place in the slice's part of the panel. Rows vary fastest, so that each
+// line of the panel is written once, whole.
+template <DType kFrom, DType kTo>
 void PackRows(const HostRows& rows, const Chunk& chunk, int64_t columns, char* base) {
+  const char* row[kMaxPanelColumns];
   for (int64_t r = 0; r < chunk.num_rows; ++r) {
-    const char* row =
-        static_cast<const char*>(rows.data) + (chunk.first + r) * rows.row_stride_bytes;
-    for (int64_t k = chunk.k0; k < chunk.k1; ++k) {
-      const uint32_t bits = ElementBits(row, rows.dtype, kTo, chunk.slice_begin + k);
-      if constexpr (kTo == DType::kF32) {
-        std::memcpy(base + (k * columns + r) * 4, &bits, 4);
-      } else {
-        const auto half = static_cast<uint16_t>(bits);
-        std::memcpy(base + ((k / 2 * columns + r) * 2 + k % 2) * 2, &half, 2);
-      }
+    row[r] = static_cast<const char*>(rows.data) + (chunk.first + r) * rows.row_stride_bytes +
+             chunk.slice_begin * DTypeBytes(kFrom);
+  }
+  constexpr int64_t kStep = kTo == DType::kBF16 ? 2 : 1;
+  for (int64_t k = chunk.k0; k < chunk.k1; k += kStep) {
+    char* out = base + k / kStep * columns * 4;
+    const bool pair = kStep == 2 && k + 1 < chunk.k1;
+    for (int64_t r = 0; r < chunk.num_rows; ++r) {
+      uint32_t bits = LoadBits<kFrom, kTo>(row[r], k);
+      if (pair) bits |= LoadBits<kFrom, kTo>(row[r], k + 1) << 16;
+      std::memcpy(out + r * 4, &bits, 4);
     }
   }
+}
+
+using PackFunction = void (*)(const HostRows&, const Chunk&, int64_t columns, char* base);
+
+template <DType kTo>
+PackFunction PackFrom(DType from) {
+  switch (from) {
+    case DType::kF32:
+      return PackRows<DType::kF32, kTo>;
+    case DType::kF16:
+      return PackRows<DType::kF16, kTo>;
+    case DType::kBF16:
+      return PackRows<DType::kBF16, kTo>;
+  }
+  LS_CHECK(false) << "unknown dtype";
+  return nullptr;
 }
 
 }  // namespace
@@ -75,7 +101,8 @@ absl::StatusOr<std::unique_ptr<PackedWeight>> PackedWeight::Allocate(const Linea
 
 void PackedWeight::Fill(int64_t first_row, const HostRows& rows) {
   CheckHostRows(shape(), first_row, rows);
-  const auto pack = bf16() ? PackRows<DType::kBF16> : PackRows<DType::kF32>;
+  const PackFunction pack =
+      bf16() ? PackFrom<DType::kBF16>(rows.dtype) : PackFrom<DType::kF32>(rows.dtype);
   for (int64_t done = 0; done < rows.num_rows;) {
     const int64_t column = (first_row + done) % panel_columns_;
     const int64_t panel = (first_row + done) / panel_columns_;
