@@ -58,9 +58,11 @@ void ScoreTile(int num_rows, const float* q, const float* keys, int head_dim, fl
 
 // Blocks of the cache lie anywhere, and few rows are soon done with a key: while one group of keys
 // is at work, the next group is fetched, and the values that will be wanted when all scores are
-// known (decode of 4,096 tokens: 3 times as fast).
+// known (Zen 3, a decode's split of bf16 out of memory: 7.1 -> 5.1 us). Inlined by force: GCC 12
+// drops calls of functions that do nothing but prefetch.
 template <class V, bool kBf16>
-void FetchRows(const void* const* rows, int num_rows, int head_dim, bool near) {
+[[gnu::always_inline]] inline void FetchRows(const void* const* rows, int num_rows, int head_dim,
+                                             bool near) {
   const int bytes = head_dim * (kBf16 ? 2 : 4);
   for (int i = 0; i < num_rows; ++i) {
     for (int at = 0; at < bytes; at += 64) {

@@ -1,0 +1,350 @@
+// How fast the CPU kernels are, and what share of this machine's limits that is.
+//
+//   kernel_bench [--threads 1,2,4] [--isa auto] [--only substring] [--json FILE]
+//
+// Limits are measured in the same run with the same number of threads: read bandwidth over 512 MB,
+// fused multiply-adds in registers. Each case is checked against the reference backend, warmed up,
+// and timed as the median of its runs; copies of the weights are used in turn, more than any cache
+// holds. Shapes are those of Llama 3.2 1B.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/base/check.h"
+#include "tests/bench/machine_limits.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kGiga = 1e9;
+constexpr int64_t kColdBytes = 192 << 20;  // of weight copies; several times the last cache
+
+struct Options {
+  std::vector<int> threads = {1, 2, 4};
+  std::string isa = "auto";
+  std::string only;
+  std::string json;
+};
+
+struct Result {
+  std::string name;
+  std::string dtype;
+  int threads;
+  double ms;  // median
+  double best_ms;
+  double rate;  // GB/s or GFLOP/s
+  const char* unit;
+  double share;  // of the limit
+};
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Timing {
+  double median;
+  double best;
+};
+
+// Seconds of run(i): at least five runs, then up to about 0.4 s.
+template <typename Run>
+Timing Time(Run run) {
+  run(0);
+  std::vector<double> times;
+  const double begin = Seconds();
+  for (int i = 1; times.size() < 5 || (Seconds() - begin < 0.4 && times.size() < 500); ++i) {
+    const double start = Seconds();
+    run(i);
+    times.push_back(Seconds() - start);
+  }
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return {times[times.size() / 2], *std::min_element(times.begin(), times.end())};
+}
+
+// ---- cases ----
+
+std::vector<float> Normals(int64_t count, uint32_t seed) {
+  std::mt19937 engine(seed);
+  std::vector<float> values(count);
+  // Cheap and even: the values do not matter to the time.
+  for (float& value : values) value = static_cast<float>(static_cast<int32_t>(engine())) * 0x1p-31f;
+  return values;
+}
+
+struct LinearCase {
+  const char* name;
+  int64_t out_features;
+  int64_t in_features;
+  int num_k_slices;
+};
+
+constexpr LinearCase kLinearCases[] = {
+    {"qkv", 3072, 2048, 1},  {"o", 2048, 2048, 8},         {"gate_up", 16384, 2048, 1},
+    {"down", 2048, 8192, 8}, {"lm_head", 128256, 2048, 1},
+};
+
+class Bench {
+ public:
+  explicit Bench(Options options) : options_(std::move(options)) {}
+
+  void Run() {
+    for (const int threads : options_.threads) {
+      auto backend = MakeCpuBackend({threads, options_.isa});
+      LS_CHECK(backend.ok()) << backend.status();
+      backend_ = *std::move(backend);
+      threads_ = threads;
+      bandwidth_ = bench::ReadBandwidth(threads) / kGiga;
+      peak_ = bench::FmaPeak(threads) / kGiga;
+      std::printf("\n%s: limits %.1f GB/s read, %.0f GFLOP/s\n", backend_->Description().c_str(),
+                  bandwidth_, peak_);
+      std::printf("%-34s %5s %9s %9s %7s %7s %6s %6s\n", "case", "dtype", "ms", "best ms", "rate",
+                  "unit", "share", "best");
+      for (const DType dtype : {DType::kBF16, DType::kF32}) {
+        for (const LinearCase& c : kLinearCases) {
+          if (dtype == DType::kBF16 || c.out_features < 20000) Linear(c, dtype);
+        }
+      }
+      for (const DType dtype : {DType::kBF16, DType::kF32}) {
+        for (const int64_t context : {512, 4096}) {
+          Attention("attention decode x1", dtype, 1, context, 1);
+          Attention("attention decode x8", dtype, 8, context, 1);
+        }
+        Attention("attention prefill", dtype, 1, 512, 512);
+        Attention("attention prefill", dtype, 1, 4096, 512);
+      }
+      Elementwise();
+    }
+    if (!options_.json.empty()) WriteJson();
+  }
+
+ private:
+  bool Wanted(const std::string& name) const {
+    return name.find(options_.only) != std::string::npos;
+  }
+
+  void Report(const std::string& name, const char* dtype, const Timing& timing, double bytes,
+              double flops) {
+    // Bound by whichever limit takes longer.
+    const bool memory = peak_ == 0 || bytes / bandwidth_ > flops / peak_;
+    const double rate = (memory ? bytes : flops) / timing.median / kGiga;
+    const Result result = {name,
+                           dtype,
+                           threads_,
+                           timing.median * 1e3,
+                           timing.best * 1e3,
+                           rate,
+                           memory ? "GB/s" : "GFLOP/s",
+                           rate / (memory ? bandwidth_ : peak_)};
+    std::printf("%-34s %5s %9.3f %9.3f %7.1f %7s %5.0f%% %5.0f%%\n", name.c_str(), dtype, result.ms,
+                result.best_ms, rate, result.unit, result.share * 100,
+                result.share * 100 * result.ms / result.best_ms);
+    std::fflush(stdout);
+    results_.push_back(result);
+  }
+
+  void Linear(const LinearCase& c, DType dtype) {
+    const std::string shape = std::string(c.name) + " " + std::to_string(c.out_features) + "x" +
+                              std::to_string(c.in_features);
+    if (!Wanted(shape)) return;
+    const int64_t bytes = c.out_features * c.in_features * DTypeBytes(dtype);
+    const std::vector<float> rows = Normals(64 * c.in_features, 1);
+    std::vector<std::unique_ptr<LinearWeight>> copies;
+    for (int64_t held = 0; held < kColdBytes; held += bytes)
+      copies.push_back(Weight(*backend_, c, dtype, rows));
+    const std::vector<float> x = Normals(512 * c.in_features, 2);
+    std::vector<float> y(512 * c.out_features);
+    Verify(c, dtype, rows, *copies[0], x, y);
+    for (const int64_t m : {1, 2, 4, 8, 16, 64, 512}) {
+      if (m == 512 && c.out_features > 100000) continue;  // prefill needs one row of logits
+      const Timing timing =
+          Time([&](int i) { backend_->Linear(*copies[i % copies.size()], x.data(), m, y.data()); });
+      Report(shape + " M=" + std::to_string(m), DTypeName(dtype).data(), timing,
+             static_cast<double>(bytes),
+             2.0 * static_cast<double>(m * c.out_features * c.in_features));
+    }
+  }
+
+  // 64 rows again and again.
+  static std::unique_ptr<LinearWeight> Weight(Backend& backend, const LinearCase& c, DType dtype,
+                                              const std::vector<float>& rows) {
+    auto weight = backend.AllocateLinear({c.out_features, c.in_features, dtype, c.num_k_slices});
+    LS_CHECK(weight.ok()) << weight.status();
+    for (int64_t row = 0; row < c.out_features; row += 64) {
+      backend.FillLinear(**weight, row,
+                         {rows.data(), DType::kF32, std::min<int64_t>(64, c.out_features - row),
+                          c.in_features * 4});
+    }
+    return *std::move(weight);
+  }
+
+  void Verify(const LinearCase& c, DType dtype, const std::vector<float>& rows,
+              const LinearWeight& weight, const std::vector<float>& x, std::vector<float>& y) {
+    const auto reference = MakeReferenceBackend();
+    const auto plain = Weight(*reference, {c.name, 64, c.in_features, c.num_k_slices}, dtype, rows);
+    std::vector<float> want(7 * 64);
+    reference->Linear(*plain, x.data(), 7, want.data());
+    backend_->Linear(weight, x.data(), 7, y.data());
+    for (int64_t t = 0; t < 7; ++t) {
+      LS_CHECK(std::memcmp(&want[t * 64], &y[t * c.out_features], 64 * sizeof(float)) == 0)
+          << c.name;
+    }
+  }
+
+  // num_seqs sequences of `context` tokens, the last `chunk` of each being the batch.
+  void Attention(const std::string& kind, DType dtype, int num_seqs, int64_t context,
+                 int64_t chunk) {
+    const std::string name = kind + " " + std::to_string(chunk) + "@" + std::to_string(context);
+    if (!Wanted(name)) return;
+    constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 64, kBlock = 16;
+    const int64_t blocks = (context + kBlock - 1) / kBlock;
+    const int64_t elements = num_seqs * blocks * kKvHeads * kBlock * kHeadDim;
+    const std::vector<float> k32 = Normals(elements, 3);
+    const std::vector<float> v32 = Normals(elements, 4);
+    const int64_t bytes = elements * DTypeBytes(dtype);
+    const auto copies = static_cast<int>(std::clamp<int64_t>(kColdBytes / (2 * bytes), 1, 64));
+    std::vector<DeviceBuffer> caches;
+    for (int i = 0; i < 2 * copies; ++i) {
+      caches.push_back(*backend_->Allocate(bytes));
+      const std::vector<float>& from = i % 2 == 0 ? k32 : v32;
+      if (dtype == DType::kF32) {
+        std::memcpy(caches.back().data(), from.data(), bytes);
+      } else {
+        for (int64_t j = 0; j < elements; ++j) caches.back().as<BF16>()[j] = ToBF16(from[j]);
+      }
+    }
+    std::vector<int32_t> positions, starts = {0}, lens, tables;
+    std::vector<int64_t> slots;
+    for (int s = 0; s < num_seqs; ++s) {
+      for (int64_t i = 0; i < chunk; ++i)
+        positions.push_back(static_cast<int32_t>(context - chunk + i));
+      starts.push_back(static_cast<int32_t>(positions.size()));
+      lens.push_back(static_cast<int32_t>(context));
+      for (int64_t b = 0; b < blocks; ++b) tables.push_back(static_cast<int32_t>(b * num_seqs + s));
+    }
+    slots.resize(positions.size());
+    const BatchIndex batch = {static_cast<int64_t>(positions.size()),
+                              num_seqs,
+                              blocks,
+                              positions.data(),
+                              slots.data(),
+                              starts.data(),
+                              lens.data(),
+                              tables.data()};
+    const std::vector<float> qkv =
+        Normals(batch.num_tokens * (kHeads + 2 * kKvHeads) * kHeadDim, 5);
+    std::vector<float> out(batch.num_tokens * kHeads * kHeadDim);
+    const auto run = [&](Backend& backend, int i, const BatchIndex& b, float* result) {
+      const KvCacheView cache = {caches[2 * (i % copies)].data(),
+                                 caches[2 * (i % copies) + 1].data(),
+                                 dtype,
+                                 num_seqs * blocks,
+                                 kKvHeads,
+                                 kBlock,
+                                 kHeadDim};
+      backend.Attention({qkv.data(), kHeads, 0.125f, &b, &cache, result});
+    };
+    run(*backend_, 0, batch, out.data());
+    std::vector<float> want(kHeads * kHeadDim);
+    BatchIndex first = batch;
+    first.num_tokens = first.num_seqs = 1;
+    const int32_t one[2] = {0, 1};
+    first.query_starts = one;
+    run(*MakeReferenceBackend(), 0, first, want.data());
+    LS_CHECK(std::memcmp(want.data(), out.data(), want.size() * sizeof(float)) == 0) << name;
+
+    const Timing timing = Time([&](int i) { run(*backend_, i, batch, out.data()); });
+    double visible = 0;
+    for (const int32_t p : positions) visible += p + 1;
+    Report(name, DTypeName(dtype).data(), timing, 2.0 * static_cast<double>(bytes),
+           4.0 * visible * kHeads * kHeadDim);
+  }
+
+  void Elementwise() {
+    for (const int64_t tokens : {1, 512}) {
+      constexpr int64_t kHidden = 2048, kWidth = 8192;
+      std::vector<float> x = Normals(tokens * kHidden, 6), delta = x, weight = Normals(kHidden, 7),
+                         out = x;
+      const std::string suffix = " M=" + std::to_string(tokens);
+      if (Wanted("add_rms_norm")) {
+        const Timing norm = Time([&](int) {
+          backend_->AddRmsNorm(
+              {x.data(), delta.data(), weight.data(), 1e-5f, tokens, kHidden, out.data()});
+        });
+        Report("add_rms_norm" + suffix, "f32", norm, static_cast<double>(16 * tokens * kHidden), 0);
+      }
+      if (Wanted("silu_mul")) {
+        const std::vector<float> gate_up = Normals(tokens * 2 * kWidth, 8);
+        std::vector<float> product(tokens * kWidth);
+        const Timing silu =
+            Time([&](int) { backend_->SiluMul(gate_up.data(), tokens, kWidth, product.data()); });
+        Report("silu_mul" + suffix, "f32", silu, static_cast<double>(12 * tokens * kWidth), 0);
+      }
+    }
+  }
+
+  void WriteJson() const {
+    std::FILE* file = std::fopen(options_.json.c_str(), "w");
+    LS_CHECK(file != nullptr) << options_.json;
+    std::fprintf(file, "[\n");
+    for (size_t i = 0; i < results_.size(); ++i) {
+      const Result& r = results_[i];
+      std::fprintf(file,
+                   "  {\"case\": \"%s\", \"dtype\": \"%s\", \"threads\": %d, \"ms\": %.6f, "
+                   "\"best_ms\": %.6f, \"rate\": %.3f, "
+                   "\"unit\": \"%s\", \"share\": %.4f}%s\n",
+                   r.name.c_str(), r.dtype.c_str(), r.threads, r.ms, r.best_ms, r.rate, r.unit,
+                   r.share, i + 1 < results_.size() ? "," : "");
+    }
+    std::fprintf(file, "]\n");
+    std::fclose(file);
+  }
+
+  Options options_;
+  std::unique_ptr<Backend> backend_;
+  int threads_ = 1;
+  double bandwidth_ = 0;
+  double peak_ = 0;
+  std::vector<Result> results_;
+};
+
+int Main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (i + 1 == argc) {
+      std::fprintf(stderr, "%s needs a value\n", flag.c_str());
+      return 2;
+    }
+    const std::string value = argv[i + 1];
+    if (flag == "--threads") {
+      options.threads.clear();
+      for (const char* p = value.c_str(); *p != '\0'; p += std::strcspn(p, ","), p += *p == ',') {
+        options.threads.push_back(std::clamp(std::atoi(p), 1, 1024));
+      }
+    } else if (flag == "--isa") {
+      options.isa = value;
+    } else if (flag == "--only") {
+      options.only = value;
+    } else if (flag == "--json") {
+      options.json = value;
+    } else {
+      std::fprintf(stderr, "unknown flag %s; known: --threads --isa --only --json\n", flag.c_str());
+      return 2;
+    }
+  }
+  Bench(options).Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) { return lockstep::Main(argc, argv); }
