@@ -30,6 +30,7 @@ StepLoop::StepLoop(const StepLoopOptions& options, StageCalls stage, RankGroups&
       groups_(groups),
       progress_(progress),
       sink_(std::move(sink)),
+      vocab_size_(options.vocab_size),
       slots_(TableOptions(options, groups)) {
   LS_CHECK_GE(stage_.max_logits_rows, 1);
   if (is_last()) {
@@ -96,7 +97,13 @@ absl::Status StepLoop::ReceiveOldest() {
     RETURN_IF_ERROR(groups_.pp->Recv(groups_.pp->size() - 1, tokens_.data() + at,
                                      count * static_cast<int64_t>(sizeof(int32_t))));
   }
-  for (size_t i = 0; i < refs.size(); ++i) slots_.AppendSampled(refs[i], tokens_[i]);
+  for (size_t i = 0; i < refs.size(); ++i) {
+    if (tokens_[i] < 0 || tokens_[i] >= vocab_size_) {
+      return absl::InternalError(absl::StrCat("the last stage sampled token ", tokens_[i],
+                                              ", vocabulary size is ", vocab_size_));
+    }
+    slots_.AppendSampled(refs[i], tokens_[i]);
+  }
   spare_.push_back(std::move(refs));
   return absl::OkStatus();
 }

@@ -78,6 +78,7 @@ class StepLoop {
   RankGroups& groups_;
   RankProgress& progress_;
   ResultSink sink_;
+  const int64_t vocab_size_;
   SlotTable slots_;
   std::unique_ptr<VocabSampler> sampler_;  // last stage
 
