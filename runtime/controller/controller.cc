@@ -164,8 +164,8 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
                               .max_unread_bytes = options.max_unread_bytes,
                               .info = ServerInfo(options, model)},
       impl->tokenizer.get(), impl->loop);
-  impl->worker_link =
-      std::make_unique<WorkerLinkService>(impl->loop, impl->secret, grid.world_size());
+  impl->worker_link = std::make_unique<WorkerLinkService>(impl->loop, impl->secret,
+                                                          grid.world_size(), options.hello_timeout);
   const absl::Status listening = impl->Listen(options);
   std::unique_ptr<Controller> controller(new Controller(std::move(impl)));
   if (!listening.ok()) return listening;  // the destructor closes what was opened
@@ -182,12 +182,14 @@ const std::vector<std::string>& Controller::worker_addresses() const {
 const std::string& Controller::secret() const { return impl_->secret; }
 
 absl::Status Controller::WaitServing(absl::Time deadline) {
-  return impl_->loop->WaitServing(deadline);
+  return impl_->loop->serving().WaitServing(deadline);
 }
 void Controller::Fail(std::string reason) { impl_->loop->Fail(std::move(reason)); }
 void Controller::BeginEpoch(uint64_t epoch) { impl_->loop->BeginEpoch(epoch); }
 void Controller::BeginDrain() { impl_->loop->BeginDrain(); }
-bool Controller::WaitDrained(absl::Time deadline) { return impl_->loop->WaitDrained(deadline); }
+bool Controller::WaitDrained(absl::Time deadline) {
+  return impl_->loop->serving().WaitDrained(deadline);
+}
 
 void Controller::Shutdown() {
   absl::MutexLock lock(&impl_->shutdown_mutex);

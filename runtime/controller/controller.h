@@ -69,6 +69,7 @@ struct ControllerOptions {
   std::string version;  // ranks must show the same; empty = not checked
   uint64_t epoch = 1;
   absl::Duration heartbeat_interval = absl::Seconds(1);  // asked of the ranks
+  absl::Duration hello_timeout = absl::Seconds(10);      // for a new stream to say who it is
   // A step whose result takes longer loses the replica; infinite = wait for ever.
   absl::Duration step_timeout = absl::Minutes(10);
   absl::Duration recovery_window = absl::ZeroDuration();

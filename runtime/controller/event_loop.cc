@@ -15,8 +15,8 @@ EventLoop::EventLoop(EventLoopConfig config, HealthService& health)
     : config_(std::move(config)),
       health_(health),
       started_at_(absl::Now()),
-      detail_("waiting for ranks to join"),
       replica_(std::make_unique<Replica>(config_.replica)) {
+  SetPhase(Phase::kStarting, replica_->Progress());
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -42,7 +42,7 @@ void EventLoop::Run() {
 // --- the steps ---
 
 void EventLoop::ScheduleAndSend() {
-  if (state_ != State::kServing) return;
+  if (phase_ != Phase::kServing) return;
   const absl::Time now = absl::Now();
   while (std::optional<engine::StepPlan> plan = engine_->Schedule(now)) Send(*plan, now);
 }
@@ -87,7 +87,7 @@ void EventLoop::Stream() {
     stream_thread_.Push(
         [this, deliveries = std::move(deliveries)]() mutable { DeliverAll(*this, deliveries); });
   }
-  if (draining_ && requests_.empty()) PublishDrained();
+  if (draining_ && requests_.empty()) EndDrain();
 }
 
 // On the stream thread.
@@ -111,7 +111,7 @@ void EventLoop::DeliverAll(EventLoop& loop, std::vector<Delivery>& deliveries) {
 
 absl::Time EventLoop::NextWakeup() const {
   absl::Time wakeup = recovery_deadline_;
-  if (state_ == State::kServing) wakeup = std::min(wakeup, engine_->NextWakeup());
+  if (phase_ == Phase::kServing) wakeup = std::min(wakeup, engine_->NextWakeup());
   if (!in_flight_.empty()) {
     wakeup = std::min(wakeup, in_flight_.front().sent_at + config_.step_timeout);
   }
@@ -137,7 +137,7 @@ void EventLoop::Submit(engine::EngineRequest request, std::shared_ptr<RequestStr
 
 void EventLoop::Add(engine::EngineRequest request, std::shared_ptr<RequestStream> stream) {
   if (stream->writer().cancelled()) return;
-  absl::Status status = Admission().status();
+  absl::Status status = serving_.Admission().status();
   if (status.ok()) status = requests_.CheckNew(stream->spec().request_id);
   if (status.ok()) status = engine_->Add(std::move(request), absl::Now());
   if (!status.ok()) {

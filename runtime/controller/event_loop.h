@@ -12,16 +12,12 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "lockstep/v1/generation.pb.h"
 #include "lockstep/v1/worker.pb.h"
@@ -31,6 +27,7 @@
 #include "runtime/controller/request_stream.h"
 #include "runtime/controller/request_table.h"
 #include "runtime/controller/request_validation.h"
+#include "runtime/controller/serving_state.h"
 #include "runtime/controller/task_queue.h"
 #include "runtime/engine/engine.h"
 
@@ -50,20 +47,13 @@ struct EventLoopConfig {
 
 class EventLoop {
  public:
-  struct Capacity {
-    RequestLimits limits;
-    int64_t num_kv_blocks = 0;
-  };
-
   // health must outlive Stop().
   EventLoop(EventLoopConfig config, HealthService& health);
   ~EventLoop();  // Stop
   // Ends the thread after what is queued. Idempotent.
   void Stop();
 
-  // What requests are checked against, or UNAVAILABLE while none are accepted.
-  absl::StatusOr<Capacity> Admission();
-  std::optional<Capacity> capacity();  // once known
+  const ServingState& serving() const { return serving_; }
   void CountRejected() { num_rejected_.fetch_add(1, std::memory_order_relaxed); }
   uint64_t NextRequestNumber() { return next_number_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -81,11 +71,8 @@ class EventLoop {
   // Ends every request and tells the ranks to shut down.
   void EndAll(std::string reason);
 
-  absl::Status WaitServing(absl::Time deadline);
-  bool WaitDrained(absl::Time deadline);
-
  private:
-  enum class State { kStarting, kServing, kRecovering, kFailed };
+  using Phase = ServingState::Phase;
   struct StepInFlight {
     uint64_t step_id = 0;
     std::vector<uint32_t> sampling_slots;
@@ -99,14 +86,6 @@ class EventLoop {
     uint64_t accepted = 0;
     uint64_t finished = 0;
     uint64_t aborted = 0;
-  };
-  // What other threads may see.
-  struct Published {
-    State state = State::kStarting;
-    bool draining = false;
-    bool drained = false;
-    std::string detail;
-    std::optional<Capacity> capacity;
   };
 
   void Run();
@@ -137,8 +116,8 @@ class EventLoop {
   void BeginEpochNow(uint64_t epoch);
 
   v1::GetStatusResponse StatusNow() const;
-  void SetState(State state, std::string detail);
-  void PublishDrained();
+  void SetPhase(Phase phase, std::string detail);
+  void EndDrain();
   ControllerEvent EventOf(ControllerEvent::Kind kind, int rank = -1) const;
   void Tell(const ControllerEvent& event) const;
 
@@ -149,7 +128,7 @@ class EventLoop {
   std::atomic<uint64_t> num_rejected_{0};
 
   // Loop thread only.
-  State state_ = State::kStarting;
+  Phase phase_ = Phase::kStarting;
   bool draining_ = false;
   bool drained_ = false;
   bool ended_ = false;
@@ -162,10 +141,7 @@ class EventLoop {
   RequestTable requests_;
   Counters counters_;
 
-  absl::Mutex mutex_;
-  absl::CondVar published_changed_;
-  Published published_ ABSL_GUARDED_BY(mutex_);
-
+  ServingState serving_;
   TaskThread stream_thread_;
   TaskQueue queue_;
   std::thread thread_;

@@ -51,6 +51,7 @@ void EventLoop::Greet(std::shared_ptr<RankLink> link, const v1::Hello& hello) {
       absl::ToInt64Milliseconds(config_.heartbeat_interval));
   link->Send(SerializeMessage(message));
   Tell(EventOf(ControllerEvent::Kind::kRankJoined, hello.rank()));
+  SetPhase(phase_, replica_->Progress());
 }
 
 void EventLoop::Hear(const RankLink* link, const v1::FromRank& message) {
@@ -77,6 +78,7 @@ absl::Status EventLoop::Handle(int rank, const v1::FromRank& message) {
       ControllerEvent event = EventOf(ControllerEvent::Kind::kRankLoaded, rank);
       event.message = message.loaded().backend();
       Tell(event);
+      SetPhase(phase_, replica_->Progress());
       return replica_->AllLoaded() ? StartRanks() : absl::OkStatus();
     }
     case v1::FromRank::kReady:
@@ -132,7 +134,7 @@ void EventLoop::StartEngine() {
   event.num_kv_blocks = agreed_kv_blocks_;
   event.max_model_len = config_.limits.max_model_len;
   Tell(event);  // before WaitServing can return
-  SetState(State::kServing, "");
+  SetPhase(Phase::kServing, "");
 }
 
 // One rank is enough to lose them all: they move in lockstep.
@@ -144,7 +146,7 @@ void EventLoop::LoseReplica(int rank, const std::string& why) {
   Tell(event);
   if (config_.recovery_window > absl::ZeroDuration()) {
     recovery_deadline_ = absl::Now() + config_.recovery_window;
-    SetState(State::kRecovering, event.message);
+    SetPhase(Phase::kRecovering, event.message);
   } else {
     FailNow(event.message);
   }
@@ -164,7 +166,7 @@ void EventLoop::FailNow(const std::string& reason) {
   ControllerEvent event = EventOf(ControllerEvent::Kind::kFailed);
   event.message = reason;
   Tell(event);
-  SetState(State::kFailed, reason);
+  SetPhase(Phase::kFailed, reason);
   EndRequests(v1::FINISH_REASON_ABORTED, status);
 }
 
@@ -176,15 +178,14 @@ void EventLoop::BeginEpochNow(uint64_t epoch) {
   config_.replica.epoch = epoch;
   replica_ = std::make_unique<Replica>(config_.replica);
   recovery_deadline_ = absl::InfiniteFuture();
-  SetState(engine_ == nullptr ? State::kStarting : State::kRecovering,
-           absl::StrCat("waiting for the ranks of epoch ", epoch));
+  SetPhase(engine_ == nullptr ? Phase::kStarting : Phase::kRecovering, replica_->Progress());
 }
 
 // --- control ---
 
 void EventLoop::Fail(std::string reason) {
   queue_.Push([this, reason = std::move(reason)] {
-    if (state_ != State::kFailed) FailNow(reason);
+    if (phase_ != Phase::kFailed) FailNow(reason);
   });
 }
 
@@ -195,8 +196,8 @@ void EventLoop::BeginEpoch(uint64_t epoch) {
 void EventLoop::BeginDrain() {
   queue_.Push([this] {
     draining_ = true;
-    SetState(state_, detail_);
-    if (requests_.empty()) PublishDrained();
+    SetPhase(phase_, detail_);
+    if (requests_.empty()) EndDrain();
   });
 }
 
@@ -204,12 +205,12 @@ void EventLoop::EndAll(std::string reason) {
   absl::Notification done;
   queue_.Push([&, this] {
     draining_ = ended_ = true;
-    SetState(State::kFailed, reason);
+    SetPhase(Phase::kFailed, reason);
     EndRequests(v1::FINISH_REASON_ABORTED, grpc::Status(grpc::StatusCode::UNAVAILABLE, reason));
     if (replica_ != nullptr) replica_->ShutDownAll(reason);
     replica_.reset();
     in_flight_.clear();
-    PublishDrained();
+    EndDrain();
     done.Notify();
   });
   done.WaitForNotification();
@@ -217,68 +218,30 @@ void EventLoop::EndAll(std::string reason) {
 
 // --- what others see ---
 
-void EventLoop::SetState(State state, std::string detail) {
-  state_ = state;
+void EventLoop::SetPhase(Phase phase, std::string detail) {
+  phase_ = phase;
   detail_ = std::move(detail);
-  {
-    absl::MutexLock lock(&mutex_);
-    published_.state = state_;
-    published_.draining = draining_;
-    published_.detail = detail_;
-    if (engine_ != nullptr) published_.capacity = Capacity{config_.limits, agreed_kv_blocks_};
-    published_changed_.SignalAll();
-  }
-  health_.SetServing(state_ == State::kServing && !draining_);
+  ServingState::Snapshot snapshot;
+  snapshot.phase = phase_;
+  snapshot.draining = draining_;
+  snapshot.detail = detail_;
+  if (engine_ != nullptr) snapshot.capacity = Capacity{config_.limits, agreed_kv_blocks_};
+  serving_.Publish(std::move(snapshot));
+  health_.SetServing(phase_ == Phase::kServing && !draining_);
 }
 
-void EventLoop::PublishDrained() {
+void EventLoop::EndDrain() {
   if (std::exchange(drained_, true)) return;
   Tell(EventOf(ControllerEvent::Kind::kDrained));
-  absl::MutexLock lock(&mutex_);
-  published_.drained = true;
-  published_changed_.SignalAll();
-}
-
-absl::StatusOr<EventLoop::Capacity> EventLoop::Admission() {
-  absl::MutexLock lock(&mutex_);
-  if (published_.draining) return absl::UnavailableError("the server is shutting down");
-  if (published_.state == State::kFailed) return absl::UnavailableError(published_.detail);
-  if (!published_.capacity) {
-    return absl::UnavailableError(absl::StrCat("the server is starting (", published_.detail,
-                                               "): retry when its health is SERVING"));
-  }
-  return *published_.capacity;
-}
-
-std::optional<EventLoop::Capacity> EventLoop::capacity() {
-  absl::MutexLock lock(&mutex_);
-  return published_.capacity;
-}
-
-absl::Status EventLoop::WaitServing(absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
-  while (published_.state != State::kServing && published_.state != State::kFailed) {
-    if (published_changed_.WaitWithDeadline(&mutex_, deadline)) break;
-  }
-  if (published_.state == State::kServing) return absl::OkStatus();
-  if (published_.state == State::kFailed) return absl::FailedPreconditionError(published_.detail);
-  return absl::DeadlineExceededError(published_.detail);
-}
-
-bool EventLoop::WaitDrained(absl::Time deadline) {
-  absl::MutexLock lock(&mutex_);
-  while (!published_.drained) {
-    if (published_changed_.WaitWithDeadline(&mutex_, deadline)) break;
-  }
-  return published_.drained;
+  serving_.PublishDrained();
 }
 
 v1::GetStatusResponse EventLoop::StatusNow() const {
   v1::GetStatusResponse response;
   using Proto = v1::GetStatusResponse;
-  response.set_state(state_ == State::kFailed    ? Proto::STATE_FAILED
+  response.set_state(phase_ == Phase::kFailed    ? Proto::STATE_FAILED
                      : draining_                 ? Proto::STATE_DRAINING
-                     : state_ == State::kServing ? Proto::STATE_SERVING
+                     : phase_ == Phase::kServing ? Proto::STATE_SERVING
                                                  : Proto::STATE_STARTING);
   response.set_detail(detail_);
   const absl::Time now = absl::Now();

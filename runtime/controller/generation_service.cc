@@ -86,7 +86,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context*
 
 // Everything that can be said before the prompt is tokenized.
 absl::Status GenerationService::Begin(Call& call) {
-  ASSIGN_OR_RETURN(const EventLoop::Capacity capacity, loop_->Admission());
+  ASSIGN_OR_RETURN(const Capacity capacity, loop_->serving().Admission());
   call.limits = capacity.limits;
   ASSIGN_OR_RETURN(call.checked, CheckRequest(call.request, config_.default_sampling, call.limits));
   if (tokenizer_ == nullptr && call.request.stop().stop_strings_size() > 0) {
@@ -198,7 +198,7 @@ grpc::ServerUnaryReactor* GenerationService::Detokenize(Context* context, const 
 grpc::ServerUnaryReactor* GenerationService::GetServerInfo(Context* context, const Bytes*,
                                                            Bytes* response) {
   v1::GetServerInfoResponse info = config_.info;
-  if (const std::optional<EventLoop::Capacity> capacity = loop_->capacity()) {
+  if (const std::optional<Capacity> capacity = loop_->serving().capacity()) {
     info.set_num_kv_blocks(capacity->num_kv_blocks);
     info.set_kv_capacity_tokens(capacity->num_kv_blocks * info.kv_block_size());
     info.set_max_model_len(capacity->limits.max_model_len);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "runtime/controller/event_loop.h"
 #include "runtime/controller/wire.h"
 
@@ -26,11 +27,20 @@ RankLink::RankLink(grpc::CallbackServerContext* context, std::shared_ptr<EventLo
 
 std::shared_ptr<RankLink> RankLink::Open(grpc::CallbackServerContext* context,
                                          std::shared_ptr<EventLoop> loop, std::string secret,
-                                         std::shared_ptr<std::atomic<int>> num_open) {
+                                         std::shared_ptr<std::atomic<int>> num_open,
+                                         absl::Duration hello_timeout) {
   std::shared_ptr<RankLink> link(
       new RankLink(context, std::move(loop), std::move(secret), std::move(num_open)));
   link->self_ = link;
   link->StartRead(&link->incoming_);
+  // A stranger must not hold a place for ever.
+  link->hello_deadline_.Set(
+      absl::ToChronoTime(absl::Now() + hello_timeout),
+      [weak = std::weak_ptr<RankLink>(link)](bool expired) {
+        const std::shared_ptr<RankLink> late = weak.lock();
+        if (!expired || late == nullptr) return;
+        late->CloseNow(grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "no Hello came in time"));
+      });
   return link;
 }
 
@@ -111,6 +121,7 @@ bool RankLink::Dispatch() {
       return false;
     }
     greeted_ = true;
+    hello_deadline_.Cancel();
     message.mutable_hello()->clear_secret();
   }
   loop_->RankSaid(self_, std::move(message));
@@ -136,16 +147,18 @@ void RankLink::OnDone() {
 }
 
 WorkerLinkService::WorkerLinkService(std::shared_ptr<EventLoop> loop, std::string secret,
-                                     int world_size)
+                                     int world_size, absl::Duration hello_timeout)
     : loop_(std::move(loop)),
       secret_(std::move(secret)),
       max_open_(2 * world_size + 64),
+      hello_timeout_(hello_timeout),
       num_open_(std::make_shared<std::atomic<int>>(0)) {}
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerLinkService::Connect(
     grpc::CallbackServerContext* context) {
   const int num_others = num_open_->fetch_add(1);
-  std::shared_ptr<RankLink> link = RankLink::Open(context, loop_, secret_, num_open_);
+  std::shared_ptr<RankLink> link =
+      RankLink::Open(context, loop_, secret_, num_open_, hello_timeout_);
   if (num_others >= max_open_) {
     link->Close(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
                              absl::StrCat("already ", num_others, " ranks are connected")));

@@ -12,6 +12,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "grpcpp/alarm.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "lockstep/v1/worker.grpc.pb.h"
@@ -28,7 +30,8 @@ class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   // The caller hands the returned object to gRPC. num_open is decremented when the stream is done.
   static std::shared_ptr<RankLink> Open(grpc::CallbackServerContext* context,
                                         std::shared_ptr<EventLoop> loop, std::string secret,
-                                        std::shared_ptr<std::atomic<int>> num_open);
+                                        std::shared_ptr<std::atomic<int>> num_open,
+                                        absl::Duration hello_timeout);
 
   // In order. The bytes are shared, not copied. Ignored after Close.
   void Send(const grpc::ByteBuffer& message);
@@ -57,6 +60,7 @@ class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
   std::shared_ptr<RankLink> self_;  // gRPC's hold: until OnDone
   grpc::ByteBuffer incoming_;       // of the read under way
   bool greeted_ = false;            // read side only
+  grpc::Alarm hello_deadline_;
   std::atomic<bool> reported_{false};
 
   absl::Mutex mutex_;
@@ -71,7 +75,8 @@ class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
 class WorkerLinkService final
     : public v1::WorkerLink::WithRawCallbackMethod_Connect<v1::WorkerLink::Service> {
  public:
-  WorkerLinkService(std::shared_ptr<EventLoop> loop, std::string secret, int world_size);
+  WorkerLinkService(std::shared_ptr<EventLoop> loop, std::string secret, int world_size,
+                    absl::Duration hello_timeout);
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Connect(
       grpc::CallbackServerContext* context) override;
 
@@ -79,6 +84,7 @@ class WorkerLinkService final
   const std::shared_ptr<EventLoop> loop_;
   const std::string secret_;
   const int max_open_;
+  const absl::Duration hello_timeout_;
   const std::shared_ptr<std::atomic<int>> num_open_;  // streams may end after the service
 };
 

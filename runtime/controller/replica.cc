@@ -64,6 +64,7 @@ absl::Status Replica::Join(std::shared_ptr<RankLink> link, const v1::Hello& hell
     return absl::AlreadyExistsError(absl::StrCat("rank ", hello.rank(), " has joined already, pid ",
                                                  rank.hello.pid(), " on ", rank.hello.host()));
   }
+  ++num_joined_;
   rank.stage = Stage::kLoading;
   rank.link = std::move(link);
   rank.hello = hello;
@@ -134,6 +135,11 @@ absl::Status Replica::CheckMayReport(int rank) const {
 }
 
 void Replica::Saw(int rank, absl::Time now) { ranks_[rank].last_seen = now; }
+
+std::string Replica::Progress() const {
+  return absl::StrCat(num_joined_, " of ", identity_.grid.world_size(), " ranks joined, ",
+                      num_loaded_, " loaded, epoch ", identity_.epoch);
+}
 
 int64_t Replica::SmallestKvBlocks() const {
   LS_CHECK(AllLoaded());

@@ -47,6 +47,8 @@ class Replica {
   absl::Status CheckMayReport(int rank) const;
   void Saw(int rank, absl::Time now);
 
+  // "1 of 4 ranks joined, 0 loaded, epoch 1".
+  std::string Progress() const;
   bool AllLoaded() const { return num_loaded_ == identity_.grid.world_size(); }
   bool AllReady() const { return num_ready_ == identity_.grid.world_size(); }
   // Once AllLoaded: the blocks that fit every rank.
@@ -83,6 +85,7 @@ class Replica {
 
   ReplicaIdentity identity_;
   std::vector<Rank> ranks_;
+  int num_joined_ = 0;
   int num_loaded_ = 0;
   int num_ready_ = 0;
 };

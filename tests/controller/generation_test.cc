@@ -1,4 +1,5 @@
 // What a client sees of lockstep.v1.Generation.
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -365,6 +366,39 @@ TEST_F(GenerationTest, ManyClientsGetWhatEachGetsAlone) {
   EXPECT_EQ(num_right.load(), kClients);
   EXPECT_TRUE(IsIdle());
   EXPECT_EQ(Status().requests_finished(), static_cast<uint64_t>(kClients));
+}
+
+// Clients that leave at any moment, others that stop by strings, a cache too small for all of them.
+TEST_F(GenerationTest, RandomDeparturesLeaveNothingBehind) {
+  Serve(1, 2);
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 48; ++i) {
+    clients.emplace_back([&, i] {
+      std::mt19937 random(i);
+      for (int round = 0; round < 3; ++round) {
+        v1::GenerateRequest request = Request(absl::StrCat("client ", i), 5 + random() % 80);
+        request.mutable_sampling()->set_seed(random());
+        request.mutable_sampling()->set_num_outputs(1 + random() % 3);
+        if (random() % 2 == 0)
+          request.mutable_stop()->add_stop_strings(std::string(1, 'a' + i % 26));
+        grpc::ClientContext context;
+        const auto reader = stub().Generate(&context, request);
+        v1::GenerateEvent event;
+        for (unsigned events = random() % 40; events > 0 && reader->Read(&event); --events) {
+        }
+        if (random() % 2 == 0) context.TryCancel();
+        while (reader->Read(&event)) {
+        }
+        const grpc::StatusCode code = reader->Finish().error_code();
+        EXPECT_TRUE(code == grpc::StatusCode::OK || code == grpc::StatusCode::CANCELLED) << code;
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_TRUE(IsIdle());
+  const v1::GetStatusResponse status = Status();
+  EXPECT_EQ(status.state(), v1::GetStatusResponse::STATE_SERVING);
+  EXPECT_EQ(status.requests_accepted(), status.requests_finished() + status.requests_aborted());
 }
 
 TEST_F(GenerationTest, TokenizeAndDetokenizeAreInverse) {

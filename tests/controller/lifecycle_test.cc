@@ -60,7 +60,7 @@ TEST_F(LifecycleTest, ServesOnceEveryRankIsReady) {
   EXPECT_EQ(*Health(), Serving::NOT_SERVING);
   const Generated early = Generate(Request("hello", 5));
   EXPECT_EQ(early.status.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_THAT(early.status.error_message(), HasSubstr("starting"));
+  EXPECT_THAT(early.status.error_message(), HasSubstr("starting (0 of 1 ranks joined"));
   EXPECT_EQ(controller_->WaitServing(absl::Now()).code(), absl::StatusCode::kDeadlineExceeded);
 
   StartReplica();
@@ -239,6 +239,18 @@ TEST_F(LifecycleTest, ASecondRankOfTheSameNumberIsRefused) {
   Serve();
   const grpc::Status status = Refused(GoodHello());
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ALREADY_EXISTS);
+  EXPECT_TRUE(Generate(Request("hello", 5)).status.ok());
+}
+
+TEST_F(LifecycleTest, AStreamThatSaysNothingIsClosed) {
+  ControllerOptions options = DefaultOptions();
+  options.hello_timeout = absl::Milliseconds(50);
+  StartController(std::move(options));
+  const std::unique_ptr<RankStream> silent = Dial();
+  EXPECT_EQ(silent->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  StartReplica();
+  ASSERT_TRUE(WaitServing().ok());
+  absl::SleepFor(absl::Milliseconds(100));  // the deadline is for the Hello only
   EXPECT_TRUE(Generate(Request("hello", 5)).status.ok());
 }
 
