@@ -25,8 +25,8 @@ class ScriptedController final : public v1::WorkerLink::Service {
  public:
   using Script = std::function<grpc::Status(Stream&)>;
   explicit ScriptedController(Script script) : script_(std::move(script)) {
-    char pattern[] = "/tmp/lockstep_worker_test_XXXXXX";
-    directory_ = mkdtemp(pattern);
+    std::string pattern = "/tmp/lockstep_worker_test_" + std::string(6, 'X');
+    directory_ = mkdtemp(pattern.data());
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
     builder.RegisterService(this);
