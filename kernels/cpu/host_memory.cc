@@ -13,10 +13,12 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
+// From this size on, pages are mapped directly. AddressSanitizer guards only what its own allocator
+// gives, and aborts where that cannot give it.
 #if defined(__SANITIZE_ADDRESS__)
-constexpr bool kMapLarge = false;  // mapped memory has no red zones
+constexpr int64_t kMapFrom = int64_t{1} << 30;
 #else
-constexpr bool kMapLarge = true;
+constexpr int64_t kMapFrom = kHugePage;
 #endif
 
 absl::Status Exhausted(int64_t bytes) {
@@ -43,7 +45,7 @@ absl::StatusOr<DeviceBuffer> AllocateHost(int64_t bytes) {
   if (bytes < 0)
     return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes, " bytes"));
   if (bytes > (int64_t{1} << 60)) return Exhausted(bytes);
-  if (kMapLarge && bytes >= kHugePage) return MapPages(bytes);
+  if (bytes >= kMapFrom) return MapPages(bytes);
   const int64_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
   void* data = std::aligned_alloc(kAlignment, static_cast<size_t>(rounded));
   if (data == nullptr) return Exhausted(bytes);

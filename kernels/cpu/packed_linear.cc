@@ -61,8 +61,13 @@ void PackRows(const HostRows& rows, const Chunk& chunk, int64_t columns, char* b
     char* out = base + k / kStep * columns * 4;
     const bool pair = kStep == 2 && k + 1 < chunk.k1;
     for (int64_t r = 0; r < chunk.num_rows; ++r) {
-      uint32_t bits = LoadBits<kFrom, kTo>(row[r], k);
-      if (pair) bits |= LoadBits<kFrom, kTo>(row[r], k + 1) << 16;
+      uint32_t bits;
+      if (pair && kFrom == DType::kBF16) {
+        std::memcpy(&bits, row[r] + k * 2, 4);  // as it lies
+      } else {
+        bits = LoadBits<kFrom, kTo>(row[r], k);
+        if (pair) bits |= LoadBits<kFrom, kTo>(row[r], k + 1) << 16;
+      }
       std::memcpy(out + r * 4, &bits, 4);
     }
   }

@@ -91,6 +91,91 @@ constexpr LinearCase kLinearCases[] = {
     {"down", 2048, 8192, 8}, {"lm_head", 128256, 2048, 1},
 };
 
+constexpr int kHeads = 32;
+constexpr int kKvHeads = 8;
+constexpr int kHeadDim = 64;
+constexpr int kBlock = 16;
+
+// A batch over paged caches, enough of them to be cold when used in turn.
+class PagedBatch {
+ public:
+  PagedBatch(Backend& backend, DType dtype, int num_seqs, int64_t context, int64_t chunk)
+      : dtype_(dtype), num_blocks_(num_seqs * ((context + kBlock - 1) / kBlock)) {
+    const int64_t elements = num_blocks_ * kKvHeads * kBlock * kHeadDim;
+    side_bytes_ = elements * DTypeBytes(dtype);
+    num_copies_ = static_cast<int>(std::clamp<int64_t>(kColdBytes / (2 * side_bytes_), 1, 64));
+    for (int i = 0; i < 2 * num_copies_; ++i) AddSide(backend, Normals(elements, 3 + i % 2));
+    const int64_t blocks = num_blocks_ / num_seqs;
+    for (int s = 0; s < num_seqs; ++s) {
+      for (int64_t i = 0; i < chunk; ++i)
+        positions_.push_back(static_cast<int32_t>(context - chunk + i));
+      starts_.push_back(static_cast<int32_t>(positions_.size()));
+      lens_.push_back(static_cast<int32_t>(context));
+      for (int64_t b = 0; b < blocks; ++b)
+        tables_.push_back(static_cast<int32_t>(b * num_seqs + s));
+    }
+    slots_.resize(positions_.size());
+    batch_ = {static_cast<int64_t>(positions_.size()),
+              num_seqs,
+              blocks,
+              positions_.data(),
+              slots_.data(),
+              starts_.data(),
+              lens_.data(),
+              tables_.data()};
+    qkv_ = Normals(batch_.num_tokens * (kHeads + 2 * kKvHeads) * kHeadDim, 5);
+  }
+
+  const BatchIndex& batch() const { return batch_; }
+  int64_t bytes() const { return 2 * side_bytes_; }
+  double flops() const {
+    double visible = 0;
+    for (const int32_t p : positions_) visible += p + 1;
+    return 4.0 * visible * kHeads * kHeadDim;
+  }
+  BatchIndex FirstToken() const {
+    static constexpr int32_t kOne[2] = {0, 1};
+    BatchIndex first = batch_;
+    first.num_tokens = 1;
+    first.num_seqs = 1;
+    first.query_starts = kOne;
+    return first;
+  }
+  void Attend(Backend& backend, int i, const BatchIndex& batch, float* out) const {
+    const int copy = i % num_copies_;
+    const KvCacheView cache = {sides_[2 * copy].data(),
+                               sides_[2 * copy + 1].data(),
+                               dtype_,
+                               num_blocks_,
+                               kKvHeads,
+                               kBlock,
+                               kHeadDim};
+    backend.Attention({qkv_.data(), kHeads, 0.125f, &batch, &cache, out});
+  }
+
+ private:
+  void AddSide(Backend& backend, const std::vector<float>& from) {
+    auto side = backend.Allocate(side_bytes_);
+    LS_CHECK(side.ok()) << side.status();
+    sides_.push_back(*std::move(side));
+    if (dtype_ == DType::kF32) {
+      std::memcpy(sides_.back().data(), from.data(), side_bytes_);
+    } else {
+      for (size_t j = 0; j < from.size(); ++j) sides_.back().as<BF16>()[j] = ToBF16(from[j]);
+    }
+  }
+
+  DType dtype_;
+  int64_t num_blocks_;
+  int64_t side_bytes_;
+  int num_copies_;
+  std::vector<DeviceBuffer> sides_;  // k and v of each copy
+  std::vector<int32_t> positions_, starts_ = {0}, lens_, tables_;
+  std::vector<int64_t> slots_;
+  std::vector<float> qkv_;
+  BatchIndex batch_;
+};
+
 class Bench {
  public:
   explicit Bench(Options options) : options_(std::move(options)) {}
@@ -203,68 +288,16 @@ class Bench {
                  int64_t chunk) {
     const std::string name = kind + " " + std::to_string(chunk) + "@" + std::to_string(context);
     if (!Wanted(name)) return;
-    constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 64, kBlock = 16;
-    const int64_t blocks = (context + kBlock - 1) / kBlock;
-    const int64_t elements = num_seqs * blocks * kKvHeads * kBlock * kHeadDim;
-    const std::vector<float> k32 = Normals(elements, 3);
-    const std::vector<float> v32 = Normals(elements, 4);
-    const int64_t bytes = elements * DTypeBytes(dtype);
-    const auto copies = static_cast<int>(std::clamp<int64_t>(kColdBytes / (2 * bytes), 1, 64));
-    std::vector<DeviceBuffer> caches;
-    for (int i = 0; i < 2 * copies; ++i) {
-      caches.push_back(*backend_->Allocate(bytes));
-      const std::vector<float>& from = i % 2 == 0 ? k32 : v32;
-      if (dtype == DType::kF32) {
-        std::memcpy(caches.back().data(), from.data(), bytes);
-      } else {
-        for (int64_t j = 0; j < elements; ++j) caches.back().as<BF16>()[j] = ToBF16(from[j]);
-      }
-    }
-    std::vector<int32_t> positions, starts = {0}, lens, tables;
-    std::vector<int64_t> slots;
-    for (int s = 0; s < num_seqs; ++s) {
-      for (int64_t i = 0; i < chunk; ++i)
-        positions.push_back(static_cast<int32_t>(context - chunk + i));
-      starts.push_back(static_cast<int32_t>(positions.size()));
-      lens.push_back(static_cast<int32_t>(context));
-      for (int64_t b = 0; b < blocks; ++b) tables.push_back(static_cast<int32_t>(b * num_seqs + s));
-    }
-    slots.resize(positions.size());
-    const BatchIndex batch = {static_cast<int64_t>(positions.size()),
-                              num_seqs,
-                              blocks,
-                              positions.data(),
-                              slots.data(),
-                              starts.data(),
-                              lens.data(),
-                              tables.data()};
-    const std::vector<float> qkv =
-        Normals(batch.num_tokens * (kHeads + 2 * kKvHeads) * kHeadDim, 5);
-    std::vector<float> out(batch.num_tokens * kHeads * kHeadDim);
-    const auto run = [&](Backend& backend, int i, const BatchIndex& b, float* result) {
-      const KvCacheView cache = {caches[2 * (i % copies)].data(),
-                                 caches[2 * (i % copies) + 1].data(),
-                                 dtype,
-                                 num_seqs * blocks,
-                                 kKvHeads,
-                                 kBlock,
-                                 kHeadDim};
-      backend.Attention({qkv.data(), kHeads, 0.125f, &b, &cache, result});
-    };
-    run(*backend_, 0, batch, out.data());
+    const PagedBatch paged(*backend_, dtype, num_seqs, context, chunk);
+    std::vector<float> out(paged.batch().num_tokens * kHeads * kHeadDim);
+    paged.Attend(*backend_, 0, paged.batch(), out.data());
     std::vector<float> want(kHeads * kHeadDim);
-    BatchIndex first = batch;
-    first.num_tokens = first.num_seqs = 1;
-    const int32_t one[2] = {0, 1};
-    first.query_starts = one;
-    run(*MakeReferenceBackend(), 0, first, want.data());
+    paged.Attend(*MakeReferenceBackend(), 0, paged.FirstToken(), want.data());
     LS_CHECK(std::memcmp(want.data(), out.data(), want.size() * sizeof(float)) == 0) << name;
-
-    const Timing timing = Time([&](int i) { run(*backend_, i, batch, out.data()); });
-    double visible = 0;
-    for (const int32_t p : positions) visible += p + 1;
-    Report(name, DTypeName(dtype).data(), timing, 2.0 * static_cast<double>(bytes),
-           4.0 * visible * kHeads * kHeadDim);
+    const Timing timing =
+        Time([&](int i) { paged.Attend(*backend_, i, paged.batch(), out.data()); });
+    Report(name, DTypeName(dtype).data(), timing, static_cast<double>(paged.bytes()),
+           paged.flops());
   }
 
   void Elementwise() {
