@@ -1,5 +1,6 @@
 // The `lockstep` program: finds the command, parses its flags, runs it.
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 
@@ -39,6 +40,8 @@ int ReportUsageError(const CLI::App& program, const CLI::ParseError& error) {
 }
 
 int Main(int argc, char** argv) {
+  // gRPC's own log lines repeat, at length, what our errors say; GRPC_VERBOSITY=error shows them.
+  ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   CLI::App program("Lockstep serves Llama-class models from tensor and pipeline parallel ranks.",
                    "lockstep");
   program.set_version_flag("--version", std::string("lockstep ") + LOCKSTEP_VERSION);

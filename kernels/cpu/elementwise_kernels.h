@@ -12,7 +12,7 @@ namespace {
 
 // The same operations as Exp in exp.h, in the same order.
 template <class V>
-typename V::F VectorExp(typename V::F x) {
+[[gnu::always_inline]] inline typename V::F VectorExp(typename V::F x) {
   using F = typename V::F;
   const F shifted = V::Fma(x, V::Set(kLog2E), V::Set(kRoundMagic));
   const F n = V::Sub(shifted, V::Set(kRoundMagic));

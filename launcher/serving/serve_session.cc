@@ -15,10 +15,10 @@ namespace {
 constexpr uint64_t kFirstEpoch = 1;
 // The controller's event names the rank and its operation, mpirun's words the signal; they come
 // apart.
-constexpr absl::Duration kLastWordsTimeout = absl::Seconds(1);
+constexpr absl::Duration kLastWordsTimeout = absl::Seconds(3);
 constexpr absl::Duration kOrderlyExitTimeout = absl::Seconds(3);
 constexpr absl::Duration kTerminateGrace = absl::Seconds(3);
-constexpr char kJobEnded[] = "the job of ranks ended before it served";
+constexpr char kJobEnded[] = "the job of ranks ended unexpectedly";
 constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
 
 }  // namespace

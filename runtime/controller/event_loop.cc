@@ -13,9 +13,9 @@ namespace lockstep {
 
 EventLoop::EventLoop(EventLoopConfig config, HealthService& health)
     : config_(std::move(config)),
-      health_(health),
       started_at_(absl::Now()),
-      replica_(std::make_unique<Replica>(config_.replica)) {
+      replica_(std::make_unique<Replica>(config_.replica)),
+      serving_(health) {
   SetPhase(Phase::kStarting, replica_->Progress());
   thread_ = std::thread([this] { Run(); });
 }

@@ -122,7 +122,6 @@ class EventLoop {
   void Tell(const ControllerEvent& event) const;
 
   EventLoopConfig config_;
-  HealthService& health_;
   const absl::Time started_at_;
   std::atomic<uint64_t> next_number_{1};
   std::atomic<uint64_t> num_rejected_{0};

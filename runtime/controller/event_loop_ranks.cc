@@ -227,7 +227,6 @@ void EventLoop::SetPhase(Phase phase, std::string detail) {
   snapshot.detail = detail_;
   if (engine_ != nullptr) snapshot.capacity = Capacity{config_.limits, agreed_kv_blocks_};
   serving_.Publish(std::move(snapshot));
-  health_.SetServing(phase_ == Phase::kServing && !draining_);
 }
 
 void EventLoop::EndDrain() {

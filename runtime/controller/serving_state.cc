@@ -9,6 +9,7 @@ namespace lockstep {
 void ServingState::Publish(Snapshot snapshot) {
   absl::MutexLock lock(&mutex_);
   now_ = std::move(snapshot);
+  health_.SetServing(now_.phase == Phase::kServing && !now_.draining);
   changed_.SignalAll();
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "runtime/controller/health_service.h"
 #include "runtime/controller/request_validation.h"
 
 namespace lockstep {
@@ -23,6 +24,9 @@ struct Capacity {
 
 class ServingState {
  public:
+  // health must outlive it.
+  explicit ServingState(HealthService& health) : health_(health) {}
+
   enum class Phase { kStarting, kServing, kRecovering, kFailed };
   struct Snapshot {
     Phase phase = Phase::kStarting;
@@ -31,6 +35,8 @@ class ServingState {
     std::optional<Capacity> capacity;
   };
 
+  // Health changes in the same moment: who reads SERVING is admitted, who is told that it serves
+  // reads SERVING.
   void Publish(Snapshot snapshot);
   void PublishDrained();
 
@@ -44,6 +50,7 @@ class ServingState {
   bool WaitDrained(absl::Time deadline) const;
 
  private:
+  HealthService& health_;
   mutable absl::Mutex mutex_;
   mutable absl::CondVar changed_;
   Snapshot now_ ABSL_GUARDED_BY(mutex_);

@@ -80,9 +80,8 @@ double ReadBandwidth(int num_threads) {
   constexpr size_t kWords = kBytes / sizeof(uint64_t);
   const auto words = std::make_unique_for_overwrite<uint64_t[]>(kWords);
   const size_t share = kWords / num_threads;
-  TimeOnThreads(num_threads, [&](int thread) {
-    std::fill_n(words.get() + thread * share, share, uint64_t{1});
-  });
+  TimeOnThreads(num_threads,
+                [&](int thread) { std::fill_n(words.get() + thread * share, share, uint64_t{1}); });
   double best = 0;
   for (int pass = 0; pass < 5; ++pass) {
     const double seconds = TimeOnThreads(num_threads, [&](int thread) {

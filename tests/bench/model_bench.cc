@@ -163,8 +163,8 @@ class ModelBench {
   nlohmann::json Prefill() {
     const int64_t tokens = options_.prefill_tokens;
     Log(fmt::format("prefill of {} tokens", tokens));
-    const double seconds = MedianSeconds(
-        MakeBatch(options_, 1, tokens, tokens, kBlockSize, config_.vocab_size));
+    const double seconds =
+        MedianSeconds(MakeBatch(options_, 1, tokens, tokens, kBlockSize, config_.vocab_size));
     return {{"tokens", tokens},
             {"seconds", seconds},
             {"tokens_per_s", tokens / seconds},
@@ -212,17 +212,20 @@ class ModelBench {
 
 void PrintTable(const nlohmann::json& report) {
   const nlohmann::json& prefill = report["prefill"];
-  fmt::print("tp {} x {} threads ({}): read {:.1f} GB/s, FMA peak {:.0f} GFLOP/s; loaded in {:.1f} s\n",
-             report["tp"].get<int>(), report["threads"].get<int>(),
-             report["backend"].get<std::string>(), report["read_gb_per_s"].get<double>(),
-             report["fma_peak_gflop_per_s"].get<double>(), report["load_seconds"].get<double>());
+  fmt::print(
+      "tp {} x {} threads ({}): read {:.1f} GB/s, FMA peak {:.0f} GFLOP/s; loaded in {:.1f} s\n",
+      report["tp"].get<int>(), report["threads"].get<int>(), report["backend"].get<std::string>(),
+      report["read_gb_per_s"].get<double>(), report["fma_peak_gflop_per_s"].get<double>(),
+      report["load_seconds"].get<double>());
   fmt::print("  prefill {:5} tokens      {:8.1f} tokens/s  {:7.1f} GFLOP/s  {:5.1f} % of peak\n",
              prefill["tokens"].get<int64_t>(), prefill["tokens_per_s"].get<double>(),
              prefill["gflop_per_s"].get<double>(), 100 * prefill["share_of_peak"].get<double>());
   for (const nlohmann::json& decode : report["decode"]) {
-    fmt::print("  decode  {:5} sequences   {:8.1f} tokens/s  {:7.1f} GB/s     {:5.1f} % of read bandwidth\n",
-               decode["sequences"].get<int64_t>(), decode["tokens_per_s"].get<double>(),
-               decode["gb_per_s"].get<double>(), 100 * decode["share_of_bandwidth"].get<double>());
+    fmt::print(
+        "  decode  {:5} sequences   {:8.1f} tokens/s  {:7.1f} GB/s     {:5.1f} % of read "
+        "bandwidth\n",
+        decode["sequences"].get<int64_t>(), decode["tokens_per_s"].get<double>(),
+        decode["gb_per_s"].get<double>(), 100 * decode["share_of_bandwidth"].get<double>());
   }
 }
 

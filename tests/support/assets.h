@@ -1,4 +1,5 @@
-// Where test assets lie: $LOCKSTEP_SHARED, else ../shared beside the checkout. Tests that need them skip loudly without.
+// Where test assets lie: $LOCKSTEP_SHARED, else ../shared beside the checkout. Tests that need them
+// skip loudly without.
 #pragma once
 
 #include <cstdlib>
@@ -18,7 +19,7 @@ inline std::filesystem::path SharedAssets() {
 
 }  // namespace lockstep::testing
 
-#define SKIP_WITHOUT_ASSET(path)                                                              \
-  if (!std::filesystem::exists(path)) {                                                       \
-    GTEST_SKIP() << "SKIPPED: test asset " << (path) << " is absent (set LOCKSTEP_SHARED)";   \
+#define SKIP_WITHOUT_ASSET(path)                                                            \
+  if (!std::filesystem::exists(path)) {                                                     \
+    GTEST_SKIP() << "SKIPPED: test asset " << (path) << " is absent (set LOCKSTEP_SHARED)"; \
   }

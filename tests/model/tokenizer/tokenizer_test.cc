@@ -90,8 +90,7 @@ TEST(Tokenizer, RunsOfAMillionCharactersKeepEveryCharacter) {
   SKIP_WITHOUT_ASSET(StoriesDirectory());
   const auto llama3 = LoadOrDie(Llama3Directory());
   const auto stories = LoadOrDie(StoriesDirectory());
-  for (const std::string_view unit :
-       {" ", "a", "\n", "\xC2\xA0", "😀", " \n"}) {
+  for (const std::string_view unit : {" ", "a", "\n", "\xC2\xA0", "😀", " \n"}) {
     std::string text;
     for (int i = 0; i < 1'000'000; ++i) text += unit;
     text += 'z';  // makes the regex give back the last space

@@ -1,0 +1,80 @@
+// controller and worker placed by hand, as on a cluster.
+#include <signal.h>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "launcher/job/mpi_command.h"
+#include "tests/e2e/lockstep_process.h"
+#include "tests/support/assets.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+class ManualPlacementTest : public ::testing::Test {
+ protected:
+  ManualPlacementTest() {
+    char name[] = "/tmp/lockstep_e2e_XXXXXX";
+    scratch_ = ::mkdtemp(name);
+  }
+  ~ManualPlacementTest() override { fs::remove_all(scratch_); }
+  void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
+
+  std::unique_ptr<Process> StartRanks(int count, const std::string& controller,
+                                      const std::string& secret_file) {
+    return std::make_unique<Process>(LocalMpiCommand(
+        *FindMpirun(), count, scratch_,
+        {LockstepBinary(), "worker", model_.string(), "--tp", "2", "--controller", controller,
+         "--secret-file", secret_file, "--num-kv-blocks", "64", "--threads-per-rank", "1"}));
+  }
+
+  fs::path scratch_;
+  const fs::path model_ = SharedAssets() / "models" / "stories260K";
+};
+
+TEST_F(ManualPlacementTest, ControllerAndRanksMeetAndServe) {
+  const std::string secret_file = (scratch_ / "secret").string();
+  Server controller({"controller", model_.string(), "--tp", "2", "--worker-listen", "127.0.0.1:0",
+                     "--secret-file", secret_file});
+  const json waiting = controller.WaitEvent("waiting");
+  ASSERT_FALSE(waiting.is_null());
+  auto ranks = StartRanks(2, waiting["worker_address"], secret_file);
+  controller.WaitReady();
+  const Finished finished = RunLockstep({"generate", "Once upon a time", "--temperature", "0",
+                                         "--max-tokens", "10", "--server", controller.address()});
+  EXPECT_THAT(finished.out, ::testing::StartsWith("Once upon a time, there was"));
+  controller.process().Signal(SIGINT);
+  EXPECT_EQ(controller.process().Wait(kPatience), 0);
+  EXPECT_EQ(ranks->Wait(kPatience), 0) << ranks->err();
+}
+
+TEST_F(ManualPlacementTest, AWrongSecretIsRefused) {
+  const std::string secret_file = (scratch_ / "secret").string();
+  Server controller({"controller", model_.string(), "--tp", "2", "--worker-listen", "127.0.0.1:0",
+                     "--secret-file", secret_file});
+  const json waiting = controller.WaitEvent("waiting");
+  ASSERT_FALSE(waiting.is_null());
+  const std::string wrong_file = (scratch_ / "wrong").string();
+  {
+    Process make({"/bin/sh", "-c", absl::StrCat("umask 077; echo guess > ", wrong_file)});
+    ASSERT_EQ(make.Wait(kPatience), 0);
+  }
+  auto ranks = StartRanks(2, waiting["worker_address"], wrong_file);
+  EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("secret"));
+}
+
+TEST_F(ManualPlacementTest, TooFewRanksNameBothNumbers) {
+  const std::string secret_file = (scratch_ / "secret").string();
+  auto ranks = StartRanks(1, "127.0.0.1:1", secret_file);
+  EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("the MPI job has 1 ranks"));
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("needs 2"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,148 @@
+// How servers end: drained, at once, or by violence; never with orphans.
+#include <signal.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/lockstep_process.h"
+#include "tests/support/assets.h"
+
+namespace lockstep::testing {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class ShutdownTest : public ::testing::Test {
+ protected:
+  void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
+
+  std::unique_ptr<Server> Serve() const {
+    return std::make_unique<Server>(std::vector<std::string>{"serve", model_.string(), "--tp", "2",
+                                                             "--pp", "2", "--num-kv-blocks", "1024",
+                                                             "--threads-per-rank", "1"});
+  }
+  // Long enough to be running when the next signal comes.
+  static std::unique_ptr<Process> StartLongGeneration(const Server& server) {
+    auto client = StartClient(server, {"generate", "Once upon a time", "--ignore-eos",
+                                       "--max-tokens", "480", "--n", "16", "--seed", "1"});
+    EXPECT_TRUE(
+        client->WaitForOutput([](const std::string& out) { return out.size() > 100; }, kPatience));
+    return client;
+  }
+  static void ExpectNothingLeft(Server& server) {
+    EXPECT_TRUE(server.process().WaitUntilNoneMarked(absl::Seconds(20)));
+    EXPECT_THAT(server.RuntimeFiles(), IsEmpty());
+  }
+  const std::filesystem::path model_ = SharedAssets() / "models" / "stories260K";
+};
+
+TEST_F(ShutdownTest, AnInterruptLetsRunningRequestsFinish) {
+  auto server = Serve();
+  server->WaitReady();
+  auto client = StartLongGeneration(*server);
+  server->process().Signal(SIGINT);
+  EXPECT_EQ(client->Wait(kPatience), 0) << client->err();
+  EXPECT_EQ(server->process().Wait(kPatience), 0) << server->process().err();
+  EXPECT_EQ(server->WaitEvent("stopped")["how"], "after all requests finished");
+  ExpectNothingLeft(*server);
+}
+
+TEST_F(ShutdownTest, ASecondInterruptStopsAtOnce) {
+  auto server = Serve();
+  server->WaitReady();
+  auto client = StartLongGeneration(*server);
+  client->Signal(SIGSTOP);  // a client that does not read keeps its request alive
+  server->process().Signal(SIGINT);
+  server->WaitEvent("draining");
+  server->process().Signal(SIGINT);
+  EXPECT_EQ(server->process().Wait(kPatience), 0) << server->process().err();
+  client->Signal(SIGCONT);
+  ExpectNothingLeft(*server);
+}
+
+TEST_F(ShutdownTest, ADrainingServerRefusesNewRequests) {
+  auto server = Serve();
+  server->WaitReady();
+  auto client = StartLongGeneration(*server);
+  server->process().Signal(SIGTERM);
+  server->WaitEvent("draining");
+  const Finished refused = RunLockstep({"generate", "hi", "--server", server->address()});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_EQ(client->Wait(kPatience), 0) << client->err();
+}
+
+TEST_F(ShutdownTest, AnInterruptBeforeServingStopsToo) {
+  auto server = Serve();
+  server->WaitEvent("plan");
+  server->process().Signal(SIGINT);
+  EXPECT_EQ(server->process().Wait(kPatience), 0) << server->process().err();
+  ExpectNothingLeft(*server);
+}
+
+TEST_F(ShutdownTest, AKilledRankIsNamedAndTheWholeJobEnds) {
+  auto server = Serve();
+  server->WaitReady();
+  const json ranks = server->Status()["status"]["ranks"];
+  ASSERT_EQ(ranks.size(), 4u);
+  const json& victim = ranks[3];
+  ::kill(static_cast<pid_t>(std::stol(victim["pid"].get<std::string>())), SIGKILL);
+  EXPECT_EQ(server->process().Wait(kPatience), 1);
+  EXPECT_THAT(server->process().err(), HasSubstr(absl::StrCat("rank ", victim["rank"].get<int>())));
+  EXPECT_THAT(server->process().err(), HasSubstr("stage 1"));
+  EXPECT_THAT(server->process().err(), HasSubstr("signal 9"));
+  ExpectNothingLeft(*server);
+}
+
+TEST_F(ShutdownTest, AKilledJobEndsTheServer) {
+  auto server = Serve();
+  server->WaitReady();
+  const json ranks = server->Status()["status"]["ranks"];
+  std::vector<pid_t> others = server->process().Marked();
+  std::erase(others, server->process().pid());
+  for (const json& rank : ranks) {
+    std::erase(others, static_cast<pid_t>(std::stol(rank["pid"].get<std::string>())));
+  }
+  ASSERT_EQ(others.size(), 1u);  // mpirun
+  ::kill(others.front(), SIGKILL);
+  EXPECT_EQ(server->process().Wait(kPatience), 1);
+  ExpectNothingLeft(*server);
+}
+
+TEST_F(ShutdownTest, NothingSurvivesAKilledServer) {
+  auto server = Serve();
+  server->WaitReady();
+  EXPECT_GE(server->process().Marked().size(), 6u);
+  server->process().Signal(SIGKILL);
+  EXPECT_EQ(server->process().Wait(kPatience), 128 + SIGKILL);
+  EXPECT_TRUE(server->process().WaitUntilNoneMarked(absl::Seconds(20)));
+}
+
+TEST_F(ShutdownTest, NothingSurvivesAServerKilledWhileItStarts) {
+  auto server = Serve();
+  ASSERT_FALSE(server->WaitEvent("plan").is_null());
+  absl::SleepFor(absl::Milliseconds(150));  // mpirun is up, ranks are on their way
+  server->process().Signal(SIGKILL);
+  EXPECT_EQ(server->process().Wait(kPatience), 128 + SIGKILL);
+  EXPECT_TRUE(server->process().WaitUntilNoneMarked(absl::Seconds(20)));
+}
+
+TEST_F(ShutdownTest, AnInterruptedClientCancelsItsRequest) {
+  auto server = Serve();
+  server->WaitReady();
+  auto client = StartLongGeneration(*server);
+  client->Signal(SIGINT);
+  EXPECT_EQ(client->Wait(kPatience), 1);
+  json status;
+  for (int i = 0; i < 200; ++i) {
+    status = server->Status()["status"];
+    if (status["num_running"] == "0" && status["kv_blocks_in_use"] == "0") break;
+  }
+  EXPECT_EQ(status["num_running"], "0");
+  EXPECT_EQ(status["kv_blocks_in_use"], "0");
+}
+
+}  // namespace
+}  // namespace lockstep::testing

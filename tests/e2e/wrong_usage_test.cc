@@ -1,0 +1,113 @@
+// Starts that cannot work: one line that says what to do, quickly, and nothing left behind.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/lockstep_process.h"
+#include "tests/support/assets.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class WrongUsageTest : public ::testing::Test {
+ protected:
+  WrongUsageTest() {
+    char name[] = "/tmp/lockstep_e2e_XXXXXX";
+    scratch_ = ::mkdtemp(name);
+  }
+  ~WrongUsageTest() override { fs::remove_all(scratch_); }
+
+  static void ExpectOneLine(const Finished& finished, int code,
+                            const ::testing::Matcher<const std::string&>& message) {
+    EXPECT_EQ(finished.code, code) << finished.err;
+    EXPECT_THAT(finished.err, AllOf(StartsWith("lockstep"), message));
+    EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
+    EXPECT_LT(finished.seconds, 10);
+  }
+
+  fs::path scratch_;
+  const fs::path model_ = SharedAssets() / "models" / "stories260K";
+};
+
+TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"serve"}, "model"},
+      {{"serve", "m", "--tp", "0"}, "--tp: 0"},
+      {{"serve", "m", "--tp", "two"}, "two"},
+      {{"serve", "m", "--tpp", "2"}, "--tpp"},
+      {{"serve", "m", "--block-size", "-1"}, "-1"},
+      {{"serve", "m", "--isa", "sse"}, "sse"},
+      {{"serve", "m", "--kv-cache-gib", "1", "--num-kv-blocks", "5"}, "--num-kv-blocks"},
+      {{"bench", "--rate", "0"}, "--rate: 0"},
+      {{"generate", "--server", "nowhere", "hi"}, "'nowhere'"},
+      {{"model", "synth", "--shape", "tiny"}, "output"},
+      {{"frobnicate"}, "frobnicate"}};
+  for (const auto& [arguments, message] : wrong) {
+    SCOPED_TRACE(arguments.back());
+    ExpectOneLine(RunLockstep(arguments), 2, AllOf(HasSubstr(message), HasSubstr("--help")));
+  }
+}
+
+TEST_F(WrongUsageTest, EveryCommandHasHelp) {
+  for (const char* command :
+       {"serve", "controller", "worker", "generate", "bench", "status", "tokenize", "model"}) {
+    const Finished finished = RunLockstep({command, "--help"});
+    EXPECT_EQ(finished.code, 0);
+    EXPECT_THAT(finished.out, HasSubstr("Usage: lockstep "));
+  }
+  EXPECT_THAT(RunLockstep({"--version"}).out, StartsWith("lockstep "));
+}
+
+TEST_F(WrongUsageTest, AMissingModelIsNamed) {
+  ExpectOneLine(RunLockstep({"serve", (scratch_ / "nothing").string()}), 1,
+                HasSubstr((scratch_ / "nothing").string()));
+}
+
+TEST_F(WrongUsageTest, ATruncatedCheckpointIsRefused) {
+  SKIP_WITHOUT_ASSET(model_)
+  fs::copy(model_, scratch_ / "cut", fs::copy_options::recursive);
+  const fs::path weights = scratch_ / "cut" / "model.safetensors";
+  fs::permissions(weights, fs::perms::owner_write, fs::perm_options::add);
+  fs::resize_file(weights, fs::file_size(weights) - 100);
+  ExpectOneLine(RunLockstep({"serve", (scratch_ / "cut").string()}), 1,
+                HasSubstr("model.safetensors"));
+}
+
+TEST_F(WrongUsageTest, ALayoutThatDoesNotDivideNamesTheNumbers) {
+  SKIP_WITHOUT_ASSET(model_)
+  ExpectOneLine(RunLockstep({"serve", model_.string(), "--tp", "3"}), 1,
+                AllOf(HasSubstr("3"), HasSubstr("8")));
+  ExpectOneLine(RunLockstep({"serve", model_.string(), "--pp", "6"}), 1,
+                AllOf(HasSubstr("6"), HasSubstr("5")));
+}
+
+TEST_F(WrongUsageTest, ABusyPortIsNamed) {
+  SKIP_WITHOUT_ASSET(model_)
+  Server server({"serve", model_.string(), "--num-kv-blocks", "64"});
+  server.WaitReady();
+  ASSERT_FALSE(server.address().empty());
+  ExpectOneLine(RunLockstep({"serve", model_.string(), "--listen", server.address()}), 1,
+                HasSubstr(server.address()));
+}
+
+TEST_F(WrongUsageTest, AClientWithoutAServerSaysHowToStartOne) {
+  ExpectOneLine(RunLockstep({"generate", "--server", "127.0.0.1:1", "hi"}), 1,
+                HasSubstr("lockstep serve MODEL"));
+}
+
+TEST_F(WrongUsageTest, ACacheThatDoesNotFitIsRefusedWithTheNumbers) {
+  SKIP_WITHOUT_ASSET(model_)
+  ExpectOneLine(RunLockstep({"serve", model_.string(), "--kv-cache-gib", "900000"}), 1,
+                HasSubstr("lower --kv-cache-gib"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

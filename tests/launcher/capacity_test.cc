@@ -1,0 +1,93 @@
+#include "launcher/serving/capacity.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+// One token of KV: 2 layers x 2 (k, v) x 2 heads x 4 x 4 bytes = 128 bytes; a block of 4 tokens
+// 512.
+ModelConfig SmallConfig() {
+  ModelConfig config;
+  config.hidden_size = 16;
+  config.intermediate_size = 32;
+  config.num_layers = 2;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 4;
+  config.vocab_size = 64;
+  config.max_position_embeddings = 10;
+  config.dtype = DType::kF32;
+  return config;
+}
+
+class CapacityTest : public ::testing::Test {
+ protected:
+  CapacityTest() {
+    model_.block_size = 4;
+    model_.max_num_seqs = 5;
+  }
+  absl::StatusOr<Capacity> Plan() {
+    return PlanCapacity({config_, model_, dtype_, kv_cache_, available_});
+  }
+  ModelConfig config_ = SmallConfig();
+  ModelFlags model_;
+  std::string dtype_ = "auto";
+  KvCacheFlags kv_cache_;
+  int64_t available_ = int64_t{1} << 30;
+};
+
+TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
+  const auto capacity = Plan();
+  ASSERT_TRUE(capacity.ok()) << capacity.status();
+  EXPECT_EQ(capacity->kv_bytes_per_token, 128);
+  EXPECT_EQ(capacity->num_kv_blocks, 5 * 3);  // ten tokens take three blocks
+}
+
+TEST_F(CapacityTest, DefaultLeavesHalfOfTheFreeMemory) {
+  available_ = Plan()->weight_bytes + 6 * 512;
+  EXPECT_EQ(Plan()->num_kv_blocks, 3);
+}
+
+TEST_F(CapacityTest, GibIsOverAllRanksOfAnyLayout) {
+  kv_cache_.gib = 1.0 / 1024 / 1024;  // 1 KiB: two blocks
+  EXPECT_EQ(Plan()->num_kv_blocks, 2);
+  model_.tp = 2;
+  model_.pp = 2;
+  EXPECT_EQ(Plan()->num_kv_blocks, 2);
+}
+
+TEST_F(CapacityTest, HalfTheBytesPerTokenInBf16) {
+  const int64_t f32_weights = Plan()->weight_bytes;
+  dtype_ = "bf16";
+  EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
+  EXPECT_EQ(Plan()->weight_bytes, f32_weights / 2);
+}
+
+TEST_F(CapacityTest, RefusesMoreThanThereIsWithTheNumbers) {
+  kv_cache_.num_blocks = 1 << 30;
+  EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("1,073,741,824 blocks of 512 B"));
+  available_ = 100;
+  EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("100 B"));
+}
+
+TEST_F(CapacityTest, RefusesACacheWithoutABlock) {
+  kv_cache_.gib = 1e-9;
+  EXPECT_EQ(Plan().status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(CapacityTest, RefusesLengthsBeyondTheModel) {
+  model_.max_model_len = 11;
+  EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("10 positions"));
+}
+
+TEST_F(CapacityTest, RefusesLayoutsThatDoNotDivide) {
+  model_.tp = 3;
+  EXPECT_EQ(Plan().status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,165 @@
+// The clients' parts against a server that answers by rule.
+#include <condition_variable>
+#include <mutex>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "launcher/bench/load_generator.h"
+#include "launcher/client/generation_call.h"
+#include "launcher/client/request_flags.h"
+#include "launcher/client/response.h"
+#include "tests/launcher/fake_server.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeServer;
+using ::testing::HasSubstr;
+
+// Runs one call to its end.
+struct Completed {
+  Response response{absl::Now()};
+  grpc::Status status;
+};
+
+class ClientTest : public ::testing::Test {
+ protected:
+  v1::GenerateRequest Request(const std::string& text, int max_tokens, int num_outputs = 1) {
+    v1::GenerateRequest request;
+    request.set_text(text);
+    request.mutable_stop()->set_max_tokens(max_tokens);
+    request.mutable_sampling()->set_num_outputs(num_outputs);
+    return request;
+  }
+
+  std::unique_ptr<Completed> Run(v1::GenerateRequest request, bool cancel_at_first_token = false) {
+    auto completed = std::make_unique<Completed>();
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool has_token = false;
+    bool is_done = false;
+    const auto on_event = [&](const v1::GenerateEvent& event) {
+      std::lock_guard lock(mutex);
+      completed->response.Add(event, absl::Now());
+      has_token |= event.has_delta();
+      changed.notify_all();
+    };
+    const auto on_done = [&](const grpc::Status& status) {
+      std::lock_guard lock(mutex);
+      completed->status = status;
+      is_done = true;
+      changed.notify_all();
+    };
+    GenerationCall call(*connection_, std::move(request), absl::Seconds(30), {on_event, on_done});
+    std::unique_lock lock(mutex);
+    if (cancel_at_first_token) {
+      changed.wait(lock, [&] { return has_token; });
+      call.Cancel();
+    }
+    changed.wait(lock, [&] { return is_done; });
+    return completed;
+  }
+
+  FakeServer server_;
+  std::unique_ptr<Connection> connection_ = *Connection::Open(server_.address());
+};
+
+TEST_F(ClientTest, FoldsAStreamIntoOutputs) {
+  const auto completed = Run(Request("hi", 3, 2));
+  ASSERT_TRUE(completed->status.ok());
+  ASSERT_EQ(completed->response.outputs().size(), 2u);
+  EXPECT_EQ(completed->response.outputs()[1].text, "t0 t1 t2 ");
+  EXPECT_THAT(completed->response.outputs()[1].token_ids, ElementsAre(0, 1, 2));
+  EXPECT_EQ(completed->response.num_output_tokens(), 6);
+}
+
+TEST_F(ClientTest, JsonHoldsEverythingAndIsValidWhateverTheBytes) {
+  const auto json = Run(Request("hi", 2))->response.ToJson();
+  EXPECT_EQ(json["num_prompt_tokens"], 3);
+  EXPECT_EQ(json["outputs"][0]["finish_reason"], "length");
+  EXPECT_EQ(json["outputs"][0]["logprobs"][1]["token_id"], 1);
+  EXPECT_EQ(json["outputs"][0]["logprobs"][1]["text"], "\xEF\xBF\xBD");
+  EXPECT_EQ(json["outputs"][0]["logprobs"][1]["logprob"], -0.1f);
+  EXPECT_NO_THROW(json.dump());
+}
+
+TEST_F(ClientTest, CancelEndsAStreamThatWouldNotEnd) {
+  const auto completed = Run(Request("hang", 2), /*cancel_at_first_token=*/true);
+  EXPECT_EQ(completed->status.error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(ClientTest, ServersErrorsComeThroughAndMissingServersAreExplained) {
+  const auto refused = Run(Request("refuse", 1));
+  EXPECT_THAT(std::string(connection_->Explain(refused->status).message()),
+              HasSubstr("queue is full"));
+  const auto nobody = Connection::Open("127.0.0.1:1");
+  const auto info = (*nobody)->GetServerInfo(absl::Seconds(10));
+  EXPECT_THAT(std::string(info.status().message()), HasSubstr("lockstep serve MODEL"));
+}
+
+TEST_F(ClientTest, UnsetFlagsAreLeftToTheServer) {
+  RequestFlags flags;
+  const auto nothing = MakeRequest(flags);
+  EXPECT_FALSE(nothing->sampling().has_temperature());
+  EXPECT_FALSE(nothing->stop().has_max_tokens());
+  flags.temperature = 0.0f;
+  flags.stop_token_ids = "5,6";
+  flags.logit_bias = {"7:-1.5"};
+  const auto request = MakeRequest(flags);
+  EXPECT_TRUE(request->sampling().has_temperature());
+  EXPECT_THAT(request->stop().stop_token_ids(), ElementsAre(5, 6));
+  EXPECT_EQ(request->sampling().logit_bias().at(7), -1.5f);
+  flags.logit_bias = {"7"};
+  EXPECT_FALSE(MakeRequest(flags).ok());
+}
+
+class LoadGeneratorTest : public ClientTest {
+ protected:
+  BenchReport Load(const LoadShape& shape, WorkloadOptions options) {
+    const Workload workload(std::move(options));
+    LoadGenerator generator(*connection_, workload, absl::Seconds(30), interrupts_, nullptr);
+    return generator.Run(shape, 0).Report({});
+  }
+  static WorkloadOptions FourTokens() {
+    WorkloadOptions options;
+    options.output_len = {4, 4};
+    options.vocab_size = 100;
+    return options;
+  }
+  InterruptWatcher interrupts_;
+};
+
+TEST_F(LoadGeneratorTest, ClosedLoopCompletesEveryRequest) {
+  const BenchReport report = Load({.num_requests = 20, .concurrency = 3}, FourTokens());
+  EXPECT_EQ(report.num_completed, 20);
+  EXPECT_EQ(report.num_failed, 0);
+  EXPECT_EQ(report.output_tokens, 80);
+  EXPECT_EQ(report.input_tokens, 60);
+  EXPECT_EQ(report.itl_ms.count, 60);
+}
+
+TEST_F(LoadGeneratorTest, OpenLoopSendsAtItsRate) {
+  const BenchReport report = Load(
+      {.num_requests = 10, .rate = 200.0, .arrivals = ArrivalClock::Process::kFixed}, FourTokens());
+  EXPECT_EQ(report.num_completed, 10);
+  EXPECT_GE(report.seconds, 0.045);  // nine gaps of 5 ms
+}
+
+TEST_F(LoadGeneratorTest, DurationEndsTheSending) {
+  const BenchReport report =
+      Load({.duration = absl::Milliseconds(50), .concurrency = 2}, FourTokens());
+  EXPECT_GT(report.num_completed, 0);
+}
+
+TEST_F(LoadGeneratorTest, FailuresAreCountedByCode) {
+  WorkloadOptions options = FourTokens();
+  options.prompts = {{"refuse", {}, 0}, {"hi", {}, 0}};
+  const BenchReport report = Load({.num_requests = 10, .concurrency = 2}, options);
+  EXPECT_EQ(report.num_completed, 5);
+  EXPECT_EQ(report.errors.at("RESOURCE_EXHAUSTED"), 5);
+}
+
+}  // namespace
+}  // namespace lockstep

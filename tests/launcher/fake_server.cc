@@ -1,0 +1,73 @@
+#include "tests/launcher/fake_server.h"
+
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+
+namespace lockstep::testing {
+
+class FakeServer::Service final : public v1::Generation::Service {
+ public:
+  grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
+                        grpc::ServerWriter<v1::GenerateEvent>* writer) override {
+    if (request->text() == "refuse") {
+      return {grpc::StatusCode::RESOURCE_EXHAUSTED, "the queue is full"};
+    }
+    v1::GenerateEvent accepted;
+    accepted.mutable_accepted()->set_request_id("r1");
+    accepted.mutable_accepted()->set_num_prompt_tokens(3);
+    accepted.mutable_accepted()->set_seed(request->sampling().seed());
+    writer->Write(accepted);
+    const int num_outputs = std::max(1, request->sampling().num_outputs());
+    for (int token = 0; token < request->stop().max_tokens(); ++token) {
+      for (int output = 0; output < num_outputs; ++output) WriteToken(*writer, output, token);
+      while (request->text() == "hang" && !context->IsCancelled()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    for (int output = 0; output < num_outputs; ++output) {
+      v1::GenerateEvent event;
+      event.mutable_finished()->set_output_index(output);
+      event.mutable_finished()->set_reason(v1::FINISH_REASON_LENGTH);
+      if (output == num_outputs - 1) {
+        event.mutable_finished()->mutable_usage()->set_num_prompt_tokens(3);
+      }
+      writer->Write(event);
+    }
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
+                             v1::GetServerInfoResponse* response) override {
+    response->set_model_name("fake");
+    response->set_vocab_size(100);
+    response->set_max_model_len(64);
+    return grpc::Status::OK;
+  }
+
+ private:
+  static void WriteToken(grpc::ServerWriter<v1::GenerateEvent>& writer, int output, int token) {
+    v1::GenerateEvent event;
+    event.mutable_delta()->set_output_index(output);
+    event.mutable_delta()->add_token_ids(token);
+    event.mutable_delta()->set_text(absl::StrCat("t", token, " "));
+    v1::Logprobs& logprobs = *event.mutable_delta()->add_logprobs();
+    logprobs.mutable_token()->set_token_id(token);
+    logprobs.mutable_token()->set_logprob(-0.1f);
+    logprobs.mutable_token()->set_text("\xC3");  // half a character
+    writer.Write(event);
+  }
+};
+
+FakeServer::FakeServer() : service_(std::make_unique<Service>()) {
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(service_.get());
+  server_ = builder.BuildAndStart();
+  address_ = absl::StrCat("127.0.0.1:", port);
+}
+
+FakeServer::~FakeServer() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+}  // namespace lockstep::testing

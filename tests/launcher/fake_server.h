@@ -1,0 +1,28 @@
+// A Generation service over a real socket that answers by rule, for testing clients without a
+// model.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "grpcpp/grpcpp.h"
+#include "lockstep/v1/generation.grpc.pb.h"
+
+namespace lockstep::testing {
+
+// Generate answers max_tokens tokens "t0 t1 ..." for each output, one per message. The prompt
+// "refuse" is RESOURCE_EXHAUSTED, "hang" sends one token and then waits for the cancellation.
+class FakeServer {
+ public:
+  FakeServer();
+  ~FakeServer();
+  const std::string& address() const { return address_; }
+
+ private:
+  class Service;
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+}  // namespace lockstep::testing

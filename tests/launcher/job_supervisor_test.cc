@@ -1,0 +1,107 @@
+#include "launcher/job/job_supervisor.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include "absl/strings/numbers.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+class JobSupervisorTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<JobSupervisor> StartShell(const std::string& script) {
+    auto job = JobSupervisor::Start({{"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}},
+                                    [this](absl::string_view line) { lines_.emplace_back(line); });
+    EXPECT_TRUE(job.ok()) << job.status();
+    return *std::move(job);
+  }
+  // Until the job printed that many lines.
+  void WaitForLines(JobSupervisor& job, size_t count) {
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (lines_.size() < count && absl::Now() < deadline) {
+      job.ReadOutput();
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ASSERT_GE(lines_.size(), count);
+  }
+  pid_t PidInLine(size_t index) {
+    int pid = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(lines_[index], &pid)) << lines_[index];
+    return pid;
+  }
+  std::vector<std::string> lines_;
+};
+
+bool IsGone(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
+
+TEST_F(JobSupervisorTest, DeliversLinesOfBothStreamsAndTheExitCode) {
+  auto job = StartShell("echo one; echo two >&2; printf three; exit 7");
+  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  EXPECT_THAT(lines_, ElementsAre("one", "two", "three"));
+  EXPECT_EQ(job->exit()->code, 7);
+  EXPECT_EQ(job->exit()->signal, 0);
+}
+
+TEST_F(JobSupervisorTest, SaysWhatKilledTheJob) {
+  auto job = StartShell("kill -9 $$");
+  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  EXPECT_EQ(job->exit()->ToString(), "signal 9 (Killed)");
+}
+
+TEST_F(JobSupervisorTest, AProgramThatCannotRunIsAnErrorAtOnce) {
+  const auto job = JobSupervisor::Start({{"/nonexistent/program"}, {}}, [](absl::string_view) {});
+  ASSERT_FALSE(job.ok());
+  EXPECT_THAT(std::string(job.status().message()), HasSubstr("/nonexistent/program"));
+}
+
+TEST_F(JobSupervisorTest, WaitGivesUpAtItsDeadline) {
+  auto job = StartShell("exec sleep 60");
+  EXPECT_FALSE(job->Wait(absl::Now() + absl::Milliseconds(20)));
+  EXPECT_FALSE(job->exit().has_value());
+}
+
+TEST_F(JobSupervisorTest, TerminateAsksFirst) {
+  auto job = StartShell(
+      "trap 'echo ended in order; exit 3' TERM; echo ready; while :; do sleep 0.01; done");
+  WaitForLines(*job, 1);
+  EXPECT_EQ(job->Terminate(kPatience).code, 3);
+  EXPECT_THAT(lines_, ElementsAre("ready", "ended in order"));
+}
+
+TEST_F(JobSupervisorTest, TerminateKillsWhatDoesNotListen) {
+  auto job = StartShell("trap '' TERM; echo ready; while :; do sleep 0.01; done");
+  WaitForLines(*job, 1);
+  EXPECT_EQ(job->Terminate(absl::Milliseconds(50)).signal, SIGKILL);
+}
+
+TEST_F(JobSupervisorTest, NothingSurvivesTheJob) {
+  // A grandchild in a session of its own, as ranks are, outlives its parent.
+  auto job = StartShell("setsid sleep 60 >/dev/null 2>&1 & echo $!; exit 0");
+  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  EXPECT_TRUE(IsGone(PidInLine(0)));
+}
+
+TEST_F(JobSupervisorTest, DestructionEndsTheJob) {
+  auto job = StartShell("echo $$; exec sleep 60");
+  WaitForLines(*job, 1);
+  job.reset();
+  EXPECT_TRUE(IsGone(PidInLine(0)));
+}
+
+TEST_F(JobSupervisorTest, TheJobHasAProcessGroupOfItsOwn) {
+  auto job = StartShell("echo $$; exec sleep 60");
+  WaitForLines(*job, 1);
+  EXPECT_EQ(::getpgid(PidInLine(0)), PidInLine(0));
+}
+
+}  // namespace
+}  // namespace lockstep

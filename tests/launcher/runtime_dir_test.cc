@@ -1,0 +1,87 @@
+#include "launcher/job/runtime_dir.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+mode_t ModeOf(const fs::path& path) {
+  struct stat info = {};
+  EXPECT_EQ(::stat(path.c_str(), &info), 0) << path;
+  return info.st_mode & 0777;
+}
+
+class RuntimeDirTest : public ::testing::Test {
+ protected:
+  RuntimeDirTest() {
+    char name[] = "/tmp/lockstep_test_XXXXXX";
+    parent_ = ::mkdtemp(name);
+    ::setenv("XDG_RUNTIME_DIR", parent_.c_str(), 1);
+  }
+  ~RuntimeDirTest() override {
+    ::unsetenv("XDG_RUNTIME_DIR");
+    fs::remove_all(parent_);
+  }
+  fs::path parent_;
+};
+
+TEST_F(RuntimeDirTest, IsPrivateAndGoesWithItsOwner) {
+  fs::path path;
+  {
+    const auto dir = RuntimeDir::Create();
+    ASSERT_TRUE(dir.ok()) << dir.status();
+    path = dir->path();
+    EXPECT_EQ(path.parent_path(), parent_);
+    EXPECT_EQ(ModeOf(path), 0700u);
+    const auto file = dir->WriteSecretFile("s3cret");
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(ModeOf(*file), 0600u);
+    EXPECT_EQ(*ReadSecretFile(*file), "s3cret");
+  }
+  EXPECT_FALSE(fs::exists(path));
+}
+
+TEST_F(RuntimeDirTest, RemovesWhatADeadLaunchLeftAndNothingElse) {
+  const fs::path dead = parent_ / "lockstep-serve-dead";
+  const fs::path unmarked = parent_ / "lockstep-serve-unmarked";
+  fs::create_directory(dead);
+  fs::create_directory(unmarked);
+  std::ofstream(dead / "lock").put('\n');
+  const auto living = RuntimeDir::Create();
+  ASSERT_TRUE(living.ok());
+  const auto other = RuntimeDir::Create();
+  ASSERT_TRUE(other.ok());
+  EXPECT_FALSE(fs::exists(dead));
+  EXPECT_TRUE(fs::exists(unmarked));
+  EXPECT_TRUE(fs::exists(living->path()));
+}
+
+TEST_F(RuntimeDirTest, SecretsDiffer) { EXPECT_NE(*DrawSecret(), *DrawSecret()); }
+
+TEST_F(RuntimeDirTest, RefusesASecretThatOthersCanRead) {
+  const fs::path path = parent_ / "secret";
+  ASSERT_TRUE(WriteNewSecretFile(path, "x").ok());
+  EXPECT_FALSE(WriteNewSecretFile(path, "y").ok());
+  fs::permissions(path, fs::perms::group_read, fs::perm_options::add);
+  EXPECT_THAT(std::string(ReadSecretFile(path).status().message()), HasSubstr("chmod 600"));
+}
+
+TEST_F(RuntimeDirTest, RefusesAnEmptySecret) {
+  const fs::path path = parent_ / "secret";
+  ASSERT_TRUE(WriteNewSecretFile(path, "").ok());
+  EXPECT_FALSE(ReadSecretFile(path).ok());
+  EXPECT_FALSE(ReadSecretFile(parent_ / "absent").ok());
+}
+
+}  // namespace
+}  // namespace lockstep
