@@ -150,7 +150,7 @@ void ValueTile(const float* weights, const void* const* v_rows, int begin, int e
     for (int r = 0; r < kRows; ++r) {
       const typename V::F weight = V::Set(weights[r * kSplitTokens + j]);
 #pragma GCC unroll 2
-      for (int v = 0; v < kVecs; ++v) sum[r][v] = V::Fma(weight, columns[v], sum[r][v]);
+      for (int v = 0; v < kVecs; ++v) V::FmaInto(sum[r][v], weight, columns[v]);
     }
   }
 #pragma GCC unroll 16
