@@ -61,6 +61,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   ServeReport report(options.controller.json, options.model);
   ASSIGN_OR_RETURN(const ServePlan plan, CheckAll(options));
   ASSIGN_OR_RETURN(const RuntimeDir runtime_dir, RuntimeDir::Create());
+  ASSIGN_OR_RETURN(const RuntimeDir memory_dir, RuntimeDir::CreateInMemory());
   ASSIGN_OR_RETURN(const std::string secret, DrawSecret());
   ASSIGN_OR_RETURN(const std::filesystem::path secret_file, runtime_dir.WriteSecretFile(secret));
 
@@ -80,7 +81,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
       worker.push_back(std::move(argument));
     }
     return JobSpec{LocalMpiCommand(plan.mpirun, options.model.tp * options.model.pp,
-                                   runtime_dir.path(), worker),
+                                   {runtime_dir.path(), memory_dir.path()}, worker),
                    JobEnvironment()};
   };
   report.Model(plan.summary);

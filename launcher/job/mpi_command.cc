@@ -28,7 +28,7 @@ absl::StatusOr<fs::path> FindMpirun() {
 }
 
 std::vector<std::string> LocalMpiCommand(const fs::path& mpirun, int world_size,
-                                         const fs::path& scratch,
+                                         const MpiScratch& scratch,
                                          const std::vector<std::string>& worker) {
   std::vector<std::string> command = {mpirun.string()};
   if (::geteuid() == 0) command.push_back("--allow-run-as-root");
@@ -49,7 +49,8 @@ std::vector<std::string> LocalMpiCommand(const fs::path& mpirun, int world_size,
   set("mpi_yield_when_idle", "1");
   // Ranks have nothing to do at SIGTERM that is worth mpirun's second before SIGKILL.
   set("odls_base_sigkill_timeout", "0");
-  set("orte_tmpdir_base", scratch.string());
+  set("orte_tmpdir_base", scratch.files.string());
+  set("btl_vader_backing_directory", scratch.memory.string());
   add({"-n"});
   command.push_back(absl::StrCat(world_size));
   command.insert(command.end(), worker.begin(), worker.end());

@@ -15,10 +15,15 @@ namespace lockstep {
 // mpirun.openmpi or mpirun on $PATH. NOT_FOUND saying how to install it.
 absl::StatusOr<std::filesystem::path> FindMpirun();
 
+struct MpiScratch {
+  std::filesystem::path files;   // a private directory for mpirun's own files
+  std::filesystem::path memory;  // one in memory, for what the ranks share
+};
+
 // mpirun and its arguments for world_size ranks of `worker` (program and arguments), all on this
-// host. scratch: a private directory for mpirun's own files.
+// host.
 std::vector<std::string> LocalMpiCommand(const std::filesystem::path& mpirun, int world_size,
-                                         const std::filesystem::path& scratch,
+                                         const MpiScratch& scratch,
                                          const std::vector<std::string>& worker);
 
 // The environment of this process without what an enclosing MPI or Slurm launch put there: a job

@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kPrefix[] = "lockstep-serve-";
+constexpr char kMemoryDirectory[] = "/dev/shm";
 constexpr char kLockName[] = "lock";
 constexpr size_t kMaxSecretBytes = 4096;
 
@@ -60,8 +61,13 @@ void RemoveAbandoned(const fs::path& parent) {
 
 }  // namespace
 
-absl::StatusOr<RuntimeDir> RuntimeDir::Create() {
-  const fs::path parent = ParentDirectory();
+absl::StatusOr<RuntimeDir> RuntimeDir::Create() { return CreateIn(ParentDirectory()); }
+
+absl::StatusOr<RuntimeDir> RuntimeDir::CreateInMemory() {
+  return ::access(kMemoryDirectory, W_OK | X_OK) == 0 ? CreateIn(kMemoryDirectory) : Create();
+}
+
+absl::StatusOr<RuntimeDir> RuntimeDir::CreateIn(const fs::path& parent) {
   RemoveAbandoned(parent);
   std::string name = (parent / absl::StrCat(kPrefix, "XXXXXX")).string();
   if (::mkdtemp(name.data()) == nullptr) return Unavailable("cannot create", name);  // mode 0700

@@ -20,6 +20,9 @@ class RuntimeDir {
   // Also removes this user's directories whose owners are gone. UNAVAILABLE naming the path and the
   // reason.
   static absl::StatusOr<RuntimeDir> Create();
+  // The same in memory (/dev/shm), for what the ranks share: mpirun does not remove the segments of
+  // ranks that were killed.
+  static absl::StatusOr<RuntimeDir> CreateInMemory();
   RuntimeDir(RuntimeDir&&) = default;
   RuntimeDir& operator=(RuntimeDir&&) = delete;
   ~RuntimeDir();
@@ -29,6 +32,7 @@ class RuntimeDir {
   absl::StatusOr<std::filesystem::path> WriteSecretFile(absl::string_view secret) const;
 
  private:
+  static absl::StatusOr<RuntimeDir> CreateIn(const std::filesystem::path& parent);
   RuntimeDir(std::filesystem::path path, Fd lock)
       : path_(std::move(path)), lock_(std::move(lock)) {}
   std::filesystem::path path_;

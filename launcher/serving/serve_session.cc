@@ -130,7 +130,10 @@ void ServeSession::HandleLine(absl::string_view line) {
     }
     return;
   }
-  if (const auto reason = ParseRankKilled(parsed.text)) kill_reason_ = *reason;
+  if (const auto reason = ParseRankKilled(parsed.text)) {
+    kill_reason_ = *reason;
+    return;
+  }
   if (!IsMpirunNoise(parsed.text)) report_.RankOutput(-1, parsed.text);
 }
 

@@ -110,6 +110,7 @@ absl::Status Replica::OnReady(int rank, const v1::Ready& ready) {
   RETURN_IF_ERROR(CheckCount("Ready.kv_cache_bytes", ready.kv_cache_bytes()));
   ranks_[rank].stage = Stage::kReady;
   ranks_[rank].ready = ready;
+  ranks_[rank].heartbeat.set_operation("idle");  // the last heartbeat tells of loading
   ++num_ready_;
   return absl::OkStatus();
 }

@@ -27,7 +27,7 @@ class ManualPlacementTest : public ::testing::Test {
   std::unique_ptr<Process> StartRanks(int count, const std::string& controller,
                                       const std::string& secret_file) {
     return std::make_unique<Process>(LocalMpiCommand(
-        *FindMpirun(), count, scratch_,
+        *FindMpirun(), count, {scratch_, scratch_},
         {LockstepBinary(), "worker", model_.string(), "--tp", "2", "--controller", controller,
          "--secret-file", secret_file, "--num-kv-blocks", "64", "--threads-per-rank", "1"}));
   }

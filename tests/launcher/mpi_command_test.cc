@@ -52,7 +52,8 @@ TEST(JobEnvironmentTest, LeavesOutAnEnclosingLaunch) {
 }
 
 TEST(MpiCommandTest, EndsWithTheWorkersCommandLine) {
-  const auto command = LocalMpiCommand("/usr/bin/mpirun", 6, "/tmp/x", {"/bin/rank", "a", "b"});
+  const auto command =
+      LocalMpiCommand("/usr/bin/mpirun", 6, {"/tmp/x", "/dev/shm/x"}, {"/bin/rank", "a", "b"});
   ASSERT_GE(command.size(), 5u);
   EXPECT_EQ(command.front(), "/usr/bin/mpirun");
   EXPECT_EQ(std::vector<std::string>(command.end() - 5, command.end()),
