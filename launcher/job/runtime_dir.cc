@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -23,6 +24,7 @@ namespace fs = std::filesystem;
 constexpr char kPrefix[] = "lockstep-serve-";
 constexpr char kMemoryDirectory[] = "/dev/shm";
 constexpr char kLockName[] = "lock";
+constexpr std::chrono::minutes kMaxAgeWithoutLock{1};
 constexpr size_t kMaxSecretBytes = 4096;
 
 absl::Status Unavailable(absl::string_view what, const fs::path& path) {
@@ -42,20 +44,29 @@ fs::path ParentDirectory() {
   return "/tmp";
 }
 
-// An unlocked lock file belongs to a launch that was killed. A directory without one is just being
-// made.
+bool IsOwnDirectory(const fs::path& path) {
+  struct stat info;
+  return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
+}
+
+// A directory without a lock file is just being made, or what a dying mpirun put back.
+bool IsAbandoned(const fs::path& directory, Fd& lock) {
+  lock = Fd(::open((directory / kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (lock.valid()) return ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0;
+  if (errno != ENOENT) return false;
+  std::error_code error;
+  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(directory, error);
+  return !error && age > kMaxAgeWithoutLock;
+}
+
 void RemoveAbandoned(const fs::path& parent) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) {
-    if (!absl::StartsWith(entry.path().filename().string(), kPrefix)) continue;
-    struct stat info;
-    if (::lstat(entry.path().c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
-        info.st_uid != ::geteuid()) {
-      continue;
+    Fd lock;
+    if (absl::StartsWith(entry.path().filename().string(), kPrefix) &&
+        IsOwnDirectory(entry.path()) && IsAbandoned(entry.path(), lock)) {
+      fs::remove_all(entry.path(), error);
     }
-    const Fd lock(::open((entry.path() / kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-    if (!lock.valid() || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    fs::remove_all(entry.path(), error);
   }
 }
 

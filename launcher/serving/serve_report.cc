@@ -80,7 +80,7 @@ void ServeReport::PrintStages(const Capacity& capacity) {
     std::for_each(first, first + tp_,
                   [&](const RankShard& shard) { largest = std::max(largest, shard.weight_bytes); });
     PrintLine(absl::StrFormat(
-        "  stage %d: layers %d-%d on rank%s %s, %s of weights each", stage, first->layers.begin,
+        "  stage %d: layers %d to %d on rank%s %s, %s of weights each", stage, first->layers.begin,
         first->layers.end - 1, tp_ == 1 ? "" : "s",
         tp_ == 1 ? absl::StrCat(stage) : absl::StrCat(stage * tp_, "-", stage * tp_ + tp_ - 1),
         FormatBytes(largest)));

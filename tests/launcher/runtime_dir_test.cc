@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 
@@ -54,14 +55,18 @@ TEST_F(RuntimeDirTest, IsPrivateAndGoesWithItsOwner) {
 TEST_F(RuntimeDirTest, RemovesWhatADeadLaunchLeftAndNothingElse) {
   const fs::path dead = parent_ / "lockstep-serve-dead";
   const fs::path unmarked = parent_ / "lockstep-serve-unmarked";
+  const fs::path old = parent_ / "lockstep-serve-old";
   fs::create_directory(dead);
   fs::create_directory(unmarked);
+  fs::create_directory(old);
+  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::minutes(2));
   std::ofstream(dead / "lock").put('\n');
   const auto living = RuntimeDir::Create();
   ASSERT_TRUE(living.ok());
   const auto other = RuntimeDir::Create();
   ASSERT_TRUE(other.ok());
   EXPECT_FALSE(fs::exists(dead));
+  EXPECT_FALSE(fs::exists(old));
   EXPECT_TRUE(fs::exists(unmarked));
   EXPECT_TRUE(fs::exists(living->path()));
 }
