@@ -39,8 +39,9 @@ start() {
   exit 1
 }
 
-start reference
+start reference --max-model-len 256
 reference=$address
-start crowded --tp 2 --pp 2 --num-kv-blocks 120 --max-num-seqs 64 --max-batched-tokens 256
+start crowded --tp 2 --pp 2 --num-kv-blocks 80 --block-size 4 --max-model-len 256 --max-num-seqs 64 \
+  --max-batched-tokens 256
 "$client" --reference "$reference" --server "$address" --server-pid "$pid" \
   --requests "$requests" --rounds "$rounds"
