@@ -63,7 +63,6 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   ASSIGN_OR_RETURN(const RuntimeDir runtime_dir, RuntimeDir::Create());
   ASSIGN_OR_RETURN(const RuntimeDir memory_dir, RuntimeDir::CreateInMemory());
   ASSIGN_OR_RETURN(const std::string secret, DrawSecret());
-  ASSIGN_OR_RETURN(const std::filesystem::path secret_file, runtime_dir.WriteSecretFile(secret));
 
   SessionOptions session;
   session.controller = MakeControllerOptions(options.model, options.controller);
@@ -75,14 +74,15 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   session.make_job = [&](uint64_t epoch,
                          const std::string& worker_address) -> absl::StatusOr<JobSpec> {
     std::vector<std::string> worker = {plan.program.string()};
-    const WorkerLaunch launch{worker_address, secret_file.string(), epoch,
-                              plan.capacity.num_kv_blocks};
+    const WorkerLaunch launch{worker_address, epoch, plan.capacity.num_kv_blocks};
     for (std::string& argument : WorkerArguments(options.model, plan.rank, launch)) {
       worker.push_back(std::move(argument));
     }
-    return JobSpec{LocalMpiCommand(plan.mpirun, options.model.tp * options.model.pp,
-                                   {runtime_dir.path(), memory_dir.path()}, worker),
-                   JobEnvironment()};
+    return JobSpec{.command = LocalMpiCommand(plan.mpirun, options.model.tp * options.model.pp,
+                                              {runtime_dir.path(), memory_dir.path()}, worker),
+                   .environment = JobEnvironment(),
+                   .input = absl::StrCat(secret, "\n"),
+                   .private_network = true};
   };
   report.Model(plan.summary);
   report.Plan(plan.capacity, plan.rank.threads);

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <string>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/command.h"
@@ -28,6 +27,7 @@ struct WorkerCommandOptions {
   RankFlags rank;
   std::string controller = "127.0.0.1:50052";
   std::string secret_file;
+  bool secret_stdin = false;
   uint64_t epoch = 1;
   double kv_cache_gib = 1.0;
   int64_t num_kv_blocks = 0;
@@ -39,14 +39,16 @@ std::string HostName() {
   return name;
 }
 
-// Ranks of this job on this host: Open MPI and Slurm tell, else all.
-int RanksOnThisHost(int world_size) {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}) {
-    const char* value = std::getenv(name);
-    int count = 0;
-    if (value != nullptr && absl::SimpleAtoi(value, &count) && count >= 1) return count;
+// From rank 0's standard input (mpirun and srun forward theirs to it), given to the others over
+// MPI.
+absl::StatusOr<std::string> SecretOfStdin(const MpiSession& session) {
+  std::string line;
+  if (session.rank() == 0) line = ReadLine(STDIN_FILENO);
+  ASSIGN_OR_RETURN(std::string secret, session.Broadcast(std::move(line)));
+  if (secret.empty()) {
+    return absl::InvalidArgumentError("--secret-stdin: rank 0 read no secret on standard input");
   }
-  return world_size;
+  return secret;
 }
 
 StageOptions::Weights WeightsOf(const std::string& dtype) {
@@ -66,7 +68,8 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
                                                 const MpiSession& session) {
   WorkerOptions options;
   options.controller_address = flags.controller;
-  ASSIGN_OR_RETURN(options.secret, ReadSecretFile(flags.secret_file));
+  ASSIGN_OR_RETURN(options.secret,
+                   flags.secret_stdin ? SecretOfStdin(session) : ReadSecretFile(flags.secret_file));
   options.epoch = flags.epoch;
   options.grid = grid;
   options.rank = session.rank();
@@ -78,7 +81,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.stage.limits.max_batched_tokens = flags.model.max_batched_tokens;
   options.stage.limits.max_num_seqs = flags.model.max_num_seqs;
   ASSIGN_OR_RETURN(options.stage.limits.max_model_len, MaxModelLen(flags.model));
-  options.backend.num_threads = ThreadsPerRank(flags.rank, RanksOnThisHost(session.world_size()));
+  options.backend.num_threads = ThreadsPerRank(flags.rank, session.num_ranks_on_node());
   options.backend.isa = flags.rank.isa;
   options.stage.num_load_threads = options.backend.num_threads;
   if (flags.num_kv_blocks > 0) options.num_kv_blocks = flags.num_kv_blocks;
@@ -101,6 +104,9 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
 }
 
 int RunWorkerCommand(const WorkerCommandOptions& flags) {
+  if (flags.secret_file.empty() && !flags.secret_stdin) {
+    return FailUsage(kCommand, "--secret-file or --secret-stdin is required");
+  }
   EndWithParent();
   auto session = MpiSession::Start(nullptr, nullptr);
   if (!session.ok()) return Fail(kCommand, session.status());
@@ -128,11 +134,15 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->type_name("HOST:PORT")
       ->capture_default_str()
       ->group(link);
+  auto* secret_file = command
+                          ->add_option("--secret-file", options->secret_file,
+                                       "the launch's secret, readable by its owner only")
+                          ->type_name("FILE")
+                          ->group(link);
   command
-      ->add_option("--secret-file", options->secret_file,
-                   "file with the launch's secret, readable by its owner only")
-      ->type_name("FILE")
-      ->required()
+      ->add_flag("--secret-stdin", options->secret_stdin,
+                 "instead: rank 0 reads the secret from its standard input")
+      ->excludes(secret_file)
       ->group(link);
   command->add_option("--epoch", options->epoch, "of this launch, as the controller counts")
       ->capture_default_str()

@@ -355,18 +355,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(int color, int key, int 
                                            options);
 }
 
-// Do the ranks of this host leave each other a core each?
-absl::StatusOr<bool> RanksHaveOwnCores() {
-  MPI_Comm comm = MPI_COMM_NULL;
-  RETURN_IF_ERROR(
-      FromMpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &comm),
-              "MPI_Comm_split_type"));
-  const MpiHandle host(comm);
-  int num_ranks = 1;
-  MPI_Comm_size(host.get(), &num_ranks);
-  return num_ranks <= NumUsableCores();
-}
-
 }  // namespace
 
 absl::StatusOr<RankGroups> MakeMpiGroups(const MpiSession& session, const ProcessGrid& grid,
@@ -380,7 +368,7 @@ absl::StatusOr<RankGroups> MakeMpiGroups(const MpiSession& session, const Proces
   SharpenSleepOfThisThread();
   const int stage = grid.stage_of(session.rank());
   const int tp_rank = grid.tp_rank_of(session.rank());
-  ASSIGN_OR_RETURN(const bool may_spin, RanksHaveOwnCores());
+  const bool may_spin = session.num_ranks_on_node() <= NumUsableCores();  // a core each
   RankGroups groups;
   ASSIGN_OR_RETURN(groups.tp, MakeGroup(stage, tp_rank, grid.tp(), may_spin, options));
   ASSIGN_OR_RETURN(groups.pp, MakeGroup(tp_rank, stage, grid.pp(), may_spin, options));

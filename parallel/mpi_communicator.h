@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "parallel/communicator.h"
@@ -25,6 +27,16 @@ class MpiSession {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  // Ranks that share memory are one node: its lowest rank, and how many there are.
+  int node() const { return node_; }
+  int num_ranks_on_node() const { return num_ranks_on_node_; }
+
+  // Collective over the job, for its start: late ranks are waited for asleep. UNAVAILABLE with
+  // MPI's text. Every rank gets the bytes that rank 0 gave; what others give is ignored.
+  absl::StatusOr<std::string> Broadcast(std::string bytes) const;
+  // Every rank gets what each gave, by rank.
+  absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const;
+
   // Ends every process of the job, for a rank that cannot go on. Does not return.
   [[noreturn]] static void AbortJob(int exit_code);
   // Leaves without MPI_Finalize, which would wait for peers that may be gone.
@@ -35,6 +47,8 @@ class MpiSession {
   bool active_ = false;
   int rank_ = 0;
   int world_size_ = 1;
+  int node_ = 0;
+  int num_ranks_on_node_ = 1;
 };
 
 struct MpiOptions {

@@ -1,10 +1,47 @@
 #include <mpi.h>
 
 #include <cstdlib>
+#include <numeric>
+#include <utility>
 
+#include "kernels/base/status_macros.h"
 #include "parallel/mpi_communicator.h"
+#include "parallel/mpi_handle.h"
+#include "parallel/polite_wait.h"
 
 namespace lockstep {
+namespace {
+
+constexpr PoliteWait::Policy kWaitAsleep = {.longest_pause = std::chrono::milliseconds(10)};
+
+absl::Status Complete(MPI_Request request, const char* operation) {
+  PoliteWait wait(kWaitAsleep);
+  for (int done = 0;;) {
+    RETURN_IF_ERROR(FromMpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), operation));
+    if (done != 0) return absl::OkStatus();
+    wait.Pause();
+  }
+}
+
+struct Node {
+  int lowest_rank = 0;
+  int num_ranks = 1;
+};
+
+absl::StatusOr<Node> FindNode(int rank) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  RETURN_IF_ERROR(
+      FromMpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &comm),
+              "MPI_Comm_split_type"));
+  const MpiHandle here(comm);
+  Node node;
+  MPI_Comm_size(here.get(), &node.num_ranks);
+  RETURN_IF_ERROR(FromMpi(MPI_Allreduce(&rank, &node.lowest_rank, 1, MPI_INT, MPI_MIN, here.get()),
+                          "MPI_Allreduce"));
+  return node;
+}
+
+}  // namespace
 
 absl::StatusOr<MpiSession> MpiSession::Start(int* argc, char*** argv) {
   int initialized = 0;
@@ -21,16 +58,57 @@ absl::StatusOr<MpiSession> MpiSession::Start(int* argc, char*** argv) {
   }
   MPI_Comm_rank(MPI_COMM_WORLD, &session.rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &session.world_size_);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  ASSIGN_OR_RETURN(const Node node, FindNode(session.rank_));
+  session.node_ = node.lowest_rank;
+  session.num_ranks_on_node_ = node.num_ranks;
   return session;
 }
 
 MpiSession::MpiSession(MpiSession&& other) noexcept
-    : active_(other.active_), rank_(other.rank_), world_size_(other.world_size_) {
-  other.active_ = false;
-}
+    : active_(std::exchange(other.active_, false)),
+      rank_(other.rank_),
+      world_size_(other.world_size_),
+      node_(other.node_),
+      num_ranks_on_node_(other.num_ranks_on_node_) {}
 
 MpiSession::~MpiSession() {
   if (active_) MPI_Finalize();
+}
+
+absl::StatusOr<std::string> MpiSession::Broadcast(std::string bytes) const {
+  int size = static_cast<int>(bytes.size());
+  MPI_Request request;
+  RETURN_IF_ERROR(
+      FromMpi(MPI_Ibcast(&size, 1, MPI_INT, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast"));
+  RETURN_IF_ERROR(Complete(request, "MPI_Ibcast"));
+  bytes.resize(static_cast<size_t>(size));
+  RETURN_IF_ERROR(
+      FromMpi(MPI_Ibcast(bytes.data(), size, MPI_BYTE, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast"));
+  RETURN_IF_ERROR(Complete(request, "MPI_Ibcast"));
+  return bytes;
+}
+
+absl::StatusOr<std::vector<std::string>> MpiSession::AllGather(const std::string& mine) const {
+  const int size = static_cast<int>(mine.size());
+  std::vector<int> sizes(static_cast<size_t>(world_size_));
+  MPI_Request request;
+  RETURN_IF_ERROR(
+      FromMpi(MPI_Iallgather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD, &request),
+              "MPI_Iallgather"));
+  RETURN_IF_ERROR(Complete(request, "MPI_Iallgather"));
+  std::vector<int> begins(sizes.size());
+  std::exclusive_scan(sizes.begin(), sizes.end(), begins.begin(), 0);
+  std::string all(static_cast<size_t>(begins.back() + sizes.back()), '\0');
+  RETURN_IF_ERROR(FromMpi(MPI_Iallgatherv(mine.data(), size, MPI_BYTE, all.data(), sizes.data(),
+                                          begins.data(), MPI_BYTE, MPI_COMM_WORLD, &request),
+                          "MPI_Iallgatherv"));
+  RETURN_IF_ERROR(Complete(request, "MPI_Iallgatherv"));
+  std::vector<std::string> gathered;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    gathered.push_back(all.substr(static_cast<size_t>(begins[i]), static_cast<size_t>(sizes[i])));
+  }
+  return gathered;
 }
 
 void MpiSession::AbortJob(int exit_code) {

@@ -102,11 +102,11 @@ int ThreadsPerRank(const RankFlags& flags, int num_ranks) {
 std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,
                                          const WorkerLaunch& launch) {
   std::vector<std::string> arguments = {
-      "worker",        std::filesystem::absolute(model.model).string(),
-      "--controller",  launch.controller_address,
-      "--secret-file", launch.secret_file,
-      "--isa",         rank.isa,
-      "--dtype",       rank.dtype};
+      "worker",         std::filesystem::absolute(model.model).string(),
+      "--controller",   launch.controller_address,
+      "--secret-stdin", "--isa",
+      rank.isa,         "--dtype",
+      rank.dtype};
   const auto add = [&](const char* name, uint64_t value) {
     arguments.push_back(name);
     arguments.push_back(absl::StrCat(value));
@@ -114,7 +114,7 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   add("--epoch", launch.epoch);
   add("--tp", static_cast<uint64_t>(model.tp));
   add("--pp", static_cast<uint64_t>(model.pp));
-  add("--threads-per-rank", static_cast<uint64_t>(rank.threads));
+  if (rank.threads > 0) add("--threads-per-rank", static_cast<uint64_t>(rank.threads));
   add("--num-kv-blocks", static_cast<uint64_t>(launch.num_kv_blocks));
   add("--block-size", static_cast<uint64_t>(model.block_size));
   add("--max-num-seqs", static_cast<uint64_t>(model.max_num_seqs));

@@ -45,10 +45,10 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags);
 // This machine's cores for each of num_ranks ranks, at least one.
 int ThreadsPerRank(const RankFlags& flags, int num_ranks);
 
-// The command line of a rank, without the program: "worker MODEL --controller ... --tp ...".
+// The command line of a rank, without the program: "worker MODEL --controller ... --tp ...". The
+// secret comes over standard input.
 struct WorkerLaunch {
   std::string controller_address;
-  std::string secret_file;
   uint64_t epoch = 1;
   int64_t num_kv_blocks = 0;
 };

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/job/private_network.h"
 
 namespace lockstep {
 namespace {
@@ -32,20 +35,53 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   return pointers;
 }
 
+// What the child needs, made before the fork.
+struct JobStart {
+  pid_t parent;
+  int input;
+  int output;
+  const PrivateNetwork* network;  // null: the host's
+  char* const* command;
+  char* const* environment;
+};
+
 // In the child between fork and exec, where other threads' locks may be held: system calls only.
 // Returns on errors.
-void BecomeJob(pid_t parent, int output, char* const* command, char* const* environment) {
+void BecomeJob(const JobStart& start) {
   ::setpgid(0, 0);
+  if (start.network != nullptr && !start.network->Enter()) return;
   // SIGTERM: mpirun then ends its ranks in order. The launcher may be gone already.
   if (::prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return;
-  if (::getppid() != parent) _exit(1);
-  const int null = ::open("/dev/null", O_RDONLY);
-  if (null < 0 || ::dup2(null, 0) < 0 || ::dup2(output, 1) < 0 || ::dup2(output, 2) < 0) return;
+  if (::getppid() != start.parent) _exit(1);
+  if (::dup2(start.input, 0) < 0 || ::dup2(start.output, 1) < 0 || ::dup2(start.output, 2) < 0) {
+    return;
+  }
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) ::signal(signal, SIG_DFL);
-  ::execve(command[0], command, environment);
+  ::execve(start.command[0], start.command, start.environment);
+}
+
+struct Pipe {
+  Fd read;
+  Fd write;
+};
+
+absl::StatusOr<Pipe> OpenPipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) == 0) return Pipe{Fd(ends[0]), Fd(ends[1])};
+  return absl::UnavailableError(absl::StrCat("pipe: ", std::strerror(errno)));
+}
+
+// A pipe's read end that holds `bytes` and nothing after them.
+absl::StatusOr<Fd> PipeHolding(const std::string& bytes) {
+  ASSIGN_OR_RETURN(Pipe pipe, OpenPipe());
+  LS_CHECK_LE(bytes.size(), size_t{PIPE_BUF});  // fits without a reader
+  if (::write(pipe.write.get(), bytes.data(), bytes.size()) != std::ssize(bytes)) {
+    return absl::UnavailableError(absl::StrCat("pipe: ", std::strerror(errno)));
+  }
+  return std::move(pipe.read);
 }
 
 // All children of this process: mpirun has been reaped, so they are what it left behind (see
@@ -81,34 +117,35 @@ absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpe
                                                                     OnLine on_line) {
   LS_CHECK(!spec.command.empty());
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  int output[2];
-  int failure[2];  // carries errno out of the child; closed by a successful exec
-  if (::pipe2(output, O_CLOEXEC) != 0) return absl::UnavailableError(std::strerror(errno));
-  Fd output_read(output[0]), output_write(output[1]);
-  if (::pipe2(failure, O_CLOEXEC) != 0) return absl::UnavailableError(std::strerror(errno));
-  Fd failure_read(failure[0]), failure_write(failure[1]);
+  ASSIGN_OR_RETURN(const Fd input, PipeHolding(spec.input));
+  ASSIGN_OR_RETURN(Pipe output, OpenPipe());
+  ASSIGN_OR_RETURN(Pipe failure, OpenPipe());  // carries errno out of the child; exec closes it
   const std::vector<char*> command = Pointers(spec.command);
   const std::vector<char*> environment = Pointers(spec.environment);
-  const pid_t parent = ::getpid();
+  const PrivateNetwork network;
+  const bool is_private = spec.private_network && network.IsPossible();
+  const JobStart start = {::getpid(),         input.get(),
+                          output.write.get(), is_private ? &network : nullptr,
+                          command.data(),     environment.data()};
   const pid_t pid = ::fork();
   if (pid < 0) return absl::UnavailableError(absl::StrCat("fork: ", std::strerror(errno)));
   if (pid == 0) {
-    BecomeJob(parent, output_write.get(), command.data(), environment.data());
+    BecomeJob(start);
     const int error = errno;
-    [[maybe_unused]] const ssize_t written = ::write(failure_write.get(), &error, sizeof(error));
+    [[maybe_unused]] const ssize_t written = ::write(failure.write.get(), &error, sizeof(error));
     _exit(127);
   }
-  output_write.Close();
-  failure_write.Close();
+  output.write.Close();
+  failure.write.Close();
   int error = 0;
-  if (::read(failure_read.get(), &error, sizeof(error)) == static_cast<ssize_t>(sizeof(error))) {
+  if (::read(failure.read.get(), &error, sizeof(error)) == static_cast<ssize_t>(sizeof(error))) {
     ::waitpid(pid, nullptr, 0);
     return absl::UnavailableError(
         absl::StrCat("cannot run ", spec.command[0], ": ", std::strerror(error)));
   }
-  ::fcntl(output_read.get(), F_SETFL, O_NONBLOCK);
+  ::fcntl(output.read.get(), F_SETFL, O_NONBLOCK);
   return std::unique_ptr<JobSupervisor>(
-      new JobSupervisor(pid, std::move(output_read), std::move(on_line)));
+      new JobSupervisor(pid, std::move(output.read), std::move(on_line)));
 }
 
 JobSupervisor::~JobSupervisor() { Terminate(absl::ZeroDuration()); }

@@ -24,6 +24,11 @@ namespace lockstep {
 struct JobSpec {
   std::vector<std::string> command;      // [0]: path of the program
   std::vector<std::string> environment;  // "NAME=value", all of it
+  // What the job reads on its standard input, where neither ps nor /proc shows it; at most 4096
+  // bytes.
+  std::string input = {};
+  // Without the host's network, where the system allows that (see private_network.h).
+  bool private_network = false;
 };
 
 struct JobExit {

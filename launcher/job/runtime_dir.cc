@@ -96,12 +96,6 @@ RuntimeDir::~RuntimeDir() {
   fs::remove_all(path_, error);
 }
 
-absl::StatusOr<fs::path> RuntimeDir::WriteSecretFile(absl::string_view secret) const {
-  const fs::path path = path_ / "secret";
-  RETURN_IF_ERROR(WriteNewSecretFile(path, secret));
-  return path;
-}
-
 absl::Status WriteNewSecretFile(const fs::path& path, absl::string_view secret) {
   const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return Unavailable("cannot create", path);
@@ -129,15 +123,22 @@ absl::StatusOr<std::string> ReadSecretFile(const fs::path& path) {
     return absl::FailedPreconditionError(absl::StrCat(
         "others may read the secret file ", path.string(), ": run chmod 600 ", path.string()));
   }
-  std::string content(kMaxSecretBytes, '\0');
-  const ssize_t count = ::read(file.get(), content.data(), content.size());
-  if (count < 0) return Unavailable("cannot read", path);
-  content.resize(static_cast<size_t>(count));
-  content = content.substr(0, content.find('\n'));
+  std::string content = ReadLine(file.get());
   if (content.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("the secret file ", path.string(), " is empty"));
   }
   return content;
+}
+
+std::string ReadLine(int fd) {
+  std::string line;
+  for (char c = 0; line.size() < kMaxSecretBytes;) {
+    const ssize_t count = ::read(fd, &c, 1);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0 || c == '\n') break;
+    line.push_back(c);
+  }
+  return line;
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// A private directory for one launch: the workers' socket, the secret, mpirun's session files.
+// A private directory for one launch: the workers' socket, mpirun's session files.
 // Removed with everything in it when the object goes.
 //
 // The directory has mode 0700 and lies in $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp. A lock held on
@@ -28,8 +28,6 @@ class RuntimeDir {
   ~RuntimeDir();
 
   const std::filesystem::path& path() const { return path_; }
-  // A new file in it.
-  absl::StatusOr<std::filesystem::path> WriteSecretFile(absl::string_view secret) const;
 
  private:
   static absl::StatusOr<RuntimeDir> CreateIn(const std::filesystem::path& parent);
@@ -46,5 +44,7 @@ absl::Status WriteNewSecretFile(const std::filesystem::path& path, absl::string_
 // The first line of a secret file. FAILED_PRECONDITION when others may read it, INVALID_ARGUMENT
 // when it is empty.
 absl::StatusOr<std::string> ReadSecretFile(const std::filesystem::path& path);
+// What comes before the first line's end or the end of the file, at most 4096 bytes; waits for it.
+std::string ReadLine(int fd);
 
 }  // namespace lockstep

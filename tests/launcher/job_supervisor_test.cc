@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/job/private_network.h"
 
 namespace lockstep {
 namespace {
@@ -18,11 +19,14 @@ constexpr absl::Duration kPatience = absl::Seconds(20);
 
 class JobSupervisorTest : public ::testing::Test {
  protected:
-  std::unique_ptr<JobSupervisor> StartShell(const std::string& script) {
-    auto job = JobSupervisor::Start({{"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}},
-                                    [this](absl::string_view line) { lines_.emplace_back(line); });
+  std::unique_ptr<JobSupervisor> Start(const JobSpec& spec) {
+    auto job =
+        JobSupervisor::Start(spec, [this](absl::string_view line) { lines_.emplace_back(line); });
     EXPECT_TRUE(job.ok()) << job.status();
     return *std::move(job);
+  }
+  std::unique_ptr<JobSupervisor> StartShell(const std::string& script) {
+    return Start({{"/bin/sh", "-c", script}, {"PATH=/usr/bin:/bin"}});
   }
   // Until the job printed that many lines.
   void WaitForLines(JobSupervisor& job, size_t count) {
@@ -49,6 +53,23 @@ TEST_F(JobSupervisorTest, DeliversLinesOfBothStreamsAndTheExitCode) {
   EXPECT_THAT(lines_, ElementsAre("one", "two", "three"));
   EXPECT_EQ(job->exit()->code, 7);
   EXPECT_EQ(job->exit()->signal, 0);
+}
+
+TEST_F(JobSupervisorTest, GivesTheJobItsInputAndTheEndOfIt) {
+  auto job = Start({{"/bin/sh", "-c", "cat; echo end"}, {"PATH=/usr/bin:/bin"}, "s3cret\n"});
+  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  EXPECT_THAT(lines_, ElementsAre("s3cret", "end"));
+}
+
+TEST_F(JobSupervisorTest, APrivateNetworkHasLoopbackAlone) {
+  if (!PrivateNetwork().IsPossible()) GTEST_SKIP() << "this machine forbids network namespaces";
+  JobSpec spec = {
+      {"/bin/sh", "-c", "grep -c : /proc/net/dev; grep -m1 -o 127.0.0.1 /proc/net/fib_trie; id -u"},
+      {"PATH=/usr/bin:/bin"}};
+  spec.private_network = true;
+  auto job = Start(spec);
+  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  EXPECT_THAT(lines_, ElementsAre("1", "127.0.0.1", std::to_string(::geteuid())));
 }
 
 TEST_F(JobSupervisorTest, SaysWhatKilledTheJob) {

@@ -44,10 +44,10 @@ TEST_F(RuntimeDirTest, IsPrivateAndGoesWithItsOwner) {
     path = dir->path();
     EXPECT_EQ(path.parent_path(), parent_);
     EXPECT_EQ(ModeOf(path), 0700u);
-    const auto file = dir->WriteSecretFile("s3cret");
-    ASSERT_TRUE(file.ok()) << file.status();
-    EXPECT_EQ(ModeOf(*file), 0600u);
-    EXPECT_EQ(*ReadSecretFile(*file), "s3cret");
+    const fs::path file = path / "secret";
+    ASSERT_TRUE(WriteNewSecretFile(file, "s3cret").ok());
+    EXPECT_EQ(ModeOf(file), 0600u);
+    EXPECT_EQ(*ReadSecretFile(file), "s3cret");
   }
   EXPECT_FALSE(fs::exists(path));
 }

@@ -67,6 +67,32 @@ TEST_P(MpiTest, ProbeSeesMessagesOnly) {
 
 INSTANTIATE_TEST_SUITE_P(Options, MpiTest, ::testing::ValuesIn(kOptions));
 
+std::string TextOf(int rank) { return std::string(static_cast<size_t>(rank) * 1000, 'a'); }
+
+TEST(MpiSessionTest, EveryRankHearsWhatRankZeroSays) {
+  const MpiSession& session = TestSession();
+  for (const std::string& said : {std::string("s3cret"), std::string(), std::string("\0x", 2)}) {
+    const auto heard = session.Broadcast(session.rank() == 0 ? said : "other");
+    ASSERT_TRUE(heard.ok()) << heard.status();
+    EXPECT_EQ(*heard, said);
+  }
+}
+
+TEST(MpiSessionTest, EveryRankHearsWhatEachSays) {
+  const MpiSession& session = TestSession();
+  const auto heard = session.AllGather(TextOf(session.rank()));  // rank 0 says nothing
+  ASSERT_TRUE(heard.ok()) << heard.status();
+  ASSERT_EQ(std::ssize(*heard), session.world_size());
+  for (int rank = 0; rank < session.world_size(); ++rank) {
+    EXPECT_EQ((*heard)[static_cast<size_t>(rank)], TextOf(rank));
+  }
+}
+
+TEST(MpiSessionTest, AllRanksOfThisJobShareANode) {
+  EXPECT_EQ(TestSession().node(), 0);
+  EXPECT_EQ(TestSession().num_ranks_on_node(), TestSession().world_size());
+}
+
 class MpiGroupsTest : public ::testing::Test {
  protected:
   RankGroups Make(int tp, int pp, const MpiOptions& options = {}) {
