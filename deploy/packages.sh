@@ -9,7 +9,7 @@ packages=(
   # build
   ccache cmake g++ ninja-build pkg-config
   # controller, ranks and clients
-  libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
+  libgrpc++-dev libssl-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   libopenmpi-dev openmpi-bin libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libpcre2-dev
   # tests
   libgtest-dev libgmock-dev libbenchmark-dev clang-format

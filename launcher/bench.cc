@@ -24,7 +24,7 @@ constexpr int64_t kWarmupConcurrency = 8;
 constexpr uint64_t kWarmupFirstIndex = uint64_t{1} << 40;
 
 struct BenchOptions {
-  std::string server;
+  ConnectionFlags connection;
   double rate = 0.0;
   bool fixed_rate = false;
   int64_t concurrency = 8;
@@ -137,7 +137,7 @@ int PrintReport(const BenchOptions& options, const v1::GetServerInfoResponse& in
 
 int RunBench(const BenchOptions& options) {
   InterruptWatcher interrupts;
-  const auto connection = Connection::Open(options.server);
+  const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
   const auto info = (*connection)->GetServerInfo(kInfoTimeout);
   if (!info.ok()) return Fail(kCommand, info.status());
@@ -254,7 +254,7 @@ void AddBenchCommand(CLI::App& program, CommandBody& chosen) {
       ->group("Report");
   command->add_flag("--json", options->json, "the report as one JSON object")->group("Report");
   command->add_flag("--quiet,-q", options->quiet, "no progress on stderr")->group("Report");
-  AddServerFlag(*command, options->server);
+  AddConnectionFlags(*command, options->connection);
   command->footer(
       "TTFT: planned arrival to first token. TPOT: mean time per later token of a request.\n"
       "ITL: gaps between tokens over all requests. Times are in milliseconds.\n"

@@ -43,7 +43,7 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
                    InspectModel(options.model.model, options.model.tp, options.model.pp));
   RETURN_IF_ERROR(summary.tensor_check);
   SessionOptions session;
-  session.controller = MakeControllerOptions(options.model, options.controller);
+  ASSIGN_OR_RETURN(session.controller, MakeControllerOptions(options.model, options.controller));
   session.controller.worker_listen = {options.worker_listen};
   ASSIGN_OR_RETURN(session.controller.secret, SecretOf(options.secret_file));
   session.listen_host = listen.host;
@@ -51,6 +51,7 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   session.secret_file = options.secret_file;
   ServeReport report(options.controller.json, options.model);
   report.Model(summary);
+  report.Warn(SecurityWarnings(session.controller));
   return ServeSession(std::move(session), report, interrupts).Run();
 }
 
@@ -72,7 +73,7 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
   const char* group = "Ranks";
   command
       ->add_option("--worker-listen", options->worker_listen,
-                   "where ranks connect; not encrypted, so a private network's address")
+                   "where ranks connect; use --worker-tls-* beyond a private network")
       ->type_name("HOST:PORT")
       ->capture_default_str()
       ->group(group);

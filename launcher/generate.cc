@@ -33,7 +33,7 @@ constexpr size_t kMaxCallsInFlight = 256;
 constexpr absl::Duration kShortCallTimeout = absl::Seconds(10);
 
 struct GenerateOptions {
-  std::string server;
+  ConnectionFlags connection;
   double timeout_seconds = 0;
   PromptSources prompts;
   RequestFlags request;
@@ -214,7 +214,7 @@ absl::Status DetokenizePrompts(const Connection& connection, std::vector<Prompt>
   for (Prompt& prompt : prompts) {
     if (prompt.token_ids.empty()) continue;
     grpc::ClientContext context;
-    SetTimeout(context, kShortCallTimeout);
+    connection.Prepare(context, kShortCallTimeout);
     v1::DetokenizeRequest request;
     v1::DetokenizeResponse response;
     request.mutable_token_ids()->Assign(prompt.token_ids.begin(), prompt.token_ids.end());
@@ -231,7 +231,7 @@ int RunGenerate(const GenerateOptions& options) {
   auto prompts = ReadPrompts(options.prompts);
   if (!prompts.ok()) return Fail(kCommand, prompts.status());
   InterruptWatcher interrupts;  // after standard input was read, before gRPC starts threads
-  const auto connection = Connection::Open(options.server);
+  const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
   if (!options.no_echo && !options.json) {
     const absl::Status status = DetokenizePrompts(**connection, *prompts);
@@ -260,7 +260,7 @@ void AddGenerateCommand(CLI::App& program, CommandBody& chosen) {
   command->add_flag("--json", options->json, "one JSON object per prompt, a line each")
       ->group(group);
   command->add_flag("--quiet,-q", options->quiet, "no summary line on stderr")->group(group);
-  AddServerFlag(*command, options->server);
+  AddConnectionFlags(*command, options->connection);
   command
       ->add_option("--timeout", options->timeout_seconds,
                    "give up after this long (default: never)")

@@ -65,7 +65,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   ASSIGN_OR_RETURN(const std::string secret, DrawSecret());
 
   SessionOptions session;
-  session.controller = MakeControllerOptions(options.model, options.controller);
+  ASSIGN_OR_RETURN(session.controller, MakeControllerOptions(options.model, options.controller));
   session.controller.worker_listen = {
       absl::StrCat("unix:", (runtime_dir.path() / "ranks").string())};
   session.controller.secret = secret;
@@ -74,7 +74,8 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   session.make_job = [&](uint64_t epoch,
                          const std::string& worker_address) -> absl::StatusOr<JobSpec> {
     std::vector<std::string> worker = {plan.program.string()};
-    const WorkerLaunch launch{worker_address, epoch, plan.capacity.num_kv_blocks};
+    const WorkerLaunch launch{worker_address, epoch, plan.capacity.num_kv_blocks,
+                              options.controller.security.worker_tls};
     for (std::string& argument : WorkerArguments(options.model, plan.rank, launch)) {
       worker.push_back(std::move(argument));
     }
@@ -86,6 +87,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   };
   report.Model(plan.summary);
   report.Plan(plan.capacity, plan.rank.threads);
+  report.Warn(SecurityWarnings(session.controller));
   return ServeSession(std::move(session), report, interrupts).Run();
 }
 

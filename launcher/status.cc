@@ -21,7 +21,7 @@ constexpr absl::Duration kTimeout = absl::Seconds(10);
 constexpr char kClearScreen[] = "\x1b[H\x1b[2J";
 
 struct StatusOptions {
-  std::string server;
+  ConnectionFlags connection;
   bool json = false;
   bool watch = false;
   double interval_seconds = 1.0;
@@ -123,7 +123,7 @@ absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {
 
 int RunStatus(const StatusOptions& options) {
   InterruptWatcher interrupts;
-  const auto connection = Connection::Open(options.server);
+  const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
   const bool redraw = options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1;
   while (true) {
@@ -149,7 +149,7 @@ void AddStatusCommand(CLI::App& program, CommandBody& chosen) {
       ->type_name("SECONDS")
       ->check(Between(0.1, 3600.0))
       ->capture_default_str();
-  AddServerFlag(*command, options->server);
+  AddConnectionFlags(*command, options->connection);
 }
 
 }  // namespace lockstep

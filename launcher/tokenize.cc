@@ -17,7 +17,7 @@ constexpr char kCommand[] = "tokenize";
 constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 struct TokenizeOptions {
-  std::string server;
+  ConnectionFlags connection;
   PromptSources prompts;
   bool parse_special_tokens = false;
   bool no_bos = false;
@@ -28,7 +28,7 @@ struct TokenizeOptions {
 grpc::Status Translate(const Connection& connection, const TokenizeOptions& options,
                        Prompt& prompt) {
   grpc::ClientContext context;
-  SetTimeout(context, kTimeout);
+  connection.Prepare(context, kTimeout);
   if (!prompt.token_ids.empty()) {
     v1::DetokenizeRequest request;
     v1::DetokenizeResponse response;
@@ -51,7 +51,7 @@ grpc::Status Translate(const Connection& connection, const TokenizeOptions& opti
 int RunTokenize(const TokenizeOptions& options) {
   auto prompts = ReadPrompts(options.prompts);
   if (!prompts.ok()) return Fail(kCommand, prompts.status());
-  const auto connection = Connection::Open(options.server);
+  const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
   for (Prompt& prompt : *prompts) {
     const bool from_ids = !prompt.token_ids.empty();
@@ -84,7 +84,7 @@ void AddTokenizeCommand(CLI::App& program, CommandBody& chosen) {
   command->add_flag("--no-bos", options->no_bos, "do not add the beginning-of-text token")
       ->group("Prompt");
   command->add_flag("--json", options->json, "one JSON object per text, a line each");
-  AddServerFlag(*command, options->server);
+  AddConnectionFlags(*command, options->connection);
 }
 
 }  // namespace lockstep

@@ -28,6 +28,7 @@ struct WorkerCommandOptions {
   std::string controller = "127.0.0.1:50052";
   std::string secret_file;
   bool secret_stdin = false;
+  RankTlsFlags tls;
   uint64_t epoch = 1;
   double kv_cache_gib = 1.0;
   int64_t num_kv_blocks = 0;
@@ -70,6 +71,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.controller_address = flags.controller;
   ASSIGN_OR_RETURN(options.secret,
                    flags.secret_stdin ? SecretOfStdin(session) : ReadSecretFile(flags.secret_file));
+  ASSIGN_OR_RETURN(options.dial, RankDialSecurity(flags.tls));
   options.epoch = flags.epoch;
   options.grid = grid;
   options.rank = session.rank();
@@ -144,6 +146,7 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
                  "instead: rank 0 reads the secret from its standard input")
       ->excludes(secret_file)
       ->group(link);
+  AddRankTlsFlags(*command, "", options->tls);
   command->add_option("--epoch", options->epoch, "of this launch, as the controller counts")
       ->capture_default_str()
       ->group(link);

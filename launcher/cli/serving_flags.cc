@@ -91,6 +91,7 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->group(group);
   command.add_flag("--json", flags.json, "print events as JSON objects, one per line")
       ->group(group);
+  AddServiceSecurityFlags(command, flags.security);
 }
 
 int ThreadsPerRank(const RankFlags& flags, int num_ranks) {
@@ -120,6 +121,8 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   add("--max-num-seqs", static_cast<uint64_t>(model.max_num_seqs));
   add("--max-batched-tokens", static_cast<uint64_t>(model.max_batched_tokens));
   if (model.max_model_len > 0) add("--max-model-len", static_cast<uint64_t>(model.max_model_len));
+  const std::vector<std::string> tls = RankTlsArguments(launch.tls);
+  arguments.insert(arguments.end(), tls.begin(), tls.end());
   return arguments;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launcher/cli/command.h"
+#include "launcher/cli/security_flags.h"
 
 namespace lockstep {
 
@@ -36,6 +37,7 @@ struct ControllerFlags {
   bool no_prefix_cache = false;
   double drain_seconds = 30.0;
   bool json = false;
+  ServiceSecurityFlags security;
 };
 
 void AddModelFlags(CLI::App& command, ModelFlags& flags);
@@ -51,6 +53,7 @@ struct WorkerLaunch {
   std::string controller_address;
   uint64_t epoch = 1;
   int64_t num_kv_blocks = 0;
+  RankTlsFlags tls;
 };
 std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,
                                          const WorkerLaunch& launch);

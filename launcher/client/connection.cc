@@ -1,11 +1,14 @@
 #include "launcher/client/connection.h"
 
 #include <chrono>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
+#include "runtime/security/api_tokens.h"
+#include "runtime/security/reachability.h"
 
 namespace lockstep {
 namespace {
@@ -27,41 +30,112 @@ bool IsLostConnection(const grpc::Status& status) {
           absl::StrContains(message, "GOAWAY"));
 }
 
+// Why a connection failed although somebody listens; nullopt when that is not what happened. The
+// words matched are gRPC's and OpenSSL's.
+std::optional<std::string> WhyNoTls(const std::string& message, const std::string& server,
+                                    bool encrypted) {
+  const auto has = [&](const char* words) { return absl::StrContains(message, words); };
+  if (has("wrong version number")) {
+    return absl::StrCat("the server at ", server, " does not speak TLS: leave out --tls-*");
+  }
+  if (has("certificate verify failed")) {
+    return absl::StrCat("the certificate of the server at ", server,
+                        " is not signed by the authorities of --tls-ca");
+  }
+  if (has("is not in peer certificate")) {
+    return absl::StrCat("the certificate of the server at ", server,
+                        " is for another name: see --tls-server-name");
+  }
+  if (has("handshake failed")) {
+    return absl::StrCat("no TLS with the server at ", server, ": ", message);
+  }
+  if (!has("failed to connect") || !has("Socket closed")) return std::nullopt;
+  return absl::StrCat("the server at ", server, " hangs up: ",
+                      encrypted ? "it wants a certificate of another authority (--tls-cert)"
+                                : "it wants TLS (--tls-ca)");
+}
+
 }  // namespace
 
-void AddServerFlag(CLI::App& command, std::string& server) {
-  server = kDefaultServer;
-  command.add_option("--server", server, "address of the server")
+void AddConnectionFlags(CLI::App& command, ConnectionFlags& flags) {
+  const auto add = [&](const char* name, std::string& value, const char* environment,
+                       const char* help) {
+    return command.add_option(name, value, help)
+        ->type_name("FILE")
+        ->envname(environment)
+        ->group("Connection");
+  };
+  command.add_option("--server", flags.server, "address of the server")
       ->type_name("HOST:PORT")
       ->envname("LOCKSTEP_SERVER")
       ->capture_default_str()
       ->group("Connection");
+  add("--tls-ca", flags.tls.authority, "LOCKSTEP_TLS_CA",
+      "use TLS and trust servers whose certificate these (PEM) signed");
+  add("--tls-cert", flags.tls.certificate, "LOCKSTEP_TLS_CERT",
+      "use TLS and show this certificate (PEM)");
+  add("--tls-key", flags.tls.key, "LOCKSTEP_TLS_KEY", "its key (PEM, mode 0600)");
+  command
+      .add_option("--tls-server-name", flags.tls_server_name,
+                  "name in the server's certificate (default: the host of --server)")
+      ->type_name("NAME")
+      ->group("Connection");
+  add("--token-file", flags.token_file, "LOCKSTEP_TOKEN_FILE",
+      "show the API token in this file (mode 0600)");
+  command
+      .add_flag("--insecure-token", flags.insecure_token,
+                "show the token to another host without TLS")
+      ->group("Connection");
 }
 
-void SetTimeout(grpc::ClientContext& context, absl::Duration timeout) {
-  if (timeout == absl::InfiniteDuration()) return;
-  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout));
-}
-
-Connection::Connection(std::string server, std::shared_ptr<grpc::Channel> channel)
-    : server_(std::move(server)),
+Connection::Connection(const ConnectionFlags& flags, std::string authorization,
+                       std::shared_ptr<grpc::Channel> channel)
+    : server_(flags.server),
+      encrypted_(!flags.tls.empty()),
+      authorization_(std::move(authorization)),
       channel_(std::move(channel)),
       stub_(v1::Generation::NewStub(channel_)) {}
 
-absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const std::string& server) {
-  if (!absl::StartsWith(server, "unix:")) RETURN_IF_ERROR(ParseHostPort(server).status());
+absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionFlags& flags) {
+  if (!absl::StartsWith(flags.server, "unix:")) {
+    RETURN_IF_ERROR(ParseHostPort(flags.server).status());
+  }
+  DialSecurity security{.tls = std::nullopt, .server_name = flags.tls_server_name};
+  if (!flags.tls.empty()) {
+    ASSIGN_OR_RETURN(security.tls, LoadTlsIdentity(flags.tls));
+  } else if (!flags.tls_server_name.empty()) {
+    return absl::InvalidArgumentError("--tls-server-name means nothing without --tls-ca");
+  }
+  std::string authorization;
+  if (!flags.token_file.empty()) {
+    ASSIGN_OR_RETURN(const ApiTokens tokens, ApiTokens::Load(flags.token_file));
+    if (!security.tls && !flags.insecure_token && !IsLocalAddress(flags.server).value_or(false)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the token would go to ", flags.server,
+                       " in clear: use TLS (--tls-ca), or say --insecure-token"));
+    }
+    authorization = BearerOf(tokens.front());
+  }
   grpc::ChannelArguments arguments;
   // A proxy set for the web must not swallow a connection to a machine next door.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetMaxSendMessageSize(-1);
-  return std::unique_ptr<Connection>(new Connection(
-      server, grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments)));
+  const auto credentials = ChannelCredentialsOf(security, flags.server, arguments);
+  return std::unique_ptr<Connection>(
+      new Connection(flags, std::move(authorization),
+                     grpc::CreateCustomChannel(flags.server, credentials, arguments)));
+}
+
+void Connection::Prepare(grpc::ClientContext& context, absl::Duration timeout) const {
+  if (!authorization_.empty()) context.AddMetadata(kAuthorizationHeader, authorization_);
+  if (timeout == absl::InfiniteDuration()) return;
+  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout));
 }
 
 absl::StatusOr<v1::GetServerInfoResponse> Connection::GetServerInfo(absl::Duration timeout) const {
   grpc::ClientContext context;
-  SetTimeout(context, timeout);
+  Prepare(context, timeout);
   v1::GetServerInfoResponse response;
   const grpc::Status status = stub_->GetServerInfo(&context, {}, &response);
   if (!status.ok()) return Explain(status);
@@ -70,7 +144,7 @@ absl::StatusOr<v1::GetServerInfoResponse> Connection::GetServerInfo(absl::Durati
 
 absl::StatusOr<v1::GetStatusResponse> Connection::GetStatus(absl::Duration timeout) const {
   grpc::ClientContext context;
-  SetTimeout(context, timeout);
+  Prepare(context, timeout);
   v1::GetStatusResponse response;
   const grpc::Status status = stub_->GetStatus(&context, {}, &response);
   if (!status.ok()) return Explain(status);
@@ -79,6 +153,10 @@ absl::StatusOr<v1::GetStatusResponse> Connection::GetStatus(absl::Duration timeo
 
 absl::Status Connection::Explain(const grpc::Status& status) const {
   const auto code = static_cast<absl::StatusCode>(status.error_code());
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    const auto why = WhyNoTls(status.error_message(), server_, encrypted_);
+    if (why) return absl::Status(code, *why);
+  }
   if (IsLostConnection(status)) {
     return absl::Status(code, absl::StrCat("the server at ", server_,
                                            " closed the connection: it stopped or was killed"));
@@ -91,6 +169,9 @@ absl::Status Connection::Explain(const grpc::Status& status) const {
   switch (status.error_code()) {
     case grpc::StatusCode::OK:
       return absl::OkStatus();
+    case grpc::StatusCode::UNAUTHENTICATED:
+      return absl::Status(code, absl::StrCat("the server at ", server_, " refuses: ",
+                                             status.error_message(), " (--token-file)"));
     case grpc::StatusCode::UNIMPLEMENTED:
       return absl::Status(code, absl::StrCat(server_, " is not a Lockstep server of this version"));
     case grpc::StatusCode::DEADLINE_EXCEEDED:

@@ -10,22 +10,36 @@
 #include "grpcpp/grpcpp.h"
 #include "launcher/cli/command.h"
 #include "lockstep/v1/generation.grpc.pb.h"
+#include "runtime/security/tls.h"
 
 namespace lockstep {
 
 inline constexpr char kDefaultServer[] = "127.0.0.1:50051";
 
-// The --server flag that all clients share.
-void AddServerFlag(CLI::App& command, std::string& server);
+// Which server, and how both sides prove who they are.
+struct ConnectionFlags {
+  std::string server = kDefaultServer;  // "HOST:PORT" or a gRPC target such as "unix:/path"
+  TlsFiles tls = {};                    // TLS when any of them is given
+  std::string tls_server_name = "";     // empty = the host of `server`
+  std::string token_file = "";          // its first token is shown; empty = none
+  bool insecure_token = false;          // show the token without TLS to another host
+};
+
+// The flags that all clients share.
+void AddConnectionFlags(CLI::App& command, ConnectionFlags& flags);
 
 // Thread-safe after construction.
 class Connection {
  public:
-  // server: "HOST:PORT" or a gRPC target such as "unix:/path". Connects on first use.
-  static absl::StatusOr<std::unique_ptr<Connection>> Open(const std::string& server);
+  // Connects on first use. INVALID_ARGUMENT for an address that is none; FAILED_PRECONDITION when a
+  // token would leave this host in clear; what LoadTlsIdentity and ApiTokens::Load say.
+  static absl::StatusOr<std::unique_ptr<Connection>> Open(const ConnectionFlags& flags);
 
   v1::Generation::Stub& stub() const { return *stub_; }
   const std::string& server() const { return server_; }
+
+  // Every call's context needs it: adds the token and the deadline. InfiniteDuration for none.
+  void Prepare(grpc::ClientContext& context, absl::Duration timeout) const;
 
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(absl::Duration timeout) const;
   absl::StatusOr<v1::GetStatusResponse> GetStatus(absl::Duration timeout) const;
@@ -34,12 +48,13 @@ class Connection {
   absl::Status Explain(const grpc::Status& status) const;
 
  private:
-  Connection(std::string server, std::shared_ptr<grpc::Channel> channel);
-  std::string server_;
+  Connection(const ConnectionFlags& flags, std::string authorization,
+             std::shared_ptr<grpc::Channel> channel);
+  const std::string server_;
+  const bool encrypted_;
+  const std::string authorization_;  // the header's value; empty = none
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Generation::Stub> stub_;
 };
-
-void SetTimeout(grpc::ClientContext& context, absl::Duration timeout);
 
 }  // namespace lockstep

@@ -7,7 +7,7 @@ namespace lockstep {
 GenerationCall::GenerationCall(const Connection& connection, v1::GenerateRequest request,
                                absl::Duration timeout, Handlers handlers)
     : request_(std::move(request)), handlers_(std::move(handlers)) {
-  SetTimeout(context_, timeout);
+  connection.Prepare(context_, timeout);
   connection.stub().async()->Generate(&context_, &request_, this);
   StartRead(&event_);
   StartCall();

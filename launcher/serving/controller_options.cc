@@ -1,9 +1,11 @@
 #include "launcher/serving/controller_options.h"
 
+#include "kernels/base/status_macros.h"
+
 namespace lockstep {
 
-ControllerOptions MakeControllerOptions(const ModelFlags& model,
-                                        const ControllerFlags& controller) {
+absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
+                                                        const ControllerFlags& controller) {
   ControllerOptions options;
   options.model_dir = model.model;
   options.tensor_parallel = model.tp;
@@ -16,6 +18,7 @@ ControllerOptions MakeControllerOptions(const ModelFlags& model,
   options.enable_prefix_cache = !controller.no_prefix_cache;
   options.listen = controller.listen;
   options.version = LOCKSTEP_VERSION;
+  RETURN_IF_ERROR(ApplySecurity(controller.security, options));
   return options;
 }
 

@@ -6,7 +6,9 @@
 
 namespace lockstep {
 
-// Without secret, worker_listen, epoch and observer.
-ControllerOptions MakeControllerOptions(const ModelFlags& model, const ControllerFlags& controller);
+// Without secret, worker_listen, epoch and observer. Reads the files of keys and tokens: errors as
+// of ApplySecurity.
+absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
+                                                        const ControllerFlags& controller);
 
 }  // namespace lockstep

@@ -197,6 +197,17 @@ void ServeReport::RankOutput(int rank, absl::string_view text) {
   std::fprintf(stderr, "[%s] %s\n", source.c_str(), OneLine(text).c_str());
 }
 
+void ServeReport::Warn(const std::vector<std::string>& warnings) {
+  for (const std::string& warning : warnings) {
+    if (json_) {
+      PrintJson("warning", {{"message", ValidUtf8(warning)}});
+    } else {
+      ClearProgress();
+      std::fprintf(stderr, "lockstep: warning: %s\n", OneLine(warning).c_str());
+    }
+  }
+}
+
 void ServeReport::Draining(double seconds) {
   if (json_) {
     PrintJson("draining", {{"drain_seconds", seconds}});

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -31,6 +32,7 @@ class ServeReport {
   void RankLoaded(const ControllerEvent& event);
   void Serving(const ControllerEvent& event, const std::string& address);
   void RankOutput(int rank, absl::string_view text);  // rank < 0: the MPI launcher
+  void Warn(const std::vector<std::string>& warnings);
   void Draining(double seconds);
   void Stopped(absl::string_view how);
   // The launch is over; `lockstep serve: message` follows on stderr.

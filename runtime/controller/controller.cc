@@ -17,6 +17,7 @@
 #include "runtime/controller/health_service.h"
 #include "runtime/controller/listeners.h"
 #include "runtime/controller/rank_link.h"
+#include "runtime/security/reachability.h"
 
 namespace lockstep {
 namespace {
@@ -40,6 +41,17 @@ absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& m
         CheckOption("max_model_len", options.max_model_len, 2, model.max_position_embeddings));
   }
   return CheckLayout(model.sharded_sizes(), options.tensor_parallel, options.pipeline_parallel);
+}
+
+// A token without TLS could be read on its way, so it makes no difference here.
+absl::Status CheckReach(const ControllerOptions& options) {
+  if (options.client_tls || options.insecure_listen) return absl::OkStatus();
+  // A host that does not resolve cannot be listened on: that error says more.
+  if (IsLocalAddress(options.listen).value_or(true)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "other hosts can reach ", options.listen,
+      " without encryption: give --tls-cert and --tls-key, listen on 127.0.0.1 behind a proxy, or "
+      "say --insecure-listen if the network is private"));
 }
 
 std::string DrawSecret() {
@@ -101,6 +113,10 @@ v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const Mod
   return info;
 }
 
+const TlsIdentity* AddressOf(const std::optional<TlsIdentity>& identity) {
+  return identity ? &*identity : nullptr;
+}
+
 // A model without tokenizer.json is served by token ids alone.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::path& directory) {
   absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(directory);
@@ -134,13 +150,16 @@ absl::Status Controller::Impl::Listen(const ControllerOptions& options) {
     ASSIGN_OR_RETURN(socket_directory, PrivateDirectory::Create());
     addresses.push_back(absl::StrCat("unix:", socket_directory->path(), "/ranks"));
   }
-  ASSIGN_OR_RETURN(ranks, ListenForRanks(addresses, *worker_link));
+  ASSIGN_OR_RETURN(ranks, ListenForRanks(addresses, AddressOf(options.worker_tls), *worker_link));
   for (size_t i = 0; i < addresses.size(); ++i) {
     worker_addresses.push_back(absl::StartsWith(addresses[i], "unix:")
                                    ? addresses[i]
                                    : WithPort(addresses[i], ranks.ports[i]));
   }
-  ASSIGN_OR_RETURN(clients, ListenForClients(options.listen, {generation.get(), &health}));
+  const ClientListener listener{.address = options.listen,
+                                .tls = AddressOf(options.client_tls),
+                                .serve_reflection = !options.api_tokens.has_value()};
+  ASSIGN_OR_RETURN(clients, ListenForClients(listener, {generation.get(), &health}));
   return absl::OkStatus();
 }
 
@@ -149,6 +168,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
                    Checkpoint::Open(options.model_dir));
   const ModelConfig& model = checkpoint->config();
   RETURN_IF_ERROR(CheckOptions(options, model));
+  RETURN_IF_ERROR(CheckReach(options));
   ASSIGN_OR_RETURN(const ProcessGrid grid,
                    ProcessGrid::Create(options.tensor_parallel, options.pipeline_parallel));
   ASSIGN_OR_RETURN(const SamplingParams sampling,
@@ -162,6 +182,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
       GenerationServiceConfig{.default_sampling = sampling,
                               .vocab_size = model.vocab_size,
                               .max_unread_bytes = options.max_unread_bytes,
+                              .api_tokens = options.api_tokens,
                               .info = ServerInfo(options, model)},
       impl->tokenizer.get(), impl->loop);
   impl->worker_link = std::make_unique<WorkerLinkService>(impl->loop, impl->secret,

@@ -12,12 +12,15 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "runtime/security/api_tokens.h"
+#include "runtime/security/tls.h"
 
 namespace lockstep {
 
@@ -62,9 +65,18 @@ struct ControllerOptions {
   bool enable_prefix_cache = true;
 
   std::string listen = "127.0.0.1:0";  // clients: HOST:PORT, port 0 = any
+  // TLS for clients; with an authority they must show a certificate too.
+  std::optional<TlsIdentity> client_tls;
+  // When given, every call but health's must show one of them, and reflection is off.
+  std::optional<ApiTokens> api_tokens;
+  // Listen for clients beyond this machine although TLS is missing.
+  bool insecure_listen = false;
   // Ranks: each "unix:/path" or "HOST:PORT". Empty = a Unix socket in a fresh directory of mode
   // 0700.
   std::vector<std::string> worker_listen;
+  // TLS for ranks that dial HOST:PORT; with an authority (which it should have) they must show a
+  // certificate. Unix sockets are never encrypted.
+  std::optional<TlsIdentity> worker_tls;
   std::string secret;   // every rank must show it; empty = one is drawn (Controller::secret)
   std::string version;  // ranks must show the same; empty = not checked
   uint64_t epoch = 1;
@@ -83,7 +95,8 @@ struct ControllerOptions {
 class Controller {
  public:
   // Errors: what Checkpoint::Open, Tokenizer::Load and CheckLayout say; INVALID_ARGUMENT naming an
-  // option out of range; UNAVAILABLE naming an address that cannot be bound.
+  // option out of range; FAILED_PRECONDITION for a clients' address that others can reach without
+  // TLS; UNAVAILABLE naming an address that cannot be bound.
   static absl::StatusOr<std::unique_ptr<Controller>> Start(ControllerOptions options);
   ~Controller();
   Controller(const Controller&) = delete;

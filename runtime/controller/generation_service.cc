@@ -56,6 +56,24 @@ absl::StatusOr<const Tokenizer*> GenerationService::RequireTokenizer() const {
   return absl::InvalidArgumentError("this model has no tokenizer.json: use token ids");
 }
 
+absl::Status GenerationService::Authorize(const Context& context) const {
+  if (!config_.api_tokens) return absl::OkStatus();
+  const auto [first, last] = context.client_metadata().equal_range(kAuthorizationHeader);
+  for (auto header = first; header != last; ++header) {
+    const absl::string_view shown(header->second.data(), header->second.size());
+    if (config_.api_tokens->Accept(shown)) return absl::OkStatus();
+  }
+  return absl::UnauthenticatedError(
+      first == last ? "it wants a token, in the header \"authorization: Bearer TOKEN\""
+                    : "this token is not one of its tokens");
+}
+
+bool GenerationService::Refused(const Context& context, grpc::ServerUnaryReactor* reactor) const {
+  const absl::Status status = Authorize(context);
+  if (!status.ok()) reactor->Finish(ToGrpcStatus(status));
+  return !status.ok();
+}
+
 void GenerationService::RunText(size_t num_bytes, Task task) {
   if (num_bytes <= kMaxInlineTextBytes) {
     task();
@@ -70,7 +88,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context*
   call->writer = EventWriter::Create(config_.max_unread_bytes);
   call->deadline = DeadlineOf(*context);
   EventWriter* reactor = call->writer.get();
-  absl::Status status = ParseMessage(*request, call->request);
+  absl::Status status = Authorize(*context);
+  if (status.ok()) status = ParseMessage(*request, call->request);
   if (status.ok()) status = Begin(*call);
   if (!status.ok()) {
     Refuse(*call, status);
@@ -142,6 +161,7 @@ void GenerationService::Refuse(Call& call, const absl::Status& status) {
 grpc::ServerUnaryReactor* GenerationService::Abort(Context* context, const Bytes* request,
                                                    Bytes* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (Refused(*context, reactor)) return reactor;
   v1::AbortRequest parsed;
   if (absl::Status status = ParseMessage(*request, parsed); !status.ok()) {
     reactor->Finish(ToGrpcStatus(status));
@@ -158,6 +178,7 @@ grpc::ServerUnaryReactor* GenerationService::Abort(Context* context, const Bytes
 grpc::ServerUnaryReactor* GenerationService::Tokenize(Context* context, const Bytes* request,
                                                       Bytes* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (Refused(*context, reactor)) return reactor;
   RunText(request->Length(), [this, reactor, response, bytes = *request] {
     const auto answer = [&]() -> absl::StatusOr<grpc::ByteBuffer> {
       v1::TokenizeRequest parsed;
@@ -179,6 +200,7 @@ grpc::ServerUnaryReactor* GenerationService::Tokenize(Context* context, const By
 grpc::ServerUnaryReactor* GenerationService::Detokenize(Context* context, const Bytes* request,
                                                         Bytes* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (Refused(*context, reactor)) return reactor;
   RunText(request->Length(), [this, reactor, response, bytes = *request] {
     const auto answer = [&]() -> absl::StatusOr<grpc::ByteBuffer> {
       v1::DetokenizeRequest parsed;
@@ -197,13 +219,14 @@ grpc::ServerUnaryReactor* GenerationService::Detokenize(Context* context, const 
 
 grpc::ServerUnaryReactor* GenerationService::GetServerInfo(Context* context, const Bytes*,
                                                            Bytes* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (Refused(*context, reactor)) return reactor;
   v1::GetServerInfoResponse info = config_.info;
   if (const std::optional<Capacity> capacity = loop_->serving().capacity()) {
     info.set_num_kv_blocks(capacity->num_kv_blocks);
     info.set_kv_capacity_tokens(capacity->num_kv_blocks * info.kv_block_size());
     info.set_max_model_len(capacity->limits.max_model_len);
   }
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   Answer(SerializeMessage(info), response, reactor);
   return reactor;
 }
@@ -211,6 +234,7 @@ grpc::ServerUnaryReactor* GenerationService::GetServerInfo(Context* context, con
 grpc::ServerUnaryReactor* GenerationService::GetStatus(Context* context, const Bytes*,
                                                        Bytes* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (Refused(*context, reactor)) return reactor;
   loop_->GetStatus([reactor, response](const v1::GetStatusResponse& status) {
     Answer(SerializeMessage(status), response, reactor);
   });

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "grpcpp/support/byte_buffer.h"
@@ -14,6 +15,7 @@
 #include "runtime/controller/event_loop.h"
 #include "runtime/controller/request_validation.h"
 #include "runtime/controller/task_queue.h"
+#include "runtime/security/api_tokens.h"
 
 namespace lockstep {
 
@@ -21,7 +23,8 @@ struct GenerationServiceConfig {
   SamplingParams default_sampling;
   int64_t vocab_size = 0;
   int64_t max_unread_bytes = 0;
-  v1::GetServerInfoResponse info;  // without what the ranks decide
+  std::optional<ApiTokens> api_tokens;  // every call must show one of them
+  v1::GetServerInfoResponse info;       // without what the ranks decide
 };
 
 // Every method takes raw bytes (see wire.h).
@@ -54,6 +57,10 @@ class GenerationService final : public v1::Generation::WithRawCallbackMethod_Gen
 
  private:
   struct Call;
+  // UNAUTHENTICATED unless the call shows an API token, where they are asked for.
+  absl::Status Authorize(const Context& context) const;
+  // True when a unary call was answered so.
+  bool Refused(const Context& context, grpc::ServerUnaryReactor* reactor) const;
   absl::Status Begin(Call& call);
   void Tokenize(std::shared_ptr<Call> call);
   absl::Status Post(Call& call, std::vector<int32_t> prompt);

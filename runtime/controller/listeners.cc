@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -97,13 +98,34 @@ void SetCommonOptions(grpc::ServerBuilder& builder) {
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
 }
 
+// gRPC's reflection library adds itself to every server of a program that links it.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [](const std::unique_ptr<grpc::ServerBuilderPlugin>& plugin) {
+                                    return absl::StrContains(plugin->name(), "reflection");
+                                  }),
+                   plugins->end());
+  }
+};
+
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const std::string& address,
+                                                       const TlsIdentity* tls) {
+  if (tls == nullptr || absl::StartsWith(address, "unix:"))
+    return grpc::InsecureServerCredentials();
+  return ServerCredentialsOf(*tls);
+}
+
 absl::StatusOr<Listening> BuildAndListen(grpc::ServerBuilder& builder,
-                                         const std::vector<std::string>& addresses) {
+                                         const std::vector<std::string>& addresses,
+                                         const TlsIdentity* tls) {
   Listening listening;
   listening.ports.assign(addresses.size(), 0);
   for (size_t i = 0; i < addresses.size(); ++i) {
     RETURN_IF_ERROR(CheckAddress(addresses[i]));
-    builder.AddListeningPort(addresses[i], grpc::InsecureServerCredentials(), &listening.ports[i]);
+    builder.AddListeningPort(addresses[i], CredentialsOf(addresses[i], tls), &listening.ports[i]);
   }
   listening.server = builder.BuildAndStart();
   // Bound in order: the first without a port is the one that failed.
@@ -118,11 +140,12 @@ absl::StatusOr<Listening> BuildAndListen(grpc::ServerBuilder& builder,
 
 }  // namespace
 
-absl::StatusOr<Listening> ListenForClients(const std::string& address,
+absl::StatusOr<Listening> ListenForClients(const ClientListener& listener,
                                            const std::vector<grpc::Service*>& services) {
   grpc::EnableDefaultHealthCheckService(false);  // ours tells more than "the process runs"
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
+  if (!listener.serve_reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   SetCommonOptions(builder);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
@@ -131,12 +154,13 @@ absl::StatusOr<Listening> ListenForClients(const std::string& address,
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kClientMinPingIntervalMs);
   for (grpc::Service* service : services) builder.RegisterService(service);
-  return BuildAndListen(builder, {address});
+  return BuildAndListen(builder, {listener.address}, listener.tls);
 }
 
 absl::StatusOr<Listening> ListenForRanks(const std::vector<std::string>& addresses,
-                                         grpc::Service& service) {
+                                         const TlsIdentity* tls, grpc::Service& service) {
   grpc::ServerBuilder builder;
+  builder.SetOption(std::make_unique<WithoutReflection>());
   SetCommonOptions(builder);
   builder.SetMaxReceiveMessageSize(kLinkMaxMessageBytes);
   builder.SetMaxSendMessageSize(kLinkMaxMessageBytes);
@@ -145,7 +169,7 @@ absl::StatusOr<Listening> ListenForRanks(const std::vector<std::string>& address
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kLinkRankKeepaliveMs / 2);
   builder.RegisterService(&service);
-  return BuildAndListen(builder, addresses);
+  return BuildAndListen(builder, addresses, tls);
 }
 
 std::string WithPort(const std::string& address, int port) {

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
+#include "runtime/security/tls.h"
 
 namespace lockstep {
 
@@ -18,10 +19,17 @@ struct Listening {
 
 // addresses: "HOST:PORT" (port 0 = any) or "unix:/path". INVALID_ARGUMENT for one that is neither,
 // UNAVAILABLE naming the one that cannot be bound and why. Services must outlive the server.
-absl::StatusOr<Listening> ListenForClients(const std::string& address,
+// tls: null = in clear; Unix sockets always are.
+struct ClientListener {
+  std::string address;
+  const TlsIdentity* tls = nullptr;
+  // Tells anyone the methods and messages: not subject to API tokens.
+  bool serve_reflection = true;
+};
+absl::StatusOr<Listening> ListenForClients(const ClientListener& listener,
                                            const std::vector<grpc::Service*>& services);
 absl::StatusOr<Listening> ListenForRanks(const std::vector<std::string>& addresses,
-                                         grpc::Service& service);
+                                         const TlsIdentity* tls, grpc::Service& service);
 
 // "HOST:PORT" with another port.
 std::string WithPort(const std::string& address, int port);

@@ -6,17 +6,9 @@
 #include "absl/time/clock.h"
 #include "runtime/controller/event_loop.h"
 #include "runtime/controller/wire.h"
+#include "runtime/security/api_tokens.h"
 
 namespace lockstep {
-
-bool EqualInConstantTime(std::string_view shown, std::string_view expected) {
-  unsigned difference = shown.size() == expected.size() ? 0u : 1u;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const char other = i < shown.size() ? shown[i] : '\0';
-    difference |= static_cast<unsigned char>(other) ^ static_cast<unsigned char>(expected[i]);
-  }
-  return difference == 0;
-}
 
 RankLink::RankLink(grpc::CallbackServerContext* context, std::shared_ptr<EventLoop> loop,
                    std::string secret, std::shared_ptr<std::atomic<int>> num_open)

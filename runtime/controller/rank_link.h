@@ -8,7 +8,6 @@
 #include <deque>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -21,9 +20,6 @@
 namespace lockstep {
 
 class EventLoop;
-
-// True when both are equal; takes the same time wherever they differ.
-bool EqualInConstantTime(std::string_view shown, std::string_view expected);
 
 class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:

@@ -30,6 +30,14 @@ std::chrono::system_clock::time_point DeadlineAfter(absl::Duration timeout) {
   return absl::ToChronoTime(absl::Now() + timeout);
 }
 
+// A channel keeps its reason to itself; a call that does not wait for it is told.
+std::string WhyNotConnected(const std::shared_ptr<grpc::Channel>& channel) {
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineAfter(absl::Seconds(1)));
+  const auto stream = v1::WorkerLink::NewStub(channel)->Connect(&context);
+  return stream->Finish().error_message();
+}
+
 absl::Status WhyClosed(const std::string& address, const grpc::Status& status) {
   switch (status.error_code()) {
     case grpc::StatusCode::FAILED_PRECONDITION:
@@ -52,12 +60,16 @@ absl::Status WhyClosed(const std::string& address, const grpc::Status& status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ControllerLink>> ControllerLink::Dial(const std::string& address,
+                                                                     const DialSecurity& security,
                                                                      absl::Duration dial_timeout) {
+  grpc::ChannelArguments arguments = LinkArguments();
+  const auto credentials = ChannelCredentialsOf(security, address, arguments);
   std::shared_ptr<grpc::Channel> channel =
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), LinkArguments());
+      grpc::CreateCustomChannel(address, credentials, arguments);
   if (!channel->WaitForConnected(DeadlineAfter(dial_timeout))) {
     return absl::UnavailableError(absl::StrCat("no controller answers at ", address, " within ",
-                                               absl::FormatDuration(dial_timeout)));
+                                               absl::FormatDuration(dial_timeout), ": ",
+                                               WhyNotConnected(channel)));
   }
   return std::unique_ptr<ControllerLink>(new ControllerLink(address, std::move(channel)));
 }

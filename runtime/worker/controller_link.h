@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "grpcpp/grpcpp.h"
 #include "lockstep/v1/worker.grpc.pb.h"
+#include "runtime/security/tls.h"
 
 namespace lockstep {
 
@@ -29,8 +30,10 @@ struct LinkHandlers {
 
 class ControllerLink final : private grpc::ClientBidiReactor<v1::FromRank, v1::ToRank> {
  public:
-  // address: "unix:/path" or "host:port". UNAVAILABLE when nobody answers within dial_timeout.
+  // address: "unix:/path" or "host:port"; only the latter is encrypted. UNAVAILABLE with the reason
+  // when nobody answers within dial_timeout.
   static absl::StatusOr<std::unique_ptr<ControllerLink>> Dial(const std::string& address,
+                                                              const DialSecurity& security,
                                                               absl::Duration dial_timeout);
   ~ControllerLink() override;  // End()
 

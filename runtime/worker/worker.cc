@@ -256,7 +256,8 @@ absl::Status Worker::Live() {
 absl::Status Worker::Run() {
   RETURN_IF_ERROR(CheckOptions(options_, groups_));
   ASSIGN_OR_RETURN(checkpoint_, Checkpoint::Open(options_.model));
-  ASSIGN_OR_RETURN(link_, ControllerLink::Dial(options_.controller_address, options_.dial_timeout));
+  ASSIGN_OR_RETURN(link_, ControllerLink::Dial(options_.controller_address, options_.dial,
+                                               options_.dial_timeout));
   reporter_ = std::make_unique<Reporter>(*link_, progress_, [this] { OnStuck(); });
   link_->Start({.on_message = [this](const v1::ToRank& message) { OnMessage(message); },
                 .on_closed = [this](const absl::Status& status) { OnClosed(status); }});

@@ -20,12 +20,14 @@
 #include "model/llama/llama_stage.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
+#include "runtime/security/tls.h"
 
 namespace lockstep {
 
 struct WorkerOptions {
   std::string controller_address;  // "unix:/path" or "host:port"
   std::string secret;              // of this launch; never logged
+  DialSecurity dial;               // encryption of the stream to a host:port
   uint64_t epoch = 0;
   int replica = 0;
   ProcessGrid grid = *ProcessGrid::Create(1, 1);

@@ -254,14 +254,6 @@ TEST_F(LifecycleTest, AStreamThatSaysNothingIsClosed) {
   EXPECT_TRUE(Generate(Request("hello", 5)).status.ok());
 }
 
-TEST_F(LifecycleTest, SecretsAreComparedWhole) {
-  EXPECT_TRUE(EqualInConstantTime("abc", "abc"));
-  EXPECT_FALSE(EqualInConstantTime("abd", "abc"));
-  EXPECT_FALSE(EqualInConstantTime("ab", "abc"));
-  EXPECT_FALSE(EqualInConstantTime("abcd", "abc"));
-  EXPECT_FALSE(EqualInConstantTime("", "abc"));
-}
-
 // --- ranks that break the protocol ---
 
 TEST_F(LifecycleTest, MessagesOutOfOrderLoseTheReplica) {

@@ -183,8 +183,8 @@ int RunRound(const Connection& server, const std::vector<Case>& cases,
 }
 
 int Run(const StressOptions& options) {
-  const auto reference = Connection::Open(options.reference);
-  const auto server = Connection::Open(options.server);
+  const auto reference = Connection::Open({.server = options.reference});
+  const auto server = Connection::Open({.server = options.server});
   if (!reference.ok() || !server.ok()) return 1;
   const auto info = (*server)->GetServerInfo(absl::Seconds(5));
   if (!info.ok()) return 1;

@@ -63,7 +63,7 @@ class ClientTest : public ::testing::Test {
   }
 
   FakeServer server_;
-  std::unique_ptr<Connection> connection_ = *Connection::Open(server_.address());
+  std::unique_ptr<Connection> connection_ = *Connection::Open({.server = server_.address()});
 };
 
 TEST_F(ClientTest, FoldsAStreamIntoOutputs) {
@@ -94,7 +94,7 @@ TEST_F(ClientTest, ServersErrorsComeThroughAndMissingServersAreExplained) {
   const auto refused = Run(Request("refuse", 1));
   EXPECT_THAT(std::string(connection_->Explain(refused->status).message()),
               HasSubstr("queue is full"));
-  const auto nobody = Connection::Open("127.0.0.1:1");
+  const auto nobody = Connection::Open({.server = "127.0.0.1:1"});
   const auto info = (*nobody)->GetServerInfo(absl::Seconds(10));
   EXPECT_THAT(std::string(info.status().message()), HasSubstr("lockstep serve MODEL"));
 }

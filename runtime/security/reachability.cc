@@ -1,0 +1,43 @@
+#include "runtime/security/reachability.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+namespace lockstep {
+namespace {
+
+bool IsLoopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    const auto& ip4 = reinterpret_cast<const sockaddr_in&>(address);
+    return ntohl(ip4.sin_addr.s_addr) >> 24 == 127;
+  }
+  if (address.sa_family != AF_INET6) return false;
+  const in6_addr& ip6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&ip6) || (IN6_IS_ADDR_V4MAPPED(&ip6) && ip6.s6_addr[12] == 127);
+}
+
+}  // namespace
+
+std::optional<bool> IsLocalAddress(const std::string& address) {
+  if (absl::StartsWith(address, "unix:")) return true;
+  absl::string_view host = absl::string_view(address).substr(0, address.rfind(':'));
+  if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(std::string(host).c_str(), nullptr, &hints, &found) != 0) return std::nullopt;
+  bool local = true;
+  for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+    local = local && IsLoopback(*each->ai_addr);
+  }
+  ::freeaddrinfo(found);
+  return local;
+}
+
+}  // namespace lockstep
