@@ -35,6 +35,7 @@ absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& m
   RETURN_IF_ERROR(CheckOption("max_batched_tokens", options.max_batched_tokens, 1, 1 << 20));
   RETURN_IF_ERROR(CheckOption("block_size", options.block_size, 1, 1024));
   RETURN_IF_ERROR(CheckOption("max_queued_requests", options.max_queued_requests, 1, 1 << 20));
+  RETURN_IF_ERROR(CheckOption("num_replicas", options.num_replicas, 1, 256));
   RETURN_IF_ERROR(CheckOption("max_num_outputs", options.max_num_outputs, 1, 1024));
   if (options.max_model_len != 0) {
     RETURN_IF_ERROR(
@@ -67,13 +68,15 @@ std::string ModelName(const ControllerOptions& options) {
   return full.filename().string();
 }
 
-EventLoopConfig LoopConfig(const ControllerOptions& options, const ModelConfig& model,
-                           const ProcessGrid& grid) {
-  return EventLoopConfig{
-      .replica = {.grid = grid,
-                  .epoch = options.epoch,
-                  .version = options.version,
-                  .model_fingerprint = model.Fingerprint()},
+CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& model,
+                          const ProcessGrid& grid) {
+  return CoreConfig{
+      .num_replicas = options.num_replicas,
+      .grid = grid,
+      .version = options.version,
+      .model_fingerprint = model.Fingerprint(),
+      .first_epoch = options.epoch,
+      .adopt_epochs = options.adopt_epochs,
       .engine = {.block_size = options.block_size,
                  .max_num_seqs = options.max_num_seqs,
                  .max_batched_tokens = options.max_batched_tokens,
@@ -87,9 +90,9 @@ EventLoopConfig LoopConfig(const ControllerOptions& options, const ModelConfig& 
       .max_position_embeddings = model.max_position_embeddings,
       .limits = {.vocab_size = model.vocab_size, .max_num_outputs = options.max_num_outputs},
       .heartbeat_interval = options.heartbeat_interval,
-      .step_timeout = options.step_timeout,
+      .lease = options.lease,
       .recovery_window = options.recovery_window,
-      .observer = options.observer};
+      .step_deadline = options.step_deadline};
 }
 
 v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const ModelConfig& model) {
@@ -103,7 +106,7 @@ v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const Mod
   info.set_vocab_size(static_cast<int32_t>(model.vocab_size));
   info.set_tensor_parallel(options.tensor_parallel);
   info.set_pipeline_parallel(options.pipeline_parallel);
-  info.set_num_replicas(1);
+  info.set_num_replicas(options.num_replicas);
   info.set_max_model_len(options.max_model_len);
   info.set_max_num_seqs(options.max_num_seqs);
   info.set_max_batched_tokens(options.max_batched_tokens);
@@ -129,6 +132,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::
 // Destroyed from the bottom up: servers first, the loop last.
 struct Controller::Impl {
   std::string secret;
+  int num_replicas = 1;
   std::optional<PrivateDirectory> socket_directory;
   std::unique_ptr<Tokenizer> tokenizer;
   HealthService health;
@@ -176,8 +180,10 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
 
   auto impl = std::make_unique<Impl>();
   ASSIGN_OR_RETURN(impl->tokenizer, LoadTokenizer(options.model_dir));
+  impl->num_replicas = options.num_replicas;
   impl->secret = options.secret.empty() ? DrawSecret() : options.secret;
-  impl->loop = std::make_shared<EventLoop>(LoopConfig(options, model, grid), impl->health);
+  impl->loop = std::make_shared<EventLoop>(MakeCoreConfig(options, model, grid), options.observer,
+                                           impl->health);
   impl->generation = std::make_unique<GenerationService>(
       GenerationServiceConfig{.default_sampling = sampling,
                               .vocab_size = model.vocab_size,
@@ -185,8 +191,8 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
                               .api_tokens = options.api_tokens,
                               .info = ServerInfo(options, model)},
       impl->tokenizer.get(), impl->loop);
-  impl->worker_link = std::make_unique<WorkerLinkService>(impl->loop, impl->secret,
-                                                          grid.world_size(), options.hello_timeout);
+  impl->worker_link = std::make_unique<WorkerLinkService>(
+      impl->loop, impl->secret, options.num_replicas * grid.world_size(), options.hello_timeout);
   const absl::Status listening = impl->Listen(options);
   std::unique_ptr<Controller> controller(new Controller(std::move(impl)));
   if (!listening.ok()) return listening;  // the destructor closes what was opened
@@ -206,7 +212,10 @@ absl::Status Controller::WaitServing(absl::Time deadline) {
   return impl_->loop->serving().WaitServing(deadline);
 }
 void Controller::Fail(std::string reason) { impl_->loop->Fail(std::move(reason)); }
-void Controller::BeginEpoch(uint64_t epoch) { impl_->loop->BeginEpoch(epoch); }
+void Controller::BeginEpoch(int replica, uint64_t epoch) {
+  LS_CHECK(replica >= 0 && replica < impl_->num_replicas) << "replica " << replica;
+  impl_->loop->BeginEpoch(replica, epoch);
+}
 void Controller::BeginDrain() { impl_->loop->BeginDrain(); }
 bool Controller::WaitDrained(absl::Time deadline) {
   return impl_->loop->serving().WaitDrained(deadline);

@@ -3,9 +3,9 @@
 // Start() binds both addresses and returns at once; the model serves when every rank has joined,
 // loaded and said Ready (WaitServing). All methods are thread-safe. Destruction is Shutdown().
 //
-// A lost rank is a lost replica: its streams are closed and health says NOT_SERVING. Requests in
-// flight then wait options.recovery_window for BeginEpoch, whose ranks continue them token for
-// token; else they end UNAVAILABLE.
+// A lost rank is a lost replica: its streams are closed, and its requests move to the replicas that
+// serve. When none does, health says NOT_SERVING and requests wait options.recovery_window for the
+// ranks of the next epoch, which continue them token for token; else they end UNAVAILABLE.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "runtime/controller/step_deadline.h"
 #include "runtime/security/api_tokens.h"
 #include "runtime/security/tls.h"
 
@@ -32,10 +33,16 @@ struct ControllerEvent {
     kRankLoaded,   // bytes_done = bytes_total = the rank's shard, weight_bytes, message = backend
     kServing,      // num_kv_blocks, max_model_len
     kRankLost,     // message names rank, host, stage and last operation
-    kFailed,       // message: the cause; nothing is served until BeginEpoch
+    kFailed,       // message: the cause; nothing is served until the next epoch
     kDrained,      // BeginDrain was called and nothing is left
   };
+  enum class Cause {
+    kRankVanished,    // its stream closed, its lease ran out, its step did not end
+    kRankComplained,  // it said that it failed, or what it said makes no sense
+  };
   Kind kind = Kind::kRankJoined;
+  Cause cause = Cause::kRankVanished;  // kRankLost
+  int replica = 0;
   uint64_t epoch = 0;
   int rank = -1;
   int tp_rank = -1;
@@ -77,13 +84,20 @@ struct ControllerOptions {
   // TLS for ranks that dial HOST:PORT; with an authority (which it should have) they must show a
   // certificate. Unix sockets are never encrypted.
   std::optional<TlsIdentity> worker_tls;
-  std::string secret;   // every rank must show it; empty = one is drawn (Controller::secret)
-  std::string version;  // ranks must show the same; empty = not checked
-  uint64_t epoch = 1;
-  absl::Duration heartbeat_interval = absl::Seconds(1);  // asked of the ranks
-  absl::Duration hello_timeout = absl::Seconds(10);      // for a new stream to say who it is
-  // A step whose result takes longer loses the replica; infinite = wait for ever.
-  absl::Duration step_timeout = absl::Minutes(10);
+  std::string secret;    // every rank must show it; empty = one is drawn (Controller::secret)
+  std::string version;   // ranks must show the same; empty = not checked
+  int num_replicas = 1;  // [1, 256]; it serves when one is ready
+  uint64_t epoch = 1;    // the first of every replica
+  // Ranks placed by hand count epochs themselves: a higher one in a Hello begins it (epoch is then
+  // the lowest but one). Else BeginEpoch does.
+  bool adopt_epochs = false;
+  absl::Duration heartbeat_interval = absl::Milliseconds(500);  // asked of the ranks
+  // A rank that says nothing for so long is lost; infinite = its stream alone tells.
+  absl::Duration lease = absl::Seconds(5);
+  absl::Duration hello_timeout = absl::Seconds(10);  // for a new stream to say who it is
+  // A step that takes longer, with no rank showing progress, loses the replica.
+  StepDeadlineOptions step_deadline;
+  // How long requests wait while no replica serves; zero = not at all.
   absl::Duration recovery_window = absl::ZeroDuration();
   // Bytes one client may leave unread before its request ends with RESOURCE_EXHAUSTED.
   int64_t max_unread_bytes = 16 << 20;
@@ -114,9 +128,9 @@ class Controller {
   // The ranks' job died and no other will come: requests in flight end UNAVAILABLE with `reason`,
   // health is NOT_SERVING.
   void Fail(std::string reason);
-  // A new job of ranks will join with this epoch (greater than the last). Streams of older epochs
-  // are closed and refused; unfinished requests continue once the new ranks are ready.
-  void BeginEpoch(uint64_t epoch);
+  // A new job of ranks will join this replica with this epoch (greater than the last). Streams of
+  // older epochs are closed and refused; unfinished requests continue once its ranks are ready.
+  void BeginEpoch(int replica, uint64_t epoch);
 
   // New requests are refused UNAVAILABLE, accepted ones go on.
   void BeginDrain();

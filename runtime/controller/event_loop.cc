@@ -1,22 +1,20 @@
 #include "runtime/controller/event_loop.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "kernels/base/check.h"
-#include "kernels/base/status_macros.h"
 #include "runtime/controller/wire.h"
-#include "runtime/worker/plan_codec.h"
 
 namespace lockstep {
 
-EventLoop::EventLoop(EventLoopConfig config, HealthService& health)
-    : config_(std::move(config)),
+EventLoop::EventLoop(CoreConfig config, std::function<void(const ControllerEvent&)> observer,
+                     HealthService& health)
+    : observer_(std::move(observer)),
       started_at_(absl::Now()),
-      replica_(std::make_unique<Replica>(config_.replica)),
-      serving_(health) {
-  SetPhase(Phase::kStarting, replica_->Progress());
+      serving_(health),
+      core_(std::move(config), *this, started_at_) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -30,64 +28,119 @@ void EventLoop::Stop() {
 
 void EventLoop::Run() {
   std::vector<Task> tasks;
-  while (queue_.Take(NextWakeup(), tasks)) {
+  while (queue_.Take(core_.NextWakeup(), tasks)) {
     for (Task& task : tasks) task();
     tasks.clear();
-    CheckDeadlines(absl::Now());
-    ScheduleAndSend();
+    core_.Advance(absl::Now());
     Stream();
   }
 }
 
-// --- the steps ---
+// --- clients ---
 
-void EventLoop::ScheduleAndSend() {
-  if (phase_ != Phase::kServing) return;
-  const absl::Time now = absl::Now();
-  while (std::optional<engine::StepPlan> plan = engine_->Schedule(now)) Send(*plan, now);
+void EventLoop::Submit(engine::EngineRequest request, std::shared_ptr<RequestStream> stream) {
+  queue_.Push([this, request = std::move(request), stream = std::move(stream)]() mutable {
+    Add(std::move(request), std::move(stream));
+  });
 }
 
-// Serialised once; every rank's stream shares the bytes.
-void EventLoop::Send(const engine::StepPlan& plan, absl::Time now) {
-  v1::ToRank message;
-  EncodePlan(plan, message.mutable_plan());
-  replica_->SendAll(SerializeMessage(message));
-  in_flight_.push_back({plan.step_id, SamplingSlots(plan), now});
-}
-
-absl::Status EventLoop::Commit(const v1::StepResult& message) {
-  if (in_flight_.empty() || message.step_id() != in_flight_.front().step_id) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("it sent the result of step ", message.step_id(), ", expected was ",
-                     in_flight_.empty() ? 0 : in_flight_.front().step_id));
+void EventLoop::Add(engine::EngineRequest request, std::shared_ptr<RequestStream> stream) {
+  if (stream->writer().cancelled()) return;
+  const uint64_t number = request.request_id;
+  const absl::Status status = core_.Add(std::move(request), stream->spec().request_id, absl::Now());
+  if (!status.ok()) {
+    CountRejected();
+    stream->writer().Close(ToGrpcStatus(status));
+    return;
   }
-  ASSIGN_OR_RETURN(
-      const engine::StepResult result,
-      DecodeResult(message, in_flight_.front().sampling_slots, config_.limits.vocab_size));
-  const absl::Time now = absl::Now();
-  RETURN_IF_ERROR(engine_->Commit(result, now));
-  in_flight_.pop_front();
-  // The time of a step that ran ahead counts from when its turn came.
-  if (!in_flight_.empty()) in_flight_.front().sent_at = now;
-  return absl::OkStatus();
+  LS_CHECK(streams_.emplace(number, stream).second);
+  stream_thread_.Push([stream = std::move(stream)] { stream->Accept(); });
+}
+
+void EventLoop::Cancel(uint64_t number) {
+  queue_.Push([this, number] { core_.Cancel(number); });
+}
+
+void EventLoop::AbortByName(std::string request_id, absl::AnyInvocable<void(bool)> done) {
+  queue_.Push([this, request_id = std::move(request_id), done = std::move(done)]() mutable {
+    done(core_.Abort(request_id));
+  });
+}
+
+void EventLoop::GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done) {
+  queue_.Push([this, done = std::move(done)]() mutable {
+    const absl::Time now = absl::Now();
+    v1::GetStatusResponse status = core_.Status(now);
+    status.set_uptime_ms(absl::ToInt64Milliseconds(now - started_at_));
+    status.set_requests_rejected(num_rejected_.load(std::memory_order_relaxed));
+    done(std::move(status));
+  });
+}
+
+// --- ranks, and whoever starts them ---
+
+void EventLoop::RankSaid(std::shared_ptr<RankLink> link, v1::FromRank message) {
+  queue_.Push([this, link = std::move(link), message = std::move(message)] {
+    core_.RankSaid(link, message, absl::Now());
+  });
+}
+
+void EventLoop::RankClosed(std::shared_ptr<RankLink> link, std::string why) {
+  queue_.Push([this, link = std::move(link), why = std::move(why)] {
+    core_.RankClosed(*link, why, absl::Now());
+  });
+}
+
+void EventLoop::Fail(std::string reason) {
+  queue_.Push([this, reason = std::move(reason)] { core_.Fail(reason); });
+}
+
+void EventLoop::BeginEpoch(int replica, uint64_t epoch) {
+  queue_.Push([this, replica, epoch] { core_.BeginEpoch(replica, epoch, absl::Now()); });
+}
+
+void EventLoop::BeginDrain() {
+  queue_.Push([this] { core_.BeginDrain(); });
+}
+
+void EventLoop::EndAll(std::string reason) {
+  absl::Notification done;
+  queue_.Push([&, this] {
+    core_.EndAll(reason);
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
+// --- what comes out ---
+
+void EventLoop::Deliver(engine::EngineEvent event) {
+  const auto found = streams_.find(event.request_id);
+  LS_CHECK(found != streams_.end()) << "request " << event.request_id;
+  deliveries_.push_back({found->second, std::move(event)});
+}
+
+void EventLoop::End(uint64_t number, v1::FinishReason reason, const grpc::Status& status) {
+  Stream();  // what came before
+  stream_thread_.Push(
+      [stream = streams_.at(number), reason, status] { stream->EndAll(reason, status); });
+}
+
+void EventLoop::Forget(uint64_t number) { streams_.erase(number); }
+
+void EventLoop::Publish(const ServingState::Snapshot& snapshot) { serving_.Publish(snapshot); }
+
+void EventLoop::Drained() { serving_.PublishDrained(); }
+
+void EventLoop::Tell(const ControllerEvent& event) {
+  if (observer_) observer_(event);
 }
 
 void EventLoop::Stream() {
-  if (engine_ == nullptr) return;
-  std::vector<Delivery> deliveries;
-  for (engine::EngineEvent& event : engine_->TakeEvents()) {
-    std::shared_ptr<RequestStream> stream = requests_.Find(event.request_id);
-    if (stream == nullptr) continue;
-    if (event.finish && requests_.FinishOutput(event.request_id, event.sequence_index)) {
-      ++counters_.finished;
-    }
-    deliveries.push_back({std::move(stream), std::move(event)});
-  }
-  if (!deliveries.empty()) {
-    stream_thread_.Push(
-        [this, deliveries = std::move(deliveries)]() mutable { DeliverAll(*this, deliveries); });
-  }
-  if (draining_ && requests_.empty()) EndDrain();
+  if (deliveries_.empty()) return;
+  stream_thread_.Push([this, deliveries = std::exchange(deliveries_, {})]() mutable {
+    DeliverAll(*this, deliveries);
+  });
 }
 
 // On the stream thread.
@@ -99,7 +152,7 @@ void EventLoop::DeliverAll(EventLoop& loop, std::vector<Delivery>& deliveries) {
         break;
       case RequestStream::Next::kStopOutput:
         loop.queue_.Push([&loop, number, index = delivery.event.sequence_index] {
-          loop.StopOutput(number, index);
+          loop.core_.FinishOutput(number, index);
         });
         break;
       case RequestStream::Next::kCancel:
@@ -107,93 +160,6 @@ void EventLoop::DeliverAll(EventLoop& loop, std::vector<Delivery>& deliveries) {
         break;
     }
   }
-}
-
-absl::Time EventLoop::NextWakeup() const {
-  absl::Time wakeup = recovery_deadline_;
-  if (phase_ == Phase::kServing) wakeup = std::min(wakeup, engine_->NextWakeup());
-  if (!in_flight_.empty()) {
-    wakeup = std::min(wakeup, in_flight_.front().sent_at + config_.step_timeout);
-  }
-  return wakeup;
-}
-
-void EventLoop::CheckDeadlines(absl::Time now) {
-  if (!in_flight_.empty() && now >= in_flight_.front().sent_at + config_.step_timeout) {
-    LoseReplica(replica_->FurthestBehind(),
-                absl::StrCat("step ", in_flight_.front().step_id, " has no result after ",
-                             absl::FormatDuration(config_.step_timeout)));
-  }
-  if (now >= recovery_deadline_) FailNow(absl::StrCat("no new ranks came: ", detail_));
-}
-
-// --- requests ---
-
-void EventLoop::Submit(engine::EngineRequest request, std::shared_ptr<RequestStream> stream) {
-  queue_.Push([this, request = std::move(request), stream = std::move(stream)]() mutable {
-    Add(std::move(request), std::move(stream));
-  });
-}
-
-void EventLoop::Add(engine::EngineRequest request, std::shared_ptr<RequestStream> stream) {
-  if (stream->writer().cancelled()) return;
-  absl::Status status = serving_.Admission().status();
-  if (status.ok()) status = requests_.CheckNew(stream->spec().request_id);
-  if (status.ok()) status = engine_->Add(std::move(request), absl::Now());
-  if (!status.ok()) {
-    CountRejected();
-    stream->writer().Close(ToGrpcStatus(status));
-    return;
-  }
-  ++counters_.accepted;
-  requests_.Insert(stream);
-  stream_thread_.Push([stream = std::move(stream)] { stream->Accept(); });
-}
-
-void EventLoop::Cancel(uint64_t number) {
-  queue_.Push([this, number] { CancelNow(number); });
-}
-
-void EventLoop::CancelNow(uint64_t number) {
-  if (requests_.Find(number) == nullptr) return;
-  engine_->Abort(number);
-  requests_.Remove(number);
-  ++counters_.aborted;
-}
-
-void EventLoop::AbortByName(std::string request_id, absl::AnyInvocable<void(bool)> done) {
-  queue_.Push([this, request_id = std::move(request_id), done = std::move(done)]() mutable {
-    done(AbortNow(request_id));
-  });
-}
-
-bool EventLoop::AbortNow(const std::string& request_id) {
-  const std::shared_ptr<RequestStream> stream = requests_.FindByName(request_id);
-  if (stream == nullptr) return false;
-  EndOne(stream, v1::FINISH_REASON_ABORTED, grpc::Status::OK);
-  return true;
-}
-
-void EventLoop::StopOutput(uint64_t number, uint32_t sequence_index) {
-  if (requests_.Find(number) == nullptr) return;
-  engine_->FinishOutput(number, sequence_index);
-  if (requests_.FinishOutput(number, sequence_index)) ++counters_.finished;
-}
-
-void EventLoop::EndOne(const std::shared_ptr<RequestStream>& stream, v1::FinishReason reason,
-                       const grpc::Status& status) {
-  CancelNow(stream->spec().number);
-  stream_thread_.Push([stream, reason, status] { stream->EndAll(reason, status); });
-}
-
-void EventLoop::EndRequests(v1::FinishReason reason, const grpc::Status& status) {
-  for (const std::shared_ptr<RequestStream>& stream : requests_.All()) {
-    EndOne(stream, reason, status);
-  }
-}
-
-void EventLoop::GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done) {
-  queue_.Push([this, done = std::move(done)]() mutable { done(StatusNow()); });
 }
 
 }  // namespace lockstep

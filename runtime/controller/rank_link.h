@@ -16,12 +16,14 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "lockstep/v1/worker.grpc.pb.h"
+#include "runtime/controller/rank_port.h"
 
 namespace lockstep {
 
 class EventLoop;
 
-class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                       public RankPort {
  public:
   // The caller hands the returned object to gRPC. num_open is decremented when the stream is done.
   static std::shared_ptr<RankLink> Open(grpc::CallbackServerContext* context,
@@ -29,12 +31,9 @@ class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::By
                                         std::shared_ptr<std::atomic<int>> num_open,
                                         absl::Duration hello_timeout);
 
-  // In order. The bytes are shared, not copied. Ignored after Close.
-  void Send(const grpc::ByteBuffer& message);
-  // Ends the stream after what was sent. The first status counts.
-  void Close(grpc::Status status);
-  // Ends the stream now: the peer may not be reading.
-  void CloseNow(grpc::Status status);
+  void Send(const grpc::ByteBuffer& message) override;
+  void Close(grpc::Status status) override;
+  void CloseNow(grpc::Status status) override;
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

@@ -1,233 +1,150 @@
 #include "runtime/controller/replica.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/controller/wire.h"
+#include "runtime/worker/plan_codec.h"
 
 namespace lockstep {
-namespace {
 
-constexpr size_t kMaxHostBytes = 255;
-constexpr size_t kMaxOperationBytes = 512;
-// Bytes and block counts beyond this are nonsense; sums of two stay inside int64.
-constexpr int64_t kMaxCount = int64_t{1} << 60;
+Replica::Replica(const ReplicaOptions& options, absl::Time now)
+    : identity_(options.identity),
+      vocab_size_(options.vocab_size),
+      lease_(options.lease),
+      step_deadline_(options.step_deadline),
+      ranks_(std::make_unique<RankRoster>(identity_, now)) {}
 
-template <typename T>
-absl::Status CheckEqual(absl::string_view what, const T& shown, const T& expected) {
-  if (shown == expected) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(what, " ", shown, " does not match the controller's ", expected));
+int Replica::RankOf(const RankPort* port) const {
+  return ranks_ == nullptr ? -1 : ranks_->RankOf(port);
 }
 
-absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low = 0) {
-  if (value >= low && value <= kMaxCount) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " ", value, " is outside [", low, ", ", kMaxCount, "]"));
-}
-
-}  // namespace
-
-Replica::Replica(ReplicaIdentity identity)
-    : identity_(std::move(identity)), ranks_(identity_.grid.world_size()) {}
-
-absl::Status Replica::CheckHello(const v1::Hello& hello) const {
-  RETURN_IF_ERROR(CheckEqual("epoch", hello.epoch(), identity_.epoch));
-  RETURN_IF_ERROR(CheckEqual("replica", hello.replica(), 0));
-  RETURN_IF_ERROR(CheckEqual("world_size", hello.world_size(), identity_.grid.world_size()));
-  RETURN_IF_ERROR(CheckEqual("tensor_parallel", hello.tensor_parallel(), identity_.grid.tp()));
-  RETURN_IF_ERROR(CheckEqual("pipeline_parallel", hello.pipeline_parallel(), identity_.grid.pp()));
-  if (!identity_.version.empty()) {
-    RETURN_IF_ERROR(CheckEqual("version", hello.version(), identity_.version));
+std::string Replica::Detail() const {
+  switch (state_) {
+    case State::kJoining:
+      return ranks_->Progress();
+    case State::kServing:
+      return "";
+    case State::kLost:
+      return why_lost_;
   }
-  RETURN_IF_ERROR(CheckEqual("model", hello.model_fingerprint(), identity_.model_fingerprint));
-  if (hello.rank() < 0 || hello.rank() >= identity_.grid.world_size()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank(), " is outside [0, ",
-                                                   identity_.grid.world_size() - 1, "]"));
-  }
-  if (hello.host().size() > kMaxHostBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("host has ", hello.host().size(), " bytes, at most ", kMaxHostBytes));
-  }
-  return absl::OkStatus();
+  return "";
 }
 
-absl::Status Replica::Join(std::shared_ptr<RankLink> link, const v1::Hello& hello, absl::Time now) {
-  RETURN_IF_ERROR(CheckHello(hello));
-  Rank& rank = ranks_[hello.rank()];
-  if (rank.stage != Stage::kAbsent) {
-    return absl::AlreadyExistsError(absl::StrCat("rank ", hello.rank(), " has joined already, pid ",
-                                                 rank.hello.pid(), " on ", rank.hello.host()));
-  }
-  ++num_joined_;
-  rank.stage = Stage::kLoading;
-  rank.link = std::move(link);
-  rank.hello = hello;
-  rank.last_seen = rank.heartbeat_at = now;
-  return absl::OkStatus();
+void Replica::BeginEpoch(uint64_t epoch, absl::Time now) {
+  LS_CHECK_GT(epoch, identity_.epoch);
+  LS_CHECK(state_ == State::kLost);
+  identity_.epoch = epoch;
+  ranks_ = std::make_unique<RankRoster>(identity_, now);
+  state_ = State::kJoining;
 }
 
-int Replica::RankOf(const RankLink* link) const {
-  const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& candidate) {
-    return candidate.link.get() == link;
-  });
-  return rank == ranks_.end() ? -1 : static_cast<int>(rank - ranks_.begin());
+void Replica::StartServing(const engine::EngineConfig& config) {
+  LS_CHECK(state_ == State::kJoining && ranks_->AllReady());
+  if (engine_ == nullptr) engine_ = std::make_unique<engine::Engine>(config);
+  state_ = State::kServing;
 }
 
-absl::Status Replica::CheckStage(int rank, Stage expected, const char* message) const {
-  if (ranks_[rank].stage == expected) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("it sent ", message, " out of order"));
+void Replica::Lose(const grpc::Status& status, std::string why) {
+  if (ranks_ != nullptr) ranks_->CloseAll(status);
+  ranks_.reset();
+  in_flight_.clear();
+  if (engine_ != nullptr) engine_->ResetReplica();
+  state_ = State::kLost;
+  why_lost_ = std::move(why);
+  ++num_losses_;
 }
 
-absl::Status Replica::OnLoading(int rank, const v1::Loading& loading) {
-  RETURN_IF_ERROR(CheckStage(rank, Stage::kLoading, "Loading"));
-  RETURN_IF_ERROR(CheckCount("Loading.bytes_total", loading.bytes_total()));
-  RETURN_IF_ERROR(CheckCount("Loading.bytes_done", loading.bytes_done()));
-  ranks_[rank].loading = loading;
-  return absl::OkStatus();
+void Replica::Schedule(absl::Time now) {
+  while (std::optional<engine::StepPlan> plan = engine_->Schedule(now)) Send(*plan, now);
 }
 
-absl::Status Replica::OnLoaded(int rank, const v1::Loaded& loaded) {
-  RETURN_IF_ERROR(CheckStage(rank, Stage::kLoading, "Loaded"));
-  RETURN_IF_ERROR(CheckCount("Loaded.weight_bytes", loaded.weight_bytes()));
-  RETURN_IF_ERROR(CheckCount("Loaded.loaded_bytes", loaded.loaded_bytes()));
-  RETURN_IF_ERROR(CheckCount("Loaded.shard_bytes", loaded.shard_bytes()));
-  RETURN_IF_ERROR(CheckCount("Loaded.kv_block_bytes", loaded.kv_block_bytes(), 1));
-  RETURN_IF_ERROR(CheckCount("Loaded.max_kv_blocks", loaded.max_kv_blocks()));
-  ranks_[rank].stage = Stage::kLoaded;
-  ranks_[rank].loaded = loaded;
-  ++num_loaded_;
-  return absl::OkStatus();
-}
-
-absl::Status Replica::OnReady(int rank, const v1::Ready& ready) {
-  RETURN_IF_ERROR(CheckStage(rank, Stage::kStarting, "Ready"));
-  RETURN_IF_ERROR(CheckCount("Ready.kv_cache_bytes", ready.kv_cache_bytes()));
-  ranks_[rank].stage = Stage::kReady;
-  ranks_[rank].ready = ready;
-  ranks_[rank].heartbeat.set_operation("idle");  // the last heartbeat tells of loading
-  ++num_ready_;
-  return absl::OkStatus();
-}
-
-absl::Status Replica::OnHeartbeat(int rank, const v1::Heartbeat& heartbeat, absl::Time now) {
-  RETURN_IF_ERROR(CheckCount("Heartbeat.operation_age_ms", heartbeat.operation_age_ms()));
-  if (heartbeat.operation().size() > kMaxOperationBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("Heartbeat.operation has ",
-                                                   heartbeat.operation().size(), " bytes, at most ",
-                                                   kMaxOperationBytes));
-  }
-  ranks_[rank].heartbeat = heartbeat;
-  ranks_[rank].heartbeat_at = now;
-  return absl::OkStatus();
-}
-
-absl::Status Replica::CheckMayReport(int rank) const {
-  if (!AllReady()) return absl::FailedPreconditionError("it sent a StepResult out of order");
-  const int reporter = identity_.grid.rank_of(identity_.grid.pp() - 1, 0);
-  if (rank == reporter) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("it sent a StepResult, which only rank ", reporter, " may"));
-}
-
-void Replica::Saw(int rank, absl::Time now) { ranks_[rank].last_seen = now; }
-
-std::string Replica::Progress() const {
-  return absl::StrCat(num_joined_, " of ", identity_.grid.world_size(), " ranks joined, ",
-                      num_loaded_, " loaded, epoch ", identity_.epoch);
-}
-
-int64_t Replica::SmallestKvBlocks() const {
-  LS_CHECK(AllLoaded());
-  int64_t smallest = std::numeric_limits<int64_t>::max();
-  for (const Rank& rank : ranks_) smallest = std::min(smallest, rank.loaded.max_kv_blocks());
-  return smallest;
-}
-
-void Replica::StartServing(int64_t num_kv_blocks) {
+// Serialised once; every rank's stream shares the bytes.
+void Replica::Send(const engine::StepPlan& plan, absl::Time now) {
   v1::ToRank message;
-  message.mutable_start()->set_num_kv_blocks(num_kv_blocks);
-  for (Rank& rank : ranks_) rank.stage = Stage::kStarting;
-  SendAll(SerializeMessage(message));
+  EncodePlan(plan, message.mutable_plan());
+  ranks_->SendAll(SerializeMessage(message));
+  StepInFlight step{.step_id = plan.step_id, .sampling_slots = SamplingSlots(plan), .since = now};
+  for (const engine::SlotWork& work : plan.work) step.num_tokens += work.num_tokens;
+  in_flight_.push_back(std::move(step));
 }
 
-void Replica::SendAll(const grpc::ByteBuffer& message) {
-  for (Rank& rank : ranks_) {
-    if (rank.link != nullptr) rank.link->Send(message);
+absl::Status Replica::Commit(const v1::StepResult& message, absl::Time now) {
+  if (in_flight_.empty() || message.step_id() != in_flight_.front().step_id) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it sent the result of step ", message.step_id(), ", expected was ",
+                     in_flight_.empty() ? 0 : in_flight_.front().step_id));
   }
+  const StepInFlight& step = in_flight_.front();
+  ASSIGN_OR_RETURN(const engine::StepResult result,
+                   DecodeResult(message, step.sampling_slots, vocab_size_));
+  RETURN_IF_ERROR(engine_->Commit(result, now));
+  step_deadline_.Finished(step.num_tokens, now - step.since);
+  in_flight_.pop_front();
+  // The time of a step that ran ahead counts from when its turn came.
+  if (!in_flight_.empty()) in_flight_.front().since = now;
+  return absl::OkStatus();
 }
 
-void Replica::ShutDownAll(const std::string& reason) {
-  v1::ToRank message;
-  message.mutable_shutdown()->set_reason(reason);
-  SendAll(SerializeMessage(message));
-  for (Rank& rank : ranks_) {
-    if (rank.link != nullptr) rank.link->Close(grpc::Status::OK);
+// Progress that heartbeats show extends the time: a long prefill is busy, not dead.
+absl::Time Replica::StepOverdueAt() const {
+  if (in_flight_.empty()) return absl::InfiniteFuture();
+  const StepInFlight& step = in_flight_.front();
+  return std::max(step.since, ranks_->last_progress()) + step_deadline_.For(step.num_tokens);
+}
+
+std::optional<Replica::Overdue> Replica::FindOverdue(absl::Time now) const {
+  if (ranks_ == nullptr) return std::nullopt;
+  const int silent = ranks_->LongestSilent();
+  if (silent >= 0 && now >= ranks_->last_seen(silent) + lease_) {
+    return Overdue{silent, absl::StrCat("nothing heard of it for ", absl::FormatDuration(lease_))};
   }
+  if (now < StepOverdueAt()) return std::nullopt;
+  const StepInFlight& step = in_flight_.front();
+  return Overdue{
+      ranks_->FurthestBehind(),
+      absl::StrCat("step ", step.step_id, " has no result after ",
+                   absl::FormatDuration(absl::Trunc(now - step.since, absl::Milliseconds(1))))};
 }
 
-void Replica::CloseAll(const grpc::Status& status) {
-  for (Rank& rank : ranks_) {
-    if (rank.link != nullptr) rank.link->CloseNow(status);
-  }
-}
-
-std::string Replica::Describe(int rank, absl::Time now) const {
-  const v1::RankStatus status = StatusOf(rank, now);
-  return absl::StrCat("rank ", rank, " (stage ", status.pipeline_stage(), ", tp_rank ",
-                      status.tp_rank(), ", pid ", status.pid(), " on ", status.host(),
-                      "), last operation: ", status.operation());
-}
-
-int Replica::FurthestBehind() const {
-  const auto behind =
-      std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
-        if (a.heartbeat.last_step() != b.heartbeat.last_step()) {
-          return a.heartbeat.last_step() < b.heartbeat.last_step();
-        }
-        return a.heartbeat.operation_age_ms() > b.heartbeat.operation_age_ms();
-      });
-  return static_cast<int>(behind - ranks_.begin());
-}
-
-v1::RankStatus Replica::StatusOf(int index, absl::Time now) const {
-  const Rank& rank = ranks_[index];
-  v1::RankStatus status;
-  status.set_rank(index);
-  status.set_tp_rank(identity_.grid.tp_rank_of(index));
-  status.set_pipeline_stage(identity_.grid.stage_of(index));
-  if (rank.stage == Stage::kAbsent) {
-    status.set_operation("not joined yet");
-    return status;
-  }
-  status.set_host(rank.hello.host());
-  status.set_pid(rank.hello.pid());
-  status.set_last_step(rank.heartbeat.last_step());
-  status.set_last_seen_ms_ago(absl::ToInt64Milliseconds(now - rank.last_seen));
-  status.set_operation_age_ms(rank.heartbeat.operation_age_ms() +
-                              absl::ToInt64Milliseconds(now - rank.heartbeat_at));
-  if (!rank.heartbeat.operation().empty()) {
-    status.set_operation(rank.heartbeat.operation());
-  } else {
-    status.set_operation(rank.stage == Stage::kLoading ? "loading" : "starting");
-  }
-  status.set_weight_bytes(rank.loaded.weight_bytes());
-  status.set_kv_cache_bytes(rank.ready.kv_cache_bytes());
-  const bool loading = rank.stage == Stage::kLoading;
-  status.set_loaded_bytes(loading ? rank.loading.bytes_done() : rank.loaded.loaded_bytes());
-  status.set_shard_bytes(loading ? rank.loading.bytes_total() : rank.loaded.shard_bytes());
-  return status;
+absl::Time Replica::NextWakeup() const {
+  absl::Time wakeup = engine_ == nullptr ? absl::InfiniteFuture() : engine_->NextWakeup();
+  if (ranks_ == nullptr) return wakeup;
+  const int silent = ranks_->LongestSilent();
+  if (silent >= 0) wakeup = std::min(wakeup, ranks_->last_seen(silent) + lease_);
+  return std::min(wakeup, StepOverdueAt());
 }
 
 void Replica::FillStatus(absl::Time now, v1::GetStatusResponse* response) const {
-  for (int rank = 0; rank < identity_.grid.world_size(); ++rank) {
-    *response->add_ranks() = StatusOf(rank, now);
-  }
+  using Proto = v1::ReplicaStatus;
+  Proto& status = *response->add_replicas();
+  status.set_replica(index());
+  status.set_state(state_ == State::kServing   ? Proto::STATE_SERVING
+                   : state_ == State::kJoining ? Proto::STATE_JOINING
+                                               : Proto::STATE_LOST);
+  status.set_epoch(epoch());
+  status.set_detail(Detail());
+  status.set_num_losses(num_losses_);
+  if (ranks_ != nullptr) ranks_->FillStatus(now, response);
+  if (engine_ == nullptr) return;
+  const engine::EngineStats stats = engine_->Stats();
+  status.set_num_waiting(stats.num_waiting);
+  status.set_num_running(stats.num_running);
+  status.set_kv_blocks_in_use(stats.blocks_in_use);
+  response->set_num_waiting(response->num_waiting() + stats.num_waiting);
+  response->set_num_running(response->num_running() + stats.num_running);
+  response->set_kv_blocks_total(response->kv_blocks_total() + stats.blocks_total);
+  response->set_kv_blocks_in_use(response->kv_blocks_in_use() + stats.blocks_in_use);
+  response->set_kv_blocks_cached(response->kv_blocks_cached() + stats.blocks_cached);
+  response->set_num_preemptions(response->num_preemptions() + stats.num_preemptions);
+  response->set_num_steps(response->num_steps() + stats.num_steps);
+  response->set_prompt_tokens_computed(response->prompt_tokens_computed() +
+                                       stats.prompt_tokens_computed);
+  response->set_prompt_tokens_cached(response->prompt_tokens_cached() + stats.prompt_tokens_cached);
+  response->set_tokens_generated(response->tokens_generated() + stats.tokens_generated);
 }
 
 }  // namespace lockstep

@@ -1,93 +1,94 @@
-// The ranks of one epoch: who joined, what they said about themselves, how far each got. Event loop
-// thread only.
+// One replica: the ranks of its present epoch, the engine whose plans they carry out, and the steps
+// in flight. The core's thread only.
 //
-// Every message is checked against the order of a rank's life (proto/lockstep/v1/worker.proto); an
-// error means the sender breaks the protocol and the caller gives the replica up.
+// The engine outlives epochs: after a loss it keeps its unfinished requests, which continue on the
+// next epoch's ranks or are moved to another replica.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "lockstep/v1/generation.pb.h"
 #include "lockstep/v1/worker.pb.h"
-#include "parallel/process_grid.h"
-#include "runtime/controller/rank_link.h"
+#include "runtime/controller/rank_roster.h"
+#include "runtime/controller/step_deadline.h"
+#include "runtime/engine/engine.h"
 
 namespace lockstep {
 
-struct ReplicaIdentity {
-  ProcessGrid grid;
-  uint64_t epoch = 0;
-  std::string version;  // empty = not checked
-  std::string model_fingerprint;
+struct ReplicaOptions {
+  RosterIdentity identity;  // with its first epoch
+  int64_t vocab_size = 0;
+  absl::Duration lease;  // a joined rank that says nothing for so long is lost
+  StepDeadlineOptions step_deadline;
 };
 
 class Replica {
  public:
-  explicit Replica(ReplicaIdentity identity);
+  enum class State { kJoining, kServing, kLost };
 
-  const ReplicaIdentity& identity() const { return identity_; }
+  Replica(const ReplicaOptions& options, absl::Time now);
 
-  // FAILED_PRECONDITION, ALREADY_EXISTS or INVALID_ARGUMENT: this stream is refused, the replica
-  // stays.
-  absl::Status Join(std::shared_ptr<RankLink> link, const v1::Hello& hello, absl::Time now);
-  // The rank of this stream, or -1 when it never joined (or belongs to another epoch).
-  int RankOf(const RankLink* link) const;
+  int index() const { return identity_.replica; }
+  uint64_t epoch() const { return identity_.epoch; }
+  State state() const { return state_; }
+  bool serving() const { return state_ == State::kServing; }
+  RankRoster& ranks() { return *ranks_; }  // unless kLost
+  const RankRoster& ranks() const { return *ranks_; }
+  engine::Engine* engine() { return engine_.get(); }  // null before its first ranks were ready
+  const engine::Engine* engine() const { return engine_.get(); }
+  // The rank of this stream; -1 when it is not of the present epoch.
+  int RankOf(const RankPort* port) const;
+  // What it waits for, or why it was lost.
+  std::string Detail() const;
 
-  absl::Status OnLoading(int rank, const v1::Loading& loading);
-  absl::Status OnLoaded(int rank, const v1::Loaded& loaded);
-  absl::Status OnReady(int rank, const v1::Ready& ready);
-  absl::Status OnHeartbeat(int rank, const v1::Heartbeat& heartbeat, absl::Time now);
-  // Only the last stage's tp_rank 0 reports results, and only once every rank is ready.
-  absl::Status CheckMayReport(int rank) const;
-  void Saw(int rank, absl::Time now);
+  // Ranks of this epoch may join; those of the last one are gone (Lose).
+  void BeginEpoch(uint64_t epoch, absl::Time now);
+  // All ranks are ready: an engine of this configuration, or the one there is, goes on.
+  void StartServing(const engine::EngineConfig& config);
+  // The streams are closed, steps in flight forgotten; unfinished requests wait in the engine.
+  void Lose(const grpc::Status& status, std::string why);
 
-  // "1 of 4 ranks joined, 0 loaded, epoch 1".
-  std::string Progress() const;
-  bool AllLoaded() const { return num_loaded_ == identity_.grid.world_size(); }
-  bool AllReady() const { return num_ready_ == identity_.grid.world_size(); }
-  // Once AllLoaded: the blocks that fit every rank.
-  int64_t SmallestKvBlocks() const;
-  // Tells every rank to allocate its cache.
-  void StartServing(int64_t num_kv_blocks);
+  // While serving: sends every plan the engine has.
+  void Schedule(absl::Time now);
+  absl::Status Commit(const v1::StepResult& message, absl::Time now);
 
-  void SendAll(const grpc::ByteBuffer& message);
-  void ShutDownAll(const std::string& reason);
-  void CloseAll(const grpc::Status& status);
+  struct Overdue {
+    int rank = 0;
+    std::string why;
+  };
+  // A rank whose lease ran out, or the one the others seem to wait for when a step takes too long.
+  std::optional<Overdue> FindOverdue(absl::Time now) const;
+  absl::Time NextWakeup() const;
 
-  // "rank 3 (stage 1, tp_rank 1, pid 123 on node7), last operation: forward step 17".
-  std::string Describe(int rank, absl::Time now) const;
-  // The rank that the others wait for, as far as heartbeats tell.
-  int FurthestBehind() const;
-  v1::RankStatus StatusOf(int rank, absl::Time now) const;
   void FillStatus(absl::Time now, v1::GetStatusResponse* response) const;
 
  private:
-  enum class Stage { kAbsent, kLoading, kLoaded, kStarting, kReady };
-  struct Rank {
-    Stage stage = Stage::kAbsent;
-    std::shared_ptr<RankLink> link;
-    v1::Hello hello;
-    v1::Loading loading;
-    v1::Loaded loaded;
-    v1::Ready ready;
-    v1::Heartbeat heartbeat;
-    absl::Time heartbeat_at;
-    absl::Time last_seen;
+  struct StepInFlight {
+    uint64_t step_id = 0;
+    int64_t num_tokens = 0;
+    std::vector<uint32_t> sampling_slots;
+    absl::Time since;  // when its turn came
   };
-  absl::Status CheckHello(const v1::Hello& hello) const;
-  absl::Status CheckStage(int rank, Stage expected, const char* message) const;
+  void Send(const engine::StepPlan& plan, absl::Time now);
+  absl::Time StepOverdueAt() const;
 
-  ReplicaIdentity identity_;
-  std::vector<Rank> ranks_;
-  int num_joined_ = 0;
-  int num_loaded_ = 0;
-  int num_ready_ = 0;
+  RosterIdentity identity_;
+  const int64_t vocab_size_;
+  const absl::Duration lease_;
+  StepDeadline step_deadline_;
+  State state_ = State::kJoining;
+  std::string why_lost_;
+  uint32_t num_losses_ = 0;
+  std::unique_ptr<RankRoster> ranks_;  // null while kLost
+  std::unique_ptr<engine::Engine> engine_;
+  std::deque<StepInFlight> in_flight_;
 };
 
 }  // namespace lockstep

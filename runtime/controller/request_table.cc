@@ -7,41 +7,40 @@
 
 namespace lockstep {
 
-absl::Status RequestTable::CheckNew(const std::string& request_id) const {
-  if (!by_name_.contains(request_id)) return absl::OkStatus();
+absl::Status RequestTable::CheckNew(const std::string& name) const {
+  if (!by_name_.contains(name)) return absl::OkStatus();
   return absl::AlreadyExistsError(
-      absl::StrCat("request_id \"", request_id, "\" belongs to a request that still runs"));
+      absl::StrCat("request_id \"", name, "\" belongs to a request that still runs"));
 }
 
-void RequestTable::Insert(std::shared_ptr<RequestStream> stream) {
-  const StreamSpec& spec = stream->spec();
-  LS_CHECK(by_name_.emplace(spec.request_id, spec.number).second);
-  Active active;
-  active.finished.resize(spec.num_outputs);
-  active.num_unfinished = spec.num_outputs;
-  const uint64_t number = spec.number;
-  active.stream = std::move(stream);
-  LS_CHECK(by_number_.emplace(number, std::move(active)).second);
+void RequestTable::Insert(uint64_t number, std::string name, int num_outputs, int replica) {
+  LS_CHECK(by_name_.emplace(name, number).second);
+  Entry entry;
+  entry.name = std::move(name);
+  entry.replica = replica;
+  entry.finished.resize(num_outputs);
+  entry.num_unfinished = num_outputs;
+  LS_CHECK(by_number_.emplace(number, std::move(entry)).second);
 }
 
-std::shared_ptr<RequestStream> RequestTable::Find(uint64_t number) const {
+RequestTable::Entry* RequestTable::Find(uint64_t number) {
   const auto found = by_number_.find(number);
-  return found == by_number_.end() ? nullptr : found->second.stream;
+  return found == by_number_.end() ? nullptr : &found->second;
 }
 
-std::shared_ptr<RequestStream> RequestTable::FindByName(const std::string& request_id) const {
-  const auto found = by_name_.find(request_id);
-  return found == by_name_.end() ? nullptr : Find(found->second);
+std::optional<uint64_t> RequestTable::FindByName(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  if (found == by_name_.end()) return std::nullopt;
+  return found->second;
 }
 
 bool RequestTable::FinishOutput(uint64_t number, uint32_t sequence_index) {
-  const auto found = by_number_.find(number);
-  if (found == by_number_.end()) return false;
-  Active& active = found->second;
-  LS_CHECK_LT(sequence_index, active.finished.size());
-  if (active.finished[sequence_index]) return false;
-  active.finished[sequence_index] = true;
-  if (--active.num_unfinished > 0) return false;
+  Entry* entry = Find(number);
+  if (entry == nullptr) return false;
+  LS_CHECK_LT(sequence_index, entry->finished.size());
+  if (entry->finished[sequence_index]) return false;
+  entry->finished[sequence_index] = true;
+  if (--entry->num_unfinished > 0) return false;
   Remove(number);
   return true;
 }
@@ -49,14 +48,14 @@ bool RequestTable::FinishOutput(uint64_t number, uint32_t sequence_index) {
 void RequestTable::Remove(uint64_t number) {
   const auto found = by_number_.find(number);
   if (found == by_number_.end()) return;
-  by_name_.erase(found->second.stream->spec().request_id);
+  by_name_.erase(found->second.name);
   by_number_.erase(found);
 }
 
-std::vector<std::shared_ptr<RequestStream>> RequestTable::All() const {
-  std::vector<std::shared_ptr<RequestStream>> all;
+std::vector<uint64_t> RequestTable::All() const {
+  std::vector<uint64_t> all;
   all.reserve(by_number_.size());
-  for (const auto& [number, active] : by_number_) all.push_back(active.stream);
+  for (const auto& [number, entry] : by_number_) all.push_back(number);
   return all;
 }
 

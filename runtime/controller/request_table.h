@@ -1,43 +1,44 @@
-// The requests that the engine holds, by number and by their clients' names. Event loop thread
-// only.
+// The requests that the core has accepted and not ended, by number and by their clients' names. The
+// core's thread only. Ordered by number, so that what is done to all of them is done in one order.
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "runtime/controller/request_stream.h"
 
 namespace lockstep {
 
 class RequestTable {
  public:
+  struct Entry {
+    std::string name;            // request_id
+    int replica = 0;             // whose engine has it
+    std::vector<bool> finished;  // [num_outputs]
+    int num_unfinished = 0;
+  };
+
   // ALREADY_EXISTS when a request of this name runs.
-  absl::Status CheckNew(const std::string& request_id) const;
-  void Insert(std::shared_ptr<RequestStream> stream);
+  absl::Status CheckNew(const std::string& name) const;
+  void Insert(uint64_t number, std::string name, int num_outputs, int replica);
 
   // Null when there is none.
-  std::shared_ptr<RequestStream> Find(uint64_t number) const;
-  std::shared_ptr<RequestStream> FindByName(const std::string& request_id) const;
+  Entry* Find(uint64_t number);
+  std::optional<uint64_t> FindByName(const std::string& name) const;
 
   // One output ended. True when it was the request's last, which is then removed.
   bool FinishOutput(uint64_t number, uint32_t sequence_index);
   void Remove(uint64_t number);
 
-  std::vector<std::shared_ptr<RequestStream>> All() const;
+  std::vector<uint64_t> All() const;
   bool empty() const { return by_number_.empty(); }
 
  private:
-  struct Active {
-    // Shared with the stream thread, which may still be writing what the loop handed over.
-    std::shared_ptr<RequestStream> stream;
-    std::vector<bool> finished;
-    int num_unfinished = 0;
-  };
-  absl::flat_hash_map<uint64_t, Active> by_number_;
+  std::map<uint64_t, Entry> by_number_;
   absl::flat_hash_map<std::string, uint64_t> by_name_;
 };
 

@@ -19,15 +19,21 @@ void ServingState::PublishDrained() {
   changed_.SignalAll();
 }
 
-absl::StatusOr<Capacity> ServingState::Admission() const {
-  absl::MutexLock lock(&mutex_);
-  if (now_.draining) return absl::UnavailableError("the server is shutting down");
-  if (now_.phase == Phase::kFailed) return absl::UnavailableError(now_.detail);
-  if (!now_.capacity) {
-    return absl::UnavailableError(absl::StrCat("the server is starting (", now_.detail,
+absl::StatusOr<Capacity> ServingState::AdmissionBy(const Snapshot& snapshot) {
+  if (snapshot.draining) {
+    return absl::UnavailableError("the server is shutting down: retry on another one");
+  }
+  if (snapshot.phase == Phase::kFailed) return absl::UnavailableError(snapshot.detail);
+  if (!snapshot.capacity) {
+    return absl::UnavailableError(absl::StrCat("the server is starting (", snapshot.detail,
                                                "): retry when its health is SERVING"));
   }
-  return *now_.capacity;
+  return *snapshot.capacity;
+}
+
+absl::StatusOr<Capacity> ServingState::Admission() const {
+  absl::MutexLock lock(&mutex_);
+  return AdmissionBy(now_);
 }
 
 std::optional<Capacity> ServingState::capacity() const {

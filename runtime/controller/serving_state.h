@@ -42,6 +42,7 @@ class ServingState {
 
   // What requests are checked against, or UNAVAILABLE while none are accepted. While a lost replica
   // may come back, requests are accepted and wait.
+  static absl::StatusOr<Capacity> AdmissionBy(const Snapshot& snapshot);
   absl::StatusOr<Capacity> Admission() const;
   std::optional<Capacity> capacity() const;
 

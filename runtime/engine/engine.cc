@@ -88,6 +88,11 @@ absl::Status Engine::Add(EngineRequest given, absl::Time /*now*/) {
     return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", num_queued_requests_,
                                                      " requests wait already, retry later"));
   }
+  Insert(MakeRequest(std::move(given)));
+  return absl::OkStatus();
+}
+
+std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {
   const int64_t max_length = MaxLength(config_, given);
   auto request = std::make_unique<Request>(std::move(given), next_arrival_++);
   request->stop_tokens = request->given.sampling.stop_token_ids;
@@ -100,13 +105,17 @@ absl::Status Engine::Add(EngineRequest given, absl::Time /*now*/) {
     request->sequences.push_back(std::make_unique<Sequence>(*request, i, scheduler_.pool()));
     request->sequences.back()->max_length = max_length;
   }
+  return request;
+}
+
+void Engine::Insert(std::unique_ptr<Request> request) {
   if (request->given.deadline < absl::InfiniteFuture()) {
     deadlines_.emplace(std::pair(request->given.deadline, request->arrival), request.get());
   }
-  ++num_queued_requests_;
+  if (!request->admitted) ++num_queued_requests_;
   scheduler_.Enqueue(*request);
-  requests_.emplace(request->given.request_id, std::move(request));
-  return absl::OkStatus();
+  const uint64_t id = request->given.request_id;
+  LS_CHECK(requests_.emplace(id, std::move(request)).second) << "request " << id;
 }
 
 void Engine::Abort(uint64_t request_id) {
@@ -303,6 +312,66 @@ void Engine::ResetReplica() {
     }
     scheduler_.Enqueue(*request);
   }
+}
+
+std::vector<UnfinishedRequest> Engine::Evacuate() {
+  LS_CHECK(in_flight_.empty() && events_.empty());
+  std::vector<Request*> oldest_first;
+  for (auto& [id, request] : requests_) oldest_first.push_back(request.get());
+  std::sort(oldest_first.begin(), oldest_first.end(),
+            [](const Request* a, const Request* b) { return a->arrival < b->arrival; });
+  std::vector<UnfinishedRequest> unfinished;
+  for (const Request* request : oldest_first) {
+    UnfinishedRequest& leaving = unfinished.emplace_back();
+    leaving.given = request->given;
+    leaving.admitted = request->admitted;
+    for (const auto& sequence : request->sequences) {
+      leaving.outputs.push_back(
+          {.tokens = {sequence->tokens.begin() + request->given.prompt.size(),
+                      sequence->tokens.end()},
+           .finished = sequence->state == Sequence::State::kFinished,
+           .num_prompt_logprobs_delivered = sequence->num_prompt_logprobs_delivered,
+           .num_cached_prompt_tokens = sequence->num_cached_prompt_tokens});
+    }
+  }
+  scheduler_.Reset();
+  deadlines_.clear();
+  requests_.clear();
+  num_queued_requests_ = 0;
+  return unfinished;
+}
+
+void Engine::Adopt(UnfinishedRequest unfinished) {
+  LS_CHECK(CheckRequest(unfinished.given).ok()) << "request " << unfinished.given.request_id;
+  LS_CHECK_EQ(static_cast<int>(unfinished.outputs.size()), unfinished.given.num_outputs);
+  std::unique_ptr<Request> request = MakeRequest(std::move(unfinished.given));
+  request->admitted = unfinished.admitted;
+  for (size_t i = 0; i < unfinished.outputs.size(); ++i) {
+    const UnfinishedRequest::Output& output = unfinished.outputs[i];
+    Sequence& sequence = *request->sequences[i];
+    sequence.tokens.insert(sequence.tokens.end(), output.tokens.begin(), output.tokens.end());
+    sequence.num_prompt_logprobs_delivered = output.num_prompt_logprobs_delivered;
+    sequence.num_cached_prompt_tokens = output.num_cached_prompt_tokens;
+    if (!output.finished) continue;
+    sequence.state = Sequence::State::kFinished;
+    --request->num_unfinished;
+  }
+  LS_CHECK_GE(request->num_unfinished, 1);
+  Insert(std::move(request));
+}
+
+int64_t Engine::CachedPrefixTokens(const EngineRequest& request) const {
+  return scheduler_.CachedPrefixTokens(request);
+}
+
+int64_t Engine::NumUncomputedTokens() const {
+  int64_t num_tokens = 0;
+  for (const auto& [id, request] : requests_) {
+    for (const auto& sequence : request->sequences) {
+      if (sequence->state != Sequence::State::kFinished) num_tokens += sequence->uncomputed();
+    }
+  }
+  return num_tokens;
 }
 
 absl::Time Engine::NextWakeup() const {

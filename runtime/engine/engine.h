@@ -56,12 +56,26 @@ class Engine {
   // unfinished sequence waits again with the tokens it has. step_id starts at 1.
   void ResetReplica();
 
+  // After ResetReplica: hands over every unfinished request, oldest first; nothing is left. Events
+  // must have been taken.
+  std::vector<UnfinishedRequest> Evacuate();
+  // Continues what another engine of the same limits gave up. Takes it however full the queue is.
+  void Adopt(UnfinishedRequest unfinished);
+  // Deadlines that passed become events; Schedule does it too.
+  void ExpireDeadlines(absl::Time now);
+
+  // How many tokens of this prompt need no computing here now.
+  int64_t CachedPrefixTokens(const EngineRequest& request) const;
+  // Known tokens that wait to be computed, over all requests: O(number of outputs).
+  int64_t NumUncomputedTokens() const;
+
   // When Schedule could have something to do without a new event (the earliest deadline);
   // InfiniteFuture if none.
   absl::Time NextWakeup() const;
   EngineStats Stats() const;
   // Counts everything: O(num_blocks), for tests.
   void CheckInvariants() const;
+  int64_t num_requests() const { return static_cast<int64_t>(requests_.size()); }  // unfinished
   bool Idle() const;  // no waiting or running sequence, nothing in flight
 
  private:
@@ -77,7 +91,8 @@ class Engine {
 
   void CommitPromptLogprobs(const PromptLogprobs& given);
   void CommitToken(Sequence& sequence, const SampledToken& sampled);
-  void ExpireDeadlines(absl::Time now);
+  std::unique_ptr<Request> MakeRequest(EngineRequest given);
+  void Insert(std::unique_ptr<Request> request);
   void Retire(Request& request);
   void ForgetEvents(uint64_t request_id, std::optional<uint32_t> sequence_index);
 

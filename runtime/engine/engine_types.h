@@ -53,6 +53,19 @@ struct EngineEvent {
   uint32_t num_cached_prompt_tokens = 0;  // with token and with finish
 };
 
+// A request on its way from a lost replica's engine to another's, with what it has emitted.
+struct UnfinishedRequest {
+  struct Output {
+    std::vector<int32_t> tokens;  // emitted
+    bool finished = false;
+    uint32_t num_prompt_logprobs_delivered = 0;
+    std::optional<uint32_t> num_cached_prompt_tokens;
+  };
+  EngineRequest given;
+  std::vector<Output> outputs;  // [given.num_outputs]
+  bool admitted = false;        // it has run: it does not count as queued
+};
+
 struct EngineStats {
   int64_t num_waiting = 0;  // outputs that wait for a slot
   int64_t num_running = 0;  // outputs that hold one

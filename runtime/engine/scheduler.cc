@@ -135,6 +135,13 @@ std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence
   return std::nullopt;
 }
 
+int64_t Scheduler::CachedPrefixTokens(const EngineRequest& request) const {
+  if (!config_.enable_prefix_cache || request.sampling.num_prompt_logprobs >= 0) return 0;
+  const int64_t max_blocks = (static_cast<int64_t>(request.prompt.size()) - 1) / config_.block_size;
+  const auto match = prefix_cache_.Lookup(request.cache_salt, request.prompt, max_blocks);
+  return static_cast<int64_t>(match.blocks.size()) * config_.block_size;
+}
+
 void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
   waiting_.erase(&sequence);
   blocked_ = nullptr;

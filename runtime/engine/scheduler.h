@@ -58,6 +58,7 @@ class Scheduler {
   int64_t BlocksFor(int64_t num_tokens) const {
     return (num_tokens + config_.block_size - 1) / config_.block_size;
   }
+  int64_t CachedPrefixTokens(const EngineRequest& request) const;
   BlockPool& pool() { return pool_; }
   void FillStats(EngineStats& stats) const;
   // Counts everything: O(num_blocks), for tests.

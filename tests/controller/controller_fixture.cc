@@ -66,6 +66,7 @@ ControllerOptions ControllerTest::DefaultOptions() {
   options.max_model_len = kMaxModelLen;
   options.max_queued_requests = 100;
   options.version = "test";
+  options.lease = absl::InfiniteDuration();  // fake ranks send no heartbeats
   options.observer = [this](const ControllerEvent& event) {
     absl::MutexLock lock(&events_mutex_);
     events_.push_back(event);

@@ -384,7 +384,7 @@ TEST_F(LifecycleTest, ANewEpochContinuesRequestsTokenForToken) {
   EXPECT_EQ(*Health(), Serving::NOT_SERVING);
   const v1::Hello old_hello = GoodHello();
   epoch_ = 2;
-  controller_->BeginEpoch(2);
+  controller_->BeginEpoch(0, 2);
   replica_.reset();
   EXPECT_THAT(Refused(old_hello).error_message(), HasSubstr("epoch 1"));
   StartReplica();
@@ -418,14 +418,28 @@ TEST_F(LifecycleTest, WithoutNewRanksRecoveryEnds) {
 
 TEST_F(LifecycleTest, AStuckStepLosesTheReplica) {
   ControllerOptions options = DefaultOptions();
-  options.step_timeout = absl::Milliseconds(100);
+  options.step_deadline.first = absl::Milliseconds(100);
   StartController(std::move(options));
   StartReplica();
   ASSERT_TRUE(WaitServing().ok());
   replica_->Hold();
   const Generated generated = Generate(Request("hello", 90));
   EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_THAT(generated.status.error_message(), HasSubstr("step 1 has no result after 100ms"));
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("step 1 has no result after 1"));
+}
+
+TEST_F(LifecycleTest, ASilentRankLosesTheReplica) {
+  ControllerOptions options = DefaultOptions();
+  options.lease = absl::Milliseconds(300);  // fake ranks send no heartbeats
+  StartController(std::move(options));
+  StartReplica();
+  ASSERT_TRUE(Eventually([](const v1::GetStatusResponse& status) {
+    return status.state() == v1::GetStatusResponse::STATE_FAILED;
+  }));
+  ASSERT_EQ(Events(ControllerEvent::Kind::kRankLost).size(), 1u);
+  EXPECT_EQ(Events(ControllerEvent::Kind::kRankLost)[0].cause,
+            ControllerEvent::Cause::kRankVanished);
+  EXPECT_THAT(Status().detail(), HasSubstr("nothing heard of it for 300ms"));
 }
 
 TEST_F(LifecycleTest, FailEndsRequestsWithTheCause) {

@@ -1,0 +1,270 @@
+#include "runtime/controller/core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+// A sequence that decodes slows a newcomer down by about as much as so many tokens of prompt.
+constexpr int64_t kDecodeWeightTokens = 16;
+
+}  // namespace
+
+ControllerCore::ControllerCore(CoreConfig config, CoreOutput& output, absl::Time now)
+    : config_(std::move(config)), output_(output) {
+  LS_CHECK_GE(config_.num_replicas, 1);
+  for (int index = 0; index < config_.num_replicas; ++index) {
+    const ReplicaOptions options{.identity = {.replica = index,
+                                              .grid = config_.grid,
+                                              .epoch = config_.first_epoch,
+                                              .version = config_.version,
+                                              .model_fingerprint = config_.model_fingerprint},
+                                 .vocab_size = config_.limits.vocab_size,
+                                 .lease = config_.lease,
+                                 .step_deadline = config_.step_deadline};
+    replicas_.push_back(std::make_unique<Replica>(options, now));
+  }
+  SetPhase(Phase::kStarting, Progress());
+}
+
+ControllerCore::~ControllerCore() = default;
+
+// --- time ---
+
+void ControllerCore::Advance(absl::Time now) {
+  for (auto& replica : replicas_) {
+    if (const auto overdue = replica->FindOverdue(now)) {
+      LoseReplica(*replica, overdue->rank, ControllerEvent::Cause::kRankVanished, overdue->why,
+                  now);
+    }
+  }
+  if (now >= recovery_deadline_) {
+    FailNow(absl::StrCat("no new ranks came: ", state_.detail));
+  }
+  for (auto& replica : replicas_) {
+    if (replica->engine() == nullptr) continue;
+    replica->engine()->ExpireDeadlines(now);
+    if (replica->serving()) replica->Schedule(now);
+    DeliverEvents(*replica);
+  }
+  if (state_.draining && requests_.empty()) EndDrain();
+}
+
+absl::Time ControllerCore::NextWakeup() const {
+  absl::Time wakeup = recovery_deadline_;
+  for (const auto& replica : replicas_) wakeup = std::min(wakeup, replica->NextWakeup());
+  return wakeup;
+}
+
+void ControllerCore::DeliverEvents(Replica& replica) {
+  if (replica.engine() == nullptr) return;
+  for (engine::EngineEvent& event : replica.engine()->TakeEvents()) {
+    const uint64_t number = event.request_id;
+    if (requests_.Find(number) == nullptr) continue;
+    const bool is_last =
+        event.finish.has_value() && requests_.FinishOutput(number, event.sequence_index);
+    output_.Deliver(std::move(event));
+    if (!is_last) continue;
+    ++counters_.finished;
+    output_.Forget(number);
+  }
+}
+
+// --- requests ---
+
+absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name, absl::Time now) {
+  RETURN_IF_ERROR(ServingState::AdmissionBy(state_).status());
+  RETURN_IF_ERROR(requests_.CheckNew(name));
+  Replica& replica = *ChooseReplica(request);
+  const uint64_t number = request.request_id;
+  const int num_outputs = request.num_outputs;
+  RETURN_IF_ERROR(replica.engine()->Add(std::move(request), now));
+  ++counters_.accepted;
+  requests_.Insert(number, std::move(name), num_outputs, replica.index());
+  return absl::OkStatus();
+}
+
+// The replica on which it will have its prompt computed first, as far as counting tokens tells:
+// what waits there already, less what the prefix cache saves. While none serves: one that has an
+// engine, where it waits with the others.
+Replica* ControllerCore::ChooseReplica(const engine::EngineRequest& request) {
+  Replica* best = nullptr;
+  int64_t best_cost = 0;
+  const bool any_serving = AnyServing();
+  for (auto& replica : replicas_) {
+    if (replica->engine() == nullptr || (any_serving && !replica->serving())) continue;
+    if (replicas_.size() == 1) return replica.get();
+    const engine::EngineStats stats = replica->engine()->Stats();
+    const int64_t cost = replica->engine()->NumUncomputedTokens() +
+                         kDecodeWeightTokens * (stats.num_waiting + stats.num_running) -
+                         replica->engine()->CachedPrefixTokens(request);
+    if (best != nullptr && cost >= best_cost) continue;
+    best = replica.get();
+    best_cost = cost;
+  }
+  LS_CHECK(best != nullptr) << "requests are accepted, but there is no engine";
+  return best;
+}
+
+void ControllerCore::Cancel(uint64_t number) {
+  RequestTable::Entry* entry = requests_.Find(number);
+  if (entry == nullptr) return;
+  replicas_[entry->replica]->engine()->Abort(number);
+  ++counters_.aborted;
+  ForgetRequest(number);
+}
+
+bool ControllerCore::Abort(const std::string& name) {
+  const std::optional<uint64_t> number = requests_.FindByName(name);
+  if (!number) return false;
+  EndOne(*number, v1::FINISH_REASON_ABORTED, grpc::Status::OK);
+  return true;
+}
+
+void ControllerCore::FinishOutput(uint64_t number, uint32_t sequence_index) {
+  RequestTable::Entry* entry = requests_.Find(number);
+  if (entry == nullptr) return;
+  replicas_[entry->replica]->engine()->FinishOutput(number, sequence_index);
+  if (!requests_.FinishOutput(number, sequence_index)) return;
+  ++counters_.finished;
+  output_.Forget(number);
+}
+
+void ControllerCore::EndOne(uint64_t number, v1::FinishReason reason, const grpc::Status& status) {
+  output_.End(number, reason, status);
+  Cancel(number);
+}
+
+void ControllerCore::EndRequests(v1::FinishReason reason, const grpc::Status& status) {
+  for (const uint64_t number : requests_.All()) EndOne(number, reason, status);
+}
+
+void ControllerCore::ForgetRequest(uint64_t number) {
+  requests_.Remove(number);
+  output_.Forget(number);
+}
+
+// Each goes where it will be served first; they were accepted, so a full queue takes them too.
+void ControllerCore::MoveRequestsToLivingReplicas() {
+  if (!AnyServing()) return;
+  for (auto& replica : replicas_) {
+    if (replica->serving() || replica->engine() == nullptr) continue;
+    DeliverEvents(*replica);
+    for (engine::UnfinishedRequest& request : replica->engine()->Evacuate()) {
+      Replica& next = *ChooseReplica(request.given);
+      requests_.Find(request.given.request_id)->replica = next.index();
+      next.engine()->Adopt(std::move(request));
+    }
+  }
+}
+
+// --- control ---
+
+void ControllerCore::BeginDrain() {
+  state_.draining = true;
+  SetPhase(state_.phase, state_.detail);
+  if (requests_.empty()) EndDrain();
+}
+
+void ControllerCore::EndAll(const std::string& reason) {
+  state_.draining = ended_ = true;
+  SetPhase(Phase::kFailed, reason);
+  EndRequests(v1::FINISH_REASON_ABORTED, grpc::Status(grpc::StatusCode::UNAVAILABLE, reason));
+  for (auto& replica : replicas_) {
+    if (replica->state() == Replica::State::kLost) continue;
+    replica->ranks().ShutDownAll(reason);
+    replica->Lose(grpc::Status::OK, reason);
+  }
+  recovery_deadline_ = absl::InfiniteFuture();
+  EndDrain();
+}
+
+void ControllerCore::EndDrain() {
+  if (std::exchange(drained_, true)) return;
+  output_.Tell(EventOf(ControllerEvent::Kind::kDrained));
+  output_.Drained();
+}
+
+// --- what others see ---
+
+bool ControllerCore::AnyServing() const {
+  return std::any_of(replicas_.begin(), replicas_.end(),
+                     [](const auto& replica) { return replica->serving(); });
+}
+
+// Of the replicas that do not serve.
+std::string ControllerCore::Progress() const {
+  std::string progress;
+  for (const auto& replica : replicas_) {
+    if (replica->serving()) continue;
+    if (!progress.empty()) progress += "; ";
+    if (replicas_.size() > 1) absl::StrAppend(&progress, "replica ", replica->index(), ": ");
+    progress += replica->Detail();
+  }
+  return progress;
+}
+
+void ControllerCore::SetPhase(Phase phase, std::string detail) {
+  state_.phase = phase;
+  state_.detail = std::move(detail);
+  if (has_capacity_) state_.capacity = Capacity{config_.limits, agreed_kv_blocks_};
+  output_.Publish(state_);
+}
+
+v1::GetStatusResponse ControllerCore::Status(absl::Time now) const {
+  v1::GetStatusResponse response;
+  using Proto = v1::GetStatusResponse;
+  response.set_state(state_.phase == Phase::kFailed    ? Proto::STATE_FAILED
+                     : state_.draining                 ? Proto::STATE_DRAINING
+                     : state_.phase == Phase::kServing ? Proto::STATE_SERVING
+                                                       : Proto::STATE_STARTING);
+  response.set_detail(state_.detail);
+  response.set_requests_accepted(counters_.accepted);
+  response.set_requests_finished(counters_.finished);
+  response.set_requests_aborted(counters_.aborted);
+  for (const auto& replica : replicas_) replica->FillStatus(now, &response);
+  return response;
+}
+
+ControllerEvent ControllerCore::EventOf(ControllerEvent::Kind kind) const {
+  ControllerEvent event;
+  event.kind = kind;
+  return event;
+}
+
+ControllerEvent ControllerCore::EventOf(ControllerEvent::Kind kind, const Replica& replica,
+                                        int rank, absl::Time now) const {
+  ControllerEvent event = EventOf(kind);
+  event.replica = replica.index();
+  event.epoch = replica.epoch();
+  if (rank < 0 || replica.state() == Replica::State::kLost) return event;
+  const v1::RankStatus status = replica.ranks().StatusOf(rank, now);
+  event.rank = rank;
+  event.tp_rank = status.tp_rank();
+  event.pipeline_stage = status.pipeline_stage();
+  event.host = status.host();
+  event.pid = status.pid();
+  event.bytes_done = status.loaded_bytes();
+  event.bytes_total = status.shard_bytes();
+  event.weight_bytes = status.weight_bytes();
+  return event;
+}
+
+void ControllerCore::CheckInvariants() {
+  int64_t num_requests = 0;
+  for (auto& replica : replicas_) {
+    if (replica->engine() == nullptr) continue;
+    replica->engine()->CheckInvariants();
+    const int64_t unfinished = replica->engine()->num_requests();
+    LS_CHECK(unfinished == 0 || replica->serving() || !AnyServing());
+    num_requests += unfinished;
+  }
+  LS_CHECK_EQ(num_requests, static_cast<int64_t>(requests_.All().size()));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,224 @@
+// ControllerCore: the ranks' side.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "runtime/controller/core.h"
+#include "runtime/controller/wire.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMaxFailureBytes = 4096;  // of a rank's last words
+
+}  // namespace
+
+void ControllerCore::RankSaid(std::shared_ptr<RankPort> port, const v1::FromRank& message,
+                              absl::Time now) {
+  for (auto& replica : replicas_) {
+    const int rank = replica->RankOf(port.get());
+    if (rank < 0) continue;
+    replica->ranks().Saw(rank, now);
+    const absl::Status handled = Handle(*replica, rank, message, now);
+    if (handled.ok()) return;
+    return LoseReplica(*replica, rank, ControllerEvent::Cause::kRankComplained,
+                       std::string(handled.message()), now);
+  }
+  if (message.has_hello()) Greet(std::move(port), message.hello(), now);
+  // Else it was refused, or is of a lost epoch: nobody listens.
+}
+
+void ControllerCore::RankClosed(const RankPort& port, const std::string& why, absl::Time now) {
+  if (ended_) return;
+  for (auto& replica : replicas_) {
+    const int rank = replica->RankOf(&port);
+    if (rank < 0) continue;
+    return LoseReplica(*replica, rank, ControllerEvent::Cause::kRankVanished, why, now);
+  }
+}
+
+void ControllerCore::Greet(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now) {
+  const absl::Status joined = Join(port, hello, now);
+  if (!joined.ok()) {
+    port->Close(ToGrpcStatus(joined));
+    return;
+  }
+  const Replica& replica = *replicas_[hello.replica()];
+  v1::ToRank message;
+  message.mutable_welcome()->set_heartbeat_interval_ms(
+      absl::ToInt64Milliseconds(config_.heartbeat_interval));
+  port->Send(SerializeMessage(message));
+  output_.Tell(EventOf(ControllerEvent::Kind::kRankJoined, replica, hello.rank(), now));
+  SetPhase(state_.phase, Progress());
+}
+
+absl::Status ControllerCore::Join(std::shared_ptr<RankPort> port, const v1::Hello& hello,
+                                  absl::Time now) {
+  if (ended_) return absl::UnavailableError("the server is shutting down");
+  if (hello.replica() < 0 || hello.replica() >= config_.num_replicas) {
+    return absl::InvalidArgumentError(absl::StrCat("replica ", hello.replica(), " is outside [0, ",
+                                                   config_.num_replicas - 1, "]"));
+  }
+  Replica& replica = *replicas_[hello.replica()];
+  if (config_.adopt_epochs && hello.epoch() > replica.epoch()) {
+    const RosterIdentity next{hello.replica(), config_.grid, hello.epoch(), config_.version,
+                              config_.model_fingerprint};
+    RETURN_IF_ERROR(RankRoster(next, now).CheckHello(hello));
+    BeginEpoch(replica.index(), hello.epoch(), now);
+  }
+  if (replica.state() == Replica::State::kLost) {
+    return absl::FailedPreconditionError(absl::StrCat("epoch ", hello.epoch(), ": no ranks of ",
+                                                      "epoch ", replica.epoch(),
+                                                      " are wanted any more: ", replica.Detail()));
+  }
+  return replica.ranks().Join(std::move(port), hello, now);
+}
+
+absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRank& message,
+                                    absl::Time now) {
+  RankRoster& ranks = replica.ranks();
+  switch (message.message_case()) {
+    case v1::FromRank::kResult:
+      RETURN_IF_ERROR(ranks.CheckMayReport(rank));
+      return replica.Commit(message.result(), now);
+    case v1::FromRank::kHeartbeat:
+      return ranks.OnHeartbeat(rank, message.heartbeat(), now);
+    case v1::FromRank::kLoading:
+      RETURN_IF_ERROR(ranks.OnLoading(rank, message.loading()));
+      output_.Tell(EventOf(ControllerEvent::Kind::kRankLoading, replica, rank, now));
+      return absl::OkStatus();
+    case v1::FromRank::kLoaded: {
+      RETURN_IF_ERROR(ranks.OnLoaded(rank, message.loaded()));
+      ControllerEvent event = EventOf(ControllerEvent::Kind::kRankLoaded, replica, rank, now);
+      event.message = message.loaded().backend();
+      output_.Tell(event);
+      SetPhase(state_.phase, Progress());
+      return ranks.AllLoaded() ? StartRanks(replica) : absl::OkStatus();
+    }
+    case v1::FromRank::kReady:
+      RETURN_IF_ERROR(ranks.OnReady(rank, message.ready()));
+      if (ranks.AllReady()) StartEngine(replica);
+      return absl::OkStatus();
+    case v1::FromRank::kFailure:
+      return absl::InternalError(
+          absl::StrCat("it failed: ", message.failure().message().substr(0, kMaxFailureBytes)));
+    case v1::FromRank::kHello:
+    case v1::FromRank::MESSAGE_NOT_SET:
+      break;
+  }
+  return absl::FailedPreconditionError("it sent an unknown message or a second Hello");
+}
+
+// All ranks are loaded: agree on the cache, or say what it would take.
+absl::Status ControllerCore::StartRanks(Replica& replica) {
+  const int64_t block_size = config_.engine.block_size;
+  const int64_t fitting = replica.ranks().SmallestKvBlocks();
+  const int64_t wanted_tokens = std::max<int64_t>(config_.max_model_len, 2);
+  const int64_t needed = (wanted_tokens + block_size - 1) / block_size;
+  if (fitting < needed) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "max_model_len ", wanted_tokens, " needs ", needed, " KV blocks of ", block_size,
+        " tokens, but only ", fitting, " fit the smallest rank: give the KV cache more memory or ",
+        "lower max_model_len to ", fitting * block_size));
+  }
+  if (agreed_kv_blocks_ > 0 && fitting < agreed_kv_blocks_) {
+    return absl::ResourceExhaustedError(absl::StrCat("the new ranks have room for ", fitting,
+                                                     " KV blocks, the first ones had ",
+                                                     agreed_kv_blocks_));
+  }
+  if (agreed_kv_blocks_ == 0) agreed_kv_blocks_ = fitting;
+  replica.ranks().StartServing(agreed_kv_blocks_);
+  return absl::OkStatus();
+}
+
+// All ranks are ready. Requests that waited go on.
+void ControllerCore::StartEngine(Replica& replica) {
+  engine::EngineConfig& config = config_.engine;
+  if (!std::exchange(has_capacity_, true)) {
+    config.num_blocks = agreed_kv_blocks_;
+    config.max_model_len =
+        config_.max_model_len > 0
+            ? config_.max_model_len
+            : std::min(config_.max_position_embeddings, agreed_kv_blocks_ * config.block_size);
+    config_.limits.max_model_len = config.max_model_len;
+  }
+  replica.StartServing(config);
+  recovery_deadline_ = absl::InfiniteFuture();
+  MoveRequestsToLivingReplicas();
+  ControllerEvent event = EventOf(ControllerEvent::Kind::kServing);
+  event.replica = replica.index();
+  event.epoch = replica.epoch();
+  event.num_kv_blocks = agreed_kv_blocks_;
+  event.max_model_len = config_.limits.max_model_len;
+  output_.Tell(event);  // before anyone can see that it serves
+  SetPhase(Phase::kServing, Progress());
+}
+
+// One rank is enough to lose them all: they move in lockstep.
+void ControllerCore::LoseReplica(Replica& replica, int rank, ControllerEvent::Cause cause,
+                                 const std::string& why, absl::Time now) {
+  ControllerEvent event = EventOf(ControllerEvent::Kind::kRankLost, replica, rank, now);
+  event.cause = cause;
+  event.message = absl::StrCat(replica.ranks().Describe(rank, now), ": ", why);
+  if (replicas_.size() > 1) {
+    event.message = absl::StrCat("replica ", replica.index(), ", ", event.message);
+  }
+  DropReplica(
+      replica,
+      grpc::Status(grpc::StatusCode::ABORTED, absl::StrCat("the replica is lost: ", event.message)),
+      event.message);
+  output_.Tell(event);
+  if (AnyServing()) {
+    SetPhase(Phase::kServing, Progress());
+  } else if (config_.recovery_window > absl::ZeroDuration()) {
+    recovery_deadline_ = std::min(recovery_deadline_, now + config_.recovery_window);
+    SetPhase(has_capacity_ ? Phase::kRecovering : Phase::kStarting, event.message);
+  } else {
+    FailNow(event.message);
+  }
+}
+
+void ControllerCore::DropReplica(Replica& replica, const grpc::Status& status,
+                                 const std::string& why) {
+  DeliverEvents(replica);  // tokens that came before the loss count
+  replica.Lose(status, why);
+  MoveRequestsToLivingReplicas();
+}
+
+void ControllerCore::Fail(const std::string& reason) {
+  if (state_.phase != Phase::kFailed) FailNow(reason);
+}
+
+void ControllerCore::FailNow(const std::string& reason) {
+  const grpc::Status status(grpc::StatusCode::UNAVAILABLE, reason);
+  for (auto& replica : replicas_) {
+    if (replica->state() != Replica::State::kLost) DropReplica(*replica, status, reason);
+  }
+  recovery_deadline_ = absl::InfiniteFuture();
+  ControllerEvent event = EventOf(ControllerEvent::Kind::kFailed);
+  event.message = reason;
+  output_.Tell(event);
+  SetPhase(Phase::kFailed, reason);
+  EndRequests(v1::FINISH_REASON_ABORTED, status);
+}
+
+void ControllerCore::BeginEpoch(int index, uint64_t epoch, absl::Time now) {
+  Replica& replica = *replicas_[index];
+  if (epoch <= replica.epoch() || ended_) return;
+  const std::string why =
+      absl::StrCat("epoch ", replica.epoch(), " ended, epoch ", epoch, " begins");
+  if (replica.state() != Replica::State::kLost) {
+    DropReplica(replica, grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, why), why);
+  }
+  replica.BeginEpoch(epoch, now);
+  if (!AnyServing()) {
+    recovery_deadline_ = absl::InfiniteFuture();
+    SetPhase(has_capacity_ ? Phase::kRecovering : Phase::kStarting, Progress());
+  } else {
+    SetPhase(Phase::kServing, Progress());
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,255 @@
+#include "runtime/controller/rank_roster.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "runtime/controller/wire.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMaxHostBytes = 255;
+constexpr size_t kMaxOperationBytes = 512;
+// Bytes and block counts beyond this are nonsense; sums of two stay inside int64.
+constexpr int64_t kMaxCount = int64_t{1} << 60;
+
+constexpr int64_t kMaxKvBlocks = int64_t{1} << 30;  // block ids are int32
+
+template <typename T>
+absl::Status CheckEqual(absl::string_view what, const T& shown, const T& expected) {
+  if (shown == expected) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " ", shown, " does not match the controller's ", expected));
+}
+
+absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low = 0) {
+  if (value >= low && value <= kMaxCount) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " ", value, " is outside [", low, ", ", kMaxCount, "]"));
+}
+
+}  // namespace
+
+RankRoster::RankRoster(RosterIdentity identity, absl::Time now)
+    : identity_(std::move(identity)), last_progress_(now), ranks_(identity_.grid.world_size()) {}
+
+absl::Status RankRoster::CheckHello(const v1::Hello& hello) const {
+  RETURN_IF_ERROR(CheckEqual("replica", hello.replica(), identity_.replica));
+  RETURN_IF_ERROR(CheckEqual("world_size", hello.world_size(), identity_.grid.world_size()));
+  RETURN_IF_ERROR(CheckEqual("tensor_parallel", hello.tensor_parallel(), identity_.grid.tp()));
+  RETURN_IF_ERROR(CheckEqual("pipeline_parallel", hello.pipeline_parallel(), identity_.grid.pp()));
+  if (!identity_.version.empty()) {
+    RETURN_IF_ERROR(CheckEqual("version", hello.version(), identity_.version));
+  }
+  RETURN_IF_ERROR(CheckEqual("model", hello.model_fingerprint(), identity_.model_fingerprint));
+  if (hello.rank() < 0 || hello.rank() >= identity_.grid.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank(), " is outside [0, ",
+                                                   identity_.grid.world_size() - 1, "]"));
+  }
+  if (hello.host().size() > kMaxHostBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("host has ", hello.host().size(), " bytes, at most ", kMaxHostBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankRoster::Join(std::shared_ptr<RankPort> link, const v1::Hello& hello,
+                              absl::Time now) {
+  RETURN_IF_ERROR(CheckHello(hello));
+  RETURN_IF_ERROR(CheckEqual("epoch", hello.epoch(), identity_.epoch));
+  Rank& rank = ranks_[hello.rank()];
+  if (rank.stage != Stage::kAbsent) {
+    return absl::AlreadyExistsError(absl::StrCat("rank ", hello.rank(), " has joined already, pid ",
+                                                 rank.hello.pid(), " on ", rank.hello.host()));
+  }
+  ++num_joined_;
+  rank.stage = Stage::kLoading;
+  rank.link = std::move(link);
+  rank.hello = hello;
+  rank.last_seen = rank.heartbeat_at = now;
+  return absl::OkStatus();
+}
+
+int RankRoster::RankOf(const RankPort* link) const {
+  const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const Rank& candidate) {
+    return candidate.link.get() == link;
+  });
+  return rank == ranks_.end() ? -1 : static_cast<int>(rank - ranks_.begin());
+}
+
+absl::Status RankRoster::CheckStage(int rank, Stage expected, const char* message) const {
+  if (ranks_[rank].stage == expected) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("it sent ", message, " out of order"));
+}
+
+absl::Status RankRoster::OnLoading(int rank, const v1::Loading& loading) {
+  RETURN_IF_ERROR(CheckStage(rank, Stage::kLoading, "Loading"));
+  RETURN_IF_ERROR(CheckCount("Loading.bytes_total", loading.bytes_total()));
+  RETURN_IF_ERROR(CheckCount("Loading.bytes_done", loading.bytes_done()));
+  ranks_[rank].loading = loading;
+  return absl::OkStatus();
+}
+
+absl::Status RankRoster::OnLoaded(int rank, const v1::Loaded& loaded) {
+  RETURN_IF_ERROR(CheckStage(rank, Stage::kLoading, "Loaded"));
+  RETURN_IF_ERROR(CheckCount("Loaded.weight_bytes", loaded.weight_bytes()));
+  RETURN_IF_ERROR(CheckCount("Loaded.loaded_bytes", loaded.loaded_bytes()));
+  RETURN_IF_ERROR(CheckCount("Loaded.shard_bytes", loaded.shard_bytes()));
+  RETURN_IF_ERROR(CheckCount("Loaded.kv_block_bytes", loaded.kv_block_bytes(), 1));
+  RETURN_IF_ERROR(CheckCount("Loaded.max_kv_blocks", loaded.max_kv_blocks()));
+  if (loaded.max_kv_blocks() > kMaxKvBlocks) {
+    return absl::InvalidArgumentError(absl::StrCat("Loaded.max_kv_blocks ", loaded.max_kv_blocks(),
+                                                   " is more than ", kMaxKvBlocks));
+  }
+  ranks_[rank].stage = Stage::kLoaded;
+  ranks_[rank].loaded = loaded;
+  ++num_loaded_;
+  return absl::OkStatus();
+}
+
+absl::Status RankRoster::OnReady(int rank, const v1::Ready& ready) {
+  RETURN_IF_ERROR(CheckStage(rank, Stage::kStarting, "Ready"));
+  RETURN_IF_ERROR(CheckCount("Ready.kv_cache_bytes", ready.kv_cache_bytes()));
+  ranks_[rank].stage = Stage::kReady;
+  ranks_[rank].ready = ready;
+  ranks_[rank].heartbeat.set_operation("idle");  // the last heartbeat tells of loading
+  ++num_ready_;
+  return absl::OkStatus();
+}
+
+absl::Status RankRoster::OnHeartbeat(int rank, const v1::Heartbeat& heartbeat, absl::Time now) {
+  RETURN_IF_ERROR(CheckCount("Heartbeat.operation_age_ms", heartbeat.operation_age_ms()));
+  if (heartbeat.operation().size() > kMaxOperationBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("Heartbeat.operation has ",
+                                                   heartbeat.operation().size(), " bytes, at most ",
+                                                   kMaxOperationBytes));
+  }
+  const v1::Heartbeat& last = ranks_[rank].heartbeat;
+  if (heartbeat.last_step() != last.last_step() || heartbeat.operation() != last.operation() ||
+      heartbeat.operation_sequence() != last.operation_sequence()) {
+    last_progress_ = now;
+  }
+  ranks_[rank].heartbeat = heartbeat;
+  ranks_[rank].heartbeat_at = now;
+  return absl::OkStatus();
+}
+
+absl::Status RankRoster::CheckMayReport(int rank) const {
+  if (!AllReady()) return absl::FailedPreconditionError("it sent a StepResult out of order");
+  const int reporter = identity_.grid.rank_of(identity_.grid.pp() - 1, 0);
+  if (rank == reporter) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("it sent a StepResult, which only rank ", reporter, " may"));
+}
+
+void RankRoster::Saw(int rank, absl::Time now) { ranks_[rank].last_seen = now; }
+
+std::string RankRoster::Progress() const {
+  return absl::StrCat(num_joined_, " of ", identity_.grid.world_size(), " ranks joined, ",
+                      num_loaded_, " loaded, epoch ", identity_.epoch);
+}
+
+int64_t RankRoster::SmallestKvBlocks() const {
+  LS_CHECK(AllLoaded());
+  int64_t smallest = std::numeric_limits<int64_t>::max();
+  for (const Rank& rank : ranks_) smallest = std::min(smallest, rank.loaded.max_kv_blocks());
+  return smallest;
+}
+
+void RankRoster::StartServing(int64_t num_kv_blocks) {
+  v1::ToRank message;
+  message.mutable_start()->set_num_kv_blocks(num_kv_blocks);
+  for (Rank& rank : ranks_) rank.stage = Stage::kStarting;
+  SendAll(SerializeMessage(message));
+}
+
+void RankRoster::SendAll(const grpc::ByteBuffer& message) {
+  for (Rank& rank : ranks_) {
+    if (rank.link != nullptr) rank.link->Send(message);
+  }
+}
+
+void RankRoster::ShutDownAll(const std::string& reason) {
+  v1::ToRank message;
+  message.mutable_shutdown()->set_reason(reason);
+  SendAll(SerializeMessage(message));
+  for (Rank& rank : ranks_) {
+    if (rank.link != nullptr) rank.link->Close(grpc::Status::OK);
+  }
+}
+
+void RankRoster::CloseAll(const grpc::Status& status) {
+  for (Rank& rank : ranks_) {
+    if (rank.link != nullptr) rank.link->CloseNow(status);
+  }
+}
+
+std::string RankRoster::Describe(int rank, absl::Time now) const {
+  const v1::RankStatus status = StatusOf(rank, now);
+  return absl::StrCat("rank ", rank, " (stage ", status.pipeline_stage(), ", tp_rank ",
+                      status.tp_rank(), ", pid ", status.pid(), " on ", status.host(),
+                      "), last operation: ", status.operation());
+}
+
+int RankRoster::FurthestBehind() const {
+  const auto behind =
+      std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
+        if (a.heartbeat.last_step() != b.heartbeat.last_step()) {
+          return a.heartbeat.last_step() < b.heartbeat.last_step();
+        }
+        return a.heartbeat.operation_age_ms() > b.heartbeat.operation_age_ms();
+      });
+  return static_cast<int>(behind - ranks_.begin());
+}
+
+int RankRoster::LongestSilent() const {
+  int silent = -1;
+  for (int rank = 0; rank < identity_.grid.world_size(); ++rank) {
+    if (ranks_[rank].stage == Stage::kAbsent) continue;
+    if (silent < 0 || ranks_[rank].last_seen < ranks_[silent].last_seen) silent = rank;
+  }
+  return silent;
+}
+
+v1::RankStatus RankRoster::StatusOf(int index, absl::Time now) const {
+  const Rank& rank = ranks_[index];
+  v1::RankStatus status;
+  status.set_replica(identity_.replica);
+  status.set_rank(index);
+  status.set_tp_rank(identity_.grid.tp_rank_of(index));
+  status.set_pipeline_stage(identity_.grid.stage_of(index));
+  if (rank.stage == Stage::kAbsent) {
+    status.set_operation("not joined yet");
+    return status;
+  }
+  status.set_host(rank.hello.host());
+  status.set_pid(rank.hello.pid());
+  status.set_last_step(rank.heartbeat.last_step());
+  status.set_last_seen_ms_ago(absl::ToInt64Milliseconds(now - rank.last_seen));
+  status.set_operation_age_ms(rank.heartbeat.operation_age_ms() +
+                              absl::ToInt64Milliseconds(now - rank.heartbeat_at));
+  if (!rank.heartbeat.operation().empty()) {
+    status.set_operation(rank.heartbeat.operation());
+  } else {
+    status.set_operation(rank.stage == Stage::kLoading ? "loading" : "starting");
+  }
+  status.set_weight_bytes(rank.loaded.weight_bytes());
+  status.set_kv_cache_bytes(rank.ready.kv_cache_bytes());
+  const bool loading = rank.stage == Stage::kLoading;
+  status.set_loaded_bytes(loading ? rank.loading.bytes_done() : rank.loaded.loaded_bytes());
+  status.set_shard_bytes(loading ? rank.loading.bytes_total() : rank.loaded.shard_bytes());
+  return status;
+}
+
+void RankRoster::FillStatus(absl::Time now, v1::GetStatusResponse* response) const {
+  for (int rank = 0; rank < identity_.grid.world_size(); ++rank) {
+    *response->add_ranks() = StatusOf(rank, now);
+  }
+}
+
+}  // namespace lockstep

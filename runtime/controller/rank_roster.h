@@ -1,0 +1,101 @@
+// The ranks of one epoch: who joined, what they said about themselves, how far each got. Event loop
+// thread only.
+//
+// Every message is checked against the order of a rank's life (proto/lockstep/v1/worker.proto); an
+// error means the sender breaks the protocol and the caller gives the replica up.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "lockstep/v1/generation.pb.h"
+#include "lockstep/v1/worker.pb.h"
+#include "parallel/process_grid.h"
+#include "runtime/controller/rank_port.h"
+
+namespace lockstep {
+
+struct RosterIdentity {
+  int replica = 0;
+  ProcessGrid grid;
+  uint64_t epoch = 0;
+  std::string version;  // empty = not checked
+  std::string model_fingerprint;
+};
+
+class RankRoster {
+ public:
+  RankRoster(RosterIdentity identity, absl::Time now);
+
+  const RosterIdentity& identity() const { return identity_; }
+
+  // Is it a rank of this model and layout? Its epoch is not looked at.
+  absl::Status CheckHello(const v1::Hello& hello) const;
+  // FAILED_PRECONDITION, ALREADY_EXISTS or INVALID_ARGUMENT: this stream is refused, the others
+  // stay.
+  absl::Status Join(std::shared_ptr<RankPort> link, const v1::Hello& hello, absl::Time now);
+  // The rank of this stream, or -1 when it never joined (or belongs to another epoch).
+  int RankOf(const RankPort* link) const;
+
+  absl::Status OnLoading(int rank, const v1::Loading& loading);
+  absl::Status OnLoaded(int rank, const v1::Loaded& loaded);
+  absl::Status OnReady(int rank, const v1::Ready& ready);
+  absl::Status OnHeartbeat(int rank, const v1::Heartbeat& heartbeat, absl::Time now);
+  // Only the last stage's tp_rank 0 reports results, and only once every rank is ready.
+  absl::Status CheckMayReport(int rank) const;
+  void Saw(int rank, absl::Time now);
+
+  // "1 of 4 ranks joined, 0 loaded, epoch 1".
+  std::string Progress() const;
+  bool AllLoaded() const { return num_loaded_ == identity_.grid.world_size(); }
+  bool AllReady() const { return num_ready_ == identity_.grid.world_size(); }
+  // Once AllLoaded: the blocks that fit every rank.
+  int64_t SmallestKvBlocks() const;
+  // Tells every rank to allocate its cache.
+  void StartServing(int64_t num_kv_blocks);
+
+  void SendAll(const grpc::ByteBuffer& message);
+  void ShutDownAll(const std::string& reason);
+  void CloseAll(const grpc::Status& status);
+
+  // "rank 3 (stage 1, tp_rank 1, pid 123 on node7), last operation: forward step 17".
+  std::string Describe(int rank, absl::Time now) const;
+  // The rank that the others wait for, as far as heartbeats tell.
+  int FurthestBehind() const;
+  // The joined rank not heard of for the longest time; -1 when none joined.
+  int LongestSilent() const;
+  absl::Time last_seen(int rank) const { return ranks_[rank].last_seen; }
+  // When a heartbeat last showed that some rank had moved on: who computes is busy, not stuck.
+  absl::Time last_progress() const { return last_progress_; }
+  v1::RankStatus StatusOf(int rank, absl::Time now) const;
+  void FillStatus(absl::Time now, v1::GetStatusResponse* response) const;
+
+ private:
+  enum class Stage { kAbsent, kLoading, kLoaded, kStarting, kReady };
+  struct Rank {
+    Stage stage = Stage::kAbsent;
+    std::shared_ptr<RankPort> link;
+    v1::Hello hello;
+    v1::Loading loading;
+    v1::Loaded loaded;
+    v1::Ready ready;
+    v1::Heartbeat heartbeat;
+    absl::Time heartbeat_at;
+    absl::Time last_seen;
+  };
+  absl::Status CheckStage(int rank, Stage expected, const char* message) const;
+
+  RosterIdentity identity_;
+  absl::Time last_progress_;
+  std::vector<Rank> ranks_;
+  int num_joined_ = 0;
+  int num_loaded_ = 0;
+  int num_ready_ = 0;
+};
+
+}  // namespace lockstep
