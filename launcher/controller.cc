@@ -25,6 +25,7 @@ struct ControllerCommandOptions {
   ControllerFlags controller;
   std::string worker_listen = "127.0.0.1:50052";
   std::string secret_file;
+  double recovery_seconds = 300.0;
 };
 
 // Of the file, which is made with a fresh secret when there is none.
@@ -46,10 +47,13 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   ASSIGN_OR_RETURN(session.controller, MakeControllerOptions(options.model, options.controller));
   session.controller.worker_listen = {options.worker_listen};
   ASSIGN_OR_RETURN(session.controller.secret, SecretOf(options.secret_file));
+  session.controller.epoch = 0;
+  session.controller.adopt_epochs = true;
+  session.controller.recovery_window = absl::Seconds(options.recovery_seconds);
   session.listen_host = listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   session.secret_file = options.secret_file;
-  ServeReport report(options.controller.json, options.model);
+  ServeReport report(options.controller.json, options.model, options.controller.replicas);
   report.Model(summary);
   report.Warn(SecurityWarnings(session.controller));
   return ServeSession(std::move(session), report, interrupts).Run();
@@ -83,9 +87,18 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
       ->type_name("FILE")
       ->required()
       ->group(group);
+  command
+      ->add_option("--recovery-seconds", options->recovery_seconds,
+                   "how long requests wait for new ranks after a loss")
+      ->type_name("SECONDS")
+      ->check(Between(0, 1e6))
+      ->capture_default_str()
+      ->group(group);
   command->footer(
       "The ranks are started with `mpirun -n N lockstep worker` (see its --help).\n"
-      "Exit codes: 0 stopped on request, 1 a failure (a lost rank is one), 2 wrong usage.");
+      "A job of ranks that is lost may be started again, with a higher --epoch: requests wait for "
+      "it.\n"
+      "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
 }
 
 }  // namespace lockstep

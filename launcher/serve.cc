@@ -21,11 +21,17 @@ namespace {
 
 constexpr char kCommand[] = "serve";
 
+struct RestartFlags {
+  int max_restarts = 5;
+  double window_seconds = 300.0;
+};
+
 struct ServeOptions {
   ModelFlags model;
   RankFlags rank;
   ControllerFlags controller;
   KvCacheFlags kv_cache;
+  RestartFlags restart;
 };
 
 // Everything that is known before a process starts.
@@ -44,11 +50,13 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(plan.summary,
                    InspectModel(options.model.model, options.model.tp, options.model.pp));
   RETURN_IF_ERROR(plan.summary.tensor_check);
-  ASSIGN_OR_RETURN(plan.capacity,
-                   PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
-                                 options.kv_cache, AvailableMemoryBytes()}));
+  ASSIGN_OR_RETURN(
+      plan.capacity,
+      PlanCapacity({plan.summary.config, options.model, options.rank.dtype, options.kv_cache,
+                    AvailableMemoryBytes() / options.controller.replicas}));
   plan.rank = options.rank;
-  plan.rank.threads = ThreadsPerRank(options.rank, options.model.tp * options.model.pp);
+  plan.rank.threads = ThreadsPerRank(
+      options.rank, options.controller.replicas * options.model.tp * options.model.pp);
   RETURN_IF_ERROR(MakeCpuBackend({1, options.rank.isa}).status());
   ASSIGN_OR_RETURN(plan.mpirun, FindMpirun());
   std::error_code error;
@@ -58,7 +66,7 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
 }
 
 absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
-  ServeReport report(options.controller.json, options.model);
+  ServeReport report(options.controller.json, options.model, options.controller.replicas);
   ASSIGN_OR_RETURN(const ServePlan plan, CheckAll(options));
   ASSIGN_OR_RETURN(const RuntimeDir runtime_dir, RuntimeDir::Create());
   ASSIGN_OR_RETURN(const RuntimeDir memory_dir, RuntimeDir::CreateInMemory());
@@ -71,10 +79,12 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   session.controller.secret = secret;
   session.listen_host = plan.listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
-  session.make_job = [&](uint64_t epoch,
+  session.restarts = {.max_restarts = options.restart.max_restarts,
+                      .window = absl::Seconds(options.restart.window_seconds)};
+  session.make_job = [&](int replica, uint64_t epoch,
                          const std::string& worker_address) -> absl::StatusOr<JobSpec> {
     std::vector<std::string> worker = {plan.program.string()};
-    const WorkerLaunch launch{worker_address, epoch, plan.capacity.num_kv_blocks,
+    const WorkerLaunch launch{worker_address, replica, epoch, plan.capacity.num_kv_blocks,
                               options.controller.security.worker_tls};
     for (std::string& argument : WorkerArguments(options.model, plan.rank, launch)) {
       worker.push_back(std::move(argument));
@@ -95,6 +105,22 @@ int RunServe(const ServeOptions& options) {
   InterruptWatcher interrupts;
   const absl::Status status = Serve(options, interrupts);
   return status.ok() ? kExitOk : Fail(kCommand, status);
+}
+
+void AddRestartFlags(CLI::App& command, RestartFlags& flags) {
+  const char* group = "Recovery";
+  command
+      .add_option("--max-restarts", flags.max_restarts,
+                  "of lost ranks within the window; one more ends the server; 0 = never restart")
+      ->type_name("N")
+      ->check(Between(0, 1000000))
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--restart-window-seconds", flags.window_seconds, "over which restarts count")
+      ->type_name("SECONDS")
+      ->check(Between(1, 1e6))
+      ->capture_default_str()
+      ->group(group);
 }
 
 }  // namespace
@@ -118,7 +144,11 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
       ->excludes(gib)
       ->group("Limits");
   AddControllerFlags(*command, options->controller);
+  AddRestartFlags(*command, options->restart);
   command->footer(
+      "A lost rank is a pause: its job is killed and started again, and requests continue where "
+      "they\n"
+      "were, token for token.\n"
       "Ctrl-C stops accepting requests and lets running ones finish; a second one stops at once.\n"
       "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
 }

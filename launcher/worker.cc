@@ -29,6 +29,7 @@ struct WorkerCommandOptions {
   std::string secret_file;
   bool secret_stdin = false;
   RankTlsFlags tls;
+  int replica = 0;
   uint64_t epoch = 1;
   double kv_cache_gib = 1.0;
   int64_t num_kv_blocks = 0;
@@ -73,6 +74,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
                    flags.secret_stdin ? SecretOfStdin(session) : ReadSecretFile(flags.secret_file));
   ASSIGN_OR_RETURN(options.dial, RankDialSecurity(flags.tls));
   options.epoch = flags.epoch;
+  options.replica = flags.replica;
   options.grid = grid;
   options.rank = session.rank();
   options.host = HostName();
@@ -147,6 +149,12 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->excludes(secret_file)
       ->group(link);
   AddRankTlsFlags(*command, "", options->tls);
+  command
+      ->add_option("--replica", options->replica, "which of the controller's replicas this job is")
+      ->type_name("R")
+      ->check(Between(0, 255))
+      ->capture_default_str()
+      ->group(link);
   command->add_option("--epoch", options->epoch, "of this launch, as the controller counts")
       ->capture_default_str()
       ->group(link);

@@ -30,15 +30,12 @@ int InterruptWatcher::TakeCount() {
   return count;
 }
 
-void WaitReadable(std::initializer_list<int> fds, absl::Duration timeout) {
-  std::array<pollfd, 8> polled;
-  LS_CHECK_LE(fds.size(), polled.size());
-  std::transform(fds.begin(), fds.end(), polled.begin(), [](int fd) {
-    return pollfd{fd, POLLIN, 0};
-  });
+void WaitReadable(const std::vector<int>& fds, absl::Duration timeout) {
+  std::vector<pollfd> polled;
+  for (const int fd : fds) polled.push_back({fd, POLLIN, 0});
   const int64_t ms = std::clamp<int64_t>(
       absl::ToInt64Milliseconds(absl::Ceil(timeout, absl::Milliseconds(1))), 0, 1 << 30);
-  ::poll(polled.data(), fds.size(),
+  ::poll(polled.data(), polled.size(),
          timeout == absl::InfiniteDuration() ? -1 : static_cast<int>(ms));
 }
 

@@ -5,7 +5,7 @@
 // signals.
 #pragma once
 
-#include <initializer_list>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "launcher/base/fd.h"
@@ -25,6 +25,6 @@ class InterruptWatcher {
 
 // Sleeps until one of the descriptors is readable (those below 0 are not watched) or the time is
 // over. At most eight.
-void WaitReadable(std::initializer_list<int> fds, absl::Duration timeout);
+void WaitReadable(const std::vector<int>& fds, absl::Duration timeout);
 
 }  // namespace lockstep

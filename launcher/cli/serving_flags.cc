@@ -89,6 +89,13 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->check(Between(0, 1e6))
       ->capture_default_str()
       ->group(group);
+  command
+      .add_option("--replicas", flags.replicas,
+                  "copies of the model, each on its own tp x pp ranks, that share the requests")
+      ->type_name("R")
+      ->check(Between(1, 256))
+      ->capture_default_str()
+      ->group("Layout");
   command.add_flag("--json", flags.json, "print events as JSON objects, one per line")
       ->group(group);
   AddServiceSecurityFlags(command, flags.security);
@@ -112,6 +119,7 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
     arguments.push_back(name);
     arguments.push_back(absl::StrCat(value));
   };
+  add("--replica", static_cast<uint64_t>(launch.replica));
   add("--epoch", launch.epoch);
   add("--tp", static_cast<uint64_t>(model.tp));
   add("--pp", static_cast<uint64_t>(model.pp));

@@ -36,6 +36,7 @@ struct ControllerFlags {
   int max_queue = 1024;
   bool no_prefix_cache = false;
   double drain_seconds = 30.0;
+  int replicas = 1;
   bool json = false;
   ServiceSecurityFlags security;
 };
@@ -51,6 +52,7 @@ int ThreadsPerRank(const RankFlags& flags, int num_ranks);
 // secret comes over standard input.
 struct WorkerLaunch {
   std::string controller_address;
+  int replica = 0;
   uint64_t epoch = 1;
   int64_t num_kv_blocks = 0;
   RankTlsFlags tls;

@@ -48,7 +48,7 @@ struct JobStart {
 // In the child between fork and exec, where other threads' locks may be held: system calls only.
 // Returns on errors.
 void BecomeJob(const JobStart& start) {
-  ::setpgid(0, 0);
+  ::setsid();  // a terminal's Ctrl-C is not for it, and its processes can be told from others
   if (start.network != nullptr && !start.network->Enter()) return;
   // SIGTERM: mpirun then ends its ranks in order. The launcher may be gone already.
   if (::prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return;
@@ -84,20 +84,22 @@ absl::StatusOr<Fd> PipeHolding(const std::string& bytes) {
   return std::move(pipe.read);
 }
 
-// All children of this process: mpirun has been reaped, so they are what it left behind (see
-// PR_SET_CHILD_SUBREAPER).
-std::vector<pid_t> Children() {
-  std::vector<pid_t> children;
+// The children of this process that belong to the job's session. mpirun has been reaped, so they
+// are what it left behind (see PR_SET_CHILD_SUBREAPER).
+std::vector<pid_t> Adopted(pid_t session) {
+  std::vector<pid_t> adopted;
   std::error_code error;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
     std::ifstream list(task.path() / "children");
-    for (pid_t pid = 0; list >> pid;) children.push_back(pid);
+    for (pid_t pid = 0; list >> pid;) {
+      if (::getsid(pid) == session) adopted.push_back(pid);
+    }
   }
-  return children;
+  return adopted;
 }
 
-void KillAdopted() {
-  for (std::vector<pid_t> left = Children(); !left.empty(); left = Children()) {
+void KillAdopted(pid_t session) {
+  for (std::vector<pid_t> left = Adopted(session); !left.empty(); left = Adopted(session)) {
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
     for (const pid_t pid : left) ::waitpid(pid, nullptr, 0);
   }
@@ -174,7 +176,7 @@ bool JobSupervisor::TryReap() {
   if (exit_) return true;
   int status = 0;
   if (::waitpid(pid_, &status, WNOHANG) != pid_) return false;
-  KillAdopted();
+  KillAdopted(pid_);
   ReadOutput();
   FlushLine();
   exit_ = WIFSIGNALED(status) ? JobExit{0, WTERMSIG(status)} : JobExit{WEXITSTATUS(status), 0};

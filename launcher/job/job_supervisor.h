@@ -1,7 +1,7 @@
 // One job of ranks as a child process (mpirun), from start to the last process gone.
 //
 // Used by main's thread only: the job is told to end when the thread that started it does. The job
-// gets a process group of its own, so a terminal's Ctrl-C reaches the launcher alone; processes
+// gets a session of its own, so a terminal's Ctrl-C reaches the launcher alone; processes
 // that outlive mpirun are adopted by the launcher and killed. A restart is a new JobSupervisor with
 // the next epoch.
 #pragma once

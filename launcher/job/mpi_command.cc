@@ -91,14 +91,21 @@ JobLine ParseJobLine(absl::string_view line) {
   return {rank, std::string(rest)};
 }
 
-std::optional<std::string> ParseRankKilled(absl::string_view text) {
-  constexpr absl::string_view kExited = "exited on signal ";
-  const size_t at = text.find(kExited);
-  if (!absl::StrContains(text, "noticed that process rank") || at == absl::string_view::npos) {
+std::optional<RankKilled> ParseRankKilled(absl::string_view text) {
+  constexpr absl::string_view kNoticed = "noticed that process rank ";
+  const size_t at = text.find(kNoticed);
+  if (at == absl::string_view::npos) return std::nullopt;
+  // "RANK with PID PID on node HOST exited on signal NUMBER (NAME)."
+  const std::vector<std::string> words =
+      absl::StrSplit(text.substr(at + kNoticed.size()), absl::MaxSplits(' ', 10));
+  RankKilled killed;
+  if (words.size() < 11 || words[5] != "node" || words[9] != "signal" ||
+      !absl::SimpleAtoi(words[0], &killed.rank)) {
     return std::nullopt;
   }
-  const absl::string_view signal = text.substr(at + kExited.size());
-  return absl::StrCat("killed by signal ", absl::StripSuffix(signal, "."));
+  killed.host = words[6];
+  killed.how = absl::StrCat("killed by signal ", absl::StripSuffix(words[10], "."));
+  return killed;
 }
 
 bool IsMpirunNoise(absl::string_view text) {

@@ -37,9 +37,14 @@ struct JobLine {
 };
 // Understands --tag-output's "[1,3]<stderr>:text".
 JobLine ParseJobLine(absl::string_view line);
-// What killed a rank, from mpirun's "... process rank 2 with PID 7 on node a exited on signal 9
-// (Killed).": "killed by signal 9 (Killed)".
-std::optional<std::string> ParseRankKilled(absl::string_view text);
+// Which rank was killed and how, from mpirun's "... process rank 2 with PID 7 on node a exited on
+// signal 9 (Killed).".
+struct RankKilled {
+  int rank = 0;
+  std::string host;
+  std::string how;  // "killed by signal 9 (Killed)"
+};
+std::optional<RankKilled> ParseRankKilled(absl::string_view text);
 // mpirun's banners, which say at length what the launcher reports in a line. Its other messages are
 // shown.
 bool IsMpirunNoise(absl::string_view text);

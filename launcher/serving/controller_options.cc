@@ -17,6 +17,7 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
   options.max_queued_requests = controller.max_queue;
   options.enable_prefix_cache = !controller.no_prefix_cache;
   options.listen = controller.listen;
+  options.num_replicas = controller.replicas;
   options.version = LOCKSTEP_VERSION;
   RETURN_IF_ERROR(ApplySecurity(controller.security, options));
   return options;

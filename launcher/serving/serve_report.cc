@@ -22,10 +22,11 @@ std::string BytesPerSecond(int64_t bytes, double seconds) {
 
 }  // namespace
 
-ServeReport::ServeReport(bool json, const ModelFlags& model)
+ServeReport::ServeReport(bool json, const ModelFlags& model, int num_replicas)
     : json_(json),
       tp_(model.tp),
       pp_(model.pp),
+      num_replicas_(num_replicas),
       block_size_(model.block_size),
       is_terminal_(!json && ::isatty(STDOUT_FILENO) == 1),
       started_(absl::Now()) {}
@@ -97,37 +98,51 @@ void ServeReport::WaitingForRanks(const std::string& worker_address,
   }
 }
 
+std::string ServeReport::Prefix(int replica) const {
+  return num_replicas_ == 1 ? "" : absl::StrCat("Replica ", replica, ": ");
+}
+
+ServeReport::Loading& ServeReport::LoadingOf(int replica) {
+  const auto [found, is_new] = loading_.try_emplace(replica);
+  if (is_new) found->second.since = absl::Now();
+  return found->second;
+}
+
 void ServeReport::RankJoined(const ControllerEvent& event) {
-  if (loading_since_ == absl::InfinitePast()) loading_since_ = absl::Now();
-  if (json_) {
-    PrintJson("rank_joined", {{"rank", event.rank}, {"host", event.host}, {"pid", event.pid}});
-  }
+  LoadingOf(event.replica);
+  if (!json_) return;
+  PrintJson("rank_joined", {{"replica", event.replica},
+                            {"epoch", event.epoch},
+                            {"rank", event.rank},
+                            {"host", event.host},
+                            {"pid", event.pid}});
 }
 
 void ServeReport::RankLoading(const ControllerEvent& event) {
-  loading_[event.rank] = {event.bytes_done, event.bytes_total};
+  Loading& loading = LoadingOf(event.replica);
+  loading.ranks[event.rank] = {event.bytes_done, event.bytes_total};
   int64_t done = 0;
   int64_t total = 0;
-  for (const auto& [rank, progress] : loading_) {
+  for (const auto& [rank, progress] : loading.ranks) {
     done += progress.done;
     total += progress.total;
   }
   const absl::Time now = absl::Now();
   // A short load needs no bar.
-  if (now - loading_since_ < absl::Milliseconds(500) || now < next_progress_) return;
+  if (now - loading.since < absl::Milliseconds(500) || now < next_progress_) return;
   next_progress_ = now + (is_terminal_ ? absl::Milliseconds(100) : absl::Seconds(2));
   if (json_) {
-    PrintJson("loading", {{"bytes_done", done}, {"bytes_total", total}});
+    PrintJson("loading",
+              {{"replica", event.replica}, {"bytes_done", done}, {"bytes_total", total}});
   } else {
-    DrawProgress(done, total);
+    DrawProgress(done, total, now - loading.since);
   }
 }
 
-void ServeReport::DrawProgress(int64_t done, int64_t total) {
+void ServeReport::DrawProgress(int64_t done, int64_t total, absl::Duration elapsed) {
   const double share = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 0.0;
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - loading_since_);
   const std::string text = absl::StrFormat("%3.0f %% of %s, %s", 100.0 * share, FormatBytes(total),
-                                           BytesPerSecond(done, seconds));
+                                           BytesPerSecond(done, absl::ToDoubleSeconds(elapsed)));
   if (!is_terminal_) {
     PrintLine("Loading  " + text);
     return;
@@ -144,38 +159,91 @@ void ServeReport::ClearProgress() {
 }
 
 void ServeReport::RankLoaded(const ControllerEvent& event) {
-  loading_[event.rank] = {event.bytes_total, event.bytes_total};
-  ++num_loaded_;
+  Loading& loading = LoadingOf(event.replica);
+  loading.ranks[event.rank] = {event.bytes_total, event.bytes_total};
+  ++loading.num_loaded;
   if (json_) {
-    PrintJson("rank_loaded", {{"rank", event.rank},
+    PrintJson("rank_loaded", {{"replica", event.replica},
+                              {"rank", event.rank},
                               {"shard_bytes", event.bytes_total},
                               {"weight_bytes", event.weight_bytes},
                               {"backend", event.message}});
     return;
   }
-  if (num_loaded_ < tp_ * pp_) return;
+  if (loading.num_loaded < tp_ * pp_) return;
   int64_t total = 0;
-  for (const auto& [rank, progress] : loading_) total += progress.total;
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - loading_since_);
-  PrintLine(absl::StrFormat("Loaded   %s in %s (%s); %s", FormatBytes(total),
-                            FormatSeconds(seconds), BytesPerSecond(total, seconds),
-                            OneLine(event.message)));
+  for (const auto& [rank, progress] : loading.ranks) total += progress.total;
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - loading.since);
+  PrintLine(absl::StrFormat("%sLoaded   %s in %s (%s); %s", Prefix(event.replica),
+                            FormatBytes(total), FormatSeconds(seconds),
+                            BytesPerSecond(total, seconds), OneLine(event.message)));
+}
+
+void ServeReport::RankLost(const ControllerEvent& event) {
+  loading_.erase(event.replica);
+  lost_at_[event.replica] = absl::Now();
+  if (json_) {
+    PrintJson("rank_lost", {{"replica", event.replica},
+                            {"epoch", event.epoch},
+                            {"rank", event.rank},
+                            {"host", event.host},
+                            {"pid", event.pid},
+                            {"message", ValidUtf8(event.message)}});
+  } else {
+    PrintLine(absl::StrCat("Lost     ", OneLine(event.message)));
+  }
+}
+
+void ServeReport::Restarting(const Restart& restart) {
+  loading_.erase(restart.replica);
+  lost_at_.try_emplace(restart.replica, absl::Now());
+  if (json_) {
+    PrintJson("restarting", {{"replica", restart.replica},
+                             {"epoch", restart.epoch},
+                             {"reason", ValidUtf8(restart.reason)},
+                             {"delay_seconds", absl::ToDoubleSeconds(restart.delay)},
+                             {"num_recent_restarts", restart.num_recent},
+                             {"max_restarts", restart.limits.max_restarts}});
+    return;
+  }
+  PrintLine(absl::StrCat("Restart  ", Prefix(restart.replica), restart.num_recent, " of at most ",
+                         restart.limits.max_restarts, " within ",
+                         absl::FormatDuration(restart.limits.window),
+                         ", after: ", OneLine(restart.reason)));
+}
+
+void ServeReport::Waiting(absl::string_view message) {
+  if (json_) {
+    PrintJson("waiting_for_ranks", {{"message", ValidUtf8(message)}});
+  } else {
+    PrintLine(absl::StrCat("Waiting  for new ranks: ", OneLine(message)));
+  }
 }
 
 void ServeReport::Serving(const ControllerEvent& event, const std::string& address) {
   const int64_t tokens = event.num_kv_blocks * block_size_;
   const int64_t sequence_blocks = (event.max_model_len + block_size_ - 1) / block_size_;
   const int64_t sequences = event.num_kv_blocks / std::max<int64_t>(1, sequence_blocks);
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - started_);
+  const auto lost = lost_at_.find(event.replica);
+  const bool is_again = lost != lost_at_.end();
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - (is_again ? lost->second : started_));
+  if (is_again) lost_at_.erase(lost);
   if (json_) {
-    PrintJson("ready", {{"address", address},
-                        {"model", name_},
-                        {"tp", tp_},
-                        {"pp", pp_},
-                        {"num_kv_blocks", event.num_kv_blocks},
-                        {"kv_capacity_tokens", tokens},
-                        {"max_model_len", event.max_model_len},
-                        {"full_length_sequences", sequences}});
+    PrintJson(is_again ? "ready_again" : "ready", {{"address", address},
+                                                   {"replica", event.replica},
+                                                   {"epoch", event.epoch},
+                                                   {"model", name_},
+                                                   {"tp", tp_},
+                                                   {"pp", pp_},
+                                                   {"num_kv_blocks", event.num_kv_blocks},
+                                                   {"kv_capacity_tokens", tokens},
+                                                   {"max_model_len", event.max_model_len},
+                                                   {"full_length_sequences", sequences}});
+    return;
+  }
+  if (is_again) {
+    PrintLine(absl::StrFormat("%sServing again after %.1f s, epoch %d", Prefix(event.replica),
+                              seconds, event.epoch));
     return;
   }
   PrintLine(
@@ -183,8 +251,8 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
                       FormatCount(event.num_kv_blocks), block_size_, FormatCount(tokens),
                       FormatCount(sequences), sequences == 1 ? "" : "s",
                       FormatCount(event.max_model_len), FormatBytes(tokens * kv_bytes_per_token_)));
-  PrintLine(absl::StrFormat("Serving %s on %s (tp %d x pp %d), ready in %.1f s", name_, address,
-                            tp_, pp_, seconds));
+  PrintLine(absl::StrFormat("%sServing %s on %s (tp %d x pp %d), ready in %.1f s",
+                            Prefix(event.replica), name_, address, tp_, pp_, seconds));
 }
 
 void ServeReport::RankOutput(int rank, absl::string_view text) {

@@ -12,6 +12,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "launcher/job/restart_policy.h"
 #include "launcher/serving/capacity.h"
 #include "model/checkpoint/inspect.h"
 #include "nlohmann/json.hpp"
@@ -21,7 +22,7 @@ namespace lockstep {
 
 class ServeReport {
  public:
-  ServeReport(bool json, const ModelFlags& model);
+  ServeReport(bool json, const ModelFlags& model, int num_replicas);
 
   void Model(const ModelSummary& summary);
   void Plan(const Capacity& capacity, int threads_per_rank);
@@ -31,6 +32,18 @@ class ServeReport {
   void RankLoading(const ControllerEvent& event);
   void RankLoaded(const ControllerEvent& event);
   void Serving(const ControllerEvent& event, const std::string& address);
+  void RankLost(const ControllerEvent& event);
+  struct Restart {
+    int replica = 0;
+    uint64_t epoch = 0;  // that begins
+    std::string reason;
+    absl::Duration delay;
+    int num_recent = 0;
+    RestartLimits limits;
+  };
+  void Restarting(const Restart& restart);
+  // Ranks placed by hand are gone; others may come.
+  void Waiting(absl::string_view message);
   void RankOutput(int rank, absl::string_view text);  // rank < 0: the MPI launcher
   void Warn(const std::vector<std::string>& warnings);
   void Draining(double seconds);
@@ -43,16 +56,18 @@ class ServeReport {
   void PrintJson(const char* event, Json fields);
   void PrintLine(const std::string& line);
   void PrintStages(const Capacity& capacity);
-  void DrawProgress(int64_t done, int64_t total);
+  void DrawProgress(int64_t done, int64_t total, absl::Duration elapsed);
+  // "Replica 1: " when there are several.
+  std::string Prefix(int replica) const;
   void ClearProgress();
 
   const bool json_;
   const int tp_;
   const int pp_;
+  const int num_replicas_;
   const int block_size_;
   const bool is_terminal_;
   const absl::Time started_;
-  absl::Time loading_since_ = absl::InfinitePast();
   absl::Time next_progress_;
   bool progress_shown_ = false;
 
@@ -60,8 +75,15 @@ class ServeReport {
     int64_t done = 0;
     int64_t total = 0;
   };
-  std::map<int, RankProgress> loading_;
-  int num_loaded_ = 0;
+  // The present start of a replica.
+  struct Loading {
+    absl::Time since;
+    std::map<int, RankProgress> ranks;
+    int num_loaded = 0;
+  };
+  Loading& LoadingOf(int replica);
+  std::map<int, Loading> loading_;  // by replica
+  std::map<int, absl::Time> lost_at_;
   std::string name_;
   int64_t kv_bytes_per_token_ = 0;
 };

@@ -1,5 +1,6 @@
 #include "launcher/serving/serve_session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -7,17 +8,17 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
-#include "launcher/job/mpi_command.h"
 
 namespace lockstep {
 namespace {
 
-constexpr uint64_t kFirstEpoch = 1;
 // The controller's event names the rank and its operation, mpirun's words the signal; they come
 // apart.
 constexpr absl::Duration kLastWordsTimeout = absl::Seconds(3);
+// A job that lost a rank mostly ends by itself; one with a stopped rank never does.
+constexpr absl::Duration kOwnEndTimeout = absl::Milliseconds(300);
 constexpr absl::Duration kOrderlyExitTimeout = absl::Seconds(3);
-constexpr absl::Duration kTerminateGrace = absl::Seconds(3);
+constexpr absl::Duration kTerminateGrace = absl::Seconds(2);
 constexpr char kJobEnded[] = "the job of ranks ended unexpectedly";
 constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
 
@@ -25,7 +26,10 @@ constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
 
 ServeSession::ServeSession(SessionOptions options, ServeReport& report,
                            InterruptWatcher& interrupts)
-    : options_(std::move(options)), report_(report), interrupts_(interrupts) {}
+    : options_(std::move(options)),
+      report_(report),
+      interrupts_(interrupts),
+      restart_policy_(options_.restarts) {}
 
 absl::Status ServeSession::Run() {
   RETURN_IF_ERROR(Start());
@@ -34,39 +38,63 @@ absl::Status ServeSession::Run() {
 }
 
 absl::Status ServeSession::Start() {
-  options_.controller.epoch = kFirstEpoch;
   options_.controller.observer = [this](const ControllerEvent& event) { mailbox_.Put(event); };
+  // The supervisor decides how long a replica may be away.
+  if (options_.make_job != nullptr) options_.controller.recovery_window = absl::InfiniteDuration();
   ASSIGN_OR_RETURN(controller_, Controller::Start(options_.controller));
-  if (options_.make_job != nullptr) return StartJob(kFirstEpoch);
-  report_.WaitingForRanks(controller_->worker_addresses().front(), options_.secret_file);
+  if (options_.make_job == nullptr) {
+    report_.WaitingForRanks(controller_->worker_addresses().front(), options_.secret_file);
+    return absl::OkStatus();
+  }
+  jobs_.resize(options_.controller.num_replicas);
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    jobs_[i].replica = static_cast<int>(i);
+    jobs_[i].epoch = options_.controller.epoch;
+    RETURN_IF_ERROR(StartJob(jobs_[i]));
+  }
   return absl::OkStatus();
 }
 
-absl::Status ServeSession::StartJob(uint64_t epoch) {
-  ASSIGN_OR_RETURN(const JobSpec spec,
-                   options_.make_job(epoch, controller_->worker_addresses().front()));
-  ASSIGN_OR_RETURN(
-      job_, JobSupervisor::Start(spec, [this](absl::string_view line) { HandleLine(line); }));
+absl::Status ServeSession::StartJob(Job& job) {
+  job.start_at = absl::InfiniteFuture();
+  job.has_served = false;
+  job.rank_error.clear();
+  job.killed.reset();
+  ASSIGN_OR_RETURN(const JobSpec spec, options_.make_job(job.replica, job.epoch,
+                                                         controller_->worker_addresses().front()));
+  ASSIGN_OR_RETURN(job.process, JobSupervisor::Start(spec, [this, &job](absl::string_view line) {
+                     HandleLine(job, line);
+                   }));
   return absl::OkStatus();
 }
 
 void ServeSession::Step() {
-  WaitReadable({mailbox_.fd(), interrupts_.fd(), job_ ? job_->output_fd() : -1},
-               drain_deadline_ - absl::Now());
+  std::vector<int> fds = {mailbox_.fd(), interrupts_.fd()};
+  for (const Job& job : jobs_) {
+    if (job.process) fds.push_back(job.process->output_fd());
+  }
+  WaitReadable(fds, NextDeadline() - absl::Now());
   HandleInterrupts();
   HandleEvents();
-  HandleJobOutput();
+  HandleOutputs();
+  if (state_ != State::kStopping) StartDueJobs();
   if (state_ == State::kDraining && absl::Now() >= drain_deadline_) {
     how_stopped_ = "with requests unfinished: the time to drain is over";
     state_ = State::kStopping;
   }
 }
 
+absl::Time ServeSession::NextDeadline() const {
+  absl::Time deadline = drain_deadline_;
+  for (const Job& job : jobs_) deadline = std::min(deadline, job.start_at);
+  return deadline;
+}
+
 void ServeSession::HandleInterrupts() {
   const int count = interrupts_.TakeCount();
   if (count == 0) return;
-  if (state_ != State::kServing || count > 1) {
-    how_stopped_ = state_ == State::kStarting ? "before serving" : "at once";
+  if (!has_served_ || state_ == State::kDraining || count > 1) {
+    how_stopped_ = has_served_ ? "at once" : "before serving";
     state_ = State::kStopping;
     return;
   }
@@ -77,7 +105,9 @@ void ServeSession::HandleInterrupts() {
 }
 
 void ServeSession::HandleEvents() {
-  for (const ControllerEvent& event : mailbox_.TakeAll()) Handle(event);
+  for (const ControllerEvent& event : mailbox_.TakeAll()) {
+    if (state_ != State::kStopping) Handle(event);
+  }
 }
 
 void ServeSession::Handle(const ControllerEvent& event) {
@@ -90,76 +120,148 @@ void ServeSession::Handle(const ControllerEvent& event) {
     case Kind::kRankLoaded:
       return report_.RankLoaded(event);
     case Kind::kServing:
-      if (state_ == State::kStarting) state_ = State::kServing;
-      has_served_ = true;
-      return report_.Serving(event,
-                             HostPort{options_.listen_host, controller_->client_port()}.ToString());
+      return HandleServing(event);
     case Kind::kRankLost:
+      return HandleLoss(event);
     case Kind::kFailed:
-      if (!failure_) failure_ = event.message;
-      state_ = State::kStopping;
-      return;
+      // Ranks placed by hand may come again; a job's end is decided here.
+      return jobs_.empty() ? report_.Waiting(event.message) : GiveUp(event.message);
     case Kind::kDrained:
-      if (state_ == State::kDraining) {
-        how_stopped_ = "after all requests finished";
-        state_ = State::kStopping;
-      }
+      if (state_ != State::kDraining) return;
+      how_stopped_ = "after all requests finished";
+      state_ = State::kStopping;
       return;
   }
 }
 
-void ServeSession::HandleJobOutput() {
-  if (!job_) return;
-  job_->ReadOutput();
-  if (job_->output_fd() >= 0 || state_ == State::kStopping) return;
-  // mpirun is gone: the controller will have noticed too and knows more.
-  WaitReadable({mailbox_.fd()}, kLastWordsTimeout);
-  HandleEvents();
-  if (!failure_) failure_ = kJobEnded;
-  state_ = State::kStopping;
+void ServeSession::HandleServing(const ControllerEvent& event) {
+  if (state_ == State::kStarting) state_ = State::kServing;
+  has_served_ = true;
+  if (!jobs_.empty()) jobs_[event.replica].has_served = true;
+  report_.Serving(event, HostPort{options_.listen_host, controller_->client_port()}.ToString());
 }
 
-void ServeSession::HandleLine(absl::string_view line) {
+void ServeSession::HandleLoss(const ControllerEvent& event) {
+  report_.RankLost(event);
+  if (jobs_.empty()) return;
+  Job& job = jobs_[event.replica];
+  // Events of an epoch that ended here first (its output closed) tell nothing new.
+  if (event.epoch != job.epoch || !job.process) return;
+  // What ranks say against a first start (a model that does not fit, a wrong flag) they will say
+  // again.
+  const bool may_restart = has_served_ || event.cause != ControllerEvent::Cause::kRankComplained;
+  LoseJob(job, event.message, may_restart);
+}
+
+void ServeSession::HandleOutputs() {
+  for (Job& job : jobs_) {
+    if (!job.process) continue;
+    job.process->ReadOutput();
+    if (job.process->output_fd() >= 0 || state_ == State::kStopping) continue;
+    // mpirun is gone: the controller will have noticed too and knows more.
+    WaitReadable({mailbox_.fd()}, kOwnEndTimeout);
+    HandleEvents();
+    if (!job.process || state_ == State::kStopping) continue;
+    job.process->Wait(absl::Now() + kLastWordsTimeout);
+    const bool may_restart = has_served_ || job.rank_error.empty() || job.killed.has_value();
+    std::string reason = kJobEnded;
+    if (job.process->exit() && job.rank_error.empty() && !job.killed) {
+      absl::StrAppend(&reason, " (", job.process->exit()->ToString(), ")");
+    }
+    LoseJob(job, std::move(reason), may_restart);
+  }
+}
+
+void ServeSession::HandleLine(Job& job, absl::string_view line) {
   const JobLine parsed = ParseJobLine(line);
   if (parsed.rank) {
     // Told in the launcher's own error instead, once and not by every rank.
     if (absl::StartsWith(parsed.text, kWorkerErrorPrefix)) {
-      if (rank_error_.empty()) rank_error_ = parsed.text.substr(sizeof(kWorkerErrorPrefix) - 1);
+      if (job.rank_error.empty()) {
+        job.rank_error = parsed.text.substr(sizeof(kWorkerErrorPrefix) - 1);
+      }
     } else {
       report_.RankOutput(*parsed.rank, parsed.text);
     }
     return;
   }
-  if (const auto reason = ParseRankKilled(parsed.text)) {
-    kill_reason_ = *reason;
+  if (const auto killed = ParseRankKilled(parsed.text)) {
+    job.killed = killed;
     return;
   }
   if (!IsMpirunNoise(parsed.text)) report_.RankOutput(-1, parsed.text);
 }
 
-std::string ServeSession::ReasonWithDetail() const {
-  if (!kill_reason_.empty()) return absl::StrCat(*failure_, " (", kill_reason_, ")");
-  if (!rank_error_.empty() && !absl::StrContains(*failure_, "it failed: ")) {
-    return absl::StrCat(*failure_, " (", rank_error_, ")");
+// mpirun knows which rank was killed first; the controller knows what it did. When one dies the
+// others are killed within a millisecond, and their streams may close first.
+std::string ServeSession::WithDetail(const std::string& reason, const Job& job) const {
+  if (job.killed) {
+    const std::string rank = absl::StrCat("rank ", job.killed->rank, " (stage ",
+                                          job.killed->rank / options_.controller.tensor_parallel);
+    if (absl::StrContains(reason, rank)) return absl::StrCat(reason, " (", job.killed->how, ")");
+    return absl::StrCat(rank, ", on ", job.killed->host, "): ", job.killed->how,
+                        "; noticed first: ", reason);
   }
-  if (*failure_ == kJobEnded && job_ && job_->exit()) {
-    return absl::StrCat(*failure_, " (mpirun: ", job_->exit()->ToString(), ")");
+  if (!job.rank_error.empty() && !absl::StrContains(reason, "it failed: ")) {
+    return absl::StrCat(reason, " (", job.rank_error, ")");
   }
-  return *failure_;
+  return reason;
+}
+
+// Nothing of the job is left when this returns.
+void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
+  if (!job.process->Wait(absl::Now() + kOwnEndTimeout)) job.process->Terminate(kTerminateGrace);
+  reason = WithDetail(reason, job);
+  job.process.reset();
+  if (!may_restart) return GiveUp(std::move(reason));
+  const std::optional<absl::Duration> delay = restart_policy_.OnLoss(absl::Now(), job.has_served);
+  if (!delay) {
+    const RestartLimits& limits = restart_policy_.limits();
+    if (limits.max_restarts == 0) return GiveUp(std::move(reason));
+    return GiveUp(absl::StrCat(reason, "; given up: ", limits.max_restarts, " restarts within ",
+                               absl::FormatDuration(limits.window)));
+  }
+  ++job.epoch;
+  job.start_at = absl::Now() + *delay;
+  controller_->BeginEpoch(job.replica, job.epoch);
+  report_.Restarting({.replica = job.replica,
+                      .epoch = job.epoch,
+                      .reason = reason,
+                      .delay = *delay,
+                      .num_recent = restart_policy_.num_recent(),
+                      .limits = restart_policy_.limits()});
+}
+
+void ServeSession::StartDueJobs() {
+  for (Job& job : jobs_) {
+    if (job.process || absl::Now() < job.start_at) continue;
+    if (const absl::Status status = StartJob(job); !status.ok()) {
+      return GiveUp(std::string(status.message()));
+    }
+  }
+}
+
+void ServeSession::GiveUp(std::string reason) {
+  if (!failure_) failure_ = std::move(reason);
+  state_ = State::kStopping;
 }
 
 absl::Status ServeSession::End() {
   if (failure_) {
-    if (job_ && !job_->Wait(absl::Now() + kLastWordsTimeout)) job_->Terminate(kTerminateGrace);
-    const std::string reason = ReasonWithDetail();
-    controller_->Fail(reason);
+    controller_->Fail(*failure_);
+    for (Job& job : jobs_) {
+      if (job.process) job.process->Terminate(kTerminateGrace);
+    }
     controller_->Shutdown();
-    report_.Failed(reason);
-    return absl::UnavailableError(reason);
+    report_.Failed(*failure_);
+    return absl::UnavailableError(*failure_);
   }
   controller_->Shutdown();  // tells the ranks, which then leave the job in order
   const absl::Duration patience = has_served_ ? kOrderlyExitTimeout : absl::ZeroDuration();
-  if (job_ && !job_->Wait(absl::Now() + patience)) job_->Terminate(kTerminateGrace);
+  const absl::Time deadline = absl::Now() + patience;
+  for (Job& job : jobs_) {
+    if (job.process && !job.process->Wait(deadline)) job.process->Terminate(kTerminateGrace);
+  }
   report_.Stopped(how_stopped_);
   return absl::OkStatus();
 }

@@ -1,21 +1,24 @@
-// One launch from start to end: the controller in this process, the ranks as a supervised job, the
-// interrupts.
+// One launch from start to end: the controller in this process, each replica's ranks as a
+// supervised job, the interrupts.
 //
-// Run occupies main's thread, which sleeps until something happens. A restart of lost ranks is
-// BeginEpoch on the controller and a new JobSupervisor: both are members that can be replaced while
-// the rest stays.
+// Run occupies main's thread, which sleeps until something happens. A lost rank is a lost job: what
+// is left of it is killed, the controller begins the replica's next epoch, and a new job starts.
+// Too many losses in a short time end the launch.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "launcher/base/mailbox.h"
 #include "launcher/base/signals.h"
 #include "launcher/job/job_supervisor.h"
+#include "launcher/job/mpi_command.h"
+#include "launcher/job/restart_policy.h"
 #include "launcher/serving/serve_report.h"
 #include "runtime/controller/controller.h"
 
@@ -25,8 +28,10 @@ struct SessionOptions {
   ControllerOptions controller;  // without observer
   std::string listen_host;       // for the ready line
   absl::Duration drain_timeout;
-  // The job of an epoch whose ranks dial worker_address. Null: ranks are placed by hand.
-  std::function<absl::StatusOr<JobSpec>(uint64_t epoch, const std::string& worker_address)>
+  RestartLimits restarts;
+  // The job of a replica's epoch, whose ranks dial worker_address. Null: ranks are placed by hand.
+  std::function<absl::StatusOr<JobSpec>(int replica, uint64_t epoch,
+                                        const std::string& worker_address)>
       make_job;
   std::string secret_file;  // shown when ranks are placed by hand
 };
@@ -41,33 +46,49 @@ class ServeSession {
  private:
   enum class State { kStarting, kServing, kDraining, kStopping };
 
+  // One replica's job and what was heard of it since its start.
+  struct Job {
+    int replica = 0;
+    uint64_t epoch = 0;
+    std::unique_ptr<JobSupervisor> process;  // null between a loss and the next start
+    absl::Time start_at = absl::InfiniteFuture();
+    bool has_served = false;
+    std::string rank_error;            // a rank's own last words
+    std::optional<RankKilled> killed;  // mpirun's, when a rank was killed
+  };
+
   absl::Status Start();
-  absl::Status StartJob(uint64_t epoch);
+  absl::Status StartJob(Job& job);
   void Step();
+  absl::Time NextDeadline() const;
   void HandleInterrupts();
   void HandleEvents();
   void Handle(const ControllerEvent& event);
-  void HandleJobOutput();
-  void HandleLine(absl::string_view line);
+  void HandleServing(const ControllerEvent& event);
+  void HandleLoss(const ControllerEvent& event);
+  void HandleOutputs();
+  void StartDueJobs();
+  void HandleLine(Job& job, absl::string_view line);
+  void LoseJob(Job& job, std::string reason, bool may_restart);
+  void GiveUp(std::string reason);
   absl::Status End();
-  std::string ReasonWithDetail() const;
+  std::string WithDetail(const std::string& reason, const Job& job) const;
 
   SessionOptions options_;
   ServeReport& report_;
   InterruptWatcher& interrupts_;
-  // Destroyed in reverse: the job's processes end before the controller they talk to, whose
+  RestartPolicy restart_policy_;
+  // Destroyed in reverse: the jobs' processes end before the controller they talk to, whose
   // observer uses the mailbox.
   Mailbox<ControllerEvent> mailbox_;
   std::unique_ptr<Controller> controller_;
-  std::unique_ptr<JobSupervisor> job_;
+  std::vector<Job> jobs_;  // [num_replicas]; empty when ranks are placed by hand
 
   State state_ = State::kStarting;
   absl::Time drain_deadline_ = absl::InfiniteFuture();
   std::string how_stopped_;
   bool has_served_ = false;
   std::optional<std::string> failure_;
-  std::string rank_error_;   // a rank's own last words
-  std::string kill_reason_;  // mpirun's, when a rank was killed
 };
 
 }  // namespace lockstep

@@ -19,10 +19,12 @@ class ShutdownTest : public ::testing::Test {
  protected:
   void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
 
-  std::unique_ptr<Server> Serve() const {
-    return std::make_unique<Server>(std::vector<std::string>{"serve", model_.string(), "--tp", "2",
-                                                             "--pp", "2", "--num-kv-blocks", "1024",
-                                                             "--threads-per-rank", "1"});
+  std::unique_ptr<Server> Serve(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments = {
+        "serve", model_.string(),      "--tp", "2", "--pp", "2", "--num-kv-blocks",
+        "1024",  "--threads-per-rank", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return std::make_unique<Server>(arguments);
   }
   // Long enough to be running when the next signal comes.
   static std::unique_ptr<Process> StartLongGeneration(const Server& server) {
@@ -82,8 +84,8 @@ TEST_F(ShutdownTest, AnInterruptBeforeServingStopsToo) {
   ExpectNothingLeft(*server);
 }
 
-TEST_F(ShutdownTest, AKilledRankIsNamedAndTheWholeJobEnds) {
-  auto server = Serve();
+TEST_F(ShutdownTest, WithoutRestartsAKilledRankIsNamedAndEndsTheServer) {
+  auto server = Serve({"--max-restarts", "0"});
   server->WaitReady();
   const json ranks = server->Status()["status"]["ranks"];
   ASSERT_EQ(ranks.size(), 4u);
@@ -96,8 +98,8 @@ TEST_F(ShutdownTest, AKilledRankIsNamedAndTheWholeJobEnds) {
   ExpectNothingLeft(*server);
 }
 
-TEST_F(ShutdownTest, AKilledJobEndsTheServer) {
-  auto server = Serve();
+TEST_F(ShutdownTest, WithoutRestartsAKilledJobEndsTheServer) {
+  auto server = Serve({"--max-restarts", "0"});
   server->WaitReady();
   const json ranks = server->Status()["status"]["ranks"];
   std::vector<pid_t> others = server->process().Marked();

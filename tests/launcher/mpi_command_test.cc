@@ -28,10 +28,15 @@ TEST(JobLineTest, LeavesOtherLinesWhole) {
 }
 
 TEST(MpirunOutputTest, TellsWhatKilledARank) {
-  EXPECT_EQ(ParseRankKilled("mpirun noticed that process rank 1 with PID 41 on node vm exited on "
-                            "signal 9 (Killed)."),
-            "killed by signal 9 (Killed)");
-  EXPECT_EQ(ParseRankKilled("the program exited on signal 9 (Killed)."), std::nullopt);
+  const auto killed = ParseRankKilled(
+      "mpirun noticed that process rank 1 with PID 41 on node vm exited on signal 9 (Killed).");
+  ASSERT_TRUE(killed.has_value());
+  EXPECT_EQ(killed->rank, 1);
+  EXPECT_EQ(killed->host, "vm");
+  EXPECT_EQ(killed->how, "killed by signal 9 (Killed)");
+  EXPECT_FALSE(ParseRankKilled("the program exited on signal 9 (Killed).").has_value());
+  EXPECT_FALSE(ParseRankKilled("mpirun noticed that process rank x with PID 1").has_value());
+  EXPECT_FALSE(ParseRankKilled("mpirun noticed that process rank ").has_value());
 }
 
 TEST(MpirunOutputTest, BannersAreNoiseAndErrorsAreNot) {

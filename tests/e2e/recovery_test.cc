@@ -1,0 +1,146 @@
+// Lost ranks: a pause for clients, token for token the same answers, no orphans; and when it is
+// given up.
+#include <signal.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/e2e/lockstep_process.h"
+#include "tests/support/assets.h"
+
+namespace lockstep::testing {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class RecoveryTest : public ::testing::Test {
+ protected:
+  void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
+
+  std::unique_ptr<Server> Serve(const std::vector<std::string>& more = {}, const char* tp = "2",
+                                const char* pp = "2") const {
+    std::vector<std::string> arguments = {
+        "serve", model_.string(),      "--tp", tp, "--pp", pp, "--num-kv-blocks",
+        "1024",  "--threads-per-rank", "1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    auto server = std::make_unique<Server>(arguments);
+    server->WaitReady();
+    return server;
+  }
+  // Seeded, with several outputs; long enough to be running when a rank is lost.
+  static std::vector<std::string> Generation() {
+    return {"generate",
+            "Once upon a time",
+            "--ignore-eos",
+            "--max-tokens",
+            "400",
+            "--n",
+            "12",
+            "--seed",
+            "7"};
+  }
+  static std::unique_ptr<Process> StartGeneration(const Server& server) {
+    auto client = StartClient(server, Generation());
+    EXPECT_TRUE(
+        client->WaitForOutput([](const std::string& out) { return out.size() > 100; }, kPatience));
+    return client;
+  }
+  static json Rank(Server& server, int rank, int replica = 0) {
+    const json status = server.Status();
+    for (const json& each : status["status"]["ranks"]) {
+      if (each.value("rank", 0) == rank && each.value("replica", 0) == replica) return each;
+    }
+    ADD_FAILURE() << "no rank " << rank;
+    return {};
+  }
+  static pid_t PidOf(Server& server, int rank, int replica = 0) {
+    return static_cast<pid_t>(std::stol(Rank(server, rank, replica)["pid"].get<std::string>()));
+  }
+  static void Stop(Server& server) {
+    server.process().Signal(SIGINT);
+    EXPECT_EQ(server.process().Wait(kPatience), 0) << server.process().err();
+    EXPECT_TRUE(server.process().WaitUntilNoneMarked(absl::Seconds(20)));
+    EXPECT_THAT(server.RuntimeFiles(), IsEmpty());
+  }
+  const std::filesystem::path model_ = SharedAssets() / "models" / "stories260K";
+};
+
+class LostRankTest : public RecoveryTest,
+                     public ::testing::WithParamInterface<std::tuple<int, int>> {};
+
+TEST_P(LostRankTest, IsAPauseAndNothingElse) {
+  const auto [rank, signal] = GetParam();
+  auto server = Serve();
+  auto undisturbed = StartGeneration(*server);
+  ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
+  auto client = StartGeneration(*server);
+  const pid_t victim = PidOf(*server, rank);
+  ::kill(victim, signal);
+  ASSERT_FALSE(server->WaitEvent("rank_lost").is_null());
+  const json restarting = server->WaitEvent("restarting");
+  EXPECT_THAT(restarting["reason"], HasSubstr(absl::StrCat("rank ", rank, " "))) << restarting;
+  ASSERT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
+  ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
+  EXPECT_EQ(client->out(), undisturbed->out());
+  EXPECT_NE(::kill(victim, 0), 0) << "the lost rank still runs";
+  const json status = server->Status()["status"];
+  EXPECT_EQ(status["replicas"][0]["epoch"], "2") << status["replicas"];
+  EXPECT_EQ(status.value("kv_blocks_in_use", "0"), "0") << status;
+  Stop(*server);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, LostRankTest,
+                         ::testing::Combine(::testing::Values(0, 3),
+                                            ::testing::Values(SIGKILL, SIGSTOP)));
+
+TEST_F(RecoveryTest, RequestsOfALostReplicaMoveToTheOther) {
+  auto server = Serve({"--replicas", "2"}, "1", "1");
+  while (server->Status()["status"]["replicas"][1]["state"] != "STATE_SERVING" ||
+         server->Status()["status"]["replicas"][0]["state"] != "STATE_SERVING") {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  auto undisturbed = StartGeneration(*server);
+  ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
+  auto one = StartGeneration(*server);
+  auto two = StartGeneration(*server);
+  ::kill(PidOf(*server, 0, 1), SIGKILL);
+  ::kill(PidOf(*server, 0, 0), SIGKILL);
+  ASSERT_EQ(one->Wait(kPatience), 0) << one->err();
+  ASSERT_EQ(two->Wait(kPatience), 0) << two->err();
+  EXPECT_EQ(one->out(), undisturbed->out());
+  EXPECT_EQ(two->out(), undisturbed->out());
+  Stop(*server);
+}
+
+TEST_F(RecoveryTest, ACrashLoopIsGivenUp) {
+  auto server = Serve({"--max-restarts", "1"});
+  auto client = StartGeneration(*server);
+  ::kill(PidOf(*server, 1), SIGKILL);
+  ASSERT_FALSE(server->WaitEvent("ready_again").is_null());
+  ::kill(PidOf(*server, 2), SIGKILL);
+  EXPECT_EQ(server->process().Wait(kPatience), 1);
+  EXPECT_THAT(server->process().err(), HasSubstr("rank 2"));
+  EXPECT_THAT(server->process().err(), HasSubstr("1 restarts within 5m"));
+  EXPECT_NE(client->Wait(kPatience), 0);
+  EXPECT_THAT(client->err(), HasSubstr("rank 2"));
+  EXPECT_TRUE(server->process().WaitUntilNoneMarked(absl::Seconds(20)));
+}
+
+TEST_F(RecoveryTest, AJobThatEndsIsStartedAgain) {
+  auto server = Serve();
+  std::vector<pid_t> others = server->process().Marked();
+  std::erase(others, server->process().pid());
+  for (int rank = 0; rank < 4; ++rank) std::erase(others, PidOf(*server, rank));
+  ASSERT_EQ(others.size(), 1u);  // mpirun
+  auto client = StartGeneration(*server);
+  ::kill(others.front(), SIGKILL);
+  ASSERT_FALSE(server->WaitEvent("ready_again").is_null());
+  EXPECT_EQ(client->Wait(kPatience), 0) << client->err();
+  Stop(*server);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
