@@ -8,8 +8,16 @@
 
 namespace lockstep {
 
-std::shared_ptr<EventWriter> EventWriter::Create(int64_t max_unread_bytes) {
-  std::shared_ptr<EventWriter> writer(new EventWriter(max_unread_bytes));
+namespace {
+
+// Long enough for a queue to move or for another server to be chosen.
+constexpr char kRetryPushbackMs[] = "1000";
+
+}  // namespace
+
+std::shared_ptr<EventWriter> EventWriter::Create(grpc::CallbackServerContext& context,
+                                                 int64_t max_unread_bytes) {
+  std::shared_ptr<EventWriter> writer(new EventWriter(context, max_unread_bytes));
   writer->self_ = writer;
   return writer;
 }
@@ -33,6 +41,7 @@ bool EventWriter::cancelled() const {
 bool EventWriter::Write(v1::GenerateEvent event) {
   absl::MutexLock lock(&mutex_);
   if (closing_ || cancelled_) return true;
+  has_written_ = true;
   const int64_t num_bytes = static_cast<int64_t>(event.ByteSizeLong());
   if (pending_bytes_ + num_bytes > max_unread_bytes_) {
     pending_.clear();
@@ -72,7 +81,16 @@ void EventWriter::Close(grpc::Status status) {
   if (closing_) return;
   closing_ = true;
   status_ = std::move(status);
+  HintRetryLocked();
   AdvanceLocked();
+}
+
+void EventWriter::HintRetryLocked() {
+  const grpc::StatusCode code = status_.error_code();
+  const bool may_retry =
+      code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::RESOURCE_EXHAUSTED;
+  if (!may_retry || has_written_ || finished_ || cancelled_) return;
+  context_.AddTrailingMetadata("grpc-retry-pushback-ms", kRetryPushbackMs);
 }
 
 // Starts the next write or ends the call, unless a write is under way.

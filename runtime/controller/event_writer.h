@@ -14,6 +14,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
 #include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
 #include "lockstep/v1/generation.pb.h"
 
@@ -21,8 +22,9 @@ namespace lockstep {
 
 class EventWriter final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
-  // The caller hands the returned object to gRPC.
-  static std::shared_ptr<EventWriter> Create(int64_t max_unread_bytes);
+  // The caller hands the returned object to gRPC. context: the call's.
+  static std::shared_ptr<EventWriter> Create(grpc::CallbackServerContext& context,
+                                             int64_t max_unread_bytes);
 
   // Called once if the client cancels or disconnects before the call ended; at once when it already
   // has.
@@ -32,7 +34,9 @@ class EventWriter final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // False when the client left too much unread: the call then ends with RESOURCE_EXHAUSTED. Ignored
   // after Close.
   bool Write(v1::GenerateEvent event);
-  // The call ends with this status once everything written is out. The first Close counts.
+  // The call ends with this status once everything written is out. The first Close counts. A call
+  // that is refused UNAVAILABLE or RESOURCE_EXHAUSTED before anything was written tells when to try
+  // again (trailing metadata grpc-retry-pushback-ms, gRFC A6).
   void Close(grpc::Status status);
 
   void OnWriteDone(bool ok) override;
@@ -40,21 +44,25 @@ class EventWriter final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   void OnDone() override;
 
  private:
-  explicit EventWriter(int64_t max_unread_bytes) : max_unread_bytes_(max_unread_bytes) {}
+  EventWriter(grpc::CallbackServerContext& context, int64_t max_unread_bytes)
+      : context_(context), max_unread_bytes_(max_unread_bytes) {}
   struct Pending {
     v1::GenerateEvent event;
     int64_t num_bytes = 0;
   };
   bool MergeLocked(const v1::GenerateEvent& event, int64_t num_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HintRetryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  grpc::CallbackServerContext& context_;  // until the call is finished
   const int64_t max_unread_bytes_;
   std::shared_ptr<EventWriter> self_;  // gRPC's hold: until OnDone
   mutable absl::Mutex mutex_;
   std::deque<Pending> pending_ ABSL_GUARDED_BY(mutex_);
   int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   grpc::ByteBuffer in_flight_ ABSL_GUARDED_BY(mutex_);
+  bool has_written_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

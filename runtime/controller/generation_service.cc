@@ -85,7 +85,7 @@ void GenerationService::RunText(size_t num_bytes, Task task) {
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context* context,
                                                                         const Bytes* request) {
   auto call = std::make_shared<Call>();  // shared: a Task must be movable, a Call travels threads
-  call->writer = EventWriter::Create(config_.max_unread_bytes);
+  call->writer = EventWriter::Create(*context, config_.max_unread_bytes);
   call->deadline = DeadlineOf(*context);
   EventWriter* reactor = call->writer.get();
   absl::Status status = Authorize(*context);

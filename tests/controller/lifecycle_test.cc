@@ -469,8 +469,10 @@ TEST_F(LifecycleTest, DrainingFinishesWhatWasAccepted) {
   v1::GenerateEvent event;
   ASSERT_TRUE(reader->Read(&event));
   controller_->BeginDrain();
-  const Generated refused = Generate(request);
-  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  grpc::ClientContext refused_context;
+  const auto refused = stub().Generate(&refused_context, request);
+  EXPECT_EQ(ReadAll(*refused).status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(refused_context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1u);
   EXPECT_EQ(*Health(), Serving::NOT_SERVING);
   EXPECT_EQ(Status().state(), v1::GetStatusResponse::STATE_DRAINING);
   EXPECT_FALSE(controller_->WaitDrained(absl::Now() + absl::Milliseconds(20)));

@@ -1,0 +1,305 @@
+// The core alone: which replica gets a request, what follows a loss, which epochs are heard.
+#include "runtime/controller/core.h"
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/base/check.h"
+#include "runtime/controller/wire.h"
+#include "runtime/engine/fake_language_model.h"
+#include "runtime/worker/plan_codec.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kBlockSize = 4;
+constexpr int32_t kVocabSize = 50;
+
+class FakePort final : public RankPort {
+ public:
+  void Send(const grpc::ByteBuffer& bytes) override {
+    v1::ToRank message;
+    LS_CHECK(ParseMessage(bytes, message).ok());
+    received.push_back(std::move(message));
+  }
+  void Close(grpc::Status status) override { closed = status; }
+  void CloseNow(grpc::Status status) override { closed = status; }
+  std::vector<v1::StepPlan> TakePlans() {
+    std::vector<v1::StepPlan> plans;
+    for (const v1::ToRank& message : received) {
+      if (message.has_plan()) plans.push_back(message.plan());
+    }
+    received.clear();
+    return plans;
+  }
+
+  std::vector<v1::ToRank> received;
+  std::optional<grpc::Status> closed;
+};
+
+// Replicas of one rank, which answer every step at once with token 7.
+class CoreTest : public ::testing::Test, private CoreOutput {
+ protected:
+  void Start(int num_replicas, bool adopt_epochs = false) {
+    CoreConfig config{.num_replicas = num_replicas,
+                      .grid = *ProcessGrid::Create(1, 1),
+                      .version = "",
+                      .model_fingerprint = "model",
+                      .first_epoch = adopt_epochs ? 0u : 1u,
+                      .adopt_epochs = adopt_epochs,
+                      .engine = {},
+                      .max_position_embeddings = 100,
+                      .limits = {.vocab_size = kVocabSize},
+                      .heartbeat_interval = absl::Seconds(1),
+                      .lease = absl::Seconds(5),
+                      .recovery_window = absl::Seconds(60),
+                      .step_deadline = {}};
+    config.engine.block_size = kBlockSize;
+    config.engine.vocab_size = kVocabSize;
+    config.engine.max_steps_in_flight = 1;
+    CoreOutput& output = *this;
+    core_ = std::make_unique<ControllerCore>(std::move(config), output, now_);
+  }
+  std::shared_ptr<FakePort> Hello(int replica, uint64_t epoch) {
+    auto port = std::make_shared<FakePort>();
+    v1::FromRank message;
+    v1::Hello& hello = *message.mutable_hello();
+    hello.set_replica(replica);
+    hello.set_epoch(epoch);
+    hello.set_world_size(1);
+    hello.set_tensor_parallel(1);
+    hello.set_pipeline_parallel(1);
+    hello.set_model_fingerprint("model");
+    Say(port, message);
+    return port;
+  }
+  void Say(const std::shared_ptr<FakePort>& port, const v1::FromRank& message) {
+    core_->RankSaid(port, message, now_);
+    core_->Advance(now_);
+  }
+  // A rank from Hello to Ready.
+  std::shared_ptr<FakePort> Serve(int replica, uint64_t epoch = 1) {
+    auto port = Hello(replica, epoch);
+    v1::FromRank message;
+    message.mutable_loaded()->set_kv_block_bytes(1);
+    message.mutable_loaded()->set_max_kv_blocks(30);
+    Say(port, message);
+    port->received.clear();
+    message.mutable_ready();
+    Say(port, message);
+    return port;
+  }
+  void Lose(const std::shared_ptr<FakePort>& port) {
+    core_->RankClosed(*port, "its stream closed", now_);
+    core_->Advance(now_);
+  }
+  absl::Status Add(uint64_t number, std::vector<int32_t> prompt, int max_tokens = 20) {
+    engine::EngineRequest request;
+    request.request_id = number;
+    request.prompt = std::move(prompt);
+    request.sampling.max_tokens = max_tokens;
+    const absl::Status status = core_->Add(std::move(request), absl::StrCat("r", number), now_);
+    core_->Advance(now_);
+    return status;
+  }
+  // Executes the plans that are there; returns how many.
+  int RunSteps(const std::shared_ptr<FakePort>& port) {
+    int num_steps = 0;
+    for (const v1::StepPlan& plan : port->TakePlans()) {
+      v1::FromRank message;
+      v1::StepResult& result = *message.mutable_result();
+      result.set_step_id(plan.step_id());
+      for (size_t i = 0; i < SamplingSlots(*DecodePlan(plan)).size(); ++i) result.add_tokens(7);
+      Say(port, message);
+      ++num_steps;
+    }
+    return num_steps;
+  }
+
+  void Deliver(engine::EngineEvent event) override {
+    if (event.token) ++num_tokens_[event.request_id];
+  }
+  void End(uint64_t number, v1::FinishReason, const grpc::Status& status) override {
+    ended_[number] = status;
+  }
+  void Forget(uint64_t number) override { forgotten_.push_back(number); }
+  void Publish(const ServingState::Snapshot& snapshot) override { snapshot_ = snapshot; }
+  void Drained() override {}
+  void Tell(const ControllerEvent& event) override { told_.push_back(event); }
+
+  absl::Time now_ = absl::FromUnixSeconds(1000);
+  std::unique_ptr<ControllerCore> core_;
+  std::map<uint64_t, int> num_tokens_;
+  std::map<uint64_t, grpc::Status> ended_;
+  std::vector<uint64_t> forgotten_;
+  std::vector<ControllerEvent> told_;
+  ServingState::Snapshot snapshot_;
+};
+
+TEST_F(CoreTest, RequestsSpreadOverReplicas) {
+  Start(2);
+  auto zero = Serve(0);
+  auto one = Serve(1);
+  ASSERT_TRUE(Add(1, {1, 2, 3, 4, 5, 6}).ok());
+  ASSERT_TRUE(Add(2, {9, 8, 7, 6, 5, 4}).ok());
+  EXPECT_EQ(zero->TakePlans().size(), 1u);
+  EXPECT_EQ(one->TakePlans().size(), 1u);
+}
+
+TEST_F(CoreTest, ACachedPrefixAttractsARequest) {
+  Start(2);
+  auto zero = Serve(0);
+  auto one = Serve(1);
+  const std::vector<int32_t> shared = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11,
+                                       12, 13, 14, 15, 16, 17, 18, 19, 20, 21};
+  ASSERT_TRUE(Add(1, {40}, 1).ok());  // the first goes to replica 0, so that the next goes to 1
+  ASSERT_TRUE(Add(2, shared, 1).ok());
+  EXPECT_EQ(RunSteps(zero), 1);
+  EXPECT_EQ(RunSteps(one), 1);
+  ASSERT_TRUE(Add(3, shared, 1).ok());  // both are idle
+  EXPECT_EQ(zero->TakePlans().size(), 0u);
+  EXPECT_EQ(one->TakePlans().size(), 1u);
+}
+
+TEST_F(CoreTest, RequestsOfALostReplicaMoveAtOnceWithTheirTokens) {
+  Start(2);
+  auto zero = Serve(0);
+  auto one = Serve(1);
+  ASSERT_TRUE(Add(1, {1, 2, 3}, 5).ok());
+  ASSERT_EQ(RunSteps(zero), 1);  // its first token
+  Lose(zero);
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kServing);
+  const std::vector<v1::StepPlan> plans = one->TakePlans();
+  ASSERT_EQ(plans.size(), 1u);
+  EXPECT_EQ(plans[0].opened(0).tokens_size(), 4);
+  EXPECT_EQ(plans[0].opened(0).num_prompt_tokens(), 3u);
+  core_->CheckInvariants();
+}
+
+TEST_F(CoreTest, AFinishedOutputStaysFinishedAfterAMove) {
+  Start(2);
+  auto zero = Serve(0);
+  auto one = Serve(1);
+  engine::EngineRequest request;
+  request.request_id = 1;
+  request.prompt = {1, 2, 3};
+  request.num_outputs = 2;
+  request.sampling.max_tokens = 9;
+  ASSERT_TRUE(core_->Add(std::move(request), "r1", now_).ok());
+  core_->FinishOutput(1, 0);
+  core_->Advance(now_);
+  Lose(zero);
+  const std::vector<v1::StepPlan> plans = one->TakePlans();
+  ASSERT_EQ(plans.size(), 1u);
+  ASSERT_EQ(plans[0].opened_size(), 1);
+  EXPECT_EQ(plans[0].opened(0).sequence_index(), 1u);
+}
+
+TEST_F(CoreTest, WithoutALivingReplicaRequestsWaitForTheNextEpoch) {
+  Start(1);
+  auto old = Serve(0);
+  ASSERT_TRUE(Add(1, {1, 2, 3}, 3).ok());
+  Lose(old);
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kRecovering);
+  ASSERT_TRUE(Add(2, {4, 5}, 3).ok());  // accepted meanwhile
+  core_->BeginEpoch(0, 2, now_);
+  auto next = Serve(0, 2);
+  while (forgotten_.size() < 2) {
+    core_->Advance(now_);
+    ASSERT_GT(RunSteps(next) + (forgotten_.size() == 2), 0u);
+  }
+  EXPECT_EQ(num_tokens_[1], 3);
+  EXPECT_EQ(num_tokens_[2], 3);
+  EXPECT_THAT(ended_, IsEmpty());
+}
+
+TEST_F(CoreTest, DeadlinesPassWhileNothingServes) {
+  Start(1);
+  auto rank = Serve(0);
+  engine::EngineRequest request;
+  request.request_id = 1;
+  request.prompt = {1};
+  request.sampling.max_tokens = 5;
+  request.deadline = now_ + absl::Seconds(3);
+  ASSERT_TRUE(core_->Add(std::move(request), "r1", now_).ok());
+  Lose(rank);
+  EXPECT_EQ(core_->NextWakeup(), now_ + absl::Seconds(3));
+  now_ = core_->NextWakeup();
+  core_->Advance(now_);
+  EXPECT_EQ(forgotten_, std::vector<uint64_t>{1});
+}
+
+TEST_F(CoreTest, NothingAnOldEpochSaysCounts) {
+  Start(1);
+  auto old = Serve(0);
+  ASSERT_TRUE(Add(1, {1, 2, 3}, 5).ok());
+  core_->BeginEpoch(0, 2, now_);
+  EXPECT_TRUE(old->closed.has_value());
+  EXPECT_EQ(RunSteps(old), 1);
+  EXPECT_EQ(num_tokens_[1], 0);
+  auto late = Hello(0, 1);
+  ASSERT_TRUE(late->closed.has_value());
+  EXPECT_EQ(late->closed->error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(late->closed->error_message(), HasSubstr("epoch 1"));
+  Serve(0, 2);
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kServing);
+}
+
+TEST_F(CoreTest, RanksPlacedByHandBringTheirEpoch) {
+  Start(1, /*adopt_epochs=*/true);
+  auto first = Serve(0, 1000);
+  ASSERT_TRUE(Add(1, {1, 2, 3}, 2).ok());
+  auto lower = Hello(0, 999);
+  EXPECT_TRUE(lower->closed.has_value());
+  EXPECT_FALSE(first->closed.has_value());
+  auto next = Serve(0, 1001);  // takes over
+  EXPECT_TRUE(first->closed.has_value());
+  core_->Advance(now_);
+  while (forgotten_.empty()) ASSERT_GT(RunSteps(next), 0);
+  EXPECT_EQ(num_tokens_[1], 2);
+}
+
+TEST_F(CoreTest, AStrangerWithAHigherEpochTakesNothingOver) {
+  Start(1, /*adopt_epochs=*/true);
+  auto rank = Serve(0, 1000);
+  auto stranger = std::make_shared<FakePort>();
+  v1::FromRank message;
+  message.mutable_hello()->set_epoch(2000);
+  message.mutable_hello()->set_model_fingerprint("another");
+  Say(stranger, message);
+  EXPECT_TRUE(stranger->closed.has_value());
+  EXPECT_FALSE(rank->closed.has_value());
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kServing);
+}
+
+TEST_F(CoreTest, AHeartbeatThatShowsProgressKeepsALongStepAlive) {
+  Start(1);
+  auto rank = Serve(0);
+  ASSERT_TRUE(Add(1, {1, 2, 3}, 5).ok());
+  for (uint64_t i = 1; i <= 40; ++i) {  // 160 s; the first step's limit is 60 s
+    now_ += absl::Seconds(4);
+    v1::FromRank beat;
+    beat.mutable_heartbeat()->set_operation("forward step 1");
+    beat.mutable_heartbeat()->set_operation_sequence(i);
+    Say(rank, beat);
+  }
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kServing);
+  for (int i = 1; i <= 20; ++i) {  // the same again and again: stuck
+    now_ += absl::Seconds(4);
+    v1::FromRank beat;
+    beat.mutable_heartbeat()->set_operation("forward step 1");
+    beat.mutable_heartbeat()->set_operation_sequence(40);
+    Say(rank, beat);
+  }
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kRecovering);
+  EXPECT_THAT(snapshot_.detail, HasSubstr("step 1 has no result"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
