@@ -7,22 +7,19 @@
 // The reference server answers every request by itself, the other all of them together, a tenth
 // cancelled on the way (those must have delivered a prefix). After each round no cache block may be
 // in use; over the rounds no process of the server may grow. Exit 0: all of that held.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
-#include <map>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "CLI/CLI.hpp"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "launcher/client/connection.h"
+#include "tests/e2e/random_cases.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
 struct StressOptions {
@@ -33,135 +30,6 @@ struct StressOptions {
   uint64_t seed = 1;
   int server_pid = 0;
 };
-
-struct Case {
-  v1::GenerateRequest request;
-  int cancel_after_tokens = -1;  // -1 = never
-};
-
-// What one request delivered, per output: ids, text and the bits of the logprobs.
-struct Outcome {
-  grpc::Status status;
-  std::map<uint32_t, std::vector<int32_t>> tokens;
-  std::map<uint32_t, std::string> text;
-  std::map<uint32_t, std::vector<float>> logprobs;
-  std::map<uint32_t, int> reasons;
-};
-
-Case RandomCase(std::mt19937_64& random, int vocab_size) {
-  const auto pick = [&](int low, int high) {
-    return static_cast<int>(low + random() % static_cast<uint64_t>(high - low + 1));
-  };
-  Case result;
-  v1::GenerateRequest& request = result.request;
-  const int prompt_tokens = pick(0, 3) == 0 ? pick(60, 180) : pick(1, 40);
-  for (int i = 0; i < prompt_tokens; ++i) {
-    request.mutable_token_ids()->add_ids(i == 0 ? 1 : pick(3, vocab_size - 1));
-  }
-  v1::SamplingOptions& sampling = *request.mutable_sampling();
-  constexpr float kTemperatures[] = {0.0f, 0.3f, 0.8f, 1.0f, 1.5f};
-  sampling.set_temperature(kTemperatures[pick(0, 4)]);
-  if (pick(0, 2) == 0) sampling.set_top_k(pick(1, 50));
-  if (pick(0, 2) == 0) sampling.set_top_p(0.5f + 0.05f * pick(0, 9));
-  if (pick(0, 3) == 0) sampling.set_min_p(0.01f * pick(1, 20));
-  if (pick(0, 3) == 0) sampling.set_repetition_penalty(1.0f + 0.1f * pick(0, 5));
-  if (pick(0, 3) == 0) sampling.set_presence_penalty(0.1f * pick(-10, 10));
-  if (pick(0, 3) == 0) sampling.set_frequency_penalty(0.1f * pick(-5, 10));
-  if (pick(0, 5) == 0) (*sampling.mutable_logit_bias())[pick(3, vocab_size - 1)] = 5.0f;
-  if (pick(0, 5) == 0) sampling.set_num_outputs(pick(2, 3));
-  sampling.set_seed(random());
-  request.mutable_stop()->set_max_tokens(pick(1, 60));
-  request.mutable_stop()->set_ignore_eos(pick(0, 1) == 0);
-  if (pick(0, 4) == 0) request.mutable_stop()->add_stop_strings("the");
-  if (pick(0, 2) == 0) request.mutable_output()->set_logprobs(pick(0, 5));
-  if (pick(0, 9) == 0) result.cancel_after_tokens = pick(0, 20);
-  return result;
-}
-
-Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel) {
-  Outcome outcome;
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Minutes(5)));
-  auto reader = connection.stub().Generate(&context, c.request);
-  v1::GenerateEvent event;
-  int num_tokens = 0;
-  while (reader->Read(&event)) {
-    if (event.has_finished()) {
-      outcome.reasons[event.finished().output_index()] = event.finished().reason();
-    }
-    if (!event.has_delta()) continue;
-    const v1::TokenDelta& delta = event.delta();
-    auto& tokens = outcome.tokens[delta.output_index()];
-    tokens.insert(tokens.end(), delta.token_ids().begin(), delta.token_ids().end());
-    outcome.text[delta.output_index()] += delta.text();
-    for (const v1::Logprobs& entry : delta.logprobs()) {
-      auto& logprobs = outcome.logprobs[delta.output_index()];
-      logprobs.push_back(entry.token().logprob());
-      for (const v1::TokenLogprob& top : entry.top()) logprobs.push_back(top.logprob());
-    }
-    num_tokens += delta.token_ids_size();
-    if (may_cancel && c.cancel_after_tokens >= 0 && num_tokens >= c.cancel_after_tokens) {
-      context.TryCancel();
-    }
-  }
-  outcome.status = reader->Finish();
-  return outcome;
-}
-
-bool IsPrefix(const Outcome& part, const Outcome& whole) {
-  for (const auto& [index, tokens] : part.tokens) {
-    const auto it = whole.tokens.find(index);
-    if (it == whole.tokens.end() || tokens.size() > it->second.size() ||
-        !std::equal(tokens.begin(), tokens.end(), it->second.begin())) {
-      return false;
-    }
-  }
-  return true;
-}
-
-std::string Compare(const Case& c, const Outcome& alone, const Outcome& together) {
-  if (!alone.status.ok()) return "reference failed: " + alone.status.error_message();
-  if (together.status.error_code() == grpc::StatusCode::CANCELLED && c.cancel_after_tokens >= 0) {
-    return IsPrefix(together, alone) ? "" : "the cancelled request's tokens are not a prefix";
-  }
-  if (!together.status.ok()) return "failed: " + together.status.error_message();
-  if (alone.tokens != together.tokens) return "tokens differ";
-  if (alone.text != together.text) return "text differs";
-  if (alone.logprobs != together.logprobs) return "logprobs differ";
-  if (alone.reasons != together.reasons) return "finish reasons differ";
-  return "";
-}
-
-// Resident bytes of the server's processes on this host: its ranks and, when given, itself.
-int64_t ResidentBytes(const Connection& connection, int server_pid) {
-  std::vector<int64_t> pids;
-  if (server_pid > 0) pids.push_back(server_pid);
-  const auto status = connection.GetStatus(absl::Seconds(5));
-  if (status.ok()) {
-    for (const v1::RankStatus& rank : status->ranks()) pids.push_back(rank.pid());
-  }
-  int64_t pages = 0;
-  for (const int64_t pid : pids) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
-    int64_t total = 0;
-    int64_t resident = 0;
-    if (file >> total >> resident) pages += resident;
-  }
-  return pages * sysconf(_SC_PAGESIZE);
-}
-
-// Waits until nothing runs; then the number of cache blocks still in use, or -1.
-int64_t BlocksLeftInUse(const Connection& connection) {
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    const auto status = connection.GetStatus(absl::Seconds(5));
-    if (!status.ok()) return -1;
-    if (status->num_running() == 0 && status->num_waiting() == 0) {
-      return status->kv_blocks_in_use();
-    }
-    absl::SleepFor(absl::Milliseconds(50));
-  }
-  return -1;
-}
 
 int RunRound(const Connection& server, const std::vector<Case>& cases,
              const std::vector<Outcome>& alone) {
@@ -225,10 +93,10 @@ int Run(const StressOptions& options) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing
 
 int main(int argc, char** argv) {
-  lockstep::StressOptions options;
+  lockstep::testing::StressOptions options;
   CLI::App app{"Random requests together must return what each returns alone."};
   app.add_option("--reference", options.reference, "Server that answers alone")->required();
   app.add_option("--server", options.server, "Server that answers all at once")->required();
@@ -237,5 +105,5 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", options.num_rounds)->check(CLI::Range(1, 1000));
   app.add_option("--seed", options.seed);
   CLI11_PARSE(app, argc, argv);
-  return lockstep::Run(options);
+  return lockstep::testing::Run(options);
 }

@@ -1,0 +1,338 @@
+// How a server bears time and load; every answer is compared with what the request returns alone
+// from a second server.
+//
+//   endurance_client --reference HOST:PORT --server HOST:PORT --server-pid PID [--seconds 600]
+//                    [--kill-every 60] [--seed 1]
+//
+// 1. disconnect: clients that vanish in mid-generation; how long until their blocks are free.
+// 2. peak: closed loop; requests and tokens per second.
+// 3. overload: open loop at four times the peak; tokens per second of what completes, and how fast
+//    the rest is refused.
+// 4. soak: open loop at 80 % of the peak, a fifth cancelled, a random rank killed or stopped every
+//    --kill-every seconds; afterwards no block in use, memory and descriptors as before.
+// Exit 0: every answer was right and nothing is left.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <deque>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/time/clock.h"
+#include "launcher/client/connection.h"
+#include "tests/e2e/random_cases.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr int kNumCases = 150;
+constexpr int kPeakConcurrency = 48;
+constexpr double kOverload = 4.0;
+constexpr double kSoakLoad = 0.8;
+constexpr size_t kMaxInFlight = 1024;
+
+struct EnduranceOptions {
+  std::string reference;
+  std::string server;
+  int server_pid = 0;
+  double seconds = 600;
+  double kill_every = 60;
+  uint64_t seed = 1;
+};
+
+double Seconds(absl::Duration duration) { return absl::ToDoubleSeconds(duration); }
+
+struct Totals {
+  int completed = 0;
+  int cancelled = 0;
+  int refused = 0;
+  int wrong = 0;
+  int64_t tokens = 0;  // of completed requests
+  std::vector<double> refusal_ms;
+
+  double RefusalMs(double quantile) {
+    if (refusal_ms.empty()) return 0;
+    std::sort(refusal_ms.begin(), refusal_ms.end());
+    return refusal_ms[static_cast<size_t>(quantile * (refusal_ms.size() - 1))];
+  }
+};
+
+// Sends cases, compares their outcomes. Threads of its own per request in flight.
+class Load {
+ public:
+  Load(const Connection& server, const std::vector<Case>& cases, const std::vector<Outcome>& alone)
+      : server_(server), cases_(cases), alone_(alone) {}
+
+  // `concurrency` requests in flight at a time.
+  Totals ClosedLoop(absl::Duration duration, int concurrency) {
+    const absl::Time end = absl::Now() + duration;
+    std::vector<std::thread> clients;
+    for (int i = 0; i < concurrency; ++i) {
+      clients.emplace_back([this, end] {
+        while (absl::Now() < end) SendOne(0.0);
+      });
+    }
+    for (std::thread& client : clients) client.join();
+    return TakeTotals();
+  }
+
+  // `rate` requests per second, answered or not. each_second: called about once a second.
+  template <typename EachTick>
+  Totals OpenLoop(absl::Duration duration, double rate, double cancel_share, EachTick each_tick) {
+    const absl::Time begin = absl::Now();
+    for (int64_t sent = 0; absl::Now() - begin < duration; ++sent) {
+      const absl::Time due = begin + absl::Seconds(static_cast<double>(sent) / rate);
+      if (due > absl::Now()) absl::SleepFor(due - absl::Now());
+      each_tick();
+      JoinFinished(kMaxInFlight);
+      in_flight_.push_back(std::make_unique<InFlight>());
+      InFlight& call = *in_flight_.back();
+      call.thread = std::thread([this, &call, cancel_share] {
+        SendOne(cancel_share);
+        call.done = true;
+      });
+    }
+    JoinFinished(0);
+    return TakeTotals();
+  }
+
+  Totals Peek() {
+    std::lock_guard lock(mutex_);
+    return totals_;
+  }
+
+ private:
+  struct InFlight {
+    std::thread thread;
+    std::atomic<bool> done{false};
+  };
+
+  // Joins what is done, and the oldest until at most `keep` are left.
+  void JoinFinished(size_t keep) {
+    std::erase_if(in_flight_, [](const auto& call) {
+      if (call->done) call->thread.join();
+      return call->done.load();
+    });
+    while (in_flight_.size() > keep) {
+      in_flight_.front()->thread.join();
+      in_flight_.pop_front();
+    }
+  }
+
+  void SendOne(double cancel_share) {
+    const size_t index = next_.fetch_add(1) % cases_.size();
+    Case c = cases_[index];
+    const int total = alone_[index].num_tokens();
+    const bool cancels =
+        static_cast<double>(next_ * 7919 % 1000) < cancel_share * 1000 && total > 1;
+    c.cancel_after_tokens = cancels ? total / 2 : -1;
+    const absl::Time begin = absl::Now();
+    const Outcome outcome = RunCase(server_, c, true);
+    const absl::Duration took = absl::Now() - begin;
+    Count(index, c, outcome, took);
+  }
+
+  void Count(size_t index, const Case& c, const Outcome& outcome, absl::Duration took) {
+    const bool refused = outcome.status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+                         outcome.tokens.empty();
+    const std::string difference = refused ? "" : Compare(c, alone_[index], outcome);
+    std::lock_guard lock(mutex_);
+    if (refused) {
+      ++totals_.refused;
+      totals_.refusal_ms.push_back(1e3 * Seconds(took));
+    } else if (!difference.empty()) {
+      ++totals_.wrong;
+      std::fprintf(stderr, "request %zu: %s\n%s\n", index, difference.c_str(),
+                   c.request.ShortDebugString().c_str());
+    } else if (!outcome.status.ok()) {
+      ++totals_.cancelled;
+    } else {
+      ++totals_.completed;
+      totals_.tokens += outcome.num_tokens();
+    }
+  }
+
+  Totals TakeTotals() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(totals_, {});
+  }
+
+  const Connection& server_;
+  const std::vector<Case>& cases_;
+  const std::vector<Outcome>& alone_;
+  std::atomic<size_t> next_{0};
+  std::deque<std::unique_ptr<InFlight>> in_flight_;
+  std::mutex mutex_;
+  Totals totals_;
+};
+
+int64_t NumDescriptors(int pid) {
+  std::error_code error;
+  const std::filesystem::directory_iterator fds("/proc/" + std::to_string(pid) + "/fd", error);
+  return error ? -1 : std::distance(begin(fds), end(fds));
+}
+
+int64_t ResidentBytesOf(int pid) {
+  std::FILE* file = std::fopen(("/proc/" + std::to_string(pid) + "/statm").c_str(), "r");
+  if (file == nullptr) return 0;
+  long total = 0;
+  long resident = 0;
+  const int read = std::fscanf(file, "%ld %ld", &total, &resident);
+  std::fclose(file);
+  return read == 2 ? resident * sysconf(_SC_PAGESIZE) : 0;
+}
+
+// How long after a client vanished its blocks are free, at worst, over some tries.
+int Disconnect(const Connection& server) {
+  double worst_ms = 0;
+  for (int i = 0; i < 10; ++i) {
+    Case c;
+    c.request.mutable_token_ids()->add_ids(1);
+    c.request.mutable_sampling()->set_num_outputs(16);
+    c.request.mutable_sampling()->set_seed(static_cast<uint64_t>(i));
+    c.request.mutable_stop()->set_max_tokens(250);
+    c.request.mutable_stop()->set_ignore_eos(true);
+    c.cancel_after_tokens = 200;
+    RunCase(server, c, true);
+    const absl::Time gone = absl::Now();
+    while (true) {
+      const auto status = server.GetStatus(absl::Seconds(5));
+      if (!status.ok()) return 1;
+      if (status->kv_blocks_in_use() == 0) break;
+      if (absl::Now() - gone > absl::Seconds(10)) {
+        std::fprintf(stderr, "blocks of a client that is gone are still in use after 10 s\n");
+        return 1;
+      }
+    }
+    worst_ms = std::max(worst_ms, 1e3 * Seconds(absl::Now() - gone));
+  }
+  std::printf("disconnect: blocks free after at most %.1f ms (10 clients that vanished)\n",
+              worst_ms);
+  return 0;
+}
+
+// Kills or stops a random rank of the server now and then.
+class Killer {
+ public:
+  Killer(const Connection& server, absl::Duration every, uint64_t seed)
+      : server_(server), every_(every), next_(absl::Now() + every / 2), random_(seed) {}
+
+  void Tick() {
+    if (absl::Now() < next_) return;
+    next_ = absl::Now() + every_;
+    const auto status = server_.GetStatus(absl::Seconds(5));
+    if (!status.ok() || status->ranks_size() == 0) return;
+    const v1::RankStatus& rank = status->ranks(static_cast<int>(random_() % status->ranks_size()));
+    if (rank.pid() <= 0) return;  // not joined
+    const int signal = num_kills_++ % 2 == 0 ? SIGKILL : SIGSTOP;
+    std::printf("soak: %s rank %d\n", signal == SIGKILL ? "killing" : "stopping", rank.rank());
+    ::kill(static_cast<pid_t>(rank.pid()), signal);
+  }
+
+ private:
+  const Connection& server_;
+  const absl::Duration every_;
+  absl::Time next_;
+  std::mt19937_64 random_;
+  int num_kills_ = 0;
+};
+
+// Is `after` more than a tenth and 8 MiB above `before`?
+bool HasGrown(int64_t before, int64_t after) { return after > before + before / 10 + (8 << 20); }
+
+int Soak(const Connection& server, Load& load, double peak_rate, const EnduranceOptions& options) {
+  Killer killer(server, absl::Seconds(options.kill_every), options.seed);
+  const absl::Time begin = absl::Now();
+  absl::Time next_report = begin + absl::Seconds(5);
+  int64_t settled_bytes = 0;
+  int64_t settled_fds = 0;
+  const Totals totals =
+      load.OpenLoop(absl::Seconds(options.seconds), kSoakLoad * peak_rate, 0.2, [&] {
+        killer.Tick();
+        const double share = Seconds(absl::Now() - begin) / options.seconds;
+        if (settled_bytes == 0 && share > 0.3) {
+          settled_bytes = ResidentBytesOf(options.server_pid);
+          settled_fds = NumDescriptors(options.server_pid);
+        }
+        if (absl::Now() < next_report) return;
+        next_report = absl::Now() + absl::Seconds(std::max(5.0, options.seconds / 20));
+        const Totals so_far = load.Peek();
+        std::printf(
+            "soak: %3.0f %%, %d completed, %d cancelled, %d refused, %d wrong, %.1f MB, "
+            "%ld descriptors\n",
+            100 * share, so_far.completed, so_far.cancelled, so_far.refused, so_far.wrong,
+            1e-6 * static_cast<double>(ResidentBytesOf(options.server_pid)),
+            static_cast<long>(NumDescriptors(options.server_pid)));
+        std::fflush(stdout);
+      });
+  const int64_t blocks = BlocksLeftInUse(server);
+  const int64_t bytes = ResidentBytesOf(options.server_pid);
+  const int64_t fds = NumDescriptors(options.server_pid);
+  std::printf(
+      "soak: %d completed, %d cancelled, %d refused, %d wrong; %ld blocks in use after; "
+      "controller %.1f -> %.1f MB, %ld -> %ld descriptors\n",
+      totals.completed, totals.cancelled, totals.refused, totals.wrong, static_cast<long>(blocks),
+      1e-6 * static_cast<double>(settled_bytes), 1e-6 * static_cast<double>(bytes),
+      static_cast<long>(settled_fds), static_cast<long>(fds));
+  const bool grown = HasGrown(settled_bytes, bytes) || fds > settled_fds + 16;
+  if (grown) std::fprintf(stderr, "memory or descriptors grew\n");
+  return totals.wrong != 0 || blocks != 0 || grown ? 1 : 0;
+}
+
+int Run(const EnduranceOptions& options) {
+  const auto reference = Connection::Open({.server = options.reference});
+  const auto server = Connection::Open({.server = options.server});
+  if (!reference.ok() || !server.ok()) return 1;
+  const auto info = (*server)->GetServerInfo(absl::Seconds(5));
+  if (!info.ok()) return 1;
+  std::mt19937_64 random(options.seed);
+  std::vector<Case> cases;
+  std::vector<Outcome> alone;
+  for (int i = 0; i < kNumCases; ++i) {
+    cases.push_back(RandomCase(random, info->vocab_size()));
+    alone.push_back(RunCase(**reference, cases.back(), false));
+  }
+  if (Disconnect(**server) != 0) return 1;
+
+  Load load(**server, cases, alone);
+  const absl::Duration phase = absl::Seconds(std::clamp(options.seconds / 5, 4.0, 20.0));
+  Totals peak = load.ClosedLoop(phase, kPeakConcurrency);
+  const double peak_rate = peak.completed / Seconds(phase);
+  const double peak_tokens = static_cast<double>(peak.tokens) / Seconds(phase);
+  std::printf("peak: %.0f requests/s, %.0f tokens/s, %d wrong\n", peak_rate, peak_tokens,
+              peak.wrong);
+  const absl::Time begin = absl::Now();
+  Totals over = load.OpenLoop(phase, kOverload * peak_rate, 0.0, [] {});
+  const double over_tokens = static_cast<double>(over.tokens) / Seconds(absl::Now() - begin);
+  std::printf(
+      "overload: %.0f times the rate, goodput %.0f tokens/s (%.0f %% of the peak), %d "
+      "refused within p50 %.1f, p99 %.1f, max %.1f ms, %d wrong\n",
+      kOverload, over_tokens, 100 * over_tokens / peak_tokens, over.refused, over.RefusalMs(0.5),
+      over.RefusalMs(0.99), over.RefusalMs(1.0), over.wrong);
+  std::fflush(stdout);
+  if (peak.wrong != 0 || over.wrong != 0 || peak.completed == 0) return 1;
+  return Soak(**server, load, peak_rate, options);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  lockstep::testing::EnduranceOptions options;
+  CLI::App app{"Load, overload and time: every answer right, nothing left."};
+  app.add_option("--reference", options.reference, "Server that answers alone")->required();
+  app.add_option("--server", options.server, "Server under load")->required();
+  app.add_option("--server-pid", options.server_pid, "Its process")->required();
+  app.add_option("--seconds", options.seconds, "Of the soak")->check(CLI::Range(1.0, 1e6));
+  app.add_option("--kill-every", options.kill_every, "Seconds")->check(CLI::Range(0.5, 1e6));
+  app.add_option("--seed", options.seed);
+  CLI11_PARSE(app, argc, argv);
+  return lockstep::testing::Run(options);
+}

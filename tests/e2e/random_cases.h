@@ -1,0 +1,42 @@
+// Random requests, what one delivers, and whether two deliveries are the same: shared by the
+// programs that load a server and check every answer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "launcher/client/connection.h"
+
+namespace lockstep::testing {
+
+struct Case {
+  v1::GenerateRequest request;
+  int cancel_after_tokens = -1;  // -1 = never
+};
+// A tenth is to be cancelled.
+Case RandomCase(std::mt19937_64& random, int vocab_size);
+
+// What one request delivered, per output: ids, text and the bits of the logprobs.
+struct Outcome {
+  grpc::Status status;
+  std::map<uint32_t, std::vector<int32_t>> tokens;
+  std::map<uint32_t, std::string> text;
+  std::map<uint32_t, std::vector<float>> logprobs;
+  std::map<uint32_t, int> reasons;
+
+  int num_tokens() const;
+};
+Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel);
+
+// What differs, or empty. A cancelled request must have delivered a prefix.
+std::string Compare(const Case& c, const Outcome& alone, const Outcome& together);
+
+// Resident bytes of the server's processes on this host: its ranks and, when given, itself.
+int64_t ResidentBytes(const Connection& connection, int server_pid);
+// Waits until nothing runs; then the number of cache blocks still in use, or -1.
+int64_t BlocksLeftInUse(const Connection& connection);
+
+}  // namespace lockstep::testing
