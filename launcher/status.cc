@@ -1,6 +1,7 @@
 // lockstep status: what the server is, how busy it is and what every rank is doing.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
@@ -37,6 +38,8 @@ std::string StateName(v1::GetStatusResponse::State state) {
       return "draining";
     case v1::GetStatusResponse::STATE_FAILED:
       return "failed";
+    case v1::GetStatusResponse::STATE_RECOVERING:
+      return "recovering";
     default:
       return "unknown";
   }
@@ -81,14 +84,43 @@ void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusRespon
                         FormatCount(static_cast<int64_t>(status.num_steps())));
 }
 
+const char* StateName(v1::ReplicaStatus::State state) {
+  switch (state) {
+    case v1::ReplicaStatus::STATE_JOINING:
+      return "joining";
+    case v1::ReplicaStatus::STATE_SERVING:
+      return "serving";
+    case v1::ReplicaStatus::STATE_LOST:
+      return "lost";
+    default:
+      return "unknown";
+  }
+}
+
+// Worth a look when there are several, or when one was lost.
+void AppendReplicas(const v1::GetStatusResponse& status, std::string& out) {
+  const auto& replicas = status.replicas();
+  const bool any_lost = std::any_of(replicas.begin(), replicas.end(),
+                                    [](const auto& replica) { return replica.num_losses() > 0; });
+  if (replicas.size() <= 1 && !any_lost) return;
+  absl::StrAppendFormat(&out, "\n%7s  %-8s %14s %6s %8s %8s %10s  %s\n", "replica", "state",
+                        "epoch", "losses", "running", "waiting", "KV blocks", "detail");
+  for (const v1::ReplicaStatus& replica : replicas) {
+    absl::StrAppendFormat(&out, "%7d  %-8s %14d %6d %8d %8d %10d  %s\n", replica.replica(),
+                          StateName(replica.state()), replica.epoch(), replica.num_losses(),
+                          replica.num_running(), replica.num_waiting(), replica.kv_blocks_in_use(),
+                          OneLine(replica.detail()));
+  }
+}
+
 void AppendRanks(const v1::GetStatusResponse& status, std::string& out) {
-  absl::StrAppendFormat(&out, "\n%4s %5s %3s  %-16s %8s %10s %10s %8s %9s  %s\n", "rank", "stage",
-                        "tp", "host", "pid", "weights", "KV cache", "step", "last seen",
-                        "operation");
+  absl::StrAppendFormat(&out, "\n%7s %4s %5s %3s  %-16s %8s %10s %10s %8s %9s  %s\n", "replica",
+                        "rank", "stage", "tp", "host", "pid", "weights", "KV cache", "step",
+                        "last seen", "operation");
   for (const v1::RankStatus& rank : status.ranks()) {
-    absl::StrAppendFormat(&out, "%4d %5d %3d  %-16s %8d %10s %10s %8d %9s  %s (%s)\n", rank.rank(),
-                          rank.pipeline_stage(), rank.tp_rank(), Excerpt(rank.host(), 16),
-                          rank.pid(), FormatBytes(rank.weight_bytes()),
+    absl::StrAppendFormat(&out, "%7d %4d %5d %3d  %-16s %8d %10s %10s %8d %9s  %s (%s)\n",
+                          rank.replica(), rank.rank(), rank.pipeline_stage(), rank.tp_rank(),
+                          Excerpt(rank.host(), 16), rank.pid(), FormatBytes(rank.weight_bytes()),
                           FormatBytes(rank.kv_cache_bytes()), rank.last_step(),
                           FormatSeconds(static_cast<double>(rank.last_seen_ms_ago()) / 1e3),
                           OneLine(rank.operation()),
@@ -117,6 +149,7 @@ absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {
   std::string out;
   AppendModel(info, out);
   AppendLoad(info, status, out);
+  AppendReplicas(status, out);
   AppendRanks(status, out);
   return out;
 }

@@ -219,10 +219,11 @@ void ControllerCore::SetPhase(Phase phase, std::string detail) {
 v1::GetStatusResponse ControllerCore::Status(absl::Time now) const {
   v1::GetStatusResponse response;
   using Proto = v1::GetStatusResponse;
-  response.set_state(state_.phase == Phase::kFailed    ? Proto::STATE_FAILED
-                     : state_.draining                 ? Proto::STATE_DRAINING
-                     : state_.phase == Phase::kServing ? Proto::STATE_SERVING
-                                                       : Proto::STATE_STARTING);
+  response.set_state(state_.phase == Phase::kFailed       ? Proto::STATE_FAILED
+                     : state_.draining                    ? Proto::STATE_DRAINING
+                     : state_.phase == Phase::kServing    ? Proto::STATE_SERVING
+                     : state_.phase == Phase::kRecovering ? Proto::STATE_RECOVERING
+                                                          : Proto::STATE_STARTING);
   response.set_detail(state_.detail);
   response.set_requests_accepted(counters_.accepted);
   response.set_requests_finished(counters_.finished);
