@@ -179,7 +179,7 @@ void ServeReport::RankLoaded(const ControllerEvent& event) {
                             BytesPerSecond(total, seconds), OneLine(event.message)));
 }
 
-void ServeReport::RankLost(const ControllerEvent& event) {
+void ServeReport::RankLost(const ControllerEvent& event, bool is_final) {
   loading_.erase(event.replica);
   lost_at_[event.replica] = absl::Now();
   if (json_) {
@@ -189,7 +189,7 @@ void ServeReport::RankLost(const ControllerEvent& event) {
                             {"host", event.host},
                             {"pid", event.pid},
                             {"message", ValidUtf8(event.message)}});
-  } else {
+  } else if (is_final) {
     PrintLine(absl::StrCat("Lost     ", OneLine(event.message)));
   }
 }
@@ -206,10 +206,10 @@ void ServeReport::Restarting(const Restart& restart) {
                              {"max_restarts", restart.limits.max_restarts}});
     return;
   }
-  PrintLine(absl::StrCat("Restart  ", Prefix(restart.replica), restart.num_recent, " of at most ",
+  PrintLine(absl::StrCat("Lost     ", Prefix(restart.replica), OneLine(restart.reason)));
+  PrintLine(absl::StrCat("Restart  ", restart.num_recent, " of at most ",
                          restart.limits.max_restarts, " within ",
-                         absl::FormatDuration(restart.limits.window),
-                         ", after: ", OneLine(restart.reason)));
+                         absl::FormatDuration(restart.limits.window), ", epoch ", restart.epoch));
 }
 
 void ServeReport::Waiting(absl::string_view message) {

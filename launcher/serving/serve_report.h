@@ -32,7 +32,8 @@ class ServeReport {
   void RankLoading(const ControllerEvent& event);
   void RankLoaded(const ControllerEvent& event);
   void Serving(const ControllerEvent& event, const std::string& address);
-  void RankLost(const ControllerEvent& event);
+  // is_final: else Restarting follows and tells it to people, once more is known.
+  void RankLost(const ControllerEvent& event, bool is_final);
   struct Restart {
     int replica = 0;
     uint64_t epoch = 0;  // that begins

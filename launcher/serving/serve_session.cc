@@ -60,6 +60,7 @@ absl::Status ServeSession::StartJob(Job& job) {
   job.has_served = false;
   job.rank_error.clear();
   job.killed.reset();
+  job.ranks.clear();
   ASSIGN_OR_RETURN(const JobSpec spec, options_.make_job(job.replica, job.epoch,
                                                          controller_->worker_addresses().front()));
   ASSIGN_OR_RETURN(job.process, JobSupervisor::Start(spec, [this, &job](absl::string_view line) {
@@ -142,7 +143,7 @@ void ServeSession::HandleServing(const ControllerEvent& event) {
 }
 
 void ServeSession::HandleLoss(const ControllerEvent& event) {
-  report_.RankLost(event);
+  report_.RankLost(event, /*is_final=*/jobs_.empty());
   if (jobs_.empty()) return;
   Job& job = jobs_[event.replica];
   // Events of an epoch that ended here first (its output closed) tell nothing new.
@@ -150,6 +151,7 @@ void ServeSession::HandleLoss(const ControllerEvent& event) {
   // What ranks say against a first start (a model that does not fit, a wrong flag) they will say
   // again.
   const bool may_restart = has_served_ || event.cause != ControllerEvent::Cause::kRankComplained;
+  job.ranks = event.ranks;
   LoseJob(job, event.message, may_restart);
 }
 
@@ -194,15 +196,17 @@ void ServeSession::HandleLine(Job& job, absl::string_view line) {
 
 // mpirun knows which rank was killed first; the controller knows what it did. When one dies the
 // others are killed within a millisecond, and their streams may close first.
-std::string ServeSession::WithDetail(const std::string& reason, const Job& job) const {
+std::string ServeSession::WithDetail(const std::string& reason, const Job& job) {
   if (job.killed) {
-    const std::string rank = absl::StrCat("rank ", job.killed->rank, " (stage ",
-                                          job.killed->rank / options_.controller.tensor_parallel);
-    if (absl::StrContains(reason, rank)) return absl::StrCat(reason, " (", job.killed->how, ")");
-    return absl::StrCat(rank, ", on ", job.killed->host, "): ", job.killed->how,
-                        "; noticed first: ", reason);
+    const size_t rank = static_cast<size_t>(job.killed->rank);
+    const std::string what = rank < job.ranks.size()
+                                 ? job.ranks[rank]
+                                 : absl::StrCat("rank ", rank, " on ", job.killed->host);
+    return absl::StrCat(what, ": ", job.killed->how);
   }
-  if (!job.rank_error.empty() && !absl::StrContains(reason, "it failed: ")) {
+  // That it lost the controller is what follows from the loss.
+  if (!job.rank_error.empty() && !absl::StrContains(reason, "it failed: ") &&
+      !absl::StrContains(job.rank_error, "lost the controller")) {
     return absl::StrCat(reason, " (", job.rank_error, ")");
   }
   return reason;

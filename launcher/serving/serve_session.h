@@ -55,6 +55,7 @@ class ServeSession {
     bool has_served = false;
     std::string rank_error;            // a rank's own last words
     std::optional<RankKilled> killed;  // mpirun's, when a rank was killed
+    std::vector<std::string> ranks;    // the controller's, when one was lost
   };
 
   absl::Status Start();
@@ -72,7 +73,7 @@ class ServeSession {
   void LoseJob(Job& job, std::string reason, bool may_restart);
   void GiveUp(std::string reason);
   absl::Status End();
-  std::string WithDetail(const std::string& reason, const Job& job) const;
+  static std::string WithDetail(const std::string& reason, const Job& job);
 
   SessionOptions options_;
   ServeReport& report_;

@@ -55,6 +55,9 @@ struct ControllerEvent {
   int64_t num_kv_blocks = 0;
   int64_t max_model_len = 0;
   std::string message;
+  // kRankLost: what every rank of the replica was and did last. Who looks from outside may know
+  // better which one went first.
+  std::vector<std::string> ranks;
 };
 
 struct ControllerOptions {

@@ -162,6 +162,9 @@ void ControllerCore::LoseReplica(Replica& replica, int rank, ControllerEvent::Ca
   ControllerEvent event = EventOf(ControllerEvent::Kind::kRankLost, replica, rank, now);
   event.cause = cause;
   event.message = absl::StrCat(replica.ranks().Describe(rank, now), ": ", why);
+  for (int each = 0; each < config_.grid.world_size(); ++each) {
+    event.ranks.push_back(replica.ranks().Describe(each, now));
+  }
   if (replicas_.size() > 1) {
     event.message = absl::StrCat("replica ", replica.index(), ", ", event.message);
   }
