@@ -1,7 +1,6 @@
 #include "parallel/mpi_communicator.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <optional>
@@ -10,6 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "parallel/interruption.h"
+#include "parallel/mpi_groups.h"
 #include "parallel/mpi_handle.h"
 #include "parallel/mpi_shared_region.h"
 #include "parallel/polite_wait.h"
@@ -28,8 +29,8 @@ class MpiCommunicator : public Communicator {
  public:
   // Two communicators, so that an early collective of a peer is never taken for a message.
   // Collective: ranks on one host map shared memory.
-  MpiCommunicator(MpiHandle collectives, MpiHandle messages, bool may_spin,
-                  const MpiOptions& options);
+  MpiCommunicator(MpiHandle collectives, MpiHandle messages, const MpiGroupSettings& settings);
+  ~MpiCommunicator() override;
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -39,7 +40,7 @@ class MpiCommunicator : public Communicator {
   absl::Status Recv(int peer, void* data, int64_t bytes) override;
   bool Probe(int peer) override;
   absl::Status Barrier() override;
-  void Abort() override { aborted_.store(true, std::memory_order_relaxed); }
+  void Abort() override { interruption_.Raise(); }
 
  private:
   struct Transfer {
@@ -60,37 +61,54 @@ class MpiCommunicator : public Communicator {
   absl::Status Move(MPI_Comm comm, const Transfer& transfer, const PoliteWait::Policy& policy);
   absl::Status Wait(MPI_Request* requests, int count, int64_t expected_bytes,
                     const PoliteWait::Policy& policy);
+  void TakeBack(MPI_Request* requests, int count, bool receives);
   absl::Status CheckPeer(int peer) const;
-  bool aborted() const { return aborted_.load(std::memory_order_relaxed); }
+  bool aborted() const { return interruption_.raised(); }
   static absl::Status Aborted() { return absl::UnavailableError("the group was aborted"); }
   float* Scratch(int64_t count);
 
-  const MpiHandle collectives_;
-  const MpiHandle messages_;
+  MpiHandle collectives_;
+  MpiHandle messages_;
   const MpiOptions options_;
   PoliteWait::Policy polite_;  // the peer may be late
   PoliteWait::Policy brisk_;   // the peer is there
   int rank_ = 0;
   int size_ = 1;
-  std::atomic<bool> aborted_{false};
+  Interruption interruption_;
+  int64_t meeting_mine_ =
+      0;  // of Meet and of long messages; members, as an aborted one stays behind
+  int64_t meeting_theirs_ = 0;
   std::vector<float> scratch_;  // grows to the largest need, then stays
   std::optional<MpiSharedRegion> region_;
   std::optional<SharedMemoryCollectives>
       shared_;  // in region_; does the collectives when there is one
 };
 
-MpiCommunicator::MpiCommunicator(MpiHandle collectives, MpiHandle messages, bool may_spin,
-                                 const MpiOptions& options)
-    : collectives_(std::move(collectives)), messages_(std::move(messages)), options_(options) {
+MpiCommunicator::MpiCommunicator(MpiHandle collectives, MpiHandle messages,
+                                 const MpiGroupSettings& settings)
+    : collectives_(std::move(collectives)),
+      messages_(std::move(messages)),
+      options_(settings.options),
+      interruption_(settings.is_over) {
   using std::chrono::microseconds;
-  const microseconds spin(may_spin ? 20 : 0);
+  const microseconds spin(settings.may_spin ? 20 : 0);
   polite_ = {.spin = spin, .yield = microseconds(50), .longest_pause = microseconds(10000)};
   brisk_ = {.spin = spin, .yield = microseconds(2000), .longest_pause = microseconds(50)};
   MPI_Comm_rank(collectives_.get(), &rank_);
   MPI_Comm_size(collectives_.get(), &size_);
-  if (!options.use_shared_memory) return;
+  if (!options_.use_shared_memory) return;
   region_ = MpiSharedRegion::Map(collectives_.get(), SharedMemoryCollectives::BytesNeeded(size_));
-  if (region_.has_value()) shared_.emplace(region_->data(), rank_, size_, may_spin, aborted_);
+  if (region_.has_value()) {
+    shared_.emplace(region_->data(), rank_, size_, settings.may_spin, interruption_);
+  }
+}
+
+// After an abort, messages may be left that nobody will ever match. Were the communicator freed, a
+// later one could get its number and match them; so it stays, some KiB per round of the job.
+MpiCommunicator::~MpiCommunicator() {
+  if (!aborted()) return;
+  collectives_.Keep();
+  messages_.Keep();
 }
 
 float* MpiCommunicator::Scratch(int64_t count) {
@@ -105,9 +123,8 @@ absl::Status MpiCommunicator::Wait(MPI_Request* requests, int count, int64_t exp
   for (int done = 0; done == 0;) {
     RETURN_IF_ERROR(FromMpi(MPI_Testall(count, requests, &done, statuses), "MPI_Testall"));
     if (done != 0) break;
-    if (aborted()) {
-      // The buffers are the caller's again; a message under way must not land in them.
-      for (int i = 0; i < count; ++i) MPI_Cancel(&requests[i]);
+    if (interruption_.Poll()) {
+      TakeBack(requests, count, expected_bytes >= 0);
       return Aborted();
     }
     wait.Pause();
@@ -118,6 +135,24 @@ absl::Status MpiCommunicator::Wait(MPI_Request* requests, int count, int64_t exp
   if (received == expected_bytes) return absl::OkStatus();
   return absl::InternalError(
       absl::StrFormat("received %d bytes where %d were expected", received, expected_bytes));
+}
+
+// Nothing may land any more in the buffer of the receive, which comes first if there is one: it is
+// cancelled, or, if its message is already arriving, completed; the sender keeps MPI moving until
+// it finds its group aborted too. A send cannot be cancelled (MPI-4.0, 3.8.4): it is left behind,
+// and peers may read its buffer until all ranks have met again.
+void MpiCommunicator::TakeBack(MPI_Request* requests, int count, bool receives) {
+  if (receives && requests[0] != MPI_REQUEST_NULL) {
+    MPI_Cancel(&requests[0]);
+    PoliteWait wait(polite_);
+    for (int done = 0; MPI_Test(&requests[0], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS;) {
+      if (done != 0) break;
+      wait.Pause();
+    }
+  }
+  for (int i = receives ? 1 : 0; i < count; ++i) {
+    if (requests[i] != MPI_REQUEST_NULL) MPI_Request_free(&requests[i]);
+  }
 }
 
 // One message each way, of at most max_message_bytes.
@@ -142,19 +177,20 @@ absl::Status MpiCommunicator::Move(MPI_Comm comm, const Transfer& transfer,
 
 // Both know that the other has arrived when this returns.
 absl::Status MpiCommunicator::Meet(const Transfer& transfer) {
-  int64_t mine = transfer.send_bytes;
-  int64_t theirs = 0;
+  meeting_mine_ = transfer.send_bytes;
+  meeting_theirs_ = 0;
   RETURN_IF_ERROR(Move(collectives_.get(),
                        {.to = transfer.to,
-                        .send = &mine,
-                        .send_bytes = sizeof(mine),
+                        .send = &meeting_mine_,
+                        .send_bytes = sizeof(meeting_mine_),
                         .from = transfer.from,
-                        .recv = &theirs,
-                        .recv_bytes = sizeof(theirs)},
+                        .recv = &meeting_theirs_,
+                        .recv_bytes = sizeof(meeting_theirs_)},
                        polite_));
-  if (theirs == transfer.recv_bytes) return absl::OkStatus();
+  if (meeting_theirs_ == transfer.recv_bytes) return absl::OkStatus();
   return absl::InternalError(absl::StrFormat("rank %d of %d sends %d bytes where %d are expected",
-                                             transfer.from, size_, theirs, transfer.recv_bytes));
+                                             transfer.from, size_, meeting_theirs_,
+                                             transfer.recv_bytes));
 }
 
 absl::Status MpiCommunicator::Exchange(const Transfer& whole) {
@@ -300,8 +336,10 @@ absl::Status MpiCommunicator::Send(int peer, const void* data, int64_t bytes) {
   }
   // A synchronous send ends when the receiver has taken the size: until then this rank sleeps.
   MPI_Request request;
-  RETURN_IF_ERROR(FromMpi(MPI_Issend(&bytes, sizeof(bytes), MPI_BYTE, peer, kTag, comm, &request),
-                          "MPI_Issend"));
+  meeting_mine_ = bytes;
+  RETURN_IF_ERROR(FromMpi(
+      MPI_Issend(&meeting_mine_, sizeof(meeting_mine_), MPI_BYTE, peer, kTag, comm, &request),
+      "MPI_Issend"));
   RETURN_IF_ERROR(Wait(&request, 1, -1, polite_));
   const std::byte* from = static_cast<const std::byte*>(data);
   for (int64_t at = 0; at < bytes; at += options_.max_message_bytes) {
@@ -317,12 +355,14 @@ absl::Status MpiCommunicator::Recv(int peer, void* data, int64_t bytes) {
   if (bytes <= kEagerBytes) {
     return Move(comm, {.from = peer, .recv = data, .recv_bytes = bytes}, polite_);
   }
-  int64_t announced = 0;
+  meeting_theirs_ = 0;
   RETURN_IF_ERROR(
-      Move(comm, {.from = peer, .recv = &announced, .recv_bytes = sizeof(announced)}, polite_));
-  if (announced != bytes) {
-    return absl::InternalError(absl::StrFormat(
-        "rank %d sends %d bytes to rank %d, which expects %d", peer, announced, rank_, bytes));
+      Move(comm, {.from = peer, .recv = &meeting_theirs_, .recv_bytes = sizeof(meeting_theirs_)},
+           polite_));
+  if (meeting_theirs_ != bytes) {
+    return absl::InternalError(
+        absl::StrFormat("rank %d sends %d bytes to rank %d, which expects %d", peer,
+                        meeting_theirs_, rank_, bytes));
   }
   std::byte* to = static_cast<std::byte*>(data);
   for (int64_t at = 0; at < bytes; at += options_.max_message_bytes) {
@@ -339,40 +379,11 @@ bool MpiCommunicator::Probe(int peer) {
   return code == MPI_SUCCESS && waiting != 0;
 }
 
-absl::StatusOr<MpiHandle> Split(MPI_Comm parent, int color, int key) {
-  MPI_Comm comm = MPI_COMM_NULL;
-  RETURN_IF_ERROR(FromMpi(MPI_Comm_split(parent, color, key, &comm), "MPI_Comm_split"));
-  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-  return MpiHandle(comm);
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(int color, int key, int group_size,
-                                                        bool may_spin, const MpiOptions& options) {
-  ASSIGN_OR_RETURN(MpiHandle collectives, Split(MPI_COMM_WORLD, color, key));
-  ASSIGN_OR_RETURN(MpiHandle messages, Split(MPI_COMM_WORLD, color, key));
-  if (group_size == 1) return MakeSelfCommunicator();
-  return std::make_unique<MpiCommunicator>(std::move(collectives), std::move(messages), may_spin,
-                                           options);
-}
-
 }  // namespace
 
-absl::StatusOr<RankGroups> MakeMpiGroups(const MpiSession& session, const ProcessGrid& grid,
-                                         const MpiOptions& options) {
-  if (grid.world_size() != session.world_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("tp %d x pp %d needs %d ranks; the MPI job has %d", grid.tp(), grid.pp(),
-                        grid.world_size(), session.world_size()));
-  }
-  LS_CHECK(options.max_message_bytes >= 1 && options.max_message_bytes <= INT32_MAX);
-  SharpenSleepOfThisThread();
-  const int stage = grid.stage_of(session.rank());
-  const int tp_rank = grid.tp_rank_of(session.rank());
-  const bool may_spin = session.num_ranks_on_node() <= NumUsableCores();  // a core each
-  RankGroups groups;
-  ASSIGN_OR_RETURN(groups.tp, MakeGroup(stage, tp_rank, grid.tp(), may_spin, options));
-  ASSIGN_OR_RETURN(groups.pp, MakeGroup(tp_rank, stage, grid.pp(), may_spin, options));
-  return groups;
+std::unique_ptr<Communicator> MakeMpiCommunicator(MpiHandle collectives, MpiHandle messages,
+                                                  const MpiGroupSettings& settings) {
+  return std::make_unique<MpiCommunicator>(std::move(collectives), std::move(messages), settings);
 }
 
 }  // namespace lockstep

@@ -7,12 +7,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
+#include "parallel/rendezvous.h"
 
 namespace lockstep {
 
@@ -65,5 +67,11 @@ struct MpiOptions {
 // Collective over the whole job. INVALID_ARGUMENT unless grid.world_size() is the job's size.
 absl::StatusOr<RankGroups> MakeMpiGroups(const MpiSession& session, const ProcessGrid& grid,
                                          const MpiOptions& options = {});
+
+// How the job's ranks come together, again and again. Collective, and errors, as above. Its object
+// outlives the groups that it makes and goes before the session.
+absl::StatusOr<std::unique_ptr<Rendezvous>> MakeMpiRendezvous(const MpiSession& session,
+                                                              const ProcessGrid& grid,
+                                                              const MpiOptions& options = {});
 
 }  // namespace lockstep

@@ -35,6 +35,8 @@ class MpiHandle {
     if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
   }
   MPI_Comm get() const { return comm_; }
+  // Not to be freed before MPI_Finalize.
+  void Keep() { comm_ = MPI_COMM_NULL; }
 
  private:
   MPI_Comm comm_ = MPI_COMM_NULL;

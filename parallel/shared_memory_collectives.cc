@@ -41,14 +41,14 @@ int64_t SharedMemoryCollectives::BytesNeeded(int size) {
 }
 
 SharedMemoryCollectives::SharedMemoryCollectives(void* memory, int rank, int size, bool may_spin,
-                                                 const std::atomic<bool>& aborted)
+                                                 Interruption& interruption)
     : flags_(static_cast<Flag*>(memory)),
       slots_(static_cast<std::byte*>(memory) + size * static_cast<int64_t>(sizeof(Flag))),
       rank_(rank),
       size_(size),
       policy_(
           {.spin = std::chrono::microseconds(may_spin ? 50 : 0), .yield = {}, .longest_pause = {}}),
-      aborted_(aborted),
+      interruption_(interruption),
       parts_(static_cast<size_t>(size)) {}
 
 std::byte* SharedMemoryCollectives::NextSlot() {
@@ -63,9 +63,7 @@ std::byte* SharedMemoryCollectives::NextSlot() {
 absl::Status SharedMemoryCollectives::WaitFor(Flag& flag, uint32_t target) const {
   PoliteWait wait(policy_);
   while (!HasReached(flag.published.load(std::memory_order_acquire), target)) {
-    if (aborted_.load(std::memory_order_relaxed)) {
-      return absl::UnavailableError("the group was aborted");
-    }
+    if (interruption_.raised()) return absl::UnavailableError("the group was aborted");
     if (wait.HasSpunEnough()) {
       // Sequentially consistent with PublishAndMeet: either it sees the sleeper, or the sleeper
       // sees its store.
@@ -73,6 +71,7 @@ absl::Status SharedMemoryCollectives::WaitFor(Flag& flag, uint32_t target) const
       const uint32_t seen = flag.published.load();
       if (!HasReached(seen, target)) FutexWait(flag.published, seen);
       flag.num_sleepers.fetch_sub(1);
+      interruption_.Poll();
     }
   }
   return absl::OkStatus();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "parallel/interruption.h"
 #include "parallel/polite_wait.h"
 
 namespace lockstep {
@@ -24,9 +25,9 @@ class SharedMemoryCollectives {
  public:
   // Of the shared memory, which is zero at first and outlives all ranks' objects.
   static int64_t BytesNeeded(int size);
-  // aborted is polled while waiting, at least every 50 ms.
+  // interruption is polled while waiting, at least every 50 ms.
   SharedMemoryCollectives(void* memory, int rank, int size, bool may_spin,
-                          const std::atomic<bool>& aborted);
+                          Interruption& interruption);
 
   // As Communicator's.
   absl::Status AllReduceSum(float* data, int64_t count);
@@ -53,7 +54,7 @@ class SharedMemoryCollectives {
   const int rank_;
   const int size_;
   const PoliteWait::Policy policy_;
-  const std::atomic<bool>& aborted_;
+  Interruption& interruption_;
   uint32_t num_published_ = 0;
   int parity_ = 0;
   std::vector<float*> parts_;  // everybody's current slot

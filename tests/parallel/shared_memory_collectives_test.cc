@@ -32,7 +32,7 @@ class CollectivesOnly : public Communicator {
   CollectivesOnly(void* memory, int rank, int size)
       : rank_(rank),
         size_(size),
-        shared_(memory, rank, size, /*may_spin=*/rank % 2 == 0, aborted_) {}
+        shared_(memory, rank, size, /*may_spin=*/rank % 2 == 0, interruption_) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   absl::Status AllReduceSum(float* data, int64_t count) override {
@@ -45,12 +45,12 @@ class CollectivesOnly : public Communicator {
   absl::Status Send(int, const void*, int64_t) override { return absl::UnimplementedError("Send"); }
   absl::Status Recv(int, void*, int64_t) override { return absl::UnimplementedError("Recv"); }
   bool Probe(int) override { return false; }
-  void Abort() override { aborted_ = true; }
+  void Abort() override { interruption_.Raise(); }
 
  private:
   const int rank_;
   const int size_;
-  std::atomic<bool> aborted_{false};
+  Interruption interruption_;
   SharedMemoryCollectives shared_;
 };
 

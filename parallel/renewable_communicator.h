@@ -1,0 +1,42 @@
+// A communicator whose body can be exchanged: those who hold a reference (the linear layers, the
+// sampler) stay as they are while the ranks form new groups.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "parallel/communicator.h"
+
+namespace lockstep {
+
+class RenewableCommunicator final : public Communicator {
+ public:
+  explicit RenewableCommunicator(std::unique_ptr<Communicator> body) : body_(std::move(body)) {}
+
+  // The step loop's thread, while no other thread may call Abort.
+  void Renew(std::unique_ptr<Communicator> body) { body_ = std::move(body); }
+
+  int rank() const override { return body_->rank(); }
+  int size() const override { return body_->size(); }
+  absl::Status AllReduceSum(float* data, int64_t count) override {
+    return body_->AllReduceSum(data, count);
+  }
+  absl::Status AllGather(const void* mine, int64_t bytes, void* all) override {
+    return body_->AllGather(mine, bytes, all);
+  }
+  absl::Status Send(int peer, const void* data, int64_t bytes) override {
+    return body_->Send(peer, data, bytes);
+  }
+  absl::Status Recv(int peer, void* data, int64_t bytes) override {
+    return body_->Recv(peer, data, bytes);
+  }
+  bool Probe(int peer) override { return body_->Probe(peer); }
+  absl::Status Barrier() override { return body_->Barrier(); }
+  void Abort() override { body_->Abort(); }
+
+ private:
+  std::unique_ptr<Communicator> body_;
+};
+
+}  // namespace lockstep
