@@ -31,6 +31,7 @@ struct WorkerCommandOptions {
   RankTlsFlags tls;
   int replica = 0;
   uint64_t epoch = 1;
+  double rejoin_seconds = 300;
   double kv_cache_gib = 1.0;
   int64_t num_kv_blocks = 0;
 };
@@ -75,6 +76,10 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   ASSIGN_OR_RETURN(options.dial, RankDialSecurity(flags.tls));
   options.epoch = flags.epoch;
   options.replica = flags.replica;
+  options.rejoin_window = absl::Seconds(flags.rejoin_seconds);
+  options.on_notice = [rank = session.rank()](const std::string& text) {
+    if (rank == 0) std::fprintf(stderr, "rank 0 on %s: %s\n", HostName().c_str(), text.c_str());
+  };
   options.grid = grid;
   options.rank = session.rank();
   options.host = HostName();
@@ -103,8 +108,8 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
   ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
   // The step loop waits for a peer that will never answer: nothing but ending the job helps.
   options.on_stuck = [](const absl::Status&) { MpiSession::AbortJob(kExitFailure); };
-  ASSIGN_OR_RETURN(RankGroups groups, MakeMpiGroups(session, grid));
-  return RunWorker(options, groups);
+  ASSIGN_OR_RETURN(const auto rendezvous, MakeMpiRendezvous(session, grid));
+  return RunWorker(options, *rendezvous);
 }
 
 int RunWorkerCommand(const WorkerCommandOptions& flags) {
@@ -156,6 +161,13 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->capture_default_str()
       ->group(link);
   command->add_option("--epoch", options->epoch, "of this launch, as the controller counts")
+      ->capture_default_str()
+      ->group(link);
+  command
+      ->add_option("--rejoin-seconds", options->rejoin_seconds,
+                   "how long to dial a lost controller, weights in memory; 0: end with it")
+      ->type_name("SECONDS")
+      ->check(Between(0, 1e6))
       ->capture_default_str()
       ->group(link);
   auto* gib = command->add_option("--kv-cache-gib", options->kv_cache_gib, "KV cache of this rank")

@@ -121,6 +121,7 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   };
   add("--replica", static_cast<uint64_t>(launch.replica));
   add("--epoch", launch.epoch);
+  add("--rejoin-seconds", 0);  // the job ends with its launcher
   add("--tp", static_cast<uint64_t>(model.tp));
   add("--pp", static_cast<uint64_t>(model.pp));
   if (rank.threads > 0) add("--threads-per-rank", static_cast<uint64_t>(rank.threads));

@@ -177,13 +177,15 @@ int64_t LlamaStage::kv_block_bytes() const {
 }
 
 absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
-  LS_CHECK(kv_caches_.empty()) << "the cache is allocated once";
   int64_t bytes = 0;
   if (num_blocks < 1 || num_blocks > INT32_MAX ||
       __builtin_mul_overflow(num_blocks, kv_block_bytes(), &bytes)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("KV cache of %d blocks of %d bytes", num_blocks, kv_block_bytes()));
   }
+  kv_caches_.clear();
+  num_kv_blocks_ = 0;
+  kv_memory_ = {};  // before the next is there: both may not fit
   ASSIGN_OR_RETURN(kv_memory_, backend_.Allocate(bytes));
   const int64_t half_layer_bytes = bytes / (2 * shape_.layers.size());
   std::byte* next = kv_memory_.as<std::byte>();

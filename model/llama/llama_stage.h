@@ -54,7 +54,8 @@ class LlamaStage {
 
   // One block on this rank: 2 x its layers x its KV heads x block_size x head_dim x element size.
   int64_t kv_block_bytes() const;
-  // Before the first Forward, once. RESOURCE_EXHAUSTED with the bytes wanted.
+  // Before the first Forward; again, it forgets what was cached and has another size.
+  // RESOURCE_EXHAUSTED with the bytes wanted.
   absl::Status AllocateKvCache(int64_t num_blocks);
 
   // Runs this stage: takes token ids (first stage) or receives hidden states from the previous one,

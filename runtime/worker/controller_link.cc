@@ -4,36 +4,50 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "runtime/worker/link_limits.h"
 
 namespace lockstep {
 namespace {
 
-grpc::ChannelArguments LinkArguments() {
+// An attempt may take so long; a host that is gone does not refuse it.
+constexpr int kConnectTimeoutMs = 1000;
+
+grpc::ChannelArguments LinkArguments(const DialOptions& options) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kLinkMaxMessageBytes);
   arguments.SetMaxSendMessageSize(kLinkMaxMessageBytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kLinkRankKeepaliveMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kLinkRankKeepaliveTimeoutMs);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // The controller may still be binding its address: ask again soon.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  const auto set_pause = [&](const char* name, absl::Duration pause) {
+    arguments.SetInt(name, static_cast<int>(absl::ToInt64Milliseconds(pause)));
+  };
+  set_pause(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, options.first_pause);
+  set_pause(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, options.longest_pause);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   // An http_proxy in the environment is not meant for this.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return arguments;
 }
 
-std::chrono::system_clock::time_point DeadlineAfter(absl::Duration timeout) {
-  return absl::ToChronoTime(absl::Now() + timeout);
+// False when the time is over.
+absl::StatusOr<bool> WaitConnected(grpc::Channel& channel, const DialOptions& options) {
+  const absl::Time deadline = absl::Now() + options.timeout;
+  while (true) {
+    const absl::Time look = absl::Now() + absl::FromChrono(kCheckInterval);
+    const bool watches = options.check != nullptr && look < deadline;
+    if (channel.WaitForConnected(absl::ToChronoTime(watches ? look : deadline))) return true;
+    if (!watches) return false;
+    RETURN_IF_ERROR(options.check());
+  }
 }
 
 // A channel keeps its reason to itself; a call that does not wait for it is told.
 std::string WhyNotConnected(const std::shared_ptr<grpc::Channel>& channel) {
   grpc::ClientContext context;
-  context.set_deadline(DeadlineAfter(absl::Seconds(1)));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(1)));
   const auto stream = v1::WorkerLink::NewStub(channel)->Connect(&context);
   return stream->Finish().error_message();
 }
@@ -61,14 +75,15 @@ absl::Status WhyClosed(const std::string& address, const grpc::Status& status) {
 
 absl::StatusOr<std::unique_ptr<ControllerLink>> ControllerLink::Dial(const std::string& address,
                                                                      const DialSecurity& security,
-                                                                     absl::Duration dial_timeout) {
-  grpc::ChannelArguments arguments = LinkArguments();
+                                                                     const DialOptions& options) {
+  grpc::ChannelArguments arguments = LinkArguments(options);
   const auto credentials = ChannelCredentialsOf(security, address, arguments);
   std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(address, credentials, arguments);
-  if (!channel->WaitForConnected(DeadlineAfter(dial_timeout))) {
+  ASSIGN_OR_RETURN(const bool connected, WaitConnected(*channel, options));
+  if (!connected) {
     return absl::UnavailableError(absl::StrCat("no controller answers at ", address, " within ",
-                                               absl::FormatDuration(dial_timeout), ": ",
+                                               absl::FormatDuration(options.timeout), ": ",
                                                WhyNotConnected(channel)));
   }
   return std::unique_ptr<ControllerLink>(new ControllerLink(address, std::move(channel)));

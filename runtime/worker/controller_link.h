@@ -18,8 +18,17 @@
 #include "grpcpp/grpcpp.h"
 #include "lockstep/v1/worker.grpc.pb.h"
 #include "runtime/security/tls.h"
+#include "runtime/worker/checked_wait.h"
 
 namespace lockstep {
+
+struct DialOptions {
+  absl::Duration timeout = absl::Seconds(30);
+  // Between attempts: the first pause, and the longest to which it grows; gRPC adds jitter of 20 %.
+  absl::Duration first_pause = absl::Milliseconds(20);
+  absl::Duration longest_pause = absl::Milliseconds(500);
+  WaitCheck check;  // called now and then by the calling thread
+};
 
 struct LinkHandlers {
   std::function<void(const v1::ToRank&)> on_message;
@@ -31,10 +40,10 @@ struct LinkHandlers {
 class ControllerLink final : private grpc::ClientBidiReactor<v1::FromRank, v1::ToRank> {
  public:
   // address: "unix:/path" or "host:port"; only the latter is encrypted. UNAVAILABLE with the reason
-  // when nobody answers within dial_timeout.
+  // when nobody answers within the timeout; or the check's error.
   static absl::StatusOr<std::unique_ptr<ControllerLink>> Dial(const std::string& address,
                                                               const DialSecurity& security,
-                                                              absl::Duration dial_timeout);
+                                                              const DialOptions& options);
   ~ControllerLink() override;  // End()
 
   // Opens the stream. Once.

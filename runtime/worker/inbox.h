@@ -8,7 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/base/status_macros.h"
 #include "lockstep/v1/worker.pb.h"
+#include "runtime/worker/checked_wait.h"
 #include "runtime/worker/plan_queue.h"
 
 namespace lockstep {
@@ -21,9 +23,13 @@ class Inbox {
   // happens.
   void Fail(const absl::Status& status);
 
-  // nullopt: Shutdown came instead. Error: Fail's.
-  absl::StatusOr<std::optional<v1::Welcome>> WaitWelcome() { return Wait(welcome_); }
-  absl::StatusOr<std::optional<v1::StartServing>> WaitStart() { return Wait(start_); }
+  // nullopt: Shutdown came instead. Error: Fail's, or check's.
+  absl::StatusOr<std::optional<v1::Welcome>> WaitWelcome(const WaitCheck& check = nullptr) {
+    return Wait(welcome_, check);
+  }
+  absl::StatusOr<std::optional<v1::StartServing>> WaitStart(const WaitCheck& check = nullptr) {
+    return Wait(start_, check);
+  }
   // Plans received before Shutdown are still delivered.
   PlanQueue& plans() { return plans_; }
   bool shut_down();
@@ -32,9 +38,11 @@ class Inbox {
 
  private:
   template <typename Message>
-  absl::StatusOr<std::optional<Message>> Wait(const std::optional<Message>& message) {
+  absl::StatusOr<std::optional<Message>> Wait(const std::optional<Message>& message,
+                                              const WaitCheck& check) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return message.has_value() || shut_down_ || !status_.ok(); });
+    RETURN_IF_ERROR(WaitChecked(
+        lock, changed_, check, [&] { return message.has_value() || shut_down_ || !status_.ok(); }));
     if (shut_down_) return std::optional<Message>();
     if (!status_.ok()) return status_;
     return message;

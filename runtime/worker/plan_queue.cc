@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 
 namespace lockstep {
 
@@ -36,9 +37,10 @@ void PlanQueue::Fail(absl::Status status) {
   changed_.notify_one();
 }
 
-absl::StatusOr<std::optional<engine::StepPlan>> PlanQueue::Pop() {
+absl::StatusOr<std::optional<engine::StepPlan>> PlanQueue::Pop(const WaitCheck& check) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !plans_.empty() || closed_ || !status_.ok(); });
+  RETURN_IF_ERROR(WaitChecked(lock, changed_, check,
+                              [&] { return !plans_.empty() || closed_ || !status_.ok(); }));
   if (!status_.ok()) return status_;
   if (plans_.empty()) return std::optional<engine::StepPlan>();
   std::optional<engine::StepPlan> plan(std::move(plans_.front()));

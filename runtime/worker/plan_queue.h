@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "runtime/engine/step_plan.h"
+#include "runtime/worker/checked_wait.h"
 
 namespace lockstep {
 
@@ -25,8 +26,8 @@ class PlanQueue {
   // Delivers nothing more. The first status stays.
   void Fail(absl::Status status);
 
-  // Waits for the next plan. nullopt: closed and empty. Error: the one given to Fail.
-  absl::StatusOr<std::optional<engine::StepPlan>> Pop();
+  // Waits for the next plan. nullopt: closed and empty. Error: the one given to Fail, or check's.
+  absl::StatusOr<std::optional<engine::StepPlan>> Pop(const WaitCheck& check = nullptr);
 
  private:
   std::mutex mutex_;

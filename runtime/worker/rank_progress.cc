@@ -34,6 +34,8 @@ void RankProgress::Begin(Operation operation, uint64_t number) {
                           (number & ((uint64_t{1} << kNumberBits) - 1));
   operation_.store(packed, std::memory_order_relaxed);
   since_ns_.store(NowNs(), std::memory_order_relaxed);
+  const uint64_t begun = sequence_.load(std::memory_order_relaxed) + 1;  // one writer at a time
+  sequence_.store(begun, std::memory_order_relaxed);
 }
 
 RankProgress::Snapshot RankProgress::Read() const {
@@ -42,7 +44,8 @@ RankProgress::Snapshot RankProgress::Read() const {
   return {.last_step = last_step_.load(std::memory_order_relaxed),
           .operation = Describe(static_cast<Operation>(packed >> kNumberBits),
                                 packed & ((uint64_t{1} << kNumberBits) - 1)),
-          .operation_age_ms = std::max<int64_t>(0, age_ns / 1000000)};
+          .operation_age_ms = std::max<int64_t>(0, age_ns / 1000000),
+          .operation_sequence = sequence_.load(std::memory_order_relaxed)};
 }
 
 }  // namespace lockstep

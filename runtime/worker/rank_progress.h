@@ -1,4 +1,4 @@
-// What a rank is doing, written by its busy thread with two relaxed stores and read by the
+// What a rank is doing, written by its busy thread with three relaxed stores and read by the
 // heartbeat's at any time.
 #pragma once
 
@@ -28,6 +28,7 @@ class RankProgress {
     uint64_t last_step = 0;  // finished
     std::string operation;   // "forward step 17"
     int64_t operation_age_ms = 0;
+    uint64_t operation_sequence = 0;  // operations begun so far: a busy rank's rises
   };
   Snapshot Read() const;
 
@@ -41,6 +42,7 @@ class RankProgress {
 
   std::atomic<uint64_t> operation_{0};  // operation << kNumberBits | number
   std::atomic<int64_t> since_ns_{NowNs()};
+  std::atomic<uint64_t> sequence_{0};
   std::atomic<uint64_t> last_step_{0};
 };
 

@@ -39,6 +39,15 @@ void Reporter::StartHeartbeats(absl::Duration interval) {
   changed_.notify_one();
 }
 
+void Reporter::BeatNow() {
+  {
+    std::lock_guard lock(mutex_);
+    if (next_heartbeat_ == Clock::time_point::max()) return;
+    next_heartbeat_ = Clock::now();
+  }
+  changed_.notify_one();
+}
+
 void Reporter::Report(engine::StepResult result) {
   {
     std::lock_guard lock(mutex_);
@@ -72,6 +81,7 @@ void Reporter::SendHeartbeat() {
   heartbeat->set_last_step(snapshot.last_step);
   heartbeat->set_operation(snapshot.operation);
   heartbeat->set_operation_age_ms(snapshot.operation_age_ms);
+  heartbeat->set_operation_sequence(snapshot.operation_sequence);
   link_.Send(std::move(message));
 }
 

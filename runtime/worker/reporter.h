@@ -29,6 +29,8 @@ class Reporter {
   void Report(engine::StepResult result);
   // From now on, the first at once.
   void StartHeartbeats(absl::Duration interval);
+  // The next heartbeat now: something long has begun. Nothing before StartHeartbeats.
+  void BeatNow();
   // on_stuck follows after grace unless Finish comes before. The first call counts.
   void ExpectEnd(absl::Duration grace);
   // Sends what is queued and ends the thread. Idempotent.

@@ -41,10 +41,10 @@ StepLoop::StepLoop(const StepLoopOptions& options, StageCalls stage, RankGroups&
   }
 }
 
-absl::Status StepLoop::Run(PlanQueue& queue) {
+absl::Status StepLoop::Run(PlanQueue& queue, const WaitCheck& check) {
   while (true) {
     progress_.Begin(Operation::kIdle);
-    ASSIGN_OR_RETURN(const std::optional<engine::StepPlan> plan, queue.Pop());
+    ASSIGN_OR_RETURN(const std::optional<engine::StepPlan> plan, queue.Pop(check));
     if (!plan.has_value()) return absl::OkStatus();
     RETURN_IF_ERROR(Step(*plan));
   }

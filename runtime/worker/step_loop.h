@@ -53,8 +53,9 @@ class StepLoop {
            RankProgress& progress, ResultSink sink);
 
   // Until the queue is closed and empty (OK), or the first error: the queue's, a malformed plan's
-  // (INVALID_ARGUMENT), a peer's that is gone (UNAVAILABLE).
-  absl::Status Run(PlanQueue& queue);
+  // (INVALID_ARGUMENT), a peer's that is gone (UNAVAILABLE), that of check, which is called now and
+  // then while there is no plan.
+  absl::Status Run(PlanQueue& queue, const WaitCheck& check = nullptr);
   absl::Status Step(const engine::StepPlan& plan);
 
  private:

@@ -1,5 +1,9 @@
-// A rank's life: dial the controller, load the shard, run plans until told to stop
-// (proto/lockstep/v1/worker.proto).
+// A rank: dial the controller, load the shard, run plans until told to stop
+// (proto/lockstep/v1/worker.proto), and, where that is wanted, begin anew with the weights in
+// memory when the controller is lost.
+//
+// Then no rank goes on alone: each ends its stream, aborts the step in progress and forgets its
+// slots; when all have met again (parallel/rendezvous.h), they dial again under a higher epoch.
 //
 // RunWorker occupies the calling thread: it loads, then becomes the step loop, so a process that
 // initialised MPI with MPI_THREAD_FUNNELED calls it from its main thread. Heartbeats and replies
@@ -18,8 +22,8 @@
 #include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "model/llama/llama_stage.h"
-#include "parallel/communicator.h"
 #include "parallel/process_grid.h"
+#include "parallel/rendezvous.h"
 #include "runtime/security/tls.h"
 
 namespace lockstep {
@@ -28,7 +32,7 @@ struct WorkerOptions {
   std::string controller_address;  // "unix:/path" or "host:port"
   std::string secret;              // of this launch; never logged
   DialSecurity dial;               // encryption of the stream to a host:port
-  uint64_t epoch = 0;
+  uint64_t epoch = 0;  // of the first life; 0: the wall clock in milliseconds. Each next is higher.
   int replica = 0;
   ProcessGrid grid = *ProcessGrid::Create(1, 1);
   int rank = 0;
@@ -43,17 +47,27 @@ struct WorkerOptions {
   int64_t kv_cache_bytes = int64_t{1} << 30;
 
   absl::Duration dial_timeout = absl::Seconds(30);  // the controller may start after its ranks
+  // How long a rank looks for a controller that it has lost; 0: losing the stream ends the rank.
+  absl::Duration rejoin_window = absl::ZeroDuration();
+  bool rejoins() const { return rejoin_window > absl::ZeroDuration(); }
+  // How long ranks that do not load wait for each other then.
+  absl::Duration gather_timeout = absl::Seconds(30);
+  // What operators may want to read about that; one line. May be null.
+  std::function<void(const std::string&)> on_notice;
+
   // Called from another thread when the controller is gone (or told this rank to stop) and the step
-  // loop has not returned within stop_grace: it waits for a peer that will never answer. The
-  // process should end at once (the launcher aborts the MPI job). Null: RunWorker keeps waiting.
+  // loop has not returned within stop_grace (within gather_timeout if it rejoins): it waits for a
+  // peer that will never answer. The process should end at once (the launcher aborts the MPI job).
+  // Null: RunWorker keeps waiting.
   absl::Duration stop_grace = absl::Seconds(2);
   std::function<void(const absl::Status&)> on_stuck;
 };
 
 // Returns OK after the controller's Shutdown (plans received before it are completed), UNAVAILABLE
-// when the controller cannot be reached or the stream is lost, FAILED_PRECONDITION when the
-// controller refuses this rank, else what went wrong here (reported to the controller as Failure
-// first). After an error peers may be waiting for this rank: the caller ends the whole job.
-absl::Status RunWorker(const WorkerOptions& options, RankGroups& groups);
+// when the controller cannot be reached or the stream is lost for good, FAILED_PRECONDITION when
+// the controller refuses this rank, DEADLINE_EXCEEDED naming the ranks that did not meet the
+// others, else what went wrong here (reported to the controller as Failure first). After an error
+// peers may be waiting for this rank: the caller ends the whole job.
+absl::Status RunWorker(const WorkerOptions& options, Rendezvous& rendezvous);
 
 }  // namespace lockstep

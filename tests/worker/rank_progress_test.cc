@@ -18,6 +18,7 @@ TEST(RankProgress, TellsOperationAndLastStep) {
   EXPECT_EQ(progress.Read().operation, "idle");
   EXPECT_EQ(progress.Read().last_step, 17u);
   EXPECT_GE(progress.Read().operation_age_ms, 0);
+  EXPECT_EQ(progress.Read().operation_sequence, 3u);
 }
 
 }  // namespace

@@ -62,9 +62,9 @@ void Welcome(Stream& stream, int64_t heartbeat_interval_ms = 1000) {
 }
 
 // From Hello to Ready; false when the rank does not come that far.
-bool Serve(Stream& stream, int64_t num_kv_blocks = 16) {
+bool Serve(Stream& stream, int64_t num_kv_blocks = 16, int64_t heartbeat_interval_ms = 1000) {
   if (!Next(stream).has_hello()) return false;
-  Welcome(stream);
+  Welcome(stream, heartbeat_interval_ms);
   if (!Next(stream).has_loaded()) return false;
   v1::ToRank start;
   start.mutable_start()->set_num_kv_blocks(num_kv_blocks);
@@ -109,9 +109,19 @@ class WorkerTest : public ::testing::Test {
     ScriptedController controller(std::move(script));
     return RunAgainst(Options(controller.address()));
   }
+  // The job's other ranks come once and then do nothing.
   static absl::Status RunAgainst(const WorkerOptions& options) {
-    std::vector<RankGroups> groups = MakeInProcessGroups(options.grid);
-    return RunWorker(options, groups[options.rank]);
+    std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
+    std::vector<absl::StatusOr<Rendezvous::Round>> rounds;
+    for (size_t i = 0; i < ranks.size(); ++i) rounds.emplace_back(absl::UnknownError("none"));
+    std::vector<std::thread> others;
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (static_cast<int>(rank) == options.rank) continue;
+      others.emplace_back([&, rank] { rounds[rank] = ranks[rank]->Next(0, absl::Minutes(10)); });
+    }
+    const absl::Status status = RunWorker(options, *ranks[options.rank]);
+    for (std::thread& other : others) other.join();
+    return status;
   }
 
   std::filesystem::path model_;
@@ -181,6 +191,31 @@ TEST_F(WorkerTest, HeartbeatsTellWhatItDoes) {
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(operation, "idle");
   EXPECT_EQ(last_step, 1u);
+}
+
+// The step loop is dead-locked: its peer never comes. Heartbeats go on and tell since when.
+TEST_F(WorkerTest, AStuckCollectiveShowsInHeartbeats) {
+  std::vector<v1::Heartbeat> stuck;
+  ScriptedController controller([&](Stream& stream) {
+    EXPECT_TRUE(Serve(stream, 16, /*heartbeat_interval_ms=*/50));
+    PlanWriter plan;
+    Send(stream, plan.Open(0, {1}).Grant(0, {3}).Decode(0).Take());
+    v1::FromRank message;
+    while (stuck.size() < 3 && stream.Read(&message)) {
+      if (message.heartbeat().operation() == "forward step 1") stuck.push_back(message.heartbeat());
+    }
+    return grpc::Status::OK;
+  });
+  WorkerOptions options = Options(controller.address());
+  options.grid = *ProcessGrid::Create(2, 1);
+  RunAgainst(options).IgnoreError();
+  ASSERT_EQ(stuck.size(), 3u);
+  EXPECT_GT(stuck[0].operation_sequence(), 0u);
+  for (size_t i = 1; i < stuck.size(); ++i) {
+    EXPECT_EQ(stuck[i].operation_sequence(), stuck[0].operation_sequence());
+    EXPECT_GT(stuck[i].operation_age_ms(), stuck[i - 1].operation_age_ms());
+    EXPECT_EQ(stuck[i].last_step(), 0u);
+  }
 }
 
 TEST_F(WorkerTest, LosingTheStreamIsUnavailable) {

@@ -1,0 +1,224 @@
+#include "runtime/worker/rank_life.h"
+
+#include <unistd.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+const absl::Duration kLoadingInterval = absl::Milliseconds(100);
+const absl::Duration kFinishTimeout = absl::Seconds(1);
+constexpr int64_t kMinHeartbeatMs = 10;
+constexpr int64_t kMaxHeartbeatMs = 3600 * 1000;
+
+}  // namespace
+
+RankLife::RankLife(const WorkerOptions& options, uint64_t epoch, RankModel& model,
+                   RankGroups& groups, Rendezvous& rendezvous)
+    : options_(options), epoch_(epoch), model_(model), groups_(groups), rendezvous_(rendezvous) {}
+
+RankLife::End RankLife::Run(DialOptions dial) {
+  dial.check = PeersCheck();
+  absl::Status status = Live(dial);
+  // Groups aborted because the stream ended: that is the cause to tell.
+  if (!status.ok() && !failed_here_) status = inbox_.CauseOf(std::move(status));
+  cause_ = std::move(status);
+  const End end = EndOf(cause_);
+  if (link_ != nullptr) Leave(end);
+  if (end != End::kShutDown) AbortGroups();
+  return end;
+}
+
+RankLife::End RankLife::EndOf(const absl::Status& status) const {
+  if (status.ok()) return End::kShutDown;
+  return absl::IsUnavailable(status) && !failed_here_ ? End::kLostTouch : End::kFailed;
+}
+
+absl::Status RankLife::Live(const DialOptions& dial) {
+  RETURN_IF_ERROR(Connect(dial));
+  ASSIGN_OR_RETURN(const bool joined, Join());
+  if (!joined) return absl::OkStatus();
+  RETURN_IF_ERROR(Load());
+  ASSIGN_OR_RETURN(const bool started, AllocateCache());
+  return started ? Serve() : absl::OkStatus();
+}
+
+// Says what must still be said, and ends the threads.
+void RankLife::Leave(End end) {
+  if (end != End::kShutDown) {
+    v1::FromRank message;
+    message.mutable_failure()->set_message(std::string(cause_.message()));
+    link_->Send(std::move(message));
+  }
+  reporter_->Finish();
+  link_->Finish(kFinishTimeout);
+  link_->End();
+}
+
+absl::Status RankLife::CheckPeers() {
+  if (!rendezvous_.Over()) return absl::OkStatus();
+  return absl::UnavailableError("another rank has lost touch with the controller");
+}
+
+// Where nobody rejoins, nobody leaves: then idle ranks sleep.
+WaitCheck RankLife::PeersCheck() {
+  if (!options_.rejoins()) return nullptr;
+  return [this] { return CheckPeers(); };
+}
+
+void RankLife::AbortGroups() {
+  groups_.tp->Abort();
+  groups_.pp->Abort();
+}
+
+// ---- what the link's and the reporter's threads call ----
+
+void RankLife::OnMessage(const v1::ToRank& message) {
+  if (absl::Status status = inbox_.Put(message); !status.ok()) {
+    inbox_.Fail(status);
+    AbortGroups();
+  } else if (message.has_shutdown()) {
+    reporter_->ExpectEnd(options_.stop_grace);
+  }
+}
+
+void RankLife::OnClosed(const absl::Status& status) {
+  if (!inbox_.shut_down()) {
+    inbox_.Fail(status);
+    AbortGroups();
+  }
+  if (!options_.rejoins()) return reporter_->ExpectEnd(options_.stop_grace);
+  if (!may_be_late_) reporter_->ExpectEnd(options_.gather_timeout);
+}
+
+void RankLife::OnStuck() {
+  AbortGroups();
+  if (options_.on_stuck == nullptr) return;
+  const RankProgress::Snapshot snapshot = progress_.Read();
+  options_.on_stuck(absl::UnavailableError(
+      absl::StrCat("rank ", options_.rank, " must end but is in: ", snapshot.operation, ", for ",
+                   snapshot.operation_age_ms, " ms")));
+}
+
+// ---- the protocol, step by step ----
+
+absl::Status RankLife::Connect(const DialOptions& dial) {
+  auto link = ControllerLink::Dial(options_.controller_address, options_.dial, dial);
+  if (!link.ok()) {
+    failed_here_ = CheckPeers().ok();  // the time to dial is over
+    return link.status();
+  }
+  link_ = *std::move(link);
+  reporter_ = std::make_unique<Reporter>(*link_, progress_, [this] { OnStuck(); });
+  link_->Start({.on_message = [this](const v1::ToRank& message) { OnMessage(message); },
+                .on_closed = [this](const absl::Status& status) { OnClosed(status); }});
+  return absl::OkStatus();
+}
+
+void RankLife::SendHello() {
+  v1::FromRank message;
+  v1::Hello* hello = message.mutable_hello();
+  hello->set_secret(options_.secret);
+  hello->set_epoch(epoch_);
+  hello->set_replica(options_.replica);
+  hello->set_rank(options_.rank);
+  hello->set_world_size(options_.grid.world_size());
+  hello->set_tensor_parallel(options_.grid.tp());
+  hello->set_pipeline_parallel(options_.grid.pp());
+  hello->set_host(options_.host);
+  hello->set_pid(getpid());
+  hello->set_version(options_.version);
+  hello->set_model_fingerprint(model_.config().Fingerprint());
+  link_->Send(std::move(message));
+}
+
+absl::StatusOr<bool> RankLife::Join() {
+  SendHello();
+  ASSIGN_OR_RETURN(const std::optional<v1::Welcome> welcome, inbox_.WaitWelcome(PeersCheck()));
+  if (!welcome.has_value()) return false;
+  was_welcomed_ = true;
+  const int64_t interval_ms = welcome->heartbeat_interval_ms();
+  if (interval_ms < kMinHeartbeatMs || interval_ms > kMaxHeartbeatMs) {
+    return absl::InvalidArgumentError(absl::StrCat("heartbeat_interval_ms is ", interval_ms,
+                                                   ", must be ", kMinHeartbeatMs, " to ",
+                                                   kMaxHeartbeatMs));
+  }
+  reporter_->StartHeartbeats(absl::Milliseconds(interval_ms));
+  return true;
+}
+
+void RankLife::ReportLoading(int64_t bytes_done, int64_t bytes_total) {
+  std::lock_guard lock(loading_mutex_);
+  const absl::Time now = absl::Now();
+  if (now - loading_reported_ < kLoadingInterval && bytes_done < bytes_total) return;
+  loading_reported_ = now;
+  const int64_t percent = bytes_total > 0 ? bytes_done / (bytes_total / 100 + 1) : 100;
+  progress_.Begin(Operation::kLoading, static_cast<uint64_t>(percent));
+  v1::FromRank message;
+  message.mutable_loading()->set_bytes_done(bytes_done);
+  message.mutable_loading()->set_bytes_total(bytes_total);
+  link_->Send(std::move(message));
+}
+
+absl::Status RankLife::Load() {
+  const absl::Time begin = absl::Now();
+  if (model_.is_loaded()) {
+    SendLoaded(absl::ZeroDuration());
+    return absl::OkStatus();
+  }
+  progress_.Begin(Operation::kLoading, 0);
+  reporter_->BeatNow();
+  absl::Status status = model_.Load(
+      [this](int64_t bytes_done, int64_t bytes_total) { ReportLoading(bytes_done, bytes_total); });
+  failed_here_ = !status.ok();
+  if (status.ok()) SendLoaded(absl::Now() - begin);
+  return status;
+}
+
+void RankLife::SendLoaded(absl::Duration took) {
+  const LoadStats& stats = model_.load_stats();
+  v1::FromRank message;
+  v1::Loaded* loaded = message.mutable_loaded();
+  loaded->set_weight_bytes(stats.weight_bytes);
+  loaded->set_loaded_bytes(stats.loaded_bytes);
+  loaded->set_shard_bytes(stats.shard_bytes);
+  loaded->set_load_ms(absl::ToInt64Milliseconds(took));
+  loaded->set_kv_block_bytes(model_.kv_block_bytes());
+  loaded->set_max_kv_blocks(model_.max_kv_blocks());
+  loaded->set_backend(model_.backend_description());
+  link_->Send(std::move(message));
+}
+
+absl::StatusOr<bool> RankLife::AllocateCache() {
+  progress_.Begin(Operation::kIdle);
+  ASSIGN_OR_RETURN(const std::optional<v1::StartServing> start, inbox_.WaitStart(PeersCheck()));
+  if (!start.has_value()) return false;
+  progress_.Begin(Operation::kAllocatingCache);
+  reporter_->BeatNow();
+  RETURN_IF_ERROR(model_.AllocateKvCache(start->num_kv_blocks()));
+  v1::FromRank message;
+  message.mutable_ready()->set_kv_cache_bytes(model_.num_kv_blocks() * model_.kv_block_bytes());
+  link_->Send(std::move(message));
+  return true;
+}
+
+absl::Status RankLife::Serve() {
+  may_be_late_ = false;
+  const ModelConfig& config = model_.config();
+  const StepLoopOptions loop_options{.limits = options_.stage.limits,
+                                     .num_blocks = model_.num_kv_blocks(),
+                                     .vocab_size = config.vocab_size,
+                                     .eos_token_ids = config.eos_token_ids};
+  loop_ = std::make_unique<StepLoop>(
+      loop_options, model_.Calls(), groups_, progress_,
+      [this](engine::StepResult result) { reporter_->Report(std::move(result)); });
+  return loop_->Run(inbox_.plans(), PeersCheck());
+}
+
+}  // namespace lockstep

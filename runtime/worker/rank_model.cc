@@ -1,0 +1,84 @@
+#include "runtime/worker/rank_model.h"
+
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+// What Linux says can be had without swapping; a large number where it says nothing.
+int64_t AvailableMemoryBytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string field;
+  int64_t kib = 0;
+  for (std::string unit; meminfo >> field >> kib; std::getline(meminfo, unit)) {
+    if (field == "MemAvailable:") return kib * 1024;
+  }
+  return int64_t{1} << 60;
+}
+
+// Blocks of this rank's cache: those asked for, or those that fit. RESOURCE_EXHAUSTED when there is
+// no room.
+absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, int64_t block_bytes) {
+  const int64_t available = AvailableMemoryBytes();
+  if (options.num_kv_blocks.has_value()) {
+    if (*options.num_kv_blocks > available / block_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          *options.num_kv_blocks, " KV blocks of ", block_bytes, " bytes need more than the ",
+          available, " bytes of memory available: lower --num-kv-blocks"));
+    }
+    return *options.num_kv_blocks;
+  }
+  if (options.kv_cache_bytes < block_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("a KV cache of ", options.kv_cache_bytes,
+                                                     " bytes holds no block of ", block_bytes,
+                                                     " bytes: raise --kv-cache-gib"));
+  }
+  if (options.kv_cache_bytes > available) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a KV cache of ", options.kv_cache_bytes, " bytes exceeds the ", available,
+                     " bytes of memory available: lower --kv-cache-gib"));
+  }
+  return options.kv_cache_bytes / block_bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& options,
+                                                           RankGroups& groups) {
+  std::unique_ptr<RankModel> model(new RankModel(options, groups));
+  ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
+  return model;
+}
+
+absl::Status RankModel::Load(const LoadProgress& progress) {
+  ASSIGN_OR_RETURN(backend_, MakeCpuBackend(options_.backend));
+  ASSIGN_OR_RETURN(std::unique_ptr<LlamaStage> stage,
+                   LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, *backend_, groups_,
+                                    options_.stage, progress));
+  ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, stage->kv_block_bytes()));
+  stage_ = std::move(stage);
+  return absl::OkStatus();
+}
+
+absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
+  if (num_blocks < 1 || num_blocks > max_kv_blocks_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_kv_blocks is ", num_blocks, ", must be 1 to ", max_kv_blocks_));
+  }
+  if (num_blocks == num_kv_blocks_) return absl::OkStatus();
+  RETURN_IF_ERROR(stage_->AllocateKvCache(num_blocks));
+  num_kv_blocks_ = num_blocks;
+  return absl::OkStatus();
+}
+
+StageCalls RankModel::Calls() {
+  return {.forward = [this](const StepBatch& batch) { return stage_->Forward(batch); },
+          .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
+          .max_logits_rows = LlamaStage::kMaxLogitsRows};
+}
+
+}  // namespace lockstep

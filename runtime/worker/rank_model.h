@@ -1,0 +1,59 @@
+// What a rank keeps from one epoch to the next: the opened checkpoint, its weights, its KV cache.
+//
+// Used by the busy thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/llama/llama_stage.h"
+#include "parallel/communicator.h"
+#include "runtime/worker/step_loop.h"
+#include "runtime/worker/worker.h"
+
+namespace lockstep {
+
+class RankModel {
+ public:
+  // Looks at the checkpoint and reads no weights. options and groups must outlive the model; the
+  // groups are first used by Load.
+  static absl::StatusOr<std::unique_ptr<RankModel>> Open(const WorkerOptions& options,
+                                                         RankGroups& groups);
+
+  const ModelConfig& config() const { return checkpoint_->config(); }
+
+  // Reads this rank's weights; progress is called from several threads. Errors as
+  // LlamaStage::Load's, and RESOURCE_EXHAUSTED when the cache asked for does not fit.
+  absl::Status Load(const LoadProgress& progress);
+  bool is_loaded() const { return stage_ != nullptr; }
+
+  // Of a loaded model.
+  const LoadStats& load_stats() const { return stage_->load_stats(); }
+  std::string backend_description() const { return backend_->Description(); }
+  int64_t kv_block_bytes() const { return stage_->kv_block_bytes(); }
+  int64_t max_kv_blocks() const { return max_kv_blocks_; }
+  // Does nothing when there are so many already: what is in them, nobody will read before writing.
+  // INVALID_ARGUMENT outside [1, max_kv_blocks()].
+  absl::Status AllocateKvCache(int64_t num_blocks);
+  int64_t num_kv_blocks() const { return num_kv_blocks_; }
+  StageCalls Calls();
+
+ private:
+  RankModel(const WorkerOptions& options, RankGroups& groups)
+      : options_(options), groups_(groups) {}
+
+  const WorkerOptions& options_;
+  RankGroups& groups_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<LlamaStage> stage_;
+  int64_t max_kv_blocks_ = 0;
+  int64_t num_kv_blocks_ = 0;
+};
+
+}  // namespace lockstep
