@@ -30,7 +30,7 @@ struct WorkerCommandOptions {
   bool secret_stdin = false;
   RankTlsFlags tls;
   int replica = 0;
-  uint64_t epoch = 1;
+  uint64_t epoch = 0;
   double rejoin_seconds = 300;
   double kv_cache_gib = 1.0;
   int64_t num_kv_blocks = 0;
@@ -160,7 +160,7 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->check(Between(0, 255))
       ->capture_default_str()
       ->group(link);
-  command->add_option("--epoch", options->epoch, "of this launch, as the controller counts")
+  command->add_option("--epoch", options->epoch, "of this launch; the highest counts; 0: the time")
       ->capture_default_str()
       ->group(link);
   command

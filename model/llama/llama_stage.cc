@@ -76,6 +76,7 @@ absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
 }
 
 void LlamaStage::AddAndNorm(const DeviceBuffer& weight) {
+  if (on_progress_ != nullptr) on_progress_();
   backend_.AddRmsNorm({.residual = act_.residual.as<float>(),
                        .delta = has_delta_ ? act_.delta.as<float>() : nullptr,
                        .weight = weight.as<float>(),
@@ -134,7 +135,12 @@ absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
 
 LlamaStage::LlamaStage(const ModelConfig& config, const StageShape& shape,
                        const StageOptions& options, Backend& backend, RankGroups& groups)
-    : config_(config), shape_(shape), limits_(options.limits), backend_(backend), groups_(groups) {}
+    : config_(config),
+      shape_(shape),
+      limits_(options.limits),
+      on_progress_(options.on_progress),
+      backend_(backend),
+      groups_(groups) {}
 
 absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& checkpoint,
                                                              const ProcessGrid& grid, int rank,

@@ -10,6 +10,7 @@
 // parallel/partition.h).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct StageOptions {
   Weights weights = Weights::kAuto;
   int num_load_threads = 2;
   BatchLimits limits;
+  // Called by Forward as each half of a layer begins, for those who watch long steps. May be null.
+  std::function<void()> on_progress;
 };
 
 class LlamaStage {
@@ -90,6 +93,7 @@ class LlamaStage {
   const ModelConfig config_;
   const StageShape shape_;
   const BatchLimits limits_;
+  const std::function<void()> on_progress_;
   Backend& backend_;
   RankGroups& groups_;
 

@@ -69,9 +69,12 @@ absl::Status ControllerCore::Join(std::shared_ptr<RankPort> port, const v1::Hell
     BeginEpoch(replica.index(), hello.epoch(), now);
   }
   if (replica.state() == Replica::State::kLost) {
-    return absl::FailedPreconditionError(absl::StrCat("epoch ", hello.epoch(), ": no ranks of ",
-                                                      "epoch ", replica.epoch(),
-                                                      " are wanted any more: ", replica.Detail()));
+    const std::string why =
+        absl::StrCat("epoch ", hello.epoch(), ": no ranks of epoch ", replica.epoch(),
+                     " are wanted any more: ", replica.Detail());
+    // Lost before all of its ranks had come: they may begin another.
+    const bool may_return = config_.adopt_epochs && hello.epoch() == replica.epoch();
+    return may_return ? absl::AbortedError(why) : absl::FailedPreconditionError(why);
   }
   return replica.ranks().Join(std::move(port), hello, now);
 }

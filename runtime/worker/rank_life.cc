@@ -19,9 +19,15 @@ constexpr int64_t kMaxHeartbeatMs = 3600 * 1000;
 
 }  // namespace
 
-RankLife::RankLife(const WorkerOptions& options, uint64_t epoch, RankModel& model,
-                   RankGroups& groups, Rendezvous& rendezvous)
-    : options_(options), epoch_(epoch), model_(model), groups_(groups), rendezvous_(rendezvous) {}
+RankLife::RankLife(const Rank& rank, uint64_t epoch)
+    : options_(rank.options),
+      model_(rank.model),
+      progress_(rank.progress),
+      groups_(rank.groups),
+      rendezvous_(rank.rendezvous),
+      epoch_(epoch) {
+  progress_.BeginLife();
+}
 
 RankLife::End RankLife::Run(DialOptions dial) {
   dial.check = PeersCheck();

@@ -28,9 +28,15 @@ namespace lockstep {
 
 class RankLife {
  public:
-  // All must outlive it.
-  RankLife(const WorkerOptions& options, uint64_t epoch, RankModel& model, RankGroups& groups,
-           Rendezvous& rendezvous);
+  // What is the same in all lives of a rank; all of it outlives them.
+  struct Rank {
+    const WorkerOptions& options;
+    RankModel& model;
+    RankProgress& progress;
+    RankGroups& groups;
+    Rendezvous& rendezvous;
+  };
+  RankLife(const Rank& rank, uint64_t epoch);
 
   enum class End {
     kShutDown,   // the controller said so
@@ -43,6 +49,7 @@ class RankLife {
 
   const absl::Status& cause() const { return cause_; }  // of any other end than kShutDown
   bool was_welcomed() const { return was_welcomed_; }   // by the controller
+  // Told by the first plan; nobody loads any more.
   bool all_were_ready() const { return progress_.Read().last_step > 0; }
 
  private:
@@ -67,12 +74,12 @@ class RankLife {
   void AbortGroups();
 
   const WorkerOptions& options_;
-  const uint64_t epoch_;
   RankModel& model_;
+  RankProgress& progress_;
   RankGroups& groups_;
   Rendezvous& rendezvous_;
+  const uint64_t epoch_;
 
-  RankProgress progress_;
   Inbox inbox_;
   absl::Status cause_;
   bool was_welcomed_ = false;

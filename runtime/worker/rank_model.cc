@@ -48,17 +48,20 @@ absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, int64_t block_
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& options,
+                                                           RankProgress& progress,
                                                            RankGroups& groups) {
-  std::unique_ptr<RankModel> model(new RankModel(options, groups));
+  std::unique_ptr<RankModel> model(new RankModel(options, progress, groups));
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
   return model;
 }
 
 absl::Status RankModel::Load(const LoadProgress& progress) {
   ASSIGN_OR_RETURN(backend_, MakeCpuBackend(options_.backend));
+  StageOptions stage_options = options_.stage;
+  stage_options.on_progress = [this] { progress_.Advance(); };
   ASSIGN_OR_RETURN(std::unique_ptr<LlamaStage> stage,
                    LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, *backend_, groups_,
-                                    options_.stage, progress));
+                                    stage_options, progress));
   ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, stage->kv_block_bytes()));
   stage_ = std::move(stage);
   return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/llama_stage.h"
 #include "parallel/communicator.h"
+#include "runtime/worker/rank_progress.h"
 #include "runtime/worker/step_loop.h"
 #include "runtime/worker/worker.h"
 
@@ -20,9 +21,10 @@ namespace lockstep {
 
 class RankModel {
  public:
-  // Looks at the checkpoint and reads no weights. options and groups must outlive the model; the
-  // groups are first used by Load.
+  // Looks at the checkpoint and reads no weights. All must outlive the model; progress advances
+  // with every layer, the groups are first used by Load.
   static absl::StatusOr<std::unique_ptr<RankModel>> Open(const WorkerOptions& options,
+                                                         RankProgress& progress,
                                                          RankGroups& groups);
 
   const ModelConfig& config() const { return checkpoint_->config(); }
@@ -44,10 +46,11 @@ class RankModel {
   StageCalls Calls();
 
  private:
-  RankModel(const WorkerOptions& options, RankGroups& groups)
-      : options_(options), groups_(groups) {}
+  RankModel(const WorkerOptions& options, RankProgress& progress, RankGroups& groups)
+      : options_(options), progress_(progress), groups_(groups) {}
 
   const WorkerOptions& options_;
+  RankProgress& progress_;
   RankGroups& groups_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<Backend> backend_;

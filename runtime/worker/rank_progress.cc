@@ -34,8 +34,7 @@ void RankProgress::Begin(Operation operation, uint64_t number) {
                           (number & ((uint64_t{1} << kNumberBits) - 1));
   operation_.store(packed, std::memory_order_relaxed);
   since_ns_.store(NowNs(), std::memory_order_relaxed);
-  const uint64_t begun = sequence_.load(std::memory_order_relaxed) + 1;  // one writer at a time
-  sequence_.store(begun, std::memory_order_relaxed);
+  Advance();
 }
 
 RankProgress::Snapshot RankProgress::Read() const {

@@ -22,13 +22,23 @@ enum class Operation : uint8_t {
 class RankProgress {
  public:
   void Begin(Operation operation, uint64_t number = 0);
+  // The operation moves on: part of it is done.
+  void Advance() {
+    const uint64_t next = sequence_.load(std::memory_order_relaxed) + 1;  // one writer at a time
+    sequence_.store(next, std::memory_order_relaxed);
+  }
+  // A new epoch, whose steps count from 1.
+  void BeginLife() {
+    FinishStep(0);
+    Begin(Operation::kStarting);
+  }
   void FinishStep(uint64_t step) { last_step_.store(step, std::memory_order_relaxed); }
 
   struct Snapshot {
     uint64_t last_step = 0;  // finished
     std::string operation;   // "forward step 17"
     int64_t operation_age_ms = 0;
-    uint64_t operation_sequence = 0;  // operations begun so far: a busy rank's rises
+    uint64_t operation_sequence = 0;  // rises while the rank does anything
   };
   Snapshot Read() const;
 

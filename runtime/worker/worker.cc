@@ -72,6 +72,7 @@ class Worker {
   RenewableCommunicator* tp_ = nullptr;  // in groups_
   RenewableCommunicator* pp_ = nullptr;
   RankGroups groups_;
+  RankProgress progress_;
   std::unique_ptr<RankModel> model_;
   std::unique_ptr<RankLife> life_;
   uint64_t epoch_ = 0;
@@ -142,12 +143,13 @@ absl::Status Worker::Run() {
   groups_.pp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());
   tp_ = static_cast<RenewableCommunicator*>(groups_.tp.get());
   pp_ = static_cast<RenewableCommunicator*>(groups_.pp.get());
-  ASSIGN_OR_RETURN(model_, RankModel::Open(options_, groups_));
+  ASSIGN_OR_RETURN(model_, RankModel::Open(options_, progress_, groups_));
   out_of_touch_since_ = absl::Now();
   ASSIGN_OR_RETURN(bool met, Meet(Window()));
   while (met) {
     ++num_lives_;
-    life_ = std::make_unique<RankLife>(options_, epoch_, *model_, groups_, rendezvous_);
+    life_ = std::make_unique<RankLife>(
+        RankLife::Rank{options_, *model_, progress_, groups_, rendezvous_}, epoch_);
     const RankLife::End end = life_->Run(Dialing());
     if (end == RankLife::End::kShutDown) break;
     if (end == RankLife::End::kFailed || !options_.rejoins()) return life_->cause();
