@@ -167,7 +167,8 @@ class RankTlsTest : public SecurityTest {
     StartController(std::move(options));
   }
   absl::Status Dial(size_t address, const DialSecurity& security, absl::Duration timeout) {
-    return ControllerLink::Dial(controller_->worker_addresses()[address], security, timeout)
+    return ControllerLink::Dial(controller_->worker_addresses()[address], security,
+                                {.timeout = timeout, .check = nullptr})
         .status();
   }
 };
