@@ -91,6 +91,7 @@ CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& m
       .limits = {.vocab_size = model.vocab_size, .max_num_outputs = options.max_num_outputs},
       .heartbeat_interval = options.heartbeat_interval,
       .lease = options.lease,
+      .join_timeout = options.join_timeout,
       .recovery_window = options.recovery_window,
       .step_deadline = options.step_deadline};
 }

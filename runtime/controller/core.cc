@@ -26,6 +26,7 @@ ControllerCore::ControllerCore(CoreConfig config, CoreOutput& output, absl::Time
                                               .model_fingerprint = config_.model_fingerprint},
                                  .vocab_size = config_.limits.vocab_size,
                                  .lease = config_.lease,
+                                 .join_timeout = config_.join_timeout,
                                  .step_deadline = config_.step_deadline};
     replicas_.push_back(std::make_unique<Replica>(options, now));
   }

@@ -43,6 +43,7 @@ struct CoreConfig {
   RequestLimits limits;  // max_model_len is set when ranks are ready
   absl::Duration heartbeat_interval;
   absl::Duration lease;
+  absl::Duration join_timeout;
   absl::Duration recovery_window;  // how long requests wait while no replica serves
   StepDeadlineOptions step_deadline;
 };

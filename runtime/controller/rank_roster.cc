@@ -67,7 +67,7 @@ absl::Status RankRoster::Join(std::shared_ptr<RankPort> link, const v1::Hello& h
     return absl::AlreadyExistsError(absl::StrCat("rank ", hello.rank(), " has joined already, pid ",
                                                  rank.hello.pid(), " on ", rank.hello.host()));
   }
-  ++num_joined_;
+  if (num_joined_++ == 0) first_joined_at_ = now;
   rank.stage = Stage::kLoading;
   rank.link = std::move(link);
   rank.hello = hello;
@@ -148,6 +148,25 @@ absl::Status RankRoster::CheckMayReport(int rank) const {
 }
 
 void RankRoster::Saw(int rank, absl::Time now) { ranks_[rank].last_seen = now; }
+
+absl::Time RankRoster::waiting_for_ranks_since() const {
+  return num_joined_ < identity_.grid.world_size() ? first_joined_at_ : absl::InfiniteFuture();
+}
+
+std::string RankRoster::MissingRanks() const {
+  std::string missing;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].stage != Stage::kAbsent) continue;
+    absl::StrAppend(&missing, missing.empty() ? "" : ", ", rank);
+  }
+  return missing;
+}
+
+int RankRoster::FirstMissing() const {
+  const auto missing = std::find_if(ranks_.begin(), ranks_.end(),
+                                    [](const Rank& rank) { return rank.stage == Stage::kAbsent; });
+  return missing == ranks_.end() ? -1 : static_cast<int>(missing - ranks_.begin());
+}
 
 std::string RankRoster::Progress() const {
   return absl::StrCat(num_joined_, " of ", identity_.grid.world_size(), " ranks joined, ",

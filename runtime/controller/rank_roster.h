@@ -54,6 +54,11 @@ class RankRoster {
   std::string Progress() const;
   bool AllLoaded() const { return num_loaded_ == identity_.grid.world_size(); }
   bool AllReady() const { return num_ready_ == identity_.grid.world_size(); }
+  // When the first rank joined; InfiniteFuture before, and once all have.
+  absl::Time waiting_for_ranks_since() const;
+  // Of those that have not joined: "1, 3", and the first, -1 when there is none.
+  std::string MissingRanks() const;
+  int FirstMissing() const;
   // Once AllLoaded: the blocks that fit every rank.
   int64_t SmallestKvBlocks() const;
   // Tells every rank to allocate its cache.
@@ -93,6 +98,7 @@ class RankRoster {
   RosterIdentity identity_;
   absl::Time last_progress_;
   std::vector<Rank> ranks_;
+  absl::Time first_joined_at_ = absl::InfiniteFuture();
   int num_joined_ = 0;
   int num_loaded_ = 0;
   int num_ready_ = 0;

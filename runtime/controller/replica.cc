@@ -15,6 +15,7 @@ Replica::Replica(const ReplicaOptions& options, absl::Time now)
     : identity_(options.identity),
       vocab_size_(options.vocab_size),
       lease_(options.lease),
+      join_timeout_(options.join_timeout),
       step_deadline_(options.step_deadline),
       ranks_(std::make_unique<RankRoster>(identity_, now)) {}
 
@@ -102,6 +103,11 @@ std::optional<Replica::Overdue> Replica::FindOverdue(absl::Time now) const {
   if (silent >= 0 && now >= ranks_->last_seen(silent) + lease_) {
     return Overdue{silent, absl::StrCat("nothing heard of it for ", absl::FormatDuration(lease_))};
   }
+  if (now >= ranks_->waiting_for_ranks_since() + join_timeout_) {
+    return Overdue{ranks_->FirstMissing(), absl::StrCat("ranks that did not join within ",
+                                                        absl::FormatDuration(join_timeout_),
+                                                        " of the first: ", ranks_->MissingRanks())};
+  }
   if (now < StepOverdueAt()) return std::nullopt;
   const StepInFlight& step = in_flight_.front();
   return Overdue{
@@ -115,7 +121,7 @@ absl::Time Replica::NextWakeup() const {
   if (ranks_ == nullptr) return wakeup;
   const int silent = ranks_->LongestSilent();
   if (silent >= 0) wakeup = std::min(wakeup, ranks_->last_seen(silent) + lease_);
-  return std::min(wakeup, StepOverdueAt());
+  return std::min({wakeup, StepOverdueAt(), ranks_->waiting_for_ranks_since() + join_timeout_});
 }
 
 void Replica::FillStatus(absl::Time now, v1::GetStatusResponse* response) const {

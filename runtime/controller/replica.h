@@ -25,7 +25,8 @@ namespace lockstep {
 struct ReplicaOptions {
   RosterIdentity identity;  // with its first epoch
   int64_t vocab_size = 0;
-  absl::Duration lease;  // a joined rank that says nothing for so long is lost
+  absl::Duration lease;         // a joined rank that says nothing for so long is lost
+  absl::Duration join_timeout;  // from the first rank's Hello to the last one's
   StepDeadlineOptions step_deadline;
 };
 
@@ -63,7 +64,8 @@ class Replica {
     int rank = 0;
     std::string why;
   };
-  // A rank whose lease ran out, or the one the others seem to wait for when a step takes too long.
+  // A rank whose lease ran out, that did not join in time, or the one the others seem to wait for
+  // when a step takes too long.
   std::optional<Overdue> FindOverdue(absl::Time now) const;
   absl::Time NextWakeup() const;
 
@@ -82,6 +84,7 @@ class Replica {
   RosterIdentity identity_;
   const int64_t vocab_size_;
   const absl::Duration lease_;
+  const absl::Duration join_timeout_;
   StepDeadline step_deadline_;
   State state_ = State::kJoining;
   std::string why_lost_;

@@ -46,9 +46,9 @@ class FakePort final : public RankPort {
 // Replicas of one rank, which answer every step at once with token 7.
 class CoreTest : public ::testing::Test, private CoreOutput {
  protected:
-  void Start(int num_replicas, bool adopt_epochs = false) {
+  void Start(int num_replicas, bool adopt_epochs = false, int tp = 1) {
     CoreConfig config{.num_replicas = num_replicas,
-                      .grid = *ProcessGrid::Create(1, 1),
+                      .grid = *ProcessGrid::Create(tp, 1),
                       .version = "",
                       .model_fingerprint = "model",
                       .first_epoch = adopt_epochs ? 0u : 1u,
@@ -58,6 +58,7 @@ class CoreTest : public ::testing::Test, private CoreOutput {
                       .limits = {.vocab_size = kVocabSize},
                       .heartbeat_interval = absl::Seconds(1),
                       .lease = absl::Seconds(5),
+                      .join_timeout = absl::Seconds(30),
                       .recovery_window = absl::Seconds(60),
                       .step_deadline = {}};
     config.engine.block_size = kBlockSize;
@@ -276,6 +277,28 @@ TEST_F(CoreTest, AStrangerWithAHigherEpochTakesNothingOver) {
   EXPECT_TRUE(stranger->closed.has_value());
   EXPECT_FALSE(rank->closed.has_value());
   EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kServing);
+}
+
+TEST_F(CoreTest, RanksThatDoNotJoinAreNamed) {
+  Start(1, /*adopt_epochs=*/false, /*tp=*/3);
+  auto rank = std::make_shared<FakePort>();
+  v1::FromRank message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_epoch(1);
+  hello.set_rank(1);
+  hello.set_world_size(3);
+  hello.set_tensor_parallel(3);
+  hello.set_pipeline_parallel(1);
+  hello.set_model_fingerprint("model");
+  Say(rank, message);
+  for (int i = 0; i < 31; ++i) {
+    now_ += absl::Seconds(1);
+    v1::FromRank beat;
+    beat.mutable_heartbeat();
+    Say(rank, beat);
+  }
+  EXPECT_TRUE(rank->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("did not join within 30s of the first: 0, 2"));
 }
 
 TEST_F(CoreTest, AHeartbeatThatShowsProgressKeepsALongStepAlive) {

@@ -21,6 +21,7 @@ struct Simulation::Client {
   std::vector<std::vector<int32_t>> expected;  // [num_outputs]
   std::vector<std::vector<int32_t>> got;
   std::vector<bool> finished;
+  bool stopped_first = false;  // by a stop string in output 0: tokens on their way may still come
   size_t num_prompt_logprobs = 0;
   bool gone = false;  // cancelled, aborted or ended by the core
   bool forgotten = false;
@@ -32,6 +33,7 @@ struct Simulation::Rank {
   int replica = 0;
   uint64_t epoch = 0;
   int rank = 0;
+  bool welcomed = false;
   bool alive = true;     // the process runs
   bool stalled = false;  // it takes no plans any more
   bool silent = false;   // it sends nothing any more
@@ -99,6 +101,7 @@ Simulation::Simulation(uint64_t seed)
                     .limits = {.vocab_size = engine::kVocabSize},
                     .heartbeat_interval = absl::Milliseconds(500),
                     .lease = absl::Seconds(5),
+                    .join_timeout = absl::Seconds(30),
                     .recovery_window = absl::InfiniteDuration(),
                     .step_deadline = {}};
   config.engine.pipeline_depth = grid_.pp();
@@ -159,9 +162,12 @@ void Simulation::Run() {
       now_ = wakeup;
       continue;
     }
-    auto event = events_.extract(events_.begin());
-    now_ = std::max(now_, event.key().first);
-    event.mapped()();
+    // The loop takes what came while it was busy in one go.
+    do {
+      auto event = events_.extract(events_.begin());
+      now_ = std::max(now_, event.key().first);
+      event.mapped()();
+    } while (!events_.empty() && random_.OneIn(3));
   }
   if (failures_.empty()) CheckAtEnd();
 }
@@ -225,6 +231,7 @@ void Simulation::SendUp(const std::shared_ptr<Rank>& rank, v1::FromRank message)
 void Simulation::Arrive(const std::shared_ptr<Rank>& rank, const v1::ToRank& message) {
   if (!rank->alive) return;
   if (message.has_welcome()) {
+    rank->welcomed = true;
     Beat(rank);
     v1::FromRank reply;
     v1::Loaded& loaded = *reply.mutable_loaded();
@@ -274,8 +281,10 @@ void Simulation::Beat(const std::shared_ptr<Rank>& rank) {
   After(absl::Milliseconds(500), [this, rank] { Beat(rank); });
 }
 
+// Who started the ranks sees one end before the core ever heard of it.
 void Simulation::Break(const std::shared_ptr<Rank>& rank) {
   rank->alive = false;
+  if (!rank->welcomed && rank->epoch == epochs_[rank->replica]) BeginNextEpoch(rank->replica);
   After(RandomDelay(), [this, rank] { core_->RankClosed(*rank->port, "its stream closed", now_); });
 }
 
@@ -361,7 +370,7 @@ void Simulation::DisturbRequest() {
       core_->Abort(absl::StrCat("r", number));
       return;
     case 2:
-      client.finished[0] = true;
+      client.finished[0] = client.stopped_first = true;
       return core_->FinishOutput(number, 0);
   }
 }
@@ -374,6 +383,7 @@ void Simulation::Deliver(engine::EngineEvent event) {
   Trace(absl::StrCat("event ", event.request_id, ".", index, " token ",
                      event.token ? event.token->token : -1, " finish ",
                      event.finish ? static_cast<int>(*event.finish) : -1));
+  if (index == 0 && client.stopped_first && !client.forgotten) return;
   if (client.gone || client.forgotten || client.finished[index]) {
     return Fail(absl::StrCat("an event after the end of ", event.request_id, ".", index));
   }
@@ -433,9 +443,13 @@ void Simulation::Tell(const ControllerEvent& event) {
     ++counts_.losses_while_others_served;
     break;
   }
-  // The supervisor, or whoever placed the ranks by hand.
-  const uint64_t epoch = ++epochs_[event.replica];
-  After(absl::Milliseconds(random_.Between(1, 700)), [this, replica = event.replica, epoch] {
+  BeginNextEpoch(event.replica);
+}
+
+// The supervisor, or whoever placed the ranks by hand.
+void Simulation::BeginNextEpoch(int replica) {
+  const uint64_t epoch = ++epochs_[replica];
+  After(absl::Milliseconds(random_.Between(1, 700)), [this, replica, epoch] {
     if (epoch != epochs_[replica]) return;  // a newer one began meanwhile
     if (!adopt_epochs_) core_->BeginEpoch(replica, epoch, now_);
     StartRanks(replica, epoch);

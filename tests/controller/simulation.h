@@ -52,6 +52,7 @@ class Simulation final : private CoreOutput {
   void Fail(const std::string& what);
   void CheckAtEnd();
 
+  void BeginNextEpoch(int replica);
   void StartRanks(int replica, uint64_t epoch);
   void SendUp(const std::shared_ptr<Rank>& rank, v1::FromRank message);
   void Arrive(const std::shared_ptr<Rank>& rank, const v1::ToRank& message);
