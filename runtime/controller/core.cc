@@ -90,20 +90,34 @@ absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name
   return absl::OkStatus();
 }
 
+// While none serves, requests wait with the others on those that have an engine.
+bool ControllerCore::TakesRequests(const Replica& replica) const {
+  return replica.engine() != nullptr && (replica.serving() || !AnyServing());
+}
+
+bool ControllerCore::QueuesAreFull() const {
+  bool any = false;
+  for (const auto& replica : replicas_) {
+    if (!TakesRequests(*replica)) continue;
+    if (replica->engine()->CheckQueue().ok()) return false;
+    any = true;
+  }
+  return any;
+}
+
 // The replica on which it will have its prompt computed first, as far as counting tokens tells:
-// what waits there already, less what the prefix cache saves. While none serves: one that has an
-// engine, where it waits with the others.
+// what waits there already, less what the prefix cache saves. A full queue is the last choice.
 Replica* ControllerCore::ChooseReplica(const engine::EngineRequest& request) {
   Replica* best = nullptr;
-  int64_t best_cost = 0;
-  const bool any_serving = AnyServing();
+  std::pair<bool, int64_t> best_cost;
   for (auto& replica : replicas_) {
-    if (replica->engine() == nullptr || (any_serving && !replica->serving())) continue;
+    if (!TakesRequests(*replica)) continue;
     if (replicas_.size() == 1) return replica.get();
     const engine::EngineStats stats = replica->engine()->Stats();
-    const int64_t cost = replica->engine()->NumUncomputedTokens() +
-                         kDecodeWeightTokens * (stats.num_waiting + stats.num_running) -
-                         replica->engine()->CachedPrefixTokens(request);
+    const int64_t num_tokens = replica->engine()->NumUncomputedTokens() +
+                               kDecodeWeightTokens * (stats.num_waiting + stats.num_running) -
+                               replica->engine()->CachedPrefixTokens(request);
+    const std::pair cost(!replica->engine()->CheckQueue().ok(), num_tokens);
     if (best != nullptr && cost >= best_cost) continue;
     best = replica.get();
     best_cost = cost;

@@ -95,6 +95,8 @@ class ControllerCore {
   void Advance(absl::Time now);
   absl::Time NextWakeup() const;
 
+  // Every queue that a request could join is full.
+  bool QueuesAreFull() const;
   v1::GetStatusResponse Status(absl::Time now) const;
   // Counts everything, for tests.
   void CheckInvariants();
@@ -110,6 +112,7 @@ class ControllerCore {
   void DeliverEvents(Replica& replica);
   void EndOne(uint64_t number, v1::FinishReason reason, const grpc::Status& status);
   void EndRequests(v1::FinishReason reason, const grpc::Status& status);
+  bool TakesRequests(const Replica& replica) const;
   Replica* ChooseReplica(const engine::EngineRequest& request);
   void MoveRequestsToLivingReplicas();
   void ForgetRequest(uint64_t number);

@@ -188,7 +188,6 @@ void ControllerCore::LoseReplica(Replica& replica, int rank, ControllerEvent::Ca
 
 void ControllerCore::DropReplica(Replica& replica, const grpc::Status& status,
                                  const std::string& why) {
-  DeliverEvents(replica);  // tokens that came before the loss count
   replica.Lose(status, why);
   MoveRequestsToLivingReplicas();
 }

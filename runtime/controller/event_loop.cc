@@ -32,6 +32,7 @@ void EventLoop::Run() {
     for (Task& task : tasks) task();
     tasks.clear();
     core_.Advance(absl::Now());
+    queues_are_full_.store(core_.QueuesAreFull(), std::memory_order_relaxed);
     Stream();
   }
 }

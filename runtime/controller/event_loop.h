@@ -42,6 +42,9 @@ class EventLoop final : private CoreOutput {
   void Stop();
 
   const ServingState& serving() const { return serving_; }
+  // As of the loop's last round: a request would only be refused. Saves the crowd at the door the
+  // way through the loop.
+  bool queues_are_full() const { return queues_are_full_.load(std::memory_order_relaxed); }
   void CountRejected() { num_rejected_.fetch_add(1, std::memory_order_relaxed); }
   uint64_t NextRequestNumber() { return next_number_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -81,6 +84,7 @@ class EventLoop final : private CoreOutput {
   const absl::Time started_at_;
   std::atomic<uint64_t> next_number_{1};
   std::atomic<uint64_t> num_rejected_{0};
+  std::atomic<bool> queues_are_full_{false};
   ServingState serving_;
 
   // Loop thread only. Streams are shared with the stream thread, which may still be writing what

@@ -106,6 +106,9 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context*
 // Everything that can be said before the prompt is tokenized.
 absl::Status GenerationService::Begin(Call& call) {
   ASSIGN_OR_RETURN(const Capacity capacity, loop_->serving().Admission());
+  if (loop_->queues_are_full()) {
+    return absl::ResourceExhaustedError("the queue is full: retry later");
+  }
   call.limits = capacity.limits;
   ASSIGN_OR_RETURN(call.checked, CheckRequest(call.request, config_.default_sampling, call.limits));
   if (tokenizer_ == nullptr && call.request.stop().stop_strings_size() > 0) {

@@ -84,12 +84,15 @@ absl::Status Engine::CheckRequest(const EngineRequest& request) const {
 
 absl::Status Engine::Add(EngineRequest given, absl::Time /*now*/) {
   RETURN_IF_ERROR(CheckRequest(given));
-  if (num_queued_requests_ >= config_.max_queued_requests) {
-    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", num_queued_requests_,
-                                                     " requests wait already, retry later"));
-  }
+  RETURN_IF_ERROR(CheckQueue());
   Insert(MakeRequest(std::move(given)));
   return absl::OkStatus();
+}
+
+absl::Status Engine::CheckQueue() const {
+  if (num_queued_requests_ < config_.max_queued_requests) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", num_queued_requests_,
+                                                   " requests wait already, retry later"));
 }
 
 std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {

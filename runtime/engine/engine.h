@@ -75,6 +75,8 @@ class Engine {
   EngineStats Stats() const;
   // Counts everything: O(num_blocks), for tests.
   void CheckInvariants() const;
+  // RESOURCE_EXHAUSTED when Add would refuse whatever comes.
+  absl::Status CheckQueue() const;
   int64_t num_requests() const { return static_cast<int64_t>(requests_.size()); }  // unfinished
   bool Idle() const;  // no waiting or running sequence, nothing in flight
 

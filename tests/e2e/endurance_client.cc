@@ -5,10 +5,9 @@
 //                    [--kill-every 60] [--seed 1]
 //
 // 1. disconnect: clients that vanish in mid-generation; how long until their blocks are free.
-// 2. peak: closed loop; requests and tokens per second.
-// 3. overload: open loop at four times the peak; tokens per second of what completes, and how fast
-//    the rest is refused.
-// 4. soak: open loop at 80 % of the peak, a fifth cancelled, a random rank killed or stopped every
+// 2. overload: the peak in a closed loop, then an open loop at four times its rate: tokens per
+//    second of what completes, and how fast the rest is refused.
+// 3. soak: open loop at 80 % of the peak, a fifth cancelled, a random rank killed or stopped every
 //    --kill-every seconds; afterwards no block in use, memory and descriptors as before.
 // Exit 0: every answer was right and nothing is left.
 #include <signal.h>
@@ -33,6 +32,7 @@ namespace lockstep::testing {
 namespace {
 
 constexpr int kNumCases = 150;
+constexpr int kNumHeavyCases = 24;
 constexpr int kPeakConcurrency = 48;
 constexpr double kOverload = 4.0;
 constexpr double kSoakLoad = 0.8;
@@ -173,6 +173,18 @@ class Load {
   Totals totals_;
 };
 
+// Requests whose tokens, not whose number, are the load: clients share the cores with the server
+// here, and a thousand calls a second would measure them.
+Case HeavyCase(uint64_t seed) {
+  Case c;
+  c.request.mutable_token_ids()->add_ids(1);
+  c.request.mutable_sampling()->set_num_outputs(4);
+  c.request.mutable_sampling()->set_seed(seed);
+  c.request.mutable_stop()->set_max_tokens(120);
+  c.request.mutable_stop()->set_ignore_eos(true);
+  return c;
+}
+
 int64_t NumDescriptors(int pid) {
   std::error_code error;
   const std::filesystem::directory_iterator fds("/proc/" + std::to_string(pid) + "/fd", error);
@@ -286,6 +298,35 @@ int Soak(const Connection& server, Load& load, double peak_rate, const Endurance
   return totals.wrong != 0 || blocks != 0 || grown ? 1 : 0;
 }
 
+int Overload(const Connection& reference, const Connection& server,
+             const EnduranceOptions& options) {
+  std::vector<Case> cases;
+  std::vector<Outcome> alone;
+  for (int i = 0; i < kNumHeavyCases; ++i) {
+    cases.push_back(HeavyCase(static_cast<uint64_t>(i)));
+    alone.push_back(RunCase(reference, cases.back(), false));
+  }
+  Load load(server, cases, alone);
+  const absl::Duration phase = absl::Seconds(std::clamp(options.seconds / 5, 5.0, 20.0));
+  const absl::Time peak_begin = absl::Now();
+  const Totals peak = load.ClosedLoop(phase, kPeakConcurrency);
+  const double peak_seconds = Seconds(absl::Now() - peak_begin);
+  const double peak_rate = peak.completed / peak_seconds;
+  const double peak_tokens = static_cast<double>(peak.tokens) / peak_seconds;
+  std::printf("peak of heavy requests: %.1f requests/s, %.0f tokens/s, %d wrong\n", peak_rate,
+              peak_tokens, peak.wrong);
+  const absl::Time begin = absl::Now();
+  Totals over = load.OpenLoop(phase, kOverload * peak_rate, 0.0, [] {});
+  const double over_tokens = static_cast<double>(over.tokens) / Seconds(absl::Now() - begin);
+  std::printf(
+      "overload: %.0f times the rate, goodput %.0f tokens/s (%.0f %% of the peak), %d refused "
+      "within p50 %.1f, p99 %.1f, max %.1f ms, %d wrong\n",
+      kOverload, over_tokens, 100 * over_tokens / peak_tokens, over.refused, over.RefusalMs(0.5),
+      over.RefusalMs(0.99), over.RefusalMs(1.0), over.wrong);
+  std::fflush(stdout);
+  return peak.wrong != 0 || over.wrong != 0 ? 1 : 0;
+}
+
 int Run(const EnduranceOptions& options) {
   const auto reference = Connection::Open({.server = options.reference});
   const auto server = Connection::Open({.server = options.server});
@@ -301,23 +342,15 @@ int Run(const EnduranceOptions& options) {
   }
   if (Disconnect(**server) != 0) return 1;
 
+  if (Overload(**reference, **server, options) != 0) return 1;
+
   Load load(**server, cases, alone);
   const absl::Duration phase = absl::Seconds(std::clamp(options.seconds / 5, 4.0, 20.0));
-  Totals peak = load.ClosedLoop(phase, kPeakConcurrency);
+  const Totals peak = load.ClosedLoop(phase, kPeakConcurrency);
   const double peak_rate = peak.completed / Seconds(phase);
-  const double peak_tokens = static_cast<double>(peak.tokens) / Seconds(phase);
-  std::printf("peak: %.0f requests/s, %.0f tokens/s, %d wrong\n", peak_rate, peak_tokens,
-              peak.wrong);
-  const absl::Time begin = absl::Now();
-  Totals over = load.OpenLoop(phase, kOverload * peak_rate, 0.0, [] {});
-  const double over_tokens = static_cast<double>(over.tokens) / Seconds(absl::Now() - begin);
-  std::printf(
-      "overload: %.0f times the rate, goodput %.0f tokens/s (%.0f %% of the peak), %d "
-      "refused within p50 %.1f, p99 %.1f, max %.1f ms, %d wrong\n",
-      kOverload, over_tokens, 100 * over_tokens / peak_tokens, over.refused, over.RefusalMs(0.5),
-      over.RefusalMs(0.99), over.RefusalMs(1.0), over.wrong);
+  std::printf("peak: %.0f requests/s, %d wrong\n", peak_rate, peak.wrong);
   std::fflush(stdout);
-  if (peak.wrong != 0 || over.wrong != 0 || peak.completed == 0) return 1;
+  if (peak.wrong != 0 || peak.completed == 0) return 1;
   return Soak(**server, load, peak_rate, options);
 }
 
