@@ -85,12 +85,13 @@ def pod_specs(document):
 
 
 def secret_modes(where, spec):
-    """Secrets reach a program as a copy of mode 0600 in memory."""
+    """Secrets reach a program as a copy of mode 0600 in memory, or over standard input."""
     volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
     for container in spec["containers"]:
         for mount in container.get("volumeMounts", []):
             volume = volumes[mount["name"]]
-            expect("secret" not in volume, where, f"{container['name']} reads Secret {mount['name']} in place")
+            in_place = "secret" in volume and f"<{mount['mountPath']}/" not in " ".join(container["command"])
+            expect(not in_place, where, f"{container['name']} reads Secret {mount['name']} in place")
             if mount["mountPath"] == "/run/lockstep":
                 expect(volume["emptyDir"].get("medium") == "Memory", where, "secrets are copied to a disk")
     for container in spec.get("initContainers", []):
@@ -105,7 +106,7 @@ def command_of(container, config):
 def check_usage(where, lockstep, command):
     """The program understands these flags: it fails for want of the model, not of usage."""
     words = command[command.index("controller" if "controller" in command else "worker"):]
-    finished = subprocess.run([lockstep, *words], capture_output=True, text=True, timeout=60)
+    finished = subprocess.run([lockstep, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     expect(finished.returncode == 1 and "--help" not in finished.stderr, where,
            f"{' '.join(words)}: exit code {finished.returncode}: {finished.stderr.strip()}")
 
@@ -122,7 +123,9 @@ def check_layout(where, job, command, config):
            f"TP x PP = {ranks} is not replicas x slots")
     expect(config["LOCKSTEP_RANKS"] == str(ranks), where, f"LOCKSTEP_RANKS is not {ranks}")
     expect(slots % int(config["LOCKSTEP_TP"]) == 0, where, "a tensor parallel group crosses pods")
-    expect(command[:3] == ["mpirun", "-n", str(ranks)], where, f"unexpected {command[:3]}")
+    start = command.index("-n")
+    expect(command[:2] == ["sh", "-c"] and "exec mpirun" in command[2], where, f"unexpected {command[:3]}")
+    expect(command[start + 1] == str(ranks), where, f"unexpected {command[start:start + 2]}")
 
 
 def check_agreement(where, by_name, config, lockstep):
