@@ -3,7 +3,7 @@
 # without split brain: requests wait, the ranks fence themselves, come back with a higher epoch and
 # the same weights, and every answer is the one of an undisturbed server.
 #
-#   tests/e2e/partition.sh LOCKSTEP [SECONDS]
+#   tests/e2e/network_partition.sh LOCKSTEP [SECONDS]
 set -euo pipefail
 lockstep=$1 seconds=${2:-30}
 skip() {
@@ -29,7 +29,7 @@ cleanup() {
 }
 trap cleanup EXIT
 fail() {
-  echo "partition.sh: $*" >&2
+  echo "network_partition.sh: $*" >&2
   tail -n 30 "$dir"/*.log >&2
   exit 1
 }
@@ -65,7 +65,7 @@ epoch() { status | grep -o '"epoch":"[0-9]*"' | head -1 | tr -dc 0-9; }
 serving() { status | grep -q '"state":"STATE_SERVING","detail"'; }
 recovering() { status | grep -q '"state":"STATE_RECOVERING"'; }
 
-in_control "$lockstep" controller "$model" --tp 2 --pp 2 --secret-file "$dir/secret" \
+ip netns exec "$control" "$lockstep" controller "$model" --tp 2 --pp 2 --secret-file "$dir/secret" \
   --worker-listen 10.99.0.1:50052 --json >"$dir/controller.log" 2>&1 &
 pids+=($!)
 await "the controller's start" 20 test -s "$dir/secret"
