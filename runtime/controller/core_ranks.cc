@@ -189,6 +189,11 @@ void ControllerCore::LoseReplica(Replica& replica, int rank, ControllerEvent::Ca
 void ControllerCore::DropReplica(Replica& replica, const grpc::Status& status,
                                  const std::string& why) {
   replica.Lose(status, why);
+  // Until something serves, what was agreed binds only replicas that were told of it.
+  const bool others_know = std::any_of(replicas_.begin(), replicas_.end(), [](const auto& other) {
+    return other->state() == Replica::State::kJoining && other->ranks().AllLoaded();
+  });
+  if (!has_capacity_ && !others_know) agreed_kv_blocks_ = 0;
   MoveRequestsToLivingReplicas();
 }
 

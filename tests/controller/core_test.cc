@@ -86,13 +86,19 @@ class CoreTest : public ::testing::Test, private CoreOutput {
   }
   // A rank from Hello to Ready.
   std::shared_ptr<FakePort> Serve(int replica, uint64_t epoch = 1) {
+    auto port = Load(replica, epoch, 30);
+    port->received.clear();
+    v1::FromRank message;
+    message.mutable_ready();
+    Say(port, message);
+    return port;
+  }
+  // To Loaded, offering so many blocks.
+  std::shared_ptr<FakePort> Load(int replica, uint64_t epoch, int64_t max_kv_blocks) {
     auto port = Hello(replica, epoch);
     v1::FromRank message;
     message.mutable_loaded()->set_kv_block_bytes(1);
-    message.mutable_loaded()->set_max_kv_blocks(30);
-    Say(port, message);
-    port->received.clear();
-    message.mutable_ready();
+    message.mutable_loaded()->set_max_kv_blocks(max_kv_blocks);
     Say(port, message);
     return port;
   }
@@ -277,6 +283,26 @@ TEST_F(CoreTest, AStrangerWithAHigherEpochTakesNothingOver) {
   EXPECT_TRUE(stranger->closed.has_value());
   EXPECT_FALSE(rank->closed.has_value());
   EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kServing);
+}
+
+TEST_F(CoreTest, BlocksAreAgreedAnewUntilSomethingServes) {
+  Start(1);
+  auto first = Load(0, 1, 50);
+  Lose(first);
+  core_->BeginEpoch(0, 2, now_);
+  auto next = Load(0, 2, 30);
+  EXPECT_FALSE(next->closed.has_value());
+  EXPECT_EQ(next->received.back().start().num_kv_blocks(), 30);
+}
+
+TEST_F(CoreTest, LaterRanksNeedTheRoomThatWasAgreed) {
+  Start(1);
+  auto first = Serve(0);
+  Lose(first);
+  core_->BeginEpoch(0, 2, now_);
+  auto smaller = Load(0, 2, 29);
+  EXPECT_TRUE(smaller->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("room for 29 KV blocks, the first ones had 30"));
 }
 
 TEST_F(CoreTest, RanksThatDoNotJoinAreNamed) {
