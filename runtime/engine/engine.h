@@ -1,7 +1,7 @@
 // The engine: which requests run, which tokens each step computes, which KV blocks they use. A
 // deterministic state machine: no clock, no I/O, no threads; time comes in as an argument. Driven
 // by the controller's event loop (or a test, a simulation, the planner):  Add / Abort / Finish ->
-// Schedule -> (a StepExecutor runs it) -> Commit -> events out.
+// Schedule -> (ranks, or a SimulatedExecutor, run it) -> Commit -> events out.
 //
 // Invariants: every accepted request ends with exactly one finish event per output; a block is
 // owned by the pool, by sequences or by the prefix cache, never lost; plans run ahead of results by

@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "runtime/engine/fake_language_model.h"
 #include "runtime/engine/simulated_rank.h"
-#include "runtime/engine/step_executor.h"
+#include "runtime/engine/step_plan.h"
 
 namespace lockstep::engine {
 
@@ -25,14 +25,17 @@ struct SimulatedCosts {
   absl::Duration per_context_token = absl::Nanoseconds(100);
 };
 
-class SimulatedExecutor : public StepExecutor {
+class SimulatedExecutor {
  public:
   // The model must outlive the executor.
   SimulatedExecutor(const SimulatedRankOptions& rank, const SimulatedCosts& costs,
                     const FakeLanguageModel& model, absl::Time start);
 
-  void Submit(const StepPlan& plan) override;
-  absl::StatusOr<std::optional<StepResult>> TakeResult() override;
+  // Sends the plan on its way; never waits.
+  void Submit(const StepPlan& plan);
+  // The oldest result that is there and was not taken yet, or nullopt; results come in the order of
+  // the plans. UNAVAILABLE: the replica is lost; no result will come any more.
+  absl::StatusOr<std::optional<StepResult>> TakeResult();
 
   absl::Time now() const { return now_; }
   void AdvanceTo(absl::Time now);
