@@ -188,7 +188,8 @@ void ServeReport::RankLost(const ControllerEvent& event, bool is_final) {
                             {"rank", event.rank},
                             {"host", event.host},
                             {"pid", event.pid},
-                            {"message", ValidUtf8(event.message)}});
+                            {"message", ValidUtf8(event.message)},
+                            {"ranks", event.ranks}});
   } else if (is_final) {
     PrintLine(absl::StrCat("Lost     ", OneLine(event.message)));
   }

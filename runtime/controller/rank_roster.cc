@@ -212,7 +212,8 @@ std::string RankRoster::Describe(int rank, absl::Time now) const {
   const v1::RankStatus status = StatusOf(rank, now);
   return absl::StrCat("rank ", rank, " (stage ", status.pipeline_stage(), ", tp_rank ",
                       status.tp_rank(), ", pid ", status.pid(), " on ", status.host(),
-                      "), last operation: ", status.operation());
+                      "), last operation: ", status.operation(), ", for ",
+                      absl::FormatDuration(absl::Milliseconds(status.operation_age_ms())));
 }
 
 int RankRoster::FurthestBehind() const {

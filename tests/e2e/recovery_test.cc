@@ -1,6 +1,11 @@
 // Lost ranks: a pause for clients, token for token the same answers, no orphans; and when it is
 // given up.
 #include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+
+#include <future>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -68,6 +73,31 @@ class RecoveryTest : public ::testing::Test {
   const std::filesystem::path model_ = SharedAssets() / "models" / "stories260K";
 };
 
+// Stops one thread of another process until that process is killed. Its tracer is told of its end
+// first and must take it, else nobody else can.
+class FrozenThread {
+ public:
+  explicit FrozenThread(pid_t tid) {
+    std::promise<bool> frozen;
+    std::future<bool> is_frozen = frozen.get_future();
+    tracer_ = std::thread([tid, frozen = std::move(frozen)]() mutable {
+      const bool seized = ::ptrace(PTRACE_SEIZE, tid, 0, 0) == 0;
+      const bool stopped = seized && ::ptrace(PTRACE_INTERRUPT, tid, 0, 0) == 0;
+      frozen.set_value(stopped);
+      int status = 0;
+      while (stopped && ::waitpid(tid, &status, __WALL) == tid && WIFSTOPPED(status)) {
+      }
+    });
+    is_frozen_ = is_frozen.get();
+  }
+  ~FrozenThread() { tracer_.join(); }
+  bool is_frozen() const { return is_frozen_; }
+
+ private:
+  std::thread tracer_;
+  bool is_frozen_ = false;
+};
+
 class LostRankTest : public RecoveryTest,
                      public ::testing::WithParamInterface<std::tuple<int, int>> {};
 
@@ -95,6 +125,23 @@ TEST_P(LostRankTest, IsAPauseAndNothingElse) {
 INSTANTIATE_TEST_SUITE_P(Ranks, LostRankTest,
                          ::testing::Combine(::testing::Values(0, 3),
                                             ::testing::Values(SIGKILL, SIGSTOP)));
+
+// The step thread alone is stopped, as in a collective that never ends: heartbeats go on.
+TEST_F(RecoveryTest, AStuckStepIsNoticedAlthoughHeartbeatsGoOn) {
+  auto server = Serve();
+  auto undisturbed = StartGeneration(*server);
+  ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
+  auto client = StartGeneration(*server);
+  FrozenThread step_thread(PidOf(*server, 2));  // a process's first thread
+  if (!step_thread.is_frozen()) GTEST_SKIP() << "SKIPPED: this machine forbids tracing";
+  const json lost = server->WaitEvent("rank_lost");
+  ASSERT_FALSE(lost.is_null());
+  EXPECT_THAT(lost["message"], HasSubstr("has no result after")) << lost;
+  ASSERT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
+  ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
+  EXPECT_EQ(client->out(), undisturbed->out());
+  Stop(*server);
+}
 
 TEST_F(RecoveryTest, RequestsOfALostReplicaMoveToTheOther) {
   auto server = Serve({"--replicas", "2"}, "1", "1");
