@@ -1,0 +1,138 @@
+// A controller killed under ranks that were placed by hand: they find the next one, with the
+// weights they have.
+#include <signal.h>
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "launcher/job/mpi_command.h"
+#include "tests/e2e/lockstep_process.h"
+#include "tests/support/assets.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+class ControllerRestartTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SKIP_WITHOUT_ASSET(model_);
+    char name[] = "/tmp/lockstep_e2e_XXXXXX";
+    scratch_ = ::mkdtemp(name);
+    fs::copy(model_, RanksModel());
+  }
+  void TearDown() override { fs::remove_all(scratch_); }
+
+  fs::path RanksModel() const { return scratch_ / "model"; }
+  std::string SecretFile() const { return (scratch_ / "secret").string(); }
+
+  std::unique_ptr<Server> StartController(const std::string& worker_address) const {
+    return std::make_unique<Server>(
+        std::vector<std::string>{"controller", model_.string(), "--tp", "2", "--pp", "2",
+                                 "--worker-listen", worker_address, "--secret-file", SecretFile()});
+  }
+  std::unique_ptr<Process> StartRanks(const std::string& controller,
+                                      const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> worker = {LockstepBinary(),
+                                       "worker",
+                                       RanksModel().string(),
+                                       "--tp",
+                                       "2",
+                                       "--pp",
+                                       "2",
+                                       "--controller",
+                                       controller,
+                                       "--secret-file",
+                                       SecretFile(),
+                                       "--num-kv-blocks",
+                                       "64",
+                                       "--threads-per-rank",
+                                       "1"};
+    worker.insert(worker.end(), more.begin(), more.end());
+    return std::make_unique<Process>(
+        LocalMpiCommand(*FindMpirun(), 4, {scratch_, scratch_}, worker));
+  }
+  // Who reads the ranks' weights from now on fails.
+  void TruncateRanksWeights() const { fs::resize_file(RanksModel() / "model.safetensors", 8); }
+
+  static std::string Generate(const Server& controller) {
+    const Finished finished =
+        RunLockstep({"generate", "Once upon a time", "--temperature", "0", "--max-tokens", "100",
+                     "--server", controller.address()});
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return finished.out;
+  }
+  static std::set<std::string> Pids(Server& controller) {
+    std::set<std::string> pids;
+    for (const json& rank : controller.Status()["status"]["ranks"]) {
+      pids.insert(rank["pid"].get<std::string>());
+    }
+    return pids;
+  }
+
+  const fs::path model_ = SharedAssets() / "models" / "stories260K";
+  fs::path scratch_;
+};
+
+TEST_F(ControllerRestartTest, RanksComeBackWithTheirWeights) {
+  auto controller = StartController("127.0.0.1:0");
+  const std::string worker_address = controller->WaitEvent("waiting")["worker_address"];
+  auto ranks = StartRanks(worker_address);
+  controller->WaitReady();
+  const std::string golden = Generate(*controller);
+  EXPECT_THAT(golden, ::testing::StartsWith("Once upon a time, there was"));
+  const std::set<std::string> pids = Pids(*controller);
+  EXPECT_EQ(pids.size(), 4u);
+  TruncateRanksWeights();
+
+  for (int restart = 0; restart < 3; ++restart) {
+    auto client = StartClient(*controller, {"generate", "Once upon a time", "--ignore-eos",
+                                            "--max-tokens", "400", "--n", "12"});
+    ASSERT_TRUE(
+        client->WaitForOutput([](const std::string& out) { return out.size() > 100; }, kPatience));
+    controller->process().Signal(SIGKILL);
+    EXPECT_NE(client->Wait(kPatience), 0);
+    controller = StartController(worker_address);
+    controller->WaitReady();
+    EXPECT_EQ(Generate(*controller), golden);
+    EXPECT_EQ(Pids(*controller), pids);
+  }
+  controller->process().Signal(SIGINT);
+  EXPECT_EQ(controller->process().Wait(kPatience), 0);
+  EXPECT_EQ(ranks->Wait(kPatience), 0) << ranks->err();
+}
+
+TEST_F(ControllerRestartTest, TheSearchEndsWhenToldTo) {
+  auto controller = StartController("127.0.0.1:0");
+  auto ranks =
+      StartRanks(controller->WaitEvent("waiting")["worker_address"], {"--rejoin-seconds", "0"});
+  controller->WaitReady();
+  controller->process().Signal(SIGKILL);
+  EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("lost the controller"));
+}
+
+// Two jobs for one controller: the later takes over, the other leaves it alone.
+TEST_F(ControllerRestartTest, ALaterJobTakesOver) {
+  auto controller = StartController("127.0.0.1:0");
+  const std::string worker_address = controller->WaitEvent("waiting")["worker_address"];
+  auto first = StartRanks(worker_address);
+  controller->WaitReady();
+  const std::set<std::string> first_pids = Pids(*controller);
+  auto second = StartRanks(worker_address);
+  EXPECT_NE(first->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(first->err() + first->out(), HasSubstr("refuses this rank"));
+  EXPECT_THAT(Generate(*controller), ::testing::StartsWith("Once upon a time, there was"));
+  EXPECT_NE(Pids(*controller), first_pids);
+  controller->process().Signal(SIGINT);
+  EXPECT_EQ(controller->process().Wait(kPatience), 0);
+  EXPECT_EQ(second->Wait(kPatience), 0) << second->err();
+}
+
+}  // namespace
+}  // namespace lockstep::testing
