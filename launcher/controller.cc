@@ -96,8 +96,8 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
       ->group(group);
   command->footer(
       "The ranks are started with `mpirun -n N lockstep worker` (see its --help).\n"
-      "A job of ranks that is lost may be started again, with a higher --epoch: requests wait for "
-      "it.\n"
+      "Ranks outlive the controller, which may be started again; lost ranks may be, too: requests "
+      "wait for them.\n"
       "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
 }
 

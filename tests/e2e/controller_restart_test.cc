@@ -69,7 +69,8 @@ class ControllerRestartTest : public ::testing::Test {
   }
   static std::set<std::string> Pids(Server& controller) {
     std::set<std::string> pids;
-    for (const json& rank : controller.Status()["status"]["ranks"]) {
+    const json status = controller.Status();
+    for (const json& rank : status["status"]["ranks"]) {
       pids.insert(rank["pid"].get<std::string>());
     }
     return pids;
