@@ -14,18 +14,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
+#include <condition_variable>
 #include <cstdio>
-#include <deque>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/time/clock.h"
 #include "launcher/client/connection.h"
+#include "launcher/client/generation_call.h"
 #include "tests/e2e/random_cases.h"
 
 namespace lockstep::testing {
@@ -33,7 +34,7 @@ namespace {
 
 constexpr int kNumCases = 150;
 constexpr int kNumHeavyCases = 24;
-constexpr int kPeakConcurrency = 48;
+constexpr size_t kPeakConcurrency = 80;  // fills every slot of the server
 constexpr double kOverload = 4.0;
 constexpr double kSoakLoad = 0.8;
 constexpr size_t kMaxInFlight = 1024;
@@ -64,26 +65,25 @@ struct Totals {
   }
 };
 
-// Sends cases, compares their outcomes. Threads of its own per request in flight.
+// Sends cases and compares their outcomes. Calls are driven by gRPC's threads: a thread for each
+// would be most of the load here.
 class Load {
  public:
   Load(const Connection& server, const std::vector<Case>& cases, const std::vector<Outcome>& alone)
       : server_(server), cases_(cases), alone_(alone) {}
 
   // `concurrency` requests in flight at a time.
-  Totals ClosedLoop(absl::Duration duration, int concurrency) {
+  Totals ClosedLoop(absl::Duration duration, size_t concurrency) {
     const absl::Time end = absl::Now() + duration;
-    std::vector<std::thread> clients;
-    for (int i = 0; i < concurrency; ++i) {
-      clients.emplace_back([this, end] {
-        while (absl::Now() < end) SendOne(0.0);
-      });
+    while (absl::Now() < end) {
+      WaitForRoom(concurrency - 1);
+      Send(0.0);
     }
-    for (std::thread& client : clients) client.join();
+    WaitForRoom(0);
     return TakeTotals();
   }
 
-  // `rate` requests per second, answered or not. each_second: called about once a second.
+  // `rate` requests per second, answered or not. each_tick: called before each of them.
   template <typename EachTick>
   Totals OpenLoop(absl::Duration duration, double rate, double cancel_share, EachTick each_tick) {
     const absl::Time begin = absl::Now();
@@ -91,15 +91,10 @@ class Load {
       const absl::Time due = begin + absl::Seconds(static_cast<double>(sent) / rate);
       if (due > absl::Now()) absl::SleepFor(due - absl::Now());
       each_tick();
-      JoinFinished(kMaxInFlight);
-      in_flight_.push_back(std::make_unique<InFlight>());
-      InFlight& call = *in_flight_.back();
-      call.thread = std::thread([this, &call, cancel_share] {
-        SendOne(cancel_share);
-        call.done = true;
-      });
+      WaitForRoom(kMaxInFlight);
+      Send(cancel_share);
     }
-    JoinFinished(0);
+    WaitForRoom(0);
     return TakeTotals();
   }
 
@@ -110,53 +105,74 @@ class Load {
 
  private:
   struct InFlight {
-    std::thread thread;
-    std::atomic<bool> done{false};
+    size_t index = 0;
+    Case c;
+    Outcome outcome;
+    absl::Time begin = absl::Now();
+    std::unique_ptr<GenerationCall> call;
   };
 
-  // Joins what is done, and the oldest until at most `keep` are left.
-  void JoinFinished(size_t keep) {
-    std::erase_if(in_flight_, [](const auto& call) {
-      if (call->done) call->thread.join();
-      return call->done.load();
-    });
-    while (in_flight_.size() > keep) {
-      in_flight_.front()->thread.join();
-      in_flight_.pop_front();
-    }
+  // Until at most so many are in flight; destroys those that are done.
+  void WaitForRoom(size_t most) {
+    std::vector<std::unique_ptr<InFlight>> done;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return num_in_flight_ <= most; });
+    done.swap(done_);
+    lock.unlock();
   }
 
-  void SendOne(double cancel_share) {
-    const size_t index = next_.fetch_add(1) % cases_.size();
-    Case c = cases_[index];
-    const int total = alone_[index].num_tokens();
+  void Send(double cancel_share) {
+    const size_t number = next_++;
+    auto in_flight = std::make_unique<InFlight>();
+    in_flight->index = number % cases_.size();
+    in_flight->c = cases_[in_flight->index];
+    const int total = alone_[in_flight->index].num_tokens();
     const bool cancels =
-        static_cast<double>(next_ * 7919 % 1000) < cancel_share * 1000 && total > 1;
-    c.cancel_after_tokens = cancels ? total / 2 : -1;
-    const absl::Time begin = absl::Now();
-    const Outcome outcome = RunCase(server_, c, true);
-    const absl::Duration took = absl::Now() - begin;
-    Count(index, c, outcome, took);
+        static_cast<double>(number * 7919 % 1000) < cancel_share * 1000 && total > 1;
+    in_flight->c.cancel_after_tokens = cancels ? total / 2 : -1;
+    InFlight* call = in_flight.release();  // until on_done
+    std::lock_guard lock(mutex_);          // on_done waits until `call` is set
+    ++num_in_flight_;
+    call->call = std::make_unique<GenerationCall>(
+        server_, call->c.request, absl::Minutes(5),
+        GenerationCall::Handlers{.on_event =
+                                     [call](const v1::GenerateEvent& event) {
+                                       call->outcome.Add(event);
+                                       const int limit = call->c.cancel_after_tokens;
+                                       if (limit < 0 || call->outcome.num_tokens() < limit) return;
+                                       std::lock_guard lock(mutex_);  // `call` may not be set yet
+                                       call->call->Cancel();
+                                     },
+                                 .on_done =
+                                     [this, call](const grpc::Status& status) {
+                                       call->outcome.status = status;
+                                       Finish(std::unique_ptr<InFlight>(call));
+                                     }});
   }
 
-  void Count(size_t index, const Case& c, const Outcome& outcome, absl::Duration took) {
+  void Finish(std::unique_ptr<InFlight> call) {
+    const Outcome& outcome = call->outcome;
+    const absl::Duration took = absl::Now() - call->begin;
     const bool refused = outcome.status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
                          outcome.tokens.empty();
-    const std::string difference = refused ? "" : Compare(c, alone_[index], outcome);
+    const std::string difference = refused ? "" : Compare(call->c, alone_[call->index], outcome);
     std::lock_guard lock(mutex_);
     if (refused) {
       ++totals_.refused;
       totals_.refusal_ms.push_back(1e3 * Seconds(took));
     } else if (!difference.empty()) {
       ++totals_.wrong;
-      std::fprintf(stderr, "request %zu: %s\n%s\n", index, difference.c_str(),
-                   c.request.ShortDebugString().c_str());
+      std::fprintf(stderr, "request %zu: %s\n%s\n", call->index, difference.c_str(),
+                   call->c.request.ShortDebugString().c_str());
     } else if (!outcome.status.ok()) {
       ++totals_.cancelled;
     } else {
       ++totals_.completed;
       totals_.tokens += outcome.num_tokens();
     }
+    --num_in_flight_;
+    done_.push_back(std::move(call));
+    changed_.notify_one();
   }
 
   Totals TakeTotals() {
@@ -167,9 +183,11 @@ class Load {
   const Connection& server_;
   const std::vector<Case>& cases_;
   const std::vector<Outcome>& alone_;
-  std::atomic<size_t> next_{0};
-  std::deque<std::unique_ptr<InFlight>> in_flight_;
+  size_t next_ = 0;
   std::mutex mutex_;
+  std::condition_variable changed_;
+  size_t num_in_flight_ = 0;
+  std::vector<std::unique_ptr<InFlight>> done_;  // not destroyed inside their own callbacks
   Totals totals_;
 };
 

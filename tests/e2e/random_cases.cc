@@ -45,23 +45,9 @@ Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel) {
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Minutes(5)));
   auto reader = connection.stub().Generate(&context, c.request);
   v1::GenerateEvent event;
-  int num_tokens = 0;
   while (reader->Read(&event)) {
-    if (event.has_finished()) {
-      outcome.reasons[event.finished().output_index()] = event.finished().reason();
-    }
-    if (!event.has_delta()) continue;
-    const v1::TokenDelta& delta = event.delta();
-    auto& tokens = outcome.tokens[delta.output_index()];
-    tokens.insert(tokens.end(), delta.token_ids().begin(), delta.token_ids().end());
-    outcome.text[delta.output_index()] += delta.text();
-    for (const v1::Logprobs& entry : delta.logprobs()) {
-      auto& logprobs = outcome.logprobs[delta.output_index()];
-      logprobs.push_back(entry.token().logprob());
-      for (const v1::TokenLogprob& top : entry.top()) logprobs.push_back(top.logprob());
-    }
-    num_tokens += delta.token_ids_size();
-    if (may_cancel && c.cancel_after_tokens >= 0 && num_tokens >= c.cancel_after_tokens) {
+    outcome.Add(event);
+    if (may_cancel && c.cancel_after_tokens >= 0 && outcome.num_tokens() >= c.cancel_after_tokens) {
       context.TryCancel();
     }
   }
@@ -126,6 +112,20 @@ int64_t BlocksLeftInUse(const Connection& connection) {
     absl::SleepFor(absl::Milliseconds(50));
   }
   return -1;
+}
+
+void Outcome::Add(const v1::GenerateEvent& event) {
+  if (event.has_finished()) reasons[event.finished().output_index()] = event.finished().reason();
+  if (!event.has_delta()) return;
+  const v1::TokenDelta& delta = event.delta();
+  auto& ids = tokens[delta.output_index()];
+  ids.insert(ids.end(), delta.token_ids().begin(), delta.token_ids().end());
+  text[delta.output_index()] += delta.text();
+  for (const v1::Logprobs& entry : delta.logprobs()) {
+    auto& bits = logprobs[delta.output_index()];
+    bits.push_back(entry.token().logprob());
+    for (const v1::TokenLogprob& top : entry.top()) bits.push_back(top.logprob());
+  }
 }
 
 int Outcome::num_tokens() const {

@@ -28,6 +28,7 @@ struct Outcome {
   std::map<uint32_t, int> reasons;
 
   int num_tokens() const;
+  void Add(const v1::GenerateEvent& event);
 };
 Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel);
 
