@@ -136,7 +136,7 @@ class Load {
     call->call = std::make_unique<GenerationCall>(
         server_, call->c.request, absl::Minutes(5),
         GenerationCall::Handlers{.on_event =
-                                     [call](const v1::GenerateEvent& event) {
+                                     [this, call](const v1::GenerateEvent& event) {
                                        call->outcome.Add(event);
                                        const int limit = call->c.cancel_after_tokens;
                                        if (limit < 0 || call->outcome.num_tokens() < limit) return;
