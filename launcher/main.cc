@@ -4,6 +4,7 @@
 #include <exception>
 #include <string>
 
+#include "launcher/base/descriptor_limit.h"
 #include "launcher/cli/command.h"
 #include "launcher/cli/values.h"
 
@@ -40,6 +41,7 @@ int ReportUsageError(const CLI::App& program, const CLI::ParseError& error) {
 }
 
 int Main(int argc, char** argv) {
+  RaiseDescriptorLimit();
   // gRPC's own log lines repeat, at length, what our errors say; GRPC_VERBOSITY=error shows them.
   ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   CLI::App program("Lockstep serves Llama-class models from tensor and pipeline parallel ranks.",

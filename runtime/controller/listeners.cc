@@ -20,13 +20,19 @@
 #include "absl/strings/strip.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/worker/link_limits.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kMaxRequestBytes = 64 << 20;
+// A prompt of a million token ids. More would let few strangers fill the memory with messages that
+// never end: 128 of them held 0.5 GiB with this limit, and starved the ranks' links with 64 MiB.
+constexpr int kMaxRequestBytes = 4 << 20;
+// Of all clients' connections together. Beyond it gRPC closes connections rather than growing; a
+// call takes about 20 KiB.
+constexpr size_t kMaxClientMemoryBytes = size_t{1} << 30;
 constexpr int kMaxMetadataBytes = 16 << 10;
 constexpr int kMaxStreamsPerConnection = 4096;
 constexpr int kClientKeepaliveMs = 30'000;
@@ -148,6 +154,7 @@ absl::StatusOr<Listening> ListenForClients(const ClientListener& listener,
   if (!listener.serve_reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   SetCommonOptions(builder);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+  builder.SetResourceQuota(grpc::ResourceQuota("clients").Resize(kMaxClientMemoryBytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kClientKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kClientKeepaliveTimeoutMs);
