@@ -284,7 +284,8 @@ def unfinished_messages(port, seconds, tls=None):
     return done
 
 
-# gRPC 1.51 keeps reading calls that it has not begun to end, and Debian's build searches a list of all that wait for each that ends.
+# gRPC 1.51 keeps reading calls while the ends of others wait, and Debian's build (with its debug checks) searches a list of all that wait
+# for each that ends: seconds of attack are followed by many of work.
 HELPLESS = "rapid reset of calls, 4 connections"
 ATTACKS = {
     "crafted te header (CVE-2023-1428)": (crafted_header("te"), "tries"),
