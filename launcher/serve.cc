@@ -1,17 +1,19 @@
-// lockstep serve: the whole server on this host: checks everything, starts the controller here and
-// the ranks as one MPI job.
+// lockstep serve: the whole server: checks everything, starts the controller here and the ranks as
+// one MPI job on this host, on others, or over a Slurm allocation.
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/command.h"
+#include "launcher/cli/launch_flags.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/cli/values.h"
-#include "launcher/job/mpi_command.h"
 #include "launcher/job/runtime_dir.h"
 #include "launcher/serving/capacity.h"
 #include "launcher/serving/controller_options.h"
+#include "launcher/serving/launch_plan.h"
 #include "launcher/serving/serve_report.h"
 #include "launcher/serving/serve_session.h"
 #include "model/checkpoint/inspect.h"
@@ -32,6 +34,7 @@ struct ServeOptions {
   ControllerFlags controller;
   KvCacheFlags kv_cache;
   RestartFlags restart;
+  LaunchFlags launch;
 };
 
 // Everything that is known before a process starts.
@@ -39,10 +42,15 @@ struct ServePlan {
   ModelSummary summary;
   Capacity capacity;
   HostPort listen;
-  RankFlags rank;  // with the number of threads decided
-  std::filesystem::path mpirun;
-  std::filesystem::path program;  // this one: the ranks run it too
+  LaunchPlan launch;
+  int threads_per_rank = 1;
 };
+
+// Over all hosts, taking them for equal to this one; of hosts elsewhere nothing is known before
+// their ranks look.
+int64_t MemoryOfHosts(const LaunchPlan& launch) {
+  return launch.uses_this_host ? AvailableMemoryBytes() * launch.num_hosts() : int64_t{1} << 60;
+}
 
 absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ServePlan plan;
@@ -50,53 +58,48 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(plan.summary,
                    InspectModel(options.model.model, options.model.tp, options.model.pp));
   RETURN_IF_ERROR(plan.summary.tensor_check);
-  ASSIGN_OR_RETURN(
-      plan.capacity,
-      PlanCapacity({plan.summary.config, options.model, options.rank.dtype, options.kv_cache,
-                    AvailableMemoryBytes() / options.controller.replicas}));
-  plan.rank = options.rank;
-  plan.rank.threads = ThreadsPerRank(
-      options.rank, options.controller.replicas * options.model.tp * options.model.pp);
+  ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(options.model.tp, options.model.pp));
+  const int num_replicas = options.controller.replicas;
+  ASSIGN_OR_RETURN(plan.launch, PlanLaunch(options.launch, grid, num_replicas));
+  ASSIGN_OR_RETURN(plan.capacity,
+                   PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
+                                 options.kv_cache, MemoryOfHosts(plan.launch) / num_replicas}));
+  plan.threads_per_rank = ThreadsPerRank(options.rank, plan.launch.max_ranks_per_host());
   RETURN_IF_ERROR(MakeCpuBackend({1, options.rank.isa}).status());
-  ASSIGN_OR_RETURN(plan.mpirun, FindMpirun());
-  std::error_code error;
-  plan.program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) return absl::UnavailableError("cannot find this program in /proc: is it mounted?");
   return plan;
 }
 
 absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   ServeReport report(options.controller.json, options.model, options.controller.replicas);
   ASSIGN_OR_RETURN(const ServePlan plan, CheckAll(options));
-  ASSIGN_OR_RETURN(const RuntimeDir runtime_dir, RuntimeDir::Create());
-  ASSIGN_OR_RETURN(const RuntimeDir memory_dir, RuntimeDir::CreateInMemory());
+  ASSIGN_OR_RETURN(RuntimeDir files, RuntimeDir::Create());
+  ASSIGN_OR_RETURN(RuntimeDir memory, RuntimeDir::CreateInMemory());
+  const LaunchDirs dirs{std::move(files), std::move(memory)};
   ASSIGN_OR_RETURN(const std::string secret, DrawSecret());
 
   SessionOptions session;
   ASSIGN_OR_RETURN(session.controller, MakeControllerOptions(options.model, options.controller));
   session.controller.worker_listen = {
-      absl::StrCat("unix:", (runtime_dir.path() / "ranks").string())};
+      !plan.launch.worker_listen.empty()
+          ? plan.launch.worker_listen
+          : absl::StrCat("unix:", (dirs.files.path() / "ranks.socket").string())};
   session.controller.secret = secret;
   session.listen_host = plan.listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   session.restarts = {.max_restarts = options.restart.max_restarts,
                       .window = absl::Seconds(options.restart.window_seconds)};
-  session.make_job = [&](int replica, uint64_t epoch,
-                         const std::string& worker_address) -> absl::StatusOr<JobSpec> {
-    std::vector<std::string> worker = {plan.program.string()};
-    const WorkerLaunch launch{worker_address, replica, epoch, plan.capacity.num_kv_blocks,
+  session.make_job = [&](int replica, uint64_t epoch, const std::string& worker_address) {
+    const WorkerLaunch launch{worker_address,
+                              replica,
+                              epoch,
+                              plan.capacity.num_kv_blocks,
+                              options.launch.allow_tp_across_nodes,
                               options.controller.security.worker_tls};
-    for (std::string& argument : WorkerArguments(options.model, plan.rank, launch)) {
-      worker.push_back(std::move(argument));
-    }
-    return JobSpec{.command = LocalMpiCommand(plan.mpirun, options.model.tp * options.model.pp,
-                                              {runtime_dir.path(), memory_dir.path()}, worker),
-                   .environment = JobEnvironment(),
-                   .input = absl::StrCat(secret, "\n"),
-                   .private_network = true};
+    return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, options.rank, launch),
+                   secret);
   };
   report.Model(plan.summary);
-  report.Plan(plan.capacity, plan.rank.threads);
+  report.Plan(plan.capacity, plan.threads_per_rank);
   report.Warn(SecurityWarnings(session.controller));
   return ServeSession(std::move(session), report, interrupts).Run();
 }
@@ -127,10 +130,12 @@ void AddRestartFlags(CLI::App& command, RestartFlags& flags) {
 
 void AddServeCommand(CLI::App& program, CommandBody& chosen) {
   ServeOptions* options = nullptr;
-  CLI::App* command = AddCommand(program, chosen, kCommand, "Serve a model from ranks on this host",
-                                 &RunServe, options);
+  CLI::App* command =
+      AddCommand(program, chosen, kCommand, "Serve a model from ranks on this host or others",
+                 &RunServe, options);
   AddModelFlags(*command, options->model);
   AddRankFlags(*command, options->rank);
+  AddLaunchFlags(*command, options->launch);
   auto* gib = command
                   ->add_option("--kv-cache-gib", options->kv_cache.gib,
                                "KV cache over all ranks (default: half of the free memory, at most "

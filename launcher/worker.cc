@@ -7,7 +7,9 @@
 #include <cstdlib>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/command.h"
 #include "launcher/cli/serving_flags.h"
@@ -15,6 +17,7 @@
 #include "launcher/job/runtime_dir.h"
 #include "model/checkpoint/checkpoint.h"
 #include "parallel/mpi_communicator.h"
+#include "parallel/placement.h"
 #include "runtime/worker/worker.h"
 
 namespace lockstep {
@@ -28,6 +31,7 @@ struct WorkerCommandOptions {
   std::string controller = "127.0.0.1:50052";
   std::string secret_file;
   bool secret_stdin = false;
+  bool allow_tp_across_nodes = false;
   RankTlsFlags tls;
   int replica = 0;
   uint64_t epoch = 0;
@@ -36,7 +40,9 @@ struct WorkerCommandOptions {
   int64_t num_kv_blocks = 0;
 };
 
+// As operators know it: under Slurm the node's name, which may differ from the system's.
 std::string HostName() {
+  if (const char* node = std::getenv("SLURMD_NODENAME")) return node;
   char name[256] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) return "unknown";
   return name;
@@ -98,6 +104,19 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   return options;
 }
 
+// For real, whatever the launcher intended.
+absl::Status CheckPlaces(const MpiSession& session, const ProcessGrid& grid) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, session.AllGather(HostName()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> nodes,
+                   session.AllGather(absl::StrCat(session.node())));
+  std::vector<RankPlace> places;
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    places.push_back({0, hosts[rank]});
+    LS_CHECK(absl::SimpleAtoi(nodes[rank], &places.back().node));
+  }
+  return CheckTpInsideNodes(grid, places);
+}
+
 absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& session) {
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(flags.model.tp, flags.model.pp));
   if (session.world_size() != grid.world_size()) {
@@ -105,6 +124,7 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
         "the MPI job has ", session.world_size(), " ranks, but --tp ", grid.tp(), " x --pp ",
         grid.pp(), " needs ", grid.world_size(), ": start it with mpirun -n ", grid.world_size()));
   }
+  if (!flags.allow_tp_across_nodes) RETURN_IF_ERROR(CheckPlaces(session, grid));
   ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
   // The step loop waits for a peer that will never answer: nothing but ending the job helps.
   options.on_stuck = [](const absl::Status&) { MpiSession::AbortJob(kExitFailure); };
@@ -112,12 +132,23 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
   return RunWorker(options, *rendezvous);
 }
 
+// Open MPI leaves the memory it shares behind in /dev/shm when a rank is killed. So every rank has
+// a directory of its own for it, unless the launcher named one, and removes that at once: ranks of
+// a host have opened each other's memory when Start has returned on all of them.
+absl::StatusOr<MpiSession> StartMpi() {
+  constexpr char kSetting[] = "OMPI_MCA_btl_vader_backing_directory";
+  if (std::getenv(kSetting) != nullptr) return MpiSession::Start(nullptr, nullptr);
+  ASSIGN_OR_RETURN(const RuntimeDir dir, RuntimeDir::CreateInMemory());
+  ::setenv(kSetting, dir.path().c_str(), /*overwrite=*/0);
+  return MpiSession::Start(nullptr, nullptr);
+}
+
 int RunWorkerCommand(const WorkerCommandOptions& flags) {
   if (flags.secret_file.empty() && !flags.secret_stdin) {
     return FailUsage(kCommand, "--secret-file or --secret-stdin is required");
   }
   EndWithParent();
-  auto session = MpiSession::Start(nullptr, nullptr);
+  auto session = StartMpi();
   if (!session.ok()) return Fail(kCommand, session.status());
   const absl::Status status = RunRank(flags, *session);
   if (status.ok()) return kExitOk;
@@ -170,6 +201,10 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->check(Between(0, 1e6))
       ->capture_default_str()
       ->group(link);
+  command
+      ->add_flag("--allow-tp-across-nodes", options->allow_tp_across_nodes,
+                 "let tensor parallel groups span hosts, which is slow")
+      ->group("Layout");
   auto* gib = command->add_option("--kv-cache-gib", options->kv_cache_gib, "KV cache of this rank")
                   ->type_name("GIB")
                   ->check(Between(1e-6, 1e6))

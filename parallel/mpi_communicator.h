@@ -21,7 +21,8 @@ namespace lockstep {
 // MPI from MPI_Init_thread to MPI_Finalize. Groups must be gone before it.
 class MpiSession {
  public:
-  // FAILED_PRECONDITION when MPI was initialised before or cannot be.
+  // Returns when it has begun on all ranks of this host. FAILED_PRECONDITION when MPI was
+  // initialised before or cannot be.
   static absl::StatusOr<MpiSession> Start(int* argc, char*** argv);
   ~MpiSession();
   MpiSession(MpiSession&& other) noexcept;

@@ -55,6 +55,7 @@ struct WorkerLaunch {
   int replica = 0;
   uint64_t epoch = 1;
   int64_t num_kv_blocks = 0;
+  bool allow_tp_across_nodes = false;
   RankTlsFlags tls;
 };
 std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,

@@ -1,9 +1,12 @@
 #include "launcher/job/mpi_command.h"
 
+#include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -15,87 +18,222 @@ namespace lockstep {
 
 namespace fs = std::filesystem;
 
-absl::StatusOr<fs::path> FindMpirun() {
+std::optional<fs::path> FindProgram(std::initializer_list<const char*> names) {
   const char* search = std::getenv("PATH");
   const std::string path = search != nullptr ? search : "/usr/local/bin:/usr/bin:/bin";
-  for (const char* name : {"mpirun.openmpi", "mpirun"}) {
+  for (const char* name : names) {
     for (absl::string_view directory : absl::StrSplit(path, ':', absl::SkipEmpty())) {
       const fs::path candidate = fs::path(std::string(directory)) / name;
       if (::access(candidate.c_str(), X_OK) == 0) return candidate;
     }
   }
+  return std::nullopt;
+}
+
+absl::StatusOr<fs::path> FindMpirun() {
+  if (const auto found = FindProgram({"mpirun.openmpi", "mpirun"})) return *found;
   return absl::NotFoundError("mpirun is not installed; on Debian: apt-get install openmpi-bin");
 }
 
-std::vector<std::string> LocalMpiCommand(const fs::path& mpirun, int world_size,
-                                         const MpiScratch& scratch,
-                                         const std::vector<std::string>& worker) {
+namespace {
+
+using Settings = std::map<std::string, std::string>;
+
+constexpr char kSettingPrefix[] = "OMPI_MCA_";
+
+// Wherever the ranks are.
+Settings CommonSettings() {
+  return {
+      {"pml", "ob1"},  // probing for network cards costs a fifth of a second
+      // Cross-memory attach needs a ptrace permission that containers withhold.
+      {"btl_vader_single_copy_mechanism", "none"},
+      {"mpi_yield_when_idle", "1"},
+      // Ranks have nothing to do at SIGTERM that is worth mpirun's second before SIGKILL.
+      {"odls_base_sigkill_timeout", "0"},
+  };
+}
+
+// The lower half is for mpirun and its daemons, which listen on every port they are given, the
+// upper for the ranks, which take one each.
+void AddPorts(const std::optional<PortRange>& ports, Settings& settings) {
+  if (!ports) return;
+  const int middle = ports->first + (ports->last - ports->first + 1) / 2;
+  settings["oob_tcp_dynamic_ipv4_ports"] = settings["oob_tcp_dynamic_ipv6_ports"] =
+      absl::StrCat(ports->first, "-", middle - 1);
+  settings["btl_tcp_port_min_v4"] = settings["btl_tcp_port_min_v6"] = absl::StrCat(middle);
+  settings["btl_tcp_port_range_v4"] = settings["btl_tcp_port_range_v6"] =
+      absl::StrCat(ports->last - middle + 1);
+}
+
+std::vector<std::string> MpirunCommand(const fs::path& mpirun, const Settings& settings,
+                                       std::initializer_list<std::string> options) {
   std::vector<std::string> command = {mpirun.string()};
   if (::geteuid() == 0) command.push_back("--allow-run-as-root");
-  const auto add = [&](std::initializer_list<const char*> words) {
-    command.insert(command.end(), words.begin(), words.end());
-  };
-  const auto set = [&](const char* name, const std::string& value) {
-    add({"--mca", name, value.c_str()});
-  };
-  // Ranks pin their own threads, and there may be more ranks than cores.
-  add({"--bind-to", "none", "--oversubscribe", "--tag-output"});
-  set("plm", "isolated");  // no remote shell is looked for, none is needed
-  set("oob_tcp_if_include", "lo");
-  set("pml", "ob1");  // probing for network cards costs a fifth of a second
-  set("btl", "self,vader");
-  // Cross-memory attach needs a ptrace permission that containers withhold.
-  set("btl_vader_single_copy_mechanism", "none");
-  set("mpi_yield_when_idle", "1");
-  // Ranks have nothing to do at SIGTERM that is worth mpirun's second before SIGKILL.
-  set("odls_base_sigkill_timeout", "0");
-  set("orte_tmpdir_base", scratch.files.string());
-  set("btl_vader_backing_directory", scratch.memory.string());
-  add({"-n"});
-  command.push_back(absl::StrCat(world_size));
+  // Ranks pin their own threads.
+  command.insert(command.end(), {"--bind-to", "none", "--tag-output"});
+  for (const auto& [name, value] : settings) {
+    command.insert(command.end(), {"--mca", name, value});
+  }
+  command.insert(command.end(), options);
+  return command;
+}
+
+// The connections of mpirun and its daemons ask for a sign of life after 5 s and break after three
+// more silent ones: a host that is gone ends the job, and a cut-off host ends its ranks.
+void AddLifelines(Settings& settings) {
+  settings["oob_tcp_keepalive_time"] = "5";
+  settings["oob_tcp_keepalive_intvl"] = "2";
+  settings["oob_tcp_keepalive_probes"] = "3";
+}
+
+void LeaveToEnvironment(Settings& settings) {
+  std::erase_if(settings, [](const auto& setting) {
+    return std::getenv(absl::StrCat(kSettingPrefix, setting.first).c_str()) != nullptr;
+  });
+}
+
+bool HasAnyPrefix(absl::string_view text, std::initializer_list<const char*> prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const char* prefix) { return absl::StartsWith(text, prefix); });
+}
+
+}  // namespace
+
+std::vector<std::string> LocalMpiCommand(const fs::path& mpirun, int world_size,
+                                         const MpiScratch& scratch,
+                                         const std::vector<std::string>& worker,
+                                         const std::optional<PortRange>& ports) {
+  Settings settings = CommonSettings();
+  settings["plm"] = "isolated";  // no remote shell is looked for, none is needed
+  settings["oob_tcp_if_include"] = "lo";
+  settings["btl"] = "self,vader";
+  settings["btl_vader_backing_directory"] = scratch.memory.string();
+  settings["orte_tmpdir_base"] = scratch.files.string();
+  AddPorts(ports, settings);
+  // There may be more ranks than cores.
+  std::vector<std::string> command =
+      MpirunCommand(mpirun, settings, {"--oversubscribe", "-n", absl::StrCat(world_size)});
   command.insert(command.end(), worker.begin(), worker.end());
   return command;
 }
 
-std::vector<std::string> JobEnvironment() {
-  constexpr std::array<const char*, 6> kLaunchPrefixes = {"OMPI_", "PMIX_",  "PMI_",
-                                                          "ORTE_", "SLURM_", "PRTE_"};
+Settings HostsMpiSettings(const std::string& network, const std::optional<PortRange>& ports) {
+  Settings settings = CommonSettings();
+  settings["btl"] = "self,vader,tcp";
+  if (!network.empty()) settings["btl_tcp_if_include"] = network;
+  AddPorts(ports, settings);
+  LeaveToEnvironment(settings);
+  return settings;
+}
+
+std::vector<std::string> HostsMpiCommand(const fs::path& mpirun, const HostsLaunch& launch,
+                                         const std::vector<std::string>& worker) {
+  Settings settings = HostsMpiSettings(launch.network, launch.ports);
+  settings["plm"] = "rsh";
+  settings["plm_rsh_agent"] = launch.rsh_agent.empty() ? "ssh" : launch.rsh_agent;
+  // Nobody is there to type a password.
+  if (launch.rsh_agent.empty()) {
+    settings["plm_rsh_args"] = "-o BatchMode=yes -o ConnectTimeout=10";
+  }
+  if (!launch.network.empty()) settings["oob_tcp_if_include"] = launch.network;
+  AddLifelines(settings);
+  LeaveToEnvironment(settings);
+  if (!launch.rsh_agent.empty()) settings["plm_rsh_agent"] = launch.rsh_agent;
+  // Ranks go to the file's hosts one by one: mpirun's other ways to map put its own host first.
+  std::vector<std::string> command =
+      MpirunCommand(mpirun, settings,
+                    {"--hostfile", launch.rank_file.string(), "--map-by", "seq", "-n",
+                     absl::StrCat(launch.world_size)});
+  command.insert(command.end(), worker.begin(), worker.end());
+  return command;
+}
+
+std::vector<std::string> JobEnvironment(const Settings& added) {
+  // mpirun gives its settings to the ranks, who then would give them on; a user's own stay.
+  const bool is_inside_job = std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr;
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    bool is_launch = false;
-    for (const char* prefix : kLaunchPrefixes) is_launch |= absl::StartsWith(*entry, prefix);
-    if (!is_launch) environment.emplace_back(*entry);
+    const bool is_setting = !is_inside_job && absl::StartsWith(*entry, kSettingPrefix);
+    if (is_setting ||
+        !HasAnyPrefix(*entry, {"OMPI_", "PMIX_", "PMI_", "ORTE_", "SLURM_", "PRTE_"})) {
+      environment.emplace_back(*entry);
+    }
+  }
+  std::erase_if(environment, [&](const std::string& entry) {
+    return added.count(entry.substr(0, entry.find('='))) > 0;
+  });
+  for (const auto& [name, value] : added) environment.push_back(absl::StrCat(name, "=", value));
+  return environment;
+}
+
+std::vector<std::string> SlurmJobEnvironment(const Settings& added) {
+  std::vector<std::string> environment = JobEnvironment(added);
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    // What belongs to a step, or would tell srun to place tasks otherwise.
+    if (absl::StartsWith(*entry, "SLURM_") &&
+        !HasAnyPrefix(*entry, {"SLURM_STEP", "SLURM_PROCID=", "SLURM_LOCALID=", "SLURM_NODEID=",
+                               "SLURM_NTASKS", "SLURM_NPROCS=", "SLURM_DISTRIBUTION=",
+                               "SLURM_HOSTFILE=", "SLURM_CPU_BIND", "SLURM_LABELIO="})) {
+      environment.emplace_back(*entry);
+    }
   }
   return environment;
 }
 
-JobLine ParseJobLine(absl::string_view line) {
-  const JobLine whole{std::nullopt, std::string(line)};
-  absl::string_view rest = line;
-  if (!absl::ConsumePrefix(&rest, "[")) return whole;
+namespace {
+
+// "[1,3]<stderr>:" at the front of text, which it consumes.
+std::optional<int> ConsumeMpirunTag(absl::string_view& text) {
+  absl::string_view rest = text;
+  if (!absl::ConsumePrefix(&rest, "[")) return std::nullopt;
   const size_t comma = rest.find(',');
   const size_t bracket = rest.find(']');
   if (comma == absl::string_view::npos || bracket == absl::string_view::npos || bracket < comma) {
-    return whole;
+    return std::nullopt;
   }
   int job = 0;
   int rank = 0;
   if (!absl::SimpleAtoi(rest.substr(0, comma), &job) ||
       !absl::SimpleAtoi(rest.substr(comma + 1, bracket - comma - 1), &rank)) {
-    return whole;
+    return std::nullopt;
   }
   rest.remove_prefix(bracket + 1);
   if (!absl::ConsumePrefix(&rest, "<stderr>:") && !absl::ConsumePrefix(&rest, "<stdout>:")) {
-    return whole;
+    return std::nullopt;
   }
-  return {rank, std::string(rest)};
+  text = rest;
+  return rank;
 }
 
-std::optional<RankKilled> ParseRankKilled(absl::string_view text) {
+// "03: ", as wide as the largest rank.
+std::optional<int> ConsumeSrunLabel(absl::string_view& text) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  int rank = 0;
+  if (digits == 0 || digits > 5 || !absl::SimpleAtoi(text.substr(0, digits), &rank)) {
+    return std::nullopt;
+  }
+  absl::string_view rest = text.substr(digits);
+  if (!absl::ConsumePrefix(&rest, ":")) return std::nullopt;
+  if (!rest.empty() && !absl::ConsumePrefix(&rest, " ")) return std::nullopt;
+  text = rest;
+  return rank;
+}
+
+}  // namespace
+
+JobLine ParseJobLine(absl::string_view line) {
+  std::optional<int> rank = ConsumeMpirunTag(line);
+  if (!rank) rank = ConsumeSrunLabel(line);
+  return {rank, std::string(line)};
+}
+
+namespace {
+
+// "RANK with PID PID on node HOST exited on signal NUMBER (NAME)."
+std::optional<RankKilled> ParseMpirunKilled(absl::string_view text) {
   constexpr absl::string_view kNoticed = "noticed that process rank ";
   const size_t at = text.find(kNoticed);
   if (at == absl::string_view::npos) return std::nullopt;
-  // "RANK with PID PID on node HOST exited on signal NUMBER (NAME)."
   const std::vector<std::string> words =
       absl::StrSplit(text.substr(at + kNoticed.size()), absl::MaxSplits(' ', 10));
   RankKilled killed;
@@ -108,8 +246,37 @@ std::optional<RankKilled> ParseRankKilled(absl::string_view text) {
   return killed;
 }
 
-bool IsMpirunNoise(absl::string_view text) {
-  constexpr std::array<const char*, 13> kNoise = {"abort is already in progress",
+// "srun: error: HOST: task RANK: NAME", NAME as strsignal(3) has it.
+std::optional<RankKilled> ParseSrunKilled(absl::string_view text) {
+  if (!absl::ConsumePrefix(&text, "srun: error: ")) return std::nullopt;
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, ": ");
+  RankKilled killed;
+  if (parts.size() != 3) return std::nullopt;
+  absl::string_view task = parts[1];
+  if (!absl::ConsumePrefix(&task, "task ") || !absl::SimpleAtoi(task, &killed.rank)) {
+    return std::nullopt;
+  }
+  const absl::string_view name = absl::StripSuffix(parts[2], " (core dumped)");
+  for (int signal = 1; signal < NSIG; ++signal) {
+    if (name != ::strsignal(signal)) continue;
+    killed.host = std::string(parts[0]);
+    killed.how = absl::StrCat("killed by signal ", signal, " (", name, ")");
+    return killed;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<RankKilled> ParseRankKilled(absl::string_view text) {
+  const auto killed = ParseMpirunKilled(text);
+  return killed ? killed : ParseSrunKilled(text);
+}
+
+bool IsJobNoise(absl::string_view text) {
+  constexpr std::array<const char*, 15> kNoise = {"has sent help message help-",
+                                                  "orte_base_help_aggregate",
+                                                  "abort is already in progress",
                                                   "-----",
                                                   "MPI_ABORT was invoked",
                                                   "with errorcode",

@@ -1,17 +1,22 @@
-// The command line that starts the ranks as one MPI job on this host, and the words mpirun adds to
-// what they print.
+// The command line that starts the ranks as one MPI job, on this host or over several, and the
+// words that mpirun and srun add to what the ranks print.
 #pragma once
 
 #include <filesystem>
+#include <initializer_list>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "launcher/job/network.h"
 
 namespace lockstep {
 
+// The first of these programs that is on $PATH.
+std::optional<std::filesystem::path> FindProgram(std::initializer_list<const char*> names);
 // mpirun.openmpi or mpirun on $PATH. NOT_FOUND saying how to install it.
 absl::StatusOr<std::filesystem::path> FindMpirun();
 
@@ -21,32 +26,54 @@ struct MpiScratch {
 };
 
 // mpirun and its arguments for world_size ranks of `worker` (program and arguments), all on this
-// host.
+// host. ports: where mpirun listens, any by default.
 std::vector<std::string> LocalMpiCommand(const std::filesystem::path& mpirun, int world_size,
                                          const MpiScratch& scratch,
+                                         const std::vector<std::string>& worker,
+                                         const std::optional<PortRange>& ports = std::nullopt);
+
+struct HostsLaunch {
+  std::filesystem::path rank_file;  // the host of each rank on a line of its own
+  int world_size = 1;
+  std::string rsh_agent;           // empty: ssh
+  std::string network;             // of MPI's connections; empty: what Open MPI chooses
+  std::optional<PortRange> ports;  // of MPI's listeners; empty: any
+};
+
+// The same over hosts. What the environment sets (OMPI_MCA_...) is not set again.
+std::vector<std::string> HostsMpiCommand(const std::filesystem::path& mpirun,
+                                         const HostsLaunch& launch,
                                          const std::vector<std::string>& worker);
 
+// Open MPI's settings for ranks on several hosts, by name, without those that the environment
+// makes: TCP between hosts, shared memory inside.
+std::map<std::string, std::string> HostsMpiSettings(const std::string& network,
+                                                    const std::optional<PortRange>& ports);
+
 // The environment of this process without what an enclosing MPI or Slurm launch put there: a job
-// inside a job would take itself for a rank of the outer one.
-std::vector<std::string> JobEnvironment();
+// inside a job would take itself for a rank of the outer one. `added` stands instead of what is
+// there.
+std::vector<std::string> JobEnvironment(const std::map<std::string, std::string>& added = {});
+// For srun: as above, but with this allocation.
+std::vector<std::string> SlurmJobEnvironment(const std::map<std::string, std::string>& added);
 
 // One line of the job's output.
 struct JobLine {
   std::optional<int> rank;  // who wrote it; mpirun itself when unset
   std::string text;
 };
-// Understands --tag-output's "[1,3]<stderr>:text".
+// Understands mpirun --tag-output's "[1,3]<stderr>:text" and srun --label's "03: text".
 JobLine ParseJobLine(absl::string_view line);
 // Which rank was killed and how, from mpirun's "... process rank 2 with PID 7 on node a exited on
-// signal 9 (Killed).".
+// signal 9 (Killed)." or srun's "srun: error: a: task 2: Killed".
 struct RankKilled {
   int rank = 0;
   std::string host;
   std::string how;  // "killed by signal 9 (Killed)"
 };
 std::optional<RankKilled> ParseRankKilled(absl::string_view text);
-// mpirun's banners, which say at length what the launcher reports in a line. Its other messages are
-// shown.
-bool IsMpirunNoise(absl::string_view text);
+// Banners of mpirun and srun, which say at length what the launcher reports in a line. Their other
+// messages are shown.
+bool IsJobNoise(absl::string_view text);
 
 }  // namespace lockstep

@@ -191,7 +191,7 @@ void ServeSession::HandleLine(Job& job, absl::string_view line) {
     job.killed = killed;
     return;
   }
-  if (!IsMpirunNoise(parsed.text)) report_.RankOutput(-1, parsed.text);
+  if (!IsJobNoise(parsed.text)) report_.RankOutput(-1, parsed.text);
 }
 
 // mpirun knows which rank was killed first; the controller knows what it did. When one dies the
