@@ -92,6 +92,7 @@ CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& m
       .heartbeat_interval = options.heartbeat_interval,
       .lease = options.lease,
       .join_timeout = options.join_timeout,
+      .load_timeout = options.load_timeout,
       .recovery_window = options.recovery_window,
       .step_deadline = options.step_deadline};
 }

@@ -98,6 +98,7 @@ struct ControllerOptions {
   // A rank that says nothing for so long is lost; infinite = its stream alone tells.
   absl::Duration lease = absl::Seconds(5);
   absl::Duration join_timeout = absl::Seconds(30);  // from the first rank's Hello to the last one's
+  absl::Duration load_timeout = absl::Minutes(5);   // without any rank's progress, before it serves
   absl::Duration hello_timeout = absl::Seconds(10);  // for a new stream to say who it is
   // A step that takes longer, with no rank showing progress, loses the replica.
   StepDeadlineOptions step_deadline;

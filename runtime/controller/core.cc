@@ -27,6 +27,7 @@ ControllerCore::ControllerCore(CoreConfig config, CoreOutput& output, absl::Time
                                  .vocab_size = config_.limits.vocab_size,
                                  .lease = config_.lease,
                                  .join_timeout = config_.join_timeout,
+                                 .load_timeout = config_.load_timeout,
                                  .step_deadline = config_.step_deadline};
     replicas_.push_back(std::make_unique<Replica>(options, now));
   }

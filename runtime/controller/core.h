@@ -44,6 +44,7 @@ struct CoreConfig {
   absl::Duration heartbeat_interval;
   absl::Duration lease;
   absl::Duration join_timeout;
+  absl::Duration load_timeout;
   absl::Duration recovery_window;  // how long requests wait while no replica serves
   StepDeadlineOptions step_deadline;
 };

@@ -89,11 +89,11 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
     case v1::FromRank::kHeartbeat:
       return ranks.OnHeartbeat(rank, message.heartbeat(), now);
     case v1::FromRank::kLoading:
-      RETURN_IF_ERROR(ranks.OnLoading(rank, message.loading()));
+      RETURN_IF_ERROR(ranks.OnLoading(rank, message.loading(), now));
       output_.Tell(EventOf(ControllerEvent::Kind::kRankLoading, replica, rank, now));
       return absl::OkStatus();
     case v1::FromRank::kLoaded: {
-      RETURN_IF_ERROR(ranks.OnLoaded(rank, message.loaded()));
+      RETURN_IF_ERROR(ranks.OnLoaded(rank, message.loaded(), now));
       ControllerEvent event = EventOf(ControllerEvent::Kind::kRankLoaded, replica, rank, now);
       event.message = message.loaded().backend();
       output_.Tell(event);

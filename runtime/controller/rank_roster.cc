@@ -87,15 +87,16 @@ absl::Status RankRoster::CheckStage(int rank, Stage expected, const char* messag
   return absl::FailedPreconditionError(absl::StrCat("it sent ", message, " out of order"));
 }
 
-absl::Status RankRoster::OnLoading(int rank, const v1::Loading& loading) {
+absl::Status RankRoster::OnLoading(int rank, const v1::Loading& loading, absl::Time now) {
   RETURN_IF_ERROR(CheckStage(rank, Stage::kLoading, "Loading"));
   RETURN_IF_ERROR(CheckCount("Loading.bytes_total", loading.bytes_total()));
   RETURN_IF_ERROR(CheckCount("Loading.bytes_done", loading.bytes_done()));
+  if (loading.bytes_done() != ranks_[rank].loading.bytes_done()) last_progress_ = now;
   ranks_[rank].loading = loading;
   return absl::OkStatus();
 }
 
-absl::Status RankRoster::OnLoaded(int rank, const v1::Loaded& loaded) {
+absl::Status RankRoster::OnLoaded(int rank, const v1::Loaded& loaded, absl::Time now) {
   RETURN_IF_ERROR(CheckStage(rank, Stage::kLoading, "Loaded"));
   RETURN_IF_ERROR(CheckCount("Loaded.weight_bytes", loaded.weight_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.loaded_bytes", loaded.loaded_bytes()));
@@ -106,6 +107,7 @@ absl::Status RankRoster::OnLoaded(int rank, const v1::Loaded& loaded) {
     return absl::InvalidArgumentError(absl::StrCat("Loaded.max_kv_blocks ", loaded.max_kv_blocks(),
                                                    " is more than ", kMaxKvBlocks));
   }
+  last_progress_ = now;
   ranks_[rank].stage = Stage::kLoaded;
   ranks_[rank].loaded = loaded;
   ++num_loaded_;
@@ -225,6 +227,15 @@ int RankRoster::FurthestBehind() const {
         return a.heartbeat.operation_age_ms() > b.heartbeat.operation_age_ms();
       });
   return static_cast<int>(behind - ranks_.begin());
+}
+
+int RankRoster::LeastLoaded() const {
+  const auto least =
+      std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
+        if (a.stage != b.stage) return a.stage < b.stage;
+        return a.loading.bytes_done() < b.loading.bytes_done();
+      });
+  return static_cast<int>(least - ranks_.begin());
 }
 
 int RankRoster::LongestSilent() const {

@@ -42,8 +42,8 @@ class RankRoster {
   // The rank of this stream, or -1 when it never joined (or belongs to another epoch).
   int RankOf(const RankPort* link) const;
 
-  absl::Status OnLoading(int rank, const v1::Loading& loading);
-  absl::Status OnLoaded(int rank, const v1::Loaded& loaded);
+  absl::Status OnLoading(int rank, const v1::Loading& loading, absl::Time now);
+  absl::Status OnLoaded(int rank, const v1::Loaded& loaded, absl::Time now);
   absl::Status OnReady(int rank, const v1::Ready& ready);
   absl::Status OnHeartbeat(int rank, const v1::Heartbeat& heartbeat, absl::Time now);
   // Only the last stage's tp_rank 0 reports results, and only once every rank is ready.
@@ -72,10 +72,12 @@ class RankRoster {
   std::string Describe(int rank, absl::Time now) const;
   // The rank that the others wait for, as far as heartbeats tell.
   int FurthestBehind() const;
+  // Of ranks that load or prepare: the one that is least far.
+  int LeastLoaded() const;
   // The joined rank not heard of for the longest time; -1 when none joined.
   int LongestSilent() const;
   absl::Time last_seen(int rank) const { return ranks_[rank].last_seen; }
-  // When a heartbeat last showed that some rank had moved on: who computes is busy, not stuck.
+  // When some rank last showed that it had moved on: who computes or loads is busy, not stuck.
   absl::Time last_progress() const { return last_progress_; }
   v1::RankStatus StatusOf(int rank, absl::Time now) const;
   void FillStatus(absl::Time now, v1::GetStatusResponse* response) const;

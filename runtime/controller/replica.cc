@@ -16,6 +16,7 @@ Replica::Replica(const ReplicaOptions& options, absl::Time now)
       vocab_size_(options.vocab_size),
       lease_(options.lease),
       join_timeout_(options.join_timeout),
+      load_timeout_(options.load_timeout),
       step_deadline_(options.step_deadline),
       ranks_(std::make_unique<RankRoster>(identity_, now)) {}
 
@@ -97,6 +98,12 @@ absl::Time Replica::StepOverdueAt() const {
   return std::max(step.since, ranks_->last_progress()) + step_deadline_.For(step.num_tokens);
 }
 
+// A file system that hangs lets heartbeats go on.
+absl::Time Replica::LoadOverdueAt() const {
+  if (state_ != State::kJoining || ranks_->LongestSilent() < 0) return absl::InfiniteFuture();
+  return ranks_->last_progress() + load_timeout_;
+}
+
 std::optional<Replica::Overdue> Replica::FindOverdue(absl::Time now) const {
   if (ranks_ == nullptr) return std::nullopt;
   const int silent = ranks_->LongestSilent();
@@ -107,6 +114,10 @@ std::optional<Replica::Overdue> Replica::FindOverdue(absl::Time now) const {
     return Overdue{ranks_->FirstMissing(), absl::StrCat("ranks that did not join within ",
                                                         absl::FormatDuration(join_timeout_),
                                                         " of the first: ", ranks_->MissingRanks())};
+  }
+  if (now >= LoadOverdueAt()) {
+    return Overdue{ranks_->LeastLoaded(), absl::StrCat("no rank has come further for ",
+                                                       absl::FormatDuration(load_timeout_))};
   }
   if (now < StepOverdueAt()) return std::nullopt;
   const StepInFlight& step = in_flight_.front();
@@ -121,7 +132,8 @@ absl::Time Replica::NextWakeup() const {
   if (ranks_ == nullptr) return wakeup;
   const int silent = ranks_->LongestSilent();
   if (silent >= 0) wakeup = std::min(wakeup, ranks_->last_seen(silent) + lease_);
-  return std::min({wakeup, StepOverdueAt(), ranks_->waiting_for_ranks_since() + join_timeout_});
+  return std::min({wakeup, StepOverdueAt(), LoadOverdueAt(),
+                   ranks_->waiting_for_ranks_since() + join_timeout_});
 }
 
 void Replica::FillStatus(absl::Time now, v1::GetStatusResponse* response) const {

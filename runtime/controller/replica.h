@@ -27,6 +27,7 @@ struct ReplicaOptions {
   int64_t vocab_size = 0;
   absl::Duration lease;         // a joined rank that says nothing for so long is lost
   absl::Duration join_timeout;  // from the first rank's Hello to the last one's
+  absl::Duration load_timeout;  // without any rank's progress, before it serves
   StepDeadlineOptions step_deadline;
 };
 
@@ -80,11 +81,13 @@ class Replica {
   };
   void Send(const engine::StepPlan& plan, absl::Time now);
   absl::Time StepOverdueAt() const;
+  absl::Time LoadOverdueAt() const;
 
   RosterIdentity identity_;
   const int64_t vocab_size_;
   const absl::Duration lease_;
   const absl::Duration join_timeout_;
+  const absl::Duration load_timeout_;
   StepDeadline step_deadline_;
   State state_ = State::kJoining;
   std::string why_lost_;

@@ -59,6 +59,7 @@ class CoreTest : public ::testing::Test, private CoreOutput {
                       .heartbeat_interval = absl::Seconds(1),
                       .lease = absl::Seconds(5),
                       .join_timeout = absl::Seconds(30),
+                      .load_timeout = absl::Seconds(40),
                       .recovery_window = absl::Seconds(60),
                       .step_deadline = {}};
     config.engine.block_size = kBlockSize;
@@ -325,6 +326,27 @@ TEST_F(CoreTest, RanksThatDoNotJoinAreNamed) {
   }
   EXPECT_TRUE(rank->closed.has_value());
   EXPECT_THAT(told_.back().message, HasSubstr("did not join within 30s of the first: 0, 2"));
+}
+
+TEST_F(CoreTest, ALoadThatHangsIsNoticedAlthoughHeartbeatsGoOn) {
+  Start(1);
+  auto rank = Hello(0, 1);
+  for (int i = 1; i <= 100; ++i) {  // slow, but it moves
+    now_ += absl::Seconds(4);
+    v1::FromRank loading;
+    loading.mutable_loading()->set_bytes_done(i);
+    loading.mutable_loading()->set_bytes_total(1000);
+    Say(rank, loading);
+  }
+  EXPECT_FALSE(rank->closed.has_value());
+  for (int i = 0; i < 11; ++i) {
+    now_ += absl::Seconds(4);
+    v1::FromRank beat;
+    beat.mutable_heartbeat()->set_operation_age_ms(4000 * i);
+    Say(rank, beat);
+  }
+  EXPECT_TRUE(rank->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("no rank has come further for 40s"));
 }
 
 TEST_F(CoreTest, AHeartbeatThatShowsProgressKeepsALongStepAlive) {

@@ -102,6 +102,7 @@ Simulation::Simulation(uint64_t seed)
                     .heartbeat_interval = absl::Milliseconds(500),
                     .lease = absl::Seconds(5),
                     .join_timeout = absl::Seconds(30),
+                    .load_timeout = absl::Seconds(60),
                     .recovery_window = absl::InfiniteDuration(),
                     .step_deadline = {}};
   config.engine.pipeline_depth = grid_.pp();
