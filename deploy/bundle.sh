@@ -85,9 +85,10 @@ library_dir() { dirname "$(ldd "$2" | awk -v name="$1" '$1 ~ "^" name "\\." { pr
 
 install -m 755 "$program" "$root/libexec/lockstep"
 strip --strip-debug "$root/libexec/lockstep"
-for tool in orterun orted; do
-  install -m 755 "$(ompi_path bindir)/$tool" "$root/libexec/$tool"
-  echo "$(ompi_path bindir)/$tool" >>"$origins"
+# mpirun under the name by which it speaks of itself.
+for tool in orterun:mpirun orted:orted; do
+  install -m 755 "$(ompi_path bindir)/${tool%:*}" "$root/libexec/${tool#*:}"
+  echo "$(ompi_path bindir)/${tool%:*}" >>"$origins"
 done
 add_libraries "$program" "$(ompi_path bindir)/orterun" "$(ompi_path bindir)/orted"
 

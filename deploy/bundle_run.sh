@@ -10,6 +10,6 @@ export OPAL_PREFIX="$root" OPAL_BINDIR="$root/bin" OPAL_LIBDIR="$root/lib" OPAL_
   HWLOC_PLUGINS_PATH="$root/lib/hwloc" PATH="$root/bin:$PATH"
 case ${self##*/} in
   # With its prefix, so that it starts this bundle's orted on other hosts.
-  mpirun*) exec "$root/libexec/orterun" --prefix "$root" "$@" ;;
+  mpirun*) exec "$root/libexec/mpirun" --prefix "$root" "$@" ;;
   *) exec "$root/libexec/${self##*/}" "$@" ;;
 esac
