@@ -15,7 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/base/mailbox.h"
 #include "launcher/base/signals.h"
-#include "launcher/cli/command.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
 #include "launcher/client/generation_call.h"

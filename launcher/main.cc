@@ -4,6 +4,7 @@
 #include <exception>
 #include <string>
 
+#include "CLI/CLI.hpp"
 #include "launcher/base/descriptor_limit.h"
 #include "launcher/cli/command.h"
 #include "launcher/cli/values.h"

@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "launcher/base/signals.h"
-#include "launcher/cli/command.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "model/checkpoint/inspect.h"
 #include "model/checkpoint/model_shapes.h"

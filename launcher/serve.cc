@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
-#include "launcher/cli/command.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/launch_flags.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/cli/values.h"

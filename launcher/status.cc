@@ -10,7 +10,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/signals.h"
-#include "launcher/cli/command.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
-#include "launcher/cli/command.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
 #include "launcher/client/prompts.h"

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "launcher/cli/command.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/job/parent_watch.h"
 #include "launcher/job/runtime_dir.h"

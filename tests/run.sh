@@ -53,7 +53,7 @@ if command -v clang-format >/dev/null; then
 fi
 
 step "build (release)"
-build build/release
+if [ "$quick" = 1 ]; then build build/release plain_tests; else build build/release; fi
 step "plain tests"
 test_in build/release -L plain -j "$jobs"
 if [ "$quick" = 1 ]; then exit 0; fi
@@ -63,7 +63,7 @@ test_in build/release -LE plain
 
 if [ "$sanitizers" = 1 ]; then
   step "build (ASan + UBSan)"
-  build build/asan -DLOCKSTEP_SANITIZE=address,undefined -DLOCKSTEP_BENCHMARKS=OFF
+  build build/asan plain_tests -DLOCKSTEP_SANITIZE=address,undefined -DLOCKSTEP_BENCHMARKS=OFF
   step "tests under ASan + UBSan"
   LSAN_OPTIONS="suppressions=$source/tests/support/lsan.supp" UBSAN_OPTIONS=print_stacktrace=1 \
     test_in build/asan -L plain -j "$jobs"

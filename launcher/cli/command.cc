@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {

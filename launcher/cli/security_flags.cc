@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/cli/add_command.h"
 #include "runtime/security/reachability.h"
 
 namespace lockstep {

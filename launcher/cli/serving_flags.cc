@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "launcher/cli/add_command.h"
 
 namespace lockstep {
 

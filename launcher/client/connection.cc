@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "runtime/security/api_tokens.h"
 #include "runtime/security/reachability.h"

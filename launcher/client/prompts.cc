@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {

@@ -1,24 +1,9 @@
 // Forward and Logits allocate nothing once warm: this binary counts every operator new.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "gtest/gtest.h"
 #include "model/llama/llama_stage.h"
+#include "tests/kernels/counting_new.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/model/llama/temporary_model.h"
-
-namespace {
-std::atomic<int64_t> num_allocations{0};
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  ++num_allocations;
-  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes); memory != nullptr) return memory;
-  std::abort();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace lockstep::testing {
 namespace {
@@ -50,11 +35,11 @@ TEST(AllocationTest, WarmForwardAllocatesNothing) {
     const StepBatch batch = MixedBatch();
     int64_t before = 0;
     for (int step = 0; step < 5; ++step) {
-      if (step == 2) before = num_allocations;
+      if (step == 2) before = NumAllocations();
       ASSERT_TRUE((*stage)->Forward(batch).ok());
       ASSERT_TRUE((*stage)->Logits(0, 2).ok());
     }
-    EXPECT_EQ(num_allocations - before, 0) << DTypeName(dtype);
+    EXPECT_EQ(NumAllocations() - before, 0) << DTypeName(dtype);
   }
 }
 
