@@ -1,4 +1,5 @@
 #include "launcher/cli/launch_flags.h"
+
 #include "launcher/cli/add_command.h"
 
 namespace lockstep {

@@ -39,13 +39,15 @@ Case RandomCase(std::mt19937_64& random, int vocab_size) {
   return result;
 }
 
-Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel) {
+Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel,
+                const OnEvent& on_event) {
   Outcome outcome;
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Minutes(5)));
   auto reader = connection.stub().Generate(&context, c.request);
   v1::GenerateEvent event;
   while (reader->Read(&event)) {
+    if (on_event) on_event(event);
     outcome.Add(event);
     if (may_cancel && c.cancel_after_tokens >= 0 && outcome.num_tokens() >= c.cancel_after_tokens) {
       context.TryCancel();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <random>
 #include <string>
@@ -30,7 +31,9 @@ struct Outcome {
   int num_tokens() const;
   void Add(const v1::GenerateEvent& event);
 };
-Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel);
+using OnEvent = std::function<void(const v1::GenerateEvent&)>;
+Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel,
+                const OnEvent& on_event = nullptr);
 
 // What differs, or empty. A cancelled request must have delivered a prefix.
 std::string Compare(const Case& c, const Outcome& alone, const Outcome& together);
