@@ -22,6 +22,7 @@
 #include "launcher/client/prompts.h"
 #include "launcher/client/request_flags.h"
 #include "launcher/client/response.h"
+#include "launcher/client/retry_clock.h"
 #include "launcher/client/text_printer.h"
 
 namespace lockstep {
@@ -40,6 +41,8 @@ struct GenerateOptions {
   bool no_echo = false;
   bool json = false;
   bool quiet = false;
+  double retry_seconds = 30.0;
+  std::string attach;
 };
 
 struct Arrival {
@@ -69,7 +72,7 @@ class GenerateRun {
     started_ = absl::Now();
     while (num_done_ < prompts_.size()) {
       StartCalls();
-      WaitReadable({mailbox_.fd(), interrupts.fd()}, absl::InfiniteDuration());
+      WaitReadable({mailbox_.fd(), interrupts.fd()}, StartDueContinuations());
       if (interrupts.TakeCount() > 0) Interrupt();
       for (Arrival& arrival : mailbox_.TakeAll()) Handle(arrival);
     }
@@ -81,6 +84,10 @@ class GenerateRun {
   struct Running {
     std::unique_ptr<Response> response;
     std::unique_ptr<GenerationCall> call;
+    RetryClock retries;
+    absl::Time continue_at = absl::InfiniteFuture();  // when the server went away
+    bool echoed = false;
+    bool told = false;  // the user, that the server is lost
   };
 
   std::vector<std::string> Headings() const {
@@ -99,22 +106,67 @@ class GenerateRun {
     while (!interrupted_ && running_.size() < prompts_.size() &&
            running_.size() - num_done_ < kMaxCallsInFlight) {
       const size_t index = running_.size();
-      v1::GenerateRequest request = request_;
-      SetPrompt(prompts_[index], request);
-      const auto on_event = [this, index](const v1::GenerateEvent& event) {
-        mailbox_.Put({index, absl::Now(), event, std::nullopt});
-      };
-      const auto on_done = [this, index](const grpc::Status& status) {
-        mailbox_.Put({index, absl::Now(), {}, status});
-      };
-      const absl::Duration timeout = options_.timeout_seconds > 0
-                                         ? absl::Seconds(options_.timeout_seconds)
-                                         : absl::InfiniteDuration();
-      Running& run = running_.emplace_back();
-      run.response = std::make_unique<Response>(absl::Now());
-      run.call = std::make_unique<GenerationCall>(connection_, std::move(request), timeout,
-                                                  GenerationCall::Handlers{on_event, on_done});
+      Running& run = running_.emplace_back(
+          Running{.response = std::make_unique<Response>(absl::Now()),
+                  .call = nullptr,
+                  .retries = RetryClock(absl::Seconds(options_.retry_seconds))});
+      if (!options_.attach.empty()) {
+        v1::AttachRequest request;
+        request.set_request_id(options_.attach);
+        run.call = Start(index, std::move(request));
+      } else {
+        v1::GenerateRequest request = request_;
+        SetPrompt(prompts_[index], request);
+        run.call = Start(index, std::move(request));
+      }
     }
+  }
+
+  template <typename Request>
+  std::unique_ptr<GenerationCall> Start(size_t index, Request request) {
+    const auto on_event = [this, index](const v1::GenerateEvent& event) {
+      mailbox_.Put({index, absl::Now(), event, std::nullopt});
+    };
+    const auto on_done = [this, index](const grpc::Status& status) {
+      mailbox_.Put({index, absl::Now(), {}, status});
+    };
+    const absl::Duration timeout = options_.timeout_seconds > 0
+                                       ? absl::Seconds(options_.timeout_seconds)
+                                       : absl::InfiniteDuration();
+    return std::make_unique<GenerationCall>(connection_, std::move(request), timeout,
+                                            GenerationCall::Handlers{on_event, on_done});
+  }
+
+  // Returns how long until the next one is due.
+  absl::Duration StartDueContinuations() {
+    const absl::Time now = absl::Now();
+    absl::Time next = absl::InfiniteFuture();
+    for (size_t index = 0; index < running_.size(); ++index) {
+      Running& run = running_[index];
+      if (run.continue_at <= now) {
+        run.continue_at = absl::InfiniteFuture();
+        run.call = Start(index, run.response->Continuation());
+      }
+      next = std::min(next, run.continue_at);
+    }
+    return next - now;
+  }
+
+  // True when the stream broke and the server, or the next one at its place, may go on with it.
+  bool ContinueLater(Running& run, const grpc::Status& status) {
+    const grpc::StatusCode code = status.error_code();
+    const bool worth_it =
+        code == grpc::StatusCode::UNAVAILABLE ||
+        (code == grpc::StatusCode::RESOURCE_EXHAUSTED && run.retries.failing());  // a full queue
+    if (interrupted_ || !worth_it || !run.response->accepted().attachable()) return false;
+    const std::optional<absl::Time> at = run.retries.Failed(absl::Now());
+    if (!at) return false;
+    if (!std::exchange(run.told, true) && !options_.quiet) {
+      std::fprintf(stderr, "[lost the server; looking for it for %s]\n",
+                   FormatSeconds(options_.retry_seconds).c_str());
+    }
+    run.continue_at = *at;
+    return true;
   }
 
   void Interrupt() {
@@ -122,24 +174,34 @@ class GenerateRun {
     interrupted_ = true;
     failed_ = true;
     num_done_ += prompts_.size() - running_.size();  // never started
-    for (const Running& run : running_) {
+    for (size_t index = 0; index < running_.size(); ++index) {
+      Running& run = running_[index];
       if (run.call) run.call->Cancel();
+      if (std::exchange(run.continue_at, absl::InfiniteFuture()) != absl::InfiniteFuture()) {
+        Finish(index, grpc::Status::CANCELLED);
+      }
     }
   }
 
   void Handle(Arrival& arrival) {
     Running& run = running_[arrival.prompt];
     if (arrival.done) {
-      Finish(arrival.prompt, *arrival.done);
+      run.call.reset();
+      if (run.response->complete())
+        arrival.done = grpc::Status::OK;  // it broke after the last event
+      if (!ContinueLater(run, *arrival.done)) Finish(arrival.prompt, *arrival.done);
       return;
     }
+    run.retries.Succeeded();
+    run.told = false;
     run.response->Add(arrival.event, arrival.received);
     if (printer_) Print(arrival.prompt, arrival.event);
   }
 
   void Print(size_t prompt, const v1::GenerateEvent& event) {
     const size_t first = prompt * num_outputs_;
-    if (event.has_accepted() && !options_.no_echo) {
+    if (event.has_accepted()) {
+      if (options_.no_echo || std::exchange(running_[prompt].echoed, true)) return;
       for (size_t i = 0; i < num_outputs_; ++i) printer_->Append(first + i, prompts_[prompt].shown);
     } else if (event.has_delta() && event.delta().output_index() < num_outputs_) {
       printer_->Append(first + event.delta().output_index(), event.delta().text());
@@ -228,8 +290,11 @@ absl::Status DetokenizePrompts(const Connection& connection, std::vector<Prompt>
 int RunGenerate(const GenerateOptions& options) {
   auto request = MakeRequest(options.request);
   if (!request.ok()) return FailUsage(kCommand, request.status().message());
-  auto prompts = ReadPrompts(options.prompts);
+  auto prompts = options.attach.empty() ? ReadPrompts(options.prompts) : std::vector<Prompt>(1);
   if (!prompts.ok()) return Fail(kCommand, prompts.status());
+  if (!options.request.request_id.empty() && prompts->size() > 1) {
+    return FailUsage(kCommand, "--request-id is for one prompt");
+  }
   InterruptWatcher interrupts;  // after standard input was read, before gRPC starts threads
   const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
@@ -266,6 +331,24 @@ void AddGenerateCommand(CLI::App& program, CommandBody& chosen) {
                    "give up after this long (default: never)")
       ->type_name("SECONDS")
       ->check(Between(0.0, 1e9))
+      ->group("Connection");
+  command
+      ->add_option("--retry-seconds", options->retry_seconds,
+                   "how long to look for a server that went away and go on, if it keeps a journal")
+      ->type_name("SECONDS")
+      ->check(Between(0.0, 1e6))
+      ->capture_default_str()
+      ->group("Connection");
+  command
+      ->add_option(
+          "--attach", options->attach,
+          "instead of a prompt: print the whole output of a request in the server's journal")
+      ->type_name("REQUEST_ID")
+      ->group("Connection");
+  command
+      ->add_option("--request-id", options->request.request_id,
+                   "name the request, for --attach (default: the server draws one)")
+      ->type_name("REQUEST_ID")
       ->group("Connection");
   command->footer(
       "Example:\n  lockstep generate --temperature 0 --max-tokens 200 \"Once upon a time\"\n"

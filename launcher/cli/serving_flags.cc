@@ -91,6 +91,20 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->capture_default_str()
       ->group(group);
   command
+      .add_option(
+          "--journal", flags.journal,
+          "record accepted requests there (prompts in clear, mode 0600): clients then go on "
+          "after a restart of this program")
+      ->type_name("FILE")
+      ->group(group);
+  command
+      .add_option("--reattach-window", flags.reattach_seconds,
+                  "how long a recorded request waits for its client")
+      ->type_name("SECONDS")
+      ->check(Between(1, 1e7))
+      ->capture_default_str()
+      ->group(group);
+  command
       .add_option("--replicas", flags.replicas,
                   "copies of the model, each on its own tp x pp ranks, that share the requests")
       ->type_name("R")

@@ -37,6 +37,8 @@ struct ControllerFlags {
   bool no_prefix_cache = false;
   double drain_seconds = 30.0;
   int replicas = 1;
+  std::string journal;
+  double reattach_seconds = 600.0;
   bool json = false;
   ServiceSecurityFlags security;
 };

@@ -120,6 +120,9 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionFla
   grpc::ChannelArguments arguments;
   // A proxy set for the web must not swallow a connection to a machine next door.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // A restarted server is found soon.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetMaxReceiveMessageSize(kMaxReceiveBytes);
   arguments.SetMaxSendMessageSize(-1);
   const auto credentials = ChannelCredentialsOf(security, flags.server, arguments);

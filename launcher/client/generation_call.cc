@@ -13,6 +13,15 @@ GenerationCall::GenerationCall(const Connection& connection, v1::GenerateRequest
   StartCall();
 }
 
+GenerationCall::GenerationCall(const Connection& connection, v1::AttachRequest request,
+                               absl::Duration timeout, Handlers handlers)
+    : attach_(std::move(request)), handlers_(std::move(handlers)) {
+  connection.Prepare(context_, timeout);
+  connection.stub().async()->Attach(&context_, &attach_, this);
+  StartRead(&event_);
+  StartCall();
+}
+
 void GenerationCall::OnReadDone(bool ok) {
   if (!ok) return;  // the stream ended; OnDone follows
   handlers_.on_event(event_);

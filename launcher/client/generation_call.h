@@ -1,5 +1,5 @@
-// One streaming Generate call, driven by gRPC's own threads: a thousand calls need no thousand
-// threads.
+// One streaming Generate or Attach call, driven by gRPC's own threads: a thousand calls need no
+// thousand threads.
 //
 // on_event and on_done run on gRPC's threads, one at a time and in order for one call; they must
 // not block for long. on_done runs exactly once and last; the call may be destroyed from then on,
@@ -23,6 +23,9 @@ class GenerationCall final : private grpc::ClientReadReactor<v1::GenerateEvent> 
   // Starts the call. timeout: InfiniteDuration for none.
   GenerationCall(const Connection& connection, v1::GenerateRequest request, absl::Duration timeout,
                  Handlers handlers);
+  // Continues a request.
+  GenerationCall(const Connection& connection, v1::AttachRequest request, absl::Duration timeout,
+                 Handlers handlers);
   GenerationCall(const GenerationCall&) = delete;
   GenerationCall& operator=(const GenerationCall&) = delete;
 
@@ -35,6 +38,7 @@ class GenerationCall final : private grpc::ClientReadReactor<v1::GenerateEvent> 
 
   grpc::ClientContext context_;
   v1::GenerateRequest request_;
+  v1::AttachRequest attach_;  // of the two one is used
   v1::GenerateEvent event_;
   Handlers handlers_;
 };

@@ -117,6 +117,7 @@ absl::Status SetStop(const RequestFlags& flags, v1::StopOptions& stop) {
 
 absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags) {
   v1::GenerateRequest request;
+  request.set_request_id(flags.request_id);
   RETURN_IF_ERROR(SetSampling(flags, *request.mutable_sampling()));
   RETURN_IF_ERROR(SetStop(flags, *request.mutable_stop()));
   v1::OutputOptions& output = *request.mutable_output();

@@ -14,6 +14,7 @@
 namespace lockstep {
 
 struct RequestFlags {
+  std::string request_id;
   std::optional<float> temperature;
   std::optional<int> top_k;
   std::optional<float> top_p;

@@ -1,5 +1,7 @@
 #include "launcher/client/response.h"
 
+#include <algorithm>
+
 #include "launcher/cli/values.h"
 
 namespace lockstep {
@@ -81,6 +83,8 @@ void Response::Add(const v1::GenerateEvent& event, absl::Time received) {
       accepted_ = event.accepted();
       break;
     case v1::GenerateEvent::kPromptLogprobs:
+      // Those of a continued stream begin again.
+      if (event.prompt_logprobs().first_position() <= 1) prompt_logprobs_.clear();
       prompt_logprobs_.insert(prompt_logprobs_.end(), event.prompt_logprobs().logprobs().begin(),
                               event.prompt_logprobs().logprobs().end());
       break;
@@ -93,6 +97,24 @@ void Response::Add(const v1::GenerateEvent& event, absl::Time received) {
     case v1::GenerateEvent::EVENT_NOT_SET:
       break;  // a newer server's event
   }
+}
+
+bool Response::complete() const {
+  // Usage comes with the last event.
+  return std::any_of(outputs_.begin(), outputs_.end(), [](const ResponseOutput& output) {
+    return output.finished && output.finished->has_usage();
+  });
+}
+
+v1::AttachRequest Response::Continuation() const {
+  v1::AttachRequest request;
+  request.set_request_id(accepted_.request_id());
+  for (const ResponseOutput& output : outputs_) {
+    v1::ReceivedOutput& received = *request.add_received();
+    received.set_num_tokens(static_cast<int32_t>(output.token_ids.size()));
+    received.set_num_text_bytes(static_cast<int64_t>(output.text.size()));
+  }
+  return request;
 }
 
 Json Response::ToJson() const {

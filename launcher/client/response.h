@@ -24,6 +24,11 @@ class Response {
   explicit Response(absl::Time started) : started_(started) {}
   void Add(const v1::GenerateEvent& event, absl::Time received);
 
+  // Everything has come, whatever became of the call.
+  bool complete() const;
+  // What asks the server for the rest of it.
+  v1::AttachRequest Continuation() const;
+
   const v1::PromptAccepted& accepted() const { return accepted_; }
   const std::vector<ResponseOutput>& outputs() const { return outputs_; }
   int64_t num_output_tokens() const { return num_output_tokens_; }

@@ -18,6 +18,8 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
   options.enable_prefix_cache = !controller.no_prefix_cache;
   options.listen = controller.listen;
   options.num_replicas = controller.replicas;
+  options.journal = controller.journal;
+  options.reattach_window = absl::Seconds(controller.reattach_seconds);
   options.version = LOCKSTEP_VERSION;
   RETURN_IF_ERROR(ApplySecurity(controller.security, options));
   return options;

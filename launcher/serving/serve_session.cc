@@ -127,6 +127,8 @@ void ServeSession::Handle(const ControllerEvent& event) {
     case Kind::kFailed:
       // Ranks placed by hand may come again; a job's end is decided here.
       return jobs_.empty() ? report_.Waiting(event.message) : GiveUp(event.message);
+    case Kind::kWarning:
+      return report_.Warn({event.message});
     case Kind::kDrained:
       if (state_ != State::kDraining) return;
       how_stopped_ = "after all requests finished";

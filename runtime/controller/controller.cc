@@ -15,6 +15,7 @@
 #include "runtime/controller/event_loop.h"
 #include "runtime/controller/generation_service.h"
 #include "runtime/controller/health_service.h"
+#include "runtime/controller/journal.h"
 #include "runtime/controller/listeners.h"
 #include "runtime/controller/rank_link.h"
 #include "runtime/security/reachability.h"
@@ -129,6 +130,27 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::
   return tokenizer;
 }
 
+// Null without one. What was found in it is told as an event.
+absl::StatusOr<std::shared_ptr<Journal>> OpenJournal(const ControllerOptions& options,
+                                                     const ModelConfig& model, EventLoop& loop) {
+  if (options.journal.empty()) return std::shared_ptr<Journal>();
+  ASSIGN_OR_RETURN(std::shared_ptr<Journal> journal,
+                   Journal::Open({.path = options.journal,
+                                  .model_fingerprint = model.Fingerprint(),
+                                  .reattach_window = options.reattach_window},
+                                 absl::Now()));
+  std::string found;
+  if (journal->num_recovered() > 0) {
+    found = absl::StrCat(journal->num_recovered(), " unfinished requests wait for their clients");
+  }
+  if (journal->num_bytes_cut() > 0) {
+    absl::StrAppend(&found, found.empty() ? "" : "; ", "cut ", journal->num_bytes_cut(),
+                    " bytes of a record that was being written");
+  }
+  if (!found.empty()) loop.Warn(absl::StrCat("journal ", options.journal, ": ", found));
+  return journal;
+}
+
 }  // namespace
 
 // Destroyed from the bottom up: servers first, the loop last.
@@ -139,6 +161,7 @@ struct Controller::Impl {
   std::unique_ptr<Tokenizer> tokenizer;
   HealthService health;
   std::shared_ptr<EventLoop> loop;  // shared with calls that may end last
+  std::shared_ptr<Journal> journal;  // likewise
   std::unique_ptr<GenerationService> generation;
   std::unique_ptr<WorkerLinkService> worker_link;
   std::vector<std::string> worker_addresses;
@@ -186,13 +209,14 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
   impl->secret = options.secret.empty() ? DrawSecret() : options.secret;
   impl->loop = std::make_shared<EventLoop>(MakeCoreConfig(options, model, grid), options.observer,
                                            impl->health);
+  ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, model, *impl->loop));
   impl->generation = std::make_unique<GenerationService>(
       GenerationServiceConfig{.default_sampling = sampling,
                               .vocab_size = model.vocab_size,
                               .max_unread_bytes = options.max_unread_bytes,
                               .api_tokens = options.api_tokens,
                               .info = ServerInfo(options, model)},
-      impl->tokenizer.get(), impl->loop);
+      impl->tokenizer.get(), impl->loop, impl->journal);
   impl->worker_link = std::make_unique<WorkerLinkService>(
       impl->loop, impl->secret, options.num_replicas * grid.world_size(), options.hello_timeout);
   const absl::Status listening = impl->Listen(options);

@@ -34,6 +34,7 @@ struct ControllerEvent {
     kServing,      // num_kv_blocks, max_model_len
     kRankLost,     // message names rank, host, stage and last operation
     kFailed,       // message: the cause; nothing is served until the next epoch
+    kWarning,      // message
     kDrained,      // BeginDrain was called and nothing is left
   };
   enum class Cause {
@@ -102,6 +103,10 @@ struct ControllerOptions {
   absl::Duration hello_timeout = absl::Seconds(10);  // for a new stream to say who it is
   // A step that takes longer, with no rank showing progress, loses the replica.
   StepDeadlineOptions step_deadline;
+  // The file that records accepted requests, so that clients can attach to them again after a broken
+  // stream or a restart of the controller. Empty = none.
+  std::string journal;
+  absl::Duration reattach_window = absl::Minutes(10);  // for a request without a stream
   // How long requests wait while no replica serves; zero = not at all.
   absl::Duration recovery_window = absl::ZeroDuration();
   // Bytes one client may leave unread before its request ends with RESOURCE_EXHAUSTED.
@@ -115,7 +120,7 @@ class Controller {
  public:
   // Errors: what Checkpoint::Open, Tokenizer::Load and CheckLayout say; INVALID_ARGUMENT naming an
   // option out of range; FAILED_PRECONDITION for a clients' address that others can reach without
-  // TLS; UNAVAILABLE naming an address that cannot be bound.
+  // TLS; what Journal::Open says; UNAVAILABLE naming an address that cannot be bound.
   static absl::StatusOr<std::unique_ptr<Controller>> Start(ControllerOptions options);
   ~Controller();
   Controller(const Controller&) = delete;

@@ -135,10 +135,10 @@ void ControllerCore::Cancel(uint64_t number) {
   ForgetRequest(number);
 }
 
-bool ControllerCore::Abort(const std::string& name) {
+bool ControllerCore::Abort(const std::string& name, const grpc::Status& status) {
   const std::optional<uint64_t> number = requests_.FindByName(name);
   if (!number) return false;
-  EndOne(*number, v1::FINISH_REASON_ABORTED, grpc::Status::OK);
+  EndOne(*number, v1::FINISH_REASON_ABORTED, status);
   return true;
 }
 

@@ -74,8 +74,8 @@ class ControllerCore {
   absl::Status Add(engine::EngineRequest request, std::string name, absl::Time now);
   // The client is gone. Unknown numbers are ignored.
   void Cancel(uint64_t number);
-  // True when a request of this name was running.
-  bool Abort(const std::string& name);
+  // True when a request of this name was running. Its call ends with status, OK after the finishes.
+  bool Abort(const std::string& name, const grpc::Status& status = grpc::Status::OK);
   // A stop string ended this output.
   void FinishOutput(uint64_t number, uint32_t sequence_index);
 

@@ -48,6 +48,10 @@ void EventLoop::Submit(engine::EngineRequest request, std::shared_ptr<RequestStr
 void EventLoop::Add(engine::EngineRequest request, std::shared_ptr<RequestStream> stream) {
   if (stream->writer().cancelled()) return;
   const uint64_t number = request.request_id;
+  if (stream->spec().attaches) {
+    core_.Abort(stream->spec().request_id,
+                grpc::Status(grpc::StatusCode::ABORTED, "another client attached to this request"));
+  }
   const absl::Status status = core_.Add(std::move(request), stream->spec().request_id, absl::Now());
   if (!status.ok()) {
     CountRejected();
@@ -89,6 +93,15 @@ void EventLoop::RankSaid(std::shared_ptr<RankLink> link, v1::FromRank message) {
 void EventLoop::RankClosed(std::shared_ptr<RankLink> link, std::string why) {
   queue_.Push([this, link = std::move(link), why = std::move(why)] {
     core_.RankClosed(*link, why, absl::Now());
+  });
+}
+
+void EventLoop::Warn(std::string message) {
+  queue_.Push([this, message = std::move(message)]() mutable {
+    ControllerEvent event;
+    event.kind = ControllerEvent::Kind::kWarning;
+    event.message = std::move(message);
+    Tell(event);
   });
 }
 

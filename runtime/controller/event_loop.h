@@ -56,6 +56,7 @@ class EventLoop final : private CoreOutput {
   void RankSaid(std::shared_ptr<RankLink> link, v1::FromRank message);
   void RankClosed(std::shared_ptr<RankLink> link, std::string why);
 
+  void Warn(std::string message);  // as an event
   void Fail(std::string reason);
   void BeginEpoch(int replica, uint64_t epoch);
   void BeginDrain();

@@ -140,14 +140,38 @@ void EventWriter::OnCancel() {
   if (on_cancel) on_cancel();
 }
 
+void EventWriter::SetOnDone(absl::AnyInvocable<void(const grpc::Status&, bool)> on_done) {
+  grpc::Status status;
+  bool told = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!done_) {
+      on_done_ = std::move(on_done);
+      return;
+    }
+    status = status_;
+    told = !cancelled_;
+  }
+  on_done(status, told);
+}
+
 void EventWriter::OnDone() {
   absl::AnyInvocable<void()> on_cancel;
+  absl::AnyInvocable<void(const grpc::Status&, bool)> on_done;
+  grpc::Status status;
+  bool told = false;
   {
     absl::MutexLock lock(&mutex_);
     finished_ = true;
+    done_ = true;
     on_cancel = std::move(on_cancel_);  // breaks the hold on whatever it captured
     on_cancel_ = nullptr;
+    on_done = std::move(on_done_);
+    on_done_ = nullptr;
+    status = status_;
+    told = !cancelled_;
   }
+  if (on_done) on_done(status, told);
   std::shared_ptr<EventWriter> self = std::move(self_);
 }
 

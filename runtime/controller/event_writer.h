@@ -30,6 +30,8 @@ class EventWriter final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   // has.
   void SetOnCancel(absl::AnyInvocable<void()> on_cancel);
   bool cancelled() const;
+  // Called once when the call is over: how it ended, and whether the client was there to be told.
+  void SetOnDone(absl::AnyInvocable<void(const grpc::Status& status, bool told)> on_done);
 
   // False when the client left too much unread: the call then ends with RESOURCE_EXHAUSTED. Ignored
   // after Close.
@@ -69,6 +71,8 @@ class EventWriter final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   absl::AnyInvocable<void()> on_cancel_ ABSL_GUARDED_BY(mutex_);
+  absl::AnyInvocable<void(const grpc::Status&, bool)> on_done_ ABSL_GUARDED_BY(mutex_);
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep

@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/controller/event_writer.h"
+#include "runtime/controller/journal_entry.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {
@@ -42,8 +44,12 @@ struct GenerationService::Call {
 };
 
 GenerationService::GenerationService(GenerationServiceConfig config, const Tokenizer* tokenizer,
-                                     std::shared_ptr<EventLoop> loop)
-    : config_(std::move(config)), tokenizer_(tokenizer), loop_(std::move(loop)) {
+                                     std::shared_ptr<EventLoop> loop,
+                                     std::shared_ptr<Journal> journal)
+    : config_(std::move(config)),
+      tokenizer_(tokenizer),
+      loop_(std::move(loop)),
+      journal_(std::move(journal)) {
   longest_token_bytes_ = kMinLongestTokenBytes;
   for (int32_t id = 0; tokenizer_ != nullptr && id < tokenizer_->vocab_size(); ++id) {
     longest_token_bytes_ =
@@ -82,11 +88,16 @@ void GenerationService::RunText(size_t num_bytes, Task task) {
   }
 }
 
+std::shared_ptr<GenerationService::Call> GenerationService::NewCall(Context& context) const {
+  auto call = std::make_shared<Call>();  // shared: a Task must be movable, a Call travels threads
+  call->writer = EventWriter::Create(context, config_.max_unread_bytes);
+  call->deadline = DeadlineOf(context);
+  return call;
+}
+
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context* context,
                                                                         const Bytes* request) {
-  auto call = std::make_shared<Call>();  // shared: a Task must be movable, a Call travels threads
-  call->writer = EventWriter::Create(*context, config_.max_unread_bytes);
-  call->deadline = DeadlineOf(*context);
+  const std::shared_ptr<Call> call = NewCall(*context);
   EventWriter* reactor = call->writer.get();
   absl::Status status = Authorize(*context);
   if (status.ok()) status = ParseMessage(*request, call->request);
@@ -101,6 +112,37 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context*
     if (!status.ok()) Refuse(*call, status);
   }
   return reactor;
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Attach(Context* context,
+                                                                      const Bytes* request) {
+  const std::shared_ptr<Call> call = NewCall(*context);
+  EventWriter* reactor = call->writer.get();
+  v1::AttachRequest attach;
+  absl::Status status = Authorize(*context);
+  if (status.ok()) status = ParseMessage(*request, attach);
+  if (status.ok()) status = Continue(*call, attach);
+  if (!status.ok()) Refuse(*call, status);
+  return reactor;
+}
+
+// The request as it was accepted goes the way of a new one; its stream leaves out what the client
+// has.
+absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& attach) {
+  if (journal_ == nullptr) {
+    return absl::FailedPreconditionError("this server keeps no journal of requests to attach to");
+  }
+  std::optional<v1::JournaledRequest> found = journal_->Find(attach.request_id(), absl::Now());
+  if (!found) {
+    return absl::NotFoundError(absl::StrCat("there is no request \"", attach.request_id(),
+                                            "\" to attach to: it finished, was aborted, or was "
+                                            "left alone for too long"));
+  }
+  call.request = std::move(*found->mutable_request());
+  RETURN_IF_ERROR(Begin(call));
+  RETURN_IF_ERROR(SetReceived(attach, call.checked.stream));
+  const auto& ids = call.request.token_ids().ids();
+  return Post(call, std::vector<int32_t>(ids.begin(), ids.end()));
 }
 
 // Everything that can be said before the prompt is tokenized.
@@ -146,14 +188,31 @@ absl::Status GenerationService::Post(Call& call, std::vector<int32_t> prompt) {
         return !tokenizer_->IsSpecial(id);
       });
   RETURN_IF_ERROR(SetPrompt(std::move(prompt), call.limits, checked));
+  if (checked.stream.attaches && checked.max_tokens != checked.stream.max_tokens) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the request was accepted with max_tokens ", *checked.max_tokens,
+                     ", now there is room for ", checked.stream.max_tokens));
+  }
   const uint64_t number = loop_->NextRequestNumber();
   checked.stream.number = number;
   checked.engine.request_id = number;
   checked.engine.deadline = call.deadline;
+  if (journal_ != nullptr) Record(call, number);
   call.writer->SetOnCancel([loop = loop_, number] { loop->Cancel(number); });
   loop_->Submit(std::move(checked.engine), std::make_shared<RequestStream>(
                                                std::move(checked.stream), tokenizer_, call.writer));
   return absl::OkStatus();
+}
+
+void GenerationService::Record(Call& call, uint64_t number) {
+  v1::JournaledRequest request;
+  request.set_accepted_at_ms(absl::ToUnixMillis(absl::Now()));
+  *request.mutable_request() = ResolvedRequest(call.request, call.checked);
+  const auto entry = std::make_shared<JournalEntry>(journal_, std::move(request), number,
+                                                    !call.checked.stream.attaches);
+  call.checked.stream.journal_entry = entry;
+  call.writer->SetOnDone(
+      [entry](const grpc::Status& status, bool told) { entry->GiveUp(status, told); });
 }
 
 void GenerationService::Refuse(Call& call, const absl::Status& status) {
@@ -170,6 +229,7 @@ grpc::ServerUnaryReactor* GenerationService::Abort(Context* context, const Bytes
     reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
+  if (journal_ != nullptr) journal_->End(parsed.request_id(), 0);
   loop_->AbortByName(parsed.request_id(), [reactor, response](bool was_running) {
     v1::AbortResponse answer;
     answer.set_was_running(was_running);

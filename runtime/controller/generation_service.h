@@ -13,6 +13,7 @@
 #include "model/sampling/sampling_params.h"
 #include "model/tokenizer/tokenizer.h"
 #include "runtime/controller/event_loop.h"
+#include "runtime/controller/journal.h"
 #include "runtime/controller/request_validation.h"
 #include "runtime/controller/task_queue.h"
 #include "runtime/security/api_tokens.h"
@@ -29,22 +30,25 @@ struct GenerationServiceConfig {
 
 // Every method takes raw bytes (see wire.h).
 class GenerationService final : public v1::Generation::WithRawCallbackMethod_Generate<
+ v1::Generation::WithRawCallbackMethod_Attach<
                                     v1::Generation::WithRawCallbackMethod_Abort<
                                         v1::Generation::WithRawCallbackMethod_Tokenize<
                                             v1::Generation::WithRawCallbackMethod_Detokenize<
                                                 v1::Generation::WithRawCallbackMethod_GetServerInfo<
                                                     v1::Generation::WithRawCallbackMethod_GetStatus<
-                                                        v1::Generation::Service>>>>>> {
+                                                        v1::Generation::Service>>>>>>> {
  public:
-  // tokenizer must outlive the service and the loop's streams; null = the model has none.
+  // tokenizer must outlive the service and the loop's streams; null = the model has none. journal:
+  // null = none is kept.
   GenerationService(GenerationServiceConfig config, const Tokenizer* tokenizer,
-                    std::shared_ptr<EventLoop> loop);
+                    std::shared_ptr<EventLoop> loop, std::shared_ptr<Journal> journal);
   // Ends the tokenizing thread; calls that still wait for it are answered first.
   void Stop() { text_thread_.Stop(); }
 
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;
   grpc::ServerWriteReactor<Bytes>* Generate(Context* context, const Bytes* request) override;
+  grpc::ServerWriteReactor<Bytes>* Attach(Context* context, const Bytes* request) override;
   grpc::ServerUnaryReactor* Abort(Context* context, const Bytes* request, Bytes* response) override;
   grpc::ServerUnaryReactor* Tokenize(Context* context, const Bytes* request,
                                      Bytes* response) override;
@@ -61,9 +65,12 @@ class GenerationService final : public v1::Generation::WithRawCallbackMethod_Gen
   absl::Status Authorize(const Context& context) const;
   // True when a unary call was answered so.
   bool Refused(const Context& context, grpc::ServerUnaryReactor* reactor) const;
+  std::shared_ptr<Call> NewCall(Context& context) const;
   absl::Status Begin(Call& call);
+  absl::Status Continue(Call& call, const v1::AttachRequest& attach);
   void Tokenize(std::shared_ptr<Call> call);
   absl::Status Post(Call& call, std::vector<int32_t> prompt);
+  void Record(Call& call, uint64_t number);
   void Refuse(Call& call, const absl::Status& status);
   void RunText(size_t num_bytes, Task task);
   absl::StatusOr<const Tokenizer*> RequireTokenizer() const;
@@ -73,6 +80,7 @@ class GenerationService final : public v1::Generation::WithRawCallbackMethod_Gen
   int64_t longest_token_bytes_ = 0;
   // Shared: calls may end after the controller let go of its loop.
   const std::shared_ptr<EventLoop> loop_;
+  const std::shared_ptr<Journal> journal_;
   TaskThread text_thread_;
 };
 

@@ -26,10 +26,11 @@ v1::FinishReason ToProto(engine::FinishReason reason) {
 
 }  // namespace
 
-RequestStream::Output::Output(const Tokenizer* tokenizer, const TextOptions& options)
-    : matcher(options.stop_strings, options.include_stop_string) {
+RequestStream::Output::Output(const Tokenizer* tokenizer, const StreamSpec& spec, int index)
+    : matcher(spec.text.stop_strings, spec.text.include_stop_string) {
+  if (!spec.received.empty()) received = spec.received[index];
   if (tokenizer == nullptr) return;
-  detokenizer.emplace(*tokenizer, options.include_special_tokens, options.is_continuation);
+  detokenizer.emplace(*tokenizer, spec.text.include_special_tokens, spec.text.is_continuation);
 }
 
 RequestStream::RequestStream(StreamSpec spec, const Tokenizer* tokenizer,
@@ -39,7 +40,7 @@ RequestStream::RequestStream(StreamSpec spec, const Tokenizer* tokenizer,
       writer_(std::move(writer)),
       num_unfinished_(spec_.num_outputs) {
   outputs_.reserve(spec_.num_outputs);
-  for (int i = 0; i < spec_.num_outputs; ++i) outputs_.emplace_back(tokenizer_, spec_.text);
+  for (int i = 0; i < spec_.num_outputs; ++i) outputs_.emplace_back(tokenizer_, spec_, i);
 }
 
 void RequestStream::Accept() {
@@ -49,6 +50,7 @@ void RequestStream::Accept() {
   accepted.set_num_prompt_tokens(spec_.num_prompt_tokens);
   accepted.set_seed(spec_.seed);
   accepted.set_max_tokens(spec_.max_tokens);
+  accepted.set_attachable(spec_.journal_entry != nullptr && spec_.journal_entry->Take());
   writer_->Write(std::move(event));
 }
 
@@ -81,7 +83,9 @@ void RequestStream::EndAll(v1::FinishReason reason, const grpc::Status& status) 
 }
 
 bool RequestStream::WritePromptLogprobs(const std::vector<LogprobInfo>& infos) {
-  if (infos.empty()) return true;
+  const bool seen = std::any_of(spec_.received.begin(), spec_.received.end(),
+                                [](const ReceivedOutput& each) { return each.num_tokens > 0; });
+  if (infos.empty() || seen) return true;
   v1::GenerateEvent event;
   v1::PromptLogprobs& logprobs = *event.mutable_prompt_logprobs();
   logprobs.set_first_position(next_prompt_position_);
@@ -98,12 +102,14 @@ bool RequestStream::WriteToken(uint32_t index, const engine::EngineEvent& engine
   v1::GenerateEvent event;
   v1::TokenDelta& delta = *event.mutable_delta();
   delta.set_output_index(index);
+  delta.set_text(Unseen(output, TextOf(output, engine_event)));
+  if (++output.num_tokens <= output.received.num_tokens) {
+    return delta.text().empty() || writer_->Write(std::move(event));
+  }
   delta.add_token_ids(sampled.token);
-  delta.set_text(TextOf(output, engine_event));
   if (spec_.logprobs && sampled.logprobs) {
     FillLogprobs(sampled.token, *sampled.logprobs, delta.add_logprobs());
   }
-  ++output.num_tokens;
   return writer_->Write(std::move(event));
 }
 
@@ -131,7 +137,7 @@ bool RequestStream::WriteFinish(uint32_t index, v1::FinishReason reason, int32_t
     rest += output.matcher.Finish();
     if (output.matcher.matched()) reason = v1::FINISH_REASON_STOP;
   }
-  const bool written = WriteText(index, std::move(rest));
+  const bool written = WriteText(index, Unseen(output, rest));
   output.finished = true;
   --num_unfinished_;
 
@@ -157,12 +163,23 @@ bool RequestStream::WriteFinish(uint32_t index, v1::FinishReason reason, int32_t
   return finish_written;
 }
 
-bool RequestStream::WriteText(uint32_t index, std::string text) {
+bool RequestStream::WriteText(uint32_t index, const std::string& text) {
   if (text.empty()) return true;
   v1::GenerateEvent event;
   event.mutable_delta()->set_output_index(index);
-  event.mutable_delta()->set_text(std::move(text));
+  event.mutable_delta()->set_text(text);
   return writer_->Write(std::move(event));
+}
+
+// What follows the bytes the client has. It counts whole characters; should it not, the rest of the
+// one it cut goes too.
+std::string RequestStream::Unseen(Output& output, const std::string& text) {
+  const int64_t num_seen = output.received.num_text_bytes - output.num_text_bytes;
+  output.num_text_bytes += static_cast<int64_t>(text.size());
+  if (num_seen <= 0) return text;
+  size_t begin = std::min(text.size(), static_cast<size_t>(num_seen));
+  while (begin < text.size() && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) ++begin;
+  return text.substr(begin);
 }
 
 void RequestStream::FillLogprobs(int32_t token, const LogprobInfo& info,

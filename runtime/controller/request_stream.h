@@ -14,6 +14,7 @@
 #include "lockstep/v1/generation.pb.h"
 #include "model/tokenizer/tokenizer.h"
 #include "runtime/controller/event_writer.h"
+#include "runtime/controller/journal_entry.h"
 #include "runtime/controller/stop_matcher.h"
 #include "runtime/engine/engine.h"
 
@@ -28,6 +29,12 @@ struct TextOptions {
   bool is_continuation = true;  // of a prompt with text in it
 };
 
+// What the client of an attached stream has of an output, and is not sent again.
+struct ReceivedOutput {
+  int64_t num_tokens = 0;
+  int64_t num_text_bytes = 0;
+};
+
 struct StreamSpec {
   uint64_t number = 0;  // the engine's id of the request
   std::string request_id;
@@ -38,6 +45,9 @@ struct StreamSpec {
   int32_t max_tokens = 0;
   bool logprobs = false;
   TextOptions text;
+  bool attaches = false;                 // takes the place of a stream the request may have
+  std::vector<ReceivedOutput> received;  // [num_outputs], or empty
+  std::shared_ptr<JournalEntry> journal_entry;  // with the writer; null = not in the journal
 };
 
 class RequestStream {
@@ -61,17 +71,20 @@ class RequestStream {
 
  private:
   struct Output {
-    Output(const Tokenizer* tokenizer, const TextOptions& options);
+    Output(const Tokenizer* tokenizer, const StreamSpec& spec, int index);
     std::optional<IncrementalDetokenizer> detokenizer;
     StopMatcher matcher;
+    ReceivedOutput received;
     int32_t num_tokens = 0;
+    int64_t num_text_bytes = 0;
     bool finished = false;
   };
 
   bool WritePromptLogprobs(const std::vector<LogprobInfo>& infos);
   bool WriteToken(uint32_t index, const engine::EngineEvent& event);
-  bool WriteText(uint32_t index, std::string text);
+  bool WriteText(uint32_t index, const std::string& text);
   bool WriteFinish(uint32_t index, v1::FinishReason reason, int32_t stop_token_id);
+  static std::string Unseen(Output& output, const std::string& text);
   std::string TextOf(Output& output, const engine::EngineEvent& event) const;
   void FillLogprobs(int32_t token, const LogprobInfo& info, v1::Logprobs* logprobs) const;
   grpc::Status StatusAtEnd() const;

@@ -196,4 +196,42 @@ absl::Status SetPrompt(std::vector<int32_t> prompt, const RequestLimits& limits,
   return absl::OkStatus();
 }
 
+absl::Status SetReceived(const v1::AttachRequest& attach, StreamSpec& stream) {
+  if (attach.received_size() > stream.num_outputs) {
+    return absl::InvalidArgumentError(absl::StrCat("received has ", attach.received_size(),
+                                                   " entries, the request has ",
+                                                   stream.num_outputs, " outputs"));
+  }
+  stream.attaches = true;
+  stream.received.resize(stream.num_outputs);
+  for (int i = 0; i < attach.received_size(); ++i) {
+    const v1::ReceivedOutput& received = attach.received(i);
+    if (received.num_tokens() < 0 || received.num_text_bytes() < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("received[", i, "] has a negative number"));
+    }
+    stream.received[i] = {received.num_tokens(), received.num_text_bytes()};
+  }
+  return absl::OkStatus();
+}
+
+v1::GenerateRequest ResolvedRequest(const v1::GenerateRequest& request,
+                                    const CheckedRequest& checked) {
+  v1::GenerateRequest resolved = request;
+  resolved.set_request_id(checked.stream.request_id);
+  const std::vector<int32_t>& prompt = checked.engine.prompt;
+  resolved.mutable_token_ids()->mutable_ids()->Assign(prompt.begin(), prompt.end());
+  const SamplingParams& params = checked.engine.sampling;
+  v1::SamplingOptions& sampling = *resolved.mutable_sampling();
+  sampling.set_temperature(params.temperature);
+  sampling.set_top_k(params.top_k);
+  sampling.set_top_p(params.top_p);
+  sampling.set_min_p(params.min_p);
+  sampling.set_repetition_penalty(params.repetition_penalty);
+  sampling.set_presence_penalty(params.presence_penalty);
+  sampling.set_frequency_penalty(params.frequency_penalty);
+  sampling.set_seed(params.seed);
+  resolved.mutable_stop()->set_max_tokens(params.max_tokens);
+  return resolved;
+}
+
 }  // namespace lockstep

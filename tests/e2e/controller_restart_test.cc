@@ -31,10 +31,14 @@ class ControllerRestartTest : public ::testing::Test {
   fs::path RanksModel() const { return scratch_ / "model"; }
   std::string SecretFile() const { return (scratch_ / "secret").string(); }
 
-  std::unique_ptr<Server> StartController(const std::string& worker_address) const {
-    return std::make_unique<Server>(
-        std::vector<std::string>{"controller", model_.string(), "--tp", "2", "--pp", "2",
-                                 "--worker-listen", worker_address, "--secret-file", SecretFile()});
+  std::unique_ptr<Server> StartController(const std::string& worker_address,
+                                          const std::vector<std::string>& more = {},
+                                          const std::string& listen = "127.0.0.1:0") const {
+    std::vector<std::string> command = {
+        "controller",      model_.string(), "--tp",          "2",         "--pp", "2",
+        "--worker-listen", worker_address,  "--secret-file", SecretFile()};
+    command.insert(command.end(), more.begin(), more.end());
+    return std::make_unique<Server>(command, listen);
   }
   std::unique_ptr<Process> StartRanks(const std::string& controller,
                                       const std::vector<std::string>& more = {}) const {
@@ -106,6 +110,36 @@ TEST_F(ControllerRestartTest, RanksComeBackWithTheirWeights) {
   controller->process().Signal(SIGINT);
   EXPECT_EQ(controller->process().Wait(kPatience), 0);
   EXPECT_EQ(ranks->Wait(kPatience), 0) << ranks->err();
+}
+
+// What the user sees of two kills is a pause.
+TEST_F(ControllerRestartTest, WithAJournalClientsGoOn) {
+  const std::vector<std::string> journal = {"--journal", (scratch_ / "journal").string()};
+  auto controller = StartController("127.0.0.1:0", journal);
+  const std::string worker_address = controller->WaitEvent("waiting")["worker_address"];
+  auto ranks = StartRanks(worker_address);
+  controller->WaitReady();
+  const std::vector<std::string> generate = {
+      "generate", "Once upon a time", "--ignore-eos", "--max-tokens", "450", "--n", "8", "--seed",
+      "7"};
+  auto undisturbed = StartClient(*controller, generate);
+  ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
+
+  auto client = StartClient(*controller, generate);
+  for (size_t num_bytes : {100, 600}) {
+    ASSERT_TRUE(client->WaitForOutput(
+        [&](const std::string& out) { return out.size() > num_bytes; }, kPatience));
+    const std::string listen = controller->address();
+    controller->process().Signal(SIGKILL);
+    controller->process().Wait(kPatience);
+    controller = StartController(worker_address, journal, listen);
+    controller->WaitReady();
+  }
+  EXPECT_EQ(client->Wait(kPatience), 0) << client->err();
+  EXPECT_EQ(client->out(), undisturbed->out());
+  EXPECT_THAT(client->err(), HasSubstr("lost the server"));
+  controller->process().Signal(SIGINT);
+  EXPECT_EQ(controller->process().Wait(kPatience), 0);
 }
 
 TEST_F(ControllerRestartTest, TheSearchEndsWhenToldTo) {

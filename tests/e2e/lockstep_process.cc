@@ -31,12 +31,12 @@ Finished RunLockstep(const std::vector<std::string>& arguments) {
   return finished;
 }
 
-Server::Server(std::vector<std::string> arguments) {
+Server::Server(std::vector<std::string> arguments, const std::string& listen) {
   char name[] = "/tmp/lockstep_e2e_XXXXXX";
   runtime_dir_ = ::mkdtemp(name);
   std::vector<std::string> command = {LockstepBinary()};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  command.insert(command.end(), {"--json", "--listen", "127.0.0.1:0"});
+  command.insert(command.end(), {"--json", "--listen", listen});
   process_ = std::make_unique<Process>(
       command, std::map<std::string, std::string>{{"XDG_RUNTIME_DIR", runtime_dir_.string()}});
 }

@@ -29,7 +29,7 @@ Finished RunLockstep(const std::vector<std::string>& arguments);
 // directory of the test's own.
 class Server {
  public:
-  explicit Server(std::vector<std::string> arguments);
+  explicit Server(std::vector<std::string> arguments, const std::string& listen = "127.0.0.1:0");
   ~Server();
 
   // The "ready" event; null with a test failure when it does not come.

@@ -1,0 +1,271 @@
+#include "runtime/controller/journal.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "runtime/controller/journal_format.h"
+
+namespace lockstep {
+namespace {
+
+// Below this a file is not worth rewriting, however little of it is alive.
+constexpr int64_t kMinRewriteBytes = 1 << 20;
+
+bool WriteAll(int file, absl::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(file, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+  return true;
+}
+
+bool ReadAll(int file, size_t num_bytes, std::string& bytes) {
+  bytes.resize(num_bytes);
+  size_t done = 0;
+  while (done < num_bytes) {
+    const ssize_t count = ::pread(file, bytes.data() + done, num_bytes - done,
+                                  static_cast<off_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return false;
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  bytes.resize(done);
+  return true;
+}
+
+v1::JournalRecord Ended(const std::string& request_id) {
+  v1::JournalRecord record;
+  record.set_ended(request_id);
+  return record;
+}
+
+}  // namespace
+
+Journal::Journal(JournalOptions options, int directory)
+    : options_(std::move(options)), directory_(directory) {}
+
+Journal::~Journal() {
+  if (file_ >= 0) ::close(file_);
+  if (directory_ >= 0) ::close(directory_);
+}
+
+absl::Status Journal::SystemError(const char* what) const {
+  return absl::UnavailableError(
+      absl::StrCat("journal ", options_.path, ": ", what, ": ", std::strerror(errno)));
+}
+
+// --- opening ---
+
+absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(JournalOptions options, absl::Time now) {
+  std::filesystem::path parent = std::filesystem::path(options.path).parent_path();
+  if (parent.empty()) parent = ".";
+  const int directory = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  std::unique_ptr<Journal> journal(new Journal(std::move(options), directory));
+  if (directory < 0) return journal->SystemError("cannot open its directory");
+  absl::MutexLock lock(&journal->mutex_);
+  RETURN_IF_ERROR(journal->Load(now));
+  RETURN_IF_ERROR(journal->Rewrite());
+  return journal;
+}
+
+absl::Status Journal::Load(absl::Time now) {
+  file_ = ::open(options_.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
+  if (file_ < 0) return SystemError("cannot open");
+  struct stat info;
+  struct stat named;
+  if (::fstat(file_, &info) != 0) return SystemError("cannot stat");
+  // Its holder may have renamed another file into place since it was opened here.
+  if (::flock(file_, LOCK_EX | LOCK_NB) != 0 || ::stat(options_.path.c_str(), &named) != 0 ||
+      named.st_ino != info.st_ino) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("journal ", options_.path, " is in use by another process"));
+  }
+  const int64_t max_file_bytes = 4 * options_.max_bytes + 2 * kMinRewriteBytes;
+  if (!S_ISREG(info.st_mode) || info.st_size > max_file_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("journal ", options_.path,
+                                                   " is not a regular file of at most ",
+                                                   max_file_bytes, " bytes"));
+  }
+  if (info.st_size == 0) return absl::OkStatus();  // new
+  std::string bytes;
+  if (!ReadAll(file_, static_cast<size_t>(info.st_size), bytes)) return SystemError("cannot read");
+  const absl::StatusOr<ParsedJournal> parsed = ParseJournal(bytes);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("journal ", options_.path, ": ",
+                                                   parsed.status().message(), "; name another file"));
+  }
+  if (parsed->header.model_fingerprint() != options_.model_fingerprint) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("journal ", options_.path,
+                     " holds requests to another model: name another file, or remove it"));
+  }
+  num_bytes_cut_ = static_cast<int64_t>(bytes.size() - parsed->num_valid_bytes);
+  for (const v1::JournalRecord& record : parsed->records) {
+    const std::string& name =
+        record.has_accepted() ? record.accepted().request().request_id() : record.ended();
+    if (const auto old = entries_.find(name); old != entries_.end()) Remove(old);
+    if (!record.has_accepted()) continue;
+    const int64_t num_bytes = static_cast<int64_t>(JournalFrame(record).size());
+    entries_[name] = {record.accepted(), num_bytes, 0, now};
+    released_.emplace(now, name);
+    live_bytes_ += num_bytes;
+  }
+  num_recovered_ = static_cast<int>(entries_.size());
+  return absl::OkStatus();
+}
+
+// A new file with what lives, in the place of the old one. At no moment is there none.
+absl::Status Journal::Rewrite() {
+  v1::JournalHeader header;
+  header.set_model_fingerprint(options_.model_fingerprint);
+  std::string bytes = JournalStart(header);
+  for (const auto& [name, entry] : entries_) {
+    v1::JournalRecord record;
+    *record.mutable_accepted() = entry.request;
+    bytes += JournalFrame(record);
+  }
+  const std::string fresh = options_.path + ".new";
+  ::unlink(fresh.c_str());
+  const int file = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) return SystemError("cannot create its successor");
+  absl::Cleanup undo = [&] {
+    ::unlink(fresh.c_str());
+    ::close(file);
+  };
+  if (::flock(file, LOCK_EX | LOCK_NB) != 0 || !WriteAll(file, bytes) || ::fsync(file) != 0) {
+    return SystemError("cannot write its successor");
+  }
+  if (::rename(fresh.c_str(), options_.path.c_str()) != 0) return SystemError("cannot replace");
+  std::move(undo).Cancel();
+  ::fsync(directory_);
+  ::close(file_);
+  file_ = file;
+  file_bytes_ = static_cast<int64_t>(bytes.size());
+  return absl::OkStatus();
+}
+
+// --- requests ---
+
+bool Journal::Accept(const v1::JournaledRequest& request, uint64_t holder, absl::Time now) {
+  LS_CHECK_GT(holder, 0u);
+  const std::string& name = request.request().request_id();
+  v1::JournalRecord record;
+  *record.mutable_accepted() = request;
+  const int64_t num_bytes = static_cast<int64_t>(record.ByteSizeLong()) + 8;
+  absl::MutexLock lock(&mutex_);
+  DropExpired(now);
+  if (const auto old = entries_.find(name); old != entries_.end()) Remove(old);
+  if (!MakeRoom(num_bytes) || !Append(record)) return false;
+  entries_[name] = {request, num_bytes, holder, absl::InfiniteFuture()};
+  live_bytes_ += num_bytes;
+  return true;
+}
+
+bool Journal::Hold(const std::string& request_id, uint64_t holder) {
+  absl::MutexLock lock(&mutex_);
+  const auto entry = entries_.find(request_id);
+  if (entry == entries_.end()) return false;
+  released_.erase({entry->second.released_at, request_id});
+  entry->second.holder = holder;
+  entry->second.released_at = absl::InfiniteFuture();
+  return true;
+}
+
+void Journal::Release(const std::string& request_id, uint64_t holder, absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  const auto entry = entries_.find(request_id);
+  if (entry == entries_.end() || entry->second.holder != holder) return;
+  entry->second.holder = 0;
+  entry->second.released_at = now;
+  released_.emplace(now, request_id);
+  DropExpired(now);
+}
+
+void Journal::End(const std::string& request_id, uint64_t holder) {
+  absl::MutexLock lock(&mutex_);
+  const auto entry = entries_.find(request_id);
+  if (entry == entries_.end() || (holder != 0 && entry->second.holder != holder)) return;
+  Drop(entry);
+}
+
+std::optional<v1::JournaledRequest> Journal::Find(const std::string& request_id, absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  DropExpired(now);
+  const auto entry = entries_.find(request_id);
+  if (entry == entries_.end()) return std::nullopt;
+  return entry->second.request;
+}
+
+void Journal::DropExpired(absl::Time now) {
+  while (!released_.empty() && released_.begin()->first + options_.reattach_window <= now) {
+    Drop(entries_.find(released_.begin()->second));
+  }
+}
+
+// Those that wait longest for their clients go first; those with clients stay.
+bool Journal::MakeRoom(int64_t num_bytes) {
+  const auto is_full = [&] {
+    return live_bytes_ + num_bytes > options_.max_bytes ||
+           static_cast<int64_t>(entries_.size()) >= options_.max_requests;
+  };
+  while (is_full() && !released_.empty()) Drop(entries_.find(released_.begin()->second));
+  return !is_full();
+}
+
+void Journal::Drop(Entries::iterator entry) {
+  const std::string name = entry->first;
+  Remove(entry);
+  Append(Ended(name));  // failed: it would come back after a restart, for one window
+}
+
+void Journal::Remove(Entries::iterator entry) {
+  live_bytes_ -= entry->second.num_bytes;
+  released_.erase({entry->second.released_at, entry->first});
+  entries_.erase(entry);
+}
+
+bool Journal::Append(const v1::JournalRecord& record) {
+  if (file_bytes_ > 2 * live_bytes_ + kMinRewriteBytes) {
+    if (const absl::Status status = Rewrite(); !status.ok()) error_ = status;
+  }
+  const std::string frame = JournalFrame(record);
+  if (::lseek(file_, static_cast<off_t>(file_bytes_), SEEK_SET) < 0 || !WriteAll(file_, frame)) {
+    error_ = SystemError("cannot write");
+    // A part of a record would hide those after it.
+    if (::ftruncate(file_, static_cast<off_t>(file_bytes_)) != 0) error_ = SystemError("cannot cut");
+    return false;
+  }
+  file_bytes_ += static_cast<int64_t>(frame.size());
+  return true;
+}
+
+int64_t Journal::num_requests() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(entries_.size());
+}
+
+int64_t Journal::num_file_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return file_bytes_;
+}
+
+absl::Status Journal::error() const {
+  absl::MutexLock lock(&mutex_);
+  return error_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,246 @@
+// Clients that come back to their requests: after a broken stream, after a restart of the
+// controller, in another's place.
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "tests/controller/controller_fixture.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class AttachTest : public ControllerTest {
+ protected:
+  AttachTest() {
+    std::string name = (fs::path(::testing::TempDir()) / "attach-XXXXXX").string();
+    scratch_ = ::mkdtemp(name.data());
+  }
+  ~AttachTest() override {
+    controller_.reset();
+    fs::remove_all(scratch_);
+  }
+
+  void ServeWithJournal() {
+    ControllerOptions options = DefaultOptions();
+    options.journal = (scratch_ / "journal").string();
+    StartController(std::move(options));
+    StartReplica();
+    ASSERT_TRUE(controller_->WaitServing(absl::Now() + absl::Seconds(20)).ok());
+  }
+  void Restart() {
+    replica_.reset();
+    controller_.reset();
+    ServeWithJournal();
+  }
+
+  v1::GenerateRequest Named(const std::string& name, int max_tokens) {
+    v1::GenerateRequest request = Request("hello", max_tokens);
+    request.set_request_id(name);
+    return request;
+  }
+  // Reads until each output has at least that many tokens, then breaks the stream.
+  Generated Begin(const v1::GenerateRequest& request, size_t num_tokens) {
+    grpc::ClientContext context;
+    const auto reader = stub().Generate(&context, request);
+    Generated generated;
+    const size_t num_outputs = std::max(1, request.sampling().num_outputs());
+    v1::GenerateEvent event;
+    const auto has_enough = [&] {
+      if (generated.outputs.size() < num_outputs) return num_tokens == 0;
+      return std::all_of(generated.outputs.begin(), generated.outputs.end(),
+                         [&](const auto& each) { return each.second.ids.size() >= num_tokens; });
+    };
+    while (reader->Read(&event)) {
+      if (event.has_accepted()) generated.accepted = event.accepted();
+      if (event.has_delta()) Take(event.delta(), generated.outputs[event.delta().output_index()]);
+      if (has_enough()) break;
+    }
+    context.TryCancel();
+    while (reader->Read(&event)) {
+    }
+    reader->Finish();
+    EXPECT_TRUE(IsIdle());
+    return generated;
+  }
+  static void Take(const v1::TokenDelta& delta, Output& output) {
+    output.ids.insert(output.ids.end(), delta.token_ids().begin(), delta.token_ids().end());
+    output.text += delta.text();
+    output.logprobs.insert(output.logprobs.end(), delta.logprobs().begin(), delta.logprobs().end());
+  }
+  Generated Attach(const std::string& name, const Generated& so_far) {
+    v1::AttachRequest request;
+    request.set_request_id(name);
+    for (const auto& [index, output] : so_far.outputs) {
+      while (request.received_size() <= static_cast<int>(index)) request.add_received();
+      v1::ReceivedOutput& received = *request.mutable_received(static_cast<int>(index));
+      received.set_num_tokens(static_cast<int32_t>(output.ids.size()));
+      received.set_num_text_bytes(static_cast<int64_t>(output.text.size()));
+    }
+    grpc::ClientContext context;
+    const auto reader = stub().Attach(&context, request);
+    return ReadAll(*reader);
+  }
+  static Output Joined(const Generated& first, const Generated& rest, uint32_t index) {
+    Output joined;
+    for (const Generated* part : {&first, &rest}) {
+      const auto found = part->outputs.find(index);
+      if (found == part->outputs.end()) continue;
+      const Output& output = found->second;
+      joined.ids.insert(joined.ids.end(), output.ids.begin(), output.ids.end());
+      joined.text += output.text;
+      joined.logprobs.insert(joined.logprobs.end(), output.logprobs.begin(), output.logprobs.end());
+      if (output.finished) joined.finished = output.finished;
+    }
+    return joined;
+  }
+  void ExpectSame(const Generated& whole, const Generated& first, const Generated& rest) {
+    EXPECT_TRUE(rest.status.ok()) << rest.status.error_message();
+    for (const auto& [index, expected] : whole.outputs) {
+      const Output joined = Joined(first, rest, index);
+      EXPECT_EQ(joined.ids, expected.ids);
+      EXPECT_EQ(joined.text, expected.text);
+      EXPECT_EQ(joined.logprobs.size(), expected.logprobs.size());
+      ASSERT_TRUE(joined.finished);
+      EXPECT_EQ(joined.finished->reason(), expected.finished->reason());
+    }
+    EXPECT_EQ(rest.usage->num_output_tokens(), whole.usage->num_output_tokens());
+  }
+
+  fs::path scratch_;
+};
+
+TEST_F(AttachTest, ABrokenStreamGoesOnAfterAnyToken) {
+  ServeWithJournal();
+  const Generated whole = Generate(Named("whole", 12));
+  EXPECT_TRUE(whole.accepted->attachable());
+  step_time_ = absl::Milliseconds(1);
+  Restart();
+  for (size_t num_tokens = 0; num_tokens < 11; ++num_tokens) {
+    SCOPED_TRACE(num_tokens);
+    const std::string name = absl::StrCat("r", num_tokens);
+    const Generated first = Begin(Named(name, 12), num_tokens);
+    const Generated rest = Attach(name, first);
+    EXPECT_TRUE(rest.accepted_came_first);
+    EXPECT_EQ(rest.accepted->request_id(), name);
+    EXPECT_EQ(rest.accepted->seed(), 5u);
+    ExpectSame(whole, first, rest);
+  }
+}
+
+TEST_F(AttachTest, ARestartedControllerGoesOnWithADrawnSeed) {
+  step_time_ = absl::Milliseconds(1);
+  ServeWithJournal();
+  v1::GenerateRequest request = Named("r", 30);
+  request.mutable_sampling()->clear_seed();
+  const Generated first = Begin(request, 4);
+  Restart();
+  EXPECT_THAT(Events(ControllerEvent::Kind::kWarning).back().message,
+              HasSubstr("1 unfinished requests"));
+  const Generated rest = Attach("r", first);
+  EXPECT_TRUE(rest.status.ok()) << rest.status.error_message();
+  const Output joined = Joined(first, rest, 0);
+  EXPECT_EQ(joined.ids, ExpectedIds(request, first.accepted->seed()));
+  EXPECT_EQ(joined.text, Decode(joined.ids));
+}
+
+TEST_F(AttachTest, SeveralOutputsStopStringsAndLogprobsGoOnToo) {
+  step_time_ = absl::Milliseconds(1);
+  ServeWithJournal();
+  v1::GenerateRequest request = Named("whole", 40);
+  request.mutable_sampling()->set_num_outputs(3);
+  request.mutable_output()->set_logprobs(2);
+  for (const char* stop : {"ab", "q", "zz"}) request.mutable_stop()->add_stop_strings(stop);
+  const Generated whole = Generate(request);
+  request.set_request_id("r");
+  const Generated first = Begin(request, 3);
+  ExpectSame(whole, first, Attach("r", first));
+}
+
+TEST_F(AttachTest, TheNewStreamTakesTheOldOnesPlace) {
+  step_time_ = absl::Milliseconds(5);
+  ServeWithJournal();
+  const v1::GenerateRequest request = Named("r", 30);
+  grpc::ClientContext context;
+  const auto old = stub().Generate(&context, request);
+  v1::GenerateEvent event;
+  Generated first;
+  while (first.outputs[0].ids.size() < 3 && old->Read(&event)) {
+    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
+  }
+  const Generated rest = Attach("r", first);
+  EXPECT_EQ(Joined(first, rest, 0).ids, ExpectedIds(request, 5));
+  while (old->Read(&event)) {
+  }
+  const grpc::Status ended = old->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_THAT(ended.error_message(), HasSubstr("another client attached"));
+  EXPECT_TRUE(IsIdle());
+}
+
+TEST_F(AttachTest, AServerThatStopsInOrderKeepsWhatItEnded) {
+  step_time_ = absl::Milliseconds(5);
+  ServeWithJournal();
+  const v1::GenerateRequest request = Named("r", 30);
+  grpc::ClientContext context;
+  const auto reader = stub().Generate(&context, request);
+  v1::GenerateEvent event;
+  Generated first;
+  while (first.outputs[0].ids.size() < 3 && reader->Read(&event)) {
+    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
+  }
+  controller_->Shutdown();
+  while (reader->Read(&event)) {
+    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  Restart();
+  EXPECT_EQ(Joined(first, Attach("r", first), 0).ids, ExpectedIds(request, 5));
+}
+
+TEST_F(AttachTest, WhatFinishedOrWasAbortedIsGone) {
+  step_time_ = absl::Milliseconds(1);
+  ServeWithJournal();
+  EXPECT_TRUE(Generate(Named("finished", 3)).status.ok());
+  Begin(Named("aborted", 30), 2);
+  grpc::ClientContext context;
+  v1::AbortRequest abort;
+  abort.set_request_id("aborted");
+  v1::AbortResponse response;
+  EXPECT_TRUE(stub().Abort(&context, abort, &response).ok());
+  EXPECT_FALSE(response.was_running());
+  for (const char* name : {"finished", "aborted", "never was"}) {
+    // The end of a stream reaches the journal after it reached the client.
+    const absl::Time deadline = absl::Now() + absl::Seconds(10);
+    grpc::Status status;
+    do {
+      status = Attach(name, {}).status;
+    } while (status.error_code() != grpc::StatusCode::NOT_FOUND && absl::Now() < deadline);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << name;
+    EXPECT_THAT(status.error_message(), HasSubstr(name));
+  }
+}
+
+TEST_F(AttachTest, WrongNumbersAreNamed) {
+  step_time_ = absl::Milliseconds(1);
+  ServeWithJournal();
+  Begin(Named("r", 30), 2);
+  Generated two;
+  two.outputs[1].ids = {1};
+  const grpc::Status status = Attach("r", two).status;
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("received has 2 entries"));
+}
+
+TEST_F(AttachTest, WithoutAJournalNothingCanBeAttached) {
+  Serve();
+  EXPECT_FALSE(Generate(Named("r", 3)).accepted->attachable());
+  EXPECT_EQ(Attach("r", {}).status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,245 @@
+#include "runtime/controller/journal.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "runtime/controller/journal_format.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const absl::Time kStart = absl::FromUnixSeconds(1000);
+constexpr absl::Duration kWindow = absl::Seconds(60);
+
+v1::JournaledRequest RequestOf(const std::string& name, int num_tokens = 3) {
+  v1::JournaledRequest request;
+  request.set_accepted_at_ms(7);
+  request.mutable_request()->set_request_id(name);
+  for (int i = 0; i < num_tokens; ++i) {
+    request.mutable_request()->mutable_token_ids()->add_ids(i);
+  }
+  return request;
+}
+
+class JournalTest : public ::testing::Test {
+ protected:
+  JournalTest() {
+    std::string name = (fs::path(::testing::TempDir()) / "journal-XXXXXX").string();
+    scratch_ = ::mkdtemp(name.data());
+    path_ = (scratch_ / "journal").string();
+  }
+  ~JournalTest() override {
+    journal_.reset();
+    fs::remove_all(scratch_);
+  }
+
+  absl::Status Open(absl::Time now = kStart) {
+    journal_.reset();
+    options_.path = path_;
+    options_.model_fingerprint = "model";
+    options_.reattach_window = kWindow;
+    absl::StatusOr<std::unique_ptr<Journal>> opened = Journal::Open(options_, now);
+    if (opened.ok()) journal_ = *std::move(opened);
+    return opened.status();
+  }
+  bool Has(const std::string& name, absl::Time now = kStart) {
+    return journal_->Find(name, now).has_value();
+  }
+  std::string Read() const {
+    std::ifstream file(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void Write(const std::string& bytes) const {
+    std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
+  }
+
+  fs::path scratch_;
+  std::string path_;
+  JournalOptions options_;
+  std::unique_ptr<Journal> journal_;
+};
+
+TEST_F(JournalTest, WhatWasAcceptedAndNotEndedIsFoundAgain) {
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(journal_->Accept(RequestOf("a"), 1, kStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("b", 500), 2, kStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("c"), 3, kStart));
+  journal_->End("a", 1);
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(journal_->num_recovered(), 2);
+  EXPECT_EQ(journal_->num_bytes_cut(), 0);
+  EXPECT_FALSE(Has("a"));
+  EXPECT_EQ(journal_->Find("b", kStart)->SerializeAsString(),
+            RequestOf("b", 500).SerializeAsString());
+  EXPECT_TRUE(Has("c"));
+}
+
+TEST_F(JournalTest, TheFileIsItsOwnersAlone) {
+  ASSERT_TRUE(Open().ok());
+  struct stat info;
+  ASSERT_EQ(::stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+// The crash that comes in the middle of a write.
+TEST_F(JournalTest, CutAnywhereItHoldsThePrefix) {
+  ASSERT_TRUE(Open().ok());
+  const size_t empty_bytes = Read().size();
+  std::vector<size_t> ends;  // of the records
+  for (const char* name : {"a", "b", "c"}) {
+    ASSERT_TRUE(journal_->Accept(RequestOf(name), 1, kStart));
+    ends.push_back(Read().size());
+  }
+  const std::string whole = Read();
+  for (size_t num_bytes = empty_bytes; num_bytes <= whole.size(); ++num_bytes) {
+    journal_.reset();
+    Write(whole.substr(0, num_bytes));
+    ASSERT_TRUE(Open().ok()) << num_bytes;
+    const auto complete =
+        std::count_if(ends.begin(), ends.end(), [&](size_t end) { return end <= num_bytes; });
+    ASSERT_EQ(journal_->num_recovered(), complete) << num_bytes;
+    const size_t sound = complete == 0 ? empty_bytes : ends[complete - 1];
+    ASSERT_EQ(journal_->num_bytes_cut(), static_cast<int64_t>(num_bytes - sound)) << num_bytes;
+    ASSERT_TRUE(journal_->Accept(RequestOf("later"), 1, kStart));
+    ASSERT_TRUE(Open().ok());
+    ASSERT_EQ(journal_->num_recovered(), complete + 1) << num_bytes;
+  }
+}
+
+TEST_F(JournalTest, ADamagedByteEndsItThere) {
+  ASSERT_TRUE(Open().ok());
+  const size_t empty_bytes = Read().size();
+  ASSERT_TRUE(journal_->Accept(RequestOf("a"), 1, kStart));
+  const size_t first_end = Read().size();
+  ASSERT_TRUE(journal_->Accept(RequestOf("b"), 1, kStart));
+  const std::string whole = Read();
+  for (size_t at = empty_bytes; at < whole.size(); ++at) {
+    journal_.reset();
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x40);
+    Write(damaged);
+    ASSERT_TRUE(Open().ok()) << at;
+    ASSERT_EQ(journal_->num_recovered(), at < first_end ? 0 : 1) << at;
+  }
+}
+
+TEST_F(JournalTest, AHoleOfZerosEndsItToo) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(journal_->Accept(RequestOf("a"), 1, kStart));
+  journal_.reset();
+  Write(Read() + std::string(4096, '\0'));
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(journal_->num_recovered(), 1);
+  EXPECT_EQ(journal_->num_bytes_cut(), 4096);
+}
+
+TEST_F(JournalTest, WhatIsNoJournalIsRefusedAndLeftAlone) {
+  Write("my only copy of something else");
+  const absl::Status rubbish = Open();
+  EXPECT_EQ(rubbish.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(rubbish.message()), AllOf(HasSubstr(path_), HasSubstr("not a journal")));
+  EXPECT_EQ(Read(), "my only copy of something else");
+  Write("");
+  EXPECT_TRUE(Open().ok());
+  path_ = (scratch_ / "absent" / "journal").string();
+  EXPECT_EQ(Open().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(JournalTest, AnotherModelsIsRefused) {
+  ASSERT_TRUE(Open().ok());
+  journal_.reset();
+  options_.model_fingerprint = "another";
+  const absl::Status refused = Journal::Open(options_, kStart).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("another model"));
+}
+
+TEST_F(JournalTest, OneProcessHoldsIt) {
+  ASSERT_TRUE(Open().ok());
+  EXPECT_THAT(std::string(Journal::Open(options_, kStart).status().message()), HasSubstr("in use"));
+}
+
+TEST_F(JournalTest, TheLaterOfTwoRequestsOfOneNameCounts) {
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(journal_->Accept(RequestOf("a", 3), 1, kStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("a", 9), 2, kStart));
+  journal_->End("a", 1);  // the first one's stream, late
+  EXPECT_EQ(journal_->num_requests(), 1);
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(journal_->Find("a", kStart)->request().token_ids().ids_size(), 9);
+}
+
+TEST_F(JournalTest, ARequestWithoutAStreamIsForgottenAfterTheWindow) {
+  ASSERT_TRUE(Open().ok());
+  journal_->Accept(RequestOf("held"), 1, kStart);
+  journal_->Accept(RequestOf("left"), 2, kStart);
+  journal_->Accept(RequestOf("back"), 3, kStart);
+  journal_->Release("left", 2, kStart);
+  journal_->Release("back", 3, kStart);
+  EXPECT_TRUE(journal_->Hold("back", 4));
+  journal_->Release("back", 3, kStart);  // the old stream, late
+  EXPECT_TRUE(Has("left", kStart + kWindow - absl::Nanoseconds(1)));
+  EXPECT_FALSE(Has("left", kStart + kWindow));
+  EXPECT_FALSE(journal_->Hold("left", 5));
+  EXPECT_TRUE(Has("held", kStart + 10 * kWindow));
+  EXPECT_TRUE(Has("back", kStart + 10 * kWindow));
+  ASSERT_TRUE(Open(kStart + 20 * kWindow).ok());  // nobody holds any after a restart
+  EXPECT_EQ(journal_->num_recovered(), 2);
+  EXPECT_FALSE(Has("held", kStart + 21 * kWindow));
+  ASSERT_TRUE(Open(kStart + 21 * kWindow).ok());
+  EXPECT_EQ(journal_->num_recovered(), 0);
+}
+
+TEST_F(JournalTest, WhenFullTheOnesLongestWithoutAStreamGo) {
+  options_.max_requests = 3;
+  ASSERT_TRUE(Open().ok());
+  for (uint64_t i = 1; i <= 3; ++i) {
+    EXPECT_TRUE(journal_->Accept(RequestOf(absl::StrCat("r", i)), i, kStart));
+  }
+  EXPECT_FALSE(journal_->Accept(RequestOf("r4"), 4, kStart));  // all have streams
+  journal_->Release("r2", 2, kStart + absl::Seconds(1));
+  journal_->Release("r1", 1, kStart + absl::Seconds(2));
+  EXPECT_TRUE(journal_->Accept(RequestOf("r5"), 5, kStart + absl::Seconds(3)));
+  EXPECT_FALSE(Has("r2", kStart + absl::Seconds(3)));
+  EXPECT_TRUE(Has("r1", kStart + absl::Seconds(3)));
+}
+
+TEST_F(JournalTest, BytesAreBoundedLikeRequests) {
+  options_.max_bytes = 1000;
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(journal_->Accept(RequestOf("a", 100), 1, kStart));
+  EXPECT_FALSE(journal_->Accept(RequestOf("huge", 2000), 2, kStart));
+  journal_->Release("a", 1, kStart);
+  EXPECT_TRUE(journal_->Accept(RequestOf("b", 520), 3, kStart));
+  EXPECT_FALSE(Has("a"));
+}
+
+TEST_F(JournalTest, TheFileDoesNotGrowWithWhatHasEnded) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(journal_->Accept(RequestOf("stays"), 1, kStart));
+  for (int i = 0; i < 3000; ++i) {
+    const std::string name = absl::StrCat("r", i);
+    ASSERT_TRUE(journal_->Accept(RequestOf(name, 1000), 2, kStart));
+    journal_->End(name, 2);
+  }
+  EXPECT_LT(journal_->num_file_bytes(), 3 << 20);
+  EXPECT_EQ(journal_->num_file_bytes(), static_cast<int64_t>(Read().size()));
+  EXPECT_TRUE(journal_->error().ok());
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(journal_->num_recovered(), 1);
+}
+
+}  // namespace
+}  // namespace lockstep
