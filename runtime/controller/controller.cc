@@ -160,7 +160,7 @@ struct Controller::Impl {
   std::optional<PrivateDirectory> socket_directory;
   std::unique_ptr<Tokenizer> tokenizer;
   HealthService health;
-  std::shared_ptr<EventLoop> loop;  // shared with calls that may end last
+  std::shared_ptr<EventLoop> loop;   // shared with calls that may end last
   std::shared_ptr<Journal> journal;  // likewise
   std::unique_ptr<GenerationService> generation;
   std::unique_ptr<WorkerLinkService> worker_link;
