@@ -98,7 +98,7 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->type_name("FILE")
       ->group(group);
   command
-      .add_option("--reattach-window", flags.reattach_seconds,
+      .add_option("--reattach-window-seconds", flags.reattach_seconds,
                   "how long a recorded request waits for its client")
       ->type_name("SECONDS")
       ->check(Between(1, 1e7))
