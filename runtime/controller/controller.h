@@ -103,8 +103,8 @@ struct ControllerOptions {
   absl::Duration hello_timeout = absl::Seconds(10);  // for a new stream to say who it is
   // A step that takes longer, with no rank showing progress, loses the replica.
   StepDeadlineOptions step_deadline;
-  // The file that records accepted requests, so that clients can attach to them again after a broken
-  // stream or a restart of the controller. Empty = none.
+  // The file that records accepted requests, so that clients can attach to them again after a
+  // broken stream or a restart of the controller. Empty = none.
   std::string journal;
   absl::Duration reattach_window = absl::Minutes(10);  // for a request without a stream
   // How long requests wait while no replica serves; zero = not at all.

@@ -29,14 +29,14 @@ struct GenerationServiceConfig {
 };
 
 // Every method takes raw bytes (see wire.h).
-class GenerationService final : public v1::Generation::WithRawCallbackMethod_Generate<
- v1::Generation::WithRawCallbackMethod_Attach<
-                                    v1::Generation::WithRawCallbackMethod_Abort<
-                                        v1::Generation::WithRawCallbackMethod_Tokenize<
-                                            v1::Generation::WithRawCallbackMethod_Detokenize<
-                                                v1::Generation::WithRawCallbackMethod_GetServerInfo<
-                                                    v1::Generation::WithRawCallbackMethod_GetStatus<
-                                                        v1::Generation::Service>>>>>>> {
+class GenerationService final
+    : public v1::Generation::WithRawCallbackMethod_Generate<
+          v1::Generation::WithRawCallbackMethod_Attach<v1::Generation::WithRawCallbackMethod_Abort<
+              v1::Generation::WithRawCallbackMethod_Tokenize<
+                  v1::Generation::WithRawCallbackMethod_Detokenize<
+                      v1::Generation::WithRawCallbackMethod_GetServerInfo<
+                          v1::Generation::WithRawCallbackMethod_GetStatus<
+                              v1::Generation::Service>>>>>>> {
  public:
   // tokenizer must outlive the service and the loop's streams; null = the model has none. journal:
   // null = none is kept.

@@ -36,8 +36,8 @@ bool ReadAll(int file, size_t num_bytes, std::string& bytes) {
   bytes.resize(num_bytes);
   size_t done = 0;
   while (done < num_bytes) {
-    const ssize_t count = ::pread(file, bytes.data() + done, num_bytes - done,
-                                  static_cast<off_t>(done));
+    const ssize_t count =
+        ::pread(file, bytes.data() + done, num_bytes - done, static_cast<off_t>(done));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return false;
     if (count == 0) break;
@@ -96,17 +96,16 @@ absl::Status Journal::Load(absl::Time now) {
   }
   const int64_t max_file_bytes = 4 * options_.max_bytes + 2 * kMinRewriteBytes;
   if (!S_ISREG(info.st_mode) || info.st_size > max_file_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("journal ", options_.path,
-                                                   " is not a regular file of at most ",
-                                                   max_file_bytes, " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "journal ", options_.path, " is not a regular file of at most ", max_file_bytes, " bytes"));
   }
   if (info.st_size == 0) return absl::OkStatus();  // new
   std::string bytes;
   if (!ReadAll(file_, static_cast<size_t>(info.st_size), bytes)) return SystemError("cannot read");
   const absl::StatusOr<ParsedJournal> parsed = ParseJournal(bytes);
   if (!parsed.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("journal ", options_.path, ": ",
-                                                   parsed.status().message(), "; name another file"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "journal ", options_.path, ": ", parsed.status().message(), "; name another file"));
   }
   if (parsed->header.model_fingerprint() != options_.model_fingerprint) {
     return absl::FailedPreconditionError(
@@ -246,7 +245,8 @@ bool Journal::Append(const v1::JournalRecord& record) {
   if (::lseek(file_, static_cast<off_t>(file_bytes_), SEEK_SET) < 0 || !WriteAll(file_, frame)) {
     error_ = SystemError("cannot write");
     // A part of a record would hide those after it.
-    if (::ftruncate(file_, static_cast<off_t>(file_bytes_)) != 0) error_ = SystemError("cannot cut");
+    if (::ftruncate(file_, static_cast<off_t>(file_bytes_)) != 0)
+      error_ = SystemError("cannot cut");
     return false;
   }
   file_bytes_ += static_cast<int64_t>(frame.size());

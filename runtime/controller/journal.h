@@ -4,8 +4,8 @@
 //
 // A record is handed to the system (write) before its client hears of the acceptance, so it
 // survives the death of this process; it is not forced to the disk, so the last ones may not
-// survive the machine's. The file is rewritten, synced and renamed into place when more than half of it is
-// dead. Prompts lie in it in clear: its mode is 0600. Thread-safe.
+// survive the machine's. The file is rewritten, synced and renamed into place when more than half
+// of it is dead. Prompts lie in it in clear: its mode is 0600. Thread-safe.
 #pragma once
 
 #include <cstdint>

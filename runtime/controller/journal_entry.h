@@ -1,5 +1,5 @@
-// One call's claim on its request's record in the journal: taken when the request is accepted, given
-// up when the call ends. Thread-safe: the two may come in any order.
+// One call's claim on its request's record in the journal: taken when the request is accepted,
+// given up when the call ends. Thread-safe: the two may come in any order.
 #pragma once
 
 #include <cstdint>

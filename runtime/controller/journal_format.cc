@@ -76,8 +76,8 @@ absl::StatusOr<ParsedJournal> ParseJournal(absl::string_view bytes) {
     return absl::InvalidArgumentError("its header is damaged");
   }
   if (journal.header.format() != kFormat) {
-    return absl::InvalidArgumentError(absl::StrCat("it has format ", journal.header.format(),
-                                                   ", this program writes ", kFormat));
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has format ", journal.header.format(), ", this program writes ", kFormat));
   }
   journal.num_valid_bytes = bytes.size() - rest.size();
   while (const std::optional<absl::string_view> payload = TakeFrame(rest)) {

@@ -45,8 +45,8 @@ struct StreamSpec {
   int32_t max_tokens = 0;
   bool logprobs = false;
   TextOptions text;
-  bool attaches = false;                 // takes the place of a stream the request may have
-  std::vector<ReceivedOutput> received;  // [num_outputs], or empty
+  bool attaches = false;                        // takes the place of a stream the request may have
+  std::vector<ReceivedOutput> received;         // [num_outputs], or empty
   std::shared_ptr<JournalEntry> journal_entry;  // with the writer; null = not in the journal
 };
 

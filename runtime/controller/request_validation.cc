@@ -199,8 +199,8 @@ absl::Status SetPrompt(std::vector<int32_t> prompt, const RequestLimits& limits,
 absl::Status SetReceived(const v1::AttachRequest& attach, StreamSpec& stream) {
   if (attach.received_size() > stream.num_outputs) {
     return absl::InvalidArgumentError(absl::StrCat("received has ", attach.received_size(),
-                                                   " entries, the request has ",
-                                                   stream.num_outputs, " outputs"));
+                                                   " entries, the request has ", stream.num_outputs,
+                                                   " outputs"));
   }
   stream.attaches = true;
   stream.received.resize(stream.num_outputs);
