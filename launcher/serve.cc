@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
+#include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/launch_flags.h"
@@ -88,6 +89,10 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   session.restarts = {.max_restarts = options.restart.max_restarts,
                       .window = absl::Seconds(options.restart.window_seconds)};
+  session.preflight_limit = absl::Seconds(options.launch.preflight_seconds);
+  for (int replica = 0; replica < options.controller.replicas; ++replica) {
+    session.hosts_of_ranks.push_back(plan.launch.HostsOf(replica));
+  }
   session.make_job = [&](int replica, uint64_t epoch, const std::string& worker_address) {
     const WorkerLaunch launch{worker_address,
                               replica,

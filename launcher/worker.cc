@@ -7,17 +7,15 @@
 #include <cstdlib>
 #include <string>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/serving_flags.h"
+#include "launcher/job/job_output.h"
 #include "launcher/job/parent_watch.h"
 #include "launcher/job/runtime_dir.h"
 #include "model/checkpoint/checkpoint.h"
 #include "parallel/mpi_communicator.h"
-#include "parallel/placement.h"
 #include "runtime/worker/worker.h"
 
 namespace lockstep {
@@ -32,6 +30,7 @@ struct WorkerCommandOptions {
   std::string secret_file;
   bool secret_stdin = false;
   bool allow_tp_across_nodes = false;
+  bool announce = false;
   RankTlsFlags tls;
   int replica = 0;
   uint64_t epoch = 0;
@@ -89,6 +88,9 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.grid = grid;
   options.rank = session.rank();
   options.host = HostName();
+  options.node = session.node();
+  options.preflight = true;
+  options.allow_tp_across_nodes = flags.allow_tp_across_nodes;
   options.version = LOCKSTEP_VERSION;
   options.model = flags.model.model;
   options.stage.weights = WeightsOf(flags.rank.dtype);
@@ -104,19 +106,6 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   return options;
 }
 
-// For real, whatever the launcher intended.
-absl::Status CheckPlaces(const MpiSession& session, const ProcessGrid& grid) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> hosts, session.AllGather(HostName()));
-  ASSIGN_OR_RETURN(const std::vector<std::string> nodes,
-                   session.AllGather(absl::StrCat(session.node())));
-  std::vector<RankPlace> places;
-  for (size_t rank = 0; rank < hosts.size(); ++rank) {
-    places.push_back({0, hosts[rank]});
-    LS_CHECK(absl::SimpleAtoi(nodes[rank], &places.back().node));
-  }
-  return CheckTpInsideNodes(grid, places);
-}
-
 absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& session) {
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(flags.model.tp, flags.model.pp));
   if (session.world_size() != grid.world_size()) {
@@ -124,7 +113,6 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
         "the MPI job has ", session.world_size(), " ranks, but --tp ", grid.tp(), " x --pp ",
         grid.pp(), " needs ", grid.world_size(), ": start it with mpirun -n ", grid.world_size()));
   }
-  if (!flags.allow_tp_across_nodes) RETURN_IF_ERROR(CheckPlaces(session, grid));
   ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
   // The step loop waits for a peer that will never answer: nothing but ending the job helps.
   options.on_stuck = [](const absl::Status&) { MpiSession::AbortJob(kExitFailure); };
@@ -148,6 +136,10 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
     return FailUsage(kCommand, "--secret-file or --secret-stdin is required");
   }
   EndWithParent();
+  if (flags.announce) {
+    std::printf("%s\n", FormatRankStarted({HostName(), ::getpid()}).c_str());
+    std::fflush(stdout);
+  }
   auto session = StartMpi();
   if (!session.ok()) return Fail(kCommand, session.status());
   const absl::Status status = RunRank(flags, *session);
@@ -201,6 +193,8 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->check(Between(0, 1e6))
       ->capture_default_str()
       ->group(link);
+  command->add_flag("--announce", options->announce, "say that the process runs before MPI starts")
+      ->group("");  // for the launcher
   command
       ->add_flag("--allow-tp-across-nodes", options->allow_tp_across_nodes,
                  "let tensor parallel groups span hosts, which is slow")

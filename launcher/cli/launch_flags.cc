@@ -43,6 +43,13 @@ void AddLaunchFlags(CLI::App& command, LaunchFlags& flags) {
       .add_flag("--allow-tp-across-nodes", flags.allow_tp_across_nodes,
                 "let tensor parallel groups span hosts, which is slow")
       ->group(group);
+  command
+      .add_option("--preflight-seconds", flags.preflight_seconds,
+                  "how long ranks may take to start, to join and to check their links")
+      ->type_name("SECONDS")
+      ->check(Between(1, 1e6))
+      ->capture_default_str()
+      ->group(group);
 }
 
 }  // namespace lockstep

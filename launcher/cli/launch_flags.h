@@ -16,6 +16,7 @@ struct LaunchFlags {
   std::string mpi_ports;      // "20000-20031"
   std::string worker_listen;  // HOST:PORT
   bool allow_tp_across_nodes = false;
+  double preflight_seconds = 30.0;
 };
 
 void AddLaunchFlags(CLI::App& command, LaunchFlags& flags);

@@ -147,6 +147,7 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   if (model.max_model_len > 0) add("--max-model-len", static_cast<uint64_t>(model.max_model_len));
   const std::vector<std::string> tls = RankTlsArguments(launch.tls);
   arguments.insert(arguments.end(), tls.begin(), tls.end());
+  arguments.push_back("--announce");
   if (launch.allow_tp_across_nodes) arguments.push_back("--allow-tp-across-nodes");
   return arguments;
 }

@@ -57,23 +57,4 @@ std::vector<std::string> JobEnvironment(const std::map<std::string, std::string>
 // For srun: as above, but with this allocation.
 std::vector<std::string> SlurmJobEnvironment(const std::map<std::string, std::string>& added);
 
-// One line of the job's output.
-struct JobLine {
-  std::optional<int> rank;  // who wrote it; mpirun itself when unset
-  std::string text;
-};
-// Understands mpirun --tag-output's "[1,3]<stderr>:text" and srun --label's "03: text".
-JobLine ParseJobLine(absl::string_view line);
-// Which rank was killed and how, from mpirun's "... process rank 2 with PID 7 on node a exited on
-// signal 9 (Killed)." or srun's "srun: error: a: task 2: Killed".
-struct RankKilled {
-  int rank = 0;
-  std::string host;
-  std::string how;  // "killed by signal 9 (Killed)"
-};
-std::optional<RankKilled> ParseRankKilled(absl::string_view text);
-// Banners of mpirun and srun, which say at length what the launcher reports in a line. Their other
-// messages are shown.
-bool IsJobNoise(absl::string_view text);
-
 }  // namespace lockstep

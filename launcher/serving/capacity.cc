@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
@@ -59,15 +57,6 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
   return absl::OkStatus();
 }
 
-// The number in a cgroup's file; none when there is no such file or no limit ("max").
-std::optional<int64_t> ReadBytes(const char* path) {
-  std::ifstream file(path);
-  std::string text;
-  int64_t bytes = 0;
-  if (!(file >> text) || !absl::SimpleAtoi(text, &bytes)) return std::nullopt;
-  return bytes;
-}
-
 }  // namespace
 
 absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
@@ -91,20 +80,6 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
   capacity.num_kv_blocks = BlocksAskedFor(inputs, capacity, block_bytes);
   RETURN_IF_ERROR(CheckMemory(inputs, capacity, block_bytes));
   return capacity;
-}
-
-int64_t AvailableMemoryBytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string field;
-  int64_t kib = 0;
-  int64_t available = int64_t{1} << 60;
-  for (std::string unit; meminfo >> field >> kib; std::getline(meminfo, unit)) {
-    if (field == "MemAvailable:") available = kib * 1024;
-  }
-  const auto limit = ReadBytes("/sys/fs/cgroup/memory.max");
-  const auto used = ReadBytes("/sys/fs/cgroup/memory.current");
-  if (!limit || !used) return available;
-  return std::min(available, std::max<int64_t>(0, *limit - *used));
 }
 
 }  // namespace lockstep

@@ -39,7 +39,4 @@ struct Capacity {
 // --max-model-len beyond the model's), RESOURCE_EXHAUSTED with the numbers.
 absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs);
 
-// What Linux says can be had without swapping, within this process's memory cgroup.
-int64_t AvailableMemoryBytes();
-
 }  // namespace lockstep

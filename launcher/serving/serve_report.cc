@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "launcher/cli/values.h"
+#include "launcher/serving/preflight_summary.h"
 
 namespace lockstep {
 namespace {
@@ -116,6 +117,19 @@ void ServeReport::RankJoined(const ControllerEvent& event) {
                             {"rank", event.rank},
                             {"host", event.host},
                             {"pid", event.pid}});
+}
+
+void ServeReport::RankChecked(const ControllerEvent& event) {
+  Loading& loading = LoadingOf(event.replica);
+  loading.checks[event.rank] = event;
+  if (std::ssize(loading.checks) < tp_ * pp_) return;
+  loading.since = absl::Now();
+  const PreflightSummary summary = SummarizePreflight(tp_, pp_, loading.checks);
+  if (json_) {
+    PrintJson("preflight", PreflightJson(event.replica, summary));
+  } else if (lost_at_.count(event.replica) == 0) {
+    for (const std::string& line : PreflightLines(summary)) PrintLine(line);
+  }
 }
 
 void ServeReport::RankLoading(const ControllerEvent& event) {

@@ -29,6 +29,8 @@ class ServeReport {
   // Where ranks that are placed by hand connect.
   void WaitingForRanks(const std::string& worker_address, const std::string& secret_file);
   void RankJoined(const ControllerEvent& event);
+  // Told when all ranks of the replica have been checked.
+  void RankChecked(const ControllerEvent& event);
   void RankLoading(const ControllerEvent& event);
   void RankLoaded(const ControllerEvent& event);
   void Serving(const ControllerEvent& event, const std::string& address);
@@ -81,6 +83,7 @@ class ServeReport {
     absl::Time since;
     std::map<int, RankProgress> ranks;
     int num_loaded = 0;
+    std::map<int, ControllerEvent> checks;  // by rank
   };
   Loading& LoadingOf(int replica);
   std::map<int, Loading> loading_;  // by replica

@@ -61,6 +61,9 @@ absl::Status ServeSession::StartJob(Job& job) {
   job.rank_error.clear();
   job.killed.reset();
   job.ranks.clear();
+  job.output = JobOutput();
+  job.roll = RankRoll(options_.hosts_of_ranks[job.replica]);
+  job.preflight_deadline = absl::Now() + options_.preflight_limit;
   ASSIGN_OR_RETURN(const JobSpec spec, options_.make_job(job.replica, job.epoch,
                                                          controller_->worker_addresses().front()));
   ASSIGN_OR_RETURN(job.process, JobSupervisor::Start(spec, [this, &job](absl::string_view line) {
@@ -78,6 +81,7 @@ void ServeSession::Step() {
   HandleInterrupts();
   HandleEvents();
   HandleOutputs();
+  CheckPreflights();
   if (state_ != State::kStopping) StartDueJobs();
   if (state_ == State::kDraining && absl::Now() >= drain_deadline_) {
     how_stopped_ = "with requests unfinished: the time to drain is over";
@@ -87,7 +91,12 @@ void ServeSession::Step() {
 
 absl::Time ServeSession::NextDeadline() const {
   absl::Time deadline = drain_deadline_;
-  for (const Job& job : jobs_) deadline = std::min(deadline, job.start_at);
+  for (const Job& job : jobs_) {
+    deadline = std::min(deadline, job.start_at);
+    if (job.process && !job.roll.IsComplete()) {
+      deadline = std::min(deadline, job.preflight_deadline);
+    }
+  }
   return deadline;
 }
 
@@ -115,7 +124,11 @@ void ServeSession::Handle(const ControllerEvent& event) {
   using Kind = ControllerEvent::Kind;
   switch (event.kind) {
     case Kind::kRankJoined:
+      if (IsOfJob(event)) jobs_[event.replica].roll.Joined(event.rank);
       return report_.RankJoined(event);
+    case Kind::kRankChecked:
+      if (IsOfJob(event)) jobs_[event.replica].roll.Checked(event.rank);
+      return report_.RankChecked(event);
     case Kind::kRankLoading:
       return report_.RankLoading(event);
     case Kind::kRankLoaded:
@@ -137,6 +150,12 @@ void ServeSession::Handle(const ControllerEvent& event) {
   }
 }
 
+bool ServeSession::IsOfJob(const ControllerEvent& event) const {
+  if (jobs_.empty()) return false;  // ranks are placed by hand
+  const Job& job = jobs_[event.replica];
+  return event.epoch == job.epoch && job.process != nullptr;
+}
+
 void ServeSession::HandleServing(const ControllerEvent& event) {
   if (state_ == State::kStarting) state_ = State::kServing;
   has_served_ = true;
@@ -146,10 +165,9 @@ void ServeSession::HandleServing(const ControllerEvent& event) {
 
 void ServeSession::HandleLoss(const ControllerEvent& event) {
   report_.RankLost(event, /*is_final=*/jobs_.empty());
-  if (jobs_.empty()) return;
-  Job& job = jobs_[event.replica];
   // Events of an epoch that ended here first (its output closed) tell nothing new.
-  if (event.epoch != job.epoch || !job.process) return;
+  if (!IsOfJob(event)) return;
+  Job& job = jobs_[event.replica];
   // What ranks say against a first start (a model that does not fit, a wrong flag) they will say
   // again.
   const bool may_restart = has_served_ || event.cause != ControllerEvent::Cause::kRankComplained;
@@ -167,9 +185,13 @@ void ServeSession::HandleOutputs() {
     HandleEvents();
     if (!job.process || state_ == State::kStopping) continue;
     job.process->Wait(absl::Now() + kLastWordsTimeout);
-    const bool may_restart = has_served_ || job.rank_error.empty() || job.killed.has_value();
+    const std::string& start_failure = job.output.start_failure();
+    const bool may_restart =
+        has_served_ || job.killed.has_value() || (job.rank_error.empty() && start_failure.empty());
     std::string reason = kJobEnded;
-    if (job.process->exit() && job.rank_error.empty() && !job.killed) {
+    if (!start_failure.empty()) {
+      reason = absl::StrCat("mpirun could not start ranks on all hosts: ", start_failure);
+    } else if (job.process->exit() && job.rank_error.empty() && !job.killed) {
       absl::StrAppend(&reason, " (", job.process->exit()->ToString(), ")");
     }
     LoseJob(job, std::move(reason), may_restart);
@@ -177,8 +199,14 @@ void ServeSession::HandleOutputs() {
 }
 
 void ServeSession::HandleLine(Job& job, absl::string_view line) {
-  const JobLine parsed = ParseJobLine(line);
+  for (const JobLine& left : job.output.Take(line)) HandleJobLine(job, left);
+}
+
+void ServeSession::HandleJobLine(Job& job, const JobLine& parsed) {
   if (parsed.rank) {
+    if (const auto started = ParseRankStarted(parsed.text)) {
+      return job.roll.Started(*parsed.rank, *started);
+    }
     // Told in the launcher's own error instead, once and not by every rank.
     if (absl::StartsWith(parsed.text, kWorkerErrorPrefix)) {
       if (job.rank_error.empty()) {
@@ -193,7 +221,7 @@ void ServeSession::HandleLine(Job& job, absl::string_view line) {
     job.killed = killed;
     return;
   }
-  if (!IsJobNoise(parsed.text)) report_.RankOutput(-1, parsed.text);
+  report_.RankOutput(-1, parsed.text);
 }
 
 // mpirun knows which rank was killed first; the controller knows what it did. When one dies the
@@ -236,6 +264,16 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
                       .delay = *delay,
                       .num_recent = restart_policy_.num_recent(),
                       .limits = restart_policy_.limits()});
+}
+
+void ServeSession::CheckPreflights() {
+  for (Job& job : jobs_) {
+    if (!job.process || job.roll.IsComplete() || absl::Now() < job.preflight_deadline) continue;
+    const std::string missing = job.roll.Missing(controller_->worker_addresses().front());
+    LoseJob(job,
+            absl::StrCat("after ", absl::FormatDuration(options_.preflight_limit), " ", missing),
+            has_served_);
+  }
 }
 
 void ServeSession::StartDueJobs() {

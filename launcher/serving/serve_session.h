@@ -16,9 +16,10 @@
 #include "absl/time/time.h"
 #include "launcher/base/mailbox.h"
 #include "launcher/base/signals.h"
+#include "launcher/job/job_output.h"
 #include "launcher/job/job_supervisor.h"
-#include "launcher/job/mpi_command.h"
 #include "launcher/job/restart_policy.h"
+#include "launcher/serving/rank_roll.h"
 #include "launcher/serving/serve_report.h"
 #include "runtime/controller/controller.h"
 
@@ -33,6 +34,9 @@ struct SessionOptions {
   std::function<absl::StatusOr<JobSpec>(int replica, uint64_t epoch,
                                         const std::string& worker_address)>
       make_job;
+  std::vector<std::vector<std::string>> hosts_of_ranks;  // by replica and rank
+  // From a job's start until all of its ranks have joined and checked their links.
+  absl::Duration preflight_limit = absl::Seconds(30);
   std::string secret_file;  // shown when ranks are placed by hand
 };
 
@@ -52,6 +56,9 @@ class ServeSession {
     uint64_t epoch = 0;
     std::unique_ptr<JobSupervisor> process;  // null between a loss and the next start
     absl::Time start_at = absl::InfiniteFuture();
+    JobOutput output;
+    RankRoll roll;
+    absl::Time preflight_deadline = absl::InfiniteFuture();
     bool has_served = false;
     std::string rank_error;            // a rank's own last words
     std::optional<RankKilled> killed;  // mpirun's, when a rank was killed
@@ -68,8 +75,11 @@ class ServeSession {
   void HandleServing(const ControllerEvent& event);
   void HandleLoss(const ControllerEvent& event);
   void HandleOutputs();
+  void CheckPreflights();
   void StartDueJobs();
   void HandleLine(Job& job, absl::string_view line);
+  void HandleJobLine(Job& job, const JobLine& parsed);
+  bool IsOfJob(const ControllerEvent& event) const;
   void LoseJob(Job& job, std::string reason, bool may_restart);
   void GiveUp(std::string reason);
   absl::Status End();

@@ -25,10 +25,24 @@
 
 namespace lockstep {
 
+// What a rank found before it read weights (proto/lockstep/v1/worker.proto, Preflight).
+struct RankCheck {
+  struct Link {
+    double latency_us = 0;
+    double bytes_per_second = 0;
+  };
+  int node = 0;
+  int64_t needed_bytes = 0;
+  int64_t available_bytes = 0;
+  std::optional<Link> tp;
+  std::optional<Link> next_stage;
+};
+
 // What happened to the ranks, for whoever watches (`lockstep serve` prints it).
 struct ControllerEvent {
   enum class Kind {
     kRankJoined,   // rank, host, pid
+    kRankChecked,  // host, check
     kRankLoading,  // bytes_done, bytes_total
     kRankLoaded,   // bytes_done = bytes_total = the rank's shard, weight_bytes, message = backend
     kServing,      // num_kv_blocks, max_model_len
@@ -50,6 +64,7 @@ struct ControllerEvent {
   int pipeline_stage = -1;
   std::string host;
   int64_t pid = 0;
+  RankCheck check;
   int64_t bytes_done = 0;  // of the checkpoint, by this rank
   int64_t bytes_total = 0;
   int64_t weight_bytes = 0;  // held in memory by this rank

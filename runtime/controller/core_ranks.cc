@@ -13,6 +13,19 @@ namespace {
 
 constexpr size_t kMaxFailureBytes = 4096;  // of a rank's last words
 
+std::optional<RankCheck::Link> LinkOf(bool is_there, const v1::LinkSpeed& speed) {
+  if (!is_there) return std::nullopt;
+  return RankCheck::Link{speed.latency_us(), speed.bytes_per_second()};
+}
+
+RankCheck CheckOf(const v1::Preflight& preflight) {
+  return {.node = preflight.node(),
+          .needed_bytes = preflight.needed_memory_bytes(),
+          .available_bytes = preflight.available_memory_bytes(),
+          .tp = LinkOf(preflight.has_tensor_parallel(), preflight.tensor_parallel()),
+          .next_stage = LinkOf(preflight.has_next_stage(), preflight.next_stage())};
+}
+
 }  // namespace
 
 void ControllerCore::RankSaid(std::shared_ptr<RankPort> port, const v1::FromRank& message,
@@ -88,6 +101,13 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
       return replica.Commit(message.result(), now);
     case v1::FromRank::kHeartbeat:
       return ranks.OnHeartbeat(rank, message.heartbeat(), now);
+    case v1::FromRank::kPreflight: {
+      RETURN_IF_ERROR(ranks.OnPreflight(rank, message.preflight()));
+      ControllerEvent event = EventOf(ControllerEvent::Kind::kRankChecked, replica, rank, now);
+      event.check = CheckOf(message.preflight());
+      output_.Tell(event);
+      return absl::OkStatus();
+    }
     case v1::FromRank::kLoading:
       RETURN_IF_ERROR(ranks.OnLoading(rank, message.loading(), now));
       output_.Tell(EventOf(ControllerEvent::Kind::kRankLoading, replica, rank, now));

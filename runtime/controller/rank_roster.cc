@@ -18,6 +18,7 @@ constexpr size_t kMaxOperationBytes = 512;
 // Bytes and block counts beyond this are nonsense; sums of two stay inside int64.
 constexpr int64_t kMaxCount = int64_t{1} << 60;
 
+constexpr double kMaxLinkValue = 1e15;
 constexpr int64_t kMaxKvBlocks = int64_t{1} << 30;  // block ids are int32
 
 template <typename T>
@@ -85,6 +86,24 @@ int RankRoster::RankOf(const RankPort* link) const {
 absl::Status RankRoster::CheckStage(int rank, Stage expected, const char* message) const {
   if (ranks_[rank].stage == expected) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("it sent ", message, " out of order"));
+}
+
+absl::Status RankRoster::OnPreflight(int rank, const v1::Preflight& preflight) const {
+  RETURN_IF_ERROR(CheckStage(rank, Stage::kLoading, "Preflight"));
+  RETURN_IF_ERROR(CheckCount("Preflight.needed_memory_bytes", preflight.needed_memory_bytes()));
+  RETURN_IF_ERROR(
+      CheckCount("Preflight.available_memory_bytes", preflight.available_memory_bytes()));
+  for (const v1::LinkSpeed* link : {&preflight.tensor_parallel(), &preflight.next_stage()}) {
+    // Written so that NaN is refused too.
+    if (link->latency_us() >= 0 && link->latency_us() <= kMaxLinkValue &&
+        link->bytes_per_second() >= 0 && link->bytes_per_second() <= kMaxLinkValue) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat("Preflight tells of a link with ",
+                                                   link->latency_us(), " us and ",
+                                                   link->bytes_per_second(), " bytes/s"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RankRoster::OnLoading(int rank, const v1::Loading& loading, absl::Time now) {

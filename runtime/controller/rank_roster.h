@@ -42,6 +42,7 @@ class RankRoster {
   // The rank of this stream, or -1 when it never joined (or belongs to another epoch).
   int RankOf(const RankPort* link) const;
 
+  absl::Status OnPreflight(int rank, const v1::Preflight& preflight) const;
   absl::Status OnLoading(int rank, const v1::Loading& loading, absl::Time now);
   absl::Status OnLoaded(int rank, const v1::Loaded& loaded, absl::Time now);
   absl::Status OnReady(int rank, const v1::Ready& ready);

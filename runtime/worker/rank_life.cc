@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
@@ -50,6 +51,7 @@ absl::Status RankLife::Live(const DialOptions& dial) {
   RETURN_IF_ERROR(Connect(dial));
   ASSIGN_OR_RETURN(const bool joined, Join());
   if (!joined) return absl::OkStatus();
+  if (options_.preflight && !model_.is_loaded()) RETURN_IF_ERROR(Preflight());
   RETURN_IF_ERROR(Load());
   ASSIGN_OR_RETURN(const bool started, AllocateCache());
   return started ? Serve() : absl::OkStatus();
@@ -157,6 +159,39 @@ absl::StatusOr<bool> RankLife::Join() {
   }
   reporter_->StartHeartbeats(absl::Milliseconds(interval_ms));
   return true;
+}
+
+absl::Status RankLife::Preflight() {
+  progress_.Begin(Operation::kPreflight);
+  reporter_->BeatNow();
+  RankFacts facts{.host = options_.host,
+                  .node = options_.node,
+                  .version = options_.version,
+                  .model_fingerprint = model_.config().Fingerprint(),
+                  .available_bytes = AvailableMemoryBytes()};
+  ASSIGN_OR_RETURN(facts.needed_bytes, model_.NeededBytes());
+  ASSIGN_OR_RETURN(const std::vector<RankFacts> all, GatherFacts(options_.grid, groups_, facts));
+  const absl::Status fit = CheckFacts(options_.grid, all, options_.allow_tp_across_nodes);
+  failed_here_ = !fit.ok();
+  RETURN_IF_ERROR(fit);
+  ASSIGN_OR_RETURN(const LinkSpeeds speeds, MeasureLinks(groups_));
+  SendPreflight(facts, speeds);
+  return absl::OkStatus();
+}
+
+void RankLife::SendPreflight(const RankFacts& facts, const LinkSpeeds& speeds) {
+  const auto put = [](const LinkSpeed& from, v1::LinkSpeed* into) {
+    into->set_latency_us(absl::ToDoubleMicroseconds(from.latency));
+    into->set_bytes_per_second(from.bytes_per_second);
+  };
+  v1::FromRank message;
+  v1::Preflight* preflight = message.mutable_preflight();
+  preflight->set_node(facts.node);
+  preflight->set_needed_memory_bytes(facts.needed_bytes);
+  preflight->set_available_memory_bytes(facts.available_bytes);
+  if (speeds.tp) put(*speeds.tp, preflight->mutable_tensor_parallel());
+  if (speeds.next_stage) put(*speeds.next_stage, preflight->mutable_next_stage());
+  link_->Send(std::move(message));
 }
 
 void RankLife::ReportLoading(int64_t bytes_done, int64_t bytes_total) {

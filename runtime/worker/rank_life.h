@@ -18,6 +18,7 @@
 #include "parallel/rendezvous.h"
 #include "runtime/worker/controller_link.h"
 #include "runtime/worker/inbox.h"
+#include "runtime/worker/preflight.h"
 #include "runtime/worker/rank_model.h"
 #include "runtime/worker/rank_progress.h"
 #include "runtime/worker/reporter.h"
@@ -57,6 +58,7 @@ class RankLife {
   absl::Status Live(const DialOptions& dial);
   absl::Status Connect(const DialOptions& dial);
   absl::StatusOr<bool> Join();
+  absl::Status Preflight();
   absl::Status Load();
   absl::StatusOr<bool> AllocateCache();
   absl::Status Serve();
@@ -66,6 +68,7 @@ class RankLife {
   absl::Status CheckPeers();
   WaitCheck PeersCheck();
   void SendHello();
+  void SendPreflight(const RankFacts& facts, const LinkSpeeds& speeds);
   void SendLoaded(absl::Duration took);
   void OnMessage(const v1::ToRank& message);
   void OnClosed(const absl::Status& status);

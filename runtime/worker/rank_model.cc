@@ -1,24 +1,14 @@
 #include "runtime/worker/rank_model.h"
 
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
+#include "model/checkpoint/shard_sizes.h"
 
 namespace lockstep {
 namespace {
-
-// What Linux says can be had without swapping; a large number where it says nothing.
-int64_t AvailableMemoryBytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string field;
-  int64_t kib = 0;
-  for (std::string unit; meminfo >> field >> kib; std::getline(meminfo, unit)) {
-    if (field == "MemAvailable:") return kib * 1024;
-  }
-  return int64_t{1} << 60;
-}
 
 // Blocks of this rank's cache: those asked for, or those that fit. RESOURCE_EXHAUSTED when there is
 // no room.
@@ -53,6 +43,22 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
   std::unique_ptr<RankModel> model(new RankModel(options, progress, groups));
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
   return model;
+}
+
+// As LlamaStage will hold them: f16 is widened.
+absl::StatusOr<int64_t> RankModel::NeededBytes() const {
+  using Weights = StageOptions::Weights;
+  const ModelConfig& config = checkpoint_->config();
+  const bool in_bf16 = options_.stage.weights == Weights::kBF16 ||
+                       (options_.stage.weights == Weights::kAuto && config.dtype == DType::kBF16);
+  const DType held = in_bf16 ? DType::kBF16 : DType::kF32;
+  ASSIGN_OR_RETURN(const std::vector<RankShard> shards,
+                   ShardsOfLayout(config, options_.grid.tp(), options_.grid.pp(), held));
+  const RankShard& mine = shards[static_cast<size_t>(options_.rank)];
+  const int64_t weights = mine.weight_bytes / DTypeBytes(config.dtype) * DTypeBytes(held);
+  if (!options_.num_kv_blocks.has_value()) return weights + options_.kv_cache_bytes;
+  const int64_t block_bytes = mine.kv_bytes_per_token * options_.stage.limits.block_size;
+  return weights + *options_.num_kv_blocks * block_bytes;
 }
 
 absl::Status RankModel::Load(const LoadProgress& progress) {

@@ -29,6 +29,9 @@ class RankModel {
 
   const ModelConfig& config() const { return checkpoint_->config(); }
 
+  // Weights and KV cache of this rank; nothing need be loaded. INVALID_ARGUMENT as CheckLayout.
+  absl::StatusOr<int64_t> NeededBytes() const;
+
   // Reads this rank's weights; progress is called from several threads. Errors as
   // LlamaStage::Load's, and RESOURCE_EXHAUSTED when the cache asked for does not fit.
   absl::Status Load(const LoadProgress& progress);

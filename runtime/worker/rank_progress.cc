@@ -11,6 +11,8 @@ std::string Describe(Operation operation, uint64_t number) {
   switch (operation) {
     case Operation::kStarting:
       return "starting";
+    case Operation::kPreflight:
+      return "checking ranks and links";
     case Operation::kLoading:
       return absl::StrCat("loading ", number, " %");
     case Operation::kAllocatingCache:

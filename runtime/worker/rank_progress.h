@@ -11,6 +11,7 @@ namespace lockstep {
 
 enum class Operation : uint8_t {
   kStarting,
+  kPreflight,
   kLoading,  // the number is the percentage
   kAllocatingCache,
   kIdle,

@@ -37,6 +37,10 @@ struct WorkerOptions {
   ProcessGrid grid = *ProcessGrid::Create(1, 1);
   int rank = 0;
   std::string host;  // as shown to operators
+  int node = 0;      // ranks with the same number share memory
+  // Check ranks, memory and links together before the first load (runtime/worker/preflight.h).
+  bool preflight = false;
+  bool allow_tp_across_nodes = false;
   std::string version;
   std::filesystem::path model;
   StageOptions

@@ -12,64 +12,6 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(JobLineTest, KnowsWhoWroteIt) {
-  const JobLine line = ParseJobLine("[1,13]<stderr>:out of memory: [x]");
-  EXPECT_EQ(line.rank, 13);
-  EXPECT_EQ(line.text, "out of memory: [x]");
-  EXPECT_EQ(ParseJobLine("[1,0]<stdout>:").rank, 0);
-}
-
-TEST(JobLineTest, KnowsSrunsLabels) {
-  EXPECT_EQ(ParseJobLine("3: out of memory: 7").rank, 3);
-  EXPECT_EQ(ParseJobLine("3: out of memory: 7").text, "out of memory: 7");
-  EXPECT_EQ(ParseJobLine("007: x").rank, 7);
-  EXPECT_EQ(ParseJobLine("12:").rank, 12);
-  EXPECT_EQ(ParseJobLine("12: ").text, "");
-}
-
-TEST(JobLineTest, LeavesOtherLinesWhole) {
-  for (const char* text :
-       {"", "[", "[1,2]", "[1,2]<stdin>:x", "[a,b]<stderr>:x", "[host:12] x", "]1,2[<stderr>:x",
-        "plain", "12", "12 x", ":", ": x", "1234567: x", "-1: x", "12:30:59 x", "srun: error: x"}) {
-    EXPECT_EQ(ParseJobLine(text).rank, std::nullopt) << text;
-    EXPECT_EQ(ParseJobLine(text).text, text);
-  }
-}
-
-TEST(MpirunOutputTest, TellsWhatKilledARank) {
-  const auto killed = ParseRankKilled(
-      "mpirun noticed that process rank 1 with PID 41 on node vm exited on signal 9 (Killed).");
-  ASSERT_TRUE(killed.has_value());
-  EXPECT_EQ(killed->rank, 1);
-  EXPECT_EQ(killed->host, "vm");
-  EXPECT_EQ(killed->how, "killed by signal 9 (Killed)");
-  EXPECT_FALSE(ParseRankKilled("the program exited on signal 9 (Killed).").has_value());
-  EXPECT_FALSE(ParseRankKilled("mpirun noticed that process rank x with PID 1").has_value());
-  EXPECT_FALSE(ParseRankKilled("mpirun noticed that process rank ").has_value());
-}
-
-TEST(SrunOutputTest, TellsWhatKilledARank) {
-  const auto killed = ParseRankKilled("srun: error: n2: task 3: Killed");
-  ASSERT_TRUE(killed.has_value());
-  EXPECT_EQ(killed->rank, 3);
-  EXPECT_EQ(killed->host, "n2");
-  EXPECT_EQ(killed->how, "killed by signal 9 (Killed)");
-  EXPECT_EQ(ParseRankKilled("srun: error: n2: task 3: Segmentation fault (core dumped)")->how,
-            "killed by signal 11 (Segmentation fault)");
-  for (const char* text :
-       {"srun: error: n2: task 3: Exited with exit code 1", "srun: error: n2: task x: Killed",
-        "srun: error: n2: tasks 0-3: Killed", "srun: error: ", "srun: error: a: b: c: d"}) {
-    EXPECT_FALSE(ParseRankKilled(text).has_value()) << text;
-  }
-}
-
-TEST(MpirunOutputTest, BannersAreNoiseAndErrorsAreNot) {
-  EXPECT_TRUE(IsJobNoise("--------------------------------------------"));
-  EXPECT_TRUE(IsJobNoise("MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD"));
-  EXPECT_TRUE(IsJobNoise("  "));
-  EXPECT_FALSE(IsJobNoise("There are not enough slots available in the system"));
-}
-
 TEST(JobEnvironmentTest, LeavesOutAnEnclosingLaunch) {
   ::setenv("OMPI_COMM_WORLD_RANK", "3", 1);
   ::setenv("LOCKSTEP_TEST_VARIABLE", "kept", 1);

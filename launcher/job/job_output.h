@@ -1,0 +1,61 @@
+// What a job of ranks prints: who wrote it, what of it people should see, and what it tells the
+// launcher. Knows the words of mpirun (Open MPI 4.1) and srun.
+//
+// One instance per job; used by main's thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace lockstep {
+
+// One line of the job's output.
+struct JobLine {
+  std::optional<int> rank;  // who wrote it; mpirun or srun itself when unset
+  std::string text;
+};
+// Understands mpirun --tag-output's "[1,3]<stderr>:text" and srun --label's "03: text".
+JobLine ParseJobLine(absl::string_view line);
+
+// Which rank was killed and how, from mpirun's "... process rank 2 with PID 7 on node a exited on
+// signal 9 (Killed)." or srun's "srun: error: a: task 2: Killed".
+struct RankKilled {
+  int rank = 0;
+  std::string host;
+  std::string how;  // "killed by signal 9 (Killed)"
+};
+std::optional<RankKilled> ParseRankKilled(absl::string_view text);
+
+// What a rank says before it starts MPI, so that one that never gets through can be told from one
+// that was never started.
+struct RankStarted {
+  std::string host;
+  int64_t pid = 0;
+};
+std::string FormatRankStarted(const RankStarted& started);  // one line, without its end
+std::optional<RankStarted> ParseRankStarted(absl::string_view text);
+
+// Leaves out what mpirun, srun and Open MPI say at length and the launcher reports in a line.
+class JobOutput {
+ public:
+  // What is left of a further line of the job. Banners, which stand between lines of dashes, are
+  // held back until they are complete.
+  std::vector<JobLine> Take(absl::string_view line);
+
+  // Why ranks could not be started, as far as the words of mpirun and its remote shell tell.
+  const std::string& start_failure() const { return start_failure_; }
+
+ private:
+  std::vector<JobLine> EndBanner(std::optional<int> rank, std::vector<std::string> banner);
+
+  std::map<std::optional<int>, std::vector<std::string>> banners_;  // open ones, by writer
+  std::string last_words_;                                          // of the remote shell
+  std::string start_failure_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,195 @@
+#include "runtime/worker/preflight.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "kernels/base/status_macros.h"
+#include "parallel/placement.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kWarmUps = 2;
+constexpr int kSmallRounds = 20;
+constexpr int kLargeRounds = 3;
+constexpr int64_t kSmallFloats = 16;
+constexpr int64_t kLargeFloats = int64_t{1} << 18;  // 1 MiB, some hundred tokens' activations
+
+// As it travels between ranks of one program: all of them are built alike, or `version` tells.
+struct FactsRecord {
+  std::array<char, 256> host = {};
+  std::array<char, 64> version = {};
+  std::array<char, 256> model_fingerprint = {};
+  int64_t node = 0;
+  int64_t needed_bytes = 0;
+  int64_t available_bytes = 0;
+};
+
+template <size_t kSize>
+void Put(const std::string& text, std::array<char, kSize>& into) {
+  std::memcpy(into.data(), text.data(), std::min(text.size(), kSize - 1));
+}
+
+template <size_t kSize>
+std::string Get(const std::array<char, kSize>& from) {
+  return std::string(from.data(), ::strnlen(from.data(), kSize - 1));
+}
+
+absl::Status CheckSame(absl::string_view what, std::span<const RankFacts> facts,
+                       std::string RankFacts::*field) {
+  for (size_t rank = 1; rank < facts.size(); ++rank) {
+    if (facts[rank].*field == facts[0].*field) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank, " on ", facts[rank].host, " has ", what, " ",
+                     facts[rank].*field, ", rank 0 on ", facts[0].host, " has ", facts[0].*field,
+                     ": install the same on all hosts"));
+  }
+  return absl::OkStatus();
+}
+
+std::string GiB(int64_t bytes) {
+  return absl::StrFormat("%.2f GiB", static_cast<double>(bytes) / 0x1p30);
+}
+
+absl::Status CheckMemory(std::span<const RankFacts> facts) {
+  std::map<int, std::vector<int>> ranks_of_node;
+  for (size_t rank = 0; rank < facts.size(); ++rank) {
+    ranks_of_node[facts[rank].node].push_back(static_cast<int>(rank));
+  }
+  for (const auto& [node, ranks] : ranks_of_node) {
+    int64_t needed = 0;
+    int64_t available = facts[static_cast<size_t>(ranks.front())].available_bytes;
+    for (const int rank : ranks) {
+      needed += facts[static_cast<size_t>(rank)].needed_bytes;
+      available = std::min(available, facts[static_cast<size_t>(rank)].available_bytes);
+    }
+    if (needed <= available) continue;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ",
+                     facts[static_cast<size_t>(ranks.front())].host, " has ", GiB(available),
+                     " of memory available: lower --kv-cache-gib, or use more hosts"));
+  }
+  return absl::OkStatus();
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + std::ssize(values) / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// Median seconds of rounds, after warming up. Everybody of the group does the same rounds.
+template <typename Round>
+absl::StatusOr<double> TimeRounds(int num_rounds, const Round& round) {
+  for (int i = 0; i < kWarmUps; ++i) RETURN_IF_ERROR(round());
+  std::vector<double> seconds;
+  for (int i = 0; i < num_rounds; ++i) {
+    const absl::Time begin = absl::Now();
+    RETURN_IF_ERROR(round());
+    seconds.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
+  }
+  return Median(std::move(seconds));
+}
+
+double BytesPerSecond(double seconds) {
+  constexpr double kBytes = static_cast<double>(kLargeFloats * sizeof(float));
+  return kBytes / std::max(seconds, 1e-9);
+}
+
+absl::StatusOr<LinkSpeed> MeasureAllReduce(Communicator& group, std::vector<float>& buffer) {
+  std::fill(buffer.begin(), buffer.end(), 0.0f);
+  ASSIGN_OR_RETURN(const double small, TimeRounds(kSmallRounds, [&] {
+                     return group.AllReduceSum(buffer.data(), kSmallFloats);
+                   }));
+  ASSIGN_OR_RETURN(const double large, TimeRounds(kLargeRounds, [&] {
+                     return group.AllReduceSum(buffer.data(), kLargeFloats);
+                   }));
+  return LinkSpeed{absl::Seconds(small), BytesPerSecond(large)};
+}
+
+// To a peer that echoes: there and back, or there and a short answer.
+absl::StatusOr<LinkSpeed> MeasureSending(Communicator& group, int peer,
+                                         std::vector<float>& buffer) {
+  int64_t token = 0;
+  const auto round = [&](int64_t bytes) -> absl::Status {
+    RETURN_IF_ERROR(group.Send(peer, buffer.data(), bytes));
+    return group.Recv(peer, &token, sizeof(token));
+  };
+  ASSIGN_OR_RETURN(const double small,
+                   TimeRounds(kSmallRounds, [&] { return round(sizeof(token)); }));
+  ASSIGN_OR_RETURN(const double large, TimeRounds(kLargeRounds, [&] {
+                     return round(kLargeFloats * static_cast<int64_t>(sizeof(float)));
+                   }));
+  return LinkSpeed{absl::Seconds(small / 2), BytesPerSecond(large - small / 2)};
+}
+
+absl::Status Echo(Communicator& group, int peer, std::vector<float>& buffer) {
+  const auto answer = [&](int num_rounds, int64_t bytes) -> absl::Status {
+    int64_t token = 0;
+    for (int i = 0; i < kWarmUps + num_rounds; ++i) {
+      RETURN_IF_ERROR(group.Recv(peer, buffer.data(), bytes));
+      RETURN_IF_ERROR(group.Send(peer, &token, sizeof(token)));
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(answer(kSmallRounds, sizeof(int64_t)));
+  return answer(kLargeRounds, kLargeFloats * static_cast<int64_t>(sizeof(float)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, RankGroups& groups,
+                                                   const RankFacts& mine) {
+  FactsRecord record;
+  Put(mine.host, record.host);
+  Put(mine.version, record.version);
+  Put(mine.model_fingerprint, record.model_fingerprint);
+  record.node = mine.node;
+  record.needed_bytes = mine.needed_bytes;
+  record.available_bytes = mine.available_bytes;
+  // First over my stage, then the stages: the order of ranks.
+  std::vector<FactsRecord> of_stage(static_cast<size_t>(grid.tp()));
+  std::vector<FactsRecord> of_all(static_cast<size_t>(grid.world_size()));
+  constexpr int64_t kBytes = sizeof(FactsRecord);
+  RETURN_IF_ERROR(groups.tp->AllGather(&record, kBytes, of_stage.data()));
+  RETURN_IF_ERROR(groups.pp->AllGather(of_stage.data(), grid.tp() * kBytes, of_all.data()));
+  std::vector<RankFacts> facts;
+  for (const FactsRecord& each : of_all) {
+    facts.push_back({Get(each.host), static_cast<int>(each.node), Get(each.version),
+                     Get(each.model_fingerprint), each.needed_bytes, each.available_bytes});
+  }
+  return facts;
+}
+
+absl::Status CheckFacts(const ProcessGrid& grid, std::span<const RankFacts> facts,
+                        bool allow_tp_across_nodes) {
+  RETURN_IF_ERROR(CheckSame("version", facts, &RankFacts::version));
+  RETURN_IF_ERROR(CheckSame("model", facts, &RankFacts::model_fingerprint));
+  if (!allow_tp_across_nodes) {
+    std::vector<RankPlace> places;
+    for (const RankFacts& each : facts) places.push_back({each.node, each.host});
+    RETURN_IF_ERROR(CheckTpInsideNodes(grid, places));
+  }
+  return CheckMemory(facts);
+}
+
+absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups) {
+  std::vector<float> buffer(kLargeFloats);
+  LinkSpeeds speeds;
+  if (groups.tp->size() > 1) {
+    ASSIGN_OR_RETURN(speeds.tp, MeasureAllReduce(*groups.tp, buffer));
+  }
+  // One border between stages after the other, from the first on.
+  const int stage = groups.pp->rank();
+  if (stage > 0) RETURN_IF_ERROR(Echo(*groups.pp, stage - 1, buffer));
+  if (stage + 1 < groups.pp->size()) {
+    ASSIGN_OR_RETURN(speeds.next_stage, MeasureSending(*groups.pp, stage + 1, buffer));
+  }
+  return speeds;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,53 @@
+// What ranks make sure of together before any of them reads weights: that they run the same program
+// and model, that each has its memory, that tensor parallel groups lie inside nodes, and that their
+// links work, and how fast.
+//
+// Busy thread only; collective over the grid. Buffers are host memory.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "parallel/communicator.h"
+#include "parallel/process_grid.h"
+
+namespace lockstep {
+
+struct RankFacts {
+  std::string host;  // at most 255 bytes
+  int node = 0;      // ranks with the same number share memory
+  std::string version;
+  std::string model_fingerprint;
+  int64_t needed_bytes = 0;     // weights and KV cache, as they will be held
+  int64_t available_bytes = 0;  // on its host, before
+};
+
+// Of every rank, by rank. Errors as Communicator's.
+absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, RankGroups& groups,
+                                                   const RankFacts& mine);
+
+// Gathered facts, by rank. FAILED_PRECONDITION naming the ranks that differ, or as
+// CheckTpInsideNodes (unless allowed); RESOURCE_EXHAUSTED naming the host and the bytes.
+absl::Status CheckFacts(const ProcessGrid& grid, std::span<const RankFacts> facts,
+                        bool allow_tp_across_nodes);
+
+struct LinkSpeed {
+  absl::Duration latency;       // all-reduce of 64 bytes; one way of 8 bytes
+  double bytes_per_second = 0;  // all-reduced; sent
+};
+
+struct LinkSpeeds {
+  std::optional<LinkSpeed> tp;          // nothing when tp is 1
+  std::optional<LinkSpeed> next_stage;  // nothing on the last stage
+};
+
+// Takes milliseconds, and some tens of them over a slow network. Errors as Communicator's.
+absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups);
+
+}  // namespace lockstep

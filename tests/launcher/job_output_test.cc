@@ -1,0 +1,146 @@
+#include "launcher/job/job_output.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(JobLineTest, KnowsWhoWroteIt) {
+  const JobLine line = ParseJobLine("[1,13]<stderr>:out of memory: [x]");
+  EXPECT_EQ(line.rank, 13);
+  EXPECT_EQ(line.text, "out of memory: [x]");
+  EXPECT_EQ(ParseJobLine("[1,0]<stdout>:").rank, 0);
+}
+
+TEST(JobLineTest, KnowsSrunsLabels) {
+  EXPECT_EQ(ParseJobLine("3: out of memory: 7").rank, 3);
+  EXPECT_EQ(ParseJobLine("3: out of memory: 7").text, "out of memory: 7");
+  EXPECT_EQ(ParseJobLine("007: x").rank, 7);
+  EXPECT_EQ(ParseJobLine("12:").rank, 12);
+  EXPECT_EQ(ParseJobLine("12: ").text, "");
+}
+
+TEST(JobLineTest, LeavesOtherLinesWhole) {
+  for (const char* text :
+       {"", "[", "[1,2]", "[1,2]<stdin>:x", "[a,b]<stderr>:x", "[host:12] x", "]1,2[<stderr>:x",
+        "plain", "12", "12 x", ":", ": x", "1234567: x", "-1: x", "12:30:59 x", "srun: error: x"}) {
+    EXPECT_EQ(ParseJobLine(text).rank, std::nullopt) << text;
+    EXPECT_EQ(ParseJobLine(text).text, text);
+  }
+}
+
+TEST(MpirunOutputTest, TellsWhatKilledARank) {
+  const auto killed = ParseRankKilled(
+      "mpirun noticed that process rank 1 with PID 41 on node vm exited on signal 9 (Killed).");
+  ASSERT_TRUE(killed.has_value());
+  EXPECT_EQ(killed->rank, 1);
+  EXPECT_EQ(killed->host, "vm");
+  EXPECT_EQ(killed->how, "killed by signal 9 (Killed)");
+  EXPECT_FALSE(ParseRankKilled("the program exited on signal 9 (Killed).").has_value());
+  EXPECT_FALSE(ParseRankKilled("mpirun noticed that process rank x with PID 1").has_value());
+  EXPECT_FALSE(ParseRankKilled("mpirun noticed that process rank ").has_value());
+}
+
+TEST(SrunOutputTest, TellsWhatKilledARank) {
+  const auto killed = ParseRankKilled("srun: error: n2: task 3: Killed");
+  ASSERT_TRUE(killed.has_value());
+  EXPECT_EQ(killed->rank, 3);
+  EXPECT_EQ(killed->host, "n2");
+  EXPECT_EQ(killed->how, "killed by signal 9 (Killed)");
+  EXPECT_EQ(ParseRankKilled("srun: error: n2: task 3: Segmentation fault (core dumped)")->how,
+            "killed by signal 11 (Segmentation fault)");
+  for (const char* text :
+       {"srun: error: n2: task 3: Exited with exit code 1", "srun: error: n2: task x: Killed",
+        "srun: error: n2: tasks 0-3: Killed", "srun: error: ", "srun: error: a: b: c: d"}) {
+    EXPECT_FALSE(ParseRankKilled(text).has_value()) << text;
+  }
+}
+
+TEST(RankStartedTest, GoesThereAndBack) {
+  const auto started = ParseRankStarted(FormatRankStarted({"node-7.rack", 4711}));
+  ASSERT_TRUE(started.has_value());
+  EXPECT_EQ(started->host, "node-7.rack");
+  EXPECT_EQ(started->pid, 4711);
+  for (const char* text :
+       {"", "lockstep-rank-started ", "lockstep-rank-started a", "lockstep-rank-started a x",
+        "lockstep-rank-started  1", "started a 1", "lockstep-rank-started a 1 2"}) {
+    EXPECT_FALSE(ParseRankStarted(text).has_value()) << text;
+  }
+}
+
+constexpr char kRule[] = "--------------------------------------------------------------------";
+
+class JobOutputTest : public ::testing::Test {
+ protected:
+  // What is shown of those lines, "rank: text" or "text".
+  std::vector<std::string> Shown(std::initializer_list<const char*> lines) {
+    std::vector<std::string> shown;
+    for (const char* line : lines) {
+      for (const JobLine& left : output_.Take(line)) {
+        shown.push_back(left.rank ? std::to_string(*left.rank) + ": " + left.text : left.text);
+      }
+    }
+    return shown;
+  }
+  JobOutput output_;
+};
+
+TEST_F(JobOutputTest, RanksAreHeard) {
+  EXPECT_THAT(Shown({"[1,2]<stderr>:out of luck", "[1,0]<stdout>:", "3: hello"}),
+              ElementsAre("2: out of luck", "3: hello"));
+}
+
+TEST_F(JobOutputTest, KnownBannersAreLeftOutAndOthersShown) {
+  EXPECT_THAT(Shown({kRule, "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD",
+                     "with errorcode 1.", "", "NOTE: invoking MPI_ABORT causes ...", kRule}),
+              IsEmpty());
+  EXPECT_THAT(Shown({kRule, "There are not enough slots available in the system", "", kRule}),
+              ElementsAre("There are not enough slots available in the system"));
+}
+
+TEST_F(JobOutputTest, BannersOfSeveralWritersDoNotMix) {
+  EXPECT_THAT(Shown({"[1,1]<stderr>:-------------------------------", kRule,
+                     "[1,1]<stderr>:MPI_ABORT was invoked on rank 1", "No such device",
+                     "[1,0]<stderr>:says something",
+                     "[1,1]<stderr>:-------------------------------", kRule, "after"}),
+              ElementsAre("0: says something", "No such device", "after"));
+}
+
+TEST_F(JobOutputTest, AKilledRankIsHeardOfInItsBanner) {
+  EXPECT_THAT(Shown({kRule,
+                     "mpirun noticed that process rank 1 with PID 41 on node vm exited on signal 9 "
+                     "(Killed).",
+                     kRule}),
+              ElementsAre(::testing::HasSubstr("noticed that process rank 1")));
+}
+
+TEST_F(JobOutputTest, AnEndlessBannerIsShownInTheEnd) {
+  size_t shown = Shown({kRule}).size();
+  for (int i = 0; i < 1000; ++i) shown += Shown({"something"}).size();
+  EXPECT_GE(shown, 999u);
+}
+
+TEST_F(JobOutputTest, TheRemoteShellsWordsAreTheReason) {
+  EXPECT_THAT(Shown({"ssh: connect to host b port 22: Connection refused"}),
+              ElementsAre("ssh: connect to host b port 22: Connection refused"));
+  EXPECT_THAT(Shown({kRule, "ORTE was unable to reliably start one or more daemons.",
+                     "This usually is caused by:", kRule}),
+              IsEmpty());
+  EXPECT_EQ(output_.start_failure(), "ssh: connect to host b port 22: Connection refused");
+}
+
+TEST_F(JobOutputTest, SlurmsEndOfAStepIsLeftOut) {
+  EXPECT_THAT(Shown({"srun: Job step aborted: Waiting up to 7 seconds for job step to finish.",
+                     "0: slurmstepd-a: error: *** STEP 2.0 ON a CANCELLED AT 2026 ***",
+                     "srun: error: a: task 0: Exited with exit code 1"}),
+              IsEmpty());
+  EXPECT_THAT(Shown({"srun: error: Unable to create step: Invalid user id"}),
+              ElementsAre("srun: error: Unable to create step: Invalid user id"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+#include "launcher/serving/launch_plan.h"
+
+#include <cstdlib>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Hosts are addresses of this host, so that nobody is asked for names.
+class LaunchPlanTest : public ::testing::Test {
+ protected:
+  LaunchPlanTest() {
+    for (const char* name : {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"}) {
+      ::unsetenv(name);
+    }
+  }
+  ~LaunchPlanTest() override {
+    for (const char* name : {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"}) {
+      ::unsetenv(name);
+    }
+  }
+  std::string ErrorOf(int tp, int pp, int num_replicas = 1) const {
+    return std::string(
+        PlanLaunch(flags_, *ProcessGrid::Create(tp, pp), num_replicas).status().message());
+  }
+  LaunchFlags flags_;
+};
+
+TEST_F(LaunchPlanTest, WithoutHostsEverythingRunsHere) {
+  const auto plan = PlanLaunch(flags_, *ProcessGrid::Create(2, 2), 2);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->kind, LaunchPlan::Kind::kThisHost);
+  EXPECT_EQ(plan->worker_listen, "");
+  EXPECT_EQ(plan->host_of_rank.size(), 8u);
+  EXPECT_EQ(plan->num_hosts(), 1);
+  EXPECT_EQ(plan->max_ranks_per_host(), 8);
+  EXPECT_TRUE(plan->uses_this_host);
+}
+
+TEST_F(LaunchPlanTest, HostsFillInOrderAndReplicasFollowEachOther) {
+  flags_.hosts = "127.0.0.1:2,127.0.0.2:6";
+  const auto plan = PlanLaunch(flags_, *ProcessGrid::Create(2, 2), 2);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->kind, LaunchPlan::Kind::kHosts);
+  EXPECT_THAT(plan->HostsOf(0), ElementsAre("127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"));
+  EXPECT_THAT(plan->HostsOf(1), ElementsAre("127.0.0.2", "127.0.0.2", "127.0.0.2", "127.0.0.2"));
+  EXPECT_EQ(plan->max_ranks_per_host(), 6);
+  EXPECT_EQ(plan->worker_listen, "");  // all of them are this host
+}
+
+TEST_F(LaunchPlanTest, ASplitGroupIsRefusedUnlessAllowed) {
+  flags_.hosts = "127.0.0.1:1,127.0.0.2:3";
+  EXPECT_THAT(ErrorOf(2, 2), HasSubstr("rank 0 on 127.0.0.1, rank 1 on 127.0.0.2"));
+  EXPECT_EQ(ErrorOf(1, 4), "");
+  flags_.allow_tp_across_nodes = true;
+  EXPECT_EQ(ErrorOf(2, 2), "");
+  flags_.allow_tp_across_nodes = false;
+  flags_.hosts = "127.0.0.1:6,127.0.0.2:2";
+  EXPECT_EQ(ErrorOf(2, 2, 2), "");  // the second replica's first stage is whole
+  flags_.hosts = "127.0.0.1:5,127.0.0.2:3";
+  EXPECT_THAT(ErrorOf(2, 2, 2), HasSubstr("rank 0 on 127.0.0.1, rank 1 on 127.0.0.2"));
+}
+
+TEST_F(LaunchPlanTest, WhatCannotBeIsToldInOneLine) {
+  flags_.hosts = "127.0.0.1:2";
+  EXPECT_THAT(ErrorOf(4, 1), HasSubstr("4 ranks need as many slots"));
+  EXPECT_THAT(ErrorOf(2, 1, 2), HasSubstr("4 ranks need as many slots"));
+  flags_.launcher = "srun";
+  EXPECT_THAT(ErrorOf(2, 1), HasSubstr("leave out --hosts"));
+  flags_ = LaunchFlags();
+  flags_.launcher = "srun";
+  EXPECT_THAT(ErrorOf(2, 1), HasSubstr("needs a Slurm allocation"));
+  flags_ = LaunchFlags();
+  flags_.rsh_agent = "/bin/agent";
+  EXPECT_THAT(ErrorOf(2, 1), HasSubstr("--rsh-agent needs --hosts"));
+  flags_ = LaunchFlags();
+  flags_.network = "10.0.0.0/99";
+  EXPECT_THAT(ErrorOf(2, 1), HasSubstr("10.0.0.0/99"));
+  flags_ = LaunchFlags();
+  flags_.worker_listen = "0.0.0.0:7";
+  EXPECT_THAT(ErrorOf(2, 1), HasSubstr("name one of"));
+  flags_ = LaunchFlags();
+  flags_.hostfile = "/nonexistent/hosts";
+  EXPECT_THAT(ErrorOf(2, 1), HasSubstr("/nonexistent/hosts"));
+}
+
+TEST_F(LaunchPlanTest, AnAllocationIsUsed) {
+  ::setenv("SLURM_JOB_ID", "17", 1);
+  ::setenv("SLURM_JOB_NODELIST", "127.0.0.[1-2]", 1);
+  ::setenv("SLURM_TASKS_PER_NODE", "2(x2)", 1);
+  EXPECT_THAT(ErrorOf(8, 1), HasSubstr("ask Slurm for --ntasks=8"));
+  EXPECT_THAT(ErrorOf(4, 1), HasSubstr("is split between hosts"));
+  flags_.launcher = "mpirun";
+  EXPECT_EQ(ErrorOf(8, 1), "");
+}
+
+TEST_F(LaunchPlanTest, EachReplicaHasPortsOfItsOwn) {
+  flags_.mpi_ports = "20000-20011";
+  const auto plan = PlanLaunch(flags_, *ProcessGrid::Create(2, 1), 3);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->PortsOf(0)->first, 20000);
+  EXPECT_EQ(plan->PortsOf(0)->last, 20003);
+  EXPECT_EQ(plan->PortsOf(2)->first, 20008);
+  EXPECT_EQ(plan->PortsOf(2)->last, 20011);
+  EXPECT_THAT(ErrorOf(2, 1, 4), HasSubstr("has 12 ports"));
+  flags_.mpi_ports = "20000";
+  EXPECT_THAT(ErrorOf(2, 1), HasSubstr("FIRST-LAST"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,105 @@
+#include "runtime/worker/preflight.h"
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/parallel/run_ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Two hosts with two ranks each, all in order.
+std::vector<RankFacts> Facts() {
+  std::vector<RankFacts> facts;
+  for (const char* host : {"a", "a", "b", "b"}) {
+    facts.push_back({host, host[0], "1.0", "llama", 100, 1000});
+  }
+  return facts;
+}
+
+const ProcessGrid kGrid = *ProcessGrid::Create(2, 2);
+
+TEST(PreflightFactsTest, RanksInOrderPass) { EXPECT_TRUE(CheckFacts(kGrid, Facts(), false).ok()); }
+
+TEST(PreflightFactsTest, AnotherVersionOrModelIsNamed) {
+  std::vector<RankFacts> facts = Facts();
+  facts[3].version = "1.1";
+  EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
+              HasSubstr("rank 3 on b has version 1.1, rank 0 on a has 1.0"));
+  facts = Facts();
+  facts[2].model_fingerprint = "other";
+  EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
+              HasSubstr("rank 2 on b has model other"));
+}
+
+TEST(PreflightFactsTest, ASplitGroupIsRefusedUnlessAllowed) {
+  std::vector<RankFacts> facts = Facts();
+  std::swap(facts[1], facts[2]);
+  EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
+              HasSubstr("rank 0 on a, rank 1 on b"));
+  EXPECT_TRUE(CheckFacts(kGrid, facts, true).ok());
+}
+
+TEST(PreflightFactsTest, MemoryCountsPerHost) {
+  std::vector<RankFacts> facts = Facts();
+  facts[2].needed_bytes = 900;  // with rank 3's: all of it
+  EXPECT_TRUE(CheckFacts(kGrid, facts, false).ok());
+  facts[2].needed_bytes = 901;
+  const absl::Status status = CheckFacts(kGrid, facts, false);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("ranks 2-3"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("b has"));
+}
+
+TEST(PreflightFactsTest, TheSmallestViewOfAHostCounts) {
+  std::vector<RankFacts> facts = Facts();
+  facts[1].available_bytes = 199;
+  EXPECT_FALSE(CheckFacts(kGrid, facts, false).ok());
+}
+
+TEST(PreflightTest, EveryRankHearsOfAllInTheOrderOfRanks) {
+  for (const auto& [tp, pp] : {std::pair{1, 1}, {3, 1}, {1, 3}, {2, 3}}) {
+    SCOPED_TRACE(absl::StrCat(tp, " x ", pp));
+    const ProcessGrid grid = *ProcessGrid::Create(tp, pp);
+    testing::RunRanks(tp, pp, [&](int rank, RankGroups& groups) {
+      const RankFacts mine = {
+          absl::StrCat("host", rank), rank, std::string(300, 'v'), "m", rank, -rank};
+      const auto facts = GatherFacts(grid, groups, mine);
+      if (!facts.ok()) return facts.status();
+      EXPECT_EQ(std::ssize(*facts), grid.world_size());
+      for (int other = 0; other < grid.world_size(); ++other) {
+        const RankFacts& fact = (*facts)[static_cast<size_t>(other)];
+        EXPECT_EQ(fact.host, absl::StrCat("host", other));
+        EXPECT_EQ(fact.node, other);
+        EXPECT_EQ(fact.version, std::string(63, 'v'));  // cut, on every rank alike
+        EXPECT_EQ(fact.needed_bytes, other);
+        EXPECT_EQ(fact.available_bytes, -other);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(PreflightTest, EveryLinkIsMeasured) {
+  for (const auto& [tp, pp] : {std::pair{1, 1}, {2, 1}, {1, 4}, {2, 2}, {3, 3}}) {
+    SCOPED_TRACE(absl::StrCat(tp, " x ", pp));
+    const ProcessGrid grid = *ProcessGrid::Create(tp, pp);
+    testing::RunRanks(tp, pp, [&](int rank, RankGroups& groups) {
+      const auto speeds = MeasureLinks(groups);
+      if (!speeds.ok()) return speeds.status();
+      EXPECT_EQ(speeds->tp.has_value(), grid.tp() > 1);
+      EXPECT_EQ(speeds->next_stage.has_value(), grid.stage_of(rank) + 1 < grid.pp());
+      for (const auto& link : {speeds->tp, speeds->next_stage}) {
+        if (!link) continue;
+        EXPECT_GT(link->latency, absl::ZeroDuration());
+        EXPECT_GT(link->bytes_per_second, 0);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
