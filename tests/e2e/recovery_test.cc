@@ -117,7 +117,7 @@ TEST_P(LostRankTest, IsAPauseAndNothingElse) {
   EXPECT_EQ(client->out(), undisturbed->out());
   EXPECT_NE(::kill(victim, 0), 0) << "the lost rank still runs";
   const json status = server->Status()["status"];
-  EXPECT_EQ(status["replicas"][0]["epoch"], "2") << status["replicas"];
+  EXPECT_EQ(status["replicas"][0]["epoch"], "2") << server->process().out();
   EXPECT_EQ(status.value("kv_blocks_in_use", "0"), "0") << status;
   Stop(*server);
 }
