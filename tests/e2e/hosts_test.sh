@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# `lockstep serve` over two hosts with mpirun: tensor parallel ranks inside a host, stages across.
+#
+#   tests/e2e/hosts_test.sh LOCKSTEP
+set -euo pipefail
+lockstep=$(realpath "$1")
+# shellcheck source=tests/e2e/hosts.sh
+source "$(dirname "$0")/hosts.sh"
+server=""
+cleanup() {
+  if [ -n "$server" ]; then kill -KILL "$server" 2>/dev/null || true; fi
+  remove_hosts
+}
+trap cleanup EXIT
+model=${LOCKSTEP_SHARED:-$(dirname "$0")/../../../shared}/models/stories260K
+[ -e "$model" ] || skip "test asset $model is absent (set LOCKSTEP_SHARED)"
+model=$(realpath "$model")
+command -v mpirun.openmpi >/dev/null || command -v mpirun >/dev/null || skip "no mpirun"
+make_hosts
+log=$hosts_dir/serve.log
+# shellcheck source=tests/e2e/serving.sh
+source "$(dirname "$0")/serving.sh"
+over_hosts=(--tp 2 --pp 2 --rsh-agent "$rsh_agent")
+
+step "a group that two hosts would share is refused before anything starts"
+expect_refusal "rank 0 on a, rank 1 on b" "${over_hosts[@]}" --hosts a:1,b:3
+expect_refusal "the hosts have 3" "${over_hosts[@]}" --hosts a:2,b:1
+
+step "a host that cannot be reached is named"
+expect_refusal "nowhere" "${over_hosts[@]}" --hosts a:2,nowhere:2
+echo 4000000 >"$hosts_dir/gone.pid"
+echo "10.77.0.9 gone" >>"$hosts_dir/hosts"
+expect_refusal "mpirun could not start ranks on all hosts" "${over_hosts[@]}" --hosts a:2,gone:2
+
+step "two hosts answer like one"
+printf '# two ranks each\na slots=2\nb:2\n' >"$hosts_dir/hostfile"
+start_server "${over_hosts[@]}" --hostfile "$hosts_dir/hostfile" --network 10.77.0.0/24 --mpi-ports 20000-20015
+expect_reference_text
+expect_event preflight '"host":"a","ranks":\[0,1\].*"host":"b","ranks":\[2,3\].*"to_next_stage":{"latency_us"'
+[ "$(ranks_on a | wc -l) $(ranks_on b | wc -l)" = "2 2" ] || fail "ranks are not two and two"
+
+step "MPI listens where it was told, and nothing shows the secret"
+for host in a b head; do
+  others=$( (on "$host" ss -Hltn) | awk '{ print $4 }' | grep -vE '^127\.0\.0\.1:|^\[::ffff:(127\.0\.0\.1|10\.77\.0\.1)\]:|:200(0[0-9]|1[0-5])$' || true)
+  [ -z "$others" ] || fail "undeclared listeners on $host: $others"
+done
+for rank in $(ranks_on a); do
+  on a grep -qz -- --secret-stdin "/proc/$rank/cmdline" || fail "ranks do not read the secret from standard input"
+done
+
+step "a killed rank is a pause, and nothing of its job is left"
+before=$(ranks_on a; ranks_on b)
+on b kill -KILL "$(ranks_on b | tail -1)"
+await_event ready_again
+expect_event restarting "rank 3 .* on b.*killed by signal 9"
+expect_reference_text
+[ "$(ranks_on a | wc -l) $(ranks_on b | wc -l)" = "2 2" ] || fail "ranks are not two and two after the restart"
+for rank in $before; do
+  for host in a b; do
+    if ranks_on "$host" | grep -qx "$rank" && [ "$(ranks_on "$host" | wc -l)" != 2 ]; then fail "rank process $rank survived"; fi
+  done
+done
+
+step "an orderly stop leaves nothing on any host"
+stop_server INT 0
+expect_nothing_left a b
+
+step "a killed launcher leaves nothing on any host"
+start_server "${over_hosts[@]}" --hosts b:2,a:2
+expect_reference_text
+[ -n "$(ranks_on b)" ] || fail "no ranks on b"
+stop_server KILL 137
+expect_nothing_left a b
+
+step "a cut-off host's ranks end too"
+start_server "${over_hosts[@]}" --hosts a:2,b:2
+on head ip link set to_b down
+for _ in $(seq 300); do
+  if [ -z "$(ranks_on b)" ]; then break; fi
+  sleep 0.1
+done
+[ -z "$(ranks_on b)" ] || fail "ranks live on the host that was cut off"
+stop_server KILL 137
+on head ip link set to_b up
+expect_nothing_left a b
+
+step "ranks that never come are named with their host"
+on b ip addr flush dev eth0
+on b ip addr add 10.77.0.3/32 dev eth0
+expect_refusal "on b|on all hosts" "${over_hosts[@]}" --hosts a:2,b:2 --preflight-seconds 5
+expect_nothing_left a b
+echo "hosts_test.sh: passed"
