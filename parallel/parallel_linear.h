@@ -76,6 +76,8 @@ class VocabParallelEmbedding {
   int64_t bytes() const { return table_.bytes(); }
 
  private:
+  void FillAsItIs(int64_t first_row, const HostRows& rows);
+
   Backend* backend_ = nullptr;
   Communicator* group_ = nullptr;
   Shape shape_;

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <optional>
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/flush_denormals.h"
 #include "kernels/cpu/linear_shape.h"
+#include "kernels/cpu/pack_rows.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -20,74 +20,9 @@ constexpr int64_t kBlockK = 256;    // rows of a panel that stay in the first-le
 constexpr int kMaxTreeLevels = 12;  // log2(kMaxKSlices) + 2
 constexpr int64_t kLevelFloats = int64_t{kMaxBlockRows} * kMaxBlockColumns;
 constexpr int kBlocksPerThread = 8;  // evens out threads that the system runs unequally
-constexpr int64_t kPackChunk = 256;  // elements of k packed for all rows of a panel before going on
 static_assert((1 << (kMaxTreeLevels - 2)) >= kMaxKSlices);
 
 int64_t CeilDiv(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-
-// A rectangle of a weight: rows of the checkpoint from `first` on, elements [k0, k1) of one
-// K-slice.
-struct Chunk {
-  int64_t first;
-  int64_t num_rows;
-  int64_t slice_begin;
-  int64_t k0;
-  int64_t k1;
-};
-
-template <DType kFrom, DType kTo>
-uint32_t LoadBits(const char* row, int64_t k) {
-  if constexpr (kFrom == kTo && kTo == DType::kBF16) {
-    uint16_t bits;
-    std::memcpy(&bits, row + k * 2, 2);
-    return bits;
-  } else {
-    const float value = HostElement(row, kFrom, k);
-    return kTo == DType::kF32 ? std::bit_cast<uint32_t>(value) : ToBF16(value).bits;
-  }
-}
-
-// base: the first row's place in the slice's part of the panel. Rows vary fastest, so that each
-// line of the panel is written once, whole.
-template <DType kFrom, DType kTo>
-void PackRows(const HostRows& rows, const Chunk& chunk, int64_t columns, char* base) {
-  const char* row[kMaxPanelColumns];
-  for (int64_t r = 0; r < chunk.num_rows; ++r) {
-    row[r] = static_cast<const char*>(rows.data) + (chunk.first + r) * rows.row_stride_bytes +
-             chunk.slice_begin * DTypeBytes(kFrom);
-  }
-  constexpr int64_t kStep = kTo == DType::kBF16 ? 2 : 1;
-  for (int64_t k = chunk.k0; k < chunk.k1; k += kStep) {
-    char* out = base + k / kStep * columns * 4;
-    const bool pair = kStep == 2 && k + 1 < chunk.k1;
-    for (int64_t r = 0; r < chunk.num_rows; ++r) {
-      uint32_t bits;
-      if (pair && kFrom == DType::kBF16) {
-        std::memcpy(&bits, row[r] + k * 2, 4);  // as it lies
-      } else {
-        bits = LoadBits<kFrom, kTo>(row[r], k);
-        if (pair) bits |= LoadBits<kFrom, kTo>(row[r], k + 1) << 16;
-      }
-      std::memcpy(out + r * 4, &bits, 4);
-    }
-  }
-}
-
-using PackFunction = void (*)(const HostRows&, const Chunk&, int64_t columns, char* base);
-
-template <DType kTo>
-PackFunction PackFrom(DType from) {
-  switch (from) {
-    case DType::kF32:
-      return PackRows<DType::kF32, kTo>;
-    case DType::kF16:
-      return PackRows<DType::kF16, kTo>;
-    case DType::kBF16:
-      return PackRows<DType::kBF16, kTo>;
-  }
-  LS_CHECK(false) << "unknown dtype";
-  return nullptr;
-}
 
 }  // namespace
 
@@ -106,19 +41,17 @@ absl::StatusOr<std::unique_ptr<PackedWeight>> PackedWeight::Allocate(const Linea
 
 void PackedWeight::Fill(int64_t first_row, const HostRows& rows) {
   CheckHostRows(shape(), first_row, rows);
-  const PackFunction pack =
-      bf16() ? PackFrom<DType::kBF16>(rows.dtype) : PackFrom<DType::kF32>(rows.dtype);
   for (int64_t done = 0; done < rows.num_rows;) {
     const int64_t column = (first_row + done) % panel_columns_;
     const int64_t panel = (first_row + done) / panel_columns_;
     const int64_t count = std::min(rows.num_rows - done, panel_columns_ - column);
     for (int64_t slice = 0; slice < shape().num_k_slices; ++slice) {
-      char* base = const_cast<char*>(PanelAt(panel, slice * padded_slice_k())) +
-                   column * 4;  // a pair of bf16 is as wide as an f32
       for (int64_t k = 0; k < slice_k(); k += kPackChunk) {
-        const Chunk chunk = {done, count, slice * slice_k(), k,
-                             std::min(k + kPackChunk, slice_k())};
-        pack(rows, chunk, panel_columns_, base);
+        const int64_t begin = slice * slice_k() + k;
+        const PackChunk chunk = {done, count, begin, begin + std::min(kPackChunk, slice_k() - k)};
+        char* line = const_cast<char*>(PanelAt(panel, slice * padded_slice_k() + k));
+        PackRows(rows, chunk, shape().dtype, panel_columns_,
+                 line + column * 4);  // a pair of bf16 is as wide as an f32
       }
     }
     done += count;

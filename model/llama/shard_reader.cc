@@ -10,7 +10,8 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kStagingBytes = 8 << 20;
+// Of a thread; should stay in its second-level cache between being read and being packed.
+constexpr int64_t kStagingBytes = 1 << 20;
 
 struct Piece {
   const TensorPart* part;
@@ -19,12 +20,12 @@ struct Piece {
 
 std::vector<Piece> CutIntoPieces(const std::vector<TensorPart>& parts) {
   constexpr int64_t kRowsTogether =
-      64;  // packed layouts interleave a few rows: threads stay out of each other's lines
+      32;  // packed layouts interleave so many: threads stay out of each other's lines
   std::vector<Piece> pieces;
   for (const TensorPart& part : parts) {
     if (part.bytes() == 0) continue;
-    int64_t step = std::max<int64_t>(1, kStagingBytes / part.row_bytes());
-    if (step > kRowsTogether) step -= step % kRowsTogether;
+    const int64_t fitting = kStagingBytes / part.row_bytes() / kRowsTogether * kRowsTogether;
+    const int64_t step = std::max(fitting, kRowsTogether);
     for (int64_t row = 0; row < part.rows.size(); row += step) {
       pieces.push_back({&part, {row, std::min(row + step, part.rows.size())}});
     }

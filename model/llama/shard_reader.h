@@ -28,7 +28,7 @@ struct TensorPart {
   int64_t bytes() const { return rows.size() * row_bytes(); }
 };
 
-// Staging memory is num_threads x about 8 MiB (one row if that is more). UNAVAILABLE on a read
+// Staging memory is num_threads x 1 MiB (32 rows if those are more). UNAVAILABLE on a read
 // error; then some rows may not have been filled. progress may be null. Returns the bytes requested
 // from the files.
 absl::StatusOr<int64_t> ReadParts(const Checkpoint& checkpoint,

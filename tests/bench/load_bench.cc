@@ -1,0 +1,181 @@
+// How fast weights come from the page cache into a stage, beside what reading alone takes.
+//
+//   load_bench --model DIR [--tp N --pp M --threads K]
+//
+// All ranks of the layout load at the same time, as threads of this process with K loader threads
+// each. The limits, of the same files in the same run: what dd does (one thread reads everything
+// through a buffer of 8 MiB), the same by as many threads as load, and the same into fresh memory,
+// which is what a loader would take that needs no other layout. The best of several passes; the
+// first, which fills the page cache, is not counted. Memory is touched and freed again before each
+// pass, because a virtual machine whose host must find it first measures that (0.4 GB/s instead of
+// 20).
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "fmt/format.h"
+#include "kernels/backend.h"
+#include "kernels/base/check.h"
+#include "model/llama/llama_stage.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kBufferBytes = 8 << 20;
+
+struct LoadBenchOptions {
+  std::string model;
+  int tp = 1;
+  int pp = 1;
+  int threads = 1;
+  int repeats = 5;
+  std::string dtype = "auto";
+};
+
+template <typename T>
+T Value(absl::StatusOr<T> value) {
+  LS_CHECK(value.ok()) << value.status();
+  return *std::move(value);
+}
+
+double SecondsOf(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+void TouchMemory(int64_t bytes) {
+  auto backend = Value(MakeCpuBackend({}));
+  const DeviceBuffer memory = Value(backend->Allocate(bytes));
+  for (int64_t at = 0; at < bytes; at += 4096) memory.as<char>()[at] = 1;
+}
+
+double BestSeconds(int repeats, int64_t memory_bytes, const std::function<void()>& work) {
+  std::vector<double> seconds;
+  for (int i = 0; i < repeats; ++i) {
+    TouchMemory(memory_bytes);
+    seconds.push_back(SecondsOf(work));
+  }
+  return *std::min_element(seconds.begin(), seconds.end());
+}
+
+void OnThreads(int count, const std::function<void(int)>& work) {
+  std::vector<std::thread> threads;
+  for (int i = 1; i < count; ++i) threads.emplace_back(work, i);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+class LoadBench {
+ public:
+  explicit LoadBench(const LoadBenchOptions& options)
+      : options_(options),
+        grid_(Value(ProcessGrid::Create(options.tp, options.pp))),
+        checkpoint_(Value(Checkpoint::Open(options.model))),
+        bytes_(checkpoint_->total_bytes()) {
+    for (const auto& file : checkpoint_->files()) {
+      const TensorInfo& last = *std::max_element(
+          file->tensors().begin(), file->tensors().end(),
+          [](const TensorInfo& a, const TensorInfo& b) { return a.file_offset < b.file_offset; });
+      for (int64_t at = 0; at < last.file_offset + last.num_bytes; at += kBufferBytes) {
+        pieces_.push_back(
+            {file.get(), at, std::min(kBufferBytes, last.file_offset + last.num_bytes - at)});
+      }
+    }
+  }
+
+  void Run() {
+    const int threads = grid_.world_size() * options_.threads;
+    fmt::print("{}: {:.2f} GB, tp {} x pp {}, {} loader threads in all\n", options_.model,
+               static_cast<double>(bytes_) * 1e-9, options_.tp, options_.pp, threads);
+    Read(1);
+    const auto measure = [&](const std::function<void()>& work) {
+      return BestSeconds(options_.repeats, 2 * bytes_, work);
+    };
+    const double dd = measure([&] { Read(1); });
+    const auto print = [&](const char* what, double seconds) {
+      fmt::print("  {:34} {:6.3f} s  {:5.1f} GB/s  {:5.1f} % of dd\n", what, seconds,
+                 static_cast<double>(bytes_) / seconds * 1e-9, 100 * dd / seconds);
+    };
+    print("read, 1 thread (dd bs=8M)", dd);
+    print("read, all threads", measure([&] { Read(threads); }));
+    print("read into fresh memory", measure([&] { ReadKeeping(threads); }));
+    print("load", measure([&] { Load(); }));
+  }
+
+ private:
+  struct Piece {
+    const SafetensorsFile* file;
+    int64_t offset;
+    int64_t bytes;
+  };
+
+  void ForPieces(int num_threads, const std::function<void(size_t, std::vector<char>&)>& work) {
+    std::atomic<size_t> next{0};
+    OnThreads(num_threads, [&](int) {
+      std::vector<char> buffer(kBufferBytes);
+      for (size_t i = next++; i < pieces_.size(); i = next++) work(i, buffer);
+    });
+  }
+  void Read(int num_threads) {
+    ForPieces(num_threads, [&](size_t i, std::vector<char>& buffer) {
+      LS_CHECK(pieces_[i].file->ReadAt(pieces_[i].offset, pieces_[i].bytes, buffer.data()).ok());
+    });
+  }
+  void ReadKeeping(int num_threads) {
+    auto backend = Value(MakeCpuBackend({}));
+    const DeviceBuffer kept =
+        Value(backend->Allocate(static_cast<int64_t>(pieces_.size()) * kBufferBytes));
+    ForPieces(num_threads, [&](size_t i, std::vector<char>&) {
+      char* place = kept.as<char>() + static_cast<int64_t>(i) * kBufferBytes;
+      LS_CHECK(pieces_[i].file->ReadAt(pieces_[i].offset, pieces_[i].bytes, place).ok());
+    });
+  }
+  void Load() {
+    std::vector<RankGroups> groups = MakeInProcessGroups(grid_);
+    StageOptions stage_options;
+    if (options_.dtype == "f32") stage_options.weights = WeightDType::kF32;
+    if (options_.dtype == "bf16") stage_options.weights = WeightDType::kBF16;
+    stage_options.num_load_threads = options_.threads;
+    stage_options.limits = {
+        .max_batched_tokens = 16, .max_num_seqs = 1, .max_model_len = 16, .block_size = 16};
+    OnThreads(grid_.world_size(), [&](int rank) {
+      auto backend = Value(MakeCpuBackend({.num_threads = 1}));
+      const auto stage =
+          Value(LlamaStage::Load(*checkpoint_, grid_, rank, *backend,
+                                 groups[static_cast<size_t>(rank)], stage_options, nullptr));
+    });
+  }
+
+  const LoadBenchOptions options_;
+  const ProcessGrid grid_;
+  const std::unique_ptr<Checkpoint> checkpoint_;
+  const int64_t bytes_;
+  std::vector<Piece> pieces_;
+};
+
+int Main(int argc, char** argv) {
+  LoadBenchOptions options;
+  CLI::App app{"Loading from the page cache, beside reading alone."};
+  app.add_option("--model", options.model, "Checkpoint directory")->required();
+  app.add_option("--tp", options.tp, "Tensor parallel ranks")->check(CLI::Range(1, 64));
+  app.add_option("--pp", options.pp, "Pipeline stages")->check(CLI::Range(1, 64));
+  app.add_option("--threads", options.threads, "Loader threads per rank")
+      ->check(CLI::Range(1, 256));
+  app.add_option("--repeats", options.repeats, "Best of so many")->check(CLI::Range(1, 1000));
+  app.add_option("--dtype", options.dtype, "Weights: auto, f32 or bf16")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}));
+  CLI11_PARSE(app, argc, argv);
+  LoadBench(options).Run();
+  return 0;
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) { return lockstep::Main(argc, argv); }
