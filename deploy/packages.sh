@@ -3,6 +3,7 @@
 #
 #   deploy/packages.sh           install what is missing
 #   deploy/packages.sh --list    print the list
+#   deploy/packages.sh --hosts   install what tests over several hosts need: iproute2 and Slurm
 set -euo pipefail
 
 packages=(
@@ -17,10 +18,10 @@ packages=(
   patchelf debootstrap
 )
 
-if [ "${1:-}" = "--list" ]; then
-  printf '%s\n' "${packages[@]}"
-  exit 0
-fi
+case "${1:-}" in
+  --list) printf '%s\n' "${packages[@]}"; exit 0 ;;
+  --hosts) packages=(iproute2 munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins) ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do

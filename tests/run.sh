@@ -12,11 +12,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
 
-quick=0 sanitizers=0 filter=""
+quick=0 sanitizers=0 hosts=0 filter=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=1 ;;
-    --sanitizers | --ci) sanitizers=1 ;;
+    --sanitizers) sanitizers=1 ;;
+    --ci) sanitizers=1 hosts=1 ;;
     --filter) filter=${2:?--filter needs a regular expression}; shift ;;
     -h | --help) sed -n '2,10p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
@@ -25,6 +26,7 @@ while [ $# -gt 0 ]; do
 done
 
 deploy/packages.sh
+if [ "$hosts" = 1 ]; then deploy/packages.sh --hosts; fi
 jobs=$(nproc)
 step() { printf '\n== %s (%ss elapsed)\n' "$*" "$SECONDS"; }
 

@@ -82,7 +82,8 @@ std::optional<RankKilled> ParseMpirunKilled(absl::string_view text) {
   return killed;
 }
 
-// "srun: error: HOST: task RANK: NAME", NAME as strsignal(3) has it.
+// "srun: error: HOST: task RANK: NAME", NAME as strsignal(3) has it. Killed and terminated are also
+// those that Slurm ends after the first, and it does not say which was that.
 std::optional<RankKilled> ParseSrunKilled(absl::string_view text) {
   if (!absl::ConsumePrefix(&text, "srun: error: ")) return std::nullopt;
   const std::vector<absl::string_view> parts = absl::StrSplit(text, ": ");
@@ -93,7 +94,7 @@ std::optional<RankKilled> ParseSrunKilled(absl::string_view text) {
     return std::nullopt;
   }
   const absl::string_view name = absl::StripSuffix(parts[2], " (core dumped)");
-  for (int signal = 1; signal < NSIG; ++signal) {
+  for (const int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE}) {
     if (name != ::strsignal(signal)) continue;
     killed.host = std::string(parts[0]);
     killed.how = absl::StrCat("killed by signal ", signal, " (", name, ")");
@@ -125,14 +126,17 @@ bool IsRule(absl::string_view text) {
 
 // Single lines that repeat what is told otherwise, or mean nothing to people.
 bool IsNoise(absl::string_view text) {
+  if (absl::StartsWith(text, "srun: error: ") &&
+      ContainsAny(text, {": Exited with exit code", ": Killed", ": Terminated"})) {
+    return true;
+  }
   return absl::StripAsciiWhitespace(text).empty() ||
          ContainsAny(text, {"has sent help message help-", "orte_base_help_aggregate",
                             "abort is already in progress",
                             // Slurm's, when a step ends
                             "srun: Job step aborted", "srun: launch/slurm: _step_signal",
                             "srun: cluster configuration lacks support for cpu binding",
-                            "Exited with exit code", "error: *** STEP ", "srun: Force Terminated",
-                            "srun: Terminating"});
+                            "error: *** STEP ", "srun: Force Terminated", "srun: Terminating"});
 }
 
 // What follows from a rank's end, or from our removing files that ranks have opened.

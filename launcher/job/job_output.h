@@ -23,7 +23,7 @@ struct JobLine {
 JobLine ParseJobLine(absl::string_view line);
 
 // Which rank was killed and how, from mpirun's "... process rank 2 with PID 7 on node a exited on
-// signal 9 (Killed)." or srun's "srun: error: a: task 2: Killed".
+// signal 9 (Killed)." or srun's "srun: error: a: task 2: Bus error".
 struct RankKilled {
   int rank = 0;
   std::string host;

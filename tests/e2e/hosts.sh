@@ -5,7 +5,8 @@
 #   make_hosts              skips (exit 77) where the machine forbids namespaces
 #   on HOST COMMAND...      runs it there; with & its process id is the command's own, $!
 #   ranks_on HOST           process ids, as seen there
-#   left_on HOST            what a launch may not leave behind: processes, shared memory, mpirun's directories
+#   processes_on HOST       of a launch
+#   left_on HOST            what a launch may not leave behind: those, shared memory, mpirun's directories
 skip() { echo "SKIPPED: $*"; exit 77; }
 
 declare -A host_init
@@ -84,8 +85,10 @@ AGENT
 
 ranks_on() { (on "$1" pgrep -x lockstep) || true; }
 
+processes_on() { (on "$1" pgrep -x -a 'lockstep|orted|slurmstepd|sleeper') || true; }
+
 left_on() {
-  (on "$1" pgrep -x -a 'lockstep|orted|slurmstepd') || true
+  processes_on "$1"
   (on "$1" ls /dev/shm)
   ls -d /tmp/ompi."$1".* 2>/dev/null || true
 }

@@ -84,9 +84,16 @@ stop_server KILL 137
 on head ip link set to_b up
 expect_nothing_left a b
 
-step "ranks that never come are named with their host"
-on b ip addr flush dev eth0
-on b ip addr add 10.77.0.3/32 dev eth0
-expect_refusal "on b|on all hosts" "${over_hosts[@]}" --hosts a:2,b:2 --preflight-seconds 5
-expect_nothing_left a b
+step "ranks that do not start are named with their host"
+printf '#!/bin/sh\nexec sleep 60\n' >"$hosts_dir/sleeper"
+chmod +x "$hosts_dir/sleeper"
+on b mount --bind "$hosts_dir/sleeper" "$lockstep"
+expect_refusal "after 4s ranks 2-3 on b did not start" "${over_hosts[@]}" --hosts a:2,b:2 --preflight-seconds 4
+on b umount "$lockstep"
+expect_no_processes a b
+
+step "a link that is dead is named with its ranks"
+on b ip neigh replace 10.77.0.2 lladdr 02:00:00:00:00:99 nud permanent dev eth0
+expect_refusal "on [ab].*see --network" "${over_hosts[@]}" --hosts a:2,b:2 --preflight-seconds 4
+expect_no_processes a b
 echo "hosts_test.sh: passed"

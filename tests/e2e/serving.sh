@@ -18,6 +18,7 @@ expect_refusal() {
   cat "$hosts_dir/refusal" >>"$log"
   grep '^lockstep serve: ' "$hosts_dir/refusal" | grep -qE -- "$pattern" || fail "the reason does not say '$pattern'"
   [ "$(grep -c '^lockstep serve: ' "$hosts_dir/refusal")" = 1 ] || fail "the reason has several lines"
+  sed -n 's/^lockstep serve: /   /p' "$hosts_dir/refusal"
 }
 
 await_event() {
@@ -52,13 +53,18 @@ expect_reference_text() {
   [ "$length" -gt 300 ] || fail "the text is only $length bytes long"
   cmp -n "$length" "$hosts_dir/text" "$model/expected_greedy_256.txt" || fail "the text is not the reference's"
 }
-# expect_nothing_left HOST...: within five seconds
-expect_nothing_left() {
+# await_none WHAT HOST...: until the function WHAT prints nothing for any host, within five seconds.
+await_none() {
+  local what=$1
+  shift
   for host in "$@"; do
     for _ in $(seq 50); do
-      if [ -z "$(left_on "$host")" ]; then continue 2; fi
+      if [ -z "$($what "$host")" ]; then continue 2; fi
       sleep 0.1
     done
-    fail "left on $host: $(left_on "$host")"
+    fail "left on $host: $($what "$host")"
   done
 }
+expect_nothing_left() { await_none left_on "$@"; }
+# Ranks that are killed while MPI starts leave a directory that the next launch on their host removes.
+expect_no_processes() { await_none processes_on "$@"; }
