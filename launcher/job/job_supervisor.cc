@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
@@ -26,6 +27,7 @@ namespace {
 // process that closed it early.
 constexpr absl::Duration kReapInterval = absl::Milliseconds(20);
 constexpr size_t kMaxLineBytes = 16 << 10;
+constexpr absl::string_view kMarkVariable = "LOCKSTEP_JOB";
 
 // Pointers for execve; the strings must outlive it.
 std::vector<char*> Pointers(const std::vector<std::string>& strings) {
@@ -84,22 +86,37 @@ absl::StatusOr<Fd> PipeHolding(const std::string& bytes) {
   return std::move(pipe.read);
 }
 
-// The children of this process that belong to the job's session. mpirun has been reaped, so they
-// are what it left behind (see PR_SET_CHILD_SUBREAPER).
-std::vector<pid_t> Adopted(pid_t session) {
+// "LOCKSTEP_JOB=..." that no other job has: processes keep it when they leave the job's session.
+std::string MakeMark() {
+  absl::BitGen random;
+  return absl::StrCat(kMarkVariable, "=", absl::Hex(absl::Uniform<uint64_t>(random)));
+}
+
+bool HasInEnvironment(pid_t pid, absl::string_view mark) {
+  std::ifstream environment(absl::StrCat("/proc/", pid, "/environ"));
+  for (std::string variable; std::getline(environment, variable, '\0');) {
+    if (variable == mark) return true;
+  }
+  return false;
+}
+
+// The children of this process that the job left behind: mpirun has been reaped, so they are
+// orphans of it (see PR_SET_CHILD_SUBREAPER). A process that has ended, but was not waited for, has
+// no environment any more; its session tells it.
+std::vector<pid_t> Adopted(pid_t session, absl::string_view mark) {
   std::vector<pid_t> adopted;
   std::error_code error;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
     std::ifstream list(task.path() / "children");
     for (pid_t pid = 0; list >> pid;) {
-      if (::getsid(pid) == session) adopted.push_back(pid);
+      if (::getsid(pid) == session || HasInEnvironment(pid, mark)) adopted.push_back(pid);
     }
   }
   return adopted;
 }
 
-void KillAdopted(pid_t session) {
-  for (std::vector<pid_t> left = Adopted(session); !left.empty(); left = Adopted(session)) {
+void KillAdopted(pid_t session, absl::string_view mark) {
+  for (auto left = Adopted(session, mark); !left.empty(); left = Adopted(session, mark)) {
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
     for (const pid_t pid : left) ::waitpid(pid, nullptr, 0);
   }
@@ -112,8 +129,8 @@ std::string JobExit::ToString() const {
   return absl::StrCat("signal ", signal, " (", ::strsignal(signal), ")");
 }
 
-JobSupervisor::JobSupervisor(pid_t pid, Fd output, OnLine on_line)
-    : pid_(pid), output_(std::move(output)), on_line_(std::move(on_line)) {}
+JobSupervisor::JobSupervisor(pid_t pid, std::string mark, Fd output, OnLine on_line)
+    : pid_(pid), mark_(std::move(mark)), output_(std::move(output)), on_line_(std::move(on_line)) {}
 
 absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpec& spec,
                                                                     OnLine on_line) {
@@ -123,7 +140,10 @@ absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpe
   ASSIGN_OR_RETURN(Pipe output, OpenPipe());
   ASSIGN_OR_RETURN(Pipe failure, OpenPipe());  // carries errno out of the child; exec closes it
   const std::vector<char*> command = Pointers(spec.command);
-  const std::vector<char*> environment = Pointers(spec.environment);
+  std::vector<std::string> variables = spec.environment;
+  std::string mark = MakeMark();
+  variables.push_back(mark);
+  const std::vector<char*> environment = Pointers(variables);
   const PrivateNetwork network;
   const bool is_private = spec.private_network && network.IsPossible();
   const JobStart start = {::getpid(),         input.get(),
@@ -147,7 +167,7 @@ absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpe
   }
   ::fcntl(output.read.get(), F_SETFL, O_NONBLOCK);
   return std::unique_ptr<JobSupervisor>(
-      new JobSupervisor(pid, std::move(output.read), std::move(on_line)));
+      new JobSupervisor(pid, std::move(mark), std::move(output.read), std::move(on_line)));
 }
 
 JobSupervisor::~JobSupervisor() { Terminate(absl::ZeroDuration()); }
@@ -176,7 +196,7 @@ bool JobSupervisor::TryReap() {
   if (exit_) return true;
   int status = 0;
   if (::waitpid(pid_, &status, WNOHANG) != pid_) return false;
-  KillAdopted(pid_);
+  KillAdopted(pid_, mark_);
   ReadOutput();
   FlushLine();
   exit_ = WIFSIGNALED(status) ? JobExit{0, WTERMSIG(status)} : JobExit{WEXITSTATUS(status), 0};

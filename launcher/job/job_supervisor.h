@@ -1,9 +1,9 @@
 // One job of ranks as a child process (mpirun), from start to the last process gone.
 //
 // Used by main's thread only: the job is told to end when the thread that started it does. The job
-// gets a session of its own, so a terminal's Ctrl-C reaches the launcher alone; processes
-// that outlive mpirun are adopted by the launcher and killed. A restart is a new JobSupervisor with
-// the next epoch.
+// gets a session of its own, so a terminal's Ctrl-C reaches the launcher alone; processes that
+// outlive mpirun are adopted by the launcher and killed, known by their session or by a mark in
+// their environment. A restart is a new JobSupervisor with the next epoch.
 #pragma once
 
 #include <sys/types.h>
@@ -62,11 +62,12 @@ class JobSupervisor {
   pid_t pid() const { return pid_; }
 
  private:
-  JobSupervisor(pid_t pid, Fd output, OnLine on_line);
+  JobSupervisor(pid_t pid, std::string mark, Fd output, OnLine on_line);
   bool TryReap();
   void FlushLine();
 
   pid_t pid_;
+  std::string mark_;  // in the environment of every process of the job
   Fd output_;
   OnLine on_line_;
   std::string partial_line_;

@@ -105,10 +105,13 @@ TEST_F(JobSupervisorTest, TerminateKillsWhatDoesNotListen) {
 }
 
 TEST_F(JobSupervisorTest, NothingSurvivesTheJob) {
-  // A grandchild in a session of its own, as ranks are, outlives its parent.
-  auto job = StartShell("setsid sleep 60 >/dev/null 2>&1 & echo $!; exit 0");
+  // Grandchildren that outlive their parent, the first in a session of its own.
+  auto job = StartShell(
+      "setsid sleep 60 >/dev/null 2>&1 & pid=$!; until grep -q ^sleep /proc/$pid/comm; do :; done; "
+      "echo $pid; sleep 60 >/dev/null 2>&1 & echo $!");
   ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
   EXPECT_TRUE(IsGone(PidInLine(0)));
+  EXPECT_TRUE(IsGone(PidInLine(1)));
 }
 
 TEST_F(JobSupervisorTest, DestructionEndsTheJob) {
