@@ -24,8 +24,9 @@ start_host() {
       if [ $$ = 1 ]; then mount -t proc proc /proc; fi
       mount -t tmpfs none /dev/shm && mount -t tmpfs none /run && mount --bind "$2/hosts" /etc/hosts &&
         hostname "$1" && ip link set lo up || exit 1
-      trap : CHLD
       touch "$2/$1.up"
+      if [ $$ != 1 ]; then exec sleep infinity; fi
+      trap : CHLD
       while :; do sleep 3600 & wait $!; done' host "$name" "$hosts_dir" 2>"$hosts_dir/$name.log" &
   local outer=$!
   host_outers+=("$outer")
@@ -85,7 +86,7 @@ AGENT
 
 ranks_on() { (on "$1" pgrep -x lockstep) || true; }
 
-processes_on() { (on "$1" pgrep -x -a 'lockstep|orted|slurmstepd|sleeper') || true; }
+processes_on() { (on "$1" ps -eo pid=,comm=,args=) | awk '$2 ~ /^(lockstep|orted|slurmstepd|sleeper)$/'; }
 
 left_on() {
   processes_on "$1"

@@ -8,9 +8,9 @@ lockstep=$(realpath "$1")
 # shellcheck source=tests/e2e/hosts.sh
 source "$(dirname "$0")/hosts.sh"
 server=""
-munged=""
+daemons=()
 cleanup() {
-  if [ -n "$munged" ]; then kill -TERM "$munged" 2>/dev/null || true; fi
+  for daemon in "${daemons[@]}"; do kill -TERM "$daemon" 2>/dev/null || true; done
   remove_hosts
 }
 trap cleanup EXIT
@@ -34,6 +34,7 @@ chmod 400 "$slurm/munge.key"
 munged --force --foreground --socket="$slurm/munge/socket" --key-file="$slurm/munge.key" --pid-file="$slurm/munge/pid" \
   --log-file="$slurm/munge/log" --seed-file="$slurm/munge/seed" >"$slurm/munged.log" 2>&1 &
 munged=$!
+daemons+=("$munged")
 cat >"$slurm/slurm.conf" <<CONF
 ClusterName=test
 SlurmctldHost=head
@@ -68,6 +69,7 @@ for _ in $(seq 100); do
   sleep 0.1
 done
 on head slurmctld -D >"$slurm/slurmctld.out" 2>&1 &
+daemons+=("$!")
 for node in a b; do on "$node" slurmd -D -N "$node" >"$slurm/slurmd.$node.out" 2>&1 & done
 disown -a
 for _ in $(seq 300); do
