@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/elementwise_kernels.h"
 #include "kernels/cpu/gemm_kernels.h"
+#include "kernels/cpu/partial_vector.h"
 #include "kernels/cpu/vector_kernels.h"
 
 namespace lockstep::cpu {
@@ -50,7 +51,11 @@ void TransposeKeys(const void* const* rows, int num_rows, int head_dim, float* k
 template <class V, int kRows = V::kTileRows>
 void ScoreTile(int num_rows, const float* q, const float* keys, int head_dim, float* scores) {
   if (num_rows == kRows) {
-    TileF32<V, kRows, 1>(q, keys, 0, head_dim, {scores, kSplitTokens, 0, true}, Fetch());
+    Sums sums;
+    sums.out = scores;
+    sums.out_stride = kSplitTokens;
+    sums.out_columns = kPanelColumns<V>;
+    TileF32<V, kRows, 1>(q, keys, 0, head_dim, sums, Fetch());
   } else if constexpr (kRows > 1) {
     ScoreTile<V, kRows - 1>(num_rows, q, keys, head_dim, scores);
   }

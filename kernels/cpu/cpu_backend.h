@@ -7,7 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/attention.h"
-#include "kernels/cpu/packed_linear.h"
+#include "kernels/cpu/linear_runner.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/vector_kernels.h"
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/exp_constants.h"
+#include "kernels/cpu/partial_vector.h"
 #include "kernels/cpu/vector_kernels.h"
 
 namespace lockstep::cpu {
@@ -51,15 +52,6 @@ void ForEachVector(int64_t count, Step step) {
   int64_t i = 0;
   for (; i + V::kWidth <= count; i += V::kWidth) step(i, V::kWidth);
   if (i < count) step(i, static_cast<int>(count - i));
-}
-
-template <class V>
-typename V::F LoadUpTo(const float* p, int n) {
-  return n == V::kWidth ? V::Load(p) : V::LoadFirst(p, n);
-}
-template <class V>
-void StoreUpTo(float* p, typename V::F v, int n) {
-  n == V::kWidth ? V::Store(p, v) : V::StoreFirst(p, v, n);
 }
 
 template <class V>

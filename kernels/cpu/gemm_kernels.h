@@ -4,11 +4,14 @@
 // The shape follows BLIS (Van Zee and van de Geijn 2015, section 3): rows x columns accumulators,
 // one broadcast per row and k. Each output element sees its k in ascending order (pairs: odd, even)
 // whatever the tile, so tiles, blocks of k and vector widths change no bits: accumulators go to
-// memory and back between blocks of k as they are.
+// memory and back between blocks of k as they are. The tree of K-slices is climbed while the sums
+// are still in registers.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/cpu/flush_denormals.h"
+#include "kernels/cpu/partial_vector.h"
 #include "kernels/cpu/vector_kernels.h"
 
 namespace lockstep::cpu {
@@ -28,35 +31,75 @@ constexpr int64_t kStreamAheadBytes = 1024;
 template <class V>
 constexpr int kTwoPanelRows = V::kTileRows / 2;
 
-// Where a tile's sums live: c + panel * panel_stride + row * row_stride.
+// Where a tile's sums come from and go to: GemmBlock's fields, from the tile's first row and column
+// on.
 struct Sums {
-  float* c;
-  int64_t row_stride;
-  int64_t panel_stride;
-  bool fresh;  // start from zero
+  float* c = nullptr;
+  int64_t c_panel_stride = 0;
+  bool fresh = true;
+  int num_merges = 0;
+  int64_t merge_stride = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int64_t out_panel_stride = 0;
+  int64_t out_columns = 0;
 };
 
 template <class V, int kRows, int kPanels>
 struct Accumulators {
   typename V::F sum[kRows][2 * kPanels];
 
-  static float* Place(const Sums& sums, int r, int v) {
-    return sums.c + v / 2 * sums.panel_stride + r * sums.row_stride + v % 2 * V::kWidth;
+  static int64_t InC(const Sums& sums, int r, int v) {
+    return v / 2 * sums.c_panel_stride + r * kPanelColumns<V> + v % 2 * V::kWidth;
   }
-  void Init(const Sums& sums) {
+  [[gnu::always_inline]] void Init(const Sums& sums) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
       for (int v = 0; v < 2 * kPanels; ++v)
-        sum[r][v] = sums.fresh ? V::Zero() : V::Load(Place(sums, r, v));
+        sum[r][v] = sums.fresh ? V::Zero() : V::Load(sums.c + InC(sums, r, v));
     }
   }
-  void Store(const Sums& sums) const {
+  // sum = other + sum
+  [[gnu::always_inline]] void AddTo(const Sums& sums, const float* other) {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < 2 * kPanels; ++v) V::Store(Place(sums, r, v), sum[r][v]);
+      for (int v = 0; v < 2 * kPanels; ++v)
+        sum[r][v] = V::Add(V::Load(other + InC(sums, r, v)), sum[r][v]);
     }
+  }
+  [[gnu::always_inline]] void Store(const Sums& sums, float* c) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 2 * kPanels; ++v) V::Store(c + InC(sums, r, v), sum[r][v]);
+    }
+  }
+  [[gnu::always_inline]] void StoreOut(const Sums& sums) const {
+#pragma GCC unroll 4
+    for (int v = 0; v < 2 * kPanels; ++v) {
+      const int64_t column = v / 2 * sums.out_panel_stride + v % 2 * V::kWidth;
+      const int64_t left = sums.out_columns - column;
+      const int count = left < V::kWidth ? static_cast<int>(left) : V::kWidth;
+      if (count <= 0) continue;
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r)
+        StoreUpTo<V>(sums.out + r * sums.out_stride + column, sum[r][v], count);
+    }
+  }
+  [[gnu::always_inline]] void Finish(const Sums& sums) {
+    for (int m = 1; m <= sums.num_merges; ++m) AddTo(sums, sums.c - m * sums.merge_stride);
+    sums.out != nullptr ? StoreOut(sums)
+                        : Store(sums, sums.c - sums.num_merges * sums.merge_stride);
+  }
+  // After sums whose denormals were flushed: those of the tree are not.
+  [[gnu::always_inline]] void FinishFlushed(const Sums& sums) {
+    if (sums.num_merges == 0) return Finish(sums);
+    Pin();
+    const KeepDenormals keep;
+    Pin();
+    Finish(sums);
   }
   // Keeps the compiler from moving work across and, to make room for it, sums to the stack.
   void Pin() {
@@ -115,7 +158,7 @@ template <class V, int kRows, int kPanels>
     x += kRows;
     w += kPanelColumns<V>;
   }
-  acc.Store(sums);
+  acc.Finish(sums);
 }
 
 // x: [num_pairs][2][kRows] f32, or [num_pairs][kRows] pairs when the policy multiplies pairs
@@ -151,7 +194,7 @@ template <class V, int kRows, int kPanels>
     x += 2 * kRows;
     w += kPanelColumns<V>;
   }
-  acc.Store(sums);
+  V::kNativePairs ? acc.Finish(sums) : acc.FinishFlushed(sums);
 }
 
 // The instance for a number of rows known at run time only.
@@ -170,13 +213,12 @@ void TileOf(int num_rows, const void* x, const void* w, const GemmBlock& block, 
   }
 }
 
-// All row tiles over kPanels neighbouring panels. While their block serves the tiles from the
-// first-level cache, each tile fetches its share of the next, so that memory is busy throughout; a
-// single tile fetches a little ahead of itself.
+// All row tiles over kPanels panels. While their block serves the tiles from the first-level cache,
+// each tile fetches its share of the next, so that memory is busy throughout; a single tile fetches
+// a little ahead of itself.
 template <class V, bool kBf16, int kPanels>
-void GemmPanels(const GemmBlock& block, const char* panel, float* c, const char* next) {
+void GemmPanels(const GemmBlock& block, const char* panel, Sums sums, const char* next) {
   constexpr int kMaxRows = kPanels == 2 ? kTwoPanelRows<V> : V::kTileRows;
-  constexpr int kBytesPerElement = kBf16 && V::kNativePairs ? 2 : 4;
   const int64_t panel_rows = kBf16 ? block.num_k / 2 : block.num_k;
   const int num_tiles = (block.num_rows + block.tile_rows - 1) / block.tile_rows;
   const char* tile = static_cast<const char*>(block.rows);
@@ -191,62 +233,89 @@ void GemmPanels(const GemmBlock& block, const char* panel, float* c, const char*
       const int64_t end = panel_rows * (t + 1) / num_tiles;
       fetch = {next + begin * kPanelRowBytes<V>, end - begin, block.panel_stride_bytes, false};
     }
-    const Sums sums = {c + t * block.tile_rows * kPanelColumns<V>, kPanelColumns<V>,
-                       block.c_panel_stride, block.fresh};
-    TileOf<V, kBf16, kPanels, kMaxRows>(rows, tile + block.first_k * rows * kBytesPerElement, panel,
-                                        block, sums, fetch);
+    TileOf<V, kBf16, kPanels, kMaxRows>(rows, tile, panel, block, sums, fetch);
     tile += block.tile_stride_bytes;
+    sums.c += block.tile_rows * kPanelColumns<V>;
+    if (sums.out != nullptr) sums.out += block.tile_rows * sums.out_stride;
   }
 }
 
 template <class V, bool kBf16>
-void Gemm(const GemmBlock& block) {
+void GemmAnyPanels(const GemmBlock& block) {
   const char* panel = static_cast<const char*>(block.panels);
-  float* c = block.c;
+  Sums sums = {block.c,          block.c_panel_stride, block.fresh,
+               block.num_merges, block.merge_stride,   block.out,
+               block.out_stride, kPanelColumns<V>,     block.out_columns};
   for (int p = 0; p < block.num_panels;) {
     const int step = block.num_rows <= kTwoPanelRows<V> && p + 2 <= block.num_panels ? 2 : 1;
     const char* next = static_cast<const char*>(block.next_panel);
     if (p + step < block.num_panels) next = panel + step * block.panel_stride_bytes;
     if (step == 2) {
-      GemmPanels<V, kBf16, 2>(block, panel, c, next);
+      GemmPanels<V, kBf16, 2>(block, panel, sums, next);
     } else {
-      GemmPanels<V, kBf16, 1>(block, panel, c, next);
+      GemmPanels<V, kBf16, 1>(block, panel, sums, next);
     }
     panel += step * block.panel_stride_bytes;
-    c += step * block.c_panel_stride;
+    sums.c += step * block.c_panel_stride;
+    if (sums.out != nullptr) sums.out += step * sums.out_panel_stride;
+    sums.out_columns -= step * sums.out_panel_stride;
     p += step;
   }
 }
 
+template <class V, bool kBf16>
+void Gemm(const GemmBlock& block) {
+  if constexpr (kBf16 && !V::kNativePairs) {
+    const FlushDenormals flush;
+    GemmAnyPanels<V, kBf16>(block);
+  } else {
+    GemmAnyPanels<V, kBf16>(block);
+  }
+}
+
+// out: [count][num_rows], of the vectors that load(row, first, count) gives.
+template <class V, class Load>
+void PackTransposed(int num_rows, int64_t count, float* out, Load load) {
+  static_assert(V::kTileRows <= V::kWidth);
+  for (int64_t i = 0; i < count; i += V::kWidth) {
+    const int n = count - i < V::kWidth ? static_cast<int>(count - i) : V::kWidth;
+    if (num_rows == 1) {
+      StoreUpTo<V>(out + i, load(0, i), n);
+      continue;
+    }
+    typename V::F rows[V::kWidth];
+#pragma GCC unroll 16
+    for (int r = 0; r < V::kWidth; ++r) rows[r] = r < num_rows ? load(r, i) : V::Zero();
+    V::Transpose(rows);
+    for (int j = 0; j < n; ++j) V::StoreFirst(out + (i + j) * num_rows, rows[j], num_rows);
+  }
+}
+
+// A vector of the elements from k on, zeros beyond num_k.
+template <class V>
+[[gnu::always_inline]] inline typename V::F LoadBefore(const float* x, int64_t k, int64_t num_k) {
+  if (k + V::kWidth <= num_k) return V::Load(x + k);
+  return k < num_k ? V::LoadFirst(x + k, static_cast<int>(num_k - k)) : V::Zero();
+}
+
 template <class V>
 void PackF32(const float* x, int64_t ldx, int num_rows, int64_t num_k, void* out) {
-  float* packed = static_cast<float*>(out);
-  for (int r = 0; r < num_rows; ++r) {
-    for (int64_t k = 0; k < num_k; ++k) packed[k * num_rows + r] = x[r * ldx + k];
-  }
+  PackTransposed<V>(num_rows, num_k, static_cast<float*>(out),
+                    [=](int r, int64_t k) { return LoadBefore<V>(x + r * ldx, k, num_k); });
 }
 
 template <class V>
 void PackBf16(const float* x, int64_t ldx, int num_rows, int64_t num_k, void* out) {
-  float* widened = static_cast<float*>(out);
-  uint16_t* pairs = static_cast<uint16_t*>(out);
-  for (int r = 0; r < num_rows; ++r) {
-    for (int64_t k = 0; k < num_k; k += V::kWidth) {
-      const int count = num_k - k < V::kWidth ? static_cast<int>(num_k - k) : V::kWidth;
-      const typename V::F values =
-          count == V::kWidth ? V::Load(x + r * ldx + k) : V::LoadFirst(x + r * ldx + k, count);
-      alignas(64) float rounded[V::kWidth];
-      V::Store(rounded, V::RoundToBf16(values));
-      const int padded = count + count % 2;  // LoadFirst gave the zero
-      for (int i = 0; i < padded; ++i) {
-        if constexpr (V::kNativePairs) {
-          pairs[((k + i) / 2 * num_rows + r) * 2 + (i & 1)] =
-              static_cast<uint16_t>(__builtin_bit_cast(uint32_t, rounded[i]) >> 16);
-        } else {
-          widened[(k + i) * num_rows + r] = rounded[i];
-        }
-      }
-    }
+  const auto rounded = [=](int r, int64_t k) {
+    return V::RoundToBf16(LoadBefore<V>(x + r * ldx, k, num_k));
+  };
+  if constexpr (V::kNativePairs) {
+    PackTransposed<V>(num_rows, (num_k + 1) / 2, static_cast<float*>(out),
+                      [=](int r, int64_t pair) {
+                        return V::JoinPairs(rounded(r, 2 * pair), rounded(r, 2 * pair + V::kWidth));
+                      });
+  } else {
+    PackTransposed<V>(num_rows, (num_k + 1) / 2 * 2, static_cast<float*>(out), rounded);
   }
 }
 

@@ -6,9 +6,17 @@
 namespace lockstep::cpu {
 namespace {
 
+alignas(64) constexpr uint16_t kUpperHalves[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                   23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                   45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+
 struct Avx512Bf16Vector : Avx512Vector {
   static constexpr bool kNativePairs = true;
   static Pairs SetPair(uint32_t pair) { return _mm512_set1_epi32(static_cast<int>(pair)); }
+  // The pairs that RoundToBf16 left in the upper halves of two consecutive vectors' lanes.
+  static F JoinPairs(F a, F b) {
+    return FromBits(_mm512_permutex2var_epi16(Bits(a), _mm512_load_si512(kUpperHalves), Bits(b)));
+  }
   static F DotPairs(F sum, Pairs a, Pairs b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
   }

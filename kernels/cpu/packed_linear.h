@@ -1,5 +1,5 @@
-// Linear layers on the CPU: weights in panels of output features, as wide as two vectors of the
-// instruction set, and the schedule of a product over threads.
+// Weights of linear layers on the CPU, in panels of output features as wide as two vectors of the
+// instruction set.
 //
 // Layout, panel after panel, K-slice after K-slice: f32 [slice_k][columns], bf16 [ceil(slice_k /
 // 2)][columns][2] (pairs of consecutive k side by side, a missing last odd element and missing
@@ -8,13 +8,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/host_memory.h"
-#include "kernels/cpu/thread_pool.h"
-#include "kernels/cpu/vector_kernels.h"
 
 namespace lockstep::cpu {
 
@@ -50,30 +47,6 @@ class PackedWeight final : public LinearWeight {
 
   int panel_columns_;
   DeviceBuffer buffer_;
-};
-
-// Products with packed weights. One caller at a time.
-class LinearRunner {
- public:
-  LinearRunner(const VectorKernels& kernels, ThreadPool& pool);
-  // y [num_tokens, out_features] = x [num_tokens, in_features] times the weight, as Backend::Linear
-  // says.
-  void Run(const PackedWeight& weight, const float* x, int64_t num_tokens, float* y);
-
- private:
-  struct Product;
-  Product Plan(const PackedWeight& weight, const float* x, int64_t num_tokens, float* y) const;
-  void PackTile(const Product& product, int64_t tile);
-  void ComputeBlock(const Product& product, int64_t block, int thread);
-  void AccumulateSlice(const Product& product, const GemmBlock& block, int64_t first_panel,
-                       int slice) const;
-  void AddPanels(float* left, const float* right, const GemmBlock& block) const;
-
-  const VectorKernels& kernels_;
-  ThreadPool& pool_;
-  Scratch rows_;  // packed activations
-  std::vector<DeviceBuffer>
-      partial_;  // per thread: partial sums of K-slices, one block per level of the tree
 };
 
 }  // namespace lockstep::cpu

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cpu/flush_denormals.h"
+
 namespace lockstep::cpu {
 namespace {
 
@@ -102,6 +104,14 @@ struct PortableVector {
     return Make([=](int i) { return FromBits(p[i]); });
   }
   static Pairs SetPair(uint32_t pair) { return Set(FromBits(pair)); }
+  // The pairs that RoundToBf16 left in two consecutive vectors.
+  static Pairs JoinPairs(F a, F b) {
+    return Make([&](int i) {
+      const F& from = i < kLanes / 2 ? a : b;
+      const int at = 2 * i % kLanes;
+      return FromBits(Bits(from.lane[at]) >> 16 | Bits(from.lane[at + 1]));
+    });
+  }
   static F OddOf(Pairs v) {
     return Make([&](int i) { return FromBits(Bits(v.lane[i]) & 0xffff0000u); });
   }
@@ -109,6 +119,7 @@ struct PortableVector {
     return Make([&](int i) { return FromBits(Bits(v.lane[i]) << 16); });
   }
   static F DotPairs(F sum, Pairs a, Pairs b) {
+    const FlushDenormals flush;  // std::fma is a call
     return Fma(EvenOf(a), EvenOf(b), Fma(OddOf(a), OddOf(b), sum));
   }
 
@@ -122,7 +133,7 @@ struct PortableVector {
     }
   }
   static void FmaInto(F& sum, F a, F b) { sum = Fma(a, b, sum); }
-  static void Pin(F&) {}
+  static void Pin(F& v) { asm volatile("" : "+m"(v)); }
   [[gnu::always_inline]] static void PrefetchNear(const char* p) { __builtin_prefetch(p); }
   [[gnu::always_inline]] static void PrefetchFar(const char* p) { __builtin_prefetch(p, 0, 2); }
 };

@@ -18,19 +18,26 @@ inline constexpr int kMaxPanelColumns = 32;
 // c (+)= rows x panels, for one run of k inside one K-slice. A panel holds panel_columns output
 // features: f32 [k][panel_columns], bf16 [k / 2][panel_columns][2].
 struct GemmBlock {
-  const void* rows;  // row tiles as pack_* makes them, tile i at rows + i * tile_stride_bytes
+  const void* rows;  // the run's row tiles as pack_* makes them, tile i at i * tile_stride_bytes
   int64_t tile_stride_bytes;
   int tile_rows;  // of every tile but the last
   int num_rows;
-  int64_t first_k;     // where in the tiles the run begins; bf16: even
-  int64_t num_k;       // bf16: even
+  int64_t num_k;       // of the run; bf16: even
   const void* panels;  // the first panel, at the run's first k
   int64_t panel_stride_bytes;
   int num_panels;
   float* c;  // [num_panels][c_panel_stride], each [num_rows][panel_columns]
   int64_t c_panel_stride;
-  bool fresh;              // c starts from zero
+  bool fresh;              // sums start from zero, else from c
   const void* next_panel;  // what will be read after this block, as large as a panel's run, or null
+  // After the last run of a slice: for m = 1 .. num_merges the sums become (c - m * merge_stride) +
+  // sums. Then they go to c - num_merges * merge_stride or, where out is not null, to
+  // out: [num_rows] rows, out_stride floats apart, of the first out_columns columns.
+  int num_merges;
+  int64_t merge_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t out_columns;
 };
 
 // One split of one KV head for a tile of query rows.
@@ -64,7 +71,7 @@ struct VectorKernels {
   void (*pack_f32)(const float* x, int64_t ldx, int num_rows, int64_t num_k, void* out);
   void (*pack_bf16)(const float* x, int64_t ldx, int num_rows, int64_t num_k, void* out);
   void (*gemm_f32)(const GemmBlock& block);
-  void (*gemm_bf16)(const GemmBlock& block);  // the caller flushes denormals
+  void (*gemm_bf16)(const GemmBlock& block);
 
   void (*attend_split)(const SplitAttention& args);
   // (max, sum, values) = merge of itself and the next split's.
