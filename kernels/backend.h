@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
+#include "kernels/quantization.h"
 
 namespace lockstep {
 
@@ -46,7 +47,8 @@ class DeviceBuffer {
 };
 
 // y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16
-// (f16 checkpoints are widened to f32 or, on request, rounded to bf16 while filling).
+// (f16 checkpoints are widened to f32 or, on request, rounded to bf16 while filling); or, when
+// quantization is not kNone, the weights are kept in 8 or 4 bits and dtype is of no matter.
 struct LinearShape {
   int64_t out_features = 0;
   int64_t in_features = 0;
@@ -56,6 +58,7 @@ struct LinearShape {
   // power-of-two share of the slices thus computes a subtree of the whole sum. in_features must be
   // divisible by it.
   int num_k_slices = 1;
+  Quantization quantization = Quantization::kNone;
 };
 
 // A weight matrix in the backend's own packed layout.
@@ -70,6 +73,13 @@ class LinearWeight {
   LinearShape shape_;
 };
 
+// What rows for a quantized weight hold: numbers to be quantized; or what QuantizeWeightGroup made
+// of them, in two parts that may come in any order:
+//   kQuantized: q + QuantizedZero, in_features to a row: bytes, or half bytes, the first in the low
+//   half (dtype is of no matter; in_features is even then);
+//   kScales: one number of dtype per group, K-slice after K-slice.
+enum class RowContent : uint8_t { kValues, kQuantized, kScales };
+
 // Rows as they lie in a checkpoint (host memory): num_rows rows of in_features elements,
 // row_stride_bytes apart.
 struct HostRows {
@@ -77,6 +87,7 @@ struct HostRows {
   DType dtype = DType::kF32;
   int64_t num_rows = 0;
   int64_t row_stride_bytes = 0;
+  RowContent content = RowContent::kValues;
 };
 
 // One layer's share of the paged KV cache on this rank.
@@ -168,6 +179,13 @@ class Backend {
   // Intel SDM vol. 2), a missing last odd element of a slice counting as zero; denormal inputs and
   // results of that accumulation are flushed to zero. Slices are combined as LinearShape says, with
   // ordinary additions (ranks go on adding where this stops).
+  //
+  // Quantized weights: x is quantized by QuantizeActivationGroup, per token and per group of the
+  // weight (kernels/quantization.h). A group's dot product of both q is an integer, exact below
+  // 2^24, hence of no order; within a K-slice, from 0 and over groups ascending,
+  //   sum = fma(float(dot), x_scale * w_scale, sum)
+  // without flushing denormals. A token with a number that is not finite in a group gets NaN in
+  // every output; a group of weights likewise in its output.
   virtual void Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) = 0;
 
   // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width],

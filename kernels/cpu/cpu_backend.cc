@@ -25,7 +25,11 @@ int64_t RowsPerGrain(int64_t width) {
 }  // namespace
 
 CpuBackend::CpuBackend(const VectorKernels& kernels, int num_threads)
-    : kernels_(kernels), pool_(num_threads), linear_(kernels, pool_), attention_(kernels, pool_) {}
+    : kernels_(kernels),
+      pool_(num_threads),
+      linear_(kernels, pool_),
+      quantized_(kernels, pool_),
+      attention_(kernels, pool_) {}
 
 std::string CpuBackend::Description() const {
   const int threads = pool_.num_threads();
@@ -43,11 +47,16 @@ void CpuBackend::CopyToHost(void* host, const void* device, int64_t bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CpuBackend::AllocateLinear(const LinearShape& shape) {
+  if (shape.quantization != Quantization::kNone) return QuantizedWeight::Allocate(shape, kernels_);
   return PackedWeight::Allocate(shape, kernels_.panel_columns);
 }
 
 void CpuBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
-  static_cast<PackedWeight&>(weight).Fill(first_row, rows);
+  if (weight.shape().quantization != Quantization::kNone) {
+    static_cast<QuantizedWeight&>(weight).Fill(first_row, rows);
+  } else {
+    static_cast<PackedWeight&>(weight).Fill(first_row, rows);
+  }
 }
 
 template <typename Body>
@@ -88,7 +97,11 @@ void CpuBackend::AddRmsNorm(const RmsNormArgs& args) {
 }
 
 void CpuBackend::Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) {
-  linear_.Run(static_cast<const PackedWeight&>(weight), x, num_tokens, y);
+  if (weight.shape().quantization != Quantization::kNone) {
+    quantized_.Run(static_cast<const QuantizedWeight&>(weight), x, num_tokens, y);
+  } else {
+    linear_.Run(static_cast<const PackedWeight&>(weight), x, num_tokens, y);
+  }
 }
 
 void CpuBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) {

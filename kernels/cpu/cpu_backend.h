@@ -8,6 +8,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/linear_runner.h"
+#include "kernels/cpu/quantized_linear.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/vector_kernels.h"
 
@@ -49,6 +50,7 @@ class CpuBackend final : public Backend {
   const VectorKernels& kernels_;
   ThreadPool pool_;
   LinearRunner linear_;
+  QuantizedRunner quantized_;
   AttentionRunner attention_;
 };
 

@@ -10,7 +10,7 @@
 namespace lockstep::cpu {
 namespace {
 
-constexpr int kMaxTables = 4;
+constexpr int kMaxTables = 5;
 
 struct Tables {
   std::array<const VectorKernels*, kMaxTables> table = {};
@@ -61,6 +61,8 @@ void AddX86Tables(Tables& tables) {
     return;
   }
   tables.Add(kAvx512Kernels);
+  if (!__builtin_cpu_supports("avx512vnni")) return;
+  tables.Add(kAvx512VnniKernels);
   if (__builtin_cpu_supports("avx512bf16") && PairsFollowTheContract(kAvx512Bf16Kernels)) {
     tables.Add(kAvx512Bf16Kernels);
   }

@@ -108,6 +108,6 @@ struct Avx2Vector {
 
 }  // namespace
 
-constinit const VectorKernels kAvx2Kernels = MakeKernels<Avx2Vector>("avx2");
+constinit const VectorKernels kAvx2Kernels = MakeKernels<Avx2Vector>("avx2", kAvx2Quantized);
 
 }  // namespace lockstep::cpu

@@ -24,6 +24,7 @@ struct Avx512Bf16Vector : Avx512Vector {
 
 }  // namespace
 
-constinit const VectorKernels kAvx512Bf16Kernels = MakeKernels<Avx512Bf16Vector>("avx512bf16");
+constinit const VectorKernels kAvx512Bf16Kernels =
+    MakeKernels<Avx512Bf16Vector>("avx512bf16", kAvx512VnniQuantized);
 
 }  // namespace lockstep::cpu

@@ -5,6 +5,7 @@
 
 namespace lockstep::cpu {
 
-constinit const VectorKernels kScalarKernels = MakeKernels<PortableVector<8, 4, false>>("scalar");
+constinit const VectorKernels kScalarKernels =
+    MakeKernels<PortableVector<8, 4, false>>("scalar", kScalarQuantized);
 
 }  // namespace lockstep::cpu

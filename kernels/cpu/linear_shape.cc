@@ -29,7 +29,8 @@ absl::Status CheckLinearShape(const LinearShape& shape) {
                                                    " cannot be cut into ", shape.num_k_slices,
                                                    " equal K-slices"));
   }
-  if (shape.dtype != DType::kF32 && shape.dtype != DType::kBF16) {
+  if (shape.quantization == Quantization::kNone && shape.dtype != DType::kF32 &&
+      shape.dtype != DType::kBF16) {
     return absl::InvalidArgumentError(absl::StrCat("linear weight: dtype ",
                                                    std::string(DTypeName(shape.dtype)),
                                                    " is not kept by the CPU; use f32 or bf16"));
@@ -42,6 +43,7 @@ void CheckHostRows(const LinearShape& shape, int64_t first_row, const HostRows& 
   LS_CHECK_GE(rows.num_rows, 0);
   LS_CHECK_LE(rows.num_rows, shape.out_features - first_row);
   LS_CHECK(rows.data != nullptr || rows.num_rows == 0);
+  LS_CHECK(rows.content == RowContent::kValues || shape.quantization != Quantization::kNone);
 }
 
 }  // namespace lockstep::cpu

@@ -10,7 +10,7 @@ namespace lockstep::cpu {
 namespace {
 
 template <class V>
-constexpr VectorKernels MakeKernels(const char* name) {
+constexpr VectorKernels MakeKernels(const char* name, const QuantizedKernels& quantized) {
   static_assert(V::kTileRows <= kMaxTileRows && kPanelColumns<V> <= kMaxPanelColumns &&
                 16 % V::kWidth == 0);
   VectorKernels kernels = {};
@@ -31,6 +31,7 @@ constexpr VectorKernels MakeKernels(const char* name) {
   kernels.add = AddInto<V>;
   kernels.widen_bf16 = WidenBf16<V>;
   kernels.round_bf16 = RoundBf16<V>;
+  kernels.quantized = &quantized;
   return kernels;
 }
 

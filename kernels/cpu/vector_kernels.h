@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/quantized_table.h"
+
 namespace lockstep::cpu {
 
 inline constexpr int kSplitTokens = 128;  // == Backend::kAttentionSplit
@@ -87,13 +89,16 @@ struct VectorKernels {
   void (*add)(float* dst, const float* src, int64_t count);
   void (*widen_bf16)(const uint16_t* src, int64_t count, float* dst);
   void (*round_bf16)(const float* src, int64_t count, uint16_t* dst);
+
+  const QuantizedKernels* quantized;  // for weights of 8 and 4 bits
 };
 
 extern const VectorKernels kScalarKernels;
 #if defined(__x86_64__)
 extern const VectorKernels kAvx2Kernels;
 extern const VectorKernels kAvx512Kernels;
-extern const VectorKernels kAvx512Bf16Kernels;
+extern const VectorKernels kAvx512VnniKernels;
+extern const VectorKernels kAvx512Bf16Kernels;  // and VNNI
 #endif
 
 }  // namespace lockstep::cpu

@@ -6,8 +6,8 @@
 namespace lockstep::testing {
 
 constinit const cpu::VectorKernels kEmulated512Kernels =
-    cpu::MakeKernels<cpu::PortableVector<16, 12, false>>("emulated512");
+    cpu::MakeKernels<cpu::PortableVector<16, 12, false>>("emulated512", cpu::kScalarQuantized);
 constinit const cpu::VectorKernels kEmulated512Bf16Kernels =
-    cpu::MakeKernels<cpu::PortableVector<16, 12, true>>("emulated512bf16");
+    cpu::MakeKernels<cpu::PortableVector<16, 12, true>>("emulated512bf16", cpu::kScalarQuantized);
 
 }  // namespace lockstep::testing

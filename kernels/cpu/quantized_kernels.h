@@ -1,0 +1,181 @@
+// Quantized matrix kernels over a policy: a tile of rows of x times a panel, integers in registers
+// for one group, then one fused multiply-add per element into c.
+//
+// Integer sums are exact, so their order is free and every instruction set takes its own; c is
+// added to in the order of groups alone.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/quantize_groups.h"
+#include "kernels/cpu/quantized_table.h"
+
+namespace lockstep::cpu {
+namespace {
+
+// With so many rows or fewer there is room for two chains of integer sums per element.
+constexpr int kTwoChainRows = 4;
+constexpr int64_t kFetchAheadBytes = 2048;  // of a single tile, which streams
+
+// Fetches lines that will be needed later, some with every step of a tile.
+struct LineFetch {
+  const char* next;
+  const char* end;
+  int lines_per_step;
+
+  template <class P>
+  [[gnu::always_inline]] void Step() {
+    if (next >= end) return;
+    for (int i = 0; i < lines_per_step; ++i) {
+      P::Prefetch(next);
+      next += 64;
+    }
+  }
+};
+
+// kWholeGroups: all groups have the format's size, and the loop over one is unrolled.
+template <class P, bool kInt4, int kRows, bool kWholeGroups>
+[[gnu::noinline]] void QuantizedTile(const QuantizedBlock& block, const char* x, float* c,
+                                     LineFetch fetch) {
+  using Dot = typename P::template Dot<kInt4>;
+  constexpr int kChains = kRows <= kTwoChainRows ? 2 : 1;
+  constexpr int kParts = kQuantizedColumns / (2 * P::kLanes);  // of a panel, two vectors each
+  constexpr int64_t kVectorBytes = P::kLanes * 4;
+  constexpr int64_t kStepBytes = kQuantizedColumns * (kInt4 ? 4 : 8);
+  constexpr int kWholeSteps = (kInt4 ? 32 : 64) / kQuantizedStep;
+  const int num_steps = kWholeGroups ? kWholeSteps : block.group_k / kQuantizedStep;
+  // Sums of all groups stay in registers where they fit; else c is read and written with each
+  // group.
+  constexpr bool kKept = kRows <= P::kKeptRows && kParts == 1;
+  constexpr int kKeptCount = kKept ? kRows : 1;
+  typename P::F kept[kKeptCount][2];
+  if constexpr (kKept) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        kept[r][v] = block.fresh ? P::Zero() : P::Load(c + r * kQuantizedColumns + v * P::kLanes);
+      }
+    }
+  }
+  const char* panel = block.panel;
+  bool fresh = block.fresh;
+  for (int64_t group = 0; group < block.num_groups; ++group) {
+    const float* x_scales = reinterpret_cast<const float*>(x);
+    const int32_t* offsets = reinterpret_cast<const int32_t*>(x) + kRows;
+    const char* x_group = x + 8 * kRows;
+    const char* w_group = panel + kQuantizedScaleBytes;
+#pragma GCC unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      typename Dot::Sum sum[kRows][2][kChains];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * kChains; ++i)
+          sum[r][i / kChains][i % kChains] = Dot::Start(i % kChains == 0 ? offsets[r] : 0);
+      }
+      const char* xq = x_group;
+      const char* w = w_group + part * 2 * kVectorBytes;
+#pragma GCC unroll 8
+      for (int step = 0; step < num_steps; ++step) {
+        fetch.template Step<P>();
+        typename Dot::Weights quad[2][2];  // [first or second quad][vector]
+        Dot::Load(w, quad[0][0], quad[1][0]);
+        Dot::Load(w + kVectorBytes, quad[0][1], quad[1][1]);
+#pragma GCC unroll 2
+        for (int q = 0; q < 2; ++q) {
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) {
+            const auto xr = P::BroadcastQuad(xq + 4 * (q * kRows + r));
+            Dot::Add(sum[r][0][q % kChains], quad[q][0], xr);
+            Dot::Add(sum[r][1][q % kChains], quad[q][1], xr);
+          }
+        }
+        xq += kQuantizedStep * kRows;
+        w += kStepBytes;
+      }
+      typename P::F scale[2];
+      scale[0] = P::WidenScales(panel + part * 4 * P::kLanes);
+      scale[1] = P::WidenScales(panel + part * 4 * P::kLanes + 2 * P::kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const auto x_scale = P::Set(x_scales[r]);
+        float* out = c + r * kQuantizedColumns + part * 2 * P::kLanes;
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+          auto total = Dot::Finish(sum[r][v][0], offsets[r]);
+          if constexpr (kChains == 2) {
+            total = P::AddIntegers(total, Dot::Finish(sum[r][v][1], 0));
+          }
+          const auto factor = P::Mul(x_scale, scale[v]);
+          if constexpr (kKept) {
+            kept[r][v] = P::Fma(P::ToFloat(total), factor, kept[r][v]);
+          } else {
+            const auto before = fresh ? P::Zero() : P::Load(out + v * P::kLanes);
+            P::Store(out + v * P::kLanes, P::Fma(P::ToFloat(total), factor, before));
+          }
+        }
+      }
+    }
+    fresh = false;
+    x += QuantizedRowBytes(num_steps * kQuantizedStep) * kRows;
+    panel += kQuantizedScaleBytes + kStepBytes * num_steps;
+  }
+  if constexpr (kKept) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        P::Store(c + r * kQuantizedColumns + v * P::kLanes, kept[r][v]);
+      }
+    }
+  }
+}
+
+template <class P, bool kInt4, int kRows>
+void QuantizedTileOf(int num_rows, const QuantizedBlock& block, const char* x, float* c,
+                     LineFetch fetch) {
+  if (num_rows == kRows) {
+    if (block.group_k == (kInt4 ? 32 : 64)) {
+      QuantizedTile<P, kInt4, kRows, true>(block, x, c, fetch);
+    } else {
+      QuantizedTile<P, kInt4, kRows, false>(block, x, c, fetch);
+    }
+  } else if constexpr (kRows > 1) {
+    QuantizedTileOf<P, kInt4, kRows - 1>(num_rows, block, x, c, fetch);
+  }
+}
+
+template <class P, bool kInt4>
+void QuantizedGemm(const QuantizedBlock& block) {
+  const int num_tiles = (block.num_rows + block.tile_rows - 1) / block.tile_rows;
+  const char* tile = block.rows;
+  for (int t = 0; t < num_tiles; ++t) {
+    const int rows_left = block.num_rows - t * block.tile_rows;
+    const int rows = rows_left < block.tile_rows ? rows_left : block.tile_rows;
+    constexpr int kStepLines = kInt4 ? 2 : 4;
+    LineFetch fetch = {nullptr, nullptr, 0};
+    if (num_tiles == 1) {
+      fetch = {block.panel + kFetchAheadBytes, reinterpret_cast<const char*>(UINTPTR_MAX),
+               kStepLines};
+    } else if (block.fetch != nullptr) {
+      const int64_t begin = block.fetch_bytes * t / num_tiles & ~INT64_C(63);
+      const int64_t end = block.fetch_bytes * (t + 1) / num_tiles;
+      fetch = {block.fetch + begin, block.fetch + end, (kStepLines + num_tiles - 1) / num_tiles};
+    }
+    QuantizedTileOf<P, kInt4, P::kTileRows>(rows, block, tile + block.first_row_byte * rows,
+                                            block.c + t * block.tile_rows * kQuantizedColumns,
+                                            fetch);
+    tile += block.tile_stride_bytes;
+  }
+}
+
+template <class P>
+constexpr QuantizedKernels MakeQuantizedKernels(const char* name) {
+  static_assert(P::kTileRows <= kMaxQuantizedTileRows);
+  return {name,         P::kTileRows, QuantizedGemm<P, false>, QuantizedGemm<P, true>, QuantizeRows,
+          QuantizeInt8, QuantizeInt4};
+}
+
+}  // namespace
+}  // namespace lockstep::cpu
