@@ -3,7 +3,7 @@
 //   kernel_bench [--threads 1,2,4] [--isa auto] [--only substring] [--json FILE]
 //
 // Limits are measured in the same run with the same number of threads: read bandwidth over 512 MB,
-// fused multiply-adds in registers. Each case is checked against the reference backend, warmed up,
+// multiply-adds in registers. Each case is checked against the reference backend, warmed up,
 // and timed as the median of its runs; copies of the weights are used in turn, more than any cache
 // holds. Shapes are those of Llama 3.2 1B.
 #include <algorithm>
@@ -187,9 +187,10 @@ class Bench {
       backend_ = *std::move(backend);
       threads_ = threads;
       bandwidth_ = bench::ReadBandwidth(threads) / kGiga;
-      peak_ = bench::FmaPeak(threads) / kGiga;
-      std::printf("\n%s: limits %.1f GB/s read, %.0f GFLOP/s\n", backend_->Description().c_str(),
-                  bandwidth_, peak_);
+      f32_peak_ = bench::FmaPeak(threads) / kGiga;
+      bf16_peak_ = bench::Bf16Peak(threads) / kGiga;
+      std::printf("\n%s: limits %.1f GB/s read, %.0f GFLOP/s f32, %.0f bf16\n",
+                  backend_->Description().c_str(), bandwidth_, f32_peak_, bf16_peak_);
       std::printf("%-34s %5s %9s %9s %7s %7s %6s %6s\n", "case", "dtype", "ms", "best ms", "rate",
                   "unit", "share", "best");
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
@@ -215,10 +216,11 @@ class Bench {
     return name.find(options_.only) != std::string::npos;
   }
 
+  // peak: of the instructions that this case is made of.
   void Report(const std::string& name, const char* dtype, const Timing& timing, double bytes,
-              double flops) {
+              double flops, double peak) {
     // Bound by whichever limit takes longer.
-    const bool memory = peak_ == 0 || bytes / bandwidth_ > flops / peak_;
+    const bool memory = bytes / bandwidth_ > flops / peak;
     const double rate = (memory ? bytes : flops) / timing.median / kGiga;
     const Result result = {name,
                            dtype,
@@ -227,7 +229,7 @@ class Bench {
                            timing.best * 1e3,
                            rate,
                            memory ? "GB/s" : "GFLOP/s",
-                           rate / (memory ? bandwidth_ : peak_)};
+                           rate / (memory ? bandwidth_ : peak)};
     std::printf("%-34s %5s %9.3f %9.3f %7.1f %7s %5.0f%% %5.0f%%\n", name.c_str(), dtype, result.ms,
                 result.best_ms, rate, result.unit, result.share * 100,
                 result.share * 100 * result.ms / result.best_ms);
@@ -253,7 +255,8 @@ class Bench {
           Time([&](int i) { backend_->Linear(*copies[i % copies.size()], x.data(), m, y.data()); });
       Report(shape + " M=" + std::to_string(m), DTypeName(dtype).data(), timing,
              static_cast<double>(bytes),
-             2.0 * static_cast<double>(m * c.out_features * c.in_features));
+             2.0 * static_cast<double>(m * c.out_features * c.in_features),
+             dtype == DType::kBF16 ? bf16_peak_ : f32_peak_);
     }
   }
 
@@ -296,8 +299,8 @@ class Bench {
     LS_CHECK(std::memcmp(want.data(), out.data(), want.size() * sizeof(float)) == 0) << name;
     const Timing timing =
         Time([&](int i) { paged.Attend(*backend_, i, paged.batch(), out.data()); });
-    Report(name, DTypeName(dtype).data(), timing, static_cast<double>(paged.bytes()),
-           paged.flops());
+    Report(name, DTypeName(dtype).data(), timing, static_cast<double>(paged.bytes()), paged.flops(),
+           f32_peak_);
   }
 
   void Elementwise() {
@@ -311,14 +314,16 @@ class Bench {
           backend_->AddRmsNorm(
               {x.data(), delta.data(), weight.data(), 1e-5f, tokens, kHidden, out.data()});
         });
-        Report("add_rms_norm" + suffix, "f32", norm, static_cast<double>(16 * tokens * kHidden), 0);
+        Report("add_rms_norm" + suffix, "f32", norm, static_cast<double>(16 * tokens * kHidden), 0,
+               f32_peak_);
       }
       if (Wanted("silu_mul")) {
         const std::vector<float> gate_up = Normals(tokens * 2 * kWidth, 8);
         std::vector<float> product(tokens * kWidth);
         const Timing silu =
             Time([&](int) { backend_->SiluMul(gate_up.data(), tokens, kWidth, product.data()); });
-        Report("silu_mul" + suffix, "f32", silu, static_cast<double>(12 * tokens * kWidth), 0);
+        Report("silu_mul" + suffix, "f32", silu, static_cast<double>(12 * tokens * kWidth), 0,
+               f32_peak_);
       }
     }
   }
@@ -344,7 +349,8 @@ class Bench {
   std::unique_ptr<Backend> backend_;
   int threads_ = 1;
   double bandwidth_ = 0;
-  double peak_ = 0;
+  double f32_peak_ = 0;
+  double bf16_peak_ = 0;
   std::vector<Result> results_;
 };
 

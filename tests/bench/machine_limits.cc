@@ -1,13 +1,20 @@
 #include "tests/bench/machine_limits.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <functional>
-#include <memory>
 #include <thread>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace lockstep::bench {
 namespace {
@@ -50,6 +57,18 @@ template <typename V>
   Keep(total);
 }
 
+// Reads [begin, end), 64-byte aligned, in vectors V.
+template <typename V>
+[[gnu::always_inline]] inline void ReadAll(const char* begin, const char* end) {
+  V sums[4] = {};
+  for (const V* p = reinterpret_cast<const V*>(begin); p + 4 <= reinterpret_cast<const V*>(end);
+       p += 4) {
+#pragma GCC unroll 4
+    for (int lane = 0; lane < 4; ++lane) sums[lane] += p[lane];
+  }
+  Keep(sums);
+}
+
 #if defined(__x86_64__)
 [[gnu::target("avx512f"), gnu::optimize("O3", "fp-contract=fast")]] void FmaAvx512(int64_t n) {
   FmaChains<float [[gnu::vector_size(64)]]>(n);
@@ -57,15 +76,35 @@ template <typename V>
 [[gnu::target("avx2,fma"), gnu::optimize("O3", "fp-contract=fast")]] void FmaAvx2(int64_t n) {
   FmaChains<float [[gnu::vector_size(32)]]>(n);
 }
+[[gnu::target("avx512f,avx512bf16")]] void DotAvx512Bf16(int64_t n) {
+  __m512i pairs = _mm512_set1_epi32(0x3f803f80);
+  __m512 sums[kChains] = {};
+  for (int64_t i = 0; i < n; ++i) {
+#pragma GCC unroll 12
+    for (int chain = 0; chain < kChains; ++chain) {
+      asm("vdpbf16ps %1, %1, %0" : "+v"(sums[chain]) : "v"(pairs));
+    }
+  }
+  Keep(sums);
+}
+[[gnu::target("avx512f")]] void ReadAvx512(const char* begin, const char* end) {
+  ReadAll<uint64_t [[gnu::vector_size(64)]]>(begin, end);
+}
+[[gnu::target("avx2")]] void ReadAvx2(const char* begin, const char* end) {
+  ReadAll<uint64_t [[gnu::vector_size(32)]]>(begin, end);
+}
 #endif
 void FmaPortable(int64_t n) { FmaChains<float [[gnu::vector_size(16)]]>(n); }
+void ReadPortable(const char* begin, const char* end) {
+  ReadAll<uint64_t [[gnu::vector_size(16)]]>(begin, end);
+}
 
-struct FmaLoop {
+struct ArithmeticLoop {
   void (*run)(int64_t);
-  int lanes;
+  int multiply_adds;  // of one chain in one iteration
 };
 
-FmaLoop WidestFmaLoop() {
+ArithmeticLoop WidestFmaLoop() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) return {FmaAvx512, 16};
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {FmaAvx2, 8};
@@ -73,43 +112,76 @@ FmaLoop WidestFmaLoop() {
   return {FmaPortable, 4};
 }
 
-}  // namespace
+auto WidestReadLoop() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return ReadAvx512;
+  if (__builtin_cpu_supports("avx2")) return ReadAvx2;
+#endif
+  return ReadPortable;
+}
 
-double ReadBandwidth(int num_threads) {
-  constexpr size_t kBytes = size_t{512} << 20;
-  constexpr size_t kWords = kBytes / sizeof(uint64_t);
-  const auto words = std::make_unique_for_overwrite<uint64_t[]>(kWords);
-  const size_t share = kWords / num_threads;
-  TimeOnThreads(num_threads,
-                [&](int thread) { std::fill_n(words.get() + thread * share, share, uint64_t{1}); });
+double Peak(const ArithmeticLoop& loop, int num_threads) {
+  constexpr int64_t kIterations = 4'000'000;
   double best = 0;
   for (int pass = 0; pass < 5; ++pass) {
-    const double seconds = TimeOnThreads(num_threads, [&](int thread) {
-      using Words [[gnu::vector_size(32), gnu::aligned(8)]] = uint64_t;
-      const uint64_t* begin = words.get() + thread * share;
-      Words sums[4] = {};
-      for (size_t i = 0; i + 16 <= share; i += 16) {
-        for (int lane = 0; lane < 4; ++lane) {
-          sums[lane] += *reinterpret_cast<const Words*>(begin + i + 4 * lane);
-        }
-      }
-      Keep(sums);
-    });
-    best = std::max(best, static_cast<double>(share * num_threads * sizeof(uint64_t)) / seconds);
+    const double seconds = TimeOnThreads(num_threads, [&](int) { loop.run(kIterations); });
+    const double flops = 2.0 * kIterations * kChains * loop.multiply_adds * num_threads;
+    best = std::max(best, flops / seconds);
   }
   return best;
 }
 
-double FmaPeak(int num_threads) {
-  constexpr int64_t kIterations = 4'000'000;
-  const FmaLoop loop = WidestFmaLoop();
+// On huge pages where the system gives them, as the weights are: without, a walk of the page table
+// for every 4 KiB costs a third of the bandwidth.
+class LargeMemory {
+ public:
+  explicit LargeMemory(size_t bytes)
+      : bytes_(bytes + kHugePage),
+        base_(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    if (base_ == MAP_FAILED) std::abort();
+    madvise(data(), bytes, MADV_HUGEPAGE);
+  }
+  ~LargeMemory() { munmap(base_, bytes_); }
+  LargeMemory(const LargeMemory&) = delete;
+  LargeMemory& operator=(const LargeMemory&) = delete;
+  char* data() const {
+    return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(base_) + kHugePage - 1) /
+                                   kHugePage * kHugePage);
+  }
+
+ private:
+  static constexpr size_t kHugePage = size_t{2} << 20;
+  size_t bytes_;
+  void* base_;
+};
+
+}  // namespace
+
+double ReadBandwidth(int num_threads) {
+  constexpr size_t kBytes = size_t{512} << 20;
+  const LargeMemory memory(kBytes);
+  const size_t share = kBytes / static_cast<size_t>(num_threads) / 256 * 256;
+  const auto begin = [&](int thread) {
+    return memory.data() + static_cast<size_t>(thread) * share;
+  };
+  TimeOnThreads(num_threads, [&](int thread) { std::memset(begin(thread), 1, share); });
+  const auto read = WidestReadLoop();
   double best = 0;
   for (int pass = 0; pass < 5; ++pass) {
-    const double seconds = TimeOnThreads(num_threads, [&](int) { loop.run(kIterations); });
-    const double flops = 2.0 * kIterations * kChains * loop.lanes * num_threads;
-    best = std::max(best, flops / seconds);
+    const double seconds =
+        TimeOnThreads(num_threads, [&](int thread) { read(begin(thread), begin(thread) + share); });
+    best = std::max(best, static_cast<double>(share) * num_threads / seconds);
   }
   return best;
+}
+
+double FmaPeak(int num_threads) { return Peak(WidestFmaLoop(), num_threads); }
+
+double Bf16Peak(int num_threads) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16")) return Peak({DotAvx512Bf16, 32}, num_threads);
+#endif
+  return FmaPeak(num_threads);
 }
 
 }  // namespace lockstep::bench

@@ -4,11 +4,15 @@
 namespace lockstep::bench {
 
 // Bytes per second that num_threads threads read together, each its own part of 512 MiB of memory
-// (far beyond the caches); the best of several passes.
+// (far beyond the caches), on huge pages; the best of several passes.
 double ReadBandwidth(int num_threads);
 
 // Floating-point operations per second of independent f32 fused multiply-adds (two each) in
 // registers, on the widest vectors of this processor, all threads at once; the best of several.
 double FmaPeak(int num_threads);
+
+// The same of products of bf16 pairs added to f32, where the processor has an instruction for it;
+// else FmaPeak.
+double Bf16Peak(int num_threads);
 
 }  // namespace lockstep::bench

@@ -2,7 +2,7 @@
 //
 //   mpirun -n TP model_bench --model DIR --tp TP --threads K
 //
-// Prefill is bound by arithmetic: tokens/s, FLOP/s and its share of the fused multiply-add peak.
+// Prefill is bound by arithmetic: tokens/s, FLOP/s and its share of the multiply-add peak.
 // Decode is bound by reading weights and cache: tokens/s, GB/s and its share of the read bandwidth.
 // Both limits are measured by the same ranks and threads in the same run, before and after, and the
 // larger is taken. tests/bench/model_bench.sh runs the usual configurations.
@@ -19,6 +19,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
 #include "model/llama/llama_stage.h"
+#include "model/llama/weights.h"
 #include "nlohmann/json.hpp"
 #include "parallel/mpi_communicator.h"
 #include "tests/bench/machine_limits.h"
@@ -30,7 +31,7 @@ struct BenchOptions {
   std::string model;
   int tp = 1;
   int threads = 1;
-  int64_t prefill_tokens = 512;
+  std::vector<int64_t> prefill_tokens = {512};
   int64_t context = 256;
   std::vector<int64_t> decode_seqs = {1, 16};
   int repeats = 5;
@@ -47,6 +48,10 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+int64_t Largest(const std::vector<int64_t>& values) {
+  return *std::max_element(values.begin(), values.end());
+}
+
 template <typename T>
 T Value(absl::StatusOr<T> value) {
   LS_CHECK(value.ok()) << value.status();
@@ -56,8 +61,8 @@ T Value(absl::StatusOr<T> value) {
 void Ok(const absl::Status& status) { LS_CHECK(status.ok()) << status; }
 
 // Sequences of equal length whose last `new_tokens` tokens are computed; each has its own blocks.
-StepBatch MakeBatch(const BenchOptions& options, int64_t num_seqs, int64_t context,
-                    int64_t new_tokens, int block_size, int64_t vocab) {
+StepBatch MakeBatch(int64_t num_seqs, int64_t context, int64_t new_tokens, int block_size,
+                    int64_t vocab) {
   StepBatch batch;
   batch.query_starts.push_back(0);
   batch.max_blocks_per_seq = (context + block_size - 1) / block_size;
@@ -76,7 +81,6 @@ StepBatch MakeBatch(const BenchOptions& options, int64_t num_seqs, int64_t conte
     batch.context_lens.push_back(static_cast<int32_t>(context));
     batch.logits_rows.push_back(static_cast<int32_t>(batch.positions.size()) - 1);
   }
-  LS_CHECK_LE(num_seqs * new_tokens, options.prefill_tokens + num_seqs);
   return batch;
 }
 
@@ -87,22 +91,23 @@ class ModelBench {
     backend_ = Value(MakeCpuBackend({.num_threads = options.threads}));
     auto checkpoint = Value(Checkpoint::Open(options.model));
     config_ = checkpoint->config();
-    const int64_t most_seqs =
-        *std::max_element(options.decode_seqs.begin(), options.decode_seqs.end());
+    const int64_t most_seqs = Largest(options.decode_seqs);
+    const int64_t most_tokens = Largest(options.prefill_tokens);
     StageOptions stage;
     if (options.dtype == "f32") stage.weights = WeightDType::kF32;
     if (options.dtype == "bf16") stage.weights = WeightDType::kBF16;
+    dtype_ = Value(KvCacheDType(*checkpoint, stage.weights));
     stage.num_load_threads = options.threads;
-    stage.limits.max_batched_tokens = std::max(options.prefill_tokens, most_seqs);
+    stage.limits.max_batched_tokens = std::max(most_tokens, most_seqs);
     stage.limits.max_num_seqs = most_seqs;
-    stage.limits.max_model_len = std::max(options.prefill_tokens, options.context) + 1;
+    stage.limits.max_model_len = std::max(most_tokens, options.context) + 1;
     stage.limits.block_size = kBlockSize;
     Log(fmt::format("loading {}", options.model));
     const double start = Seconds();
     stage_ = Value(LlamaStage::Load(*checkpoint, grid, rank, *backend_, groups, stage, {}));
     load_seconds_ = Seconds() - start;
-    const int64_t blocks = std::max(most_seqs * (options.context / kBlockSize + 1),
-                                    options.prefill_tokens / kBlockSize + 1);
+    const int64_t blocks =
+        std::max(most_seqs * (options.context / kBlockSize + 1), most_tokens / kBlockSize + 1);
     Ok(stage_->AllocateKvCache(blocks));
   }
 
@@ -114,7 +119,9 @@ class ModelBench {
     report["load_seconds"] = load_seconds_;
     report["load_gb_per_s"] = stage_->load_stats().loaded_bytes * 1e-9 / load_seconds_;
     MeasureLimits();
-    report["prefill"] = Prefill();
+    for (const int64_t tokens : options_.prefill_tokens) {
+      report["prefill"].push_back(Prefill(tokens));
+    }
     for (const int64_t seqs : options_.decode_seqs) report["decode"].push_back(Decode(seqs));
     MeasureLimits();
     AddShares(report);
@@ -132,10 +139,15 @@ class ModelBench {
   void MeasureLimits() {
     Ok(groups_.tp->Barrier());
     float limits[2] = {static_cast<float>(bench::ReadBandwidth(options_.threads) * 1e-9),
-                       static_cast<float>(bench::FmaPeak(options_.threads) * 1e-9)};
+                       static_cast<float>(Peak() * 1e-9)};
     Ok(groups_.tp->AllReduceSum(limits, 2));
     read_gb_per_s_ = std::max<double>(read_gb_per_s_, limits[0]);
     peak_gflop_per_s_ = std::max<double>(peak_gflop_per_s_, limits[1]);
+  }
+
+  bool kept_as_f32() const { return dtype_ == DType::kF32; }
+  double Peak() const {
+    return kept_as_f32() ? bench::FmaPeak(options_.threads) : bench::Bf16Peak(options_.threads);
   }
 
   double MedianSeconds(const StepBatch& batch) {
@@ -160,11 +172,10 @@ class ModelBench {
     return 2.0 * (tokens * (layers + attention * mean_context) + logits_rows * head);
   }
 
-  nlohmann::json Prefill() {
-    const int64_t tokens = options_.prefill_tokens;
+  nlohmann::json Prefill(int64_t tokens) {
     Log(fmt::format("prefill of {} tokens", tokens));
     const double seconds =
-        MedianSeconds(MakeBatch(options_, 1, tokens, tokens, kBlockSize, config_.vocab_size));
+        MedianSeconds(MakeBatch(1, tokens, tokens, kBlockSize, config_.vocab_size));
     return {{"tokens", tokens},
             {"seconds", seconds},
             {"tokens_per_s", tokens / seconds},
@@ -173,9 +184,9 @@ class ModelBench {
 
   nlohmann::json Decode(int64_t seqs) {
     Log(fmt::format("decode of {} sequences at context {}", seqs, options_.context));
-    const double seconds = MedianSeconds(
-        MakeBatch(options_, seqs, options_.context, 1, kBlockSize, config_.vocab_size));
-    const int64_t element = stage_->shape().hidden > 0 && options_.dtype == "f32" ? 4 : 2;
+    const double seconds =
+        MedianSeconds(MakeBatch(seqs, options_.context, 1, kBlockSize, config_.vocab_size));
+    const int64_t element = kept_as_f32() ? 4 : 2;
     const int64_t kv_bytes = 2 * config_.num_layers * config_.num_kv_heads * config_.head_dim *
                              element * options_.context * seqs;
     const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
@@ -191,9 +202,10 @@ class ModelBench {
 
   void AddShares(nlohmann::json& report) const {
     report["read_gb_per_s"] = read_gb_per_s_;
-    report["fma_peak_gflop_per_s"] = peak_gflop_per_s_;
-    nlohmann::json& prefill = report["prefill"];
-    prefill["share_of_peak"] = prefill["gflop_per_s"].get<double>() / peak_gflop_per_s_;
+    report["peak_gflop_per_s"] = peak_gflop_per_s_;
+    for (nlohmann::json& prefill : report["prefill"]) {
+      prefill["share_of_peak"] = prefill["gflop_per_s"].get<double>() / peak_gflop_per_s_;
+    }
     for (nlohmann::json& decode : report["decode"]) {
       decode["share_of_bandwidth"] = decode["gb_per_s"].get<double>() / read_gb_per_s_;
     }
@@ -205,21 +217,22 @@ class ModelBench {
   ModelConfig config_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<LlamaStage> stage_;
+  DType dtype_ = DType::kF32;  // of weights and KV cache
   double load_seconds_ = 0;
   double read_gb_per_s_ = 0;
   double peak_gflop_per_s_ = 0;
 };
 
 void PrintTable(const nlohmann::json& report) {
-  const nlohmann::json& prefill = report["prefill"];
-  fmt::print(
-      "tp {} x {} threads ({}): read {:.1f} GB/s, FMA peak {:.0f} GFLOP/s; loaded in {:.1f} s\n",
-      report["tp"].get<int>(), report["threads"].get<int>(), report["backend"].get<std::string>(),
-      report["read_gb_per_s"].get<double>(), report["fma_peak_gflop_per_s"].get<double>(),
-      report["load_seconds"].get<double>());
-  fmt::print("  prefill {:5} tokens      {:8.1f} tokens/s  {:7.1f} GFLOP/s  {:5.1f} % of peak\n",
-             prefill["tokens"].get<int64_t>(), prefill["tokens_per_s"].get<double>(),
-             prefill["gflop_per_s"].get<double>(), 100 * prefill["share_of_peak"].get<double>());
+  fmt::print("tp {} x {} threads ({}): read {:.1f} GB/s, peak {:.0f} GFLOP/s; loaded in {:.1f} s\n",
+             report["tp"].get<int>(), report["threads"].get<int>(),
+             report["backend"].get<std::string>(), report["read_gb_per_s"].get<double>(),
+             report["peak_gflop_per_s"].get<double>(), report["load_seconds"].get<double>());
+  for (const nlohmann::json& prefill : report["prefill"]) {
+    fmt::print("  prefill {:5} tokens      {:8.1f} tokens/s  {:7.1f} GFLOP/s  {:5.1f} % of peak\n",
+               prefill["tokens"].get<int64_t>(), prefill["tokens_per_s"].get<double>(),
+               prefill["gflop_per_s"].get<double>(), 100 * prefill["share_of_peak"].get<double>());
+  }
   for (const nlohmann::json& decode : report["decode"]) {
     fmt::print(
         "  decode  {:5} sequences   {:8.1f} tokens/s  {:7.1f} GB/s     {:5.1f} % of read "
@@ -237,6 +250,7 @@ int Main(int argc, char** argv) {
   app.add_option("--tp", options.tp, "Tensor parallel ranks = the MPI job's size");
   app.add_option("--threads", options.threads, "Threads per rank");
   app.add_option("--prefill", options.prefill_tokens, "Prompt tokens in one step")
+      ->delimiter(',')
       ->check(CLI::Range(1, 65536));
   app.add_option("--decode", options.decode_seqs, "Sequences in a decode step")->delimiter(',');
   app.add_option("--context", options.context, "Context of the decoding sequences, tokens")
