@@ -94,6 +94,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.version = LOCKSTEP_VERSION;
   options.model = flags.model.model;
   options.stage.weights = WeightsOf(flags.rank.dtype);
+  options.stage.quantize = QuantizationOf(flags.model.quantize).value_or(Quantization::kNone);
   options.stage.limits.block_size = flags.model.block_size;
   options.stage.limits.max_batched_tokens = flags.model.max_batched_tokens;
   options.stage.limits.max_num_seqs = flags.model.max_num_seqs;

@@ -66,10 +66,12 @@ int64_t ModelConfig::num_parameters() const {
   return num_layers * (attention + mlp + norms) + embeddings + hidden_size;
 }
 
-std::string ModelConfig::Fingerprint() const {
-  return absl::StrFormat("llama-L%d-h%d-i%d-a%d-k%d-d%d-v%d-%s-%016x", num_layers, hidden_size,
+std::string ModelConfig::Fingerprint(Quantization quantize) const {
+  const std::string suffix =
+      quantize == Quantization::kNone ? "" : "-" + std::string(QuantizationName(quantize));
+  return absl::StrFormat("llama-L%d-h%d-i%d-a%d-k%d-d%d-v%d-%s-%016x%s", num_layers, hidden_size,
                          intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size,
-                         std::string(DTypeName(dtype)), Fnv1a64(ModelConfigJson(*this)));
+                         std::string(DTypeName(dtype)), Fnv1a64(ModelConfigJson(*this)), suffix);
 }
 
 std::string ModelConfigJson(const ModelConfig& config) {

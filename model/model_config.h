@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
+#include "kernels/quantization.h"
 #include "parallel/partition.h"
 
 namespace lockstep {
@@ -44,8 +45,9 @@ struct ModelConfig {
 
   ShardedSizes sharded_sizes() const;
   int64_t num_parameters() const;
-  // A one-line identity of architecture and sizes, equal on all ranks that loaded the same model.
-  std::string Fingerprint() const;
+  // A one-line identity of architecture, sizes and, when matrices are quantized while they are
+  // loaded, of their format: equal on all ranks that loaded the same model alike.
+  std::string Fingerprint(Quantization quantize = Quantization::kNone) const;
 };
 
 // Sampling defaults of the checkpoint (generation_config.json); empty fields are not set there.

@@ -21,14 +21,15 @@ BF16 WithoutNegativeZero(BF16 value) { return value.bits == 0x8000 ? BF16{0} : v
 
 absl::StatusOr<ColumnParallelLinear> ColumnParallelLinear::Create(Backend& backend,
                                                                   int64_t out_features,
-                                                                  int64_t in_features,
-                                                                  DType dtype) {
+                                                                  int64_t in_features, DType dtype,
+                                                                  Quantization quantization) {
   ColumnParallelLinear linear;
   linear.backend_ = &backend;
   ASSIGN_OR_RETURN(linear.weight_, backend.AllocateLinear({.out_features = out_features,
                                                            .in_features = in_features,
                                                            .dtype = dtype,
-                                                           .num_k_slices = 1}));
+                                                           .num_k_slices = 1,
+                                                           .quantization = quantization}));
   return linear;
 }
 
@@ -121,11 +122,13 @@ absl::Status VocabParallelEmbedding::Forward(const int32_t* ids, int64_t num_tok
 }
 
 absl::StatusOr<VocabParallelHead> VocabParallelHead::Create(Backend& backend, int64_t num_rows,
-                                                            int64_t hidden, DType dtype) {
+                                                            int64_t hidden, DType dtype,
+                                                            Quantization quantization) {
   VocabParallelHead head;
   head.num_rows_ = num_rows;
   if (num_rows > 0) {
-    ASSIGN_OR_RETURN(head.linear_, ColumnParallelLinear::Create(backend, num_rows, hidden, dtype));
+    ASSIGN_OR_RETURN(head.linear_,
+                     ColumnParallelLinear::Create(backend, num_rows, hidden, dtype, quantization));
   }
   return head;
 }

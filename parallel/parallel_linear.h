@@ -22,8 +22,9 @@ class ColumnParallelLinear {
  public:
   ColumnParallelLinear() = default;
   // out_features: this rank's.
-  static absl::StatusOr<ColumnParallelLinear> Create(Backend& backend, int64_t out_features,
-                                                     int64_t in_features, DType dtype);
+  static absl::StatusOr<ColumnParallelLinear> Create(
+      Backend& backend, int64_t out_features, int64_t in_features, DType dtype,
+      Quantization quantization = Quantization::kNone);
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features].
   void Forward(const float* x, int64_t num_tokens, float* y) const;
@@ -90,7 +91,8 @@ class VocabParallelHead {
  public:
   VocabParallelHead() = default;
   static absl::StatusOr<VocabParallelHead> Create(Backend& backend, int64_t num_rows,
-                                                  int64_t hidden, DType dtype);
+                                                  int64_t hidden, DType dtype,
+                                                  Quantization quantization = Quantization::kNone);
   void Fill(int64_t first_row, const HostRows& rows) { linear_.Fill(first_row, rows); }
   // x [num_tokens, hidden] -> logits [num_tokens, num_rows].
   void Forward(const float* x, int64_t num_tokens, float* logits) const;

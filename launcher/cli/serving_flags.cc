@@ -13,6 +13,13 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
   command.add_option("model", flags.model, "directory of a Hugging Face Llama checkpoint")
       ->type_name("MODEL")
       ->required();
+  command
+      .add_option("--quantize", flags.quantize,
+                  "keep matrices in 8 or 4 bits: none, int8, int4; ranks and controller must agree")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"none", "int8", "int4"}).description(""))
+      ->capture_default_str()
+      ->group("Computation");
   const char* layout = "Layout";
   command.add_option("--tp", flags.tp, "tensor parallel ranks: every layer is split over them")
       ->type_name("N")
@@ -56,9 +63,10 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
       ->group(group);
   command
       .add_option("--isa", flags.isa,
-                  "highest instruction set: auto, scalar, avx2, avx512, avx512bf16")
+                  "highest instruction set: auto, scalar, avx2, avx512, avx512vnni, avx512bf16")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512bf16"}).description(""))
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512vnni", "avx512bf16"})
+                  .description(""))
       ->capture_default_str()
       ->group(group);
   command
@@ -129,7 +137,8 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
       "--controller",   launch.controller_address,
       "--secret-stdin", "--isa",
       rank.isa,         "--dtype",
-      rank.dtype};
+      rank.dtype,       "--quantize",
+      model.quantize};
   const auto add = [&](const char* name, uint64_t value) {
     arguments.push_back(name);
     arguments.push_back(absl::StrCat(value));

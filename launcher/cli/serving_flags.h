@@ -15,6 +15,7 @@ namespace lockstep {
 // What controller and ranks must agree on.
 struct ModelFlags {
   std::string model;  // directory
+  std::string quantize = "none";
   int tp = 1;
   int pp = 1;
   int block_size = 16;

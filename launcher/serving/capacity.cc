@@ -70,9 +70,11 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
                                                    config.max_position_embeddings, " positions"));
   }
   const DType held = HeldDType(config, inputs.dtype);
-  ASSIGN_OR_RETURN(capacity.shards, ShardsOfLayout(config, inputs.model.tp, inputs.model.pp, held));
-  for (RankShard& shard : capacity.shards) {
-    shard.weight_bytes = shard.weight_bytes / DTypeBytes(config.dtype) * DTypeBytes(held);
+  const Quantization quantization =
+      QuantizationOf(inputs.model.quantize).value_or(Quantization::kNone);
+  ASSIGN_OR_RETURN(capacity.shards,
+                   HeldShards(config, inputs.model.tp, inputs.model.pp, {held, quantization}));
+  for (const RankShard& shard : capacity.shards) {
     capacity.weight_bytes += shard.weight_bytes;
     capacity.kv_bytes_per_token += shard.kv_bytes_per_token;
   }

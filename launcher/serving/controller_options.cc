@@ -8,6 +8,7 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
                                                         const ControllerFlags& controller) {
   ControllerOptions options;
   options.model_dir = model.model;
+  options.quantize = QuantizationOf(model.quantize).value_or(Quantization::kNone);
   options.tensor_parallel = model.tp;
   options.pipeline_parallel = model.pp;
   options.max_num_seqs = model.max_num_seqs;

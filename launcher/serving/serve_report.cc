@@ -27,6 +27,7 @@ ServeReport::ServeReport(bool json, const ModelFlags& model, int num_replicas)
     : json_(json),
       tp_(model.tp),
       pp_(model.pp),
+      quantize_(model.quantize),
       num_replicas_(num_replicas),
       block_size_(model.block_size),
       is_terminal_(!json && ::isatty(STDOUT_FILENO) == 1),
@@ -53,10 +54,11 @@ void ServeReport::Model(const ModelSummary& summary) {
     PrintJson("model", {{"model", name_}, {"num_parameters", summary.num_parameters}});
     return;
   }
-  PrintLine(absl::StrFormat("Model    %s: %s parameters in %s, %d layers, vocabulary %s", name_,
+  PrintLine(absl::StrFormat("Model    %s: %s parameters in %s%s, %d layers, vocabulary %s", name_,
                             FormatCount(summary.num_parameters),
-                            std::string(DTypeName(config.dtype)), config.num_layers,
-                            FormatCount(config.vocab_size)));
+                            std::string(DTypeName(config.dtype)),
+                            quantize_ == "none" ? "" : absl::StrCat(" kept in ", quantize_),
+                            config.num_layers, FormatCount(config.vocab_size)));
 }
 
 void ServeReport::Plan(const Capacity& capacity, int threads_per_rank) {

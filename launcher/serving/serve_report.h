@@ -67,6 +67,7 @@ class ServeReport {
   const bool json_;
   const int tp_;
   const int pp_;
+  const std::string quantize_;
   const int num_replicas_;
   const int block_size_;
   const bool is_terminal_;

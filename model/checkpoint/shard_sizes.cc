@@ -23,7 +23,54 @@ int64_t EdgeElements(const ModelConfig& config, int64_t vocabulary, bool is_firs
   return num_tables * table + (is_last ? config.hidden_size : 0);
 }
 
+int64_t QuantizedLayerBytes(const ModelConfig& config, int tp, int tp_rank,
+                            Quantization quantization) {
+  const ShardedSizes sizes = config.sharded_sizes();
+  const int64_t hidden = config.hidden_size;
+  const int64_t q_width = QueryHeadsOf(sizes, tp, tp_rank).size() * config.head_dim;
+  const int64_t kv_width = KvHeadsOf(sizes, tp, tp_rank).size() * config.head_dim;
+  const int64_t inner = IntermediateOf(sizes, tp, tp_rank).size();
+  const auto bytes = [&](int64_t rows, int64_t columns, int64_t num_slices) {
+    return QuantizedBytes(quantization, rows, columns / num_slices, num_slices);
+  };
+  const int64_t attention_slices = NumKSlices(config.num_heads, tp) / tp;
+  const int64_t mlp_slices = NumKSlices(config.intermediate_size, tp) / tp;
+  const int64_t norms = 2 * hidden * static_cast<int64_t>(sizeof(float));
+  return bytes(q_width + 2 * kv_width, hidden, 1) + bytes(hidden, q_width, attention_slices) +
+         bytes(2 * inner, hidden, 1) + bytes(hidden, inner, mlp_slices) + norms;
+}
+
+// A tied table is held twice: rows to copy, and the head, always in 8 bits.
+int64_t QuantizedEdgeBytes(const ModelConfig& config, int64_t vocabulary, bool is_first,
+                           bool is_last, DType dtype) {
+  const int64_t hidden = config.hidden_size;
+  int64_t bytes = 0;
+  if (is_first) bytes += vocabulary * hidden * DTypeBytes(dtype);
+  if (is_last) {
+    bytes += QuantizedBytes(Quantization::kInt8, vocabulary, hidden, 1) +
+             hidden * static_cast<int64_t>(sizeof(float));
+  }
+  return bytes;
+}
+
 }  // namespace
+
+absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,
+                                                  const HeldWeights& held) {
+  ASSIGN_OR_RETURN(std::vector<RankShard> shards, ShardsOfLayout(config, tp, pp, held.dtype));
+  const ShardedSizes sizes = config.sharded_sizes();
+  for (RankShard& shard : shards) {
+    if (held.quantization == Quantization::kNone) {
+      shard.weight_bytes = shard.weight_bytes / DTypeBytes(config.dtype) * DTypeBytes(held.dtype);
+      continue;
+    }
+    shard.weight_bytes =
+        shard.layers.size() * QuantizedLayerBytes(config, tp, shard.tp_rank, held.quantization) +
+        QuantizedEdgeBytes(config, VocabOf(sizes, tp, shard.tp_rank).size(), shard.stage == 0,
+                           shard.stage == pp - 1, held.dtype);
+  }
+  return shards;
+}
 
 absl::StatusOr<std::vector<RankShard>> ShardsOfLayout(const ModelConfig& config, int tp, int pp,
                                                       DType kv_dtype) {

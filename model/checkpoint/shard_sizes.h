@@ -27,6 +27,14 @@ struct RankShard {
 absl::StatusOr<std::vector<RankShard>> ShardsOfLayout(const ModelConfig& config, int tp, int pp,
                                                       DType kv_dtype);
 
+// The same as ranks hold it: matrices quantized, or everything in dtype; keys and values in dtype.
+struct HeldWeights {
+  DType dtype = DType::kF32;
+  Quantization quantization = Quantization::kNone;
+};
+absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,
+                                                  const HeldWeights& held);
+
 // Of the whole model, each KV head once.
 int64_t KvBytesPerToken(const ModelConfig& config, DType kv_dtype);
 

@@ -154,6 +154,7 @@ absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& c
   const WeightSource source{.checkpoint = checkpoint,
                             .shape = shape,
                             .dtype = options.weights,
+                            .quantize = options.quantize,
                             .num_threads = std::max(1, options.num_load_threads),
                             .progress = progress};
   ASSIGN_OR_RETURN(stage->weights_,

@@ -32,6 +32,7 @@ namespace lockstep {
 struct StageOptions {
   using Weights = WeightDType;
   Weights weights = Weights::kAuto;
+  Quantization quantize = Quantization::kNone;  // matrices, while they are loaded
   int num_load_threads = 2;
   BatchLimits limits;
   // Called by Forward as each half of a layer begins, for those who watch long steps. May be null.

@@ -126,7 +126,8 @@ absl::Status StageLoader::AddVocabulary() {
   if (shape_.is_last) {
     ASSIGN_OR_RETURN(weights_.head,
                      VocabParallelHead::Create(backend_, shape_.vocab.size(), shape_.hidden,
-                                               KeptDType(source_.dtype, {head})));
+                                               KeptDType(source_.dtype, {head}),
+                                               HeadQuantization(source_.quantize)));
   }
   if (shape_.is_first && embedding == head) {
     parts_.push_back(
@@ -158,13 +159,15 @@ absl::Status StageLoader::AddAttention(int64_t layer, LayerWeights& weights) {
   ASSIGN_OR_RETURN(const auto* v, Find(LayerTensor(layer, "self_attn.v_proj"), {kv_rows, hidden}));
   ASSIGN_OR_RETURN(const auto* o, Find(LayerTensor(layer, "self_attn.o_proj"), {hidden, q_rows}));
   ASSIGN_OR_RETURN(weights.qkv, ColumnParallelLinear::Create(backend_, shape_.qkv_width(), hidden,
-                                                             KeptDType(source_.dtype, {q, k, v})));
+                                                             KeptDType(source_.dtype, {q, k, v}),
+                                                             source_.quantize));
   ASSIGN_OR_RETURN(weights.attention_output,
                    RowParallelLinear::Create(backend_, tp_group_,
                                              {.out_features = hidden,
                                               .in_features = shape_.q_width(),
                                               .dtype = KeptDType(source_.dtype, {o}),
-                                              .num_k_slices = shape_.attention_k_slices}));
+                                              .num_k_slices = shape_.attention_k_slices,
+                                              .quantization = source_.quantize}));
   const auto rows_of = [head_dim](Range heads) {
     return Range{heads.begin * head_dim, heads.end * head_dim};
   };
@@ -182,15 +185,16 @@ absl::Status StageLoader::AddMlp(int64_t layer, LayerWeights& weights) {
   ASSIGN_OR_RETURN(const auto* gate, Find(LayerTensor(layer, "mlp.gate_proj"), {whole, hidden}));
   ASSIGN_OR_RETURN(const auto* up, Find(LayerTensor(layer, "mlp.up_proj"), {whole, hidden}));
   ASSIGN_OR_RETURN(const auto* down, Find(LayerTensor(layer, "mlp.down_proj"), {hidden, whole}));
-  ASSIGN_OR_RETURN(weights.gate_up,
-                   ColumnParallelLinear::Create(backend_, 2 * mine, hidden,
-                                                KeptDType(source_.dtype, {gate, up})));
+  ASSIGN_OR_RETURN(weights.gate_up, ColumnParallelLinear::Create(
+                                        backend_, 2 * mine, hidden,
+                                        KeptDType(source_.dtype, {gate, up}), source_.quantize));
   ASSIGN_OR_RETURN(weights.down,
                    RowParallelLinear::Create(backend_, tp_group_,
                                              {.out_features = hidden,
                                               .in_features = mine,
                                               .dtype = KeptDType(source_.dtype, {down}),
-                                              .num_k_slices = shape_.mlp_k_slices}));
+                                              .num_k_slices = shape_.mlp_k_slices,
+                                              .quantization = source_.quantize}));
   AddRows(gate, shape_.intermediate, weights.gate_up, 0);
   AddRows(up, shape_.intermediate, weights.gate_up, mine);
   AddColumns(down, shape_.intermediate, weights.down);

@@ -22,6 +22,12 @@ namespace lockstep {
 // How matrices are kept: as the checkpoint has them (f16 is widened to f32), or all in one dtype.
 enum class WeightDType { kAuto, kF32, kBF16 };
 
+// How the LM head is kept when matrices are quantized: 8 bits also among 4-bit ones, since its
+// errors are the logits' own.
+constexpr Quantization HeadQuantization(Quantization quantize) {
+  return quantize == Quantization::kNone ? Quantization::kNone : Quantization::kInt8;
+}
+
 struct LoadStats {
   int64_t weight_bytes = 0;  // held in memory
   int64_t loaded_bytes = 0;  // read from the checkpoint
@@ -49,6 +55,7 @@ struct WeightSource {
   const Checkpoint& checkpoint;
   const StageShape& shape;
   WeightDType dtype = WeightDType::kAuto;
+  Quantization quantize = Quantization::kNone;  // matrices; the embedding table keeps its dtype
   int num_threads = 1;
   const LoadProgress& progress;  // may hold nothing
 };

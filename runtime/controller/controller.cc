@@ -75,7 +75,7 @@ CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& m
       .num_replicas = options.num_replicas,
       .grid = grid,
       .version = options.version,
-      .model_fingerprint = model.Fingerprint(),
+      .model_fingerprint = model.Fingerprint(options.quantize),
       .first_epoch = options.epoch,
       .adopt_epochs = options.adopt_epochs,
       .engine = {.block_size = options.block_size,
@@ -103,9 +103,11 @@ v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const Mod
   info.set_version(options.version);
   info.set_model_path(options.model_dir.string());
   info.set_model_name(ModelName(options));
-  info.set_model_fingerprint(model.Fingerprint());
+  info.set_model_fingerprint(model.Fingerprint(options.quantize));
   info.set_num_parameters(model.num_parameters());
-  info.set_weight_dtype(std::string(DTypeName(model.dtype)));
+  info.set_weight_dtype(std::string(options.quantize == Quantization::kNone
+                                        ? DTypeName(model.dtype)
+                                        : QuantizationName(options.quantize)));
   info.set_vocab_size(static_cast<int32_t>(model.vocab_size));
   info.set_tensor_parallel(options.tensor_parallel);
   info.set_pipeline_parallel(options.pipeline_parallel);
@@ -136,7 +138,7 @@ absl::StatusOr<std::shared_ptr<Journal>> OpenJournal(const ControllerOptions& op
   if (options.journal.empty()) return std::shared_ptr<Journal>();
   ASSIGN_OR_RETURN(std::shared_ptr<Journal> journal,
                    Journal::Open({.path = options.journal,
-                                  .model_fingerprint = model.Fingerprint(),
+                                  .model_fingerprint = model.Fingerprint(options.quantize),
                                   .reattach_window = options.reattach_window},
                                  absl::Now()));
   std::string found;

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/quantization.h"
 #include "runtime/controller/step_deadline.h"
 #include "runtime/security/api_tokens.h"
 #include "runtime/security/tls.h"
@@ -78,7 +79,8 @@ struct ControllerEvent {
 
 struct ControllerOptions {
   std::filesystem::path model_dir;
-  std::string model_name;  // empty = the directory's name
+  Quantization quantize = Quantization::kNone;  // how ranks must keep the model's matrices
+  std::string model_name;                       // empty = the directory's name
   int tensor_parallel = 1;
   int pipeline_parallel = 1;
   int max_num_seqs = 256;         // [1, 65536]

@@ -142,7 +142,7 @@ void RankLife::SendHello() {
   hello->set_host(options_.host);
   hello->set_pid(getpid());
   hello->set_version(options_.version);
-  hello->set_model_fingerprint(model_.config().Fingerprint());
+  hello->set_model_fingerprint(model_.config().Fingerprint(options_.stage.quantize));
   link_->Send(std::move(message));
 }
 
@@ -167,7 +167,7 @@ absl::Status RankLife::Preflight() {
   RankFacts facts{.host = options_.host,
                   .node = options_.node,
                   .version = options_.version,
-                  .model_fingerprint = model_.config().Fingerprint(),
+                  .model_fingerprint = model_.config().Fingerprint(options_.stage.quantize),
                   .available_bytes = AvailableMemoryBytes()};
   ASSIGN_OR_RETURN(facts.needed_bytes, model_.NeededBytes());
   ASSIGN_OR_RETURN(const std::vector<RankFacts> all, GatherFacts(options_.grid, groups_, facts));

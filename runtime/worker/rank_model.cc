@@ -52,13 +52,13 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
   const bool in_bf16 = options_.stage.weights == Weights::kBF16 ||
                        (options_.stage.weights == Weights::kAuto && config.dtype == DType::kBF16);
   const DType held = in_bf16 ? DType::kBF16 : DType::kF32;
-  ASSIGN_OR_RETURN(const std::vector<RankShard> shards,
-                   ShardsOfLayout(config, options_.grid.tp(), options_.grid.pp(), held));
+  ASSIGN_OR_RETURN(
+      const std::vector<RankShard> shards,
+      HeldShards(config, options_.grid.tp(), options_.grid.pp(), {held, options_.stage.quantize}));
   const RankShard& mine = shards[static_cast<size_t>(options_.rank)];
-  const int64_t weights = mine.weight_bytes / DTypeBytes(config.dtype) * DTypeBytes(held);
-  if (!options_.num_kv_blocks.has_value()) return weights + options_.kv_cache_bytes;
+  if (!options_.num_kv_blocks.has_value()) return mine.weight_bytes + options_.kv_cache_bytes;
   const int64_t block_bytes = mine.kv_bytes_per_token * options_.stage.limits.block_size;
-  return weights + *options_.num_kv_blocks * block_bytes;
+  return mine.weight_bytes + *options_.num_kv_blocks * block_bytes;
 }
 
 absl::Status RankModel::Load(const LoadProgress& progress) {

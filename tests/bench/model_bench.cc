@@ -36,6 +36,7 @@ struct BenchOptions {
   std::vector<int64_t> decode_seqs = {1, 16};
   int repeats = 5;
   std::string dtype = "auto";
+  std::string quantize = "none";
   bool json = false;
 };
 
@@ -97,6 +98,7 @@ class ModelBench {
     if (options.dtype == "f32") stage.weights = WeightDType::kF32;
     if (options.dtype == "bf16") stage.weights = WeightDType::kBF16;
     dtype_ = Value(KvCacheDType(*checkpoint, stage.weights));
+    stage.quantize = *QuantizationOf(options.quantize);
     stage.num_load_threads = options.threads;
     stage.limits.max_batched_tokens = std::max(most_tokens, most_seqs);
     stage.limits.max_num_seqs = most_seqs;
@@ -190,9 +192,14 @@ class ModelBench {
     const int64_t kv_bytes = 2 * config_.num_layers * config_.num_kv_heads * config_.head_dim *
                              element * options_.context * seqs;
     const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
-    const double read = (config_.num_parameters() - (config_.tie_word_embeddings ? 0 : head)) *
-                            static_cast<double>(element) +
-                        kv_bytes;
+    double read = (config_.num_parameters() - (config_.tie_word_embeddings ? 0 : head)) *
+                      static_cast<double>(element) +
+                  kv_bytes;
+    if (options_.quantize != "none") {
+      // All but the embedding table, of which a row per token is read.
+      read = static_cast<double>(options_.tp * stage_->load_stats().weight_bytes + kv_bytes) -
+             head * static_cast<double>(element);
+    }
     return {{"sequences", seqs},
             {"context", options_.context},
             {"seconds", seconds},
@@ -258,6 +265,8 @@ int Main(int argc, char** argv) {
   app.add_option("--repeats", options.repeats, "Median of so many")->check(CLI::Range(1, 1000));
   app.add_option("--dtype", options.dtype, "Weights: auto, f32 or bf16")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}));
+  app.add_option("--quantize", options.quantize, "Matrices: none, int8 or int4")
+      ->check(CLI::IsMember({"none", "int8", "int4"}));
   app.add_flag("--json", options.json, "One JSON object on stdout");
   CLI11_PARSE(app, argc, argv);
 

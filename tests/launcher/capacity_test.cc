@@ -67,6 +67,17 @@ TEST_F(CapacityTest, HalfTheBytesPerTokenInBf16) {
   EXPECT_EQ(Plan()->weight_bytes, f32_weights / 2);
 }
 
+TEST_F(CapacityTest, QuantizedMatricesAndTheirScalesAreCounted) {
+  model_.quantize = "int8";
+  // Per layer: q and output 16 x 16, k and v 8 x 16, gate, up and down 32 x 16, and two norms.
+  // The output product has 4 slices of 4, down 8 of 4; others one group per row.
+  const int64_t attention = 32 * (16 + 2) + 16 * 4 * (4 + 2);
+  const int64_t mlp = 64 * (16 + 2) + 16 * 8 * (4 + 2);
+  const int64_t edges = 64 * 16 * 4 + 64 * (16 + 2) + 16 * 4;
+  EXPECT_EQ(Plan()->weight_bytes, 2 * (attention + mlp + 2 * 16 * 4) + edges);
+  EXPECT_EQ(Plan()->kv_bytes_per_token, 128);
+}
+
 TEST_F(CapacityTest, RefusesMoreThanThereIsWithTheNumbers) {
   kv_cache_.num_blocks = 1 << 30;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("1,073,741,824 blocks of 512 B"));

@@ -17,6 +17,7 @@ using Weights = StageOptions::Weights;
 struct Model {
   const char* name;
   Weights weights;
+  Quantization quantize = Quantization::kNone;
 };
 
 std::vector<int32_t> RandomTokens(size_t count, uint32_t seed) {
@@ -45,6 +46,7 @@ class InvarianceTest : public ::testing::TestWithParam<Model> {
     checkpoint_ = *std::move(checkpoint);
     options_.make_backend = CpuBackends(1);
     options_.stage.weights = GetParam().weights;
+    options_.stage.quantize = GetParam().quantize;
     options_.stage.limits = {.max_batched_tokens = 256, .max_num_seqs = 8, .max_model_len = 200};
     expected_ = Drive({});
   }
@@ -122,23 +124,29 @@ TEST_P(InvarianceTest, ReferenceBackend) {
   EXPECT_TRUE(SameBits(Drive(reference, requests), Drive({}, requests)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, InvarianceTest,
-                         ::testing::Values(Model{"stories260K", Weights::kF32},
-                                           Model{"stories260K", Weights::kBF16},
-                                           Model{"tiny-llama31", Weights::kF32},
-                                           Model{"tiny-llama31", Weights::kBF16}),
-                         [](const auto& info) {
-                           std::string name = info.param.name;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name + (info.param.weights == Weights::kBF16 ? "_bf16" : "_f32");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, InvarianceTest,
+    ::testing::Values(Model{"stories260K", Weights::kF32}, Model{"stories260K", Weights::kBF16},
+                      Model{"tiny-llama31", Weights::kF32}, Model{"tiny-llama31", Weights::kBF16},
+                      Model{"stories260K", Weights::kF32, Quantization::kInt8},
+                      Model{"stories260K", Weights::kF32, Quantization::kInt4},
+                      Model{"tiny-llama31", Weights::kBF16, Quantization::kInt8},
+                      Model{"tiny-llama31", Weights::kBF16, Quantization::kInt4}),
+    [](const auto& info) {
+      std::string name = info.param.name;
+      std::replace(name.begin(), name.end(), '-', '_');
+      name += info.param.weights == Weights::kBF16 ? "_bf16" : "_f32";
+      if (info.param.quantize == Quantization::kNone) return name;
+      return name + "_" + std::string(QuantizationName(info.param.quantize));
+    });
 
 // More tensor parallel ranks than KV heads; a vocabulary that eight does not divide.
-class ReplicatedKvHeadsTest : public ::testing::TestWithParam<DType> {};
+class ReplicatedKvHeadsTest : public ::testing::TestWithParam<std::tuple<DType, Quantization>> {};
 
 TEST_P(ReplicatedKvHeadsTest, GiveTheBitsOfOneRank) {
-  const TemporaryModel model(SmallConfig(/*num_kv_heads=*/2), GetParam());
+  const TemporaryModel model(SmallConfig(/*num_kv_heads=*/2), std::get<0>(GetParam()));
   DriveOptions options;
+  options.stage.quantize = std::get<1>(GetParam());
   options.make_backend = CpuBackends(1);
   options.stage.limits = {.max_batched_tokens = 64, .max_num_seqs = 8, .max_model_len = 200};
   const std::vector<Request> requests = MixedRequests();
@@ -153,8 +161,11 @@ TEST_P(ReplicatedKvHeadsTest, GiveTheBitsOfOneRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, ReplicatedKvHeadsTest,
-                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16));
+INSTANTIATE_TEST_SUITE_P(
+    DTypes, ReplicatedKvHeadsTest,
+    ::testing::Combine(::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                       ::testing::Values(Quantization::kNone, Quantization::kInt8,
+                                         Quantization::kInt4)));
 
 }  // namespace
 }  // namespace lockstep::testing
