@@ -45,14 +45,20 @@ struct AttentionRunner::State {
 };
 
 struct AttentionRunner::ThreadScratch {
-  float* keys;          // [head_dim][panel_columns]
-  float* weights;       // [max_rows][128]
-  float* q;             // [max_rows][head_dim], packed
-  float* total;         // a state
-  float* next;          // a state
-  const void** k_rows;  // [128]
-  const void** v_rows;  // [128]
-  int32_t* row_lens;    // [max_rows]
+  float* keys;              // [head_dim][panel_columns]
+  float* weights;           // [max_rows][128]
+  float* q;                 // [max_rows][head_dim], packed
+  float* total;             // a state
+  float* next;              // a state
+  const void** rows[2][2];  // k and v of the split at hand and of the next: [128] each
+  int32_t* row_lens;        // [max_rows]
+};
+
+// Where the positions of a split lie in the cache.
+struct AttentionRunner::SplitRows {
+  const void** k = nullptr;
+  const void** v = nullptr;
+  int count = 0;
 };
 
 AttentionRunner::AttentionRunner(const VectorKernels& kernels, ThreadPool& pool)
@@ -137,7 +143,7 @@ AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, in
   const int64_t q = RoundUp(int64_t{shape.max_rows} * shape.head_dim, 16);
   const int64_t state = shape.StateFloats(shape.max_rows);
   const int64_t floats = keys + weights + q + 2 * state;
-  const int64_t pointers = 2 * kSplitTokens;
+  const int64_t pointers = 4 * kSplitTokens;
   const auto bytes =
       floats * sizeof(float) + pointers * sizeof(void*) + shape.max_rows * sizeof(int32_t);
   float* memory = static_cast<float*>(scratch_[thread].Reserve(static_cast<int64_t>(bytes)));
@@ -147,9 +153,9 @@ AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, in
   scratch.q = scratch.weights + weights;
   scratch.total = scratch.q + q;
   scratch.next = scratch.total + state;
-  scratch.k_rows = reinterpret_cast<const void**>(memory + floats);
-  scratch.v_rows = scratch.k_rows + kSplitTokens;
-  scratch.row_lens = reinterpret_cast<int32_t*>(scratch.k_rows + pointers);
+  const auto rows = reinterpret_cast<const void**>(memory + floats);
+  for (int i = 0; i < 4; ++i) scratch.rows[i / 2][i % 2] = rows + i * kSplitTokens;
+  scratch.row_lens = reinterpret_cast<int32_t*>(rows + pointers);
   return scratch;
 }
 
@@ -159,44 +165,62 @@ void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* p
   const int num_rows = item.num_tokens * shape.group;
   for (int first = 0; first < num_rows; first += kernels_.tile_rows) {
     const int rows = std::min(kernels_.tile_rows, num_rows - first);
+    const float* q[kMaxTileRows];
     for (int r = 0; r < rows; ++r) {
       const int64_t token = item.first_token + (first + r) / shape.group;
       const int64_t head = int64_t{item.kv_head} * shape.group + (first + r) % shape.group;
-      const float* q = shape.args.qkv + token * shape.qkv_width + head * shape.head_dim;
-      for (int d = 0; d < shape.head_dim; ++d) packed[d * rows + r] = q[d] * shape.args.scale;
+      q[r] = shape.args.qkv + token * shape.qkv_width + head * shape.head_dim;
     }
+    kernels_.pack_queries(q, rows, shape.head_dim, shape.args.scale, packed);
     packed += int64_t{kernels_.tile_rows} * shape.head_dim;
   }
 }
 
-void AttentionRunner::AttendOneSplit(const Shape& shape, const Item& item, int split,
-                                     const ThreadScratch& scratch, const State& state) const {
+AttentionRunner::SplitRows AttentionRunner::RowsOf(const Shape& shape, const Item& item, int split,
+                                                   const ThreadScratch& scratch) const {
   const KvCacheView& cache = shape.cache;
   const int64_t begin = int64_t{split} * kSplitTokens;
-  int num_positions = 0;
-  for (int t = 0; t < item.num_tokens; ++t) {
-    const int64_t context = shape.batch.positions[item.first_token + t] + int64_t{1};
-    const auto seen = static_cast<int32_t>(std::clamp<int64_t>(context - begin, 0, kSplitTokens));
-    std::fill_n(scratch.row_lens + t * shape.group, shape.group, seen);
-    num_positions = std::max(num_positions, seen);
-  }
+  const int64_t last = shape.batch.positions[item.first_token + item.num_tokens - 1];
+  const SplitRows rows = {scratch.rows[split % 2][0], scratch.rows[split % 2][1],
+                          static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens))};
   const int32_t* blocks = shape.batch.block_tables + item.seq * shape.batch.max_blocks_per_seq;
   const int64_t row_bytes = cache.head_dim * DTypeBytes(cache.dtype);
   int64_t block_index = begin / cache.block_size;
   int64_t offset = begin % cache.block_size;
-  for (int j = 0; j < num_positions; ++j) {
+  for (int j = 0; j < rows.count; ++j) {
     const int64_t head = int64_t{blocks[block_index]} * cache.num_kv_heads + item.kv_head;
     const int64_t at = (head * cache.block_size + offset) * row_bytes;
-    scratch.k_rows[j] = static_cast<const char*>(cache.k) + at;
-    scratch.v_rows[j] = static_cast<const char*>(cache.v) + at;
+    rows.k[j] = static_cast<const char*>(cache.k) + at;
+    rows.v[j] = static_cast<const char*>(cache.v) + at;
     if (++offset == cache.block_size) {
       offset = 0;
       ++block_index;
     }
   }
-  kernels_.attend_split({scratch.q, item.num_tokens * shape.group, scratch.row_lens, scratch.k_rows,
-                         scratch.v_rows, num_positions, shape.head_dim, cache.dtype == DType::kBF16,
-                         scratch.keys, scratch.weights, state.max, state.sum, state.values});
+  return rows;
+}
+
+void AttentionRunner::AttendSplits(const Shape& shape, const Item& item, const Task& task,
+                                   const ThreadScratch& scratch, const auto& state_of,
+                                   const auto& done) const {
+  const int end = task.first_split + task.num_splits;
+  SplitRows rows = RowsOf(shape, item, task.first_split, scratch);
+  for (int split = task.first_split; split < end; ++split) {
+    const SplitRows next = split + 1 < end ? RowsOf(shape, item, split + 1, scratch) : SplitRows{};
+    for (int t = 0; t < item.num_tokens; ++t) {
+      const int64_t seen =
+          shape.batch.positions[item.first_token + t] + int64_t{1} - int64_t{split} * kSplitTokens;
+      std::fill_n(scratch.row_lens + t * shape.group, shape.group,
+                  static_cast<int32_t>(std::clamp<int64_t>(seen, 0, kSplitTokens)));
+    }
+    const State state = state_of(split);
+    kernels_.attend_split({scratch.q, item.num_tokens * shape.group, scratch.row_lens, rows.k,
+                           rows.v, rows.count, next.k, next.count, shape.head_dim,
+                           shape.cache.dtype == DType::kBF16, scratch.keys, scratch.weights,
+                           state.max, state.sum, state.values});
+    done(split);
+    rows = next;
+  }
 }
 
 // total = merge(total, next) for the rows that see any of the split; the first split is the total.
@@ -217,10 +241,12 @@ void AttentionRunner::RunWhole(const Shape& shape, const Item& item, int thread)
   const State total = State::At(scratch.total, num_rows);
   const State next = State::At(scratch.next, num_rows);
   PackQueries(shape, item, scratch.q);
-  for (int split = 0; split < item.num_splits; ++split) {
-    AttendOneSplit(shape, item, split, scratch, split == 0 ? total : next);
-    if (split > 0) MergeSplit(shape, item, split, total, next);
-  }
+  AttendSplits(
+      shape, item, {0, 0, item.num_splits}, scratch,
+      [&](int split) { return split == 0 ? total : next; },
+      [&](int split) {
+        if (split > 0) MergeSplit(shape, item, split, total, next);
+      });
   WriteOut(shape, item, total);
 }
 
@@ -229,10 +255,10 @@ void AttentionRunner::RunPart(const Shape& shape, const Item& item, const Task& 
   const int num_rows = item.num_tokens * shape.group;
   float* states = static_cast<float*>(states_.Reserve(0)) + item.state_offset;
   PackQueries(shape, item, scratch.q);
-  for (int split = task.first_split; split < task.first_split + task.num_splits; ++split) {
-    const State state = State::At(states + split * shape.StateFloats(num_rows), num_rows);
-    AttendOneSplit(shape, item, split, scratch, state);
-  }
+  AttendSplits(
+      shape, item, task, scratch,
+      [&](int split) { return State::At(states + split * shape.StateFloats(num_rows), num_rows); },
+      [](int) {});
 }
 
 void AttentionRunner::MergeParts(const Shape& shape, const Item& item, int) {

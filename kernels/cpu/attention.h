@@ -39,15 +39,20 @@ class AttentionRunner {
   };
   struct Shape;          // sizes common to the whole call
   struct ThreadScratch;  // pointers into one thread's scratch
-  struct State;          // pointers to (max, sum, values) of an item's rows
+  struct SplitRows;
+  struct State;  // pointers to (max, sum, values) of an item's rows
 
   void PlanItems(const Shape& shape);
   void PlanTasks(const Shape& shape);
   void ReserveScratch(const Shape& shape);
   ThreadScratch ScratchOf(const Shape& shape, int thread);
   void PackQueries(const Shape& shape, const Item& item, float* packed) const;
-  void AttendOneSplit(const Shape& shape, const Item& item, int split, const ThreadScratch& scratch,
-                      const State& state) const;
+  SplitRows RowsOf(const Shape& shape, const Item& item, int split,
+                   const ThreadScratch& scratch) const;
+  // state_of(split): where its result goes; done(split): it is there. Rows of the next split are
+  // found, and their memory fetched, before a split is at work.
+  void AttendSplits(const Shape& shape, const Item& item, const Task& task,
+                    const ThreadScratch& scratch, const auto& state_of, const auto& done) const;
   void RunWhole(const Shape& shape, const Item& item, int thread);
   void RunPart(const Shape& shape, const Item& item, const Task& task, int thread);
   void MergeParts(const Shape& shape, const Item& item, int thread);

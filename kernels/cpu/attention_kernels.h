@@ -27,13 +27,37 @@ typename V::F LoadCached(const void* row, int64_t d, int n) {
   }
 }
 
+// Elements [0, returned) of kWidth rows of bf16, transposed two at a time: half the shuffles.
+template <class V>
+int TransposePairs(const void* const (&row)[V::kWidth], int head_dim, float* keys, int64_t ldk) {
+  if (head_dim % 2 != 0) return 0;  // rows would not be aligned to pairs
+  int d = 0;
+  for (; d + 2 * V::kWidth <= head_dim; d += 2 * V::kWidth) {
+    typename V::F square[V::kWidth];
+#pragma GCC unroll 16
+    for (int i = 0; i < V::kWidth; ++i) {
+      square[i] = V::Lanes(V::LoadPairs(static_cast<const uint32_t*>(row[i]) + d / 2));
+    }
+    V::Transpose(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < V::kWidth; ++i) {
+      float* key = keys + (d + 2 * i) * ldk;
+      V::Store(key, V::EvenOf(V::AsPairs(square[i])));
+      V::Store(key + ldk, V::OddOf(V::AsPairs(square[i])));
+    }
+  }
+  return d;
+}
+
 // keys[d][0, kWidth) = the elements d of kWidth rows; rows past the last repeat it, to be masked
 // later.
 template <class V, bool kBf16>
 void TransposeKeys(const void* const* rows, int num_rows, int head_dim, float* keys, int64_t ldk) {
   const void* row[V::kWidth];
   for (int i = 0; i < V::kWidth; ++i) row[i] = rows[i < num_rows ? i : num_rows - 1];
-  for (int d = 0; d < head_dim; d += V::kWidth) {
+  int first = 0;
+  if constexpr (kBf16) first = TransposePairs<V>(row, head_dim, keys, ldk);
+  for (int d = first; d < head_dim; d += V::kWidth) {
     const int n = head_dim - d < V::kWidth ? head_dim - d : V::kWidth;
     typename V::F square[V::kWidth];
 #pragma GCC unroll 16
@@ -140,7 +164,7 @@ void ValueTile(const float* weights, const void* const* v_rows, int begin, int e
   typename V::F sum[kRows][kVecs];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
       float* p = values + r * ldv + d + v * V::kWidth;
       sum[r][v] = fresh ? V::Zero() : LoadUpTo<V>(p, n);
@@ -148,29 +172,95 @@ void ValueTile(const float* weights, const void* const* v_rows, int begin, int e
   }
   for (int j = begin; j < end; ++j) {
     typename V::F columns[kVecs];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v)
       columns[v] = LoadCached<V, kBf16>(v_rows[j], d + v * V::kWidth, n);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const typename V::F weight = V::Set(weights[r * kSplitTokens + j]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) V::FmaInto(sum[r][v], weight, columns[v]);
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v)
       StoreUpTo<V>(values + r * ldv + d + v * V::kWidth, sum[r][v], n);
   }
+}
+
+// The same from zero for 2 * kPairs vectors of columns of bf16, which are read as pairs: a load and
+// two shifts for what takes two widening loads.
+template <class V, int kRows, int kPairs>
+void ValuePairsTile(const float* weights, const void* const* v_rows, int end, int d, float* values,
+                    int64_t ldv) {
+  using F = typename V::F;
+  F sum[kRows][2 * kPairs];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < 2 * kPairs; ++v) sum[r][v] = V::Zero();
+  }
+  for (int j = 0; j < end; ++j) {
+    const uint32_t* row = static_cast<const uint32_t*>(v_rows[j]) + d / 2;
+    F columns[2 * kPairs];
+#pragma GCC unroll 2
+    for (int p = 0; p < kPairs; ++p) {
+      const typename V::Pairs pairs = V::LoadPairs(row + p * V::kWidth);
+      columns[2 * p] = V::EvenOf(pairs);
+      columns[2 * p + 1] = V::OddOf(pairs);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const F weight = V::Set(weights[r * kSplitTokens + j]);
+#pragma GCC unroll 4
+      for (int v = 0; v < 2 * kPairs; ++v) V::FmaInto(sum[r][v], weight, columns[v]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPairs; ++p) {
+      V::Interleave(sum[r][2 * p], sum[r][2 * p + 1]);
+      float* out = values + r * ldv + d + 2 * p * V::kWidth;
+      V::Store(out, sum[r][2 * p]);
+      V::Store(out + V::kWidth, sum[r][2 * p + 1]);
+    }
+  }
+}
+
+// With so few rows the registers hold four vectors of sums of each, beside the columns.
+template <class V>
+constexpr int kFourVectorRows = (2 * V::kTileRows + 1) / 5;
+
+// Columns [d, returned) of the values, from zero.
+template <class V, bool kBf16, int kRows>
+int ValueWideTiles(const SplitAttention& args, const float* weights, int end, float* values) {
+  constexpr bool kFew = kRows <= kFourVectorRows<V>;
+  int d = 0;
+  if constexpr (kBf16) {
+    if (args.head_dim % 2 != 0) return 0;
+    for (; kFew && d + 4 * V::kWidth <= args.head_dim; d += 4 * V::kWidth) {
+      ValuePairsTile<V, kRows, kFew ? 2 : 1>(weights, args.v_rows, end, d, values, args.head_dim);
+    }
+    for (; d + 2 * V::kWidth <= args.head_dim; d += 2 * V::kWidth) {
+      ValuePairsTile<V, kRows, 1>(weights, args.v_rows, end, d, values, args.head_dim);
+    }
+  } else {
+    for (; kFew && d + 4 * V::kWidth <= args.head_dim; d += 4 * V::kWidth) {
+      ValueTile<V, kBf16, kRows, kFew ? 4 : 1>(weights, args.v_rows, 0, end, d, V::kWidth, values,
+                                               args.head_dim, true);
+    }
+  }
+  return d;
 }
 
 template <class V, bool kBf16, int kRows>
 void ValueRows(const SplitAttention& args, int row, int begin, int end, bool fresh) {
   const float* weights = args.weights + int64_t{row} * kSplitTokens;
   float* values = args.values + int64_t{row} * args.head_dim;
-  int d = 0;
+  int d = fresh ? ValueWideTiles<V, kBf16, kRows>(args, weights, end, values) : 0;
   for (; d + 2 * V::kWidth <= args.head_dim; d += 2 * V::kWidth) {
     ValueTile<V, kBf16, kRows, 2>(weights, args.v_rows, begin, end, d, V::kWidth, values,
                                   args.head_dim, fresh);
@@ -216,12 +306,36 @@ void AttendSplitOf(const SplitAttention& args) {
     SoftmaxRow<V>(args.weights + int64_t{row} * kSplitTokens, args.row_lens[row], args.max + row,
                   args.sum + row);
   }
+  FetchRows<V, kBf16>(args.next_k_rows,
+                      args.num_next < kPanelColumns<V> ? args.num_next : kPanelColumns<V>,
+                      args.head_dim, true);
   Values<V, kBf16>(args);
 }
 
 template <class V>
 void AttendSplit(const SplitAttention& args) {
   args.bf16 ? AttendSplitOf<V, true>(args) : AttendSplitOf<V, false>(args);
+}
+
+// out[d][row] = rows[row][d] * scale, for d in [0, head_dim).
+template <class V>
+void PackQueries(const float* const* rows, int num_rows, int head_dim, float scale, float* out) {
+  static_assert(V::kTileRows <= V::kWidth || V::kWidth < 8);
+  if constexpr (V::kTileRows > V::kWidth) {
+    for (int r = 0; r < num_rows; ++r) {
+      for (int d = 0; d < head_dim; ++d) out[d * num_rows + r] = rows[r][d] * scale;
+    }
+  } else {
+    for (int d = 0; d < head_dim; d += V::kWidth) {
+      const int n = head_dim - d < V::kWidth ? head_dim - d : V::kWidth;
+      typename V::F square[V::kWidth];
+      for (int r = 0; r < V::kWidth; ++r) {
+        square[r] = r < num_rows ? V::Mul(LoadUpTo<V>(rows[r] + d, n), V::Set(scale)) : V::Zero();
+      }
+      V::Transpose(square);
+      for (int i = 0; i < n; ++i) StoreUpTo<V>(out + (d + i) * num_rows, square[i], num_rows);
+    }
+  }
 }
 
 template <class V>

@@ -71,6 +71,25 @@ struct Avx512Vector {
   }
   static F EvenOf(Pairs v) { return FromBits(_mm512_slli_epi32(v, 16)); }
 
+  static F Lanes(Pairs v) { return FromBits(v); }
+  static Pairs AsPairs(F v) { return Bits(v); }
+  // even, odd elements -> the elements in order
+  static void Interleave(F& even, F& odd) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const F first = _mm512_permutex2var_ps(even, low, odd);
+    odd = _mm512_permutex2var_ps(even, high, odd);
+    even = first;
+  }
+  // ((l0 + l1) + (l2 + l3)) + ...
+  static float TreeSum(F v) {
+    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0xb1));
+    v = _mm512_add_ps(v, _mm512_permute_ps(v, 0x4e));
+    v = _mm512_add_ps(v, _mm512_shuffle_f32x4(v, v, 0xb1));
+    v = _mm512_add_ps(v, _mm512_shuffle_f32x4(v, v, 0x4e));
+    return _mm512_cvtss_f32(v);
+  }
+
   static void Transpose(F (&r)[16]) {
     F pair[16];
 #pragma GCC unroll 8

@@ -38,9 +38,9 @@ float FirstLane(typename V::F v) {
 // ((l0 + l1) + (l2 + l3)) + ... of 16 lanes held in 16 / kWidth vectors.
 template <class V>
 float SumOfLanes(const typename V::F (&lanes)[16 / V::kWidth]) {
-  alignas(64) float sums[16];
-  for (int v = 0; v < 16 / V::kWidth; ++v) V::Store(sums + v * V::kWidth, lanes[v]);
-  for (int count = 8; count > 0; count /= 2) {
+  float sums[16 / V::kWidth];
+  for (int v = 0; v < 16 / V::kWidth; ++v) sums[v] = V::TreeSum(lanes[v]);
+  for (int count = 8 / V::kWidth; count > 0; count /= 2) {
     for (int i = 0; i < count; ++i) sums[i] = sums[2 * i] + sums[2 * i + 1];
   }
   return sums[0];

@@ -75,6 +75,21 @@ struct Avx2Vector {
   }
   static F EvenOf(Pairs v) { return FromBits(_mm256_slli_epi32(v, 16)); }
 
+  static F Lanes(Pairs v) { return FromBits(v); }
+  static Pairs AsPairs(F v) { return Bits(v); }
+  static void Interleave(F& even, F& odd) {
+    const F low = _mm256_unpacklo_ps(even, odd);
+    const F high = _mm256_unpackhi_ps(even, odd);
+    even = _mm256_permute2f128_ps(low, high, 0x20);
+    odd = _mm256_permute2f128_ps(low, high, 0x31);
+  }
+  static float TreeSum(F v) {
+    v = _mm256_add_ps(v, _mm256_permute_ps(v, 0xb1));
+    v = _mm256_add_ps(v, _mm256_permute_ps(v, 0x4e));
+    v = _mm256_add_ps(v, _mm256_permute2f128_ps(v, v, 0x01));
+    return _mm256_cvtss_f32(v);
+  }
+
   static void Transpose(F (&r)[8]) {
     F pair[8];
 #pragma GCC unroll 4

@@ -123,6 +123,24 @@ struct PortableVector {
     return Fma(EvenOf(a), EvenOf(b), Fma(OddOf(a), OddOf(b), sum));
   }
 
+  static F Lanes(Pairs v) { return v; }
+  static Pairs AsPairs(F v) { return v; }
+  // even, odd elements -> the elements in order
+  static void Interleave(F& even, F& odd) {
+    const auto element = [a = even, b = odd](int i) {
+      return i % 2 == 0 ? a.lane[i / 2] : b.lane[i / 2];
+    };
+    even = Make(element);
+    odd = Make([&](int i) { return element(i + kLanes); });
+  }
+  // ((l0 + l1) + (l2 + l3)) + ...
+  static float TreeSum(F v) {
+    for (int count = kLanes / 2; count > 0; count /= 2) {
+      for (int i = 0; i < count; ++i) v.lane[i] = v.lane[2 * i] + v.lane[2 * i + 1];
+    }
+    return v.lane[0];
+  }
+
   static void Transpose(F (&rows)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) {
       for (int j = 0; j < i; ++j) {

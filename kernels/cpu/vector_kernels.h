@@ -49,7 +49,9 @@ struct SplitAttention {
   const int32_t* row_lens;    // [num_rows] how many of the split's positions each row sees, 0..128
   const void* const* k_rows;  // [num_positions] head_dim elements each
   const void* const* v_rows;
-  int num_positions;  // 1..128, = max of row_lens
+  int num_positions;               // 1..128, = max of row_lens
+  const void* const* next_k_rows;  // of the split that follows, to be fetched meanwhile
+  int num_next;                    // 0 when none does
   int head_dim;
   bool bf16;       // the cache's dtype; else f32
   float* keys;     // scratch [head_dim][panel_columns], 64-byte aligned
@@ -75,6 +77,9 @@ struct VectorKernels {
   void (*gemm_f32)(const GemmBlock& block);
   void (*gemm_bf16)(const GemmBlock& block);
 
+  // out[d][row] = rows[row][d] * scale; num_rows <= tile_rows.
+  void (*pack_queries)(const float* const* rows, int num_rows, int head_dim, float scale,
+                       float* out);
   void (*attend_split)(const SplitAttention& args);
   // (max, sum, values) = merge of itself and the next split's.
   void (*merge_softmax)(float* max, float* sum, float* values, float next_max, float next_sum,
