@@ -24,10 +24,9 @@ constexpr int kPanelColumns = 2 * V::kWidth;
 template <class V>
 constexpr int64_t kPanelRowBytes = kPanelColumns<V> * 4;
 
-constexpr int64_t kStreamAheadBytes = 1024;
+constexpr int64_t kStreamAheadBytes = 4096;
 
-// With so many rows or fewer, the registers hold the sums of two panels: twice the independent
-// chains, and the few rows of a decode step leave room.
+// See VectorKernels.
 template <class V>
 constexpr int kTwoPanelRows = V::kTileRows / 2;
 
@@ -120,20 +119,26 @@ struct Accumulators {
   }
 };
 
-// Fetches panel rows that will be needed later, one per step while a tile is computed.
+// Fetches panel rows that will be needed later, one per step while a tile is computed: num_rows
+// from `row` on, then as many as there are steps from `next` on (unless null).
 struct Fetch {
   const char* row = nullptr;
   int64_t num_rows = 0;
+  const char* next = nullptr;
   int64_t panel_stride_bytes = 0;
   bool near = false;  // into the first-level cache; else the second, which has room beside the
                       // block at work
 
   template <class V, int kPanels>
   [[gnu::always_inline]] void Step(int64_t step) const {
-    if (step >= num_rows) return;
+    const char* from = row + step * kPanelRowBytes<V>;
+    if (step >= num_rows) {
+      if (next == nullptr) return;
+      from = next + (step - num_rows) * kPanelRowBytes<V>;
+    }
 #pragma GCC unroll 2
     for (int panel = 0; panel < kPanels; ++panel) {
-      const char* line = row + panel * panel_stride_bytes + step * kPanelRowBytes<V>;
+      const char* line = from + panel * panel_stride_bytes;
       near ? V::PrefetchNear(line) : V::PrefetchFar(line);
       if constexpr (kPanelRowBytes < V >> 64)
         near ? V::PrefetchNear(line + 64) : V::PrefetchFar(line + 64);
@@ -215,7 +220,7 @@ void TileOf(int num_rows, const void* x, const void* w, const GemmBlock& block, 
 
 // All row tiles over kPanels panels. While their block serves the tiles from the first-level cache,
 // each tile fetches its share of the next, so that memory is busy throughout; a single tile fetches
-// a little ahead of itself.
+// a little ahead of itself, at its end into the next block.
 template <class V, bool kBf16, int kPanels>
 void GemmPanels(const GemmBlock& block, const char* panel, Sums sums, const char* next) {
   constexpr int kMaxRows = kPanels == 2 ? kTwoPanelRows<V> : V::kTileRows;
@@ -227,11 +232,14 @@ void GemmPanels(const GemmBlock& block, const char* panel, Sums sums, const char
     const int rows = rows_left < block.tile_rows ? rows_left : block.tile_rows;
     Fetch fetch;
     if (num_tiles == 1) {
-      fetch = {panel + kStreamAheadBytes, panel_rows, block.panel_stride_bytes, true};
+      const int64_t ahead = kStreamAheadBytes / kPanelRowBytes<V>;
+      const int64_t own = panel_rows > ahead ? panel_rows - ahead : 0;
+      fetch = {panel + kStreamAheadBytes, own, next, block.panel_stride_bytes, true};
     } else if (next != nullptr) {
       const int64_t begin = panel_rows * t / num_tiles;
       const int64_t end = panel_rows * (t + 1) / num_tiles;
-      fetch = {next + begin * kPanelRowBytes<V>, end - begin, block.panel_stride_bytes, false};
+      fetch = {next + begin * kPanelRowBytes<V>, end - begin, nullptr, block.panel_stride_bytes,
+               false};
     }
     TileOf<V, kBf16, kPanels, kMaxRows>(rows, tile, panel, block, sums, fetch);
     tile += block.tile_stride_bytes;

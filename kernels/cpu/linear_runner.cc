@@ -41,10 +41,17 @@ struct LinearRunner::Product {
   int64_t block_k;
   int64_t block_tiles;
   int64_t block_panels;
+  int64_t group_panels;  // of a block, that go through the slices together
   int64_t num_row_blocks;
   int64_t num_panel_blocks;
 
   int64_t RowsOf(int64_t tile) const { return std::min(tile_rows, num_rows - tile * tile_rows); }
+  // What is read when the part's panels have been read up to padded k.
+  const char* NextPanel(const Part& part, int64_t k) const {
+    if (k < weight.padded_k()) return weight.PanelAt(part.first_panel, k);
+    const int64_t panel = part.first_panel + part.num_panels;
+    return panel + part.num_panels <= weight.num_panels() ? weight.PanelAt(panel, 0) : nullptr;
+  }
   // Of the run that begins at padded k and has num_k elements.
   char* PackedTile(int64_t tile, int64_t k, int64_t num_k) const {
     return packed + (k * num_rows + tile * tile_rows * num_k) * bytes_per_element;
@@ -79,7 +86,7 @@ void LinearRunner::RunBatch(const PackedWeight& weight, const float* x, int64_t 
 
 LinearRunner::Product LinearRunner::Plan(const PackedWeight& weight, const float* x,
                                          int64_t num_rows, float* y) const {
-  Product product = {weight, x, num_rows, y, nullptr, 4, 0, 0, 0, 0, 0, 0, 0};
+  Product product = {weight, x, num_rows, y, nullptr, 4, 0, 0, 0, 0, 0, 0, 0, 0};
   if (weight.bf16() && kernels_.pairs_as_bf16) product.bytes_per_element = 2;
   product.num_tiles = CeilDiv(num_rows, kernels_.tile_rows);
   product.tile_rows = CeilDiv(num_rows, product.num_tiles);  // 4 + 3 rather than 6 + 1
@@ -90,12 +97,19 @@ LinearRunner::Product LinearRunner::Plan(const PackedWeight& weight, const float
   product.num_row_blocks = CeilDiv(product.num_tiles, block_rows / product.tile_rows);
   product.block_tiles = CeilDiv(product.num_tiles, product.num_row_blocks);
   product.num_row_blocks = CeilDiv(product.num_tiles, product.block_tiles);
-  // Panels of a block share a visit to its rows, and two at a time the registers; but every thread
-  // wants several blocks.
+  // Every thread wants several blocks.
   const int64_t share =
       weight.num_panels() * product.num_row_blocks / (kBlocksPerThread * pool_.num_threads());
-  product.block_panels =
-      std::clamp<int64_t>(share / 2 * 2, 2, kMaxBlockColumns / weight.panel_columns());
+  product.block_panels = std::max<int64_t>(share / 2 * 2, 2);
+  if (product.num_tiles == 1) {
+    // Each panel is a stream of its own, read once from end to end.
+    product.group_panels = num_rows <= kernels_.two_panel_rows ? 2 : 1;
+  } else {
+    // Panels of a block share a visit to its rows.
+    product.block_panels =
+        std::min<int64_t>(product.block_panels, kMaxBlockColumns / weight.panel_columns());
+    product.group_panels = product.block_panels;
+  }
   product.num_panel_blocks = CeilDiv(weight.num_panels(), product.block_panels);
   return product;
 }
@@ -126,49 +140,57 @@ void LinearRunner::PackTile(const Product& product, int64_t tile) const {
 }
 
 void LinearRunner::ComputeBlock(const Product& product, int64_t index, int thread) {
-  const PackedWeight& weight = product.weight;
-  const int64_t first_panel = index / product.num_row_blocks * product.block_panels;
   const int64_t first_tile = index % product.num_row_blocks * product.block_tiles;
-  const int64_t first_row = first_tile * product.tile_rows;
-  const int64_t first_column = first_panel * weight.panel_columns();
+  const int64_t begin = index / product.num_row_blocks * product.block_panels;
+  const int64_t end = std::min(begin + product.block_panels, product.weight.num_panels());
+  for (int64_t panel = begin; panel < end; panel += product.group_panels) {
+    const int64_t num_panels = std::min(product.group_panels, end - panel);
+    ComputePanels(product, {first_tile, panel, num_panels},
+                  partial_[static_cast<size_t>(thread)].as<float>());
+  }
+}
+
+void LinearRunner::ComputePanels(const Product& product, const Part& part, float* partial) const {
+  const PackedWeight& weight = product.weight;
+  const int64_t first_row = part.first_tile * product.tile_rows;
+  const int64_t first_column = part.first_panel * weight.panel_columns();
   const int64_t out_features = weight.shape().out_features;
   GemmBlock block = {};
   block.tile_rows = static_cast<int>(product.tile_rows);
   block.num_rows = static_cast<int>(
       std::min(product.block_tiles * product.tile_rows, product.num_rows - first_row));
   block.panel_stride_bytes = weight.panel_bytes();
-  block.num_panels =
-      static_cast<int>(std::min(product.block_panels, weight.num_panels() - first_panel));
-  block.c = partial_[static_cast<size_t>(thread)].as<float>();
+  block.num_panels = static_cast<int>(part.num_panels);
+  block.c = partial;
   block.c_panel_stride = kMaxBlockRows * weight.panel_columns();
   block.merge_stride = kLevelFloats;
   block.out = product.y + first_row * out_features + first_column;
   block.out_stride = out_features;
   block.out_columns = out_features - first_column;
   for (int slice = 0; slice < weight.shape().num_k_slices; ++slice) {
-    AccumulateSlice(product, block, {first_panel, first_tile, slice});
+    AccumulateSlice(product, part, slice, block);
   }
 }
 
 // Partial sums are a stack, one level per complete subtree: a slice becomes the top, and after
 // slice s as many subtrees end as s + 1 has trailing zero bits; the last slice ends all.
-void LinearRunner::AccumulateSlice(const Product& product, GemmBlock block,
-                                   const Place& place) const {
+void LinearRunner::AccumulateSlice(const Product& product, const Part& part, int slice,
+                                   GemmBlock block) const {
   const PackedWeight& weight = product.weight;
-  const int64_t begin = place.slice * weight.padded_slice_k();
+  const int64_t begin = slice * weight.padded_slice_k();
   const int64_t end = begin + weight.padded_slice_k();
-  const bool last_slice = place.slice == weight.shape().num_k_slices - 1;
-  const int depth = std::popcount(static_cast<unsigned>(place.slice));
-  const int merges = last_slice ? depth : std::countr_one(static_cast<unsigned>(place.slice));
+  const bool last_slice = slice == weight.shape().num_k_slices - 1;
+  const int depth = std::popcount(static_cast<unsigned>(slice));
+  const int merges = last_slice ? depth : std::countr_one(static_cast<unsigned>(slice));
   float* const out = last_slice ? block.out : nullptr;
   block.c += depth * kLevelFloats;
   for (int64_t k = begin, next = 0; k < end; k = next) {
     next = std::min(k + product.block_k, end);
     block.num_k = next - k;
-    block.rows = product.PackedTile(place.first_tile, k, block.num_k);
+    block.rows = product.PackedTile(part.first_tile, k, block.num_k);
     block.tile_stride_bytes = product.tile_rows * block.num_k * product.bytes_per_element;
-    block.panels = weight.PanelAt(place.first_panel, k);
-    block.next_panel = next < weight.padded_k() ? weight.PanelAt(place.first_panel, next) : nullptr;
+    block.panels = weight.PanelAt(part.first_panel, k);
+    block.next_panel = product.NextPanel(part, next);
     block.fresh = k == begin;
     block.num_merges = next == end ? merges : 0;
     block.out = next == end ? out : nullptr;

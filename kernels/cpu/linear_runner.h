@@ -28,17 +28,18 @@ class LinearRunner {
 
  private:
   struct Product;
-  struct Place {
-    int64_t first_panel;
+  struct Part {  // of a block
     int64_t first_tile;
-    int slice;
+    int64_t first_panel;
+    int64_t num_panels;
   };
   Product Plan(const PackedWeight& weight, const float* x, int64_t num_rows, float* y) const;
   void RunBatch(const PackedWeight& weight, const float* x, int64_t num_rows, float* y);
   void PackRows(Product& product);
   void PackTile(const Product& product, int64_t tile) const;
   void ComputeBlock(const Product& product, int64_t index, int thread);
-  void AccumulateSlice(const Product& product, GemmBlock block, const Place& place) const;
+  void ComputePanels(const Product& product, const Part& part, float* partial) const;
+  void AccumulateSlice(const Product& product, const Part& part, int slice, GemmBlock block) const;
 
   const VectorKernels& kernels_;
   ThreadPool& pool_;

@@ -16,6 +16,7 @@ constexpr VectorKernels MakeKernels(const char* name, const QuantizedKernels& qu
   VectorKernels kernels = {};
   kernels.name = name;
   kernels.tile_rows = V::kTileRows;
+  kernels.two_panel_rows = kTwoPanelRows<V>;
   kernels.panel_columns = kPanelColumns<V>;
   kernels.pairs_as_bf16 = V::kNativePairs;
   kernels.pack_f32 = PackF32<V>;

@@ -31,7 +31,7 @@ struct GemmBlock {
   float* c;  // [num_panels][c_panel_stride], each [num_rows][panel_columns]
   int64_t c_panel_stride;
   bool fresh;              // sums start from zero, else from c
-  const void* next_panel;  // what will be read after this block, as large as a panel's run, or null
+  const void* next_panel;  // the panels read after this block, panel_stride_bytes apart, or null
   // After the last run of a slice: for m = 1 .. num_merges the sums become (c - m * merge_stride) +
   // sums. Then they go to c - num_merges * merge_stride or, where out is not null, to
   // out: [num_rows] rows, out_stride floats apart, of the first out_columns columns.
@@ -64,7 +64,10 @@ struct SplitAttention {
 
 struct VectorKernels {
   const char* name;
-  int tile_rows;       // at most, <= kMaxTileRows
+  int tile_rows;  // at most, <= kMaxTileRows
+  // With so many rows or fewer, the registers hold the sums of two panels, which gemm_* takes
+  // together: twice the independent chains, and the few rows of a decode step leave room.
+  int two_panel_rows;
   int panel_columns;   // <= kMaxPanelColumns
   bool pairs_as_bf16;  // pack_bf16 keeps pairs of bf16 (uint32 per pair); else widened f32 per
                        // element
