@@ -71,20 +71,16 @@ FakeReplica::~FakeReplica() {
   }
 }
 
-void FakeReplica::Hold() {
+void FakeReplica::HoldAfter(int64_t num_steps) {
   absl::MutexLock lock(&mutex_);
-  held_ = true;
-}
-
-void FakeReplica::Release() {
-  absl::MutexLock lock(&mutex_);
-  held_ = false;
+  steps_left_ = num_steps;
 }
 
 void FakeReplica::WaitUntilReleased() {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(
-      +[](bool* held) { return !*held; }, &held_));
+      +[](int64_t* left) { return *left > 0; }, &steps_left_));
+  --steps_left_;
 }
 
 grpc::Status FakeReplica::Wait(int rank) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -54,9 +55,10 @@ class FakeReplica {
               const engine::FakeLanguageModel& model);
   ~FakeReplica();
 
-  // Results wait from now on / are sent.
-  void Hold();
-  void Release();
+  // The results of so many more steps are sent, then they wait; until Release.
+  void HoldAfter(int64_t num_steps);
+  void Hold() { HoldAfter(0); }
+  void Release() { HoldAfter(INT64_MAX); }
   void Kill(int rank) { streams_[rank]->Cancel(); }
   RankStream& stream(int rank) { return *streams_[rank]; }
   uint64_t num_steps() const { return num_steps_.load(); }
@@ -74,7 +76,7 @@ class FakeReplica {
   std::vector<std::thread> threads_;
   std::atomic<uint64_t> num_steps_{0};
   absl::Mutex mutex_;
-  bool held_ = false;
+  int64_t steps_left_ = INT64_MAX;  // until results wait
 };
 
 }  // namespace lockstep::testing
