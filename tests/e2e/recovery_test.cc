@@ -4,6 +4,7 @@
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <future>
 #include <thread>
 
@@ -73,29 +74,35 @@ class RecoveryTest : public ::testing::Test {
   const std::filesystem::path model_ = SharedAssets() / "models" / "stories260K";
 };
 
-// Stops one thread of another process until that process is killed. Its tracer is told of its end
-// first and must take it, else nobody else can.
+// Stops one thread of another process until that process is killed, at the latest with this object.
+// Its tracer is told of its end first and must take it, else nobody else can.
 class FrozenThread {
  public:
-  explicit FrozenThread(pid_t tid) {
+  explicit FrozenThread(pid_t tid) : tid_(tid) {
     std::promise<bool> frozen;
     std::future<bool> is_frozen = frozen.get_future();
-    tracer_ = std::thread([tid, frozen = std::move(frozen)]() mutable {
+    tracer_ = std::thread([this, tid, frozen = std::move(frozen)]() mutable {
       const bool seized = ::ptrace(PTRACE_SEIZE, tid, 0, 0) == 0;
       const bool stopped = seized && ::ptrace(PTRACE_INTERRUPT, tid, 0, 0) == 0;
       frozen.set_value(stopped);
       int status = 0;
       while (stopped && ::waitpid(tid, &status, __WALL) == tid && WIFSTOPPED(status)) {
       }
+      has_ended_ = true;
     });
     is_frozen_ = is_frozen.get();
   }
-  ~FrozenThread() { tracer_.join(); }
+  ~FrozenThread() {
+    if (is_frozen_ && !has_ended_) ::kill(tid_, SIGKILL);
+    tracer_.join();
+  }
   bool is_frozen() const { return is_frozen_; }
 
  private:
+  const pid_t tid_;
   std::thread tracer_;
   bool is_frozen_ = false;
+  std::atomic<bool> has_ended_ = false;
 };
 
 class LostRankTest : public RecoveryTest,
@@ -131,9 +138,9 @@ TEST_F(RecoveryTest, AStuckStepIsNoticedAlthoughHeartbeatsGoOn) {
   auto server = Serve();
   auto undisturbed = StartGeneration(*server);
   ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
-  auto client = StartGeneration(*server);
   FrozenThread step_thread(PidOf(*server, 2));  // a process's first thread
   if (!step_thread.is_frozen()) GTEST_SKIP() << "SKIPPED: this machine forbids tracing";
+  auto client = StartClient(*server, Generation());
   const json lost = server->WaitEvent("rank_lost");
   ASSERT_FALSE(lost.is_null());
   EXPECT_THAT(lost["message"], HasSubstr("has no result after")) << lost;
