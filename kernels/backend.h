@@ -75,8 +75,7 @@ class LinearWeight {
 
 // What rows for a quantized weight hold: numbers to be quantized; or what QuantizeWeightGroup made
 // of them, in two parts that may come in any order:
-//   kQuantized: q + QuantizedZero, in_features to a row: bytes, or half bytes, the first in the low
-//   half (dtype is of no matter; in_features is even then);
+//   kQuantized: q + QuantizedZero, in_features bytes to a row (dtype is of no matter);
 //   kScales: one number of dtype per group, K-slice after K-slice.
 enum class RowContent : uint8_t { kValues, kQuantized, kScales };
 

@@ -1,4 +1,5 @@
-// lockstep model: looks at a checkpoint, or makes one of any shape with random weights.
+// lockstep model: looks at a checkpoint, makes one of any shape with random weights, or quantizes
+// one.
 #include <unistd.h>
 
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "model/checkpoint/inspect.h"
+#include "model/checkpoint/model_quantizer.h"
 #include "model/checkpoint/model_shapes.h"
 #include "model/checkpoint/model_writer.h"
 
@@ -53,9 +55,9 @@ std::optional<DType> DTypeOf(const std::string& name) {
 }
 
 // Redraws one line on a terminal; elsewhere a line at most every two seconds.
-class SynthProgress {
+class WriteProgress {
  public:
-  explicit SynthProgress(bool quiet) : quiet_(quiet) {}
+  explicit WriteProgress(bool quiet) : quiet_(quiet) {}
   void Show(int64_t done, int64_t total) {
     const absl::Time now = absl::Now();
     const bool is_terminal = ::isatty(STDERR_FILENO) == 1;
@@ -84,7 +86,7 @@ class SynthProgress {
 
 int RunSynth(const SynthOptions& options) {
   InterruptWatcher interrupts;
-  SynthProgress progress(options.quiet);
+  WriteProgress progress(options.quiet);
   SynthesizeOptions synthesize;
   synthesize.shape = options.shape;
   synthesize.output = options.output;
@@ -103,6 +105,36 @@ int RunSynth(const SynthOptions& options) {
                 FormatCount(model->config.num_parameters()).c_str(),
                 std::string(DTypeName(model->config.dtype)).c_str(),
                 FormatBytes(model->weight_bytes).c_str(), model->num_files,
+                model->num_files == 1 ? "" : "s", FormatSeconds(progress.Seconds()).c_str());
+  }
+  return kExitOk;
+}
+
+struct QuantizeCommandOptions {
+  std::string input;
+  std::string output;
+  std::string format;
+  bool quiet = false;
+};
+
+int RunQuantize(const QuantizeCommandOptions& options) {
+  InterruptWatcher interrupts;
+  WriteProgress progress(options.quiet);
+  QuantizeOptions quantize;
+  quantize.input = options.input;
+  quantize.output = options.output;
+  quantize.quantization = QuantizationOf(options.format).value_or(Quantization::kInt8);
+  quantize.progress = [&](int64_t done, int64_t total) {
+    progress.Show(done, total);
+    return interrupts.TakeCount() == 0;
+  };
+  const auto model = QuantizeModel(quantize);
+  progress.Clear();
+  if (!model.ok()) return Fail("model quantize", model.status());
+  if (!options.quiet) {
+    std::printf("Wrote %s: %s, %s instead of %s, in %d file%s, in %s\n", options.output.c_str(),
+                options.format.c_str(), FormatBytes(model->output_bytes).c_str(),
+                FormatBytes(model->input_bytes).c_str(), model->num_files,
                 model->num_files == 1 ? "" : "s", FormatSeconds(progress.Seconds()).c_str());
   }
   return kExitOk;
@@ -154,13 +186,33 @@ void AddSynth(CLI::App& model, CommandBody& chosen) {
       ->required();
 }
 
+void AddQuantize(CLI::App& model, CommandBody& chosen) {
+  QuantizeCommandOptions* options = nullptr;
+  CLI::App* command =
+      AddCommand(model, chosen, "quantize", "Write a checkpoint's matrices in 8 or 4 bits",
+                 &RunQuantize, options);
+  command->add_option("input", options->input, "directory of a Hugging Face checkpoint")
+      ->type_name("IN")
+      ->required();
+  command->add_option("output", options->output, "directory to create")
+      ->type_name("OUT")
+      ->required();
+  command->add_option("--to", options->format, "int8 (groups of 64) or int4 (groups of 32)")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"int8", "int4"}).description(""))
+      ->required();
+  command->add_flag("--quiet,-q", options->quiet, "print nothing but errors");
+}
+
 }  // namespace
 
 void AddModelCommand(CLI::App& program, CommandBody& chosen) {
-  CLI::App* command = program.add_subcommand("model", "Look at a checkpoint, or make one");
+  CLI::App* command =
+      program.add_subcommand("model", "Look at a checkpoint, make one, or quantize it");
   command->require_subcommand(1);
   AddInspect(*command, chosen);
   AddSynth(*command, chosen);
+  AddQuantize(*command, chosen);
 }
 
 }  // namespace lockstep

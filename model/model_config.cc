@@ -58,6 +58,24 @@ ShardedSizes ModelConfig::sharded_sizes() const {
   return sizes;
 }
 
+absl::StatusOr<Quantization> ModelConfig::HeldAs(Quantization quantize) const {
+  const Quantization native = stored.has_value() ? stored->native() : Quantization::kNone;
+  if (native == Quantization::kNone || quantize == native) return quantize;
+  if (quantize == Quantization::kNone) return native;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "the checkpoint's matrices are quantized to %s already and cannot become %s",
+      std::string(QuantizationName(native)), std::string(QuantizationName(quantize))));
+}
+
+std::string ModelConfig::LoadingText(Quantization quantize) const {
+  if (!stored.has_value()) return "";
+  std::string text = stored->name;
+  if (stored->native() != Quantization::kNone) return text + ": taken as it is";
+  text += ": turned into numbers while loading";
+  if (quantize == Quantization::kNone) return text;
+  return text + ", then quantized to " + std::string(QuantizationName(quantize));
+}
+
 int64_t ModelConfig::num_parameters() const {
   const int64_t attention = 2 * (num_heads + num_kv_heads) * head_dim * hidden_size;
   const int64_t mlp = 3 * hidden_size * intermediate_size;
@@ -104,6 +122,9 @@ std::string ModelConfigJson(const ModelConfig& config) {
         {"high_freq_factor", scaling.high_freq_factor},
         {"original_max_position_embeddings", scaling.original_max_position_embeddings},
     };
+  }
+  if (config.stored.has_value()) {
+    out["quantization_config"] = nlohmann::ordered_json::parse(config.stored->json);
   }
   if (config.bos_token_id.has_value()) out["bos_token_id"] = *config.bos_token_id;
   if (!config.eos_token_ids.empty()) out["eos_token_id"] = config.eos_token_ids;

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "kernels/quantization.h"
+#include "model/stored_quantization.h"
 #include "parallel/partition.h"
 
 namespace lockstep {
@@ -39,12 +40,19 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   std::optional<Llama3RopeScaling> rope_scaling;
   bool tie_word_embeddings = false;
-  DType dtype = DType::kBF16;  // as the checkpoint declares it
+  DType dtype = DType::kBF16;                // as the checkpoint declares it
+  std::optional<StoredQuantization> stored;  // of matrices that the checkpoint holds quantized
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // config.json's and generation_config.json's, merged
 
   ShardedSizes sharded_sizes() const;
+  // What matrices are kept as when `quantize` is asked for: that, or the checkpoint's own format.
+  // INVALID_ARGUMENT when both are and differ.
+  absl::StatusOr<Quantization> HeldAs(Quantization quantize) const;
   int64_t num_parameters() const;
+  // What happens to quantized matrices of the checkpoint while they are loaded, as one line for a
+  // log; empty when there are none.
+  std::string LoadingText(Quantization quantize) const;
   // A one-line identity of architecture, sizes and, when matrices are quantized while they are
   // loaded, of their format: equal on all ranks that loaded the same model alike.
   std::string Fingerprint(Quantization quantize = Quantization::kNone) const;

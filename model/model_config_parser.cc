@@ -108,14 +108,11 @@ absl::Status CheckArchitecture(const Fields& fields) {
   return absl::OkStatus();
 }
 
-absl::Status CheckQuantization(const Fields& fields) {
+absl::Status ParseQuantization(const Fields& fields, ModelConfig& config) {
   for (const char* name : {"quantization_config", "compression_config"}) {
     const json* value = fields.Get(name);
     if (value == nullptr) continue;
-    const json method =
-        value->is_object() && value->contains("quant_method") ? (*value)["quant_method"] : *value;
-    return FieldError(absl::StrCat(name, ".quant_method"), method,
-                      "unquantized checkpoints (float32, float16, bfloat16)");
+    ASSIGN_OR_RETURN(config.stored, ParseStoredQuantization(*value));
   }
   return absl::OkStatus();
 }
@@ -139,7 +136,7 @@ absl::Status CheckVariant(const Fields& fields) {
       value != nullptr && *value != json(1.0)) {
     return FieldError("partial_rotary_factor", *value, "1.0");
   }
-  return CheckQuantization(fields);
+  return absl::OkStatus();
 }
 
 absl::Status ParseSizes(const Fields& fields, ModelConfig& config) {
@@ -271,6 +268,7 @@ absl::Status ParseScalars(const Fields& fields, ModelConfig& config) {
   config.rms_norm_eps = eps.value_or(1e-6);  // transformers' default
   ASSIGN_OR_RETURN(const auto tied, fields.OptionalBool("tie_word_embeddings"));
   config.tie_word_embeddings = tied.value_or(false);
+  RETURN_IF_ERROR(ParseQuantization(fields, config));
   return ParseDType(fields, config);
 }
 

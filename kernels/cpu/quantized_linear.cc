@@ -134,7 +134,6 @@ void QuantizedWeight::FillValues(const HostRows& rows, const PanelRows& part) {
   }
 }
 
-// As they lie in a file: q + zero, bytes or, in 4 bits, two to a byte, the first in the low half.
 void QuantizedWeight::FillQuantized(const HostRows& rows, const PanelRows& part) {
   alignas(64) uint8_t bytes[kQuantizedColumns][kMaxQuantizedGroup] = {};
   for (int slice = 0; slice < shape().num_k_slices; ++slice) {
@@ -145,13 +144,7 @@ void QuantizedWeight::FillQuantized(const HostRows& rows, const PanelRows& part)
       for (int64_t c = 0; c < part.count; ++c) {
         const uint8_t* row =
             static_cast<const uint8_t*>(rows.data) + (part.first + c) * rows.row_stride_bytes;
-        if (bits() == 8) {
-          std::memcpy(bytes[c], row + first_k, static_cast<size_t>(size));
-        } else {
-          for (int64_t k = 0; k < size; ++k) {
-            bytes[c][k] = row[(first_k + k) / 2] >> ((first_k + k) % 2 * 4) & 15;
-          }
-        }
+        std::memcpy(bytes[c], row + first_k, static_cast<size_t>(size));
         for (int64_t k = size; k < PaddedGroup(size); ++k) bytes[c][k] = 0;
       }
       StoreGroup(base + GroupOffset(g), part.column, bytes[0], part.count, PaddedGroup(size));

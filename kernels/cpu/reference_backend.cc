@@ -99,7 +99,10 @@ class PlainQuantizedWeight final : public LinearWeight {
       if (rows.content == RowContent::kScales) {
         scale = ToBF16(cpu::HostElement(row, rows.dtype, i));
       } else if (rows.content == RowContent::kQuantized) {
-        for (int j = 0; j < count; ++j) q[j] = StoredElement(row, k + j);
+        for (int j = 0; j < count; ++j) {
+          const int stored = static_cast<uint8_t>(row[k + j]);
+          q[j] = static_cast<int8_t>(stored - QuantizedZero(shape().quantization));
+        }
       } else {
         std::vector<float> values;
         for (int j = 0; j < count; ++j) {
@@ -132,13 +135,6 @@ class PlainQuantizedWeight final : public LinearWeight {
  private:
   int64_t FirstK(int64_t i) const {
     return i / groups_.per_slice() * groups_.slice_k + i % groups_.per_slice() * groups_.group;
-  }
-  int8_t StoredElement(const char* row, int64_t k) const {
-    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(row);
-    const int stored = QuantizedBits(shape().quantization) == 8 ? bytes[k]
-                       : k % 2 == 0                             ? bytes[k / 2] & 15
-                                                                : bytes[k / 2] >> 4;
-    return static_cast<int8_t>(stored - QuantizedZero(shape().quantization));
   }
 
   QuantizedGroups groups_;

@@ -59,6 +59,9 @@ void ServeReport::Model(const ModelSummary& summary) {
                             std::string(DTypeName(config.dtype)),
                             quantize_ == "none" ? "" : absl::StrCat(" kept in ", quantize_),
                             config.num_layers, FormatCount(config.vocab_size)));
+  const std::string stored =
+      config.LoadingText(QuantizationOf(quantize_).value_or(Quantization::kNone));
+  if (!stored.empty()) PrintLine(absl::StrCat("Stored   ", stored));
 }
 
 void ServeReport::Plan(const Capacity& capacity, int threads_per_rank) {

@@ -255,18 +255,34 @@ absl::Status Checkpoint::Read(const TensorInfo& tensor, int64_t row_begin, int64
                      num_cols, "]; rows [", row_begin, ", ", row_end, ") x columns [", col_begin,
                      ", ", col_end, ") are outside"));
   }
+  return ReadBytes(tensor, row_begin, row_end, col_begin * element_bytes, col_end * element_bytes,
+                   dst);
+}
+
+absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t row_begin, int64_t row_end,
+                                   int64_t byte_begin, int64_t byte_end, void* dst) const {
+  const int64_t num_rows = tensor.shape.size() < 2 ? 1 : tensor.shape.front();
+  const int64_t row_bytes = num_rows == 0 ? 0 : tensor.num_bytes / num_rows;
+  const bool in_range = 0 <= row_begin && row_begin <= row_end && row_end <= num_rows &&
+                        0 <= byte_begin && byte_begin <= byte_end && byte_end <= row_bytes;
+  if (!in_range) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory_.string(), ": tensor ", Quoted(tensor.name), " has ", num_rows,
+                     " rows of ", row_bytes, " bytes; rows [", row_begin, ", ", row_end,
+                     ") x bytes [", byte_begin, ", ", byte_end, ") are outside"));
+  }
   const SafetensorsFile& file = *files_[tensor.file_index];
   // Whole rows lie together in the file: one read instead of one per row.
-  const bool is_contiguous = col_end - col_begin == num_cols;
+  const bool is_contiguous = byte_end - byte_begin == row_bytes;
   const int64_t num_reads = is_contiguous ? 1 : row_end - row_begin;
   const int64_t read_bytes =
-      (is_contiguous ? (row_end - row_begin) * num_cols : col_end - col_begin) * element_bytes;
-  int64_t offset = tensor.file_offset + (row_begin * num_cols + col_begin) * element_bytes;
+      is_contiguous ? (row_end - row_begin) * row_bytes : byte_end - byte_begin;
+  int64_t offset = tensor.file_offset + row_begin * row_bytes + byte_begin;
   char* out = static_cast<char*>(dst);
   for (int64_t i = 0; i < num_reads; ++i) {
     RETURN_IF_ERROR(file.ReadAt(offset, read_bytes, out));
     bytes_read_.fetch_add(read_bytes, std::memory_order_relaxed);
-    offset += num_cols * element_bytes;
+    offset += row_bytes;
     out += read_bytes;
   }
   return absl::OkStatus();

@@ -41,6 +41,9 @@ class Checkpoint {
   // counted. UNAVAILABLE with errno's text on a read error.
   absl::Status Read(const TensorInfo& tensor, int64_t row_begin, int64_t row_end, int64_t col_begin,
                     int64_t col_end, void* dst) const;
+  // The same of tensors of any dtype, in bytes of a row.
+  absl::Status ReadBytes(const TensorInfo& tensor, int64_t row_begin, int64_t row_end,
+                         int64_t byte_begin, int64_t byte_end, void* dst) const;
   int64_t bytes_read() const { return bytes_read_.load(std::memory_order_relaxed); }
 
  private:

@@ -50,6 +50,9 @@ std::string ConfigText(const ModelConfig& config) {
                         config.max_position_embeddings, RopeText(config), config.rms_norm_eps,
                         config.tie_word_embeddings ? "tied" : "untied",
                         std::string(DTypeName(config.dtype)));
+  if (config.stored.has_value()) {
+    absl::StrAppendFormat(&text, "  matrices stored as %s\n", config.stored->name);
+  }
   absl::StrAppendFormat(
       &text, "  bos %s, eos %s\n",
       config.bos_token_id ? absl::StrCat(*config.bos_token_id) : "none",
@@ -179,7 +182,7 @@ absl::StatusOr<ModelSummary> InspectModel(const fs::path& directory, int tp, int
   summary.kv_bytes_per_token = KvBytesPerToken(summary.config, summary.config.dtype);
   summary.tp = tp;
   summary.pp = pp;
-  ASSIGN_OR_RETURN(summary.ranks, ShardsOfLayout(summary.config, tp, pp, summary.config.dtype));
+  ASSIGN_OR_RETURN(summary.ranks, HeldShards(summary.config, tp, pp, {summary.config.dtype}));
   AddTensors(*checkpoint, summary);
   return summary;
 }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "model/checkpoint/stored_matrix.h"
 #include "model/checkpoint/strict_json.h"
 
 namespace lockstep {
@@ -33,6 +34,32 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const TensorSpec& spec) {
                      (*tensor)->dtype_name, "; supported: F32, F16, BF16"));
   }
   return absl::OkStatus();
+}
+
+// Of a layer's matrix; tables and norms are never quantized.
+bool IsMatrix(const TensorSpec& spec) {
+  return spec.shape.size() == 2 && absl::StartsWith(spec.name, "model.layers.");
+}
+
+std::string WithoutSuffix(const std::string& name) {
+  return name.substr(0, name.size() - std::string_view(".weight").size());
+}
+
+absl::Status CheckMatrix(const Checkpoint& checkpoint, const TensorSpec& spec) {
+  const ModelConfig& config = checkpoint.config();
+  int slices = 1;
+  if (absl::EndsWith(spec.name, ".o_proj.weight")) slices = NumKSlices(config.num_heads, 1);
+  if (absl::EndsWith(spec.name, ".down_proj.weight")) {
+    slices = NumKSlices(config.intermediate_size, 1);
+  }
+  const absl::Status status = OpenMatrix(checkpoint, {WithoutSuffix(spec.name), spec.shape[0],
+                                                      spec.shape[1], slices, slices})
+                                  .status();
+  if (status.ok() || absl::StartsWith(status.message(), checkpoint.directory().string())) {
+    return status;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(checkpoint.directory().string(), ": ", status.message()));
 }
 
 bool IsHarmlessExtra(const ModelConfig& config, const std::string& name) {
@@ -76,14 +103,23 @@ std::vector<TensorSpec> LlamaTensors(const ModelConfig& config) {
 
 absl::Status CheckLlamaTensors(const Checkpoint& checkpoint) {
   for (const TensorSpec& spec : LlamaTensors(checkpoint.config())) {
-    RETURN_IF_ERROR(CheckTensor(checkpoint, spec));
+    const bool is_quantized = checkpoint.config().stored.has_value() && IsMatrix(spec);
+    RETURN_IF_ERROR(is_quantized ? CheckMatrix(checkpoint, spec) : CheckTensor(checkpoint, spec));
   }
   return absl::OkStatus();
 }
 
 std::vector<std::string> UnknownTensors(const Checkpoint& checkpoint) {
   absl::flat_hash_set<std::string> known;
-  for (TensorSpec& spec : LlamaTensors(checkpoint.config())) known.insert(std::move(spec.name));
+  for (TensorSpec& spec : LlamaTensors(checkpoint.config())) {
+    if (checkpoint.config().stored.has_value() && IsMatrix(spec)) {
+      for (const char* part : {".weight_packed", ".weight_scale", ".weight_shape", ".qweight",
+                               ".qzeros", ".scales", ".g_idx"}) {
+        known.insert(WithoutSuffix(spec.name) + part);
+      }
+    }
+    known.insert(std::move(spec.name));
+  }
   std::vector<std::string> unknown;
   for (std::string& name : checkpoint.tensor_names()) {
     if (known.contains(name) || IsHarmlessExtra(checkpoint.config(), name)) continue;

@@ -58,14 +58,15 @@ int64_t QuantizedEdgeBytes(const ModelConfig& config, int64_t vocabulary, bool i
 absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,
                                                   const HeldWeights& held) {
   ASSIGN_OR_RETURN(std::vector<RankShard> shards, ShardsOfLayout(config, tp, pp, held.dtype));
+  ASSIGN_OR_RETURN(const Quantization quantization, config.HeldAs(held.quantization));
   const ShardedSizes sizes = config.sharded_sizes();
   for (RankShard& shard : shards) {
-    if (held.quantization == Quantization::kNone) {
+    if (quantization == Quantization::kNone) {
       shard.weight_bytes = shard.weight_bytes / DTypeBytes(config.dtype) * DTypeBytes(held.dtype);
       continue;
     }
     shard.weight_bytes =
-        shard.layers.size() * QuantizedLayerBytes(config, tp, shard.tp_rank, held.quantization) +
+        shard.layers.size() * QuantizedLayerBytes(config, tp, shard.tp_rank, quantization) +
         QuantizedEdgeBytes(config, VocabOf(sizes, tp, shard.tp_rank).size(), shard.stage == 0,
                            shard.stage == pp - 1, held.dtype);
   }

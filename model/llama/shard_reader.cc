@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "kernels/base/status_macros.h"
 
 namespace lockstep {
 namespace {
@@ -24,7 +25,8 @@ std::vector<Piece> CutIntoPieces(const std::vector<TensorPart>& parts) {
   std::vector<Piece> pieces;
   for (const TensorPart& part : parts) {
     if (part.bytes() == 0) continue;
-    const int64_t fitting = kStagingBytes / part.row_bytes() / kRowsTogether * kRowsTogether;
+    const int64_t row_bytes = std::max<int64_t>(1, part.source->StagingRowBytes(part.columns));
+    const int64_t fitting = kStagingBytes / row_bytes / kRowsTogether * kRowsTogether;
     const int64_t step = std::max(fitting, kRowsTogether);
     for (int64_t row = 0; row < part.rows.size(); row += step) {
       pieces.push_back({&part, {row, std::min(row + step, part.rows.size())}});
@@ -36,9 +38,8 @@ std::vector<Piece> CutIntoPieces(const std::vector<TensorPart>& parts) {
 // What the loader threads share.
 class PartsReader {
  public:
-  PartsReader(const Checkpoint& checkpoint, const std::vector<TensorPart>& parts,
-              const LoadProgress& progress)
-      : checkpoint_(checkpoint), pieces_(CutIntoPieces(parts)), progress_(progress) {
+  PartsReader(const std::vector<TensorPart>& parts, const LoadProgress& progress)
+      : pieces_(CutIntoPieces(parts)), progress_(progress) {
     for (const TensorPart& part : parts) total_bytes_ += part.bytes();
   }
 
@@ -47,7 +48,7 @@ class PartsReader {
 
   // One thread's work: takes pieces until none is left or a read failed anywhere.
   void Run() {
-    std::vector<std::byte> staging;
+    Staging staging;
     for (size_t next = next_piece_++; next < pieces_.size(); next = next_piece_++) {
       const absl::Status status = ReadPiece(pieces_[next], staging);
       if (!status.ok()) return Fail(status);
@@ -57,14 +58,13 @@ class PartsReader {
   absl::Status TakeStatus() { return std::move(status_); }
 
  private:
-  absl::Status ReadPiece(const Piece& piece, std::vector<std::byte>& staging);
+  absl::Status ReadPiece(const Piece& piece, Staging& staging);
   void Fail(const absl::Status& status) {
     const std::lock_guard lock(mutex_);
     status_.Update(status);
     next_piece_ = pieces_.size();
   }
 
-  const Checkpoint& checkpoint_;
   const std::vector<Piece> pieces_;
   const LoadProgress& progress_;
   int64_t total_bytes_ = 0;
@@ -74,19 +74,12 @@ class PartsReader {
   absl::Status status_;  // guarded by mutex_: the first error
 };
 
-absl::Status PartsReader::ReadPiece(const Piece& piece, std::vector<std::byte>& staging) {
+absl::Status PartsReader::ReadPiece(const Piece& piece, Staging& staging) {
   const TensorPart& part = *piece.part;
-  const int64_t row_bytes = part.row_bytes();
-  const int64_t bytes = piece.rows.size() * row_bytes;
-  if (std::ssize(staging) < bytes) staging.resize(static_cast<size_t>(bytes));
-  const absl::Status status = checkpoint_.Read(*part.tensor, part.rows.begin + piece.rows.begin,
-                                               part.rows.begin + piece.rows.end, part.columns.begin,
-                                               part.columns.end, staging.data());
-  if (!status.ok()) return status;
-  part.fill(piece.rows.begin, {.data = staging.data(),
-                               .dtype = *part.tensor->dtype,
-                               .num_rows = piece.rows.size(),
-                               .row_stride_bytes = row_bytes});
+  const Range rows = {part.rows.begin + piece.rows.begin, part.rows.begin + piece.rows.end};
+  ASSIGN_OR_RETURN(const HostRows read, part.source->Read(rows, part.columns, staging));
+  part.fill(piece.rows.begin, read);
+  const int64_t bytes = part.source->StoredBytes(rows, part.columns);
   const int64_t done = bytes_done_.fetch_add(bytes) + bytes;
   if (progress_ != nullptr) progress_(done, total_bytes_);
   return absl::OkStatus();
@@ -94,10 +87,9 @@ absl::Status PartsReader::ReadPiece(const Piece& piece, std::vector<std::byte>& 
 
 }  // namespace
 
-absl::StatusOr<int64_t> ReadParts(const Checkpoint& checkpoint,
-                                  const std::vector<TensorPart>& parts, int num_threads,
+absl::StatusOr<int64_t> ReadParts(const std::vector<TensorPart>& parts, int num_threads,
                                   const LoadProgress& progress) {
-  PartsReader reader(checkpoint, parts, progress);
+  PartsReader reader(parts, progress);
   const int64_t useful = std::min<int64_t>(num_threads, static_cast<int64_t>(reader.num_pieces()));
   std::vector<std::thread> helpers;
   for (int64_t i = 1; i < useful; ++i) helpers.emplace_back([&reader] { reader.Run(); });

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
-#include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/stored_matrix.h"
 #include "parallel/partition.h"
 
 namespace lockstep {
@@ -19,20 +19,18 @@ using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)
 // The part of a tensor that a rank keeps. fill gets consecutive rows, the first being `row` of the
 // part; it is called concurrently for disjoint rows. A vector is one row.
 struct TensorPart {
-  const TensorInfo* tensor = nullptr;
+  const RowSource* source = nullptr;
   Range rows;
   Range columns;
   std::function<void(int64_t row, const HostRows& rows)> fill;
 
-  int64_t row_bytes() const { return columns.size() * DTypeBytes(*tensor->dtype); }
-  int64_t bytes() const { return rows.size() * row_bytes(); }
+  int64_t bytes() const { return source->StoredBytes(rows, columns); }
 };
 
-// Staging memory is num_threads x 1 MiB (32 rows if those are more). UNAVAILABLE on a read
-// error; then some rows may not have been filled. progress may be null. Returns the bytes requested
-// from the files.
-absl::StatusOr<int64_t> ReadParts(const Checkpoint& checkpoint,
-                                  const std::vector<TensorPart>& parts, int num_threads,
+// Staging memory is num_threads x 1 MiB (32 rows if those are more), more for weights that are
+// converted. UNAVAILABLE on a read error; then some rows may not have been filled. progress may
+// be null. Returns the bytes of the parts.
+absl::StatusOr<int64_t> ReadParts(const std::vector<TensorPart>& parts, int num_threads,
                                   const LoadProgress& progress);
 
 }  // namespace lockstep

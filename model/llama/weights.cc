@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "model/checkpoint/stored_matrix.h"
 #include "parallel/host_rows.h"
 
 namespace lockstep {
@@ -15,7 +16,7 @@ namespace {
 constexpr char kEmbedding[] = "model.embed_tokens.weight";
 
 std::string LayerTensor(int64_t layer, const std::string& name) {
-  return "model.layers." + std::to_string(layer) + "." + name + ".weight";
+  return "model.layers." + std::to_string(layer) + "." + name;
 }
 
 absl::StatusOr<const TensorInfo*> FindTensor(const Checkpoint& checkpoint, std::string_view name,
@@ -34,12 +35,11 @@ absl::StatusOr<const TensorInfo*> FindTensor(const Checkpoint& checkpoint, std::
 }
 
 // bf16 only if nothing is lost by it.
-DType KeptDType(WeightDType wanted, std::initializer_list<const TensorInfo*> tensors) {
+DType KeptDType(WeightDType wanted, std::initializer_list<DType> dtypes) {
   if (wanted == WeightDType::kF32) return DType::kF32;
   if (wanted == WeightDType::kBF16) return DType::kBF16;
-  const bool all_bf16 = std::all_of(tensors.begin(), tensors.end(), [](const TensorInfo* tensor) {
-    return tensor->dtype == DType::kBF16;
-  });
+  const bool all_bf16 =
+      std::all_of(dtypes.begin(), dtypes.end(), [](DType dtype) { return dtype == DType::kBF16; });
   return all_bf16 ? DType::kBF16 : DType::kF32;
 }
 
@@ -70,18 +70,32 @@ class StageLoader {
                                          const std::vector<int64_t>& shape) const {
     return FindTensor(source_.checkpoint, name, shape);
   }
-  template <typename Layer>
-  void AddRows(const TensorInfo* tensor, Range rows, Layer& layer, int64_t first_row) {
-    parts_.push_back(
-        {tensor, rows, {0, tensor->shape[1]}, [&layer, first_row](int64_t row, const HostRows& r) {
-           layer.Fill(first_row + row, r);
-         }});
+  absl::StatusOr<const StoredMatrix*> Open(const MatrixName& name) {
+    ASSIGN_OR_RETURN(StoredMatrix matrix, OpenMatrix(source_.checkpoint, name));
+    matrices_.push_back(std::make_unique<StoredMatrix>(std::move(matrix)));
+    return matrices_.back().get();
   }
-  void AddColumns(const TensorInfo* tensor, Range columns, RowParallelLinear& layer) {
-    parts_.push_back(
-        {tensor, {0, tensor->shape[0]}, columns, [&layer](int64_t row, const HostRows& r) {
-           layer.Fill(row, r);
-         }});
+  const RowSource* Plain(const TensorInfo* tensor) {
+    plain_.push_back(PlainSource(source_.checkpoint, *tensor));
+    return plain_.back().get();
+  }
+  // Rows of a matrix, all columns of them or some.
+  template <typename Layer>
+  void AddRows(const StoredMatrix* matrix, Range rows, Range columns, Layer& layer,
+               int64_t first_row) {
+    for (const auto& source : matrix->sources) {
+      parts_.push_back(
+          {source.get(), rows, columns, [&layer, first_row](int64_t row, const HostRows& r) {
+             layer.Fill(first_row + row, r);
+           }});
+    }
+  }
+  // What matrices of this form become in memory.
+  Quantization Kept(std::initializer_list<const StoredMatrix*> matrices) const {
+    for (const StoredMatrix* matrix : matrices) {
+      if (matrix->native != Quantization::kNone) return matrix->native;
+    }
+    return source_.quantize;
   }
 
   const WeightSource& source_;
@@ -90,6 +104,8 @@ class StageLoader {
   Backend& backend_;
   Communicator& tp_group_;
   StageWeights& weights_;
+  std::vector<std::unique_ptr<StoredMatrix>> matrices_;
+  std::vector<std::unique_ptr<RowSource>> plain_;
   std::vector<TensorPart> parts_;
   int64_t norm_bytes_ = 0;  // held
 };
@@ -99,7 +115,7 @@ absl::Status StageLoader::Allocate() {
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     RETURN_IF_ERROR(AddLayer(shape_.layers.begin + static_cast<int64_t>(i), weights_.layers[i]));
   }
-  if (shape_.is_last) RETURN_IF_ERROR(AddNorm("model.norm.weight", weights_.final_norm));
+  if (shape_.is_last) RETURN_IF_ERROR(AddNorm("model.norm", weights_.final_norm));
   return AddVocabulary();
 }
 
@@ -116,29 +132,38 @@ absl::Status StageLoader::AddVocabulary() {
     ASSIGN_OR_RETURN(head, Find("lm_head.weight", table_shape));
   }
   if (shape_.is_first) {
-    ASSIGN_OR_RETURN(weights_.embedding, VocabParallelEmbedding::Create(
-                                             backend_, tp_group_,
-                                             {.first_id = shape_.vocab.begin,
-                                              .num_rows = shape_.vocab.size(),
-                                              .hidden = shape_.hidden,
-                                              .dtype = KeptDType(source_.dtype, {embedding})}));
+    ASSIGN_OR_RETURN(
+        weights_.embedding,
+        VocabParallelEmbedding::Create(backend_, tp_group_,
+                                       {.first_id = shape_.vocab.begin,
+                                        .num_rows = shape_.vocab.size(),
+                                        .hidden = shape_.hidden,
+                                        .dtype = KeptDType(source_.dtype, {*embedding->dtype})}));
   }
   if (shape_.is_last) {
-    ASSIGN_OR_RETURN(weights_.head,
-                     VocabParallelHead::Create(backend_, shape_.vocab.size(), shape_.hidden,
-                                               KeptDType(source_.dtype, {head}),
-                                               HeadQuantization(source_.quantize)));
+    ASSIGN_OR_RETURN(weights_.head, VocabParallelHead::Create(
+                                        backend_, shape_.vocab.size(), shape_.hidden,
+                                        KeptDType(source_.dtype, {*head->dtype}),
+                                        HeadQuantization(*config_.HeldAs(source_.quantize))));
   }
   if (shape_.is_first && embedding == head) {
-    parts_.push_back(
-        {embedding, shape_.vocab, {0, shape_.hidden}, [this](int64_t row, const HostRows& r) {
-           weights_.embedding->Fill(row, r);
-           weights_.head->Fill(row, r);
-         }});
+    parts_.push_back({Plain(embedding),
+                      shape_.vocab,
+                      {0, shape_.hidden},
+                      [this](int64_t row, const HostRows& r) {
+                        weights_.embedding->Fill(row, r);
+                        weights_.head->Fill(row, r);
+                      }});
     return absl::OkStatus();
   }
-  if (shape_.is_first) AddRows(embedding, shape_.vocab, *weights_.embedding, 0);
-  if (shape_.is_last) AddRows(head, shape_.vocab, *weights_.head, 0);
+  const auto add = [this](const TensorInfo* table, auto& layer) {
+    parts_.push_back(
+        {Plain(table), shape_.vocab, {0, shape_.hidden}, [&layer](int64_t row, const HostRows& r) {
+           layer.Fill(row, r);
+         }});
+  };
+  if (shape_.is_first) add(embedding, *weights_.embedding);
+  if (shape_.is_last) add(head, *weights_.head);
   return absl::OkStatus();
 }
 
@@ -154,27 +179,31 @@ absl::Status StageLoader::AddAttention(int64_t layer, LayerWeights& weights) {
   const int64_t head_dim = shape_.head_dim;
   const int64_t q_rows = config_.num_heads * head_dim;
   const int64_t kv_rows = config_.num_kv_heads * head_dim;
-  ASSIGN_OR_RETURN(const auto* q, Find(LayerTensor(layer, "self_attn.q_proj"), {q_rows, hidden}));
-  ASSIGN_OR_RETURN(const auto* k, Find(LayerTensor(layer, "self_attn.k_proj"), {kv_rows, hidden}));
-  ASSIGN_OR_RETURN(const auto* v, Find(LayerTensor(layer, "self_attn.v_proj"), {kv_rows, hidden}));
-  ASSIGN_OR_RETURN(const auto* o, Find(LayerTensor(layer, "self_attn.o_proj"), {hidden, q_rows}));
-  ASSIGN_OR_RETURN(weights.qkv, ColumnParallelLinear::Create(backend_, shape_.qkv_width(), hidden,
-                                                             KeptDType(source_.dtype, {q, k, v}),
-                                                             source_.quantize));
+  ASSIGN_OR_RETURN(const auto* q, Open({LayerTensor(layer, "self_attn.q_proj"), q_rows, hidden}));
+  ASSIGN_OR_RETURN(const auto* k, Open({LayerTensor(layer, "self_attn.k_proj"), kv_rows, hidden}));
+  ASSIGN_OR_RETURN(const auto* v, Open({LayerTensor(layer, "self_attn.v_proj"), kv_rows, hidden}));
+  ASSIGN_OR_RETURN(const auto* o, Open({LayerTensor(layer, "self_attn.o_proj"), hidden, q_rows,
+                                        shape_.attention_k_slices * tp_group_.size(),
+                                        NumKSlices(config_.num_heads, 1)}));
+  ASSIGN_OR_RETURN(weights.qkv,
+                   ColumnParallelLinear::Create(
+                       backend_, shape_.qkv_width(), hidden,
+                       KeptDType(source_.dtype, {q->dtype, k->dtype, v->dtype}), Kept({q, k, v})));
   ASSIGN_OR_RETURN(weights.attention_output,
                    RowParallelLinear::Create(backend_, tp_group_,
                                              {.out_features = hidden,
                                               .in_features = shape_.q_width(),
-                                              .dtype = KeptDType(source_.dtype, {o}),
+                                              .dtype = KeptDType(source_.dtype, {o->dtype}),
                                               .num_k_slices = shape_.attention_k_slices,
-                                              .quantization = source_.quantize}));
+                                              .quantization = Kept({o})}));
   const auto rows_of = [head_dim](Range heads) {
     return Range{heads.begin * head_dim, heads.end * head_dim};
   };
-  AddRows(q, rows_of(shape_.query_heads), weights.qkv, 0);
-  AddRows(k, rows_of(shape_.kv_heads), weights.qkv, shape_.q_width());
-  AddRows(v, rows_of(shape_.kv_heads), weights.qkv, shape_.q_width() + shape_.kv_width());
-  AddColumns(o, rows_of(shape_.query_heads), weights.attention_output);
+  const Range all = {0, hidden};
+  AddRows(q, rows_of(shape_.query_heads), all, weights.qkv, 0);
+  AddRows(k, rows_of(shape_.kv_heads), all, weights.qkv, shape_.q_width());
+  AddRows(v, rows_of(shape_.kv_heads), all, weights.qkv, shape_.q_width() + shape_.kv_width());
+  AddRows(o, all, rows_of(shape_.query_heads), weights.attention_output, 0);
   return absl::OkStatus();
 }
 
@@ -182,31 +211,35 @@ absl::Status StageLoader::AddMlp(int64_t layer, LayerWeights& weights) {
   const int64_t hidden = shape_.hidden;
   const int64_t whole = config_.intermediate_size;
   const int64_t mine = shape_.intermediate.size();
-  ASSIGN_OR_RETURN(const auto* gate, Find(LayerTensor(layer, "mlp.gate_proj"), {whole, hidden}));
-  ASSIGN_OR_RETURN(const auto* up, Find(LayerTensor(layer, "mlp.up_proj"), {whole, hidden}));
-  ASSIGN_OR_RETURN(const auto* down, Find(LayerTensor(layer, "mlp.down_proj"), {hidden, whole}));
-  ASSIGN_OR_RETURN(weights.gate_up, ColumnParallelLinear::Create(
-                                        backend_, 2 * mine, hidden,
-                                        KeptDType(source_.dtype, {gate, up}), source_.quantize));
+  ASSIGN_OR_RETURN(const auto* gate, Open({LayerTensor(layer, "mlp.gate_proj"), whole, hidden}));
+  ASSIGN_OR_RETURN(const auto* up, Open({LayerTensor(layer, "mlp.up_proj"), whole, hidden}));
+  ASSIGN_OR_RETURN(const auto* down,
+                   Open({LayerTensor(layer, "mlp.down_proj"), hidden, whole,
+                         shape_.mlp_k_slices * tp_group_.size(), NumKSlices(whole, 1)}));
+  ASSIGN_OR_RETURN(weights.gate_up,
+                   ColumnParallelLinear::Create(backend_, 2 * mine, hidden,
+                                                KeptDType(source_.dtype, {gate->dtype, up->dtype}),
+                                                Kept({gate, up})));
   ASSIGN_OR_RETURN(weights.down,
                    RowParallelLinear::Create(backend_, tp_group_,
                                              {.out_features = hidden,
                                               .in_features = mine,
-                                              .dtype = KeptDType(source_.dtype, {down}),
+                                              .dtype = KeptDType(source_.dtype, {down->dtype}),
                                               .num_k_slices = shape_.mlp_k_slices,
-                                              .quantization = source_.quantize}));
-  AddRows(gate, shape_.intermediate, weights.gate_up, 0);
-  AddRows(up, shape_.intermediate, weights.gate_up, mine);
-  AddColumns(down, shape_.intermediate, weights.down);
+                                              .quantization = Kept({down})}));
+  const Range all = {0, hidden};
+  AddRows(gate, shape_.intermediate, all, weights.gate_up, 0);
+  AddRows(up, shape_.intermediate, all, weights.gate_up, mine);
+  AddRows(down, all, shape_.intermediate, weights.down, 0);
   return absl::OkStatus();
 }
 
 absl::Status StageLoader::AddNorm(const std::string& name, DeviceBuffer& norm) {
-  ASSIGN_OR_RETURN(const TensorInfo* tensor, Find(name, {shape_.hidden}));
+  ASSIGN_OR_RETURN(const TensorInfo* tensor, Find(name + ".weight", {shape_.hidden}));
   ASSIGN_OR_RETURN(norm, backend_.Allocate(shape_.hidden * static_cast<int64_t>(sizeof(float))));
   norm_bytes_ += norm.bytes();
   parts_.push_back(
-      {tensor, {0, 1}, {0, shape_.hidden}, [this, &norm](int64_t, const HostRows& row) {
+      {Plain(tensor), {0, 1}, {0, shape_.hidden}, [this, &norm](int64_t, const HostRows& row) {
          std::vector<float> wide(static_cast<size_t>(shape_.hidden));
          WidenRow(row.data, row.dtype, shape_.hidden, wide.data());
          backend_.CopyToDevice(norm.data(), wide.data(), norm.bytes());
@@ -216,8 +249,7 @@ absl::Status StageLoader::AddNorm(const std::string& name, DeviceBuffer& norm) {
 
 absl::Status StageLoader::Read(LoadStats& stats) {
   for (const TensorPart& part : parts_) stats.shard_bytes += part.bytes();
-  ASSIGN_OR_RETURN(stats.loaded_bytes,
-                   ReadParts(source_.checkpoint, parts_, source_.num_threads, source_.progress));
+  ASSIGN_OR_RETURN(stats.loaded_bytes, ReadParts(parts_, source_.num_threads, source_.progress));
   stats.weight_bytes = norm_bytes_;
   for (const LayerWeights& layer : weights_.layers) {
     stats.weight_bytes += layer.qkv.bytes() + layer.attention_output.bytes() +
@@ -232,6 +264,7 @@ absl::Status StageLoader::Read(LoadStats& stats) {
 
 absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,
                                               Communicator& tp_group, LoadStats& stats) {
+  RETURN_IF_ERROR(source.checkpoint.config().HeldAs(source.quantize).status());
   StageWeights weights;
   StageLoader loader(source, backend, tp_group, weights);
   RETURN_IF_ERROR(loader.Allocate());
@@ -240,10 +273,18 @@ absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backen
 }
 
 absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype) {
-  ASSIGN_OR_RETURN(const auto* q, checkpoint.Find(LayerTensor(0, "self_attn.q_proj")));
-  ASSIGN_OR_RETURN(const auto* k, checkpoint.Find(LayerTensor(0, "self_attn.k_proj")));
-  ASSIGN_OR_RETURN(const auto* v, checkpoint.Find(LayerTensor(0, "self_attn.v_proj")));
-  return KeptDType(dtype, {q, k, v});
+  const ModelConfig& config = checkpoint.config();
+  std::vector<DType> dtypes;
+  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {
+    const bool is_query = dtypes.empty();
+    ASSIGN_OR_RETURN(const StoredMatrix matrix,
+                     OpenMatrix(checkpoint, {LayerTensor(0, name),
+                                             (is_query ? config.num_heads : config.num_kv_heads) *
+                                                 config.head_dim,
+                                             config.hidden_size}));
+    dtypes.push_back(matrix.dtype);
+  }
+  return KeptDType(dtype, {dtypes[0], dtypes[1], dtypes[2]});
 }
 
 }  // namespace lockstep

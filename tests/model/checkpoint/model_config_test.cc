@@ -197,9 +197,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Experts", With(Llama31(), "num_local_experts", 8), "num_local_experts = 8"},
         Refusal{"PartialRotary", With(Llama31(), "partial_rotary_factor", 0.5),
                 "partial_rotary_factor = 0.5"},
-        Refusal{"Quantized",
-                With(Llama31(), "quantization_config", {{"quant_method", "awq"}, {"bits", 4}}),
-                R"(quantization_config.quant_method = "awq")"},
+        Refusal{
+            "Quantized",
+            With(Llama31(), "quantization_config", {{"quant_method", "bitsandbytes"}, {"bits", 4}}),
+            R"(quantization_config.quant_method = "bitsandbytes")"},
         Refusal{"DType", With(Llama31(), "torch_dtype", "float64"), R"(torch_dtype = "float64")"},
         Refusal{"DType5", With(Llama31(), "dtype", "float8_e4m3fn"), R"(dtype = "float8_e4m3fn")"}),
     kName);

@@ -1,0 +1,43 @@
+// Matrices in other projects' quantized formats, read as f32; and what reading any format takes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/checkpoint/stored_matrix.h"
+
+namespace lockstep {
+
+// The source of a matrix that checkpoint.config().stored describes. Weights are computed in f32:
+//   pack-quantized: q * scale, a scale per row and group of columns;
+//   FP8 (E4M3): value * scale, a scale per row or for the matrix; scales of activations are not
+//   used; GPTQ: (q - (zero + zero_offset mod 2^bits)) * scale of the group that g_idx names,
+//   act-order included; AWQ: (q - zero) * scale.
+// INVALID_ARGUMENT as OpenMatrix.
+absl::StatusOr<std::unique_ptr<RowSource>> ForeignSource(const Checkpoint& checkpoint,
+                                                         const MatrixName& matrix);
+
+// INVALID_ARGUMENT naming the tensor, what it has and what it should have.
+absl::Status CheckShape(const TensorInfo& tensor, const std::vector<int64_t>& shape);
+absl::Status CheckStoredDType(const TensorInfo& tensor, std::string_view dtype_name);
+absl::Status CheckNumbers(const TensorInfo& tensor);  // F32, F16 or BF16
+
+// At least num_bytes of memory, whose contents are forgotten when it grows.
+std::byte* ReserveBytes(std::vector<std::byte>& memory, int64_t num_bytes);
+
+// The bytes of a row of `bits`-bit values that hold these columns.
+Range PackedBytes(Range columns, int bits);
+// count 4-bit values, the first in the low half of a byte, or the high half when first is 1, to a
+// byte each.
+void UnpackNibbles(const std::byte* packed, int64_t first, int64_t count, std::byte* out);
+
+// A number of the format that machine learning calls float8_e4m3fn: no infinities, NaN is 0x7f and
+// 0xff. Source: Micikevicius et al. 2022, "FP8 formats for deep learning", table 1.
+float Float8ToFloat(uint8_t bits);
+
+}  // namespace lockstep

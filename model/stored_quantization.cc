@@ -1,0 +1,192 @@
+// Field names: QuantizationConfig of the compressed-tensors package (quantization/quant_config.py,
+// quant_args.py); FbgemmFp8Config, GPTQConfig and AwqConfig of transformers
+// (utils/quantization_config.py).
+#include "model/stored_quantization.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "model/checkpoint/strict_json.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using Method = StoredQuantization::Method;
+
+absl::Status Unsupported(const std::string& field, const json& value,
+                         const std::string& supported) {
+  return absl::InvalidArgumentError(absl::StrCat("quantization_config.", field, " = ",
+                                                 QuotedJson(value),
+                                                 " is not supported; supported: ", supported));
+}
+
+// Null when the path leads nowhere.
+json At(const json& object, std::initializer_list<const char*> path) {
+  const json* value = &object;
+  for (const char* name : path) {
+    if (!value->is_object()) return nullptr;
+    const auto found = value->find(name);
+    if (found == value->end()) return nullptr;
+    value = &*found;
+  }
+  return *value;
+}
+
+absl::StatusOr<int64_t> IntegerOf(const json& value, const std::string& field, int64_t min,
+                                  int64_t max) {
+  if (!value.is_number_integer() || value.get<int64_t>() < min || value.get<int64_t>() > max) {
+    return Unsupported(field, value, absl::StrCat("an integer in [", min, ", ", max, "]"));
+  }
+  return value.get<int64_t>();
+}
+
+constexpr int64_t kMaxGroup = int64_t{1} << 22;
+
+// -1 is one group for the whole row.
+absl::StatusOr<int64_t> GroupSizeOf(const json& value, const std::string& field) {
+  ASSIGN_OR_RETURN(const int64_t group, IntegerOf(value, field, -1, kMaxGroup));
+  if (group == 0) return Unsupported(field, value, "-1 or a positive integer");
+  return group == -1 ? 0 : group;
+}
+
+absl::StatusOr<StoredQuantization> ParsePacked(const json& weights, const std::string& prefix) {
+  StoredQuantization stored;
+  ASSIGN_OR_RETURN(const int64_t bits,
+                   IntegerOf(At(weights, {"num_bits"}), prefix + "num_bits", 1, 16));
+  if (bits != 4 && bits != 8) return Unsupported(prefix + "num_bits", bits, "4, 8");
+  stored.bits = static_cast<int>(bits);
+  if (At(weights, {"symmetric"}) != json(true)) {
+    return Unsupported(prefix + "symmetric", At(weights, {"symmetric"}), "true");
+  }
+  const json strategy = At(weights, {"strategy"});
+  if (strategy == "group") {
+    ASSIGN_OR_RETURN(stored.group_size,
+                     GroupSizeOf(At(weights, {"group_size"}), prefix + "group_size"));
+  } else if (strategy != "channel") {
+    return Unsupported(prefix + "strategy", strategy, "\"group\", \"channel\"");
+  }
+  const json order = At(weights, {"actorder"});
+  if (!order.is_null() && order != "weight" && order != "static" && order != json(false)) {
+    return Unsupported(prefix + "actorder", order, "null, \"weight\", \"static\"");
+  }
+  stored.name =
+      absl::StrCat("compressed-tensors pack-quantized, int", bits,
+                   stored.group_size == 0 ? " with a scale per row"
+                                          : absl::StrCat(" in groups of ", stored.group_size));
+  return stored;
+}
+
+absl::StatusOr<StoredQuantization> ParseFloat8(const json& weights, const std::string& prefix) {
+  if (At(weights, {"num_bits"}) != json(8)) {
+    return Unsupported(prefix + "num_bits", At(weights, {"num_bits"}), "8");
+  }
+  const json strategy = At(weights, {"strategy"});
+  if (strategy != "channel" && strategy != "tensor") {
+    return Unsupported(prefix + "strategy", strategy, "\"channel\", \"tensor\"");
+  }
+  StoredQuantization stored;
+  stored.method = Method::kFloat8;
+  stored.name = absl::StrCat("compressed-tensors float-quantized, FP8 with a scale per ",
+                             strategy == "tensor" ? "matrix" : "row");
+  return stored;
+}
+
+absl::StatusOr<StoredQuantization> ParseCompressedTensors(const json& config) {
+  const json groups = At(config, {"config_groups"});
+  if (!groups.is_object() || groups.size() != 1) {
+    return Unsupported("config_groups", groups.is_object() ? json(groups.size()) : groups,
+                       "one group for all matrices");
+  }
+  const std::string prefix = absl::StrCat("config_groups.", groups.begin().key(), ".weights.");
+  const json weights = At(*groups.begin(), {"weights"});
+  json format = At(config, {"format"});
+  if (const json inner = At(*groups.begin(), {"format"}); inner.is_string()) format = inner;
+  const json type = At(weights, {"type"});
+  if (format == "pack-quantized" && type == "int") return ParsePacked(weights, prefix);
+  if ((format == "float-quantized" || format == "naive-quantized") && type == "float") {
+    return ParseFloat8(weights, prefix);
+  }
+  return Unsupported("format", format,
+                     "\"pack-quantized\" of type int, \"float-quantized\" of type float");
+}
+
+absl::StatusOr<StoredQuantization> ParseGptq(const json& config) {
+  StoredQuantization stored;
+  stored.method = Method::kGptq;
+  ASSIGN_OR_RETURN(const int64_t bits, IntegerOf(At(config, {"bits"}), "bits", 1, 16));
+  if (bits != 4 && bits != 8) return Unsupported("bits", bits, "4, 8");
+  stored.bits = static_cast<int>(bits);
+  ASSIGN_OR_RETURN(stored.group_size, GroupSizeOf(At(config, {"group_size"}), "group_size"));
+  const json format = At(config, {"checkpoint_format"});
+  if (!format.is_null() && format != "gptq" && format != "gptq_v2") {
+    return Unsupported("checkpoint_format", format, "\"gptq\", \"gptq_v2\"");
+  }
+  stored.zero_offset = format == "gptq_v2" ? 0 : 1;
+  stored.name = absl::StrCat("GPTQ, int", bits);
+  return stored;
+}
+
+absl::StatusOr<StoredQuantization> ParseAwq(const json& config) {
+  StoredQuantization stored;
+  stored.method = Method::kAwq;
+  json bits = At(config, {"bits"});
+  if (bits.is_null()) bits = At(config, {"w_bit"});
+  if (bits != json(4)) return Unsupported("bits", bits, "4");
+  stored.bits = 4;
+  json group = At(config, {"group_size"});
+  if (group.is_null()) group = At(config, {"q_group_size"});
+  ASSIGN_OR_RETURN(stored.group_size, GroupSizeOf(group, "group_size"));
+  const json version = At(config, {"version"});
+  if (!version.is_null() && version != "gemm" && version != "GEMM") {
+    return Unsupported("version", version, "\"gemm\"");
+  }
+  stored.name = "AWQ, int4";
+  return stored;
+}
+
+absl::StatusOr<StoredQuantization> ParseMethod(const json& config) {
+  const json method = At(config, {"quant_method"});
+  if (method == "compressed-tensors") return ParseCompressedTensors(config);
+  if (method == "gptq") return ParseGptq(config);
+  if (method == "awq") return ParseAwq(config);
+  if (method == "fbgemm_fp8") {
+    StoredQuantization stored;
+    stored.method = Method::kFloat8;
+    stored.name = "fbgemm_fp8, FP8 with a scale per row";
+    return stored;
+  }
+  return Unsupported("quant_method", method.is_null() ? config : method,
+                     "\"compressed-tensors\", \"fbgemm_fp8\", \"gptq\", \"awq\"");
+}
+
+}  // namespace
+
+absl::StatusOr<StoredQuantization> ParseStoredQuantization(const json& config) {
+  ASSIGN_OR_RETURN(StoredQuantization stored, ParseMethod(config));
+  stored.json = config.dump();
+  return stored;
+}
+
+nlohmann::ordered_json PackedQuantizationJson(Quantization quantization) {
+  const nlohmann::ordered_json weights = {{"num_bits", QuantizedBits(quantization)},
+                                          {"type", "int"},
+                                          {"symmetric", true},
+                                          {"strategy", "group"},
+                                          {"group_size", QuantizedGroup(quantization)},
+                                          {"dynamic", false},
+                                          {"actorder", nullptr}};
+  return {{"quant_method", "compressed-tensors"},
+          {"format", "pack-quantized"},
+          {"quantization_status", "compressed"},
+          {"config_groups",
+           {{"group_0",
+             {{"targets", {"Linear"}},
+              {"weights", weights},
+              {"input_activations", nullptr},
+              {"output_activations", nullptr}}}}},
+          {"ignore", {"lm_head"}},
+          {"kv_cache_scheme", nullptr}};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+// How a checkpoint's matrices are quantized in its files (config.json, quantization_config), where
+// they are. Pure; any thread.
+//
+// Read: compressed-tensors' "pack-quantized" (symmetric 4- and 8-bit groups, as `lockstep model
+// quantize` writes it, too) and "float-quantized" (FP8), fbgemm_fp8, GPTQ and AWQ. What they say of
+// activations is not followed: ours are kept as Backend::Linear says.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/quantization.h"
+#include "nlohmann/json_fwd.hpp"
+
+namespace lockstep {
+
+struct StoredQuantization {
+  enum class Method : uint8_t { kPacked, kFloat8, kGptq, kAwq };
+  Method method = Method::kPacked;
+  int bits = 8;
+  int64_t group_size = 0;  // along in_features; 0: a scale for the whole row
+  int zero_offset = 0;     // GPTQ's first format stores zero points less 1
+  std::string json;        // as config.json has it
+  std::string name;  // for messages: "compressed-tensors pack-quantized, int4 in groups of 32"
+
+  // Ours, if the weights are in its format and can be taken as they are.
+  Quantization native() const {
+    if (method != Method::kPacked) return Quantization::kNone;
+    for (const Quantization q : {Quantization::kInt8, Quantization::kInt4}) {
+      if (bits == QuantizedBits(q) && group_size == QuantizedGroup(q)) return q;
+    }
+    return Quantization::kNone;
+  }
+};
+
+// INVALID_ARGUMENT naming the field, its value and what is supported.
+absl::StatusOr<StoredQuantization> ParseStoredQuantization(const nlohmann::json& config);
+
+// quantization_config of a checkpoint in our format: compressed-tensors' "pack-quantized".
+nlohmann::ordered_json PackedQuantizationJson(Quantization quantization);
+
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+// A checkpoint that `lockstep model quantize` wrote gives the bits of its source with --quantize,
+// under every layout.
+#include <filesystem>
+#include <fstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "model/checkpoint/llama_tensors.h"
+#include "model/checkpoint/model_quantizer.h"
+#include "tests/model/llama/stage_driver.h"
+#include "tests/model/llama/temporary_model.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class QuantizedCheckpointTest : public ::testing::TestWithParam<std::tuple<DType, Quantization>> {
+ protected:
+  std::unique_ptr<Checkpoint> Quantize(const std::filesystem::path& input,
+                                       int64_t max_shard_bytes) {
+    const std::filesystem::path output = input / "quantized";
+    std::filesystem::remove_all(output);
+    const auto written = QuantizeModel({.input = input,
+                                        .output = output,
+                                        .quantization = std::get<1>(GetParam()),
+                                        .max_shard_bytes = max_shard_bytes,
+                                        .num_threads = 2,
+                                        .progress = {}});
+    EXPECT_TRUE(written.ok()) << written.status();
+    EXPECT_LT(written->output_bytes, written->input_bytes);
+    auto opened = Checkpoint::Open(output);
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    EXPECT_TRUE(CheckLlamaTensors(**opened).ok()) << CheckLlamaTensors(**opened);
+    EXPECT_TRUE(UnknownTensors(**opened).empty());
+    return *std::move(opened);
+  }
+
+  std::vector<Outcome> Run(const Checkpoint& checkpoint, Quantization quantize, int tp, int pp) {
+    DriveOptions options;
+    options.make_backend = CpuBackends(1);
+    options.stage.quantize = quantize;
+    options.stage.limits = {.max_batched_tokens = 64, .max_num_seqs = 8, .max_model_len = 100};
+    options.tp = tp;
+    options.pp = pp;
+    auto outcomes = Drive(checkpoint, options, {{{1, 5, 9, 300, 7}, 4}, {{2}, 6}});
+    EXPECT_TRUE(outcomes.ok()) << outcomes.status();
+    return outcomes.ok() ? *std::move(outcomes) : std::vector<Outcome>{};
+  }
+};
+
+TEST_P(QuantizedCheckpointTest, GivesTheBitsOfQuantizingWhileLoading) {
+  const auto [dtype, quantization] = GetParam();
+  for (const bool tied : {false, true}) {
+    // K-slices of 22 columns (down) and 8 (output): groups end where slices do.
+    ModelConfig config = SmallConfig(/*num_kv_heads=*/4);
+    config.tie_word_embeddings = tied;
+    const TemporaryModel model(config, dtype);
+    const std::vector<Outcome> want = Run(model.checkpoint(), quantization, 1, 1);
+    for (const int64_t max_shard_bytes : {int64_t{1} << 40, int64_t{30000}}) {
+      const auto quantized = Quantize(model.directory(), max_shard_bytes);
+      EXPECT_EQ(quantized->files().size() > 1, max_shard_bytes == 30000);
+      for (const auto& [tp, pp] : {std::pair(1, 1), {2, 2}, {4, 1}, {8, 3}}) {
+        EXPECT_TRUE(SameBits(Run(*quantized, Quantization::kNone, tp, pp), want))
+            << "tp " << tp << " pp " << pp;
+      }
+      EXPECT_TRUE(SameBits(Run(*quantized, quantization, 1, 1), want));
+    }
+  }
+}
+
+TEST_P(QuantizedCheckpointTest, WhatCannotBeDoneIsSaid) {
+  const TemporaryModel model(SmallConfig(/*num_kv_heads=*/4), std::get<0>(GetParam()));
+  const auto quantized = Quantize(model.directory(), int64_t{1} << 40);
+  const Quantization other =
+      std::get<1>(GetParam()) == Quantization::kInt8 ? Quantization::kInt4 : Quantization::kInt8;
+  EXPECT_THAT(std::string(quantized->config().HeldAs(other).status().message()),
+              HasSubstr("quantized to"));
+  QuantizeOptions options;
+  options.input = quantized->directory();
+  options.output = model.directory() / "again";
+  EXPECT_THAT(std::string(QuantizeModel(options).status().message()),
+              HasSubstr("is quantized already"));
+  EXPECT_FALSE(std::filesystem::exists(options.output));
+  options.input = model.directory();
+  options.output = quantized->directory();
+  EXPECT_EQ(QuantizeModel(options).status().code(), absl::StatusCode::kAlreadyExists);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Formats, QuantizedCheckpointTest,
+    ::testing::Combine(::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                       ::testing::Values(Quantization::kInt8, Quantization::kInt4)));
+
+}  // namespace
+}  // namespace lockstep::testing
