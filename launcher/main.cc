@@ -19,6 +19,7 @@ void AddAllCommands(CLI::App& program, CommandBody& chosen) {
   AddStatusCommand(program, chosen);
   AddTokenizeCommand(program, chosen);
   AddModelCommand(program, chosen);
+  AddPlanCommand(program, chosen);
   AddControllerCommand(program, chosen);
   AddWorkerCommand(program, chosen);
 }

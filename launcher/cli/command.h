@@ -32,6 +32,7 @@ void AddTokenizeCommand(CLI::App& program, CommandBody& chosen);
 void AddStatusCommand(CLI::App& program, CommandBody& chosen);
 void AddBenchCommand(CLI::App& program, CommandBody& chosen);
 void AddModelCommand(CLI::App& program, CommandBody& chosen);
+void AddPlanCommand(CLI::App& program, CommandBody& chosen);
 
 // Prints "lockstep COMMAND: message" on stderr, as one line, and returns the exit code that fits.
 int Fail(absl::string_view command, const absl::Status& status);

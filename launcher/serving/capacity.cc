@@ -1,37 +1,18 @@
 #include "launcher/serving/capacity.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
+#include "runtime/engine/kv_capacity.h"
 
 namespace lockstep {
 namespace {
-
-constexpr int64_t kDefaultKvCacheBytes = int64_t{4} << 30;
 
 // The dtype in which a rank keeps weights and KV cache (WeightDType: f16 is widened).
 DType HeldDType(const ModelConfig& config, const std::string& flag) {
   if (flag == "f32") return DType::kF32;
   if (flag == "bf16") return DType::kBF16;
   return config.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
-}
-
-int64_t DefaultBlocks(const CapacityInputs& inputs, const Capacity& capacity, int64_t block_bytes) {
-  const int64_t free_bytes = inputs.available_memory_bytes - capacity.weight_bytes;
-  const int64_t budget = std::min(kDefaultKvCacheBytes, free_bytes / 2);
-  const int64_t block_size = inputs.model.block_size;
-  const int64_t blocks_per_sequence = (capacity.max_model_len + block_size - 1) / block_size;
-  return std::min(budget / block_bytes, inputs.model.max_num_seqs * blocks_per_sequence);
-}
-
-int64_t BlocksAskedFor(const CapacityInputs& inputs, const Capacity& capacity,
-                       int64_t block_bytes) {
-  if (inputs.kv_cache.num_blocks) return *inputs.kv_cache.num_blocks;
-  if (!inputs.kv_cache.gib) return DefaultBlocks(inputs, capacity, block_bytes);
-  return static_cast<int64_t>(std::llround(*inputs.kv_cache.gib * 0x1p30)) / block_bytes;
 }
 
 absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
@@ -79,7 +60,14 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
     capacity.kv_bytes_per_token += shard.kv_bytes_per_token;
   }
   const int64_t block_bytes = capacity.kv_bytes_per_token * inputs.model.block_size;
-  capacity.num_kv_blocks = BlocksAskedFor(inputs, capacity, block_bytes);
+  capacity.num_kv_blocks = engine::BlocksOf({.available_bytes = inputs.available_memory_bytes,
+                                             .weight_bytes = capacity.weight_bytes,
+                                             .bytes_per_token = capacity.kv_bytes_per_token,
+                                             .block_size = inputs.model.block_size,
+                                             .max_num_seqs = inputs.model.max_num_seqs,
+                                             .max_model_len = capacity.max_model_len,
+                                             .num_blocks = inputs.kv_cache.num_blocks,
+                                             .gib = inputs.kv_cache.gib});
   RETURN_IF_ERROR(CheckMemory(inputs, capacity, block_bytes));
   return capacity;
 }

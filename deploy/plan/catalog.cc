@@ -1,0 +1,182 @@
+#include "deploy/plan/catalog.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "deploy/plan/nearest_name.h"
+#include "deploy/plan/tables.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "model/checkpoint/strict_json.h"
+
+namespace lockstep::plan {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uintmax_t kMaxFileBytes = 16 << 20;
+
+// The tables are part of the program: what is wrong in them is a bug.
+json BuiltIn(std::string_view text) {
+  auto table = ParseStrictJson(text);
+  LS_CHECK(table.ok()) << table.status().message();
+  return *std::move(table);
+}
+
+bool IsNamed(const json& entry, const std::string& wanted) {
+  if (entry["name"] == json(wanted)) return true;
+  for (const json& alias : entry["aliases"]) {
+    if (alias == json(wanted)) return true;
+  }
+  return false;
+}
+
+std::vector<std::string> NamesOf(const json& entries) {
+  std::vector<std::string> names;
+  for (const json& entry : entries) names.push_back(entry["name"].get<std::string>());
+  return names;
+}
+
+// [number, source]
+double Number(const json& table, const json& entry, const char* field, Sources& sources) {
+  const auto found = entry.find(field);
+  if (found == entry.end()) return 0.0;
+  const json& source = table["sources"][(*found)[1].get<std::string>()];
+  LS_CHECK(source.is_object()) << field << " has no source";
+  sources[field] = absl::StrCat(source["title"].get<std::string>(), " (",
+                                source["date"].get<std::string>(), ")");
+  return (*found)[0].get<double>();
+}
+
+Gpu ToGpu(const json& table, const json& entry) {
+  Gpu gpu;
+  gpu.name = entry["name"].get<std::string>();
+  gpu.title = entry["title"].get<std::string>();
+  gpu.link = entry["link"].get<std::string>();
+  const auto number = [&](const char* field) { return Number(table, entry, field, gpu.sources); };
+  gpu.memory_gib = number("memory_gib");
+  gpu.bandwidth_gb_s = number("bandwidth_gb_s");
+  gpu.bf16_tflops = number("bf16_tflops");
+  gpu.fp8_tflops = number("fp8_tflops");
+  gpu.int8_tops = number("int8_tops");
+  gpu.fp4_tflops = number("fp4_tflops");
+  gpu.link_gb_s = number("link_gb_s");
+  gpu.nic_gb_s = number("nic_gb_s");
+  gpu.gpus_per_node = static_cast<int>(number("gpus_per_node"));
+  return gpu;
+}
+
+absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
+  if (size > kMaxFileBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), " has ", size, " bytes; at most ", kMaxFileBytes, " are read"));
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
+  return std::move(text).str();
+}
+
+absl::Status InFile(const std::filesystem::path& path, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(path.string(), ": ", status.message()));
+}
+
+absl::StatusOr<Prices> ToPrices(const json& table) {
+  if (!table.is_object() || !table.contains("prices") || !table["prices"].is_array()) {
+    return absl::InvalidArgumentError("has no array \"prices\"");
+  }
+  Prices prices;
+  for (const json& entry : table["prices"]) {
+    if (!entry.is_object() || !entry.contains("gpu") || !entry["gpu"].is_string() ||
+        !entry.contains("usd_per_gpu_hour") || !entry["usd_per_gpu_hour"].is_number()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a price needs \"gpu\" and \"usd_per_gpu_hour\": ", QuotedJson(entry)));
+    }
+    const double usd = entry["usd_per_gpu_hour"].get<double>();
+    if (!(usd >= 0.0 && usd <= 1e6)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("usd_per_gpu_hour = ", usd, " is not in [0, 1000000]"));
+    }
+    const auto text = [&](const char* field) {
+      const auto found = entry.find(field);
+      return found != entry.end() && found->is_string() ? found->get<std::string>() : "";
+    };
+    ASSIGN_OR_RETURN(const Gpu gpu, FindGpu(entry["gpu"].get<std::string>()));
+    prices[gpu.name] = {usd, absl::StrCat(text("source"), " (", text("date"), ")")};
+  }
+  return prices;
+}
+
+}  // namespace
+
+double Gpu::FlopsOf(int compute_bits) const {
+  double tera = bf16_tflops;
+  if (compute_bits <= 8) tera = std::max({tera, fp8_tflops, int8_tops});
+  if (compute_bits <= 4) tera = std::max(tera, fp4_tflops);
+  return tera * 1e12;
+}
+
+absl::StatusOr<Gpu> FindGpu(const std::string& name) {
+  const json table = BuiltIn(GpusJson());
+  const std::string wanted = absl::AsciiStrToLower(name);
+  for (const json& entry : table["gpus"]) {
+    if (IsNamed(entry, wanted)) return ToGpu(table, entry);
+  }
+  return UnknownName("gpu", name, GpuNames());
+}
+
+std::vector<std::string> GpuNames() { return NamesOf(BuiltIn(GpusJson())["gpus"]); }
+
+absl::StatusOr<Model> LoadModel(const std::string& name_or_path) {
+  const json table = BuiltIn(ModelsJson());
+  const std::string wanted = absl::AsciiStrToLower(name_or_path);
+  for (const json& entry : table["models"]) {
+    if (!IsNamed(entry, wanted)) continue;
+    auto architecture = ParseArchitecture(entry["config"].dump());
+    LS_CHECK(architecture.ok()) << architecture.status().message();
+    return Model{entry["name"].get<std::string>(),
+                 absl::StrCat(entry["source"].get<std::string>(), " (",
+                              entry["date"].get<std::string>(), ")"),
+                 *std::move(architecture)};
+  }
+  std::filesystem::path path(name_or_path);
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    const absl::Status unknown = UnknownName("model", name_or_path, ModelNames());
+    return absl::NotFoundError(
+        absl::StrCat(unknown.message(), ", or the path of a config.json or its directory"));
+  }
+  if (std::filesystem::is_directory(path, error)) path /= "config.json";
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  auto architecture = ParseArchitecture(text);
+  if (!architecture.ok()) return InFile(path, architecture.status());
+  std::string name = std::filesystem::absolute(path).parent_path().filename().string();
+  return Model{std::move(name), path.string(), *std::move(architecture)};
+}
+
+std::vector<std::string> ModelNames() { return NamesOf(BuiltIn(ModelsJson())["models"]); }
+
+Prices BuiltInPrices() {
+  auto prices = ToPrices(BuiltIn(PricesJson()));
+  LS_CHECK(prices.ok()) << prices.status().message();
+  return *std::move(prices);
+}
+
+absl::StatusOr<Prices> LoadPrices(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  auto table = ParseStrictJson(text);
+  if (!table.ok()) return InFile(path, table.status());
+  auto prices = ToPrices(*table);
+  if (!prices.ok()) return InFile(path, prices.status());
+  return prices;
+}
+
+}  // namespace lockstep::plan

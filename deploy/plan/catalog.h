@@ -1,0 +1,62 @@
+// The built-in GPUs, models and prices, each number with its source and date. Pure but for
+// LoadModel and LoadPrices, which read files; any thread.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "deploy/plan/architecture.h"
+
+namespace lockstep::plan {
+
+// Every number's source by field name, as "title (date)".
+using Sources = std::map<std::string, std::string>;
+
+struct Gpu {
+  std::string name;
+  std::string title;
+  std::string link;
+  double memory_gib = 0.0;  // as the driver reports it
+  double bandwidth_gb_s = 0.0;
+  double bf16_tflops = 0.0;  // rates are dense
+  double fp8_tflops = 0.0;   // 0: the hardware has none
+  double int8_tops = 0.0;
+  double fp4_tflops = 0.0;
+  double link_gb_s = 0.0;  // per direction
+  double nic_gb_s = 0.0;   // per GPU
+  int gpus_per_node = 8;
+  Sources sources;
+
+  // Multiply-add rate in FLOP/s of operands of so many bits; formats the hardware lacks run as
+  // bf16.
+  double FlopsOf(int compute_bits) const;
+};
+
+// By name or alias, ASCII case ignored. NOT_FOUND with the nearest name.
+absl::StatusOr<Gpu> FindGpu(const std::string& name);
+std::vector<std::string> GpuNames();
+
+struct Model {
+  std::string name;
+  std::string source;
+  Architecture architecture;
+};
+
+// A built-in name or alias, a directory with a config.json, or the path of one. NOT_FOUND with the
+// nearest name, INVALID_ARGUMENT for a config.json that is not understood.
+absl::StatusOr<Model> LoadModel(const std::string& name_or_path);
+std::vector<std::string> ModelNames();
+
+struct Price {
+  double usd_per_gpu_hour = 0.0;
+  std::string source;  // with its date
+};
+using Prices = std::map<std::string, Price>;  // by GPU name
+
+Prices BuiltInPrices();
+// A file like data/prices.json. NOT_FOUND, INVALID_ARGUMENT naming the field.
+absl::StatusOr<Prices> LoadPrices(const std::string& path);
+
+}  // namespace lockstep::plan

@@ -1,0 +1,101 @@
+#include "deploy/plan/collectives.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "deploy/plan/tables.h"
+#include "kernels/base/check.h"
+#include "model/checkpoint/strict_json.h"
+
+namespace lockstep::plan {
+namespace {
+
+using nlohmann::json;
+
+constexpr double kMicro = 1e-6;
+constexpr double kGiga = 1e9;
+// Links without measurements: typical latencies of a PCIe group, and the share of the link's rate
+// that NVLink's fits reach.
+constexpr double kFormulaOneShotUs = 8.0;
+constexpr double kFormulaTwoShotUs = 15.0;
+constexpr double kFormulaShare = 0.6;
+// A message between GPUs of two nodes, and of one.
+constexpr double kNodeMessageUs = 10.0;
+constexpr double kLinkMessageUs = 5.0;
+
+CollectiveFit ByFormula(const Interconnect& net, int ranks) {
+  return {ranks, kFormulaOneShotUs, kFormulaShare * net.link_gb_s, kFormulaTwoShotUs,
+          kFormulaShare * net.link_gb_s};
+}
+
+double Mix(double a, double b, double share) { return a + (b - a) * share; }
+
+// Between two measured numbers of ranks by the logarithm; beyond the last by its slope.
+CollectiveFit FitOf(const Interconnect& net, int ranks) {
+  if (net.fits.empty()) return ByFormula(net, ranks);
+  if (net.fits.size() == 1 || ranks <= net.fits.front().ranks) return net.fits.front();
+  size_t upper = 1;
+  while (upper + 1 < net.fits.size() && net.fits[upper].ranks < ranks) ++upper;
+  const CollectiveFit& a = net.fits[upper - 1];
+  const CollectiveFit& b = net.fits[upper];
+  const double share = std::log2(static_cast<double>(ranks) / a.ranks) /
+                       std::log2(static_cast<double>(b.ranks) / a.ranks);
+  const double rate_share = std::min(1.0, share);  // rates saturate
+  return {ranks, Mix(a.one_shot_us, b.one_shot_us, share),
+          Mix(a.one_shot_gb_s, b.one_shot_gb_s, rate_share),
+          Mix(a.two_shot_us, b.two_shot_us, share),
+          Mix(a.two_shot_gb_s, b.two_shot_gb_s, rate_share)};
+}
+
+}  // namespace
+
+double IntraNodeSeconds(const CollectiveFit& fit, double bytes) {
+  const double n = fit.ranks;
+  const double one_shot =
+      fit.one_shot_us * kMicro + (n - 1.0) * bytes / (fit.one_shot_gb_s * kGiga);
+  const double two_shot =
+      fit.two_shot_us * kMicro + 2.0 * (n - 1.0) / n * bytes / (fit.two_shot_gb_s * kGiga);
+  return std::min(one_shot, two_shot);
+}
+
+Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node) {
+  Interconnect net;
+  net.link = gpu.link;
+  net.link_gb_s = gpu.link_gb_s;
+  net.nic_gb_s = gpu.nic_gb_s;
+  net.gpus_per_node = gpus_per_node;
+  net.source = "formula over the link's rate";
+  const auto table = ParseStrictJson(CollectivesJson());
+  LS_CHECK(table.ok()) << table.status().message();
+  net.node_latency_us = (*table)["node_latency_us"][0].get<double>();
+  for (const json& entry : (*table)["links"]) {
+    if (entry["link"] != json(gpu.link)) continue;
+    net.source = entry["source"].get<std::string>();
+    for (const json& fit : entry["fits"]) {
+      net.fits.push_back({fit["ranks"].get<int>(), fit["one_shot_us"].get<double>(),
+                          fit["one_shot_gb_s"].get<double>(), fit["two_shot_us"].get<double>(),
+                          fit["two_shot_gb_s"].get<double>()});
+    }
+  }
+  return net;
+}
+
+double AllReduceSeconds(const Interconnect& net, int ranks, double bytes) {
+  if (ranks <= 1) return 0.0;
+  const int local = std::min(ranks, net.gpus_per_node);
+  const double inside = local > 1 ? IntraNodeSeconds(FitOf(net, local), bytes) : 0.0;
+  const int nodes = (ranks + local - 1) / local;
+  if (nodes == 1) return inside;
+  // Reduce-scatter inside, all-reduce of each GPU's share over its own NIC, all-gather inside.
+  const double steps = std::ceil(std::log2(nodes));
+  const double share = bytes / local;
+  return inside + steps * net.node_latency_us * kMicro +
+         2.0 * (nodes - 1.0) / nodes * share / (net.nic_gb_s * kGiga);
+}
+
+double TransferSeconds(const Interconnect& net, bool across_nodes, double bytes) {
+  return across_nodes ? kNodeMessageUs * kMicro + bytes / (net.nic_gb_s * kGiga)
+                      : kLinkMessageUs * kMicro + bytes / (net.link_gb_s * kFormulaShare * kGiga);
+}
+
+}  // namespace lockstep::plan

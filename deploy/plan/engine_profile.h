@@ -1,0 +1,49 @@
+// How near a serving engine comes to the hardware's limits, and what it adds to them: few
+// coefficients per engine, fitted to public measurements by plan_fit and kept in
+// data/engines.json. Pure; any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace lockstep::plan {
+
+struct EngineProfile {
+  std::string name;
+  std::string source;
+  // Shares of the datasheet's rates.
+  double weight_bandwidth = 0.85;
+  double kv_bandwidth = 0.80;
+  double flops_16 = 0.65;
+  double flops_8 = 0.60;
+  double flops_4 = 0.45;
+  // Added to every step, in microseconds.
+  double step_us = 500.0;
+  double layer_us = 42.0;    // per layer: norms, rotation, quantization, gaps between kernels
+  double sequence_us = 8.0;  // per running sequence: scheduling, sampling, text
+  double prefill_layer_us = 450.0;  // per layer: a step with a prompt takes no less (its kernels
+                                    // are launched one by one, not as a graph)
+  // Added to the first token, in milliseconds: connection, tokenization, scheduling.
+  double request_ms = 25.0;
+  int max_batched_tokens = 8192;
+  int max_running = 1 << 20;
+  // 90 of 100 measurements that the fit never saw lie within these shares of the prediction.
+  double tpot_band = 0.2;
+  double ttft_band = 0.5;
+};
+
+// How a benchmark's closed loop differs from a steady load: part of the requests come all at once,
+// and a freed slot is not used at once.
+struct LoadPattern {
+  std::string name = "steady";
+  double burst_share = 0.0;
+  double slot_share = 0.0;
+};
+
+// vllm, trtllm, sglang. NOT_FOUND with the nearest name.
+absl::StatusOr<EngineProfile> FindEngine(const std::string& name);
+std::vector<std::string> EngineNames();
+
+}  // namespace lockstep::plan

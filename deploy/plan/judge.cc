@@ -1,0 +1,199 @@
+// One layout against a request: memory first, then as many replicas as load and limits need.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+#include "deploy/plan/planner.h"
+
+namespace lockstep::plan {
+namespace {
+
+double GiB(int64_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
+
+void Break(Candidate& candidate, Constraint constraint, std::string reason) {
+  candidate.holds = false;
+  candidate.broken = constraint;
+  candidate.reason = std::move(reason);
+}
+
+Constraint LimitBroken(const PlanRequest& request, const Prediction& prediction) {
+  if (request.ttft_p95_ms > 0 && prediction.ttft_p95_ms > request.ttft_p95_ms) {
+    return Constraint::kTtft;
+  }
+  if (request.tpot_p95_ms > 0 && prediction.tpot_p95_ms > request.tpot_p95_ms) {
+    return Constraint::kTpot;
+  }
+  return Constraint::kNone;
+}
+
+// A model over one kind of replica; asked with more and more of them.
+class ReplicaJudge {
+ public:
+  ReplicaJudge(const PlanRequest& request, const Layout& layout, int64_t max_requests)
+      : request_(request),
+        deployment_{request.model.architecture,
+                    request.weights,
+                    request.kv,
+                    request.policy,
+                    request.gpu,
+                    request.engine,
+                    layout,
+                    request.gpus_per_node},
+        roofline_(deployment_),
+        max_requests_(max_requests) {}
+
+  // What breaks with so many replicas; fills prediction and load.
+  Constraint Try(int replicas, Candidate& candidate) const {
+    if (request_.rate_per_s > 0) {
+      const double rate = request_.rate_per_s / replicas;
+      const auto concurrency = ConcurrencyOf(rate);
+      candidate.load_per_replica = concurrency.value_or(static_cast<double>(max_requests_));
+      candidate.prediction = PredictAt(candidate.load_per_replica);
+      if (!concurrency) return Constraint::kRate;
+      // Requests beyond the rate do not arrive.
+      candidate.prediction.requests_per_s = rate;
+      candidate.prediction.output_tokens_per_s = rate * request_.output_tokens;
+    } else {
+      candidate.load_per_replica = std::ceil(request_.concurrency / replicas);
+      candidate.prediction = PredictAt(candidate.load_per_replica);
+      if (candidate.prediction.saturated) return Constraint::kConcurrency;
+    }
+    return LimitBroken(request_, candidate.prediction);
+  }
+
+  Prediction PredictAt(double concurrency) const {
+    Load load;
+    load.input_tokens = request_.input_tokens;
+    load.output_tokens = request_.output_tokens;
+    load.concurrency = concurrency;
+    return Predict(roofline_, deployment_, load, max_requests_);
+  }
+
+ private:
+  // How many requests are there at once when they arrive at this rate (Little's law), or nullopt
+  // when they come faster than they leave.
+  std::optional<double> ConcurrencyOf(double rate) const {
+    double low = 1e-3;
+    double high = static_cast<double>(max_requests_);
+    if (PredictAt(high).requests_per_s < rate) return std::nullopt;
+    for (int i = 0; i < 40 && high / low > 1.001; ++i) {
+      const double middle = std::sqrt(low * high);
+      (PredictAt(middle).requests_per_s < rate ? low : high) = middle;
+    }
+    return high;
+  }
+
+  const PlanRequest& request_;
+  const Deployment deployment_;
+  const Roofline roofline_;
+  const int64_t max_requests_;
+};
+
+void BreakMemory(const PlanRequest& request, Candidate& candidate) {
+  const StageMemory& stage = candidate.memory.fullest();
+  if (stage.kv_budget <= 0 || !candidate.memory.fits()) {
+    Break(candidate, Constraint::kWeights,
+          absl::StrFormat("stage %d needs %.1f GiB of weights and %.1f GiB beside them, %.1f GiB "
+                          "more than a GPU has",
+                          stage.stage, GiB(stage.weights.total()),
+                          GiB(stage.fixed() - stage.weights.total()), GiB(-stage.kv_budget)));
+  } else if (candidate.memory.max_request_tokens < request.longest_request()) {
+    Break(candidate, Constraint::kContext,
+          absl::StrFormat("%.1f GiB for KV hold %d tokens of one request, %d are asked for",
+                          GiB(stage.kv_budget), candidate.memory.max_request_tokens,
+                          request.longest_request()));
+  }
+}
+
+std::string BrokenReason(const PlanRequest& request, const Candidate& candidate,
+                         Constraint constraint) {
+  const Prediction& prediction = candidate.prediction;
+  switch (constraint) {
+    case Constraint::kConcurrency:
+      return absl::StrFormat("KV for %d of %.0f requests per replica",
+                             candidate.memory.max_requests, candidate.load_per_replica);
+    case Constraint::kRate:
+      return absl::StrFormat("serves %.3g requests/s per replica at most",
+                             prediction.requests_per_s);
+    case Constraint::kTtft:
+      return absl::StrFormat("TTFT p95 %.0f ms, above %.0f ms", prediction.ttft_p95_ms,
+                             request.ttft_p95_ms);
+    case Constraint::kTpot:
+      return absl::StrFormat("TPOT p95 %.1f ms, above %.1f ms", prediction.tpot_p95_ms,
+                             request.tpot_p95_ms);
+    default:
+      return ConstraintName(constraint);
+  }
+}
+
+void FillPrice(const PlanRequest& request, Candidate& candidate) {
+  candidate.usd_per_hour = candidate.layout.gpus() * request.usd_per_gpu_hour;
+  const double tokens_per_hour =
+      3600.0 * candidate.prediction.output_tokens_per_s * candidate.layout.replicas;
+  if (tokens_per_hour > 0) {
+    candidate.usd_per_million_tokens = candidate.usd_per_hour / tokens_per_hour * 1e6;
+  }
+}
+
+// The fewest replicas that hold, by doubling and halving: more never hold less.
+void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, Candidate& candidate) {
+  const int gpus = request.gpus_per_node * request.max_nodes;
+  const int most = std::max(1, gpus / candidate.layout.ranks());
+  int good = 1;
+  Constraint broken = judge.Try(good, candidate);
+  int bad = 0;
+  while (broken != Constraint::kNone && good < most) {
+    bad = good;
+    candidate.replicas_for = broken;
+    good = std::min(most, 2 * good);
+    broken = judge.Try(good, candidate);
+  }
+  while (broken == Constraint::kNone && good - bad > 1) {
+    const int middle = bad + (good - bad) / 2;
+    const Constraint there = judge.Try(middle, candidate);
+    if (there != Constraint::kNone) candidate.replicas_for = there;
+    (there == Constraint::kNone ? good : bad) = middle;
+  }
+  broken = judge.Try(good, candidate);
+  candidate.layout.replicas = good;
+  candidate.holds = broken == Constraint::kNone;
+  if (!candidate.holds) {
+    std::string reason = BrokenReason(request, candidate, broken);
+    candidate.layout.replicas = 1;
+    Break(candidate, broken,
+          good > 1 ? absl::StrFormat("even with %d replicas: %s", good, reason) : reason);
+  }
+}
+
+}  // namespace
+
+Candidate Judge(const PlanRequest& request, int tp, int pp) {
+  Candidate candidate;
+  candidate.layout = {
+      .tp = tp, .pp = pp, .replicas = 1, .expert_parallel = request.expert_parallel};
+  const absl::Status shape = CheckModelLayout(request.model.architecture, candidate.layout);
+  if (!shape.ok()) {
+    const std::string message(shape.message());
+    Break(candidate, Constraint::kShape, message.substr(0, message.find(';')));
+    return candidate;
+  }
+  candidate.tp_across_nodes = tp > request.gpus_per_node;
+  candidate.memory =
+      PlanMemory({request.model.architecture, request.weights, request.kv, request.policy,
+                  request.memory, std::llround(request.gpu.memory_gib * 0x1p30),
+                  std::llround(request.input_tokens + request.output_tokens)},
+                 candidate.layout);
+  BreakMemory(request, candidate);
+  if (candidate.broken == Constraint::kNone) {
+    FindReplicas(request,
+                 ReplicaJudge(request, candidate.layout,
+                              std::max<int64_t>(1, candidate.memory.max_requests)),
+                 candidate);
+  }
+  FillPrice(request, candidate);
+  const int ranks = candidate.layout.gpus();
+  candidate.nodes = (ranks + request.gpus_per_node - 1) / request.gpus_per_node;
+  return candidate;
+}
+
+}  // namespace lockstep::plan

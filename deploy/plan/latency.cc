@@ -1,0 +1,96 @@
+#include "deploy/plan/latency.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace lockstep::plan {
+namespace {
+
+constexpr int kMaxIterations = 40;
+constexpr double kMaxUtilization = 0.95;  // beyond it a queue's length is anyone's guess
+constexpr double kMilli = 1e3;
+// A 95th percentile of an exponential tail, in means.
+constexpr double kP95OverMean = 3.0;
+
+struct Prefill {
+  double first_token = 0;  // seconds from the first chunk to the token
+  double added = 0;        // what running decodes wait beyond their own step
+};
+
+// All chunks of one prompt beside `decodes` running sequences.
+Prefill CostOfPrompt(const Roofline& roofline, const Deployment& deployment, const Load& load,
+                     double decodes, double context, double decode_stage) {
+  const double num_chunks = std::ceil(load.input_tokens / deployment.engine.max_batched_tokens);
+  const double chunk = load.input_tokens / num_chunks;
+  Prefill prefill;
+  for (double i = 0; i < num_chunks; ++i) {
+    const StepLoad step{chunk, i * chunk, decodes, context};
+    const double stage = roofline.SlowestStage(step).total();
+    prefill.added += std::max(0.0, stage - decode_stage);
+    // The last chunk's way through the other stages.
+    prefill.first_token += i + 1 < num_chunks ? stage : roofline.SumOfStages(step);
+  }
+  return prefill;
+}
+
+// The fixed point: how many run depends on how long they take.
+struct Balance {
+  double running = 1;
+  double tpot = 0;
+  double ttft = 0.05;
+  double utilization = 0;
+  double wait = 0;  // mean, behind other prompts
+};
+
+}  // namespace
+
+Prediction Predict(const Roofline& roofline, const Deployment& deployment, const Load& load,
+                   int64_t max_requests) {
+  const EngineProfile& engine = deployment.engine;
+  const double limit =
+      std::min<double>(static_cast<double>(std::max<int64_t>(1, max_requests)), engine.max_running);
+  const double admitted = std::min(load.concurrency, limit);
+  const double context = load.input_tokens + load.output_tokens / 2.0;
+  const double pp = roofline.num_stages();
+  const double intervals = std::max(1.0, load.output_tokens - 1.0);
+  Balance now;
+  now.running = admitted;
+  double period = 0.0;
+  for (int i = 0; i < kMaxIterations; ++i) {
+    const double micro_batches = std::min(pp, std::max(1.0, now.running));
+    const StepLoad decode{0, 0, now.running / micro_batches, context};
+    const double stage = roofline.SlowestStage(decode).total();
+    period = pp == 1 ? stage : std::max(micro_batches * stage, roofline.SumOfStages(decode));
+    const Prefill prompt =
+        CostOfPrompt(roofline, deployment, load, std::max(0.0, now.running - 1.0) / micro_batches,
+                     context, stage);
+    const double decoding = intervals * (i == 0 ? period : now.tpot);
+    const double share = decoding / (decoding + now.ttft);
+    const double tpot = period + (admitted - 1.0) * prompt.added * share / intervals;
+    now.utilization = std::min(kMaxUtilization, admitted / (decoding + now.ttft) * prompt.added);
+    now.wait = prompt.first_token * now.utilization / (2.0 * (1.0 - now.utilization));
+    const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait +
+                        load.pattern.burst_share * (admitted - 1.0) / 2.0 * prompt.added +
+                        load.pattern.slot_share * decoding / load.concurrency;
+    now.tpot = i == 0 ? tpot : 0.5 * (now.tpot + tpot);
+    now.ttft = 0.5 * (now.ttft + ttft);
+    now.running = std::max(1.0, admitted * decoding / (decoding + now.ttft));
+  }
+  const double request = intervals * now.tpot + now.ttft;
+  const double queue = std::max(0.0, load.concurrency - admitted) / admitted * request;
+  Prediction out;
+  out.saturated = load.concurrency > static_cast<double>(max_requests);
+  out.ttft_ms = (now.ttft + queue) * kMilli;
+  out.ttft_p95_ms = (now.ttft + queue + (kP95OverMean - 1.0) * now.wait) * kMilli;
+  out.tpot_ms = now.tpot * kMilli;
+  out.tpot_p95_ms = (now.tpot + (now.tpot - period)) * kMilli;
+  out.running = now.running;
+  out.requests_per_s = admitted / request;
+  out.output_tokens_per_s = out.requests_per_s * load.output_tokens;
+  out.utilization = now.utilization;
+  const double micro_batches = std::min(pp, std::max(1.0, now.running));
+  out.decode_step = roofline.SlowestStage({0, 0, now.running / micro_batches, context});
+  return out;
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,47 @@
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "deploy/plan/report.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr int64_t kMaxNumSeqs = 65536;
+
+// A directory stands as it was given; a built-in name stands for one.
+std::string ModelArgument(const Model& model) {
+  const std::string suffix = "/config.json";
+  if (model.source.ends_with(suffix)) {
+    return model.source.substr(0, model.source.size() - suffix.size());
+  }
+  return absl::StrCat("/models/", model.name);
+}
+
+}  // namespace
+
+std::string LaunchCommand(const Plan& plan) {
+  const Candidate* answer = plan.answer();
+  if (answer == nullptr) return "";
+  const PlanRequest& request = plan.request;
+  const Layout& layout = answer->layout;
+  std::string flags =
+      absl::StrCat(ModelArgument(request.model), " --tp ", layout.tp, " --pp ", layout.pp);
+  if (layout.replicas > 1) absl::StrAppend(&flags, " --replicas ", layout.replicas);
+  if (request.weights.name == "bf16" || request.weights.name == "f32") {
+    absl::StrAppend(&flags, " --dtype ", request.weights.name);
+  }
+  const auto num_seqs = static_cast<int64_t>(std::ceil(answer->load_per_replica));
+  absl::StrAppend(&flags, " --max-model-len ",
+                  std::min(answer->memory.max_request_tokens,
+                           std::max(request.longest_request(), request.context)),
+                  " --max-num-seqs ", std::clamp<int64_t>(num_seqs, 1, kMaxNumSeqs),
+                  " --num-kv-blocks ", answer->memory.num_kv_blocks);
+  if (answer->tp_across_nodes) absl::StrAppend(&flags, " --allow-tp-across-nodes");
+  if (answer->nodes == 1) return absl::StrCat("lockstep serve ", flags);
+  const int tasks = std::min(request.gpus_per_node, layout.gpus());
+  return absl::StrCat("sbatch --nodes=", answer->nodes, " --ntasks-per-node=", tasks,
+                      " --gpus-per-node=", tasks, " deploy/slurm/serve.sbatch ", flags);
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,51 @@
+#include "deploy/plan/nearest_name.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/base/check.h"
+#include "model/checkpoint/strict_json.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr size_t kMaxNameBytes = 64;  // the distance is quadratic
+
+// Wagner and Fischer 1974, one row at a time.
+size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({replaced, row[j] + 1, row[j - 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string NearestName(const std::string& wanted, const std::vector<std::string>& names) {
+  LS_CHECK(!names.empty()) << "no names";
+  const std::string lower = absl::AsciiStrToLower(wanted.substr(0, kMaxNameBytes));
+  return *std::min_element(names.begin(), names.end(),
+                           [&](const std::string& a, const std::string& b) {
+                             return EditDistance(lower, absl::AsciiStrToLower(a)) <
+                                    EditDistance(lower, absl::AsciiStrToLower(b));
+                           });
+}
+
+absl::Status UnknownName(const std::string& what, const std::string& wanted,
+                         const std::vector<std::string>& names) {
+  return absl::NotFoundError(absl::StrCat(what, " ", Quoted(wanted), " is not known; did you mean ",
+                                          NearestName(wanted, names),
+                                          "? Known: ", absl::StrJoin(names, ", ")));
+}
+
+}  // namespace lockstep::plan

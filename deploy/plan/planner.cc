@@ -1,0 +1,263 @@
+#include "deploy/plan/planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr int kMaxTp = 64;
+
+// Fewest GPUs, then groups inside nodes (what `serve` starts unasked), then the cheapest tokens.
+bool IsBetter(const Candidate& a, const Candidate& b) {
+  const auto key = [](const Candidate& c) {
+    return std::make_tuple(c.layout.gpus(), c.tp_across_nodes,
+                           -c.prediction.output_tokens_per_s * c.layout.replicas);
+  };
+  return key(a) < key(b);
+}
+
+std::vector<int> TensorParallelSizes(const PlanRequest& request) {
+  if (request.tp > 0) return {request.tp};
+  std::vector<int> sizes;
+  const int most = std::min(kMaxTp, request.gpus_per_node * request.max_nodes);
+  for (int tp = 1; tp <= most; ++tp) {
+    const bool fills_nodes = request.gpus_per_node % tp == 0 ||
+                             (tp % request.gpus_per_node == 0 && (tp & (tp - 1)) == 0);
+    if (fills_nodes) sizes.push_back(tp);
+  }
+  return sizes;
+}
+
+std::vector<int> PipelineSizes(const PlanRequest& request, int tp) {
+  if (request.pp > 0) return {request.pp};
+  std::vector<int> sizes;
+  const int most = request.gpus_per_node * request.max_nodes / tp;
+  for (const int pp : {1, 2, 3, 4, 6, 8, 12, 16}) {
+    if (pp <= most && pp <= request.model.architecture.num_layers) sizes.push_back(pp);
+  }
+  return sizes;
+}
+
+std::vector<Candidate> JudgeAll(const PlanRequest& request) {
+  std::vector<Candidate> candidates;
+  for (const int tp : TensorParallelSizes(request)) {
+    for (const int pp : PipelineSizes(request, tp)) {
+      candidates.push_back(Judge(request, tp, pp));
+      // A shape that does not divide does not divide at any pp.
+      if (candidates.back().broken == Constraint::kShape) break;
+    }
+  }
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return std::make_tuple(a.layout.gpus(), a.layout.tp) <
+           std::make_tuple(b.layout.gpus(), b.layout.tp);
+  });
+  return candidates;
+}
+
+std::optional<size_t> Choose(const std::vector<Candidate>& candidates) {
+  std::optional<size_t> best;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (!candidates[i].holds) continue;
+    if (!best || IsBetter(candidates[i], candidates[*best])) best = i;
+  }
+  return best;
+}
+
+// Why not fewer GPUs: the answer's own replicas, or what breaks the largest smaller layout.
+void FindBinding(Plan& plan) {
+  const Candidate* answer = plan.answer();
+  if (answer != nullptr && answer->layout.replicas > 1) {
+    plan.binding = answer->replicas_for;
+    plan.binding_reason =
+        absl::StrFormat("%d replicas, not %d: %s", answer->layout.replicas,
+                        answer->layout.replicas - 1, ConstraintName(plan.binding));
+    return;
+  }
+  const Candidate* nearest = nullptr;
+  for (const Candidate& candidate : plan.candidates) {
+    if (candidate.holds || candidate.broken == Constraint::kShape) continue;
+    if (answer != nullptr && candidate.layout.gpus() >= answer->layout.gpus()) continue;
+    if (nearest == nullptr || candidate.layout.gpus() >= nearest->layout.gpus()) {
+      nearest = &candidate;
+    }
+  }
+  if (nearest == nullptr) return;
+  plan.binding = nearest->broken;
+  plan.binding_reason =
+      absl::StrFormat("tp %d x pp %d (%d GPUs): %s", nearest->layout.tp, nearest->layout.pp,
+                      nearest->layout.gpus(), nearest->reason);
+}
+
+struct Change {
+  std::string text;
+  PlanRequest request;
+};
+
+std::vector<Change> ChangesOf(const PlanRequest& request) {
+  std::vector<Change> changes;
+  const auto add = [&](std::string text, auto apply) {
+    Change change{std::move(text), request};
+    if (apply(change.request)) changes.push_back(std::move(change));
+  };
+  for (const char* weights : {"fp8", "int4"}) {
+    add(absl::StrCat("--weights ", weights), [&](PlanRequest& changed) {
+      const auto format = FindWeightFormat(weights);
+      const bool smaller = format->linear_bytes < changed.weights.linear_bytes;
+      if (smaller) changed.weights = *format;
+      return smaller;
+    });
+  }
+  add("--kv fp8", [](PlanRequest& changed) {
+    const bool smaller = changed.kv.element_bytes > 1.0;
+    if (smaller) changed.kv = *FindKvFormat("fp8");
+    return smaller;
+  });
+  add("--utilization 0.95",
+      [](PlanRequest& changed) { return std::exchange(changed.memory.utilization, 0.95) < 0.95; });
+  if (request.context > request.input_tokens + request.output_tokens) {
+    const int64_t half = std::max<int64_t>(
+        request.context / 2, std::llround(request.input_tokens + request.output_tokens));
+    add(absl::StrCat("--context ", half), [&](PlanRequest& changed) {
+      changed.context = half;
+      return true;
+    });
+  }
+  if (request.rate_per_s == 0 && request.concurrency > 1) {
+    const double half = std::floor(request.concurrency / 2);
+    add(absl::StrFormat("--concurrency %.0f", half), [&](PlanRequest& changed) {
+      changed.concurrency = half;
+      return true;
+    });
+  }
+  if (request.rate_per_s > 0) {
+    add(absl::StrFormat("--rate %g/s", request.rate_per_s / 2), [](PlanRequest& changed) {
+      changed.rate_per_s /= 2;
+      return true;
+    });
+  }
+  if (request.ttft_p95_ms > 0) {
+    add(absl::StrFormat("--ttft-p95 %gms", 2 * request.ttft_p95_ms), [](PlanRequest& changed) {
+      changed.ttft_p95_ms *= 2;
+      return true;
+    });
+  }
+  if (request.tpot_p95_ms > 0) {
+    add(absl::StrFormat("--tpot-p95 %gms", 2 * request.tpot_p95_ms), [](PlanRequest& changed) {
+      changed.tpot_p95_ms *= 2;
+      return true;
+    });
+  }
+  return changes;
+}
+
+// Those that need fewer GPUs than the answer (or make one possible), the smallest plan first; the
+// order of ChangesOf decides among equals: what costs no quality of service comes first.
+void FindRelaxations(Plan& plan) {
+  const int now = plan.answer() == nullptr ? INT32_MAX : plan.answer()->layout.gpus();
+  for (const Change& change : ChangesOf(plan.request)) {
+    const std::vector<Candidate> candidates = JudgeAll(change.request);
+    const auto best = Choose(candidates);
+    if (!best || candidates[*best].layout.gpus() >= now) continue;
+    plan.relaxations.push_back(
+        {change.text, candidates[*best].layout.gpus(), candidates[*best].usd_per_hour});
+  }
+  std::stable_sort(plan.relaxations.begin(), plan.relaxations.end(),
+                   [](const Relaxation& a, const Relaxation& b) { return a.gpus < b.gpus; });
+}
+
+absl::Status CheckRange(const char* name, double value, double min, double max) {
+  if (value >= min && value <= max) return absl::OkStatus();  // refuses NaN, too
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %.15g; it must be from %.15g to %.15g", name, value, min, max));
+}
+
+}  // namespace
+
+int64_t PlanRequest::longest_request() const {
+  return std::max(context, static_cast<int64_t>(std::llround(input_tokens + output_tokens)));
+}
+
+const char* ConstraintName(Constraint constraint) {
+  switch (constraint) {
+    case Constraint::kNone:
+      return "nothing";
+    case Constraint::kShape:
+      return "the model's shape";
+    case Constraint::kWeights:
+      return "memory for the weights";
+    case Constraint::kContext:
+      return "KV memory for the longest request";
+    case Constraint::kConcurrency:
+      return "KV memory for the requests at the same time";
+    case Constraint::kRate:
+      return "throughput for the request rate";
+    case Constraint::kTtft:
+      return "time to first token";
+    case Constraint::kTpot:
+      return "time per output token";
+    case Constraint::kGpus:
+      return "the number of GPUs";
+  }
+  return "?";
+}
+
+absl::Status CheckRequest(const PlanRequest& request) {
+  RETURN_IF_ERROR(CheckRange("gpus-per-node", request.gpus_per_node, 1, 1024));
+  RETURN_IF_ERROR(CheckRange("nodes", request.max_nodes, 1, 4096));
+  RETURN_IF_ERROR(CheckRange("input", request.input_tokens, 1, 1e8));
+  RETURN_IF_ERROR(CheckRange("output", request.output_tokens, 1, 1e8));
+  RETURN_IF_ERROR(CheckRange("concurrency", request.concurrency, 1, 1e7));
+  RETURN_IF_ERROR(CheckRange("rate", request.rate_per_s, 0, 1e6));
+  RETURN_IF_ERROR(CheckRange("ttft-p95", request.ttft_p95_ms, 0, 1e9));
+  RETURN_IF_ERROR(CheckRange("tpot-p95", request.tpot_p95_ms, 0, 1e9));
+  RETURN_IF_ERROR(CheckRange("utilization", request.memory.utilization, 0.05, 1.0));
+  const int64_t most = request.model.architecture.max_position_embeddings;
+  if (request.context > most) {
+    return absl::InvalidArgumentError(absl::StrCat("context ", request.context, " exceeds the ",
+                                                   most, " positions of ", request.model.name));
+  }
+  const double together = request.input_tokens + request.output_tokens;
+  if (request.context > 0 && together > static_cast<double>(request.context)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("input %.0f and output %.0f together exceed the context of %d",
+                        request.input_tokens, request.output_tokens, request.context));
+  }
+  if (together > static_cast<double>(most)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("input %.0f and output %.0f together exceed the %d positions of %s",
+                        request.input_tokens, request.output_tokens, most, request.model.name));
+  }
+  const int64_t gpus = int64_t{request.gpus_per_node} * request.max_nodes;
+  const int64_t asked = int64_t{std::max(1, request.tp)} * std::max(1, request.pp);
+  if (asked > gpus) {
+    return absl::InvalidArgumentError(absl::StrCat("tp ", request.tp, " x pp ", request.pp,
+                                                   " needs ", asked, " GPUs; ", gpus,
+                                                   " are allowed"));
+  }
+  if (request.tp > 0 || request.pp > 0) {
+    RETURN_IF_ERROR(
+        CheckModelLayout(request.model.architecture, {.tp = std::max(1, request.tp),
+                                                      .pp = std::max(1, request.pp),
+                                                      .expert_parallel = request.expert_parallel}));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Plan> MakePlan(const PlanRequest& request) {
+  RETURN_IF_ERROR(CheckRequest(request));
+  Plan plan;
+  plan.request = request;
+  plan.candidates = JudgeAll(request);
+  plan.chosen = Choose(plan.candidates);
+  FindBinding(plan);
+  FindRelaxations(plan);
+  return plan;
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,97 @@
+// The search: every layout of a model over GPUs, judged against a load, limits and a budget of
+// nodes; the cheapest that holds is the answer. Pure; any thread; a second at most.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "deploy/plan/catalog.h"
+#include "deploy/plan/engine_profile.h"
+#include "deploy/plan/latency.h"
+#include "deploy/plan/memory_plan.h"
+
+namespace lockstep::plan {
+
+struct PlanRequest {
+  Model model;
+  Gpu gpu;
+  WeightFormat weights;
+  KvFormat kv;
+  KvPolicy policy;
+  EngineProfile engine;
+  MemoryOptions memory;
+  int gpus_per_node = 8;
+  int max_nodes = 16;
+  int64_t context = 0;  // the longest request, tokens; 0: input and output
+  double input_tokens = 2000;
+  double output_tokens = 500;
+  double concurrency = 64;  // over all replicas; ignored when there is a rate
+  double rate_per_s = 0;    // arriving requests; 0: as many as keep `concurrency` running
+  double ttft_p95_ms = 0;   // 0: no limit
+  double tpot_p95_ms = 0;
+  int tp = 0;  // 0: any
+  int pp = 0;
+  bool expert_parallel = false;
+  double usd_per_gpu_hour = 0;  // 0: unknown
+  std::string price_source;
+
+  int64_t longest_request() const;
+};
+
+// What keeps a layout from serving, or a plan from being smaller.
+enum class Constraint {
+  kNone,
+  kShape,
+  kWeights,
+  kContext,
+  kConcurrency,
+  kRate,
+  kTtft,
+  kTpot,
+  kGpus
+};
+const char* ConstraintName(Constraint constraint);
+
+struct Candidate {
+  Layout layout;
+  bool holds = false;
+  Constraint broken = Constraint::kNone;        // when it does not hold
+  Constraint replicas_for = Constraint::kNone;  // why one replica less would not do
+  std::string reason;                           // one line
+  bool tp_across_nodes = false;
+  int nodes = 1;
+  MemoryPlan memory;
+  Prediction prediction;        // of one replica
+  double load_per_replica = 0;  // requests at the same time
+  double usd_per_hour = 0;
+  double usd_per_million_tokens = 0;  // of output
+};
+
+struct Relaxation {
+  std::string change;  // "--kv fp8"
+  int gpus = 0;
+  double usd_per_hour = 0;
+};
+
+struct Plan {
+  PlanRequest request;
+  std::vector<Candidate> candidates;
+  std::optional<size_t> chosen;
+  Constraint binding = Constraint::kNone;
+  std::string binding_reason;
+  std::vector<Relaxation> relaxations;  // the cheapest first
+  const Candidate* answer() const { return chosen ? &candidates[*chosen] : nullptr; }
+};
+
+// INVALID_ARGUMENT: numbers out of range, a context beyond the model's, contradictions; one line.
+absl::Status CheckRequest(const PlanRequest& request);
+
+// A plan without an answer is not an error: binding says what does not fit.
+absl::StatusOr<Plan> MakePlan(const PlanRequest& request);
+
+// One layout, with as many replicas as the load needs.
+Candidate Judge(const PlanRequest& request, int tp, int pp);
+
+}  // namespace lockstep::plan

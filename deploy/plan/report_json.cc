@@ -1,0 +1,110 @@
+#include "deploy/plan/report.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep::plan {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json StageJson(const StageMemory& stage) {
+  return {{"stage", stage.stage},
+          {"first_rank", stage.first_rank},
+          {"first_layer", stage.weights.layers.begin},
+          {"num_layers", stage.weights.layers.size()},
+          {"layer_bytes", stage.weights.layer_bytes},
+          {"expert_bytes", stage.weights.expert_bytes},
+          {"embedding_bytes", stage.weights.embedding_bytes},
+          {"lm_head_bytes", stage.weights.lm_head_bytes},
+          {"activation_bytes", stage.activations},
+          {"communication_bytes", stage.communication},
+          {"runtime_bytes", stage.runtime},
+          {"reserve_bytes", stage.reserve},
+          {"kv_budget_bytes", stage.kv_budget},
+          {"capacity_bytes", stage.capacity},
+          {"kv_bytes_per_token", stage.kv_bytes_per_token},
+          {"kv_blocks", stage.kv_blocks_held}};
+}
+
+ordered_json CandidateJson(const Candidate& candidate) {
+  ordered_json out = {{"tp", candidate.layout.tp},
+                      {"pp", candidate.layout.pp},
+                      {"replicas", candidate.layout.replicas},
+                      {"gpus", candidate.layout.gpus()},
+                      {"nodes", candidate.nodes},
+                      {"holds", candidate.holds},
+                      {"tp_across_nodes", candidate.tp_across_nodes},
+                      {"reason", candidate.reason},
+                      {"num_kv_blocks", candidate.memory.num_kv_blocks},
+                      {"max_requests", candidate.memory.max_requests},
+                      {"max_request_tokens", candidate.memory.max_request_tokens}};
+  if (!candidate.holds) return out;
+  const Prediction& speed = candidate.prediction;
+  out["requests_per_replica"] = candidate.load_per_replica;
+  out["ttft_ms"] = speed.ttft_ms;
+  out["ttft_p95_ms"] = speed.ttft_p95_ms;
+  out["tpot_ms"] = speed.tpot_ms;
+  out["tpot_p95_ms"] = speed.tpot_p95_ms;
+  out["output_tokens_per_s"] = speed.output_tokens_per_s * candidate.layout.replicas;
+  out["usd_per_hour"] = candidate.usd_per_hour;
+  out["usd_per_million_output_tokens"] = candidate.usd_per_million_tokens;
+  return out;
+}
+
+ordered_json AnswerJson(const Plan& plan) {
+  if (plan.answer() == nullptr) return nullptr;
+  ordered_json out = CandidateJson(*plan.answer());
+  out["launch"] = LaunchCommand(plan);
+  out["tpot_band"] = plan.request.engine.tpot_band;
+  out["ttft_band"] = plan.request.engine.ttft_band;
+  out["slowest_part"] = plan.answer()->prediction.decode_step.largest();
+  out["stages"] = ordered_json::array();
+  for (const StageMemory& stage : plan.answer()->memory.stages) {
+    out["stages"].push_back(StageJson(stage));
+  }
+  return out;
+}
+
+ordered_json RequestJson(const PlanRequest& request) {
+  return {{"model", request.model.name},
+          {"model_source", request.model.source},
+          {"num_parameters", request.model.architecture.num_parameters()},
+          {"num_active_parameters", request.model.architecture.num_active_parameters()},
+          {"weights", request.weights.name},
+          {"kv", request.kv.name},
+          {"gpu", request.gpu.name},
+          {"gpus_per_node", request.gpus_per_node},
+          {"max_nodes", request.max_nodes},
+          {"engine", request.engine.name},
+          {"context", request.longest_request()},
+          {"input_tokens", request.input_tokens},
+          {"output_tokens", request.output_tokens},
+          {"concurrency", request.concurrency},
+          {"rate_per_s", request.rate_per_s},
+          {"usd_per_gpu_hour", request.usd_per_gpu_hour}};
+}
+
+}  // namespace
+
+std::string PlanJson(const Plan& plan) {
+  ordered_json out;
+  out["answer"] = AnswerJson(plan);
+  out["binding"] = {{"constraint", ConstraintName(plan.binding)}, {"reason", plan.binding_reason}};
+  out["relaxations"] = ordered_json::array();
+  for (const Relaxation& relaxation : plan.relaxations) {
+    out["relaxations"].push_back({{"change", relaxation.change},
+                                  {"gpus", relaxation.gpus},
+                                  {"usd_per_hour", relaxation.usd_per_hour}});
+  }
+  out["request"] = RequestJson(plan.request);
+  out["layouts"] = ordered_json::array();
+  for (const Candidate& candidate : plan.candidates) {
+    out["layouts"].push_back(CandidateJson(candidate));
+  }
+  out["sources"] = ordered_json::object();
+  for (const auto& [field, source] : plan.request.gpu.sources) out["sources"][field] = source;
+  out["sources"]["engine"] = plan.request.engine.source;
+  out["sources"]["price"] = plan.request.price_source;
+  return out.dump(1) + "\n";
+}
+
+}  // namespace lockstep::plan

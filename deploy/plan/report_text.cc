@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "deploy/plan/report.h"
+
+namespace lockstep::plan {
+namespace {
+
+double GiB(int64_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
+
+std::string Grouped(int64_t count) {
+  const std::string digits = absl::StrCat(count);
+  std::string grouped;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) grouped.push_back(',');
+    grouped.push_back(digits[i]);
+  }
+  return grouped;
+}
+
+std::string LayoutName(const Layout& layout) {
+  std::string name = absl::StrFormat("tp %d x pp %d", layout.tp, layout.pp);
+  if (layout.replicas > 1) absl::StrAppend(&name, " x ", layout.replicas, " replicas");
+  return name;
+}
+
+std::string Dollars(const PlanRequest& request, double usd) {
+  return request.usd_per_gpu_hour > 0 ? absl::StrFormat("$%.2f", usd) : "no price";
+}
+
+std::string Plural(int count, const char* noun) {
+  return absl::StrFormat("%d %s%s", count, noun, count == 1 ? "" : "s");
+}
+
+void AddLoad(const PlanRequest& request, std::string& out) {
+  const std::string load =
+      request.rate_per_s > 0
+          ? absl::StrFormat("%g requests/s", request.rate_per_s)
+          : absl::StrFormat("%.0f requests at the same time", request.concurrency);
+  absl::StrAppendFormat(&out, "Load      %s, %.0f tokens in, %.0f out; longest request %s tokens\n",
+                        load, request.input_tokens, request.output_tokens,
+                        Grouped(request.longest_request()));
+}
+
+void AddAnswer(const Plan& plan, std::string& out) {
+  const PlanRequest& request = plan.request;
+  const Candidate* answer = plan.answer();
+  if (answer == nullptr) {
+    absl::StrAppendFormat(&out, "Answer    none within %s of %d: %s\n",
+                          Plural(request.max_nodes, "node"), request.gpus_per_node,
+                          plan.binding == Constraint::kNone ? "no layout divides the model"
+                                                            : ConstraintName(plan.binding));
+  } else {
+    absl::StrAppendFormat(
+        &out, "Answer    %s %s on %s: %s; %s per hour, %s per million output tokens\n",
+        Plural(answer->layout.gpus(), "GPU"), request.gpu.name, Plural(answer->nodes, "node"),
+        LayoutName(answer->layout), Dollars(request, answer->usd_per_hour),
+        Dollars(request, answer->usd_per_million_tokens));
+    const Prediction& speed = answer->prediction;
+    absl::StrAppendFormat(
+        &out, "Speed     TTFT %.0f ms (p95 %.0f), TPOT %.1f ms (p95 %.1f), %.0f tokens/s in all\n",
+        speed.ttft_ms, speed.ttft_p95_ms, speed.tpot_ms, speed.tpot_p95_ms,
+        speed.output_tokens_per_s * answer->layout.replicas);
+    absl::StrAppendFormat(&out, "Launch    %s\n", LaunchCommand(plan));
+    out +=
+        "          (`serve` computes on CPUs so far; GPU speeds are those that the engine named "
+        "below reaches)\n";
+  }
+  if (plan.binding != Constraint::kNone) {
+    absl::StrAppendFormat(&out, "Binding   %s (%s)\n", ConstraintName(plan.binding),
+                          plan.binding_reason);
+  } else {
+    out += "Binding   nothing: no smaller plan exists\n";
+  }
+  if (plan.relaxations.empty()) {
+    out += "Cheaper   no single change of formats, context, load or limits needs fewer GPUs\n";
+  }
+  for (size_t i = 0; i < std::min<size_t>(3, plan.relaxations.size()); ++i) {
+    const Relaxation& relaxation = plan.relaxations[i];
+    absl::StrAppendFormat(&out, "%s %s: %s, %s per hour\n", i == 0 ? "Cheaper  " : "  or     ",
+                          relaxation.change, Plural(relaxation.gpus, "GPU"),
+                          Dollars(request, relaxation.usd_per_hour));
+  }
+}
+
+// The other layouts of as many GPUs: what they win and lose.
+void AddTradeOffs(const Plan& plan, std::string& out) {
+  const Candidate* answer = plan.answer();
+  if (answer == nullptr) return;
+  for (const Candidate& other : plan.candidates) {
+    if (!other.holds || &other == answer) continue;
+    if (other.layout.gpus() != answer->layout.gpus()) continue;
+    const Prediction& a = answer->prediction;
+    const Prediction& b = other.prediction;
+    absl::StrAppendFormat(
+        &out,
+        "Instead   %s: TPOT %.1f ms (%+.0f %%), TTFT %.0f ms (%+.0f %%), %+.0f %% tokens/s%s\n",
+        LayoutName(other.layout), b.tpot_ms, 100 * (b.tpot_ms / a.tpot_ms - 1), b.ttft_ms,
+        100 * (b.ttft_ms / a.ttft_ms - 1),
+        100 * (b.output_tokens_per_s * other.layout.replicas /
+                   (a.output_tokens_per_s * answer->layout.replicas) -
+               1),
+        other.tp_across_nodes ? "; its all-reduces cross nodes" : "");
+  }
+}
+
+void AddMemory(const Plan& plan, std::string& out) {
+  const Candidate* answer = plan.answer();
+  if (answer == nullptr) return;
+  const PlanRequest& request = plan.request;
+  absl::StrAppendFormat(&out,
+                        "\nMemory per rank, GiB of the %.2f that the driver reports "
+                        "(utilization %.2f)\n",
+                        request.gpu.memory_gib, request.memory.utilization);
+  out +=
+      "  stage  layers   ranks    layers  experts  embed  LM head  activ.  comm.  runtime  "
+      "reserve  for KV  KV/token\n";
+  for (const StageMemory& stage : answer->memory.stages) {
+    const RankWeights& weights = stage.weights;
+    absl::StrAppendFormat(
+        &out,
+        "  %5d  %3d-%-3d  %3d-%-3d  %7.2f  %7.2f  %5.2f  %7.2f  %6.2f  %5.2f  %7.2f  %7.2f  "
+        "%6.2f  %4.1f KiB\n",
+        stage.stage, weights.layers.begin, weights.layers.end - 1, stage.first_rank,
+        stage.first_rank + answer->layout.tp - 1, GiB(weights.layer_bytes),
+        GiB(weights.expert_bytes), GiB(weights.embedding_bytes), GiB(weights.lm_head_bytes),
+        GiB(stage.activations), GiB(stage.communication), GiB(stage.runtime), GiB(stage.reserve),
+        GiB(stage.kv_budget), static_cast<double>(stage.kv_bytes_per_token) / 1024);
+  }
+  absl::StrAppendFormat(
+      &out, "  %s KV blocks of %d tokens on every rank; %s requests of %.0f tokens, or one of %s\n",
+      Grouped(answer->memory.num_kv_blocks), request.memory.block_size,
+      Grouped(answer->memory.max_requests), request.input_tokens + request.output_tokens,
+      Grouped(answer->memory.max_request_tokens));
+}
+
+void AddLayouts(const Plan& plan, std::string& out) {
+  absl::StrAppendFormat(&out, "\nLayouts considered: %d\n", plan.candidates.size());
+  out += "  GPUs  layout                     verdict\n";
+  for (const Candidate& candidate : plan.candidates) {
+    std::string verdict;
+    if (candidate.holds) {
+      verdict = absl::StrFormat(
+          "%s  TPOT %.1f ms, TTFT %.0f ms, %s per million tokens",
+          &candidate == plan.answer() ? "chosen:" : "holds: ", candidate.prediction.tpot_ms,
+          candidate.prediction.ttft_ms, Dollars(plan.request, candidate.usd_per_million_tokens));
+      if (candidate.tp_across_nodes) verdict += "; tp crosses nodes";
+    } else {
+      verdict = absl::StrCat("no:      ", candidate.reason);
+    }
+    absl::StrAppendFormat(&out, "  %4d  %-25s  %s\n", candidate.layout.gpus(),
+                          LayoutName(candidate.layout), verdict);
+  }
+}
+
+void AddSpeed(const Plan& plan, std::string& out) {
+  const Candidate* answer = plan.answer();
+  if (answer == nullptr) return;
+  const EngineProfile& engine = plan.request.engine;
+  const Prediction& speed = answer->prediction;
+  const StepCost& step = speed.decode_step;
+  const auto band = [](double value, double share) {
+    return absl::StrFormat("%.3g (%.3g to %.3g)", value, value / (1 + share), value * (1 + share));
+  };
+  absl::StrAppendFormat(&out, "\nSpeed of one replica at %.1f requests, as %s reaches it\n",
+                        answer->load_per_replica, engine.name);
+  absl::StrAppendFormat(&out, "  TTFT %s ms, TPOT %s ms, %.0f tokens/s, prompts take %.0f %%\n",
+                        band(speed.ttft_ms, engine.ttft_band),
+                        band(speed.tpot_ms, engine.tpot_band), speed.output_tokens_per_s,
+                        100 * speed.utilization);
+  absl::StrAppendFormat(
+      &out,
+      "  a decode step of the slowest stage %.2f ms: weights %.2f, LM head %.2f, KV %.2f, "
+      "activations %.2f, all-reduce %.2f, overheads %.2f; most goes to %s\n",
+      step.total() * 1e3, step.linear * 1e3, step.lm_head * 1e3, step.kv_read * 1e3,
+      step.activations * 1e3, step.communication * 1e3, step.overhead * 1e3, step.largest());
+}
+
+void AddSources(const PlanRequest& request, std::string& out) {
+  absl::StrAppendFormat(&out, "\nSources\n  model    %s\n", request.model.source);
+  for (const auto& [field, source] : request.gpu.sources) {
+    absl::StrAppendFormat(&out, "  %-16s %s\n", field, source);
+  }
+  absl::StrAppendFormat(&out, "  all-reduce       %s\n",
+                        InterconnectOf(request.gpu, request.gpus_per_node).source);
+  absl::StrAppendFormat(&out, "  engine           %s: %s\n", request.engine.name,
+                        request.engine.source);
+  if (request.usd_per_gpu_hour > 0) {
+    absl::StrAppendFormat(&out, "  price            $%.2f per GPU-hour, %s\n",
+                          request.usd_per_gpu_hour, request.price_source);
+  }
+}
+
+}  // namespace
+
+std::string PlanText(const Plan& plan) {
+  const PlanRequest& request = plan.request;
+  const Architecture& model = request.model.architecture;
+  std::string out;
+  AddAnswer(plan, out);
+  AddTradeOffs(plan, out);
+  const double active = static_cast<double>(model.num_active_parameters()) * 1e-9;
+  absl::StrAppendFormat(
+      &out, "\nModel     %s: %.2f billion parameters%s, weights %s %.1f GB, KV %s\n",
+      request.model.name, static_cast<double>(model.num_parameters()) * 1e-9,
+      model.experts ? absl::StrFormat(" (%.1f active)", active) : "", request.weights.name,
+      TotalWeightBytes(model, request.weights) * 1e-9, request.kv.name);
+  AddLoad(request, out);
+  AddMemory(plan, out);
+  AddLayouts(plan, out);
+  AddSpeed(plan, out);
+  AddSources(request, out);
+  return out;
+}
+
+}  // namespace lockstep::plan

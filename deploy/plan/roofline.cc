@@ -1,0 +1,113 @@
+#include "deploy/plan/roofline.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+namespace lockstep::plan {
+namespace {
+
+constexpr double kMicro = 1e-6;
+constexpr double kGiga = 1e9;
+// Attention kernels reach less of the rate than plain products: FlashAttention-3 740 of 989
+// TFLOP/s forward (arXiv 2407.08608), less when causal and short.
+constexpr double kAttentionShare = 0.7;
+
+// Neither limit is met sharply: near the ridge both are felt.
+double SmoothMax(double a, double b) {
+  constexpr double kSharpness = 4.0;
+  return std::pow(std::pow(a, kSharpness) + std::pow(b, kSharpness), 1.0 / kSharpness);
+}
+
+double RateOf(const Gpu& gpu, const EngineProfile& engine, int compute_bits) {
+  // Formats that the hardware lacks are computed in 16 bits.
+  const double rate = gpu.FlopsOf(compute_bits);
+  if (rate <= gpu.FlopsOf(16)) return gpu.FlopsOf(16) * engine.flops_16;
+  if (compute_bits == 4 && rate > gpu.FlopsOf(8)) return rate * engine.flops_4;
+  return rate * (compute_bits <= 8 ? engine.flops_8 : engine.flops_16);
+}
+
+}  // namespace
+
+const char* StepCost::largest() const {
+  const std::array<std::pair<double, const char*>, 8> parts = {
+      {{linear, "reading weights"},
+       {lm_head, "the LM head"},
+       {kv_read, "reading the KV cache"},
+       {prefill_attention, "attention over prompts"},
+       {activations, "activations"},
+       {communication, "all-reduces"},
+       {overhead, "the engine's overheads"},
+       {launch_floor, "kernel launches"}}};
+  return std::max_element(parts.begin(), parts.end())->second;
+}
+
+Roofline::Roofline(const Deployment& deployment)
+    : deployment_(deployment),
+      net_(InterconnectOf(deployment.gpu, deployment.gpus_per_node)),
+      stages_(WorkOfStages(deployment.model, deployment.weights, deployment.layout)),
+      linear_flops_(RateOf(deployment.gpu, deployment.engine, deployment.weights.compute_bits)),
+      dense_flops_(RateOf(deployment.gpu, deployment.engine, 16)),
+      weight_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.weight_bandwidth),
+      kv_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.kv_bandwidth),
+      reads_every_token_(KeepsEveryToken(deployment.model, deployment.policy) &&
+                         deployment.policy.read_tokens == 0),
+      kv_bytes_per_layer_(static_cast<double>(
+          KvBytesPerTokenOfLayer({deployment.model, deployment.kv, deployment.layout.tp, 0, {}}))) {
+}
+
+double Roofline::KvBytesOfDecode(const StageWork& work, double context) const {
+  const KvShare share{deployment_.model, deployment_.kv, deployment_.layout.tp, 0, work.layers};
+  if (reads_every_token_) return context * work.num_layers * kv_bytes_per_layer_;
+  return static_cast<double>(KvBytesReadPerStep(share, deployment_.policy, std::llround(context)));
+}
+
+StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
+  const StageWork& work = stages_[stage];
+  const EngineProfile& engine = deployment_.engine;
+  const double tokens = load.prefill_tokens + load.decodes;
+  StepCost cost;
+  const double weight_bytes = work.linear_bytes + ExpertBytesRead(work, tokens);
+  cost.linear = SmoothMax(weight_bytes / weight_rate_, tokens * work.linear_flops / linear_flops_);
+  const double sampled = load.decodes + (load.prefill_tokens > 0 ? 1.0 : 0.0);
+  cost.lm_head =
+      SmoothMax(work.lm_head_bytes / weight_rate_, sampled * work.lm_head_flops / dense_flops_);
+  cost.kv_read = load.decodes * KvBytesOfDecode(work, load.decode_context) / kv_rate_;
+  cost.prefill_attention = load.prefill_tokens * (load.prefill_start + load.prefill_tokens / 2.0) *
+                           work.attention_flops / (dense_flops_ * kAttentionShare);
+  cost.activations = tokens * work.activation_bytes / kv_rate_;
+  cost.communication =
+      work.all_reduces * AllReduceSeconds(net_, deployment_.layout.tp, tokens * work.hidden_bytes);
+  cost.overhead = work.num_layers * engine.layer_us * kMicro;
+  if (load.prefill_tokens > 0) {
+    const double floor = work.num_layers * engine.prefill_layer_us * kMicro;
+    cost.launch_floor = SmoothMax(cost.total(), floor) - cost.total();
+  }
+  cost.overhead += (engine.step_us + load.decodes * engine.sequence_us) * kMicro;
+  return cost;
+}
+
+StepCost Roofline::SlowestStage(const StepLoad& load) const {
+  StepCost slowest = CostOf(0, load);
+  for (int stage = 1; stage < num_stages(); ++stage) {
+    const StepCost cost = CostOf(stage, load);
+    if (cost.total() > slowest.total()) slowest = cost;
+  }
+  return slowest;
+}
+
+double Roofline::SumOfStages(const StepLoad& load) const {
+  double total = 0.0;
+  const bool across_nodes = deployment_.layout.ranks() > deployment_.gpus_per_node;
+  for (int stage = 0; stage < num_stages(); ++stage) {
+    total += CostOf(stage, load).total();
+    if (stage > 0) {
+      total += TransferSeconds(net_, across_nodes,
+                               (load.prefill_tokens + load.decodes) * stages_[stage].hidden_bytes);
+    }
+  }
+  return total;
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,37 @@
+// The bytes and operations of one step on each stage of a layout, counted from the model's
+// dimensions: what the roofline divides by the hardware's rates. Pure; any thread.
+#pragma once
+
+#include <vector>
+
+#include "deploy/plan/architecture.h"
+#include "deploy/plan/formats.h"
+#include "deploy/plan/kv_bytes.h"
+#include "deploy/plan/weight_bytes.h"
+
+namespace lockstep::plan {
+
+// Of one rank of a stage; per token where it says so.
+struct StageWork {
+  int stage = 0;
+  double num_layers = 0;
+  double linear_bytes = 0;      // read once per step whatever the batch
+  double expert_bytes = 0;      // all routed experts
+  double expert_share = 1.0;    // of them that one token reads
+  double linear_flops = 0;      // per token
+  double lm_head_bytes = 0;     // last stage
+  double lm_head_flops = 0;     // per sampled token
+  double attention_flops = 0;   // per token and token attended
+  double activation_bytes = 0;  // per token
+  double hidden_bytes = 0;      // per token: of an all-reduce, and to the next stage
+  double all_reduces = 0;       // per step
+  Range layers;
+};
+
+std::vector<StageWork> WorkOfStages(const Architecture& model, const WeightFormat& format,
+                                    const Layout& layout);
+
+// Expert bytes that num_tokens tokens read, taking every expert for equally likely.
+double ExpertBytesRead(const StageWork& work, double num_tokens);
+
+}  // namespace lockstep::plan

@@ -1,0 +1,130 @@
+#include "deploy/plan/weight_bytes.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "model/checkpoint/shard_sizes.h"
+
+namespace lockstep::plan {
+namespace {
+
+// Bytes per weight of a layer's attention and of its MLP.
+struct LayerFormat {
+  double attention = 2.0;
+  double mlp = 2.0;
+};
+
+LayerFormat FormatOf(const Architecture& model, const WeightFormat& format, int64_t layer) {
+  LayerFormat out{format.linear_bytes, format.linear_bytes};
+  if (!format.only_mlp) return out;
+  out.attention = format.base_bytes;
+  if (layer == 0 || layer == model.num_layers - 1) out.mlp = format.base_bytes;
+  return out;
+}
+
+int64_t Bytes(double bytes) { return static_cast<int64_t>(std::llround(bytes)); }
+
+void AddLayer(const Architecture& model, const WeightFormat& format, const Layout& layout,
+              int tp_rank, int64_t layer, RankWeights& out) {
+  const LayerParameters part = ParametersOfLayer(model, layer);
+  const LayerFormat bytes = FormatOf(model, format, layer);
+  const double tp = layout.tp;
+  const auto num_kv_heads = static_cast<double>(
+      model.latent ? 0 : KvHeadsOf(model.sharded_sizes(), layout.tp, tp_rank).size());
+  out.layer_bytes +=
+      Bytes(bytes.attention * (static_cast<double>(part.attention_sharded) / tp +
+                               num_kv_heads * static_cast<double>(part.kv_projection) +
+                               static_cast<double>(part.attention_replicated)) +
+            bytes.mlp * static_cast<double>(part.mlp_sharded) / tp +
+            format.base_bytes * static_cast<double>(part.router + part.norms_and_biases));
+  if (part.experts == 0) return;
+  const double one =
+      static_cast<double>(part.experts) / static_cast<double>(model.experts->num_experts);
+  const double held = layout.expert_parallel
+                          ? std::ceil(static_cast<double>(model.experts->num_experts) / tp)
+                          : static_cast<double>(model.experts->num_experts) / tp;
+  out.expert_bytes += Bytes(bytes.mlp * held * one);
+}
+
+void AddEdges(const Architecture& model, const WeightFormat& format, const Layout& layout,
+              int tp_rank, RankWeights& out) {
+  const bool is_first = out.stage == 0;
+  const bool is_last = out.stage == layout.pp - 1;
+  const int64_t rows = VocabOf(model.sharded_sizes(), layout.tp, tp_rank).size();
+  const int64_t table = Bytes(static_cast<double>(rows * model.hidden_size) * format.base_bytes);
+  if (is_first) out.embedding_bytes = table;
+  const bool shares = is_first && is_last && model.tie_word_embeddings;
+  if (is_last && !shares) out.lm_head_bytes = table;
+  if (is_last) out.layer_bytes += Bytes(static_cast<double>(model.hidden_size) * format.base_bytes);
+}
+
+bool RuntimeHolds(const Architecture& model, const WeightFormat& format) {
+  return model.runtime_config && (format.name == "bf16" || format.name == "f32");
+}
+
+// The runtime's own numbers decide; the parts above only say where they sit.
+void MatchRuntime(const Architecture& model, const WeightFormat& format, const Layout& layout,
+                  std::vector<RankWeights>& ranks) {
+  const DType held = format.name == "f32" ? DType::kF32 : DType::kBF16;
+  const auto shards = ShardsOfLayout(*model.runtime_config, layout.tp, layout.pp, held);
+  LS_CHECK(shards.ok()) << shards.status().message();
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const RankShard& shard = (*shards)[rank];
+    const int64_t allocated =
+        shard.weight_bytes / DTypeBytes(model.runtime_config->dtype) * DTypeBytes(held);
+    ranks[rank].layer_bytes += allocated - ranks[rank].total();
+  }
+}
+
+}  // namespace
+
+absl::Status CheckModelLayout(const Architecture& model, const Layout& layout) {
+  RETURN_IF_ERROR(CheckLayout(model.sharded_sizes(), layout.tp, layout.pp));
+  if (!model.experts) return absl::OkStatus();
+  const Experts& experts = *model.experts;
+  if (layout.expert_parallel && experts.num_experts % layout.tp != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tp ", layout.tp, " does not divide the ", experts.num_experts, " experts"));
+  }
+  if (!layout.expert_parallel && experts.intermediate_size % layout.tp != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("tp ", layout.tp,
+                                                   " does not divide an expert's intermediate ",
+                                                   "size ", experts.intermediate_size));
+  }
+  if (experts.first_layer > 0 && model.intermediate_size % layout.tp != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tp ", layout.tp, " does not divide intermediate_size ", model.intermediate_size));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<RankWeights> WeightsOfRanks(const Architecture& model, const WeightFormat& format,
+                                        const Layout& layout) {
+  const std::vector<Range> layers = LayersOfStages(model.sharded_sizes(), layout.pp);
+  std::vector<RankWeights> ranks;
+  for (int stage = 0; stage < layout.pp; ++stage) {
+    for (int tp_rank = 0; tp_rank < layout.tp; ++tp_rank) {
+      RankWeights& rank = ranks.emplace_back();
+      rank.stage = stage;
+      rank.layers = layers[stage];
+      for (int64_t layer = rank.layers.begin; layer < rank.layers.end; ++layer) {
+        AddLayer(model, format, layout, tp_rank, layer, rank);
+      }
+      AddEdges(model, format, layout, tp_rank, rank);
+    }
+  }
+  if (RuntimeHolds(model, format)) MatchRuntime(model, format, layout, ranks);
+  return ranks;
+}
+
+double TotalWeightBytes(const Architecture& model, const WeightFormat& format) {
+  double total = 0.0;
+  for (const RankWeights& rank : WeightsOfRanks(model, format, {})) {
+    total += static_cast<double>(rank.total());
+  }
+  return total;
+}
+
+}  // namespace lockstep::plan

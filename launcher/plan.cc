@@ -1,0 +1,253 @@
+// lockstep plan: how many GPUs, in which layout, at what speed and price. Offline arithmetic; all
+// of it is in deploy/plan.
+#include <cmath>
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "deploy/plan/report.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/cli/add_command.h"
+
+namespace lockstep {
+namespace {
+
+struct PlanOptions {
+  std::string model;
+  std::string gpu = "h100-sxm-80g";
+  std::optional<int> nodes;
+  std::optional<int> gpus_per_node;
+  std::optional<int64_t> context;
+  std::optional<double> concurrency;
+  std::string rate;
+  double input = 2000;
+  double output = 500;
+  std::string weights;
+  std::string kv;
+  std::string ttft_p95;
+  std::string tpot_p95;
+  std::string price;
+  std::string engine = "vllm";
+  std::optional<int> tp;
+  std::optional<int> pp;
+  bool expert_parallel = false;
+  int64_t kv_budget = 0;
+  int64_t kv_read = 0;
+  int64_t layers_per_kv = 1;
+  double utilization = 0.90;
+  int block_size = 16;
+  bool json = false;
+};
+
+// "2s", "50ms", "50": milliseconds.
+absl::StatusOr<double> ParseMilliseconds(const char* flag, const std::string& text) {
+  if (text.empty()) return 0.0;
+  absl::string_view number = text;
+  double scale = 1.0;
+  if (!absl::ConsumeSuffix(&number, "ms") && absl::ConsumeSuffix(&number, "s")) scale = 1e3;
+  double value = 0.0;
+  if (!absl::SimpleAtod(number, &value) || !(value > 0) || value > 1e9) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " ", text, " is not a time above zero like 2s or 50ms"));
+  }
+  return value * scale;
+}
+
+// "2/s", "120/min", "2": requests per second.
+absl::StatusOr<double> ParseRate(const std::string& text) {
+  if (text.empty()) return 0.0;
+  absl::string_view number = text;
+  double scale = 1.0;
+  if (absl::ConsumeSuffix(&number, "/min")) {
+    scale = 1.0 / 60.0;
+  } else {
+    absl::ConsumeSuffix(&number, "/s");
+  }
+  double value = 0.0;
+  if (!absl::SimpleAtod(number, &value) || !(value > 0) || value > 1e6) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--rate ", text, " is not a rate above zero like 2/s or 120/min"));
+  }
+  return value * scale;
+}
+
+absl::Status FillModel(const PlanOptions& options, plan::PlanRequest& request) {
+  ASSIGN_OR_RETURN(request.model, plan::LoadModel(options.model));
+  plan::Architecture& model = request.model.architecture;
+  std::string weights = options.weights;
+  if (weights.empty()) weights = model.stored_weights;
+  if (weights.empty()) weights = model.dtype == DType::kF32 ? "f32" : "bf16";
+  ASSIGN_OR_RETURN(request.weights, plan::FindWeightFormat(weights));
+  ASSIGN_OR_RETURN(request.kv, plan::FindKvFormat(!options.kv.empty() ? options.kv
+                                                  : weights == "f32"  ? "f32"
+                                                                      : "bf16"));
+  model.layers_per_kv = options.layers_per_kv;
+  request.policy = {options.kv_budget, options.kv_read};
+  return absl::OkStatus();
+}
+
+absl::Status FillHardware(const PlanOptions& options, plan::PlanRequest& request) {
+  ASSIGN_OR_RETURN(request.gpu, plan::FindGpu(options.gpu));
+  ASSIGN_OR_RETURN(request.engine, plan::FindEngine(options.engine));
+  request.gpus_per_node = options.gpus_per_node.value_or(request.gpu.gpus_per_node);
+  if (options.nodes) request.max_nodes = *options.nodes;
+  plan::Prices prices = plan::BuiltInPrices();
+  if (!options.price.empty()) {
+    ASSIGN_OR_RETURN(prices, plan::LoadPrices(options.price));
+  }
+  if (const auto price = prices.find(request.gpu.name); price != prices.end()) {
+    request.usd_per_gpu_hour = price->second.usd_per_gpu_hour;
+    request.price_source = price->second.source;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FillLoad(const PlanOptions& options, plan::PlanRequest& request) {
+  if (options.concurrency && !options.rate.empty()) {
+    return absl::InvalidArgumentError(
+        "--concurrency and --rate contradict each other: one says how many requests there are, "
+        "the other how many come");
+  }
+  request.input_tokens = options.input;
+  request.output_tokens = options.output;
+  request.context = options.context.value_or(0);
+  request.concurrency = options.concurrency.value_or(request.concurrency);
+  ASSIGN_OR_RETURN(request.rate_per_s, ParseRate(options.rate));
+  ASSIGN_OR_RETURN(request.ttft_p95_ms, ParseMilliseconds("--ttft-p95", options.ttft_p95));
+  ASSIGN_OR_RETURN(request.tpot_p95_ms, ParseMilliseconds("--tpot-p95", options.tpot_p95));
+  request.tp = options.tp.value_or(0);
+  request.pp = options.pp.value_or(0);
+  request.expert_parallel = options.expert_parallel;
+  request.memory.utilization = options.utilization;
+  request.memory.block_size = options.block_size;
+  request.memory.max_batched_tokens = request.engine.max_batched_tokens;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<plan::Plan> Compute(const PlanOptions& options) {
+  plan::PlanRequest request;
+  RETURN_IF_ERROR(FillModel(options, request));
+  RETURN_IF_ERROR(FillHardware(options, request));
+  RETURN_IF_ERROR(FillLoad(options, request));
+  return plan::MakePlan(request);
+}
+
+int RunPlan(const PlanOptions& options) {
+  if (options.model.empty()) {
+    return FailUsage(
+        "plan", "--model is missing: a name like llama-3.1-8b, a config.json or its directory");
+  }
+  const auto plan = Compute(options);
+  if (!plan.ok()) return FailUsage("plan", std::string(plan.status().message()));
+  std::printf("%s", options.json ? PlanJson(*plan).c_str() : PlanText(*plan).c_str());
+  return plan->answer() == nullptr ? kExitFailure : kExitOk;
+}
+
+void AddWhat(CLI::App& command, PlanOptions& options) {
+  command.add_option("--model", options.model, "built-in name, config.json or its directory")
+      ->type_name("NAME|PATH");
+  command
+      .add_option("--weights", options.weights,
+                  "bf16, fp8, fp8-mlp, int8, int4, nvfp4 or f32 (default: the checkpoint's)")
+      ->type_name("FORMAT");
+  command.add_option("--kv", options.kv, "bf16, fp8, int8, int4, int2 or f32")->type_name("FORMAT");
+  command
+      .add_option("--kv-budget", options.kv_budget,
+                  "tokens kept per request (StreamingLLM, H2O; default: all)")
+      ->type_name("N")
+      ->check(Between(1, 1 << 27));
+  command
+      .add_option("--kv-read", options.kv_read,
+                  "tokens read per step and layer (Quest; default: all)")
+      ->type_name("N")
+      ->check(Between(1, 1 << 27));
+  command
+      .add_option("--layers-per-kv", options.layers_per_kv,
+                  "consecutive layers that share one KV cache")
+      ->type_name("N")
+      ->check(Between(1, 4096))
+      ->capture_default_str();
+}
+
+void AddWhere(CLI::App& command, PlanOptions& options) {
+  command.add_option("--gpu", options.gpu, "built-in name")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command.add_option("--nodes", options.nodes, "at most (default: 16)")
+      ->type_name("N")
+      ->check(Between(1, 4096));
+  command.add_option("--gpus-per-node", options.gpus_per_node, "(default: the GPU's usual node)")
+      ->type_name("N")
+      ->check(Between(1, 1024));
+  command.add_option("--tp", options.tp, "only this many tensor parallel ranks")
+      ->type_name("N")
+      ->check(Between(1, 65536));
+  command.add_option("--pp", options.pp, "only this many pipeline stages")
+      ->type_name("N")
+      ->check(Between(1, 65536));
+  command.add_flag("--expert-parallel", options.expert_parallel,
+                   "experts whole on one rank instead of sliced over all");
+  command.add_option("--utilization", options.utilization, "share of GPU memory to use")
+      ->type_name("SHARE")
+      ->check(Between(0.05, 1.0))
+      ->capture_default_str();
+  command.add_option("--block-size", options.block_size, "tokens of a KV cache block")
+      ->type_name("N")
+      ->check(Between(1, 1024))
+      ->capture_default_str();
+  command
+      .add_option("--engine", options.engine,
+                  absl::StrCat("whose efficiency speeds are predicted with: ",
+                               absl::StrJoin(plan::EngineNames(), ", ")))
+      ->type_name("NAME")
+      ->capture_default_str();
+  command.add_option("--price", options.price, "file like deploy/plan/data/prices.json")
+      ->type_name("FILE");
+}
+
+void AddLoadFlags(CLI::App& command, PlanOptions& options) {
+  command
+      .add_option("--context", options.context,
+                  "the longest request, tokens (default: input and output)")
+      ->type_name("N")
+      ->check(Between(1, 1 << 27));
+  command
+      .add_option("--concurrency", options.concurrency, "requests at the same time (default: 64)")
+      ->type_name("N")
+      ->check(Between(1, 1e7));
+  command.add_option("--rate", options.rate, "or: requests that arrive, like 2/s")
+      ->type_name("RATE");
+  command.add_option("--input", options.input, "tokens of a usual prompt")
+      ->type_name("N")
+      ->check(Between(1, 1e8))
+      ->capture_default_str();
+  command.add_option("--output", options.output, "tokens of a usual answer")
+      ->type_name("N")
+      ->check(Between(1, 1e8))
+      ->capture_default_str();
+  command.add_option("--ttft-p95", options.ttft_p95, "limit of the time to first token, like 2s")
+      ->type_name("TIME");
+  command
+      .add_option("--tpot-p95", options.tpot_p95, "limit of the time per output token, like 50ms")
+      ->type_name("TIME");
+}
+
+}  // namespace
+
+void AddPlanCommand(CLI::App& program, CommandBody& chosen) {
+  PlanOptions* options = nullptr;
+  CLI::App* command = AddCommand(program, chosen, "plan",
+                                 "How many GPUs a model and a load need, in which layout, at what "
+                                 "speed and price",
+                                 &RunPlan, options);
+  AddWhat(*command, *options);
+  AddWhere(*command, *options);
+  AddLoadFlags(*command, *options);
+  command->add_flag("--json", options->json, "one JSON object");
+}
+
+}  // namespace lockstep

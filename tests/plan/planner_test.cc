@@ -1,0 +1,162 @@
+#include "deploy/plan/planner.h"
+
+#include "deploy/plan/report.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+PlanRequest Request(const char* model, const char* gpu, const char* weights) {
+  PlanRequest request;
+  request.model = *LoadModel(model);
+  request.gpu = *FindGpu(gpu);
+  request.weights = *FindWeightFormat(weights);
+  request.kv = *FindKvFormat("bf16");
+  request.engine = *FindEngine("vllm");
+  request.gpus_per_node = request.gpu.gpus_per_node;
+  request.usd_per_gpu_hour = 1.0;
+  return request;
+}
+
+const Candidate* Find(const Plan& plan, int tp, int pp) {
+  for (const Candidate& candidate : plan.candidates) {
+    if (candidate.layout.tp == tp && candidate.layout.pp == pp) return &candidate;
+  }
+  return nullptr;
+}
+
+TEST(Planner, FourHundredFiveBillionInBf16TakesTwoNodesOfH100) {
+  PlanRequest request = Request("llama-3.1-405b", "h100", "bf16");
+  request.concurrency = 1;
+  const auto plan = MakePlan(request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_NE(plan->answer(), nullptr);
+  const Candidate* node_groups = Find(*plan, 8, 2);
+  const Candidate* across = Find(*plan, 16, 1);
+  ASSERT_TRUE(node_groups != nullptr && node_groups->holds);
+  ASSERT_TRUE(across != nullptr && across->holds);
+  EXPECT_TRUE(across->tp_across_nodes);
+  EXPECT_FALSE(Find(*plan, 8, 1)->holds);
+  // Weights alone take 811.7 GB / 8 / 3.35 TB/s = 30.3 ms from one token to the next.
+  EXPECT_GT(node_groups->prediction.tpot_ms, 30.0);
+  EXPECT_LT(across->prediction.tpot_ms, node_groups->prediction.tpot_ms);
+}
+
+TEST(Planner, FourHundredFiveBillionInFp8TakesOneNodeOfH100) {
+  PlanRequest request = Request("llama-3.1-405b", "h100", "fp8");
+  request.concurrency = 16;
+  const auto plan = MakePlan(request);
+  ASSERT_TRUE(plan.ok() && plan->answer() != nullptr);
+  EXPECT_EQ(plan->answer()->layout.gpus(), 8);
+  EXPECT_EQ(plan->answer()->nodes, 1);
+}
+
+TEST(Planner, SaysWhatBindsAndWhatWouldRelaxIt) {
+  PlanRequest request = Request("llama-3.1-70b", "h100", "bf16");
+  const auto plan = MakePlan(request);
+  ASSERT_TRUE(plan.ok() && plan->answer() != nullptr);
+  EXPECT_NE(plan->binding, Constraint::kNone);
+  ASSERT_FALSE(plan->relaxations.empty());
+  EXPECT_LT(plan->relaxations[0].gpus, plan->answer()->layout.gpus());
+}
+
+TEST(Planner, LimitsOfLatencyAreKept) {
+  PlanRequest request = Request("llama-3.1-8b", "h100", "bf16");
+  request.concurrency = 200;
+  const double free = MakePlan(request)->answer()->prediction.tpot_p95_ms;
+  request.tpot_p95_ms = free / 2;
+  const auto plan = MakePlan(request);
+  ASSERT_NE(plan->answer(), nullptr);
+  EXPECT_LE(plan->answer()->prediction.tpot_p95_ms, free / 2);
+  EXPECT_GT(plan->answer()->layout.gpus(), 1);
+  request.tpot_p95_ms = 0.01;
+  EXPECT_EQ(MakePlan(request)->answer(), nullptr);
+  EXPECT_EQ(MakePlan(request)->binding, Constraint::kTpot);
+}
+
+TEST(Planner, RateNeedsMoreReplicasThanOneServes) {
+  PlanRequest request = Request("llama-3.1-8b", "h100", "bf16");
+  request.rate_per_s = 1;
+  const int few = MakePlan(request)->answer()->layout.gpus();
+  request.rate_per_s = 200;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_GT(plan.answer()->layout.gpus(), few);
+  EXPECT_NEAR(plan.answer()->prediction.requests_per_s * plan.answer()->layout.replicas, 200, 1);
+}
+
+TEST(Planner, LargerLoadNeverNeedsFewerGpus) {
+  PlanRequest request = Request("qwen3-30b-a3b", "a100", "bf16");
+  int before = 0;
+  for (request.concurrency = 1; request.concurrency < 3000; request.concurrency *= 3) {
+    const auto plan = MakePlan(request);
+    ASSERT_TRUE(plan.ok() && plan->answer() != nullptr) << request.concurrency;
+    EXPECT_GE(plan->answer()->layout.gpus(), before);
+    before = plan->answer()->layout.gpus();
+  }
+}
+
+TEST(Planner, RefusesNonsenseInOneLine) {
+  const auto message = [](auto change) {
+    PlanRequest request = Request("llama-3-8b", "h100", "bf16");
+    change(request);
+    const std::string text(MakePlan(request).status().message());
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+    return text;
+  };
+  EXPECT_THAT(message([](PlanRequest& r) { r.max_nodes = 0; }), HasSubstr("nodes is 0"));
+  EXPECT_THAT(message([](PlanRequest& r) { r.context = 9000; }),
+              HasSubstr("exceeds the 8192 positions"));
+  EXPECT_THAT(message([](PlanRequest& r) { r.context = 100; }), HasSubstr("exceed the context"));
+  EXPECT_THAT(message([](PlanRequest& r) {
+                r.input_tokens = 8000;
+                r.output_tokens = 1000;
+              }),
+              HasSubstr("exceed the 8192 positions"));
+  EXPECT_THAT(message([](PlanRequest& r) { r.tp = 3; }), HasSubstr("does not divide num_heads"));
+  EXPECT_THAT(message([](PlanRequest& r) {
+                r.tp = 8;
+                r.pp = 32;
+                r.max_nodes = 1;
+              }),
+              HasSubstr("needs 256 GPUs; 8 are allowed"));
+  EXPECT_THAT(message([](PlanRequest& r) { r.concurrency = std::nan(""); }),
+              HasSubstr("concurrency is nan"));
+}
+
+TEST(Planner, EveryLayoutHasAVerdict) {
+  for (const char* model : {"llama-3.1-405b", "deepseek-v3", "qwen2.5-0.5b"}) {
+    const auto plan = MakePlan(Request(model, "h100", "fp8"));
+    ASSERT_TRUE(plan.ok());
+    EXPECT_GT(plan->candidates.size(), 10u);
+    for (const Candidate& candidate : plan->candidates) {
+      EXPECT_NE(candidate.holds, !candidate.reason.empty()) << candidate.reason;
+    }
+  }
+}
+
+TEST(Report, AnswersFirstAndInJsonToo) {
+  PlanRequest request = Request("llama-3.1-405b", "h100", "bf16");
+  const auto plan = MakePlan(request);
+  const std::string text = PlanText(*plan);
+  EXPECT_TRUE(text.starts_with("Answer    16 GPUs h100-sxm-80g on 2 nodes: tp 8 x pp 2")) << text;
+  const auto json = nlohmann::json::parse(PlanJson(*plan));
+  EXPECT_EQ(json["answer"]["tp"], 8);
+  EXPECT_EQ(json["layouts"].size(), plan->candidates.size());
+  for (const auto& stage : json["answer"]["stages"]) {
+    int64_t sum = 0;
+    for (const char* part :
+         {"layer_bytes", "expert_bytes", "embedding_bytes", "lm_head_bytes", "activation_bytes",
+          "communication_bytes", "runtime_bytes", "reserve_bytes", "kv_budget_bytes"}) {
+      sum += stage[part].get<int64_t>();
+    }
+    EXPECT_EQ(sum, stage["capacity_bytes"].get<int64_t>());
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::plan
