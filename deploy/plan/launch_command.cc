@@ -28,7 +28,10 @@ std::string LaunchCommand(const Plan& plan) {
   std::string flags =
       absl::StrCat(ModelArgument(request.model), " --tp ", layout.tp, " --pp ", layout.pp);
   if (layout.replicas > 1) absl::StrAppend(&flags, " --replicas ", layout.replicas);
-  if (request.weights.name == "bf16" || request.weights.name == "f32") {
+  const auto held = HeldByRuntime(request.model.architecture, request.weights);
+  if (held && held->quantization != Quantization::kNone) {
+    absl::StrAppend(&flags, " --quantize ", request.weights.name);
+  } else if (held) {
     absl::StrAppend(&flags, " --dtype ", request.weights.name);
   }
   const auto num_seqs = static_cast<int64_t>(std::ceil(answer->load_per_replica));

@@ -117,12 +117,14 @@ MemoryPlan PlanMemory(const MemoryInputs& inputs, const Layout& layout) {
 
 absl::StatusOr<HostMemory> PlanHostMemory(const HostMemoryInputs& inputs, const Layout& layout) {
   const Architecture& model = inputs.model;
-  if (!model.runtime_config || (inputs.weights.name != "bf16" && inputs.weights.name != "f32")) {
+  const auto held = HeldByRuntime(model, inputs.weights);
+  if (!held) {
     return absl::InvalidArgumentError(
-        "on CPUs dense Llama models in f32 or bf16 are planned, as `serve` holds them");
+        "on CPUs dense Llama models in f32, bf16, int8 and int4 are planned, as `serve` holds "
+        "them");
   }
   RETURN_IF_ERROR(CheckModelLayout(model, layout));
-  const auto kv = FindKvFormat(inputs.weights.name);  // the cache has the weights' dtype
+  const auto kv = FindKvFormat(held->dtype == DType::kF32 ? "f32" : "bf16");
   HostMemory memory;
   for (const RankWeights& rank : WeightsOfRanks(model, inputs.weights, layout)) {
     memory.weight_bytes += rank.total();

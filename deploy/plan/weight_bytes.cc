@@ -57,28 +57,34 @@ void AddEdges(const Architecture& model, const WeightFormat& format, const Layou
   if (is_first) out.embedding_bytes = table;
   const bool shares = is_first && is_last && model.tie_word_embeddings;
   if (is_last && !shares) out.lm_head_bytes = table;
+  const auto held = HeldByRuntime(model, format);
+  if (is_last && held && held->quantization != Quantization::kNone) {
+    out.lm_head_bytes = QuantizedBytes(Quantization::kInt8, rows, model.hidden_size, 1);
+  }
   if (is_last) out.layer_bytes += Bytes(static_cast<double>(model.hidden_size) * format.base_bytes);
 }
 
-bool RuntimeHolds(const Architecture& model, const WeightFormat& format) {
-  return model.runtime_config && (format.name == "bf16" || format.name == "f32");
-}
-
 // The runtime's own numbers decide; the parts above only say where they sit.
-void MatchRuntime(const Architecture& model, const WeightFormat& format, const Layout& layout,
+void MatchRuntime(const Architecture& model, const HeldWeights& held, const Layout& layout,
                   std::vector<RankWeights>& ranks) {
-  const DType held = format.name == "f32" ? DType::kF32 : DType::kBF16;
-  const auto shards = ShardsOfLayout(*model.runtime_config, layout.tp, layout.pp, held);
+  const auto shards = HeldShards(*model.runtime_config, layout.tp, layout.pp, held);
   LS_CHECK(shards.ok()) << shards.status().message();
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const RankShard& shard = (*shards)[rank];
-    const int64_t allocated =
-        shard.weight_bytes / DTypeBytes(model.runtime_config->dtype) * DTypeBytes(held);
-    ranks[rank].layer_bytes += allocated - ranks[rank].total();
+    ranks[rank].layer_bytes += (*shards)[rank].weight_bytes - ranks[rank].total();
   }
 }
 
 }  // namespace
+
+std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const WeightFormat& format) {
+  if (!model.runtime_config || !model.stored_weights.empty()) return std::nullopt;
+  if (format.name == "f32") return HeldWeights{DType::kF32, Quantization::kNone};
+  if (format.name == "bf16") return HeldWeights{DType::kBF16, Quantization::kNone};
+  const DType dtype = model.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+  if (format.name == "int8") return HeldWeights{dtype, Quantization::kInt8};
+  if (format.name == "int4") return HeldWeights{dtype, Quantization::kInt4};
+  return std::nullopt;
+}
 
 absl::Status CheckModelLayout(const Architecture& model, const Layout& layout) {
   RETURN_IF_ERROR(CheckLayout(model.sharded_sizes(), layout.tp, layout.pp));
@@ -115,7 +121,7 @@ std::vector<RankWeights> WeightsOfRanks(const Architecture& model, const WeightF
       AddEdges(model, format, layout, tp_rank, rank);
     }
   }
-  if (RuntimeHolds(model, format)) MatchRuntime(model, format, layout, ranks);
+  if (const auto held = HeldByRuntime(model, format)) MatchRuntime(model, *held, layout, ranks);
   return ranks;
 }
 

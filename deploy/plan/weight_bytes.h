@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "deploy/plan/architecture.h"
 #include "deploy/plan/formats.h"
+#include "model/checkpoint/shard_sizes.h"
 #include "parallel/partition.h"
 
 namespace lockstep::plan {
@@ -33,8 +35,12 @@ struct RankWeights {
 // Can the model be split this way? INVALID_ARGUMENT as CheckLayout, and for experts.
 absl::Status CheckModelLayout(const Architecture& model, const Layout& layout);
 
-// In order of rank. For models that the runtime serves, in f32 and bf16, exactly what its ranks
-// allocate (model/checkpoint/shard_sizes.h). The layout must have been checked.
+// How `serve` would hold the model in this format, if it can: f32 and bf16, and int8 and int4 of
+// unquantized checkpoints (`--quantize`).
+std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const WeightFormat& format);
+
+// In order of rank. For what the runtime holds exactly what its ranks allocate
+// (model/checkpoint/shard_sizes.h). The layout must have been checked.
 std::vector<RankWeights> WeightsOfRanks(const Architecture& model, const WeightFormat& format,
                                         const Layout& layout);
 

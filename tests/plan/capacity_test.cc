@@ -20,9 +20,12 @@ class HostMemoryMatchesServe : public ::testing::TestWithParam<Case> {
   void Compare(const ModelConfig& config, const Architecture& model, const std::string& dtype,
                int tp, int pp) {
     ModelFlags flags;
+    const bool quantized = dtype.starts_with("int");
+    if (quantized) flags.quantize = dtype;
+    const std::string held = quantized ? "auto" : dtype;
     flags.tp = tp;
     flags.pp = pp;
-    const auto served = PlanCapacity({config, flags, dtype, {}, GetParam().available_bytes});
+    const auto served = PlanCapacity({config, flags, held, {}, GetParam().available_bytes});
     const auto weights = FindWeightFormat(dtype);
     const auto planned = PlanHostMemory(
         {model, *weights, {}, GetParam().available_bytes, config.max_position_embeddings},
@@ -43,7 +46,7 @@ TEST_P(HostMemoryMatchesServe, InEveryLayout) {
   ASSERT_TRUE(config.ok());
   const auto model = ParseArchitecture(ModelConfigJson(*config));
   ASSERT_TRUE(model.ok()) << model.status();
-  for (const char* dtype : {"bf16", "f32"}) {
+  for (const char* dtype : {"bf16", "f32", "int8", "int4"}) {
     for (const int tp : {1, 2, 3, 4, 8, 16, 32}) {
       for (const int pp : {1, 2, 3, 4, 7, 16}) Compare(*config, *model, dtype, tp, pp);
     }

@@ -1,0 +1,125 @@
+#include "deploy/plan/engine_fit.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "deploy/plan/least_squares.h"
+
+namespace lockstep::plan {
+namespace {
+
+// A coefficient, and how far (in logarithms, one standard deviation) it may be from its start
+// before measurements must insist.
+struct Free {
+  double EngineProfile::*field;
+  double spread;
+};
+constexpr std::array<Free, 10> kFree = {{{&EngineProfile::weight_bandwidth, 0.10},
+                                         {&EngineProfile::kv_bandwidth, 0.15},
+                                         {&EngineProfile::flops_16, 0.15},
+                                         {&EngineProfile::flops_8, 0.20},
+                                         {&EngineProfile::flops_4, 0.30},
+                                         {&EngineProfile::step_us, 0.5},
+                                         {&EngineProfile::layer_us, 0.4},
+                                         {&EngineProfile::sequence_us, 1.0},
+                                         {&EngineProfile::prefill_layer_us, 0.5},
+                                         {&EngineProfile::request_ms, 1.0}}};
+constexpr double kPriorWeight = 0.06;
+constexpr double kTtftWeight = 0.4;  // first tokens scatter more than two times as much
+constexpr double kScale = 0.07;
+constexpr double kStartBurst = 0.12;
+constexpr double kStartSlot = 0.05;
+
+EngineFit Unpack(const EngineProfile& start, const std::vector<std::string>& versions,
+                 const std::vector<double>& x) {
+  EngineFit fit;
+  fit.profile = start;
+  size_t next = 0;
+  for (const Free& free : kFree) fit.profile.*free.field *= std::exp(x[next++] * free.spread);
+  for (const std::string& version : versions) {
+    LoadPattern pattern;
+    pattern.name = version;
+    pattern.burst_share = kStartBurst * std::exp(x[next++]);
+    pattern.slot_share = kStartSlot * std::exp(x[next++]);
+    fit.patterns[version] = pattern;
+  }
+  return fit;
+}
+
+LoadPattern PatternOf(const EngineFit& fit, const Measurement& measurement) {
+  const auto found = fit.patterns.find(measurement.engine_version);
+  if (found != fit.patterns.end()) return found->second;
+  return fit.patterns.empty() ? LoadPattern() : fit.patterns.begin()->second;
+}
+
+double Quantile(std::vector<double> values, double share) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+}
+
+bool IsSaturated(const MeasuredCase& measured) {
+  return measured.measurement().concurrency > static_cast<double>(measured.max_requests());
+}
+
+}  // namespace
+
+EngineFit FitEngine(const EngineProfile& start, const std::vector<MeasuredCase>& cases) {
+  std::vector<std::string> versions;
+  for (const MeasuredCase& measured : cases) {
+    const std::string& version = measured.measurement().engine_version;
+    if (std::find(versions.begin(), versions.end(), version) == versions.end()) {
+      versions.push_back(version);
+    }
+  }
+  const Residuals residuals = [&](const std::vector<double>& x) {
+    const EngineFit fit = Unpack(start, versions, x);
+    std::vector<double> out;
+    for (const MeasuredCase& measured : cases) {
+      if (IsSaturated(measured)) continue;
+      const Measurement& row = measured.measurement();
+      const Prediction prediction = measured.PredictWith(fit.profile, PatternOf(fit, row));
+      out.push_back(std::log(prediction.tpot_ms / row.tpot_ms));
+      out.push_back(kTtftWeight * std::log(prediction.ttft_ms / row.ttft_ms));
+    }
+    for (const double value : x) out.push_back(kPriorWeight * value);
+    return out;
+  };
+  const std::vector<double> zero(kFree.size() + 2 * versions.size(), 0.0);
+  return Unpack(start, versions, MinimizeResiduals(residuals, zero, kScale));
+}
+
+Accuracy AccuracyOf(const EngineFit& fit, const std::vector<MeasuredCase>& cases) {
+  std::vector<double> tpot;
+  std::vector<double> ttft;
+  for (const MeasuredCase& measured : cases) {
+    if (IsSaturated(measured)) continue;
+    const Measurement& row = measured.measurement();
+    const Prediction prediction = measured.PredictWith(fit.profile, PatternOf(fit, row));
+    tpot.push_back(std::abs(prediction.tpot_ms / row.tpot_ms - 1.0));
+    ttft.push_back(std::abs(prediction.ttft_ms / row.ttft_ms - 1.0));
+  }
+  return {static_cast<int>(tpot.size()), Quantile(tpot, 0.5), Quantile(tpot, 0.9),
+          Quantile(ttft, 0.5), Quantile(ttft, 0.9)};
+}
+
+CollectiveFit FitAllReduce(int ranks, double link_gb_s,
+                           const std::vector<MeasuredAllReduce>& measured) {
+  const auto unpack = [&](const std::vector<double>& x) {
+    return CollectiveFit{ranks, 4.0 * std::exp(x[0]), 0.5 * link_gb_s * std::exp(x[1]),
+                         10.0 * std::exp(x[2]), 0.7 * link_gb_s * std::exp(x[3])};
+  };
+  const Residuals residuals = [&](const std::vector<double>& x) {
+    const CollectiveFit fit = unpack(x);
+    std::vector<double> out;
+    for (const MeasuredAllReduce& row : measured) {
+      out.push_back(std::log(IntraNodeSeconds(fit, row.bytes) / row.seconds));
+    }
+    for (const double value : x) out.push_back(kPriorWeight * value);
+    return out;
+  };
+  return unpack(MinimizeResiduals(residuals, {0.0, 0.0, 0.0, 0.0}, 0.2));
+}
+
+}  // namespace lockstep::plan
