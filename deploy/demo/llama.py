@@ -1,0 +1,162 @@
+"""The Llama architecture in PyTorch, tensors named as Hugging Face names them, and its checkpoint files."""
+import json
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+
+@dataclass
+class Shape:
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int = 8
+    num_kv_heads: int = 4
+    vocab_size: int = 2048
+    max_positions: int = 2048
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def head_dim(self):
+        return self.hidden_size // self.num_heads
+
+
+# Divisible by tp 1, 2, 4 and pp 1, 2, 4, also in groups of 32 weights per slice. `draft` guesses for `demo` in speculative decoding.
+SHAPES = {"demo": Shape(256, 768, 4), "draft": Shape(64, 192, 4)}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x):
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+
+
+def rope_tables(shape, num_positions, device):
+    """cos, sin: [num_positions, head_dim]; the second half of head_dim repeats the first."""
+    exponents = torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim
+    angles = torch.outer(torch.arange(num_positions, device=device).float(), shape.rope_theta**-exponents)
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x, cos, sin):
+    low, high = x.float().chunk(2, dim=-1)
+    return (x * cos + torch.cat([-high, low], dim=-1) * sin).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+        kv_size = shape.num_kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+
+    def forward(self, x, cos, sin):
+        batch, length, _ = x.shape
+        heads = lambda y: y.view(batch, length, -1, self.shape.head_dim).transpose(1, 2)
+        q, k, v = rotate(heads(self.q_proj(x)), cos, sin), rotate(heads(self.k_proj(x)), cos, sin), heads(self.v_proj(x))
+        repeats = self.shape.num_heads // self.shape.num_kv_heads
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Mlp(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.mlp = Mlp(shape)
+
+    def forward(self, x, cos, sin):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def forward(self, ids):
+        cos, sin = rope_tables(self.shape, ids.shape[1], ids.device)
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x)
+
+
+class Llama(nn.Module):
+    """Llama with tied embeddings."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.model = Decoder(shape)
+        self.apply(self._initialize)
+        for layer in self.model.layers:  # the residual stream starts as the embeddings
+            for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * shape.num_layers))
+
+    @staticmethod
+    def _initialize(module):
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5 * 0.7)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.05)
+
+    def hidden(self, ids):
+        """ids [batch, length] -> final hidden states [batch, length, hidden_size]."""
+        return self.model(ids)
+
+    def logits(self, hidden):
+        return F.linear(hidden, self.model.embed_tokens.weight)
+
+
+def num_parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def config_json(shape, bos, eos):
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size, "num_hidden_layers": shape.num_layers, "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "hidden_act": "silu", "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_positions, "rms_norm_eps": shape.norm_eps, "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "bos_token_id": bos, "eos_token_id": eos}
+
+
+def export(state, shape, directory, bos, eos):
+    """Writes model.safetensors (bf16), config.json and generation_config.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in state.items()}
+    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config_json(shape, bos, eos), indent=2) + "\n")
+    generation = {"bos_token_id": bos, "eos_token_id": eos, "do_sample": False}
+    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
