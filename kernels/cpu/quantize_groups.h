@@ -35,6 +35,28 @@ struct Group {
   }
 };
 
+// v with lanes i and i ^ kDistance exchanged.
+template <int kDistance, typename Vector>
+[[gnu::always_inline]] inline void ExchangeLanes(const Vector& v, Vector& out) {
+  GroupI from;
+  for (int i = 0; i < kGroupLanes; ++i) from[i] = i ^ kDistance;
+  out = __builtin_shuffle(v, from);
+}
+
+// All lanes become combine(combine of the even halves, ...): a binary tree of neighbours.
+template <typename Vector, typename Combine>
+[[gnu::always_inline]] inline void ReduceLanes(Vector& v, Combine combine) {
+  Vector other;
+  ExchangeLanes<1>(v, other);
+  combine(v, other);
+  ExchangeLanes<2>(v, other);
+  combine(v, other);
+  ExchangeLanes<4>(v, other);
+  combine(v, other);
+  ExchangeLanes<8>(v, other);
+  combine(v, other);
+}
+
 // Bits of the largest magnitude; NaN beats infinity beats numbers.
 [[gnu::always_inline]] inline uint32_t LargestMagnitudeBits(const Group& group) {
   GroupI most = {};
@@ -42,11 +64,24 @@ struct Group {
     const GroupI magnitude = ((GroupI)group.x[i]) & 0x7fffffff;
     most = magnitude > most ? magnitude : most;
   }
-  int32_t lanes[kGroupLanes];
-  std::memcpy(lanes, &most, sizeof(lanes));
-  int32_t best = 0;
-  for (const int32_t lane : lanes) best = lane > best ? lane : best;
-  return static_cast<uint32_t>(best);
+  ReduceLanes(most, [](GroupI& a, const GroupI& b) { a = a > b ? a : b; });
+  return static_cast<uint32_t>(most[0]);
+}
+
+// The first element of that magnitude.
+[[gnu::always_inline]] inline float FirstOfMagnitude(const Group& group, uint32_t largest) {
+  GroupI lane;
+  for (int i = 0; i < kGroupLanes; ++i) lane[i] = i;
+  GroupI first = GroupI{} + kGroupVectors * kGroupLanes;
+  for (int i = 0; i < group.num_vectors; ++i) {
+    const GroupI magnitude = ((GroupI)group.x[i]) & 0x7fffffff;
+    const GroupI here = magnitude == static_cast<int32_t>(largest)
+                            ? lane + i * kGroupLanes
+                            : GroupI{} + kGroupVectors * kGroupLanes;
+    first = here < first ? here : first;
+  }
+  ReduceLanes(first, [](GroupI& a, const GroupI& b) { a = a < b ? a : b; });
+  return group.x[first[0] / kGroupLanes][first[0] % kGroupLanes];
 }
 
 // To nearest even, for magnitudes below 2^22.
@@ -69,28 +104,38 @@ inline uint16_t RoundBitsToBf16(float value) {
   std::memcpy(out, &bytes, sizeof(bytes));
 }
 
-// Writes num_vectors x 16 bytes of q. Returns the sum of squared errors.
-[[gnu::always_inline]] inline float RoundGroup(const Group& group, float scale, float lowest,
-                                               float highest, int8_t* q) {
+[[gnu::always_inline]] inline void RoundAndClamp(const GroupF& scaled, float lowest, float highest,
+                                                 GroupF& rounded) {
+  RoundToInteger(scaled, rounded);
+  const GroupF low = GroupF{} + lowest;
+  const GroupF high = GroupF{} + highest;
+  rounded = rounded < low ? low : rounded;
+  rounded = rounded > high ? high : rounded;
+}
+
+// Writes num_vectors x 16 bytes of q.
+[[gnu::always_inline]] inline void RoundGroup(const Group& group, float scale, float lowest,
+                                              float highest, int8_t* q) {
+  const float inverse = 1.0f / scale;
+  for (int i = 0; i < group.num_vectors; ++i) {
+    GroupF rounded;
+    RoundAndClamp(group.x[i] * inverse, lowest, highest, rounded);
+    StoreBytes(rounded, q + i * kGroupLanes);
+  }
+}
+
+[[gnu::always_inline]] inline float SumOfSquaredErrors(const Group& group, float scale,
+                                                       float lowest, float highest) {
   const float inverse = 1.0f / scale;
   GroupF errors = {};
   for (int i = 0; i < group.num_vectors; ++i) {
     GroupF rounded;
-    RoundToInteger(group.x[i] * inverse, rounded);
-    const GroupF low = GroupF{} + lowest;
-    const GroupF high = GroupF{} + highest;
-    rounded = rounded < low ? low : rounded;
-    rounded = rounded > high ? high : rounded;
-    StoreBytes(rounded, q + i * kGroupLanes);
+    RoundAndClamp(group.x[i] * inverse, lowest, highest, rounded);
     const GroupF error = group.x[i] - rounded * scale;
     errors += error * error;
   }
-  float lanes[kGroupLanes];
-  std::memcpy(lanes, &errors, sizeof(lanes));
-  for (int width = kGroupLanes; width > 1; width /= 2) {
-    for (int i = 0; i < width / 2; ++i) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
-  }
-  return lanes[0];
+  ReduceLanes(errors, [](GroupF& a, const GroupF& b) { a += b; });
+  return errors[0];
 }
 
 // Scale and zeros of a group that is not rounded at all; true if this is one.
@@ -116,24 +161,21 @@ inline uint16_t QuantizeInt8(const float* w, int count, int8_t* q) {
 inline uint16_t QuantizeInt4(const float* w, int count, int8_t* q) {
   const Group group(w, count);
   const uint32_t largest = LargestMagnitudeBits(group);
-  uint16_t best_scale;
+  uint16_t best_scale = 0;
   if (IsDegenerate(largest, count, q, best_scale)) return best_scale;
-  float signed_largest = 0.0f;
-  for (int k = count - 1; k >= 0; --k) {
-    const uint32_t bits = __builtin_bit_cast(uint32_t, w[k]);
-    if ((bits & 0x7fffffffu) == largest) signed_largest = w[k];
-  }
+  const float signed_largest = FirstOfMagnitude(group, largest);
   const float divisors[] = {-8.0f, -7.5f, -8.5f};
   float best_error = 0.0f;
   for (int i = 0; i < 3; ++i) {
-    int8_t rounded[kGroupVectors * kGroupLanes];
     const uint16_t scale = RoundBitsToBf16(signed_largest / divisors[i]);
-    const float error = RoundGroup(group, FloatOfBits(uint32_t{scale} << 16), -8.0f, 7.0f, rounded);
+    const float error = SumOfSquaredErrors(group, FloatOfBits(uint32_t{scale} << 16), -8.0f, 7.0f);
     if (i > 0 && !(error < best_error)) continue;
     best_scale = scale;
     best_error = error;
-    std::memcpy(q, rounded, static_cast<size_t>(count));
   }
+  int8_t rounded[kGroupVectors * kGroupLanes];
+  RoundGroup(group, FloatOfBits(uint32_t{best_scale} << 16), -8.0f, 7.0f, rounded);
+  std::memcpy(q, rounded, static_cast<size_t>(count));
   return best_scale;
 }
 
@@ -160,11 +202,8 @@ inline uint16_t QuantizeInt4(const float* w, int count, int8_t* q) {
     sums += __builtin_convertvector(rounded, GroupI);
     StoreBytes(rounded, q + i * kGroupLanes);
   }
-  int32_t lanes[kGroupLanes];
-  std::memcpy(lanes, &sums, sizeof(lanes));
-  int32_t sum = 0;
-  for (const int32_t lane : lanes) sum += lane;
-  offset = -sum * zero;
+  ReduceLanes(sums, [](GroupI& a, const GroupI& b) { a += b; });
+  offset = -sums[0] * zero;
   for (int i = 0; i < num_quads; ++i) std::memcpy(quads + i * num_rows * 4, q + i * 4, 4);
 }
 

@@ -36,7 +36,7 @@ struct LineFetch {
 // kWholeGroups: all groups have the format's size, and the loop over one is unrolled.
 template <class P, bool kInt4, int kRows, bool kWholeGroups>
 [[gnu::noinline]] void QuantizedTile(const QuantizedBlock& block, const char* x, float* c,
-                                     LineFetch fetch) {
+                                     float* out, LineFetch fetch) {
   using Dot = typename P::template Dot<kInt4>;
   constexpr int kChains = kRows <= kTwoChainRows ? 2 : 1;
   constexpr int kParts = kQuantizedColumns / (2 * P::kLanes);  // of a panel, two vectors each
@@ -58,6 +58,7 @@ template <class P, bool kInt4, int kRows, bool kWholeGroups>
       }
     }
   }
+  const int64_t out_stride = block.out == nullptr ? kQuantizedColumns : block.out_stride;
   const char* panel = block.panel;
   bool fresh = block.fresh;
   for (int64_t group = 0; group < block.num_groups; ++group) {
@@ -100,7 +101,7 @@ template <class P, bool kInt4, int kRows, bool kWholeGroups>
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const auto x_scale = P::Set(x_scales[r]);
-        float* out = c + r * kQuantizedColumns + part * 2 * P::kLanes;
+        float* sums = c + r * kQuantizedColumns + part * 2 * P::kLanes;
 #pragma GCC unroll 2
         for (int v = 0; v < 2; ++v) {
           auto total = Dot::Finish(sum[r][v][0], offsets[r]);
@@ -111,8 +112,8 @@ template <class P, bool kInt4, int kRows, bool kWholeGroups>
           if constexpr (kKept) {
             kept[r][v] = P::Fma(P::ToFloat(total), factor, kept[r][v]);
           } else {
-            const auto before = fresh ? P::Zero() : P::Load(out + v * P::kLanes);
-            P::Store(out + v * P::kLanes, P::Fma(P::ToFloat(total), factor, before));
+            const auto before = fresh ? P::Zero() : P::Load(sums + v * P::kLanes);
+            P::Store(sums + v * P::kLanes, P::Fma(P::ToFloat(total), factor, before));
           }
         }
       }
@@ -125,24 +126,28 @@ template <class P, bool kInt4, int kRows, bool kWholeGroups>
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        P::Store(c + r * kQuantizedColumns + v * P::kLanes, kept[r][v]);
+      for (int v = 0; v < 2; ++v) P::Store(out + r * out_stride + v * P::kLanes, kept[r][v]);
+    }
+  } else if (out != c) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kQuantizedColumns; i += P::kLanes) {
+        P::Store(out + r * out_stride + i, P::Load(c + r * kQuantizedColumns + i));
       }
     }
   }
 }
 
 template <class P, bool kInt4, int kRows>
-void QuantizedTileOf(int num_rows, const QuantizedBlock& block, const char* x, float* c,
+void QuantizedTileOf(int num_rows, const QuantizedBlock& block, const char* x, float* c, float* out,
                      LineFetch fetch) {
   if (num_rows == kRows) {
     if (block.group_k == (kInt4 ? 32 : 64)) {
-      QuantizedTile<P, kInt4, kRows, true>(block, x, c, fetch);
+      QuantizedTile<P, kInt4, kRows, true>(block, x, c, out, fetch);
     } else {
-      QuantizedTile<P, kInt4, kRows, false>(block, x, c, fetch);
+      QuantizedTile<P, kInt4, kRows, false>(block, x, c, out, fetch);
     }
   } else if constexpr (kRows > 1) {
-    QuantizedTileOf<P, kInt4, kRows - 1>(num_rows, block, x, c, fetch);
+    QuantizedTileOf<P, kInt4, kRows - 1>(num_rows, block, x, c, out, fetch);
   }
 }
 
@@ -163,9 +168,11 @@ void QuantizedGemm(const QuantizedBlock& block) {
       const int64_t end = block.fetch_bytes * (t + 1) / num_tiles;
       fetch = {block.fetch + begin, block.fetch + end, (kStepLines + num_tiles - 1) / num_tiles};
     }
-    QuantizedTileOf<P, kInt4, P::kTileRows>(rows, block, tile + block.first_row_byte * rows,
-                                            block.c + t * block.tile_rows * kQuantizedColumns,
-                                            fetch);
+    const int64_t first_row = int64_t{t} * block.tile_rows;
+    float* c = block.c + first_row * kQuantizedColumns;
+    QuantizedTileOf<P, kInt4, P::kTileRows>(
+        rows, block, tile + block.first_row_byte * rows, c,
+        block.out == nullptr ? c : block.out + first_row * block.out_stride, fetch);
     tile += block.tile_stride_bytes;
   }
 }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMaxBlockPanels = 4;
 constexpr int kMaxBlockRows = 96;   // whose activations stay in the second-level cache, as c does
-constexpr int64_t kBlockK = 256;    // of a panel, in the first-level cache while the tiles pass
+constexpr int64_t kBlockK = 512;    // of a panel, in the first-level cache while the tiles pass
 constexpr int kMaxTreeLevels = 12;  // log2(kMaxKSlices) + 2
 constexpr int kBlocksPerThread = 8;
 constexpr int64_t kPanelFloats = int64_t{kMaxBlockRows} * kQuantizedColumns;
@@ -185,6 +185,11 @@ struct QuantizedRunner::Product {
   int RowsOf(int64_t tile) const {
     return static_cast<int>(std::min(tile_rows, num_tokens - tile * tile_rows));
   }
+  // Without slices to add, the sums of a whole panel go straight to y.
+  bool StoresAtOnce(int64_t panel) const {
+    return weight.shape().num_k_slices == 1 &&
+           (panel + 1) * kQuantizedColumns <= weight.shape().out_features;
+  }
   int64_t tile_bytes() const {
     return tile_rows * weight.slice_row_bytes() * weight.shape().num_k_slices;
   }
@@ -254,6 +259,8 @@ void QuantizedRunner::QuantizeTile(const Product& product, int64_t tile) const {
 void QuantizedRunner::AccumulateSlice(const Product& product, const QuantizedBlock& first,
                                       int num_panels, int64_t first_panel, int slice) const {
   const QuantizedWeight& weight = product.weight;
+  const int64_t first_row =
+      (first.rows - product.packed) / product.tile_bytes() * product.tile_rows;
   const QuantizedGroups& groups = weight.groups();
   const auto gemm = weight.bits() == 8 ? quantized_.gemm_int8 : quantized_.gemm_int4;
   const int64_t num_whole = groups.slice_k / groups.group;
@@ -269,6 +276,11 @@ void QuantizedRunner::AccumulateSlice(const Product& product, const QuantizedBlo
     block.fetch_bytes = weight.GroupOffset(g + block.num_groups) - weight.GroupOffset(g);
     for (int p = 0; p < num_panels; ++p) {
       block.c = first.c + p * kPanelFloats;
+      block.out = nullptr;
+      if (g + block.num_groups == groups.per_slice() && product.StoresAtOnce(first_panel + p)) {
+        block.out = product.y + first_row * weight.shape().out_features +
+                    (first_panel + p) * kQuantizedColumns;
+      }
       block.panel = weight.SliceAt(first_panel + p, slice) + weight.GroupOffset(g);
       block.fetch = p + 1 < num_panels ? block.panel + weight.panel_bytes()
                                        : weight.SliceAt(first_panel, slice) +
@@ -284,6 +296,7 @@ void QuantizedRunner::ComputeBlock(const Product& product, int64_t index, int th
   const int64_t first_panel = index % product.num_panel_blocks * product.block_panels;
   const int64_t end_panel = std::min(first_panel + product.block_panels, weight.num_panels());
   QuantizedBlock block = {};
+  block.out_stride = weight.shape().out_features;
   block.rows = product.packed + first_tile * product.tile_bytes();
   block.tile_stride_bytes = product.tile_bytes();
   block.tile_rows = static_cast<int>(product.tile_rows);
@@ -327,12 +340,16 @@ void QuantizedRunner::StorePanels(const Product& product, const float* sums, int
                                   int64_t first_panel, int64_t first_row, int num_rows) const {
   const int64_t out_features = product.weight.shape().out_features;
   for (int p = 0; p < num_panels; ++p) {
+    if (product.StoresAtOnce(first_panel + p)) continue;
     const int64_t column = (first_panel + p) * kQuantizedColumns;
     const int64_t count = std::min<int64_t>(kQuantizedColumns, out_features - column);
     const float* c = sums + p * kPanelFloats;
     for (int r = 0; r < num_rows; ++r) {
-      std::copy_n(c + r * kQuantizedColumns, count,
-                  product.y + (first_row + r) * out_features + column);
+      float* y = product.y + (first_row + r) * out_features + column;
+      // Rows are far apart: let their lines come together.
+      __builtin_prefetch(y + 8 * out_features, 1);
+      __builtin_prefetch(y + 8 * out_features + kQuantizedColumns / 2, 1);
+      std::copy_n(c + r * kQuantizedColumns, count, y);
     }
   }
 }

@@ -45,9 +45,11 @@ struct QuantizedBlock {
   int64_t first_row_byte;  // where the run begins in a tile, in bytes per row of the tile
   const char* panel;       // at the run's first group
   int64_t num_groups;
-  int group_k;          // padded
-  float* c;             // [num_rows][32]
-  bool fresh;           // c starts from zero
+  int group_k;  // padded
+  float* c;     // [num_rows][32]
+  bool fresh;   // c starts from zero
+  float* out;   // where the sums go instead, out_stride apart; null: back to c
+  int64_t out_stride;
   const char* fetch;    // read next: fetched into a cache while this is computed; may be null
   int64_t fetch_bytes;  // about
 };
