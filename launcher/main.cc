@@ -16,6 +16,7 @@ void AddAllCommands(CLI::App& program, CommandBody& chosen) {
   AddServeCommand(program, chosen);
   AddGenerateCommand(program, chosen);
   AddBenchCommand(program, chosen);
+  AddEvalCommand(program, chosen);
   AddStatusCommand(program, chosen);
   AddTokenizeCommand(program, chosen);
   AddModelCommand(program, chosen);

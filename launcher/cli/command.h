@@ -31,6 +31,7 @@ void AddGenerateCommand(CLI::App& program, CommandBody& chosen);
 void AddTokenizeCommand(CLI::App& program, CommandBody& chosen);
 void AddStatusCommand(CLI::App& program, CommandBody& chosen);
 void AddBenchCommand(CLI::App& program, CommandBody& chosen);
+void AddEvalCommand(CLI::App& program, CommandBody& chosen);
 void AddModelCommand(CLI::App& program, CommandBody& chosen);
 void AddPlanCommand(CLI::App& program, CommandBody& chosen);
 

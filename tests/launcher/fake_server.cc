@@ -8,9 +8,11 @@ namespace lockstep::testing {
 
 class FakeServer::Service final : public v1::Generation::Service {
  public:
+  explicit Service(std::string special_token) : special_token_(std::move(special_token)) {}
+
   grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
                         grpc::ServerWriter<v1::GenerateEvent>* writer) override {
-    if (request->text() == "refuse") {
+    if (request->text() == "refuse" || request->text() == "refuse\n") {
       return {grpc::StatusCode::RESOURCE_EXHAUSTED, "the queue is full"};
     }
     v1::GenerateEvent accepted;
@@ -18,6 +20,9 @@ class FakeServer::Service final : public v1::Generation::Service {
     accepted.mutable_accepted()->set_num_prompt_tokens(3);
     accepted.mutable_accepted()->set_seed(request->sampling().seed());
     writer->Write(accepted);
+    if (const size_t said = request->text().rfind(kSay); said != std::string::npos) {
+      return Say(request->text().substr(said + sizeof(kSay) - 1), *writer);
+    }
     const int num_outputs = std::max(1, request->sampling().num_outputs());
     for (int token = 0; token < request->stop().max_tokens(); ++token) {
       for (int output = 0; output < num_outputs; ++output) WriteToken(*writer, output, token);
@@ -37,6 +42,13 @@ class FakeServer::Service final : public v1::Generation::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* request,
+                        v1::TokenizeResponse* response) override {
+    response->add_token_ids(1);
+    if (request->text() != special_token_) response->add_token_ids(2);
+    return grpc::Status::OK;
+  }
+
   grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
                              v1::GetServerInfoResponse* response) override {
     response->set_model_name("fake");
@@ -46,6 +58,18 @@ class FakeServer::Service final : public v1::Generation::Service {
   }
 
  private:
+  static constexpr char kSay[] = "say:";
+
+  static grpc::Status Say(const std::string& rest, grpc::ServerWriter<v1::GenerateEvent>& writer) {
+    v1::GenerateEvent event;
+    event.mutable_delta()->add_token_ids(0);
+    event.mutable_delta()->set_text(rest.substr(0, rest.find_first_of("<\n")));
+    writer.Write(event);
+    event.mutable_finished()->set_reason(v1::FINISH_REASON_STOP);
+    writer.Write(event);
+    return grpc::Status::OK;
+  }
+
   static void WriteToken(grpc::ServerWriter<v1::GenerateEvent>& writer, int output, int token) {
     v1::GenerateEvent event;
     event.mutable_delta()->set_output_index(output);
@@ -57,9 +81,12 @@ class FakeServer::Service final : public v1::Generation::Service {
     logprobs.mutable_token()->set_text("\xC3");  // half a character
     writer.Write(event);
   }
+
+  const std::string special_token_;
 };
 
-FakeServer::FakeServer() : service_(std::make_unique<Service>()) {
+FakeServer::FakeServer(std::string special_token)
+    : service_(std::make_unique<Service>(std::move(special_token))) {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);

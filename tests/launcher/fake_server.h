@@ -11,10 +11,12 @@
 namespace lockstep::testing {
 
 // Generate answers max_tokens tokens "t0 t1 ..." for each output, one per message. The prompt
-// "refuse" is RESOURCE_EXHAUSTED, "hang" sends one token and then waits for the cancellation.
+// "refuse" is RESOURCE_EXHAUSTED, "hang" sends one token and then waits for the cancellation; what
+// follows the last "say:" of a prompt, up to the next "<" or line, is said again. Tokenize knows
+// one token, special_token; all else is two.
 class FakeServer {
  public:
-  FakeServer();
+  explicit FakeServer(std::string special_token = "");
   ~FakeServer();
   const std::string& address() const { return address_; }
 

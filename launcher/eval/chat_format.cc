@@ -1,0 +1,83 @@
+#include "launcher/eval/chat_format.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace lockstep {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+
+absl::StatusOr<bool> IsOneToken(const Connection& connection, const std::string& text) {
+  grpc::ClientContext context;
+  connection.Prepare(context, kTimeout);
+  v1::TokenizeRequest request;
+  v1::TokenizeResponse response;
+  request.set_text(text);
+  request.set_parse_special_tokens(true);
+  request.set_add_special_tokens(false);
+  const grpc::Status status = connection.stub().Tokenize(&context, request, &response);
+  if (!status.ok()) return connection.Explain(status);
+  return response.token_ids_size() == 1;
+}
+
+// What stands before a message of this role.
+std::string Opening(ChatFormat format, const std::string& role) {
+  switch (format) {
+    case ChatFormat::kMarkers:
+      return absl::StrCat("<|", role, "|>");
+    case ChatFormat::kHeaders:
+      return absl::StrCat("<|start_header_id|>", role, "<|end_header_id|>\n\n");
+    case ChatFormat::kPlain:
+      break;
+  }
+  return "";
+}
+
+const char* Closing(ChatFormat format) {
+  switch (format) {
+    case ChatFormat::kMarkers:
+      return "<|end|>";
+    case ChatFormat::kHeaders:
+      return "<|eot_id|>";
+    case ChatFormat::kPlain:
+      break;
+  }
+  return "\n";
+}
+
+}  // namespace
+
+std::string ChatFormatName(ChatFormat format) {
+  switch (format) {
+    case ChatFormat::kMarkers:
+      return "<|role|>";
+    case ChatFormat::kHeaders:
+      return "Llama 3";
+    case ChatFormat::kPlain:
+      break;
+  }
+  return "plain text";
+}
+
+absl::StatusOr<ChatFormat> DetectChatFormat(const Connection& connection) {
+  for (const auto& [format, marker] : {std::pair{ChatFormat::kMarkers, "<|assistant|>"},
+                                       std::pair{ChatFormat::kHeaders, "<|start_header_id|>"}}) {
+    const auto known = IsOneToken(connection, marker);
+    if (!known.ok()) return known.status();
+    if (*known) return format;
+  }
+  return ChatFormat::kPlain;
+}
+
+std::string RenderChat(ChatFormat format, const std::vector<ChatMessage>& messages) {
+  std::string text;
+  for (const ChatMessage& message : messages) {
+    absl::StrAppend(&text, Opening(format, message.role), message.content, Closing(format));
+  }
+  absl::StrAppend(&text, Opening(format, "assistant"));
+  return text;
+}
+
+}  // namespace lockstep

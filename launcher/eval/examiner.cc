@@ -1,0 +1,120 @@
+#include "launcher/eval/examiner.h"
+
+#include <deque>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "launcher/base/mailbox.h"
+#include "launcher/client/generation_call.h"
+#include "launcher/client/response.h"
+
+namespace lockstep {
+namespace {
+
+class Exam {
+ public:
+  Exam(const Connection& connection, const std::vector<Question>& questions,
+       const ExamOptions& options, const OnExamProgress& on_progress)
+      : connection_(connection),
+        questions_(questions),
+        options_(options),
+        on_progress_(on_progress) {}
+
+  absl::StatusOr<ScoreBoard> Run(InterruptWatcher& interrupts) {
+    while (num_done_ < asked_.size() || MayAsk()) {
+      while (MayAsk()) Ask();
+      WaitReadable({mailbox_.fd(), interrupts.fd()}, absl::InfiniteDuration());
+      if (interrupts.TakeCount() > 0) Stop(absl::CancelledError("interrupted"));
+      for (const Done& done : mailbox_.TakeAll()) Take(done);
+    }
+    if (!failure_.ok()) return failure_;
+    ScoreBoard scores;
+    for (size_t i = 0; i < questions_.size(); ++i) scores.Add(questions_[i], asked_[i].reply);
+    return scores;
+  }
+
+ private:
+  // The response belongs to the call's gRPC thread until it reported itself done.
+  struct Asked {
+    explicit Asked(absl::Time now) : response(now) {}
+    Response response;
+    std::string reply;
+    std::unique_ptr<GenerationCall> call;  // last: destroyed first
+  };
+  struct Done {
+    size_t question = 0;
+    grpc::Status status;
+  };
+
+  bool MayAsk() const {
+    return failure_.ok() && asked_.size() < questions_.size() &&
+           asked_.size() - num_done_ < static_cast<size_t>(options_.concurrency);
+  }
+
+  void Ask() {
+    const size_t index = asked_.size();
+    Asked& asked = asked_.emplace_back(absl::Now());
+    v1::GenerateRequest request;
+    request.set_text(RenderChat(options_.format, questions_[index].messages));
+    request.set_parse_special_tokens(true);
+    request.mutable_sampling()->set_temperature(0.0f);
+    request.mutable_stop()->set_max_tokens(options_.max_tokens);
+    if (options_.format == ChatFormat::kPlain) request.mutable_stop()->add_stop_strings("\n\n");
+    const auto on_event = [&asked](const v1::GenerateEvent& event) {
+      asked.response.Add(event, absl::Now());
+    };
+    const auto on_done = [this, index](const grpc::Status& status) {
+      mailbox_.Put({index, status});
+    };
+    asked.call = std::make_unique<GenerationCall>(connection_, std::move(request), options_.timeout,
+                                                  GenerationCall::Handlers{on_event, on_done});
+  }
+
+  void Take(const Done& done) {
+    Asked& asked = asked_[done.question];
+    ++num_done_;
+    asked.call.reset();
+    if (!done.status.ok()) {
+      const absl::Status status = connection_.Explain(done.status);
+      return Stop(absl::Status(
+          status.code(), absl::StrCat("question ", done.question + 1, ": ", status.message())));
+    }
+    if (!asked.response.outputs().empty()) asked.reply = asked.response.outputs().front().text;
+    if (IsRight(questions_[done.question], asked.reply)) ++num_right_;
+    if (on_progress_) {
+      on_progress_(static_cast<int64_t>(num_done_), static_cast<int64_t>(num_right_));
+    }
+  }
+
+  // The first reason counts.
+  void Stop(absl::Status reason) {
+    if (!failure_.ok()) return;
+    failure_ = std::move(reason);
+    for (Asked& asked : asked_) {
+      if (asked.call) asked.call->Cancel();
+    }
+  }
+
+  const Connection& connection_;
+  const std::vector<Question>& questions_;
+  const ExamOptions& options_;
+  const OnExamProgress& on_progress_;
+  Mailbox<Done> mailbox_;
+  std::deque<Asked> asked_;  // by question; those that were asked
+  size_t num_done_ = 0;
+  size_t num_right_ = 0;
+  absl::Status failure_;
+};
+
+}  // namespace
+
+absl::StatusOr<ScoreBoard> Examine(const Connection& connection,
+                                   const std::vector<Question>& questions,
+                                   const ExamOptions& options, InterruptWatcher& interrupts,
+                                   const OnExamProgress& on_progress) {
+  return Exam(connection, questions, options, on_progress).Run(interrupts);
+}
+
+}  // namespace lockstep

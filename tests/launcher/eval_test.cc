@@ -1,0 +1,157 @@
+// Questions, their scores, and an exam against a server that answers by rule.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "launcher/eval/chat_format.h"
+#include "launcher/eval/examiner.h"
+#include "launcher/eval/questions.h"
+#include "launcher/eval/score_board.h"
+#include "tests/launcher/fake_server.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeServer;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+Question Ask(const std::string& task, const std::string& content, const std::string& answer) {
+  return {task, {{"user", content}}, answer};
+}
+
+TEST(QuestionsTest, LinesBecomeQuestions) {
+  const auto questions = ParseQuestions(
+      "{\"task\":\"sum\",\"messages\":[{\"role\":\"system\",\"content\":\"Be brief.\"},"
+      "{\"role\":\"user\",\"content\":\"1+1?\"}],\"answer\":\"2\"}\n\n"
+      "{\"task\":\"hi\",\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}],\"answer\":\"Hi\"}"
+      "\n");
+  ASSERT_TRUE(questions.ok()) << questions.status();
+  ASSERT_EQ(questions->size(), 2u);
+  EXPECT_EQ(questions->front().task, "sum");
+  EXPECT_EQ(questions->front().messages[1].content, "1+1?");
+  EXPECT_EQ(questions->back().answer, "Hi");
+}
+
+TEST(QuestionsTest, ErrorsNameTheLine) {
+  const std::string good =
+      "{\"task\":\"t\",\"messages\":[{\"role\":\"user\",\"content\":\"q\"}],\"answer\":\"a\"}\n";
+  for (const auto& [line, complaint] : std::vector<std::pair<std::string, std::string>>{
+           {"no json", "not a JSON object"},
+           {"{\"messages\":[],\"answer\":\"a\"}", "\"task\""},
+           {"{\"task\":\"t\",\"messages\":[],\"answer\":\"a\"}", "\"messages\""},
+           {"{\"task\":\"t\",\"messages\":[{\"role\":\"cook\",\"content\":\"q\"}],\"answer\":"
+            "\"a\"}",
+            "cook"},
+           {"{\"task\":\"t\",\"messages\":[7],\"answer\":\"a\"}", "not an object"},
+           {"{\"task\":\"t\",\"messages\":[{\"role\":\"user\",\"content\":\"q\"}]}",
+            "\"answer\""}}) {
+    const auto questions = ParseQuestions(good + line);
+    EXPECT_THAT(std::string(questions.status().message()), HasSubstr("line 2: "));
+    EXPECT_THAT(std::string(questions.status().message()), HasSubstr(complaint));
+  }
+  EXPECT_FALSE(ParseQuestions("\n").ok());
+}
+
+TEST(QuestionsTest, OnlyTheLastLineOfAReplyCounts) {
+  EXPECT_EQ(FinalAnswer("  7+5=12\n4+8+1=13\n132 \n"), "132");
+  EXPECT_EQ(FinalAnswer(""), "");
+  const Question sum = Ask("sum", "47 + 85?", "7+5=12\n4+8+1=13\n132");
+  EXPECT_TRUE(IsRight(sum, "132"));
+  EXPECT_TRUE(IsRight(sum, "of course:\n132"));
+  EXPECT_FALSE(IsRight(sum, "It is 132"));
+  EXPECT_FALSE(IsRight(sum, ""));
+}
+
+TEST(ChatFormatTest, RendersEachFormatUpToTheAssistantsTurn) {
+  const std::vector<ChatMessage> chat = {{"system", "S"}, {"user", "U"}};
+  EXPECT_EQ(RenderChat(ChatFormat::kMarkers, chat),
+            "<|system|>S<|end|><|user|>U<|end|><|assistant|>");
+  EXPECT_EQ(RenderChat(ChatFormat::kHeaders, chat),
+            "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n");
+  EXPECT_EQ(RenderChat(ChatFormat::kPlain, chat), "S\nU\n");
+}
+
+TEST(ChatFormatTest, IsFoundByTheMarkersThatTheTokenizerKnows) {
+  for (const auto& [marker, format] : {std::pair{"<|assistant|>", ChatFormat::kMarkers},
+                                       std::pair{"<|start_header_id|>", ChatFormat::kHeaders},
+                                       std::pair{"", ChatFormat::kPlain}}) {
+    const FakeServer server(marker);
+    const auto connection = *Connection::Open({.server = server.address()});
+    EXPECT_EQ(*DetectChatFormat(*connection), format);
+  }
+}
+
+TEST(ScoreBoardTest, CountsPerTaskAndInAll) {
+  ScoreBoard scores;
+  scores.Add(Ask("recall", "Q1", "tiger"), "tiger");
+  scores.Add(Ask("recall", "Q2", "lion"), "tiger\nlion");
+  scores.Add(Ask("sum", "Q3", "4"), "5");
+  EXPECT_EQ(scores.total().num_right, 2);
+  const std::string text = scores.ToText(/*show_wrong=*/true);
+  EXPECT_THAT(text, HasSubstr("recall                   2       2   100.0 %"));
+  EXPECT_THAT(text, HasSubstr("all                      3       2    66.7 %"));
+  EXPECT_THAT(text, HasSubstr("Q3"));
+  const auto json = scores.ToJson();
+  EXPECT_EQ(json["right"], 2);
+  EXPECT_EQ(json["tasks"][1]["task"], "sum");
+  EXPECT_EQ(json["wrong"][0]["reply"], "5");
+}
+
+TEST(ScoreBoardTest, MissedThresholdsAreNamed) {
+  ScoreBoard scores;
+  scores.Add(Ask("recall", "Q1", "tiger"), "tiger");
+  scores.Add(Ask("sum", "Q3", "4"), "5");
+  EXPECT_THAT(scores.Misses(*ParseThresholds({"50", "recall=100"})), IsEmpty());
+  EXPECT_THAT(scores.Misses(*ParseThresholds({"60", "sum=1"})),
+              ElementsAre(HasSubstr("all questions: 50.0 % right, wanted 60 %"), HasSubstr("sum")));
+  EXPECT_THAT(scores.Misses(*ParseThresholds({"counting=1"})),
+              ElementsAre(HasSubstr("no questions of task \"counting\"")));
+  for (const char* wrong : {"", "x", "recall=", "recall=101", "-1", "nan"}) {
+    EXPECT_FALSE(ParseThresholds({wrong}).ok()) << wrong;
+  }
+}
+
+class ExamTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<ScoreBoard> Run(const std::vector<Question>& questions) {
+    return Examine(*connection_, questions, {.format = ChatFormat::kMarkers, .concurrency = 3},
+                   interrupts_, [this](int64_t done, int64_t right) {
+                     num_done_ = done;
+                     num_right_ = right;
+                   });
+  }
+
+  InterruptWatcher interrupts_;
+  FakeServer server_;
+  std::unique_ptr<Connection> connection_ = *Connection::Open({.server = server_.address()});
+  int64_t num_done_ = 0;
+  int64_t num_right_ = 0;
+};
+
+TEST_F(ExamTest, EveryQuestionIsAskedOnceAndCounted) {
+  std::vector<Question> questions;
+  for (int i = 0; i < 20; ++i) {
+    questions.push_back(Ask("echo", "say:" + std::to_string(i), std::to_string(i % 5)));
+  }
+  const auto scores = Run(questions);
+  ASSERT_TRUE(scores.ok()) << scores.status();
+  EXPECT_EQ(scores->total().num_questions, 20);
+  EXPECT_EQ(scores->total().num_right, 5);
+  EXPECT_EQ(num_done_, 20);
+  EXPECT_EQ(num_right_, 5);
+  EXPECT_EQ(scores->ToJson()["wrong"][0]["reply"], "5");  // in the order of the questions
+}
+
+TEST_F(ExamTest, AFailureNamesTheQuestionAndEndsTheExam) {
+  std::vector<Question> questions(9, Ask("echo", "say:1", "1"));
+  questions[1].messages[0].content = "refuse";
+  const auto scores =
+      Examine(*connection_, questions, {.format = ChatFormat::kPlain, .concurrency = 2},
+              interrupts_, nullptr);
+  EXPECT_THAT(std::string(scores.status().message()), HasSubstr("question 2: "));
+}
+
+}  // namespace
+}  // namespace lockstep
