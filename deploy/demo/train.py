@@ -24,6 +24,7 @@ from llama import SHAPES, Llama, export, num_parameters
 from optimizer import make_optimizers
 
 CHECKPOINT_SECONDS = 60
+LONGEST_COMPILED = 256  # tokens: each further length costs a compilation and has few batches
 
 
 def parse_arguments():
@@ -97,7 +98,8 @@ class Run:
 
     def loss(self, ids, weights):
         with self.autocast():
-            hidden = self.hidden(ids[:, :-1]).flatten(0, 1)
+            forward = self.hidden if ids.shape[1] - 1 <= LONGEST_COMPILED else self.model.hidden
+            hidden = forward(ids[:, :-1]).flatten(0, 1)
             targets, weights = ids[:, 1:].flatten(), weights[:, 1:].flatten()
             if self.device.type == "cpu":  # the logits are a fifth of the work: only where they count
                 counted = weights.nonzero().squeeze(1)
