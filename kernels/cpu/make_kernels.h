@@ -4,6 +4,7 @@
 #include "kernels/cpu/attention_kernels.h"
 #include "kernels/cpu/elementwise_kernels.h"
 #include "kernels/cpu/gemm_kernels.h"
+#include "kernels/cpu/pack_activations.h"
 #include "kernels/cpu/vector_kernels.h"
 
 namespace lockstep::cpu {
