@@ -199,7 +199,7 @@ class Bench {
         }
       }
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
-        for (const int64_t context : {512, 4096}) {
+        for (const int64_t context : {512, 4096, 8192}) {
           Attention("attention decode x1", dtype, 1, context, 1);
           Attention("attention decode x8", dtype, 8, context, 1);
         }
