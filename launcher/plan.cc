@@ -2,6 +2,7 @@
 // of it is in deploy/plan.
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <optional>
 #include <string>
 
@@ -9,7 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "deploy/plan/pareto.h"
 #include "deploy/plan/report.h"
+#include "deploy/plan/worked_examples.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
 
@@ -40,6 +43,9 @@ struct PlanOptions {
   int64_t layers_per_kv = 1;
   double utilization = 0.90;
   int block_size = 16;
+  std::string explain;
+  std::string svg;
+  std::string html;
   bool json = false;
 };
 
@@ -136,14 +142,42 @@ absl::StatusOr<plan::Plan> Compute(const PlanOptions& options) {
   return plan::MakePlan(request);
 }
 
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  if (path.empty()) return absl::OkStatus();
+  std::ofstream file(path, std::ios::trunc);
+  file << text;
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot write ", path));
+}
+
+int Explain(const std::string& name) {
+  const auto text = plan::ExplainText(name);
+  if (!text.ok()) return FailUsage("plan", std::string(text.status().message()));
+  std::printf("%s", text->c_str());
+  return kExitOk;
+}
+
+absl::Status Show(const PlanOptions& options, const plan::Plan& plan) {
+  const std::vector<plan::ParetoPoint> points = plan::ParetoPoints(plan);
+  if (options.json) {
+    std::printf("%s", PlanJson(plan).c_str());
+  } else {
+    std::printf("%s%s", PlanText(plan).c_str(), plan::ParetoText(points).c_str());
+  }
+  RETURN_IF_ERROR(WriteFile(options.svg, plan::ParetoSvg(plan, points)));
+  return WriteFile(options.html, plan::ParetoHtml(plan, points));
+}
+
 int RunPlan(const PlanOptions& options) {
+  if (!options.explain.empty()) return Explain(options.explain);
   if (options.model.empty()) {
     return FailUsage(
         "plan", "--model is missing: a name like llama-3.1-8b, a config.json or its directory");
   }
   const auto plan = Compute(options);
   if (!plan.ok()) return FailUsage("plan", std::string(plan.status().message()));
-  std::printf("%s", options.json ? PlanJson(*plan).c_str() : PlanText(*plan).c_str());
+  if (const absl::Status shown = Show(options, *plan); !shown.ok()) return Fail("plan", shown);
   return plan->answer() == nullptr ? kExitFailure : kExitOk;
 }
 
@@ -248,6 +282,13 @@ void AddPlanCommand(CLI::App& program, CommandBody& chosen) {
   AddWhere(*command, *options);
   AddLoadFlags(*command, *options);
   command->add_flag("--json", options->json, "one JSON object");
+  command->add_option("--svg", options->svg, "write the chart of throughput over TPOT")
+      ->type_name("FILE");
+  command->add_option("--html", options->html, "the same with the plan as a page")
+      ->type_name("FILE");
+  command
+      ->add_option("--explain", options->explain, "worked examples instead of a plan: 405b-slides")
+      ->type_name("NAME");
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include "deploy/plan/architecture.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
+#include "model/stored_quantization.h"
 
 namespace lockstep::plan {
 namespace {
@@ -147,16 +148,17 @@ absl::Status ReadStoredWeights(const json& config, Architecture& model) {
   if (name != nullptr && *name == json("float16")) model.dtype = DType::kF16;
   const json* quantization = Find(config, "quantization_config");
   if (quantization == nullptr || !quantization->is_object()) return absl::OkStatus();
-  const json method = quantization->value("quant_method", json());
-  if (method == json("fp8") || method == json("fbgemm_fp8")) {
-    model.stored_weights = method == json("fp8") ? "fp8" : "fp8-mlp";
-  } else if (method == json("awq") || method == json("gptq")) {
-    const json bits = quantization->contains("bits") ? (*quantization)["bits"] : json(4);
-    model.stored_weights = bits == json(8) ? "int8" : "int4";
-  } else {
-    return absl::InvalidArgumentError(
-        absl::StrCat("quantization_config.quant_method = ", QuotedJson(method),
-                     " is not known; known: fp8, fbgemm_fp8, awq, gptq"));
+  if (quantization->value("quant_method", json()) == json("fp8")) {  // DeepSeek-V3's blocks
+    model.stored_weights = "fp8";
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const StoredQuantization stored, ParseStoredQuantization(*quantization));
+  model.stored_weights = stored.method == StoredQuantization::Method::kFloat8 ? "fp8"
+                         : stored.bits == 8                                   ? "int8"
+                                                                              : "int4";
+  // Meta's own leaves attention in 16 bits.
+  if (quantization->value("quant_method", json()) == json("fbgemm_fp8")) {
+    model.stored_weights = "fp8-mlp";
   }
   return absl::OkStatus();
 }

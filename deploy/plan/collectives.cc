@@ -23,6 +23,15 @@ constexpr double kFormulaShare = 0.6;
 constexpr double kNodeMessageUs = 10.0;
 constexpr double kLinkMessageUs = 5.0;
 
+const json& Table() {
+  static const json table = [] {
+    auto parsed = ParseStrictJson(CollectivesJson());
+    LS_CHECK(parsed.ok()) << parsed.status().message();
+    return *std::move(parsed);
+  }();
+  return table;
+}
+
 CollectiveFit ByFormula(const Interconnect& net, int ranks) {
   return {ranks, kFormulaOneShotUs, kFormulaShare * net.link_gb_s, kFormulaTwoShotUs,
           kFormulaShare * net.link_gb_s};
@@ -65,10 +74,9 @@ Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node) {
   net.nic_gb_s = gpu.nic_gb_s;
   net.gpus_per_node = gpus_per_node;
   net.source = "formula over the link's rate";
-  const auto table = ParseStrictJson(CollectivesJson());
-  LS_CHECK(table.ok()) << table.status().message();
-  net.node_latency_us = (*table)["node_latency_us"][0].get<double>();
-  for (const json& entry : (*table)["links"]) {
+  const json& table = Table();
+  net.node_latency_us = table["node_latency_us"][0].get<double>();
+  for (const json& entry : table["links"]) {
     if (entry["link"] != json(gpu.link)) continue;
     net.source = entry["source"].get<std::string>();
     for (const json& fit : entry["fits"]) {

@@ -18,7 +18,7 @@ struct Free {
 constexpr std::array<Free, 10> kFree = {{{&EngineProfile::weight_bandwidth, 0.10},
                                          {&EngineProfile::kv_bandwidth, 0.15},
                                          {&EngineProfile::flops_16, 0.15},
-                                         {&EngineProfile::flops_8, 0.20},
+                                         {&EngineProfile::flops_8, 0.15},
                                          {&EngineProfile::flops_4, 0.30},
                                          {&EngineProfile::step_us, 0.5},
                                          {&EngineProfile::layer_us, 0.4},
@@ -28,6 +28,9 @@ constexpr std::array<Free, 10> kFree = {{{&EngineProfile::weight_bandwidth, 0.10
 constexpr double kPriorWeight = 0.06;
 constexpr double kTtftWeight = 0.4;  // first tokens scatter more than two times as much
 constexpr double kScale = 0.07;
+// Beside decoding no engine computes prompts at more than this share of the datasheet's rate:
+// faster answers had prompts in a prefix cache, and say nothing about rates.
+constexpr double kMaxPromptFlopsShare = 0.45;
 constexpr double kStartBurst = 0.12;
 constexpr double kStartSlot = 0.05;
 
@@ -50,7 +53,7 @@ EngineFit Unpack(const EngineProfile& start, const std::vector<std::string>& ver
 LoadPattern PatternOf(const EngineFit& fit, const Measurement& measurement) {
   const auto found = fit.patterns.find(measurement.engine_version);
   if (found != fit.patterns.end()) return found->second;
-  return fit.patterns.empty() ? LoadPattern() : fit.patterns.begin()->second;
+  return {"", kStartBurst, 0.0};  // a benchmark never seen
 }
 
 double Quantile(std::vector<double> values, double share) {
@@ -77,7 +80,7 @@ EngineFit FitEngine(const EngineProfile& start, const std::vector<MeasuredCase>&
     const EngineFit fit = Unpack(start, versions, x);
     std::vector<double> out;
     for (const MeasuredCase& measured : cases) {
-      if (IsSaturated(measured)) continue;
+      if (IsSaturated(measured) || measured.PromptFlopsShare() > kMaxPromptFlopsShare) continue;
       const Measurement& row = measured.measurement();
       const Prediction prediction = measured.PredictWith(fit.profile, PatternOf(fit, row));
       out.push_back(std::log(prediction.tpot_ms / row.tpot_ms));

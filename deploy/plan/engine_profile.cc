@@ -55,4 +55,16 @@ std::vector<std::string> EngineNames() {
   return names;
 }
 
+LoadPattern BenchmarkPattern(const std::string& engine, const std::string& version) {
+  for (const json& entry : Engines()) {
+    if (entry["name"] != json(engine)) continue;
+    for (const json& benchmark : entry["benchmarks"]) {
+      if (benchmark["version"] != json(version)) continue;
+      return {version, benchmark["burst_share"].get<double>(),
+              benchmark["slot_share"].get<double>()};
+    }
+  }
+  return {};
+}
+
 }  // namespace lockstep::plan

@@ -45,5 +45,7 @@ struct LoadPattern {
 // vllm, trtllm, sglang. NOT_FOUND with the nearest name.
 absl::StatusOr<EngineProfile> FindEngine(const std::string& name);
 std::vector<std::string> EngineNames();
+// How the benchmarks that a version of the engine was fitted to load it; steady when there is none.
+LoadPattern BenchmarkPattern(const std::string& engine, const std::string& version);
 
 }  // namespace lockstep::plan

@@ -167,6 +167,13 @@ void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, Candida
 
 }  // namespace
 
+Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
+                          double concurrency) {
+  return ReplicaJudge(request, candidate.layout,
+                      std::max<int64_t>(1, candidate.memory.max_requests))
+      .PredictAt(concurrency);
+}
+
 Candidate Judge(const PlanRequest& request, int tp, int pp) {
   Candidate candidate;
   candidate.layout = {

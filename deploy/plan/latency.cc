@@ -7,6 +7,7 @@ namespace lockstep::plan {
 namespace {
 
 constexpr int kMaxIterations = 40;
+constexpr double kConverged = 1e-7;
 constexpr double kMaxUtilization = 0.95;  // beyond it a queue's length is anyone's guess
 constexpr double kMilli = 1e3;
 // A 95th percentile of an exponential tail, in means.
@@ -72,9 +73,11 @@ Prediction Predict(const Roofline& roofline, const Deployment& deployment, const
     const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait +
                         load.pattern.burst_share * (admitted - 1.0) / 2.0 * prompt.added +
                         load.pattern.slot_share * decoding / load.concurrency;
+    const double change = std::abs(tpot / now.tpot - 1.0) + std::abs(ttft / now.ttft - 1.0);
     now.tpot = i == 0 ? tpot : 0.5 * (now.tpot + tpot);
     now.ttft = 0.5 * (now.ttft + ttft);
     now.running = std::max(1.0, admitted * decoding / (decoding + now.ttft));
+    if (i > 0 && change < kConverged) break;
   }
   const double request = intervals * now.tpot + now.ttft;
   const double queue = std::max(0.0, load.concurrency - admitted) / admitted * request;

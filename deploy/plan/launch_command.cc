@@ -28,11 +28,12 @@ std::string LaunchCommand(const Plan& plan) {
   std::string flags =
       absl::StrCat(ModelArgument(request.model), " --tp ", layout.tp, " --pp ", layout.pp);
   if (layout.replicas > 1) absl::StrAppend(&flags, " --replicas ", layout.replicas);
-  const auto held = HeldByRuntime(request.model.architecture, request.weights);
-  if (held && held->quantization != Quantization::kNone) {
-    absl::StrAppend(&flags, " --quantize ", request.weights.name);
-  } else if (held) {
-    absl::StrAppend(&flags, " --dtype ", request.weights.name);
+  const Architecture& model = request.model.architecture;
+  const std::string& format = request.weights.name;
+  if (format == "bf16" || format == "f32") {
+    absl::StrAppend(&flags, " --dtype ", format);
+  } else if (HeldByRuntime(model, request.weights) && model.stored_weights.empty()) {
+    absl::StrAppend(&flags, " --quantize ", format);
   }
   const auto num_seqs = static_cast<int64_t>(std::ceil(answer->load_per_replica));
   absl::StrAppend(&flags, " --max-model-len ",

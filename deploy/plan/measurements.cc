@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -22,7 +23,7 @@ absl::StatusOr<std::vector<Row>> ReadCsv(const std::string& path) {
   std::vector<std::string> names;
   std::string line;
   while (std::getline(file, line)) {
-    std::vector<std::string> fields = absl::StrSplit(line, ',');
+    std::vector<std::string> fields = absl::StrSplit(absl::StripTrailingAsciiWhitespace(line), ',');
     if (names.empty()) {
       names = std::move(fields);
       continue;
@@ -135,6 +136,8 @@ absl::StatusOr<MeasuredCase> MeasuredCase::Create(const Measurement& measurement
                   std::llround(measurement.input_tokens + measurement.output_tokens / 2)},
                  layout);
   out.max_requests_ = std::max<int64_t>(1, memory.max_requests);
+  out.stages_ = WorkOfStages(out.model_.architecture, out.weights_, layout);
+  out.net_ = InterconnectOf(out.gpu_, out.gpu_.gpus_per_node);
   return out;
 }
 
@@ -150,24 +153,32 @@ Prediction MeasuredCase::PredictWith(const EngineProfile& engine,
                               gpu_.gpus_per_node};
   const Load load{measurement_.input_tokens, measurement_.output_tokens, measurement_.concurrency,
                   pattern};
-  return Predict(Roofline(deployment), deployment, load, max_requests_);
+  return Predict(Roofline(deployment, stages_, net_), deployment, load, max_requests_);
+}
+
+double MeasuredCase::PromptFlopsShare() const {
+  const double request_s =
+      (measurement_.ttft_ms + measurement_.output_tokens * measurement_.tpot_ms) * 1e-3;
+  const double parameters = static_cast<double>(model_.architecture.num_active_parameters());
+  return 2.0 * parameters * measurement_.input_tokens * measurement_.concurrency / request_s /
+         (measurement_.tp * measurement_.pp * gpu_.FlopsOf(weights_.compute_bits));
 }
 
 absl::StatusOr<std::vector<MeasuredAllReduce>> LoadAllReduces(const std::string& path) {
   ASSIGN_OR_RETURN(const std::vector<Row> rows, ReadCsv(path));
-  std::map<std::tuple<std::string, std::string, double, double>, double> fastest;
+  std::map<std::tuple<std::string, double, double>, double> fastest;
   for (const Row& row : rows) {
     if (Text(row, "op") != "all_reduce" || Text(row, "implementation") == "vllm_eager") continue;
     ASSIGN_OR_RETURN(const double ranks, Number(row, "num_gpus"));
     ASSIGN_OR_RETURN(const double bytes, Number(row, "bytes"));
     ASSIGN_OR_RETURN(const double microseconds, Number(row, "latency_us"));
-    const auto key = std::make_tuple(LinkOf(Text(row, "gpu")), Text(row, "gpu"), ranks, bytes);
+    const auto key = std::make_tuple(LinkOf(Text(row, "gpu")), ranks, bytes);
     const auto [place, is_new] = fastest.emplace(key, microseconds);
     if (!is_new) place->second = std::min(place->second, microseconds);
   }
   std::vector<MeasuredAllReduce> out;
   for (const auto& [key, microseconds] : fastest) {
-    out.push_back({std::get<0>(key), static_cast<int>(std::get<2>(key)), std::get<3>(key),
+    out.push_back({std::get<0>(key), static_cast<int>(std::get<1>(key)), std::get<2>(key),
                    microseconds * 1e-6});
   }
   return out;

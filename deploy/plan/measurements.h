@@ -41,6 +41,8 @@ class MeasuredCase {
   // Requests whose caches fit at the same time, half of their output written: engines give out
   // blocks as sequences grow.
   int64_t max_requests() const { return max_requests_; }
+  // Share of the GPUs' rate that the prompts alone would have taken had all been computed.
+  double PromptFlopsShare() const;
 
  private:
   Measurement measurement_;
@@ -50,6 +52,8 @@ class MeasuredCase {
   KvFormat kv_;
   KvPolicy policy_;
   int64_t max_requests_ = 1;
+  std::vector<StageWork> stages_;
+  Interconnect net_;
 };
 
 // A line of measured_collectives.csv, all-reduces only.
@@ -59,8 +63,8 @@ struct MeasuredAllReduce {
   double bytes = 0;
   double seconds = 0;
 };
-// The fastest implementation for every size (kernels launched one by one from a host are left
-// out).
+// The fastest implementation on every link for every size (kernels launched one by one from a host
+// are left out).
 absl::StatusOr<std::vector<MeasuredAllReduce>> LoadAllReduces(const std::string& path);
 
 }  // namespace lockstep::plan

@@ -12,6 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "deploy/plan/engine_fit.h"
 #include "nlohmann/json.hpp"
 
@@ -33,6 +35,8 @@ const std::map<std::string, EngineProfile>& Starts() {
   }();
   return starts;
 }
+
+std::string Today() { return absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()); }
 
 double Rounded(double value) {
   const double scale = std::pow(10.0, 3 - std::ceil(std::log10(std::abs(value))));
@@ -90,6 +94,7 @@ absl::Status FitEngines(const std::string& csv, const std::string& json) {
   }
   const ordered_json out = {
       {"about", "Made by plan_fit. Shares of the datasheet's rates, and what an engine adds."},
+      {"fitted", Today()},
       {"engines", engines}};
   std::ofstream(json) << out.dump(1) << "\n";
   return absl::OkStatus();

@@ -94,4 +94,8 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request);
 // One layout, with as many replicas as the load needs.
 Candidate Judge(const PlanRequest& request, int tp, int pp);
 
+// One replica of a layout that fits, under another load.
+Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
+                          double concurrency);
+
 }  // namespace lockstep::plan

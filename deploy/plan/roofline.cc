@@ -44,9 +44,13 @@ const char* StepCost::largest() const {
 }
 
 Roofline::Roofline(const Deployment& deployment)
+    : Roofline(deployment, WorkOfStages(deployment.model, deployment.weights, deployment.layout),
+               InterconnectOf(deployment.gpu, deployment.gpus_per_node)) {}
+
+Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, Interconnect net)
     : deployment_(deployment),
-      net_(InterconnectOf(deployment.gpu, deployment.gpus_per_node)),
-      stages_(WorkOfStages(deployment.model, deployment.weights, deployment.layout)),
+      net_(std::move(net)),
+      stages_(std::move(stages)),
       linear_flops_(RateOf(deployment.gpu, deployment.engine, deployment.weights.compute_bits)),
       dense_flops_(RateOf(deployment.gpu, deployment.engine, 16)),
       weight_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.weight_bandwidth),

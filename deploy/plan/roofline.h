@@ -54,6 +54,8 @@ struct StepCost {
 class Roofline {
  public:
   explicit Roofline(const Deployment& deployment);
+  // With work and network that were counted before; only rates are new.
+  Roofline(const Deployment& deployment, std::vector<StageWork> stages, Interconnect net);
 
   StepCost CostOf(int stage, const StepLoad& load) const;
   // The slowest stage's.

@@ -57,8 +57,8 @@ void AddEdges(const Architecture& model, const WeightFormat& format, const Layou
   if (is_first) out.embedding_bytes = table;
   const bool shares = is_first && is_last && model.tie_word_embeddings;
   if (is_last && !shares) out.lm_head_bytes = table;
-  const auto held = HeldByRuntime(model, format);
-  if (is_last && held && held->quantization != Quantization::kNone) {
+  const bool is_quantized = format.name == "int8" || format.name == "int4";
+  if (is_last && is_quantized && HeldByRuntime(model, format)) {
     out.lm_head_bytes = QuantizedBytes(Quantization::kInt8, rows, model.hidden_size, 1);
   }
   if (is_last) out.layer_bytes += Bytes(static_cast<double>(model.hidden_size) * format.base_bytes);
@@ -77,7 +77,13 @@ void MatchRuntime(const Architecture& model, const HeldWeights& held, const Layo
 }  // namespace
 
 std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const WeightFormat& format) {
-  if (!model.runtime_config || !model.stored_weights.empty()) return std::nullopt;
+  if (!model.runtime_config) return std::nullopt;
+  if (const auto& stored = model.runtime_config->stored; stored.has_value()) {
+    // Taken as they are, or turned into numbers and back: only the former is planned exactly.
+    const bool as_it_is = stored->native() != Quantization::kNone &&
+                          QuantizationName(stored->native()) == format.name;
+    if (!as_it_is) return std::nullopt;
+  }
   if (format.name == "f32") return HeldWeights{DType::kF32, Quantization::kNone};
   if (format.name == "bf16") return HeldWeights{DType::kBF16, Quantization::kNone};
   const DType dtype = model.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
