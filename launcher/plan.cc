@@ -1,6 +1,6 @@
 // lockstep plan: how many GPUs, in which layout, at what speed and price. Offline arithmetic; all
 // of it is in deploy/plan.
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <optional>
@@ -8,13 +8,17 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "deploy/plan/pareto.h"
+#include "deploy/plan/queue_simulation.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/worked_examples.h"
+#include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
+#include "launcher/cli/values.h"
 
 namespace lockstep {
 namespace {
@@ -27,6 +31,7 @@ struct PlanOptions {
   std::optional<int64_t> context;
   std::optional<double> concurrency;
   std::string rate;
+  std::string trace;
   double input = 2000;
   double output = 500;
   std::string weights;
@@ -112,6 +117,32 @@ absl::Status FillHardware(const PlanOptions& options, plan::PlanRequest& request
   return absl::OkStatus();
 }
 
+// The trace's rate and mean sizes, for whatever is no simulation.
+absl::Status FillTrace(const PlanOptions& options, plan::PlanRequest& request) {
+  if (options.trace.empty()) return absl::OkStatus();
+  if (options.concurrency || !options.rate.empty()) {
+    return absl::InvalidArgumentError(
+        "--trace says when requests come: leave out --rate and --concurrency");
+  }
+  ASSIGN_OR_RETURN(request.trace, plan::LoadTrace(options.trace));
+  const double count = static_cast<double>(request.trace.size());
+  const double seconds = request.trace.back().seconds - request.trace.front().seconds;
+  if (!(seconds > 0)) {
+    return absl::InvalidArgumentError("the requests of --trace all come at the same time");
+  }
+  request.input_tokens = 0;
+  request.output_tokens = 0;
+  int64_t longest = 0;
+  for (const plan::Arrival& arrival : request.trace) {
+    request.input_tokens += static_cast<double>(arrival.input_tokens) / count;
+    request.output_tokens += static_cast<double>(arrival.output_tokens) / count;
+    longest = std::max(longest, arrival.input_tokens + arrival.output_tokens);
+  }
+  request.rate_per_s = (count - 1) / seconds;
+  request.context = std::max(request.context, longest);
+  return absl::OkStatus();
+}
+
 absl::Status FillLoad(const PlanOptions& options, plan::PlanRequest& request) {
   if (options.concurrency && !options.rate.empty()) {
     return absl::InvalidArgumentError(
@@ -125,6 +156,7 @@ absl::Status FillLoad(const PlanOptions& options, plan::PlanRequest& request) {
   ASSIGN_OR_RETURN(request.rate_per_s, ParseRate(options.rate));
   ASSIGN_OR_RETURN(request.ttft_p95_ms, ParseMilliseconds("--ttft-p95", options.ttft_p95));
   ASSIGN_OR_RETURN(request.tpot_p95_ms, ParseMilliseconds("--tpot-p95", options.tpot_p95));
+  RETURN_IF_ERROR(FillTrace(options, request));
   request.tp = options.tp.value_or(0);
   request.pp = options.pp.value_or(0);
   request.expert_parallel = options.expert_parallel;
@@ -169,12 +201,51 @@ absl::Status Show(const PlanOptions& options, const plan::Plan& plan) {
   return WriteFile(options.html, plan::ParetoHtml(plan, points));
 }
 
+// Ranks as processes of this host, as `serve` starts them without GPUs: what it will allocate.
+absl::StatusOr<std::string> HostPlanText(const PlanOptions& options) {
+  plan::PlanRequest request;
+  RETURN_IF_ERROR(FillModel(options, request));
+  const plan::Architecture& model = request.model.architecture;
+  plan::Layout layout;
+  layout.tp = options.tp.value_or(1);
+  layout.pp = options.pp.value_or(1);
+  plan::MemoryOptions memory;
+  memory.block_size = options.block_size;
+  const int64_t available = AvailableMemoryBytes();
+  ASSIGN_OR_RETURN(const plan::HostMemory host,
+                   plan::PlanHostMemory({model, request.weights, memory, available,
+                                         options.context.value_or(model.max_position_embeddings)},
+                                        layout));
+  if (options.json) {
+    return absl::StrFormat(
+        "{\"tp\":%d,\"pp\":%d,\"weight_bytes\":%d,\"kv_bytes_per_token\":%d,"
+        "\"num_kv_blocks\":%d,\"available_bytes\":%d}\n",
+        layout.tp, layout.pp, host.weight_bytes, host.kv_bytes_per_token, host.num_kv_blocks,
+        available);
+  }
+  return absl::StrFormat(
+      "Memory    %s of weights over %d ranks, %s available on this host\n"
+      "KV cache  %s blocks of %d tokens, %s each: what `lockstep serve --tp %d --pp %d` "
+      "allocates\n",
+      FormatBytes(host.weight_bytes), layout.ranks(), FormatBytes(available),
+      FormatCount(host.num_kv_blocks), options.block_size,
+      FormatBytes(host.kv_bytes_per_token * options.block_size), layout.tp, layout.pp);
+}
+
+int RunHostPlan(const PlanOptions& options) {
+  const auto text = HostPlanText(options);
+  if (!text.ok()) return FailUsage("plan", std::string(text.status().message()));
+  std::printf("%s", text->c_str());
+  return kExitOk;
+}
+
 int RunPlan(const PlanOptions& options) {
   if (!options.explain.empty()) return Explain(options.explain);
   if (options.model.empty()) {
     return FailUsage(
         "plan", "--model is missing: a name like llama-3.1-8b, a config.json or its directory");
   }
+  if (options.gpu == "cpu") return RunHostPlan(options);
   const auto plan = Compute(options);
   if (!plan.ok()) return FailUsage("plan", std::string(plan.status().message()));
   if (const absl::Status shown = Show(options, *plan); !shown.ok()) return Fail("plan", shown);
@@ -208,7 +279,9 @@ void AddWhat(CLI::App& command, PlanOptions& options) {
 }
 
 void AddWhere(CLI::App& command, PlanOptions& options) {
-  command.add_option("--gpu", options.gpu, "built-in name")
+  command
+      .add_option("--gpu", options.gpu,
+                  "built-in name; cpu: the memory that `serve` takes on this host")
       ->type_name("NAME")
       ->capture_default_str();
   command.add_option("--nodes", options.nodes, "at most (default: 16)")
@@ -255,6 +328,9 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
       ->check(Between(1, 1e7));
   command.add_option("--rate", options.rate, "or: requests that arrive, like 2/s")
       ->type_name("RATE");
+  command
+      .add_option("--trace", options.trace, "or: a file of requests, lines of seconds,input,output")
+      ->type_name("FILE");
   command.add_option("--input", options.input, "tokens of a usual prompt")
       ->type_name("N")
       ->check(Between(1, 1e8))

@@ -127,7 +127,7 @@ std::string BrokenReason(const PlanRequest& request, const Candidate& candidate,
 }
 
 void FillPrice(const PlanRequest& request, Candidate& candidate) {
-  candidate.usd_per_hour = candidate.layout.gpus() * request.usd_per_gpu_hour;
+  candidate.usd_per_hour = candidate.reserved_gpus * request.usd_per_gpu_hour;
   const double tokens_per_hour =
       3600.0 * candidate.prediction.output_tokens_per_s * candidate.layout.replicas;
   if (tokens_per_hour > 0) {
@@ -139,9 +139,11 @@ void FillPrice(const PlanRequest& request, Candidate& candidate) {
 void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, Candidate& candidate) {
   const int gpus = request.gpus_per_node * request.max_nodes;
   const int most = std::max(1, gpus / candidate.layout.ranks());
-  int good = 1;
+  int good = std::clamp(request.min_replicas, 1, most);
   Constraint broken = judge.Try(good, candidate);
-  int bad = 0;
+  int bad = good - 1;
+  // A simulated queue asked for them.
+  if (bad > 0) candidate.replicas_for = Constraint::kRate;
   while (broken != Constraint::kNone && good < most) {
     bad = good;
     candidate.replicas_for = broken;
@@ -197,9 +199,10 @@ Candidate Judge(const PlanRequest& request, int tp, int pp) {
                               std::max<int64_t>(1, candidate.memory.max_requests)),
                  candidate);
   }
+  const int gpus = candidate.layout.gpus();
+  candidate.nodes = (gpus + request.gpus_per_node - 1) / request.gpus_per_node;
+  candidate.reserved_gpus = candidate.nodes == 1 ? gpus : candidate.nodes * request.gpus_per_node;
   FillPrice(request, candidate);
-  const int ranks = candidate.layout.gpus();
-  candidate.nodes = (ranks + request.gpus_per_node - 1) / request.gpus_per_node;
   return candidate;
 }
 

@@ -6,7 +6,7 @@
 namespace lockstep::plan {
 namespace {
 
-constexpr int kMaxSteps = 60;
+constexpr int kMaxSteps = 25;
 constexpr double kDifference = 1e-4;
 
 // Pseudo-Huber loss of one residual, and the weight by which its square stands for it.
@@ -94,7 +94,7 @@ std::vector<double> MinimizeResiduals(const Residuals& residuals, std::vector<do
       better = there < loss;
       damping *= better ? 0.3 : 4.0;
       if (!better) continue;
-      if (loss - there < 1e-9 * loss) return next;
+      if (loss - there < 1e-6 * loss) return next;
       x = std::move(next);
       loss = there;
     }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "deploy/plan/queue_simulation.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep::plan {
@@ -13,11 +14,13 @@ namespace {
 
 constexpr int kMaxTp = 64;
 
-// Fewest GPUs, then groups inside nodes (what `serve` starts unasked), then the cheapest tokens.
-bool IsBetter(const Candidate& a, const Candidate& b) {
-  const auto key = [](const Candidate& c) {
-    return std::make_tuple(c.layout.gpus(), c.tp_across_nodes,
-                           -c.prediction.output_tokens_per_s * c.layout.replicas);
+// Fewest GPUs to reserve, then groups inside nodes (what `serve` starts unasked), then the cheapest
+// tokens; when a rate says how many those are, the fastest.
+bool IsBetter(const PlanRequest& request, const Candidate& a, const Candidate& b) {
+  const auto key = [&](const Candidate& c) {
+    const double tokens =
+        request.rate_per_s > 0 ? 0.0 : c.prediction.output_tokens_per_s * c.layout.replicas;
+    return std::make_tuple(c.reserved_gpus, c.tp_across_nodes, -tokens, c.prediction.tpot_ms);
   };
   return key(a) < key(b);
 }
@@ -60,11 +63,11 @@ std::vector<Candidate> JudgeAll(const PlanRequest& request) {
   return candidates;
 }
 
-std::optional<size_t> Choose(const std::vector<Candidate>& candidates) {
+std::optional<size_t> Choose(const PlanRequest& request, const std::vector<Candidate>& candidates) {
   std::optional<size_t> best;
   for (size_t i = 0; i < candidates.size(); ++i) {
     if (!candidates[i].holds) continue;
-    if (!best || IsBetter(candidates[i], candidates[*best])) best = i;
+    if (!best || IsBetter(request, candidates[i], candidates[*best])) best = i;
   }
   return best;
 }
@@ -81,17 +84,22 @@ void FindBinding(Plan& plan) {
   }
   const Candidate* nearest = nullptr;
   for (const Candidate& candidate : plan.candidates) {
-    if (candidate.holds || candidate.broken == Constraint::kShape) continue;
-    if (answer != nullptr && candidate.layout.gpus() >= answer->layout.gpus()) continue;
-    if (nearest == nullptr || candidate.layout.gpus() >= nearest->layout.gpus()) {
+    if (&candidate == answer || candidate.broken == Constraint::kShape) continue;
+    if (candidate.holds && candidate.layout.replicas == 1) continue;
+    if (answer != nullptr && candidate.layout.ranks() >= answer->layout.ranks()) continue;
+    if (nearest == nullptr || candidate.layout.ranks() >= nearest->layout.ranks()) {
       nearest = &candidate;
     }
   }
   if (nearest == nullptr) return;
-  plan.binding = nearest->broken;
-  plan.binding_reason =
-      absl::StrFormat("tp %d x pp %d (%d GPUs): %s", nearest->layout.tp, nearest->layout.pp,
-                      nearest->layout.gpus(), nearest->reason);
+  const std::string name = absl::StrFormat("tp %d x pp %d", nearest->layout.tp, nearest->layout.pp);
+  if (nearest->holds) {
+    plan.binding = nearest->replicas_for;
+    plan.binding_reason = absl::StrFormat("%s takes %d replicas", name, nearest->layout.replicas);
+  } else {
+    plan.binding = nearest->broken;
+    plan.binding_reason = absl::StrCat(name, ": ", nearest->reason);
+  }
 }
 
 struct Change {
@@ -103,6 +111,7 @@ std::vector<Change> ChangesOf(const PlanRequest& request) {
   std::vector<Change> changes;
   const auto add = [&](std::string text, auto apply) {
     Change change{std::move(text), request};
+    change.request.min_replicas = 1;
     if (apply(change.request)) changes.push_back(std::move(change));
   };
   for (const char* weights : {"fp8", "int4"}) {
@@ -159,13 +168,13 @@ std::vector<Change> ChangesOf(const PlanRequest& request) {
 // Those that need fewer GPUs than the answer (or make one possible), the smallest plan first; the
 // order of ChangesOf decides among equals: what costs no quality of service comes first.
 void FindRelaxations(Plan& plan) {
-  const int now = plan.answer() == nullptr ? INT32_MAX : plan.answer()->layout.gpus();
+  const int now = plan.answer() == nullptr ? INT32_MAX : plan.answer()->reserved_gpus;
   for (const Change& change : ChangesOf(plan.request)) {
     const std::vector<Candidate> candidates = JudgeAll(change.request);
-    const auto best = Choose(candidates);
-    if (!best || candidates[*best].layout.gpus() >= now) continue;
+    const auto best = Choose(change.request, candidates);
+    if (!best || candidates[*best].reserved_gpus >= now) continue;
     plan.relaxations.push_back(
-        {change.text, candidates[*best].layout.gpus(), candidates[*best].usd_per_hour});
+        {change.text, candidates[*best].reserved_gpus, candidates[*best].usd_per_hour});
   }
   std::stable_sort(plan.relaxations.begin(), plan.relaxations.end(),
                    [](const Relaxation& a, const Relaxation& b) { return a.gpus < b.gpus; });
@@ -249,12 +258,40 @@ absl::Status CheckRequest(const PlanRequest& request) {
   return absl::OkStatus();
 }
 
+namespace {
+
+void Search(Plan& plan) {
+  plan.candidates = JudgeAll(plan.request);
+  plan.chosen = Choose(plan.request, plan.candidates);
+}
+
+// Replays the load against the answer and adds replicas until the limits hold there, too.
+void SearchWithQueue(Plan& plan) {
+  constexpr int kMaxTries = 8;
+  Search(plan);
+  for (int i = 0; i < kMaxTries && plan.answer() != nullptr; ++i) {
+    plan.queue = SimulateQueue(plan.request, *plan.answer(), ArrivalsOfReplica(plan));
+    const PlanRequest& request = plan.request;
+    const bool holds =
+        (request.ttft_p95_ms == 0 || plan.queue->ttft_p95_ms <= request.ttft_p95_ms) &&
+        (request.tpot_p95_ms == 0 || plan.queue->tpot_p95_ms <= request.tpot_p95_ms);
+    if (holds) return;
+    plan.request.min_replicas = plan.answer()->layout.replicas + 1;
+    Search(plan);
+  }
+}
+
+}  // namespace
+
 absl::StatusOr<Plan> MakePlan(const PlanRequest& request) {
   RETURN_IF_ERROR(CheckRequest(request));
   Plan plan;
   plan.request = request;
-  plan.candidates = JudgeAll(request);
-  plan.chosen = Choose(plan.candidates);
+  if (request.rate_per_s > 0) {
+    SearchWithQueue(plan);
+  } else {
+    Search(plan);
+  }
   FindBinding(plan);
   FindRelaxations(plan);
   return plan;

@@ -14,6 +14,23 @@
 
 namespace lockstep::plan {
 
+// A request of a trace.
+struct Arrival {
+  double seconds = 0;  // since the trace began
+  int64_t input_tokens = 0;
+  int64_t output_tokens = 0;
+};
+
+// Of requests that queue, from the engine's own scheduler in virtual time (queue_simulation.h).
+struct QueueResult {
+  int num_requests = 0;  // measured; those of the start are not
+  double ttft_p50_ms = 0;
+  double ttft_p95_ms = 0;
+  double tpot_p50_ms = 0;
+  double tpot_p95_ms = 0;
+  uint64_t num_preemptions = 0;
+};
+
 struct PlanRequest {
   Model model;
   Gpu gpu;
@@ -27,10 +44,12 @@ struct PlanRequest {
   int64_t context = 0;  // the longest request, tokens; 0: input and output
   double input_tokens = 2000;
   double output_tokens = 500;
-  double concurrency = 64;  // over all replicas; ignored when there is a rate
-  double rate_per_s = 0;    // arriving requests; 0: as many as keep `concurrency` running
-  double ttft_p95_ms = 0;   // 0: no limit
+  double concurrency = 64;     // over all replicas; ignored when there is a rate
+  double rate_per_s = 0;       // arriving requests; 0: as many as keep `concurrency` running
+  std::vector<Arrival> trace;  // with a rate: replayed instead of independent arrivals
+  double ttft_p95_ms = 0;      // 0: no limit
   double tpot_p95_ms = 0;
+  int min_replicas = 1;
   int tp = 0;  // 0: any
   int pp = 0;
   bool expert_parallel = false;
@@ -62,6 +81,7 @@ struct Candidate {
   std::string reason;                           // one line
   bool tp_across_nodes = false;
   int nodes = 1;
+  int reserved_gpus = 1;  // one node is taken in part, several are taken whole
   MemoryPlan memory;
   Prediction prediction;        // of one replica
   double load_per_replica = 0;  // requests at the same time
@@ -82,6 +102,7 @@ struct Plan {
   Constraint binding = Constraint::kNone;
   std::string binding_reason;
   std::vector<Relaxation> relaxations;  // the cheapest first
+  std::optional<QueueResult> queue;     // of one of the answer's replicas, when there is a rate
   const Candidate* answer() const { return chosen ? &candidates[*chosen] : nullptr; }
 };
 

@@ -31,6 +31,7 @@ ordered_json CandidateJson(const Candidate& candidate) {
                       {"replicas", candidate.layout.replicas},
                       {"gpus", candidate.layout.gpus()},
                       {"nodes", candidate.nodes},
+                      {"reserved_gpus", candidate.reserved_gpus},
                       {"holds", candidate.holds},
                       {"tp_across_nodes", candidate.tp_across_nodes},
                       {"reason", candidate.reason},
@@ -57,6 +58,14 @@ ordered_json AnswerJson(const Plan& plan) {
   out["tpot_band"] = plan.request.engine.tpot_band;
   out["ttft_band"] = plan.request.engine.ttft_band;
   out["slowest_part"] = plan.answer()->prediction.decode_step.largest();
+  if (plan.queue) {
+    out["queue"] = {{"num_requests", plan.queue->num_requests},
+                    {"ttft_p50_ms", plan.queue->ttft_p50_ms},
+                    {"ttft_p95_ms", plan.queue->ttft_p95_ms},
+                    {"tpot_p50_ms", plan.queue->tpot_p50_ms},
+                    {"tpot_p95_ms", plan.queue->tpot_p95_ms},
+                    {"num_preemptions", plan.queue->num_preemptions}};
+  }
   out["stages"] = ordered_json::array();
   for (const StageMemory& stage : plan.answer()->memory.stages) {
     out["stages"].push_back(StageJson(stage));

@@ -55,7 +55,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
   } else {
     absl::StrAppendFormat(
         &out, "Answer    %s %s on %s: %s; %s per hour, %s per million output tokens\n",
-        Plural(answer->layout.gpus(), "GPU"), request.gpu.name, Plural(answer->nodes, "node"),
+        Plural(answer->reserved_gpus, "GPU"), request.gpu.name, Plural(answer->nodes, "node"),
         LayoutName(answer->layout), Dollars(request, answer->usd_per_hour),
         Dollars(request, answer->usd_per_million_tokens));
     const Prediction& speed = answer->prediction;
@@ -63,6 +63,15 @@ void AddAnswer(const Plan& plan, std::string& out) {
         &out, "Speed     TTFT %.0f ms (p95 %.0f), TPOT %.1f ms (p95 %.1f), %.0f tokens/s in all\n",
         speed.ttft_ms, speed.ttft_p95_ms, speed.tpot_ms, speed.tpot_p95_ms,
         speed.output_tokens_per_s * answer->layout.replicas);
+    if (plan.queue) {
+      const QueueResult& queue = *plan.queue;
+      absl::StrAppendFormat(
+          &out,
+          "Queueing  TTFT p50 %.0f, p95 %.0f ms, TPOT p50 %.1f, p95 %.1f ms, %d preemptions in %d "
+          "requests to a replica, simulated with the engine's scheduler\n",
+          queue.ttft_p50_ms, queue.ttft_p95_ms, queue.tpot_p50_ms, queue.tpot_p95_ms,
+          queue.num_preemptions, queue.num_requests);
+    }
     absl::StrAppendFormat(&out, "Launch    %s\n", LaunchCommand(plan));
     out +=
         "          (`serve` computes on CPUs so far; GPU speeds are those that the engine named "
@@ -91,7 +100,7 @@ void AddTradeOffs(const Plan& plan, std::string& out) {
   if (answer == nullptr) return;
   for (const Candidate& other : plan.candidates) {
     if (!other.holds || &other == answer) continue;
-    if (other.layout.gpus() != answer->layout.gpus()) continue;
+    if (other.reserved_gpus != answer->reserved_gpus) continue;
     const Prediction& a = answer->prediction;
     const Prediction& b = other.prediction;
     absl::StrAppendFormat(

@@ -35,6 +35,9 @@ TEST(Planner, FourHundredFiveBillionInBf16TakesTwoNodesOfH100) {
   const auto plan = MakePlan(request);
   ASSERT_TRUE(plan.ok()) << plan.status();
   ASSERT_NE(plan->answer(), nullptr);
+  EXPECT_EQ(plan->answer()->layout.tp, 8);
+  EXPECT_EQ(plan->answer()->layout.pp, 2);
+  EXPECT_EQ(plan->answer()->reserved_gpus, 16);
   const Candidate* node_groups = Find(*plan, 8, 2);
   const Candidate* across = Find(*plan, 16, 1);
   ASSERT_TRUE(node_groups != nullptr && node_groups->holds);
@@ -61,7 +64,7 @@ TEST(Planner, SaysWhatBindsAndWhatWouldRelaxIt) {
   ASSERT_TRUE(plan.ok() && plan->answer() != nullptr);
   EXPECT_NE(plan->binding, Constraint::kNone);
   ASSERT_FALSE(plan->relaxations.empty());
-  EXPECT_LT(plan->relaxations[0].gpus, plan->answer()->layout.gpus());
+  EXPECT_LT(plan->relaxations[0].gpus, plan->answer()->reserved_gpus);
 }
 
 TEST(Planner, LimitsOfLatencyAreKept) {
@@ -95,8 +98,8 @@ TEST(Planner, LargerLoadNeverNeedsFewerGpus) {
   for (request.concurrency = 1; request.concurrency < 3000; request.concurrency *= 3) {
     const auto plan = MakePlan(request);
     ASSERT_TRUE(plan.ok() && plan->answer() != nullptr) << request.concurrency;
-    EXPECT_GE(plan->answer()->layout.gpus(), before);
-    before = plan->answer()->layout.gpus();
+    EXPECT_GE(plan->answer()->reserved_gpus, before);
+    before = plan->answer()->reserved_gpus;
   }
 }
 

@@ -1,0 +1,84 @@
+#include "deploy/plan/queue_simulation.h"
+
+#include <fstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+PlanRequest Request(double rate) {
+  PlanRequest request;
+  request.model = *LoadModel("llama-3.1-8b");
+  request.gpu = *FindGpu("h100");
+  request.weights = *FindWeightFormat("bf16");
+  request.kv = *FindKvFormat("bf16");
+  request.engine = *FindEngine("vllm");
+  request.max_nodes = 1;
+  request.rate_per_s = rate;
+  return request;
+}
+
+TEST(QueueSimulation, AQuietQueueIsTheFormula) {
+  const auto plan = MakePlan(Request(0.2));
+  ASSERT_TRUE(plan.ok() && plan->answer() != nullptr && plan->queue.has_value());
+  EXPECT_GT(plan->queue->num_requests, 15);
+  EXPECT_NEAR(plan->queue->tpot_p50_ms, plan->answer()->prediction.tpot_ms,
+              0.15 * plan->answer()->prediction.tpot_ms);
+  EXPECT_NEAR(plan->queue->ttft_p50_ms, plan->answer()->prediction.ttft_ms,
+              0.35 * plan->answer()->prediction.ttft_ms);
+}
+
+TEST(QueueSimulation, MoreRequestsNeverWaitLess) {
+  const Plan plan = *MakePlan(Request(0.2));
+  double before = 0;
+  for (const double rate : {0.5, 2.0, 6.0}) {
+    const QueueResult result =
+        SimulateQueue(plan.request, *plan.answer(), PoissonArrivals(rate, 2000, 100, 100, 7));
+    EXPECT_GE(result.ttft_p95_ms, before);
+    before = result.ttft_p95_ms;
+  }
+}
+
+TEST(QueueSimulation, TheSameSeedGivesTheSameNumbers) {
+  const Plan plan = *MakePlan(Request(2));
+  const auto arrivals = PoissonArrivals(2, 500, 50, 50, 3);
+  EXPECT_EQ(SimulateQueue(plan.request, *plan.answer(), arrivals).ttft_p95_ms,
+            SimulateQueue(plan.request, *plan.answer(), arrivals).ttft_p95_ms);
+}
+
+TEST(QueueSimulation, LimitsHoldInTheQueueToo) {
+  PlanRequest request = Request(20);
+  request.ttft_p95_ms = 500;
+  const auto plan = MakePlan(request);
+  ASSERT_TRUE(plan.ok() && plan->answer() != nullptr && plan->queue.has_value());
+  EXPECT_LE(plan->queue->ttft_p95_ms, 500);
+}
+
+absl::StatusOr<std::vector<Arrival>> Load(const std::string& text) {
+  const std::string path = ::testing::TempDir() + "/trace.csv";
+  std::ofstream(path) << text;
+  return LoadTrace(path);
+}
+
+TEST(Trace, IsReadWithOrWithoutAHeader) {
+  const auto trace = Load("seconds,input,output\n0,10,5\n0.5,20,6\n");
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  ASSERT_EQ(trace->size(), 2u);
+  EXPECT_EQ((*trace)[1].input_tokens, 20);
+  EXPECT_TRUE(Load("0,10,5\n1,1,1\n").ok());
+}
+
+TEST(Trace, ErrorsNameTheLine) {
+  const auto message = [](const char* text) { return std::string(Load(text).status().message()); };
+  EXPECT_THAT(message("0,10,5\nx,1,1\n"), HasSubstr("line 2 is not seconds"));
+  EXPECT_THAT(message("5,10,5\n4,1,1\n"), HasSubstr("line 2 goes back"));
+  EXPECT_THAT(message("0,10,0\n"), HasSubstr("line 1"));
+  EXPECT_THAT(message("0,10,5\n"), HasSubstr("fewer than two"));
+}
+
+}  // namespace
+}  // namespace lockstep::plan
