@@ -189,14 +189,18 @@ class Bench {
       bandwidth_ = bench::ReadBandwidth(threads) / kGiga;
       f32_peak_ = bench::FmaPeak(threads) / kGiga;
       bf16_peak_ = bench::Bf16Peak(threads) / kGiga;
-      std::printf("\n%s: limits %.1f GB/s read, %.0f GFLOP/s f32, %.0f bf16\n",
-                  backend_->Description().c_str(), bandwidth_, f32_peak_, bf16_peak_);
+      int8_peak_ = bench::Int8Peak(threads) / kGiga;
+      std::printf("\n%s: limits %.1f GB/s read, %.0f GFLOP/s f32, %.0f bf16, %.0f int8\n",
+                  backend_->Description().c_str(), bandwidth_, f32_peak_, bf16_peak_, int8_peak_);
       std::printf("%-34s %5s %9s %9s %7s %7s %6s %6s\n", "case", "dtype", "ms", "best ms", "rate",
                   "unit", "share", "best");
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         for (const LinearCase& c : kLinearCases) {
-          if (dtype == DType::kBF16 || c.out_features < 20000) Linear(c, dtype);
+          if (dtype == DType::kBF16 || c.out_features < 20000) Linear(c, {.dtype = dtype});
         }
+      }
+      for (const Quantization quantization : {Quantization::kInt8, Quantization::kInt4}) {
+        for (const LinearCase& c : kLinearCases) Linear(c, {.quantization = quantization});
       }
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         for (const int64_t context : {512, 4096, 8192}) {
@@ -237,33 +241,49 @@ class Bench {
     results_.push_back(result);
   }
 
-  void Linear(const LinearCase& c, DType dtype) {
+  // How weights are kept.
+  struct Format {
+    DType dtype = DType::kF32;
+    Quantization quantization = Quantization::kNone;
+    const char* name() const {
+      return quantization == Quantization::kNone ? DTypeName(dtype).data()
+                                                 : QuantizationName(quantization).data();
+    }
+  };
+
+  double PeakOf(const Format& format) const {
+    if (format.quantization != Quantization::kNone) return int8_peak_;
+    return format.dtype == DType::kBF16 ? bf16_peak_ : f32_peak_;
+  }
+
+  void Linear(const LinearCase& c, const Format& format) {
     const std::string shape = std::string(c.name) + " " + std::to_string(c.out_features) + "x" +
                               std::to_string(c.in_features);
     if (!Wanted(shape)) return;
-    const int64_t bytes = c.out_features * c.in_features * DTypeBytes(dtype);
     const std::vector<float> rows = Normals(64 * c.in_features, 1);
-    std::vector<std::unique_ptr<LinearWeight>> copies;
-    for (int64_t held = 0; held < kColdBytes; held += bytes)
-      copies.push_back(Weight(*backend_, c, dtype, rows));
+    std::vector<std::unique_ptr<LinearWeight>> copies = {};
+    copies.push_back(Weight(*backend_, c, format, rows));
+    const int64_t bytes = copies[0]->bytes();
+    for (int64_t held = bytes; held < kColdBytes; held += bytes)
+      copies.push_back(Weight(*backend_, c, format, rows));
     const std::vector<float> x = Normals(512 * c.in_features, 2);
     std::vector<float> y(512 * c.out_features);
-    Verify(c, dtype, rows, *copies[0], x, y);
+    Verify(c, format, rows, *copies[0], x, y);
     for (const int64_t m : {1, 2, 4, 8, 16, 64, 512}) {
       if (m == 512 && c.out_features > 100000) continue;  // prefill needs one row of logits
       const Timing timing =
           Time([&](int i) { backend_->Linear(*copies[i % copies.size()], x.data(), m, y.data()); });
-      Report(shape + " M=" + std::to_string(m), DTypeName(dtype).data(), timing,
-             static_cast<double>(bytes),
-             2.0 * static_cast<double>(m * c.out_features * c.in_features),
-             dtype == DType::kBF16 ? bf16_peak_ : f32_peak_);
+      Report(shape + " M=" + std::to_string(m), format.name(), timing, static_cast<double>(bytes),
+             2.0 * static_cast<double>(m * c.out_features * c.in_features), PeakOf(format));
     }
   }
 
   // 64 rows again and again.
-  static std::unique_ptr<LinearWeight> Weight(Backend& backend, const LinearCase& c, DType dtype,
+  static std::unique_ptr<LinearWeight> Weight(Backend& backend, const LinearCase& c,
+                                              const Format& format,
                                               const std::vector<float>& rows) {
-    auto weight = backend.AllocateLinear({c.out_features, c.in_features, dtype, c.num_k_slices});
+    auto weight = backend.AllocateLinear(
+        {c.out_features, c.in_features, format.dtype, c.num_k_slices, format.quantization});
     LS_CHECK(weight.ok()) << weight.status();
     for (int64_t row = 0; row < c.out_features; row += 64) {
       backend.FillLinear(**weight, row,
@@ -273,10 +293,11 @@ class Bench {
     return *std::move(weight);
   }
 
-  void Verify(const LinearCase& c, DType dtype, const std::vector<float>& rows,
+  void Verify(const LinearCase& c, const Format& format, const std::vector<float>& rows,
               const LinearWeight& weight, const std::vector<float>& x, std::vector<float>& y) {
     const auto reference = MakeReferenceBackend();
-    const auto plain = Weight(*reference, {c.name, 64, c.in_features, c.num_k_slices}, dtype, rows);
+    const auto plain =
+        Weight(*reference, {c.name, 64, c.in_features, c.num_k_slices}, format, rows);
     std::vector<float> want(7 * 64);
     reference->Linear(*plain, x.data(), 7, want.data());
     backend_->Linear(weight, x.data(), 7, y.data());
@@ -351,6 +372,7 @@ class Bench {
   double bandwidth_ = 0;
   double f32_peak_ = 0;
   double bf16_peak_ = 0;
+  double int8_peak_ = 0;
   std::vector<Result> results_;
 };
 

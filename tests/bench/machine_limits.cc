@@ -87,6 +87,16 @@ template <typename V>
     }
   }
 }
+[[gnu::target("avx512f,avx512vnni")]] void DotAvx512Vnni(int64_t n) {
+  __m512i bytes = _mm512_set1_epi32(0x01010101);
+  __m512i sums[kDotChains] = {};
+  for (int64_t i = 0; i < n; ++i) {
+#pragma GCC unroll 24
+    for (int chain = 0; chain < kDotChains; ++chain) {
+      asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums[chain]) : "v"(bytes));
+    }
+  }
+}
 [[gnu::target("avx512f")]] void ReadAvx512(const char* begin, const char* end) {
   ReadAll<uint64_t [[gnu::vector_size(64)]]>(begin, end);
 }
@@ -182,6 +192,14 @@ double Bf16Peak(int num_threads) {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512bf16"))
     return Peak({DotAvx512Bf16, kDotChains * 32}, num_threads);
+#endif
+  return FmaPeak(num_threads);
+}
+
+double Int8Peak(int num_threads) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512vnni"))
+    return Peak({DotAvx512Vnni, kDotChains * 64}, num_threads);
 #endif
   return FmaPeak(num_threads);
 }

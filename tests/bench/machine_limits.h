@@ -15,4 +15,7 @@ double FmaPeak(int num_threads);
 // else FmaPeak.
 double Bf16Peak(int num_threads);
 
+// The same of products of bytes added in fours to 32-bit integers (AVX512-VNNI); else FmaPeak.
+double Int8Peak(int num_threads);
+
 }  // namespace lockstep::bench
