@@ -106,7 +106,7 @@ class Run:
                 hidden, targets, weights = hidden[counted], targets[counted], weights[counted]
             losses = F.cross_entropy(self.model.logits(hidden).float(), targets, reduction="none")
         answers = weights == 1.0
-        return (losses * weights).sum() / weights.sum(), losses.detach()[answers].mean()
+        return (losses * weights).sum() / weights.sum().clamp(min=1.0), losses.detach()[answers].mean()
 
     def train_step(self, ids, weights):
         self.set_learning_rates()
