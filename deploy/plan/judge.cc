@@ -169,6 +169,12 @@ void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, Candida
 
 }  // namespace
 
+int ReservedGpus(const PlanRequest& request, int gpus) {
+  if (gpus <= request.gpus_per_node) return gpus;
+  const int nodes = (gpus + request.gpus_per_node - 1) / request.gpus_per_node;
+  return nodes * request.gpus_per_node;
+}
+
 Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
                           double concurrency) {
   return ReplicaJudge(request, candidate.layout,

@@ -86,7 +86,10 @@ void FindBinding(Plan& plan) {
   for (const Candidate& candidate : plan.candidates) {
     if (&candidate == answer || candidate.broken == Constraint::kShape) continue;
     if (candidate.holds && candidate.layout.replicas == 1) continue;
-    if (answer != nullptr && candidate.layout.ranks() >= answer->layout.ranks()) continue;
+    if (answer != nullptr &&
+        ReservedGpus(plan.request, candidate.layout.ranks()) >= answer->reserved_gpus) {
+      continue;
+    }
     if (nearest == nullptr || candidate.layout.ranks() >= nearest->layout.ranks()) {
       nearest = &candidate;
     }

@@ -112,6 +112,9 @@ absl::Status CheckRequest(const PlanRequest& request);
 // A plan without an answer is not an error: binding says what does not fit.
 absl::StatusOr<Plan> MakePlan(const PlanRequest& request);
 
+// One node is taken in part, several are taken whole.
+int ReservedGpus(const PlanRequest& request, int gpus);
+
 // One layout, with as many replicas as the load needs.
 Candidate Judge(const PlanRequest& request, int tp, int pp);
 

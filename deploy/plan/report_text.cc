@@ -44,6 +44,16 @@ void AddLoad(const PlanRequest& request, std::string& out) {
                         Grouped(request.longest_request()));
 }
 
+void AddServeNote(const PlanRequest& request, std::string& out) {
+  const bool is_served =
+      HeldByRuntime(request.model.architecture, request.weights) && request.kv.name == "bf16";
+  out += is_served
+             ? "          (`serve` computes on CPUs so far; GPU speeds are those of the engine "
+               "named below)\n"
+             : "          (`serve` does not hold this model, or these formats of weights and "
+               "KV, yet; speeds are those of the engine named below)\n";
+}
+
 void AddAnswer(const Plan& plan, std::string& out) {
   const PlanRequest& request = plan.request;
   const Candidate* answer = plan.answer();
@@ -73,9 +83,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
           queue.num_preemptions, queue.num_requests);
     }
     absl::StrAppendFormat(&out, "Launch    %s\n", LaunchCommand(plan));
-    out +=
-        "          (`serve` computes on CPUs so far; GPU speeds are those that the engine named "
-        "below reaches)\n";
+    AddServeNote(request, out);
   }
   if (plan.binding != Constraint::kNone) {
     absl::StrAppendFormat(&out, "Binding   %s (%s)\n", ConstraintName(plan.binding),
@@ -94,8 +102,17 @@ void AddAnswer(const Plan& plan, std::string& out) {
   }
 }
 
-// The other layouts of as many GPUs: what they win and lose.
+// How long an all-reduce across nodes may take before the group inside nodes is faster.
+double BreakEvenAllReduceUs(const PlanRequest& request, const Prediction& inside,
+                            const Prediction& across) {
+  const double communication_ms = across.decode_step.communication * 1e3;
+  const double num_all_reduces = 2.0 * static_cast<double>(request.model.architecture.num_layers);
+  return (inside.tpot_ms - across.tpot_ms + communication_ms) / num_all_reduces * 1e3;
+}
+
+// Other layouts of as many GPUs that win something, and what they lose.
 void AddTradeOffs(const Plan& plan, std::string& out) {
+  constexpr double kWorthSaying = 0.02;
   const Candidate* answer = plan.answer();
   if (answer == nullptr) return;
   for (const Candidate& other : plan.candidates) {
@@ -103,15 +120,23 @@ void AddTradeOffs(const Plan& plan, std::string& out) {
     if (other.reserved_gpus != answer->reserved_gpus) continue;
     const Prediction& a = answer->prediction;
     const Prediction& b = other.prediction;
+    const double tpot = b.tpot_ms / a.tpot_ms - 1;
+    const double ttft = b.ttft_ms / a.ttft_ms - 1;
+    const double rate = b.output_tokens_per_s * other.layout.replicas /
+                            (a.output_tokens_per_s * answer->layout.replicas) -
+                        1;
+    if (tpot > -kWorthSaying && ttft > -kWorthSaying && rate < kWorthSaying) continue;
+    absl::StrAppendFormat(
+        &out, "Instead   %s: TPOT %.1f ms (%+.0f %%), TTFT %.0f ms (%+.0f %%), %+.0f %% tokens/s\n",
+        LayoutName(other.layout), b.tpot_ms, 100 * tpot, b.ttft_ms, 100 * ttft, 100 * rate);
+    if (!other.tp_across_nodes) continue;
     absl::StrAppendFormat(
         &out,
-        "Instead   %s: TPOT %.1f ms (%+.0f %%), TTFT %.0f ms (%+.0f %%), %+.0f %% tokens/s%s\n",
-        LayoutName(other.layout), b.tpot_ms, 100 * (b.tpot_ms / a.tpot_ms - 1), b.ttft_ms,
-        100 * (b.ttft_ms / a.ttft_ms - 1),
-        100 * (b.output_tokens_per_s * other.layout.replicas /
-                   (a.output_tokens_per_s * answer->layout.replicas) -
-               1),
-        other.tp_across_nodes ? "; its all-reduces cross nodes" : "");
+        "          its all-reduces cross nodes: %.0f us each are predicted, below %.0f us its TPOT "
+        "is the better one\n",
+        b.decode_step.communication * 1e6 /
+            (2.0 * static_cast<double>(plan.request.model.architecture.num_layers)),
+        BreakEvenAllReduceUs(plan.request, a, b));
   }
 }
 
