@@ -12,6 +12,7 @@
 #include "kernels/cpu/flush_denormals.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/linear_shape.h"
+#include "kernels/cpu/plain_quantized_weight.h"
 
 namespace lockstep {
 namespace {
@@ -74,73 +75,6 @@ float SliceBF16(const PlainWeight& weight, int64_t n, const float* x, int64_t k0
   }
   return sum;
 }
-
-// Quantized group by group; q row-major, a scale per row, slice and group.
-class PlainQuantizedWeight final : public LinearWeight {
- public:
-  explicit PlainQuantizedWeight(const LinearShape& shape)
-      : LinearWeight(shape),
-        groups_{shape.in_features / shape.num_k_slices, QuantizedGroup(shape.quantization)},
-        q_(static_cast<size_t>(shape.out_features * shape.in_features)),
-        scales_(
-            static_cast<size_t>(shape.out_features * shape.num_k_slices * groups_.per_slice())) {}
-  int64_t bytes() const override {
-    return QuantizedBytes(shape().quantization, shape().out_features, groups_.slice_k,
-                          shape().num_k_slices);
-  }
-
-  void FillRow(int64_t n, const char* row, const HostRows& rows) {
-    const int64_t num_groups = shape().num_k_slices * groups_.per_slice();
-    for (int64_t i = 0; i < num_groups; ++i) {
-      BF16& scale = scales_[static_cast<size_t>(n * num_groups + i)];
-      const int64_t k = FirstK(i);
-      int8_t* q = &q_[static_cast<size_t>(n * shape().in_features + k)];
-      const int count = groups_.size(i % groups_.per_slice());
-      if (rows.content == RowContent::kScales) {
-        scale = ToBF16(cpu::HostElement(row, rows.dtype, i));
-      } else if (rows.content == RowContent::kQuantized) {
-        for (int j = 0; j < count; ++j) {
-          const int stored = static_cast<uint8_t>(row[k + j]);
-          q[j] = static_cast<int8_t>(stored - QuantizedZero(shape().quantization));
-        }
-      } else {
-        std::vector<float> values;
-        for (int j = 0; j < count; ++j) {
-          values.push_back(cpu::HostElement(row, rows.dtype, k + j));
-        }
-        scale = QuantizeWeightGroup(values.data(), count, shape().quantization, q);
-      }
-    }
-  }
-
-  // One K-slice of one output element.
-  float Slice(int64_t n, const float* x, int slice) const {
-    float sum = 0.0f;
-    for (int64_t g = 0; g < groups_.per_slice(); ++g) {
-      const int64_t i = slice * groups_.per_slice() + g;
-      const int64_t k = FirstK(i);
-      const int count = groups_.size(g);
-      int8_t x_q[kMaxQuantizedGroup];
-      const float x_scale = QuantizeActivationGroup(x + k, count, x_q);
-      const int8_t* q = &q_[static_cast<size_t>(n * shape().in_features + k)];
-      int32_t dot = 0;
-      for (int j = 0; j < count; ++j) dot += q[j] * x_q[j];
-      const int64_t num_groups = shape().num_k_slices * groups_.per_slice();
-      const float w_scale = ToFloat(scales_[static_cast<size_t>(n * num_groups + i)]);
-      sum = std::fma(static_cast<float>(dot), x_scale * w_scale, sum);
-    }
-    return sum;
-  }
-
- private:
-  int64_t FirstK(int64_t i) const {
-    return i / groups_.per_slice() * groups_.slice_k + i % groups_.per_slice() * groups_.group;
-  }
-
-  QuantizedGroups groups_;
-  std::vector<int8_t> q_;
-  std::vector<BF16> scales_;
-};
 
 // The state of one split or of several merged ones.
 struct SoftmaxState {
@@ -249,7 +183,7 @@ class ReferenceBackend final : public Backend {
           shape.out_features * shape.in_features > (int64_t{1} << 40)) {
         return absl::ResourceExhaustedError("linear weight: too large");
       }
-      return std::make_unique<PlainQuantizedWeight>(shape);
+      return std::make_unique<cpu::PlainQuantizedWeight>(shape);
     }
     const int64_t elements = shape.out_features * shape.in_features;
     if (elements > INT64_MAX / 8) return absl::ResourceExhaustedError("linear weight: too large");
@@ -262,7 +196,7 @@ class ReferenceBackend final : public Backend {
     for (int64_t i = 0; i < rows.num_rows; ++i) {
       const char* row = static_cast<const char*>(rows.data) + i * rows.row_stride_bytes;
       if (weight.shape().quantization != Quantization::kNone) {
-        static_cast<PlainQuantizedWeight&>(weight).FillRow(first_row + i, row, rows);
+        static_cast<cpu::PlainQuantizedWeight&>(weight).FillRow(first_row + i, row, rows);
         continue;
       }
       auto& plain = static_cast<PlainWeight&>(weight);
@@ -306,7 +240,7 @@ class ReferenceBackend final : public Backend {
     const int64_t slice_k = shape.in_features / shape.num_k_slices;
     MultiplyRows(shape, x, num_tokens, y, [&](int64_t n, const float* row, int slice) {
       if (shape.quantization != Quantization::kNone) {
-        return static_cast<const PlainQuantizedWeight&>(weight).Slice(n, row, slice);
+        return static_cast<const cpu::PlainQuantizedWeight&>(weight).Slice(n, row, slice);
       }
       const auto& plain = static_cast<const PlainWeight&>(weight);
       const auto slice_of = shape.dtype == DType::kBF16 ? SliceBF16 : SliceF32;
