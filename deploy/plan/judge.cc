@@ -144,6 +144,12 @@ void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, Candida
   int bad = good - 1;
   // A simulated queue asked for them.
   if (bad > 0) candidate.replicas_for = Constraint::kRate;
+  // What all GPUs together do not hold needs no search.
+  if (broken != Constraint::kNone && judge.Try(most, candidate) != Constraint::kNone) {
+    bad = most - 1;
+    good = most;
+    broken = Constraint::kGpus;
+  }
   while (broken != Constraint::kNone && good < most) {
     bad = good;
     candidate.replicas_for = broken;

@@ -59,6 +59,19 @@ Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, 
                          deployment.policy.read_tokens == 0),
       kv_bytes_per_layer_(static_cast<double>(
           KvBytesPerTokenOfLayer({deployment.model, deployment.kv, deployment.layout.tp, 0, {}}))) {
+  const auto is_alike = [&](const Kind& kind, const StageWork& work) {
+    const StageWork& other = stages_[kind.stage];
+    return other.linear_bytes == work.linear_bytes && other.expert_bytes == work.expert_bytes &&
+           other.lm_head_bytes == work.lm_head_bytes && other.layers.size() == work.layers.size() &&
+           reads_every_token_;
+  };
+  for (const StageWork& work : stages_) {
+    if (!kinds_.empty() && is_alike(kinds_.back(), work)) {
+      ++kinds_.back().count;
+    } else {
+      kinds_.push_back({work.stage, 1});
+    }
+  }
 }
 
 double Roofline::KvBytesOfDecode(const StageWork& work, double context) const {
@@ -93,9 +106,9 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
 }
 
 StepCost Roofline::SlowestStage(const StepLoad& load) const {
-  StepCost slowest = CostOf(0, load);
-  for (int stage = 1; stage < num_stages(); ++stage) {
-    const StepCost cost = CostOf(stage, load);
+  StepCost slowest;
+  for (const Kind& kind : kinds_) {
+    const StepCost cost = CostOf(kind.stage, load);
     if (cost.total() > slowest.total()) slowest = cost;
   }
   return slowest;
@@ -103,15 +116,11 @@ StepCost Roofline::SlowestStage(const StepLoad& load) const {
 
 double Roofline::SumOfStages(const StepLoad& load) const {
   double total = 0.0;
+  for (const Kind& kind : kinds_) total += kind.count * CostOf(kind.stage, load).total();
+  if (num_stages() == 1) return total;
   const bool across_nodes = deployment_.layout.ranks() > deployment_.gpus_per_node;
-  for (int stage = 0; stage < num_stages(); ++stage) {
-    total += CostOf(stage, load).total();
-    if (stage > 0) {
-      total += TransferSeconds(net_, across_nodes,
-                               (load.prefill_tokens + load.decodes) * stages_[stage].hidden_bytes);
-    }
-  }
-  return total;
+  const double bytes = (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes;
+  return total + (num_stages() - 1) * TransferSeconds(net_, across_nodes, bytes);
 }
 
 }  // namespace lockstep::plan

@@ -71,6 +71,12 @@ class Roofline {
   const Deployment deployment_;
   const Interconnect net_;
   const std::vector<StageWork> stages_;
+  // Stages that cost alike: the first of them and how many there are.
+  struct Kind {
+    int stage = 0;
+    int count = 0;
+  };
+  std::vector<Kind> kinds_;
   double linear_flops_ = 0;  // reached, per second
   double dense_flops_ = 0;   // of 16-bit operands
   double weight_rate_ = 0;   // bytes per second
