@@ -20,6 +20,11 @@ double SmoothMax(double a, double b) {
   return std::pow(std::pow(a, kSharpness) + std::pow(b, kSharpness), 1.0 / kSharpness);
 }
 
+bool LayersAreAlike(const Architecture& model) {
+  return std::all_of(model.window_of_layer.begin(), model.window_of_layer.end(),
+                     [&](int64_t window) { return window == model.window_of_layer.front(); });
+}
+
 double RateOf(const Gpu& gpu, const EngineProfile& engine, int compute_bits) {
   // Formats that the hardware lacks are computed in 16 bits.
   const double rate = gpu.FlopsOf(compute_bits);
@@ -55,15 +60,12 @@ Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, 
       dense_flops_(RateOf(deployment.gpu, deployment.engine, 16)),
       weight_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.weight_bandwidth),
       kv_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.kv_bandwidth),
-      reads_every_token_(KeepsEveryToken(deployment.model, deployment.policy) &&
-                         deployment.policy.read_tokens == 0),
-      kv_bytes_per_layer_(static_cast<double>(
-          KvBytesPerTokenOfLayer({deployment.model, deployment.kv, deployment.layout.tp, 0, {}}))) {
+      layers_are_alike_(LayersAreAlike(deployment.model)) {
   const auto is_alike = [&](const Kind& kind, const StageWork& work) {
     const StageWork& other = stages_[kind.stage];
     return other.linear_bytes == work.linear_bytes && other.expert_bytes == work.expert_bytes &&
            other.lm_head_bytes == work.lm_head_bytes && other.layers.size() == work.layers.size() &&
-           reads_every_token_;
+           layers_are_alike_;
   };
   for (const StageWork& work : stages_) {
     if (!kinds_.empty() && is_alike(kinds_.back(), work)) {
@@ -75,9 +77,14 @@ Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, 
 }
 
 double Roofline::KvBytesOfDecode(const StageWork& work, double context) const {
-  const KvShare share{deployment_.model, deployment_.kv, deployment_.layout.tp, 0, work.layers};
-  if (reads_every_token_) return context * work.num_layers * kv_bytes_per_layer_;
-  return static_cast<double>(KvBytesReadPerStep(share, deployment_.policy, std::llround(context)));
+  KvShare share{deployment_.model, deployment_.kv, deployment_.layout.tp, 0, work.layers};
+  const int64_t tokens = std::llround(context);
+  if (!layers_are_alike_) {
+    return static_cast<double>(KvBytesReadPerStep(share, deployment_.policy, tokens));
+  }
+  share.layers = {0, 1};
+  return work.num_layers *
+         static_cast<double>(KvBytesReadPerStep(share, deployment_.policy, tokens));
 }
 
 StepCost Roofline::CostOf(int stage, const StepLoad& load) const {

@@ -81,8 +81,7 @@ class Roofline {
   double dense_flops_ = 0;   // of 16-bit operands
   double weight_rate_ = 0;   // bytes per second
   double kv_rate_ = 0;
-  bool reads_every_token_ = false;
-  double kv_bytes_per_layer_ = 0;
+  bool layers_are_alike_ = false;  // all have the same window, or none
 };
 
 }  // namespace lockstep::plan
