@@ -24,6 +24,7 @@ from llama import SHAPES, Llama, export, num_parameters
 from optimizer import make_optimizers
 
 CHECKPOINT_SECONDS = 60
+LENGTH_STEP = 128  # questions are padded to multiples: on a CPU each new shape of a product has code made for it
 LONGEST_COMPILED = 256  # tokens: each further length costs a compilation and has few batches
 
 
@@ -101,9 +102,6 @@ class Run:
             forward = self.hidden if ids.shape[1] - 1 <= LONGEST_COMPILED else self.model.hidden
             hidden = forward(ids[:, :-1]).flatten(0, 1)
             targets, weights = ids[:, 1:].flatten(), weights[:, 1:].flatten()
-            if self.device.type == "cpu":  # the logits are a fifth of the work: only where they count
-                counted = weights.nonzero().squeeze(1)
-                hidden, targets, weights = hidden[counted], targets[counted], weights[counted]
             losses = F.cross_entropy(self.model.logits(hidden).float(), targets, reduction="none")
         answers = weights == 1.0
         return (losses * weights).sum() / weights.sum().clamp(min=1.0), losses.detach()[answers].mean()
@@ -133,10 +131,11 @@ def accuracy(run, questions):
     those before it."""
     right, total = {}, {}
     for task, prompt, answer in sorted(questions, key=lambda q: len(q[1])):
-        ids = torch.tensor([prompt + answer], device=run.device)
+        padding = -len(prompt + answer) % LENGTH_STEP
+        ids = torch.tensor([prompt + answer + [0] * padding], device=run.device)
         with run.autocast():
-            hidden = run.model.hidden(ids[:, :-1])[0, len(prompt) - 1:]
-            correct = bool((run.model.logits(hidden).argmax(-1) == ids[0, len(prompt):]).all())
+            hidden = run.model.hidden(ids)[0, len(prompt) - 1:][:len(answer)]
+            correct = bool((run.model.logits(hidden).argmax(-1) == ids[0, len(prompt):][:len(answer)]).all())
         right[task] = right.get(task, 0) + correct
         total[task] = total.get(task, 0) + 1
     return {task: round(right[task] / total[task], 4) for task in sorted(total)}
