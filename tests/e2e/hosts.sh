@@ -52,7 +52,8 @@ on() {
 
 remove_hosts() {
   for outer in "${host_outers[@]}"; do kill -KILL "$outer" 2>/dev/null || true; done
-  rm -rf "$hosts_dir"
+  # What was killed may still be writing.
+  rm -rf "$hosts_dir" 2>/dev/null || { sleep 1; rm -rf "$hosts_dir" || true; }
 }
 
 make_hosts() {

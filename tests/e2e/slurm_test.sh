@@ -10,7 +10,13 @@ source "$(dirname "$0")/hosts.sh"
 server=""
 daemons=()
 cleanup() {
-  for daemon in "${daemons[@]}"; do kill -TERM "$daemon" 2>/dev/null || true; done
+  for daemon in "${daemons[@]}"; do kill -KILL "$daemon" 2>/dev/null || true; done  # their state goes, too
+  for daemon in "${daemons[@]}"; do
+    for _ in $(seq 50); do
+      kill -0 "$daemon" 2>/dev/null || break
+      sleep 0.1
+    done
+  done
   remove_hosts
 }
 trap cleanup EXIT
