@@ -10,21 +10,12 @@
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
 #include "model/model_config.h"
+#include "model/size_limits.h"
 
 namespace lockstep {
 namespace {
 
 using nlohmann::json;
-
-// Generous limits, so small that no product of sizes of a model (parameters x bytes) leaves int64:
-// 2 * 2^24 * 2^20 + 2^12 * (4 * 2^24 * 2^20 + 3 * 2^20 * 2^22) < 2^59 parameters.
-constexpr int64_t kMaxHiddenSize = int64_t{1} << 20;
-constexpr int64_t kMaxIntermediateSize = int64_t{1} << 22;
-constexpr int64_t kMaxLayers = int64_t{1} << 12;
-constexpr int64_t kMaxHeads = int64_t{1} << 14;
-constexpr int64_t kMaxHeadDim = int64_t{1} << 10;
-constexpr int64_t kMaxVocabSize = int64_t{1} << 24;
-constexpr int64_t kMaxPositions = int64_t{1} << 27;
 
 absl::Status FieldError(const std::string& field, const json& value, const std::string& supported) {
   return absl::InvalidArgumentError(

@@ -8,6 +8,7 @@
 #include "deploy/plan/architecture.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
+#include "model/size_limits.h"
 #include "model/stored_quantization.h"
 
 namespace lockstep::plan {
@@ -15,14 +16,6 @@ namespace {
 
 using nlohmann::json;
 
-// As model_config_parser.cc: no product of them leaves int64.
-constexpr int64_t kMaxHiddenSize = int64_t{1} << 20;
-constexpr int64_t kMaxIntermediateSize = int64_t{1} << 22;
-constexpr int64_t kMaxLayers = int64_t{1} << 12;
-constexpr int64_t kMaxHeads = int64_t{1} << 14;
-constexpr int64_t kMaxHeadDim = int64_t{1} << 10;
-constexpr int64_t kMaxVocabSize = int64_t{1} << 24;
-constexpr int64_t kMaxPositions = int64_t{1} << 27;
 constexpr int64_t kMaxExperts = int64_t{1} << 10;
 constexpr int64_t kMaxParameters = int64_t{1} << 50;
 
