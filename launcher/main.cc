@@ -23,6 +23,7 @@ void AddAllCommands(CLI::App& program, CommandBody& chosen) {
   AddPlanCommand(program, chosen);
   AddControllerCommand(program, chosen);
   AddWorkerCommand(program, chosen);
+  AddCalibrateRankCommand(program, chosen);
 }
 
 // "lockstep COMMAND" for the message: the innermost command that was named.

@@ -1,7 +1,9 @@
 // lockstep plan: how many GPUs, in which layout, at what speed and price. Offline arithmetic; all
 // of it is in deploy/plan.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -11,14 +13,17 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "deploy/plan/host_plan.h"
 #include "deploy/plan/pareto.h"
 #include "deploy/plan/queue_simulation.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/worked_examples.h"
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/base/signals.h"
+#include "launcher/calibration/calibration.h"
 #include "launcher/cli/add_command.h"
-#include "launcher/cli/values.h"
+#include "launcher/cli/serving_flags.h"
 
 namespace lockstep {
 namespace {
@@ -32,8 +37,8 @@ struct PlanOptions {
   std::optional<double> concurrency;
   std::string rate;
   std::string trace;
-  double input = 2000;
-  double output = 500;
+  std::optional<double> input;
+  std::optional<double> output;
   std::string weights;
   std::string kv;
   std::string ttft_p95;
@@ -52,6 +57,10 @@ struct PlanOptions {
   std::string svg;
   std::string html;
   bool json = false;
+  const CLI::Option* calibrate_flag = nullptr;  // whose value may be left out
+  std::string calibrate;
+  bool quick = false;
+  std::string profile;
 };
 
 // "2s", "50ms", "50": milliseconds.
@@ -149,8 +158,8 @@ absl::Status FillLoad(const PlanOptions& options, plan::PlanRequest& request) {
         "--concurrency and --rate contradict each other: one says how many requests there are, "
         "the other how many come");
   }
-  request.input_tokens = options.input;
-  request.output_tokens = options.output;
+  request.input_tokens = options.input.value_or(request.input_tokens);
+  request.output_tokens = options.output.value_or(request.output_tokens);
   request.context = options.context.value_or(0);
   request.concurrency = options.concurrency.value_or(request.concurrency);
   ASSIGN_OR_RETURN(request.rate_per_s, ParseRate(options.rate));
@@ -201,45 +210,99 @@ absl::Status Show(const PlanOptions& options, const plan::Plan& plan) {
   return WriteFile(options.html, plan::ParetoHtml(plan, points));
 }
 
-// Ranks as processes of this host, as `serve` starts them without GPUs: what it will allocate.
-absl::StatusOr<std::string> HostPlanText(const PlanOptions& options) {
-  plan::PlanRequest request;
-  RETURN_IF_ERROR(FillModel(options, request));
-  const plan::Architecture& model = request.model.architecture;
-  plan::Layout layout;
-  layout.tp = options.tp.value_or(1);
-  layout.pp = options.pp.value_or(1);
-  plan::MemoryOptions memory;
-  memory.block_size = options.block_size;
-  const int64_t available = AvailableMemoryBytes();
-  ASSIGN_OR_RETURN(const plan::HostMemory host,
-                   plan::PlanHostMemory({model, request.weights, memory, available,
-                                         options.context.value_or(model.max_position_embeddings)},
-                                        layout));
-  if (options.json) {
-    return absl::StrFormat(
-        "{\"tp\":%d,\"pp\":%d,\"weight_bytes\":%d,\"kv_bytes_per_token\":%d,"
-        "\"num_kv_blocks\":%d,\"available_bytes\":%d}\n",
-        layout.tp, layout.pp, host.weight_bytes, host.kv_bytes_per_token, host.num_kv_blocks,
-        available);
+// Where `--calibrate` writes and `--gpu cpu` reads.
+absl::StatusOr<std::string> ProfilePath(const std::string& named) {
+  const std::string path = named.empty() ? plan::DefaultProfilePath() : named;
+  if (!path.empty()) return path;
+  return absl::InvalidArgumentError(
+      "neither XDG_CONFIG_HOME nor HOME says where the profile lies: name its file");
+}
+
+// One that was named must be there; the default one may be missing.
+absl::StatusOr<std::optional<plan::HostProfile>> FindProfile(const PlanOptions& options) {
+  const auto path = ProfilePath(options.profile);
+  std::error_code error;
+  if (options.profile.empty() && (!path.ok() || !std::filesystem::exists(*path, error))) {
+    return std::nullopt;
   }
-  return absl::StrFormat(
-      "Memory    %s of weights over %d ranks, %s available on this host\n"
-      "KV cache  %s blocks of %d tokens, %s each: what `lockstep serve --tp %d --pp %d` "
-      "allocates\n",
-      FormatBytes(host.weight_bytes), layout.ranks(), FormatBytes(available),
-      FormatCount(host.num_kv_blocks), options.block_size,
-      FormatBytes(host.kv_bytes_per_token * options.block_size), layout.tp, layout.pp);
+  RETURN_IF_ERROR(path.status());
+  ASSIGN_OR_RETURN(plan::HostProfile profile, plan::LoadHostProfile(*path));
+  return profile;
+}
+
+absl::StatusOr<plan::Load> HostLoad(const PlanOptions& options, int64_t max_tokens) {
+  if (!options.rate.empty() || !options.trace.empty()) {
+    return absl::InvalidArgumentError(
+        "--gpu cpu predicts for --concurrency; --rate and --trace are for GPUs");
+  }
+  const auto most = static_cast<double>(max_tokens);
+  plan::Load load;
+  load.input_tokens = options.input.value_or(std::min(512.0, std::floor(most / 2)));
+  load.output_tokens = options.output.value_or(std::min(128.0, std::floor(most / 4)));
+  load.concurrency = options.concurrency.value_or(1);
+  if (load.input_tokens + load.output_tokens <= most) return load;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("input %.0f and output %.0f together exceed the context of %d",
+                      load.input_tokens, load.output_tokens, max_tokens));
+}
+
+// Ranks as processes of this host, as `serve` starts them without GPUs.
+absl::StatusOr<plan::HostPlan> ComputeHostPlan(const PlanOptions& options) {
+  plan::PlanRequest what;
+  RETURN_IF_ERROR(FillModel(options, what));
+  plan::HostPlanRequest request;
+  request.model = std::move(what.model);
+  request.weights = what.weights;
+  request.memory.block_size = options.block_size;
+  request.memory.max_batched_tokens = ModelFlags().max_batched_tokens;
+  request.memory.max_num_seqs = ModelFlags().max_num_seqs;
+  request.available_bytes = AvailableMemoryBytes();
+  const int64_t most = request.model.architecture.max_position_embeddings;
+  request.max_model_len = options.context.value_or(most);
+  if (request.max_model_len > most) {
+    return absl::InvalidArgumentError(absl::StrCat("context ", request.max_model_len,
+                                                   " exceeds the ", most, " positions of ",
+                                                   request.model.name));
+  }
+  ASSIGN_OR_RETURN(request.load, HostLoad(options, request.max_model_len));
+  ASSIGN_OR_RETURN(request.profile, FindProfile(options));
+  request.cores = ThreadsPerRank({}, 1);
+  request.tp = options.tp.value_or(0);
+  request.pp = options.pp.value_or(0);
+  return plan::MakeHostPlan(request);
 }
 
 int RunHostPlan(const PlanOptions& options) {
-  const auto text = HostPlanText(options);
-  if (!text.ok()) return FailUsage("plan", std::string(text.status().message()));
-  std::printf("%s", text->c_str());
+  const auto plan = ComputeHostPlan(options);
+  if (!plan.ok()) return FailUsage("plan", std::string(plan.status().message()));
+  std::printf("%s", (options.json ? HostPlanJson(*plan) : HostPlanText(*plan)).c_str());
+  return kExitOk;
+}
+
+int RunCalibration(const PlanOptions& options) {
+  const auto path = ProfilePath(options.calibrate);
+  if (!path.ok()) return FailUsage("plan", std::string(path.status().message()));
+  InterruptWatcher interrupts;
+  const auto profile = Calibrate(
+      {options.quick, [&](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }},
+      interrupts);
+  if (!profile.ok()) return Fail("plan", profile.status());
+  std::error_code error;  // told by the writing that follows
+  std::filesystem::create_directories(std::filesystem::path(*path).parent_path(), error);
+  const std::string json = HostProfileJson(*profile);
+  if (const absl::Status written = WriteFile(*path, json); !written.ok()) {
+    return Fail("plan", written);
+  }
+  if (options.json) {
+    std::printf("%s", json.c_str());
+  } else {
+    std::printf("Wrote %s; `lockstep plan --gpu cpu` and `lockstep serve` use it\n", path->c_str());
+  }
   return kExitOk;
 }
 
 int RunPlan(const PlanOptions& options) {
+  if (options.calibrate_flag->count() > 0) return RunCalibration(options);
   if (!options.explain.empty()) return Explain(options.explain);
   if (options.model.empty()) {
     return FailUsage(
@@ -281,7 +344,7 @@ void AddWhat(CLI::App& command, PlanOptions& options) {
 void AddWhere(CLI::App& command, PlanOptions& options) {
   command
       .add_option("--gpu", options.gpu,
-                  "built-in name; cpu: the memory that `serve` takes on this host")
+                  "built-in name; cpu: what `serve` takes and reaches on this host")
       ->type_name("NAME")
       ->capture_default_str();
   command.add_option("--nodes", options.nodes, "at most (default: 16)")
@@ -323,7 +386,8 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
       ->type_name("N")
       ->check(Between(1, 1 << 27));
   command
-      .add_option("--concurrency", options.concurrency, "requests at the same time (default: 64)")
+      .add_option("--concurrency", options.concurrency,
+                  "requests at the same time (default: 64; --gpu cpu: 1)")
       ->type_name("N")
       ->check(Between(1, 1e7));
   command.add_option("--rate", options.rate, "or: requests that arrive, like 2/s")
@@ -331,19 +395,37 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
   command
       .add_option("--trace", options.trace, "or: a file of requests, lines of seconds,input,output")
       ->type_name("FILE");
-  command.add_option("--input", options.input, "tokens of a usual prompt")
+  command
+      .add_option("--input", options.input,
+                  "tokens of a usual prompt (default: 2000; --gpu cpu: 512)")
       ->type_name("N")
-      ->check(Between(1, 1e8))
-      ->capture_default_str();
-  command.add_option("--output", options.output, "tokens of a usual answer")
+      ->check(Between(1, 1e8));
+  command
+      .add_option("--output", options.output,
+                  "tokens of a usual answer (default: 500; --gpu cpu: 128)")
       ->type_name("N")
-      ->check(Between(1, 1e8))
-      ->capture_default_str();
+      ->check(Between(1, 1e8));
   command.add_option("--ttft-p95", options.ttft_p95, "limit of the time to first token, like 2s")
       ->type_name("TIME");
   command
       .add_option("--tpot-p95", options.tpot_p95, "limit of the time per output token, like 50ms")
       ->type_name("TIME");
+}
+
+void AddCalibrationFlags(CLI::App& command, PlanOptions& options) {
+  const char* group = "This host";
+  options.calibrate_flag =
+      command
+          .add_option("--calibrate", options.calibrate,
+                      "measure what ranks reach on this host, about two minutes, and keep it in "
+                      "FILE (default: ~/.config/lockstep/HOST.json)")
+          ->type_name("[FILE]")
+          ->expected(0, 1)
+          ->group(group);
+  command.add_flag("--quick", options.quick, "rougher, in a fraction of the time")->group(group);
+  command.add_option("--profile", options.profile, "what --gpu cpu predicts with: such a FILE")
+      ->type_name("FILE")
+      ->group(group);
 }
 
 }  // namespace
@@ -357,6 +439,7 @@ void AddPlanCommand(CLI::App& program, CommandBody& chosen) {
   AddWhat(*command, *options);
   AddWhere(*command, *options);
   AddLoadFlags(*command, *options);
+  AddCalibrationFlags(*command, *options);
   command->add_flag("--json", options->json, "one JSON object");
   command->add_option("--svg", options->svg, "write the chart of throughput over TPOT")
       ->type_name("FILE");

@@ -1,12 +1,11 @@
 #include "deploy/plan/catalog.h"
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string_view>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "deploy/plan/json_fields.h"
 #include "deploy/plan/nearest_name.h"
 #include "deploy/plan/tables.h"
 #include "kernels/base/check.h"
@@ -17,15 +16,6 @@ namespace lockstep::plan {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::uintmax_t kMaxFileBytes = 16 << 20;
-
-// The tables are part of the program: what is wrong in them is a bug.
-json BuiltIn(std::string_view text) {
-  auto table = ParseStrictJson(text);
-  LS_CHECK(table.ok()) << table.status().message();
-  return *std::move(table);
-}
 
 bool IsNamed(const json& entry, const std::string& wanted) {
   if (entry["name"] == json(wanted)) return true;
@@ -70,25 +60,6 @@ Gpu ToGpu(const json& table, const json& entry) {
   return gpu;
 }
 
-absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
-  std::error_code error;
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
-  if (size > kMaxFileBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), " has ", size, " bytes; at most ", kMaxFileBytes, " are read"));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
-  return std::move(text).str();
-}
-
-absl::Status InFile(const std::filesystem::path& path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(path.string(), ": ", status.message()));
-}
-
 absl::StatusOr<Prices> ToPrices(const json& table) {
   if (!table.is_object() || !table.contains("prices") || !table["prices"].is_array()) {
     return absl::InvalidArgumentError("has no array \"prices\"");
@@ -125,7 +96,7 @@ double Gpu::FlopsOf(int compute_bits) const {
 }
 
 absl::StatusOr<Gpu> FindGpu(const std::string& name) {
-  const json table = BuiltIn(GpusJson());
+  const json table = BuiltInTable(GpusJson());
   const std::string wanted = absl::AsciiStrToLower(name);
   for (const json& entry : table["gpus"]) {
     if (IsNamed(entry, wanted)) return ToGpu(table, entry);
@@ -133,10 +104,10 @@ absl::StatusOr<Gpu> FindGpu(const std::string& name) {
   return UnknownName("gpu", name, GpuNames());
 }
 
-std::vector<std::string> GpuNames() { return NamesOf(BuiltIn(GpusJson())["gpus"]); }
+std::vector<std::string> GpuNames() { return NamesOf(BuiltInTable(GpusJson())["gpus"]); }
 
 absl::StatusOr<Model> LoadModel(const std::string& name_or_path) {
-  const json table = BuiltIn(ModelsJson());
+  const json table = BuiltInTable(ModelsJson());
   const std::string wanted = absl::AsciiStrToLower(name_or_path);
   for (const json& entry : table["models"]) {
     if (!IsNamed(entry, wanted)) continue;
@@ -155,23 +126,23 @@ absl::StatusOr<Model> LoadModel(const std::string& name_or_path) {
         absl::StrCat(unknown.message(), ", or the path of a config.json or its directory"));
   }
   if (std::filesystem::is_directory(path, error)) path /= "config.json";
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
   auto architecture = ParseArchitecture(text);
   if (!architecture.ok()) return InFile(path, architecture.status());
   std::string name = std::filesystem::absolute(path).parent_path().filename().string();
   return Model{std::move(name), path.string(), *std::move(architecture)};
 }
 
-std::vector<std::string> ModelNames() { return NamesOf(BuiltIn(ModelsJson())["models"]); }
+std::vector<std::string> ModelNames() { return NamesOf(BuiltInTable(ModelsJson())["models"]); }
 
 Prices BuiltInPrices() {
-  auto prices = ToPrices(BuiltIn(PricesJson()));
+  auto prices = ToPrices(BuiltInTable(PricesJson()));
   LS_CHECK(prices.ok()) << prices.status().message();
   return *std::move(prices);
 }
 
 absl::StatusOr<Prices> LoadPrices(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
   auto table = ParseStrictJson(text);
   if (!table.ok()) return InFile(path, table.status());
   auto prices = ToPrices(*table);

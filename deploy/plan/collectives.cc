@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "deploy/plan/json_fields.h"
 #include "deploy/plan/tables.h"
-#include "kernels/base/check.h"
-#include "model/checkpoint/strict_json.h"
 
 namespace lockstep::plan {
 namespace {
@@ -24,11 +23,7 @@ constexpr double kNodeMessageUs = 10.0;
 constexpr double kLinkMessageUs = 5.0;
 
 const json& Table() {
-  static const json table = [] {
-    auto parsed = ParseStrictJson(CollectivesJson());
-    LS_CHECK(parsed.ok()) << parsed.status().message();
-    return *std::move(parsed);
-  }();
+  static const json table = BuiltInTable(CollectivesJson());
   return table;
 }
 

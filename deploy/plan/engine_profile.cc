@@ -1,21 +1,16 @@
 #include "deploy/plan/engine_profile.h"
 
 #include "absl/strings/ascii.h"
+#include "deploy/plan/json_fields.h"
 #include "deploy/plan/nearest_name.h"
 #include "deploy/plan/tables.h"
-#include "kernels/base/check.h"
-#include "model/checkpoint/strict_json.h"
 
 namespace lockstep::plan {
 namespace {
 
 using nlohmann::json;
 
-json Engines() {
-  auto table = ParseStrictJson(EnginesJson());
-  LS_CHECK(table.ok()) << table.status().message();
-  return (*table)["engines"];
-}
+json Engines() { return BuiltInTable(EnginesJson())["engines"]; }
 
 EngineProfile ToProfile(const json& entry) {
   EngineProfile profile;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "deploy/plan/planner.h"
+#include "deploy/plan/roofline.h"
 
 namespace lockstep::plan {
 namespace {
@@ -66,7 +67,7 @@ class ReplicaJudge {
     load.input_tokens = request_.input_tokens;
     load.output_tokens = request_.output_tokens;
     load.concurrency = concurrency;
-    return Predict(roofline_, deployment_, load, max_requests_);
+    return Predict(roofline_, request_.engine, load, max_requests_);
   }
 
  private:

@@ -18,18 +18,20 @@ struct Prefill {
   double added = 0;        // what running decodes wait beyond their own step
 };
 
-// All chunks of one prompt beside `decodes` running sequences.
-Prefill CostOfPrompt(const Roofline& roofline, const Deployment& deployment, const Load& load,
-                     double decodes, double context, double decode_stage) {
-  const double num_chunks = std::ceil(load.input_tokens / deployment.engine.max_batched_tokens);
+// All chunks of one prompt beside the decodes of a step.
+Prefill CostOfPrompt(const StageCosts& costs, const EngineProfile& engine, const Load& load,
+                     const StepLoad& decode, double decode_stage) {
+  const double num_chunks = std::ceil(load.input_tokens / engine.max_batched_tokens);
   const double chunk = load.input_tokens / num_chunks;
   Prefill prefill;
   for (double i = 0; i < num_chunks; ++i) {
-    const StepLoad step{chunk, i * chunk, decodes, context};
-    const double stage = roofline.SlowestStage(step).total();
+    StepLoad step = decode;
+    step.prefill_tokens = chunk;
+    step.prefill_start = i * chunk;
+    const double stage = costs.SlowestStage(step).total();
     prefill.added += std::max(0.0, stage - decode_stage);
     // The last chunk's way through the other stages.
-    prefill.first_token += i + 1 < num_chunks ? stage : roofline.SumOfStages(step);
+    prefill.first_token += i + 1 < num_chunks ? stage : costs.SumOfStages(step);
   }
   return prefill;
 }
@@ -45,26 +47,29 @@ struct Balance {
 
 }  // namespace
 
-Prediction Predict(const Roofline& roofline, const Deployment& deployment, const Load& load,
+Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const Load& load,
                    int64_t max_requests) {
-  const EngineProfile& engine = deployment.engine;
   const double limit =
       std::min<double>(static_cast<double>(std::max<int64_t>(1, max_requests)), engine.max_running);
   const double admitted = std::min(load.concurrency, limit);
   const double context = load.input_tokens + load.output_tokens / 2.0;
-  const double pp = roofline.num_stages();
+  const double pp = costs.num_stages();
   const double intervals = std::max(1.0, load.output_tokens - 1.0);
   Balance now;
   now.running = admitted;
   double period = 0.0;
+  const auto decode_step = [&](double micro_batches, double decodes) {
+    return StepLoad{.decodes = decodes / micro_batches,
+                    .decode_context = context,
+                    .active_stages = static_cast<int>(std::ceil(micro_batches))};
+  };
   for (int i = 0; i < kMaxIterations; ++i) {
     const double micro_batches = std::min(pp, std::max(1.0, now.running));
-    const StepLoad decode{0, 0, now.running / micro_batches, context};
-    const double stage = roofline.SlowestStage(decode).total();
-    period = pp == 1 ? stage : std::max(micro_batches * stage, roofline.SumOfStages(decode));
-    const Prefill prompt =
-        CostOfPrompt(roofline, deployment, load, std::max(0.0, now.running - 1.0) / micro_batches,
-                     context, stage);
+    const StepLoad decode = decode_step(micro_batches, now.running);
+    const double stage = costs.SlowestStage(decode).total();
+    period = pp == 1 ? stage : std::max(micro_batches * stage, costs.SumOfStages(decode));
+    const StepLoad others = decode_step(micro_batches, std::max(0.0, now.running - 1.0));
+    const Prefill prompt = CostOfPrompt(costs, engine, load, others, stage);
     const double decoding = intervals * (i == 0 ? period : now.tpot);
     const double share = decoding / (decoding + now.ttft);
     const double tpot = period + (admitted - 1.0) * prompt.added * share / intervals;
@@ -92,7 +97,7 @@ Prediction Predict(const Roofline& roofline, const Deployment& deployment, const
   out.output_tokens_per_s = out.requests_per_s * load.output_tokens;
   out.utilization = now.utilization;
   const double micro_batches = std::min(pp, std::max(1.0, now.running));
-  out.decode_step = roofline.SlowestStage({0, 0, now.running / micro_batches, context});
+  out.decode_step = costs.SlowestStage(decode_step(micro_batches, now.running));
   return out;
 }
 

@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
-#include "deploy/plan/memory_plan.h"
-#include "deploy/plan/roofline.h"
+#include "deploy/plan/engine_profile.h"
+#include "deploy/plan/stage_costs.h"
 
 namespace lockstep::plan {
 
@@ -34,7 +34,7 @@ struct Prediction {
 };
 
 // max_requests: how many the KV cache holds at once (MemoryPlan), at least 1.
-Prediction Predict(const Roofline& roofline, const Deployment& deployment, const Load& load,
+Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const Load& load,
                    int64_t max_requests);
 
 }  // namespace lockstep::plan

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "deploy/plan/memory_plan.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep::plan {
@@ -153,7 +154,7 @@ Prediction MeasuredCase::PredictWith(const EngineProfile& engine,
                               gpu_.gpus_per_node};
   const Load load{measurement_.input_tokens, measurement_.output_tokens, measurement_.concurrency,
                   pattern};
-  return Predict(Roofline(deployment, stages_, net_), deployment, load, max_requests_);
+  return Predict(Roofline(deployment, stages_, net_), engine, load, max_requests_);
 }
 
 double MeasuredCase::PromptFlopsShare() const {

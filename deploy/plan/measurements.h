@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "deploy/plan/latency.h"
+#include "deploy/plan/roofline.h"
 
 namespace lockstep::plan {
 

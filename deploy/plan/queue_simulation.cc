@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "deploy/plan/roofline.h"
 #include "kernels/base/check.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/simulated_executor.h"
@@ -39,9 +40,9 @@ engine::SimulatedCosts LinearCosts(const PlanRequest& request, const Candidate& 
   const double pp = roofline.num_stages();
   const double context = request.input_tokens + request.output_tokens / 2;
   const double chunk = std::min<double>(request.engine.max_batched_tokens, request.input_tokens);
-  const double alone = roofline.SlowestStage({0, 0, 1, 1}).total();
-  const double far = roofline.SlowestStage({0, 0, 1, context}).total();
-  const double prompt = roofline.SlowestStage({chunk, 0, 0, 0}).total();
+  const double alone = roofline.SlowestStage({.decodes = 1, .decode_context = 1}).total();
+  const double far = roofline.SlowestStage({.decodes = 1, .decode_context = context}).total();
+  const double prompt = roofline.SlowestStage({.prefill_tokens = chunk}).total();
   engine::SimulatedCosts costs;
   costs.base = Seconds(pp * alone);
   costs.per_token = Seconds(pp * std::max(0.0, prompt - alone) / chunk);

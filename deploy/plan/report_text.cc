@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "deploy/plan/collectives.h"
 #include "deploy/plan/report.h"
 
 namespace lockstep::plan {

@@ -10,6 +10,7 @@
 #include "deploy/plan/collectives.h"
 #include "deploy/plan/engine_profile.h"
 #include "deploy/plan/kv_bytes.h"
+#include "deploy/plan/stage_costs.h"
 #include "deploy/plan/stage_work.h"
 
 namespace lockstep::plan {
@@ -26,43 +27,16 @@ struct Deployment {
   int gpus_per_node = 8;
 };
 
-// One step: a chunk of a prompt whose tokens before it are computed already, and decodes.
-struct StepLoad {
-  double prefill_tokens = 0;
-  double prefill_start = 0;
-  double decodes = 0;
-  double decode_context = 0;  // tokens attended by each decode
-};
-
-// Seconds.
-struct StepCost {
-  double linear = 0;
-  double lm_head = 0;
-  double kv_read = 0;
-  double prefill_attention = 0;
-  double activations = 0;
-  double communication = 0;
-  double overhead = 0;
-  double launch_floor = 0;  // what a step with a prompt waits for its launches beyond all others
-  double total() const {
-    return linear + lm_head + kv_read + prefill_attention + activations + communication + overhead +
-           launch_floor;
-  }
-  const char* largest() const;  // its name, for people
-};
-
-class Roofline {
+class Roofline : public StageCosts {
  public:
   explicit Roofline(const Deployment& deployment);
   // With work and network that were counted before; only rates are new.
   Roofline(const Deployment& deployment, std::vector<StageWork> stages, Interconnect net);
 
   StepCost CostOf(int stage, const StepLoad& load) const;
-  // The slowest stage's.
-  StepCost SlowestStage(const StepLoad& load) const;
-  // One token through all stages, one after the other, with the transfers between them.
-  double SumOfStages(const StepLoad& load) const;
-  int num_stages() const { return static_cast<int>(stages_.size()); }
+  StepCost SlowestStage(const StepLoad& load) const override;
+  double SumOfStages(const StepLoad& load) const override;
+  int num_stages() const override { return static_cast<int>(stages_.size()); }
   const Interconnect& interconnect() const { return net_; }
 
  private:

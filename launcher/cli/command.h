@@ -34,6 +34,7 @@ void AddBenchCommand(CLI::App& program, CommandBody& chosen);
 void AddEvalCommand(CLI::App& program, CommandBody& chosen);
 void AddModelCommand(CLI::App& program, CommandBody& chosen);
 void AddPlanCommand(CLI::App& program, CommandBody& chosen);
+void AddCalibrateRankCommand(CLI::App& program, CommandBody& chosen);
 
 // Prints "lockstep COMMAND: message" on stderr, as one line, and returns the exit code that fits.
 int Fail(absl::string_view command, const absl::Status& status);

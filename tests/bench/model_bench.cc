@@ -19,6 +19,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
 #include "model/llama/llama_stage.h"
+#include "model/llama/uniform_batch.h"
 #include "model/llama/weights.h"
 #include "nlohmann/json.hpp"
 #include "parallel/mpi_communicator.h"
@@ -60,30 +61,6 @@ T Value(absl::StatusOr<T> value) {
 }
 
 void Ok(const absl::Status& status) { LS_CHECK(status.ok()) << status; }
-
-// Sequences of equal length whose last `new_tokens` tokens are computed; each has its own blocks.
-StepBatch MakeBatch(int64_t num_seqs, int64_t context, int64_t new_tokens, int block_size,
-                    int64_t vocab) {
-  StepBatch batch;
-  batch.query_starts.push_back(0);
-  batch.max_blocks_per_seq = (context + block_size - 1) / block_size;
-  for (int64_t seq = 0; seq < num_seqs; ++seq) {
-    const int64_t first_block = seq * batch.max_blocks_per_seq;
-    for (int64_t block = 0; block < batch.max_blocks_per_seq; ++block) {
-      batch.block_tables.push_back(static_cast<int32_t>(first_block + block));
-    }
-    for (int64_t position = context - new_tokens; position < context; ++position) {
-      batch.token_ids.push_back(static_cast<int32_t>((position * 7919 + seq * 104729) % vocab));
-      batch.positions.push_back(static_cast<int32_t>(position));
-      batch.slot_mapping.push_back((first_block + position / block_size) * block_size +
-                                   position % block_size);
-    }
-    batch.query_starts.push_back(static_cast<int32_t>(batch.positions.size()));
-    batch.context_lens.push_back(static_cast<int32_t>(context));
-    batch.logits_rows.push_back(static_cast<int32_t>(batch.positions.size()) - 1);
-  }
-  return batch;
-}
 
 class ModelBench {
  public:
@@ -186,7 +163,7 @@ class ModelBench {
   nlohmann::json Prefill(int64_t tokens) {
     Log(fmt::format("prefill of {} tokens", tokens));
     const double seconds =
-        MedianSeconds(MakeBatch(1, tokens, tokens, kBlockSize, config_.vocab_size));
+        MedianSeconds(MakeUniformBatch({1, tokens, tokens, kBlockSize, config_.vocab_size}));
     return {{"tokens", tokens},
             {"seconds", seconds},
             {"tokens_per_s", tokens / seconds},
@@ -195,8 +172,8 @@ class ModelBench {
 
   nlohmann::json Decode(int64_t seqs) {
     Log(fmt::format("decode of {} sequences at context {}", seqs, options_.context));
-    const double seconds =
-        MedianSeconds(MakeBatch(seqs, options_.context, 1, kBlockSize, config_.vocab_size));
+    const double seconds = MedianSeconds(
+        MakeUniformBatch({seqs, options_.context, 1, kBlockSize, config_.vocab_size}));
     const int64_t element = kept_as_f32() ? 4 : 2;
     const int64_t kv_bytes = 2 * config_.num_layers * config_.num_kv_heads * config_.head_dim *
                              element * options_.context * seqs;

@@ -1,12 +1,14 @@
 #!/bin/bash
-# What `plan` predicts for this host is what `serve` allocates, block by block, in several layouts.
+# What `plan` predicts for this host is what `serve` allocates, block by block, in several layouts; speeds are predicted where the host was
+# calibrated, and only there.
 #
 #   plan_test.sh LOCKSTEP
 set -euo pipefail
 lockstep=$1
 . "$(dirname "$0")/servers.sh"
 
-number() { sed -n "s/.*\"$2\":\([0-9]*\).*/\1/p" "$1" | head -1; }
+number() { sed -n "s/.*\"$2\": *\([0-9]*\).*/\1/p" "$1" | head -1; }
+export XDG_CONFIG_HOME=$dir/config  # nothing is calibrated there yet
 
 for layout in "1 1" "2 1" "1 2" "2 2"; do
   read -r tp pp <<<"$layout"
@@ -21,3 +23,36 @@ for layout in "1 1" "2 1" "1 2" "2 2"; do
   fi
   echo "tp $tp x pp $pp: $planned blocks planned and allocated"
 done
+
+# refuses WORDS ARGUMENT...: `plan` ends with 2 and one line that holds WORDS.
+refuses() {
+  local words=$1 code=0
+  shift
+  "$lockstep" plan "$@" >"$dir/out" 2>"$dir/err" || code=$?
+  if [ $code != 2 ] || [ "$(wc -l <"$dir/err")" != 1 ] || ! grep -q -- "$words" "$dir/err"; then
+    echo "plan_test.sh: plan $*: exit code $code, said: $(cat "$dir/err")" >&2
+    exit 1
+  fi
+}
+
+"$lockstep" plan --model "$model" --gpu cpu --json >"$dir/plan.json"
+if grep -q tpot_ms "$dir/plan.json"; then
+  echo "plan_test.sh: a speed is predicted, but nothing was calibrated" >&2
+  exit 1
+fi
+refuses "cannot read" --model "$model" --gpu cpu --profile "$dir/nowhere.json"
+echo '{"kind": "lockstep host profile", "version": 9}' >"$dir/bad.json"
+refuses "version is 9; it must be" --model "$model" --gpu cpu --profile "$dir/bad.json"
+
+"$lockstep" plan --calibrate --quick 2>"$dir/calibrate.log" || {
+  cat "$dir/calibrate.log" >&2
+  exit 1
+}
+"$lockstep" plan --model "$model" --gpu cpu --tp 2 --pp 1 --json >"$dir/plan.json"
+for field in tpot_ms ttft_ms "calibrated .* on $(uname -n)"; do
+  grep -q "$field" "$dir/plan.json" || {
+    echo "plan_test.sh: calibrated, but the plan holds no $field" >&2
+    exit 1
+  }
+done
+echo "calibrated and predicted"

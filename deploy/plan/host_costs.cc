@@ -1,0 +1,115 @@
+#include "deploy/plan/host_costs.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr double kMicro = 1e-6;
+constexpr double kGiga = 1e9;
+constexpr double kActivationBytes = 4.0;  // of an element: f32
+
+absl::StatusOr<FormatSpeed> FormatOf(const RankSpeed& speed, const std::string& weights,
+                                     const HostProfile& profile) {
+  for (const FormatSpeed& format : speed.formats) {
+    if (format.weights == weights) return format;
+  }
+  return absl::NotFoundError(
+      absl::StrCat("speed of ", weights, " weights is not among what was ", profile.source()));
+}
+
+}  // namespace
+
+absl::StatusOr<HostCosts> HostCosts::Create(const HostDeployment& deployment) {
+  const Architecture& model = deployment.model;
+  const auto held = HeldByRuntime(model, deployment.weights);
+  if (!held) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the runtime holds no ", deployment.weights.name, " weights of this model"));
+  }
+  HostCosts costs;
+  const Layout& layout = deployment.layout;
+  costs.tp_ = layout.tp;
+  costs.step_us_ = deployment.profile.step_us;
+  costs.sequence_us_ = deployment.profile.sequence_us;
+  costs.stages_ = WorkOfStages(model, deployment.weights, layout);
+  const auto ranks = WeightsOfRanks(model, deployment.weights, layout);
+  const bool is_quantized = held->quantization != Quantization::kNone;
+  if (is_quantized) {
+    costs.stages_.back().lm_head_bytes =
+        static_cast<double>(ranks[static_cast<size_t>(layout.tp) * (layout.pp - 1)].lm_head_bytes);
+  }
+  ASSIGN_OR_RETURN(const KvFormat kv, FindKvFormat(held->dtype == DType::kF32 ? "f32" : "bf16"));
+  for (const StageWork& work : costs.stages_) {
+    costs.kv_bytes_per_token_.push_back(
+        static_cast<double>(KvBytesPerToken({model, kv, layout.tp, 0, work.layers})));
+  }
+  for (int active = 1; active <= layout.pp; ++active) {
+    Speed speed;
+    speed.rank = deployment.profile.SpeedOf(layout.tp * active, deployment.threads_per_rank);
+    if (layout.tp * active > 1 && speed.rank.all_reduce_gb_s <= 0) {
+      return absl::NotFoundError(absl::StrCat("speed of several ranks is not among what was ",
+                                              deployment.profile.source()));
+    }
+    ASSIGN_OR_RETURN(speed.layers,
+                     FormatOf(speed.rank, deployment.weights.name, deployment.profile));
+    // The LM head of quantized models is in 8 bits.
+    ASSIGN_OR_RETURN(speed.head, FormatOf(speed.rank, is_quantized ? "int8" : speed.layers.weights,
+                                          deployment.profile));
+    costs.speeds_.push_back(std::move(speed));
+  }
+  return costs;
+}
+
+const HostCosts::Speed& HostCosts::SpeedOf(const StepLoad& load) const {
+  const int active =
+      load.active_stages > 0 ? std::min(load.active_stages, num_stages()) : num_stages();
+  return speeds_[static_cast<size_t>(active) - 1];
+}
+
+StepCost HostCosts::CostOf(int stage, const StepLoad& load) const {
+  const StageWork& work = stages_[static_cast<size_t>(stage)];
+  const Speed& speed = SpeedOf(load);
+  const double tokens = load.prefill_tokens + load.decodes;
+  const double sampled = load.decodes + (load.prefill_tokens > 0 ? 1.0 : 0.0);
+  StepCost cost;
+  cost.linear = LinearSeconds(speed.layers, work.linear_bytes, tokens);
+  cost.lm_head = LinearSeconds(speed.head, work.lm_head_bytes, sampled);
+  cost.kv_read = load.decodes * load.decode_context *
+                 kv_bytes_per_token_[static_cast<size_t>(stage)] / (speed.layers.kv_gb_s * kGiga);
+  cost.prefill_attention = load.prefill_tokens * (load.prefill_start + load.prefill_tokens / 2.0) *
+                           work.attention_flops / (speed.layers.attention_gflop_s * kGiga);
+  if (tp_ > 1) {
+    // work.hidden_bytes counts 16-bit elements.
+    cost.communication = work.all_reduces * tokens * work.hidden_bytes / 2.0 * kActivationBytes /
+                         (speed.rank.all_reduce_gb_s * kGiga);
+  }
+  cost.overhead = work.num_layers * speed.rank.layer_us * kMicro;
+  if (stage == num_stages() - 1) cost.overhead += (step_us_ + sampled * sequence_us_) * kMicro;
+  return cost;
+}
+
+StepCost HostCosts::SlowestStage(const StepLoad& load) const {
+  StepCost slowest;
+  for (int stage = 0; stage < num_stages(); ++stage) {
+    const StepCost cost = CostOf(stage, load);
+    if (cost.total() > slowest.total()) slowest = cost;
+  }
+  return slowest;
+}
+
+double HostCosts::SumOfStages(const StepLoad& load) const {
+  double total = 0.0;
+  for (int stage = 0; stage < num_stages(); ++stage) total += CostOf(stage, load).total();
+  if (num_stages() == 1) return total;
+  // Links are measured between two ranks or more.
+  const RankSpeed& speed = speeds_.back().rank;
+  const double bytes =
+      (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes / 2.0 * kActivationBytes;
+  return total + (num_stages() - 1) * (speed.send_us * kMicro + bytes / (speed.send_gb_s * kGiga));
+}
+
+}  // namespace lockstep::plan

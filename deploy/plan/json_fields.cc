@@ -1,0 +1,94 @@
+#include "deploy/plan/json_fields.h"
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "model/checkpoint/strict_json.h"
+
+namespace lockstep::plan {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uintmax_t kMaxFileBytes = 16 << 20;
+
+absl::StatusOr<const json*> Find(const JsonObject& object, const char* field) {
+  if (!object.value.is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(object.where, " is ", QuotedJson(object.value), ", not an object"));
+  }
+  const auto found = object.value.find(field);
+  if (found == object.value.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(object.where, field, " is missing"));
+  }
+  return &*found;
+}
+
+absl::Status IsNot(const JsonObject& object, const char* field, const json& value,
+                   const std::string& wanted) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(object.where, field, " is ", QuotedJson(value), "; it must be ", wanted));
+}
+
+}  // namespace
+
+json BuiltInTable(std::string_view text) {
+  auto table = ParseStrictJson(text);
+  LS_CHECK(table.ok()) << table.status().message();
+  return *std::move(table);
+}
+
+absl::StatusOr<std::string> ReadTextFile(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
+  if (size > kMaxFileBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), " has ", size, " bytes; at most ", kMaxFileBytes, " are read"));
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
+  return std::move(text).str();
+}
+
+absl::Status InFile(const std::filesystem::path& path, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(path.string(), ": ", status.message()));
+}
+
+absl::StatusOr<double> JsonObject::Number(const char* field, double least, double most) const {
+  ASSIGN_OR_RETURN(const json* found, Find(*this, field));
+  if (found->is_number()) {
+    const double number = found->get<double>();
+    if (number >= least && number <= most) return number;
+  }
+  return IsNot(*this, field, *found, absl::StrCat("a number from ", least, " to ", most));
+}
+
+absl::StatusOr<int> JsonObject::Integer(const char* field, int least, int most) const {
+  ASSIGN_OR_RETURN(const json* found, Find(*this, field));
+  if (found->is_number_integer()) {
+    const auto number = found->get<double>();
+    if (number >= least && number <= most) return static_cast<int>(number);
+  }
+  return IsNot(*this, field, *found, absl::StrCat("a whole number from ", least, " to ", most));
+}
+
+absl::StatusOr<std::string> JsonObject::Text(const char* field) const {
+  ASSIGN_OR_RETURN(const json* found, Find(*this, field));
+  if (!found->is_string()) return IsNot(*this, field, *found, "text");
+  return found->get<std::string>();
+}
+
+absl::StatusOr<const json*> JsonObject::Array(const char* field) const {
+  ASSIGN_OR_RETURN(const json* found, Find(*this, field));
+  if (!found->is_array()) return IsNot(*this, field, *found, "an array");
+  return found;
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,62 @@
+// lockstep calibrate-rank: one rank of the jobs that `lockstep plan --calibrate` starts. Not for
+// people, hence hidden from the help.
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/calibration/speed_probe.h"
+#include "launcher/cli/add_command.h"
+#include "launcher/job/parent_watch.h"
+#include "parallel/mpi_communicator.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kCommand[] = "calibrate-rank";
+
+struct CalibrateRankOptions {
+  SpeedProbeOptions probe;
+  std::string output;
+  bool quick = false;
+};
+
+absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& session) {
+  SpeedProbeOptions probe = options.probe;
+  if (options.quick) probe.seconds = 0.3;
+  ASSIGN_OR_RETURN(const plan::RankSpeed speed, MeasureRankSpeed(session, probe));
+  if (session.rank() != 0) return absl::OkStatus();
+  std::ofstream file(options.output, std::ios::trunc);
+  file << plan::RankSpeedJson(speed).dump() << "\n";
+  file.close();
+  if (file) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot write ", options.output));
+}
+
+int RunCalibrateRank(const CalibrateRankOptions& options) {
+  EndWithParent();
+  auto session = MpiSession::Start(nullptr, nullptr);
+  if (!session.ok()) return Fail(kCommand, session.status());
+  const absl::Status status = Measure(options, *session);
+  if (status.ok()) return kExitOk;
+  Fail(kCommand, status);
+  std::fflush(nullptr);
+  MpiSession::AbortJob(kExitFailure);  // peers may be waiting for this rank
+}
+
+}  // namespace
+
+void AddCalibrateRankCommand(CLI::App& program, CommandBody& chosen) {
+  CalibrateRankOptions* options = nullptr;
+  CLI::App* command =
+      AddCommand(program, chosen, kCommand, "One rank of `lockstep plan --calibrate`",
+                 &RunCalibrateRank, options);
+  command->group("");  // for the launcher
+  command->add_option("--layers-model", options->probe.layers_model)->required();
+  command->add_option("--overhead-model", options->probe.overhead_model)->required();
+  command->add_option("--threads", options->probe.threads)->check(Between(1, 65536))->required();
+  command->add_option("--output", options->output)->required();
+  command->add_flag("--quick", options->quick);
+}
+
+}  // namespace lockstep

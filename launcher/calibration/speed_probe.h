@@ -1,0 +1,25 @@
+// What one rank reaches while its peers do the same: the runtime's own forward pass, timed on small
+// synthetic models. Collective over the MPI job; MPI's thread.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "deploy/plan/host_profile.h"
+#include "parallel/mpi_communicator.h"
+
+namespace lockstep {
+
+struct SpeedProbeOptions {
+  std::string layers_model;    // directory: a few layers that no cache holds, in bf16
+  std::string overhead_model;  // directory: many layers of next to no bytes
+  int threads = 1;             // of each rank
+  double seconds = 2.5;        // for each format, roughly; at least three passes
+};
+
+// All ranks of the job as one tensor parallel group; only rank 0's answer counts. Errors as
+// LlamaStage's and Communicator's.
+absl::StatusOr<plan::RankSpeed> MeasureRankSpeed(const MpiSession& session,
+                                                 const SpeedProbeOptions& options);
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+#include "launcher/calibration/calibration.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::Le;
+using ::testing::Not;
+
+TEST(RanksToMeasure, OnTwoCoresGroupsAndStagesShareThem) {
+  EXPECT_THAT(RanksToMeasure(2), ElementsAre(RanksAtWork{1, 2}, RanksAtWork{2, 1},
+                                             RanksAtWork{1, 1}, RanksAtWork{4, 1}));
+}
+
+TEST(RanksToMeasure, OneCoreIsSharedByTwoRanksAtMost) {
+  EXPECT_THAT(RanksToMeasure(1), ElementsAre(RanksAtWork{1, 1}, RanksAtWork{2, 1}));
+}
+
+TEST(RanksToMeasure, OnManyCoresRanksHaveThreads) {
+  const std::vector<RanksAtWork> cases = RanksToMeasure(64);
+  EXPECT_THAT(cases, Contains(RanksAtWork{1, 64}));
+  EXPECT_THAT(cases, Contains(RanksAtWork{8, 8}));
+  EXPECT_THAT(cases, Contains(RanksAtWork{2, 8}));  // one stage of four
+  EXPECT_THAT(cases, Not(Contains(RanksAtWork{1, 8})));
+  EXPECT_THAT(cases, Each(Field(&RanksAtWork::ranks, Le(8))));
+}
+
+}  // namespace
+}  // namespace lockstep

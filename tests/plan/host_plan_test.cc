@@ -1,0 +1,144 @@
+#include "deploy/plan/host_plan.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/plan/hand_made_profile.h"
+
+namespace lockstep::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+// 2 layers; a layer's matrices have 64 * (64 + 32 + 32 + 64 + 3 * 128) = 36,864 weights.
+constexpr char kConfig[] = R"({"model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+  "max_position_embeddings": 1024, "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+constexpr double kLayerBytes = 2 * 36864;
+constexpr double kHeadBytes = 2 * 64 * 256;
+constexpr double kKvBytesPerToken = 2 * 2 * 32 * 2;
+// Norms are counted with the layers.
+constexpr double kNear = 0.02;
+
+class HostPlanTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<HostCosts> Costs(int tp, int pp, const char* weights = "bf16") {
+    weights_ = *FindWeightFormat(weights);
+    return HostCosts::Create({model_, weights_, profile_, {.tp = tp, .pp = pp}, 1});
+  }
+
+  HostPlanRequest Request() {
+    HostPlanRequest request;
+    request.model = {"small", "a test", model_};
+    request.weights = *FindWeightFormat("bf16");
+    request.available_bytes = int64_t{1} << 30;
+    request.max_model_len = 1024;
+    request.cores = 2;
+    request.load = {.input_tokens = 64, .output_tokens = 32, .concurrency = 1, .pattern = {}};
+    request.profile = profile_;
+    return request;
+  }
+
+  const Architecture model_ = *ParseArchitecture(kConfig);
+  HostProfile profile_ = HandMadeProfile();
+  WeightFormat weights_;
+};
+
+TEST_F(HostPlanTest, AStepCostsItsBytesAndItsOverheads) {
+  const auto costs = Costs(1, 1);
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  const StepCost cost = costs->SlowestStage({.decodes = 1, .decode_context = 100});
+  EXPECT_NEAR(cost.linear, 2 * kLayerBytes * 0.1e-9, kNear * cost.linear);
+  EXPECT_DOUBLE_EQ(cost.lm_head, kHeadBytes * 0.1e-9);
+  EXPECT_DOUBLE_EQ(cost.kv_read, 100 * kKvBytesPerToken / 2e9);
+  EXPECT_DOUBLE_EQ(cost.overhead, (2 * 10 + 100 + 7) * 1e-6);
+  EXPECT_EQ(cost.communication, 0);
+}
+
+TEST_F(HostPlanTest, APromptCostsItsAttention) {
+  const auto costs = Costs(1, 1);
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  const StepCost cost = costs->SlowestStage({.prefill_tokens = 100, .prefill_start = 50});
+  EXPECT_NEAR(cost.linear, 2 * kLayerBytes * 1e-9, kNear * cost.linear);
+  // Two products over 64 elements in each of 2 layers, of 100 tokens with 100 others on average.
+  EXPECT_DOUBLE_EQ(cost.prefill_attention, 100.0 * 100 * 2 * 2 * 2 * 64 / 10e9);
+}
+
+TEST_F(HostPlanTest, TwoRanksHoldHalfAndAllReduce) {
+  const auto costs = Costs(2, 1);
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  const StepCost cost = costs->SlowestStage({.decodes = 1, .decode_context = 100});
+  EXPECT_NEAR(cost.linear, kLayerBytes * 0.2e-9, kNear * cost.linear);
+  EXPECT_DOUBLE_EQ(cost.kv_read, 100 * kKvBytesPerToken / 2 / 1e9);
+  // Two of a layer, of 64 numbers of 4 bytes.
+  EXPECT_DOUBLE_EQ(cost.communication, 2 * 2 * 64 * 4 / 4e9);
+}
+
+TEST_F(HostPlanTest, StagesAreFasterOneAfterTheOther) {
+  const auto costs = Costs(1, 2);
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  const double alone = costs->SumOfStages({.decodes = 1, .decode_context = 1, .active_stages = 1});
+  const double both = costs->SumOfStages({.decodes = 1, .decode_context = 1, .active_stages = 2});
+  EXPECT_LT(alone, both);
+  // The serving of a step is paid once, by the last stage.
+  const double serving = (100 + 7) * 1e-6;
+  const double transfer = 50e-6 + 64 * 4 / 5e9;
+  EXPECT_NEAR(both - serving - transfer, 2 * (alone - serving - transfer), 1e-6);
+}
+
+TEST_F(HostPlanTest, QuantizedModelsHaveAnEightBitHead) {
+  profile_.speeds.resize(1);
+  profile_.speeds[0].formats.push_back(HandMadeFormat("int4", 3));
+  const auto costs = Costs(1, 1, "int4");
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  const double head = costs->SlowestStage({.decodes = 1, .decode_context = 1}).lm_head;
+  EXPECT_LT(head, 0.6 * kHeadBytes * 0.1e-9);
+}
+
+TEST_F(HostPlanTest, WhatWasNotMeasuredIsNamed) {
+  const auto unknown_format = Costs(1, 1, "f32");
+  ASSERT_FALSE(unknown_format.ok());
+  EXPECT_EQ(unknown_format.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(unknown_format.status().message()), HasSubstr("f32"));
+  profile_.speeds.resize(1);
+  const auto unknown_ranks = Costs(2, 1);
+  ASSERT_FALSE(unknown_ranks.ok());
+  EXPECT_THAT(std::string(unknown_ranks.status().message()), HasSubstr("several ranks"));
+}
+
+TEST_F(HostPlanTest, OneRequestTakesAStepPerToken) {
+  const auto costs = Costs(1, 1);
+  ASSERT_TRUE(costs.ok());
+  const Load load{.input_tokens = 64, .output_tokens = 32, .concurrency = 1, .pattern = {}};
+  const auto prediction =
+      PredictOnHost({model_, *FindWeightFormat("bf16"), profile_, {}, 1}, load, {});
+  ASSERT_TRUE(prediction.ok()) << prediction.status();
+  const double step = costs->SlowestStage({.decodes = 1, .decode_context = 64 + 16}).total();
+  EXPECT_NEAR(prediction->tpot_ms, step * 1e3, 1e-6);
+  EXPECT_GT(prediction->ttft_ms, 3);
+}
+
+TEST_F(HostPlanTest, PlansWithoutAProfileTellMemoryOnly) {
+  HostPlanRequest request = Request();
+  request.profile.reset();
+  const auto plan = MakeHostPlan(request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->candidates.size(), 1u);
+  EXPECT_GT(plan->answer().memory.num_kv_blocks, 0);
+  EXPECT_FALSE(plan->answer().prediction);
+  EXPECT_THAT(HostPlanText(*plan), HasSubstr("lockstep plan --calibrate"));
+}
+
+TEST_F(HostPlanTest, MoreRanksMustBeWorthIt) {
+  const auto plan = MakeHostPlan(Request());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->candidates.size(), 3u);  // one rank, two of a group, two stages
+  EXPECT_EQ(plan->answer().layout.ranks(), 1);
+  EXPECT_THAT(HostPlanText(*plan), HasSubstr("calibrated 2026-01-02 on elsewhere"));
+  const auto json = nlohmann::json::parse(HostPlanJson(*plan));
+  EXPECT_EQ(json["sources"]["speed"], "calibrated 2026-01-02 on elsewhere");
+  EXPECT_DOUBLE_EQ(json["tpot_ms"].get<double>(), plan->answer().prediction->tpot_ms);
+}
+
+}  // namespace
+}  // namespace lockstep::plan
