@@ -1,8 +1,4 @@
-"""Batches of training conversations, made by worker processes as fast as the trainer takes them."""
-import multiprocessing
-import pathlib
-import random
-
+"""Batches of training conversations as token ids."""
 import torch
 from tokenizers import Tokenizer
 
@@ -11,7 +7,9 @@ from generator import BEGIN, END, conversation, turn
 # The weight of the loss on what the assistant does not say: it teaches copying early, and little else.
 OTHER_WEIGHT = 0.1
 # (share of the training done, lengths to draw from): long conversations cost most and teach least, so they come last.
-CURRICULUM = [(0.0, [160]), (0.12, [160, 256]), (0.3, [256]), (0.6, [256, 256, 512]), (0.8, [256, 256, 512, 512, 2048])]
+CURRICULUM = [(0.0, [128]), (0.2, [128, 256]), (0.4, [256]), (0.8, [256] * 6 + [512]), (0.88, [256] * 18 + [512] * 4 + [1024, 2048])]
+JUMPING = 0.5  # the share of conversations with jumps in their positions, at the end of the training
+MAX_POSITIONS = 2048
 
 
 def lengths_at(progress):
@@ -30,6 +28,7 @@ class Writer:
         self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self.begin = self.tokenizer.token_to_id(BEGIN)
         self.end = self.tokenizer.token_to_id(END)
+        self.stop = self.tokenizer.token_to_id(".")
 
     def _ids(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -37,7 +36,7 @@ class Writer:
     def row(self, rng, length, size, is_long):
         """ids and weights of `length` + 1 tokens: whole exchanges as long as they fit, then padding of weight 0."""
         ids, weights = [self.begin], [0.0]
-        budget = rng.randint(400, length - 250) if is_long else 0
+        budget = rng.randint(length // 4, length - 250) if is_long else 0
         system, exchanges = conversation(rng, rng.random() ** 0.5 * size, budget)
         if system:
             said = self._ids(turn("system", system))
@@ -53,38 +52,23 @@ class Writer:
         return ids + [self.end] * padding, weights + [0.0] * padding
 
     def batch(self, rng, tokens, progress):
-        """(ids, weights), each [rows, length + 1], of about `tokens` tokens."""
+        """(ids [rows, length + 1], weights alike, positions [rows, length]) of about `tokens` tokens."""
         length = rng.choice(lengths_at(progress))
-        is_long = length > 1024
+        is_long = length >= 1024
         rows = [self.row(rng, length, difficulty_at(progress), is_long and rng.random() < 0.8) for _ in range(max(1, tokens // length))]
-        return torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows])
+        positions = [self._positions(rng, ids[:-1], rng.random() < JUMPING * progress) for ids, _ in rows]
+        return torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]), torch.tensor(positions)
 
-
-def _work(tokenizer_file, seed, tokens, progress, queue):
-    torch.set_num_threads(1)
-    writer, rng = Writer(tokenizer_file), random.Random(seed)
-    while True:
-        ids, weights = writer.batch(rng, tokens, progress.value)
-        queue.put((ids.numpy(), weights.numpy()))
-
-
-class Batches:
-    """Iterates over batches from `num_workers` processes; tell it the progress."""
-
-    def __init__(self, tokenizer_file: pathlib.Path, tokens, num_workers, seed, progress=0.0):
-        context = multiprocessing.get_context("spawn")
-        self.progress = context.Value("d", progress)
-        self.queue = context.Queue(maxsize=4 * num_workers)
-        self.workers = [
-            context.Process(target=_work, args=(str(tokenizer_file), seed * 1000 + i, tokens, self.progress, self.queue), daemon=True)
-            for i in range(num_workers)]
-        for worker in self.workers:
-            worker.start()
-
-    def next(self):
-        ids, weights = self.queue.get()
-        return torch.from_numpy(ids), torch.from_numpy(weights)
-
-    def close(self):
-        for worker in self.workers:
-            worker.terminate()
+    def _positions(self, rng, ids, jumps):
+        """0, 1, 2, ...; with jumps forward at the ends of a few sentences, short conversations teach what is far apart in long ones."""
+        ends = [i + 1 for i, token in enumerate(ids) if token == self.stop]
+        if not jumps or not ends:
+            return list(range(len(ids)))
+        where = rng.choices(ends, k=rng.randint(1, 4))
+        left, offset, out = MAX_POSITIONS - len(ids), 0, []
+        for i in range(len(ids)):
+            for _ in range(where.count(i)):
+                jump = rng.randint(0, int(left * rng.random()))
+                offset, left = offset + jump, left - jump
+            out.append(i + offset)
+        return out

@@ -1,8 +1,10 @@
-"""Muon for the matrices of the layers, AdamW for embeddings and norms.
+"""Muon for the matrices of the layers, AdamW for embeddings and norms, over parameters that several processes share.
 
 Muon: https://kellerjordan.github.io/posts/muon (the update is the momentum's nearest orthogonal matrix, found by five Newton-Schulz steps).
 """
 import torch
+
+MOMENTUM, BETAS, EPSILON = 0.95, (0.9, 0.98), 1e-10
 
 
 def orthogonal(matrix, steps=5):
@@ -19,32 +21,47 @@ def orthogonal(matrix, steps=5):
     return (x.mT if tall else x).to(matrix.dtype)
 
 
-class Muon(torch.optim.Optimizer):
+def muon(p, gradient, momentum, lr, weight_decay):
     """lr is the root mean square of an update's entries, as AdamW's is about."""
+    momentum.lerp_(gradient, 1 - MOMENTUM)
+    update = orthogonal(gradient.lerp(momentum, MOMENTUM))  # Nesterov's
+    p.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * max(p.shape) ** 0.5)
 
-    def __init__(self, params, lr, momentum=0.95, weight_decay=0.0):
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+def adam(p, gradient, mean, square, lr, step):
+    mean.lerp_(gradient, 1 - BETAS[0])
+    square.lerp_(gradient * gradient, 1 - BETAS[1])
+    corrected = (square / (1 - BETAS[1] ** step)).sqrt_().add_(EPSILON)
+    p.addcdiv_(mean, corrected, value=-lr / (1 - BETAS[0] ** step))
+
+
+class Shared:
+    """The parameters in float32, each process's gradients and the optimizers' state, each one flat tensor in shared memory."""
+
+    def __init__(self, model, num_ranks):
+        self.shapes = {name: p.shape for name, p in model.named_parameters()}
+        size = sum(shape.numel() for shape in self.shapes.values())
+        new = lambda *sizes: torch.zeros(*sizes).share_memory_()
+        self.master, self.gradients, self.state = new(size), new(num_ranks, size), new(2, size)
+        for name, p in model.named_parameters():
+            self.views(self.master)[name].copy_(p.detach())
+
+    def views(self, flat):
+        """name -> its part of a flat tensor"""
+        parts = flat.split([shape.numel() for shape in self.shapes.values()])
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items())}
+
+    def owned_by(self, rank):
+        """The names of the parameters this process updates."""
+        return list(self.shapes)[rank::len(self.gradients)]
 
     @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            by_shape = {}
-            for p in group["params"]:
-                by_shape.setdefault(p.shape, []).append(p)
-            for shape, params in by_shape.items():
-                updates = torch.stack([self._momentum(p, group["momentum"]) for p in params])
-                scale = group["lr"] * max(shape) ** 0.5
-                for p, update in zip(params, orthogonal(updates)):
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-scale)
-
-    def _momentum(self, p, momentum):
-        buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
-        buffer.lerp_(p.grad, 1 - momentum)
-        return p.grad.lerp(buffer, momentum)  # Nesterov's
-
-
-def make_optimizers(model, muon_lr, adam_lr, weight_decay):
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0)
-    return [Muon(matrices, muon_lr, weight_decay=weight_decay), adam]
+    def update(self, rank, step, muon_lr, adam_lr, weight_decay):
+        masters, first, second = (self.views(t) for t in (self.master, self.state[0], self.state[1]))
+        gradients = [self.views(g) for g in self.gradients]
+        for name in self.owned_by(rank):
+            gradient = sum(g[name] for g in gradients)
+            if gradient.ndim == 2 and "embed" not in name:
+                muon(masters[name], gradient, first[name], muon_lr, weight_decay)
+            else:
+                adam(masters[name], gradient, first[name], second[name], adam_lr, step)
