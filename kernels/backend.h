@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -45,6 +46,10 @@ class DeviceBuffer {
   std::shared_ptr<void> memory_;  // shared_ptr<void> for its type-erased deleter; never shared
   int64_t bytes_ = 0;
 };
+
+// Memory for weights that is not the backend's own: the next region of so many bytes, aligned to at
+// least 64, zero-filled or holding what a weight of that shape held before.
+using WeightAllocator = std::function<absl::StatusOr<DeviceBuffer>(int64_t bytes)>;
 
 // y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16
 // (f16 checkpoints are widened to f32 or, on request, rounded to bf16 while filling); or, when
@@ -138,6 +143,12 @@ class Backend {
   // Converts and packs rows [first_row, first_row + rows.num_rows). Thread-safe over disjoint rows;
   // called from loader threads before the first Linear().
   virtual void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) = 0;
+  // Names how weights are packed: where it is the same, so are the bytes of equal weights. Empty:
+  // they lie where no other process can use them.
+  virtual std::string WeightLayout() const = 0;
+  // Until it is called with null, Allocate and AllocateLinear take their memory from there. Not for
+  // backends without a layout's name.
+  virtual void PlaceWeights(WeightAllocator allocator) = 0;
 
   // ---- kernels ----
   // out[i, :] = table[ids[i] - first_id, :], or zeros when ids[i] is outside [first_id, first_id +

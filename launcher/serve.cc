@@ -1,5 +1,6 @@
 // lockstep serve: the whole server: checks everything, starts the controller here and the ranks as
 // one MPI job on this host, on others, or over a Slurm allocation.
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "launcher/cli/serving_flags.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/runtime_dir.h"
+#include "launcher/job/weight_memory.h"
 #include "launcher/serving/capacity.h"
 #include "launcher/serving/controller_options.h"
 #include "launcher/serving/launch_plan.h"
@@ -36,6 +38,8 @@ struct ServeOptions {
   KvCacheFlags kv_cache;
   RestartFlags restart;
   LaunchFlags launch;
+
+  ServeOptions() { rank.weight_cache = "memory"; }
 };
 
 // Everything that is known before a process starts.
@@ -46,6 +50,15 @@ struct ServePlan {
   LaunchPlan launch;
   int threads_per_rank = 1;
 };
+
+// Ranks on other hosts cannot reach memory of this process.
+absl::StatusOr<std::optional<WeightMemory>> MakeWeightMemory(const RankFlags& rank,
+                                                             const LaunchPlan& launch) {
+  if (rank.weight_cache != "memory" || launch.kind != LaunchPlan::Kind::kThisHost) {
+    return std::nullopt;
+  }
+  return WeightMemory::Create(launch.world_size);
+}
 
 // Over all hosts, taking them for equal to this one; of hosts elsewhere nothing is known before
 // their ranks look.
@@ -76,6 +89,8 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   ASSIGN_OR_RETURN(RuntimeDir files, RuntimeDir::Create());
   ASSIGN_OR_RETURN(RuntimeDir memory, RuntimeDir::CreateInMemory());
   const LaunchDirs dirs{std::move(files), std::move(memory)};
+  ASSIGN_OR_RETURN(const std::optional<WeightMemory> weights,
+                   MakeWeightMemory(options.rank, plan.launch));
   ASSIGN_OR_RETURN(const std::string secret, DrawSecret());
 
   SessionOptions session;
@@ -99,7 +114,8 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
                               epoch,
                               plan.capacity.num_kv_blocks,
                               options.launch.allow_tp_across_nodes,
-                              options.controller.security.worker_tls};
+                              options.controller.security.worker_tls,
+                              weights ? weights->ToString() : ""};
     return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, options.rank, launch),
                    secret);
   };
@@ -140,6 +156,10 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
                  &RunServe, options);
   AddModelFlags(*command, options->model);
   AddRankFlags(*command, options->rank);
+  AddWeightCacheFlag(*command,
+                     "keep packed weights for restarts: memory (of this program, for ranks on this "
+                     "host), none, or a directory, for later starts, too",
+                     options->rank);
   AddLaunchFlags(*command, options->launch);
   auto* gib = command
                   ->add_option("--kv-cache-gib", options->kv_cache.gib,

@@ -14,6 +14,7 @@
 #include "launcher/job/job_output.h"
 #include "launcher/job/parent_watch.h"
 #include "launcher/job/runtime_dir.h"
+#include "launcher/job/weight_memory.h"
 #include "model/checkpoint/checkpoint.h"
 #include "parallel/mpi_communicator.h"
 #include "runtime/worker/worker.h"
@@ -31,6 +32,7 @@ struct WorkerCommandOptions {
   bool secret_stdin = false;
   bool allow_tp_across_nodes = false;
   bool announce = false;
+  std::string weight_memory;
   RankTlsFlags tls;
   int replica = 0;
   uint64_t epoch = 0;
@@ -102,6 +104,12 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.backend.num_threads = ThreadsPerRank(flags.rank, session.num_ranks_on_node());
   options.backend.isa = flags.rank.isa;
   options.stage.num_load_threads = options.backend.num_threads;
+  options.stage.on_notice = options.on_notice;
+  if (flags.rank.weight_cache != "none") options.stage.weight_cache = flags.rank.weight_cache;
+  if (!flags.weight_memory.empty()) {
+    ASSIGN_OR_RETURN(options.stage.weight_cache,
+                     WeightMemory::PathOf(flags.weight_memory, session.rank()));
+  }
   if (flags.num_kv_blocks > 0) options.num_kv_blocks = flags.num_kv_blocks;
   options.kv_cache_bytes = static_cast<int64_t>(std::llround(flags.kv_cache_gib * 0x1p30));
   return options;
@@ -161,6 +169,10 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
                  &RunWorkerCommand, options);
   AddModelFlags(*command, options->model);
   AddRankFlags(*command, options->rank);
+  AddWeightCacheFlag(*command, "keep packed weights for later starts in this directory, or none",
+                     options->rank);
+  command->add_option("--weight-memory", options->weight_memory, "files of a launcher in memory")
+      ->group("");
   const char* link = "Controller";
   command
       ->add_option("--controller", options->controller, "the controller's --worker-listen address")

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
+#include "model/stable_hash.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
@@ -20,16 +21,6 @@ std::string_view TorchDTypeName(DType dtype) {
       return "bfloat16";
   }
   return "?";
-}
-
-// FNV-1a, 64 bits (http://www.isthe.com/chongo/tech/comp/fnv): stable across machines and runs.
-uint64_t Fnv1a64(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) {
-    hash ^= static_cast<unsigned char>(c);
-    hash *= 0x100000001b3u;
-  }
-  return hash;
 }
 
 // Llama 3.1's frequency-dependent interpolation: long wavelengths are stretched by factor, short

@@ -36,7 +36,7 @@ std::string CpuBackend::Description() const {
   return absl::StrCat("cpu ", kernels_.name, ", ", threads, threads == 1 ? " thread" : " threads");
 }
 
-absl::StatusOr<DeviceBuffer> CpuBackend::Allocate(int64_t bytes) { return AllocateHost(bytes); }
+absl::StatusOr<DeviceBuffer> CpuBackend::Allocate(int64_t bytes) { return allocator_(bytes); }
 
 void CpuBackend::CopyToDevice(void* device, const void* host, int64_t bytes) {
   if (bytes > 0) std::memmove(device, host, static_cast<size_t>(bytes));
@@ -47,8 +47,10 @@ void CpuBackend::CopyToHost(void* host, const void* device, int64_t bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CpuBackend::AllocateLinear(const LinearShape& shape) {
-  if (shape.quantization != Quantization::kNone) return QuantizedWeight::Allocate(shape, kernels_);
-  return PackedWeight::Allocate(shape, kernels_.panel_columns);
+  if (shape.quantization != Quantization::kNone) {
+    return QuantizedWeight::Allocate(shape, kernels_, allocator_);
+  }
+  return PackedWeight::Allocate(shape, kernels_.panel_columns, allocator_);
 }
 
 void CpuBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
@@ -57,6 +59,15 @@ void CpuBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostR
   } else {
     static_cast<PackedWeight&>(weight).Fill(first_row, rows);
   }
+}
+
+std::string CpuBackend::WeightLayout() const {
+  return absl::StrCat("cpu ", kPackedLayoutVersion, ", panels of ", kernels_.panel_columns,
+                      ", quantized panels of ", kQuantizedColumns);
+}
+
+void CpuBackend::PlaceWeights(WeightAllocator allocator) {
+  allocator_ = allocator == nullptr ? AllocateHost : std::move(allocator);
 }
 
 template <typename Body>

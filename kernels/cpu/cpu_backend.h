@@ -7,6 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/linear_runner.h"
 #include "kernels/cpu/quantized_linear.h"
 #include "kernels/cpu/thread_pool.h"
@@ -28,6 +29,8 @@ class CpuBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override;
   void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) override;
+  std::string WeightLayout() const override;
+  void PlaceWeights(WeightAllocator allocator) override;
 
   void Embed(const EmbedArgs& args) override;
   void AddRmsNorm(const RmsNormArgs& args) override;
@@ -52,6 +55,7 @@ class CpuBackend final : public Backend {
   LinearRunner linear_;
   QuantizedRunner quantized_;
   AttentionRunner attention_;
+  WeightAllocator allocator_ = AllocateHost;
 };
 
 }  // namespace lockstep::cpu

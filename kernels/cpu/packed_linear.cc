@@ -9,8 +9,8 @@
 
 namespace lockstep::cpu {
 
-absl::StatusOr<std::unique_ptr<PackedWeight>> PackedWeight::Allocate(const LinearShape& shape,
-                                                                     int panel_columns) {
+absl::StatusOr<std::unique_ptr<PackedWeight>> PackedWeight::Allocate(
+    const LinearShape& shape, int panel_columns, const WeightAllocator& allocator) {
   RETURN_IF_ERROR(CheckLinearShape(shape));
   auto weight = std::unique_ptr<PackedWeight>(new PackedWeight(shape, panel_columns));
   const int64_t columns = weight->num_panels() * panel_columns;  // at most 2^32, as padded_k
@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<PackedWeight>> PackedWeight::Allocate(const Linea
     return absl::ResourceExhaustedError("linear weight: larger than any memory");
   }
   ASSIGN_OR_RETURN(weight->buffer_,
-                   AllocateHost(columns * weight->padded_k() * DTypeBytes(shape.dtype)));
+                   allocator(columns * weight->padded_k() * DTypeBytes(shape.dtype)));
   return weight;
 }
 

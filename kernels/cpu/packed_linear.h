@@ -15,11 +15,16 @@
 
 namespace lockstep::cpu {
 
+// Raised when the bytes of a packed weight change, quantized or not: files of older ones are then
+// packed anew.
+inline constexpr int kPackedLayoutVersion = 1;
+
 class PackedWeight final : public LinearWeight {
  public:
   // INVALID_ARGUMENT, RESOURCE_EXHAUSTED as Backend::AllocateLinear.
   static absl::StatusOr<std::unique_ptr<PackedWeight>> Allocate(const LinearShape& shape,
-                                                                int panel_columns);
+                                                                int panel_columns,
+                                                                const WeightAllocator& allocator);
 
   int64_t bytes() const override { return buffer_.bytes(); }
   // Thread-safe over disjoint rows.

@@ -32,13 +32,13 @@ QuantizedWeight::QuantizedWeight(const LinearShape& shape, const VectorKernels& 
       groups_{shape.in_features / shape.num_k_slices, QuantizedGroup(shape.quantization)} {}
 
 absl::StatusOr<std::unique_ptr<QuantizedWeight>> QuantizedWeight::Allocate(
-    const LinearShape& shape, const VectorKernels& kernels) {
+    const LinearShape& shape, const VectorKernels& kernels, const WeightAllocator& allocator) {
   RETURN_IF_ERROR(CheckLinearShape(shape));
   auto weight = std::unique_ptr<QuantizedWeight>(new QuantizedWeight(shape, kernels));
   if (weight->num_panels() > INT64_MAX / 2 / weight->panel_bytes()) {
     return absl::ResourceExhaustedError("linear weight: larger than any memory");
   }
-  ASSIGN_OR_RETURN(weight->buffer_, AllocateHost(weight->num_panels() * weight->panel_bytes()));
+  ASSIGN_OR_RETURN(weight->buffer_, allocator(weight->num_panels() * weight->panel_bytes()));
   return weight;
 }
 

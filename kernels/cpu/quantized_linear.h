@@ -18,8 +18,8 @@ namespace lockstep::cpu {
 class QuantizedWeight final : public LinearWeight {
  public:
   // INVALID_ARGUMENT, RESOURCE_EXHAUSTED as Backend::AllocateLinear. kernels must outlive it.
-  static absl::StatusOr<std::unique_ptr<QuantizedWeight>> Allocate(const LinearShape& shape,
-                                                                   const VectorKernels& kernels);
+  static absl::StatusOr<std::unique_ptr<QuantizedWeight>> Allocate(
+      const LinearShape& shape, const VectorKernels& kernels, const WeightAllocator& allocator);
 
   int64_t bytes() const override { return buffer_.bytes(); }
   // Thread-safe over disjoint rows, and over the values and the scales of the same ones.

@@ -191,6 +191,8 @@ class ReferenceBackend final : public Backend {
     return std::make_unique<PlainWeight>(shape, std::move(buffer));
   }
 
+  std::string WeightLayout() const override { return ""; }
+  void PlaceWeights(WeightAllocator) override { LS_CHECK(false) << "weights have no layout"; }
   void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) override {
     cpu::CheckHostRows(weight.shape(), first_row, rows);
     for (int64_t i = 0; i < rows.num_rows; ++i) {

@@ -78,6 +78,13 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
       ->group(group);
 }
 
+void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags) {
+  command.add_option("--weight-cache", flags.weight_cache, help)
+      ->type_name("WHERE")
+      ->capture_default_str()
+      ->group("Loading");
+}
+
 void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
   const char* group = "Service";
   command.add_option("--listen", flags.listen, "where clients connect; port 0 = any free one")
@@ -143,6 +150,12 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
     arguments.push_back(name);
     arguments.push_back(absl::StrCat(value));
   };
+  if (!launch.weight_memory.empty()) {
+    arguments.insert(arguments.end(), {"--weight-memory", launch.weight_memory});
+  } else if (rank.weight_cache != "none" && rank.weight_cache != "memory") {
+    arguments.insert(arguments.end(),
+                     {"--weight-cache", std::filesystem::absolute(rank.weight_cache).string()});
+  }
   add("--replica", static_cast<uint64_t>(launch.replica));
   add("--epoch", launch.epoch);
   add("--rejoin-seconds", 0);  // the job ends with its launcher

@@ -29,6 +29,7 @@ struct RankFlags {
   int threads = 0;  // 0 = cores / ranks on this host
   std::string isa = "auto";
   std::string dtype = "auto";
+  std::string weight_cache = "none";  // or a directory; of serve also "memory"
 };
 
 // What the controller alone decides.
@@ -46,6 +47,7 @@ struct ControllerFlags {
 
 void AddModelFlags(CLI::App& command, ModelFlags& flags);
 void AddRankFlags(CLI::App& command, RankFlags& flags);
+void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags);
 void AddControllerFlags(CLI::App& command, ControllerFlags& flags);
 
 // This machine's cores for each of num_ranks ranks, at least one.
@@ -60,6 +62,7 @@ struct WorkerLaunch {
   int64_t num_kv_blocks = 0;
   bool allow_tp_across_nodes = false;
   RankTlsFlags tls;
+  std::string weight_memory;  // WeightMemory::ToString(); empty: none
 };
 std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,
                                          const WorkerLaunch& launch);

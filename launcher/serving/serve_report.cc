@@ -181,11 +181,13 @@ void ServeReport::RankLoaded(const ControllerEvent& event) {
   Loading& loading = LoadingOf(event.replica);
   loading.ranks[event.rank] = {event.bytes_total, event.bytes_total};
   ++loading.num_loaded;
+  loading.num_mapped += event.mapped_bytes > 0 ? 1 : 0;
   if (json_) {
     PrintJson("rank_loaded", {{"replica", event.replica},
                               {"rank", event.rank},
                               {"shard_bytes", event.bytes_total},
                               {"weight_bytes", event.weight_bytes},
+                              {"mapped_bytes", event.mapped_bytes},
                               {"backend", event.message}});
     return;
   }
@@ -193,9 +195,11 @@ void ServeReport::RankLoaded(const ControllerEvent& event) {
   int64_t total = 0;
   for (const auto& [rank, progress] : loading.ranks) total += progress.total;
   const double seconds = absl::ToDoubleSeconds(absl::Now() - loading.since);
+  const std::string how = loading.num_mapped == loading.num_loaded ? "packed by an earlier start"
+                                                                   : BytesPerSecond(total, seconds);
   PrintLine(absl::StrFormat("%sLoaded   %s in %s (%s); %s", Prefix(event.replica),
-                            FormatBytes(total), FormatSeconds(seconds),
-                            BytesPerSecond(total, seconds), OneLine(event.message)));
+                            FormatBytes(total), FormatSeconds(seconds), how,
+                            OneLine(event.message)));
 }
 
 void ServeReport::RankLost(const ControllerEvent& event, bool is_final) {

@@ -84,6 +84,7 @@ class ServeReport {
     absl::Time since;
     std::map<int, RankProgress> ranks;
     int num_loaded = 0;
+    int num_mapped = 0;                     // of them, with weights that were packed already
     std::map<int, ControllerEvent> checks;  // by rank
   };
   Loading& LoadingOf(int replica);

@@ -142,6 +142,30 @@ LlamaStage::LlamaStage(const ModelConfig& config, const StageShape& shape,
       backend_(backend),
       groups_(groups) {}
 
+namespace {
+
+WeightSource SourceOf(const Checkpoint& checkpoint, const StageShape& shape,
+                      const StageOptions& options, const LoadProgress& progress) {
+  return {.checkpoint = checkpoint,
+          .shape = shape,
+          .dtype = options.weights,
+          .quantize = options.quantize,
+          .num_threads = std::max(1, options.num_load_threads),
+          .progress = progress,
+          .cache = options.weight_cache,
+          .on_notice = options.on_notice};
+}
+
+}  // namespace
+
+absl::StatusOr<bool> LlamaStage::HasCachedWeights(const Checkpoint& checkpoint,
+                                                  const ProcessGrid& grid, int rank,
+                                                  const Backend& backend,
+                                                  const StageOptions& options) {
+  ASSIGN_OR_RETURN(const StageShape shape, MakeStageShape(checkpoint.config(), grid, rank));
+  return lockstep::HasCachedWeights(SourceOf(checkpoint, shape, options, nullptr), backend);
+}
+
 absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& checkpoint,
                                                              const ProcessGrid& grid, int rank,
                                                              Backend& backend, RankGroups& groups,
@@ -151,12 +175,7 @@ absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& c
   ASSIGN_OR_RETURN(const StageShape shape, MakeStageShape(checkpoint.config(), grid, rank));
   std::unique_ptr<LlamaStage> stage(
       new LlamaStage(checkpoint.config(), shape, options, backend, groups));
-  const WeightSource source{.checkpoint = checkpoint,
-                            .shape = shape,
-                            .dtype = options.weights,
-                            .quantize = options.quantize,
-                            .num_threads = std::max(1, options.num_load_threads),
-                            .progress = progress};
+  const WeightSource source = SourceOf(checkpoint, shape, options, progress);
   ASSIGN_OR_RETURN(stage->weights_,
                    LoadStageWeights(source, backend, *groups.tp, stage->load_stats_));
   ASSIGN_OR_RETURN(stage->kv_dtype_, KvCacheDType(checkpoint, options.weights));

@@ -10,8 +10,10 @@
 // parallel/partition.h).
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,6 +37,10 @@ struct StageOptions {
   Quantization quantize = Quantization::kNone;  // matrices, while they are loaded
   int num_load_threads = 2;
   BatchLimits limits;
+  // A directory (made if need be) or a file that keeps packed weights for later starts; empty:
+  // none. Why it could not be used is told to on_notice, which may be null.
+  std::filesystem::path weight_cache;
+  std::function<void(const std::string&)> on_notice;
   // Called by Forward as each half of a layer begins, for those who watch long steps. May be null.
   std::function<void()> on_progress;
 };
@@ -50,6 +56,11 @@ class LlamaStage {
                                                           Backend& backend, RankGroups& groups,
                                                           const StageOptions& options,
                                                           const LoadProgress& progress);
+
+  // Whether Load would map weights that are packed already. INVALID_ARGUMENT (layout).
+  static absl::StatusOr<bool> HasCachedWeights(const Checkpoint& checkpoint,
+                                               const ProcessGrid& grid, int rank,
+                                               const Backend& backend, const StageOptions& options);
 
   const StageShape& shape() const { return shape_; }
   const LoadStats& load_stats() const { return load_stats_; }

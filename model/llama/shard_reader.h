@@ -9,12 +9,10 @@
 #include "absl/status/status.h"
 #include "kernels/backend.h"
 #include "model/checkpoint/stored_matrix.h"
+#include "model/llama/weight_file.h"
 #include "parallel/partition.h"
 
 namespace lockstep {
-
-// Called from loader threads, concurrently.
-using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
 
 // The part of a tensor that a rank keeps. fill gets consecutive rows, the first being `row` of the
 // part; it is called concurrently for disjoint rows. A vector is one row.

@@ -8,6 +8,8 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/stored_matrix.h"
+#include "model/llama/weight_cache.h"
+#include "model/llama/weight_file.h"
 #include "parallel/host_rows.h"
 
 namespace lockstep {
@@ -58,6 +60,7 @@ class StageLoader {
 
   absl::Status Allocate();
   absl::Status Read(LoadStats& stats);
+  void Count(LoadStats& stats) const;
 
  private:
   absl::Status AddVocabulary();
@@ -248,8 +251,12 @@ absl::Status StageLoader::AddNorm(const std::string& name, DeviceBuffer& norm) {
 }
 
 absl::Status StageLoader::Read(LoadStats& stats) {
-  for (const TensorPart& part : parts_) stats.shard_bytes += part.bytes();
   ASSIGN_OR_RETURN(stats.loaded_bytes, ReadParts(parts_, source_.num_threads, source_.progress));
+  return absl::OkStatus();
+}
+
+void StageLoader::Count(LoadStats& stats) const {
+  for (const TensorPart& part : parts_) stats.shard_bytes += part.bytes();
   stats.weight_bytes = norm_bytes_;
   for (const LayerWeights& layer : weights_.layers) {
     stats.weight_bytes += layer.qkv.bytes() + layer.attention_output.bytes() +
@@ -257,19 +264,87 @@ absl::Status StageLoader::Read(LoadStats& stats) {
   }
   if (weights_.embedding.has_value()) stats.weight_bytes += weights_.embedding->bytes();
   if (weights_.head.has_value()) stats.weight_bytes += weights_.head->bytes();
-  return absl::OkStatus();
+}
+
+// While it lives, the backend's allocations lie in the file.
+class PlacedInFile {
+ public:
+  PlacedInFile(Backend& backend, WeightFile* file)
+      : backend_(backend), is_placed_(file != nullptr) {
+    if (is_placed_) backend_.PlaceWeights([file](int64_t bytes) { return file->Take(bytes); });
+  }
+  ~PlacedInFile() {
+    if (is_placed_) backend_.PlaceWeights(nullptr);
+  }
+  PlacedInFile(const PlacedInFile&) = delete;
+  PlacedInFile& operator=(const PlacedInFile&) = delete;
+
+ private:
+  Backend& backend_;
+  const bool is_placed_;
+};
+
+// file: where the weights lie; null: in memory of this process.
+absl::StatusOr<StageWeights> LoadInto(WeightFile* file, const WeightSource& source,
+                                      Backend& backend, Communicator& tp_group, LoadStats& stats) {
+  stats = {};
+  StageWeights weights;
+  StageLoader loader(source, backend, tp_group, weights);
+  {
+    const PlacedInFile placed(backend, file);
+    RETURN_IF_ERROR(loader.Allocate());
+  }
+  loader.Count(stats);
+  if (file != nullptr && file->is_complete()) {
+    file->Populate(source.num_threads, source.progress);
+    stats.mapped_bytes = stats.weight_bytes;
+    return weights;
+  }
+  if (file != nullptr) file->MakeHugePages(source.num_threads);
+  RETURN_IF_ERROR(loader.Read(stats));
+  if (file != nullptr) RETURN_IF_ERROR(file->Finish());
+  return weights;
+}
+
+bool UsesCache(const WeightSource& source, const Backend& backend) {
+  return !source.cache.empty() && !backend.WeightLayout().empty();
+}
+
+absl::StatusOr<std::unique_ptr<WeightFile>> OpenCache(const WeightSource& source,
+                                                      const Backend& backend) {
+  ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
+  const std::filesystem::path path = WeightPath(source, key);
+  RETURN_IF_ERROR(MakePrivateDirectory(path.parent_path()));
+  return WeightFile::Open(path, key);
 }
 
 }  // namespace
 
+bool HasCachedWeights(const WeightSource& source, const Backend& backend) {
+  if (!UsesCache(source, backend)) return false;
+  const absl::StatusOr<std::string> key = WeightKey(source, backend);
+  return key.ok() && WeightFile::IsComplete(WeightPath(source, *key), *key);
+}
+
+// A cache that cannot be used costs time, not the start.
 absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,
                                               Communicator& tp_group, LoadStats& stats) {
   RETURN_IF_ERROR(source.checkpoint.config().HeldAs(source.quantize).status());
-  StageWeights weights;
-  StageLoader loader(source, backend, tp_group, weights);
-  RETURN_IF_ERROR(loader.Allocate());
-  RETURN_IF_ERROR(loader.Read(stats));
-  return weights;
+  if (UsesCache(source, backend)) {
+    absl::Status status;
+    if (auto file = OpenCache(source, backend); file.ok()) {
+      auto weights = LoadInto(file->get(), source, backend, tp_group, stats);
+      if (weights.ok()) return weights;
+      status = weights.status();
+    } else {
+      status = file.status();
+    }
+    if (source.on_notice != nullptr) {
+      source.on_notice(absl::StrFormat("weights are packed in memory, not kept in %s: %s",
+                                       source.cache.string(), status.message()));
+    }
+  }
+  return LoadInto(nullptr, source, backend, tp_group, stats);
 }
 
 absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype) {

@@ -6,7 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,6 +35,7 @@ struct LoadStats {
   int64_t weight_bytes = 0;  // held in memory
   int64_t loaded_bytes = 0;  // read from the checkpoint
   int64_t shard_bytes = 0;   // of the checkpoint that belong to this rank
+  int64_t mapped_bytes = 0;  // of weight_bytes, found packed in the cache
 };
 
 // Widths are this rank's (StageShape).
@@ -58,7 +62,13 @@ struct WeightSource {
   Quantization quantize = Quantization::kNone;  // matrices; the embedding table keeps its dtype
   int num_threads = 1;
   const LoadProgress& progress;  // may hold nothing
+  // A directory, or a file, that keeps packed weights for later starts; empty: none.
+  std::filesystem::path cache;
+  std::function<void(const std::string&)> on_notice;  // why it is not used; may be null
 };
+
+// Whether LoadStageWeights would find everything in the cache.
+bool HasCachedWeights(const WeightSource& source, const Backend& backend);
 
 // INVALID_ARGUMENT (a tensor is missing or has another shape: named), RESOURCE_EXHAUSTED (memory),
 // UNAVAILABLE (reading).

@@ -69,6 +69,7 @@ struct ControllerEvent {
   int64_t bytes_done = 0;  // of the checkpoint, by this rank
   int64_t bytes_total = 0;
   int64_t weight_bytes = 0;  // held in memory by this rank
+  int64_t mapped_bytes = 0;  // of them, packed by an earlier start
   int64_t num_kv_blocks = 0;
   int64_t max_model_len = 0;
   std::string message;

@@ -269,6 +269,7 @@ ControllerEvent ControllerCore::EventOf(ControllerEvent::Kind kind, const Replic
   event.bytes_done = status.loaded_bytes();
   event.bytes_total = status.shard_bytes();
   event.weight_bytes = status.weight_bytes();
+  event.mapped_bytes = status.mapped_bytes();
   return event;
 }
 

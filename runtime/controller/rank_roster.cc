@@ -120,6 +120,7 @@ absl::Status RankRoster::OnLoaded(int rank, const v1::Loaded& loaded, absl::Time
   RETURN_IF_ERROR(CheckCount("Loaded.weight_bytes", loaded.weight_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.loaded_bytes", loaded.loaded_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.shard_bytes", loaded.shard_bytes()));
+  RETURN_IF_ERROR(CheckCount("Loaded.mapped_bytes", loaded.mapped_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.kv_block_bytes", loaded.kv_block_bytes(), 1));
   RETURN_IF_ERROR(CheckCount("Loaded.max_kv_blocks", loaded.max_kv_blocks()));
   if (loaded.max_kv_blocks() > kMaxKvBlocks) {
@@ -289,6 +290,7 @@ v1::RankStatus RankRoster::StatusOf(int index, absl::Time now) const {
     status.set_operation(rank.stage == Stage::kLoading ? "loading" : "starting");
   }
   status.set_weight_bytes(rank.loaded.weight_bytes());
+  status.set_mapped_bytes(rank.loaded.mapped_bytes());
   status.set_kv_cache_bytes(rank.ready.kv_cache_bytes());
   const bool loading = rank.stage == Stage::kLoading;
   status.set_loaded_bytes(loading ? rank.loading.bytes_done() : rank.loaded.loaded_bytes());

@@ -229,6 +229,7 @@ void RankLife::SendLoaded(absl::Duration took) {
   loaded->set_weight_bytes(stats.weight_bytes);
   loaded->set_loaded_bytes(stats.loaded_bytes);
   loaded->set_shard_bytes(stats.shard_bytes);
+  loaded->set_mapped_bytes(stats.mapped_bytes);
   loaded->set_load_ms(absl::ToInt64Milliseconds(took));
   loaded->set_kv_block_bytes(model_.kv_block_bytes());
   loaded->set_max_kv_blocks(model_.max_kv_blocks());

@@ -42,6 +42,7 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
                                                            RankGroups& groups) {
   std::unique_ptr<RankModel> model(new RankModel(options, progress, groups));
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
+  ASSIGN_OR_RETURN(model->backend_, MakeCpuBackend(options.backend));
   return model;
 }
 
@@ -56,13 +57,16 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
       const std::vector<RankShard> shards,
       HeldShards(config, options_.grid.tp(), options_.grid.pp(), {held, options_.stage.quantize}));
   const RankShard& mine = shards[static_cast<size_t>(options_.rank)];
-  if (!options_.num_kv_blocks.has_value()) return mine.weight_bytes + options_.kv_cache_bytes;
+  ASSIGN_OR_RETURN(const bool is_there,
+                   LlamaStage::HasCachedWeights(*checkpoint_, options_.grid, options_.rank,
+                                                *backend_, options_.stage));
+  const int64_t weight_bytes = is_there ? 0 : mine.weight_bytes;
+  if (!options_.num_kv_blocks.has_value()) return weight_bytes + options_.kv_cache_bytes;
   const int64_t block_bytes = mine.kv_bytes_per_token * options_.stage.limits.block_size;
-  return mine.weight_bytes + *options_.num_kv_blocks * block_bytes;
+  return weight_bytes + *options_.num_kv_blocks * block_bytes;
 }
 
 absl::Status RankModel::Load(const LoadProgress& progress) {
-  ASSIGN_OR_RETURN(backend_, MakeCpuBackend(options_.backend));
   StageOptions stage_options = options_.stage;
   stage_options.on_progress = [this] { progress_.Advance(); };
   ASSIGN_OR_RETURN(std::unique_ptr<LlamaStage> stage,

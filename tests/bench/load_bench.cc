@@ -1,11 +1,12 @@
 // How fast weights come from the page cache into a stage, beside what reading alone takes.
 //
-//   load_bench --model DIR [--tp N --pp M --threads K]
+//   load_bench --model DIR [--tp N --pp M --threads K] [--weight-cache DIR]
 //
 // All ranks of the layout load at the same time, as threads of this process with K loader threads
 // each. The limits, of the same files in the same run: what dd does (one thread reads everything
 // through a buffer of 8 MiB), the same by as many threads as load, and the same into fresh memory,
-// which is what a loader would take that needs no other layout. The best of several passes; the
+// which is what a loader would take that needs no other layout. With --weight-cache also what a
+// start takes that maps the weights packed by an earlier one. The best of several passes; the
 // first, which fills the page cache, is not counted. Memory is touched and freed again before each
 // pass, because a virtual machine whose host must find it first measures that (0.4 GB/s instead of
 // 20).
@@ -35,6 +36,7 @@ struct LoadBenchOptions {
   int threads = 1;
   int repeats = 5;
   std::string dtype = "auto";
+  std::string weight_cache;
 };
 
 template <typename T>
@@ -105,7 +107,11 @@ class LoadBench {
     print("read, 1 thread (dd bs=8M)", dd);
     print("read, all threads", measure([&] { Read(threads); }));
     print("read into fresh memory", measure([&] { ReadKeeping(threads); }));
-    print("load", measure([&] { Load(); }));
+    print("load", measure([&] { Load(""); }));
+    if (options_.weight_cache.empty()) return;
+    print("first load with the weight cache",
+          BestSeconds(1, 2 * bytes_, [&] { Load(options_.weight_cache); }));
+    print("load from the weight cache", measure([&] { Load(options_.weight_cache); }));
   }
 
  private:
@@ -136,9 +142,11 @@ class LoadBench {
       LS_CHECK(pieces_[i].file->ReadAt(pieces_[i].offset, pieces_[i].bytes, place).ok());
     });
   }
-  void Load() {
+  void Load(const std::string& weight_cache) {
     std::vector<RankGroups> groups = MakeInProcessGroups(grid_);
     StageOptions stage_options;
+    stage_options.weight_cache = weight_cache;
+    stage_options.on_notice = [](const std::string& text) { fmt::print(stderr, "{}\n", text); };
     if (options_.dtype == "f32") stage_options.weights = WeightDType::kF32;
     if (options_.dtype == "bf16") stage_options.weights = WeightDType::kBF16;
     stage_options.num_load_threads = options_.threads;
@@ -170,6 +178,7 @@ int Main(int argc, char** argv) {
   app.add_option("--repeats", options.repeats, "Best of so many")->check(CLI::Range(1, 1000));
   app.add_option("--dtype", options.dtype, "Weights: auto, f32 or bf16")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}));
+  app.add_option("--weight-cache", options.weight_cache, "Keep packed weights there and map them");
   CLI11_PARSE(app, argc, argv);
   LoadBench(options).Run();
   return 0;

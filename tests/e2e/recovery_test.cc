@@ -65,6 +65,11 @@ class RecoveryTest : public ::testing::Test {
   static pid_t PidOf(Server& server, int rank, int replica = 0) {
     return static_cast<pid_t>(std::stol(Rank(server, rank, replica)["pid"].get<std::string>()));
   }
+  // The weights were packed already when the rank started.
+  static void ExpectMapped(const json& rank) {
+    EXPECT_EQ(rank.value("mapped_bytes", "0"), rank.value("weight_bytes", "")) << rank;
+    EXPECT_EQ(rank.value("loaded_bytes", "0"), "0") << rank;
+  }
   static void Stop(Server& server) {
     server.process().Signal(SIGINT);
     EXPECT_EQ(server.process().Wait(kPatience), 0) << server.process().err();
@@ -126,12 +131,31 @@ TEST_P(LostRankTest, IsAPauseAndNothingElse) {
   const json status = server->Status()["status"];
   EXPECT_EQ(status["replicas"][0]["epoch"], "2") << server->process().out();
   EXPECT_EQ(status.value("kv_blocks_in_use", "0"), "0") << status;
+  for (const json& each : status["ranks"]) ExpectMapped(each);
   Stop(*server);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, LostRankTest,
                          ::testing::Combine(::testing::Values(0, 3),
                                             ::testing::Values(SIGKILL, SIGSTOP)));
+
+TEST_F(RecoveryTest, ADirectoryKeepsPackedWeightsForTheNextServer) {
+  std::string cache = ::testing::TempDir() + "weights_XXXXXX";
+  ASSERT_NE(::mkdtemp(cache.data()), nullptr);
+  std::string answers[2];
+  for (std::string& answer : answers) {
+    auto server = Serve({"--weight-cache", cache + "/here"});
+    auto client = StartGeneration(*server);
+    ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
+    answer = client->out();
+    if (&answer == &answers[1]) {
+      for (int rank = 0; rank < 4; ++rank) ExpectMapped(Rank(*server, rank));
+    }
+    Stop(*server);
+  }
+  EXPECT_EQ(answers[0], answers[1]);
+  std::filesystem::remove_all(cache);
+}
 
 // The step thread alone is stopped, as in a collective that never ends: heartbeats go on.
 TEST_F(RecoveryTest, AStuckStepIsNoticedAlthoughHeartbeatsGoOn) {

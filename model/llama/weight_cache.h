@@ -1,0 +1,25 @@
+// Which file keeps a rank's packed weights.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "model/llama/weights.h"
+
+namespace lockstep {
+
+// Everything that the packed bytes depend on, as text: the checkpoint's files with their sizes and
+// times, the rank's share, how it is kept, and the backend's layout. UNAVAILABLE when a file of the
+// checkpoint cannot be looked at.
+absl::StatusOr<std::string> WeightKey(const WeightSource& source, const Backend& backend);
+
+// cache: a directory (made if need be) that holds a file per key, or the file itself.
+std::filesystem::path WeightPath(const WeightSource& source, const std::string& key);
+
+// With mode 0700, when it is not there. UNAVAILABLE with errno's text.
+absl::Status MakePrivateDirectory(const std::filesystem::path& directory);
+
+}  // namespace lockstep

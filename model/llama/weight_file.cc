@@ -1,0 +1,318 @@
+#include "model/llama/weight_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kMagic[16] = "lockstep-pack-1";
+constexpr int64_t kPage = 4096;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kHeaderBytes = kHugePage;  // a hole but for its first pages
+constexpr int64_t kPopulateBytes = int64_t{16} << 20;
+constexpr int kMaxLockTries = 250;
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // Linux 5.14; madvise(2)
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1
+#endif
+
+struct Header {
+  char magic[sizeof(kMagic)];
+  int64_t file_bytes;
+  int64_t key_bytes;
+  char boot_id[48];
+  uint64_t is_synced;
+};
+constexpr int64_t kMaxKeyBytes = kHeaderBytes - static_cast<int64_t>(sizeof(Header));
+
+absl::Status Unavailable(absl::string_view what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+std::string BootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  id.resize(sizeof(Header::boot_id) - 1);
+  return id;
+}
+
+bool ReadAll(int fd, int64_t offset, int64_t bytes, void* out) {
+  return ::pread(fd, out, static_cast<size_t>(bytes), offset) == bytes;
+}
+
+bool WriteAll(int fd, int64_t offset, const void* data, int64_t bytes) {
+  return ::pwrite(fd, data, static_cast<size_t>(bytes), offset) == bytes;
+}
+
+// The header of a file whose regions can be used; none when it is not that.
+bool ReadHeaderOf(int fd, const std::string& key, Header& header) {
+  if (!ReadAll(fd, 0, sizeof(header), &header)) return false;
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return false;
+  if (header.key_bytes != static_cast<int64_t>(key.size())) return false;
+  std::string of(key.size(), '\0');
+  if (!ReadAll(fd, sizeof(header), header.key_bytes, of.data()) || of != key) return false;
+  struct stat info;
+  if (::fstat(fd, &info) != 0 || info.st_size < header.file_bytes) return false;
+  const std::string boot_id = BootId();
+  return header.is_synced == 1 ||
+         (boot_id.front() != '\0' &&
+          std::memcmp(header.boot_id, boot_id.c_str(), sizeof(header.boot_id)) == 0);
+}
+
+// Whether writing through a mapping can fail for want of room: not in memory files (memfd_create),
+// whose file system has no size.
+bool HasLimitedSize(int fd) {
+  struct statfs info;
+  return ::fstatfs(fd, &info) != 0 || info.f_blocks > 0;
+}
+
+bool LiesOnDisk(int fd) {
+  constexpr decltype(statfs::f_type) kTmpfsMagic = 0x01021994;  // statfs(2)
+  struct statfs info;
+  return ::fstatfs(fd, &info) != 0 || info.f_type != kTmpfsMagic;
+}
+
+// At an address that huge pages of the file can be mapped to.
+void* MapAligned(int fd, int64_t offset, int64_t bytes, int access) {
+  const auto reserved = static_cast<size_t>(bytes + kHugePage);
+  void* space = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (space == MAP_FAILED) return MAP_FAILED;
+  auto* const begin = static_cast<char*>(space);
+  const auto address = reinterpret_cast<uintptr_t>(space);
+  char* const aligned = begin + (kHugePage - address % kHugePage) % kHugePage;
+  char* const end = aligned + RoundUp(bytes, kPage);
+  if (aligned > begin) ::munmap(begin, static_cast<size_t>(aligned - begin));
+  if (end < begin + reserved) ::munmap(end, static_cast<size_t>(begin + reserved - end));
+  void* data =
+      ::mmap(aligned, static_cast<size_t>(bytes), access, MAP_SHARED | MAP_FIXED, fd, offset);
+  if (data == MAP_FAILED) ::munmap(aligned, static_cast<size_t>(end - aligned));
+  return data;
+}
+
+void TouchPages(const char* data, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += kPage) {
+    static_cast<void>(*static_cast<const volatile char*>(data + at));
+  }
+}
+
+}  // namespace
+
+class WeightFile::Handle {
+ public:
+  explicit Handle(int fd) : fd_(fd) {}
+  ~Handle() {
+    if (sync_.joinable()) sync_.join();
+    ::close(fd_);
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  int fd() const { return fd_; }
+  bool Lock(int operation) const {
+    int result = 0;
+    while ((result = ::flock(fd_, operation)) != 0 && errno == EINTR) {
+    }
+    return result == 0;
+  }
+  // Says so in the header when the data is on the disk.
+  void SyncInBackground() {
+    if (sync_.joinable() || !LiesOnDisk(fd_)) return;
+    sync_ = std::thread([this] {
+      const uint64_t is_synced = 1;
+      if (::fsync(fd_) != 0) return;
+      if (!WriteAll(fd_, offsetof(Header, is_synced), &is_synced, sizeof(is_synced))) return;
+      static_cast<void>(::fsync(fd_));
+    });
+  }
+
+ private:
+  const int fd_;
+  std::thread sync_;
+};
+
+absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& path,
+                                                             const std::string& key) {
+  if (static_cast<int64_t>(key.size()) > kMaxKeyBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the description of the weights has ", key.size(), " bytes, the limit is ", kMaxKeyBytes));
+  }
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) return Unavailable(absl::StrCat("cannot open ", path.string()));
+  const auto handle = std::make_shared<Handle>(fd);
+  struct stat info;
+  if (::fstat(fd, &info) != 0) return Unavailable(path.string());
+  if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 022) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path.string(), ": must be a regular file of this user that others cannot write"));
+  }
+  std::unique_ptr<WeightFile> file(new WeightFile(handle, key));
+  const absl::Status locked = file->Lock();
+  if (!locked.ok()) {
+    return absl::Status(locked.code(), absl::StrCat(path.string(), ": ", locked.message()));
+  }
+  return file;
+}
+
+bool WeightFile::IsComplete(const fs::path& path, const std::string& key) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const Handle handle(fd);
+  Header header;
+  return ReadHeaderOf(fd, key, header);
+}
+
+// A shared lock is given when nobody fills the file. Whoever finds it unusable then tries for an
+// exclusive one; several may, and hold each other up until one of them has let go.
+absl::Status WeightFile::Lock() {
+  for (int tries = 0; tries < kMaxLockTries; ++tries) {
+    if (!handle_->Lock(LOCK_SH)) return Unavailable("flock");
+    if ((is_complete_ = ReadHeader())) return absl::OkStatus();
+    if (handle_->Lock(LOCK_EX | LOCK_NB)) {
+      is_complete_ = ReadHeader();  // it may have been filled in between
+      if (is_complete_) return handle_->Lock(LOCK_SH) ? absl::OkStatus() : Unavailable("flock");
+      return ::ftruncate(handle_->fd(), 0) == 0 ? absl::OkStatus() : Unavailable("ftruncate");
+    }
+    handle_->Lock(LOCK_UN);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1 + (::getpid() + tries) % 7));
+  }
+  return absl::FailedPreconditionError("in use for other weights");
+}
+
+bool WeightFile::ReadHeader() {
+  Header header;
+  if (!ReadHeaderOf(handle_->fd(), key_, header)) return false;
+  file_bytes_ = header.file_bytes;
+  if (header.is_synced != 1) handle_->SyncInBackground();
+  return true;
+}
+
+// A hole that cannot be filled later would end the process (SIGBUS), so room is made now.
+absl::Status WeightFile::Reserve(int64_t offset, int64_t bytes) {
+  const int fd = handle_->fd();
+  const int64_t end = offset + RoundUp(bytes, kPage);
+  if (::ftruncate(fd, end) != 0) return Unavailable("ftruncate");
+  if (!HasLimitedSize(fd)) return absl::OkStatus();
+  const int error = ::posix_fallocate(fd, offset, end - offset);
+  if (error == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no room for ", bytes, " more bytes: ", std::strerror(error)));
+}
+
+absl::StatusOr<DeviceBuffer> WeightFile::Take(int64_t bytes) {
+  constexpr int64_t kMaxBytes = int64_t{1} << 60;
+  const int64_t offset =
+      RoundUp(std::max(end_, kHeaderBytes), bytes >= kHugePage ? kHugePage : kPage);
+  if (bytes < 1 || bytes > kMaxBytes || offset > kMaxBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot keep ", bytes, " bytes in a file"));
+  }
+  if (is_complete_ && offset + bytes > file_bytes_) {
+    return absl::DataLossError(
+        absl::StrCat("the file has ", file_bytes_, " bytes, needed are ", offset + bytes));
+  }
+  if (!is_complete_) RETURN_IF_ERROR(Reserve(offset, bytes));
+  const int access = is_complete_ ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* data = MapAligned(handle_->fd(), offset, bytes, access);
+  if (data == MAP_FAILED) return Unavailable("mmap");
+  end_ = offset + bytes;
+  regions_.push_back({static_cast<char*>(data), offset, bytes});
+  return DeviceBuffer(std::shared_ptr<void>(data,
+                                            [bytes, handle = handle_](void* region) {
+                                              ::munmap(region, static_cast<size_t>(bytes));
+                                            }),
+                      bytes);
+}
+
+absl::Status WeightFile::Finish() {
+  LS_CHECK(!is_complete_);
+  for (const Region& region : regions_) {
+    ::mprotect(region.data, static_cast<size_t>(region.bytes), PROT_READ);
+  }
+  Header header = {};
+  header.file_bytes = end_;
+  header.key_bytes = static_cast<int64_t>(key_.size());
+  const std::string boot_id = BootId();
+  std::copy(boot_id.begin(), boot_id.end(), header.boot_id);
+  const int fd = handle_->fd();
+  // The magic last: without it the rest means nothing.
+  if (!WriteAll(fd, sizeof(header), key_.data(), header.key_bytes) ||
+      !WriteAll(fd, 0, &header, sizeof(header)) || !WriteAll(fd, 0, kMagic, sizeof(kMagic))) {
+    return Unavailable("cannot write the header");
+  }
+  is_complete_ = true;
+  file_bytes_ = end_;
+  handle_->SyncInBackground();
+  return handle_->Lock(LOCK_SH) ? absl::OkStatus() : Unavailable("flock");
+}
+
+// Reading needs fewer entries of page tables, and the next process maps them in no time.
+void WeightFile::MakeHugePages(int num_threads) const {
+  if (LiesOnDisk(handle_->fd())) return;
+  ForPieces(kHugePage, num_threads, [](const Region& piece) {
+    if (piece.bytes < kHugePage) return;
+    *static_cast<volatile char*>(piece.data) = 0;  // what is empty altogether, the kernel leaves so
+    ::madvise(piece.data, kHugePage, MADV_COLLAPSE);  // may be refused, which costs speed only
+  });
+}
+
+void WeightFile::Populate(int num_threads, const LoadProgress& progress) const {
+  std::atomic<int64_t> done{0};
+  ForPieces(kPopulateBytes, num_threads, [&](const Region& piece) {
+    ::posix_fadvise(handle_->fd(), piece.offset, piece.bytes, POSIX_FADV_WILLNEED);
+    const auto bytes = static_cast<size_t>(piece.bytes);
+    if (::madvise(piece.data, bytes, MADV_POPULATE_READ) != 0) TouchPages(piece.data, piece.bytes);
+    const int64_t so_far = done.fetch_add(piece.bytes) + piece.bytes;
+    if (progress != nullptr) progress(so_far, TotalBytes());
+  });
+}
+
+int64_t WeightFile::TotalBytes() const {
+  int64_t total = 0;
+  for (const Region& region : regions_) total += region.bytes;
+  return total;
+}
+
+void WeightFile::ForPieces(int64_t piece_bytes, int num_threads,
+                           const std::function<void(const Region&)>& body) const {
+  std::vector<Region> pieces;
+  for (const Region& region : regions_) {
+    for (int64_t at = 0; at < region.bytes; at += piece_bytes) {
+      pieces.push_back(
+          {region.data + at, region.offset + at, std::min(piece_bytes, region.bytes - at)});
+    }
+  }
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < pieces.size(); i = next++) body(pieces[i]);
+  };
+  std::vector<std::thread> helpers;
+  for (int i = 1; i < num_threads; ++i) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+}
+
+}  // namespace lockstep

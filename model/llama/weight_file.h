@@ -1,0 +1,78 @@
+// Packed weights in a file that later starts and other ranks of the same share map instead of
+// packing their own.
+//
+// The file: a header (what the weights are of, in text), then regions in the order in which they
+// were taken, each on pages of its own. Who fills it holds an exclusive lock, who uses it a shared
+// one, so that a second rank waits for the first; locks end with their process. A file that was not
+// finished, is of other weights, or may have lost pages in a crash of the machine (written in
+// another boot and never synced) is filled anew.
+//
+// Used by one thread, but for Populate's own.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+
+namespace lockstep {
+
+// Called from loader threads, concurrently.
+using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
+
+class WeightFile {
+ public:
+  // Opens or makes the file (mode 0600) and waits while another process fills it. key: text that
+  // differs where the packed bytes may. FAILED_PRECONDITION when others may write the file or it is
+  // in use for other weights, UNAVAILABLE with errno's text.
+  static absl::StatusOr<std::unique_ptr<WeightFile>> Open(const std::filesystem::path& path,
+                                                          const std::string& key);
+  // Whether the file is complete and of this key, as it stands.
+  static bool IsComplete(const std::filesystem::path& path, const std::string& key);
+
+  // The regions hold weights already: read-only. Else they are zero and wait to be filled.
+  bool is_complete() const { return is_complete_; }
+  // The next region, in the same order and of the same sizes in every process. It stays mapped as
+  // long as it is kept, and the lock as long as any is. RESOURCE_EXHAUSTED when the file system is
+  // full, DATA_LOSS when a complete file ends before the region does.
+  absl::StatusOr<DeviceBuffer> Take(int64_t bytes);
+  // All regions are filled: others may use them, nobody may write them. What lies on a disk is
+  // synced in the background.
+  absl::Status Finish();
+  // Before the regions are filled: lays what is kept in memory on huge pages.
+  void MakeHugePages(int num_threads) const;
+  // Maps the pages of all regions, reading what is not in memory.
+  void Populate(int num_threads, const LoadProgress& progress) const;
+
+ private:
+  class Handle;  // descriptor, lock and background sync, shared with the regions
+  struct Region {
+    char* data;
+    int64_t offset;
+    int64_t bytes;
+  };
+
+  WeightFile(std::shared_ptr<Handle> handle, std::string key)
+      : handle_(std::move(handle)), key_(std::move(key)) {}
+  absl::Status Lock();
+  bool ReadHeader();
+  absl::Status Reserve(int64_t offset, int64_t bytes);
+  int64_t TotalBytes() const;
+  void ForPieces(int64_t piece_bytes, int num_threads,
+                 const std::function<void(const Region&)>& body) const;
+
+  std::shared_ptr<Handle> handle_;
+  std::string key_;
+  bool is_complete_ = false;
+  int64_t file_bytes_ = 0;  // of a complete file
+  int64_t end_ = 0;         // of the regions so far
+  std::vector<Region> regions_;
+};
+
+}  // namespace lockstep

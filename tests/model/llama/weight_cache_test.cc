@@ -1,0 +1,107 @@
+// Weights mapped from a cache give the bits of weights packed from the checkpoint.
+#include <fstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/model/llama/stage_driver.h"
+#include "tests/model/llama/temporary_model.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class WeightCacheTest : public ::testing::Test {
+ protected:
+  WeightCacheTest() : model_(SmallConfig(/*num_kv_heads=*/4), DType::kBF16) {
+    cache_ = model_.directory() / "cache";
+    options_.make_backend = CpuBackends(1);
+    options_.stage.limits = {.max_batched_tokens = 64, .max_num_seqs = 8, .max_model_len = 100};
+    options_.stage.on_notice = [this](const std::string& text) { notice_ = text; };
+  }
+
+  std::vector<Outcome> Run(const fs::path& cache) {
+    options_.stage.weight_cache = cache;
+    auto outcomes = Drive(model_.checkpoint(), options_, {{{1, 5, 9, 300, 7}, 4}, {{2}, 6}});
+    EXPECT_TRUE(outcomes.ok()) << outcomes.status();
+    return outcomes.ok() ? *std::move(outcomes) : std::vector<Outcome>{};
+  }
+  LoadStats Load() {
+    const ProcessGrid grid = *ProcessGrid::Create(1, 1);
+    std::vector<RankGroups> groups = MakeInProcessGroups(grid);
+    const auto backend = options_.make_backend();
+    options_.stage.weight_cache = cache_;
+    const auto stage = LlamaStage::Load(model_.checkpoint(), grid, 0, *backend, groups[0],
+                                        options_.stage, nullptr);
+    EXPECT_TRUE(stage.ok()) << stage.status();
+    return stage.ok() ? (*stage)->load_stats() : LoadStats{};
+  }
+  bool IsCached() {
+    options_.stage.weight_cache = cache_;
+    return *LlamaStage::HasCachedWeights(model_.checkpoint(), *ProcessGrid::Create(1, 1), 0,
+                                         *options_.make_backend(), options_.stage);
+  }
+  int64_t NumFiles() const {
+    return std::distance(fs::directory_iterator(cache_), fs::directory_iterator());
+  }
+
+  const TemporaryModel model_;
+  fs::path cache_;
+  DriveOptions options_;
+  std::string notice_;
+};
+
+TEST_F(WeightCacheTest, GivesTheSameBitsInEveryLayoutAndForm) {
+  for (const Quantization quantize :
+       {Quantization::kNone, Quantization::kInt8, Quantization::kInt4}) {
+    for (const auto& [tp, pp] : {std::pair(1, 1), {2, 3}, {8, 1}}) {
+      SCOPED_TRACE(::testing::Message() << "tp " << tp << " pp " << pp);
+      options_.stage.quantize = quantize;
+      options_.tp = tp;
+      options_.pp = pp;
+      const std::vector<Outcome> want = Run("");
+      EXPECT_TRUE(SameBits(Run(cache_), want));  // packs and keeps
+      const int64_t before = model_.checkpoint().bytes_read();
+      EXPECT_TRUE(SameBits(Run(cache_), want));  // maps
+      EXPECT_EQ(model_.checkpoint().bytes_read(), before);
+    }
+  }
+  EXPECT_EQ(NumFiles(), 3 * (1 + 6 + 8));
+  EXPECT_EQ(notice_, "");
+}
+
+TEST_F(WeightCacheTest, StatisticsTellWhatWasMapped) {
+  EXPECT_FALSE(IsCached());
+  const LoadStats first = Load();
+  EXPECT_EQ(first.loaded_bytes, first.shard_bytes);
+  EXPECT_EQ(first.mapped_bytes, 0);
+  EXPECT_TRUE(IsCached());
+  const LoadStats second = Load();
+  EXPECT_EQ(second.loaded_bytes, 0);
+  EXPECT_EQ(second.shard_bytes, first.shard_bytes);
+  EXPECT_EQ(second.mapped_bytes, second.weight_bytes);
+  EXPECT_EQ(second.weight_bytes, first.weight_bytes);
+}
+
+TEST_F(WeightCacheTest, FormsAndChangedCheckpointsHaveFilesOfTheirOwn) {
+  Load();
+  options_.stage.weights = WeightDType::kF32;
+  EXPECT_FALSE(IsCached());
+  options_.stage.weights = WeightDType::kAuto;
+  EXPECT_TRUE(IsCached());
+  const fs::path weights = model_.directory() / "model.safetensors";
+  fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::seconds(1));
+  EXPECT_FALSE(IsCached());
+}
+
+TEST_F(WeightCacheTest, ARankWithoutItsCacheLoadsAllTheSame) {
+  std::ofstream(model_.directory() / "file") << "x";
+  cache_ = model_.directory() / "file" / "cache";
+  EXPECT_GT(Load().loaded_bytes, 0);
+  EXPECT_THAT(notice_, HasSubstr("not kept in"));
+  EXPECT_THAT(notice_, HasSubstr("Not a directory"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

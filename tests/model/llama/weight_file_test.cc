@@ -1,0 +1,203 @@
+// Packed weights kept in a file: who may use it, and when it is packed anew.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "model/llama/weight_file.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSmall = 100;
+constexpr int64_t kLarge = (int64_t{5} << 20) + 12;
+
+class WeightFileTest : public ::testing::Test {
+ protected:
+  WeightFileTest() {
+    std::string name = ::testing::TempDir() + "weight_file_XXXXXX";
+    directory_ = ::mkdtemp(name.data());
+    path_ = directory_ / "some.weights";
+  }
+  ~WeightFileTest() override { fs::remove_all(directory_); }
+
+  std::unique_ptr<WeightFile> Open(const std::string& key = "key") const {
+    auto file = WeightFile::Open(path_, key);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return file.ok() ? *std::move(file) : nullptr;
+  }
+  // Fills two regions with c, and finishes them or not.
+  void Fill(char c, bool finish = true, const std::string& key = "key") const {
+    const auto file = Open(key);
+    ASSERT_FALSE(file->is_complete());
+    const DeviceBuffer small = *file->Take(kSmall);
+    const DeviceBuffer large = *file->Take(kLarge);
+    file->MakeHugePages(2);
+    std::memset(small.data(), c, kSmall);
+    std::memset(large.data(), c, kLarge);
+    if (!finish) return;
+    ASSERT_TRUE(file->Finish().ok());
+  }
+  bool IsFilledWith(char c, const std::string& key = "key") const {
+    const auto file = Open(key);
+    if (!file->is_complete()) return false;
+    const DeviceBuffer small = *file->Take(kSmall);
+    const DeviceBuffer large = *file->Take(kLarge);
+    int64_t furthest = 0;
+    file->Populate(1, [&](int64_t done, int64_t total) {
+      EXPECT_EQ(total, kSmall + kLarge);
+      furthest = std::max(furthest, done);
+    });
+    EXPECT_EQ(furthest, kSmall + kLarge);
+    return small.as<char>()[0] == c && large.as<char>()[0] == c &&
+           large.as<char>()[kLarge - 1] == c;
+  }
+  void Overwrite(std::streamoff at, const std::string& bytes) const {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(at) << bytes;
+    ASSERT_TRUE(file.good());
+  }
+
+  fs::path directory_;
+  fs::path path_;
+};
+
+TEST_F(WeightFileTest, LaterStartsFindWhatWasFinished) {
+  EXPECT_FALSE(WeightFile::IsComplete(path_, "key"));
+  Fill('a');
+  EXPECT_TRUE(WeightFile::IsComplete(path_, "key"));
+  EXPECT_FALSE(WeightFile::IsComplete(path_, "other"));
+  EXPECT_TRUE(IsFilledWith('a'));
+  EXPECT_TRUE(IsFilledWith('a'));
+  struct stat info;
+  ASSERT_EQ(::stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+}
+
+TEST_F(WeightFileTest, RegionsAreZeroedAndAlignedUntilFilled) {
+  Fill('a', /*finish=*/false);
+  const auto file = Open();
+  ASSERT_FALSE(file->is_complete());
+  for (const int64_t bytes : {kSmall, kLarge, kSmall}) {
+    const DeviceBuffer region = *file->Take(bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(region.data()) % 64, 0u);
+    EXPECT_TRUE(
+        std::all_of(region.as<char>(), region.as<char>() + bytes, [](char c) { return c == 0; }));
+  }
+}
+
+TEST_F(WeightFileTest, RegionsOutliveTheObject) {
+  DeviceBuffer region;
+  {
+    const auto file = Open();
+    region = *file->Take(kLarge);
+    std::memset(region.data(), 'x', kLarge);
+    ASSERT_TRUE(file->Finish().ok());
+  }
+  EXPECT_EQ(region.as<char>()[kLarge - 1], 'x');
+}
+
+TEST_F(WeightFileTest, WhatCannotBeTrustedIsPackedAnew) {
+  Fill('a', /*finish=*/false);
+  EXPECT_FALSE(IsFilledWith('a'));  // never finished
+  Fill('b');
+  EXPECT_FALSE(IsFilledWith('b', "other"));  // of other weights, and emptied for them
+  EXPECT_FALSE(IsFilledWith('b'));
+  Fill('c');
+  fs::resize_file(path_, fs::file_size(path_) - 8192);
+  EXPECT_FALSE(IsFilledWith('c'));
+  Fill('d');
+  Overwrite(0, "rubbish");
+  EXPECT_FALSE(IsFilledWith('d'));
+  std::ofstream(path_, std::ios::trunc) << "short";
+  Fill('e');
+  EXPECT_TRUE(IsFilledWith('e'));
+}
+
+// Pages that were not on the disk when the machine went down came back as holes.
+TEST_F(WeightFileTest, AnotherBootsFileCountsOnlyIfItWasSynced) {
+  Fill('a');
+  constexpr std::streamoff kBootId = 16 + 8 + 8;
+  Overwrite(kBootId, "another boot");
+  Overwrite(kBootId + 48, std::string(8, '\0'));
+  EXPECT_FALSE(WeightFile::IsComplete(path_, "key"));
+  Overwrite(kBootId + 48, std::string("\1\0\0\0\0\0\0\0", 8));
+  EXPECT_TRUE(IsFilledWith('a'));
+}
+
+TEST_F(WeightFileTest, ACompleteFileEndsWhereItsRegionsDo) {
+  Fill('a');
+  const auto file = Open();
+  const auto beyond = file->Take(kLarge * 3);
+  EXPECT_EQ(beyond.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(file->Take(0).ok());
+  EXPECT_FALSE(file->Take(-1).ok());
+  EXPECT_FALSE(file->Take(INT64_MAX).ok());
+}
+
+TEST_F(WeightFileTest, OneFillsAndTheOthersWait) {
+  std::atomic<int> num_fillers{0};
+  std::vector<std::thread> ranks;
+  for (int i = 0; i < 6; ++i) {
+    ranks.emplace_back([&] {
+      const auto file = Open();
+      const DeviceBuffer region = *file->Take(kLarge);
+      if (!file->is_complete()) {
+        ++num_fillers;
+        std::memset(region.data(), 'q', kLarge);
+        EXPECT_TRUE(file->Finish().ok());
+      }
+      EXPECT_EQ(region.as<char>()[kLarge - 1], 'q');
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(num_fillers, 1);
+}
+
+TEST_F(WeightFileTest, WeightsInUseAreNotReplaced) {
+  Fill('a');
+  const auto file = Open();
+  const DeviceBuffer region = *file->Take(kSmall);
+  const auto other = WeightFile::Open(path_, "other");
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("in use"));
+  EXPECT_EQ(region.as<char>()[kSmall - 1], 'a');
+}
+
+TEST_F(WeightFileTest, FilesThatOthersMayWriteAreRefused) {
+  Fill('a');
+  ASSERT_EQ(::chmod(path_.c_str(), 0622), 0);
+  const auto file = WeightFile::Open(path_, "key");
+  EXPECT_EQ(file.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(WeightFile::Open(directory_, "key").ok());
+  EXPECT_FALSE(WeightFile::Open(directory_ / "missing" / "file", "key").ok());
+  EXPECT_FALSE(WeightFile::Open(path_, std::string(4 << 20, 'k')).ok());
+}
+
+TEST_F(WeightFileTest, AFullFileSystemIsSaid) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {16 << 20, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  {
+    const auto file = Open();
+    EXPECT_TRUE(file->Take(kLarge).ok());
+    EXPECT_FALSE(file->Take(int64_t{64} << 20).ok());
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
