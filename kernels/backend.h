@@ -95,8 +95,9 @@ struct HostRows {
 };
 
 // One layer's share of the paged KV cache on this rank.
-// k and v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32 or kBF16 (rounded to
-// nearest when written).
+// v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32 or kBF16 (rounded to nearest when
+// written). k: as many elements, transposed within a head's block so that a vector runs over its
+// tokens: f32 [head_dim, block_size], bf16 [head_dim / 2, block_size, 2]; head_dim is even.
 struct KvCacheView {
   void* k = nullptr;
   void* v = nullptr;

@@ -1,6 +1,7 @@
 #include "kernels/cpu/attention.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/base/check.h"
 
@@ -9,7 +10,7 @@ namespace {
 
 static_assert(kSplitTokens == Backend::kAttentionSplit);
 
-// Query rows of an item: enough to amortise transposing the keys, few enough to keep weights and
+// Query rows of an item: enough to share what is read, few enough to keep weights and
 // values in the second-level cache.
 constexpr int kItemRows = 48;
 // Tasks per thread that even out tasks of unequal length.
@@ -28,7 +29,10 @@ struct AttentionRunner::Shape {
   int item_tokens;  // at most, per item
   int max_rows;     // item_tokens * group
   int64_t qkv_width;
+  bool is_gathered;  // groups of positions lie in pieces, and are brought together first
 
+  int64_t split_bytes() const { return kSplitTokens * head_dim * DTypeBytes(cache.dtype); }
+  int64_t key_line_bytes() const { return 4 * (is_gathered ? kGroupTokens : cache.block_size); }
   int64_t StateFloats(int num_rows) const {
     return RoundUp(int64_t{num_rows} * (2 + head_dim), 16);
   }
@@ -45,20 +49,13 @@ struct AttentionRunner::State {
 };
 
 struct AttentionRunner::ThreadScratch {
-  float* keys;              // [head_dim][panel_columns]
-  float* weights;           // [max_rows][128]
-  float* q;                 // [max_rows][head_dim], packed
-  float* total;             // a state
-  float* next;              // a state
-  const void** rows[2][2];  // k and v of the split at hand and of the next: [128] each
-  int32_t* row_lens;        // [max_rows]
-};
-
-// Where the positions of a split lie in the cache.
-struct AttentionRunner::SplitRows {
-  const void** k = nullptr;
-  const void** v = nullptr;
-  int count = 0;
+  float* weights;       // [max_rows][128]
+  float* q;             // [max_rows][head_dim], packed
+  float* total;         // a state
+  float* next;          // a state
+  char* gathered;       // keys and values of the split at hand and of the next, if they must be
+  SplitGroups* groups;  // likewise [2]
+  int32_t* row_lens;    // [max_rows]
 };
 
 AttentionRunner::AttentionRunner(const VectorKernels& kernels, ThreadPool& pool)
@@ -76,7 +73,8 @@ void AttentionRunner::Run(const Backend::AttentionArgs& args) {
                        group,
                        item_tokens,
                        item_tokens * group,
-                       int64_t{args.num_heads + 2 * cache.num_kv_heads} * cache.head_dim};
+                       int64_t{args.num_heads + 2 * cache.num_kv_heads} * cache.head_dim,
+                       cache.block_size % kGroupTokens != 0};
   PlanItems(shape);
   PlanTasks(shape);
   ReserveScratch(shape);
@@ -138,24 +136,23 @@ void AttentionRunner::ReserveScratch(const Shape& shape) {
 }
 
 AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, int thread) {
-  const int64_t keys = int64_t{shape.head_dim} * kMaxPanelColumns;
   const int64_t weights = int64_t{shape.max_rows} * kSplitTokens;
   const int64_t q = RoundUp(int64_t{shape.max_rows} * shape.head_dim, 16);
   const int64_t state = shape.StateFloats(shape.max_rows);
-  const int64_t floats = keys + weights + q + 2 * state;
-  const int64_t pointers = 4 * kSplitTokens;
-  const auto bytes =
-      floats * sizeof(float) + pointers * sizeof(void*) + shape.max_rows * sizeof(int32_t);
-  float* memory = static_cast<float*>(scratch_[thread].Reserve(static_cast<int64_t>(bytes)));
+  const int64_t float_bytes = (weights + q + 2 * state) * static_cast<int64_t>(sizeof(float));
+  const int64_t gathered_bytes = shape.is_gathered ? 4 * shape.split_bytes() : 0;
+  const int64_t groups_bytes = 2 * static_cast<int64_t>(sizeof(SplitGroups));
+  const int64_t lens_bytes = shape.max_rows * static_cast<int64_t>(sizeof(int32_t));
+  char* const memory = static_cast<char*>(
+      scratch_[thread].Reserve(float_bytes + gathered_bytes + groups_bytes + lens_bytes));
   ThreadScratch scratch = {};
-  scratch.keys = memory;
-  scratch.weights = scratch.keys + keys;
+  scratch.weights = reinterpret_cast<float*>(memory);
   scratch.q = scratch.weights + weights;
   scratch.total = scratch.q + q;
   scratch.next = scratch.total + state;
-  const auto rows = reinterpret_cast<const void**>(memory + floats);
-  for (int i = 0; i < 4; ++i) scratch.rows[i / 2][i % 2] = rows + i * kSplitTokens;
-  scratch.row_lens = reinterpret_cast<int32_t*>(rows + pointers);
+  scratch.gathered = memory + float_bytes;
+  scratch.groups = reinterpret_cast<SplitGroups*>(scratch.gathered + gathered_bytes);
+  scratch.row_lens = reinterpret_cast<int32_t*>(scratch.groups + 2);
   return scratch;
 }
 
@@ -176,50 +173,86 @@ void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* p
   }
 }
 
-AttentionRunner::SplitRows AttentionRunner::RowsOf(const Shape& shape, const Item& item, int split,
-                                                   const ThreadScratch& scratch) const {
+const SplitGroups& AttentionRunner::GroupsOf(const Shape& shape, const Item& item, int split,
+                                             const ThreadScratch& scratch) const {
   const KvCacheView& cache = shape.cache;
+  SplitGroups& groups = scratch.groups[split % 2];
   const int64_t begin = int64_t{split} * kSplitTokens;
   const int64_t last = shape.batch.positions[item.first_token + item.num_tokens - 1];
-  const SplitRows rows = {scratch.rows[split % 2][0], scratch.rows[split % 2][1],
-                          static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens))};
+  const auto count = static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens));
+  if (shape.is_gathered) {
+    char* memory = scratch.gathered + split % 2 * 2 * shape.split_bytes();
+    GatherGroups(shape, item, begin, count, memory, groups);
+    return groups;
+  }
+  const int32_t* blocks = shape.batch.block_tables + item.seq * shape.batch.max_blocks_per_seq;
+  const int64_t element = DTypeBytes(cache.dtype);
+  const int64_t head_bytes = int64_t{cache.block_size} * cache.head_dim * element;
+  for (int g = 0; g < kSplitGroups; ++g) {
+    if (g * kGroupTokens >= count) {
+      groups.k[g] = groups.k[0];
+      groups.v[g] = groups.v[0];
+      continue;
+    }
+    const int64_t position = begin + g * kGroupTokens;
+    const int64_t head = int64_t{blocks[position / cache.block_size]} * cache.num_kv_heads;
+    const int64_t offset = position % cache.block_size;
+    const int64_t at = (head + item.kv_head) * head_bytes;
+    groups.k[g] = static_cast<const char*>(cache.k) + at + offset * 4;
+    groups.v[g] = static_cast<const char*>(cache.v) + at + offset * cache.head_dim * element;
+  }
+  return groups;
+}
+
+void AttentionRunner::GatherGroups(const Shape& shape, const Item& item, int64_t begin, int count,
+                                   char* memory, SplitGroups& groups) const {
+  const KvCacheView& cache = shape.cache;
   const int32_t* blocks = shape.batch.block_tables + item.seq * shape.batch.max_blocks_per_seq;
   const int64_t row_bytes = cache.head_dim * DTypeBytes(cache.dtype);
-  int64_t block_index = begin / cache.block_size;
-  int64_t offset = begin % cache.block_size;
-  for (int j = 0; j < rows.count; ++j) {
-    const int64_t head = int64_t{blocks[block_index]} * cache.num_kv_heads + item.kv_head;
-    const int64_t at = (head * cache.block_size + offset) * row_bytes;
-    rows.k[j] = static_cast<const char*>(cache.k) + at;
-    rows.v[j] = static_cast<const char*>(cache.v) + at;
-    if (++offset == cache.block_size) {
-      offset = 0;
-      ++block_index;
-    }
+  const int64_t group_bytes = kGroupTokens * row_bytes;
+  char* const values = memory + shape.split_bytes();
+  for (int g = 0; g < kSplitGroups; ++g) {
+    groups.k[g] = memory + g * group_bytes;
+    groups.v[g] = values + g * group_bytes;
   }
-  return rows;
+  for (int j = 0; j < count; ++j) {
+    const int64_t position = begin + j;
+    const int64_t head = int64_t{blocks[position / cache.block_size]} * cache.num_kv_heads;
+    const int64_t offset = position % cache.block_size;
+    const int64_t at = (head + item.kv_head) * cache.block_size * row_bytes;
+    const char* const keys = static_cast<const char*>(cache.k) + at + offset * 4;
+    char* const words = memory + j / kGroupTokens * group_bytes + j % kGroupTokens * 4;
+    for (int64_t line = 0; line < row_bytes / 4; ++line) {
+      std::memcpy(words + line * kGroupTokens * 4, keys + line * cache.block_size * 4, 4);
+    }
+    std::memcpy(values + j * row_bytes, static_cast<const char*>(cache.v) + at + offset * row_bytes,
+                static_cast<size_t>(row_bytes));
+  }
 }
 
 void AttentionRunner::AttendSplits(const Shape& shape, const Item& item, const Task& task,
                                    const ThreadScratch& scratch, const auto& state_of,
                                    const auto& done) const {
   const int end = task.first_split + task.num_splits;
-  SplitRows rows = RowsOf(shape, item, task.first_split, scratch);
+  const int64_t last = shape.batch.positions[item.first_token + item.num_tokens - 1];
+  const SplitGroups* groups = &GroupsOf(shape, item, task.first_split, scratch);
   for (int split = task.first_split; split < end; ++split) {
-    const SplitRows next = split + 1 < end ? RowsOf(shape, item, split + 1, scratch) : SplitRows{};
+    const SplitGroups* next =
+        split + 1 < end ? &GroupsOf(shape, item, split + 1, scratch) : nullptr;
+    const int64_t begin = int64_t{split} * kSplitTokens;
     for (int t = 0; t < item.num_tokens; ++t) {
-      const int64_t seen =
-          shape.batch.positions[item.first_token + t] + int64_t{1} - int64_t{split} * kSplitTokens;
+      const int64_t seen = shape.batch.positions[item.first_token + t] + int64_t{1} - begin;
       std::fill_n(scratch.row_lens + t * shape.group, shape.group,
                   static_cast<int32_t>(std::clamp<int64_t>(seen, 0, kSplitTokens)));
     }
     const State state = state_of(split);
-    kernels_.attend_split({scratch.q, item.num_tokens * shape.group, scratch.row_lens, rows.k,
-                           rows.v, rows.count, next.k, next.count, shape.head_dim,
-                           shape.cache.dtype == DType::kBF16, scratch.keys, scratch.weights,
+    kernels_.attend_split({scratch.q, item.num_tokens * shape.group, scratch.row_lens, groups, next,
+                           shape.key_line_bytes(),
+                           static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens)),
+                           shape.head_dim, shape.cache.dtype == DType::kBF16, scratch.weights,
                            state.max, state.sum, state.values});
     done(split);
-    rows = next;
+    groups = next;
   }
 }
 

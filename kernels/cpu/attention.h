@@ -39,18 +39,18 @@ class AttentionRunner {
   };
   struct Shape;          // sizes common to the whole call
   struct ThreadScratch;  // pointers into one thread's scratch
-  struct SplitRows;
-  struct State;  // pointers to (max, sum, values) of an item's rows
+  struct State;          // pointers to (max, sum, values) of an item's rows
 
   void PlanItems(const Shape& shape);
   void PlanTasks(const Shape& shape);
   void ReserveScratch(const Shape& shape);
   ThreadScratch ScratchOf(const Shape& shape, int thread);
   void PackQueries(const Shape& shape, const Item& item, float* packed) const;
-  SplitRows RowsOf(const Shape& shape, const Item& item, int split,
-                   const ThreadScratch& scratch) const;
-  // state_of(split): where its result goes; done(split): it is there. Rows of the next split are
-  // found, and their memory fetched, before a split is at work.
+  const SplitGroups& GroupsOf(const Shape& shape, const Item& item, int split,
+                              const ThreadScratch& scratch) const;
+  void GatherGroups(const Shape& shape, const Item& item, int64_t begin, int count, char* memory,
+                    SplitGroups& groups) const;
+  // state_of(split): where its result goes; done(split): it is there.
   void AttendSplits(const Shape& shape, const Item& item, const Task& task,
                     const ThreadScratch& scratch, const auto& state_of, const auto& done) const;
   void RunWhole(const Shape& shape, const Item& item, int thread);

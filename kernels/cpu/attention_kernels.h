@@ -1,9 +1,12 @@
 // Attention of a tile of query rows over one split of one KV head, over a vector policy.
 //
-// Two small matrix products around a softmax. Keys are transposed, two vectors of positions at a
-// time, so that a score is a plain chain over d and vectors run across positions; values are read
-// where they lie, vectors across d. All rows (tokens x query heads of the group) share each key and
-// value once it is in the first-level cache.
+// Two small matrix products around a softmax. Keys lie transposed, so that a score is a plain chain
+// over d and vectors run across positions; for values vectors run across d. All rows (tokens x
+// query heads of the group) share each key and value once it is in the first-level cache.
+//
+// Blocks of the cache lie anywhere, and a decode's few rows are soon done with a key: while a split
+// is at work, the next one is fetched into the second-level cache, line by line beside the products
+// that read the same line of this one, so that memory is busy throughout.
 #pragma once
 
 #include <cstdint>
@@ -17,111 +20,90 @@ namespace lockstep::cpu {
 namespace {
 
 template <class V, bool kBf16>
-typename V::F LoadCached(const void* row, int64_t d, int n) {
+typename V::F LoadCached(const char* row, int64_t d, int n) {
   if constexpr (kBf16) {
-    const uint16_t* p = static_cast<const uint16_t*>(row) + d;
+    const uint16_t* p = reinterpret_cast<const uint16_t*>(row) + d;
     return n >= V::kWidth ? V::LoadBf16(p) : V::LoadFirstBf16(p, n);
   } else {
-    const float* p = static_cast<const float*>(row) + d;
+    const float* p = reinterpret_cast<const float*>(row) + d;
     return n >= V::kWidth ? V::Load(p) : V::LoadFirst(p, n);
   }
 }
 
-// Elements [0, returned) of kWidth rows of bf16, transposed two at a time: half the shuffles.
+// The first line of the keys from position j on, and the value of position j.
+inline const char* KeysAt(const SplitGroups& groups, int j) {
+  return groups.k[j / kGroupTokens] + j % kGroupTokens * 4;
+}
+template <bool kBf16>
+const char* ValueAt(const SplitGroups& groups, int j, int head_dim) {
+  const int64_t row_bytes = int64_t{head_dim} * (kBf16 ? 2 : 4);
+  return groups.v[j / kGroupTokens] + j % kGroupTokens * row_bytes;
+}
+
+// Inlined by force: GCC 12 drops calls of functions that do nothing but prefetch.
 template <class V>
-int TransposePairs(const void* const (&row)[V::kWidth], int head_dim, float* keys, int64_t ldk) {
-  if (head_dim % 2 != 0) return 0;  // rows would not be aligned to pairs
-  int d = 0;
-  for (; d + 2 * V::kWidth <= head_dim; d += 2 * V::kWidth) {
-    typename V::F square[V::kWidth];
-#pragma GCC unroll 16
-    for (int i = 0; i < V::kWidth; ++i) {
-      square[i] = V::Lanes(V::LoadPairs(static_cast<const uint32_t*>(row[i]) + d / 2));
-    }
-    V::Transpose(square);
-#pragma GCC unroll 16
-    for (int i = 0; i < V::kWidth; ++i) {
-      float* key = keys + (d + 2 * i) * ldk;
-      V::Store(key, V::EvenOf(V::AsPairs(square[i])));
-      V::Store(key + ldk, V::OddOf(V::AsPairs(square[i])));
-    }
-  }
-  return d;
+[[gnu::always_inline]] inline void FetchBytes(const char* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) V::PrefetchFar(from + at);
 }
 
-// keys[d][0, kWidth) = the elements d of kWidth rows; rows past the last repeat it, to be masked
-// later.
-template <class V, bool kBf16>
-void TransposeKeys(const void* const* rows, int num_rows, int head_dim, float* keys, int64_t ldk) {
-  const void* row[V::kWidth];
-  for (int i = 0; i < V::kWidth; ++i) row[i] = rows[i < num_rows ? i : num_rows - 1];
-  int first = 0;
-  if constexpr (kBf16) first = TransposePairs<V>(row, head_dim, keys, ldk);
-  for (int d = first; d < head_dim; d += V::kWidth) {
-    const int n = head_dim - d < V::kWidth ? head_dim - d : V::kWidth;
-    typename V::F square[V::kWidth];
-#pragma GCC unroll 16
-    for (int i = 0; i < V::kWidth; ++i) square[i] = LoadCached<V, kBf16>(row[i], d, n);
-    V::Transpose(square);
-    if (n == V::kWidth) {
-#pragma GCC unroll 16
-      for (int i = 0; i < V::kWidth; ++i) V::Store(keys + (d + i) * ldk, square[i]);
+// Scores of kRows rows for the two vectors of positions from j on.
+template <class V, bool kBf16, int kRows>
+[[gnu::noinline]] void ScoreTile(const SplitAttention& args, int j, const float* q, float* scores,
+                                 const SplitGroups* next) {
+  Sums sums;
+  sums.out = scores;
+  sums.out_stride = kSplitTokens;
+  sums.out_columns = kPanelColumns<V>;
+  Accumulators<V, kRows, 1> acc;
+  acc.Init(sums);
+  const char* const first = KeysAt(*args.at, j);
+  const char* const second = KeysAt(*args.at, j + V::kWidth);
+  const char* const next_first = next == nullptr ? nullptr : KeysAt(*next, j);
+  const char* const next_second = next == nullptr ? nullptr : KeysAt(*next, j + V::kWidth);
+  const int64_t num_lines = kBf16 ? args.head_dim / 2 : args.head_dim;
+  for (int64_t line = 0; line < num_lines; ++line) {
+    const int64_t at = line * args.key_line_bytes;
+    if (next != nullptr) {
+      V::PrefetchFar(next_first + at);
+      if constexpr (V::kWidth >= kGroupTokens) V::PrefetchFar(next_second + at);
+    }
+    if constexpr (kBf16) {
+      const typename V::Pairs a = V::LoadPairs(reinterpret_cast<const uint32_t*>(first + at));
+      const typename V::Pairs b = V::LoadPairs(reinterpret_cast<const uint32_t*>(second + at));
+      acc.AddProducts(q, {V::EvenOf(a), V::EvenOf(b)}, 0);
+      acc.AddProducts(q + kRows, {V::OddOf(a), V::OddOf(b)}, 0);
+      q += 2 * kRows;
     } else {
-      for (int i = 0; i < n; ++i) V::Store(keys + (d + i) * ldk, square[i]);
+      acc.AddProducts(q,
+                      {V::Load(reinterpret_cast<const float*>(first + at)),
+                       V::Load(reinterpret_cast<const float*>(second + at))},
+                      0);
+      q += kRows;
     }
+    acc.Pin();
   }
+  acc.Finish(sums);
 }
 
-template <class V, int kRows = V::kTileRows>
-void ScoreTile(int num_rows, const float* q, const float* keys, int head_dim, float* scores) {
+template <class V, bool kBf16, int kRows = V::kTileRows>
+void ScoreTileOf(int num_rows, const SplitAttention& args, int j, const float* q, float* scores,
+                 const SplitGroups* next) {
   if (num_rows == kRows) {
-    Sums sums;
-    sums.out = scores;
-    sums.out_stride = kSplitTokens;
-    sums.out_columns = kPanelColumns<V>;
-    TileF32<V, kRows, 1>(q, keys, 0, head_dim, sums, Fetch());
+    ScoreTile<V, kBf16, kRows>(args, j, q, scores, next);
   } else if constexpr (kRows > 1) {
-    ScoreTile<V, kRows - 1>(num_rows, q, keys, head_dim, scores);
-  }
-}
-
-// Blocks of the cache lie anywhere, and few rows are soon done with a key: while one group of keys
-// is at work, the next group is fetched, and the values that will be wanted when all scores are
-// known (Zen 3, a decode's split of bf16 out of memory: 7.1 -> 5.1 us). Inlined by force: GCC 12
-// drops calls of functions that do nothing but prefetch.
-template <class V, bool kBf16>
-[[gnu::always_inline]] inline void FetchRows(const void* const* rows, int num_rows, int head_dim,
-                                             bool near) {
-  const int bytes = head_dim * (kBf16 ? 2 : 4);
-  for (int i = 0; i < num_rows; ++i) {
-    for (int at = 0; at < bytes; at += 64) {
-      const char* line = static_cast<const char*>(rows[i]) + at;
-      near ? V::PrefetchNear(line) : V::PrefetchFar(line);
-    }
+    ScoreTileOf<V, kBf16, kRows - 1>(num_rows, args, j, q, scores, next);
   }
 }
 
 // weights[row][position] = score, for all positions (rounded up to two vectors).
 template <class V, bool kBf16>
 void Scores(const SplitAttention& args) {
-  constexpr int kColumns = kPanelColumns<V>;
-  for (int j = 0; j < args.num_positions; j += kColumns) {
-    const int left = args.num_positions - j;
-    if (left > kColumns) {
-      const int next = left - kColumns < kColumns ? left - kColumns : kColumns;
-      FetchRows<V, kBf16>(args.k_rows + j + kColumns, next, args.head_dim, true);
-    }
-    FetchRows<V, kBf16>(args.v_rows + j, left < kColumns ? left : kColumns, args.head_dim, false);
-    TransposeKeys<V, kBf16>(args.k_rows + j, left, args.head_dim, args.keys, kColumns);
-    const int second =
-        left > V::kWidth ? V::kWidth : 0;  // any valid position will do when there is none
-    TransposeKeys<V, kBf16>(args.k_rows + j + second, left - second, args.head_dim,
-                            args.keys + V::kWidth, kColumns);
+  for (int j = 0; j < args.num_positions; j += kPanelColumns<V>) {
     const float* q = args.q;
     for (int row = 0; row < args.num_rows; row += V::kTileRows) {
       const int rows = args.num_rows - row < V::kTileRows ? args.num_rows - row : V::kTileRows;
-      ScoreTile<V>(rows, q, args.keys, args.head_dim,
-                   args.weights + int64_t{row} * kSplitTokens + j);
+      ScoreTileOf<V, kBf16>(rows, args, j, q, args.weights + int64_t{row} * kSplitTokens + j,
+                            row == 0 ? args.next : nullptr);
       q += int64_t{V::kTileRows} * args.head_dim;
     }
   }
@@ -159,8 +141,9 @@ void SoftmaxRow(float* row, int count, float* max, float* sum) {
 // values[kRows][ldv] (+)= weights[kRows][128] x v over positions [begin, end), for the `n` columns
 // from d on.
 template <class V, bool kBf16, int kRows, int kVecs>
-void ValueTile(const float* weights, const void* const* v_rows, int begin, int end, int d, int n,
-               float* values, int64_t ldv, bool fresh) {
+void ValueTile(const SplitAttention& args, const float* weights, int begin, int end, int d, int n,
+               float* values, bool fresh, const SplitGroups* next) {
+  const int64_t ldv = args.head_dim;
   typename V::F sum[kRows][kVecs];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -171,10 +154,14 @@ void ValueTile(const float* weights, const void* const* v_rows, int begin, int e
     }
   }
   for (int j = begin; j < end; ++j) {
+    const char* const row = ValueAt<kBf16>(*args.at, j, args.head_dim);
+    if (next != nullptr) {
+      FetchBytes<V>(ValueAt<kBf16>(*next, j, args.head_dim) + d * (kBf16 ? 2 : 4),
+                    kVecs * V::kWidth * (kBf16 ? 2 : 4));
+    }
     typename V::F columns[kVecs];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v)
-      columns[v] = LoadCached<V, kBf16>(v_rows[j], d + v * V::kWidth, n);
+    for (int v = 0; v < kVecs; ++v) columns[v] = LoadCached<V, kBf16>(row, d + v * V::kWidth, n);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const typename V::F weight = V::Set(weights[r * kSplitTokens + j]);
@@ -193,8 +180,9 @@ void ValueTile(const float* weights, const void* const* v_rows, int begin, int e
 // The same from zero for 2 * kPairs vectors of columns of bf16, which are read as pairs: a load and
 // two shifts for what takes two widening loads.
 template <class V, int kRows, int kPairs>
-void ValuePairsTile(const float* weights, const void* const* v_rows, int end, int d, float* values,
-                    int64_t ldv) {
+void ValuePairsTile(const SplitAttention& args, const float* weights, int end, int d, float* values,
+                    const SplitGroups* next) {
+  const int64_t ldv = args.head_dim;
   using F = typename V::F;
   F sum[kRows][2 * kPairs];
 #pragma GCC unroll 16
@@ -203,7 +191,12 @@ void ValuePairsTile(const float* weights, const void* const* v_rows, int end, in
     for (int v = 0; v < 2 * kPairs; ++v) sum[r][v] = V::Zero();
   }
   for (int j = 0; j < end; ++j) {
-    const uint32_t* row = static_cast<const uint32_t*>(v_rows[j]) + d / 2;
+    const int64_t at = 2 * d;
+    const char* const from = ValueAt<true>(*args.at, j, args.head_dim) + at;
+    const uint32_t* const row = reinterpret_cast<const uint32_t*>(from);
+    if (next != nullptr) {
+      FetchBytes<V>(ValueAt<true>(*next, j, args.head_dim) + at, kPairs * V::kWidth * 4);
+    }
     F columns[2 * kPairs];
 #pragma GCC unroll 2
     for (int p = 0; p < kPairs; ++p) {
@@ -236,21 +229,21 @@ constexpr int kFourVectorRows = (2 * V::kTileRows + 1) / 5;
 
 // Columns [d, returned) of the values, from zero.
 template <class V, bool kBf16, int kRows>
-int ValueWideTiles(const SplitAttention& args, const float* weights, int end, float* values) {
+int ValueWideTiles(const SplitAttention& args, const float* weights, int end, float* values,
+                   const SplitGroups* next) {
   constexpr bool kFew = kRows <= kFourVectorRows<V>;
   int d = 0;
   if constexpr (kBf16) {
-    if (args.head_dim % 2 != 0) return 0;
     for (; kFew && d + 4 * V::kWidth <= args.head_dim; d += 4 * V::kWidth) {
-      ValuePairsTile<V, kRows, kFew ? 2 : 1>(weights, args.v_rows, end, d, values, args.head_dim);
+      ValuePairsTile<V, kRows, kFew ? 2 : 1>(args, weights, end, d, values, next);
     }
     for (; d + 2 * V::kWidth <= args.head_dim; d += 2 * V::kWidth) {
-      ValuePairsTile<V, kRows, 1>(weights, args.v_rows, end, d, values, args.head_dim);
+      ValuePairsTile<V, kRows, 1>(args, weights, end, d, values, next);
     }
   } else {
     for (; kFew && d + 4 * V::kWidth <= args.head_dim; d += 4 * V::kWidth) {
-      ValueTile<V, kBf16, kRows, kFew ? 4 : 1>(weights, args.v_rows, 0, end, d, V::kWidth, values,
-                                               args.head_dim, true);
+      ValueTile<V, kBf16, kRows, kFew ? 4 : 1>(args, weights, 0, end, d, V::kWidth, values, true,
+                                               next);
     }
   }
   return d;
@@ -260,15 +253,14 @@ template <class V, bool kBf16, int kRows>
 void ValueRows(const SplitAttention& args, int row, int begin, int end, bool fresh) {
   const float* weights = args.weights + int64_t{row} * kSplitTokens;
   float* values = args.values + int64_t{row} * args.head_dim;
-  int d = fresh ? ValueWideTiles<V, kBf16, kRows>(args, weights, end, values) : 0;
+  const SplitGroups* const next = row == 0 && fresh ? args.next : nullptr;
+  int d = fresh ? ValueWideTiles<V, kBf16, kRows>(args, weights, end, values, next) : 0;
   for (; d + 2 * V::kWidth <= args.head_dim; d += 2 * V::kWidth) {
-    ValueTile<V, kBf16, kRows, 2>(weights, args.v_rows, begin, end, d, V::kWidth, values,
-                                  args.head_dim, fresh);
+    ValueTile<V, kBf16, kRows, 2>(args, weights, begin, end, d, V::kWidth, values, fresh, next);
   }
   for (; d < args.head_dim; d += V::kWidth) {
     const int n = args.head_dim - d < V::kWidth ? args.head_dim - d : V::kWidth;
-    ValueTile<V, kBf16, kRows, 1>(weights, args.v_rows, begin, end, d, n, values, args.head_dim,
-                                  fresh);
+    ValueTile<V, kBf16, kRows, 1>(args, weights, begin, end, d, n, values, fresh, next);
   }
 }
 
@@ -306,9 +298,6 @@ void AttendSplitOf(const SplitAttention& args) {
     SoftmaxRow<V>(args.weights + int64_t{row} * kSplitTokens, args.row_lens[row], args.max + row,
                   args.sum + row);
   }
-  FetchRows<V, kBf16>(args.next_k_rows,
-                      args.num_next < kPanelColumns<V> ? args.num_next : kPanelColumns<V>,
-                      args.head_dim, true);
   Values<V, kBf16>(args);
 }
 

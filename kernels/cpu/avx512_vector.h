@@ -71,8 +71,6 @@ struct Avx512Vector {
   }
   static F EvenOf(Pairs v) { return FromBits(_mm512_slli_epi32(v, 16)); }
 
-  static F Lanes(Pairs v) { return FromBits(v); }
-  static Pairs AsPairs(F v) { return Bits(v); }
   // even, odd elements -> the elements in order
   static void Interleave(F& even, F& odd) {
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);

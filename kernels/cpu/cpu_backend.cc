@@ -151,13 +151,35 @@ void CpuBackend::RotateToken(const RopeArgs& args, int64_t token) {
                     static_cast<int>(half));
   }
   const float* k = q + args.num_heads * head_dim;
-  WriteHeads(cache, cache.k, slot, k);
-  WriteHeads(cache, cache.v, slot, k + cache.num_kv_heads * head_dim);
+  WriteKeys(cache, slot, k);
+  WriteValues(cache, slot, k + cache.num_kv_heads * head_dim);
 }
 
-// heads: [num_kv_heads, head_dim] of one token.
-void CpuBackend::WriteHeads(const KvCacheView& cache, void* side, int64_t slot,
-                            const float* heads) {
+// heads: [num_kv_heads, head_dim] of one token, whose words become a column of its block.
+void CpuBackend::WriteKeys(const KvCacheView& cache, int64_t slot, const float* heads) {
+  constexpr int64_t kChunk = 128;
+  uint32_t words[kChunk];
+  const int64_t block = slot / cache.block_size;
+  const int64_t elements_per_word = cache.dtype == DType::kF32 ? 1 : 2;
+  const int64_t num_words = cache.head_dim / elements_per_word;
+  for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
+    const float* head = heads + h * cache.head_dim;
+    uint32_t* column = static_cast<uint32_t*>(cache.k) +
+                       (block * cache.num_kv_heads + h) * cache.block_size * num_words +
+                       slot % cache.block_size;
+    for (int64_t first = 0; first < num_words; first += kChunk) {
+      const int64_t count = std::min(kChunk, num_words - first);
+      if (cache.dtype == DType::kF32) {
+        std::memcpy(words, head + first, static_cast<size_t>(count) * 4);
+      } else {
+        kernels_.round_bf16(head + 2 * first, 2 * count, reinterpret_cast<uint16_t*>(words));
+      }
+      for (int64_t i = 0; i < count; ++i) column[(first + i) * cache.block_size] = words[i];
+    }
+  }
+}
+
+void CpuBackend::WriteValues(const KvCacheView& cache, int64_t slot, const float* heads) {
   const int64_t block = slot / cache.block_size;
   const int64_t offset = slot % cache.block_size;
   for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
@@ -165,9 +187,9 @@ void CpuBackend::WriteHeads(const KvCacheView& cache, void* side, int64_t slot,
         ((block * cache.num_kv_heads + h) * cache.block_size + offset) * cache.head_dim;
     const float* head = heads + h * cache.head_dim;
     if (cache.dtype == DType::kF32) {
-      std::copy_n(head, cache.head_dim, static_cast<float*>(side) + at);
+      std::copy_n(head, cache.head_dim, static_cast<float*>(cache.v) + at);
     } else {
-      kernels_.round_bf16(head, cache.head_dim, static_cast<uint16_t*>(side) + at);
+      kernels_.round_bf16(head, cache.head_dim, static_cast<uint16_t*>(cache.v) + at);
     }
   }
 }

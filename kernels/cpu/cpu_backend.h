@@ -48,7 +48,8 @@ class CpuBackend final : public Backend {
   template <typename Body>
   void ForRanges(int64_t count, int64_t grain, Body&& body);
   void RotateToken(const RopeArgs& args, int64_t token);
-  void WriteHeads(const KvCacheView& cache, void* side, int64_t slot, const float* heads);
+  void WriteKeys(const KvCacheView& cache, int64_t slot, const float* heads);
+  void WriteValues(const KvCacheView& cache, int64_t slot, const float* heads);
 
   const VectorKernels& kernels_;
   ThreadPool pool_;

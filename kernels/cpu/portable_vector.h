@@ -123,8 +123,6 @@ struct PortableVector {
     return Fma(EvenOf(a), EvenOf(b), Fma(OddOf(a), OddOf(b), sum));
   }
 
-  static F Lanes(Pairs v) { return v; }
-  static Pairs AsPairs(F v) { return v; }
   // even, odd elements -> the elements in order
   static void Interleave(F& even, F& odd) {
     const auto element = [a = even, b = odd](int i) {

@@ -94,17 +94,38 @@ struct SoftmaxState {
   }
 };
 
+// Where element d of a head's value, and of its key, lies in the cache (KvCacheView).
+int64_t ValueIndex(const KvCacheView& cache, int64_t slot, int64_t head, int64_t d) {
+  const int64_t block = slot / cache.block_size * cache.num_kv_heads + head;
+  return (block * cache.block_size + slot % cache.block_size) * cache.head_dim + d;
+}
+
+int64_t KeyIndex(const KvCacheView& cache, int64_t slot, int64_t head, int64_t d) {
+  const int64_t block = slot / cache.block_size * cache.num_kv_heads + head;
+  const int64_t first = block * cache.block_size * cache.head_dim;
+  const int64_t offset = slot % cache.block_size;
+  if (cache.dtype == DType::kF32) return first + d * cache.block_size + offset;
+  return first + (d / 2 * cache.block_size + offset) * 2 + d % 2;
+}
+
 // One KV head of one sequence: positions become elements of its scattered blocks.
 struct CachedHead {
   const KvCacheView& cache;
   const int32_t* block_table;
   int kv_head;
 
-  float At(const void* side, int64_t position, int d) const {
-    const int64_t block = block_table[position / cache.block_size];
-    const int64_t token =
-        (block * cache.num_kv_heads + kv_head) * cache.block_size + position % cache.block_size;
-    const int64_t index = token * cache.head_dim + d;
+  float KeyAt(int64_t position, int d) const {
+    return Element(cache.k, KeyIndex(cache, SlotOf(position), kv_head, d));
+  }
+  float ValueAt(int64_t position, int d) const {
+    return Element(cache.v, ValueIndex(cache, SlotOf(position), kv_head, d));
+  }
+
+  int64_t SlotOf(int64_t position) const {
+    return int64_t{block_table[position / cache.block_size]} * cache.block_size +
+           position % cache.block_size;
+  }
+  float Element(const void* side, int64_t index) const {
     return cache.dtype == DType::kF32 ? static_cast<const float*>(side)[index]
                                       : ToFloat(static_cast<const BF16*>(side)[index]);
   }
@@ -117,7 +138,7 @@ SoftmaxState AttendSplit(const CachedHead& head, const float* q, float scale, in
   for (int64_t j = begin; j < end; ++j) {
     float score = 0.0f;
     for (int d = 0; d < head_dim; ++d) {
-      score = std::fma(q[d] * scale, head.At(head.cache.k, j, d), score);
+      score = std::fma(q[d] * scale, head.KeyAt(j, d), score);
     }
     weights.push_back(score);
   }
@@ -132,7 +153,7 @@ SoftmaxState AttendSplit(const CachedHead& head, const float* q, float scale, in
   state.values.assign(head_dim, 0.0f);
   for (int64_t j = begin; j < end; ++j) {
     for (int d = 0; d < head_dim; ++d) {
-      state.values[d] = std::fma(weights[j - begin], head.At(head.cache.v, j, d), state.values[d]);
+      state.values[d] = std::fma(weights[j - begin], head.ValueAt(j, d), state.values[d]);
     }
   }
   return state;
@@ -272,8 +293,7 @@ class ReferenceBackend final : public Backend {
                    args.sin + position * half, half);
       }
       const float* k = qkv + args.num_heads * args.cache->head_dim;
-      WriteToken(*args.cache, args.cache->k, args.batch->slot_mapping[t], k);
-      WriteToken(*args.cache, args.cache->v, args.batch->slot_mapping[t],
+      WriteToken(*args.cache, args.batch->slot_mapping[t], k,
                  k + num_kv_heads * args.cache->head_dim);
     }
   }
@@ -321,20 +341,20 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  // heads: [num_kv_heads, head_dim] of one token.
-  static void WriteToken(const KvCacheView& cache, void* side, int64_t slot, const float* heads) {
-    const int64_t block = slot / cache.block_size;
+  // k, v: [num_kv_heads, head_dim] of one token.
+  static void WriteToken(const KvCacheView& cache, int64_t slot, const float* k, const float* v) {
     for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
-      const int64_t token =
-          (block * cache.num_kv_heads + h) * cache.block_size + slot % cache.block_size;
       for (int64_t d = 0; d < cache.head_dim; ++d) {
-        const float value = heads[h * cache.head_dim + d];
-        if (cache.dtype == DType::kF32) {
-          static_cast<float*>(side)[token * cache.head_dim + d] = value;
-        } else {
-          static_cast<BF16*>(side)[token * cache.head_dim + d] = ToBF16(value);
-        }
+        Write(cache, cache.k, KeyIndex(cache, slot, h, d), k[h * cache.head_dim + d]);
+        Write(cache, cache.v, ValueIndex(cache, slot, h, d), v[h * cache.head_dim + d]);
       }
+    }
+  }
+  static void Write(const KvCacheView& cache, void* side, int64_t index, float value) {
+    if (cache.dtype == DType::kF32) {
+      static_cast<float*>(side)[index] = value;
+    } else {
+      static_cast<BF16*>(side)[index] = ToBF16(value);
     }
   }
 };

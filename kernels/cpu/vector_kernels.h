@@ -42,19 +42,29 @@ struct GemmBlock {
   int64_t out_columns;
 };
 
+// Positions of a split whose keys, and whose values, lie in one piece.
+inline constexpr int kGroupTokens = 16;
+inline constexpr int kSplitGroups = kSplitTokens / kGroupTokens;
+
+// Where a split lies in the cache. A group's keys: lines of words, one per position (f32 an
+// element, bf16 a pair of them), key_line_bytes apart; its values: rows of head_dim. Groups past
+// the last position point to something readable.
+struct SplitGroups {
+  const char* k[kSplitGroups];
+  const char* v[kSplitGroups];
+};
+
 // One split of one KV head for a tile of query rows.
 struct SplitAttention {
   const float* q;  // packed tiles of scaled rows, tile i at q + i * tile_rows * head_dim
   int num_rows;
-  const int32_t* row_lens;    // [num_rows] how many of the split's positions each row sees, 0..128
-  const void* const* k_rows;  // [num_positions] head_dim elements each
-  const void* const* v_rows;
-  int num_positions;               // 1..128, = max of row_lens
-  const void* const* next_k_rows;  // of the split that follows, to be fetched meanwhile
-  int num_next;                    // 0 when none does
+  const int32_t* row_lens;  // [num_rows] how many of the split's positions each row sees, 0..128
+  const SplitGroups* at;
+  const SplitGroups* next;  // of the split that follows, to be fetched meanwhile; or null
+  int64_t key_line_bytes;
+  int num_positions;  // 1..128, = max of row_lens
   int head_dim;
   bool bf16;       // the cache's dtype; else f32
-  float* keys;     // scratch [head_dim][panel_columns], 64-byte aligned
   float* weights;  // scratch [num_rows][128], 64-byte aligned
   // Result; rows with row_lens 0 are left alone.
   float* max;     // [num_rows]
