@@ -1,10 +1,7 @@
 // lockstep plan: how many GPUs, in which layout, at what speed and price. Offline arithmetic; all
 // of it is in deploy/plan.
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
 
@@ -13,55 +10,16 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "deploy/plan/host_plan.h"
 #include "deploy/plan/pareto.h"
 #include "deploy/plan/queue_simulation.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/worked_examples.h"
-#include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
-#include "launcher/base/signals.h"
-#include "launcher/calibration/calibration.h"
 #include "launcher/cli/add_command.h"
-#include "launcher/cli/serving_flags.h"
+#include "launcher/plan_options.h"
 
 namespace lockstep {
 namespace {
-
-struct PlanOptions {
-  std::string model;
-  std::string gpu = "h100-sxm-80g";
-  std::optional<int> nodes;
-  std::optional<int> gpus_per_node;
-  std::optional<int64_t> context;
-  std::optional<double> concurrency;
-  std::string rate;
-  std::string trace;
-  std::optional<double> input;
-  std::optional<double> output;
-  std::string weights;
-  std::string kv;
-  std::string ttft_p95;
-  std::string tpot_p95;
-  std::string price;
-  std::string engine = "vllm";
-  std::optional<int> tp;
-  std::optional<int> pp;
-  bool expert_parallel = false;
-  int64_t kv_budget = 0;
-  int64_t kv_read = 0;
-  int64_t layers_per_kv = 1;
-  double utilization = 0.90;
-  int block_size = 16;
-  std::string explain;
-  std::string svg;
-  std::string html;
-  bool json = false;
-  const CLI::Option* calibrate_flag = nullptr;  // whose value may be left out
-  std::string calibrate;
-  bool quick = false;
-  std::string profile;
-};
 
 // "2s", "50ms", "50": milliseconds.
 absl::StatusOr<double> ParseMilliseconds(const char* flag, const std::string& text) {
@@ -93,21 +51,6 @@ absl::StatusOr<double> ParseRate(const std::string& text) {
         absl::StrCat("--rate ", text, " is not a rate above zero like 2/s or 120/min"));
   }
   return value * scale;
-}
-
-absl::Status FillModel(const PlanOptions& options, plan::PlanRequest& request) {
-  ASSIGN_OR_RETURN(request.model, plan::LoadModel(options.model));
-  plan::Architecture& model = request.model.architecture;
-  std::string weights = options.weights;
-  if (weights.empty()) weights = model.stored_weights;
-  if (weights.empty()) weights = model.dtype == DType::kF32 ? "f32" : "bf16";
-  ASSIGN_OR_RETURN(request.weights, plan::FindWeightFormat(weights));
-  ASSIGN_OR_RETURN(request.kv, plan::FindKvFormat(!options.kv.empty() ? options.kv
-                                                  : weights == "f32"  ? "f32"
-                                                                      : "bf16"));
-  model.layers_per_kv = options.layers_per_kv;
-  request.policy = {options.kv_budget, options.kv_read};
-  return absl::OkStatus();
 }
 
 absl::Status FillHardware(const PlanOptions& options, plan::PlanRequest& request) {
@@ -177,19 +120,10 @@ absl::Status FillLoad(const PlanOptions& options, plan::PlanRequest& request) {
 
 absl::StatusOr<plan::Plan> Compute(const PlanOptions& options) {
   plan::PlanRequest request;
-  RETURN_IF_ERROR(FillModel(options, request));
+  RETURN_IF_ERROR(FillPlannedModel(options, request));
   RETURN_IF_ERROR(FillHardware(options, request));
   RETURN_IF_ERROR(FillLoad(options, request));
   return plan::MakePlan(request);
-}
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  if (path.empty()) return absl::OkStatus();
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("cannot write ", path));
 }
 
 int Explain(const std::string& name) {
@@ -202,103 +136,12 @@ int Explain(const std::string& name) {
 absl::Status Show(const PlanOptions& options, const plan::Plan& plan) {
   const std::vector<plan::ParetoPoint> points = plan::ParetoPoints(plan);
   if (options.json) {
-    std::printf("%s", PlanJson(plan).c_str());
+    std::printf("%s", PlanJson(plan, points).c_str());
   } else {
     std::printf("%s%s", PlanText(plan).c_str(), plan::ParetoText(points).c_str());
   }
-  RETURN_IF_ERROR(WriteFile(options.svg, plan::ParetoSvg(plan, points)));
-  return WriteFile(options.html, plan::ParetoHtml(plan, points));
-}
-
-// Where `--calibrate` writes and `--gpu cpu` reads.
-absl::StatusOr<std::string> ProfilePath(const std::string& named) {
-  const std::string path = named.empty() ? plan::DefaultProfilePath() : named;
-  if (!path.empty()) return path;
-  return absl::InvalidArgumentError(
-      "neither XDG_CONFIG_HOME nor HOME says where the profile lies: name its file");
-}
-
-// One that was named must be there; the default one may be missing.
-absl::StatusOr<std::optional<plan::HostProfile>> FindProfile(const PlanOptions& options) {
-  const auto path = ProfilePath(options.profile);
-  std::error_code error;
-  if (options.profile.empty() && (!path.ok() || !std::filesystem::exists(*path, error))) {
-    return std::nullopt;
-  }
-  RETURN_IF_ERROR(path.status());
-  ASSIGN_OR_RETURN(plan::HostProfile profile, plan::LoadHostProfile(*path));
-  return profile;
-}
-
-absl::StatusOr<plan::Load> HostLoad(const PlanOptions& options, int64_t max_tokens) {
-  if (!options.rate.empty() || !options.trace.empty()) {
-    return absl::InvalidArgumentError(
-        "--gpu cpu predicts for --concurrency; --rate and --trace are for GPUs");
-  }
-  const auto most = static_cast<double>(max_tokens);
-  plan::Load load;
-  load.input_tokens = options.input.value_or(std::min(512.0, std::floor(most / 2)));
-  load.output_tokens = options.output.value_or(std::min(128.0, std::floor(most / 4)));
-  load.concurrency = options.concurrency.value_or(1);
-  if (load.input_tokens + load.output_tokens <= most) return load;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("input %.0f and output %.0f together exceed the context of %d",
-                      load.input_tokens, load.output_tokens, max_tokens));
-}
-
-// Ranks as processes of this host, as `serve` starts them without GPUs.
-absl::StatusOr<plan::HostPlan> ComputeHostPlan(const PlanOptions& options) {
-  plan::PlanRequest what;
-  RETURN_IF_ERROR(FillModel(options, what));
-  plan::HostPlanRequest request;
-  request.model = std::move(what.model);
-  request.weights = what.weights;
-  request.memory.block_size = options.block_size;
-  request.memory.max_batched_tokens = ModelFlags().max_batched_tokens;
-  request.memory.max_num_seqs = ModelFlags().max_num_seqs;
-  request.available_bytes = AvailableMemoryBytes();
-  const int64_t most = request.model.architecture.max_position_embeddings;
-  request.max_model_len = options.context.value_or(most);
-  if (request.max_model_len > most) {
-    return absl::InvalidArgumentError(absl::StrCat("context ", request.max_model_len,
-                                                   " exceeds the ", most, " positions of ",
-                                                   request.model.name));
-  }
-  ASSIGN_OR_RETURN(request.load, HostLoad(options, request.max_model_len));
-  ASSIGN_OR_RETURN(request.profile, FindProfile(options));
-  request.cores = ThreadsPerRank({}, 1);
-  request.tp = options.tp.value_or(0);
-  request.pp = options.pp.value_or(0);
-  return plan::MakeHostPlan(request);
-}
-
-int RunHostPlan(const PlanOptions& options) {
-  const auto plan = ComputeHostPlan(options);
-  if (!plan.ok()) return FailUsage("plan", std::string(plan.status().message()));
-  std::printf("%s", (options.json ? HostPlanJson(*plan) : HostPlanText(*plan)).c_str());
-  return kExitOk;
-}
-
-int RunCalibration(const PlanOptions& options) {
-  const auto path = ProfilePath(options.calibrate);
-  if (!path.ok()) return FailUsage("plan", std::string(path.status().message()));
-  InterruptWatcher interrupts;
-  const auto profile = Calibrate(
-      {options.quick, [&](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }},
-      interrupts);
-  if (!profile.ok()) return Fail("plan", profile.status());
-  std::error_code error;  // told by the writing that follows
-  std::filesystem::create_directories(std::filesystem::path(*path).parent_path(), error);
-  const std::string json = HostProfileJson(*profile);
-  if (const absl::Status written = WriteFile(*path, json); !written.ok()) {
-    return Fail("plan", written);
-  }
-  if (options.json) {
-    std::printf("%s", json.c_str());
-  } else {
-    std::printf("Wrote %s; `lockstep plan --gpu cpu` and `lockstep serve` use it\n", path->c_str());
-  }
-  return kExitOk;
+  RETURN_IF_ERROR(WritePlanFile(options.svg, plan::ParetoSvg(plan, points)));
+  return WritePlanFile(options.html, plan::ParetoHtml(plan, points));
 }
 
 int RunPlan(const PlanOptions& options) {

@@ -19,6 +19,7 @@
 #include "launcher/serving/launch_plan.h"
 #include "launcher/serving/serve_report.h"
 #include "launcher/serving/serve_session.h"
+#include "launcher/serving/speed_prediction.h"
 #include "model/checkpoint/inspect.h"
 
 namespace lockstep {
@@ -83,6 +84,22 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   return plan;
 }
 
+// Of ranks on this host, where it was calibrated; says what a usual request should see.
+void PredictSpeed(const ServeOptions& options, const ServePlan& plan, ControllerOptions& controller,
+                  ServeReport& report) {
+  if (plan.launch.kind != LaunchPlan::Kind::kThisHost) return;
+  const auto predictor =
+      MakeSpeedPredictor({options.model, options.rank.dtype, plan.threads_per_rank,
+                          options.controller.replicas, plan.capacity.num_kv_blocks});
+  if (!predictor.ok()) {
+    return report.Warn({absl::StrCat("no speed is predicted: ", predictor.status().message())});
+  }
+  if (*predictor == nullptr) return;
+  controller.predict_speed = *predictor;
+  const ServedLoad usual = UsualRequest(plan.capacity.max_model_len);
+  if (const auto prediction = controller.predict_speed(usual)) report.Predicted(usual, *prediction);
+}
+
 absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   ServeReport report(options.controller.json, options.model, options.controller.replicas);
   ASSIGN_OR_RETURN(const ServePlan plan, CheckAll(options));
@@ -121,6 +138,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   };
   report.Model(plan.summary);
   report.Plan(plan.capacity, plan.threads_per_rank);
+  PredictSpeed(options, plan, session.controller, report);
   report.Warn(SecurityWarnings(session.controller));
   return ServeSession(std::move(session), report, interrupts).Run();
 }

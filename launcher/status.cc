@@ -84,6 +84,22 @@ void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusRespon
                         FormatCount(static_cast<int64_t>(status.num_steps())));
 }
 
+void AppendSpeed(const v1::ServedLoad& served, std::string& out) {
+  if (served.num_outputs() == 0) return;
+  absl::StrAppendFormat(&out,
+                        "speed     TPOT %s, TTFT %s, means over %s outputs (%.0f tokens in, %.0f "
+                        "out, %.1f requests at "
+                        "a time)\n",
+                        FormatMilliseconds(served.tpot_ms()), FormatMilliseconds(served.ttft_ms()),
+                        FormatCount(served.num_outputs()), served.mean_prompt_tokens(),
+                        served.mean_output_tokens(), served.mean_requests());
+  if (!served.has_predicted_tpot_ms()) return;
+  absl::StrAppendFormat(&out, "predicted TPOT %s, TTFT %s for that load (%s)\n",
+                        FormatMilliseconds(served.predicted_tpot_ms()),
+                        FormatMilliseconds(served.predicted_ttft_ms()),
+                        OneLine(served.prediction_source()));
+}
+
 const char* StateName(v1::ReplicaStatus::State state) {
   switch (state) {
     case v1::ReplicaStatus::STATE_JOINING:
@@ -149,6 +165,7 @@ absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {
   std::string out;
   AppendModel(info, out);
   AppendLoad(info, status, out);
+  AppendSpeed(status.served(), out);
   AppendReplicas(status, out);
   AppendRanks(status, out);
   return out;

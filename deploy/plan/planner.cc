@@ -168,21 +168,6 @@ std::vector<Change> ChangesOf(const PlanRequest& request) {
   return changes;
 }
 
-// Those that need fewer GPUs than the answer (or make one possible), the smallest plan first; the
-// order of ChangesOf decides among equals: what costs no quality of service comes first.
-void FindRelaxations(Plan& plan) {
-  const int now = plan.answer() == nullptr ? INT32_MAX : plan.answer()->reserved_gpus;
-  for (const Change& change : ChangesOf(plan.request)) {
-    const std::vector<Candidate> candidates = JudgeAll(change.request);
-    const auto best = Choose(change.request, candidates);
-    if (!best || candidates[*best].reserved_gpus >= now) continue;
-    plan.relaxations.push_back(
-        {change.text, candidates[*best].reserved_gpus, candidates[*best].usd_per_hour});
-  }
-  std::stable_sort(plan.relaxations.begin(), plan.relaxations.end(),
-                   [](const Relaxation& a, const Relaxation& b) { return a.gpus < b.gpus; });
-}
-
 absl::Status CheckRange(const char* name, double value, double min, double max) {
   if (value >= min && value <= max) return absl::OkStatus();  // refuses NaN, too
   return absl::InvalidArgumentError(
@@ -268,11 +253,17 @@ void Search(Plan& plan) {
   plan.chosen = Choose(plan.request, plan.candidates);
 }
 
-// Replays the load against the answer and adds replicas until the limits hold there, too.
-void SearchWithQueue(Plan& plan) {
+bool QueueMatters(const PlanRequest& request) {
+  return request.rate_per_s > 0 && (request.ttft_p95_ms > 0 || request.tpot_p95_ms > 0);
+}
+
+// Replays the load against the answer and adds replicas until the limits hold there, too, or
+// `enough` GPUs are taken.
+void SearchWithQueue(Plan& plan, int enough = INT32_MAX) {
   constexpr int kMaxTries = 8;
   Search(plan);
   for (int i = 0; i < kMaxTries && plan.answer() != nullptr; ++i) {
+    if (plan.answer()->reserved_gpus >= enough) return;
     plan.queue = SimulateQueue(plan.request, *plan.answer(), ArrivalsOfReplica(plan));
     const PlanRequest& request = plan.request;
     const bool holds =
@@ -282,6 +273,46 @@ void SearchWithQueue(Plan& plan) {
     plan.request.min_replicas = plan.answer()->layout.replicas + 1;
     Search(plan);
   }
+}
+
+// The first few of them, as many as are shown, with the replicas that a simulated queue asks for;
+// simulating all would take seconds.
+void KeepThoseThatHoldInAQueue(int now,
+                               std::vector<std::pair<Relaxation, const Change*>>& relaxations) {
+  constexpr size_t kMost = 3;
+  std::vector<std::pair<Relaxation, const Change*>> kept;
+  for (auto& [relaxation, change] : relaxations) {
+    if (kept.size() == kMost) break;
+    Plan changed;
+    changed.request = change->request;
+    SearchWithQueue(changed, now);
+    const Candidate* answer = changed.answer();
+    if (answer == nullptr || answer->reserved_gpus >= now) continue;
+    relaxation.gpus = answer->reserved_gpus;
+    relaxation.usd_per_hour = answer->usd_per_hour;
+    kept.emplace_back(std::move(relaxation), change);
+  }
+  relaxations = std::move(kept);
+}
+
+// Those that need fewer GPUs than the answer (or make one possible), the smallest plan first; the
+// order of ChangesOf decides among equals: what costs no quality of service comes first.
+void FindRelaxations(Plan& plan) {
+  const int now = plan.answer() == nullptr ? INT32_MAX : plan.answer()->reserved_gpus;
+  std::vector<Change> changes = ChangesOf(plan.request);
+  std::vector<std::pair<Relaxation, const Change*>> found;
+  for (const Change& change : changes) {
+    const std::vector<Candidate> candidates = JudgeAll(change.request);
+    const auto best = Choose(change.request, candidates);
+    if (!best || candidates[*best].reserved_gpus >= now) continue;
+    found.push_back(
+        {{change.text, candidates[*best].reserved_gpus, candidates[*best].usd_per_hour}, &change});
+  }
+  const auto is_smaller = [](const auto& a, const auto& b) { return a.first.gpus < b.first.gpus; };
+  std::stable_sort(found.begin(), found.end(), is_smaller);
+  if (QueueMatters(plan.request)) KeepThoseThatHoldInAQueue(now, found);
+  std::stable_sort(found.begin(), found.end(), is_smaller);
+  for (auto& [relaxation, change] : found) plan.relaxations.push_back(std::move(relaxation));
 }
 
 }  // namespace

@@ -2,15 +2,17 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "deploy/plan/pareto.h"
 #include "deploy/plan/planner.h"
 
 namespace lockstep::plan {
 
 // The answer first, then memory, layouts, speed and sources: plain text of many lines.
 std::string PlanText(const Plan& plan);
-// One JSON object; bytes, milliseconds and US dollars, as the names say.
-std::string PlanJson(const Plan& plan);
+// One JSON object; bytes, milliseconds and US dollars, as the names say. chart: ParetoPoints.
+std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart);
 
 // The command that starts the answer. model is what the user named.
 std::string LaunchCommand(const Plan& plan);

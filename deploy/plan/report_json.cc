@@ -73,6 +73,16 @@ ordered_json AnswerJson(const Plan& plan) {
   return out;
 }
 
+ordered_json PointJson(const ParetoPoint& point) {
+  return {{"tp", point.layout.tp},
+          {"pp", point.layout.pp},
+          {"requests", point.concurrency},
+          {"tpot_ms", point.tpot_ms},
+          {"tokens_per_s_per_gpu", point.tokens_per_s_per_gpu},
+          {"on_front", point.on_front},
+          {"is_answer", point.is_answer}};
+}
+
 ordered_json RequestJson(const PlanRequest& request) {
   return {{"model", request.model.name},
           {"model_source", request.model.source},
@@ -94,7 +104,7 @@ ordered_json RequestJson(const PlanRequest& request) {
 
 }  // namespace
 
-std::string PlanJson(const Plan& plan) {
+std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
   ordered_json out;
   out["answer"] = AnswerJson(plan);
   out["binding"] = {{"constraint", ConstraintName(plan.binding)}, {"reason", plan.binding_reason}};
@@ -109,6 +119,8 @@ std::string PlanJson(const Plan& plan) {
   for (const Candidate& candidate : plan.candidates) {
     out["layouts"].push_back(CandidateJson(candidate));
   }
+  out["chart"] = ordered_json::array();
+  for (const ParetoPoint& point : chart) out["chart"].push_back(PointJson(point));
   out["sources"] = ordered_json::object();
   for (const auto& [field, source] : plan.request.gpu.sources) out["sources"][field] = source;
   out["sources"]["engine"] = plan.request.engine.source;

@@ -78,8 +78,8 @@ class TimedStage {
     return MakeUniformBatch({num_seqs, context, new_tokens, kBlockSize, vocab_size_});
   }
 
-  // Seconds of each batch, the median over passes through all of them: what disturbs the machine
-  // for a while disturbs all alike.
+  // Seconds of each batch, the median of passes through all of them: what disturbs the machine for
+  // a while disturbs all alike.
   absl::StatusOr<std::vector<double>> Time(const std::vector<StepBatch>& batches, double seconds) {
     std::vector<std::vector<double>> times(batches.size());
     double first_pass = 0;

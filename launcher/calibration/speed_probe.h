@@ -14,7 +14,7 @@ struct SpeedProbeOptions {
   std::string layers_model;    // directory: a few layers that no cache holds, in bf16
   std::string overhead_model;  // directory: many layers of next to no bytes
   int threads = 1;             // of each rank
-  double seconds = 2.5;        // for each format, roughly; at least three passes
+  double seconds = 1.5;        // for each format, roughly; at least three passes
 };
 
 // All ranks of the job as one tensor parallel group; only rank 0's answer counts. Errors as

@@ -138,6 +138,10 @@ std::string FormatSeconds(double seconds) {
   return absl::StrFormat("%d min %02d s", whole / 60, whole % 60);
 }
 
+std::string FormatMilliseconds(double ms) {
+  return ms < 100 ? absl::StrFormat("%.3g ms", ms) : absl::StrFormat("%.0f ms", ms);
+}
+
 std::string OneLine(absl::string_view text) {
   std::string line(absl::StripAsciiWhitespace(text));
   for (char& c : line) {

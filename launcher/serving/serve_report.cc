@@ -80,6 +80,21 @@ void ServeReport::Plan(const Capacity& capacity, int threads_per_rank) {
   PrintStages(capacity);
 }
 
+void ServeReport::Predicted(const ServedLoad& load, const SpeedPrediction& prediction) {
+  if (json_) {
+    PrintJson("predicted", {{"prompt_tokens", load.mean_prompt_tokens},
+                            {"output_tokens", load.mean_output_tokens},
+                            {"ttft_ms", prediction.ttft_ms},
+                            {"tpot_ms", prediction.tpot_ms},
+                            {"source", prediction.source}});
+    return;
+  }
+  PrintLine(absl::StrFormat(
+      "Predict  TPOT %s, TTFT %s for a request alone, %.0f tokens in, %.0f out (%s)",
+      FormatMilliseconds(prediction.tpot_ms), FormatMilliseconds(prediction.ttft_ms),
+      load.mean_prompt_tokens, load.mean_output_tokens, prediction.source));
+}
+
 void ServeReport::PrintStages(const Capacity& capacity) {
   for (int stage = 0; stage < pp_; ++stage) {
     const auto first = capacity.shards.begin() + stage * tp_;
@@ -308,6 +323,33 @@ void ServeReport::Draining(double seconds) {
         "Draining: no new requests, running ones have %g s; interrupt again to stop at once",
         seconds));
   }
+}
+
+void ServeReport::Served(const ServedLoad& load, const std::optional<SpeedPrediction>& prediction) {
+  if (load.num_outputs == 0) return;
+  if (json_) {
+    Json fields = {{"num_outputs", load.num_outputs},
+                   {"mean_prompt_tokens", load.mean_prompt_tokens},
+                   {"mean_output_tokens", load.mean_output_tokens},
+                   {"mean_requests", load.mean_requests},
+                   {"ttft_ms", load.ttft_ms},
+                   {"tpot_ms", load.tpot_ms}};
+    if (prediction) {
+      fields["predicted_ttft_ms"] = prediction->ttft_ms;
+      fields["predicted_tpot_ms"] = prediction->tpot_ms;
+      fields["source"] = prediction->source;
+    }
+    PrintJson("served", std::move(fields));
+    return;
+  }
+  PrintLine(absl::StrFormat(
+      "Served   %s outputs, %.1f requests at a time, %.0f tokens in, %.0f out: TPOT %s, TTFT %s%s",
+      FormatCount(load.num_outputs), load.mean_requests, load.mean_prompt_tokens,
+      load.mean_output_tokens, FormatMilliseconds(load.tpot_ms), FormatMilliseconds(load.ttft_ms),
+      prediction
+          ? absl::StrFormat("; predicted %s and %s (%s)", FormatMilliseconds(prediction->tpot_ms),
+                            FormatMilliseconds(prediction->ttft_ms), prediction->source)
+          : ""));
 }
 
 void ServeReport::Stopped(absl::string_view how) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ class ServeReport {
 
   void Model(const ModelSummary& summary);
   void Plan(const Capacity& capacity, int threads_per_rank);
+  // Of one request of the load that was predicted for.
+  void Predicted(const ServedLoad& load, const SpeedPrediction& prediction);
   // Where ranks that are placed by hand connect.
   void WaitingForRanks(const std::string& worker_address, const std::string& secret_file);
   void RankJoined(const ControllerEvent& event);
@@ -50,6 +53,8 @@ class ServeReport {
   void RankOutput(int rank, absl::string_view text);  // rank < 0: the MPI launcher
   void Warn(const std::vector<std::string>& warnings);
   void Draining(double seconds);
+  // What was measured since the start, beside what is predicted of that load.
+  void Served(const ServedLoad& load, const std::optional<SpeedPrediction>& prediction);
   void Stopped(absl::string_view how);
   // The launch is over; `lockstep serve: message` follows on stderr.
   void Failed(absl::string_view message);

@@ -143,6 +143,7 @@ void ServeSession::Handle(const ControllerEvent& event) {
     case Kind::kWarning:
       return report_.Warn({event.message});
     case Kind::kDrained:
+      drained_ = event;
       if (state_ != State::kDraining) return;
       how_stopped_ = "after all requests finished";
       state_ = State::kStopping;
@@ -301,11 +302,15 @@ absl::Status ServeSession::End() {
     return absl::UnavailableError(*failure_);
   }
   controller_->Shutdown();  // tells the ranks, which then leave the job in order
+  for (const ControllerEvent& event : mailbox_.TakeAll()) {
+    if (event.kind == ControllerEvent::Kind::kDrained) drained_ = event;
+  }
   const absl::Duration patience = has_served_ ? kOrderlyExitTimeout : absl::ZeroDuration();
   const absl::Time deadline = absl::Now() + patience;
   for (Job& job : jobs_) {
     if (job.process && !job.process->Wait(deadline)) job.process->Terminate(kTerminateGrace);
   }
+  if (drained_) report_.Served(drained_->served, drained_->prediction);
   report_.Stopped(how_stopped_);
   return absl::OkStatus();
 }

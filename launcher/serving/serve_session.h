@@ -98,6 +98,7 @@ class ServeSession {
   State state_ = State::kStarting;
   absl::Time drain_deadline_ = absl::InfiniteFuture();
   std::string how_stopped_;
+  std::optional<ControllerEvent> drained_;
   bool has_served_ = false;
   std::optional<std::string> failure_;
 };

@@ -95,7 +95,8 @@ CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& m
       .join_timeout = options.join_timeout,
       .load_timeout = options.load_timeout,
       .recovery_window = options.recovery_window,
-      .step_deadline = options.step_deadline};
+      .step_deadline = options.step_deadline,
+      .predict_speed = options.predict_speed};
 }
 
 v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const ModelConfig& model) {

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/quantization.h"
+#include "runtime/controller/served_load.h"
 #include "runtime/controller/step_deadline.h"
 #include "runtime/security/api_tokens.h"
 #include "runtime/security/tls.h"
@@ -50,7 +51,7 @@ struct ControllerEvent {
     kRankLost,     // message names rank, host, stage and last operation
     kFailed,       // message: the cause; nothing is served until the next epoch
     kWarning,      // message
-    kDrained,      // BeginDrain was called and nothing is left
+    kDrained,      // nothing is left of the requests: served, prediction. Once, and the last
   };
   enum class Cause {
     kRankVanished,    // its stream closed, its lease ran out, its step did not end
@@ -72,6 +73,8 @@ struct ControllerEvent {
   int64_t mapped_bytes = 0;  // of them, packed by an earlier start
   int64_t num_kv_blocks = 0;
   int64_t max_model_len = 0;
+  ServedLoad served;
+  std::optional<SpeedPrediction> prediction;  // of that load
   std::string message;
   // kRankLost: what every rank of the replica was and did last. Who looks from outside may know
   // better which one went first.
@@ -130,6 +133,8 @@ struct ControllerOptions {
   // Bytes one client may leave unread before its request ends with RESOURCE_EXHAUSTED.
   int64_t max_unread_bytes = 16 << 20;
 
+  // Says how fast a load should be served; null = nobody knows. Called from the event loop thread.
+  SpeedPredictor predict_speed;
   // Called from the event loop thread, in order; must not block nor call back into the controller.
   std::function<void(const ControllerEvent&)> observer;
 };

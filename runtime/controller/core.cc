@@ -39,6 +39,7 @@ ControllerCore::~ControllerCore() = default;
 // --- time ---
 
 void ControllerCore::Advance(absl::Time now) {
+  advanced_at_ = now;
   for (auto& replica : replicas_) {
     if (const auto overdue = replica->FindOverdue(now)) {
       LoseReplica(*replica, overdue->rank, ControllerEvent::Cause::kRankVanished, overdue->why,
@@ -54,6 +55,7 @@ void ControllerCore::Advance(absl::Time now) {
     if (replica->serving()) replica->Schedule(now);
     DeliverEvents(*replica);
   }
+  meter_.Present(requests_.size(), now);
   if (state_.draining && requests_.empty()) EndDrain();
 }
 
@@ -67,7 +69,9 @@ void ControllerCore::DeliverEvents(Replica& replica) {
   if (replica.engine() == nullptr) return;
   for (engine::EngineEvent& event : replica.engine()->TakeEvents()) {
     const uint64_t number = event.request_id;
-    if (requests_.Find(number) == nullptr) continue;
+    RequestTable::Entry* entry = requests_.Find(number);
+    if (entry == nullptr) continue;
+    if (event.token) MeterToken(*entry, event);
     const bool is_last =
         event.finish.has_value() && requests_.FinishOutput(number, event.sequence_index);
     output_.Deliver(std::move(event));
@@ -75,6 +79,22 @@ void ControllerCore::DeliverEvents(Replica& replica) {
     ++counters_.finished;
     output_.Forget(number);
   }
+}
+
+void ControllerCore::MeterToken(RequestTable::Entry& entry, const engine::EngineEvent& event) {
+  absl::Time& last = entry.last_token_at[event.sequence_index];
+  if (last == absl::InfinitePast()) {
+    meter_.FirstToken(advanced_at_ - entry.accepted_at,
+                      entry.num_prompt_tokens - int64_t{event.num_cached_prompt_tokens});
+  } else {
+    meter_.NextToken(advanced_at_ - last);
+  }
+  last = advanced_at_;
+}
+
+std::optional<SpeedPrediction> ControllerCore::PredictSpeed(const ServedLoad& load) const {
+  if (config_.predict_speed == nullptr || load.num_outputs == 0) return std::nullopt;
+  return config_.predict_speed(load);
 }
 
 // --- requests ---
@@ -85,9 +105,13 @@ absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name
   Replica& replica = *ChooseReplica(request);
   const uint64_t number = request.request_id;
   const int num_outputs = request.num_outputs;
+  const auto num_prompt_tokens = static_cast<int64_t>(request.prompt.size());
   RETURN_IF_ERROR(replica.engine()->Add(std::move(request), now));
   ++counters_.accepted;
-  requests_.Insert(number, std::move(name), num_outputs, replica.index());
+  RequestTable::Entry& entry =
+      requests_.Insert(number, std::move(name), num_outputs, replica.index());
+  entry.accepted_at = now;
+  entry.num_prompt_tokens = num_prompt_tokens;
   return absl::OkStatus();
 }
 
@@ -202,7 +226,10 @@ void ControllerCore::EndAll(const std::string& reason) {
 
 void ControllerCore::EndDrain() {
   if (std::exchange(drained_, true)) return;
-  output_.Tell(EventOf(ControllerEvent::Kind::kDrained));
+  ControllerEvent event = EventOf(ControllerEvent::Kind::kDrained);
+  event.served = meter_.Load();
+  event.prediction = PredictSpeed(event.served);
+  output_.Tell(event);
   output_.Drained();
 }
 
@@ -245,6 +272,19 @@ v1::GetStatusResponse ControllerCore::Status(absl::Time now) const {
   response.set_requests_finished(counters_.finished);
   response.set_requests_aborted(counters_.aborted);
   for (const auto& replica : replicas_) replica->FillStatus(now, &response);
+  const ServedLoad load = meter_.Load();
+  v1::ServedLoad* served = response.mutable_served();
+  served->set_num_outputs(load.num_outputs);
+  served->set_mean_prompt_tokens(load.mean_prompt_tokens);
+  served->set_mean_output_tokens(load.mean_output_tokens);
+  served->set_mean_requests(load.mean_requests);
+  served->set_ttft_ms(load.ttft_ms);
+  served->set_tpot_ms(load.tpot_ms);
+  if (const auto prediction = PredictSpeed(load)) {
+    served->set_predicted_ttft_ms(prediction->ttft_ms);
+    served->set_predicted_tpot_ms(prediction->tpot_ms);
+    served->set_prediction_source(prediction->source);
+  }
   return response;
 }
 

@@ -24,6 +24,7 @@
 #include "runtime/controller/replica.h"
 #include "runtime/controller/request_table.h"
 #include "runtime/controller/request_validation.h"
+#include "runtime/controller/served_load.h"
 #include "runtime/controller/serving_state.h"
 #include "runtime/engine/engine.h"
 
@@ -47,6 +48,7 @@ struct CoreConfig {
   absl::Duration load_timeout;
   absl::Duration recovery_window;  // how long requests wait while no replica serves
   StepDeadlineOptions step_deadline;
+  SpeedPredictor predict_speed = nullptr;
 };
 
 // What happens. Called from within the core's methods; must not call back.
@@ -111,6 +113,8 @@ class ControllerCore {
   };
 
   void DeliverEvents(Replica& replica);
+  void MeterToken(RequestTable::Entry& entry, const engine::EngineEvent& event);
+  std::optional<SpeedPrediction> PredictSpeed(const ServedLoad& load) const;
   void EndOne(uint64_t number, v1::FinishReason reason, const grpc::Status& status);
   void EndRequests(v1::FinishReason reason, const grpc::Status& status);
   bool TakesRequests(const Replica& replica) const;
@@ -141,6 +145,8 @@ class ControllerCore {
   std::vector<std::unique_ptr<Replica>> replicas_;  // [num_replicas]
   RequestTable requests_;
   Counters counters_;
+  LoadMeter meter_;
+  absl::Time advanced_at_;  // the last Advance: when tokens count as sent
   ServingState::Snapshot state_;
   int64_t agreed_kv_blocks_ = 0;  // of every replica; 0 until the first is loaded
   bool has_capacity_ = false;     // limits and blocks hold from the first that became ready

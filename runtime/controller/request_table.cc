@@ -13,14 +13,18 @@ absl::Status RequestTable::CheckNew(const std::string& name) const {
       absl::StrCat("request_id \"", name, "\" belongs to a request that still runs"));
 }
 
-void RequestTable::Insert(uint64_t number, std::string name, int num_outputs, int replica) {
+RequestTable::Entry& RequestTable::Insert(uint64_t number, std::string name, int num_outputs,
+                                          int replica) {
   LS_CHECK(by_name_.emplace(name, number).second);
   Entry entry;
   entry.name = std::move(name);
   entry.replica = replica;
   entry.finished.resize(num_outputs);
   entry.num_unfinished = num_outputs;
-  LS_CHECK(by_number_.emplace(number, std::move(entry)).second);
+  entry.last_token_at.resize(num_outputs, absl::InfinitePast());
+  const auto [inserted, is_new] = by_number_.emplace(number, std::move(entry));
+  LS_CHECK(is_new);
+  return inserted->second;
 }
 
 RequestTable::Entry* RequestTable::Find(uint64_t number) {

@@ -10,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 
 namespace lockstep {
 
@@ -20,11 +21,15 @@ class RequestTable {
     int replica = 0;             // whose engine has it
     std::vector<bool> finished;  // [num_outputs]
     int num_unfinished = 0;
+    // For what is measured of it.
+    absl::Time accepted_at;
+    int64_t num_prompt_tokens = 0;
+    std::vector<absl::Time> last_token_at;  // [num_outputs], of the infinite past before the first
   };
 
   // ALREADY_EXISTS when a request of this name runs.
   absl::Status CheckNew(const std::string& name) const;
-  void Insert(uint64_t number, std::string name, int num_outputs, int replica);
+  Entry& Insert(uint64_t number, std::string name, int num_outputs, int replica);
 
   // Null when there is none.
   Entry* Find(uint64_t number);
@@ -36,6 +41,7 @@ class RequestTable {
 
   std::vector<uint64_t> All() const;
   bool empty() const { return by_number_.empty(); }
+  size_t size() const { return by_number_.size(); }
 
  private:
   std::map<uint64_t, Entry> by_number_;

@@ -482,7 +482,12 @@ TEST_F(LifecycleTest, DrainingFinishesWhatWasAccepted) {
   EXPECT_EQ(generated.outputs.at(0).ids, ExpectedIds(request, 5));
   EXPECT_TRUE(controller_->WaitDrained(absl::Now() + absl::Seconds(10)));
   controller_->Shutdown();
-  EXPECT_EQ(Events(ControllerEvent::Kind::kDrained).size(), 1u);
+  const auto drained = Events(ControllerEvent::Kind::kDrained);
+  ASSERT_EQ(drained.size(), 1u);
+  EXPECT_EQ(drained[0].served.num_outputs, 1);
+  EXPECT_EQ(drained[0].served.mean_output_tokens, 20);
+  EXPECT_GT(drained[0].served.ttft_ms, 0);
+  EXPECT_FALSE(drained[0].prediction.has_value());  // nobody predicts
   EXPECT_TRUE(replica_->Wait(0).ok());  // ranks see an orderly end
 }
 

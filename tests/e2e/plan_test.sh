@@ -56,3 +56,21 @@ for field in tpot_ms ttft_ms "calibrated .* on $(uname -n)"; do
   }
 done
 echo "calibrated and predicted"
+
+# A calibrated server says what is predicted, and at the end what was measured.
+holds() {
+  grep -q "$2" "$1" || {
+    echo "plan_test.sh: no $2 in $1:" >&2
+    cat "$1" >&2
+    exit 1
+  }
+}
+start serve-predicted
+holds "$dir/serve-predicted.log" '"event":"predicted".*"tpot_ms":.*calibrated'
+"$lockstep" bench --server "$address" --num-requests 4 --concurrency 2 --input-len 16 --output-len 32 --json -q >/dev/null
+"$lockstep" status --server "$address" --json >"$dir/status.json"
+holds "$dir/status.json" '"predicted_tpot_ms":'
+kill -INT "$pid"
+wait "$pid" || true
+holds "$dir/serve-predicted.log" '"event":"served".*"num_outputs":6.*"predicted_tpot_ms":'
+echo "predicted, served and compared"

@@ -65,6 +65,9 @@ TEST(FormatTest, NumbersReadWell) {
   EXPECT_EQ(FormatSeconds(0.0854), "85 ms");
   EXPECT_EQ(FormatSeconds(1.234), "1.23 s");
   EXPECT_EQ(FormatSeconds(185.0), "3 min 05 s");
+  EXPECT_EQ(FormatMilliseconds(0.7512), "0.751 ms");
+  EXPECT_EQ(FormatMilliseconds(66.83), "66.8 ms");
+  EXPECT_EQ(FormatMilliseconds(1570.6), "1571 ms");
 }
 
 TEST(TextTest, AnErrorIsOneLine) { EXPECT_EQ(OneLine("\n a\r\nb\x1b[31m\n"), "a  b [31m"); }

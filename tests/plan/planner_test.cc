@@ -147,9 +147,19 @@ TEST(Report, AnswersFirstAndInJsonToo) {
   const auto plan = MakePlan(request);
   const std::string text = PlanText(*plan);
   EXPECT_TRUE(text.starts_with("Answer    16 GPUs h100-sxm-80g on 2 nodes: tp 8 x pp 2")) << text;
-  const auto json = nlohmann::json::parse(PlanJson(*plan));
+  const auto json = nlohmann::json::parse(PlanJson(*plan, ParetoPoints(*plan)));
   EXPECT_EQ(json["answer"]["tp"], 8);
   EXPECT_EQ(json["layouts"].size(), plan->candidates.size());
+  int num_answers = 0;
+  double front = 0;  // ascends with TPOT
+  for (const auto& point : json["chart"]) {
+    num_answers += point["is_answer"].get<bool>() ? 1 : 0;
+    if (!point["on_front"].get<bool>()) continue;
+    EXPECT_GT(point["tokens_per_s_per_gpu"].get<double>(), front);
+    front = point["tokens_per_s_per_gpu"].get<double>();
+  }
+  EXPECT_GT(front, 0);
+  EXPECT_GE(num_answers, 1);
   for (const auto& stage : json["answer"]["stages"]) {
     int64_t sum = 0;
     for (const char* part :

@@ -58,6 +58,24 @@ TEST(QueueSimulation, LimitsHoldInTheQueueToo) {
   EXPECT_LE(plan->queue->ttft_p95_ms, 500);
 }
 
+TEST(QueueSimulation, CheaperChangesAreThoseThatHoldInTheQueue) {
+  PlanRequest request = Request(20);
+  request.ttft_p95_ms = 500;
+  const auto plan = MakePlan(request);
+  ASSERT_TRUE(plan.ok() && plan->answer() != nullptr);
+  ASSERT_FALSE(plan->relaxations.empty());
+  EXPECT_LE(plan->relaxations.size(), 3u);
+  for (const Relaxation& relaxation : plan->relaxations) {
+    EXPECT_LT(relaxation.gpus, plan->answer()->reserved_gpus) << relaxation.change;
+    if (!relaxation.change.starts_with("--rate")) continue;
+    request.rate_per_s /= 2;
+    const auto changed = MakePlan(request);
+    ASSERT_TRUE(changed.ok() && changed->answer() != nullptr);
+    EXPECT_EQ(changed->answer()->reserved_gpus, relaxation.gpus);
+    EXPECT_LE(changed->queue->ttft_p95_ms, 500);
+  }
+}
+
 absl::StatusOr<std::vector<Arrival>> Load(const std::string& text) {
   const std::string path = ::testing::TempDir() + "/trace.csv";
   std::ofstream(path) << text;
