@@ -1,6 +1,6 @@
 // lockstep serve: the whole server: checks everything, starts the controller here and the ranks as
 // one MPI job on this host, on others, or over a Slurm allocation.
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -53,12 +53,11 @@ struct ServePlan {
 };
 
 // Ranks on other hosts cannot reach memory of this process.
-absl::StatusOr<std::optional<WeightMemory>> MakeWeightMemory(const RankFlags& rank,
-                                                             const LaunchPlan& launch) {
-  if (rank.weight_cache != "memory" || launch.kind != LaunchPlan::Kind::kThisHost) {
-    return std::nullopt;
-  }
-  return WeightMemory::Create(launch.world_size);
+absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& rank,
+                                                               const LaunchPlan& launch,
+                                                               const LaunchDirs& dirs) {
+  if (rank.weight_cache != "memory" || launch.kind != LaunchPlan::Kind::kThisHost) return nullptr;
+  return WeightMemory::Create(launch.world_size, dirs.files.path());
 }
 
 // Over all hosts, taking them for equal to this one; of hosts elsewhere nothing is known before
@@ -106,8 +105,8 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   ASSIGN_OR_RETURN(RuntimeDir files, RuntimeDir::Create());
   ASSIGN_OR_RETURN(RuntimeDir memory, RuntimeDir::CreateInMemory());
   const LaunchDirs dirs{std::move(files), std::move(memory)};
-  ASSIGN_OR_RETURN(const std::optional<WeightMemory> weights,
-                   MakeWeightMemory(options.rank, plan.launch));
+  ASSIGN_OR_RETURN(const std::unique_ptr<WeightMemory> weights,
+                   MakeWeightMemory(options.rank, plan.launch, dirs));
   ASSIGN_OR_RETURN(const std::string secret, DrawSecret());
 
   SessionOptions session;
@@ -132,7 +131,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
                               plan.capacity.num_kv_blocks,
                               options.launch.allow_tp_across_nodes,
                               options.controller.security.worker_tls,
-                              weights ? weights->ToString() : ""};
+                              weights ? weights->socket().string() : ""};
     return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, options.rank, launch),
                    secret);
   };

@@ -106,10 +106,6 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.stage.num_load_threads = options.backend.num_threads;
   options.stage.on_notice = options.on_notice;
   if (flags.rank.weight_cache != "none") options.stage.weight_cache = flags.rank.weight_cache;
-  if (!flags.weight_memory.empty()) {
-    ASSIGN_OR_RETURN(options.stage.weight_cache,
-                     WeightMemory::PathOf(flags.weight_memory, session.rank()));
-  }
   if (flags.num_kv_blocks > 0) options.num_kv_blocks = flags.num_kv_blocks;
   options.kv_cache_bytes = static_cast<int64_t>(std::llround(flags.kv_cache_gib * 0x1p30));
   return options;
@@ -123,6 +119,11 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
         grid.pp(), " needs ", grid.world_size(), ": start it with mpirun -n ", grid.world_size()));
   }
   ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
+  Fd weights;
+  if (!flags.weight_memory.empty()) {
+    ASSIGN_OR_RETURN(weights, WeightMemory::Receive(flags.weight_memory, session.rank()));
+    options.stage.weight_cache = WeightMemory::PathOf(weights);
+  }
   // The step loop waits for a peer that will never answer: nothing but ending the job helps.
   options.on_stuck = [](const absl::Status&) { MpiSession::AbortJob(kExitFailure); };
   ASSIGN_OR_RETURN(const auto rendezvous, MakeMpiRendezvous(session, grid));
@@ -171,7 +172,8 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
   AddRankFlags(*command, options->rank);
   AddWeightCacheFlag(*command, "keep packed weights for later starts in this directory, or none",
                      options->rank);
-  command->add_option("--weight-memory", options->weight_memory, "files of a launcher in memory")
+  command
+      ->add_option("--weight-memory", options->weight_memory, "socket of a launcher's memory files")
       ->group("");
   const char* link = "Controller";
   command

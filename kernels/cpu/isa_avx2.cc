@@ -75,8 +75,6 @@ struct Avx2Vector {
   }
   static F EvenOf(Pairs v) { return FromBits(_mm256_slli_epi32(v, 16)); }
 
-  static F Lanes(Pairs v) { return FromBits(v); }
-  static Pairs AsPairs(F v) { return Bits(v); }
   static void Interleave(F& even, F& odd) {
     const F low = _mm256_unpacklo_ps(even, odd);
     const F high = _mm256_unpackhi_ps(even, odd);

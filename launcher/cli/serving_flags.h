@@ -62,7 +62,7 @@ struct WorkerLaunch {
   int64_t num_kv_blocks = 0;
   bool allow_tp_across_nodes = false;
   RankTlsFlags tls;
-  std::string weight_memory;  // WeightMemory::ToString(); empty: none
+  std::string weight_memory;  // socket of a WeightMemory; empty: none
 };
 std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,
                                          const WorkerLaunch& launch);
