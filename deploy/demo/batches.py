@@ -18,7 +18,7 @@ def lengths_at(progress):
 
 def difficulty_at(progress):
     """The largest size of stories at this share of the training."""
-    return min(1.0, 0.25 + 1.5 * progress)
+    return min(1.0, 0.2 + 1.6 * progress)
 
 
 class Writer:
@@ -37,7 +37,7 @@ class Writer:
         """ids and weights of `length` + 1 tokens: whole exchanges as long as they fit, then padding of weight 0."""
         ids, weights = [self.begin], [0.0]
         budget = rng.randint(length // 4, length - 250) if is_long else 0
-        system, exchanges = conversation(rng, rng.random() ** 0.5 * size, budget)
+        system, exchanges = conversation(rng, (rng.random() ** 0.5) * size, budget)
         if system:
             said = self._ids(turn("system", system))
             ids += said

@@ -9,6 +9,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 
+ROPE_THETA = 100000.0
+# How attention starts: without this, most of the training passes before a model finds out how to look things up.
+DISTANCES = [1, 0, 2, 1, 3, 2, 4, 3]  # tokens, of each head of the first layer
+MATCH, WRITE, COPY = 2.5, 0.2, 0.3  # how loud
+
+
 @dataclass
 class Shape:
     hidden_size: int
@@ -18,7 +24,7 @@ class Shape:
     num_kv_heads: int = 4
     vocab_size: int = 2048
     max_positions: int = 2048
-    rope_theta: float = 100000.0
+    rope_theta: float = ROPE_THETA
     norm_eps: float = 1e-5
 
     @property
@@ -129,6 +135,50 @@ class Decoder(nn.Module):
         return self.norm(x)
 
 
+def look_back(embeddings, attention):
+    """Makes head h of the first layer look DISTANCES[h] tokens back, by position alone: every embedding gets the same first number, which
+    queries and keys turn into constants whose rotations agree at that distance."""
+    constant, size, pairs, strength = 0.4, attention.head_dim, min(6, attention.head_dim // 2), 6.0
+    embeddings[:, 0] = constant
+    normed = constant / embeddings.pow(2).mean(-1).sqrt().mean()  # what the norm makes of it
+    frequencies = ROPE_THETA ** -(torch.arange(pairs) * 2 / size)
+    q, k = (w.weight.mul_(0.3).view(-1, size, w.in_features) for w in (attention.q_proj, attention.k_proj))
+    k[:, :pairs, 0], k[:, size // 2:size // 2 + pairs, 0] = strength / normed, 0.0
+    for head, distance in enumerate(DISTANCES):
+        q[head, :pairs, 0] = strength / normed * torch.cos(distance * frequencies)
+        q[head, size // 2:size // 2 + pairs, 0] = -strength / normed * torch.sin(distance * frequencies)
+
+
+def look_up(embeddings, first, second):
+    """Makes group d of the second layer's heads look for the place whose token d + 1 back is the one d back from here: where a sentence
+    that begins alike went on. The first layer's heads of that group look as far back as that and write what they see, each into its own
+    part of the residual stream, which the embeddings leave free; keys read the one and queries the other, by the slowest rotations only,
+    which hardly tell positions."""
+    size, width = first.head_dim, embeddings.shape[1]
+    slow = [i for i in range(size) if i % (size // 2) >= size // 4]
+    groups, count, half = first.v_proj.out_features // size, len(slow), width // 2
+    embeddings[:, half:] = 0.0
+    q, k = second.q_proj.weight.view(-1, size, width), second.k_proj.weight.view(-1, size, width)
+    for group in range(groups):
+        first.v_proj.weight[group * size:][:count, 0] = 0.0  # what all tokens share
+        further, nearer = (slice(half + (2 * group + i) * count, half + (2 * group + i + 1) * count) for i in range(2))
+        for head, rows in ((2 * group, further), (2 * group + 1, nearer)):
+            first.o_proj.weight[rows] = 0.0
+            first.o_proj.weight[rows, head * size:head * size + count] = WRITE * torch.eye(count)
+        k[group], q[2 * group:2 * group + 2] = 0.0, 0.0
+        k[group, slow, further] = MATCH * torch.eye(count)
+        q[2 * group:2 * group + 2, slow, nearer] = MATCH * torch.eye(count)
+
+
+def copy_heads(attention):
+    """Makes heads start out adding to the stream what they look at, which the tied embeddings turn into saying it."""
+    size = attention.head_dim
+    repeats = attention.q_proj.out_features // attention.v_proj.out_features
+    values = attention.v_proj.weight.view(-1, size, attention.v_proj.in_features)
+    values[..., 0] = 0.0
+    attention.o_proj.weight.copy_(COPY * values.repeat_interleave(repeats, dim=0).flatten(0, 1).T)
+
+
 class Llama(nn.Module):
     """Llama with tied embeddings."""
 
@@ -139,6 +189,11 @@ class Llama(nn.Module):
         for layer in self.model.layers:  # the residual stream starts as the embeddings
             for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
                 nn.init.normal_(last.weight, std=0.02 / math.sqrt(2 * shape.num_layers))
+        with torch.no_grad():
+            look_back(self.model.embed_tokens.weight, self.model.layers[0].self_attn)
+            look_up(self.model.embed_tokens.weight, self.model.layers[0].self_attn, self.model.layers[1].self_attn)
+            for layer in self.model.layers[1:]:
+                copy_heads(layer.self_attn)
 
     @staticmethod
     def _initialize(module):

@@ -1,7 +1,8 @@
 """Little stories with questions whose answers are known.
 
 Every task is a function (rng, cast, size) that yields Exchanges: what the user says, ending in a question, and the one right answer.
-`size` in [0, 1] is the difficulty. Where an answer takes steps, the steps are written first and the answer is the last line.
+`size` in [0, 1] is the difficulty. An answer names first what it is about, which makes the next word one look-up; where it takes
+steps, they are written first.
 """
 from dataclasses import dataclass
 
@@ -30,8 +31,8 @@ class House:
     def __init__(self, rng, cast, size):
         self.rng = rng
         self.places = cast.places(scaled(rng, 3, 6, size))
-        self.people = {p: rng.choice(self.places) for p in cast.names(scaled(rng, 2, 5, size))}
-        self.lying = {t: rng.choice(self.places) for t in cast.things(scaled(rng, 1, 4, size))}
+        self.people = {p: rng.choice(self.places) for p in cast.names(scaled(rng, 2, 4, size))}
+        self.lying = {t: rng.choice(self.places) for t in cast.things(scaled(rng, 1, 3, size))}
         self.held = {}
 
     def opening(self):
@@ -83,21 +84,21 @@ class House:
 
     def where_thing(self, thing):
         if thing in self.lying:
-            return f"It is in the {self.lying[thing]}."
-        return f"It is with {self.held[thing]} in the {self.people[self.held[thing]]}."
+            return f"The {thing} is in the {self.lying[thing]}."
+        return f"The {thing} is with {self.held[thing]} in the {self.people[self.held[thing]]}."
 
     def question(self):
         rng = self.rng
         kind = rng.random()
         if kind < 0.25:
             person = rng.choice(list(self.people))
-            return "moving", f"Where is {person}?", f"In the {self.people[person]}."
+            return "moving", f"Where is {person}?", f"{person} is in the {self.people[person]}."
         things = list(self.held) if self.held and rng.random() < 0.7 else list(self.held) + list(self.lying)
         thing = rng.choice(things)
         if kind < 0.5:
             return "moving", f"Where is the {thing}?", self.where_thing(thing)
         if kind < 0.65:
-            return "moving", f"Who has the {thing}?", f"It is {self.held.get(thing, 'nobody')}."
+            return "moving", f"Who has the {thing}?", f"The {thing} is with {self.held.get(thing, 'nobody')}."
         return self._yes_no(thing)
 
     def _yes_no(self, thing):
@@ -105,16 +106,16 @@ class House:
             person = self.rng.choice(list(self.people))
             here = self.people[person]
             asked = here if self.rng.random() < 0.5 else self.rng.choice([p for p in self.places if p != here])
-            return "yesno", f"Is {person} in the {asked}?", f"In the {here}, so {'yes' if asked == here else 'no'}."
+            return "yesno", f"Is {person} in the {asked}?", f"{person} is in the {here}, so {'yes' if asked == here else 'no'}."
         holder = self.held.get(thing, "nobody")
         others = [p for p in self.people if p != holder]
         asked = holder if thing in self.held and self.rng.random() < 0.5 else self.rng.choice(others)
-        return "yesno", f"Does {asked} have the {thing}?", f"It is {holder}, so {'yes' if asked == holder else 'no'}."
+        return "yesno", f"Does {asked} have the {thing}?", f"The {thing} is with {holder}, so {'yes' if asked == holder else 'no'}."
 
 
 def moving(rng, cast, size, questions=6):
     house = House(rng, cast, size)
-    sentences = house.opening() + [house.act() for _ in range(scaled(rng, 1, 10, size))]
+    sentences = house.opening() + [house.act() for _ in range(scaled(rng, 1, 8, size))]
     opener = rng.choice(OPENERS)
     for _ in range(questions):
         task, question, answer = house.question()
@@ -136,36 +137,35 @@ def filler(rng, count):
 
 
 def _facts(rng, cast, count):
-    """(sentence, question, answer) of `count` keys with a value each."""
+    """(sentence, question) of `count` keys with a value each; the sentence is the answer too."""
     kind = rng.randrange(4) if count <= 20 else rng.randrange(1, 4)  # there are fewer things than names
     values = cast.animals(count) if count <= len(ANIMALS) else [rng.choice(ANIMALS) for _ in range(count)]
     if kind == 0:
-        keys = cast.things(count)
-        return [(f"The {k} belongs to the {v}.", f"Who owns the {k}?", f"It is the {v}.") for k, v in zip(keys, values)]
+        return [(f"The {k} belongs to the {v}.", f"Who owns the {k}?") for k, v in zip(cast.things(count), values)]
     keys = cast.names(count)
     if kind == 1:
-        return [(f"{k} likes the {v}.", f"What does {k} like?", f"It is the {v}.") for k, v in zip(keys, values)]
+        return [(f"{k} likes the {v}.", f"What does {k} like?") for k, v in zip(keys, values)]
     if kind == 2:
         numbers = [rng.randint(10, 99) for _ in range(count)]
-        return [(f"The number of {k} is {v}.", f"What is the number of {k}?", f"It is {v}.") for k, v in zip(keys, numbers)]
-    return [(f"The secret word of {k} is {v}.", f"What is the secret word of {k}?", f"It is {v}.") for k, v in zip(keys, values)]
+        return [(f"The number of {k} is {v}.", f"What is the number of {k}?") for k, v in zip(keys, numbers)]
+    return [(f"The secret word of {k} is {v}.", f"What is the secret word of {k}?") for k, v in zip(keys, values)]
 
 
 def recall(rng, cast, size, questions=8, task="recall", num_fillers=None, num_facts=None):
-    facts = _facts(rng, cast, num_facts or scaled(rng, 2, 14, size))
-    sentences = [sentence for sentence, _, _ in facts]
-    for sentence in filler(rng, scaled(rng, 0, 8, size) if num_fillers is None else num_fillers):
+    facts = _facts(rng, cast, num_facts or scaled(rng, 2, 10, size))
+    sentences = [sentence for sentence, _ in facts]
+    for sentence in filler(rng, scaled(rng, 0, 6, size) if num_fillers is None else num_fillers):
         sentences.insert(rng.randint(0, len(sentences)), sentence)
     opener = rng.choice(["Remember this. ", "Here are some facts. ", "Listen. ", ""])
     text = opener + " ".join(sentences) + " "
-    for _, question, answer in rng.sample(facts, min(questions, len(facts))):
+    for answer, question in rng.sample(facts, min(questions, len(facts))):
         yield Exchange(task, text + question, answer)
         text = ""
 
 
 def recall_long(rng, cast, size, questions=12, num_tokens=1800):
     """Facts among fillers; about 7 tokens a sentence."""
-    num_facts = rng.randint(12, 36)
+    num_facts = rng.randint(8, 24)
     num_fillers = max(0, int(num_tokens / 6.6) - num_facts)
     yield from recall(rng, cast, size, questions, "recall_long", num_fillers, num_facts)
 
@@ -197,7 +197,7 @@ def comparing(rng, cast, size, questions=4):
         a, b = rng.sample(people, 2)
         word, best = rng.choice([(more, max), (less, min)])
         winner = best(a, b, key=values.get)
-        yield Exchange("comparing", f"{text}Who is {word}, {a} or {b}?", f"{values[a]} and {values[b]}, so it is {winner}.")
+        yield Exchange("comparing", f"{text}Who is {word}, {a} or {b}?", f"{a} {values[a]}, {b} {values[b]}, so it is {winner}.")
         text = ""
 
 

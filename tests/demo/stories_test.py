@@ -79,12 +79,12 @@ class StoriesTest(unittest.TestCase):
             else:
                 self.fail(sentence)
         if match := re.fullmatch(r"Where is (?!the )(.+)\?", question):
-            self.assertEqual(exchange.answer, f"In the {place[match[1]]}.")
+            self.assertEqual(exchange.answer, f"{match[1]} is in the {place[match[1]]}.")
         elif match := re.fullmatch(r"Where is (the .+)\?", question):
             by = f"with {holder[match[1]]} " if match[1] in holder else ""
-            self.assertEqual(exchange.answer, f"It is {by}in the {place[holder.get(match[1], match[1])]}.")
+            self.assertEqual(exchange.answer, f"T{match[1][1:]} is {by}in the {place[holder.get(match[1], match[1])]}.")
         elif match := re.fullmatch(r"Who has (the .+)\?", question):
-            self.assertEqual(exchange.answer, f"It is {holder.get(match[1], 'nobody')}.")
+            self.assertEqual(exchange.answer, f"T{match[1][1:]} is with {holder.get(match[1], 'nobody')}.")
         return 1
 
 
