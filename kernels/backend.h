@@ -255,7 +255,8 @@ std::unique_ptr<Backend> MakeReferenceBackend();
 
 struct CpuBackendOptions {
   int num_threads = 1;
-  // Highest instruction set to use: "auto", "scalar", "avx2", "avx512", "avx512bf16".
+  // Highest instruction set to use: "auto", "scalar", "avx2", "avxvnni", "avx512",
+  // "avx512vnni", "avx512bf16".
   // INVALID_ARGUMENT when unknown or not available on this processor.
   std::string isa = "auto";
 };

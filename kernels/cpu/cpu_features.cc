@@ -10,7 +10,7 @@
 namespace lockstep::cpu {
 namespace {
 
-constexpr int kMaxTables = 5;
+constexpr int kMaxTables = 6;
 
 struct Tables {
   std::array<const VectorKernels*, kMaxTables> table = {};
@@ -56,6 +56,7 @@ void AddX86Tables(Tables& tables) {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return;
   tables.Add(kAvx2Kernels);
+  if (__builtin_cpu_supports("avxvnni")) tables.Add(kAvxVnniKernels);
   if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
       !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
     return;

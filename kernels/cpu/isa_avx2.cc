@@ -122,5 +122,7 @@ struct Avx2Vector {
 }  // namespace
 
 constinit const VectorKernels kAvx2Kernels = MakeKernels<Avx2Vector>("avx2", kAvx2Quantized);
+constinit const VectorKernels kAvxVnniKernels =
+    MakeKernels<Avx2Vector>("avxvnni", kAvxVnniQuantized);
 
 }  // namespace lockstep::cpu

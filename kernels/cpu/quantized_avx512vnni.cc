@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/quantize_groups.h"
 #include "kernels/cpu/quantized_kernels.h"
+#include "kernels/cpu/vnni_dot.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -11,6 +12,7 @@ struct VnniQuantized {
   static constexpr int kLanes = 16;
   static constexpr int kTileRows = 6;
   static constexpr int kKeptRows = 6;
+  static constexpr int kTwoChainRows = 4;
   using F = __m512;
   using I = __m512i;
 
@@ -33,28 +35,17 @@ struct VnniQuantized {
   }
   [[gnu::always_inline]] static void Prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
 
+  static I LoadBytes(const char* p) { return _mm512_loadu_si512(p); }
+  static I SetInteger(int32_t value) { return _mm512_set1_epi32(value); }
+  static I LowHalves(I bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi32(0x0f0f0f0f)); }
+  static I HighHalves(I bytes) { return LowHalves(_mm512_srli_epi32(bytes, 4)); }
+  // In sum's own register: the intrinsic lets GCC 12 move sums about and to the stack.
+  static void AddQuads(I& sum, I weights, I quad) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(quad));
+  }
+
   template <bool kInt4>
-  struct Dot {
-    using Sum = I;
-    using Weights = I;
-    static Sum Start(int32_t offset) { return _mm512_set1_epi32(offset); }
-    static void Load(const char* p, Weights& first, Weights& second) {
-      const I bytes = _mm512_loadu_si512(p);
-      if constexpr (kInt4) {
-        const I low = _mm512_set1_epi32(0x0f0f0f0f);
-        first = _mm512_and_si512(bytes, low);
-        second = _mm512_and_si512(_mm512_srli_epi32(bytes, 4), low);
-      } else {
-        first = bytes;
-        second = _mm512_loadu_si512(p + kQuantizedColumns * 4);
-      }
-    }
-    // In sum's own register: the intrinsic lets GCC 12 move sums about and to the stack.
-    static void Add(Sum& sum, Weights weights, I quad) {
-      asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(quad));
-    }
-    static I Finish(Sum sum, int32_t) { return sum; }
-  };
+  using Dot = VnniDot<VnniQuantized, kInt4>;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@ struct ScalarQuantized {
   static constexpr int kLanes = 8;
   static constexpr int kTileRows = 4;
   static constexpr int kKeptRows = 0;
+  static constexpr int kTwoChainRows = 4;
   struct F {
     float lane[kLanes];
   };

@@ -70,6 +70,7 @@ struct QuantizedKernels {
 extern const QuantizedKernels kScalarQuantized;
 #if defined(__x86_64__)
 extern const QuantizedKernels kAvx2Quantized;
+extern const QuantizedKernels kAvxVnniQuantized;
 extern const QuantizedKernels kAvx512VnniQuantized;
 #endif
 

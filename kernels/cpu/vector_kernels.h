@@ -114,6 +114,7 @@ struct VectorKernels {
 extern const VectorKernels kScalarKernels;
 #if defined(__x86_64__)
 extern const VectorKernels kAvx2Kernels;
+extern const VectorKernels kAvxVnniKernels;  // AVX2 and AVX-VNNI
 extern const VectorKernels kAvx512Kernels;
 extern const VectorKernels kAvx512VnniKernels;
 extern const VectorKernels kAvx512Bf16Kernels;  // and VNNI

@@ -62,11 +62,13 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
       ->check(Between(1, 4096))
       ->group(group);
   command
-      .add_option("--isa", flags.isa,
-                  "highest instruction set: auto, scalar, avx2, avx512, avx512vnni, avx512bf16")
+      .add_option(
+          "--isa", flags.isa,
+          "highest instruction set: auto, scalar, avx2, avxvnni, avx512, avx512vnni, avx512bf16")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512vnni", "avx512bf16"})
-                  .description(""))
+      ->check(
+          CLI::IsMember({"auto", "scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16"})
+              .description(""))
       ->capture_default_str()
       ->group(group);
   command
