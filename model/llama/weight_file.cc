@@ -269,6 +269,10 @@ absl::Status WeightFile::Finish() {
   return handle_->Lock(LOCK_SH) ? absl::OkStatus() : Unavailable("flock");
 }
 
+void WeightFile::Discard() {
+  if (!is_complete_) static_cast<void>(::ftruncate(handle_->fd(), 0));
+}
+
 // Reading needs fewer entries of page tables, and the next process maps them in no time.
 void WeightFile::MakeHugePages(int num_threads) const {
   if (LiesOnDisk(handle_->fd())) return;

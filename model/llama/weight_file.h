@@ -45,6 +45,9 @@ class WeightFile {
   // All regions are filled: others may use them, nobody may write them. What lies on a disk is
   // synced in the background.
   absl::Status Finish();
+  // Instead of Finish, when they will not be filled: gives their room back. No region may be used
+  // after it.
+  void Discard();
   // Before the regions are filled: lays what is kept in memory on huge pages.
   void MakeHugePages(int num_threads) const;
   // Maps the pages of all regions, reading what is not in memory.

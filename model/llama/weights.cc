@@ -336,6 +336,7 @@ absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backen
       auto weights = LoadInto(file->get(), source, backend, tp_group, stats);
       if (weights.ok()) return weights;
       status = weights.status();
+      (*file)->Discard();
     } else {
       status = file.status();
     }

@@ -97,6 +97,18 @@ TEST_F(WeightFileTest, RegionsAreZeroedAndAlignedUntilFilled) {
   }
 }
 
+TEST_F(WeightFileTest, WhatIsDiscardedTakesNoRoom) {
+  {
+    const auto file = Open();
+    ASSERT_TRUE(file->Take(kLarge).ok());
+    file->Discard();
+    EXPECT_EQ(fs::file_size(path_), 0u);
+  }
+  Fill('a');
+  Open()->Discard();  // not what is complete
+  EXPECT_TRUE(IsFilledWith('a'));
+}
+
 TEST_F(WeightFileTest, RegionsOutliveTheObject) {
   DeviceBuffer region;
   {
