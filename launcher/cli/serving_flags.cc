@@ -81,8 +81,16 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
 }
 
 void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags) {
+  const auto check = [](const std::string& value) -> std::string {
+    std::error_code error;
+    if (value.empty()) return "must not be empty";
+    return std::filesystem::exists(value, error) && !std::filesystem::is_directory(value, error)
+               ? value + " is not a directory"
+               : "";
+  };
   command.add_option("--weight-cache", flags.weight_cache, help)
       ->type_name("WHERE")
+      ->check(check, "")
       ->capture_default_str()
       ->group("Loading");
 }

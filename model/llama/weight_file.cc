@@ -84,6 +84,15 @@ bool ReadHeaderOf(int fd, const std::string& key, Header& header) {
           std::memcmp(header.boot_id, boot_id.c_str(), sizeof(header.boot_id)) == 0);
 }
 
+// Another program's file must not be emptied. One of ours that was not finished begins with zeros.
+bool MayBeOurs(int fd) {
+  char begin[sizeof(kMagic)] = {};
+  const ssize_t got = ::pread(fd, begin, sizeof(begin), 0);
+  constexpr char kZeros[sizeof(kMagic)] = {};
+  return got == 0 || (got == sizeof(begin) && (std::memcmp(begin, kMagic, sizeof(kMagic)) == 0 ||
+                                               std::memcmp(begin, kZeros, sizeof(kMagic)) == 0));
+}
+
 // Whether writing through a mapping can fail for want of room: not in memory files (memfd_create),
 // whose file system has no size.
 bool HasLimitedSize(int fd) {
@@ -169,6 +178,10 @@ absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& pat
   if (!S_ISREG(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 022) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         path.string(), ": must be a regular file of this user that others cannot write"));
+  }
+  if (!MayBeOurs(fd)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path.string(), ": is no file of packed weights"));
   }
   std::unique_ptr<WeightFile> file(new WeightFile(handle, key));
   const absl::Status locked = file->Lock();

@@ -45,6 +45,7 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
       {{"serve", "m", "--tpp", "2"}, "--tpp"},
       {{"serve", "m", "--block-size", "-1"}, "-1"},
       {{"serve", "m", "--isa", "sse"}, "sse"},
+      {{"serve", "m", "--weight-cache", "/proc/self/stat"}, "not a directory"},
       {{"serve", "m", "--kv-cache-gib", "1", "--num-kv-blocks", "5"}, "--num-kv-blocks"},
       {{"bench", "--rate", "0"}, "--rate: 0"},
       {{"generate", "--server", "nowhere", "hi"}, "'nowhere'"},

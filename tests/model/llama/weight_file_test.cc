@@ -130,11 +130,20 @@ TEST_F(WeightFileTest, WhatCannotBeTrustedIsPackedAnew) {
   fs::resize_file(path_, fs::file_size(path_) - 8192);
   EXPECT_FALSE(IsFilledWith('c'));
   Fill('d');
-  Overwrite(0, "rubbish");
-  EXPECT_FALSE(IsFilledWith('d'));
-  std::ofstream(path_, std::ios::trunc) << "short";
-  Fill('e');
-  EXPECT_TRUE(IsFilledWith('e'));
+  EXPECT_TRUE(IsFilledWith('d'));
+}
+
+TEST_F(WeightFileTest, OtherProgramsFilesAreLeftAlone) {
+  for (const char* text : {"x", "a file that somebody needs"}) {
+    std::ofstream(path_, std::ios::trunc) << text;
+    const auto file = WeightFile::Open(path_, "key");
+    EXPECT_EQ(file.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(file.status().message()), HasSubstr("no file of packed weights"));
+    std::string still;
+    std::ifstream in(path_);
+    std::getline(in, still);
+    EXPECT_EQ(still, text);
+  }
 }
 
 // Pages that were not on the disk when the machine went down came back as holes.
