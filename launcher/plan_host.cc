@@ -141,7 +141,10 @@ int RunCalibration(const PlanOptions& options) {
   if (options.json) {
     std::printf("%s", json.c_str());
   } else {
-    std::printf("Wrote %s; `lockstep plan --gpu cpu` and `lockstep serve` use it\n", path->c_str());
+    const bool is_default = *path == plan::DefaultProfilePath();
+    std::printf("Wrote %s: %s\n", path->c_str(),
+                is_default ? "`lockstep plan --gpu cpu` and `lockstep serve` use it"
+                           : "`lockstep plan --gpu cpu --profile FILE` uses it");
   }
   return kExitOk;
 }

@@ -123,8 +123,14 @@ class Calibration {
                      Synthesize(files_.path(), "layers", LayersConfig(options_.quick)));
     ASSIGN_OR_RETURN(overhead_model_, Synthesize(files_.path(), "overhead", OverheadConfig()));
     for (const RanksAtWork& at_work : cases) {
-      ASSIGN_OR_RETURN(plan::RankSpeed speed, MeasureUndisturbed(at_work));
-      Say(Describe(speed));
+      double others = 0;
+      ASSIGN_OR_RETURN(plan::RankSpeed speed, MeasureUndisturbed(at_work, others));
+      Say(absl::StrCat(Describe(speed), others > kDisturbed
+                                            ? absl::StrFormat(" (other programs took %.0f %% of "
+                                                              "the processors)",
+                                                              100 * others)
+                                            : ""));
+      worst_share_ = std::max(worst_share_, others);
       profile.speeds.push_back(std::move(speed));
     }
     RETURN_IF_ERROR(MeasureServing(profile));
@@ -158,10 +164,10 @@ class Calibration {
     return line;
   }
 
-  // Again when others disturbed it; the least disturbed counts.
-  absl::StatusOr<plan::RankSpeed> MeasureUndisturbed(const RanksAtWork& at_work) {
+  // Again when others disturbed it; the least disturbed counts, `least` is their share meanwhile.
+  absl::StatusOr<plan::RankSpeed> MeasureUndisturbed(const RanksAtWork& at_work, double& least) {
     plan::RankSpeed best;
-    double least = 2.0;
+    least = 2.0;
     for (int i = 0; i < (options_.quick ? 1 : kTries) && least > kDisturbed; ++i) {
       const OtherPrograms others;
       ASSIGN_OR_RETURN(plan::RankSpeed speed, Measure(at_work));
@@ -171,7 +177,6 @@ class Calibration {
         best = std::move(speed);
       }
     }
-    worst_share_ = std::max(worst_share_, least);
     return best;
   }
 
