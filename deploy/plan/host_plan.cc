@@ -8,6 +8,8 @@
 namespace lockstep::plan {
 namespace {
 
+// The rest of the running step, and one: plans run ahead of results.
+constexpr double kStepsAhead = 1.5;
 constexpr double kWorthMoreRanks = 1.05;  // times the throughput: predictions are no nearer
 
 int MostRanks(const HostPlanRequest& request) {
@@ -72,6 +74,7 @@ absl::StatusOr<Prediction> PredictOnHost(const HostDeployment& deployment, const
   engine.name = "lockstep";
   engine.source = deployment.profile.source();
   engine.request_ms = deployment.profile.request_ms;
+  engine.steps_ahead = kStepsAhead;
   engine.max_batched_tokens = limits.max_batched_tokens;
   engine.max_running = limits.max_num_seqs;
   return Predict(costs, engine, load, std::max<int64_t>(1, limits.max_requests));

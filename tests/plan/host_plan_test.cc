@@ -118,6 +118,16 @@ TEST_F(HostPlanTest, OneRequestTakesAStepPerToken) {
   EXPECT_GT(prediction->ttft_ms, 3);
 }
 
+TEST_F(HostPlanTest, APromptWaitsForTheStepsThatAreUnderWay) {
+  const WeightFormat weights = *FindWeightFormat("bf16");
+  Load load{.input_tokens = 8, .output_tokens = 800, .concurrency = 1, .pattern = {}};
+  const auto alone = PredictOnHost({model_, weights, profile_, {}, 1}, load, {});
+  load.concurrency = 4;
+  const auto among_others = PredictOnHost({model_, weights, profile_, {}, 1}, load, {});
+  ASSERT_TRUE(alone.ok() && among_others.ok());
+  EXPECT_GT(among_others->ttft_ms, alone->ttft_ms + 1.4 * alone->tpot_ms);
+}
+
 TEST_F(HostPlanTest, PlansWithoutAProfileTellMemoryOnly) {
   HostPlanRequest request = Request();
   request.profile.reset();
