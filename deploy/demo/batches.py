@@ -7,7 +7,7 @@ from generator import BEGIN, END, conversation, turn
 # The weight of the loss on what the assistant does not say: it teaches copying early, and little else.
 OTHER_WEIGHT = 0.1
 # (share of the training done, lengths to draw from): long conversations cost most and teach least, so they come last.
-CURRICULUM = [(0.0, [128]), (0.2, [128, 256]), (0.4, [256]), (0.8, [256] * 6 + [512]), (0.88, [256] * 18 + [512] * 4 + [1024, 2048])]
+CURRICULUM = [(0.0, [128]), (0.2, [128, 256]), (0.4, [256]), (0.85, [256] * 12 + [512]), (0.92, [256] * 20 + [512] * 2 + [1024, 2048])]
 JUMPING = 0.5  # the share of conversations with jumps in their positions, at the end of the training
 MAX_POSITIONS = 2048
 
@@ -37,7 +37,7 @@ class Writer:
         """ids and weights of `length` + 1 tokens: whole exchanges as long as they fit, then padding of weight 0."""
         ids, weights = [self.begin], [0.0]
         budget = rng.randint(length // 4, length - 250) if is_long else 0
-        system, exchanges = conversation(rng, (rng.random() ** 0.5) * size, budget)
+        system, exchanges = conversation(rng, rng.random() ** 0.25 * size, budget)
         if system:
             said = self._ids(turn("system", system))
             ids += said

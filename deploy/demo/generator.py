@@ -13,7 +13,7 @@ from words import Cast
 BEGIN, END = "<|begin|>", "<|end|>"
 SPECIAL_TOKENS = [BEGIN, END, "<|system|>", "<|user|>", "<|assistant|>"]
 # How often each task occurs in training, where it is held to a higher standard or costs fewer tokens.
-TASKS = [(stories.moving, 8), (stories.recall, 7), (stories.comparing, 2), (stories.counting, 2), (stories.ordering, 2), (stories.sums, 3),
+TASKS = [(stories.moving, 20), (stories.recall, 4), (stories.comparing, 2), (stories.counting, 2), (stories.ordering, 2), (stories.sums, 3),
          (stories.spelling, 2), (stories.chatting, 1)]
 TEST_TASKS = ["moving", "yesno", "recall", "recall_long", "counting", "comparing", "ordering", "sum2", "sum3", "backwards", "chat"]
 
@@ -63,7 +63,7 @@ def _test_exchange(rng, task, index):
             return None, exchange
 
 
-def test_questions(seed=2026, per_task=30):
+def test_questions(seed=2026, per_task=100):
     """Held-out questions: dicts with task, messages and answer."""
     rng = random.Random(seed)
     for task in TEST_TASKS:
@@ -86,7 +86,7 @@ def show(count, size):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--test", action="store_true", help="the held-out questions as JSON lines")
-    parser.add_argument("--per-task", type=int, default=30)
+    parser.add_argument("--per-task", type=int, default=100)
     parser.add_argument("--seed", type=int, default=2026)
     parser.add_argument("--size", type=float, default=1.0, help="difficulty of what is shown, 0 to 1")
     arguments = parser.parse_args()

@@ -90,14 +90,14 @@ class House:
     def question(self):
         rng = self.rng
         kind = rng.random()
-        if kind < 0.25:
+        if kind < 0.2:
             person = rng.choice(list(self.people))
             return "moving", f"Where is {person}?", f"{person} is in the {self.people[person]}."
         things = list(self.held) if self.held and rng.random() < 0.7 else list(self.held) + list(self.lying)
         thing = rng.choice(things)
-        if kind < 0.5:
+        if kind < 0.4:
             return "moving", f"Where is the {thing}?", self.where_thing(thing)
-        if kind < 0.65:
+        if kind < 0.5:
             return "moving", f"Who has the {thing}?", f"The {thing} is with {self.held.get(thing, 'nobody')}."
         return self._yes_no(thing)
 
