@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# From a clean clone to streamed tokens: installs what is missing, builds, serves a model from four ranks (tensor x pipeline
-# parallel), streams a generation, stops.
+# From a clean clone to answers: installs what is missing, builds, serves a model from four ranks (tensor x pipeline parallel),
+# asks it something, stops.
 #
-#   deploy/quickstart.sh          with a small model of random weights, made on the spot (its text is noise)
+#   deploy/quickstart.sh          with the demo model that comes along (deploy/demo/model): it understands little stories
 #   deploy/quickstart.sh MODEL    with your Hugging Face Llama checkpoint
 #
 # Layout by $LOCKSTEP_TP (default 2) and $LOCKSTEP_PP (default 2). Leaves build/release/ and nothing else.
@@ -13,9 +13,10 @@ case "${1:-}" in
   -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
   -*) echo "quickstart: unknown option '$1' (see --help)" >&2; exit 2 ;;
 esac
-model=${1:-}
-if [ -n "$model" ] && [ ! -d "$model" ]; then
-  echo "quickstart: $model is not a directory; give a Hugging Face checkpoint, or nothing for a random model" >&2
+demo=deploy/demo/model
+model=${1:-$demo}
+if [ ! -d "$model" ]; then
+  echo "quickstart: $model is not a directory; give a Hugging Face checkpoint, or nothing for the demo model" >&2
   exit 1
 fi
 tp=${LOCKSTEP_TP:-2}
@@ -43,14 +44,9 @@ ninja -C build/release lockstep
 lockstep=$PWD/build/release/bin/lockstep
 
 step "3/4 Model"
-if [ -z "$model" ]; then
-  model=$scratch/tiny
-  "$lockstep" model synth --shape tiny "$model"
-else
-  "$lockstep" model inspect "$model"
-fi
+"$lockstep" model inspect "$model"
 
-step "4/4 Serve on $tp x $pp ranks and generate"
+step "4/4 Serve on $tp x $pp ranks and ask"
 "$lockstep" serve "$model" --tp "$tp" --pp "$pp" --listen 127.0.0.1:0 >"$scratch/serve.log" 2>&1 &
 server=$!
 address=""
@@ -65,7 +61,21 @@ while [ -z "$address" ]; do
 done
 cat "$scratch/serve.log"
 echo
-"$lockstep" generate --server "$address" --temperature 0.8 --seed 1 --max-tokens 64 "Once upon a time"
+# ask QUESTION: in the demo model's chat format, likeliest words first
+ask() {
+  echo "You:   $1"
+  printf 'Model: '
+  "$lockstep" generate --server "$address" --no-echo --quiet --parse-special-tokens --temperature 0 --max-tokens 64 \
+    "<|user|>$1<|end|><|assistant|>"
+}
+if [ "$model" = "$demo" ]; then
+  ask "Who are you?"
+  ask "Mary is in the kitchen. Tom is in the garden. Mary took the red ball. Mary went to the garden. Mary gave the red ball to Tom. \
+Tom went to the library. Where is the red ball?"
+  ask "What is 47 + 85?"
+else
+  "$lockstep" generate --server "$address" --temperature 0.8 --seed 1 --max-tokens 64 "Once upon a time"
+fi
 echo
 "$lockstep" status --server "$address"
 kill -TERM "$server"
@@ -78,6 +88,7 @@ It works. Next:
   PATH=$PWD/build/release/bin:\$PATH
   lockstep serve MODEL --tp $tp --pp $pp          # MODEL: a Hugging Face Llama directory
   lockstep generate "Once upon a time"          # from another terminal
+  lockstep eval deploy/demo/model               # 1,100 questions whose answers are known
   lockstep bench --concurrency 16               # latencies and throughput
   lockstep model synth --shape llama-3.2-1b OUT # random weights of a real shape
   tests/run.sh --quick                          # the tests

@@ -1,8 +1,8 @@
 """Trains the demo model from nothing and exports it in Hugging Face layout.
 
-    python3 train.py OUT_DIR --minutes 90                 on 2 CPU cores with AVX-512 and BF16
+    python3 train.py OUT_DIR --minutes 35                 on 2 CPU cores with AVX-512 and BF16
     python3 train.py OUT_DIR --shape draft --minutes 6    the small one that drafts for it
-    python3 train.py OUT_DIR --minutes 90 --export-only   writes the model of the last checkpoint
+    python3 train.py OUT_DIR --minutes 35 --export-only   writes the model of the last checkpoint
 
 OUT_DIR must hold tokenizer.json (train_tokenizer.py). A checkpoint is written every minute and continued from when the same command is run
 again. OUT_DIR gets model.safetensors, config.json, generation_config.json, training.json and learning_curve.svg.
