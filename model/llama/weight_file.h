@@ -29,8 +29,8 @@ using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)
 class WeightFile {
  public:
   // Opens or makes the file (mode 0600) and waits while another process fills it. key: text that
-  // differs where the packed bytes may. FAILED_PRECONDITION when others may write the file, it is in
-  // use for other weights or not a file of weights, UNAVAILABLE with errno's text.
+  // differs where the packed bytes may. FAILED_PRECONDITION when others may write the file, it is
+  // in use for other weights or not a file of weights, UNAVAILABLE with errno's text.
   static absl::StatusOr<std::unique_ptr<WeightFile>> Open(const std::filesystem::path& path,
                                                           const std::string& key);
   // Whether the file is complete and of this key, as it stands.

@@ -21,15 +21,16 @@ namespace lockstep {
 
 class RankModel {
  public:
-  // Looks at the checkpoint and starts the backend; reads no weights. All must outlive the model; progress advances
-  // with every layer, the groups are first used by Load.
+  // Looks at the checkpoint and starts the backend; reads no weights. All must outlive the model;
+  // progress advances with every layer, the groups are first used by Load.
   static absl::StatusOr<std::unique_ptr<RankModel>> Open(const WorkerOptions& options,
                                                          RankProgress& progress,
                                                          RankGroups& groups);
 
   const ModelConfig& config() const { return checkpoint_->config(); }
 
-  // Memory still to be taken for weights and KV cache of this rank; nothing need be loaded. INVALID_ARGUMENT as CheckLayout.
+  // Memory still to be taken for weights and KV cache of this rank; nothing need be loaded.
+  // INVALID_ARGUMENT as CheckLayout.
   absl::StatusOr<int64_t> NeededBytes() const;
 
   // Reads this rank's weights; progress is called from several threads. Errors as

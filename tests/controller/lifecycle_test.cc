@@ -488,7 +488,7 @@ TEST_F(LifecycleTest, DrainingFinishesWhatWasAccepted) {
   EXPECT_EQ(drained[0].served.mean_output_tokens, 20);
   EXPECT_GT(drained[0].served.ttft_ms, 0);
   EXPECT_FALSE(drained[0].prediction.has_value());  // nobody predicts
-  EXPECT_TRUE(replica_->Wait(0).ok());  // ranks see an orderly end
+  EXPECT_TRUE(replica_->Wait(0).ok());              // ranks see an orderly end
 }
 
 TEST_F(LifecycleTest, ShutdownEndsEveryStream) {
