@@ -1,8 +1,8 @@
 """Trains the demo model from nothing and exports it in Hugging Face layout.
 
-    python3 train.py OUT_DIR --minutes 35                 on 2 CPU cores with AVX-512 and BF16
-    python3 train.py OUT_DIR --shape draft --minutes 6    the small one that drafts for it
-    python3 train.py OUT_DIR --minutes 35 --export-only   writes the model of the last checkpoint
+    python3 train.py OUT_DIR                  the demo model: 45 minutes on 2 CPU cores with AVX-512 and BF16
+    python3 train.py OUT_DIR --shape draft    the small one that drafts for it
+    python3 train.py OUT_DIR --export-only    writes the model of the last checkpoint
 
 OUT_DIR must hold tokenizer.json (train_tokenizer.py). A checkpoint is written every minute and continued from when the same command is run
 again. OUT_DIR gets model.safetensors, config.json, generation_config.json, training.json and learning_curve.svg.
@@ -34,6 +34,7 @@ PADDED = [128, 256, 512, 1024, 2048]  # tokens of a question: on a CPU each new 
 LONGEST_COMPILED = 512  # tokens: each further length costs a compilation and has few batches
 # Large blocks are kept rather than given back and zeroed again, which halves what a step costs; read by the C library when it starts.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_TOP_PAD_": str(1 << 28)}
+TOKENS = {"demo": 48e6, "draft": 21e6}
 SMALL_STEPS = 0.15  # the share of the training whose steps have half the tokens
 
 
@@ -41,7 +42,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--shape", choices=SHAPES, default="demo")
-    parser.add_argument("--minutes", type=float, required=True, help="of training; the learning rate ends at zero then")
+    parser.add_argument("--tokens", type=float, help="to train on; the learning rate ends at zero then (default: by shape)")
     parser.add_argument("--batches-per-step", type=int, default=8)
     parser.add_argument("--batch-tokens", type=int, default=1024, help="more on a GPU")
     parser.add_argument("--muon-lr", type=float, default=3e-4)
@@ -52,7 +53,9 @@ def parse_arguments():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--export-only", action="store_true")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.tokens = arguments.tokens or TOKENS[arguments.shape]
+    return arguments
 
 
 class Run:
@@ -77,7 +80,7 @@ class Run:
 
     @property
     def progress(self):
-        return min(1.0, self.seconds / (60 * self.arguments.minutes))
+        return min(1.0, self.tokens / self.arguments.tokens)
 
     def save(self):
         state = {"master": self.shared.master, "state": self.shared.state, "seconds": self.seconds, "step": self.step,
