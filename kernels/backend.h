@@ -4,7 +4,8 @@
 // Bodies: ReferenceBackend (plain loops, the specification), CpuBackend (SIMD, threads); a CUDA
 // body loads as a plugin. All pointers are device pointers of this backend; work is issued in order
 // from one thread (the step loop) and may be asynchronous until Synchronize(). Activations are f32,
-// row-major and dense.
+// row-major and dense, except those that nothing but Linear reads: they have the dtype that
+// LinearInput names.
 //
 // Numbers. On the CPU bodies every output row depends on its own inputs only: bit for bit the same
 // whatever the number of rows in the call, the number of threads and the instruction set. The order
@@ -96,8 +97,9 @@ struct HostRows {
 
 // One layer's share of the paged KV cache on this rank.
 // v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32 or kBF16 (rounded to nearest when
-// written). k: as many elements, transposed within a head's block so that a vector runs over its
-// tokens: f32 [head_dim, block_size], bf16 [head_dim / 2, block_size, 2]; head_dim is even.
+// written). k: as many elements; how they lie within a head's block is the backend's own. The CPU
+// bodies transpose them so that a vector runs over its tokens: f32 [head_dim, block_size], bf16
+// [head_dim / 2, block_size, 2]; head_dim is even.
 struct KvCacheView {
   void* k = nullptr;
   void* v = nullptr;
@@ -122,6 +124,9 @@ struct BatchIndex {
   const int32_t* context_lens =
       nullptr;  // [num_seqs], tokens in the cache once this batch is written
   const int32_t* block_tables = nullptr;  // [num_seqs, max_blocks_per_seq]
+  // Known to the host, for backends that lay out their work there.
+  int64_t max_query_len = 0;    // tokens of this batch in one sequence
+  int64_t max_context_len = 0;  // of context_lens
 };
 
 class Backend {
@@ -129,6 +134,9 @@ class Backend {
   virtual ~Backend() = default;
   // For the start-up log: "cpu avx2, 4 threads".
   virtual std::string Description() const = 0;
+  // Of what AddRmsNorm, SiluMul and Attention write and Linear reads: kF32 on CPU bodies, kBF16
+  // where that is what the products multiply.
+  virtual DType LinearInput() const = 0;
 
   // ---- memory ----
   virtual absl::StatusOr<DeviceBuffer> Allocate(
@@ -179,17 +187,17 @@ class Backend {
     float eps;
     int64_t num_tokens;
     int64_t hidden;
-    float* out;
+    void* out;  // of LinearInput()
   };
   virtual void AddRmsNorm(const RmsNormArgs& args) = 0;
 
-  // y = x W^T; x [num_tokens, in_features], y [num_tokens, out_features], both f32. bf16 weights: x
-  // is rounded to bf16 first (to nearest even). Within one K-slice each output element accumulates
-  // in f32 with fused multiply-add in one order: f32 weights k = 0, 1, 2, ...; bf16 weights in
-  // pairs, odd element then even: k = 1, 0, 3, 2, ... (the order of the vdpbf16ps instruction,
-  // Intel SDM vol. 2), a missing last odd element of a slice counting as zero; denormal inputs and
-  // results of that accumulation are flushed to zero. Slices are combined as LinearShape says, with
-  // ordinary additions (ranks go on adding where this stops).
+  // y = x W^T; x [num_tokens, in_features] of LinearInput(), y [num_tokens, out_features] f32. bf16
+  // weights: x is rounded to bf16 first (to nearest even). Within one K-slice each output element
+  // accumulates in f32 with fused multiply-add in one order: f32 weights k = 0, 1, 2, ...; bf16
+  // weights in pairs, odd element then even: k = 1, 0, 3, 2, ... (the order of the vdpbf16ps
+  // instruction, Intel SDM vol. 2), a missing last odd element of a slice counting as zero;
+  // denormal inputs and results of that accumulation are flushed to zero. Slices are combined as
+  // LinearShape says, with ordinary additions (ranks go on adding where this stops).
   //
   // Quantized weights: x is quantized by QuantizeActivationGroup, per token and per group of the
   // weight (kernels/quantization.h). A group's dot product of both q is an integer, exact below
@@ -197,12 +205,12 @@ class Backend {
   //   sum = fma(float(dot), x_scale * w_scale, sum)
   // without flushing denormals. A token with a number that is not finite in a group gets NaN in
   // every output; a group of weights likewise in its output.
-  virtual void Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) = 0;
+  virtual void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) = 0;
 
   // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width],
   // out: [num_tokens, width]. silu(x) = x / (1 + Exp(0 - x)), Exp being the one of
   // kernels/cpu/exp.h.
-  virtual void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) = 0;
+  virtual void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) = 0;
 
   // Rotates q and k in place (GPT-NeoX halves: i pairs with i + head_dim / 2, as Hugging Face
   // checkpoints have it) and writes k and v to the cache at slot_mapping: first' = fma(first, cos,
@@ -239,7 +247,7 @@ class Backend {
     float scale;
     const BatchIndex* batch;
     const KvCacheView* cache;
-    float* out;
+    void* out;  // of LinearInput()
   };
   virtual void Attention(const AttentionArgs& args) = 0;
 

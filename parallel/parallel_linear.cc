@@ -37,7 +37,7 @@ void ColumnParallelLinear::Fill(int64_t first_row, const HostRows& rows) {
   backend_->FillLinear(*weight_, first_row, rows);
 }
 
-void ColumnParallelLinear::Forward(const float* x, int64_t num_tokens, float* y) const {
+void ColumnParallelLinear::Forward(const void* x, int64_t num_tokens, float* y) const {
   backend_->Linear(*weight_, x, num_tokens, y);
 }
 
@@ -54,7 +54,7 @@ void RowParallelLinear::Fill(int64_t first_row, const HostRows& rows) {
   backend_->FillLinear(*weight_, first_row, rows);
 }
 
-absl::Status RowParallelLinear::Forward(const float* x, int64_t num_tokens, float* y) const {
+absl::Status RowParallelLinear::Forward(const void* x, int64_t num_tokens, float* y) const {
   backend_->Linear(*weight_, x, num_tokens, y);
   return group_->AllReduceSum(y, num_tokens * weight_->shape().out_features);
 }
@@ -133,7 +133,7 @@ absl::StatusOr<VocabParallelHead> VocabParallelHead::Create(Backend& backend, in
   return head;
 }
 
-void VocabParallelHead::Forward(const float* x, int64_t num_tokens, float* logits) const {
+void VocabParallelHead::Forward(const void* x, int64_t num_tokens, float* logits) const {
   if (num_rows_ > 0) linear_.Forward(x, num_tokens, logits);
 }
 

@@ -5,7 +5,8 @@
 // Numbers are the same for every tensor parallel size of equal K-slice counts
 // (parallel/partition.h). Forward is called by the step loop's thread and allocates nothing; Fill
 // by loader threads, over disjoint rows, before the first Forward. backend and group must outlive
-// the layers. Pointers are device pointers; activations f32, dense.
+// the layers. Pointers are device pointers; activations dense, outputs f32,
+// the inputs of products of Backend::LinearInput().
 #pragma once
 
 #include <memory>
@@ -27,7 +28,7 @@ class ColumnParallelLinear {
       Quantization quantization = Quantization::kNone);
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features].
-  void Forward(const float* x, int64_t num_tokens, float* y) const;
+  void Forward(const void* x, int64_t num_tokens, float* y) const;
   int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
 
  private:
@@ -45,7 +46,7 @@ class RowParallelLinear {
                                                   const LinearShape& shape);
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features], y the same on every rank.
-  absl::Status Forward(const float* x, int64_t num_tokens, float* y) const;
+  absl::Status Forward(const void* x, int64_t num_tokens, float* y) const;
   int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
 
  private:
@@ -95,7 +96,7 @@ class VocabParallelHead {
                                                   Quantization quantization = Quantization::kNone);
   void Fill(int64_t first_row, const HostRows& rows) { linear_.Fill(first_row, rows); }
   // x [num_tokens, hidden] -> logits [num_tokens, num_rows].
-  void Forward(const float* x, int64_t num_tokens, float* logits) const;
+  void Forward(const void* x, int64_t num_tokens, float* logits) const;
   int64_t bytes() const { return linear_.bytes(); }
 
  private:

@@ -309,7 +309,8 @@ void AttentionRunner::WriteOut(const Shape& shape, const Item& item, const State
   for (int row = 0; row < item.num_tokens * shape.group; ++row) {
     const int64_t token = item.first_token + row / shape.group;
     const int64_t head = int64_t{item.kv_head} * shape.group + row % shape.group;
-    float* out = shape.args.out + (token * shape.args.num_heads + head) * shape.head_dim;
+    float* out = static_cast<float*>(shape.args.out) +
+                 (token * shape.args.num_heads + head) * shape.head_dim;
     kernels_.normalise(state.values + int64_t{row} * shape.head_dim, state.sum[row], shape.head_dim,
                        out);
   }

@@ -102,12 +102,14 @@ void CpuBackend::AddRmsNorm(const RmsNormArgs& args) {
       const int64_t at = t * args.hidden;
       const float* delta = args.delta == nullptr ? nullptr : args.delta + at;
       kernels_.add_rms_norm(args.residual + at, delta, args.weight, args.eps, args.hidden,
-                            args.out + at);
+                            static_cast<float*>(args.out) + at);
     }
   });
 }
 
-void CpuBackend::Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) {
+void CpuBackend::Linear(const LinearWeight& weight, const void* input, int64_t num_tokens,
+                        float* y) {
+  const float* x = static_cast<const float*>(input);
   if (weight.shape().quantization != Quantization::kNone) {
     quantized_.Run(static_cast<const QuantizedWeight&>(weight), x, num_tokens, y);
   } else {
@@ -115,7 +117,8 @@ void CpuBackend::Linear(const LinearWeight& weight, const float* x, int64_t num_
   }
 }
 
-void CpuBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) {
+void CpuBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* gated) {
+  float* out = static_cast<float*>(gated);
   // Elements, not rows, are shared out: a decode step has few rows and wide ones.
   ForRanges(num_tokens * width, kGrain, [&](int64_t begin, int64_t end) {
     while (begin < end) {

@@ -21,6 +21,7 @@ class CpuBackend final : public Backend {
   CpuBackend(const VectorKernels& kernels, int num_threads);
 
   std::string Description() const override;
+  DType LinearInput() const override { return DType::kF32; }
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
   void CopyToDevice(void* device, const void* host, int64_t bytes) override;
@@ -34,8 +35,8 @@ class CpuBackend final : public Backend {
 
   void Embed(const EmbedArgs& args) override;
   void AddRmsNorm(const RmsNormArgs& args) override;
-  void Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) override;
-  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) override;
+  void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) override;
+  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,

@@ -187,6 +187,7 @@ void RotateHead(float* x, const float* cos, const float* sin, int half) {
 class ReferenceBackend final : public Backend {
  public:
   std::string Description() const override { return "cpu reference, 1 thread"; }
+  DType LinearInput() const override { return DType::kF32; }
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override { return cpu::AllocateHost(bytes); }
   void CopyToDevice(void* device, const void* host, int64_t bytes) override {
@@ -253,12 +254,14 @@ class ReferenceBackend final : public Backend {
       const float mean = NeighbourTree(lanes) / static_cast<float>(args.hidden);
       const float scale = 1.0f / std::sqrt(mean + args.eps);
       for (int64_t i = 0; i < args.hidden; ++i) {
-        args.out[t * args.hidden + i] = residual[i] * scale * args.weight[i];
+        static_cast<float*>(args.out)[t * args.hidden + i] = residual[i] * scale * args.weight[i];
       }
     }
   }
 
-  void Linear(const LinearWeight& weight, const float* x, int64_t num_tokens, float* y) override {
+  void Linear(const LinearWeight& weight, const void* input, int64_t num_tokens,
+              float* y) override {
+    const float* x = static_cast<const float*>(input);
     const LinearShape& shape = weight.shape();
     const int64_t slice_k = shape.in_features / shape.num_k_slices;
     MultiplyRows(shape, x, num_tokens, y, [&](int64_t n, const float* row, int slice) {
@@ -271,7 +274,8 @@ class ReferenceBackend final : public Backend {
     });
   }
 
-  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, float* out) override {
+  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* gated) override {
+    float* out = static_cast<float*>(gated);
     for (int64_t t = 0; t < num_tokens; ++t) {
       for (int64_t i = 0; i < width; ++i) {
         const float gate = gate_up[t * 2 * width + i];
@@ -310,7 +314,7 @@ class ReferenceBackend final : public Backend {
                                 h / group};
           AttendToken(head, args.qkv + t * row + h * head_dim, args.scale,
                       args.batch->positions[t] + int64_t{1},
-                      args.out + (t * args.num_heads + h) * head_dim);
+                      static_cast<float*>(args.out) + (t * args.num_heads + h) * head_dim);
         }
       }
     }

@@ -5,9 +5,10 @@
 namespace lockstep {
 namespace {
 
-absl::Status AllocateRows(Backend& backend, int64_t rows, int64_t width, DeviceBuffer& buffer) {
+absl::Status AllocateRows(Backend& backend, DType dtype, int64_t rows, int64_t width,
+                          DeviceBuffer& buffer) {
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(rows * static_cast<int64_t>(sizeof(float)), width, &bytes)) {
+  if (__builtin_mul_overflow(rows * DTypeBytes(dtype), width, &bytes)) {
     return absl::ResourceExhaustedError("activation buffers exceed the address space");
   }
   ASSIGN_OR_RETURN(buffer, backend.Allocate(bytes));
@@ -21,15 +22,18 @@ absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const StageS
                                                   int64_t max_logits_rows) {
   Activations act;
   const int64_t tokens = max_batched_tokens;
-  RETURN_IF_ERROR(AllocateRows(backend, tokens, shape.hidden, act.residual));
-  RETURN_IF_ERROR(AllocateRows(backend, tokens, shape.hidden, act.delta));
-  RETURN_IF_ERROR(AllocateRows(backend, tokens, shape.hidden, act.normed));
-  RETURN_IF_ERROR(AllocateRows(backend, tokens, shape.qkv_width(), act.qkv));
-  RETURN_IF_ERROR(AllocateRows(backend, tokens, shape.q_width(), act.attended));
-  RETURN_IF_ERROR(AllocateRows(backend, tokens, 2 * shape.intermediate.size(), act.gate_up));
-  RETURN_IF_ERROR(AllocateRows(backend, tokens, shape.intermediate.size(), act.gated));
+  const DType input = backend.LinearInput();
+  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.hidden, act.residual));
+  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.hidden, act.delta));
+  RETURN_IF_ERROR(AllocateRows(backend, input, tokens, shape.hidden, act.normed));
+  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.qkv_width(), act.qkv));
+  RETURN_IF_ERROR(AllocateRows(backend, input, tokens, shape.q_width(), act.attended));
+  RETURN_IF_ERROR(
+      AllocateRows(backend, DType::kF32, tokens, 2 * shape.intermediate.size(), act.gate_up));
+  RETURN_IF_ERROR(AllocateRows(backend, input, tokens, shape.intermediate.size(), act.gated));
   if (shape.is_last) {
-    RETURN_IF_ERROR(AllocateRows(backend, max_logits_rows, shape.vocab.size(), act.logits));
+    RETURN_IF_ERROR(
+        AllocateRows(backend, DType::kF32, max_logits_rows, shape.vocab.size(), act.logits));
   }
   return act;
 }

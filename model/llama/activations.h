@@ -1,5 +1,5 @@
-// What flows through a stage, in buffers allocated once for the largest batch. All f32, row-major,
-// dense.
+// What flows through a stage, in buffers allocated once for the largest batch. Row-major, dense;
+// f32, or Backend::LinearInput() where said.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@ struct Activations {
   DeviceBuffer residual;  // [max_batched_tokens, hidden], the stream that layers add to
   DeviceBuffer
       delta;  // [max_batched_tokens, hidden], what the last block computed and the next norm adds
-  DeviceBuffer normed;    // [max_batched_tokens, hidden]
+  DeviceBuffer normed;    // [max_batched_tokens, hidden], LinearInput
   DeviceBuffer qkv;       // [max_batched_tokens, qkv_width]
-  DeviceBuffer attended;  // [max_batched_tokens, q_width]
+  DeviceBuffer attended;  // [max_batched_tokens, q_width], LinearInput
   DeviceBuffer gate_up;   // [max_batched_tokens, 2 * intermediate]
-  DeviceBuffer gated;     // [max_batched_tokens, intermediate]
+  DeviceBuffer gated;     // [max_batched_tokens, intermediate], LinearInput
   DeviceBuffer logits;    // last stage: [max_logits_rows, vocab]
 
   // RESOURCE_EXHAUSTED when memory is short.

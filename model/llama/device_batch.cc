@@ -1,5 +1,6 @@
 #include "model/llama/device_batch.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
@@ -49,6 +50,12 @@ void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend) {
             .query_starts = Copy(batch.query_starts, query_starts_, backend),
             .context_lens = Copy(batch.context_lens, context_lens_, backend),
             .block_tables = Copy(batch.block_tables, block_tables_, backend)};
+  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
+    const auto at = static_cast<size_t>(seq);
+    index_.max_query_len = std::max<int64_t>(index_.max_query_len,
+                                             batch.query_starts[at + 1] - batch.query_starts[at]);
+    index_.max_context_len = std::max<int64_t>(index_.max_context_len, batch.context_lens[at]);
+  }
 }
 
 }  // namespace lockstep

@@ -49,7 +49,7 @@ absl::Status LlamaStage::RunLayer(size_t layer) {
 
 absl::Status LlamaStage::Attention(const LayerWeights& weights, const KvCacheView& cache) {
   const int num_heads = static_cast<int>(shape_.query_heads.size());
-  weights.qkv.Forward(act_.normed.as<float>(), num_tokens(), act_.qkv.as<float>());
+  weights.qkv.Forward(act_.normed.data(), num_tokens(), act_.qkv.as<float>());
   backend_.RopeAndWriteKv({.qkv = act_.qkv.as<float>(),
                            .num_heads = num_heads,
                            .cos = rope_cos_.as<float>(),
@@ -61,18 +61,18 @@ absl::Status LlamaStage::Attention(const LayerWeights& weights, const KvCacheVie
                       .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
                       .batch = &batch_.index(),
                       .cache = &cache,
-                      .out = act_.attended.as<float>()});
+                      .out = act_.attended.data()});
   has_delta_ = true;
-  return weights.attention_output.Forward(act_.attended.as<float>(), num_tokens(),
+  return weights.attention_output.Forward(act_.attended.data(), num_tokens(),
                                           act_.delta.as<float>());
 }
 
 absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
-  weights.gate_up.Forward(act_.normed.as<float>(), num_tokens(), act_.gate_up.as<float>());
+  weights.gate_up.Forward(act_.normed.data(), num_tokens(), act_.gate_up.as<float>());
   backend_.SiluMul(act_.gate_up.as<float>(), num_tokens(), shape_.intermediate.size(),
-                   act_.gated.as<float>());
+                   act_.gated.data());
   has_delta_ = true;
-  return weights.down.Forward(act_.gated.as<float>(), num_tokens(), act_.delta.as<float>());
+  return weights.down.Forward(act_.gated.data(), num_tokens(), act_.delta.as<float>());
 }
 
 void LlamaStage::AddAndNorm(const DeviceBuffer& weight) {
@@ -83,7 +83,7 @@ void LlamaStage::AddAndNorm(const DeviceBuffer& weight) {
                        .eps = static_cast<float>(config_.rms_norm_eps),
                        .num_tokens = num_tokens(),
                        .hidden = shape_.hidden,
-                       .out = act_.normed.as<float>()});
+                       .out = act_.normed.data()});
   has_delta_ = false;
 }
 
@@ -111,7 +111,7 @@ void LlamaStage::NormLogitsRows() {
                        .eps = static_cast<float>(config_.rms_norm_eps),
                        .num_tokens = num_rows,
                        .hidden = shape_.hidden,
-                       .out = act_.normed.as<float>()});
+                       .out = act_.normed.data()});
 }
 
 absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
@@ -124,7 +124,8 @@ absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
   }
   const int64_t vocab = shape_.vocab.size();
   if (count == 0 || vocab == 0) return host_logits_.data();
-  weights_.head->Forward(act_.normed.as<float>() + first * shape_.hidden, count,
+  const int64_t row_bytes = shape_.hidden * DTypeBytes(backend_.LinearInput());
+  weights_.head->Forward(act_.normed.as<std::byte>() + first * row_bytes, count,
                          act_.logits.as<float>());
   backend_.CopyToHost(host_logits_.data(), act_.logits.data(),
                       count * vocab * static_cast<int64_t>(sizeof(float)));

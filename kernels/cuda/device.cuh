@@ -1,0 +1,80 @@
+// What the kernels are written in, beyond CUDA C++: launching, sums over warps and blocks, bf16.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <device_instructions.cuh>
+
+#include <cstdint>
+#include <utility>
+
+#include "kernels/dtype.h"
+
+namespace lockstep::cuda {
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+template <typename T>
+__host__ __device__ constexpr T CeilDiv(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+// Arguments are converted to the kernel's parameter types.
+template <typename... Parameters, typename... Arguments>
+cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...);
+}
+
+__device__ inline float WarpSum(float value) {
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kWholeWarp, value, offset);
+  }
+  return value;
+}
+__device__ inline float WarpMax(float value) {
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kWholeWarp, value, offset));
+  }
+  return value;
+}
+
+// The sum over all threads of a block of whole warps, the same on every thread; additions in an
+// order that depends on the block's size alone.
+__device__ inline float BlockSum(float value) {
+  __shared__ float of_warp[kWarpSize];
+  const int lane = threadIdx.x % kWarpSize;
+  const int warps = blockDim.x / kWarpSize;
+  value = WarpSum(value);
+  if (lane == 0) of_warp[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  const float sum = WarpSum(lane < warps ? of_warp[lane] : 0.0f);
+  __syncthreads();  // of_warp may be written again
+  return sum;
+}
+
+// The halves of two packed bf16.
+__device__ inline float LowBf16(uint32_t packed) { return __uint_as_float(packed << 16); }
+__device__ inline float HighBf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
+
+__device__ inline float Widen(float value) { return value; }
+__device__ inline float Widen(BF16 value) {
+  return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
+}
+template <typename T>
+__device__ T Narrow(float value);
+template <>
+__device__ inline float Narrow<float>(float value) {
+  return value;
+}
+template <>
+__device__ inline BF16 Narrow<BF16>(float value) {
+  return BF16{static_cast<uint16_t>(PackBf16(value, 0.0f))};
+}
+
+}  // namespace lockstep::cuda

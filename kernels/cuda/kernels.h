@@ -1,0 +1,55 @@
+// The CUDA kernels as functions that launch them: what they compute is written at Backend
+// (kernels/backend.h); additions may be in another order than there.
+//
+// All work is issued to `stream` and needs no synchronisation with the host, so that every launch
+// can be captured in a CUDA graph. Nothing is allocated. `out_dtype` is kF32 or kBF16 (rounded to
+// nearest even). Errors: what the launch returned.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+
+namespace lockstep::cuda {
+
+cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream);
+cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
+                             cudaStream_t stream);
+cudaError_t LaunchSiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+                          DType out_dtype, cudaStream_t stream);
+// Keys and values both lie as [num_blocks, num_kv_heads, block_size, head_dim]. A slot below 0 is
+// not written: the padding of a captured batch.
+cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, cudaStream_t stream);
+cudaError_t LaunchGatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
+                             float* out, cudaStream_t stream);
+cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream);
+// out[i] = in[i] rounded to nearest even.
+cudaError_t LaunchRoundToBf16(const float* in, int64_t count, BF16* out, cudaStream_t stream);
+
+// How the context of a batch is cut for attention. Splits of a context are worked on side by side
+// and merged in ascending order; a token's result depends on split_tokens, on nothing else of the
+// batch.
+struct AttentionPlan {
+  int64_t split_tokens = 0;  // a multiple of kAttentionTile
+  int64_t max_splits = 0;    // of the longest context
+};
+constexpr int64_t kAttentionTile = 64;  // tokens of context whose scores are computed at once
+
+// Splits that fill `num_multiprocessors`, or, when fixed_splits, always the same ones.
+// batch.max_query_len and batch.max_context_len must be set.
+AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_multiprocessors,
+                            bool fixed_splits);
+// Of the partial results that splits leave; 0 for a single split.
+int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
+                                int head_dim);
+// Can these be served? kv_dtype kF32 or kBF16; bf16 caches take head sizes that are multiples of 8
+// up to 128, f32 caches any even one up to 256.
+bool AttentionSupports(DType kv_dtype, int head_dim);
+// workspace holds AttentionWorkspaceBytes and is aligned to 16 bytes. Sequences whose context_lens
+// is 0 are skipped and their rows of out left alone.
+cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionPlan& plan,
+                            DType out_dtype, void* workspace, cudaStream_t stream);
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,75 @@
+// The instructions that CUDA C++ has no word for, and the one declaration that only nvcc takes.
+//
+// Whoever compiles the kernels chooses by include path: these, or ones of the same names that a
+// processor without a GPU can run (tests/support/cuda_emulation).
+// Source of layouts: PTX ISA, "Matrix multiply-accumulate operation using mma instruction",
+// "ldmatrix", "cp.async", "cvt".
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace lockstep::cuda {
+
+// The block's dynamic shared memory, aligned to 16 bytes.
+template <typename T>
+__device__ inline T* DynamicShared() {
+  extern __shared__ uint4 lockstep_dynamic_shared[];
+  return reinterpret_cast<T*>(lockstep_dynamic_shared);
+}
+
+// Two floats rounded to nearest even; `low` lies first in memory.
+__device__ inline uint32_t PackBf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// d += a b of one warp. a: 16 x 16 bf16, row-major fragments; b: 16 x 8 bf16, column-major
+// fragments; d: 16 x 8 f32. With g = lane / 4 and t = lane % 4 a lane holds
+//   a[0], a[1]: rows g and g + 8, columns 2t, 2t + 1; a[2], a[3]: the same rows, columns + 8
+//   b[0], b[1]: rows 2t, 2t + 1 of column g, and rows + 8
+//   d[0..1]: row g, columns 2t, 2t + 1; d[2..3]: row g + 8
+__device__ inline void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8 x 8 matrices of 16-bit elements from shared memory: lane 8 i + r names row r of matrix i,
+// 16 bytes, 16-byte aligned. Lane 4 g + t receives elements 2t, 2t + 1 of row g of each matrix;
+// transposed, elements g of rows 2t and 2t + 1.
+__device__ inline void LoadMatrix4(uint32_t (&r)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// 16 bytes from global to shared memory, both 16-byte aligned, in the background; zeros when not
+// valid (then `global` is not read). Complete after CopyAsyncWait and a barrier.
+__device__ inline void CopyAsync16(void* shared, const void* global, bool valid) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void CopyAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All but the `newest` groups of this thread have arrived.
+template <int newest>
+__device__ inline void CopyAsyncWait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(newest) : "memory");
+}
+
+}  // namespace lockstep::cuda
