@@ -1,0 +1,189 @@
+// Attention over the paged cache: how the context is split, and which kernels walk it.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/check.h"
+#include "kernels/cuda/attention_f32.cuh"
+#include "kernels/cuda/attention_merge.cuh"
+#include "kernels/cuda/attention_mma.cuh"
+#include "kernels/cuda/kernels.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int64_t kFixedSplitTokens = 1024;
+constexpr int64_t kMinSplitTokens = 256;  // below, merging costs as much as it saves
+// A block that walks more than this alone would be waited for by all others.
+constexpr int64_t kMaxSplitTokens = 4096;
+constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kDecodeRows = kWarpRows;
+constexpr int kPrefillRows = 4 * kWarpRows;
+constexpr int kUsualGroup = 4;  // heads to a KV head; no more than a guess is needed
+
+bool TokensAreSequences(const BatchIndex& batch) {
+  return batch.max_query_len == 1 && batch.num_tokens == batch.num_seqs;
+}
+
+// The fewest splits with which `blocks` times splits fill `slots` about as evenly as any number of
+// them up to `most` does. (FlashAttention chooses likewise: num_splits_heuristic in flash_api.cpp.)
+int64_t SplitsToFill(int64_t blocks, int64_t slots, int64_t most) {
+  if (blocks * 5 >= slots * 4) return 1;
+  const auto efficiency = [&](int64_t splits) {
+    const int64_t work = blocks * splits;
+    return static_cast<double>(work) / static_cast<double>(CeilDiv(work, slots) * slots);
+  };
+  double best = 0.0;
+  for (int64_t splits = 1; splits <= most; ++splits) best = std::max(best, efficiency(splits));
+  int64_t splits = 1;
+  while (efficiency(splits) < 0.85 * best) ++splits;
+  return splits;
+}
+
+AttentionPlan PlanOf(int64_t split_tokens, int64_t max_context_len) {
+  return {split_tokens, std::max<int64_t>(CeilDiv(max_context_len, split_tokens), 1)};
+}
+
+AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionPlan& plan,
+                         DType out_dtype, void* workspace) {
+  const BatchIndex& batch = *args.batch;
+  const KvCacheView& cache = *args.cache;
+  AttentionParams p = {};
+  p.qkv = args.qkv;
+  p.out = args.out;
+  p.out_is_bf16 = out_dtype == DType::kBF16;
+  p.k = cache.k;
+  p.v = cache.v;
+  p.positions = batch.positions;
+  p.query_starts = batch.query_starts;
+  p.context_lens = batch.context_lens;
+  p.block_tables = batch.block_tables;
+  p.num_tokens = static_cast<int>(batch.num_tokens);
+  p.num_seqs = static_cast<int>(batch.num_seqs);
+  p.tokens_are_sequences = TokensAreSequences(batch);
+  p.max_blocks_per_seq = batch.max_blocks_per_seq;
+  p.num_heads = args.num_heads;
+  p.num_kv_heads = cache.num_kv_heads;
+  p.group = args.num_heads / cache.num_kv_heads;
+  p.head_dim = cache.head_dim;
+  p.block_size = cache.block_size;
+  p.scale_log2 = static_cast<float>(args.scale * 1.4426950408889634);
+  p.split_tokens = static_cast<int>(plan.split_tokens);
+  p.max_splits = static_cast<int>(plan.max_splits);
+  p.partial_values = static_cast<float*>(workspace);
+  const int64_t rows = batch.num_tokens * args.num_heads;
+  p.partial_stats =
+      reinterpret_cast<float2*>(p.partial_values + rows * plan.max_splits * cache.head_dim);
+  return p;
+}
+
+void CheckArgs(const Backend::AttentionArgs& args, const AttentionPlan& plan, DType out_dtype) {
+  const KvCacheView& cache = *args.cache;
+  LS_CHECK(AttentionSupports(cache.dtype, cache.head_dim))
+      << DTypeName(cache.dtype) << " cache of head size " << cache.head_dim;
+  LS_CHECK(out_dtype == DType::kF32 || out_dtype == DType::kBF16) << DTypeName(out_dtype);
+  LS_CHECK(args.num_heads % cache.num_kv_heads == 0) << args.num_heads;
+  LS_CHECK(args.scale > 0.0f) << args.scale;
+  LS_CHECK(plan.split_tokens > 0 && plan.split_tokens % kAttentionTile == 0) << plan.split_tokens;
+  LS_CHECK(cache.num_blocks * cache.num_kv_heads * cache.block_size <= int64_t{UINT32_MAX})
+      << "cache of " << cache.num_blocks << " blocks";  // rows are counted in 32 bits
+  for (const void* address : {cache.k, cache.v, args.out, static_cast<void*>(nullptr)}) {
+    LS_CHECK(reinterpret_cast<uintptr_t>(address) % 16 == 0) << address;
+  }
+  LS_CHECK(reinterpret_cast<uintptr_t>(args.qkv) % 16 == 0) << args.qkv;
+}
+
+template <typename Shape>
+cudaError_t LaunchMma(const AttentionParams& p, int64_t row_tiles, cudaStream_t stream) {
+  constexpr int kBytes = Shape::Tiles::kSharedBytes;
+  const auto kernel = AttentionMmaKernel<Shape>;
+  if (kBytes > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+  }
+  const dim3 grid(static_cast<unsigned>(row_tiles), static_cast<unsigned>(p.num_kv_heads),
+                  static_cast<unsigned>(p.max_splits));
+  return Launch(kernel, grid, Shape::kThreads, kBytes, stream, p);
+}
+
+// Tiles as FindRowTile numbers them.
+int64_t NumRowTiles(const AttentionParams& p, int rows) {
+  if (p.tokens_are_sequences) return int64_t{p.num_seqs} * CeilDiv(p.group, rows);
+  return int64_t{p.num_tokens} * p.group / rows + p.num_seqs;
+}
+
+template <int kDim, int kColumnWarps>
+cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t stream) {
+  if (decode) {
+    return LaunchMma<MmaShape<kDim, 1, kColumnWarps, 3>>(p, NumRowTiles(p, kDecodeRows), stream);
+  }
+  return LaunchMma<MmaShape<kDim, 4, 1, 2>>(p, NumRowTiles(p, kPrefillRows), stream);
+}
+
+cudaError_t LaunchSplits(const AttentionParams& p, DType kv_dtype, bool decode,
+                         cudaStream_t stream) {
+  if (kv_dtype == DType::kF32) {
+    const int64_t rows = int64_t{p.num_tokens} * p.num_heads;
+    const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(rows, kF32Warps)), 1,
+                    static_cast<unsigned>(p.max_splits));
+    return Launch(AttentionF32Kernel, grid, kF32Warps * kWarpSize, 0, stream, p);
+  }
+  if (p.head_dim <= 32) return LaunchMmaOfDim<32, 2>(p, decode, stream);
+  if (p.head_dim <= 64) return LaunchMmaOfDim<64, 4>(p, decode, stream);
+  return LaunchMmaOfDim<128, 4>(p, decode, stream);
+}
+
+cudaError_t LaunchMerge(const AttentionParams& p, cudaStream_t stream) {
+  const int64_t rows = int64_t{p.num_tokens} * p.num_heads;
+  return Launch(AttentionMergeKernel, static_cast<unsigned>(CeilDiv<int64_t>(rows, kMergeWarps)),
+                kMergeWarps * kWarpSize, 0, stream, p);
+}
+
+}  // namespace
+
+AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_multiprocessors,
+                            bool fixed_splits) {
+  const int64_t context = batch.max_context_len;
+  if (fixed_splits) return PlanOf(kFixedSplitTokens, context);
+  const int64_t slots = int64_t{num_multiprocessors} * kBlocksPerMultiprocessor;
+  const bool decode = batch.max_query_len <= 1;
+  const int64_t row_tiles =
+      decode ? batch.num_seqs
+             : std::max(batch.num_seqs, batch.num_tokens * kUsualGroup / kPrefillRows);
+  const int64_t blocks = std::max<int64_t>(row_tiles * num_kv_heads, 1);
+  const int64_t most = std::max<int64_t>(context / kMinSplitTokens, 1);
+  int64_t splits = SplitsToFill(blocks, slots, most);
+  if (!decode && blocks < 8 * slots) {
+    splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
+  }
+  return PlanOf(
+      CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile,
+      context);
+}
+
+int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
+                                int head_dim) {
+  if (plan.max_splits <= 1) return 0;
+  constexpr int64_t kStats = 2;  // a maximum and a sum beside the values
+  return num_tokens * num_heads * plan.max_splits * (head_dim + kStats) *
+         static_cast<int64_t>(sizeof(float));
+}
+
+bool AttentionSupports(DType kv_dtype, int head_dim) {
+  if (head_dim <= 0) return false;
+  if (kv_dtype == DType::kBF16) return head_dim % 8 == 0 && head_dim <= 128;
+  return kv_dtype == DType::kF32 && head_dim % 2 == 0 && head_dim <= kMaxHeadDim;
+}
+
+cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionPlan& plan,
+                            DType out_dtype, void* workspace, cudaStream_t stream) {
+  CheckArgs(args, plan, out_dtype);
+  if (args.batch->num_tokens == 0) return cudaSuccess;
+  const AttentionParams p = ParamsOf(args, plan, out_dtype, workspace);
+  const bool decode = args.batch->max_query_len == 1;
+  const cudaError_t error = LaunchSplits(p, args.cache->dtype, decode, stream);
+  if (error != cudaSuccess || plan.max_splits == 1) return error;
+  return LaunchMerge(p, stream);
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,159 @@
+// Everything of a layer that is neither a product nor attention. All of it is bound by memory: a
+// few operations to a byte, so each tensor is read once and written once, by accesses of 16 bytes,
+// and the limit is the bandwidth (or, for the few rows of a decode, the latency of a launch).
+//
+// Bytes to an element, f32 activations and bf16 products' inputs: Embed 2 + 4; AddRmsNorm 8 read
+// (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q, k) and 4 + 2 (v);
+// GatherRows 8; Add 12; RoundToBf16 6.
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/rms_norm.cuh"
+#include "kernels/cuda/rope.cuh"
+#include "kernels/cuda/vectors.cuh"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A block of the grid for a row and a stretch of its columns; column strides over what is left.
+dim3 RowsGrid(int64_t num_rows, int64_t vectors_per_row) {
+  constexpr int64_t kMaxStretches = 65535;  // of a grid's second dimension
+  return dim3(
+      static_cast<unsigned>(num_rows),
+      static_cast<unsigned>(std::min(CeilDiv<int64_t>(vectors_per_row, kThreads), kMaxStretches)));
+}
+__device__ int64_t FirstColumn(int n) { return (int64_t{blockIdx.y} * kThreads + threadIdx.x) * n; }
+__device__ int64_t ColumnStride(int n) { return int64_t{gridDim.y} * kThreads * n; }
+
+template <int n, typename T>
+__global__ void __launch_bounds__(kThreads) EmbedKernel(Backend::EmbedArgs args) {
+  const int64_t token = blockIdx.x;
+  const int64_t row = args.ids[token] - args.first_id;
+  const bool here = row >= 0 && row < args.num_rows;
+  for (int64_t i = FirstColumn(n); i < args.hidden; i += ColumnStride(n)) {
+    Floats<n> x = {};
+    if (here) x = Load<n>(static_cast<const T*>(args.table) + row * args.hidden + i);
+    Store(args.out + token * args.hidden + i, x);
+  }
+}
+
+template <int n, typename T>
+__global__ void __launch_bounds__(kThreads)
+    SiluMulKernel(const float* gate_up, int64_t width, T* out) {
+  const int64_t token = blockIdx.x;
+  const float* gates = gate_up + token * 2 * width;
+  for (int64_t i = FirstColumn(n); i < width; i += ColumnStride(n)) {
+    const Floats<n> gate = Load<n>(gates + i);
+    Floats<n> x = Load<n>(gates + width + i);
+#pragma unroll
+    for (int e = 0; e < n; ++e) x.of[e] *= gate.of[e] / (1.0f + expf(-gate.of[e]));
+    Store(out + token * width + i, x);
+  }
+}
+
+template <int n>
+__global__ void __launch_bounds__(kThreads)
+    GatherRowsKernel(const float* in, const int32_t* rows, int64_t width, float* out) {
+  const int64_t row = rows[blockIdx.x];
+  for (int64_t i = FirstColumn(n); i < width; i += ColumnStride(n)) {
+    Store(out + blockIdx.x * width + i, Load<n>(in + row * width + i));
+  }
+}
+
+template <int n>
+__global__ void __launch_bounds__(kThreads) AddKernel(float* dst, const float* src, int64_t count) {
+  for (int64_t i = FirstColumn(n); i < count; i += ColumnStride(n)) {
+    Floats<n> x = Load<n>(dst + i);
+    const Floats<n> addend = Load<n>(src + i);
+#pragma unroll
+    for (int e = 0; e < n; ++e) x.of[e] += addend.of[e];
+    Store(dst + i, x);
+  }
+}
+
+template <int n>
+__global__ void __launch_bounds__(kThreads)
+    RoundToBf16Kernel(const float* in, int64_t count, BF16* out) {
+  for (int64_t i = FirstColumn(n); i < count; i += ColumnStride(n)) Store(out + i, Load<n>(in + i));
+}
+
+}  // namespace
+
+cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream) {
+  if (args.num_tokens == 0) return cudaSuccess;
+  return WithVectors(Vectorises(args.hidden, {args.table, args.out}), [&](auto n) {
+    return WithType(args.table_dtype, [&](auto element) {
+      return Launch(EmbedKernel<n, decltype(element)>, RowsGrid(args.num_tokens, args.hidden / n),
+                    kThreads, 0, stream, args);
+    });
+  });
+}
+
+cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
+                             cudaStream_t stream) {
+  if (args.num_tokens == 0) return cudaSuccess;
+  const void* delta = args.delta;  // null is as aligned as can be
+  const bool vectorises = Vectorises(args.hidden, {args.residual, delta, args.weight, args.out});
+  return WithVectors(vectorises, [&](auto n) {
+    return WithType(out_dtype, [&](auto element) {
+      return Launch(AddRmsNormKernel<n, decltype(element)>, static_cast<unsigned>(args.num_tokens),
+                    RmsNormThreads(args.hidden / n), 0, stream, args);
+    });
+  });
+}
+
+cudaError_t LaunchSiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+                          DType out_dtype, cudaStream_t stream) {
+  if (num_tokens == 0) return cudaSuccess;
+  return WithVectors(Vectorises(width, {gate_up, out}), [&](auto n) {
+    return WithType(out_dtype, [&](auto element) {
+      using T = decltype(element);
+      return Launch(SiluMulKernel<n, T>, RowsGrid(num_tokens, width / n), kThreads, 0, stream,
+                    gate_up, width, static_cast<T*>(out));
+    });
+  });
+}
+
+cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, cudaStream_t stream) {
+  if (args.batch->num_tokens == 0) return cudaSuccess;
+  const KvCacheView& cache = *args.cache;
+  const bool vectorises =
+      Vectorises(cache.head_dim / 2, {args.qkv, args.cos, args.sin, cache.k, cache.v});
+  return WithVectors(vectorises, [&](auto n) {
+    return WithType(cache.dtype, [&](auto element) {
+      const int64_t vectors =
+          int64_t{args.num_heads + 2 * cache.num_kv_heads} * (cache.head_dim / 2 / n);
+      return Launch(RopeAndWriteKvKernel<n, decltype(element)>,
+                    dim3(static_cast<unsigned>(args.batch->num_tokens),
+                         static_cast<unsigned>(CeilDiv<int64_t>(vectors, kRopeThreads))),
+                    kRopeThreads, 0, stream, args.qkv, args.num_heads, args.cos, args.sin,
+                    args.batch->positions, args.batch->slot_mapping, cache);
+    });
+  });
+}
+
+cudaError_t LaunchGatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
+                             float* out, cudaStream_t stream) {
+  if (num_rows == 0) return cudaSuccess;
+  return WithVectors(Vectorises(width, {in, out}), [&](auto n) {
+    return Launch(GatherRowsKernel<n>, RowsGrid(num_rows, width / n), kThreads, 0, stream, in, rows,
+                  width, out);
+  });
+}
+
+cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  return WithVectors(Vectorises(count, {dst, src}), [&](auto n) {
+    return Launch(AddKernel<n>, RowsGrid(1, count / n), kThreads, 0, stream, dst, src, count);
+  });
+}
+
+cudaError_t LaunchRoundToBf16(const float* in, int64_t count, BF16* out, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  return WithVectors(Vectorises(count, {in, out}), [&](auto n) {
+    return Launch(RoundToBf16Kernel<n>, RowsGrid(1, count / n), kThreads, 0, stream, in, count,
+                  out);
+  });
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,104 @@
+// residual += delta, then its RMSNorm: one block to a row, which stays in registers between the sum
+// of its squares and its scaling.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/vectors.cuh"
+
+namespace lockstep::cuda {
+
+// Vectors of a row that a thread keeps; what a longer row has beyond them is read again (from the
+// second-level cache, where the thread itself has just written it).
+constexpr int kRmsNormKept = 4;
+
+// Threads to a row of so many vectors. A choice of the row's length alone: the order of the sum
+// follows it, and no row may depend on the others. Two vectors to a thread let several blocks share
+// a multiprocessor, so that one reads while another sums.
+inline unsigned RmsNormThreads(int64_t vectors) {
+  const int64_t warps = CeilDiv<int64_t>(vectors, 2 * kWarpSize);
+  return static_cast<unsigned>(std::min<int64_t>(warps * kWarpSize, 1024));
+}
+
+// One row in the hands of one thread: its vectors threadIdx.x, + blockDim.x, ...
+template <int n, typename T>
+class RmsNormRow {
+ public:
+  __device__ RmsNormRow(const Backend::RmsNormArgs& args, int64_t row)
+      : hidden_(args.hidden),
+        residual_(args.residual + row * args.hidden),
+        delta_(args.delta == nullptr ? nullptr : args.delta + row * args.hidden),
+        weight_(args.weight),
+        out_(static_cast<T*>(args.out) + row * args.hidden) {}
+
+  // Gives the thread's share of the sum of squares.
+  __device__ float AddAndSquare() {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kRmsNormKept; ++j) {  // all reads are under way before the first is needed
+      if (Column(j) >= hidden_) continue;
+      kept_[j] = Load<n>(residual_ + Column(j));
+      if (delta_ != nullptr) Accumulate(kept_[j], Load<n>(delta_ + Column(j)));
+      weights_[j] = Load<n>(weight_ + Column(j));
+    }
+#pragma unroll
+    for (int j = 0; j < kRmsNormKept; ++j) {
+      if (Column(j) < hidden_) sum = Square(kept_[j], Column(j), sum);
+    }
+    for (int64_t j = kRmsNormKept; Column(j) < hidden_; ++j) {
+      Floats<n> x = Load<n>(residual_ + Column(j));
+      if (delta_ != nullptr) Accumulate(x, Load<n>(delta_ + Column(j)));
+      sum = Square(x, Column(j), sum);
+    }
+    return sum;
+  }
+
+  __device__ void Scale(float scale) const {
+#pragma unroll
+    for (int j = 0; j < kRmsNormKept; ++j) {
+      if (Column(j) < hidden_) Write(kept_[j], weights_[j], scale, Column(j));
+    }
+    for (int64_t j = kRmsNormKept; Column(j) < hidden_; ++j) {
+      Write(Load<n>(residual_ + Column(j)), Load<n>(weight_ + Column(j)), scale, Column(j));
+    }
+  }
+
+ private:
+  __device__ int64_t Column(int64_t j) const { return (j * blockDim.x + threadIdx.x) * n; }
+
+  __device__ static void Accumulate(Floats<n>& x, const Floats<n>& delta) {
+#pragma unroll
+    for (int e = 0; e < n; ++e) x.of[e] += delta.of[e];
+  }
+
+  __device__ float Square(const Floats<n>& x, int64_t column, float sum) const {
+    if (delta_ != nullptr) Store(residual_ + column, x);
+#pragma unroll
+    for (int e = 0; e < n; ++e) sum = fmaf(x.of[e], x.of[e], sum);
+    return sum;
+  }
+
+  __device__ void Write(Floats<n> x, const Floats<n>& weight, float scale, int64_t column) const {
+#pragma unroll
+    for (int e = 0; e < n; ++e) x.of[e] = x.of[e] * scale * weight.of[e];
+    Store(out_ + column, x);
+  }
+
+  int64_t hidden_;
+  float* residual_;
+  const float* delta_;
+  const float* weight_;
+  T* out_;
+  Floats<n> kept_[kRmsNormKept];
+  Floats<n> weights_[kRmsNormKept];
+};
+
+template <int n, typename T>
+__global__ void __launch_bounds__(1024) AddRmsNormKernel(Backend::RmsNormArgs args) {
+  RmsNormRow<n, T> row(args, blockIdx.x);
+  const float sum = BlockSum(row.AddAndSquare());
+  row.Scale(1.0f / sqrtf(sum / static_cast<float>(args.hidden) + args.eps));
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,87 @@
+// Elements read and written several at a time, widened to f32 in between; and the choice of how
+// many and of which type, made at the launch.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+#include "kernels/base/check.h"
+#include "kernels/cuda/device.cuh"
+
+namespace lockstep::cuda {
+
+// f32 elements to an access of 16 bytes, the widest there is.
+constexpr int kVectorElements = 4;
+
+template <int n>
+struct Floats {
+  float of[n];
+};
+
+// `from` and `to` are aligned to n elements.
+template <int n>
+__device__ inline Floats<n> Load(const float* from) {
+  if constexpr (n == kVectorElements) {
+    const float4 read = *reinterpret_cast<const float4*>(from);
+    return {{read.x, read.y, read.z, read.w}};
+  } else {
+    static_assert(n == 1);
+    return {{*from}};
+  }
+}
+template <int n>
+__device__ inline Floats<n> Load(const BF16* from) {
+  if constexpr (n == kVectorElements) {
+    const uint2 read = *reinterpret_cast<const uint2*>(from);
+    return {{LowBf16(read.x), HighBf16(read.x), LowBf16(read.y), HighBf16(read.y)}};
+  } else {
+    static_assert(n == 1);
+    return {{Widen(*from)}};
+  }
+}
+
+template <int n>
+__device__ inline void Store(float* to, const Floats<n>& x) {
+  if constexpr (n == kVectorElements) {
+    *reinterpret_cast<float4*>(to) = make_float4(x.of[0], x.of[1], x.of[2], x.of[3]);
+  } else {
+    *to = x.of[0];
+  }
+}
+template <int n>
+__device__ inline void Store(BF16* to, const Floats<n>& x) {
+  if constexpr (n == kVectorElements) {
+    *reinterpret_cast<uint2*>(to) =
+        make_uint2(PackBf16(x.of[0], x.of[1]), PackBf16(x.of[2], x.of[3]));
+  } else {
+    *to = Narrow<BF16>(x.of[0]);
+  }
+}
+
+// May rows of `width` elements at these addresses be accessed as vectors?
+inline bool Vectorises(int64_t width, std::initializer_list<const void*> addresses) {
+  bool aligned = width % kVectorElements == 0;
+  for (const void* address : addresses) {
+    aligned = aligned && reinterpret_cast<uintptr_t>(address) % 16 == 0;
+  }
+  return aligned;
+}
+
+// body(n) with n, known to the compiler, the elements to an access.
+template <typename Body>
+cudaError_t WithVectors(bool vectorises, const Body& body) {
+  if (vectorises) return body(std::integral_constant<int, kVectorElements>());
+  return body(std::integral_constant<int, 1>());
+}
+
+// body(T()) with T float or BF16.
+template <typename Body>
+cudaError_t WithType(DType dtype, const Body& body) {
+  LS_CHECK(dtype == DType::kF32 || dtype == DType::kBF16) << DTypeName(dtype);
+  if (dtype == DType::kF32) return body(float());
+  return body(BF16());
+}
+
+}  // namespace lockstep::cuda
