@@ -14,6 +14,7 @@ packages=(
   libopenmpi-dev openmpi-bin libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libpcre2-dev
   # tests
   libgtest-dev libgmock-dev libbenchmark-dev clang-format
+  libboost-context-dev
   # deploy/bundle.sh and its test
   patchelf debootstrap
 )

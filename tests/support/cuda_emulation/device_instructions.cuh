@@ -1,0 +1,44 @@
+// The emulated twins of kernels/cuda/ptx/device_instructions.cuh: what its functions are said to
+// do, in C++, with its rules of alignment and waiting enforced.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace lockstep::cuda {
+
+namespace emulated {
+void* DynamicShared();
+}  // namespace emulated
+
+template <typename T>
+T* DynamicShared() {
+  return reinterpret_cast<T*>(emulated::DynamicShared());
+}
+
+uint32_t PackBf16(float low, float high);
+
+void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+             const std::source_location& site = std::source_location::current());
+
+void LoadMatrix4(uint32_t (&r)[4], const void* row,
+                 const std::source_location& site = std::source_location::current());
+void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row,
+                           const std::source_location& site = std::source_location::current());
+
+// What lies at `shared` is 0xff from the call on until CopyAsyncWait has seen the copy arrive.
+void CopyAsync16(void* shared, const void* global, bool valid,
+                 const std::source_location& site = std::source_location::current());
+void CopyAsyncCommit();
+
+namespace emulated {
+void CopyAsyncWait(int newest);
+}  // namespace emulated
+
+template <int newest>
+void CopyAsyncWait() {
+  emulated::CopyAsyncWait(newest);
+}
+
+}  // namespace lockstep::cuda

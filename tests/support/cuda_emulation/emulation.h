@@ -1,0 +1,46 @@
+// What a test may ask of the emulated CUDA runtime.
+//
+// Every rule broken by a kernel or a call (a barrier not reached by all, a shuffle with a lane that
+// is gone, a copy out of bounds, a wait that can never end) is a failure: it is printed, the device
+// refuses further work with cudaErrorLaunchFailure as a GPU does after one, and unless a test takes
+// the failure the process ends with status 1.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep::cuda_emulation {
+
+// When work issued to a stream is done.
+enum class Issue {
+  kDeferred,   // as late as possible: when somebody waits for it, so that a missing wait shows
+  kImmediate,  // when it is issued, as far as it can go without other streams
+};
+void SetIssue(Issue issue);
+
+// In which order the threads of a block, and the blocks of a grid, take turns: 0 ascending, 1
+// descending, others a random one drawn from the seed. A result that depends on it is a race.
+void SetThreadOrder(uint64_t seed);
+
+// The devices pretended: all alike. Before anything is allocated on them.
+struct Device {
+  int num_devices = 1;
+  int num_multiprocessors = 132;
+  int compute_major = 9;
+  int compute_minor = 0;
+  int64_t memory_bytes = int64_t{4} << 30;
+};
+void SetDevice(const Device& device);
+
+// The first failure since it was last taken, or "". Work that was waiting is dropped and the device
+// works again; memory stays.
+std::string TakeFailure();
+
+// How long a wait may go without any work advancing before it is a failure. 30 s unless set.
+void SetPatience(double seconds);
+
+int64_t AllocatedBytes();    // device memory of all devices
+int64_t NumKernelsRun();     // since the process began
+int64_t NumWorkInStreams();  // issued and not done yet
+
+}  // namespace lockstep::cuda_emulation

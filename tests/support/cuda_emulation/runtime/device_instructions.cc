@@ -1,0 +1,153 @@
+#include <device_instructions.cuh>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "tests/support/cuda_emulation/runtime/block_runner.h"
+#include "tests/support/cuda_emulation/runtime/device_memory.h"
+
+namespace lockstep::cuda {
+
+namespace {
+
+using cuda_emulation::FailThread;
+using cuda_emulation::Site;
+using cuda_emulation::TheBlockRunner;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+uint16_t RoundToBf16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if (std::isnan(value)) return 0x7fff;  // what the instruction gives for any NaN
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+float Element(uint32_t packed, int index) {
+  return std::bit_cast<float>(index == 0 ? packed << 16 : packed & 0xffff0000u);
+}
+
+struct Fragments {
+  float* d;
+  const uint32_t* a;
+  const uint32_t* b;
+};
+
+struct Tiles {
+  float a[16][16];
+  float b[16][8];
+};
+
+Tiles Gather(void* const operands[32]) {
+  Tiles tiles;
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto& mine = *static_cast<const Fragments*>(operands[lane]);
+    const int g = lane / 4;
+    const int t = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+      for (int e = 0; e < 2; ++e) {
+        tiles.a[g + 8 * (i % 2)][2 * t + e + 8 * (i / 2)] = Element(mine.a[i], e);
+      }
+    }
+    for (int i = 0; i < 2; ++i) {
+      for (int e = 0; e < 2; ++e) tiles.b[2 * t + e + 8 * i][g] = Element(mine.b[i], e);
+    }
+  }
+  return tiles;
+}
+
+void Multiply(void* const operands[32], uint32_t) {
+  const Tiles tiles = Gather(operands);
+  for (int lane = 0; lane < 32; ++lane) {
+    float* d = static_cast<const Fragments*>(operands[lane])->d;
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane / 4 + 8 * (i / 2);
+      const int column = 2 * (lane % 4) + i % 2;
+      float sum = d[i];
+      for (int k = 0; k < 16; ++k) sum += tiles.a[row][k] * tiles.b[k][column];
+      d[i] = sum;
+    }
+  }
+}
+
+struct Rows {
+  uint32_t* r;
+  const unsigned char* row;
+};
+
+template <bool transposed>
+void LoadMatrices(void* const operands[32], uint32_t) {
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4;
+    const int t = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+      uint16_t elements[2];
+      for (int e = 0; e < 2; ++e) {
+        const int row = transposed ? 2 * t + e : g;
+        const int column = transposed ? g : 2 * t + e;
+        const auto* source = static_cast<const Rows*>(operands[8 * i + row])->row;
+        std::memcpy(&elements[e], source + 2 * column, 2);
+      }
+      static_cast<Rows*>(operands[lane])->r[i] = elements[0] | uint32_t{elements[1]} << 16;
+    }
+  }
+}
+
+void CheckAligned16(const void* address, const char* what, const Site& site) {
+  if (reinterpret_cast<uintptr_t>(address) % 16 != 0) FailThread(what, site);
+}
+
+// Static shared memory is nowhere listed: whatever the device's global memory is not.
+void CheckShared(const void* address, const char* what, const Site& site) {
+  if (cuda_emulation::TheDeviceMemory().Find(address) != nullptr) FailThread(what, site);
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  const auto begin = reinterpret_cast<uintptr_t>(TheBlockRunner().dynamic_shared());
+  const uintptr_t end = begin + TheBlockRunner().dynamic_shared_bytes();
+  if (at >= begin && at < end && at + 16 > end) FailThread(what, site);
+}
+
+void LoadRows(uint32_t* r, const void* row, cuda_emulation::Exchange load, const char* name,
+              const Site& site) {
+  CheckAligned16(row, "ldmatrix: a row not aligned to 16 bytes", site);
+  CheckShared(row, "ldmatrix: a row not in shared memory", site);
+  Rows rows{r, static_cast<const unsigned char*>(row)};
+  cuda_emulation::WarpExchange(name, kAllLanes, &rows, load, site);
+}
+
+}  // namespace
+
+void* emulated::DynamicShared() { return TheBlockRunner().dynamic_shared(); }
+
+uint32_t PackBf16(float low, float high) {
+  return RoundToBf16(low) | uint32_t{RoundToBf16(high)} << 16;
+}
+
+void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Site& site) {
+  Fragments fragments{d, a, b};
+  cuda_emulation::WarpExchange("mma", kAllLanes, &fragments, &Multiply, site);
+}
+
+void LoadMatrix4(uint32_t (&r)[4], const void* row, const Site& site) {
+  LoadRows(r, row, &LoadMatrices<false>, "ldmatrix", site);
+}
+
+void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row, const Site& site) {
+  LoadRows(r, row, &LoadMatrices<true>, "ldmatrix.trans", site);
+}
+
+void CopyAsync16(void* shared, const void* global, bool valid, const Site& site) {
+  CheckAligned16(shared, "cp.async: a destination not aligned to 16 bytes", site);
+  CheckShared(shared, "cp.async: a destination not in shared memory", site);
+  if (valid) {
+    CheckAligned16(global, "cp.async: a source not aligned to 16 bytes", site);
+    if (!cuda_emulation::TheDeviceMemory().Holds(global, 16)) {
+      FailThread("cp.async: a source not in the device's memory", site);
+    }
+  }
+  TheBlockRunner().IssueCopy(shared, global, valid);
+}
+
+void CopyAsyncCommit() { TheBlockRunner().CommitCopies(); }
+
+void emulated::CopyAsyncWait(int newest) { TheBlockRunner().AwaitCopies(newest); }
+
+}  // namespace lockstep::cuda

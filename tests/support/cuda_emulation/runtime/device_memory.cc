@@ -1,0 +1,78 @@
+#include "tests/support/cuda_emulation/runtime/device_memory.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace lockstep::cuda_emulation {
+
+DeviceMemory& TheDeviceMemory() {
+  static DeviceMemory memory;
+  return memory;
+}
+
+cudaError_t DeviceMemory::Allocate(size_t bytes, Kind kind, int device, int64_t limit,
+                                   void** memory) {
+  *memory = nullptr;
+  if (bytes == 0) return cudaSuccess;
+  if (kind == Kind::kDevice && (bytes > static_cast<size_t>(limit) ||
+                                allocated_bytes(device) + static_cast<int64_t>(bytes) > limit)) {
+    return cudaErrorMemoryAllocation;
+  }
+  constexpr size_t kAlignment = 256;  // what cudaMalloc promises
+  if (posix_memalign(memory, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
+  std::memset(*memory, 0xff, bytes);
+  regions_[reinterpret_cast<uintptr_t>(*memory)] = {static_cast<char*>(*memory), bytes, kind,
+                                                    device};
+  return cudaSuccess;
+}
+
+cudaError_t DeviceMemory::Register(void* memory, size_t bytes) {
+  auto* begin = static_cast<char*>(memory);
+  if (bytes == 0) return cudaErrorInvalidValue;
+  if (Find(begin) != nullptr || Find(begin + bytes - 1) != nullptr) {
+    return cudaErrorHostMemoryAlreadyRegistered;
+  }
+  regions_[reinterpret_cast<uintptr_t>(memory)] = {begin, bytes, Kind::kRegistered, 0};
+  return cudaSuccess;
+}
+
+cudaError_t DeviceMemory::Free(void* memory, Kind kind) {
+  if (memory == nullptr) return cudaSuccess;
+  const auto region = regions_.find(reinterpret_cast<uintptr_t>(memory));
+  if (region == regions_.end() || region->second.kind != kind) return cudaErrorInvalidValue;
+  regions_.erase(region);
+  if (kind != Kind::kRegistered) std::free(memory);
+  return cudaSuccess;
+}
+
+const DeviceMemory::Region* DeviceMemory::Find(const void* address) const {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  auto after = regions_.upper_bound(at);
+  if (after == regions_.begin()) return nullptr;
+  const Region& region = std::prev(after)->second;
+  return at - reinterpret_cast<uintptr_t>(region.begin) < region.bytes ? &region : nullptr;
+}
+
+bool DeviceMemory::Holds(const void* begin, size_t bytes) const {
+  const Region* region = Find(begin);
+  if (region == nullptr) return false;
+  const auto offset = static_cast<size_t>(static_cast<const char*>(begin) - region->begin);
+  return bytes <= region->bytes - offset;
+}
+
+bool DeviceMemory::OnDevice(const void* address) const {
+  const Region* region = Find(address);
+  return region != nullptr && region->kind == Kind::kDevice;
+}
+
+int64_t DeviceMemory::allocated_bytes(int device) const {
+  int64_t bytes = 0;
+  for (const auto& [begin, region] : regions_) {
+    if (region.kind == Kind::kDevice && region.device == device) {
+      bytes += static_cast<int64_t>(region.bytes);
+    }
+  }
+  return bytes;
+}
+
+}  // namespace lockstep::cuda_emulation

@@ -1,0 +1,211 @@
+#include "tests/support/cuda_emulation/runtime/engine.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/strings/str_format.h"
+
+namespace lockstep::cuda_emulation {
+
+Engine& TheEngine() {
+  static auto* engine = new Engine;  // outlives whatever a test leaves to its destructors
+  return *engine;
+}
+
+MakeWork Once(std::function<void()> action) {
+  return [action = std::move(action)]() -> Work {
+    return [action] {
+      action();
+      return true;
+    };
+  };
+}
+
+std::shared_ptr<CUstream_st> Engine::AddStream(int device, bool non_blocking) {
+  auto stream = std::make_shared<CUstream_st>();
+  stream->device = device;
+  stream->non_blocking = non_blocking;
+  std::erase_if(streams_, [](const auto& old) { return old->destroyed && old->queue.empty(); });
+  streams_.push_back(stream);
+  return stream;
+}
+
+cudaError_t Engine::Find(cudaStream_t handle, std::shared_ptr<CUstream_st>* stream) {
+  const auto is_it = [&](const std::shared_ptr<CUstream_st>& candidate) {
+    return handle == nullptr ? candidate->is_default && candidate->device == CurrentDevice()
+                             : candidate.get() == handle && !candidate->destroyed;
+  };
+  const auto found = std::find_if(streams_.begin(), streams_.end(), is_it);
+  if (found != streams_.end()) {
+    *stream = *found;
+    return cudaSuccess;
+  }
+  if (handle != nullptr) return cudaErrorInvalidResourceHandle;
+  *stream = AddStream(CurrentDevice(), false);
+  (*stream)->is_default = true;
+  return cudaSuccess;
+}
+
+// The default stream waits for all blocking ones, and they for it.
+void Engine::AddImplicitWaits(CUstream_st& stream, std::vector<CUstream_st::After>& after) {
+  for (const std::shared_ptr<CUstream_st>& other : streams_) {
+    if (other.get() == &stream || other->device != stream.device) continue;
+    if (stream.non_blocking || other->non_blocking) continue;
+    if (stream.is_default || other->is_default) after.push_back({other, other->issued});
+  }
+}
+
+cudaError_t Engine::Issue(CUstream_st& stream, const MakeWork& make,
+                          std::vector<CUstream_st::After> after) {
+  if (stream.device != CurrentDevice()) return cudaErrorInvalidResourceHandle;
+  if (stream.capture != nullptr) {
+    if (stream.capture->invalid) return cudaErrorStreamCaptureInvalidated;
+    stream.capture->nodes.push_back(make);
+    stream.past[&stream] = ++stream.capture->num_issued[&stream];
+    return cudaSuccess;
+  }
+  if (stream.is_default) {
+    for (const std::shared_ptr<CUstream_st>& other : streams_) {
+      if (other->capture == nullptr || other->non_blocking) continue;
+      other->capture->invalid = true;
+      return cudaErrorStreamCaptureImplicit;
+    }
+  }
+  AddImplicitWaits(stream, after);
+  stream.queue.push_back({make(), std::move(after)});
+  ++stream.issued;
+  ++num_changes_;
+  if (issue == cuda_emulation::Issue::kImmediate) {
+    while (Advance(stream) || AdvanceOthers(&stream)) {
+    }
+  }
+  changed_.notify_all();
+  return error();
+}
+
+bool Engine::Advance(CUstream_st& stream) {
+  if (stream.queue.empty()) return false;
+  CUstream_st::Entry& entry = stream.queue.front();
+  for (const CUstream_st::After& after : entry.after) {
+    if (after.stream->done < after.ticket) return false;
+  }
+  if (!entry.work()) return false;
+  if (stream.queue.empty()) return true;  // a failure dropped it
+  stream.queue.pop_front();
+  ++stream.done;
+  ++num_changes_;
+  changed_.notify_all();
+  return true;
+}
+
+bool Engine::AdvanceOthers(const CUstream_st* stream) {
+  bool advanced = false;
+  const std::vector<std::shared_ptr<CUstream_st>> streams = streams_;
+  for (const std::shared_ptr<CUstream_st>& other : streams) {
+    if (other.get() != stream) advanced |= Advance(*other);
+  }
+  return advanced;
+}
+
+bool Engine::AdvanceDependency(CUstream_st& stream) {
+  if (stream.queue.empty()) return false;
+  const std::vector<CUstream_st::After> after = stream.queue.front().after;
+  for (const CUstream_st::After& one : after) {
+    if (one.stream->done >= one.ticket) continue;
+    if (Advance(*one.stream) || AdvanceDependency(*one.stream)) return true;
+  }
+  return false;
+}
+
+bool Engine::AdvanceTowards(CUstream_st& stream) {
+  return Advance(stream) || AdvanceDependency(stream) || AdvanceOthers(&stream);
+}
+
+cudaError_t Engine::Await(std::unique_lock<std::mutex>& lock, CUstream_st& stream, int64_t ticket) {
+  while (stream.done < ticket && failure_.empty()) {
+    if (AdvanceTowards(stream)) continue;
+    const cudaError_t error = AwaitCondition(
+        lock, "work in a stream", [&, before = num_changes_] { return num_changes_ > before; });
+    if (error != cudaSuccess) return error;
+  }
+  return error();
+}
+
+cudaError_t Engine::AwaitDevice(std::unique_lock<std::mutex>& lock, int device) {
+  const std::vector<std::shared_ptr<CUstream_st>> streams = streams_;
+  for (const std::shared_ptr<CUstream_st>& stream : streams) {
+    if (stream->device != device) continue;
+    const cudaError_t error = Await(lock, *stream, stream->issued);
+    if (error != cudaSuccess) return error;
+  }
+  return error();
+}
+
+cudaError_t Engine::AwaitCondition(std::unique_lock<std::mutex>& lock, const char* what,
+                                   const std::function<bool()>& done) {
+  using std::chrono::steady_clock;
+  int64_t changes = num_changes_;
+  auto since = steady_clock::now();
+  while (!done() && failure_.empty()) {
+    changed_.wait_for(lock, std::chrono::milliseconds(5));
+    if (num_changes_ != changes) {
+      changes = num_changes_;
+      since = steady_clock::now();
+    } else if (steady_clock::now() - since > std::chrono::duration<double>(patience_seconds)) {
+      Fail(absl::StrFormat("a wait for %s that nothing ends: no work advanced for %g s", what,
+                           patience_seconds));
+    }
+  }
+  return error();
+}
+
+cudaError_t Engine::RefuseWhileCapturing() {
+  bool refused = false;
+  for (const std::shared_ptr<Capture>& capture : captures_) {
+    if (capture->mode == cudaStreamCaptureModeRelaxed) continue;
+    if (capture->mode == cudaStreamCaptureModeThreadLocal &&
+        capture->thread != std::this_thread::get_id()) {
+      continue;
+    }
+    capture->invalid = true;
+    refused = true;
+  }
+  return refused ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+void Engine::Fail(const std::string& what) {
+  std::fprintf(stderr, "CUDA emulation: %s\n", what.c_str());
+  if (failure_.empty()) failure_ = what;
+  [[maybe_unused]] static const int at_exit = std::atexit([] {
+    if (TheEngine().failure_.empty()) return;
+    std::fprintf(stderr, "CUDA emulation: ended after a failure that no test took\n");
+    std::fflush(nullptr);
+    _exit(1);
+  });
+  for (const std::shared_ptr<CUstream_st>& stream : streams_) {
+    // The entry that failed may be running: it is emptied, not destroyed.
+    stream->done = stream->issued;
+    if (!stream->queue.empty()) dropped_.push_back(std::move(stream->queue));
+    stream->queue.clear();
+  }
+  changed_.notify_all();
+}
+
+std::string Engine::TakeFailure() {
+  dropped_.clear();
+  return std::exchange(failure_, "");
+}
+
+int64_t Engine::NumQueued() const {
+  int64_t count = 0;
+  for (const std::shared_ptr<CUstream_st>& stream : streams_) {
+    count += static_cast<int64_t>(stream->queue.size());
+  }
+  return count;
+}
+
+}  // namespace lockstep::cuda_emulation

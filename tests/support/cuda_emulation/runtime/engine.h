@@ -1,0 +1,131 @@
+// The device's work: streams, what is queued in them, captures, failures.
+//
+// One lock for the whole process; work runs with it held, by whichever thread waits for it (Await)
+// or issues it (Issue::kImmediate). Ranks that are threads of one process thus drive each other's
+// streams, so that a rank's collective goes on although its own thread waits for something else.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/cuda_emulation/emulation.h"
+#include "tests/support/cuda_emulation/runtime/runtime_types.h"
+
+namespace lockstep::cuda_emulation {
+
+// False: it cannot be done yet (a peer has not come); it is asked again.
+using Work = std::function<bool()>;
+// Makes the work anew for each launch of the graph it was captured in.
+using MakeWork = std::function<Work()>;
+MakeWork Once(std::function<void()> action);
+
+struct Capture {
+  cudaStreamCaptureMode mode;
+  std::thread::id thread;
+  CUstream_st* origin;
+  bool invalid = false;
+  std::vector<MakeWork> nodes;  // in the order of issue, which respects every dependency
+  std::map<CUstream_st*, int64_t> num_issued;
+};
+// How much of each captured stream is known to come before some point.
+using CapturedPast = std::map<CUstream_st*, int64_t>;
+
+}  // namespace lockstep::cuda_emulation
+
+struct CUstream_st {
+  struct After {
+    std::shared_ptr<CUstream_st> stream;
+    int64_t ticket;
+  };
+  struct Entry {
+    lockstep::cuda_emulation::Work work;
+    std::vector<After> after;
+  };
+  int device = 0;
+  bool is_default = false;    // the legacy default stream of its device
+  bool non_blocking = false;  // takes no part in the default stream's implicit waits
+  bool destroyed = false;
+  int64_t issued = 0;  // tickets given
+  int64_t done = 0;
+  std::deque<Entry> queue;
+  std::shared_ptr<lockstep::cuda_emulation::Capture> capture;
+  lockstep::cuda_emulation::CapturedPast past;
+};
+
+namespace lockstep::cuda_emulation {
+
+class Engine {
+ public:
+  std::mutex& mutex() { return mutex_; }
+
+  // The stream of this handle, nullptr being the default one of the current device.
+  cudaError_t Find(cudaStream_t handle, std::shared_ptr<CUstream_st>* stream);
+  std::shared_ptr<CUstream_st> AddStream(int device, bool non_blocking);
+  cudaError_t Issue(CUstream_st& stream, const MakeWork& make,
+                    std::vector<CUstream_st::After> after = {});
+  // One entry of `stream`; or, while that must wait, of a stream it waits for; or of each other
+  // stream (a peer's, whose thread is elsewhere).
+  bool AdvanceTowards(CUstream_st& stream);
+  cudaError_t Await(std::unique_lock<std::mutex>& lock, CUstream_st& stream, int64_t ticket);
+  cudaError_t AwaitDevice(std::unique_lock<std::mutex>& lock, int device);
+  // For waits of other kinds: until done() or nothing advances any more.
+  cudaError_t AwaitCondition(std::unique_lock<std::mutex>& lock, const char* what,
+                             const std::function<bool()>& done);
+
+  // cudaErrorStreamCaptureUnsupported, and the capture is spoilt, when a call that waits or
+  // allocates is made where a capture forbids it.
+  cudaError_t RefuseWhileCapturing();
+  std::vector<std::shared_ptr<Capture>>& captures() { return captures_; }
+
+  void Fail(const std::string& what);
+  cudaError_t error() const { return failure_.empty() ? cudaSuccess : cudaErrorLaunchFailure; }
+  std::string TakeFailure();
+
+  cuda_emulation::Issue issue = cuda_emulation::Issue::kDeferred;
+  Device device;
+  double patience_seconds = 30;
+  int64_t num_kernels_run = 0;
+  int64_t NumQueued() const;
+  template <typename Action>
+  void ForEachStream(Action action) {
+    for (const std::shared_ptr<CUstream_st>& stream : streams_) action(*stream);
+  }
+
+ private:
+  bool Advance(CUstream_st& stream);
+  bool AdvanceDependency(CUstream_st& stream);
+  bool AdvanceOthers(const CUstream_st* stream);
+  void AddImplicitWaits(CUstream_st& stream, std::vector<CUstream_st::After>& after);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t num_changes_ = 0;
+  std::vector<std::shared_ptr<CUstream_st>> streams_;
+  std::vector<std::shared_ptr<Capture>> captures_;
+  std::string failure_;
+  std::vector<std::deque<CUstream_st::Entry>> dropped_;  // by a failure; one of them may be running
+};
+
+Engine& TheEngine();
+
+int CurrentDevice();
+// What the calling thread's cudaGetLastError tells.
+cudaError_t Remember(cudaError_t error);
+
+// A call of the API: with the lock, refused after a failure, its error remembered.
+template <typename Body>
+cudaError_t Call(Body body) {
+  std::unique_lock lock(TheEngine().mutex());
+  if (TheEngine().error() != cudaSuccess) return Remember(TheEngine().error());
+  return Remember(body(lock));
+}
+
+}  // namespace lockstep::cuda_emulation

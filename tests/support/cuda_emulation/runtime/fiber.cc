@@ -1,0 +1,116 @@
+#include "tests/support/cuda_emulation/runtime/fiber.h"
+
+#include <sys/mman.h>
+
+#include <boost/context/detail/fcontext.hpp>
+
+#include "kernels/base/check.h"
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace lockstep::cuda_emulation {
+
+namespace {
+
+namespace context = boost::context::detail;
+
+constexpr size_t kGuardBytes = 4096;
+constexpr size_t kStackBytes = 256 << 10;  // touched as far as it is used
+
+}  // namespace
+
+// Entered on the fiber's own stack, which it never leaves.
+struct Fiber::Trampoline {
+  static void Enter(context::transfer_t transfer) {
+    auto* fiber = static_cast<Fiber*>(transfer.data);
+    fiber->resumer_ = transfer.fctx;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(nullptr, &fiber->resumer_stack_, &fiber->resumer_stack_bytes_);
+#endif
+    fiber->entry_(fiber->argument_);
+    fiber->ended_ = true;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(nullptr, fiber->resumer_stack_, fiber->resumer_stack_bytes_);
+#endif
+#ifdef __SANITIZE_THREAD__
+    __tsan_switch_to_fiber(fiber->thread_resumer_, 0);
+#endif
+    context::jump_fcontext(fiber->resumer_, nullptr);
+  }
+};
+
+Fiber::Fiber() {
+  void* mapping = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  LS_CHECK(mapping != MAP_FAILED);
+  LS_CHECK(mprotect(mapping, kGuardBytes, PROT_NONE) == 0);
+  stack_ = static_cast<char*>(mapping) + kGuardBytes;
+#ifdef __SANITIZE_THREAD__
+  thread_fiber_ = __tsan_create_fiber(0);
+#endif
+}
+
+Fiber::~Fiber() {
+#ifdef __SANITIZE_ADDRESS__
+  ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
+#endif
+#ifdef __SANITIZE_THREAD__
+  __tsan_destroy_fiber(thread_fiber_);
+#endif
+  munmap(static_cast<char*>(stack_) - kGuardBytes, kGuardBytes + kStackBytes);
+}
+
+void Fiber::Start(Entry entry, void* argument) {
+  if (!ended_) {
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
+#endif
+#ifdef __SANITIZE_THREAD__
+    __tsan_destroy_fiber(thread_fiber_);
+    thread_fiber_ = __tsan_create_fiber(0);
+#endif
+  }
+  entry_ = entry;
+  argument_ = argument;
+  ended_ = false;
+  own_fake_stack_ = nullptr;
+  context_ = context::make_fcontext(static_cast<char*>(stack_) + kStackBytes, kStackBytes,
+                                    &Trampoline::Enter);
+}
+
+void Fiber::Resume() {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_start_switch_fiber(&resumer_fake_stack_, stack_, kStackBytes);
+#endif
+#ifdef __SANITIZE_THREAD__
+  thread_resumer_ = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(thread_fiber_, 0);
+#endif
+  const context::transfer_t back = context::jump_fcontext(context_, this);
+  context_ = back.fctx;
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(resumer_fake_stack_, nullptr, nullptr);
+#endif
+}
+
+void Fiber::Suspend() {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_start_switch_fiber(&own_fake_stack_, resumer_stack_, resumer_stack_bytes_);
+#endif
+#ifdef __SANITIZE_THREAD__
+  __tsan_switch_to_fiber(thread_resumer_, 0);
+#endif
+  const context::transfer_t back = context::jump_fcontext(resumer_, nullptr);
+  resumer_ = back.fctx;
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(own_fake_stack_, &resumer_stack_, &resumer_stack_bytes_);
+#endif
+}
+
+}  // namespace lockstep::cuda_emulation

@@ -1,0 +1,98 @@
+#include "tests/support/cuda_emulation/runtime/launch.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "tests/support/cuda_emulation/runtime/block_runner.h"
+#include "tests/support/cuda_emulation/runtime/device_memory.h"
+#include "tests/support/cuda_emulation/runtime/engine.h"
+#include "tests/support/cuda_emulation/runtime/limits.h"
+
+namespace lockstep::cuda_emulation {
+
+namespace {
+
+// Dynamic shared memory that a kernel may have beyond what all may.
+std::map<const void*, size_t>& SharedBytesAllowed() {
+  static auto* allowed = new std::map<const void*, size_t>;
+  return *allowed;
+}
+
+bool Within(const dim3& shape, const int (&most)[3]) {
+  return shape.x >= 1 && shape.y >= 1 && shape.z >= 1 && shape.x <= unsigned(most[0]) &&
+         shape.y <= unsigned(most[1]) && shape.z <= unsigned(most[2]);
+}
+
+cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
+  const uint64_t threads = uint64_t{config.blockDim.x} * config.blockDim.y * config.blockDim.z;
+  if (!Within(config.gridDim, kMostBlocksDim) || !Within(config.blockDim, kMostThreadsDim) ||
+      threads > kMostThreads) {
+    return cudaErrorInvalidConfiguration;
+  }
+  const auto allowed = SharedBytesAllowed().find(kernel);
+  const size_t most =
+      allowed == SharedBytesAllowed().end() ? kSharedBytesWithoutAsking : allowed->second;
+  if (config.dynamicSmemBytes > most) return cudaErrorInvalidValue;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttributeID id = config.attrs[i].id;
+    if (id == cudaLaunchAttributeCooperative || id == cudaLaunchAttributeClusterDimension) {
+      return cudaErrorNotSupported;
+    }
+  }
+  return cudaSuccess;
+}
+
+// A kernel that follows a pointer to pageable host memory works here and on no GPU.
+std::string CheckPointers(std::initializer_list<const void*> pointers) {
+  int index = 0;
+  for (const void* pointer : pointers) {
+    const char* before = static_cast<const char*>(pointer) - 1;  // the end of a range is no harm
+    if (pointer != nullptr && TheDeviceMemory().Find(pointer) == nullptr &&
+        TheDeviceMemory().Find(before) == nullptr) {
+      return absl::StrFormat("kernel argument %d points to %p, which is not the device's memory",
+                             index, pointer);
+    }
+    ++index;
+  }
+  return "";
+}
+
+}  // namespace
+
+cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
+                         std::initializer_list<const void*> pointers,
+                         std::function<void()> thread) {
+  return Call([&](auto&) {
+    std::shared_ptr<CUstream_st> stream;
+    cudaError_t error = TheEngine().Find(config.stream, &stream);
+    if (error == cudaSuccess) error = CheckLaunch(config, kernel);
+    if (error != cudaSuccess) return error;
+    if (const std::string bad = CheckPointers(pointers); !bad.empty()) {
+      TheEngine().Fail(bad);
+      return cudaErrorLaunchFailure;
+    }
+    const Kernel launched{config.gridDim, config.blockDim, config.dynamicSmemBytes,
+                          std::move(thread)};
+    return TheEngine().Issue(*stream, Once([launched] {
+      ++TheEngine().num_kernels_run;
+      const std::string failure = TheBlockRunner().Run(launched);
+      if (!failure.empty()) TheEngine().Fail(failure);
+    }));
+  });
+}
+
+cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+  return Call([&](auto&) {
+    if (kernel == nullptr) return cudaErrorInvalidValue;
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+        static_cast<size_t>(value) > kMostSharedBytes) {
+      return cudaErrorInvalidValue;
+    }
+    SharedBytesAllowed()[kernel] = static_cast<size_t>(value);
+    return cudaSuccess;
+  });
+}
+
+}  // namespace lockstep::cuda_emulation

@@ -1,0 +1,193 @@
+// Memory and copies.
+#include <cstdio>
+#include <cstring>
+
+#include "tests/support/cuda_emulation/runtime/device_memory.h"
+#include "tests/support/cuda_emulation/runtime/engine.h"
+#include "tests/support/cuda_emulation/runtime/runtime_api.h"
+
+namespace lockstep::cuda_emulation {
+
+namespace {
+
+using Kind = DeviceMemory::Kind;
+
+struct Copy {
+  void* to;
+  size_t to_pitch;
+  const void* from;
+  size_t from_pitch;
+  size_t width;
+  size_t height;
+  size_t span(size_t pitch) const { return height == 0 ? 0 : (height - 1) * pitch + width; }
+};
+
+// What lies on the device must lie within one allocation; what lies on the host must not.
+cudaError_t CheckSide(const void* memory, size_t bytes, bool on_device, const char* what) {
+  const DeviceMemory& device = TheDeviceMemory();
+  if (bytes == 0) return cudaSuccess;
+  if (memory != nullptr && device.OnDevice(memory) == on_device &&
+      (!on_device || device.Holds(memory, bytes))) {
+    return cudaSuccess;
+  }
+  std::fprintf(stderr, "CUDA emulation: %s (%zu bytes at %p) is not within memory of the %s\n",
+               what, bytes, memory, on_device ? "device" : "host");
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t CheckCopy(const Copy& copy, cudaMemcpyKind kind) {
+  if (kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
+  if (copy.width > copy.to_pitch || copy.width > copy.from_pitch) return cudaErrorInvalidValue;
+  const bool to_device = kind == cudaMemcpyDefault
+                             ? TheDeviceMemory().OnDevice(copy.to)
+                             : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDefault ? TheDeviceMemory().OnDevice(copy.from)
+                                                     : kind >= cudaMemcpyDeviceToHost;
+  const cudaError_t error =
+      CheckSide(copy.to, copy.span(copy.to_pitch), to_device, "a copy's destination");
+  if (error != cudaSuccess) return error;
+  return CheckSide(copy.from, copy.span(copy.from_pitch), from_device, "a copy's source");
+}
+
+void Run(const Copy& copy) {
+  for (size_t row = 0; row < copy.height; ++row) {
+    std::memmove(static_cast<char*>(copy.to) + row * copy.to_pitch,
+                 static_cast<const char*>(copy.from) + row * copy.from_pitch, copy.width);
+  }
+}
+
+cudaError_t IssueCopy(const Copy& copy, cudaMemcpyKind kind, CUstream_st& stream) {
+  if (copy.width == 0 || copy.height == 0) return cudaSuccess;
+  if (const cudaError_t error = CheckCopy(copy, kind); error != cudaSuccess) return error;
+  return TheEngine().Issue(stream, Once([copy] { Run(copy); }));
+}
+
+cudaError_t IssueSet(void* memory, int byte, size_t bytes, CUstream_st& stream) {
+  if (bytes == 0) return cudaSuccess;
+  const cudaError_t error = CheckSide(memory, bytes, true, "what is set");
+  if (error != cudaSuccess) return error;
+  return TheEngine().Issue(stream, Once([=] { std::memset(memory, byte, bytes); }));
+}
+
+// On the default stream, and waited for; refused while something captures.
+template <typename Issue>
+cudaError_t IssueAndAwait(Issue issue) {
+  return Call([&](auto& lock) {
+    std::shared_ptr<CUstream_st> stream;
+    cudaError_t error = TheEngine().RefuseWhileCapturing();
+    if (error == cudaSuccess) error = TheEngine().Find(nullptr, &stream);
+    if (error == cudaSuccess) error = issue(*stream);
+    return error != cudaSuccess ? error : TheEngine().Await(lock, *stream, stream->issued);
+  });
+}
+
+template <typename Issue>
+cudaError_t IssueTo(cudaStream_t handle, Issue issue) {
+  return Call([&](auto&) {
+    std::shared_ptr<CUstream_st> stream;
+    const cudaError_t error = TheEngine().Find(handle, &stream);
+    return error != cudaSuccess ? error : issue(*stream);
+  });
+}
+
+cudaError_t Allocate(void** memory, size_t bytes, Kind kind) {
+  return Call([&](auto&) {
+    if (memory == nullptr) return cudaErrorInvalidValue;
+    const cudaError_t error = TheEngine().RefuseWhileCapturing();
+    if (error != cudaSuccess) return error;
+    return TheDeviceMemory().Allocate(bytes, kind, CurrentDevice(), TheEngine().device.memory_bytes,
+                                      memory);
+  });
+}
+
+// Waits for the device, as the real one does. After a failure memory can still be freed.
+cudaError_t Free(void* memory, Kind kind) {
+  std::unique_lock lock(TheEngine().mutex());
+  if (memory == nullptr) return cudaSuccess;
+  cudaError_t error = TheEngine().RefuseWhileCapturing();
+  if (error != cudaSuccess) return Remember(error);
+  const DeviceMemory::Region* region = TheDeviceMemory().Find(memory);
+  if (region == nullptr) return Remember(cudaErrorInvalidValue);
+  TheEngine().AwaitDevice(lock, region->device);
+  return Remember(TheDeviceMemory().Free(memory, kind));
+}
+
+}  // namespace
+
+}  // namespace lockstep::cuda_emulation
+
+using namespace lockstep::cuda_emulation;
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  return Allocate(memory, bytes, Kind::kDevice);
+}
+cudaError_t cudaFree(void* memory) { return Free(memory, Kind::kDevice); }
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  return Allocate(memory, bytes, Kind::kPinned);
+}
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  return Allocate(memory, bytes, Kind::kPinned);
+}
+cudaError_t cudaFreeHost(void* memory) { return Free(memory, Kind::kPinned); }
+
+// Memory is there at once and goes when the stream comes to it.
+cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t handle) {
+  return IssueTo(handle, [&](CUstream_st& stream) {
+    if (memory == nullptr) return cudaErrorInvalidValue;
+    if (stream.capture != nullptr) return cudaErrorNotSupported;
+    return TheDeviceMemory().Allocate(bytes, Kind::kDevice, CurrentDevice(),
+                                      TheEngine().device.memory_bytes, memory);
+  });
+}
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t handle) {
+  return IssueTo(handle, [&](CUstream_st& stream) {
+    if (stream.capture != nullptr) return cudaErrorNotSupported;
+    if (!TheDeviceMemory().OnDevice(memory)) return cudaErrorInvalidValue;
+    return TheEngine().Issue(stream, Once([=] { TheDeviceMemory().Free(memory, Kind::kDevice); }));
+  });
+}
+
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  return Call([&](auto&) { return TheDeviceMemory().Register(memory, bytes); });
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  return Call([&](auto&) {
+    return TheDeviceMemory().Free(memory, Kind::kRegistered) == cudaSuccess
+               ? cudaSuccess
+               : cudaErrorHostMemoryNotRegistered;
+  });
+}
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  return Call([&](auto&) {
+    const DeviceMemory::Region* region = TheDeviceMemory().Find(host);
+    if (region == nullptr || region->kind == Kind::kDevice) return cudaErrorInvalidValue;
+    *device = host;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return IssueAndAwait([&](CUstream_st& stream) {
+    return IssueCopy({to, bytes, from, bytes, bytes, 1}, kind, stream);
+  });
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t handle) {
+  return IssueTo(handle, [&](CUstream_st& stream) {
+    return IssueCopy({to, bytes, from, bytes, bytes, 1}, kind, stream);
+  });
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t handle) {
+  return IssueTo(handle, [&](CUstream_st& stream) {
+    return IssueCopy({to, to_pitch, from, from_pitch, width, height}, kind, stream);
+  });
+}
+cudaError_t cudaMemset(void* memory, int byte, size_t bytes) {
+  return IssueAndAwait([&](CUstream_st& stream) { return IssueSet(memory, byte, bytes, stream); });
+}
+cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStream_t handle) {
+  return IssueTo(handle,
+                 [&](CUstream_st& stream) { return IssueSet(memory, byte, bytes, stream); });
+}
