@@ -35,7 +35,7 @@ int64_t SplitsToFill(int64_t blocks, int64_t slots, int64_t most) {
   double best = 0.0;
   for (int64_t splits = 1; splits <= most; ++splits) best = std::max(best, efficiency(splits));
   int64_t splits = 1;
-  while (efficiency(splits) < 0.85 * best) ++splits;
+  while (efficiency(splits) < 0.95 * best) ++splits;
   return splits;
 }
 
@@ -115,9 +115,9 @@ int64_t NumRowTiles(const AttentionParams& p, int rows) {
 template <int kDim, int kColumnWarps>
 cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t stream) {
   if (decode) {
-    return LaunchMma<MmaShape<kDim, 1, kColumnWarps, 3>>(p, NumRowTiles(p, kDecodeRows), stream);
+    return LaunchMma<MmaShape<kDim, 1, kColumnWarps, 3, 3>>(p, NumRowTiles(p, kDecodeRows), stream);
   }
-  return LaunchMma<MmaShape<kDim, 4, 1, 2>>(p, NumRowTiles(p, kPrefillRows), stream);
+  return LaunchMma<MmaShape<kDim, 4, 1, 2, 2>>(p, NumRowTiles(p, kPrefillRows), stream);
 }
 
 cudaError_t LaunchSplits(const AttentionParams& p, DType kv_dtype, bool decode,

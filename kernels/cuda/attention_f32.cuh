@@ -1,9 +1,10 @@
 // Attention over f32 caches, in f32 throughout: for models that are to be exact rather than fast.
 //
 // One warp to a row and a split. Scores: a lane to a token, so that the dot product needs no
-// exchange; values: a lane to some elements, so that rows of V are read side by side. 4 operations
-// to the element of K and V and each row reads them for itself, the heads of a group hopefully from
-// the first- or second-level cache: bound by those caches' bandwidth.
+// exchange; values: a lane to some elements, so that rows of V are read side by side; in between
+// the weights go through shared memory. 4 operations to the element of K and V and each row reads
+// them for itself, the heads of a group hopefully from the first- or second-level cache: bound by
+// those caches' bandwidth.
 #pragma once
 
 #include "kernels/cuda/attention_params.cuh"
@@ -14,33 +15,41 @@ namespace lockstep::cuda {
 constexpr int kF32Warps = 4;  // rows to a block: heads next to each other, of one group mostly
 constexpr int kF32Elements = 256 / kWarpSize;  // of a row of V to a lane, at most
 
+// A warp's shared memory.
+struct F32Shared {
+  float query[256];
+  float weights[kAttentionTile];
+  uint32_t cached_rows[kAttentionTile];
+};
+
 // A warp's row, as far as it has been walked.
 class F32Row {
  public:
-  // `query` is shared memory for head_dim elements.
-  __device__ F32Row(const AttentionParams& p, int token, int head, int seq, float* query)
+  __device__ F32Row(const AttentionParams& p, int token, int head, int seq, F32Shared& shared)
       : p_(p),
         block_table_(p.block_tables + seq * p.max_blocks_per_seq),
         kv_head_(head / p.group),
         lane_(threadIdx.x % kWarpSize),
-        query_(query) {
+        shared_(shared) {
     const float* q = QueryRow(p, token, head);
-    for (int d = lane_; d < p.head_dim; d += kWarpSize) query[d] = q[d];
+    for (int d = lane_; d < p.head_dim; d += kWarpSize) shared_.query[d] = q[d];
     __syncwarp();
   }
 
   // One tile, positions begin.. of which those below `end` exist.
   __device__ void Walk(int begin, int end) {
     constexpr int kPerLane = kAttentionTile / kWarpSize;
-    uint32_t rows[kPerLane];
     float scores[kPerLane];
     float tile_max = -INFINITY;
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       const int position = begin + j * kWarpSize + lane_;
-      const bool exists = position < end;
-      rows[j] = exists ? CacheRow(p_, block_table_, kv_head_, position) : 0;
-      scores[j] = exists ? Score(rows[j]) : -INFINITY;
+      scores[j] = -INFINITY;
+      if (position < end) {
+        const uint32_t row = CacheRow(p_, block_table_, kv_head_, position);
+        shared_.cached_rows[j * kWarpSize + lane_] = row;
+        scores[j] = Score(row);
+      }
       tile_max = fmaxf(tile_max, scores[j]);
     }
     const float max = fmaxf(max_, WarpMax(tile_max));
@@ -50,8 +59,11 @@ class F32Row {
     for (int j = 0; j < kPerLane; ++j) {
       const float weight = exp2f(scores[j] - max);
       sum_ += weight;
-      AddValues(weight, rows[j], min(end - begin - j * kWarpSize, kWarpSize));
+      shared_.weights[j * kWarpSize + lane_] = weight;
     }
+    __syncwarp();
+    AddValues(min(end - begin, static_cast<int>(kAttentionTile)));
+    __syncwarp();  // the next tile's are written
   }
 
   __device__ void Finish(const RowResult& result) {
@@ -71,8 +83,8 @@ class F32Row {
     float score = 0.0f;
     for (int d = 0; d < p_.head_dim; d += 2) {
       const float2 pair = *reinterpret_cast<const float2*>(k + d);
-      score = fmaf(query_[d], pair.x, score);
-      score = fmaf(query_[d + 1], pair.y, score);
+      score = fmaf(shared_.query[d], pair.x, score);
+      score = fmaf(shared_.query[d + 1], pair.y, score);
     }
     return score * p_.scale_log2;
   }
@@ -83,16 +95,17 @@ class F32Row {
     for (int e = 0; e < kF32Elements; ++e) values_[e] *= factor;
   }
 
-  // Tokens 0..count of the warp's 32, a lane's own being `row` with its weight.
-  __device__ void AddValues(float weight, uint32_t row, int count) {
+  // Of the tile's first `count` tokens.
+  __device__ void AddValues(int count) {
+#pragma unroll 4
     for (int j = 0; j < count; ++j) {
-      const float w = __shfl_sync(kWholeWarp, weight, j);
-      const uint32_t r = __shfl_sync(kWholeWarp, row, j);
-      const float* v = static_cast<const float*>(p_.v) + int64_t{r} * p_.head_dim;
+      const float weight = shared_.weights[j];
+      const float* v =
+          static_cast<const float*>(p_.v) + int64_t{shared_.cached_rows[j]} * p_.head_dim;
 #pragma unroll
       for (int e = 0; e < kF32Elements; ++e) {
         const int d = e * kWarpSize + lane_;
-        if (d < p_.head_dim) values_[e] = fmaf(w, v[d], values_[e]);
+        if (d < p_.head_dim) values_[e] = fmaf(weight, v[d], values_[e]);
       }
     }
   }
@@ -101,7 +114,7 @@ class F32Row {
   const int32_t* block_table_;
   int kv_head_;
   int lane_;
-  const float* query_;
+  F32Shared& shared_;
   float max_ = -INFINITY;  // log2
   float sum_ = 0.0f;       // this lane's share
   float values_[kF32Elements] = {};
@@ -109,7 +122,7 @@ class F32Row {
 
 static __global__ void __launch_bounds__(kF32Warps* kWarpSize)
     AttentionF32Kernel(AttentionParams p) {
-  __shared__ float queries[kF32Warps][256];
+  __shared__ F32Shared shared[kF32Warps];
   const int warp = threadIdx.x / kWarpSize;
   const int64_t row = int64_t{blockIdx.x} * kF32Warps + warp;
   const int token = static_cast<int>(row / p.num_heads);
@@ -121,7 +134,7 @@ static __global__ void __launch_bounds__(kF32Warps* kWarpSize)
   if (p.context_lens[seq] == 0 || first >= context) return;
 
   const int head = static_cast<int>(row % p.num_heads);
-  F32Row walk(p, token, head, seq, queries[warp]);
+  F32Row walk(p, token, head, seq, shared[warp]);
   const int end = min(first + p.split_tokens, context);
   for (int begin = first; begin < end; begin += kAttentionTile) walk.Walk(begin, end);
   walk.Finish(RowResult(p, token, head, split, context <= p.split_tokens));

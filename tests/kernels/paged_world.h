@@ -41,6 +41,7 @@ struct FlatBatch {
 class PagedWorld {
  public:
   PagedWorld(const PagedShape& shape, const std::vector<SequenceChunk>& chunks, uint32_t seed);
+  PagedWorld(PagedWorld&&) = default;  // a copy would point into the original
 
   const PagedShape& shape() const { return shape_; }
   const FlatBatch& flat() const { return flat_; }

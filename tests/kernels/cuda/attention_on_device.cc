@@ -1,0 +1,68 @@
+#include "tests/kernels/cuda/attention_on_device.h"
+
+namespace lockstep::testing {
+
+AttentionOnDevice::AttentionOnDevice(const PagedWorld& world)
+    : world_(world), keys_(world.RowMajorKeys()), values_(world.values()) {}
+
+std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::vector<float>& qkv,
+                                             const Options& options) const {
+  const DeviceBatch device_batch(batch);
+  BatchIndex index = device_batch.index();
+  if (options.max_query_len != 0) index.max_query_len = options.max_query_len;
+  cuda::AttentionPlan plan = options.plan;
+  if (plan.max_splits == 0) {
+    plan.max_splits = (index.max_context_len + plan.split_tokens - 1) / plan.split_tokens;
+  }
+  plan.max_splits += options.spare_splits;
+  const PagedShape& shape = world_.shape();
+  const DeviceArray<float> device_qkv(qkv);
+  const DeviceArray<uint8_t> workspace(
+      cuda::AttentionWorkspaceBytes(plan, index.num_tokens, shape.num_heads, shape.head_dim));
+  KvCacheView cache = world_.cache();
+  cache.k = keys_.data();
+  cache.v = values_.data();
+  const auto attend = [&](void* out) {
+    const Backend::AttentionArgs args = {
+        device_qkv.data(), shape.num_heads, world_.scale(), &index, &cache, out};
+    EXPECT_EQ(cuda::LaunchAttention(args, plan, options.out_dtype, workspace.data(), nullptr),
+              cudaSuccess);
+  };
+  const int64_t size = index.num_tokens * world_.out_width();
+  std::vector<float> result;
+  if (options.out_dtype == DType::kF32) {
+    const DeviceArray<float> out(size);
+    attend(out.data());
+    result = out.Read();
+  } else {
+    const DeviceArray<BF16> out(size);
+    attend(out.data());
+    result = ToFloats(out.Read());
+  }
+  workspace.Read();  // its edges
+  return result;
+}
+
+DeviceBatch::DeviceBatch(const FlatBatch& batch)
+    : positions_(batch.positions),
+      slots_(batch.slots),
+      query_starts_(batch.query_starts),
+      context_lens_(batch.context_lens),
+      block_tables_(batch.block_tables),
+      index_(batch.Index()) {
+  index_.positions = positions_.data();
+  index_.slot_mapping = slots_.data();
+  index_.query_starts = query_starts_.data();
+  index_.context_lens = context_lens_.data();
+  index_.block_tables = block_tables_.data();
+}
+
+void DeviceBatch::Write(const FlatBatch& batch) {
+  positions_.Write(batch.positions);
+  slots_.Write(batch.slots);
+  query_starts_.Write(batch.query_starts);
+  context_lens_.Write(batch.context_lens);
+  block_tables_.Write(batch.block_tables);
+}
+
+}  // namespace lockstep::testing

@@ -1,0 +1,176 @@
+// The CUDA attention kernels against the reference backend, over paged caches with NaN wherever
+// nothing was written and a workspace of NaN.
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/cuda/attention_on_device.h"
+
+namespace lockstep::testing {
+namespace {
+
+using Options = AttentionOnDevice::Options;
+
+// A decode, a first chunk, a later chunk over a tile's border, decodes right at one.
+const std::vector<SequenceChunk> kMixed = {{5, 1}, {0, 9}, {120, 21}, {127, 1}, {128, 1}, {0, 1}};
+const std::vector<SequenceChunk> kShort = {{0, 5}, {30, 1}, {126, 5}};
+
+// A world ready for attention; with a bf16 cache its queries are bf16 numbers too, as the matrix
+// instructions take them, so that the reference computes the same but for its exact weights.
+PagedWorld Ready(const PagedShape& shape, const std::vector<SequenceChunk>& chunks) {
+  PagedWorld world(shape, chunks, 42);
+  world.WriteBatch();
+  if (shape.dtype == DType::kBF16) world.qkv() = RoundedToBf16(world.qkv());
+  return world;
+}
+
+std::string Name(const PagedShape& shape, int64_t split_tokens) {
+  return "heads " + std::to_string(shape.num_heads) + "/" + std::to_string(shape.num_kv_heads) +
+         " head_dim " + std::to_string(shape.head_dim) + " block " +
+         std::to_string(shape.block_size) + " " + std::string(DTypeName(shape.dtype)) +
+         " splits of " + std::to_string(split_tokens);
+}
+
+// f32: an order of additions. bf16: weights are rounded to 8 bits, each by up to 2^-9 of itself,
+// and so is their sum's length; where values cancel, more of what is left.
+double Tolerance(DType dtype) { return dtype == DType::kF32 ? 1e-5 : 1e-2; }
+
+void ExpectTwin(const PagedShape& shape, const std::vector<SequenceChunk>& chunks,
+                const std::vector<int64_t>& splits = {64, 1024}) {
+  const PagedWorld world = Ready(shape, chunks);
+  const AttentionOnDevice device(world);
+  const std::vector<float> want = world.Attend(*MakeReferenceBackend());
+  for (const int64_t split_tokens : splits) {
+    const std::vector<float> got = device.Attend(Options{.plan = {split_tokens, 0}});
+    ASSERT_TRUE(RowsNear(got, want, shape.head_dim, Tolerance(shape.dtype)))
+        << Name(shape, split_tokens);
+  }
+}
+
+class CudaAttention : public ::testing::TestWithParam<DType> {};
+
+TEST_P(CudaAttention, IsNearItsTwinForEveryGroupSize) {
+  for (const int group : {1, 2, 3, 4, 7, 8, 13, 16, 64}) {
+    const int num_kv_heads = group < 8 ? 2 : 1;
+    ExpectTwin({group * num_kv_heads, num_kv_heads, 16, 4, GetParam()}, kShort);
+  }
+}
+
+TEST_P(CudaAttention, IsNearItsTwinForEveryHeadSize) {
+  for (const int head_dim : {2, 6, 8, 16, 18, 24, 32, 34, 40, 64, 80, 96, 128, 130, 256}) {
+    if (!cuda::AttentionSupports(GetParam(), head_dim)) continue;
+    ExpectTwin({4, 2, head_dim, 4, GetParam()}, kShort);
+  }
+}
+
+TEST_P(CudaAttention, IsNearItsTwinForEveryBlockSize) {
+  for (const int block_size : {1, 3, 4, 16, 48, 128, 256}) {
+    ExpectTwin({4, 2, 16, block_size, GetParam()}, kMixed);
+  }
+}
+
+TEST_P(CudaAttention, IsNearItsTwinAroundEveryBorder) {
+  for (const int context : {1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 192, 257}) {
+    ExpectTwin({2, 1, 8, 16, GetParam()}, {{context - 1, 1}, {context, 3}}, {64, 128, 192, 1024});
+  }
+}
+
+TEST_P(CudaAttention, IsNearItsTwinForChunksOfEveryLength) {
+  for (const int chunk : {1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 130}) {
+    ExpectTwin({4, 2, 8, 16, GetParam()}, {{3, chunk}});
+    ExpectTwin({2, 2, 8, 16, GetParam()}, {{70, chunk}, {0, chunk}});
+  }
+}
+
+TEST_P(CudaAttention, Bf16OutputIsTheRoundedOne) {
+  for (const int64_t split_tokens : {64, 1024}) {
+    const PagedWorld world = Ready({4, 2, 40, 4, GetParam()}, kMixed);
+    const AttentionOnDevice device(world);
+    Options options = {.plan = {split_tokens, 0}};
+    const std::vector<float> want = RoundedToBf16(device.Attend(options));
+    options.out_dtype = DType::kBF16;
+    EXPECT_TRUE(SameBits(device.Attend(options), want));
+  }
+}
+
+// What a token gets: the same bits alone, where 16 rows are worked on at a time, and in a batch of
+// chunks, where 64 are; also where the host knows only bounds of the batch's sizes.
+TEST_P(CudaAttention, TokensDoNotDependOnTheirBatch) {
+  for (const PagedShape& shape :
+       {PagedShape{4, 2, 16, 4, GetParam()}, PagedShape{13, 1, 64, 16, GetParam()},
+        PagedShape{20, 1, 128, 3, GetParam()}}) {
+    const PagedWorld world = Ready(shape, {{5, 1}, {0, 9}, {120, 7}, {127, 1}, {200, 1}});
+    const AttentionOnDevice device(world);
+    for (const int64_t split_tokens : {64, 192, 1024}) {
+      const Options options = {.plan = {split_tokens, 0}};
+      const std::vector<float> all = device.Attend(options);
+      Options bounds = options;
+      bounds.max_query_len = 100;
+      bounds.spare_splits = 2;
+      EXPECT_TRUE(SameBits(device.Attend(bounds), all)) << Name(shape, split_tokens);
+      for (int64_t token = 0; token < world.batch().num_tokens; ++token) {
+        const std::vector<float> want(all.begin() + token * world.out_width(),
+                                      all.begin() + (token + 1) * world.out_width());
+        const std::vector<float> qkv(world.qkv().begin() + token * world.width(),
+                                     world.qkv().begin() + (token + 1) * world.width());
+        ASSERT_TRUE(SameBits(device.Attend(world.Alone(token), qkv, options), want))
+            << Name(shape, split_tokens) << " token " << token;
+      }
+    }
+  }
+}
+
+TEST_P(CudaAttention, DecodesInTilesOfAnySizeAreTheSame) {
+  const PagedWorld world = Ready({14, 2, 32, 16, GetParam()}, {{5, 1}, {63, 1}, {64, 1}, {300, 1}});
+  const AttentionOnDevice device(world);
+  for (const int64_t split_tokens : {64, 1024}) {
+    Options options = {.plan = {split_tokens, 0}};
+    const std::vector<float> want = device.Attend(options);
+    options.max_query_len = 2;
+    EXPECT_TRUE(SameBits(device.Attend(options), want));
+  }
+}
+
+// A graph is captured for more sequences than a batch may have: those left over have no context.
+TEST_P(CudaAttention, SequencesWithoutContextAreLeftAlone) {
+  const PagedWorld world = Ready({4, 2, 16, 4, GetParam()}, {{5, 1}, {100, 1}, {150, 1}});
+  const AttentionOnDevice device(world);
+  for (const int64_t max_query_len : {1, 2}) {
+    const Options options = {.plan = {64, 3}, .max_query_len = max_query_len};
+    const std::vector<float> want = device.Attend(options);
+    FlatBatch batch = world.flat();
+    std::vector<float> qkv = world.qkv();
+    for (int i = 0; i < 2; ++i) {
+      batch.positions.push_back(0);
+      batch.slots.push_back(-1);
+      batch.query_starts.push_back(batch.query_starts.back() + 1);
+      batch.context_lens.push_back(0);
+      batch.block_tables.insert(batch.block_tables.end(), batch.max_blocks_per_seq, -1);
+    }
+    qkv.resize(qkv.size() + 2 * world.width(), std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> got = device.Attend(batch, qkv, options);
+    for (size_t i = want.size(); i < got.size(); ++i) ASSERT_TRUE(std::isnan(got[i]));
+    got.resize(want.size());
+    EXPECT_TRUE(SameBits(got, want));
+  }
+}
+
+TEST_P(CudaAttention, SequencesWithoutTokensAreSkipped) {
+  const PagedWorld world =
+      Ready({4, 2, 16, 4, GetParam()}, {{5, 0}, {0, 9}, {7, 0}, {70, 3}, {9, 0}});
+  const std::vector<float> got = AttentionOnDevice(world).Attend(Options{});
+  EXPECT_TRUE(RowsNear(got, world.Attend(*MakeReferenceBackend()), 16, Tolerance(GetParam())));
+}
+
+TEST_P(CudaAttention, LargeScoresDoNotOverflow) {
+  PagedWorld world({2, 1, 8, 4, GetParam()}, {{140, 3}}, 45);
+  for (float& x : world.qkv()) x *= 100.0f;
+  world.WriteBatch();
+  for (const float x : AttentionOnDevice(world).Attend(Options{})) ASSERT_TRUE(std::isfinite(x));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cache, CudaAttention, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+}  // namespace
+}  // namespace lockstep::testing
