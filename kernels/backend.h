@@ -144,6 +144,10 @@ class Backend {
   virtual void CopyToDevice(void* device, const void* host, int64_t bytes) = 0;
   virtual void CopyToHost(void* host, const void* device, int64_t bytes) = 0;  // complete on return
   virtual void Synchronize() = 0;
+  // That may still be taken; of a device that others use, too, as of now.
+  virtual int64_t AvailableBytes() const = 0;
+  // Host memory that CopyToHost reaches fast. RESOURCE_EXHAUSTED when it cannot.
+  virtual absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) = 0;
 
   // ---- weights ----
   // INVALID_ARGUMENT for shapes the backend cannot hold; RESOURCE_EXHAUSTED when memory is short.
@@ -256,6 +260,15 @@ class Backend {
                           float* out) = 0;
   // dst[i] += src[i]
   virtual void Add(float* dst, const float* src, int64_t count) = 0;
+
+  // ---- steps that repeat ----
+  // Calls body, which issues kernels and collectives that are the same, to their addresses and
+  // sizes, whenever key is: a backend may keep what was issued and issue it at once another time,
+  // without calling body. The calls must copy nothing to the host and wait for nothing. What body
+  // returned.
+  virtual absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) = 0;
+  // Whether it does; if not, nobody need make steps alike.
+  virtual bool KeepsSteps() const = 0;
 };
 
 // Plain loops, one thread: what every other body is tested against.

@@ -21,6 +21,7 @@
 #include "launcher/serving/serve_session.h"
 #include "launcher/serving/speed_prediction.h"
 #include "model/checkpoint/inspect.h"
+#include "runtime/worker/rank_device.h"
 
 namespace lockstep {
 namespace {
@@ -49,6 +50,7 @@ struct ServePlan {
   Capacity capacity;
   HostPort listen;
   LaunchPlan launch;
+  bool on_gpus = false;
   int threads_per_rank = 1;
 };
 
@@ -66,6 +68,16 @@ int64_t MemoryOfHosts(const LaunchPlan& launch) {
   return launch.uses_this_host ? AvailableMemoryBytes() * launch.num_hosts() : int64_t{1} << 60;
 }
 
+// Of hosts elsewhere only the flag tells; their ranks look for themselves.
+absl::StatusOr<bool> RanksUseGpus(const RankFlags& rank, const LaunchPlan& launch) {
+  if (rank.device == "cpu") return false;
+  if (!launch.uses_this_host) return rank.device == "cuda";
+  const absl::StatusOr<GpusHere> gpus = FindGpus();
+  if (rank.device == "auto") return gpus.ok();
+  RETURN_IF_ERROR(gpus.status());
+  return true;
+}
+
 absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ServePlan plan;
   ASSIGN_OR_RETURN(plan.listen, ParseHostPort(options.controller.listen));
@@ -78,6 +90,11 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(plan.capacity,
                    PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
                                  options.kv_cache, MemoryOfHosts(plan.launch) / num_replicas}));
+  ASSIGN_OR_RETURN(plan.on_gpus, RanksUseGpus(options.rank, plan.launch));
+  if (plan.on_gpus && !options.kv_cache.gib.has_value() &&
+      !options.kv_cache.num_blocks.has_value()) {
+    plan.capacity.num_kv_blocks = 0;  // ranks find out what their GPUs have room for
+  }
   plan.threads_per_rank = ThreadsPerRank(options.rank, plan.launch.max_ranks_per_host());
   RETURN_IF_ERROR(MakeCpuBackend({1, options.rank.isa}).status());
   return plan;
@@ -86,7 +103,7 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
 // Of ranks on this host, where it was calibrated; says what a usual request should see.
 void PredictSpeed(const ServeOptions& options, const ServePlan& plan, ControllerOptions& controller,
                   ServeReport& report) {
-  if (plan.launch.kind != LaunchPlan::Kind::kThisHost) return;
+  if (plan.launch.kind != LaunchPlan::Kind::kThisHost || plan.on_gpus) return;
   const auto predictor =
       MakeSpeedPredictor({options.model, options.rank.dtype, plan.threads_per_rank,
                           options.controller.replicas, plan.capacity.num_kv_blocks});

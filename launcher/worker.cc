@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -37,7 +38,7 @@ struct WorkerCommandOptions {
   int replica = 0;
   uint64_t epoch = 0;
   double rejoin_seconds = 300;
-  double kv_cache_gib = 1.0;
+  std::optional<double> kv_cache_gib;
   int64_t num_kv_blocks = 0;
 };
 
@@ -65,6 +66,20 @@ StageOptions::Weights WeightsOf(const std::string& dtype) {
   if (dtype == "f32") return StageOptions::Weights::kF32;
   if (dtype == "bf16") return StageOptions::Weights::kBF16;
   return StageOptions::Weights::kAuto;
+}
+
+DeviceOptions DeviceOf(const RankFlags& flags, const MpiSession& session) {
+  using Kind = DeviceOptions::Kind;
+  DeviceOptions device;
+  device.kind = flags.device == "cpu"    ? Kind::kCpu
+                : flags.device == "cuda" ? Kind::kCuda
+                                         : Kind::kAuto;
+  device.cpu = {ThreadsPerRank(flags, session.num_ranks_on_node()), flags.isa};
+  device.rank_on_node = session.rank_on_node();
+  device.num_ranks_on_node = session.num_ranks_on_node();
+  device.gpu_memory_utilization = flags.gpu_memory_utilization;
+  device.deterministic = flags.deterministic;
+  return device;
 }
 
 absl::StatusOr<int64_t> MaxModelLen(const ModelFlags& flags) {
@@ -101,13 +116,14 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.stage.limits.max_batched_tokens = flags.model.max_batched_tokens;
   options.stage.limits.max_num_seqs = flags.model.max_num_seqs;
   ASSIGN_OR_RETURN(options.stage.limits.max_model_len, MaxModelLen(flags.model));
-  options.backend.num_threads = ThreadsPerRank(flags.rank, session.num_ranks_on_node());
-  options.backend.isa = flags.rank.isa;
-  options.stage.num_load_threads = options.backend.num_threads;
+  options.device = DeviceOf(flags.rank, session);
+  options.stage.num_load_threads = options.device.cpu.num_threads;
   options.stage.on_notice = options.on_notice;
   if (flags.rank.weight_cache != "none") options.stage.weight_cache = flags.rank.weight_cache;
   if (flags.num_kv_blocks > 0) options.num_kv_blocks = flags.num_kv_blocks;
-  options.kv_cache_bytes = static_cast<int64_t>(std::llround(flags.kv_cache_gib * 0x1p30));
+  if (flags.kv_cache_gib.has_value()) {
+    options.kv_cache_bytes = static_cast<int64_t>(std::llround(*flags.kv_cache_gib * 0x1p30));
+  }
   return options;
 }
 
@@ -214,10 +230,12 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->add_flag("--allow-tp-across-nodes", options->allow_tp_across_nodes,
                  "let tensor parallel groups span hosts, which is slow")
       ->group("Layout");
-  auto* gib = command->add_option("--kv-cache-gib", options->kv_cache_gib, "KV cache of this rank")
+  auto* gib = command
+                  ->add_option("--kv-cache-gib", options->kv_cache_gib,
+                               "KV cache of this rank (default: 1; on a GPU what "
+                               "--gpu-memory-utilization leaves)")
                   ->type_name("GIB")
                   ->check(Between(1e-6, 1e6))
-                  ->capture_default_str()
                   ->group("Limits");
   command->add_option("--num-kv-blocks", options->num_kv_blocks, "the same in blocks")
       ->type_name("N")

@@ -30,9 +30,11 @@ class MpiSession {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  // Ranks that share memory are one node: its lowest rank, and how many there are.
+  // Ranks that share memory are one node: its lowest rank, how many there are, and which of them
+  // this one is.
   int node() const { return node_; }
   int num_ranks_on_node() const { return num_ranks_on_node_; }
+  int rank_on_node() const { return rank_on_node_; }
 
   // Collective over the job, for its start: late ranks are waited for asleep. UNAVAILABLE with
   // MPI's text. Every rank gets the bytes that rank 0 gave; what others give is ignored.
@@ -52,6 +54,7 @@ class MpiSession {
   int world_size_ = 1;
   int node_ = 0;
   int num_ranks_on_node_ = 1;
+  int rank_on_node_ = 0;
 };
 
 struct MpiOptions {

@@ -26,6 +26,7 @@ absl::Status Complete(MPI_Request request, const char* operation) {
 struct Node {
   int lowest_rank = 0;
   int num_ranks = 1;
+  int my_rank = 0;
 };
 
 absl::StatusOr<Node> FindNode(int rank) {
@@ -36,6 +37,7 @@ absl::StatusOr<Node> FindNode(int rank) {
   const MpiHandle here(comm);
   Node node;
   MPI_Comm_size(here.get(), &node.num_ranks);
+  MPI_Comm_rank(here.get(), &node.my_rank);
   RETURN_IF_ERROR(FromMpi(MPI_Allreduce(&rank, &node.lowest_rank, 1, MPI_INT, MPI_MIN, here.get()),
                           "MPI_Allreduce"));
   return node;
@@ -62,6 +64,7 @@ absl::StatusOr<MpiSession> MpiSession::Start(int* argc, char*** argv) {
   ASSIGN_OR_RETURN(const Node node, FindNode(session.rank_));
   session.node_ = node.lowest_rank;
   session.num_ranks_on_node_ = node.num_ranks;
+  session.rank_on_node_ = node.my_rank;
   return session;
 }
 
@@ -70,7 +73,8 @@ MpiSession::MpiSession(MpiSession&& other) noexcept
       rank_(other.rank_),
       world_size_(other.world_size_),
       node_(other.node_),
-      num_ranks_on_node_(other.num_ranks_on_node_) {}
+      num_ranks_on_node_(other.num_ranks_on_node_),
+      rank_on_node_(other.rank_on_node_) {}
 
 MpiSession::~MpiSession() {
   if (active_) MPI_Finalize();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/backend.h"
+#include "kernels/base/available_memory.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/linear_runner.h"
@@ -27,6 +28,10 @@ class CpuBackend final : public Backend {
   void CopyToDevice(void* device, const void* host, int64_t bytes) override;
   void CopyToHost(void* host, const void* device, int64_t bytes) override;
   void Synchronize() override {}
+  int64_t AvailableBytes() const override { return AvailableMemoryBytes(); }
+  absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) override {
+    return AllocateHost(bytes);
+  }
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override;
   void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) override;
@@ -42,6 +47,10 @@ class CpuBackend final : public Backend {
   void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
                   float* out) override;
   void Add(float* dst, const float* src, int64_t count) override;
+  absl::Status Repeat(uint64_t, const std::function<absl::Status()>& body) override {
+    return body();
+  }
+  bool KeepsSteps() const override { return false; }
 
  private:
   // body(begin, end) over [0, count) in pieces of about `grain`, on all threads when there is more

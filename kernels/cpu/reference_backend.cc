@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/base/available_memory.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/exp.h"
@@ -197,6 +198,10 @@ class ReferenceBackend final : public Backend {
     if (bytes > 0) std::memmove(host, device, static_cast<size_t>(bytes));
   }
   void Synchronize() override {}
+  int64_t AvailableBytes() const override { return AvailableMemoryBytes(); }
+  absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) override {
+    return cpu::AllocateHost(bytes);
+  }
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override {
     RETURN_IF_ERROR(cpu::CheckLinearShape(shape));
@@ -329,6 +334,10 @@ class ReferenceBackend final : public Backend {
   void Add(float* dst, const float* src, int64_t count) override {
     for (int64_t i = 0; i < count; ++i) dst[i] += src[i];
   }
+  absl::Status Repeat(uint64_t, const std::function<absl::Status()>& body) override {
+    return body();
+  }
+  bool KeepsSteps() const override { return false; }
 
  private:
   template <typename Slice>

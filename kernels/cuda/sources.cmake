@@ -1,5 +1,14 @@
 # What the CUDA plugin is made of. Compiled by nvcc (kernels/cuda/CMakeLists.txt) and, so that it can be tested where there
 # is no GPU, as plain C++ over emulated headers (tests/support/cuda_emulation/CMakeLists.txt).
 set(LOCKSTEP_CUDA_SOURCES
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/attention.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/elementwise.cu
-  ${PROJECT_SOURCE_DIR}/kernels/cuda/attention.cu)
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/host_staging.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/step_recorder.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/stored_rows.cc
+  # of the program's, in the plugin once more
+  ${PROJECT_SOURCE_DIR}/kernels/cpu/linear_shape.cc
+  ${PROJECT_SOURCE_DIR}/parallel/self_communicator.cc)

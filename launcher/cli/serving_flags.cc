@@ -57,6 +57,25 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
 
 void AddRankFlags(CLI::App& command, RankFlags& flags) {
   const char* group = "Computation";
+  command
+      .add_option("--device", flags.device,
+                  "what ranks compute on: cpu, cuda, or auto (GPUs where there are some)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--gpu-memory-utilization", flags.gpu_memory_utilization,
+                  "the part of a GPU's memory for weights, activations and KV cache")
+      ->type_name("PART")
+      ->check(Between(0.05, 0.99))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_flag("--deterministic", flags.deterministic,
+                "on GPUs: the same numbers whatever else is in a batch, at some cost; CPUs always "
+                "do so")
+      ->group(group);
   command.add_option("--threads-per-rank", flags.threads, "(default: cores / ranks on this host)")
       ->type_name("K")
       ->check(Between(1, 4096))
@@ -166,13 +185,16 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
     arguments.insert(arguments.end(),
                      {"--weight-cache", std::filesystem::absolute(rank.weight_cache).string()});
   }
+  arguments.insert(arguments.end(), {"--device", rank.device, "--gpu-memory-utilization",
+                                     absl::StrCat(rank.gpu_memory_utilization)});
+  if (rank.deterministic) arguments.push_back("--deterministic");
   add("--replica", static_cast<uint64_t>(launch.replica));
   add("--epoch", launch.epoch);
   add("--rejoin-seconds", 0);  // the job ends with its launcher
   add("--tp", static_cast<uint64_t>(model.tp));
   add("--pp", static_cast<uint64_t>(model.pp));
   if (rank.threads > 0) add("--threads-per-rank", static_cast<uint64_t>(rank.threads));
-  add("--num-kv-blocks", static_cast<uint64_t>(launch.num_kv_blocks));
+  if (launch.num_kv_blocks > 0) add("--num-kv-blocks", static_cast<uint64_t>(launch.num_kv_blocks));
   add("--block-size", static_cast<uint64_t>(model.block_size));
   add("--max-num-seqs", static_cast<uint64_t>(model.max_num_seqs));
   add("--max-batched-tokens", static_cast<uint64_t>(model.max_batched_tokens));

@@ -30,6 +30,9 @@ struct RankFlags {
   std::string isa = "auto";
   std::string dtype = "auto";
   std::string weight_cache = "none";  // or a directory; of serve also "memory"
+  std::string device = "auto";
+  double gpu_memory_utilization = 0.9;
+  bool deterministic = false;
 };
 
 // What the controller alone decides.
@@ -59,7 +62,7 @@ struct WorkerLaunch {
   std::string controller_address;
   int replica = 0;
   uint64_t epoch = 1;
-  int64_t num_kv_blocks = 0;
+  int64_t num_kv_blocks = 0;  // 0: as many as a rank has room for
   bool allow_tp_across_nodes = false;
   RankTlsFlags tls;
   std::string weight_memory;  // socket of a WeightMemory; empty: none

@@ -1,61 +1,72 @@
 #include "model/llama/device_batch.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
 namespace {
 
-template <typename T>
-absl::Status AllocateArray(Backend& backend, int64_t count, DeviceBuffer& buffer) {
-  ASSIGN_OR_RETURN(buffer, backend.Allocate(count * static_cast<int64_t>(sizeof(T))));
-  return absl::OkStatus();
-}
+constexpr int64_t kAlignment = 64;
 
 template <typename T>
-const T* Copy(const std::vector<T>& host, const DeviceBuffer& device, Backend& backend) {
-  const int64_t bytes = static_cast<int64_t>(host.size() * sizeof(T));
-  if (bytes > 0) backend.CopyToDevice(device.data(), host.data(), bytes);
-  return device.as<T>();
+int64_t RoomFor(int64_t count) {
+  return (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 }  // namespace
 
 absl::StatusOr<DeviceBatch> DeviceBatch::Allocate(Backend& backend, const BatchLimits& limits) {
-  const int64_t tokens = limits.max_batched_tokens;
+  const int64_t tokens = std::max(limits.max_batched_tokens, limits.max_num_seqs);
   const int64_t seqs = limits.max_num_seqs;
   DeviceBatch batch;
-  RETURN_IF_ERROR(AllocateArray<int32_t>(backend, tokens, batch.token_ids_));
-  RETURN_IF_ERROR(AllocateArray<int32_t>(backend, tokens, batch.positions_));
-  RETURN_IF_ERROR(AllocateArray<int64_t>(backend, tokens, batch.slot_mapping_));
-  RETURN_IF_ERROR(AllocateArray<int32_t>(backend, tokens, batch.logits_rows_));
-  RETURN_IF_ERROR(AllocateArray<int32_t>(backend, seqs + 1, batch.query_starts_));
-  RETURN_IF_ERROR(AllocateArray<int32_t>(backend, seqs, batch.context_lens_));
-  RETURN_IF_ERROR(
-      AllocateArray<int32_t>(backend, seqs * limits.max_blocks_per_seq(), batch.block_tables_));
+  batch.limits_ = limits;
+  const int64_t bytes = 3 * RoomFor<int32_t>(tokens) + RoomFor<int64_t>(tokens) +
+                        RoomFor<int32_t>(seqs + 1) + RoomFor<int32_t>(seqs) +
+                        RoomFor<int32_t>(seqs * limits.max_blocks_per_seq());
+  ASSIGN_OR_RETURN(batch.memory_, backend.Allocate(bytes));
+  batch.host_.resize(static_cast<size_t>(bytes));
   return batch;
 }
 
-void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend) {
-  Copy(batch.token_ids, token_ids_, backend);
-  Copy(batch.logits_rows, logits_rows_, backend);
+template <typename T>
+const T* DeviceBatch::Append(const std::vector<T>& values, int64_t capacity) {
+  const auto count = static_cast<int64_t>(values.size());
+  LS_CHECK(count <= capacity && end_ + RoomFor<T>(capacity) <= memory_.bytes()) << count;
+  if (count > 0) std::memcpy(host_.data() + end_, values.data(), values.size() * sizeof(T));
+  const T* device = reinterpret_cast<const T*>(memory_.as<std::byte>() + end_);
+  end_ += RoomFor<T>(capacity);
+  return device;
+}
+
+void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend, int64_t min_context_len) {
+  const int64_t seqs = limits_.max_num_seqs;
+  const int64_t tokens =
+      batch.num_tokens() <= seqs ? seqs : std::max(limits_.max_batched_tokens, seqs);
+  end_ = 0;
+  token_ids_ = Append(batch.token_ids, tokens);
+  logits_rows_ = Append(batch.logits_rows, tokens);
   num_logits_rows_ = static_cast<int64_t>(batch.logits_rows.size());
   index_ = {.num_tokens = batch.num_tokens(),
             .num_seqs = batch.num_seqs(),
             .max_blocks_per_seq = batch.max_blocks_per_seq,
-            .positions = Copy(batch.positions, positions_, backend),
-            .slot_mapping = Copy(batch.slot_mapping, slot_mapping_, backend),
-            .query_starts = Copy(batch.query_starts, query_starts_, backend),
-            .context_lens = Copy(batch.context_lens, context_lens_, backend),
-            .block_tables = Copy(batch.block_tables, block_tables_, backend)};
-  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
-    const auto at = static_cast<size_t>(seq);
-    index_.max_query_len = std::max<int64_t>(index_.max_query_len,
-                                             batch.query_starts[at + 1] - batch.query_starts[at]);
-    index_.max_context_len = std::max<int64_t>(index_.max_context_len, batch.context_lens[at]);
+            .positions = Append(batch.positions, tokens),
+            .slot_mapping = Append(batch.slot_mapping, tokens),
+            .query_starts = Append(batch.query_starts, seqs + 1),
+            .context_lens = Append(batch.context_lens, seqs),
+            .block_tables = Append(batch.block_tables,  // as long as this batch needs
+                                   static_cast<int64_t>(batch.block_tables.size())),
+            .max_query_len = 0,
+            .max_context_len = min_context_len};
+  for (size_t seq = 0; seq < batch.context_lens.size(); ++seq) {
+    const int64_t query_len = batch.query_starts[seq + 1] - batch.query_starts[seq];
+    index_.max_query_len = std::max(index_.max_query_len, query_len);
+    index_.max_context_len = std::max<int64_t>(index_.max_context_len, batch.context_lens[seq]);
   }
+  backend.CopyToDevice(memory_.data(), host_.data(), end_);
 }
 
 }  // namespace lockstep

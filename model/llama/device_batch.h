@@ -1,5 +1,9 @@
-// A StepBatch's index arrays on the device, in buffers allocated once for the largest batch.
+// A StepBatch's index arrays on the device, in one buffer allocated once for the largest batch and
+// filled by one copy.
 #pragma once
+
+#include <cstddef>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
@@ -13,25 +17,32 @@ class DeviceBatch {
   // RESOURCE_EXHAUSTED when memory is short.
   static absl::StatusOr<DeviceBatch> Allocate(Backend& backend, const BatchLimits& limits);
 
-  // batch has passed CheckStepBatch with the same limits.
-  void CopyFrom(const StepBatch& batch, Backend& backend);
+  // batch has passed CheckStepBatch with the same limits, or is such a one padded. Batches of no
+  // more tokens than max_num_seqs lie at the same addresses. index().max_context_len is at least
+  // min_context_len.
+  void CopyFrom(const StepBatch& batch, Backend& backend, int64_t min_context_len = 0);
 
   const BatchIndex& index() const { return index_; }
-  const int32_t* token_ids() const { return token_ids_.as<int32_t>(); }
-  const int32_t* logits_rows() const { return logits_rows_.as<int32_t>(); }
+  const int32_t* token_ids() const { return token_ids_; }
+  const int32_t* logits_rows() const { return logits_rows_; }
   int64_t num_tokens() const { return index_.num_tokens; }
   int64_t num_logits_rows() const { return num_logits_rows_; }
 
  private:
+  // Writes values at the next place on the host and leaves room for `capacity` of them; gives their
+  // address on the device.
+  template <typename T>
+  const T* Append(const std::vector<T>& values, int64_t capacity);
+
+  BatchLimits limits_;
+  DeviceBuffer memory_;
+  std::vector<std::byte> host_;  // what memory_ will hold
+  int64_t end_ = 0;              // bytes of host_ in use
+
   BatchIndex index_;
+  const int32_t* token_ids_ = nullptr;
+  const int32_t* logits_rows_ = nullptr;
   int64_t num_logits_rows_ = 0;
-  DeviceBuffer token_ids_;     // int32 [max_batched_tokens]
-  DeviceBuffer positions_;     // int32 [max_batched_tokens]
-  DeviceBuffer slot_mapping_;  // int64 [max_batched_tokens]
-  DeviceBuffer logits_rows_;   // int32 [max_batched_tokens]
-  DeviceBuffer query_starts_;  // int32 [max_num_seqs + 1]
-  DeviceBuffer context_lens_;  // int32 [max_num_seqs]
-  DeviceBuffer block_tables_;  // int32 [max_num_seqs, max_blocks_per_seq]
 };
 
 }  // namespace lockstep

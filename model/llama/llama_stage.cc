@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "model/llama/uniform_batch.h"
 
 namespace lockstep {
 
@@ -15,9 +17,20 @@ namespace lockstep {
 
 absl::Status LlamaStage::Forward(const StepBatch& batch) {
   RETURN_IF_ERROR(CheckStepBatch(batch, limits_, num_kv_blocks_));
+  if (backend_.KeepsSteps()) {
+    if (const std::optional<PaddedShape> shape = PaddedShapeFor(batch, limits_)) {
+      return RunPadded(batch, *shape);
+    }
+  }
   batch_.CopyFrom(batch, backend_);
   if (num_tokens() == 0) return absl::OkStatus();
   return RunStage();
+}
+
+absl::Status LlamaStage::RunPadded(const StepBatch& batch, const PaddedShape& shape) {
+  Pad(batch, shape, padded_);
+  batch_.CopyFrom(padded_, backend_, shape.max_context_len);
+  return backend_.Repeat(shape.Key(), [this] { return RunStage(); });
 }
 
 absl::Status LlamaStage::RunStage() {
@@ -94,7 +107,6 @@ void LlamaStage::AddDelta() {
 
 absl::Status LlamaStage::SendResidual() {
   AddDelta();
-  backend_.Synchronize();
   return groups_.pp->Send(groups_.pp->rank() + 1, act_.residual.data(), hidden_bytes());
 }
 
@@ -123,13 +135,13 @@ absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
                         num_rows, kMaxLogitsRows));
   }
   const int64_t vocab = shape_.vocab.size();
-  if (count == 0 || vocab == 0) return host_logits_.data();
+  if (count == 0 || vocab == 0) return host_logits_.as<float>();
   const int64_t row_bytes = shape_.hidden * DTypeBytes(backend_.LinearInput());
   weights_.head->Forward(act_.normed.as<std::byte>() + first * row_bytes, count,
                          act_.logits.as<float>());
   backend_.CopyToHost(host_logits_.data(), act_.logits.data(),
                       count * vocab * static_cast<int64_t>(sizeof(float)));
-  return host_logits_.data();
+  return host_logits_.as<float>();
 }
 
 // ---- setting up ----
@@ -189,7 +201,10 @@ absl::Status LlamaStage::AllocateBuffers() {
   const int64_t logits_rows = std::min(kMaxLogitsRows, limits_.max_batched_tokens);
   ASSIGN_OR_RETURN(
       act_, Activations::Allocate(backend_, shape_, limits_.max_batched_tokens, logits_rows));
-  if (is_last()) host_logits_.resize(static_cast<size_t>(logits_rows * shape_.vocab.size()));
+  if (is_last()) {
+    ASSIGN_OR_RETURN(host_logits_, backend_.AllocateOnHost(logits_rows * shape_.vocab.size() *
+                                                           int64_t{sizeof(float)}));
+  }
   const RopeTables tables = MakeRopeTables(config_, limits_.max_model_len);
   const int64_t bytes = static_cast<int64_t>(tables.cos.size() * sizeof(float));
   ASSIGN_OR_RETURN(rope_cos_, backend_.Allocate(bytes));
@@ -227,6 +242,27 @@ absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
     next += 2 * half_layer_bytes;
   }
   num_kv_blocks_ = num_blocks;
+  return absl::OkStatus();
+}
+
+// Twice each: the first time libraries choose algorithms and connect, the second time the step is
+// kept.
+absl::Status LlamaStage::WarmUp() {
+  if (!backend_.KeepsSteps()) return absl::OkStatus();
+  UniformBatch uniform{.block_size = limits_.block_size, .vocab_size = config_.vocab_size};
+  const int64_t most_seqs =
+      std::min({limits_.max_num_seqs, limits_.max_batched_tokens, num_kv_blocks_});
+  for (uniform.num_seqs = 1; uniform.num_seqs <= most_seqs; uniform.num_seqs *= 2) {
+    for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(Forward(MakeUniformBatch(uniform)));
+  }
+  uniform.num_seqs = 1;
+  const int64_t longest = std::min({limits_.max_batched_tokens, limits_.max_model_len,
+                                    num_kv_blocks_ * static_cast<int64_t>(limits_.block_size)});
+  for (int64_t tokens = 2; tokens <= longest; tokens *= 2) {
+    uniform.context = uniform.new_tokens = tokens;
+    RETURN_IF_ERROR(Forward(MakeUniformBatch(uniform)));
+  }
+  backend_.Synchronize();
   return absl::OkStatus();
 }
 

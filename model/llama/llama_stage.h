@@ -22,6 +22,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/activations.h"
 #include "model/llama/device_batch.h"
+#include "model/llama/padded_batch.h"
 #include "model/llama/stage_shape.h"
 #include "model/llama/step_batch.h"
 #include "model/llama/weights.h"
@@ -72,6 +73,9 @@ class LlamaStage {
   // Before the first Forward; again, it forgets what was cached and has another size.
   // RESOURCE_EXHAUSTED with the bytes wanted.
   absl::Status AllocateKvCache(int64_t num_blocks);
+  // Runs steps of every size once where the backend learns from it, so that none is slow later. All
+  // ranks together, with a cache that nobody uses yet. Errors as Forward's.
+  absl::Status WarmUp();
 
   // Runs this stage: takes token ids (first stage) or receives hidden states from the previous one,
   // and sends them on (or, last stage, keeps the normalised rows logits_rows). INVALID_ARGUMENT for
@@ -90,6 +94,7 @@ class LlamaStage {
              Backend& backend, RankGroups& groups);
   absl::Status AllocateBuffers();
 
+  absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape);
   absl::Status RunStage();
   absl::Status BeginResidual();
   absl::Status RunLayer(size_t layer);
@@ -119,9 +124,10 @@ class LlamaStage {
   std::vector<KvCacheView> kv_caches_;  // one per layer of this stage
 
   DeviceBatch batch_;
+  StepBatch padded_;
   Activations act_;
-  bool has_delta_ = false;  // act_.delta waits to be added to act_.residual
-  std::vector<float> host_logits_;
+  bool has_delta_ = false;    // act_.delta waits to be added to act_.residual
+  DeviceBuffer host_logits_;  // of the host: f32 [kMaxLogitsRows, vocab]
 };
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -30,6 +31,7 @@ struct FactsRecord {
   int64_t node = 0;
   int64_t needed_bytes = 0;
   int64_t available_bytes = 0;
+  int64_t gpu = kNoGpu;
 };
 
 template <size_t kSize>
@@ -59,11 +61,11 @@ std::string GiB(int64_t bytes) {
 }
 
 absl::Status CheckMemory(std::span<const RankFacts> facts) {
-  std::map<int, std::vector<int>> ranks_of_node;
+  std::map<std::pair<int, int>, std::vector<int>> ranks_of_memory;  // by node and GPU
   for (size_t rank = 0; rank < facts.size(); ++rank) {
-    ranks_of_node[facts[rank].node].push_back(static_cast<int>(rank));
+    ranks_of_memory[{facts[rank].node, facts[rank].gpu}].push_back(static_cast<int>(rank));
   }
-  for (const auto& [node, ranks] : ranks_of_node) {
+  for (const auto& [memory, ranks] : ranks_of_memory) {
     int64_t needed = 0;
     int64_t available = facts[static_cast<size_t>(ranks.front())].available_bytes;
     for (const int rank : ranks) {
@@ -71,10 +73,12 @@ absl::Status CheckMemory(std::span<const RankFacts> facts) {
       available = std::min(available, facts[static_cast<size_t>(rank)].available_bytes);
     }
     if (needed <= available) continue;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ",
-                     facts[static_cast<size_t>(ranks.front())].host, " has ", GiB(available),
-                     " of memory available: lower --kv-cache-gib, or use more hosts"));
+    const RankFacts& first = facts[static_cast<size_t>(ranks.front())];
+    const bool on_gpu = first.gpu != kNoGpu;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ", first.host,
+        on_gpu ? absl::StrCat("'s GPU ", first.gpu) : "", " has ", GiB(available),
+        " of memory available: lower --kv-cache-gib, or use more ", on_gpu ? "GPUs" : "hosts"));
   }
   return absl::OkStatus();
 }
@@ -152,6 +156,7 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
   record.node = mine.node;
   record.needed_bytes = mine.needed_bytes;
   record.available_bytes = mine.available_bytes;
+  record.gpu = mine.gpu;
   // First over my stage, then the stages: the order of ranks.
   std::vector<FactsRecord> of_stage(static_cast<size_t>(grid.tp()));
   std::vector<FactsRecord> of_all(static_cast<size_t>(grid.world_size()));
@@ -161,7 +166,8 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
   std::vector<RankFacts> facts;
   for (const FactsRecord& each : of_all) {
     facts.push_back({Get(each.host), static_cast<int>(each.node), Get(each.version),
-                     Get(each.model_fingerprint), each.needed_bytes, each.available_bytes});
+                     Get(each.model_fingerprint), each.needed_bytes, each.available_bytes,
+                     static_cast<int>(each.gpu)});
   }
   return facts;
 }

@@ -19,13 +19,16 @@
 
 namespace lockstep {
 
+constexpr int kNoGpu = -1;  // the host's memory
+
 struct RankFacts {
   std::string host;  // at most 255 bytes
   int node = 0;      // ranks with the same number share memory
   std::string version;
   std::string model_fingerprint;
   int64_t needed_bytes = 0;     // weights and KV cache, as they will be held
-  int64_t available_bytes = 0;  // on its host, before
+  int64_t available_bytes = 0;  // on its host or GPU, before
+  int gpu = kNoGpu;             // whose memory it is, of the host's
 };
 
 // Of every rank, by rank. Errors as Communicator's.

@@ -83,6 +83,7 @@ WaitCheck RankLife::PeersCheck() {
 void RankLife::AbortGroups() {
   groups_.tp->Abort();
   groups_.pp->Abort();
+  model_.device().AbortGroups();
 }
 
 // ---- what the link's and the reporter's threads call ----
@@ -168,7 +169,8 @@ absl::Status RankLife::Preflight() {
                   .node = options_.node,
                   .version = options_.version,
                   .model_fingerprint = model_.config().Fingerprint(options_.stage.quantize),
-                  .available_bytes = AvailableMemoryBytes()};
+                  .available_bytes = model_.device().backend().AvailableBytes(),
+                  .gpu = model_.device().gpu().value_or(kNoGpu)};
   ASSIGN_OR_RETURN(facts.needed_bytes, model_.NeededBytes());
   ASSIGN_OR_RETURN(const std::vector<RankFacts> all, GatherFacts(options_.grid, groups_, facts));
   const absl::Status fit = CheckFacts(options_.grid, all, options_.allow_tp_across_nodes);

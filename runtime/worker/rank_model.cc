@@ -3,17 +3,25 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/shard_sizes.h"
 
 namespace lockstep {
 namespace {
 
+constexpr int64_t kUsualCacheBytes = int64_t{1} << 30;  // in the host's memory
+
+// What the cache may take if nobody told in blocks.
+int64_t CacheBytes(const WorkerOptions& options, const RankDevice& device) {
+  if (options.kv_cache_bytes.has_value()) return *options.kv_cache_bytes;
+  return device.gpu().has_value() ? device.backend().AvailableBytes() : kUsualCacheBytes;
+}
+
 // Blocks of this rank's cache: those asked for, or those that fit. RESOURCE_EXHAUSTED when there is
 // no room.
-absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, int64_t block_bytes) {
-  const int64_t available = AvailableMemoryBytes();
+absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, const RankDevice& device,
+                                    int64_t block_bytes) {
+  const int64_t available = device.backend().AvailableBytes();
   if (options.num_kv_blocks.has_value()) {
     if (*options.num_kv_blocks > available / block_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -22,27 +30,30 @@ absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, int64_t block_
     }
     return *options.num_kv_blocks;
   }
-  if (options.kv_cache_bytes < block_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("a KV cache of ", options.kv_cache_bytes,
-                                                     " bytes holds no block of ", block_bytes,
-                                                     " bytes: raise --kv-cache-gib"));
+  const int64_t cache_bytes = CacheBytes(options, device);
+  if (cache_bytes < block_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a KV cache of ", cache_bytes, " bytes holds no block of ", block_bytes, " bytes: raise ",
+        device.gpu().has_value() && !options.kv_cache_bytes.has_value()
+            ? "--gpu-memory-utilization, or use more GPUs"
+            : "--kv-cache-gib"));
   }
-  if (options.kv_cache_bytes > available) {
+  if (cache_bytes > available) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("a KV cache of ", options.kv_cache_bytes, " bytes exceeds the ", available,
+        absl::StrCat("a KV cache of ", cache_bytes, " bytes exceeds the ", available,
                      " bytes of memory available: lower --kv-cache-gib"));
   }
-  return options.kv_cache_bytes / block_bytes;
+  return cache_bytes / block_bytes;
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& options,
-                                                           RankProgress& progress,
-                                                           RankGroups& groups) {
-  std::unique_ptr<RankModel> model(new RankModel(options, progress, groups));
+                                                           RankProgress& progress) {
+  std::unique_ptr<RankModel> model(new RankModel(options, progress));
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
-  ASSIGN_OR_RETURN(model->backend_, MakeCpuBackend(options.backend));
+  ASSIGN_OR_RETURN(const DType compute, KvCacheDType(*model->checkpoint_, options.stage.weights));
+  ASSIGN_OR_RETURN(model->device_, RankDevice::Open(options.device, compute, options.on_notice));
   return model;
 }
 
@@ -59,9 +70,12 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
   const RankShard& mine = shards[static_cast<size_t>(options_.rank)];
   ASSIGN_OR_RETURN(const bool is_there,
                    LlamaStage::HasCachedWeights(*checkpoint_, options_.grid, options_.rank,
-                                                *backend_, options_.stage));
+                                                device_->backend(), options_.stage));
   const int64_t weight_bytes = is_there ? 0 : mine.weight_bytes;
-  if (!options_.num_kv_blocks.has_value()) return weight_bytes + options_.kv_cache_bytes;
+  if (!options_.num_kv_blocks.has_value()) {
+    if (device_->gpu().has_value() && !options_.kv_cache_bytes.has_value()) return weight_bytes;
+    return weight_bytes + options_.kv_cache_bytes.value_or(kUsualCacheBytes);
+  }
   const int64_t block_bytes = mine.kv_bytes_per_token * options_.stage.limits.block_size;
   return weight_bytes + *options_.num_kv_blocks * block_bytes;
 }
@@ -70,9 +84,9 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
   StageOptions stage_options = options_.stage;
   stage_options.on_progress = [this] { progress_.Advance(); };
   ASSIGN_OR_RETURN(std::unique_ptr<LlamaStage> stage,
-                   LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, *backend_, groups_,
-                                    stage_options, progress));
-  ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, stage->kv_block_bytes()));
+                   LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, device_->backend(),
+                                    device_->groups(), stage_options, progress));
+  ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, *device_, stage->kv_block_bytes()));
   stage_ = std::move(stage);
   return absl::OkStatus();
 }
@@ -85,7 +99,7 @@ absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
   if (num_blocks == num_kv_blocks_) return absl::OkStatus();
   RETURN_IF_ERROR(stage_->AllocateKvCache(num_blocks));
   num_kv_blocks_ = num_blocks;
-  return absl::OkStatus();
+  return stage_->WarmUp();
 }
 
 StageCalls RankModel::Calls() {

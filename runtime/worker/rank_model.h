@@ -9,10 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/llama_stage.h"
-#include "parallel/communicator.h"
+#include "runtime/worker/rank_device.h"
 #include "runtime/worker/rank_progress.h"
 #include "runtime/worker/step_loop.h"
 #include "runtime/worker/worker.h"
@@ -21,11 +20,10 @@ namespace lockstep {
 
 class RankModel {
  public:
-  // Looks at the checkpoint and starts the backend; reads no weights. All must outlive the model;
-  // progress advances with every layer, the groups are first used by Load.
+  // Looks at the checkpoint and starts the device; reads no weights. All must outlive the model;
+  // progress advances with every layer.
   static absl::StatusOr<std::unique_ptr<RankModel>> Open(const WorkerOptions& options,
-                                                         RankProgress& progress,
-                                                         RankGroups& groups);
+                                                         RankProgress& progress);
 
   const ModelConfig& config() const { return checkpoint_->config(); }
 
@@ -33,14 +31,17 @@ class RankModel {
   // INVALID_ARGUMENT as CheckLayout.
   absl::StatusOr<int64_t> NeededBytes() const;
 
-  // Reads this rank's weights; progress is called from several threads. Errors as
-  // LlamaStage::Load's, and RESOURCE_EXHAUSTED when the cache asked for does not fit.
+  RankDevice& device() { return *device_; }
+
+  // Reads this rank's weights; the device's groups must have been joined; progress is called from
+  // several threads. Errors as LlamaStage::Load's, and RESOURCE_EXHAUSTED when the cache asked for
+  // does not fit.
   absl::Status Load(const LoadProgress& progress);
   bool is_loaded() const { return stage_ != nullptr; }
 
   // Of a loaded model.
   const LoadStats& load_stats() const { return stage_->load_stats(); }
-  std::string backend_description() const { return backend_->Description(); }
+  std::string backend_description() const { return device_->backend().Description(); }
   int64_t kv_block_bytes() const { return stage_->kv_block_bytes(); }
   int64_t max_kv_blocks() const { return max_kv_blocks_; }
   // Does nothing when there are so many already: what is in them, nobody will read before writing.
@@ -50,14 +51,13 @@ class RankModel {
   StageCalls Calls();
 
  private:
-  RankModel(const WorkerOptions& options, RankProgress& progress, RankGroups& groups)
-      : options_(options), progress_(progress), groups_(groups) {}
+  RankModel(const WorkerOptions& options, RankProgress& progress)
+      : options_(options), progress_(progress) {}
 
   const WorkerOptions& options_;
   RankProgress& progress_;
-  RankGroups& groups_;
   std::unique_ptr<Checkpoint> checkpoint_;
-  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<RankDevice> device_;
   std::unique_ptr<LlamaStage> stage_;
   int64_t max_kv_blocks_ = 0;
   int64_t num_kv_blocks_ = 0;

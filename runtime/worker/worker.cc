@@ -97,6 +97,7 @@ absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
   epoch_ = round->epoch;
   tp_->Renew(std::move(round->groups.tp));
   pp_->Renew(std::move(round->groups.pp));
+  RETURN_IF_ERROR(model_->device().Join(groups_));
   return true;
 }
 
@@ -143,7 +144,7 @@ absl::Status Worker::Run() {
   groups_.pp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());
   tp_ = static_cast<RenewableCommunicator*>(groups_.tp.get());
   pp_ = static_cast<RenewableCommunicator*>(groups_.pp.get());
-  ASSIGN_OR_RETURN(model_, RankModel::Open(options_, progress_, groups_));
+  ASSIGN_OR_RETURN(model_, RankModel::Open(options_, progress_));
   out_of_touch_since_ = absl::Now();
   ASSIGN_OR_RETURN(bool met, Meet(Window()));
   while (met) {

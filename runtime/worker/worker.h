@@ -20,11 +20,11 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "kernels/backend.h"
 #include "model/llama/llama_stage.h"
 #include "parallel/process_grid.h"
 #include "parallel/rendezvous.h"
 #include "runtime/security/tls.h"
+#include "runtime/worker/rank_device.h"
 
 namespace lockstep {
 
@@ -45,10 +45,11 @@ struct WorkerOptions {
   std::filesystem::path model;
   StageOptions
       stage;  // stage.limits: the largest step, sequence count and length, and the block size
-  CpuBackendOptions backend;
-  // The KV cache of this rank: so many blocks, or as many as fit into kv_cache_bytes.
+  DeviceOptions device;
+  // The KV cache of this rank: so many blocks, or as many as fit into kv_cache_bytes; of neither
+  // said, 1 GiB, or all that DeviceOptions leaves of a GPU.
   std::optional<int64_t> num_kv_blocks;
-  int64_t kv_cache_bytes = int64_t{1} << 30;
+  std::optional<int64_t> kv_cache_bytes;
 
   absl::Duration dial_timeout = absl::Seconds(30);  // the controller may start after its ranks
   // How long a rank looks for a controller that it has lost; 0: losing the stream ends the rank.

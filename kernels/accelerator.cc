@@ -1,0 +1,52 @@
+#include "kernels/accelerator.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kFile[] = "liblockstep_cuda.so";
+constexpr char kEntry[] = "lockstep_plugin";
+
+absl::StatusOr<std::filesystem::path> FindPlugin() {
+  if (const char* path = std::getenv("LOCKSTEP_CUDA_PLUGIN")) return path;
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  const auto directory = program.parent_path();
+  for (const auto& path : {directory / kFile, directory.parent_path() / "lib" / kFile}) {
+    if (std::filesystem::exists(path, error)) return path;
+  }
+  return absl::NotFoundError(absl::StrCat("no ", kFile, " beside ", program.string(),
+                                          ": it is built where nvcc is installed"));
+}
+
+}  // namespace
+
+absl::StatusOr<Accelerator*> OpenAccelerator(const std::filesystem::path& path) {
+  std::filesystem::path file = path;
+  if (file.empty()) {
+    ASSIGN_OR_RETURN(file, FindPlugin());
+  }
+  void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (library == nullptr) return absl::UnavailableError(::dlerror());
+  const auto entry = reinterpret_cast<const AcceleratorPlugin* (*)()>(::dlsym(library, kEntry));
+  if (entry == nullptr) {
+    return absl::UnavailableError(absl::StrCat(file.string(), " is no plugin of lockstep"));
+  }
+  const AcceleratorPlugin* plugin = entry();
+  if (std::strcmp(plugin->build, LOCKSTEP_ACCELERATOR_BUILD) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(file.string(), " was built for ",
+                                                      plugin->build, ", this program is ",
+                                                      LOCKSTEP_ACCELERATOR_BUILD));
+  }
+  return plugin->accelerator;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,62 @@
+// Devices that a plugin brings: liblockstep_cuda.so, opened at run time, so that the program starts
+// where there is no driver.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/dtype.h"
+
+namespace lockstep {
+
+class DeviceCommunicators;  // parallel/device_communicators.h
+
+struct AcceleratorInfo {
+  std::string name;          // "NVIDIA H100 80GB HBM3"
+  int64_t memory_bytes = 0;  // as the driver tells it
+};
+
+struct AcceleratorOptions {
+  int device = 0;  // among those that the driver shows
+  // What matrices are kept and multiplied in: kBF16 or kF32.
+  DType compute = DType::kBF16;
+  // The same bits for a token whatever else is in its batch, at the price that
+  // kernels/cuda/gemm.h states.
+  bool deterministic = false;
+  // Of the device's memory, what Backend::AvailableBytes counts on; the rest is for the driver,
+  // libraries and recorded steps.
+  double memory_fraction = 0.9;
+};
+
+class Accelerator {
+ public:
+  virtual ~Accelerator() = default;
+  // UNAVAILABLE, saying why, where there is none that can be used.
+  virtual absl::StatusOr<std::vector<AcceleratorInfo>> Devices() = 0;
+  // INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE.
+  virtual absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
+      const AcceleratorOptions& options) = 0;
+  // Of backends made here.
+  virtual DeviceCommunicators& communicators() = 0;
+};
+
+// What a plugin exports as `lockstep_plugin`, a function without arguments that returns it.
+struct AcceleratorPlugin {
+  const char* build;  // kAcceleratorBuild of the headers it was compiled with
+  Accelerator* accelerator;
+};
+// Interfaces of a plugin and of the program that opens it must be the same.
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 1"
+
+// Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
+// liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file,
+// UNAVAILABLE when it cannot be opened (a library that it needs is not installed: named),
+// FAILED_PRECONDITION when it was built for another version.
+absl::StatusOr<Accelerator*> OpenAccelerator(const std::filesystem::path& path = {});
+
+}  // namespace lockstep

@@ -1,0 +1,244 @@
+#include "kernels/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cpu/linear_shape.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/stored_rows.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int kStagingSlots = 4;
+constexpr int64_t kStagingBytes = int64_t{8} << 20;
+// Of the partial results of attention's splits: 64 heads of 128 numbers in 2,000 splits.
+constexpr int64_t kAttentionWorkspaceBytes = int64_t{64} << 20;
+
+// Row-major, as they lie in a checkpoint.
+class DeviceRows final : public LinearWeight {
+ public:
+  DeviceRows(const LinearShape& shape, DType dtype, DeviceBuffer memory)
+      : LinearWeight(shape), dtype_(dtype), memory_(std::move(memory)) {}
+  int64_t bytes() const override { return memory_.bytes(); }
+  int64_t row_bytes() const { return shape().in_features * DTypeBytes(dtype_); }
+  std::byte* row(int64_t index) const { return memory_.as<std::byte>() + index * row_bytes(); }
+
+ private:
+  DType dtype_;
+  DeviceBuffer memory_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
+    const AcceleratorOptions& options) {
+  if (options.compute != DType::kBF16 && options.compute != DType::kF32) {
+    return absl::InvalidArgumentError("the CUDA backend multiplies bf16 or f32");
+  }
+  std::unique_ptr<CudaBackend> backend(new CudaBackend(options));
+  RETURN_IF_ERROR(backend->Start());
+  return backend;
+}
+
+absl::Status CudaBackend::Start() {
+  int num_devices = 0;
+  RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&num_devices), "looking for GPUs"));
+  if (options_.device < 0 || options_.device >= num_devices) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GPU ", options_.device, " of ", num_devices, ", counted from 0"));
+  }
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options_.device), "choosing a GPU"));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaGetDeviceProperties(&properties_, options_.device), "asking a GPU"));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"));
+  ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
+  ASSIGN_OR_RETURN(gemm_, Gemm::Create(stream_, {options_.compute, options_.deterministic}));
+  recorder_ = std::make_unique<StepRecorder>(stream_);
+  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&attention_workspace_, kAttentionWorkspaceBytes),
+                             "attention's workspace"));
+  attention_workspace_bytes_ = kAttentionWorkspaceBytes;
+  return absl::OkStatus();
+}
+
+CudaBackend::~CudaBackend() {
+  if (stream_ == nullptr) return;
+  UseDevice();
+  cudaStreamSynchronize(stream_);
+  recorder_.reset();
+  gemm_.reset();
+  staging_.reset();
+  if (attention_workspace_ != nullptr) cudaFree(attention_workspace_);
+  cudaStreamDestroy(stream_);
+}
+
+void CudaBackend::UseDevice() const { CudaCheck(cudaSetDevice(options_.device), "choosing a GPU"); }
+
+std::string CudaBackend::Description() const {
+  return absl::StrFormat("cuda %d: %s, %d multiprocessors, %s%s", options_.device, properties_.name,
+                         properties_.multiProcessorCount, DTypeName(options_.compute),
+                         options_.deterministic ? ", deterministic" : "");
+}
+
+// ---- memory ----
+
+absl::StatusOr<DeviceBuffer> CudaBackend::Allocate(int64_t bytes) {
+  UseDevice();
+  if (bytes < 0) return absl::InvalidArgumentError(absl::StrCat("memory of ", bytes, " bytes"));
+  if (bytes == 0) return DeviceBuffer();
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, static_cast<size_t>(bytes)) != cudaSuccess) {
+    cudaGetLastError();  // it has been told
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%d bytes of GPU memory asked for, %d are free", bytes, AvailableBytes()));
+  }
+  held_bytes_ += bytes;
+  DeviceBuffer buffer(std::shared_ptr<void>(memory,
+                                            [this, bytes](void* p) {
+                                              held_bytes_ -= bytes;
+                                              cudaFree(p);
+                                            }),
+                      bytes);
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), stream_), "clearing"));
+  return buffer;
+}
+
+absl::StatusOr<DeviceBuffer> CudaBackend::AllocateOnHost(int64_t bytes) {
+  UseDevice();
+  if (bytes <= 0) return DeviceBuffer();
+  void* memory = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaHostAlloc(&memory, static_cast<size_t>(bytes), 0),
+                             absl::StrCat(bytes, " bytes of pinned memory").c_str()));
+  std::memset(memory, 0, static_cast<size_t>(bytes));
+  return DeviceBuffer(std::shared_ptr<void>(memory, [](void* p) { cudaFreeHost(p); }), bytes);
+}
+
+void CudaBackend::CopyToDevice(void* device, const void* host, int64_t bytes) {
+  UseDevice();
+  staging_->Copy(device, host, bytes);
+}
+
+void CudaBackend::CopyToHost(void* host, const void* device, int64_t bytes) {
+  UseDevice();
+  if (bytes <= 0) return;
+  CudaCheck(
+      cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
+      "copying to the host");
+  CudaCheck(cudaStreamSynchronize(stream_), "copying to the host");
+}
+
+void CudaBackend::Synchronize() {
+  UseDevice();
+  CudaCheck(cudaStreamSynchronize(stream_), "waiting for the GPU");
+}
+
+int64_t CudaBackend::AvailableBytes() const {
+  UseDevice();
+  size_t free = 0;
+  size_t total = 0;
+  CudaCheck(cudaMemGetInfo(&free, &total), "asking for free GPU memory");
+  const auto share = static_cast<int64_t>(static_cast<double>(total) * options_.memory_fraction);
+  return std::clamp<int64_t>(share - held_bytes_, 0, static_cast<int64_t>(free));
+}
+
+// ---- weights ----
+
+absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AllocateLinear(
+    const LinearShape& shape) {
+  RETURN_IF_ERROR(cpu::CheckLinearShape(shape));
+  if (shape.quantization != Quantization::kNone) {
+    return absl::InvalidArgumentError(
+        "8 and 4-bit weights are not computed with on GPUs yet: leave --quantize, or use --device "
+        "cpu");
+  }
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(shape.out_features * shape.in_features, DTypeBytes(options_.compute),
+                             &bytes)) {
+    return absl::ResourceExhaustedError("linear weight: too large");
+  }
+  RETURN_IF_ERROR(gemm_->Prepare(shape.out_features, shape.in_features));
+  ASSIGN_OR_RETURN(DeviceBuffer memory, Allocate(bytes));
+  return std::make_unique<DeviceRows>(shape, options_.compute, std::move(memory));
+}
+
+void CudaBackend::PlaceWeights(WeightAllocator) { LS_CHECK(false) << "weights have no layout"; }
+
+void CudaBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
+  cpu::CheckHostRows(weight.shape(), first_row, rows);
+  UseDevice();
+  auto& device = static_cast<DeviceRows&>(weight);
+  const int64_t row_bytes = device.row_bytes();
+  LS_CHECK(row_bytes <= staging_->slot_bytes()) << "a row of " << row_bytes << " bytes";
+  const int64_t rows_per_copy = staging_->slot_bytes() / row_bytes;
+  for (int64_t row = 0; row < rows.num_rows; row += rows_per_copy) {
+    const int64_t count = std::min(rows_per_copy, rows.num_rows - row);
+    staging_->FillAndCopy(device.row(first_row + row), count * row_bytes, [&](std::byte* slot) {
+      for (int64_t i = 0; i < count; ++i) {
+        ConvertRow(static_cast<const std::byte*>(rows.data) + (row + i) * rows.row_stride_bytes,
+                   rows.dtype, weight.shape().in_features, options_.compute, slot + i * row_bytes);
+      }
+    });
+  }
+}
+
+// ---- kernels ----
+
+void CudaBackend::Embed(const EmbedArgs& args) {
+  CudaCheck(LaunchEmbed(args, stream_), "embedding");
+}
+
+void CudaBackend::AddRmsNorm(const RmsNormArgs& args) {
+  CudaCheck(LaunchAddRmsNorm(args, options_.compute, stream_), "RMSNorm");
+}
+
+void CudaBackend::Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) {
+  const auto& rows = static_cast<const DeviceRows&>(weight);
+  gemm_->Run(rows.row(0), weight.shape().out_features, weight.shape().in_features, x, num_tokens,
+             y);
+}
+
+void CudaBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) {
+  CudaCheck(LaunchSiluMul(gate_up, num_tokens, width, out, options_.compute, stream_), "SiLU");
+}
+
+void CudaBackend::RopeAndWriteKv(const RopeArgs& args) {
+  CudaCheck(LaunchRopeAndWriteKv(args, stream_), "RoPE");
+}
+
+void CudaBackend::Attention(const AttentionArgs& args) {
+  LS_CHECK(AttentionSupports(args.cache->dtype, args.cache->head_dim))
+      << "attention over heads of " << args.cache->head_dim;
+  const AttentionPlan plan = PlanAttention(*args.batch, args.cache->num_kv_heads,
+                                           properties_.multiProcessorCount, options_.deterministic);
+  void* workspace = AttentionWorkspace(
+      AttentionWorkspaceBytes(plan, args.batch->num_tokens, args.num_heads, args.cache->head_dim));
+  CudaCheck(LaunchAttention(args, plan, options_.compute, workspace, stream_), "attention");
+}
+
+// Enough for all but long chunks over long contexts in fixed splits, which let it grow.
+void* CudaBackend::AttentionWorkspace(int64_t bytes) {
+  if (bytes <= attention_workspace_bytes_) return attention_workspace_;
+  CudaCheck(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  CudaCheck(cudaFree(attention_workspace_), "attention's workspace");
+  CudaCheck(cudaMalloc(&attention_workspace_, static_cast<size_t>(bytes)), "attention's workspace");
+  attention_workspace_bytes_ = bytes;
+  return attention_workspace_;
+}
+
+void CudaBackend::GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
+                             float* out) {
+  CudaCheck(LaunchGatherRows(in, rows, num_rows, width, out, stream_), "gathering rows");
+}
+
+void CudaBackend::Add(float* dst, const float* src, int64_t count) {
+  CudaCheck(LaunchAdd(dst, src, count, stream_), "adding");
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,74 @@
+// CudaBackend: the contract of kernels/backend.h on one NVIDIA GPU. Everything is issued to one
+// stream, in the order of the calls.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "kernels/accelerator.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/host_staging.h"
+#include "kernels/cuda/step_recorder.h"
+
+namespace lockstep::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  // INVALID_ARGUMENT (no such device), RESOURCE_EXHAUSTED, UNAVAILABLE.
+  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const AcceleratorOptions& options);
+  ~CudaBackend() override;
+
+  cudaStream_t stream() const { return stream_; }
+  const AcceleratorOptions& options() const { return options_; }
+
+  std::string Description() const override;
+  DType LinearInput() const override { return options_.compute; }
+
+  absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
+  void CopyToDevice(void* device, const void* host, int64_t bytes) override;
+  void CopyToHost(void* host, const void* device, int64_t bytes) override;
+  void Synchronize() override;
+  int64_t AvailableBytes() const override;
+  absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) override;
+
+  absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override;
+  void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) override;
+  std::string WeightLayout() const override { return ""; }
+  void PlaceWeights(WeightAllocator allocator) override;
+
+  void Embed(const EmbedArgs& args) override;
+  void AddRmsNorm(const RmsNormArgs& args) override;
+  void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) override;
+  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) override;
+  void RopeAndWriteKv(const RopeArgs& args) override;
+  void Attention(const AttentionArgs& args) override;
+  void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
+                  float* out) override;
+  void Add(float* dst, const float* src, int64_t count) override;
+  absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override {
+    return recorder_->Repeat(key, body);
+  }
+  bool KeepsSteps() const override { return true; }
+
+ private:
+  explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}
+  absl::Status Start();
+  void UseDevice() const;  // what the calling thread does from now on is meant for it
+  void* AttentionWorkspace(int64_t bytes);
+
+  const AcceleratorOptions options_;
+  cudaDeviceProp properties_ = {};
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<HostStaging> staging_;
+  std::unique_ptr<Gemm> gemm_;
+  std::unique_ptr<StepRecorder> recorder_;
+  void* attention_workspace_ = nullptr;
+  int64_t attention_workspace_bytes_ = 0;
+  std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object
+};
+
+}  // namespace lockstep::cuda

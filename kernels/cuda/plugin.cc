@@ -1,0 +1,62 @@
+// The door of liblockstep_cuda.so.
+#include <cuda_runtime.h>
+
+#include "kernels/accelerator.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_status.h"
+#include "parallel/device_communicators.h"
+
+namespace lockstep::cuda {
+namespace {
+
+class CudaCommunicators final : public DeviceCommunicators {
+ public:
+  absl::StatusOr<std::unique_ptr<Communicator>> Make(Backend& backend,
+                                                     Communicator& host) override {
+    static_cast<void>(backend);
+    if (host.size() == 1) return MakeSelfCommunicator();
+    return absl::UnimplementedError("groups of GPUs");
+  }
+};
+
+class CudaAccelerator final : public Accelerator {
+ public:
+  absl::StatusOr<std::vector<AcceleratorInfo>> Devices() override {
+    int count = 0;
+    // Without a driver the runtime says that it is too old.
+    if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
+      return absl::UnavailableError(
+          absl::StrCat("no GPU can be used here: ",
+                       error == cudaSuccess ? "the driver shows none" : cudaGetErrorString(error),
+                       "; does nvidia-smi show one?"));
+    }
+    std::vector<AcceleratorInfo> devices;
+    for (int device = 0; device < count; ++device) {
+      cudaDeviceProp properties = {};
+      RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "asking a GPU"));
+      devices.push_back({properties.name, static_cast<int64_t>(properties.totalGlobalMem)});
+    }
+    return devices;
+  }
+
+  absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const AcceleratorOptions& options) override {
+    ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CudaBackend::Create(options));
+    return backend;
+  }
+
+  DeviceCommunicators& communicators() override { return communicators_; }
+
+ private:
+  CudaCommunicators communicators_;
+};
+
+}  // namespace
+}  // namespace lockstep::cuda
+
+extern "C" __attribute__((visibility("default"))) const lockstep::AcceleratorPlugin*
+lockstep_plugin() {
+  static lockstep::cuda::CudaAccelerator accelerator;
+  static const lockstep::AcceleratorPlugin plugin = {LOCKSTEP_ACCELERATOR_BUILD, &accelerator};
+  return &plugin;
+}

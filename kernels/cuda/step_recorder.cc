@@ -1,0 +1,44 @@
+#include "kernels/cuda/step_recorder.h"
+
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+
+namespace lockstep::cuda {
+
+StepRecorder::~StepRecorder() {
+  for (const auto& [key, step] : steps_) {
+    if (step.graph != nullptr) cudaGraphExecDestroy(step.graph);
+  }
+}
+
+absl::Status StepRecorder::Repeat(uint64_t key, const std::function<absl::Status()>& body) {
+  auto found = steps_.find(key);
+  if (found == steps_.end()) {
+    RETURN_IF_ERROR(body());
+    if (steps_.size() < kMaxSteps) steps_.emplace(key, Step{});
+    return absl::OkStatus();
+  }
+  Step& step = found->second;
+  if (step.graph == nullptr) RETURN_IF_ERROR(Record(step, body));
+  return CudaStatus(cudaGraphLaunch(step.graph, stream_), "launching a recorded step");
+}
+
+absl::Status StepRecorder::Record(Step& step, const std::function<absl::Status()>& body) {
+  // Other threads may go on using the device meanwhile.
+  RETURN_IF_ERROR(CudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+                             "recording a step"));
+  const absl::Status status = body();
+  cudaGraph_t graph = nullptr;
+  const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+  if (status.ok() && ended == cudaSuccess) {
+    const cudaError_t made = cudaGraphInstantiate(&step.graph, graph, 0);
+    cudaGraphDestroy(graph);
+    ++num_recorded_;
+    return CudaStatus(made, "instantiating a recorded step");
+  }
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  RETURN_IF_ERROR(status);
+  return CudaStatus(ended, "recording a step");
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,93 @@
+#include "runtime/worker/rank_device.h"
+
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "parallel/borrowed_communicator.h"
+#include "parallel/device_communicators.h"
+
+namespace lockstep {
+namespace {
+
+// NCCL takes two ranks of a host on one GPU for a mistake; with a host's name for each, and sockets
+// between them, it serves them. Read when the first group is made.
+// Source: NCCL documentation, "Environment Variables": NCCL_HOSTID.
+void LetRanksShareAGpu(int rank_on_node) {
+  ::setenv("NCCL_HOSTID", absl::StrCat("lockstep-rank-", rank_on_node).c_str(), 0);
+  ::setenv("NCCL_NET", "Socket", 0);
+  ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  ::setenv("NCCL_MNNVL_ENABLE", "0", 0);
+}
+
+}  // namespace
+
+RankDevice::RankDevice() {
+  groups_.tp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());
+  groups_.pp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());
+  tp_ = static_cast<RenewableCommunicator*>(groups_.tp.get());
+  pp_ = static_cast<RenewableCommunicator*>(groups_.pp.get());
+}
+
+absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
+    const DeviceOptions& options, DType compute,
+    const std::function<void(const std::string&)>& notice) {
+  std::unique_ptr<RankDevice> device(new RankDevice);
+  const auto use_cpu = [&]() -> absl::StatusOr<std::unique_ptr<RankDevice>> {
+    ASSIGN_OR_RETURN(device->backend_, MakeCpuBackend(options.cpu));
+    return std::move(device);
+  };
+  if (options.kind == DeviceOptions::Kind::kCpu) return use_cpu();
+  const absl::StatusOr<GpusHere> here = FindGpus();
+  if (!here.ok()) {
+    if (options.kind == DeviceOptions::Kind::kAuto) return use_cpu();
+    return here.status();
+  }
+  const auto num_gpus = static_cast<int>(here->gpus.size());
+  const int gpu = options.rank_on_node % num_gpus;
+  const int num_sharing = (options.num_ranks_on_node + num_gpus - 1) / num_gpus;
+  if (num_sharing > 1) {
+    LetRanksShareAGpu(options.rank_on_node);
+    if (notice != nullptr) {
+      notice(absl::StrCat(options.num_ranks_on_node, " ranks share ", num_gpus,
+                          num_gpus == 1 ? " GPU" : " GPUs", ": good for tests, not for speed"));
+    }
+  }
+  ASSIGN_OR_RETURN(device->backend_,
+                   here->accelerator->MakeBackend(
+                       {.device = gpu,
+                        .compute = compute,
+                        .deterministic = options.deterministic,
+                        .memory_fraction = options.gpu_memory_utilization / num_sharing}));
+  device->gpu_ = gpu;
+  device->communicators_ = &here->accelerator->communicators();
+  return device;
+}
+
+absl::StatusOr<GpusHere> FindGpus() {
+  ASSIGN_OR_RETURN(Accelerator * accelerator, OpenAccelerator());
+  ASSIGN_OR_RETURN(std::vector<AcceleratorInfo> gpus, accelerator->Devices());
+  return GpusHere{accelerator, std::move(gpus)};
+}
+
+absl::Status RankDevice::Join(RankGroups& host) {
+  if (communicators_ == nullptr) {
+    tp_->Renew(std::make_unique<BorrowedCommunicator>(*host.tp));
+    pp_->Renew(std::make_unique<BorrowedCommunicator>(*host.pp));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> tp, communicators_->Make(*backend_, *host.tp));
+  tp_->Renew(std::move(tp));
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> pp, communicators_->Make(*backend_, *host.pp));
+  pp_->Renew(std::move(pp));
+  return absl::OkStatus();
+}
+
+void RankDevice::AbortGroups() {
+  tp_->Abort();
+  pp_->Abort();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+// The device a rank computes on, and the groups that exchange what lies there.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/accelerator.h"
+#include "kernels/backend.h"
+#include "parallel/communicator.h"
+#include "parallel/renewable_communicator.h"
+
+namespace lockstep {
+
+struct DeviceOptions {
+  enum class Kind { kAuto, kCpu, kCuda };
+  Kind kind = Kind::kCpu;  // kAuto: a GPU where there is one
+  CpuBackendOptions cpu;
+  // GPUs of a host are dealt out to its ranks, by turns when there are more ranks.
+  int rank_on_node = 0;
+  int num_ranks_on_node = 1;
+  double gpu_memory_utilization = 0.9;  // the part of a GPU's memory that its ranks may fill
+  bool deterministic = false;           // AcceleratorOptions
+};
+
+struct GpusHere {
+  Accelerator* accelerator;
+  std::vector<AcceleratorInfo> gpus;  // at least one
+};
+// UNAVAILABLE or NOT_FOUND, saying why there are none.
+absl::StatusOr<GpusHere> FindGpus();
+
+class RankDevice {
+ public:
+  // compute: AcceleratorOptions. `notice` gets what operators may want to read; may be null.
+  // UNAVAILABLE or NOT_FOUND, saying why, when there is no GPU but one was asked for.
+  static absl::StatusOr<std::unique_ptr<RankDevice>> Open(
+      const DeviceOptions& options, DType compute,
+      const std::function<void(const std::string&)>& notice);
+
+  Backend& backend() { return *backend_; }
+  const Backend& backend() const { return *backend_; }
+  // Of the GPUs of this host; nothing when its memory is the host's.
+  std::optional<int> gpu() const { return gpu_; }
+  // The groups of `host` over devices; `host` itself where they are the same. Collective over the
+  // groups.
+  absl::Status Join(RankGroups& host);
+  // For the stage; valid after Join, and the same object for good.
+  RankGroups& groups() { return groups_; }
+  // Any thread.
+  void AbortGroups();
+
+ private:
+  RankDevice();
+
+  std::unique_ptr<Backend> backend_;
+  std::optional<int> gpu_;
+  DeviceCommunicators* communicators_ = nullptr;
+  RankGroups groups_;
+  RenewableCommunicator* tp_;  // in groups_
+  RenewableCommunicator* pp_;
+};
+
+}  // namespace lockstep
