@@ -113,11 +113,11 @@ __global__ void ReverseWithoutBarrier(const int* in, int* out, bool barrier) {
 }
 
 TEST_F(CudaEmulation, AMissingBarrierDependsOnTheOrderOfThreads) {
-  std::vector<int> in(64);
-  std::iota(in.begin(), in.end(), 0);
-  const OnDevice<int> given(in);
-  const auto results = [&](bool barrier) {
+  const auto results = [&](int first, bool barrier) {
     std::vector<std::vector<int>> all;
+    std::vector<int> in(64);
+    std::iota(in.begin(), in.end(), first);
+    const OnDevice<int> given(in);
     for (const uint64_t order : {0, 1, 7}) {
       cuda_emulation::SetThreadOrder(order);
       OnDevice<int> out(64);
@@ -126,9 +126,11 @@ TEST_F(CudaEmulation, AMissingBarrierDependsOnTheOrderOfThreads) {
     }
     return all;
   };
-  const std::vector<int> reversed(in.rbegin(), in.rend());
-  EXPECT_THAT(results(true), Each(reversed));
-  EXPECT_NE(results(false)[0], results(false)[1]);
+  std::vector<int> reversed(64);
+  std::iota(reversed.rbegin(), reversed.rend(), 0);
+  EXPECT_THAT(results(0, true), Each(reversed));
+  const std::vector<std::vector<int>> raced = results(1000, false);
+  EXPECT_NE(raced[0], raced[1]);
 }
 
 __global__ void LeaveEarly(int* out) {
@@ -314,6 +316,21 @@ TEST_F(CudaEmulation, MemoryEnds) {
   EXPECT_EQ(cudaMalloc(&memory, free_bytes + 1), cudaErrorMemoryAllocation);
   EXPECT_EQ(memory, nullptr);
 }
+
+#ifdef __SANITIZE_ADDRESS__
+__global__ void WriteBeyond(int* out, int global, int shared) {
+  out[global] = 1;
+  DynamicShared<int>()[shared] = 1;
+}
+
+TEST_F(CudaEmulation, AddressSanitizerSeesWhatLiesBeyond) {
+  OnDevice<int> out(4);
+  shared_bytes_ = 16;
+  ASSERT_EQ(Run(WriteBeyond, 1, 1, out.data(), 3, 3), cudaSuccess);
+  EXPECT_DEATH(Run(WriteBeyond, 1, 1, out.data(), 4, 0), "heap-buffer-overflow");
+  EXPECT_DEATH(Run(WriteBeyond, 1, 1, out.data(), 0, 4), "heap-buffer-overflow");
+}
+#endif
 
 // ---- limits ----
 

@@ -184,9 +184,10 @@ void BlockRunner::Exchange(const char* name, uint32_t mask, void* operand,
   }
 }
 
-void BlockRunner::Fail(const std::string& what) {
+void BlockRunner::Fail(std::string what) {
   failure_ = absl::StrFormat("block (%d, %d, %d) thread (%d, %d, %d): %s", blockIdx.x, blockIdx.y,
                              blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, what);
+  std::string().swap(what);  // nothing unwinds this frame
   while (true) threads_[current_]->fiber.Suspend();
 }
 

@@ -36,7 +36,7 @@ class BlockRunner {
   void Exchange(const char* name, uint32_t mask, void* operand,
                 lockstep::cuda_emulation::Exchange exchange, const Site& site);
   int lane() const { return current_ % warpSize; }
-  [[noreturn]] void Fail(const std::string& what);
+  [[noreturn]] void Fail(std::string what);
   void* dynamic_shared() const { return shared_.get(); }
   size_t dynamic_shared_bytes() const { return kernel_->shared_bytes; }
   void IssueCopy(void* shared, const void* global, bool valid);

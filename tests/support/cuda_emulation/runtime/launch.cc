@@ -47,9 +47,9 @@ cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
 std::string CheckPointers(std::initializer_list<const void*> pointers) {
   int index = 0;
   for (const void* pointer : pointers) {
-    const char* before = static_cast<const char*>(pointer) - 1;  // the end of a range is no harm
+    // The end of a range is no harm.
     if (pointer != nullptr && TheDeviceMemory().Find(pointer) == nullptr &&
-        TheDeviceMemory().Find(before) == nullptr) {
+        TheDeviceMemory().Find(static_cast<const char*>(pointer) - 1) == nullptr) {
       return absl::StrFormat("kernel argument %d points to %p, which is not the device's memory",
                              index, pointer);
     }

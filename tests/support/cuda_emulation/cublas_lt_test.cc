@@ -1,0 +1,155 @@
+// The emulated cuBLASLt multiplies, and keeps its users to what they promised.
+#include <cublasLt.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <vector>
+
+#include "tests/support/cuda_emulation/emulation.h"
+
+namespace lockstep::cuda_emulation {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int64_t kM = 5, kN = 3, kK = 70;
+
+float Value(int64_t i) { return static_cast<float>(i * 31 % 13 - 6); }
+uint16_t Bf16(float value) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16); }
+
+// D [m, n] = A^T [m, k] B [k, n], all column-major: y = x W^T of row-major x, W, y.
+class CublasLt : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(cublasLtCreate(&handle_), CUBLAS_STATUS_SUCCESS);
+    ASSERT_EQ(cublasLtMatmulDescCreate(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+              CUBLAS_STATUS_SUCCESS);
+    const int32_t transposed = CUBLAS_OP_T;
+    ASSERT_EQ(cublasLtMatmulDescSetAttribute(desc_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                             sizeof(transposed)),
+              CUBLAS_STATUS_SUCCESS);
+    ASSERT_EQ(cublasLtMatmulPreferenceCreate(&preference_), CUBLAS_STATUS_SUCCESS);
+    Layouts(CUDA_R_16BF, CUDA_R_32F);
+    ASSERT_EQ(cudaMalloc(&a_, (kM * kK + 1) * 4), cudaSuccess);
+    ASSERT_EQ(cudaMalloc(&b_, kN * kK * 4), cudaSuccess);
+    ASSERT_EQ(cudaMalloc(&d_, kM * kN * 4), cudaSuccess);
+    ASSERT_EQ(cudaMalloc(&workspace_, 4096), cudaSuccess);
+    Fill<uint16_t>(&Bf16);
+  }
+  void TearDown() override {
+    for (const cublasLtMatrixLayout_t layout : {a_layout_, b_layout_, d_layout_}) {
+      cublasLtMatrixLayoutDestroy(layout);
+    }
+    cublasLtMatmulPreferenceDestroy(preference_);
+    cublasLtMatmulDescDestroy(desc_);
+    cublasLtDestroy(handle_);
+    for (void* memory : {a_, b_, d_, workspace_}) EXPECT_EQ(cudaFree(memory), cudaSuccess);
+    EXPECT_EQ(TakeFailure(), "");
+  }
+  void Layouts(cudaDataType in, cudaDataType out) {
+    cublasLtMatrixLayoutCreate(&a_layout_, in, kK, kM, kK);
+    cublasLtMatrixLayoutCreate(&b_layout_, in, kK, kN, kK);
+    cublasLtMatrixLayoutCreate(&d_layout_, out, kM, kN, kM);
+  }
+  template <typename T>
+  void Fill(T (*convert)(float)) {
+    for (int64_t i = 0; i < kM * kK; ++i) static_cast<T*>(a_)[i] = convert(Value(i));
+    for (int64_t i = 0; i < kN * kK; ++i) static_cast<T*>(b_)[i] = convert(Value(i + 500));
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> Algorithms(uint64_t workspace_bytes) {
+    cublasLtMatmulPreferenceSetAttribute(preference_, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                         &workspace_bytes, sizeof(workspace_bytes));
+    std::vector<cublasLtMatmulHeuristicResult_t> results(8);
+    int num_found = 0;
+    EXPECT_EQ(cublasLtMatmulAlgoGetHeuristic(handle_, desc_, a_layout_, b_layout_, d_layout_,
+                                             d_layout_, preference_, 8, results.data(), &num_found),
+              CUBLAS_STATUS_SUCCESS);
+    results.resize(num_found);
+    return results;
+  }
+  cublasStatus_t Multiply(const cublasLtMatmulAlgo_t* algo, size_t workspace_bytes,
+                          int64_t a_offset_bytes = 0) {
+    const float one = 1, zero = 0;
+    return cublasLtMatmul(handle_, desc_, &one, static_cast<char*>(a_) + a_offset_bytes, a_layout_,
+                          b_, b_layout_, &zero, d_, d_layout_, d_, d_layout_, algo, workspace_,
+                          workspace_bytes, nullptr);
+  }
+  void ExpectProduct() {
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    for (int64_t n = 0; n < kN; ++n) {
+      for (int64_t m = 0; m < kM; ++m) {
+        float sum = 0;
+        for (int64_t k = 0; k < kK; ++k) sum += Value(m * kK + k) * Value(n * kK + k + 500);
+        EXPECT_EQ(static_cast<float*>(d_)[n * kM + m], sum) << m << ", " << n;
+      }
+    }
+  }
+
+  cublasLtHandle_t handle_ = nullptr;
+  cublasLtMatmulDesc_t desc_ = nullptr;
+  cublasLtMatmulPreference_t preference_ = nullptr;
+  cublasLtMatrixLayout_t a_layout_ = nullptr, b_layout_ = nullptr, d_layout_ = nullptr;
+  void *a_ = nullptr, *b_ = nullptr, *d_ = nullptr, *workspace_ = nullptr;
+};
+
+TEST_F(CublasLt, EveryAlgorithmMultiplies) {
+  const auto algorithms = Algorithms(4096);
+  EXPECT_EQ(algorithms.size(), 4u);
+  EXPECT_EQ(Algorithms(0).size(), 3u) << "without workspace there is no split-K";
+  for (const auto& found : algorithms) {
+    ASSERT_EQ(cudaMemset(d_, 0xff, kM * kN * 4), cudaSuccess);
+    ASSERT_EQ(Multiply(&found.algo, found.workspaceSize), CUBLAS_STATUS_SUCCESS);
+    ExpectProduct();
+  }
+}
+
+TEST_F(CublasLt, WorkWaitsForItsTurn) {
+  ASSERT_EQ(Multiply(nullptr, 0), CUBLAS_STATUS_SUCCESS);
+  EXPECT_NE(static_cast<float*>(d_)[0], static_cast<float*>(d_)[0]) << "NaN until waited for";
+  ExpectProduct();
+}
+
+TEST_F(CublasLt, AlgorithmsTellTheirSplits) {
+  for (const auto& found : Algorithms(4096)) {
+    int32_t num_splits = 0;
+    size_t written = 0;
+    ASSERT_EQ(cublasLtMatmulAlgoConfigGetAttribute(&found.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+                                                   &num_splits, sizeof(num_splits), &written),
+              CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(num_splits > 1, found.workspaceSize > 0);
+  }
+}
+
+TEST_F(CublasLt, PromisesAreKept) {
+  const auto algorithms = Algorithms(4096);
+  EXPECT_EQ(Multiply(&algorithms[2].algo, algorithms[2].workspaceSize - 1),
+            CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(Multiply(&algorithms[0].algo, 0, 4), CUBLAS_STATUS_INVALID_VALUE)
+      << "256 bytes of alignment were promised";
+  const int32_t plain = CUBLAS_OP_N;
+  EXPECT_EQ(cublasLtMatmulDescSetAttribute(desc_, CUBLASLT_MATMUL_DESC_TRANSA, &plain, 8),
+            CUBLAS_STATUS_INVALID_VALUE)
+      << "an attribute of another size";
+}
+
+TEST_F(CublasLt, WhatIsNotEmulatedIsRefused) {
+  const float one = 1, zero = 0;
+  cublasLtMatrixLayout_t f16 = nullptr;
+  cublasLtMatrixLayoutCreate(&f16, CUDA_R_16F, kK, kM, kK);
+  EXPECT_EQ(cublasLtMatmul(handle_, desc_, &one, a_, f16, b_, b_layout_, &zero, d_, d_layout_, d_,
+                           d_layout_, nullptr, nullptr, 0, nullptr),
+            CUBLAS_STATUS_NOT_SUPPORTED);
+  cublasLtMatrixLayoutDestroy(f16);
+  const uint32_t bias = CUBLASLT_EPILOGUE_BIAS;
+  cublasLtMatmulDescSetAttribute(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE, &bias, sizeof(bias));
+  EXPECT_EQ(Multiply(nullptr, 0), CUBLAS_STATUS_NOT_SUPPORTED);
+}
+
+TEST_F(CublasLt, OperandsMustLieOnTheDevice) {
+  EXPECT_EQ(Multiply(nullptr, 0, kM * kK * 4), CUBLAS_STATUS_EXECUTION_FAILED);
+  EXPECT_THAT(TakeFailure(), HasSubstr("A is not within the device's memory"));
+}
+
+}  // namespace
+}  // namespace lockstep::cuda_emulation

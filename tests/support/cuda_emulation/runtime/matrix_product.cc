@@ -1,0 +1,127 @@
+#include "tests/support/cuda_emulation/runtime/matrix_product.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace lockstep::cuda_emulation {
+
+namespace {
+
+// 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinities, one NaN (Micikevicius et al., "FP8
+// formats for deep learning", section 3).
+float FromE4m3(uint8_t bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  const float sign = bits & 0x80 ? -1.0f : 1.0f;
+  if (exponent == 15 && mantissa == 7) return NAN;
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -9);
+  return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+}
+
+float Load(cudaDataType type, const void* data, int64_t index) {
+  if (type == CUDA_R_32F) return static_cast<const float*>(data)[index];
+  if (type == CUDA_R_8F_E4M3) return FromE4m3(static_cast<const uint8_t*>(data)[index]);
+  return std::bit_cast<float>(uint32_t{static_cast<const uint16_t*>(data)[index]} << 16);
+}
+
+void Store(cudaDataType type, void* data, int64_t index, float value) {
+  if (type == CUDA_R_32F) {
+    static_cast<float*>(data)[index] = value;
+    return;
+  }
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  static_cast<uint16_t*>(data)[index] =
+      std::isnan(value) ? 0x7fff : static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// op(matrix) of a batch as rows (or columns, for B) that run over K.
+std::vector<float> Gather(const Matrix& matrix, const void* data, int batch, bool k_is_row) {
+  const int64_t base = batch * matrix.batch_stride;
+  std::vector<float> values(static_cast<size_t>(matrix.rows * matrix.columns));
+  const bool k_runs_along_columns = matrix.transposed != k_is_row;
+  for (int64_t column = 0; column < matrix.columns; ++column) {
+    for (int64_t row = 0; row < matrix.rows; ++row) {
+      const int64_t to =
+          k_runs_along_columns ? column * matrix.rows + row : row * matrix.columns + column;
+      values[to] = Load(matrix.type, data, base + column * matrix.ld + row);
+    }
+  }
+  return values;
+}
+
+float Dot(const float* a, const float* b, int64_t count, int64_t num_lanes) {
+  constexpr int64_t kMostLanes = 32;
+  float lanes[kMostLanes] = {};
+  int64_t k = 0;
+  for (; k + num_lanes <= count; k += num_lanes) {
+    for (int64_t lane = 0; lane < num_lanes; ++lane) lanes[lane] += a[k + lane] * b[k + lane];
+  }
+  for (; k < count; ++k) lanes[k % num_lanes] += a[k] * b[k];
+  float sum = 0;
+  for (int64_t lane = 0; lane < num_lanes; ++lane) sum += lanes[lane];
+  return sum;
+}
+
+float SumSplits(const Product& product, const float* a, const float* b, int64_t element) {
+  const int64_t depth = product.depth();
+  const int num_splits = product.summation.num_splits;
+  if (num_splits == 1) return Dot(a, b, depth, product.summation.num_lanes);
+  const int64_t size = product.rows() * product.columns();
+  float sum = 0;
+  for (int split = 0; split < num_splits; ++split) {
+    const int64_t begin = depth * split / num_splits;
+    const int64_t end = depth * (split + 1) / num_splits;
+    float& part = product.workspace[split * size + element];
+    part = Dot(a + begin, b + begin, end - begin, product.summation.num_lanes);
+    sum += part;
+  }
+  return sum;
+}
+
+void ComputeBatch(const Product& product, int batch) {
+  const std::vector<float> a = Gather(product.a, product.a_data, batch, false);
+  const std::vector<float> b = Gather(product.b, product.b_data, batch, true);
+  const int64_t depth = product.depth();
+  float scale = product.alpha;
+  if (product.a_scale != nullptr) scale *= *product.a_scale;
+  if (product.b_scale != nullptr) scale *= *product.b_scale;
+  for (int64_t column = 0; column < product.columns(); ++column) {
+    for (int64_t row = 0; row < product.rows(); ++row) {
+      float value = scale * SumSplits(product, &a[row * depth], &b[column * depth],
+                                      column * product.rows() + row);
+      if (product.beta != 0) {
+        value += product.beta * Load(product.c.type, product.c_data,
+                                     batch * product.c.batch_stride + column * product.c.ld + row);
+      }
+      Store(product.d.type, product.d_data,
+            batch * product.d.batch_stride + column * product.d.ld + row, value);
+    }
+  }
+}
+
+}  // namespace
+
+int64_t BytesPerElement(cudaDataType type) {
+  switch (type) {
+    case CUDA_R_32F:
+      return 4;
+    case CUDA_R_16BF:
+      return 2;
+    case CUDA_R_8F_E4M3:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+int64_t Matrix::span_bytes() const {
+  return ((batch_count - 1) * batch_stride + (columns - 1) * ld + rows) * BytesPerElement(type);
+}
+
+void Compute(const Product& product) {
+  for (int batch = 0; batch < product.d.batch_count; ++batch) ComputeBatch(product, batch);
+}
+
+}  // namespace lockstep::cuda_emulation
