@@ -16,9 +16,8 @@ constexpr int64_t kMinSplitTokens = 256;  // below, merging costs as much as it 
 // A block that walks more than this alone would be waited for by all others.
 constexpr int64_t kMaxSplitTokens = 4096;
 constexpr int kBlocksPerMultiprocessor = 2;
-constexpr int kDecodeRows = kWarpRows;
-constexpr int kPrefillRows = 4 * kWarpRows;
-constexpr int kUsualGroup = 4;  // heads to a KV head; no more than a guess is needed
+constexpr int kPrefillRows = 128;  // to a block
+constexpr int kUsualGroup = 4;     // heads to a KV head; no more than a guess is needed
 
 bool TokensAreSequences(const BatchIndex& batch) {
   return batch.max_query_len == 1 && batch.num_tokens == batch.num_seqs;
@@ -92,32 +91,32 @@ void CheckArgs(const Backend::AttentionArgs& args, const AttentionPlan& plan, DT
   LS_CHECK(reinterpret_cast<uintptr_t>(args.qkv) % 16 == 0) << args.qkv;
 }
 
-template <typename Shape>
-cudaError_t LaunchMma(const AttentionParams& p, int64_t row_tiles, cudaStream_t stream) {
-  constexpr int kBytes = Shape::Tiles::kSharedBytes;
-  const auto kernel = AttentionMmaKernel<Shape>;
-  if (kBytes > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    if (error != cudaSuccess) return error;
-  }
-  const dim3 grid(static_cast<unsigned>(row_tiles), static_cast<unsigned>(p.num_kv_heads),
-                  static_cast<unsigned>(p.max_splits));
-  return Launch(kernel, grid, Shape::kThreads, kBytes, stream, p);
-}
-
 // Tiles as FindRowTile numbers them.
 int64_t NumRowTiles(const AttentionParams& p, int rows) {
   if (p.tokens_are_sequences) return int64_t{p.num_seqs} * CeilDiv(p.group, rows);
   return int64_t{p.num_tokens} * p.group / rows + p.num_seqs;
 }
 
+template <typename Shape>
+cudaError_t LaunchMma(const AttentionParams& p, cudaStream_t stream) {
+  constexpr int kBytes = Shape::kSharedBytes;
+  const auto kernel = AttentionMmaKernel<Shape>;
+  if (kBytes > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    if (error != cudaSuccess) return error;
+  }
+  const dim3 grid(static_cast<unsigned>(NumRowTiles(p, Shape::kRows)),
+                  static_cast<unsigned>(p.num_kv_heads), static_cast<unsigned>(p.max_splits));
+  return Launch(kernel, grid, Shape::kThreads, kBytes, stream, p);
+}
+
 template <int kDim, int kColumnWarps>
 cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t stream) {
-  if (decode) {
-    return LaunchMma<MmaShape<kDim, 1, kColumnWarps, 3, 3>>(p, NumRowTiles(p, kDecodeRows), stream);
-  }
-  return LaunchMma<MmaShape<kDim, 4, 1, 2, 2>>(p, NumRowTiles(p, kPrefillRows), stream);
+  using Decode = MmaShape<kDim, 1, 1, kColumnWarps, 3, 3>;
+  using Prefill = MmaShape<kDim, 2, 4, 1, 2, 2>;
+  static_assert(Prefill::kRows == kPrefillRows);
+  return decode ? LaunchMma<Decode>(p, stream) : LaunchMma<Prefill>(p, stream);
 }
 
 cudaError_t LaunchSplits(const AttentionParams& p, DType kv_dtype, bool decode,
@@ -153,7 +152,7 @@ AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_m
   const int64_t blocks = std::max<int64_t>(row_tiles * num_kv_heads, 1);
   const int64_t most = std::max<int64_t>(context / kMinSplitTokens, 1);
   int64_t splits = SplitsToFill(blocks, slots, most);
-  if (!decode && blocks < 8 * slots) {
+  if (!decode && blocks < 4 * slots) {
     splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
   }
   return PlanOf(

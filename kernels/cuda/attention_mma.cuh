@@ -2,70 +2,97 @@
 //
 // The query tokens of a sequence and the heads of one KV head's group are the rows of one matrix,
 // row = token * group + head, so that keys and values are read once for the whole group. A block
-// takes 16 rows to each of its kRowWarps and walks one split of their context in tiles of
+// takes 16 or 32 rows to each of its kRowWarps and walks one split of their context in tiles of
 // kAttentionTile tokens (FlashAttention-2, Dao 2023, section 3.1). Where there are few rows, as in
-// a decode, kColumnWarps warps share the same rows: each computes all their scores, which is
-// cheaper than to exchange them, and its own columns of the result.
+// a decode, kColumnWarps warps share them: each computes all their scores, which is cheaper than to
+// exchange them, and its own columns of the result.
 //
-// A row's arithmetic does not depend on either number, nor on the other rows of its tile: its
-// result is the same bits in any batch with the same split_tokens. (Finite keys and values assumed:
-// what comes later in the sequence enters with a weight of zero.)
+// A row's arithmetic does not depend on any of that, nor on the other rows of its tile: its result
+// is the same bits in any batch with the same split_tokens. (Finite keys and values assumed: what
+// comes later in the sequence enters with a weight of zero.)
 //
-// Work: 4 head_dim operations to a row and token. Decode reads 4 head_dim bytes to a token of
-// context for `group` rows, far below what the matrix units could do: bound by memory. A tile of 64
-// rows reads the same bytes from the second-level cache for 64 rows: bound by matrix instructions,
-// and by shared memory, from which every warp reads all of K and V for its 16 rows: 32 head_dim
-// operations to 4 head_dim bytes, of which a multiprocessor delivers 128 a cycle.
+// Limits, for head_dim 128 (counted, not measured). A decode reads 32 KiB to a tile; a
+// multiprocessor of an H200 gets those in some 1600 cycles, in which each of four schedulers has
+// issued a block's 550 instructions: bound by memory, with tiles ahead for its latency. A block of
+// 128 rows does 4.2 million operations to a tile: 256 matrix instructions to each scheduler, among
+// 1030 in all, and 41 KiB read by its warps four times over, 1300 cycles of shared memory. 32 rows
+// to a warp rather than 16 are what keeps that below the matrix units' time; 128 rows to a block
+// halve what the second-level cache must deliver, against 64. Left on Hopper: its mma.sync reaches
+// some 60 % of what wgmma would.
 #pragma once
 
 #include "kernels/cuda/warp_rows.cuh"
 
 namespace lockstep::cuda {
 
-// How a block is cut. Column warps share the same rows, but each has its own columns of the result.
-// kBlocks to a multiprocessor at least: what bounds the registers.
-template <int kDim, int kRowWarps, int kColumnWarps, int kStages, int kBlocks>
+// How a block is cut: each of kRowWarps has kMmas times 16 rows; column warps share the same rows,
+// but each has its own columns of the result. kBlocks to a multiprocessor at least: what bounds the
+// registers.
+template <int kDim, int kMmas, int kRowWarps, int kColumnWarps, int kStages, int kBlocks>
 struct MmaShape {
-  static constexpr int kRowWarpCount = kRowWarps;
+  static constexpr int kHeadDim = kDim;
+  static constexpr int kMmasToWarp = kMmas;
+  static constexpr int kWarpsOfRows = kRowWarps;
   static constexpr int kThreads = kRowWarps * kColumnWarps * kWarpSize;
-  static constexpr int kRows = kRowWarps * kWarpRows;
+  static constexpr int kRows = kRowWarps * kMmas * kMmaRows;
   static constexpr int kColumns = kDim / kColumnWarps;
   static constexpr int kTilesAhead = kStages - 1;
-  static constexpr int kBlocksPerMultiprocessor = kBlocks;
+  static constexpr int kBlocksToMultiprocessor = kBlocks;
   using Tiles = KvTiles<kDim, kRowWarps * kColumnWarps, kStages>;
-  using Rows = WarpRows<kDim, kColumns>;
+  using Rows = WarpRows<kDim, kColumns, kMmas>;
+  static constexpr int kSharedBytes = Tiles::kSharedBytes + kRows * kDim * 2;
 };
 
 template <typename Shape>
-__device__ void WalkSplit(const AttentionParams& p, const RowTile& tile, int first, int end) {
-  constexpr int kTile = static_cast<int>(kAttentionTile);
+__device__ void WriteRows(const AttentionParams& p, const RowTile& tile, int row, int first_column,
+                          const typename Shape::Rows& rows) {
   const int kv_head = static_cast<int>(blockIdx.y);
-  typename Shape::Tiles tiles(p, tile.seq, kv_head, first, end);
+  const int split = static_cast<int>(blockIdx.z);
 #pragma unroll
-  for (int i = 0; i < Shape::kTilesAhead; ++i) tiles.IssueNext();
-  const int warp = threadIdx.x / kWarpSize;
-  const int row = tile.first_row + warp % Shape::kRowWarpCount * kWarpRows +
-                  static_cast<int>(threadIdx.x) % kWarpSize / 4;
-  const int first_column = warp / Shape::kRowWarpCount * Shape::kColumns;
-  const int seen_by_all = tile.Position(p, tile.first_row) + 1;
-  typename Shape::Rows rows(p, tile, kv_head, row);
-  for (int begin = first; begin < end; begin += kTile) {
-    const uint4* keys = tiles.Take();
-    tiles.IssueNext();
-    rows.Walk(keys, tiles.ValuesOf(keys), begin, begin + kTile > seen_by_all, first_column);
-  }
+  for (int m = 0; m < Shape::kMmasToWarp; ++m) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float sum = rows.Sum(half);
-    const TileRow own = tile.Row(p, kv_head, row + half * 8);
-    if (!own.Exists() || own.position < first) continue;
-    const RowResult result(p, own.token, own.head, blockIdx.z, own.position < p.split_tokens);
-    rows.Write(result, half, sum, first_column, p.head_dim);
+    for (int half = 0; half < 2; ++half) {
+      const float sum = rows.Sum(m, half);
+      const int position = rows.Position(m, half);
+      if (position < split * p.split_tokens) continue;  // none of its context, or no row
+      const int number = row + rows.RowOf(m, half);
+      const RowResult result(p, tile.Token(p, number), tile.Head(p, kv_head, number), split,
+                             position < p.split_tokens);
+      rows.Write(m, half, sum, result, first_column, p.head_dim);
+    }
   }
 }
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerMultiprocessor)
+__device__ void WalkSplit(const AttentionParams& p, const RowTile& tile, int first, int end) {
+  constexpr int kTile = static_cast<int>(kAttentionTile);
+  constexpr int kRowsToWarp = Shape::kMmasToWarp * kMmaRows;
+  const int kv_head = static_cast<int>(blockIdx.y);
+  typename Shape::Tiles tiles(p, tile.seq, kv_head, first, end);
+#pragma unroll
+  for (int i = 0; i < Shape::kTilesAhead; ++i) tiles.IssueNext();
+  uint4* queries = DynamicShared<uint4>() + Shape::Tiles::kSharedBytes / sizeof(uint4);
+  StageQueries<Shape::kHeadDim, Shape::kRows, Shape::kThreads>(p, tile, kv_head, queries);
+  __syncthreads();
+
+  const int warp = threadIdx.x / kWarpSize;
+  const int row_in_tile = warp % Shape::kWarpsOfRows * kRowsToWarp;
+  const int first_column = warp / Shape::kWarpsOfRows * Shape::kColumns;
+  const int row = tile.first_row + row_in_tile;
+  const int seen_by_all = tile.Position(p, tile.first_row) + 1;
+  typename Shape::Rows rows(p, tile, row,
+                            queries + row_in_tile * SharedTile<Shape::kHeadDim>::kChunks);
+  for (int begin = first; begin < end; begin += kTile) {
+    const uint4* keys = tiles.Take();
+    tiles.IssueNext();
+    if (row >= tile.num_rows) continue;  // a decode among chunks leaves most warps without any
+    rows.Walk(keys, tiles.ValuesOf(keys), begin, begin + kTile > seen_by_all, first_column);
+  }
+  WriteRows<Shape>(p, tile, row, first_column, rows);
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksToMultiprocessor)
     AttentionMmaKernel(AttentionParams p) {
   RowTile tile;
   if (!FindRowTile<Shape::kRows>(p, tile)) return;

@@ -18,8 +18,9 @@ struct SharedTile {
   static_assert(kChunks == 4 || kChunks == 8 || kChunks == 16);
   static constexpr int kBytes = static_cast<int>(kAttentionTile) * kDim * 2;
 
-  // What is flipped in all chunks of a row.
-  __device__ static int Flip(int row) { return kChunks == 4 ? row / 2 % 4 : row % 8; }
+  // What is flipped in all chunks of a row. Where a and b have no bit in common, Flip(a + b) is
+  // Flip(a) ^ Flip(b): what is known of a row when compiling is not computed later.
+  __device__ static constexpr int Flip(int row) { return kChunks == 4 ? row / 2 % 4 : row % 8; }
   __device__ static int Index(int row, int chunk) { return row * kChunks + (chunk ^ Flip(row)); }
 };
 
@@ -34,29 +35,30 @@ class KvTiles {
       : p_(p),
         block_table_(p.block_tables + seq * p.max_blocks_per_seq),
         kv_head_(kv_head),
-        next_(begin + threadIdx.x / kWarpSize * kRowsPerWarp),
+        next_(begin + FirstRow()),
         end_(end) {
     LookUp();
   }
 
   // Begins the copy of the next tile: one group of copies, an empty one past the last tile.
   __device__ void IssueNext() {
-    using Tile = SharedTile<kDim>;
     const int lane = threadIdx.x % kWarpSize;
     const int chunk = lane % Tile::kChunks;
-    const int first = threadIdx.x / kWarpSize * kRowsPerWarp;
-    uint4* keys = Keys(issued_);
-    const int rows = next_ - first < end_ ? kRowsPerWarp : 0;
+    const int row = lane / Tile::kChunks;  // of those at once
+    const uint32_t row_bytes = static_cast<uint32_t>(p_.head_dim) * sizeof(BF16);
+    const char* from_k = static_cast<const char*>(p_.k) + chunk * sizeof(uint4);
+    const char* from_v = static_cast<const char*>(p_.v) + chunk * sizeof(uint4);
+    uint4* to = Keys(issued_) + (FirstRow() + row) * Tile::kChunks;
+    const int rows = min(end_ - next_, chunk * kChunkElements < p_.head_dim ? kRowsPerWarp : 0);
+    if (next_ - FirstRow() < end_) {
 #pragma unroll
-    for (int i = 0; i < kRowsPerWarp; i += kRowsAtOnce) {
-      if (i >= rows) break;
-      const int row = i + lane / Tile::kChunks;
-      const uint32_t cached = __shfl_sync(kWholeWarp, cached_row_, row);
-      const bool valid = next_ + row < end_ && chunk * kChunkElements < p_.head_dim;
-      const int64_t from = valid ? int64_t{cached} * p_.head_dim + chunk * kChunkElements : 0;
-      const int to = Tile::Index(first + row, chunk);
-      CopyAsync16(keys + to, static_cast<const BF16*>(p_.k) + from, valid);
-      CopyAsync16(keys + kTileChunks + to, static_cast<const BF16*>(p_.v) + from, valid);
+      for (int i = 0; i < kRowsPerWarp; i += kRowsAtOnce) {
+        const uint64_t cached = __shfl_sync(kWholeWarp, cached_row_, i + row);
+        const bool valid = i + row < rows;
+        uint4* key = to + i * Tile::kChunks + (chunk ^ Tile::Flip(row) ^ Tile::Flip(i));
+        CopyAsync16(key, from_k + cached * row_bytes, valid);
+        CopyAsync16(key + kTileChunks, from_v + cached * row_bytes, valid);
+      }
     }
     CopyAsyncCommit();
     issued_ = issued_ + 1 == kStages ? 0 : issued_ + 1;
@@ -76,11 +78,14 @@ class KvTiles {
   __device__ static const uint4* ValuesOf(const uint4* keys) { return keys + kTileChunks; }
 
  private:
-  static constexpr int kTileChunks = SharedTile<kDim>::kBytes / 16;
+  using Tile = SharedTile<kDim>;
+  static constexpr int kTileChunks = Tile::kBytes / static_cast<int>(sizeof(uint4));
   static constexpr int kRowsPerWarp = static_cast<int>(kAttentionTile) / kWarps;
-  static constexpr int kRowsAtOnce = kWarpSize / SharedTile<kDim>::kChunks;
+  static constexpr int kRowsAtOnce = kWarpSize / Tile::kChunks;
   static_assert(kRowsPerWarp <= kWarpSize && kRowsPerWarp % kRowsAtOnce == 0 && kStages >= 2);
 
+  // Of a tile, of those that this warp copies.
+  __device__ static int FirstRow() { return threadIdx.x / kWarpSize * kRowsPerWarp; }
   __device__ static uint4* Keys(int stage) {
     return DynamicShared<uint4>() + stage * 2 * kTileChunks;
   }

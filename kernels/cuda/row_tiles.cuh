@@ -6,23 +6,6 @@
 
 namespace lockstep::cuda {
 
-// One row of a tile.
-struct TileRow {
-  int token = -1;
-  int head = 0;
-  int position = -1;  // below all that exist for rows that don't
-
-  // `row` counts from the sequence's first; there are `num_rows`.
-  __device__ TileRow(const AttentionParams& p, int first_token, int kv_head, int row,
-                     int num_rows) {
-    if (row >= num_rows) return;
-    token = first_token + row / p.group;
-    head = kv_head * p.group + row % p.group;
-    position = p.positions[token];
-  }
-  __device__ bool Exists() const { return token >= 0; }
-};
-
 // The rows that a block works on.
 struct RowTile {
   int seq;
@@ -30,12 +13,16 @@ struct RowTile {
   int first_row;    // of the tile, counted from the sequence's first
   int num_rows;     // of the sequence
 
-  // Of rows that exist.
-  __device__ int Position(const AttentionParams& p, int row) const {
-    return p.positions[first_token + row / p.group];
+  // Of a row, counted from the sequence's first.
+  __device__ int Token(const AttentionParams& p, int row) const {
+    return first_token + row / p.group;
   }
-  __device__ TileRow Row(const AttentionParams& p, int kv_head, int row) const {
-    return TileRow(p, first_token, kv_head, row, num_rows);
+  __device__ int Head(const AttentionParams& p, int kv_head, int row) const {
+    return kv_head * p.group + row % p.group;
+  }
+  // Below all that exist for rows that don't.
+  __device__ int Position(const AttentionParams& p, int row) const {
+    return row < num_rows ? p.positions[Token(p, row)] : -1;
   }
 };
 

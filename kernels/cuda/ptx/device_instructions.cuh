@@ -3,7 +3,7 @@
 // Whoever compiles the kernels chooses by include path: these, or ones of the same names that a
 // processor without a GPU can run (tests/support/cuda_emulation).
 // Source of layouts: PTX ISA, "Matrix multiply-accumulate operation using mma instruction",
-// "ldmatrix", "cp.async", "cvt".
+// "ldmatrix", "cp.async", "cvt", "ex2".
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,6 +24,13 @@ __device__ inline uint32_t PackBf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// 2^x, to about two units in the last place; 1 for 0, 0 for minus infinity, denormals are zeros.
+__device__ inline float Exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
 }
 
 // d += a b of one warp. a: 16 x 16 bf16, row-major fragments; b: 16 x 8 bf16, column-major

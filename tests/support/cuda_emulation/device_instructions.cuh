@@ -19,6 +19,8 @@ T* DynamicShared() {
 
 uint32_t PackBf16(float low, float high);
 
+inline float Exp2(float x) { return exp2f(x); }
+
 void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
              const std::source_location& site = std::source_location::current());
 

@@ -54,31 +54,24 @@ class BlockRunner {
     Fiber fiber;
     State state = State::kReturned;
     Site site;
-    const char* name = "";  // of an exchange, for messages
+    // of an exchange
+    const char* name = "";
     uint32_t mask = 0;
+    void* operand = nullptr;
+    lockstep::cuda_emulation::Exchange exchange = nullptr;
     // copies in the background
     std::vector<Copy> copies;
     int copy_group = 0;
   };
 
-  // Lanes on their way to one exchange.
-  struct Meeting {
-    const char* name;
-    uint32_t mask;
-    lockstep::cuda_emulation::Exchange exchange;
-    Site site;
-    uint32_t here = 0;
-    std::array<void*, 32> operands = {};
-  };
-
+  void RunBlock(dim3 index);
   void StartThreads();
   void TakeTurn(int thread);
   int Next();
   void Ready(int thread);
   bool ReleaseBarrier();
   void Wait(State state, const Site& site);
-  Meeting& Join(const Meeting& mine);
-  uint32_t LanesOfWarp() const;
+  bool Meets(const Thread& mine, const Thread& other) const;
   std::string DescribeDeadlock() const;
   std::string Describe(int thread) const;
   std::vector<int> Order(int count);
@@ -90,7 +83,6 @@ class BlockRunner {
   int current_ = 0;
   std::deque<int> ready_;
   std::vector<std::unique_ptr<Thread>> threads_;
-  std::array<std::vector<Meeting>, 32> meetings_;  // by warp
   std::unique_ptr<char, void (*)(void*)> shared_{nullptr, nullptr};
   std::string failure_;
   uint64_t order_ = 0;

@@ -1,0 +1,71 @@
+// Kernels must not depend on the order in which threads and blocks take turns: where one does, a
+// barrier is missing. The emulation of CUDA can choose that order.
+#include <string>
+#include <vector>
+
+#include "tests/kernels/cuda/attention_on_device.h"
+#include "tests/support/cuda_emulation/emulation.h"
+
+namespace lockstep::testing {
+namespace {
+
+// 0 ascending, 1 descending, others random.
+constexpr uint64_t kOrders[] = {0, 1, 2, 3, 4};
+
+class CudaThreadOrder : public ::testing::TestWithParam<DType> {
+ protected:
+  ~CudaThreadOrder() override { cuda_emulation::SetThreadOrder(0); }
+
+  void ExpectSameInAnyOrder(const PagedShape& shape, const std::vector<SequenceChunk>& chunks) {
+    PagedWorld world(shape, chunks, 46);
+    world.WriteBatch();
+    const AttentionOnDevice device(world);
+    for (const int64_t split_tokens : {64, 1024}) {
+      const AttentionOnDevice::Options options = {.plan = {split_tokens, 0}};
+      cuda_emulation::SetThreadOrder(0);
+      const std::vector<float> want = device.Attend(options);
+      for (const uint64_t order : kOrders) {
+        cuda_emulation::SetThreadOrder(order);
+        ASSERT_TRUE(SameBits(device.Attend(options), want)) << "order " << order;
+      }
+    }
+  }
+};
+
+TEST_P(CudaThreadOrder, AttentionOfDecodesIsTheSame) {
+  for (const int head_dim : {32, 64, 128}) {
+    ExpectSameInAnyOrder({8, 2, head_dim, 16, GetParam()}, {{300, 1}, {64, 1}});
+  }
+}
+
+TEST_P(CudaThreadOrder, AttentionOfChunksIsTheSame) {
+  for (const int head_dim : {32, 64, 128}) {
+    ExpectSameInAnyOrder({8, 2, head_dim, 16, GetParam()}, {{300, 5}, {0, 40}});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cache, CudaThreadOrder, ::testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+TEST_F(CudaThreadOrder, AddRmsNormIsTheSame) {
+  constexpr int64_t kHidden = 4100;
+  Random random(47);
+  const std::vector<float> x = random.Normals(2 * kHidden);
+  const DeviceArray<float> weight(random.Normals(kHidden));
+  std::vector<float> want;
+  for (const uint64_t order : kOrders) {
+    cuda_emulation::SetThreadOrder(order);
+    const DeviceArray<float> residual(x);
+    const DeviceArray<float> out(2 * kHidden);
+    ASSERT_EQ(cuda::LaunchAddRmsNorm(
+                  {residual.data(), nullptr, weight.data(), 1e-5f, 2, kHidden, out.data()},
+                  DType::kF32, nullptr),
+              cudaSuccess);
+    const std::vector<float> got = out.Read();
+    if (want.empty()) want = got;
+    EXPECT_TRUE(SameBits(got, want)) << "order " << order;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
