@@ -1,58 +1,13 @@
-// LlamaStage against token ids, logits and log-probabilities of an independent implementation
-// (golden.json).
-#include <cmath>
-#include <fstream>
+// LlamaStage against an independent implementation.
+#include <algorithm>
 
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
+#include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/support/assets.h"
 
 namespace lockstep::testing {
 namespace {
-
-struct GoldenCase {
-  std::vector<int32_t> prompt;
-  std::vector<int32_t> greedy_tokens;
-  std::vector<float> last_prompt_logits;
-  std::vector<float> prompt_logprob_of_next;
-};
-
-std::vector<GoldenCase> ReadGolden(const std::filesystem::path& directory) {
-  std::ifstream file(directory / "golden.json");
-  const nlohmann::json golden = nlohmann::json::parse(file);
-  std::vector<GoldenCase> cases;
-  for (const auto& c : golden.at("cases")) {
-    cases.push_back({c.at("prompt"), c.at("greedy_tokens"), c.at("last_prompt_logits"),
-                     c.at("prompt_logprob_of_next")});
-  }
-  return cases;
-}
-
-float LogProbability(const std::vector<float>& logits, int32_t token) {
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
-  return static_cast<float>(logits[static_cast<size_t>(token)] - std::log(sum));
-}
-
-void ExpectNear(float actual, float golden, const char* what, size_t index) {
-  EXPECT_NEAR(actual, golden, 1e-3f * std::max(1.0f, std::abs(golden)))
-      << what << "[" << index << "]";
-}
-
-void ExpectGolden(const Outcome& outcome, const GoldenCase& golden) {
-  EXPECT_EQ(outcome.greedy, golden.greedy_tokens);
-  const std::vector<float>& last = outcome.logits[golden.prompt.size() - 1];
-  ASSERT_EQ(last.size(), golden.last_prompt_logits.size());
-  for (size_t i = 0; i < last.size(); ++i) {
-    ExpectNear(last[i], golden.last_prompt_logits[i], "last_prompt_logits", i);
-  }
-  ASSERT_EQ(golden.prompt_logprob_of_next.size(), golden.prompt.size() - 1);
-  for (size_t i = 0; i + 1 < golden.prompt.size(); ++i) {
-    ExpectNear(LogProbability(outcome.logits[i], golden.prompt[i + 1]),
-               golden.prompt_logprob_of_next[i], "prompt_logprob_of_next", i);
-  }
-}
 
 class GoldenTest : public ::testing::TestWithParam<const char*> {
  protected:

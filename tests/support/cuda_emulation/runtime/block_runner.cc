@@ -1,6 +1,7 @@
 #include "tests/support/cuda_emulation/runtime/block_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -22,7 +23,7 @@ std::string Place(const Site& site) { return absl::StrCat(site.file_name(), ":",
 
 bool SamePlace(const Site& a, const Site& b) {
   return a.line() == b.line() && a.column() == b.column() &&
-         std::strcmp(a.file_name(), b.file_name()) == 0;
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
 uint3 IndexIn(const dim3& shape, unsigned linear) {
@@ -83,6 +84,7 @@ void BlockRunner::StartThreads() {
   num_returned_ = 0;
   num_at_barrier_ = 0;
   ready_.clear();
+  for (std::vector<Meeting>& meetings : meetings_) meetings.clear();
   for (const int index : Order(num_threads_)) {
     Thread& thread = *threads_[index];
     thread.copies.clear();
@@ -144,43 +146,51 @@ bool BlockRunner::ReleaseBarrier() {
   return true;
 }
 
-bool BlockRunner::Meets(const Thread& mine, const Thread& other) const {
-  return other.state == State::kAtExchange && other.mask == mine.mask &&
-         other.exchange == mine.exchange && std::strcmp(other.name, mine.name) == 0 &&
-         (std::strcmp(mine.name, "__syncwarp") == 0 || SamePlace(other.site, mine.site));
+uint32_t BlockRunner::LanesOfWarp() const {
+  const int lanes = num_threads_ - (current_ - lane());
+  return lanes >= warpSize ? 0xffffffffu : (1u << lanes) - 1;
+}
+
+// __syncwarp may be met at several places; what exchanges values may not.
+BlockRunner::Meeting& BlockRunner::Join(const Meeting& mine) {
+  std::vector<Meeting>& meetings = meetings_[current_ / warpSize];
+  const auto same = [&](const Meeting& other) {
+    return other.mask == mine.mask && other.exchange == mine.exchange &&
+           (mine.name == other.name || std::strcmp(mine.name, other.name) == 0) &&
+           (std::strcmp(mine.name, "__syncwarp") == 0 || SamePlace(other.site, mine.site));
+  };
+  const auto found = std::find_if(meetings.begin(), meetings.end(), same);
+  return found != meetings.end() ? *found : meetings.emplace_back(mine);
 }
 
 void BlockRunner::Exchange(const char* name, uint32_t mask, void* operand,
                            lockstep::cuda_emulation::Exchange exchange, const Site& site) {
-  const int first = current_ - lane();
-  Thread& mine = *threads_[current_];
-  mine.name = name;
-  mine.mask = mask;
-  mine.operand = operand;
-  mine.exchange = exchange;
-  mine.site = site;
-  mine.state = State::kAtExchange;
   if ((mask >> lane() & 1) == 0) {
     Fail(absl::StrFormat("%s at %s: lane %d is not in its own mask %08x", name, Place(site), lane(),
                          mask));
   }
-  bool all_here = true;
-  std::array<void*, 32> operands = {};
-  for (int other = 0; other < warpSize; ++other) {
-    if ((mask >> other & 1) == 0) continue;
-    if (first + other >= num_threads_) {
-      Fail(absl::StrFormat("%s at %s: mask %08x names lane %d, beyond the block's %d threads", name,
-                           Place(site), mask, other, num_threads_));
-    }
-    Thread& thread = *threads_[first + other];
-    operands[other] = thread.operand;
-    all_here = all_here && Meets(mine, thread);
+  if ((mask & ~LanesOfWarp()) != 0) {
+    Fail(absl::StrFormat("%s at %s: mask %08x names lanes beyond the block's %d threads", name,
+                         Place(site), mask, num_threads_));
   }
-  if (!all_here) return mine.fiber.Suspend();
-  exchange(operands.data(), mask);
-  mine.state = State::kReady;  // goes on with its turn
-  for (const int other : Order(warpSize)) {
-    if ((mask >> other & 1) != 0 && first + other != current_) Ready(first + other);
+  Meeting& meeting = Join({name, mask, exchange, site});
+  meeting.here |= 1u << lane();
+  meeting.operands[lane()] = operand;
+  Thread& mine = *threads_[current_];
+  if (meeting.here != mask) {
+    mine.name = name;
+    mine.mask = mask;
+    return Wait(State::kAtExchange, site);
+  }
+  exchange(meeting.operands.data(), mask);
+  std::vector<Meeting>& meetings = meetings_[current_ / warpSize];
+  meetings.erase(meetings.begin() + (&meeting - meetings.data()));
+  const int first = current_ - lane();
+  uint32_t others = mask & ~(1u << lane());
+  while (others != 0) {
+    const int next = order_ == 1 ? 31 - std::countl_zero(others) : std::countr_zero(others);
+    others &= ~(1u << next);
+    Ready(first + next);
   }
 }
 

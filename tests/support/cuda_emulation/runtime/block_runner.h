@@ -54,24 +54,31 @@ class BlockRunner {
     Fiber fiber;
     State state = State::kReturned;
     Site site;
-    // of an exchange
-    const char* name = "";
+    const char* name = "";  // of an exchange, for messages
     uint32_t mask = 0;
-    void* operand = nullptr;
-    lockstep::cuda_emulation::Exchange exchange = nullptr;
     // copies in the background
     std::vector<Copy> copies;
     int copy_group = 0;
   };
 
-  void RunBlock(dim3 index);
+  // Lanes on their way to one exchange.
+  struct Meeting {
+    const char* name;
+    uint32_t mask;
+    lockstep::cuda_emulation::Exchange exchange;
+    Site site;
+    uint32_t here = 0;
+    std::array<void*, 32> operands = {};
+  };
+
   void StartThreads();
   void TakeTurn(int thread);
   int Next();
   void Ready(int thread);
   bool ReleaseBarrier();
   void Wait(State state, const Site& site);
-  bool Meets(const Thread& mine, const Thread& other) const;
+  Meeting& Join(const Meeting& mine);
+  uint32_t LanesOfWarp() const;
   std::string DescribeDeadlock() const;
   std::string Describe(int thread) const;
   std::vector<int> Order(int count);
@@ -83,6 +90,7 @@ class BlockRunner {
   int current_ = 0;
   std::deque<int> ready_;
   std::vector<std::unique_ptr<Thread>> threads_;
+  std::array<std::vector<Meeting>, 32> meetings_;  // by warp
   std::unique_ptr<char, void (*)(void*)> shared_{nullptr, nullptr};
   std::string failure_;
   uint64_t order_ = 0;

@@ -1,0 +1,214 @@
+#include "tests/gpu/step_kernels.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+#include "kernels/base/check.h"
+#include "model/llama/device_batch.h"
+#include "model/llama/uniform_batch.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr double kMinSeconds = 0.05;  // of a measurement
+// Copies of what is read once, so that together they are larger than any cache.
+constexpr int64_t kRotatedBytes = int64_t{512} << 20;
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+template <typename T>
+T Value(absl::StatusOr<T> value) {
+  LS_CHECK(value.ok()) << value.status();
+  return *std::move(value);
+}
+
+class KernelTimer {
+ public:
+  KernelTimer(Backend& backend, const ModelConfig& config, const StepSize& size,
+              const DeviceLimits& limits)
+      : backend_(backend), config_(config), size_(size), limits_(limits) {
+    const BatchLimits batch_limits{.max_batched_tokens = num_tokens(),
+                                   .max_num_seqs = size.num_seqs,
+                                   .max_model_len = size.context,
+                                   .block_size = size.block_size};
+    batch_ = Value(DeviceBatch::Allocate(backend, batch_limits));
+    batch_.CopyFrom(MakeUniformBatch({size.num_seqs, size.context, size.new_tokens, size.block_size,
+                                      config.vocab_size}),
+                    backend);
+    const int64_t widest = std::max<int64_t>({2 * config.intermediate_size, qkv_width(),
+                                              config.vocab_size * size.num_seqs / num_tokens()});
+    wide_ = Rows(widest, sizeof(float));
+    input_ = Rows(std::max(config.intermediate_size, config.hidden_size), sizeof(float));
+    hidden_ = Rows(config.hidden_size, sizeof(float));
+    weight_ = Value(backend.Allocate(config.hidden_size * int64_t{sizeof(float)}));
+    MakeCaches();
+  }
+
+  nlohmann::json Run() {
+    const int64_t layers = config_.num_layers;
+    const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
+    Time("RMSNorm", 2 * layers, hidden_bytes(4 + 4 + 4 + 2), 0, [&](int64_t) {
+      backend_.AddRmsNorm({hidden_.as<float>(), wide_.as<float>(), weight_.as<float>(), 1e-5f,
+                           num_tokens(), config_.hidden_size, input_.data()});
+    });
+    TimeLinear("qkv product", layers, qkv_width(), config_.hidden_size);
+    TimeRope(layers);
+    TimeAttention(layers, q_width);
+    TimeLinear("attention's output", layers, config_.hidden_size, q_width);
+    TimeLinear("gate and up product", layers, 2 * config_.intermediate_size, config_.hidden_size);
+    const auto gated = static_cast<double>(num_tokens() * config_.intermediate_size);
+    Time("SiLU", layers, gated * (8 + 2), 0, [&](int64_t) {
+      backend_.SiluMul(wide_.as<float>(), num_tokens(), config_.intermediate_size, input_.data());
+    });
+    TimeLinear("down product", layers, config_.hidden_size, config_.intermediate_size);
+    TimeLinear("LM head", 1, config_.vocab_size, config_.hidden_size, size_.num_seqs);
+    return {{"step", fmt::format("{} x {} tokens at context {}", size_.num_seqs, size_.new_tokens,
+                                 size_.context)},
+            {"kernels", kernels_}};
+  }
+
+ private:
+  int64_t num_tokens() const { return size_.num_seqs * size_.new_tokens; }
+  int64_t qkv_width() const {
+    return int64_t{config_.num_heads + 2 * config_.num_kv_heads} * config_.head_dim;
+  }
+  double hidden_bytes(int64_t per_element) const {
+    return static_cast<double>(num_tokens() * config_.hidden_size * per_element);
+  }
+  DeviceBuffer Rows(int64_t width, int64_t element_bytes) {
+    return Value(backend_.Allocate(num_tokens() * width * element_bytes));
+  }
+
+  void MakeCaches() {
+    const int64_t blocks =
+        size_.num_seqs * ((size_.context + size_.block_size - 1) / size_.block_size);
+    const int64_t half = blocks * config_.num_kv_heads * size_.block_size * config_.head_dim * 2;
+    const int64_t copies = std::clamp<int64_t>(kRotatedBytes / (2 * half), 1, 16);
+    for (int64_t i = 0; i < copies; ++i) {
+      caches_memory_.push_back(Value(backend_.Allocate(2 * half)));
+      std::byte* k = caches_memory_.back().as<std::byte>();
+      caches_.push_back({k, k + half, DType::kBF16, blocks, static_cast<int>(config_.num_kv_heads),
+                         size_.block_size, static_cast<int>(config_.head_dim)});
+    }
+  }
+
+  void TimeLinear(const std::string& name, int64_t times, int64_t out_features, int64_t in_features,
+                  std::optional<int64_t> num_rows = std::nullopt) {
+    const int64_t rows = num_rows.value_or(num_tokens());
+    const int64_t bytes = out_features * in_features * 2;
+    std::vector<std::unique_ptr<LinearWeight>> weights;
+    for (int64_t i = 0; i < std::clamp<int64_t>(kRotatedBytes / bytes, 2, 16); ++i) {
+      weights.push_back(Value(backend_.AllocateLinear(
+          {out_features, in_features, DType::kBF16, 1, Quantization::kNone})));
+    }
+    const auto moved = static_cast<double>(bytes + rows * (2 * in_features + 4 * out_features));
+    const double flops =
+        2.0 * static_cast<double>(rows) * static_cast<double>(out_features * in_features);
+    Time(name, times, moved, flops, [&](int64_t i) {
+      backend_.Linear(*weights[static_cast<size_t>(i) % weights.size()], input_.data(), rows,
+                      wide_.as<float>());
+    });
+  }
+
+  void TimeRope(int64_t times) {
+    const int64_t half = config_.head_dim / 2;
+    const DeviceBuffer table =
+        Value(backend_.Allocate(size_.context * half * int64_t{sizeof(float)}));
+    const int64_t heads = config_.num_heads + config_.num_kv_heads;
+    const double moved =
+        static_cast<double>(num_tokens() * config_.head_dim *
+                            (8 * heads + 4 * config_.num_kv_heads + 4 * config_.num_kv_heads + 4));
+    Time("RoPE, cache write", times, moved, 0, [&](int64_t i) {
+      backend_.RopeAndWriteKv({wide_.as<float>(), static_cast<int>(config_.num_heads),
+                               table.as<float>(), table.as<float>(), &batch_.index(), &Cache(i)});
+    });
+  }
+
+  void TimeAttention(int64_t times, int64_t q_width) {
+    const int64_t first = size_.context - size_.new_tokens;
+    const int64_t attended =
+        size_.num_seqs * (size_.new_tokens * first + size_.new_tokens * (size_.new_tokens + 1) / 2);
+    const double cache_bytes = 4.0 * static_cast<double>(size_.num_seqs * size_.context *
+                                                         config_.num_kv_heads * config_.head_dim);
+    const double moved = cache_bytes + static_cast<double>(num_tokens() * q_width * (4 + 2));
+    const double flops = 4.0 * static_cast<double>(attended * q_width);
+    const auto scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
+    Time("attention", times, moved, flops, [&](int64_t i) {
+      backend_.Attention({wide_.as<float>(), static_cast<int>(config_.num_heads), scale,
+                          &batch_.index(), &Cache(i), input_.data()});
+    });
+  }
+
+  const KvCacheView& Cache(int64_t i) const {
+    return caches_[static_cast<size_t>(i) % caches_.size()];
+  }
+
+  void Time(const std::string& name, int64_t times, double bytes, double flops,
+            const std::function<void(int64_t)>& kernel) {
+    for (int64_t i = 0; i < 3; ++i) kernel(i);
+    backend_.Synchronize();
+    int64_t repeats = 8;
+    double seconds = 0;
+    while (true) {
+      const double begin = Seconds();
+      for (int64_t i = 0; i < repeats; ++i) kernel(i);
+      backend_.Synchronize();
+      seconds = Seconds() - begin;
+      if (seconds > kMinSeconds) break;
+      repeats *= 4;
+    }
+    seconds /= static_cast<double>(repeats);
+    const double floor =
+        std::max(bytes / limits_.read_bytes_per_s, flops / limits_.bf16_flops_per_s);
+    kernels_.push_back({{"name", name},
+                        {"times", times},
+                        {"seconds", seconds},
+                        {"gb_per_s", 1e-9 * bytes / seconds},
+                        {"tflop_per_s", 1e-12 * flops / seconds},
+                        {"share_of_limit", floor / seconds}});
+  }
+
+  Backend& backend_;
+  const ModelConfig& config_;
+  const StepSize size_;
+  const DeviceLimits& limits_;
+  DeviceBatch batch_;
+  DeviceBuffer wide_;    // f32, the widest of what a step's kernels write
+  DeviceBuffer input_;   // of a product
+  DeviceBuffer hidden_;  // f32 [num_tokens, hidden]
+  DeviceBuffer weight_;
+  std::vector<DeviceBuffer> caches_memory_;
+  std::vector<KvCacheView> caches_;
+  nlohmann::json kernels_;
+};
+
+}  // namespace
+
+StepCost CostOfStep(const ModelConfig& config, int64_t num_tokens, int64_t attended,
+                    int64_t cached) {
+  const double head = static_cast<double>(config.vocab_size) * config.hidden_size;
+  const double embedding = config.tie_word_embeddings ? 0 : head;
+  const double matrices = config.num_parameters() - embedding - head;
+  const double layers = config.num_layers;
+  const double kv_width = static_cast<double>(config.num_kv_heads) * config.head_dim;
+  const double q_width = static_cast<double>(config.num_heads) * config.head_dim;
+  return {.bytes = 2 * matrices + 4 * kv_width * layers * static_cast<double>(cached),
+          .flops = 2 * matrices * static_cast<double>(num_tokens) +
+                   4 * q_width * layers * static_cast<double>(attended)};
+}
+
+nlohmann::json TimeKernels(Backend& backend, const ModelConfig& config, const StepSize& size,
+                           const DeviceLimits& limits) {
+  return KernelTimer(backend, config, size, limits).Run();
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,35 @@
+// The kernels of one step, each by itself: time, bytes and arithmetic beside the device's limits.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "model/model_config.h"
+#include "nlohmann/json.hpp"
+#include "tests/gpu/device_limits.h"
+
+namespace lockstep::bench {
+
+struct StepCost {
+  double bytes = 0;  // weights once, cache of every context once
+  double flops = 0;  // a multiply-add counts two
+};
+// bf16 weights and cache. attended: (token, position) pairs; cached: positions of all sequences.
+// The LM head, which is not part of Forward, is not counted.
+StepCost CostOfStep(const ModelConfig& config, int64_t num_tokens, int64_t attended,
+                    int64_t cached);
+
+struct StepSize {
+  int64_t num_seqs = 1;
+  int64_t context = 1;     // of each sequence
+  int64_t new_tokens = 1;  // of them, computed by this step
+  int block_size = 16;
+};
+
+// {"step", "kernels": [{"name", "times" (in the step), "seconds", "gb_per_s", "tflop_per_s",
+// "share_of_limit" (the larger of bytes over read bandwidth and flops over products' rate, over
+// seconds)}]}. Weights and caches rotate, so that nothing is found in the device's caches.
+nlohmann::json TimeKernels(Backend& backend, const ModelConfig& config, const StepSize& size,
+                           const DeviceLimits& limits);
+
+}  // namespace lockstep::bench

@@ -1,0 +1,110 @@
+// LlamaStage over the CUDA backend, on the emulation of CUDA: whole generations through its
+// kernels, products, copies and recorded steps.
+#include <algorithm>
+#include <cmath>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/model/llama/golden.h"
+#include "tests/model/llama/stage_driver.h"
+#include "tests/support/assets.h"
+
+namespace lockstep::testing {
+namespace {
+
+std::function<std::unique_ptr<Backend>()> CudaBackends(DType compute, bool deterministic = false) {
+  return [=]() -> std::unique_ptr<Backend> {
+    auto backend = cuda::CudaBackend::Create({.compute = compute, .deterministic = deterministic});
+    EXPECT_TRUE(backend.ok()) << backend.status();
+    return *std::move(backend);
+  };
+}
+
+class CudaStageTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const std::filesystem::path directory = SharedAssets() / "models" / GetParam();
+    SKIP_WITHOUT_ASSET(directory);
+    auto checkpoint = Checkpoint::Open(directory);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    checkpoint_ = *std::move(checkpoint);
+    for (GoldenCase& golden : ReadGolden(directory)) {
+      if (golden.prompt.size() > 80) continue;  // the emulation is no GPU
+      golden.greedy_tokens.resize(std::min<size_t>(golden.greedy_tokens.size(), 12));
+      requests_.push_back({golden.prompt, static_cast<int>(golden.greedy_tokens.size())});
+      cases_.push_back(std::move(golden));
+    }
+    ASSERT_FALSE(cases_.empty());
+  }
+
+  std::vector<Outcome> Run(const DriveOptions& options) {
+    auto outcomes = Drive(*checkpoint_, options, requests_);
+    EXPECT_TRUE(outcomes.ok()) << outcomes.status();
+    return *std::move(outcomes);
+  }
+
+  DriveOptions Options(DType compute, bool deterministic = false) const {
+    DriveOptions options;
+    options.make_backend = CudaBackends(compute, deterministic);
+    options.stage.weights =
+        compute == DType::kBF16 ? StageOptions::Weights::kBF16 : StageOptions::Weights::kF32;
+    options.stage.limits = {.max_batched_tokens = 96, .max_num_seqs = 4, .max_model_len = 160};
+    options.chunk = 50;
+    return options;
+  }
+
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::vector<GoldenCase> cases_;
+  std::vector<Request> requests_;
+};
+
+TEST_P(CudaStageTest, F32ComputesTheGoldenNumbers) {
+  const std::vector<Outcome> outcomes = Run(Options(DType::kF32));
+  for (size_t i = 0; i < cases_.size(); ++i) ExpectGolden(outcomes[i], cases_[i]);
+}
+
+// Euclidean distance over length, over all logits.
+double Distance(const std::vector<Outcome>& got, const std::vector<Outcome>& want) {
+  double difference = 0;
+  double length = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    // Only what both saw the same tokens before.
+    for (size_t t = 0; t < got[i].logits.size() - got[i].greedy.size(); ++t) {
+      for (size_t v = 0; v < got[i].logits[t].size(); ++v) {
+        difference += std::pow(got[i].logits[t][v] - want[i].logits[t][v], 2);
+        length += std::pow(want[i].logits[t][v], 2);
+      }
+    }
+  }
+  return std::sqrt(difference / length);
+}
+
+TEST_P(CudaStageTest, Bf16IsAsNearAsItsRounding) {
+  DriveOptions cpu = Options(DType::kBF16);
+  cpu.make_backend = CpuBackends(1);
+  EXPECT_LT(Distance(Run(Options(DType::kBF16)), Run(cpu)), 0.02);
+}
+
+// Chunks, batches and recorded steps do not change a bit.
+TEST_P(CudaStageTest, DeterministicTokensDependOnTheirSequenceAlone) {
+  const DriveOptions together = Options(DType::kBF16, /*deterministic=*/true);
+  const std::vector<Outcome> want = Run(together);
+  DriveOptions alone = together;
+  alone.chunk = 7;
+  alone.stage.limits.max_num_seqs = 1;
+  EXPECT_TRUE(SameBits(Run(alone), want));
+  DriveOptions staggered = together;
+  staggered.staggered = true;
+  staggered.block_seed = 9;
+  EXPECT_TRUE(SameBits(Run(staggered), want));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaStageTest, ::testing::Values("stories260K", "tiny-llama31"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,24 @@
+// Token ids, logits and log-probabilities of an independent implementation (golden.json).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+#include "tests/model/llama/stage_driver.h"
+
+namespace lockstep::testing {
+
+struct GoldenCase {
+  std::vector<int32_t> prompt;
+  std::vector<int32_t> greedy_tokens;
+  std::vector<float> last_prompt_logits;
+  std::vector<float> prompt_logprob_of_next;
+};
+
+std::vector<GoldenCase> ReadGolden(const std::filesystem::path& directory);
+
+// Within a thousandth.
+void ExpectGolden(const Outcome& outcome, const GoldenCase& golden);
+
+}  // namespace lockstep::testing
