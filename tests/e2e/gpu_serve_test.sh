@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# The server over the CUDA backend: a real GPU's, or the emulation's where the plugin given is that.
+#
+#   tests/e2e/gpu_serve_test.sh LOCKSTEP PLUGIN
+set -euo pipefail
+lockstep=${1:?usage: gpu_serve_test.sh LOCKSTEP PLUGIN}
+plugin=${2:?usage: gpu_serve_test.sh LOCKSTEP PLUGIN}
+model=${LOCKSTEP_SHARED:-$(dirname "$0")/../../../shared}/models/stories260K
+if [ ! -f "$model/model.safetensors" ]; then
+  echo "SKIPPED: no $model"
+  exit 77
+fi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+scratch=$(mktemp -d)
+server=""
+cleanup() {
+  if [ -n "$server" ]; then kill -INT "$server" 2>/dev/null && wait "$server" 2>/dev/null || true; fi
+  rm -rf "$scratch"
+}
+trap cleanup EXIT
+fail() {
+  echo "gpu_serve_test: $*" >&2
+  tail -n 30 "$scratch/log" >&2 || true
+  exit 1
+}
+await() { # event, how often it must have come
+  for _ in $(seq 600); do
+    if [ "$(grep -c "\"event\":\"$1\"" "$scratch/log")" -ge "${2:-1}" ]; then return; fi
+    kill -0 "$server" 2>/dev/null || fail "the server ended; no event $1"
+    sleep 0.1
+  done
+  fail "no event $1"
+}
+expect_text() {
+  timeout 120 "$lockstep" generate --server "$address" --quiet --temperature 0 --max-tokens 60 "Once upon a time" \
+    >"$scratch/text.$1" 2>>"$scratch/log" || fail "generate failed"
+  local length
+  length=$(($(stat -c %s "$scratch/text.$1") - 1))
+  [ "$length" -gt 120 ] || fail "the text is only $length bytes long"
+  cmp -n "$length" "$scratch/text.$1" "$model/expected_greedy_256.txt" || fail "the text is not the reference's"
+}
+refused() { # pattern, plugin, flags...: one line that says so
+  local pattern=$1 plugin=$2
+  shift 2
+  if LOCKSTEP_CUDA_PLUGIN=$plugin timeout 60 "$lockstep" serve "$model" --listen 127.0.0.1:0 --max-restarts 0 "$@" \
+    >"$scratch/log" 2>&1; then fail "serve $* did not fail"; fi
+  grep -qE -- "$pattern" "$scratch/log" || fail "the reason does not say '$pattern'"
+  echo "refused: $(grep -E -- "$pattern" "$scratch/log" | tail -1)"
+}
+
+refused "/nowhere.so" /nowhere.so --device cuda
+refused "8 and 4-bit weights" "$plugin" --device cuda --quantize int8
+
+LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$model" --device cuda --listen 127.0.0.1:0 --json --max-model-len 256 \
+  --max-num-seqs 4 --max-batched-tokens 64 --num-kv-blocks 64 >"$scratch/log" 2>&1 &
+server=$!
+await ready
+grep '"event":"ready"' "$scratch/log" | head -1
+address=$(sed -n 's/.*"event":"ready".*"address":"\([^"]*\)".*/\1/p' "$scratch/log" | head -1)
+grep -q '"backend":"cuda' "$scratch/log" || fail "the ranks do not say that they compute on a GPU"
+expect_text alone
+echo "a request alone: the reference's text"
+
+clients=()
+for i in 1 2 3 4 5 6; do
+  expect_text "$i" &
+  clients+=($!)
+done
+for client in "${clients[@]}"; do wait "$client" || fail "a request among others"; done
+echo "six requests at once: the reference's text each"
+
+rank=$(sed -n 's/.*"event":"rank_joined".*"pid":\([0-9]*\).*/\1/p' "$scratch/log" | head -1)
+kill -9 "$rank"
+await ready 2
+expect_text again
+echo "after kill -9 of the rank: the reference's text again"
+kill -INT "$server"
+wait "$server" || fail "the server did not stop cleanly"
+server=""
+echo "stopped cleanly"
