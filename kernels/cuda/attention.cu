@@ -18,6 +18,8 @@ constexpr int64_t kMaxSplitTokens = 4096;
 constexpr int kBlocksPerMultiprocessor = 2;
 constexpr int kPrefillRows = 128;  // to a block
 constexpr int kUsualGroup = 4;     // heads to a KV head; no more than a guess is needed
+// Rows times splits of chunks, beyond which the workspace outgrows 64 MiB of heads of 128.
+constexpr int64_t kMaxPartialRows = 128 * 1024;
 
 bool TokensAreSequences(const BatchIndex& batch) {
   return batch.max_query_len == 1 && batch.num_tokens == batch.num_seqs;
@@ -152,8 +154,10 @@ AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_m
   const int64_t blocks = std::max<int64_t>(row_tiles * num_kv_heads, 1);
   const int64_t most = std::max<int64_t>(context / kMinSplitTokens, 1);
   int64_t splits = SplitsToFill(blocks, slots, most);
-  if (!decode && blocks < 4 * slots) {
-    splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
+  if (!decode) {
+    const int64_t rows = std::max<int64_t>(batch.num_tokens * num_kv_heads * kUsualGroup, 1);
+    if (blocks < 4 * slots) splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
+    splits = std::clamp<int64_t>(kMaxPartialRows / rows, 1, splits);
   }
   return PlanOf(
       CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile,

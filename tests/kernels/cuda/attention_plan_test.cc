@@ -46,6 +46,14 @@ TEST(PlanAttention, LargePrefillsAreNotSplit) {
   EXPECT_EQ(PlanAttention(Batch(1, 8192, 8192), 8, 132, false).max_splits, 1);
 }
 
+TEST(PlanAttention, PartialResultsOfChunksStayWithin64MiB) {
+  for (const int64_t num_tokens : {16, 128, 512, 2048}) {
+    const BatchIndex batch = Batch(1, num_tokens, 131072);
+    const AttentionPlan plan = PlanAttention(batch, 8, 132, false);
+    EXPECT_LE(AttentionWorkspaceBytes(plan, num_tokens, 32, 128), 66 << 20);
+  }
+}
+
 TEST(PlanAttention, FixedSplitsDependOnNothing) {
   const int64_t split_tokens = PlanAttention(Batch(1, 1, 10), 8, 132, true).split_tokens;
   EXPECT_EQ(PlanAttention(Batch(50, 1, 70000), 8, 132, true).split_tokens, split_tokens);
