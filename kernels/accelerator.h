@@ -55,7 +55,8 @@ struct AcceleratorPlugin {
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file,
-// UNAVAILABLE when it cannot be opened (a library that it needs is not installed: named),
+// UNAVAILABLE without a driver, or when it cannot be opened (a library that it needs is not
+// installed: named),
 // FAILED_PRECONDITION when it was built for another version.
 absl::StatusOr<Accelerator*> OpenAccelerator(const std::filesystem::path& path = {});
 

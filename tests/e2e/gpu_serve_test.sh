@@ -71,7 +71,7 @@ echo "six requests at once: the reference's text each"
 
 rank=$(sed -n 's/.*"event":"rank_joined".*"pid":\([0-9]*\).*/\1/p' "$scratch/log" | head -1)
 kill -9 "$rank"
-await ready 2
+await ready_again
 expect_text again
 echo "after kill -9 of the rank: the reference's text again"
 kill -INT "$server"
