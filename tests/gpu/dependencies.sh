@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Collects, for a machine that has a GPU, CUDA, CMake and a compiler but no network, the libraries that tests/gpu/run.sh
+# builds against: Debian's packages, unpacked.
+#
+#   tests/gpu/dependencies.sh DIR        then, there: tests/gpu/run.sh --dependencies DIR
+set -euo pipefail
+directory=${1:?usage: dependencies.sh DIR}
+packages=(libabsl-dev libabsl20220623 nlohmann-json3-dev libgtest-dev libgmock-dev libcli11-dev libfmt-dev libfmt9
+  libpcre2-dev libpcre2-8-0)
+mkdir -p "$directory"
+directory=$(realpath "$directory")
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+chmod 755 "$scratch"
+(cd "$scratch" && apt-get -q download "${packages[@]}" && for package in *.deb; do dpkg -x "$package" "$directory"; done)
+rm -rf "$directory"/usr/share/doc
+du -sh "$directory"
