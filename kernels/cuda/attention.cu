@@ -13,12 +13,13 @@ namespace {
 
 constexpr int64_t kFixedSplitTokens = 1024;
 constexpr int64_t kMinSplitTokens = 256;  // below, merging costs as much as it saves
-// A block that walks more than this alone would be waited for by all others.
-constexpr int64_t kMaxSplitTokens = 4096;
+// Splits are no longer than this where rows are few: of a batch whose longest context is much
+// longer than the others, all multiprocessors are to share in the longest. Merging costs a percent.
+constexpr int64_t kMaxSplitTokens = 1024;
 constexpr int kBlocksPerMultiprocessor = 2;
 constexpr int kPrefillRows = 128;  // to a block
 constexpr int kUsualGroup = 4;     // heads to a KV head; no more than a guess is needed
-// Rows times splits of chunks, beyond which the workspace outgrows 64 MiB of heads of 128.
+// Rows times splits, beyond which the workspace outgrows 64 MiB of heads of 128.
 constexpr int64_t kMaxPartialRows = 128 * 1024;
 
 bool TokensAreSequences(const BatchIndex& batch) {
@@ -134,10 +135,12 @@ cudaError_t LaunchSplits(const AttentionParams& p, DType kv_dtype, bool decode,
   return LaunchMmaOfDim<128, 4>(p, decode, stream);
 }
 
-cudaError_t LaunchMerge(const AttentionParams& p, cudaStream_t stream) {
+template <int kElements>
+cudaError_t LaunchMerge(const AttentionParams& p, bool decode, cudaStream_t stream) {
   const int64_t rows = int64_t{p.num_tokens} * p.num_heads;
-  return Launch(AttentionMergeKernel, static_cast<unsigned>(CeilDiv<int64_t>(rows, kMergeWarps)),
-                kMergeWarps * kWarpSize, 0, stream, p);
+  const int64_t blocks = decode ? rows : CeilDiv<int64_t>(rows, kMergeWarps);
+  const auto kernel = decode ? MergeByBlocksKernel<kElements> : MergeByWarpsKernel<kElements>;
+  return Launch(kernel, static_cast<unsigned>(blocks), kMergeWarps * kWarpSize, 0, stream, p);
 }
 
 }  // namespace
@@ -154,11 +157,9 @@ AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_m
   const int64_t blocks = std::max<int64_t>(row_tiles * num_kv_heads, 1);
   const int64_t most = std::max<int64_t>(context / kMinSplitTokens, 1);
   int64_t splits = SplitsToFill(blocks, slots, most);
-  if (!decode) {
-    const int64_t rows = std::max<int64_t>(batch.num_tokens * num_kv_heads * kUsualGroup, 1);
-    if (blocks < 4 * slots) splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
-    splits = std::clamp<int64_t>(kMaxPartialRows / rows, 1, splits);
-  }
+  if (decode || blocks < 4 * slots) splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
+  const int64_t rows = std::max<int64_t>(batch.num_tokens * num_kv_heads * kUsualGroup, 1);
+  splits = std::clamp<int64_t>(kMaxPartialRows / rows, 1, splits);
   return PlanOf(
       CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile,
       context);
@@ -186,7 +187,10 @@ cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionP
   const bool decode = args.batch->max_query_len == 1;
   const cudaError_t error = LaunchSplits(p, args.cache->dtype, decode, stream);
   if (error != cudaSuccess || plan.max_splits == 1) return error;
-  return LaunchMerge(p, stream);
+  if (p.head_dim <= kMaxHeadDim / 2) {
+    return LaunchMerge<kMaxHeadDim / 2 / kWarpSize>(p, decode, stream);
+  }
+  return LaunchMerge<kMaxHeadDim / kWarpSize>(p, decode, stream);
 }
 
 }  // namespace lockstep::cuda

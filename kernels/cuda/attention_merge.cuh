@@ -1,64 +1,115 @@
-// The splits of a row become its result, in ascending order. One warp to a row; reads 4 (head_dim +
-// 2) bytes to a split and does a handful of operations with each: bound by memory, of which there
-// is little beside the keys and values that a split of at least 256 tokens stands for.
+// The splits of a row become its result.
+//
+// Splits s, s + 8, s + 16, ... are one chain; chains are added up each for itself, then one after
+// the other: an order that depends on the row's number of splits alone. For the few rows of a
+// decode every chain has a warp, so that nobody waits for 32 reads in turn; the many rows of a
+// chunk have a warp each. Reads 4 (head_dim + 2) bytes to a split and does a handful of operations
+// with each: bound by memory, of which there is little beside the keys and values that a split of
+// at least 256 tokens stands for, and by latency where there are few rows.
 #pragma once
 
 #include "kernels/cuda/attention_params.cuh"
 
 namespace lockstep::cuda {
 
-constexpr int kMergeWarps = 4;  // rows to a block
+constexpr int kMergeChains = 8;
+constexpr int kMergeWarps = kMergeChains;  // to a block
 constexpr int kMaxHeadDim = 256;
 
-__device__ inline float MaxOfSplits(const float2* stats, int splits) {
+// Sums of weights and of weighted values; a lane holds elements lane, lane + 32, ...
+template <int kElements>
+struct MergedSplits {
+  float sum = 0.0f;
+  float values[kElements] = {};
+
+  // The splits of one chain, with weights relative to `max`.
+  __device__ MergedSplits(const AttentionParams& p, int64_t row, int splits, int chain, float max) {
+    const float2* stats = p.partial_stats + row * p.max_splits;
+    const float* partial = p.partial_values + row * p.max_splits * p.head_dim;
+#pragma unroll 4
+    for (int s = chain; s < splits; s += kMergeChains) {
+      const float2 stat = stats[s];
+      const float weight = exp2f(stat.x - max);
+      sum = fmaf(stat.y, weight, sum);
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        const int d = e * kWarpSize + static_cast<int>(threadIdx.x) % kWarpSize;
+        if (d < p.head_dim) values[e] = fmaf(partial[s * p.head_dim + d], weight, values[e]);
+      }
+    }
+  }
+
+  __device__ void Add(const MergedSplits& other) {
+    sum += other.sum;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) values[e] += other.values[e];
+  }
+
+  __device__ void Write(const AttentionParams& p, int64_t row) const {
+    const RowResult result(p, static_cast<int>(row / p.num_heads),
+                           static_cast<int>(row % p.num_heads), 0, true);
+    const float scale = result.Scale(sum);
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      const int d = e * kWarpSize + static_cast<int>(threadIdx.x) % kWarpSize;
+      if (d < p.head_dim) result.Write(d, values[e] * scale);
+    }
+  }
+};
+
+// How many splits a row has left partial results of, 0 when there is nothing to merge.
+__device__ inline int SplitsToMerge(const AttentionParams& p, int64_t row) {
+  const auto token = static_cast<int>(row / p.num_heads);
+  if (token >= p.num_tokens) return 0;
+  const int splits = SplitsAt(p, p.positions[token]);
+  if (splits == 1) return 0;  // written by the split itself
+  return p.context_lens[SequenceOfToken(p, token)] == 0 ? 0 : splits;
+}
+
+__device__ inline float MaxOfSplits(const AttentionParams& p, int64_t row, int splits) {
+  const float2* stats = p.partial_stats + row * p.max_splits;
   float max = -INFINITY;
   for (int s = threadIdx.x % kWarpSize; s < splits; s += kWarpSize) max = fmaxf(max, stats[s].x);
   return WarpMax(max);
 }
 
-// An instantiation per number of elements that a lane holds: elements lane, lane + 32, ...
+// A warp to a row.
 template <int kElements>
-__device__ void MergeRow(const AttentionParams& p, int64_t row, int splits) {
-  const int lane = threadIdx.x % kWarpSize;
-  const float2* stats = p.partial_stats + row * p.max_splits;
-  const float* partial = p.partial_values + row * p.max_splits * p.head_dim;
-  const float max = MaxOfSplits(stats, splits);
-  float sum = 0.0f;
-  float values[kElements] = {};
-#pragma unroll 4
-  for (int s = 0; s < splits; ++s) {
-    const float2 stat = stats[s];
-    const float weight = exp2f(stat.x - max);
-    sum = fmaf(stat.y, weight, sum);
+__global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByWarpsKernel(AttentionParams p) {
+  const int64_t row = int64_t{blockIdx.x} * kMergeWarps + threadIdx.x / kWarpSize;
+  const int splits = SplitsToMerge(p, row);
+  if (splits == 0) return;
+  const float max = MaxOfSplits(p, row, splits);
+  MergedSplits<kElements> merged(p, row, splits, 0, max);
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      const int d = e * kWarpSize + lane;
-      if (d < p.head_dim) values[e] = fmaf(partial[s * p.head_dim + d], weight, values[e]);
-    }
+  for (int chain = 1; chain < kMergeChains; ++chain) {
+    merged.Add(MergedSplits<kElements>(p, row, splits, chain, max));
   }
-  const int heads = p.num_heads;
-  const RowResult result(p, static_cast<int>(row / heads), static_cast<int>(row % heads), 0, true);
-  const float scale = result.Scale(sum);
-#pragma unroll
-  for (int e = 0; e < kElements; ++e) {
-    const int d = e * kWarpSize + lane;
-    if (d < p.head_dim) result.Write(d, values[e] * scale);
-  }
+  merged.Write(p, row);
 }
 
-static __global__ void __launch_bounds__(kMergeWarps* kWarpSize)
-    AttentionMergeKernel(AttentionParams p) {
-  const int64_t row = int64_t{blockIdx.x} * kMergeWarps + threadIdx.x / kWarpSize;
-  const int token = static_cast<int>(row / p.num_heads);
-  if (token >= p.num_tokens) return;
-  const int splits = SplitsAt(p, p.positions[token]);
-  if (splits == 1) return;  // written by the split itself
-  if (p.context_lens[SequenceOfToken(p, token)] == 0) return;
-  if (p.head_dim <= kMaxHeadDim / 2) {
-    MergeRow<kMaxHeadDim / 2 / kWarpSize>(p, row, splits);
-  } else {
-    MergeRow<kMaxHeadDim / kWarpSize>(p, row, splits);
+// A block to a row.
+template <int kElements>
+__global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByBlocksKernel(AttentionParams p) {
+  __shared__ float of_chain[kMergeChains][kElements + 1][kWarpSize];
+  const int64_t row = blockIdx.x;
+  const int splits = SplitsToMerge(p, row);
+  if (splits == 0) return;
+  const int chain = threadIdx.x / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  MergedSplits<kElements> merged(p, row, splits, chain, MaxOfSplits(p, row, splits));
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) of_chain[chain][e][lane] = merged.values[e];
+  of_chain[chain][kElements][lane] = merged.sum;
+  __syncthreads();
+  if (chain != 0) return;
+#pragma unroll
+  for (int other = 1; other < kMergeChains; ++other) {
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) merged.values[e] += of_chain[other][e][lane];
+    merged.sum += of_chain[other][kElements][lane];
   }
+  merged.Write(p, row);
 }
 
 }  // namespace lockstep::cuda

@@ -38,19 +38,24 @@ TEST(PlanAttention, OneLongDecodeFillsTheMultiprocessors) {
   EXPECT_LE(plan.max_splits * 8, 4 * 132);
 }
 
-TEST(PlanAttention, ManyDecodesAreNotSplit) {
-  EXPECT_EQ(PlanAttention(Batch(64, 1, 4096), 8, 132, false).max_splits, 1);
+TEST(PlanAttention, ManyShortDecodesAreNotSplit) {
+  EXPECT_EQ(PlanAttention(Batch(64, 1, 1024), 8, 132, false).max_splits, 1);
+}
+
+TEST(PlanAttention, OneLongDecodeAmongManyIsShared) {
+  EXPECT_GE(PlanAttention(Batch(64, 1, 32768), 8, 132, false).max_splits * 8, 132);
 }
 
 TEST(PlanAttention, LargePrefillsAreNotSplit) {
   EXPECT_EQ(PlanAttention(Batch(1, 8192, 8192), 8, 132, false).max_splits, 1);
 }
 
-TEST(PlanAttention, PartialResultsOfChunksStayWithin64MiB) {
+TEST(PlanAttention, PartialResultsStayWithinTheirBound) {
   for (const int64_t num_tokens : {16, 128, 512, 2048}) {
-    const BatchIndex batch = Batch(1, num_tokens, 131072);
-    const AttentionPlan plan = PlanAttention(batch, 8, 132, false);
-    EXPECT_LE(AttentionWorkspaceBytes(plan, num_tokens, 32, 128), 66 << 20);
+    for (const BatchIndex& batch : {Batch(1, num_tokens, 131072), Batch(num_tokens, 1, 131072)}) {
+      const AttentionPlan plan = PlanAttention(batch, 8, 132, false);
+      EXPECT_LE(AttentionWorkspaceBytes(plan, num_tokens, 32, 128), 66 << 20);
+    }
   }
 }
 

@@ -82,6 +82,11 @@ TEST_P(CudaAttention, IsNearItsTwinForChunksOfEveryLength) {
   }
 }
 
+TEST_P(CudaAttention, IsNearItsTwinInManySplits) {
+  ExpectTwin({4, 2, 16, 16, GetParam()}, {{1100, 1}, {64, 1}}, {64, 128});
+  ExpectTwin({4, 2, 16, 16, GetParam()}, {{1100, 3}, {64, 2}}, {64, 128});
+}
+
 TEST_P(CudaAttention, Bf16OutputIsTheRoundedOne) {
   for (const int64_t split_tokens : {64, 1024}) {
     const PagedWorld world = Ready({4, 2, 40, 4, GetParam()}, kMixed);
@@ -99,7 +104,7 @@ TEST_P(CudaAttention, TokensDoNotDependOnTheirBatch) {
   for (const PagedShape& shape :
        {PagedShape{4, 2, 16, 4, GetParam()}, PagedShape{13, 1, 64, 16, GetParam()},
         PagedShape{20, 1, 128, 3, GetParam()}}) {
-    const PagedWorld world = Ready(shape, {{5, 1}, {0, 9}, {120, 7}, {127, 1}, {200, 1}});
+    const PagedWorld world = Ready(shape, {{5, 1}, {0, 9}, {120, 7}, {127, 1}, {700, 2}});
     const AttentionOnDevice device(world);
     for (const int64_t split_tokens : {64, 192, 1024}) {
       const Options options = {.plan = {split_tokens, 0}};
