@@ -240,23 +240,24 @@ class SpeedProbe {
 };
 
 // Between ranks as stages of a pipeline.
-absl::StatusOr<LinkSpeeds> MeasurePipeline(const MpiSession& session) {
+absl::StatusOr<LinkSpeeds> MeasurePipeline(const MpiSession& session, Backend& backend) {
   ASSIGN_OR_RETURN(const ProcessGrid stages, ProcessGrid::Create(1, session.world_size()));
   ASSIGN_OR_RETURN(RankGroups groups, MakeMpiGroups(session, stages));
-  return MeasureLinks(groups);
+  return MeasureLinks(groups, backend);
 }
 
 }  // namespace
 
 absl::StatusOr<plan::RankSpeed> MeasureRankSpeed(const MpiSession& session,
                                                  const SpeedProbeOptions& options) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend({}));
   LinkSpeeds pipeline;
   if (session.world_size() > 1) {
-    ASSIGN_OR_RETURN(pipeline, MeasurePipeline(session));
+    ASSIGN_OR_RETURN(pipeline, MeasurePipeline(session, *backend));
   }
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(session.world_size(), 1));
   ASSIGN_OR_RETURN(RankGroups groups, MakeMpiGroups(session, grid));
-  ASSIGN_OR_RETURN(const LinkSpeeds all_reduce, MeasureLinks(groups));
+  ASSIGN_OR_RETURN(const LinkSpeeds all_reduce, MeasureLinks(groups, *backend));
   return SpeedProbe(options, grid, session.rank(), groups).Run(all_reduce, pipeline);
 }
 

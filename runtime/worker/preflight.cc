@@ -83,67 +83,81 @@ absl::Status CheckMemory(std::span<const RankFacts> facts) {
   return absl::OkStatus();
 }
 
-// Seconds of a round in the best of three batches, after warming up: a rank's own share of a round
-// says little, because ranks wait for each other in turns, and batches that the machine disturbed
-// say little about the link. Everybody of the group does the same rounds.
-template <typename Round>
-absl::StatusOr<double> TimeRounds(int num_rounds, const Round& round) {
-  for (int i = 0; i < kWarmUps; ++i) RETURN_IF_ERROR(round());
-  double best = std::numeric_limits<double>::infinity();
-  for (int batch = 0; batch < kBatches; ++batch) {
-    const absl::Time begin = absl::Now();
-    for (int i = 0; i < num_rounds; ++i) RETURN_IF_ERROR(round());
-    best = std::min(best, absl::ToDoubleSeconds(absl::Now() - begin) / num_rounds);
-  }
-  return best;
-}
-
 double BytesPerSecond(double seconds) {
   constexpr double kBytes = static_cast<double>(kLargeFloats * sizeof(float));
   return kBytes / std::max(seconds, 1e-9);
 }
 
-absl::StatusOr<LinkSpeed> MeasureAllReduce(Communicator& group, std::vector<float>& buffer) {
-  std::fill(buffer.begin(), buffer.end(), 0.0f);
-  ASSIGN_OR_RETURN(const double small, TimeRounds(kSmallRounds, [&] {
-                     return group.AllReduceSum(buffer.data(), kSmallFloats);
-                   }));
-  ASSIGN_OR_RETURN(const double large, TimeRounds(kLargeRounds, [&] {
-                     return group.AllReduceSum(buffer.data(), kLargeFloats);
-                   }));
-  return LinkSpeed{absl::Seconds(small), BytesPerSecond(large)};
-}
+class LinkTimer {
+ public:
+  LinkTimer(Backend& backend, DeviceBuffer memory)
+      : backend_(backend), memory_(std::move(memory)) {}
 
-// To a peer that echoes: there and back, or there and a short answer.
-absl::StatusOr<LinkSpeed> MeasureSending(Communicator& group, int peer,
-                                         std::vector<float>& buffer) {
-  int64_t token = 0;
-  const auto round = [&](int64_t bytes) -> absl::Status {
-    RETURN_IF_ERROR(group.Send(peer, buffer.data(), bytes));
-    return group.Recv(peer, &token, sizeof(token));
-  };
-  ASSIGN_OR_RETURN(const double small,
-                   TimeRounds(kSmallRounds, [&] { return round(sizeof(token)); }));
-  ASSIGN_OR_RETURN(const double large, TimeRounds(kLargeRounds, [&] {
-                     return round(kLargeFloats * static_cast<int64_t>(sizeof(float)));
-                   }));
-  // On a busy machine the small message may take longer than the large one.
-  return LinkSpeed{absl::Seconds(small / 2),
-                   BytesPerSecond(std::max(large - small / 2, large / 2))};
-}
+  absl::StatusOr<LinkSpeed> AllReduce(Communicator& group) const {
+    ASSIGN_OR_RETURN(const double small, TimeRounds(kSmallRounds, [&] {
+                       return group.AllReduceSum(buffer(), kSmallFloats);
+                     }));
+    ASSIGN_OR_RETURN(const double large, TimeRounds(kLargeRounds, [&] {
+                       return group.AllReduceSum(buffer(), kLargeFloats);
+                     }));
+    return LinkSpeed{absl::Seconds(small), BytesPerSecond(large)};
+  }
 
-absl::Status Echo(Communicator& group, int peer, std::vector<float>& buffer) {
-  const auto answer = [&](int num_rounds, int64_t bytes) -> absl::Status {
-    int64_t token = 0;
-    for (int i = 0; i < kWarmUps + kBatches * num_rounds; ++i) {
-      RETURN_IF_ERROR(group.Recv(peer, buffer.data(), bytes));
-      RETURN_IF_ERROR(group.Send(peer, &token, sizeof(token)));
+  // To a peer that echoes: there and back, or there and a short answer.
+  absl::StatusOr<LinkSpeed> Sending(Communicator& group, int peer) const {
+    const auto round = [&](int64_t bytes) -> absl::Status {
+      RETURN_IF_ERROR(group.Send(peer, buffer(), bytes));
+      return group.Recv(peer, answer(), kAnswerBytes);
+    };
+    ASSIGN_OR_RETURN(const double small,
+                     TimeRounds(kSmallRounds, [&] { return round(kAnswerBytes); }));
+    ASSIGN_OR_RETURN(const double large,
+                     TimeRounds(kLargeRounds, [&] { return round(kLargeBytes); }));
+    // On a busy machine the small message may take longer than the large one.
+    return LinkSpeed{absl::Seconds(small / 2),
+                     BytesPerSecond(std::max(large - small / 2, large / 2))};
+  }
+
+  absl::Status Echo(Communicator& group, int peer) const {
+    const auto answer_all = [&](int num_rounds, int64_t bytes) -> absl::Status {
+      for (int i = 0; i < kWarmUps + kBatches * num_rounds; ++i) {
+        RETURN_IF_ERROR(group.Recv(peer, buffer(), bytes));
+        RETURN_IF_ERROR(group.Send(peer, answer(), kAnswerBytes));
+      }
+      backend_.Synchronize();
+      return absl::OkStatus();
+    };
+    RETURN_IF_ERROR(answer_all(kSmallRounds, kAnswerBytes));
+    return answer_all(kLargeRounds, kLargeBytes);
+  }
+
+  static constexpr int64_t kAnswerBytes = sizeof(int64_t);
+  static constexpr int64_t kLargeBytes = kLargeFloats * int64_t{sizeof(float)};
+
+ private:
+  float* buffer() const { return memory_.as<float>(); }
+  void* answer() const { return memory_.as<std::byte>() + kLargeBytes; }
+
+  // Seconds of a round in the best of three batches, after warming up: a rank's own share of a
+  // round says little, because ranks wait for each other in turns, and batches that the machine
+  // disturbed say little about the link. Everybody of the group does the same rounds.
+  template <typename Round>
+  absl::StatusOr<double> TimeRounds(int num_rounds, const Round& round) const {
+    for (int i = 0; i < kWarmUps; ++i) RETURN_IF_ERROR(round());
+    double best = std::numeric_limits<double>::infinity();
+    for (int batch = 0; batch < kBatches; ++batch) {
+      backend_.Synchronize();
+      const absl::Time begin = absl::Now();
+      for (int i = 0; i < num_rounds; ++i) RETURN_IF_ERROR(round());
+      backend_.Synchronize();
+      best = std::min(best, absl::ToDoubleSeconds(absl::Now() - begin) / num_rounds);
     }
-    return absl::OkStatus();
-  };
-  RETURN_IF_ERROR(answer(kSmallRounds, sizeof(int64_t)));
-  return answer(kLargeRounds, kLargeFloats * static_cast<int64_t>(sizeof(float)));
-}
+    return best;
+  }
+
+  Backend& backend_;
+  const DeviceBuffer memory_;  // zeros: what is sent, and room for an answer
+};
 
 }  // namespace
 
@@ -184,17 +198,19 @@ absl::Status CheckFacts(const ProcessGrid& grid, std::span<const RankFacts> fact
   return CheckMemory(facts);
 }
 
-absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups) {
-  std::vector<float> buffer(kLargeFloats);
+absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups, Backend& backend) {
+  ASSIGN_OR_RETURN(DeviceBuffer memory,
+                   backend.Allocate(LinkTimer::kLargeBytes + LinkTimer::kAnswerBytes));
+  const LinkTimer timer(backend, std::move(memory));
   LinkSpeeds speeds;
   if (groups.tp->size() > 1) {
-    ASSIGN_OR_RETURN(speeds.tp, MeasureAllReduce(*groups.tp, buffer));
+    ASSIGN_OR_RETURN(speeds.tp, timer.AllReduce(*groups.tp));
   }
   // One border between stages after the other, from the first on.
   const int stage = groups.pp->rank();
-  if (stage > 0) RETURN_IF_ERROR(Echo(*groups.pp, stage - 1, buffer));
+  if (stage > 0) RETURN_IF_ERROR(timer.Echo(*groups.pp, stage - 1));
   if (stage + 1 < groups.pp->size()) {
-    ASSIGN_OR_RETURN(speeds.next_stage, MeasureSending(*groups.pp, stage + 1, buffer));
+    ASSIGN_OR_RETURN(speeds.next_stage, timer.Sending(*groups.pp, stage + 1));
   }
   return speeds;
 }

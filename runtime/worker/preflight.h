@@ -2,7 +2,7 @@
 // and model, that each has its memory, that tensor parallel groups lie inside nodes, and that their
 // links work, and how fast.
 //
-// Busy thread only; collective over the grid. Buffers are host memory.
+// Busy thread only; collective over the grid.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/backend.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
 
@@ -50,7 +51,8 @@ struct LinkSpeeds {
   std::optional<LinkSpeed> next_stage;  // nothing on the last stage
 };
 
-// Takes milliseconds, and some tens of them over a slow network. Errors as Communicator's.
-absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups);
+// Of groups that exchange memory of backend. Takes milliseconds, and some tens of them over a slow
+// network. Errors as Communicator's, and RESOURCE_EXHAUSTED.
+absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups, Backend& backend);
 
 }  // namespace lockstep

@@ -29,7 +29,7 @@ if [ -n "$dependencies" ]; then
   options+=("-DCMAKE_PREFIX_PATH=$dependencies/usr" "-DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu")
   export LD_LIBRARY_PATH=$dependencies/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   export PKG_CONFIG_PATH=$dependencies/usr/lib/x86_64-linux-gnu/pkgconfig
-  export CPATH=$dependencies/usr/include LIBRARY_PATH=$dependencies/usr/lib/x86_64-linux-gnu
+  export LIBRARY_PATH=$dependencies/usr/lib/x86_64-linux-gnu
 fi
 build=build/gpu
 mkdir -p build

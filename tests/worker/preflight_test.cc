@@ -87,7 +87,8 @@ TEST(PreflightTest, EveryLinkIsMeasured) {
     SCOPED_TRACE(absl::StrCat(tp, " x ", pp));
     const ProcessGrid grid = *ProcessGrid::Create(tp, pp);
     testing::RunRanks(tp, pp, [&](int rank, RankGroups& groups) {
-      const auto speeds = MeasureLinks(groups);
+      const auto backend = MakeReferenceBackend();
+      const auto speeds = MeasureLinks(groups, *backend);
       if (!speeds.ok()) return speeds.status();
       EXPECT_EQ(speeds->tp.has_value(), grid.tp() > 1);
       EXPECT_EQ(speeds->next_stage.has_value(), grid.stage_of(rank) + 1 < grid.pp());
