@@ -145,6 +145,22 @@ cudaError_t Engine::AwaitDevice(std::unique_lock<std::mutex>& lock, int device) 
   return error();
 }
 
+bool Engine::AdvanceDevice(int device) {
+  bool busy = false;
+  const std::vector<std::shared_ptr<CUstream_st>> streams = streams_;
+  for (const std::shared_ptr<CUstream_st>& stream : streams) {
+    if (stream->device != device || stream->queue.empty()) continue;
+    busy = true;
+    AdvanceTowards(*stream);
+  }
+  return busy;
+}
+
+void Engine::NotifyChange() {
+  ++num_changes_;
+  changed_.notify_all();
+}
+
 cudaError_t Engine::AwaitCondition(std::unique_lock<std::mutex>& lock, const char* what,
                                    const std::function<bool()>& done) {
   using std::chrono::steady_clock;

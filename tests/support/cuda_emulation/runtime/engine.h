@@ -76,6 +76,10 @@ class Engine {
   bool AdvanceTowards(CUstream_st& stream);
   cudaError_t Await(std::unique_lock<std::mutex>& lock, CUstream_st& stream, int64_t ticket);
   cudaError_t AwaitDevice(std::unique_lock<std::mutex>& lock, int device);
+  // False when the device's streams are empty; otherwise their work goes on as far as it can.
+  bool AdvanceDevice(int device);
+  // Something that work may wait for has changed.
+  void NotifyChange();
   // For waits of other kinds: until done() or nothing advances any more.
   cudaError_t AwaitCondition(std::unique_lock<std::mutex>& lock, const char* what,
                              const std::function<bool()>& done);

@@ -1,0 +1,333 @@
+#include <nccl.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/cuda_emulation/runtime/device_memory.h"
+#include "tests/support/cuda_emulation/runtime/engine.h"
+#include "tests/support/cuda_emulation/runtime/nccl_clique.h"
+
+namespace lockstep::cuda_emulation {
+namespace {
+struct Batch;
+}
+}  // namespace lockstep::cuda_emulation
+
+struct ncclComm {
+  std::shared_ptr<lockstep::cuda_emulation::Clique> clique;
+  int rank = 0;
+  int device = 0;
+  bool blocking = true;
+  ncclResult_t state = ncclSuccess;
+  std::string last_error;
+  std::function<ncclResult_t()> pending;  // launched when it is asked how the call went
+  // Held by all work of this communicator, queued or in graphs; tells it of an abort.
+  std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
+};
+
+namespace lockstep::cuda_emulation {
+namespace {
+
+struct Batch {
+  ncclComm* comm;
+  cudaStream_t stream;
+  std::vector<Operation> operations;
+};
+
+thread_local int group_depth = 0;
+thread_local std::vector<Batch> grouped;
+
+struct Registry {
+  int next_id = 1;
+  std::map<int, std::shared_ptr<Clique>> cliques;
+};
+Registry& TheRegistry() {
+  static auto* registry = new Registry;
+  return *registry;
+}
+
+// All operations of a group start together and end together.
+Work MakeBatchWork(const std::shared_ptr<Clique>& clique, int rank,
+                   const std::vector<Operation>& operations, std::shared_ptr<bool> aborted) {
+  std::vector<std::shared_ptr<Clique::Part>> parts;
+  for (const Operation& operation : operations) {
+    parts.push_back(std::make_shared<Clique::Part>(Clique::Part{operation}));
+  }
+  return [=, started = false]() mutable {
+    if (*aborted) return true;
+    for (size_t i = 0; i < parts.size() && !started; ++i) {
+      const std::string bad = clique->Arrive(rank, parts[i]);
+      if (bad.empty()) continue;
+      TheEngine().Fail(bad);
+      return true;
+    }
+    started = true;
+    for (const auto& part : parts) {
+      if (!part->done) return false;
+    }
+    return true;
+  };
+}
+
+ncclResult_t LaunchBatch(const Batch& batch) {
+  std::shared_ptr<CUstream_st> stream;
+  if (TheEngine().Find(batch.stream, &stream) != cudaSuccess) return ncclUnhandledCudaError;
+  ncclComm& comm = *batch.comm;
+  const MakeWork make = [clique = comm.clique, rank = comm.rank, aborted = comm.aborted,
+                         operations = batch.operations] {
+    return MakeBatchWork(clique, rank, operations, aborted);
+  };
+  return TheEngine().Issue(*stream, make) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+
+ncclResult_t Refuse(ncclComm* comm, ncclResult_t result, const std::string& why) {
+  std::fprintf(stderr, "CUDA emulation: NCCL: %s\n", why.c_str());
+  if (comm != nullptr) comm->last_error = why;
+  return result;
+}
+
+ncclResult_t CheckOperation(ncclComm* comm, const Operation& operation) {
+  if (comm == nullptr || *comm->aborted) return ncclInvalidArgument;
+  if (comm->state == ncclInProgress) {
+    return Refuse(comm, ncclInvalidUsage, "a call before the one before it was launched");
+  }
+  if (operation.peer >= comm->clique->num_ranks || operation.peer == comm->rank) {
+    return Refuse(comm, ncclInvalidArgument, absl::StrCat("no peer ", operation.peer));
+  }
+  const size_t bytes = operation.bytes();
+  const bool gathers = operation.kind == Operation::Kind::kAllGather;
+  const size_t to_bytes = gathers ? bytes * comm->clique->num_ranks : bytes;
+  const bool reads = operation.kind != Operation::Kind::kRecv;
+  const bool writes = operation.kind != Operation::Kind::kSend;
+  if ((bytes > 0 && reads && !TheDeviceMemory().Holds(operation.from, bytes)) ||
+      (bytes > 0 && writes && !TheDeviceMemory().Holds(operation.to, to_bytes))) {
+    return Refuse(comm, ncclInvalidArgument, "a buffer not within the device's memory");
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t LaunchAll(const std::vector<Batch>& batches) {
+  for (const Batch& batch : batches) {
+    const ncclResult_t result = LaunchBatch(batch);
+    if (result != ncclSuccess) return result;
+  }
+  return ncclSuccess;
+}
+
+// At once, or when it is asked how it went.
+ncclResult_t Start(std::vector<Batch> batches) {
+  if (batches.empty()) return ncclSuccess;
+  ncclComm* comm = batches.front().comm;
+  if (comm->blocking) return LaunchAll(batches);
+  for (const Batch& batch : batches) batch.comm->state = ncclInProgress;
+  comm->pending = [batches = std::move(batches)] {
+    const ncclResult_t result = LaunchAll(batches);
+    for (const Batch& batch : batches) batch.comm->state = result;
+    return result;
+  };
+  return ncclInProgress;
+}
+
+ncclResult_t Enqueue(ncclComm* comm, cudaStream_t stream, const Operation& operation) {
+  const std::lock_guard lock(TheEngine().mutex());
+  if (TheEngine().error() != cudaSuccess) return ncclUnhandledCudaError;
+  const ncclResult_t result = CheckOperation(comm, operation);
+  if (result != ncclSuccess) return result;
+  if (group_depth == 0) return Start({{comm, stream, {operation}}});
+  for (Batch& batch : grouped) {
+    if (batch.comm != comm || batch.stream != stream) continue;
+    batch.operations.push_back(operation);
+    return ncclSuccess;
+  }
+  grouped.push_back({comm, stream, {operation}});
+  return ncclSuccess;
+}
+
+// What a peer's end looks like.
+ncclResult_t PeersState(const ncclComm& comm) {
+  for (int rank = 0; rank < comm.clique->num_ranks; ++rank) {
+    if (rank != comm.rank && comm.clique->aborted[rank]) return ncclRemoteError;
+  }
+  return ncclSuccess;
+}
+
+bool AllJoined(const ncclComm& comm) { return comm.clique->num_joined == comm.clique->num_ranks; }
+
+}  // namespace
+}  // namespace lockstep::cuda_emulation
+
+using namespace lockstep::cuda_emulation;
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error";
+    case ncclSystemError:
+      return "unhandled system error";
+    case ncclInternalError:
+      return "internal error";
+    case ncclInvalidArgument:
+      return "invalid argument";
+    case ncclInvalidUsage:
+      return "invalid usage";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+  }
+  return "unknown result code";
+}
+const char* ncclGetLastError(ncclComm_t comm) {
+  return comm == nullptr ? "" : comm->last_error.c_str();
+}
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  const std::lock_guard lock(TheEngine().mutex());
+  const int number = TheRegistry().next_id++;
+  std::memset(id, 0, sizeof(*id));
+  std::memcpy(id->internal, &number, sizeof(number));
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  return ncclCommInitRankConfig(comm, num_ranks, id, rank, &config);
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
+  std::unique_lock lock(TheEngine().mutex());
+  int number = 0;
+  std::memcpy(&number, id.internal, sizeof(number));
+  if (rank < 0 || rank >= num_ranks || config->magic != 0xcafebeef || number <= 0 ||
+      number >= TheRegistry().next_id) {
+    return Refuse(nullptr, ncclInvalidArgument, "a communicator of wrong arguments");
+  }
+  std::shared_ptr<Clique>& clique = TheRegistry().cliques[number];
+  if (clique == nullptr) clique = std::make_shared<Clique>(num_ranks);
+  if (clique->num_ranks != num_ranks || clique->joined[rank]) {
+    return Refuse(nullptr, ncclInvalidUsage, absl::StrCat("rank ", rank, " twice"));
+  }
+  *comm = new ncclComm;
+  (*comm)->clique = clique;
+  (*comm)->rank = rank;
+  (*comm)->device = CurrentDevice();
+  (*comm)->blocking = config->blocking != 0;
+  clique->joined[rank] = true;
+  ++clique->num_joined;
+  if ((*comm)->blocking) {
+    const cudaError_t error = TheEngine().AwaitCondition(lock, "the ranks of a communicator",
+                                                         [&] { return AllJoined(**comm); });
+    return error == cudaSuccess ? ncclSuccess : ncclSystemError;
+  }
+  (*comm)->state = ncclInProgress;
+  (*comm)->pending = [joining = *comm] {
+    return AllJoined(*joining) ? ncclSuccess : ncclInProgress;
+  };
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  const std::lock_guard lock(TheEngine().mutex());
+  if (comm == nullptr || error == nullptr) return ncclInvalidArgument;
+  if (comm->pending) {
+    const ncclResult_t result = comm->pending();
+    if (result != ncclInProgress) {
+      comm->pending = nullptr;
+      comm->state = result;
+    }
+  }
+  const ncclResult_t peers = PeersState(*comm);
+  *error = peers != ncclSuccess ? peers : comm->state;
+  return ncclSuccess;
+}
+
+// Waits, as the real one, for what the communicator has under way; the peers' parts included.
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  std::unique_lock lock(TheEngine().mutex());
+  if (comm == nullptr || *comm->aborted) return ncclInvalidArgument;
+  if (comm->state == ncclInProgress) {
+    return Refuse(comm, ncclInvalidUsage, "finalized before the last call was launched");
+  }
+  if (comm->blocking) {
+    const cudaError_t error = TheEngine().AwaitDevice(lock, comm->device);
+    return error == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+  }
+  comm->state = ncclInProgress;
+  comm->pending = [device = comm->device] {
+    return TheEngine().AdvanceDevice(device) ? ncclInProgress : ncclSuccess;
+  };
+  return ncclInProgress;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  std::unique_lock lock(TheEngine().mutex());
+  if (comm == nullptr) return ncclInvalidArgument;
+  TheEngine().AwaitDevice(lock, comm->device);
+  if (comm->aborted.use_count() > 1 && TheEngine().error() == cudaSuccess) {
+    TheEngine().Fail("NCCL: a communicator is destroyed while graphs still refer to it");
+  }
+  delete comm;
+  return ncclSuccess;
+}
+
+// In the real one a thread of its own waits for graphs that refer to it.
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  const std::lock_guard lock(TheEngine().mutex());
+  if (comm == nullptr) return ncclInvalidArgument;
+  *comm->aborted = true;
+  comm->clique->aborted[comm->rank] = true;
+  TheEngine().NotifyChange();
+  delete comm;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  *count = comm->clique->num_ranks;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  *rank = comm->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
+  *device = comm->device;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  if (op != ncclSum || (type != ncclFloat32 && type != ncclInt32)) {
+    return Refuse(comm, ncclInvalidArgument, "only sums of f32 and int32 are emulated");
+  }
+  return Enqueue(comm, stream, {Operation::Kind::kAllReduce, from, to, count, type, -1});
+}
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return Enqueue(comm, stream, {Operation::Kind::kAllGather, from, to, count, type, -1});
+}
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  return Enqueue(comm, stream, {Operation::Kind::kSend, from, nullptr, count, type, peer});
+}
+ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return Enqueue(comm, stream, {Operation::Kind::kRecv, nullptr, to, count, type, peer});
+}
+
+ncclResult_t ncclGroupStart() {
+  ++group_depth;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  const std::lock_guard lock(TheEngine().mutex());
+  if (group_depth == 0) return ncclInvalidUsage;
+  if (--group_depth > 0) return ncclSuccess;
+  return Start(std::exchange(grouped, {}));
+}
