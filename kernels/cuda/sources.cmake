@@ -9,6 +9,9 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/step_recorder.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/stored_rows.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_communicator.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_group.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/tree_sum_kernel.cu
   # of the program's, in the plugin once more
   ${PROJECT_SOURCE_DIR}/kernels/cpu/linear_shape.cc
   ${PROJECT_SOURCE_DIR}/parallel/self_communicator.cc)

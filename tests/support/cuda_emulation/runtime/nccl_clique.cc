@@ -78,6 +78,8 @@ size_t BytesOf(ncclDataType_t type) {
 size_t Operation::bytes() const { return count * BytesOf(type); }
 
 std::string Clique::Arrive(int rank, const std::shared_ptr<Part>& part) {
+  // Nothing is completed that a rank which is gone had a part in: its memory may be gone, too.
+  if (std::find(aborted.begin(), aborted.end(), true) != aborted.end()) return "";
   return part->operation.collective() ? ArriveAtCollective(rank, part)
                                       : ArriveAtMessage(rank, part);
 }

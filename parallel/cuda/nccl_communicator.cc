@@ -1,0 +1,234 @@
+#include "parallel/cuda/nccl_communicator.h"
+
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+#include "parallel/cuda/nccl_group.h"
+#include "parallel/cuda/tree_sum_kernel.h"
+
+namespace lockstep::cuda {
+namespace {
+
+using std::chrono::steady_clock;
+
+struct DeviceDeleter {
+  void operator()(void* memory) const { cudaFree(memory); }
+};
+template <typename T>
+using DeviceArray = std::unique_ptr<T[], DeviceDeleter>;
+
+template <typename T>
+absl::StatusOr<DeviceArray<T>> AllocateOnDevice(int64_t count, const char* what) {
+  void* memory = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory, static_cast<size_t>(count) * sizeof(T)), what));
+  return DeviceArray<T>(static_cast<T*>(memory));
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::unique_ptr<NcclGroup> group, cudaStream_t stream,
+                   const NcclOptions& options)
+      : stream_(stream), options_(options), group_(std::move(group)) {}
+  ~NcclCommunicator() override;
+  // Memory, and a first exchange by every algorithm.
+  absl::Status Start();
+
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  absl::Status AllReduceSum(float* data, int64_t count) override;
+  absl::Status AllGather(const void* mine, int64_t bytes, void* all) override;
+  absl::Status Send(int peer, const void* data, int64_t bytes) override;
+  absl::Status Recv(int peer, void* data, int64_t bytes) override;
+  bool Probe(int peer) override;
+  absl::Status Barrier() override;
+  void Abort() override { group_->End("the group was aborted"); }
+
+ private:
+  absl::Status Reduce(float* data, int64_t count);
+  absl::Status GatherAndSum(float* data, int64_t count);
+  absl::Status CheckPeer(int peer) const;
+  absl::Status ConnectAlgorithms();
+  absl::Status ConnectNeighbours();
+
+  const cudaStream_t stream_;
+  const NcclOptions options_;
+  DeviceArray<float> workspace_;  // [size, chunk] of deterministic sums
+  DeviceArray<float> token_;      // [2], of Barrier
+  cudaEvent_t arrived_ = nullptr;
+  std::unique_ptr<NcclGroup> group_;  // left first: its work uses the memory above
+};
+
+NcclCommunicator::~NcclCommunicator() {
+  if (options_.forget_graphs != nullptr) options_.forget_graphs();
+  group_.reset();
+  if (arrived_ != nullptr) cudaEventDestroy(arrived_);
+}
+
+absl::Status NcclCommunicator::Start() {
+  if (options_.deterministic) {
+    ASSIGN_OR_RETURN(workspace_, AllocateOnDevice<float>(
+                                     options_.workspace_bytes / static_cast<int64_t>(sizeof(float)),
+                                     "the workspace of deterministic sums"));
+  }
+  ASSIGN_OR_RETURN(token_, AllocateOnDevice<float>(2, "memory of a barrier"));
+  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(token_.get(), 0, 2 * sizeof(float), stream_),
+                             "memory of a barrier"));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming), "an event"));
+  RETURN_IF_ERROR(ConnectAlgorithms());
+  RETURN_IF_ERROR(ConnectNeighbours());
+  return Barrier();
+}
+
+// NCCL takes another algorithm for other sizes (NCCL User Guide, NCCL_RUNTIME_CONNECT).
+absl::Status NcclCommunicator::ConnectAlgorithms() {
+  const int64_t count = options_.connect_bytes / static_cast<int64_t>(sizeof(float));
+  ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
+                   AllocateOnDevice<float>(std::max<int64_t>(count, size()), "a first exchange"));
+  RETURN_IF_ERROR(CudaStatus(
+      cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(count) * sizeof(float), stream_),
+      "a first exchange"));
+  for (int64_t reduced = 1; reduced <= count; reduced *= 16) {
+    RETURN_IF_ERROR(AllReduceSum(scratch.get(), reduced));
+    const int64_t gathered = std::max<int64_t>(reduced / size(), 1);
+    RETURN_IF_ERROR(AllGather(scratch.get() + rank() * gathered,
+                              gathered * static_cast<int64_t>(sizeof(float)), scratch.get()));
+  }
+  return Barrier();  // before the memory goes
+}
+
+// Those between which pipelines send: each to the next, the last to the first.
+absl::Status NcclCommunicator::ConnectNeighbours() {
+  const int next = (rank() + 1) % size();
+  const int previous = (rank() + size() - 1) % size();
+  return group_->Launch({"a first message"}, options_.patience, [&](ncclComm_t comm) {
+    ncclGroupStart();
+    const ncclResult_t sent = ncclSend(token_.get(), 1, ncclFloat32, next, comm, stream_);
+    const ncclResult_t received =
+        ncclRecv(token_.get() + 1, 1, ncclFloat32, previous, comm, stream_);
+    const ncclResult_t ended = ncclGroupEnd();
+    if (sent != ncclSuccess) return sent;
+    return received != ncclSuccess ? received : ended;
+  });
+}
+
+absl::Status NcclCommunicator::AllReduceSum(float* data, int64_t count) {
+  if (count == 0) return group_->Health();
+  return options_.deterministic ? GatherAndSum(data, count) : Reduce(data, count);
+}
+
+absl::Status NcclCommunicator::Reduce(float* data, int64_t count) {
+  const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
+  return group_->Launch({"all-reduce", bytes}, options_.patience, [&](ncclComm_t comm) {
+    return ncclAllReduce(data, data, static_cast<size_t>(count), ncclFloat32, ncclSum, comm,
+                         stream_);
+  });
+}
+
+absl::Status NcclCommunicator::GatherAndSum(float* data, int64_t count) {
+  const int64_t chunk = options_.workspace_bytes / static_cast<int64_t>(sizeof(float)) / size();
+  LS_CHECK(chunk > 0) << "a workspace of " << options_.workspace_bytes << " bytes";
+  for (int64_t begin = 0; begin < count; begin += chunk) {
+    const int64_t length = std::min(chunk, count - begin);
+    RETURN_IF_ERROR(
+        AllGather(data + begin, length * static_cast<int64_t>(sizeof(float)), workspace_.get()));
+    RETURN_IF_ERROR(
+        CudaStatus(LaunchTreeSum(workspace_.get(), size(), length, data + begin, stream_),
+                   "adding up what ranks have gathered"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::AllGather(const void* mine, int64_t bytes, void* all) {
+  if (bytes == 0) return group_->Health();
+  return group_->Launch({"all-gather", bytes}, options_.patience, [&](ncclComm_t comm) {
+    return ncclAllGather(mine, all, static_cast<size_t>(bytes), ncclInt8, comm, stream_);
+  });
+}
+
+absl::Status NcclCommunicator::CheckPeer(int peer) const {
+  if (peer >= 0 && peer < size() && peer != rank()) return absl::OkStatus();
+  return absl::InternalError(absl::StrFormat("rank %d of %d has no peer %d", rank(), size(), peer));
+}
+
+absl::Status NcclCommunicator::Send(int peer, const void* data, int64_t bytes) {
+  RETURN_IF_ERROR(CheckPeer(peer));
+  if (bytes == 0) return group_->Health();
+  return group_->Launch({"send", bytes, peer}, options_.patience, [&](ncclComm_t comm) {
+    return ncclSend(data, static_cast<size_t>(bytes), ncclInt8, peer, comm, stream_);
+  });
+}
+
+absl::Status NcclCommunicator::Recv(int peer, void* data, int64_t bytes) {
+  RETURN_IF_ERROR(CheckPeer(peer));
+  if (bytes == 0) return group_->Health();
+  return group_->Launch({"receive", bytes, peer}, options_.patience, [&](ncclComm_t comm) {
+    return ncclRecv(data, static_cast<size_t>(bytes), ncclInt8, peer, comm, stream_);
+  });
+}
+
+bool NcclCommunicator::Probe(int) {
+  LS_CHECK(false) << "groups of devices are not probed";
+  return false;
+}
+
+absl::Status NcclCommunicator::Barrier() {
+  RETURN_IF_ERROR(Reduce(token_.get(), 1));
+  RETURN_IF_ERROR(CudaStatus(cudaEventRecord(arrived_, stream_), "a barrier"));
+  const auto deadline = steady_clock::now() + options_.patience;
+  cudaError_t reached = cudaEventQuery(arrived_);
+  while (reached == cudaErrorNotReady) {
+    RETURN_IF_ERROR(group_->Health());
+    if (steady_clock::now() > deadline) {
+      group_->End(absl::StrCat("a barrier was not reached by all within ",
+                               options_.patience.count(), " ms"));
+      return group_->Health();
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    reached = cudaEventQuery(arrived_);
+  }
+  RETURN_IF_ERROR(CudaStatus(reached, "a barrier"));
+  return group_->Health();
+}
+
+// Rank 0's id, or why it has none.
+absl::StatusOr<ncclUniqueId> ShareId(Communicator& bootstrap) {
+  struct Message {
+    int32_t result = ncclSuccess;
+    ncclUniqueId id = {};
+  };
+  Message mine;
+  if (bootstrap.rank() == 0) mine.result = ncclGetUniqueId(&mine.id);
+  std::vector<Message> all(static_cast<size_t>(bootstrap.size()));
+  RETURN_IF_ERROR(bootstrap.AllGather(&mine, sizeof(mine), all.data()));
+  if (all[0].result != ncclSuccess) {
+    return absl::UnavailableError(absl::StrCat(
+        "NCCL cannot start: ", ncclGetErrorString(static_cast<ncclResult_t>(all[0].result))));
+  }
+  return all[0].id;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
+                                                                   cudaStream_t stream,
+                                                                   const NcclOptions& options) {
+  ASSIGN_OR_RETURN(const ncclUniqueId id, ShareId(bootstrap));
+  ASSIGN_OR_RETURN(std::unique_ptr<NcclGroup> group,
+                   NcclGroup::Join(id, bootstrap.rank(), bootstrap.size(), options.start_patience));
+  auto communicator = std::make_unique<NcclCommunicator>(std::move(group), stream, options);
+  RETURN_IF_ERROR(communicator->Start());
+  return communicator;
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,46 @@
+// The body of Communicator over NCCL: ranks exchange what lies on their devices.
+//
+// Every call but Barrier is work of one stream: it returns when it is launched, and takes its turn
+// among that stream's kernels. Data must be on the device. When a group ends (a peer is gone,
+// Abort) its kernels return at once with undefined results: who has waited for the stream makes one
+// more call of the group before it believes them. UNAVAILABLE names rank and operation.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "parallel/communicator.h"
+
+namespace lockstep::cuda {
+
+struct NcclOptions {
+  // AllReduceSum adds in the fixed tree of neighbours (parallel/communicator.h), by gathering all
+  // parts: (size - 1) / 2 times the traffic of a ring's all-reduce. Otherwise NCCL chooses the
+  // order: the same bits on every rank, but others for other sizes and topologies.
+  bool deterministic = false;
+  int64_t workspace_bytes = int64_t{64} << 20;  // where deterministic sums gather; cut into chunks
+  // Sizes up to this are exchanged once at the start: NCCL connects an algorithm at its first use.
+  int64_t connect_bytes = int64_t{32} << 20;
+  std::chrono::milliseconds start_patience{300000};  // until all ranks have come
+  std::chrono::milliseconds patience{60000};         // of launches and of Barrier
+  // Called before the group is left: forgets graphs that hold its work, for which NCCL would wait
+  // for ever.
+  std::function<void()> forget_graphs;
+};
+
+// The group of `bootstrap`, whose ranks all call it, each with its device current; `bootstrap`
+// hands round the group's id and is not kept. The stream must outlive the result.
+//
+// Of its calls: Barrier waits on the host and may not be part of a captured graph; Probe is never
+// called (who receives on a device knows what comes); a receive of another size than its send waits
+// for ever, or until Abort.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
+                                                                   cudaStream_t stream,
+                                                                   const NcclOptions& options);
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,134 @@
+#include "parallel/cuda/nccl_group.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep::cuda {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kFarewell{10000};
+constexpr milliseconds kWatchInterval{50};
+
+// Between two questions: short while an answer is likely, long when a peer is awaited.
+void Pause(steady_clock::duration waited) {
+  if (waited < std::chrono::microseconds(200)) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(std::clamp<steady_clock::duration>(
+        waited / 8, std::chrono::microseconds(50), milliseconds(5)));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& id, int rank,
+                                                           int size, milliseconds patience) {
+  std::unique_ptr<NcclGroup> group(new NcclGroup(rank, size));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  {
+    std::unique_lock lock(group->mutex_);
+    group->operation_ = {"joining the group"};
+    const ncclResult_t result = ncclCommInitRankConfig(&group->comm_, size, id, rank, &config);
+    RETURN_IF_ERROR(group->Settle(lock, result, patience));
+  }
+  group->watcher_ = std::thread([group = group.get()] { group->Watch(); });
+  return group;
+}
+
+NcclGroup::~NcclGroup() {
+  std::unique_lock lock(mutex_);
+  is_leaving_ = true;
+  leaving_changed_.notify_all();
+  if (comm_ != nullptr) {
+    operation_ = {"leaving the group"};
+    // What fails ends the group, which is what is wanted.
+    if (Settle(lock, ncclCommFinalize(comm_), kFarewell).ok()) ncclCommDestroy(comm_);
+    comm_ = nullptr;
+  }
+  lock.unlock();
+  if (watcher_.joinable()) watcher_.join();
+}
+
+absl::Status NcclGroup::Launch(const Operation& operation, milliseconds patience,
+                               absl::FunctionRef<ncclResult_t(ncclComm_t)> call) {
+  std::unique_lock lock(mutex_);
+  if (!health_.ok()) return health_;
+  operation_ = operation;
+  return Settle(lock, call(comm_), patience);
+}
+
+// The result of a call, once it is known.
+absl::Status NcclGroup::Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
+                               milliseconds patience) {
+  const auto began = steady_clock::now();
+  is_settling_ = true;
+  while (result == ncclInProgress && health_.ok()) {
+    const auto waited = steady_clock::now() - began;
+    if (waited > patience) {
+      return EndLocked(
+          absl::StrFormat("not begun after %d ms: are all ranks alive?", patience.count()));
+    }
+    lock.unlock();
+    Pause(waited);
+    lock.lock();
+    if (health_.ok()) {
+      const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
+      if (asked != ncclSuccess) result = asked;
+    }
+  }
+  is_settling_ = false;
+  if (!health_.ok() || result == ncclSuccess) return health_;
+  return EndLocked(ncclGetErrorString(result));
+}
+
+std::string NcclGroup::Describe(const Operation& operation) const {
+  std::string text = absl::StrFormat("rank %d of %d: %s", rank_, size_, operation.name);
+  if (operation.bytes > 0) absl::StrAppend(&text, " of ", operation.bytes, " bytes");
+  if (operation.peer >= 0) absl::StrAppend(&text, ", peer ", operation.peer);
+  return text;
+}
+
+absl::Status NcclGroup::EndLocked(const std::string& why) {
+  is_settling_ = false;
+  if (!health_.ok()) return health_;
+  const char* told = comm_ == nullptr ? "" : ncclGetLastError(comm_);
+  const bool has_more = told != nullptr && *told != '\0';
+  health_ = absl::UnavailableError(
+      absl::StrCat(Describe(operation_), ": ", why, has_more ? ": " : "", has_more ? told : ""));
+  if (comm_ != nullptr) ncclCommAbort(comm_);
+  comm_ = nullptr;
+  return health_;
+}
+
+void NcclGroup::End(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  EndLocked(why).IgnoreError();
+}
+
+absl::Status NcclGroup::Health() {
+  std::lock_guard lock(mutex_);
+  return health_;
+}
+
+void NcclGroup::Watch() {
+  std::unique_lock lock(mutex_);
+  while (!leaving_changed_.wait_for(lock, kWatchInterval,
+                                    [&] { return is_leaving_ || !health_.ok(); })) {
+    if (is_settling_) continue;
+    ncclResult_t error = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
+    if (asked != ncclSuccess) error = asked;
+    if (error != ncclSuccess && error != ncclInProgress) {
+      EndLocked(ncclGetErrorString(error)).IgnoreError();
+    }
+  }
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,79 @@
+// NcclGroup: one rank's handle of an NCCL communicator, which any thread may end.
+//
+// The communicator is a non-blocking one (ncclConfig_t::blocking = 0): no call of NCCL waits for a
+// peer, so one lock guards the handle, and what takes long is asked for again and again with the
+// lock given back in between. A thread of the group's own asks for errors that show while nobody
+// calls (a network that fails under a kernel that waits for it) and ends the group, upon which its
+// kernels return. Cost of this mode: since NCCL 2.22 every launch outside a CUDA graph is made by a
+// thread that NCCL starts for it; steps that replay a graph do not pay it.
+// Source: NCCL User Guide, "Fault Tolerance", "Thread Safety".
+#pragma once
+
+#include <nccl.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace lockstep::cuda {
+
+class NcclGroup {
+ public:
+  // What is asked of the group, for messages.
+  struct Operation {
+    const char* name = "";
+    int64_t bytes = 0;
+    int peer = -1;  // of sends and receives
+  };
+
+  // Every rank of the group calls it, with its device current. UNAVAILABLE when the others have not
+  // come within `patience`.
+  static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(const ncclUniqueId& id, int rank, int size,
+                                                         std::chrono::milliseconds patience);
+  // Waits for what is under way, `kFarewell` at most. No graph may hold work of the group any more:
+  // NCCL would wait for it.
+  ~NcclGroup();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Makes the call and waits until it is launched (not until it is done). UNAVAILABLE, naming rank
+  // and operation, when it fails, when it is not launched within `patience` or when the group has
+  // ended; the group is then dead.
+  absl::Status Launch(const Operation& operation, std::chrono::milliseconds patience,
+                      absl::FunctionRef<ncclResult_t(ncclComm_t)> call);
+
+  // Any thread. The first reason stays. Kernels that run return, their results being undefined.
+  void End(const std::string& why);
+  // OK, or what ended the group.
+  absl::Status Health();
+
+ private:
+  NcclGroup(int rank, int size) : rank_(rank), size_(size) {}
+  absl::Status Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
+                      std::chrono::milliseconds patience);
+  absl::Status EndLocked(const std::string& why);
+  std::string Describe(const Operation& operation) const;
+  void Watch();
+
+  const int rank_;
+  const int size_;
+  std::mutex mutex_;  // guards all that follows
+  std::condition_variable leaving_changed_;
+  ncclComm_t comm_ = nullptr;  // null once the group has ended
+  absl::Status health_;
+  Operation operation_;       // the last one
+  bool is_settling_ = false;  // somebody asks already
+  bool is_leaving_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,327 @@
+// The communicator over NCCL, its ranks being threads with an emulated device each.
+#include "parallel/cuda/nccl_communicator.h"
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <atomic>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_status.h"
+#include "tests/parallel/collective_checks.h"
+#include "tests/parallel/run_ranks.h"
+#include "tests/support/cuda_emulation/emulation.h"
+
+namespace lockstep::testing {
+namespace {
+
+using cuda::CudaStatus;
+using cuda::MakeNcclCommunicator;
+using cuda::NcclOptions;
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Stream {
+ public:
+  Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
+  ~Stream() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// A copy on the device of what the host gives to a communicator's call.
+class OnDevice {
+ public:
+  OnDevice(const void* host, int64_t bytes, cudaStream_t stream) : bytes_(bytes), stream_(stream) {
+    if (bytes == 0) return;
+    EXPECT_EQ(cudaMalloc(&memory_, static_cast<size_t>(bytes)), cudaSuccess);
+    if (host != nullptr) Copy(memory_, host, cudaMemcpyHostToDevice);
+  }
+  ~OnDevice() { cudaFree(memory_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+  void ReadTo(void* host) const {
+    if (bytes_ > 0) Copy(host, memory_, cudaMemcpyDeviceToHost);
+  }
+
+ private:
+  void Copy(void* to, const void* from, cudaMemcpyKind kind) const {
+    EXPECT_EQ(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes_), kind, stream_), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  }
+
+  void* memory_ = nullptr;
+  int64_t bytes_;
+  cudaStream_t stream_;
+};
+
+// Takes host memory, so that what every body must do can be asked of this one, too.
+class FromHost final : public Communicator {
+ public:
+  FromHost(Communicator& device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  int rank() const override { return device_.rank(); }
+  int size() const override { return device_.size(); }
+  absl::Status AllReduceSum(float* data, int64_t count) override {
+    const OnDevice copy(data, count * 4, stream_);
+    RETURN_IF_ERROR(device_.AllReduceSum(copy.as<float>(), count));
+    copy.ReadTo(data);
+    return absl::OkStatus();
+  }
+  absl::Status AllGather(const void* mine, int64_t bytes, void* all) override {
+    const OnDevice given(mine, bytes, stream_);
+    const OnDevice gathered(all, bytes * size(), stream_);
+    auto* slot = static_cast<std::byte*>(all) + rank() * bytes;
+    const void* from =
+        mine == slot ? gathered.as<std::byte>() + rank() * bytes : given.as<std::byte>();
+    RETURN_IF_ERROR(device_.AllGather(from, bytes, gathered.as<void>()));
+    gathered.ReadTo(all);
+    return absl::OkStatus();
+  }
+  absl::Status Send(int peer, const void* data, int64_t bytes) override {
+    const OnDevice copy(data, bytes, stream_);
+    return device_.Send(peer, copy.as<void>(), bytes);
+  }
+  absl::Status Recv(int peer, void* data, int64_t bytes) override {
+    const OnDevice copy(nullptr, bytes, stream_);
+    RETURN_IF_ERROR(device_.Recv(peer, copy.as<void>(), bytes));
+    copy.ReadTo(data);
+    return absl::OkStatus();
+  }
+  bool Probe(int peer) override { return device_.Probe(peer); }
+  absl::Status Barrier() override { return device_.Barrier(); }
+  void Abort() override { device_.Abort(); }
+
+ private:
+  Communicator& device_;
+  cudaStream_t stream_;
+};
+
+NcclOptions SmallOptions() {
+  NcclOptions options;
+  options.workspace_bytes = 10000;  // sums of 100,000 numbers are cut into chunks
+  options.connect_bytes = 4096;
+  return options;
+}
+
+using RankMain = std::function<absl::Status(int rank, Communicator& host)>;
+
+// A device to each, as cudaFree waits for all work of a device.
+void RunDevices(int num_ranks, const RankMain& rank_main) {
+  cuda_emulation::SetDevice({.num_devices = num_ranks});
+  RunRanks(num_ranks, /*pp=*/1, [&](int rank, RankGroups& groups) -> absl::Status {
+    RETURN_IF_ERROR(CudaStatus(cudaSetDevice(rank), "choosing a device"));
+    return rank_main(rank, *groups.tp);
+  });
+  EXPECT_EQ(cuda_emulation::TakeFailure(), "");
+}
+
+class NcclCommunicatorTest : public ::testing::TestWithParam<int> {
+ protected:
+  // body gets the group over NCCL, as given and as seen from the host.
+  void OnEveryRank(const NcclOptions& options,
+                   const std::function<absl::Status(Communicator& group, Communicator& from_host,
+                                                    cudaStream_t stream)>& body) {
+    RunDevices(GetParam(), [&](int, Communicator& host) -> absl::Status {
+      const Stream stream;
+      ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                       MakeNcclCommunicator(host, stream.get(), options));
+      FromHost from_host(*group, stream.get());
+      const absl::Status status = body(*group, from_host, stream.get());
+      if (!status.ok()) group->Abort();
+      return status;
+    });
+  }
+};
+
+TEST_P(NcclCommunicatorTest, DeterministicSumsAreTheTreeOfNeighboursToTheBit) {
+  NcclOptions options = SmallOptions();
+  options.deterministic = true;
+  OnEveryRank(options, [](Communicator&, Communicator& group, cudaStream_t) -> absl::Status {
+    for (const int64_t count : kCounts) RETURN_IF_ERROR(CheckAllReduce(group, count));
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(NcclCommunicatorTest, SumsAddEveryRanksNumbers) {
+  OnEveryRank(SmallOptions(), [](Communicator&, Communicator& group, cudaStream_t) -> absl::Status {
+    for (const int64_t count : kCounts) {
+      std::vector<float> data(static_cast<size_t>(count));
+      for (int64_t i = 0; i < count; ++i)
+        data[i] = static_cast<float>((group.rank() + 1) * (i % 9));
+      RETURN_IF_ERROR(group.AllReduceSum(data.data(), count));
+      const int all = group.size() * (group.size() + 1) / 2;
+      for (int64_t i = 0; i < count; ++i) {
+        if (data[i] != static_cast<float>(all * (i % 9))) return Mismatch(group, "all-reduce", i);
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(NcclCommunicatorTest, AllGatherConcatenates) {
+  OnEveryRank(SmallOptions(), [](Communicator&, Communicator& group, cudaStream_t) -> absl::Status {
+    for (const int64_t count : kCounts) {
+      for (const bool in_place : {false, true}) {
+        RETURN_IF_ERROR(CheckAllGather(group, count, in_place));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(NcclCommunicatorTest, MessagesArriveInOrder) {
+  OnEveryRank(SmallOptions(), [](Communicator&, Communicator& group, cudaStream_t) -> absl::Status {
+    for (const int64_t count : kCounts) RETURN_IF_ERROR(CheckMessagesInOrder(group, count));
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(NcclCommunicatorTest, NobodyLeavesABarrierBeforeAllHaveCome) {
+  std::atomic<int> num_arrived{0};
+  OnEveryRank(SmallOptions(),
+              [&](Communicator& group, Communicator&, cudaStream_t) -> absl::Status {
+                for (int round = 1; round <= 5; ++round) {
+                  ++num_arrived;
+                  RETURN_IF_ERROR(group.Barrier());
+                  if (num_arrived < round * group.size()) return Mismatch(group, "barrier", round);
+                  RETURN_IF_ERROR(group.Barrier());
+                }
+                return absl::OkStatus();
+              });
+}
+
+// Launches wait for their turn among the stream's work, inside graphs, too.
+TEST_P(NcclCommunicatorTest, GraphsReplayCollectives) {
+  for (const bool deterministic : {false, true}) {
+    NcclOptions options = SmallOptions();
+    options.deterministic = deterministic;
+    OnEveryRank(options, [](Communicator& group, Communicator&, cudaStream_t stream) {
+      const std::vector<float> ones(8, 1.0f);
+      const OnDevice data(ones.data(), 32, stream);
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+      const absl::Status status = group.AllReduceSum(data.as<float>(), 8);
+      EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+      EXPECT_EQ(cudaGraphInstantiate(&exec, graph), cudaSuccess);
+      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      for (int i = 0; i < 2; ++i) EXPECT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      std::vector<float> sums(8);
+      data.ReadTo(sums.data());
+      EXPECT_THAT(sums, ::testing::Each(static_cast<float>(group.size() * group.size())));
+      EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+      return status;
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclCommunicatorTest, ::testing::Values(2, 3, 4, 7, 8));
+
+TEST(NcclEndTest, GraphsAreForgottenBeforeTheGroupIsLeft) {
+  RunDevices(2, [&](int, Communicator& host) -> absl::Status {
+    const Stream stream;
+    cudaGraphExec_t exec = nullptr;
+    NcclOptions options = SmallOptions();
+    options.forget_graphs = [&] { EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess); };
+    ASSIGN_OR_RETURN(std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    const OnDevice data(nullptr, 32, stream.get());
+    cudaGraph_t graph = nullptr;
+    RETURN_IF_ERROR(
+        CudaStatus(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "1"));
+    RETURN_IF_ERROR(group->AllReduceSum(data.as<float>(), 8));
+    RETURN_IF_ERROR(CudaStatus(cudaStreamEndCapture(stream.get(), &graph), "2"));
+    RETURN_IF_ERROR(CudaStatus(cudaGraphInstantiate(&exec, graph), "3"));
+    RETURN_IF_ERROR(CudaStatus(cudaGraphDestroy(graph), "4"));
+    group.reset();
+    return absl::OkStatus();
+  });
+}
+
+// The stream's kernel ends, and the next call tells by whom and in what.
+TEST(NcclEndTest, ARankThatGoesEndsItsPeersWaits) {
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), SmallOptions()));
+    RETURN_IF_ERROR(host.Barrier());
+    if (rank == 0) {
+      group->Abort();
+      EXPECT_EQ(group->Barrier().code(), absl::StatusCode::kUnavailable);
+      return absl::OkStatus();
+    }
+    const OnDevice data(nullptr, 32, stream.get());
+    if (group->AllReduceSum(data.as<float>(), 8).ok()) {
+      EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+    }
+    const absl::Status status = group->AllReduceSum(data.as<float>(), 8);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("rank 1 of 2"), HasSubstr("remote process")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(NcclEndTest, AnyThreadMayAbort) {
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), SmallOptions()));
+    absl::Status status;
+    if (rank == 0) {
+      std::thread watchdog([&] {
+        std::this_thread::sleep_for(milliseconds(50));
+        group->Abort();
+      });
+      status = group->Barrier();  // rank 1 never comes
+      watchdog.join();
+      EXPECT_THAT(status.message(),
+                  AllOf(HasSubstr("rank 0 of 2: all-reduce"), HasSubstr("aborted")));
+    }
+    EXPECT_TRUE(host.Barrier().ok());
+    return absl::OkStatus();
+  });
+}
+
+TEST(NcclEndTest, ABarrierThatNotAllReachEnds) {
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    NcclOptions options = SmallOptions();
+    options.patience = milliseconds(1000);
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    if (rank == 0) {
+      EXPECT_THAT(group->Barrier().message(), HasSubstr("not reached by all within 1000 ms"));
+    }
+    return host.Barrier();
+  });
+}
+
+TEST(NcclEndTest, ARankThatDoesNotComeIsNotWaitedForWithoutEnd) {
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    if (rank == 1) {
+      std::vector<std::byte> mine(sizeof(int32_t) + sizeof(ncclUniqueId));
+      std::vector<std::byte> all(2 * mine.size());
+      return host.AllGather(mine.data(), static_cast<int64_t>(mine.size()), all.data());
+    }
+    const Stream stream;
+    NcclOptions options = SmallOptions();
+    options.start_patience = milliseconds(100);
+    const auto group = MakeNcclCommunicator(host, stream.get(), options);
+    EXPECT_EQ(group.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(group.status().message(), HasSubstr("rank 0 of 2: joining the group"));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
