@@ -24,6 +24,8 @@ class CudaBackend final : public Backend {
 
   cudaStream_t stream() const { return stream_; }
   const AcceleratorOptions& options() const { return options_; }
+  // Recorded steps, as they may hold work of a group that ends.
+  void ForgetSteps() { recorder_->Forget(); }
 
   std::string Description() const override;
   DType LinearInput() const override { return options_.compute; }

@@ -5,6 +5,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_status.h"
+#include "parallel/cuda/nccl_communicator.h"
 #include "parallel/device_communicators.h"
 
 namespace lockstep::cuda {
@@ -14,9 +15,13 @@ class CudaCommunicators final : public DeviceCommunicators {
  public:
   absl::StatusOr<std::unique_ptr<Communicator>> Make(Backend& backend,
                                                      Communicator& host) override {
-    static_cast<void>(backend);
     if (host.size() == 1) return MakeSelfCommunicator();
-    return absl::UnimplementedError("groups of GPUs");
+    auto& device = static_cast<CudaBackend&>(backend);
+    RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device.options().device), "choosing a GPU"));
+    NcclOptions options;
+    options.deterministic = device.options().deterministic;
+    options.forget_graphs = [&device] { device.ForgetSteps(); };
+    return MakeNcclCommunicator(host, device.stream(), options);
   }
 };
 

@@ -5,10 +5,11 @@
 
 namespace lockstep::cuda {
 
-StepRecorder::~StepRecorder() {
+void StepRecorder::Forget() {
   for (const auto& [key, step] : steps_) {
     if (step.graph != nullptr) cudaGraphExecDestroy(step.graph);
   }
+  steps_.clear();
 }
 
 absl::Status StepRecorder::Repeat(uint64_t key, const std::function<absl::Status()>& body) {

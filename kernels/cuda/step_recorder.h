@@ -16,13 +16,15 @@ namespace lockstep::cuda {
 class StepRecorder {
  public:
   explicit StepRecorder(cudaStream_t stream) : stream_(stream) {}
-  ~StepRecorder();
+  ~StepRecorder() { Forget(); }
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
   // The first time of a key, body runs as it is (libraries choose and connect then); the second
   // time it is recorded; from then on the recording runs.
   absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body);
+  // Every key is a new one again. What recordings have under way still runs.
+  void Forget();
   size_t num_recorded() const { return num_recorded_; }
 
  private:
