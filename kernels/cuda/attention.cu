@@ -19,7 +19,7 @@ constexpr int64_t kMaxSplitTokens = 1024;
 constexpr int kBlocksPerMultiprocessor = 2;
 constexpr int kPrefillRows = 128;  // to a block
 constexpr int kUsualGroup = 4;     // heads to a KV head; no more than a guess is needed
-// Rows times splits, beyond which the workspace outgrows 64 MiB of heads of 128.
+// Rows times splits, beyond which partial results outgrow 64 MiB: of heads of 128.
 constexpr int64_t kMaxPartialRows = 128 * 1024;
 
 bool TokensAreSequences(const BatchIndex& batch) {
@@ -45,8 +45,9 @@ AttentionPlan PlanOf(int64_t split_tokens, int64_t max_context_len) {
   return {split_tokens, std::max<int64_t>(CeilDiv(max_context_len, split_tokens), 1)};
 }
 
+// All but the tokens of a launch and its workspace.
 AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionPlan& plan,
-                         DType out_dtype, void* workspace) {
+                         DType out_dtype) {
   const BatchIndex& batch = *args.batch;
   const KvCacheView& cache = *args.cache;
   AttentionParams p = {};
@@ -71,10 +72,6 @@ AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionPlan
   p.scale_log2 = static_cast<float>(args.scale * 1.4426950408889634);
   p.split_tokens = static_cast<int>(plan.split_tokens);
   p.max_splits = static_cast<int>(plan.max_splits);
-  p.partial_values = static_cast<float*>(workspace);
-  const int64_t rows = batch.num_tokens * args.num_heads;
-  p.partial_stats =
-      reinterpret_cast<float2*>(p.partial_values + rows * plan.max_splits * cache.head_dim);
   return p;
 }
 
@@ -94,7 +91,12 @@ void CheckArgs(const Backend::AttentionArgs& args, const AttentionPlan& plan, DT
   LS_CHECK(reinterpret_cast<uintptr_t>(args.qkv) % 16 == 0) << args.qkv;
 }
 
-// Tiles as FindRowTile numbers them.
+// Of a launch.
+int64_t NumRows(const AttentionParams& p) {
+  return int64_t{p.end_token - p.first_token} * p.num_heads;
+}
+
+// Tiles as FindRowTile numbers them, of all tokens.
 int64_t NumRowTiles(const AttentionParams& p, int rows) {
   if (p.tokens_are_sequences) return int64_t{p.num_seqs} * CeilDiv(p.group, rows);
   return int64_t{p.num_tokens} * p.group / rows + p.num_seqs;
@@ -125,8 +127,7 @@ cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t s
 cudaError_t LaunchSplits(const AttentionParams& p, DType kv_dtype, bool decode,
                          cudaStream_t stream) {
   if (kv_dtype == DType::kF32) {
-    const int64_t rows = int64_t{p.num_tokens} * p.num_heads;
-    const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(rows, kF32Warps)), 1,
+    const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(NumRows(p), kF32Warps)), 1,
                     static_cast<unsigned>(p.max_splits));
     return Launch(AttentionF32Kernel, grid, kF32Warps * kWarpSize, 0, stream, p);
   }
@@ -137,10 +138,20 @@ cudaError_t LaunchSplits(const AttentionParams& p, DType kv_dtype, bool decode,
 
 template <int kElements>
 cudaError_t LaunchMerge(const AttentionParams& p, bool decode, cudaStream_t stream) {
-  const int64_t rows = int64_t{p.num_tokens} * p.num_heads;
-  const int64_t blocks = decode ? rows : CeilDiv<int64_t>(rows, kMergeWarps);
+  const int64_t blocks = decode ? NumRows(p) : CeilDiv<int64_t>(NumRows(p), kMergeWarps);
   const auto kernel = decode ? MergeByBlocksKernel<kElements> : MergeByWarpsKernel<kElements>;
   return Launch(kernel, static_cast<unsigned>(blocks), kMergeWarps * kWarpSize, 0, stream, p);
+}
+
+// The tokens of one launch.
+cudaError_t LaunchTokens(const AttentionParams& p, DType kv_dtype, bool decode,
+                         cudaStream_t stream) {
+  const cudaError_t error = LaunchSplits(p, kv_dtype, decode, stream);
+  if (error != cudaSuccess || p.max_splits == 1) return error;
+  if (p.head_dim <= kMaxHeadDim / 2) {
+    return LaunchMerge<kMaxHeadDim / 2 / kWarpSize>(p, decode, stream);
+  }
+  return LaunchMerge<kMaxHeadDim / kWarpSize>(p, decode, stream);
 }
 
 }  // namespace
@@ -180,17 +191,29 @@ bool AttentionSupports(DType kv_dtype, int head_dim) {
 }
 
 cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionPlan& plan,
-                            DType out_dtype, void* workspace, cudaStream_t stream) {
+                            DType out_dtype, const AttentionWorkspace& workspace,
+                            cudaStream_t stream) {
   CheckArgs(args, plan, out_dtype);
-  if (args.batch->num_tokens == 0) return cudaSuccess;
-  const AttentionParams p = ParamsOf(args, plan, out_dtype, workspace);
-  const bool decode = args.batch->max_query_len == 1;
-  const cudaError_t error = LaunchSplits(p, args.cache->dtype, decode, stream);
-  if (error != cudaSuccess || plan.max_splits == 1) return error;
-  if (p.head_dim <= kMaxHeadDim / 2) {
-    return LaunchMerge<kMaxHeadDim / 2 / kWarpSize>(p, decode, stream);
+  const int64_t num_tokens = args.batch->num_tokens;
+  const int64_t token_bytes =
+      AttentionWorkspaceBytes(plan, 1, args.num_heads, args.cache->head_dim);
+  const int64_t at_once =
+      token_bytes == 0 ? num_tokens : std::min(workspace.bytes / token_bytes, num_tokens);
+  LS_CHECK(at_once > 0 || num_tokens == 0)
+      << workspace.bytes << " bytes for a token's " << token_bytes;
+
+  AttentionParams p = ParamsOf(args, plan, out_dtype);
+  p.partial_values = static_cast<float*>(workspace.data);
+  p.partial_stats = reinterpret_cast<float2*>(p.partial_values + at_once * args.num_heads *
+                                                                     plan.max_splits * p.head_dim);
+  for (int64_t first = 0; first < num_tokens; first += at_once) {
+    p.first_token = static_cast<int>(first);
+    p.end_token = static_cast<int>(std::min(first + at_once, num_tokens));
+    const cudaError_t error =
+        LaunchTokens(p, args.cache->dtype, args.batch->max_query_len == 1, stream);
+    if (error != cudaSuccess) return error;
   }
-  return LaunchMerge<kMaxHeadDim / kWarpSize>(p, decode, stream);
+  return cudaSuccess;
 }
 
 }  // namespace lockstep::cuda

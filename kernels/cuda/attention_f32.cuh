@@ -125,8 +125,8 @@ static __global__ void __launch_bounds__(kF32Warps* kWarpSize)
   __shared__ F32Shared shared[kF32Warps];
   const int warp = threadIdx.x / kWarpSize;
   const int64_t row = int64_t{blockIdx.x} * kF32Warps + warp;
-  const int token = static_cast<int>(row / p.num_heads);
-  if (token >= p.num_tokens) return;
+  const int token = p.first_token + static_cast<int>(row / p.num_heads);
+  if (token >= p.end_token) return;
   const int seq = SequenceOfToken(p, token);
   const int split = static_cast<int>(blockIdx.z);
   const int context = p.positions[token] + 1;

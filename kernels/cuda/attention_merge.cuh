@@ -22,7 +22,7 @@ struct MergedSplits {
   float sum = 0.0f;
   float values[kElements] = {};
 
-  // The splits of one chain, with weights relative to `max`.
+  // The splits of one chain of a PartialRow, with weights relative to `max`.
   __device__ MergedSplits(const AttentionParams& p, int64_t row, int splits, int chain, float max) {
     const float2* stats = p.partial_stats + row * p.max_splits;
     const float* partial = p.partial_values + row * p.max_splits * p.head_dim;
@@ -46,8 +46,8 @@ struct MergedSplits {
   }
 
   __device__ void Write(const AttentionParams& p, int64_t row) const {
-    const RowResult result(p, static_cast<int>(row / p.num_heads),
-                           static_cast<int>(row % p.num_heads), 0, true);
+    const int token = p.first_token + static_cast<int>(row / p.num_heads);
+    const RowResult result(p, token, static_cast<int>(row % p.num_heads), 0, true);
     const float scale = result.Scale(sum);
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
@@ -57,10 +57,10 @@ struct MergedSplits {
   }
 };
 
-// How many splits a row has left partial results of, 0 when there is nothing to merge.
+// How many splits a PartialRow has left partial results of, 0 when there is nothing to merge.
 __device__ inline int SplitsToMerge(const AttentionParams& p, int64_t row) {
-  const auto token = static_cast<int>(row / p.num_heads);
-  if (token >= p.num_tokens) return 0;
+  const int token = p.first_token + static_cast<int>(row / p.num_heads);
+  if (token >= p.end_token) return 0;
   const int splits = SplitsAt(p, p.positions[token]);
   if (splits == 1) return 0;  // written by the split itself
   return p.context_lens[SequenceOfToken(p, token)] == 0 ? 0 : splits;

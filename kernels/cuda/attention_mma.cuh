@@ -56,7 +56,9 @@ __device__ void WriteRows(const AttentionParams& p, const RowTile& tile, int row
       const int position = rows.Position(m, half);
       if (position < split * p.split_tokens) continue;  // none of its context, or no row
       const int number = row + rows.RowOf(m, half);
-      const RowResult result(p, tile.Token(p, number), tile.Head(p, kv_head, number), split,
+      const int token = tile.Token(p, number);
+      if (token < p.first_token || token >= p.end_token) continue;
+      const RowResult result(p, token, tile.Head(p, kv_head, number), split,
                              position < p.split_tokens);
       rows.Write(m, half, sum, result, first_column, p.head_dim);
     }
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksToMultiprocesso
     AttentionMmaKernel(AttentionParams p) {
   RowTile tile;
   if (!FindRowTile<Shape::kRows>(p, tile)) return;
-  const int last_row = min(tile.first_row + Shape::kRows, tile.num_rows) - 1;
+  const int last_row = tile.LastRow<Shape::kRows>();
   const int first = static_cast<int>(blockIdx.z) * p.split_tokens;
   const int end = min(first + p.split_tokens, tile.Position(p, last_row) + 1);
   if (first < end) WalkSplit<Shape>(p, tile, first, end);

@@ -19,6 +19,9 @@ struct AttentionParams {
   const int32_t* context_lens;
   const int32_t* block_tables;
   int num_tokens;
+  // The tokens that this launch is for; others, of the same tiles, are left to other launches.
+  int first_token;
+  int end_token;
   int num_seqs;
   // Every sequence has at most one token, token s being sequence s's: nothing is to be searched.
   bool tokens_are_sequences;
@@ -31,8 +34,8 @@ struct AttentionParams {
   float scale_log2;  // of scores, such that weights are powers of two
   int split_tokens;
   int max_splits;
-  // Of splits, for rows with more than one: unnormalised values, [num_tokens, num_heads,
-  // max_splits, head_dim], and {max (log2), sum}, [num_tokens, num_heads, max_splits].
+  // Of splits, for rows with more than one: unnormalised values, [tokens of the launch, num_heads,
+  // max_splits, head_dim], and {max (log2), sum}, [tokens of the launch, num_heads, max_splits].
   float* partial_values;
   float2* partial_stats;
 };
@@ -75,20 +78,24 @@ __device__ inline const float* QueryRow(const AttentionParams& p, int token, int
   return p.qkv + (token * heads + head) * p.head_dim;
 }
 
+// Of a row of the launch; partial results are counted from it.
+__device__ inline int64_t PartialRow(const AttentionParams& p, int token, int head) {
+  return int64_t{token - p.first_token} * p.num_heads + head;
+}
+
 // Where one split of one row leaves its result: the row of out when it is the only one, else its
 // partial result, to be merged.
 class RowResult {
  public:
   __device__ RowResult(const AttentionParams& p, int token, int head, int split, bool only)
-      : row_(int64_t{token} * p.num_heads + head),
-        head_dim_(p.head_dim),
-        bf16_(only && p.out_is_bf16) {
+      : head_dim_(p.head_dim), bf16_(only && p.out_is_bf16) {
     if (only) {
+      row_ = int64_t{token} * p.num_heads + head;
       values_ = p.out;
     } else {
-      stats_ = p.partial_stats + row_ * p.max_splits + split;
+      row_ = PartialRow(p, token, head) * p.max_splits + split;
+      stats_ = p.partial_stats + row_;
       values_ = p.partial_values;
-      row_ = row_ * p.max_splits + split;
     }
   }
 

@@ -18,6 +18,7 @@ namespace {
 constexpr int kStagingSlots = 4;
 constexpr int64_t kStagingBytes = int64_t{8} << 20;
 // Of the partial results of attention's splits: 64 heads of 128 numbers in 2,000 splits.
+// Enough for all but long chunks over long contexts in fixed splits, which take more launches.
 constexpr int64_t kAttentionWorkspaceBytes = int64_t{64} << 20;
 
 // Row-major, as they lie in a checkpoint.
@@ -63,7 +64,6 @@ absl::Status CudaBackend::Start() {
   recorder_ = std::make_unique<StepRecorder>(stream_);
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&attention_workspace_, kAttentionWorkspaceBytes),
                              "attention's workspace"));
-  attention_workspace_bytes_ = kAttentionWorkspaceBytes;
   return absl::OkStatus();
 }
 
@@ -217,19 +217,9 @@ void CudaBackend::Attention(const AttentionArgs& args) {
       << "attention over heads of " << args.cache->head_dim;
   const AttentionPlan plan = PlanAttention(*args.batch, args.cache->num_kv_heads,
                                            properties_.multiProcessorCount, options_.deterministic);
-  void* workspace = AttentionWorkspace(
-      AttentionWorkspaceBytes(plan, args.batch->num_tokens, args.num_heads, args.cache->head_dim));
-  CudaCheck(LaunchAttention(args, plan, options_.compute, workspace, stream_), "attention");
-}
-
-// Enough for all but long chunks over long contexts in fixed splits, which let it grow.
-void* CudaBackend::AttentionWorkspace(int64_t bytes) {
-  if (bytes <= attention_workspace_bytes_) return attention_workspace_;
-  CudaCheck(cudaStreamSynchronize(stream_), "waiting for the GPU");
-  CudaCheck(cudaFree(attention_workspace_), "attention's workspace");
-  CudaCheck(cudaMalloc(&attention_workspace_, static_cast<size_t>(bytes)), "attention's workspace");
-  attention_workspace_bytes_ = bytes;
-  return attention_workspace_;
+  CudaCheck(LaunchAttention(args, plan, options_.compute,
+                            {attention_workspace_, kAttentionWorkspaceBytes}, stream_),
+            "attention");
 }
 
 void CudaBackend::GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,

@@ -60,7 +60,6 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}
   absl::Status Start();
   void UseDevice() const;  // what the calling thread does from now on is meant for it
-  void* AttentionWorkspace(int64_t bytes);
 
   const AcceleratorOptions options_;
   cudaDeviceProp properties_ = {};
@@ -69,7 +68,6 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
-  int64_t attention_workspace_bytes_ = 0;
   std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object
 };
 

@@ -41,15 +41,21 @@ constexpr int64_t kAttentionTile = 64;  // tokens of context whose scores are co
 // batch.max_query_len and batch.max_context_len must be set.
 AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_multiprocessors,
                             bool fixed_splits);
-// Of the partial results that splits leave; 0 for a single split.
+// Of the partial results that splits leave: what is of use, less of it means more launches; what
+// one token takes is needed at least. 0 for a single split.
 int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
                                 int head_dim);
 // Can these be served? kv_dtype kF32 or kBF16; bf16 caches take head sizes that are multiples of 8
 // up to 128, f32 caches any even one up to 256.
 bool AttentionSupports(DType kv_dtype, int head_dim);
-// workspace holds AttentionWorkspaceBytes and is aligned to 16 bytes. Sequences whose context_lens
-// is 0 are skipped and their rows of out left alone.
+struct AttentionWorkspace {
+  void* data = nullptr;  // aligned to 16 bytes
+  int64_t bytes = 0;
+};
+// Sequences whose context_lens is 0 are skipped and their rows of out left alone. qkv, out and the
+// cache are aligned to 16 bytes.
 cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionPlan& plan,
-                            DType out_dtype, void* workspace, cudaStream_t stream);
+                            DType out_dtype, const AttentionWorkspace& workspace,
+                            cudaStream_t stream);
 
 }  // namespace lockstep::cuda

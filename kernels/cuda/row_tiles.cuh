@@ -13,6 +13,10 @@ struct RowTile {
   int first_row;    // of the tile, counted from the sequence's first
   int num_rows;     // of the sequence
 
+  template <int kRows>
+  __device__ int LastRow() const {
+    return min(first_row + kRows, num_rows) - 1;
+  }
   // Of a row, counted from the sequence's first.
   __device__ int Token(const AttentionParams& p, int row) const {
     return first_token + row / p.group;
@@ -46,7 +50,9 @@ __device__ bool FindRowTile(const AttentionParams& p, RowTile& tile) {
     tile.num_rows = (p.query_starts[tile.seq + 1] - tile.first_token) * p.group;
   }
   tile.first_row = within * kRows;
-  return tile.first_row < tile.num_rows && p.context_lens[tile.seq] > 0;
+  if (tile.first_row >= tile.num_rows || p.context_lens[tile.seq] == 0) return false;
+  return tile.Token(p, tile.first_row) < p.end_token &&
+         tile.Token(p, tile.LastRow<kRows>()) >= p.first_token;
 }
 
 }  // namespace lockstep::cuda

@@ -64,15 +64,16 @@ void ExpectReplaysEqualLaunches(DType dtype, const std::vector<SequenceChunk>& c
   cache.k = keys.data();
   cache.v = values.data();
   const cuda::AttentionPlan plan = {64, 4};
-  const DeviceArray<uint8_t> workspace(
-      cuda::AttentionWorkspaceBytes(plan, world.batch().num_tokens, 4, 16));
+  const int64_t workspace_bytes =
+      cuda::AttentionWorkspaceBytes(plan, world.batch().num_tokens, 4, 16);
+  const DeviceArray<uint8_t> workspace(workspace_bytes);
   const auto issue = [&](cudaStream_t stream) {
     EXPECT_EQ(cuda::LaunchRopeAndWriteKv(
                   {qkv.data(), 4, cos.data(), sin.data(), &batch.index(), &cache}, stream),
               cudaSuccess);
     EXPECT_EQ(
         cuda::LaunchAttention({qkv.data(), 4, world.scale(), &batch.index(), &cache, out.data()},
-                              plan, DType::kF32, workspace.data(), stream),
+                              plan, DType::kF32, {workspace.data(), workspace_bytes}, stream),
         cudaSuccess);
   };
   CapturedGraph graph(issue);

@@ -17,15 +17,18 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   plan.max_splits += options.spare_splits;
   const PagedShape& shape = world_.shape();
   const DeviceArray<float> device_qkv(qkv);
-  const DeviceArray<uint8_t> workspace(
-      cuda::AttentionWorkspaceBytes(plan, index.num_tokens, shape.num_heads, shape.head_dim));
+  const int64_t room = options.workspace_tokens != 0 ? options.workspace_tokens : index.num_tokens;
+  const int64_t workspace_bytes =
+      cuda::AttentionWorkspaceBytes(plan, room, shape.num_heads, shape.head_dim);
+  const DeviceArray<uint8_t> workspace(workspace_bytes);
   KvCacheView cache = world_.cache();
   cache.k = keys_.data();
   cache.v = values_.data();
   const auto attend = [&](void* out) {
     const Backend::AttentionArgs args = {
         device_qkv.data(), shape.num_heads, world_.scale(), &index, &cache, out};
-    EXPECT_EQ(cuda::LaunchAttention(args, plan, options.out_dtype, workspace.data(), nullptr),
+    EXPECT_EQ(cuda::LaunchAttention(args, plan, options.out_dtype,
+                                    {workspace.data(), workspace_bytes}, nullptr),
               cudaSuccess);
   };
   const int64_t size = index.num_tokens * world_.out_width();

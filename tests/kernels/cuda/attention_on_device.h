@@ -20,6 +20,7 @@ class AttentionOnDevice {
     DType out_dtype = DType::kF32;
     int64_t max_query_len = 0;  // 0: the batch's
     int spare_splits = 0;
+    int64_t workspace_tokens = 0;  // that partial results have room for; 0: all
   };
   // qkv: [batch's tokens, world.width()], rotated. Rows that were left alone are NaN.
   std::vector<float> Attend(const FlatBatch& batch, const std::vector<float>& qkv,

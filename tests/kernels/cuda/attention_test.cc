@@ -125,6 +125,18 @@ TEST_P(CudaAttention, TokensDoNotDependOnTheirBatch) {
   }
 }
 
+TEST_P(CudaAttention, LittleWorkspaceTakesMoreLaunchesAndNothingElse) {
+  for (const auto& chunks : {std::vector<SequenceChunk>{{5, 1}, {0, 9}, {120, 40}, {200, 1}},
+                             std::vector<SequenceChunk>{{5, 1}, {200, 1}, {64, 1}, {150, 1}}}) {
+    const PagedWorld world = Ready({4, 2, 16, 4, GetParam()}, chunks);
+    const AttentionOnDevice device(world);
+    const std::vector<float> want = device.Attend(Options{});
+    for (const int64_t tokens : {1, 3, 7, 33}) {
+      EXPECT_TRUE(SameBits(device.Attend(Options{.workspace_tokens = tokens}), want)) << tokens;
+    }
+  }
+}
+
 TEST_P(CudaAttention, DecodesInTilesOfAnySizeAreTheSame) {
   const PagedWorld world = Ready({14, 2, 32, 16, GetParam()}, {{5, 1}, {63, 1}, {64, 1}, {300, 1}});
   const AttentionOnDevice device(world);
@@ -146,7 +158,7 @@ TEST_P(CudaAttention, SequencesWithoutContextAreLeftAlone) {
     FlatBatch batch = world.flat();
     std::vector<float> qkv = world.qkv();
     for (int i = 0; i < 2; ++i) {
-      batch.positions.push_back(0);
+      batch.positions.push_back(130);
       batch.slots.push_back(-1);
       batch.query_starts.push_back(batch.query_starts.back() + 1);
       batch.context_lens.push_back(0);
