@@ -216,8 +216,13 @@ absl::StatusOr<std::vector<Outcome>> DriveRank(const Checkpoint& checkpoint,
                                                RankGroups& groups, const DriveOptions& options,
                                                const std::vector<Request>& requests) {
   const std::unique_ptr<Backend> backend = options.make_backend();
+  RankGroups device;
+  if (options.make_device_groups != nullptr) {
+    ASSIGN_OR_RETURN(device, options.make_device_groups(*backend, groups));
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<LlamaStage> stage,
-                   LlamaStage::Load(checkpoint, grid, rank, *backend, groups, options.stage,
+                   LlamaStage::Load(checkpoint, grid, rank, *backend,
+                                    device.tp != nullptr ? device : groups, options.stage,
                                     /*progress=*/nullptr));
   std::vector<Sequence> sequences =
       MakeSequences(requests, options.stage.limits.block_size, options.block_seed);

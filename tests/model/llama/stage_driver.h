@@ -30,8 +30,10 @@ struct DriveOptions {
   int tp = 1;
   int pp = 1;
   std::function<std::unique_ptr<Backend>()> make_backend;  // once per rank
-  StageOptions stage;                                      // its limits hold for every batch
-  int64_t chunk = 64;                                      // most tokens of one sequence in a step
+  // The groups of `host` over the ranks' devices; null: they are the host's.
+  std::function<absl::StatusOr<RankGroups>(Backend& backend, RankGroups& host)> make_device_groups;
+  StageOptions stage;  // its limits hold for every batch
+  int64_t chunk = 64;  // most tokens of one sequence in a step
   bool staggered =
       false;  // request i joins at step 2 * i, so that prefills and decodes mix; else all at once
   uint32_t block_seed = 1;

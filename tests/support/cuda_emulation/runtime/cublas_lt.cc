@@ -193,7 +193,7 @@ cublasStatus_t IssueProduct(const Product& product, cudaStream_t handle) {
       TheEngine().Fail(std::string("cublasLtMatmul: ") + bad);
       return cudaErrorIllegalAddress;
     }
-    return TheEngine().Issue(*stream, Once([product] { Compute(product); }));
+    return TheEngine().Issue(*stream, "a product", Once([product] { Compute(product); }));
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

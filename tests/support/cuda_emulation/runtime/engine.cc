@@ -59,7 +59,7 @@ void Engine::AddImplicitWaits(CUstream_st& stream, std::vector<CUstream_st::Afte
   }
 }
 
-cudaError_t Engine::Issue(CUstream_st& stream, const MakeWork& make,
+cudaError_t Engine::Issue(CUstream_st& stream, std::string name, const MakeWork& make,
                           std::vector<CUstream_st::After> after) {
   if (stream.device != CurrentDevice()) return cudaErrorInvalidResourceHandle;
   if (stream.capture != nullptr) {
@@ -76,7 +76,7 @@ cudaError_t Engine::Issue(CUstream_st& stream, const MakeWork& make,
     }
   }
   AddImplicitWaits(stream, after);
-  stream.queue.push_back({make(), std::move(after)});
+  stream.queue.push_back({std::move(name), make(), std::move(after)});
   ++stream.issued;
   ++num_changes_;
   if (issue == cuda_emulation::Issue::kImmediate) {
@@ -127,9 +127,10 @@ bool Engine::AdvanceTowards(CUstream_st& stream) {
 
 cudaError_t Engine::Await(std::unique_lock<std::mutex>& lock, CUstream_st& stream, int64_t ticket) {
   while (stream.done < ticket && failure_.empty()) {
-    if (AdvanceTowards(stream)) continue;
-    const cudaError_t error = AwaitCondition(
-        lock, "work in a stream", [&, before = num_changes_] { return num_changes_ > before; });
+    const int64_t before = num_changes_;
+    if (AdvanceTowards(stream) || num_changes_ > before) continue;
+    const cudaError_t error =
+        AwaitCondition(lock, "work in a stream", [&] { return num_changes_ > before; });
     if (error != cudaSuccess) return error;
   }
   return error();
@@ -172,8 +173,8 @@ cudaError_t Engine::AwaitCondition(std::unique_lock<std::mutex>& lock, const cha
       changes = num_changes_;
       since = steady_clock::now();
     } else if (steady_clock::now() - since > std::chrono::duration<double>(patience_seconds)) {
-      Fail(absl::StrFormat("a wait for %s that nothing ends: no work advanced for %g s", what,
-                           patience_seconds));
+      Fail(absl::StrFormat("a wait for %s that nothing ends: no work advanced for %g s%s", what,
+                           patience_seconds, DescribeFronts()));
     }
   }
   return error();
@@ -191,6 +192,17 @@ cudaError_t Engine::RefuseWhileCapturing() {
     refused = true;
   }
   return refused ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+
+// What each stream stops at.
+std::string Engine::DescribeFronts() const {
+  std::string text;
+  for (const std::shared_ptr<CUstream_st>& stream : streams_) {
+    if (stream->queue.empty()) continue;
+    absl::StrAppendFormat(&text, "; a stream of device %d is at %s, with %d more behind it",
+                          stream->device, stream->queue.front().name, stream->queue.size() - 1);
+  }
+  return text;
 }
 
 void Engine::Fail(const std::string& what) {

@@ -46,6 +46,7 @@ struct CUstream_st {
     int64_t ticket;
   };
   struct Entry {
+    std::string name;
     lockstep::cuda_emulation::Work work;
     std::vector<After> after;
   };
@@ -69,7 +70,8 @@ class Engine {
   // The stream of this handle, nullptr being the default one of the current device.
   cudaError_t Find(cudaStream_t handle, std::shared_ptr<CUstream_st>* stream);
   std::shared_ptr<CUstream_st> AddStream(int device, bool non_blocking);
-  cudaError_t Issue(CUstream_st& stream, const MakeWork& make,
+  // name: for messages.
+  cudaError_t Issue(CUstream_st& stream, std::string name, const MakeWork& make,
                     std::vector<CUstream_st::After> after = {});
   // One entry of `stream`; or, while that must wait, of a stream it waits for; or of each other
   // stream (a peer's, whose thread is elsewhere).
@@ -105,6 +107,7 @@ class Engine {
 
  private:
   bool Advance(CUstream_st& stream);
+  std::string DescribeFronts() const;
   bool AdvanceDependency(CUstream_st& stream);
   bool AdvanceOthers(const CUstream_st* stream);
   void AddImplicitWaits(CUstream_st& stream, std::vector<CUstream_st::After>& after);

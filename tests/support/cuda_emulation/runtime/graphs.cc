@@ -149,7 +149,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
     if (const cudaError_t error = TheEngine().Find(handle, &stream); error != cudaSuccess) {
       return error;
     }
-    return TheEngine().Issue(*stream, Replay(exec->nodes));
+    return TheEngine().Issue(*stream, "a graph", Replay(exec->nodes));
   });
 }
 

@@ -74,7 +74,7 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
     }
     const Kernel launched{config.gridDim, config.blockDim, config.dynamicSmemBytes,
                           std::move(thread)};
-    return TheEngine().Issue(*stream, Once([launched] {
+    return TheEngine().Issue(*stream, "a kernel", Once([launched] {
       ++TheEngine().num_kernels_run;
       const std::string failure = TheBlockRunner().Run(launched);
       if (!failure.empty()) TheEngine().Fail(failure);

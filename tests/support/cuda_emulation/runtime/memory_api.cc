@@ -59,14 +59,14 @@ void Run(const Copy& copy) {
 cudaError_t IssueCopy(const Copy& copy, cudaMemcpyKind kind, CUstream_st& stream) {
   if (copy.width == 0 || copy.height == 0) return cudaSuccess;
   if (const cudaError_t error = CheckCopy(copy, kind); error != cudaSuccess) return error;
-  return TheEngine().Issue(stream, Once([copy] { Run(copy); }));
+  return TheEngine().Issue(stream, "a copy", Once([copy] { Run(copy); }));
 }
 
 cudaError_t IssueSet(void* memory, int byte, size_t bytes, CUstream_st& stream) {
   if (bytes == 0) return cudaSuccess;
   const cudaError_t error = CheckSide(memory, bytes, true, "what is set");
   if (error != cudaSuccess) return error;
-  return TheEngine().Issue(stream, Once([=] { std::memset(memory, byte, bytes); }));
+  return TheEngine().Issue(stream, "memset", Once([=] { std::memset(memory, byte, bytes); }));
 }
 
 // On the default stream, and waited for; refused while something captures.
@@ -143,7 +143,8 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t handle) {
   return IssueTo(handle, [&](CUstream_st& stream) {
     if (stream.capture != nullptr) return cudaErrorNotSupported;
     if (!TheDeviceMemory().OnDevice(memory)) return cudaErrorInvalidValue;
-    return TheEngine().Issue(stream, Once([=] { TheDeviceMemory().Free(memory, Kind::kDevice); }));
+    return TheEngine().Issue(stream, "freeing",
+                             Once([=] { TheDeviceMemory().Free(memory, Kind::kDevice); }));
   });
 }
 

@@ -58,6 +58,7 @@ Work MakeBatchWork(const std::shared_ptr<Clique>& clique, int rank,
     if (*aborted) return true;
     for (size_t i = 0; i < parts.size() && !started; ++i) {
       const std::string bad = clique->Arrive(rank, parts[i]);
+      if (parts[i]->done) TheEngine().NotifyChange();  // peers may go on, even within a graph
       if (bad.empty()) continue;
       TheEngine().Fail(bad);
       return true;
@@ -78,7 +79,12 @@ ncclResult_t LaunchBatch(const Batch& batch) {
                          operations = batch.operations] {
     return MakeBatchWork(clique, rank, operations, aborted);
   };
-  return TheEngine().Issue(*stream, make) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+  std::string name = absl::StrCat("NCCL of rank ", comm.rank, ":");
+  for (const Operation& operation : batch.operations) {
+    absl::StrAppend(&name, " ", operation.Describe());
+  }
+  return TheEngine().Issue(*stream, std::move(name), make) == cudaSuccess ? ncclSuccess
+                                                                          : ncclUnhandledCudaError;
 }
 
 ncclResult_t Refuse(ncclComm* comm, ncclResult_t result, const std::string& why) {

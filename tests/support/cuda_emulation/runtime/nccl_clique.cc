@@ -77,6 +77,11 @@ size_t BytesOf(ncclDataType_t type) {
 
 size_t Operation::bytes() const { return count * BytesOf(type); }
 
+std::string Operation::Describe() const {
+  return absl::StrFormat("%s of %d bytes%s", Name(kind), bytes(),
+                         peer < 0 ? "" : absl::StrFormat(", peer %d", peer));
+}
+
 std::string Clique::Arrive(int rank, const std::shared_ptr<Part>& part) {
   // Nothing is completed that a rank which is gone had a part in: its memory may be gone, too.
   if (std::find(aborted.begin(), aborted.end(), true) != aborted.end()) return "";
@@ -93,8 +98,8 @@ std::string Clique::ArriveAtCollective(int rank, const std::shared_ptr<Part>& pa
     if (collective.parts[other] == nullptr) continue;
     const Operation& theirs = collective.parts[other]->operation;
     if (theirs.kind != mine.kind || theirs.count != mine.count || theirs.type != mine.type) {
-      return absl::StrFormat("NCCL: rank %d comes with an %s of %d, rank %d with an %s of %d", rank,
-                             Name(mine.kind), mine.count, other, Name(theirs.kind), theirs.count);
+      return absl::StrFormat("NCCL: rank %d comes with an %s, rank %d with an %s", rank,
+                             mine.Describe(), other, theirs.Describe());
     }
   }
   collective.parts[rank] = part;
@@ -124,9 +129,8 @@ std::string Clique::ArriveAtMessage(int rank, const std::shared_ptr<Part>& part)
   others.pop_front();
   const Operation& theirs = other->operation;
   if (theirs.bytes() != mine.bytes()) {
-    return absl::StrFormat("NCCL: rank %d comes with a %s of %d bytes, rank %d with a %s of %d",
-                           rank, Name(mine.kind), mine.bytes(), mine.peer, Name(theirs.kind),
-                           theirs.bytes());
+    return absl::StrFormat("NCCL: rank %d comes with a %s, which finds a %s", rank, mine.Describe(),
+                           theirs.Describe());
   }
   std::memcpy(sends ? theirs.to : mine.to, sends ? mine.from : theirs.from, mine.bytes());
   part->done = other->done = true;

@@ -23,6 +23,7 @@ struct Operation {
 
   bool collective() const { return kind == Kind::kAllReduce || kind == Kind::kAllGather; }
   size_t bytes() const;
+  std::string Describe() const;  // "all-gather of 16 bytes"
 };
 size_t BytesOf(ncclDataType_t type);
 

@@ -134,7 +134,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
       return cudaErrorStreamCaptureIsolation;
     }
     if (event->stream == nullptr) return cudaSuccess;
-    return TheEngine().Issue(*stream, Once([] {}), {{event->stream, event->ticket}});
+    return TheEngine().Issue(*stream, "a wait for an event", Once([] {}),
+                             {{event->stream, event->ticket}});
   });
 }
 
@@ -143,7 +144,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
     std::shared_ptr<CUstream_st> stream;
     const cudaError_t error = TheEngine().Find(handle, &stream);
     if (error != cudaSuccess) return error;
-    return TheEngine().Issue(*stream, Once([=] { function(user_data); }));
+    return TheEngine().Issue(*stream, "a call of the host", Once([=] { function(user_data); }));
   });
 }
 
@@ -180,7 +181,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
     event->recorded_ms = recorded_ms;
     event->stream = stream;
     event->ticket = stream->issued + 1;
-    return TheEngine().Issue(*stream, Once([recorded_ms] { *recorded_ms = NowMs(); }));
+    return TheEngine().Issue(*stream, "an event", Once([recorded_ms] { *recorded_ms = NowMs(); }));
   });
 }
 
