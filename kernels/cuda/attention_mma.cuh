@@ -21,6 +21,7 @@
 // some 60 % of what wgmma would.
 #pragma once
 
+#include "kernels/cuda/query_tile.cuh"
 #include "kernels/cuda/warp_rows.cuh"
 
 namespace lockstep::cuda {

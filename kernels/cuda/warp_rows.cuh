@@ -1,13 +1,10 @@
 // Rows of attention in the registers of one warp: what FlashAttention-2 keeps of a row.
 #pragma once
 
-#include "kernels/cuda/kv_tiles.cuh"
-#include "kernels/cuda/query_tile.cuh"
 #include "kernels/cuda/row_tiles.cuh"
+#include "kernels/cuda/tile_products.cuh"
 
 namespace lockstep::cuda {
-
-constexpr int kMmaRows = 16;  // of a matrix instruction
 
 // kMmas times 16 rows of one warp: softmax and the warp's kColumns columns of the result. Of each
 // 16 a lane holds what MmaBf16 gives it: of rows g = lane / 4 ("half 0") and g + 8 ("half 1"),
@@ -25,10 +22,6 @@ class WarpRows {
         positions_[m][half] = tile.Position(p, row + RowOf(m, half));
         max_[m][half] = -INFINITY;
       }
-      if constexpr (kKeepsQueries) {
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) ReadQuery(m, step, kept_queries_[m][step]);
-      }
     }
   }
 
@@ -37,14 +30,14 @@ class WarpRows {
   __device__ void Walk(const uint4* keys, const uint4* values, int begin, bool masked,
                        int first_column) {
     float scores[kMmas][kScoreTiles][4] = {};
-    Score(keys, scores);
+    MultiplyQueriesWithKeys(queries_, keys, scores);
     uint32_t weights[kMmas][kTokenSteps][4];
 #pragma unroll
     for (int m = 0; m < kMmas; ++m) {
       if (masked) Mask(m, begin, scores[m]);
       Soften(m, scores[m], weights[m]);
     }
-    AddValues(values, weights, first_column);
+    AddWeightedValues<kDim>(weights, values, first_column, values_);
   }
 
   // Counted from the warp's first.
@@ -69,50 +62,6 @@ class WarpRows {
   }
 
  private:
-  static constexpr int kSteps = kDim / 16;
-  static constexpr int kScoreTiles = static_cast<int>(kAttentionTile) / 8;
-  static constexpr int kTokenSteps = static_cast<int>(kAttentionTile) / 16;
-  // Else they are read again for every tile: registers are short.
-  static constexpr bool kKeepsQueries = kMmas == 1;
-  using Tile = SharedTile<kDim>;
-
-  // Columns 16 step.. of 16 rows. Matrices: rows 0-7 and 8-15 of a chunk, then of the next.
-  __device__ void ReadQuery(int m, int step, uint32_t (&query)[4]) const {
-    const int lane = threadIdx.x % kWarpSize;
-    const int flip = lane / 16 ^ Tile::Flip(lane % 16);
-    LoadMatrix4(query, queries_ + (m * kMmaRows + lane % 16) * Tile::kChunks + (step * 2 ^ flip));
-  }
-
-  // Scores before scaling, of tokens 8 j + column. Matrices: tokens 0-7 of two chunks, then 8-15.
-  __device__ void Score(const uint4* keys, float (&scores)[kMmas][kScoreTiles][4]) const {
-    const int lane = threadIdx.x % kWarpSize;
-    const int token = lane / 16 * 8 + lane % 8;
-    const int flip = lane / 8 % 2 ^ Tile::Flip(token);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t query[kMmas][4];
-#pragma unroll
-      for (int m = 0; m < kMmas; ++m) {
-        if constexpr (kKeepsQueries) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) query[m][i] = kept_queries_[m][step][i];
-        } else {
-          ReadQuery(m, step, query[m]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kScoreTiles; j += 2) {
-        uint32_t k[4];
-        LoadMatrix4(k, keys + (j * 8 + token) * Tile::kChunks + (step * 2 ^ flip));
-#pragma unroll
-        for (int m = 0; m < kMmas; ++m) {
-          MmaBf16(scores[m][j], query[m], {k[0], k[1]});
-          MmaBf16(scores[m][j + 1], query[m], {k[2], k[3]});
-        }
-      }
-    }
-  }
-
   __device__ void Mask(int m, int begin, float (&scores)[kScoreTiles][4]) const {
     const int column = begin + threadIdx.x % 4 * 2;
 #pragma unroll
@@ -165,27 +114,6 @@ class WarpRows {
     }
   }
 
-  // Matrices: tokens 0-7 and 8-15 of a chunk, then of the next.
-  __device__ void AddValues(const uint4* values, const uint32_t (&weights)[kMmas][kTokenSteps][4],
-                            int first_column) {
-    const int lane = threadIdx.x % kWarpSize;
-    const int token = lane % 16;
-    const int flip = (first_column / kChunkElements + lane / 16) ^ Tile::Flip(token);
-#pragma unroll
-    for (int step = 0; step < kTokenSteps; ++step) {
-#pragma unroll
-      for (int j = 0; j < kColumns / 8; j += 2) {
-        uint32_t v[4];
-        LoadMatrix4Transposed(v, values + (step * 16 + token) * Tile::kChunks + (j ^ flip));
-#pragma unroll
-        for (int m = 0; m < kMmas; ++m) {
-          MmaBf16(values_[m][j], weights[m][step], {v[0], v[1]});
-          MmaBf16(values_[m][j + 1], weights[m][step], {v[2], v[3]});
-        }
-      }
-    }
-  }
-
   // Over the four lanes that share a row.
   __device__ static float QuadMax(float x) {
     x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 1));
@@ -197,8 +125,7 @@ class WarpRows {
   }
 
   float scale_log2_;
-  const uint4* queries_;
-  uint32_t kept_queries_[kKeepsQueries ? kMmas : 1][kSteps][4];
+  WarpQueries<kDim, kMmas> queries_;
   int positions_[kMmas][2];
   float values_[kMmas][kColumns / 8][4] = {};
   float max_[kMmas][2];       // log2
