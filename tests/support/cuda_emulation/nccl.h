@@ -1,4 +1,5 @@
-// NCCL among threads of one process, for tests: collectives as work of emulated streams.
+// NCCL among threads and processes of one machine, for tests: collectives as work of emulated
+// streams.
 //
 // Names and values are those of NVIDIA's header (NCCL API reference). Emulated: communicators by
 // unique id, blocking or not; all-reduce (sums of f32 and int32), all-gather, send and receive of

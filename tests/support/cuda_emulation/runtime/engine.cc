@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 
@@ -126,14 +127,14 @@ bool Engine::AdvanceTowards(CUstream_st& stream) {
 }
 
 cudaError_t Engine::Await(std::unique_lock<std::mutex>& lock, CUstream_st& stream, int64_t ticket) {
-  while (stream.done < ticket && failure_.empty()) {
-    const int64_t before = num_changes_;
-    if (AdvanceTowards(stream) || num_changes_ > before) continue;
-    const cudaError_t error =
-        AwaitCondition(lock, "work in a stream", [&] { return num_changes_ > before; });
-    if (error != cudaSuccess) return error;
-  }
-  return error();
+  // Asked again and again: what other processes do is not told.
+  return AwaitCondition(lock, "work in a stream", [&] {
+    while (stream.done < ticket && failure_.empty()) {
+      const int64_t before = num_changes_;
+      if (!AdvanceTowards(stream) && num_changes_ == before) return false;
+    }
+    return true;
+  });
 }
 
 cudaError_t Engine::AwaitDevice(std::unique_lock<std::mutex>& lock, int device) {
@@ -157,6 +158,19 @@ bool Engine::AdvanceDevice(int device) {
   return busy;
 }
 
+void Engine::KeepGoing() {
+  if (std::exchange(keeps_going_, true)) return;
+  std::thread([this] {
+    int64_t seen = 0;
+    while (true) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      const std::lock_guard lock(mutex_);
+      if (seen == num_changes_) AdvanceOthers(nullptr);
+      seen = num_changes_;
+    }
+  }).detach();
+}
+
 void Engine::NotifyChange() {
   ++num_changes_;
   changed_.notify_all();
@@ -168,7 +182,7 @@ cudaError_t Engine::AwaitCondition(std::unique_lock<std::mutex>& lock, const cha
   int64_t changes = num_changes_;
   auto since = steady_clock::now();
   while (!done() && failure_.empty()) {
-    changed_.wait_for(lock, std::chrono::milliseconds(5));
+    changed_.wait_for(lock, std::chrono::microseconds(200));
     if (num_changes_ != changes) {
       changes = num_changes_;
       since = steady_clock::now();

@@ -80,6 +80,9 @@ class Engine {
   cudaError_t AwaitDevice(std::unique_lock<std::mutex>& lock, int device);
   // False when the device's streams are empty; otherwise their work goes on as far as it can.
   bool AdvanceDevice(int device);
+  // From now on work is done even if nobody waits for it, a few milliseconds late: other processes
+  // may wait for it.
+  void KeepGoing();
   // Something that work may wait for has changed.
   void NotifyChange();
   // For waits of other kinds: until done() or nothing advances any more.
@@ -115,6 +118,7 @@ class Engine {
   std::mutex mutex_;
   std::condition_variable changed_;
   int64_t num_changes_ = 0;
+  bool keeps_going_ = false;
   std::vector<std::shared_ptr<CUstream_st>> streams_;
   std::vector<std::shared_ptr<Capture>> captures_;
   std::string failure_;

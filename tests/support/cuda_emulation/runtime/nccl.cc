@@ -1,12 +1,14 @@
 #include <nccl.h>
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 #include "tests/support/cuda_emulation/runtime/engine.h"
-#include "tests/support/cuda_emulation/runtime/nccl_clique.h"
+#include "tests/support/cuda_emulation/runtime/nccl_mesh.h"
 
 namespace lockstep::cuda_emulation {
 namespace {
@@ -15,8 +17,7 @@ struct Batch;
 }  // namespace lockstep::cuda_emulation
 
 struct ncclComm {
-  std::shared_ptr<lockstep::cuda_emulation::Clique> clique;
-  int rank = 0;
+  std::shared_ptr<lockstep::cuda_emulation::NcclMesh> mesh;
   int device = 0;
   bool blocking = true;
   ncclResult_t state = ncclSuccess;
@@ -38,36 +39,24 @@ struct Batch {
 thread_local int group_depth = 0;
 thread_local std::vector<Batch> grouped;
 
-struct Registry {
-  int next_id = 1;
-  std::map<int, std::shared_ptr<Clique>> cliques;
-};
-Registry& TheRegistry() {
-  static auto* registry = new Registry;
-  return *registry;
-}
-
 // All operations of a group start together and end together.
-Work MakeBatchWork(const std::shared_ptr<Clique>& clique, int rank,
-                   const std::vector<Operation>& operations, std::shared_ptr<bool> aborted) {
-  std::vector<std::shared_ptr<Clique::Part>> parts;
-  for (const Operation& operation : operations) {
-    parts.push_back(std::make_shared<Clique::Part>(Clique::Part{operation}));
-  }
-  return [=, started = false]() mutable {
-    if (*aborted) return true;
-    for (size_t i = 0; i < parts.size() && !started; ++i) {
-      const std::string bad = clique->Arrive(rank, parts[i]);
-      if (parts[i]->done) TheEngine().NotifyChange();  // peers may go on, even within a graph
-      if (bad.empty()) continue;
-      TheEngine().Fail(bad);
-      return true;
+Work MakeBatchWork(const std::shared_ptr<NcclMesh>& mesh, const std::vector<Operation>& operations,
+                   std::shared_ptr<bool> aborted) {
+  std::vector<NcclMesh::Part> parts;
+  for (const Operation& operation : operations) parts.push_back({operation});
+  return [mesh, parts, aborted]() mutable {
+    bool all_done = true;
+    for (NcclMesh::Part& part : parts) {
+      if (*aborted || part.done) continue;
+      const bool begins = !part.begun;
+      if (const std::string bad = mesh->Advance(part); !bad.empty()) {
+        TheEngine().Fail(bad);
+        return true;
+      }
+      if (begins || part.done) TheEngine().NotifyChange();  // peers may go on
+      all_done &= part.done;
     }
-    started = true;
-    for (const auto& part : parts) {
-      if (!part->done) return false;
-    }
-    return true;
+    return all_done;
   };
 }
 
@@ -75,11 +64,10 @@ ncclResult_t LaunchBatch(const Batch& batch) {
   std::shared_ptr<CUstream_st> stream;
   if (TheEngine().Find(batch.stream, &stream) != cudaSuccess) return ncclUnhandledCudaError;
   ncclComm& comm = *batch.comm;
-  const MakeWork make = [clique = comm.clique, rank = comm.rank, aborted = comm.aborted,
-                         operations = batch.operations] {
-    return MakeBatchWork(clique, rank, operations, aborted);
+  const MakeWork make = [mesh = comm.mesh, aborted = comm.aborted, operations = batch.operations] {
+    return MakeBatchWork(mesh, operations, aborted);
   };
-  std::string name = absl::StrCat("NCCL of rank ", comm.rank, ":");
+  std::string name = absl::StrCat("NCCL of rank ", comm.mesh->rank(), ":");
   for (const Operation& operation : batch.operations) {
     absl::StrAppend(&name, " ", operation.Describe());
   }
@@ -98,12 +86,12 @@ ncclResult_t CheckOperation(ncclComm* comm, const Operation& operation) {
   if (comm->state == ncclInProgress) {
     return Refuse(comm, ncclInvalidUsage, "a call before the one before it was launched");
   }
-  if (operation.peer >= comm->clique->num_ranks || operation.peer == comm->rank) {
+  if (operation.peer >= comm->mesh->num_ranks() || operation.peer == comm->mesh->rank()) {
     return Refuse(comm, ncclInvalidArgument, absl::StrCat("no peer ", operation.peer));
   }
   const size_t bytes = operation.bytes();
   const bool gathers = operation.kind == Operation::Kind::kAllGather;
-  const size_t to_bytes = gathers ? bytes * comm->clique->num_ranks : bytes;
+  const size_t to_bytes = gathers ? bytes * comm->mesh->num_ranks() : bytes;
   const bool reads = operation.kind != Operation::Kind::kRecv;
   const bool writes = operation.kind != Operation::Kind::kSend;
   if ((bytes > 0 && reads && !TheDeviceMemory().Holds(operation.from, bytes)) ||
@@ -150,16 +138,6 @@ ncclResult_t Enqueue(ncclComm* comm, cudaStream_t stream, const Operation& opera
   return ncclSuccess;
 }
 
-// What a peer's end looks like.
-ncclResult_t PeersState(const ncclComm& comm) {
-  for (int rank = 0; rank < comm.clique->num_ranks; ++rank) {
-    if (rank != comm.rank && comm.clique->aborted[rank]) return ncclRemoteError;
-  }
-  return ncclSuccess;
-}
-
-bool AllJoined(const ncclComm& comm) { return comm.clique->num_joined == comm.clique->num_ranks; }
-
 }  // namespace
 }  // namespace lockstep::cuda_emulation
 
@@ -196,9 +174,9 @@ ncclResult_t ncclGetVersion(int* version) {
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const std::lock_guard lock(TheEngine().mutex());
-  const int number = TheRegistry().next_id++;
+  static int number = 0;
   std::memset(id, 0, sizeof(*id));
-  std::memcpy(id->internal, &number, sizeof(number));
+  std::snprintf(id->internal, sizeof(id->internal), "lockstep-nccl-%d-%d", getpid(), ++number);
   return ncclSuccess;
 }
 
@@ -209,33 +187,23 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
   std::unique_lock lock(TheEngine().mutex());
-  int number = 0;
-  std::memcpy(&number, id.internal, sizeof(number));
-  if (rank < 0 || rank >= num_ranks || config->magic != 0xcafebeef || number <= 0 ||
-      number >= TheRegistry().next_id) {
+  if (rank < 0 || rank >= num_ranks || config->magic != 0xcafebeef ||
+      std::strncmp(id.internal, "lockstep-nccl-", 14) != 0) {
     return Refuse(nullptr, ncclInvalidArgument, "a communicator of wrong arguments");
   }
-  std::shared_ptr<Clique>& clique = TheRegistry().cliques[number];
-  if (clique == nullptr) clique = std::make_shared<Clique>(num_ranks);
-  if (clique->num_ranks != num_ranks || clique->joined[rank]) {
-    return Refuse(nullptr, ncclInvalidUsage, absl::StrCat("rank ", rank, " twice"));
-  }
+  TheEngine().KeepGoing();
   *comm = new ncclComm;
-  (*comm)->clique = clique;
-  (*comm)->rank = rank;
+  (*comm)->mesh = std::make_shared<NcclMesh>(id.internal, num_ranks, rank);
   (*comm)->device = CurrentDevice();
   (*comm)->blocking = config->blocking != 0;
-  clique->joined[rank] = true;
-  ++clique->num_joined;
+  const auto joined = [mesh = (*comm)->mesh] { return mesh->Connect(); };
   if ((*comm)->blocking) {
-    const cudaError_t error = TheEngine().AwaitCondition(lock, "the ranks of a communicator",
-                                                         [&] { return AllJoined(**comm); });
+    const cudaError_t error =
+        TheEngine().AwaitCondition(lock, "the ranks of a communicator", joined);
     return error == cudaSuccess ? ncclSuccess : ncclSystemError;
   }
   (*comm)->state = ncclInProgress;
-  (*comm)->pending = [joining = *comm] {
-    return AllJoined(*joining) ? ncclSuccess : ncclInProgress;
-  };
+  (*comm)->pending = [joined] { return joined() ? ncclSuccess : ncclInProgress; };
   return ncclInProgress;
 }
 
@@ -249,12 +217,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
       comm->state = result;
     }
   }
-  const ncclResult_t peers = PeersState(*comm);
-  *error = peers != ncclSuccess ? peers : comm->state;
+  comm->mesh->Listen();
+  *error = comm->mesh->broken() ? ncclRemoteError : comm->state;
   return ncclSuccess;
 }
 
-// Waits, as the real one, for what the communicator has under way; the peers' parts included.
+// Waits, as the real one, for what the communicator has under way.
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   std::unique_lock lock(TheEngine().mutex());
   if (comm == nullptr || *comm->aborted) return ncclInvalidArgument;
@@ -263,11 +231,14 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   }
   if (comm->blocking) {
     const cudaError_t error = TheEngine().AwaitDevice(lock, comm->device);
+    comm->mesh->SayGoodbye();
     return error == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
   }
   comm->state = ncclInProgress;
-  comm->pending = [device = comm->device] {
-    return TheEngine().AdvanceDevice(device) ? ncclInProgress : ncclSuccess;
+  comm->pending = [device = comm->device, mesh = comm->mesh] {
+    if (TheEngine().AdvanceDevice(device)) return ncclInProgress;
+    mesh->SayGoodbye();
+    return ncclSuccess;
   };
   return ncclInProgress;
 }
@@ -288,18 +259,18 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const std::lock_guard lock(TheEngine().mutex());
   if (comm == nullptr) return ncclInvalidArgument;
   *comm->aborted = true;
-  comm->clique->aborted[comm->rank] = true;
+  comm->mesh->Close();
   TheEngine().NotifyChange();
   delete comm;
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  *count = comm->clique->num_ranks;
+  *count = comm->mesh->num_ranks();
   return ncclSuccess;
 }
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  *rank = comm->rank;
+  *rank = comm->mesh->rank();
   return ncclSuccess;
 }
 ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
