@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The server over the CUDA backend: a real GPU's, or the emulation's where the plugin given is that.
 #
-#   tests/e2e/gpu_serve_test.sh LOCKSTEP PLUGIN
+#   tests/e2e/gpu_serve_test.sh LOCKSTEP PLUGIN [FLAGS-OF-SERVE...]
 set -euo pipefail
 lockstep=${1:?usage: gpu_serve_test.sh LOCKSTEP PLUGIN}
 plugin=${2:?usage: gpu_serve_test.sh LOCKSTEP PLUGIN}
+shift 2
 model=${LOCKSTEP_SHARED:-$(dirname "$0")/../../../shared}/models/stories260K
 if [ ! -f "$model/model.safetensors" ]; then
   echo "SKIPPED: no $model"
@@ -48,11 +49,13 @@ refused() { # pattern, plugin, flags...: one line that says so
   echo "refused: $(grep -E -- "$pattern" "$scratch/log" | tail -1)"
 }
 
-refused "/nowhere.so" /nowhere.so --device cuda
-refused "8 and 4-bit weights" "$plugin" --device cuda --quantize int8
+if [ $# -eq 0 ]; then
+  refused "/nowhere.so" /nowhere.so --device cuda
+  refused "8 and 4-bit weights" "$plugin" --device cuda --quantize int8
+fi
 
 LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$model" --device cuda --listen 127.0.0.1:0 --json --max-model-len 256 \
-  --max-num-seqs 4 --max-batched-tokens 64 --num-kv-blocks 64 >"$scratch/log" 2>&1 &
+  --max-num-seqs 4 --max-batched-tokens 64 --num-kv-blocks 64 "$@" >"$scratch/log" 2>&1 &
 server=$!
 await ready
 grep '"event":"ready"' "$scratch/log" | head -1
@@ -70,10 +73,14 @@ for client in "${clients[@]}"; do wait "$client" || fail "a request among others
 echo "six requests at once: the reference's text each"
 
 rank=$(sed -n 's/.*"event":"rank_joined".*"pid":\([0-9]*\).*/\1/p' "$scratch/log" | head -1)
+expect_text through &
+client=$!
+sleep 0.2
 kill -9 "$rank"
+wait "$client" || fail "a request in whose midst a rank was killed"
 await ready_again
 expect_text again
-echo "after kill -9 of the rank: the reference's text again"
+echo "kill -9 of a rank in the midst of a request: the reference's text, then and afterwards"
 kill -INT "$server"
 wait "$server" || fail "the server did not stop cleanly"
 server=""
