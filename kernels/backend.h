@@ -25,6 +25,8 @@
 
 namespace lockstep {
 
+struct LogitsSummaryArgs;  // kernels/logits_summary.h
+
 // Device memory, owned. Aligned to at least 64 bytes, zero-filled at allocation.
 class DeviceBuffer {
  public:
@@ -260,6 +262,10 @@ class Backend {
                           float* out) = 0;
   // dst[i] += src[i]
   virtual void Add(float* dst, const float* src, int64_t count) = 0;
+
+  // Whether SummarizeLogits may be called: where the host had to fetch the logits to read them.
+  virtual bool SummarizesLogits() const = 0;
+  virtual void SummarizeLogits(const LogitsSummaryArgs& args) = 0;
 
   // ---- steps that repeat ----
   // Calls body, which issues kernels and collectives that are the same, to their addresses and

@@ -7,6 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/base/available_memory.h"
+#include "kernels/base/check.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/linear_runner.h"
@@ -51,6 +52,8 @@ class CpuBackend final : public Backend {
     return body();
   }
   bool KeepsSteps() const override { return false; }
+  bool SummarizesLogits() const override { return false; }
+  void SummarizeLogits(const LogitsSummaryArgs&) override { LS_CHECK(false) << "logits are here"; }
 
  private:
   // body(begin, end) over [0, count) in pieces of about `grain`, on all threads when there is more

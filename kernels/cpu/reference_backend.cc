@@ -338,6 +338,8 @@ class ReferenceBackend final : public Backend {
     return body();
   }
   bool KeepsSteps() const override { return false; }
+  bool SummarizesLogits() const override { return false; }
+  void SummarizeLogits(const LogitsSummaryArgs&) override { LS_CHECK(false) << "logits are here"; }
 
  private:
   template <typename Slice>

@@ -231,4 +231,8 @@ void CudaBackend::Add(float* dst, const float* src, int64_t count) {
   CudaCheck(LaunchAdd(dst, src, count, stream_), "adding");
 }
 
+void CudaBackend::SummarizeLogits(const LogitsSummaryArgs& args) {
+  CudaCheck(LaunchSummarizeLogits(args, stream_), "summarising logits");
+}
+
 }  // namespace lockstep::cuda

@@ -51,6 +51,8 @@ class CudaBackend final : public Backend {
   void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
                   float* out) override;
   void Add(float* dst, const float* src, int64_t count) override;
+  bool SummarizesLogits() const override { return true; }
+  void SummarizeLogits(const LogitsSummaryArgs& args) override;
   absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override {
     return recorder_->Repeat(key, body);
   }

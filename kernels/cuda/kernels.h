@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/backend.h"
+#include "kernels/logits_summary.h"
 
 namespace lockstep::cuda {
 
@@ -27,6 +28,7 @@ cudaError_t LaunchGatherRows(const float* in, const int32_t* rows, int64_t num_r
 cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream);
 // out[i] = in[i] rounded to nearest even.
 cudaError_t LaunchRoundToBf16(const float* in, int64_t count, BF16* out, cudaStream_t stream);
+cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 
 // How the context of a batch is cut for attention. Splits of a context are worked on side by side
 // and merged in ascending order; a token's result depends on split_tokens, on nothing else of the

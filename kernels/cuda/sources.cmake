@@ -6,6 +6,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/elementwise.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/host_staging.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/logits_summary.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/step_recorder.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/stored_rows.cc

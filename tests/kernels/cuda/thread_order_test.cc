@@ -67,5 +67,37 @@ TEST_F(CudaThreadOrder, AddRmsNormIsTheSame) {
   }
 }
 
+TEST_F(CudaThreadOrder, LogitsSummariesAreTheSame) {
+  constexpr int64_t kWidth = 9001;
+  constexpr int kSlices = 2;
+  Random random(48);
+  const DeviceArray<float> logits(random.Normals(kWidth));
+  const int64_t half = LogitsSummaryBytes(kSlices, 1);
+  const DeviceArray<LogitsJob> jobs({{.num_largest = 1, .inverse_temperature = 1.0f},
+                                     {.num_largest = 256,
+                                      .inverse_temperature = 0.3f,
+                                      .num_biases = 3,
+                                      .num_penalties = 2,
+                                      .num_masks = 1,
+                                      .repetition_penalty = 1.3f,
+                                      .out_offset = static_cast<int32_t>(half)}});
+  const DeviceArray<LogitAdjustment> adjustments(
+      {{0, 9.0f}, {5, -1.0f}, {9000, 9.0f}, {5, 1.0f}, {0, 2.0f}, {9000, 0.0f}});
+  std::vector<uint8_t> want;
+  for (const uint64_t order : kOrders) {
+    cuda_emulation::SetThreadOrder(order);
+    const DeviceArray<uint8_t> workspace(LogitsWorkspaceBytes(kWidth / 2 + 1, kSlices, 2, 256));
+    const DeviceArray<uint8_t> out(half + LogitsSummaryBytes(kSlices, 256));
+    ASSERT_EQ(cuda::LaunchSummarizeLogits(
+                  {logits.data(), kWidth, kWidth / 2 + 1, kSlices, jobs.data(), 2, 256,
+                   adjustments.data(), workspace.data(), reinterpret_cast<std::byte*>(out.data())},
+                  nullptr),
+              cudaSuccess);
+    const std::vector<uint8_t> got = out.Read();
+    if (want.empty()) want = got;
+    EXPECT_TRUE(got == want) << "order " << order;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -1,0 +1,224 @@
+// Summaries of logits against sorting and adding in double precision, over sizes that segments and
+// vectors fit and do not fit.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/kernels.h"
+#include "tests/kernels/cuda/device_array.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Rows {
+  int64_t width = 0;
+  int num_slices = 8;
+  std::vector<float> logits;  // [rows, width]
+  std::vector<LogitsJob> jobs;
+  std::vector<LogitAdjustment> adjustments;
+
+  int64_t slice_width() const { return (width + num_slices - 1) / num_slices; }
+};
+
+struct Summary {
+  LogitsSummary head;
+  std::vector<LogitsSlice> slices;
+  std::vector<LargestLogit> largest;
+};
+
+std::vector<Summary> SummarizeOnDevice(Rows rows, int shift = 0) {
+  int64_t bytes = 0;
+  int32_t max_largest = 0;
+  for (LogitsJob& job : rows.jobs) {
+    job.out_offset = static_cast<int32_t>(bytes);
+    bytes += LogitsSummaryBytes(rows.num_slices, job.num_largest);
+    max_largest = std::max(max_largest, job.num_largest);
+  }
+  const auto num_jobs = static_cast<int>(rows.jobs.size());
+  const DeviceArray<float> logits(rows.logits, shift);
+  const DeviceArray<LogitsJob> jobs(rows.jobs);
+  const DeviceArray<LogitAdjustment> adjustments(rows.adjustments);
+  const DeviceArray<std::byte> workspace(
+      LogitsWorkspaceBytes(rows.slice_width(), rows.num_slices, num_jobs, max_largest));
+  const DeviceArray<std::byte> out(bytes);
+  EXPECT_EQ(cuda::LaunchSummarizeLogits(
+                {logits.data(), rows.width, rows.slice_width(), rows.num_slices, jobs.data(),
+                 num_jobs, max_largest, adjustments.data(), workspace.data(), out.data()},
+                nullptr),
+            cudaSuccess);
+  const std::vector<std::byte> read = out.Read();
+  workspace.Read();
+  std::vector<Summary> summaries;
+  for (const LogitsJob& job : rows.jobs) {
+    const std::byte* at = read.data() + job.out_offset;
+    Summary& summary = summaries.emplace_back();
+    std::memcpy(&summary.head, at, sizeof(LogitsSummary));
+    summary.slices.resize(rows.num_slices);
+    at += sizeof(LogitsSummary);
+    std::memcpy(summary.slices.data(), at, rows.num_slices * sizeof(LogitsSlice));
+    at += rows.num_slices * sizeof(LogitsSlice);
+    summary.largest.resize(std::clamp(summary.head.count, 0, job.num_largest));
+    if (!summary.largest.empty()) {
+      std::memcpy(summary.largest.data(), at, summary.largest.size() * sizeof(LargestLogit));
+    }
+  }
+  return summaries;
+}
+
+float Clean(float x) {
+  return std::isnan(x) ? -kInf : std::min(x, std::numeric_limits<float>::max());
+}
+
+std::vector<float> Adjusted(const Rows& rows, const LogitsJob& job) {
+  const auto first = rows.logits.begin() + job.row * rows.width;
+  std::vector<float> row(first, first + rows.width);
+  std::transform(row.begin(), row.end(), row.begin(), Clean);
+  const LogitAdjustment* next = rows.adjustments.data() + job.first_adjustment;
+  for (int i = 0; i < job.num_biases; ++i, ++next) {
+    row[next->index] = Clean(row[next->index] + next->amount);
+  }
+  for (int i = 0; i < job.num_penalties; ++i, ++next) {
+    float& x = row[next->index];
+    x = Clean(x > 0 ? x / job.repetition_penalty : x * job.repetition_penalty);
+    if (next->amount == 0.0f) continue;
+    x -= job.frequency_penalty * next->amount;
+    x = Clean(x - job.presence_penalty);
+  }
+  for (int i = 0; i < job.num_masks; ++i, ++next) row[next->index] = -kInf;
+  return row;
+}
+
+void ExpectSlices(const Rows& rows, const LogitsJob& job, const std::vector<float>& row,
+                  const Summary& got) {
+  for (int64_t slice = 0; slice < rows.num_slices; ++slice) {
+    const int64_t begin = std::min(slice * rows.slice_width(), rows.width);
+    const int64_t end = std::min(begin + rows.slice_width(), rows.width);
+    double max = -kInf;
+    for (int64_t i = begin; i < end; ++i) max = std::max<double>(max, row[i]);
+    ASSERT_EQ(got.slices[slice].max, max) << "slice " << slice;
+    double sum = 0;
+    for (int64_t i = begin; i < end && max > -kInf && job.inverse_temperature != 0; ++i) {
+      sum += std::exp((double{row[i]} - max) * job.inverse_temperature);
+    }
+    ASSERT_NEAR(got.slices[slice].sum, sum, 1e-5 * sum) << "slice " << slice;
+  }
+}
+
+void ExpectLargest(const Rows& rows, const LogitsJob& job, const std::vector<float>& row,
+                   const Summary& got) {
+  std::vector<int32_t> order;
+  for (int32_t i = 0; i < rows.width; ++i) {
+    if (row[i] > -kInf) order.push_back(i);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return row[a] > row[b]; });
+  order.resize(std::min<size_t>(order.size(), job.num_largest));
+  ASSERT_EQ(got.head.count, static_cast<int32_t>(order.size()));
+  for (size_t i = 0; i < order.size(); ++i) {
+    ASSERT_EQ(got.largest[i].index, order[i]) << "place " << i;
+    ASSERT_EQ(got.largest[i].value, row[order[i]]) << "place " << i;
+    ASSERT_EQ(got.largest[i].raw, Clean(rows.logits[job.row * rows.width + order[i]]));
+  }
+  ASSERT_EQ(got.head.told, Clean(rows.logits[job.row * rows.width + job.told_index]));
+}
+
+void ExpectSummaries(const Rows& rows, int shift = 0) {
+  SCOPED_TRACE(::testing::Message() << "width " << rows.width << ", slices " << rows.num_slices);
+  const std::vector<Summary> got = SummarizeOnDevice(rows, shift);
+  for (size_t i = 0; i < rows.jobs.size(); ++i) {
+    SCOPED_TRACE(::testing::Message() << "job " << i);
+    const std::vector<float> row = Adjusted(rows, rows.jobs[i]);
+    ASSERT_NO_FATAL_FAILURE(ExpectSlices(rows, rows.jobs[i], row, got[i]));
+    ASSERT_NO_FATAL_FAILURE(ExpectLargest(rows, rows.jobs[i], row, got[i]));
+  }
+}
+
+class CudaLogitsSummary : public ::testing::Test {
+ protected:
+  // Values as they are, on a grid (ties), nearly all equal, and with what is no number.
+  std::vector<float> Row(int64_t width, int kind) {
+    std::normal_distribution<float> normal(0.0f, 3.0f);
+    std::vector<float> row(width);
+    for (float& x : row) {
+      x = normal(random_);
+      if (kind == 1) x = std::round(x);
+      if (kind == 2) x = random_() % 50 == 0 ? 2.0f : (random_() % 2 == 0 ? 0.0f : -0.0f);
+      if (kind == 3) x = OneOf({x, x, kNan, -kInf, kInf});
+      if (kind == 4) x = OneOf({kNan, -kInf});
+    }
+    return row;
+  }
+  float OneOf(std::initializer_list<float> values) {
+    return *(values.begin() + random_() % values.size());
+  }
+  int32_t Index(int64_t width) { return static_cast<int32_t>(random_() % width); }
+
+  Rows MakeRows(int64_t width, int num_slices, const std::vector<int32_t>& wanted) {
+    Rows rows{
+        .width = width, .num_slices = num_slices, .logits = {}, .jobs = {}, .adjustments = {}};
+    for (int kind = 0; kind < 5; ++kind) {
+      const std::vector<float> row = Row(width, kind);
+      rows.logits.insert(rows.logits.end(), row.begin(), row.end());
+      rows.jobs.push_back({.row = kind,
+                           .num_largest = wanted[random_() % wanted.size()],
+                           .told_index = Index(width),
+                           .inverse_temperature = OneOf({0.0f, 1.0f, 0.01f, 100.0f})});
+    }
+    return rows;
+  }
+
+  // Some of a job's tokens, each once, in any order.
+  int32_t AddAdjustments(Rows& rows, int64_t count, std::initializer_list<float> amounts) {
+    std::vector<int32_t> indices(rows.width);
+    std::iota(indices.begin(), indices.end(), 0);
+    std::shuffle(indices.begin(), indices.end(), random_);
+    indices.resize(std::min(count, rows.width));
+    for (const int32_t index : indices) rows.adjustments.push_back({index, OneOf(amounts)});
+    return static_cast<int32_t>(indices.size());
+  }
+  void Adjust(Rows& rows, LogitsJob& job, int64_t count) {
+    job.first_adjustment = static_cast<int32_t>(rows.adjustments.size());
+    job.num_biases = AddAdjustments(rows, count, {-100.0f, 0.3f, 100.0f});
+    job.num_penalties = AddAdjustments(rows, count, {0.0f, 1.0f, 3.0f});
+    job.num_masks = AddAdjustments(rows, count / 2, {0.0f});
+    job.repetition_penalty = OneOf({1.0f, 1.3f, 0.7f});
+    job.frequency_penalty = OneOf({0.0f, 0.4f, -1.1f});
+    job.presence_penalty = OneOf({0.0f, 0.7f, -2.0f});
+  }
+
+  std::mt19937 random_{3};
+};
+
+TEST_F(CudaLogitsSummary, EqualsSortingAndAdding) {
+  for (const int64_t width : {1, 2, 3, 4, 7, 8, 9, 31, 33, 64, 255, 256, 257, 512, 1000, 2049}) {
+    for (const int num_slices : {1, 3, 8}) {
+      for (const int shift : {0, 1}) {
+        ExpectSummaries(MakeRows(width, num_slices, {0, 1, 2, 20, 256}), shift);
+      }
+    }
+  }
+}
+
+TEST_F(CudaLogitsSummary, RowsOfManySegments) {
+  for (const int64_t width : {32003, 128256}) {
+    for (const int num_slices : {1, 8}) ExpectSummaries(MakeRows(width, num_slices, {1, 20, 256}));
+  }
+}
+
+TEST_F(CudaLogitsSummary, AdjustsBeforeItSelects) {
+  for (const int64_t width : {1, 5, 300, 2048, 20001}) {
+    Rows rows = MakeRows(width, 8, {1, 20, 256});
+    for (LogitsJob& job : rows.jobs) Adjust(rows, job, 1 + Index(600));
+    rows.jobs.push_back({.row = 0, .num_largest = 5, .inverse_temperature = 1.0f});  // raw, too
+    ExpectSummaries(rows);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing
