@@ -25,6 +25,7 @@ class BorrowedCommunicator final : public Communicator {
   }
   bool Probe(int peer) override { return body_.Probe(peer); }
   absl::Status Barrier() override { return body_.Barrier(); }
+  absl::Status Health() override { return body_.Health(); }
   void Abort() override { body_.Abort(); }
 
  private:

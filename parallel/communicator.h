@@ -42,6 +42,10 @@ class Communicator {
 
   virtual absl::Status Barrier() = 0;
 
+  // For bodies whose calls return before their work is done: what has ended the group since, else
+  // OK. Results that the host reads are the ranks' only if it is OK after they were waited for.
+  virtual absl::Status Health() { return absl::OkStatus(); }
+
   // The one call any thread may make: waits in progress and all later calls return UNAVAILABLE. In
   // process, on every rank of the grid; between processes, on this rank only (the others' end is
   // the launcher's matter).

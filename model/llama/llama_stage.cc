@@ -141,6 +141,9 @@ absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
                          act_.logits.as<float>());
   backend_.CopyToHost(host_logits_.data(), act_.logits.data(),
                       count * vocab * static_cast<int64_t>(sizeof(float)));
+  // A group that has ended lets the step run through with undefined numbers.
+  RETURN_IF_ERROR(groups_.tp->Health());
+  RETURN_IF_ERROR(groups_.pp->Health());
   return host_logits_.as<float>();
 }
 

@@ -51,6 +51,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status Recv(int peer, void* data, int64_t bytes) override;
   bool Probe(int peer) override;
   absl::Status Barrier() override;
+  absl::Status Health() override { return group_->Health(); }
   void Abort() override { group_->End("the group was aborted"); }
 
  private:

@@ -2,8 +2,8 @@
 //
 // Every call but Barrier is work of one stream: it returns when it is launched, and takes its turn
 // among that stream's kernels. Data must be on the device. When a group ends (a peer is gone,
-// Abort) its kernels return at once with undefined results: who has waited for the stream makes one
-// more call of the group before it believes them. UNAVAILABLE names rank and operation.
+// Abort) its kernels return at once with undefined results: who has waited for the stream asks for
+// Health before it believes them. UNAVAILABLE names rank and operation.
 #pragma once
 
 #include <cuda_runtime.h>

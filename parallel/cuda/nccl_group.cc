@@ -114,20 +114,26 @@ void NcclGroup::End(const std::string& why) {
 
 absl::Status NcclGroup::Health() {
   std::lock_guard lock(mutex_);
+  AskForErrors();
   return health_;
+}
+
+// Those that show while no call is under way.
+void NcclGroup::AskForErrors() {
+  if (is_settling_ || !health_.ok()) return;
+  ncclResult_t error = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
+  if (asked != ncclSuccess) error = asked;
+  if (error != ncclSuccess && error != ncclInProgress) {
+    EndLocked(ncclGetErrorString(error)).IgnoreError();
+  }
 }
 
 void NcclGroup::Watch() {
   std::unique_lock lock(mutex_);
   while (!leaving_changed_.wait_for(lock, kWatchInterval,
                                     [&] { return is_leaving_ || !health_.ok(); })) {
-    if (is_settling_) continue;
-    ncclResult_t error = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &error);
-    if (asked != ncclSuccess) error = asked;
-    if (error != ncclSuccess && error != ncclInProgress) {
-      EndLocked(ncclGetErrorString(error)).IgnoreError();
-    }
+    AskForErrors();
   }
 }
 

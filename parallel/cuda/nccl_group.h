@@ -53,7 +53,7 @@ class NcclGroup {
 
   // Any thread. The first reason stays. Kernels that run return, their results being undefined.
   void End(const std::string& why);
-  // OK, or what ended the group.
+  // OK, or what ended the group; asks NCCL.
   absl::Status Health();
 
  private:
@@ -61,6 +61,7 @@ class NcclGroup {
   absl::Status Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
                       std::chrono::milliseconds patience);
   absl::Status EndLocked(const std::string& why);
+  void AskForErrors();
   std::string Describe(const Operation& operation) const;
   void Watch();
 

@@ -271,6 +271,32 @@ TEST(NcclEndTest, ARankThatGoesEndsItsPeersWaits) {
   });
 }
 
+// A graph is launched past the communicator: only its health tells that the numbers are none.
+TEST(NcclEndTest, HealthTellsOfWhatAGraphCouldNotDo) {
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    cudaGraphExec_t exec = nullptr;
+    NcclOptions options = SmallOptions();
+    options.forget_graphs = [&] { EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess); };
+    ASSIGN_OR_RETURN(std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    const OnDevice data(nullptr, 32, stream.get());
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    RETURN_IF_ERROR(group->AllReduceSum(data.as<float>(), 8));
+    EXPECT_EQ(cudaStreamEndCapture(stream.get(), &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&exec, graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    RETURN_IF_ERROR(host.Barrier());
+    if (rank == 0) group->Abort();
+    EXPECT_EQ(cudaGraphLaunch(exec, stream.get()), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+    EXPECT_EQ(group->Health().code(), absl::StatusCode::kUnavailable);
+    group.reset();
+    return absl::OkStatus();
+  });
+}
+
 TEST(NcclEndTest, AnyThreadMayAbort) {
   RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
     const Stream stream;
