@@ -146,6 +146,43 @@ TEST_F(CublasLt, WhatIsNotEmulatedIsRefused) {
   EXPECT_EQ(Multiply(nullptr, 0), CUBLAS_STATUS_NOT_SUPPORTED);
 }
 
+// All finite e4m3 numbers, times one in each column.
+TEST_F(CublasLt, Fp8IsScaled) {
+  constexpr int64_t kSide = 16;
+  const auto run = [&](bool transposed) {
+    const int32_t op = transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtMatmulDescSetAttribute(desc_, CUBLASLT_MATMUL_DESC_TRANSA, &op, sizeof(op));
+    cublasLtMatrixLayout_t in = nullptr, out = nullptr;
+    cublasLtMatrixLayoutCreate(&in, CUDA_R_8F_E4M3, kSide, kSide, kSide);
+    cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, kSide, kSide, kSide);
+    const float one = 1, zero = 0;
+    const cublasStatus_t status = cublasLtMatmul(handle_, desc_, &one, a_, in, b_, in, &zero, d_,
+                                                 out, d_, out, nullptr, nullptr, 0, nullptr);
+    cublasLtMatrixLayoutDestroy(in);
+    cublasLtMatrixLayoutDestroy(out);
+    return status;
+  };
+  cudaFree(d_);
+  ASSERT_EQ(cudaMalloc(&d_, kSide * kSide * 4), cudaSuccess);
+  ASSERT_EQ(cudaMemset(b_, 0, kSide * kSide), cudaSuccess);
+  for (int64_t i = 0; i < kSide * kSide; ++i) {
+    static_cast<uint8_t*>(a_)[i] = static_cast<uint8_t>(i % 128 == 127 ? 0 : i);
+    if (i % kSide == i / kSide) static_cast<uint8_t*>(b_)[i] = 0x38;  // 1
+  }
+  *static_cast<float*>(workspace_) = 2.0f;
+  const auto* scale = static_cast<const float*>(workspace_);
+  cublasLtMatmulDescSetAttribute(desc_, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale,
+                                 sizeof(scale));
+  EXPECT_EQ(run(false), CUBLAS_STATUS_NOT_SUPPORTED);
+  ASSERT_EQ(run(true), CUBLAS_STATUS_SUCCESS);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const auto result = [&](int i) { return static_cast<float*>(d_)[i % kSide * kSide + i / kSide]; };
+  EXPECT_EQ(result(0x38), 2.0f);
+  EXPECT_EQ(result(0x01), 2.0f / 512);    // the smallest
+  EXPECT_EQ(result(0x7e), 2.0f * 448);    // the largest
+  EXPECT_EQ(result(0xc4), 2.0f * -3.0f);  // -1.5 * 2
+}
+
 TEST_F(CublasLt, OperandsMustLieOnTheDevice) {
   EXPECT_EQ(Multiply(nullptr, 0, kM * kK * 4), CUBLAS_STATUS_EXECUTION_FAILED);
   EXPECT_THAT(TakeFailure(), HasSubstr("A is not within the device's memory"));

@@ -1,5 +1,6 @@
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -9,6 +10,18 @@ DeviceMemory& TheDeviceMemory() {
   static DeviceMemory memory;
   return memory;
 }
+
+namespace {
+
+// Of large ones both ends only: workspaces of which tests use little would cost most of their time.
+void Poison(void* memory, size_t bytes) {
+  constexpr size_t kLarge = size_t{8} << 20;
+  const size_t end = std::min(bytes, kLarge / 2);
+  std::memset(memory, 0xff, bytes <= kLarge ? bytes : end);
+  if (bytes > kLarge) std::memset(static_cast<char*>(memory) + bytes - end, 0xff, end);
+}
+
+}  // namespace
 
 cudaError_t DeviceMemory::Allocate(size_t bytes, Kind kind, int device, int64_t limit,
                                    void** memory) {
@@ -20,7 +33,7 @@ cudaError_t DeviceMemory::Allocate(size_t bytes, Kind kind, int device, int64_t 
   }
   constexpr size_t kAlignment = 256;  // what cudaMalloc promises
   if (posix_memalign(memory, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
-  std::memset(*memory, 0xff, bytes);
+  Poison(*memory, bytes);
   regions_[reinterpret_cast<uintptr_t>(*memory)] = {static_cast<char*>(*memory), bytes, kind,
                                                     device};
   return cudaSuccess;

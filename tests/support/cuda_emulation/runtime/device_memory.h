@@ -20,8 +20,8 @@ class DeviceMemory {
     int device;
   };
 
-  // From malloc, of the exact size, filled with 0xff. cudaErrorMemoryAllocation beyond `limit` on
-  // the device.
+  // From malloc, of the exact size, filled with 0xff (above 8 MiB, the ends).
+  // cudaErrorMemoryAllocation beyond `limit` on the device.
   cudaError_t Allocate(size_t bytes, Kind kind, int device, int64_t limit, void** memory);
   cudaError_t Register(void* memory, size_t bytes);
   // cudaErrorInvalidValue when no region of this kind begins there.
