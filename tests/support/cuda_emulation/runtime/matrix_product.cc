@@ -51,17 +51,28 @@ std::vector<float> Gather(const Matrix& matrix, const void* data, int batch, boo
   return values;
 }
 
-float Dot(const float* a, const float* b, int64_t count, int64_t num_lanes) {
-  constexpr int64_t kMostLanes = 32;
-  float lanes[kMostLanes] = {};
+template <int num_lanes>
+float DotInLanes(const float* a, const float* b, int64_t count) {
+  float lanes[num_lanes] = {};
   int64_t k = 0;
   for (; k + num_lanes <= count; k += num_lanes) {
-    for (int64_t lane = 0; lane < num_lanes; ++lane) lanes[lane] += a[k + lane] * b[k + lane];
+    for (int lane = 0; lane < num_lanes; ++lane) lanes[lane] += a[k + lane] * b[k + lane];
   }
   for (; k < count; ++k) lanes[k % num_lanes] += a[k] * b[k];
   float sum = 0;
-  for (int64_t lane = 0; lane < num_lanes; ++lane) sum += lanes[lane];
+  for (const float lane : lanes) sum += lane;
   return sum;
+}
+
+float Dot(const float* a, const float* b, int64_t count, int num_lanes) {
+  switch (num_lanes) {
+    case 8:
+      return DotInLanes<8>(a, b, count);
+    case 16:
+      return DotInLanes<16>(a, b, count);
+    default:
+      return DotInLanes<32>(a, b, count);
+  }
 }
 
 float SumSplits(const Product& product, const float* a, const float* b, int64_t element) {
