@@ -55,13 +55,15 @@ std::string_view QuantizationName(Quantization quantization) {
       return "int8";
     case Quantization::kInt4:
       return "int4";
+    case Quantization::kFp8:
+      return "fp8";
   }
   return "?";
 }
 
 std::optional<Quantization> QuantizationOf(std::string_view name) {
   for (const Quantization quantization :
-       {Quantization::kNone, Quantization::kInt8, Quantization::kInt4}) {
+       {Quantization::kNone, Quantization::kInt8, Quantization::kInt4, Quantization::kFp8}) {
     if (name == QuantizationName(quantization)) return quantization;
   }
   return std::nullopt;
@@ -69,6 +71,9 @@ std::optional<Quantization> QuantizationOf(std::string_view name) {
 
 int64_t QuantizedBytes(Quantization quantization, int64_t num_rows, int64_t slice_k,
                        int64_t num_slices) {
+  if (quantization == Quantization::kFp8) {
+    return num_rows * (num_slices * slice_k + static_cast<int64_t>(sizeof(float)));
+  }
   const QuantizedGroups groups{slice_k, QuantizedGroup(quantization)};
   const int64_t slice_bytes = (slice_k * QuantizedBits(quantization) + 7) / 8 +
                               groups.per_slice() * static_cast<int64_t>(sizeof(BF16));

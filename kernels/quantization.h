@@ -1,5 +1,5 @@
-// Weights in 8 or 4 bits with a scale per group, and the plain code that says how numbers become
-// such. Pure; any thread. What a product with them computes is written at Backend::Linear.
+// Weights in 8 or 4 bits with a scale per group or row, and the plain code that says how numbers
+// become such. Pure; any thread. What a product with them computes is written at Backend::Linear.
 //
 // A group is a run of consecutive k of one row. Groups are counted from the beginning of each
 // K-slice (LinearShape), the last of a slice may be short: every rank of a tensor parallel layout
@@ -17,8 +17,12 @@
 namespace lockstep {
 
 // kInt8: groups of 64, q in [-127, 127], 8.25 bits a weight. kInt4: groups of 32, q in [-8, 7], 4.5
-// bits a weight.
-enum class Quantization : uint8_t { kNone, kInt8, kInt4 };
+// bits a weight. What follows in this file is about these two.
+//
+// kFp8: q of the format e4m3 (Micikevicius et al. 2022, "FP8 formats for deep learning"), an f32
+// scale per row, amax / 448, so that a weight is q * scale; x likewise per token while products
+// run. On GPUs only (kernels/cuda/fp8.cu), of compute capability 8.9 and later.
+enum class Quantization : uint8_t { kNone, kInt8, kInt4, kFp8 };
 
 inline constexpr int kMaxQuantizedGroup = 64;
 
@@ -32,7 +36,7 @@ constexpr int QuantizedBits(Quantization quantization) {
 constexpr int QuantizedZero(Quantization quantization) {
   return 1 << (QuantizedBits(quantization) - 1);
 }
-// "none", "int8", "int4", as options and messages have it.
+// "none", "int8", "int4", "fp8", as options and messages have it.
 std::string_view QuantizationName(Quantization quantization);
 std::optional<Quantization> QuantizationOf(std::string_view name);
 

@@ -91,6 +91,10 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
                    PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
                                  options.kv_cache, MemoryOfHosts(plan.launch) / num_replicas}));
   ASSIGN_OR_RETURN(plan.on_gpus, RanksUseGpus(options.rank, plan.launch));
+  if (!plan.on_gpus && options.model.quantize == "fp8") {
+    return absl::InvalidArgumentError(
+        "--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 and int4");
+  }
   if (plan.on_gpus && !options.kv_cache.gib.has_value() &&
       !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what their GPUs have room for

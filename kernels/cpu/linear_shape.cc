@@ -29,6 +29,10 @@ absl::Status CheckLinearShape(const LinearShape& shape) {
                                                    " cannot be cut into ", shape.num_k_slices,
                                                    " equal K-slices"));
   }
+  if (shape.quantization == Quantization::kFp8) {
+    return absl::InvalidArgumentError(
+        "fp8 weights are multiplied by GPUs; for the CPU use --quantize int8");
+  }
   if (shape.quantization == Quantization::kNone && shape.dtype != DType::kF32 &&
       shape.dtype != DType::kBF16) {
     return absl::InvalidArgumentError(absl::StrCat("linear weight: dtype ",

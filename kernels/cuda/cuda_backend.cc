@@ -21,18 +21,29 @@ constexpr int64_t kStagingBytes = int64_t{8} << 20;
 // Enough for all but long chunks over long contexts in fixed splits, which take more launches.
 constexpr int64_t kAttentionWorkspaceBytes = int64_t{64} << 20;
 
-// Row-major, as they lie in a checkpoint.
+constexpr int kFp8Multiple = 16;  // of both features: what cuBLASLt asks for
+constexpr int kFp8Capability = 89;
+
+bool IsFp8(const LinearShape& shape) { return shape.quantization == Quantization::kFp8; }
+
+// Row-major, as they lie in a checkpoint; e4m3 with a scale to each row.
 class DeviceRows final : public LinearWeight {
  public:
-  DeviceRows(const LinearShape& shape, DType dtype, DeviceBuffer memory)
-      : LinearWeight(shape), dtype_(dtype), memory_(std::move(memory)) {}
-  int64_t bytes() const override { return memory_.bytes(); }
-  int64_t row_bytes() const { return shape().in_features * DTypeBytes(dtype_); }
+  DeviceRows(const LinearShape& shape, int64_t element_bytes, DeviceBuffer memory,
+             DeviceBuffer scales)
+      : LinearWeight(shape),
+        element_bytes_(element_bytes),
+        memory_(std::move(memory)),
+        scales_(std::move(scales)) {}
+  int64_t bytes() const override { return memory_.bytes() + scales_.bytes(); }
+  int64_t row_bytes() const { return shape().in_features * element_bytes_; }
   std::byte* row(int64_t index) const { return memory_.as<std::byte>() + index * row_bytes(); }
+  float* scales() const { return scales_.as<float>(); }  // null unless e4m3
 
  private:
-  DType dtype_;
+  int64_t element_bytes_;
   DeviceBuffer memory_;
+  DeviceBuffer scales_;
 };
 
 }  // namespace
@@ -74,8 +85,22 @@ CudaBackend::~CudaBackend() {
   recorder_.reset();
   gemm_.reset();
   staging_.reset();
+  fp8_staged_.clear();
   if (attention_workspace_ != nullptr) cudaFree(attention_workspace_);
   cudaStreamDestroy(stream_);
+}
+
+GrowingMemory::~GrowingMemory() {
+  for (void* memory : all_) cudaFree(memory);
+}
+
+void* GrowingMemory::AtLeast(int64_t bytes) {
+  if (bytes <= bytes_) return all_.back();
+  void* memory = nullptr;
+  CudaCheck(cudaMalloc(&memory, static_cast<size_t>(bytes)), "memory of a kernel");
+  all_.push_back(memory);
+  bytes_ = bytes;
+  return memory;
 }
 
 void CudaBackend::UseDevice() const { CudaCheck(cudaSetDevice(options_.device), "choosing a GPU"); }
@@ -152,20 +177,46 @@ int64_t CudaBackend::AvailableBytes() const {
 
 absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AllocateLinear(
     const LinearShape& shape) {
-  RETURN_IF_ERROR(cpu::CheckLinearShape(shape));
-  if (shape.quantization != Quantization::kNone) {
+  LinearShape kept = shape;
+  kept.quantization = Quantization::kNone;
+  RETURN_IF_ERROR(cpu::CheckLinearShape(kept));
+  if (IsFp8(shape)) RETURN_IF_ERROR(PrepareFp8(shape));
+  if (shape.quantization == Quantization::kInt8 || shape.quantization == Quantization::kInt4) {
     return absl::InvalidArgumentError(
-        "8 and 4-bit weights are not computed with on GPUs yet: leave --quantize, or use --device "
-        "cpu");
+        "GPUs do not compute with int8 and int4 weights yet: leave --quantize, use fp8, or use "
+        "--device cpu");
   }
+  const int64_t element_bytes = IsFp8(shape) ? 1 : DTypeBytes(options_.compute);
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(shape.out_features * shape.in_features, DTypeBytes(options_.compute),
-                             &bytes)) {
+  if (__builtin_mul_overflow(shape.out_features * shape.in_features, element_bytes, &bytes)) {
     return absl::ResourceExhaustedError("linear weight: too large");
   }
-  RETURN_IF_ERROR(gemm_->Prepare(shape.out_features, shape.in_features));
+  RETURN_IF_ERROR(gemm_->Prepare(shape.out_features, shape.in_features, IsFp8(shape)));
   ASSIGN_OR_RETURN(DeviceBuffer memory, Allocate(bytes));
-  return std::make_unique<DeviceRows>(shape, options_.compute, std::move(memory));
+  DeviceBuffer scales;
+  if (IsFp8(shape)) {
+    ASSIGN_OR_RETURN(scales, Allocate(shape.out_features * int64_t{sizeof(float)}));
+  }
+  return std::make_unique<DeviceRows>(shape, element_bytes, std::move(memory), std::move(scales));
+}
+
+absl::Status CudaBackend::PrepareFp8(const LinearShape& shape) {
+  const int capability = 10 * properties_.major + properties_.minor;
+  if (capability < kFp8Capability) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fp8 weights need a GPU of compute capability 8.9 or later; ",
+                     properties_.name, " has ", properties_.major, ".", properties_.minor));
+  }
+  if (shape.out_features % kFp8Multiple != 0 || shape.in_features % kFp8Multiple != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fp8 weights come in multiples of 16; this rank's share of a matrix is ",
+                     shape.out_features, " x ", shape.in_features));
+  }
+  while (fp8_staged_.size() < static_cast<size_t>(kStagingSlots)) {
+    ASSIGN_OR_RETURN(DeviceBuffer staged, Allocate(kStagingBytes));
+    fp8_staged_.push_back(std::move(staged));
+  }
+  return absl::OkStatus();
 }
 
 void CudaBackend::PlaceWeights(WeightAllocator) { LS_CHECK(false) << "weights have no layout"; }
@@ -173,17 +224,29 @@ void CudaBackend::PlaceWeights(WeightAllocator) { LS_CHECK(false) << "weights ha
 void CudaBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
   cpu::CheckHostRows(weight.shape(), first_row, rows);
   UseDevice();
-  auto& device = static_cast<DeviceRows&>(weight);
-  const int64_t row_bytes = device.row_bytes();
+  const auto& device = static_cast<const DeviceRows&>(weight);
+  const int64_t in_features = weight.shape().in_features;
+  const bool is_fp8 = IsFp8(weight.shape());
+  const int64_t row_bytes = in_features * DTypeBytes(options_.compute);
   LS_CHECK(row_bytes <= staging_->slot_bytes()) << "a row of " << row_bytes << " bytes";
-  const int64_t rows_per_copy = staging_->slot_bytes() / row_bytes;
-  for (int64_t row = 0; row < rows.num_rows; row += rows_per_copy) {
-    const int64_t count = std::min(rows_per_copy, rows.num_rows - row);
-    staging_->FillAndCopy(device.row(first_row + row), count * row_bytes, [&](std::byte* slot) {
+  const int64_t rows_per_slot = staging_->slot_bytes() / row_bytes;
+  for (int64_t row = 0; row < rows.num_rows; row += rows_per_slot) {
+    const int64_t count = std::min(rows_per_slot, rows.num_rows - row);
+    const int64_t to = first_row + row;
+    const auto fill = [&](std::byte* slot) {
       for (int64_t i = 0; i < count; ++i) {
         ConvertRow(static_cast<const std::byte*>(rows.data) + (row + i) * rows.row_stride_bytes,
-                   rows.dtype, weight.shape().in_features, options_.compute, slot + i * row_bytes);
+                   rows.dtype, in_features, options_.compute, slot + i * row_bytes);
       }
+    };
+    staging_->FillAndIssue(fill, [&](const std::byte* slot, int index) {
+      if (!is_fp8) return staging_->IssueCopy(device.row(to), slot, count * row_bytes);
+      void* staged = fp8_staged_[static_cast<size_t>(index)].data();
+      staging_->IssueCopy(staged, slot, count * row_bytes);
+      CudaCheck(LaunchQuantizeFp8(staged, options_.compute, count, in_features,
+                                  reinterpret_cast<uint8_t*>(device.row(to)), device.scales() + to,
+                                  stream_),
+                "quantizing weights");
     });
   }
 }
@@ -200,8 +263,18 @@ void CudaBackend::AddRmsNorm(const RmsNormArgs& args) {
 
 void CudaBackend::Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) {
   const auto& rows = static_cast<const DeviceRows&>(weight);
-  gemm_->Run(rows.row(0), weight.shape().out_features, weight.shape().in_features, x, num_tokens,
-             y);
+  const auto [out_features, in_features] =
+      std::pair(weight.shape().out_features, weight.shape().in_features);
+  const Gemm::Weight w{out_features, in_features, rows.row(0), rows.scales()};
+  if (!IsFp8(weight.shape())) return gemm_->Run(w, {num_tokens, x}, y);
+  // in_features is a multiple of 16, so the scales behind the rows are aligned.
+  const int64_t num_bytes = num_tokens * in_features;
+  auto* q =
+      static_cast<uint8_t*>(fp8_input_.AtLeast(num_bytes + num_tokens * int64_t{sizeof(float)}));
+  auto* scales = reinterpret_cast<float*>(q + num_bytes);
+  CudaCheck(LaunchQuantizeFp8(x, options_.compute, num_tokens, in_features, q, scales, stream_),
+            "quantizing a product's input");
+  gemm_->Run(w, {num_tokens, q, scales}, y);
 }
 
 void CudaBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/accelerator.h"
 #include "kernels/backend.h"
@@ -15,6 +16,23 @@
 #include "kernels/cuda/step_recorder.h"
 
 namespace lockstep::cuda {
+
+// Device memory of a kernel, as much as it has ever needed. What was given out before stays, for
+// recorded steps may use it.
+class GrowingMemory {
+ public:
+  GrowingMemory() = default;
+  ~GrowingMemory();
+  GrowingMemory(const GrowingMemory&) = delete;
+  GrowingMemory& operator=(const GrowingMemory&) = delete;
+
+  // Aligned to 256 bytes. No recorded step makes it grow: it has run once before it is recorded.
+  void* AtLeast(int64_t bytes);
+
+ private:
+  std::vector<void*> all_;
+  int64_t bytes_ = 0;  // of the last
+};
 
 class CudaBackend final : public Backend {
  public:
@@ -62,6 +80,7 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}
   absl::Status Start();
   void UseDevice() const;  // what the calling thread does from now on is meant for it
+  absl::Status PrepareFp8(const LinearShape& shape);
 
   const AcceleratorOptions options_;
   cudaDeviceProp properties_ = {};
@@ -70,6 +89,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
+  GrowingMemory fp8_input_;               // e4m3 [num_tokens, in_features], scales [num_tokens]
+  std::vector<DeviceBuffer> fp8_staged_;  // rows on their way to e4m3, one for each slot
   std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object
 };
 

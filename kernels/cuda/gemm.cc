@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/kernels.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -16,8 +17,10 @@ namespace {
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kCandidates = 8;  // algorithms that are measured
 constexpr int kMeasurements = 3;
+constexpr uint32_t kAlignment = 16;  // bytes
 
 cudaDataType_t TypeOf(DType dtype) { return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; }
+constexpr cudaDataType_t kFp8 = CUDA_R_8F_E4M3;
 
 absl::Status CublasStatus(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
@@ -41,6 +44,9 @@ void SetColumns(cublasLtMatrixLayout_t layout, uint64_t columns) {
 struct Gemm::Product {
   int64_t out_features = 0;
   int64_t in_features = 0;
+  int64_t element_bytes = 0;  // of x and W
+  bool is_fp8 = false;
+  bool is_scaled = false;  // e4m3: cuBLASLt multiplies by the scales
   cublasLtMatrixLayout_t w = nullptr;
   cublasLtMatrixLayout_t x = nullptr;
   cublasLtMatrixLayout_t y = nullptr;
@@ -62,22 +68,46 @@ absl::StatusOr<std::unique_ptr<Gemm>> Gemm::Create(cudaStream_t stream, const Op
   return gemm;
 }
 
-absl::Status Gemm::Start() {
-  RETURN_IF_ERROR(CublasStatus(cublasLtCreate(&handle_), "starting cuBLASLt"));
-  RETURN_IF_ERROR(
-      CublasStatus(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-                   "describing a product"));
+absl::StatusOr<cublasLtMatmulDesc_t> Gemm::Describe() {
+  cublasLtMatmulDesc_t operation = nullptr;
+  RETURN_IF_ERROR(CublasStatus(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                               "describing a product"));
   const cublasOperation_t transposed = CUBLAS_OP_T;
   RETURN_IF_ERROR(
-      CublasStatus(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSA,
+      CublasStatus(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA,
                                                   &transposed, sizeof(transposed)),
                    "describing a product"));
+  return operation;
+}
+
+absl::Status Gemm::Start() {
+  RETURN_IF_ERROR(CublasStatus(cublasLtCreate(&handle_), "starting cuBLASLt"));
+  ASSIGN_OR_RETURN(plain_, Describe());
+  ASSIGN_OR_RETURN(scaled_, Describe());
+  const int32_t by_vector = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+  for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
+    if (scaled_ == nullptr ||
+        cublasLtMatmulDescSetAttribute(scaled_, mode, &by_vector, sizeof(by_vector)) ==
+            CUBLAS_STATUS_SUCCESS) {
+      continue;
+    }
+    cublasLtMatmulDescDestroy(scaled_);  // an older cuBLAS
+    scaled_ = nullptr;
+  }
   RETURN_IF_ERROR(
       CublasStatus(cublasLtMatmulPreferenceCreate(&preference_), "choosing algorithms"));
   RETURN_IF_ERROR(CublasStatus(
       cublasLtMatmulPreferenceSetAttribute(preference_, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                            &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
       "choosing algorithms"));
+  // Rows of an input may begin anywhere that 16 bytes allow.
+  for (const auto operand :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    RETURN_IF_ERROR(CublasStatus(
+        cublasLtMatmulPreferenceSetAttribute(preference_, operand, &kAlignment, sizeof(kAlignment)),
+        "choosing algorithms"));
+  }
   if (options_.deterministic) {
     const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
     RETURN_IF_ERROR(CublasStatus(
@@ -98,7 +128,9 @@ Gemm::~Gemm() {
     if (memory != nullptr) cudaFree(memory);
   }
   if (preference_ != nullptr) cublasLtMatmulPreferenceDestroy(preference_);
-  if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
+  for (cublasLtMatmulDesc_t operation : {plain_, scaled_}) {
+    if (operation != nullptr) cublasLtMatmulDescDestroy(operation);
+  }
   if (handle_ != nullptr) cublasLtDestroy(handle_);
 }
 
@@ -120,25 +152,30 @@ absl::Status Grow(int64_t bytes, int64_t& held, void** memory) {
 
 }  // namespace
 
-absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features) {
-  std::unique_ptr<Product>& product = products_[{out_features, in_features}];
+absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp8) {
+  std::unique_ptr<Product>& product = products_[{out_features, in_features, is_fp8}];
   if (product != nullptr) return absl::OkStatus();
   product = std::make_unique<Product>();
   product->out_features = out_features;
   product->in_features = in_features;
+  product->element_bytes = is_fp8 ? 1 : DTypeBytes(options_.compute);
+  product->is_fp8 = is_fp8;
+  product->is_scaled = is_fp8 && scaled_ != nullptr;
   const auto make = [](cublasLtMatrixLayout_t* layout, cudaDataType_t type, int64_t rows,
                        int64_t columns) {
     return CublasStatus(cublasLtMatrixLayoutCreate(layout, type, static_cast<uint64_t>(rows),
                                                    static_cast<uint64_t>(columns), rows),
                         "describing a matrix");
   };
-  const cudaDataType_t type = TypeOf(options_.compute);
+  const cudaDataType_t type = is_fp8 ? kFp8 : TypeOf(options_.compute);
   RETURN_IF_ERROR(make(&product->w, type, in_features, out_features));
   RETURN_IF_ERROR(make(&product->x, type, in_features, 1));
   RETURN_IF_ERROR(make(&product->y, CUDA_R_32F, out_features, 1));
   if (!options_.deterministic) return absl::OkStatus();
-  RETURN_IF_ERROR(
-      Grow(kFixedRows * in_features * DTypeBytes(options_.compute), fixed_x_bytes_, &fixed_x_));
+  // Scales lie behind the rows.
+  const int64_t x_bytes =
+      kFixedRows * (in_features * product->element_bytes + int64_t{sizeof(float)});
+  RETURN_IF_ERROR(Grow(x_bytes, fixed_x_bytes_, &fixed_x_));
   void* y = fixed_y_;
   const absl::Status grown =
       Grow(kFixedRows * out_features * int64_t{sizeof(float)}, fixed_y_bytes_, &y);
@@ -146,32 +183,40 @@ absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features) {
   return grown;
 }
 
-void Gemm::Run(const void* w, int64_t out_features, int64_t in_features, const void* x,
-               int64_t num_rows, float* y) {
-  if (num_rows == 0) return;
-  const auto found = products_.find({out_features, in_features});
-  LS_CHECK(found != products_.end()) << out_features << " x " << in_features;
+void Gemm::Run(const Weight& w, const Input& x, float* y) {
+  if (x.num_rows == 0) return;
+  const auto found = products_.find({w.out_features, w.in_features, w.scales != nullptr});
+  LS_CHECK(found != products_.end()) << w.out_features << " x " << w.in_features;
   Product& product = *found->second;
-  const Call call{w, x, num_rows, y};
+  LS_CHECK(product.is_fp8 == (x.scales != nullptr));
+  const Call call{w, x, y};
   if (options_.deterministic) return RunFixed(product, call);
   Multiply(product, AlgorithmFor(product, call), call);
 }
 
 void Gemm::RunFixed(Product& product, const Call& call) {
-  const int64_t x_row_bytes = product.in_features * DTypeBytes(options_.compute);
+  const int64_t x_row_bytes = product.in_features * product.element_bytes;
   const auto copy = [&](void* to, const void* from, int64_t bytes) {
     CudaCheck(
         cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
         "rows of a product");
   };
-  for (int64_t row = 0; row < call.num_rows; row += kFixedRows) {
-    const int64_t count = std::min(kFixedRows, call.num_rows - row);
-    Call tile{call.w, static_cast<const std::byte*>(call.x) + row * x_row_bytes, kFixedRows,
+  for (int64_t row = 0; row < call.x.num_rows; row += kFixedRows) {
+    const int64_t count = std::min(kFixedRows, call.x.num_rows - row);
+    Call tile{call.w,
+              {kFixedRows, static_cast<const std::byte*>(call.x.data) + row * x_row_bytes,
+               product.is_fp8 ? call.x.scales + row : nullptr},
               call.y + row * product.out_features};
     float* const y = tile.y;
     if (count < kFixedRows) {
-      copy(fixed_x_, tile.x, count * x_row_bytes);
-      tile.x = fixed_x_;
+      copy(fixed_x_, tile.x.data, count * x_row_bytes);
+      tile.x.data = fixed_x_;
+      if (product.is_fp8) {
+        auto* scales =
+            reinterpret_cast<float*>(static_cast<std::byte*>(fixed_x_) + kFixedRows * x_row_bytes);
+        copy(scales, tile.x.scales, count * int64_t{sizeof(float)});
+        tile.x.scales = scales;
+      }
       tile.y = fixed_y_;
     }
     Multiply(product, AlgorithmFor(product, tile), tile);
@@ -182,14 +227,28 @@ void Gemm::RunFixed(Product& product, const Call& call) {
 }
 
 void Gemm::Multiply(Product& product, const cublasLtMatmulAlgo_t& algorithm, const Call& call) {
-  SetColumns(product.x, static_cast<uint64_t>(call.num_rows));
-  SetColumns(product.y, static_cast<uint64_t>(call.num_rows));
+  SetColumns(product.x, static_cast<uint64_t>(call.x.num_rows));
+  SetColumns(product.y, static_cast<uint64_t>(call.x.num_rows));
+  const cublasLtMatmulDesc_t operation = product.is_scaled ? scaled_ : plain_;
+  if (product.is_scaled) {
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const float* const& scales) {
+      CublasCheck(cublasLtMatmulDescSetAttribute(operation, attribute, &scales, sizeof(scales)),
+                  "scales of a product");
+    };
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.w.scales);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.x.scales);
+  }
   const float one = 1.0f;
   const float zero = 0.0f;
-  CublasCheck(cublasLtMatmul(handle_, operation_, &one, call.w, product.w, call.x, product.x, &zero,
-                             call.y, product.y, call.y, product.y, &algorithm, workspace_,
-                             kWorkspaceBytes, stream_),
+  CublasCheck(cublasLtMatmul(handle_, operation, &one, call.w.data, product.w, call.x.data,
+                             product.x, &zero, call.y, product.y, call.y, product.y, &algorithm,
+                             workspace_, kWorkspaceBytes, stream_),
               "a product");
+  if (product.is_fp8 && !product.is_scaled) {
+    CudaCheck(LaunchScaleRowsAndColumns(call.y, call.x.num_rows, product.out_features,
+                                        call.x.scales, call.w.scales, stream_),
+              "scales of a product");
+  }
 }
 
 bool Gemm::IsRecording() const {
@@ -198,23 +257,34 @@ bool Gemm::IsRecording() const {
   return status != cudaStreamCaptureStatusNone;
 }
 
+int Gemm::FindAlgorithms(Product& product, uint64_t rows,
+                         std::span<cublasLtMatmulHeuristicResult_t> found) {
+  SetColumns(product.x, rows);
+  SetColumns(product.y, rows);
+  int num_found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle_, product.is_scaled ? scaled_ : plain_, product.w, product.x, product.y, product.y,
+      preference_, static_cast<int>(found.size()), found.data(), &num_found);
+  return status == CUBLAS_STATUS_SUCCESS ? num_found : 0;
+}
+
 // Of 1, 2, 3-4, 5-8 ... rows each: the best by measurement; while a step is recorded, or where rows
 // are always as many, the one that cuBLASLt expects to be best.
 const cublasLtMatmulAlgo_t& Gemm::AlgorithmFor(Product& product, const Call& call) {
-  const auto bucket = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(call.num_rows) - 1));
+  const auto bucket =
+      static_cast<size_t>(std::bit_width(static_cast<uint64_t>(call.x.num_rows) - 1));
   cublasLtMatmulAlgo_t& chosen = product.algorithms[bucket];
   if (product.is_known[bucket]) return chosen;
   // For the most rows that will use it: its workspace may grow with them.
-  SetColumns(product.x, uint64_t{1} << bucket);
-  SetColumns(product.y, uint64_t{1} << bucket);
   std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found = {};
-  int num_found = 0;
-  CublasCheck(
-      cublasLtMatmulAlgoGetHeuristic(handle_, operation_, product.w, product.x, product.y,
-                                     product.y, preference_, kCandidates, found.data(), &num_found),
-      "finding an algorithm");
+  int num_found = FindAlgorithms(product, uint64_t{1} << bucket, found);
+  if (num_found == 0 && product.is_scaled) {
+    product.is_scaled = false;  // not on this device: for all sizes
+    product.is_known = {};
+    num_found = FindAlgorithms(product, uint64_t{1} << bucket, found);
+  }
   LS_CHECK(num_found > 0) << "cuBLASLt has no algorithm for " << product.out_features << " x "
-                          << product.in_features << " with " << call.num_rows << " rows";
+                          << product.in_features << " with " << call.x.num_rows << " rows";
   chosen = found[0].algo;
   if (IsRecording()) return chosen;
   product.is_known[bucket] = true;

@@ -43,10 +43,13 @@ HostStaging::Slot& HostStaging::Acquire() {
   return *slot;
 }
 
-void HostStaging::Send(Slot& slot, void* device, int64_t bytes) {
-  CudaCheck(cudaMemcpyAsync(device, slot.memory, static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
-                            stream_),
-            "copying to the device");
+void HostStaging::IssueCopy(void* device, const std::byte* slot, int64_t bytes) {
+  CudaCheck(
+      cudaMemcpyAsync(device, slot, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),
+      "copying to the device");
+}
+
+void HostStaging::Release(Slot& slot) {
   CudaCheck(cudaEventRecord(slot.sent, stream_), "copying to the device");
   {
     std::lock_guard lock(mutex_);

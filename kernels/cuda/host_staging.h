@@ -29,10 +29,18 @@ class HostStaging {
   // fill(std::byte* slot) writes `bytes`, at most slot_bytes().
   template <typename Fill>
   void FillAndCopy(void* device, int64_t bytes, const Fill& fill) {
+    FillAndIssue(fill, [&](const std::byte* slot, int) { IssueCopy(device, slot, bytes); });
+  }
+  // issue(slot, index of the slot) issues to the stream what reads the slot; it is filled again
+  // when that is done.
+  template <typename Fill, typename IssueWork>
+  void FillAndIssue(const Fill& fill, const IssueWork& issue) {
     Slot& slot = Acquire();
     fill(slot.memory);
-    Send(slot, device, bytes);
+    issue(static_cast<const std::byte*>(slot.memory), static_cast<int>(&slot - slots_.data()));
+    Release(slot);
   }
+  void IssueCopy(void* device, const std::byte* slot, int64_t bytes);
 
  private:
   struct Slot {
@@ -43,7 +51,7 @@ class HostStaging {
 
   HostStaging(cudaStream_t stream, int64_t slot_bytes) : stream_(stream), slot_bytes_(slot_bytes) {}
   Slot& Acquire();  // waits until nobody holds it and its last copy has arrived
-  void Send(Slot& slot, void* device, int64_t bytes);
+  void Release(Slot& slot);
 
   const cudaStream_t stream_;
   const int64_t slot_bytes_;

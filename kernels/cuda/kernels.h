@@ -30,6 +30,16 @@ cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t 
 cudaError_t LaunchRoundToBf16(const float* in, int64_t count, BF16* out, cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 
+// Each row of x [num_rows, width] of x_dtype (kF32 or kBF16) in e4m3: q[i] = x[i] / scale rounded
+// to nearest even, scale = amax / 448. A row of zeros has scale 0, one with a number that is not
+// finite scale NaN; both have zeros for q. width is even; q is aligned to 2 bytes.
+cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
+                              uint8_t* q, float* scales, cudaStream_t stream);
+// y[row, column] *= row_scales[row] * column_scales[column].
+cudaError_t LaunchScaleRowsAndColumns(float* y, int64_t num_rows, int64_t num_columns,
+                                      const float* row_scales, const float* column_scales,
+                                      cudaStream_t stream);
+
 // How the context of a batch is cut for attention. Splits of a context are worked on side by side
 // and merged in ascending order; a token's result depends on split_tokens, on nothing else of the
 // batch.

@@ -15,9 +15,10 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       ->required();
   command
       .add_option("--quantize", flags.quantize,
-                  "keep matrices in 8 or 4 bits: none, int8, int4; ranks and controller must agree")
+                  "keep matrices in 8 or 4 bits: none, int8, int4 (on CPUs), fp8 (on GPUs); ranks and "
+                  "controller must agree")
       ->type_name("FORMAT")
-      ->check(CLI::IsMember({"none", "int8", "int4"}).description(""))
+      ->check(CLI::IsMember({"none", "int8", "int4", "fp8"}).description(""))
       ->capture_default_str()
       ->group("Computation");
   const char* layout = "Layout";

@@ -40,15 +40,18 @@ int64_t QuantizedLayerBytes(const ModelConfig& config, int tp, int tp_rank,
          bytes(2 * inner, hidden, 1) + bytes(hidden, inner, mlp_slices) + norms;
 }
 
-// A tied table is held twice: rows to copy, and the head, always in 8 bits.
+// A tied table is held twice: rows to copy, and the head, in 8 bits (as it is among fp8 weights).
 int64_t QuantizedEdgeBytes(const ModelConfig& config, int64_t vocabulary, bool is_first,
-                           bool is_last, DType dtype) {
+                           bool is_last, const HeldWeights& held) {
   const int64_t hidden = config.hidden_size;
+  const DType dtype = held.dtype;
   int64_t bytes = 0;
   if (is_first) bytes += vocabulary * hidden * DTypeBytes(dtype);
   if (is_last) {
-    bytes += QuantizedBytes(Quantization::kInt8, vocabulary, hidden, 1) +
-             hidden * static_cast<int64_t>(sizeof(float));
+    bytes += held.quantization == Quantization::kFp8
+                 ? vocabulary * hidden * DTypeBytes(dtype)
+                 : QuantizedBytes(Quantization::kInt8, vocabulary, hidden, 1);
+    bytes += hidden * static_cast<int64_t>(sizeof(float));
   }
   return bytes;
 }
@@ -68,7 +71,7 @@ absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int
     shard.weight_bytes =
         shard.layers.size() * QuantizedLayerBytes(config, tp, shard.tp_rank, quantization) +
         QuantizedEdgeBytes(config, VocabOf(sizes, tp, shard.tp_rank).size(), shard.stage == 0,
-                           shard.stage == pp - 1, held.dtype);
+                           shard.stage == pp - 1, held);
   }
   return shards;
 }

@@ -255,15 +255,15 @@ absl::Status LlamaStage::WarmUp() {
   UniformBatch uniform{.block_size = limits_.block_size, .vocab_size = config_.vocab_size};
   const int64_t most_seqs =
       std::min({limits_.max_num_seqs, limits_.max_batched_tokens, num_kv_blocks_});
-  for (uniform.num_seqs = 1; uniform.num_seqs <= most_seqs; uniform.num_seqs *= 2) {
-    for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(Forward(MakeUniformBatch(uniform)));
-  }
-  uniform.num_seqs = 1;
   const int64_t longest = std::min({limits_.max_batched_tokens, limits_.max_model_len,
                                     num_kv_blocks_ * static_cast<int64_t>(limits_.block_size)});
-  for (int64_t tokens = 2; tokens <= longest; tokens *= 2) {
+  for (int64_t tokens = longest; tokens > 1; tokens /= 2) {  // the largest takes its memory first
     uniform.context = uniform.new_tokens = tokens;
     RETURN_IF_ERROR(Forward(MakeUniformBatch(uniform)));
+  }
+  uniform.context = uniform.new_tokens = 1;
+  for (uniform.num_seqs = 1; uniform.num_seqs <= most_seqs; uniform.num_seqs *= 2) {
+    for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(Forward(MakeUniformBatch(uniform)));
   }
   backend_.Synchronize();
   return absl::OkStatus();

@@ -26,9 +26,10 @@ namespace lockstep {
 enum class WeightDType { kAuto, kF32, kBF16 };
 
 // How the LM head is kept when matrices are quantized: 8 bits also among 4-bit ones, since its
-// errors are the logits' own.
+// errors are the logits' own; among fp8 ones as it is, as in fp8 checkpoints.
 constexpr Quantization HeadQuantization(Quantization quantize) {
-  return quantize == Quantization::kNone ? Quantization::kNone : Quantization::kInt8;
+  return quantize == Quantization::kInt8 || quantize == Quantization::kInt4 ? Quantization::kInt8
+                                                                            : Quantization::kNone;
 }
 
 struct LoadStats {

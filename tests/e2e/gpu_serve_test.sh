@@ -51,7 +51,7 @@ refused() { # pattern, plugin, flags...: one line that says so
 
 if [ $# -eq 0 ]; then
   refused "/nowhere.so" /nowhere.so --device cuda
-  refused "8 and 4-bit weights" "$plugin" --device cuda --quantize int8
+  refused "int8 and int4 weights" "$plugin" --device cuda --quantize int8
 fi
 
 LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$model" --device cuda --listen 127.0.0.1:0 --json --max-model-len 256 \

@@ -69,15 +69,19 @@ double BestSeconds(cudaStream_t stream, const Work& work) {
   return best * 1e-3;
 }
 
-double ProductRate(cudaStream_t stream, uint8_t* memory) {
+double ProductRate(cudaStream_t stream, uint8_t* memory, bool is_fp8) {
   auto gemm = cuda::Gemm::Create(stream, {});
-  if (!gemm.ok() || !(*gemm)->Prepare(kSide, kSide).ok()) std::abort();
+  if (!gemm.ok() || !(*gemm)->Prepare(kSide, kSide, is_fp8).ok()) std::abort();
   constexpr int64_t kMatrix = kSide * kSide;
   auto* w = reinterpret_cast<uint16_t*>(memory);
   uint16_t* x = w + kMatrix;
   FillRandom<<<1024, 256, 0, stream>>>(w, 2 * kMatrix, 7);
   auto* y = reinterpret_cast<float*>(x + kMatrix);
-  const double seconds = BestSeconds(stream, [&] { (*gemm)->Run(w, kSide, kSide, x, kSide, y); });
+  auto* scales = is_fp8 ? y + kMatrix : nullptr;
+  if (is_fp8) Check(cudaMemsetAsync(scales, 0, kSide * sizeof(float), stream));
+  const double seconds = BestSeconds(stream, [&] {
+    (*gemm)->Run({kSide, kSide, w, scales}, {kSide, x, scales}, y);
+  });
   return 2.0 * kSide * kSide * kSide / seconds;
 }
 
@@ -103,7 +107,10 @@ DeviceLimits MeasureDeviceLimits(int device) {
                               Check(cudaMemcpyAsync(memory + kBytes / 2, memory, kBytes / 2,
                                                     cudaMemcpyDeviceToDevice, stream));
                             });
-  limits.bf16_flops_per_s = ProductRate(stream, memory);
+  limits.bf16_flops_per_s = ProductRate(stream, memory, false);
+  if (10 * properties.major + properties.minor >= 89) {
+    limits.fp8_flops_per_s = ProductRate(stream, memory, true);
+  }
   Check(cudaFree(memory));
   Check(cudaStreamDestroy(stream));
   return limits;

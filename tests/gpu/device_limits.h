@@ -7,6 +7,7 @@ struct DeviceLimits {
   double read_bytes_per_s = 0;  // one kernel that reads 4 GiB
   double copy_bytes_per_s = 0;  // device to device, bytes read and written
   double bf16_flops_per_s = 0;  // the best of large products of random numbers, by cuBLASLt
+  double fp8_flops_per_s = 0;   // likewise; 0 where there are no such products
 };
 
 // The best of several each. Ends the process on errors.

@@ -32,6 +32,7 @@ struct BenchOptions {
   int64_t context = 1024;
   int64_t prefill_tokens = 8192;
   int repeats = 20;
+  std::string quantize = "none";
   bool deterministic = false;
   bool json = false;
 };
@@ -63,6 +64,7 @@ class StepBench {
         *std::max_element(options.decode_seqs.begin(), options.decode_seqs.end());
     StageOptions stage;
     stage.weights = WeightDType::kBF16;
+    stage.quantize = *QuantizationOf(options.quantize);
     stage.num_load_threads = 8;
     stage.limits = {.max_batched_tokens = std::max(options.prefill_tokens, most_seqs),
                     .max_num_seqs = most_seqs,
@@ -104,15 +106,19 @@ class StepBench {
             {"issue_seconds", (issued - begin) / repeats}};
   }
 
+  bool is_fp8() const { return options_.quantize == "fp8"; }
+  double Rate(const DeviceLimits& limits) const {
+    return is_fp8() ? limits.fp8_flops_per_s : limits.bf16_flops_per_s;
+  }
+
   nlohmann::json Decode(int64_t seqs, const DeviceLimits& limits) {
     Log(fmt::format("decode of {} sequences at context {}", seqs, options_.context));
     nlohmann::json result =
         Time(MakeUniformBatch({seqs, options_.context, 1, kBlockSize, config_.vocab_size}),
              options_.repeats);
-    const StepCost cost =
-        CostOfStep(config_, seqs, seqs * options_.context, seqs * options_.context);
-    const double floor =
-        std::max(cost.bytes / limits.read_bytes_per_s, cost.flops / limits.bf16_flops_per_s);
+    const StepCost cost = CostOfStep(config_, seqs, seqs * options_.context,
+                                     seqs * options_.context, is_fp8() ? 1 : 2);
+    const double floor = std::max(cost.bytes / limits.read_bytes_per_s, cost.flops / Rate(limits));
     const double seconds = result["seconds"];
     result["sequences"] = seqs;
     result["tokens_per_s"] = static_cast<double>(seqs) / seconds;
@@ -127,12 +133,13 @@ class StepBench {
     nlohmann::json result =
         Time(MakeUniformBatch({1, tokens, tokens, kBlockSize, config_.vocab_size}),
              std::max(1, options_.repeats / 4));
-    const StepCost cost = CostOfStep(config_, tokens, tokens * (tokens + 1) / 2, tokens);
+    const StepCost cost =
+        CostOfStep(config_, tokens, tokens * (tokens + 1) / 2, tokens, is_fp8() ? 1 : 2);
     const double seconds = result["seconds"];
     result["tokens"] = tokens;
     result["tokens_per_s"] = static_cast<double>(tokens) / seconds;
     result["tflop_per_s"] = 1e-12 * cost.flops / seconds;
-    result["share_of_products"] = cost.flops / seconds / limits.bf16_flops_per_s;
+    result["share_of_products"] = cost.flops / seconds / Rate(limits);
     return result;
   }
 
@@ -146,10 +153,13 @@ class StepBench {
 
 void PrintSteps(const nlohmann::json& report) {
   fmt::print("{}\n", report["device"].get<std::string>());
-  fmt::print("limits   read {:.0f} GB/s, copy {:.0f} GB/s, bf16 products {:.0f} TFLOP/s\n",
-             report["limits"]["read_gb_per_s"].get<double>(),
-             report["limits"]["copy_gb_per_s"].get<double>(),
-             report["limits"]["bf16_tflop_per_s"].get<double>());
+  fmt::print(
+      "limits   read {:.0f} GB/s, copy {:.0f} GB/s, bf16 products {:.0f} TFLOP/s, fp8 "
+      "{:.0f}\n",
+      report["limits"]["read_gb_per_s"].get<double>(),
+      report["limits"]["copy_gb_per_s"].get<double>(),
+      report["limits"]["bf16_tflop_per_s"].get<double>(),
+      report["limits"]["fp8_tflop_per_s"].get<double>());
   const auto& steps = report["steps"];
   fmt::print("load     {:.1f} s, {:.2f} GB/s\n", steps["load"]["seconds"].get<double>(),
              steps["load"]["gb_per_s"].get<double>());
@@ -209,6 +219,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--repeats", options.repeats, "steps of a measurement")
       ->check(CLI::Range(1, 10000));
+  app.add_option("--quantize", options.quantize, "of the steps' weights: none or fp8")
+      ->check(CLI::IsMember({"none", "fp8"}));
   app.add_flag("--deterministic", options.deterministic, "of lockstep serve");
   app.add_flag("--json", options.json, "one JSON object on stdout");
   CLI11_PARSE(app, argc, argv);
@@ -222,7 +234,8 @@ int Main(int argc, char** argv) {
   report["device"] = backend->Description();
   report["limits"] = {{"read_gb_per_s", 1e-9 * limits.read_bytes_per_s},
                       {"copy_gb_per_s", 1e-9 * limits.copy_bytes_per_s},
-                      {"bf16_tflop_per_s", 1e-12 * limits.bf16_flops_per_s}};
+                      {"bf16_tflop_per_s", 1e-12 * limits.bf16_flops_per_s},
+                      {"fp8_tflop_per_s", 1e-12 * limits.fp8_flops_per_s}};
   ModelConfig config;
   {
     StepBench steps(options, MakeModel(options), *backend);

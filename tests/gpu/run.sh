@@ -55,7 +55,11 @@ if [ "$sanitizer" = 1 ]; then
 fi
 if [ "$bench" = 1 ]; then
   step "speed"
-  "$build/bin/gpu_bench" --shape "$shape" 2>"$build.bench.log" || { failed+=(gpu_bench); tail -5 "$build.bench.log"; }
+  for quantize in none fp8; do
+    echo "weights: $quantize"
+    "$build/bin/gpu_bench" --shape "$shape" --quantize "$quantize" 2>"$build.bench.log" ||
+      { failed+=("gpu_bench $quantize"); tail -5 "$build.bench.log"; }
+  done
 fi
 if [ ${#failed[@]} -gt 0 ]; then echo "FAILED: ${failed[*]}"; exit 1; fi
 echo "all passed (${SECONDS}s)"

@@ -193,15 +193,15 @@ class KernelTimer {
 
 }  // namespace
 
-StepCost CostOfStep(const ModelConfig& config, int64_t num_tokens, int64_t attended,
-                    int64_t cached) {
+StepCost CostOfStep(const ModelConfig& config, int64_t num_tokens, int64_t attended, int64_t cached,
+                    int weight_bytes) {
   const double head = static_cast<double>(config.vocab_size) * config.hidden_size;
   const double embedding = config.tie_word_embeddings ? 0 : head;
   const double matrices = config.num_parameters() - embedding - head;
   const double layers = config.num_layers;
   const double kv_width = static_cast<double>(config.num_kv_heads) * config.head_dim;
   const double q_width = static_cast<double>(config.num_heads) * config.head_dim;
-  return {.bytes = 2 * matrices + 4 * kv_width * layers * static_cast<double>(cached),
+  return {.bytes = weight_bytes * matrices + 4 * kv_width * layers * static_cast<double>(cached),
           .flops = 2 * matrices * static_cast<double>(num_tokens) +
                    4 * q_width * layers * static_cast<double>(attended)};
 }

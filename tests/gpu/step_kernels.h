@@ -14,10 +14,10 @@ struct StepCost {
   double bytes = 0;  // weights once, cache of every context once
   double flops = 0;  // a multiply-add counts two
 };
-// bf16 weights and cache. attended: (token, position) pairs; cached: positions of all sequences.
-// The LM head, which is not part of Forward, is not counted.
-StepCost CostOfStep(const ModelConfig& config, int64_t num_tokens, int64_t attended,
-                    int64_t cached);
+// A bf16 cache, weights of so many bytes. attended: (token, position) pairs; cached: positions of
+// all sequences. The LM head, which is not part of Forward, is not counted.
+StepCost CostOfStep(const ModelConfig& config, int64_t num_tokens, int64_t attended, int64_t cached,
+                    int weight_bytes);
 
 struct StepSize {
   int64_t num_seqs = 1;

@@ -6,6 +6,7 @@
 // "ldmatrix", "cp.async", "cvt", "ex2".
 #pragma once
 
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -24,6 +25,11 @@ __device__ inline uint32_t PackBf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// Two floats rounded to nearest even to e4m3, beyond 448 to 448; `low` lies first in memory.
+__device__ inline uint16_t PackE4m3(float low, float high) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
 
 // 2^x, to about two units in the last place; 1 for 0, 0 for minus infinity, denormals are zeros.

@@ -99,12 +99,60 @@ TEST_P(CudaStageTest, DeterministicTokensDependOnTheirSequenceAlone) {
   EXPECT_TRUE(SameBits(Run(staggered), want));
 }
 
+TEST_P(CudaStageTest, Fp8TakesMultiplesOf16) {
+  DriveOptions fp8 = Options(DType::kBF16);
+  fp8.stage.quantize = Quantization::kFp8;
+  const auto outcomes = Drive(*checkpoint_, fp8, requests_);
+  if (checkpoint_->config().intermediate_size % 16 == 0) {
+    EXPECT_TRUE(outcomes.ok()) << outcomes.status();
+  } else {
+    EXPECT_EQ(outcomes.status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, CudaStageTest, ::testing::Values("stories260K", "tiny-llama31"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// e4m3 has 3 bits of mantissa: a trained model does not mind, on text of its own.
+TEST(CudaDemoModelTest, Fp8SaysWhatBf16Says) {
+  const auto checkpoint =
+      Checkpoint::Open(std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "deploy/demo/model");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  DriveOptions options;
+  options.stage.weights = StageOptions::Weights::kBF16;
+  options.stage.limits = {.max_batched_tokens = 64, .max_num_seqs = 2, .max_model_len = 64};
+  options.make_backend = CpuBackends(1);
+  std::vector<Request> requests = {{{1, 500}, 46}, {{1, 900, 77}, 45}};
+  const auto text = Drive(**checkpoint, options, requests);
+  ASSERT_TRUE(text.ok()) << text.status();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].prompt.insert(requests[i].prompt.end(), (*text)[i].greedy.begin(),
+                              (*text)[i].greedy.end());
+    requests[i].num_greedy = 1;
+  }
+  const auto want = Drive(**checkpoint, options, requests);
+  options.make_backend = CudaBackends(DType::kBF16);
+  options.stage.quantize = Quantization::kFp8;
+  const auto got = Drive(**checkpoint, options, requests);
+  ASSERT_TRUE(want.ok() && got.ok()) << got.status();
+  EXPECT_LT(Distance(*got, *want), 0.1);
+  int num_same = 0;
+  int num_tokens = 0;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (size_t t = 0; t < (*got)[i].logits.size(); ++t, ++num_tokens) {
+      const auto likeliest = [t](const Outcome& outcome) {
+        const std::vector<float>& logits = outcome.logits[t];
+        return std::max_element(logits.begin(), logits.end()) - logits.begin();
+      };
+      num_same += likeliest((*got)[i]) == likeliest((*want)[i]) ? 1 : 0;
+    }
+  }
+  EXPECT_GE(num_same, num_tokens * 9 / 10);
+}
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -58,6 +58,10 @@ enum cublasLtReductionScheme_t {
   CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
   CUBLASLT_REDUCTION_SCHEME_MASK = 7,
 };
+enum cublasLtMatmulMatrixScale_t {
+  CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F = 0,
+  CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F = 3,  // one to each row of op(A), column of op(B)
+};
 enum cublasLtMatmulSearch_t { CUBLASLT_SEARCH_BEST_FIT = 0 };
 
 enum cublasLtMatrixLayoutAttribute_t {
@@ -80,6 +84,8 @@ enum cublasLtMatmulDescAttributes_t {
   CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,  // const float*, on the device
   CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,  // const float*
   CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,       // int8_t
+  CUBLASLT_MATMUL_DESC_A_SCALE_MODE = 31,     // int32_t
+  CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 32,     // int32_t
 };
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_SEARCH_MODE = 0,            // uint32_t

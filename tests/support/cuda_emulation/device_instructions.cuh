@@ -18,6 +18,7 @@ T* DynamicShared() {
 }
 
 uint32_t PackBf16(float low, float high);
+uint16_t PackE4m3(float low, float high);
 
 inline float Exp2(float x) { return exp2f(x); }
 

@@ -29,6 +29,7 @@ struct Device {
   int compute_major = 9;
   int compute_minor = 0;
   int64_t memory_bytes = int64_t{4} << 30;
+  bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
 };
 void SetDevice(const Device& device);
 

@@ -70,6 +70,9 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComput
   attributes.Add<const float*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, nullptr);
   attributes.Add<const float*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, nullptr);
   attributes.Add<int8_t>(CUBLASLT_MATMUL_DESC_FAST_ACCUM, 0);
+  for (const int mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
+    attributes.Add<int32_t>(mode, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return Destroy(desc); }

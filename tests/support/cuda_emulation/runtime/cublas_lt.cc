@@ -70,10 +70,11 @@ cublasStatus_t CheckTypes(const Product& product) {
   }
   if (a == CUDA_R_32F && d != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (a != CUDA_R_8F_E4M3) return CUBLAS_STATUS_SUCCESS;
-  // cuBLAS library reference, cublasLtMatmul(), "To use FP8 kernels".
+  // cuBLAS library reference, cublasLtMatmul(), "To use FP8 kernels"; of B's columns PyTorch's
+  // _scaled_mm (ATen/native/cuda/Blas.cpp) asks for no multiple.
   const bool multiples_of_16 = product.a.rows % 16 == 0 && product.a.columns % 16 == 0 &&
-                               product.b.rows % 16 == 0 && product.b.columns % 16 == 0 &&
-                               product.a.ld % 16 == 0 && product.b.ld % 16 == 0;
+                               product.b.rows % 16 == 0 && product.a.ld % 16 == 0 &&
+                               product.b.ld % 16 == 0;
   return product.a.transposed && !product.b.transposed && multiples_of_16
              ? CUBLAS_STATUS_SUCCESS
              : CUBLAS_STATUS_NOT_SUPPORTED;
@@ -121,6 +122,15 @@ cublasStatus_t Describe(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                     product->c.rows == product->d.rows && product->c.columns == product->d.columns;
   product->a_scale = attributes.As<const float*>(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
   product->b_scale = attributes.As<const float*>(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+  const auto is_vector = [&](int attribute) {
+    return attributes.As<int32_t>(attribute) == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+  };
+  product->scales_are_vectors = is_vector(CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+  if (product->scales_are_vectors != is_vector(CUBLASLT_MATMUL_DESC_B_SCALE_MODE) ||
+      (product->scales_are_vectors &&
+       (product->a.type != CUDA_R_8F_E4M3 || !TheEngine().device.has_fp8_scale_vectors))) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
   return fits ? CheckTypes(*product) : CUBLAS_STATUS_INVALID_VALUE;
 }
 
@@ -175,10 +185,13 @@ const char* OffDevice(const Product& product) {
   if (product.beta != 0 && !holds(product.c_data, product.c)) {
     return "C is not within the device's memory";
   }
-  for (const float* scale : {product.a_scale, product.b_scale}) {
-    if (scale != nullptr && !TheDeviceMemory().Holds(scale, sizeof(float))) {
-      return "a scale is not within the device's memory";
-    }
+  const auto holds_scales = [&](const float* scales, int64_t count) {
+    const auto num = static_cast<size_t>(product.scales_are_vectors ? count : 1);
+    return scales == nullptr || TheDeviceMemory().Holds(scales, num * sizeof(float));
+  };
+  if (!holds_scales(product.a_scale, product.rows()) ||
+      !holds_scales(product.b_scale, product.columns())) {
+    return "a scale is not within the device's memory";
   }
   return nullptr;
 }

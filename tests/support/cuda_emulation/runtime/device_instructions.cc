@@ -121,6 +121,34 @@ uint32_t PackBf16(float low, float high) {
   return RoundToBf16(low) | uint32_t{RoundToBf16(high)} << 16;
 }
 
+namespace {
+
+// The nearest of all that there are; of two as near the one whose last bit is 0. NaN stays NaN.
+uint8_t RoundToE4m3(float value) {
+  if (std::isnan(value)) return 0x7f;
+  const float magnitude = std::abs(value);
+  uint8_t best = 0;
+  float best_distance = magnitude;
+  for (int bits = 1; bits < 0x7f; ++bits) {
+    const int exponent = bits >> 3;
+    const int mantissa = bits & 7;
+    const float number = exponent == 0
+                             ? std::ldexp(static_cast<float>(mantissa), -9)
+                             : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+    const float distance = std::abs(magnitude - number);
+    if (distance > best_distance || (distance == best_distance && (bits & 1) != 0)) continue;
+    best = static_cast<uint8_t>(bits);
+    best_distance = distance;
+  }
+  return static_cast<uint8_t>(best | (std::signbit(value) ? 0x80 : 0));
+}
+
+}  // namespace
+
+uint16_t PackE4m3(float low, float high) {
+  return static_cast<uint16_t>(RoundToE4m3(low) | RoundToE4m3(high) << 8);
+}
+
 void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Site& site) {
   Fragments fragments{d, a, b};
   cuda_emulation::WarpExchange("mma", kAllLanes, &fragments, &Multiply, site);

@@ -95,11 +95,13 @@ void ComputeBatch(const Product& product, int batch) {
   const std::vector<float> a = Gather(product.a, product.a_data, batch, false);
   const std::vector<float> b = Gather(product.b, product.b_data, batch, true);
   const int64_t depth = product.depth();
-  float scale = product.alpha;
-  if (product.a_scale != nullptr) scale *= *product.a_scale;
-  if (product.b_scale != nullptr) scale *= *product.b_scale;
+  const auto scale_of = [&](const float* scales, int64_t index) {
+    return scales == nullptr ? 1.0f : scales[product.scales_are_vectors ? index : 0];
+  };
   for (int64_t column = 0; column < product.columns(); ++column) {
     for (int64_t row = 0; row < product.rows(); ++row) {
+      const float scale =
+          product.alpha * scale_of(product.a_scale, row) * scale_of(product.b_scale, column);
       float value = scale * SumSplits(product, &a[row * depth], &b[column * depth],
                                       column * product.rows() + row);
       if (product.beta != 0) {

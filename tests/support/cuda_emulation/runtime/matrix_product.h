@@ -39,6 +39,7 @@ struct Product {
   void* d_data = nullptr;
   const float* a_scale = nullptr;  // null: 1
   const float* b_scale = nullptr;
+  bool scales_are_vectors = false;  // by row of op(A), by column of op(B)
   Summation summation;
   float* workspace = nullptr;  // num_splits x rows x columns of D when there are several splits
 

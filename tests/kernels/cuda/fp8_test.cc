@@ -1,0 +1,159 @@
+// Quantization to e4m3 and products of such rows, by the CUDA backend.
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/kernels.h"
+#include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/kernel_fixture.h"
+#ifdef LOCKSTEP_CUDA_EMULATION
+#include "tests/support/cuda_emulation/emulation.h"
+#endif
+
+namespace lockstep::testing {
+namespace {
+
+// By the definition: 1 sign, 4 exponent (bias 7), 3 mantissa bits.
+float E4m3(uint8_t bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  const float sign = (bits & 0x80) != 0 ? -1.0f : 1.0f;
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -9);
+  return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+}
+
+struct Quantized {
+  std::vector<uint8_t> q;
+  std::vector<float> scales;
+};
+
+template <typename T>
+Quantized Quantize(const std::vector<T>& x, DType dtype, int64_t num_rows) {
+  const auto width = static_cast<int64_t>(x.size()) / num_rows;
+  DeviceArray<T> input(x);
+  DeviceArray<uint8_t> q(std::vector<uint8_t>(x.size(), 0xff));
+  DeviceArray<float> scales(std::vector<float>(static_cast<size_t>(num_rows), NAN));
+  EXPECT_EQ(cuda::LaunchQuantizeFp8(input.data(), dtype, num_rows, width, q.data(), scales.data(),
+                                    nullptr),
+            cudaSuccess);
+  return {q.Read(), scales.Read()};
+}
+
+TEST(QuantizeFp8Test, RoundsToTheNearestNumber) {
+  Random random(1);
+  for (const int64_t width : {2, 16, 62, 256, 1000, 4096}) {
+    constexpr int64_t kRows = 3;
+    const std::vector<float> x = random.Normals(kRows * width);
+    const Quantized got = Quantize(x, DType::kF32, kRows);
+    for (int64_t row = 0; row < kRows; ++row) {
+      float largest = 0;
+      for (int64_t i = 0; i < width; ++i) {
+        largest = std::max(largest, std::abs(x[static_cast<size_t>(row * width + i)]));
+      }
+      const float scale = got.scales[static_cast<size_t>(row)];
+      EXPECT_FLOAT_EQ(scale, largest / 448.0f);
+      for (int64_t i = row * width; i < (row + 1) * width; ++i) {
+        const float want = x[static_cast<size_t>(i)] / scale;
+        // Half a unit in the last place: 2^-4 of the number, or 2^-10 below the normal ones.
+        ASSERT_NEAR(E4m3(got.q[static_cast<size_t>(i)]), want,
+                    std::max(std::abs(want) * 0x1.001p-4f, 0x1p-10f))
+            << i;
+      }
+    }
+  }
+}
+
+TEST(QuantizeFp8Test, Bf16RowsAreReadAsWhatTheyAre) {
+  Random random(2);
+  std::vector<float> x = random.Normals(2 * 48);
+  std::vector<BF16> narrow;
+  for (float& value : x) {
+    narrow.push_back(ToBF16(value));
+    value = ToFloat(narrow.back());
+  }
+  const Quantized got = Quantize(narrow, DType::kBF16, 2);
+  const Quantized want = Quantize(x, DType::kF32, 2);
+  EXPECT_EQ(got.q, want.q);
+  EXPECT_EQ(got.scales, want.scales);
+}
+
+TEST(QuantizeFp8Test, ZerosAndWhatIsNotFiniteHaveScalesThatSaySo) {
+  std::vector<float> x(4 * 16, 0.0f);
+  x[16] = INFINITY;
+  x[32] = NAN;
+  x[48] = 1e-44f;
+  const Quantized got = Quantize(x, DType::kF32, 4);
+  EXPECT_EQ(got.q, std::vector<uint8_t>(x.size(), 0));
+  EXPECT_EQ(got.scales[0], 0.0f);
+  EXPECT_TRUE(std::isnan(got.scales[1]));
+  EXPECT_TRUE(std::isnan(got.scales[2]));
+  EXPECT_EQ(got.scales[3], 0.0f);
+}
+
+// A product of e4m3 rows against the sum over their numbers, in both precisions.
+void ExpectProducts(bool deterministic) {
+  constexpr int64_t kOut = 48, kIn = 96;
+  Random random(3);
+  const std::vector<float> w = random.Normals(kOut * kIn);
+  const auto backend = cuda::CudaBackend::Create(
+      {.device = 0, .compute = DType::kF32, .deterministic = deterministic});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto weight = (*backend)->AllocateLinear({.out_features = kOut,
+                                                  .in_features = kIn,
+                                                  .dtype = DType::kF32,
+                                                  .num_k_slices = 1,
+                                                  .quantization = Quantization::kFp8});
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  (*backend)->FillLinear(**weight, 0, {w.data(), DType::kF32, 40, kIn * 4});
+  (*backend)->FillLinear(**weight, 40, {w.data() + 40 * kIn, DType::kF32, 8, kIn * 4});
+  EXPECT_EQ((*weight)->bytes(), kOut * kIn + kOut * 4);
+  const Quantized qw = Quantize(w, DType::kF32, kOut);
+  for (const int64_t rows : {1, 3, 64, 70}) {
+    const std::vector<float> x = random.Normals(rows * kIn);
+    const Quantized qx = Quantize(x, DType::kF32, rows);
+    DeviceArray<float> input(x);
+    DeviceArray<float> output(std::vector<float>(static_cast<size_t>(rows * kOut), NAN));
+    (*backend)->Linear(**weight, input.data(), rows, output.data());
+    (*backend)->Synchronize();
+    const std::vector<float> got = output.Read();
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t out = 0; out < kOut; ++out) {
+        double sum = 0;
+        for (int64_t k = 0; k < kIn; ++k) {
+          sum += static_cast<double>(E4m3(qx.q[static_cast<size_t>(row * kIn + k)])) *
+                 E4m3(qw.q[static_cast<size_t>(out * kIn + k)]);
+        }
+        sum *= static_cast<double>(qx.scales[static_cast<size_t>(row)]) *
+               qw.scales[static_cast<size_t>(out)];
+        ASSERT_NEAR(got[static_cast<size_t>(row * kOut + out)], sum, 1e-4 * (1 + std::abs(sum)))
+            << row << ", " << out << " of " << rows;
+      }
+    }
+  }
+}
+
+TEST(Fp8ProductTest, IsTheSumOfTheRoundedNumbers) { ExpectProducts(false); }
+TEST(Fp8ProductTest, InTilesOfFixedRowsToo) { ExpectProducts(true); }
+
+#ifdef LOCKSTEP_CUDA_EMULATION
+TEST(Fp8ProductTest, WithoutScalesByRowOurKernelMultiplies) {
+  cuda_emulation::SetDevice({.has_fp8_scale_vectors = false});
+  ExpectProducts(false);
+  ExpectProducts(true);
+  cuda_emulation::SetDevice({});
+}
+
+TEST(Fp8ProductTest, OlderDevicesAreRefused) {
+  cuda_emulation::SetDevice({.compute_major = 8, .compute_minor = 0});
+  const auto backend = cuda::CudaBackend::Create({.compute = DType::kBF16});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto weight = (*backend)->AllocateLinear({16, 16, DType::kBF16, 1, Quantization::kFp8});
+  EXPECT_EQ(weight.status().code(), absl::StatusCode::kInvalidArgument);
+  cuda_emulation::SetDevice({});
+}
+#endif
+
+}  // namespace
+}  // namespace lockstep::testing
