@@ -4,6 +4,9 @@
 // is gone, a copy out of bounds, a wait that can never end) is a failure: it is printed, the device
 // refuses further work with cudaErrorLaunchFailure as a GPU does after one, and unless a test takes
 // the failure the process ends with status 1.
+//
+// Whole programs are tried under other conditions by two variables, read once:
+// LOCKSTEP_CUDA_THREAD_ORDER (as SetThreadOrder) and LOCKSTEP_CUDA_ISSUE=immediate.
 #pragma once
 
 #include <cstdint>

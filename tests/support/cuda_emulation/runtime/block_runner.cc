@@ -37,6 +37,12 @@ BlockRunner& TheBlockRunner() {
   return runner;
 }
 
+BlockRunner::BlockRunner() {
+  if (const char* order = std::getenv("LOCKSTEP_CUDA_THREAD_ORDER"); order != nullptr) {
+    SetOrder(std::strtoull(order, nullptr, 10));
+  }
+}
+
 void BlockRunner::SetOrder(uint64_t seed) {
   order_ = seed;
   random_.seed(seed);

@@ -26,6 +26,7 @@ struct Kernel {
 
 class BlockRunner {
  public:
+  BlockRunner();
   // As SetThreadOrder.
   void SetOrder(uint64_t seed);
   // All blocks. What broke a rule, or "".

@@ -17,6 +17,13 @@ Engine& TheEngine() {
   return *engine;
 }
 
+Engine::Engine() {
+  const char* wanted = std::getenv("LOCKSTEP_CUDA_ISSUE");
+  if (wanted != nullptr && std::string(wanted) == "immediate") {
+    issue = cuda_emulation::Issue::kImmediate;
+  }
+}
+
 MakeWork Once(std::function<void()> action) {
   return [action = std::move(action)]() -> Work {
     return [action] {

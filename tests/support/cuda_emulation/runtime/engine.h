@@ -65,6 +65,7 @@ namespace lockstep::cuda_emulation {
 
 class Engine {
  public:
+  Engine();
   std::mutex& mutex() { return mutex_; }
 
   // The stream of this handle, nullptr being the default one of the current device.

@@ -10,12 +10,6 @@
 #include "tests/support/cuda_emulation/runtime/engine.h"
 #include "tests/support/cuda_emulation/runtime/nccl_mesh.h"
 
-namespace lockstep::cuda_emulation {
-namespace {
-struct Batch;
-}
-}  // namespace lockstep::cuda_emulation
-
 struct ncclComm {
   std::shared_ptr<lockstep::cuda_emulation::NcclMesh> mesh;
   int device = 0;
