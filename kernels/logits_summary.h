@@ -25,7 +25,7 @@ struct LogitAdjustment {
 struct LogitsJob {
   int32_t row = 0;
   int32_t num_largest = 0;           // at most kMaxLargestLogits
-  int32_t told_index = 0;            // of a token whose raw logit is told
+  int32_t told_index = 0;            // of a token whose raw logit is told; -1: of none
   float inverse_temperature = 0.0f;  // 0: sums are not wanted, and left 0
   int32_t first_adjustment = 0;
   int32_t num_biases = 0;
@@ -43,7 +43,7 @@ constexpr int32_t kMaxLargestLogits = 256;
 // -infinity.
 struct LogitsSummary {
   int32_t count = 0;
-  float told = 0.0f;  // the raw logit of told_index
+  float told = 0.0f;  // the raw logit of told_index; -infinity if that is none
 };
 // Of a slice of the row: its largest logit, and the sum of exp((logit - max) * inverse_temperature)
 // to a relative error below 1e-5; -infinity and 0 when all are -infinity, or the slice is empty.

@@ -195,7 +195,9 @@ __global__ void __launch_bounds__(kMergeThreads, 1)
   const int count = job.num_largest == 0 ? 0
                                          : MergeKeys(workspace.keys, num_segments * job.num_largest,
                                                      job.num_largest, merged);
-  if (threadIdx.x == 0) *summary = {count, Bounded(row[job.told_index])};
+  if (threadIdx.x == 0) {
+    *summary = {count, job.told_index < 0 ? NegativeInfinity() : Bounded(row[job.told_index])};
+  }
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const LogitKey key = merged[i];
     int rank = 0;

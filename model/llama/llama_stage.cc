@@ -126,7 +126,7 @@ void LlamaStage::NormLogitsRows() {
                        .out = act_.normed.data()});
 }
 
-absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
+absl::StatusOr<const float*> LlamaStage::LogitsOnDevice(int64_t first, int64_t count) {
   LS_CHECK(is_last());
   const int64_t num_rows = batch_.num_logits_rows();
   if (first < 0 || count < 0 || count > kMaxLogitsRows || first > num_rows - count) {
@@ -134,13 +134,18 @@ absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
         absl::StrFormat("logits rows [%d, %d + %d) of %d, at most %d at once", first, first, count,
                         num_rows, kMaxLogitsRows));
   }
-  const int64_t vocab = shape_.vocab.size();
-  if (count == 0 || vocab == 0) return host_logits_.as<float>();
-  const int64_t row_bytes = shape_.hidden * DTypeBytes(backend_.LinearInput());
-  weights_.head->Forward(act_.normed.as<std::byte>() + first * row_bytes, count,
-                         act_.logits.as<float>());
-  backend_.CopyToHost(host_logits_.data(), act_.logits.data(),
-                      count * vocab * static_cast<int64_t>(sizeof(float)));
+  if (count > 0 && shape_.vocab.size() > 0) {
+    const int64_t row_bytes = shape_.hidden * DTypeBytes(backend_.LinearInput());
+    weights_.head->Forward(act_.normed.as<std::byte>() + first * row_bytes, count,
+                           act_.logits.as<float>());
+  }
+  return act_.logits.as<float>();
+}
+
+absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
+  ASSIGN_OR_RETURN(const float* logits, LogitsOnDevice(first, count));
+  backend_.CopyToHost(host_logits_.data(), logits,
+                      count * shape_.vocab.size() * static_cast<int64_t>(sizeof(float)));
   // A group that has ended lets the step run through with undefined numbers.
   RETURN_IF_ERROR(groups_.tp->Health());
   RETURN_IF_ERROR(groups_.pp->Health());

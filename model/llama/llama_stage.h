@@ -87,6 +87,9 @@ class LlamaStage {
   // rank's vocabulary shape().vocab, f32 [count, its size], on the host until the next call. count
   // <= kMaxLogitsRows.
   absl::StatusOr<const float*> Logits(int64_t first, int64_t count);
+  // The same, but left on the device, and perhaps not yet computed. Numbers are those of the model
+  // only if the groups' Health is OK once they were waited for.
+  absl::StatusOr<const float*> LogitsOnDevice(int64_t first, int64_t count);
   static constexpr int64_t kMaxLogitsRows = 64;
 
  private:

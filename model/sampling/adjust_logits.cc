@@ -85,4 +85,27 @@ void AdjustLogits(std::span<float> row, Range vocab, const SamplingParams& param
   mask(params.stop_token_ids);
 }
 
+void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHistory& history,
+                     int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
+                     std::vector<LogitAdjustment>& adjustments, LogitsJob& job) {
+  const auto add = [&](int32_t token, float amount) {
+    if (token < vocab.begin || token >= vocab.end) return 0;
+    adjustments.push_back({static_cast<int32_t>(token - vocab.begin), amount});
+    return 1;
+  };
+  job.first_adjustment = static_cast<int32_t>(adjustments.size());
+  for (const auto& [token, bias] : params.logit_bias) job.num_biases += add(token, bias);
+  for (const TokenHistory::Entry& entry : history.entries()) {
+    job.num_penalties += add(entry.token, static_cast<float>(entry.num_outputs));
+  }
+  job.repetition_penalty = params.repetition_penalty;
+  job.frequency_penalty = params.frequency_penalty;
+  job.presence_penalty = params.presence_penalty;
+  if (num_output_tokens >= params.min_tokens) return;
+  if (!params.ignore_eos) {
+    for (const int32_t token : eos_token_ids) job.num_masks += add(token, 0.0f);
+  }
+  for (const int32_t token : params.stop_token_ids) job.num_masks += add(token, 0.0f);
+}
+
 }  // namespace lockstep

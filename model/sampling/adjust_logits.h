@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "kernels/logits_summary.h"
 #include "model/sampling/sampling_params.h"
 #include "parallel/partition.h"
 
@@ -52,5 +53,10 @@ bool NeedsAdjusting(const SamplingParams& params, int32_t num_output_tokens,
 void AdjustLogits(std::span<float> row, Range vocab, const SamplingParams& params,
                   const TokenHistory& history, int32_t num_output_tokens,
                   std::span<const int32_t> eos_token_ids);
+
+// The same as a list for Backend::SummarizeLogits: appended to `adjustments`, and described in job.
+void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHistory& history,
+                     int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
+                     std::vector<LogitAdjustment>& adjustments, LogitsJob& job);
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "model/sampling/device_summary.h"
 #include "model/sampling/philox.h"
 #include "model/sampling/row_kernels.h"
 #include "model/sampling/row_summary.h"
@@ -77,9 +78,10 @@ ChoiceRule RuleOf(const LogitsRow& row, const RowStats& processed) {
 
 class VocabSampler::Impl {
  public:
-  Impl(SamplerOptions options, Communicator& tp)
+  Impl(SamplerOptions options, Communicator& tp, DeviceSummarizer* device)
       : options_(std::move(options)),
         tp_(tp),
+        device_(device),
         sizes_(VocabOnly(options_.vocab_size)),
         vocab_(VocabOf(sizes_, tp.size(), tp.rank())),
         num_slices_(NumVocabSlices(tp.size()) / tp.size()),
@@ -101,6 +103,7 @@ class VocabSampler::Impl {
 
   void Place(std::span<const LogitsRow> rows);
   void Summarize(std::span<const LogitsRow> rows, const float* logits);
+  void SummarizeOnDevice(std::span<const LogitsRow> rows, const float* logits);
   RowRecord Record(const Placed& placed, int rank);
   RowStats Combine(const Placed& placed, std::span<SliceStats> RowRecord::*stats,
                    float inverse_temperature);
@@ -110,15 +113,18 @@ class VocabSampler::Impl {
   double RawLogitOf(int32_t token, const Placed& placed);
   void FillLogprobs(double logit, const Placed& placed, RowOutcome& outcome);
   // Gathers the row's logits and chooses from all of them.
-  absl::Status ChooseFromWholeRow(const LogitsRow& row, const Placed& placed, const float* logits,
-                                  RowOutcome& outcome);
+  absl::Status ChooseFromWholeRow(const LogitsRow& row, const Placed& placed,
+                                  std::span<const float> logits, RowOutcome& outcome);
   absl::Status GatherRow(std::span<const float> mine, std::vector<float>& whole);
+  // On the host, until the next call.
   std::span<const float> RowOf(const float* logits, int64_t index) const {
+    if (device_ != nullptr) return device_->Fetch(index);
     return {logits + index * vocab_.size(), static_cast<size_t>(vocab_.size())};
   }
 
   SamplerOptions options_;
   Communicator& tp_;
+  DeviceSummarizer* const device_;  // null: logits are in the host's memory
   ShardedSizes sizes_;
   Range vocab_;
   int num_slices_;  // of one rank
@@ -127,6 +133,7 @@ class VocabSampler::Impl {
 
   // Reused from call to call.
   std::vector<Placed> placed_;
+  std::vector<size_t> left_to_host_;
   int64_t message_bytes_ = 0;
   std::vector<std::byte> messages_;  // [tp, message_bytes_]
   std::vector<SliceStats> slices_;
@@ -154,7 +161,28 @@ RowRecord VocabSampler::Impl::Record(const Placed& placed, int rank) {
 
 void VocabSampler::Impl::Summarize(std::span<const LogitsRow> rows, const float* logits) {
   messages_.resize(static_cast<size_t>(message_bytes_ * tp_.size()));
+  if (device_ != nullptr) return SummarizeOnDevice(rows, logits);
   for (size_t i = 0; i < rows.size(); ++i) {
+    RowRecord record = Record(placed_[i], tp_.rank());
+    summarizer_.Summarize(rows[i], placed_[i].shape, RowOf(logits, static_cast<int64_t>(i)),
+                          record);
+  }
+}
+
+void VocabSampler::Impl::SummarizeOnDevice(std::span<const LogitsRow> rows, const float* logits) {
+  device_->Begin(logits);
+  left_to_host_.clear();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (!device_->Add(static_cast<int64_t>(i), rows[i], placed_[i].shape, options_.eos_token_ids)) {
+      left_to_host_.push_back(i);
+    }
+  }
+  device_->Run();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    RowRecord record = Record(placed_[i], tp_.rank());
+    device_->Fill(static_cast<int64_t>(i), placed_[i].shape, record);
+  }
+  for (const size_t i : left_to_host_) {
     RowRecord record = Record(placed_[i], tp_.rank());
     summarizer_.Summarize(rows[i], placed_[i].shape, RowOf(logits, static_cast<int64_t>(i)),
                           record);
@@ -228,10 +256,10 @@ absl::Status VocabSampler::Impl::GatherRow(std::span<const float> mine, std::vec
 }
 
 absl::Status VocabSampler::Impl::ChooseFromWholeRow(const LogitsRow& row, const Placed& placed,
-                                                    const float* logits, RowOutcome& outcome) {
+                                                    std::span<const float> logits,
+                                                    RowOutcome& outcome) {
   ++num_whole_rows_gathered_;
-  const RowSummarizer::Rows mine =
-      summarizer_.Prepare(row, placed.shape, {logits, static_cast<size_t>(vocab_.size())});
+  const RowSummarizer::Rows mine = summarizer_.Prepare(row, placed.shape, logits);
   RETURN_IF_ERROR(GatherRow(mine.processed, whole_processed_));
   const RowStats processed =
       Combine(placed, &RowRecord::processed_stats, InverseTemperature(*row.params));
@@ -250,6 +278,7 @@ absl::Status VocabSampler::Impl::Choose(std::span<const LogitsRow> rows, const f
   if (rows.empty()) return absl::OkStatus();
   Place(rows);
   Summarize(rows, logits);
+  RETURN_IF_ERROR(tp_.Health());  // a group that has ended leaves undefined numbers on a device
   RETURN_IF_ERROR(tp_.AllGather(messages_.data() + tp_.rank() * message_bytes_, message_bytes_,
                                 messages_.data()));
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -259,8 +288,8 @@ absl::Status VocabSampler::Impl::Choose(std::span<const LogitsRow> rows, const f
     if (placed.shape.chooses) {
       const std::optional<int32_t> token = ChooseFromCandidates(rows[i], placed);
       if (!token.has_value()) {
-        RETURN_IF_ERROR(ChooseFromWholeRow(rows[i], placed,
-                                           RowOf(logits, static_cast<int64_t>(i)).data(), outcome));
+        RETURN_IF_ERROR(
+            ChooseFromWholeRow(rows[i], placed, RowOf(logits, static_cast<int64_t>(i)), outcome));
         continue;
       }
       outcome.token = *token;
@@ -276,8 +305,8 @@ absl::Status VocabSampler::Impl::Choose(std::span<const LogitsRow> rows, const f
   return absl::OkStatus();
 }
 
-VocabSampler::VocabSampler(SamplerOptions options, Communicator& tp)
-    : impl_(std::make_unique<Impl>(std::move(options), tp)) {}
+VocabSampler::VocabSampler(SamplerOptions options, Communicator& tp, DeviceSummarizer* device)
+    : impl_(std::make_unique<Impl>(std::move(options), tp, device)) {}
 VocabSampler::~VocabSampler() = default;
 
 absl::Status VocabSampler::Choose(std::span<const LogitsRow> rows, const float* logits,

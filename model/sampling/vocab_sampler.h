@@ -51,13 +51,17 @@ struct SamplerOptions {
   int num_candidates = 256;
 };
 
+class DeviceSummarizer;  // model/sampling/device_summary.h
+
 class VocabSampler {
  public:
-  // tp must outlive the sampler.
-  VocabSampler(SamplerOptions options, Communicator& tp);
+  // tp and device must outlive the sampler. device, of the same vocabulary range: where the logits
+  // lie; null: in the host's memory.
+  VocabSampler(SamplerOptions options, Communicator& tp, DeviceSummarizer* device = nullptr);
   ~VocabSampler();
 
-  // logits: f32 [rows.size(), VocabOf(this rank).size()]. outcomes is overwritten, one per row.
+  // logits: f32 [rows.size(), VocabOf(this rank).size()]; with a device, on it, and no more rows
+  // than it was made for. outcomes is overwritten, one per row.
   // Errors: those of the communicator.
   absl::Status Choose(std::span<const LogitsRow> rows, const float* logits,
                       std::vector<RowOutcome>& outcomes);

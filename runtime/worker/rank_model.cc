@@ -86,6 +86,12 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
   ASSIGN_OR_RETURN(std::unique_ptr<LlamaStage> stage,
                    LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, device_->backend(),
                                     device_->groups(), stage_options, progress));
+  if (stage->is_last() && device_->backend().SummarizesLogits()) {
+    ASSIGN_OR_RETURN(device_logits_,
+                     DeviceSummarizer::Create(
+                         device_->backend(), config().vocab_size, device_->groups().tp->size(),
+                         device_->groups().tp->rank(), LlamaStage::kMaxLogitsRows));
+  }
   ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, *device_, stage->kv_block_bytes()));
   stage_ = std::move(stage);
   return absl::OkStatus();
@@ -104,8 +110,13 @@ absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
 
 StageCalls RankModel::Calls() {
   return {.forward = [this](const StepBatch& batch) { return stage_->Forward(batch); },
-          .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
-          .max_logits_rows = LlamaStage::kMaxLogitsRows};
+          .logits =
+              [this](int64_t first, int64_t count) {
+                return device_logits_ != nullptr ? stage_->LogitsOnDevice(first, count)
+                                                 : stage_->Logits(first, count);
+              },
+          .max_logits_rows = LlamaStage::kMaxLogitsRows,
+          .device_logits = device_logits_.get()};
 }
 
 }  // namespace lockstep

@@ -33,6 +33,9 @@ struct StageCalls {
   // count <= max_logits_rows.
   std::function<absl::StatusOr<const float*>(int64_t first, int64_t count)> logits;
   int64_t max_logits_rows = 256;
+  // Where those logits lie, made for so many rows; null: in the host's memory. Must outlive the
+  // loop.
+  DeviceSummarizer* device_logits = nullptr;
 };
 
 // Called on the last stage's tp_rank 0 after every step, in step order. Must not wait: the next

@@ -1,0 +1,230 @@
+#include "model/sampling/device_summary.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+constexpr int kJobsPerRow = 2;  // what is chosen from, and the model's own probabilities
+// Of all rows of a call: 64 rows with 1,000 tokens each.
+constexpr int64_t kMaxAdjustments = 64 << 10;
+
+ShardedSizes VocabOnly(int64_t vocab_size) {
+  ShardedSizes sizes;
+  sizes.vocab_size = vocab_size;
+  return sizes;
+}
+
+// A job's result, told apart.
+struct Result {
+  LogitsSummary summary;
+  std::span<const LogitsSlice> slices;
+  std::span<const LargestLogit> largest;
+};
+
+Result ResultAt(const std::byte* bytes, int num_slices) {
+  const auto* summary = reinterpret_cast<const LogitsSummary*>(bytes);
+  const auto* slices = reinterpret_cast<const LogitsSlice*>(summary + 1);
+  const auto* largest = reinterpret_cast<const LargestLogit*>(slices + num_slices);
+  return {.summary = *summary,
+          .slices = {slices, static_cast<size_t>(num_slices)},
+          .largest = {largest, static_cast<size_t>(summary->count)}};
+}
+
+void CopyStats(std::span<const LogitsSlice> from, std::span<SliceStats> to) {
+  for (size_t i = 0; i < to.size(); ++i) to[i] = {.max = from[i].max, .sum = from[i].sum};
+}
+
+}  // namespace
+
+DeviceSummarizer::DeviceSummarizer(Backend& backend, int64_t vocab_size, int tp, int tp_rank,
+                                   int64_t max_rows)
+    : backend_(backend),
+      max_rows_(max_rows),
+      num_slices_(NumVocabSlices(tp) / tp),
+      slice_width_(VocabSlice(VocabOnly(vocab_size), tp, 0).size()),
+      vocab_(VocabOf(VocabOnly(vocab_size), tp, tp_rank)) {}
+
+absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(Backend& backend,
+                                                                           int64_t vocab_size,
+                                                                           int tp, int tp_rank,
+                                                                           int64_t max_rows) {
+  LS_CHECK(backend.SummarizesLogits() && max_rows >= 1);
+  std::unique_ptr<DeviceSummarizer> summarizer(
+      new DeviceSummarizer(backend, vocab_size, tp, tp_rank, max_rows));
+  RETURN_IF_ERROR(summarizer->Allocate());
+  RETURN_IF_ERROR(summarizer->WarmUp());
+  return summarizer;
+}
+
+absl::Status DeviceSummarizer::Allocate() {
+  const int64_t max_jobs = max_rows_ * kJobsPerRow;
+  const int64_t input_bytes =
+      max_jobs * int64_t{sizeof(LogitsJob)} + kMaxAdjustments * int64_t{sizeof(LogitAdjustment)};
+  const int64_t result_bytes =
+      max_rows_ * (LogitsSummaryBytes(num_slices_, kMaxLargestLogits) +
+                   LogitsSummaryBytes(num_slices_, SamplingParams::kMaxLogprobs));
+  const int64_t workspace_bytes = LogitsWorkspaceBytes(
+      slice_width_, num_slices_, static_cast<int>(max_jobs), kMaxLargestLogits);
+  ASSIGN_OR_RETURN(input_, backend_.Allocate(input_bytes));
+  ASSIGN_OR_RETURN(results_, backend_.Allocate(result_bytes));
+  ASSIGN_OR_RETURN(workspace_, backend_.Allocate(workspace_bytes));
+  ASSIGN_OR_RETURN(host_results_, backend_.AllocateOnHost(result_bytes));
+  ASSIGN_OR_RETURN(host_row_, backend_.AllocateOnHost(vocab_.size() * int64_t{sizeof(float)}));
+  jobs_.reserve(static_cast<size_t>(max_jobs));
+  adjustments_.reserve(static_cast<size_t>(kMaxAdjustments));
+  host_input_.resize(static_cast<size_t>(input_bytes));
+  offsets_.resize(static_cast<size_t>(max_rows_));
+  return absl::OkStatus();
+}
+
+// Kernels may be loaded when they are first used.
+absl::Status DeviceSummarizer::WarmUp() {
+  if (vocab_.size() == 0) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const DeviceBuffer row,
+                   backend_.Allocate(vocab_.size() * int64_t{sizeof(float)}));
+  Begin(row.as<float>());
+  AddJob({});
+  Run();
+  return absl::OkStatus();
+}
+
+void DeviceSummarizer::Begin(const float* logits) {
+  logits_ = logits;
+  jobs_.clear();
+  adjustments_.clear();
+  std::fill(offsets_.begin(), offsets_.end(), Offsets{});
+  max_largest_ = 0;
+  result_bytes_ = 0;
+}
+
+int64_t DeviceSummarizer::AddJob(LogitsJob job) {
+  const int64_t offset = result_bytes_;
+  job.out_offset = static_cast<int32_t>(offset);
+  result_bytes_ += LogitsSummaryBytes(num_slices_, job.num_largest);
+  max_largest_ = std::max(max_largest_, job.num_largest);
+  jobs_.push_back(job);
+  return offset;
+}
+
+bool DeviceSummarizer::Add(int64_t index, const LogitsRow& row, const RowShape& shape,
+                           std::span<const int32_t> eos_token_ids) {
+  LS_CHECK(index >= 0 && index < max_rows_) << "row " << index << " of " << max_rows_;
+  if (vocab_.size() == 0 || shape.num_candidates > kMaxLargestLogits ||
+      shape.num_top > SamplingParams::kMaxLogprobs) {
+    return false;
+  }
+  const LogitsJob raw = {.row = static_cast<int32_t>(index),
+                         .num_largest = shape.num_top,
+                         .inverse_temperature = shape.wants_logprobs ? 1.0f : 0.0f};
+  Offsets& offsets = offsets_[static_cast<size_t>(index)];
+  if (!shape.chooses) {
+    LogitsJob job = raw;
+    const bool is_mine = row.prompt_target >= vocab_.begin && row.prompt_target < vocab_.end;
+    job.told_index = is_mine ? static_cast<int32_t>(row.prompt_target - vocab_.begin) : -1;
+    offsets.raw = AddJob(job);
+    return true;
+  }
+  LogitsJob job = {.row = static_cast<int32_t>(index),
+                   .num_largest = shape.num_candidates,
+                   .inverse_temperature = shape.greedy ? 0.0f : InverseTemperature(*row.params)};
+  if (shape.adjusted) {
+    const size_t num_before = adjustments_.size();
+    ListAdjustments(vocab_, *row.params, *row.history, row.num_output_tokens, eos_token_ids,
+                    adjustments_, job);
+    if (adjustments_.size() > static_cast<size_t>(kMaxAdjustments)) {
+      adjustments_.resize(num_before);
+      return false;
+    }
+  }
+  offsets.processed = AddJob(job);
+  if (shape.wants_logprobs) offsets.raw = AddJob(raw);
+  return true;
+}
+
+void DeviceSummarizer::Run() {
+  if (jobs_.empty()) return;
+  const int64_t jobs_bytes = max_rows_ * kJobsPerRow * int64_t{sizeof(LogitsJob)};
+  std::memcpy(host_input_.data(), jobs_.data(), jobs_.size() * sizeof(LogitsJob));
+  if (!adjustments_.empty()) {
+    std::memcpy(host_input_.data() + jobs_bytes, adjustments_.data(),
+                adjustments_.size() * sizeof(LogitAdjustment));
+  }
+  backend_.CopyToDevice(
+      input_.data(), host_input_.data(),
+      adjustments_.empty()
+          ? static_cast<int64_t>(jobs_.size() * sizeof(LogitsJob))
+          : jobs_bytes + static_cast<int64_t>(adjustments_.size() * sizeof(LogitAdjustment)));
+  backend_.SummarizeLogits(
+      {.logits = logits_,
+       .width = vocab_.size(),
+       .slice_width = slice_width_,
+       .num_slices = num_slices_,
+       .jobs = input_.as<LogitsJob>(),
+       .num_jobs = static_cast<int>(jobs_.size()),
+       .max_largest = max_largest_,
+       .adjustments = reinterpret_cast<const LogitAdjustment*>(input_.as<std::byte>() + jobs_bytes),
+       .workspace = workspace_.data(),
+       .out = results_.as<std::byte>()});
+  backend_.CopyToHost(host_results_.data(), results_.data(), result_bytes_);
+}
+
+void DeviceSummarizer::Fill(int64_t index, const RowShape& shape, RowRecord& record) const {
+  const Offsets& offsets = offsets_[static_cast<size_t>(index)];
+  const std::byte* results = host_results_.as<std::byte>();
+  if (offsets.processed >= 0) FillChoice(results + offsets.processed, shape, record);
+  if (offsets.raw >= 0) FillRaw(results + offsets.raw, shape, record);
+}
+
+void DeviceSummarizer::FillChoice(const std::byte* bytes, const RowShape& shape,
+                                  RowRecord& record) const {
+  const Result result = ResultAt(bytes, num_slices_);
+  const auto first = static_cast<int32_t>(vocab_.begin);
+  CopyStats(result.slices, record.processed_stats);
+  int32_t count = 0;
+  for (const LargestLogit& largest : result.largest) {
+    record.candidates[count] = {.value = largest.value, .token = first + largest.index};
+    if (!record.raw_values.empty()) record.raw_values[count] = largest.raw;
+    ++count;
+  }
+  record.candidate_header->cut =
+      count == shape.num_candidates && shape.num_candidates < vocab_.size();
+  // Token 0 is chosen when nothing else can be: its raw logit must be known.
+  if (count == 0 && first == 0) {
+    record.candidates[0] = {.value = kNegInf, .token = 0};
+    if (!record.raw_values.empty()) record.raw_values[0] = result.summary.told;
+    count = 1;
+  }
+  record.candidate_header->count = count;
+}
+
+void DeviceSummarizer::FillRaw(const std::byte* bytes, const RowShape& shape,
+                               RowRecord& record) const {
+  const Result result = ResultAt(bytes, num_slices_);
+  if (record.target_logit != nullptr) *record.target_logit = result.summary.told;
+  if (!shape.wants_logprobs) return;
+  CopyStats(result.slices, record.raw_stats);
+  *record.top_header = {.count = result.summary.count, .cut = 0};
+  for (size_t i = 0; i < result.largest.size(); ++i) {
+    record.top[i] = {.value = result.largest[i].value,
+                     .token = static_cast<int32_t>(vocab_.begin) + result.largest[i].index};
+  }
+}
+
+std::span<const float> DeviceSummarizer::Fetch(int64_t index) {
+  const int64_t bytes = vocab_.size() * int64_t{sizeof(float)};
+  if (bytes > 0) {
+    backend_.CopyToHost(host_row_.data(), logits_ + index * vocab_.size(), bytes);
+  }
+  return {host_row_.as<float>(), static_cast<size_t>(vocab_.size())};
+}
+
+}  // namespace lockstep
