@@ -73,8 +73,9 @@ __device__ inline void FindDigit(const int* counts, int shift, KeySearch& search
     const int other = __shfl_up_sync(kWholeWarp, upto, offset);
     if (lane >= offset) upto += other;
   }
-  const int all = __shfl_sync(kWholeWarp, upto, kWarpSize - 1);  // all have read `search` by now
-  if (all <= remaining) {                                        // only at the first digit
+  const int all = __shfl_sync(kWholeWarp, upto, kWarpSize - 1);
+  __syncwarp();            // all have read `search`, which one will write
+  if (all <= remaining) {  // only at the first digit
     if (lane == 0) search.ends = true;
     return;
   }

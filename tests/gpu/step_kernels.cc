@@ -6,11 +6,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "fmt/format.h"
 #include "kernels/base/check.h"
+#include "kernels/logits_summary.h"
 #include "model/llama/device_batch.h"
 #include "model/llama/uniform_batch.h"
 
@@ -71,6 +73,11 @@ class KernelTimer {
     });
     TimeLinear("down product", layers, config_.hidden_size, config_.intermediate_size);
     TimeLinear("LM head", 1, config_.vocab_size, config_.hidden_size, size_.num_seqs);
+    if (backend_.SummarizesLogits()) {
+      FillLogits();
+      TimeSummaries("summaries, greedy", 1);
+      TimeSummaries("summaries, sampled", kMaxLargestLogits);
+    }
     return {{"step", fmt::format("{} x {} tokens at context {}", size_.num_seqs, size_.new_tokens,
                                  size_.context)},
             {"kernels", kernels_}};
@@ -117,6 +124,52 @@ class KernelTimer {
       backend_.Linear(*weights[static_cast<size_t>(i) % weights.size()], input_.data(), rows,
                       wide_.as<float>());
     });
+  }
+
+  // Spread as a model's are: sums of uniform numbers.
+  void FillLogits() {
+    std::vector<float> row(static_cast<size_t>(config_.vocab_size));
+    std::minstd_rand random(1);
+    for (int64_t i = 0; i < size_.num_seqs; ++i) {
+      for (float& x : row) {
+        x = 0;
+        for (int term = 0; term < 4; ++term) x += static_cast<float>(random() % 8192) / 1024 - 4;
+      }
+      backend_.CopyToDevice(wide_.as<float>() + i * config_.vocab_size, row.data(),
+                            config_.vocab_size * int64_t{sizeof(float)});
+    }
+  }
+
+  void TimeSummaries(const std::string& name, int32_t num_largest) {
+    constexpr int kSlices = 8;
+    const int64_t slice_width = (config_.vocab_size + kSlices - 1) / kSlices;
+    const int64_t result_bytes = LogitsSummaryBytes(kSlices, num_largest);
+    const auto num_jobs = static_cast<int>(size_.num_seqs);
+    std::vector<LogitsJob> jobs;
+    for (int i = 0; i < num_jobs; ++i) {
+      jobs.push_back({.row = i,
+                      .num_largest = num_largest,
+                      .inverse_temperature = num_largest > 1 ? 1.0f : 0.0f,
+                      .out_offset = static_cast<int32_t>(i * result_bytes)});
+    }
+    const auto jobs_bytes = static_cast<int64_t>(jobs.size() * sizeof(LogitsJob));
+    const DeviceBuffer device_jobs = Value(backend_.Allocate(jobs_bytes));
+    backend_.CopyToDevice(device_jobs.data(), jobs.data(), jobs_bytes);
+    const DeviceBuffer workspace =
+        Value(backend_.Allocate(LogitsWorkspaceBytes(slice_width, kSlices, num_jobs, num_largest)));
+    const DeviceBuffer out = Value(backend_.Allocate(num_jobs * result_bytes));
+    Time(name, 1, static_cast<double>(num_jobs * (4 * config_.vocab_size + result_bytes)), 0,
+         [&](int64_t) {
+           backend_.SummarizeLogits({.logits = wide_.as<float>(),
+                                     .width = config_.vocab_size,
+                                     .slice_width = slice_width,
+                                     .num_slices = kSlices,
+                                     .jobs = device_jobs.as<LogitsJob>(),
+                                     .num_jobs = num_jobs,
+                                     .max_largest = num_largest,
+                                     .workspace = workspace.data(),
+                                     .out = out.as<std::byte>()});
+         });
   }
 
   void TimeRope(int64_t times) {
