@@ -14,9 +14,10 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       ->type_name("MODEL")
       ->required();
   command
-      .add_option("--quantize", flags.quantize,
-                  "keep matrices in 8 or 4 bits: none, int8, int4 (on CPUs), fp8 (on GPUs); ranks and "
-                  "controller must agree")
+      .add_option(
+          "--quantize", flags.quantize,
+          "keep matrices in 8 or 4 bits: none, int8, int4 (on CPUs), fp8 (on GPUs); ranks and "
+          "controller must agree")
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"none", "int8", "int4", "fp8"}).description(""))
       ->capture_default_str()
