@@ -53,13 +53,13 @@ DeviceSummarizer::DeviceSummarizer(Backend& backend, int64_t vocab_size, int tp,
       slice_width_(VocabSlice(VocabOnly(vocab_size), tp, 0).size()),
       vocab_(VocabOf(VocabOnly(vocab_size), tp, tp_rank)) {}
 
-absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(Backend& backend,
-                                                                           int64_t vocab_size,
-                                                                           int tp, int tp_rank,
-                                                                           int64_t max_rows) {
+absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(
+    Backend& backend, int64_t vocab_size, int tp, int tp_rank, int64_t max_rows,
+    std::function<absl::Status()> health) {
   LS_CHECK(backend.SummarizesLogits() && max_rows >= 1);
   std::unique_ptr<DeviceSummarizer> summarizer(
       new DeviceSummarizer(backend, vocab_size, tp, tp_rank, max_rows));
+  summarizer->health_ = std::move(health);
   RETURN_IF_ERROR(summarizer->Allocate());
   RETURN_IF_ERROR(summarizer->WarmUp());
   return summarizer;

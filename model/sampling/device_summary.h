@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -24,10 +25,11 @@ namespace lockstep {
 class DeviceSummarizer {
  public:
   // For a rank's part of the vocabulary, at most max_rows rows at once. backend, which
-  // SummarizesLogits, must outlive it. RESOURCE_EXHAUSTED.
-  static absl::StatusOr<std::unique_ptr<DeviceSummarizer>> Create(Backend& backend,
-                                                                  int64_t vocab_size, int tp,
-                                                                  int tp_rank, int64_t max_rows);
+  // SummarizesLogits, must outlive it. health: what has ended the groups whose exchanges the logits
+  // depend on (Communicator::Health of the device's groups); null: nothing can. RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<DeviceSummarizer>> Create(
+      Backend& backend, int64_t vocab_size, int tp, int tp_rank, int64_t max_rows,
+      std::function<absl::Status()> health = nullptr);
 
   // Begins anew with logits [rows, vocab] on the device.
   void Begin(const float* logits);
@@ -36,6 +38,8 @@ class DeviceSummarizer {
            std::span<const int32_t> eos_token_ids);
   // Summarises all that were added, and waits for it.
   void Run();
+  // Not OK: the logits that Run read are undefined.
+  absl::Status Health() const { return health_ == nullptr ? absl::OkStatus() : health_(); }
   // Of a row that was added, after Run.
   void Fill(int64_t index, const RowShape& shape, RowRecord& record) const;
 
@@ -57,6 +61,7 @@ class DeviceSummarizer {
   void FillRaw(const std::byte* result, const RowShape& shape, RowRecord& record) const;
 
   Backend& backend_;
+  std::function<absl::Status()> health_;
   const int64_t max_rows_;
   const int num_slices_;
   const int64_t slice_width_;

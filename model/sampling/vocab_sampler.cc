@@ -278,7 +278,8 @@ absl::Status VocabSampler::Impl::Choose(std::span<const LogitsRow> rows, const f
   if (rows.empty()) return absl::OkStatus();
   Place(rows);
   Summarize(rows, logits);
-  RETURN_IF_ERROR(tp_.Health());  // a group that has ended leaves undefined numbers on a device
+  // Before others see what a group that has ended may have left undefined.
+  if (device_ != nullptr) RETURN_IF_ERROR(device_->Health());
   RETURN_IF_ERROR(tp_.AllGather(messages_.data() + tp_.rank() * message_bytes_, message_bytes_,
                                 messages_.data()));
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -90,7 +90,11 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
     ASSIGN_OR_RETURN(device_logits_,
                      DeviceSummarizer::Create(
                          device_->backend(), config().vocab_size, device_->groups().tp->size(),
-                         device_->groups().tp->rank(), LlamaStage::kMaxLogitsRows));
+                         device_->groups().tp->rank(), LlamaStage::kMaxLogitsRows,
+                         [groups = &device_->groups()]() -> absl::Status {
+                           RETURN_IF_ERROR(groups->tp->Health());
+                           return groups->pp->Health();
+                         }));
   }
   ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, *device_, stage->kv_block_bytes()));
   stage_ = std::move(stage);

@@ -129,7 +129,6 @@ absl::Status StepLoop::SampleTile(int64_t first, int64_t count) {
   rows_.clear();
   for (const LogitsUse& use : uses) rows_.push_back(slots_.RowOf(use));
   RETURN_IF_ERROR(sampler_->Choose(rows_, logits, outcomes_));
-  RETURN_IF_ERROR(groups_.pp->Health());  // likewise undefined: what stages before have sent
   for (size_t i = 0; i < uses.size(); ++i) {
     if (uses[i].prompt_target >= 0) {
       if (reports()) AddPromptLogprobs(uses[i], outcomes_[i]);
