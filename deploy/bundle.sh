@@ -125,6 +125,9 @@ set_rpath() {
 set_rpath '$ORIGIN/../lib' "$root"/libexec/*
 set_rpath '$ORIGIN' "$root"/lib/*.so*
 set_rpath '$ORIGIN/..' "$root"/lib/*/*.so
+for backend in "$root"/lib/liblockstep_cuda.so; do  # CUDA is where NVIDIA's installer puts it, or the loader knows
+  if [ -e "$backend" ]; then set_rpath '$ORIGIN:/usr/local/cuda/lib64' "$backend"; fi
+done
 
 for tool in lockstep mpirun mpirun.openmpi orted; do install -m 755 deploy/bundle_run.sh "$root/bin/$tool"; done
 
