@@ -1,11 +1,16 @@
 // The door of liblockstep_cuda.so.
 #include <cuda_runtime.h>
 
+#include <map>
+#include <memory>
+#include <mutex>
+
 #include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/nccl_communicator.h"
+#include "parallel/cuda/nccl_group.h"
 #include "parallel/device_communicators.h"
 
 namespace lockstep::cuda {
@@ -20,9 +25,21 @@ class CudaCommunicators final : public DeviceCommunicators {
     RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device.options().device), "choosing a GPU"));
     NcclOptions options;
     options.deterministic = device.options().deterministic;
+    options.siblings = SiblingsOf(device);
     options.forget_graphs = [&device] { device.ForgetSteps(); };
     return MakeNcclCommunicator(host, device.stream(), options);
   }
+
+ private:
+  std::shared_ptr<NcclSiblings> SiblingsOf(const CudaBackend& device) {
+    std::lock_guard lock(mutex_);
+    std::shared_ptr<NcclSiblings>& siblings = siblings_[&device];
+    if (siblings == nullptr) siblings = std::make_shared<NcclSiblings>();
+    return siblings;
+  }
+
+  std::mutex mutex_;
+  std::map<const CudaBackend*, std::shared_ptr<NcclSiblings>> siblings_;
 };
 
 class CudaAccelerator final : public Accelerator {

@@ -18,7 +18,11 @@
 
 namespace lockstep::cuda {
 
+struct NcclSiblings;  // parallel/cuda/nccl_group.h
+
 struct NcclOptions {
+  // Of all groups of the rank's device, which end together. Null: the group ends alone.
+  std::shared_ptr<NcclSiblings> siblings;
   // AllReduceSum adds in the fixed tree of neighbours (parallel/communicator.h), by gathering all
   // parts: (size - 1) / 2 times the traffic of a ring's all-reduce. Otherwise NCCL chooses the
   // order: the same bits on every rank, but others for other sizes and topologies.

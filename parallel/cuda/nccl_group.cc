@@ -28,13 +28,16 @@ void Pause(steady_clock::duration waited) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& id, int rank,
-                                                           int size, milliseconds patience) {
-  std::unique_ptr<NcclGroup> group(new NcclGroup(rank, size));
+                                                           int size,
+                                                           std::shared_ptr<NcclSiblings> siblings,
+                                                           milliseconds patience) {
+  std::unique_ptr<NcclGroup> group(new NcclGroup(rank, size, std::move(siblings)));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   {
     std::unique_lock lock(group->mutex_);
     group->operation_ = {"joining the group"};
+    group->siblings_->groups.push_back(group.get());
     const ncclResult_t result = ncclCommInitRankConfig(&group->comm_, size, id, rank, &config);
     RETURN_IF_ERROR(group->Settle(lock, result, patience));
   }
@@ -45,6 +48,7 @@ absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& i
 NcclGroup::~NcclGroup() {
   std::unique_lock lock(mutex_);
   is_leaving_ = true;
+  std::erase(siblings_->groups, this);
   leaving_changed_.notify_all();
   if (comm_ != nullptr) {
     operation_ = {"leaving the group"};
@@ -100,11 +104,22 @@ absl::Status NcclGroup::EndLocked(const std::string& why) {
   if (!health_.ok()) return health_;
   const char* told = comm_ == nullptr ? "" : ncclGetLastError(comm_);
   const bool has_more = told != nullptr && *told != '\0';
-  health_ = absl::UnavailableError(
+  const absl::Status ended = absl::UnavailableError(
       absl::StrCat(Describe(operation_), ": ", why, has_more ? ": " : "", has_more ? told : ""));
+  // First those whose work waits behind what this group's end lets go on.
+  for (NcclGroup* sibling : std::vector<NcclGroup*>(siblings_->groups)) {
+    if (sibling != this) sibling->AbortLocked(ended);
+  }
+  AbortLocked(ended);
+  return health_;
+}
+
+void NcclGroup::AbortLocked(const absl::Status& why) {
+  health_ = why;
   if (comm_ != nullptr) ncclCommAbort(comm_);
   comm_ = nullptr;
-  return health_;
+  std::erase(siblings_->groups, this);
+  leaving_changed_.notify_all();
 }
 
 void NcclGroup::End(const std::string& why) {

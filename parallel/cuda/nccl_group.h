@@ -18,12 +18,23 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace lockstep::cuda {
+
+class NcclGroup;
+
+// The groups of one rank's device, which end together: a sum that has come to nothing must not be
+// sent on through another group by the work that is queued behind it.
+struct NcclSiblings {
+  std::mutex mutex;                // of all of them
+  std::vector<NcclGroup*> groups;  // those that have not ended
+};
 
 class NcclGroup {
  public:
@@ -37,6 +48,7 @@ class NcclGroup {
   // Every rank of the group calls it, with its device current. UNAVAILABLE when the others have not
   // come within `patience`.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(const ncclUniqueId& id, int rank, int size,
+                                                         std::shared_ptr<NcclSiblings> siblings,
                                                          std::chrono::milliseconds patience);
   // Waits for what is under way, `kFarewell` at most. No graph may hold work of the group any more:
   // NCCL would wait for it.
@@ -51,23 +63,27 @@ class NcclGroup {
   absl::Status Launch(const Operation& operation, std::chrono::milliseconds patience,
                       absl::FunctionRef<ncclResult_t(ncclComm_t)> call);
 
-  // Any thread. The first reason stays. Kernels that run return, their results being undefined.
+  // Any thread. The first reason stays. The siblings end, too; kernels that run return, their
+  // results being undefined.
   void End(const std::string& why);
   // OK, or what ended the group; asks NCCL.
   absl::Status Health();
 
  private:
-  NcclGroup(int rank, int size) : rank_(rank), size_(size) {}
+  NcclGroup(int rank, int size, std::shared_ptr<NcclSiblings> siblings)
+      : rank_(rank), size_(size), siblings_(std::move(siblings)), mutex_(siblings_->mutex) {}
   absl::Status Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
                       std::chrono::milliseconds patience);
   absl::Status EndLocked(const std::string& why);
+  void AbortLocked(const absl::Status& why);
   void AskForErrors();
   std::string Describe(const Operation& operation) const;
   void Watch();
 
   const int rank_;
   const int size_;
-  std::mutex mutex_;  // guards all that follows
+  const std::shared_ptr<NcclSiblings> siblings_;
+  std::mutex& mutex_;  // guards all that follows
   std::condition_variable leaving_changed_;
   ncclComm_t comm_ = nullptr;  // null once the group has ended
   absl::Status health_;

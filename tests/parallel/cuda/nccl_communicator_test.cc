@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_status.h"
+#include "parallel/cuda/nccl_group.h"
 #include "tests/parallel/collective_checks.h"
 #include "tests/parallel/run_ranks.h"
 #include "tests/support/cuda_emulation/emulation.h"
@@ -294,6 +295,28 @@ TEST(NcclEndTest, HealthTellsOfWhatAGraphCouldNotDo) {
     EXPECT_EQ(group->Health().code(), absl::StatusCode::kUnavailable);
     group.reset();
     return absl::OkStatus();
+  });
+}
+
+TEST(NcclEndTest, GroupsOfADeviceEndTogether) {
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    NcclOptions options = SmallOptions();
+    options.siblings = std::make_shared<cuda::NcclSiblings>();
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> one,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> other,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    RETURN_IF_ERROR(host.Barrier());
+    if (rank == 0) one->Abort();
+    while (one->Health().ok()) {
+    }
+    EXPECT_EQ(other->Health(), one->Health());
+    RETURN_IF_ERROR(host.Barrier());
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> anew,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    RETURN_IF_ERROR(anew->Barrier());
+    return anew->Health();
   });
 }
 
