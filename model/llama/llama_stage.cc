@@ -1,6 +1,7 @@
 #include "model/llama/llama_stage.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -126,13 +127,20 @@ void LlamaStage::NormLogitsRows() {
                        .out = act_.normed.data()});
 }
 
+int64_t LlamaStage::max_device_logits_rows() const {
+  constexpr int64_t kMaxSummarizedRows = 256;
+  return std::min(backend_.SummarizesLogits() ? kMaxSummarizedRows : kMaxLogitsRows,
+                  limits_.max_batched_tokens);
+}
+
 absl::StatusOr<const float*> LlamaStage::LogitsOnDevice(int64_t first, int64_t count) {
   LS_CHECK(is_last());
   const int64_t num_rows = batch_.num_logits_rows();
-  if (first < 0 || count < 0 || count > kMaxLogitsRows || first > num_rows - count) {
+  const int64_t most = max_device_logits_rows();
+  if (first < 0 || count < 0 || count > most || first > num_rows - count) {
     return absl::InvalidArgumentError(
         absl::StrFormat("logits rows [%d, %d + %d) of %d, at most %d at once", first, first, count,
-                        num_rows, kMaxLogitsRows));
+                        num_rows, most));
   }
   if (count > 0 && shape_.vocab.size() > 0) {
     const int64_t row_bytes = shape_.hidden * DTypeBytes(backend_.LinearInput());
@@ -143,6 +151,10 @@ absl::StatusOr<const float*> LlamaStage::LogitsOnDevice(int64_t first, int64_t c
 }
 
 absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
+  if (count > kMaxLogitsRows) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d rows of logits, at most %d at once", count, kMaxLogitsRows));
+  }
   ASSIGN_OR_RETURN(const float* logits, LogitsOnDevice(first, count));
   backend_.CopyToHost(host_logits_.data(), logits,
                       count * shape_.vocab.size() * static_cast<int64_t>(sizeof(float)));
@@ -206,10 +218,10 @@ absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& c
 
 absl::Status LlamaStage::AllocateBuffers() {
   ASSIGN_OR_RETURN(batch_, DeviceBatch::Allocate(backend_, limits_));
-  const int64_t logits_rows = std::min(kMaxLogitsRows, limits_.max_batched_tokens);
-  ASSIGN_OR_RETURN(
-      act_, Activations::Allocate(backend_, shape_, limits_.max_batched_tokens, logits_rows));
+  ASSIGN_OR_RETURN(act_, Activations::Allocate(backend_, shape_, limits_.max_batched_tokens,
+                                               max_device_logits_rows()));
   if (is_last()) {
+    const int64_t logits_rows = std::min(kMaxLogitsRows, limits_.max_batched_tokens);
     ASSIGN_OR_RETURN(host_logits_, backend_.AllocateOnHost(logits_rows * shape_.vocab.size() *
                                                            int64_t{sizeof(float)}));
   }
@@ -270,8 +282,19 @@ absl::Status LlamaStage::WarmUp() {
   for (uniform.num_seqs = 1; uniform.num_seqs <= most_seqs; uniform.num_seqs *= 2) {
     for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(Forward(MakeUniformBatch(uniform)));
   }
+  WarmUpHead();
   backend_.Synchronize();
   return absl::OkStatus();
+}
+
+// Its rows are not padded: all powers of two, and the most there are.
+void LlamaStage::WarmUpHead() {
+  if (!is_last() || shape_.vocab.size() == 0) return;
+  const auto most = static_cast<uint64_t>(max_device_logits_rows());
+  for (uint64_t rows = std::bit_ceil(most); rows > 0; rows /= 2) {
+    weights_.head->Forward(act_.normed.data(), static_cast<int64_t>(std::min(rows, most)),
+                           act_.logits.as<float>());
+  }
 }
 
 }  // namespace lockstep

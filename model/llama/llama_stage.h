@@ -87,15 +87,18 @@ class LlamaStage {
   // rank's vocabulary shape().vocab, f32 [count, its size], on the host until the next call. count
   // <= kMaxLogitsRows.
   absl::StatusOr<const float*> Logits(int64_t first, int64_t count);
-  // The same, but left on the device, and perhaps not yet computed. Numbers are those of the model
-  // only if the groups' Health is OK once they were waited for.
-  absl::StatusOr<const float*> LogitsOnDevice(int64_t first, int64_t count);
   static constexpr int64_t kMaxLogitsRows = 64;
+  // The same, but left on the device, and perhaps not yet computed. Numbers are those of the model
+  // only if the groups' Health is OK once they were waited for. count <= max_device_logits_rows(),
+  // which is more where the device summarizes logits: fewer readings of the LM head.
+  absl::StatusOr<const float*> LogitsOnDevice(int64_t first, int64_t count);
+  int64_t max_device_logits_rows() const;
 
  private:
   LlamaStage(const ModelConfig& config, const StageShape& shape, const StageOptions& options,
              Backend& backend, RankGroups& groups);
   absl::Status AllocateBuffers();
+  void WarmUpHead();
 
   absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape);
   absl::Status RunStage();

@@ -14,8 +14,8 @@ namespace {
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 constexpr int kJobsPerRow = 2;  // what is chosen from, and the model's own probabilities
-// Of all rows of a call: 64 rows with 1,000 tokens each.
-constexpr int64_t kMaxAdjustments = 64 << 10;
+// Of all rows of a call: 256 rows with 1,000 tokens each.
+constexpr int64_t kMaxAdjustments = 256 << 10;
 
 ShardedSizes VocabOnly(int64_t vocab_size) {
   ShardedSizes sizes;

@@ -90,7 +90,7 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
     ASSIGN_OR_RETURN(device_logits_,
                      DeviceSummarizer::Create(
                          device_->backend(), config().vocab_size, device_->groups().tp->size(),
-                         device_->groups().tp->rank(), LlamaStage::kMaxLogitsRows,
+                         device_->groups().tp->rank(), stage->max_device_logits_rows(),
                          [groups = &device_->groups()]() -> absl::Status {
                            RETURN_IF_ERROR(groups->tp->Health());
                            return groups->pp->Health();
@@ -119,7 +119,8 @@ StageCalls RankModel::Calls() {
                 return device_logits_ != nullptr ? stage_->LogitsOnDevice(first, count)
                                                  : stage_->Logits(first, count);
               },
-          .max_logits_rows = LlamaStage::kMaxLogitsRows,
+          .max_logits_rows = device_logits_ != nullptr ? stage_->max_device_logits_rows()
+                                                       : LlamaStage::kMaxLogitsRows,
           .device_logits = device_logits_.get()};
 }
 

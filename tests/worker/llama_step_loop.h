@@ -93,7 +93,7 @@ inline absl::Status RunRank(const std::filesystem::path& model, const Case& layo
   if (stage->is_last() && backend.SummarizesLogits()) {
     ASSIGN_OR_RETURN(device_logits, DeviceSummarizer::Create(
                                         backend, checkpoint->config().vocab_size, groups.tp->size(),
-                                        groups.tp->rank(), LlamaStage::kMaxLogitsRows));
+                                        groups.tp->rank(), stage->max_device_logits_rows()));
   }
   RankProgress progress;
   StepLoop loop({.limits = stage_options.limits,
@@ -106,7 +106,8 @@ inline absl::Status RunRank(const std::filesystem::path& model, const Case& layo
                        return device_logits != nullptr ? stage->LogitsOnDevice(first, count)
                                                        : stage->Logits(first, count);
                      },
-                 .max_logits_rows = LlamaStage::kMaxLogitsRows,
+                 .max_logits_rows = device_logits != nullptr ? stage->max_device_logits_rows()
+                                                             : LlamaStage::kMaxLogitsRows,
                  .device_logits = device_logits.get()},
                 groups, progress,
                 [&](engine::StepResult result) { results.push_back(std::move(result)); });
