@@ -19,7 +19,7 @@ absl::StatusOr<std::filesystem::path> FindPlugin() {
   if (const char* path = std::getenv("LOCKSTEP_CUDA_PLUGIN")) return path;
   // Told in no time; the plugin's libraries are half a gigabyte.
   if (::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) == nullptr) {
-    return absl::UnavailableError("no NVIDIA driver is installed here (libcuda.so.1)");
+    return absl::NotFoundError("no NVIDIA driver is installed here (libcuda.so.1)");
   }
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);

@@ -54,10 +54,9 @@ struct AcceleratorPlugin {
 #define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 1"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
-// liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file,
-// UNAVAILABLE without a driver, or when it cannot be opened (a library that it needs is not
-// installed: named),
-// FAILED_PRECONDITION when it was built for another version.
+// liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file
+// or, unless a path was given, no driver; UNAVAILABLE when it cannot be opened (a library that it
+// needs is not installed: named), FAILED_PRECONDITION when it was built for another version.
 absl::StatusOr<Accelerator*> OpenAccelerator(const std::filesystem::path& path = {});
 
 }  // namespace lockstep

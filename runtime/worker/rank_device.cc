@@ -42,8 +42,11 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
   if (options.kind == DeviceOptions::Kind::kCpu) return use_cpu();
   const absl::StatusOr<GpusHere> here = FindGpus();
   if (!here.ok()) {
-    if (options.kind == DeviceOptions::Kind::kAuto) return use_cpu();
-    return here.status();
+    if (options.kind == DeviceOptions::Kind::kCuda) return here.status();
+    if (!absl::IsNotFound(here.status()) && notice != nullptr) {
+      notice(absl::StrCat("GPUs are left alone: ", here.status().message()));
+    }
+    return use_cpu();
   }
   const auto num_gpus = static_cast<int>(here->gpus.size());
   const int gpu = options.rank_on_node % num_gpus;

@@ -32,7 +32,8 @@ struct GpusHere {
   Accelerator* accelerator;
   std::vector<AcceleratorInfo> gpus;  // at least one
 };
-// UNAVAILABLE or NOT_FOUND, saying why there are none.
+// NOT_FOUND without a driver or plugin, else UNAVAILABLE or FAILED_PRECONDITION, saying why there
+// are none.
 absl::StatusOr<GpusHere> FindGpus();
 
 class RankDevice {

@@ -176,7 +176,8 @@ absl::Status RankLife::Preflight() {
   const absl::Status fit = CheckFacts(options_.grid, all, options_.allow_tp_across_nodes);
   failed_here_ = !fit.ok();
   RETURN_IF_ERROR(fit);
-  ASSIGN_OR_RETURN(const LinkSpeeds speeds, MeasureLinks(model_.device().groups(), model_.device().backend()));
+  ASSIGN_OR_RETURN(const LinkSpeeds speeds,
+                   MeasureLinks(model_.device().groups(), model_.device().backend()));
   SendPreflight(facts, speeds);
   return absl::OkStatus();
 }
