@@ -31,6 +31,10 @@ if [ -n "$dependencies" ]; then
   export PKG_CONFIG_PATH=$dependencies/usr/lib/x86_64-linux-gnu/pkgconfig
   export LIBRARY_PATH=$dependencies/usr/lib/x86_64-linux-gnu
 fi
+if [ -z "${NCCL_HOME:-}" ] && [ ! -e /usr/local/cuda/include/nccl.h ]; then
+  NCCL_HOME=$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null || true)
+  export NCCL_HOME
+fi
 build=build/gpu
 mkdir -p build
 step "build"
