@@ -47,7 +47,7 @@ class Accelerator {
 
 // What a plugin exports as `lockstep_plugin`, a function without arguments that returns it.
 struct AcceleratorPlugin {
-  const char* build;  // kAcceleratorBuild of the headers it was compiled with
+  const char* build;  // LOCKSTEP_ACCELERATOR_BUILD of the headers it was compiled with
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.

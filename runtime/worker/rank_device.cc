@@ -1,22 +1,26 @@
 #include "runtime/worker/rank_device.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "parallel/borrowed_communicator.h"
 #include "parallel/device_communicators.h"
 
 namespace lockstep {
 namespace {
 
 // NCCL takes two ranks of a host on one GPU for a mistake; with a host's name for each, and sockets
-// between them, it serves them. Read when the first group is made.
+// between them, it serves them; on one host, unless the environment names another interface. Read
+// when the first group is made.
 // Source: NCCL documentation, "Environment Variables": NCCL_HOSTID.
-void LetRanksShareAGpu(int rank_on_node) {
-  ::setenv("NCCL_HOSTID", absl::StrCat("lockstep-rank-", rank_on_node).c_str(), 0);
+void LetRanksShareAGpu() {
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  ::setenv("NCCL_HOSTID", absl::StrCat(host, "-", ::getpid()).c_str(), 0);
   ::setenv("NCCL_NET", "Socket", 0);
   ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
   ::setenv("NCCL_MNNVL_ENABLE", "0", 0);
@@ -25,10 +29,10 @@ void LetRanksShareAGpu(int rank_on_node) {
 }  // namespace
 
 RankDevice::RankDevice() {
-  groups_.tp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());
-  groups_.pp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());
-  tp_ = static_cast<RenewableCommunicator*>(groups_.tp.get());
-  pp_ = static_cast<RenewableCommunicator*>(groups_.pp.get());
+  own_groups_.tp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());
+  own_groups_.pp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());
+  tp_ = static_cast<RenewableCommunicator*>(own_groups_.tp.get());
+  pp_ = static_cast<RenewableCommunicator*>(own_groups_.pp.get());
 }
 
 absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
@@ -52,7 +56,7 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
   const int gpu = options.rank_on_node % num_gpus;
   const int num_sharing = (options.num_ranks_on_node + num_gpus - 1) / num_gpus;
   if (num_sharing > 1) {
-    LetRanksShareAGpu(options.rank_on_node);
+    LetRanksShareAGpu();
     if (notice != nullptr) {
       notice(absl::StrCat(options.num_ranks_on_node, " ranks share ", num_gpus,
                           num_gpus == 1 ? " GPU" : " GPUs", ": good for tests, not for speed"));
@@ -77,8 +81,7 @@ absl::StatusOr<GpusHere> FindGpus() {
 
 absl::Status RankDevice::Join(RankGroups& host) {
   if (communicators_ == nullptr) {
-    tp_->Renew(std::make_unique<BorrowedCommunicator>(*host.tp));
-    pp_->Renew(std::make_unique<BorrowedCommunicator>(*host.pp));
+    groups_ = &host;
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(std::unique_ptr<Communicator> tp, communicators_->Make(*backend_, *host.tp));

@@ -48,12 +48,12 @@ class RankDevice {
   const Backend& backend() const { return *backend_; }
   // Of the GPUs of this host; nothing when its memory is the host's.
   std::optional<int> gpu() const { return gpu_; }
-  // The groups of `host` over devices; `host` itself where they are the same. Collective over the
-  // groups.
+  // Collective over the groups. `host` is the same object in every life, and outlives this one.
   absl::Status Join(RankGroups& host);
-  // For the stage; valid after Join, and the same object for good.
-  RankGroups& groups() { return groups_; }
-  // Any thread.
+  // Between the devices, for the stage: `host` itself on CPUs. Not before the first Join; the same
+  // object for good.
+  RankGroups& groups() { return *groups_; }
+  // Of those that are not the host's own. Any thread.
   void AbortGroups();
 
  private:
@@ -62,8 +62,9 @@ class RankDevice {
   std::unique_ptr<Backend> backend_;
   std::optional<int> gpu_;
   DeviceCommunicators* communicators_ = nullptr;
-  RankGroups groups_;
-  RenewableCommunicator* tp_;  // in groups_
+  RankGroups own_groups_;  // of GPUs
+  RankGroups* groups_ = &own_groups_;
+  RenewableCommunicator* tp_;  // in own_groups_
   RenewableCommunicator* pp_;
 };
 
