@@ -34,7 +34,6 @@ absl::Status StepRecorder::Record(Step& step, const std::function<absl::Status()
   if (status.ok() && ended == cudaSuccess) {
     const cudaError_t made = cudaGraphInstantiate(&step.graph, graph, 0);
     cudaGraphDestroy(graph);
-    ++num_recorded_;
     return CudaStatus(made, "instantiating a recorded step");
   }
   if (graph != nullptr) cudaGraphDestroy(graph);

@@ -25,7 +25,6 @@ class StepRecorder {
   absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body);
   // Every key is a new one again. What recordings have under way still runs.
   void Forget();
-  size_t num_recorded() const { return num_recorded_; }
 
  private:
   struct Step {
@@ -36,7 +35,6 @@ class StepRecorder {
   static constexpr size_t kMaxSteps = 512;  // further keys run as they are
   const cudaStream_t stream_;
   std::map<uint64_t, Step> steps_;
-  size_t num_recorded_ = 0;
 };
 
 }  // namespace lockstep::cuda
