@@ -54,6 +54,8 @@ void AddCalibrateRankCommand(CLI::App& program, CommandBody& chosen) {
   command->group("");  // for the launcher
   command->add_option("--layers-model", options->probe.layers_model)->required();
   command->add_option("--overhead-model", options->probe.overhead_model)->required();
+  command->add_option("--weights", options->probe.weights);
+  command->add_option("--tp", options->probe.tp)->check(Between(1, 65536))->required();
   command->add_option("--threads", options->probe.threads)->check(Between(1, 65536))->required();
   command->add_option("--output", options->output)->required();
   command->add_flag("--quick", options->quick);

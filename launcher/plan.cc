@@ -260,8 +260,9 @@ void AddCalibrationFlags(CLI::App& command, PlanOptions& options) {
   options.calibrate_flag =
       command
           .add_option("--calibrate", options.calibrate,
-                      "measure what ranks reach on this host, about two minutes, and keep it in "
-                      "FILE (default: ~/.config/lockstep/HOST.json)")
+                      "measure what ranks reach on this host, about two minutes (less with --tp, "
+                      "--pp or --weights: only those), and keep it in FILE (default: "
+                      "~/.config/lockstep/HOST.json)")
           ->type_name("[FILE]")
           ->expected(0, 1)
           ->group(group);

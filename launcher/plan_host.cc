@@ -129,10 +129,17 @@ int RunCalibration(const PlanOptions& options) {
   const auto path = ProfilePath(options.calibrate);
   if (!path.ok()) return FailUsage("plan", std::string(path.status().message()));
   if (const absl::Status ready = MakeRoomFor(*path); !ready.ok()) return Fail("plan", ready);
+  CalibrationOptions calibration;
+  calibration.quick = options.quick;
+  calibration.weights = options.weights;
+  if (options.tp || options.pp) {
+    calibration.layout = {.tp = options.tp.value_or(1), .pp = options.pp.value_or(1)};
+  }
+  calibration.on_progress = [](const std::string& line) {
+    std::fprintf(stderr, "%s\n", line.c_str());
+  };
   InterruptWatcher interrupts;
-  const auto profile = Calibrate(
-      {options.quick, [&](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }},
-      interrupts);
+  const auto profile = Calibrate(calibration, interrupts);
   if (!profile.ok()) return Fail("plan", profile.status());
   const std::string json = HostProfileJson(*profile);
   if (const absl::Status written = WritePlanFile(*path, json); !written.ok()) {

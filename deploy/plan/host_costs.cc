@@ -49,8 +49,9 @@ absl::StatusOr<HostCosts> HostCosts::Create(const HostDeployment& deployment) {
   }
   for (int active = 1; active <= layout.pp; ++active) {
     Speed speed;
-    speed.rank = deployment.profile.SpeedOf(layout.tp * active, deployment.threads_per_rank);
-    if (layout.tp * active > 1 && speed.rank.all_reduce_gb_s <= 0) {
+    speed.rank = deployment.profile.SpeedOf(layout.tp, active, deployment.threads_per_rank);
+    if ((layout.tp > 1 && speed.rank.all_reduce_gb_s <= 0) ||
+        (active > 1 && speed.rank.send_gb_s <= 0)) {
       return absl::NotFoundError(absl::StrCat("speed of several ranks is not among what was ",
                                               deployment.profile.source()));
     }

@@ -15,7 +15,7 @@ constexpr double kWorthMoreRanks = 1.05;  // times the throughput: predictions a
 int MostRanks(const HostPlanRequest& request) {
   int most = 1;
   if (!request.profile) return most;
-  for (const RankSpeed& speed : request.profile->speeds) most = std::max(most, speed.ranks);
+  for (const RankSpeed& speed : request.profile->speeds) most = std::max(most, speed.ranks());
   return most;
 }
 

@@ -20,7 +20,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr char kKind[] = "lockstep host profile";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr double kMaxRate = 1e6;  // GB/s or GFLOP/s
 constexpr double kMinRate = 1e-6;
 constexpr int kMaxRanks = 65536;
@@ -81,19 +81,22 @@ void SlowDown(double factor, RankSpeed& speed) {
 
 std::string HostProfile::source() const { return absl::StrCat("calibrated ", date, " on ", host); }
 
-RankSpeed HostProfile::SpeedOf(int ranks, int threads) const {
+RankSpeed HostProfile::SpeedOf(int tp, int groups, int threads) const {
   LS_CHECK(!speeds.empty());
+  const double ranks = static_cast<double>(tp) * groups;
   const auto distance = [&](const RankSpeed& speed) {
-    const double at_work = static_cast<double>(speed.ranks) * speed.threads;
-    return std::make_tuple((speed.ranks > 1) != (ranks > 1),  // alone there are no links
+    const double at_work = static_cast<double>(speed.ranks()) * speed.threads;
+    return std::make_tuple((speed.tp > 1) != (tp > 1),  // alone there are no links
+                           (speed.groups > 1) != (groups > 1),
                            std::abs(std::log(at_work / ranks / threads)),
-                           std::abs(std::log(static_cast<double>(speed.ranks) / ranks)));
+                           std::abs(std::log(static_cast<double>(speed.tp) / tp)));
   };
   RankSpeed nearest = *std::min_element(
       speeds.begin(), speeds.end(),
       [&](const RankSpeed& a, const RankSpeed& b) { return distance(a) < distance(b); });
-  SlowDown(static_cast<double>(ranks) / nearest.ranks, nearest);
-  nearest.ranks = ranks;
+  SlowDown(ranks / nearest.ranks(), nearest);
+  nearest.tp = tp;
+  nearest.groups = groups;
   nearest.threads = threads;
   return nearest;
 }
@@ -119,11 +122,14 @@ double LinearSeconds(const FormatSpeed& speed, double weight_bytes, double token
 absl::StatusOr<RankSpeed> ToRankSpeed(const json& value, const std::string& where) {
   const JsonObject object{value, where};
   RankSpeed speed;
-  ASSIGN_OR_RETURN(speed.ranks, object.Integer("ranks", 1, kMaxRanks));
+  ASSIGN_OR_RETURN(speed.tp, object.Integer("tp", 1, kMaxRanks));
+  ASSIGN_OR_RETURN(speed.groups, object.Integer("groups", 1, kMaxRanks));
   ASSIGN_OR_RETURN(speed.threads, object.Integer("threads", 1, kMaxRanks));
   ASSIGN_OR_RETURN(speed.layer_us, object.Number("layer_us", 0, 1e9));
-  if (speed.ranks > 1) {
+  if (speed.tp > 1) {
     ASSIGN_OR_RETURN(speed.all_reduce_gb_s, object.Number("all_reduce_gb_s", kMinRate, kMaxRate));
+  }
+  if (speed.groups > 1) {
     ASSIGN_OR_RETURN(speed.send_us, object.Number("send_us", 0, 1e9));
     ASSIGN_OR_RETURN(speed.send_gb_s, object.Number("send_gb_s", kMinRate, kMaxRate));
   }
@@ -141,10 +147,12 @@ absl::StatusOr<RankSpeed> ToRankSpeed(const json& value, const std::string& wher
 }
 
 ordered_json RankSpeedJson(const RankSpeed& speed) {
-  ordered_json out = {
-      {"ranks", speed.ranks}, {"threads", speed.threads}, {"layer_us", speed.layer_us}};
-  if (speed.ranks > 1) {
-    out["all_reduce_gb_s"] = speed.all_reduce_gb_s;
+  ordered_json out = {{"tp", speed.tp},
+                      {"groups", speed.groups},
+                      {"threads", speed.threads},
+                      {"layer_us", speed.layer_us}};
+  if (speed.tp > 1) out["all_reduce_gb_s"] = speed.all_reduce_gb_s;
+  if (speed.groups > 1) {
     out["send_us"] = speed.send_us;
     out["send_gb_s"] = speed.send_gb_s;
   }

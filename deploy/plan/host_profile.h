@@ -25,18 +25,20 @@ struct FormatSpeed {
   double attention_gflop_s = 1;    // over a prompt
 };
 
-// Of one rank while `ranks` of them compute in lockstep, `threads` threads each.
+// Of one rank while tensor parallel groups compute at the same time, as stages of a pipeline do.
 struct RankSpeed {
-  int ranks = 1;
-  int threads = 1;
+  int tp = 1;
+  int groups = 1;
+  int threads = 1;  // of each rank
   // What a layer takes beside its matrices: small kernels and, of several ranks, two all-reduces of
   // a token.
   double layer_us = 0;
-  // Between ranks; no meaning for a single one.
-  double all_reduce_gb_s = 0;
+  double all_reduce_gb_s = 0;  // of several ranks
+  // Between groups; no meaning for a single one.
   double send_us = 0;
   double send_gb_s = 0;
   std::vector<FormatSpeed> formats;  // never empty
+  int ranks() const { return tp * groups; }
 };
 
 struct HostProfile {
@@ -54,7 +56,7 @@ struct HostProfile {
   std::string source() const;
   // As measured, or the nearest number of threads at work as if its total were shared out among
   // these ranks.
-  RankSpeed SpeedOf(int ranks, int threads) const;
+  RankSpeed SpeedOf(int tp, int groups, int threads) const;
 };
 
 // Seconds for weight_bytes; between two points by the logarithms of both, beyond the last in

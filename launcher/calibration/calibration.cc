@@ -97,6 +97,14 @@ std::string HostName() {
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "this host";
 }
 
+absl::Status CheckWeights(const std::string& weights) {
+  for (const char* known : {"", "f32", "bf16", "int8", "int4"}) {
+    if (weights == known) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--weights ", weights, " is not held by CPUs: f32, bf16, int8 or int4"));
+}
+
 class Calibration {
  public:
   Calibration(const CalibrationOptions& options, InterruptWatcher& interrupts, RuntimeDir files,
@@ -107,6 +115,7 @@ class Calibration {
         memory_(std::move(memory)) {}
 
   absl::StatusOr<plan::HostProfile> Run() {
+    RETURN_IF_ERROR(CheckWeights(options_.weights));
     plan::HostProfile profile;
     profile.host = HostName();
     profile.date = Today();
@@ -116,7 +125,9 @@ class Calibration {
     profile.backend = profile.backend.substr(0, profile.backend.find(','));
     ASSIGN_OR_RETURN(mpirun_, FindMpirun());
     ASSIGN_OR_RETURN(program_, ThisProgram());
-    const std::vector<RanksAtWork> cases = RanksToMeasure(profile.cores);
+    const std::vector<RanksAtWork> cases = options_.layout
+                                               ? RanksToMeasure(profile.cores, *options_.layout)
+                                               : RanksToMeasure(profile.cores);
     Say(absl::StrFormat("Measuring %d combinations of ranks and threads on %d cores (%s)",
                         cases.size(), profile.cores, profile.backend));
     ASSIGN_OR_RETURN(layers_model_,
@@ -151,15 +162,15 @@ class Calibration {
   static std::string Describe(const plan::RankSpeed& speed) {
     const plan::FormatSpeed& format = speed.formats.front();
     std::string line = absl::StrFormat(
-        "%d rank%s x %d thread%s: a rank reads %.1f GB/s of %s weights, computes %.0f GFLOP/s, "
-        "layers take %.0f us",
-        speed.ranks, speed.ranks == 1 ? "" : "s", speed.threads, speed.threads == 1 ? "" : "s",
+        "tp %d x %d at work, %d thread%s each: a rank reads %.1f GB/s of %s weights, computes %.0f "
+        "GFLOP/s, layers take %.0f us",
+        speed.tp, speed.groups, speed.threads, speed.threads == 1 ? "" : "s",
         1.0 / format.linear.front().ns_per_byte, format.weights,
         // Two bytes and two operations for each weight.
         format.linear.back().tokens / format.linear.back().ns_per_byte, speed.layer_us);
-    if (speed.ranks > 1) {
-      absl::StrAppendFormat(&line, "; all-reduce %.1f GB/s, send %.0f us and %.1f GB/s",
-                            speed.all_reduce_gb_s, speed.send_us, speed.send_gb_s);
+    if (speed.tp > 1) absl::StrAppendFormat(&line, "; all-reduce %.1f GB/s", speed.all_reduce_gb_s);
+    if (speed.groups > 1) {
+      absl::StrAppendFormat(&line, "; send %.0f us and %.1f GB/s", speed.send_us, speed.send_gb_s);
     }
     return line;
   }
@@ -181,16 +192,24 @@ class Calibration {
   }
 
   absl::StatusOr<plan::RankSpeed> Measure(const RanksAtWork& at_work) {
-    const fs::path output =
-        files_.path() / absl::StrCat("speed-", at_work.ranks, "-", at_work.threads, ".json");
-    std::vector<std::string> rank = {program_,           "calibrate-rank",
-                                     "--layers-model",   layers_model_.string(),
-                                     "--overhead-model", overhead_model_.string(),
-                                     "--threads",        absl::StrCat(at_work.threads),
-                                     "--output",         output.string()};
+    const fs::path output = files_.path() / absl::StrCat("speed-", at_work.tp, "-", at_work.groups,
+                                                         "-", at_work.threads, ".json");
+    std::vector<std::string> rank = {program_,
+                                     "calibrate-rank",
+                                     "--layers-model",
+                                     layers_model_.string(),
+                                     "--overhead-model",
+                                     overhead_model_.string(),
+                                     "--tp",
+                                     absl::StrCat(at_work.tp),
+                                     "--threads",
+                                     absl::StrCat(at_work.threads),
+                                     "--output",
+                                     output.string()};
     if (options_.quick) rank.push_back("--quick");
-    RETURN_IF_ERROR(
-        RunJob(LocalMpiCommand(mpirun_, at_work.ranks, {files_.path(), memory_.path()}, rank)));
+    if (!options_.weights.empty()) rank.insert(rank.end(), {"--weights", options_.weights});
+    RETURN_IF_ERROR(RunJob(LocalMpiCommand(mpirun_, at_work.tp * at_work.groups,
+                                           {files_.path(), memory_.path()}, rank)));
     ASSIGN_OR_RETURN(const std::string text, plan::ReadTextFile(output));
     ASSIGN_OR_RETURN(const nlohmann::json json, ParseStrictJson(text));
     return plan::ToRankSpeed(json, "");
@@ -226,14 +245,17 @@ class Calibration {
   absl::Status MeasureServing(plan::HostProfile& profile) {
     constexpr int64_t kFew = 1;
     constexpr int64_t kMany = 8;
+    const plan::Layout layout = options_.layout.value_or(plan::Layout());
     ASSIGN_OR_RETURN(const auto server,
-                     LocalServer::Start({overhead_model_.string(), "--num-kv-blocks", "256",
+                     LocalServer::Start({overhead_model_.string(), "--tp", absl::StrCat(layout.tp),
+                                         "--pp", absl::StrCat(layout.pp), "--num-kv-blocks", "256",
                                          "--max-model-len", "512", "--no-prefix-cache"},
                                         interrupts_));
     ASSIGN_OR_RETURN(const BenchReport few, Load(server->address(), kFew));
     ASSIGN_OR_RETURN(const BenchReport many, Load(server->address(), kMany));
-    const double layers_us = static_cast<double>(OverheadConfig().num_layers) *
-                             profile.SpeedOf(1, profile.cores).layer_us;
+    const plan::RankSpeed speed =
+        profile.SpeedOf(layout.tp, 1, std::max(1, profile.cores / layout.ranks()));
+    const double layers_us = static_cast<double>(OverheadConfig().num_layers) * speed.layer_us;
     profile.sequence_us = std::max(
         0.0, (many.tpot_ms.p50 - few.tpot_ms.p50) * 1e3 / static_cast<double>(kMany - kFew));
     profile.step_us = std::max(0.0, few.tpot_ms.p50 * 1e3 - layers_us - profile.sequence_us);
@@ -285,9 +307,19 @@ std::vector<RanksAtWork> RanksToMeasure(int cores) {
   for (int world = 1; world <= std::min(kMostRanks, 2 * cores); world *= 2) {
     const int threads = std::max(1, cores / world);
     for (int stages = 1; stages <= std::min(world, kMostStages); stages *= 2) {
-      const RanksAtWork at_work{world / stages, threads};
-      if (std::find(cases.begin(), cases.end(), at_work) == cases.end()) cases.push_back(at_work);
+      for (int active = 1; active <= stages; active *= 2) {
+        const RanksAtWork at_work{world / stages, active, threads};
+        if (std::find(cases.begin(), cases.end(), at_work) == cases.end()) cases.push_back(at_work);
+      }
     }
+  }
+  return cases;
+}
+
+std::vector<RanksAtWork> RanksToMeasure(int cores, const plan::Layout& layout) {
+  std::vector<RanksAtWork> cases;
+  for (int active = 1; active <= layout.pp; ++active) {
+    cases.push_back({layout.tp, active, std::max(1, cores / layout.ranks())});
   }
   return cases;
 }

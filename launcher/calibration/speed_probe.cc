@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "deploy/plan/catalog.h"
 #include "deploy/plan/kv_bytes.h"
 #include "deploy/plan/stage_work.h"
@@ -40,23 +41,45 @@ double Median(std::vector<double> values) {
 
 struct Format {
   const char* name;
-  WeightDType dtype;
+  WeightDType dtype;  // of keys and values, too
   Quantization quantization;
-  bool has_own_cache;  // else keys and values are those of bf16
 };
-constexpr Format kFormats[] = {{"bf16", WeightDType::kBF16, Quantization::kNone, true},
-                               {"f32", WeightDType::kF32, Quantization::kNone, true},
-                               {"int8", WeightDType::kBF16, Quantization::kInt8, false},
-                               {"int4", WeightDType::kBF16, Quantization::kInt4, false}};
+constexpr Format kFormats[] = {{"bf16", WeightDType::kBF16, Quantization::kNone},
+                               {"f32", WeightDType::kF32, Quantization::kNone},
+                               {"int8", WeightDType::kBF16, Quantization::kInt8},
+                               {"int4", WeightDType::kBF16, Quantization::kInt4}};
 
-// A model's forward pass on this rank of the job.
+// Models in 4 bits have an LM head in 8.
+bool IsWanted(const Format& format, const std::string& weights) {
+  return weights.empty() || weights == format.name ||
+         (weights == "int4" && format.quantization == Quantization::kInt8);
+}
+
+// Tensor parallel groups that compute at the same time, each on a model of its own.
+struct Job {
+  ProcessGrid group;  // one of them
+  RankGroups groups;  // as stages of a pipeline
+  RankGroups all;     // as if they were one group
+  int tp_rank() const { return groups.tp->rank(); }
+};
+
+absl::StatusOr<Job> MakeJob(const MpiSession& session, int tp) {
+  ASSIGN_OR_RETURN(const ProcessGrid group, ProcessGrid::Create(tp, 1));
+  ASSIGN_OR_RETURN(const ProcessGrid stages, ProcessGrid::Create(tp, session.world_size() / tp));
+  ASSIGN_OR_RETURN(const ProcessGrid all, ProcessGrid::Create(session.world_size(), 1));
+  Job job{group, {}, {}};
+  ASSIGN_OR_RETURN(job.groups, MakeMpiGroups(session, stages));
+  ASSIGN_OR_RETURN(job.all, MakeMpiGroups(session, all));
+  return job;
+}
+
+// A model's forward pass on this rank of its group.
 class TimedStage {
  public:
   static absl::StatusOr<std::unique_ptr<TimedStage>> Load(const std::string& model,
                                                           const Format& format, int threads,
-                                                          const ProcessGrid& grid, int rank,
-                                                          RankGroups& groups) {
-    std::unique_ptr<TimedStage> timed(new TimedStage(groups, rank));
+                                                          Job& job) {
+    std::unique_ptr<TimedStage> timed(new TimedStage(job));
     ASSIGN_OR_RETURN(timed->backend_, MakeCpuBackend({.num_threads = threads}));
     ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model));
     timed->vocab_size_ = checkpoint->config().vocab_size;
@@ -68,8 +91,8 @@ class TimedStage {
                       .max_num_seqs = kChunk,
                       .max_model_len = kLong,
                       .block_size = kBlockSize};
-    ASSIGN_OR_RETURN(timed->stage_, LlamaStage::Load(*checkpoint, grid, rank, *timed->backend_,
-                                                     groups, options, {}));
+    ASSIGN_OR_RETURN(timed->stage_, LlamaStage::Load(*checkpoint, job.group, job.tp_rank(),
+                                                     *timed->backend_, job.groups, options, {}));
     RETURN_IF_ERROR(timed->stage_->AllocateKvCache(kLongSeqs * kLong / kBlockSize));
     return timed;
   }
@@ -88,8 +111,8 @@ class TimedStage {
       first_pass += spent;
     }
     // Rank 0 decides for all.
-    float num_passes = rank_ == 0 ? static_cast<float>(seconds / first_pass) : 0.0f;
-    RETURN_IF_ERROR(groups_.tp->AllReduceSum(&num_passes, 1));
+    float num_passes = job_.all.tp->rank() == 0 ? static_cast<float>(seconds / first_pass) : 0.0f;
+    RETURN_IF_ERROR(job_.all.tp->AllReduceSum(&num_passes, 1));
     const int passes =
         std::clamp(static_cast<int>(std::min(num_passes, 1e6f)), kMinPasses, kMaxPasses);
     for (int pass = 0; pass < passes; ++pass) {
@@ -104,18 +127,17 @@ class TimedStage {
   }
 
  private:
-  TimedStage(RankGroups& groups, int rank) : groups_(groups), rank_(rank) {}
+  explicit TimedStage(Job& job) : job_(job) {}
 
   absl::StatusOr<double> TimeOnce(const StepBatch& batch) {
-    RETURN_IF_ERROR(groups_.tp->Barrier());
+    RETURN_IF_ERROR(job_.all.tp->Barrier());
     const double begin = Now();
     RETURN_IF_ERROR(stage_->Forward(batch));
-    RETURN_IF_ERROR(groups_.tp->Barrier());
+    RETURN_IF_ERROR(job_.groups.tp->Barrier());
     return Now() - begin;
   }
 
-  RankGroups& groups_;
-  const int rank_;
+  Job& job_;
   int64_t vocab_size_ = 1;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<LlamaStage> stage_;
@@ -149,34 +171,35 @@ absl::StatusOr<ProbedWork> WorkOf(const std::string& directory, const char* form
 
 class SpeedProbe {
  public:
-  SpeedProbe(const SpeedProbeOptions& options, const ProcessGrid& grid, int rank,
-             RankGroups& groups)
-      : options_(options), grid_(grid), rank_(rank), groups_(groups) {
-    speed_.ranks = grid.tp();
+  SpeedProbe(const SpeedProbeOptions& options, Job& job) : options_(options), job_(job) {
+    speed_.tp = options.tp;
+    speed_.groups = job.groups.pp->size();
     speed_.threads = options.threads;
   }
 
-  absl::StatusOr<plan::RankSpeed> Run(const LinkSpeeds& all_reduce, const LinkSpeeds& pipeline) {
+  absl::StatusOr<plan::RankSpeed> Run(const LinkSpeeds& links) {
     constexpr double kGiga = 1e9;
-    if (all_reduce.tp) speed_.all_reduce_gb_s = all_reduce.tp->bytes_per_second / kGiga;
-    if (pipeline.next_stage) {
-      speed_.send_us = absl::ToDoubleMicroseconds(pipeline.next_stage->latency);
-      speed_.send_gb_s = pipeline.next_stage->bytes_per_second / kGiga;
+    if (links.tp) speed_.all_reduce_gb_s = links.tp->bytes_per_second / kGiga;
+    if (links.next_stage) {
+      speed_.send_us = absl::ToDoubleMicroseconds(links.next_stage->latency);
+      speed_.send_gb_s = links.next_stage->bytes_per_second / kGiga;
     }
     RETURN_IF_ERROR(MeasureLayerOverhead());
-    for (const Format& format : kFormats) RETURN_IF_ERROR(MeasureFormat(format));
+    for (const Format& format : kFormats) {
+      if (IsWanted(format, options_.weights)) RETURN_IF_ERROR(MeasureFormat(format));
+    }
     return speed_;
   }
 
  private:
   absl::StatusOr<std::unique_ptr<TimedStage>> Load(const std::string& model, const Format& format) {
-    return TimedStage::Load(model, format, options_.threads, grid_, rank_, groups_);
+    return TimedStage::Load(model, format, options_.threads, job_);
   }
 
   absl::Status MeasureLayerOverhead() {
     ASSIGN_OR_RETURN(const auto stage, Load(options_.overhead_model, kFormats[0]));
     ASSIGN_OR_RETURN(const ProbedWork work,
-                     WorkOf(options_.overhead_model, kFormats[0].name, grid_.tp()));
+                     WorkOf(options_.overhead_model, kFormats[0].name, options_.tp));
     ASSIGN_OR_RETURN(const auto seconds,
                      stage->Time({stage->Batch(1, kShort, 1)}, options_.seconds / 5));
     speed_.layer_us = seconds[0] / work.num_layers * 1e6;
@@ -186,10 +209,12 @@ class SpeedProbe {
   absl::Status MeasureFormat(const Format& format) {
     static constexpr int64_t kTokens[] = {1, 2, 4, 8, 16, 32, 64, kChunk};
     ASSIGN_OR_RETURN(const auto stage, Load(options_.layers_model, format));
-    ASSIGN_OR_RETURN(const ProbedWork work, WorkOf(options_.layers_model, format.name, grid_.tp()));
+    ASSIGN_OR_RETURN(const ProbedWork work,
+                     WorkOf(options_.layers_model, format.name, options_.tp));
     std::vector<StepBatch> batches;
     for (const int64_t tokens : kTokens) batches.push_back(stage->Batch(tokens, kShort, 1));
-    if (format.has_own_cache) {
+    const plan::FormatSpeed* const same_cache = MeasuredCache(format.dtype);
+    if (same_cache == nullptr) {
       batches.push_back(stage->Batch(kLongSeqs, kShort, 1));
       batches.push_back(stage->Batch(kLongSeqs, kLong, 1));
       batches.push_back(stage->Batch(1, kChunk, kChunk));
@@ -201,20 +226,30 @@ class SpeedProbe {
     for (size_t i = 0; i < std::size(kTokens); ++i) {
       speed.linear.push_back(Linear(work, static_cast<double>(kTokens[i]), seconds[i]));
     }
-    if (format.has_own_cache) {
+    if (same_cache == nullptr) {
       AddCache(work, seconds.data() + std::size(kTokens), speed);
     } else {
-      speed.kv_gb_s = speed_.formats.front().kv_gb_s;
-      speed.attention_gflop_s = speed_.formats.front().attention_gflop_s;
+      speed.kv_gb_s = same_cache->kv_gb_s;
+      speed.attention_gflop_s = same_cache->attention_gflop_s;
     }
     speed_.formats.push_back(std::move(speed));
     return absl::OkStatus();
   }
 
+  // Of a format that was measured before with the same keys and values, or null.
+  const plan::FormatSpeed* MeasuredCache(WeightDType dtype) const {
+    for (const plan::FormatSpeed& speed : speed_.formats) {
+      for (const Format& format : kFormats) {
+        if (speed.weights == format.name && format.dtype == dtype) return &speed;
+      }
+    }
+    return nullptr;
+  }
+
   // What is left of a step without its overheads and its bytes between ranks.
   plan::CurvePoint Linear(const ProbedWork& work, double tokens, double seconds) const {
     double rest = seconds - work.num_layers * speed_.layer_us * 1e-6;
-    if (speed_.ranks > 1) {
+    if (speed_.tp > 1) {
       rest -= tokens * work.all_reduced_bytes / (speed_.all_reduce_gb_s * 1e9);
     }
     return {tokens, std::max(rest, kLeastShare * seconds) / work.linear_bytes * 1e9};
@@ -233,32 +268,22 @@ class SpeedProbe {
   }
 
   const SpeedProbeOptions& options_;
-  const ProcessGrid& grid_;
-  const int rank_;
-  RankGroups& groups_;
+  Job& job_;
   plan::RankSpeed speed_;
 };
-
-// Between ranks as stages of a pipeline.
-absl::StatusOr<LinkSpeeds> MeasurePipeline(const MpiSession& session, Backend& backend) {
-  ASSIGN_OR_RETURN(const ProcessGrid stages, ProcessGrid::Create(1, session.world_size()));
-  ASSIGN_OR_RETURN(RankGroups groups, MakeMpiGroups(session, stages));
-  return MeasureLinks(groups, backend);
-}
 
 }  // namespace
 
 absl::StatusOr<plan::RankSpeed> MeasureRankSpeed(const MpiSession& session,
                                                  const SpeedProbeOptions& options) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend({}));
-  LinkSpeeds pipeline;
-  if (session.world_size() > 1) {
-    ASSIGN_OR_RETURN(pipeline, MeasurePipeline(session, *backend));
+  if (session.world_size() % options.tp != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a job of ", session.world_size(), " ranks is no number of groups of ", options.tp));
   }
-  ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(session.world_size(), 1));
-  ASSIGN_OR_RETURN(RankGroups groups, MakeMpiGroups(session, grid));
-  ASSIGN_OR_RETURN(const LinkSpeeds all_reduce, MeasureLinks(groups, *backend));
-  return SpeedProbe(options, grid, session.rank(), groups).Run(all_reduce, pipeline);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeCpuBackend({}));
+  ASSIGN_OR_RETURN(Job job, MakeJob(session, options.tp));
+  ASSIGN_OR_RETURN(const LinkSpeeds links, MeasureLinks(job.groups, *backend));
+  return SpeedProbe(options, job).Run(links);
 }
 
 }  // namespace lockstep

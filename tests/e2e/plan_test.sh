@@ -44,7 +44,7 @@ refuses "cannot read" --model "$model" --gpu cpu --profile "$dir/nowhere.json"
 echo '{"kind": "lockstep host profile", "version": 9}' >"$dir/bad.json"
 refuses "version is 9; it must be" --model "$model" --gpu cpu --profile "$dir/bad.json"
 
-"$lockstep" plan --calibrate --quick 2>"$dir/calibrate.log" || {
+"$lockstep" plan --calibrate --quick --tp 2 --weights f32 2>"$dir/calibrate.log" || {
   cat "$dir/calibrate.log" >&2
   exit 1
 }

@@ -22,14 +22,19 @@ inline HostProfile HandMadeProfile() {
   profile.step_us = 100;
   profile.sequence_us = 7;
   profile.request_ms = 3;
-  profile.speeds = {{.ranks = 1,
+  profile.speeds = {{.tp = 1,
                      .threads = 1,
                      .layer_us = 10,
                      .formats = {HandMadeFormat("bf16", 1), HandMadeFormat("int8", 1)}},
-                    {.ranks = 2,
+                    {.tp = 2,
                      .threads = 1,
                      .layer_us = 20,
                      .all_reduce_gb_s = 4,
+                     .formats = {HandMadeFormat("bf16", 2), HandMadeFormat("int8", 2)}},
+                    {.tp = 1,
+                     .groups = 2,
+                     .threads = 1,
+                     .layer_us = 20,
                      .send_us = 50,
                      .send_gb_s = 5,
                      .formats = {HandMadeFormat("bf16", 2), HandMadeFormat("int8", 2)}}};

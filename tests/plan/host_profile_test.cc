@@ -43,8 +43,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Nonsense{"NoJson", "{\n", "{{\n", "byte"},
         Nonsense{"AnotherKind", "lockstep host profile", "shopping list", "is not a host profile"},
-        Nonsense{"AnotherVersion", "\"version\": 1", "\"version\": 2",
-                 "version is 2; it must be a whole number from 1 to 1"},
+        Nonsense{"AnotherVersion", "\"version\": 2", "\"version\": 1",
+                 "version is 1; it must be a whole number from 2 to 2"},
         Nonsense{"NoCores", "\"cores\": 2", "\"cores\": 0",
                  "cores is 0; it must be a whole number from 1"},
         Nonsense{"Missing", "\"step_us\"", "\"stop_us\"", "step_us is missing"},
@@ -72,14 +72,14 @@ TEST(LinearSeconds, FollowsTheMeasuredCurve) {
 }
 
 TEST(HostProfile, KnowsTheSpeedOfWhatWasMeasured) {
-  const RankSpeed speed = HandMadeProfile().SpeedOf(2, 1);
+  const RankSpeed speed = HandMadeProfile().SpeedOf(2, 1, 1);
   EXPECT_DOUBLE_EQ(speed.layer_us, 20);
   EXPECT_DOUBLE_EQ(speed.formats.front().linear.front().ns_per_byte, 0.2);
 }
 
 TEST(HostProfile, SharesOutTheNearestTotalAmongMoreRanks) {
-  const RankSpeed speed = HandMadeProfile().SpeedOf(8, 1);
-  EXPECT_EQ(speed.ranks, 8);
+  const RankSpeed speed = HandMadeProfile().SpeedOf(8, 1, 1);
+  EXPECT_EQ(speed.ranks(), 8);
   EXPECT_DOUBLE_EQ(speed.layer_us, 4 * 20);
   EXPECT_DOUBLE_EQ(speed.formats.front().linear.front().ns_per_byte, 4 * 0.2);
   EXPECT_DOUBLE_EQ(speed.all_reduce_gb_s, 4.0 / 4);
