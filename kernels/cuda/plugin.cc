@@ -18,13 +18,15 @@ namespace {
 
 class CudaCommunicators final : public DeviceCommunicators {
  public:
-  absl::StatusOr<std::unique_ptr<Communicator>> Make(Backend& backend,
-                                                     Communicator& host) override {
+  absl::StatusOr<std::unique_ptr<Communicator>> Make(Backend& backend, Communicator& host,
+                                                     const DeviceGroupOptions& group) override {
     if (host.size() == 1) return MakeSelfCommunicator();
     auto& device = static_cast<CudaBackend&>(backend);
     RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device.options().device), "choosing a GPU"));
     NcclOptions options;
     options.deterministic = device.options().deterministic;
+    options.one_shot = group.reduces_often;
+    options.notice = group.notice;
     options.siblings = SiblingsOf(device);
     options.forget_graphs = [&device] { device.ForgetSteps(); };
     return MakeNcclCommunicator(host, device.stream(), options);

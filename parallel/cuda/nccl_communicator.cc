@@ -14,12 +14,15 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/nccl_group.h"
+#include "parallel/cuda/one_shot_sum.h"
 #include "parallel/cuda/tree_sum_kernel.h"
 
 namespace lockstep::cuda {
 namespace {
 
 using std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kFarewell{10000};
 
 struct DeviceDeleter {
   void operator()(void* memory) const { cudaFree(memory); }
@@ -40,8 +43,8 @@ class NcclCommunicator final : public Communicator {
                    const NcclOptions& options)
       : stream_(stream), options_(options), group_(std::move(group)) {}
   ~NcclCommunicator() override;
-  // Memory, and a first exchange by every algorithm.
-  absl::Status Start();
+  // Memory, and a first exchange by every algorithm. The group of `host` is the same.
+  absl::Status Start(Communicator& host);
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
@@ -55,27 +58,56 @@ class NcclCommunicator final : public Communicator {
   void Abort() override { group_->End("the group was aborted"); }
 
  private:
+  absl::Status AddUp(float* data, int64_t count);
   absl::Status Reduce(float* data, int64_t count);
   absl::Status GatherAndSum(float* data, int64_t count);
   absl::Status CheckPeer(int peer) const;
   absl::Status ConnectAlgorithms();
   absl::Status ConnectNeighbours();
+  absl::Status StartOneShot(Communicator& host);
+  absl::Status Meet(std::chrono::milliseconds patience);
+  void LeaveOneShot();
 
   const cudaStream_t stream_;
   const NcclOptions options_;
   DeviceArray<float> workspace_;  // [size, chunk] of deterministic sums
   DeviceArray<float> token_;      // [2], of Barrier
   cudaEvent_t arrived_ = nullptr;
-  std::unique_ptr<NcclGroup> group_;  // left first: its work uses the memory above
+  std::unique_ptr<OneShotSum> one_shot_;  // null: NCCL adds up everything
+  std::unique_ptr<NcclGroup> group_;      // left first: its work uses the memory above
 };
 
 NcclCommunicator::~NcclCommunicator() {
   if (options_.forget_graphs != nullptr) options_.forget_graphs();
+  if (one_shot_ != nullptr && group_->Health().ok()) LeaveOneShot();
   group_.reset();
   if (arrived_ != nullptr) cudaEventDestroy(arrived_);
 }
 
-absl::Status NcclCommunicator::Start() {
+// Nobody's kernels use the memory of others any more; then nobody holds it.
+void NcclCommunicator::LeaveOneShot() {
+  const absl::Status done = Meet(kFarewell);
+  one_shot_->Disconnect();
+  if (done.ok()) Meet(kFarewell).IgnoreError();
+}
+
+absl::Status NcclCommunicator::StartOneShot(Communicator& host) {
+  absl::StatusOr<std::unique_ptr<OneShotSum>> made = OneShotSum::Create(host, stream_);
+  if (absl::IsFailedPrecondition(made.status())) {
+    if (rank() == 0 && options_.notice != nullptr) {
+      options_.notice(
+          absl::StrCat("sums over ranks go through NCCL alone: ", made.status().message()));
+    }
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(made.status());
+  one_shot_ = *std::move(made);
+  group_->CallAtEnd([sum = one_shot_.get()] { sum->Abort(); });
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::Start(Communicator& host) {
+  if (options_.one_shot) RETURN_IF_ERROR(StartOneShot(host));
   if (options_.deterministic) {
     ASSIGN_OR_RETURN(workspace_, AllocateOnDevice<float>(
                                      options_.workspace_bytes / static_cast<int64_t>(sizeof(float)),
@@ -125,7 +157,14 @@ absl::Status NcclCommunicator::ConnectNeighbours() {
 
 absl::Status NcclCommunicator::AllReduceSum(float* data, int64_t count) {
   if (count == 0) return group_->Health();
+  if (one_shot_ != nullptr && count <= OneShotSum::kMaxFloats) return AddUp(data, count);
   return options_.deterministic ? GatherAndSum(data, count) : Reduce(data, count);
+}
+
+absl::Status NcclCommunicator::AddUp(float* data, int64_t count) {
+  RETURN_IF_ERROR(
+      group_->Note({"one-shot all-reduce", count * static_cast<int64_t>(sizeof(float))}));
+  return one_shot_->Launch(data, count);
 }
 
 absl::Status NcclCommunicator::Reduce(float* data, int64_t count) {
@@ -183,16 +222,18 @@ bool NcclCommunicator::Probe(int) {
   return false;
 }
 
-absl::Status NcclCommunicator::Barrier() {
+absl::Status NcclCommunicator::Barrier() { return Meet(options_.patience); }
+
+absl::Status NcclCommunicator::Meet(std::chrono::milliseconds patience) {
   RETURN_IF_ERROR(Reduce(token_.get(), 1));
   RETURN_IF_ERROR(CudaStatus(cudaEventRecord(arrived_, stream_), "a barrier"));
-  const auto deadline = steady_clock::now() + options_.patience;
+  const auto deadline = steady_clock::now() + patience;
   cudaError_t reached = cudaEventQuery(arrived_);
   while (reached == cudaErrorNotReady) {
     RETURN_IF_ERROR(group_->Health());
     if (steady_clock::now() > deadline) {
-      group_->End(absl::StrCat("a barrier was not reached by all within ",
-                               options_.patience.count(), " ms"));
+      group_->End(
+          absl::StrCat("a barrier was not reached by all within ", patience.count(), " ms"));
       return group_->Health();
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -231,7 +272,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator&
                                                                : std::make_shared<NcclSiblings>(),
                                    options.start_patience));
   auto communicator = std::make_unique<NcclCommunicator>(std::move(group), stream, options);
-  RETURN_IF_ERROR(communicator->Start());
+  RETURN_IF_ERROR(communicator->Start(bootstrap));
   return communicator;
 }
 

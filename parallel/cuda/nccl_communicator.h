@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "parallel/communicator.h"
@@ -28,6 +29,11 @@ struct NcclOptions {
   // order: the same bits on every rank, but others for other sizes and topologies.
   bool deterministic = false;
   int64_t workspace_bytes = int64_t{64} << 20;  // where deterministic sums gather; cut into chunks
+  // AllReduceSum of up to 256 KiB by a kernel of our own where the devices reach each other
+  // (parallel/cuda/one_shot_sum.h), always in the fixed tree; where they don't, `notice` is told
+  // why, on rank 0.
+  bool one_shot = false;
+  std::function<void(const std::string&)> notice;
   // Sizes up to this are exchanged once at the start: NCCL connects an algorithm at its first use.
   int64_t connect_bytes = int64_t{32} << 20;
   std::chrono::milliseconds start_patience{300000};  // until all ranks have come
@@ -38,7 +44,8 @@ struct NcclOptions {
 };
 
 // The group of `bootstrap`, whose ranks all call it, each with its device current; `bootstrap`
-// hands round the group's id and is not kept. The stream must outlive the result.
+// hands round the group's id and is not kept. The stream must outlive the result. A group that has
+// not ended is left by all of its ranks together.
 //
 // Of its calls: Barrier waits on the host and may not be part of a captured graph; Probe is never
 // called (who receives on a device knows what comes); a receive of another size than its send waits

@@ -68,6 +68,18 @@ absl::Status NcclGroup::Launch(const Operation& operation, milliseconds patience
   return Settle(lock, call(comm_), patience);
 }
 
+absl::Status NcclGroup::Note(const Operation& operation) {
+  std::lock_guard lock(mutex_);
+  if (health_.ok()) operation_ = operation;
+  return health_;
+}
+
+void NcclGroup::CallAtEnd(std::function<void()> action) {
+  std::lock_guard lock(mutex_);
+  at_end_ = std::move(action);
+  if (!health_.ok()) at_end_();
+}
+
 // The result of a call, once it is known.
 absl::Status NcclGroup::Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
                                milliseconds patience) {
@@ -116,6 +128,7 @@ absl::Status NcclGroup::EndLocked(const std::string& why) {
 
 void NcclGroup::AbortLocked(const absl::Status& why) {
   health_ = why;
+  if (at_end_ != nullptr) at_end_();
   if (comm_ != nullptr) ncclCommAbort(comm_);
   comm_ = nullptr;
   std::erase(siblings_->groups, this);

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -63,6 +64,13 @@ class NcclGroup {
   absl::Status Launch(const Operation& operation, std::chrono::milliseconds patience,
                       absl::FunctionRef<ncclResult_t(ncclComm_t)> call);
 
+  // Names what is asked of the group otherwise than by Launch, for messages. UNAVAILABLE when the
+  // group has ended.
+  absl::Status Note(const Operation& operation);
+  // Called once, when the group ends otherwise than by its destructor: what lets waits of others'
+  // go that hang on this group. May be on any thread; may not call the group.
+  void CallAtEnd(std::function<void()> action);
+
   // Any thread. The first reason stays. The siblings end, too; kernels that run return, their
   // results being undefined.
   void End(const std::string& why);
@@ -87,7 +95,8 @@ class NcclGroup {
   std::condition_variable leaving_changed_;
   ncclComm_t comm_ = nullptr;  // null once the group has ended
   absl::Status health_;
-  Operation operation_;       // the last one
+  Operation operation_;  // the last one
+  std::function<void()> at_end_;
   bool is_settling_ = false;  // somebody asks already
   bool is_leaving_ = false;
   std::thread watcher_;

@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
     const DeviceOptions& options, DType compute,
     const std::function<void(const std::string&)>& notice) {
   std::unique_ptr<RankDevice> device(new RankDevice);
+  device->notice_ = notice;
   const auto use_cpu = [&]() -> absl::StatusOr<std::unique_ptr<RankDevice>> {
     ASSIGN_OR_RETURN(device->backend_, MakeCpuBackend(options.cpu));
     return std::move(device);
@@ -84,9 +85,11 @@ absl::Status RankDevice::Join(RankGroups& host) {
     groups_ = &host;
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> tp, communicators_->Make(*backend_, *host.tp));
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<Communicator> tp,
+      communicators_->Make(*backend_, *host.tp, {.reduces_often = true, .notice = notice_}));
   tp_->Renew(std::move(tp));
-  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> pp, communicators_->Make(*backend_, *host.pp));
+  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> pp, communicators_->Make(*backend_, *host.pp, {}));
   pp_->Renew(std::move(pp));
   return absl::OkStatus();
 }

@@ -61,6 +61,7 @@ class RankDevice {
 
   std::unique_ptr<Backend> backend_;
   std::optional<int> gpu_;
+  std::function<void(const std::string&)> notice_;
   DeviceCommunicators* communicators_ = nullptr;
   RankGroups own_groups_;  // of GPUs
   RankGroups* groups_ = &own_groups_;

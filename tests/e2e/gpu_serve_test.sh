@@ -61,6 +61,13 @@ await ready
 grep '"event":"ready"' "$scratch/log" | head -1
 address=$(sed -n 's/.*"event":"ready".*"address":"\([^"]*\)".*/\1/p' "$scratch/log" | head -1)
 grep -q '"backend":"cuda' "$scratch/log" || fail "the ranks do not say that they compute on a GPU"
+# Sums of ranks that share a host go through memory they share, and are told of where they don't.
+told=$(grep -c "sums over ranks go through NCCL alone" "$scratch/log" || true)
+if [ "${LOCKSTEP_CUDA_IPC:-1}" = 0 ]; then
+  [ "$told" = 1 ] || fail "$told notices of sums through NCCL instead of one"
+else
+  [ "$told" = 0 ] || fail "sums went through NCCL: $(grep -m1 'NCCL alone' "$scratch/log")"
+fi
 expect_text alone
 echo "a request alone: the reference's text"
 

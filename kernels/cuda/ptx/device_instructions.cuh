@@ -39,6 +39,20 @@ __device__ inline float Exp2(float x) {
   return power;
 }
 
+// Words that other devices and the host read and write: what a thread (and those it met at a barrier
+// before) wrote ahead of the store is seen by whoever has loaded its value.
+// Source: PTX ISA, "Memory Consistency Model", ld.acquire and st.release at .sys scope.
+__device__ inline uint32_t LoadAcquireSystem(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ inline void StoreReleaseSystem(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+// Between two looks at a word that another device will write; nothing here, as a look takes long.
+__device__ inline void SpinPause() {}
+
 // d += a b of one warp. a: 16 x 16 bf16, row-major fragments; b: 16 x 8 bf16, column-major
 // fragments; d: 16 x 8 f32. With g = lane / 4 and t = lane % 4 a lane holds
 //   a[0], a[1]: rows g and g + 8, columns 2t, 2t + 1; a[2], a[3]: the same rows, columns + 8

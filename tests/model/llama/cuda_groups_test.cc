@@ -19,8 +19,10 @@ namespace {
 absl::StatusOr<RankGroups> OverNccl(Backend& backend, RankGroups& host) {
   DeviceCommunicators& communicators = lockstep_plugin()->accelerator->communicators();
   RankGroups groups;
-  ASSIGN_OR_RETURN(groups.tp, communicators.Make(backend, *host.tp));
-  ASSIGN_OR_RETURN(groups.pp, communicators.Make(backend, *host.pp));
+  const auto notice = [](const std::string& text) { ADD_FAILURE() << text; };
+  ASSIGN_OR_RETURN(
+      groups.tp, communicators.Make(backend, *host.tp, {.reduces_often = true, .notice = notice}));
+  ASSIGN_OR_RETURN(groups.pp, communicators.Make(backend, *host.pp, {}));
   return groups;
 }
 

@@ -22,6 +22,10 @@ uint16_t PackE4m3(float low, float high);
 
 inline float Exp2(float x) { return exp2f(x); }
 
+uint32_t LoadAcquireSystem(const uint32_t* address);
+void StoreReleaseSystem(uint32_t* address, uint32_t value);
+void SpinPause();
+
 void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
              const std::source_location& site = std::source_location::current());
 

@@ -5,8 +5,9 @@
 // refuses further work with cudaErrorLaunchFailure as a GPU does after one, and unless a test takes
 // the failure the process ends with status 1.
 //
-// Whole programs are tried under other conditions by two variables, read once:
-// LOCKSTEP_CUDA_THREAD_ORDER (as SetThreadOrder) and LOCKSTEP_CUDA_ISSUE=immediate.
+// Whole programs are tried under other conditions by three variables, read once:
+// LOCKSTEP_CUDA_THREAD_ORDER (as SetThreadOrder), LOCKSTEP_CUDA_ISSUE=immediate and
+// LOCKSTEP_CUDA_IPC=0 (as Device::has_ipc).
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,8 @@ struct Device {
   int compute_minor = 0;
   int64_t memory_bytes = int64_t{4} << 30;
   bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
+  bool reach_each_other = true;       // peer access
+  bool has_ipc = true;                // memory of one process in another
 };
 void SetDevice(const Device& device);
 

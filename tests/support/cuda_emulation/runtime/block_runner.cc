@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -56,110 +57,180 @@ std::vector<int> BlockRunner::Order(int count) {
   return order;
 }
 
-std::string BlockRunner::Run(const Kernel& kernel) {
-  kernel_ = &kernel;
-  failure_.clear();
-  num_threads_ = static_cast<int>(kernel.block.x * kernel.block.y * kernel.block.z);
-  while (static_cast<int>(threads_.size()) < num_threads_) {
-    threads_.push_back(std::make_unique<Thread>());
+BlockRunner::Run::Run(Kernel launched)
+    : kernel(std::move(launched)),
+      num_threads(static_cast<int>(kernel.block.x * kernel.block.y * kernel.block.z)) {}
+BlockRunner::Run::~Run() = default;
+BlockRunner::~BlockRunner() = default;
+
+bool BlockRunner::Advance(Run& run, int num_resident) {
+  run_ = &run;
+  blockDim = run.kernel.block;
+  gridDim = run.kernel.grid;
+  if (!std::exchange(run.has_begun, true)) {
+    const dim3& grid = run.kernel.grid;
+    const std::vector<int> order = Order(static_cast<int>(grid.x * grid.y * grid.z));
+    run.blocks_to_come.assign(order.begin(), order.end());
+  }
+  std::vector<std::unique_ptr<Block>> aside = std::exchange(run.aside, {});
+  for (const int i : Order(static_cast<int>(aside.size()))) {
+    if (!run.failure.empty()) break;
+    block_ = std::move(aside[i]);
+    RestoreStaticShared(block_->static_shared);
+    for (const int thread : std::exchange(block_->spinning, {})) Ready(thread);
+    GoOn();
+  }
+  const auto is_room = [&] {
+    return static_cast<int>(run.aside.size() + 1) * run.num_threads <= num_resident;
+  };
+  while (run.failure.empty() && !run.blocks_to_come.empty() && is_room()) {
+    Begin(run.blocks_to_come.front());
+    run.blocks_to_come.pop_front();
+    GoOn();
+  }
+  return !run.failure.empty() || (run.aside.empty() && run.blocks_to_come.empty());
+}
+
+void BlockRunner::Begin(int index) {
+  if (spare_.empty()) spare_.push_back(std::make_unique<Block>());
+  block_ = std::move(spare_.back());
+  spare_.pop_back();
+  block_->index = index;
+  while (static_cast<int>(block_->threads.size()) < run_->num_threads) {
+    block_->threads.push_back(std::make_unique<Thread>());
   }
   // Of the exact size, so that AddressSanitizer sees what lies beyond.
-  shared_ = {static_cast<char*>(std::malloc(std::max<size_t>(kernel.shared_bytes, 1))), &std::free};
-  blockDim = kernel.block;
-  gridDim = kernel.grid;
-  const int num_blocks = static_cast<int>(kernel.grid.x * kernel.grid.y * kernel.grid.z);
-  for (const int block : Order(num_blocks)) {
-    blockIdx = IndexIn(kernel.grid, block);
-    std::memset(shared_.get(), 0xff, kernel.shared_bytes);
-    FillStaticShared(0xff);
-    StartThreads();
-    while (failure_.empty() && num_returned_ < num_threads_) {
-      if (!ready_.empty()) {
-        TakeTurn(Next());
-      } else if (!ReleaseBarrier()) {
-        failure_ = absl::StrCat("a block can go no further: ", DescribeDeadlock());
-      }
+  const size_t shared_bytes = run_->kernel.shared_bytes;
+  block_->shared = {static_cast<char*>(std::malloc(std::max<size_t>(shared_bytes, 1))), &std::free};
+  std::memset(block_->shared.get(), 0xff, shared_bytes);
+  FillStaticShared(0xff);
+  StartThreads();
+}
+
+// Until all its threads have returned, or none can go on before another device has done something.
+void BlockRunner::GoOn() {
+  blockIdx = IndexIn(run_->kernel.grid, block_->index);
+  while (run_->failure.empty() && block_->num_returned < run_->num_threads) {
+    if (std::exchange(block_->gives_way, false)) return PutAside();
+    if (!block_->ready.empty()) {
+      TakeTurn(Next());
+    } else if (!ReleaseBarrier()) {
+      if (!block_->spinning.empty()) return PutAside();
+      run_->failure = absl::StrCat("a block can go no further: ", DescribeDeadlock());
     }
-    if (!failure_.empty()) break;
   }
-  shared_.reset();
-  return failure_;
+  block_->shared.reset();
+  spare_.push_back(std::move(block_));
+}
+
+void BlockRunner::PutAside() {
+  SaveStaticShared(block_->static_shared);
+  run_->aside.push_back(std::move(block_));
 }
 
 void BlockRunner::StartThreads() {
-  num_returned_ = 0;
-  num_at_barrier_ = 0;
-  ready_.clear();
-  for (std::vector<Meeting>& meetings : meetings_) meetings.clear();
-  for (const int index : Order(num_threads_)) {
-    Thread& thread = *threads_[index];
+  block_->num_returned = 0;
+  block_->num_at_barrier = 0;
+  block_->any_true = false;
+  block_->gives_way = false;
+  block_->ready.clear();
+  block_->spinning.clear();
+  for (std::vector<Meeting>& meetings : block_->meetings) meetings.clear();
+  for (const int index : Order(run_->num_threads)) {
+    Thread& thread = *block_->threads[index];
     thread.copies.clear();
     thread.copy_group = 0;
-    thread.fiber.Start([](void* runner) { static_cast<BlockRunner*>(runner)->kernel_->thread(); },
-                       this);
+    thread.fiber.Start(
+        [](void* runner) { static_cast<BlockRunner*>(runner)->run_->kernel.thread(); }, this);
     Ready(index);
   }
 }
 
+BlockRunner::Thread& BlockRunner::Mine() { return *block_->threads[current_]; }
+
+void* BlockRunner::dynamic_shared() const { return block_->shared.get(); }
+
 void BlockRunner::Ready(int thread) {
-  threads_[thread]->state = State::kReady;
-  ready_.push_back(thread);
+  block_->threads[thread]->state = State::kReady;
+  block_->ready.push_back(thread);
 }
 
 int BlockRunner::Next() {
-  if (order_ > 1) std::swap(ready_.front(), ready_[random_() % ready_.size()]);
-  const int next = ready_.front();
-  ready_.pop_front();
+  if (order_ > 1) std::swap(block_->ready.front(), block_->ready[random_() % block_->ready.size()]);
+  const int next = block_->ready.front();
+  block_->ready.pop_front();
   return next;
 }
 
 void BlockRunner::TakeTurn(int index) {
   current_ = index;
-  threadIdx = IndexIn(kernel_->block, index);
-  Thread& thread = *threads_[index];
+  threadIdx = IndexIn(run_->kernel.block, index);
+  Thread& thread = *block_->threads[index];
   thread.fiber.Resume();
   if (thread.fiber.ended()) {
     thread.state = State::kReturned;
-    ++num_returned_;
+    ++block_->num_returned;
   }
 }
 
 void BlockRunner::Wait(State state, const Site& site) {
-  Thread& mine = *threads_[current_];
+  Thread& mine = Mine();
   mine.state = state;
   mine.site = site;
   mine.fiber.Suspend();
 }
 
 void BlockRunner::Barrier(const Site& site) {
-  ++num_at_barrier_;
+  ++block_->num_at_barrier;
   Wait(State::kAtBarrier, site);
+}
+
+// The last vote stands until all have gone on and come to the next barrier.
+bool BlockRunner::BarrierOr(bool mine, const Site& site) {
+  block_->any_true |= mine;
+  Barrier(site);
+  return block_->was_any_true;
+}
+
+void BlockRunner::HaveTold() {
+  run_->has_told = true;
+  block_->gives_way = true;
+  Ready(current_);
+  Mine().fiber.Suspend();
+}
+
+void BlockRunner::SpinPause() {
+  block_->spinning.push_back(current_);
+  Wait(State::kSpinning, Mine().site);
 }
 
 // All threads that have not returned wait at one barrier: they go on.
 bool BlockRunner::ReleaseBarrier() {
-  if (num_at_barrier_ == 0 || num_at_barrier_ + num_returned_ < num_threads_) return false;
+  if (block_->num_at_barrier == 0 ||
+      block_->num_at_barrier + block_->num_returned < run_->num_threads)
+    return false;
   int first = -1;
-  for (int t = 0; t < num_threads_; ++t) {
-    if (threads_[t]->state != State::kAtBarrier) continue;
+  for (int t = 0; t < run_->num_threads; ++t) {
+    if (block_->threads[t]->state != State::kAtBarrier) continue;
     if (first < 0) first = t;
-    if (!SamePlace(threads_[first]->site, threads_[t]->site)) return false;
+    if (!SamePlace(block_->threads[first]->site, block_->threads[t]->site)) return false;
   }
-  num_at_barrier_ = 0;
-  for (const int t : Order(num_threads_)) {
-    if (threads_[t]->state == State::kAtBarrier) Ready(t);
+  block_->num_at_barrier = 0;
+  block_->was_any_true = std::exchange(block_->any_true, false);
+  for (const int t : Order(run_->num_threads)) {
+    if (block_->threads[t]->state == State::kAtBarrier) Ready(t);
   }
   return true;
 }
 
 uint32_t BlockRunner::LanesOfWarp() const {
-  const int lanes = num_threads_ - (current_ - lane());
+  const int lanes = run_->num_threads - (current_ - lane());
   return lanes >= warpSize ? 0xffffffffu : (1u << lanes) - 1;
 }
 
 // __syncwarp may be met at several places; what exchanges values may not.
 BlockRunner::Meeting& BlockRunner::Join(const Meeting& mine) {
-  std::vector<Meeting>& meetings = meetings_[current_ / warpSize];
+  std::vector<Meeting>& meetings = block_->meetings[current_ / warpSize];
   const auto same = [&](const Meeting& other) {
     return other.mask == mine.mask && other.exchange == mine.exchange &&
            (mine.name == other.name || std::strcmp(mine.name, other.name) == 0) &&
@@ -177,19 +248,19 @@ void BlockRunner::Exchange(const char* name, uint32_t mask, void* operand,
   }
   if ((mask & ~LanesOfWarp()) != 0) {
     Fail(absl::StrFormat("%s at %s: mask %08x names lanes beyond the block's %d threads", name,
-                         Place(site), mask, num_threads_));
+                         Place(site), mask, run_->num_threads));
   }
   Meeting& meeting = Join({name, mask, exchange, site});
   meeting.here |= 1u << lane();
   meeting.operands[lane()] = operand;
-  Thread& mine = *threads_[current_];
+  Thread& mine = Mine();
   if (meeting.here != mask) {
     mine.name = name;
     mine.mask = mask;
     return Wait(State::kAtExchange, site);
   }
   exchange(meeting.operands.data(), mask);
-  std::vector<Meeting>& meetings = meetings_[current_ / warpSize];
+  std::vector<Meeting>& meetings = block_->meetings[current_ / warpSize];
   meetings.erase(meetings.begin() + (&meeting - meetings.data()));
   const int first = current_ - lane();
   uint32_t others = mask & ~(1u << lane());
@@ -201,14 +272,15 @@ void BlockRunner::Exchange(const char* name, uint32_t mask, void* operand,
 }
 
 void BlockRunner::Fail(std::string what) {
-  failure_ = absl::StrFormat("block (%d, %d, %d) thread (%d, %d, %d): %s", blockIdx.x, blockIdx.y,
-                             blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, what);
+  run_->failure =
+      absl::StrFormat("block (%d, %d, %d) thread (%d, %d, %d): %s", blockIdx.x, blockIdx.y,
+                      blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, what);
   std::string().swap(what);  // nothing unwinds this frame
-  while (true) threads_[current_]->fiber.Suspend();
+  while (true) Mine().fiber.Suspend();
 }
 
 std::string BlockRunner::Describe(int index) const {
-  const Thread& thread = *threads_[index];
+  const Thread& thread = *block_->threads[index];
   switch (thread.state) {
     case State::kAtBarrier:
       return absl::StrCat("waits at the barrier ", Place(thread.site));
@@ -217,6 +289,8 @@ std::string BlockRunner::Describe(int index) const {
                              thread.mask);
     case State::kReady:
       return "runs";
+    case State::kSpinning:
+      return "waits for another device";
     case State::kReturned:
       return "has returned";
   }
@@ -227,9 +301,9 @@ std::string BlockRunner::Describe(int index) const {
 std::string BlockRunner::DescribeDeadlock() const {
   std::string text;
   int num_runs = 0;
-  for (int begin = 0, end; begin < num_threads_; begin = end) {
+  for (int begin = 0, end; begin < run_->num_threads; begin = end) {
     const std::string what = Describe(begin);
-    for (end = begin + 1; end < num_threads_ && Describe(end) == what;) ++end;
+    for (end = begin + 1; end < run_->num_threads && Describe(end) == what;) ++end;
     if (++num_runs > 8) return text + " ...";
     absl::StrAppend(&text, begin > 0 ? "; " : "", "threads ", begin, "-", end - 1, " ", what);
   }
@@ -238,15 +312,15 @@ std::string BlockRunner::DescribeDeadlock() const {
 
 // The destination is unknown from now on until the copy is waited for.
 void BlockRunner::IssueCopy(void* shared, const void* global, bool valid) {
-  Thread& mine = *threads_[current_];
+  Thread& mine = Mine();
   std::memset(shared, 0xff, 16);
   mine.copies.push_back({shared, valid ? global : nullptr, mine.copy_group});
 }
 
-void BlockRunner::CommitCopies() { ++threads_[current_]->copy_group; }
+void BlockRunner::CommitCopies() { ++Mine().copy_group; }
 
 void BlockRunner::AwaitCopies(int newest) {
-  Thread& mine = *threads_[current_];
+  Thread& mine = Mine();
   const auto arrived = [&](const Copy& copy) { return copy.group < mine.copy_group - newest; };
   for (const Copy& copy : mine.copies) {
     if (!arrived(copy)) continue;

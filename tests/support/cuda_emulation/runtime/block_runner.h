@@ -1,6 +1,7 @@
 // Runs one block of a grid at a time: its threads are fibers that take turns, each until it waits
-// for others at a barrier or an exchange of its warp. Called with the device's lock held, so one
-// block runs in the whole process.
+// for others at a barrier or an exchange of its warp. A block whose threads wait for another device
+// (SpinPause) is put aside with all that it holds, and gone on with when its kernel is asked again.
+// Called with the device's lock held, so one block runs in the whole process.
 #pragma once
 
 #include <array>
@@ -26,26 +27,48 @@ struct Kernel {
 
 class BlockRunner {
  public:
+  struct Block;
+  // One launch of a kernel, as far as it has come.
+  struct Run {
+    explicit Run(Kernel kernel);
+    ~Run();
+    const Kernel kernel;
+    const int num_threads;  // of a block
+    bool has_begun = false;
+    bool has_told = false;                      // other devices, since this was last set to false
+    std::deque<int> blocks_to_come;             // in their order
+    std::vector<std::unique_ptr<Block>> aside;  // begun, wait for other devices
+    std::string failure;                        // what broke a rule, or ""
+  };
+
   BlockRunner();
+  ~BlockRunner();
   // As SetThreadOrder.
   void SetOrder(uint64_t seed);
-  // All blocks. What broke a rule, or "".
-  std::string Run(const Kernel& kernel);
+  // As far as it can go. False: some blocks wait for other devices. Blocks beyond what
+  // `num_resident` threads make do not begin before others have ended.
+  bool Advance(Run& run, int num_resident);
 
   // ---- called by the thread that has its turn ----
   void Barrier(const Site& site);
+  // True on all threads when it is on one.
+  bool BarrierOr(bool mine, const Site& site);
+  // Gives its turn away until the kernel is asked again.
+  void SpinPause();
+  // Other devices have been told something: they go on first, before this block's other threads.
+  void HaveTold();
   void Exchange(const char* name, uint32_t mask, void* operand,
                 lockstep::cuda_emulation::Exchange exchange, const Site& site);
   int lane() const { return current_ % warpSize; }
   [[noreturn]] void Fail(std::string what);
-  void* dynamic_shared() const { return shared_.get(); }
-  size_t dynamic_shared_bytes() const { return kernel_->shared_bytes; }
+  void* dynamic_shared() const;
+  size_t dynamic_shared_bytes() const { return run_->kernel.shared_bytes; }
   void IssueCopy(void* shared, const void* global, bool valid);
   void CommitCopies();
   void AwaitCopies(int newest);
 
  private:
-  enum class State { kReady, kAtBarrier, kAtExchange, kReturned };
+  enum class State { kReady, kAtBarrier, kAtExchange, kSpinning, kReturned };
   struct Copy {
     void* to;
     const void* from;  // null: zeros
@@ -72,30 +95,44 @@ class BlockRunner {
     std::array<void*, 32> operands = {};
   };
 
+  void Begin(int index);
+  void GoOn();
+  void PutAside();
   void StartThreads();
   void TakeTurn(int thread);
   int Next();
   void Ready(int thread);
   bool ReleaseBarrier();
   void Wait(State state, const Site& site);
+  Thread& Mine();
   Meeting& Join(const Meeting& mine);
   uint32_t LanesOfWarp() const;
   std::string DescribeDeadlock() const;
   std::string Describe(int thread) const;
   std::vector<int> Order(int count);
 
-  const Kernel* kernel_ = nullptr;
-  int num_threads_ = 0;
-  int num_returned_ = 0;
-  int num_at_barrier_ = 0;
+  Run* run_ = nullptr;
+  std::unique_ptr<Block> block_;               // the one that runs
+  std::vector<std::unique_ptr<Block>> spare_;  // their fibers are used again
   int current_ = 0;
-  std::deque<int> ready_;
-  std::vector<std::unique_ptr<Thread>> threads_;
-  std::array<std::vector<Meeting>, 32> meetings_;  // by warp
-  std::unique_ptr<char, void (*)(void*)> shared_{nullptr, nullptr};
-  std::string failure_;
   uint64_t order_ = 0;
   std::mt19937_64 random_;
+};
+
+// A block and its threads, each with what it waits for.
+struct BlockRunner::Block {
+  int index = 0;
+  int num_returned = 0;
+  int num_at_barrier = 0;
+  bool any_true = false;      // at this barrier
+  bool was_any_true = false;  // at the last one
+  std::deque<int> ready;
+  std::vector<int> spinning;
+  bool gives_way = false;
+  std::vector<std::unique_ptr<Thread>> threads;   // more than the block has, perhaps
+  std::array<std::vector<Meeting>, 32> meetings;  // by warp
+  std::unique_ptr<char, void (*)(void*)> shared{nullptr, nullptr};
+  std::vector<char> static_shared;  // while it is put aside
 };
 
 // The one whose kernel runs.

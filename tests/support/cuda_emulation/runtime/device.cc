@@ -83,7 +83,7 @@ void Describe(int device, cudaDeviceProp* properties) {
   properties->multiProcessorCount = pretended.num_multiprocessors;
   properties->pciBusID = device + 1;
   properties->l2CacheSize = 50 << 20;
-  properties->maxThreadsPerMultiProcessor = 2048;
+  properties->maxThreadsPerMultiProcessor = kMostResidentThreads;
 }
 
 cudaError_t Attribute(const cudaDeviceProp& properties, cudaDeviceAttr attribute, int* value) {
@@ -171,6 +171,15 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
   return Call([&](auto&) {
     if (!IsDevice(device)) return cudaErrorInvalidDevice;
     std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", device + 1);
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* id) {
+  return Call([&](auto&) {
+    unsigned bus = 0;
+    if (id == nullptr || std::sscanf(id, "0000:%x:00.0", &bus) != 1) return cudaErrorInvalidValue;
+    if (!IsDevice(static_cast<int>(bus) - 1)) return cudaErrorInvalidDevice;
+    *device = static_cast<int>(bus) - 1;
     return cudaSuccess;
   });
 }

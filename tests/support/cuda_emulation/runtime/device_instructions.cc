@@ -1,5 +1,6 @@
 #include <device_instructions.cuh>
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -120,6 +121,15 @@ void* emulated::DynamicShared() { return TheBlockRunner().dynamic_shared(); }
 uint32_t PackBf16(float low, float high) {
   return RoundToBf16(low) | uint32_t{RoundToBf16(high)} << 16;
 }
+
+uint32_t LoadAcquireSystem(const uint32_t* address) {
+  return std::atomic_ref(*const_cast<uint32_t*>(address)).load(std::memory_order_acquire);
+}
+void StoreReleaseSystem(uint32_t* address, uint32_t value) {
+  std::atomic_ref(*address).store(value, std::memory_order_release);
+  TheBlockRunner().HaveTold();
+}
+void SpinPause() { TheBlockRunner().SpinPause(); }
 
 namespace {
 

@@ -1,5 +1,8 @@
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +24,30 @@ void Poison(void* memory, size_t bytes) {
   if (bytes > kLarge) std::memset(static_cast<char*>(memory) + bytes - end, 0xff, end);
 }
 
+// Whoever goes beyond the end meets a page that nobody may touch.
+void* MapFile(int file, size_t bytes) {
+  const auto guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* place = mmap(nullptr, bytes + guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (place == MAP_FAILED) return nullptr;
+  void* mapped = mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+  if (mapped != MAP_FAILED) return mapped;
+  munmap(place, bytes + guard);
+  return nullptr;
+}
+
+void Unmap(const DeviceMemory::Region& region) {
+  munmap(region.begin, region.bytes + static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  close(region.file);
+}
+
+void* MapNewFile(size_t bytes, int* file) {
+  *file = memfd_create("cuda-emulation", MFD_CLOEXEC);
+  if (*file < 0) return nullptr;
+  void* mapped = ftruncate(*file, static_cast<off_t>(bytes)) == 0 ? MapFile(*file, bytes) : nullptr;
+  if (mapped == nullptr) close(*file);
+  return mapped;
+}
+
 }  // namespace
 
 cudaError_t DeviceMemory::Allocate(size_t bytes, Kind kind, int device, int64_t limit,
@@ -31,11 +58,23 @@ cudaError_t DeviceMemory::Allocate(size_t bytes, Kind kind, int device, int64_t 
                                 allocated_bytes(device) + static_cast<int64_t>(bytes) > limit)) {
     return cudaErrorMemoryAllocation;
   }
+  int file = -1;
   constexpr size_t kAlignment = 256;  // what cudaMalloc promises
-  if (posix_memalign(memory, kAlignment, bytes) != 0) return cudaErrorMemoryAllocation;
+  if (kind == Kind::kDevice && bytes % kSharedGranule == 0) {
+    *memory = MapNewFile(bytes, &file);
+    if (*memory == nullptr) return cudaErrorMemoryAllocation;
+  } else if (posix_memalign(memory, kAlignment, bytes) != 0) {
+    return cudaErrorMemoryAllocation;
+  }
   Poison(*memory, bytes);
-  regions_[reinterpret_cast<uintptr_t>(*memory)] = {static_cast<char*>(*memory), bytes, kind,
-                                                    device};
+  Add({static_cast<char*>(*memory), bytes, kind, device, file});
+  return cudaSuccess;
+}
+
+cudaError_t DeviceMemory::Import(int file, size_t bytes, int device, void** memory) {
+  *memory = MapFile(file, bytes);
+  if (*memory == nullptr) return cudaErrorMapBufferObjectFailed;
+  Add({static_cast<char*>(*memory), bytes, Kind::kImported, device, file});
   return cudaSuccess;
 }
 
@@ -45,7 +84,7 @@ cudaError_t DeviceMemory::Register(void* memory, size_t bytes) {
   if (Find(begin) != nullptr || Find(begin + bytes - 1) != nullptr) {
     return cudaErrorHostMemoryAlreadyRegistered;
   }
-  regions_[reinterpret_cast<uintptr_t>(memory)] = {begin, bytes, Kind::kRegistered, 0};
+  Add({begin, bytes, Kind::kRegistered, 0});
   return cudaSuccess;
 }
 
@@ -53,9 +92,18 @@ cudaError_t DeviceMemory::Free(void* memory, Kind kind) {
   if (memory == nullptr) return cudaSuccess;
   const auto region = regions_.find(reinterpret_cast<uintptr_t>(memory));
   if (region == regions_.end() || region->second.kind != kind) return cudaErrorInvalidValue;
+  const Region gone = region->second;
   regions_.erase(region);
-  if (kind != Kind::kRegistered) std::free(memory);
+  if (gone.file >= 0) {
+    Unmap(gone);
+  } else if (kind != Kind::kRegistered) {
+    std::free(memory);
+  }
   return cudaSuccess;
+}
+
+void DeviceMemory::Add(const Region& region) {
+  regions_[reinterpret_cast<uintptr_t>(region.begin)] = region;
 }
 
 const DeviceMemory::Region* DeviceMemory::Find(const void* address) const {
@@ -75,7 +123,7 @@ bool DeviceMemory::Holds(const void* begin, size_t bytes) const {
 
 bool DeviceMemory::OnDevice(const void* address) const {
   const Region* region = Find(address);
-  return region != nullptr && region->kind == Kind::kDevice;
+  return region != nullptr && (region->kind == Kind::kDevice || region->kind == Kind::kImported);
 }
 
 int64_t DeviceMemory::allocated_bytes(int device) const {

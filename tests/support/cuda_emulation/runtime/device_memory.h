@@ -1,5 +1,5 @@
-// Which memory the device can reach: what was allocated for it, and pinned memory of the host. Used
-// with the device's lock held.
+// Which memory the device can reach: what was allocated for it, here or by another process, and
+// pinned memory of the host. Used with the device's lock held.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,23 @@ namespace lockstep::cuda_emulation {
 
 class DeviceMemory {
  public:
-  enum class Kind { kDevice, kPinned, kRegistered };
+  enum class Kind { kDevice, kPinned, kRegistered, kImported };
   struct Region {
     char* begin;
     size_t bytes;
     Kind kind;
     int device;
+    int file = -1;  // that it maps, so that other processes can
   };
+  // Device memory in multiples of this can be opened by other processes.
+  static constexpr size_t kSharedGranule = size_t{2} << 20;
 
-  // From malloc, of the exact size, filled with 0xff (above 8 MiB, the ends).
+  // Of the exact size, filled with 0xff (above 8 MiB, the ends): from malloc, or a mapped file.
   // cudaErrorMemoryAllocation beyond `limit` on the device.
   cudaError_t Allocate(size_t bytes, Kind kind, int device, int64_t limit, void** memory);
   cudaError_t Register(void* memory, size_t bytes);
+  // The memory that lies in another process's file; the file is the region's from now on.
+  cudaError_t Import(int file, size_t bytes, int device, void** memory);
   // cudaErrorInvalidValue when no region of this kind begins there.
   cudaError_t Free(void* memory, Kind kind);
 
@@ -34,6 +39,8 @@ class DeviceMemory {
   int64_t allocated_bytes(int device) const;
 
  private:
+  void Add(const Region& region);
+
   std::map<uintptr_t, Region> regions_;
 };
 

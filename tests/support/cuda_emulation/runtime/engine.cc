@@ -22,6 +22,8 @@ Engine::Engine() {
   if (wanted != nullptr && std::string(wanted) == "immediate") {
     issue = cuda_emulation::Issue::kImmediate;
   }
+  const char* ipc = std::getenv("LOCKSTEP_CUDA_IPC");
+  device.has_ipc = ipc == nullptr || std::string(ipc) != "0";
 }
 
 MakeWork Once(std::function<void()> action) {

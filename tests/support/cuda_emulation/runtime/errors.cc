@@ -16,6 +16,9 @@ const char* cudaGetErrorName(cudaError_t error) {
     LOCKSTEP_NAME(cudaErrorInsufficientDriver);
     LOCKSTEP_NAME(cudaErrorNoDevice);
     LOCKSTEP_NAME(cudaErrorInvalidDevice);
+    LOCKSTEP_NAME(cudaErrorDeviceUninitialized);
+    LOCKSTEP_NAME(cudaErrorMapBufferObjectFailed);
+    LOCKSTEP_NAME(cudaErrorPeerAccessUnsupported);
     LOCKSTEP_NAME(cudaErrorInvalidResourceHandle);
     LOCKSTEP_NAME(cudaErrorIllegalState);
     LOCKSTEP_NAME(cudaErrorNotReady);
@@ -53,6 +56,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorPeerAccessUnsupported:
+      return "peer access is not supported between these two devices";
     case cudaErrorInvalidResourceHandle:
       return "invalid resource handle";
     case cudaErrorNotReady:

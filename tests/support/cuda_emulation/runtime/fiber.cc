@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
+
 #include <boost/context/detail/fcontext.hpp>
 
 #include "kernels/base/check.h"
@@ -22,6 +24,10 @@ namespace context = boost::context::detail;
 
 constexpr size_t kGuardBytes = 4096;
 constexpr size_t kStackBytes = 256 << 10;  // touched as far as it is used
+// A guarded stack is two mappings, of which a process has 65,530 (vm.max_map_count); those without
+// a guard lie together in one.
+constexpr int kMostGuarded = 16384;
+std::atomic<int> num_fibers{0};
 
 }  // namespace
 
@@ -49,7 +55,7 @@ Fiber::Fiber() {
   void* mapping = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   LS_CHECK(mapping != MAP_FAILED);
-  LS_CHECK(mprotect(mapping, kGuardBytes, PROT_NONE) == 0);
+  if (num_fibers++ < kMostGuarded) LS_CHECK(mprotect(mapping, kGuardBytes, PROT_NONE) == 0);
   stack_ = static_cast<char*>(mapping) + kGuardBytes;
 #ifdef __SANITIZE_THREAD__
   thread_fiber_ = __tsan_create_fiber(0);
@@ -63,6 +69,7 @@ Fiber::~Fiber() {
 #ifdef __SANITIZE_THREAD__
   __tsan_destroy_fiber(thread_fiber_);
 #endif
+  --num_fibers;
   munmap(static_cast<char*>(stack_) - kGuardBytes, kGuardBytes + kStackBytes);
 }
 

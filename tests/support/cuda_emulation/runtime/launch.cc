@@ -1,6 +1,7 @@
 #include "tests/support/cuda_emulation/runtime/launch.h"
 
 #include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -58,6 +59,22 @@ std::string CheckPointers(std::initializer_list<const void*> pointers) {
   return "";
 }
 
+// A launch's work: gone on with until no block waits for another device any more.
+Work RunOf(const Kernel& kernel) {
+  const auto run = std::make_shared<BlockRunner::Run>(kernel);
+  return [run] {
+    if (!run->has_begun) ++TheEngine().num_kernels_run;
+    const int num_resident = TheEngine().device.num_multiprocessors * kMostResidentThreads;
+    const bool done = TheBlockRunner().Advance(*run, num_resident);
+    if (!run->failure.empty()) {
+      TheEngine().Fail(run->failure);
+    } else if (std::exchange(run->has_told, false)) {
+      TheEngine().NotifyChange();
+    }
+    return done;
+  };
+}
+
 }  // namespace
 
 cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
@@ -74,11 +91,7 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
     }
     const Kernel launched{config.gridDim, config.blockDim, config.dynamicSmemBytes,
                           std::move(thread)};
-    return TheEngine().Issue(*stream, "a kernel", Once([launched] {
-      ++TheEngine().num_kernels_run;
-      const std::string failure = TheBlockRunner().Run(launched);
-      if (!failure.empty()) TheEngine().Fail(failure);
-    }));
+    return TheEngine().Issue(*stream, "a kernel", [launched] { return RunOf(launched); });
   });
 }
 

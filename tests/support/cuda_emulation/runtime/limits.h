@@ -7,6 +7,7 @@
 namespace lockstep::cuda_emulation {
 
 constexpr int kMostThreads = 1024;
+constexpr int kMostResidentThreads = 2048;  // of a multiprocessor
 constexpr int kMostThreadsDim[3] = {1024, 1024, 64};
 constexpr int kMostBlocksDim[3] = {2147483647, 65535, 65535};
 constexpr size_t kSharedBytesWithoutAsking = 48 << 10;  // more: cudaFuncSetAttribute

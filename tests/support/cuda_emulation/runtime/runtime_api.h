@@ -3,7 +3,9 @@
 // Rules enforced beyond a call's own: a copy lies within what was allocated; a stream is used with
 // its device current; while a stream captures, calls that wait or allocate are refused as the
 // capture's mode says, and spoil the capture. cudaFree waits for the device. cudaMemcpyAsync reads
-// and writes host memory when its turn comes, whether or not that is pinned.
+// and writes host memory when its turn comes, whether or not that is pinned. Memory that another
+// process shall open is a multiple of 2 MiB, so that it shares none with its neighbours; it is
+// opened in other processes only (peer_memory.cc).
 #pragma once
 
 #include "tests/support/cuda_emulation/runtime/runtime_types.h"
@@ -19,6 +21,9 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device);
+cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* id);
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
@@ -50,6 +55,10 @@ cudaError_t cudaFreeHost(void* memory);
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void* memory);
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags);
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory);
+cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void* memory);
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,

@@ -14,6 +14,9 @@ enum cudaError {
   cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorDeviceUninitialized = 201,
+  cudaErrorMapBufferObjectFailed = 205,
+  cudaErrorPeerAccessUnsupported = 217,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorIllegalState = 401,
   cudaErrorNotReady = 600,
@@ -121,6 +124,12 @@ struct cudaDeviceProp {
   size_t sharedMemPerMultiprocessor;
   size_t sharedMemPerBlockOptin;
 };
+
+constexpr int CUDA_IPC_HANDLE_SIZE = 64;
+struct cudaIpcMemHandle_t {
+  char reserved[CUDA_IPC_HANDLE_SIZE];
+};
+constexpr unsigned cudaIpcMemLazyEnablePeerAccess = 1;
 
 constexpr unsigned cudaHostAllocDefault = 0;
 constexpr unsigned cudaHostAllocPortable = 1;

@@ -28,11 +28,33 @@ void Fill(char* begin, const char* end, unsigned char byte) {
   if (begin != nullptr) std::memset(begin, byte, static_cast<size_t>(end - begin));
 }
 
+void Append(const char* begin, const char* end, std::vector<char>& saved) {
+  if (begin != nullptr) saved.insert(saved.end(), begin, end);
+}
+
+void TakeBack(char* begin, const char* end, const char*& saved) {
+  if (begin == nullptr) return;
+  std::memcpy(begin, saved, static_cast<size_t>(end - begin));
+  saved += end - begin;
+}
+
 }  // namespace
 
 void FillStaticShared(unsigned char byte) {
 #define LOCKSTEP_FILL(n) Fill(__start_cuda_shared_##n, __stop_cuda_shared_##n, byte);
   LOCKSTEP_HUNDRED(LOCKSTEP_FILL)
+}
+
+void SaveStaticShared(std::vector<char>& saved) {
+  saved.clear();
+#define LOCKSTEP_SAVE(n) Append(__start_cuda_shared_##n, __stop_cuda_shared_##n, saved);
+  LOCKSTEP_HUNDRED(LOCKSTEP_SAVE)
+}
+
+void RestoreStaticShared(const std::vector<char>& saved) {
+  const char* from = saved.data();
+#define LOCKSTEP_RESTORE(n) TakeBack(__start_cuda_shared_##n, __stop_cuda_shared_##n, from);
+  LOCKSTEP_HUNDRED(LOCKSTEP_RESTORE)
 }
 
 }  // namespace lockstep::cuda_emulation

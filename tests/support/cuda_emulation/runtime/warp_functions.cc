@@ -6,6 +6,7 @@
 namespace lockstep::cuda_emulation {
 
 void BlockBarrier(const Site& site) { TheBlockRunner().Barrier(site); }
+bool BlockBarrierOr(bool mine, const Site& site) { return TheBlockRunner().BarrierOr(mine, site); }
 
 void WarpExchange(const char* name, uint32_t mask, void* operand, Exchange exchange,
                   const Site& site) {

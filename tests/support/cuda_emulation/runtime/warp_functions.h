@@ -14,6 +14,7 @@ using Site = std::source_location;
 
 // Waits for all threads of the block that have not returned.
 void BlockBarrier(const Site& site);
+bool BlockBarrierOr(bool mine, const Site& site);
 
 // What lanes exchange: called once, when all lanes of `mask` have come with the same exchange and
 // mask; operands[lane] is what the lane brought, null for lanes outside the mask.
@@ -50,6 +51,9 @@ uint32_t Ballot(const char* name, uint32_t mask, bool predicate, const Site& sit
 #define LOCKSTEP_SITE const std::source_location& site = std::source_location::current()
 
 inline void __syncthreads(LOCKSTEP_SITE) { lockstep::cuda_emulation::BlockBarrier(site); }
+inline int __syncthreads_or(int predicate, LOCKSTEP_SITE) {
+  return lockstep::cuda_emulation::BlockBarrierOr(predicate != 0, site);
+}
 void __syncwarp(uint32_t mask = 0xffffffffu, LOCKSTEP_SITE);
 
 inline uint32_t __ballot_sync(uint32_t mask, int predicate, LOCKSTEP_SITE) {

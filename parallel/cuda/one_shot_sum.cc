@@ -1,0 +1,128 @@
+#include "parallel/cuda/one_shot_sum.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr std::chrono::seconds kCheckPatience{30};
+
+absl::Status CheckWanted(const Communicator& host) {
+  const char* disabled = std::getenv("NCCL_P2P_DISABLE");
+  if (disabled != nullptr && std::string_view(disabled) == "1") {
+    return absl::UnavailableError("NCCL_P2P_DISABLE is 1");
+  }
+  if (host.size() > OneShotMemory::kMaxRanks) {
+    return absl::UnavailableError(absl::StrFormat("%d ranks, at most %d add up by themselves",
+                                                  host.size(), OneShotMemory::kMaxRanks));
+  }
+  return absl::OkStatus();
+}
+
+// Of the sums that are tried: whole numbers, exact in every order.
+float Term(int rank, int64_t i) { return static_cast<float>((rank + 1) * (i % 1021)); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<OneShotSum>> OneShotSum::Create(Communicator& host,
+                                                               cudaStream_t stream,
+                                                               const std::string& machine) {
+  RETURN_IF_ERROR(Agree(host, CheckWanted(host)));
+  std::unique_ptr<OneShotSum> sum(new OneShotSum(stream));
+  RETURN_IF_ERROR(sum->Start(host, machine));
+  RETURN_IF_ERROR(Agree(host, sum->Check()));
+  return sum;
+}
+
+OneShotSum::~OneShotSum() {
+  cudaStreamSynchronize(stream_);  // kernels read what goes now
+  if (aborted_ != nullptr) cudaFreeHost(aborted_);
+}
+
+absl::Status OneShotSum::Start(Communicator& host, const std::string& machine) {
+  ASSIGN_OR_RETURN(memory_, PeerMemory::Exchange(host, sizeof(OneShotMemory), stream_, machine));
+  ranks_.rank = host.rank();
+  ranks_.size = host.size();
+  for (int rank = 0; rank < host.size(); ++rank) {
+    ranks_.memory[rank] = static_cast<OneShotMemory*>(memory_->of(rank));
+  }
+  void* word = nullptr;
+  const absl::Status allocated = CudaStatus(
+      cudaHostAlloc(&word, sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable),
+      "a word that kernels read");
+  RETURN_IF_ERROR(Agree(host, allocated));
+  aborted_ = static_cast<uint32_t*>(word);
+  *aborted_ = 0;
+  CudaCheck(cudaHostGetDevicePointer(&word, aborted_, 0), "a word that kernels read");
+  ranks_.aborted = static_cast<const uint32_t*>(word);
+  return absl::OkStatus();
+}
+
+absl::Status OneShotSum::Launch(float* data, int64_t count) {
+  return CudaStatus(LaunchOneShotSum(ranks_, data, count, stream_), "adding up over ranks");
+}
+
+void OneShotSum::Abort() { std::atomic_ref(*aborted_).store(1, std::memory_order_release); }
+
+// Twice, to use both slots.
+absl::Status OneShotSum::Check() {
+  void* data = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, kMaxFloats * sizeof(float)), "trying a sum"));
+  absl::Status status;
+  for (int round = 0; round < 2 && status.ok(); ++round)
+    status = CheckSum(static_cast<float*>(data));
+  cudaFree(data);
+  return status;
+}
+
+absl::Status OneShotSum::CheckSum(float* data) {
+  std::vector<float> numbers(static_cast<size_t>(kMaxFloats));
+  const size_t bytes = numbers.size() * sizeof(float);
+  for (int64_t i = 0; i < kMaxFloats; ++i) numbers[static_cast<size_t>(i)] = Term(ranks_.rank, i);
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemcpyAsync(data, numbers.data(), bytes, cudaMemcpyHostToDevice, stream_),
+                 "trying a sum"));
+  RETURN_IF_ERROR(Launch(data, kMaxFloats));
+  RETURN_IF_ERROR(Await());
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemcpyAsync(numbers.data(), data, bytes, cudaMemcpyDeviceToHost, stream_),
+                 "trying a sum"));
+  RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "trying a sum"));
+  const int weight = ranks_.size * (ranks_.size + 1) / 2;  // of all terms
+  for (int64_t i = 0; i < kMaxFloats; ++i) {
+    const float sum = numbers[static_cast<size_t>(i)];
+    if (sum == static_cast<float>(weight) * Term(0, i)) continue;
+    return absl::UnavailableError(absl::StrFormat(
+        "a sum over peer memory came out as %g instead of %g", sum, weight * Term(0, i)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OneShotSum::Await() {
+  const auto deadline = std::chrono::steady_clock::now() + kCheckPatience;
+  cudaError_t reached = cudaStreamQuery(stream_);
+  while (reached == cudaErrorNotReady) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      Abort();
+      cudaStreamSynchronize(stream_);
+      return absl::UnavailableError(absl::StrFormat(
+          "a sum over peer memory did not end within %d s", kCheckPatience.count()));
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    reached = cudaStreamQuery(stream_);
+  }
+  return CudaStatus(reached, "trying a sum");
+}
+
+}  // namespace lockstep::cuda
