@@ -1,32 +1,14 @@
 #include "runtime/worker/rank_device.h"
 
-#include <unistd.h>
-
-#include <cstdlib>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "parallel/device_communicators.h"
+#include "parallel/shared_gpu.h"
 
 namespace lockstep {
-namespace {
-
-// NCCL takes two ranks of a host on one GPU for a mistake; with a host's name for each, and sockets
-// between them, it serves them; on one host, unless the environment names another interface. Read
-// when the first group is made.
-// Source: NCCL documentation, "Environment Variables": NCCL_HOSTID.
-void LetRanksShareAGpu() {
-  char host[256] = {};
-  ::gethostname(host, sizeof(host) - 1);
-  ::setenv("NCCL_HOSTID", absl::StrCat(host, "-", ::getpid()).c_str(), 0);
-  ::setenv("NCCL_NET", "Socket", 0);
-  ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
-  ::setenv("NCCL_MNNVL_ENABLE", "0", 0);
-}
-
-}  // namespace
 
 RankDevice::RankDevice() {
   own_groups_.tp = std::make_unique<RenewableCommunicator>(MakeSelfCommunicator());

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds kernels, model and parallel for this machine's GPU, without gRPC and MPI; checks them against their twins on the
-# CPU and golden models; measures. The table comes last.
+# CPU and golden models, also as several ranks (processes, which share the GPU if there is only one); measures. The table
+# comes last.
 #
 #   tests/gpu/run.sh [--dependencies DIR] [--shape NAME] [--no-bench] [--sanitizer]
 #
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
     --shape) shape=${2:?--shape needs a name}; shift ;;
     --no-bench) bench=0 ;;
     --sanitizer) sanitizer=1 ;;
-    -h | --help) sed -n '2,11p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -40,7 +41,8 @@ mkdir -p build
 step "build"
 cmake -G Ninja -S . -B "$build" -DLOCKSTEP_CUDA=ON -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF -DLOCKSTEP_BENCHMARKS=OFF \
   "${options[@]}" >"$build.cmake.log" 2>&1 || { tail -40 "$build.cmake.log"; exit 1; }
-ninja -C "$build" lockstep_cuda gpu_bench gpu_kernel_test gpu_stage_test >"$build.log" 2>&1 || { grep -A10 -m3 FAILED "$build.log"; exit 1; }
+ninja -C "$build" lockstep_cuda gpu_bench gpu_kernel_test gpu_stage_test gpu_sums_test gpu_ranks_test \
+  >"$build.log" 2>&1 || { grep -A10 -m3 FAILED "$build.log"; exit 1; }
 
 failed=()
 check() {
@@ -51,6 +53,8 @@ check() {
 }
 check "kernels against their twins" "$build/bin/gpu_kernel_test" --gtest_brief=1
 check "whole generations" "$build/bin/gpu_stage_test" --gtest_brief=1
+check "sums over 2 to 8 ranks" timeout 900 "$build/bin/gpu_sums_test" --gtest_brief=1
+check "generations over ranks" timeout 900 "$build/bin/gpu_ranks_test" --gtest_brief=1
 if [ "$sanitizer" = 1 ]; then
   for tool in memcheck racecheck; do
     check "$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 "$build/bin/gpu_kernel_test" --gtest_brief=1 \
@@ -59,6 +63,10 @@ if [ "$sanitizer" = 1 ]; then
 fi
 if [ "$bench" = 1 ]; then
   step "speed"
+  for ranks in 2 4; do
+    timeout 300 "$build/bin/gpu_sums_test" --latencies "$ranks" 2>"$build.bench.log" ||
+      { failed+=("latencies of $ranks ranks"); tail -5 "$build.bench.log"; }
+  done
   for quantize in none fp8; do
     echo "weights: $quantize"
     "$build/bin/gpu_bench" --shape "$shape" --quantize "$quantize" 2>"$build.bench.log" ||

@@ -1,5 +1,5 @@
 // The one-shot all-reduce: its kernel with hand-made ranks, and groups whose ranks are threads with
-// an emulated device each. Between processes: device_processes_test.cc.
+// an emulated device each. Between processes: device_ranks_test.cc.
 #include "parallel/cuda/one_shot_sum.h"
 
 #include <atomic>

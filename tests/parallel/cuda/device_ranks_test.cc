@@ -1,0 +1,240 @@
+// Groups whose ranks are processes with a device each, or one for all: on the emulation of CUDA,
+// and on real GPUs (tests/gpu/run.sh).
+//
+//   device_ranks_test --latencies RANKS [REPEATS]     sums of our own beside NCCL's, as a table
+#include <cuda_runtime.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_status.h"
+#include "parallel/cuda/nccl_communicator.h"
+#include "parallel/cuda/one_shot_sum.h"
+#include "parallel/shared_gpu.h"
+#include "tests/parallel/collective_checks.h"
+#include "tests/parallel/cuda/on_device.h"
+#include "tests/parallel/local_ranks.h"
+
+namespace lockstep::testing {
+namespace {
+
+using cuda::CudaStatus;
+using cuda::MakeNcclCommunicator;
+using cuda::NcclOptions;
+using cuda::OneShotSum;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The device's turn comes by rank.
+absl::Status UseDevice(const LocalRank& rank) {
+  int num_devices = 0;
+  RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&num_devices), "looking for GPUs"));
+  if (num_devices < rank.size) LetRanksShareAGpu();
+  return CudaStatus(cudaSetDevice(rank.rank % num_devices), "choosing a GPU");
+}
+
+NcclOptions Options(bool one_shot) {
+  NcclOptions options;
+  options.connect_bytes = 256 << 10;
+  options.one_shot = one_shot;
+  options.notice = [](const std::string& text) { ADD_FAILURE() << text; };
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const LocalRank& rank, cudaStream_t stream,
+                                                        const NcclOptions& options) {
+  const RankGroups host = rank.Groups(*ProcessGrid::Create(rank.size, 1));
+  return MakeNcclCommunicator(*host.tp, stream, options);
+}
+
+class Recording {
+ public:
+  Recording(cudaStream_t stream, const std::function<absl::Status()>& body) : stream_(stream) {
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    EXPECT_TRUE(body().ok());
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&graph_, graph, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
+  ~Recording() { EXPECT_EQ(cudaGraphExecDestroy(graph_), cudaSuccess); }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  void Replay() const { EXPECT_EQ(cudaGraphLaunch(graph_, stream_), cudaSuccess); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+// ---- what ranks do ----
+
+// NCCL's order of additions is another, so these sums are ours.
+absl::Status Sums(const LocalRank& rank) {
+  RETURN_IF_ERROR(UseDevice(rank));
+  const Stream stream;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                   MakeGroup(rank, stream.get(), Options(true)));
+  FromHost from_host(*group, stream.get());
+  for (const int64_t count :
+       {int64_t{1}, int64_t{3}, int64_t{1025}, int64_t{20001}, OneShotSum::kMaxFloats}) {
+    RETURN_IF_ERROR(CheckAllReduce(from_host, count));
+  }
+  return group->Health();
+}
+
+absl::Status RecordedSums(const LocalRank& rank) {
+  RETURN_IF_ERROR(UseDevice(rank));
+  const Stream stream;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                   MakeGroup(rank, stream.get(), Options(true)));
+  const std::vector<float> ones(3000, 1.0f);
+  const OnDevice data(ones.data(), 12000, stream.get());
+  const Recording recording(stream.get(), [&]() -> absl::Status {
+    RETURN_IF_ERROR(group->AllReduceSum(data.as<float>(), 3000));
+    return group->AllReduceSum(data.as<float>(), 1500);
+  });
+  float sum = 1;
+  for (int round = 0; round < 5; ++round) {
+    recording.Replay();
+    sum *= static_cast<float>(rank.size);
+  }
+  std::vector<float> sums(3000);
+  data.ReadTo(sums.data());
+  EXPECT_EQ(sums[2999], sum);
+  EXPECT_EQ(sums[0], sum * sum);
+  return group->Health();
+}
+
+// Rank 1 is killed while the others' kernels wait for it. They end, as whoever watches the ranks
+// (the controller, in a job; a socket here) has the group aborted.
+absl::Status LosesAPeer(const LocalRank& rank) {
+  RETURN_IF_ERROR(UseDevice(rank));
+  const Stream stream;
+  const RankGroups host = rank.Groups(*ProcessGrid::Create(rank.size, 1));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                   MakeNcclCommunicator(*host.tp, stream.get(), Options(true)));
+  RETURN_IF_ERROR(host.tp->Barrier());
+  if (rank.rank == 1) raise(SIGKILL);
+  std::thread watchdog([&] {
+    char byte = 0;
+    EXPECT_EQ(host.tp->Recv(1, &byte, 1).code(), absl::StatusCode::kUnavailable);
+    group->Abort();
+  });
+  const OnDevice data(nullptr, 4000, stream.get());
+  const absl::Status launched = group->AllReduceSum(data.as<float>(), 1000);
+  EXPECT_TRUE(launched.ok() || absl::IsUnavailable(launched)) << launched;
+  EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+  watchdog.join();
+  EXPECT_EQ(group->Health().code(), absl::StatusCode::kUnavailable);
+  return absl::OkStatus();
+}
+
+constexpr int kSumsOfARecording = 20;
+
+// Microseconds of a sum as part of a recorded step.
+absl::StatusOr<double> Time(Communicator& group, int64_t bytes, int repeats, cudaStream_t stream) {
+  const OnDevice data(std::vector<float>(static_cast<size_t>(bytes / 4)).data(), bytes, stream);
+  const auto sums = [&]() -> absl::Status {
+    for (int i = 0; i < kSumsOfARecording; ++i) {
+      RETURN_IF_ERROR(group.AllReduceSum(data.as<float>(), bytes / 4));
+    }
+    return absl::OkStatus();
+  };
+  const Recording recording(stream, sums);
+  recording.Replay();
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  EXPECT_EQ(cudaEventCreate(&begin), cudaSuccess);
+  EXPECT_EQ(cudaEventCreate(&end), cudaSuccess);
+  EXPECT_EQ(cudaEventRecord(begin, stream), cudaSuccess);
+  for (int i = 0; i < repeats; ++i) recording.Replay();
+  EXPECT_EQ(cudaEventRecord(end, stream), cudaSuccess);
+  EXPECT_EQ(cudaEventSynchronize(end), cudaSuccess);
+  float ms = 0;
+  EXPECT_EQ(cudaEventElapsedTime(&ms, begin, end), cudaSuccess);
+  EXPECT_EQ(cudaEventDestroy(begin), cudaSuccess);
+  EXPECT_EQ(cudaEventDestroy(end), cudaSuccess);
+  RETURN_IF_ERROR(group.Health());
+  return 1e3 * static_cast<double>(ms) / (repeats * kSumsOfARecording);
+}
+
+// argument: replays of each measurement.
+absl::Status Latencies(const LocalRank& rank) {
+  RETURN_IF_ERROR(UseDevice(rank));
+  const int repeats = std::stoi(rank.argument);
+  const Stream stream;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ours,
+                   MakeGroup(rank, stream.get(), Options(true)));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> nccls,
+                   MakeGroup(rank, stream.get(), Options(false)));
+  if (rank.rank == 0) std::printf("sums over %d ranks   KiB   one-shot us   NCCL us\n", rank.size);
+  for (int64_t bytes = 4 << 10; bytes <= 256 << 10; bytes *= 2) {
+    ASSIGN_OR_RETURN(const double our_us, Time(*ours, bytes, repeats, stream.get()));
+    ASSIGN_OR_RETURN(const double nccl_us, Time(*nccls, bytes, repeats, stream.get()));
+    if (rank.rank != 0) continue;
+    std::printf("%24d  %12.1f  %8.1f\n", static_cast<int>(bytes >> 10), our_us, nccl_us);
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+// ---- what they are asked ----
+
+class DeviceRanksTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(DeviceRanksTest, SumsAreTheTreeOfNeighboursToTheBit) {
+  EXPECT_THAT(RunLocalRanks({GetParam(), "sums"}), Each(0));
+}
+
+TEST_P(DeviceRanksTest, RecordedSumsCountOn) {
+  EXPECT_THAT(RunLocalRanks({GetParam(), "recorded sums"}), Each(0));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceRanksTest, ::testing::Values(2, 4, 8));
+
+TEST(DeviceRanksEndTest, APeerThatIsKilledEndsTheWaitForIt) {
+  EXPECT_THAT(RunLocalRanks({2, "loses a peer"}), ElementsAre(0, 128 + SIGKILL));
+  EXPECT_THAT(RunLocalRanks({4, "loses a peer"}), ElementsAre(0, 128 + SIGKILL, 0, 0));
+}
+
+TEST(DeviceRanksLatencyTest, EverySizeIsMeasured) {
+  ::testing::internal::CaptureStdout();
+  EXPECT_THAT(RunLocalRanks({2, "latencies", "1"}), Each(0));
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("\n                     256  "));
+}
+
+int PrintLatencies(int argc, char** argv) {
+  int num_ranks = 0;
+  int repeats = 20;
+  if (argc < 3 || !absl::SimpleAtoi(argv[2], &num_ranks) || num_ranks < 2 || num_ranks > 8 ||
+      (argc > 3 && (!absl::SimpleAtoi(argv[3], &repeats) || repeats < 1))) {
+    std::fprintf(stderr, "usage: device_ranks_test --latencies RANKS [REPEATS], 2 to 8 ranks\n");
+    return 2;
+  }
+  const std::vector<int> statuses =
+      RunLocalRanks({num_ranks, "latencies", std::to_string(repeats)});
+  return *std::max_element(statuses.begin(), statuses.end());
+}
+
+}  // namespace
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  using namespace lockstep::testing;
+  if (const auto status = RunIfLocalRank({{"sums", &Sums},
+                                          {"recorded sums", &RecordedSums},
+                                          {"loses a peer", &LosesAPeer},
+                                          {"latencies", &Latencies}})) {
+    return *status;
+  }
+  if (argc > 1 && std::strcmp(argv[1], "--latencies") == 0) return PrintLatencies(argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
