@@ -11,7 +11,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "deploy/plan/pareto.h"
-#include "deploy/plan/queue_simulation.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/worked_examples.h"
 #include "kernels/base/status_macros.h"
@@ -77,21 +76,11 @@ absl::Status FillTrace(const PlanOptions& options, plan::PlanRequest& request) {
         "--trace says when requests come: leave out --rate and --concurrency");
   }
   ASSIGN_OR_RETURN(request.trace, plan::LoadTrace(options.trace));
-  const double count = static_cast<double>(request.trace.size());
-  const double seconds = request.trace.back().seconds - request.trace.front().seconds;
-  if (!(seconds > 0)) {
-    return absl::InvalidArgumentError("the requests of --trace all come at the same time");
-  }
-  request.input_tokens = 0;
-  request.output_tokens = 0;
-  int64_t longest = 0;
-  for (const plan::Arrival& arrival : request.trace) {
-    request.input_tokens += static_cast<double>(arrival.input_tokens) / count;
-    request.output_tokens += static_cast<double>(arrival.output_tokens) / count;
-    longest = std::max(longest, arrival.input_tokens + arrival.output_tokens);
-  }
-  request.rate_per_s = (count - 1) / seconds;
-  request.context = std::max(request.context, longest);
+  ASSIGN_OR_RETURN(const plan::TraceSummary summary, plan::Summarize(request.trace));
+  request.input_tokens = summary.input_tokens;
+  request.output_tokens = summary.output_tokens;
+  request.rate_per_s = summary.rate_per_s;
+  request.context = std::max(request.context, summary.longest);
   return absl::OkStatus();
 }
 

@@ -27,9 +27,6 @@ struct EngineProfile {
                                     // are launched one by one, not as a graph)
   // Added to the first token, in milliseconds: connection, tokenization, scheduling.
   double request_ms = 25.0;
-  // Decode steps under way or planned already when a prompt comes, which waits for them; fitted
-  // engines have it in the above.
-  double steps_ahead = 0.0;
   int max_batched_tokens = 8192;
   int max_running = 1 << 20;
   // 90 of 100 measurements that the fit never saw lie within these shares of the prediction.

@@ -65,23 +65,22 @@ absl::StatusOr<HostCosts> HostCosts::Create(const HostDeployment& deployment) {
   return costs;
 }
 
-const HostCosts::Speed& HostCosts::SpeedOf(const StepLoad& load) const {
-  const int active =
-      load.active_stages > 0 ? std::min(load.active_stages, num_stages()) : num_stages();
-  return speeds_[static_cast<size_t>(active) - 1];
+int HostCosts::ActiveStages(const StepLoad& load) const {
+  return load.active_stages > 0 ? std::min(load.active_stages, num_stages()) : num_stages();
 }
 
 StepCost HostCosts::CostOf(int stage, const StepLoad& load) const {
   const StageWork& work = stages_[static_cast<size_t>(stage)];
-  const Speed& speed = SpeedOf(load);
+  const Speed& speed = speeds_[static_cast<size_t>(ActiveStages(load)) - 1];
   const double tokens = load.prefill_tokens + load.decodes;
-  const double sampled = load.decodes + (load.prefill_tokens > 0 ? 1.0 : 0.0);
+  const double sampled = load.decodes + (load.prefill_tokens > 0 ? load.prompts : 0.0);
   StepCost cost;
   cost.linear = LinearSeconds(speed.layers, work.linear_bytes, tokens);
   cost.lm_head = LinearSeconds(speed.head, work.lm_head_bytes, sampled);
   cost.kv_read = load.decodes * load.decode_context *
                  kv_bytes_per_token_[static_cast<size_t>(stage)] / (speed.layers.kv_gb_s * kGiga);
-  cost.prefill_attention = load.prefill_tokens * (load.prefill_start + load.prefill_tokens / 2.0) *
+  cost.prefill_attention = load.prefill_tokens *
+                           (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
                            work.attention_flops / (speed.layers.attention_gflop_s * kGiga);
   if (tp_ > 1) {
     // work.hidden_bytes counts 16-bit elements.
@@ -102,15 +101,45 @@ StepCost HostCosts::SlowestStage(const StepLoad& load) const {
   return slowest;
 }
 
-double HostCosts::SumOfStages(const StepLoad& load) const {
-  double total = 0.0;
-  for (int stage = 0; stage < num_stages(); ++stage) total += CostOf(stage, load).total();
-  if (num_stages() == 1) return total;
-  // Links are measured between two ranks or more.
+double HostCosts::SecondsToNextStage(const StepLoad& load) const {
+  // Links are measured between two groups or more.
   const RankSpeed& speed = speeds_.back().rank;
   const double bytes =
       (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes / 2.0 * kActivationBytes;
-  return total + (num_stages() - 1) * (speed.send_us * kMicro + bytes / (speed.send_gb_s * kGiga));
+  return speed.send_us * kMicro + bytes / (speed.send_gb_s * kGiga);
+}
+
+// Stages at work begin together, as in a full pipeline; whoever is done leaves the memory to the
+// others, which are faster from then on.
+double HostCosts::StageSeconds(int stage, const StepLoad& load) const {
+  const double transfer = stage + 1 == num_stages() ? 0.0 : SecondsToNextStage(load);
+  if (ActiveStages(load) < num_stages()) return CostOf(stage, load).total() + transfer;
+  std::vector<double> left(stages_.size(), 1.0);  // of each stage's work
+  double now = 0.0;
+  StepLoad at_work = load;
+  for (at_work.active_stages = num_stages(); at_work.active_stages > 0; --at_work.active_stages) {
+    std::vector<double> seconds(stages_.size());
+    int first = -1;
+    for (int other = 0; other < num_stages(); ++other) {
+      if (left[other] <= 0) continue;
+      seconds[other] = CostOf(other, at_work).total();
+      if (first < 0 || left[other] * seconds[other] < left[first] * seconds[first]) first = other;
+    }
+    const double passed = left[first] * seconds[first];
+    now += passed;
+    for (int other = 0; other < num_stages(); ++other) {
+      if (left[other] > 0) left[other] -= passed / seconds[other];
+    }
+    left[first] = 0.0;
+    if (left[stage] <= 0) break;
+  }
+  return now + transfer;
+}
+
+double HostCosts::SumOfStages(const StepLoad& load) const {
+  double total = 0.0;
+  for (int stage = 0; stage < num_stages(); ++stage) total += CostOf(stage, load).total();
+  return num_stages() == 1 ? total : total + (num_stages() - 1) * SecondsToNextStage(load);
 }
 
 }  // namespace lockstep::plan

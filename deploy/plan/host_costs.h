@@ -30,6 +30,7 @@ class HostCosts : public StageCosts {
 
   int num_stages() const override { return static_cast<int>(stages_.size()); }
   StepCost SlowestStage(const StepLoad& load) const override;
+  double StageSeconds(int stage, const StepLoad& load) const override;
   double SumOfStages(const StepLoad& load) const override;
   StepCost CostOf(int stage, const StepLoad& load) const;
 
@@ -42,7 +43,8 @@ class HostCosts : public StageCosts {
   };
 
   HostCosts() = default;
-  const Speed& SpeedOf(const StepLoad& load) const;
+  int ActiveStages(const StepLoad& load) const;
+  double SecondsToNextStage(const StepLoad& load) const;
 
   int tp_ = 1;
   std::vector<StageWork> stages_;

@@ -20,10 +20,11 @@ namespace lockstep::plan {
 struct HostLimits {
   int max_batched_tokens = 2048;
   int max_num_seqs = 256;
-  int64_t max_requests = 256;  // that the KV cache holds at once
+  int block_size = 16;
+  int64_t num_kv_blocks = 0;
 };
 
-// Errors as HostCosts::Create.
+// Errors as HostCosts::Create; INVALID_ARGUMENT for a request that the cache does not hold.
 absl::StatusOr<Prediction> PredictOnHost(const HostDeployment& deployment, const Load& load,
                                          const HostLimits& limits);
 

@@ -189,6 +189,27 @@ Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate
       .PredictAt(concurrency);
 }
 
+QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
+                            const std::vector<Arrival>& arrivals) {
+  const Deployment deployment{request.model.architecture,
+                              request.weights,
+                              request.kv,
+                              request.policy,
+                              request.gpu,
+                              request.engine,
+                              candidate.layout,
+                              request.gpus_per_node};
+  const Roofline roofline(deployment);
+  return SimulateQueue({.costs = roofline,
+                        .num_kv_blocks = candidate.memory.num_kv_blocks,
+                        .block_size = static_cast<int>(request.memory.block_size),
+                        .max_num_seqs = request.engine.max_running,
+                        .max_batched_tokens = request.engine.max_batched_tokens,
+                        .max_model_len = candidate.memory.max_request_tokens,
+                        .request_ms = request.engine.request_ms},
+                       arrivals);
+}
+
 Candidate Judge(const PlanRequest& request, int tp, int pp) {
   Candidate candidate;
   candidate.layout = {

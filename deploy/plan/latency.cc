@@ -75,8 +75,7 @@ Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const L
     const double tpot = period + (admitted - 1.0) * prompt.added * share / intervals;
     now.utilization = std::min(kMaxUtilization, admitted / (decoding + now.ttft) * prompt.added);
     now.wait = prompt.first_token * now.utilization / (2.0 * (1.0 - now.utilization));
-    const double ahead = engine.steps_ahead * std::min(1.0, now.running - 1.0) * period;
-    const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait + ahead +
+    const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait +
                         load.pattern.burst_share * (admitted - 1.0) / 2.0 * prompt.added +
                         load.pattern.slot_share * decoding / load.concurrency;
     const double change = std::abs(tpot / now.tpot - 1.0) + std::abs(ttft / now.ttft - 1.0);

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "deploy/plan/queue_simulation.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep::plan {
@@ -264,7 +263,11 @@ void SearchWithQueue(Plan& plan, int enough = INT32_MAX) {
   Search(plan);
   for (int i = 0; i < kMaxTries && plan.answer() != nullptr; ++i) {
     if (plan.answer()->reserved_gpus >= enough) return;
-    plan.queue = SimulateQueue(plan.request, *plan.answer(), ArrivalsOfReplica(plan));
+    const PlanRequest& now = plan.request;
+    plan.queue = SimulateReplica(
+        now, *plan.answer(),
+        ArrivalsOfReplica({now.trace, now.rate_per_s, now.input_tokens, now.output_tokens},
+                          plan.answer()->layout.replicas));
     const PlanRequest& request = plan.request;
     const bool holds =
         (request.ttft_p95_ms == 0 || plan.queue->ttft_p95_ms <= request.ttft_p95_ms) &&

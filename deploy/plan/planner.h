@@ -7,29 +7,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "deploy/plan/arrivals.h"
 #include "deploy/plan/catalog.h"
 #include "deploy/plan/engine_profile.h"
 #include "deploy/plan/latency.h"
 #include "deploy/plan/memory_plan.h"
+#include "deploy/plan/queue_simulation.h"
 
 namespace lockstep::plan {
-
-// A request of a trace.
-struct Arrival {
-  double seconds = 0;  // since the trace began
-  int64_t input_tokens = 0;
-  int64_t output_tokens = 0;
-};
-
-// Of requests that queue, from the engine's own scheduler in virtual time (queue_simulation.h).
-struct QueueResult {
-  int num_requests = 0;  // measured; those of the start are not
-  double ttft_p50_ms = 0;
-  double ttft_p95_ms = 0;
-  double tpot_p50_ms = 0;
-  double tpot_p95_ms = 0;
-  uint64_t num_preemptions = 0;
-};
 
 struct PlanRequest {
   Model model;
@@ -121,5 +106,9 @@ Candidate Judge(const PlanRequest& request, int tp, int pp);
 // One replica of a layout that fits, under another load.
 Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
                           double concurrency);
+
+// One replica of a layout that fits, when requests come like this.
+QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
+                            const std::vector<Arrival>& arrivals);
 
 }  // namespace lockstep::plan

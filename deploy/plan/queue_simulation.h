@@ -1,31 +1,45 @@
-// Queueing under load: the engine's own scheduler over the simulated executor, in virtual time.
+// A load on one replica: the engine's own scheduler over the simulated executor, in virtual time.
 // What a formula cannot say: chunks beside decodes, blocks that run out, who waits for whom.
 // Pure and deterministic; any thread.
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "deploy/plan/planner.h"
+#include "deploy/plan/arrivals.h"
+#include "deploy/plan/latency.h"
+#include "deploy/plan/stage_costs.h"
 
 namespace lockstep::plan {
 
-// Independent arrivals at a rate (exponential gaps, from a seed), all of one size.
-std::vector<Arrival> PoissonArrivals(double rate_per_s, int64_t input_tokens, int64_t output_tokens,
-                                     int count, uint64_t seed);
+struct SimulatedReplica {
+  const StageCosts& costs;
+  int64_t num_kv_blocks = 0;
+  int block_size = 16;
+  int max_num_seqs = 256;
+  int max_batched_tokens = 2048;
+  int64_t max_model_len = 0;
+  double request_ms = 0;  // added to every first token
+};
 
-// Lines "seconds,input,output", with or without a header. NOT_FOUND, INVALID_ARGUMENT naming the
-// line: numbers out of range, times that go back, more than 100,000 lines.
-absl::StatusOr<std::vector<Arrival>> LoadTrace(const std::string& path);
+// Of requests that queue.
+struct QueueResult {
+  int num_requests = 0;  // measured; those of the start are not
+  double ttft_mean_ms = 0;
+  double ttft_p50_ms = 0;
+  double ttft_p95_ms = 0;
+  double tpot_mean_ms = 0;
+  double tpot_p50_ms = 0;
+  double tpot_p95_ms = 0;
+  uint64_t num_preemptions = 0;
+};
 
-// One replica of the candidate. Requests longer than its cache holds are left out.
-QueueResult SimulateQueue(const PlanRequest& request, const Candidate& candidate,
-                          const std::vector<Arrival>& arrivals);
+// Requests longer than its cache holds are left out.
+QueueResult SimulateQueue(const SimulatedReplica& replica, const std::vector<Arrival>& arrivals);
 
-// What reaches one of the answer's replicas: its share of the trace, or independent arrivals, as
-// many as a fraction of a second simulates.
-std::vector<Arrival> ArrivalsOfReplica(const Plan& plan);
+// So many requests all the time (a whole number): whoever has an answer asks again. The outputs are
+// half to one and a half times as long as the load says: of equal length they would all end
+// together.
+QueueResult SimulateClosedLoop(const SimulatedReplica& replica, const Load& load);
 
 }  // namespace lockstep::plan

@@ -94,11 +94,12 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
   StepCost cost;
   const double weight_bytes = work.linear_bytes + ExpertBytesRead(work, tokens);
   cost.linear = SmoothMax(weight_bytes / weight_rate_, tokens * work.linear_flops / linear_flops_);
-  const double sampled = load.decodes + (load.prefill_tokens > 0 ? 1.0 : 0.0);
+  const double sampled = load.decodes + (load.prefill_tokens > 0 ? load.prompts : 0.0);
   cost.lm_head =
       SmoothMax(work.lm_head_bytes / weight_rate_, sampled * work.lm_head_flops / dense_flops_);
   cost.kv_read = load.decodes * KvBytesOfDecode(work, load.decode_context) / kv_rate_;
-  cost.prefill_attention = load.prefill_tokens * (load.prefill_start + load.prefill_tokens / 2.0) *
+  cost.prefill_attention = load.prefill_tokens *
+                           (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
                            work.attention_flops / (dense_flops_ * kAttentionShare);
   cost.activations = tokens * work.activation_bytes / kv_rate_;
   cost.communication =
@@ -121,13 +122,21 @@ StepCost Roofline::SlowestStage(const StepLoad& load) const {
   return slowest;
 }
 
+double Roofline::SecondsToNextStage(const StepLoad& load) const {
+  const bool across_nodes = deployment_.layout.ranks() > deployment_.gpus_per_node;
+  const double bytes = (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes;
+  return TransferSeconds(net_, across_nodes, bytes);
+}
+
+double Roofline::StageSeconds(int stage, const StepLoad& load) const {
+  const double seconds = CostOf(stage, load).total();
+  return stage + 1 == num_stages() ? seconds : seconds + SecondsToNextStage(load);
+}
+
 double Roofline::SumOfStages(const StepLoad& load) const {
   double total = 0.0;
   for (const Kind& kind : kinds_) total += kind.count * CostOf(kind.stage, load).total();
-  if (num_stages() == 1) return total;
-  const bool across_nodes = deployment_.layout.ranks() > deployment_.gpus_per_node;
-  const double bytes = (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes;
-  return total + (num_stages() - 1) * TransferSeconds(net_, across_nodes, bytes);
+  return num_stages() == 1 ? total : total + (num_stages() - 1) * SecondsToNextStage(load);
 }
 
 }  // namespace lockstep::plan

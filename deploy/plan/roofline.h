@@ -35,12 +35,14 @@ class Roofline : public StageCosts {
 
   StepCost CostOf(int stage, const StepLoad& load) const;
   StepCost SlowestStage(const StepLoad& load) const override;
+  double StageSeconds(int stage, const StepLoad& load) const override;
   double SumOfStages(const StepLoad& load) const override;
   int num_stages() const override { return static_cast<int>(stages_.size()); }
   const Interconnect& interconnect() const { return net_; }
 
  private:
   double KvBytesOfDecode(const StageWork& work, double context) const;
+  double SecondsToNextStage(const StepLoad& load) const;
 
   const Deployment deployment_;
   const Interconnect net_;

@@ -8,6 +8,7 @@ namespace lockstep::plan {
 struct StepLoad {
   double prefill_tokens = 0;
   double prefill_start = 0;
+  double prompts = 1;  // that the prefill_tokens belong to, if there are any
   double decodes = 0;
   double decode_context = 0;  // tokens attended by each decode
   // Stages that compute at the same time; they share the memory of a host. 0: all.
@@ -37,6 +38,8 @@ class StageCosts {
   virtual int num_stages() const = 0;
   // The slowest stage's.
   virtual StepCost SlowestStage(const StepLoad& load) const = 0;
+  // From what the stage before sends to what it sends; seconds.
+  virtual double StageSeconds(int stage, const StepLoad& load) const = 0;
   // One token through all stages, one after the other, with the transfers between them; seconds.
   virtual double SumOfStages(const StepLoad& load) const = 0;
 };

@@ -43,9 +43,8 @@ absl::StatusOr<plan::Prediction> Predict(const Known& known, const ServedLoad& s
   plan::HostLimits limits;
   limits.max_batched_tokens = known.launch.model.max_batched_tokens;
   limits.max_num_seqs = known.launch.model.max_num_seqs;
-  limits.max_requests = static_cast<int64_t>(
-      static_cast<double>(known.launch.num_kv_blocks * known.launch.model.block_size) /
-      (load.input_tokens + load.output_tokens));
+  limits.block_size = known.launch.model.block_size;
+  limits.num_kv_blocks = known.launch.num_kv_blocks;
   return plan::PredictOnHost(known.deployment(), load, limits);
 }
 

@@ -8,9 +8,20 @@
 
 namespace lockstep::engine {
 
-SimulatedExecutor::SimulatedExecutor(const SimulatedRankOptions& rank, const SimulatedCosts& costs,
+StageTime SimulatedCosts::OverStages(int num_stages) const {
+  return [costs = *this, num_stages](const SimulatedStep& step, int) {
+    const int64_t num_context_tokens =
+        step.num_chunk_context_tokens + step.num_decode_context_tokens;
+    const absl::Duration cost = costs.base +
+                                (step.num_chunk_tokens + step.num_decodes) * costs.per_token +
+                                num_context_tokens * costs.per_context_token;
+    return cost / num_stages;
+  };
+}
+
+SimulatedExecutor::SimulatedExecutor(const SimulatedRankOptions& rank, StageTime stage_time,
                                      const FakeLanguageModel& model, absl::Time start)
-    : costs_(costs),
+    : stage_time_(std::move(stage_time)),
       rank_(rank, model),
       now_(start),
       stage_free_at_(rank.pipeline_depth, start),
@@ -26,24 +37,37 @@ void SimulatedExecutor::Submit(const StepPlan& plan) {
 // Each stage starts when the one before it is done and it is free itself; the first one also needs
 // the tokens that decodes start from.
 absl::Time SimulatedExecutor::DoneAt(const StepPlan& plan) {
-  int64_t num_tokens = 0;
   absl::Time ready = now_;
   for (const SlotOpen& open : plan.opened) sample_at_[open.slot] = now_;
-  for (const SlotWork& work : plan.work) {
-    num_tokens += work.num_tokens;
-    ready = std::max(ready, sample_at_[work.slot]);
-  }
-  absl::Duration cost = costs_.base + num_tokens * costs_.per_token +
-                        rank_.num_context_tokens(plan) * costs_.per_context_token;
-  if (const auto delay = delays_.find(plan.step_id); delay != delays_.end()) cost += delay->second;
-  const absl::Duration per_stage = cost / static_cast<int64_t>(stage_free_at_.size());
-  for (absl::Time& free_at : stage_free_at_) {
-    ready = free_at = std::max(ready, free_at) + per_stage;
+  for (const SlotWork& work : plan.work) ready = std::max(ready, sample_at_[work.slot]);
+  ready = std::max(ready, stage_free_at_.front());
+  SimulatedStep step = Describe(plan);
+  for (const Running& other : running_) step.num_active += other.done > ready ? 1 : 0;
+  if (const auto delay = delays_.find(plan.step_id); delay != delays_.end()) ready += delay->second;
+  for (size_t stage = 0; stage < stage_free_at_.size(); ++stage) {
+    absl::Time& free_at = stage_free_at_[stage];
+    ready = free_at = std::max(ready, free_at) + stage_time_(step, static_cast<int>(stage));
   }
   for (const SlotWork& work : plan.work) {
     if (work.sample) sample_at_[work.slot] = ready;
   }
   return ready;
+}
+
+SimulatedStep SimulatedExecutor::Describe(const StepPlan& plan) const {
+  SimulatedStep step;
+  for (const SlotWork& work : plan.work) {
+    const int64_t context = rank_.slot(work.slot).computed + work.num_tokens;
+    if (work.num_tokens == 1 && work.sample) {
+      ++step.num_decodes;
+      step.num_decode_context_tokens += context;
+    } else {
+      ++step.num_chunks;
+      step.num_chunk_tokens += work.num_tokens;
+      step.num_chunk_context_tokens += context;
+    }
+  }
+  return step;
 }
 
 absl::StatusOr<std::optional<StepResult>> SimulatedExecutor::TakeResult() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -16,19 +17,33 @@
 
 namespace lockstep::engine {
 
+// What a step computes, for whoever knows how long that takes.
+struct SimulatedStep {
+  int num_chunks = 0;  // of prompts
+  int64_t num_chunk_tokens = 0;
+  int64_t num_chunk_context_tokens = 0;  // that the chunks' last tokens attend to, summed
+  int num_decodes = 0;
+  int64_t num_decode_context_tokens = 0;  // summed likewise
+  int num_active = 1;  // steps in the pipeline when this one enters it, itself among them
+};
+
+// How long a stage works on a step. A stage works on one step at a time.
+using StageTime = std::function<absl::Duration(const SimulatedStep& step, int stage)>;
+
 // A step takes base + num_tokens * per_token + (sum of context lengths) * per_context_token through
-// the whole pipeline; each of the pipeline's stages takes an equal share of it and works on one
-// step at a time.
+// the whole pipeline, an equal share of it on each stage.
 struct SimulatedCosts {
   absl::Duration base = absl::Milliseconds(1);
   absl::Duration per_token = absl::Microseconds(10);
   absl::Duration per_context_token = absl::Nanoseconds(100);
+
+  StageTime OverStages(int num_stages) const;
 };
 
 class SimulatedExecutor {
  public:
   // The model must outlive the executor.
-  SimulatedExecutor(const SimulatedRankOptions& rank, const SimulatedCosts& costs,
+  SimulatedExecutor(const SimulatedRankOptions& rank, StageTime stage_time,
                     const FakeLanguageModel& model, absl::Time start);
 
   // Sends the plan on its way; never waits.
@@ -55,8 +70,9 @@ class SimulatedExecutor {
   };
 
   absl::Time DoneAt(const StepPlan& plan);
+  SimulatedStep Describe(const StepPlan& plan) const;
 
-  const SimulatedCosts costs_;
+  const StageTime stage_time_;
   SimulatedRank rank_;
   absl::Time now_;
   std::vector<absl::Time> stage_free_at_;  // [pipeline_depth]

@@ -116,12 +116,6 @@ int64_t SimulatedRank::CellOf(const Slot& slot, int64_t position) const {
          position % options_.block_size;
 }
 
-int64_t SimulatedRank::num_context_tokens(const StepPlan& plan) const {
-  int64_t sum = 0;
-  for (const SlotWork& work : plan.work) sum += slots_.at(work.slot).computed + work.num_tokens;
-  return sum;
-}
-
 void SimulatedRank::SampleNext(Slot& slot, const SlotWork& work, StepResult& result) {
   const uint64_t prefix = slot.prefixes.back();
   const int64_t num_output = static_cast<int64_t>(slot.tokens.size()) - slot.num_prompt_tokens;

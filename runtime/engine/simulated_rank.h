@@ -48,7 +48,6 @@ class SimulatedRank {
   StepResult ApplyWork(const StepPlan& plan, uint64_t last_known_step);
 
   int64_t CellOf(const Slot& slot, int64_t position) const;  // block * block_size + offset
-  int64_t num_context_tokens(const StepPlan& plan) const;    // after ApplyDeltas
 
  private:
   void Open(const SlotOpen& open);

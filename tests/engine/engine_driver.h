@@ -153,7 +153,8 @@ class EngineDriver {
                                     .max_num_seqs = config_.max_num_seqs,
                                     .max_model_len = config_.max_model_len,
                                     .pipeline_depth = config_.pipeline_depth};
-    replica_ = std::make_unique<SimulatedExecutor>(rank, costs_, model_, now());
+    replica_ = std::make_unique<SimulatedExecutor>(rank, costs_.OverStages(config_.pipeline_depth),
+                                                   model_, now());
     steps_in_flight_ = 0;
   }
 

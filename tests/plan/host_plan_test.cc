@@ -19,6 +19,7 @@ constexpr double kHeadBytes = 2 * 64 * 256;
 constexpr double kKvBytesPerToken = 2 * 2 * 32 * 2;
 // Norms are counted with the layers.
 constexpr double kNear = 0.02;
+constexpr HostLimits kLimits = {.num_kv_blocks = 1000};
 
 class HostPlanTest : public ::testing::Test {
  protected:
@@ -111,19 +112,19 @@ TEST_F(HostPlanTest, OneRequestTakesAStepPerToken) {
   ASSERT_TRUE(costs.ok());
   const Load load{.input_tokens = 64, .output_tokens = 32, .concurrency = 1, .pattern = {}};
   const auto prediction =
-      PredictOnHost({model_, *FindWeightFormat("bf16"), profile_, {}, 1}, load, {});
+      PredictOnHost({model_, *FindWeightFormat("bf16"), profile_, {}, 1}, load, kLimits);
   ASSERT_TRUE(prediction.ok()) << prediction.status();
   const double step = costs->SlowestStage({.decodes = 1, .decode_context = 64 + 16}).total();
-  EXPECT_NEAR(prediction->tpot_ms, step * 1e3, 1e-6);
+  EXPECT_NEAR(prediction->tpot_ms, step * 1e3, 1e-4);
   EXPECT_GT(prediction->ttft_ms, 3);
 }
 
 TEST_F(HostPlanTest, APromptWaitsForTheStepsThatAreUnderWay) {
   const WeightFormat weights = *FindWeightFormat("bf16");
   Load load{.input_tokens = 8, .output_tokens = 800, .concurrency = 1, .pattern = {}};
-  const auto alone = PredictOnHost({model_, weights, profile_, {}, 1}, load, {});
+  const auto alone = PredictOnHost({model_, weights, profile_, {}, 1}, load, kLimits);
   load.concurrency = 4;
-  const auto among_others = PredictOnHost({model_, weights, profile_, {}, 1}, load, {});
+  const auto among_others = PredictOnHost({model_, weights, profile_, {}, 1}, load, kLimits);
   ASSERT_TRUE(alone.ok() && among_others.ok());
   EXPECT_GT(among_others->ttft_ms, alone->ttft_ms + 1.4 * alone->tpot_ms);
 }
