@@ -41,20 +41,22 @@ absl::StatusOr<std::optional<plan::HostProfile>> FindProfile(const PlanOptions& 
   return profile;
 }
 
-absl::StatusOr<plan::Load> HostLoad(const PlanOptions& options, int64_t max_tokens) {
-  if (!options.rate.empty() || !options.trace.empty()) {
-    return absl::InvalidArgumentError(
-        "--gpu cpu predicts for --concurrency; --rate and --trace are for GPUs");
-  }
-  const auto most = static_cast<double>(max_tokens);
-  plan::Load load;
-  load.input_tokens = options.input.value_or(std::min(512.0, std::floor(most / 2)));
-  load.output_tokens = options.output.value_or(std::min(128.0, std::floor(most / 4)));
-  load.concurrency = options.concurrency.value_or(1);
-  if (load.input_tokens + load.output_tokens <= most) return load;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("input %.0f and output %.0f together exceed the context of %d",
-                      load.input_tokens, load.output_tokens, max_tokens));
+// A usual request is a smaller one than on GPUs, as far as the context allows.
+absl::Status FillHostLoad(const PlanOptions& options, plan::PlanRequest& what,
+                          plan::HostPlanRequest& request) {
+  const int64_t positions = what.model.architecture.max_position_embeddings;
+  const auto most = static_cast<double>(options.context.value_or(positions));
+  what.input_tokens = std::min(512.0, std::floor(most / 2));
+  what.output_tokens = std::min(128.0, std::floor(most / 4));
+  what.concurrency = 1;
+  RETURN_IF_ERROR(FillPlannedLoad(options, what));
+  RETURN_IF_ERROR(CheckRequest(what));
+  request.max_model_len = options.context ? what.context : positions;
+  request.concurrency = what.concurrency;
+  request.arrivals = {what.trace, what.rate_per_s, what.input_tokens, what.output_tokens};
+  request.ttft_p95_ms = what.ttft_p95_ms;
+  request.tpot_p95_ms = what.tpot_p95_ms;
+  return absl::OkStatus();
 }
 
 // Ranks as processes of this host, as `serve` starts them without GPUs.
@@ -62,20 +64,13 @@ absl::StatusOr<plan::HostPlan> ComputeHostPlan(const PlanOptions& options) {
   plan::PlanRequest what;
   RETURN_IF_ERROR(FillPlannedModel(options, what));
   plan::HostPlanRequest request;
+  RETURN_IF_ERROR(FillHostLoad(options, what, request));
   request.model = std::move(what.model);
   request.weights = what.weights;
   request.memory.block_size = options.block_size;
   request.memory.max_batched_tokens = ModelFlags().max_batched_tokens;
   request.memory.max_num_seqs = ModelFlags().max_num_seqs;
   request.available_bytes = AvailableMemoryBytes();
-  const int64_t most = request.model.architecture.max_position_embeddings;
-  request.max_model_len = options.context.value_or(most);
-  if (request.max_model_len > most) {
-    return absl::InvalidArgumentError(absl::StrCat("context ", request.max_model_len,
-                                                   " exceeds the ", most, " positions of ",
-                                                   request.model.name));
-  }
-  ASSIGN_OR_RETURN(request.load, HostLoad(options, request.max_model_len));
   ASSIGN_OR_RETURN(request.profile, FindProfile(options));
   request.cores = ThreadsPerRank({}, 1);
   request.tp = options.tp.value_or(0);
@@ -122,7 +117,7 @@ int RunHostPlan(const PlanOptions& options) {
   const auto plan = ComputeHostPlan(options);
   if (!plan.ok()) return FailUsage("plan", std::string(plan.status().message()));
   std::printf("%s", (options.json ? HostPlanJson(*plan) : HostPlanText(*plan)).c_str());
-  return kExitOk;
+  return plan->answer().broken.empty() ? kExitOk : kExitFailure;
 }
 
 int RunCalibration(const PlanOptions& options) {

@@ -52,6 +52,8 @@ struct PlanOptions {
 
 // Model, formats and policy of the request. Errors of the catalog and of unknown formats.
 absl::Status FillPlannedModel(const PlanOptions& options, plan::PlanRequest& request);
+// Rate, trace, sizes and limits; what is not named stays as it is. INVALID_ARGUMENT, NOT_FOUND.
+absl::Status FillPlannedLoad(const PlanOptions& options, plan::PlanRequest& request);
 // Nothing for an empty path. UNAVAILABLE.
 absl::Status WritePlanFile(const std::string& path, const std::string& text);
 

@@ -1,11 +1,8 @@
 #include "deploy/plan/host_plan.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "deploy/plan/queue_simulation.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep::plan {
@@ -41,31 +38,34 @@ std::vector<Layout> LayoutsOf(const HostPlanRequest& request) {
   return layouts;
 }
 
-SimulatedReplica ReplicaOf(const HostCosts& costs, const HostProfile& profile,
-                           const HostLimits& limits) {
-  return {.costs = costs,
-          .num_kv_blocks = limits.num_kv_blocks,
-          .block_size = limits.block_size,
-          .max_num_seqs = limits.max_num_seqs,
-          .max_batched_tokens = limits.max_batched_tokens,
-          .max_model_len = limits.num_kv_blocks * limits.block_size,
-          .request_ms = profile.request_ms};
+std::string BrokenLimit(const HostPlanRequest& request, const Prediction& prediction) {
+  if (prediction.saturated && request.arrivals.rate_per_s > 0) {
+    return absl::StrFormat("serves %.3g requests/s at most", prediction.requests_per_s);
+  }
+  if (request.ttft_p95_ms > 0 && prediction.ttft_p95_ms > request.ttft_p95_ms) {
+    return absl::StrFormat("TTFT p95 %.0f ms, above %.0f ms", prediction.ttft_p95_ms,
+                           request.ttft_p95_ms);
+  }
+  if (request.tpot_p95_ms > 0 && prediction.tpot_p95_ms > request.tpot_p95_ms) {
+    return absl::StrFormat("TPOT p95 %.1f ms, above %.1f ms", prediction.tpot_p95_ms,
+                           request.tpot_p95_ms);
+  }
+  return "";
 }
 
-// The times of a closed loop. A number of requests between two whole ones lies between theirs.
-void FillSimulated(const SimulatedReplica& replica, Load load, Prediction& prediction) {
-  const double share = load.concurrency - std::floor(load.concurrency);
-  load.concurrency = std::floor(load.concurrency);
-  const QueueResult low = SimulateClosedLoop(replica, load);
-  load.concurrency += share > 0 ? 1 : 0;
-  const QueueResult high = share > 0 ? SimulateClosedLoop(replica, load) : low;
-  const auto between = [&](double QueueResult::*time) {
-    return (1.0 - share) * low.*time + share * high.*time;
-  };
-  prediction.ttft_ms = between(&QueueResult::ttft_mean_ms);
-  prediction.ttft_p95_ms = between(&QueueResult::ttft_p95_ms);
-  prediction.tpot_ms = between(&QueueResult::tpot_mean_ms);
-  prediction.tpot_p95_ms = between(&QueueResult::tpot_p95_ms);
+absl::Status PredictInto(const HostDeployment& deployment, const HostPlanRequest& request,
+                         const HostLimits& limits, HostCandidate& candidate) {
+  const ArrivalPattern& arrivals = request.arrivals;
+  if (arrivals.rate_per_s > 0) {
+    ASSIGN_OR_RETURN(const HostQueue queue, PredictQueueOnHost(deployment, arrivals, limits));
+    candidate.prediction = queue.prediction;
+    candidate.queue = queue.queue;
+  } else {
+    const Load load{arrivals.input_tokens, arrivals.output_tokens, request.concurrency, {}};
+    ASSIGN_OR_RETURN(candidate.prediction, PredictOnHost(deployment, load, limits));
+  }
+  candidate.broken = BrokenLimit(request, *candidate.prediction);
+  return absl::OkStatus();
 }
 
 absl::Status Judge(const HostPlanRequest& request, HostCandidate& candidate,
@@ -81,48 +81,30 @@ absl::Status Judge(const HostPlanRequest& request, HostCandidate& candidate,
   limits.max_num_seqs = static_cast<int>(request.memory.max_num_seqs);
   limits.block_size = static_cast<int>(request.memory.block_size);
   limits.num_kv_blocks = candidate.memory.num_kv_blocks;
-  auto prediction = PredictOnHost(
-      {model, request.weights, *request.profile, candidate.layout, candidate.threads_per_rank},
-      request.load, limits);
-  if (prediction.ok()) {
-    candidate.prediction = *prediction;
-  } else {
-    no_speed = std::string(prediction.status().message());
+  const HostDeployment deployment{model, request.weights, *request.profile, candidate.layout,
+                                  candidate.threads_per_rank};
+  if (const absl::Status fast = PredictInto(deployment, request, limits, candidate); !fast.ok()) {
+    no_speed = std::string(fast.message());
   }
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<Prediction> PredictOnHost(const HostDeployment& deployment, const Load& load,
-                                         const HostLimits& limits) {
-  ASSIGN_OR_RETURN(const HostCosts costs, HostCosts::Create(deployment));
-  const SimulatedReplica replica = ReplicaOf(costs, deployment.profile, limits);
-  const double longest = load.concurrency > 1 ? 1.5 : 1.0;  // times the mean output
-  const double tokens = load.input_tokens + longest * load.output_tokens;
-  const auto held = static_cast<int64_t>(static_cast<double>(replica.max_model_len) / tokens);
-  if (held < 1) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "a KV cache of %d tokens holds no request of %.0f", replica.max_model_len, tokens));
+// More ranks must be worth it.
+bool IsBetter(const HostPlanRequest& request, const HostCandidate& here,
+              const HostCandidate& before) {
+  if (!here.prediction || !before.prediction) return here.prediction.has_value();
+  if (here.broken.empty() != before.broken.empty()) return here.broken.empty();
+  if (request.arrivals.rate_per_s == 0) {
+    return here.prediction->output_tokens_per_s >
+           kWorthMoreRanks * before.prediction->output_tokens_per_s;
   }
-  EngineProfile engine;
-  engine.max_batched_tokens = limits.max_batched_tokens;
-  engine.max_running = limits.max_num_seqs;
-  Prediction prediction = Predict(costs, engine, load, held);
-  Load admitted = load;
-  admitted.concurrency = std::min(
-      {load.concurrency, static_cast<double>(held), static_cast<double>(limits.max_num_seqs)});
-  FillSimulated(replica, admitted, prediction);
-  const double request_ms =
-      prediction.ttft_ms + prediction.tpot_ms * std::max(1.0, load.output_tokens - 1);
-  prediction.requests_per_s = 1e3 * admitted.concurrency / request_ms;
-  prediction.output_tokens_per_s = prediction.requests_per_s * load.output_tokens;
-  // The others wait until it is their turn.
-  const double turns = std::max(0.0, load.concurrency / admitted.concurrency - 1.0);
-  prediction.ttft_ms += turns * request_ms;
-  prediction.ttft_p95_ms += turns * request_ms;
-  return prediction;
+  const auto ms = [&](const Prediction& prediction) {
+    return prediction.ttft_ms + prediction.tpot_ms * (request.arrivals.output_tokens - 1);
+  };
+  return kWorthMoreRanks * ms(*here.prediction) < ms(*before.prediction);
 }
+
+}  // namespace
 
 absl::StatusOr<HostPlan> MakeHostPlan(const HostPlanRequest& request) {
   HostPlan plan;
@@ -141,18 +123,12 @@ absl::StatusOr<HostPlan> MakeHostPlan(const HostPlanRequest& request) {
     }
   }
   if (plan.candidates.empty()) return failed;
-  // Ascending in ranks, of which more must be worth it.
   std::stable_sort(plan.candidates.begin(), plan.candidates.end(),
                    [](const HostCandidate& a, const HostCandidate& b) {
                      return a.layout.ranks() < b.layout.ranks();
                    });
   for (size_t i = 1; i < plan.candidates.size(); ++i) {
-    const auto& best = plan.answer().prediction;
-    const auto& here = plan.candidates[i].prediction;
-    if (!here) continue;
-    if (!best || here->output_tokens_per_s > kWorthMoreRanks * best->output_tokens_per_s) {
-      plan.chosen = i;
-    }
+    if (IsBetter(request, plan.candidates[i], plan.answer())) plan.chosen = i;
   }
   return plan;
 }

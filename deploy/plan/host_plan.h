@@ -9,24 +9,11 @@
 #include "absl/status/statusor.h"
 #include "deploy/plan/catalog.h"
 #include "deploy/plan/formats.h"
-#include "deploy/plan/host_costs.h"
+#include "deploy/plan/host_prediction.h"
 #include "deploy/plan/host_profile.h"
-#include "deploy/plan/latency.h"
 #include "deploy/plan/memory_plan.h"
 
 namespace lockstep::plan {
-
-// Limits of `serve` that its speed depends on.
-struct HostLimits {
-  int max_batched_tokens = 2048;
-  int max_num_seqs = 256;
-  int block_size = 16;
-  int64_t num_kv_blocks = 0;
-};
-
-// Errors as HostCosts::Create; INVALID_ARGUMENT for a request that the cache does not hold.
-absl::StatusOr<Prediction> PredictOnHost(const HostDeployment& deployment, const Load& load,
-                                         const HostLimits& limits);
 
 struct HostPlanRequest {
   Model model;
@@ -35,7 +22,10 @@ struct HostPlanRequest {
   int64_t available_bytes = 0;
   int64_t max_model_len = 0;
   int cores = 1;
-  Load load;
+  double concurrency = 1;   // ignored when requests come at a rate
+  ArrivalPattern arrivals;  // with the sizes of requests
+  double ttft_p95_ms = 0;   // 0: no limit
+  double tpot_p95_ms = 0;
   int tp = 0;  // 0: any that was measured; without a profile one
   int pp = 0;
   std::optional<HostProfile> profile;
@@ -46,12 +36,14 @@ struct HostCandidate {
   int threads_per_rank = 1;
   HostMemory memory;
   std::optional<Prediction> prediction;  // with a profile
+  std::optional<QueueResult> queue;      // when requests come at a rate
+  std::string broken;                    // the limit that does not hold, in one line; or empty
 };
 
 struct HostPlan {
   HostPlanRequest request;
   std::vector<HostCandidate> candidates;  // never empty
-  size_t chosen = 0;                      // the most tokens per second at the load
+  size_t chosen = 0;                      // of those that hold, the fastest at the load
   std::string no_speed;                   // why nothing is predicted
   const HostCandidate& answer() const { return candidates[chosen]; }
 };

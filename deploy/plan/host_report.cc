@@ -1,6 +1,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "deploy/plan/host_plan.h"
+#include "deploy/plan/report.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep::plan {
@@ -23,38 +24,50 @@ std::string LayoutName(const HostCandidate& candidate) {
                          candidate.threads_per_rank == 1 ? "" : "s");
 }
 
-std::string Speed(const Prediction& prediction) {
+std::string Speed(const HostCandidate& candidate) {
+  if (!candidate.prediction) return "speed unknown";
+  const Prediction& prediction = *candidate.prediction;
+  const bool is_full = prediction.saturated && !candidate.queue;
   return absl::StrFormat("TPOT %.1f ms, TTFT %.0f ms, %.1f tokens/s%s", prediction.tpot_ms,
                          prediction.ttft_ms, prediction.output_tokens_per_s,
-                         prediction.saturated ? ", KV cache full" : "");
+                         is_full ? ", KV cache full" : "");
+}
+
+std::string LoadName(const HostPlanRequest& request) {
+  if (request.arrivals.rate_per_s > 0) {
+    return absl::StrFormat("%.3g requests/s", request.arrivals.rate_per_s);
+  }
+  return absl::StrFormat("%.0f request%s", request.concurrency,
+                         request.concurrency == 1 ? "" : "s at the same time");
 }
 
 void AddSpeed(const HostPlan& plan, std::string& out) {
+  const HostPlanRequest& request = plan.request;
   const HostCandidate& answer = plan.answer();
-  const Load& load = plan.request.load;
   if (!answer.prediction) {
     absl::StrAppendFormat(&out, "Speed     unknown, %s: run `lockstep plan --calibrate`\n",
                           plan.no_speed);
     return;
   }
-  absl::StrAppendFormat(&out, "Speed     %s with %.0f request%s of %.0f tokens in, %.0f out\n",
-                        Speed(*answer.prediction), load.concurrency,
-                        load.concurrency == 1 ? "" : "s at the same time", load.input_tokens,
-                        load.output_tokens);
+  absl::StrAppendFormat(&out, "Speed     %s with %s of %.0f tokens in, %.0f out\n", Speed(answer),
+                        LoadName(request), request.arrivals.input_tokens,
+                        request.arrivals.output_tokens);
   const StepCost& step = answer.prediction->decode_step;
   absl::StrAppendFormat(&out,
                         "          a decode step of the slowest stage %.2f ms: weights %.2f, LM "
                         "head %.2f, KV %.2f, all-reduce %.2f, overheads %.2f\n",
                         step.total() * 1e3, step.linear * 1e3, step.lm_head * 1e3,
                         step.kv_read * 1e3, step.communication * 1e3, step.overhead * 1e3);
+  if (answer.queue) out += QueueText(*answer.queue);
+  if (!answer.broken.empty()) absl::StrAppend(&out, "Too much  ", answer.broken, "\n");
 }
 
 void AddLayouts(const HostPlan& plan, std::string& out) {
   if (plan.candidates.size() < 2) return;
   out += "\nLayouts considered\n";
   for (const HostCandidate& candidate : plan.candidates) {
-    absl::StrAppendFormat(&out, "  %-34s  %s%s\n", LayoutName(candidate),
-                          candidate.prediction ? Speed(*candidate.prediction) : "speed unknown",
+    absl::StrAppendFormat(&out, "  %-34s  %s%s%s\n", LayoutName(candidate), Speed(candidate),
+                          candidate.broken.empty() ? "" : "; " + candidate.broken,
                           &candidate == &plan.answer() ? "  chosen" : "");
   }
 }
@@ -82,8 +95,13 @@ ordered_json CandidateJson(const HostCandidate& candidate) {
   const Prediction& speed = *candidate.prediction;
   out["ttft_ms"] = speed.ttft_ms;
   out["tpot_ms"] = speed.tpot_ms;
+  out["ttft_p95_ms"] = speed.ttft_p95_ms;
+  out["tpot_p95_ms"] = speed.tpot_p95_ms;
   out["output_tokens_per_s"] = speed.output_tokens_per_s;
   out["saturated"] = speed.saturated;
+  out["holds"] = candidate.broken.empty();
+  out["reason"] = candidate.broken;
+  if (candidate.queue) out["queue"] = QueueJson(*candidate.queue);
   const StepCost& step = speed.decode_step;
   out["decode_step_ms"] = {{"linear", step.linear * 1e3},
                            {"lm_head", step.lm_head * 1e3},
@@ -119,9 +137,13 @@ std::string HostPlanJson(const HostPlan& plan) {
   const HostPlanRequest& request = plan.request;
   ordered_json out = CandidateJson(plan.answer());
   out["available_bytes"] = request.available_bytes;
-  out["input_tokens"] = request.load.input_tokens;
-  out["output_tokens"] = request.load.output_tokens;
-  out["concurrency"] = request.load.concurrency;
+  out["input_tokens"] = request.arrivals.input_tokens;
+  out["output_tokens"] = request.arrivals.output_tokens;
+  if (request.arrivals.rate_per_s > 0) {
+    out["rate_per_s"] = request.arrivals.rate_per_s;
+  } else {
+    out["concurrency"] = request.concurrency;
+  }
   out["layouts"] = ordered_json::array();
   for (const HostCandidate& candidate : plan.candidates) {
     out["layouts"].push_back(CandidateJson(candidate));

@@ -6,6 +6,7 @@
 
 #include "deploy/plan/pareto.h"
 #include "deploy/plan/planner.h"
+#include "nlohmann/json_fwd.hpp"
 
 namespace lockstep::plan {
 
@@ -13,6 +14,10 @@ namespace lockstep::plan {
 std::string PlanText(const Plan& plan);
 // One JSON object; bytes, milliseconds and US dollars, as the names say. chart: ParetoPoints.
 std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart);
+
+// One line, and one object, of a simulated queue.
+std::string QueueText(const QueueResult& queue);
+nlohmann::ordered_json QueueJson(const QueueResult& queue);
 
 // The command that starts the answer. model is what the user named.
 std::string LaunchCommand(const Plan& plan);

@@ -59,12 +59,7 @@ ordered_json AnswerJson(const Plan& plan) {
   out["ttft_band"] = plan.request.engine.ttft_band;
   out["slowest_part"] = plan.answer()->prediction.decode_step.largest();
   if (plan.queue) {
-    out["queue"] = {{"num_requests", plan.queue->num_requests},
-                    {"ttft_p50_ms", plan.queue->ttft_p50_ms},
-                    {"ttft_p95_ms", plan.queue->ttft_p95_ms},
-                    {"tpot_p50_ms", plan.queue->tpot_p50_ms},
-                    {"tpot_p95_ms", plan.queue->tpot_p95_ms},
-                    {"num_preemptions", plan.queue->num_preemptions}};
+    out["queue"] = QueueJson(*plan.queue);
   }
   out["stages"] = ordered_json::array();
   for (const StageMemory& stage : plan.answer()->memory.stages) {
@@ -103,6 +98,12 @@ ordered_json RequestJson(const PlanRequest& request) {
 }
 
 }  // namespace
+
+ordered_json QueueJson(const QueueResult& queue) {
+  return {{"num_requests", queue.num_requests}, {"ttft_p50_ms", queue.ttft_p50_ms},
+          {"ttft_p95_ms", queue.ttft_p95_ms},   {"tpot_p50_ms", queue.tpot_p50_ms},
+          {"tpot_p95_ms", queue.tpot_p95_ms},   {"num_preemptions", queue.num_preemptions}};
+}
 
 std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
   ordered_json out;

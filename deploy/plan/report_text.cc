@@ -74,15 +74,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
         &out, "Speed     TTFT %.0f ms (p95 %.0f), TPOT %.1f ms (p95 %.1f), %.0f tokens/s in all\n",
         speed.ttft_ms, speed.ttft_p95_ms, speed.tpot_ms, speed.tpot_p95_ms,
         speed.output_tokens_per_s * answer->layout.replicas);
-    if (plan.queue) {
-      const QueueResult& queue = *plan.queue;
-      absl::StrAppendFormat(
-          &out,
-          "Queueing  TTFT p50 %.0f, p95 %.0f ms, TPOT p50 %.1f, p95 %.1f ms, %d preemptions in %d "
-          "requests to a replica, simulated with the engine's scheduler\n",
-          queue.ttft_p50_ms, queue.ttft_p95_ms, queue.tpot_p50_ms, queue.tpot_p95_ms,
-          queue.num_preemptions, queue.num_requests);
-    }
+    if (plan.queue) out += QueueText(*plan.queue);
     absl::StrAppendFormat(&out, "Launch    %s\n", LaunchCommand(plan));
     AddServeNote(request, out);
   }
@@ -229,6 +221,14 @@ void AddSources(const PlanRequest& request, std::string& out) {
 }
 
 }  // namespace
+
+std::string QueueText(const QueueResult& queue) {
+  return absl::StrFormat(
+      "Queueing  TTFT p50 %.0f, p95 %.0f ms, TPOT p50 %.1f, p95 %.1f ms, %d preemptions in %d "
+      "requests to a replica, simulated with the engine's scheduler\n",
+      queue.ttft_p50_ms, queue.ttft_p95_ms, queue.tpot_p50_ms, queue.tpot_p95_ms,
+      queue.num_preemptions, queue.num_requests);
+}
 
 std::string PlanText(const Plan& plan) {
   const PlanRequest& request = plan.request;

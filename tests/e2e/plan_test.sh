@@ -24,6 +24,15 @@ for layout in "1 1" "2 1" "1 2" "2 2"; do
   echo "tp $tp x pp $pp: $planned blocks planned and allocated"
 done
 
+# holds FILE WORDS: the file does.
+holds() {
+  grep -q "$2" "$1" || {
+    echo "plan_test.sh: no $2 in $1:" >&2
+    cat "$1" >&2
+    exit 1
+  }
+}
+
 # refuses WORDS ARGUMENT...: `plan` ends with 2 and one line that holds WORDS.
 refuses() {
   local words=$1 code=0
@@ -50,21 +59,17 @@ refuses "version is 9; it must be" --model "$model" --gpu cpu --profile "$dir/ba
 }
 "$lockstep" plan --model "$model" --gpu cpu --tp 2 --pp 1 --json >"$dir/plan.json"
 for field in tpot_ms ttft_ms "calibrated .* on $(uname -n)"; do
-  grep -q "$field" "$dir/plan.json" || {
-    echo "plan_test.sh: calibrated, but the plan holds no $field" >&2
-    exit 1
-  }
+  holds "$dir/plan.json" "$field"
 done
+"$lockstep" plan --model "$model" --gpu cpu --tp 2 --pp 1 --input 16 --output 16 --rate 1/min >"$dir/rate.txt"
+holds "$dir/rate.txt" "^Queueing .*simulated with the engine's scheduler"
+printf '0,16,16\n0.5,32,8\n60,16,16\n' >"$dir/trace.csv"
+"$lockstep" plan --model "$model" --gpu cpu --tp 2 --pp 1 --trace "$dir/trace.csv" >"$dir/trace.txt"
+holds "$dir/trace.txt" "requests to a replica"
+refuses "contradict each other" --model "$model" --gpu cpu --rate 1/s --concurrency 2
 echo "calibrated and predicted"
 
 # A calibrated server says what is predicted, and at the end what was measured.
-holds() {
-  grep -q "$2" "$1" || {
-    echo "plan_test.sh: no $2 in $1:" >&2
-    cat "$1" >&2
-    exit 1
-  }
-}
 start serve-predicted
 holds "$dir/serve-predicted.log" '"event":"predicted".*"tpot_ms":.*calibrated'
 "$lockstep" bench --server "$address" --num-requests 4 --concurrency 2 --input-len 16 --output-len 32 --json -q >/dev/null

@@ -35,7 +35,7 @@ class HostPlanTest : public ::testing::Test {
     request.available_bytes = int64_t{1} << 30;
     request.max_model_len = 1024;
     request.cores = 2;
-    request.load = {.input_tokens = 64, .output_tokens = 32, .concurrency = 1, .pattern = {}};
+    request.arrivals = {.trace = {}, .rate_per_s = 0, .input_tokens = 64, .output_tokens = 32};
     request.profile = profile_;
     return request;
   }
@@ -149,6 +149,36 @@ TEST_F(HostPlanTest, MoreRanksMustBeWorthIt) {
   const auto json = nlohmann::json::parse(HostPlanJson(*plan));
   EXPECT_EQ(json["sources"]["speed"], "calibrated 2026-01-02 on elsewhere");
   EXPECT_DOUBLE_EQ(json["tpot_ms"].get<double>(), plan->answer().prediction->tpot_ms);
+}
+
+TEST_F(HostPlanTest, ARareRequestIsServedLikeOneAlone) {
+  HostPlanRequest request = Request();
+  const HostPlan alone = *MakeHostPlan(request);
+  request.arrivals.rate_per_s = 0.01;
+  const auto plan = MakeHostPlan(request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(plan->answer().queue.has_value());
+  EXPECT_NEAR(plan->answer().queue->tpot_p50_ms, alone.answer().prediction->tpot_ms, 1e-3);
+  EXPECT_NEAR(plan->answer().queue->ttft_p50_ms, alone.answer().prediction->ttft_ms, 1e-3);
+  EXPECT_THAT(HostPlanText(*plan), HasSubstr("0.01 requests/s of 64 tokens in"));
+}
+
+TEST_F(HostPlanTest, ARateBeyondTheHostIsCalledSo) {
+  HostPlanRequest request = Request();
+  request.arrivals.rate_per_s = 1e4;
+  const auto plan = MakeHostPlan(request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->answer().broken, HasSubstr("requests/s at most"));
+  EXPECT_LT(plan->answer().prediction->requests_per_s, 1e4);
+  EXPECT_EQ(nlohmann::json::parse(HostPlanJson(*plan))["holds"], false);
+}
+
+TEST_F(HostPlanTest, LimitsChooseTheLayoutThatHoldsThem) {
+  HostPlanRequest request = Request();
+  const HostPlan free = *MakeHostPlan(request);
+  request.tpot_p95_ms = 0.5 * free.answer().prediction->tpot_ms;
+  const HostPlan bound = *MakeHostPlan(request);
+  EXPECT_THAT(bound.answer().broken, HasSubstr("TPOT p95"));
 }
 
 }  // namespace
