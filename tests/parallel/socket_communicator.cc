@@ -99,7 +99,7 @@ absl::Status SocketCommunicator::Recv(int peer, void* data, int64_t bytes) {
 // Pair by pair, in the same order everywhere, the lower rank first: nobody waits in a circle.
 absl::Status SocketCommunicator::AllGather(const void* mine, int64_t bytes, void* all) {
   auto* parts = static_cast<std::byte*>(all);
-  std::memmove(parts + rank_ * bytes, mine, static_cast<size_t>(bytes));
+  if (bytes > 0) std::memmove(parts + rank_ * bytes, mine, static_cast<size_t>(bytes));
   const std::byte* own = parts + rank_ * bytes;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank_) continue;
