@@ -40,6 +40,7 @@ struct BenchOptions {
   double timeout_seconds = 0.0;
   ServiceLevel slo;
   bool json = false;
+  bool each = false;
   bool quiet = false;
 };
 
@@ -120,13 +121,15 @@ LoadGenerator::OnProgress MakeProgress(bool quiet) {
 }
 
 int PrintReport(const BenchOptions& options, const v1::GetServerInfoResponse& info,
-                const LoadShape& shape, const BenchReport& report) {
+                const LoadShape& shape, const Measurements& measurements) {
+  const BenchReport report = measurements.Report(options.slo);
   if (options.json) {
     nlohmann::ordered_json json = {{"model", ValidUtf8(info.model_name())},
                                    {"tensor_parallel", info.tensor_parallel()},
                                    {"pipeline_parallel", info.pipeline_parallel()},
                                    {"load", DescribeLoad(options, shape)}};
     json.update(report.ToJson());
+    if (options.each) json["requests"] = measurements.EachToJson();
     std::printf("%s\n", json.dump().c_str());
   } else {
     if (!options.quiet && ::isatty(STDERR_FILENO) == 1) std::fprintf(stderr, "\r\x1b[K");
@@ -161,7 +164,7 @@ int RunBench(const BenchOptions& options) {
     generator.Run(warmup, kWarmupFirstIndex);
   }
   const Measurements measurements = generator.Run(shape, 0);
-  return PrintReport(options, *info, shape, measurements.Report(options.slo));
+  return PrintReport(options, *info, shape, measurements);
 }
 
 void AddLoadFlags(CLI::App& command, BenchOptions& options) {
@@ -252,7 +255,11 @@ void AddBenchCommand(CLI::App& program, CommandBody& chosen) {
       ->type_name("MS")
       ->check(Between(0.001, 1e9))
       ->group("Report");
-  command->add_flag("--json", options->json, "the report as one JSON object")->group("Report");
+  CLI::Option* json =
+      command->add_flag("--json", options->json, "the report as one JSON object")->group("Report");
+  command->add_flag("--each", options->each, "and the times of every request in it")
+      ->needs(json)
+      ->group("Report");
   command->add_flag("--quiet,-q", options->quiet, "no progress on stderr")->group("Report");
   AddConnectionFlags(*command, options->connection);
   command->footer(

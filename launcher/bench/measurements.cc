@@ -132,4 +132,23 @@ nlohmann::ordered_json BenchReport::ToJson() const {
   return json;
 }
 
+nlohmann::ordered_json Measurements::EachToJson() const {
+  std::vector<const RequestTimes*> order;
+  for (const RequestTimes& times : completed_) order.push_back(&times);
+  std::stable_sort(order.begin(), order.end(), [](const RequestTimes* a, const RequestTimes* b) {
+    return a->arrival() < b->arrival();
+  });
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const RequestTimes* times : order) {
+    nlohmann::ordered_json each = {
+        {"arrival_s", absl::ToDoubleSeconds(times->arrival() - order.front()->arrival())},
+        {"output_tokens", times->num_tokens()},
+        {"ttft_ms", times->ttft_ms()},
+        {"end_to_end_ms", times->end_to_end_ms()}};
+    if (const auto tpot = times->tpot_ms()) each["tpot_ms"] = *tpot;
+    all.push_back(std::move(each));
+  }
+  return all;
+}
+
 }  // namespace lockstep

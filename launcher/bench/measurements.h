@@ -72,6 +72,9 @@ class Measurements {
   void AddCompleted(const RequestTimes& times, int64_t num_prompt_tokens);
   void AddFailed(const std::string& code) { ++errors_[code]; }
   BenchReport Report(const ServiceLevel& slo) const;
+  // An array of what each completed request saw, in the order of arrival; seconds count from the
+  // first. tpot_ms is missing after a single token.
+  nlohmann::ordered_json EachToJson() const;
 
  private:
   std::vector<RequestTimes> completed_;

@@ -90,5 +90,24 @@ TEST(ReportTest, NothingCompletedIsNotADivisionByZero) {
   EXPECT_EQ(measurements.Report({}).ToJson()["requests_per_second"], 0.0);
 }
 
+TEST(MeasurementsTest, EachRequestIsListedInTheOrderOfArrival) {
+  Measurements measurements;
+  RequestTimes late(At(500));
+  late.AddTokens(1, At(520));
+  late.Finish(At(521));
+  RequestTimes early(At(0));
+  early.AddTokens(1, At(100));
+  early.AddTokens(1, At(900));
+  early.Finish(At(901));
+  measurements.AddCompleted(late, 3);
+  measurements.AddCompleted(early, 3);
+  const auto each = measurements.EachToJson();
+  ASSERT_EQ(each.size(), 2u);
+  EXPECT_EQ(each[0]["tpot_ms"], 800.0);
+  EXPECT_EQ(each[1]["arrival_s"], 0.5);
+  EXPECT_EQ(each[1]["ttft_ms"], 20.0);
+  EXPECT_FALSE(each[1].contains("tpot_ms"));
+}
+
 }  // namespace
 }  // namespace lockstep
