@@ -16,9 +16,18 @@ namespace lockstep {
 
 class DeviceCommunicators;  // parallel/device_communicators.h
 
+// How one device's kernels reach the memory of another.
+enum class DeviceLink {
+  kNone,        // not at all: data takes the way through the host's memory
+  kPeerAccess,  // over PCIe
+  kNvLink,      // or what else carries atomic operations
+};
+
 struct AcceleratorInfo {
-  std::string name;          // "NVIDIA H100 80GB HBM3"
-  int64_t memory_bytes = 0;  // as the driver tells it
+  std::string name;               // "NVIDIA H100 80GB HBM3"
+  int64_t memory_bytes = 0;       // as the driver tells it
+  std::string pci_bus_id;         // "0000:1b:00.0", as sysfs writes it
+  std::vector<DeviceLink> links;  // to each of the devices; nothing meant for the device itself
 };
 
 struct AcceleratorOptions {
@@ -51,7 +60,7 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 2"
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 3"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file

@@ -4,7 +4,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -44,6 +47,35 @@ class CudaCommunicators final : public DeviceCommunicators {
   std::map<const CudaBackend*, std::shared_ptr<NcclSiblings>> siblings_;
 };
 
+absl::StatusOr<DeviceLink> LinkBetween(int device, int peer) {
+  int can = 0;
+  int has_atomics = 0;
+  if (device == peer) return DeviceLink::kNone;
+  RETURN_IF_ERROR(CudaStatus(cudaDeviceCanAccessPeer(&can, device, peer), "asking a GPU"));
+  if (can == 0) return DeviceLink::kNone;
+  RETURN_IF_ERROR(CudaStatus(
+      cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported, device, peer),
+      "asking a GPU"));
+  return has_atomics != 0 ? DeviceLink::kNvLink : DeviceLink::kPeerAccess;
+}
+
+absl::StatusOr<AcceleratorInfo> Describe(int device, int num_devices) {
+  cudaDeviceProp properties = {};
+  RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "asking a GPU"));
+  char bus_id[32] = {};
+  RETURN_IF_ERROR(
+      CudaStatus(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device), "asking a GPU"));
+  AcceleratorInfo info = {properties.name,
+                          static_cast<int64_t>(properties.totalGlobalMem),
+                          absl::AsciiStrToLower(bus_id),
+                          {}};
+  for (int peer = 0; peer < num_devices; ++peer) {
+    ASSIGN_OR_RETURN(const DeviceLink link, LinkBetween(device, peer));
+    info.links.push_back(link);
+  }
+  return info;
+}
+
 class CudaAccelerator final : public Accelerator {
  public:
   absl::StatusOr<std::vector<AcceleratorInfo>> Devices() override {
@@ -57,9 +89,8 @@ class CudaAccelerator final : public Accelerator {
     }
     std::vector<AcceleratorInfo> devices;
     for (int device = 0; device < count; ++device) {
-      cudaDeviceProp properties = {};
-      RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "asking a GPU"));
-      devices.push_back({properties.name, static_cast<int64_t>(properties.totalGlobalMem)});
+      ASSIGN_OR_RETURN(AcceleratorInfo info, Describe(device, count));
+      devices.push_back(std::move(info));
     }
     return devices;
   }

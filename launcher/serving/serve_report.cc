@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "launcher/cli/values.h"
+#include "launcher/serving/gpu_summary.h"
 #include "launcher/serving/preflight_summary.h"
 
 namespace lockstep {
@@ -146,10 +147,16 @@ void ServeReport::RankChecked(const ControllerEvent& event) {
   loading.since = absl::Now();
   const PreflightSummary summary = SummarizePreflight(tp_, pp_, loading.checks);
   if (json_) {
-    PrintJson("preflight", PreflightJson(event.replica, summary));
-  } else if (lost_at_.count(event.replica) == 0) {
-    for (const std::string& line : PreflightLines(summary)) PrintLine(line);
+    Json preflight = PreflightJson(event.replica, summary);
+    preflight["gpus"] = GpusJson(loading.checks);
+    PrintJson("preflight", std::move(preflight));
   }
+  if (lost_at_.count(event.replica) != 0) return;  // it was told at the start
+  if (!json_) {
+    for (const std::string& line : PreflightLines(summary)) PrintLine(line);
+    for (const std::string& line : GpuLines(loading.checks)) PrintLine(line);
+  }
+  Warn(GpuWarnings(tp_, loading.checks));
 }
 
 void ServeReport::RankLoading(const ControllerEvent& event) {

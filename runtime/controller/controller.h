@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "kernels/accelerator.h"
 #include "kernels/quantization.h"
 #include "runtime/controller/served_load.h"
 #include "runtime/controller/step_deadline.h"
@@ -33,11 +35,22 @@ struct RankCheck {
     double latency_us = 0;
     double bytes_per_second = 0;
   };
+  struct Gpu {
+    int index = 0;  // among those that the rank sees
+    std::string name;
+    int64_t memory_bytes = 0;
+    std::string pci_bus_id;
+    int numa_node = -1;                       // -1: not known
+    std::string nearest_nic;                  // empty: none
+    std::string nic_distance;                 // "same PCIe switch"
+    std::map<std::string, DeviceLink> links;  // by the other's pci_bus_id
+  };
   int node = 0;
   int64_t needed_bytes = 0;
   int64_t available_bytes = 0;
   std::optional<Link> tp;
   std::optional<Link> next_stage;
+  std::optional<Gpu> gpu = std::nullopt;  // whose memory it is
 };
 
 // What happened to the ranks, for whoever watches (`lockstep serve` prints it).

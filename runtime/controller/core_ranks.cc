@@ -18,12 +18,30 @@ std::optional<RankCheck::Link> LinkOf(bool is_there, const v1::LinkSpeed& speed)
   return RankCheck::Link{speed.latency_us(), speed.bytes_per_second()};
 }
 
+std::optional<RankCheck::Gpu> GpuOf(const v1::Preflight& preflight) {
+  if (!preflight.has_gpu()) return std::nullopt;
+  const v1::Gpu& told = preflight.gpu();
+  RankCheck::Gpu gpu = {.index = told.index(),
+                        .name = told.name(),
+                        .memory_bytes = told.memory_bytes(),
+                        .pci_bus_id = told.pci_bus_id(),
+                        .numa_node = told.numa_node(),
+                        .nearest_nic = told.nearest_nic(),
+                        .nic_distance = told.nic_distance(),
+                        .links = {}};
+  for (const v1::GpuLink& link : told.links()) {
+    gpu.links[link.pci_bus_id()] = static_cast<DeviceLink>(link.kind());
+  }
+  return gpu;
+}
+
 RankCheck CheckOf(const v1::Preflight& preflight) {
   return {.node = preflight.node(),
           .needed_bytes = preflight.needed_memory_bytes(),
           .available_bytes = preflight.available_memory_bytes(),
           .tp = LinkOf(preflight.has_tensor_parallel(), preflight.tensor_parallel()),
-          .next_stage = LinkOf(preflight.has_next_stage(), preflight.next_stage())};
+          .next_stage = LinkOf(preflight.has_next_stage(), preflight.next_stage()),
+          .gpu = GpuOf(preflight)};
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ constexpr size_t kMaxOperationBytes = 512;
 // Bytes and block counts beyond this are nonsense; sums of two stay inside int64.
 constexpr int64_t kMaxCount = int64_t{1} << 60;
 
+constexpr size_t kMaxGpuTextBytes = 255;
+constexpr int kMaxGpuLinks = 64;
 constexpr double kMaxLinkValue = 1e15;
 constexpr int64_t kMaxKvBlocks = int64_t{1} << 30;  // block ids are int32
 
@@ -32,6 +34,29 @@ absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low = 0)
   if (value >= low && value <= kMaxCount) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(field, " ", value, " is outside [", low, ", ", kMaxCount, "]"));
+}
+
+absl::Status CheckGpu(const v1::Gpu& gpu) {
+  RETURN_IF_ERROR(CheckCount("Gpu.index", gpu.index()));
+  RETURN_IF_ERROR(CheckCount("Gpu.memory_bytes", gpu.memory_bytes()));
+  RETURN_IF_ERROR(CheckCount("Gpu.numa_node", gpu.numa_node(), -1));
+  size_t longest = std::max({gpu.name().size(), gpu.pci_bus_id().size(), gpu.nearest_nic().size(),
+                             gpu.nic_distance().size()});
+  for (const v1::GpuLink& link : gpu.links()) {
+    longest = std::max(longest, link.pci_bus_id().size());
+    if (!v1::GpuLink::Kind_IsValid(link.kind())) {
+      return absl::InvalidArgumentError(absl::StrCat("GpuLink.kind is ", link.kind()));
+    }
+  }
+  if (longest > kMaxGpuTextBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a text of Gpu has ", longest, " bytes, at most ", kMaxGpuTextBytes));
+  }
+  if (gpu.links_size() > kMaxGpuLinks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Gpu has ", gpu.links_size(), " links, at most ", kMaxGpuLinks));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -93,6 +118,7 @@ absl::Status RankRoster::OnPreflight(int rank, const v1::Preflight& preflight) c
   RETURN_IF_ERROR(CheckCount("Preflight.needed_memory_bytes", preflight.needed_memory_bytes()));
   RETURN_IF_ERROR(
       CheckCount("Preflight.available_memory_bytes", preflight.available_memory_bytes()));
+  if (preflight.has_gpu()) RETURN_IF_ERROR(CheckGpu(preflight.gpu()));
   for (const v1::LinkSpeed* link : {&preflight.tensor_parallel(), &preflight.next_stage()}) {
     // Written so that NaN is refused too.
     if (link->latency_us() >= 0 && link->latency_us() <= kMaxLinkValue &&

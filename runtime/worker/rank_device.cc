@@ -52,6 +52,7 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
                         .deterministic = options.deterministic,
                         .memory_fraction = options.gpu_memory_utilization / num_sharing}));
   device->gpu_ = gpu;
+  device->gpus_ = here->gpus;
   device->communicators_ = &here->accelerator->communicators();
   return device;
 }

@@ -48,6 +48,8 @@ class RankDevice {
   const Backend& backend() const { return *backend_; }
   // Of the GPUs of this host; nothing when its memory is the host's.
   std::optional<int> gpu() const { return gpu_; }
+  // All that this process sees; none when its memory is the host's.
+  const std::vector<AcceleratorInfo>& gpus() const { return gpus_; }
   // Collective over the groups. `host` is the same object in every life, and outlives this one.
   absl::Status Join(RankGroups& host);
   // Between the devices, for the stage: `host` itself on CPUs. Not before the first Join; the same
@@ -61,6 +63,7 @@ class RankDevice {
 
   std::unique_ptr<Backend> backend_;
   std::optional<int> gpu_;
+  std::vector<AcceleratorInfo> gpus_;
   std::function<void(const std::string&)> notice_;
   DeviceCommunicators* communicators_ = nullptr;
   RankGroups own_groups_;  // of GPUs

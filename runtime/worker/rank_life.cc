@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
+#include "runtime/worker/pci_place.h"
 
 namespace lockstep {
 namespace {
@@ -17,6 +18,25 @@ const absl::Duration kLoadingInterval = absl::Milliseconds(100);
 const absl::Duration kFinishTimeout = absl::Seconds(1);
 constexpr int64_t kMinHeartbeatMs = 10;
 constexpr int64_t kMaxHeartbeatMs = 3600 * 1000;
+
+void PutGpu(const RankDevice& device, v1::Gpu* into) {
+  const std::vector<AcceleratorInfo>& gpus = device.gpus();
+  const AcceleratorInfo& mine = gpus[static_cast<size_t>(*device.gpu())];
+  const PciPlace place = FindPciPlace("/sys", mine.pci_bus_id);
+  into->set_index(*device.gpu());
+  into->set_name(mine.name);
+  into->set_memory_bytes(mine.memory_bytes);
+  into->set_pci_bus_id(mine.pci_bus_id);
+  into->set_numa_node(place.numa_node);
+  into->set_nearest_nic(place.nearest_nic);
+  into->set_nic_distance(place.nic_distance);
+  for (size_t peer = 0; peer < gpus.size(); ++peer) {
+    if (static_cast<int>(peer) == *device.gpu()) continue;
+    v1::GpuLink* link = into->add_links();
+    link->set_pci_bus_id(gpus[peer].pci_bus_id);
+    link->set_kind(static_cast<v1::GpuLink::Kind>(mine.links[peer]));
+  }
+}
 
 }  // namespace
 
@@ -194,6 +214,7 @@ void RankLife::SendPreflight(const RankFacts& facts, const LinkSpeeds& speeds) {
   preflight->set_available_memory_bytes(facts.available_bytes);
   if (speeds.tp) put(*speeds.tp, preflight->mutable_tensor_parallel());
   if (speeds.next_stage) put(*speeds.next_stage, preflight->mutable_next_stage());
+  if (model_.device().gpu().has_value()) PutGpu(model_.device(), preflight->mutable_gpu());
   link_->Send(std::move(message));
 }
 

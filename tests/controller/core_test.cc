@@ -1,6 +1,7 @@
 // The core alone: which replica gets a request, what follows a loss, which epochs are heard.
 #include "runtime/controller/core.h"
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -326,6 +327,58 @@ TEST_F(CoreTest, RanksThatDoNotJoinAreNamed) {
   }
   EXPECT_TRUE(rank->closed.has_value());
   EXPECT_THAT(told_.back().message, HasSubstr("did not join within 30s of the first: 0, 2"));
+}
+
+v1::FromRank PreflightOnGpu() {
+  v1::FromRank message;
+  v1::Gpu& gpu = *message.mutable_preflight()->mutable_gpu();
+  gpu.set_index(1);
+  gpu.set_name("NVIDIA H100");
+  gpu.set_memory_bytes(1000);
+  gpu.set_pci_bus_id("0000:1b:00.0");
+  gpu.set_numa_node(-1);
+  v1::GpuLink& link = *gpu.add_links();
+  link.set_pci_bus_id("0000:3d:00.0");
+  link.set_kind(v1::GpuLink::NVLINK);
+  return message;
+}
+
+TEST_F(CoreTest, WhatARankTellsOfItsGpuIsPassedOn) {
+  Start(1);
+  auto rank = Hello(0, 1);
+  Say(rank, PreflightOnGpu());
+  ASSERT_EQ(told_.back().kind, ControllerEvent::Kind::kRankChecked);
+  const std::optional<RankCheck::Gpu>& gpu = told_.back().check.gpu;
+  ASSERT_TRUE(gpu.has_value());
+  EXPECT_EQ(gpu->index, 1);
+  EXPECT_EQ(gpu->name, "NVIDIA H100");
+  EXPECT_EQ(gpu->numa_node, -1);
+  EXPECT_EQ(gpu->links.at("0000:3d:00.0"), DeviceLink::kNvLink);
+}
+
+TEST_F(CoreTest, NonsenseAboutAGpuLosesTheReplica) {
+  const std::pair<const char*, std::function<void(v1::Gpu&)>> nonsense[] = {
+      {"Gpu.index -1", [](v1::Gpu& gpu) { gpu.set_index(-1); }},
+      {"Gpu.memory_bytes -1", [](v1::Gpu& gpu) { gpu.set_memory_bytes(-1); }},
+      {"Gpu.numa_node -2", [](v1::Gpu& gpu) { gpu.set_numa_node(-2); }},
+      {"a text of Gpu has 256 bytes",
+       [](v1::Gpu& gpu) { gpu.set_nearest_nic(std::string(256, 'x')); }},
+      {"GpuLink.kind is 3",
+       [](v1::Gpu& gpu) { gpu.mutable_links(0)->set_kind(static_cast<v1::GpuLink::Kind>(3)); }},
+      {"Gpu has 65 links",
+       [](v1::Gpu& gpu) {
+         while (gpu.links_size() < 65) gpu.add_links();
+       }},
+  };
+  for (const auto& [reason, spoil] : nonsense) {
+    Start(1);
+    auto rank = Hello(0, 1);
+    v1::FromRank message = PreflightOnGpu();
+    spoil(*message.mutable_preflight()->mutable_gpu());
+    Say(rank, message);
+    EXPECT_TRUE(rank->closed.has_value());
+    EXPECT_THAT(told_.back().message, HasSubstr(reason));
+  }
 }
 
 TEST_F(CoreTest, ALoadThatHangsIsNoticedAlthoughHeartbeatsGoOn) {

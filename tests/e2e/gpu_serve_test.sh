@@ -60,6 +60,8 @@ server=$!
 await ready
 grep '"event":"ready"' "$scratch/log" | head -1
 address=$(sed -n 's/.*"event":"ready".*"address":"\([^"]*\)".*/\1/p' "$scratch/log" | head -1)
+grep -q '"event":"preflight".*"gpus":\[{"rank":0,"index":0,"name":"[^"]' "$scratch/log" ||
+  fail "the ranks do not tell of their GPUs"
 grep -q '"backend":"cuda' "$scratch/log" || fail "the ranks do not say that they compute on a GPU"
 # Sums of ranks that share a host go through memory they share, and are told of where they don't.
 told=$(grep -c "sums over ranks go through NCCL alone" "$scratch/log" || true)

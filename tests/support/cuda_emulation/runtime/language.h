@@ -17,8 +17,8 @@
 // One block runs at a time, so a function's shared variable can be a static one. Each lies in a
 // section of its own, whose bounds the linker tells, so that every block finds it filled with 0xff.
 // (Two variables of one section, one of them of an inline function, GCC refuses: GCC bug 41091.)
-// AddressSanitizer guards no variable with a section; with it they keep their redzones instead, and a
-// block that waits for another device finds what other blocks have left there.
+// AddressSanitizer guards no variable with a section; with it they keep their redzones instead, and
+// a block that waits for another device finds what other blocks have left there.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else

@@ -98,6 +98,16 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   });
 }
 
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int device,
+                                      int peer) {
+  return Call([&](auto&) {
+    if (!IsDevice(device) || !IsDevice(peer) || device == peer) return cudaErrorInvalidDevice;
+    if (attribute < cudaDevP2PAttrAccessSupported) return cudaErrorInvalidValue;
+    *value = TheEngine().device.reach_each_other ? 1 : 0;
+    return cudaSuccess;
+  });
+}
+
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   return Call([&](auto&) {
     static auto* enabled = new std::set<std::pair<int, int>>;

@@ -1,0 +1,88 @@
+#include "launcher/serving/gpu_summary.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string BusId(int gpu) { return "0000:0" + std::to_string(gpu) + ":00.0"; }
+
+// A rank on GPU `gpu` of a host that has four, each linked to the others by `link`.
+ControllerEvent Checked(const char* host, int node, int gpu, DeviceLink link) {
+  ControllerEvent event;
+  event.host = host;
+  event.check.node = node;
+  event.check.gpu = RankCheck::Gpu{.index = gpu,
+                                   .name = "NVIDIA H100 80GB HBM3",
+                                   .memory_bytes = int64_t{80} << 30,
+                                   .pci_bus_id = BusId(gpu),
+                                   .numa_node = 0,
+                                   .nearest_nic = "mlx5_0",
+                                   .nic_distance = "same PCIe switch",
+                                   .links = {}};
+  for (int peer = 0; peer < 4; ++peer) {
+    if (peer != gpu) event.check.gpu->links[BusId(peer)] = link;
+  }
+  return event;
+}
+
+TEST(GpuSummaryTest, EachRanksGpuAndTheLinks) {
+  std::map<int, ControllerEvent> checks = {{0, Checked("a", 0, 0, DeviceLink::kNvLink)},
+                                           {1, Checked("a", 0, 1, DeviceLink::kNvLink)},
+                                           {2, Checked("b", 2, 0, DeviceLink::kNvLink)},
+                                           {3, Checked("b", 2, 1, DeviceLink::kNvLink)}};
+  checks[3].check.gpu->numa_node = -1;
+  checks[3].check.gpu->nearest_nic = "";
+  EXPECT_THAT(GpuLines(checks),
+              ElementsAre("GPUs     rank 0 on a: GPU 0, NVIDIA H100 80GB HBM3, 80.0 GiB, "
+                          "0000:00:00.0, NUMA node 0, NIC mlx5_0 (same PCIe switch)",
+                          HasSubstr("rank 1 on a: GPU 1"), HasSubstr("rank 2 on b: GPU 0"),
+                          "         rank 3 on b: GPU 1, NVIDIA H100 80GB HBM3, 80.0 GiB, "
+                          "0000:01:00.0",
+                          "         between all of a host: NVLink"));
+  EXPECT_THAT(GpuWarnings(2, checks), IsEmpty());
+  const auto json = GpusJson(checks);
+  EXPECT_EQ(json[1]["rank"], 1);
+  EXPECT_EQ(json[1]["links"]["0000:00:00.0"], "NVLink");
+  EXPECT_EQ(json[3]["numa_node"], -1);
+}
+
+TEST(GpuSummaryTest, AGroupWithoutPeerAccessIsWarnedOfOnce) {
+  std::map<int, ControllerEvent> checks;
+  for (int rank = 0; rank < 4; ++rank) {
+    checks[rank] = Checked("a", 0, rank, DeviceLink::kPeerAccess);
+  }
+  for (const auto& [from, to] : {std::pair(0, 2), std::pair(2, 3), std::pair(1, 2)}) {
+    checks[from].check.gpu->links[BusId(to)] = DeviceLink::kNone;
+  }
+  EXPECT_THAT(GpuLines(checks),
+              ::testing::Contains("         between ranks 0-2, 1-2, 2-3: no peer access"));
+  EXPECT_THAT(GpuLines(checks),
+              ::testing::Contains("         between ranks 0-1, 0-3, 1-3: peer access"));
+  EXPECT_THAT(GpuWarnings(2, checks),
+              ElementsAre(HasSubstr("ranks 2 and 3 on a (0000:02:00.0, 0000:03:00.0)")));
+  EXPECT_THAT(GpuWarnings(4, checks), ElementsAre(HasSubstr("ranks 0 and 2 on a")));
+  EXPECT_THAT(GpuWarnings(1, checks), IsEmpty()) << "stages send to each other, but do not add up";
+}
+
+TEST(GpuSummaryTest, OneGpuForAllNeedsNoLink) {
+  const std::map<int, ControllerEvent> checks = {{0, Checked("a", 0, 0, DeviceLink::kNone)},
+                                                 {1, Checked("a", 0, 0, DeviceLink::kNone)}};
+  EXPECT_EQ(GpuLines(checks).size(), 2u);
+  EXPECT_THAT(GpuWarnings(2, checks), IsEmpty());
+}
+
+TEST(GpuSummaryTest, CpusHaveNone) {
+  const std::map<int, ControllerEvent> checks = {{0, ControllerEvent()}, {1, ControllerEvent()}};
+  EXPECT_THAT(GpuLines(checks), IsEmpty());
+  EXPECT_THAT(GpusJson(checks), IsEmpty());
+  EXPECT_THAT(GpuWarnings(2, checks), IsEmpty());
+}
+
+}  // namespace
+}  // namespace lockstep
