@@ -101,18 +101,22 @@ StepCost HostCosts::SlowestStage(const StepLoad& load) const {
   return slowest;
 }
 
-double HostCosts::SecondsToNextStage(const StepLoad& load) const {
+// From the last stage tokens return to the first.
+double HostCosts::SecondsToNextStage(int stage, const StepLoad& load) const {
+  if (num_stages() == 1) return 0.0;
   // Links are measured between two groups or more.
   const RankSpeed& speed = speeds_.back().rank;
   const double bytes =
       (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes / 2.0 * kActivationBytes;
-  return speed.send_us * kMicro + bytes / (speed.send_gb_s * kGiga);
+  const double sent = stage + 1 == num_stages() ? 0.0 : bytes / (speed.send_gb_s * kGiga);
+  // In a full pipeline nobody sleeps for long.
+  return sent + (ActiveStages(load) < num_stages() ? speed.send_us * kMicro : 0.0);
 }
 
 // Stages at work begin together, as in a full pipeline; whoever is done leaves the memory to the
 // others, which are faster from then on.
 double HostCosts::StageSeconds(int stage, const StepLoad& load) const {
-  const double transfer = stage + 1 == num_stages() ? 0.0 : SecondsToNextStage(load);
+  const double transfer = SecondsToNextStage(stage, load);
   if (ActiveStages(load) < num_stages()) return CostOf(stage, load).total() + transfer;
   std::vector<double> left(stages_.size(), 1.0);  // of each stage's work
   double now = 0.0;
@@ -138,8 +142,10 @@ double HostCosts::StageSeconds(int stage, const StepLoad& load) const {
 
 double HostCosts::SumOfStages(const StepLoad& load) const {
   double total = 0.0;
-  for (int stage = 0; stage < num_stages(); ++stage) total += CostOf(stage, load).total();
-  return num_stages() == 1 ? total : total + (num_stages() - 1) * SecondsToNextStage(load);
+  for (int stage = 0; stage < num_stages(); ++stage) {
+    total += CostOf(stage, load).total() + SecondsToNextStage(stage, load);
+  }
+  return total;
 }
 
 }  // namespace lockstep::plan

@@ -44,7 +44,7 @@ class HostCosts : public StageCosts {
 
   HostCosts() = default;
   int ActiveStages(const StepLoad& load) const;
-  double SecondsToNextStage(const StepLoad& load) const;
+  double SecondsToNextStage(int stage, const StepLoad& load) const;
 
   int tp_ = 1;
   std::vector<StageWork> stages_;

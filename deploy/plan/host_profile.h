@@ -34,7 +34,8 @@ struct RankSpeed {
   // a token.
   double layer_us = 0;
   double all_reduce_gb_s = 0;  // of several ranks
-  // Between groups; no meaning for a single one.
+  // Between groups; no meaning for a single one. What a stage that slept until it was its turn
+  // takes longer, whatever its work; bytes to the next stage.
   double send_us = 0;
   double send_gb_s = 0;
   std::vector<FormatSpeed> formats;  // never empty

@@ -41,6 +41,10 @@ std::string LoadName(const HostPlanRequest& request) {
                          request.concurrency == 1 ? "" : "s at the same time");
 }
 
+std::string Band(double value, double share) {
+  return absl::StrFormat("%.0f to %.0f", value * (1.0 - share), value * (1.0 + share));
+}
+
 void AddSpeed(const HostPlan& plan, std::string& out) {
   const HostPlanRequest& request = plan.request;
   const HostCandidate& answer = plan.answer();
@@ -58,6 +62,10 @@ void AddSpeed(const HostPlan& plan, std::string& out) {
                         "head %.2f, KV %.2f, all-reduce %.2f, overheads %.2f\n",
                         step.total() * 1e3, step.linear * 1e3, step.lm_head * 1e3,
                         step.kv_read * 1e3, step.communication * 1e3, step.overhead * 1e3);
+  absl::StrAppendFormat(
+      &out, "          expect TPOT %s ms and TTFT %s ms as long as the host is as idle\n",
+      Band(answer.prediction->tpot_ms, kHostTpotBand),
+      Band(answer.prediction->ttft_ms, kHostTtftBand));
   if (answer.queue) out += QueueText(*answer.queue);
   if (!answer.broken.empty()) absl::StrAppend(&out, "Too much  ", answer.broken, "\n");
 }
@@ -136,6 +144,8 @@ std::string HostPlanText(const HostPlan& plan) {
 std::string HostPlanJson(const HostPlan& plan) {
   const HostPlanRequest& request = plan.request;
   ordered_json out = CandidateJson(plan.answer());
+  out["tpot_band"] = kHostTpotBand;
+  out["ttft_band"] = kHostTtftBand;
   out["available_bytes"] = request.available_bytes;
   out["input_tokens"] = request.arrivals.input_tokens;
   out["output_tokens"] = request.arrivals.output_tokens;

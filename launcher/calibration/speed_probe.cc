@@ -27,6 +27,7 @@ constexpr int64_t kLongSeqs = 4;
 constexpr int64_t kChunk = 128;  // prompt tokens of a step
 constexpr int kMinPasses = 3;
 constexpr int kMaxPasses = 25;
+constexpr int kTurns = 9;
 // What is told from the difference of two times is at least this share of the larger.
 constexpr double kLeastShare = 0.02;
 
@@ -83,6 +84,7 @@ class TimedStage {
     ASSIGN_OR_RETURN(timed->backend_, MakeCpuBackend({.num_threads = threads}));
     ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model));
     timed->vocab_size_ = checkpoint->config().vocab_size;
+    timed->hidden_size_ = checkpoint->config().hidden_size;
     StageOptions options;
     options.weights = format.dtype;
     options.quantize = format.quantization;
@@ -95,6 +97,37 @@ class TimedStage {
                                                      *timed->backend_, job.groups, options, {}));
     RETURN_IF_ERROR(timed->stage_->AllocateKvCache(kLongSeqs * kLong / kBlockSize));
     return timed;
+  }
+
+  // While the other groups sleep; known to the first alone.
+  absl::StatusOr<double> TimeFirstGroup(const StepBatch& batch) {
+    std::vector<double> times;
+    for (int i = 0; i < kTurns && job_.groups.pp->rank() == 0; ++i) {
+      const double begin = Now();
+      RETURN_IF_ERROR(stage_->Forward(batch));
+      times.push_back(Now() - begin);
+    }
+    RETURN_IF_ERROR(job_.all.tp->Barrier());
+    return times.empty() ? 0.0 : Median(std::move(times));
+  }
+
+  // When the groups take turns, each after the other's message; known to the first alone.
+  absl::StatusOr<double> TimeTurn(const StepBatch& batch) {
+    Communicator& stages = *job_.groups.pp;
+    const int next = (stages.rank() + 1) % stages.size();
+    const int previous = (stages.rank() + stages.size() - 1) % stages.size();
+    std::vector<float> message(static_cast<size_t>(hidden_size_));
+    const auto bytes = static_cast<int64_t>(message.size() * sizeof(float));
+    std::vector<double> times;
+    for (int i = 0; i < kTurns; ++i) {
+      const double begin = Now();
+      if (stages.rank() > 0) RETURN_IF_ERROR(stages.Recv(previous, message.data(), bytes));
+      RETURN_IF_ERROR(stage_->Forward(batch));
+      RETURN_IF_ERROR(stages.Send(next, message.data(), bytes));
+      if (stages.rank() == 0) RETURN_IF_ERROR(stages.Recv(previous, message.data(), bytes));
+      times.push_back((Now() - begin) / stages.size());
+    }
+    return Median(std::move(times));
   }
 
   StepBatch Batch(int64_t num_seqs, int64_t context, int64_t new_tokens) const {
@@ -139,6 +172,7 @@ class TimedStage {
 
   Job& job_;
   int64_t vocab_size_ = 1;
+  int64_t hidden_size_ = 1;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<LlamaStage> stage_;
 };
@@ -180,10 +214,9 @@ class SpeedProbe {
   absl::StatusOr<plan::RankSpeed> Run(const LinkSpeeds& links) {
     constexpr double kGiga = 1e9;
     if (links.tp) speed_.all_reduce_gb_s = links.tp->bytes_per_second / kGiga;
-    if (links.next_stage) {
-      speed_.send_us = absl::ToDoubleMicroseconds(links.next_stage->latency);
-      speed_.send_gb_s = links.next_stage->bytes_per_second / kGiga;
-    }
+    // Known to those before the last stage.
+    if (links.next_stage) speed_.send_gb_s = links.next_stage->bytes_per_second / kGiga;
+    if (speed_.groups > 1) RETURN_IF_ERROR(MeasureHandover());
     RETURN_IF_ERROR(MeasureLayerOverhead());
     for (const Format& format : kFormats) {
       if (IsWanted(format, options_.weights)) RETURN_IF_ERROR(MeasureFormat(format));
@@ -194,6 +227,16 @@ class SpeedProbe {
  private:
   absl::StatusOr<std::unique_ptr<TimedStage>> Load(const std::string& model, const Format& format) {
     return TimedStage::Load(model, format, options_.threads, job_);
+  }
+
+  // What a stage takes longer when it slept until it was its turn.
+  absl::Status MeasureHandover() {
+    ASSIGN_OR_RETURN(const auto stage, Load(options_.layers_model, kFormats[0]));
+    const StepBatch batch = stage->Batch(1, kShort, 1);
+    ASSIGN_OR_RETURN(const double alone, stage->TimeFirstGroup(batch));
+    ASSIGN_OR_RETURN(const double turn, stage->TimeTurn(batch));
+    speed_.send_us = std::max(0.0, turn - alone) * 1e6;
+    return absl::OkStatus();
   }
 
   absl::Status MeasureLayerOverhead() {
