@@ -16,8 +16,6 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr std::chrono::seconds kCheckPatience{30};
-
 absl::Status CheckWanted(const Communicator& host) {
   const char* disabled = std::getenv("NCCL_P2P_DISABLE");
   if (disabled != nullptr && std::string_view(disabled) == "1") {
@@ -37,11 +35,11 @@ float Term(int rank, int64_t i) { return static_cast<float>((rank + 1) * (i % 10
 
 absl::StatusOr<std::unique_ptr<OneShotSum>> OneShotSum::Create(Communicator& host,
                                                                cudaStream_t stream,
-                                                               const std::string& machine) {
+                                                               const OneShotOptions& options) {
   RETURN_IF_ERROR(Agree(host, CheckWanted(host)));
   std::unique_ptr<OneShotSum> sum(new OneShotSum(stream));
-  RETURN_IF_ERROR(sum->Start(host, machine));
-  RETURN_IF_ERROR(Agree(host, sum->Check()));
+  RETURN_IF_ERROR(sum->Start(host, options.machine));
+  RETURN_IF_ERROR(Agree(host, sum->Check(options.check_patience)));
   return sum;
 }
 
@@ -76,17 +74,17 @@ absl::Status OneShotSum::Launch(float* data, int64_t count) {
 void OneShotSum::Abort() { std::atomic_ref(*aborted_).store(1, std::memory_order_release); }
 
 // Twice, to use both slots.
-absl::Status OneShotSum::Check() {
+absl::Status OneShotSum::Check(std::chrono::milliseconds patience) {
   void* data = nullptr;
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, kMaxFloats * sizeof(float)), "trying a sum"));
   absl::Status status;
   for (int round = 0; round < 2 && status.ok(); ++round)
-    status = CheckSum(static_cast<float*>(data));
+    status = CheckSum(static_cast<float*>(data), patience);
   cudaFree(data);
   return status;
 }
 
-absl::Status OneShotSum::CheckSum(float* data) {
+absl::Status OneShotSum::CheckSum(float* data, std::chrono::milliseconds patience) {
   std::vector<float> numbers(static_cast<size_t>(kMaxFloats));
   const size_t bytes = numbers.size() * sizeof(float);
   for (int64_t i = 0; i < kMaxFloats; ++i) numbers[static_cast<size_t>(i)] = Term(ranks_.rank, i);
@@ -94,7 +92,7 @@ absl::Status OneShotSum::CheckSum(float* data) {
       CudaStatus(cudaMemcpyAsync(data, numbers.data(), bytes, cudaMemcpyHostToDevice, stream_),
                  "trying a sum"));
   RETURN_IF_ERROR(Launch(data, kMaxFloats));
-  RETURN_IF_ERROR(Await());
+  RETURN_IF_ERROR(Await(patience));
   RETURN_IF_ERROR(
       CudaStatus(cudaMemcpyAsync(numbers.data(), data, bytes, cudaMemcpyDeviceToHost, stream_),
                  "trying a sum"));
@@ -109,15 +107,15 @@ absl::Status OneShotSum::CheckSum(float* data) {
   return absl::OkStatus();
 }
 
-absl::Status OneShotSum::Await() {
-  const auto deadline = std::chrono::steady_clock::now() + kCheckPatience;
+absl::Status OneShotSum::Await(std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
   cudaError_t reached = cudaStreamQuery(stream_);
   while (reached == cudaErrorNotReady) {
     if (std::chrono::steady_clock::now() > deadline) {
       Abort();
       cudaStreamSynchronize(stream_);
-      return absl::UnavailableError(absl::StrFormat(
-          "a sum over peer memory did not end within %d s", kCheckPatience.count()));
+      return absl::UnavailableError(
+          absl::StrFormat("a sum over peer memory did not end within %d ms", patience.count()));
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     reached = cudaStreamQuery(stream_);

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,6 +18,11 @@
 
 namespace lockstep::cuda {
 
+struct OneShotOptions {
+  std::string machine = MachineIdentity();          // or what a test pretends
+  std::chrono::milliseconds check_patience{30000};  // until the sums that are tried have come out
+};
+
 class OneShotSum {
  public:
   static constexpr int64_t kMaxFloats = OneShotMemory::kMaxFloats;
@@ -25,8 +31,8 @@ class OneShotSum {
   // FAILED_PRECONDITION, the same on all ranks and saying why, when the group cannot do it: more
   // than kMaxRanks, several machines, no peer access, no CUDA IPC, NCCL_P2P_DISABLE set (the word
   // of those whose machine has broken peer access), or sums that come out wrong or not at all.
-  static absl::StatusOr<std::unique_ptr<OneShotSum>> Create(
-      Communicator& host, cudaStream_t stream, const std::string& machine = MachineIdentity());
+  static absl::StatusOr<std::unique_ptr<OneShotSum>> Create(Communicator& host, cudaStream_t stream,
+                                                            const OneShotOptions& options = {});
   // The stream must be idle, or its waits be aborted.
   ~OneShotSum();
   OneShotSum(const OneShotSum&) = delete;
@@ -42,9 +48,9 @@ class OneShotSum {
  private:
   explicit OneShotSum(cudaStream_t stream) : stream_(stream) {}
   absl::Status Start(Communicator& host, const std::string& machine);
-  absl::Status Check();
-  absl::Status CheckSum(float* data);
-  absl::Status Await();
+  absl::Status Check(std::chrono::milliseconds patience);
+  absl::Status CheckSum(float* data, std::chrono::milliseconds patience);
+  absl::Status Await(std::chrono::milliseconds patience);
 
   const cudaStream_t stream_;
   std::unique_ptr<PeerMemory> memory_;

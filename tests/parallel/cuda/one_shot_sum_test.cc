@@ -244,7 +244,7 @@ std::string Refusal(int num_ranks, cuda_emulation::Device pretended, bool is_oth
       [&](int rank, Communicator& host) -> absl::Status {
         const Stream stream;
         const std::string machine = is_other_machine && rank == 1 ? "elsewhere" : "here";
-        const auto sum = OneShotSum::Create(host, stream.get(), machine);
+        const auto sum = OneShotSum::Create(host, stream.get(), {.machine = machine});
         EXPECT_EQ(sum.status().code(), absl::StatusCode::kFailedPrecondition);
         if (rank == 0) reason = std::string(sum.status().message());
         return host.Barrier();
@@ -262,6 +262,48 @@ TEST(OneShotRefusalTest, AllRanksLearnTheSameReason) {
   ASSERT_EQ(setenv("NCCL_P2P_DISABLE", "1", 1), 0);
   EXPECT_EQ(Refusal(2, {}, false), "rank 0: NCCL_P2P_DISABLE is 1");
   ASSERT_EQ(unsetenv("NCCL_P2P_DISABLE"), 0);
+}
+
+// Plays a rank's part in the agreements of OneShotSum::Create by hand, up to the sum that is tried;
+// `tries` does what it likes with all ranks' memory instead.
+absl::Status PretendToAddUp(Communicator& host, cudaStream_t stream,
+                            const std::function<void(const cuda::PeerMemory&)>& tries) {
+  RETURN_IF_ERROR(cuda::Agree(host, absl::OkStatus()));  // it is wanted
+  ASSIGN_OR_RETURN(const auto memory, cuda::PeerMemory::Exchange(host, sizeof(OneShotMemory),
+                                                                 stream, cuda::MachineIdentity()));
+  RETURN_IF_ERROR(cuda::Agree(host, absl::OkStatus()));  // all is allocated
+  tries(*memory);
+  EXPECT_EQ(cuda::Agree(host, absl::OkStatus()).code(), absl::StatusCode::kFailedPrecondition);
+  return host.Barrier();
+}
+
+// What rank 0 says of a sum that rank 1 spoils.
+std::string Complaint(const std::function<void(const cuda::PeerMemory&)>& spoil) {
+  std::string complaint;
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    if (rank == 1) return PretendToAddUp(host, stream.get(), spoil);
+    const auto sum = OneShotSum::Create(host, stream.get(), {.check_patience = milliseconds(300)});
+    EXPECT_EQ(sum.status().code(), absl::StatusCode::kFailedPrecondition);
+    complaint = std::string(sum.status().message());
+    return host.Barrier();
+  });
+  return complaint;
+}
+
+TEST(OneShotRefusalTest, MemoryThatDoesNotWorkIsNotUsed) {
+  EXPECT_EQ(Complaint([](const cuda::PeerMemory&) {}),
+            "rank 0: a sum over peer memory did not end within 300 ms");
+  // Rank 1 tells that it has come; its numbers are zeros.
+  EXPECT_THAT(Complaint([](const cuda::PeerMemory& memory) {
+                auto* peer = static_cast<OneShotMemory*>(memory.of(0));
+                for (auto& arrived : peer->arrived) {
+                  const uint32_t once = 1;
+                  EXPECT_EQ(cudaMemcpy(&arrived[1], &once, sizeof(once), cudaMemcpyHostToDevice),
+                            cudaSuccess);
+                }
+              }),
+              HasSubstr("a sum over peer memory came out as 1 instead of 3"));
 }
 
 // NCCL does it then, and one rank tells.
