@@ -1,7 +1,8 @@
 // A controller killed under ranks that were placed by hand: they find the next one, with the
-// weights they have.
+// weights they have. LOCKSTEP_TEST_DEVICE=cuda: on GPUs, or what LOCKSTEP_CUDA_PLUGIN emulates.
 #include <signal.h>
 
+#include <cstdlib>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,16 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::HasSubstr;
+
+// Of both sides: steps that an emulated GPU makes in little time.
+std::vector<std::string> LimitFlags() {
+  if (std::getenv("LOCKSTEP_TEST_DEVICE") == nullptr) return {};
+  return {"--max-batched-tokens", "64"};
+}
+std::vector<std::string> DeviceFlags() {
+  const char* device = std::getenv("LOCKSTEP_TEST_DEVICE");
+  return {"--device", device != nullptr ? device : "cpu"};
+}
 
 class ControllerRestartTest : public ::testing::Test {
  protected:
@@ -37,7 +48,9 @@ class ControllerRestartTest : public ::testing::Test {
     std::vector<std::string> command = {
         "controller",      model_.string(), "--tp",          "2",         "--pp", "2",
         "--worker-listen", worker_address,  "--secret-file", SecretFile()};
-    command.insert(command.end(), more.begin(), more.end());
+    for (const auto& flags : {LimitFlags(), more}) {
+      command.insert(command.end(), flags.begin(), flags.end());
+    }
     return std::make_unique<Server>(command, listen);
   }
   std::unique_ptr<Process> StartRanks(const std::string& controller,
@@ -57,7 +70,9 @@ class ControllerRestartTest : public ::testing::Test {
                                        "64",
                                        "--threads-per-rank",
                                        "1"};
-    worker.insert(worker.end(), more.begin(), more.end());
+    for (const auto& flags : {DeviceFlags(), LimitFlags(), more}) {
+      worker.insert(worker.end(), flags.begin(), flags.end());
+    }
     return std::make_unique<Process>(
         LocalMpiCommand(*FindMpirun(), 4, {scratch_, scratch_}, worker));
   }
