@@ -123,6 +123,7 @@ absl::StatusOr<StoredQuantization> ParseGptq(const json& config) {
     return Unsupported("checkpoint_format", format, "\"gptq\", \"gptq_v2\"");
   }
   stored.zero_offset = format == "gptq_v2" ? 0 : 1;
+  if (At(config, {"lm_head"}) == json(true)) return Unsupported("lm_head", true, "false");
   stored.name = absl::StrCat("GPTQ, int", bits);
   return stored;
 }

@@ -21,7 +21,7 @@ struct StoredQuantization {
   Method method = Method::kPacked;
   int bits = 8;
   int64_t group_size = 0;  // along in_features; 0: a scale for the whole row
-  int zero_offset = 0;     // GPTQ's first format stores zero points less 1
+  int zero_offset = 0;     // GPTQ's first format takes 1 from each of a word's zero points
   std::string json;        // as config.json has it
   std::string name;  // for messages: "compressed-tensors pack-quantized, int4 in groups of 32"
 

@@ -1,5 +1,6 @@
 // Layouts: compressed-tensors' pack_to_int32 (compressors/quantized_compressors/pack_quantized.py);
-// AutoGPTQ's QuantLinear (nn_modules/qlinear/qlinear_cuda.py); AutoAWQ's WQLinear_GEMM
+// AutoGPTQ's QuantLinear (nn_modules/qlinear/qlinear_cuda.py) and GPTQModel's two formats of it
+// (utils/model.py, convert_gptq_v1_to_v2_format_module); AutoAWQ's WQLinear_GEMM
 // (awq/modules/linear/gemm.py).
 #include "model/checkpoint/foreign_sources.h"
 
@@ -184,7 +185,8 @@ class TransposedRows final : public RowSource {
         layout_(layout),
         group_(group),
         num_groups_(tensors.scales->shape[0]),
-        zero_offset_(zero_offset) {}
+        zero_words_offset_(static_cast<uint32_t>(zero_offset) *
+                           (~uint32_t{0} / ((1u << layout.bits) - 1))) {}
 
   // Less than it is: a piece is read in strips, one for every k or word of k, that are as wide as
   // it has rows. So it should have hundreds.
@@ -243,8 +245,7 @@ class TransposedRows final : public RowSource {
     for (int64_t g = 0; g < num_groups_; ++g) {
       for (int64_t n = rows.begin; n < rows.end; ++n) {
         const uint32_t word = zeros[g * words.size() + n / layout_.per_word() - words.begin];
-        const int zero = (layout_.At(word, n) + zero_offset_) & ((1 << layout_.bits) - 1);
-        tables.zeros.push_back(static_cast<float>(zero));
+        tables.zeros.push_back(static_cast<float>(layout_.At(word + zero_words_offset_, n)));
       }
     }
     tables.groups.resize(static_cast<size_t>(columns.size()));
@@ -270,7 +271,9 @@ class TransposedRows final : public RowSource {
   const WordLayout layout_;
   const int64_t group_;
   const int64_t num_groups_;
-  const int zero_offset_;
+  // Added to whole words, as GPTQModel takes it away from them: under a zero point of 0 its
+  // subtraction borrows from the value above, and the addition's carry gives it back.
+  const uint32_t zero_words_offset_;
 };
 
 absl::StatusOr<std::unique_ptr<RowSource>> OpenTransposed(const Checkpoint& checkpoint,

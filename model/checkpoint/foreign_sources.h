@@ -16,8 +16,9 @@ namespace lockstep {
 // The source of a matrix that checkpoint.config().stored describes. Weights are computed in f32:
 //   pack-quantized: q * scale, a scale per row and group of columns;
 //   FP8 (E4M3): value * scale, a scale per row or for the matrix; scales of activations are not
-//   used; GPTQ: (q - (zero + zero_offset mod 2^bits)) * scale of the group that g_idx names,
-//   act-order included; AWQ: (q - zero) * scale.
+//   used; GPTQ: (q - zero) * scale of the group that g_idx names, act-order included, where words
+//   of zero points are stored with zero_offset taken from each, borrows included; AWQ: (q - zero) *
+//   scale.
 // INVALID_ARGUMENT as OpenMatrix.
 absl::StatusOr<std::unique_ptr<RowSource>> ForeignSource(const Checkpoint& checkpoint,
                                                          const MatrixName& matrix);

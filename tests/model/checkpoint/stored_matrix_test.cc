@@ -226,9 +226,10 @@ class GptqTest : public StoredMatrixTest {
         }
       }
     }
-    std::vector<int> stored_zeros;
-    for (const int zero : zeros) {
-      stored_zeros.push_back((zero - stored_offset) & ((1 << bits) - 1));
+    // The offset is taken from whole words: one of zero points 5 and 0 becomes 3 and 15 in int4.
+    auto zero_words = Words(zeros, bits);
+    for (auto& word : zero_words) {
+      word -= static_cast<uint32_t>(stored_offset) * (bits == 4 ? 0x11111111u : 0x01010101u);
     }
     std::vector<int32_t> groups;
     for (int64_t k = 0; k < kColumns; ++k) {
@@ -236,7 +237,7 @@ class GptqTest : public StoredMatrixTest {
     }
     std::vector<FileTensor> tensors = {
         Tensor("m.qweight", "I32", {kColumns / per_word, kRows}, Words(along_k, bits)),
-        Tensor("m.qzeros", "I32", {kGroups, kRows / per_word}, Words(stored_zeros, bits)),
+        Tensor("m.qzeros", "I32", {kGroups, kRows / per_word}, zero_words),
         Tensor("m.scales", "F16", {kGroups, kRows}, HalfBits(scales))};
     if (act_order) tensors.push_back(Tensor("m.g_idx", "I32", {kColumns}, groups));
     Write(absl::StrCat(R"({"quant_method":"gptq","group_size":16,"bits":)", bits, extra, "}"),
@@ -249,7 +250,7 @@ class GptqTest : public StoredMatrixTest {
   }
 };
 
-TEST_F(GptqTest, FirstFormatStoresZeroPointsLessOne) { Check(4, "", 1, false); }
+TEST_F(GptqTest, FirstFormatStoresWordsOfZeroPointsLessOneEach) { Check(4, "", 1, false); }
 TEST_F(GptqTest, SecondFormatStoresThemAsTheyAre) {
   Check(4, R"(,"checkpoint_format":"gptq_v2")", 0, false);
 }
@@ -316,6 +317,8 @@ TEST(StoredQuantizationTest, WhatIsNotReadIsRefusedByName) {
               HasSubstr("quantization_config.bits = 3"));
   EXPECT_THAT(ConfigError(R"({"quant_method":"gptq","bits":4,"group_size":0})"),
               HasSubstr("quantization_config.group_size = 0"));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"gptq","bits":4,"group_size":32,"lm_head":true})"),
+              HasSubstr("quantization_config.lm_head = true"));
   EXPECT_THAT(ConfigError(R"({"quant_method":"awq","bits":4,"group_size":128,"version":"gemv"})"),
               HasSubstr("quantization_config.version = \"gemv\""));
   EXPECT_THAT(ConfigError(R"({"quant_method":"compressed-tensors","format":"marlin-24",
