@@ -48,11 +48,12 @@ void AddLoad(const PlanRequest& request, std::string& out) {
 void AddServeNote(const PlanRequest& request, std::string& out) {
   const bool is_served =
       HeldByRuntime(request.model.architecture, request.weights) && request.kv.name == "bf16";
-  out += is_served
-             ? "          (`serve` computes on CPUs so far; GPU speeds are those of the engine "
-               "named below)\n"
-             : "          (`serve` does not hold this model, or these formats of weights and "
-               "KV, yet; speeds are those of the engine named below)\n";
+  out +=
+      is_served
+          ? "          (speeds are those of the engine named below; those of `serve` were measured "
+            "on CPUs only)\n"
+          : "          (`serve` does not hold this model, or these formats of weights and "
+            "KV, yet; speeds are those of the engine named below)\n";
 }
 
 void AddAnswer(const Plan& plan, std::string& out) {
