@@ -37,6 +37,9 @@ struct AcceleratorOptions {
   // The same bits for a token whatever else is in its batch, at the price that
   // kernels/cuda/gemm.h states.
   bool deterministic = false;
+  // Backend::KeepsSteps. Without it nothing is padded or recorded: what recorded steps are compared
+  // with.
+  bool keep_steps = true;
   // Of the device's memory, what Backend::AvailableBytes counts on; the rest is for the driver,
   // libraries and recorded steps.
   double memory_fraction = 0.9;
@@ -60,7 +63,7 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 3"
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 4"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file

@@ -74,7 +74,7 @@ class CudaBackend final : public Backend {
   absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override {
     return recorder_->Repeat(key, body);
   }
-  bool KeepsSteps() const override { return true; }
+  bool KeepsSteps() const override { return options_.keep_steps; }
 
  private:
   explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}

@@ -1,14 +1,23 @@
 #include "kernels/cuda/step_recorder.h"
 
+#include <algorithm>
+
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 
 namespace lockstep::cuda {
 
+namespace {
+
+// What it has under way still runs: the driver frees it afterwards.
+void Destroy(cudaGraphExec_t graph) {
+  if (graph != nullptr) cudaGraphExecDestroy(graph);
+}
+
+}  // namespace
+
 void StepRecorder::Forget() {
-  for (const auto& [key, step] : steps_) {
-    if (step.graph != nullptr) cudaGraphExecDestroy(step.graph);
-  }
+  for (const auto& [key, step] : steps_) Destroy(step.graph);
   steps_.clear();
 }
 
@@ -16,12 +25,24 @@ absl::Status StepRecorder::Repeat(uint64_t key, const std::function<absl::Status
   auto found = steps_.find(key);
   if (found == steps_.end()) {
     RETURN_IF_ERROR(body());
-    if (steps_.size() < kMaxSteps) steps_.emplace(key, Step{});
+    Remember(key);
     return absl::OkStatus();
   }
   Step& step = found->second;
+  step.last_use = ++num_uses_;
   if (step.graph == nullptr) RETURN_IF_ERROR(Record(step, body));
   return CudaStatus(cudaGraphLaunch(step.graph, stream_), "launching a recorded step");
+}
+
+void StepRecorder::Remember(uint64_t key) {
+  if (steps_.size() >= max_steps_) {
+    const auto oldest = std::min_element(steps_.begin(), steps_.end(), [](auto& a, auto& b) {
+      return a.second.last_use < b.second.last_use;
+    });
+    Destroy(oldest->second.graph);
+    steps_.erase(oldest);
+  }
+  steps_.emplace(key, Step{.graph = nullptr, .last_use = ++num_uses_});
 }
 
 absl::Status StepRecorder::Record(Step& step, const std::function<absl::Status()>& body) {

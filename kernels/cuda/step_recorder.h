@@ -15,7 +15,10 @@ namespace lockstep::cuda {
 // Used by the step loop's thread.
 class StepRecorder {
  public:
-  explicit StepRecorder(cudaStream_t stream) : stream_(stream) {}
+  // max_steps: how many keys are remembered, and so how much memory recordings take at most; the
+  // one that was used longest ago makes room for a new one. At least 1.
+  explicit StepRecorder(cudaStream_t stream, size_t max_steps = 512)
+      : stream_(stream), max_steps_(max_steps) {}
   ~StepRecorder() { Forget(); }
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
@@ -29,11 +32,14 @@ class StepRecorder {
  private:
   struct Step {
     cudaGraphExec_t graph = nullptr;  // null: seen once
+    uint64_t last_use = 0;
   };
+  void Remember(uint64_t key);
   absl::Status Record(Step& step, const std::function<absl::Status()>& body);
 
-  static constexpr size_t kMaxSteps = 512;  // further keys run as they are
   const cudaStream_t stream_;
+  const size_t max_steps_;
+  uint64_t num_uses_ = 0;
   std::map<uint64_t, Step> steps_;
 };
 

@@ -21,12 +21,12 @@ int64_t RoomFor(int64_t count) {
 
 absl::StatusOr<DeviceBatch> DeviceBatch::Allocate(Backend& backend, const BatchLimits& limits) {
   const int64_t tokens = std::max(limits.max_batched_tokens, limits.max_num_seqs);
-  const int64_t seqs = limits.max_num_seqs;
+  const int64_t seqs = limits.max_num_seqs + 1;
   DeviceBatch batch;
   batch.limits_ = limits;
   const int64_t bytes = 3 * RoomFor<int32_t>(tokens) + RoomFor<int64_t>(tokens) +
                         RoomFor<int32_t>(seqs + 1) + RoomFor<int32_t>(seqs) +
-                        RoomFor<int32_t>(seqs * limits.max_blocks_per_seq());
+                        RoomFor<int32_t>(limits.max_num_seqs * limits.max_blocks_per_seq());
   ASSIGN_OR_RETURN(batch.memory_, backend.Allocate(bytes));
   batch.host_.resize(static_cast<size_t>(bytes));
   return batch;
@@ -43,9 +43,10 @@ const T* DeviceBatch::Append(const std::vector<T>& values, int64_t capacity) {
 }
 
 void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend, int64_t min_context_len) {
-  const int64_t seqs = limits_.max_num_seqs;
+  const int64_t few = limits_.max_num_seqs;
   const int64_t tokens =
-      batch.num_tokens() <= seqs ? seqs : std::max(limits_.max_batched_tokens, seqs);
+      batch.num_tokens() <= few ? few : std::max(limits_.max_batched_tokens, few);
+  const int64_t seqs = limits_.max_num_seqs + 1;
   end_ = 0;
   token_ids_ = Append(batch.token_ids, tokens);
   logits_rows_ = Append(batch.logits_rows, tokens);

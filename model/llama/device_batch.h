@@ -17,9 +17,9 @@ class DeviceBatch {
   // RESOURCE_EXHAUSTED when memory is short.
   static absl::StatusOr<DeviceBatch> Allocate(Backend& backend, const BatchLimits& limits);
 
-  // batch has passed CheckStepBatch with the same limits, or is such a one padded. Batches of no
-  // more tokens than max_num_seqs lie at the same addresses. index().max_context_len is at least
-  // min_context_len.
+  // batch has passed CheckStepBatch with the same limits, or is such a one padded. Batches of as
+  // many tokens lie at the same addresses, as do all of no more tokens than max_num_seqs.
+  // index().max_context_len is at least min_context_len.
   void CopyFrom(const StepBatch& batch, Backend& backend, int64_t min_context_len = 0);
 
   const BatchIndex& index() const { return index_; }

@@ -265,25 +265,71 @@ absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
   return absl::OkStatus();
 }
 
-// Twice each: the first time libraries choose algorithms and connect, the second time the step is
-// kept.
 absl::Status LlamaStage::WarmUp() {
   if (!backend_.KeepsSteps()) return absl::OkStatus();
-  UniformBatch uniform{.block_size = limits_.block_size, .vocab_size = config_.vocab_size};
-  const int64_t most_seqs =
-      std::min({limits_.max_num_seqs, limits_.max_batched_tokens, num_kv_blocks_});
-  const int64_t longest = std::min({limits_.max_batched_tokens, limits_.max_model_len,
-                                    num_kv_blocks_ * static_cast<int64_t>(limits_.block_size)});
-  for (int64_t tokens = longest; tokens > 1; tokens /= 2) {  // the largest takes its memory first
-    uniform.context = uniform.new_tokens = tokens;
-    RETURN_IF_ERROR(Forward(MakeUniformBatch(uniform)));
-  }
-  uniform.context = uniform.new_tokens = 1;
-  for (uniform.num_seqs = 1; uniform.num_seqs <= most_seqs; uniform.num_seqs *= 2) {
-    for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(Forward(MakeUniformBatch(uniform)));
-  }
+  RETURN_IF_ERROR(WarmUpPrompts());
+  RETURN_IF_ERROR(WarmUpChunks());
+  RETURN_IF_ERROR(WarmUpDecodes());
   WarmUpHead();
   backend_.Synchronize();
+  return absl::OkStatus();
+}
+
+namespace {
+
+// The first time libraries choose algorithms and connect, the second time the step is kept.
+constexpr int kTimesToKeep = 2;
+
+}  // namespace
+
+// Longer than those that are kept.
+absl::Status LlamaStage::WarmUpPrompts() {
+  const int64_t longest = std::min({limits_.max_batched_tokens, limits_.max_model_len,
+                                    num_kv_blocks_ * static_cast<int64_t>(limits_.block_size)});
+  // The largest takes its memory first.
+  for (int64_t tokens = longest; tokens > kMaxPaddedChunkTokens; tokens /= 2) {
+    RETURN_IF_ERROR(RunNewSequences(1, tokens, 1));
+  }
+  return absl::OkStatus();
+}
+
+// One sequence, as many steps have, or a few.
+absl::Status LlamaStage::WarmUpChunks() {
+  constexpr int64_t kFewSeqs = 16;
+  const int64_t most_tokens = std::min(limits_.max_batched_tokens, kMaxPaddedChunkTokens);
+  const int64_t most_seqs = std::min(limits_.max_num_seqs, kFewSeqs);
+  const auto half = [](int64_t tokens) {
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)) / 2);
+  };
+  for (int64_t tokens = most_tokens; tokens >= kMinPaddedChunkTokens; tokens = half(tokens)) {
+    for (int64_t seqs = 1; seqs <= most_seqs && 2 * seqs <= tokens; seqs *= 4) {
+      const int64_t tokens_each = std::min(tokens / seqs, limits_.max_model_len);
+      if (tokens_each < 2) continue;
+      const int64_t blocks_each = (tokens_each + limits_.block_size - 1) / limits_.block_size;
+      if (seqs * blocks_each > num_kv_blocks_) continue;
+      RETURN_IF_ERROR(RunNewSequences(seqs, tokens_each, kTimesToKeep));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LlamaStage::WarmUpDecodes() {
+  const int64_t most_seqs =
+      std::min({limits_.max_num_seqs, limits_.max_batched_tokens, num_kv_blocks_});
+  for (int64_t seqs = 1; seqs <= most_seqs; seqs *= 2) {
+    RETURN_IF_ERROR(RunNewSequences(seqs, 1, kTimesToKeep));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LlamaStage::RunNewSequences(int64_t num_seqs, int64_t tokens_each, int num_times) {
+  StepBatch batch = MakeUniformBatch({.num_seqs = num_seqs,
+                                      .context = tokens_each,
+                                      .new_tokens = tokens_each,
+                                      .block_size = limits_.block_size,
+                                      .vocab_size = config_.vocab_size});
+  if (!is_last()) batch.logits_rows.clear();  // as in the steps to come
+  for (int time = 0; time < num_times; ++time) RETURN_IF_ERROR(Forward(batch));
   return absl::OkStatus();
 }
 

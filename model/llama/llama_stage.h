@@ -98,7 +98,12 @@ class LlamaStage {
   LlamaStage(const ModelConfig& config, const StageShape& shape, const StageOptions& options,
              Backend& backend, RankGroups& groups);
   absl::Status AllocateBuffers();
+  absl::Status WarmUpPrompts();
+  absl::Status WarmUpChunks();
+  absl::Status WarmUpDecodes();
   void WarmUpHead();
+  // Runs, that many times, a step of sequences that have just begun.
+  absl::Status RunNewSequences(int64_t num_seqs, int64_t tokens_each, int num_times);
 
   absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape);
   absl::Status RunStage();

@@ -1,5 +1,9 @@
-// Steps of decodes, filled up so that few shapes stand for all of them: what a backend that keeps
-// steps wants (Backend::Repeat). Pure.
+// Small steps, filled up so that few shapes stand for all of them: what a backend that keeps steps
+// wants (Backend::Repeat). Pure.
+//
+// Kernels are launched over tokens, sequences and the longest context; which tokens belong to which
+// sequence they read from the batch. So a shape fixes those three numbers, and chunks of any
+// lengths, among decodes or alone, are the same step if they are as many tokens in all.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +14,29 @@
 namespace lockstep {
 
 struct PaddedShape {
-  int64_t num_tokens = 0;          // as many sequences
+  int64_t num_tokens = 0;
+  int64_t num_seqs = 0;            // at most BatchLimits::max_num_seqs + 1
   int64_t max_blocks_per_seq = 0;  // block tables' width
   int64_t max_context_len = 0;
+  bool has_chunks = false;    // else as many sequences as tokens
   bool wants_logits = false;  // of all tokens, or of none
 
   uint64_t Key() const;  // another for every shape
 };
 
-// The shape of a batch in which every sequence has one token and all logits are wanted or none;
-// nothing for others. Tokens go by eights (1, 2 and 4 below), contexts by quarters of a doubling:
-// the work added stays small. Within the limits.
+// Batches with chunks are padded up to so many tokens: reading the weights takes most of their time
+// still, so that tokens added cost little, and so do launches against longer steps.
+constexpr int64_t kMaxPaddedChunkTokens = 128;
+constexpr int64_t kMinPaddedChunkTokens = 8;  // and to so many
+
+// The shape of a batch that is decodes only, or has no more than kMaxPaddedChunkTokens; nothing for
+// others. Contexts go by quarters of a doubling. Decodes go by eights (1, 2 and 4 below). With
+// chunks, tokens go by powers of two and sequences by powers of four, and there is one more
+// sequence: that of the tokens added. Within the limits.
 std::optional<PaddedShape> PaddedShapeFor(const StepBatch& batch, const BatchLimits& limits);
 
-// batch, in that shape. Tokens added have id and position 0, slot -1 and no context.
+// batch, in that shape. Tokens added have id and position 0 and slot -1; sequences added have no
+// context and, as nobody reads one, no block table. Logits added are those of row 0.
 void Pad(const StepBatch& batch, const PaddedShape& shape, StepBatch& padded);
 
 }  // namespace lockstep

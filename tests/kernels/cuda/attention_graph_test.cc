@@ -37,10 +37,15 @@ class CapturedGraph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-// The batch's first sequences; what is left of its sizes is padding without context or cache.
+// The batch's first sequences; what is left of its sizes is padding without context or cache: of
+// chunks, all tokens are the first sequence's that is left, and the others have none.
 FlatBatch FirstSequences(const FlatBatch& batch, int num_seqs) {
+  const bool has_chunks = batch.positions.size() != batch.context_lens.size();
   FlatBatch padded = batch;
-  for (size_t s = num_seqs; s < batch.context_lens.size(); ++s) padded.context_lens[s] = 0;
+  for (size_t s = num_seqs; s < batch.context_lens.size(); ++s) {
+    padded.context_lens[s] = 0;
+    if (has_chunks) padded.query_starts[s + 1] = batch.query_starts.back();
+  }
   for (size_t t = batch.query_starts[num_seqs]; t < batch.positions.size(); ++t) {
     padded.positions[t] = 0;
     padded.slots[t] = -1;

@@ -66,5 +66,19 @@ TEST_F(StepRecorderTest, ForgottenStepsBeginAnew) {
   EXPECT_EQ(Sum(), 6.0f);
 }
 
+TEST_F(StepRecorderTest, TheOneUsedLongestAgoMakesRoom) {
+  cuda::StepRecorder recorder(stream_, /*max_steps=*/2);
+  for (const uint64_t key : {1, 1, 2, 2}) ASSERT_TRUE(Step(recorder, key).ok());
+  ASSERT_TRUE(Step(recorder, 1).ok());  // replayed
+  EXPECT_EQ(num_calls_, 4);
+  for (int time = 0; time < 3; ++time) ASSERT_TRUE(Step(recorder, 3).ok());
+  EXPECT_EQ(num_calls_, 6);
+  ASSERT_TRUE(Step(recorder, 1).ok());  // still there
+  EXPECT_EQ(num_calls_, 6);
+  ASSERT_TRUE(Step(recorder, 2).ok());  // a new one again
+  EXPECT_EQ(num_calls_, 7);
+  EXPECT_EQ(Sum(), 10.0f);
+}
+
 }  // namespace
 }  // namespace lockstep::testing

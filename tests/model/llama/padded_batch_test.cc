@@ -1,6 +1,8 @@
 #include "model/llama/padded_batch.h"
 
 #include <set>
+#include <tuple>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -51,30 +53,70 @@ TEST(PaddedShapeTest, RoundsUpAndStaysWithinTheLimits) {
   }
 }
 
-TEST(PaddedShapeTest, BatchesWithChunksOrSomeLogitsAreLeftAlone) {
-  StepBatch chunk = Decodes({5, 9});
-  chunk.token_ids.push_back(1);
-  chunk.positions.push_back(9);
-  chunk.slot_mapping.push_back(0);
-  EXPECT_FALSE(PaddedShapeFor(chunk, kLimits).has_value());
-  StepBatch some = Decodes({5, 9});
-  some.logits_rows.pop_back();
-  EXPECT_FALSE(PaddedShapeFor(some, kLimits).has_value());
+// Stages send each other as many rows, and only the last wants logits.
+TEST(PaddedShapeTest, LogitsDoNotChangeTheSizes) {
+  const PaddedShape all = *PaddedShapeFor(Decodes({5, 9, 6}), kLimits);
+  StepBatch batch = Decodes({5, 9, 6});
+  batch.logits_rows.pop_back();
+  EXPECT_EQ(PaddedShapeFor(batch, kLimits)->Key(), all.Key());
+  batch.logits_rows.clear();
+  EXPECT_EQ(PaddedShapeFor(batch, kLimits)->num_tokens, all.num_tokens);
   EXPECT_FALSE(PaddedShapeFor(StepBatch{}, kLimits).has_value());
+}
+
+// Decodes and, at the end, one chunk; with the decodes' logits and the chunk's last.
+StepBatch Mix(int num_decodes, int chunk, int32_t context) {
+  StepBatch batch = Decodes(std::vector<int32_t>(static_cast<size_t>(num_decodes), context));
+  for (int i = 0; i < chunk; ++i) {
+    batch.token_ids.push_back(7);
+    batch.positions.push_back(context - chunk + i);
+    batch.slot_mapping.push_back(i);
+  }
+  batch.context_lens.push_back(context);
+  batch.query_starts.push_back(static_cast<int32_t>(batch.num_tokens()));
+  batch.logits_rows.push_back(static_cast<int32_t>(batch.num_tokens() - 1));
+  return batch;
+}
+
+TEST(PaddedShapeTest, ChunksGoByFewSizes) {
+  const auto sizes = [](int num_decodes, int chunk, const BatchLimits& limits) {
+    const PaddedShape shape = *PaddedShapeFor(Mix(num_decodes, chunk, 200), limits);
+    EXPECT_TRUE(shape.has_chunks);
+    EXPECT_EQ(shape.max_context_len, 256);
+    return std::pair(shape.num_tokens, shape.num_seqs);
+  };
+  const BatchLimits wide{.max_batched_tokens = 512, .max_num_seqs = 256};
+  EXPECT_EQ(sizes(0, 2, wide), std::pair(8L, 2L));
+  EXPECT_EQ(sizes(6, 2, wide), std::pair(8L, 8L));
+  EXPECT_EQ(sizes(1, 63, wide), std::pair(64L, 5L));
+  EXPECT_EQ(sizes(3, 62, wide), std::pair(128L, 5L));
+  EXPECT_EQ(sizes(4, 60, wide), std::pair(64L, 17L));
+  EXPECT_EQ(sizes(126, 2, wide), std::pair(128L, 128L));
+  const BatchLimits narrow{.max_batched_tokens = 40, .max_num_seqs = 3};
+  EXPECT_EQ(sizes(2, 33, narrow), std::pair(40L, 4L));
+  EXPECT_FALSE(PaddedShapeFor(Mix(0, 129, 200), wide).has_value());
+}
+
+std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool> SizesOf(const PaddedShape& shape) {
+  return {shape.num_tokens,      shape.num_seqs,   shape.max_blocks_per_seq,
+          shape.max_context_len, shape.has_chunks, shape.wants_logits};
 }
 
 TEST(PaddedShapeTest, EveryShapeHasAKeyOfItsOwn) {
   std::set<uint64_t> keys;
-  std::set<std::tuple<int64_t, int64_t, bool>> shapes;
-  for (size_t num_seqs = 1; num_seqs <= 48; ++num_seqs) {
-    for (int32_t context = 1; context <= 4096; context += 61) {
-      for (const bool wants_logits : {false, true}) {
-        StepBatch batch = Decodes(std::vector<int32_t>(num_seqs, context));
-        if (!wants_logits) batch.logits_rows.clear();
-        const PaddedShape shape = *PaddedShapeFor(batch, kLimits);
-        EXPECT_EQ(shape.wants_logits, wants_logits);
-        keys.insert(shape.Key());
-        shapes.insert({shape.num_tokens, shape.max_context_len, shape.wants_logits});
+  std::set<decltype(SizesOf({}))> shapes;
+  for (int num_seqs = 1; num_seqs <= 48; ++num_seqs) {
+    for (int32_t context = 48; context <= 4096; context += 61) {
+      for (const int chunk : {1, 2, 16}) {
+        for (const bool wants_logits : {false, true}) {
+          StepBatch batch = Mix(num_seqs - 1, chunk, context);
+          if (!wants_logits) batch.logits_rows.clear();
+          const PaddedShape shape = *PaddedShapeFor(batch, kLimits);
+          EXPECT_EQ(shape.wants_logits, wants_logits);
+          EXPECT_EQ(shape.has_chunks, chunk > 1);
+          keys.insert(shape.Key());
+          shapes.insert(SizesOf(shape));
+        }
       }
     }
   }
@@ -97,11 +139,41 @@ TEST(PadTest, AddsTokensThatWriteNowhereAndSeeNothing) {
   EXPECT_THAT(padded.context_lens, ElementsAre(7, 20, 33, 0));
   EXPECT_THAT(padded.logits_rows, ElementsAre(0, 1, 2, 0));
   ASSERT_EQ(padded.max_blocks_per_seq, 16);
-  ASSERT_EQ(padded.block_tables.size(), 4u * 16u);
+  ASSERT_EQ(padded.block_tables.size(), 3u * 16u);  // nobody reads that of a sequence added
   EXPECT_EQ(padded.block_tables[16], 2);
   EXPECT_EQ(padded.block_tables[17], 5);
   EXPECT_EQ(padded.block_tables[2 * 16 + 2], 7);
-  EXPECT_EQ(padded.block_tables[3 * 16], 0);
+}
+
+TEST(PadTest, TokensAddedToChunksAreASequenceWithoutContext) {
+  StepBatch batch = Mix(1, 3, 20);
+  batch.max_blocks_per_seq = 2;
+  batch.block_tables = {1, 2, 3, 4};
+  StepBatch padded;
+  Pad(batch, *PaddedShapeFor(batch, kLimits), padded);
+  EXPECT_THAT(padded.token_ids, ElementsAre(100, 7, 7, 7, 0, 0, 0, 0));
+  EXPECT_THAT(padded.positions, ElementsAre(19, 17, 18, 19, 0, 0, 0, 0));
+  EXPECT_THAT(padded.slot_mapping, ElementsAre(19, 0, 1, 2, -1, -1, -1, -1));
+  EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 4, 8, 8, 8));
+  EXPECT_THAT(padded.context_lens, ElementsAre(20, 20, 0, 0, 0));
+  EXPECT_THAT(padded.logits_rows, ElementsAre(0, 3, 0, 0, 0, 0, 0, 0));
+  EXPECT_EQ(padded.block_tables.size(), 2u * 16u);
+}
+
+// There is a sequence for tokens added even where there may be no more sequences.
+TEST(PadTest, AsManySequencesAsThereMayBe) {
+  const BatchLimits limits{.max_batched_tokens = 64, .max_num_seqs = 2};
+  StepBatch batch = Mix(1, 6, 20);
+  batch.block_tables.resize(4);
+  batch.max_blocks_per_seq = 2;
+  StepBatch padded;
+  Pad(batch, *PaddedShapeFor(batch, limits), padded);
+  EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 7, 8));
+  batch = Mix(1, 7, 20);  // none to add
+  batch.block_tables.resize(4);
+  batch.max_blocks_per_seq = 2;
+  Pad(batch, *PaddedShapeFor(batch, limits), padded);
+  EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 8, 8));
 }
 
 }  // namespace

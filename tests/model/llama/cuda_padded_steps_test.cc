@@ -1,0 +1,204 @@
+// Steps of chunks and decodes, padded, recorded and replayed over the CUDA backend, against the
+// same steps issued as they are: on the emulation of CUDA.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "model/llama/llama_stage.h"
+#include "tests/model/llama/temporary_model.h"
+
+namespace lockstep::testing {
+namespace {
+
+constexpr int kBlockSize = 16;
+constexpr int64_t kMaxModelLen = 320;
+constexpr int64_t kMaxBlocksPerSeq = kMaxModelLen / kBlockSize;
+
+// New tokens of a sequence in a step.
+struct Work {
+  int sequence;
+  int num_tokens;
+};
+using Mix = std::vector<Work>;
+
+// Every sequence has its own blocks, the first beginning with block 0; sequence 3 has its first two
+// blocks from sequence 0.
+const std::vector<std::vector<int32_t>> kFirstBlocks = {{0}, {20}, {40}, {0, 1, 60}, {80}};
+constexpr int64_t kNumBlocks = 100;
+constexpr int32_t kNumShared = 2;
+
+class Sequences {
+ public:
+  StepBatch Next(const Mix& mix) {
+    StepBatch batch;
+    batch.query_starts = {0};
+    batch.max_blocks_per_seq = kMaxBlocksPerSeq;
+    for (const Work& work : mix) Add(work, batch);
+    return batch;
+  }
+
+ private:
+  static int32_t BlockOf(int sequence, int64_t index) {
+    const std::vector<int32_t>& first = kFirstBlocks[static_cast<size_t>(sequence)];
+    const int64_t last = std::ssize(first) - 1;
+    return index <= last ? first[static_cast<size_t>(index)]
+                         : first.back() + static_cast<int32_t>(index - last);
+  }
+
+  void Add(const Work& work, StepBatch& batch) {
+    int64_t& length = lengths_[work.sequence];
+    for (int i = 0; i < work.num_tokens; ++i, ++length) {
+      // What sequence 3 begins with is what sequence 0 begins with.
+      batch.token_ids.push_back(static_cast<int32_t>((length * 31 + work.sequence % 3 * 7) % 515));
+      batch.positions.push_back(static_cast<int32_t>(length));
+      batch.slot_mapping.push_back(
+          int64_t{BlockOf(work.sequence, length / kBlockSize)} * kBlockSize + length % kBlockSize);
+    }
+    batch.query_starts.push_back(static_cast<int32_t>(batch.num_tokens()));
+    batch.logits_rows.push_back(static_cast<int32_t>(batch.num_tokens() - 1));
+    batch.context_lens.push_back(static_cast<int32_t>(length));
+    const int64_t used = (length + kBlockSize - 1) / kBlockSize;
+    for (int64_t block = 0; block < kMaxBlocksPerSeq; ++block) {
+      batch.block_tables.push_back(block < used ? BlockOf(work.sequence, block) : 0);
+    }
+  }
+
+  int64_t lengths_[5] = {0, 0, 0, kNumShared* kBlockSize, 0};
+};
+
+// One after another: each sequence goes on where it was.
+const std::vector<Mix> kMixes = {
+    {{0, 32}},                                 // as many tokens as its shape, up to a block's edge
+    {{3, 1}, {1, 63}},                         // a cached prefix; one token beside a chunk of 63
+    {{0, 1}, {1, 1}, {2, 63}},                 // up to one token short of a block's edge
+    {{2, 2}, {3, 15}},                         // over an edge, and up to one
+    {{0, 1}, {1, 1}, {2, 1}, {3, 1}},          // decodes only
+    {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 2}},  // all sequences there may be
+    {{4, 100}},                                // alone, much padded
+    {{4, 128}, {0, 1}},                        // too many: left as it is
+    {{4, 89}, {1, 1}},
+    {{0, 5}, {2, 5}, {4, 1}},  // as speculation makes them; the last reaches the longest context
+};
+
+struct Results {
+  std::vector<std::vector<float>> logits;  // of each mix, one row after another
+  std::vector<bool> was_replayed;          // of each mix
+};
+
+struct Numbers {
+  DType dtype;
+  bool deterministic;
+};
+
+// Runs all mixes `num_rounds` times from the beginning; the last round's.
+Results RunMixes(const TemporaryModel& model, const Numbers& numbers, bool keep_steps,
+                 int num_rounds) {
+  auto backend = cuda::CudaBackend::Create(
+      {.compute = numbers.dtype, .deterministic = numbers.deterministic, .keep_steps = keep_steps});
+  EXPECT_TRUE(backend.ok()) << backend.status();
+  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
+  StageOptions options;
+  options.weights =
+      numbers.dtype == DType::kBF16 ? StageOptions::Weights::kBF16 : StageOptions::Weights::kF32;
+  options.limits = {.max_batched_tokens = 160,
+                    .max_num_seqs = 5,
+                    .max_model_len = kMaxModelLen,
+                    .block_size = kBlockSize};
+  int num_layers_issued = 0;
+  options.on_progress = [&] { ++num_layers_issued; };
+  auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
+                                groups, options, nullptr);
+  EXPECT_TRUE(stage.ok()) << stage.status();
+  EXPECT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
+  const int64_t vocab = (*stage)->shape().vocab.size();
+  Results results;
+  for (int round = 0; round < num_rounds; ++round) {
+    Sequences sequences;
+    results = {};
+    for (const Mix& mix : kMixes) {
+      const int issued_before = num_layers_issued;
+      const absl::Status status = (*stage)->Forward(sequences.Next(mix));
+      EXPECT_TRUE(status.ok()) << status;
+      const auto logits = (*stage)->Logits(0, std::ssize(mix));
+      EXPECT_TRUE(logits.ok()) << logits.status();
+      results.logits.emplace_back(*logits, *logits + std::ssize(mix) * vocab);
+      results.was_replayed.push_back(num_layers_issued == issued_before);
+    }
+  }
+  return results;
+}
+
+ModelConfig TwoLayers() {
+  ModelConfig config = SmallConfig(/*num_kv_heads=*/4);
+  config.num_layers = 2;
+  return config;
+}
+
+class CudaPaddedStepsTest : public ::testing::TestWithParam<Numbers> {};
+
+void ExpectClose(const std::vector<float>& got, const std::vector<float>& want, double tolerance) {
+  ASSERT_EQ(got.size(), want.size());
+  double difference = 0;
+  double length = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    difference += std::pow(got[i] - want[i], 2);
+    length += std::pow(want[i], 2);
+  }
+  EXPECT_LE(std::sqrt(difference / length), tolerance);
+}
+
+TEST_P(CudaPaddedStepsTest, ReplaysComputeWhatStepsAsTheyAreDo) {
+  const Numbers numbers = GetParam();
+  const TemporaryModel model(TwoLayers(), numbers.dtype);
+  const Results want = RunMixes(model, numbers, /*keep_steps=*/false, /*num_rounds=*/1);
+  const Results got = RunMixes(model, numbers, /*keep_steps=*/true, /*num_rounds=*/3);
+  for (size_t i = 0; i < kMixes.size(); ++i) {
+    SCOPED_TRACE("mix " + std::to_string(i));
+    EXPECT_FALSE(want.was_replayed[i]);
+    const bool is_small = kMixes[i].front().num_tokens < 128;
+    EXPECT_EQ(got.was_replayed[i], is_small);
+    if (numbers.deterministic) {
+      EXPECT_EQ(got.logits[i], want.logits[i]);
+    } else {
+      ExpectClose(got.logits[i], want.logits[i], numbers.dtype == DType::kBF16 ? 0.02 : 1e-5);
+    }
+  }
+}
+
+// What a server begins with is recorded before it is ready.
+TEST(CudaWarmUpTest, LoneChunksAndAFewSequencesAreReplayedAtOnce) {
+  const TemporaryModel model(TwoLayers(), DType::kBF16);
+  auto backend = cuda::CudaBackend::Create({});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
+  StageOptions options;
+  options.limits = {.max_batched_tokens = 40, .max_num_seqs = 5, .max_model_len = 320};
+  int num_layers_issued = 0;
+  options.on_progress = [&] { ++num_layers_issued; };
+  auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
+                                groups, options, nullptr);
+  ASSERT_TRUE(stage.ok()) << stage.status();
+  ASSERT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
+  ASSERT_TRUE((*stage)->WarmUp().ok());
+  num_layers_issued = 0;
+  for (const Mix& mix : {Mix{{0, 37}}, Mix{{0, 13}, {1, 1}, {2, 1}, {4, 1}}, Mix{{2, 3}}}) {
+    ASSERT_TRUE((*stage)->Forward(Sequences().Next(mix)).ok());
+    EXPECT_EQ(num_layers_issued, 0) << mix.front().num_tokens;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Numbers, CudaPaddedStepsTest,
+                         ::testing::Values(Numbers{DType::kF32, false},
+                                           Numbers{DType::kBF16, false},
+                                           Numbers{DType::kBF16, true}),
+                         [](const auto& info) {
+                           return std::string(DTypeName(info.param.dtype)) +
+                                  (info.param.deterministic ? "Deterministic" : "");
+                         });
+
+}  // namespace
+}  // namespace lockstep::testing
