@@ -184,7 +184,7 @@ void AddCalibrationFlags(CLI::App& command, PlanOptions& options) {
   options.calibrate_flag =
       command
           .add_option("--calibrate", options.calibrate,
-                      "measure what ranks reach on this host, about two minutes (less with --tp, "
+                      "measure what ranks reach on this host, a few minutes (less with --tp, "
                       "--pp or --weights: only those), and keep it in FILE (default: "
                       "~/.config/lockstep/HOST.json)")
           ->type_name("[FILE]")

@@ -20,7 +20,7 @@ struct HostLimits {
   int64_t num_kv_blocks = 0;
 };
 
-// What tests/bench/plan_accuracy found: nearly all measurements lie within these shares of what is
+// What tests/bench/plan_accuracy found: most measurements lie within these shares of what is
 // predicted from a calibration of the same minute (README).
 constexpr double kHostTpotBand = 0.15;
 constexpr double kHostTtftBand = 0.25;

@@ -28,6 +28,9 @@ constexpr int64_t kChunk = 128;  // prompt tokens of a step
 constexpr int kMinPasses = 3;
 constexpr int kMaxPasses = 25;
 constexpr int kTurns = 9;
+// Steps of a few tokens are short, and what decodes consist of.
+constexpr size_t kFewTokens = 8;
+constexpr int kRepeatsOfFew = 3;
 // What is told from the difference of two times is at least this share of the larger.
 constexpr double kLeastShare = 0.02;
 
@@ -150,8 +153,11 @@ class TimedStage {
         std::clamp(static_cast<int>(std::min(num_passes, 1e6f)), kMinPasses, kMaxPasses);
     for (int pass = 0; pass < passes; ++pass) {
       for (size_t i = 0; i < batches.size(); ++i) {
-        ASSIGN_OR_RETURN(const double spent, TimeOnce(batches[i]));
-        times[i].push_back(spent);
+        const int repeats = batches[i].token_ids.size() <= kFewTokens ? kRepeatsOfFew : 1;
+        for (int repeat = 0; repeat < repeats; ++repeat) {
+          ASSIGN_OR_RETURN(const double spent, TimeOnce(batches[i]));
+          times[i].push_back(spent);
+        }
       }
     }
     std::vector<double> medians;
