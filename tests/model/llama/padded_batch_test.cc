@@ -1,5 +1,6 @@
 #include "model/llama/padded_batch.h"
 
+#include <algorithm>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -95,6 +96,22 @@ TEST(PaddedShapeTest, ChunksGoByFewSizes) {
   const BatchLimits narrow{.max_batched_tokens = 40, .max_num_seqs = 3};
   EXPECT_EQ(sizes(2, 33, narrow), std::pair(40L, 4L));
   EXPECT_FALSE(PaddedShapeFor(Mix(0, 129, 200), wide).has_value());
+}
+
+TEST(PaddedShapeTest, ChunksOfAnySizesHaveFewShapes) {
+  const BatchLimits limits{.max_batched_tokens = 2048, .max_num_seqs = 256};
+  std::set<uint64_t> keys;
+  for (int num_tokens = 2; num_tokens <= kMaxPaddedChunkTokens; ++num_tokens) {
+    for (int num_seqs = 1; num_seqs < num_tokens; ++num_seqs) {
+      const StepBatch batch = Mix(num_seqs - 1, num_tokens - num_seqs + 1, 200);
+      const PaddedShape shape = *PaddedShapeFor(batch, limits);
+      ASSERT_GE(shape.num_tokens, num_tokens);
+      ASSERT_LE(shape.num_tokens, std::max(2 * num_tokens, 8));
+      ASSERT_GT(shape.num_seqs, num_seqs);
+      keys.insert(shape.Key());
+    }
+  }
+  EXPECT_EQ(keys.size(), 19u);
 }
 
 std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool> SizesOf(const PaddedShape& shape) {
