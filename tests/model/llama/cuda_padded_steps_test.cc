@@ -15,7 +15,7 @@ namespace lockstep::testing {
 namespace {
 
 constexpr int kBlockSize = 16;
-constexpr int64_t kMaxModelLen = 320;
+constexpr int64_t kMaxModelLen = 1120;  // more than one split of attention's, fixed or not
 constexpr int64_t kMaxBlocksPerSeq = kMaxModelLen / kBlockSize;
 
 // New tokens of a sequence in a step.
@@ -25,11 +25,16 @@ struct Work {
 };
 using Mix = std::vector<Work>;
 
-// Every sequence has its own blocks, the first beginning with block 0; sequence 3 has its first two
-// blocks from sequence 0.
-const std::vector<std::vector<int32_t>> kFirstBlocks = {{0}, {20}, {40}, {0, 1, 60}, {80}};
-constexpr int64_t kNumBlocks = 100;
-constexpr int32_t kNumShared = 2;
+// Cached when sequences 3 and 5 begin.
+constexpr int64_t kSharedTokens = 2 * kBlockSize;
+constexpr int64_t kLongTokens = kMaxModelLen - 2 * kBlockSize;
+constexpr int32_t kLongBlock = 100;  // the first of its own
+
+// Blocks, of which the last stands for those after it, too. Sequence 3 has its first two from
+// sequence 0; sequence 5 has one of them over and over, but for its last two.
+const std::vector<std::vector<int32_t>> kFirstBlocks = {
+    {0}, {20}, {40}, {0, 1, 60}, {80}, std::vector<int32_t>(kLongTokens / kBlockSize, 0)};
+constexpr int64_t kNumBlocks = 110;
 
 class Sequences {
  public:
@@ -45,8 +50,9 @@ class Sequences {
   static int32_t BlockOf(int sequence, int64_t index) {
     const std::vector<int32_t>& first = kFirstBlocks[static_cast<size_t>(sequence)];
     const int64_t last = std::ssize(first) - 1;
-    return index <= last ? first[static_cast<size_t>(index)]
-                         : first.back() + static_cast<int32_t>(index - last);
+    if (index <= last) return first[static_cast<size_t>(index)];
+    if (sequence == 5) return kLongBlock + static_cast<int32_t>(index - last) - 1;
+    return first.back() + static_cast<int32_t>(index - last);
   }
 
   void Add(const Work& work, StepBatch& batch) {
@@ -67,7 +73,7 @@ class Sequences {
     }
   }
 
-  int64_t lengths_[5] = {0, 0, 0, kNumShared* kBlockSize, 0};
+  int64_t lengths_[6] = {0, 0, 0, kSharedTokens, 0, kLongTokens};
 };
 
 // One after another: each sequence goes on where it was.
@@ -80,8 +86,8 @@ const std::vector<Mix> kMixes = {
     {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 2}},  // all sequences there may be
     {{4, 100}},                                // alone, much padded
     {{4, 128}, {0, 1}},                        // too many: left as it is
-    {{4, 89}, {1, 1}},
-    {{0, 5}, {2, 5}, {4, 1}},  // as speculation makes them; the last reaches the longest context
+    {{5, 31}, {1, 1}},
+    {{0, 5}, {2, 5}, {5, 1}},  // as speculation makes them; the last reaches the longest context
 };
 
 struct Results {
@@ -176,7 +182,10 @@ TEST(CudaWarmUpTest, LoneChunksAndAFewSequencesAreReplayedAtOnce) {
   ASSERT_TRUE(backend.ok()) << backend.status();
   RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
   StageOptions options;
-  options.limits = {.max_batched_tokens = 40, .max_num_seqs = 5, .max_model_len = 320};
+  options.limits = {.max_batched_tokens = 40,
+                    .max_num_seqs = 5,
+                    .max_model_len = kMaxModelLen,
+                    .block_size = kBlockSize};
   int num_layers_issued = 0;
   options.on_progress = [&] { ++num_layers_issued; };
   auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
