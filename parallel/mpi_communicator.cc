@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "parallel/all_reduce_trial.h"
 #include "parallel/interruption.h"
 #include "parallel/mpi_groups.h"
 #include "parallel/mpi_handle.h"
@@ -32,6 +33,9 @@ class MpiCommunicator : public Communicator {
   MpiCommunicator(MpiHandle collectives, MpiHandle messages, const MpiGroupSettings& settings);
   ~MpiCommunicator() override;
 
+  // Keeps the faster way of doing collectives, where there are two. Collective.
+  absl::Status ChooseByMeasurement();
+
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   absl::Status AllReduceSum(float* data, int64_t count) override;
@@ -51,6 +55,7 @@ class MpiCommunicator : public Communicator {
     void* recv = nullptr;
     int64_t recv_bytes = 0;
   };
+  absl::Status ReduceByMessages(float* data, int64_t count);
   absl::Status ReduceByDoubling(float* data, int64_t count);
   absl::Status ReduceByHalving(float* data, int64_t count);
   absl::Status ReduceGathered(float* data, int64_t count);
@@ -96,7 +101,7 @@ MpiCommunicator::MpiCommunicator(MpiHandle collectives, MpiHandle messages,
   brisk_ = {.spin = spin, .yield = microseconds(2000), .longest_pause = microseconds(50)};
   MPI_Comm_rank(collectives_.get(), &rank_);
   MPI_Comm_size(collectives_.get(), &size_);
-  if (!options_.use_shared_memory) return;
+  if (options_.host_collectives == HostCollectives::kMessages) return;
   region_ = MpiSharedRegion::Map(collectives_.get(), SharedMemoryCollectives::BytesNeeded(size_));
   if (region_.has_value()) {
     shared_.emplace(region_->data(), rank_, size_, settings.may_spin, interruption_);
@@ -216,10 +221,32 @@ absl::Status MpiCommunicator::Exchange(const Transfer& whole) {
   return absl::OkStatus();
 }
 
+absl::Status MpiCommunicator::ChooseByMeasurement() {
+  if (!shared_.has_value() || options_.host_collectives != HostCollectives::kMeasured) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const float shared, TryAllReduce([this](float* data, int64_t count) {
+                     return shared_->AllReduceSum(data, count);
+                   }));
+  ASSIGN_OR_RETURN(const float messages, TryAllReduce([this](float* data, int64_t count) {
+                     return ReduceByMessages(data, count);
+                   }));
+  // Everybody gets the same sums, hence decides alike.
+  float seconds[] = {shared, messages};
+  RETURN_IF_ERROR(shared_->AllReduceSum(seconds, 2));
+  if (seconds[0] <= seconds[1]) return absl::OkStatus();
+  shared_.reset();
+  region_.reset();
+  return absl::OkStatus();
+}
+
 absl::Status MpiCommunicator::AllReduceSum(float* data, int64_t count) {
   if (aborted()) return Aborted();
   if (count == 0) return absl::OkStatus();
-  if (shared_.has_value()) return shared_->AllReduceSum(data, count);
+  return shared_.has_value() ? shared_->AllReduceSum(data, count) : ReduceByMessages(data, count);
+}
+
+absl::Status MpiCommunicator::ReduceByMessages(float* data, int64_t count) {
   if (!std::has_single_bit(static_cast<unsigned>(size_))) return ReduceGathered(data, count);
   const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
   return bytes <= options_.small_all_reduce_bytes ? ReduceByDoubling(data, count)
@@ -381,9 +408,13 @@ bool MpiCommunicator::Probe(int peer) {
 
 }  // namespace
 
-std::unique_ptr<Communicator> MakeMpiCommunicator(MpiHandle collectives, MpiHandle messages,
-                                                  const MpiGroupSettings& settings) {
-  return std::make_unique<MpiCommunicator>(std::move(collectives), std::move(messages), settings);
+absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(
+    MpiHandle collectives, MpiHandle messages, const MpiGroupSettings& settings) {
+  auto group =
+      std::make_unique<MpiCommunicator>(std::move(collectives), std::move(messages), settings);
+  // Ranks that share cores sleep in shared memory until they are woken; MPI would poll.
+  if (settings.may_spin) RETURN_IF_ERROR(group->ChooseByMeasurement());
+  return group;
 }
 
 }  // namespace lockstep

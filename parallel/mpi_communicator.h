@@ -57,10 +57,15 @@ class MpiSession {
   int rank_on_node_ = 0;
 };
 
+// How the collectives of a group whose ranks share a host travel. The sums' bits are the same.
+enum class HostCollectives {
+  kMeasured,      // both are tried when the group is made, and the faster stays
+  kSharedMemory,  // 512 KiB per rank
+  kMessages,
+};
+
 struct MpiOptions {
-  // Collectives of a group whose ranks share a host go through shared memory; its size is 512 KiB
-  // per rank.
-  bool use_shared_memory = true;
+  HostCollectives host_collectives = HostCollectives::kMeasured;
   // Above this an all-reduce is a reduce-scatter and an all-gather; below, every rank sends all it
   // has.
   int64_t small_all_reduce_bytes = 32 * 1024;

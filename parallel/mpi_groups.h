@@ -21,9 +21,10 @@ struct MpiGroupSettings {
 };
 
 // One group. Two communicators of the same ranks, so that an early collective of a peer is never
-// taken for a message. Collective.
-std::unique_ptr<Communicator> MakeMpiCommunicator(MpiHandle collectives, MpiHandle messages,
-                                                  const MpiGroupSettings& settings);
+// taken for a message. Collective. UNAVAILABLE with MPI's text.
+absl::StatusOr<std::unique_ptr<Communicator>> MakeMpiCommunicator(MpiHandle collectives,
+                                                                  MpiHandle messages,
+                                                                  const MpiGroupSettings& settings);
 
 // The calling rank's groups, out of `job`, a copy of MPI_COMM_WORLD. Collective over it.
 // settings.may_spin is found out here. UNAVAILABLE with MPI's text.

@@ -34,6 +34,9 @@ struct VnniQuantized {
     return _mm512_set1_epi32(quad);
   }
   [[gnu::always_inline]] static void Prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
+  [[gnu::always_inline]] static void PrefetchPassing(const char* p) {
+    _mm_prefetch(p, _MM_HINT_NTA);
+  }
 
   static I LoadBytes(const char* p) { return _mm512_loadu_si512(p); }
   static I SetInteger(int32_t value) { return _mm512_set1_epi32(value); }

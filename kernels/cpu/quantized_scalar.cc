@@ -63,6 +63,7 @@ struct ScalarQuantized {
     return quad;
   }
   static void Prefetch(const char*) {}
+  static void PrefetchPassing(const char*) {}
 
   template <bool kInt4>
   struct Dot {

@@ -34,6 +34,9 @@ struct QuantizedVector256 {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
   [[gnu::always_inline]] static void Prefetch(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
+  [[gnu::always_inline]] static void PrefetchPassing(const char* p) {
+    _mm_prefetch(p, _MM_HINT_NTA);
+  }
 };
 
 }  // namespace

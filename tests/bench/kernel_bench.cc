@@ -2,9 +2,10 @@
 //
 //   kernel_bench [--threads 1,2,4] [--isa auto] [--only substring] [--json FILE]
 //
-// Limits are measured in the same run with the same number of threads: read bandwidth over 512 MB,
-// multiply-adds in registers. Each case is checked against the reference backend, warmed up,
-// and timed as the median of its runs; copies of the weights are used in turn, more than any cache
+// Limits are measured in the same run with the same number of threads: multiply-adds in registers
+// before, and by turns with the runs of each case the read bandwidth over 512 MB, as neighbours
+// change it within seconds. Each case is checked against the reference backend, warmed up, and
+// timed as the median of its runs; copies of the weights are used in turn, more than any cache
 // holds. Shapes are those of Llama 3.2 1B.
 #include <algorithm>
 #include <chrono>
@@ -42,31 +43,50 @@ struct Result {
   double best_ms;
   double rate;  // GB/s or GFLOP/s
   const char* unit;
-  double share;  // of the limit
+  double share;  // of the limit, while it ran
+  double limit;
 };
 
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
 struct Timing {
   double median;
   double best;
+  double gb_per_s;        // that the memory gave beside it, median
+  double share_per_byte;  // of that speed, for each byte a run reads; median of turns
 };
 
-// Seconds of run(i): at least five runs, then up to about 0.4 s.
+// Seconds of run(i): ten turns of some 40 ms, with a look at the memory's speed after each.
 template <typename Run>
-Timing Time(Run run) {
+Timing Time(const bench::ReadProbe& probe, Run run) {
+  constexpr int kTurns = 10;
   run(0);
-  std::vector<double> times;
-  const double begin = Seconds();
-  for (int i = 1; times.size() < 5 || (Seconds() - begin < 0.4 && times.size() < 500); ++i) {
-    const double start = Seconds();
-    run(i);
-    times.push_back(Seconds() - start);
+  std::vector<double> times, bandwidths, ratios;
+  double before = probe.Bandwidth(1);
+  int next = 1;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    std::vector<double> mine;
+    const double begin = Seconds();
+    while (mine.empty() || (Seconds() - begin < 0.04 && mine.size() < 50)) {
+      const double start = Seconds();
+      run(next++);
+      mine.push_back(Seconds() - start);
+    }
+    const double after = probe.Bandwidth(1);
+    bandwidths.push_back((before + after) / 2 / kGiga);
+    ratios.push_back(1 / (Median(mine) * (before + after) / 2));
+    times.insert(times.end(), mine.begin(), mine.end());
+    before = after;
   }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return {times[times.size() / 2], *std::min_element(times.begin(), times.end())};
+  return {Median(times), *std::min_element(times.begin(), times.end()), Median(bandwidths),
+          Median(ratios)};
 }
 
 // ---- cases ----
@@ -186,14 +206,15 @@ class Bench {
       LS_CHECK(backend.ok()) << backend.status();
       backend_ = *std::move(backend);
       threads_ = threads;
-      bandwidth_ = bench::ReadBandwidth(threads) / kGiga;
+      probe_ = std::make_unique<bench::ReadProbe>(threads);
+      const double bandwidth = probe_->Bandwidth() / kGiga;
       f32_peak_ = bench::FmaPeak(threads) / kGiga;
       bf16_peak_ = bench::Bf16Peak(threads) / kGiga;
       int8_peak_ = bench::Int8Peak(threads) / kGiga;
       std::printf("\n%s: limits %.1f GB/s read, %.0f GFLOP/s f32, %.0f bf16, %.0f int8\n",
-                  backend_->Description().c_str(), bandwidth_, f32_peak_, bf16_peak_, int8_peak_);
+                  backend_->Description().c_str(), bandwidth, f32_peak_, bf16_peak_, int8_peak_);
       std::printf("%-34s %5s %9s %9s %7s %7s %6s %6s\n", "case", "dtype", "ms", "best ms", "rate",
-                  "unit", "share", "best");
+                  "unit", "share", "of");
       for (const DType dtype : {DType::kBF16, DType::kF32}) {
         for (const LinearCase& c : kLinearCases) {
           if (dtype == DType::kBF16 || c.out_features < 20000) Linear(c, {.dtype = dtype});
@@ -224,7 +245,7 @@ class Bench {
   void Report(const std::string& name, const char* dtype, const Timing& timing, double bytes,
               double flops, double peak) {
     // Bound by whichever limit takes longer.
-    const bool memory = bytes / bandwidth_ > flops / peak;
+    const bool memory = bytes / timing.gb_per_s > flops / peak;
     const double rate = (memory ? bytes : flops) / timing.median / kGiga;
     const Result result = {name,
                            dtype,
@@ -233,10 +254,10 @@ class Bench {
                            timing.best * 1e3,
                            rate,
                            memory ? "GB/s" : "GFLOP/s",
-                           rate / (memory ? bandwidth_ : peak)};
-    std::printf("%-34s %5s %9.3f %9.3f %7.1f %7s %5.0f%% %5.0f%%\n", name.c_str(), dtype, result.ms,
-                result.best_ms, rate, result.unit, result.share * 100,
-                result.share * 100 * result.ms / result.best_ms);
+                           memory ? bytes * timing.share_per_byte : rate / peak,
+                           memory ? timing.gb_per_s : peak};
+    std::printf("%-34s %5s %9.3f %9.3f %7.1f %7s %5.0f%% %6.0f\n", name.c_str(), dtype, result.ms,
+                result.best_ms, rate, result.unit, result.share * 100, result.limit);
     std::fflush(stdout);
     results_.push_back(result);
   }
@@ -271,8 +292,9 @@ class Bench {
     Verify(c, format, rows, *copies[0], x, y);
     for (const int64_t m : {1, 2, 4, 8, 16, 64, 512}) {
       if (m == 512 && c.out_features > 100000) continue;  // prefill needs one row of logits
-      const Timing timing =
-          Time([&](int i) { backend_->Linear(*copies[i % copies.size()], x.data(), m, y.data()); });
+      const Timing timing = Time(*probe_, [&](int i) {
+        backend_->Linear(*copies[i % copies.size()], x.data(), m, y.data());
+      });
       Report(shape + " M=" + std::to_string(m), format.name(), timing, static_cast<double>(bytes),
              2.0 * static_cast<double>(m * c.out_features * c.in_features), PeakOf(format));
     }
@@ -319,7 +341,7 @@ class Bench {
     paged.Attend(*MakeReferenceBackend(), 0, paged.FirstToken(), want.data());
     LS_CHECK(std::memcmp(want.data(), out.data(), want.size() * sizeof(float)) == 0) << name;
     const Timing timing =
-        Time([&](int i) { paged.Attend(*backend_, i, paged.batch(), out.data()); });
+        Time(*probe_, [&](int i) { paged.Attend(*backend_, i, paged.batch(), out.data()); });
     Report(name, DTypeName(dtype).data(), timing, static_cast<double>(paged.bytes()), paged.flops(),
            f32_peak_);
   }
@@ -331,7 +353,7 @@ class Bench {
                          out = x;
       const std::string suffix = " M=" + std::to_string(tokens);
       if (Wanted("add_rms_norm")) {
-        const Timing norm = Time([&](int) {
+        const Timing norm = Time(*probe_, [&](int) {
           backend_->AddRmsNorm(
               {x.data(), delta.data(), weight.data(), 1e-5f, tokens, kHidden, out.data()});
         });
@@ -341,8 +363,9 @@ class Bench {
       if (Wanted("silu_mul")) {
         const std::vector<float> gate_up = Normals(tokens * 2 * kWidth, 8);
         std::vector<float> product(tokens * kWidth);
-        const Timing silu =
-            Time([&](int) { backend_->SiluMul(gate_up.data(), tokens, kWidth, product.data()); });
+        const Timing silu = Time(*probe_, [&](int) {
+          backend_->SiluMul(gate_up.data(), tokens, kWidth, product.data());
+        });
         Report("silu_mul" + suffix, "f32", silu, static_cast<double>(12 * tokens * kWidth), 0,
                f32_peak_);
       }
@@ -358,9 +381,9 @@ class Bench {
       std::fprintf(file,
                    "  {\"case\": \"%s\", \"dtype\": \"%s\", \"threads\": %d, \"ms\": %.6f, "
                    "\"best_ms\": %.6f, \"rate\": %.3f, "
-                   "\"unit\": \"%s\", \"share\": %.4f}%s\n",
+                   "\"unit\": \"%s\", \"share\": %.4f, \"limit\": %.3f}%s\n",
                    r.name.c_str(), r.dtype.c_str(), r.threads, r.ms, r.best_ms, r.rate, r.unit,
-                   r.share, i + 1 < results_.size() ? "," : "");
+                   r.share, r.limit, i + 1 < results_.size() ? "," : "");
     }
     std::fprintf(file, "]\n");
     std::fclose(file);
@@ -369,7 +392,7 @@ class Bench {
   Options options_;
   std::unique_ptr<Backend> backend_;
   int threads_ = 1;
-  double bandwidth_ = 0;
+  std::unique_ptr<bench::ReadProbe> probe_;
   double f32_peak_ = 0;
   double bf16_peak_ = 0;
   double int8_peak_ = 0;

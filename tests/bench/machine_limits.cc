@@ -142,9 +142,11 @@ double Peak(const ArithmeticLoop& loop, int num_threads) {
   return best;
 }
 
+}  // namespace
+
 // On huge pages where the system gives them, as the weights are: without, a walk of the page table
 // for every 4 KiB costs a third of the bandwidth.
-class LargeMemory {
+class ReadProbe::LargeMemory {
  public:
   explicit LargeMemory(size_t bytes)
       : bytes_(bytes + kHugePage),
@@ -166,22 +168,25 @@ class LargeMemory {
   void* base_;
 };
 
-}  // namespace
+constexpr size_t kProbeBytes = size_t{512} << 20;
 
-double ReadBandwidth(int num_threads) {
-  constexpr size_t kBytes = size_t{512} << 20;
-  const LargeMemory memory(kBytes);
-  const size_t share = kBytes / static_cast<size_t>(num_threads) / 256 * 256;
-  const auto begin = [&](int thread) {
-    return memory.data() + static_cast<size_t>(thread) * share;
-  };
-  TimeOnThreads(num_threads, [&](int thread) { std::memset(begin(thread), 1, share); });
+ReadProbe::ReadProbe(int num_threads)
+    : num_threads_(num_threads), memory_(std::make_unique<LargeMemory>(kProbeBytes)) {
+  std::memset(memory_->data(), 1, kProbeBytes);
+}
+
+ReadProbe::~ReadProbe() = default;
+
+double ReadProbe::Bandwidth(int num_passes) const {
+  const size_t share = kProbeBytes / static_cast<size_t>(num_threads_) / 256 * 256;
   const auto read = WidestReadLoop();
   double best = 0;
-  for (int pass = 0; pass < 5; ++pass) {
-    const double seconds =
-        TimeOnThreads(num_threads, [&](int thread) { read(begin(thread), begin(thread) + share); });
-    best = std::max(best, static_cast<double>(share) * num_threads / seconds);
+  for (int pass = 0; pass < num_passes; ++pass) {
+    const double seconds = TimeOnThreads(num_threads_, [&](int thread) {
+      const char* begin = memory_->data() + static_cast<size_t>(thread) * share;
+      read(begin, begin + share);
+    });
+    best = std::max(best, static_cast<double>(share) * num_threads_ / seconds);
   }
   return best;
 }

@@ -1,11 +1,25 @@
 // What this machine can do at best, measured: the denominators of every benchmark's shares.
 #pragma once
 
+#include <memory>
+
 namespace lockstep::bench {
 
-// Bytes per second that num_threads threads read together, each its own part of 512 MiB of memory
-// (far beyond the caches), on huge pages; the best of several passes.
-double ReadBandwidth(int num_threads);
+// How fast memory is right now. It may change within seconds where machines are shared, so what is
+// compared with it is measured by turns with it.
+class ReadProbe {
+ public:
+  explicit ReadProbe(int num_threads);
+  ~ReadProbe();
+  // Bytes per second that the threads read together, each its own part of 512 MiB of memory (far
+  // beyond the caches), on huge pages; the best of several passes of some 10 ms.
+  double Bandwidth(int num_passes = 5) const;
+
+ private:
+  class LargeMemory;
+  const int num_threads_;
+  std::unique_ptr<LargeMemory> memory_;
+};
 
 // Floating-point operations per second of independent f32 fused multiply-adds (two each) in
 // registers, on the widest vectors of this processor, all threads at once; the best of several.

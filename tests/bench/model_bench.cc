@@ -4,8 +4,9 @@
 //
 // Prefill is bound by arithmetic: tokens/s, FLOP/s and its share of the multiply-add peak.
 // Decode is bound by reading weights and cache: tokens/s, GB/s and its share of the read bandwidth.
-// Both limits are measured by the same ranks and threads in the same run, before and after, and the
-// larger is taken. tests/bench/model_bench.sh runs the usual configurations.
+// Both limits are measured by the same ranks and threads in the same run: the peak before and
+// after, of which the larger is taken, the bandwidth by turns with the decode steps, as neighbours
+// change it within seconds. tests/bench/model_bench.sh runs the usual configurations.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -67,6 +68,7 @@ class ModelBench {
   ModelBench(const BenchOptions& options, const ProcessGrid& grid, int rank, RankGroups& groups)
       : options_(options), groups_(groups), rank_(rank) {
     backend_ = Value(MakeCpuBackend({.num_threads = options.threads}));
+    probe_ = std::make_unique<bench::ReadProbe>(options.threads);
     auto checkpoint = Value(Checkpoint::Open(options.model));
     config_ = checkpoint->config();
     const int64_t most_seqs = Largest(options.decode_seqs);
@@ -97,12 +99,12 @@ class ModelBench {
     report["backend"] = backend_->Description();
     report["load_seconds"] = load_seconds_;
     report["load_gb_per_s"] = stage_->load_stats().loaded_bytes * 1e-9 / load_seconds_;
-    MeasureLimits();
+    MeasurePeak();
     for (const int64_t tokens : options_.prefill_tokens) {
       report["prefill"].push_back(Prefill(tokens));
     }
     for (const int64_t seqs : options_.decode_seqs) report["decode"].push_back(Decode(seqs));
-    MeasureLimits();
+    MeasurePeak();
     AddShares(report);
     return report;
   }
@@ -110,19 +112,21 @@ class ModelBench {
  private:
   static constexpr int kBlockSize = 16;
   static constexpr float kMinSeconds = 1.5f;  // of a case, for neighbours come and go
+  static constexpr int kMinTurns = 7;
 
   void Log(const std::string& line) {
     if (rank_ == 0) fmt::print(stderr, "model_bench: {}\n", line);
   }
 
   // All ranks at once, as in the measured steps; summed over ranks.
-  void MeasureLimits() {
+  void MeasurePeak() {
     Ok(groups_.tp->Barrier());
-    float limits[2] = {static_cast<float>(bench::ReadBandwidth(options_.threads) * 1e-9),
-                       static_cast<float>(Peak() * 1e-9)};
-    Ok(groups_.tp->AllReduceSum(limits, 2));
-    read_gb_per_s_ = std::max<double>(read_gb_per_s_, limits[0]);
-    peak_gflop_per_s_ = std::max<double>(peak_gflop_per_s_, limits[1]);
+    peak_gflop_per_s_ =
+        std::max<double>(peak_gflop_per_s_, AddUp(static_cast<float>(Peak() * 1e-9)));
+  }
+  double ReadGbPerSecond() {
+    Ok(groups_.tp->Barrier());
+    return AddUp(static_cast<float>(probe_->Bandwidth(2) * 1e-9));
   }
 
   bool kept_as_f32() const { return dtype_ == DType::kF32; }
@@ -135,10 +139,11 @@ class ModelBench {
     return value;
   }
 
-  double MedianSeconds(const StepBatch& batch) {
+  // Of one step, until min_seconds have passed.
+  double MedianSeconds(const StepBatch& batch, int min_repeats, float min_seconds) {
     std::vector<double> seconds;
     float spent = 0;  // rank 0's, so that all ranks stop together
-    for (int repeat = -1; repeat < options_.repeats || spent < kMinSeconds; ++repeat) {
+    for (int repeat = -1; repeat < min_repeats || spent < min_seconds; ++repeat) {
       Ok(groups_.tp->Barrier());
       const double start = Seconds();
       Ok(stage_->Forward(batch));
@@ -163,7 +168,8 @@ class ModelBench {
   nlohmann::json Prefill(int64_t tokens) {
     Log(fmt::format("prefill of {} tokens", tokens));
     const double seconds =
-        MedianSeconds(MakeUniformBatch({1, tokens, tokens, kBlockSize, config_.vocab_size}));
+        MedianSeconds(MakeUniformBatch({1, tokens, tokens, kBlockSize, config_.vocab_size}),
+                      options_.repeats, kMinSeconds);
     return {{"tokens", tokens},
             {"seconds", seconds},
             {"tokens_per_s", tokens / seconds},
@@ -172,35 +178,48 @@ class ModelBench {
 
   nlohmann::json Decode(int64_t seqs) {
     Log(fmt::format("decode of {} sequences at context {}", seqs, options_.context));
-    const double seconds = MedianSeconds(
-        MakeUniformBatch({seqs, options_.context, 1, kBlockSize, config_.vocab_size}));
-    const int64_t element = kept_as_f32() ? 4 : 2;
-    const int64_t kv_bytes = 2 * config_.num_layers * config_.num_kv_heads * config_.head_dim *
-                             element * options_.context * seqs;
-    const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
-    double read = (config_.num_parameters() - (config_.tie_word_embeddings ? 0 : head)) *
-                      static_cast<double>(element) +
-                  kv_bytes;
-    if (options_.quantize != "none") {
-      // All but the embedding table, of which a row per token is read.
-      read = static_cast<double>(options_.tp * stage_->load_stats().weight_bytes + kv_bytes) -
-             head * static_cast<double>(element);
+    const StepBatch batch =
+        MakeUniformBatch({seqs, options_.context, 1, kBlockSize, config_.vocab_size});
+    std::vector<double> turns, limits, shares;
+    const double bytes = DecodeBytes(seqs);
+    double before = ReadGbPerSecond();
+    for (int turn = 0; turn < std::max(kMinTurns, options_.repeats); ++turn) {
+      turns.push_back(MedianSeconds(batch, 1, kMinSeconds / kMinTurns));
+      const double after = ReadGbPerSecond();
+      limits.push_back((before + after) / 2);
+      shares.push_back(bytes * 1e-9 / turns.back() / limits.back());
+      before = after;
     }
+    const double seconds = Median(turns);
     return {{"sequences", seqs},
             {"context", options_.context},
             {"seconds", seconds},
             {"tokens_per_s", seqs / seconds},
-            {"gb_per_s", read * 1e-9 / seconds}};
+            {"gb_per_s", bytes * 1e-9 / seconds},
+            {"read_gb_per_s", Median(limits)},
+            {"share_of_bandwidth", Median(shares)}};
+  }
+
+  // Read by one step of all ranks.
+  double DecodeBytes(int64_t seqs) const {
+    const int64_t element = kept_as_f32() ? 4 : 2;
+    const int64_t kv_bytes = 2 * config_.num_layers * config_.num_kv_heads * config_.head_dim *
+                             element * options_.context * seqs;
+    const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
+    if (options_.quantize == "none") {
+      return (config_.num_parameters() - (config_.tie_word_embeddings ? 0 : head)) *
+                 static_cast<double>(element) +
+             kv_bytes;
+    }
+    // All but the embedding table, of which a row per token is read.
+    return static_cast<double>(options_.tp * stage_->load_stats().weight_bytes + kv_bytes) -
+           head * static_cast<double>(element);
   }
 
   void AddShares(nlohmann::json& report) const {
-    report["read_gb_per_s"] = read_gb_per_s_;
     report["peak_gflop_per_s"] = peak_gflop_per_s_;
     for (nlohmann::json& prefill : report["prefill"]) {
       prefill["share_of_peak"] = prefill["gflop_per_s"].get<double>() / peak_gflop_per_s_;
-    }
-    for (nlohmann::json& decode : report["decode"]) {
-      decode["share_of_bandwidth"] = decode["gb_per_s"].get<double>() / read_gb_per_s_;
     }
   }
 
@@ -208,19 +227,19 @@ class ModelBench {
   RankGroups& groups_;
   const int rank_;
   ModelConfig config_;
+  std::unique_ptr<bench::ReadProbe> probe_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<LlamaStage> stage_;
   DType dtype_ = DType::kF32;  // of weights and KV cache
   double load_seconds_ = 0;
-  double read_gb_per_s_ = 0;
   double peak_gflop_per_s_ = 0;
 };
 
 void PrintTable(const nlohmann::json& report) {
-  fmt::print("tp {} x {} threads ({}): read {:.1f} GB/s, peak {:.0f} GFLOP/s; loaded in {:.1f} s\n",
+  fmt::print("tp {} x {} threads ({}): peak {:.0f} GFLOP/s; loaded in {:.1f} s\n",
              report["tp"].get<int>(), report["threads"].get<int>(),
-             report["backend"].get<std::string>(), report["read_gb_per_s"].get<double>(),
-             report["peak_gflop_per_s"].get<double>(), report["load_seconds"].get<double>());
+             report["backend"].get<std::string>(), report["peak_gflop_per_s"].get<double>(),
+             report["load_seconds"].get<double>());
   for (const nlohmann::json& prefill : report["prefill"]) {
     fmt::print("  prefill {:5} tokens      {:8.1f} tokens/s  {:7.1f} GFLOP/s  {:5.1f} % of peak\n",
                prefill["tokens"].get<int64_t>(), prefill["tokens_per_s"].get<double>(),
@@ -228,10 +247,12 @@ void PrintTable(const nlohmann::json& report) {
   }
   for (const nlohmann::json& decode : report["decode"]) {
     fmt::print(
-        "  decode  {:5} sequences   {:8.1f} tokens/s  {:7.1f} GB/s     {:5.1f} % of read "
-        "bandwidth\n",
+        "  decode  {:5} sequences   {:8.1f} tokens/s  {:7.1f} GB/s     {:5.1f} % of the {:.1f} "
+        "GB/s "
+        "read beside it\n",
         decode["sequences"].get<int64_t>(), decode["tokens_per_s"].get<double>(),
-        decode["gb_per_s"].get<double>(), 100 * decode["share_of_bandwidth"].get<double>());
+        decode["gb_per_s"].get<double>(), 100 * decode["share_of_bandwidth"].get<double>(),
+        decode["read_gb_per_s"].get<double>());
   }
 }
 

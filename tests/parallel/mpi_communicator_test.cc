@@ -13,13 +13,16 @@
 namespace lockstep::testing {
 namespace {
 
-// Through shared memory; by messages; and by messages cut into pieces (as those above 1 GiB are)
-// with each all-reduce algorithm.
+// As measured; through shared memory; by messages; and by messages cut into pieces (as those above
+// 1 GiB are) with each all-reduce algorithm.
 const MpiOptions kOptions[] = {
     {},
-    {.use_shared_memory = false},
-    {.use_shared_memory = false, .small_all_reduce_bytes = 0, .max_message_bytes = 5000},
-    {.use_shared_memory = false,
+    {.host_collectives = HostCollectives::kSharedMemory},
+    {.host_collectives = HostCollectives::kMessages},
+    {.host_collectives = HostCollectives::kMessages,
+     .small_all_reduce_bytes = 0,
+     .max_message_bytes = 5000},
+    {.host_collectives = HostCollectives::kMessages,
      .small_all_reduce_bytes = int64_t{1} << 40,
      .max_message_bytes = 65536},
 };

@@ -16,8 +16,10 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 
 const MpiOptions kOptions[] = {
     {},
-    {.use_shared_memory = false},
-    {.use_shared_memory = false, .small_all_reduce_bytes = 0, .max_message_bytes = 65536},
+    {.host_collectives = HostCollectives::kMessages},
+    {.host_collectives = HostCollectives::kMessages,
+     .small_all_reduce_bytes = 0,
+     .max_message_bytes = 65536},
 };
 
 void Sleep(int milliseconds) {
