@@ -1,6 +1,7 @@
 // How fast the CPU kernels are, and what share of this machine's limits that is.
 //
-//   kernel_bench [--threads 1,2,4] [--isa auto] [--only substring] [--json FILE]
+//   kernel_bench [--threads 1,2,4] [--isa auto] [--only substring] [--dtype bf16|f32|int8|int4]
+//                [--rows 1,2,4,8,16,64,512] [--json FILE]
 //
 // Limits are measured in the same run with the same number of threads: multiply-adds in registers
 // before, and by turns with the runs of each case the read bandwidth over 512 MB, as neighbours
@@ -16,6 +17,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -32,6 +34,8 @@ struct Options {
   std::vector<int> threads = {1, 2, 4};
   std::string isa = "auto";
   std::string only;
+  std::string dtype;                                  // all if empty
+  std::vector<int> rows = {1, 2, 4, 8, 16, 64, 512};  // of linear layers
   std::string json;
 };
 
@@ -237,8 +241,9 @@ class Bench {
   }
 
  private:
-  bool Wanted(const std::string& name) const {
-    return name.find(options_.only) != std::string::npos;
+  bool Wanted(const std::string& name, std::string_view dtype) const {
+    return name.find(options_.only) != std::string::npos &&
+           (options_.dtype.empty() || options_.dtype == dtype);
   }
 
   // peak: of the instructions that this case is made of.
@@ -280,7 +285,7 @@ class Bench {
   void Linear(const LinearCase& c, const Format& format) {
     const std::string shape = std::string(c.name) + " " + std::to_string(c.out_features) + "x" +
                               std::to_string(c.in_features);
-    if (!Wanted(shape)) return;
+    if (!Wanted(shape, format.name())) return;
     const std::vector<float> rows = Normals(64 * c.in_features, 1);
     std::vector<std::unique_ptr<LinearWeight>> copies = {};
     copies.push_back(Weight(*backend_, c, format, rows));
@@ -290,7 +295,7 @@ class Bench {
     const std::vector<float> x = Normals(512 * c.in_features, 2);
     std::vector<float> y(512 * c.out_features);
     Verify(c, format, rows, *copies[0], x, y);
-    for (const int64_t m : {1, 2, 4, 8, 16, 64, 512}) {
+    for (const int64_t m : options_.rows) {
       if (m == 512 && c.out_features > 100000) continue;  // prefill needs one row of logits
       const Timing timing = Time(*probe_, [&](int i) {
         backend_->Linear(*copies[i % copies.size()], x.data(), m, y.data());
@@ -333,7 +338,7 @@ class Bench {
   void Attention(const std::string& kind, DType dtype, int num_seqs, int64_t context,
                  int64_t chunk) {
     const std::string name = kind + " " + std::to_string(chunk) + "@" + std::to_string(context);
-    if (!Wanted(name)) return;
+    if (!Wanted(name, DTypeName(dtype))) return;
     const PagedBatch paged(*backend_, dtype, num_seqs, context, chunk);
     std::vector<float> out(paged.batch().num_tokens * kHeads * kHeadDim);
     paged.Attend(*backend_, 0, paged.batch(), out.data());
@@ -352,7 +357,7 @@ class Bench {
       std::vector<float> x = Normals(tokens * kHidden, 6), delta = x, weight = Normals(kHidden, 7),
                          out = x;
       const std::string suffix = " M=" + std::to_string(tokens);
-      if (Wanted("add_rms_norm")) {
+      if (Wanted("add_rms_norm", "f32")) {
         const Timing norm = Time(*probe_, [&](int) {
           backend_->AddRmsNorm(
               {x.data(), delta.data(), weight.data(), 1e-5f, tokens, kHidden, out.data()});
@@ -360,7 +365,7 @@ class Bench {
         Report("add_rms_norm" + suffix, "f32", norm, static_cast<double>(16 * tokens * kHidden), 0,
                f32_peak_);
       }
-      if (Wanted("silu_mul")) {
+      if (Wanted("silu_mul", "f32")) {
         const std::vector<float> gate_up = Normals(tokens * 2 * kWidth, 8);
         std::vector<float> product(tokens * kWidth);
         const Timing silu = Time(*probe_, [&](int) {
@@ -399,6 +404,14 @@ class Bench {
   std::vector<Result> results_;
 };
 
+std::vector<int> Numbers(const std::string& list, int most) {
+  std::vector<int> numbers;
+  for (const char* p = list.c_str(); *p != '\0'; p += std::strcspn(p, ","), p += *p == ',') {
+    numbers.push_back(std::clamp(std::atoi(p), 1, most));
+  }
+  return numbers;
+}
+
 int Main(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; i += 2) {
@@ -409,10 +422,11 @@ int Main(int argc, char** argv) {
     }
     const std::string value = argv[i + 1];
     if (flag == "--threads") {
-      options.threads.clear();
-      for (const char* p = value.c_str(); *p != '\0'; p += std::strcspn(p, ","), p += *p == ',') {
-        options.threads.push_back(std::clamp(std::atoi(p), 1, 1024));
-      }
+      options.threads = Numbers(value, 1024);
+    } else if (flag == "--rows") {
+      options.rows = Numbers(value, 512);
+    } else if (flag == "--dtype") {
+      options.dtype = value;
     } else if (flag == "--isa") {
       options.isa = value;
     } else if (flag == "--only") {
@@ -420,7 +434,8 @@ int Main(int argc, char** argv) {
     } else if (flag == "--json") {
       options.json = value;
     } else {
-      std::fprintf(stderr, "unknown flag %s; known: --threads --isa --only --json\n", flag.c_str());
+      std::fprintf(stderr, "unknown flag %s; known: --threads --isa --only --dtype --rows --json\n",
+                   flag.c_str());
       return 2;
     }
   }
