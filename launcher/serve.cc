@@ -145,7 +145,9 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   for (int replica = 0; replica < options.controller.replicas; ++replica) {
     session.hosts_of_ranks.push_back(plan.launch.HostsOf(replica));
   }
-  session.make_job = [&](int replica, uint64_t epoch, const std::string& worker_address) {
+  RankFlags rank = options.rank;
+  if (options.controller.replicas > 1) rank.shares_cores = true;  // jobs do not know of each other
+  session.make_job = [&, rank](int replica, uint64_t epoch, const std::string& worker_address) {
     const WorkerLaunch launch{worker_address,
                               replica,
                               epoch,
@@ -153,7 +155,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
                               options.launch.allow_tp_across_nodes,
                               options.controller.security.worker_tls,
                               weights ? weights->socket().string() : ""};
-    return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, options.rank, launch),
+    return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, rank, launch),
                    secret);
   };
   report.Model(plan.summary);

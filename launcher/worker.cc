@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -17,6 +18,7 @@
 #include "launcher/job/runtime_dir.h"
 #include "launcher/job/weight_memory.h"
 #include "model/checkpoint/checkpoint.h"
+#include "parallel/host_cores.h"
 #include "parallel/mpi_communicator.h"
 #include "runtime/worker/worker.h"
 
@@ -74,12 +76,27 @@ DeviceOptions DeviceOf(const RankFlags& flags, const MpiSession& session) {
   device.kind = flags.device == "cpu"    ? Kind::kCpu
                 : flags.device == "cuda" ? Kind::kCuda
                                          : Kind::kAuto;
-  device.cpu = {ThreadsPerRank(flags, session.num_ranks_on_node()), flags.isa};
+  device.cpu = {ThreadsPerRank(flags, session.num_ranks_on_node(), session.num_cores_on_node()),
+                flags.isa};
   device.rank_on_node = session.rank_on_node();
   device.num_ranks_on_node = session.num_ranks_on_node();
   device.gpu_memory_utilization = flags.gpu_memory_utilization;
   device.deterministic = flags.deterministic;
   return device;
+}
+
+// For all threads of this rank, which are started later. Who has bound the ranks already knows
+// better.
+void KeepToOwnCores(const RankFlags& flags, const MpiSession& session) {
+  if (flags.shares_cores || !session.shares_cores()) return;
+  const std::vector<int> mine =
+      CoresOfRank(FindHostCores(), session.rank_on_node(), session.num_ranks_on_node());
+  if (mine.empty()) return;
+  const absl::Status status = StayOn(mine);
+  if (!status.ok()) {
+    std::fprintf(stderr, "rank %d on %s: threads run on any core: %s\n", session.rank(),
+                 HostName().c_str(), std::string(status.message()).c_str());
+  }
 }
 
 absl::StatusOr<int64_t> MaxModelLen(const ModelFlags& flags) {
@@ -134,6 +151,7 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
         "the MPI job has ", session.world_size(), " ranks, but --tp ", grid.tp(), " x --pp ",
         grid.pp(), " needs ", grid.world_size(), ": start it with mpirun -n ", grid.world_size()));
   }
+  KeepToOwnCores(flags.rank, session);
   ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
   Fd weights;
   if (!flags.weight_memory.empty()) {

@@ -35,6 +35,10 @@ class MpiSession {
   int node() const { return node_; }
   int num_ranks_on_node() const { return num_ranks_on_node_; }
   int rank_on_node() const { return rank_on_node_; }
+  // Processors that the ranks of this node may run on, together, when the session started; and
+  // whether all may run on all of them, as nobody has divided them.
+  int num_cores_on_node() const { return num_cores_on_node_; }
+  bool shares_cores() const { return shares_cores_; }
 
   // Collective over the job, for its start: late ranks are waited for asleep. UNAVAILABLE with
   // MPI's text. Every rank gets the bytes that rank 0 gave; what others give is ignored.
@@ -55,6 +59,8 @@ class MpiSession {
   int node_ = 0;
   int num_ranks_on_node_ = 1;
   int rank_on_node_ = 0;
+  int num_cores_on_node_ = 1;
+  bool shares_cores_ = true;
 };
 
 // How the collectives of a group whose ranks share a host travel. The sums' bits are the same.

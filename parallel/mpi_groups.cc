@@ -47,7 +47,7 @@ absl::StatusOr<RankGroups> MakeGroupsOf(MPI_Comm job, const MpiSession& session,
   SharpenSleepOfThisThread();
   const int stage = grid.stage_of(session.rank());
   const int tp_rank = grid.tp_rank_of(session.rank());
-  settings.may_spin = session.num_ranks_on_node() <= NumUsableCores();  // a core each
+  settings.may_spin = session.num_ranks_on_node() <= session.num_cores_on_node();  // a core each
   RankGroups groups;
   ASSIGN_OR_RETURN(groups.tp, MakeGroup(job, {stage, tp_rank, grid.tp()}, settings));
   ASSIGN_OR_RETURN(groups.pp, MakeGroup(job, {tp_rank, stage, grid.pp()}, settings));

@@ -1,4 +1,5 @@
 #include <mpi.h>
+#include <sched.h>
 
 #include <cstdlib>
 #include <numeric>
@@ -27,7 +28,22 @@ struct Node {
   int lowest_rank = 0;
   int num_ranks = 1;
   int my_rank = 0;
+  int num_cores = 1;
+  bool shares_cores = true;
 };
+
+absl::Status FindCores(MPI_Comm here, Node& node) {
+  cpu_set_t mine, any, all;
+  CPU_ZERO(&mine);
+  if (sched_getaffinity(0, sizeof(mine), &mine) != 0) CPU_SET(0, &mine);
+  RETURN_IF_ERROR(
+      FromMpi(MPI_Allreduce(&mine, &any, sizeof(mine), MPI_BYTE, MPI_BOR, here), "MPI_Allreduce"));
+  RETURN_IF_ERROR(
+      FromMpi(MPI_Allreduce(&mine, &all, sizeof(mine), MPI_BYTE, MPI_BAND, here), "MPI_Allreduce"));
+  node.num_cores = CPU_COUNT(&any);
+  node.shares_cores = CPU_EQUAL(&any, &all);
+  return absl::OkStatus();
+}
 
 absl::StatusOr<Node> FindNode(int rank) {
   MPI_Comm comm = MPI_COMM_NULL;
@@ -40,6 +56,7 @@ absl::StatusOr<Node> FindNode(int rank) {
   MPI_Comm_rank(here.get(), &node.my_rank);
   RETURN_IF_ERROR(FromMpi(MPI_Allreduce(&rank, &node.lowest_rank, 1, MPI_INT, MPI_MIN, here.get()),
                           "MPI_Allreduce"));
+  RETURN_IF_ERROR(FindCores(here.get(), node));
   return node;
 }
 
@@ -65,6 +82,8 @@ absl::StatusOr<MpiSession> MpiSession::Start(int* argc, char*** argv) {
   session.node_ = node.lowest_rank;
   session.num_ranks_on_node_ = node.num_ranks;
   session.rank_on_node_ = node.my_rank;
+  session.num_cores_on_node_ = node.num_cores;
+  session.shares_cores_ = node.shares_cores;
   return session;
 }
 
@@ -74,7 +93,9 @@ MpiSession::MpiSession(MpiSession&& other) noexcept
       world_size_(other.world_size_),
       node_(other.node_),
       num_ranks_on_node_(other.num_ranks_on_node_),
-      rank_on_node_(other.rank_on_node_) {}
+      rank_on_node_(other.rank_on_node_),
+      num_cores_on_node_(other.num_cores_on_node_),
+      shares_cores_(other.shares_cores_) {}
 
 MpiSession::~MpiSession() {
   if (active_) MPI_Finalize();

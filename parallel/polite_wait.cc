@@ -26,10 +26,4 @@ void SharpenSleepOfThisThread() {
   prctl(PR_SET_TIMERSLACK, kSlackNs, 0, 0, 0);  // a hint: refusal is harmless
 }
 
-int NumUsableCores() {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return std::max(1, CPU_COUNT(&cores));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 }  // namespace lockstep

@@ -36,7 +36,4 @@ class PoliteWait {
 // by 50 us by default).
 void SharpenSleepOfThisThread();
 
-// Cores this process may run on.
-int NumUsableCores();
-
 }  // namespace lockstep

@@ -83,6 +83,11 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
       ->check(Between(1, 4096))
       ->group(group);
   command
+      .add_flag("--share-cores", flags.shares_cores,
+                "let the system move threads over all cores: by default ranks of a host with "
+                "several last-level caches keep to neighbouring cores of their own")
+      ->group(group);
+  command
       .add_option(
           "--isa", flags.isa,
           "highest instruction set: auto, scalar, avx2, avxvnni, avx512, avx512vnni, avx512bf16")
@@ -162,10 +167,10 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
   AddServiceSecurityFlags(command, flags.security);
 }
 
-int ThreadsPerRank(const RankFlags& flags, int num_ranks) {
+int ThreadsPerRank(const RankFlags& flags, int num_ranks, int num_cores) {
   if (flags.threads > 0) return flags.threads;
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / std::max(1, num_ranks));
+  if (num_cores == 0) num_cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, num_cores / std::max(1, num_ranks));
 }
 
 std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,
@@ -190,6 +195,7 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   arguments.insert(arguments.end(), {"--device", rank.device, "--gpu-memory-utilization",
                                      absl::StrCat(rank.gpu_memory_utilization)});
   if (rank.deterministic) arguments.push_back("--deterministic");
+  if (rank.shares_cores) arguments.push_back("--share-cores");
   add("--replica", static_cast<uint64_t>(launch.replica));
   add("--epoch", launch.epoch);
   add("--rejoin-seconds", 0);  // the job ends with its launcher

@@ -27,6 +27,7 @@ struct ModelFlags {
 // How a rank computes.
 struct RankFlags {
   int threads = 0;  // 0 = cores / ranks on this host
+  bool shares_cores = false;
   std::string isa = "auto";
   std::string dtype = "auto";
   std::string weight_cache = "none";  // or a directory; of serve also "memory"
@@ -53,8 +54,8 @@ void AddRankFlags(CLI::App& command, RankFlags& flags);
 void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags);
 void AddControllerFlags(CLI::App& command, ControllerFlags& flags);
 
-// This machine's cores for each of num_ranks ranks, at least one.
-int ThreadsPerRank(const RankFlags& flags, int num_ranks);
+// num_cores for each of num_ranks ranks, at least one; of this machine, unless told.
+int ThreadsPerRank(const RankFlags& flags, int num_ranks, int num_cores = 0);
 
 // The command line of a rank, without the program: "worker MODEL --controller ... --tp ...". The
 // secret comes over standard input.

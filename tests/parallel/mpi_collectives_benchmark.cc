@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "parallel/mpi_communicator.h"
-#include "parallel/polite_wait.h"
 
 namespace lockstep {
 namespace {
@@ -99,7 +98,7 @@ int Run(const MpiSession& session) {
   const bool prints = session.rank() == 0;
   if (prints) {
     std::printf("all-reduce of f32, %d ranks on %d cores, a barrier before each\n",
-                session.world_size(), NumUsableCores());
+                session.world_size(), session.num_cores_on_node());
   }
   return Compare({{"shared memory", shared->tp.get(), Of(*shared->tp)},
                   {"messages", messages->tp.get(), Of(*messages->tp)},
