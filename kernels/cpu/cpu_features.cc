@@ -1,16 +1,22 @@
 #include "kernels/cpu/cpu_features.h"
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <array>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/quantized_check.h"
 #include "kernels/dtype.h"
 
 namespace lockstep::cpu {
 namespace {
 
-constexpr int kMaxTables = 6;
+constexpr int kMaxTables = 7;
 
 struct Tables {
   std::array<const VectorKernels*, kMaxTables> table = {};
@@ -50,6 +56,18 @@ bool PairsFollowTheContract(const VectorKernels& kernels) {
   return true;
 }
 
+// Linux gives a process the tile registers, which its threads then have, when it asks
+// (Documentation/arch/x86/xstate.rst).
+bool MayUseTiles() {
+#if defined(__linux__)
+  constexpr int kRequestComponent = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestComponent, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 // __builtin_cpu_supports asks CPUID and, for the wide registers, whether the operating system saves
 // them (XGETBV).
 void AddX86Tables(Tables& tables) {
@@ -66,6 +84,10 @@ void AddX86Tables(Tables& tables) {
   tables.Add(kAvx512VnniKernels);
   if (__builtin_cpu_supports("avx512bf16") && PairsFollowTheContract(kAvx512Bf16Kernels)) {
     tables.Add(kAvx512Bf16Kernels);
+    if (__builtin_cpu_supports("amx-int8") && MayUseTiles() &&
+        MultiplyAlike(kAmxQuantized, kAvx512VnniQuantized)) {
+      tables.Add(kAmxKernels);
+    }
   }
 }
 #endif

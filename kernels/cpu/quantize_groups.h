@@ -179,8 +179,8 @@ inline uint16_t QuantizeInt4(const float* w, int count, int8_t* q) {
   return best_scale;
 }
 
-// One row's group into its tile: quads go num_rows x 4 bytes apart.
-[[gnu::always_inline]] inline void QuantizeRow(const float* x, int count, int zero, int num_rows,
+// One row's group into its tile: quads go quad_stride bytes apart.
+[[gnu::always_inline]] inline void QuantizeRow(const float* x, int count, int zero, int quad_stride,
                                                float& scale, int32_t& offset, char* quads) {
   const Group group(x, count);
   const uint32_t largest = LargestMagnitudeBits(group);
@@ -189,7 +189,7 @@ inline uint16_t QuantizeInt4(const float* w, int count, int8_t* q) {
   if (largest < kSmallestBits || largest >= kInfinityBits) {
     scale = largest < kSmallestBits ? 0.0f : __builtin_nanf("");
     offset = 0;
-    for (int i = 0; i < num_quads; ++i) std::memset(quads + i * num_rows * 4, 0, 4);
+    for (int i = 0; i < num_quads; ++i) std::memset(quads + i * quad_stride, 0, 4);
     return;
   }
   const float amax = FloatOfBits(largest);
@@ -204,16 +204,19 @@ inline uint16_t QuantizeInt4(const float* w, int count, int8_t* q) {
   }
   ReduceLanes(sums, [](GroupI& a, const GroupI& b) { a += b; });
   offset = -sums[0] * zero;
-  for (int i = 0; i < num_quads; ++i) std::memcpy(quads + i * num_rows * 4, q + i * 4, 4);
+  for (int i = 0; i < num_quads; ++i) std::memcpy(quads + i * quad_stride, q + i * 4, 4);
 }
 
+// kRowsApart: row after row instead of quad after quad, as tile registers take them.
+template <bool kRowsApart>
 inline void QuantizeRows(const float* x, int64_t ldx, int num_rows, int count, int zero,
                          char* out) {
   float* scales = reinterpret_cast<float*>(out);
   int32_t* offsets = reinterpret_cast<int32_t*>(out) + num_rows;
+  const int64_t row_bytes = kRowsApart ? PaddedGroup(count) : 4;
   for (int r = 0; r < num_rows; ++r) {
-    QuantizeRow(x + r * ldx, count, zero, num_rows, scales[r], offsets[r],
-                out + 8 * num_rows + 4 * r);
+    QuantizeRow(x + r * ldx, count, zero, kRowsApart ? 4 : num_rows * 4, scales[r], offsets[r],
+                out + 8 * num_rows + r * row_bytes);
   }
 }
 

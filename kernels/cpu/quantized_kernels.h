@@ -157,6 +157,20 @@ void QuantizedTileOf(int num_rows, const QuantizedBlock& block, const char* x, f
   }
 }
 
+// What tile `tile` of num_tiles fetches, step_lines with every step of its own: a single one what
+// it will come to, several a share each of what the block reads next.
+template <bool kInt4>
+LineFetch FetchOf(const QuantizedBlock& block, int tile, int num_tiles, int rows, int step_lines) {
+  if (num_tiles == 1) {
+    return {block.panel + FetchAheadBytes<kInt4>(rows), reinterpret_cast<const char*>(UINTPTR_MAX),
+            step_lines};
+  }
+  if (block.fetch == nullptr) return {nullptr, nullptr, 0};
+  const int64_t begin = block.fetch_bytes * tile / num_tiles & ~INT64_C(63);
+  const int64_t end = block.fetch_bytes * (tile + 1) / num_tiles;
+  return {block.fetch + begin, block.fetch + end, (step_lines + num_tiles - 1) / num_tiles};
+}
+
 template <class P, bool kInt4>
 void QuantizedGemm(const QuantizedBlock& block) {
   const int num_tiles = (block.num_rows + block.tile_rows - 1) / block.tile_rows;
@@ -164,21 +178,12 @@ void QuantizedGemm(const QuantizedBlock& block) {
   for (int t = 0; t < num_tiles; ++t) {
     const int rows_left = block.num_rows - t * block.tile_rows;
     const int rows = rows_left < block.tile_rows ? rows_left : block.tile_rows;
-    constexpr int kStepLines = kInt4 ? 2 : 4;
-    LineFetch fetch = {nullptr, nullptr, 0};
-    if (num_tiles == 1) {
-      fetch = {block.panel + FetchAheadBytes<kInt4>(rows),
-               reinterpret_cast<const char*>(UINTPTR_MAX), kStepLines};
-    } else if (block.fetch != nullptr) {
-      const int64_t begin = block.fetch_bytes * t / num_tiles & ~INT64_C(63);
-      const int64_t end = block.fetch_bytes * (t + 1) / num_tiles;
-      fetch = {block.fetch + begin, block.fetch + end, (kStepLines + num_tiles - 1) / num_tiles};
-    }
     const int64_t first_row = int64_t{t} * block.tile_rows;
     float* c = block.c + first_row * kQuantizedColumns;
     QuantizedTileOf<P, kInt4, P::kTileRows>(
         rows, block, tile + block.first_row_byte * rows, c,
-        block.out == nullptr ? c : block.out + first_row * block.out_stride, fetch);
+        block.out == nullptr ? c : block.out + first_row * block.out_stride,
+        FetchOf<kInt4>(block, t, num_tiles, rows, kInt4 ? 2 : 4));
     tile += block.tile_stride_bytes;
   }
 }
@@ -186,8 +191,13 @@ void QuantizedGemm(const QuantizedBlock& block) {
 template <class P>
 constexpr QuantizedKernels MakeQuantizedKernels(const char* name) {
   static_assert(P::kTileRows <= kMaxQuantizedTileRows);
-  return {name,         P::kTileRows, QuantizedGemm<P, false>, QuantizedGemm<P, true>, QuantizeRows,
-          QuantizeInt8, QuantizeInt4};
+  return {name,
+          P::kTileRows,
+          QuantizedGemm<P, false>,
+          QuantizedGemm<P, true>,
+          QuantizeRows<false>,
+          QuantizeInt8,
+          QuantizeInt4};
 }
 
 }  // namespace

@@ -9,8 +9,9 @@
 // A group of n weights takes n rounded up to 8, missing ones being anything: they meet zeros.
 //
 // Rows of x, in tiles of up to tile_rows: group after group, f32 scale [rows], int32 offset [rows],
-// then for every quad [rows][4] bytes q, missing ones 0. offset = -(sum of the row's q) x (what is
-// added to weights); a product with weights that have no sign becomes right by it.
+// then for every quad [rows][4] bytes q (where tile registers multiply: for every row its bytes q),
+// missing ones 0. offset = -(sum of the row's q) x (what is added to weights); a product with
+// weights that have no sign becomes right by it.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ namespace lockstep::cpu {
 inline constexpr int kQuantizedColumns = 32;
 inline constexpr int kQuantizedScaleBytes = kQuantizedColumns * 2;
 inline constexpr int kQuantizedStep = 8;  // k that lie together
-inline constexpr int kMaxQuantizedTileRows = 12;
+inline constexpr int kMaxQuantizedTileRows = 16;
 
 namespace {  // files of different instruction sets must not share a copy
 
@@ -72,6 +73,7 @@ extern const QuantizedKernels kScalarQuantized;
 extern const QuantizedKernels kAvx2Quantized;
 extern const QuantizedKernels kAvxVnniQuantized;
 extern const QuantizedKernels kAvx512VnniQuantized;
+extern const QuantizedKernels kAmxQuantized;
 #endif
 
 }  // namespace lockstep::cpu

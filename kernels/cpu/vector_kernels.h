@@ -118,6 +118,7 @@ extern const VectorKernels kAvxVnniKernels;  // AVX2 and AVX-VNNI
 extern const VectorKernels kAvx512Kernels;
 extern const VectorKernels kAvx512VnniKernels;
 extern const VectorKernels kAvx512Bf16Kernels;  // and VNNI
+extern const VectorKernels kAmxKernels;         // the same, and tiles of bytes
 #endif
 
 }  // namespace lockstep::cpu

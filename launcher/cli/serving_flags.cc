@@ -90,7 +90,8 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
   command
       .add_option(
           "--isa", flags.isa,
-          "highest instruction set: auto, scalar, avx2, avxvnni, avx512, avx512vnni, avx512bf16")
+          "highest instruction set: auto, scalar, avx2, avxvnni, avx512, avx512vnni, avx512bf16, "
+          "amx")
       ->type_name("NAME")
       ->check(
           CLI::IsMember({"auto", "scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16"})

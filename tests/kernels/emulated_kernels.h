@@ -8,5 +8,6 @@ namespace lockstep::testing {
 
 extern const cpu::VectorKernels kEmulated512Kernels;
 extern const cpu::VectorKernels kEmulated512Bf16Kernels;  // with a bf16 dot product
+extern const cpu::VectorKernels kEmulatedAmxKernels;      // and tiles of bytes
 
 }  // namespace lockstep::testing

@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/cpu/quantized_check.h"
 #include "kernels/quantization.h"
 #include "tests/kernels/kernel_fixture.h"
 
@@ -328,7 +329,34 @@ TEST_P(QuantizedLinearTest, BadShapesAreRefusedAndNoTokensAreNoWork) {
       Multiply(*body, *MakeWeight(*body, shape, std::vector<float>(64, 1.0f)), {}, 0).empty());
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, QuantizedLinearTest, ::testing::ValuesIn(KernelsUnderTest()),
+// A table whose sums are off by one where it matters least.
+const cpu::QuantizedKernels* wrapped = &cpu::kScalarQuantized;
+void SpoilLastElement(const cpu::QuantizedBlock& block) {
+  wrapped->gemm_int4(block);
+  float& last = block.c[block.num_rows * cpu::kQuantizedColumns - 1];
+  last = std::nextafter(last, 0.0f);
+}
+
+TEST(QuantizedCheckTest, TablesOfTheSameArithmeticAgree) {
+  for (const cpu::VectorKernels* kernels : KernelsUnderTest()) {
+    EXPECT_TRUE(cpu::MultiplyAlike(*kernels->quantized, cpu::kScalarQuantized)) << kernels->name;
+  }
+  EXPECT_TRUE(cpu::MultiplyAlike(*kEmulatedAmxKernels.quantized, cpu::kScalarQuantized));
+}
+
+TEST(QuantizedCheckTest, OneBitOffIsSeen) {
+  cpu::QuantizedKernels spoilt = cpu::kScalarQuantized;
+  spoilt.gemm_int4 = SpoilLastElement;
+  EXPECT_FALSE(cpu::MultiplyAlike(spoilt, cpu::kScalarQuantized));
+}
+
+std::vector<const cpu::VectorKernels*> WithEmulatedTiles() {
+  std::vector<const cpu::VectorKernels*> tables = KernelsUnderTest();
+  tables.push_back(&kEmulatedAmxKernels);
+  return tables;
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, QuantizedLinearTest, ::testing::ValuesIn(WithEmulatedTiles()),
                          KernelsName);
 
 }  // namespace

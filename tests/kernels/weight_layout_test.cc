@@ -62,7 +62,8 @@ TEST(WeightLayout, EqualNamesMeanEqualBytes) {
       {"cpu 1, panels of 32, quantized panels of 32",
        {{0xecee12ba59850a4f}, {0xa5c2f26cc660b533}, {0xfaf151df9c90acb2}, {0xd78ef304903335de}}},
   };
-  for (const char* isa : {"scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16"}) {
+  for (const char* isa :
+       {"scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"}) {
     const auto backend = MakeCpuBackend({1, isa});
     if (!backend.ok()) continue;
     const std::string name = (*backend)->WeightLayout();
