@@ -202,7 +202,7 @@ QuantizedRunner::QuantizedRunner(const VectorKernels& kernels, ThreadPool& pool)
       partial_(pool.num_threads()) {}
 
 QuantizedRunner::Product QuantizedRunner::Plan(const QuantizedWeight& weight, const float* x,
-                                               int64_t num_tokens, float* y) const {
+                                               int64_t num_tokens, float* y) {
   Product product = {weight, x, num_tokens, y, nullptr, 0, 0, 0, 0, 0, 0};
   product.num_tiles = CeilDiv(num_tokens, quantized_.tile_rows);
   product.tile_rows = CeilDiv(num_tokens, product.num_tiles);
@@ -213,8 +213,26 @@ QuantizedRunner::Product QuantizedRunner::Plan(const QuantizedWeight& weight, co
   const int64_t share =
       weight.num_panels() * product.num_row_blocks / (kBlocksPerThread * pool_.num_threads());
   product.block_panels = std::clamp<int64_t>(share, 1, kMaxBlockPanels);
-  product.num_panel_blocks = CeilDiv(weight.num_panels(), product.block_panels);
+  panel_starts_.clear();
+  if (product.num_tiles == 1) {
+    DivideByTurns(weight.num_panels());
+  } else {
+    for (int64_t panel = 0; panel < weight.num_panels(); panel += product.block_panels) {
+      panel_starts_.push_back(panel);
+    }
+  }
+  product.num_panel_blocks = std::ssize(panel_starts_);
+  panel_starts_.push_back(weight.num_panels());
   return product;
+}
+
+// For a tile that reads each panel once: every stream has to get going, so the first blocks are
+// long, and the last ones short, so that threads end together.
+void QuantizedRunner::DivideByTurns(int64_t num_panels) {
+  for (int64_t panel = 0; panel < num_panels;) {
+    panel_starts_.push_back(panel);
+    panel += std::max<int64_t>(1, (num_panels - panel) / (3 * pool_.num_threads()));
+  }
 }
 
 void QuantizedRunner::Run(const QuantizedWeight& weight, const float* x, int64_t num_tokens,
@@ -293,8 +311,9 @@ void QuantizedRunner::AccumulateSlice(const Product& product, const QuantizedBlo
 void QuantizedRunner::ComputeBlock(const Product& product, int64_t index, int thread) {
   const QuantizedWeight& weight = product.weight;
   const int64_t first_tile = index / product.num_panel_blocks * product.block_tiles;
-  const int64_t first_panel = index % product.num_panel_blocks * product.block_panels;
-  const int64_t end_panel = std::min(first_panel + product.block_panels, weight.num_panels());
+  const auto panels = static_cast<size_t>(index % product.num_panel_blocks);
+  const int64_t first_panel = panel_starts_[panels];
+  const int64_t end_panel = panel_starts_[panels + 1];
   QuantizedBlock block = {};
   block.out_stride = weight.shape().out_features;
   block.rows = product.packed + first_tile * product.tile_bytes();

@@ -70,7 +70,8 @@ class QuantizedRunner {
 
  private:
   struct Product;
-  Product Plan(const QuantizedWeight& weight, const float* x, int64_t num_tokens, float* y) const;
+  void DivideByTurns(int64_t num_panels);
+  Product Plan(const QuantizedWeight& weight, const float* x, int64_t num_tokens, float* y);
   void QuantizeTile(const Product& product, int64_t tile) const;
   void ComputeBlock(const Product& product, int64_t block, int thread);
   const float* AddSlices(const Product& product, const QuantizedBlock& block, int num_panels,
@@ -84,6 +85,7 @@ class QuantizedRunner {
   const QuantizedKernels& quantized_;
   ThreadPool& pool_;
   Scratch rows_;                       // quantized activations
+  std::vector<int64_t> panel_starts_;  // of the blocks of panels, and the end
   std::vector<DeviceBuffer> partial_;  // per thread, a block per level of the tree of K-slices
 };
 
