@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # Quantized checkpoints as the libraries make them that people use, against what these say they are worth: quantized/oracle.py.
 #
-#   tests/e2e/quantized_checkpoints_test.sh LOCKSTEP BUILD_DIR
+#   LOCKSTEP_QUANTIZED_PACKAGES=DIR tests/e2e/quantized_checkpoints_test.sh LOCKSTEP
 #
-# The libraries (with PyTorch 6 GB) are installed once, into LOCKSTEP_QUANTIZED_PACKAGES (default: BUILD_DIR/quantized_checkpoints_test/).
+# The libraries (with PyTorch 6 GB) are installed once, into DIR; without one the test is skipped.
 set -euo pipefail
-lockstep=$1 build=$2
+lockstep=$1
 here=$(cd "$(dirname "$0")" && pwd)/quantized
 skip() { echo "SKIPPED: $*"; exit 77; }
 
+[ -n "${LOCKSTEP_QUANTIZED_PACKAGES:-}" ] || skip "LOCKSTEP_QUANTIZED_PACKAGES names no directory for 6 GB of Python libraries to compare with"
 python3 -m pip --version >/dev/null 2>&1 || skip "python3 with pip is not installed"
 version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 [ "$version" = 3.11 ] || skip "the libraries are pinned for Python 3.11, this is $version"
-packages=${LOCKSTEP_QUANTIZED_PACKAGES:-$build/quantized_checkpoints_test}/$(sha256sum "$here/requirements.txt" | cut -c1-16)
+packages=$LOCKSTEP_QUANTIZED_PACKAGES/$(sha256sum "$here/requirements.txt" | cut -c1-16)
 if [ ! -d "$packages" ]; then
   mkdir -p "$(dirname "$packages")"
   free_gb=$(($(df --output=avail -k "$(dirname "$packages")" | tail -1) >> 20))
