@@ -2,12 +2,13 @@
 import torch
 from tokenizers import Tokenizer
 
-from generator import BEGIN, END, conversation, turn
+from generator import BEGIN, EARLY_TASKS, END, LATE_TASKS, conversation, turn
 
 # The weight of the loss on what the assistant does not say: it teaches copying early, and little else.
 OTHER_WEIGHT = 0.1
 # (share of the training done, lengths to draw from): long conversations cost most and teach least, so they come last.
 CURRICULUM = [(0.0, [128]), (0.2, [128, 256]), (0.4, [256]), (0.85, [256] * 12 + [512]), (0.92, [256] * 20 + [512] * 2 + [1024, 2048])]
+LATE = 0.65  # the share of the training after which stories are nearly all of the largest size, and of LATE_TASKS
 JUMPING = 0.5  # the share of conversations with jumps in their positions, at the end of the training
 MAX_POSITIONS = 2048
 
@@ -16,9 +17,9 @@ def lengths_at(progress):
     return [lengths for start, lengths in CURRICULUM if start <= progress][-1]
 
 
-def difficulty_at(progress):
-    """The largest size of stories at this share of the training."""
-    return min(1.0, 0.2 + 1.6 * progress)
+def size_at(progress, rng):
+    """A size of stories at this share of the training: small ones first, and never large ones alone."""
+    return min(1.0, 0.2 + 1.6 * progress) * rng.random() ** (0.25 if progress > LATE else 0.5)
 
 
 class Writer:
@@ -33,11 +34,12 @@ class Writer:
     def _ids(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def row(self, rng, length, size, is_long):
+    def row(self, rng, length, progress, is_long):
         """ids and weights of `length` + 1 tokens: whole exchanges as long as they fit, then padding of weight 0."""
         ids, weights = [self.begin], [0.0]
         budget = rng.randint(length // 4, length - 250) if is_long else 0
-        system, exchanges = conversation(rng, rng.random() ** 0.25 * size, budget)
+        tasks = LATE_TASKS if progress > LATE else EARLY_TASKS
+        system, exchanges = conversation(rng, size_at(progress, rng), budget, tasks)
         if system:
             said = self._ids(turn("system", system))
             ids += said
@@ -55,7 +57,7 @@ class Writer:
         """(ids [rows, length + 1], weights alike, positions [rows, length]) of about `tokens` tokens."""
         length = rng.choice(lengths_at(progress))
         is_long = length >= 1024
-        rows = [self.row(rng, length, difficulty_at(progress), is_long and rng.random() < 0.8) for _ in range(max(1, tokens // length))]
+        rows = [self.row(rng, length, progress, is_long and rng.random() < 0.8) for _ in range(max(1, tokens // length))]
         positions = [self._positions(rng, ids[:-1], rng.random() < JUMPING * progress) for ids, _ in rows]
         return torch.tensor([r[0] for r in rows]), torch.tensor([r[1] for r in rows]), torch.tensor(positions)
 
