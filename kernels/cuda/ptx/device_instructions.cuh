@@ -39,9 +39,9 @@ __device__ inline float Exp2(float x) {
   return power;
 }
 
-// Words that other devices and the host read and write: what a thread (and those it met at a barrier
-// before) wrote ahead of the store is seen by whoever has loaded its value.
-// Source: PTX ISA, "Memory Consistency Model", ld.acquire and st.release at .sys scope.
+// Words that other devices and the host read and write: what a thread (and those it met at a
+// barrier before) wrote ahead of the store is seen by whoever has loaded its value. Source: PTX
+// ISA, "Memory Consistency Model", ld.acquire and st.release at .sys scope.
 __device__ inline uint32_t LoadAcquireSystem(const uint32_t* address) {
   uint32_t value;
   asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
