@@ -1,6 +1,6 @@
 """Trains the demo model from nothing and exports it in Hugging Face layout.
 
-    python3 train.py OUT_DIR                  the demo model: 55 minutes on 2 CPU cores with AVX-512 and BF16
+    python3 train.py OUT_DIR                  the demo model: 80 minutes on 2 busy CPU cores with AVX-512 and BF16
     python3 train.py OUT_DIR --shape draft    the small one that drafts for it
     python3 train.py OUT_DIR --export-only    writes the model of the last checkpoint
 

@@ -93,9 +93,9 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
           "highest instruction set: auto, scalar, avx2, avxvnni, avx512, avx512vnni, avx512bf16, "
           "amx")
       ->type_name("NAME")
-      ->check(
-          CLI::IsMember({"auto", "scalar", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16"})
-              .description(""))
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avxvnni", "avx512", "avx512vnni",
+                             "avx512bf16", "amx"})
+                  .description(""))
       ->capture_default_str()
       ->group(group);
   command
