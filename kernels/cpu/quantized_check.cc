@@ -1,5 +1,6 @@
 #include "kernels/cpu/quantized_check.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -25,32 +26,36 @@ std::vector<float> Product(const QuantizedKernels& kernels, int bits, int rows, 
   for (size_t i = 0; i < x.size(); ++i) {
     x[i] = static_cast<float>(Scatter(static_cast<uint32_t>(i)) % 2001) - 1000.0f;
   }
-  const int64_t row_bytes = QuantizedRowBytes(padded) * rows;
-  std::vector<char> tile(static_cast<size_t>(kGroups * row_bytes));
-  for (int g = 0; g < kGroups; ++g) {
-    kernels.quantize_rows(x.data(), group, rows, group, zero, tile.data() + g * row_bytes);
-  }
   std::vector<float> c(static_cast<size_t>(rows * kQuantizedColumns));
-  QuantizedBlock block = {};
-  block.rows = tile.data();
-  block.tile_rows = rows;
-  block.num_rows = rows;
-  block.panel = panel.data();
-  block.num_groups = kGroups;
-  block.group_k = padded;
-  block.c = c.data();
-  block.fresh = true;
-  (bits == 8 ? kernels.gemm_int8 : kernels.gemm_int4)(block);
+  std::vector<char> tile;
+  for (int row = 0; row < rows; row += kernels.tile_rows) {
+    const int tile_rows = std::min(kernels.tile_rows, rows - row);
+    const int64_t tile_group_bytes = QuantizedRowBytes(padded) * tile_rows;
+    tile.resize(static_cast<size_t>(kGroups * tile_group_bytes));
+    for (int g = 0; g < kGroups; ++g) {
+      kernels.quantize_rows(x.data() + row * group, group, tile_rows, group, zero,
+                            tile.data() + g * tile_group_bytes);
+    }
+    QuantizedBlock block = {};
+    block.rows = tile.data();
+    block.tile_rows = tile_rows;
+    block.num_rows = tile_rows;
+    block.panel = panel.data();
+    block.num_groups = kGroups;
+    block.group_k = padded;
+    block.c = c.data() + row * kQuantizedColumns;
+    block.fresh = true;
+    (bits == 8 ? kernels.gemm_int8 : kernels.gemm_int4)(block);
+  }
   return c;
 }
 
 }  // namespace
 
 bool MultiplyAlike(const QuantizedKernels& a, const QuantizedKernels& b) {
-  const int most_rows = a.tile_rows < b.tile_rows ? a.tile_rows : b.tile_rows;
   for (const int bits : {8, 4}) {
     const int whole = bits == 8 ? 64 : 32;
-    for (const int rows : {1, most_rows}) {
+    for (const int rows : {1, a.tile_rows, b.tile_rows}) {
       for (const int group : {whole, 13}) {
         const std::vector<float> mine = Product(a, bits, rows, group);
         const std::vector<float> theirs = Product(b, bits, rows, group);

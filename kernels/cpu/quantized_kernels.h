@@ -171,21 +171,30 @@ LineFetch FetchOf(const QuantizedBlock& block, int tile, int num_tiles, int rows
   return {block.fetch + begin, block.fetch + end, (step_lines + num_tiles - 1) / num_tiles};
 }
 
-template <class P, bool kInt4>
-void QuantizedGemm(const QuantizedBlock& block) {
+// body(tile, num_tiles, rows, x, c, out) for every tile of the block; out is null when the sums go
+// back to c.
+template <class Body>
+void ForTiles(const QuantizedBlock& block, Body body) {
   const int num_tiles = (block.num_rows + block.tile_rows - 1) / block.tile_rows;
-  const char* tile = block.rows;
+  const char* x = block.rows;
   for (int t = 0; t < num_tiles; ++t) {
+    const int64_t first_row = int64_t{t} * block.tile_rows;
     const int rows_left = block.num_rows - t * block.tile_rows;
     const int rows = rows_left < block.tile_rows ? rows_left : block.tile_rows;
-    const int64_t first_row = int64_t{t} * block.tile_rows;
-    float* c = block.c + first_row * kQuantizedColumns;
-    QuantizedTileOf<P, kInt4, P::kTileRows>(
-        rows, block, tile + block.first_row_byte * rows, c,
-        block.out == nullptr ? c : block.out + first_row * block.out_stride,
-        FetchOf<kInt4>(block, t, num_tiles, rows, kInt4 ? 2 : 4));
-    tile += block.tile_stride_bytes;
+    body(t, num_tiles, rows, x + block.first_row_byte * rows,
+         block.c + first_row * kQuantizedColumns,
+         block.out == nullptr ? nullptr : block.out + first_row * block.out_stride);
+    x += block.tile_stride_bytes;
   }
+}
+
+template <class P, bool kInt4>
+void QuantizedGemm(const QuantizedBlock& block) {
+  ForTiles(block, [&](int t, int num_tiles, int rows, const char* x, float* c, float* out) {
+    QuantizedTileOf<P, kInt4, P::kTileRows>(
+        rows, block, x, c, out == nullptr ? c : out,
+        FetchOf<kInt4>(block, t, num_tiles, rows, kInt4 ? 2 : 4));
+  });
 }
 
 template <class P>

@@ -82,18 +82,10 @@ void MultiplyTile(const QuantizedBlock& block, int rows, const char* x, float* c
 
 template <class V, class Tiles, bool kInt4>
 void TiledGemm(const QuantizedBlock& block) {
-  const int num_tiles = (block.num_rows + block.tile_rows - 1) / block.tile_rows;
-  const char* tile = block.rows;
-  for (int t = 0; t < num_tiles; ++t) {
-    const int rows_left = block.num_rows - t * block.tile_rows;
-    const int rows = rows_left < block.tile_rows ? rows_left : block.tile_rows;
-    const int64_t first_row = int64_t{t} * block.tile_rows;
-    MultiplyTile<V, Tiles, kInt4>(
-        block, rows, tile + block.first_row_byte * rows, block.c + first_row * kQuantizedColumns,
-        block.out == nullptr ? nullptr : block.out + first_row * block.out_stride,
-        FetchOf<kInt4>(block, t, num_tiles, rows, 1));
-    tile += block.tile_stride_bytes;
-  }
+  ForTiles(block, [&](int t, int num_tiles, int rows, const char* x, float* c, float* out) {
+    MultiplyTile<V, Tiles, kInt4>(block, rows, x, c, out,
+                                  FetchOf<kInt4>(block, t, num_tiles, rows, 1));
+  });
 }
 
 template <class V, class Tiles>

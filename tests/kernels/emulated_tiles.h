@@ -1,62 +1,20 @@
-// Vectors of integers and tile registers in plain C++: the logic of the tile kernels on any
-// processor.
+// Tile registers, and the operations around them, in plain C++: the logic of the tile kernels on
+// any processor.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu/quantized_scalar.h"
 #include "kernels/cpu/quantized_table.h"
 
 namespace lockstep::testing {
+namespace {
 
-struct PortableLanes {
-  static constexpr int kLanes = 16;
-  struct F {
-    float lane[kLanes];
-  };
-  struct I {
-    int32_t lane[kLanes];
-  };
-  template <typename Vector, typename Lane>
-  static Vector Make(Lane value) {
-    Vector out;
-    for (int i = 0; i < kLanes; ++i) out.lane[i] = value(i);
-    return out;
-  }
-  static F Zero() { return Set(0.0f); }
-  static F Set(float x) {
-    return Make<F>([=](int) { return x; });
-  }
-  static F Load(const float* p) {
-    return Make<F>([=](int i) { return p[i]; });
-  }
-  static void Store(float* p, const F& v) { std::memcpy(p, v.lane, sizeof(v)); }
-  static F Mul(const F& a, const F& b) {
-    return Make<F>([&](int i) { return a.lane[i] * b.lane[i]; });
-  }
-  static F Fma(const F& a, const F& b, const F& c) {
-    return Make<F>([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
-  }
-  static F ToFloat(const I& v) {
-    return Make<F>([&](int i) { return static_cast<float>(v.lane[i]); });
-  }
-  static I AddIntegers(const I& a, const I& b) {
-    return Make<I>([&](int i) { return a.lane[i] + b.lane[i]; });
-  }
+struct PortableLanes : cpu::ScalarLanes {
   static I SetInteger(int32_t value) {
     return Make<I>([=](int) { return value; });
-  }
-  static F WidenScales(const char* p) {
-    return Make<F>([=](int i) {
-      uint16_t half;
-      std::memcpy(&half, p + 2 * i, 2);
-      const uint32_t bits = uint32_t{half} << 16;
-      float value;
-      std::memcpy(&value, &bits, 4);
-      return value;
-    });
   }
   static I LoadBytes(const char* p) {
     I v;
@@ -70,8 +28,6 @@ struct PortableLanes {
   static I HighHalves(const I& v) {
     return Make<I>([&](int i) { return v.lane[i] >> 4 & 0x0f0f0f0f; });
   }
-  static void Prefetch(const char*) {}
-  static void PrefetchPassing(const char*) {}
 };
 
 // tdpbsud over registers of at most 16 rows of 64 bytes, which refuses shapes that AMX refuses.
@@ -99,4 +55,5 @@ class EmulatedTiles {
   const int group_k_;
 };
 
+}  // namespace
 }  // namespace lockstep::testing
