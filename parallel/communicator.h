@@ -56,6 +56,10 @@ class Communicator {
 struct RankGroups {
   std::unique_ptr<Communicator> tp;  // same stage; rank() is tp_rank
   std::unique_ptr<Communicator> pp;  // same tp_rank; rank() is the pipeline stage
+  // Hidden states of up to so many bytes pass between stages whole, longer ones in slices
+  // (parallel/hand_over.h); the same on all ranks of both stages.
+  int64_t most_whole_bytes_from_previous = INT64_MAX;
+  int64_t most_whole_bytes_to_next = INT64_MAX;
 };
 
 // Groups of one: for a single rank and for the parts of a test that need no peers.

@@ -1,10 +1,12 @@
 #include "parallel/mpi_groups.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "parallel/hand_over.h"
 #include "parallel/polite_wait.h"
 
 namespace lockstep {
@@ -31,6 +33,14 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(MPI_Comm job, const Grou
   return MakeMpiCommunicator(std::move(collectives), std::move(messages), settings);
 }
 
+absl::StatusOr<std::vector<int>> NodesOfRanks(MPI_Comm job, const MpiSession& session) {
+  const int mine = session.node();
+  std::vector<int> nodes(static_cast<size_t>(session.world_size()));
+  RETURN_IF_ERROR(
+      FromMpi(MPI_Allgather(&mine, 1, MPI_INT, nodes.data(), 1, MPI_INT, job), "MPI_Allgather"));
+  return nodes;
+}
+
 }  // namespace
 
 absl::Status CheckGridFits(const MpiSession& session, const ProcessGrid& grid) {
@@ -51,6 +61,9 @@ absl::StatusOr<RankGroups> MakeGroupsOf(MPI_Comm job, const MpiSession& session,
   RankGroups groups;
   ASSIGN_OR_RETURN(groups.tp, MakeGroup(job, {stage, tp_rank, grid.tp()}, settings));
   ASSIGN_OR_RETURN(groups.pp, MakeGroup(job, {tp_rank, stage, grid.pp()}, settings));
+  ASSIGN_OR_RETURN(const std::vector<int> nodes, NodesOfRanks(job, session));
+  groups.most_whole_bytes_from_previous = MostWholeBytes(grid, nodes, stage - 1);
+  groups.most_whole_bytes_to_next = MostWholeBytes(grid, nodes, stage);
   return groups;
 }
 

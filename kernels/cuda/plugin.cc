@@ -14,6 +14,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/nccl_communicator.h"
 #include "parallel/cuda/nccl_group.h"
+#include "parallel/cuda/pipeline_communicator.h"
 #include "parallel/device_communicators.h"
 
 namespace lockstep::cuda {
@@ -26,6 +27,7 @@ class CudaCommunicators final : public DeviceCommunicators {
     if (host.size() == 1) return MakeSelfCommunicator();
     auto& device = static_cast<CudaBackend&>(backend);
     RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device.options().device), "choosing a GPU"));
+    if (group.is_pipeline) return MakePipeline(device, host, group);
     NcclOptions options;
     options.deterministic = device.options().deterministic;
     options.one_shot = group.reduces_often;
@@ -36,6 +38,16 @@ class CudaCommunicators final : public DeviceCommunicators {
   }
 
  private:
+  absl::StatusOr<std::unique_ptr<Communicator>> MakePipeline(CudaBackend& device,
+                                                             Communicator& host,
+                                                             const DeviceGroupOptions& group) {
+    PipelineOptions options;
+    options.siblings = SiblingsOf(device);
+    ASSIGN_OR_RETURN(options.from_previous, device.Allocate(group.bytes_from_previous));
+    ASSIGN_OR_RETURN(options.to_next, device.Allocate(group.bytes_to_next));
+    return MakePipelineCommunicator(host, device.stream(), std::move(options));
+  }
+
   std::shared_ptr<NcclSiblings> SiblingsOf(const CudaBackend& device) {
     std::lock_guard lock(mutex_);
     std::shared_ptr<NcclSiblings>& siblings = siblings_[&device];

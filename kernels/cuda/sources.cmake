@@ -16,6 +16,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/parallel/cuda/one_shot_kernel.cu
   ${PROJECT_SOURCE_DIR}/parallel/cuda/one_shot_sum.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/peer_memory.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/pipeline_communicator.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/tree_sum_kernel.cu
   # of the program's, in the plugin once more
   ${PROJECT_SOURCE_DIR}/kernels/cpu/linear_shape.cc

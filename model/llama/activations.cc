@@ -1,6 +1,7 @@
 #include "model/llama/activations.h"
 
 #include "kernels/base/status_macros.h"
+#include "parallel/hand_over.h"
 
 namespace lockstep {
 namespace {
@@ -17,13 +18,14 @@ absl::Status AllocateRows(Backend& backend, DType dtype, int64_t rows, int64_t w
 
 }  // namespace
 
-absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const StageShape& shape,
+absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const StageShape& shape, int tp,
                                                   int64_t max_batched_tokens,
                                                   int64_t max_logits_rows) {
   Activations act;
   const int64_t tokens = max_batched_tokens;
   const DType input = backend.LinearInput();
-  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.hidden, act.residual));
+  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, 1, HandOverFloats(tokens * shape.hidden, tp),
+                               act.residual));
   RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.hidden, act.delta));
   RETURN_IF_ERROR(AllocateRows(backend, input, tokens, shape.hidden, act.normed));
   RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.qkv_width(), act.qkv));

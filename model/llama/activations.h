@@ -11,7 +11,9 @@
 namespace lockstep {
 
 struct Activations {
-  DeviceBuffer residual;  // [max_batched_tokens, hidden], the stream that layers add to
+  // [max_batched_tokens, hidden], the stream that layers add to, and room to gather it in slices
+  // (parallel/hand_over.h).
+  DeviceBuffer residual;
   DeviceBuffer
       delta;  // [max_batched_tokens, hidden], what the last block computed and the next norm adds
   DeviceBuffer normed;    // [max_batched_tokens, hidden], LinearInput
@@ -22,7 +24,7 @@ struct Activations {
   DeviceBuffer logits;    // last stage: [max_logits_rows, vocab]
 
   // RESOURCE_EXHAUSTED when memory is short.
-  static absl::StatusOr<Activations> Allocate(Backend& backend, const StageShape& shape,
+  static absl::StatusOr<Activations> Allocate(Backend& backend, const StageShape& shape, int tp,
                                               int64_t max_batched_tokens, int64_t max_logits_rows);
 };
 

@@ -11,6 +11,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "model/llama/uniform_batch.h"
+#include "parallel/hand_over.h"
 
 namespace lockstep {
 
@@ -25,32 +26,41 @@ absl::Status LlamaStage::Forward(const StepBatch& batch) {
   }
   batch_.CopyFrom(batch, backend_);
   if (num_tokens() == 0) return absl::OkStatus();
-  return RunStage();
+  return RunStep([this] { return RunLayers(); });
 }
 
 absl::Status LlamaStage::RunPadded(const StepBatch& batch, const PaddedShape& shape) {
   Pad(batch, shape, padded_);
   batch_.CopyFrom(padded_, backend_, shape.max_context_len);
-  return backend_.Repeat(shape.Key(), [this] { return RunStage(); });
+  return RunStep([&] { return backend_.Repeat(shape.Key(), [this] { return RunLayers(); }); });
 }
 
-absl::Status LlamaStage::RunStage() {
+// What travels between stages is not part of steps that are kept: those are done only when all of
+// them is, so that the next one would wait for its turn until this one's numbers have been taken.
+absl::Status LlamaStage::RunStep(absl::FunctionRef<absl::Status()> run_layers) {
+  float* residual = act_.residual.as<float>();
+  if (!is_first()) {
+    RETURN_IF_ERROR(ReceiveFromPreviousStage(groups_, residual, num_hidden_states()));
+  }
+  RETURN_IF_ERROR(run_layers());
+  return is_last() ? absl::OkStatus() : SendToNextStage(groups_, residual, num_hidden_states());
+}
+
+absl::Status LlamaStage::RunLayers() {
   RETURN_IF_ERROR(BeginResidual());
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     RETURN_IF_ERROR(RunLayer(layer));
   }
-  if (!is_last()) return SendResidual();
-  NormLogitsRows();
+  AddDelta();
+  if (is_last()) NormLogitsRows();
   return absl::OkStatus();
 }
 
 absl::Status LlamaStage::BeginResidual() {
   has_delta_ = false;
   float* residual = act_.residual.as<float>();
-  if (is_first()) {
-    return weights_.embedding->Forward(batch_.token_ids(), num_tokens(), residual);
-  }
-  return groups_.pp->Recv(groups_.pp->rank() - 1, residual, hidden_bytes());
+  if (!is_first()) return GatherReceived(groups_, residual, num_hidden_states());
+  return weights_.embedding->Forward(batch_.token_ids(), num_tokens(), residual);
 }
 
 absl::Status LlamaStage::RunLayer(size_t layer) {
@@ -106,14 +116,8 @@ void LlamaStage::AddDelta() {
   has_delta_ = false;
 }
 
-absl::Status LlamaStage::SendResidual() {
-  AddDelta();
-  return groups_.pp->Send(groups_.pp->rank() + 1, act_.residual.data(), hidden_bytes());
-}
-
 // The final norm of the wanted rows only, gathered into the delta's buffer, which is free by now.
 void LlamaStage::NormLogitsRows() {
-  AddDelta();
   const int64_t num_rows = batch_.num_logits_rows();
   if (num_rows == 0) return;
   backend_.GatherRows(act_.residual.as<float>(), batch_.logits_rows(), num_rows, shape_.hidden,
@@ -218,8 +222,9 @@ absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& c
 
 absl::Status LlamaStage::AllocateBuffers() {
   ASSIGN_OR_RETURN(batch_, DeviceBatch::Allocate(backend_, limits_));
-  ASSIGN_OR_RETURN(act_, Activations::Allocate(backend_, shape_, limits_.max_batched_tokens,
-                                               max_device_logits_rows()));
+  ASSIGN_OR_RETURN(
+      act_, Activations::Allocate(backend_, shape_, groups_.tp->size(), limits_.max_batched_tokens,
+                                  max_device_logits_rows()));
   if (is_last()) {
     const int64_t logits_rows = std::min(kMaxLogitsRows, limits_.max_batched_tokens);
     ASSIGN_OR_RETURN(host_logits_, backend_.AllocateOnHost(logits_rows * shape_.vocab.size() *

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
@@ -106,17 +107,17 @@ class LlamaStage {
   absl::Status RunNewSequences(int64_t num_seqs, int64_t tokens_each, int num_times);
 
   absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape);
-  absl::Status RunStage();
+  absl::Status RunStep(absl::FunctionRef<absl::Status()> run_layers);
+  absl::Status RunLayers();
   absl::Status BeginResidual();
   absl::Status RunLayer(size_t layer);
   absl::Status Attention(const LayerWeights& weights, const KvCacheView& cache);
   absl::Status Mlp(const LayerWeights& weights);
-  absl::Status SendResidual();
   void NormLogitsRows();
   void AddAndNorm(const DeviceBuffer& weight);
   void AddDelta();
   int64_t num_tokens() const { return batch_.num_tokens(); }
-  int64_t hidden_bytes() const { return num_tokens() * shape_.hidden * int64_t{sizeof(float)}; }
+  int64_t num_hidden_states() const { return num_tokens() * shape_.hidden; }
 
   const ModelConfig config_;
   const StageShape shape_;

@@ -267,10 +267,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator&
                                                                    const NcclOptions& options) {
   ASSIGN_OR_RETURN(const ncclUniqueId id, ShareId(bootstrap));
   ASSIGN_OR_RETURN(std::unique_ptr<NcclGroup> group,
-                   NcclGroup::Join(id, bootstrap.rank(), bootstrap.size(),
-                                   options.siblings != nullptr ? options.siblings
-                                                               : std::make_shared<NcclSiblings>(),
-                                   options.start_patience));
+                   NcclGroup::Join(id, {.rank = bootstrap.rank(),
+                                        .size = bootstrap.size(),
+                                        .max_thread_blocks = options.max_thread_blocks,
+                                        .siblings = options.siblings != nullptr
+                                                        ? options.siblings
+                                                        : std::make_shared<NcclSiblings>(),
+                                        .patience = options.start_patience}));
   auto communicator = std::make_unique<NcclCommunicator>(std::move(group), stream, options);
   RETURN_IF_ERROR(communicator->Start(bootstrap));
   return communicator;

@@ -34,6 +34,7 @@ struct NcclOptions {
   // why, on rank 0.
   bool one_shot = false;
   std::function<void(const std::string&)> notice;
+  int max_thread_blocks = 0;  // of NCCL's kernels; 0: its own choice
   // Sizes up to this are exchanged once at the start: NCCL connects an algorithm at its first use.
   int64_t connect_bytes = int64_t{32} << 20;
   std::chrono::milliseconds start_patience{300000};  // until all ranks have come

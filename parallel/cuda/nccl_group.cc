@@ -27,19 +27,19 @@ void Pause(steady_clock::duration waited) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& id, int rank,
-                                                           int size,
-                                                           std::shared_ptr<NcclSiblings> siblings,
-                                                           milliseconds patience) {
-  std::unique_ptr<NcclGroup> group(new NcclGroup(rank, size, std::move(siblings)));
+absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& id,
+                                                           const Membership& membership) {
+  std::unique_ptr<NcclGroup> group(new NcclGroup(membership));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  if (membership.max_thread_blocks > 0) config.maxCTAs = membership.max_thread_blocks;
   {
     std::unique_lock lock(group->mutex_);
     group->operation_ = {"joining the group"};
     group->siblings_->groups.push_back(group.get());
-    const ncclResult_t result = ncclCommInitRankConfig(&group->comm_, size, id, rank, &config);
-    RETURN_IF_ERROR(group->Settle(lock, result, patience));
+    const ncclResult_t result =
+        ncclCommInitRankConfig(&group->comm_, membership.size, id, membership.rank, &config);
+    RETURN_IF_ERROR(group->Settle(lock, result, membership.patience));
   }
   group->watcher_ = std::thread([group = group.get()] { group->Watch(); });
   return group;

@@ -46,11 +46,17 @@ class NcclGroup {
     int peer = -1;  // of sends and receives
   };
 
+  struct Membership {
+    int rank = 0;
+    int size = 1;
+    int max_thread_blocks = 0;  // of NCCL's kernels; 0: its own choice
+    std::shared_ptr<NcclSiblings> siblings;
+    std::chrono::milliseconds patience;
+  };
   // Every rank of the group calls it, with its device current. UNAVAILABLE when the others have not
   // come within `patience`.
-  static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(const ncclUniqueId& id, int rank, int size,
-                                                         std::shared_ptr<NcclSiblings> siblings,
-                                                         std::chrono::milliseconds patience);
+  static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(const ncclUniqueId& id,
+                                                         const Membership& membership);
   // Waits for what is under way, `kFarewell` at most. No graph may hold work of the group any more:
   // NCCL would wait for it.
   ~NcclGroup();
@@ -78,8 +84,11 @@ class NcclGroup {
   absl::Status Health();
 
  private:
-  NcclGroup(int rank, int size, std::shared_ptr<NcclSiblings> siblings)
-      : rank_(rank), size_(size), siblings_(std::move(siblings)), mutex_(siblings_->mutex) {}
+  explicit NcclGroup(const Membership& membership)
+      : rank_(membership.rank),
+        size_(membership.size),
+        siblings_(membership.siblings),
+        mutex_(siblings_->mutex) {}
   absl::Status Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
                       std::chrono::milliseconds patience);
   absl::Status EndLocked(const std::string& why);

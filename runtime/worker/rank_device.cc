@@ -63,17 +63,17 @@ absl::StatusOr<GpusHere> FindGpus() {
   return GpusHere{accelerator, std::move(gpus)};
 }
 
-absl::Status RankDevice::Join(RankGroups& host) {
+absl::Status RankDevice::Join(RankGroups& host, int64_t max_hidden_states) {
   if (communicators_ == nullptr) {
     groups_ = &host;
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<Communicator> tp,
-      communicators_->Make(*backend_, *host.tp, {.reduces_often = true, .notice = notice_}));
-  tp_->Renew(std::move(tp));
-  ASSIGN_OR_RETURN(std::unique_ptr<Communicator> pp, communicators_->Make(*backend_, *host.pp, {}));
-  pp_->Renew(std::move(pp));
+  ASSIGN_OR_RETURN(RankGroups made, MakeDeviceGroups(*communicators_, *backend_, host,
+                                                     {max_hidden_states, notice_}));
+  tp_->Renew(std::move(made.tp));
+  pp_->Renew(std::move(made.pp));
+  own_groups_.most_whole_bytes_from_previous = made.most_whole_bytes_from_previous;
+  own_groups_.most_whole_bytes_to_next = made.most_whole_bytes_to_next;
   return absl::OkStatus();
 }
 

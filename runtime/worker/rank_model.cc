@@ -80,6 +80,10 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
   return weight_bytes + *options_.num_kv_blocks * block_bytes;
 }
 
+absl::Status RankModel::Join(RankGroups& host) {
+  return device_->Join(host, options_.stage.limits.max_batched_tokens * config().hidden_size);
+}
+
 absl::Status RankModel::Load(const LoadProgress& progress) {
   StageOptions stage_options = options_.stage;
   stage_options.on_progress = [this] { progress_.Advance(); };

@@ -33,6 +33,8 @@ class RankModel {
   absl::StatusOr<int64_t> NeededBytes() const;
 
   RankDevice& device() { return *device_; }
+  // RankDevice::Join, with what the model's stages send each other.
+  absl::Status Join(RankGroups& host);
 
   // Reads this rank's weights; the device's groups must have been joined; progress is called from
   // several threads. Errors as LlamaStage::Load's, and RESOURCE_EXHAUSTED when the cache asked for

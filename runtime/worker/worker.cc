@@ -97,7 +97,9 @@ absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
   epoch_ = round->epoch;
   tp_->Renew(std::move(round->groups.tp));
   pp_->Renew(std::move(round->groups.pp));
-  RETURN_IF_ERROR(model_->device().Join(groups_));
+  groups_.most_whole_bytes_from_previous = round->groups.most_whole_bytes_from_previous;
+  groups_.most_whole_bytes_to_next = round->groups.most_whole_bytes_to_next;
+  RETURN_IF_ERROR(model_->Join(groups_));
   return true;
 }
 

@@ -16,14 +16,13 @@ extern "C" const lockstep::AcceleratorPlugin* lockstep_plugin();
 namespace lockstep::testing {
 namespace {
 
+constexpr int64_t kMaxBatchedTokens = 64;
+constexpr int64_t kHiddenSize = 64;  // of stories260K
+
 absl::StatusOr<RankGroups> OverNccl(Backend& backend, RankGroups& host) {
-  DeviceCommunicators& communicators = lockstep_plugin()->accelerator->communicators();
-  RankGroups groups;
-  const auto notice = [](const std::string& text) { ADD_FAILURE() << text; };
-  ASSIGN_OR_RETURN(
-      groups.tp, communicators.Make(backend, *host.tp, {.reduces_often = true, .notice = notice}));
-  ASSIGN_OR_RETURN(groups.pp, communicators.Make(backend, *host.pp, {}));
-  return groups;
+  return MakeDeviceGroups(lockstep_plugin()->accelerator->communicators(), backend, host,
+                          {.max_hidden_states = kMaxBatchedTokens * kHiddenSize,
+                           .notice = [](const std::string& text) { ADD_FAILURE() << text; }});
 }
 
 class CudaGroupsTest : public ::testing::Test {
@@ -44,7 +43,8 @@ class CudaGroupsTest : public ::testing::Test {
   }
   void TearDown() override { EXPECT_EQ(cuda_emulation::TakeFailure(), ""); }
 
-  std::vector<Outcome> Run(int tp, int pp, DType compute, bool deterministic) {
+  std::vector<Outcome> Run(int tp, int pp, DType compute, bool deterministic,
+                           bool stages_lie_apart = false) {
     cuda_emulation::SetDevice({.num_devices = tp * pp});
     std::atomic<int> next_device{0};
     DriveOptions options;
@@ -57,9 +57,11 @@ class CudaGroupsTest : public ::testing::Test {
       return *std::move(backend);
     };
     options.make_device_groups = &OverNccl;
+    options.stages_lie_apart = stages_lie_apart;
     options.stage.weights =
         compute == DType::kBF16 ? StageOptions::Weights::kBF16 : StageOptions::Weights::kF32;
-    options.stage.limits = {.max_batched_tokens = 64, .max_num_seqs = 4, .max_model_len = 80};
+    options.stage.limits = {
+        .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = 4, .max_model_len = 80};
     options.chunk = 30;
     auto outcomes = Drive(*checkpoint_, options, requests_);
     EXPECT_TRUE(outcomes.ok()) << outcomes.status();
@@ -85,6 +87,10 @@ TEST_F(CudaGroupsTest, DeterministicRunsAreTheSameToTheBit) {
   const std::vector<Outcome> want = Run(2, 1, DType::kBF16, true);
   EXPECT_TRUE(SameBits(Run(2, 1, DType::kBF16, true), want));
   EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true), want)) << "stages do not change a bit";
+  EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, true), want)) << "nor do slices";
+  EXPECT_TRUE(SameBits(Run(2, 3, DType::kBF16, true, true), want)) << "nor a stage in the middle";
+  const std::vector<Outcome> of_four = Run(4, 1, DType::kBF16, true);
+  EXPECT_TRUE(SameBits(Run(4, 2, DType::kBF16, true, true), of_four));
 }
 
 }  // namespace

@@ -21,6 +21,9 @@ extern "C" const lockstep::AcceleratorPlugin* lockstep_plugin();
 namespace lockstep::testing {
 namespace {
 
+constexpr int64_t kMaxBatchedTokens = 64;
+constexpr int64_t kHiddenSize = 64;  // of stories260K
+
 using ::testing::Each;
 
 std::filesystem::path ModelDirectory() { return SharedAssets() / "models" / "stories260K"; }
@@ -37,16 +40,12 @@ std::vector<GoldenCase> Cases() {
 }
 
 absl::StatusOr<RankGroups> OverDevices(Backend& backend, RankGroups& host) {
-  DeviceCommunicators& communicators = lockstep_plugin()->accelerator->communicators();
-  const auto notice = [](const std::string& text) { ADD_FAILURE() << text; };
-  RankGroups groups;
-  ASSIGN_OR_RETURN(
-      groups.tp, communicators.Make(backend, *host.tp, {.reduces_often = true, .notice = notice}));
-  ASSIGN_OR_RETURN(groups.pp, communicators.Make(backend, *host.pp, {}));
-  return groups;
+  return MakeDeviceGroups(lockstep_plugin()->accelerator->communicators(), backend, host,
+                          {.max_hidden_states = kMaxBatchedTokens * kHiddenSize,
+                           .notice = [](const std::string& text) { ADD_FAILURE() << text; }});
 }
 
-DriveOptions Options(const LocalRank& rank, bool deterministic) {
+DriveOptions Options(const LocalRank& rank, bool deterministic, bool stages_lie_apart) {
   int num_devices = 0;
   EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
   if (num_devices < rank.size) LetRanksShareAGpu();
@@ -60,12 +59,14 @@ DriveOptions Options(const LocalRank& rank, bool deterministic) {
   };
   options.make_device_groups = &OverDevices;
   options.stage.weights = StageOptions::Weights::kF32;
-  options.stage.limits = {.max_batched_tokens = 64, .max_num_seqs = 4, .max_model_len = 80};
+  options.stage.limits = {
+      .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = 4, .max_model_len = 80};
   options.chunk = 30;
+  options.stages_lie_apart = stages_lie_apart;
   return options;
 }
 
-// argument: tp,pp,deterministic.
+// argument: tp,pp,deterministic,stages_lie_apart.
 absl::Status Generate(const LocalRank& rank) {
   const std::vector<std::string> layout = absl::StrSplit(rank.argument, ',');
   const ProcessGrid grid = *ProcessGrid::Create(std::stoi(layout[0]), std::stoi(layout[1]));
@@ -76,9 +77,9 @@ absl::Status Generate(const LocalRank& rank) {
     requests.push_back({golden.prompt, static_cast<int>(golden.greedy_tokens.size())});
   }
   RankGroups host = rank.Groups(grid);
-  ASSIGN_OR_RETURN(
-      const std::vector<Outcome> outcomes,
-      DriveRank(*checkpoint, grid, rank.rank, host, Options(rank, layout[2] == "1"), requests));
+  ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes,
+                   DriveRank(*checkpoint, grid, rank.rank, host,
+                             Options(rank, layout[2] == "1", layout[3] == "1"), requests));
   const bool has_logits = grid.stage_of(rank.rank) == grid.pp() - 1;
   for (size_t i = 0; i < cases.size(); ++i) {
     EXPECT_EQ(outcomes[i].greedy, cases[i].greedy_tokens);
@@ -91,25 +92,29 @@ struct Layout {
   int tp;
   int pp;
   bool deterministic = false;
+  bool stages_lie_apart = false;
 };
 
 class CudaRanksTest : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(CudaRanksTest, TokensAreThoseOfOneProcess) {
   SKIP_WITHOUT_ASSET(ModelDirectory());
-  const auto [tp, pp, deterministic] = GetParam();
+  const auto [tp, pp, deterministic, stages_lie_apart] = GetParam();
   EXPECT_THAT(RunLocalRanks({.num_ranks = tp * pp,
                              .part = "generate",
-                             .argument = absl::StrCat(tp, ",", pp, ",", deterministic ? 1 : 0)}),
+                             .argument = absl::StrCat(tp, ",", pp, ",", deterministic ? 1 : 0, ",",
+                                                      stages_lie_apart ? 1 : 0)}),
               Each(0));
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaRanksTest,
                          ::testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{2, 1, true},
-                                           Layout{4, 1}, Layout{1, 2}, Layout{2, 2}),
+                                           Layout{4, 1}, Layout{1, 2}, Layout{2, 2},
+                                           Layout{2, 2, false, true}, Layout{1, 3}),
                          [](const auto& info) {
                            return absl::StrCat("Tp", info.param.tp, "Pp", info.param.pp,
-                                               info.param.deterministic ? "Deterministic" : "");
+                                               info.param.deterministic ? "Deterministic" : "",
+                                               info.param.stages_lie_apart ? "Apart" : "");
                          });
 
 }  // namespace

@@ -118,6 +118,18 @@ TEST_P(InvarianceTest, Layout) {
   }
 }
 
+TEST_P(InvarianceTest, HiddenStatesInSlices) {
+  for (const auto& [tp, pp] : {std::pair(2, 2), {4, 2}, {4, 3}}) {
+    SCOPED_TRACE(::testing::Message() << "tp " << tp << " pp " << pp);
+    ExpectSameBits([&](DriveOptions& o) {
+      o.tp = tp;
+      o.pp = pp;
+      o.staggered = true;
+      o.stages_lie_apart = true;
+    });
+  }
+}
+
 TEST_P(InvarianceTest, ReferenceBackend) {
   const std::vector<Request> requests = {{RandomTokens(9, 5), 4}};
   const auto reference = [](DriveOptions& o) { o.make_backend = MakeReferenceBackend; };

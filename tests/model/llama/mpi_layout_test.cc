@@ -27,18 +27,23 @@ TEST_P(MpiLayoutTest, EveryLayoutOfTheJobGivesTheBitsOfOneRank) {
   const int world = TestSession().world_size();
   for (int tp = 1; tp <= world; tp *= 2) {
     if (world % tp != 0 || world / tp > 3) continue;
-    SCOPED_TRACE(::testing::Message() << "tp " << tp << " pp " << world / tp);
-    const ProcessGrid grid = *ProcessGrid::Create(tp, world / tp);
-    auto groups = MakeMpiGroups(TestSession(), grid);
-    ASSERT_TRUE(groups.ok()) << groups.status();
-    const auto outcomes =
-        DriveRank(model.checkpoint(), grid, TestSession().rank(), *groups, options, requests);
-    ASSERT_TRUE(outcomes.ok()) << outcomes.status();
-    for (size_t i = 0; i < requests.size(); ++i) {
-      EXPECT_EQ((*outcomes)[i].greedy, (*alone)[i].greedy);
-    }
-    if (grid.stage_of(TestSession().rank()) == grid.pp() - 1) {
-      EXPECT_TRUE(SameBits(*outcomes, *alone));
+    for (const bool apart : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << "tp " << tp << " pp " << world / tp << " " << apart);
+      options.stages_lie_apart = apart;
+      const ProcessGrid grid = *ProcessGrid::Create(tp, world / tp);
+      auto groups = MakeMpiGroups(TestSession(), grid);
+      ASSERT_TRUE(groups.ok()) << groups.status();
+      EXPECT_EQ(groups->most_whole_bytes_to_next, INT64_MAX) << "all of this job is one host";
+      EXPECT_EQ(groups->most_whole_bytes_from_previous, INT64_MAX);
+      const auto outcomes =
+          DriveRank(model.checkpoint(), grid, TestSession().rank(), *groups, options, requests);
+      ASSERT_TRUE(outcomes.ok()) << outcomes.status();
+      for (size_t i = 0; i < requests.size(); ++i) {
+        EXPECT_EQ((*outcomes)[i].greedy, (*alone)[i].greedy);
+      }
+      if (grid.stage_of(TestSession().rank()) == grid.pp() - 1) {
+        EXPECT_TRUE(SameBits(*outcomes, *alone));
+      }
     }
   }
 }

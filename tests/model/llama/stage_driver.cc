@@ -216,6 +216,10 @@ absl::StatusOr<std::vector<Outcome>> DriveRank(const Checkpoint& checkpoint,
                                                RankGroups& groups, const DriveOptions& options,
                                                const std::vector<Request>& requests) {
   const std::unique_ptr<Backend> backend = options.make_backend();
+  if (options.stages_lie_apart) {
+    groups.most_whole_bytes_from_previous = 0;
+    groups.most_whole_bytes_to_next = 0;
+  }
   RankGroups device;
   if (options.make_device_groups != nullptr) {
     ASSIGN_OR_RETURN(device, options.make_device_groups(*backend, groups));
