@@ -37,7 +37,7 @@ struct Interconnect {
 Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node);
 
 double AllReduceSeconds(const Interconnect& net, int ranks, double bytes);
-// One message to the next pipeline stage.
+// One message between two GPUs.
 double TransferSeconds(const Interconnect& net, bool across_nodes, double bytes);
 
 // The formula itself, for the fit.

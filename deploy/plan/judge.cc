@@ -221,11 +221,11 @@ Candidate Judge(const PlanRequest& request, int tp, int pp) {
     return candidate;
   }
   candidate.tp_across_nodes = tp > request.gpus_per_node;
-  candidate.memory =
-      PlanMemory({request.model.architecture, request.weights, request.kv, request.policy,
-                  request.memory, std::llround(request.gpu.memory_gib * 0x1p30),
-                  std::llround(request.input_tokens + request.output_tokens)},
-                 candidate.layout);
+  candidate.memory = PlanMemory(
+      {request.model.architecture, request.weights, request.kv, request.policy, request.memory,
+       std::llround(request.gpu.memory_gib * 0x1p30),
+       std::llround(request.input_tokens + request.output_tokens), request.gpus_per_node},
+      candidate.layout);
   BreakMemory(request, candidate);
   if (candidate.broken == Constraint::kNone) {
     FindReplicas(request,

@@ -134,7 +134,8 @@ absl::StatusOr<MeasuredCase> MeasuredCase::Create(const Measurement& measurement
   const MemoryPlan memory =
       PlanMemory({out.model_.architecture, out.weights_, out.kv_, out.policy_, MemoryOptions(),
                   std::llround(out.gpu_.memory_gib * 0x1p30),
-                  std::llround(measurement.input_tokens + measurement.output_tokens / 2)},
+                  std::llround(measurement.input_tokens + measurement.output_tokens / 2),
+                  out.gpu_.gpus_per_node},
                  layout);
   out.max_requests_ = std::max<int64_t>(1, memory.max_requests);
   out.stages_ = WorkOfStages(out.model_.architecture, out.weights_, layout);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "deploy/plan/stage_borders.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/engine/kv_capacity.h"
@@ -44,7 +45,10 @@ StageMemory PlanStage(const MemoryInputs& inputs, const Layout& layout, const Ra
   stage.first_rank = first_rank;
   stage.weights = weights;
   stage.activations = ActivationBytes(inputs, layout, weights.stage == layout.pp - 1);
-  stage.communication = layout.ranks() > 1 ? kCommunicationBytes : 0;
+  stage.communication =
+      (layout.ranks() > 1 ? kCommunicationBytes : 0) +
+      HandOverMemoryBytes(layout, inputs.gpus_per_node, weights.stage,
+                          inputs.options.max_batched_tokens * inputs.model.hidden_size);
   stage.runtime = kRuntimeBytes;
   stage.capacity = inputs.gpu_bytes;
   stage.reserve = static_cast<int64_t>(static_cast<double>(inputs.gpu_bytes) *

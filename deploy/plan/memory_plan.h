@@ -61,6 +61,7 @@ struct MemoryInputs {
   MemoryOptions options;
   int64_t gpu_bytes = 0;       // as the driver reports it
   int64_t request_tokens = 0;  // input and output of a usual request
+  int gpus_per_node = 8;
 };
 
 // The layout must have been checked.

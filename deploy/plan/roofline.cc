@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "deploy/plan/stage_borders.h"
+
 namespace lockstep::plan {
 namespace {
 
@@ -56,6 +58,7 @@ Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, 
     : deployment_(deployment),
       net_(std::move(net)),
       stages_(std::move(stages)),
+      most_whole_bytes_(MostWholeBytesOfBorders(deployment.layout, net_.gpus_per_node)),
       linear_flops_(RateOf(deployment.gpu, deployment.engine, deployment.weights.compute_bits)),
       dense_flops_(RateOf(deployment.gpu, deployment.engine, 16)),
       weight_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.weight_bandwidth),
@@ -122,21 +125,21 @@ StepCost Roofline::SlowestStage(const StepLoad& load) const {
   return slowest;
 }
 
-double Roofline::SecondsToNextStage(const StepLoad& load) const {
-  const bool across_nodes = deployment_.layout.ranks() > deployment_.gpus_per_node;
+double Roofline::SecondsToNextStage(int stage, const StepLoad& load) const {
+  if (stage + 1 == num_stages()) return 0.0;
   const double bytes = (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes;
-  return TransferSeconds(net_, across_nodes, bytes);
+  return HandOverSeconds(net_, deployment_.layout.tp, most_whole_bytes_[stage], bytes);
 }
 
 double Roofline::StageSeconds(int stage, const StepLoad& load) const {
-  const double seconds = CostOf(stage, load).total();
-  return stage + 1 == num_stages() ? seconds : seconds + SecondsToNextStage(load);
+  return CostOf(stage, load).total() + SecondsToNextStage(stage, load);
 }
 
 double Roofline::SumOfStages(const StepLoad& load) const {
   double total = 0.0;
   for (const Kind& kind : kinds_) total += kind.count * CostOf(kind.stage, load).total();
-  return num_stages() == 1 ? total : total + (num_stages() - 1) * SecondsToNextStage(load);
+  for (int stage = 0; stage < num_stages(); ++stage) total += SecondsToNextStage(stage, load);
+  return total;
 }
 
 }  // namespace lockstep::plan

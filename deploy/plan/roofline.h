@@ -42,11 +42,12 @@ class Roofline : public StageCosts {
 
  private:
   double KvBytesOfDecode(const StageWork& work, double context) const;
-  double SecondsToNextStage(const StepLoad& load) const;
+  double SecondsToNextStage(int stage, const StepLoad& load) const;
 
   const Deployment deployment_;
   const Interconnect net_;
   const std::vector<StageWork> stages_;
+  const std::vector<int64_t> most_whole_bytes_;  // MostWholeBytesOfBorders
   // Stages that cost alike: the first of them and how many there are.
   struct Kind {
     int stage = 0;
