@@ -36,6 +36,9 @@ struct Device {
   bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
   bool reach_each_other = true;       // peer access
   bool has_ipc = true;                // memory of one process in another
+  // Does the driver encode them? Without, backends do not try wgmma when they start, which takes
+  // minutes on a device of this size.
+  bool has_tensor_maps = false;
 };
 void SetDevice(const Device& device);
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tests/support/cuda_emulation/runtime/async_proxy.h"
 #include "tests/support/cuda_emulation/runtime/static_shared.h"
 
 uint3 threadIdx;
@@ -114,11 +115,13 @@ void BlockRunner::GoOn() {
     if (std::exchange(block_->gives_way, false)) return PutAside();
     if (!block_->ready.empty()) {
       TakeTurn(Next());
-    } else if (!ReleaseBarrier()) {
+    } else if (!ReleaseBarrier() && !(block_->async && block_->async->Advance())) {
       if (!block_->spinning.empty()) return PutAside();
       run_->failure = absl::StrCat("a block can go no further: ", DescribeDeadlock());
     }
   }
+  if (block_->async && run_->failure.empty()) run_->failure = block_->async->Leftover();
+  block_->async.reset();
   block_->shared.reset();
   spare_.push_back(std::move(block_));
 }
@@ -166,6 +169,7 @@ void BlockRunner::TakeTurn(int index) {
   current_ = index;
   threadIdx = IndexIn(run_->kernel.block, index);
   Thread& thread = *block_->threads[index];
+  if (block_->async) block_->async->MaybeAdvance();
   thread.fiber.Resume();
   if (thread.fiber.ended()) {
     thread.state = State::kReturned;
@@ -181,6 +185,7 @@ void BlockRunner::Wait(State state, const Site& site) {
 }
 
 void BlockRunner::Barrier(const Site& site) {
+  if (block_->async) block_->async->NoteWrites();
   ++block_->num_at_barrier;
   Wait(State::kAtBarrier, site);
 }
@@ -190,6 +195,24 @@ bool BlockRunner::BarrierOr(bool mine, const Site& site) {
   block_->any_true |= mine;
   Barrier(site);
   return block_->was_any_true;
+}
+
+void BlockRunner::Park(const char* name, const Site& site) {
+  Mine().name = name;
+  Wait(State::kParked, site);
+}
+
+size_t BlockRunner::Pick(size_t count) {
+  if (order_ > 1) return random_() % count;
+  return order_ == 1 ? count - 1 : 0;
+}
+
+AsyncProxy& BlockRunner::Async() {
+  if (block_->async == nullptr) {
+    block_->async =
+        std::make_unique<AsyncProxy>(*this, block_->shared.get(), run_->kernel.shared_bytes);
+  }
+  return *block_->async;
 }
 
 void BlockRunner::HaveTold() {
@@ -271,11 +294,14 @@ void BlockRunner::Exchange(const char* name, uint32_t mask, void* operand,
   }
 }
 
-void BlockRunner::Fail(std::string what) {
+void BlockRunner::FailBlock(std::string what) {
   run_->failure =
       absl::StrFormat("block (%d, %d, %d) thread (%d, %d, %d): %s", blockIdx.x, blockIdx.y,
                       blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z, what);
-  std::string().swap(what);  // nothing unwinds this frame
+}
+
+void BlockRunner::Fail(std::string what) {
+  FailBlock(std::exchange(what, {}));  // nothing unwinds this frame
   while (true) Mine().fiber.Suspend();
 }
 
@@ -287,6 +313,8 @@ std::string BlockRunner::Describe(int index) const {
     case State::kAtExchange:
       return absl::StrFormat("waits at %s %s for lanes %08x", thread.name, Place(thread.site),
                              thread.mask);
+    case State::kParked:
+      return absl::StrCat("waits at ", thread.name, " ", Place(thread.site));
     case State::kReady:
       return "runs";
     case State::kSpinning:

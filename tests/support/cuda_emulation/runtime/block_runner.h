@@ -18,6 +18,8 @@
 
 namespace lockstep::cuda_emulation {
 
+class AsyncProxy;
+
 struct Kernel {
   dim3 grid;
   dim3 block;
@@ -43,16 +45,14 @@ class BlockRunner {
 
   BlockRunner();
   ~BlockRunner();
-  // As SetThreadOrder.
-  void SetOrder(uint64_t seed);
+  void SetOrder(uint64_t seed);  // as SetThreadOrder
   // As far as it can go. False: some blocks wait for other devices. Blocks beyond what
   // `num_resident` threads make do not begin before others have ended.
   bool Advance(Run& run, int num_resident);
 
   // ---- called by the thread that has its turn ----
   void Barrier(const Site& site);
-  // True on all threads when it is on one.
-  bool BarrierOr(bool mine, const Site& site);
+  bool BarrierOr(bool mine, const Site& site);  // true on all threads when it is on one
   // Gives its turn away until the kernel is asked again.
   void SpinPause();
   // Other devices have been told something: they go on first, before this block's other threads.
@@ -60,7 +60,15 @@ class BlockRunner {
   void Exchange(const char* name, uint32_t mask, void* operand,
                 lockstep::cuda_emulation::Exchange exchange, const Site& site);
   int lane() const { return current_ % warpSize; }
+  int thread() const { return current_; }
+  int num_threads() const { return run_->num_threads; }
+  void Park(const char* name, const Site& site);  // until it is woken
+  void Wake(int thread) { Ready(thread); }
+  size_t Pick(size_t count);  // one of so many, as the order of threads says
+  bool Chance(unsigned one_in) { return order_ > 1 && random_() % one_in == 0; }
+  AsyncProxy& Async();  // of the block
   [[noreturn]] void Fail(std::string what);
+  void FailBlock(std::string what);  // but returns
   void* dynamic_shared() const;
   size_t dynamic_shared_bytes() const { return run_->kernel.shared_bytes; }
   void IssueCopy(void* shared, const void* global, bool valid);
@@ -68,7 +76,7 @@ class BlockRunner {
   void AwaitCopies(int newest);
 
  private:
-  enum class State { kReady, kAtBarrier, kAtExchange, kSpinning, kReturned };
+  enum class State { kReady, kAtBarrier, kAtExchange, kParked, kSpinning, kReturned };
   struct Copy {
     void* to;
     const void* from;  // null: zeros
@@ -78,10 +86,9 @@ class BlockRunner {
     Fiber fiber;
     State state = State::kReturned;
     Site site;
-    const char* name = "";  // of an exchange, for messages
+    const char* name = "";  // of what it waits for, for messages
     uint32_t mask = 0;
-    // copies in the background
-    std::vector<Copy> copies;
+    std::vector<Copy> copies;  // in the background
     int copy_group = 0;
   };
 
@@ -132,7 +139,8 @@ struct BlockRunner::Block {
   std::vector<std::unique_ptr<Thread>> threads;   // more than the block has, perhaps
   std::array<std::vector<Meeting>, 32> meetings;  // by warp
   std::unique_ptr<char, void (*)(void*)> shared{nullptr, nullptr};
-  std::vector<char> static_shared;  // while it is put aside
+  std::unique_ptr<AsyncProxy> async;  // once it is used
+  std::vector<char> static_shared;    // while it is put aside
 };
 
 // The one whose kernel runs.

@@ -41,6 +41,13 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return std::apply(launch, values);
 }
 
+// Registers are not emulated; these are what a block of 384 threads can have.
+template <typename Function>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Function*) {
+  *attributes = {.numRegs = 168};
+  return cudaSuccess;
+}
+
 template <typename Function>
 cudaError_t cudaFuncSetAttribute(Function* kernel, cudaFuncAttribute attribute, int value) {
   return lockstep::cuda_emulation::SetKernelAttribute(reinterpret_cast<const void*>(kernel),

@@ -1,0 +1,83 @@
+// Products of warpgroups (PTX ISA, "wgmma.mma_async" and its neighbours; "Matrix descriptor";
+// "Strides"), of descriptors with the 128-byte swizzle.
+//
+// A product is done when a warp waits for its group: it reads its operands then, and until then its
+// sums are 0xff, which must still be there. Registers must have been fenced since they were last
+// anybody else's, and hold at the issue and at the wait what they held at the fence. All warps of a
+// group must issue the same.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/support/cuda_emulation/runtime/warp_functions.h"
+#include "tests/support/cuda_emulation/wgmma.cuh"
+
+namespace lockstep::cuda_emulation {
+
+class AsyncProxy;
+class BlockRunner;
+
+// Of one block, whose threads call it.
+class WarpgroupProducts {
+ public:
+  WarpgroupProducts(BlockRunner& runner, const AsyncProxy& memory);
+
+  void Fence(const void* registers, int count);
+  void Issue(const cuda::emulated::Product& product, const Site& site);
+  void Commit();
+  void Wait(int newest, const float* sums, const Site& site);
+  std::string Leftover() const;
+
+ private:
+  struct Issued {
+    cuda::emulated::Product product;
+    int group;
+    Site site;
+  };
+  struct Thread {
+    std::vector<Issued> issued;
+    int group = 0;
+    std::map<float*, std::vector<float>> pending;             // the true sums
+    std::map<const uint32_t*, std::vector<uint32_t>> fenced;  // registers by address
+    int newest = 0;                                           // of a wait
+    WarpgroupProducts* products = nullptr;
+  };
+  // What all warps of a group must agree on.
+  struct Step {
+    bool operator==(const Step&) const = default;
+    bool from_registers;
+    uint64_t a;
+    uint64_t b;
+    int columns;
+    bool accumulate;
+  };
+  struct Group {
+    std::vector<Step> steps;
+    size_t done[4] = {};  // by warp
+  };
+  struct Matrices {
+    float a[16][16];   // [row, k]
+    float b[16][128];  // [k, column]
+  };
+
+  static void DoCommitted(void* const operands[32], uint32_t mask);
+  void DoWarp(Thread* const (&lanes)[32], int newest);
+  void Do(const std::vector<const Issued*>& product, Thread* const (&lanes)[32]);
+  void CheckAgreement(const std::vector<const Issued*>& product);
+  void ReadA(const std::vector<const Issued*>& product, Matrices& matrices) const;
+  void ReadB(const Issued& issued, Matrices& matrices) const;
+  void GiveBack(Thread& thread);
+  const char* Chunk(uint32_t address, const Site& site) const;
+  bool IsFenced(const Thread& thread, const uint32_t* registers, int count) const;
+  int Warp() const;
+
+  BlockRunner& runner_;
+  const AsyncProxy& memory_;
+  std::vector<Thread> threads_;
+  std::vector<Group> groups_;
+};
+
+}  // namespace lockstep::cuda_emulation

@@ -1,0 +1,56 @@
+// The emulated twins of kernels/cuda/ptx/wgmma.cuh. A product is done when its group is waited for:
+// until then its sums are NaN, and it reads its operands then. What is enforced beyond its result:
+// runtime/warpgroup_products.h.
+#pragma once
+
+#include "hopper_instructions.cuh"
+
+namespace lockstep::cuda {
+
+#define LOCKSTEP_SITE const std::source_location& site = std::source_location::current()
+
+namespace emulated {
+// Registers of this thread, as floats or words.
+void WgmmaFence(const void* registers, int count);
+struct Product {
+  float* sums;
+  int columns;
+  bool accumulate;
+  const uint32_t* a_registers;  // or null, and then
+  uint64_t a;
+  uint64_t b;
+};
+void IssueProduct(const Product& product, const std::source_location& site);
+void WgmmaWait(int newest, const float* sums, const std::source_location& site);
+}  // namespace emulated
+
+template <typename T, int n>
+void PinRegisters(T (&)[n][4]) {}
+template <int n>
+void WgmmaFence(float (&sums)[n][4]) {
+  emulated::WgmmaFence(sums, 4 * n);
+}
+template <int n, int m>
+void WgmmaFence(float (&sums)[n][4], uint32_t (&factors)[m][4]) {
+  emulated::WgmmaFence(sums, 4 * n);
+  emulated::WgmmaFence(factors, 4 * m);
+}
+void WgmmaCommit();
+template <int newest, int n>
+void WgmmaWait(float (&sums)[n][4], LOCKSTEP_SITE) {
+  emulated::WgmmaWait(newest, &sums[0][0], site);
+}
+inline void WgmmaBf16(float (&sums)[16][4], uint64_t a, uint64_t b, bool accumulate,
+                      LOCKSTEP_SITE) {
+  emulated::IssueProduct({&sums[0][0], 128, accumulate, nullptr, a, b}, site);
+}
+inline void WgmmaBf16(float (&sums)[16][4], const uint32_t (&a)[4], uint64_t b, LOCKSTEP_SITE) {
+  emulated::IssueProduct({&sums[0][0], 128, true, a, 0, b}, site);
+}
+inline void WgmmaBf16(float (&sums)[8][4], const uint32_t (&a)[4], uint64_t b, LOCKSTEP_SITE) {
+  emulated::IssueProduct({&sums[0][0], 64, true, a, 0, b}, site);
+}
+
+#undef LOCKSTEP_SITE
+
+}  // namespace lockstep::cuda
