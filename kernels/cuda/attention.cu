@@ -6,6 +6,7 @@
 #include "kernels/cuda/attention_f32.cuh"
 #include "kernels/cuda/attention_merge.cuh"
 #include "kernels/cuda/attention_mma.cuh"
+#include "kernels/cuda/attention_wgmma.h"
 #include "kernels/cuda/kernels.h"
 
 namespace lockstep::cuda {
@@ -17,6 +18,7 @@ constexpr int64_t kMinSplitTokens = 256;  // below, merging costs as much as it 
 // longer than the others, all multiprocessors are to share in the longest. Merging costs a percent.
 constexpr int64_t kMaxSplitTokens = 1024;
 constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kWgmmaBlocksPerMultiprocessor = 1;
 constexpr int kPrefillRows = 128;  // to a block
 constexpr int kUsualGroup = 4;     // heads to a KV head; no more than a guess is needed
 // Rows times splits, beyond which partial results outgrow 64 MiB: of heads of 128.
@@ -41,8 +43,8 @@ int64_t SplitsToFill(int64_t blocks, int64_t slots, int64_t most) {
   return splits;
 }
 
-AttentionPlan PlanOf(int64_t split_tokens, int64_t max_context_len) {
-  return {split_tokens, std::max<int64_t>(CeilDiv(max_context_len, split_tokens), 1)};
+AttentionPlan PlanOf(int64_t split_tokens, int64_t max_context_len, TensorMapEncoder encode_maps) {
+  return {split_tokens, std::max<int64_t>(CeilDiv(max_context_len, split_tokens), 1), encode_maps};
 }
 
 // All but the tokens of a launch and its workspace.
@@ -91,6 +93,8 @@ void CheckArgs(const Backend::AttentionArgs& args, const AttentionPlan& plan, DT
   LS_CHECK(reinterpret_cast<uintptr_t>(args.qkv) % 16 == 0) << args.qkv;
 }
 
+bool IsDecode(const Backend::AttentionArgs& args) { return args.batch->max_query_len == 1; }
+
 // Of a launch.
 int64_t NumRows(const AttentionParams& p) {
   return int64_t{p.end_token - p.first_token} * p.num_heads;
@@ -124,12 +128,17 @@ cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t s
   return decode ? LaunchMma<Decode>(p, stream) : LaunchMma<Prefill>(p, stream);
 }
 
-cudaError_t LaunchSplits(const AttentionParams& p, DType kv_dtype, bool decode,
-                         cudaStream_t stream) {
-  if (kv_dtype == DType::kF32) {
+cudaError_t LaunchSplits(const AttentionParams& p, const Backend::AttentionArgs& args,
+                         TensorMapEncoder encode_maps, cudaStream_t stream) {
+  const bool decode = IsDecode(args);
+  if (args.cache->dtype == DType::kF32) {
     const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(NumRows(p), kF32Warps)), 1,
                     static_cast<unsigned>(p.max_splits));
     return Launch(AttentionF32Kernel, grid, kF32Warps * kWarpSize, 0, stream, p);
+  }
+  if (!decode && encode_maps != nullptr && WgmmaAttentionSupports(*args.cache)) {
+    const int64_t row_tiles = NumRowTiles(p, kPrefillRows);
+    return LaunchAttentionWgmma(p, *args.cache, row_tiles, encode_maps, stream);
   }
   if (p.head_dim <= 32) return LaunchMmaOfDim<32, 2>(p, decode, stream);
   if (p.head_dim <= 64) return LaunchMmaOfDim<64, 4>(p, decode, stream);
@@ -144,9 +153,10 @@ cudaError_t LaunchMerge(const AttentionParams& p, bool decode, cudaStream_t stre
 }
 
 // The tokens of one launch.
-cudaError_t LaunchTokens(const AttentionParams& p, DType kv_dtype, bool decode,
-                         cudaStream_t stream) {
-  const cudaError_t error = LaunchSplits(p, kv_dtype, decode, stream);
+cudaError_t LaunchTokens(const AttentionParams& p, const Backend::AttentionArgs& args,
+                         TensorMapEncoder encode_maps, cudaStream_t stream) {
+  const bool decode = IsDecode(args);
+  const cudaError_t error = LaunchSplits(p, args, encode_maps, stream);
   if (error != cudaSuccess || p.max_splits == 1) return error;
   if (p.head_dim <= kMaxHeadDim / 2) {
     return LaunchMerge<kMaxHeadDim / 2 / kWarpSize>(p, decode, stream);
@@ -157,11 +167,13 @@ cudaError_t LaunchTokens(const AttentionParams& p, DType kv_dtype, bool decode,
 }  // namespace
 
 AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_multiprocessors,
-                            bool fixed_splits) {
+                            bool fixed_splits, TensorMapEncoder encode_maps) {
   const int64_t context = batch.max_context_len;
-  if (fixed_splits) return PlanOf(kFixedSplitTokens, context);
-  const int64_t slots = int64_t{num_multiprocessors} * kBlocksPerMultiprocessor;
+  if (fixed_splits) return PlanOf(kFixedSplitTokens, context, encode_maps);
   const bool decode = batch.max_query_len <= 1;
+  const int64_t slots =
+      int64_t{num_multiprocessors} *
+      (decode || encode_maps == nullptr ? kBlocksPerMultiprocessor : kWgmmaBlocksPerMultiprocessor);
   const int64_t row_tiles =
       decode ? batch.num_seqs
              : std::max(batch.num_seqs, batch.num_tokens * kUsualGroup / kPrefillRows);
@@ -173,7 +185,7 @@ AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_m
   splits = std::clamp<int64_t>(kMaxPartialRows / rows, 1, splits);
   return PlanOf(
       CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile,
-      context);
+      context, encode_maps);
 }
 
 int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
@@ -203,14 +215,14 @@ cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionP
       << workspace.bytes << " bytes for a token's " << token_bytes;
 
   AttentionParams p = ParamsOf(args, plan, out_dtype);
+  p.failed_waits = workspace.failed_waits;
   p.partial_values = static_cast<float*>(workspace.data);
   p.partial_stats = reinterpret_cast<float2*>(p.partial_values + at_once * args.num_heads *
                                                                      plan.max_splits * p.head_dim);
   for (int64_t first = 0; first < num_tokens; first += at_once) {
     p.first_token = static_cast<int>(first);
     p.end_token = static_cast<int>(std::min(first + at_once, num_tokens));
-    const cudaError_t error =
-        LaunchTokens(p, args.cache->dtype, args.batch->max_query_len == 1, stream);
+    const cudaError_t error = LaunchTokens(p, args, plan.encode_maps, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -17,8 +17,8 @@
 // 128 rows does 4.2 million operations to a tile: 256 matrix instructions to each scheduler, among
 // 1030 in all, and 41 KiB read by its warps four times over, 1300 cycles of shared memory. 32 rows
 // to a warp rather than 16 are what keeps that below the matrix units' time; 128 rows to a block
-// halve what the second-level cache must deliver, against 64. Left on Hopper: its mma.sync reaches
-// some 60 % of what wgmma would.
+// halve what the second-level cache must deliver, against 64. On Hopper mma.sync reaches some 60 %
+// of what wgmma does: attention_wgmma.cuh.
 #pragma once
 
 #include "kernels/cuda/query_tile.cuh"
@@ -75,7 +75,8 @@ __device__ void WalkSplit(const AttentionParams& p, const RowTile& tile, int fir
 #pragma unroll
   for (int i = 0; i < Shape::kTilesAhead; ++i) tiles.IssueNext();
   uint4* queries = DynamicShared<uint4>() + Shape::Tiles::kSharedBytes / sizeof(uint4);
-  StageQueries<Shape::kHeadDim, Shape::kRows, Shape::kThreads>(p, tile, kv_head, queries);
+  StageQueries<SharedTile<Shape::kHeadDim>, Shape::kHeadDim, Shape::kRows, Shape::kThreads>(
+      p, tile, kv_head, static_cast<int>(threadIdx.x), queries);
   __syncthreads();
 
   const int warp = threadIdx.x / kWarpSize;

@@ -38,6 +38,8 @@ struct AttentionParams {
   // max_splits, head_dim], and {max (log2), sum}, [tokens of the launch, num_heads, max_splits].
   float* partial_values;
   float2* partial_stats;
+  // Set when a wait within the kernel takes too long; null: then the kernel stops with an error.
+  uint32_t* failed_waits;
 };
 
 // The last of `count` ascending starts that is not above x, starts[0] being so.

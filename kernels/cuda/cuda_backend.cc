@@ -75,6 +75,9 @@ absl::Status CudaBackend::Start() {
   recorder_ = std::make_unique<StepRecorder>(stream_);
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&attention_workspace_, kAttentionWorkspaceBytes),
                              "attention's workspace"));
+  if (!options_.deterministic) {  // whose results are to be the same wherever they are computed
+    ASSIGN_OR_RETURN(chunk_kernels_, ChunkKernels::Choose(properties_, Workspace(), stream_));
+  }
   return absl::OkStatus();
 }
 
@@ -106,9 +109,10 @@ void* GrowingMemory::AtLeast(int64_t bytes) {
 void CudaBackend::UseDevice() const { CudaCheck(cudaSetDevice(options_.device), "choosing a GPU"); }
 
 std::string CudaBackend::Description() const {
-  return absl::StrFormat("cuda %d: %s, %d multiprocessors, %s%s", options_.device, properties_.name,
-                         properties_.multiProcessorCount, DTypeName(options_.compute),
-                         options_.deterministic ? ", deterministic" : "");
+  return absl::StrFormat(
+      "cuda %d: %s, %d multiprocessors, %s%s; attention of chunks %s", options_.device,
+      properties_.name, properties_.multiProcessorCount, DTypeName(options_.compute),
+      options_.deterministic ? ", deterministic" : "", chunk_kernels_.description());
 }
 
 // ---- memory ----
@@ -285,14 +289,17 @@ void CudaBackend::RopeAndWriteKv(const RopeArgs& args) {
   CudaCheck(LaunchRopeAndWriteKv(args, stream_), "RoPE");
 }
 
+AttentionWorkspace CudaBackend::Workspace() const {
+  return {.data = attention_workspace_, .bytes = kAttentionWorkspaceBytes};
+}
+
 void CudaBackend::Attention(const AttentionArgs& args) {
   LS_CHECK(AttentionSupports(args.cache->dtype, args.cache->head_dim))
       << "attention over heads of " << args.cache->head_dim;
-  const AttentionPlan plan = PlanAttention(*args.batch, args.cache->num_kv_heads,
-                                           properties_.multiProcessorCount, options_.deterministic);
-  CudaCheck(LaunchAttention(args, plan, options_.compute,
-                            {attention_workspace_, kAttentionWorkspaceBytes}, stream_),
-            "attention");
+  const AttentionPlan plan =
+      PlanAttention(*args.batch, args.cache->num_kv_heads, properties_.multiProcessorCount,
+                    options_.deterministic, chunk_kernels_.EncoderFor(*args.cache));
+  CudaCheck(LaunchAttention(args, plan, options_.compute, Workspace(), stream_), "attention");
 }
 
 void CudaBackend::GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,

@@ -11,6 +11,7 @@
 
 #include "kernels/accelerator.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/chunk_kernels.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/step_recorder.h"
@@ -81,6 +82,7 @@ class CudaBackend final : public Backend {
   absl::Status Start();
   void UseDevice() const;  // what the calling thread does from now on is meant for it
   absl::Status PrepareFp8(const LinearShape& shape);
+  AttentionWorkspace Workspace() const;
 
   const AcceleratorOptions options_;
   cudaDeviceProp properties_ = {};
@@ -89,6 +91,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
+  ChunkKernels chunk_kernels_;            // of attention
   GrowingMemory fp8_input_;               // e4m3 [num_tokens, in_features], scales [num_tokens]
   std::vector<DeviceBuffer> fp8_staged_;  // rows on their way to e4m3, one for each slot
   std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object

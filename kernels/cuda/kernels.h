@@ -6,6 +6,7 @@
 // nearest even). Errors: what the launch returned.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -40,19 +41,27 @@ cudaError_t LaunchScaleRowsAndColumns(float* y, int64_t num_rows, int64_t num_co
                                       const float* row_scales, const float* column_scales,
                                       cudaStream_t stream);
 
+// What Hopper's copy engine needs of the driver.
+using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
+// Null where the device is not of compute capability 9.0 or the driver is too old.
+TensorMapEncoder FindTensorMapEncoder(const cudaDeviceProp& device);
+
 // How the context of a batch is cut for attention. Splits of a context are worked on side by side
 // and merged in ascending order; a token's result depends on split_tokens, on nothing else of the
 // batch.
 struct AttentionPlan {
   int64_t split_tokens = 0;  // a multiple of kAttentionTile
   int64_t max_splits = 0;    // of the longest context
+  // Not null: chunks are worked on by wgmma, where WgmmaAttentionSupports the cache. Results differ
+  // from the other kernel's in rounding.
+  TensorMapEncoder encode_maps = nullptr;
 };
 constexpr int64_t kAttentionTile = 64;  // tokens of context whose scores are computed at once
 
 // Splits that fill `num_multiprocessors`, or, when fixed_splits, always the same ones.
 // batch.max_query_len and batch.max_context_len must be set.
 AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_multiprocessors,
-                            bool fixed_splits);
+                            bool fixed_splits, TensorMapEncoder encode_maps = nullptr);
 // Of the partial results that splits leave: what is of use, less of it means more launches; what
 // one token takes is needed at least. 0 for a single split.
 int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
@@ -60,9 +69,17 @@ int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, i
 // Can these be served? kv_dtype kF32 or kBF16; bf16 caches take head sizes that are multiples of 8
 // up to 128, f32 caches any even one up to 256.
 bool AttentionSupports(DType kv_dtype, int head_dim);
+// Bf16 caches with heads of 64 or 128 and blocks of 8, 16, 32 or 64 tokens.
+bool WgmmaAttentionSupports(const KvCacheView& cache);
+// Was the kernel for heads of this size compiled as it counts on? Otherwise it must not be
+// launched.
+bool WgmmaAttentionIsSound(int head_dim);
 struct AttentionWorkspace {
   void* data = nullptr;  // aligned to 16 bytes
   int64_t bytes = 0;
+  // Set to 1 by a wgmma kernel that waits in vain within itself, whose results are then worthless.
+  // Null: such a kernel ends with an error.
+  uint32_t* failed_waits = nullptr;
 };
 // Sequences whose context_lens is 0 are skipped and their rows of out left alone. qkv, out and the
 // cache are aligned to 16 bytes.

@@ -4,11 +4,9 @@
 
 #include "kernels/cuda/attention_params.cuh"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/query_tile.cuh"
 
 namespace lockstep::cuda {
-
-// 16 bytes, the unit of copies and of matrix rows: 8 elements.
-constexpr int kChunkElements = 8;
 
 // A tile of rows of kDim bf16. Chunk c of row r lies where r's bits flip c's, so that the eight
 // rows of a matrix lie in different banks, as do the chunks of a row.

@@ -2,12 +2,15 @@
 # is no GPU, as plain C++ over emulated headers (tests/support/cuda_emulation/CMakeLists.txt).
 set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_wgmma.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/chunk_kernels.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/elementwise.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/fp8.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/host_staging.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/logits_summary.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/made_up_batch.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/step_recorder.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/stored_rows.cc

@@ -12,6 +12,8 @@
 
 #include "fmt/format.h"
 #include "kernels/base/check.h"
+#include "kernels/cuda/chunk_kernels.h"
+#include "kernels/cuda/cuda_status.h"
 #include "kernels/logits_summary.h"
 #include "model/llama/device_batch.h"
 #include "model/llama/uniform_batch.h"
@@ -199,6 +201,45 @@ class KernelTimer {
       backend_.Attention({wide_.as<float>(), static_cast<int>(config_.num_heads), scale,
                           &batch_.index(), &Cache(i), input_.data()});
     });
+    if (size_.new_tokens > 1) CompareChunkKernels();
+  }
+
+  // The two kernels for chunks, whichever of them the backend has chosen: over a batch as large, of
+  // other numbers.
+  void CompareChunkKernels() {
+    cudaDeviceProp device = {};
+    cuda::CudaCheck(cudaGetDeviceProperties(&device, 0), "asking a GPU");
+    const auto head_dim = static_cast<int>(config_.head_dim);
+    const cuda::TensorMapEncoder encode = cuda::FindTensorMapEncoder(device);
+    if (encode == nullptr || (head_dim != 64 && head_dim != 128)) return;
+    const cuda::ChunkTrial trial = {.head_dim = head_dim,
+                                    .num_kv_heads = static_cast<int>(config_.num_kv_heads),
+                                    .chunk = static_cast<int>(size_.new_tokens),
+                                    .context = static_cast<int>(size_.context),
+                                    .repeats = 5};
+    constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
+    const DeviceBuffer workspace = Value(backend_.Allocate(kWorkspaceBytes));
+    backend_.Synchronize();
+    const cuda::ChunkVerdict verdict =
+        Value(cuda::TryWgmma(trial, encode, {workspace.data(), kWorkspaceBytes}, nullptr));
+    if (!verdict.wrong.empty()) {
+      fmt::print(stderr, "gpu_bench: attention by wgmma {}\n", verdict.wrong);
+      return;
+    }
+    AddChunkKernel("  by wgmma", verdict.wgmma_flops_per_s);
+    AddChunkKernel("  by mma.sync", verdict.mma_flops_per_s);
+  }
+
+  void AddChunkKernel(const std::string& name, double flops_per_s) {
+    const double tokens = static_cast<double>(size_.new_tokens);
+    const double attended = tokens * (static_cast<double>(size_.context) - (tokens - 1) / 2);
+    const double flops = 4.0 * attended * static_cast<double>(config_.num_heads * config_.head_dim);
+    kernels_.push_back({{"name", name},
+                        {"times", 0},
+                        {"seconds", flops / flops_per_s},
+                        {"gb_per_s", 0.0},
+                        {"tflop_per_s", 1e-12 * flops_per_s},
+                        {"share_of_limit", flops_per_s / limits_.bf16_flops_per_s}});
   }
 
   const KvCacheView& Cache(int64_t i) const {

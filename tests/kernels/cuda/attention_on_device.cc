@@ -2,6 +2,22 @@
 
 namespace lockstep::testing {
 
+namespace {
+
+cuda::TensorMapEncoder Encoder() {
+#ifdef LOCKSTEP_CUDA_EMULATION
+  return &cuTensorMapEncodeTiled;  // whatever the driver pretended has
+#else
+  cudaDeviceProp device = {};
+  EXPECT_EQ(cudaGetDeviceProperties(&device, 0), cudaSuccess);
+  return cuda::FindTensorMapEncoder(device);
+#endif
+}
+
+}  // namespace
+
+bool AttentionOnDevice::HasWgmma() { return Encoder() != nullptr; }
+
 AttentionOnDevice::AttentionOnDevice(const PagedWorld& world)
     : world_(world), keys_(world.RowMajorKeys()), values_(world.values()) {}
 
@@ -11,6 +27,7 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   BatchIndex index = device_batch.index();
   if (options.max_query_len != 0) index.max_query_len = options.max_query_len;
   cuda::AttentionPlan plan = options.plan;
+  if (options.wgmma) plan.encode_maps = Encoder();
   if (plan.max_splits == 0) {
     plan.max_splits = (index.max_context_len + plan.split_tokens - 1) / plan.split_tokens;
   }

@@ -21,7 +21,10 @@ class AttentionOnDevice {
     int64_t max_query_len = 0;  // 0: the batch's
     int spare_splits = 0;
     int64_t workspace_tokens = 0;  // that partial results have room for; 0: all
+    bool wgmma = false;            // for chunks
   };
+  // Can this device?
+  static bool HasWgmma();
   // qkv: [batch's tokens, world.width()], rotated. Rows that were left alone are NaN.
   std::vector<float> Attend(const FlatBatch& batch, const std::vector<float>& qkv,
                             const Options& options) const;

@@ -32,6 +32,16 @@ TEST(PlanAttention, SplitsAreWholeTilesAndCoverTheContext) {
   }
 }
 
+// By wgmma a multiprocessor has one block of rows at a time instead of two.
+TEST(PlanAttention, ChunksByWgmmaFillTheMultiprocessorsWithFewerBlocks) {
+  const TensorMapEncoder encode = [](auto...) { return CUDA_SUCCESS; };
+  const BatchIndex chunk = Batch(1, 512, 900);  // 128 blocks
+  EXPECT_EQ(PlanAttention(chunk, 8, 132, false, encode).max_splits, 1);
+  EXPECT_GT(PlanAttention(chunk, 8, 132, false).max_splits, 1);
+  EXPECT_EQ(PlanAttention(Batch(1, 1, 32768), 8, 132, false, encode).max_splits,
+            PlanAttention(Batch(1, 1, 32768), 8, 132, false).max_splits);
+}
+
 TEST(PlanAttention, OneLongDecodeFillsTheMultiprocessors) {
   const AttentionPlan plan = PlanAttention(Batch(1, 1, 32768), 8, 132, false);
   EXPECT_GE(plan.max_splits * 8, 132);

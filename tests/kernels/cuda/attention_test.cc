@@ -1,5 +1,7 @@
 // The CUDA attention kernels against the reference backend, over paged caches with NaN wherever
 // nothing was written and a workspace of NaN.
+#include <algorithm>
+#include <bit>
 #include <limits>
 #include <string>
 #include <vector>
@@ -35,63 +37,87 @@ std::string Name(const PagedShape& shape, int64_t split_tokens) {
 // and so is their sum's length; where values cancel, more of what is left.
 double Tolerance(DType dtype) { return dtype == DType::kF32 ? 1e-5 : 1e-2; }
 
-void ExpectTwin(const PagedShape& shape, const std::vector<SequenceChunk>& chunks,
-                const std::vector<int64_t>& splits = {64, 1024}) {
-  const PagedWorld world = Ready(shape, chunks);
-  const AttentionOnDevice device(world);
-  const std::vector<float> want = world.Attend(*MakeReferenceBackend());
-  for (const int64_t split_tokens : splits) {
-    const std::vector<float> got = device.Attend(Options{.plan = {split_tokens, 0}});
-    ASSERT_TRUE(RowsNear(got, want, shape.head_dim, Tolerance(shape.dtype)))
-        << Name(shape, split_tokens);
-  }
-}
+// Which kernel works on chunks.
+struct Kernel {
+  DType dtype;
+  bool wgmma;
+};
 
-class CudaAttention : public ::testing::TestWithParam<DType> {};
+class CudaAttention : public ::testing::TestWithParam<Kernel> {
+ protected:
+  void SetUp() override {
+    if (GetParam().wgmma && !AttentionOnDevice::HasWgmma()) GTEST_SKIP() << "no wgmma here";
+  }
+
+  // Those nearest to what is asked for that the kernel takes.
+  static PagedShape Shape(int num_heads, int num_kv_heads, int head_dim, int block_size) {
+    if (GetParam().wgmma) {
+      head_dim = head_dim <= 64 ? 64 : 128;
+      block_size = std::clamp<int>(std::bit_floor(static_cast<unsigned>(block_size)), 8, 64);
+    }
+    return {num_heads, num_kv_heads, head_dim, block_size, GetParam().dtype};
+  }
+  static Options In(int64_t split_tokens) {
+    return {.plan = {split_tokens, 0}, .wgmma = GetParam().wgmma};
+  }
+
+  void ExpectTwin(const PagedShape& shape, const std::vector<SequenceChunk>& chunks,
+                  const std::vector<int64_t>& splits = {64, 1024}) {
+    const PagedWorld world = Ready(shape, chunks);
+    const AttentionOnDevice device(world);
+    const std::vector<float> want = world.Attend(*MakeReferenceBackend());
+    for (const int64_t split_tokens : splits) {
+      const std::vector<float> got = device.Attend(In(split_tokens));
+      ASSERT_TRUE(RowsNear(got, want, shape.head_dim, Tolerance(shape.dtype)))
+          << Name(shape, split_tokens);
+    }
+  }
+};
 
 TEST_P(CudaAttention, IsNearItsTwinForEveryGroupSize) {
   for (const int group : {1, 2, 3, 4, 7, 8, 13, 16, 64}) {
     const int num_kv_heads = group < 8 ? 2 : 1;
-    ExpectTwin({group * num_kv_heads, num_kv_heads, 16, 4, GetParam()}, kShort);
+    ExpectTwin(Shape(group * num_kv_heads, num_kv_heads, 16, 4), kShort);
   }
 }
 
 TEST_P(CudaAttention, IsNearItsTwinForEveryHeadSize) {
   for (const int head_dim : {2, 6, 8, 16, 18, 24, 32, 34, 40, 64, 80, 96, 128, 130, 256}) {
-    if (!cuda::AttentionSupports(GetParam(), head_dim)) continue;
-    ExpectTwin({4, 2, head_dim, 4, GetParam()}, kShort);
+    if (!cuda::AttentionSupports(GetParam().dtype, head_dim)) continue;
+    if (GetParam().wgmma && head_dim % 64 != 0) continue;
+    ExpectTwin(Shape(4, 2, head_dim, 4), kShort);
   }
 }
 
 TEST_P(CudaAttention, IsNearItsTwinForEveryBlockSize) {
   for (const int block_size : {1, 3, 4, 16, 48, 128, 256}) {
-    ExpectTwin({4, 2, 16, block_size, GetParam()}, kMixed);
+    ExpectTwin(Shape(4, 2, 16, block_size), kMixed);
   }
 }
 
 TEST_P(CudaAttention, IsNearItsTwinAroundEveryBorder) {
   for (const int context : {1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129, 192, 257}) {
-    ExpectTwin({2, 1, 8, 16, GetParam()}, {{context - 1, 1}, {context, 3}}, {64, 128, 192, 1024});
+    ExpectTwin(Shape(2, 1, 8, 16), {{context - 1, 1}, {context, 3}}, {64, 128, 192, 1024});
   }
 }
 
 TEST_P(CudaAttention, IsNearItsTwinForChunksOfEveryLength) {
   for (const int chunk : {1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 130}) {
-    ExpectTwin({4, 2, 8, 16, GetParam()}, {{3, chunk}});
-    ExpectTwin({2, 2, 8, 16, GetParam()}, {{70, chunk}, {0, chunk}});
+    ExpectTwin(Shape(4, 2, 8, 16), {{3, chunk}});
+    ExpectTwin(Shape(2, 2, 8, 16), {{70, chunk}, {0, chunk}});
   }
 }
 
 TEST_P(CudaAttention, IsNearItsTwinInManySplits) {
-  ExpectTwin({4, 2, 16, 16, GetParam()}, {{1100, 1}, {64, 1}}, {64, 128});
-  ExpectTwin({4, 2, 16, 16, GetParam()}, {{1100, 3}, {64, 2}}, {64, 128});
+  ExpectTwin(Shape(4, 2, 16, 16), {{1100, 1}, {64, 1}}, {64, 128});
+  ExpectTwin(Shape(4, 2, 16, 16), {{1100, 3}, {64, 2}}, {64, 128, 704});
 }
 
 TEST_P(CudaAttention, Bf16OutputIsTheRoundedOne) {
   for (const int64_t split_tokens : {64, 1024}) {
-    const PagedWorld world = Ready({4, 2, 40, 4, GetParam()}, kMixed);
+    const PagedWorld world = Ready(Shape(4, 2, 40, 4), kMixed);
     const AttentionOnDevice device(world);
-    Options options = {.plan = {split_tokens, 0}};
+    Options options = In(split_tokens);
     const std::vector<float> want = RoundedToBf16(device.Attend(options));
     options.out_dtype = DType::kBF16;
     EXPECT_TRUE(SameBits(device.Attend(options), want));
@@ -101,24 +127,25 @@ TEST_P(CudaAttention, Bf16OutputIsTheRoundedOne) {
 // What a token gets: the same bits alone, where 16 rows are worked on at a time, and in a batch of
 // chunks, where 64 are; also where the host knows only bounds of the batch's sizes.
 TEST_P(CudaAttention, TokensDoNotDependOnTheirBatch) {
-  for (const PagedShape& shape :
-       {PagedShape{4, 2, 16, 4, GetParam()}, PagedShape{13, 1, 64, 16, GetParam()},
-        PagedShape{20, 1, 128, 3, GetParam()}}) {
+  for (const PagedShape& shape : {Shape(4, 2, 16, 4), Shape(13, 1, 64, 16), Shape(20, 1, 128, 3)}) {
     const PagedWorld world = Ready(shape, {{5, 1}, {0, 9}, {120, 7}, {127, 1}, {700, 2}});
     const AttentionOnDevice device(world);
     for (const int64_t split_tokens : {64, 192, 1024}) {
-      const Options options = {.plan = {split_tokens, 0}};
+      const Options options = In(split_tokens);
       const std::vector<float> all = device.Attend(options);
+      Options alone = options;
+      if (options.wgmma) alone.max_query_len = 2;  // decodes are another kernel's
       Options bounds = options;
       bounds.max_query_len = 100;
       bounds.spare_splits = 2;
       EXPECT_TRUE(SameBits(device.Attend(bounds), all)) << Name(shape, split_tokens);
-      for (int64_t token = 0; token < world.batch().num_tokens; ++token) {
+      const int step = options.wgmma ? 6 : 1;  // its blocks take an emulation long
+      for (int64_t token = 0; token < world.batch().num_tokens; token += step) {
         const std::vector<float> want(all.begin() + token * world.out_width(),
                                       all.begin() + (token + 1) * world.out_width());
         const std::vector<float> qkv(world.qkv().begin() + token * world.width(),
                                      world.qkv().begin() + (token + 1) * world.width());
-        ASSERT_TRUE(SameBits(device.Attend(world.Alone(token), qkv, options), want))
+        ASSERT_TRUE(SameBits(device.Attend(world.Alone(token), qkv, alone), want))
             << Name(shape, split_tokens) << " token " << token;
       }
     }
@@ -128,32 +155,38 @@ TEST_P(CudaAttention, TokensDoNotDependOnTheirBatch) {
 TEST_P(CudaAttention, LittleWorkspaceTakesMoreLaunchesAndNothingElse) {
   for (const auto& chunks : {std::vector<SequenceChunk>{{5, 1}, {0, 9}, {120, 40}, {200, 1}},
                              std::vector<SequenceChunk>{{5, 1}, {200, 1}, {64, 1}, {150, 1}}}) {
-    const PagedWorld world = Ready({4, 2, 16, 4, GetParam()}, chunks);
+    const PagedWorld world = Ready(Shape(4, 2, 16, 4), chunks);
     const AttentionOnDevice device(world);
-    const std::vector<float> want = device.Attend(Options{});
+    const std::vector<float> want = device.Attend(In(64));
     for (const int64_t tokens : {1, 3, 7, 33}) {
-      EXPECT_TRUE(SameBits(device.Attend(Options{.workspace_tokens = tokens}), want)) << tokens;
+      if (GetParam().wgmma && tokens == 1) continue;  // many launches
+      EXPECT_TRUE(SameBits(
+          device.Attend(Options{.workspace_tokens = tokens, .wgmma = GetParam().wgmma}), want))
+          << tokens;
     }
   }
 }
 
 TEST_P(CudaAttention, DecodesInTilesOfAnySizeAreTheSame) {
-  const PagedWorld world = Ready({14, 2, 32, 16, GetParam()}, {{5, 1}, {63, 1}, {64, 1}, {300, 1}});
+  const PagedWorld world = Ready(Shape(14, 2, 32, 16), {{5, 1}, {63, 1}, {64, 1}, {300, 1}});
   const AttentionOnDevice device(world);
   for (const int64_t split_tokens : {64, 1024}) {
-    Options options = {.plan = {split_tokens, 0}};
+    Options options = In(split_tokens);
     const std::vector<float> want = device.Attend(options);
     options.max_query_len = 2;
-    EXPECT_TRUE(SameBits(device.Attend(options), want));
+    const std::vector<float> got = device.Attend(options);
+    EXPECT_TRUE(options.wgmma ? RowsNear(got, want, world.shape().head_dim, 1e-2)
+                              : SameBits(got, want));
   }
 }
 
 // A graph is captured for more sequences than a batch may have: those left over have no context.
 TEST_P(CudaAttention, SequencesWithoutContextAreLeftAlone) {
-  const PagedWorld world = Ready({4, 2, 16, 4, GetParam()}, {{5, 1}, {100, 1}, {150, 1}});
+  const PagedWorld world = Ready(Shape(4, 2, 16, 4), {{5, 1}, {100, 1}, {150, 1}});
   const AttentionOnDevice device(world);
   for (const int64_t max_query_len : {1, 2}) {
-    const Options options = {.plan = {64, 3}, .max_query_len = max_query_len};
+    const Options options = {
+        .plan = {64, 3}, .max_query_len = max_query_len, .wgmma = GetParam().wgmma};
     const std::vector<float> want = device.Attend(options);
     FlatBatch batch = world.flat();
     std::vector<float> qkv = world.qkv();
@@ -173,21 +206,26 @@ TEST_P(CudaAttention, SequencesWithoutContextAreLeftAlone) {
 }
 
 TEST_P(CudaAttention, SequencesWithoutTokensAreSkipped) {
-  const PagedWorld world =
-      Ready({4, 2, 16, 4, GetParam()}, {{5, 0}, {0, 9}, {7, 0}, {70, 3}, {9, 0}});
-  const std::vector<float> got = AttentionOnDevice(world).Attend(Options{});
-  EXPECT_TRUE(RowsNear(got, world.Attend(*MakeReferenceBackend()), 16, Tolerance(GetParam())));
+  const PagedWorld world = Ready(Shape(4, 2, 16, 4), {{5, 0}, {0, 9}, {7, 0}, {70, 3}, {9, 0}});
+  const std::vector<float> got = AttentionOnDevice(world).Attend(In(64));
+  EXPECT_TRUE(RowsNear(got, world.Attend(*MakeReferenceBackend()), world.shape().head_dim,
+                       Tolerance(GetParam().dtype)));
 }
 
 TEST_P(CudaAttention, LargeScoresDoNotOverflow) {
-  PagedWorld world({2, 1, 8, 4, GetParam()}, {{140, 3}}, 45);
+  PagedWorld world(Shape(2, 1, 8, 4), {{140, 3}}, 45);
   for (float& x : world.qkv()) x *= 100.0f;
   world.WriteBatch();
-  for (const float x : AttentionOnDevice(world).Attend(Options{})) ASSERT_TRUE(std::isfinite(x));
+  for (const float x : AttentionOnDevice(world).Attend(In(64))) ASSERT_TRUE(std::isfinite(x));
 }
 
-INSTANTIATE_TEST_SUITE_P(Cache, CudaAttention, ::testing::Values(DType::kF32, DType::kBF16),
-                         [](const auto& info) { return std::string(DTypeName(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Cache, CudaAttention,
+                         ::testing::Values(Kernel{DType::kF32, false}, Kernel{DType::kBF16, false},
+                                           Kernel{DType::kBF16, true}),
+                         [](const auto& info) {
+                           return std::string(DTypeName(info.param.dtype)) +
+                                  (info.param.wgmma ? "_wgmma" : "");
+                         });
 
 }  // namespace
 }  // namespace lockstep::testing

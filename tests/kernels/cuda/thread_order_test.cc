@@ -16,12 +16,13 @@ class CudaThreadOrder : public ::testing::TestWithParam<DType> {
  protected:
   ~CudaThreadOrder() override { cuda_emulation::SetThreadOrder(0); }
 
-  void ExpectSameInAnyOrder(const PagedShape& shape, const std::vector<SequenceChunk>& chunks) {
+  void ExpectSameInAnyOrder(const PagedShape& shape, const std::vector<SequenceChunk>& chunks,
+                            bool wgmma = false) {
     PagedWorld world(shape, chunks, 46);
     world.WriteBatch();
     const AttentionOnDevice device(world);
     for (const int64_t split_tokens : {64, 1024}) {
-      const AttentionOnDevice::Options options = {.plan = {split_tokens, 0}};
+      const AttentionOnDevice::Options options = {.plan = {split_tokens, 0}, .wgmma = wgmma};
       cuda_emulation::SetThreadOrder(0);
       const std::vector<float> want = device.Attend(options);
       for (const uint64_t order : kOrders) {
@@ -46,6 +47,13 @@ TEST_P(CudaThreadOrder, AttentionOfChunksIsTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(Cache, CudaThreadOrder, ::testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
+
+// Copies arrive in any order, too; tiles are more than there is room for at once.
+TEST_F(CudaThreadOrder, AttentionOfChunksByWgmmaIsTheSame) {
+  for (const int head_dim : {64, 128}) {
+    ExpectSameInAnyOrder({8, 2, head_dim, 16, DType::kBF16}, {{700, 5}, {0, 40}}, true);
+  }
+}
 
 TEST_F(CudaThreadOrder, AddRmsNormIsTheSame) {
   constexpr int64_t kHidden = 4100;

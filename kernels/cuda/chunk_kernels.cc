@@ -1,0 +1,217 @@
+#include "kernels/cuda/chunk_kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/made_up_batch.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int kTokensToTile = 128 / MadeUpBatch::kGroup;
+// Of the length of a row: both kernels round weights to 8 bits, by up to 2^-9 each.
+constexpr double kTolerance = 1e-2;
+
+// The two kernels' results and times over one batch.
+class Comparison {
+ public:
+  Comparison(const ChunkTrial& trial, TensorMapEncoder encode, const AttentionWorkspace& workspace,
+             cudaStream_t stream)
+      : trial_(trial), encode_(encode), workspace_(workspace), stream_(stream) {}
+  ~Comparison() {
+    for (void* memory : {static_cast<void*>(out_), static_cast<void*>(failed_)}) cudaFree(memory);
+    for (cudaEvent_t event : {begin_, end_}) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
+  }
+  Comparison(const Comparison&) = delete;
+  Comparison& operator=(const Comparison&) = delete;
+
+  absl::Status Prepare() {
+    const int chunk = trial_.chunk;
+    ASSIGN_OR_RETURN(batch_,
+                     MadeUpBatch::Create({{trial_.context - chunk, chunk}, {37, 21}, {90, 1}},
+                                         trial_.num_kv_heads, trial_.head_dim, stream_));
+    RETURN_IF_ERROR(Told(cudaMalloc(&out_, OutBytes())));
+    RETURN_IF_ERROR(Told(cudaMalloc(&failed_, sizeof(*failed_))));
+    RETURN_IF_ERROR(Told(cudaMemsetAsync(failed_, 0, sizeof(*failed_), stream_)));
+    RETURN_IF_ERROR(Told(cudaEventCreate(&begin_)));
+    return Told(cudaEventCreate(&end_));
+  }
+
+  // What is wrong with wgmma, or "".
+  absl::StatusOr<std::string> Check() {
+    for (const int64_t split_tokens : {int64_t{192}, WholeContext()}) {
+      ASSIGN_OR_RETURN(const std::vector<float> want, Results(split_tokens, nullptr));
+      if (const cudaError_t error = Issue(Plan(split_tokens, encode_)); error != cudaSuccess) {
+        return absl::StrCat("is refused: ", cudaGetErrorString(error));
+      }
+      ASSIGN_OR_RETURN(const std::vector<float> got, Results(split_tokens, encode_));
+      uint32_t failed = 0;
+      RETURN_IF_ERROR(Read(&failed, failed_, sizeof(failed)));
+      if (failed != 0) return "waits in vain";
+      if (const std::string wrong = Difference(got, want); !wrong.empty()) return wrong;
+    }
+    return "";
+  }
+
+  // Of one run, the better of two turns.
+  absl::StatusOr<std::pair<double, double>> TimesOfWgmmaAndMma() {
+    double best[2] = {INFINITY, INFINITY};
+    for (int turn = 0; turn < 2; ++turn) {
+      for (const int other : {1, 0}) {
+        ASSIGN_OR_RETURN(const double seconds, Time(other == 0 ? encode_ : nullptr));
+        best[other] = std::min(best[other], seconds);
+      }
+    }
+    return std::pair(best[0], best[1]);
+  }
+  double flops() const { return batch_->flops(); }
+
+ private:
+  static absl::Status Told(cudaError_t error) {
+    return CudaStatus(error, "the trial of attention by wgmma");
+  }
+  size_t OutBytes() const { return static_cast<size_t>(batch_->out_elements()) * sizeof(float); }
+  int64_t WholeContext() const {
+    return (batch_->index().max_context_len + kAttentionTile - 1) / kAttentionTile * kAttentionTile;
+  }
+  AttentionPlan Plan(int64_t split_tokens, TensorMapEncoder encode) const {
+    const int64_t context = batch_->index().max_context_len;
+    return {split_tokens, (context + split_tokens - 1) / split_tokens, encode};
+  }
+
+  cudaError_t Issue(const AttentionPlan& plan) {
+    AttentionWorkspace workspace = workspace_;
+    workspace.failed_waits = failed_;
+    return LaunchAttention(batch_->Args(out_), plan, DType::kF32, workspace, stream_);
+  }
+  absl::Status Read(void* to, const void* from, size_t bytes) {
+    RETURN_IF_ERROR(Told(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_)));
+    return Told(cudaStreamSynchronize(stream_));
+  }
+
+  absl::StatusOr<std::vector<float>> Results(int64_t split_tokens, TensorMapEncoder encode) {
+    RETURN_IF_ERROR(Told(cudaMemsetAsync(out_, 0xff, OutBytes(), stream_)));
+    RETURN_IF_ERROR(Told(Issue(Plan(split_tokens, encode))));
+    std::vector<float> results(static_cast<size_t>(batch_->out_elements()));
+    RETURN_IF_ERROR(Read(results.data(), out_, OutBytes()));
+    return results;
+  }
+
+  // "" when all rows are near each other; NaN is near nothing.
+  std::string Difference(const std::vector<float>& got, const std::vector<float>& want) const {
+    const auto width = static_cast<size_t>(trial_.head_dim);
+    for (size_t begin = 0; begin < want.size(); begin += width) {
+      double error = 0.0;
+      double length = 0.0;
+      for (size_t i = begin; i < begin + width; ++i) {
+        error += std::pow(double{got[i]} - want[i], 2);
+        length += std::pow(double{want[i]}, 2);
+      }
+      if (error <= kTolerance * kTolerance * length) continue;
+      return absl::StrFormat("is wrong: token %d of head %d is off by %.2g of its length",
+                             begin / width / static_cast<size_t>(batch_->num_heads()),
+                             begin / width % static_cast<size_t>(batch_->num_heads()),
+                             std::sqrt(error / length));
+    }
+    return "";
+  }
+
+  absl::StatusOr<double> Time(TensorMapEncoder encode) {
+    const AttentionPlan plan = Plan(WholeContext(), encode);
+    RETURN_IF_ERROR(Told(Issue(plan)));
+    RETURN_IF_ERROR(Told(cudaEventRecord(begin_, stream_)));
+    for (int i = 0; i < trial_.repeats; ++i) RETURN_IF_ERROR(Told(Issue(plan)));
+    RETURN_IF_ERROR(Told(cudaEventRecord(end_, stream_)));
+    RETURN_IF_ERROR(Told(cudaStreamSynchronize(stream_)));
+    float ms = 0;
+    RETURN_IF_ERROR(Told(cudaEventElapsedTime(&ms, begin_, end_)));
+    return 1e-3 * std::max(double{ms}, 1e-6) / trial_.repeats;
+  }
+
+  const ChunkTrial trial_;
+  const TensorMapEncoder encode_;
+  const AttentionWorkspace workspace_;
+  const cudaStream_t stream_;
+  std::unique_ptr<MadeUpBatch> batch_;
+  float* out_ = nullptr;
+  uint32_t* failed_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+// "heads of 128 by wgmma (612 TFLOP/s, mma.sync 398)"
+std::string Describe(int head_dim, const ChunkVerdict& verdict) {
+  const std::string heads = absl::StrCat("heads of ", head_dim, " by ");
+  if (!verdict.wrong.empty()) return absl::StrCat(heads, "mma.sync (wgmma ", verdict.wrong, ")");
+  const bool wgmma = verdict.prefers_wgmma();
+  const double first = wgmma ? verdict.wgmma_flops_per_s : verdict.mma_flops_per_s;
+  const double second = wgmma ? verdict.mma_flops_per_s : verdict.wgmma_flops_per_s;
+  return absl::StrFormat("%s%s (%.0f TFLOP/s, %s %.0f)", heads, wgmma ? "wgmma" : "mma.sync",
+                         1e-12 * first, wgmma ? "mma.sync" : "wgmma", 1e-12 * second);
+}
+
+}  // namespace
+
+ChunkTrial ChunkTrial::For(int head_dim, int num_multiprocessors) {
+  ChunkTrial trial;
+  trial.head_dim = head_dim;
+  trial.num_kv_heads = std::clamp(num_multiprocessors / 16, 1, 8);
+  // Two blocks to each multiprocessor, the last one not whole.
+  const int tiles = std::max(2 * num_multiprocessors / trial.num_kv_heads, 1);
+  trial.chunk = tiles * kTokensToTile - 5;
+  trial.context = std::max(std::min(32 * num_multiprocessors, 4096), trial.chunk + 40);
+  trial.repeats = std::clamp(num_multiprocessors / 10, 1, 10);
+  return trial;
+}
+
+absl::StatusOr<ChunkVerdict> TryWgmma(const ChunkTrial& trial, TensorMapEncoder encode,
+                                      const AttentionWorkspace& workspace, cudaStream_t stream) {
+  if (!WgmmaAttentionIsSound(trial.head_dim))
+    return ChunkVerdict{"is not compiled as it should be"};
+  Comparison comparison(trial, encode, workspace, stream);
+  RETURN_IF_ERROR(comparison.Prepare());
+  ASSIGN_OR_RETURN(const std::string wrong, comparison.Check());
+  if (!wrong.empty()) return ChunkVerdict{wrong};
+  ASSIGN_OR_RETURN(const auto times, comparison.TimesOfWgmmaAndMma());
+  return ChunkVerdict{"", comparison.flops() / times.first, comparison.flops() / times.second};
+}
+
+absl::StatusOr<ChunkKernels> ChunkKernels::Choose(const cudaDeviceProp& device,
+                                                  const AttentionWorkspace& workspace,
+                                                  cudaStream_t stream) {
+  ChunkKernels kernels;
+  const TensorMapEncoder encode = FindTensorMapEncoder(device);
+  if (encode == nullptr) {
+    if (device.major == 9) kernels.description_ = "by mma.sync (the driver is too old for wgmma)";
+    return kernels;
+  }
+  kernels.description_.clear();
+  for (const int head_dim : {64, 128}) {
+    const ChunkTrial trial = ChunkTrial::For(head_dim, device.multiProcessorCount);
+    absl::StatusOr<ChunkVerdict> verdict = TryWgmma(trial, encode, workspace, stream);
+    if (!verdict.ok()) {
+      return absl::UnavailableError(
+          absl::StrCat(verdict.status().message(), "; --deterministic does without it"));
+    }
+    if (verdict->prefers_wgmma()) (head_dim == 64 ? kernels.of_64_ : kernels.of_128_) = encode;
+    absl::StrAppend(&kernels.description_, head_dim == 64 ? "" : ", ",
+                    Describe(head_dim, *verdict));
+  }
+  return kernels;
+}
+
+TensorMapEncoder ChunkKernels::EncoderFor(const KvCacheView& cache) const {
+  if (!WgmmaAttentionSupports(cache)) return nullptr;
+  return cache.head_dim == 64 ? of_64_ : of_128_;
+}
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,60 @@
+// Which kernel works on prefill chunks: by mma.sync or, on Hopper, by wgmma.
+//
+// The second must earn its place when the backend starts: over a made-up batch its results must be
+// the first's within rounding, and it must be faster. So whatever may be wrong with it, on a device
+// it has not met, costs speed and no answers.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/kernels.h"
+
+namespace lockstep::cuda {
+
+// Of a trial: a long chunk, a short one and a decode, over blocks of 16 tokens in no order; groups
+// of four heads.
+struct ChunkTrial {
+  int head_dim = 0;  // 64 or 128
+  int num_kv_heads = 0;
+  int chunk = 0;    // tokens of the long one
+  int context = 0;  // of the long one, with them
+  int repeats = 0;  // of what is timed
+
+  // One that fills the device for a while, and its second-level cache not.
+  static ChunkTrial For(int head_dim, int num_multiprocessors);
+};
+struct ChunkVerdict {
+  std::string wrong;  // what is wrong with wgmma, or "", and then:
+  double wgmma_flops_per_s = 0;
+  double mma_flops_per_s = 0;
+
+  bool prefers_wgmma() const { return wrong.empty() && wgmma_flops_per_s > mma_flops_per_s; }
+};
+// Waits for the stream. The error of a device that cannot be used any more.
+absl::StatusOr<ChunkVerdict> TryWgmma(const ChunkTrial& trial, TensorMapEncoder encode,
+                                      const AttentionWorkspace& workspace, cudaStream_t stream);
+
+class ChunkKernels {
+ public:
+  // By mma.sync, whatever the device.
+  ChunkKernels() = default;
+  // UNAVAILABLE when a trial has broken the device. Its memory and a part of a second pass.
+  static absl::StatusOr<ChunkKernels> Choose(const cudaDeviceProp& device,
+                                             const AttentionWorkspace& workspace,
+                                             cudaStream_t stream);
+
+  // For plans over this cache.
+  TensorMapEncoder EncoderFor(const KvCacheView& cache) const;
+  // "by mma.sync", or what was chosen for which heads and why.
+  const std::string& description() const { return description_; }
+
+ private:
+  TensorMapEncoder of_64_ = nullptr;
+  TensorMapEncoder of_128_ = nullptr;
+  std::string description_ = "by mma.sync";
+};
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,58 @@
+// A batch of attention with made-up numbers, on the device: what kernels are tried on.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+
+namespace lockstep::cuda {
+
+class MadeUpBatch {
+ public:
+  struct Sequence {
+    int computed;  // tokens in the cache before
+    int chunk;     // new ones
+  };
+  static constexpr int kGroup = 4;
+  static constexpr int kBlockSize = 16;
+
+  // A bf16 cache whose positions beyond the sequences' ends are NaN; blocks in no order.
+  static absl::StatusOr<std::unique_ptr<MadeUpBatch>> Create(const std::vector<Sequence>& sequences,
+                                                             int num_kv_heads, int head_dim,
+                                                             cudaStream_t stream);
+
+  const BatchIndex& index() const { return index_; }
+  const KvCacheView& cache() const { return cache_; }
+  int num_heads() const { return cache_.num_kv_heads * kGroup; }
+  int64_t out_elements() const { return index_.num_tokens * num_heads() * cache_.head_dim; }
+  // Of attention: multiply-adds count two.
+  double flops() const { return flops_; }
+  // `out` has out_elements().
+  Backend::AttentionArgs Args(void* out) const;
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { cudaFree(memory); }
+  };
+  MadeUpBatch() = default;
+  float NextNumber();
+  template <typename T>
+  absl::StatusOr<T*> Place(const std::vector<T>& values, cudaStream_t stream);
+  absl::Status Fill(const std::vector<Sequence>& sequences, cudaStream_t stream);
+  absl::Status FillCache(const std::vector<Sequence>& sequences, const std::vector<int32_t>& tables,
+                         cudaStream_t stream);
+
+  BatchIndex index_;
+  KvCacheView cache_;
+  const float* qkv_ = nullptr;
+  double flops_ = 0;
+  uint64_t random_ = 1;
+  std::vector<std::unique_ptr<void, Free>> memory_;
+};
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,119 @@
+// Whatever is wrong with attention by wgmma, the trial at the start finds it.
+#include "kernels/cuda/chunk_kernels.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/kernels/cuda/device_array.h"
+#include "tests/support/cuda_emulation/emulation.h"
+
+namespace lockstep::cuda {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class ChunkKernelsTest : public ::testing::Test {
+ protected:
+  ~ChunkKernelsTest() override { cuda_emulation::SetDevice({}); }
+
+  ChunkVerdict Try(TensorMapEncoder encode, int head_dim = 64) {
+    const ChunkTrial trial = {
+        .head_dim = head_dim, .num_kv_heads = 2, .chunk = 59, .context = 330, .repeats = 1};
+    const auto verdict = TryWgmma(trial, encode, workspace(), nullptr);
+    EXPECT_TRUE(verdict.ok()) << verdict.status();
+    return verdict.value_or(ChunkVerdict());
+  }
+  ChunkKernels Chosen(const cuda_emulation::Device& device) {
+    cuda_emulation::SetDevice(device);
+    cudaDeviceProp properties = {};
+    EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
+    const auto kernels = ChunkKernels::Choose(properties, workspace(), nullptr);
+    EXPECT_TRUE(kernels.ok()) << kernels.status();
+    return kernels.value_or(ChunkKernels());
+  }
+  static KvCacheView Cache(int head_dim, int block_size) {
+    KvCacheView cache;
+    cache.dtype = DType::kBF16;
+    cache.num_kv_heads = 1;
+    cache.block_size = block_size;
+    cache.head_dim = head_dim;
+    return cache;
+  }
+  AttentionWorkspace workspace() { return {.data = memory_.data(), .bytes = kBytes}; }
+
+ private:
+  static constexpr int64_t kBytes = 8 << 20;
+  testing::DeviceArray<uint8_t> memory_{kBytes};
+};
+
+TEST_F(ChunkKernelsTest, FindsNothingWrongWithBothHeadSizes) {
+  for (const int head_dim : {64, 128}) {
+    const ChunkVerdict verdict = Try(&cuTensorMapEncodeTiled, head_dim);
+    EXPECT_EQ(verdict.wrong, "");
+    EXPECT_GT(verdict.wgmma_flops_per_s, 0);
+    EXPECT_GT(verdict.mma_flops_per_s, 0);
+  }
+}
+
+// The driver's encoder with one argument changed.
+template <typename Change>
+TensorMapEncoder Encoder(Change) {
+  return [](CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+            const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+            const cuuint32_t* steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+            CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+    cuuint32_t changed_box[] = {box[0], box[1], box[2]};
+    Change()(changed_box, swizzle, address);
+    return cuTensorMapEncodeTiled(map, type, rank, address, dims, strides, changed_box, steps,
+                                  interleave, swizzle, promotion, fill);
+  };
+}
+
+TEST_F(ChunkKernelsTest, WrongResultsAreSeen) {
+  const ChunkVerdict verdict = Try(Encoder([](cuuint32_t*, CUtensorMapSwizzle& swizzle, void*) {
+    swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
+  }));
+  EXPECT_FALSE(verdict.prefers_wgmma());
+  EXPECT_THAT(verdict.wrong, StartsWith("is wrong: token 0 of head 0"));
+}
+
+TEST_F(ChunkKernelsTest, WaitsInVainEnd) {
+  const ChunkVerdict verdict =
+      Try(Encoder([](cuuint32_t* box, CUtensorMapSwizzle&, void*) { box[1] /= 2; }));
+  EXPECT_FALSE(verdict.prefers_wgmma());
+  EXPECT_EQ(verdict.wrong, "waits in vain");
+}
+
+TEST_F(ChunkKernelsTest, RefusedMapsAreNoError) {
+  const ChunkVerdict verdict = Try(Encoder([](cuuint32_t*, CUtensorMapSwizzle&, void*& address) {
+    address = static_cast<char*>(address) + 8;
+  }));
+  EXPECT_FALSE(verdict.prefers_wgmma());
+  EXPECT_THAT(verdict.wrong, StartsWith("is refused: "));
+}
+
+TEST_F(ChunkKernelsTest, ChoosesForEachHeadSizeAndSaysWhy) {
+  const ChunkKernels chosen = Chosen({.num_multiprocessors = 1, .has_tensor_maps = true});
+  const std::string& said = chosen.description();
+  EXPECT_THAT(said, AllOf(StartsWith("heads of 64 by "), HasSubstr(", heads of 128 by "),
+                          HasSubstr("TFLOP/s"), Not(HasSubstr("wrong"))));
+  for (const int head_dim : {64, 128}) {
+    const bool wgmma = absl::StrContains(said, absl::StrCat("heads of ", head_dim, " by wgmma"));
+    EXPECT_EQ(chosen.EncoderFor(Cache(head_dim, 16)) != nullptr, wgmma) << said;
+  }
+  EXPECT_EQ(chosen.EncoderFor(Cache(96, 16)), nullptr);
+  EXPECT_EQ(chosen.EncoderFor(Cache(128, 48)), nullptr);
+}
+
+TEST_F(ChunkKernelsTest, OtherDevicesAndOldDriversKeepTheOtherKernel) {
+  EXPECT_EQ(Chosen({.compute_major = 8, .has_tensor_maps = true}).description(), "by mma.sync");
+  EXPECT_EQ(Chosen({}).description(), "by mma.sync (the driver is too old for wgmma)");
+}
+
+}  // namespace
+}  // namespace lockstep::cuda
