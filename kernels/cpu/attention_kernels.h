@@ -5,11 +5,12 @@
 // query heads of the group) share each key and value once it is in the first-level cache.
 //
 // Blocks of the cache lie anywhere, and a decode's few rows are soon done with a key: beside the
-// products with the keys, line by line, the values of the same positions are fetched, and beside
-// those with the values the keys of the next split, so that memory is busy throughout. (Zen 5, 8k
-// tokens: 82 % of the read bandwidth on two cores that share it, 79 % when a whole split ahead.)
+// products with the keys and the softmax, line by line, the values of the same positions are
+// fetched, and beside those with the values the keys of the next split, so that memory is busy
+// throughout.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cpu/elementwise_kernels.h"
@@ -41,116 +42,196 @@ const char* ValueAt(const SplitGroups& groups, int j, int head_dim) {
   return groups.v[j / kGroupTokens] + j % kGroupTokens * row_bytes;
 }
 
-// Beside columns [d, d + n) of position j's values: as many bytes of the keys of the next split.
-// Inlined by force: GCC 12 drops calls of functions that do nothing but prefetch.
+// Lines of memory, to be fetched a few at a time beside other work: of each of num_groups groups
+// lines_per_group, stride bytes apart. By default none.
+template <class V>
+struct LinesAhead {
+  const char* const* groups = nullptr;
+  int64_t num_groups = 0;
+  int64_t lines_per_group = 0;
+  int64_t stride = 0;
+  int64_t line = 0;  // of the first group, the next to be fetched
+
+  int64_t left() const { return num_groups * lines_per_group - line; }
+  // How many to take in each of so many steps, lest any be left.
+  int64_t PerStep(int64_t num_steps) const { return (left() + num_steps - 1) / num_steps; }
+
+  // Inlined by force: GCC 12 drops calls of functions that do nothing but prefetch.
+  [[gnu::always_inline]] void Fetch(int64_t count) {
+    for (; count > 0 && num_groups > 0; --count) {
+      V::PrefetchNear(*groups + line * stride);
+      if (++line < lines_per_group) continue;
+      line = 0;
+      ++groups;
+      --num_groups;
+    }
+  }
+};
+
+// A line holds the positions of a group: as many bytes of each, and as many lines of its values.
+template <bool kBf16>
+int64_t LinesPerGroup(const SplitAttention& args) {
+  return kBf16 ? args.head_dim / 2 : args.head_dim;
+}
 template <class V, bool kBf16>
-[[gnu::always_inline]] inline void FetchNextKeys(const SplitAttention& args, int j, int d, int n) {
-  constexpr int64_t kElement = kBf16 ? 2 : 4;
-  const int64_t row = int64_t{j % kGroupTokens} * args.head_dim;
-  const char* const keys = args.next->k[j / kGroupTokens];
-  for (int64_t line = (row + d) * kElement / 64; line * 64 < (row + d + n) * kElement; ++line) {
-    V::PrefetchNear(keys + line * args.key_line_bytes);
+LinesAhead<V> ValueLines(const SplitAttention& args) {
+  return {args.at->v, (args.num_positions + kGroupTokens - 1) / kGroupTokens,
+          LinesPerGroup<kBf16>(args), 64};
+}
+template <class V, bool kBf16>
+LinesAhead<V> NextKeyLines(const SplitAttention& args) {
+  if (args.next == nullptr) return {};
+  return {args.next->k, kSplitGroups, LinesPerGroup<kBf16>(args), args.key_line_bytes};
+}
+
+// Few rows leave room for four vectors of sums of each, beside the columns: twice the independent
+// chains of additions.
+template <class V>
+constexpr int kFourVectorRows = (2 * V::kTileRows + 1) / 5;
+static_assert(kSplitTokens % 64 == 0);  // the positions of four vectors, at most
+
+// Scores of kRows rows for the kVecs vectors of positions from j on, and num_ahead lines fetched
+// for each of the keys.
+template <class V, bool kBf16, int kRows, int kVecs>
+[[gnu::noinline]] void ScoreTile(const SplitAttention& args, int j, const float* q, float* scores,
+                                 LinesAhead<V>& ahead, int64_t num_ahead) {
+  typename V::F sum[kRows][kVecs];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) sum[r][v] = V::Zero();
+  }
+  const char* keys[kVecs];
+  for (int v = 0; v < kVecs; ++v) keys[v] = KeysAt(*args.at, j + v * V::kWidth);
+  const auto add_products = [&](const typename V::F(&columns)[kVecs]) [[gnu::always_inline]] {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const typename V::F query = V::Set(q[r]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) V::FmaInto(sum[r][v], query, columns[v]);
+    }
+    q += kRows;
+  };
+  LinesAhead<V> lines = ahead;
+  const int64_t num_lines = LinesPerGroup<kBf16>(args);
+  for (int64_t line = 0; line < num_lines; ++line) {
+    const int64_t at = line * args.key_line_bytes;
+    lines.Fetch(num_ahead);
+    typename V::F columns[kVecs];
+    if constexpr (kBf16) {
+      typename V::Pairs pairs[kVecs];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        pairs[v] = V::LoadPairs(reinterpret_cast<const uint32_t*>(keys[v] + at));
+        columns[v] = V::EvenOf(pairs[v]);
+      }
+      add_products(columns);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) columns[v] = V::OddOf(pairs[v]);
+    } else {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        columns[v] = V::Load(reinterpret_cast<const float*>(keys[v] + at));
+      }
+    }
+    add_products(columns);
+  }
+  ahead = lines;
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      V::Store(scores + int64_t{r} * kSplitTokens + v * V::kWidth, sum[r][v]);
+    }
   }
 }
 
-// Scores of kRows rows for the two vectors of positions from j on.
+// Of kRows rows for all positions, rounded up to whole tiles.
 template <class V, bool kBf16, int kRows>
-[[gnu::noinline]] void ScoreTile(const SplitAttention& args, int j, const float* q, float* scores,
-                                 bool fetches) {
-  Sums sums;
-  sums.out = scores;
-  sums.out_stride = kSplitTokens;
-  sums.out_columns = kPanelColumns<V>;
-  Accumulators<V, kRows, 1> acc;
-  acc.Init(sums);
-  const char* const first = KeysAt(*args.at, j);
-  const char* const second = KeysAt(*args.at, j + V::kWidth);
-  // As many lines as of keys.
-  const char* const values = args.at->v[j / kGroupTokens];
-  const char* const more_values = args.at->v[(j + V::kWidth) / kGroupTokens];
-  const int64_t num_lines = kBf16 ? args.head_dim / 2 : args.head_dim;
-  for (int64_t line = 0; line < num_lines; ++line) {
-    const int64_t at = line * args.key_line_bytes;
-    if (fetches) {
-      V::PrefetchNear(values + line * 64);
-      if constexpr (V::kWidth >= kGroupTokens) V::PrefetchNear(more_values + line * 64);
-    }
-    if constexpr (kBf16) {
-      const typename V::Pairs a = V::LoadPairs(reinterpret_cast<const uint32_t*>(first + at));
-      const typename V::Pairs b = V::LoadPairs(reinterpret_cast<const uint32_t*>(second + at));
-      acc.AddProducts(q, {V::EvenOf(a), V::EvenOf(b)}, 0);
-      acc.AddProducts(q + kRows, {V::OddOf(a), V::OddOf(b)}, 0);
-      q += 2 * kRows;
-    } else {
-      acc.AddProducts(q,
-                      {V::Load(reinterpret_cast<const float*>(first + at)),
-                       V::Load(reinterpret_cast<const float*>(second + at))},
-                      0);
-      q += kRows;
-    }
-    acc.Pin();
+void ScoreRows(const SplitAttention& args, const float* q, float* scores, LinesAhead<V>& ahead) {
+  constexpr int kVecs = kRows <= kFourVectorRows<V> ? 4 : 2;
+  constexpr int kColumns = kVecs * V::kWidth;
+  const int num_tiles = (args.num_positions + kColumns - 1) / kColumns;
+  // The softmax fetches the rest.
+  const int64_t num_ahead = ahead.PerStep(num_tiles * LinesPerGroup<kBf16>(args)) * 3 / 4;
+  for (int j = 0; j < args.num_positions; j += kColumns) {
+    ScoreTile<V, kBf16, kRows, kVecs>(args, j, q, scores + j, ahead, num_ahead);
   }
-  acc.Finish(sums);
 }
 
 template <class V, bool kBf16, int kRows = V::kTileRows>
-void ScoreTileOf(int num_rows, const SplitAttention& args, int j, const float* q, float* scores,
-                 bool fetches) {
+void ScoreRowsOf(int num_rows, const SplitAttention& args, const float* q, float* scores,
+                 LinesAhead<V>& ahead) {
   if (num_rows == kRows) {
-    ScoreTile<V, kBf16, kRows>(args, j, q, scores, fetches);
+    ScoreRows<V, kBf16, kRows>(args, q, scores, ahead);
   } else if constexpr (kRows > 1) {
-    ScoreTileOf<V, kBf16, kRows - 1>(num_rows, args, j, q, scores, fetches);
+    ScoreRowsOf<V, kBf16, kRows - 1>(num_rows, args, q, scores, ahead);
   }
 }
 
-// weights[row][position] = score, for all positions (rounded up to two vectors).
+// weights[row][position] = score.
 template <class V, bool kBf16>
-void Scores(const SplitAttention& args) {
-  for (int j = 0; j < args.num_positions; j += kPanelColumns<V>) {
-    const float* q = args.q;
-    for (int row = 0; row < args.num_rows; row += V::kTileRows) {
-      const int rows = args.num_rows - row < V::kTileRows ? args.num_rows - row : V::kTileRows;
-      ScoreTileOf<V, kBf16>(rows, args, j, q, args.weights + int64_t{row} * kSplitTokens + j,
-                            row == 0);
-      q += int64_t{V::kTileRows} * args.head_dim;
-    }
+void Scores(const SplitAttention& args, LinesAhead<V>& ahead) {
+  const float* q = args.q;
+  for (int row = 0; row < args.num_rows; row += V::kTileRows) {
+    const int rows = args.num_rows - row < V::kTileRows ? args.num_rows - row : V::kTileRows;
+    ScoreRowsOf<V, kBf16>(rows, args, q, args.weights + int64_t{row} * kSplitTokens, ahead);
+    q += int64_t{V::kTileRows} * args.head_dim;
   }
 }
 
-// Turns the first `count` scores of a row into weights; gives their maximum and sum.
+// Rounds the row up to 16 scores and gives their maximum.
 template <class V>
-void SoftmaxRow(float* row, int count, float* max, float* sum) {
-  using F = typename V::F;
-  constexpr int kVecs = 16 / V::kWidth;
+float LargestScore(float* row, int count) {
   const int padded = (count + 15) / 16 * 16;
   for (int j = count; j < padded; ++j) row[j] = -__builtin_inff();
-  F top = V::Load(row);
+  typename V::F top = V::Load(row);
   for (int j = V::kWidth; j < padded; j += V::kWidth) top = V::Max(top, V::Load(row + j));
-  alignas(64) float tops[V::kWidth];
-  V::Store(tops, top);
-  float m = tops[0];
-  for (int i = 1; i < V::kWidth; ++i) m = tops[i] > m ? tops[i] : m;
+  return V::TreeMax(top);
+}
 
+// Turns the first `count` scores of a row, of which max is the largest, into weights; gives their
+// sum.
+template <class V>
+float WeightsOfScores(float* row, int count, float max, LinesAhead<V>& ahead, int64_t num_ahead) {
+  using F = typename V::F;
+  constexpr int kVecs = 16 / V::kWidth;
   F lanes[kVecs];
   for (int v = 0; v < kVecs; ++v) lanes[v] = V::Zero();
-  for (int j = 0; j < padded; j += 16) {
+  for (int j = 0; j < count; j += 16) {
+    ahead.Fetch(num_ahead);
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
       float* p = row + j + v * V::kWidth;
-      const F weight = VectorExp<V>(V::Sub(V::Load(p), V::Set(m)));
+      const F weight = VectorExp<V>(V::Sub(V::Load(p), V::Set(max)));
       V::Store(p, weight);
       lanes[v] = V::Add(lanes[v], weight);
     }
   }
-  *max = m;
-  *sum = SumOfLanes<V>(lanes);
+  return SumOfLanes<V>(lanes);
+}
+
+// The maxima first: no row's exponentials wait for its own then.
+template <class V>
+void Softmax(const SplitAttention& args, LinesAhead<V>& ahead) {
+  const int64_t num_steps = int64_t{args.num_rows} * ((args.num_positions + 15) / 16);
+  const int64_t num_ahead = ahead.PerStep(num_steps);
+  const auto scores = [&](int row) { return args.weights + int64_t{row} * kSplitTokens; };
+  for (int row = 0; row < args.num_rows; ++row) {
+    if (args.row_lens[row] > 0) args.max[row] = LargestScore<V>(scores(row), args.row_lens[row]);
+  }
+  for (int row = 0; row < args.num_rows; ++row) {
+    if (args.row_lens[row] == 0) continue;
+    args.sum[row] =
+        WeightsOfScores<V>(scores(row), args.row_lens[row], args.max[row], ahead, num_ahead);
+  }
 }
 
 // values[kRows][ldv] (+)= weights[kRows][128] x v over positions [begin, end), for the `n` columns
 // from d on.
 template <class V, bool kBf16, int kRows, int kVecs>
 void ValueTile(const SplitAttention& args, const float* weights, int begin, int end, int d, int n,
-               float* values, bool fresh, bool fetches) {
+               float* values, bool fresh, LinesAhead<V>& ahead, int64_t num_ahead) {
   const int64_t ldv = args.head_dim;
   typename V::F sum[kRows][kVecs];
 #pragma GCC unroll 16
@@ -161,9 +242,10 @@ void ValueTile(const SplitAttention& args, const float* weights, int begin, int 
       sum[r][v] = fresh ? V::Zero() : LoadUpTo<V>(p, n);
     }
   }
+  LinesAhead<V> lines = ahead;
   for (int j = begin; j < end; ++j) {
     const char* const row = ValueAt<kBf16>(*args.at, j, args.head_dim);
-    if (fetches) FetchNextKeys<V, kBf16>(args, j, d, kVecs * V::kWidth);
+    lines.Fetch(num_ahead);
     typename V::F columns[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) columns[v] = LoadCached<V, kBf16>(row, d + v * V::kWidth, n);
@@ -174,6 +256,7 @@ void ValueTile(const SplitAttention& args, const float* weights, int begin, int 
       for (int v = 0; v < kVecs; ++v) V::FmaInto(sum[r][v], weight, columns[v]);
     }
   }
+  ahead = lines;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
@@ -186,7 +269,7 @@ void ValueTile(const SplitAttention& args, const float* weights, int begin, int 
 // two shifts for what takes two widening loads.
 template <class V, int kRows, int kPairs>
 void ValuePairsTile(const SplitAttention& args, const float* weights, int end, int d, float* values,
-                    bool fetches) {
+                    LinesAhead<V>& ahead, int64_t num_ahead) {
   const int64_t ldv = args.head_dim;
   using F = typename V::F;
   F sum[kRows][2 * kPairs];
@@ -195,11 +278,12 @@ void ValuePairsTile(const SplitAttention& args, const float* weights, int end, i
 #pragma GCC unroll 4
     for (int v = 0; v < 2 * kPairs; ++v) sum[r][v] = V::Zero();
   }
+  LinesAhead<V> lines = ahead;
   for (int j = 0; j < end; ++j) {
     const int64_t at = 2 * d;
     const char* const from = ValueAt<true>(*args.at, j, args.head_dim) + at;
     const uint32_t* const row = reinterpret_cast<const uint32_t*>(from);
-    if (fetches) FetchNextKeys<V, true>(args, j, d, 2 * kPairs * V::kWidth);
+    lines.Fetch(num_ahead);
     F columns[2 * kPairs];
 #pragma GCC unroll 2
     for (int p = 0; p < kPairs; ++p) {
@@ -214,6 +298,7 @@ void ValuePairsTile(const SplitAttention& args, const float* weights, int end, i
       for (int v = 0; v < 2 * kPairs; ++v) V::FmaInto(sum[r][v], weight, columns[v]);
     }
   }
+  ahead = lines;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -226,82 +311,80 @@ void ValuePairsTile(const SplitAttention& args, const float* weights, int end, i
   }
 }
 
-// With so few rows the registers hold four vectors of sums of each, beside the columns.
-template <class V>
-constexpr int kFourVectorRows = (2 * V::kTileRows + 1) / 5;
-
 // Columns [d, returned) of the values, from zero.
 template <class V, bool kBf16, int kRows>
 int ValueWideTiles(const SplitAttention& args, const float* weights, int end, float* values,
-                   bool fetches) {
+                   LinesAhead<V>& ahead, int64_t num_ahead) {
   constexpr bool kFew = kRows <= kFourVectorRows<V>;
   int d = 0;
   if constexpr (kBf16) {
     for (; kFew && d + 4 * V::kWidth <= args.head_dim; d += 4 * V::kWidth) {
-      ValuePairsTile<V, kRows, kFew ? 2 : 1>(args, weights, end, d, values, fetches);
+      ValuePairsTile<V, kRows, kFew ? 2 : 1>(args, weights, end, d, values, ahead, num_ahead);
     }
     for (; d + 2 * V::kWidth <= args.head_dim; d += 2 * V::kWidth) {
-      ValuePairsTile<V, kRows, 1>(args, weights, end, d, values, fetches);
+      ValuePairsTile<V, kRows, 1>(args, weights, end, d, values, ahead, num_ahead);
     }
   } else {
     for (; kFew && d + 4 * V::kWidth <= args.head_dim; d += 4 * V::kWidth) {
       ValueTile<V, kBf16, kRows, kFew ? 4 : 1>(args, weights, 0, end, d, V::kWidth, values, true,
-                                               fetches);
+                                               ahead, num_ahead);
     }
   }
   return d;
 }
 
 template <class V, bool kBf16, int kRows>
-void ValueRows(const SplitAttention& args, int row, int begin, int end, bool fresh) {
+void ValueRows(const SplitAttention& args, int row, int begin, int end, bool fresh,
+               LinesAhead<V>& ahead) {
   const float* weights = args.weights + int64_t{row} * kSplitTokens;
   float* values = args.values + int64_t{row} * args.head_dim;
-  const bool fetches = row == 0 && fresh && args.next != nullptr;
-  int d = fresh ? ValueWideTiles<V, kBf16, kRows>(args, weights, end, values, fetches) : 0;
+  // Tiles of fewer columns take them sooner.
+  const int64_t num_wide = std::max<int64_t>(1, args.head_dim / (4 * V::kWidth));
+  const int64_t num_ahead = ahead.PerStep(num_wide * std::max(1, end - begin));
+  int d = fresh ? ValueWideTiles<V, kBf16, kRows>(args, weights, end, values, ahead, num_ahead) : 0;
   for (; d + 2 * V::kWidth <= args.head_dim; d += 2 * V::kWidth) {
-    ValueTile<V, kBf16, kRows, 2>(args, weights, begin, end, d, V::kWidth, values, fresh, fetches);
+    ValueTile<V, kBf16, kRows, 2>(args, weights, begin, end, d, V::kWidth, values, fresh, ahead,
+                                  num_ahead);
   }
   for (; d < args.head_dim; d += V::kWidth) {
     const int n = args.head_dim - d < V::kWidth ? args.head_dim - d : V::kWidth;
-    ValueTile<V, kBf16, kRows, 1>(args, weights, begin, end, d, n, values, fresh, fetches);
+    ValueTile<V, kBf16, kRows, 1>(args, weights, begin, end, d, n, values, fresh, ahead, num_ahead);
   }
 }
 
 template <class V, bool kBf16, int kRows = V::kTileRows>
-void ValueRowsOf(int num_rows, const SplitAttention& args, int row, int end) {
+void ValueRowsOf(int num_rows, const SplitAttention& args, int row, int end, LinesAhead<V>& ahead) {
   if (num_rows == kRows) {
-    ValueRows<V, kBf16, kRows>(args, row, 0, end, true);
+    ValueRows<V, kBf16, kRows>(args, row, 0, end, true, ahead);
   } else if constexpr (kRows > 1) {
-    ValueRowsOf<V, kBf16, kRows - 1>(num_rows, args, row, end);
+    ValueRowsOf<V, kBf16, kRows - 1>(num_rows, args, row, end, ahead);
   }
 }
 
 // The positions that all rows of a tile see are added together, the rest row by row: a weight of
 // zero for a masked position would not do, since 0 * infinity and -0 + 0 leave traces.
 template <class V, bool kBf16>
-void Values(const SplitAttention& args) {
+void Values(const SplitAttention& args, LinesAhead<V>& ahead) {
   for (int row = 0; row < args.num_rows; row += V::kTileRows) {
     const int rows = args.num_rows - row < V::kTileRows ? args.num_rows - row : V::kTileRows;
     int common = kSplitTokens;
     for (int r = row; r < row + rows; ++r)
       common = args.row_lens[r] < common ? args.row_lens[r] : common;
-    ValueRowsOf<V, kBf16>(rows, args, row, common);
+    ValueRowsOf<V, kBf16>(rows, args, row, common, ahead);
     for (int r = row; r < row + rows; ++r) {
       if (args.row_lens[r] > common)
-        ValueRows<V, kBf16, 1>(args, r, common, args.row_lens[r], false);
+        ValueRows<V, kBf16, 1>(args, r, common, args.row_lens[r], false, ahead);
     }
   }
 }
 
 template <class V, bool kBf16>
 void AttendSplitOf(const SplitAttention& args) {
-  Scores<V, kBf16>(args);
-  for (int row = 0; row < args.num_rows; ++row) {
-    if (args.row_lens[row] == 0) continue;
-    SoftmaxRow<V>(args.weights + int64_t{row} * kSplitTokens, args.row_lens[row], args.max + row,
-                  args.sum + row);
-  }
-  Values<V, kBf16>(args);
+  LinesAhead<V> ahead = ValueLines<V, kBf16>(args);
+  Scores<V, kBf16>(args, ahead);
+  Softmax<V>(args, ahead);
+  ahead = NextKeyLines<V, kBf16>(args);
+  Values<V, kBf16>(args, ahead);
 }
 
 template <class V>

@@ -88,6 +88,8 @@ struct Avx512Vector {
     return _mm512_cvtss_f32(v);
   }
 
+  static float TreeMax(F v) { return _mm512_reduce_max_ps(v); }
+
   static void Transpose(F (&r)[16]) {
     F pair[16];
 #pragma GCC unroll 8

@@ -87,6 +87,11 @@ struct Avx2Vector {
     v = _mm256_add_ps(v, _mm256_permute2f128_ps(v, v, 0x01));
     return _mm256_cvtss_f32(v);
   }
+  static float TreeMax(F v) {
+    __m128 top = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+    return _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+  }
 
   static void Transpose(F (&r)[8]) {
     F pair[8];

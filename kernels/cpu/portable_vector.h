@@ -138,6 +138,14 @@ struct PortableVector {
     }
     return v.lane[0];
   }
+  static float TreeMax(F v) {
+    for (int count = kLanes / 2; count > 0; count /= 2) {
+      for (int i = 0; i < count; ++i) {
+        v.lane[i] = v.lane[i] > v.lane[i + count] ? v.lane[i] : v.lane[i + count];
+      }
+    }
+    return v.lane[0];
+  }
 
   static void Transpose(F (&rows)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) {
