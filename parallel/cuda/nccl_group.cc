@@ -14,6 +14,8 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFarewell{10000};
 constexpr milliseconds kWatchInterval{50};
+// For the siblings' threads, to tell their kernels.
+constexpr milliseconds kAheadOfOthers{20};
 
 // Between two questions: short while an answer is likely, long when a peer is awaited.
 void Pause(steady_clock::duration waited) {
@@ -50,14 +52,17 @@ NcclGroup::~NcclGroup() {
   is_leaving_ = true;
   std::erase(siblings_->groups, this);
   leaving_changed_.notify_all();
-  if (comm_ != nullptr) {
+  if (comm_ != nullptr && health_.ok()) {
     operation_ = {"leaving the group"};
     // What fails ends the group, which is what is wanted.
-    if (Settle(lock, ncclCommFinalize(comm_), kFarewell).ok()) ncclCommDestroy(comm_);
-    comm_ = nullptr;
+    if (Settle(lock, ncclCommFinalize(comm_), kFarewell).ok()) {
+      ncclCommDestroy(comm_);
+      comm_ = nullptr;
+    }
   }
   lock.unlock();
   if (watcher_.joinable()) watcher_.join();
+  if (comm_ != nullptr) ncclCommAbort(comm_);  // it was not joined, or could not be left
 }
 
 absl::Status NcclGroup::Launch(const Operation& operation, milliseconds patience,
@@ -118,19 +123,18 @@ absl::Status NcclGroup::EndLocked(const std::string& why) {
   const bool has_more = told != nullptr && *told != '\0';
   const absl::Status ended = absl::UnavailableError(
       absl::StrCat(Describe(operation_), ": ", why, has_more ? ": " : "", has_more ? told : ""));
-  // First those whose work waits behind what this group's end lets go on.
   for (NcclGroup* sibling : std::vector<NcclGroup*>(siblings_->groups)) {
-    if (sibling != this) sibling->AbortLocked(ended);
+    if (sibling == this) continue;
+    sibling->TakeNote(ended);
+    ends_last_ = true;
   }
-  AbortLocked(ended);
+  TakeNote(ended);
   return health_;
 }
 
-void NcclGroup::AbortLocked(const absl::Status& why) {
+void NcclGroup::TakeNote(const absl::Status& why) {
   health_ = why;
   if (at_end_ != nullptr) at_end_();
-  if (comm_ != nullptr) ncclCommAbort(comm_);
-  comm_ = nullptr;
   std::erase(siblings_->groups, this);
   leaving_changed_.notify_all();
 }
@@ -163,6 +167,13 @@ void NcclGroup::Watch() {
                                     [&] { return is_leaving_ || !health_.ok(); })) {
     AskForErrors();
   }
+  if (health_.ok()) return;
+  ncclComm_t comm = std::exchange(comm_, nullptr);
+  // First those whose work waits behind what this group's end lets go on.
+  const bool gives_way = ends_last_ && !is_leaving_;
+  lock.unlock();
+  if (gives_way) std::this_thread::sleep_for(kAheadOfOthers);
+  if (comm != nullptr) ncclCommAbort(comm);
 }
 
 }  // namespace lockstep::cuda

@@ -4,8 +4,13 @@
 // peer, so one lock guards the handle, and what takes long is asked for again and again with the
 // lock given back in between. A thread of the group's own asks for errors that show while nobody
 // calls (a network that fails under a kernel that waits for it) and ends the group, upon which its
-// kernels return. Cost of this mode: since NCCL 2.22 every launch outside a CUDA graph is made by a
-// thread that NCCL starts for it; steps that replay a graph do not pay it.
+// kernels return. That thread alone calls ncclCommAbort, without the lock: it tells the kernels to
+// return at once, but returns itself only when they have, with all that is queued before them, and
+// when no graph holds work of the communicator (NCCL 2.28.9, init.cc, commDestroySync; in this
+// mode, too). So the groups of a device, whose work waits for each other's, end beside each other.
+// Cost of this mode: since NCCL 2.22 every launch outside a CUDA graph is made by a thread that
+// NCCL starts for it; steps that replay a graph do not pay it, messages between stages do, while
+// kernels run.
 // Source: NCCL User Guide, "Fault Tolerance", "Thread Safety".
 #pragma once
 
@@ -57,8 +62,8 @@ class NcclGroup {
   // come within `patience`.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(const ncclUniqueId& id,
                                                          const Membership& membership);
-  // Waits for what is under way, `kFarewell` at most. No graph may hold work of the group any more:
-  // NCCL would wait for it.
+  // Waits for what is under way, `kFarewell` at most, or, when the group has ended, until its
+  // kernels have returned. No graph may hold work of the group any more: NCCL would wait for it.
   ~NcclGroup();
 
   int rank() const { return rank_; }
@@ -77,8 +82,8 @@ class NcclGroup {
   // go that hang on this group. May be on any thread; may not call the group.
   void CallAtEnd(std::function<void()> action);
 
-  // Any thread. The first reason stays. The siblings end, too; kernels that run return, their
-  // results being undefined.
+  // Any thread; does not wait. The first reason stays. The siblings end, too; kernels that run
+  // return soon, their results being undefined.
   void End(const std::string& why);
   // OK, or what ended the group; asks NCCL.
   absl::Status Health();
@@ -92,7 +97,7 @@ class NcclGroup {
   absl::Status Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
                       std::chrono::milliseconds patience);
   absl::Status EndLocked(const std::string& why);
-  void AbortLocked(const absl::Status& why);
+  void TakeNote(const absl::Status& why);
   void AskForErrors();
   std::string Describe(const Operation& operation) const;
   void Watch();
@@ -108,6 +113,7 @@ class NcclGroup {
   std::function<void()> at_end_;
   bool is_settling_ = false;  // somebody asks already
   bool is_leaving_ = false;
+  bool ends_last_ = false;  // of the siblings
   std::thread watcher_;
 };
 

@@ -194,10 +194,13 @@ TEST(NcclEndTest, HealthTellsOfWhatAGraphCouldNotDo) {
     EXPECT_EQ(cudaGraphInstantiate(&exec, graph), cudaSuccess);
     EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
     RETURN_IF_ERROR(host.Barrier());
+    // Rank 1 comes when rank 0 is through, so that neither has a peer.
     if (rank == 0) group->Abort();
+    if (rank == 1) RETURN_IF_ERROR(host.Barrier());
     EXPECT_EQ(cudaGraphLaunch(exec, stream.get()), cudaSuccess);
     EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
     EXPECT_EQ(group->Health().code(), absl::StatusCode::kUnavailable);
+    if (rank == 0) RETURN_IF_ERROR(host.Barrier());
     group.reset();
     return absl::OkStatus();
   });
@@ -222,6 +225,30 @@ TEST(NcclEndTest, GroupsOfADeviceEndTogether) {
                      MakeNcclCommunicator(host, stream.get(), options));
     RETURN_IF_ERROR(anew->Barrier());
     return anew->Health();
+  });
+}
+
+// NCCL aborts a communicator only when all that was queued before its work has ended.
+TEST(NcclEndTest, GroupsWhoseWorkWaitsForEachOthersEndAllTheSame) {
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    NcclOptions options = SmallOptions();
+    options.siblings = std::make_shared<cuda::NcclSiblings>();
+    ASSIGN_OR_RETURN(std::unique_ptr<Communicator> one,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    ASSIGN_OR_RETURN(std::unique_ptr<Communicator> other,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    RETURN_IF_ERROR(host.Barrier());
+    if (rank == 0) {  // rank 1 does not come
+      const OnDevice data(nullptr, 32, stream.get());
+      RETURN_IF_ERROR(one->AllReduceSum(data.as<float>(), 8));
+      RETURN_IF_ERROR(other->AllReduceSum(data.as<float>(), 8));
+      RETURN_IF_ERROR(one->AllReduceSum(data.as<float>(), 8));
+      one->Abort();
+      EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+      EXPECT_EQ(other->Health().code(), absl::StatusCode::kUnavailable);
+    }
+    return host.Barrier();
   });
 }
 

@@ -16,7 +16,9 @@ struct ncclComm {
   bool blocking = true;
   ncclResult_t state = ncclSuccess;
   std::string last_error;
-  std::function<ncclResult_t()> pending;  // launched when it is asked how the call went
+  std::function<ncclResult_t()> pending;     // launched when it is asked how the call went
+  std::shared_ptr<CUstream_st> last_stream;  // of what was launched last, and its place there
+  int64_t last_ticket = 0;
   // Held by all work of this communicator, queued or in graphs; tells it of an abort.
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
 };
@@ -65,8 +67,18 @@ ncclResult_t LaunchBatch(const Batch& batch) {
   for (const Operation& operation : batch.operations) {
     absl::StrAppend(&name, " ", operation.Describe());
   }
-  return TheEngine().Issue(*stream, std::move(name), make) == cudaSuccess ? ncclSuccess
-                                                                          : ncclUnhandledCudaError;
+  std::vector<CUstream_st::After> after;
+  if (comm.last_stream != nullptr && comm.last_stream != stream) {
+    after.push_back({comm.last_stream, comm.last_ticket});
+  }
+  if (TheEngine().Issue(*stream, std::move(name), make, std::move(after)) != cudaSuccess) {
+    return ncclUnhandledCudaError;
+  }
+  if (stream->capture == nullptr) {
+    comm.last_ticket = stream->issued;
+    comm.last_stream = std::move(stream);
+  }
+  return ncclSuccess;
 }
 
 ncclResult_t Refuse(ncclComm* comm, ncclResult_t result, const std::string& why) {
@@ -248,13 +260,18 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-// In the real one a thread of its own waits for graphs that refer to it.
+// Waits, as the real one, until what was launched has come to its end and no graph refers to it.
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  const std::lock_guard lock(TheEngine().mutex());
+  std::unique_lock lock(TheEngine().mutex());
   if (comm == nullptr) return ncclInvalidArgument;
   *comm->aborted = true;
   comm->mesh->Close();
+  comm->pending = nullptr;
   TheEngine().NotifyChange();
+  TheEngine().AwaitCondition(lock, "the end of a communicator that was aborted", [&] {
+    TheEngine().AdvanceDevice(comm->device);
+    return comm->aborted.use_count() == 1;
+  });
   delete comm;
   return ncclSuccess;
 }
