@@ -39,6 +39,15 @@ expect_reference_text
 expect_event preflight '"host":"a","ranks":\[0,1\].*"host":"b","ranks":\[2,3\].*"to_next_stage":{"latency_us"'
 [ "$(ranks_on a | wc -l) $(ranks_on b | wc -l)" = "2 2" ] || fail "ranks are not two and two"
 
+step "hidden states cross the network once, not from every tensor parallel rank"
+sent_by_a() { on a ip -s -j link | grep -oP '"tx":\{"bytes":\K[0-9]+' | awk '{ sum += $1 } END { print sum }'; }
+prompt=$(printf 'Once upon a time there was a little girl who liked to play. %.0s' {1..24})
+before=$(sent_by_a)
+(on head "$lockstep" generate --server "$address" --quiet --temperature 0 --max-tokens 1 "$prompt") >/dev/null 2>>"$log"
+bytes=$(($(sent_by_a) - before))
+# Some 450 tokens of 64 numbers: 115 KB, and as much again had both ranks sent all of them.
+[ "$bytes" -gt 90000 ] && [ "$bytes" -lt 180000 ] || fail "host a sent $bytes bytes"
+
 step "MPI listens where it was told, and nothing shows the secret"
 for host in a b head; do
   others=$( (on "$host" ss -Hltn) | awk '{ print $4 }' | grep -vE '^127\.0\.0\.1:|^\[::ffff:(127\.0\.0\.1|10\.77\.0\.1)\]:|:200(0[0-9]|1[0-5])$' || true)

@@ -5,9 +5,11 @@
 #include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "model/llama/uniform_batch.h"
 #include "parallel/device_communicators.h"
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
+#include "tests/parallel/run_ranks.h"
 #include "tests/support/assets.h"
 #include "tests/support/cuda_emulation/emulation.h"
 
@@ -91,6 +93,81 @@ TEST_F(CudaGroupsTest, DeterministicRunsAreTheSameToTheBit) {
   EXPECT_TRUE(SameBits(Run(2, 3, DType::kBF16, true, true), want)) << "nor a stage in the middle";
   const std::vector<Outcome> of_four = Run(4, 1, DType::kBF16, true);
   EXPECT_TRUE(SameBits(Run(4, 2, DType::kBF16, true, true), of_four));
+}
+
+// Two stages of a pipeline, each on a device of its own.
+class CudaPipelineTest : public CudaGroupsTest {
+ protected:
+  struct Stage {
+    std::unique_ptr<Backend> backend;
+    std::unique_ptr<RankGroups> groups = std::make_unique<RankGroups>();  // the stage refers to it
+    std::unique_ptr<LlamaStage> stage;
+  };
+  absl::StatusOr<Stage> Load(int rank, RankGroups& host) {
+    Stage made;
+    ASSIGN_OR_RETURN(made.backend,
+                     cuda::CudaBackend::Create({.device = rank, .compute = DType::kF32}));
+    ASSIGN_OR_RETURN(*made.groups, OverNccl(*made.backend, host));
+    StageOptions options;
+    options.weights = StageOptions::Weights::kF32;
+    options.limits = {
+        .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = 4, .max_model_len = 80};
+    ASSIGN_OR_RETURN(made.stage, LlamaStage::Load(*checkpoint_, *ProcessGrid::Create(1, 2), rank,
+                                                  *made.backend, *made.groups, options, nullptr));
+    RETURN_IF_ERROR(made.stage->AllocateKvCache(8));
+    return made;
+  }
+  StepBatch Prompt(int64_t num_tokens, bool wants_logits) const {
+    StepBatch batch = MakeUniformBatch({.num_seqs = 1,
+                                        .context = num_tokens,
+                                        .new_tokens = num_tokens,
+                                        .block_size = BatchLimits().block_size,
+                                        .vocab_size = checkpoint_->config().vocab_size});
+    if (!wants_logits) batch.logits_rows.clear();
+    return batch;
+  }
+  // Of the first row that the last stage has computed.
+  static absl::StatusOr<std::vector<float>> Logits(Stage& stage) {
+    ASSIGN_OR_RETURN(const float* logits, stage.stage->Logits(0, 1));
+    return std::vector<float>(logits, logits + stage.stage->shape().vocab.size());
+  }
+};
+
+// Of steps that are kept, too: the first does not wait in its stream for whoever takes its numbers,
+// and they are still its own when the second has been computed into the same buffer.
+TEST_F(CudaPipelineTest, AStageComputesOnBeforeTheNextHasTakenItsNumbers) {
+  cuda_emulation::SetDevice({.num_devices = 2});
+  RunRanks(1, 2, [&](int rank, RankGroups& host) -> absl::Status {
+    ASSIGN_OR_RETURN(Stage stage, Load(rank, host));
+    const bool is_last = rank == 1;
+    const StepBatch batches[] = {Prompt(5, is_last), Prompt(7, is_last)};
+    std::vector<float> want[2];
+    for (int round = 0; round < 3; ++round) {
+      for (const int i : {0, 1}) {
+        RETURN_IF_ERROR(stage.stage->Forward(batches[i]));
+        if (is_last) {
+          ASSIGN_OR_RETURN(want[i], Logits(stage));
+        }
+      }
+    }
+    if (!is_last) {
+      stage.backend->Synchronize();
+      RETURN_IF_ERROR(host.pp->Barrier());
+      RETURN_IF_ERROR(stage.stage->Forward(batches[0]));
+      stage.backend->Synchronize();  // and nobody has come
+      RETURN_IF_ERROR(stage.stage->Forward(batches[1]));
+      return host.pp->Barrier();
+    }
+    EXPECT_NE(want[0], want[1]);
+    RETURN_IF_ERROR(host.pp->Barrier());
+    RETURN_IF_ERROR(host.pp->Barrier());
+    for (const int i : {0, 1}) {
+      RETURN_IF_ERROR(stage.stage->Forward(batches[i]));
+      ASSIGN_OR_RETURN(const std::vector<float> logits, Logits(stage));
+      EXPECT_EQ(logits, want[i]);
+    }
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace
