@@ -191,7 +191,7 @@ absl::StatusOr<ChunkKernels> ChunkKernels::Choose(const cudaDeviceProp& device,
   ChunkKernels kernels;
   const TensorMapEncoder encode = FindTensorMapEncoder(device);
   if (encode == nullptr) {
-    if (device.major == 9) kernels.description_ = "by mma.sync (the driver is too old for wgmma)";
+    if (device.major == 9) kernels.description_ = "mma.sync (the driver is too old for wgmma)";
     return kernels;
   }
   kernels.description_.clear();

@@ -48,13 +48,13 @@ class ChunkKernels {
 
   // For plans over this cache.
   TensorMapEncoder EncoderFor(const KvCacheView& cache) const;
-  // "by mma.sync", or what was chosen for which heads and why.
+  // "mma.sync", or what was chosen for which heads and why.
   const std::string& description() const { return description_; }
 
  private:
   TensorMapEncoder of_64_ = nullptr;
   TensorMapEncoder of_128_ = nullptr;
-  std::string description_ = "by mma.sync";
+  std::string description_ = "mma.sync";
 };
 
 }  // namespace lockstep::cuda

@@ -110,7 +110,7 @@ void CudaBackend::UseDevice() const { CudaCheck(cudaSetDevice(options_.device), 
 
 std::string CudaBackend::Description() const {
   return absl::StrFormat(
-      "cuda %d: %s, %d multiprocessors, %s%s; attention of chunks %s", options_.device,
+      "cuda %d: %s, %d multiprocessors, %s%s; attention of chunks: %s", options_.device,
       properties_.name, properties_.multiProcessorCount, DTypeName(options_.compute),
       options_.deterministic ? ", deterministic" : "", chunk_kernels_.description());
 }

@@ -56,8 +56,9 @@ FlatBatch FirstSequences(const FlatBatch& batch, int num_seqs) {
 class CudaAttentionGraph : public ::testing::TestWithParam<DType> {};
 
 // Rotation, write and attention of all sequences are captured, then replayed with ever fewer.
-void ExpectReplaysEqualLaunches(DType dtype, const std::vector<SequenceChunk>& chunks) {
-  const PagedWorld world({4, 2, 16, 4, dtype}, chunks, 42);
+void ExpectReplaysEqualLaunches(const PagedShape& shape, const std::vector<SequenceChunk>& chunks,
+                                cuda::TensorMapEncoder encode_maps = nullptr) {
+  const PagedWorld world(shape, chunks, 42);
   const DeviceArray<uint8_t> keys(world.RowMajorKeys());
   const DeviceArray<uint8_t> values(world.values());
   DeviceArray<float> qkv(world.qkv());
@@ -68,9 +69,9 @@ void ExpectReplaysEqualLaunches(DType dtype, const std::vector<SequenceChunk>& c
   KvCacheView cache = world.cache();
   cache.k = keys.data();
   cache.v = values.data();
-  const cuda::AttentionPlan plan = {64, 4};
+  const cuda::AttentionPlan plan = {64, 4, encode_maps};
   const int64_t workspace_bytes =
-      cuda::AttentionWorkspaceBytes(plan, world.batch().num_tokens, 4, 16);
+      cuda::AttentionWorkspaceBytes(plan, world.batch().num_tokens, 4, shape.head_dim);
   const DeviceArray<uint8_t> workspace(workspace_bytes);
   const auto issue = [&](cudaStream_t stream) {
     EXPECT_EQ(cuda::LaunchRopeAndWriteKv(
@@ -104,11 +105,18 @@ void ExpectReplaysEqualLaunches(DType dtype, const std::vector<SequenceChunk>& c
 }
 
 TEST_P(CudaAttentionGraph, ReplaysDecodesOfFewerSequences) {
-  ExpectReplaysEqualLaunches(GetParam(), {{200, 1}, {5, 1}, {63, 1}, {64, 1}});
+  ExpectReplaysEqualLaunches({4, 2, 16, 4, GetParam()}, {{200, 1}, {5, 1}, {63, 1}, {64, 1}});
 }
 
 TEST_P(CudaAttentionGraph, ReplaysMixedBatchesOfFewerSequences) {
-  ExpectReplaysEqualLaunches(GetParam(), {{200, 1}, {0, 30}, {63, 1}, {60, 9}});
+  ExpectReplaysEqualLaunches({4, 2, 16, 4, GetParam()}, {{200, 1}, {0, 30}, {63, 1}, {60, 9}});
+}
+
+TEST(CudaAttentionGraphByWgmma, ReplaysMixedBatchesOfFewerSequences) {
+  const cuda::TensorMapEncoder encode = AttentionOnDevice::Encoder();
+  if (encode == nullptr) GTEST_SKIP() << "no wgmma here";
+  ExpectReplaysEqualLaunches({4, 2, 64, 16, DType::kBF16}, {{200, 1}, {0, 30}, {63, 1}, {60, 9}},
+                             encode);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cache, CudaAttentionGraph, ::testing::Values(DType::kF32, DType::kBF16),

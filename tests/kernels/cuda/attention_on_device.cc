@@ -2,9 +2,7 @@
 
 namespace lockstep::testing {
 
-namespace {
-
-cuda::TensorMapEncoder Encoder() {
+cuda::TensorMapEncoder AttentionOnDevice::Encoder() {
 #ifdef LOCKSTEP_CUDA_EMULATION
   return &cuTensorMapEncodeTiled;  // whatever the driver pretended has
 #else
@@ -13,10 +11,6 @@ cuda::TensorMapEncoder Encoder() {
   return cuda::FindTensorMapEncoder(device);
 #endif
 }
-
-}  // namespace
-
-bool AttentionOnDevice::HasWgmma() { return Encoder() != nullptr; }
 
 AttentionOnDevice::AttentionOnDevice(const PagedWorld& world)
     : world_(world), keys_(world.RowMajorKeys()), values_(world.values()) {}

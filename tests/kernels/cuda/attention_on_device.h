@@ -23,8 +23,8 @@ class AttentionOnDevice {
     int64_t workspace_tokens = 0;  // that partial results have room for; 0: all
     bool wgmma = false;            // for chunks
   };
-  // Can this device?
-  static bool HasWgmma();
+  // For that; null where the device cannot.
+  static cuda::TensorMapEncoder Encoder();
   // qkv: [batch's tokens, world.width()], rotated. Rows that were left alone are NaN.
   std::vector<float> Attend(const FlatBatch& batch, const std::vector<float>& qkv,
                             const Options& options) const;

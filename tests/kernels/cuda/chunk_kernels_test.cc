@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/support/cuda_emulation/emulation.h"
 
@@ -110,9 +111,20 @@ TEST_F(ChunkKernelsTest, ChoosesForEachHeadSizeAndSaysWhy) {
   EXPECT_EQ(chosen.EncoderFor(Cache(128, 48)), nullptr);
 }
 
+TEST_F(ChunkKernelsTest, BackendsSayWhatTheyChoseAndDeterministicOnesDoNotTry) {
+  cuda_emulation::SetDevice({.num_multiprocessors = 1, .has_tensor_maps = true});
+  for (const bool deterministic : {false, true}) {
+    const auto backend = CudaBackend::Create({.deterministic = deterministic});
+    ASSERT_TRUE(backend.ok()) << backend.status();
+    EXPECT_THAT((*backend)->Description(),
+                HasSubstr(deterministic ? "; attention of chunks: mma.sync"
+                                        : "; attention of chunks: heads of 64 by "));
+  }
+}
+
 TEST_F(ChunkKernelsTest, OtherDevicesAndOldDriversKeepTheOtherKernel) {
-  EXPECT_EQ(Chosen({.compute_major = 8, .has_tensor_maps = true}).description(), "by mma.sync");
-  EXPECT_EQ(Chosen({}).description(), "by mma.sync (the driver is too old for wgmma)");
+  EXPECT_EQ(Chosen({.compute_major = 8, .has_tensor_maps = true}).description(), "mma.sync");
+  EXPECT_EQ(Chosen({}).description(), "mma.sync (the driver is too old for wgmma)");
 }
 
 }  // namespace

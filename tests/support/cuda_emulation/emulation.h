@@ -23,7 +23,8 @@ enum class Issue {
 void SetIssue(Issue issue);
 
 // In which order the threads of a block, and the blocks of a grid, take turns: 0 ascending, 1
-// descending, others a random one drawn from the seed. A result that depends on it is a race.
+// descending, others a random one drawn from the seed, in which, if it is odd, who has just been
+// woken mostly goes first and bulk copies arrive at once. A result that depends on it is a race.
 void SetThreadOrder(uint64_t seed);
 
 // The devices pretended: all alike. Before anything is allocated on them.

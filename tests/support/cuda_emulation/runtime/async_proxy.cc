@@ -207,7 +207,9 @@ bool AsyncProxy::Advance() {
 }
 
 void AsyncProxy::MaybeAdvance() {
-  if (!copies_.empty() && runner_.Chance(8)) Deliver(runner_.Pick(copies_.size()));
+  while (!copies_.empty() && (runner_.IsHasty() || runner_.Chance(8))) {
+    Deliver(runner_.Pick(copies_.size()));
+  }
 }
 
 // ---- what threads write ----

@@ -3,9 +3,10 @@
 // proxy", "Tensor swizzling modes").
 //
 // A copy's destination is 0xff from its issue on; it arrives as late as can be, when no thread of
-// the block can go on without it (in random thread orders, sometimes earlier). What threads write
-// to shared memory copies and products may touch only after FenceAsyncProxy of the thread that
-// wrote: a thread's writes are told from others' when it fences, meets a barrier or arrives at one.
+// the block can go on without it (in random thread orders earlier, at times or always). What
+// threads write to shared memory copies and products may touch only after FenceAsyncProxy of the
+// thread that wrote: a thread's writes are told from others' when it fences, meets a barrier or
+// arrives at one.
 #pragma once
 
 #include <cuda.h>
@@ -47,7 +48,7 @@ class AsyncProxy {
   WarpgroupProducts& products() { return products_; }
   // No thread can go on: a copy arrives, or else waits end in vain. False when there are neither.
   bool Advance();
-  void MaybeAdvance();  // at random
+  void MaybeAdvance();  // before a thread's turn
   // What may not be left when all threads have returned, or "".
   std::string Leftover() const;
 

@@ -159,9 +159,20 @@ void BlockRunner::Ready(int thread) {
 }
 
 int BlockRunner::Next() {
-  if (order_ > 1) std::swap(block_->ready.front(), block_->ready[random_() % block_->ready.size()]);
-  const int next = block_->ready.front();
-  block_->ready.pop_front();
+  std::deque<int>& ready = block_->ready;
+  size_t index = 0;
+  if (IsHasty() && random_() % 4 != 0) {
+    index = ready.size() - 1;
+  } else if (order_ > 1) {
+    index = random_() % ready.size();
+  }
+  const int next = ready[index];
+  if (index == ready.size() - 1) {
+    ready.pop_back();
+  } else {
+    ready[index] = ready.front();
+    ready.pop_front();
+  }
   return next;
 }
 

@@ -66,6 +66,7 @@ class BlockRunner {
   void Wake(int thread) { Ready(thread); }
   size_t Pick(size_t count);  // one of so many, as the order of threads says
   bool Chance(unsigned one_in) { return order_ > 1 && random_() % one_in == 0; }
+  bool IsHasty() const { return order_ > 1 && order_ % 2 == 1; }
   AsyncProxy& Async();  // of the block
   [[noreturn]] void Fail(std::string what);
   void FailBlock(std::string what);  // but returns
