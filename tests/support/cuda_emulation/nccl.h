@@ -4,14 +4,14 @@
 // Names and values are those of NVIDIA's header (NCCL API reference). Emulated: communicators by
 // unique id, blocking or not; all-reduce (sums of f32 and int32), all-gather, send and receive of
 // any type, groups. Rules enforced: all ranks make the same collectives in the same order and
-// sizes; a send and its receive agree on bytes, and a send waits for its receive; what is launched
-// on a communicator outside of graphs is done in the order of the calls, over all streams; a call
-// on a non-blocking communicator is launched only once ncclCommGetAsyncError has been asked, and no
-// other call may come before it says success; a communicator is not destroyed while graphs refer to
-// it (the real one would wait for them for ever), and is aborted only when they are gone and what
-// was launched has ended. A rank that aborts gives its peers ncclRemoteError, as a network does;
-// what they have running goes on waiting until they abort. Sums are added in an order that differs
-// from element to element, as in a ring.
+// sizes; a send and its receive agree on bytes, and a send waits for its receive, during which its
+// buffer stays as it is; what is launched on a communicator outside of graphs is done in the order
+// of the calls, over all streams; a call on a non-blocking communicator is launched only once
+// ncclCommGetAsyncError has been asked, and no other call may come before it says success; a
+// communicator is not destroyed while graphs refer to it (the real one would wait for them for
+// ever), and is aborted only when they are gone and what was launched has ended. A rank that aborts
+// gives its peers ncclRemoteError, as a network does; what they have running goes on waiting until
+// they abort. Sums are added in an order that differs from element to element, as in a ring.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -99,6 +99,8 @@ void NcclMesh::Begin(Part& part) {
   if (mine.kind == Operation::Kind::kSend) {
     Post(mine.peer, Frame::kMessage, mine, mine.from, mine.bytes());
     part.number = ++links_[mine.peer].num_messages_sent;
+    const auto* first = static_cast<const char*>(mine.from);
+    part.sent.assign(first, first + mine.bytes());
     return;
   }
   for (int peer = 0; peer < num_ranks_; ++peer) {
@@ -179,6 +181,10 @@ std::string NcclMesh::Advance(Part& part) {
   if (!part.complete && mine.kind == Operation::Kind::kRecv) bad = FinishReceive(part);
   if (mine.kind == Operation::Kind::kSend) {
     part.complete = links_[mine.peer].num_acknowledged >= part.number;
+    if (part.complete && std::memcmp(mine.from, part.sent.data(), part.sent.size()) != 0) {
+      bad = absl::StrFormat("NCCL: rank %d: the buffer of a %s was overwritten before it had left",
+                            rank_, mine.Describe());
+    }
   }
   Pump();
   part.done = part.complete && Flushed();

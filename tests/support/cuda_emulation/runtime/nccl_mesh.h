@@ -54,6 +54,8 @@ class NcclMesh {
     bool complete = false;  // for this rank
     bool done = false;      // nor do others wait for bytes that this rank holds back
     int64_t number = 0;     // of a send: how many its receiver will have acknowledged by then
+    std::vector<char> sent =
+        {};  // of a send: its buffer as it began, hence as it must be at the end
   };
   // Goes on as far as it can. "" or what the ranks do not agree on.
   std::string Advance(Part& part);
