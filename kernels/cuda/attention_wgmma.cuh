@@ -65,14 +65,15 @@ struct WgmmaShared {
 template <int kDim>
 class WgmmaConsumer {
  public:
+  // `group`: 0 or 1, the same to the compiler's knowledge on all lanes.
   __device__ WgmmaConsumer(const AttentionParams& p, const RowTile& tile, int first, int end,
-                           const WgmmaShared<kDim>& shared)
+                           const WgmmaShared<kDim>& shared, int group)
       : p_(p),
         tile_(tile),
         first_(first),
         end_(end),
         shared_(shared),
-        group_(static_cast<int>(threadIdx.x) / kWarpgroupThreads - 1),
+        group_(group),
         row_(tile.first_row + group_ * kWarpgroupRows),
         seen_by_all_(min(tile.Position(p, row_) + 1, end)),
         wait_(p.failed_waits),
@@ -99,12 +100,13 @@ class WgmmaConsumer {
  private:
   static constexpr int kBothGroups = kConsumerGroups * kWarpgroupThreads;
   using Shared = WgmmaShared<kDim>;
+  static constexpr int kQueriesAtOnce = 16;  // nothing else goes on meanwhile
 
   __device__ void StageOwnQueries() {
     char* queries = shared_.queries + group_ * Shared::Queries::kBytes;
     RowTile own = tile_;
     own.first_row = row_;
-    StageQueries<typename Shared::Queries, kDim, kWarpgroupRows, kWarpgroupThreads>(
+    StageQueries<typename Shared::Queries, kDim, kWarpgroupRows, kWarpgroupThreads, kQueriesAtOnce>(
         p_, own, static_cast<int>(blockIdx.y), static_cast<int>(threadIdx.x) % kWarpgroupThreads,
         reinterpret_cast<uint4*>(queries));
     FenceAsyncProxy();
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    WgmmaConsumer<kDim>(p, tile, first, end, shared).Run();
+    WgmmaConsumer<kDim>(p, tile, first, end, shared, group - 1).Run();
   }
 #endif
 }

@@ -9,25 +9,35 @@ namespace lockstep::cuda {
 constexpr int kChunkElements = 8;
 
 // By kThreads threads, this one being `thread`; complete after they have met. Rows and columns that
-// do not exist are zeros. Tile says where a row's chunks lie.
-template <typename Tile, int kDim, int kRows, int kThreads>
+// do not exist are zeros. Tile says where a row's chunks lie; kAtOnce reads of a thread are on
+// their way together.
+template <typename Tile, int kDim, int kRows, int kThreads, int kAtOnce = 4>
 __device__ void StageQueries(const AttentionParams& p, const RowTile& tile, int kv_head, int thread,
                              uint4* queries) {
   constexpr int kElements = 4;  // a read of 16 bytes, a write of 8
   constexpr int kPerRow = kDim / kElements;
-#pragma unroll 4
-  for (int i = thread; i < kRows * kPerRow; i += kThreads) {
-    const int row = i / kPerRow;
-    const int d = i % kPerRow * kElements;
-    const int number = tile.first_row + row;
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (number < tile.num_rows && d < p.head_dim) {
-      const float* q = QueryRow(p, tile.Token(p, number), tile.Head(p, kv_head, number));
-      x = *reinterpret_cast<const float4*>(q + d);
+  constexpr int kReads = kRows * kPerRow / kThreads;
+  constexpr int kBatch = kReads < kAtOnce ? kReads : kAtOnce;
+  static_assert(kReads % kBatch == 0 && kReads * kThreads == kRows * kPerRow);
+  for (int begin = thread; begin < kRows * kPerRow; begin += kBatch * kThreads) {
+    float4 x[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = tile.first_row + (begin + i * kThreads) / kPerRow;
+      const int d = (begin + i * kThreads) % kPerRow * kElements;
+      x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (row >= tile.num_rows || d >= p.head_dim) continue;
+      const float* q = QueryRow(p, tile.Token(p, row), tile.Head(p, kv_head, row));
+      x[i] = *reinterpret_cast<const float4*>(q + d);
     }
-    uint4* chunk = queries + Tile::Index(row, d / kChunkElements);
-    reinterpret_cast<uint2*>(chunk)[d / kElements % 2] =
-        make_uint2(PackBf16(x.x, x.y), PackBf16(x.z, x.w));
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = (begin + i * kThreads) / kPerRow;
+      const int d = (begin + i * kThreads) % kPerRow * kElements;
+      uint4* chunk = queries + Tile::Index(row, d / kChunkElements);
+      reinterpret_cast<uint2*>(chunk)[d / kElements % 2] =
+          make_uint2(PackBf16(x[i].x, x[i].y), PackBf16(x[i].z, x[i].w));
+    }
   }
 }
 
