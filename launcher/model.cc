@@ -1,15 +1,19 @@
-// lockstep model: looks at a checkpoint, makes one of any shape with random weights, or quantizes
-// one.
+// lockstep model: looks at a checkpoint, makes one of any shape with random weights, quantizes one,
+// or packs its weights ahead.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "kernels/backend.h"
 #include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
@@ -17,6 +21,7 @@
 #include "model/checkpoint/model_quantizer.h"
 #include "model/checkpoint/model_shapes.h"
 #include "model/checkpoint/model_writer.h"
+#include "model/llama/pack_weights.h"
 
 namespace lockstep {
 namespace {
@@ -140,6 +145,46 @@ int RunQuantize(const QuantizeCommandOptions& options) {
   return kExitOk;
 }
 
+struct PackCommandOptions {
+  std::string directory;
+  int tp = 1;
+  int pp = 1;
+  std::string dtype = "auto";
+  std::string quantize = "none";
+  bool quiet = false;
+};
+
+int RunPack(const PackCommandOptions& options) {
+  const auto checkpoint = Checkpoint::Open(options.directory);
+  if (!checkpoint.ok()) return Fail("model pack", checkpoint.status());
+  const auto grid = ProcessGrid::Create(options.tp, options.pp);
+  if (!grid.ok()) return Fail("model pack", grid.status());
+  const auto backend = MakeCpuBackend({});
+  if (!backend.ok()) return Fail("model pack", backend.status());
+  std::mutex mutex;
+  WriteProgress progress(options.quiet);
+  PackOptions pack;
+  pack.dtype = WeightDTypeOf(options.dtype).value_or(WeightDType::kAuto);
+  pack.quantize = QuantizationOf(options.quantize).value_or(Quantization::kNone);
+  pack.num_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  pack.progress = [&](int64_t done, int64_t total) {
+    const std::lock_guard lock(mutex);
+    progress.Show(done, total);
+  };
+  const auto packed = PackWeights(**checkpoint, *grid, **backend, pack);
+  progress.Clear();
+  if (!packed.ok()) return Fail("model pack", packed.status());
+  if (!options.quiet) {
+    std::printf(
+        "%s: %s for tp %d x pp %d, %s; `lockstep serve` maps them on processors like this\n",
+        packed->directory.c_str(), FormatBytes(packed->bytes).c_str(), options.tp, options.pp,
+        packed->bytes_before == packed->bytes
+            ? "there already"
+            : ("packed in " + FormatSeconds(progress.Seconds())).c_str());
+  }
+  return kExitOk;
+}
+
 void AddInspect(CLI::App& model, CommandBody& chosen) {
   InspectOptions* options = nullptr;
   CLI::App* command = AddCommand(
@@ -204,15 +249,44 @@ void AddQuantize(CLI::App& model, CommandBody& chosen) {
   command->add_flag("--quiet,-q", options->quiet, "print nothing but errors");
 }
 
+void AddPack(CLI::App& model, CommandBody& chosen) {
+  PackCommandOptions* options = nullptr;
+  CLI::App* command = AddCommand(
+      model, chosen, "pack",
+      "Pack a checkpoint's weights ahead, into DIR/packed, for starts that only map them", &RunPack,
+      options);
+  command->add_option("directory", options->directory, "of a Hugging Face checkpoint")
+      ->type_name("DIR")
+      ->required();
+  command->add_option("--tp", options->tp, "for this many tensor parallel ranks")
+      ->type_name("N")
+      ->check(Between(1, 65536))
+      ->capture_default_str();
+  command->add_option("--pp", options->pp, "and this many pipeline stages")
+      ->type_name("M")
+      ->check(Between(1, 65536))
+      ->capture_default_str();
+  command->add_option("--dtype", options->dtype, "as `serve` will be told: auto, f32 or bf16")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "f32", "bf16"}).description(""))
+      ->capture_default_str();
+  command->add_option("--quantize", options->quantize, "likewise: none, int8 or int4")
+      ->type_name("FORMAT")
+      ->check(CLI::IsMember({"none", "int8", "int4"}).description(""))
+      ->capture_default_str();
+  command->add_flag("--quiet,-q", options->quiet, "print nothing but errors");
+}
+
 }  // namespace
 
 void AddModelCommand(CLI::App& program, CommandBody& chosen) {
   CLI::App* command =
-      program.add_subcommand("model", "Look at a checkpoint, make one, or quantize it");
+      program.add_subcommand("model", "Look at a checkpoint, make one, quantize or pack it");
   command->require_subcommand(1);
   AddInspect(*command, chosen);
   AddSynth(*command, chosen);
   AddQuantize(*command, chosen);
+  AddPack(*command, chosen);
 }
 
 }  // namespace lockstep

@@ -64,12 +64,6 @@ absl::StatusOr<std::string> SecretOfStdin(const MpiSession& session) {
   return secret;
 }
 
-StageOptions::Weights WeightsOf(const std::string& dtype) {
-  if (dtype == "f32") return StageOptions::Weights::kF32;
-  if (dtype == "bf16") return StageOptions::Weights::kBF16;
-  return StageOptions::Weights::kAuto;
-}
-
 DeviceOptions DeviceOf(const RankFlags& flags, const MpiSession& session) {
   using Kind = DeviceOptions::Kind;
   DeviceOptions device;
@@ -127,7 +121,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.allow_tp_across_nodes = flags.allow_tp_across_nodes;
   options.version = LOCKSTEP_VERSION;
   options.model = flags.model.model;
-  options.stage.weights = WeightsOf(flags.rank.dtype);
+  options.stage.weights = WeightDTypeOf(flags.rank.dtype).value_or(WeightDType::kAuto);
   options.stage.quantize = QuantizationOf(flags.model.quantize).value_or(Quantization::kNone);
   options.stage.limits.block_size = flags.model.block_size;
   options.stage.limits.max_batched_tokens = flags.model.max_batched_tokens;

@@ -51,13 +51,28 @@ absl::StatusOr<std::string> WeightKey(const WeightSource& source, const Backend&
   return key;
 }
 
+namespace {
+
+std::string NameOf(const WeightSource& source, const std::string& key) {
+  std::error_code error;
+  const fs::path model = fs::canonical(source.checkpoint.directory(), error);
+  return absl::StrFormat("%s-%016x.safetensors", model.filename().string(), Fnv1a64(key));
+}
+
+}  // namespace
+
 fs::path WeightPath(const WeightSource& source, const std::string& key) {
   std::error_code error;
   if (fs::exists(source.cache, error) && !fs::is_directory(source.cache, error)) {
     return source.cache;
   }
-  const std::string model = fs::canonical(source.checkpoint.directory(), error).filename().string();
-  return source.cache / absl::StrFormat("%s-%016x.weights", model, Fnv1a64(key));
+  return source.cache / NameOf(source, key);
+}
+
+fs::path PackedDirectory(const Checkpoint& checkpoint) { return checkpoint.directory() / "packed"; }
+
+fs::path PackedPath(const WeightSource& source, const std::string& key) {
+  return PackedDirectory(source.checkpoint) / NameOf(source, key);
 }
 
 absl::Status MakePrivateDirectory(const fs::path& directory) {

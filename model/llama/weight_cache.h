@@ -16,8 +16,12 @@ namespace lockstep {
 // checkpoint cannot be looked at.
 absl::StatusOr<std::string> WeightKey(const WeightSource& source, const Backend& backend);
 
-// cache: a directory (made if need be) that holds a file per key, or the file itself.
+// source.cache: a directory (made if need be) that holds a file per key, or the file itself.
 std::filesystem::path WeightPath(const WeightSource& source, const std::string& key);
+
+// Beside the checkpoint: where they lie that were packed ahead (PackWeights).
+std::filesystem::path PackedDirectory(const Checkpoint& checkpoint);
+std::filesystem::path PackedPath(const WeightSource& source, const std::string& key);
 
 // With mode 0700, when it is not there. UNAVAILABLE with errno's text.
 absl::Status MakePrivateDirectory(const std::filesystem::path& directory);

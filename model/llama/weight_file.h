@@ -1,11 +1,14 @@
 // Packed weights in a file that later starts and other ranks of the same share map instead of
 // packing their own.
 //
-// The file: a header (what the weights are of, in text), then regions in the order in which they
-// were taken, each on pages of its own. Who fills it holds an exclusive lock, who uses it a shared
-// one, so that a second rank waits for the first; locks end with their process. A file that was not
-// finished, is of other weights, or may have lost pages in a crash of the machine (written in
-// another boot and never synced) is filled anew.
+// The file is safetensors' (https://huggingface.co/docs/safetensors), though nobody but this
+// backend can make sense of the bytes: tensors "region.N" of U8 in the order in which they were
+// taken, each on pages of its own from the third MiB on ("region.N.before" is the room between),
+// and metadata: format, key (what the weights are of and how they are packed, in text), boot_id,
+// synced ("1": on the disk). Within a region bytes lie as Backend::WeightLayout says. Who fills it
+// holds an exclusive lock, who uses it a shared one, so that a second rank waits for the first;
+// locks end with their process. A file that was not finished, is of other weights, or may have lost
+// pages in a crash of the machine (written in another boot and never synced) is filled anew.
 //
 // Used by one thread, but for Populate's own.
 #pragma once

@@ -313,6 +313,11 @@ bool UsesCache(const WeightSource& source, const Backend& backend) {
 absl::StatusOr<std::unique_ptr<WeightFile>> OpenCache(const WeightSource& source,
                                                       const Backend& backend) {
   ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
+  if (const auto packed = PackedPath(source, key); WeightFile::IsComplete(packed, key)) {
+    auto file = WeightFile::Open(packed, key);
+    if (file.ok()) return file;
+    if (source.on_notice != nullptr) source.on_notice(std::string(file.status().message()));
+  }
   const std::filesystem::path path = WeightPath(source, key);
   RETURN_IF_ERROR(MakePrivateDirectory(path.parent_path()));
   return WeightFile::Open(path, key);
@@ -320,10 +325,18 @@ absl::StatusOr<std::unique_ptr<WeightFile>> OpenCache(const WeightSource& source
 
 }  // namespace
 
+std::optional<WeightDType> WeightDTypeOf(std::string_view name) {
+  if (name == "auto") return WeightDType::kAuto;
+  if (name == "f32") return WeightDType::kF32;
+  if (name == "bf16") return WeightDType::kBF16;
+  return std::nullopt;
+}
+
 bool HasCachedWeights(const WeightSource& source, const Backend& backend) {
   if (!UsesCache(source, backend)) return false;
   const absl::StatusOr<std::string> key = WeightKey(source, backend);
-  return key.ok() && WeightFile::IsComplete(WeightPath(source, *key), *key);
+  return key.ok() && (WeightFile::IsComplete(PackedPath(source, *key), *key) ||
+                      WeightFile::IsComplete(WeightPath(source, *key), *key));
 }
 
 // A cache that cannot be used costs time, not the start.

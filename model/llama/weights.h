@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,6 +25,8 @@ namespace lockstep {
 
 // How matrices are kept: as the checkpoint has them (f16 is widened to f32), or all in one dtype.
 enum class WeightDType { kAuto, kF32, kBF16 };
+// "auto", "f32", "bf16"; nothing for other names.
+std::optional<WeightDType> WeightDTypeOf(std::string_view name);
 
 // How the LM head is kept when matrices are quantized: 8 bits also among 4-bit ones, since its
 // errors are the logits' own; among fp8 ones as it is, as in fp8 checkpoints.
@@ -63,7 +66,8 @@ struct WeightSource {
   Quantization quantize = Quantization::kNone;  // matrices; the embedding table keeps its dtype
   int num_threads = 1;
   const LoadProgress& progress;  // may hold nothing
-  // A directory, or a file, that keeps packed weights for later starts; empty: none.
+  // A directory, or a file, that keeps packed weights for later starts, unless they lie beside the
+  // checkpoint already (PackWeights); empty: neither is used.
   std::filesystem::path cache;
   std::function<void(const std::string&)> on_notice;  // why it is not used; may be null
 };

@@ -1,8 +1,10 @@
 // Weights mapped from a cache give the bits of weights packed from the checkpoint.
 #include <fstream>
+#include <mutex>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "model/llama/pack_weights.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/model/llama/temporary_model.h"
 
@@ -93,6 +95,59 @@ TEST_F(WeightCacheTest, FormsAndChangedCheckpointsHaveFilesOfTheirOwn) {
   const fs::path weights = model_.directory() / "model.safetensors";
   fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::seconds(1));
   EXPECT_FALSE(IsCached());
+}
+
+TEST_F(WeightCacheTest, WeightsPackedAheadAreMapped) {
+  options_.stage.quantize = Quantization::kInt4;
+  const auto backend = options_.make_backend();
+  PackOptions pack;
+  pack.quantize = Quantization::kInt4;
+  std::vector<std::pair<int64_t, int64_t>> seen;
+  std::mutex mutex;
+  pack.progress = [&](int64_t done, int64_t total) {
+    const std::lock_guard lock(mutex);
+    seen.emplace_back(done, total);
+  };
+  for (const auto& [tp, pp] : {std::pair(1, 1), {2, 3}}) {
+    SCOPED_TRACE(::testing::Message() << "tp " << tp << " pp " << pp);
+    options_.tp = tp;
+    options_.pp = pp;
+    const std::vector<Outcome> want = Run("");
+    const ProcessGrid grid = *ProcessGrid::Create(tp, pp);
+    seen.clear();
+    const auto packed = PackWeights(model_.checkpoint(), grid, *backend, pack);
+    ASSERT_TRUE(packed.ok()) << packed.status();
+    EXPECT_GT(packed->bytes, 0);
+    EXPECT_EQ(packed->bytes_before, 0);
+    ASSERT_FALSE(seen.empty());
+    for (const auto& [done, total] : seen) EXPECT_LE(done, total);
+    const auto again = PackWeights(model_.checkpoint(), grid, *backend, pack);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->bytes_before, packed->bytes);
+
+    const int64_t before = model_.checkpoint().bytes_read();
+    EXPECT_TRUE(SameBits(Run(cache_), want));
+    EXPECT_EQ(model_.checkpoint().bytes_read(), before);
+    EXPECT_FALSE(fs::exists(cache_));
+    EXPECT_TRUE(SameBits(Run(""), want));  // who wants no cache has none
+    EXPECT_GT(model_.checkpoint().bytes_read(), before);
+  }
+  options_.tp = 1;
+  options_.pp = 1;
+  EXPECT_TRUE(IsCached());
+  EXPECT_EQ(notice_, "");
+}
+
+TEST_F(WeightCacheTest, PackingSaysWhyItCannot) {
+  const auto backend = options_.make_backend();
+  std::ofstream(model_.directory() / "packed") << "x";
+  const auto packed =
+      PackWeights(model_.checkpoint(), *ProcessGrid::Create(1, 1), *backend, PackOptions());
+  EXPECT_THAT(std::string(packed.status().message()), HasSubstr("packed"));
+  EXPECT_EQ(PackWeights(model_.checkpoint(), *ProcessGrid::Create(3, 1), *backend, PackOptions())
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(WeightCacheTest, ARankWithoutItsCacheLoadsAllTheSame) {

@@ -12,6 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "model/checkpoint/safetensors.h"
 #include "model/llama/weight_file.h"
 
 namespace lockstep::testing {
@@ -149,12 +150,41 @@ TEST_F(WeightFileTest, OtherProgramsFilesAreLeftAlone) {
 // Pages that were not on the disk when the machine went down came back as holes.
 TEST_F(WeightFileTest, AnotherBootsFileCountsOnlyIfItWasSynced) {
   Fill('a');
-  constexpr std::streamoff kBootId = 16 + 8 + 8;
-  Overwrite(kBootId, "another boot");
-  Overwrite(kBootId + 48, std::string(8, '\0'));
+  std::string begin(4096, '\0');
+  std::ifstream(path_, std::ios::binary).read(begin.data(), 4096);
+  const auto place_after = [&](const std::string& text) {
+    return static_cast<std::streamoff>(begin.find(text) + text.size());
+  };
+  Overwrite(place_after(R"("boot_id":")"), "another boot");
+  Overwrite(place_after(R"("synced":")"), "0");
   EXPECT_FALSE(WeightFile::IsComplete(path_, "key"));
-  Overwrite(kBootId + 48, std::string("\1\0\0\0\0\0\0\0", 8));
+  Overwrite(place_after(R"("synced":")"), "1");
   EXPECT_TRUE(IsFilledWith('a'));
+}
+
+TEST_F(WeightFileTest, IsASafetensorsFile) {
+  Fill('a');
+  const auto file = SafetensorsFile::Open(path_);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const TensorInfo& large = (*file)->tensors().back();
+  EXPECT_EQ(large.name, "region.00001");
+  EXPECT_EQ(large.shape, std::vector<int64_t>{kLarge});
+  char last = 0;
+  ASSERT_TRUE((*file)->ReadAt(large.file_offset + kLarge - 1, 1, &last).ok());
+  EXPECT_EQ(last, 'a');
+}
+
+TEST_F(WeightFileTest, HeadersThatContradictThemselvesAreNotUsed) {
+  for (const char* text : {"[]", "{", R"({"region.00000":{"data_offsets":[0,-1]}})",
+                           R"({"region.00000":{"data_offsets":[0,9e99]}})", "{\"\xff\":1}"}) {
+    Fill('a');
+    std::string header(4096, ' ');
+    std::ifstream(path_, std::ios::binary).read(header.data(), 4096);
+    const std::string tensors = R"("region.00000.before")";
+    Overwrite(static_cast<std::streamoff>(header.find(tensors)), text);
+    EXPECT_FALSE(WeightFile::IsComplete(path_, "key")) << text;
+    fs::remove(path_);
+  }
 }
 
 TEST_F(WeightFileTest, ACompleteFileEndsWhereItsRegionsDo) {

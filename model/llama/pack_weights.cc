@@ -1,0 +1,49 @@
+#include "model/llama/pack_weights.h"
+
+#include <string>
+#include <vector>
+
+#include "kernels/base/status_macros.h"
+#include "model/llama/stage_shape.h"
+#include "model/llama/weight_cache.h"
+#include "parallel/communicator.h"
+
+namespace lockstep {
+
+absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const ProcessGrid& grid,
+                                          Backend& backend, const PackOptions& options) {
+  if (backend.WeightLayout().empty()) {
+    return absl::InvalidArgumentError("this device's weights cannot be kept in files");
+  }
+  PackedWeights packed;
+  packed.directory = PackedDirectory(checkpoint);
+  RETURN_IF_ERROR(MakePrivateDirectory(packed.directory));
+  // What refuses the file must not pass for a cache that only costs time.
+  absl::Status refused;
+  const std::vector<RankGroups> groups = MakeInProcessGroups(grid);
+  for (int rank = 0; rank < grid.world_size(); ++rank) {
+    ASSIGN_OR_RETURN(const StageShape shape, MakeStageShape(checkpoint.config(), grid, rank));
+    const LoadProgress progress = [&](int64_t done, int64_t total) {
+      if (options.progress == nullptr) return;
+      options.progress(rank * total + done, grid.world_size() * total);
+    };
+    const WeightSource source = {
+        .checkpoint = checkpoint,
+        .shape = shape,
+        .dtype = options.dtype,
+        .quantize = options.quantize,
+        .num_threads = options.num_threads,
+        .progress = progress,
+        .cache = packed.directory,
+        .on_notice = [&](const std::string& why) { refused = absl::UnavailableError(why); }};
+    LoadStats stats;
+    RETURN_IF_ERROR(
+        LoadStageWeights(source, backend, *groups[static_cast<size_t>(rank)].tp, stats).status());
+    RETURN_IF_ERROR(refused);
+    packed.bytes += stats.weight_bytes;
+    packed.bytes_before += stats.mapped_bytes;
+  }
+  return packed;
+}
+
+}  // namespace lockstep
