@@ -107,12 +107,13 @@ void WarpgroupProducts::DoWarp(Thread* const (&lanes)[32], int newest) {
   size_t count = 0;
   while (count < lanes[0]->issued.size() && lanes[0]->issued[count].group < end) ++count;
   for (size_t i = 0; i < count; ++i) {
-    std::vector<const Issued*> product;
-    for (const Thread* lane : lanes) {
-      if (lane->issued.size() <= i || lane->newest != newest || lane->group != lanes[0]->group) {
+    OfLanes product;
+    for (int l = 0; l < warpSize; ++l) {
+      const Thread& lane = *lanes[l];
+      if (lane.issued.size() <= i || lane.newest != newest || lane.group != lanes[0]->group) {
         FailThread("wgmma: lanes have issued different products", lanes[0]->issued[i].site);
       }
-      product.push_back(&lane->issued[i]);
+      product[l] = &lane.issued[i];
     }
     Do(product, lanes);
   }
@@ -122,7 +123,7 @@ void WarpgroupProducts::DoWarp(Thread* const (&lanes)[32], int newest) {
   }
 }
 
-void WarpgroupProducts::CheckAgreement(const std::vector<const Issued*>& product) {
+void WarpgroupProducts::CheckAgreement(const OfLanes& product) {
   const auto step = [](const Issued& issued) {
     const cuda::emulated::Product& p = issued.product;
     return Step{p.a_registers != nullptr, p.a, p.b, p.columns, p.accumulate};
@@ -150,7 +151,7 @@ const char* WarpgroupProducts::Chunk(uint32_t address, const Site& site) const {
   return chunk;
 }
 
-void WarpgroupProducts::ReadA(const std::vector<const Issued*>& product, Matrices& matrices) const {
+void WarpgroupProducts::ReadA(const OfLanes& product, Matrices& matrices) const {
   if (product[0]->product.a_registers == nullptr) {
     const Descriptor descriptor(product[0]->product.a, product[0]->site);
     for (int row = 0; row < 16; ++row) {
@@ -194,7 +195,7 @@ void WarpgroupProducts::ReadB(const Issued& issued, Matrices& matrices) const {
   }
 }
 
-void WarpgroupProducts::Do(const std::vector<const Issued*>& product, Thread* const (&lanes)[32]) {
+void WarpgroupProducts::Do(const OfLanes& product, Thread* const (&lanes)[32]) {
   CheckAgreement(product);
   for (int lane = 0; lane < warpSize; ++lane) {
     const uint32_t* a = product[lane]->product.a_registers;

@@ -7,6 +7,7 @@
 // group must issue the same.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -37,6 +38,8 @@ class WarpgroupProducts {
     int group;
     Site site;
   };
+  // No vector, as a failure unwinds nothing.
+  using OfLanes = std::array<const Issued*, 32>;
   struct Thread {
     std::vector<Issued> issued;
     int group = 0;
@@ -65,9 +68,9 @@ class WarpgroupProducts {
 
   static void DoCommitted(void* const operands[32], uint32_t mask);
   void DoWarp(Thread* const (&lanes)[32], int newest);
-  void Do(const std::vector<const Issued*>& product, Thread* const (&lanes)[32]);
-  void CheckAgreement(const std::vector<const Issued*>& product);
-  void ReadA(const std::vector<const Issued*>& product, Matrices& matrices) const;
+  void Do(const OfLanes& product, Thread* const (&lanes)[32]);
+  void CheckAgreement(const OfLanes& product);
+  void ReadA(const OfLanes& product, Matrices& matrices) const;
   void ReadB(const Issued& issued, Matrices& matrices) const;
   void GiveBack(Thread& thread);
   const char* Chunk(uint32_t address, const Site& site) const;
