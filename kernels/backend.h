@@ -26,6 +26,8 @@
 namespace lockstep {
 
 struct LogitsSummaryArgs;  // kernels/logits_summary.h
+struct ChosenToken;        // kernels/token_choice.h, like the next
+struct TokenChoiceArgs;
 
 // Device memory, owned. Aligned to at least 64 bytes, zero-filled at allocation.
 class DeviceBuffer {
@@ -129,6 +131,15 @@ struct BatchIndex {
   // Known to the host, for backends that lay out their work there.
   int64_t max_query_len = 0;    // tokens of this batch in one sequence
   int64_t max_context_len = 0;  // of context_lens
+};
+
+// A place in the work issued to a backend, for the host to wait for.
+class WorkMark {
+ public:
+  virtual ~WorkMark() = default;
+  virtual void Set() = 0;        // behind what has been issued so far
+  virtual bool IsReached() = 0;  // also before the first Set
+  virtual void WaitUntilReached() = 0;
 };
 
 class Backend {
@@ -263,9 +274,19 @@ class Backend {
   // dst[i] += src[i]
   virtual void Add(float* dst, const float* src, int64_t count) = 0;
 
-  // Whether SummarizeLogits may be called: where the host had to fetch the logits to read them.
+  // ---- choosing tokens where logits lie ----
+  // Whether the rest may be called: where the host had to fetch the logits to read them.
   virtual bool SummarizesLogits() const = 0;
   virtual void SummarizeLogits(const LogitsSummaryArgs& args) = 0;
+  virtual void ChooseTokens(const TokenChoiceArgs& args) = 0;
+  // ids[i] = chosen[sources[i]].token where sources[i] >= 0; [num_tokens], all on the device.
+  virtual void TakeChosenTokens(const ChosenToken* chosen, const int32_t* sources,
+                                int64_t num_tokens, int32_t* ids) = 0;
+  // Into memory of AllocateOnHost, without waiting: complete when a mark that was set later is
+  // reached.
+  virtual void StartCopyToHost(void* host, const void* device, int64_t bytes) = 0;
+  // Must not outlive the backend. RESOURCE_EXHAUSTED, UNAVAILABLE.
+  virtual absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() = 0;
 
   // ---- steps that repeat ----
   // Calls body, which issues kernels and collectives that are the same, to their addresses and

@@ -10,6 +10,8 @@
 
 namespace lockstep {
 
+struct ChosenToken;  // kernels/token_choice.h
+
 // How one logit is changed before it is summarised; `index` is that of the token in its row.
 struct LogitAdjustment {
   int32_t index = 0;
@@ -23,7 +25,7 @@ struct LogitAdjustment {
 // and presence_penalty; the last num_masks make it -infinity. Within the biases and within the
 // penalties, no index comes twice; all are inside the row.
 struct LogitsJob {
-  int32_t row = 0;
+  int32_t row = 0;                   // -1: of none; the summary's count is then -1
   int32_t num_largest = 0;           // at most kMaxLargestLogits
   int32_t told_index = 0;            // of a token whose raw logit is told; -1: of none
   float inverse_temperature = 0.0f;  // 0: sums are not wanted, and left 0
@@ -34,6 +36,9 @@ struct LogitsJob {
   float repetition_penalty = 1.0f;
   float frequency_penalty = 0.0f;
   float presence_penalty = 0.0f;
+  // >= 0: penalties also count the token at this place among LogitsSummaryArgs::chosen, once more
+  // than their list does.
+  int32_t uncounted = -1;
   int32_t out_offset = 0;  // bytes, a multiple of 8
 };
 constexpr int32_t kMaxLargestLogits = 256;
@@ -68,14 +73,16 @@ constexpr int64_t LogitsSummaryBytes(int num_slices, int32_t num_largest) {
 struct LogitsSummaryArgs {
   const float* logits = nullptr;
   int64_t width = 0;
+  int64_t first_token = 0;  // the id of a row's first
   int64_t slice_width = 0;
   int num_slices = 0;
   const LogitsJob* jobs = nullptr;
   int num_jobs = 0;
   int32_t max_largest = 0;  // of the jobs
   const LogitAdjustment* adjustments = nullptr;
-  void* workspace = nullptr;  // LogitsWorkspaceBytes, aligned to 16
-  std::byte* out = nullptr;   // aligned to 8
+  const ChosenToken* chosen = nullptr;  // null where no job has one uncounted
+  void* workspace = nullptr;            // LogitsWorkspaceBytes, aligned to 16
+  std::byte* out = nullptr;             // aligned to 8
 };
 
 // Elements of a slice that are looked at together; results of these segments go by way of the

@@ -340,6 +340,16 @@ class ReferenceBackend final : public Backend {
   bool KeepsSteps() const override { return false; }
   bool SummarizesLogits() const override { return false; }
   void SummarizeLogits(const LogitsSummaryArgs&) override { LS_CHECK(false) << "logits are here"; }
+  void ChooseTokens(const TokenChoiceArgs&) override { LS_CHECK(false) << "logits are here"; }
+  void TakeChosenTokens(const ChosenToken*, const int32_t*, int64_t, int32_t*) override {
+    LS_CHECK(false) << "logits are here";
+  }
+  void StartCopyToHost(void*, const void*, int64_t) override {
+    LS_CHECK(false) << "logits are here";
+  }
+  absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override {
+    return absl::UnimplementedError("logits are here");
+  }
 
  private:
   template <typename Slice>

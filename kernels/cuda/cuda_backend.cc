@@ -11,6 +11,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/stored_rows.h"
+#include "kernels/cuda/work_mark.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -155,12 +156,22 @@ void CudaBackend::CopyToDevice(void* device, const void* host, int64_t bytes) {
 }
 
 void CudaBackend::CopyToHost(void* host, const void* device, int64_t bytes) {
+  if (bytes <= 0) return;
+  StartCopyToHost(host, device, bytes);
+  CudaCheck(cudaStreamSynchronize(stream_), "copying to the host");
+}
+
+void CudaBackend::StartCopyToHost(void* host, const void* device, int64_t bytes) {
   UseDevice();
   if (bytes <= 0) return;
   CudaCheck(
       cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
       "copying to the host");
-  CudaCheck(cudaStreamSynchronize(stream_), "copying to the host");
+}
+
+absl::StatusOr<std::unique_ptr<WorkMark>> CudaBackend::MakeMark() {
+  UseDevice();
+  return MakeWorkMark(stream_);
 }
 
 void CudaBackend::Synchronize() {
@@ -313,6 +324,16 @@ void CudaBackend::Add(float* dst, const float* src, int64_t count) {
 
 void CudaBackend::SummarizeLogits(const LogitsSummaryArgs& args) {
   CudaCheck(LaunchSummarizeLogits(args, stream_), "summarising logits");
+}
+
+void CudaBackend::ChooseTokens(const TokenChoiceArgs& args) {
+  CudaCheck(LaunchChooseTokens(args, stream_), "choosing tokens");
+}
+
+void CudaBackend::TakeChosenTokens(const ChosenToken* chosen, const int32_t* sources,
+                                   int64_t num_tokens, int32_t* ids) {
+  CudaCheck(LaunchTakeChosenTokens(chosen, sources, num_tokens, ids, stream_),
+            "taking chosen tokens");
 }
 
 }  // namespace lockstep::cuda

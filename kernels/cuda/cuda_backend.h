@@ -72,6 +72,11 @@ class CudaBackend final : public Backend {
   void Add(float* dst, const float* src, int64_t count) override;
   bool SummarizesLogits() const override { return true; }
   void SummarizeLogits(const LogitsSummaryArgs& args) override;
+  void ChooseTokens(const TokenChoiceArgs& args) override;
+  void TakeChosenTokens(const ChosenToken* chosen, const int32_t* sources, int64_t num_tokens,
+                        int32_t* ids) override;
+  void StartCopyToHost(void* host, const void* device, int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override;
   absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override {
     return recorder_->Repeat(key, body);
   }

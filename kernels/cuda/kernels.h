@@ -13,6 +13,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/logits_summary.h"
+#include "kernels/token_choice.h"
 
 namespace lockstep::cuda {
 
@@ -30,6 +31,9 @@ cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t 
 // out[i] = in[i] rounded to nearest even.
 cudaError_t LaunchRoundToBf16(const float* in, int64_t count, BF16* out, cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
+cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);
+cudaError_t LaunchTakeChosenTokens(const ChosenToken* chosen, const int32_t* sources,
+                                   int64_t num_tokens, int32_t* ids, cudaStream_t stream);
 
 // Each row of x [num_rows, width] of x_dtype (kF32 or kBF16) in e4m3: q[i] = x[i] / scale rounded
 // to nearest even, scale = amax / 448. A row of zeros has scale 0, one with a number that is not

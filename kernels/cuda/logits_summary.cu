@@ -10,6 +10,7 @@
 #include "kernels/cuda/largest_keys.cuh"
 #include "kernels/cuda/vectors.cuh"
 #include "kernels/logits_summary.h"
+#include "kernels/token_choice.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -61,21 +62,15 @@ class Segment {
     __syncthreads();
   }
 
-  __device__ void Adjust(const LogitsJob& job, const LogitAdjustment* next) {
+  __device__ void Adjust(const LogitsSummaryArgs& args, const LogitsJob& job) {
+    const LogitAdjustment* next = args.adjustments + job.first_adjustment;
     ForEach(next, job.num_biases,
-            [](float value, float bias) { return Bounded(__fadd_rn(value, bias)); });
+            [&](int64_t at, float bias) { logits_[at] = Bounded(__fadd_rn(logits_[at], bias)); });
     next += job.num_biases;
-    ForEach(next, job.num_penalties, [&](float value, float count) {
-      value = Bounded(value > 0.0f ? __fdiv_rn(value, job.repetition_penalty)
-                                   : __fmul_rn(value, job.repetition_penalty));
-      if (count > 0.0f) {
-        value = __fsub_rn(value, __fmul_rn(job.frequency_penalty, count));
-        value = __fsub_rn(value, job.presence_penalty);
-      }
-      return Bounded(value);
-    });
+    Penalize(next, job,
+             job.uncounted < 0 ? -1 : args.chosen[job.uncounted].token - args.first_token);
     next += job.num_penalties;
-    ForEach(next, job.num_masks, [](float, float) { return NegativeInfinity(); });
+    ForEach(next, job.num_masks, [&](int64_t at, float) { logits_[at] = NegativeInfinity(); });
   }
 
   __device__ int size() const { return size_; }
@@ -93,9 +88,36 @@ class Segment {
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
       const LogitAdjustment adjustment = adjustments[i];
       const int64_t at = adjustment.index - begin_;
-      if (at >= 0 && at < size_) logits_[at] = change(logits_[at], adjustment.amount);
+      if (at >= 0 && at < size_) change(at, adjustment.amount);
     }
     __syncthreads();
+  }
+
+  // uncounted: the index of a token that counts once more than the list says, which may lack it.
+  __device__ void Penalize(const LogitAdjustment* penalties, const LogitsJob& job,
+                           int64_t uncounted) {
+    __shared__ bool is_listed;
+    uncounted -= begin_;
+    if (threadIdx.x == 0) is_listed = uncounted < 0 || uncounted >= size_;
+    __syncthreads();
+    ForEach(penalties, job.num_penalties, [&](int64_t at, float count) {
+      if (at == uncounted) is_listed = true;
+      logits_[at] = Penalized(logits_[at], at == uncounted ? count + 1.0f : count, job);
+    });
+    if (threadIdx.x == 0 && !is_listed) {
+      logits_[uncounted] = Penalized(logits_[uncounted], 1.0f, job);
+    }
+    __syncthreads();
+  }
+
+  static __device__ float Penalized(float value, float count, const LogitsJob& job) {
+    value = Bounded(value > 0.0f ? __fdiv_rn(value, job.repetition_penalty)
+                                 : __fmul_rn(value, job.repetition_penalty));
+    if (count > 0.0f) {
+      value = __fsub_rn(value, __fmul_rn(job.frequency_penalty, count));
+      value = __fsub_rn(value, job.presence_penalty);
+    }
+    return Bounded(value);
   }
 
   float* logits_;
@@ -121,9 +143,10 @@ template <int n>
 __global__ void __launch_bounds__(kSegmentThreads) SummarizeSegmentsKernel(LogitsSummaryArgs args) {
   __shared__ __align__(16) float logits[kLogitsSegment];
   const LogitsJob job = args.jobs[blockIdx.y];
+  if (job.row < 0) return;
   Segment segment(args, logits);
   segment.Read<n>(args.logits + job.row * args.width);
-  segment.Adjust(job, args.adjustments + job.first_adjustment);
+  segment.Adjust(args, job);
 
   const auto key_at = [&](int i) { return segment.Key(i); };
   LogitKey largest = 0;
@@ -188,6 +211,10 @@ __global__ void __launch_bounds__(kMergeThreads, 1)
   auto* summary = reinterpret_cast<LogitsSummary*>(args.out + job.out_offset);
   auto* slices = reinterpret_cast<LogitsSlice*>(summary + 1);
   auto* largest = reinterpret_cast<LargestLogit*>(slices + args.num_slices);
+  if (job.row < 0) {
+    if (threadIdx.x == 0) *summary = {-1, 0.0f};
+    return;
+  }
 
   for (int i = threadIdx.x; i < args.num_slices; i += blockDim.x) {
     slices[i] = MergeSlice(workspace.stats + i * num_parts, num_parts, job.inverse_temperature);

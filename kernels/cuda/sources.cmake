@@ -14,6 +14,8 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/step_recorder.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/stored_rows.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/token_choice.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/work_mark.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_communicator.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_group.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/one_shot_kernel.cu

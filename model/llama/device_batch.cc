@@ -24,7 +24,7 @@ absl::StatusOr<DeviceBatch> DeviceBatch::Allocate(Backend& backend, const BatchL
   const int64_t seqs = limits.max_num_seqs + 1;
   DeviceBatch batch;
   batch.limits_ = limits;
-  const int64_t bytes = 3 * RoomFor<int32_t>(tokens) + RoomFor<int64_t>(tokens) +
+  const int64_t bytes = 4 * RoomFor<int32_t>(tokens) + RoomFor<int64_t>(tokens) +
                         RoomFor<int32_t>(seqs + 1) + RoomFor<int32_t>(seqs) +
                         RoomFor<int32_t>(limits.max_num_seqs * limits.max_blocks_per_seq());
   ASSIGN_OR_RETURN(batch.memory_, backend.Allocate(bytes));
@@ -33,11 +33,11 @@ absl::StatusOr<DeviceBatch> DeviceBatch::Allocate(Backend& backend, const BatchL
 }
 
 template <typename T>
-const T* DeviceBatch::Append(const std::vector<T>& values, int64_t capacity) {
+T* DeviceBatch::Append(const std::vector<T>& values, int64_t capacity) {
   const auto count = static_cast<int64_t>(values.size());
   LS_CHECK(count <= capacity && end_ + RoomFor<T>(capacity) <= memory_.bytes()) << count;
   if (count > 0) std::memcpy(host_.data() + end_, values.data(), values.size() * sizeof(T));
-  const T* device = reinterpret_cast<const T*>(memory_.as<std::byte>() + end_);
+  T* device = reinterpret_cast<T*>(memory_.as<std::byte>() + end_);
   end_ += RoomFor<T>(capacity);
   return device;
 }
@@ -62,6 +62,9 @@ void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend, int64_t min
                                    static_cast<int64_t>(batch.block_tables.size())),
             .max_query_len = 0,
             .max_context_len = min_context_len};
+  // Read before steps that repeat begin: anywhere.
+  const auto num_sources = static_cast<int64_t>(batch.token_sources.size());
+  token_sources_ = num_sources > 0 ? Append(batch.token_sources, num_sources) : nullptr;
   for (size_t seq = 0; seq < batch.context_lens.size(); ++seq) {
     const int64_t query_len = batch.query_starts[seq + 1] - batch.query_starts[seq];
     index_.max_query_len = std::max(index_.max_query_len, query_len);

@@ -23,7 +23,9 @@ class DeviceBatch {
   void CopyFrom(const StepBatch& batch, Backend& backend, int64_t min_context_len = 0);
 
   const BatchIndex& index() const { return index_; }
-  const int32_t* token_ids() const { return token_ids_; }
+  int32_t* token_ids() const { return token_ids_; }
+  // Of the tokens that the device chose; null: the host knows all.
+  const int32_t* token_sources() const { return token_sources_; }
   const int32_t* logits_rows() const { return logits_rows_; }
   int64_t num_tokens() const { return index_.num_tokens; }
   int64_t num_logits_rows() const { return num_logits_rows_; }
@@ -32,7 +34,7 @@ class DeviceBatch {
   // Writes values at the next place on the host and leaves room for `capacity` of them; gives their
   // address on the device.
   template <typename T>
-  const T* Append(const std::vector<T>& values, int64_t capacity);
+  T* Append(const std::vector<T>& values, int64_t capacity);
 
   BatchLimits limits_;
   DeviceBuffer memory_;
@@ -40,7 +42,8 @@ class DeviceBatch {
   int64_t end_ = 0;              // bytes of host_ in use
 
   BatchIndex index_;
-  const int32_t* token_ids_ = nullptr;
+  int32_t* token_ids_ = nullptr;
+  const int32_t* token_sources_ = nullptr;
   const int32_t* logits_rows_ = nullptr;
   int64_t num_logits_rows_ = 0;
 };

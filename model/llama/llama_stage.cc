@@ -17,22 +17,30 @@ namespace lockstep {
 
 // ---- the forward pass ----
 
-absl::Status LlamaStage::Forward(const StepBatch& batch) {
+absl::Status LlamaStage::Forward(const StepBatch& batch, const ChosenToken* chosen) {
   RETURN_IF_ERROR(CheckStepBatch(batch, limits_, num_kv_blocks_));
   if (backend_.KeepsSteps()) {
     if (const std::optional<PaddedShape> shape = PaddedShapeFor(batch, limits_)) {
-      return RunPadded(batch, *shape);
+      return RunPadded(batch, *shape, chosen);
     }
   }
   batch_.CopyFrom(batch, backend_);
   if (num_tokens() == 0) return absl::OkStatus();
+  TakeChosenTokens(chosen);
   return RunStep([this] { return RunLayers(); });
 }
 
-absl::Status LlamaStage::RunPadded(const StepBatch& batch, const PaddedShape& shape) {
+absl::Status LlamaStage::RunPadded(const StepBatch& batch, const PaddedShape& shape,
+                                   const ChosenToken* chosen) {
   Pad(batch, shape, padded_);
   batch_.CopyFrom(padded_, backend_, shape.max_context_len);
+  TakeChosenTokens(chosen);
   return RunStep([&] { return backend_.Repeat(shape.Key(), [this] { return RunLayers(); }); });
+}
+
+void LlamaStage::TakeChosenTokens(const ChosenToken* chosen) {
+  if (batch_.token_sources() == nullptr) return;
+  backend_.TakeChosenTokens(chosen, batch_.token_sources(), num_tokens(), batch_.token_ids());
 }
 
 // What travels between stages is not part of steps that are kept: those are done only when all of

@@ -81,8 +81,9 @@ class LlamaStage {
   // Runs this stage: takes token ids (first stage) or receives hidden states from the previous one,
   // and sends them on (or, last stage, keeps the normalised rows logits_rows). INVALID_ARGUMENT for
   // a batch that contradicts itself or the limits, before any of it has run; UNAVAILABLE when a
-  // peer is gone.
-  absl::Status Forward(const StepBatch& batch);
+  // peer is gone. chosen: on the device, what the batch's token_sources point at; read when the
+  // work issued before is done.
+  absl::Status Forward(const StepBatch& batch, const ChosenToken* chosen = nullptr);
 
   // Last stage, after Forward: logits of rows [first, first + count) of logits_rows over this
   // rank's vocabulary shape().vocab, f32 [count, its size], on the host until the next call. count
@@ -106,7 +107,9 @@ class LlamaStage {
   // Runs, that many times, a step of sequences that have just begun.
   absl::Status RunNewSequences(int64_t num_seqs, int64_t tokens_each, int num_times);
 
-  absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape);
+  absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape,
+                         const ChosenToken* chosen);
+  void TakeChosenTokens(const ChosenToken* chosen);
   absl::Status RunStep(absl::FunctionRef<absl::Status()> run_layers);
   absl::Status RunLayers();
   absl::Status BeginResidual();

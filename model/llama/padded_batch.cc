@@ -77,12 +77,14 @@ void Pad(const StepBatch& batch, const PaddedShape& shape, StepBatch& padded) {
   const auto num_tokens = static_cast<size_t>(shape.num_tokens);
   const auto num_seqs = static_cast<size_t>(shape.num_seqs);
   padded.token_ids = batch.token_ids;
+  padded.token_sources = batch.token_sources;
   padded.positions = batch.positions;
   padded.slot_mapping = batch.slot_mapping;
   padded.query_starts = batch.query_starts;
   padded.context_lens = batch.context_lens;
   padded.logits_rows = batch.logits_rows;
   padded.token_ids.resize(num_tokens, 0);
+  if (!padded.token_sources.empty()) padded.token_sources.resize(num_tokens, -1);
   padded.positions.resize(num_tokens, 0);
   padded.slot_mapping.resize(num_tokens, -1);
   padded.context_lens.resize(num_seqs, 0);

@@ -35,8 +35,8 @@ constexpr int64_t kMinPaddedChunkTokens = 8;  // and to so many
 // sequence: that of the tokens added. Within the limits.
 std::optional<PaddedShape> PaddedShapeFor(const StepBatch& batch, const BatchLimits& limits);
 
-// batch, in that shape. Tokens added have id and position 0 and slot -1; sequences added have no
-// context and, as nobody reads one, no block table. Logits added are those of row 0.
+// batch, in that shape. Tokens added have id and position 0, no source and slot -1; sequences added
+// have no context and, as nobody reads one, no block table. Logits added are those of row 0.
 void Pad(const StepBatch& batch, const PaddedShape& shape, StepBatch& padded);
 
 }  // namespace lockstep

@@ -32,6 +32,9 @@ absl::Status CheckSizes(const StepBatch& batch, const BatchLimits& limits) {
         limits.max_num_seqs, limits.max_blocks_per_seq()));
   }
   RETURN_IF_ERROR(CheckSize("token_ids", batch.token_ids.size(), num_tokens));
+  if (!batch.token_sources.empty()) {
+    RETURN_IF_ERROR(CheckSize("token_sources", batch.token_sources.size(), num_tokens));
+  }
   RETURN_IF_ERROR(CheckSize("slot_mapping", batch.slot_mapping.size(), num_tokens));
   RETURN_IF_ERROR(CheckSize("query_starts", batch.query_starts.size(), num_seqs + 1));
   RETURN_IF_ERROR(
@@ -91,6 +94,10 @@ absl::Status CheckStepBatch(const StepBatch& batch, const BatchLimits& limits, i
   RETURN_IF_ERROR(CheckSizes(batch, limits));
   for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
     RETURN_IF_ERROR(CheckSequence(batch, seq, limits, num_blocks));
+  }
+  for (size_t i = 0; i < batch.token_sources.size(); ++i) {
+    RETURN_IF_ERROR(CheckRange("token_sources", static_cast<int64_t>(i), batch.token_sources[i], -1,
+                               limits.max_num_seqs - 1));
   }
   int64_t next = 0;
   for (size_t i = 0; i < batch.logits_rows.size(); ++i) {

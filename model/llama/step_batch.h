@@ -10,7 +10,10 @@ namespace lockstep {
 
 // Tokens of several sequences, one after another; prefill chunks and decodes mixed.
 struct StepBatch {
-  std::vector<int32_t> token_ids;     // [num_tokens]; read by the first stage only
+  std::vector<int32_t> token_ids;  // [num_tokens]; read by the first stage only
+  // [num_tokens], or empty if all are -1: >= 0 where the token is the one at that place among those
+  // that the device chose last (kernels/token_choice.h), whatever its id here. First stage only.
+  std::vector<int32_t> token_sources;
   std::vector<int32_t> positions;     // [num_tokens], consecutive within a sequence
   std::vector<int64_t> slot_mapping;  // [num_tokens], block_id * block_size + offset
   std::vector<int32_t> query_starts;  // [num_seqs + 1]

@@ -108,4 +108,11 @@ void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHisto
   for (const int32_t token : params.stop_token_ids) job.num_masks += add(token, 0.0f);
 }
 
+int64_t MostAdjustments(const SamplingParams& params, int64_t num_tokens,
+                        std::span<const int32_t> eos_token_ids) {
+  return static_cast<int64_t>(params.logit_bias.size() + params.stop_token_ids.size() +
+                              eos_token_ids.size()) +
+         (HasPenalties(params) ? num_tokens : 0);
+}
+
 }  // namespace lockstep

@@ -59,4 +59,8 @@ void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHisto
                      int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
                      std::vector<LogitAdjustment>& adjustments, LogitsJob& job);
 
+// The most that ListAdjustments appends for a sequence of so many tokens, on any rank.
+int64_t MostAdjustments(const SamplingParams& params, int64_t num_tokens,
+                        std::span<const int32_t> eos_token_ids);
+
 }  // namespace lockstep

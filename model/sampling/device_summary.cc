@@ -1,7 +1,6 @@
 #include "model/sampling/device_summary.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -14,8 +13,6 @@ namespace {
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
 constexpr int kJobsPerRow = 2;  // what is chosen from, and the model's own probabilities
-// Of all rows of a call: 256 rows with 1,000 tokens each.
-constexpr int64_t kMaxAdjustments = 256 << 10;
 
 ShardedSizes VocabOnly(int64_t vocab_size) {
   ShardedSizes sizes;
@@ -53,13 +50,13 @@ DeviceSummarizer::DeviceSummarizer(Backend& backend, int64_t vocab_size, int tp,
       slice_width_(VocabSlice(VocabOnly(vocab_size), tp, 0).size()),
       vocab_(VocabOf(VocabOnly(vocab_size), tp, tp_rank)) {}
 
-absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(
-    Backend& backend, int64_t vocab_size, int tp, int tp_rank, int64_t max_rows,
-    std::function<absl::Status()> health) {
+absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(Backend& backend,
+                                                                           int64_t vocab_size,
+                                                                           int tp, int tp_rank,
+                                                                           int64_t max_rows) {
   LS_CHECK(backend.SummarizesLogits() && max_rows >= 1);
   std::unique_ptr<DeviceSummarizer> summarizer(
       new DeviceSummarizer(backend, vocab_size, tp, tp_rank, max_rows));
-  summarizer->health_ = std::move(health);
   RETURN_IF_ERROR(summarizer->Allocate());
   RETURN_IF_ERROR(summarizer->WarmUp());
   return summarizer;
@@ -67,8 +64,8 @@ absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(
 
 absl::Status DeviceSummarizer::Allocate() {
   const int64_t max_jobs = max_rows_ * kJobsPerRow;
-  const int64_t input_bytes =
-      max_jobs * int64_t{sizeof(LogitsJob)} + kMaxAdjustments * int64_t{sizeof(LogitAdjustment)};
+  const int64_t input_bytes = max_jobs * int64_t{sizeof(LogitsJob)} + max_rows_ * kMaxBytesBeside +
+                              kMaxAdjustments * int64_t{sizeof(LogitAdjustment)};
   const int64_t result_bytes =
       max_rows_ * (LogitsSummaryBytes(num_slices_, kMaxLargestLogits) +
                    LogitsSummaryBytes(num_slices_, SamplingParams::kMaxLogprobs));
@@ -79,109 +76,135 @@ absl::Status DeviceSummarizer::Allocate() {
   ASSIGN_OR_RETURN(workspace_, backend_.Allocate(workspace_bytes));
   ASSIGN_OR_RETURN(host_results_, backend_.AllocateOnHost(result_bytes));
   ASSIGN_OR_RETURN(host_row_, backend_.AllocateOnHost(vocab_.size() * int64_t{sizeof(float)}));
-  jobs_.reserve(static_cast<size_t>(max_jobs));
+  raw_jobs_.reserve(static_cast<size_t>(max_rows_));
+  processed_jobs_.reserve(static_cast<size_t>(max_rows_));
   adjustments_.reserve(static_cast<size_t>(kMaxAdjustments));
-  host_input_.resize(static_cast<size_t>(input_bytes));
+  host_input_.reserve(static_cast<size_t>(input_bytes));
   offsets_.resize(static_cast<size_t>(max_rows_));
   return absl::OkStatus();
 }
 
 // Kernels may be loaded when they are first used.
 absl::Status DeviceSummarizer::WarmUp() {
-  if (vocab_.size() == 0) return absl::OkStatus();
   ASSIGN_OR_RETURN(const DeviceBuffer row,
                    backend_.Allocate(vocab_.size() * int64_t{sizeof(float)}));
   Begin(row.as<float>());
-  AddJob({});
-  Run();
+  AddJob({.told_index = -1}, raw_jobs_, raw_bytes_);
+  Issue();
+  backend_.Synchronize();
   return absl::OkStatus();
 }
 
-void DeviceSummarizer::Begin(const float* logits) {
+void DeviceSummarizer::Begin(const float* logits, const ChosenToken* chosen) {
   logits_ = logits;
-  jobs_.clear();
+  chosen_ = chosen;
+  raw_jobs_.clear();
+  processed_jobs_.clear();
   adjustments_.clear();
   std::fill(offsets_.begin(), offsets_.end(), Offsets{});
   max_largest_ = 0;
-  result_bytes_ = 0;
+  raw_bytes_ = 0;
+  processed_bytes_ = 0;
 }
 
-int64_t DeviceSummarizer::AddJob(LogitsJob job) {
-  const int64_t offset = result_bytes_;
-  job.out_offset = static_cast<int32_t>(offset);
-  result_bytes_ += LogitsSummaryBytes(num_slices_, job.num_largest);
-  max_largest_ = std::max(max_largest_, job.num_largest);
-  jobs_.push_back(job);
-  return offset;
+bool DeviceSummarizer::Takes(const RowShape& shape) {
+  return shape.num_candidates <= kMaxLargestLogits && shape.num_top <= SamplingParams::kMaxLogprobs;
 }
 
 bool DeviceSummarizer::Add(int64_t index, const LogitsRow& row, const RowShape& shape,
                            std::span<const int32_t> eos_token_ids) {
   LS_CHECK(index >= 0 && index < max_rows_) << "row " << index << " of " << max_rows_;
-  if (vocab_.size() == 0 || shape.num_candidates > kMaxLargestLogits ||
-      shape.num_top > SamplingParams::kMaxLogprobs) {
-    return false;
-  }
-  const LogitsJob raw = {.row = static_cast<int32_t>(index),
-                         .num_largest = shape.num_top,
-                         .inverse_temperature = shape.wants_logprobs ? 1.0f : 0.0f};
-  Offsets& offsets = offsets_[static_cast<size_t>(index)];
-  if (!shape.chooses) {
-    LogitsJob job = raw;
-    const bool is_mine = row.prompt_target >= vocab_.begin && row.prompt_target < vocab_.end;
-    job.told_index = is_mine ? static_cast<int32_t>(row.prompt_target - vocab_.begin) : -1;
-    offsets.raw = AddJob(job);
-    return true;
-  }
-  LogitsJob job = {.row = static_cast<int32_t>(index),
-                   .num_largest = shape.num_candidates,
-                   .inverse_temperature = shape.greedy ? 0.0f : InverseTemperature(*row.params)};
-  if (shape.adjusted) {
-    const size_t num_before = adjustments_.size();
-    ListAdjustments(vocab_, *row.params, *row.history, row.num_output_tokens, eos_token_ids,
-                    adjustments_, job);
-    if (adjustments_.size() > static_cast<size_t>(kMaxAdjustments)) {
-      adjustments_.resize(num_before);
-      return false;
-    }
-  }
-  offsets.processed = AddJob(job);
-  if (shape.wants_logprobs) offsets.raw = AddJob(raw);
-  return true;
+  if (!Takes(shape)) return false;
+  if (!shape.chooses || shape.wants_logprobs) AddRaw(index, row, shape);
+  return !shape.chooses || AddChoice(index, row, shape, eos_token_ids);
 }
 
-void DeviceSummarizer::Run() {
-  if (jobs_.empty()) return;
-  const int64_t jobs_bytes = max_rows_ * kJobsPerRow * int64_t{sizeof(LogitsJob)};
-  std::memcpy(host_input_.data(), jobs_.data(), jobs_.size() * sizeof(LogitsJob));
-  if (!adjustments_.empty()) {
-    std::memcpy(host_input_.data() + jobs_bytes, adjustments_.data(),
-                adjustments_.size() * sizeof(LogitAdjustment));
+void DeviceSummarizer::AddRaw(int64_t index, const LogitsRow& row, const RowShape& shape) {
+  LogitsJob job = {.row = static_cast<int32_t>(index),
+                   .num_largest = shape.num_top,
+                   .told_index = -1,
+                   .inverse_temperature = shape.wants_logprobs ? 1.0f : 0.0f};
+  if (row.prompt_target >= vocab_.begin && row.prompt_target < vocab_.end) {
+    job.told_index = static_cast<int32_t>(row.prompt_target - vocab_.begin);
   }
-  backend_.CopyToDevice(
-      input_.data(), host_input_.data(),
-      adjustments_.empty()
-          ? static_cast<int64_t>(jobs_.size() * sizeof(LogitsJob))
-          : jobs_bytes + static_cast<int64_t>(adjustments_.size() * sizeof(LogitAdjustment)));
-  backend_.SummarizeLogits(
-      {.logits = logits_,
-       .width = vocab_.size(),
-       .slice_width = slice_width_,
-       .num_slices = num_slices_,
-       .jobs = input_.as<LogitsJob>(),
-       .num_jobs = static_cast<int>(jobs_.size()),
-       .max_largest = max_largest_,
-       .adjustments = reinterpret_cast<const LogitAdjustment*>(input_.as<std::byte>() + jobs_bytes),
-       .workspace = workspace_.data(),
-       .out = results_.as<std::byte>()});
-  backend_.CopyToHost(host_results_.data(), results_.data(), result_bytes_);
+  offsets_[static_cast<size_t>(index)].raw = AddJob(job, raw_jobs_, raw_bytes_);
+}
+
+// Results of all ranks are laid out alike, so that a rank that has no room for the adjustments
+// leaves its own empty.
+bool DeviceSummarizer::AddChoice(int64_t index, const LogitsRow& row, const RowShape& shape,
+                                 std::span<const int32_t> eos_token_ids) {
+  LogitsJob job = {.row = static_cast<int32_t>(index),
+                   .num_largest = shape.num_candidates,
+                   .told_index = vocab_.size() > 0 ? 0 : -1,
+                   .inverse_temperature = shape.greedy ? 0.0f : InverseTemperature(*row.params)};
+  const size_t num_before = adjustments_.size();
+  if (shape.adjusted) {
+    ListAdjustments(vocab_, *row.params, *row.history, row.num_output_tokens, eos_token_ids,
+                    adjustments_, job);
+    job.uncounted = row.uncounted;
+  }
+  const bool fits = adjustments_.size() <= static_cast<size_t>(kMaxAdjustments);
+  if (!fits) {
+    adjustments_.resize(num_before);
+    job = {.row = -1, .num_largest = shape.num_candidates};
+  }
+  const int64_t offset = AddJob(job, processed_jobs_, processed_bytes_);
+  offsets_[static_cast<size_t>(index)].processed = offset;
+  return fits;
+}
+
+int64_t DeviceSummarizer::AddJob(LogitsJob job, std::vector<LogitsJob>& jobs, int64_t& bytes) {
+  const int64_t offset = bytes;
+  job.out_offset = static_cast<int32_t>(offset);
+  bytes += LogitsSummaryBytes(num_slices_, job.num_largest);
+  max_largest_ = std::max(max_largest_, job.num_largest);
+  jobs.push_back(job);
+  return offset;
+}
+
+template <typename T>
+const std::byte* DeviceSummarizer::Append(std::span<const T> values) {
+  const std::byte* device = input_.as<std::byte>() + host_input_.size();
+  const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+  host_input_.insert(host_input_.end(), bytes, bytes + values.size_bytes());
+  LS_CHECK_LE(static_cast<int64_t>(host_input_.size()), input_.bytes());
+  return device;
+}
+
+const std::byte* DeviceSummarizer::Issue(std::span<const std::byte> beside) {
+  for (LogitsJob& job : processed_jobs_) job.out_offset += static_cast<int32_t>(raw_bytes_);
+  host_input_.clear();
+  const std::byte* beside_on_device = Append(beside);
+  const std::byte* jobs = Append(std::span<const LogitsJob>(raw_jobs_));
+  Append(std::span<const LogitsJob>(processed_jobs_));
+  const std::byte* adjustments = Append(std::span<const LogitAdjustment>(adjustments_));
+  backend_.CopyToDevice(input_.data(), host_input_.data(),
+                        static_cast<int64_t>(host_input_.size()));
+  backend_.SummarizeLogits({.logits = logits_,
+                            .width = vocab_.size(),
+                            .first_token = vocab_.begin,
+                            .slice_width = slice_width_,
+                            .num_slices = num_slices_,
+                            .jobs = reinterpret_cast<const LogitsJob*>(jobs),
+                            .num_jobs = static_cast<int>(raw_jobs_.size() + processed_jobs_.size()),
+                            .max_largest = max_largest_,
+                            .adjustments = reinterpret_cast<const LogitAdjustment*>(adjustments),
+                            .chosen = chosen_,
+                            .workspace = workspace_.data(),
+                            .out = results_.as<std::byte>()});
+  return beside_on_device;
+}
+
+void DeviceSummarizer::Read() {
+  backend_.CopyToHost(host_results_.data(), results_.data(), result_bytes());
 }
 
 void DeviceSummarizer::Fill(int64_t index, const RowShape& shape, RowRecord& record) const {
-  const Offsets& offsets = offsets_[static_cast<size_t>(index)];
+  const Offsets& of_row = offsets(index);
   const std::byte* results = host_results_.as<std::byte>();
-  if (offsets.processed >= 0) FillChoice(results + offsets.processed, shape, record);
-  if (offsets.raw >= 0) FillRaw(results + offsets.raw, shape, record);
+  if (of_row.processed >= 0) FillChoice(results + raw_bytes_ + of_row.processed, shape, record);
+  if (of_row.raw >= 0) FillRaw(results + of_row.raw, shape, vocab_.begin, record);
 }
 
 void DeviceSummarizer::FillChoice(const std::byte* bytes, const RowShape& shape,
@@ -206,7 +229,7 @@ void DeviceSummarizer::FillChoice(const std::byte* bytes, const RowShape& shape,
   record.candidate_header->count = count;
 }
 
-void DeviceSummarizer::FillRaw(const std::byte* bytes, const RowShape& shape,
+void DeviceSummarizer::FillRaw(const std::byte* bytes, const RowShape& shape, int64_t first_token,
                                RowRecord& record) const {
   const Result result = ResultAt(bytes, num_slices_);
   if (record.target_logit != nullptr) *record.target_logit = result.summary.told;
@@ -215,7 +238,7 @@ void DeviceSummarizer::FillRaw(const std::byte* bytes, const RowShape& shape,
   *record.top_header = {.count = result.summary.count, .cut = 0};
   for (size_t i = 0; i < result.largest.size(); ++i) {
     record.top[i] = {.value = result.largest[i].value,
-                     .token = static_cast<int32_t>(vocab_.begin) + result.largest[i].index};
+                     .token = static_cast<int32_t>(first_token) + result.largest[i].index};
   }
 }
 

@@ -212,31 +212,4 @@ void SelectLargest(std::span<const float> row, int32_t first_token, int count,
   std::sort(selected.begin(), selected.end(), Before);
 }
 
-double PortableExp(double x) {
-  if (!(x > -708.0)) return 0.0;
-  const double kMagic = 6755399441055744.0;  // 1.5 * 2^52
-  const double n = (x * 1.44269504088896338700e+00 + kMagic) - kMagic;
-  double r = x - n * 6.93147180369123816490e-01;  // fdlibm's ln2, high part: n * it is exact
-  r = r - n * 1.90821492927058770002e-10;
-  // Taylor to r^13 / 13!, |r| <= 0.347: the remainder is below 1e-17.
-  constexpr std::array<double, 14> kCoefficients = {1.0 / 6227020800.0,
-                                                    1.0 / 479001600.0,
-                                                    1.0 / 39916800.0,
-                                                    1.0 / 3628800.0,
-                                                    1.0 / 362880.0,
-                                                    1.0 / 40320.0,
-                                                    1.0 / 5040.0,
-                                                    1.0 / 720.0,
-                                                    1.0 / 120.0,
-                                                    1.0 / 24.0,
-                                                    1.0 / 6.0,
-                                                    1.0 / 2.0,
-                                                    1.0,
-                                                    1.0};
-  double p = kCoefficients[0];
-  for (size_t i = 1; i < kCoefficients.size(); ++i) p = p * r + kCoefficients[i];
-  const int64_t exponent = static_cast<int64_t>(n) + 1023;
-  return p * std::bit_cast<double>(exponent << 52);
-}
-
 }  // namespace lockstep

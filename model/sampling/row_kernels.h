@@ -36,8 +36,4 @@ double SumOfExps(std::span<const float> row, float max, float inverse_temperatur
 void SelectLargest(std::span<const float> row, int32_t first_token, int count,
                    std::vector<Candidate>& selected);
 
-// exp(x) for x <= 0 to 2 ulp, from additions and multiplications only: the C library's differs
-// between processors, and ranks must agree on every bit.
-double PortableExp(double x);
-
 }  // namespace lockstep

@@ -1,6 +1,5 @@
 #include "model/sampling/token_choice.h"
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <limits>
@@ -18,10 +17,6 @@ uint32_t DescendingKey(float value) {
 
 float ValueOfKey(uint32_t key) {
   return std::bit_cast<float>((key & kSignBit) != 0 ? key : ~key & ~kSignBit);
-}
-
-bool Unfiltered(const ChoiceRule& rule) {
-  return rule.top_k == 0 && rule.top_p >= 1.0 && rule.min_p == 0.0;
 }
 
 }  // namespace
@@ -75,46 +70,40 @@ std::optional<Candidate> WholeRow::Next() {
   return Candidate{.value = ValueOfKey(keyed.key), .token = keyed.token};
 }
 
-bool TokenChooser::Walk(CandidateSource& source, const ChoiceRule& rule) {
-  steps_.clear();
-  const bool unfiltered = Unfiltered(rule);
-  // With top_k, top_p is a share of the top_k tokens' weight: all of them must be walked.
-  const bool needs_all_top_k = rule.top_k > 0 && rule.top_p < 1.0;
-  const double enough = unfiltered ? rule.uniform * rule.total : rule.top_p * rule.total;
-  double sum = 0.0;
-  while (rule.top_k == 0 || steps_.size() < static_cast<size_t>(rule.top_k)) {
-    const std::optional<Candidate> candidate = source.Next();
-    if (!candidate.has_value()) return !source.truncated();
-    const double weight =
-        PortableExp((static_cast<double>(candidate->value) - rule.max) * rule.inverse_temperature);
-    if (weight == 0.0 || (weight < rule.min_p && !needs_all_top_k)) return true;
-    sum += weight;
-    steps_.push_back({.token = candidate->token, .weight = weight, .sum = sum});
-    if (unfiltered && sum > enough) return true;
-    if (rule.top_k == 0 && rule.top_p < 1.0 && sum >= enough) return true;
+// Where a walk goes: from a source to steps_.
+class TokenChooser::Steps {
+ public:
+  Steps(CandidateSource& source, const ChoiceRule& rule, std::vector<Step>& steps)
+      : source_(source), rule_(rule), steps_(steps) {
+    steps_.clear();
   }
-  return true;
-}
 
-void TokenChooser::Trim(const ChoiceRule& rule) {
-  if (rule.top_k > 0 && rule.top_p < 1.0) {
-    const double enough = rule.top_p * steps_.back().sum;
-    const auto last = std::find_if(steps_.begin(), steps_.end(),
-                                   [&](const Step& step) { return step.sum >= enough; });
-    if (last != steps_.end()) steps_.erase(last + 1, steps_.end());
+  bool Next(double* weight) {
+    next_ = source_.Next();
+    if (!next_.has_value()) return false;
+    *weight = rule_.WeightOf(next_->value);
+    return true;
   }
-  while (steps_.size() > 1 && steps_.back().weight < rule.min_p) steps_.pop_back();
-}
+  bool truncated() const { return source_.truncated(); }
+  void Keep(double weight, double sum) {
+    steps_.push_back({.token = next_->token, .weight = weight, .sum = sum});
+  }
+  int32_t size() const { return static_cast<int32_t>(steps_.size()); }
+  double weight(int32_t step) const { return steps_[step].weight; }
+  double sum(int32_t step) const { return steps_[step].sum; }
+
+ private:
+  CandidateSource& source_;
+  const ChoiceRule& rule_;
+  std::vector<Step>& steps_;
+  std::optional<Candidate> next_;
+};
 
 std::optional<int32_t> TokenChooser::Choose(CandidateSource& source, const ChoiceRule& rule) {
-  if (!Walk(source, rule)) return std::nullopt;
+  Steps steps(source, rule, steps_);
+  if (!WalkTokens(rule, steps)) return std::nullopt;
   if (steps_.empty()) return 0;
-  Trim(rule);
-  const double allowed = Unfiltered(rule) ? rule.total : steps_.back().sum;
-  const double target = rule.uniform * allowed;
-  const auto chosen = std::find_if(steps_.begin(), steps_.end(),
-                                   [&](const Step& step) { return step.sum > target; });
-  return chosen == steps_.end() ? steps_.back().token : chosen->token;
+  return steps_[ChooseStep(rule, steps)].token;
 }
 
 }  // namespace lockstep

@@ -1,14 +1,5 @@
-// The choice itself: a walk over tokens in the order of choice (larger processed logit first, lower
-// id among equals), with the definition that every implementation and every layout must reproduce
-// bit for bit.
-//
-// weight(token) = exp((logit - max) / temperature) in f64; total = their sum over the vocabulary,
-// from per-slice f32 sums (row_kernels.h) added as a binary tree of neighbours. The tokens allowed
-// are a prefix of the order: the first top_k; of these the shortest prefix with at least top_p of
-// their weight (of `total` without top_k); of these the ones with weight >= min_p. The draw u
-// chooses the first token at which the running sum of weights (f64, in order) exceeds u * the
-// allowed weight; without any filter the allowed weight is `total`. Tokens of weight 0 are never
-// chosen, except token 0 when all are.
+// The choice of a token on the host: sources of candidates, and the walk over them that
+// kernels/base/choice_walk.h defines. When no token can be chosen, token 0 is.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/base/choice_walk.h"
 #include "model/sampling/row_kernels.h"
 
 namespace lockstep {
@@ -69,16 +61,6 @@ class WholeRow final : public CandidateSource {
   size_t next_ = 0;
 };
 
-struct ChoiceRule {
-  double inverse_temperature = 1.0;
-  int32_t top_k = 0;
-  double top_p = 1.0;
-  double min_p = 0.0;
-  double uniform = 0.0;  // [0, 1)
-  double max = 0.0;      // largest processed logit
-  double total = 0.0;    // weight of the whole vocabulary
-};
-
 // Walks candidates and applies the rule. nullopt: the source ended truncated before the choice was
 // certain. Scratch is reused between calls; one chooser per thread.
 class TokenChooser {
@@ -91,9 +73,7 @@ class TokenChooser {
     double weight;
     double sum;  // of weights up to here
   };
-  // Fills steps_ with everything that could be allowed. False: truncated.
-  bool Walk(CandidateSource& source, const ChoiceRule& rule);
-  void Trim(const ChoiceRule& rule);
+  class Steps;
 
   std::vector<Step> steps_;
 };

@@ -1,16 +1,20 @@
 #include "model/sampling/vocab_sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "kernels/base/check.h"
+#include "kernels/base/choice_walk.h"
+#include "kernels/base/philox.h"
 #include "kernels/base/status_macros.h"
-#include "model/sampling/device_summary.h"
-#include "model/sampling/philox.h"
+#include "model/sampling/device_choice.h"
 #include "model/sampling/row_kernels.h"
+#include "model/sampling/row_stats.h"
 #include "model/sampling/row_summary.h"
 #include "model/sampling/token_choice.h"
 
@@ -34,35 +38,6 @@ std::vector<Range> SlicesOf(const ShardedSizes& sizes, int tp, int tp_rank) {
   return slices;
 }
 
-// The statistics of a whole row, from those of its slices.
-struct RowStats {
-  double max = kNegInf;
-  double sum = 0.0;
-};
-
-// Adds neighbours, then neighbours of neighbours, ...: the same sum for every tp in {1, 2, 4, 8}.
-RowStats CombineStats(std::span<const SliceStats> slices, double inverse_temperature,
-                      std::vector<double>& terms) {
-  RowStats row;
-  for (const SliceStats& slice : slices) row.max = std::max(row.max, slice.max);
-  terms.clear();
-  for (const SliceStats& slice : slices) {
-    const double scale =
-        slice.max == kNegInf ? 0.0 : PortableExp((slice.max - row.max) * inverse_temperature);
-    terms.push_back(slice.sum * scale);
-  }
-  for (size_t step = 1; step < terms.size(); step *= 2) {
-    for (size_t i = 0; i + step < terms.size(); i += 2 * step) terms[i] += terms[i + step];
-  }
-  row.sum = terms[0];
-  return row;
-}
-
-float LogprobOf(double logit, const RowStats& raw) {
-  if (!(logit > kNegInf)) return -std::numeric_limits<float>::infinity();
-  return static_cast<float>(std::min(0.0, logit - raw.max - std::log(raw.sum)));
-}
-
 ChoiceRule RuleOf(const LogitsRow& row, const RowStats& processed) {
   const SamplingParams& params = *row.params;
   return {.inverse_temperature = InverseTemperature(params),
@@ -78,7 +53,7 @@ ChoiceRule RuleOf(const LogitsRow& row, const RowStats& processed) {
 
 class VocabSampler::Impl {
  public:
-  Impl(SamplerOptions options, Communicator& tp, DeviceSummarizer* device)
+  Impl(SamplerOptions options, Communicator& tp, DeviceChooser* device)
       : options_(std::move(options)),
         tp_(tp),
         device_(device),
@@ -87,10 +62,14 @@ class VocabSampler::Impl {
         num_slices_(NumVocabSlices(tp.size()) / tp.size()),
         summarizer_(vocab_, SlicesOf(sizes_, tp.size(), tp.rank()), options_.eos_token_ids) {
     LS_CHECK(options_.vocab_size >= 1 && options_.num_candidates >= 1);
+    if (device_ != nullptr) device_->Forget();
   }
 
-  absl::Status Choose(std::span<const LogitsRow> rows, const float* logits,
-                      std::vector<RowOutcome>& outcomes);
+  absl::Status ChooseOnHost(std::span<const LogitsRow> rows, const float* logits,
+                            std::vector<RowOutcome>& outcomes);
+  absl::Status Begin(std::span<const LogitsRow> rows, const float* logits);
+  absl::Status Finish(std::vector<RowOutcome>& outcomes);
+  DeviceChooser* device() const { return device_; }
   Range vocab() const { return vocab_; }
   int64_t num_whole_rows_gathered() const { return num_whole_rows_gathered_; }
 
@@ -100,40 +79,60 @@ class VocabSampler::Impl {
     RowShape shape;
     int64_t offset = 0;
   };
+  // Rows whose choice a device has begun.
+  struct Begun {
+    std::vector<LogitsRow> rows;
+    std::vector<RowShape> shapes;
+    const float* logits = nullptr;
+  };
 
-  void Place(std::span<const LogitsRow> rows);
-  void Summarize(std::span<const LogitsRow> rows, const float* logits);
-  void SummarizeOnDevice(std::span<const LogitsRow> rows, const float* logits);
+  // The rest is about rows `indices` of a call, the first of which is placed_[0], and so on.
+  absl::Status ChooseRows(std::span<const LogitsRow> rows, std::span<const size_t> indices,
+                          const float* logits, std::vector<RowOutcome>& outcomes);
+  void Place(std::span<const LogitsRow> rows, std::span<const size_t> indices);
+  void Summarize(std::span<const LogitsRow> rows, std::span<const size_t> indices,
+                 const float* logits);
+  absl::Status ChooseRow(const LogitsRow& row, size_t index, const Placed& placed,
+                         const float* logits, RowOutcome& outcome);
   RowRecord Record(const Placed& placed, int rank);
   RowStats Combine(const Placed& placed, std::span<SliceStats> RowRecord::*stats,
                    float inverse_temperature);
+  // False: the host must choose.
+  bool FinishRow(const Begun& begun, size_t index, RowOutcome& outcome);
+  // The one row placed is this; raw results only.
+  Placed PlaceRawResults(const RowShape& shape, size_t index);
 
   // nullopt: the candidates do not reach far enough.
   std::optional<int32_t> ChooseFromCandidates(const LogitsRow& row, const Placed& placed);
   double RawLogitOf(int32_t token, const Placed& placed);
+  double TargetLogit(const Placed& placed);
   void FillLogprobs(double logit, const Placed& placed, RowOutcome& outcome);
   // Gathers the row's logits and chooses from all of them.
   absl::Status ChooseFromWholeRow(const LogitsRow& row, const Placed& placed,
                                   std::span<const float> logits, RowOutcome& outcome);
   absl::Status GatherRow(std::span<const float> mine, std::vector<float>& whole);
   // On the host, until the next call.
-  std::span<const float> RowOf(const float* logits, int64_t index) const {
-    if (device_ != nullptr) return device_->Fetch(index);
-    return {logits + index * vocab_.size(), static_cast<size_t>(vocab_.size())};
+  std::span<const float> RowOf(const float* logits, size_t index) const {
+    const auto row = static_cast<int64_t>(index);
+    if (device_ != nullptr) return device_->summaries().Fetch(row);
+    return {logits + row * vocab_.size(), static_cast<size_t>(vocab_.size())};
   }
 
   SamplerOptions options_;
   Communicator& tp_;
-  DeviceSummarizer* const device_;  // null: logits are in the host's memory
+  DeviceChooser* const device_;  // null: logits are in the host's memory
   ShardedSizes sizes_;
   Range vocab_;
   int num_slices_;  // of one rank
   RowSummarizer summarizer_;
   int64_t num_whole_rows_gathered_ = 0;
+  std::array<Begun, DeviceChooser::kMaxInFlight> begun_;
+  int64_t num_begun_ = 0;
+  int64_t num_finished_ = 0;
 
   // Reused from call to call.
   std::vector<Placed> placed_;
-  std::vector<size_t> left_to_host_;
+  std::vector<size_t> indices_;
   int64_t message_bytes_ = 0;
   std::vector<std::byte> messages_;  // [tp, message_bytes_]
   std::vector<SliceStats> slices_;
@@ -145,47 +144,33 @@ class VocabSampler::Impl {
   TokenChooser chooser_;
 };
 
-void VocabSampler::Impl::Place(std::span<const LogitsRow> rows) {
+void VocabSampler::Impl::Place(std::span<const LogitsRow> rows, std::span<const size_t> indices) {
   placed_.clear();
   message_bytes_ = 0;
-  for (const LogitsRow& row : rows) {
-    const RowShape shape = ShapeOf(row, options_, num_slices_);
+  for (const size_t i : indices) {
+    const RowShape shape = ShapeOf(rows[i], options_, num_slices_);
     placed_.push_back({.shape = shape, .offset = message_bytes_});
     message_bytes_ += RecordBytes(shape);
   }
+  messages_.resize(static_cast<size_t>(message_bytes_ * tp_.size()));
 }
 
 RowRecord VocabSampler::Impl::Record(const Placed& placed, int rank) {
   return RecordAt(placed.shape, messages_.data() + rank * message_bytes_ + placed.offset);
 }
 
-void VocabSampler::Impl::Summarize(std::span<const LogitsRow> rows, const float* logits) {
-  messages_.resize(static_cast<size_t>(message_bytes_ * tp_.size()));
-  if (device_ != nullptr) return SummarizeOnDevice(rows, logits);
-  for (size_t i = 0; i < rows.size(); ++i) {
+void VocabSampler::Impl::Summarize(std::span<const LogitsRow> rows, std::span<const size_t> indices,
+                                   const float* logits) {
+  if (device_ != nullptr) device_->summaries().Read();
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const auto index = static_cast<int64_t>(indices[i]);
+    const RowShape& shape = placed_[i].shape;
     RowRecord record = Record(placed_[i], tp_.rank());
-    summarizer_.Summarize(rows[i], placed_[i].shape, RowOf(logits, static_cast<int64_t>(i)),
-                          record);
-  }
-}
-
-void VocabSampler::Impl::SummarizeOnDevice(std::span<const LogitsRow> rows, const float* logits) {
-  device_->Begin(logits);
-  left_to_host_.clear();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (!device_->Add(static_cast<int64_t>(i), rows[i], placed_[i].shape, options_.eos_token_ids)) {
-      left_to_host_.push_back(i);
+    if (device_ != nullptr && device_->has_summary(index)) {
+      device_->summaries().Fill(index, shape, record);
+    } else {
+      summarizer_.Summarize(rows[indices[i]], shape, RowOf(logits, indices[i]), record);
     }
-  }
-  device_->Run();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    RowRecord record = Record(placed_[i], tp_.rank());
-    device_->Fill(static_cast<int64_t>(i), placed_[i].shape, record);
-  }
-  for (const size_t i : left_to_host_) {
-    RowRecord record = Record(placed_[i], tp_.rank());
-    summarizer_.Summarize(rows[i], placed_[i].shape, RowOf(logits, static_cast<int64_t>(i)),
-                          record);
   }
 }
 
@@ -225,6 +210,14 @@ double VocabSampler::Impl::RawLogitOf(int32_t token, const Placed& placed) {
     }
   }
   return kNegInf;  // every logit is -infinity
+}
+
+double VocabSampler::Impl::TargetLogit(const Placed& placed) {
+  double logit = kNegInf;
+  for (int rank = 0; rank < tp_.size(); ++rank) {
+    logit = std::max(logit, *Record(placed, rank).target_logit);
+  }
+  return logit;
 }
 
 void VocabSampler::Impl::FillLogprobs(double logit, const Placed& placed, RowOutcome& outcome) {
@@ -272,47 +265,121 @@ absl::Status VocabSampler::Impl::ChooseFromWholeRow(const LogitsRow& row, const 
   return absl::OkStatus();
 }
 
-absl::Status VocabSampler::Impl::Choose(std::span<const LogitsRow> rows, const float* logits,
-                                        std::vector<RowOutcome>& outcomes) {
-  outcomes.assign(rows.size(), {});
-  if (rows.empty()) return absl::OkStatus();
-  Place(rows);
-  Summarize(rows, logits);
-  // Before others see what a group that has ended may have left undefined.
-  if (device_ != nullptr) RETURN_IF_ERROR(device_->Health());
+absl::Status VocabSampler::Impl::ChooseRow(const LogitsRow& row, size_t index, const Placed& placed,
+                                           const float* logits, RowOutcome& outcome) {
+  if (!placed.shape.chooses) {
+    outcome.token = row.prompt_target;
+    if (placed.shape.wants_logprobs) FillLogprobs(TargetLogit(placed), placed, outcome);
+    return absl::OkStatus();
+  }
+  const std::optional<int32_t> token = ChooseFromCandidates(row, placed);
+  if (!token.has_value()) return ChooseFromWholeRow(row, placed, RowOf(logits, index), outcome);
+  outcome.token = *token;
+  if (placed.shape.wants_logprobs) FillLogprobs(RawLogitOf(*token, placed), placed, outcome);
+  return absl::OkStatus();
+}
+
+absl::Status VocabSampler::Impl::ChooseRows(std::span<const LogitsRow> rows,
+                                            std::span<const size_t> indices, const float* logits,
+                                            std::vector<RowOutcome>& outcomes) {
+  Place(rows, indices);
+  Summarize(rows, indices, logits);
   RETURN_IF_ERROR(tp_.AllGather(messages_.data() + tp_.rank() * message_bytes_, message_bytes_,
                                 messages_.data()));
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const Placed& placed = placed_[i];
-    RowOutcome& outcome = outcomes[i];
-    double logit = kNegInf;
-    if (placed.shape.chooses) {
-      const std::optional<int32_t> token = ChooseFromCandidates(rows[i], placed);
-      if (!token.has_value()) {
-        RETURN_IF_ERROR(
-            ChooseFromWholeRow(rows[i], placed, RowOf(logits, static_cast<int64_t>(i)), outcome));
-        continue;
-      }
-      outcome.token = *token;
-      if (placed.shape.wants_logprobs) logit = RawLogitOf(*token, placed);
-    } else {
-      outcome.token = rows[i].prompt_target;
-      for (int rank = 0; rank < tp_.size(); ++rank) {
-        logit = std::max(logit, *Record(placed, rank).target_logit);
-      }
-    }
-    if (placed.shape.wants_logprobs) FillLogprobs(logit, placed, outcome);
+  for (size_t i = 0; i < indices.size(); ++i) {
+    RETURN_IF_ERROR(
+        ChooseRow(rows[indices[i]], indices[i], placed_[i], logits, outcomes[indices[i]]));
   }
   return absl::OkStatus();
 }
 
-VocabSampler::VocabSampler(SamplerOptions options, Communicator& tp, DeviceSummarizer* device)
+absl::Status VocabSampler::Impl::ChooseOnHost(std::span<const LogitsRow> rows, const float* logits,
+                                              std::vector<RowOutcome>& outcomes) {
+  indices_.resize(rows.size());
+  std::iota(indices_.begin(), indices_.end(), size_t{0});
+  return ChooseRows(rows, indices_, logits, outcomes);
+}
+
+// ---- with a device ----
+
+absl::Status VocabSampler::Impl::Begin(std::span<const LogitsRow> rows, const float* logits) {
+  Begun& begun = begun_[static_cast<size_t>(num_begun_++ % DeviceChooser::kMaxInFlight)];
+  begun.rows.assign(rows.begin(), rows.end());
+  begun.shapes.clear();
+  begun.logits = logits;
+  device_->Begin(logits);
+  for (const LogitsRow& row : rows) {
+    begun.shapes.push_back(ShapeOf(row, options_, num_slices_));
+    device_->Add(row, begun.shapes.back(), options_.eos_token_ids);
+  }
+  return device_->Issue();
+}
+
+VocabSampler::Impl::Placed VocabSampler::Impl::PlaceRawResults(const RowShape& shape,
+                                                               size_t index) {
+  const Placed placed = {.shape = shape, .offset = 0};
+  message_bytes_ = RecordBytes(shape);
+  messages_.resize(static_cast<size_t>(message_bytes_ * tp_.size()));
+  for (int rank = 0; rank < tp_.size(); ++rank) {
+    RowRecord record = Record(placed, rank);
+    device_->summaries().FillRaw(device_->RawResult(static_cast<int64_t>(index), rank), shape,
+                                 VocabOf(sizes_, tp_.size(), rank).begin, record);
+  }
+  return placed;
+}
+
+bool VocabSampler::Impl::FinishRow(const Begun& begun, size_t index, RowOutcome& outcome) {
+  const RowShape& shape = begun.shapes[index];
+  const auto row = static_cast<int64_t>(index);
+  if (!shape.chooses) {
+    if (device_->RawResult(row, 0) == nullptr) return false;
+    outcome.token = begun.rows[index].prompt_target;
+    if (!shape.wants_logprobs) return true;
+    const Placed placed = PlaceRawResults(shape, index);
+    FillLogprobs(TargetLogit(placed), placed, outcome);
+    return true;
+  }
+  const std::optional<ChosenToken> chosen = device_->Chosen(row);
+  if (!chosen.has_value()) return false;
+  outcome.token = chosen->token;
+  if (shape.wants_logprobs) FillLogprobs(chosen->raw, PlaceRawResults(shape, index), outcome);
+  return true;
+}
+
+absl::Status VocabSampler::Impl::Finish(std::vector<RowOutcome>& outcomes) {
+  LS_CHECK(num_finished_ < num_begun_) << "nothing was begun";
+  const Begun& begun = begun_[static_cast<size_t>(num_finished_++ % DeviceChooser::kMaxInFlight)];
+  // Before others see what a group that has ended may have left undefined.
+  RETURN_IF_ERROR(device_->Wait());
+  outcomes.assign(begun.rows.size(), {});
+  indices_.clear();
+  for (size_t i = 0; i < begun.rows.size(); ++i) {
+    if (!FinishRow(begun, i, outcomes[i])) indices_.push_back(i);
+  }
+  if (indices_.empty()) return absl::OkStatus();
+  LS_CHECK_EQ(num_finished_, num_begun_) << "of rows whose logits are gone";
+  return ChooseRows(begun.rows, indices_, begun.logits, outcomes);
+}
+
+VocabSampler::VocabSampler(SamplerOptions options, Communicator& tp, DeviceChooser* device)
     : impl_(std::make_unique<Impl>(std::move(options), tp, device)) {}
 VocabSampler::~VocabSampler() = default;
 
 absl::Status VocabSampler::Choose(std::span<const LogitsRow> rows, const float* logits,
                                   std::vector<RowOutcome>& outcomes) {
-  return impl_->Choose(rows, logits, outcomes);
+  outcomes.assign(rows.size(), {});
+  if (rows.empty()) return absl::OkStatus();
+  if (impl_->device() == nullptr) return impl_->ChooseOnHost(rows, logits, outcomes);
+  RETURN_IF_ERROR(impl_->Begin(rows, logits));
+  return impl_->Finish(outcomes);
+}
+absl::Status VocabSampler::Begin(std::span<const LogitsRow> rows, const float* logits) {
+  return impl_->Begin(rows, logits);
+}
+bool VocabSampler::DecidesAll() const { return impl_->device()->decides_all(); }
+bool VocabSampler::IsDone() { return impl_->device()->IsDone(); }
+absl::Status VocabSampler::Finish(std::vector<RowOutcome>& outcomes) {
+  return impl_->Finish(outcomes);
 }
 Range VocabSampler::vocab() const { return impl_->vocab(); }
 int64_t VocabSampler::num_whole_rows_gathered() const { return impl_->num_whole_rows_gathered(); }

@@ -32,6 +32,9 @@ struct LogitsRow {
   // read.
   int32_t prompt_target = -1;
   const TokenHistory* history = nullptr;  // over this rank's vocabulary range
+  // >= 0: the history lacks the sequence's last token, which is at this place among those that the
+  // device chose last.
+  int32_t uncounted = -1;
   uint32_t sequence_index = 0;
   uint64_t position = 0;  // of the token to be chosen, in its sequence
   int32_t num_output_tokens = 0;
@@ -51,13 +54,13 @@ struct SamplerOptions {
   int num_candidates = 256;
 };
 
-class DeviceSummarizer;  // model/sampling/device_summary.h
+class DeviceChooser;  // model/sampling/device_choice.h
 
 class VocabSampler {
  public:
   // tp and device must outlive the sampler. device, of the same vocabulary range: where the logits
   // lie; null: in the host's memory.
-  VocabSampler(SamplerOptions options, Communicator& tp, DeviceSummarizer* device = nullptr);
+  VocabSampler(SamplerOptions options, Communicator& tp, DeviceChooser* device = nullptr);
   ~VocabSampler();
 
   // logits: f32 [rows.size(), VocabOf(this rank).size()]; with a device, on it, and no more rows
@@ -65,6 +68,17 @@ class VocabSampler {
   // Errors: those of the communicator.
   absl::Status Choose(std::span<const LogitsRow> rows, const float* logits,
                       std::vector<RowOutcome>& outcomes);
+
+  // With a device, the same in two parts, neither of which the host waits in unless it must. Rows
+  // are finished in the order in which they were begun; at most DeviceChooser::kMaxInFlight calls
+  // are not. What rows point to is read by Finish, too, unless DecidesAll: then nothing more is
+  // begun before it.
+  absl::Status Begin(std::span<const LogitsRow> rows, const float* logits);
+  // Whether the rows begun last need nothing of the host.
+  bool DecidesAll() const;
+  // Finish for the oldest rows would not wait.
+  bool IsDone();
+  absl::Status Finish(std::vector<RowOutcome>& outcomes);
 
   Range vocab() const;                      // this rank's
   int64_t num_whole_rows_gathered() const;  // since construction

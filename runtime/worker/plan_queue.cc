@@ -37,15 +37,31 @@ void PlanQueue::Fail(absl::Status status) {
   changed_.notify_one();
 }
 
-absl::StatusOr<std::optional<engine::StepPlan>> PlanQueue::Pop(const WaitCheck& check) {
-  std::unique_lock lock(mutex_);
-  RETURN_IF_ERROR(WaitChecked(lock, changed_, check,
-                              [&] { return !plans_.empty() || closed_ || !status_.ok(); }));
+absl::StatusOr<std::optional<engine::StepPlan>> PlanQueue::Take() {
   if (!status_.ok()) return status_;
   if (plans_.empty()) return std::optional<engine::StepPlan>();
   std::optional<engine::StepPlan> plan(std::move(plans_.front()));
   plans_.pop_front();
   return plan;
+}
+
+absl::StatusOr<std::optional<engine::StepPlan>> PlanQueue::Pop(const WaitCheck& check) {
+  std::unique_lock lock(mutex_);
+  RETURN_IF_ERROR(WaitChecked(lock, changed_, check, [&] { return HasNews(); }));
+  return Take();
+}
+
+absl::StatusOr<std::optional<engine::StepPlan>> PlanQueue::PopUnless(
+    const std::function<bool()>& is_done) {
+  std::unique_lock lock(mutex_);
+  bool done = false;
+  while (!HasNews() && !done) {
+    lock.unlock();
+    done = is_done();
+    lock.lock();
+    if (!done) changed_.wait_for(lock, kLook, [&] { return HasNews(); });
+  }
+  return Take();
 }
 
 }  // namespace lockstep

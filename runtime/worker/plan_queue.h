@@ -2,8 +2,10 @@
 // consumer sleeps while there is nothing to do.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 
@@ -28,8 +30,17 @@ class PlanQueue {
 
   // Waits for the next plan. nullopt: closed and empty. Error: the one given to Fail, or check's.
   absl::StatusOr<std::optional<engine::StepPlan>> Pop(const WaitCheck& check = nullptr);
+  // The same, but nullopt also once is_done(), which is asked every now and then (called without
+  // the lock; nobody wakes the consumer when it turns true), and no plan is there.
+  absl::StatusOr<std::optional<engine::StepPlan>> PopUnless(const std::function<bool()>& is_done);
 
  private:
+  static constexpr std::chrono::microseconds kLook{20};
+
+  // Of a queue that has ended or holds a plan.
+  absl::StatusOr<std::optional<engine::StepPlan>> Take();
+  bool HasNews() const { return !plans_.empty() || closed_ || !status_.ok(); }
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<engine::StepPlan> plans_;

@@ -91,14 +91,14 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
                    LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, device_->backend(),
                                     device_->groups(), stage_options, progress));
   if (stage->is_last() && device_->backend().SummarizesLogits()) {
-    ASSIGN_OR_RETURN(device_logits_,
-                     DeviceSummarizer::Create(
-                         device_->backend(), config().vocab_size, device_->groups().tp->size(),
-                         device_->groups().tp->rank(), stage->max_device_logits_rows(),
-                         [groups = &device_->groups()]() -> absl::Status {
-                           RETURN_IF_ERROR(groups->tp->Health());
-                           return groups->pp->Health();
-                         }));
+    RankGroups& groups = device_->groups();
+    ASSIGN_OR_RETURN(
+        device_logits_,
+        DeviceChooser::Create(device_->backend(), config().vocab_size, *groups.tp,
+                              stage->max_device_logits_rows(), [&groups]() -> absl::Status {
+                                RETURN_IF_ERROR(groups.tp->Health());
+                                return groups.pp->Health();
+                              }));
   }
   ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, *device_, stage->kv_block_bytes()));
   stage_ = std::move(stage);
@@ -117,14 +117,18 @@ absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
 }
 
 StageCalls RankModel::Calls() {
-  return {.forward = [this](const StepBatch& batch) { return stage_->Forward(batch); },
-          .logits =
-              [this](int64_t first, int64_t count) {
-                return device_logits_ != nullptr ? stage_->LogitsOnDevice(first, count)
-                                                 : stage_->Logits(first, count);
+  if (device_logits_ == nullptr) {
+    return {.forward = [this](const StepBatch& batch) { return stage_->Forward(batch); },
+            .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
+            .max_logits_rows = LlamaStage::kMaxLogitsRows};
+  }
+  return {.forward =
+              [this](const StepBatch& batch) {
+                return stage_->Forward(batch, device_logits_->chosen_on_device());
               },
-          .max_logits_rows = device_logits_ != nullptr ? stage_->max_device_logits_rows()
-                                                       : LlamaStage::kMaxLogitsRows,
+          .logits = [this](int64_t first,
+                           int64_t count) { return stage_->LogitsOnDevice(first, count); },
+          .max_logits_rows = stage_->max_device_logits_rows(),
           .device_logits = device_logits_.get()};
 }
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/llama_stage.h"
-#include "model/sampling/device_summary.h"
+#include "model/sampling/device_choice.h"
 #include "runtime/worker/rank_device.h"
 #include "runtime/worker/rank_progress.h"
 #include "runtime/worker/step_loop.h"
@@ -62,7 +62,7 @@ class RankModel {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<RankDevice> device_;
   std::unique_ptr<LlamaStage> stage_;
-  std::unique_ptr<DeviceSummarizer> device_logits_;  // null: logits come to the host
+  std::unique_ptr<DeviceChooser> device_logits_;  // null: logits come to the host
   int64_t max_kv_blocks_ = 0;
   int64_t num_kv_blocks_ = 0;
 };

@@ -69,6 +69,7 @@ absl::Status SlotTable::Open(const engine::SlotOpen& open) {
   slot.num_prompt_tokens = open.num_prompt_tokens;
   slot.num_known_tokens = static_cast<int64_t>(open.tokens.size());
   slot.num_computed_tokens = open.num_computed_tokens;
+  slot.source = -1;
   slot.blocks.clear();
   if (options_.is_first_stage || options_.is_last_stage) slot.tokens = open.tokens;
   if (options_.is_last_stage) {
@@ -163,8 +164,10 @@ void SlotTable::AddLogits(const Slot& slot, const Entry& entry, bool sample) {
   }
   if (sample) {
     batch_.logits_rows.push_back(static_cast<int32_t>(batch_.num_tokens() - 1));
-    logits_uses_.push_back(
-        {.slot = ref, .position = static_cast<uint64_t>(end), .prompt_target = -1});
+    logits_uses_.push_back({.slot = ref,
+                            .position = static_cast<uint64_t>(end),
+                            .prompt_target = -1,
+                            .source = entry.source});
   }
 }
 
@@ -172,14 +175,17 @@ absl::Status SlotTable::AddWork(const engine::SlotWork& work) {
   RETURN_IF_ERROR(CheckWork(work));
   Slot& slot = slots_[work.slot];
   slot_steps_[work.slot] = last_step_ + 1;
-  const Entry entry{
-      .slot = work.slot, .first_position = slot.num_computed_tokens, .num_tokens = work.num_tokens};
+  const Entry entry{.slot = work.slot,
+                    .first_position = slot.num_computed_tokens,
+                    .num_tokens = work.num_tokens,
+                    .source = slot.source};
   entries_.push_back(entry);
   AddTokens(slot, entry);
   if (options_.is_last_stage) AddLogits(slot, entry, work.sample);
   slot.num_computed_tokens += entry.num_tokens;
   if (work.sample) {
     ++slot.num_known_tokens;
+    slot.source = static_cast<int32_t>(sampled_.size());
     sampled_.push_back({.slot = work.slot, .generation = slot.generation});
   }
   return absl::OkStatus();
@@ -211,6 +217,7 @@ absl::Status SlotTable::Apply(const engine::StepPlan& plan) {
   for (const engine::BlockGrant& grant : plan.grants) RETURN_IF_ERROR(Grant(grant));
 
   batch_.token_ids.clear();
+  batch_.token_sources.clear();
   batch_.positions.clear();
   batch_.slot_mapping.clear();
   batch_.query_starts.assign(1, 0);
@@ -228,9 +235,11 @@ absl::Status SlotTable::Apply(const engine::StepPlan& plan) {
 
 LogitsRow SlotTable::RowOf(const LogitsUse& use) const {
   const Slot& slot = slots_[use.slot.slot];
+  const bool misses_token = slot.tokens.size() < use.position;
   return {.params = &slot.sampling,
           .prompt_target = use.prompt_target,
           .history = &slot.history,
+          .uncounted = misses_token ? use.source : -1,
           .sequence_index = slot.sequence_index,
           .position = use.position,
           .num_output_tokens =
@@ -246,12 +255,21 @@ bool SlotTable::MissesTokens() const {
 
 void SlotTable::FillTokenIds() {
   batch_.token_ids.clear();
+  batch_.token_sources.clear();
   for (const Entry& entry : entries_) {
     const std::vector<int32_t>& tokens = slots_[entry.slot].tokens;
-    LS_CHECK_LE(entry.first_position + entry.num_tokens, static_cast<int64_t>(tokens.size()));
-    const auto first = tokens.begin() + entry.first_position;
-    batch_.token_ids.insert(batch_.token_ids.end(), first, first + entry.num_tokens);
+    const int64_t end = entry.first_position + entry.num_tokens;
+    const int64_t known_end = std::min(end, static_cast<int64_t>(tokens.size()));
+    LS_CHECK(end - known_end <= (entry.source >= 0 ? 1 : 0))
+        << end - known_end << " missing tokens";
+    batch_.token_ids.insert(batch_.token_ids.end(), tokens.begin() + entry.first_position,
+                            tokens.begin() + known_end);
+    if (known_end == end) continue;
+    batch_.token_sources.resize(batch_.token_ids.size(), -1);
+    batch_.token_sources.push_back(entry.source);
+    batch_.token_ids.push_back(0);
   }
+  if (!batch_.token_sources.empty()) batch_.token_sources.resize(batch_.token_ids.size(), -1);
 }
 
 void SlotTable::AppendSampled(const SlotRef& ref, int32_t token) {

@@ -4,7 +4,8 @@
 // Plans come from a peer: everything in them is checked, and an error leaves the table unusable
 // (the rank ends). Known tokens count also those that an earlier step samples and that have not
 // been appended yet; only the first stage, which needs their ids, must wait for them
-// (MissesTokens). Used by the step loop's thread only.
+// (MissesTokens), unless a device that chose them in the step before has them. Used by the step
+// loop's thread only.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +42,7 @@ struct LogitsUse {
   SlotRef slot;
   uint64_t position = 0;       // of the token to choose, or of the prompt token to judge
   int32_t prompt_target = -1;  // that prompt token; -1: choose
+  int32_t source = -1;         // place of the slot's last sampled token among its step's; -1: none
 };
 
 class SlotTable {
@@ -62,7 +64,8 @@ class SlotTable {
   LogitsRow RowOf(const LogitsUse& use) const;
   // First stage: does the batch begin with a token that was sampled but not appended yet?
   bool MissesTokens() const;
-  // First stage: completes batch().token_ids. !MissesTokens().
+  // First stage: completes batch().token_ids. Tokens that are missing, which must be of the step
+  // before, get batch().token_sources.
   void FillTokenIds();
 
   // First and last stage: a sampled token arrived. Ignored when its sequence has left the slot.
@@ -80,6 +83,7 @@ class SlotTable {
     int64_t num_prompt_tokens = 0;
     int64_t num_known_tokens = 0;  // tokens, and sampled ones on their way
     int64_t num_computed_tokens = 0;
+    int32_t source = -1;  // LogitsUse
     std::vector<int32_t> blocks;
     TokenHistory history;
   };
@@ -87,6 +91,7 @@ class SlotTable {
     uint32_t slot = 0;
     int64_t first_position = 0;
     int64_t num_tokens = 0;
+    int32_t source = -1;  // LogitsUse
   };
 
   absl::Status Close(uint32_t slot);

@@ -43,11 +43,23 @@ StepLoop::StepLoop(const StepLoopOptions& options, StageCalls stage, RankGroups&
 
 absl::Status StepLoop::Run(PlanQueue& queue, const WaitCheck& check) {
   while (true) {
-    progress_.Begin(Operation::kIdle);
-    ASSIGN_OR_RETURN(const std::optional<engine::StepPlan> plan, queue.Pop(check));
+    ASSIGN_OR_RETURN(const std::optional<engine::StepPlan> plan, NextPlan(queue, check));
     if (!plan.has_value()) return absl::OkStatus();
     RETURN_IF_ERROR(Step(*plan));
   }
+}
+
+// While a step is open, whatever comes first: a plan, or the step's end.
+absl::StatusOr<std::optional<engine::StepPlan>> StepLoop::NextPlan(PlanQueue& queue,
+                                                                   const WaitCheck& check) {
+  if (open_.has_value()) {
+    ASSIGN_OR_RETURN(std::optional<engine::StepPlan> plan,
+                     queue.PopUnless([this] { return sampler_->IsDone(); }));
+    if (plan.has_value()) return plan;
+    RETURN_IF_ERROR(FinishOpenStep());
+  }
+  progress_.Begin(Operation::kIdle);
+  return queue.Pop(check);
 }
 
 absl::Status StepLoop::Step(const engine::StepPlan& plan) {
@@ -55,16 +67,20 @@ absl::Status StepLoop::Step(const engine::StepPlan& plan) {
   if (is_first()) {
     if (!is_last()) RETURN_IF_ERROR(ReceiveTokens());
     slots_.FillTokenIds();
+    LS_CHECK(open_.has_value() || slots_.batch().token_sources.empty()) << "nobody has the tokens";
   }
   progress_.Begin(Operation::kForward, plan.step_id);
   RETURN_IF_ERROR(stage_.forward(slots_.batch()));
-  if (is_last()) {
-    progress_.Begin(Operation::kSampling, plan.step_id);
-    RETURN_IF_ERROR(SampleStep());
-    RETURN_IF_ERROR(SendTokens());
-    if (reports()) sink_(TakeResult());
+  if (!is_last()) {
+    progress_.FinishStep(plan.step_id);
+    return absl::OkStatus();
   }
-  progress_.FinishStep(plan.step_id);
+  progress_.Begin(Operation::kSampling, plan.step_id);
+  if (MayRunAhead()) return OpenThisStep();
+  RETURN_IF_ERROR(FinishOpenStep());
+  RETURN_IF_ERROR(SampleStep());
+  RETURN_IF_ERROR(SendTokens());
+  Report(plan.step_id);
   return absl::OkStatus();
 }
 
@@ -108,27 +124,70 @@ absl::Status StepLoop::ReceiveOldest() {
   return absl::OkStatus();
 }
 
+bool StepLoop::MayRunAhead() const {
+  const auto num_rows = static_cast<int64_t>(slots_.logits_uses().size());
+  return stage_.device_logits != nullptr && is_first() && num_rows > 0 &&
+         num_rows <= stage_.max_logits_rows;
+}
+
+absl::Status StepLoop::OpenThisStep() {
+  const std::span<const LogitsUse> uses = slots_.logits_uses();
+  ASSIGN_OR_RETURN(const float* logits, LayOutRows(0, static_cast<int64_t>(uses.size())));
+  RETURN_IF_ERROR(sampler_->Begin(rows_, logits));
+  const bool stays_open = sampler_->DecidesAll();
+  if (open_.has_value()) {
+    ++num_steps_ahead_;
+    RETURN_IF_ERROR(FinishOpenStep());
+  }
+  OpenStep step;
+  if (!spare_steps_.empty()) {
+    step = std::move(spare_steps_.back());
+    spare_steps_.pop_back();
+  }
+  step.step_id = slots_.last_step();
+  step.uses.assign(uses.begin(), uses.end());
+  step.sampled.assign(slots_.sampled().begin(), slots_.sampled().end());
+  open_ = std::move(step);
+  return stays_open ? absl::OkStatus() : FinishOpenStep();
+}
+
+absl::Status StepLoop::FinishOpenStep() {
+  if (!open_.has_value()) return absl::OkStatus();
+  OpenStep step = *std::exchange(open_, std::nullopt);
+  RETURN_IF_ERROR(sampler_->Finish(outcomes_));
+  TakeOutcomes(step.uses);
+  AppendTokens(step.sampled);
+  Report(step.step_id);
+  spare_steps_.push_back(std::move(step));
+  return absl::OkStatus();
+}
+
 absl::Status StepLoop::SampleStep() {
-  tokens_.clear();
-  result_.sampled.clear();
-  result_.prompt_logprobs.clear();
   const int64_t num_rows = static_cast<int64_t>(slots_.logits_uses().size());
   for (int64_t first = 0; first < num_rows; first += stage_.max_logits_rows) {
     RETURN_IF_ERROR(SampleTile(first, std::min(stage_.max_logits_rows, num_rows - first)));
   }
-  LS_CHECK_EQ(tokens_.size(), slots_.sampled().size());
-  for (size_t i = 0; i < tokens_.size(); ++i) {
-    slots_.AppendSampled(slots_.sampled()[i], tokens_[i]);
-  }
+  AppendTokens(slots_.sampled());
   return absl::OkStatus();
 }
 
 absl::Status StepLoop::SampleTile(int64_t first, int64_t count) {
-  ASSIGN_OR_RETURN(const float* logits, stage_.logits(first, count));
-  const std::span<const LogitsUse> uses = slots_.logits_uses().subspan(first, count);
-  rows_.clear();
-  for (const LogitsUse& use : uses) rows_.push_back(slots_.RowOf(use));
+  ASSIGN_OR_RETURN(const float* logits, LayOutRows(first, count));
   RETURN_IF_ERROR(sampler_->Choose(rows_, logits, outcomes_));
+  TakeOutcomes(slots_.logits_uses().subspan(first, count));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const float*> StepLoop::LayOutRows(int64_t first, int64_t count) {
+  ASSIGN_OR_RETURN(const float* logits, stage_.logits(first, count));
+  rows_.clear();
+  for (const LogitsUse& use : slots_.logits_uses().subspan(first, count)) {
+    rows_.push_back(slots_.RowOf(use));
+  }
+  return logits;
+}
+
+void StepLoop::TakeOutcomes(std::span<const LogitsUse> uses) {
   for (size_t i = 0; i < uses.size(); ++i) {
     if (uses[i].prompt_target >= 0) {
       if (reports()) AddPromptLogprobs(uses[i], outcomes_[i]);
@@ -141,7 +200,11 @@ absl::Status StepLoop::SampleTile(int64_t first, int64_t count) {
     sampled.token = outcomes_[i].token;
     if (outcomes_[i].has_logprobs) sampled.logprobs = std::move(outcomes_[i].logprobs);
   }
-  return absl::OkStatus();
+}
+
+void StepLoop::AppendTokens(std::span<const SlotRef> sampled) {
+  LS_CHECK_EQ(tokens_.size(), sampled.size());
+  for (size_t i = 0; i < tokens_.size(); ++i) slots_.AppendSampled(sampled[i], tokens_[i]);
 }
 
 // Rows of one slot follow each other.
@@ -166,9 +229,11 @@ absl::Status StepLoop::SendTokens() {
   return absl::OkStatus();
 }
 
-engine::StepResult StepLoop::TakeResult() {
-  result_.step_id = slots_.last_step();
-  return std::exchange(result_, {});
+void StepLoop::Report(uint64_t step_id) {
+  tokens_.clear();
+  result_.step_id = step_id;
+  if (reports()) sink_(std::exchange(result_, {}));
+  progress_.FinishStep(step_id);
 }
 
 }  // namespace lockstep

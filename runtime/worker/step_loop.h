@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,6 +29,7 @@ namespace lockstep {
 
 // One stage's computation: LlamaStage's, or a test's.
 struct StageCalls {
+  // Of batches with token_sources: those chosen last by device_logits.
   std::function<absl::Status(const StepBatch&)> forward;
   // Last stage: logits of rows [first, first + count) of logits_rows over this rank's vocabulary;
   // count <= max_logits_rows.
@@ -35,7 +37,7 @@ struct StageCalls {
   int64_t max_logits_rows = 256;
   // Where those logits lie, made for so many rows; null: in the host's memory. Must outlive the
   // loop.
-  DeviceSummarizer* device_logits = nullptr;
+  DeviceChooser* device_logits = nullptr;
 };
 
 // Called on the last stage's tp_rank 0 after every step, in step order. Must not wait: the next
@@ -59,23 +61,41 @@ class StepLoop {
   // (INVALID_ARGUMENT), a peer's that is gone (UNAVAILABLE), that of check, which is called now and
   // then while there is no plan.
   absl::Status Run(PlanQueue& queue, const WaitCheck& check = nullptr);
-  absl::Status Step(const engine::StepPlan& plan);
+
+  // How many were issued before the results of the step before were read.
+  int64_t num_steps_ahead() const { return num_steps_ahead_; }
 
  private:
+  // A step whose tokens a device has been told to choose, and which are not read yet.
+  struct OpenStep {
+    uint64_t step_id = 0;
+    std::vector<LogitsUse> uses;
+    std::vector<SlotRef> sampled;
+  };
+
   static constexpr int64_t kTokensPerMessage = 512;  // 2 KiB, below every transport's eager limit
 
   bool is_first() const { return groups_.pp->rank() == 0; }
   bool is_last() const { return groups_.pp->rank() == groups_.pp->size() - 1; }
   bool reports() const { return is_last() && groups_.tp->rank() == 0; }
 
+  absl::StatusOr<std::optional<engine::StepPlan>> NextPlan(PlanQueue& queue,
+                                                           const WaitCheck& check);
+  absl::Status Step(const engine::StepPlan& plan);
   // First stage of several: takes in tokens that have arrived, and waits for those the step needs.
   absl::Status ReceiveTokens();
   absl::Status ReceiveOldest();
   // Last stage.
+  bool MayRunAhead() const;
+  absl::Status OpenThisStep();
+  absl::Status FinishOpenStep();
   absl::Status SampleStep();
   absl::Status SampleTile(int64_t first, int64_t count);
+  absl::StatusOr<const float*> LayOutRows(int64_t first, int64_t count);
+  void TakeOutcomes(std::span<const LogitsUse> uses);
+  void AppendTokens(std::span<const SlotRef> sampled);
   absl::Status SendTokens();
-  engine::StepResult TakeResult();
+  void Report(uint64_t step_id);
   void AddPromptLogprobs(const LogitsUse& use, RowOutcome& outcome);
 
   StageCalls stage_;
@@ -89,6 +109,10 @@ class StepLoop {
   // First stage of several: whose tokens earlier steps sampled, oldest step first.
   std::deque<std::vector<SlotRef>> expected_;
   std::vector<std::vector<SlotRef>> spare_;
+
+  std::optional<OpenStep> open_;
+  std::vector<OpenStep> spare_steps_;
+  int64_t num_steps_ahead_ = 0;
 
   // Last stage, of the step in work.
   std::vector<int32_t> tokens_;  // sampled, or received

@@ -1,30 +1,276 @@
-// The step loop over the CUDA backend, on the emulation of CUDA, its logits summarised there.
+// The step loop over the CUDA backend, on the emulation of CUDA, its tokens chosen there.
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/parallel/run_ranks.h"
 #include "tests/support/assets.h"
+#include "tests/worker/fake_device_stage.h"
 #include "tests/worker/llama_step_loop.h"
+#include "tests/worker/thread_replica.h"
 
 namespace lockstep::testing {
 namespace {
 
-TEST(CudaStepLoop, EqualsTheReference) {
-  const Case layout = {"stories260K", 1, 1, 30};
-  const std::filesystem::path model = SharedAssets() / "models" / layout.model;
-  SKIP_WITHOUT_ASSET(model);
+constexpr Case kModel = {"stories260K", 1, 1, 30};
+
+std::vector<Golden> ShortCases(const std::filesystem::path& model) {
   std::vector<Golden> cases = ReadGolden(model);
   std::erase_if(cases, [](const Golden& golden) { return golden.prompt.size() > 80; });
-  ASSERT_FALSE(cases.empty());
+  EXPECT_FALSE(cases.empty());
   for (Golden& golden : cases) {
     golden.greedy_tokens.resize(std::min<size_t>(golden.greedy_tokens.size(), 12));
   }
+  return cases;
+}
+
+std::vector<engine::StepResult> RunModel(const std::filesystem::path& model,
+                                         const std::vector<engine::StepPlan>& plans,
+                                         const LoopOptions& options) {
   std::vector<engine::StepResult> results;
   RunRanks(1, 1, [&](int rank, RankGroups& groups) -> absl::Status {
     ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend,
                      cuda::CudaBackend::Create({.compute = DType::kF32}));
-    return RunRank(model, layout, rank, *backend, groups, PlansFor(cases, layout.chunk), results);
+    return RunRank(model, kModel, rank, *backend, groups, plans, results, options);
   });
-  ExpectGolden(results, cases);
+  return results;
 }
+
+TEST(CudaStepLoop, EqualsTheReference) {
+  const std::filesystem::path model = SharedAssets() / "models" / kModel.model;
+  SKIP_WITHOUT_ASSET(model);
+  const std::vector<Golden> cases = ShortCases(model);
+  const std::vector<engine::StepPlan> plans = PlansFor(cases, kModel.chunk);
+  int64_t num_steps_ahead = 0;
+  ExpectGolden(RunModel(model, plans, {.num_steps_ahead = &num_steps_ahead}), cases);
+  // Every plan is there before the first runs.
+  EXPECT_EQ(num_steps_ahead, static_cast<int64_t>(plans.size()) - 1);
+}
+
+// The vocabulary is larger than the lists of candidates: some steps must be read at once.
+TEST(CudaStepLoop, SampledTextsAreThoseTheHostChooses) {
+  const std::filesystem::path model = SharedAssets() / "models" / kModel.model;
+  SKIP_WITHOUT_ASSET(model);
+  const std::vector<Golden> cases = ShortCases(model);
+  for (const int32_t top_k : {0, 100}) {
+    const auto params_of = [&](uint32_t slot) {
+      SamplingParams params;
+      params.temperature = 2.0f;
+      params.seed = slot;
+      params.top_k = top_k;
+      params.top_p = slot % 2 == 0 ? 1.0f : 0.95f;
+      params.repetition_penalty = slot % 3 == 0 ? 1.2f : 1.0f;
+      return params;
+    };
+    const std::vector<engine::StepPlan> plans = PlansFor(cases, kModel.chunk, params_of);
+    int64_t num_steps_ahead = 0;
+    const auto device = RunModel(model, plans, {.num_steps_ahead = &num_steps_ahead});
+    EXPECT_TRUE(device == RunModel(model, plans, {.chooses_on_device = false}));
+    EXPECT_EQ(num_steps_ahead > 0, top_k > 0);
+  }
+}
+
+// ---- a language model one can compute in one's head, on a device ----
+
+StepLoopOptions Options() {
+  return {.limits = {.max_batched_tokens = FakeDeviceStage::kMaxTokens,
+                     .max_num_seqs = 600,
+                     .max_model_len = 64,
+                     .block_size = 4},
+          .num_blocks = 2000,
+          .vocab_size = kFakeVocab,
+          .eos_token_ids = {2}};
+}
+
+struct LoopRun {
+  std::vector<engine::StepResult> results;
+  int64_t num_steps_ahead = 0;
+};
+
+// Every plan is queued before the first runs.
+template <typename Stage>
+LoopRun RunPlans(const std::vector<engine::StepPlan>& plans, int64_t max_logits_rows = 256) {
+  LoopRun run;
+  RunRanks(1, 1, [&](int, RankGroups& groups) -> absl::Status {
+    Stage stage(groups);
+    RankProgress progress;
+    StepLoop loop(Options(), stage.Calls(max_logits_rows), groups, progress,
+                  [&](engine::StepResult result) { run.results.push_back(std::move(result)); });
+    PlanQueue queue;
+    for (const engine::StepPlan& plan : plans) RETURN_IF_ERROR(queue.Push(plan));
+    queue.Close();
+    RETURN_IF_ERROR(loop.Run(queue));
+    EXPECT_EQ(progress.Read().last_step, plans.size());
+    run.num_steps_ahead = loop.num_steps_ahead();
+    return absl::OkStatus();
+  });
+  return run;
+}
+
+// Sums of exponentials differ by their rounding.
+void ExpectNear(const LogprobInfo& got, const LogprobInfo& want) {
+  EXPECT_NEAR(got.logprob, want.logprob, 1e-5);
+  ASSERT_EQ(got.top.size(), want.top.size());
+  for (size_t i = 0; i < got.top.size(); ++i) {
+    EXPECT_EQ(got.top[i].token, want.top[i].token);
+    EXPECT_NEAR(got.top[i].logprob, want.top[i].logprob, 1e-5);
+  }
+}
+
+void ExpectSame(const engine::StepResult& got, const engine::StepResult& want) {
+  SCOPED_TRACE(::testing::Message() << "step " << want.step_id);
+  EXPECT_EQ(got.step_id, want.step_id);
+  ASSERT_EQ(got.sampled.size(), want.sampled.size());
+  for (size_t i = 0; i < got.sampled.size(); ++i) {
+    EXPECT_EQ(got.sampled[i].slot, want.sampled[i].slot);
+    EXPECT_EQ(got.sampled[i].token, want.sampled[i].token);
+    ASSERT_EQ(got.sampled[i].logprobs.has_value(), want.sampled[i].logprobs.has_value());
+    if (got.sampled[i].logprobs) ExpectNear(*got.sampled[i].logprobs, *want.sampled[i].logprobs);
+  }
+  ASSERT_EQ(got.prompt_logprobs.size(), want.prompt_logprobs.size());
+  for (size_t i = 0; i < got.prompt_logprobs.size(); ++i) {
+    EXPECT_EQ(got.prompt_logprobs[i].slot, want.prompt_logprobs[i].slot);
+    EXPECT_EQ(got.prompt_logprobs[i].first_position, want.prompt_logprobs[i].first_position);
+    ASSERT_EQ(got.prompt_logprobs[i].logprobs.size(), want.prompt_logprobs[i].logprobs.size());
+    for (size_t j = 0; j < got.prompt_logprobs[i].logprobs.size(); ++j) {
+      ExpectNear(got.prompt_logprobs[i].logprobs[j], want.prompt_logprobs[i].logprobs[j]);
+    }
+  }
+}
+
+// The same results as with logits in the host's memory; how many steps ran ahead.
+int64_t ExpectTheHosts(const std::vector<engine::StepPlan>& plans, int64_t max_logits_rows = 256) {
+  const LoopRun host = RunPlans<FakeStage>(plans, max_logits_rows);
+  const LoopRun device = RunPlans<FakeDeviceStage>(plans, max_logits_rows);
+  EXPECT_EQ(host.num_steps_ahead, 0);
+  EXPECT_EQ(device.results.size(), plans.size());
+  for (size_t i = 0; i < device.results.size(); ++i) {
+    ExpectSame(device.results[i], host.results[i]);
+  }
+  return device.num_steps_ahead;
+}
+
+std::vector<engine::StepPlan> Generation(const SamplingParams& params, int num_decodes) {
+  PlanWriter plan;
+  std::vector<engine::StepPlan> plans;
+  plan.Open(0, {3, 1, 4, 1, 5}, params).Grant(0, {0, 1, 2, 3, 4, 5, 6, 7});
+  plans.push_back(plan.Chunk(0, 3, false).Take());
+  plans.push_back(plan.Chunk(0, 2, true).Take());
+  for (int i = 0; i < num_decodes; ++i) plans.push_back(plan.Decode(0).Take());
+  return plans;
+}
+
+TEST(CudaStepLoop, StepsAreIssuedBeforeTheTokensTheyStartFromAreRead) {
+  EXPECT_EQ(ExpectTheHosts(Generation(PlanWriter::Greedy(), 20)), 20);
+}
+
+TEST(CudaStepLoop, PenaltiesCountTokensThatOnlyTheDeviceKnows) {
+  SamplingParams params;
+  params.temperature = 5.0f;
+  params.top_k = 30;
+  params.repetition_penalty = 3.0f;
+  params.frequency_penalty = 1.5f;
+  params.presence_penalty = 0.5f;
+  params.num_logprobs = 3;
+  for (uint64_t seed = 0; seed < 5; ++seed) {
+    params.seed = seed;
+    EXPECT_EQ(ExpectTheHosts(Generation(params, 20)), 20);
+  }
+  // One that is not in the prompt's list, then is in it, then twice.
+  params = PlanWriter::Greedy();
+  params.frequency_penalty = 2.0f;
+  EXPECT_EQ(ExpectTheHosts(Generation(params, 20)), 20);
+}
+
+TEST(CudaStepLoop, PromptLogprobsAndMinimumLengthsRunAheadToo) {
+  SamplingParams params;
+  params.num_prompt_logprobs = 2;
+  params.num_logprobs = 0;
+  params.min_tokens = 6;
+  params.stop_token_ids = {9, 10};
+  params.logit_bias = {{17, 3.0f}};
+  EXPECT_EQ(ExpectTheHosts(Generation(params, 10)), 11);
+}
+
+TEST(CudaStepLoop, SlotsChangeHandsWhileTheirTokensAreUnread) {
+  PlanWriter plan;
+  std::vector<engine::StepPlan> plans;
+  SamplingParams penalized = PlanWriter::Greedy();
+  penalized.repetition_penalty = 2.0f;
+  plans.push_back(plan.Open(0, {11}, penalized).Grant(0, {0, 1}).Decode(0).Take());
+  plans.push_back(plan.Decode(0).Take());
+  plan.Close(0).Open(0, {22, 23}, penalized).Grant(0, {0, 1}).Chunk(0, 2, true);
+  plans.push_back(plan.Open(1, {5}).Grant(1, {2, 3}).Decode(1).Take());
+  plans.push_back(plan.Close(0).Open(0, {33}).Grant(0, {0, 1}).Decode(0).Decode(1).Take());
+  plans.push_back(plan.Decode(1).Take());
+  plans.push_back(plan.Decode(1).Decode(0).Take());
+  plans.push_back(plan.Close(1).Decode(0).Take());
+  EXPECT_EQ(ExpectTheHosts(plans), 6);
+}
+
+TEST(CudaStepLoop, StepsOfManyRowsDoNotRunAhead) {
+  constexpr uint32_t kSlots = 500;
+  PlanWriter plan;
+  std::vector<engine::StepPlan> plans;
+  for (uint32_t slot = 0; slot < kSlots; ++slot) {
+    const auto block = static_cast<int32_t>(2 * slot);
+    plan.Open(slot, {static_cast<int32_t>(slot) % 90}).Grant(slot, {block, block + 1});
+    plan.Decode(slot);
+  }
+  plans.push_back(plan.Take());
+  for (int round = 0; round < 2; ++round) {
+    for (uint32_t slot = 0; slot < kSlots; ++slot) plan.Decode(slot);
+    plans.push_back(plan.Take());
+    for (uint32_t slot = 0; slot < 20; ++slot) plan.Decode(slot);
+    plans.push_back(plan.Take());
+  }
+  EXPECT_EQ(ExpectTheHosts(plans), 0);
+}
+
+TEST(CudaStepLoop, AFailedQueueEndsItWithAStepOpen) {
+  RunRanks(1, 1, [&](int, RankGroups& groups) {
+    FakeDeviceStage stage(groups);
+    RankProgress progress;
+    PlanQueue queue;
+    PlanWriter plan;
+    int num_results = 0;
+    const auto run = [&] {
+      StepLoop loop(Options(), stage.Calls(), groups, progress, [&](engine::StepResult) {
+        if (++num_results == 3) queue.Fail(absl::UnavailableError("gone"));
+      });
+      return loop.Run(queue);
+    };
+    for (const engine::StepPlan& plan : Generation(PlanWriter::Greedy(), 6)) {
+      EXPECT_TRUE(queue.Push(plan).ok());
+    }
+    EXPECT_EQ(run().code(), absl::StatusCode::kUnavailable);
+    // The next loop begins with a device that nobody waits for.
+    PlanQueue next;
+    std::vector<engine::StepResult> results;
+    StepLoop loop(Options(), stage.Calls(), groups, progress,
+                  [&](engine::StepResult result) { results.push_back(std::move(result)); });
+    for (const engine::StepPlan& plan : Generation(PlanWriter::Greedy(), 6)) {
+      EXPECT_TRUE(next.Push(plan).ok());
+    }
+    next.Close();
+    EXPECT_TRUE(loop.Run(next).ok());
+    EXPECT_TRUE(results == RunPlans<FakeStage>(Generation(PlanWriter::Greedy(), 6)).results);
+    return absl::OkStatus();
+  });
+}
+
+// ---- under the engine ----
+
+class CudaEngineStepLoop : public ::testing::TestWithParam<int> {};
+
+TEST_P(CudaEngineStepLoop, EachRequestGetsWhatTheHostGivesIt) {
+  const std::vector<engine::EngineRequest> requests = RandomRequests(5, 30);
+  ServeStats stats;
+  const Outputs device =
+      Serve<FakeDeviceStage>({.tp = GetParam(), .pp = 1, .num_blocks = 30}, requests, &stats);
+  EXPECT_GT(stats.num_preemptions, 0u);
+  EXPECT_GT(stats.num_steps_ahead, 0);
+  EXPECT_EQ(device, Serve<FakeStage>({.tp = 1, .pp = 1, .num_blocks = 30}, requests));
+}
+
+INSTANTIATE_TEST_SUITE_P(TensorParallel, CudaEngineStepLoop, ::testing::Values(1, 2, 4));
 
 }  // namespace
 }  // namespace lockstep::testing

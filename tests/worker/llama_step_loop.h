@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -11,7 +12,7 @@
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/llama_stage.h"
-#include "model/sampling/device_summary.h"
+#include "model/sampling/device_choice.h"
 #include "nlohmann/json.hpp"
 #include "runtime/worker/step_loop.h"
 #include "tests/worker/plan_writer.h"
@@ -44,12 +45,18 @@ inline std::vector<Golden> ReadGolden(const std::filesystem::path& model) {
 
 inline constexpr int kBlockSize = 16;
 
-// All cases at once: prompts in chunks, then decodes of every slot in every step.
-inline std::vector<engine::StepPlan> PlansFor(const std::vector<Golden>& cases, int chunk) {
-  PlanWriter plan;
-  std::vector<engine::StepPlan> plans;
+inline SamplingParams GreedyWithPromptLogprobs(uint32_t) {
   SamplingParams params = PlanWriter::Greedy();
   params.num_prompt_logprobs = 0;
+  return params;
+}
+
+// All cases at once: prompts in chunks, then decodes of every slot in every step.
+inline std::vector<engine::StepPlan> PlansFor(
+    const std::vector<Golden>& cases, int chunk,
+    const std::function<SamplingParams(uint32_t slot)>& params_of = GreedyWithPromptLogprobs) {
+  PlanWriter plan;
+  std::vector<engine::StepPlan> plans;
   int32_t next_block = 0;
   size_t num_decodes = 0;
   for (uint32_t slot = 0; slot < cases.size(); ++slot) {
@@ -58,7 +65,7 @@ inline std::vector<engine::StepPlan> PlansFor(const std::vector<Golden>& cases, 
     std::vector<int32_t> blocks((prompt.size() + cases[slot].greedy_tokens.size()) / kBlockSize +
                                 1);
     for (int32_t& block : blocks) block = next_block++;
-    plan.Open(slot, prompt, params).Grant(slot, blocks);
+    plan.Open(slot, prompt, params_of(slot)).Grant(slot, blocks);
     for (size_t at = 0; at < prompt.size(); at += chunk) {
       const size_t count = std::min<size_t>(chunk, prompt.size() - at);
       plans.push_back(plan.Chunk(slot, count, at + count == prompt.size()).Take());
@@ -73,11 +80,16 @@ inline std::vector<engine::StepPlan> PlansFor(const std::vector<Golden>& cases, 
   return plans;
 }
 
-// A device that summarizes logits keeps them.
+struct LoopOptions {
+  bool chooses_on_device = true;  // where logits lie on one
+  int64_t* num_steps_ahead = nullptr;
+};
+
 inline absl::Status RunRank(const std::filesystem::path& model, const Case& layout, int rank,
                             Backend& backend, RankGroups& groups,
                             const std::vector<engine::StepPlan>& plans,
-                            std::vector<engine::StepResult>& results) {
+                            std::vector<engine::StepResult>& results,
+                            const LoopOptions& options = {}) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(model));
   StageOptions stage_options;
   stage_options.limits = {.max_batched_tokens = 512,
@@ -89,32 +101,38 @@ inline absl::Status RunRank(const std::filesystem::path& model, const Case& layo
                    LlamaStage::Load(*checkpoint, *ProcessGrid::Create(layout.tp, layout.pp), rank,
                                     backend, groups, stage_options, nullptr));
   RETURN_IF_ERROR(stage->AllocateKvCache(kNumBlocks));
-  std::unique_ptr<DeviceSummarizer> device_logits;
-  if (stage->is_last() && backend.SummarizesLogits()) {
-    ASSIGN_OR_RETURN(device_logits, DeviceSummarizer::Create(
-                                        backend, checkpoint->config().vocab_size, groups.tp->size(),
-                                        groups.tp->rank(), stage->max_device_logits_rows()));
+  std::unique_ptr<DeviceChooser> device_logits;
+  if (stage->is_last() && backend.SummarizesLogits() && options.chooses_on_device) {
+    ASSIGN_OR_RETURN(device_logits,
+                     DeviceChooser::Create(backend, checkpoint->config().vocab_size, *groups.tp,
+                                           stage->max_device_logits_rows()));
   }
   RankProgress progress;
-  StepLoop loop({.limits = stage_options.limits,
-                 .num_blocks = kNumBlocks,
-                 .vocab_size = checkpoint->config().vocab_size,
-                 .eos_token_ids = checkpoint->config().eos_token_ids},
-                {.forward = [&](const StepBatch& batch) { return stage->Forward(batch); },
-                 .logits =
-                     [&](int64_t first, int64_t count) {
-                       return device_logits != nullptr ? stage->LogitsOnDevice(first, count)
-                                                       : stage->Logits(first, count);
-                     },
-                 .max_logits_rows = device_logits != nullptr ? stage->max_device_logits_rows()
-                                                             : LlamaStage::kMaxLogitsRows,
-                 .device_logits = device_logits.get()},
-                groups, progress,
-                [&](engine::StepResult result) { results.push_back(std::move(result)); });
+  StepLoop loop(
+      {.limits = stage_options.limits,
+       .num_blocks = kNumBlocks,
+       .vocab_size = checkpoint->config().vocab_size,
+       .eos_token_ids = checkpoint->config().eos_token_ids},
+      {.forward =
+           [&](const StepBatch& batch) {
+             return stage->Forward(
+                 batch, device_logits == nullptr ? nullptr : device_logits->chosen_on_device());
+           },
+       .logits =
+           [&](int64_t first, int64_t count) {
+             return device_logits != nullptr ? stage->LogitsOnDevice(first, count)
+                                             : stage->Logits(first, count);
+           },
+       .max_logits_rows =
+           device_logits != nullptr ? stage->max_device_logits_rows() : LlamaStage::kMaxLogitsRows,
+       .device_logits = device_logits.get()},
+      groups, progress, [&](engine::StepResult result) { results.push_back(std::move(result)); });
   PlanQueue queue;
   for (const engine::StepPlan& plan : plans) RETURN_IF_ERROR(queue.Push(plan));
   queue.Close();
-  return loop.Run(queue);
+  RETURN_IF_ERROR(loop.Run(queue));
+  if (options.num_steps_ahead != nullptr) *options.num_steps_ahead = loop.num_steps_ahead();
+  return absl::OkStatus();
 }
 
 // Greedy tokens and prompt log-probabilities equal the reference's.

@@ -52,5 +52,21 @@ TEST(PlanQueue, WakesASleepingConsumer) {
   producer.join();
 }
 
+TEST(PlanQueue, WaitsForAPlanOrForSomethingElse) {
+  PlanQueue queue;
+  int num_asked = 0;
+  EXPECT_FALSE(queue.PopUnless([&] { return ++num_asked == 3; })->has_value());
+  EXPECT_EQ(num_asked, 3);
+  ASSERT_TRUE(queue.Push(Plan(1)).ok());
+  EXPECT_EQ((*queue.PopUnless([] { return true; }))->step_id, 1u);
+  std::thread producer([&] { ASSERT_TRUE(queue.Push(Plan(2)).ok()); });
+  EXPECT_EQ((*queue.PopUnless([] { return false; }))->step_id, 2u);
+  producer.join();
+  queue.Close();
+  EXPECT_FALSE(queue.PopUnless([] { return false; })->has_value());
+  queue.Fail(absl::UnavailableError("gone"));
+  EXPECT_FALSE(queue.PopUnless([] { return false; }).ok());
+}
+
 }  // namespace
 }  // namespace lockstep

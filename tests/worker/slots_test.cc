@@ -77,6 +77,33 @@ TEST(SlotTable, ADecodeMayComeBeforeItsToken) {
   EXPECT_THAT(table.batch().token_ids, ElementsAre(33));
 }
 
+TEST(SlotTable, ATokenThatADeviceHasIsNamedByItsPlaceInTheStepBefore) {
+  SlotTable table(Small());
+  PlanWriter plan;
+  SamplingParams params = PlanWriter::Greedy();
+  params.frequency_penalty = 1.0f;
+  plan.Open(0, {1, 2}, params).Grant(0, {0}).Chunk(0, 1, false);
+  plan.Open(1, {7}, params).Grant(1, {1}).Decode(1);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_sources, ElementsAre());
+  EXPECT_EQ(table.RowOf(table.logits_uses()[0]).uncounted, -1);
+  const SlotRef first = table.sampled()[0];
+  plan.Decode(0).Decode(1);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_ids, ElementsAre(2, 0));
+  EXPECT_THAT(table.batch().token_sources, ElementsAre(-1, 0));
+  EXPECT_EQ(table.RowOf(table.logits_uses()[0]).uncounted, -1);
+  EXPECT_EQ(table.RowOf(table.logits_uses()[1]).uncounted, 0);
+  table.AppendSampled(first, 33);  // also once the step is laid out
+  EXPECT_EQ(table.RowOf(table.logits_uses()[1]).uncounted, -1);
+  plan.Decode(1).Decode(0);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_sources, ElementsAre(1, 0));
+}
+
 TEST(SlotTable, ATokenOfALeftSequenceIsDropped) {
   SlotTable table(Small());
   PlanWriter plan;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -22,6 +23,8 @@ struct Rows {
   std::vector<float> logits;  // [rows, width]
   std::vector<LogitsJob> jobs;
   std::vector<LogitAdjustment> adjustments;
+  std::vector<ChosenToken> chosen;
+  int64_t first_token = 0;
 
   int64_t slice_width() const { return (width + num_slices - 1) / num_slices; }
 };
@@ -44,13 +47,23 @@ std::vector<Summary> SummarizeOnDevice(Rows rows, int shift = 0) {
   const DeviceArray<float> logits(rows.logits, shift);
   const DeviceArray<LogitsJob> jobs(rows.jobs);
   const DeviceArray<LogitAdjustment> adjustments(rows.adjustments);
+  const DeviceArray<ChosenToken> chosen(rows.chosen);
   const DeviceArray<std::byte> workspace(
       LogitsWorkspaceBytes(rows.slice_width(), rows.num_slices, num_jobs, max_largest));
   const DeviceArray<std::byte> out(bytes);
-  EXPECT_EQ(cuda::LaunchSummarizeLogits(
-                {logits.data(), rows.width, rows.slice_width(), rows.num_slices, jobs.data(),
-                 num_jobs, max_largest, adjustments.data(), workspace.data(), out.data()},
-                nullptr),
+  EXPECT_EQ(cuda::LaunchSummarizeLogits({.logits = logits.data(),
+                                         .width = rows.width,
+                                         .first_token = rows.first_token,
+                                         .slice_width = rows.slice_width(),
+                                         .num_slices = rows.num_slices,
+                                         .jobs = jobs.data(),
+                                         .num_jobs = num_jobs,
+                                         .max_largest = max_largest,
+                                         .adjustments = adjustments.data(),
+                                         .chosen = chosen.data(),
+                                         .workspace = workspace.data(),
+                                         .out = out.data()},
+                                        nullptr),
             cudaSuccess);
   const std::vector<std::byte> read = out.Read();
   workspace.Read();
@@ -83,11 +96,15 @@ std::vector<float> Adjusted(const Rows& rows, const LogitsJob& job) {
   for (int i = 0; i < job.num_biases; ++i, ++next) {
     row[next->index] = Clean(row[next->index] + next->amount);
   }
-  for (int i = 0; i < job.num_penalties; ++i, ++next) {
-    float& x = row[next->index];
+  std::map<int64_t, float> counts;
+  for (int i = 0; i < job.num_penalties; ++i, ++next) counts[next->index] = next->amount;
+  if (job.uncounted >= 0) counts[rows.chosen[job.uncounted].token - rows.first_token] += 1.0f;
+  for (const auto& [index, count] : counts) {
+    if (index < 0 || index >= rows.width) continue;  // another rank's
+    float& x = row[index];
     x = Clean(x > 0 ? x / job.repetition_penalty : x * job.repetition_penalty);
-    if (next->amount == 0.0f) continue;
-    x -= job.frequency_penalty * next->amount;
+    if (count == 0.0f) continue;
+    x -= job.frequency_penalty * count;
     x = Clean(x - job.presence_penalty);
   }
   for (int i = 0; i < job.num_masks; ++i, ++next) row[next->index] = -kInf;
@@ -161,8 +178,12 @@ class CudaLogitsSummary : public ::testing::Test {
   int32_t Index(int64_t width) { return static_cast<int32_t>(random_() % width); }
 
   Rows MakeRows(int64_t width, int num_slices, const std::vector<int32_t>& wanted) {
-    Rows rows{
-        .width = width, .num_slices = num_slices, .logits = {}, .jobs = {}, .adjustments = {}};
+    Rows rows{.width = width,
+              .num_slices = num_slices,
+              .logits = {},
+              .jobs = {},
+              .adjustments = {},
+              .chosen = {}};
     for (int kind = 0; kind < 5; ++kind) {
       const std::vector<float> row = Row(width, kind);
       rows.logits.insert(rows.logits.end(), row.begin(), row.end());
@@ -219,6 +240,32 @@ TEST_F(CudaLogitsSummary, AdjustsBeforeItSelects) {
     rows.jobs.push_back({.row = 0, .num_largest = 5, .inverse_temperature = 1.0f});  // raw, too
     ExpectSummaries(rows);
   }
+}
+
+TEST_F(CudaLogitsSummary, PenaltiesCountAChosenTokenOnceMore) {
+  for (const int64_t width : {5, 300, 9001}) {
+    Rows rows = MakeRows(width, 8, {1, 20, 256});
+    rows.first_token = 700;
+    for (LogitsJob& job : rows.jobs) {
+      Adjust(rows, job, 1 + Index(600));
+      const int32_t listed = rows.adjustments[job.first_adjustment + job.num_biases].index;
+      const int32_t tokens[] = {700 + listed, 700 + Index(width), 3,
+                                static_cast<int32_t>(700 + width), kUndecidedToken};
+      job.uncounted = static_cast<int32_t>(rows.chosen.size());
+      rows.chosen.push_back({tokens[rows.chosen.size()], 0.0f});
+    }
+    rows.jobs.push_back(rows.jobs[0]);  // without a list
+    rows.jobs.back().num_biases = rows.jobs.back().num_penalties = rows.jobs.back().num_masks = 0;
+    ExpectSummaries(rows);
+  }
+}
+
+TEST_F(CudaLogitsSummary, JobsOfNoRowAreMarked) {
+  Rows rows = MakeRows(300, 8, {20});
+  rows.jobs[2].row = -1;
+  const std::vector<Summary> summaries = SummarizeOnDevice(rows);
+  EXPECT_EQ(summaries[2].head.count, -1);
+  EXPECT_EQ(summaries[1].head.count, 20);
 }
 
 }  // namespace

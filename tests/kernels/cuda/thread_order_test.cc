@@ -76,7 +76,7 @@ TEST_F(CudaThreadOrder, AddRmsNormIsTheSame) {
   }
 }
 
-TEST_F(CudaThreadOrder, LogitsSummariesAreTheSame) {
+TEST_F(CudaThreadOrder, SummariesAndChoicesAreTheSame) {
   constexpr int64_t kWidth = 9001;
   constexpr int kSlices = 2;
   Random random(48);
@@ -89,22 +89,56 @@ TEST_F(CudaThreadOrder, LogitsSummariesAreTheSame) {
                                       .num_penalties = 2,
                                       .num_masks = 1,
                                       .repetition_penalty = 1.3f,
+                                      .uncounted = 0,
                                       .out_offset = static_cast<int32_t>(half)}});
   const DeviceArray<LogitAdjustment> adjustments(
       {{0, 9.0f}, {5, -1.0f}, {9000, 9.0f}, {5, 1.0f}, {0, 2.0f}, {9000, 0.0f}});
+  const DeviceArray<ChosenToken> before({{9, 0.0f}});
+  // Of two ranks that summarise the same.
+  const DeviceArray<TokenChoiceJob> choices({{.num_largest = 1, .place = 1},
+                                             {.summary = static_cast<int32_t>(half),
+                                              .num_largest = 256,
+                                              .inverse_temperature = 0.3f,
+                                              .top_k = 200,
+                                              .top_p = 0.9f,
+                                              .seed = 3}});
   std::vector<uint8_t> want;
+  std::vector<uint8_t> want_chosen;
   for (const uint64_t order : kOrders) {
     cuda_emulation::SetThreadOrder(order);
     const DeviceArray<uint8_t> workspace(LogitsWorkspaceBytes(kWidth / 2 + 1, kSlices, 2, 256));
     const DeviceArray<uint8_t> out(half + LogitsSummaryBytes(kSlices, 256));
-    ASSERT_EQ(cuda::LaunchSummarizeLogits(
-                  {logits.data(), kWidth, kWidth / 2 + 1, kSlices, jobs.data(), 2, 256,
-                   adjustments.data(), workspace.data(), reinterpret_cast<std::byte*>(out.data())},
-                  nullptr),
+    ASSERT_EQ(cuda::LaunchSummarizeLogits({.logits = logits.data(),
+                                           .width = kWidth,
+                                           .slice_width = kWidth / 2 + 1,
+                                           .num_slices = kSlices,
+                                           .jobs = jobs.data(),
+                                           .num_jobs = 2,
+                                           .max_largest = 256,
+                                           .adjustments = adjustments.data(),
+                                           .chosen = before.data(),
+                                           .workspace = workspace.data(),
+                                           .out = reinterpret_cast<std::byte*>(out.data())},
+                                          nullptr),
               cudaSuccess);
     const std::vector<uint8_t> got = out.Read();
     if (want.empty()) want = got;
     EXPECT_TRUE(got == want) << "order " << order;
+
+    const DeviceArray<uint8_t> chosen(2 * sizeof(ChosenToken));
+    ASSERT_EQ(cuda::LaunchChooseTokens({.summaries = reinterpret_cast<const std::byte*>(out.data()),
+                                        .num_ranks = 2,
+                                        .num_slices = kSlices,
+                                        .part_width = kWidth,
+                                        .vocab_size = 2 * kWidth,
+                                        .jobs = choices.data(),
+                                        .num_jobs = 2,
+                                        .chosen = reinterpret_cast<ChosenToken*>(chosen.data())},
+                                       nullptr),
+              cudaSuccess);
+    const std::vector<uint8_t> got_chosen = chosen.Read();
+    if (want_chosen.empty()) want_chosen = got_chosen;
+    EXPECT_TRUE(got_chosen == want_chosen) << "order " << order;
   }
 }
 

@@ -11,6 +11,7 @@ namespace {
 // A prefill of five tokens and a decode.
 StepBatch MixedBatch() {
   return {.token_ids = {1, 2, 3, 4, 5, 6},
+          .token_sources = {},
           .positions = {0, 1, 2, 3, 4, 7},
           .slot_mapping = {8, 9, 10, 11, 4, 15},
           .query_starts = {0, 5, 6},

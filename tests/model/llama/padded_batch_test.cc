@@ -148,8 +148,10 @@ TEST(PadTest, AddsTokensThatWriteNowhereAndSeeNothing) {
   StepBatch padded;
   const StepBatch other = Decodes({1, 1, 1, 1, 1, 1, 1, 1, 1});
   Pad(other, *PaddedShapeFor(other, kLimits), padded);  // leaves nothing behind
+  batch.token_sources = {-1, 4, 0};
   Pad(batch, shape, padded);
   EXPECT_THAT(padded.token_ids, ElementsAre(100, 101, 102, 0));
+  EXPECT_THAT(padded.token_sources, ElementsAre(-1, 4, 0, -1));
   EXPECT_THAT(padded.positions, ElementsAre(6, 19, 32, 0));
   EXPECT_THAT(padded.slot_mapping, ElementsAre(22, 35, 48, -1));
   EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 2, 3, 4));

@@ -26,6 +26,7 @@ class StepBatchTest : public ::testing::Test {
   BatchLimits limits_{
       .max_batched_tokens = 6, .max_num_seqs = 2, .max_model_len = 8, .block_size = 4};
   StepBatch batch_{.token_ids = {5, 6, 7, 8},
+                   .token_sources = {-1, -1, -1, 1},
                    .positions = {2, 3, 4, 4},
                    .slot_mapping = {9 * 4 + 2, 9 * 4 + 3, 0, 3 * 4},
                    .query_starts = {0, 3, 4},
@@ -42,6 +43,14 @@ TEST_F(StepBatchTest, ConsistentBatchIsAccepted) {
 
 TEST_F(StepBatchTest, ContradictionsAreRefusedByName) {
   EXPECT_THAT(Refusal([](StepBatch& b) { b.token_ids.pop_back(); }), HasSubstr("token_ids has 3"));
+  EXPECT_THAT(Refusal([](StepBatch& b) {
+                b.token_sources = {-1, 0};
+              }),
+              HasSubstr("token_sources has 2"));
+  EXPECT_THAT(Refusal([](StepBatch& b) {
+                b.token_sources = {-1, -1, -1, 2};
+              }),
+              HasSubstr("token_sources[3] is 2"));
   EXPECT_THAT(Refusal([](StepBatch& b) { b.slot_mapping.push_back(0); }),
               HasSubstr("slot_mapping"));
   EXPECT_THAT(Refusal([](StepBatch& b) { b.query_starts = {0, 4}; }), HasSubstr("query_starts"));

@@ -1,5 +1,4 @@
-// Sampling from logits on a device (the emulation of CUDA) against sampling from the same on the
-// host.
+// Records of logits on a device (the emulation of CUDA) against records of the same on the host.
 #include "model/sampling/device_summary.h"
 
 #include <cmath>
@@ -10,7 +9,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/model/sampling/sampling_workload.h"
-#include "tests/parallel/run_ranks.h"
 
 namespace lockstep {
 namespace {
@@ -114,7 +112,8 @@ int64_t DeviceSummary::ExpectRecords(const Workload& workload, int tp) {
         taken.push_back(i);
       }
     }
-    device->summarizer->Run();
+    device->summarizer->Issue();
+    device->summarizer->Read();
     for (const size_t i : taken) {
       SCOPED_TRACE(::testing::Message() << "rank " << rank << ", row " << i);
       const RowShape shape = ShapeOf(mine.rows()[i], options, num_slices);
@@ -171,79 +170,6 @@ TEST_F(DeviceSummary, RecordsOfHostileRows) {
   for (const int tp : {1, 4}) ExpectRecords(workload, tp);
 }
 
-// ---- choices ----
-
-struct Run {
-  std::vector<RowOutcome> outcomes;
-  int64_t num_whole_rows = 0;
-};
-
-absl::Status Choose(const Workload& workload, int num_candidates, bool on_device, Communicator& tp,
-                    Run& run) {
-  const RankWorkload mine(workload, VocabOf(VocabOnly(workload.vocab_size), tp.size(), tp.rank()));
-  const SamplerOptions options = {.vocab_size = workload.vocab_size,
-                                  .eos_token_ids = workload.eos_token_ids,
-                                  .num_candidates = num_candidates};
-  if (!on_device) {
-    VocabSampler sampler(options, tp);
-    return sampler.Choose(mine.rows(), mine.logits().data(), run.outcomes);
-  }
-  ASSIGN_OR_RETURN(const auto backend, cuda::CudaBackend::Create({}));
-  ASSIGN_OR_RETURN(const Device device,
-                   MakeDevice(*backend, mine, workload.vocab_size, tp.size(), tp.rank()));
-  VocabSampler sampler(options, tp, device.summarizer.get());
-  for (int time = 0; time < 2; ++time) {  // nothing is left over from a call
-    RETURN_IF_ERROR(sampler.Choose(mine.rows(), device.logits.as<float>(), run.outcomes));
-  }
-  run.num_whole_rows = sampler.num_whole_rows_gathered();
-  return absl::OkStatus();
-}
-
-bool Near(float a, float b) { return a == b || std::abs(a - b) < 1e-5f; }
-
-// The device's choices are the host's; how many rows were gathered whole.
-int64_t ExpectChoices(const Workload& workload, int tp, int num_candidates = 256) {
-  std::vector<Run> host(tp);
-  std::vector<Run> device(tp);
-  testing::RunRanks(tp, 1, [&](int rank, RankGroups& groups) -> absl::Status {
-    RETURN_IF_ERROR(Choose(workload, num_candidates, false, *groups.tp, host[rank]));
-    return Choose(workload, num_candidates, true, *groups.tp, device[rank]);
-  });
-  for (size_t i = 0; i < workload.logits.size(); ++i) {
-    SCOPED_TRACE(::testing::Message() << "row " << i);
-    const RowOutcome& want = host[0].outcomes[i];
-    const RowOutcome& got = device[0].outcomes[i];
-    EXPECT_EQ(got.token, want.token);
-    EXPECT_EQ(got.has_logprobs, want.has_logprobs);
-    EXPECT_TRUE(Near(got.logprobs.logprob, want.logprobs.logprob))
-        << got.logprobs.logprob << " " << want.logprobs.logprob;
-    EXPECT_EQ(got.logprobs.top.size(), want.logprobs.top.size());
-    for (size_t k = 0; k < std::min(got.logprobs.top.size(), want.logprobs.top.size()); ++k) {
-      EXPECT_EQ(got.logprobs.top[k].token, want.logprobs.top[k].token);
-      EXPECT_TRUE(Near(got.logprobs.top[k].logprob, want.logprobs.top[k].logprob));
-    }
-    for (int rank = 1; rank < tp; ++rank) EXPECT_EQ(device[rank].outcomes[i].token, got.token);
-  }
-  return device[0].num_whole_rows;
-}
-
-TEST_F(DeviceSummary, ChoicesAreTheHosts) {
-  for (const int64_t vocab_size : {513, 2048}) {
-    for (const int tp : {1, 2, 4}) {
-      SCOPED_TRACE(::testing::Message() << "vocabulary " << vocab_size << ", tp " << tp);
-      const auto seed = static_cast<uint32_t>(vocab_size + tp);
-      ExpectChoices(RandomWorkload(seed, vocab_size, 120 / tp), tp);
-    }
-  }
-  ExpectChoices(RandomWorkload(9, 32003, 12), 1);
-}
-
-TEST_F(DeviceSummary, WholeRowsAreFetchedWhereCandidatesEnd) {
-  for (const int tp : {1, 2}) {
-    EXPECT_GT(ExpectChoices(RandomWorkload(29, 513, 60), tp, /*num_candidates=*/4), 10);
-  }
-}
-
 // More tokens with penalties than fit: the last rows are the host's.
 TEST_F(DeviceSummary, RowsBeyondTheAdjustmentsAreSummarisedOnTheHost) {
   Workload workload = RandomWorkload(31, 16000, 20);
@@ -256,7 +182,6 @@ TEST_F(DeviceSummary, RowsBeyondTheAdjustmentsAreSummarisedOnTheHost) {
   const int64_t num_taken = ExpectRecords(workload, 1);
   EXPECT_GE(num_taken, 10);
   EXPECT_LT(num_taken, 20);
-  ExpectChoices(workload, 1);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "model/sampling/philox.h"
+#include "kernels/base/philox.h"
 #include "model/sampling/sampling_params.h"
 
 namespace lockstep::testing {

@@ -119,17 +119,5 @@ TEST(SelectLargest, TakesAscendingRowsInAnyLength) {
   ExpectSame(selected, {{9999.0f, 9999}, {9998.0f, 9998}, {9997.0f, 9997}});
 }
 
-TEST(PortableExp, IsWithinTwoUlp) {
-  std::mt19937_64 random(3);
-  std::uniform_real_distribution<double> uniform(-700.0, 0.0);
-  for (int i = 0; i < 20000; ++i) {
-    const double x = i < 10000 ? uniform(random) : uniform(random) / 700.0;
-    EXPECT_NEAR(PortableExp(x) / std::exp(x), 1.0, 5e-16) << x;
-  }
-  EXPECT_EQ(PortableExp(0.0), 1.0);
-  EXPECT_EQ(PortableExp(-1e9), 0.0);
-  EXPECT_EQ(PortableExp(-std::numeric_limits<double>::infinity()), 0.0);
-}
-
 }  // namespace
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "model/sampling/philox.h"
+#include "kernels/base/philox.h"
 
 #include <set>
 

@@ -1,0 +1,16 @@
+// A place in a stream, for the host to wait for.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+
+namespace lockstep::cuda {
+
+// Of the current device's stream, which must outlive it. RESOURCE_EXHAUSTED, UNAVAILABLE.
+absl::StatusOr<std::unique_ptr<WorkMark>> MakeWorkMark(cudaStream_t stream);
+
+}  // namespace lockstep::cuda

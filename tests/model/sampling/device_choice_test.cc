@@ -1,0 +1,387 @@
+// Tokens chosen on a device (the emulation of CUDA) against those that the host chooses: from the
+// same summaries, and from the same logits.
+#include "model/sampling/device_choice.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "kernels/base/philox.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "model/sampling/row_stats.h"
+#include "model/sampling/token_choice.h"
+#include "tests/model/sampling/device_group.h"
+#include "tests/model/sampling/sampling_workload.h"
+#include "tests/parallel/run_ranks.h"
+
+namespace lockstep {
+namespace {
+
+using testing::OneOf;
+using testing::PlainSequence;
+using testing::RandomWorkload;
+using testing::RankWorkload;
+using testing::Workload;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// ---- from the same summaries ----
+
+// Rows as ranks could have summarised them, or worse.
+struct Summaries {
+  int num_ranks = 1;
+  int num_slices = 8;  // of a rank
+  int64_t part_width = 0;
+  int64_t vocab_size = 0;
+  std::vector<std::byte> bytes;  // [num_ranks, rank_bytes]
+  int64_t rank_bytes = 0;
+  std::vector<TokenChoiceJob> jobs;
+
+  std::byte* At(int rank, const TokenChoiceJob& job) {
+    return bytes.data() + rank * rank_bytes + job.summary;
+  }
+  int64_t SizeOfPart(int rank) const {
+    return std::clamp<int64_t>(vocab_size - rank * part_width, 0, part_width);
+  }
+};
+
+class SummaryWriter {
+ public:
+  explicit SummaryWriter(uint32_t seed) : random_(seed) {}
+
+  Summaries Write(int num_ranks, int64_t vocab_size, int num_rows) {
+    Summaries all;
+    all.num_ranks = num_ranks;
+    all.num_slices = 8 / std::min(num_ranks, 8);
+    all.vocab_size = vocab_size;
+    all.part_width = (vocab_size + num_ranks - 1) / num_ranks;
+    for (int i = 0; i < num_rows; ++i) AddJob(all, i);
+    all.bytes.resize(static_cast<size_t>(num_ranks * all.rank_bytes), std::byte{0xff});
+    for (const TokenChoiceJob& job : all.jobs) {
+      for (int rank = 0; rank < num_ranks; ++rank) WriteSummary(all, rank, job);
+    }
+    return all;
+  }
+
+ private:
+  void AddJob(Summaries& all, int place) {
+    const int32_t top_k = OneOf(random_, {0, 0, 1, 2, 5, 40, 256});
+    const int32_t candidates =
+        top_k > 0 ? top_k : static_cast<int32_t>(OneOf(random_, {256, 256, 4, 1}));
+    TokenChoiceJob& job = all.jobs.emplace_back();
+    job = {.summary = static_cast<int32_t>(all.rank_bytes),
+           .num_largest = static_cast<int32_t>(std::min<int64_t>(candidates, all.vocab_size)),
+           .inverse_temperature = OneOf(random_, {0.0f, 0.01f, 0.7f, 1.0f, 3.0f, 100.0f}),
+           .top_k = top_k,
+           .top_p = OneOf(random_, {1.0f, 1.0f, 0.9f, 0.3f, 1e-6f}),
+           .min_p = OneOf(random_, {0.0f, 0.0f, 0.05f, 1.0f}),
+           .seed = random_(),
+           .position = random_() % 1000,
+           .sequence_index = static_cast<uint32_t>(random_() % 3),
+           .place = place};
+    all.rank_bytes += LogitsSummaryBytes(all.num_slices, job.num_largest);
+  }
+
+  // Sharp, flat, on a grid for ties; some lists are empty or short though the part is not.
+  void WriteSummary(Summaries& all, int rank, const TokenChoiceJob& job) {
+    const int64_t part = all.SizeOfPart(rank);
+    int64_t count = std::min<int64_t>(job.num_largest, part);
+    if (random_() % 8 == 0) count = std::min<int64_t>(count, static_cast<int64_t>(random_() % 3));
+    std::normal_distribution<float> normal(0.0f, OneOf(random_, {0.01f, 2.0f, 8.0f}));
+    const bool on_grid = random_() % 3 == 0;
+    std::vector<Candidate> list;
+    for (int64_t i = 0; i < count; ++i) {
+      const float value = normal(random_);
+      list.push_back({.value = on_grid ? std::round(value) + 0.0f : value,
+                      .token = static_cast<int32_t>(i * part / count)});
+    }
+    std::sort(list.begin(), list.end(), Before);
+    auto* summary = new (all.At(rank, job)) LogitsSummary{static_cast<int32_t>(count), -0.5f};
+    auto* slices = reinterpret_cast<LogitsSlice*>(summary + 1);
+    const bool is_empty = list.empty();
+    for (int i = 0; i < all.num_slices; ++i) {
+      slices[i] = {is_empty ? -kInf : list[0].value - static_cast<float>(i),
+                   is_empty ? 0.0 : 1.0 + static_cast<double>(random_() % 1000) / 7.0};
+    }
+    auto* largest = reinterpret_cast<LargestLogit*>(slices + all.num_slices);
+    for (size_t i = 0; i < list.size(); ++i) {
+      largest[i] = {list[i].value, list[i].value - 1.0f, list[i].token};
+    }
+  }
+
+  std::mt19937 random_;
+};
+
+// As VocabSampler goes about it.
+std::optional<int32_t> ChooseOnHost(Summaries& all, const TokenChoiceJob& job) {
+  MergedCandidates merged;
+  std::vector<std::vector<Candidate>> lists(static_cast<size_t>(all.num_ranks));
+  std::vector<SliceStats> stats;
+  for (int rank = 0; rank < all.num_ranks; ++rank) {
+    const auto* summary = reinterpret_cast<const LogitsSummary*>(all.At(rank, job));
+    const auto* slices = reinterpret_cast<const LogitsSlice*>(summary + 1);
+    const auto* largest = reinterpret_cast<const LargestLogit*>(slices + all.num_slices);
+    for (int i = 0; i < all.num_slices; ++i) stats.push_back({slices[i].max, slices[i].sum});
+    std::vector<Candidate>& list = lists[static_cast<size_t>(rank)];
+    for (int32_t i = 0; i < summary->count; ++i) {
+      list.push_back({.value = largest[i].value,
+                      .token = static_cast<int32_t>(rank * all.part_width) + largest[i].index});
+    }
+    merged.Add(
+        {.candidates = list,
+         .cut = summary->count == job.num_largest && job.num_largest < all.SizeOfPart(rank)});
+  }
+  if (job.inverse_temperature == 0.0f) {
+    const std::optional<Candidate> largest = merged.Next();
+    return largest.has_value() ? largest->token : 0;
+  }
+  std::vector<double> terms;
+  const RowStats row = CombineStats(stats, job.inverse_temperature, terms);
+  TokenChooser chooser;
+  return chooser.Choose(merged,
+                        {.inverse_temperature = job.inverse_temperature,
+                         .top_k = job.top_k,
+                         .top_p = job.top_p,
+                         .min_p = job.min_p,
+                         .uniform = TokenUniform(job.seed, job.sequence_index, job.position),
+                         .max = row.max,
+                         .total = row.sum});
+}
+
+class DeviceChoice : public ::testing::Test {
+ protected:
+  template <typename T>
+  DeviceBuffer OnDevice(const std::vector<T>& values) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    DeviceBuffer buffer = backend_->Allocate(bytes).value();
+    backend_->CopyToDevice(buffer.data(), values.data(), bytes);
+    return buffer;
+  }
+
+  std::vector<ChosenToken> Choose(const Summaries& all) {
+    const DeviceBuffer bytes = OnDevice(all.bytes);
+    const DeviceBuffer jobs = OnDevice(all.jobs);
+    std::vector<ChosenToken> chosen(all.jobs.size(), ChosenToken{-7, kNan});
+    const DeviceBuffer out = OnDevice(chosen);
+    backend_->ChooseTokens({.summaries = bytes.as<std::byte>(),
+                            .rank_stride = all.rank_bytes,
+                            .num_ranks = all.num_ranks,
+                            .num_slices = all.num_slices,
+                            .part_width = all.part_width,
+                            .vocab_size = all.vocab_size,
+                            .jobs = jobs.as<TokenChoiceJob>(),
+                            .num_jobs = static_cast<int>(all.jobs.size()),
+                            .chosen = out.as<ChosenToken>()});
+    backend_->CopyToHost(chosen.data(), out.data(), out.bytes());
+    return chosen;
+  }
+
+  // How many were undecided.
+  int ExpectTheHosts(Summaries all) {
+    const std::vector<ChosenToken> chosen = Choose(all);
+    int num_undecided = 0;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      const std::optional<int32_t> want = ChooseOnHost(all, all.jobs[i]);
+      num_undecided += want.has_value() ? 0 : 1;
+      EXPECT_EQ(chosen[i].token, want.value_or(kUndecidedToken)) << "row " << i;
+    }
+    return num_undecided;
+  }
+
+  std::unique_ptr<Backend> backend_ = cuda::CudaBackend::Create({}).value();
+};
+
+TEST_F(DeviceChoice, IsTheHostsFromTheSameSummaries) {
+  int num_undecided = 0;
+  for (const int num_ranks : {1, 2, 4, 8}) {
+    for (const int64_t vocab_size : {1, 7, 100, 700, 100000}) {
+      SCOPED_TRACE(::testing::Message() << num_ranks << " ranks, vocabulary " << vocab_size);
+      SummaryWriter writer(static_cast<uint32_t>(num_ranks + vocab_size));
+      num_undecided += ExpectTheHosts(writer.Write(num_ranks, vocab_size, 200));
+    }
+  }
+  EXPECT_GT(num_undecided, 50);
+}
+
+TEST_F(DeviceChoice, TellsTheLogitBeforeAdjustments) {
+  SummaryWriter writer(5);
+  Summaries all = writer.Write(2, 1000, 60);
+  const std::vector<ChosenToken> chosen = Choose(all);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    if (chosen[i].token == kUndecidedToken) continue;
+    const auto rank = static_cast<int>(chosen[i].token / all.part_width);
+    const auto* summary = reinterpret_cast<const LogitsSummary*>(all.At(rank, all.jobs[i]));
+    const auto* slices = reinterpret_cast<const LogitsSlice*>(summary + 1);
+    const auto* largest = reinterpret_cast<const LargestLogit*>(slices + all.num_slices);
+    const auto* found = std::find_if(largest, largest + summary->count, [&](auto& logit) {
+      return logit.index == chosen[i].token % all.part_width;
+    });
+    EXPECT_EQ(chosen[i].raw, found == largest + summary->count ? summary->told : found->raw);
+  }
+}
+
+TEST_F(DeviceChoice, IsUndecidedWithoutASummaryOfEveryRank) {
+  SummaryWriter writer(6);
+  Summaries all = writer.Write(4, 1000, 3);
+  reinterpret_cast<LogitsSummary*>(all.At(3, all.jobs[1]))->count = -1;
+  EXPECT_EQ(Choose(all)[1].token, kUndecidedToken);
+  all.jobs[0].num_largest = kMaxChoiceCandidates / 4 + 1;
+  EXPECT_EQ(Choose(all)[0].token, kUndecidedToken);
+}
+
+TEST_F(DeviceChoice, ChosenTokensBecomeTheNextInput) {
+  const DeviceBuffer chosen = OnDevice(std::vector<ChosenToken>{{11, 0.0f}, {22, 0.0f}});
+  const DeviceBuffer sources = OnDevice(std::vector<int32_t>{-1, 1, 0, -1, 1});
+  std::vector<int32_t> ids = {1, 2, 3, 4, 5};
+  const DeviceBuffer device_ids = OnDevice(ids);
+  backend_->TakeChosenTokens(chosen.as<ChosenToken>(), sources.as<int32_t>(), 5,
+                             device_ids.as<int32_t>());
+  backend_->CopyToHost(ids.data(), device_ids.data(), device_ids.bytes());
+  EXPECT_EQ(ids, (std::vector<int32_t>{1, 22, 11, 4, 22}));
+}
+
+// ---- from the same logits ----
+
+ShardedSizes VocabOnly(int64_t vocab_size) {
+  ShardedSizes sizes;
+  sizes.vocab_size = vocab_size;
+  return sizes;
+}
+
+struct Run {
+  std::vector<RowOutcome> outcomes;
+  int64_t num_whole_rows = 0;
+  bool decides_all = false;
+};
+
+absl::Status Choose(const Workload& workload, int num_candidates, bool on_device, Communicator& tp,
+                    Run& run) {
+  const RankWorkload mine(workload, VocabOf(VocabOnly(workload.vocab_size), tp.size(), tp.rank()));
+  const SamplerOptions options = {.vocab_size = workload.vocab_size,
+                                  .eos_token_ids = workload.eos_token_ids,
+                                  .num_candidates = num_candidates};
+  if (!on_device) {
+    VocabSampler sampler(options, tp);
+    return sampler.Choose(mine.rows(), mine.logits().data(), run.outcomes);
+  }
+  ASSIGN_OR_RETURN(const auto backend, cuda::CudaBackend::Create({}));
+  const auto bytes = static_cast<int64_t>(mine.logits().size() * sizeof(float));
+  ASSIGN_OR_RETURN(const DeviceBuffer logits, backend->Allocate(bytes));
+  backend->CopyToDevice(logits.data(), mine.logits().data(), bytes);
+  testing::DeviceGroup group(tp, *backend);
+  ASSIGN_OR_RETURN(const auto device,
+                   DeviceChooser::Create(*backend, workload.vocab_size, group,
+                                         static_cast<int64_t>(mine.rows().size())));
+  VocabSampler sampler(options, tp, device.get());
+  for (int time = 0; time < 2; ++time) {  // nothing is left over from a call
+    RETURN_IF_ERROR(sampler.Choose(mine.rows(), logits.as<float>(), run.outcomes));
+  }
+  run.decides_all = device->decides_all();
+  for (size_t i = 0; i < mine.rows().size() && run.decides_all; ++i) {
+    if (mine.rows()[i].prompt_target >= 0) continue;
+    EXPECT_TRUE(device->Chosen(static_cast<int64_t>(i)).has_value()) << "row " << i;
+  }
+  run.num_whole_rows = sampler.num_whole_rows_gathered();
+  return absl::OkStatus();
+}
+
+bool Near(float a, float b) { return a == b || std::abs(a - b) < 1e-5f; }
+
+// The device's choices are the host's; rank 0's run.
+Run ExpectChoices(const Workload& workload, int tp, int num_candidates = 256) {
+  std::vector<Run> host(tp);
+  std::vector<Run> device(tp);
+  testing::RunRanks(tp, 1, [&](int rank, RankGroups& groups) -> absl::Status {
+    RETURN_IF_ERROR(Choose(workload, num_candidates, false, *groups.tp, host[rank]));
+    return Choose(workload, num_candidates, true, *groups.tp, device[rank]);
+  });
+  for (size_t i = 0; i < workload.logits.size(); ++i) {
+    SCOPED_TRACE(::testing::Message() << "row " << i);
+    const RowOutcome& want = host[0].outcomes[i];
+    const RowOutcome& got = device[0].outcomes[i];
+    EXPECT_EQ(got.token, want.token);
+    EXPECT_EQ(got.has_logprobs, want.has_logprobs);
+    EXPECT_TRUE(Near(got.logprobs.logprob, want.logprobs.logprob))
+        << got.logprobs.logprob << " " << want.logprobs.logprob;
+    EXPECT_EQ(got.logprobs.top.size(), want.logprobs.top.size());
+    for (size_t k = 0; k < std::min(got.logprobs.top.size(), want.logprobs.top.size()); ++k) {
+      EXPECT_EQ(got.logprobs.top[k].token, want.logprobs.top[k].token);
+      EXPECT_TRUE(Near(got.logprobs.top[k].logprob, want.logprobs.top[k].logprob));
+    }
+    for (int rank = 1; rank < tp; ++rank) EXPECT_EQ(device[rank].outcomes[i].token, got.token);
+  }
+  for (const Run& run : device) EXPECT_EQ(run.decides_all, device[0].decides_all);
+  return device[0];
+}
+
+TEST_F(DeviceChoice, ChoicesAreTheHosts) {
+  for (const int64_t vocab_size : {513, 2048}) {
+    for (const int tp : {1, 2, 4}) {
+      SCOPED_TRACE(::testing::Message() << "vocabulary " << vocab_size << ", tp " << tp);
+      const auto seed = static_cast<uint32_t>(vocab_size + tp);
+      ExpectChoices(RandomWorkload(seed, vocab_size, 120 / tp), tp);
+    }
+  }
+  ExpectChoices(RandomWorkload(9, 32003, 12), 1);
+}
+
+TEST_F(DeviceChoice, WholeRowsAreFetchedWhereCandidatesEnd) {
+  for (const int tp : {1, 2}) {
+    EXPECT_GT(ExpectChoices(RandomWorkload(29, 513, 60), tp, /*num_candidates=*/4).num_whole_rows,
+              10);
+  }
+}
+
+TEST_F(DeviceChoice, SomeRowsAreDecidedWhateverTheirLogits) {
+  Workload workload = RandomWorkload(41, 2049, 60);
+  for (PlainSequence& sequence : workload.sequences) {
+    SamplingParams& params = sequence.params;
+    if (params.top_k == 0 || params.top_k > 256) params.top_k = 256;
+  }
+  EXPECT_TRUE(ExpectChoices(workload, 2).decides_all);
+  workload.sequences[7].params.top_k = 0;
+  workload.sequences[7].params.temperature = 1.0f;
+  workload.prompt_targets[7] = -1;
+  EXPECT_FALSE(ExpectChoices(workload, 2).decides_all);
+}
+
+TEST_F(DeviceChoice, HostileRowsAreTheHosts) {
+  Workload workload = RandomWorkload(7, 513, 40);
+  for (size_t i = 0; i < workload.logits.size(); ++i) {
+    std::vector<float>& row = workload.logits[i];
+    if (i % 5 == 0) row.assign(row.size(), kNan);
+    if (i % 5 == 1) row.assign(row.size(), -kInf);
+    if (i % 5 == 2) row[i] = kInf, row[3 * i] = kNan, row[4 * i] = -kInf;
+    if (i % 5 == 3) row.assign(row.size(), 0.0f), row[70] = -0.0f;
+  }
+  for (const int tp : {1, 4}) ExpectChoices(workload, tp);
+}
+
+// Of ranks, some have no logits at all.
+TEST_F(DeviceChoice, TinyVocabulariesAreTheHosts) {
+  for (const int64_t vocab_size : {1, 5, 9}) {
+    Workload workload = RandomWorkload(static_cast<uint32_t>(vocab_size), vocab_size, 20);
+    for (PlainSequence& sequence : workload.sequences) sequence.params.logit_bias.clear();
+    workload.eos_token_ids = {static_cast<int32_t>(vocab_size - 1)};
+    ExpectChoices(workload, 8);
+  }
+}
+
+// More tokens with penalties than fit, of the first rank: its last rows are no rank's.
+TEST_F(DeviceChoice, RowsBeyondARanksAdjustmentsAreTheHosts) {
+  Workload workload = RandomWorkload(31, 16000, 36);
+  for (PlainSequence& sequence : workload.sequences) {
+    sequence.params.repetition_penalty = 1.3f;
+    sequence.params.top_k = 50;
+    for (int32_t token = 0; token < 8000; ++token) sequence.prompt.push_back(token);
+  }
+  workload.prompt_targets.assign(workload.prompt_targets.size(), -1);
+  EXPECT_FALSE(ExpectChoices(workload, 2).decides_all);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+// FakeStage's language model on an emulated device, whose host memory it shares: ids come from
+// where tokens were chosen and logits are made when their turn in the stream comes, no sooner. One
+// stage; ranks of a tensor parallel group gather by way of the host.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "model/sampling/device_choice.h"
+#include "tests/model/sampling/device_group.h"
+#include "tests/worker/fake_stage.h"
+
+namespace lockstep::testing {
+
+class FakeDeviceStage {
+ public:
+  static constexpr int64_t kMaxTokens = 2048;
+  static constexpr int64_t kMaxRows = 256;
+
+  explicit FakeDeviceStage(RankGroups& groups)
+      : backend_(cuda::CudaBackend::Create({}).value()), group_(*groups.tp, *backend_) {
+    ShardedSizes sizes;
+    sizes.vocab_size = kFakeVocab;
+    vocab_ = VocabOf(sizes, groups.tp->size(), groups.tp->rank());
+    ids_ = backend_->Allocate(kMaxTokens * 4).value();
+    sources_ = backend_->Allocate(kMaxTokens * 4).value();
+    logits_ = backend_->Allocate(kMaxRows * vocab_.size() * 4).value();
+    chooser_ = DeviceChooser::Create(*backend_, kFakeVocab, group_, kMaxRows).value();
+  }
+  // What was issued reads what is given up here.
+  ~FakeDeviceStage() { backend_->Synchronize(); }
+
+  StageCalls Calls(int64_t max_logits_rows = kMaxRows) {
+    return {.forward = [this](const StepBatch& batch) { return Forward(batch); },
+            .logits = [this](int64_t first, int64_t count) { return Logits(first, count); },
+            .max_logits_rows = max_logits_rows,
+            .device_logits = chooser_.get()};
+  }
+
+ private:
+  // Of some rows, made in the stream.
+  struct LogitsWork {
+    const int32_t* ids;  // of the batch
+    std::vector<int32_t> rows;
+    std::vector<int32_t> positions;
+    Range vocab;
+    float* logits;
+  };
+
+  absl::Status Forward(const StepBatch& batch) {
+    positions_ = batch.positions;
+    rows_ = batch.logits_rows;
+    backend_->CopyToDevice(ids_.data(), batch.token_ids.data(), batch.num_tokens() * 4);
+    if (batch.token_sources.empty()) return absl::OkStatus();
+    backend_->CopyToDevice(sources_.data(), batch.token_sources.data(), batch.num_tokens() * 4);
+    backend_->TakeChosenTokens(chooser_->chosen_on_device(), sources_.as<int32_t>(),
+                               batch.num_tokens(), ids_.as<int32_t>());
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<const float*> Logits(int64_t first, int64_t count) {
+    auto work = std::make_unique<LogitsWork>(LogitsWork{.ids = ids_.as<int32_t>(),
+                                                        .rows = {},
+                                                        .positions = {},
+                                                        .vocab = vocab_,
+                                                        .logits = logits_.as<float>()});
+    for (int64_t i = first; i < first + count; ++i) {
+      work->rows.push_back(rows_[i]);
+      work->positions.push_back(positions_[rows_[i]]);
+    }
+    LS_CHECK(cudaLaunchHostFunc(backend_->stream(), MakeLogits, work.release()) == cudaSuccess);
+    return logits_.as<float>();
+  }
+
+  static void MakeLogits(void* given) {
+    const std::unique_ptr<LogitsWork> work(static_cast<LogitsWork*>(given));
+    const int64_t width = work->vocab.size();
+    std::fill_n(work->logits, static_cast<int64_t>(work->rows.size()) * width, 0.0f);
+    for (size_t i = 0; i < work->rows.size(); ++i) {
+      const int32_t next = NextToken(work->ids[work->rows[i]], work->positions[i]);
+      if (next < work->vocab.begin || next >= work->vocab.end) continue;
+      work->logits[static_cast<int64_t>(i) * width + next - work->vocab.begin] = 10.0f;
+    }
+  }
+
+  std::unique_ptr<cuda::CudaBackend> backend_;
+  DeviceGroup group_;
+  Range vocab_;
+  DeviceBuffer ids_;
+  DeviceBuffer sources_;
+  DeviceBuffer logits_;
+  std::unique_ptr<DeviceChooser> chooser_;
+  std::vector<int32_t> positions_;
+  std::vector<int32_t> rows_;
+};
+
+}  // namespace lockstep::testing
