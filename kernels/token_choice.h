@@ -21,6 +21,10 @@ struct TokenChoiceJob {
   uint64_t position = 0;
   uint32_t sequence_index = 0;
   int32_t place = 0;  // among the results
+  // >= 0: of a summary of raw logits, chosen from without top_k: which row of
+  // TokenChoiceArgs.logits they are, to go on there where the summary does not reach far enough.
+  int32_t row = -1;
+  int32_t reserved = 0;
 };
 
 // Token kUndecidedToken: the summary does not reach far enough, or a rank has none.
@@ -46,6 +50,7 @@ struct TokenChoiceArgs {
   int64_t vocab_size = 0;
   const TokenChoiceJob* jobs = nullptr;
   int num_jobs = 0;
+  const float* logits = nullptr;  // [rows, vocab_size]; null: no job has a row
   ChosenToken* chosen = nullptr;
 };
 

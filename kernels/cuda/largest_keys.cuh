@@ -9,6 +9,13 @@
 
 namespace lockstep::cuda {
 
+__device__ inline float NegativeInfinity() { return __uint_as_float(0xff800000u); }
+// As logits count: NaN as -infinity, +infinity as the largest finite number.
+__device__ inline float Bounded(float value) {
+  constexpr float kLargestFloat = 3.402823466e+38f;
+  return value != value ? NegativeInfinity() : fminf(value, kLargestFloat);
+}
+
 // Larger keys come first in the order of choice: larger value, then lower index. All different; 0
 // is less than every logit's.
 using LogitKey = uint64_t;
@@ -17,6 +24,10 @@ __device__ inline LogitKey KeyOf(float value, uint32_t index) {
   const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 and 0 are equal
   const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
   return LogitKey{ordered} << 32 | (0xffffffffu - index);
+}
+// 0 for -infinity.
+__device__ inline LogitKey KeyOrZero(float value, uint32_t index) {
+  return value > NegativeInfinity() ? KeyOf(value, index) : 0;
 }
 __device__ inline float ValueOf(LogitKey key) {
   const auto ordered = static_cast<uint32_t>(key >> 32);
@@ -114,6 +125,21 @@ __device__ LogitKey LeastOfLargest(int num_keys, int k, const KeyAt& key_at) {
   const LogitKey bound = search.bound;
   __syncthreads();  // search may be written again
   return bound > 0 ? bound : 1;
+}
+
+// By all threads of a block, which meet again before the next time: copies the k >= 1 largest keys,
+// in any order; how many there are.
+template <typename KeyAt>
+__device__ int CopyLargest(int num_keys, int k, const KeyAt& key_at, LogitKey* largest) {
+  __shared__ int num_copied;
+  if (threadIdx.x == 0) num_copied = 0;
+  const LogitKey bound = LeastOfLargest(num_keys, k, key_at);
+  for (int i = threadIdx.x; i < num_keys; i += blockDim.x) {
+    const LogitKey key = key_at(i);
+    if (key >= bound) largest[atomicAdd(&num_copied, 1)] = key;
+  }
+  __syncthreads();
+  return num_copied;
 }
 
 }  // namespace lockstep::cuda

@@ -17,12 +17,6 @@ namespace {
 
 constexpr int kSegmentThreads = 512;
 constexpr int kMergeThreads = 1024;
-constexpr float kLargestFloat = 3.402823466e+38f;
-
-__device__ float NegativeInfinity() { return __uint_as_float(0xff800000u); }
-__device__ float Bounded(float value) {
-  return value != value ? NegativeInfinity() : fminf(value, kLargestFloat);
-}
 
 struct SegmentStats {
   float max;
@@ -75,10 +69,8 @@ class Segment {
 
   __device__ int size() const { return size_; }
   __device__ float operator[](int i) const { return logits_[i]; }
-  // 0 for -infinity.
   __device__ LogitKey Key(int i) const {
-    const float value = logits_[i];
-    return value > NegativeInfinity() ? KeyOf(value, static_cast<uint32_t>(begin_ + i)) : 0;
+    return KeyOrZero(logits_[i], static_cast<uint32_t>(begin_ + i));
   }
 
  private:
@@ -124,20 +116,6 @@ class Segment {
   int64_t begin_;
   int size_;
 };
-
-// Copies the k >= 1 largest keys, in any order; how many there are. Once in a kernel.
-template <typename KeyAt>
-__device__ int CopyLargest(int num_keys, int k, const KeyAt& key_at, LogitKey* largest) {
-  __shared__ int num_copied;
-  if (threadIdx.x == 0) num_copied = 0;
-  const LogitKey bound = LeastOfLargest(num_keys, k, key_at);
-  for (int i = threadIdx.x; i < num_keys; i += blockDim.x) {
-    const LogitKey key = key_at(i);
-    if (key >= bound) largest[atomicAdd(&num_copied, 1)] = key;
-  }
-  __syncthreads();
-  return num_copied;
-}
 
 template <int n>
 __global__ void __launch_bounds__(kSegmentThreads) SummarizeSegmentsKernel(LogitsSummaryArgs args) {

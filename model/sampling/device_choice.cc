@@ -63,6 +63,8 @@ DeviceChooser::Call& DeviceChooser::oldest() {
 void DeviceChooser::Begin(const float* logits) {
   LS_CHECK(num_issued_ - num_done_ < kMaxInFlight) << "too many calls in flight";
   summaries_->Begin(logits, chosen_on_device());
+  logits_ = logits;
+  any_goes_on_ = false;
   rows_.clear();
   jobs_.clear();
   has_summary_.clear();
@@ -84,15 +86,17 @@ void DeviceChooser::Add(const LogitsRow& row, const RowShape& shape,
   const int32_t place = num_choosing_++;
   if (offsets.processed >= 0) {
     added.place = place;
-    AddJob(row, shape, offsets.processed, place);
+    AddJob(index, row, shape, place);
   }
   decides_all_ = decides_all_ && Decides(row, shape, eos_token_ids);
 }
 
-void DeviceChooser::AddJob(const LogitsRow& row, const RowShape& shape, int64_t summary,
+void DeviceChooser::AddJob(int64_t index, const LogitsRow& row, const RowShape& shape,
                            int32_t place) {
   const SamplingParams& params = *row.params;
-  jobs_.push_back({.summary = static_cast<int32_t>(summary),
+  const bool goes_on = GoesOn(row, shape);
+  any_goes_on_ = any_goes_on_ || goes_on;
+  jobs_.push_back({.summary = static_cast<int32_t>(summaries_->offsets(index).processed),
                    .num_largest = shape.num_candidates,
                    .inverse_temperature = shape.greedy ? 0.0f : InverseTemperature(params),
                    .top_k = params.top_k,
@@ -101,7 +105,8 @@ void DeviceChooser::AddJob(const LogitsRow& row, const RowShape& shape, int64_t 
                    .seed = params.seed,
                    .position = row.position,
                    .sequence_index = row.sequence_index,
-                   .place = place});
+                   .place = place,
+                   .row = goes_on ? static_cast<int32_t>(index) : -1});
 }
 
 bool DeviceChooser::Decides(const LogitsRow& row, const RowShape& shape,
@@ -118,7 +123,8 @@ bool DeviceChooser::Decides(const LogitsRow& row, const RowShape& shape,
   const int64_t part_width = summaries_->slice_width() * summaries_->num_slices();
   const bool are_whole =
       shape.num_candidates >= std::min(part_width, vocab_size_) && vocab_size_ <= kMaxChoiceSteps;
-  return shape.greedy || shape.num_candidates == row.params->top_k || are_whole;
+  return shape.greedy || shape.num_candidates == row.params->top_k || are_whole ||
+         GoesOn(row, shape);
 }
 
 absl::StatusOr<const std::byte*> DeviceChooser::GatherSummaries() {
@@ -150,6 +156,7 @@ absl::Status DeviceChooser::Issue() {
                          .vocab_size = vocab_size_,
                          .jobs = reinterpret_cast<const TokenChoiceJob*>(jobs),
                          .num_jobs = static_cast<int>(jobs_.size()),
+                         .logits = any_goes_on_ ? logits_ : nullptr,
                          .chosen = chosen_.as<ChosenToken>()});
   Call& issued = call(num_issued_++);
   issued.rows = rows_;

@@ -2,8 +2,9 @@
 // what was chosen comes to it, with what log-probabilities are told from.
 //
 // The ranks of a tensor parallel group exchange their summaries between the devices, then each
-// makes the same choice as VocabSampler would on the host. Rows that ask for more than the device
-// gives stay undecided, on every rank alike. One per thread; all memory is taken at Create.
+// makes the same choice as VocabSampler would on the host. A single rank goes on in the row itself
+// where its summary ends, unless logits were adjusted. Rows that ask for more than the device gives
+// stay undecided, on every rank alike. One per thread; all memory is taken at Create.
 #pragma once
 
 #include <cstddef>
@@ -84,7 +85,11 @@ class DeviceChooser {
   DeviceChooser(Backend& backend, int64_t vocab_size, Communicator& tp, int64_t max_rows,
                 std::function<absl::Status()> health);
   absl::Status Allocate();
-  void AddJob(const LogitsRow& row, const RowShape& shape, int64_t summary, int32_t place);
+  void AddJob(int64_t index, const LogitsRow& row, const RowShape& shape, int32_t place);
+  // May the choice go on in the row itself?
+  bool GoesOn(const LogitsRow& row, const RowShape& shape) const {
+    return tp_.size() == 1 && !shape.greedy && !shape.adjusted && row.params->top_k == 0;
+  }
   bool Decides(const LogitsRow& row, const RowShape& shape, std::span<const int32_t> eos_token_ids);
   absl::StatusOr<const std::byte*> GatherSummaries();
   void StartCopies(Call& call, const std::byte* summaries);
@@ -107,6 +112,8 @@ class DeviceChooser {
   std::vector<Row> rows_;
   std::vector<TokenChoiceJob> jobs_;
   std::vector<bool> has_summary_;
+  const float* logits_ = nullptr;
+  bool any_goes_on_ = false;
   int32_t num_choosing_ = 0;
   int64_t most_adjustments_ = 0;  // of any rank
   bool decides_all_ = true;

@@ -44,26 +44,32 @@ TEST(CudaStepLoop, EqualsTheReference) {
   EXPECT_EQ(num_steps_ahead, static_cast<int64_t>(plans.size()) - 1);
 }
 
-// The vocabulary is larger than the lists of candidates: some steps must be read at once.
+// The vocabulary is larger than the lists of candidates: where logits are adjusted and top_k does
+// not keep to the lists, steps must be read at once.
 TEST(CudaStepLoop, SampledTextsAreThoseTheHostChooses) {
   const std::filesystem::path model = SharedAssets() / "models" / kModel.model;
   SKIP_WITHOUT_ASSET(model);
   const std::vector<Golden> cases = ShortCases(model);
-  for (const int32_t top_k : {0, 100}) {
+  struct Sampled {
+    int32_t top_k;
+    float repetition_penalty;
+    bool runs_ahead;
+  };
+  for (const Sampled& sampled : {Sampled{0, 1.0f, true}, {100, 1.2f, true}, {0, 1.2f, false}}) {
     const auto params_of = [&](uint32_t slot) {
       SamplingParams params;
       params.temperature = 2.0f;
       params.seed = slot;
-      params.top_k = top_k;
+      params.top_k = sampled.top_k;
       params.top_p = slot % 2 == 0 ? 1.0f : 0.95f;
-      params.repetition_penalty = slot % 3 == 0 ? 1.2f : 1.0f;
+      params.repetition_penalty = sampled.repetition_penalty;
       return params;
     };
     const std::vector<engine::StepPlan> plans = PlansFor(cases, kModel.chunk, params_of);
     int64_t num_steps_ahead = 0;
     const auto device = RunModel(model, plans, {.num_steps_ahead = &num_steps_ahead});
     EXPECT_TRUE(device == RunModel(model, plans, {.chooses_on_device = false}));
-    EXPECT_EQ(num_steps_ahead > 0, top_k > 0);
+    EXPECT_EQ(num_steps_ahead > 0, sampled.runs_ahead);
   }
 }
 

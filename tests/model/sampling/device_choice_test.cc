@@ -116,6 +116,18 @@ class SummaryWriter {
   std::mt19937 random_;
 };
 
+ChoiceRule RuleOf(const TokenChoiceJob& job, std::span<const SliceStats> stats) {
+  std::vector<double> terms;
+  const RowStats row = CombineStats(stats, job.inverse_temperature, terms);
+  return {.inverse_temperature = job.inverse_temperature,
+          .top_k = job.top_k,
+          .top_p = job.top_p,
+          .min_p = job.min_p,
+          .uniform = TokenUniform(job.seed, job.sequence_index, job.position),
+          .max = row.max,
+          .total = row.sum};
+}
+
 // As VocabSampler goes about it.
 std::optional<int32_t> ChooseOnHost(Summaries& all, const TokenChoiceJob& job) {
   MergedCandidates merged;
@@ -139,17 +151,19 @@ std::optional<int32_t> ChooseOnHost(Summaries& all, const TokenChoiceJob& job) {
     const std::optional<Candidate> largest = merged.Next();
     return largest.has_value() ? largest->token : 0;
   }
-  std::vector<double> terms;
-  const RowStats row = CombineStats(stats, job.inverse_temperature, terms);
   TokenChooser chooser;
-  return chooser.Choose(merged,
-                        {.inverse_temperature = job.inverse_temperature,
-                         .top_k = job.top_k,
-                         .top_p = job.top_p,
-                         .min_p = job.min_p,
-                         .uniform = TokenUniform(job.seed, job.sequence_index, job.position),
-                         .max = row.max,
-                         .total = row.sum});
+  return chooser.Choose(merged, RuleOf(job, stats));
+}
+
+int32_t ChooseFromRow(Summaries& all, const TokenChoiceJob& job, std::span<const float> logits) {
+  const auto* slices = reinterpret_cast<const LogitsSlice*>(
+      reinterpret_cast<const LogitsSummary*>(all.At(0, job)) + 1);
+  std::vector<SliceStats> stats;
+  for (int i = 0; i < all.num_slices; ++i) stats.push_back({slices[i].max, slices[i].sum});
+  WholeRow row;
+  row.Reset(logits);
+  TokenChooser chooser;
+  return chooser.Choose(row, RuleOf(job, stats)).value();
 }
 
 class DeviceChoice : public ::testing::Test {
@@ -162,7 +176,8 @@ class DeviceChoice : public ::testing::Test {
     return buffer;
   }
 
-  std::vector<ChosenToken> Choose(const Summaries& all) {
+  std::vector<ChosenToken> Choose(const Summaries& all, const std::vector<float>& rows = {}) {
+    const DeviceBuffer logits = OnDevice(rows);
     const DeviceBuffer bytes = OnDevice(all.bytes);
     const DeviceBuffer jobs = OnDevice(all.jobs);
     std::vector<ChosenToken> chosen(all.jobs.size(), ChosenToken{-7, kNan});
@@ -175,6 +190,7 @@ class DeviceChoice : public ::testing::Test {
                             .vocab_size = all.vocab_size,
                             .jobs = jobs.as<TokenChoiceJob>(),
                             .num_jobs = static_cast<int>(all.jobs.size()),
+                            .logits = logits.as<float>(),
                             .chosen = out.as<ChosenToken>()});
     backend_->CopyToHost(chosen.data(), out.data(), out.bytes());
     return chosen;
@@ -231,6 +247,68 @@ TEST_F(DeviceChoice, IsUndecidedWithoutASummaryOfEveryRank) {
   EXPECT_EQ(Choose(all)[1].token, kUndecidedToken);
   all.jobs[0].num_largest = kMaxChoiceCandidates / 4 + 1;
   EXPECT_EQ(Choose(all)[0].token, kUndecidedToken);
+}
+
+// Rows of one rank whose summaries, of few logits, end too early.
+struct WholeRows {
+  Summaries summaries;
+  std::vector<float> logits;  // [rows, vocab]
+};
+
+WholeRows MakeWholeRows(uint32_t seed, int64_t vocab_size, int num_rows) {
+  std::mt19937 random(seed);
+  WholeRows rows;
+  Summaries& all = rows.summaries;
+  all.part_width = all.vocab_size = vocab_size;
+  for (int i = 0; i < num_rows; ++i) {
+    const int32_t most = OneOf(random, {1, 4, 256});
+    all.jobs.push_back({.summary = static_cast<int32_t>(all.rank_bytes),
+                        .num_largest = static_cast<int32_t>(std::min<int64_t>(most, vocab_size)),
+                        .inverse_temperature = OneOf(random, {0.01f, 0.3f, 1.0f, 2.0f}),
+                        .top_p = OneOf(random, {1.0f, 1.0f, 0.999f, 0.9f}),
+                        .min_p = OneOf(random, {0.0f, 0.0f, 1e-4f, 0.05f}),
+                        .seed = random(),
+                        .position = 5,
+                        .place = i,
+                        .row = i});
+    all.rank_bytes += LogitsSummaryBytes(all.num_slices, all.jobs.back().num_largest);
+    std::vector<float> row = testing::RandomRow(random, vocab_size);
+    for (int n = 0; n < 3 && i % 4 == 0; ++n) {
+      row[random() % row.size()] = OneOf(random, {kNan, -kInf, -0.0f});
+    }
+    rows.logits.insert(rows.logits.end(), row.begin(), row.end());
+  }
+  all.bytes.resize(static_cast<size_t>(all.rank_bytes));
+  for (const TokenChoiceJob& job : all.jobs) {
+    const std::span<const float> row(rows.logits.data() + job.row * vocab_size, vocab_size);
+    std::vector<Candidate> list;
+    SelectLargest(row, 0, job.num_largest, list);
+    auto* summary = new (all.At(0, job)) LogitsSummary{static_cast<int32_t>(list.size()), -0.5f};
+    auto* slices = reinterpret_cast<LogitsSlice*>(summary + 1);
+    for (int i = 0; i < all.num_slices; ++i) slices[i] = {-kInf, 0.0};
+    const Candidate largest = LargestOf(row);
+    slices[2] = {largest.value, SumOfExps(row, largest.value, job.inverse_temperature)};
+    auto* logits = reinterpret_cast<LargestLogit*>(slices + all.num_slices);
+    for (const Candidate& logit : list) *logits++ = {logit.value, logit.value, logit.token};
+  }
+  return rows;
+}
+
+TEST_F(DeviceChoice, GoesOnInWholeRowsAsTheHostDoes) {
+  int num_beyond = 0;
+  for (const int64_t vocab_size : {2, 300, 1024, 1025, 5000}) {
+    WholeRows rows = MakeWholeRows(static_cast<uint32_t>(vocab_size), vocab_size, 60);
+    const std::vector<ChosenToken> chosen = Choose(rows.summaries, rows.logits);
+    for (const TokenChoiceJob& job : rows.summaries.jobs) {
+      SCOPED_TRACE(::testing::Message() << "row " << job.row << " of " << vocab_size);
+      num_beyond += ChooseOnHost(rows.summaries, job).has_value() ? 0 : 1;
+      const std::span<const float> row(rows.logits.data() + job.row * vocab_size, vocab_size);
+      const ChosenToken& got = chosen[static_cast<size_t>(job.place)];
+      ASSERT_EQ(got.token, ChooseFromRow(rows.summaries, job, row));
+      EXPECT_TRUE(got.raw == row[got.token] || !(row[got.token] > -kInf));
+    }
+  }
+  EXPECT_GT(num_beyond, 100);
 }
 
 TEST_F(DeviceChoice, ChosenTokensBecomeTheNextInput) {
@@ -334,6 +412,22 @@ TEST_F(DeviceChoice, WholeRowsAreFetchedWhereCandidatesEnd) {
     EXPECT_GT(ExpectChoices(RandomWorkload(29, 513, 60), tp, /*num_candidates=*/4).num_whole_rows,
               10);
   }
+}
+
+TEST_F(DeviceChoice, OneRankDecidesWhateverIsNotAdjusted) {
+  Workload workload = RandomWorkload(47, 3000, 40);
+  for (PlainSequence& sequence : workload.sequences) {
+    SamplingParams params;
+    params.temperature = sequence.params.temperature;
+    params.seed = sequence.params.seed;
+    params.top_p = sequence.params.top_p;
+    params.min_p = sequence.params.min_p;
+    params.num_logprobs = sequence.params.num_logprobs;
+    params.ignore_eos = true;
+    sequence.params = params;
+  }
+  EXPECT_TRUE(ExpectChoices(workload, 1).decides_all);
+  EXPECT_FALSE(ExpectChoices(workload, 2).decides_all);
 }
 
 TEST_F(DeviceChoice, SomeRowsAreDecidedWhateverTheirLogits) {
