@@ -135,12 +135,14 @@ TEST_P(MpiRendezvousTest, StaleMessagesAreNotReceived) {
 TEST_P(MpiRendezvousTest, AnIdleRankLearnsThatTheRoundIsOver) {
   Make();
   EXPECT_FALSE(rendezvous_->Over());
+  AwaitAll();
   if (!is_last()) {
     while (!rendezvous_->Over()) Sleep(5);
   }
   LeaveRound();
   NextRound();
   EXPECT_FALSE(rendezvous_->Over());
+  AwaitAll();
 }
 
 double CpuSeconds() {
