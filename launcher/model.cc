@@ -185,22 +185,28 @@ int RunPack(const PackCommandOptions& options) {
   return kExitOk;
 }
 
+// Options: with directory, tp and pp.
+template <class Options>
+void AddCheckpointAndLayout(CLI::App& command, const char* tp_help, Options& options) {
+  command.add_option("directory", options.directory, "of a Hugging Face checkpoint")
+      ->type_name("DIR")
+      ->required();
+  command.add_option("--tp", options.tp, tp_help)
+      ->type_name("N")
+      ->check(Between(1, 65536))
+      ->capture_default_str();
+  command.add_option("--pp", options.pp, "and this many pipeline stages")
+      ->type_name("M")
+      ->check(Between(1, 65536))
+      ->capture_default_str();
+}
+
 void AddInspect(CLI::App& model, CommandBody& chosen) {
   InspectOptions* options = nullptr;
   CLI::App* command = AddCommand(
       model, chosen, "inspect", "Show a checkpoint's sizes, tensors and how a layout shares it out",
       &RunInspect, options);
-  command->add_option("directory", options->directory, "of a Hugging Face checkpoint")
-      ->type_name("DIR")
-      ->required();
-  command->add_option("--tp", options->tp, "show the shards for this many tensor parallel ranks")
-      ->type_name("N")
-      ->check(Between(1, 65536))
-      ->capture_default_str();
-  command->add_option("--pp", options->pp, "and this many pipeline stages")
-      ->type_name("M")
-      ->check(Between(1, 65536))
-      ->capture_default_str();
+  AddCheckpointAndLayout(*command, "show the shards for this many tensor parallel ranks", *options);
   command->add_flag("--tensors", options->tensors, "list every tensor");
   command->add_flag("--json", options->json, "one JSON object");
 }
@@ -255,17 +261,7 @@ void AddPack(CLI::App& model, CommandBody& chosen) {
       model, chosen, "pack",
       "Pack a checkpoint's weights ahead, into DIR/packed, for starts that only map them", &RunPack,
       options);
-  command->add_option("directory", options->directory, "of a Hugging Face checkpoint")
-      ->type_name("DIR")
-      ->required();
-  command->add_option("--tp", options->tp, "for this many tensor parallel ranks")
-      ->type_name("N")
-      ->check(Between(1, 65536))
-      ->capture_default_str();
-  command->add_option("--pp", options->pp, "and this many pipeline stages")
-      ->type_name("M")
-      ->check(Between(1, 65536))
-      ->capture_default_str();
+  AddCheckpointAndLayout(*command, "for this many tensor parallel ranks", *options);
   command->add_option("--dtype", options->dtype, "as `serve` will be told: auto, f32 or bf16")
       ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "f32", "bf16"}).description(""))

@@ -20,6 +20,7 @@
 namespace lockstep {
 namespace {
 
+using testing::HostileWorkload;
 using testing::OneOf;
 using testing::PlainSequence;
 using testing::RandomWorkload;
@@ -444,14 +445,7 @@ TEST_F(DeviceChoice, SomeRowsAreDecidedWhateverTheirLogits) {
 }
 
 TEST_F(DeviceChoice, HostileRowsAreTheHosts) {
-  Workload workload = RandomWorkload(7, 513, 40);
-  for (size_t i = 0; i < workload.logits.size(); ++i) {
-    std::vector<float>& row = workload.logits[i];
-    if (i % 5 == 0) row.assign(row.size(), kNan);
-    if (i % 5 == 1) row.assign(row.size(), -kInf);
-    if (i % 5 == 2) row[i] = kInf, row[3 * i] = kNan, row[4 * i] = -kInf;
-    if (i % 5 == 3) row.assign(row.size(), 0.0f), row[70] = -0.0f;
-  }
+  const Workload workload = HostileWorkload();
   for (const int tp : {1, 4}) ExpectChoices(workload, tp);
 }
 

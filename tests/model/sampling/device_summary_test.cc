@@ -13,13 +13,13 @@
 namespace lockstep {
 namespace {
 
+using testing::HostileWorkload;
 using testing::PlainSequence;
 using testing::RandomWorkload;
 using testing::RankWorkload;
 using testing::Workload;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // A rank's logits on a device.
 struct Device {
@@ -159,14 +159,7 @@ TEST_F(DeviceSummary, RecordsOfALargeVocabulary) {
 }
 
 TEST_F(DeviceSummary, RecordsOfHostileRows) {
-  Workload workload = RandomWorkload(7, 513, 40);
-  for (size_t i = 0; i < workload.logits.size(); ++i) {
-    std::vector<float>& row = workload.logits[i];
-    if (i % 5 == 0) row.assign(row.size(), kNan);
-    if (i % 5 == 1) row.assign(row.size(), -kInf);
-    if (i % 5 == 2) row[i] = kInf, row[3 * i] = kNan, row[4 * i] = -kInf;
-    if (i % 5 == 3) row.assign(row.size(), 0.0f), row[70] = -0.0f;
-  }
+  const Workload workload = HostileWorkload();
   for (const int tp : {1, 4}) ExpectRecords(workload, tp);
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <random>
 #include <span>
 #include <utility>
@@ -117,6 +118,21 @@ inline Workload RandomWorkload(uint32_t seed, int64_t vocab_size, int num_rows) 
   for (int i = 0; i < num_rows; ++i) {
     const int32_t target = random() % 8 == 0 ? static_cast<int32_t>(random() % vocab_size) : -1;
     workload.Add(RandomRow(random, vocab_size), RandomSequence(random, vocab_size), target);
+  }
+  return workload;
+}
+
+// Rows of nothing but NaN, of -infinity or of zeros, and some with a few of these and +infinity.
+inline Workload HostileWorkload() {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  Workload workload = RandomWorkload(7, 513, 40);
+  for (size_t i = 0; i < workload.logits.size(); ++i) {
+    std::vector<float>& row = workload.logits[i];
+    if (i % 5 == 0) row.assign(row.size(), kNan);
+    if (i % 5 == 1) row.assign(row.size(), -kInf);
+    if (i % 5 == 2) row[i] = kInf, row[3 * i] = kNan, row[4 * i] = -kInf;
+    if (i % 5 == 3) row.assign(row.size(), 0.0f), row[70] = -0.0f;
   }
   return workload;
 }
