@@ -21,11 +21,13 @@ absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const Pr
   // What refuses the file must not pass for a cache that only costs time.
   absl::Status refused;
   const std::vector<RankGroups> groups = MakeInProcessGroups(grid);
+  int64_t bytes_read = 0;  // by the ranks before
   for (int rank = 0; rank < grid.world_size(); ++rank) {
     ASSIGN_OR_RETURN(const StageShape shape, MakeStageShape(checkpoint.config(), grid, rank));
     const LoadProgress progress = [&](int64_t done, int64_t total) {
       if (options.progress == nullptr) return;
-      options.progress(rank * total + done, grid.world_size() * total);
+      // Those to come are as large as this one, as far as is known.
+      options.progress(bytes_read + done, bytes_read + total * (grid.world_size() - rank));
     };
     const WeightSource source = {
         .checkpoint = checkpoint,
@@ -40,6 +42,7 @@ absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const Pr
     RETURN_IF_ERROR(
         LoadStageWeights(source, backend, *groups[static_cast<size_t>(rank)].tp, stats).status());
     RETURN_IF_ERROR(refused);
+    bytes_read += stats.loaded_bytes;
     packed.bytes += stats.weight_bytes;
     packed.bytes_before += stats.mapped_bytes;
   }
