@@ -72,7 +72,8 @@ if [ "$sanitizers" = 1 ]; then
     test_in build/asan -L plain -j "$jobs"
   step "build the threaded parts (TSan; without gRPC and MPI, which are not instrumented)"
   threaded=(thread_pool_test linear_test attention_test elementwise_test communicator_test
-    shared_memory_collectives_test nccl_communicator_test sampling_test step_loop_test engine_step_loop_test rendezvous_test)
+    shared_memory_collectives_test nccl_communicator_test pipeline_communicator_test sampling_test step_loop_test
+    engine_step_loop_test rendezvous_test)
   build build/tsan "${threaded[@]}" -DLOCKSTEP_SANITIZE=thread -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF \
     -DLOCKSTEP_BENCHMARKS=OFF
   step "threaded tests under TSan"
