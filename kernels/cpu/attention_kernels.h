@@ -14,7 +14,6 @@
 #include <cstdint>
 
 #include "kernels/cpu/elementwise_kernels.h"
-#include "kernels/cpu/gemm_kernels.h"
 #include "kernels/cpu/partial_vector.h"
 #include "kernels/cpu/vector_kernels.h"
 

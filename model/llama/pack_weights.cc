@@ -15,11 +15,10 @@ absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const Pr
   if (backend.WeightLayout().empty()) {
     return absl::InvalidArgumentError("this device's weights cannot be kept in files");
   }
+  RETURN_IF_ERROR(checkpoint.config().HeldAs(options.quantize).status());
   PackedWeights packed;
   packed.directory = PackedDirectory(checkpoint);
   RETURN_IF_ERROR(MakePrivateDirectory(packed.directory));
-  // What refuses the file must not pass for a cache that only costs time.
-  absl::Status refused;
   const std::vector<RankGroups> groups = MakeInProcessGroups(grid);
   int64_t bytes_read = 0;  // by the ranks before
   for (int rank = 0; rank < grid.world_size(); ++rank) {
@@ -29,19 +28,17 @@ absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const Pr
       // Those to come are as large as this one, as far as is known.
       options.progress(bytes_read + done, bytes_read + total * (grid.world_size() - rank));
     };
-    const WeightSource source = {
-        .checkpoint = checkpoint,
-        .shape = shape,
-        .dtype = options.dtype,
-        .quantize = options.quantize,
-        .num_threads = options.num_threads,
-        .progress = progress,
-        .cache = packed.directory,
-        .on_notice = [&](const std::string& why) { refused = absl::UnavailableError(why); }};
+    const WeightSource source = {.checkpoint = checkpoint,
+                                 .shape = shape,
+                                 .dtype = options.dtype,
+                                 .quantize = options.quantize,
+                                 .num_threads = options.num_threads,
+                                 .progress = progress,
+                                 .cache = packed.directory,
+                                 .on_notice = nullptr};
     LoadStats stats;
     RETURN_IF_ERROR(
-        LoadStageWeights(source, backend, *groups[static_cast<size_t>(rank)].tp, stats).status());
-    RETURN_IF_ERROR(refused);
+        LoadIntoCache(source, backend, *groups[static_cast<size_t>(rank)].tp, stats).status());
     bytes_read += stats.loaded_bytes;
     packed.bytes += stats.weight_bytes;
     packed.bytes_before += stats.mapped_bytes;

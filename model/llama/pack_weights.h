@@ -28,8 +28,7 @@ struct PackedWeights {
 };
 
 // One rank after the other. INVALID_ARGUMENT (layout; a backend whose weights are not kept),
-// UNAVAILABLE (why the directory or a file in it cannot be written: no room, not ours, in use), and
-// LoadStageWeights' errors.
+// and LoadIntoCache's errors.
 absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const ProcessGrid& grid,
                                           Backend& backend, const PackOptions& options);
 

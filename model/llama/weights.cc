@@ -339,23 +339,24 @@ bool HasCachedWeights(const WeightSource& source, const Backend& backend) {
                       WeightFile::IsComplete(WeightPath(source, *key), *key));
 }
 
+absl::StatusOr<StageWeights> LoadIntoCache(const WeightSource& source, Backend& backend,
+                                           Communicator& tp_group, LoadStats& stats) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<WeightFile> file, OpenCache(source, backend));
+  auto weights = LoadInto(file.get(), source, backend, tp_group, stats);
+  if (!weights.ok()) file->Discard();
+  return weights;
+}
+
 // A cache that cannot be used costs time, not the start.
 absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,
                                               Communicator& tp_group, LoadStats& stats) {
   RETURN_IF_ERROR(source.checkpoint.config().HeldAs(source.quantize).status());
   if (UsesCache(source, backend)) {
-    absl::Status status;
-    if (auto file = OpenCache(source, backend); file.ok()) {
-      auto weights = LoadInto(file->get(), source, backend, tp_group, stats);
-      if (weights.ok()) return weights;
-      status = weights.status();
-      (*file)->Discard();
-    } else {
-      status = file.status();
-    }
+    auto weights = LoadIntoCache(source, backend, tp_group, stats);
+    if (weights.ok()) return weights;
     if (source.on_notice != nullptr) {
       source.on_notice(absl::StrFormat("weights are packed in memory, not kept in %s: %s",
-                                       source.cache.string(), status.message()));
+                                       source.cache.string(), weights.status().message()));
     }
   }
   return LoadInto(nullptr, source, backend, tp_group, stats);

@@ -80,6 +80,11 @@ bool HasCachedWeights(const WeightSource& source, const Backend& backend);
 absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,
                                               Communicator& tp_group, LoadStats& stats);
 
+// The same where the cache, which must be named, has to be used: FAILED_PRECONDITION or UNAVAILABLE
+// when it cannot be.
+absl::StatusOr<StageWeights> LoadIntoCache(const WeightSource& source, Backend& backend,
+                                           Communicator& tp_group, LoadStats& stats);
+
 // The dtype of the K/V cache: f32 if the attention weights are kept in f32, else bf16. The same for
 // all stages.
 absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype);

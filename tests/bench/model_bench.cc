@@ -74,8 +74,7 @@ class ModelBench {
     const int64_t most_seqs = Largest(options.decode_seqs);
     const int64_t most_tokens = Largest(options.prefill_tokens);
     StageOptions stage;
-    if (options.dtype == "f32") stage.weights = WeightDType::kF32;
-    if (options.dtype == "bf16") stage.weights = WeightDType::kBF16;
+    stage.weights = *WeightDTypeOf(options.dtype);
     dtype_ = Value(KvCacheDType(*checkpoint, stage.weights));
     stage.quantize = *QuantizationOf(options.quantize);
     stage.num_load_threads = options.threads;
