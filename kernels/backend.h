@@ -282,6 +282,9 @@ class Backend {
   // ids[i] = chosen[sources[i]].token where sources[i] >= 0; [num_tokens], all on the device.
   virtual void TakeChosenTokens(const ChosenToken* chosen, const int32_t* sources,
                                 int64_t num_tokens, int32_t* ids) = 0;
+  // table[places[i]] = chosen[i]; [count], all on the device, no place twice.
+  virtual void PlaceChosenTokens(const ChosenToken* chosen, const int32_t* places, int64_t count,
+                                 ChosenToken* table) = 0;
   // Into memory of AllocateOnHost, without waiting: complete when a mark that was set later is
   // reached.
   virtual void StartCopyToHost(void* host, const void* device, int64_t bytes) = 0;

@@ -37,6 +37,11 @@ class Communicator {
   // may be reused; it may wait for the receiver. Both sides name the same number of bytes.
   virtual absl::Status Send(int peer, const void* data, int64_t bytes) = 0;
   virtual absl::Status Recv(int peer, void* data, int64_t bytes) = 0;
+  // Recv in two parts, where a pipeline of devices has a way back (DeviceGroupOptions): what is
+  // issued between them does not wait for the message. It is there for work issued after the
+  // FinishRecv that belongs to its StartRecv, the first to the first from this peer. bytes > 0.
+  virtual absl::Status StartRecv(int, void*, int64_t) { return NotInParts(); }
+  virtual absl::Status FinishRecv(int) { return NotInParts(); }
   // True when a message from peer can be received without waiting.
   virtual bool Probe(int peer) = 0;
 
@@ -50,6 +55,11 @@ class Communicator {
   // process, on every rank of the grid; between processes, on this rank only (the others' end is
   // the launcher's matter).
   virtual void Abort() = 0;
+
+ private:
+  static absl::Status NotInParts() {
+    return absl::UnimplementedError("messages of this group are not received in parts");
+  }
 };
 
 // The two groups a rank belongs to.

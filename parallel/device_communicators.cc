@@ -17,7 +17,8 @@ absl::StatusOr<RankGroups> MakeDeviceGroups(DeviceCommunicators& communicators, 
   ASSIGN_OR_RETURN(
       groups.tp,
       communicators.Make(backend, *host.tp, {.reduces_often = true, .notice = options.notice}));
-  DeviceGroupOptions pipeline{.is_pipeline = true, .notice = options.notice};
+  DeviceGroupOptions pipeline{
+      .is_pipeline = true, .bytes_back = options.bytes_back, .notice = options.notice};
   const auto longest = [&](int64_t most_whole_bytes) {
     return LongestMessageBytes(options.max_hidden_states, host.tp->size(), most_whole_bytes);
   };

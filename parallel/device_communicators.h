@@ -23,6 +23,9 @@ struct DeviceGroupOptions {
   bool is_pipeline = false;
   int64_t bytes_from_previous = 0;
   int64_t bytes_to_next = 0;
+  // Of messages that the last rank of a pipeline sends back to rank 0, which may receive them in
+  // parts (then no longer ones). 0: there are none.
+  int64_t bytes_back = 0;
   std::function<void(const std::string&)> notice;  // what operators may want to read; may be null
 };
 
@@ -39,6 +42,7 @@ class DeviceCommunicators {
 
 struct DeviceGroupsOptions {
   int64_t max_hidden_states = 0;  // of a step, the most numbers that a stage hands to the next
+  int64_t bytes_back = 0;         // DeviceGroupOptions
   std::function<void(const std::string&)> notice;
 };
 

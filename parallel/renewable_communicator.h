@@ -31,6 +31,10 @@ class RenewableCommunicator final : public Communicator {
   absl::Status Recv(int peer, void* data, int64_t bytes) override {
     return body_->Recv(peer, data, bytes);
   }
+  absl::Status StartRecv(int peer, void* data, int64_t bytes) override {
+    return body_->StartRecv(peer, data, bytes);
+  }
+  absl::Status FinishRecv(int peer) override { return body_->FinishRecv(peer); }
   bool Probe(int peer) override { return body_->Probe(peer); }
   absl::Status Barrier() override { return body_->Barrier(); }
   absl::Status Health() override { return body_->Health(); }

@@ -344,6 +344,9 @@ class ReferenceBackend final : public Backend {
   void TakeChosenTokens(const ChosenToken*, const int32_t*, int64_t, int32_t*) override {
     LS_CHECK(false) << "logits are here";
   }
+  void PlaceChosenTokens(const ChosenToken*, const int32_t*, int64_t, ChosenToken*) override {
+    LS_CHECK(false) << "logits are here";
+  }
   void StartCopyToHost(void*, const void*, int64_t) override {
     LS_CHECK(false) << "logits are here";
   }

@@ -336,4 +336,10 @@ void CudaBackend::TakeChosenTokens(const ChosenToken* chosen, const int32_t* sou
             "taking chosen tokens");
 }
 
+void CudaBackend::PlaceChosenTokens(const ChosenToken* chosen, const int32_t* places, int64_t count,
+                                    ChosenToken* table) {
+  CudaCheck(LaunchPlaceChosenTokens(chosen, places, count, table, stream_),
+            "placing chosen tokens");
+}
+
 }  // namespace lockstep::cuda

@@ -75,6 +75,8 @@ class CudaBackend final : public Backend {
   void ChooseTokens(const TokenChoiceArgs& args) override;
   void TakeChosenTokens(const ChosenToken* chosen, const int32_t* sources, int64_t num_tokens,
                         int32_t* ids) override;
+  void PlaceChosenTokens(const ChosenToken* chosen, const int32_t* places, int64_t count,
+                         ChosenToken* table) override;
   void StartCopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override;
   absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override {

@@ -34,6 +34,8 @@ cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t st
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);
 cudaError_t LaunchTakeChosenTokens(const ChosenToken* chosen, const int32_t* sources,
                                    int64_t num_tokens, int32_t* ids, cudaStream_t stream);
+cudaError_t LaunchPlaceChosenTokens(const ChosenToken* chosen, const int32_t* places, int64_t count,
+                                    ChosenToken* table, cudaStream_t stream);
 
 // Each row of x [num_rows, width] of x_dtype (kF32 or kBF16) in e4m3: q[i] = x[i] / scale rounded
 // to nearest even, scale = amax / 448. A row of zeros has scale 0, one with a number that is not

@@ -45,6 +45,9 @@ class CudaCommunicators final : public DeviceCommunicators {
     options.siblings = SiblingsOf(device);
     ASSIGN_OR_RETURN(options.from_previous, device.Allocate(group.bytes_from_previous));
     ASSIGN_OR_RETURN(options.to_next, device.Allocate(group.bytes_to_next));
+    if (host.rank() == 0 || host.rank() == host.size() - 1) {
+      ASSIGN_OR_RETURN(options.way_back, device.Allocate(group.bytes_back));
+    }
     return MakePipelineCommunicator(host, device.stream(), std::move(options));
   }
 

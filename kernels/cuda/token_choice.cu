@@ -300,6 +300,16 @@ __global__ void TakeChosenTokensKernel(const ChosenToken* chosen, const int32_t*
   if (i < num_tokens && sources[i] >= 0) ids[i] = chosen[sources[i]].token;
 }
 
+__global__ void PlaceChosenTokensKernel(const ChosenToken* chosen, const int32_t* places,
+                                        int64_t count, ChosenToken* table) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < count) table[places[i]] = chosen[i];
+}
+
+unsigned BlocksFor(int64_t count) {
+  return static_cast<unsigned>(CeilDiv<int64_t>(count, kChoiceThreads));
+}
+
 }  // namespace
 
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream) {
@@ -316,9 +326,15 @@ cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream)
 cudaError_t LaunchTakeChosenTokens(const ChosenToken* chosen, const int32_t* sources,
                                    int64_t num_tokens, int32_t* ids, cudaStream_t stream) {
   if (num_tokens == 0) return cudaSuccess;
-  return Launch(TakeChosenTokensKernel,
-                static_cast<unsigned>(CeilDiv<int64_t>(num_tokens, kChoiceThreads)), kChoiceThreads,
-                0, stream, chosen, sources, num_tokens, ids);
+  return Launch(TakeChosenTokensKernel, BlocksFor(num_tokens), kChoiceThreads, 0, stream, chosen,
+                sources, num_tokens, ids);
+}
+
+cudaError_t LaunchPlaceChosenTokens(const ChosenToken* chosen, const int32_t* places, int64_t count,
+                                    ChosenToken* table, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  return Launch(PlaceChosenTokensKernel, BlocksFor(count), kChoiceThreads, 0, stream, chosen,
+                places, count, table);
 }
 
 }  // namespace lockstep::cuda

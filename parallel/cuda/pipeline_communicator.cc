@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -38,17 +39,22 @@ class Lane {
   Communicator& group() { return *group_; }
   absl::Status Send(int peer, const std::byte* data, int64_t bytes);
   absl::Status Recv(int peer, std::byte* data, int64_t bytes);
+  absl::Status StartRecv(int peer, void* data, int64_t bytes);
+  absl::Status FinishRecv();
   // Work of the communicator that takes its turn among the compute stream's.
   absl::Status InTurn(absl::FunctionRef<absl::Status(Communicator&)> call);
 
  private:
   absl::Status Copy(void* to, const void* from, int64_t bytes);
+  absl::StatusOr<cudaEvent_t> TakeEvent();
 
   const cudaStream_t compute_;
   cudaStream_t stream_ = nullptr;
   // What each stream has last done with the slot. One that was never recorded is not waited for.
   cudaEvent_t compute_done_ = nullptr;
   cudaEvent_t stream_done_ = nullptr;
+  std::deque<cudaEvent_t> arrivals_;  // of the receives started and not finished
+  std::vector<cudaEvent_t> spare_events_;
   DeviceBuffer slot_;
   std::unique_ptr<Communicator> group_;  // left first: its work uses the slot
 };
@@ -58,6 +64,8 @@ Lane::~Lane() {
   if (stream_ != nullptr) cudaStreamSynchronize(stream_);
   if (compute_done_ != nullptr) cudaEventDestroy(compute_done_);
   if (stream_done_ != nullptr) cudaEventDestroy(stream_done_);
+  for (cudaEvent_t event : arrivals_) cudaEventDestroy(event);
+  for (cudaEvent_t event : spare_events_) cudaEventDestroy(event);
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
@@ -109,6 +117,36 @@ absl::Status Lane::Recv(int peer, std::byte* data, int64_t bytes) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<cudaEvent_t> Lane::TakeEvent() {
+  cudaEvent_t event = nullptr;
+  if (spare_events_.empty()) {
+    RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "a message's event"));
+  } else {
+    event = spare_events_.back();
+    spare_events_.pop_back();
+  }
+  return event;
+}
+
+// Begins behind the compute stream's work, which may still use the memory; before, it could only
+// keep room from it.
+absl::Status Lane::StartRecv(int peer, void* data, int64_t bytes) {
+  RETURN_IF_ERROR(Order(compute_, compute_done_, stream_));
+  RETURN_IF_ERROR(group_->Recv(peer, data, bytes));
+  ASSIGN_OR_RETURN(cudaEvent_t event, TakeEvent());
+  arrivals_.push_back(event);
+  return CudaStatus(cudaEventRecord(event, stream_), "a message's end");
+}
+
+absl::Status Lane::FinishRecv() {
+  LS_CHECK(!arrivals_.empty()) << "no receive was started";
+  cudaEvent_t event = arrivals_.front();
+  arrivals_.pop_front();
+  spare_events_.push_back(event);
+  return CudaStatus(cudaStreamWaitEvent(compute_, event, 0), "waiting for a message");
+}
+
 absl::Status Lane::InTurn(absl::FunctionRef<absl::Status(Communicator&)> call) {
   RETURN_IF_ERROR(Order(compute_, compute_done_, stream_));
   RETURN_IF_ERROR(call(*group_));
@@ -117,9 +155,14 @@ absl::Status Lane::InTurn(absl::FunctionRef<absl::Status(Communicator&)> call) {
 
 class PipelineCommunicator final : public Communicator {
  public:
-  // links: those to the previous and the next rank, null where there is none.
-  PipelineCommunicator(std::vector<std::unique_ptr<Lane>> lanes, Lane* previous, Lane* next)
-      : lanes_(std::move(lanes)), previous_(previous), next_(next) {}
+  // Null where there is none.
+  struct Links {
+    Lane* previous = nullptr;
+    Lane* next = nullptr;
+    Lane* way_back = nullptr;  // of the first and the last rank
+  };
+  PipelineCommunicator(std::vector<std::unique_ptr<Lane>> lanes, const Links& links)
+      : lanes_(std::move(lanes)), links_(links) {}
 
   int rank() const override { return any().rank(); }
   int size() const override { return any().size(); }
@@ -131,14 +174,22 @@ class PipelineCommunicator final : public Communicator {
         [&](Communicator& group) { return group.AllGather(mine, bytes, all); });
   }
   absl::Status Send(int peer, const void* data, int64_t bytes) override {
-    ASSIGN_OR_RETURN(Lane * lane, LaneTo(peer));
+    ASSIGN_OR_RETURN(Lane * lane, LaneTo(peer, /*goes_back=*/peer == 0 && rank() == size() - 1));
     if (bytes == 0) return Health();
     return lane->Send(peer, static_cast<const std::byte*>(data), bytes);
   }
   absl::Status Recv(int peer, void* data, int64_t bytes) override {
-    ASSIGN_OR_RETURN(Lane * lane, LaneTo(peer));
+    ASSIGN_OR_RETURN(Lane * lane, LaneTo(peer, /*goes_back=*/rank() == 0 && peer == size() - 1));
     if (bytes == 0) return Health();
     return lane->Recv(peer, static_cast<std::byte*>(data), bytes);
+  }
+  absl::Status StartRecv(int peer, void* data, int64_t bytes) override {
+    RETURN_IF_ERROR(CheckWayBack(peer));
+    return links_.way_back->StartRecv(peer, data, bytes);
+  }
+  absl::Status FinishRecv(int peer) override {
+    RETURN_IF_ERROR(CheckWayBack(peer));
+    return links_.way_back->FinishRecv();
   }
   bool Probe(int) override {
     LS_CHECK(false) << "groups of devices are not probed";
@@ -157,21 +208,32 @@ class PipelineCommunicator final : public Communicator {
 
  private:
   Communicator& any() const { return lanes_[0]->group(); }
-  absl::StatusOr<Lane*> LaneTo(int peer) const {
-    Lane* const lane = peer == rank() + 1 ? next_ : peer == rank() - 1 ? previous_ : nullptr;
+  absl::StatusOr<Lane*> LaneTo(int peer, bool goes_back) const {
+    if (goes_back && links_.way_back != nullptr) return links_.way_back;
+    Lane* const lane = peer == rank() + 1   ? links_.next
+                       : peer == rank() - 1 ? links_.previous
+                                            : nullptr;
     if (lane != nullptr) return lane;
+    return NoLink(peer);
+  }
+  absl::Status CheckWayBack(int peer) const {
+    const bool has_one = rank() == 0 && peer == size() - 1 && links_.way_back != nullptr;
+    return has_one ? absl::OkStatus() : NoLink(peer);
+  }
+  absl::Status NoLink(int peer) const {
     return absl::InternalError(
         absl::StrFormat("rank %d of %d has no link to %d", rank(), size(), peer));
   }
 
   const std::vector<std::unique_ptr<Lane>> lanes_;
-  Lane* const previous_;
-  Lane* const next_;
+  const Links links_;
 };
 
-absl::Status CheckSlots(Communicator& bootstrap, const PipelineOptions& options) {
-  using Bytes = std::array<int64_t, 2>;  // of the slots from the previous and to the next rank
-  const Bytes mine = {options.from_previous.bytes(), options.to_next.bytes()};
+// Whether there is a way back.
+absl::StatusOr<bool> CheckSlots(Communicator& bootstrap, const PipelineOptions& options) {
+  using Bytes = std::array<int64_t, 3>;  // of the slots from the previous, to the next, back
+  const Bytes mine = {options.from_previous.bytes(), options.to_next.bytes(),
+                      options.way_back.bytes()};
   std::vector<Bytes> all(static_cast<size_t>(bootstrap.size()));
   RETURN_IF_ERROR(bootstrap.AllGather(mine.data(), sizeof(mine), all.data()));
   for (size_t rank = 0; rank + 1 < all.size(); ++rank) {
@@ -181,7 +243,10 @@ absl::Status CheckSlots(Communicator& bootstrap, const PipelineOptions& options)
         absl::StrFormat("rank %d sends messages of %d bytes, rank %d receives them in %d", rank,
                         sent, rank + 1, received));
   }
-  return absl::OkStatus();
+  if (all.front()[2] == all.back()[2]) return all.front()[2] > 0;
+  return absl::InternalError(
+      absl::StrFormat("messages back are of %d bytes on the last rank, of %d on the first",
+                      all.back()[2], all.front()[2]));
 }
 
 }  // namespace
@@ -189,7 +254,7 @@ absl::Status CheckSlots(Communicator& bootstrap, const PipelineOptions& options)
 absl::StatusOr<std::unique_ptr<Communicator>> MakePipelineCommunicator(Communicator& bootstrap,
                                                                        cudaStream_t compute,
                                                                        PipelineOptions options) {
-  RETURN_IF_ERROR(CheckSlots(bootstrap, options));
+  ASSIGN_OR_RETURN(const bool has_way_back, CheckSlots(bootstrap, options));
   NcclOptions nccl;
   nccl.siblings = options.siblings != nullptr ? options.siblings : std::make_shared<NcclSiblings>();
   nccl.start_patience = options.start_patience;
@@ -197,22 +262,27 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakePipelineCommunicator(Communica
   nccl.connect_bytes = sizeof(float);  // nobody sums up over stages
   nccl.max_thread_blocks = kMaxThreadBlocks;
   const int rank = bootstrap.rank();
-  const int num_lanes = std::min(bootstrap.size() - 1, 2);
+  // The link between ranks r and r + 1 has lane r mod 2, the one back from the last rank as well if
+  // the first one's is then another.
+  const int num_ranks = bootstrap.size();
+  const int lane_back = num_ranks % 2 == 0 ? 1 : 2;
+  const int num_lanes = has_way_back ? lane_back + 1 : std::min(num_ranks - 1, 2);
   std::vector<std::unique_ptr<Lane>> lanes;
   for (int i = 0; i < num_lanes; ++i) {
     lanes.push_back(std::make_unique<Lane>(compute));
     RETURN_IF_ERROR(lanes.back()->Start(bootstrap, nccl));
   }
-  // The link between ranks r and r + 1 has lane r mod 2.
-  const auto lane_of_link = [&](int link, DeviceBuffer& slot) -> Lane* {
-    if (link < 0 || link + 1 >= bootstrap.size()) return nullptr;
-    Lane* lane = lanes[static_cast<size_t>(link % 2)].get();
-    lane->UseSlot(std::move(slot));
-    return lane;
+  const auto link_over = [&](int lane, DeviceBuffer& slot) -> Lane* {
+    if (slot.bytes() == 0) return nullptr;
+    Lane* link = lanes[static_cast<size_t>(lane)].get();
+    link->UseSlot(std::move(slot));
+    return link;
   };
-  Lane* const previous = lane_of_link(rank - 1, options.from_previous);
-  Lane* const next = lane_of_link(rank, options.to_next);
-  return std::make_unique<PipelineCommunicator>(std::move(lanes), previous, next);
+  const PipelineCommunicator::Links links = {
+      .previous = link_over((rank + 1) % 2, options.from_previous),
+      .next = link_over(rank % 2, options.to_next),
+      .way_back = link_over(lane_back, options.way_back)};
+  return std::make_unique<PipelineCommunicator>(std::move(lanes), links);
 }
 
 }  // namespace lockstep::cuda

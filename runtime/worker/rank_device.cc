@@ -63,13 +63,15 @@ absl::StatusOr<GpusHere> FindGpus() {
   return GpusHere{accelerator, std::move(gpus)};
 }
 
-absl::Status RankDevice::Join(RankGroups& host, int64_t max_hidden_states) {
+absl::Status RankDevice::Join(RankGroups& host, const MessageSizes& sizes) {
   if (communicators_ == nullptr) {
     groups_ = &host;
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(RankGroups made, MakeDeviceGroups(*communicators_, *backend_, host,
-                                                     {max_hidden_states, notice_}));
+                                                     {.max_hidden_states = sizes.max_hidden_states,
+                                                      .bytes_back = sizes.bytes_back,
+                                                      .notice = notice_}));
   tp_->Renew(std::move(made.tp));
   pp_->Renew(std::move(made.pp));
   own_groups_.most_whole_bytes_from_previous = made.most_whole_bytes_from_previous;

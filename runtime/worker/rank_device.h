@@ -51,8 +51,12 @@ class RankDevice {
   // All that this process sees; none when its memory is the host's.
   const std::vector<AcceleratorInfo>& gpus() const { return gpus_; }
   // Collective over the groups. `host` is the same object in every life, and outlives this one.
-  // max_hidden_states: of a step, the most numbers that a stage hands to the next.
-  absl::Status Join(RankGroups& host, int64_t max_hidden_states);
+  // sizes: DeviceGroupsOptions.
+  struct MessageSizes {
+    int64_t max_hidden_states = 0;
+    int64_t bytes_back = 0;
+  };
+  absl::Status Join(RankGroups& host, const MessageSizes& sizes);
   // Between the devices, for the stage: `host` itself on CPUs. Not before the first Join; the same
   // object for good.
   RankGroups& groups() { return *groups_; }

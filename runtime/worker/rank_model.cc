@@ -81,7 +81,29 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
 }
 
 absl::Status RankModel::Join(RankGroups& host) {
-  return device_->Join(host, options_.stage.limits.max_batched_tokens * config().hidden_size);
+  const BatchLimits& limits = options_.stage.limits;
+  return device_->Join(host, {.max_hidden_states = limits.max_batched_tokens * config().hidden_size,
+                              .bytes_back = TokenReturn::MessageBytes(limits.max_num_seqs)});
+}
+
+// Where it can.
+absl::Status RankModel::LetDeviceChoose(const LlamaStage& stage) {
+  Backend& backend = device_->backend();
+  RankGroups& groups = device_->groups();
+  if (!backend.SummarizesLogits()) return absl::OkStatus();
+  if (stage.is_last()) {
+    ASSIGN_OR_RETURN(device_logits_, DeviceChooser::Create(backend, config().vocab_size, *groups.tp,
+                                                           stage.max_device_logits_rows(),
+                                                           [&groups]() -> absl::Status {
+                                                             RETURN_IF_ERROR(groups.tp->Health());
+                                                             return groups.pp->Health();
+                                                           }));
+  }
+  if (stage.is_first() == stage.is_last())
+    return absl::OkStatus();  // a stage by itself, or between
+  ASSIGN_OR_RETURN(token_return_,
+                   TokenReturn::Create(backend, *groups.pp, options_.stage.limits.max_num_seqs));
+  return absl::OkStatus();
 }
 
 absl::Status RankModel::Load(const LoadProgress& progress) {
@@ -90,16 +112,7 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
   ASSIGN_OR_RETURN(std::unique_ptr<LlamaStage> stage,
                    LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, device_->backend(),
                                     device_->groups(), stage_options, progress));
-  if (stage->is_last() && device_->backend().SummarizesLogits()) {
-    RankGroups& groups = device_->groups();
-    ASSIGN_OR_RETURN(
-        device_logits_,
-        DeviceChooser::Create(device_->backend(), config().vocab_size, *groups.tp,
-                              stage->max_device_logits_rows(), [&groups]() -> absl::Status {
-                                RETURN_IF_ERROR(groups.tp->Health());
-                                return groups.pp->Health();
-                              }));
-  }
+  RETURN_IF_ERROR(LetDeviceChoose(*stage));
   ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, *device_, stage->kv_block_bytes()));
   stage_ = std::move(stage);
   return absl::OkStatus();
@@ -117,19 +130,24 @@ absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
 }
 
 StageCalls RankModel::Calls() {
-  if (device_logits_ == nullptr) {
-    return {.forward = [this](const StepBatch& batch) { return stage_->Forward(batch); },
-            .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
-            .max_logits_rows = LlamaStage::kMaxLogitsRows};
+  const ChosenToken* chosen = nullptr;
+  if (token_return_ != nullptr) {
+    chosen = token_return_->table();
+  } else if (device_logits_ != nullptr) {
+    chosen = device_logits_->chosen_on_device();
   }
-  return {.forward =
-              [this](const StepBatch& batch) {
-                return stage_->Forward(batch, device_logits_->chosen_on_device());
-              },
-          .logits = [this](int64_t first,
-                           int64_t count) { return stage_->LogitsOnDevice(first, count); },
-          .max_logits_rows = stage_->max_device_logits_rows(),
-          .device_logits = device_logits_.get()};
+  StageCalls calls = {
+      .forward = [this, chosen](const StepBatch& batch) { return stage_->Forward(batch, chosen); },
+      .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
+      .max_logits_rows = LlamaStage::kMaxLogitsRows,
+      .device_logits = device_logits_.get(),
+      .token_return = token_return_.get()};
+  if (device_logits_ == nullptr) return calls;
+  calls.logits = [this](int64_t first, int64_t count) {
+    return stage_->LogitsOnDevice(first, count);
+  };
+  calls.max_logits_rows = stage_->max_device_logits_rows();
+  return calls;
 }
 
 }  // namespace lockstep

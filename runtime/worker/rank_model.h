@@ -12,6 +12,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/llama_stage.h"
 #include "model/sampling/device_choice.h"
+#include "model/sampling/token_return.h"
 #include "runtime/worker/rank_device.h"
 #include "runtime/worker/rank_progress.h"
 #include "runtime/worker/step_loop.h"
@@ -54,6 +55,8 @@ class RankModel {
   StageCalls Calls();
 
  private:
+  absl::Status LetDeviceChoose(const LlamaStage& stage);
+
   RankModel(const WorkerOptions& options, RankProgress& progress)
       : options_(options), progress_(progress) {}
 
@@ -63,6 +66,7 @@ class RankModel {
   std::unique_ptr<RankDevice> device_;
   std::unique_ptr<LlamaStage> stage_;
   std::unique_ptr<DeviceChooser> device_logits_;  // null: logits come to the host
+  std::unique_ptr<TokenReturn> token_return_;     // null: tokens do, or there is one stage
   int64_t max_kv_blocks_ = 0;
   int64_t num_kv_blocks_ = 0;
 };

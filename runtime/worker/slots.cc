@@ -70,6 +70,7 @@ absl::Status SlotTable::Open(const engine::SlotOpen& open) {
   slot.num_known_tokens = static_cast<int64_t>(open.tokens.size());
   slot.num_computed_tokens = open.num_computed_tokens;
   slot.source = -1;
+  slot.sampled_step = 0;
   slot.blocks.clear();
   if (options_.is_first_stage || options_.is_last_stage) slot.tokens = open.tokens;
   if (options_.is_last_stage) {
@@ -178,14 +179,16 @@ absl::Status SlotTable::AddWork(const engine::SlotWork& work) {
   const Entry entry{.slot = work.slot,
                     .first_position = slot.num_computed_tokens,
                     .num_tokens = work.num_tokens,
-                    .source = slot.source};
+                    .source = slot.source,
+                    .sampled_step = slot.sampled_step};
   entries_.push_back(entry);
   AddTokens(slot, entry);
   if (options_.is_last_stage) AddLogits(slot, entry, work.sample);
   slot.num_computed_tokens += entry.num_tokens;
   if (work.sample) {
     ++slot.num_known_tokens;
-    slot.source = static_cast<int32_t>(sampled_.size());
+    slot.source = static_cast<int32_t>(options_.has_token_table ? work.slot : sampled_.size());
+    slot.sampled_step = last_step_ + 1;
     sampled_.push_back({.slot = work.slot, .generation = slot.generation});
   }
   return absl::OkStatus();
@@ -259,9 +262,12 @@ void SlotTable::FillTokenIds() {
   for (const Entry& entry : entries_) {
     const std::vector<int32_t>& tokens = slots_[entry.slot].tokens;
     const int64_t end = entry.first_position + entry.num_tokens;
-    const int64_t known_end = std::min(end, static_cast<int64_t>(tokens.size()));
-    LS_CHECK(end - known_end <= (entry.source >= 0 ? 1 : 0))
-        << end - known_end << " missing tokens";
+    const auto num_tokens = static_cast<int64_t>(tokens.size());
+    // Behind a token that was sampled, an entry has just that one.
+    const int64_t known_end = std::clamp(num_tokens, entry.first_position, end);
+    LS_CHECK(end <= num_tokens || (entry.source >= 0 && end - known_end == 1 &&
+                                   (options_.has_token_table || end - num_tokens == 1)))
+        << end - num_tokens << " missing tokens";
     batch_.token_ids.insert(batch_.token_ids.end(), tokens.begin() + entry.first_position,
                             tokens.begin() + known_end);
     if (known_end == end) continue;
@@ -270,6 +276,12 @@ void SlotTable::FillTokenIds() {
     batch_.token_ids.push_back(0);
   }
   if (!batch_.token_sources.empty()) batch_.token_sources.resize(batch_.token_ids.size(), -1);
+}
+
+uint64_t SlotTable::NewestSource() const {
+  uint64_t newest = 0;
+  for (const Entry& entry : entries_) newest = std::max(newest, entry.sampled_step);
+  return newest;
 }
 
 void SlotTable::AppendSampled(const SlotRef& ref, int32_t token) {

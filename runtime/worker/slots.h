@@ -4,8 +4,8 @@
 // Plans come from a peer: everything in them is checked, and an error leaves the table unusable
 // (the rank ends). Known tokens count also those that an earlier step samples and that have not
 // been appended yet; only the first stage, which needs their ids, must wait for them
-// (MissesTokens), unless a device that chose them in the step before has them. Used by the step
-// loop's thread only.
+// (MissesTokens), unless a device has them: the one that chose them in the step before, or that of
+// a first stage which they return to (TokenReturn). Used by the step loop's thread only.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,8 @@ struct SlotTableOptions {
   bool is_first_stage = true;  // fills token_ids
   bool is_last_stage = true;   // wants logits
   Range vocab;                 // last stage: this rank's part, for penalties
+  // First stage of several: sampled tokens are never appended, but lie in a table by slot.
+  bool has_token_table = false;
 };
 
 // A sequence's stay in a slot; the slot's next tenant has another generation.
@@ -64,9 +66,12 @@ class SlotTable {
   LogitsRow RowOf(const LogitsUse& use) const;
   // First stage: does the batch begin with a token that was sampled but not appended yet?
   bool MissesTokens() const;
-  // First stage: completes batch().token_ids. Tokens that are missing, which must be of the step
-  // before, get batch().token_sources.
+  // First stage: completes batch().token_ids. Tokens that are missing get batch().token_sources:
+  // their slots where there is a table; else they must be of the step before.
   void FillTokenIds();
+  // With a table: the last of the steps that sampled tokens the batch begins with; 0: there are
+  // none.
+  uint64_t NewestSource() const;
 
   // First and last stage: a sampled token arrived. Ignored when its sequence has left the slot.
   void AppendSampled(const SlotRef& ref, int32_t token);
@@ -83,7 +88,8 @@ class SlotTable {
     int64_t num_prompt_tokens = 0;
     int64_t num_known_tokens = 0;  // tokens, and sampled ones on their way
     int64_t num_computed_tokens = 0;
-    int32_t source = -1;  // LogitsUse
+    int32_t source = -1;        // LogitsUse; with a table: the slot's number
+    uint64_t sampled_step = 0;  // the last one that sampled; 0: none
     std::vector<int32_t> blocks;
     TokenHistory history;
   };
@@ -91,7 +97,8 @@ class SlotTable {
     uint32_t slot = 0;
     int64_t first_position = 0;
     int64_t num_tokens = 0;
-    int32_t source = -1;  // LogitsUse
+    int32_t source = -1;  // of the slot, before the step
+    uint64_t sampled_step = 0;
   };
 
   absl::Status Close(uint32_t slot);

@@ -7,11 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "model/sampling/device_choice.h"
 
 namespace lockstep {
 namespace {
 
-SlotTableOptions TableOptions(const StepLoopOptions& options, const RankGroups& groups) {
+SlotTableOptions TableOptions(const StepLoopOptions& options, const StageCalls& stage,
+                              const RankGroups& groups) {
   ShardedSizes sizes;
   sizes.vocab_size = options.vocab_size;
   return {.limits = options.limits,
@@ -19,7 +21,8 @@ SlotTableOptions TableOptions(const StepLoopOptions& options, const RankGroups& 
           .vocab_size = options.vocab_size,
           .is_first_stage = groups.pp->rank() == 0,
           .is_last_stage = groups.pp->rank() == groups.pp->size() - 1,
-          .vocab = VocabOf(sizes, groups.tp->size(), groups.tp->rank())};
+          .vocab = VocabOf(sizes, groups.tp->size(), groups.tp->rank()),
+          .has_token_table = stage.token_return != nullptr && groups.pp->rank() == 0};
 }
 
 }  // namespace
@@ -31,8 +34,9 @@ StepLoop::StepLoop(const StepLoopOptions& options, StageCalls stage, RankGroups&
       progress_(progress),
       sink_(std::move(sink)),
       vocab_size_(options.vocab_size),
-      slots_(TableOptions(options, groups)) {
+      slots_(TableOptions(options, stage_, groups)) {
   LS_CHECK_GE(stage_.max_logits_rows, 1);
+  if (stage_.token_return != nullptr) stage_.token_return->Forget();
   if (is_last()) {
     SamplerOptions sampler;
     sampler.vocab_size = options.vocab_size;
@@ -65,13 +69,16 @@ absl::StatusOr<std::optional<engine::StepPlan>> StepLoop::NextPlan(PlanQueue& qu
 absl::Status StepLoop::Step(const engine::StepPlan& plan) {
   RETURN_IF_ERROR(slots_.Apply(plan));
   if (is_first()) {
-    if (!is_last()) RETURN_IF_ERROR(ReceiveTokens());
+    if (!is_last()) RETURN_IF_ERROR(AwaitTokens());
     slots_.FillTokenIds();
-    LS_CHECK(open_.has_value() || slots_.batch().token_sources.empty()) << "nobody has the tokens";
+    LS_CHECK(open_.has_value() || stage_.token_return != nullptr ||
+             slots_.batch().token_sources.empty())
+        << "nobody has the tokens";
   }
   progress_.Begin(Operation::kForward, plan.step_id);
   RETURN_IF_ERROR(stage_.forward(slots_.batch()));
   if (!is_last()) {
+    if (is_first()) RETURN_IF_ERROR(ExpectTokens());
     progress_.FinishStep(plan.step_id);
     return absl::OkStatus();
   }
@@ -82,6 +89,20 @@ absl::Status StepLoop::Step(const engine::StepPlan& plan) {
   RETURN_IF_ERROR(SendTokens());
   Report(plan.step_id);
   return absl::OkStatus();
+}
+
+absl::Status StepLoop::AwaitTokens() {
+  return stage_.token_return != nullptr ? stage_.token_return->Await(slots_.NewestSource())
+                                        : ReceiveTokens();
+}
+
+absl::Status StepLoop::ExpectTokens() {
+  if (stage_.token_return == nullptr || slots_.sampled().empty()) return absl::OkStatus();
+  sampled_slots_.clear();
+  for (const SlotRef& ref : slots_.sampled()) {
+    sampled_slots_.push_back(static_cast<int32_t>(ref.slot));
+  }
+  return stage_.token_return->Expect(slots_.last_step(), sampled_slots_);
 }
 
 absl::Status StepLoop::ReceiveTokens() {
@@ -126,7 +147,8 @@ absl::Status StepLoop::ReceiveOldest() {
 
 bool StepLoop::MayRunAhead() const {
   const auto num_rows = static_cast<int64_t>(slots_.logits_uses().size());
-  return stage_.device_logits != nullptr && is_first() && num_rows > 0 &&
+  const bool first_stage_has_tokens = is_first() || stage_.token_return != nullptr;
+  return stage_.device_logits != nullptr && first_stage_has_tokens && num_rows > 0 &&
          num_rows <= stage_.max_logits_rows;
 }
 
@@ -135,6 +157,7 @@ absl::Status StepLoop::OpenThisStep() {
   ASSIGN_OR_RETURN(const float* logits, LayOutRows(0, static_cast<int64_t>(uses.size())));
   RETURN_IF_ERROR(sampler_->Begin(rows_, logits));
   const bool stays_open = sampler_->DecidesAll();
+  if (stays_open) RETURN_IF_ERROR(SendChosen());
   if (open_.has_value()) {
     ++num_steps_ahead_;
     RETURN_IF_ERROR(FinishOpenStep());
@@ -147,6 +170,7 @@ absl::Status StepLoop::OpenThisStep() {
   step.step_id = slots_.last_step();
   step.uses.assign(uses.begin(), uses.end());
   step.sampled.assign(slots_.sampled().begin(), slots_.sampled().end());
+  step.tokens_are_sent = stays_open;
   open_ = std::move(step);
   return stays_open ? absl::OkStatus() : FinishOpenStep();
 }
@@ -157,6 +181,7 @@ absl::Status StepLoop::FinishOpenStep() {
   RETURN_IF_ERROR(sampler_->Finish(outcomes_));
   TakeOutcomes(step.uses);
   AppendTokens(step.sampled);
+  if (!step.tokens_are_sent) RETURN_IF_ERROR(SendTokens());
   Report(step.step_id);
   spare_steps_.push_back(std::move(step));
   return absl::OkStatus();
@@ -218,8 +243,16 @@ void StepLoop::AddPromptLogprobs(const LogitsUse& use, RowOutcome& outcome) {
   all.back().logprobs.push_back(std::move(outcome.logprobs));
 }
 
+// Before the host has read them.
+absl::Status StepLoop::SendChosen() {
+  if (is_first() || slots_.sampled().empty()) return absl::OkStatus();
+  return stage_.token_return->Send(stage_.device_logits->chosen_on_device(),
+                                   std::ssize(slots_.sampled()));
+}
+
 absl::Status StepLoop::SendTokens() {
-  if (is_first()) return absl::OkStatus();
+  if (is_first() || tokens_.empty()) return absl::OkStatus();
+  if (stage_.token_return != nullptr) return stage_.token_return->Send(tokens_);
   const int64_t num_tokens = static_cast<int64_t>(tokens_.size());
   for (int64_t at = 0; at < num_tokens; at += kTokensPerMessage) {
     const int64_t count = std::min(kTokensPerMessage, num_tokens - at);

@@ -2,11 +2,12 @@
 //
 // Several steps are in flight over the stages of a pipeline, each stage working through plans in
 // order. Hidden states travel from stage to next stage inside Forward; sampled token ids travel
-// from the last stage straight to the first, over the same pipeline group. Nothing can wait in a
-// circle: a stage waits only for hidden states of the same step from the stage before, the first
-// stage only for tokens of earlier steps, and the last stage's token messages are small enough
-// (kTokensPerMessage) that sending them never waits for the first stage, which may just be waiting
-// to hand over its next hidden states.
+// from the last stage straight to the first, between hosts over the same pipeline group, or between
+// devices, for which no host waits. Nothing can wait in a circle: a stage waits only for hidden
+// states of the same step from the stage before, the first stage only for tokens of earlier steps,
+// and the last stage's token messages are small enough (kTokensPerMessage) that sending them never
+// waits for the first stage, which may just be waiting to hand over its next hidden states. (Of
+// devices: parallel/cuda/pipeline_communicator.h.)
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model/sampling/token_return.h"
 #include "model/sampling/vocab_sampler.h"
 #include "parallel/communicator.h"
 #include "runtime/engine/step_plan.h"
@@ -29,7 +31,8 @@ namespace lockstep {
 
 // One stage's computation: LlamaStage's, or a test's.
 struct StageCalls {
-  // Of batches with token_sources: those chosen last by device_logits.
+  // Of batches with token_sources: those chosen last by device_logits, or the table of
+  // token_return.
   std::function<absl::Status(const StepBatch&)> forward;
   // Last stage: logits of rows [first, first + count) of logits_rows over this rank's vocabulary;
   // count <= max_logits_rows.
@@ -38,6 +41,9 @@ struct StageCalls {
   // Where those logits lie, made for so many rows; null: in the host's memory. Must outlive the
   // loop.
   DeviceChooser* device_logits = nullptr;
+  // First and last stage of several: how tokens travel between their devices; null: between hosts.
+  // Must outlive the loop.
+  TokenReturn* token_return = nullptr;
 };
 
 // Called on the last stage's tp_rank 0 after every step, in step order. Must not wait: the next
@@ -71,6 +77,7 @@ class StepLoop {
     uint64_t step_id = 0;
     std::vector<LogitsUse> uses;
     std::vector<SlotRef> sampled;
+    bool tokens_are_sent = false;
   };
 
   static constexpr int64_t kTokensPerMessage = 512;  // 2 KiB, below every transport's eager limit
@@ -82,7 +89,11 @@ class StepLoop {
   absl::StatusOr<std::optional<engine::StepPlan>> NextPlan(PlanQueue& queue,
                                                            const WaitCheck& check);
   absl::Status Step(const engine::StepPlan& plan);
-  // First stage of several: takes in tokens that have arrived, and waits for those the step needs.
+  // First stage of several. Between devices: has the step's work wait for its tokens, and
+  // afterwards says that those it samples will come.
+  absl::Status AwaitTokens();
+  absl::Status ExpectTokens();
+  // Between hosts: takes in tokens that have arrived, and waits for those the step needs.
   absl::Status ReceiveTokens();
   absl::Status ReceiveOldest();
   // Last stage.
@@ -94,6 +105,7 @@ class StepLoop {
   absl::StatusOr<const float*> LayOutRows(int64_t first, int64_t count);
   void TakeOutcomes(std::span<const LogitsUse> uses);
   void AppendTokens(std::span<const SlotRef> sampled);
+  absl::Status SendChosen();
   absl::Status SendTokens();
   void Report(uint64_t step_id);
   void AddPromptLogprobs(const LogitsUse& use, RowOutcome& outcome);
@@ -109,6 +121,7 @@ class StepLoop {
   // First stage of several: whose tokens earlier steps sampled, oldest step first.
   std::deque<std::vector<SlotRef>> expected_;
   std::vector<std::vector<SlotRef>> spare_;
+  std::vector<int32_t> sampled_slots_;
 
   std::optional<OpenStep> open_;
   std::vector<OpenStep> spare_steps_;

@@ -1,6 +1,6 @@
-// FakeStage's language model on an emulated device, whose host memory it shares: ids come from
-// where tokens were chosen and logits are made when their turn in the stream comes, no sooner. One
-// stage; ranks of a tensor parallel group gather by way of the host.
+// FakeStage's language model on emulated devices, one for each rank, whose memory is the host's:
+// ids come from where tokens were chosen and logits are made when their turn in the stream comes,
+// no sooner. Ranks talk from device to device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,11 +10,15 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/accelerator.h"
 #include "kernels/base/check.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "model/sampling/device_choice.h"
-#include "tests/model/sampling/device_group.h"
+#include "model/sampling/token_return.h"
+#include "parallel/device_communicators.h"
 #include "tests/worker/fake_stage.h"
+
+extern "C" const lockstep::AcceleratorPlugin* lockstep_plugin();
 
 namespace lockstep::testing {
 
@@ -22,16 +26,35 @@ class FakeDeviceStage {
  public:
   static constexpr int64_t kMaxTokens = 2048;
   static constexpr int64_t kMaxRows = 256;
+  static constexpr int64_t kMaxSeqs = 600;
 
-  explicit FakeDeviceStage(RankGroups& groups)
-      : backend_(cuda::CudaBackend::Create({}).value()), group_(*groups.tp, *backend_) {
+  // There must be as many devices as ranks.
+  explicit FakeDeviceStage(RankGroups& host)
+      : backend_(cuda::CudaBackend::Create(
+                     {.device = host.pp->rank() * host.tp->size() + host.tp->rank()})
+                     .value()),
+        groups_(MakeDeviceGroups(lockstep_plugin()->accelerator->communicators(), *backend_, host,
+                                 {.max_hidden_states = kMaxTokens,
+                                  .bytes_back = TokenReturn::MessageBytes(kMaxSeqs),
+                                  .notice = nullptr})
+                    .value()) {
     ShardedSizes sizes;
     sizes.vocab_size = kFakeVocab;
-    vocab_ = VocabOf(sizes, groups.tp->size(), groups.tp->rank());
+    vocab_ = VocabOf(sizes, host.tp->size(), host.tp->rank());
     ids_ = backend_->Allocate(kMaxTokens * 4).value();
     sources_ = backend_->Allocate(kMaxTokens * 4).value();
     logits_ = backend_->Allocate(kMaxRows * vocab_.size() * 4).value();
-    chooser_ = DeviceChooser::Create(*backend_, kFakeVocab, group_, kMaxRows).value();
+    const auto health = [this]() -> absl::Status {
+      RETURN_IF_ERROR(groups_.tp->Health());
+      return groups_.pp->Health();
+    };
+    if (is_last()) {
+      chooser_ =
+          DeviceChooser::Create(*backend_, kFakeVocab, *groups_.tp, kMaxRows, health).value();
+    }
+    if (is_first() != is_last()) {
+      token_return_ = TokenReturn::Create(*backend_, *groups_.pp, kMaxSeqs).value();
+    }
   }
   // What was issued reads what is given up here.
   ~FakeDeviceStage() { backend_->Synchronize(); }
@@ -40,8 +63,10 @@ class FakeDeviceStage {
     return {.forward = [this](const StepBatch& batch) { return Forward(batch); },
             .logits = [this](int64_t first, int64_t count) { return Logits(first, count); },
             .max_logits_rows = max_logits_rows,
-            .device_logits = chooser_.get()};
+            .device_logits = chooser_.get(),
+            .token_return = token_return_.get()};
   }
+  RankGroups& groups() { return groups_; }
 
  private:
   // Of some rows, made in the stream.
@@ -53,15 +78,29 @@ class FakeDeviceStage {
     float* logits;
   };
 
+  bool is_first() const { return groups_.pp->rank() == 0; }
+  bool is_last() const { return groups_.pp->rank() == groups_.pp->size() - 1; }
+
   absl::Status Forward(const StepBatch& batch) {
     positions_ = batch.positions;
     rows_ = batch.logits_rows;
+    Communicator& pp = *groups_.pp;
+    const int64_t bytes = batch.num_tokens() * 4;
+    if (is_first()) {
+      TakeIds(batch);
+    } else {
+      RETURN_IF_ERROR(pp.Recv(pp.rank() - 1, ids_.data(), bytes));
+    }
+    return is_last() ? absl::OkStatus() : pp.Send(pp.rank() + 1, ids_.data(), bytes);
+  }
+
+  void TakeIds(const StepBatch& batch) {
     backend_->CopyToDevice(ids_.data(), batch.token_ids.data(), batch.num_tokens() * 4);
-    if (batch.token_sources.empty()) return absl::OkStatus();
+    if (batch.token_sources.empty()) return;
     backend_->CopyToDevice(sources_.data(), batch.token_sources.data(), batch.num_tokens() * 4);
-    backend_->TakeChosenTokens(chooser_->chosen_on_device(), sources_.as<int32_t>(),
-                               batch.num_tokens(), ids_.as<int32_t>());
-    return absl::OkStatus();
+    backend_->TakeChosenTokens(
+        token_return_ != nullptr ? token_return_->table() : chooser_->chosen_on_device(),
+        sources_.as<int32_t>(), batch.num_tokens(), ids_.as<int32_t>());
   }
 
   absl::StatusOr<const float*> Logits(int64_t first, int64_t count) {
@@ -90,12 +129,13 @@ class FakeDeviceStage {
   }
 
   std::unique_ptr<cuda::CudaBackend> backend_;
-  DeviceGroup group_;
+  RankGroups groups_;
   Range vocab_;
   DeviceBuffer ids_;
   DeviceBuffer sources_;
   DeviceBuffer logits_;
-  std::unique_ptr<DeviceChooser> chooser_;
+  std::unique_ptr<DeviceChooser> chooser_;     // last stage
+  std::unique_ptr<TokenReturn> token_return_;  // first and last stage of several
   std::vector<int32_t> positions_;
   std::vector<int32_t> rows_;
 };

@@ -13,6 +13,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/llama_stage.h"
 #include "model/sampling/device_choice.h"
+#include "model/sampling/token_return.h"
 #include "nlohmann/json.hpp"
 #include "runtime/worker/step_loop.h"
 #include "tests/worker/plan_writer.h"
@@ -81,9 +82,13 @@ inline std::vector<engine::StepPlan> PlansFor(
 }
 
 struct LoopOptions {
-  bool chooses_on_device = true;  // where logits lie on one
-  int64_t* num_steps_ahead = nullptr;
+  bool chooses_on_device = true;        // where logits lie on one
+  RankGroups* device_groups = nullptr;  // of the stage, if not the host's
+  int64_t* num_steps_ahead = nullptr;   // written by the rank that reports
 };
+
+inline constexpr BatchLimits kLoopLimits = {
+    .max_batched_tokens = 512, .max_num_seqs = 8, .max_model_len = 2304, .block_size = kBlockSize};
 
 inline absl::Status RunRank(const std::filesystem::path& model, const Case& layout, int rank,
                             Backend& backend, RankGroups& groups,
@@ -92,46 +97,53 @@ inline absl::Status RunRank(const std::filesystem::path& model, const Case& layo
                             const LoopOptions& options = {}) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(model));
   StageOptions stage_options;
-  stage_options.limits = {.max_batched_tokens = 512,
-                          .max_num_seqs = 8,
-                          .max_model_len = 2304,
-                          .block_size = kBlockSize};
+  stage_options.limits = kLoopLimits;
+  RankGroups& on_device = options.device_groups != nullptr ? *options.device_groups : groups;
   constexpr int64_t kNumBlocks = 256;
   ASSIGN_OR_RETURN(const std::unique_ptr<LlamaStage> stage,
                    LlamaStage::Load(*checkpoint, *ProcessGrid::Create(layout.tp, layout.pp), rank,
-                                    backend, groups, stage_options, nullptr));
+                                    backend, on_device, stage_options, nullptr));
   RETURN_IF_ERROR(stage->AllocateKvCache(kNumBlocks));
   std::unique_ptr<DeviceChooser> device_logits;
-  if (stage->is_last() && backend.SummarizesLogits() && options.chooses_on_device) {
+  std::unique_ptr<TokenReturn> token_return;
+  const bool chooses_on_device = backend.SummarizesLogits() && options.chooses_on_device;
+  if (stage->is_last() && chooses_on_device) {
     ASSIGN_OR_RETURN(device_logits,
-                     DeviceChooser::Create(backend, checkpoint->config().vocab_size, *groups.tp,
+                     DeviceChooser::Create(backend, checkpoint->config().vocab_size, *on_device.tp,
                                            stage->max_device_logits_rows()));
   }
+  if (stage->is_first() != stage->is_last() && chooses_on_device) {
+    ASSIGN_OR_RETURN(token_return,
+                     TokenReturn::Create(backend, *on_device.pp, kLoopLimits.max_num_seqs));
+  }
+  const ChosenToken* chosen = token_return != nullptr    ? token_return->table()
+                              : device_logits != nullptr ? device_logits->chosen_on_device()
+                                                         : nullptr;
   RankProgress progress;
-  StepLoop loop(
-      {.limits = stage_options.limits,
-       .num_blocks = kNumBlocks,
-       .vocab_size = checkpoint->config().vocab_size,
-       .eos_token_ids = checkpoint->config().eos_token_ids},
-      {.forward =
-           [&](const StepBatch& batch) {
-             return stage->Forward(
-                 batch, device_logits == nullptr ? nullptr : device_logits->chosen_on_device());
-           },
-       .logits =
-           [&](int64_t first, int64_t count) {
-             return device_logits != nullptr ? stage->LogitsOnDevice(first, count)
-                                             : stage->Logits(first, count);
-           },
-       .max_logits_rows =
-           device_logits != nullptr ? stage->max_device_logits_rows() : LlamaStage::kMaxLogitsRows,
-       .device_logits = device_logits.get()},
-      groups, progress, [&](engine::StepResult result) { results.push_back(std::move(result)); });
+  StepLoop loop({.limits = stage_options.limits,
+                 .num_blocks = kNumBlocks,
+                 .vocab_size = checkpoint->config().vocab_size,
+                 .eos_token_ids = checkpoint->config().eos_token_ids},
+                {.forward = [&](const StepBatch& batch) { return stage->Forward(batch, chosen); },
+                 .logits =
+                     [&](int64_t first, int64_t count) {
+                       return device_logits != nullptr ? stage->LogitsOnDevice(first, count)
+                                                       : stage->Logits(first, count);
+                     },
+                 .max_logits_rows = device_logits != nullptr ? stage->max_device_logits_rows()
+                                                             : LlamaStage::kMaxLogitsRows,
+                 .device_logits = device_logits.get(),
+                 .token_return = token_return.get()},
+                groups, progress,
+                [&](engine::StepResult result) { results.push_back(std::move(result)); });
   PlanQueue queue;
   for (const engine::StepPlan& plan : plans) RETURN_IF_ERROR(queue.Push(plan));
   queue.Close();
   RETURN_IF_ERROR(loop.Run(queue));
-  if (options.num_steps_ahead != nullptr) *options.num_steps_ahead = loop.num_steps_ahead();
+  const bool reports = stage->is_last() && groups.tp->rank() == 0;
+  if (reports && options.num_steps_ahead != nullptr) {
+    *options.num_steps_ahead = loop.num_steps_ahead();
+  }
   return absl::OkStatus();
 }
 

@@ -77,6 +77,40 @@ TEST(SlotTable, ADecodeMayComeBeforeItsToken) {
   EXPECT_THAT(table.batch().token_ids, ElementsAre(33));
 }
 
+TEST(SlotTable, TokensThatReturnToATableAreNamedByTheirSlot) {
+  SlotTableOptions options = Small();
+  options.has_token_table = true;
+  options.is_last_stage = false;
+  SlotTable table(options);
+  PlanWriter plan;
+  plan.Open(0, {1, 2, 3}).Grant(0, {0, 1}).Open(2, {7}).Grant(2, {2}).Chunk(0, 2, false).Decode(2);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_ids, ElementsAre(1, 2, 7));
+  EXPECT_THAT(table.batch().token_sources, IsEmpty());
+  EXPECT_EQ(table.NewestSource(), 0u);
+  for (const uint64_t step : {1, 2, 3}) {  // nobody ever appends
+    plan.Decode(2);
+    if (step == 1) plan.Chunk(0, 1, true);
+    ASSERT_TRUE(table.Apply(plan.Take()).ok());
+    table.FillTokenIds();
+    EXPECT_EQ(table.batch().token_sources[0], 2);
+    EXPECT_EQ(table.NewestSource(), step);
+  }
+  plan.Decode(0);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_sources, ElementsAre(0));
+  EXPECT_EQ(table.NewestSource(), 2u) << "its last, however long ago";
+  // The next tenant's are its own.
+  plan.Close(2).Open(2, {50, 51}).Grant(2, {2}).Chunk(2, 2, true);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  table.FillTokenIds();
+  EXPECT_THAT(table.batch().token_ids, ElementsAre(50, 51));
+  EXPECT_THAT(table.batch().token_sources, IsEmpty());
+  EXPECT_EQ(table.NewestSource(), 0u);
+}
+
 TEST(SlotTable, ATokenThatADeviceHasIsNamedByItsPlaceInTheStepBefore) {
   SlotTable table(Small());
   PlanWriter plan;

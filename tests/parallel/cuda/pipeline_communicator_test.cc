@@ -28,8 +28,11 @@ DeviceBuffer Slot(int64_t bytes = kSlotBytes) {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakePipeline(Communicator& host, cudaStream_t stream,
-                                                           int64_t slot_bytes = kSlotBytes) {
+                                                           int64_t slot_bytes = kSlotBytes,
+                                                           bool has_way_back = false) {
   PipelineOptions options;
+  const bool is_end = host.rank() == 0 || host.rank() == host.size() - 1;
+  if (has_way_back && is_end) options.way_back = Slot(slot_bytes);
   if (host.rank() > 0) options.from_previous = Slot(slot_bytes);
   if (host.rank() + 1 < host.size()) options.to_next = Slot(slot_bytes);
   return MakePipelineCommunicator(host, stream, std::move(options));
@@ -108,6 +111,74 @@ TEST_P(PipelineCommunicatorTest, StepsFollowEachOtherWithoutTheHost) {
     RETURN_IF_ERROR(group->Barrier());
     return group->Health();
   });
+}
+
+// A token's way round: what the last rank makes of a step's number is the input of a later step.
+// Every step is issued before the first is done.
+TEST_P(PipelineCommunicatorTest, WhatComesBackIsAwaitedByTheStepThatNeedsIt) {
+  constexpr int kNumSteps = 12;
+  RunDevices(GetParam(), [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakePipeline(host, stream.get(), kSlotBytes, /*has_way_back=*/true));
+    const int last = group->size() - 1;
+    Number number(stream.get());
+    const OnDevice back(nullptr, 4 * kNumSteps, stream.get());
+    const auto copy = [&](void* to, const void* from) {
+      return cudaMemcpyAsync(to, from, 4, cudaMemcpyDeviceToDevice, stream.get());
+    };
+    for (int step = 0; step < kNumSteps; ++step) {
+      if (rank == 0) {
+        number.Set(step + 1);
+        if (step >= group->size()) {
+          RETURN_IF_ERROR(group->FinishRecv(last));
+          EXPECT_EQ(copy(number.data(), back.as<char>() + 4 * (step - group->size())), cudaSuccess);
+        }
+      } else {
+        RETURN_IF_ERROR(group->Recv(rank - 1, number.data(), 4));
+      }
+      if (rank < last) RETURN_IF_ERROR(group->Send(rank + 1, number.data(), 4));
+      if (rank == 0) RETURN_IF_ERROR(group->StartRecv(last, back.as<char>() + 4 * step, 4));
+      if (rank == last) RETURN_IF_ERROR(group->Send(0, number.data(), 4));
+      number.Set(99);
+    }
+    if (rank == 0) {
+      for (int i = 0; i < std::min(group->size(), kNumSteps); ++i) {
+        RETURN_IF_ERROR(group->FinishRecv(last));
+      }
+      std::vector<int32_t> numbers(kNumSteps);
+      back.ReadTo(numbers.data());
+      for (int step = 0; step < kNumSteps; ++step) {
+        EXPECT_EQ(numbers[step], (step % group->size() + 1) * 0x01010101);
+      }
+    }
+    RETURN_IF_ERROR(group->Barrier());
+    return group->Health();
+  });
+}
+
+// As start-up measures links: there and back, with and without a way of its own.
+TEST_P(PipelineCommunicatorTest, NeighboursAnswer) {
+  for (const bool has_way_back : {false, true}) {
+    RunDevices(GetParam(), [&](int rank, Communicator& host) -> absl::Status {
+      const Stream stream;
+      ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                       MakePipeline(host, stream.get(), kSlotBytes, has_way_back));
+      Number number(stream.get());
+      if (rank > 0) {
+        RETURN_IF_ERROR(group->Recv(rank - 1, number.data(), 4));
+        RETURN_IF_ERROR(group->Send(rank - 1, number.data(), 4));
+      }
+      if (rank + 1 < group->size()) {
+        number.Set(rank + 5);
+        RETURN_IF_ERROR(group->Send(rank + 1, number.data(), 4));
+        number.Set(0);
+        RETURN_IF_ERROR(group->Recv(rank + 1, number.data(), 4));
+        EXPECT_EQ(number.Get(), rank + 5);
+      }
+      return group->Barrier();
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PipelineCommunicatorTest, ::testing::Values(2, 3, 4, 5));
@@ -212,6 +283,24 @@ TEST(PipelineEndTest, EndsOfALinkMustAgree) {
   });
 }
 
+TEST(PipelineEndTest, EndsOfTheWayBackMustAgree) {
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    PipelineOptions options;
+    if (rank == 0) {
+      options.to_next = Slot();
+      options.way_back = Slot(64);
+    } else {
+      options.from_previous = Slot();
+    }
+    const auto group = MakePipelineCommunicator(host, stream.get(), std::move(options));
+    EXPECT_EQ(group.status().code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(group.status().message(),
+                HasSubstr("back are of 0 bytes on the last rank, of 64 on the first"));
+    return absl::OkStatus();
+  });
+}
+
 TEST(PipelineEndTest, OnlyNeighboursAreLinked) {
   RunDevices(3, [&](int rank, Communicator& host) -> absl::Status {
     const Stream stream;
@@ -221,6 +310,8 @@ TEST(PipelineEndTest, OnlyNeighboursAreLinked) {
       EXPECT_EQ(group->Send(peer, number.data(), 4).code(), absl::StatusCode::kInternal);
       EXPECT_EQ(group->Recv(peer, number.data(), 4).code(), absl::StatusCode::kInternal);
     }
+    EXPECT_EQ(group->StartRecv(2, number.data(), 4).code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(group->FinishRecv(2).code(), absl::StatusCode::kInternal);
     return group->Barrier();
   });
 }
@@ -230,7 +321,8 @@ TEST(PipelineEndTest, ARankThatGoesEndsItsNeighboursWaits) {
   for (const int leaver : {0, 1, 2}) {
     RunDevices(3, [&](int rank, Communicator& host) -> absl::Status {
       const Stream stream;
-      ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group, MakePipeline(host, stream.get()));
+      ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                       MakePipeline(host, stream.get(), kSlotBytes, /*has_way_back=*/true));
       RETURN_IF_ERROR(host.Barrier());
       if (rank == leaver) {
         group->Abort();
@@ -238,10 +330,14 @@ TEST(PipelineEndTest, ARankThatGoesEndsItsNeighboursWaits) {
         return absl::OkStatus();
       }
       Number number(stream.get());
+      const Number back(stream.get());
       absl::Status status;
       for (int step = 0; step < 3 && status.ok(); ++step) {
         if (rank > 0) status = group->Recv(rank - 1, number.data(), 4);
+        if (status.ok() && rank == 2) status = group->Send(0, number.data(), 4);
         if (status.ok() && rank < 2) status = group->Send(rank + 1, number.data(), 4);
+        if (status.ok() && rank == 0) status = group->StartRecv(2, back.data(), 4);
+        if (status.ok() && rank == 0) status = group->FinishRecv(2);
       }
       EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
       while (group->Health().ok()) {
