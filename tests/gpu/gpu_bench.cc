@@ -11,14 +11,15 @@
 
 #include "CLI/CLI.hpp"
 #include "fmt/format.h"
-#include "kernels/accelerator.h"
 #include "kernels/base/check.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "model/checkpoint/model_writer.h"
 #include "model/llama/llama_stage.h"
 #include "model/llama/uniform_batch.h"
 #include "model/llama/weights.h"
 #include "nlohmann/json.hpp"
 #include "tests/gpu/device_limits.h"
+#include "tests/gpu/step_gaps.h"
 #include "tests/gpu/step_kernels.h"
 
 namespace lockstep::bench {
@@ -54,7 +55,7 @@ void Log(const std::string& line) { fmt::print(stderr, "gpu_bench: {}\n", line);
 
 class StepBench {
  public:
-  StepBench(const BenchOptions& options, const std::string& model, Backend& backend)
+  StepBench(const BenchOptions& options, const std::string& model, cuda::CudaBackend& backend)
       : options_(options), backend_(backend) {
     groups_.tp = MakeSelfCommunicator();
     groups_.pp = MakeSelfCommunicator();
@@ -113,9 +114,9 @@ class StepBench {
 
   nlohmann::json Decode(int64_t seqs, const DeviceLimits& limits) {
     Log(fmt::format("decode of {} sequences at context {}", seqs, options_.context));
-    nlohmann::json result =
-        Time(MakeUniformBatch({seqs, options_.context, 1, kBlockSize, config_.vocab_size}),
-             options_.repeats);
+    const UniformBatch decodes = {seqs, options_.context, 1, kBlockSize, config_.vocab_size};
+    nlohmann::json result = Time(MakeUniformBatch(decodes), options_.repeats);
+    if (seqs <= stage_->max_device_logits_rows()) result["idle"] = Idle(decodes);
     const StepCost cost = CostOfStep(config_, seqs, seqs * options_.context,
                                      seqs * options_.context, is_fp8() ? 1 : 2);
     const double floor = std::max(cost.bytes / limits.read_bytes_per_s, cost.flops / Rate(limits));
@@ -125,6 +126,16 @@ class StepBench {
     result["gb_per_s"] = 1e-9 * cost.bytes / seconds;
     result["share_of_floor"] = floor / seconds;
     return result;
+  }
+
+  // Of steps with the LM head and sampling.
+  nlohmann::json Idle(const UniformBatch& decodes) {
+    const StepGaps gaps =
+        Value(MeasureStepGaps(*stage_, backend_, groups_, decodes, 5 * options_.repeats));
+    return {{"step_seconds", gaps.step_seconds},
+            {"median_share", gaps.median_share},
+            {"p95_share", gaps.p95_share},
+            {"late_share", gaps.late_share}};
   }
 
   nlohmann::json Prefill(const DeviceLimits& limits) {
@@ -144,7 +155,7 @@ class StepBench {
   }
 
   const BenchOptions& options_;
-  Backend& backend_;
+  cuda::CudaBackend& backend_;
   RankGroups groups_;
   ModelConfig config_;
   std::unique_ptr<LlamaStage> stage_;
@@ -170,6 +181,13 @@ void PrintSteps(const nlohmann::json& report) {
         decode["sequences"].get<int64_t>(), decode["tokens_per_s"].get<double>(),
         1e3 * decode["seconds"].get<double>(), decode["gb_per_s"].get<double>(),
         100 * decode["share_of_floor"].get<double>(), 1e3 * decode["issue_seconds"].get<double>());
+    if (!decode.contains("idle")) continue;
+    const auto& idle = decode["idle"];
+    fmt::print(
+        "  GPU idle between steps {:5.2f} % (p95 {:.2f} %) of {:.3f} ms with sampling, {:.0f} % of "
+        "steps issued late\n",
+        100 * idle["median_share"].get<double>(), 100 * idle["p95_share"].get<double>(),
+        1e3 * idle["step_seconds"].get<double>(), 100 * idle["late_share"].get<double>());
   }
   const auto& prefill = steps["prefill"];
   fmt::print(
@@ -226,10 +244,8 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const DeviceLimits limits = MeasureDeviceLimits(0);
-  const auto backend = Value(
-      Value(OpenAccelerator())
-          ->MakeBackend(
-              {.device = 0, .compute = DType::kBF16, .deterministic = options.deterministic}));
+  const auto backend = Value(cuda::CudaBackend::Create(
+      {.device = 0, .compute = DType::kBF16, .deterministic = options.deterministic}));
   nlohmann::json report;
   report["device"] = backend->Description();
   report["limits"] = {{"read_gb_per_s", 1e-9 * limits.read_bytes_per_s},

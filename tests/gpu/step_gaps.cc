@@ -1,0 +1,133 @@
+#include "tests/gpu/step_gaps.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
+#include "model/sampling/device_choice.h"
+#include "model/sampling/vocab_sampler.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr int kWarmUps = 5;
+
+class Event {
+ public:
+  Event() { cuda::CudaCheck(cudaEventCreate(&event_), "an event"); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event(const Event&) = delete;
+
+  void Record(cudaStream_t stream) { cuda::CudaCheck(cudaEventRecord(event_, stream), "an event"); }
+  bool IsReached() const { return cudaEventQuery(event_) == cudaSuccess; }
+  double SecondsSince(const Event& earlier) const {
+    float ms = 0.0f;
+    cuda::CudaCheck(cudaEventElapsedTime(&ms, earlier.event_, event_), "the time between events");
+    return 1e-3 * ms;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+struct Step {
+  Event begin;
+  Event end;
+  bool is_late = false;
+};
+
+// As the step loop issues them.
+class Steps {
+ public:
+  Steps(LlamaStage& stage, cuda::CudaBackend& backend, RankGroups& groups,
+        const UniformBatch& decodes)
+      : stage_(stage),
+        backend_(backend),
+        groups_(groups),
+        vocab_size_(decodes.vocab_size),
+        batch_(MakeUniformBatch(decodes)) {
+    params_.top_k = 50;
+    for (int64_t i = 0; i < decodes.num_seqs; ++i) {
+      rows_.push_back({.params = &params_,
+                       .history = &history_,
+                       .sequence_index = static_cast<uint32_t>(i),
+                       .position = static_cast<uint64_t>(decodes.context)});
+    }
+  }
+
+  absl::StatusOr<std::vector<Step>> Run(int num_steps) {
+    ASSIGN_OR_RETURN(chooser_, DeviceChooser::Create(backend_, vocab_size_, *groups_.tp,
+                                                     static_cast<int64_t>(rows_.size())));
+    VocabSampler sampler({.vocab_size = vocab_size_, .eos_token_ids = {}}, *groups_.tp,
+                         chooser_.get());
+    std::vector<Step> steps(static_cast<size_t>(num_steps));
+    for (size_t i = 0; i < steps.size(); ++i) {
+      RETURN_IF_ERROR(Issue(steps[i], sampler));
+      if (i == 0) continue;
+      steps[i].is_late = steps[i - 1].end.IsReached();
+      RETURN_IF_ERROR(sampler.Finish(outcomes_));
+    }
+    RETURN_IF_ERROR(sampler.Finish(outcomes_));
+    return steps;
+  }
+
+ private:
+  absl::Status Issue(Step& step, VocabSampler& sampler) {
+    step.begin.Record(backend_.stream());
+    RETURN_IF_ERROR(stage_.Forward(batch_, chooser_->chosen_on_device()));
+    ASSIGN_OR_RETURN(const float* logits,
+                     stage_.LogitsOnDevice(0, static_cast<int64_t>(rows_.size())));
+    RETURN_IF_ERROR(sampler.Begin(rows_, logits));
+    LS_CHECK(sampler.DecidesAll());
+    step.end.Record(backend_.stream());
+    batch_.token_sources.resize(rows_.size());  // from now on
+    std::iota(batch_.token_sources.begin(), batch_.token_sources.end(), 0);
+    return absl::OkStatus();
+  }
+
+  LlamaStage& stage_;
+  cuda::CudaBackend& backend_;
+  RankGroups& groups_;
+  const int64_t vocab_size_;
+  StepBatch batch_;
+  SamplingParams params_;
+  TokenHistory history_;
+  std::vector<LogitsRow> rows_;
+  std::vector<RowOutcome> outcomes_;
+  std::unique_ptr<DeviceChooser> chooser_;
+};
+
+double Quantile(std::vector<double> values, double quantile) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(quantile * static_cast<double>(values.size() - 1))];
+}
+
+}  // namespace
+
+absl::StatusOr<StepGaps> MeasureStepGaps(LlamaStage& stage, cuda::CudaBackend& backend,
+                                         RankGroups& groups, const UniformBatch& decodes,
+                                         int num_steps) {
+  Steps run(stage, backend, groups, decodes);
+  ASSIGN_OR_RETURN(const std::vector<Step> steps, run.Run(kWarmUps + num_steps + 1));
+  std::vector<double> seconds;
+  std::vector<double> shares;
+  int num_late = 0;
+  for (size_t i = kWarmUps; i + 1 < steps.size(); ++i) {
+    seconds.push_back(steps[i + 1].begin.SecondsSince(steps[i].begin));
+    shares.push_back(steps[i + 1].begin.SecondsSince(steps[i].end) / seconds.back());
+    num_late += steps[i + 1].is_late ? 1 : 0;
+  }
+  return StepGaps{.step_seconds = Quantile(seconds, 0.5),
+                  .median_share = Quantile(shares, 0.5),
+                  .p95_share = Quantile(shares, 0.95),
+                  .late_share = static_cast<double>(num_late) / num_steps};
+}
+
+}  // namespace lockstep::bench
