@@ -40,6 +40,40 @@ expect_text() {
   [ "$length" -gt 120 ] || fail "the text is only $length bytes long"
   cmp -n "$length" "$scratch/text.$1" "$model/expected_greedy_256.txt" || fail "the text is not the reference's"
 }
+start() { # flags...
+  : >"$scratch/log"
+  LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$model" --listen 127.0.0.1:0 --json --max-model-len 256 \
+    --max-num-seqs 4 --max-batched-tokens 64 --num-kv-blocks 64 "$@" >"$scratch/log" 2>&1 &
+  server=$!
+  await ready
+  address=$(sed -n 's/.*"event":"ready".*"address":"\([^"]*\)".*/\1/p' "$scratch/log" | head -1)
+}
+stop() {
+  kill -INT "$server"
+  wait "$server" || fail "the server did not stop cleanly"
+  server=""
+}
+# Each parameter of sampling; what stays on the GPU between steps and what the host has to choose; all at once.
+sampled_requests="--temperature 0.8 --top-k 40 --top-p 0.95
+--temperature 1.5 --min-p 0.02
+--temperature 1.2
+--temperature 1.5 --top-k 300 --top-p 0.98
+--temperature 1 --repetition-penalty 1.3 --presence-penalty 0.4 --frequency-penalty 0.3
+--temperature 0.9 --top-k 30 --repetition-penalty 1.2 --n 2
+--temperature 1 --top-p 0.9 --logit-bias 261:4 --min-tokens 20 --n 2
+--temperature 0 --frequency-penalty 1.5"
+answer_sampled() { # directory
+  local clients=() flags seed=0
+  mkdir "$1"
+  while read -r flags; do
+    seed=$((seed + 1))
+    # shellcheck disable=SC2086
+    timeout 120 "$lockstep" generate --server "$address" --json --quiet --seed "$seed" --max-tokens 40 --logprobs 2 \
+      --prompt-logprobs 1 $flags "One day, Lily" >"$1/$seed" 2>>"$scratch/log" &
+    clients+=($!)
+  done <<<"$sampled_requests"
+  for client in "${clients[@]}"; do wait "$client" || fail "a sampled request"; done
+}
 refused() { # pattern, plugin, flags...: one line that says so
   local pattern=$1 plugin=$2
   shift 2
@@ -54,12 +88,12 @@ if [ $# -eq 0 ]; then
   refused "int8 and int4 weights" "$plugin" --device cuda --quantize int8
 fi
 
-LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$model" --device cuda --listen 127.0.0.1:0 --json --max-model-len 256 \
-  --max-num-seqs 4 --max-batched-tokens 64 --num-kv-blocks 64 "$@" >"$scratch/log" 2>&1 &
-server=$!
-await ready
+start --device cpu
+answer_sampled "$scratch/of_cpu"
+stop
+
+start --device cuda "$@"
 grep '"event":"ready"' "$scratch/log" | head -1
-address=$(sed -n 's/.*"event":"ready".*"address":"\([^"]*\)".*/\1/p' "$scratch/log" | head -1)
 grep -q '"event":"preflight".*"gpus":\[{"rank":0,"index":0,"name":"[^"]' "$scratch/log" ||
   fail "the ranks do not tell of their GPUs"
 grep -q '"backend":"cuda' "$scratch/log" || fail "the ranks do not say that they compute on a GPU"
@@ -81,6 +115,10 @@ done
 for client in "${clients[@]}"; do wait "$client" || fail "a request among others"; done
 echo "six requests at once: the reference's text each"
 
+answer_sampled "$scratch/of_gpu"
+"$(dirname "$0")/same_answers.py" "$scratch/of_cpu" "$scratch/of_gpu" || fail "sampled answers are not those of CPUs"
+echo "sampled answers: the CPU's tokens and log-probabilities"
+
 rank=$(sed -n 's/.*"event":"rank_joined".*"pid":\([0-9]*\).*/\1/p' "$scratch/log" | head -1)
 expect_text through &
 client=$!
@@ -90,7 +128,5 @@ wait "$client" || fail "a request in whose midst a rank was killed"
 await ready_again
 expect_text again
 echo "kill -9 of a rank in the midst of a request: the reference's text, then and afterwards"
-kill -INT "$server"
-wait "$server" || fail "the server did not stop cleanly"
-server=""
+stop
 echo "stopped cleanly"
