@@ -40,6 +40,7 @@ struct LogitsJob {
   // than their list does.
   int32_t uncounted = -1;
   int32_t out_offset = 0;  // bytes, a multiple of 8
+  int32_t kept = -1;       // >= 0: which of LogitsSummaryArgs::kept the row, as adjusted, becomes
 };
 constexpr int32_t kMaxLargestLogits = 256;
 
@@ -83,6 +84,7 @@ struct LogitsSummaryArgs {
   const ChosenToken* chosen = nullptr;  // null where no job has one uncounted
   void* workspace = nullptr;            // LogitsWorkspaceBytes, aligned to 16
   std::byte* out = nullptr;             // aligned to 8
+  float* kept = nullptr;  // [rows, num_slices * slice_width]; null where no job has one kept
 };
 
 // Elements of a slice that are looked at together; results of these segments go by way of the

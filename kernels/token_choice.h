@@ -21,21 +21,25 @@ struct TokenChoiceJob {
   uint64_t position = 0;
   uint32_t sequence_index = 0;
   int32_t place = 0;  // among the results
-  // >= 0: of a summary of raw logits, chosen from without top_k: which row of
-  // TokenChoiceArgs.logits they are, to go on there where the summary does not reach far enough.
+  // Where the summary does not reach far enough, the choice goes on in the whole row if one of
+  // these is >= 0: which row of TokenChoiceArgs.logits it is, of those that are not adjusted and
+  // lie here; or which of TokenChoiceArgs.kept, and, if they are not the same, which its logits
+  // before adjustments are.
   int32_t row = -1;
+  int32_t kept_row = -1;
+  int32_t kept_raw_row = -1;
   int32_t reserved = 0;
 };
 
-// Token kUndecidedToken: the summary does not reach far enough, or a rank has none.
+// Token kUndecidedToken: the choice would have gone on where it may not, or a rank has no summary.
 struct ChosenToken {
   int32_t token = 0;
   float raw = 0.0f;  // its logit before adjustments
 };
 constexpr int32_t kUndecidedToken = -1;
 
-// Rows with more largest logits, of all ranks together, are undecided; so are those that must walk
-// over more tokens than kMaxChoiceSteps.
+// Summaries do not reach far enough for rows with more largest logits, of all ranks together, and
+// for those that must walk over more tokens than kMaxChoiceSteps.
 constexpr int32_t kMaxChoiceCandidates = 2048;
 constexpr int32_t kMaxChoiceSteps = 1024;
 
@@ -51,6 +55,10 @@ struct TokenChoiceArgs {
   const TokenChoiceJob* jobs = nullptr;
   int num_jobs = 0;
   const float* logits = nullptr;  // [rows, vocab_size]; null: no job has a row
+  // Of each rank's LogitsSummaryArgs::kept, [num_ranks, kept_rows, part_width]; null: no job has
+  // one.
+  const float* kept = nullptr;
+  int64_t kept_rows = 0;
   ChosenToken* chosen = nullptr;
 };
 

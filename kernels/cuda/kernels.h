@@ -32,6 +32,8 @@ cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t 
 cudaError_t LaunchRoundToBf16(const float* in, int64_t count, BF16* out, cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);
+// The second part of the same: rows that are undecided and may go on.
+cudaError_t LaunchChooseFromWholeRows(const TokenChoiceArgs& args, cudaStream_t stream);
 cudaError_t LaunchTakeChosenTokens(const ChosenToken* chosen, const int32_t* sources,
                                    int64_t num_tokens, int32_t* ids, cudaStream_t stream);
 cudaError_t LaunchPlaceChosenTokens(const ChosenToken* chosen, const int32_t* places, int64_t count,

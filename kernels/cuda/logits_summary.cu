@@ -67,6 +67,10 @@ class Segment {
     ForEach(next, job.num_masks, [&](int64_t at, float) { logits_[at] = NegativeInfinity(); });
   }
 
+  __device__ void CopyTo(float* row) const {
+    for (int i = threadIdx.x; i < size_; i += blockDim.x) row[begin_ + i] = logits_[i];
+  }
+
   __device__ int size() const { return size_; }
   __device__ float operator[](int i) const { return logits_[i]; }
   __device__ LogitKey Key(int i) const {
@@ -125,6 +129,7 @@ __global__ void __launch_bounds__(kSegmentThreads) SummarizeSegmentsKernel(Logit
   Segment segment(args, logits);
   segment.Read<n>(args.logits + job.row * args.width);
   segment.Adjust(args, job);
+  if (job.kept >= 0) segment.CopyTo(args.kept + job.kept * args.num_slices * args.slice_width);
 
   const auto key_at = [&](int i) { return segment.Key(i); };
   LogitKey largest = 0;

@@ -3,57 +3,18 @@
 // the sums it compares with are defined in that order. The limit is that walk, an addition after
 // the other: some microseconds where it goes over hundreds of tokens.
 //
-// Where it does not end there, a second launch goes over the whole row, again a block for each: it
-// selects the next kBatch logits in the order of choice and sorts them, over and over, until the
-// choice is certain. A batch reads the row up to nine times, 0.5 MB each for a vocabulary of
-// 128,256; mostly one is enough. Rows that are decided cost a block that leaves.
+// Where it does not end there, a second launch goes on in the whole row (whole_row_choice.cu).
 //
 // Compiled without fused multiply-add (CMakeLists.txt): the arithmetic is the host's, bit for bit.
 #include <cstdint>
 
-#include "kernels/base/choice_walk.h"
-#include "kernels/base/philox.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/largest_keys.cuh"
-#include "kernels/logits_summary.h"
-#include "kernels/token_choice.h"
+#include "kernels/cuda/row_summaries.cuh"
 
 namespace lockstep::cuda {
 namespace {
 
 constexpr int kChoiceThreads = 256;
-constexpr int kBatch = 1024;  // a power of two; a thread for each
-
-// A row's summaries, by rank.
-class Summaries {
- public:
-  __device__ Summaries(const TokenChoiceArgs& args, const TokenChoiceJob& job)
-      : args_(args), job_(job) {}
-
-  __device__ const LogitsSummary& Head(int rank) const {
-    return *reinterpret_cast<const LogitsSummary*>(args_.summaries + rank * args_.rank_stride +
-                                                   job_.summary);
-  }
-  __device__ const LogitsSlice* Slices(int rank) const {
-    return reinterpret_cast<const LogitsSlice*>(&Head(rank) + 1);
-  }
-  __device__ const LargestLogit& Largest(int rank, int i) const {
-    return reinterpret_cast<const LargestLogit*>(Slices(rank) + args_.num_slices)[i];
-  }
-  __device__ LogitKey Key(int rank, int i) const {
-    const LargestLogit& largest = Largest(rank, i);
-    return KeyOf(largest.value, static_cast<uint32_t>(rank * args_.part_width + largest.index));
-  }
-  // May the rank's part have more above -infinity than its list?
-  __device__ bool IsCut(int rank) const {
-    const int64_t part = min(args_.part_width, args_.vocab_size - rank * args_.part_width);
-    return Head(rank).count == job_.num_largest && job_.num_largest < part;
-  }
-
- private:
-  const TokenChoiceArgs& args_;
-  const TokenChoiceJob& job_;
-};
 
 // All ranks' largest logits, then the order of choice as far as it is known.
 struct Candidates {
@@ -126,38 +87,6 @@ struct WeighedSteps {
   constexpr double sum(int32_t step) const { return sums[step]; }
 };
 
-// The weight of the whole row, in `terms` for a moment; the largest logit.
-struct RowStats {
-  double max;
-  double total;
-};
-__device__ RowStats CombineSlices(const Summaries& summaries, int num_ranks, int num_slices,
-                                  double inverse_temperature, double* terms) {
-  double max = summaries.Slices(0)[0].max;
-  for (int i = 1; i < num_ranks * num_slices; ++i) {
-    const double other = summaries.Slices(i / num_slices)[i % num_slices].max;
-    max = other > max ? other : max;
-  }
-  for (int i = threadIdx.x; i < num_ranks * num_slices; i += blockDim.x) {
-    const LogitsSlice slice = summaries.Slices(i / num_slices)[i % num_slices];
-    terms[i] = SliceWeight(slice.sum, slice.max, max, inverse_temperature);
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) AddNeighbours(terms, num_ranks * num_slices);
-  __syncthreads();
-  return {max, terms[0]};
-}
-
-__device__ ChoiceRule RuleOf(const TokenChoiceJob& job, const RowStats& row) {
-  return {.inverse_temperature = job.inverse_temperature,
-          .top_k = job.top_k,
-          .top_p = job.top_p,
-          .min_p = job.min_p,
-          .uniform = TokenUniform(job.seed, job.sequence_index, job.position),
-          .max = row.max,
-          .total = row.total};
-}
-
 // The key chosen, 0 if all logits are -infinity; kUndecided.
 constexpr LogitKey kUndecided = ~LogitKey{0};
 __device__ LogitKey Choose(const TokenChoiceJob& job, const RowStats& row,
@@ -205,95 +134,6 @@ __global__ void __launch_bounds__(kChoiceThreads) ChooseTokensKernel(TokenChoice
   }
 }
 
-// ---- whole rows ----
-
-// Descending, by all kBatch threads: bitonic (Batcher 1968).
-__device__ void Sort(LogitKey* keys) {
-  const int i = threadIdx.x;
-  for (int run = 2; run <= kBatch; run *= 2) {
-    for (int distance = run / 2; distance > 0; distance /= 2) {
-      const int other = i ^ distance;
-      if (other > i) {
-        const bool descends = (i & run) == 0;
-        const LogitKey a = keys[i];
-        const LogitKey b = keys[other];
-        if ((a < b) == descends) {
-          keys[i] = b;
-          keys[other] = a;
-        }
-      }
-      __syncthreads();
-    }
-  }
-}
-
-// The next ones in the order of choice after `last`, sorted, then zeros.
-__device__ void NextBatch(const float* row, int width, LogitKey last, LogitKey* keys) {
-  keys[threadIdx.x] = 0;
-  const auto key_at = [&](int i) {
-    const LogitKey key = KeyOrZero(Bounded(row[i]), static_cast<uint32_t>(i));
-    return key < last ? key : LogitKey{0};
-  };
-  CopyLargest(width, kBatch, key_at, keys);
-  Sort(keys);
-}
-
-// How far a walk has come.
-struct Walk {
-  double sum;     // of the tokens walked over
-  LogitKey last;  // the last of them; 0: none
-  bool ended;
-};
-
-// Over the tokens allowed, up to the first at which the sum exceeds `target`; top_k is off.
-__device__ void WalkRow(const float* row, int width, const ChoiceRule& rule, double target,
-                        Walk& walk) {
-  __shared__ LogitKey keys[kBatch];
-  __shared__ double weights[kBatch];
-  __syncthreads();  // all have read of an earlier walk what they want
-  if (threadIdx.x == 0) walk = {0.0, 0, false};
-  LogitKey last = ~LogitKey{0};
-  do {
-    NextBatch(row, width, last, keys);
-    last = keys[kBatch - 1];
-    const LogitKey key = keys[threadIdx.x];
-    weights[threadIdx.x] = key == 0 ? 0.0 : rule.WeightOf(ValueOf(key));
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kBatch && !walk.ended; ++i) {
-        if (weights[i] == 0.0 || weights[i] < rule.min_p) {
-          walk.ended = true;
-          break;
-        }
-        walk.sum += weights[i];
-        walk.last = keys[i];
-        walk.ended = walk.sum > target || (rule.top_p < 1.0 && walk.sum >= rule.top_p * rule.total);
-      }
-    }
-    __syncthreads();
-  } while (!walk.ended && last != 0);
-}
-
-__global__ void __launch_bounds__(kBatch, 1) ChooseFromWholeRowsKernel(TokenChoiceArgs args) {
-  __shared__ Walk walk;
-  __shared__ double terms[kMaxChoiceSteps];
-  const TokenChoiceJob job = args.jobs[blockIdx.x];
-  ChosenToken* out = args.chosen + job.place;
-  if (job.row < 0 || out->token != kUndecidedToken) return;
-  const ChoiceRule rule =
-      RuleOf(job, CombineSlices(Summaries(args, job), args.num_ranks, args.num_slices,
-                                job.inverse_temperature, terms));
-  const float* row = args.logits + job.row * args.vocab_size;
-  const auto width = static_cast<int>(args.vocab_size);
-  double target = rule.uniform * rule.total;
-  if (!rule.is_unfiltered()) {
-    WalkRow(row, width, rule, __uint_as_float(0x7f800000u), walk);  // never exceeded
-    target = rule.uniform * walk.sum;
-  }
-  WalkRow(row, width, rule, target, walk);
-  if (threadIdx.x == 0) *out = {static_cast<int32_t>(IndexOf(walk.last)), ValueOf(walk.last)};
-}
-
 __global__ void TakeChosenTokensKernel(const ChosenToken* chosen, const int32_t* sources,
                                        int64_t num_tokens, int32_t* ids) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -319,8 +159,8 @@ cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream)
   const auto num_jobs = static_cast<unsigned>(args.num_jobs);
   const cudaError_t launched =
       Launch(ChooseTokensKernel, num_jobs, kChoiceThreads, 0, stream, args);
-  if (launched != cudaSuccess || args.logits == nullptr) return launched;
-  return Launch(ChooseFromWholeRowsKernel, num_jobs, kBatch, 0, stream, args);
+  const bool goes_on = args.logits != nullptr || args.kept != nullptr;
+  return launched == cudaSuccess && goes_on ? LaunchChooseFromWholeRows(args, stream) : launched;
 }
 
 cudaError_t LaunchTakeChosenTokens(const ChosenToken* chosen, const int32_t* sources,

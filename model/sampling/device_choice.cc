@@ -39,11 +39,7 @@ absl::Status DeviceChooser::Allocate() {
       max_rows_ * LogitsSummaryBytes(num_slices, SamplingParams::kMaxLogprobs);
   const int64_t chosen_bytes = max_rows_ * int64_t{sizeof(ChosenToken)};
   ASSIGN_OR_RETURN(chosen_, backend_.Allocate(chosen_bytes));
-  if (tp_.size() > 1) {
-    const int64_t summary_bytes =
-        raw_bytes + max_rows_ * LogitsSummaryBytes(num_slices, kMaxLargestLogits);
-    ASSIGN_OR_RETURN(gathered_, backend_.Allocate(tp_.size() * summary_bytes));
-  }
+  RETURN_IF_ERROR(AllocateForRanks());
   for (Call& call : calls_) {
     ASSIGN_OR_RETURN(call.results, backend_.AllocateOnHost(chosen_bytes + tp_.size() * raw_bytes));
     ASSIGN_OR_RETURN(call.mark, backend_.MakeMark());
@@ -52,6 +48,18 @@ absl::Status DeviceChooser::Allocate() {
   rows_.reserve(static_cast<size_t>(max_rows_));
   jobs_.reserve(static_cast<size_t>(max_rows_));
   has_summary_.reserve(static_cast<size_t>(max_rows_));
+  return absl::OkStatus();
+}
+
+// What all ranks give.
+absl::Status DeviceChooser::AllocateForRanks() {
+  ASSIGN_OR_RETURN(kept_, backend_.Allocate(tp_.size() * kMaxKeptRows * summaries_->part_width() *
+                                            int64_t{sizeof(float)}));
+  if (tp_.size() == 1) return absl::OkStatus();
+  const int num_slices = summaries_->num_slices();
+  const int64_t row_bytes = LogitsSummaryBytes(num_slices, SamplingParams::kMaxLogprobs) +
+                            LogitsSummaryBytes(num_slices, kMaxLargestLogits);
+  ASSIGN_OR_RETURN(gathered_, backend_.Allocate(tp_.size() * max_rows_ * row_bytes));
   return absl::OkStatus();
 }
 
@@ -64,11 +72,11 @@ void DeviceChooser::Begin(const float* logits) {
   LS_CHECK(num_issued_ - num_done_ < kMaxInFlight) << "too many calls in flight";
   summaries_->Begin(logits, chosen_on_device());
   logits_ = logits;
-  any_goes_on_ = false;
   rows_.clear();
   jobs_.clear();
   has_summary_.clear();
   num_choosing_ = 0;
+  num_kept_ = 0;
   most_adjustments_ = 0;
   decides_all_ = true;
 }
@@ -77,27 +85,19 @@ void DeviceChooser::Add(const LogitsRow& row, const RowShape& shape,
                         std::span<const int32_t> eos_token_ids) {
   const auto index = static_cast<int64_t>(rows_.size());
   has_summary_.push_back(summaries_->Add(index, row, shape, eos_token_ids));
-  const DeviceSummarizer::Offsets& offsets = summaries_->offsets(index);
-  Row& added = rows_.emplace_back(Row{.place = -1, .raw_offset = offsets.raw});
-  if (!shape.chooses) {
-    decides_all_ = decides_all_ && offsets.raw >= 0;
-    return;
-  }
-  const int32_t place = num_choosing_++;
-  if (offsets.processed >= 0) {
-    added.place = place;
-    AddJob(index, row, shape, place);
-  }
-  decides_all_ = decides_all_ && Decides(row, shape, eos_token_ids);
+  Row& added = rows_.emplace_back(Row{.place = -1, .raw_offset = summaries_->offsets(index).raw});
+  if (!shape.chooses) return;
+  added.place = num_choosing_++;
+  AddJob(index, row, shape, added.place);
+  const bool fits = FitsAdjustments(row, shape, eos_token_ids);
+  decides_all_ = decides_all_ && fits && (!MayGoOn(row, shape) || LetGoOn(index, shape));
 }
 
 void DeviceChooser::AddJob(int64_t index, const LogitsRow& row, const RowShape& shape,
                            int32_t place) {
   const SamplingParams& params = *row.params;
-  const bool goes_on = GoesOn(row, shape);
-  any_goes_on_ = any_goes_on_ || goes_on;
   jobs_.push_back({.summary = static_cast<int32_t>(summaries_->offsets(index).processed),
-                   .num_largest = shape.num_candidates,
+                   .num_largest = DeviceSummarizer::NumLargest(shape),
                    .inverse_temperature = shape.greedy ? 0.0f : InverseTemperature(params),
                    .top_k = params.top_k,
                    .top_p = params.top_p,
@@ -105,26 +105,46 @@ void DeviceChooser::AddJob(int64_t index, const LogitsRow& row, const RowShape& 
                    .seed = params.seed,
                    .position = row.position,
                    .sequence_index = row.sequence_index,
-                   .place = place,
-                   .row = goes_on ? static_cast<int32_t>(index) : -1});
+                   .place = place});
 }
 
-bool DeviceChooser::Decides(const LogitsRow& row, const RowShape& shape,
-                            std::span<const int32_t> eos_token_ids) {
-  if (!DeviceSummarizer::Takes(shape)) return false;
-  if (int64_t{shape.num_candidates} * tp_.size() > kMaxChoiceCandidates) return false;
-  if (shape.adjusted) {
-    // A rank that has no room leaves its rows undecided.
-    most_adjustments_ +=
-        MostAdjustments(*row.params, static_cast<int64_t>(row.position), eos_token_ids);
-    if (most_adjustments_ > DeviceSummarizer::kMaxAdjustments) return false;
+// A rank that has no room leaves its rows without a summary.
+bool DeviceChooser::FitsAdjustments(const LogitsRow& row, const RowShape& shape,
+                                    std::span<const int32_t> eos_token_ids) {
+  if (!shape.adjusted) return true;
+  most_adjustments_ +=
+      MostAdjustments(*row.params, static_cast<int64_t>(row.position), eos_token_ids);
+  return most_adjustments_ <= DeviceSummarizer::kMaxAdjustments;
+}
+
+// The walk ends before a list that was cut does, or there is none.
+bool DeviceChooser::MayGoOn(const LogitsRow& row, const RowShape& shape) const {
+  if (shape.greedy) return false;
+  const int32_t num_largest = DeviceSummarizer::NumLargest(shape);
+  if (int64_t{num_largest} * tp_.size() > kMaxChoiceCandidates) return true;
+  const bool are_whole = num_largest >= std::min(summaries_->part_width(), vocab_size_) &&
+                         vocab_size_ <= kMaxChoiceSteps;
+  return !are_whole && num_largest != row.params->top_k;
+}
+
+bool DeviceChooser::LetGoOn(int64_t index, const RowShape& shape) {
+  TokenChoiceJob& job = jobs_.back();
+  if (tp_.size() == 1 && !shape.adjusted) {
+    job.row = static_cast<int32_t>(index);
+    return true;
   }
-  // The walk ends before a list that was cut does, or there is none.
-  const int64_t part_width = summaries_->slice_width() * summaries_->num_slices();
-  const bool are_whole =
-      shape.num_candidates >= std::min(part_width, vocab_size_) && vocab_size_ <= kMaxChoiceSteps;
-  return shape.greedy || shape.num_candidates == row.params->top_k || are_whole ||
-         GoesOn(row, shape);
+  const bool keeps_raw = shape.adjusted && shape.wants_logprobs;
+  if (num_kept_ + (keeps_raw ? 2 : 1) > kMaxKeptRows) return false;
+  job.kept_row = num_kept_++;
+  if (keeps_raw) job.kept_raw_row = num_kept_++;
+  summaries_->Keep(job.kept_row, job.kept_raw_row);
+  return true;
+}
+
+void DeviceChooser::KeepNone() {
+  for (TokenChoiceJob& job : jobs_) job.kept_row = job.kept_raw_row = -1;
+  summaries_->KeepNone();
+  num_kept_ = 0;
 }
 
 absl::StatusOr<const std::byte*> DeviceChooser::GatherSummaries() {
@@ -132,6 +152,12 @@ absl::StatusOr<const std::byte*> DeviceChooser::GatherSummaries() {
   if (tp_.size() == 1 || bytes == 0) return summaries_->results();
   RETURN_IF_ERROR(tp_.AllGather(summaries_->results(), bytes, gathered_.data()));
   return gathered_.as<std::byte>();
+}
+
+absl::Status DeviceChooser::GatherKept() {
+  if (tp_.size() == 1 || num_kept_ == 0) return absl::OkStatus();
+  const int64_t bytes = num_kept_ * summaries_->part_width() * int64_t{sizeof(float)};
+  return tp_.AllGather(kept_here(), bytes, kept_.data());
 }
 
 void DeviceChooser::StartCopies(Call& call, const std::byte* summaries) {
@@ -146,17 +172,23 @@ void DeviceChooser::StartCopies(Call& call, const std::byte* summaries) {
 }
 
 absl::Status DeviceChooser::Issue() {
-  const std::byte* jobs = summaries_->Issue(std::as_bytes(std::span(jobs_)));
+  if (!decides_all_) KeepNone();  // the host reads them at once anyway
+  const bool any_here =
+      std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job.row >= 0; });
+  const std::byte* jobs = summaries_->Issue(std::as_bytes(std::span(jobs_)), kept_here());
   ASSIGN_OR_RETURN(const std::byte* summaries, GatherSummaries());
+  RETURN_IF_ERROR(GatherKept());
   backend_.ChooseTokens({.summaries = summaries + summaries_->raw_bytes(),
                          .rank_stride = summaries_->result_bytes(),
                          .num_ranks = tp_.size(),
                          .num_slices = summaries_->num_slices(),
-                         .part_width = summaries_->slice_width() * summaries_->num_slices(),
+                         .part_width = summaries_->part_width(),
                          .vocab_size = vocab_size_,
                          .jobs = reinterpret_cast<const TokenChoiceJob*>(jobs),
                          .num_jobs = static_cast<int>(jobs_.size()),
-                         .logits = any_goes_on_ ? logits_ : nullptr,
+                         .logits = any_here ? logits_ : nullptr,
+                         .kept = num_kept_ > 0 ? kept_.as<float>() : nullptr,
+                         .kept_rows = num_kept_,
                          .chosen = chosen_.as<ChosenToken>()});
   Call& issued = call(num_issued_++);
   issued.rows = rows_;

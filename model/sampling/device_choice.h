@@ -2,9 +2,10 @@
 // what was chosen comes to it, with what log-probabilities are told from.
 //
 // The ranks of a tensor parallel group exchange their summaries between the devices, then each
-// makes the same choice as VocabSampler would on the host. A single rank goes on in the row itself
-// where its summary ends, unless logits were adjusted. Rows that ask for more than the device gives
-// stay undecided, on every rank alike. One per thread; all memory is taken at Create.
+// makes the same choice as VocabSampler would on the host. Where a summary might end too early, the
+// choice goes on in the whole row: where it lies if that is one rank's and not adjusted, else in a
+// copy, which ranks exchange as well. Rows that ask for more than the device gives stay undecided,
+// on every rank alike. One per thread; all memory is taken at Create.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +30,9 @@ class DeviceChooser {
  public:
   // Calls that were issued and not waited for.
   static constexpr int kMaxInFlight = 2;
+  // Copies of rows in a call, 16 MiB for a vocabulary of 128,256 on every rank. To exchange more
+  // takes longer than to have the host choose from those few that need it.
+  static constexpr int64_t kMaxKeptRows = 32;
 
   // For this rank of `tp`, whose calls take pointers of backend and are ordered with its kernels;
   // at most max_rows rows at once. backend, which SummarizesLogits, and tp must outlive it. health:
@@ -85,13 +89,21 @@ class DeviceChooser {
   DeviceChooser(Backend& backend, int64_t vocab_size, Communicator& tp, int64_t max_rows,
                 std::function<absl::Status()> health);
   absl::Status Allocate();
+  absl::Status AllocateForRanks();
   void AddJob(int64_t index, const LogitsRow& row, const RowShape& shape, int32_t place);
-  // May the choice go on in the row itself?
-  bool GoesOn(const LogitsRow& row, const RowShape& shape) const {
-    return tp_.size() == 1 && !shape.greedy && !shape.adjusted && row.params->top_k == 0;
+  // Whether the last row's adjustments have room on every rank.
+  bool FitsAdjustments(const LogitsRow& row, const RowShape& shape,
+                       std::span<const int32_t> eos_token_ids);
+  // Whether its summary may end before the choice is certain.
+  bool MayGoOn(const LogitsRow& row, const RowShape& shape) const;
+  // False: it may not be kept.
+  bool LetGoOn(int64_t index, const RowShape& shape);
+  void KeepNone();
+  float* kept_here() const {
+    return kept_.as<float>() + tp_.rank() * num_kept_ * summaries_->part_width();
   }
-  bool Decides(const LogitsRow& row, const RowShape& shape, std::span<const int32_t> eos_token_ids);
   absl::StatusOr<const std::byte*> GatherSummaries();
+  absl::Status GatherKept();
   void StartCopies(Call& call, const std::byte* summaries);
   Call& call(int64_t number) { return calls_[static_cast<size_t>(number % kMaxInFlight)]; }
   Call& oldest();
@@ -103,6 +115,7 @@ class DeviceChooser {
   const int64_t max_rows_;
   std::unique_ptr<DeviceSummarizer> summaries_;
   DeviceBuffer gathered_;  // every rank's summaries; of several ranks only
+  DeviceBuffer kept_;      // every rank's rows: [tp, num_kept_, part_width]
   DeviceBuffer chosen_;    // [max_rows]
   Call calls_[kMaxInFlight];
   int64_t num_issued_ = 0;
@@ -113,8 +126,8 @@ class DeviceChooser {
   std::vector<TokenChoiceJob> jobs_;
   std::vector<bool> has_summary_;
   const float* logits_ = nullptr;
-  bool any_goes_on_ = false;
   int32_t num_choosing_ = 0;
+  int32_t num_kept_ = 0;
   int64_t most_adjustments_ = 0;  // of any rank
   bool decides_all_ = true;
 };

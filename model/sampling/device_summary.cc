@@ -107,14 +107,10 @@ void DeviceSummarizer::Begin(const float* logits, const ChosenToken* chosen) {
   processed_bytes_ = 0;
 }
 
-bool DeviceSummarizer::Takes(const RowShape& shape) {
-  return shape.num_candidates <= kMaxLargestLogits && shape.num_top <= SamplingParams::kMaxLogprobs;
-}
-
 bool DeviceSummarizer::Add(int64_t index, const LogitsRow& row, const RowShape& shape,
                            std::span<const int32_t> eos_token_ids) {
   LS_CHECK(index >= 0 && index < max_rows_) << "row " << index << " of " << max_rows_;
-  if (!Takes(shape)) return false;
+  LS_CHECK_LE(shape.num_top, SamplingParams::kMaxLogprobs);
   if (!shape.chooses || shape.wants_logprobs) AddRaw(index, row, shape);
   return !shape.chooses || AddChoice(index, row, shape, eos_token_ids);
 }
@@ -135,7 +131,7 @@ void DeviceSummarizer::AddRaw(int64_t index, const LogitsRow& row, const RowShap
 bool DeviceSummarizer::AddChoice(int64_t index, const LogitsRow& row, const RowShape& shape,
                                  std::span<const int32_t> eos_token_ids) {
   LogitsJob job = {.row = static_cast<int32_t>(index),
-                   .num_largest = shape.num_candidates,
+                   .num_largest = NumLargest(shape),
                    .told_index = vocab_.size() > 0 ? 0 : -1,
                    .inverse_temperature = shape.greedy ? 0.0f : InverseTemperature(*row.params)};
   const size_t num_before = adjustments_.size();
@@ -147,11 +143,21 @@ bool DeviceSummarizer::AddChoice(int64_t index, const LogitsRow& row, const RowS
   const bool fits = adjustments_.size() <= static_cast<size_t>(kMaxAdjustments);
   if (!fits) {
     adjustments_.resize(num_before);
-    job = {.row = -1, .num_largest = shape.num_candidates};
+    job = {.row = -1, .num_largest = NumLargest(shape)};
   }
   const int64_t offset = AddJob(job, processed_jobs_, processed_bytes_);
   offsets_[static_cast<size_t>(index)].processed = offset;
   return fits;
+}
+
+void DeviceSummarizer::Keep(int32_t kept, int32_t raw_kept) {
+  processed_jobs_.back().kept = kept;
+  if (raw_kept >= 0) raw_jobs_.back().kept = raw_kept;
+}
+
+void DeviceSummarizer::KeepNone() {
+  for (LogitsJob& job : processed_jobs_) job.kept = -1;
+  for (LogitsJob& job : raw_jobs_) job.kept = -1;
 }
 
 int64_t DeviceSummarizer::AddJob(LogitsJob job, std::vector<LogitsJob>& jobs, int64_t& bytes) {
@@ -172,7 +178,7 @@ const std::byte* DeviceSummarizer::Append(std::span<const T> values) {
   return device;
 }
 
-const std::byte* DeviceSummarizer::Issue(std::span<const std::byte> beside) {
+const std::byte* DeviceSummarizer::Issue(std::span<const std::byte> beside, float* kept) {
   for (LogitsJob& job : processed_jobs_) job.out_offset += static_cast<int32_t>(raw_bytes_);
   host_input_.clear();
   const std::byte* beside_on_device = Append(beside);
@@ -192,7 +198,8 @@ const std::byte* DeviceSummarizer::Issue(std::span<const std::byte> beside) {
                             .adjustments = reinterpret_cast<const LogitAdjustment*>(adjustments),
                             .chosen = chosen_,
                             .workspace = workspace_.data(),
-                            .out = results_.as<std::byte>()});
+                            .out = results_.as<std::byte>(),
+                            .kept = kept});
   return beside_on_device;
 }
 
@@ -218,8 +225,7 @@ void DeviceSummarizer::FillChoice(const std::byte* bytes, const RowShape& shape,
     if (!record.raw_values.empty()) record.raw_values[count] = largest.raw;
     ++count;
   }
-  record.candidate_header->cut =
-      count == shape.num_candidates && shape.num_candidates < vocab_.size();
+  record.candidate_header->cut = count == NumLargest(shape) && count < vocab_.size();
   // Token 0 is chosen when nothing else can be: its raw logit must be known.
   if (count == 0 && first == 0) {
     record.candidates[0] = {.value = kNegInf, .token = 0};

@@ -2,11 +2,11 @@
 // records of them.
 //
 // What RowSummarizer would have written but for the sums of exponentials, which may differ by their
-// rounding. Rows that ask for more than the device gives are left to the host: those with more than
-// kMaxLargestLogits candidates, or with adjustments of more tokens than fit. One per thread; all
-// memory is taken at Create.
+// rounding, and candidates beyond kMaxLargestLogits. Rows with adjustments of more tokens than fit
+// are left to the host. One per thread; all memory is taken at Create.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,17 +32,24 @@ class DeviceSummarizer {
   // Begins anew with logits [rows, vocab] on the device; so are the tokens chosen last, where a
   // row's history lacks its own.
   void Begin(const float* logits, const ChosenToken* chosen = nullptr);
-  // Could the device summarise rows of this shape? The same on every rank.
-  static bool Takes(const RowShape& shape);
+  // Of a row's candidates.
+  static int32_t NumLargest(const RowShape& shape) {
+    return std::min(shape.num_candidates, kMaxLargestLogits);
+  }
   // False: row `index` must be summarised on the host.
   bool Add(int64_t index, const LogitsRow& row, const RowShape& shape,
            std::span<const int32_t> eos_token_ids);
   // Of all rows of a call together.
   static constexpr int64_t kMaxAdjustments = 256 << 10;
+  // The row added last, which chooses, becomes row `kept` of those that Issue keeps; where raw_kept
+  // >= 0, which only rows that want log-probabilities have, its raw logits that one.
+  void Keep(int32_t kept, int32_t raw_kept);
+  void KeepNone();
 
   // Summarises all that were added, without waiting. `beside` goes to the device in the same copy;
-  // where it lies there. A multiple of 8 bytes, at most kMaxBytesBeside for each of max_rows.
-  const std::byte* Issue(std::span<const std::byte> beside = {});
+  // where it lies there. A multiple of 8 bytes, at most kMaxBytesBeside for each of max_rows. kept:
+  // on the device, [rows, part_width()].
+  const std::byte* Issue(std::span<const std::byte> beside = {}, float* kept = nullptr);
   static constexpr int64_t kMaxBytesBeside = 64;
 
   // After Issue: results on the device, laid out the same on every rank; first those of raw logits.
@@ -56,7 +63,7 @@ class DeviceSummarizer {
   };
   const Offsets& offsets(int64_t index) const { return offsets_[static_cast<size_t>(index)]; }
   int num_slices() const { return num_slices_; }
-  int64_t slice_width() const { return slice_width_; }
+  int64_t part_width() const { return slice_width_ * num_slices_; }  // of every rank
 
   // Waits for the results.
   void Read();

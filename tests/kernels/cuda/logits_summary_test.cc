@@ -33,6 +33,7 @@ struct Summary {
   LogitsSummary head;
   std::vector<LogitsSlice> slices;
   std::vector<LargestLogit> largest;
+  std::vector<float> kept;  // every other job's row, as it was summarised
 };
 
 std::vector<Summary> SummarizeOnDevice(Rows rows, int shift = 0) {
@@ -42,6 +43,8 @@ std::vector<Summary> SummarizeOnDevice(Rows rows, int shift = 0) {
     job.out_offset = static_cast<int32_t>(bytes);
     bytes += LogitsSummaryBytes(rows.num_slices, job.num_largest);
     max_largest = std::max(max_largest, job.num_largest);
+    const auto index = static_cast<int32_t>(&job - rows.jobs.data());
+    job.kept = index % 2 == 1 ? index / 2 : -1;
   }
   const auto num_jobs = static_cast<int>(rows.jobs.size());
   const DeviceArray<float> logits(rows.logits, shift);
@@ -51,6 +54,8 @@ std::vector<Summary> SummarizeOnDevice(Rows rows, int shift = 0) {
   const DeviceArray<std::byte> workspace(
       LogitsWorkspaceBytes(rows.slice_width(), rows.num_slices, num_jobs, max_largest));
   const DeviceArray<std::byte> out(bytes);
+  const int64_t kept_width = rows.num_slices * rows.slice_width();
+  const DeviceArray<float> kept(std::max<int64_t>(1, num_jobs / 2 * kept_width));
   EXPECT_EQ(cuda::LaunchSummarizeLogits({.logits = logits.data(),
                                          .width = rows.width,
                                          .first_token = rows.first_token,
@@ -62,10 +67,12 @@ std::vector<Summary> SummarizeOnDevice(Rows rows, int shift = 0) {
                                          .adjustments = adjustments.data(),
                                          .chosen = chosen.data(),
                                          .workspace = workspace.data(),
-                                         .out = out.data()},
+                                         .out = out.data(),
+                                         .kept = kept.data()},
                                         nullptr),
             cudaSuccess);
   const std::vector<std::byte> read = out.Read();
+  const std::vector<float> rows_kept = kept.Read();
   workspace.Read();
   std::vector<Summary> summaries;
   for (const LogitsJob& job : rows.jobs) {
@@ -80,6 +87,9 @@ std::vector<Summary> SummarizeOnDevice(Rows rows, int shift = 0) {
     if (!summary.largest.empty()) {
       std::memcpy(summary.largest.data(), at, summary.largest.size() * sizeof(LargestLogit));
     }
+    if (job.kept < 0) continue;
+    const auto first = rows_kept.begin() + job.kept * kept_width;
+    summary.kept.assign(first, first + rows.width);
   }
   return summaries;
 }
@@ -154,6 +164,9 @@ void ExpectSummaries(const Rows& rows, int shift = 0) {
     const std::vector<float> row = Adjusted(rows, rows.jobs[i]);
     ASSERT_NO_FATAL_FAILURE(ExpectSlices(rows, rows.jobs[i], row, got[i]));
     ASSERT_NO_FATAL_FAILURE(ExpectLargest(rows, rows.jobs[i], row, got[i]));
+    if (i % 2 == 1) {
+      ASSERT_EQ(got[i].kept, row);
+    }
   }
 }
 

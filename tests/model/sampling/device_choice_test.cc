@@ -177,8 +177,11 @@ class DeviceChoice : public ::testing::Test {
     return buffer;
   }
 
-  std::vector<ChosenToken> Choose(const Summaries& all, const std::vector<float>& rows = {}) {
+  // kept: [rows, part_width].
+  std::vector<ChosenToken> Choose(const Summaries& all, const std::vector<float>& rows = {},
+                                  const std::vector<float>& kept = {}) {
     const DeviceBuffer logits = OnDevice(rows);
+    const DeviceBuffer kept_rows = OnDevice(kept);
     const DeviceBuffer bytes = OnDevice(all.bytes);
     const DeviceBuffer jobs = OnDevice(all.jobs);
     std::vector<ChosenToken> chosen(all.jobs.size(), ChosenToken{-7, kNan});
@@ -192,6 +195,8 @@ class DeviceChoice : public ::testing::Test {
                             .jobs = jobs.as<TokenChoiceJob>(),
                             .num_jobs = static_cast<int>(all.jobs.size()),
                             .logits = logits.as<float>(),
+                            .kept = kept_rows.as<float>(),
+                            .kept_rows = std::ssize(kept) / all.part_width,
                             .chosen = out.as<ChosenToken>()});
     backend_->CopyToHost(chosen.data(), out.data(), out.bytes());
     return chosen;
@@ -250,38 +255,53 @@ TEST_F(DeviceChoice, IsUndecidedWithoutASummaryOfEveryRank) {
   EXPECT_EQ(Choose(all)[0].token, kUndecidedToken);
 }
 
-// Rows of one rank whose summaries, of few logits, end too early.
+// Rows of one rank whose summaries, of few logits, end too early. Every other one is also kept, and
+// counts as adjusted: raw logits are less by 1, and kept, too.
 struct WholeRows {
   Summaries summaries;
   std::vector<float> logits;  // [rows, vocab]
+  std::vector<float> kept;
+
+  void Keep(std::span<const float> row, float change) {
+    for (const float logit : row) kept.push_back(logit + change);
+    kept.resize(kept.size() + summaries.part_width - row.size(), kNan);
+  }
 };
 
 WholeRows MakeWholeRows(uint32_t seed, int64_t vocab_size, int num_rows) {
   std::mt19937 random(seed);
   WholeRows rows;
   Summaries& all = rows.summaries;
-  all.part_width = all.vocab_size = vocab_size;
+  all.vocab_size = vocab_size;
+  all.part_width = vocab_size + 3;
   for (int i = 0; i < num_rows; ++i) {
     const int32_t most = OneOf(random, {1, 4, 256});
     all.jobs.push_back({.summary = static_cast<int32_t>(all.rank_bytes),
                         .num_largest = static_cast<int32_t>(std::min<int64_t>(most, vocab_size)),
                         .inverse_temperature = OneOf(random, {0.01f, 0.3f, 1.0f, 2.0f}),
+                        .top_k = OneOf(random, {0, 0, 2, 300, 1500}),
                         .top_p = OneOf(random, {1.0f, 1.0f, 0.999f, 0.9f}),
                         .min_p = OneOf(random, {0.0f, 0.0f, 1e-4f, 0.05f}),
                         .seed = random(),
                         .position = 5,
                         .place = i,
-                        .row = i});
+                        .row = i % 2 == 0 ? i : -1,
+                        .kept_row = i % 2 == 0 ? -1 : i - 1,
+                        .kept_raw_row = i % 2 == 0 ? -1 : i});
     all.rank_bytes += LogitsSummaryBytes(all.num_slices, all.jobs.back().num_largest);
     std::vector<float> row = testing::RandomRow(random, vocab_size);
     for (int n = 0; n < 3 && i % 4 == 0; ++n) {
       row[random() % row.size()] = OneOf(random, {kNan, -kInf, -0.0f});
     }
     rows.logits.insert(rows.logits.end(), row.begin(), row.end());
+    if (i % 2 == 0) continue;
+    rows.Keep(row, 0.0f);
+    rows.Keep(row, -1.0f);
   }
   all.bytes.resize(static_cast<size_t>(all.rank_bytes));
   for (const TokenChoiceJob& job : all.jobs) {
-    const std::span<const float> row(rows.logits.data() + job.row * vocab_size, vocab_size);
+    const std::span<const float> row(rows.logits.data() + job.place * vocab_size, vocab_size);
+    const float change = job.row < 0 ? -1.0f : 0.0f;
     std::vector<Candidate> list;
     SelectLargest(row, 0, job.num_largest, list);
     auto* summary = new (all.At(0, job)) LogitsSummary{static_cast<int32_t>(list.size()), -0.5f};
@@ -290,26 +310,29 @@ WholeRows MakeWholeRows(uint32_t seed, int64_t vocab_size, int num_rows) {
     const Candidate largest = LargestOf(row);
     slices[2] = {largest.value, SumOfExps(row, largest.value, job.inverse_temperature)};
     auto* logits = reinterpret_cast<LargestLogit*>(slices + all.num_slices);
-    for (const Candidate& logit : list) *logits++ = {logit.value, logit.value, logit.token};
+    for (const Candidate& logit : list) {
+      *logits++ = {logit.value, logit.value + change, logit.token};
+    }
   }
   return rows;
 }
 
 TEST_F(DeviceChoice, GoesOnInWholeRowsAsTheHostDoes) {
   int num_beyond = 0;
-  for (const int64_t vocab_size : {2, 300, 1024, 1025, 5000}) {
-    WholeRows rows = MakeWholeRows(static_cast<uint32_t>(vocab_size), vocab_size, 60);
-    const std::vector<ChosenToken> chosen = Choose(rows.summaries, rows.logits);
+  for (const int64_t vocab_size : {2, 300, 1024, 1025, 3000}) {
+    WholeRows rows = MakeWholeRows(static_cast<uint32_t>(vocab_size), vocab_size, 48);
+    const std::vector<ChosenToken> chosen = Choose(rows.summaries, rows.logits, rows.kept);
     for (const TokenChoiceJob& job : rows.summaries.jobs) {
-      SCOPED_TRACE(::testing::Message() << "row " << job.row << " of " << vocab_size);
+      SCOPED_TRACE(::testing::Message() << "row " << job.place << " of " << vocab_size);
       num_beyond += ChooseOnHost(rows.summaries, job).has_value() ? 0 : 1;
-      const std::span<const float> row(rows.logits.data() + job.row * vocab_size, vocab_size);
+      const std::span<const float> row(rows.logits.data() + job.place * vocab_size, vocab_size);
       const ChosenToken& got = chosen[static_cast<size_t>(job.place)];
       ASSERT_EQ(got.token, ChooseFromRow(rows.summaries, job, row));
-      EXPECT_TRUE(got.raw == row[got.token] || !(row[got.token] > -kInf));
+      EXPECT_TRUE(got.raw == row[got.token] + (job.row < 0 ? -1.0f : 0.0f) ||
+                  !(row[got.token] > -kInf));
     }
   }
-  EXPECT_GT(num_beyond, 100);
+  EXPECT_GT(num_beyond, 60);
 }
 
 TEST_F(DeviceChoice, ChosenTokensBecomeTheNextInput) {
@@ -415,12 +438,24 @@ TEST_F(DeviceChoice, WholeRowsAreFetchedWhereCandidatesEnd) {
   }
 }
 
-TEST_F(DeviceChoice, OneRankDecidesWhateverIsNotAdjusted) {
+// Adjusted ones, with log-probabilities, without top-k or with a large one.
+TEST_F(DeviceChoice, AFewRowsAreDecidedHoweverDeepTheyGo) {
+  const Workload workload = RandomWorkload(53, 1501, DeviceChooser::kMaxKeptRows / 2);
+  for (const int tp : {1, 2, 8}) {
+    SCOPED_TRACE(::testing::Message() << "tp " << tp);
+    const auto run = ExpectChoices(workload, tp, /*num_candidates=*/tp == 2 ? 256 : 4);
+    EXPECT_TRUE(run.decides_all);
+    EXPECT_EQ(run.num_whole_rows, 0);
+  }
+}
+
+TEST_F(DeviceChoice, OneRankDecidesAnyNumberThatIsNotAdjusted) {
   Workload workload = RandomWorkload(47, 3000, 40);
   for (PlainSequence& sequence : workload.sequences) {
     SamplingParams params;
     params.temperature = sequence.params.temperature;
     params.seed = sequence.params.seed;
+    params.top_k = sequence.params.top_k;
     params.top_p = sequence.params.top_p;
     params.min_p = sequence.params.min_p;
     params.num_logprobs = sequence.params.num_logprobs;
@@ -428,7 +463,6 @@ TEST_F(DeviceChoice, OneRankDecidesWhateverIsNotAdjusted) {
     sequence.params = params;
   }
   EXPECT_TRUE(ExpectChoices(workload, 1).decides_all);
-  EXPECT_FALSE(ExpectChoices(workload, 2).decides_all);
 }
 
 TEST_F(DeviceChoice, SomeRowsAreDecidedWhateverTheirLogits) {
@@ -438,10 +472,12 @@ TEST_F(DeviceChoice, SomeRowsAreDecidedWhateverTheirLogits) {
     if (params.top_k == 0 || params.top_k > 256) params.top_k = 256;
   }
   EXPECT_TRUE(ExpectChoices(workload, 2).decides_all);
-  workload.sequences[7].params.top_k = 0;
-  workload.sequences[7].params.temperature = 1.0f;
-  workload.prompt_targets[7] = -1;
-  EXPECT_FALSE(ExpectChoices(workload, 2).decides_all);
+  for (size_t i = 0; i <= DeviceChooser::kMaxKeptRows; ++i) {
+    workload.sequences[i].params.top_k = 0;
+    workload.sequences[i].params.temperature = 1.0f;
+    workload.prompt_targets[i] = -1;
+  }
+  EXPECT_FALSE(ExpectChoices(workload, 2).decides_all) << "more than are kept";
 }
 
 TEST_F(DeviceChoice, HostileRowsAreTheHosts) {

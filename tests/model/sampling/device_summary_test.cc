@@ -55,10 +55,15 @@ void ExpectStats(std::span<const SliceStats> got, std::span<const SliceStats> wa
   }
 }
 
+// The device's may be cut off sooner.
 void ExpectList(const ListHeader* got_header, std::span<const Candidate> got,
                 const ListHeader* want_header, std::span<const Candidate> want) {
   ASSERT_EQ(got_header == nullptr, want_header == nullptr);
   if (got_header == nullptr) return;
+  if (want_header->count > kMaxLargestLogits) {
+    const ListHeader cut = {.count = kMaxLargestLogits, .cut = 1};
+    return ExpectList(got_header, got, &cut, want.first(kMaxLargestLogits));
+  }
   EXPECT_EQ(got_header->cut, want_header->cut);
   ASSERT_EQ(got_header->count, want_header->count);
   for (int32_t i = 0; i < got_header->count; ++i) {
@@ -72,7 +77,7 @@ void ExpectRecord(const RowRecord& got, const RowRecord& want) {
   ExpectStats(got.processed_stats, want.processed_stats);
   ExpectList(got.candidate_header, got.candidates, want.candidate_header, want.candidates);
   ExpectList(got.top_header, got.top, want.top_header, want.top);
-  for (int32_t i = 0; !want.raw_values.empty() && i < want.candidate_header->count; ++i) {
+  for (int32_t i = 0; !want.raw_values.empty() && i < got.candidate_header->count; ++i) {
     EXPECT_TRUE(got.raw_values[i] == want.raw_values[i] || !(want.raw_values[i] > -kInf));
   }
   if (want.target_logit == nullptr) return;
