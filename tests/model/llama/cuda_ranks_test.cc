@@ -1,5 +1,6 @@
 // Whole generations by several processes with a GPU each, or one for all: the tokens of one
-// process. On the emulation of CUDA and NCCL, and on real GPUs (tests/gpu/run.sh).
+// process; and the way of chosen tokens back to the first stage. On the emulation of CUDA and NCCL,
+// and on real GPUs (tests/gpu/run.sh).
 #include <cuda_runtime.h>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@
 #include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "model/sampling/token_return.h"
 #include "parallel/device_communicators.h"
 #include "parallel/shared_gpu.h"
 #include "tests/model/llama/golden.h"
@@ -23,6 +25,8 @@ namespace {
 
 constexpr int64_t kMaxBatchedTokens = 64;
 constexpr int64_t kHiddenSize = 64;  // of stories260K
+
+constexpr int64_t kMaxNumSeqs = 4;
 
 using ::testing::Each;
 
@@ -42,6 +46,7 @@ std::vector<GoldenCase> Cases() {
 absl::StatusOr<RankGroups> OverDevices(Backend& backend, RankGroups& host) {
   return MakeDeviceGroups(lockstep_plugin()->accelerator->communicators(), backend, host,
                           {.max_hidden_states = kMaxBatchedTokens * kHiddenSize,
+                           .bytes_back = TokenReturn::MessageBytes(kMaxNumSeqs),
                            .notice = [](const std::string& text) { ADD_FAILURE() << text; }});
 }
 
@@ -60,7 +65,7 @@ DriveOptions Options(const LocalRank& rank, bool deterministic, bool stages_lie_
   options.make_device_groups = &OverDevices;
   options.stage.weights = StageOptions::Weights::kF32;
   options.stage.limits = {
-      .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = 4, .max_model_len = 80};
+      .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = kMaxNumSeqs, .max_model_len = 80};
   options.chunk = 30;
   options.stages_lie_apart = stages_lie_apart;
   return options;
@@ -86,6 +91,57 @@ absl::Status Generate(const LocalRank& rank) {
     if (has_logits) ExpectGolden(outcomes[i], cases[i]);
   }
   return absl::OkStatus();
+}
+
+// The first stage's side of it, and the last one's: every step samples for two places out of four.
+absl::Status ExpectTokens(Backend& backend, TokenReturn& tokens, uint64_t num_steps) {
+  const auto places_of = [](uint64_t step) {
+    return std::vector<int32_t>{static_cast<int32_t>(step % 4),
+                                static_cast<int32_t>((step + 1) % 4)};
+  };
+  std::vector<int32_t> want(kMaxNumSeqs);
+  for (uint64_t step = 1; step <= num_steps; ++step) {
+    RETURN_IF_ERROR(tokens.Expect(step, places_of(step)));
+    if (step % 3 == 0) RETURN_IF_ERROR(tokens.Await(step - 2));
+    for (int i = 0; i < 2; ++i) want[places_of(step)[i]] = static_cast<int32_t>(10 * step) + i;
+  }
+  RETURN_IF_ERROR(tokens.Await(num_steps));
+  std::vector<ChosenToken> table(kMaxNumSeqs);
+  backend.CopyToHost(table.data(), tokens.table(), TokenReturn::MessageBytes(kMaxNumSeqs));
+  for (size_t place = 0; place < want.size(); ++place) EXPECT_EQ(table[place].token, want[place]);
+  return absl::OkStatus();
+}
+absl::Status SendTokens(Backend& backend, TokenReturn& tokens, uint64_t num_steps) {
+  ASSIGN_OR_RETURN(const DeviceBuffer chosen, backend.Allocate(2 * sizeof(ChosenToken)));
+  for (uint64_t step = 1; step <= num_steps; ++step) {
+    const auto first = static_cast<int32_t>(10 * step);
+    if (step % 4 == 0) {  // the host's
+      RETURN_IF_ERROR(tokens.Send(std::vector<int32_t>{first, first + 1}));
+      continue;
+    }
+    const ChosenToken sent[] = {{first, 0.5f}, {first + 1, 0.5f}};
+    backend.CopyToDevice(chosen.data(), sent, sizeof(sent));
+    RETURN_IF_ERROR(tokens.Send(chosen.as<ChosenToken>(), 2));
+  }
+  backend.Synchronize();
+  return absl::OkStatus();
+}
+
+// argument: tp,pp. More steps than may be on their way at once.
+absl::Status ReturnTokens(const LocalRank& rank) {
+  constexpr uint64_t kNumSteps = 20;
+  const std::vector<std::string> layout = absl::StrSplit(rank.argument, ',');
+  const ProcessGrid grid = *ProcessGrid::Create(std::stoi(layout[0]), std::stoi(layout[1]));
+  RankGroups host = rank.Groups(grid);
+  const std::unique_ptr<Backend> backend = Options(rank, false, false).make_backend();
+  ASSIGN_OR_RETURN(const RankGroups groups, OverDevices(*backend, host));
+  const int stage = grid.stage_of(rank.rank);
+  if (stage == 0 || stage == grid.pp() - 1) {
+    ASSIGN_OR_RETURN(const auto tokens, TokenReturn::Create(*backend, *groups.pp, kMaxNumSeqs));
+    RETURN_IF_ERROR(stage == 0 ? ExpectTokens(*backend, *tokens, kNumSteps)
+                               : SendTokens(*backend, *tokens, kNumSteps));
+  }
+  return groups.pp->Barrier();
 }
 
 struct Layout {
@@ -117,12 +173,22 @@ INSTANTIATE_TEST_SUITE_P(Layouts, CudaRanksTest,
                                                info.param.stages_lie_apart ? "Apart" : "");
                          });
 
+TEST(CudaTokenReturn, TheFirstStageGetsWhatTheLastHasChosen) {
+  for (const auto& [tp, pp] : {std::pair(1, 2), std::pair(2, 2), std::pair(1, 3)}) {
+    EXPECT_THAT(
+        RunLocalRanks(
+            {.num_ranks = tp * pp, .part = "return", .argument = absl::StrCat(tp, ",", pp)}),
+        Each(0));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::testing
 
 int main(int argc, char** argv) {
   using namespace lockstep::testing;
-  if (const auto status = RunIfLocalRank({{"generate", &Generate}})) return *status;
+  if (const auto status = RunIfLocalRank({{"generate", &Generate}, {"return", &ReturnTokens}}))
+    return *status;
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
