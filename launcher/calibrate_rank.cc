@@ -7,6 +7,7 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/calibration/speed_probe.h"
 #include "launcher/cli/add_command.h"
+#include "launcher/cli/device_choice.h"
 #include "launcher/job/parent_watch.h"
 #include "parallel/mpi_communicator.h"
 
@@ -17,6 +18,8 @@ constexpr char kCommand[] = "calibrate-rank";
 
 struct CalibrateRankOptions {
   SpeedProbeOptions probe;
+  RankFlags rank;
+  std::string sizes;
   std::string output;
   bool quick = false;
 };
@@ -24,6 +27,8 @@ struct CalibrateRankOptions {
 absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& session) {
   SpeedProbeOptions probe = options.probe;
   if (options.quick) probe.seconds = 0.3;
+  ASSIGN_OR_RETURN(probe.sizes, FindProbeSizes(options.sizes));
+  probe.device = DeviceOf(options.rank, session);
   ASSIGN_OR_RETURN(const plan::RankSpeed speed, MeasureRankSpeed(session, probe));
   if (session.rank() != 0) return absl::OkStatus();
   std::ofstream file(options.output, std::ios::trunc);
@@ -52,11 +57,13 @@ void AddCalibrateRankCommand(CLI::App& program, CommandBody& chosen) {
       AddCommand(program, chosen, kCommand, "One rank of `lockstep plan --calibrate`",
                  &RunCalibrateRank, options);
   command->group("");  // for the launcher
-  command->add_option("--layers-model", options->probe.layers_model)->required();
-  command->add_option("--overhead-model", options->probe.overhead_model)->required();
+  command->add_option("--layers-model", options->probe.models.layers)->required();
+  command->add_option("--overhead-model", options->probe.models.overhead)->required();
+  command->add_option("--sizes", options->sizes)->required();
+  command->add_option("--device", options->rank.device)->required();
   command->add_option("--weights", options->probe.weights);
   command->add_option("--tp", options->probe.tp)->check(Between(1, 65536))->required();
-  command->add_option("--threads", options->probe.threads)->check(Between(1, 65536))->required();
+  command->add_option("--threads", options->rank.threads)->check(Between(1, 65536))->required();
   command->add_option("--output", options->output)->required();
   command->add_flag("--quick", options->quick);
 }

@@ -1,15 +1,14 @@
 // lockstep plan: how many GPUs, in which layout, at what speed and price. Offline arithmetic; all
 // of it is in deploy/plan.
-#include <algorithm>
 #include <cstdio>
 #include <optional>
 #include <string>
 
-#include "absl/strings/numbers.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
+#include "deploy/plan/gpu_calibration.h"
+#include "deploy/plan/json_fields.h"
 #include "deploy/plan/pareto.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/worked_examples.h"
@@ -20,9 +19,46 @@
 namespace lockstep {
 namespace {
 
+constexpr char kUsualEngine[] = "vllm";
+
+// What was measured on such GPUs, in the file that was named or on this host.
+absl::StatusOr<std::optional<plan::HostProfile>> CalibrationOf(const PlanOptions& options,
+                                                               const plan::Gpu& gpu) {
+  ASSIGN_OR_RETURN(std::optional<plan::HostProfile> profile, FindPlanProfile(options, "cuda"));
+  if (!profile || IsProfileOf(*profile, gpu)) return profile;
+  if (options.profile.empty()) return std::nullopt;
+  return plan::InFile(options.profile, CheckProfileOf(*profile, gpu));
+}
+
+// Lockstep's own speed where it was calibrated, unless another engine is named. Memory is planned
+// alike for both.
+absl::Status FillEngine(const PlanOptions& options, plan::PlanRequest& request) {
+  const bool wants_own = absl::AsciiStrToLower(options.engine) == plan::kOwnEngine;
+  const bool may_be_own = wants_own || options.engine.empty();
+  ASSIGN_OR_RETURN(request.engine, plan::FindEngine(may_be_own ? kUsualEngine : options.engine));
+  request.memory.max_batched_tokens = request.engine.max_batched_tokens;
+  if (!may_be_own && !options.profile.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--profile says how fast Lockstep is, --engine ",
+                                                   options.engine,
+                                                   " another engine: leave out one of them"));
+  }
+  if (!may_be_own) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const auto profile, CalibrationOf(options, request.gpu));
+  if (profile) {
+    const plan::CalibratedGpu calibrated = Calibrated(*profile, request.gpu, request.engine);
+    request.gpu = calibrated.gpu;
+    request.engine = calibrated.engine;
+  } else if (wants_own) {
+    return absl::NotFoundError(absl::StrCat(
+        "--engine lockstep: no ", request.gpu.name,
+        " was calibrated on this host; name a profile of one by --profile, or another engine"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FillHardware(const PlanOptions& options, plan::PlanRequest& request) {
   ASSIGN_OR_RETURN(request.gpu, plan::FindGpu(options.gpu));
-  ASSIGN_OR_RETURN(request.engine, plan::FindEngine(options.engine));
+  RETURN_IF_ERROR(FillEngine(options, request));
   request.gpus_per_node = options.gpus_per_node.value_or(request.gpu.gpus_per_node);
   if (options.nodes) request.max_nodes = *options.nodes;
   request.tp = options.tp.value_or(0);
@@ -30,7 +66,6 @@ absl::Status FillHardware(const PlanOptions& options, plan::PlanRequest& request
   request.expert_parallel = options.expert_parallel;
   request.memory.utilization = options.utilization;
   request.memory.block_size = options.block_size;
-  request.memory.max_batched_tokens = request.engine.max_batched_tokens;
   plan::Prices prices = plan::BuiltInPrices();
   if (!options.price.empty()) {
     ASSIGN_OR_RETURN(prices, plan::LoadPrices(options.price));
@@ -139,9 +174,10 @@ void AddWhere(CLI::App& command, PlanOptions& options) {
   command
       .add_option("--engine", options.engine,
                   absl::StrCat("whose efficiency speeds are predicted with: ",
-                               absl::StrJoin(plan::EngineNames(), ", ")))
-      ->type_name("NAME")
-      ->capture_default_str();
+                               absl::StrJoin(plan::EngineNames(), ", "),
+                               "; lockstep where it was calibrated (default: lockstep there, else ",
+                               kUsualEngine, ")"))
+      ->type_name("NAME");
   command.add_option("--price", options.price, "file like deploy/plan/data/prices.json")
       ->type_name("FILE");
 }
@@ -181,17 +217,31 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
 
 void AddCalibrationFlags(CLI::App& command, PlanOptions& options) {
   const char* group = "This host";
-  options.calibrate_flag =
+  CLI::Option* calibrate =
       command
           .add_option("--calibrate", options.calibrate,
                       "measure what ranks reach on this host, a few minutes (less with --tp, "
                       "--pp or --weights: only those), and keep it in FILE (default: "
-                      "~/.config/lockstep/HOST.json)")
+                      "~/.config/lockstep/HOST.json, of GPUs HOST.cuda.json)")
           ->type_name("[FILE]")
           ->expected(0, 1)
           ->group(group);
+  options.calibrate_flag = calibrate;
+  command
+      .add_option("--device", options.device,
+                  "what is measured: cpu, cuda, or auto (GPUs where there are some)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
+      ->capture_default_str()
+      ->needs(calibrate)
+      ->group(group);
   command.add_flag("--quick", options.quick, "rougher, in a fraction of the time")->group(group);
-  command.add_option("--profile", options.profile, "what --gpu cpu predicts with: such a FILE")
+  command.add_option("--probe-sizes", options.probe_sizes, "of what is measured")
+      ->needs(calibrate)
+      ->group("");  // for those who try the measurement itself
+  command
+      .add_option("--profile", options.profile,
+                  "what --gpu predicts with, if it was measured on that: such a FILE")
       ->type_name("FILE")
       ->group(group);
 }

@@ -1,5 +1,5 @@
-// What `lockstep plan` was asked, for the files that answer it: GPUs (plan.cc) and this host
-// (plan_host.cc).
+// What `lockstep plan` was asked, for the files that answer it: GPUs (plan.cc), this host's CPUs
+// (plan_host.cc), and what was calibrated (plan_calibration.cc).
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "deploy/plan/host_profile.h"
 #include "deploy/plan/planner.h"
 
 namespace CLI {
@@ -31,7 +33,7 @@ struct PlanOptions {
   std::string ttft_p95;
   std::string tpot_p95;
   std::string price;
-  std::string engine = "vllm";
+  std::string engine;  // empty: Lockstep's own speed where it was calibrated, else vLLM's
   std::optional<int> tp;
   std::optional<int> pp;
   bool expert_parallel = false;
@@ -47,6 +49,8 @@ struct PlanOptions {
   const CLI::Option* calibrate_flag = nullptr;  // whose value may be left out
   std::string calibrate;
   bool quick = false;
+  std::string device = "auto";
+  std::string probe_sizes;  // FindProbeSizes; empty: the device's
   std::string profile;
 };
 
@@ -56,6 +60,11 @@ absl::Status FillPlannedModel(const PlanOptions& options, plan::PlanRequest& req
 absl::Status FillPlannedLoad(const PlanOptions& options, plan::PlanRequest& request);
 // Nothing for an empty path. UNAVAILABLE.
 absl::Status WritePlanFile(const std::string& path, const std::string& text);
+
+// What was measured on such devices: in --profile, which must be there, or on this host before,
+// which may be missing. NOT_FOUND, INVALID_ARGUMENT naming the file.
+absl::StatusOr<std::optional<plan::HostProfile>> FindPlanProfile(const PlanOptions& options,
+                                                                 const std::string& device_kind);
 
 // --gpu cpu, and --calibrate into that file; exit codes.
 int RunHostPlan(const PlanOptions& options);

@@ -9,6 +9,7 @@
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
+#include "launcher/cli/device_choice.h"
 #include "launcher/cli/launch_flags.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/cli/values.h"
@@ -21,7 +22,6 @@
 #include "launcher/serving/serve_session.h"
 #include "launcher/serving/speed_prediction.h"
 #include "model/checkpoint/inspect.h"
-#include "runtime/worker/rank_device.h"
 
 namespace lockstep {
 namespace {
@@ -70,12 +70,9 @@ int64_t MemoryOfHosts(const LaunchPlan& launch) {
 
 // Of hosts elsewhere only the flag tells; their ranks look for themselves.
 absl::StatusOr<bool> RanksUseGpus(const RankFlags& rank, const LaunchPlan& launch) {
-  if (rank.device == "cpu") return false;
   if (!launch.uses_this_host) return rank.device == "cuda";
-  const absl::StatusOr<GpusHere> gpus = FindGpus();
-  if (rank.device == "auto") return gpus.ok();
-  RETURN_IF_ERROR(gpus.status());
-  return true;
+  ASSIGN_OR_RETURN(const auto gpus, GpusFor(rank.device));
+  return gpus.has_value();
 }
 
 absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
@@ -107,9 +104,9 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
 // Of ranks on this host, where it was calibrated; says what a usual request should see.
 void PredictSpeed(const ServeOptions& options, const ServePlan& plan, ControllerOptions& controller,
                   ServeReport& report) {
-  if (plan.launch.kind != LaunchPlan::Kind::kThisHost || plan.on_gpus) return;
+  if (plan.launch.kind != LaunchPlan::Kind::kThisHost) return;
   const auto predictor =
-      MakeSpeedPredictor({options.model, options.rank.dtype, plan.threads_per_rank,
+      MakeSpeedPredictor({options.model, options.rank.dtype, plan.on_gpus, plan.threads_per_rank,
                           options.controller.replicas, plan.capacity.num_kv_blocks});
   if (!predictor.ok()) {
     return report.Warn({absl::StrCat("no speed is predicted: ", predictor.status().message())});

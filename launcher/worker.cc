@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
+#include "launcher/cli/device_choice.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/job/job_output.h"
 #include "launcher/job/parent_watch.h"
@@ -62,21 +63,6 @@ absl::StatusOr<std::string> SecretOfStdin(const MpiSession& session) {
     return absl::InvalidArgumentError("--secret-stdin: rank 0 read no secret on standard input");
   }
   return secret;
-}
-
-DeviceOptions DeviceOf(const RankFlags& flags, const MpiSession& session) {
-  using Kind = DeviceOptions::Kind;
-  DeviceOptions device;
-  device.kind = flags.device == "cpu"    ? Kind::kCpu
-                : flags.device == "cuda" ? Kind::kCuda
-                                         : Kind::kAuto;
-  device.cpu = {ThreadsPerRank(flags, session.num_ranks_on_node(), session.num_cores_on_node()),
-                flags.isa};
-  device.rank_on_node = session.rank_on_node();
-  device.num_ranks_on_node = session.num_ranks_on_node();
-  device.gpu_memory_utilization = flags.gpu_memory_utilization;
-  device.deterministic = flags.deterministic;
-  return device;
 }
 
 // For all threads of this rank, which are started later. Who has bound the ranks already knows

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "deploy/plan/json_fields.h"
 #include "deploy/plan/tables.h"
 
@@ -51,6 +53,21 @@ CollectiveFit FitOf(const Interconnect& net, int ranks) {
           Mix(a.two_shot_gb_s, b.two_shot_gb_s, rate_share)};
 }
 
+double InsideSeconds(const Interconnect& net, int ranks, double bytes) {
+  for (const MeasuredLinks::AllReduce& measured : net.measured.all_reduces) {
+    if (measured.ranks != ranks) continue;
+    return OnCurve(measured.by_size, &SizedTime::bytes, &SizedTime::us, bytes) * kMicro;
+  }
+  return IntraNodeSeconds(FitOf(net, ranks), bytes);
+}
+
+std::string RanksText(const MeasuredLinks& measured) {
+  return absl::StrJoin(measured.all_reduces, ", ",
+                       [](std::string* out, const MeasuredLinks::AllReduce& each) {
+                         absl::StrAppend(out, each.ranks);
+                       });
+}
+
 }  // namespace
 
 double IntraNodeSeconds(const CollectiveFit& fit, double bytes) {
@@ -62,8 +79,9 @@ double IntraNodeSeconds(const CollectiveFit& fit, double bytes) {
   return std::min(one_shot, two_shot);
 }
 
-Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node) {
+Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node, const MeasuredLinks& measured) {
   Interconnect net;
+  net.measured = measured;
   net.link = gpu.link;
   net.link_gb_s = gpu.link_gb_s;
   net.nic_gb_s = gpu.nic_gb_s;
@@ -80,13 +98,17 @@ Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node) {
                           fit["two_shot_gb_s"].get<double>()});
     }
   }
+  if (!measured.all_reduces.empty()) {
+    net.source =
+        absl::StrCat(measured.source, " (tp ", RanksText(measured), "); else ", net.source);
+  }
   return net;
 }
 
 double AllReduceSeconds(const Interconnect& net, int ranks, double bytes) {
   if (ranks <= 1) return 0.0;
   const int local = std::min(ranks, net.gpus_per_node);
-  const double inside = local > 1 ? IntraNodeSeconds(FitOf(net, local), bytes) : 0.0;
+  const double inside = local > 1 ? InsideSeconds(net, local, bytes) : 0.0;
   const int nodes = (ranks + local - 1) / local;
   if (nodes == 1) return inside;
   // Reduce-scatter inside, all-reduce of each GPU's share over its own NIC, all-gather inside.
@@ -97,8 +119,11 @@ double AllReduceSeconds(const Interconnect& net, int ranks, double bytes) {
 }
 
 double TransferSeconds(const Interconnect& net, bool across_nodes, double bytes) {
-  return across_nodes ? kNodeMessageUs * kMicro + bytes / (net.nic_gb_s * kGiga)
-                      : kLinkMessageUs * kMicro + bytes / (net.link_gb_s * kFormulaShare * kGiga);
+  if (across_nodes) return kNodeMessageUs * kMicro + bytes / (net.nic_gb_s * kGiga);
+  if (const MeasuredLinks& measured = net.measured; measured.message_gb_s > 0) {
+    return measured.message_us * kMicro + bytes / (measured.message_gb_s * kGiga);
+  }
+  return kLinkMessageUs * kMicro + bytes / (net.link_gb_s * kFormulaShare * kGiga);
 }
 
 }  // namespace lockstep::plan

@@ -1,12 +1,13 @@
 // How near a serving engine comes to the hardware's limits, and what it adds to them: few
 // coefficients per engine, fitted to public measurements by plan_fit and kept in
-// data/engines.json. Pure; any thread.
+// data/engines.json; or calibrated (gpu_calibration.h). Pure; any thread.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "deploy/plan/collectives.h"
 
 namespace lockstep::plan {
 
@@ -19,6 +20,11 @@ struct EngineProfile {
   double flops_16 = 0.65;
   double flops_8 = 0.60;
   double flops_4 = 0.45;
+  // Of what it reaches of the 16-bit rate, the share that attention over prompts reaches:
+  // FlashAttention-3 740 of 989 TFLOP/s forward (arXiv 2407.08608), less when causal and short.
+  double attention_share = 0.7;
+  double hidden_state_bytes = 2.0;  // of a number that ranks exchange
+  MeasuredLinks links;              // its own collectives, where they were measured
   // Added to every step, in microseconds.
   double step_us = 500.0;
   double layer_us = 42.0;    // per layer: norms, rotation, quantization, gaps between kernels

@@ -21,14 +21,24 @@ absl::StatusOr<FormatSpeed> FormatOf(const RankSpeed& speed, const std::string& 
       absl::StrCat("speed of ", weights, " weights is not among what was ", profile.source()));
 }
 
+// The LM head of models in integers is in 8 bits, that of fp8 models as it is stored.
+std::string HeadFormat(const HeldWeights& held, const std::string& layers) {
+  if (held.quantization == Quantization::kNone) return layers;
+  if (held.quantization != Quantization::kFp8) return "int8";
+  return held.dtype == DType::kF32 ? "f32" : "bf16";
+}
+
 }  // namespace
 
 absl::StatusOr<HostCosts> HostCosts::Create(const HostDeployment& deployment) {
   const Architecture& model = deployment.model;
-  const auto held = HeldByRuntime(model, deployment.weights);
+  const bool on_gpus = deployment.profile.device.is_gpu();
+  const auto held =
+      on_gpus ? HeldOnGpus(model, deployment.weights) : HeldByRuntime(model, deployment.weights);
   if (!held) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the runtime holds no ", deployment.weights.name, " weights of this model"));
+    return absl::InvalidArgumentError(absl::StrCat("the runtime holds no ", deployment.weights.name,
+                                                   " weights of this model",
+                                                   on_gpus ? " on GPUs" : ""));
   }
   HostCosts costs;
   const Layout& layout = deployment.layout;
@@ -37,8 +47,8 @@ absl::StatusOr<HostCosts> HostCosts::Create(const HostDeployment& deployment) {
   costs.sequence_us_ = deployment.profile.sequence_us;
   costs.stages_ = WorkOfStages(model, deployment.weights, layout);
   const auto ranks = WeightsOfRanks(model, deployment.weights, layout);
-  const bool is_quantized = held->quantization != Quantization::kNone;
-  if (is_quantized) {
+  const std::string head_format = HeadFormat(*held, deployment.weights.name);
+  if (head_format == "int8") {
     costs.stages_.back().lm_head_bytes =
         static_cast<double>(ranks[static_cast<size_t>(layout.tp) * (layout.pp - 1)].lm_head_bytes);
   }
@@ -57,9 +67,7 @@ absl::StatusOr<HostCosts> HostCosts::Create(const HostDeployment& deployment) {
     }
     ASSIGN_OR_RETURN(speed.layers,
                      FormatOf(speed.rank, deployment.weights.name, deployment.profile));
-    // The LM head of quantized models is in 8 bits.
-    ASSIGN_OR_RETURN(speed.head, FormatOf(speed.rank, is_quantized ? "int8" : speed.layers.weights,
-                                          deployment.profile));
+    ASSIGN_OR_RETURN(speed.head, FormatOf(speed.rank, head_format, deployment.profile));
     costs.speeds_.push_back(std::move(speed));
   }
   return costs;
@@ -83,9 +91,9 @@ StepCost HostCosts::CostOf(int stage, const StepLoad& load) const {
                            (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
                            work.attention_flops / (speed.layers.attention_gflop_s * kGiga);
   if (tp_ > 1) {
-    // work.hidden_bytes counts 16-bit elements.
-    cost.communication = work.all_reduces * tokens * work.hidden_bytes / 2.0 * kActivationBytes /
-                         (speed.rank.all_reduce_gb_s * kGiga);
+    cost.communication =
+        work.all_reduces *
+        AllReduceSecondsBeyondLayer(speed.rank, tokens * work.hidden_size * kActivationBytes);
   }
   cost.overhead = work.num_layers * speed.rank.layer_us * kMicro;
   if (stage == num_stages() - 1) cost.overhead += (step_us_ + sampled * sequence_us_) * kMicro;
@@ -107,7 +115,7 @@ double HostCosts::SecondsToNextStage(int stage, const StepLoad& load) const {
   // Links are measured between two groups or more.
   const RankSpeed& speed = speeds_.back().rank;
   const double bytes =
-      (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes / 2.0 * kActivationBytes;
+      (load.prefill_tokens + load.decodes) * stages_.front().hidden_size * kActivationBytes;
   const double sent = stage + 1 == num_stages() ? 0.0 : bytes / (speed.send_gb_s * kGiga);
   // In a full pipeline nobody sleeps for long.
   return sent + (ActiveStages(load) < num_stages() ? speed.send_us * kMicro : 0.0);

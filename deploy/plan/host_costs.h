@@ -1,5 +1,5 @@
-// The time of one step on the CPUs of a calibrated host, whose ranks share its cores and memory.
-// Pure; any thread.
+// The time of one step on the CPUs of a calibrated host, whose ranks share its cores and memory, or
+// on its GPUs, one for each rank. Pure; any thread.
 #pragma once
 
 #include <vector>

@@ -32,7 +32,7 @@ std::string LaunchCommand(const Plan& plan) {
   const std::string& format = request.weights.name;
   if (format == "bf16" || format == "f32") {
     absl::StrAppend(&flags, " --dtype ", format);
-  } else if (HeldByRuntime(model, request.weights) && model.stored_weights.empty()) {
+  } else if (HeldOnGpus(model, request.weights) && model.stored_weights.empty()) {
     absl::StrAppend(&flags, " --quantize ", format);
   }
   const auto num_seqs = static_cast<int64_t>(std::ceil(answer->load_per_replica));

@@ -1,3 +1,4 @@
+#include "deploy/plan/collectives.h"
 #include "deploy/plan/report.h"
 #include "nlohmann/json.hpp"
 
@@ -124,6 +125,9 @@ std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
   for (const ParetoPoint& point : chart) out["chart"].push_back(PointJson(point));
   out["sources"] = ordered_json::object();
   for (const auto& [field, source] : plan.request.gpu.sources) out["sources"][field] = source;
+  out["sources"]["all_reduce"] =
+      InterconnectOf(plan.request.gpu, plan.request.gpus_per_node, plan.request.engine.links)
+          .source;
   out["sources"]["engine"] = plan.request.engine.source;
   out["sources"]["price"] = plan.request.price_source;
   return out.dump(1) + "\n";

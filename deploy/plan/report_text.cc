@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "deploy/plan/collectives.h"
+#include "deploy/plan/gpu_calibration.h"
 #include "deploy/plan/report.h"
 
 namespace lockstep::plan {
@@ -46,14 +47,17 @@ void AddLoad(const PlanRequest& request, std::string& out) {
 }
 
 void AddServeNote(const PlanRequest& request, std::string& out) {
-  const bool is_served =
-      HeldByRuntime(request.model.architecture, request.weights) && request.kv.name == "bf16";
-  out +=
-      is_served
-          ? "          (speeds are those of the engine named below; those of `serve` were measured "
-            "on CPUs only)\n"
-          : "          (`serve` does not hold this model, or these formats of weights and "
-            "KV, yet; speeds are those of the engine named below)\n";
+  if (!HeldOnGpus(request.model.architecture, request.weights) || request.kv.name != "bf16") {
+    out +=
+        "          (`serve` does not hold this model, or these formats of weights and KV, yet; "
+        "speeds are those of the engine named below)\n";
+  } else if (request.engine.name == kOwnEngine) {
+    out += "          (speeds are those of `serve`, from the calibration named below)\n";
+  } else {
+    out +=
+        "          (speeds are those of the engine named below; those of `serve` were measured on "
+        "CPUs only)\n";
+  }
 }
 
 void AddAnswer(const Plan& plan, std::string& out) {
@@ -211,8 +215,9 @@ void AddSources(const PlanRequest& request, std::string& out) {
   for (const auto& [field, source] : request.gpu.sources) {
     absl::StrAppendFormat(&out, "  %-16s %s\n", field, source);
   }
-  absl::StrAppendFormat(&out, "  all-reduce       %s\n",
-                        InterconnectOf(request.gpu, request.gpus_per_node).source);
+  absl::StrAppendFormat(
+      &out, "  all-reduce       %s\n",
+      InterconnectOf(request.gpu, request.gpus_per_node, request.engine.links).source);
   absl::StrAppendFormat(&out, "  engine           %s: %s\n", request.engine.name,
                         request.engine.source);
   if (request.usd_per_gpu_hour > 0) {

@@ -12,9 +12,6 @@ namespace {
 
 constexpr double kMicro = 1e-6;
 constexpr double kGiga = 1e9;
-// Attention kernels reach less of the rate than plain products: FlashAttention-3 740 of 989
-// TFLOP/s forward (arXiv 2407.08608), less when causal and short.
-constexpr double kAttentionShare = 0.7;
 
 // Neither limit is met sharply: near the ridge both are felt.
 double SmoothMax(double a, double b) {
@@ -52,7 +49,7 @@ const char* StepCost::largest() const {
 
 Roofline::Roofline(const Deployment& deployment)
     : Roofline(deployment, WorkOfStages(deployment.model, deployment.weights, deployment.layout),
-               InterconnectOf(deployment.gpu, deployment.gpus_per_node)) {}
+               InterconnectOf(deployment.gpu, deployment.gpus_per_node, deployment.engine.links)) {}
 
 Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, Interconnect net)
     : deployment_(deployment),
@@ -103,10 +100,11 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
   cost.kv_read = load.decodes * KvBytesOfDecode(work, load.decode_context) / kv_rate_;
   cost.prefill_attention = load.prefill_tokens *
                            (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
-                           work.attention_flops / (dense_flops_ * kAttentionShare);
+                           work.attention_flops / (dense_flops_ * engine.attention_share);
   cost.activations = tokens * work.activation_bytes / kv_rate_;
   cost.communication =
-      work.all_reduces * AllReduceSeconds(net_, deployment_.layout.tp, tokens * work.hidden_bytes);
+      work.all_reduces * AllReduceSeconds(net_, deployment_.layout.tp,
+                                          tokens * work.hidden_size * engine.hidden_state_bytes);
   cost.overhead = work.num_layers * engine.layer_us * kMicro;
   if (load.prefill_tokens > 0) {
     const double floor = work.num_layers * engine.prefill_layer_us * kMicro;
@@ -127,7 +125,8 @@ StepCost Roofline::SlowestStage(const StepLoad& load) const {
 
 double Roofline::SecondsToNextStage(int stage, const StepLoad& load) const {
   if (stage + 1 == num_stages()) return 0.0;
-  const double bytes = (load.prefill_tokens + load.decodes) * stages_.front().hidden_bytes;
+  const double bytes = (load.prefill_tokens + load.decodes) * stages_.front().hidden_size *
+                       deployment_.engine.hidden_state_bytes;
   return HandOverSeconds(net_, deployment_.layout.tp, most_whole_bytes_[stage], bytes);
 }
 

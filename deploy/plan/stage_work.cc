@@ -66,7 +66,7 @@ std::vector<StageWork> WorkOfStages(const Architecture& model, const WeightForma
     for (int64_t layer = weights.layers.begin; layer < weights.layers.end; ++layer) {
       AddLayer(model, layout, layer, work);
     }
-    work.hidden_bytes = kActivationBytes * static_cast<double>(model.hidden_size);
+    work.hidden_size = static_cast<double>(model.hidden_size);
     work.all_reduces = layout.tp > 1 ? 2.0 * work.num_layers : 0.0;
     if (stage == layout.pp - 1) {
       const auto rows = static_cast<double>(VocabOf(model.sharded_sizes(), layout.tp, 0).size());

@@ -23,7 +23,7 @@ struct StageWork {
   double lm_head_flops = 0;     // per sampled token
   double attention_flops = 0;   // per token and token attended
   double activation_bytes = 0;  // per token
-  double hidden_bytes = 0;      // per token: of an all-reduce, and to the next stage
+  double hidden_size = 0;       // numbers per token: of an all-reduce, and to the next stage
   double all_reduces = 0;       // per step
   Range layers;
 };

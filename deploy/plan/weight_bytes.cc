@@ -92,6 +92,13 @@ std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const Weight
   return std::nullopt;
 }
 
+std::optional<HeldWeights> HeldOnGpus(const Architecture& model, const WeightFormat& format) {
+  if (format.name == "int8" || format.name == "int4") return std::nullopt;
+  if (format.name != "fp8") return HeldByRuntime(model, format);
+  if (!model.runtime_config || model.runtime_config->stored.has_value()) return std::nullopt;
+  return HeldWeights{model.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32, Quantization::kFp8};
+}
+
 absl::Status CheckModelLayout(const Architecture& model, const Layout& layout) {
   RETURN_IF_ERROR(CheckLayout(model.sharded_sizes(), layout.tp, layout.pp));
   if (!model.experts) return absl::OkStatus();

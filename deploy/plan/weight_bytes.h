@@ -38,6 +38,8 @@ absl::Status CheckModelLayout(const Architecture& model, const Layout& layout);
 // How `serve` would hold the model in this format, if it can: f32 and bf16, and int8 and int4 of
 // unquantized checkpoints (`--quantize`).
 std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const WeightFormat& format);
+// The same of ranks on GPUs: fp8, but no integers.
+std::optional<HeldWeights> HeldOnGpus(const Architecture& model, const WeightFormat& format);
 
 // In order of rank. For what the runtime holds exactly what its ranks allocate
 // (model/checkpoint/shard_sizes.h). The layout must have been checked.

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "deploy/plan/json_fields.h"
@@ -18,13 +19,14 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/bench/load_generator.h"
 #include "launcher/calibration/other_programs.h"
+#include "launcher/calibration/probe_models.h"
+#include "launcher/calibration/ranks_to_measure.h"
+#include "launcher/cli/device_choice.h"
 #include "launcher/eval/local_server.h"
 #include "launcher/job/job_output.h"
 #include "launcher/job/job_supervisor.h"
 #include "launcher/job/mpi_command.h"
 #include "launcher/job/runtime_dir.h"
-#include "model/checkpoint/model_shapes.h"
-#include "model/checkpoint/model_writer.h"
 #include "model/checkpoint/strict_json.h"
 
 namespace lockstep {
@@ -32,56 +34,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostRanks = 8;
-constexpr int kMostStages = 4;
 constexpr double kDisturbed = 0.1;  // share of the processors that others took
 constexpr int kTries = 2;
+constexpr int64_t kPrompt = 16;                          // tokens of a request that is served
+constexpr absl::Duration kMostTime = absl::Minutes(15);  // of a job; usual are tens of seconds
 constexpr absl::Duration kGrace = absl::Seconds(2);
 constexpr absl::Duration kInfoTimeout = absl::Seconds(10);
 constexpr absl::Duration kLookInterval = absl::Milliseconds(100);
-
-// Layers of the 1B's size: together far more than caches hold, with next to no vocabulary.
-ModelConfig LayersConfig(bool quick) {
-  ModelConfig config = *BuiltInShape("llama-3.2-1b");
-  config.num_layers = quick ? 2 : 4;
-  config.vocab_size = 4096;
-  config.max_position_embeddings = 4096;
-  config.rope_scaling.reset();
-  config.bos_token_id.reset();
-  config.eos_token_ids.clear();
-  return config;
-}
-
-// Layers whose matrices take next to no time, so that what remains is what every layer takes.
-ModelConfig OverheadConfig() {
-  ModelConfig config = *BuiltInShape("tiny");
-  config.hidden_size = 128;
-  config.intermediate_size = 256;
-  config.num_layers = 16;
-  config.num_heads = 8;
-  config.num_kv_heads = 8;
-  config.head_dim = 16;
-  config.vocab_size = 1024;
-  config.max_position_embeddings = 4096;
-  config.bos_token_id.reset();
-  config.eos_token_ids.clear();
-  return config;
-}
-
-absl::StatusOr<fs::path> Synthesize(const fs::path& directory, const std::string& name,
-                                    const ModelConfig& config) {
-  const fs::path shape = directory / absl::StrCat(name, ".json");
-  std::ofstream file(shape, std::ios::trunc);
-  file << ModelConfigJson(config);
-  file.close();
-  if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", shape.string()));
-  SynthesizeOptions options;
-  options.shape = shape.string();
-  options.output = directory / name;
-  options.dtype = DType::kBF16;
-  RETURN_IF_ERROR(SynthesizeModel(options).status());
-  return options.output;
-}
 
 absl::StatusOr<std::string> ThisProgram() {
   std::error_code error;
@@ -97,12 +56,29 @@ std::string HostName() {
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "this host";
 }
 
-absl::Status CheckWeights(const std::string& weights) {
-  for (const char* known : {"", "f32", "bf16", "int8", "int4"}) {
-    if (weights == known) return absl::OkStatus();
+absl::Status CheckWeights(const std::string& weights, bool on_gpus) {
+  std::vector<std::string> held;
+  for (const ProbeFormat& format : ProbeFormatsOf(on_gpus)) held.push_back(format.name);
+  if (weights.empty() || std::find(held.begin(), held.end(), weights) != held.end()) {
+    return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--weights ", weights, " is not held by CPUs: f32, bf16, int8 or int4"));
+  return absl::InvalidArgumentError(absl::StrCat("--weights ", weights, " is not held by ",
+                                                 on_gpus ? "GPUs" : "CPUs", ": ",
+                                                 absl::StrJoin(held, ", ")));
+}
+
+absl::StatusOr<plan::ProfiledDevice> DeviceOfProfile(const std::optional<GpusHere>& here) {
+  plan::ProfiledDevice device;
+  if (!here) return device;
+  const AcceleratorInfo& first = here->gpus.front();
+  for (const AcceleratorInfo& gpu : here->gpus) {
+    if (gpu.name == first.name) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("the GPUs here are not alike (", first.name, ", ", gpu.name,
+                     "): name some that are in CUDA_VISIBLE_DEVICES"));
+  }
+  return plan::ProfiledDevice{"cuda", first.name, first.memory_bytes,
+                              static_cast<int>(here->gpus.size())};
 }
 
 class Calibration {
@@ -115,48 +91,41 @@ class Calibration {
         memory_(std::move(memory)) {}
 
   absl::StatusOr<plan::HostProfile> Run() {
-    RETURN_IF_ERROR(CheckWeights(options_.weights));
-    plan::HostProfile profile;
-    profile.host = HostName();
-    profile.date = Today();
-    profile.cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    ASSIGN_OR_RETURN(const auto backend, MakeCpuBackend({1}));
-    profile.backend = backend->Description();
-    profile.backend = profile.backend.substr(0, profile.backend.find(','));
+    ASSIGN_OR_RETURN(plan::HostProfile profile, WithoutSpeeds());
+    const plan::ProfiledDevice& device = profile.device;
+    RETURN_IF_ERROR(CheckWeights(options_.weights, device.is_gpu()));
+    ASSIGN_OR_RETURN(const auto cases, RanksToMeasure(device, profile.cores, options_.layout));
+    device_ = device.kind;
+    ASSIGN_OR_RETURN(sizes_, FindProbeSizes(options_.sizes.empty() ? device_ : options_.sizes));
     ASSIGN_OR_RETURN(mpirun_, FindMpirun());
     ASSIGN_OR_RETURN(program_, ThisProgram());
-    const std::vector<RanksAtWork> cases = options_.layout
-                                               ? RanksToMeasure(profile.cores, *options_.layout)
-                                               : RanksToMeasure(profile.cores);
-    Say(absl::StrFormat("Measuring %d combinations of ranks and threads on %d cores (%s)",
-                        cases.size(), profile.cores, profile.backend));
-    ASSIGN_OR_RETURN(layers_model_,
-                     Synthesize(files_.path(), "layers", LayersConfig(options_.quick)));
-    ASSIGN_OR_RETURN(overhead_model_, Synthesize(files_.path(), "overhead", OverheadConfig()));
-    for (const RanksAtWork& at_work : cases) {
-      double others = 0;
-      ASSIGN_OR_RETURN(plan::RankSpeed speed, MeasureUndisturbed(at_work, others));
-      Say(absl::StrCat(Describe(speed), others > kDisturbed
-                                            ? absl::StrFormat(" (other programs took %.0f %% of "
-                                                              "the processors)",
-                                                              100 * others)
-                                            : ""));
-      worst_share_ = std::max(worst_share_, others);
-      profile.speeds.push_back(std::move(speed));
-    }
+    Say(absl::StrFormat("Measuring %d combinations of ranks and threads on %s%s", cases.size(),
+                        profile.device_text(),
+                        device.is_gpu() ? "" : absl::StrFormat(", %d cores", profile.cores)));
+    ASSIGN_OR_RETURN(models_, MakeProbeModels(files_.path(), sizes_, options_.quick));
+    RETURN_IF_ERROR(MeasureRanks(cases, profile));
     RETURN_IF_ERROR(MeasureServing(profile));
-    if (worst_share_ > kDisturbed) {
-      Say(
-          absl::StrFormat("Other programs took up to %.0f %% of the processors' time: calibrate "
-                          "again on an idle machine",
-                          100 * worst_share_));
-    }
     return profile;
   }
 
  private:
   void Say(const std::string& line) const {
     if (options_.on_progress) options_.on_progress(line);
+  }
+
+  absl::StatusOr<plan::HostProfile> WithoutSpeeds() const {
+    plan::HostProfile profile;
+    profile.host = HostName();
+    profile.date = Today();
+    profile.cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    ASSIGN_OR_RETURN(const auto gpus, GpusFor(options_.device));
+    ASSIGN_OR_RETURN(profile.device, DeviceOfProfile(gpus));
+    profile.backend = profile.device.kind;
+    if (profile.device.is_gpu()) return profile;
+    ASSIGN_OR_RETURN(const auto backend, MakeCpuBackend({1}));
+    profile.backend = backend->Description();
+    profile.backend = profile.backend.substr(0, profile.backend.find(','));
+    return profile;
   }
 
   static std::string Describe(const plan::RankSpeed& speed) {
@@ -173,6 +142,28 @@ class Calibration {
       absl::StrAppendFormat(&line, "; send %.0f us and %.1f GB/s", speed.send_us, speed.send_gb_s);
     }
     return line;
+  }
+
+  absl::Status MeasureRanks(const std::vector<RanksAtWork>& cases, plan::HostProfile& profile) {
+    double worst_share = 0;
+    for (const RanksAtWork& at_work : cases) {
+      double others = 0;
+      ASSIGN_OR_RETURN(plan::RankSpeed speed, MeasureUndisturbed(at_work, others));
+      Say(absl::StrCat(Describe(speed), others > kDisturbed
+                                            ? absl::StrFormat(" (other programs took %.0f %% of "
+                                                              "the processors)",
+                                                              100 * others)
+                                            : ""));
+      worst_share = std::max(worst_share, others);
+      profile.speeds.push_back(std::move(speed));
+    }
+    if (worst_share > kDisturbed) {
+      Say(
+          absl::StrFormat("Other programs took up to %.0f %% of the processors' time: calibrate "
+                          "again on an idle machine",
+                          100 * worst_share));
+    }
+    return absl::OkStatus();
   }
 
   // Again when others disturbed it; the least disturbed counts, `least` is their share meanwhile.
@@ -197,9 +188,13 @@ class Calibration {
     std::vector<std::string> rank = {program_,
                                      "calibrate-rank",
                                      "--layers-model",
-                                     layers_model_.string(),
+                                     models_.layers.string(),
                                      "--overhead-model",
-                                     overhead_model_.string(),
+                                     models_.overhead.string(),
+                                     "--sizes",
+                                     sizes_.name,
+                                     "--device",
+                                     device_,
                                      "--tp",
                                      absl::StrCat(at_work.tp),
                                      "--threads",
@@ -227,6 +222,7 @@ class Calibration {
                              std::string(absl::StripPrefix(each.text, "lockstep calibrate-rank: "));
                        }
                      }));
+    const absl::Time deadline = absl::Now() + kMostTime;
     while (!job->Wait(absl::Now())) {
       WaitReadable({job->output_fd(), interrupts_.fd()}, kLookInterval);
       if (interrupts_.TakeCount() > 0) {
@@ -234,6 +230,12 @@ class Calibration {
         return absl::CancelledError("interrupted");
       }
       job->ReadOutput();
+      if (absl::Now() > deadline) {
+        job->Terminate(kGrace);
+        return absl::DeadlineExceededError(absl::StrCat(
+            "the ranks were not done after ", absl::FormatDuration(kMostTime),
+            last_words.empty() ? "" : absl::StrCat("; their last words: ", last_words)));
+      }
     }
     if (job->exit()->code == 0 && job->exit()->signal == 0) return absl::OkStatus();
     return absl::UnavailableError(
@@ -246,16 +248,29 @@ class Calibration {
     constexpr int64_t kFew = 1;
     constexpr int64_t kMany = 8;
     const plan::Layout layout = options_.layout.value_or(plan::Layout());
-    ASSIGN_OR_RETURN(const auto server,
-                     LocalServer::Start({overhead_model_.string(), "--tp", absl::StrCat(layout.tp),
-                                         "--pp", absl::StrCat(layout.pp), "--num-kv-blocks", "256",
-                                         "--max-model-len", "512", "--no-prefix-cache"},
-                                        interrupts_));
+    std::vector<std::string> arguments = {models_.overhead.string(),
+                                          "--device",
+                                          device_,
+                                          "--tp",
+                                          absl::StrCat(layout.tp),
+                                          "--pp",
+                                          absl::StrCat(layout.pp),
+                                          "--num-kv-blocks",
+                                          "256",
+                                          "--max-model-len",
+                                          "512",
+                                          "--no-prefix-cache"};
+    // Ranks on GPUs try steps of every size before they serve.
+    if (profile.device.is_gpu()) {
+      arguments.insert(arguments.end(), {"--max-num-seqs", absl::StrCat(kMany),
+                                         "--max-batched-tokens", absl::StrCat(kMany * kPrompt)});
+    }
+    ASSIGN_OR_RETURN(const auto server, LocalServer::Start(arguments, interrupts_));
     ASSIGN_OR_RETURN(const BenchReport few, Load(server->address(), kFew));
     ASSIGN_OR_RETURN(const BenchReport many, Load(server->address(), kMany));
     const plan::RankSpeed speed =
         profile.SpeedOf(layout.tp, 1, std::max(1, profile.cores / layout.ranks()));
-    const double layers_us = static_cast<double>(OverheadConfig().num_layers) * speed.layer_us;
+    const double layers_us = sizes_.num_overhead_layers * speed.layer_us;
     profile.sequence_us = std::max(
         0.0, (many.tpot_ms.p50 - few.tpot_ms.p50) * 1e3 / static_cast<double>(kMany - kFew));
     profile.step_us = std::max(0.0, few.tpot_ms.p50 * 1e3 - layers_us - profile.sequence_us);
@@ -273,8 +288,8 @@ class Calibration {
     ASSIGN_OR_RETURN(const auto connection, Connection::Open(flags));
     ASSIGN_OR_RETURN(const auto info, connection->GetServerInfo(kInfoTimeout));
     WorkloadOptions workload_options;
-    workload_options.input_len = {16, 16};
-    workload_options.output_len = {128, 128};
+    workload_options.input_len = {kPrompt, kPrompt};
+    workload_options.output_len = {sizes_.served_tokens, sizes_.served_tokens};
     workload_options.vocab_size = info.vocab_size();
     const Workload workload(std::move(workload_options));
     LoadGenerator generator(*connection, workload, absl::InfiniteDuration(), interrupts_, nullptr);
@@ -295,34 +310,12 @@ class Calibration {
   const RuntimeDir memory_;
   fs::path mpirun_;
   std::string program_;
-  fs::path layers_model_;
-  fs::path overhead_model_;
-  double worst_share_ = 0;  // of other programs, in what counts
+  std::string device_;
+  ProbeSizes sizes_;
+  ProbeModels models_;
 };
 
 }  // namespace
-
-std::vector<RanksAtWork> RanksToMeasure(int cores) {
-  std::vector<RanksAtWork> cases;
-  for (int world = 1; world <= std::min(kMostRanks, 2 * cores); world *= 2) {
-    const int threads = std::max(1, cores / world);
-    for (int stages = 1; stages <= std::min(world, kMostStages); stages *= 2) {
-      for (int active = 1; active <= stages; active *= 2) {
-        const RanksAtWork at_work{world / stages, active, threads};
-        if (std::find(cases.begin(), cases.end(), at_work) == cases.end()) cases.push_back(at_work);
-      }
-    }
-  }
-  return cases;
-}
-
-std::vector<RanksAtWork> RanksToMeasure(int cores, const plan::Layout& layout) {
-  std::vector<RanksAtWork> cases;
-  for (int active = 1; active <= layout.pp; ++active) {
-    cases.push_back({layout.tp, active, std::max(1, cores / layout.ranks())});
-  }
-  return cases;
-}
 
 absl::StatusOr<plan::HostProfile> Calibrate(const CalibrationOptions& options,
                                             InterruptWatcher& interrupts) {

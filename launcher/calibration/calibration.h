@@ -1,11 +1,10 @@
-// The whole of `lockstep plan --calibrate`: which ranks and threads to measure, a job for each, and
-// a small server for what serving adds.
+// The whole of `lockstep plan --calibrate`: a job for each number of ranks to measure, and a small
+// server for what serving adds.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "deploy/plan/host_profile.h"
@@ -14,29 +13,18 @@
 
 namespace lockstep {
 
-// Tensor parallel groups that compute at the same time, as stages of a pipeline do.
-struct RanksAtWork {
-  int tp = 1;
-  int groups = 1;
-  int threads = 1;  // of each rank
-  bool operator==(const RanksAtWork&) const = default;
-};
-
-// For layouts of 1, 2, 4 and 8 ranks (at most twice the cores), whose ranks share the cores evenly:
-// all stages of a pipeline of up to four at work, and fewer. Pure.
-std::vector<RanksAtWork> RanksToMeasure(int cores);
-// For this layout alone.
-std::vector<RanksAtWork> RanksToMeasure(int cores, const plan::Layout& layout);
-
 struct CalibrationOptions {
   bool quick = false;                  // rougher, in a fraction of the time
   std::optional<plan::Layout> layout;  // no other
-  std::string weights;                 // f32, bf16, int8 or int4, no other; empty: all
+  std::string weights;                 // only this format; empty: all that the device holds
+  std::string device = "auto";         // RankFlags::device
+  std::string sizes;                   // of FindProbeSizes; empty: the device's
   std::function<void(const std::string& line)> on_progress;
 };
 
-// Takes a core's time for tens of seconds and 2 GiB of memory. CANCELLED after an interrupt;
-// NOT_FOUND without mpirun; else as its parts', in one line.
+// Takes tens of seconds to minutes and 2 GiB of memory. CANCELLED after an interrupt; NOT_FOUND
+// without mpirun or the GPUs asked for; INVALID_ARGUMENT for a format that the device does not hold
+// and a layout of more ranks than there are GPUs; else as its parts', in one line.
 absl::StatusOr<plan::HostProfile> Calibrate(const CalibrationOptions& options,
                                             InterruptWatcher& interrupts);
 

@@ -6,21 +6,24 @@
 
 #include "absl/status/statusor.h"
 #include "deploy/plan/host_profile.h"
+#include "launcher/calibration/probe_models.h"
 #include "parallel/mpi_communicator.h"
+#include "runtime/worker/rank_device.h"
 
 namespace lockstep {
 
 struct SpeedProbeOptions {
-  std::string layers_model;    // directory: a few layers that no cache holds, in bf16
-  std::string overhead_model;  // directory: many layers of next to no bytes
-  std::string weights;         // the only format; empty: all
-  int tp = 1;                  // ranks of a group; the job is a whole number of groups
-  int threads = 1;             // of each rank
-  double seconds = 1.5;        // for each format, roughly; at least three passes
+  ProbeModels models;
+  ProbeSizes sizes;
+  std::string weights;  // the only format; empty: all that the device holds
+  int tp = 1;           // ranks of a group; the job is a whole number of groups
+  DeviceOptions device;
+  double seconds = 1.5;  // for each format, roughly; at least three passes
 };
 
 // Each group computes for itself, all of them at the same time; only rank 0's answer counts. Errors
-// as LlamaStage's and Communicator's; INVALID_ARGUMENT for a job that is no number of groups.
+// as RankDevice's, LlamaStage's and Communicator's; INVALID_ARGUMENT for a job that is no number of
+// groups.
 absl::StatusOr<plan::RankSpeed> MeasureRankSpeed(const MpiSession& session,
                                                  const SpeedProbeOptions& options);
 

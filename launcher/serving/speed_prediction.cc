@@ -1,10 +1,12 @@
 #include "launcher/serving/speed_prediction.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "deploy/plan/catalog.h"
 #include "deploy/plan/host_plan.h"
 #include "kernels/base/status_macros.h"
@@ -35,6 +37,16 @@ std::string FormatOf(const plan::Architecture& model, const PredictedLaunch& lau
   return model.dtype == DType::kBF16 ? "bf16" : "f32";
 }
 
+// Ranks on GPUs tell only once they have loaded: until then they hold what the load takes, and no
+// more, for blocks are simulated one by one.
+int64_t KvBlocksFor(const PredictedLaunch& launch, const plan::Load& load) {
+  if (launch.num_kv_blocks > 0) return launch.num_kv_blocks;
+  const double longest = load.input_tokens + 2.0 * load.output_tokens;
+  const double blocks_each = std::ceil(longest / launch.model.block_size) + 1.0;
+  const double most_seqs = static_cast<double>(launch.model.max_num_seqs);
+  return static_cast<int64_t>(blocks_each * std::min(std::ceil(load.concurrency), most_seqs));
+}
+
 absl::StatusOr<plan::Prediction> Predict(const Known& known, const ServedLoad& served) {
   plan::Load load;
   load.input_tokens = std::max(1.0, served.mean_prompt_tokens);
@@ -44,19 +56,23 @@ absl::StatusOr<plan::Prediction> Predict(const Known& known, const ServedLoad& s
   limits.max_batched_tokens = known.launch.model.max_batched_tokens;
   limits.max_num_seqs = known.launch.model.max_num_seqs;
   limits.block_size = known.launch.model.block_size;
-  limits.num_kv_blocks = known.launch.num_kv_blocks;
+  limits.num_kv_blocks = KvBlocksFor(known.launch, load);
   return plan::PredictOnHost(known.deployment(), load, limits);
 }
 
 }  // namespace
 
 absl::StatusOr<SpeedPredictor> MakeSpeedPredictor(const PredictedLaunch& launch) {
-  const std::string path = plan::DefaultProfilePath();
+  const std::string path = plan::DefaultProfilePath(launch.on_gpus ? "cuda" : "cpu");
   std::error_code error;
   if (path.empty() || !std::filesystem::exists(path, error)) return SpeedPredictor();
   auto known = std::make_shared<Known>();  // shared: std::function copies what it holds
   known->launch = launch;
   ASSIGN_OR_RETURN(known->profile, plan::LoadHostProfile(path));
+  if (known->profile.device.is_gpu() != launch.on_gpus) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " was measured on ", known->profile.device_text()));
+  }
   const std::filesystem::path directory = std::filesystem::absolute(launch.model.model, error);
   ASSIGN_OR_RETURN(known->model, plan::LoadModel((directory / "config.json").string()));
   ASSIGN_OR_RETURN(known->weights,

@@ -13,9 +13,10 @@ namespace lockstep {
 struct PredictedLaunch {
   ModelFlags model;
   std::string dtype;  // RankFlags::dtype
+  bool on_gpus = false;
   int threads_per_rank = 1;
   int num_replicas = 1;
-  int64_t num_kv_blocks = 0;  // of a replica
+  int64_t num_kv_blocks = 0;  // of a replica; 0: unknown yet, and taken for enough
 };
 
 // A function that any thread may call; null without a profile of this host. INVALID_ARGUMENT for a

@@ -94,13 +94,15 @@ class LinkTimer {
       : backend_(backend), memory_(std::move(memory)) {}
 
   absl::StatusOr<LinkSpeed> AllReduce(Communicator& group) const {
-    ASSIGN_OR_RETURN(const double small, TimeRounds(kSmallRounds, [&] {
-                       return group.AllReduceSum(buffer(), kSmallFloats);
-                     }));
-    ASSIGN_OR_RETURN(const double large, TimeRounds(kLargeRounds, [&] {
-                       return group.AllReduceSum(buffer(), kLargeFloats);
-                     }));
+    ASSIGN_OR_RETURN(const double small, AllReduceSeconds(group, kSmallFloats, kSmallRounds));
+    ASSIGN_OR_RETURN(const double large, AllReduceSeconds(group, kLargeFloats, kLargeRounds));
     return LinkSpeed{absl::Seconds(small), BytesPerSecond(large)};
+  }
+
+  // The memory must have so many.
+  absl::StatusOr<double> AllReduceSeconds(Communicator& group, int64_t num_floats,
+                                          int num_rounds) const {
+    return TimeRounds(num_rounds, [&] { return group.AllReduceSum(buffer(), num_floats); });
   }
 
   // To a peer that echoes: there and back, or there and a short answer.
@@ -196,6 +198,21 @@ absl::Status CheckFacts(const ProcessGrid& grid, std::span<const RankFacts> fact
     RETURN_IF_ERROR(CheckTpInsideNodes(grid, places));
   }
   return CheckMemory(facts);
+}
+
+absl::StatusOr<std::vector<absl::Duration>> MeasureAllReduces(Communicator& group, Backend& backend,
+                                                              std::span<const int64_t> sizes) {
+  if (sizes.empty()) return std::vector<absl::Duration>();
+  ASSIGN_OR_RETURN(DeviceBuffer memory,
+                   backend.Allocate(*std::max_element(sizes.begin(), sizes.end())));
+  const LinkTimer timer(backend, std::move(memory));
+  std::vector<absl::Duration> times;
+  for (const int64_t bytes : sizes) {
+    ASSIGN_OR_RETURN(const double seconds,
+                     timer.AllReduceSeconds(group, bytes / int64_t{sizeof(float)}, kSmallRounds));
+    times.push_back(absl::Seconds(seconds));
+  }
+  return times;
 }
 
 absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups, Backend& backend) {

@@ -55,4 +55,8 @@ struct LinkSpeeds {
 // network. Errors as Communicator's, and RESOURCE_EXHAUSTED.
 absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups, Backend& backend);
 
+// What an all-reduce takes, for each of these sizes (multiples of 4 bytes). As above.
+absl::StatusOr<std::vector<absl::Duration>> MeasureAllReduces(Communicator& group, Backend& backend,
+                                                              std::span<const int64_t> sizes);
+
 }  // namespace lockstep

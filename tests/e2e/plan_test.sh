@@ -13,7 +13,7 @@ export XDG_CONFIG_HOME=$dir/config  # nothing is calibrated there yet
 for layout in "1 1" "2 1" "1 2" "2 2"; do
   read -r tp pp <<<"$layout"
   "$lockstep" plan --model "$model" --gpu cpu --tp "$tp" --pp "$pp" --json >"$dir/plan.json"
-  start "serve-$tp-$pp" --tp "$tp" --pp "$pp"
+  start "serve-$tp-$pp" --device cpu --tp "$tp" --pp "$pp"
   kill -INT "$pid"
   planned=$(number "$dir/plan.json" num_kv_blocks)
   allocated=$(number "$dir/serve-$tp-$pp.log" num_kv_blocks)
@@ -53,7 +53,7 @@ refuses "cannot read" --model "$model" --gpu cpu --profile "$dir/nowhere.json"
 echo '{"kind": "lockstep host profile", "version": 9}' >"$dir/bad.json"
 refuses "version is 9; it must be" --model "$model" --gpu cpu --profile "$dir/bad.json"
 
-"$lockstep" plan --calibrate --quick --tp 2 --weights f32 2>"$dir/calibrate.log" || {
+"$lockstep" plan --calibrate --device cpu --quick --tp 2 --weights f32 2>"$dir/calibrate.log" || {
   cat "$dir/calibrate.log" >&2
   exit 1
 }
@@ -70,7 +70,7 @@ refuses "contradict each other" --model "$model" --gpu cpu --rate 1/s --concurre
 echo "calibrated and predicted"
 
 # A calibrated server says what is predicted, and at the end what was measured.
-start serve-predicted
+start serve-predicted --device cpu
 holds "$dir/serve-predicted.log" '"event":"predicted".*"tpot_ms":.*calibrated'
 "$lockstep" bench --server "$address" --num-requests 4 --concurrency 2 --input-len 16 --output-len 32 --json -q >/dev/null
 "$lockstep" status --server "$address" --json >"$dir/status.json"

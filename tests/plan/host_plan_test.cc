@@ -112,6 +112,18 @@ TEST_F(HostPlanTest, QuantizedModelsHaveAnEightBitHead) {
   EXPECT_LT(head, 0.6 * kHeadBytes * 0.1e-9);
 }
 
+TEST_F(HostPlanTest, RanksOnGpusHoldFp8WithAHeadIn16Bits) {
+  profile_ = HandMadeGpuProfile();
+  const auto costs = Costs(2, 1, "fp8");
+  ASSERT_TRUE(costs.ok()) << costs.status();
+  const StepCost cost = costs->SlowestStage({.decodes = 1, .decode_context = 100});
+  EXPECT_NEAR(cost.linear, kLayerBytes / 2 / 3000e9, 0.1 * cost.linear);
+  EXPECT_NEAR(cost.lm_head, kHeadBytes / 2 / 3000e9, 1e-15);
+  EXPECT_NEAR(cost.overhead, (2 * 22 + 300 + 3) * 1e-6, 1e-12);
+  EXPECT_EQ(cost.communication, 0) << "a token's all-reduces are part of its layers";
+  EXPECT_EQ(Costs(1, 1, "int8").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(HostPlanTest, WhatWasNotMeasuredIsNamed) {
   const auto unknown_format = Costs(1, 1, "f32");
   ASSERT_FALSE(unknown_format.ok());

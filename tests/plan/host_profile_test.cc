@@ -18,6 +18,20 @@ TEST(HostProfile, ComesBackFromItsFile) {
   EXPECT_EQ(read->source(), "calibrated 2026-01-02 on elsewhere");
 }
 
+TEST(HostProfile, OfGpusComesBackFromItsFile) {
+  const HostProfile written = HandMadeGpuProfile();
+  const auto read = ParseHostProfile(HostProfileJson(written));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(HostProfileJson(*read), HostProfileJson(written));
+  EXPECT_EQ(read->device_text(), "2 x NVIDIA H100 80GB HBM3 (79.2 GiB)");
+  EXPECT_EQ(read->speeds[1].all_reduces.size(), 3u);
+  EXPECT_DOUBLE_EQ(read->speeds[0].formats[1].products_gflop_s, 1200e3);
+}
+
+TEST(HostProfile, OfGpusLiesBesideThatOfCpus) {
+  EXPECT_NE(DefaultProfilePath("cpu"), DefaultProfilePath("cuda"));
+}
+
 struct Nonsense {
   const char* what;
   const char* is;
@@ -29,7 +43,8 @@ class NonsenseProfile : public ::testing::TestWithParam<Nonsense> {};
 
 TEST_P(NonsenseProfile, IsRefusedInOneLine) {
   const Nonsense& nonsense = GetParam();
-  const std::string good = HostProfileJson(HandMadeProfile());
+  std::string good = HostProfileJson(HandMadeProfile());
+  if (good.find(nonsense.is) == std::string::npos) good = HostProfileJson(HandMadeGpuProfile());
   const std::string bad = absl::StrReplaceAll(good, {{nonsense.is, nonsense.becomes}});
   ASSERT_NE(good, bad);
   const auto read = ParseHostProfile(bad);
@@ -43,8 +58,18 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Nonsense{"NoJson", "{\n", "{{\n", "byte"},
         Nonsense{"AnotherKind", "lockstep host profile", "shopping list", "is not a host profile"},
-        Nonsense{"AnotherVersion", "\"version\": 2", "\"version\": 1",
-                 "version is 1; it must be a whole number from 2 to 2"},
+        Nonsense{"AnotherVersion", "\"version\": 3", "\"version\": 2",
+                 "version is 2; it must be a whole number from 3 to 3: calibrate again"},
+        Nonsense{"NoDevice", "\"device\"", "\"gadget\"", "device is missing"},
+        Nonsense{"AnotherDevice", "\"kind\": \"cuda\"", "\"kind\": \"tpu\"",
+                 "device.kind is \"tpu\"; it must be cpu or cuda"},
+        Nonsense{"NoGpus", "\"count\": 2", "\"count\": 0",
+                 "device.count is 0; it must be a whole number from 1"},
+        Nonsense{"NoMemory", "\"memory_bytes\"", "\"memory\"", "device.memory_bytes is missing"},
+        Nonsense{"SmallerMessages", "\"bytes\": 1048576.0", "\"bytes\": 1024",
+                 "speeds[1].all_reduces[1].bytes is 1024; it must be above the 4096"},
+        Nonsense{"NoProducts", "\"products_gflop_s\": 600000.0", "\"products_gflop_s\": 0",
+                 "speeds[0].formats[0].products_gflop_s is 0; it must be a number from 1e-06"},
         Nonsense{"NoCores", "\"cores\": 2", "\"cores\": 0",
                  "cores is 0; it must be a whole number from 1"},
         Nonsense{"Missing", "\"step_us\"", "\"stop_us\"", "step_us is missing"},
@@ -83,6 +108,24 @@ TEST(HostProfile, SharesOutTheNearestTotalAmongMoreRanks) {
   EXPECT_DOUBLE_EQ(speed.layer_us, 4 * 20);
   EXPECT_DOUBLE_EQ(speed.formats.front().linear.front().ns_per_byte, 4 * 0.2);
   EXPECT_DOUBLE_EQ(speed.all_reduce_gb_s, 4.0 / 4);
+}
+
+TEST(HostProfile, GpusShareNothingWhileThereIsOneForEachRank) {
+  const HostProfile profile = HandMadeGpuProfile();
+  EXPECT_DOUBLE_EQ(profile.SpeedOf(1, 1, 8).layer_us, 10);  // whatever their threads
+  EXPECT_DOUBLE_EQ(profile.SpeedOf(2, 1, 1).layer_us, 22);
+  const RankSpeed crowded = profile.SpeedOf(8, 1, 1);
+  EXPECT_DOUBLE_EQ(crowded.layer_us, 4 * 22);
+  EXPECT_DOUBLE_EQ(crowded.all_reduces.front().us, 4 * 6);
+}
+
+TEST(AllReduceSecondsBeyondLayer, IsWhatLargerMessagesTakeLonger) {
+  const RankSpeed speed = HandMadeGpuProfile().speeds[1];
+  EXPECT_DOUBLE_EQ(AllReduceSecondsBeyondLayer(speed, 1000), 0);
+  EXPECT_NEAR(AllReduceSecondsBeyondLayer(speed, 1048576), 10e-6, 1e-12);
+  EXPECT_NEAR(AllReduceSecondsBeyondLayer(speed, 2 * 67108864), 794e-6, 1e-12);
+  RankSpeed host = HandMadeProfile().speeds[1];
+  EXPECT_DOUBLE_EQ(AllReduceSecondsBeyondLayer(host, 4e6), 1e-3);
 }
 
 }  // namespace

@@ -102,5 +102,17 @@ TEST(PreflightTest, EveryLinkIsMeasured) {
   }
 }
 
+TEST(PreflightTest, AllReducesAreMeasuredBySize) {
+  testing::RunRanks(2, 1, [&](int, RankGroups& groups) {
+    const auto backend = MakeReferenceBackend();
+    const std::vector<int64_t> sizes = {4, 4096, int64_t{2} << 20};
+    const auto times = MeasureAllReduces(*groups.tp, *backend, sizes);
+    if (!times.ok()) return times.status();
+    EXPECT_EQ(times->size(), sizes.size());
+    for (const absl::Duration time : *times) EXPECT_GT(time, absl::ZeroDuration());
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

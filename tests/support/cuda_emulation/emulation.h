@@ -27,9 +27,12 @@ void SetIssue(Issue issue);
 // woken mostly goes first and bulk copies arrive at once. A result that depends on it is a race.
 void SetThreadOrder(uint64_t seed);
 
-// The devices pretended: all alike. Before anything is allocated on them.
+// The devices pretended: all alike. Before anything is allocated on them. For programs that do not
+// know of the emulation LOCKSTEP_CUDA_DEVICES="COUNT NAME" in the environment sets the first two,
+// and LOCKSTEP_CUDA_MEMORY_GIB the memory.
 struct Device {
   int num_devices = 1;
+  std::string name = "Emulated GPU";
   int num_multiprocessors = 132;
   int compute_major = 9;
   int compute_minor = 0;

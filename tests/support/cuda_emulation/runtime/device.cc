@@ -68,7 +68,7 @@ namespace {
 void Describe(int device, cudaDeviceProp* properties) {
   const Device& pretended = TheEngine().device;
   *properties = {};
-  std::snprintf(properties->name, sizeof(properties->name), "Emulated GPU");
+  std::snprintf(properties->name, sizeof(properties->name), "%s", pretended.name.c_str());
   properties->totalGlobalMem = static_cast<size_t>(pretended.memory_bytes);
   properties->sharedMemPerBlock = kSharedBytesWithoutAsking;
   properties->sharedMemPerBlockOptin = kMostSharedBytes;

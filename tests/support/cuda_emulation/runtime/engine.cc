@@ -24,6 +24,14 @@ Engine::Engine() {
   }
   const char* ipc = std::getenv("LOCKSTEP_CUDA_IPC");
   device.has_ipc = ipc == nullptr || std::string(ipc) != "0";
+  if (const char* devices = std::getenv("LOCKSTEP_CUDA_DEVICES"); devices != nullptr) {
+    char* name = nullptr;
+    device.num_devices = static_cast<int>(std::strtol(devices, &name, 10));
+    if (*name == ' ') device.name = name + 1;
+  }
+  if (const char* gib = std::getenv("LOCKSTEP_CUDA_MEMORY_GIB"); gib != nullptr) {
+    device.memory_bytes = static_cast<int64_t>(std::strtod(gib, nullptr) * 0x1p30);
+  }
 }
 
 MakeWork Once(std::function<void()> action) {
