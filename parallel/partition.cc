@@ -96,21 +96,39 @@ double HeadCostInLayers(const ShardedSizes& sizes) {
   return hidden * sizes.vocab_size / layer;
 }
 
-// The number of layers on the last of pp >= 2 stages that makes the largest stage smallest; of
-// equals the most.
+// Of pp >= 2 stages, `last` layers on the last one, in layers: the largest stage's cost of a token.
+struct Bottlenecks {
+  double decode;  // every token has logits
+  double prompt;  // one of many has
+
+  // How many times those of the best splits; the worse of the two.
+  double Over(const Bottlenecks& best) const {
+    return std::max(decode / best.decode, prompt / best.prompt);
+  }
+};
+
+Bottlenecks BottlenecksOf(const ShardedSizes& sizes, int pp, int64_t last) {
+  const auto most = static_cast<double>(CeilDivide(sizes.num_layers - last, pp - 1));
+  const auto layers = static_cast<double>(last);
+  return {std::max(most, layers + HeadCostInLayers(sizes)), std::max(most, layers)};
+}
+
+// The number of layers on the last of pp >= 2 stages that neither decodes nor prompts suffer from
+// more than they must; of equals the most.
 int64_t LayersOnLastStage(const ShardedSizes& sizes, int pp) {
-  const double head = HeadCostInLayers(sizes);
+  const int64_t end = std::min(CeilDivide(sizes.num_layers, pp), sizes.num_layers - (pp - 1)) + 1;
+  Bottlenecks least = BottlenecksOf(sizes, pp, 1);
+  for (int64_t last = 2; last < end; ++last) {
+    const Bottlenecks these = BottlenecksOf(sizes, pp, last);
+    least = {std::min(least.decode, these.decode), std::min(least.prompt, these.prompt)};
+  }
   int64_t best = 1;
-  double best_bottleneck = 0.0;
-  for (int64_t last = 1; last <= CeilDivide(sizes.num_layers, pp); ++last) {
-    const int64_t others = sizes.num_layers - last;
-    if (others < pp - 1) break;
-    const double bottleneck =
-        std::max(static_cast<double>(CeilDivide(others, pp - 1)), static_cast<double>(last) + head);
-    if (last == 1 || bottleneck <= best_bottleneck) {
-      best = last;
-      best_bottleneck = bottleneck;
-    }
+  double best_over = BottlenecksOf(sizes, pp, 1).Over(least);
+  for (int64_t last = 2; last < end; ++last) {
+    const double over = BottlenecksOf(sizes, pp, last).Over(least);
+    if (over > best_over) continue;
+    best = last;
+    best_over = over;
   }
   return best;
 }

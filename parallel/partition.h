@@ -56,10 +56,13 @@ int NumVocabSlices(int tp);
 Range VocabSlice(const ShardedSizes& sizes, int tp, int slice);
 Range VocabOf(const ShardedSizes& sizes, int tp, int tp_rank);
 
-// Layers per stage, contiguous, every stage at least one. The last stage's LM head counts as the
-// layers it costs (multiply-adds per token, head = vocab_size * hidden_size); the embedding, a
-// copy, counts nothing. The largest stage is as small as it can be, and stages before the last
-// differ by one layer at most, the larger ones later (the first also holds the embedding table).
+// Layers per stage, contiguous, every stage at least one. The last stage's LM head costs as much as
+// some layers (multiply-adds per token, head = vocab_size * hidden_size) where tokens are decoded
+// and next to nothing in prompts, where one token of many has logits. A split that is even for the
+// one is uneven for the other: chosen is the one whose largest stage exceeds what it could be by
+// the smallest factor, in the worse of the two. The embedding, a copy, counts nothing. Stages
+// before the last differ by one layer at most, the larger ones later (the first also holds the
+// embedding table).
 std::vector<Range> LayersOfStages(const ShardedSizes& sizes, int pp);
 
 }  // namespace lockstep
