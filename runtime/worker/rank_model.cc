@@ -99,8 +99,8 @@ absl::Status RankModel::LetDeviceChoose(const LlamaStage& stage) {
                                                              return groups.pp->Health();
                                                            }));
   }
-  if (stage.is_first() == stage.is_last())
-    return absl::OkStatus();  // a stage by itself, or between
+  const bool is_end_of_several = stage.is_first() != stage.is_last();
+  if (!is_end_of_several) return absl::OkStatus();
   ASSIGN_OR_RETURN(token_return_,
                    TokenReturn::Create(backend, *groups.pp, options_.stage.limits.max_num_seqs));
   return absl::OkStatus();
