@@ -32,7 +32,7 @@ struct AcceleratorInfo {
 
 struct AcceleratorOptions {
   int device = 0;  // among those that the driver shows
-  // What matrices are kept and multiplied in: kBF16 or kF32.
+  // What matrices are kept and multiplied in: kBF16, kF16 or kF32.
   DType compute = DType::kBF16;
   // The same bits for a token whatever else is in its batch, at the price that
   // kernels/cuda/gemm.h states.

@@ -56,9 +56,10 @@ class DeviceBuffer {
 // least 64, zero-filled or holding what a weight of that shape held before.
 using WeightAllocator = std::function<absl::StatusOr<DeviceBuffer>(int64_t bytes)>;
 
-// y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16
-// (f16 checkpoints are widened to f32 or, on request, rounded to bf16 while filling); or, when
-// quantization is not kNone, the weights are kept in 8 or 4 bits and dtype is of no matter.
+// y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16,
+// kF16 where Backend::HoldsF16 (elsewhere f16 checkpoints are widened to f32 or, on request,
+// rounded to bf16 while filling); or, when quantization is not kNone, the weights are kept in 8 or
+// 4 bits and dtype is of no matter.
 struct LinearShape {
   int64_t out_features = 0;
   int64_t in_features = 0;
@@ -100,10 +101,11 @@ struct HostRows {
 };
 
 // One layer's share of the paged KV cache on this rank.
-// v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32 or kBF16 (rounded to nearest when
-// written). k: as many elements; how they lie within a head's block is the backend's own. The CPU
-// bodies transpose them so that a vector runs over its tokens: f32 [head_dim, block_size], bf16
-// [head_dim / 2, block_size, 2]; head_dim is even.
+// v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32, kBF16 or, where
+// Backend::HoldsF16, kF16 (rounded to nearest when written). k: as many elements; how they lie
+// within a head's block is the backend's own. The CPU bodies transpose them so that a vector runs
+// over its tokens: f32 [head_dim, block_size], the others [head_dim / 2, block_size, 2]; head_dim
+// is even.
 struct KvCacheView {
   void* k = nullptr;
   void* v = nullptr;
@@ -147,9 +149,11 @@ class Backend {
   virtual ~Backend() = default;
   // For the start-up log: "cpu avx2, 4 threads".
   virtual std::string Description() const = 0;
-  // Of what AddRmsNorm, SiluMul and Attention write and Linear reads: kF32 on CPU bodies, kBF16
-  // where that is what the products multiply.
+  // Of what AddRmsNorm, SiluMul and Attention write and Linear reads: kF32 on CPU bodies, elsewhere
+  // what the products multiply, kBF16 or kF16, too.
   virtual DType LinearInput() const = 0;
+  // Whether weights, embedding tables and KV caches may be in f16: where products multiply it.
+  bool HoldsF16() const { return LinearInput() == DType::kF16; }
 
   // ---- memory ----
   virtual absl::StatusOr<DeviceBuffer> Allocate(
@@ -178,8 +182,8 @@ class Backend {
 
   // ---- kernels ----
   // out[i, :] = table[ids[i] - first_id, :], or zeros when ids[i] is outside [first_id, first_id +
-  // num_rows). table: [num_rows, hidden] of table_dtype (kF32 or kBF16); ids: [num_tokens] int32 on
-  // the device; out: f32.
+  // num_rows). table: [num_rows, hidden] of table_dtype (kF32, kBF16, or kF16 where HoldsF16);
+  // ids: [num_tokens] int32 on the device; out: f32.
   struct EmbedArgs {
     const void* table;
     DType table_dtype;

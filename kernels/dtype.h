@@ -46,6 +46,22 @@ constexpr BF16 ToBF16(float value) {
   return BF16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
+// Round to nearest, ties to even; infinity from 65520 on; NaN stays NaN (quiet).
+constexpr F16 ToF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return F16{static_cast<uint16_t>(sign | 0x7e00u)};
+  if (magnitude >= 0x477ff000u) return F16{static_cast<uint16_t>(sign | 0x7c00u)};
+  if (magnitude < 0x38800000u) {  // below 2^-14: multiples of 2^-24, as numbers beside 0.5f are
+    const uint32_t multiples =
+        std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    return F16{static_cast<uint16_t>(sign | multiples)};
+  }
+  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+  return F16{static_cast<uint16_t>(sign | ((rounded - (112u << 23)) >> 13))};
+}
+
 // Exact: every binary16 is a binary32.
 constexpr float ToFloat(F16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;

@@ -84,14 +84,15 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(options.model.tp, options.model.pp));
   const int num_replicas = options.controller.replicas;
   ASSIGN_OR_RETURN(plan.launch, PlanLaunch(options.launch, grid, num_replicas));
-  ASSIGN_OR_RETURN(plan.capacity,
-                   PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
-                                 options.kv_cache, MemoryOfHosts(plan.launch) / num_replicas}));
   ASSIGN_OR_RETURN(plan.on_gpus, RanksUseGpus(options.rank, plan.launch));
   if (!plan.on_gpus && options.model.quantize == "fp8") {
     return absl::InvalidArgumentError(
         "--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 and int4");
   }
+  if (!plan.on_gpus && options.rank.dtype == "f16") return absl::InvalidArgumentError(kNoF16OnCpus);
+  ASSIGN_OR_RETURN(plan.capacity, PlanCapacity({plan.summary.config, options.model,
+                                                options.rank.dtype, plan.on_gpus, options.kv_cache,
+                                                MemoryOfHosts(plan.launch) / num_replicas}));
   if (plan.on_gpus && !options.kv_cache.gib.has_value() &&
       !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what their GPUs have room for

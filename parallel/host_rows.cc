@@ -1,5 +1,6 @@
 #include "parallel/host_rows.h"
 
+#include <algorithm>
 #include <type_traits>
 
 namespace lockstep {
@@ -27,6 +28,20 @@ void WidenRow(const void* row, DType dtype, int64_t count, float* out) {
       return Widen<F16>(row, count, out);
     case DType::kBF16:
       return Widen<BF16>(row, count, out);
+  }
+}
+
+void NarrowRow(const float* row, int64_t count, DType dtype, void* out) {
+  switch (dtype) {
+    case DType::kF32:
+      std::copy_n(row, count, static_cast<float*>(out));
+      return;
+    case DType::kF16:
+      std::transform(row, row + count, static_cast<F16*>(out), &ToF16);
+      return;
+    case DType::kBF16:
+      std::transform(row, row + count, static_cast<BF16*>(out), &ToBF16);
+      return;
   }
 }
 

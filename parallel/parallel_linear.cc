@@ -12,10 +12,17 @@
 namespace lockstep {
 namespace {
 
-float WithoutNegativeZero(float value) { return value + 0.0f; }
-
 // Rounding may have made one of a small negative number.
-BF16 WithoutNegativeZero(BF16 value) { return value.bits == 0x8000 ? BF16{0} : value; }
+template <typename Bits>
+void ClearNegativeZeros(std::vector<std::byte>& row) {
+  constexpr Bits kNegativeZero = Bits{1} << (8 * sizeof(Bits) - 1);
+  for (size_t at = 0; at < row.size(); at += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, &row[at], sizeof(bits));
+    if (bits == kNegativeZero) bits = 0;
+    std::memcpy(&row[at], &bits, sizeof(bits));
+  }
+}
 
 }  // namespace
 
@@ -62,7 +69,6 @@ absl::Status RowParallelLinear::Forward(const void* x, int64_t num_tokens, float
 absl::StatusOr<VocabParallelEmbedding> VocabParallelEmbedding::Create(Backend& backend,
                                                                       Communicator& group,
                                                                       const Shape& shape) {
-  LS_CHECK(shape.dtype == DType::kF32 || shape.dtype == DType::kBF16);
   VocabParallelEmbedding embedding;
   embedding.backend_ = &backend;
   embedding.group_ = &group;
@@ -75,36 +81,23 @@ absl::StatusOr<VocabParallelEmbedding> VocabParallelEmbedding::Create(Backend& b
 void VocabParallelEmbedding::Fill(int64_t first_row, const HostRows& rows) {
   LS_CHECK(first_row >= 0 && first_row + rows.num_rows <= shape_.num_rows);
   const int64_t row_bytes = shape_.hidden * DTypeBytes(shape_.dtype);
-  if (rows.dtype == DType::kBF16 && shape_.dtype == DType::kBF16)
-    return FillAsItIs(first_row, rows);
-  std::vector<float> wide(static_cast<size_t>(shape_.hidden));
-  std::vector<BF16> narrow(shape_.dtype == DType::kBF16 ? wide.size() : 0);
+  std::vector<float> wide(rows.dtype == shape_.dtype ? 0 : static_cast<size_t>(shape_.hidden));
+  std::vector<std::byte> kept(static_cast<size_t>(row_bytes));
   for (int64_t row = 0; row < rows.num_rows; ++row) {
-    WidenRow(static_cast<const std::byte*>(rows.data) + row * rows.row_stride_bytes, rows.dtype,
-             shape_.hidden, wide.data());
-    const void* converted = wide.data();
-    if (shape_.dtype == DType::kBF16) {
-      for (size_t i = 0; i < wide.size(); ++i) narrow[i] = WithoutNegativeZero(ToBF16(wide[i]));
-      converted = narrow.data();
+    const auto* stored = static_cast<const std::byte*>(rows.data) + row * rows.row_stride_bytes;
+    if (rows.dtype == shape_.dtype) {  // the usual case, and half a GB of it
+      std::memcpy(kept.data(), stored, kept.size());
     } else {
-      for (float& value : wide) value = WithoutNegativeZero(value);
+      WidenRow(stored, rows.dtype, shape_.hidden, wide.data());
+      NarrowRow(wide.data(), shape_.hidden, shape_.dtype, kept.data());
     }
-    backend_->CopyToDevice(table_.as<std::byte>() + (first_row + row) * row_bytes, converted,
+    if (shape_.dtype == DType::kF32) {
+      ClearNegativeZeros<uint32_t>(kept);
+    } else {
+      ClearNegativeZeros<uint16_t>(kept);
+    }
+    backend_->CopyToDevice(table_.as<std::byte>() + (first_row + row) * row_bytes, kept.data(),
                            row_bytes);
-  }
-}
-
-// The usual case, and half a GB of it: nothing to convert.
-void VocabParallelEmbedding::FillAsItIs(int64_t first_row, const HostRows& rows) {
-  const size_t hidden = static_cast<size_t>(shape_.hidden);
-  std::vector<BF16> narrow(hidden);
-  for (int64_t row = 0; row < rows.num_rows; ++row) {
-    std::memcpy(narrow.data(),
-                static_cast<const std::byte*>(rows.data) + row * rows.row_stride_bytes,
-                hidden * sizeof(BF16));
-    for (BF16& value : narrow) value = WithoutNegativeZero(value);
-    backend_->CopyToDevice(table_.as<BF16>() + (first_row + row) * shape_.hidden, narrow.data(),
-                           shape_.hidden * int64_t{sizeof(BF16)});
   }
 }
 

@@ -63,7 +63,7 @@ class VocabParallelEmbedding {
     int64_t first_id = 0;  // this rank's rows: ids [first_id, first_id + num_rows), possibly none
     int64_t num_rows = 0;
     int64_t hidden = 0;
-    DType dtype = DType::kF32;  // kF32 or kBF16
+    DType dtype = DType::kF32;  // EmbedArgs::table_dtype
   };
 
   VocabParallelEmbedding() = default;
@@ -78,8 +78,6 @@ class VocabParallelEmbedding {
   int64_t bytes() const { return table_.bytes(); }
 
  private:
-  void FillAsItIs(int64_t first_row, const HostRows& rows);
-
   Backend* backend_ = nullptr;
   Communicator* group_ = nullptr;
   Shape shape_;

@@ -42,7 +42,8 @@ const std::array<KvFormat, 6>& KvFormats() {
 template <typename Formats>
 auto Find(const Formats& formats, const char* what, const std::string& name)
     -> absl::StatusOr<typename Formats::value_type> {
-  const std::string wanted = name == "f16" || name == "fp16" ? "bf16" : name;
+  const bool is_f16 = name == "f16" || name == "fp16" || name == "float16";
+  const std::string wanted = is_f16 ? "bf16" : name;
   std::vector<std::string> names;
   for (const auto& format : formats) {
     if (format.name == wanted) return format;

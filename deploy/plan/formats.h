@@ -21,7 +21,7 @@ struct WeightFormat {
   bool only_mlp = false;
 };
 
-// f32, bf16 (also f16), fp8, fp8-mlp, int8, int4, nvfp4. NOT_FOUND with the nearest name.
+// f32, bf16 (also f16, float16), fp8, fp8-mlp, int8, int4, nvfp4. NOT_FOUND with the nearest name.
 absl::StatusOr<WeightFormat> FindWeightFormat(const std::string& name);
 
 struct KvFormat {

@@ -30,7 +30,9 @@ std::string LaunchCommand(const Plan& plan) {
   if (layout.replicas > 1) absl::StrAppend(&flags, " --replicas ", layout.replicas);
   const Architecture& model = request.model.architecture;
   const std::string& format = request.weights.name;
-  if (format == "bf16" || format == "f32") {
+  if (format == "bf16" && model.dtype == DType::kF16) {
+    absl::StrAppend(&flags, " --dtype f16");  // as many bytes, and the checkpoint's own numbers
+  } else if (format == "bf16" || format == "f32") {
     absl::StrAppend(&flags, " --dtype ", format);
   } else if (HeldOnGpus(model, request.weights) && model.stored_weights.empty()) {
     absl::StrAppend(&flags, " --quantize ", format);

@@ -40,4 +40,19 @@ inline float HostElement(const void* row, DType dtype, int64_t index) {
   return 0.0f;
 }
 
+// The same the other way: rounded to the dtype.
+inline void SetHostElement(void* row, DType dtype, int64_t index, float value) {
+  switch (dtype) {
+    case DType::kF32:
+      static_cast<float*>(row)[index] = value;
+      return;
+    case DType::kF16:
+      static_cast<F16*>(row)[index] = ToF16(value);
+      return;
+    case DType::kBF16:
+      static_cast<BF16*>(row)[index] = ToBF16(value);
+      return;
+  }
+}
+
 }  // namespace lockstep::cpu

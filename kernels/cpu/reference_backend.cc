@@ -40,17 +40,10 @@ class PlainWeight final : public LinearWeight {
   int64_t bytes() const override { return buffer_.bytes(); }
 
   float At(int64_t n, int64_t k) const {
-    const int64_t index = n * shape().in_features + k;
-    return shape().dtype == DType::kF32 ? buffer_.as<float>()[index]
-                                        : ToFloat(buffer_.as<BF16>()[index]);
+    return cpu::HostElement(buffer_.data(), shape().dtype, n * shape().in_features + k);
   }
   void Set(int64_t n, int64_t k, float value) {
-    const int64_t index = n * shape().in_features + k;
-    if (shape().dtype == DType::kF32) {
-      buffer_.as<float>()[index] = value;
-    } else {
-      buffer_.as<BF16>()[index] = ToBF16(value);
-    }
+    cpu::SetHostElement(buffer_.data(), shape().dtype, n * shape().in_features + k, value);
   }
 
  private:
@@ -127,8 +120,7 @@ struct CachedHead {
            position % cache.block_size;
   }
   float Element(const void* side, int64_t index) const {
-    return cache.dtype == DType::kF32 ? static_cast<const float*>(side)[index]
-                                      : ToFloat(static_cast<const BF16*>(side)[index]);
+    return cpu::HostElement(side, cache.dtype, index);
   }
 };
 
@@ -373,16 +365,10 @@ class ReferenceBackend final : public Backend {
   static void WriteToken(const KvCacheView& cache, int64_t slot, const float* k, const float* v) {
     for (int64_t h = 0; h < cache.num_kv_heads; ++h) {
       for (int64_t d = 0; d < cache.head_dim; ++d) {
-        Write(cache, cache.k, KeyIndex(cache, slot, h, d), k[h * cache.head_dim + d]);
-        Write(cache, cache.v, ValueIndex(cache, slot, h, d), v[h * cache.head_dim + d]);
+        const int64_t from = h * cache.head_dim + d;
+        cpu::SetHostElement(cache.k, cache.dtype, KeyIndex(cache, slot, h, d), k[from]);
+        cpu::SetHostElement(cache.v, cache.dtype, ValueIndex(cache, slot, h, d), v[from]);
       }
-    }
-  }
-  static void Write(const KvCacheView& cache, void* side, int64_t index, float value) {
-    if (cache.dtype == DType::kF32) {
-      static_cast<float*>(side)[index] = value;
-    } else {
-      static_cast<BF16*>(side)[index] = ToBF16(value);
     }
   }
 };

@@ -55,7 +55,7 @@ AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionPlan
   AttentionParams p = {};
   p.qkv = args.qkv;
   p.out = args.out;
-  p.out_is_bf16 = out_dtype == DType::kBF16;
+  p.out_dtype = out_dtype;
   p.k = cache.k;
   p.v = cache.v;
   p.positions = batch.positions;
@@ -77,11 +77,10 @@ AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionPlan
   return p;
 }
 
-void CheckArgs(const Backend::AttentionArgs& args, const AttentionPlan& plan, DType out_dtype) {
+void CheckArgs(const Backend::AttentionArgs& args, const AttentionPlan& plan) {
   const KvCacheView& cache = *args.cache;
   LS_CHECK(AttentionSupports(cache.dtype, cache.head_dim))
       << DTypeName(cache.dtype) << " cache of head size " << cache.head_dim;
-  LS_CHECK(out_dtype == DType::kF32 || out_dtype == DType::kBF16) << DTypeName(out_dtype);
   LS_CHECK(args.num_heads % cache.num_kv_heads == 0) << args.num_heads;
   LS_CHECK(args.scale > 0.0f) << args.scale;
   LS_CHECK(plan.split_tokens > 0 && plan.split_tokens % kAttentionTile == 0) << plan.split_tokens;
@@ -120,12 +119,19 @@ cudaError_t LaunchMma(const AttentionParams& p, cudaStream_t stream) {
   return Launch(kernel, grid, Shape::kThreads, kBytes, stream, p);
 }
 
-template <int kDim, int kColumnWarps>
+template <typename T, int kDim, int kColumnWarps>
 cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t stream) {
-  using Decode = MmaShape<kDim, 1, 1, kColumnWarps, 3, 3>;
-  using Prefill = MmaShape<kDim, 2, 4, 1, 2, 2>;
+  using Decode = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, 3>;
+  using Prefill = MmaShape<T, kDim, 2, 4, 1, 2, 2>;
   static_assert(Prefill::kRows == kPrefillRows);
   return decode ? LaunchMma<Decode>(p, stream) : LaunchMma<Prefill>(p, stream);
+}
+
+template <typename T>
+cudaError_t LaunchMmaOfType(const AttentionParams& p, bool decode, cudaStream_t stream) {
+  if (p.head_dim <= 32) return LaunchMmaOfDim<T, 32, 2>(p, decode, stream);
+  if (p.head_dim <= 64) return LaunchMmaOfDim<T, 64, 4>(p, decode, stream);
+  return LaunchMmaOfDim<T, 128, 4>(p, decode, stream);
 }
 
 cudaError_t LaunchSplits(const AttentionParams& p, const Backend::AttentionArgs& args,
@@ -140,9 +146,8 @@ cudaError_t LaunchSplits(const AttentionParams& p, const Backend::AttentionArgs&
     const int64_t row_tiles = NumRowTiles(p, kPrefillRows);
     return LaunchAttentionWgmma(p, *args.cache, row_tiles, encode_maps, stream);
   }
-  if (p.head_dim <= 32) return LaunchMmaOfDim<32, 2>(p, decode, stream);
-  if (p.head_dim <= 64) return LaunchMmaOfDim<64, 4>(p, decode, stream);
-  return LaunchMmaOfDim<128, 4>(p, decode, stream);
+  return args.cache->dtype == DType::kF16 ? LaunchMmaOfType<F16>(p, decode, stream)
+                                          : LaunchMmaOfType<BF16>(p, decode, stream);
 }
 
 template <int kElements>
@@ -198,14 +203,14 @@ int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, i
 
 bool AttentionSupports(DType kv_dtype, int head_dim) {
   if (head_dim <= 0) return false;
-  if (kv_dtype == DType::kBF16) return head_dim % 8 == 0 && head_dim <= 128;
-  return kv_dtype == DType::kF32 && head_dim % 2 == 0 && head_dim <= kMaxHeadDim;
+  if (kv_dtype == DType::kF32) return head_dim % 2 == 0 && head_dim <= kMaxHeadDim;
+  return head_dim % 8 == 0 && head_dim <= 128;
 }
 
 cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionPlan& plan,
                             DType out_dtype, const AttentionWorkspace& workspace,
                             cudaStream_t stream) {
-  CheckArgs(args, plan, out_dtype);
+  CheckArgs(args, plan);
   const int64_t num_tokens = args.batch->num_tokens;
   const int64_t token_bytes =
       AttentionWorkspaceBytes(plan, 1, args.num_heads, args.cache->head_dim);

@@ -1,4 +1,5 @@
-// Attention over bf16 caches with matrix instructions, for prefill chunks and decodes alike.
+// Attention over bf16 and f16 caches with matrix instructions, for prefill chunks and decodes
+// alike.
 //
 // The query tokens of a sequence and the heads of one KV head's group are the rows of one matrix,
 // row = token * group + head, so that keys and values are read once for the whole group. A block
@@ -26,11 +27,13 @@
 
 namespace lockstep::cuda {
 
-// How a block is cut: each of kRowWarps has kMmas times 16 rows; column warps share the same rows,
-// but each has its own columns of the result. kBlocks to a multiprocessor at least: what bounds the
-// registers.
-template <int kDim, int kMmas, int kRowWarps, int kColumnWarps, int kStages, int kBlocks>
+// Of a cache of T, how a block is cut: each of kRowWarps has kMmas times 16 rows; column warps
+// share the same rows, but each has its own columns of the result. kBlocks to a multiprocessor at
+// least: what bounds the registers.
+template <typename T, int kDim, int kMmas, int kRowWarps, int kColumnWarps, int kStages,
+          int kBlocks>
 struct MmaShape {
+  using Element = T;
   static constexpr int kHeadDim = kDim;
   static constexpr int kMmasToWarp = kMmas;
   static constexpr int kWarpsOfRows = kRowWarps;
@@ -40,7 +43,7 @@ struct MmaShape {
   static constexpr int kTilesAhead = kStages - 1;
   static constexpr int kBlocksToMultiprocessor = kBlocks;
   using Tiles = KvTiles<kDim, kRowWarps * kColumnWarps, kStages>;
-  using Rows = WarpRows<kDim, kColumns, kMmas>;
+  using Rows = WarpRows<T, kDim, kColumns, kMmas>;
   static constexpr int kSharedBytes = Tiles::kSharedBytes + kRows * kDim * 2;
 };
 
@@ -75,8 +78,8 @@ __device__ void WalkSplit(const AttentionParams& p, const RowTile& tile, int fir
 #pragma unroll
   for (int i = 0; i < Shape::kTilesAhead; ++i) tiles.IssueNext();
   uint4* queries = DynamicShared<uint4>() + Shape::Tiles::kSharedBytes / sizeof(uint4);
-  StageQueries<SharedTile<Shape::kHeadDim>, Shape::kHeadDim, Shape::kRows, Shape::kThreads>(
-      p, tile, kv_head, static_cast<int>(threadIdx.x), queries);
+  StageQueries<typename Shape::Element, SharedTile<Shape::kHeadDim>, Shape::kHeadDim, Shape::kRows,
+               Shape::kThreads>(p, tile, kv_head, static_cast<int>(threadIdx.x), queries);
   __syncthreads();
 
   const int warp = threadIdx.x / kWarpSize;

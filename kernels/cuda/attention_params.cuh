@@ -10,8 +10,8 @@ namespace lockstep::cuda {
 
 struct AttentionParams {
   const float* qkv;  // [num_tokens, num_heads + 2 num_kv_heads, head_dim]
-  void* out;         // [num_tokens, num_heads, head_dim], bf16 or f32
-  bool out_is_bf16;
+  void* out;         // [num_tokens, num_heads, head_dim]
+  DType out_dtype;
   const void* k;  // [num_blocks, num_kv_heads, block_size, head_dim]
   const void* v;
   const int32_t* positions;
@@ -90,7 +90,7 @@ __device__ inline int64_t PartialRow(const AttentionParams& p, int token, int he
 class RowResult {
  public:
   __device__ RowResult(const AttentionParams& p, int token, int head, int split, bool only)
-      : head_dim_(p.head_dim), bf16_(only && p.out_is_bf16) {
+      : head_dim_(p.head_dim), dtype_(only ? p.out_dtype : DType::kF32) {
     if (only) {
       row_ = int64_t{token} * p.num_heads + head;
       values_ = p.out;
@@ -108,26 +108,29 @@ class RowResult {
   }
   __device__ void Write(int d, float value) const {
     const int64_t i = row_ * head_dim_ + d;
-    if (bf16_) {
-      static_cast<BF16*>(values_)[i] = Narrow<BF16>(value);
-    } else {
+    if (dtype_ == DType::kF32) {
       static_cast<float*>(values_)[i] = value;
+    } else if (dtype_ == DType::kF16) {
+      static_cast<F16*>(values_)[i] = Narrow<F16>(value);
+    } else {
+      static_cast<BF16*>(values_)[i] = Narrow<BF16>(value);
     }
   }
   // Elements d and d + 1; d is even.
   __device__ void WritePair(int d, float first, float second) const {
     const int64_t i = row_ * head_dim_ + d;
-    if (bf16_) {
-      *reinterpret_cast<uint32_t*>(static_cast<BF16*>(values_) + i) = PackBf16(first, second);
-    } else {
+    if (dtype_ == DType::kF32) {
       *reinterpret_cast<float2*>(static_cast<float*>(values_) + i) = make_float2(first, second);
+    } else {
+      static_cast<uint32_t*>(values_)[i / 2] =
+          dtype_ == DType::kF16 ? Pack<F16>(first, second) : Pack<BF16>(first, second);
     }
   }
 
  private:
   int64_t row_;
   int head_dim_;
-  bool bf16_;
+  DType dtype_;
   void* values_;
   float2* stats_ = nullptr;
 };

@@ -8,24 +8,25 @@ namespace {
 // Keys or values as [head_dim, block_size, blocks of all heads]: a block of one head, or 64 columns
 // of it, is a box.
 bool MapCache(const KvCacheView& cache, void* side, TensorMapEncoder encode, CUtensorMap* map) {
-  const auto row_bytes = static_cast<cuuint64_t>(cache.head_dim) * sizeof(BF16);
+  const auto row_bytes = static_cast<cuuint64_t>(cache.head_dim * DTypeBytes(cache.dtype));
   const auto block_size = static_cast<cuuint64_t>(cache.block_size);
   const cuuint64_t dims[] = {static_cast<cuuint64_t>(cache.head_dim), block_size,
                              static_cast<cuuint64_t>(cache.num_blocks * cache.num_kv_heads)};
   const cuuint64_t strides[] = {row_bytes, row_bytes * block_size};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(block_size), 1};
   const cuuint32_t steps[] = {1, 1, 1};
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, side, dims, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  const auto type = cache.dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                               : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return encode(map, type, 3, side, dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <int kDim>
+template <typename T, int kDim>
 cudaError_t LaunchOfDim(const AttentionParams& p, const CUtensorMap& keys,
                         const CUtensorMap& values, int64_t row_tiles, cudaStream_t stream) {
-  constexpr int kBytes = WgmmaShared<kDim>::kBytes;
-  const auto kernel = AttentionWgmmaKernel<kDim>;
+  constexpr int kBytes = WgmmaShared<T, kDim>::kBytes;
+  const auto kernel = AttentionWgmmaKernel<T, kDim>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
@@ -35,16 +36,19 @@ cudaError_t LaunchOfDim(const AttentionParams& p, const CUtensorMap& keys,
 }
 
 // Every thread begins with the registers that are shared out later.
-template <int kDim>
+template <typename T, int kDim>
 bool IsSound() {
   cudaFuncAttributes attributes = {};
-  return cudaFuncGetAttributes(&attributes, AttentionWgmmaKernel<kDim>) == cudaSuccess &&
+  return cudaFuncGetAttributes(&attributes, AttentionWgmmaKernel<T, kDim>) == cudaSuccess &&
          attributes.numRegs == kEntryRegisters;
 }
 
 }  // namespace
 
-bool WgmmaAttentionIsSound(int head_dim) { return head_dim == 64 ? IsSound<64>() : IsSound<128>(); }
+bool WgmmaAttentionIsSound(DType kv_dtype, int head_dim) {
+  if (kv_dtype == DType::kF16) return head_dim == 64 ? IsSound<F16, 64>() : IsSound<F16, 128>();
+  return head_dim == 64 ? IsSound<BF16, 64>() : IsSound<BF16, 128>();
+}
 
 TensorMapEncoder FindTensorMapEncoder(const cudaDeviceProp& device) {
   if (device.major != 9 || device.minor != 0) return nullptr;
@@ -67,7 +71,7 @@ TensorMapEncoder FindTensorMapEncoder(const cudaDeviceProp& device) {
 
 bool WgmmaAttentionSupports(const KvCacheView& cache) {
   const int block = cache.block_size;
-  return cache.dtype == DType::kBF16 && (cache.head_dim == 64 || cache.head_dim == 128) &&
+  return cache.dtype != DType::kF32 && (cache.head_dim == 64 || cache.head_dim == 128) &&
          (block == 8 || block == 16 || block == 32 || block == 64) &&
          cache.num_blocks * cache.num_kv_heads <= INT32_MAX;
 }
@@ -81,8 +85,13 @@ cudaError_t LaunchAttentionWgmma(const AttentionParams& p, const KvCacheView& ca
       !MapCache(cache, cache.v, encode_maps, &values)) {
     return cudaErrorInvalidValue;
   }
-  if (cache.head_dim == 64) return LaunchOfDim<64>(p, keys, values, row_tiles, stream);
-  return LaunchOfDim<128>(p, keys, values, row_tiles, stream);
+  const bool short_heads = cache.head_dim == 64;
+  if (cache.dtype == DType::kF16) {
+    return short_heads ? LaunchOfDim<F16, 64>(p, keys, values, row_tiles, stream)
+                       : LaunchOfDim<F16, 128>(p, keys, values, row_tiles, stream);
+  }
+  return short_heads ? LaunchOfDim<BF16, 64>(p, keys, values, row_tiles, stream)
+                     : LaunchOfDim<BF16, 128>(p, keys, values, row_tiles, stream);
 }
 
 }  // namespace lockstep::cuda

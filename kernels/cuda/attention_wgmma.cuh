@@ -1,5 +1,5 @@
-// Attention of prefill chunks on Hopper: over bf16 caches, with wgmma, keys and values brought by
-// the copy engine.
+// Attention of prefill chunks on Hopper: over bf16 and f16 caches, with wgmma, keys and values
+// brought by the copy engine.
 //
 // Rows are those of attention_mma.cuh, 128 to a block, and so are their splits. One warp brings
 // tiles of 128 tokens; two warpgroups have 64 rows each. The structure is FlashAttention-3's (Shah
@@ -36,11 +36,11 @@ constexpr int kQueriesBarrier = 1;
 constexpr int kTurnBarrier = 3;
 constexpr int kZerosBarrier = 5;
 
-// A block's shared memory.
-template <int kDim>
+// A block's shared memory; cache and queries are of T.
+template <typename T, int kDim>
 struct WgmmaShared {
   using Ring = BulkRing<kDim>;
-  using Queries = typename WarpgroupRows<kDim, kBulkTile>::Queries;
+  using Queries = typename WarpgroupRows<T, kDim, kBulkTile>::Queries;
   static constexpr int kTileBytes = kBulkStages * Ring::Tile::kBytes;
   static constexpr int kAlignment = 1024;  // of tiles; shared memory itself begins at 16
   static constexpr int kBytes = kAlignment + 2 * kTileBytes + kConsumerGroups * Queries::kBytes +
@@ -62,12 +62,12 @@ struct WgmmaShared {
 };
 
 // What one of the two warpgroups does with the tiles of positions first.. below `end`.
-template <int kDim>
+template <typename T, int kDim>
 class WgmmaConsumer {
  public:
   // `group`: 0 or 1, the same to the compiler's knowledge on all lanes.
   __device__ WgmmaConsumer(const AttentionParams& p, const RowTile& tile, int first, int end,
-                           const WgmmaShared<kDim>& shared, int group)
+                           const WgmmaShared<T, kDim>& shared, int group)
       : p_(p),
         tile_(tile),
         first_(first),
@@ -99,16 +99,17 @@ class WgmmaConsumer {
 
  private:
   static constexpr int kBothGroups = kConsumerGroups * kWarpgroupThreads;
-  using Shared = WgmmaShared<kDim>;
+  using Shared = WgmmaShared<T, kDim>;
   static constexpr int kQueriesAtOnce = 16;  // nothing else goes on meanwhile
 
   __device__ void StageOwnQueries() {
     char* queries = shared_.queries + group_ * Shared::Queries::kBytes;
     RowTile own = tile_;
     own.first_row = row_;
-    StageQueries<typename Shared::Queries, kDim, kWarpgroupRows, kWarpgroupThreads, kQueriesAtOnce>(
-        p_, own, static_cast<int>(blockIdx.y), static_cast<int>(threadIdx.x) % kWarpgroupThreads,
-        reinterpret_cast<uint4*>(queries));
+    StageQueries<T, typename Shared::Queries, kDim, kWarpgroupRows, kWarpgroupThreads,
+                 kQueriesAtOnce>(p_, own, static_cast<int>(blockIdx.y),
+                                 static_cast<int>(threadIdx.x) % kWarpgroupThreads,
+                                 reinterpret_cast<uint4*>(queries));
     FenceAsyncProxy();
     NamedBarrierSync<kWarpgroupThreads>(kQueriesBarrier + group_);
     queries_ = SharedAddress(queries);
@@ -182,12 +183,12 @@ class WgmmaConsumer {
   int seen_by_all_;  // tokens
   BoundedWait wait_;
   uint32_t queries_ = 0;  // address
-  WarpgroupRows<kDim, kBulkTile> rows_;
+  WarpgroupRows<T, kDim, kBulkTile> rows_;
 };
 
 // `keys` and `values` map the cache's two sides as [head_dim, block_size, blocks of all heads], in
 // boxes of 64 columns of one block.
-template <int kDim>
+template <typename T, int kDim>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
     AttentionWgmmaKernel(AttentionParams p, const __grid_constant__ CUtensorMap keys,
                          const __grid_constant__ CUtensorMap values) {
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   const int first = static_cast<int>(blockIdx.z) * p.split_tokens;
   const int end = min(first + p.split_tokens, tile.Position(p, tile.LastRow<kWgmmaRows>()) + 1);
   if (first >= end) return;
-  const WgmmaShared<kDim> shared;
+  const WgmmaShared<T, kDim> shared;
   if (threadIdx.x == 0) {
     shared.keys.Init();
     shared.values.Init();
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    WgmmaConsumer<kDim>(p, tile, first, end, shared, group - 1).Run();
+    WgmmaConsumer<T, kDim>(p, tile, first, end, shared, group - 1).Run();
   }
 #endif
 }

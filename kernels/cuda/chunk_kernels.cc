@@ -16,7 +16,7 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr int kTokensToTile = 128 / MadeUpBatch::kGroup;
-// Of the length of a row: both kernels round weights to 8 bits, by up to 2^-9 each.
+// Of the length of a row: both kernels round weights to 8 bits (bf16) or 11, by up to 2^-9 each.
 constexpr double kTolerance = 1e-2;
 
 // The two kernels' results and times over one batch.
@@ -36,9 +36,9 @@ class Comparison {
 
   absl::Status Prepare() {
     const int chunk = trial_.chunk;
-    ASSIGN_OR_RETURN(batch_,
-                     MadeUpBatch::Create({{trial_.context - chunk, chunk}, {37, 21}, {90, 1}},
-                                         trial_.num_kv_heads, trial_.head_dim, stream_));
+    ASSIGN_OR_RETURN(batch_, MadeUpBatch::Create(
+                                 {{trial_.context - chunk, chunk}, {37, 21}, {90, 1}},
+                                 {trial_.kv_dtype, trial_.num_kv_heads, trial_.head_dim}, stream_));
     RETURN_IF_ERROR(Told(cudaMalloc(&out_, OutBytes())));
     RETURN_IF_ERROR(Told(cudaMalloc(&failed_, sizeof(*failed_))));
     RETURN_IF_ERROR(Told(cudaMemsetAsync(failed_, 0, sizeof(*failed_), stream_)));
@@ -175,7 +175,7 @@ ChunkTrial ChunkTrial::For(int head_dim, int num_multiprocessors) {
 
 absl::StatusOr<ChunkVerdict> TryWgmma(const ChunkTrial& trial, TensorMapEncoder encode,
                                       const AttentionWorkspace& workspace, cudaStream_t stream) {
-  if (!WgmmaAttentionIsSound(trial.head_dim))
+  if (!WgmmaAttentionIsSound(trial.kv_dtype, trial.head_dim))
     return ChunkVerdict{"is not compiled as it should be"};
   Comparison comparison(trial, encode, workspace, stream);
   RETURN_IF_ERROR(comparison.Prepare());
@@ -185,10 +185,11 @@ absl::StatusOr<ChunkVerdict> TryWgmma(const ChunkTrial& trial, TensorMapEncoder 
   return ChunkVerdict{"", comparison.flops() / times.first, comparison.flops() / times.second};
 }
 
-absl::StatusOr<ChunkKernels> ChunkKernels::Choose(const cudaDeviceProp& device,
+absl::StatusOr<ChunkKernels> ChunkKernels::Choose(DType kv_dtype, const cudaDeviceProp& device,
                                                   const AttentionWorkspace& workspace,
                                                   cudaStream_t stream) {
   ChunkKernels kernels;
+  kernels.kv_dtype_ = kv_dtype;
   const TensorMapEncoder encode = FindTensorMapEncoder(device);
   if (encode == nullptr) {
     if (device.major == 9) kernels.description_ = "mma.sync (the driver is too old for wgmma)";
@@ -196,7 +197,8 @@ absl::StatusOr<ChunkKernels> ChunkKernels::Choose(const cudaDeviceProp& device,
   }
   kernels.description_.clear();
   for (const int head_dim : {64, 128}) {
-    const ChunkTrial trial = ChunkTrial::For(head_dim, device.multiProcessorCount);
+    ChunkTrial trial = ChunkTrial::For(head_dim, device.multiProcessorCount);
+    trial.kv_dtype = kv_dtype;
     absl::StatusOr<ChunkVerdict> verdict = TryWgmma(trial, encode, workspace, stream);
     if (!verdict.ok()) {
       return absl::UnavailableError(
@@ -210,7 +212,7 @@ absl::StatusOr<ChunkKernels> ChunkKernels::Choose(const cudaDeviceProp& device,
 }
 
 TensorMapEncoder ChunkKernels::EncoderFor(const KvCacheView& cache) const {
-  if (!WgmmaAttentionSupports(cache)) return nullptr;
+  if (cache.dtype != kv_dtype_ || !WgmmaAttentionSupports(cache)) return nullptr;
   return cache.head_dim == 64 ? of_64_ : of_128_;
 }
 

@@ -17,7 +17,8 @@ namespace lockstep::cuda {
 // Of a trial: a long chunk, a short one and a decode, over blocks of 16 tokens in no order; groups
 // of four heads.
 struct ChunkTrial {
-  int head_dim = 0;  // 64 or 128
+  DType kv_dtype = DType::kBF16;  // or kF16
+  int head_dim = 0;               // 64 or 128
   int num_kv_heads = 0;
   int chunk = 0;    // tokens of the long one
   int context = 0;  // of the long one, with them
@@ -42,7 +43,8 @@ class ChunkKernels {
   // By mma.sync, whatever the device.
   ChunkKernels() = default;
   // UNAVAILABLE when a trial has broken the device. Its memory and a part of a second pass.
-  static absl::StatusOr<ChunkKernels> Choose(const cudaDeviceProp& device,
+  // kv_dtype: kBF16 or kF16.
+  static absl::StatusOr<ChunkKernels> Choose(DType kv_dtype, const cudaDeviceProp& device,
                                              const AttentionWorkspace& workspace,
                                              cudaStream_t stream);
 
@@ -52,6 +54,7 @@ class ChunkKernels {
   const std::string& description() const { return description_; }
 
  private:
+  DType kv_dtype_ = DType::kBF16;
   TensorMapEncoder of_64_ = nullptr;
   TensorMapEncoder of_128_ = nullptr;
   std::string description_ = "mma.sync";

@@ -51,9 +51,6 @@ class DeviceRows final : public LinearWeight {
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
     const AcceleratorOptions& options) {
-  if (options.compute != DType::kBF16 && options.compute != DType::kF32) {
-    return absl::InvalidArgumentError("the CUDA backend multiplies bf16 or f32");
-  }
   std::unique_ptr<CudaBackend> backend(new CudaBackend(options));
   RETURN_IF_ERROR(backend->Start());
   return backend;
@@ -77,7 +74,9 @@ absl::Status CudaBackend::Start() {
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&attention_workspace_, kAttentionWorkspaceBytes),
                              "attention's workspace"));
   if (!options_.deterministic) {  // whose results are to be the same wherever they are computed
-    ASSIGN_OR_RETURN(chunk_kernels_, ChunkKernels::Choose(properties_, Workspace(), stream_));
+    const DType kv_dtype = options_.compute == DType::kF16 ? DType::kF16 : DType::kBF16;
+    ASSIGN_OR_RETURN(chunk_kernels_,
+                     ChunkKernels::Choose(kv_dtype, properties_, Workspace(), stream_));
   }
   return absl::OkStatus();
 }
@@ -194,6 +193,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AllocateLinear(
     const LinearShape& shape) {
   LinearShape kept = shape;
   kept.quantization = Quantization::kNone;
+  kept.dtype = DType::kF32;  // what is checked are sizes: all are kept in options_.compute
   RETURN_IF_ERROR(cpu::CheckLinearShape(kept));
   if (IsFp8(shape)) RETURN_IF_ERROR(PrepareFp8(shape));
   if (shape.quantization == Quantization::kInt8 || shape.quantization == Quantization::kInt4) {

@@ -1,4 +1,5 @@
-// What the kernels are written in, beyond CUDA C++: launching, sums over warps and blocks, bf16.
+// What the kernels are written in, beyond CUDA C++: launching, sums over warps and blocks, narrow
+// numbers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -58,23 +59,14 @@ __device__ inline float BlockSum(float value) {
   return sum;
 }
 
-// The halves of two packed bf16.
-__device__ inline float LowBf16(uint32_t packed) { return __uint_as_float(packed << 16); }
-__device__ inline float HighBf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
-
 __device__ inline float Widen(float value) { return value; }
 __device__ inline float Widen(BF16 value) {
   return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
 }
+// To BF16 or F16.
 template <typename T>
-__device__ T Narrow(float value);
-template <>
-__device__ inline float Narrow<float>(float value) {
-  return value;
-}
-template <>
-__device__ inline BF16 Narrow<BF16>(float value) {
-  return BF16{static_cast<uint16_t>(PackBf16(value, 0.0f))};
+__device__ T Narrow(float value) {
+  return T{static_cast<uint16_t>(Pack<T>(value, 0.0f))};
 }
 
 }  // namespace lockstep::cuda

@@ -2,9 +2,9 @@
 // few operations to a byte, so each tensor is read once and written once, by accesses of 16 bytes,
 // and the limit is the bandwidth (or, for the few rows of a decode, the latency of a launch).
 //
-// Bytes to an element, f32 activations and bf16 products' inputs: Embed 2 + 4; AddRmsNorm 8 read
+// Bytes to an element, f32 activations and 16-bit products' inputs: Embed 2 + 4; AddRmsNorm 8 read
 // (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q, k) and 4 + 2 (v);
-// GatherRows 8; Add 12; RoundToBf16 6.
+// GatherRows 8; Add 12.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"
@@ -69,12 +69,6 @@ __global__ void __launch_bounds__(kThreads) AddKernel(float* dst, const float* s
     for (int e = 0; e < n; ++e) x.of[e] += addend.of[e];
     Store(dst + i, x);
   }
-}
-
-template <int n>
-__global__ void __launch_bounds__(kThreads)
-    RoundToBf16Kernel(const float* in, int64_t count, BF16* out) {
-  for (int64_t i = FirstColumn(n); i < count; i += ColumnStride(n)) Store(out + i, Load<n>(in + i));
 }
 
 }  // namespace
@@ -145,14 +139,6 @@ cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t 
   if (count == 0) return cudaSuccess;
   return WithVectors(Vectorises(count, {dst, src}), [&](auto n) {
     return Launch(AddKernel<n>, RowsGrid(1, count / n), kThreads, 0, stream, dst, src, count);
-  });
-}
-
-cudaError_t LaunchRoundToBf16(const float* in, int64_t count, BF16* out, cudaStream_t stream) {
-  if (count == 0) return cudaSuccess;
-  return WithVectors(Vectorises(count, {in, out}), [&](auto n) {
-    return Launch(RoundToBf16Kernel<n>, RowsGrid(1, count / n), kThreads, 0, stream, in, count,
-                  out);
   });
 }
 

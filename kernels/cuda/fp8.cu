@@ -2,10 +2,8 @@
 //
 // Memory-bound: quantizing reads x twice (the second time from the cache) and writes a byte a
 // number; scaling reads and writes y once.
-#include <algorithm>
-
-#include "kernels/cuda/device.cuh"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/vectors.cuh"
 
 namespace lockstep::cuda {
 namespace {
@@ -58,12 +56,11 @@ cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, in
                               uint8_t* q, float* scales, cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(num_rows));
-  if (x_dtype == DType::kBF16) {
-    return Launch(QuantizeRows<BF16>, grid, dim3(kThreads), 0, stream, static_cast<const BF16*>(x),
-                  width, q, scales);
-  }
-  return Launch(QuantizeRows<float>, grid, dim3(kThreads), 0, stream, static_cast<const float*>(x),
-                width, q, scales);
+  return WithType(x_dtype, [&](auto element) {
+    using T = decltype(element);
+    return Launch(QuantizeRows<T>, grid, dim3(kThreads), 0, stream, static_cast<const T*>(x), width,
+                  q, scales);
+  });
 }
 
 cudaError_t LaunchScaleRowsAndColumns(float* y, int64_t num_rows, int64_t num_columns,

@@ -19,7 +19,10 @@ constexpr int kCandidates = 8;  // algorithms that are measured
 constexpr int kMeasurements = 3;
 constexpr uint32_t kAlignment = 16;  // bytes
 
-cudaDataType_t TypeOf(DType dtype) { return dtype == DType::kBF16 ? CUDA_R_16BF : CUDA_R_32F; }
+cudaDataType_t TypeOf(DType dtype) {
+  if (dtype == DType::kF32) return CUDA_R_32F;
+  return dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
+}
 constexpr cudaDataType_t kFp8 = CUDA_R_8F_E4M3;
 
 absl::Status CublasStatus(cublasStatus_t status, const char* what) {

@@ -1,8 +1,8 @@
 // Products y = x W^T by cuBLASLt, whose algorithm for each shape is chosen by measurement once.
 //
-// x and W are both bf16, both f32, or both e4m3 with a scale for each of their rows, by which
-// cuBLASLt multiplies where it can (since CUDA 12.9, on compute capability 9.0), else a kernel of
-// ours afterwards.
+// x and W are both bf16, both f16, both f32, or both e4m3 with a scale for each of their rows, by
+// which cuBLASLt multiplies where it can (since CUDA 12.9, on compute capability 9.0), else a
+// kernel of ours afterwards.
 //
 // With `deterministic`, rows are multiplied in tiles of kFixedRows, the last one filled up, by one
 // algorithm without split-K for each weight shape: a row's result then depends on that row alone.
@@ -27,7 +27,7 @@ namespace lockstep::cuda {
 class Gemm {
  public:
   struct Options {
-    DType compute = DType::kBF16;  // of x and W: kBF16 or kF32; sums are f32
+    DType compute = DType::kBF16;  // of x and W; sums are f32
     bool deterministic = false;
   };
   // RESOURCE_EXHAUSTED, UNAVAILABLE.

@@ -2,8 +2,8 @@
 // (kernels/backend.h); additions may be in another order than there.
 //
 // All work is issued to `stream` and needs no synchronisation with the host, so that every launch
-// can be captured in a CUDA graph. Nothing is allocated. `out_dtype` is kF32 or kBF16 (rounded to
-// nearest even). Errors: what the launch returned.
+// can be captured in a CUDA graph. Nothing is allocated. `out_dtype` is kF32, kBF16 or
+// kF16 (rounded to nearest even). Errors: what the launch returned.
 #pragma once
 
 #include <cuda.h>
@@ -28,8 +28,6 @@ cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, cudaStream_t str
 cudaError_t LaunchGatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
                              float* out, cudaStream_t stream);
 cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream);
-// out[i] = in[i] rounded to nearest even.
-cudaError_t LaunchRoundToBf16(const float* in, int64_t count, BF16* out, cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);
 // The second part of the same: rows that are undecided and may go on.
@@ -39,7 +37,7 @@ cudaError_t LaunchTakeChosenTokens(const ChosenToken* chosen, const int32_t* sou
 cudaError_t LaunchPlaceChosenTokens(const ChosenToken* chosen, const int32_t* places, int64_t count,
                                     ChosenToken* table, cudaStream_t stream);
 
-// Each row of x [num_rows, width] of x_dtype (kF32 or kBF16) in e4m3: q[i] = x[i] / scale rounded
+// Each row of x [num_rows, width] of x_dtype in e4m3: q[i] = x[i] / scale rounded
 // to nearest even, scale = amax / 448. A row of zeros has scale 0, one with a number that is not
 // finite scale NaN; both have zeros for q. width is even; q is aligned to 2 bytes.
 cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
@@ -74,14 +72,14 @@ AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_m
 // one token takes is needed at least. 0 for a single split.
 int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
                                 int head_dim);
-// Can these be served? kv_dtype kF32 or kBF16; bf16 caches take head sizes that are multiples of 8
-// up to 128, f32 caches any even one up to 256.
+// Can these be served? bf16 and f16 caches take head sizes that are multiples of 8 up to 128, f32
+// caches any even one up to 256.
 bool AttentionSupports(DType kv_dtype, int head_dim);
-// Bf16 caches with heads of 64 or 128 and blocks of 8, 16, 32 or 64 tokens.
+// Bf16 and f16 caches with heads of 64 or 128 and blocks of 8, 16, 32 or 64 tokens.
 bool WgmmaAttentionSupports(const KvCacheView& cache);
-// Was the kernel for heads of this size compiled as it counts on? Otherwise it must not be
+// Was the kernel for such caches and heads compiled as it counts on? Otherwise it must not be
 // launched.
-bool WgmmaAttentionIsSound(int head_dim);
+bool WgmmaAttentionIsSound(DType kv_dtype, int head_dim);
 struct AttentionWorkspace {
   void* data = nullptr;  // aligned to 16 bytes
   int64_t bytes = 0;

@@ -8,8 +8,8 @@
 
 namespace lockstep::cuda {
 
-// A tile of rows of kDim bf16. Chunk c of row r lies where r's bits flip c's, so that the eight
-// rows of a matrix lie in different banks, as do the chunks of a row.
+// A tile of rows of kDim 16-bit elements. Chunk c of row r lies where r's bits flip c's, so that
+// the eight rows of a matrix lie in different banks, as do the chunks of a row.
 template <int kDim>
 struct SharedTile {
   static constexpr int kChunks = kDim / kChunkElements;  // to a row
@@ -43,7 +43,7 @@ class KvTiles {
     const int lane = threadIdx.x % kWarpSize;
     const int chunk = lane % Tile::kChunks;
     const int row = lane / Tile::kChunks;  // of those at once
-    const uint32_t row_bytes = static_cast<uint32_t>(p_.head_dim) * sizeof(BF16);
+    const uint32_t row_bytes = static_cast<uint32_t>(p_.head_dim) * 2;
     const char* from_k = static_cast<const char*>(p_.k) + chunk * sizeof(uint4);
     const char* from_v = static_cast<const char*>(p_.v) + chunk * sizeof(uint4);
     uint4* to = Keys(issued_) + (FirstRow() + row) * Tile::kChunks;

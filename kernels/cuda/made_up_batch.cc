@@ -10,7 +10,7 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr uint16_t kNan = 0x7fff;
+constexpr uint16_t kNan = 0x7fff;  // of either type
 
 int BlocksOf(const MadeUpBatch::Sequence& sequence) {
   return (sequence.computed + sequence.chunk + MadeUpBatch::kBlockSize - 1) /
@@ -36,12 +36,12 @@ std::vector<int32_t> BlockTables(const std::vector<MadeUpBatch::Sequence>& seque
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MadeUpBatch>> MadeUpBatch::Create(
-    const std::vector<Sequence>& sequences, int num_kv_heads, int head_dim, cudaStream_t stream) {
+    const std::vector<Sequence>& sequences, const Cache& cache, cudaStream_t stream) {
   std::unique_ptr<MadeUpBatch> batch(new MadeUpBatch);
-  batch->cache_.dtype = DType::kBF16;
-  batch->cache_.num_kv_heads = num_kv_heads;
+  batch->cache_.dtype = cache.dtype;
+  batch->cache_.num_kv_heads = cache.num_kv_heads;
   batch->cache_.block_size = kBlockSize;
-  batch->cache_.head_dim = head_dim;
+  batch->cache_.head_dim = cache.head_dim;
   RETURN_IF_ERROR(batch->Fill(sequences, stream));
   return batch;
 }
@@ -102,7 +102,10 @@ absl::Status MadeUpBatch::FillCache(const std::vector<Sequence>& sequences,
   const int64_t elements = cache_.num_blocks * cache_.num_kv_heads * kBlockSize * row;
   for (void** side : {&cache_.k, &cache_.v}) {
     std::vector<uint16_t> values(static_cast<size_t>(elements));
-    for (uint16_t& value : values) value = ToBF16(NextNumber()).bits;
+    for (uint16_t& value : values) {
+      const float number = NextNumber();
+      value = cache_.dtype == DType::kF16 ? ToF16(number).bits : ToBF16(number).bits;
+    }
     for (size_t s = 0; s < sequences.size(); ++s) {
       const int end = (sequences[s].computed + sequences[s].chunk) % kBlockSize;
       if (end == 0) continue;

@@ -21,9 +21,14 @@ class MadeUpBatch {
   static constexpr int kGroup = 4;
   static constexpr int kBlockSize = 16;
 
-  // A bf16 cache whose positions beyond the sequences' ends are NaN; blocks in no order.
+  struct Cache {
+    DType dtype;  // kBF16 or kF16
+    int num_kv_heads;
+    int head_dim;
+  };
+  // Positions of the cache beyond the sequences' ends are NaN; blocks are in no order.
   static absl::StatusOr<std::unique_ptr<MadeUpBatch>> Create(const std::vector<Sequence>& sequences,
-                                                             int num_kv_heads, int head_dim,
+                                                             const Cache& cache,
                                                              cudaStream_t stream);
 
   const BatchIndex& index() const { return index_; }

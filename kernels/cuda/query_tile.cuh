@@ -1,4 +1,4 @@
-// The queries of a block's rows in shared memory, rounded to bf16.
+// The queries of a block's rows in shared memory, rounded to the cache's type.
 #pragma once
 
 #include "kernels/cuda/row_tiles.cuh"
@@ -11,7 +11,7 @@ constexpr int kChunkElements = 8;
 // By kThreads threads, this one being `thread`; complete after they have met. Rows and columns that
 // do not exist are zeros. Tile says where a row's chunks lie; kAtOnce reads of a thread are on
 // their way together.
-template <typename Tile, int kDim, int kRows, int kThreads, int kAtOnce = 4>
+template <typename T, typename Tile, int kDim, int kRows, int kThreads, int kAtOnce = 4>
 __device__ void StageQueries(const AttentionParams& p, const RowTile& tile, int kv_head, int thread,
                              uint4* queries) {
   constexpr int kElements = 4;  // a read of 16 bytes, a write of 8
@@ -36,7 +36,7 @@ __device__ void StageQueries(const AttentionParams& p, const RowTile& tile, int 
       const int d = (begin + i * kThreads) % kPerRow * kElements;
       uint4* chunk = queries + Tile::Index(row, d / kChunkElements);
       reinterpret_cast<uint2*>(chunk)[d / kElements % 2] =
-          make_uint2(PackBf16(x[i].x, x[i].y), PackBf16(x[i].z, x[i].w));
+          make_uint2(Pack<T>(x[i].x, x[i].y), Pack<T>(x[i].z, x[i].w));
     }
   }
 }

@@ -6,7 +6,7 @@
 
 namespace lockstep::cuda {
 
-// Scores come in kTiles of 8 tokens, as MmaBf16 leaves them: of rows g = lane / 4 ("half 0") and
+// Scores come in kTiles of 8 tokens, as Mma leaves them: of rows g = lane / 4 ("half 0") and
 // g + 8 ("half 1") a lane holds columns 2 (lane % 4) and the next of each tile.
 template <int kTiles>
 class SoftmaxRows {
@@ -79,14 +79,15 @@ class SoftmaxRows {
     }
   }
 
-  // As the first factor of a product with values.
-  __device__ static void Pack(const float (&weights)[kTiles][4],
-                              uint32_t (&packed)[kTiles / 2][4]) {
+  // As the first factor of a product with values, of T.
+  template <typename T>
+  __device__ static void PackWeights(const float (&weights)[kTiles][4],
+                                     uint32_t (&packed)[kTiles / 2][4]) {
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        packed[j / 2][j % 2 * 2 + half] = PackBf16(weights[j][half * 2], weights[j][half * 2 + 1]);
+        packed[j / 2][j % 2 * 2 + half] = Pack<T>(weights[j][half * 2], weights[j][half * 2 + 1]);
       }
     }
   }

@@ -12,12 +12,7 @@ void ConvertRow(const void* row, DType from, int64_t count, DType to, void* out)
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
-    const float value = cpu::HostElement(row, from, i);
-    if (to == DType::kF32) {
-      static_cast<float*>(out)[i] = value;
-    } else {
-      static_cast<BF16*>(out)[i] = ToBF16(value);
-    }
+    cpu::SetHostElement(out, to, i, cpu::HostElement(row, from, i));
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace lockstep::cuda {
 
-// out[i] = row[i] in the dtype `to` (kF32 or kBF16, rounded to nearest even), i in [0, count).
+// out[i] = row[i] in the dtype `to` (rounded to nearest even), i in [0, count).
 void ConvertRow(const void* row, DType from, int64_t count, DType to, void* out);
 
 }  // namespace lockstep::cuda

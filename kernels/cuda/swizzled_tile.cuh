@@ -1,4 +1,5 @@
-// Matrices of bf16 in shared memory as Hopper's copy engine writes and its wgmma reads them.
+// Matrices of 16-bit elements in shared memory as Hopper's copy engine writes and its wgmma reads
+// them.
 #pragma once
 
 #include <cstdint>

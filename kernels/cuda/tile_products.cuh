@@ -1,5 +1,5 @@
 // The two products of a warp's rows with a tile in shared memory: queries with keys, weights with
-// values. kMmas times 16 rows share what is read of the tile.
+// values, all of T. kMmas times 16 rows share what is read of the tile.
 #pragma once
 
 #include "kernels/cuda/kv_tiles.cuh"
@@ -50,7 +50,7 @@ class WarpQueries {
 
 // scores, of tokens 8 j + column, += queries times keys. Matrices: tokens 0-7 of two chunks, then
 // tokens 8-15.
-template <int kDim, int kMmas>
+template <typename T, int kDim, int kMmas>
 __device__ void MultiplyQueriesWithKeys(const WarpQueries<kDim, kMmas>& queries, const uint4* keys,
                                         float (&scores)[kMmas][kScoreTiles][4]) {
   using Tile = SharedTile<kDim>;
@@ -67,8 +67,8 @@ __device__ void MultiplyQueriesWithKeys(const WarpQueries<kDim, kMmas>& queries,
       LoadMatrix4(k, keys + (j * 8 + token) * Tile::kChunks + (step * 2 ^ flip));
 #pragma unroll
       for (int m = 0; m < kMmas; ++m) {
-        MmaBf16(scores[m][j], query[m], {k[0], k[1]});
-        MmaBf16(scores[m][j + 1], query[m], {k[2], k[3]});
+        Mma<T>(scores[m][j], query[m], {k[0], k[1]});
+        Mma<T>(scores[m][j + 1], query[m], {k[2], k[3]});
       }
     }
   }
@@ -76,7 +76,7 @@ __device__ void MultiplyQueriesWithKeys(const WarpQueries<kDim, kMmas>& queries,
 
 // sums, of columns first_column + 8 j.., += weights times values. Matrices: tokens 0-7 and 8-15 of
 // a chunk, then of the next.
-template <int kDim, int kMmas, int kColumnTiles>
+template <typename T, int kDim, int kMmas, int kColumnTiles>
 __device__ void AddWeightedValues(const uint32_t (&weights)[kMmas][kTokenSteps][4],
                                   const uint4* values, int first_column,
                                   float (&sums)[kMmas][kColumnTiles][4]) {
@@ -92,8 +92,8 @@ __device__ void AddWeightedValues(const uint32_t (&weights)[kMmas][kTokenSteps][
       LoadMatrix4Transposed(v, values + (step * 16 + token) * Tile::kChunks + (j ^ flip));
 #pragma unroll
       for (int m = 0; m < kMmas; ++m) {
-        MmaBf16(sums[m][j], weights[m][step], {v[0], v[1]});
-        MmaBf16(sums[m][j + 1], weights[m][step], {v[2], v[3]});
+        Mma<T>(sums[m][j], weights[m][step], {v[0], v[1]});
+        Mma<T>(sums[m][j + 1], weights[m][step], {v[2], v[3]});
       }
     }
   }

@@ -2,12 +2,10 @@
 // many and of which type, made at the launch.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
 
-#include "kernels/base/check.h"
 #include "kernels/cuda/device.cuh"
 
 namespace lockstep::cuda {
@@ -31,11 +29,13 @@ __device__ inline Floats<n> Load(const float* from) {
     return {{*from}};
   }
 }
-template <int n>
-__device__ inline Floats<n> Load(const BF16* from) {
+// Of BF16 or F16.
+template <int n, typename T>
+__device__ inline Floats<n> Load(const T* from) {
   if constexpr (n == kVectorElements) {
     const uint2 read = *reinterpret_cast<const uint2*>(from);
-    return {{LowBf16(read.x), HighBf16(read.x), LowBf16(read.y), HighBf16(read.y)}};
+    const auto low = [](uint32_t packed) { return Widen(T{static_cast<uint16_t>(packed)}); };
+    return {{low(read.x), low(read.x >> 16), low(read.y), low(read.y >> 16)}};
   } else {
     static_assert(n == 1);
     return {{Widen(*from)}};
@@ -50,13 +50,13 @@ __device__ inline void Store(float* to, const Floats<n>& x) {
     *to = x.of[0];
   }
 }
-template <int n>
-__device__ inline void Store(BF16* to, const Floats<n>& x) {
+template <int n, typename T>
+__device__ inline void Store(T* to, const Floats<n>& x) {
   if constexpr (n == kVectorElements) {
     *reinterpret_cast<uint2*>(to) =
-        make_uint2(PackBf16(x.of[0], x.of[1]), PackBf16(x.of[2], x.of[3]));
+        make_uint2(Pack<T>(x.of[0], x.of[1]), Pack<T>(x.of[2], x.of[3]));
   } else {
-    *to = Narrow<BF16>(x.of[0]);
+    *to = Narrow<T>(x.of[0]);
   }
 }
 
@@ -76,11 +76,17 @@ cudaError_t WithVectors(bool vectorises, const Body& body) {
   return body(std::integral_constant<int, 1>());
 }
 
-// body(T()) with T float or BF16.
+// body(T()) with T float, F16 or BF16.
 template <typename Body>
 cudaError_t WithType(DType dtype, const Body& body) {
-  LS_CHECK(dtype == DType::kF32 || dtype == DType::kBF16) << DTypeName(dtype);
-  if (dtype == DType::kF32) return body(float());
+  switch (dtype) {
+    case DType::kF32:
+      return body(float());
+    case DType::kF16:
+      return body(F16());
+    case DType::kBF16:
+      break;
+  }
   return body(BF16());
 }
 

@@ -9,7 +9,7 @@ namespace lockstep::cuda {
 
 // kMmas times 16 rows of one warp: softmax and the warp's kColumns columns of the result, which lie
 // in a lane as SoftmaxRows says of scores.
-template <int kDim, int kColumns, int kMmas>
+template <typename T, int kDim, int kColumns, int kMmas>
 class WarpRows {
  public:
   // `row`: the warp's first, counted from the sequence's first; `queries`: of that row.
@@ -29,7 +29,7 @@ class WarpRows {
   __device__ void Walk(const uint4* keys, const uint4* values, int begin, bool masked,
                        int first_column) {
     float scores[kMmas][kScoreTiles][4] = {};
-    MultiplyQueriesWithKeys(queries_, keys, scores);
+    MultiplyQueriesWithKeys<T>(queries_, keys, scores);
     uint32_t weights[kMmas][kTokenSteps][4];
 #pragma unroll
     for (int m = 0; m < kMmas; ++m) {
@@ -41,9 +41,9 @@ class WarpRows {
         Softmax::Rescale(factors, values_[m]);
       }
       softmax_[m].Soften(scores[m], scale_log2_);
-      Softmax::Pack(scores[m], weights[m]);
+      Softmax::template PackWeights<T>(scores[m], weights[m]);
     }
-    AddWeightedValues<kDim>(weights, values, first_column, values_);
+    AddWeightedValues<T, kDim>(weights, values, first_column, values_);
   }
 
   // Counted from the warp's first.

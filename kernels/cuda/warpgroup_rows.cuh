@@ -15,7 +15,7 @@ constexpr int kWarpgroupRows = 64;
 // Products are issued and waited for separately, so that the softmax of one tile of kTokens goes on
 // while the values of the one before are summed. Keys and values lie as SwizzledTile<kDim,
 // kTokens>, named by the address of the tile.
-template <int kDim, int kTokens>
+template <typename T, int kDim, int kTokens>
 class WarpgroupRows {
  public:
   using Queries = SwizzledTile<kDim, kWarpgroupRows>;
@@ -34,7 +34,7 @@ class WarpgroupRows {
     WgmmaFence(scores_);
 #pragma unroll
     for (int step = 0; step < kDim / 16; ++step) {
-      WgmmaBf16(scores_, Queries::Columns(queries, step), Tile::Columns(keys, step), step > 0);
+      Wgmma<T>(scores_, Queries::Columns(queries, step), Tile::Columns(keys, step), step > 0);
     }
     WgmmaCommit();
   }
@@ -43,7 +43,7 @@ class WarpgroupRows {
     WgmmaFence(values_, weights_);
 #pragma unroll
     for (int step = 0; step < kTokens / 16; ++step) {
-      WgmmaBf16(values_, weights_[step], Tile::Rows(values, step));
+      Wgmma<T>(values_, weights_[step], Tile::Rows(values, step));
     }
     WgmmaCommit();
   }
@@ -73,7 +73,7 @@ class WarpgroupRows {
     softmax_.Soften(scores_, scale_log2_);
   }
   // What the next values are multiplied by.
-  __device__ void TakeWeights() { Softmax::Pack(scores_, weights_); }
+  __device__ void TakeWeights() { Softmax::template PackWeights<T>(scores_, weights_); }
 
   // Counted from the warpgroup's first.
   __device__ static int RowOf(int half) {

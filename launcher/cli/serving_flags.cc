@@ -8,6 +8,16 @@
 #include "launcher/cli/add_command.h"
 
 namespace lockstep {
+namespace {
+
+// Of what config.json and other servers call them.
+std::string ShortDTypeName(const std::string& name) {
+  if (name == "float32") return "f32";
+  if (name == "bfloat16") return "bf16";
+  return name == "float16" || name == "half" ? "f16" : name;
+}
+
+}  // namespace
 
 void AddModelFlags(CLI::App& command, ModelFlags& flags) {
   command.add_option("model", flags.model, "directory of a Hugging Face Llama checkpoint")
@@ -99,10 +109,13 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
       ->capture_default_str()
       ->group(group);
   command
-      .add_option("--dtype", flags.dtype,
-                  "how weights are kept in memory: auto (as stored), f32, bf16")
+      .add_option(
+          "--dtype", flags.dtype,
+          "how weights are kept and, on GPUs, multiplied: auto (as stored; CPUs widen f16), "
+          "f32, bf16, f16 (on GPUs); float32, bfloat16 and float16 are the same")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}).description(""))
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}).description(""))
+      ->transform(&ShortDTypeName, "")  // before the check
       ->capture_default_str()
       ->group(group);
 }

@@ -3,17 +3,11 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
+#include "model/llama/weights.h"
 #include "runtime/engine/kv_capacity.h"
 
 namespace lockstep {
 namespace {
-
-// The dtype in which a rank keeps weights and KV cache (WeightDType: f16 is widened).
-DType HeldDType(const ModelConfig& config, const std::string& flag) {
-  if (flag == "f32") return DType::kF32;
-  if (flag == "bf16") return DType::kBF16;
-  return config.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
-}
 
 absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
                          int64_t block_bytes) {
@@ -50,7 +44,8 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
                                                    " exceeds the model's ",
                                                    config.max_position_embeddings, " positions"));
   }
-  const DType held = HeldDType(config, inputs.dtype);
+  const DType held = HeldDType(WeightDTypeOf(inputs.dtype).value_or(WeightDType::kAuto),
+                               config.dtype, inputs.on_gpus);
   const Quantization quantization =
       QuantizationOf(inputs.model.quantize).value_or(Quantization::kNone);
   ASSIGN_OR_RETURN(capacity.shards,

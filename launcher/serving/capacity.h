@@ -22,6 +22,7 @@ struct CapacityInputs {
   const ModelConfig& config;
   const ModelFlags& model;
   const std::string& dtype;  // RankFlags::dtype
+  bool on_gpus = false;
   KvCacheFlags kv_cache;
   int64_t available_memory_bytes = 0;
 };

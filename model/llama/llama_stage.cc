@@ -223,7 +223,7 @@ absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& c
   const WeightSource source = SourceOf(checkpoint, shape, options, progress);
   ASSIGN_OR_RETURN(stage->weights_,
                    LoadStageWeights(source, backend, *groups.tp, stage->load_stats_));
-  ASSIGN_OR_RETURN(stage->kv_dtype_, KvCacheDType(checkpoint, options.weights));
+  ASSIGN_OR_RETURN(stage->kv_dtype_, KvCacheDType(checkpoint, options.weights, backend.HoldsF16()));
   RETURN_IF_ERROR(stage->AllocateBuffers());
   return stage;
 }

@@ -36,13 +36,12 @@ absl::StatusOr<const TensorInfo*> FindTensor(const Checkpoint& checkpoint, std::
   return tensor;
 }
 
-// bf16 only if nothing is lost by it.
-DType KeptDType(WeightDType wanted, std::initializer_list<DType> dtypes) {
-  if (wanted == WeightDType::kF32) return DType::kF32;
-  if (wanted == WeightDType::kBF16) return DType::kBF16;
-  const bool all_bf16 =
-      std::all_of(dtypes.begin(), dtypes.end(), [](DType dtype) { return dtype == DType::kBF16; });
-  return all_bf16 ? DType::kBF16 : DType::kF32;
+// f32 where they differ, so that nothing is lost.
+DType CommonDType(std::initializer_list<DType> dtypes) {
+  const DType first = *dtypes.begin();
+  const bool all_same =
+      std::all_of(dtypes.begin(), dtypes.end(), [&](DType dtype) { return dtype == first; });
+  return all_same ? first : DType::kF32;
 }
 
 // Allocates the stage's weights and notes which part of which tensor goes where; then reads
@@ -93,6 +92,9 @@ class StageLoader {
            }});
     }
   }
+  DType KeptDType(std::initializer_list<DType> dtypes) const {
+    return HeldDType(source_.dtype, CommonDType(dtypes), backend_.HoldsF16());
+  }
   // What matrices of this form become in memory.
   Quantization Kept(std::initializer_list<const StoredMatrix*> matrices) const {
     for (const StoredMatrix* matrix : matrices) {
@@ -135,19 +137,18 @@ absl::Status StageLoader::AddVocabulary() {
     ASSIGN_OR_RETURN(head, Find("lm_head.weight", table_shape));
   }
   if (shape_.is_first) {
-    ASSIGN_OR_RETURN(
-        weights_.embedding,
-        VocabParallelEmbedding::Create(backend_, tp_group_,
-                                       {.first_id = shape_.vocab.begin,
-                                        .num_rows = shape_.vocab.size(),
-                                        .hidden = shape_.hidden,
-                                        .dtype = KeptDType(source_.dtype, {*embedding->dtype})}));
+    ASSIGN_OR_RETURN(weights_.embedding,
+                     VocabParallelEmbedding::Create(backend_, tp_group_,
+                                                    {.first_id = shape_.vocab.begin,
+                                                     .num_rows = shape_.vocab.size(),
+                                                     .hidden = shape_.hidden,
+                                                     .dtype = KeptDType({*embedding->dtype})}));
   }
   if (shape_.is_last) {
-    ASSIGN_OR_RETURN(weights_.head, VocabParallelHead::Create(
-                                        backend_, shape_.vocab.size(), shape_.hidden,
-                                        KeptDType(source_.dtype, {*head->dtype}),
-                                        HeadQuantization(*config_.HeldAs(source_.quantize))));
+    ASSIGN_OR_RETURN(weights_.head,
+                     VocabParallelHead::Create(
+                         backend_, shape_.vocab.size(), shape_.hidden, KeptDType({*head->dtype}),
+                         HeadQuantization(*config_.HeldAs(source_.quantize))));
   }
   if (shape_.is_first && embedding == head) {
     parts_.push_back({Plain(embedding),
@@ -188,15 +189,14 @@ absl::Status StageLoader::AddAttention(int64_t layer, LayerWeights& weights) {
   ASSIGN_OR_RETURN(const auto* o, Open({LayerTensor(layer, "self_attn.o_proj"), hidden, q_rows,
                                         shape_.attention_k_slices * tp_group_.size(),
                                         NumKSlices(config_.num_heads, 1)}));
-  ASSIGN_OR_RETURN(weights.qkv,
-                   ColumnParallelLinear::Create(
-                       backend_, shape_.qkv_width(), hidden,
-                       KeptDType(source_.dtype, {q->dtype, k->dtype, v->dtype}), Kept({q, k, v})));
+  ASSIGN_OR_RETURN(weights.qkv, ColumnParallelLinear::Create(
+                                    backend_, shape_.qkv_width(), hidden,
+                                    KeptDType({q->dtype, k->dtype, v->dtype}), Kept({q, k, v})));
   ASSIGN_OR_RETURN(weights.attention_output,
                    RowParallelLinear::Create(backend_, tp_group_,
                                              {.out_features = hidden,
                                               .in_features = shape_.q_width(),
-                                              .dtype = KeptDType(source_.dtype, {o->dtype}),
+                                              .dtype = KeptDType({o->dtype}),
                                               .num_k_slices = shape_.attention_k_slices,
                                               .quantization = Kept({o})}));
   const auto rows_of = [head_dim](Range heads) {
@@ -219,17 +219,15 @@ absl::Status StageLoader::AddMlp(int64_t layer, LayerWeights& weights) {
   ASSIGN_OR_RETURN(const auto* down,
                    Open({LayerTensor(layer, "mlp.down_proj"), hidden, whole,
                          shape_.mlp_k_slices * tp_group_.size(), NumKSlices(whole, 1)}));
-  ASSIGN_OR_RETURN(weights.gate_up,
-                   ColumnParallelLinear::Create(backend_, 2 * mine, hidden,
-                                                KeptDType(source_.dtype, {gate->dtype, up->dtype}),
-                                                Kept({gate, up})));
-  ASSIGN_OR_RETURN(weights.down,
-                   RowParallelLinear::Create(backend_, tp_group_,
-                                             {.out_features = hidden,
-                                              .in_features = mine,
-                                              .dtype = KeptDType(source_.dtype, {down->dtype}),
-                                              .num_k_slices = shape_.mlp_k_slices,
-                                              .quantization = Kept({down})}));
+  ASSIGN_OR_RETURN(weights.gate_up, ColumnParallelLinear::Create(
+                                        backend_, 2 * mine, hidden,
+                                        KeptDType({gate->dtype, up->dtype}), Kept({gate, up})));
+  ASSIGN_OR_RETURN(weights.down, RowParallelLinear::Create(backend_, tp_group_,
+                                                           {.out_features = hidden,
+                                                            .in_features = mine,
+                                                            .dtype = KeptDType({down->dtype}),
+                                                            .num_k_slices = shape_.mlp_k_slices,
+                                                            .quantization = Kept({down})}));
   const Range all = {0, hidden};
   AddRows(gate, shape_.intermediate, all, weights.gate_up, 0);
   AddRows(up, shape_.intermediate, all, weights.gate_up, mine);
@@ -329,7 +327,22 @@ std::optional<WeightDType> WeightDTypeOf(std::string_view name) {
   if (name == "auto") return WeightDType::kAuto;
   if (name == "f32") return WeightDType::kF32;
   if (name == "bf16") return WeightDType::kBF16;
+  if (name == "f16") return WeightDType::kF16;
   return std::nullopt;
+}
+
+DType HeldDType(WeightDType wanted, DType stored, bool holds_f16) {
+  switch (wanted) {
+    case WeightDType::kAuto:
+      return stored == DType::kF16 && !holds_f16 ? DType::kF32 : stored;
+    case WeightDType::kF32:
+      return DType::kF32;
+    case WeightDType::kBF16:
+      return DType::kBF16;
+    case WeightDType::kF16:
+      break;
+  }
+  return DType::kF16;
 }
 
 bool HasCachedWeights(const WeightSource& source, const Backend& backend) {
@@ -351,6 +364,9 @@ absl::StatusOr<StageWeights> LoadIntoCache(const WeightSource& source, Backend& 
 absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,
                                               Communicator& tp_group, LoadStats& stats) {
   RETURN_IF_ERROR(source.checkpoint.config().HeldAs(source.quantize).status());
+  if (source.dtype == WeightDType::kF16 && !backend.HoldsF16()) {
+    return absl::InvalidArgumentError(kNoF16OnCpus);
+  }
   if (UsesCache(source, backend)) {
     auto weights = LoadIntoCache(source, backend, tp_group, stats);
     if (weights.ok()) return weights;
@@ -362,7 +378,8 @@ absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backen
   return LoadInto(nullptr, source, backend, tp_group, stats);
 }
 
-absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype) {
+absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype,
+                                   bool holds_f16) {
   const ModelConfig& config = checkpoint.config();
   std::vector<DType> dtypes;
   for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {
@@ -374,7 +391,7 @@ absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dty
                                              config.hidden_size}));
     dtypes.push_back(matrix.dtype);
   }
-  return KeptDType(dtype, {dtypes[0], dtypes[1], dtypes[2]});
+  return HeldDType(dtype, CommonDType({dtypes[0], dtypes[1], dtypes[2]}), holds_f16);
 }
 
 }  // namespace lockstep

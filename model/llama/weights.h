@@ -23,10 +23,17 @@
 
 namespace lockstep {
 
-// How matrices are kept: as the checkpoint has them (f16 is widened to f32), or all in one dtype.
-enum class WeightDType { kAuto, kF32, kBF16 };
-// "auto", "f32", "bf16"; nothing for other names.
+// How matrices are kept: as the checkpoint has them (f16 is widened to f32 where the backend does
+// not hold it), or all in one dtype.
+enum class WeightDType { kAuto, kF32, kBF16, kF16 };
+// "auto", "f32", "bf16", "f16"; nothing for other names.
 std::optional<WeightDType> WeightDTypeOf(std::string_view name);
+// What to tell whoever wants f16 of a backend that does not hold it.
+inline constexpr char kNoF16OnCpus[] =
+    "--dtype f16 is for GPUs (--device cuda); CPUs compute in f32 and bf16, and widen f16 "
+    "checkpoints to f32 unless told --dtype bf16";
+// What numbers stored so are kept in. holds_f16: Backend::HoldsF16.
+DType HeldDType(WeightDType wanted, DType stored, bool holds_f16);
 
 // How the LM head is kept when matrices are quantized: 8 bits also among 4-bit ones, since its
 // errors are the logits' own; among fp8 ones as it is, as in fp8 checkpoints.
@@ -75,8 +82,8 @@ struct WeightSource {
 // Whether LoadStageWeights would find everything in the cache.
 bool HasCachedWeights(const WeightSource& source, const Backend& backend);
 
-// INVALID_ARGUMENT (a tensor is missing or has another shape: named), RESOURCE_EXHAUSTED (memory),
-// UNAVAILABLE (reading).
+// INVALID_ARGUMENT (a tensor is missing or has another shape: named; a dtype that the backend does
+// not hold), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (reading).
 absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,
                                               Communicator& tp_group, LoadStats& stats);
 
@@ -85,8 +92,8 @@ absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backen
 absl::StatusOr<StageWeights> LoadIntoCache(const WeightSource& source, Backend& backend,
                                            Communicator& tp_group, LoadStats& stats);
 
-// The dtype of the K/V cache: f32 if the attention weights are kept in f32, else bf16. The same for
-// all stages.
-absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype);
+// The dtype of the K/V cache: that in which the attention weights are kept. The same for all
+// stages.
+absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype, bool holds_f16);
 
 }  // namespace lockstep

@@ -35,6 +35,10 @@ struct SamplingParams {
   bool operator==(const SamplingParams&) const = default;
 };
 
+// In place of a token that cannot be chosen, as no logit is a number above -infinity: activations
+// have left the range of their type.
+inline constexpr int32_t kNoToken = -1;
+
 // INVALID_ARGUMENT naming the field, its value and the limits; NaN is never inside a limit.
 absl::Status ValidateSamplingParams(const SamplingParams& params, int64_t vocab_size);
 

@@ -274,8 +274,9 @@ absl::Status VocabSampler::Impl::ChooseRow(const LogitsRow& row, size_t index, c
   }
   const std::optional<int32_t> token = ChooseFromCandidates(row, placed);
   if (!token.has_value()) return ChooseFromWholeRow(row, placed, RowOf(logits, index), outcome);
-  outcome.token = *token;
-  if (placed.shape.wants_logprobs) FillLogprobs(RawLogitOf(*token, placed), placed, outcome);
+  const double raw = *token == 0 || placed.shape.wants_logprobs ? RawLogitOf(*token, placed) : 0.0;
+  outcome.token = raw > kNegInf ? *token : kNoToken;
+  if (placed.shape.wants_logprobs) FillLogprobs(raw, placed, outcome);
   return absl::OkStatus();
 }
 
@@ -341,7 +342,7 @@ bool VocabSampler::Impl::FinishRow(const Begun& begun, size_t index, RowOutcome&
   }
   const std::optional<ChosenToken> chosen = device_->Chosen(row);
   if (!chosen.has_value()) return false;
-  outcome.token = chosen->token;
+  outcome.token = chosen->raw > kNegInf ? chosen->token : kNoToken;
   if (shape.wants_logprobs) FillLogprobs(chosen->raw, PlaceRawResults(shape, index), outcome);
   return true;
 }

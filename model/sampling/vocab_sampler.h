@@ -9,8 +9,8 @@
 //
 // Log-probabilities are natural, of the raw logits: before bias, penalties and temperature. A token
 // of probability 0 has -infinity and is never listed among the most likely. Logits that are NaN
-// count as -infinity; when every logit is, the choice is token 0. Called by the step loop's thread,
-// by all ranks of the group with the same rows.
+// count as -infinity; when every logit is, the outcome is kNoToken. Called by the step loop's
+// thread, by all ranks of the group with the same rows.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ struct LogitsRow {
 };
 
 struct RowOutcome {
-  int32_t token = 0;  // chosen, or the prompt target
+  int32_t token = 0;  // chosen (or kNoToken), or the prompt target
   bool has_logprobs = false;
   LogprobInfo logprobs;
 };

@@ -70,6 +70,7 @@ RequestStream::Next RequestStream::Deliver(const engine::EngineEvent& event) {
   }
   if (event.finish) {
     deadline_passed_ = deadline_passed_ || *event.finish == engine::FinishReason::kDeadline;
+    has_no_numbers_ = has_no_numbers_ || *event.finish == engine::FinishReason::kError;
     written = WriteFinish(index, ToProto(*event.finish), event.stop_token_id) && written;
   }
   return written ? Next::kContinue : Next::kCancel;
@@ -194,6 +195,14 @@ void RequestStream::FillLogprobs(int32_t token, const LogprobInfo& info,
 }
 
 grpc::Status RequestStream::StatusAtEnd() const {
+  if (has_no_numbers_) {
+    return grpc::Status(
+        grpc::StatusCode::INTERNAL,
+        absl::StrCat("request ", spec_.request_id,
+                     ": the model's logits are no numbers: its weights hold some, or "
+                     "activations have left the range of f16 (--dtype bf16 or f32 "
+                     "has more)"));
+  }
   if (!deadline_passed_) return grpc::Status::OK;
   return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                       absl::StrCat("request ", spec_.request_id, ": its deadline passed"));

@@ -194,6 +194,7 @@ absl::Status Engine::CheckResult(const StepResult& result) const {
     if (sampled.slot != entry.slot) {
       return DoesNotFit("a token for slot", sampled.slot, "expected slot", entry.slot);
     }
+    if (sampled.token == kNoToken) continue;
     if (sampled.token < 0 || (config_.vocab_size > 0 && sampled.token >= config_.vocab_size)) {
       return DoesNotFit("token id", sampled.token, "vocabulary size", config_.vocab_size);
     }
@@ -252,19 +253,27 @@ void Engine::CommitPromptLogprobs(const PromptLogprobs& given) {
   events_.push_back(std::move(event));
 }
 
-void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
-  sequence.tokens.push_back(sampled.token);
-  ++tokens_generated_;
+EngineEvent& Engine::AddEvent(const Sequence& sequence) {
   EngineEvent& event = events_.emplace_back();
   event.request_id = sequence.request.given.request_id;
   event.sequence_index = sequence.index;
-  event.token = sampled;
   event.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens.value_or(0);
-  scheduler_.NameFullBlocks(sequence);
-  const std::optional<FinishReason> reason = sequence.FinishedBy(sampled.token);
-  if (!reason) return;
-  event.finish = reason;
-  if (*reason == FinishReason::kStop) event.stop_token_id = sampled.token;
+  return event;
+}
+
+void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
+  EngineEvent& event = AddEvent(sequence);
+  if (sampled.token == kNoToken) {
+    event.finish = FinishReason::kError;
+  } else {
+    sequence.tokens.push_back(sampled.token);
+    ++tokens_generated_;
+    event.token = sampled;
+    scheduler_.NameFullBlocks(sequence);
+    event.finish = sequence.FinishedBy(sampled.token);
+    if (event.finish == FinishReason::kStop) event.stop_token_id = sampled.token;
+  }
+  if (!event.finish) return;
   scheduler_.Remove(sequence);
   if (sequence.request.num_unfinished == 0) Retire(sequence.request);
 }
@@ -274,11 +283,7 @@ void Engine::ExpireDeadlines(absl::Time now) {
     Request& request = *deadlines_.begin()->second;
     for (auto& sequence : request.sequences) {
       if (sequence->state == Sequence::State::kFinished) continue;
-      EngineEvent& event = events_.emplace_back();
-      event.request_id = request.given.request_id;
-      event.sequence_index = sequence->index;
-      event.finish = FinishReason::kDeadline;
-      event.num_cached_prompt_tokens = sequence->num_cached_prompt_tokens.value_or(0);
+      AddEvent(*sequence).finish = FinishReason::kDeadline;
       scheduler_.Remove(*sequence);
     }
     Retire(request);

@@ -92,6 +92,7 @@ class Engine {
   const Scheduler::Entry* EntryOfSlot(uint32_t slot) const;
 
   void CommitPromptLogprobs(const PromptLogprobs& given);
+  EngineEvent& AddEvent(const Sequence& sequence);
   void CommitToken(Sequence& sequence, const SampledToken& sampled);
   std::unique_ptr<Request> MakeRequest(EngineRequest given);
   void Insert(std::unique_ptr<Request> request);

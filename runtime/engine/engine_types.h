@@ -38,6 +38,7 @@ struct EngineRequest {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
+// kError: no token could be chosen (kNoToken).
 enum class FinishReason { kStop, kLength, kAborted, kDeadline, kError };
 
 // One thing that happened to one output of a request, in order.

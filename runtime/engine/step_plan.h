@@ -68,7 +68,7 @@ struct StepPlan {
 
 struct SampledToken {
   uint32_t slot = 0;
-  int32_t token = 0;
+  int32_t token = 0;  // kNoToken: its output ends with an error
   std::optional<LogprobInfo> logprobs;
   bool operator==(const SampledToken&) const = default;
 };

@@ -123,7 +123,7 @@ absl::Status DecodeSampled(const v1::StepResult& message, std::span<const uint32
   result.sampled.reserve(sampling_slots.size());
   for (size_t i = 0; i < sampling_slots.size(); ++i) {
     const int32_t token = message.tokens(static_cast<int>(i));
-    if (token < 0 || token >= vocab_size) {
+    if ((token < 0 || token >= vocab_size) && token != kNoToken) {
       return Invalid("tokens", absl::StrCat("holds ", token, ", vocabulary size is ", vocab_size));
     }
     result.sampled.push_back({.slot = sampling_slots[i], .token = token, .logprobs = {}});

@@ -52,18 +52,16 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
                                                            RankProgress& progress) {
   std::unique_ptr<RankModel> model(new RankModel(options, progress));
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
-  ASSIGN_OR_RETURN(const DType compute, KvCacheDType(*model->checkpoint_, options.stage.weights));
+  ASSIGN_OR_RETURN(const DType compute, KvCacheDType(*model->checkpoint_, options.stage.weights,
+                                                     /*holds_f16=*/true));
   ASSIGN_OR_RETURN(model->device_, RankDevice::Open(options.device, compute, options.on_notice));
   return model;
 }
 
-// As LlamaStage will hold them: f16 is widened.
+// As LlamaStage will hold them.
 absl::StatusOr<int64_t> RankModel::NeededBytes() const {
-  using Weights = StageOptions::Weights;
   const ModelConfig& config = checkpoint_->config();
-  const bool in_bf16 = options_.stage.weights == Weights::kBF16 ||
-                       (options_.stage.weights == Weights::kAuto && config.dtype == DType::kBF16);
-  const DType held = in_bf16 ? DType::kBF16 : DType::kF32;
+  const DType held = HeldDType(options_.stage.weights, config.dtype, device_->backend().HoldsF16());
   ASSIGN_OR_RETURN(
       const std::vector<RankShard> shards,
       HeldShards(config, options_.grid.tp(), options_.grid.pp(), {held, options_.stage.quantize}));

@@ -218,7 +218,7 @@ void StepLoop::TakeOutcomes(std::span<const LogitsUse> uses) {
       if (reports()) AddPromptLogprobs(uses[i], outcomes_[i]);
       continue;
     }
-    tokens_.push_back(outcomes_[i].token);
+    tokens_.push_back(std::max(outcomes_[i].token, 0));  // whose output ends goes on until told
     if (!reports()) continue;
     engine::SampledToken& sampled = result_.sampled.emplace_back();
     sampled.slot = uses[i].slot.slot;

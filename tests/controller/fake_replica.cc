@@ -120,6 +120,9 @@ void FakeReplica::Live(int rank) {
       num_steps_.store(plan.step_id);
       v1::FromRank reply;
       EncodeResult(result, reply.mutable_result());
+      if (!finds_tokens_) {
+        for (int32_t& token : *reply.mutable_result()->mutable_tokens()) token = kNoToken;
+      }
       if (!stream.Send(reply)) break;
     } else if (message.has_shutdown()) {
       break;

@@ -59,6 +59,8 @@ class FakeReplica {
   void HoldAfter(int64_t num_steps);
   void Hold() { HoldAfter(0); }
   void Release() { HoldAfter(INT64_MAX); }
+  // In all results from now on, no token could be chosen.
+  void FindNoTokens() { finds_tokens_ = false; }
   void Kill(int rank) { streams_[rank]->Cancel(); }
   RankStream& stream(int rank) { return *streams_[rank]; }
   uint64_t num_steps() const { return num_steps_.load(); }
@@ -75,6 +77,7 @@ class FakeReplica {
   std::vector<grpc::Status> ends_;
   std::vector<std::thread> threads_;
   std::atomic<uint64_t> num_steps_{0};
+  std::atomic<bool> finds_tokens_{true};
   absl::Mutex mutex_;
   int64_t steps_left_ = INT64_MAX;  // until results wait
 };

@@ -304,6 +304,17 @@ TEST_F(GenerationTest, DeadlinesEndRequests) {
   EXPECT_TRUE(IsIdle());
 }
 
+TEST_F(GenerationTest, LogitsThatAreNoNumbersEndARequestWithAnError) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 90);
+  request.mutable_sampling()->set_num_outputs(2);
+  replica_->FindNoTokens();
+  const Generated generated = Generate(request);
+  EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("logits are no numbers"));
+  EXPECT_TRUE(IsIdle());
+}
+
 TEST_F(GenerationTest, AFullQueueRefusesAtOnce) {
   ControllerOptions options = DefaultOptions();
   options.max_num_seqs = 1;

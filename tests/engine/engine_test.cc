@@ -183,6 +183,21 @@ TEST_F(EngineTest, FinishOutputEndsOneOutputOnly) {
   EXPECT_EQ(engine_->Stats().blocks_in_use, 0);
 }
 
+TEST_F(EngineTest, WithoutATokenToChooseAnOutputEndsWithAnError) {
+  Add(Prompt(1, 4));
+  Step();
+  Next();
+  Next();  // one that counts on the token
+  const auto events = Commit(kNoToken);
+  ASSERT_THAT(events, SizeIs(1));
+  EXPECT_EQ(events[0].finish, FinishReason::kError);
+  EXPECT_FALSE(events[0].token.has_value());
+  EXPECT_THAT(Commit(kNoToken), IsEmpty());
+  EXPECT_EQ(engine_->Stats().tokens_generated, 1u);
+  EXPECT_EQ(engine_->Stats().blocks_in_use, 0);
+  EXPECT_TRUE(engine_->Idle());
+}
+
 TEST_F(EngineTest, DeadlineEndsEveryOutputAndFreesBlocks) {
   EngineRequest request = Prompt(1, 4);
   request.num_outputs = 2;
@@ -210,7 +225,7 @@ TEST_F(EngineTest, ResultThatDoesNotFitChangesNothing) {
   Next();
 
   StepResult wrong_step = Answer(50), wrong_slot = Answer(50), missing = Answer(50);
-  StepResult extra = Answer(50), beyond = Answer(100), negative = Answer(-1);
+  StepResult extra = Answer(50), beyond = Answer(100), negative = Answer(-2);
   wrong_step.step_id = 2;
   wrong_slot.sampled[1].slot = 3;
   missing.sampled.pop_back();

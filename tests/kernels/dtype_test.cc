@@ -2,6 +2,7 @@
 #include "kernels/dtype.h"
 
 #include <cmath>
+#include <limits>
 
 #include "gtest/gtest.h"
 
@@ -50,6 +51,34 @@ TEST(F16Test, EveryValueWidensToItsDefinition) {
           got, sign * std::ldexp(static_cast<double>(scaled), (exponent == 0 ? 1 : exponent) - 25));
     }
   }
+}
+
+TEST(F16Test, EveryValueSurvivesTheWayThereAndBack) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float wide = ToFloat(F16{static_cast<uint16_t>(bits)});
+    if (std::isnan(wide)) {
+      ASSERT_TRUE(std::isnan(ToFloat(ToF16(wide))));
+    } else {
+      ASSERT_EQ(ToF16(wide).bits, bits);
+    }
+  }
+}
+
+TEST(F16Test, RoundsToNearestEvenAndToInfinityBeyondTheLargest) {
+  for (uint32_t bits = 0; bits < 0x7c00; ++bits) {  // positive, finite, denormal ones, too
+    const double low = ToFloat(F16{static_cast<uint16_t>(bits)});
+    const double high = bits == 0x7bff ? 65536.0 : ToFloat(F16{static_cast<uint16_t>(bits + 1)});
+    const auto middle = static_cast<float>((low + high) / 2);  // exact
+    const float infinity = std::numeric_limits<float>::infinity();
+    for (const float sign : {1.0f, -1.0f}) {
+      const uint32_t sign_bit = sign < 0 ? 0x8000 : 0;
+      ASSERT_EQ(ToF16(sign * middle).bits, sign_bit | (bits + bits % 2)) << bits;
+      ASSERT_EQ(ToF16(sign * std::nextafter(middle, 0.0f)).bits, sign_bit | bits);
+      ASSERT_EQ(ToF16(sign * std::nextafter(middle, infinity)).bits, sign_bit | (bits + 1));
+    }
+  }
+  EXPECT_EQ(ToF16(3e38f).bits, 0x7c00);
+  EXPECT_EQ(ToF16(-1e-30f).bits, 0x8000);
 }
 
 }  // namespace

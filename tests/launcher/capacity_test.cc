@@ -31,11 +31,12 @@ class CapacityTest : public ::testing::Test {
     model_.max_num_seqs = 5;
   }
   absl::StatusOr<Capacity> Plan() {
-    return PlanCapacity({config_, model_, dtype_, kv_cache_, available_});
+    return PlanCapacity({config_, model_, dtype_, on_gpus_, kv_cache_, available_});
   }
   ModelConfig config_ = SmallConfig();
   ModelFlags model_;
   std::string dtype_ = "auto";
+  bool on_gpus_ = false;
   KvCacheFlags kv_cache_;
   int64_t available_ = int64_t{1} << 30;
 };
@@ -45,6 +46,19 @@ TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
   ASSERT_TRUE(capacity.ok()) << capacity.status();
   EXPECT_EQ(capacity->kv_bytes_per_token, 128);
   EXPECT_EQ(capacity->num_kv_blocks, 5 * 3);  // ten tokens take three blocks
+}
+
+TEST_F(CapacityTest, F16TakesTwoBytesOnGpusAndFourElsewhere) {
+  config_.dtype = DType::kF16;
+  const auto wide = Plan();
+  ASSERT_TRUE(wide.ok()) << wide.status();
+  EXPECT_EQ(wide->kv_bytes_per_token, 128);
+  on_gpus_ = true;
+  EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
+  EXPECT_LT(Plan()->weight_bytes, wide->weight_bytes);
+  config_.dtype = DType::kF32;
+  dtype_ = "f16";
+  EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
 }
 
 TEST_F(CapacityTest, DefaultLeavesHalfOfTheFreeMemory) {

@@ -25,7 +25,9 @@ class HostMemoryMatchesServe : public ::testing::TestWithParam<Case> {
     const std::string held = quantized ? "auto" : dtype;
     flags.tp = tp;
     flags.pp = pp;
-    const auto served = PlanCapacity({config, flags, held, {}, GetParam().available_bytes});
+    const bool on_gpus = dtype == "f16";
+    const auto served =
+        PlanCapacity({config, flags, held, on_gpus, {}, GetParam().available_bytes});
     const auto weights = FindWeightFormat(dtype);
     const auto planned = PlanHostMemory(
         {model, *weights, {}, GetParam().available_bytes, config.max_position_embeddings},
@@ -46,7 +48,7 @@ TEST_P(HostMemoryMatchesServe, InEveryLayout) {
   ASSERT_TRUE(config.ok());
   const auto model = ParseArchitecture(ModelConfigJson(*config));
   ASSERT_TRUE(model.ok()) << model.status();
-  for (const char* dtype : {"bf16", "f32", "int8", "int4"}) {
+  for (const char* dtype : {"bf16", "f32", "f16", "int8", "int4"}) {
     for (const int tp : {1, 2, 3, 4, 8, 16, 32}) {
       for (const int pp : {1, 2, 3, 4, 7, 16}) Compare(*config, *model, dtype, tp, pp);
     }

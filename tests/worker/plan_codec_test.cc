@@ -121,6 +121,10 @@ TEST(PlanCodec, ResultSurvivesTheWire) {
   const absl::StatusOr<engine::StepResult> decoded = DecodeResult(message, kSlots, 100);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(*decoded, EveryResult());
+  message.set_tokens(0, kNoToken);
+  const absl::StatusOr<engine::StepResult> none = DecodeResult(message, kSlots, 100);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(none->sampled[0].token, kNoToken);
 }
 
 TEST(PlanCodec, RefusesMalformedResults) {
@@ -129,7 +133,7 @@ TEST(PlanCodec, RefusesMalformedResults) {
       [](v1::StepResult& r) { r.add_tokens(1); },
       [](v1::StepResult& r) { r.mutable_tokens()->RemoveLast(); },
       [](v1::StepResult& r) { r.set_tokens(0, 100); },
-      [](v1::StepResult& r) { r.set_tokens(0, -1); },
+      [](v1::StepResult& r) { r.set_tokens(0, kNoToken - 1); },
       [](v1::StepResult& r) { r.mutable_logprobs(0)->set_index(3); },
       [](v1::StepResult& r) { r.mutable_logprobs(0)->set_index(2); },
       [](v1::StepResult& r) { r.mutable_logprobs(0)->mutable_entry()->set_logprob(kNan); },

@@ -1,5 +1,6 @@
 #include "runtime/worker/step_loop.h"
 
+#include <limits>
 #include <map>
 #include <numeric>
 #include <thread>
@@ -75,6 +76,30 @@ TEST_P(StepLoopTest, DecodesRunAheadOfTheirTokens) {
   plans.push_back(plan.Chunk(0, 2, true).Take());
   for (int i = 0; i < 12; ++i) plans.push_back(plan.Decode(0).Take());
   EXPECT_EQ(TokensOf(RunPlans(GetParam(), plans), 0), FakeContinuation({3, 1, 4, 1, 5}, 13));
+}
+
+TEST(StepLoopNumbers, RowsWithoutANumberAreReportedAndOthersGoOn) {
+  PlanWriter plan;
+  std::vector<engine::StepPlan> plans;
+  plans.push_back(plan.Open(0, {3, 1}).Grant(0, {0, 1}).Chunk(0, 2, true).Take());
+  plans.push_back(plan.Decode(0).Take());
+  std::vector<engine::StepResult> results;
+  testing::RunRanks(1, 1, [&](int, RankGroups& groups) -> absl::Status {
+    testing::FakeStage stage(groups);
+    StageCalls calls = stage.Calls();
+    std::vector<float> logits(testing::kFakeVocab, std::numeric_limits<float>::quiet_NaN());
+    calls.logits = [&](int64_t, int64_t) -> absl::StatusOr<const float*> { return logits.data(); };
+    RankProgress progress;
+    StepLoop loop(Options(), calls, groups, progress, [&](engine::StepResult result) {
+      results.push_back(std::move(result));
+      logits[7] = 1.0f;
+    });
+    PlanQueue queue;
+    for (const engine::StepPlan& each : plans) RETURN_IF_ERROR(queue.Push(each));
+    queue.Close();
+    return loop.Run(queue);
+  });
+  EXPECT_THAT(TokensOf(results, 0), ElementsAre(kNoToken, 7));
 }
 
 TEST_P(StepLoopTest, MicroBatchesAlternate) {

@@ -10,6 +10,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "kernels/dtype.h"
 
 namespace lockstep::cuda {
 
@@ -20,11 +23,23 @@ __device__ inline T* DynamicShared() {
   return reinterpret_cast<T*>(lockstep_dynamic_shared);
 }
 
-// Two floats rounded to nearest even; `low` lies first in memory.
-__device__ inline uint32_t PackBf16(float low, float high) {
+// Two floats rounded to nearest even, BF16 or F16 (infinite from 65520 on); `low` lies first in
+// memory.
+template <typename T>
+__device__ inline uint32_t Pack(float low, float high) {
   uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  if constexpr (std::is_same_v<T, BF16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    static_assert(std::is_same_v<T, F16>);
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
   return packed;
+}
+__device__ inline float Widen(F16 value) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+  return wide;
 }
 
 // Two floats rounded to nearest even to e4m3, beyond 448 to 448; `low` lies first in memory.
@@ -53,16 +68,25 @@ __device__ inline void StoreReleaseSystem(uint32_t* address, uint32_t value) {
 // Between two looks at a word that another device will write; nothing here, as a look takes long.
 __device__ inline void SpinPause() {}
 
-// d += a b of one warp. a: 16 x 16 bf16, row-major fragments; b: 16 x 8 bf16, column-major
-// fragments; d: 16 x 8 f32. With g = lane / 4 and t = lane % 4 a lane holds
+// d += a b of one warp. a: 16 x 16 of T (BF16 or F16), row-major fragments; b: 16 x 8 of T,
+// column-major fragments; d: 16 x 8 f32. With g = lane / 4 and t = lane % 4 a lane holds
 //   a[0], a[1]: rows g and g + 8, columns 2t, 2t + 1; a[2], a[3]: the same rows, columns + 8
 //   b[0], b[1]: rows 2t, 2t + 1 of column g, and rows + 8
 //   d[0..1]: row g, columns 2t, 2t + 1; d[2..3]: row g + 8
-__device__ inline void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+template <typename T>
+__device__ inline void Mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#define LOCKSTEP_MMA(type)                                                   \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                 \
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                       \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+  if constexpr (std::is_same_v<T, BF16>) {
+    LOCKSTEP_MMA("bf16");
+  } else {
+    static_assert(std::is_same_v<T, F16>);
+    LOCKSTEP_MMA("f16");
+  }
+#undef LOCKSTEP_MMA
 }
 
 // Four 8 x 8 matrices of 16-bit elements from shared memory: lane 8 i + r names row r of matrix i,

@@ -115,11 +115,14 @@ TEST_P(CudaAttentionGraph, ReplaysMixedBatchesOfFewerSequences) {
 TEST(CudaAttentionGraphByWgmma, ReplaysMixedBatchesOfFewerSequences) {
   const cuda::TensorMapEncoder encode = AttentionOnDevice::Encoder();
   if (encode == nullptr) GTEST_SKIP() << "no wgmma here";
-  ExpectReplaysEqualLaunches({4, 2, 64, 16, DType::kBF16}, {{200, 1}, {0, 30}, {63, 1}, {60, 9}},
-                             encode);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    ExpectReplaysEqualLaunches({4, 2, 64, 16, dtype}, {{200, 1}, {0, 30}, {63, 1}, {60, 9}},
+                               encode);
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cache, CudaAttentionGraph, ::testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(Cache, CudaAttentionGraph,
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
 }  // namespace

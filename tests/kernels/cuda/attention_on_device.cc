@@ -42,17 +42,8 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
                                     {workspace.data(), workspace_bytes}, nullptr),
               cudaSuccess);
   };
-  const int64_t size = index.num_tokens * world_.out_width();
-  std::vector<float> result;
-  if (options.out_dtype == DType::kF32) {
-    const DeviceArray<float> out(size);
-    attend(out.data());
-    result = out.Read();
-  } else {
-    const DeviceArray<BF16> out(size);
-    attend(out.data());
-    result = ToFloats(out.Read());
-  }
+  const std::vector<float> result =
+      Filled(options.out_dtype, index.num_tokens * world_.out_width(), 0, attend);
   workspace.Read();  // its edges
   return result;
 }

@@ -81,15 +81,16 @@ TEST(AttentionWorkspaceBytes, IsNothingForOneSplit) {
 }
 
 TEST(AttentionSupports, HeadSizesOfTheKernels) {
-  EXPECT_TRUE(AttentionSupports(DType::kBF16, 8));
-  EXPECT_TRUE(AttentionSupports(DType::kBF16, 128));
-  EXPECT_FALSE(AttentionSupports(DType::kBF16, 12));
-  EXPECT_FALSE(AttentionSupports(DType::kBF16, 136));
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    EXPECT_TRUE(AttentionSupports(dtype, 8));
+    EXPECT_TRUE(AttentionSupports(dtype, 128));
+    EXPECT_FALSE(AttentionSupports(dtype, 12));
+    EXPECT_FALSE(AttentionSupports(dtype, 136));
+  }
   EXPECT_TRUE(AttentionSupports(DType::kF32, 2));
   EXPECT_TRUE(AttentionSupports(DType::kF32, 256));
   EXPECT_FALSE(AttentionSupports(DType::kF32, 7));
   EXPECT_FALSE(AttentionSupports(DType::kF32, 258));
-  EXPECT_FALSE(AttentionSupports(DType::kF16, 64));
   EXPECT_FALSE(AttentionSupports(DType::kF32, 0));
 }
 

@@ -17,12 +17,12 @@ using Options = AttentionOnDevice::Options;
 const std::vector<SequenceChunk> kMixed = {{5, 1}, {0, 9}, {120, 21}, {127, 1}, {128, 1}, {0, 1}};
 const std::vector<SequenceChunk> kShort = {{0, 5}, {30, 1}, {126, 5}};
 
-// A world ready for attention; with a bf16 cache its queries are bf16 numbers too, as the matrix
+// A world ready for attention; its queries are numbers of the cache's type, as the matrix
 // instructions take them, so that the reference computes the same but for its exact weights.
 PagedWorld Ready(const PagedShape& shape, const std::vector<SequenceChunk>& chunks) {
   PagedWorld world(shape, chunks, 42);
   world.WriteBatch();
-  if (shape.dtype == DType::kBF16) world.qkv() = RoundedToBf16(world.qkv());
+  world.qkv() = RoundedTo(shape.dtype, world.qkv());
   return world;
 }
 
@@ -34,8 +34,11 @@ std::string Name(const PagedShape& shape, int64_t split_tokens) {
 }
 
 // f32: an order of additions. bf16: weights are rounded to 8 bits, each by up to 2^-9 of itself,
-// and so is their sum's length; where values cancel, more of what is left.
-double Tolerance(DType dtype) { return dtype == DType::kF32 ? 1e-5 : 1e-2; }
+// and so is their sum's length; where values cancel, more of what is left. f16: 11 bits.
+double Tolerance(DType dtype) {
+  if (dtype == DType::kF32) return 1e-5;
+  return dtype == DType::kF16 ? 1.25e-3 : 1e-2;
+}
 
 // Which kernel works on chunks.
 struct Kernel {
@@ -115,14 +118,16 @@ TEST_P(CudaAttention, IsNearItsTwinInManySplits) {
   ExpectTwin(Shape(4, 2, 16, 16), {{700, 70}}, {704});  // all rows of a block
 }
 
-TEST_P(CudaAttention, Bf16OutputIsTheRoundedOne) {
+TEST_P(CudaAttention, NarrowOutputIsTheRoundedOne) {
   for (const int64_t split_tokens : {64, 1024}) {
     const PagedWorld world = Ready(Shape(4, 2, 40, 4), kMixed);
     const AttentionOnDevice device(world);
     Options options = In(split_tokens);
-    const std::vector<float> want = RoundedToBf16(device.Attend(options));
-    options.out_dtype = DType::kBF16;
-    EXPECT_TRUE(SameBits(device.Attend(options), want));
+    const std::vector<float> exact = device.Attend(options);
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      options.out_dtype = dtype;
+      EXPECT_TRUE(SameBits(device.Attend(options), RoundedTo(dtype, exact))) << DTypeName(dtype);
+    }
   }
 }
 
@@ -177,8 +182,9 @@ TEST_P(CudaAttention, DecodesInTilesOfAnySizeAreTheSame) {
     const std::vector<float> want = device.Attend(options);
     options.max_query_len = 2;
     const std::vector<float> got = device.Attend(options);
-    EXPECT_TRUE(options.wgmma ? RowsNear(got, want, world.shape().head_dim, 1e-2)
-                              : SameBits(got, want));
+    EXPECT_TRUE(options.wgmma
+                    ? RowsNear(got, want, world.shape().head_dim, Tolerance(GetParam().dtype))
+                    : SameBits(got, want));
   }
 }
 
@@ -223,7 +229,8 @@ TEST_P(CudaAttention, LargeScoresDoNotOverflow) {
 
 INSTANTIATE_TEST_SUITE_P(Cache, CudaAttention,
                          ::testing::Values(Kernel{DType::kF32, false}, Kernel{DType::kBF16, false},
-                                           Kernel{DType::kBF16, true}),
+                                           Kernel{DType::kBF16, true}, Kernel{DType::kF16, false},
+                                           Kernel{DType::kF16, true}),
                          [](const auto& info) {
                            return std::string(DTypeName(info.param.dtype)) +
                                   (info.param.wgmma ? "_wgmma" : "");

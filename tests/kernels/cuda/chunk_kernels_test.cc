@@ -22,24 +22,28 @@ class ChunkKernelsTest : public ::testing::Test {
  protected:
   ~ChunkKernelsTest() override { cuda_emulation::SetDevice({}); }
 
-  ChunkVerdict Try(TensorMapEncoder encode, int head_dim = 64) {
-    const ChunkTrial trial = {
-        .head_dim = head_dim, .num_kv_heads = 2, .chunk = 59, .context = 330, .repeats = 1};
+  ChunkVerdict Try(TensorMapEncoder encode, int head_dim = 64, DType dtype = DType::kBF16) {
+    const ChunkTrial trial = {.kv_dtype = dtype,
+                              .head_dim = head_dim,
+                              .num_kv_heads = 2,
+                              .chunk = 59,
+                              .context = 330,
+                              .repeats = 1};
     const auto verdict = TryWgmma(trial, encode, workspace(), nullptr);
     EXPECT_TRUE(verdict.ok()) << verdict.status();
     return verdict.value_or(ChunkVerdict());
   }
-  ChunkKernels Chosen(const cuda_emulation::Device& device) {
+  ChunkKernels Chosen(const cuda_emulation::Device& device, DType dtype = DType::kBF16) {
     cuda_emulation::SetDevice(device);
     cudaDeviceProp properties = {};
     EXPECT_EQ(cudaGetDeviceProperties(&properties, 0), cudaSuccess);
-    const auto kernels = ChunkKernels::Choose(properties, workspace(), nullptr);
+    const auto kernels = ChunkKernels::Choose(dtype, properties, workspace(), nullptr);
     EXPECT_TRUE(kernels.ok()) << kernels.status();
     return kernels.value_or(ChunkKernels());
   }
-  static KvCacheView Cache(int head_dim, int block_size) {
+  static KvCacheView Cache(int head_dim, int block_size, DType dtype = DType::kBF16) {
     KvCacheView cache;
-    cache.dtype = DType::kBF16;
+    cache.dtype = dtype;
     cache.num_kv_heads = 1;
     cache.block_size = block_size;
     cache.head_dim = head_dim;
@@ -52,9 +56,10 @@ class ChunkKernelsTest : public ::testing::Test {
   testing::DeviceArray<uint8_t> memory_{kBytes};
 };
 
-TEST_F(ChunkKernelsTest, FindsNothingWrongWithBothHeadSizes) {
-  for (const int head_dim : {64, 128}) {
-    const ChunkVerdict verdict = Try(&cuTensorMapEncodeTiled, head_dim);
+TEST_F(ChunkKernelsTest, FindsNothingWrongWithBothHeadSizesAndTypes) {
+  for (const auto& [head_dim, dtype] :
+       {std::pair(64, DType::kBF16), std::pair(128, DType::kBF16), std::pair(64, DType::kF16)}) {
+    const ChunkVerdict verdict = Try(&cuTensorMapEncodeTiled, head_dim, dtype);
     EXPECT_EQ(verdict.wrong, "");
     EXPECT_GT(verdict.wgmma_flops_per_s, 0);
     EXPECT_GT(verdict.mma_flops_per_s, 0);
@@ -99,16 +104,18 @@ TEST_F(ChunkKernelsTest, RefusedMapsAreNoError) {
 }
 
 TEST_F(ChunkKernelsTest, ChoosesForEachHeadSizeAndSaysWhy) {
-  const ChunkKernels chosen = Chosen({.num_multiprocessors = 1, .has_tensor_maps = true});
+  const ChunkKernels chosen =
+      Chosen({.num_multiprocessors = 1, .has_tensor_maps = true}, DType::kF16);
   const std::string& said = chosen.description();
   EXPECT_THAT(said, AllOf(StartsWith("heads of 64 by "), HasSubstr(", heads of 128 by "),
                           HasSubstr("TFLOP/s"), Not(HasSubstr("wrong"))));
   for (const int head_dim : {64, 128}) {
     const bool wgmma = absl::StrContains(said, absl::StrCat("heads of ", head_dim, " by wgmma"));
-    EXPECT_EQ(chosen.EncoderFor(Cache(head_dim, 16)) != nullptr, wgmma) << said;
+    EXPECT_EQ(chosen.EncoderFor(Cache(head_dim, 16, DType::kF16)) != nullptr, wgmma) << said;
+    EXPECT_EQ(chosen.EncoderFor(Cache(head_dim, 16)), nullptr) << "not what was tried";
   }
-  EXPECT_EQ(chosen.EncoderFor(Cache(96, 16)), nullptr);
-  EXPECT_EQ(chosen.EncoderFor(Cache(128, 48)), nullptr);
+  EXPECT_EQ(chosen.EncoderFor(Cache(96, 16, DType::kF16)), nullptr);
+  EXPECT_EQ(chosen.EncoderFor(Cache(128, 48, DType::kF16)), nullptr);
 }
 
 TEST_F(ChunkKernelsTest, BackendsSayWhatTheyChoseAndDeterministicOnesDoNotTry) {

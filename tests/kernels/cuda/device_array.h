@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -69,18 +70,40 @@ class DeviceArray {
   void* memory_ = nullptr;
 };
 
-inline std::vector<float> ToFloats(const std::vector<BF16>& values) {
+// T: BF16 or F16.
+template <typename T>
+std::vector<float> ToFloats(const std::vector<T>& values) {
   std::vector<float> wide;
-  for (const BF16 x : values) wide.push_back(ToFloat(x));
+  for (const T x : values) wide.push_back(ToFloat(x));
   return wide;
 }
-inline std::vector<BF16> ToBF16s(const std::vector<float>& values) {
-  std::vector<BF16> narrow;
-  for (const float x : values) narrow.push_back(ToBF16(x));
+template <typename T>
+std::vector<T> Narrowed(const std::vector<float>& values) {
+  std::vector<T> narrow;
+  for (const float x : values) {
+    if constexpr (std::is_same_v<T, F16>) {
+      narrow.push_back(ToF16(x));
+    } else {
+      narrow.push_back(ToBF16(x));
+    }
+  }
   return narrow;
 }
-inline std::vector<float> RoundedToBf16(const std::vector<float>& values) {
-  return ToFloats(ToBF16s(values));
+inline std::vector<float> RoundedTo(DType dtype, const std::vector<float>& values) {
+  if (dtype == DType::kF32) return values;
+  return dtype == DType::kF16 ? ToFloats(Narrowed<F16>(values)) : ToFloats(Narrowed<BF16>(values));
+}
+
+// The elements that fill(memory) writes on the device in that dtype, as floats.
+template <typename Fill>
+std::vector<float> Filled(DType dtype, int64_t size, int shift, const Fill& fill) {
+  const auto read = [&](const auto& array) {
+    fill(array.data());
+    return array.Read();
+  };
+  if (dtype == DType::kF32) return read(DeviceArray<float>(size, shift));
+  if (dtype == DType::kF16) return ToFloats(read(DeviceArray<F16>(size, shift)));
+  return ToFloats(read(DeviceArray<BF16>(size, shift)));
 }
 
 // Elements equal within a part of what is wanted.

@@ -13,22 +13,24 @@ const std::vector<int64_t> kSizes = {1, 3, 4, 7, 8, 31, 32, 33, 100, 128, 1000, 
 constexpr cudaStream_t kStream = nullptr;
 const std::vector<int> kShifts = {0, 1};  // elements, from where vectors may be read
 
-// The result of a kernel with an output of either type, as floats.
-template <typename Kernel>
-std::vector<float> Output(DType dtype, int64_t size, int shift, const Kernel& kernel) {
-  if (dtype == DType::kF32) {
-    DeviceArray<float> out(size, shift);
-    EXPECT_EQ(kernel(out.data()), cudaSuccess);
-    return out.Read();
-  }
-  DeviceArray<BF16> out(size, shift);
-  EXPECT_EQ(kernel(out.data()), cudaSuccess);
-  return ToFloats(out.Read());
-}
+constexpr DType kAllTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
-// What an f32 error of `relative` may become in the output.
-double Tolerance(DType dtype, double relative) {
-  return dtype == DType::kF32 ? relative : relative + 0x1p-8;
+// Is a kernel's output, which a launch(out) writes, near what is wanted, whose errors of
+// `relative` and `absolute` may become one of the output's rounding?
+template <typename Kernel>
+::testing::AssertionResult OutputIsNear(DType dtype, int shift, const Kernel& launch,
+                                        std::vector<float> want, double relative,
+                                        double absolute = 0.0) {
+  const auto size = static_cast<int64_t>(want.size());
+  const auto got =
+      Filled(dtype, size, shift, [&](void* out) { EXPECT_EQ(launch(out), cudaSuccess); });
+  if (dtype == DType::kBF16) relative += 0x1p-8;
+  if (dtype == DType::kF16) {
+    relative += 0x1p-10;
+    absolute += 0x1p-24;
+    for (float& x : want) x = std::isinf(ToFloat(ToF16(x))) ? ToFloat(ToF16(x)) : x;
+  }
+  return Near(got, want, relative, absolute);
 }
 
 class CudaElementwise : public ::testing::Test {
@@ -45,30 +47,23 @@ TEST_F(CudaElementwise, EmbedEqualsTwinAndIsZeroOutsideTheShard) {
   for (const int64_t hidden : kSizes) {
     for (const int shift : kShifts) {
       const std::vector<float> table = random_.Wild(kRows * hidden);
-      const std::vector<BF16> narrow_table = ToBF16s(table);
-      const DeviceArray<float> f32(table, shift);
-      const DeviceArray<BF16> bf16(narrow_table, shift);
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        const bool wide = dtype == DType::kF32;
-        Backend::EmbedArgs args = {wide ? static_cast<const void*>(table.data())
-                                        : static_cast<const void*>(narrow_table.data()),
-                                   dtype,
-                                   kRows,
-                                   20,
-                                   hidden,
-                                   ids.data(),
-                                   num_ids,
-                                   nullptr};
+      const auto expect_twin = [&](DType dtype, const auto& numbers) {
+        Backend::EmbedArgs args = {numbers.data(), dtype,      kRows,   20,
+                                   hidden,         ids.data(), num_ids, nullptr};
         std::vector<float> want(num_ids * hidden);
         args.out = want.data();
         reference_->Embed(args);
-        DeviceArray<float> out(num_ids * hidden, shift);
-        args.table = wide ? static_cast<const void*>(f32.data()) : bf16.data();
+        const DeviceArray<float> out(num_ids * hidden, shift);
+        const DeviceArray device_table(numbers, shift);
+        args.table = device_table.data();
         args.ids = device_ids.data();
         args.out = out.data();
         ASSERT_EQ(cuda::LaunchEmbed(args, kStream), cudaSuccess);
         ASSERT_TRUE(SameBits(out.Read(), want)) << hidden << " " << DTypeName(dtype);
-      }
+      };
+      expect_twin(DType::kF32, table);
+      expect_twin(DType::kBF16, Narrowed<BF16>(table));
+      expect_twin(DType::kF16, Narrowed<F16>(table));
     }
   }
 }
@@ -89,16 +84,16 @@ TEST_F(CudaElementwise, AddRmsNormIsNearItsTwin) {
       for (const int shift : kShifts) {
         const DeviceArray<float> device_delta(delta, shift);
         const DeviceArray<float> device_weight(weight, shift);
-        for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        for (const DType dtype : kAllTypes) {
           const DeviceArray<float> residual(x, shift);
           const float* d = with_delta ? device_delta.data() : nullptr;
-          const auto got = Output(dtype, num_tokens * hidden, shift, [&](void* out) {
+          const auto launch = [&](void* out) {
             return cuda::LaunchAddRmsNorm(
                 {residual.data(), d, device_weight.data(), 1e-5f, num_tokens, hidden, out}, dtype,
                 kStream);
-          });
+          };
+          ASSERT_TRUE(OutputIsNear(dtype, shift, launch, want, 1e-5)) << hidden;
           ASSERT_TRUE(SameBits(residual.Read(), want_residual)) << hidden;
-          ASSERT_TRUE(Near(got, want, Tolerance(dtype, 1e-5))) << hidden;
         }
       }
     }
@@ -113,12 +108,12 @@ TEST_F(CudaElementwise, SiluMulIsNearItsTwin) {
       reference_->SiluMul(x.data(), num_tokens, width, want.data());
       for (const int shift : kShifts) {
         const DeviceArray<float> in(x, shift);
-        for (const DType dtype : {DType::kF32, DType::kBF16}) {
-          const auto got = Output(dtype, num_tokens * width, shift, [&](void* out) {
+        for (const DType dtype : kAllTypes) {
+          const auto launch = [&](void* out) {
             return cuda::LaunchSiluMul(in.data(), num_tokens, width, out, dtype, kStream);
-          });
+          };
           // The twin's exponential is infinite a little earlier, where the gate is below 1e-36.
-          ASSERT_TRUE(Near(got, want, Tolerance(dtype, 1e-5), 1e-26)) << width;
+          ASSERT_TRUE(OutputIsNear(dtype, shift, launch, want, 1e-5, 1e-26)) << width;
         }
       }
     }
@@ -144,23 +139,6 @@ TEST_F(CudaElementwise, GatherRowsAndAddEqualTheirTwins) {
       ASSERT_EQ(cuda::LaunchAdd(out.data(), device_src.data(), 4 * width, kStream), cudaSuccess);
       ASSERT_TRUE(SameBits(out.Read(), want)) << width;
     }
-  }
-}
-
-TEST_F(CudaElementwise, RoundToBf16EqualsScalarConversion) {
-  std::vector<float> in;
-  for (uint32_t upper = 0; upper < 0x10000; upper += 3) {
-    for (const uint32_t lower : {0x0000u, 0x7fffu, 0x8000u, 0x8001u}) {
-      in.push_back(std::bit_cast<float>(upper << 16 | lower));
-    }
-  }
-  for (const int cut : {0, 3}) {
-    const auto size = static_cast<int64_t>(in.size()) - cut;
-    in.resize(size);
-    const DeviceArray<float> device_in(in);
-    DeviceArray<BF16> out(size);
-    ASSERT_EQ(cuda::LaunchRoundToBf16(device_in.data(), size, out.data(), kStream), cudaSuccess);
-    EXPECT_TRUE(SameBits(ToFloats(out.Read()), RoundedToBf16(in)));
   }
 }
 
@@ -201,12 +179,57 @@ void ExpectRopeOfTwin(const PagedShape& shape, int shift) {
 }
 
 TEST_F(CudaElementwise, RopeAndWriteKvEqualsTwin) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+  for (const DType dtype : kAllTypes) {
     for (const int head_dim : {2, 6, 8, 10, 16, 34, 64, 80, 128, 256}) {
       for (const int shift : kShifts) {
         ExpectRopeOfTwin({4, 2, head_dim, 4, dtype}, shift);
         ExpectRopeOfTwin({3, 3, head_dim, 3, dtype}, shift);
       }
+    }
+  }
+}
+
+// What becomes of v in a cache of one block to a token.
+std::vector<float> ThroughCache(DType dtype, const std::vector<float>& v, int head_dim) {
+  const auto num_tokens = static_cast<int64_t>(v.size()) / head_dim;
+  std::vector<float> numbers;  // q, k and v are the same
+  std::vector<int64_t> slots(num_tokens);
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    slots[token] = token;
+    for (int part = 0; part < 3; ++part) {
+      numbers.insert(numbers.end(), v.begin() + token * head_dim,
+                     v.begin() + (token + 1) * head_dim);
+    }
+  }
+  const DeviceArray<float> qkv(numbers);
+  const DeviceArray<float> angles(std::vector<float>(head_dim / 2, 0.0f));
+  const DeviceArray<int32_t> positions(std::vector<int32_t>(num_tokens, 0));
+  const DeviceArray<int64_t> device_slots(slots);
+  BatchIndex batch;
+  batch.num_tokens = num_tokens;
+  batch.positions = positions.data();
+  batch.slot_mapping = device_slots.data();
+  const DeviceArray<uint8_t> keys(num_tokens * head_dim * DTypeBytes(dtype));
+  return Filled(dtype, num_tokens * head_dim, 0, [&](void* values) {
+    const KvCacheView cache = {keys.data(), values, dtype, num_tokens, 1, 1, head_dim};
+    EXPECT_EQ(cuda::LaunchRopeAndWriteKv(
+                  {qkv.data(), 1, angles.data(), angles.data(), &batch, &cache}, kStream),
+              cudaSuccess);
+  });
+}
+
+TEST_F(CudaElementwise, NumbersAreRoundedAsScalarConversionsDo) {
+  std::vector<float> numbers;
+  for (uint32_t upper = 0; upper < 0x10000; upper += 3) {
+    for (const uint32_t lower : {0x0000u, 0x1000u, 0x7fffu, 0x8000u, 0x8001u, 0xf000u}) {
+      numbers.push_back(std::bit_cast<float>(upper << 16 | lower));
+    }
+  }
+  numbers.resize(numbers.size() / 24 * 24);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const std::vector<float> want = RoundedTo(dtype, numbers);
+    for (const int head_dim : {8, 6}) {
+      ASSERT_TRUE(SameBits(ThroughCache(dtype, numbers, head_dim), want)) << head_dim;
     }
   }
 }

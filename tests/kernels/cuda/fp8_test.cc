@@ -65,18 +65,17 @@ TEST(QuantizeFp8Test, RoundsToTheNearestNumber) {
   }
 }
 
-TEST(QuantizeFp8Test, Bf16RowsAreReadAsWhatTheyAre) {
+TEST(QuantizeFp8Test, NarrowRowsAreReadAsWhatTheyAre) {
   Random random(2);
-  std::vector<float> x = random.Normals(2 * 48);
-  std::vector<BF16> narrow;
-  for (float& value : x) {
-    narrow.push_back(ToBF16(value));
-    value = ToFloat(narrow.back());
-  }
-  const Quantized got = Quantize(narrow, DType::kBF16, 2);
-  const Quantized want = Quantize(x, DType::kF32, 2);
-  EXPECT_EQ(got.q, want.q);
-  EXPECT_EQ(got.scales, want.scales);
+  const std::vector<float> x = random.Normals(2 * 48);
+  const auto expect_same = [](const auto& narrow, DType dtype) {
+    const Quantized got = Quantize(narrow, dtype, 2);
+    const Quantized want = Quantize(ToFloats(narrow), DType::kF32, 2);
+    EXPECT_EQ(got.q, want.q);
+    EXPECT_EQ(got.scales, want.scales);
+  };
+  expect_same(Narrowed<BF16>(x), DType::kBF16);
+  expect_same(Narrowed<F16>(x), DType::kF16);
 }
 
 TEST(QuantizeFp8Test, ZerosAndWhatIsNotFiniteHaveScalesThatSaySo) {

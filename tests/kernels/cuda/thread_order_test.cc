@@ -45,14 +45,16 @@ TEST_P(CudaThreadOrder, AttentionOfChunksIsTheSame) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cache, CudaThreadOrder, ::testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(Cache, CudaThreadOrder,
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
 // Copies arrive in any order, too; tiles are more than there is room for at once, and all warps
 // have rows.
 TEST_F(CudaThreadOrder, AttentionOfChunksByWgmmaIsTheSame) {
   for (const int head_dim : {64, 128}) {
-    ExpectSameInAnyOrder({8, 2, head_dim, 16, DType::kBF16}, {{700, 33}, {0, 40}}, true);
+    const DType dtype = head_dim == 64 ? DType::kF16 : DType::kBF16;
+    ExpectSameInAnyOrder({8, 2, head_dim, 16, dtype}, {{700, 33}, {0, 40}}, true);
   }
 }
 

@@ -60,8 +60,7 @@ class CudaGroupsTest : public ::testing::Test {
     };
     options.make_device_groups = &OverNccl;
     options.stages_lie_apart = stages_lie_apart;
-    options.stage.weights =
-        compute == DType::kBF16 ? StageOptions::Weights::kBF16 : StageOptions::Weights::kF32;
+    options.stage.weights = WeightsIn(compute);
     options.stage.limits = {
         .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = 4, .max_model_len = 80};
     options.chunk = 30;
@@ -83,6 +82,19 @@ TEST_F(CudaGroupsTest, EveryLayoutComputesTheGoldenNumbers) {
       for (size_t i = 0; i < cases_.size(); ++i) ExpectGolden(outcomes[i], cases_[i]);
     }
   }
+}
+
+TEST_F(CudaGroupsTest, F16ComputesTheGoldenNumbersWithinItsRounding) {
+  for (const auto& [tp, pp] : {std::pair(2, 1), std::pair(1, 2)}) {
+    const std::vector<Outcome> outcomes = Run(tp, pp, DType::kF16, false);
+    for (size_t i = 0; i < cases_.size(); ++i) ExpectGolden(outcomes[i], cases_[i], 0.02);
+  }
+}
+
+TEST_F(CudaGroupsTest, DeterministicF16RunsAreTheSameToTheBit) {
+  const std::vector<Outcome> want = Run(2, 1, DType::kF16, true);
+  EXPECT_TRUE(SameBits(Run(2, 1, DType::kF16, true), want));
+  EXPECT_TRUE(SameBits(Run(2, 2, DType::kF16, true, true), want)) << "stages and slices";
 }
 
 TEST_F(CudaGroupsTest, DeterministicRunsAreTheSameToTheBit) {

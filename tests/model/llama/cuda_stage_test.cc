@@ -46,8 +46,7 @@ class CudaStageTest : public ::testing::TestWithParam<const char*> {
   DriveOptions Options(DType compute, bool deterministic = false) const {
     DriveOptions options;
     options.make_backend = CudaBackends(compute, deterministic);
-    options.stage.weights =
-        compute == DType::kBF16 ? StageOptions::Weights::kBF16 : StageOptions::Weights::kF32;
+    options.stage.weights = WeightsIn(compute);
     options.stage.limits = {.max_batched_tokens = 96, .max_num_seqs = 4, .max_model_len = 160};
     options.chunk = 50;
     return options;
@@ -85,28 +84,41 @@ TEST_P(CudaStageTest, Bf16IsAsNearAsItsRounding) {
   EXPECT_LT(Distance(Run(Options(DType::kBF16)), Run(cpu)), 0.02);
 }
 
+// 11 bits, an eighth of bf16's rounding, in weights, products' inputs and cache.
+TEST_P(CudaStageTest, F16ComputesTheGoldenNumbersWithinItsRounding) {
+  const std::vector<Outcome> outcomes = Run(Options(DType::kF16));
+  for (size_t i = 0; i < cases_.size(); ++i) ExpectGolden(outcomes[i], cases_[i], 0.02);
+  DriveOptions cpu = Options(DType::kF32);
+  cpu.make_backend = CpuBackends(1);
+  EXPECT_LT(Distance(outcomes, Run(cpu)), 0.0025);
+}
+
 // Chunks, batches and recorded steps do not change a bit.
 TEST_P(CudaStageTest, DeterministicTokensDependOnTheirSequenceAlone) {
-  const DriveOptions together = Options(DType::kBF16, /*deterministic=*/true);
-  const std::vector<Outcome> want = Run(together);
-  DriveOptions alone = together;
-  alone.chunk = 7;
-  alone.stage.limits.max_num_seqs = 1;
-  EXPECT_TRUE(SameBits(Run(alone), want));
-  DriveOptions staggered = together;
-  staggered.staggered = true;
-  staggered.block_seed = 9;
-  EXPECT_TRUE(SameBits(Run(staggered), want));
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const DriveOptions together = Options(dtype, /*deterministic=*/true);
+    const std::vector<Outcome> want = Run(together);
+    DriveOptions alone = together;
+    alone.chunk = 7;
+    alone.stage.limits.max_num_seqs = 1;
+    EXPECT_TRUE(SameBits(Run(alone), want));
+    DriveOptions staggered = together;
+    staggered.staggered = true;
+    staggered.block_seed = 9;
+    EXPECT_TRUE(SameBits(Run(staggered), want));
+  }
 }
 
 TEST_P(CudaStageTest, Fp8TakesMultiplesOf16) {
-  DriveOptions fp8 = Options(DType::kBF16);
-  fp8.stage.quantize = Quantization::kFp8;
-  const auto outcomes = Drive(*checkpoint_, fp8, requests_);
-  if (checkpoint_->config().intermediate_size % 16 == 0) {
-    EXPECT_TRUE(outcomes.ok()) << outcomes.status();
-  } else {
-    EXPECT_EQ(outcomes.status().code(), absl::StatusCode::kInvalidArgument);
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    DriveOptions fp8 = Options(dtype);
+    fp8.stage.quantize = Quantization::kFp8;
+    const auto outcomes = Drive(*checkpoint_, fp8, requests_);
+    if (checkpoint_->config().intermediate_size % 16 == 0) {
+      EXPECT_TRUE(outcomes.ok()) << outcomes.status();
+    } else {
+      EXPECT_EQ(outcomes.status().code(), absl::StatusCode::kInvalidArgument);
+    }
   }
 }
 

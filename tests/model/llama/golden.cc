@@ -16,8 +16,8 @@ float LogProbability(const std::vector<float>& logits, int32_t token) {
   return static_cast<float>(logits[static_cast<size_t>(token)] - std::log(sum));
 }
 
-void ExpectNear(float actual, float golden, const char* what, size_t index) {
-  EXPECT_NEAR(actual, golden, 1e-3f * std::max(1.0f, std::abs(golden)))
+void ExpectNear(float actual, float golden, double tolerance, const char* what, size_t index) {
+  EXPECT_NEAR(actual, golden, tolerance * std::max(1.0f, std::abs(golden)))
       << what << "[" << index << "]";
 }
 
@@ -34,17 +34,17 @@ std::vector<GoldenCase> ReadGolden(const std::filesystem::path& directory) {
   return cases;
 }
 
-void ExpectGolden(const Outcome& outcome, const GoldenCase& golden) {
+void ExpectGolden(const Outcome& outcome, const GoldenCase& golden, double tolerance) {
   EXPECT_EQ(outcome.greedy, golden.greedy_tokens);
   const std::vector<float>& last = outcome.logits[golden.prompt.size() - 1];
   ASSERT_EQ(last.size(), golden.last_prompt_logits.size());
   for (size_t i = 0; i < last.size(); ++i) {
-    ExpectNear(last[i], golden.last_prompt_logits[i], "last_prompt_logits", i);
+    ExpectNear(last[i], golden.last_prompt_logits[i], tolerance, "last_prompt_logits", i);
   }
   ASSERT_EQ(golden.prompt_logprob_of_next.size(), golden.prompt.size() - 1);
   for (size_t i = 0; i + 1 < golden.prompt.size(); ++i) {
     ExpectNear(LogProbability(outcome.logits[i], golden.prompt[i + 1]),
-               golden.prompt_logprob_of_next[i], "prompt_logprob_of_next", i);
+               golden.prompt_logprob_of_next[i], tolerance, "prompt_logprob_of_next", i);
   }
 }
 

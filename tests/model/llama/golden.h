@@ -18,7 +18,7 @@ struct GoldenCase {
 
 std::vector<GoldenCase> ReadGolden(const std::filesystem::path& directory);
 
-// Within a thousandth.
-void ExpectGolden(const Outcome& outcome, const GoldenCase& golden);
+// The same tokens; numbers within a part of what is wanted, or of 1.
+void ExpectGolden(const Outcome& outcome, const GoldenCase& golden, double tolerance = 1e-3);
 
 }  // namespace lockstep::testing

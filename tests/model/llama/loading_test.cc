@@ -74,6 +74,22 @@ TEST_F(LoadingTest, WidenedHalfPrecisionTakesFourBytesAndBf16Two) {
   EXPECT_LT(narrow.weight_bytes, wide.weight_bytes * 6 / 10);
 }
 
+TEST_F(LoadingTest, F16IsRefusedWhereItIsNotHeld) {
+  options_.weights = StageOptions::Weights::kF16;
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const TemporaryModel model(kConfig, dtype);
+    EXPECT_THAT(Refusal(model.checkpoint()), HasSubstr("--dtype f16 is for GPUs"));
+  }
+}
+
+TEST(HeldDTypeTest, AutoKeepsWhatIsStoredWhereItCan) {
+  EXPECT_EQ(HeldDType(WeightDType::kAuto, DType::kBF16, true), DType::kBF16);
+  EXPECT_EQ(HeldDType(WeightDType::kAuto, DType::kF16, true), DType::kF16);
+  EXPECT_EQ(HeldDType(WeightDType::kAuto, DType::kF16, false), DType::kF32);
+  EXPECT_EQ(HeldDType(WeightDType::kBF16, DType::kF16, true), DType::kBF16);
+  EXPECT_EQ(HeldDType(WeightDType::kF16, DType::kF32, true), DType::kF16);
+}
+
 TEST_F(LoadingTest, ProgressEndsAtTheTotal) {
   const TemporaryModel model(kConfig, DType::kF32);
   std::mutex mutex;

@@ -53,6 +53,12 @@ absl::StatusOr<std::vector<Outcome>> DriveRank(const Checkpoint& checkpoint,
                                                RankGroups& groups, const DriveOptions& options,
                                                const std::vector<Request>& requests);
 
+// All weights in that dtype.
+inline StageOptions::Weights WeightsIn(DType dtype) {
+  if (dtype == DType::kF32) return StageOptions::Weights::kF32;
+  return dtype == DType::kF16 ? StageOptions::Weights::kF16 : StageOptions::Weights::kBF16;
+}
+
 // MakeCpuBackend or a failed check.
 std::function<std::unique_ptr<Backend>()> CpuBackends(int num_threads);
 

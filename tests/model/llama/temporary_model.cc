@@ -17,16 +17,6 @@ int64_t NumElements(const WrittenTensor& tensor) {
   return count;
 }
 
-// A normal binary16 of about the same value; the test's weights need no more.
-F16 ToF16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const int exponent = static_cast<int>((bits >> 23) & 0xff) - 127 + 15;
-  if (exponent <= 0 || exponent >= 31) return F16{0};
-  return F16{static_cast<uint16_t>(((bits >> 16) & 0x8000u) |
-                                   (static_cast<uint32_t>(exponent) << 10) |
-                                   ((bits >> 13) & 0x3ffu))};
-}
-
 void WriteElement(std::ofstream& file, float value, DType dtype) {
   const F16 half = ToF16(value);
   const BF16 brain = ToBF16(value);

@@ -2,12 +2,12 @@
 //
 // Names and values are those of NVIDIA's header (cuBLAS library reference, "Using the cuBLASLt
 // API"); what is not here does not compile, and a combination of types or attributes that is not
-// emulated is CUBLAS_STATUS_NOT_SUPPORTED. Emulated: column-major A and B both bf16, both f32 or
-// both fp8 (e4m3, A transposed and B not, multiples of 16), C and D both f32 or both bf16 (both f16
-// or others: no), transposed or not, batches by stride, f32 sums and scales, default epilogue.
-// Enforced: an algorithm is used with the types it was found for, with pointers as aligned as the
-// preference promised (256 bytes unless set), with the workspace it needs; every operand lies on
-// the device. Algorithms differ in the order of their additions.
+// emulated is CUBLAS_STATUS_NOT_SUPPORTED. Emulated: column-major A and B both bf16, both f16, both
+// f32 or both fp8 (e4m3, A transposed and B not, multiples of 16), C and D both f32 or of A's type
+// (of fp8: bf16 or f16), transposed or not, batches by stride, f32 sums and scales, default
+// epilogue. Enforced: an algorithm is used with the types it was found for, with pointers as
+// aligned as the preference promised (256 bytes unless set), with the workspace it needs; every
+// operand lies on the device. Algorithms differ in the order of their additions.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <vector>
 
+#include "kernels/dtype.h"
 #include "tests/support/cuda_emulation/emulation.h"
 
 namespace lockstep::cuda_emulation {
@@ -16,7 +16,8 @@ using testing::HasSubstr;
 constexpr int64_t kM = 5, kN = 3, kK = 70;
 
 float Value(int64_t i) { return static_cast<float>(i * 31 % 13 - 6); }
-uint16_t Bf16(float value) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16); }
+uint16_t Bf16(float value) { return ToBF16(value).bits; }
+uint16_t F16Bits(float value) { return ToF16(value).bits; }
 
 // D [m, n] = A^T [m, k] B [k, n], all column-major: y = x W^T of row-major x, W, y.
 class CublasLt : public testing::Test {
@@ -48,6 +49,9 @@ class CublasLt : public testing::Test {
     EXPECT_EQ(TakeFailure(), "");
   }
   void Layouts(cudaDataType in, cudaDataType out) {
+    for (const cublasLtMatrixLayout_t layout : {a_layout_, b_layout_, d_layout_}) {
+      if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
+    }
     cublasLtMatrixLayoutCreate(&a_layout_, in, kK, kM, kK);
     cublasLtMatrixLayoutCreate(&b_layout_, in, kK, kN, kK);
     cublasLtMatrixLayoutCreate(&d_layout_, out, kM, kN, kM);
@@ -104,6 +108,15 @@ TEST_F(CublasLt, EveryAlgorithmMultiplies) {
   }
 }
 
+TEST_F(CublasLt, F16IsMultipliedToo) {
+  Layouts(CUDA_R_16F, CUDA_R_32F);
+  Fill<uint16_t>(&F16Bits);
+  for (const auto& found : Algorithms(4096)) {
+    ASSERT_EQ(Multiply(&found.algo, found.workspaceSize), CUBLAS_STATUS_SUCCESS);
+    ExpectProduct();
+  }
+}
+
 TEST_F(CublasLt, WorkWaitsForItsTurn) {
   ASSERT_EQ(Multiply(nullptr, 0), CUBLAS_STATUS_SUCCESS);
   EXPECT_NE(static_cast<float*>(d_)[0], static_cast<float*>(d_)[0]) << "NaN until waited for";
@@ -135,7 +148,7 @@ TEST_F(CublasLt, PromisesAreKept) {
 
 TEST_F(CublasLt, WhatIsNotEmulatedIsRefused) {
   const float one = 1, zero = 0;
-  cublasLtMatrixLayout_t f16 = nullptr;
+  cublasLtMatrixLayout_t f16 = nullptr;  // beside bf16
   cublasLtMatrixLayoutCreate(&f16, CUDA_R_16F, kK, kM, kK);
   EXPECT_EQ(cublasLtMatmul(handle_, desc_, &one, a_, f16, b_, b_layout_, &zero, d_, d_layout_, d_,
                            d_layout_, nullptr, nullptr, 0, nullptr),

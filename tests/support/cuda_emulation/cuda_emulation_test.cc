@@ -197,9 +197,10 @@ TEST_F(CudaEmulation, LanesExchangeValues) {
 
 // c [16, 8] = a [16, 16] b, b as given [16, 8] row-major (so transposed loads) through shared
 // memory.
-__global__ void MultiplyTile(const BF16* a, const BF16* b, float* c, bool wait) {
-  auto* tiles = DynamicShared<BF16>();
-  BF16* b_tile = tiles + 16 * 16;
+template <typename T>
+__global__ void MultiplyTile(const T* a, const T* b, float* c, bool wait) {
+  auto* tiles = DynamicShared<T>();
+  T* b_tile = tiles + 16 * 16;
   const int lane = threadIdx.x;
   CopyAsync16(tiles + 8 * lane, a + 8 * lane, true);
   CopyAsync16(b_tile + 8 * lane, b + 8 * lane, lane < 16);
@@ -211,19 +212,21 @@ __global__ void MultiplyTile(const BF16* a, const BF16* b, float* c, bool wait) 
   LoadMatrix4(a_fragment, tiles + 16 * (lane % 16) + 8 * (lane / 16));
   LoadMatrix4Transposed(b_fragments, b_tile + 8 * lane);
   float sums[4] = {};
-  MmaBf16(sums, a_fragment, {b_fragments[0], b_fragments[1]});
+  Mma<T>(sums, a_fragment, {b_fragments[0], b_fragments[1]});
   for (int i = 0; i < 4; ++i) c[(lane / 4 + 8 * (i / 2)) * 8 + 2 * (lane % 4) + i % 2] = sums[i];
 }
 
+template <typename T>
 struct Product {
-  std::vector<BF16> a, b;
+  std::vector<T> a, b;
   std::vector<float> c;
 };
-Product SmallIntegers() {
-  Product product{std::vector<BF16>(256), std::vector<BF16>(128), std::vector<float>(128)};
+template <typename T>
+Product<T> SmallIntegers() {
+  Product<T> product{std::vector<T>(256), std::vector<T>(128), std::vector<float>(128)};
   const auto value = [](int i) { return static_cast<float>((i * 37 + i / 5) % 17 - 8); };
-  for (int i = 0; i < 256; ++i) product.a[i] = Narrow<BF16>(value(i));
-  for (int i = 0; i < 128; ++i) product.b[i] = Narrow<BF16>(value(i + 1000));
+  for (int i = 0; i < 256; ++i) product.a[i] = Narrow<T>(value(i));
+  for (int i = 0; i < 128; ++i) product.b[i] = Narrow<T>(value(i + 1000));
   for (int i = 0; i < 128; ++i) {
     for (int k = 0; k < 16; ++k) {
       product.c[i] += value(i / 8 * 16 + k) * value(k * 8 + i % 8 + 1000);
@@ -233,29 +236,41 @@ Product SmallIntegers() {
 }
 
 TEST_F(CudaEmulation, TensorCoresMultiplyWhatMatrixLoadsBring) {
-  const Product product = SmallIntegers();
-  const OnDevice<BF16> a(product.a);
-  const OnDevice<BF16> b(product.b);
-  OnDevice<float> c(128);
-  shared_bytes_ = (256 + 256) * sizeof(BF16);
-  ASSERT_EQ(Run(MultiplyTile, 1, 32, a.data(), b.data(), c.data(), true), cudaSuccess);
-  EXPECT_EQ(c.Values(), product.c);
+  shared_bytes_ = (256 + 256) * sizeof(uint16_t);
+  const auto expect_product = [&](const auto& product, const auto& kernel) {
+    const OnDevice a(product.a);
+    const OnDevice b(product.b);
+    OnDevice<float> c(128);
+    ASSERT_EQ(Run(kernel, 1, 32, a.data(), b.data(), c.data(), true), cudaSuccess);
+    EXPECT_EQ(c.Values(), product.c);
+  };
+  expect_product(SmallIntegers<BF16>(), MultiplyTile<BF16>);
+  expect_product(SmallIntegers<F16>(), MultiplyTile<F16>);
 }
 
 TEST_F(CudaEmulation, CopiesThatNobodyWaitedForHaveNotArrived) {
-  const Product product = SmallIntegers();
+  const Product product = SmallIntegers<BF16>();
   const OnDevice<BF16> a(product.a);
   const OnDevice<BF16> b(product.b);
   OnDevice<float> c(128);
   shared_bytes_ = (256 + 256) * sizeof(BF16);
-  ASSERT_EQ(Run(MultiplyTile, 1, 32, a.data(), b.data(), c.data(), false), cudaSuccess);
+  ASSERT_EQ(Run(MultiplyTile<BF16>, 1, 32, a.data(), b.data(), c.data(), false), cudaSuccess);
   for (const float value : c.Values()) EXPECT_TRUE(std::isnan(value));
 }
 
 TEST_F(CudaEmulation, Bf16RoundsToNearestEven) {
-  EXPECT_EQ(PackBf16(1.0f, -2.0f), 0xc0003f80u);
-  EXPECT_EQ(PackBf16(__uint_as_float(0x3f808000), __uint_as_float(0x3f818000)), 0x3f823f80u);
-  EXPECT_EQ(PackBf16(NAN, __uint_as_float(0x7f7fffff)), 0x7f807fffu);
+  EXPECT_EQ(Pack<BF16>(1.0f, -2.0f), 0xc0003f80u);
+  EXPECT_EQ(Pack<BF16>(__uint_as_float(0x3f808000), __uint_as_float(0x3f818000)), 0x3f823f80u);
+  EXPECT_EQ(Pack<BF16>(NAN, __uint_as_float(0x7f7fffff)), 0x7f807fffu);
+}
+
+TEST_F(CudaEmulation, F16RoundsToNearestEvenAndToInfinity) {
+  EXPECT_EQ(Pack<F16>(1.0f, -2.0f), 0xc0003c00u);
+  EXPECT_EQ(Pack<F16>(__uint_as_float(0x3f801000), __uint_as_float(0x3f803000)), 0x3c023c00u);
+  EXPECT_EQ(Pack<F16>(65519.0f, -65520.0f), 0xfc007bffu);
+  EXPECT_EQ(Pack<F16>(0x1.8p-24f, -0x1p-25f), 0x80000002u);  // denormal ones
+  EXPECT_EQ(Pack<F16>(NAN, 0.0f), 0x00007fffu);
+  EXPECT_EQ(Widen(F16{0x7bff}), 65504.0f);
 }
 
 __global__ void MisalignedCopy(const char* in) { CopyAsync16(DynamicShared<char>() + 8, in, true); }

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/dtype.h"
+
 namespace lockstep::cuda {
 
 namespace emulated {
@@ -17,7 +19,13 @@ T* DynamicShared() {
   return reinterpret_cast<T*>(emulated::DynamicShared());
 }
 
-uint32_t PackBf16(float low, float high);
+template <typename T>
+uint32_t Pack(float low, float high);
+template <>
+uint32_t Pack<BF16>(float low, float high);
+template <>
+uint32_t Pack<F16>(float low, float high);
+inline float Widen(F16 value) { return ToFloat(value); }
 uint16_t PackE4m3(float low, float high);
 
 inline float Exp2(float x) { return exp2f(x); }
@@ -26,8 +34,15 @@ uint32_t LoadAcquireSystem(const uint32_t* address);
 void StoreReleaseSystem(uint32_t* address, uint32_t value);
 void SpinPause();
 
-void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-             const std::source_location& site = std::source_location::current());
+namespace emulated {
+void Mma(bool is_f16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+         const std::source_location& site);
+}  // namespace emulated
+template <typename T>
+void Mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+         const std::source_location& site = std::source_location::current()) {
+  emulated::Mma(std::is_same_v<T, F16>, d, a, b, site);
+}
 
 void LoadMatrix4(uint32_t (&r)[4], const void* row,
                  const std::source_location& site = std::source_location::current());

@@ -22,22 +22,23 @@ constexpr int kColumns = 128;  // of b, which lies in lines of 64 k
 constexpr int kDepth = 64;
 constexpr size_t kSharedBytes = 1024 + (kRows + kColumns) * 128 + 64;
 
-std::vector<BF16> SmallIntegers(int count, int seed) {
-  std::vector<BF16> values(count);
+template <typename T>
+std::vector<T> SmallIntegers(int count, int seed) {
+  std::vector<T> values(count);
   for (int i = 0; i < count; ++i) {
-    values[i] = Narrow<BF16>(static_cast<float>(((i + seed) * 37 + i / 5) % 17 - 8));
+    values[i] = Narrow<T>(static_cast<float>(((i + seed) * 37 + i / 5) % 17 - 8));
   }
   return values;
 }
 
 // One matrix of `rows` rows of 64 numbers on the device, mapped in boxes of all of them.
+template <typename T = BF16>
 struct Mapped {
   Mapped(int rows, int seed, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B)
-      : values(SmallIntegers(rows * kDepth, seed)) {
-    EXPECT_EQ(cudaMalloc(&memory, values.size() * sizeof(BF16)), cudaSuccess);
-    EXPECT_EQ(
-        cudaMemcpy(memory, values.data(), values.size() * sizeof(BF16), cudaMemcpyHostToDevice),
-        cudaSuccess);
+      : values(SmallIntegers<T>(rows * kDepth, seed)) {
+    EXPECT_EQ(cudaMalloc(&memory, values.size() * sizeof(T)), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+              cudaSuccess);
     const cuuint64_t dims[] = {kDepth, static_cast<cuuint64_t>(rows), 1};
     const cuuint64_t strides[] = {kDepth * 2, static_cast<cuuint64_t>(rows) * kDepth * 2};
     const cuuint32_t box[] = {kDepth, static_cast<cuuint32_t>(rows), 1};
@@ -51,7 +52,7 @@ struct Mapped {
   ~Mapped() { cudaFree(memory); }
   float At(int row, int column) const { return Widen(values[row * kDepth + column]); }
 
-  std::vector<BF16> values;
+  std::vector<T> values;
   void* memory = nullptr;
   CUtensorMap map;
 };
@@ -101,6 +102,7 @@ uint64_t Descriptor(uint32_t address, uint64_t leading, uint64_t stride) {
 }
 
 // out [64, 128] = a [64, 64] b^T of b [128, 64].
+template <typename T>
 __global__ void MultiplyTiles(CUtensorMap a, CUtensorMap b, float* out, int y, Omit omit) {
   const Tiles tiles = Load(a, b, y, omit);
   if (omit == Omit::kProxyFence) {
@@ -111,8 +113,8 @@ __global__ void MultiplyTiles(CUtensorMap a, CUtensorMap b, float* out, int y, O
   if (omit != Omit::kRegisterFence) WgmmaFence(sums);
   const int steps = omit == Omit::kSecondWarp && threadIdx.x / 32 == 1 ? 3 : 4;
   for (int k = 0; k < steps; ++k) {
-    WgmmaBf16(sums, Descriptor(SharedAddress(tiles.a) + 32 * k, 16, 1024),
-              Descriptor(SharedAddress(tiles.b) + 32 * k, 16, 1024), k > 0);
+    Wgmma<T>(sums, Descriptor(SharedAddress(tiles.a) + 32 * k, 16, 1024),
+             Descriptor(SharedAddress(tiles.b) + 32 * k, 16, 1024), k > 0);
   }
   if (omit != Omit::kCommit) WgmmaCommit();
   if (omit != Omit::kWait) WgmmaWait<0>(sums);
@@ -124,12 +126,14 @@ __global__ void MultiplyTiles(CUtensorMap a, CUtensorMap b, float* out, int y, O
 }
 
 // out [64, 64] = ones [64, 16] times rows 16.. of b [128, 64]: sums of columns.
+template <typename T>
 __global__ void SumColumns(CUtensorMap a, CUtensorMap b, float* out, bool changed) {
   const Tiles tiles = Load(a, b, 0, Omit::kNothing);
   float sums[8][4] = {};
-  uint32_t ones[1][4] = {{0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80}};
+  const uint32_t pair = Pack<T>(1.0f, 1.0f);
+  uint32_t ones[1][4] = {{pair, pair, pair, pair}};
   WgmmaFence(sums, ones);
-  WgmmaBf16(sums, ones[0], Descriptor(SharedAddress(tiles.b) + 16 * 128, 0, 1024));
+  Wgmma<T>(sums, ones[0], Descriptor(SharedAddress(tiles.b) + 16 * 128, 0, 1024));
   WgmmaCommit();
   if (changed) ones[0][0] = 0;
   WgmmaWait<0>(sums);
@@ -159,41 +163,57 @@ class HopperTest : public testing::Test {
     return out;
   }
   std::string FailureOf(Omit omit) {
-    Run(MultiplyTiles, 128, a_.map, b_.map, out_, 0, omit);
+    Run(MultiplyTiles<BF16>, 128, a_.map, b_.map, out_, 0, omit);
     return TakeFailure();
   }
 
-  Mapped a_{kRows, 0};
-  Mapped b_{kColumns, 1000};
+  template <typename T>
+  void ExpectProduct(const Mapped<T>& a, const Mapped<T>& b) {
+    const std::vector<float> out =
+        Run(MultiplyTiles<T>, 128, a.map, b.map, out_, 0, Omit::kNothing);
+    for (int row = 0; row < kRows; ++row) {
+      for (int column = 0; column < kColumns; ++column) {
+        float want = 0;
+        for (int k = 0; k < kDepth; ++k) want += a.At(row, k) * b.At(column, k);
+        ASSERT_EQ(out[row * kColumns + column], want) << row << ", " << column;
+      }
+    }
+  }
+  template <typename T>
+  void ExpectSumsOfColumns(const Mapped<T>& a, const Mapped<T>& b) {
+    const std::vector<float> out = Run(SumColumns<T>, 128, a.map, b.map, out_, false);
+    for (int column = 0; column < kDepth; ++column) {
+      float want = 0;
+      for (int k = 16; k < 32; ++k) want += b.At(k, column);
+      for (int row = 0; row < kRows; ++row) ASSERT_EQ(out[row * kDepth + column], want) << column;
+    }
+  }
+
+  Mapped<BF16> a_{kRows, 0};
+  Mapped<BF16> b_{kColumns, 1000};
   float* out_ = nullptr;
 };
 
 TEST_F(HopperTest, MultipliesWhatCopiesBring) {
   for (const uint64_t order : {0, 1, 2, 3}) {
     cuda_emulation::SetThreadOrder(order);
-    const std::vector<float> out = Run(MultiplyTiles, 128, a_.map, b_.map, out_, 0, Omit::kNothing);
-    for (int row = 0; row < kRows; ++row) {
-      for (int column = 0; column < kColumns; ++column) {
-        float want = 0;
-        for (int k = 0; k < kDepth; ++k) want += a_.At(row, k) * b_.At(column, k);
-        ASSERT_EQ(out[row * kColumns + column], want) << row << ", " << column;
-      }
-    }
+    ExpectProduct(a_, b_);
   }
 }
 
-TEST_F(HopperTest, MultipliesRegistersWithRunningColumns) {
-  const std::vector<float> out = Run(SumColumns, 128, a_.map, b_.map, out_, false);
-  for (int column = 0; column < kDepth; ++column) {
-    float want = 0;
-    for (int k = 16; k < 32; ++k) want += b_.At(k, column);
-    for (int row = 0; row < kRows; ++row) ASSERT_EQ(out[row * kDepth + column], want) << column;
-  }
+TEST_F(HopperTest, MultipliesF16) {
+  const Mapped<F16> a(kRows, 0);
+  const Mapped<F16> b(kColumns, 1000);
+  ExpectProduct(a, b);
+  ExpectSumsOfColumns(a, b);
 }
+
+TEST_F(HopperTest, MultipliesRegistersWithRunningColumns) { ExpectSumsOfColumns(a_, b_); }
 
 TEST_F(HopperTest, BoxesBeyondATensorAreZeros) {
   for (const int y : {1, -1, kRows}) {
-    const std::vector<float> out = Run(MultiplyTiles, 128, a_.map, b_.map, out_, y, Omit::kNothing);
+    const std::vector<float> out =
+        Run(MultiplyTiles<BF16>, 128, a_.map, b_.map, out_, y, Omit::kNothing);
     for (int row = 0; row < kRows; ++row) {
       const bool exists = row + y >= 0 && row + y < kRows;
       float want = 0;
@@ -204,9 +224,9 @@ TEST_F(HopperTest, BoxesBeyondATensorAreZeros) {
 }
 
 TEST_F(HopperTest, SwizzlesOfCopyAndProductMustAgree) {
-  const Mapped plain(kRows, 0, CU_TENSOR_MAP_SWIZZLE_NONE);
-  EXPECT_NE(Run(MultiplyTiles, 128, plain.map, b_.map, out_, 0, Omit::kNothing),
-            Run(MultiplyTiles, 128, a_.map, b_.map, out_, 0, Omit::kNothing));
+  const Mapped<BF16> plain(kRows, 0, CU_TENSOR_MAP_SWIZZLE_NONE);
+  EXPECT_NE(Run(MultiplyTiles<BF16>, 128, plain.map, b_.map, out_, 0, Omit::kNothing),
+            Run(MultiplyTiles<BF16>, 128, a_.map, b_.map, out_, 0, Omit::kNothing));
 }
 
 TEST_F(HopperTest, CopiesThatNobodyWaitedForHaveNotArrived) {
@@ -230,7 +250,7 @@ TEST_F(HopperTest, AllWarpsMustIssueTheSame) {
 }
 
 TEST_F(HopperTest, FactorsMustStayUntilTheWait) {
-  Run(SumColumns, 128, a_.map, b_.map, out_, true);
+  Run(SumColumns<BF16>, 128, a_.map, b_.map, out_, true);
   EXPECT_THAT(TakeFailure(), HasSubstr("factors changed before the wait"));
 }
 

@@ -3,7 +3,10 @@
 // runtime/warpgroup_products.h.
 #pragma once
 
+#include <type_traits>
+
 #include "hopper_instructions.cuh"
+#include "kernels/dtype.h"
 
 namespace lockstep::cuda {
 
@@ -13,6 +16,7 @@ namespace emulated {
 // Registers of this thread, as floats or words.
 void WgmmaFence(const void* registers, int count);
 struct Product {
+  bool is_f16;  // or bf16
   float* sums;
   int columns;
   bool accumulate;
@@ -40,15 +44,15 @@ template <int newest, int n>
 void WgmmaWait(float (&sums)[n][4], LOCKSTEP_SITE) {
   emulated::WgmmaWait(newest, &sums[0][0], site);
 }
-inline void WgmmaBf16(float (&sums)[16][4], uint64_t a, uint64_t b, bool accumulate,
-                      LOCKSTEP_SITE) {
-  emulated::IssueProduct({&sums[0][0], 128, accumulate, nullptr, a, b}, site);
+template <typename T>
+void Wgmma(float (&sums)[16][4], uint64_t a, uint64_t b, bool accumulate, LOCKSTEP_SITE) {
+  emulated::IssueProduct({std::is_same_v<T, F16>, &sums[0][0], 128, accumulate, nullptr, a, b},
+                         site);
 }
-inline void WgmmaBf16(float (&sums)[16][4], const uint32_t (&a)[4], uint64_t b, LOCKSTEP_SITE) {
-  emulated::IssueProduct({&sums[0][0], 128, true, a, 0, b}, site);
-}
-inline void WgmmaBf16(float (&sums)[8][4], const uint32_t (&a)[4], uint64_t b, LOCKSTEP_SITE) {
-  emulated::IssueProduct({&sums[0][0], 64, true, a, 0, b}, site);
+template <typename T, int n>
+void Wgmma(float (&sums)[n][4], const uint32_t (&a)[4], uint64_t b, LOCKSTEP_SITE) {
+  static_assert(n == 8 || n == 16);
+  emulated::IssueProduct({std::is_same_v<T, F16>, &sums[0][0], 8 * n, true, a, 0, b}, site);
 }
 
 #undef LOCKSTEP_SITE

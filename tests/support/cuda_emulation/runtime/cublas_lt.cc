@@ -65,10 +65,10 @@ cublasStatus_t CheckTypes(const Product& product) {
   const cudaDataType a = product.a.type;
   const cudaDataType d = product.d.type;
   if (a != product.b.type || BytesPerElement(a) == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (d != product.c.type || (d != CUDA_R_32F && d != CUDA_R_16BF)) {
-    return CUBLAS_STATUS_NOT_SUPPORTED;
-  }
-  if (a == CUDA_R_32F && d != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  // cuBLAS library reference, cublasLtMatmul(), the table of types for CUBLAS_COMPUTE_32F.
+  const bool fits =
+      d == CUDA_R_32F || (a == CUDA_R_8F_E4M3 ? d == CUDA_R_16BF || d == CUDA_R_16F : d == a);
+  if (d != product.c.type || !fits) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (a != CUDA_R_8F_E4M3) return CUBLAS_STATUS_SUCCESS;
   // cuBLAS library reference, cublasLtMatmul(), "To use FP8 kernels"; of B's columns PyTorch's
   // _scaled_mm (ATen/native/cuda/Blas.cpp) asks for no multiple.

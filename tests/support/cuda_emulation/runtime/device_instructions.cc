@@ -1,5 +1,6 @@
 #include <device_instructions.cuh>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -23,11 +24,29 @@ uint16_t RoundToBf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-float Element(uint32_t packed, int index) {
-  return std::bit_cast<float>(index == 0 ? packed << 16 : packed & 0xffff0000u);
+// The nearest of both neighbours; of two as near the one whose last bit is 0. NaN as above.
+uint16_t RoundToF16(float value) {
+  if (std::isnan(value)) return 0x7fff;
+  const auto sign = static_cast<uint16_t>(std::signbit(value) ? 0x8000 : 0);
+  const float magnitude = std::abs(value);
+  constexpr float kFirstInfinite = 65520.0f;
+  if (magnitude >= kFirstInfinite) return sign | 0x7c00;
+  if (magnitude == 0.0f) return sign;
+  int exponent = 0;
+  std::frexp(magnitude, &exponent);
+  // Units in the last place: of the normal numbers' 11 bits, and below them 2^-24.
+  const int unit = std::max(exponent - 11, -24);
+  const float units = std::nearbyint(std::ldexp(magnitude, -unit));  // below 2048, or that
+  return static_cast<uint16_t>(sign | (static_cast<int>(units) + (unit + 24) * 1024));
+}
+
+float Element(bool is_f16, uint32_t packed, int index) {
+  const auto bits = static_cast<uint16_t>(packed >> 16 * index);
+  return is_f16 ? ToFloat(F16{bits}) : ToFloat(BF16{bits});
 }
 
 struct Fragments {
+  bool is_f16;
   float* d;
   const uint32_t* a;
   const uint32_t* b;
@@ -46,11 +65,12 @@ Tiles Gather(void* const operands[32]) {
     const int t = lane % 4;
     for (int i = 0; i < 4; ++i) {
       for (int e = 0; e < 2; ++e) {
-        tiles.a[g + 8 * (i % 2)][2 * t + e + 8 * (i / 2)] = Element(mine.a[i], e);
+        tiles.a[g + 8 * (i % 2)][2 * t + e + 8 * (i / 2)] = Element(mine.is_f16, mine.a[i], e);
       }
     }
     for (int i = 0; i < 2; ++i) {
-      for (int e = 0; e < 2; ++e) tiles.b[2 * t + e + 8 * i][g] = Element(mine.b[i], e);
+      for (int e = 0; e < 2; ++e)
+        tiles.b[2 * t + e + 8 * i][g] = Element(mine.is_f16, mine.b[i], e);
     }
   }
   return tiles;
@@ -118,8 +138,13 @@ void LoadRows(uint32_t* r, const void* row, cuda_emulation::Exchange load, const
 
 void* emulated::DynamicShared() { return TheBlockRunner().dynamic_shared(); }
 
-uint32_t PackBf16(float low, float high) {
+template <>
+uint32_t Pack<BF16>(float low, float high) {
   return RoundToBf16(low) | uint32_t{RoundToBf16(high)} << 16;
+}
+template <>
+uint32_t Pack<F16>(float low, float high) {
+  return RoundToF16(low) | uint32_t{RoundToF16(high)} << 16;
 }
 
 uint32_t LoadAcquireSystem(const uint32_t* address) {
@@ -159,8 +184,9 @@ uint16_t PackE4m3(float low, float high) {
   return static_cast<uint16_t>(RoundToE4m3(low) | RoundToE4m3(high) << 8);
 }
 
-void MmaBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Site& site) {
-  Fragments fragments{d, a, b};
+void emulated::Mma(bool is_f16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                   const Site& site) {
+  Fragments fragments{is_f16, d, a, b};
   cuda_emulation::WarpExchange("mma", kAllLanes, &fragments, &Multiply, site);
 }
 

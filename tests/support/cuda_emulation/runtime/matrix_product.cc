@@ -1,9 +1,10 @@
 #include "tests/support/cuda_emulation/runtime/matrix_product.h"
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
+
+#include "kernels/dtype.h"
 
 namespace lockstep::cuda_emulation {
 
@@ -23,7 +24,8 @@ float FromE4m3(uint8_t bits) {
 float Load(cudaDataType type, const void* data, int64_t index) {
   if (type == CUDA_R_32F) return static_cast<const float*>(data)[index];
   if (type == CUDA_R_8F_E4M3) return FromE4m3(static_cast<const uint8_t*>(data)[index]);
-  return std::bit_cast<float>(uint32_t{static_cast<const uint16_t*>(data)[index]} << 16);
+  const uint16_t bits = static_cast<const uint16_t*>(data)[index];
+  return type == CUDA_R_16F ? ToFloat(F16{bits}) : ToFloat(BF16{bits});
 }
 
 void Store(cudaDataType type, void* data, int64_t index, float value) {
@@ -31,9 +33,8 @@ void Store(cudaDataType type, void* data, int64_t index, float value) {
     static_cast<float*>(data)[index] = value;
     return;
   }
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  static_cast<uint16_t*>(data)[index] =
-      std::isnan(value) ? 0x7fff : static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  const uint16_t bits = type == CUDA_R_16F ? ToF16(value).bits : ToBF16(value).bits;
+  static_cast<uint16_t*>(data)[index] = std::isnan(value) ? 0x7fff : bits;
 }
 
 // op(matrix) of a batch as rows (or columns, for B) that run over K.
@@ -121,6 +122,7 @@ int64_t BytesPerElement(cudaDataType type) {
     case CUDA_R_32F:
       return 4;
     case CUDA_R_16BF:
+    case CUDA_R_16F:
       return 2;
     case CUDA_R_8F_E4M3:
       return 1;

@@ -13,7 +13,9 @@ namespace {
 
 constexpr int kWarps = 4;  // of a warpgroup
 
-float Widen(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+float Widen(const cuda::emulated::Product& product, uint16_t bits) {
+  return product.is_f16 ? ToFloat(F16{bits}) : ToFloat(BF16{bits});
+}
 
 // A matrix descriptor's fields.
 struct Descriptor {
@@ -126,7 +128,7 @@ void WarpgroupProducts::DoWarp(Thread* const (&lanes)[32], int newest) {
 void WarpgroupProducts::CheckAgreement(const OfLanes& product) {
   const auto step = [](const Issued& issued) {
     const cuda::emulated::Product& p = issued.product;
-    return Step{p.a_registers != nullptr, p.a, p.b, p.columns, p.accumulate};
+    return Step{p.is_f16, p.a_registers != nullptr, p.a, p.b, p.columns, p.accumulate};
   };
   const Step mine = step(*product[0]);
   for (const Issued* other : product) {
@@ -152,14 +154,15 @@ const char* WarpgroupProducts::Chunk(uint32_t address, const Site& site) const {
 }
 
 void WarpgroupProducts::ReadA(const OfLanes& product, Matrices& matrices) const {
-  if (product[0]->product.a_registers == nullptr) {
-    const Descriptor descriptor(product[0]->product.a, product[0]->site);
+  const cuda::emulated::Product& first = product[0]->product;
+  if (first.a_registers == nullptr) {
+    const Descriptor descriptor(first.a, product[0]->site);
     for (int row = 0; row < 16; ++row) {
       for (int k = 0; k < 16; k += 8) {
         uint16_t chunk[8];
         const uint32_t address = descriptor.RunningK(Warp() % kWarps * 16 + row, k);
         std::memcpy(chunk, Chunk(address, product[0]->site), sizeof(chunk));
-        for (int i = 0; i < 8; ++i) matrices.a[row][k + i] = Widen(chunk[i]);
+        for (int i = 0; i < 8; ++i) matrices.a[row][k + i] = Widen(first, chunk[i]);
       }
     }
     return;
@@ -169,7 +172,7 @@ void WarpgroupProducts::ReadA(const OfLanes& product, Matrices& matrices) const 
     for (int i = 0; i < 8; ++i) {
       const int row = lane / 4 + i / 2 % 2 * 8;
       const int k = lane % 4 * 2 + i % 2 + i / 4 * 8;
-      matrices.a[row][k] = Widen(static_cast<uint16_t>(a[i / 2] >> i % 2 * 16));
+      matrices.a[row][k] = Widen(first, static_cast<uint16_t>(a[i / 2] >> i % 2 * 16));
     }
   }
 }
@@ -182,7 +185,7 @@ void WarpgroupProducts::ReadB(const Issued& issued, Matrices& matrices) const {
     for (int k = 0; k < 16; ++k) {
       for (int column = 0; column < issued.product.columns; column += 8) {
         std::memcpy(chunk, Chunk(descriptor.RunningColumns(column, k), issued.site), sizeof(chunk));
-        for (int i = 0; i < 8; ++i) matrices.b[k][column + i] = Widen(chunk[i]);
+        for (int i = 0; i < 8; ++i) matrices.b[k][column + i] = Widen(issued.product, chunk[i]);
       }
     }
     return;
@@ -190,7 +193,7 @@ void WarpgroupProducts::ReadB(const Issued& issued, Matrices& matrices) const {
   for (int column = 0; column < issued.product.columns; ++column) {
     for (int k = 0; k < 16; k += 8) {
       std::memcpy(chunk, Chunk(descriptor.RunningK(column, k), issued.site), sizeof(chunk));
-      for (int i = 0; i < 8; ++i) matrices.b[k + i][column] = Widen(chunk[i]);
+      for (int i = 0; i < 8; ++i) matrices.b[k + i][column] = Widen(issued.product, chunk[i]);
     }
   }
 }

@@ -51,6 +51,7 @@ class WarpgroupProducts {
   // What all warps of a group must agree on.
   struct Step {
     bool operator==(const Step&) const = default;
+    bool is_f16;
     bool from_registers;
     uint64_t a;
     uint64_t b;
