@@ -22,6 +22,7 @@
 #include "launcher/serving/serve_session.h"
 #include "launcher/serving/speed_prediction.h"
 #include "model/checkpoint/inspect.h"
+#include "model/llama/weights.h"
 
 namespace lockstep {
 namespace {

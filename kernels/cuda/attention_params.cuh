@@ -122,7 +122,7 @@ class RowResult {
     if (dtype_ == DType::kF32) {
       *reinterpret_cast<float2*>(static_cast<float*>(values_) + i) = make_float2(first, second);
     } else {
-      static_cast<uint32_t*>(values_)[i / 2] =
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(values_) + i) =
           dtype_ == DType::kF16 ? Pack<F16>(first, second) : Pack<BF16>(first, second);
     }
   }

@@ -14,7 +14,7 @@ namespace {
 std::string ShortDTypeName(const std::string& name) {
   if (name == "float32") return "f32";
   if (name == "bfloat16") return "bf16";
-  return name == "float16" || name == "half" ? "f16" : name;
+  return name == "float16" ? "f16" : name;
 }
 
 }  // namespace

@@ -24,6 +24,15 @@ v1::FinishReason ToProto(engine::FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
+grpc::Status NoNumbers(const std::string& request_id) {
+  return grpc::Status(
+      grpc::StatusCode::INTERNAL,
+      absl::StrCat("request ", request_id,
+                   ": the model's logits are no numbers: its weights hold some, or "
+                   "activations have left the range of f16 (--dtype bf16 or f32 has "
+                   "more)"));
+}
+
 }  // namespace
 
 RequestStream::Output::Output(const Tokenizer* tokenizer, const StreamSpec& spec, int index)
@@ -61,6 +70,10 @@ RequestStream::Next RequestStream::Deliver(const engine::EngineEvent& event) {
   if (output.finished) return Next::kContinue;  // tokens past a stop string
   num_cached_prompt_tokens_ =
       std::max(num_cached_prompt_tokens_, static_cast<int32_t>(event.num_cached_prompt_tokens));
+  if (event.finish == engine::FinishReason::kError) {  // of one output: there is no use in others
+    writer_->Close(NoNumbers(spec_.request_id));
+    return Next::kCancel;
+  }
   bool written = WritePromptLogprobs(event.prompt_logprobs);
   if (event.token) written = WriteToken(index, event) && written;
   if (output.matcher.matched()) {
@@ -70,7 +83,6 @@ RequestStream::Next RequestStream::Deliver(const engine::EngineEvent& event) {
   }
   if (event.finish) {
     deadline_passed_ = deadline_passed_ || *event.finish == engine::FinishReason::kDeadline;
-    has_no_numbers_ = has_no_numbers_ || *event.finish == engine::FinishReason::kError;
     written = WriteFinish(index, ToProto(*event.finish), event.stop_token_id) && written;
   }
   return written ? Next::kContinue : Next::kCancel;
@@ -195,14 +207,6 @@ void RequestStream::FillLogprobs(int32_t token, const LogprobInfo& info,
 }
 
 grpc::Status RequestStream::StatusAtEnd() const {
-  if (has_no_numbers_) {
-    return grpc::Status(
-        grpc::StatusCode::INTERNAL,
-        absl::StrCat("request ", spec_.request_id,
-                     ": the model's logits are no numbers: its weights hold some, or "
-                     "activations have left the range of f16 (--dtype bf16 or f32 "
-                     "has more)"));
-  }
   if (!deadline_passed_) return grpc::Status::OK;
   return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                       absl::StrCat("request ", spec_.request_id, ": its deadline passed"));

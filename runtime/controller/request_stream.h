@@ -97,7 +97,6 @@ class RequestStream {
   int32_t next_prompt_position_ = 1;  // position 0 has no logprobs
   int32_t num_cached_prompt_tokens_ = 0;
   bool deadline_passed_ = false;
-  bool has_no_numbers_ = false;  // an output for which no token could be chosen
 };
 
 }  // namespace lockstep

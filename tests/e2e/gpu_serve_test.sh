@@ -86,17 +86,27 @@ refused() { # pattern, plugin, flags...: one line that says so
 if [ $# -eq 0 ]; then
   refused "/nowhere.so" /nowhere.so --device cuda
   refused "int8 and int4 weights" "$plugin" --device cuda --quantize int8
+  refused "dtype f16 is for GPUs" "$plugin" --device cpu --dtype float16
 fi
 
-start --device cpu
-answer_sampled "$scratch/of_cpu"
-stop
+# In 16 bits sampled answers may be others.
+narrow=0
+for flag in "$@"; do
+  if [ "$flag" = --dtype ]; then narrow=1; fi
+done
+if [ $narrow = 0 ]; then
+  start --device cpu
+  answer_sampled "$scratch/of_cpu"
+  stop
+fi
 
 start --device cuda "$@"
 grep '"event":"ready"' "$scratch/log" | head -1
 grep -q '"event":"preflight".*"gpus":\[{"rank":0,"index":0,"name":"[^"]' "$scratch/log" ||
   fail "the ranks do not tell of their GPUs"
-grep -q '"backend":"cuda' "$scratch/log" || fail "the ranks do not say that they compute on a GPU"
+dtype=f32
+[ $narrow = 0 ] || dtype=f16
+grep -q "\"backend\":\"cuda[^\"]*, $dtype" "$scratch/log" || fail "the ranks do not say that they compute on a GPU in $dtype"
 # Sums of ranks that share a host go through memory they share, and are told of where they don't.
 told=$(grep -c "sums over ranks go through NCCL alone" "$scratch/log" || true)
 if [ "${LOCKSTEP_CUDA_IPC:-1}" = 0 ]; then
@@ -115,9 +125,11 @@ done
 for client in "${clients[@]}"; do wait "$client" || fail "a request among others"; done
 echo "six requests at once: the reference's text each"
 
-answer_sampled "$scratch/of_gpu"
-"$(dirname "$0")/same_answers.py" "$scratch/of_cpu" "$scratch/of_gpu" || fail "sampled answers are not those of CPUs"
-echo "sampled answers: the CPU's tokens and log-probabilities"
+if [ $narrow = 0 ]; then
+  answer_sampled "$scratch/of_gpu"
+  "$(dirname "$0")/same_answers.py" "$scratch/of_cpu" "$scratch/of_gpu" || fail "sampled answers are not those of CPUs"
+  echo "sampled answers: the CPU's tokens and log-probabilities"
+fi
 
 rank=$(sed -n 's/.*"event":"rank_joined".*"pid":\([0-9]*\).*/\1/p' "$scratch/log" | head -1)
 expect_text through &
@@ -130,3 +142,17 @@ expect_text again
 echo "kill -9 of a rank in the midst of a request: the reference's text, then and afterwards"
 stop
 echo "stopped cleanly"
+
+if [ $narrow = 1 ]; then
+  "$(dirname "$0")/beyond_f16.py" "$model" "$scratch/beyond"
+  model=$scratch/beyond
+  start --device cuda "$@"
+  for _ in 1 2; do
+    if timeout 60 "$lockstep" generate --server "$address" --quiet "Once upon" >"$scratch/text" 2>"$scratch/error"; then
+      fail "logits that are no numbers gave '$(cat "$scratch/text")'"
+    fi
+    grep -q "logits are no numbers" "$scratch/error" || fail "the reason is not told: $(cat "$scratch/error")"
+  done
+  stop
+  echo "beyond f16: $(cat "$scratch/error")"
+fi

