@@ -96,7 +96,7 @@ std::optional<HeldWeights> HeldOnGpus(const Architecture& model, const WeightFor
   if (format.name == "int8" || format.name == "int4") return std::nullopt;
   if (format.name != "fp8") return HeldByRuntime(model, format);
   if (!model.runtime_config || model.runtime_config->stored.has_value()) return std::nullopt;
-  return HeldWeights{model.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32, Quantization::kFp8};
+  return HeldWeights{model.dtype, Quantization::kFp8};
 }
 
 absl::Status CheckModelLayout(const Architecture& model, const Layout& layout) {

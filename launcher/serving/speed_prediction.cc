@@ -34,6 +34,7 @@ std::string FormatOf(const plan::Architecture& model, const PredictedLaunch& lau
   if (launch.model.quantize != "none") return launch.model.quantize;
   if (launch.dtype != "auto") return launch.dtype;
   if (!model.stored_weights.empty()) return model.stored_weights;
+  if (launch.on_gpus && model.dtype == DType::kF16) return "f16";
   return model.dtype == DType::kBF16 ? "bf16" : "f32";
 }
 
