@@ -75,7 +75,7 @@ class ModelBench {
     const int64_t most_tokens = Largest(options.prefill_tokens);
     StageOptions stage;
     stage.weights = *WeightDTypeOf(options.dtype);
-    dtype_ = Value(KvCacheDType(*checkpoint, stage.weights));
+    dtype_ = Value(KvCacheDType(*checkpoint, stage.weights, backend_->HoldsF16()));
     stage.quantize = *QuantizationOf(options.quantize);
     stage.num_load_threads = options.threads;
     stage.limits.max_batched_tokens = std::max(most_tokens, most_seqs);
