@@ -75,13 +75,13 @@ void TakeRates(const RankSpeed& speed, const std::string& source, CalibratedGpu&
   engine.weight_bandwidth = ReadGbPerSecond(first) / gpu.bandwidth_gb_s;
   engine.kv_bandwidth = first.kv_gb_s / gpu.bandwidth_gb_s;
   gpu.sources["bandwidth_gb_s"] =
-      absl::StrFormat("%s: weights %.3g GB/s, KV cache %.3g (datasheet: %.0f)", source,
+      absl::StrFormat("%s: weights %.4g GB/s, KV cache %.4g (datasheet: %.0f)", source,
                       ReadGbPerSecond(first), first.kv_gb_s, gpu.bandwidth_gb_s);
   const auto products = [&](const char* weights, const char* field, int compute_bits) {
     const FormatSpeed* format = FormatOf(speed, weights);
     if (format == nullptr || format->products_gflop_s <= 0) return 0.0;
     gpu.sources[field] =
-        absl::StrFormat("%s: %.3g TFLOP/s (datasheet: %.0f)", source,
+        absl::StrFormat("%s: %.4g TFLOP/s (datasheet: %.0f)", source,
                         1e-3 * format->products_gflop_s, 1e-12 * gpu.FlopsOf(compute_bits));
     return ShareOf(format->products_gflop_s, gpu, compute_bits);
   };
@@ -147,7 +147,7 @@ CalibratedGpu Calibrated(const HostProfile& profile, const Gpu& gpu, const Engin
   TakeRates(speed, profile.source(), out);
   if (engine.links.message_gb_s > 0) {
     out.gpu.sources["link_gb_s"] =
-        absl::StrFormat("%s: %.3g GB/s from stage to stage (datasheet: %.0f)", profile.source(),
+        absl::StrFormat("%s: %.4g GB/s from stage to stage (datasheet: %.0f)", profile.source(),
                         engine.links.message_gb_s, gpu.link_gb_s);
   }
   return out;

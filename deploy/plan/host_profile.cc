@@ -144,7 +144,7 @@ std::string HostProfile::source() const { return absl::StrCat("calibrated ", dat
 
 std::string HostProfile::device_text() const {
   if (!device.is_gpu()) return backend;
-  return absl::StrFormat("%d x %s (%.1f GiB)", device.count, device.name,
+  return absl::StrFormat("%d x %s, %.1f GiB each", device.count, device.name,
                          static_cast<double>(device.memory_bytes) / 0x1p30);
 }
 

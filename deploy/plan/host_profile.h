@@ -73,7 +73,7 @@ struct HostProfile {
 
   // "calibrated 2026-11-21 on HOST".
   std::string source() const;
-  // For people: "8 x NVIDIA H100 80GB HBM3 (79.6 GiB)", "cpu avx2".
+  // For people: "8 x NVIDIA H100 80GB HBM3, 79.2 GiB each", "cpu avx2".
   std::string device_text() const;
   // As measured, or the nearest number of threads at work as if its total were shared out among
   // these ranks. GPUs share nothing as long as there is one for each rank.

@@ -75,6 +75,11 @@ mkdir -p "$XDG_CONFIG_HOME/lockstep"
 cp "$dir/calibrate.json" "$XDG_CONFIG_HOME/lockstep/$(uname -n).cuda.json"
 "$lockstep" plan --model llama-3.1-8b --gpu h100 --json >"$dir/out" 2>"$dir/err" || true
 holds "$dir/out" '"engine": "lockstep"'
+"$lockstep" plan --model llama-3.1-8b --gpu h100 --engine vllm --json >"$dir/vllm.json" || true
+sed -n '/"layouts"/,/"chart"/{/num_kv_blocks/p}' "$dir/out" >"$dir/out.blocks"
+sed -n '/"layouts"/,/"chart"/{/num_kv_blocks/p}' "$dir/vllm.json" >"$dir/vllm.blocks"
+cmp "$dir/out.blocks" "$dir/vllm.blocks" || fail "a calibration changes the memory that is planned"
+[ -s "$dir/out.blocks" ] || fail "no blocks in $dir/out"
 "$lockstep" plan --model llama-3.1-8b --gpu a100 --json >"$dir/out" 2>"$dir/err" || true
 holds "$dir/out" '"engine": "vllm"'
 start serve-predicted --device cuda --dtype bf16 --num-kv-blocks 64 --max-num-seqs 4 --max-batched-tokens 64

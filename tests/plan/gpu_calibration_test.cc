@@ -147,8 +147,8 @@ TEST_F(CalibratedPlan, SourcesSayWhichIsWhich) {
   const Plan plan = *MakePlan(request_);
   ASSERT_NE(plan.answer(), nullptr);
   const std::string text = PlanText(plan);
-  EXPECT_THAT(text,
-              HasSubstr("bandwidth_gb_s   calibrated 2026-01-02 on elsewhere: weights 3e+03"));
+  EXPECT_THAT(text, HasSubstr("bandwidth_gb_s   calibrated 2026-01-02 on elsewhere: weights 3000 "
+                              "GB/s, KV cache 2500 (datasheet: 3350)"));
   EXPECT_THAT(text, HasSubstr("fp8_tflops       calibrated 2026-01-02 on elsewhere"));
   EXPECT_THAT(text,
               HasSubstr("engine           lockstep: calibrated 2026-01-02 on elsewhere (2 x"));

@@ -1,5 +1,7 @@
 #include "deploy/plan/host_profile.h"
 
+#include <cstdlib>
+
 #include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -8,7 +10,9 @@
 namespace lockstep::plan {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 TEST(HostProfile, ComesBackFromItsFile) {
   const HostProfile written = HandMadeProfile();
@@ -23,12 +27,15 @@ TEST(HostProfile, OfGpusComesBackFromItsFile) {
   const auto read = ParseHostProfile(HostProfileJson(written));
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(HostProfileJson(*read), HostProfileJson(written));
-  EXPECT_EQ(read->device_text(), "2 x NVIDIA H100 80GB HBM3 (79.2 GiB)");
+  EXPECT_EQ(read->device_text(), "2 x NVIDIA H100 80GB HBM3, 79.2 GiB each");
   EXPECT_EQ(read->speeds[1].all_reduces.size(), 3u);
   EXPECT_DOUBLE_EQ(read->speeds[0].formats[1].products_gflop_s, 1200e3);
 }
 
 TEST(HostProfile, OfGpusLiesBesideThatOfCpus) {
+  ::setenv("XDG_CONFIG_HOME", "/somewhere", /*overwrite=*/1);
+  EXPECT_THAT(DefaultProfilePath("cpu"), StartsWith("/somewhere/lockstep/"));
+  EXPECT_THAT(DefaultProfilePath("cuda"), EndsWith(".cuda.json"));
   EXPECT_NE(DefaultProfilePath("cpu"), DefaultProfilePath("cuda"));
 }
 
