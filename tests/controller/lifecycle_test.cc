@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "lockstep/v1/health.grpc.pb.h"
+#include "model/sampling/sampling_params.h"
 #include "runtime/controller/listeners.h"
 #include "runtime/controller/rank_link.h"
 #include "tests/controller/controller_fixture.h"
@@ -295,7 +296,7 @@ TEST_P(RubbishTest, FromAServingRankLosesTheReplicaAndNeverTheServer) {
       result.add_tokens(kVocabSize);
       break;
     case 3:
-      result.add_tokens(-1);
+      result.add_tokens(kNoToken - 1);
       break;
     case 4:
       result.add_tokens(1);

@@ -64,8 +64,11 @@ void ExpectList(const ListHeader* got_header, std::span<const Candidate> got,
     const ListHeader cut = {.count = kMaxLargestLogits, .cut = 1};
     return ExpectList(got_header, got, &cut, want.first(kMaxLargestLogits));
   }
-  EXPECT_EQ(got_header->cut, want_header->cut);
   ASSERT_EQ(got_header->count, want_header->count);
+  // One as long as the device's can be may be all there is: the device does not look.
+  if (got_header->count < kMaxLargestLogits || want_header->cut != 0) {
+    EXPECT_EQ(got_header->cut, want_header->cut);
+  }
   for (int32_t i = 0; i < got_header->count; ++i) {
     ASSERT_EQ(got[i].token, want[i].token) << "place " << i;
     ASSERT_EQ(got[i].value, want[i].value) << "place " << i;
