@@ -19,8 +19,9 @@ using nlohmann::json;
 constexpr int64_t kMaxExperts = int64_t{1} << 10;
 constexpr int64_t kMaxParameters = int64_t{1} << 50;
 
-constexpr std::array<const char*, 8> kModelTypes = {
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"};
+constexpr std::array<const char*, 10> kModelTypes = {
+    "llama",     "mistral",    "mixtral",     "qwen2",       "qwen3",
+    "qwen3_moe", "minimax_m2", "deepseek_v2", "deepseek_v3", "kimi_k2"};
 
 const json* Find(const json& config, const char* name) {
   const auto found = config.find(name);
@@ -78,7 +79,9 @@ absl::Status ReadSizes(const json& config, Architecture& model) {
 }
 
 absl::Status ReadLatent(const json& config, Architecture& model) {
-  if (!model.model_type.starts_with("deepseek")) return absl::OkStatus();
+  if (!model.model_type.starts_with("deepseek") && model.model_type != "kimi_k2") {
+    return absl::OkStatus();
+  }
   LatentAttention latent;
   RETURN_IF_ERROR(ReadRequired(config, "kv_lora_rank", kMaxHiddenSize, latent.kv_lora_rank));
   RETURN_IF_ERROR(ReadInt(config, "q_lora_rank", 1, kMaxHiddenSize, latent.q_lora_rank));
@@ -169,7 +172,7 @@ absl::Status ReadModelType(const json& config, Architecture& model) {
                      " is not known; known: ", absl::StrJoin(kModelTypes, ", ")));
   }
   model.qkv_bias = model.model_type == "qwen2";
-  model.qk_norm = model.model_type.starts_with("qwen3");
+  model.qk_norm = model.model_type.starts_with("qwen3") || model.model_type == "minimax_m2";
   return absl::OkStatus();
 }
 

@@ -57,6 +57,8 @@ Gpu ToGpu(const json& table, const json& entry) {
   gpu.fp4_tflops = number("fp4_tflops");
   gpu.link_gb_s = number("link_gb_s");
   gpu.nic_gb_s = number("nic_gb_s");
+  gpu.link_gpus = static_cast<int>(number("link_gpus"));
+  gpu.pcie_gb_s = number("pcie_gb_s");
   gpu.gpus_per_node = static_cast<int>(number("gpus_per_node"));
   return gpu;
 }

@@ -27,6 +27,8 @@ struct Gpu {
   double fp4_tflops = 0.0;
   double link_gb_s = 0.0;  // per direction
   double nic_gb_s = 0.0;   // per GPU
+  int link_gpus = 0;       // that the link joins; 0: those of a node
+  double pcie_gb_s = 0.0;  // between GPUs of a node that the link does not join
   int gpus_per_node = 8;
   Sources sources;
 

@@ -29,16 +29,17 @@ const json& Table() {
   return table;
 }
 
-CollectiveFit ByFormula(const Interconnect& net, int ranks) {
-  return {ranks, kFormulaOneShotUs, kFormulaShare * net.link_gb_s, kFormulaTwoShotUs,
-          kFormulaShare * net.link_gb_s};
+CollectiveFit ByFormula(double link_gb_s, int ranks) {
+  return {ranks, kFormulaOneShotUs, kFormulaShare * link_gb_s, kFormulaTwoShotUs,
+          kFormulaShare * link_gb_s};
 }
 
 double Mix(double a, double b, double share) { return a + (b - a) * share; }
 
 // Between two measured numbers of ranks by the logarithm; beyond the last by its slope.
 CollectiveFit FitOf(const Interconnect& net, int ranks) {
-  if (net.fits.empty()) return ByFormula(net, ranks);
+  if (ranks > net.link_gpus) return ByFormula(net.pcie_gb_s, ranks);
+  if (net.fits.empty()) return ByFormula(net.link_gb_s, ranks);
   if (net.fits.size() == 1 || ranks <= net.fits.front().ranks) return net.fits.front();
   size_t upper = 1;
   while (upper + 1 < net.fits.size() && net.fits[upper].ranks < ranks) ++upper;
@@ -86,6 +87,8 @@ Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node, const MeasuredLin
   net.link_gb_s = gpu.link_gb_s;
   net.nic_gb_s = gpu.nic_gb_s;
   net.gpus_per_node = gpus_per_node;
+  net.link_gpus = gpu.link_gpus > 0 ? gpu.link_gpus : gpus_per_node;
+  net.pcie_gb_s = gpu.pcie_gb_s;
   net.source = "formula over the link's rate";
   const json& table = Table();
   net.node_latency_us = table["node_latency_us"][0].get<double>();
@@ -107,7 +110,8 @@ Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node, const MeasuredLin
 
 double AllReduceSeconds(const Interconnect& net, int ranks, double bytes) {
   if (ranks <= 1) return 0.0;
-  const int local = std::min(ranks, net.gpus_per_node);
+  // A link that joins several nodes is as good as one node.
+  const int local = std::min(ranks, std::max(net.gpus_per_node, net.link_gpus));
   const double inside = local > 1 ? InsideSeconds(net, local, bytes) : 0.0;
   const int nodes = (ranks + local - 1) / local;
   if (nodes == 1) return inside;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "absl/types/span.h"
 #include "deploy/plan/least_squares.h"
 
 namespace lockstep::plan {
@@ -25,6 +26,11 @@ constexpr std::array<Free, 10> kFree = {{{&EngineProfile::weight_bandwidth, 0.10
                                          {&EngineProfile::sequence_us, 1.0},
                                          {&EngineProfile::prefill_layer_us, 0.5},
                                          {&EngineProfile::request_ms, 1.0}}};
+// What experts and latents add, fitted when the rest stands.
+constexpr std::array<Free, 4> kFreeOfExperts = {{{&EngineProfile::routing_spread, 0.15},
+                                                 {&EngineProfile::moe_layer_us, 0.5},
+                                                 {&EngineProfile::moe_prefill_layer_us, 0.7},
+                                                 {&EngineProfile::latent_layer_us, 0.7}}};
 constexpr double kPriorWeight = 0.06;
 constexpr double kTtftWeight = 0.4;  // first tokens scatter more than two times as much
 constexpr double kScale = 0.07;
@@ -34,12 +40,12 @@ constexpr double kMaxPromptFlopsShare = 0.45;
 constexpr double kStartBurst = 0.12;
 constexpr double kStartSlot = 0.05;
 
-EngineFit Unpack(const EngineProfile& start, const std::vector<std::string>& versions,
-                 const std::vector<double>& x) {
-  EngineFit fit;
-  fit.profile = start;
+// x: the free coefficients, then two of every version whose benchmark start does not know.
+EngineFit Unpack(const EngineFit& start, absl::Span<const Free> free_fields,
+                 const std::vector<std::string>& versions, const std::vector<double>& x) {
+  EngineFit fit = start;
   size_t next = 0;
-  for (const Free& free : kFree) fit.profile.*free.field *= std::exp(x[next++] * free.spread);
+  for (const Free& free : free_fields) fit.profile.*free.field *= std::exp(x[next++] * free.spread);
   for (const std::string& version : versions) {
     LoadPattern pattern;
     pattern.name = version;
@@ -66,18 +72,18 @@ bool IsSaturated(const MeasuredCase& measured) {
   return measured.measurement().concurrency > static_cast<double>(measured.max_requests());
 }
 
-}  // namespace
-
-EngineFit FitEngine(const EngineProfile& start, const std::vector<MeasuredCase>& cases) {
+EngineFit FitFields(const EngineFit& start, absl::Span<const Free> free_fields,
+                    const std::vector<MeasuredCase>& cases) {
   std::vector<std::string> versions;
   for (const MeasuredCase& measured : cases) {
     const std::string& version = measured.measurement().engine_version;
-    if (std::find(versions.begin(), versions.end(), version) == versions.end()) {
+    if (start.patterns.count(version) == 0 &&
+        std::find(versions.begin(), versions.end(), version) == versions.end()) {
       versions.push_back(version);
     }
   }
   const Residuals residuals = [&](const std::vector<double>& x) {
-    const EngineFit fit = Unpack(start, versions, x);
+    const EngineFit fit = Unpack(start, free_fields, versions, x);
     std::vector<double> out;
     for (const MeasuredCase& measured : cases) {
       if (IsSaturated(measured) || measured.PromptFlopsShare() > kMaxPromptFlopsShare) continue;
@@ -89,8 +95,18 @@ EngineFit FitEngine(const EngineProfile& start, const std::vector<MeasuredCase>&
     for (const double value : x) out.push_back(kPriorWeight * value);
     return out;
   };
-  const std::vector<double> zero(kFree.size() + 2 * versions.size(), 0.0);
-  return Unpack(start, versions, MinimizeResiduals(residuals, zero, kScale));
+  const std::vector<double> zero(free_fields.size() + 2 * versions.size(), 0.0);
+  return Unpack(start, free_fields, versions, MinimizeResiduals(residuals, zero, kScale));
+}
+
+}  // namespace
+
+EngineFit FitEngine(const EngineProfile& start, const std::vector<MeasuredCase>& cases) {
+  return FitFields({start, {}}, kFree, cases);
+}
+
+EngineFit FitExperts(const EngineFit& start, const std::vector<MeasuredCase>& cases) {
+  return FitFields(start, kFreeOfExperts, cases);
 }
 
 Accuracy AccuracyOf(const EngineFit& fit, const std::vector<MeasuredCase>& cases) {

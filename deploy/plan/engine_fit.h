@@ -21,6 +21,9 @@ struct EngineFit {
 // speaks about them (a format or rate that no measurement used).
 EngineFit FitEngine(const EngineProfile& start, const std::vector<MeasuredCase>& cases);
 
+// Then what experts add, from models that have some; all else stays as `start` has it.
+EngineFit FitExperts(const EngineFit& start, const std::vector<MeasuredCase>& cases);
+
 // Median and 90th percentile of |predicted / measured - 1|.
 struct Accuracy {
   int num_cases = 0;

@@ -26,11 +26,17 @@ EngineProfile ToProfile(const json& entry) {
   profile.layer_us = number("layer_us");
   profile.sequence_us = number("sequence_us");
   profile.prefill_layer_us = number("prefill_layer_us");
+  profile.routing_spread = number("routing_spread");
+  profile.moe_layer_us = number("moe_layer_us");
+  profile.moe_prefill_layer_us = number("moe_prefill_layer_us");
+  profile.latent_layer_us = number("latent_layer_us");
   profile.request_ms = number("request_ms");
   profile.max_batched_tokens = entry["max_batched_tokens"].get<int>();
   profile.max_running = entry["max_running"].get<int>();
   profile.tpot_band = number("tpot_band");
   profile.ttft_band = number("ttft_band");
+  profile.moe_tpot_band = number("moe_tpot_band");
+  profile.moe_ttft_band = number("moe_ttft_band");
   return profile;
 }
 

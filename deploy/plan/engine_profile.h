@@ -23,6 +23,8 @@ struct EngineProfile {
   // Of what it reaches of the 16-bit rate, the share that attention over prompts reaches:
   // FlashAttention-3 740 of 989 TFLOP/s forward (arXiv 2407.08608), less when causal and short.
   double attention_share = 0.7;
+  // Tokens choose alike: so many of them reach as many experts as tokens^spread independent ones.
+  double routing_spread = 0.8;
   double hidden_state_bytes = 2.0;  // of a number that ranks exchange
   MeasuredLinks links;              // its own collectives, where they were measured
   // Added to every step, in microseconds.
@@ -31,6 +33,11 @@ struct EngineProfile {
   double sequence_us = 8.0;  // per running sequence: scheduling, sampling, text
   double prefill_layer_us = 450.0;  // per layer: a step with a prompt takes no less (its kernels
                                     // are launched one by one, not as a graph)
+  // The same of a layer with experts, beyond these: routing, sorting tokens by expert and back.
+  double moe_layer_us = 40.0;
+  double moe_prefill_layer_us = 400.0;
+  // And of a layer with latent attention: projections into the latents and out of them.
+  double latent_layer_us = 15.0;
   // Added to the first token, in milliseconds: connection, tokenization, scheduling.
   double request_ms = 25.0;
   int max_batched_tokens = 8192;
@@ -38,6 +45,9 @@ struct EngineProfile {
   // 90 of 100 measurements that the fit never saw lie within these shares of the prediction.
   double tpot_band = 0.2;
   double ttft_band = 0.5;
+  // The same of models with experts.
+  double moe_tpot_band = 0.4;
+  double moe_ttft_band = 1.0;
 };
 
 // How a benchmark's closed loop differs from a steady load: part of the requests come all at once,

@@ -220,7 +220,7 @@ Candidate Judge(const PlanRequest& request, int tp, int pp) {
     Break(candidate, Constraint::kShape, message.substr(0, message.find(';')));
     return candidate;
   }
-  candidate.tp_across_nodes = tp > request.gpus_per_node;
+  candidate.tp_across_nodes = tp > std::max(request.gpus_per_node, request.gpu.link_gpus);
   candidate.memory = PlanMemory(
       {request.model.architecture, request.weights, request.kv, request.policy, request.memory,
        std::llround(request.gpu.memory_gib * 0x1p30),

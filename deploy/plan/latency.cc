@@ -18,7 +18,16 @@ struct Prefill {
   double added = 0;        // what running decodes wait beyond their own step
 };
 
-// All chunks of one prompt beside the decodes of a step.
+// Prompts whose tokens a step has room for beside each other.
+double MostPromptsPerStep(const EngineProfile& engine, const Load& load) {
+  return std::max(1.0, engine.max_batched_tokens / load.input_tokens);
+}
+
+// Prompts of a step that has any, when requests start independently and `mean` of them during a
+// step (Poisson).
+double PromptsPerStep(double mean) { return mean < 1e-9 ? 1.0 : mean / -std::expm1(-mean); }
+
+// All chunks of one prompt beside the decodes of a step and, when it is short, other prompts.
 Prefill CostOfPrompt(const StageCosts& costs, const EngineProfile& engine, const Load& load,
                      const StepLoad& decode, double decode_stage) {
   const double num_chunks = std::ceil(load.input_tokens / engine.max_batched_tokens);
@@ -26,10 +35,10 @@ Prefill CostOfPrompt(const StageCosts& costs, const EngineProfile& engine, const
   Prefill prefill;
   for (double i = 0; i < num_chunks; ++i) {
     StepLoad step = decode;
-    step.prefill_tokens = chunk;
+    step.prefill_tokens = chunk * step.prompts;
     step.prefill_start = i * chunk;
     const double stage = costs.SlowestStage(step).total();
-    prefill.added += std::max(0.0, stage - decode_stage);
+    prefill.added += std::max(0.0, stage - decode_stage) / step.prompts;
     // The last chunk's way through the other stages.
     prefill.first_token += i + 1 < num_chunks ? stage : costs.SumOfStages(step);
   }
@@ -55,6 +64,7 @@ Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const L
   const double context = load.input_tokens + load.output_tokens / 2.0;
   const double pp = costs.num_stages();
   const double intervals = std::max(1.0, load.output_tokens - 1.0);
+  const double most_prompts = MostPromptsPerStep(engine, load);
   Balance now;
   now.running = admitted;
   double period = 0.0;
@@ -68,15 +78,19 @@ Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const L
     const StepLoad decode = decode_step(micro_batches, now.running);
     const double stage = costs.SlowestStage(decode).total();
     period = pp == 1 ? stage : std::max(micro_batches * stage, costs.SumOfStages(decode));
-    const StepLoad others = decode_step(micro_batches, std::max(0.0, now.running - 1.0));
+    StepLoad others = decode_step(micro_batches, std::max(0.0, now.running - 1.0));
+    others.prompts =
+        std::min(PromptsPerStep(now.running / micro_batches / intervals), most_prompts);
     const Prefill prompt = CostOfPrompt(costs, engine, load, others, stage);
+    others.prompts = most_prompts;
+    const Prefill in_burst = CostOfPrompt(costs, engine, load, others, stage);
     const double decoding = intervals * (i == 0 ? period : now.tpot);
     const double share = decoding / (decoding + now.ttft);
     const double tpot = period + (admitted - 1.0) * prompt.added * share / intervals;
     now.utilization = std::min(kMaxUtilization, admitted / (decoding + now.ttft) * prompt.added);
     now.wait = prompt.first_token * now.utilization / (2.0 * (1.0 - now.utilization));
     const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait +
-                        load.pattern.burst_share * (admitted - 1.0) / 2.0 * prompt.added +
+                        load.pattern.burst_share * (admitted - 1.0) / 2.0 * in_burst.added +
                         load.pattern.slot_share * decoding / load.concurrency;
     const double change = std::abs(tpot / now.tpot - 1.0) + std::abs(ttft / now.ttft - 1.0);
     now.tpot = i == 0 ? tpot : 0.5 * (now.tpot + tpot);

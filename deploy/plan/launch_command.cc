@@ -43,7 +43,8 @@ std::string LaunchCommand(const Plan& plan) {
                            std::max(request.longest_request(), request.context)),
                   " --max-num-seqs ", std::clamp<int64_t>(num_seqs, 1, kMaxNumSeqs),
                   " --num-kv-blocks ", answer->memory.num_kv_blocks);
-  if (answer->tp_across_nodes) absl::StrAppend(&flags, " --allow-tp-across-nodes");
+  // Hosts are what ranks look at, even where one link joins several.
+  if (layout.tp > request.gpus_per_node) absl::StrAppend(&flags, " --allow-tp-across-nodes");
   if (answer->nodes == 1) return absl::StrCat("lockstep serve ", flags);
   const int tasks = std::min(request.gpus_per_node, layout.gpus());
   return absl::StrCat("sbatch --nodes=", answer->nodes, " --ntasks-per-node=", tasks,

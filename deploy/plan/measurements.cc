@@ -95,6 +95,7 @@ absl::StatusOr<Measurement> ToMeasurement(const Row& row) {
   ASSIGN_OR_RETURN(const double pp, Number(row, "pp"));
   out.tp = static_cast<int>(tp);
   out.pp = static_cast<int>(pp);
+  out.expert_parallel = Text(row, "expert_parallel") == "1";
   ASSIGN_OR_RETURN(out.ttft_ms, Number(row, "ttft_ms"));
   ASSIGN_OR_RETURN(out.tpot_ms, Number(row, "tpot_ms"));
   out.in_fit_half = InFitHalf(row);
@@ -129,7 +130,7 @@ absl::StatusOr<MeasuredCase> MeasuredCase::Create(const Measurement& measurement
   ASSIGN_OR_RETURN(out.gpu_, FindGpu(measurement.gpu));
   ASSIGN_OR_RETURN(out.weights_, FindWeightFormat(measurement.weights));
   ASSIGN_OR_RETURN(out.kv_, FindKvFormat(measurement.kv));
-  const Layout layout{.tp = measurement.tp, .pp = measurement.pp};
+  const Layout layout = measurement.layout();
   RETURN_IF_ERROR(CheckModelLayout(out.model_.architecture, layout));
   const MemoryPlan memory =
       PlanMemory({out.model_.architecture, out.weights_, out.kv_, out.policy_, MemoryOptions(),
@@ -145,14 +146,8 @@ absl::StatusOr<MeasuredCase> MeasuredCase::Create(const Measurement& measurement
 
 Prediction MeasuredCase::PredictWith(const EngineProfile& engine,
                                      const LoadPattern& pattern) const {
-  const Deployment deployment{model_.architecture,
-                              weights_,
-                              kv_,
-                              policy_,
-                              gpu_,
-                              engine,
-                              {.tp = measurement_.tp, .pp = measurement_.pp},
-                              gpu_.gpus_per_node};
+  const Deployment deployment{model_.architecture,   weights_,          kv_, policy_, gpu_, engine,
+                              measurement_.layout(), gpu_.gpus_per_node};
   const Load load{measurement_.input_tokens, measurement_.output_tokens, measurement_.concurrency,
                   pattern};
   return Predict(Roofline(deployment, stages_, net_), engine, load, max_requests_);

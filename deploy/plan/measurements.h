@@ -25,9 +25,11 @@ struct Measurement {
   double concurrency = 0;
   int tp = 1;
   int pp = 1;
+  bool expert_parallel = false;
   double ttft_ms = 0;  // measured
   double tpot_ms = 0;
   bool in_fit_half = false;  // by a hash of everything but the times
+  Layout layout() const { return {.tp = tp, .pp = pp, .expert_parallel = expert_parallel}; }
 };
 
 // NOT_FOUND, INVALID_ARGUMENT naming the line.

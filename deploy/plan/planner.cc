@@ -179,6 +179,14 @@ int64_t PlanRequest::longest_request() const {
   return std::max(context, static_cast<int64_t>(std::llround(input_tokens + output_tokens)));
 }
 
+double PlanRequest::tpot_band() const {
+  return model.architecture.experts ? engine.moe_tpot_band : engine.tpot_band;
+}
+
+double PlanRequest::ttft_band() const {
+  return model.architecture.experts ? engine.moe_ttft_band : engine.ttft_band;
+}
+
 const char* ConstraintName(Constraint constraint) {
   switch (constraint) {
     case Constraint::kNone:

@@ -42,6 +42,9 @@ struct PlanRequest {
   std::string price_source;
 
   int64_t longest_request() const;
+  // 90 of 100 measurements lie within these shares of the prediction.
+  double tpot_band() const;
+  double ttft_band() const;
 };
 
 // What keeps a layout from serving, or a plan from being smaller.
@@ -64,7 +67,7 @@ struct Candidate {
   Constraint broken = Constraint::kNone;        // when it does not hold
   Constraint replicas_for = Constraint::kNone;  // why one replica less would not do
   std::string reason;                           // one line
-  bool tp_across_nodes = false;
+  bool tp_across_nodes = false;  // and across links
   int nodes = 1;
   int reserved_gpus = 1;  // one node is taken in part, several are taken whole
   MemoryPlan memory;

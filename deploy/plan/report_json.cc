@@ -56,8 +56,8 @@ ordered_json AnswerJson(const Plan& plan) {
   if (plan.answer() == nullptr) return nullptr;
   ordered_json out = CandidateJson(*plan.answer());
   out["launch"] = LaunchCommand(plan);
-  out["tpot_band"] = plan.request.engine.tpot_band;
-  out["ttft_band"] = plan.request.engine.ttft_band;
+  out["tpot_band"] = plan.request.tpot_band();
+  out["ttft_band"] = plan.request.ttft_band();
   out["slowest_part"] = plan.answer()->prediction.decode_step.largest();
   if (plan.queue) {
     out["queue"] = QueueJson(*plan.queue);

@@ -199,8 +199,8 @@ void AddSpeed(const Plan& plan, std::string& out) {
   absl::StrAppendFormat(&out, "\nSpeed of one replica at %.1f requests, as %s reaches it\n",
                         answer->load_per_replica, engine.name);
   absl::StrAppendFormat(&out, "  TTFT %s ms, TPOT %s ms, %.0f tokens/s, prompts take %.0f %%\n",
-                        band(speed.ttft_ms, engine.ttft_band),
-                        band(speed.tpot_ms, engine.tpot_band), speed.output_tokens_per_s,
+                        band(speed.ttft_ms, plan.request.ttft_band()),
+                        band(speed.tpot_ms, plan.request.tpot_band()), speed.output_tokens_per_s,
                         100 * speed.utilization);
   absl::StrAppendFormat(
       &out,

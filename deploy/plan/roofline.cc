@@ -87,17 +87,43 @@ double Roofline::KvBytesOfDecode(const StageWork& work, double context) const {
          static_cast<double>(KvBytesReadPerStep(share, deployment_.policy, tokens));
 }
 
+// Every head reads the same latents: what other caches lack, work per byte, they have.
+double Roofline::FlopsPerKvByte(const StageWork& work) const {
+  if (work.latent_decode_flops == 0) return 0.0;
+  const KvShare share{deployment_.model, deployment_.kv, deployment_.layout.tp, 0, work.layers};
+  return work.latent_decode_flops / static_cast<double>(KvBytesPerTokenOfLayer(share));
+}
+
+double Roofline::LayersOverhead(const StageWork& work) const {
+  const EngineProfile& engine = deployment_.engine;
+  const double latent_layers = deployment_.model.latent ? work.num_layers : 0.0;
+  return (work.num_layers * engine.layer_us + work.moe_layers * engine.moe_layer_us +
+          latent_layers * engine.latent_layer_us) *
+         kMicro;
+}
+
+double Roofline::LaunchFloor(const StageWork& work) const {
+  const EngineProfile& engine = deployment_.engine;
+  return (work.num_layers * engine.prefill_layer_us +
+          work.moe_layers * engine.moe_prefill_layer_us) *
+         kMicro;
+}
+
 StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
   const StageWork& work = stages_[stage];
   const EngineProfile& engine = deployment_.engine;
   const double tokens = load.prefill_tokens + load.decodes;
   StepCost cost;
-  const double weight_bytes = work.linear_bytes + ExpertBytesRead(work, tokens);
-  cost.linear = SmoothMax(weight_bytes / weight_rate_, tokens * work.linear_flops / linear_flops_);
+  cost.linear =
+      SmoothMax(work.linear_bytes / weight_rate_, tokens * work.linear_flops / linear_flops_) +
+      SmoothMax(ExpertBytesRead(work, std::pow(tokens, engine.routing_spread)) / weight_rate_,
+                tokens * work.expert_flops / linear_flops_);
   const double sampled = load.decodes + (load.prefill_tokens > 0 ? load.prompts : 0.0);
   cost.lm_head =
       SmoothMax(work.lm_head_bytes / weight_rate_, sampled * work.lm_head_flops / dense_flops_);
-  cost.kv_read = load.decodes * KvBytesOfDecode(work, load.decode_context) / kv_rate_;
+  cost.kv_read =
+      load.decodes * KvBytesOfDecode(work, load.decode_context) *
+      SmoothMax(1.0 / kv_rate_, FlopsPerKvByte(work) / (dense_flops_ * engine.attention_share));
   cost.prefill_attention = load.prefill_tokens *
                            (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
                            work.attention_flops / (dense_flops_ * engine.attention_share);
@@ -105,9 +131,9 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
   cost.communication =
       work.all_reduces * AllReduceSeconds(net_, deployment_.layout.tp,
                                           tokens * work.hidden_size * engine.hidden_state_bytes);
-  cost.overhead = work.num_layers * engine.layer_us * kMicro;
+  cost.overhead = LayersOverhead(work);
   if (load.prefill_tokens > 0) {
-    const double floor = work.num_layers * engine.prefill_layer_us * kMicro;
+    const double floor = LaunchFloor(work);
     cost.launch_floor = SmoothMax(cost.total(), floor) - cost.total();
   }
   cost.overhead += (engine.step_us + load.decodes * engine.sequence_us) * kMicro;

@@ -41,6 +41,11 @@ class Roofline : public StageCosts {
   const Interconnect& interconnect() const { return net_; }
 
  private:
+  // Seconds of a step between the products of its layers; and what one with a prompt takes at
+  // least.
+  double LayersOverhead(const StageWork& work) const;
+  double LaunchFloor(const StageWork& work) const;
+  double FlopsPerKvByte(const StageWork& work) const;
   double KvBytesOfDecode(const StageWork& work, double context) const;
   double SecondsToNextStage(int stage, const StepLoad& load) const;
 

@@ -10,6 +10,8 @@ constexpr double kActivationBytes = 2.0;  // bf16
 // gate, up, product and its reading (intermediate_size each).
 constexpr double kHiddenPasses = 8.0;
 constexpr double kIntermediatePasses = 4.0;
+// Hidden states of every expert of a token: gathered by expert, and summed up again.
+constexpr double kDispatchPasses = 4.0;
 
 double QueryWidth(const Architecture& model) {
   return static_cast<double>(model.latent
@@ -33,16 +35,21 @@ void AddLayer(const Architecture& model, const Layout& layout, int64_t layer, St
   const LayerParameters part = ParametersOfLayer(model, layer);
   const double kv_heads =
       static_cast<double>(model.latent ? 0 : KvHeadsOf(model.sharded_sizes(), layout.tp, 0).size());
-  const double weights =
-      static_cast<double>(part.attention_sharded + part.mlp_sharded + part.active_experts) / tp +
-      kv_heads * static_cast<double>(part.kv_projection) +
-      static_cast<double>(part.attention_replicated + part.router);
+  const double weights = static_cast<double>(part.attention_sharded + part.mlp_sharded) / tp +
+                         kv_heads * static_cast<double>(part.kv_projection) +
+                         static_cast<double>(part.attention_replicated + part.router);
   work.linear_flops += 2.0 * weights;
+  work.expert_flops += 2.0 * static_cast<double>(part.active_experts) / tp;
   work.attention_flops +=
       2.0 * static_cast<double>(model.num_heads) / tp * (QueryWidth(model) + ValueWidth(model));
   work.activation_bytes +=
       kActivationBytes *
       (kHiddenPasses * hidden + kIntermediatePasses * IntermediateOfToken(model, layer) / tp);
+  if (!model.IsMoeLayer(layer)) return;
+  work.moe_layers += 1.0;
+  const double copies = static_cast<double>(model.experts->per_token);
+  work.activation_bytes +=
+      kActivationBytes * kDispatchPasses * hidden * copies / (layout.expert_parallel ? tp : 1.0);
 }
 
 }  // namespace
@@ -65,6 +72,11 @@ std::vector<StageWork> WorkOfStages(const Architecture& model, const WeightForma
     }
     for (int64_t layer = weights.layers.begin; layer < weights.layers.end; ++layer) {
       AddLayer(model, layout, layer, work);
+    }
+    if (model.latent) {
+      work.latent_decode_flops =
+          2.0 * static_cast<double>(model.num_heads) / layout.tp *
+          static_cast<double>(2 * model.latent->kv_lora_rank + model.latent->qk_rope_head_dim);
     }
     work.hidden_size = static_cast<double>(model.hidden_size);
     work.all_reduces = layout.tp > 1 ? 2.0 * work.num_layers : 0.0;

@@ -15,13 +15,17 @@ namespace lockstep::plan {
 struct StageWork {
   int stage = 0;
   double num_layers = 0;
-  double linear_bytes = 0;      // read once per step whatever the batch
-  double expert_bytes = 0;      // all routed experts
-  double expert_share = 1.0;    // of them that one token reads
-  double linear_flops = 0;      // per token
-  double lm_head_bytes = 0;     // last stage
-  double lm_head_flops = 0;     // per sampled token
-  double attention_flops = 0;   // per token and token attended
+  double linear_bytes = 0;     // read once per step whatever the batch
+  double expert_bytes = 0;     // all routed experts
+  double expert_share = 1.0;   // of them that one token reads
+  double linear_flops = 0;     // per token; without routed experts
+  double expert_flops = 0;     // per token
+  double moe_layers = 0;       // those of num_layers that have experts
+  double lm_head_bytes = 0;    // last stage
+  double lm_head_flops = 0;    // per sampled token
+  double attention_flops = 0;  // of a prompt, per token and token attended
+  // The same of a decode over latents, which all heads share, per layer; 0: heads have their own.
+  double latent_decode_flops = 0;
   double activation_bytes = 0;  // per token
   double hidden_size = 0;       // numbers per token: of an all-reduce, and to the next stage
   double all_reduces = 0;       // per step

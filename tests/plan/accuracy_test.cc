@@ -9,6 +9,7 @@
 
 #include "deploy/plan/engine_fit.h"
 #include "gtest/gtest.h"
+#include "tests/plan/measured_elsewhere.h"
 
 namespace lockstep::plan {
 namespace {
@@ -18,6 +19,17 @@ std::string File(const char* name) {
   const std::string root =
       shared != nullptr ? shared : std::string(LOCKSTEP_SOURCE_DIR) + "/../shared";
   return root + "/planner/" + name;
+}
+
+// The committed coefficients; benchmarks that no fit saw load steadily.
+EngineFit CommittedFit(const std::string& engine, const std::vector<MeasuredCase>& cases) {
+  EngineFit fit;
+  fit.profile = *FindEngine(engine);
+  for (const MeasuredCase& measured : cases) {
+    const std::string& version = measured.measurement().engine_version;
+    fit.patterns[version] = BenchmarkPattern(engine, version);
+  }
+  return fit;
 }
 
 class ServingAccuracy : public ::testing::TestWithParam<const char*> {
@@ -45,16 +57,7 @@ class ServingAccuracy : public ::testing::TestWithParam<const char*> {
     return out;
   }
 
-  // The committed coefficients.
-  EngineFit Committed() const {
-    EngineFit fit;
-    fit.profile = *FindEngine(GetParam());
-    for (const MeasuredCase& measured : cases_) {
-      const std::string& version = measured.measurement().engine_version;
-      fit.patterns[version] = BenchmarkPattern(GetParam(), version);
-    }
-    return fit;
-  }
+  EngineFit Committed() const { return CommittedFit(GetParam(), cases_); }
 
   // Fits to all others and judges those chosen.
   void ExpectPredictedUnseen(const std::string& what, const Chooses& chooses) const {
@@ -114,6 +117,41 @@ TEST_P(ServingAccuracy, CasesStarvedOfKvAreRecognized) {
       EXPECT_GT(prediction.ttft_ms, 1000);
     }
   }
+}
+
+// The median over measurements of any engine of |predicted / measured - 1|, each by `times`.
+double MedianErrorElsewhere(const std::vector<Measurement>& measurements, const auto& times) {
+  std::vector<double> errors;
+  for (const Measurement& row : measurements) {
+    const std::vector<MeasuredCase> cases = {*MeasuredCase::Create(row)};
+    if (row.concurrency > static_cast<double>(cases[0].max_requests())) continue;
+    const EngineFit fit = CommittedFit(row.engine, cases);
+    const Prediction prediction =
+        cases[0].PredictWith(fit.profile, fit.patterns.at(row.engine_version));
+    errors.push_back(std::abs(times(row, prediction.ttft_ms, prediction.tpot_ms) /
+                                  times(row, row.ttft_ms, row.tpot_ms) -
+                              1.0));
+  }
+  std::sort(errors.begin(), errors.end());
+  std::printf("elsewhere n %2zu  median %4.1f %%  largest %5.1f %%\n", errors.size(),
+              100 * errors[errors.size() / 2], 100 * errors.back());
+  EXPECT_GE(errors.size(), 10u);
+  return errors[errors.size() / 2];
+}
+
+TEST(AccuracyElsewhere, TpotOfModelsWithExperts) {
+  EXPECT_LE(MedianErrorElsewhere(kMeasuredExperts,
+                                 [](const auto&, double, double tpot_ms) { return tpot_ms; }),
+            0.20);
+}
+
+// Benchmarks differ in how much of a request's time they spend before the first token.
+TEST(AccuracyElsewhere, WholeRequestsOfDenseModels) {
+  EXPECT_LE(MedianErrorElsewhere(kMeasuredDense,
+                                 [](const Measurement& row, double ttft_ms, double tpot_ms) {
+                                   return ttft_ms + (row.output_tokens - 1) * tpot_ms;
+                                 }),
+            0.10);
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, ServingAccuracy, ::testing::Values("vllm", "trtllm", "sglang"));

@@ -1,0 +1,105 @@
+#include "deploy/plan/latency.h"
+
+#include "deploy/plan/planner.h"
+#include "deploy/plan/roofline.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep::plan {
+namespace {
+
+// A step takes 1 ms, one with prompts 10 ms however many tokens they have.
+class FlatCosts : public StageCosts {
+ public:
+  int num_stages() const override { return 1; }
+  StepCost SlowestStage(const StepLoad& load) const override {
+    StepCost cost;
+    cost.overhead = load.prefill_tokens > 0 ? 10e-3 : 1e-3;
+    return cost;
+  }
+  double StageSeconds(int, const StepLoad& load) const override { return SumOfStages(load); }
+  double SumOfStages(const StepLoad& load) const override { return SlowestStage(load).total(); }
+};
+
+Prediction OfRequests(double concurrency, double input, double output) {
+  EngineProfile engine;
+  engine.request_ms = 0;
+  return Predict(FlatCosts(), engine, {input, output, concurrency, {}}, 1 << 20);
+}
+
+TEST(Latency, ShortPromptsShareSteps) {
+  // Ten requests end and start in every step: none takes longer than one with prompts.
+  EXPECT_LE(OfRequests(1000, 100, 101).tpot_ms, 10.0);
+  EXPECT_GE(OfRequests(1000, 100, 101).tpot_ms, 9.0);
+  // One in a hundred steps has a prompt, and 9 in 10 of those meet the other request's decodes.
+  EXPECT_NEAR(OfRequests(2, 100, 101).tpot_ms, 1.0 + 0.9 * 0.09, 0.01);
+}
+
+TEST(Latency, LongPromptsHaveStepsOfTheirOwn) {
+  // 8,192 tokens are a step's all: ten prompts take ten steps.
+  EXPECT_GT(OfRequests(1000, 8192, 101).tpot_ms, 5 * OfRequests(1000, 100, 101).tpot_ms);
+}
+
+class Experts : public ::testing::Test {
+ protected:
+  StepCost DecodesOf(const char* model, int tp, double decodes, const char* gpu = "h200") const {
+    const Architecture architecture = LoadModel(model)->architecture;
+    const WeightFormat weights = *FindWeightFormat("fp8");
+    const KvFormat kv = *FindKvFormat("bf16");
+    const KvPolicy policy;
+    const Gpu hardware = *FindGpu(gpu);
+    const Roofline roofline({architecture, weights, kv, policy, hardware, engine_, {.tp = tp}, 8});
+    return roofline.CostOf(0, {.decodes = decodes, .decode_context = 4096});
+  }
+
+  EngineProfile engine_ = *FindEngine("vllm");
+};
+
+TEST_F(Experts, AreReadOnceTheirTokensComeAndNeverTwice) {
+  const double one = DecodesOf("deepseek-v3", 8, 1).linear;
+  const double many = DecodesOf("deepseek-v3", 8, 64).linear;
+  const double all = DecodesOf("deepseek-v3", 8, 4096).linear;
+  EXPECT_LT(one, many);
+  // 8 of 256 experts, and what every token passes.
+  EXPECT_LT(one, 0.1 * all);
+  EXPECT_LT(DecodesOf("deepseek-v3", 8, 256).linear, 1.05 * all);
+}
+
+TEST_F(Experts, TokensThatChooseAlikeReadLess) {
+  engine_.routing_spread = 1.0;
+  const double apart = DecodesOf("qwen3-235b-a22b", 8, 16).linear;
+  engine_.routing_spread = 0.7;
+  EXPECT_LT(DecodesOf("qwen3-235b-a22b", 8, 16).linear, apart);
+}
+
+TEST_F(Experts, LayersWithExpertsAndLatentsTakeTheirOverheads) {
+  const double before = DecodesOf("deepseek-v3", 8, 1).overhead;
+  engine_.moe_layer_us += 100;
+  EXPECT_NEAR(DecodesOf("deepseek-v3", 8, 1).overhead - before, 58 * 100e-6, 1e-9)
+      << "the first 3 of 61 layers have none";
+  engine_.latent_layer_us += 100;
+  EXPECT_NEAR(DecodesOf("deepseek-v3", 8, 1).overhead - before, (58 + 61) * 100e-6, 1e-9);
+  EXPECT_NEAR(DecodesOf("llama-3.1-8b", 1, 1).overhead,
+              (32 * engine_.layer_us + engine_.step_us + engine_.sequence_us) * 1e-6, 1e-9);
+}
+
+// 128 heads read one latent of 1,152 bytes: 242 operations for every byte of it.
+TEST_F(Experts, LatentsOfAllHeadsTakeLongerToMultiplyThanToRead) {
+  const double whole = DecodesOf("deepseek-v3", 1, 64).kv_read;
+  const double eighth = DecodesOf("deepseek-v3", 8, 64).kv_read;
+  EXPECT_GT(whole, 1.3 * eighth) << "as many bytes, but eight times the heads";
+}
+
+TEST(Links, JoinNodesOrHalvesOfThem) {
+  const double bytes = 1 << 20;
+  const Interconnect nvl72 = InterconnectOf(*FindGpu("gb200"), 4);
+  const Interconnect b200 = InterconnectOf(*FindGpu("b200"), 8);
+  EXPECT_EQ(AllReduceSeconds(nvl72, 8, bytes), AllReduceSeconds(b200, 8, bytes));
+  const Interconnect pairs = InterconnectOf(*FindGpu("h100-nvl"), 8);
+  const Interconnect pcie = InterconnectOf(*FindGpu("h100-pcie"), 8);
+  EXPECT_LT(AllReduceSeconds(pairs, 2, bytes), AllReduceSeconds(pcie, 2, bytes));
+  EXPECT_EQ(AllReduceSeconds(pairs, 4, bytes), AllReduceSeconds(pcie, 4, bytes));
+}
+
+}  // namespace
+}  // namespace lockstep::plan
