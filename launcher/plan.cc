@@ -196,16 +196,19 @@ void AddLoadFlags(CLI::App& command, PlanOptions& options) {
   command.add_option("--rate", options.rate, "or: requests that arrive, like 2/s")
       ->type_name("RATE");
   command
-      .add_option("--trace", options.trace, "or: a file of requests, lines of seconds,input,output")
+      .add_option("--trace", options.trace,
+                  "or: a file of requests, lines of seconds,input,output (tokens)")
       ->type_name("FILE");
   command
-      .add_option("--input", options.input,
-                  "tokens of a usual prompt (default: 2000; --gpu cpu: 512)")
+      .add_option(
+          "--input", options.input,
+          "tokens of a usual prompt (default: 2000; --gpu cpu: 512; less in a short context)")
       ->type_name("N")
       ->check(Between(1, 1e8));
   command
-      .add_option("--output", options.output,
-                  "tokens of a usual answer (default: 500; --gpu cpu: 128)")
+      .add_option(
+          "--output", options.output,
+          "tokens of a usual answer (default: 500; --gpu cpu: 128; less in a short context)")
       ->type_name("N")
       ->check(Between(1, 1e8));
   command.add_option("--ttft-p95", options.ttft_p95, "limit of the time to first token, like 2s")
@@ -235,7 +238,9 @@ void AddCalibrationFlags(CLI::App& command, PlanOptions& options) {
       ->capture_default_str()
       ->needs(calibrate)
       ->group(group);
-  command.add_flag("--quick", options.quick, "rougher, in a fraction of the time")->group(group);
+  command.add_flag("--quick", options.quick, "rougher, in a fraction of the time")
+      ->needs(calibrate)
+      ->group(group);
   command.add_option("--probe-sizes", options.probe_sizes, "of what is measured")
       ->needs(calibrate)
       ->group("");  // for those who try the measurement itself
@@ -266,6 +271,11 @@ void AddPlanCommand(CLI::App& program, CommandBody& chosen) {
   command
       ->add_option("--explain", options->explain, "worked examples instead of a plan: 405b-slides")
       ->type_name("NAME");
+  for (const char* name :
+       {"--model", "--weights", "--kv", "--gpu", "--engine", "--price", "--rate", "--trace",
+        "--ttft-p95", "--tpot-p95", "--profile", "--svg", "--html", "--explain"}) {
+    command->get_option(name)->check(NotEmpty());
+  }
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 // The load and the limits of `lockstep plan`, for GPUs and for this host.
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "absl/strings/numbers.h"
@@ -51,13 +52,38 @@ absl::Status FillTrace(const PlanOptions& options, plan::PlanRequest& request) {
     return absl::InvalidArgumentError(
         "--trace says when requests come: leave out --rate and --concurrency");
   }
+  if (options.input || options.output) {
+    return absl::InvalidArgumentError(
+        "--trace says how long requests are: leave out --input and --output");
+  }
   ASSIGN_OR_RETURN(request.trace, plan::LoadTrace(options.trace));
   ASSIGN_OR_RETURN(const plan::TraceSummary summary, plan::Summarize(request.trace));
   request.input_tokens = summary.input_tokens;
   request.output_tokens = summary.output_tokens;
   request.rate_per_s = summary.rate_per_s;
+  if (options.context && *options.context < summary.longest) {
+    return absl::InvalidArgumentError(absl::StrCat("--context ", *options.context,
+                                                   " is less than the ", summary.longest,
+                                                   " tokens of a request in ", options.trace));
+  }
   request.context = std::max(request.context, summary.longest);
   return absl::OkStatus();
+}
+
+// What was named stays; the rest of a usual request is what the context leaves.
+void FitUsualRequest(const PlanOptions& options, plan::PlanRequest& request) {
+  const int64_t positions = request.model.architecture.max_position_embeddings;
+  const auto most = static_cast<double>(options.context.value_or(positions));
+  const double together = request.input_tokens + request.output_tokens;
+  if (together <= most) return;
+  if (!options.input && !options.output) {
+    request.output_tokens = std::max(1.0, std::floor(most * request.output_tokens / together));
+  }
+  if (!options.input) {
+    request.input_tokens = std::clamp(most - request.output_tokens, 1.0, request.input_tokens);
+  } else if (!options.output) {
+    request.output_tokens = std::clamp(most - request.input_tokens, 1.0, request.output_tokens);
+  }
 }
 
 }  // namespace
@@ -70,6 +96,7 @@ absl::Status FillPlannedLoad(const PlanOptions& options, plan::PlanRequest& requ
   }
   request.input_tokens = options.input.value_or(request.input_tokens);
   request.output_tokens = options.output.value_or(request.output_tokens);
+  FitUsualRequest(options, request);
   request.context = options.context.value_or(0);
   request.concurrency = options.concurrency.value_or(request.concurrency);
   ASSIGN_OR_RETURN(request.rate_per_s, ParseRate(options.rate));

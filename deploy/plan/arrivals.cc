@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <random>
 
@@ -9,11 +10,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "model/checkpoint/strict_json.h"
 
 namespace lockstep::plan {
 namespace {
 
 constexpr size_t kMaxTraceLines = 100000;
+constexpr int64_t kMaxTokens = 1 << 27;
 constexpr double kMaxSimulatedTokens = 60000;
 constexpr size_t kMaxSimulatedTrace = 500;  // requests
 
@@ -23,11 +26,13 @@ absl::StatusOr<Arrival> ParseArrival(const std::string& line) {
   if (fields.size() == 3 && absl::SimpleAtod(fields[0], &arrival.seconds) &&
       absl::SimpleAtoi(fields[1], &arrival.input_tokens) &&
       absl::SimpleAtoi(fields[2], &arrival.output_tokens) && arrival.seconds >= 0 &&
-      arrival.seconds <= 1e7 && arrival.input_tokens >= 1 && arrival.input_tokens <= 1 << 27 &&
-      arrival.output_tokens >= 1 && arrival.output_tokens <= 1 << 27) {
+      arrival.seconds <= 1e7 && arrival.input_tokens >= 1 && arrival.input_tokens <= kMaxTokens &&
+      arrival.output_tokens >= 1 && arrival.output_tokens <= kMaxTokens) {
     return arrival;
   }
-  return absl::InvalidArgumentError("is not seconds,input,output with tokens from 1 on");
+  return absl::InvalidArgumentError(absl::StrCat(
+      "is ", Quoted(line), ", not seconds,input,output with 0 to 1e7 seconds and 1 to ", kMaxTokens,
+      " tokens"));
 }
 
 }  // namespace
@@ -47,8 +52,10 @@ std::vector<Arrival> PoissonArrivals(double rate_per_s, int64_t input_tokens, in
 }
 
 absl::StatusOr<std::vector<Arrival>> LoadTrace(const std::string& path) {
+  std::error_code error;
   std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  if (!file || std::filesystem::is_directory(path, error))
+    return absl::NotFoundError(absl::StrCat("cannot read ", path));
   std::vector<Arrival> arrivals;
   std::string line;
   size_t number = 0;

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "deploy/plan/json_fields.h"
 #include "deploy/plan/nearest_name.h"
@@ -124,6 +125,9 @@ absl::StatusOr<Model> LoadModel(const std::string& name_or_path) {
   std::filesystem::path path(name_or_path);
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
+    if (absl::StrContains(name_or_path, '/') || path.extension() == ".json") {
+      return absl::NotFoundError(absl::StrCat("cannot read ", name_or_path, ": no such file"));
+    }
     const absl::Status unknown = UnknownName("model", name_or_path, ModelNames());
     return absl::NotFoundError(
         absl::StrCat(unknown.message(), ", or the path of a config.json or its directory"));

@@ -30,8 +30,11 @@ int64_t ActivationBytes(const MemoryInputs& inputs, const Layout& layout, bool i
   if (model.experts) {
     wide = std::max(wide, model.experts->per_token * model.experts->intermediate_size);
   }
+  // Every expert of a token takes a copy of its hidden state.
+  const int64_t copies = model.experts ? model.experts->per_token : 0;
   const int64_t per_token =
-      kActivationsPerToken * kActivationBytes * (wide / layout.tp + model.hidden_size);
+      kActivationBytes *
+      (kActivationsPerToken * (wide / layout.tp + model.hidden_size) + copies * model.hidden_size);
   const int64_t forward = inputs.options.max_batched_tokens * per_token;
   const int64_t sampling =
       is_last ? inputs.options.max_num_seqs * model.vocab_size * kSamplingBytesPerLogit : 0;

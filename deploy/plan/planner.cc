@@ -221,6 +221,10 @@ absl::Status CheckRequest(const PlanRequest& request) {
   RETURN_IF_ERROR(CheckRange("ttft-p95", request.ttft_p95_ms, 0, 1e9));
   RETURN_IF_ERROR(CheckRange("tpot-p95", request.tpot_p95_ms, 0, 1e9));
   RETURN_IF_ERROR(CheckRange("utilization", request.memory.utilization, 0.05, 1.0));
+  if (request.expert_parallel && !request.model.architecture.experts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expert-parallel: ", request.model.name, " has no experts"));
+  }
   const int64_t most = request.model.architecture.max_position_embeddings;
   if (request.context > most) {
     return absl::InvalidArgumentError(absl::StrCat("context ", request.context, " exceeds the ",

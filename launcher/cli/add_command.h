@@ -24,5 +24,7 @@ CLI::App* AddCommand(CLI::App& program, CommandBody& chosen, const std::string& 
 
 // A check of a number's range whose error names the value and the limits.
 CLI::Validator Between(double min, double max);
+// Refuses "": a variable of a script that was never set.
+CLI::Validator NotEmpty();
 
 }  // namespace lockstep

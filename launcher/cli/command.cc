@@ -20,6 +20,12 @@ CLI::Validator Between(double min, double max) {
   return CLI::Validator(check, "");
 }
 
+CLI::Validator NotEmpty() {
+  return CLI::Validator(
+      [](const std::string& text) { return std::string(text.empty() ? "the value is empty" : ""); },
+      "");
+}
+
 int Fail(absl::string_view command, const absl::Status& status) {
   std::fprintf(stderr, "lockstep %.*s: %s\n", static_cast<int>(command.size()), command.data(),
                OneLine(status.message()).c_str());

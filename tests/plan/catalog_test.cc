@@ -51,6 +51,8 @@ TEST(Catalog, UnknownNamesGetTheNearest) {
               HasSubstr("did you mean llama-3.1-8b?"));
   EXPECT_THAT(std::string(FindWeightFormat("fp9").status().message()),
               HasSubstr("did you mean fp8?"));
+  EXPECT_EQ(std::string(LoadModel("/nowhere/config.json").status().message()),
+            "cannot read /nowhere/config.json: no such file");
   EXPECT_THAT(std::string(FindKvFormat("int3").status().message()), HasSubstr("int"));
 }
 

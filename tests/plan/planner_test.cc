@@ -120,6 +120,8 @@ TEST(Planner, RefusesNonsenseInOneLine) {
                 r.output_tokens = 1000;
               }),
               HasSubstr("exceed the 8192 positions"));
+  EXPECT_THAT(message([](PlanRequest& r) { r.expert_parallel = true; }),
+              HasSubstr("llama-3-8b has no experts"));
   EXPECT_THAT(message([](PlanRequest& r) { r.tp = 3; }), HasSubstr("does not divide num_heads"));
   EXPECT_THAT(message([](PlanRequest& r) {
                 r.tp = 8;

@@ -93,10 +93,13 @@ TEST(Trace, IsReadWithOrWithoutAHeader) {
 
 TEST(Trace, ErrorsNameTheLine) {
   const auto message = [](const char* text) { return std::string(Load(text).status().message()); };
-  EXPECT_THAT(message("0,10,5\nx,1,1\n"), HasSubstr("line 2 is not seconds"));
+  EXPECT_THAT(message("0,10,5\nx,1,1\n"), HasSubstr("line 2 is \"x,1,1\", not seconds"));
   EXPECT_THAT(message("5,10,5\n4,1,1\n"), HasSubstr("line 2 goes back"));
   EXPECT_THAT(message("0,10,0\n"), HasSubstr("line 1"));
+  EXPECT_THAT(message("0,10,5\n1,999999999,1\n"), HasSubstr("to 134217728 tokens"));
   EXPECT_THAT(message("0,10,5\n"), HasSubstr("fewer than two"));
+  EXPECT_THAT(std::string(LoadTrace(::testing::TempDir()).status().message()),
+              HasSubstr("cannot read"));
 }
 
 }  // namespace
