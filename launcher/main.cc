@@ -44,6 +44,13 @@ int ReportUsageError(const CLI::App& program, const CLI::ParseError& error) {
   return kExitUsage;
 }
 
+// A full disk is a failure: what was asked for is not there.
+int WithOutputWritten(int exit_code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+  std::fprintf(stderr, "lockstep: cannot write standard output\n");
+  return exit_code == kExitOk ? kExitFailure : exit_code;
+}
+
 int Main(int argc, char** argv) {
   RaiseDescriptorLimit();
   // gRPC's own log lines repeat, at length, what our errors say; GRPC_VERBOSITY=error shows them.
@@ -67,7 +74,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s", program.help().c_str());
     return kExitUsage;
   }
-  return chosen();
+  return WithOutputWritten(chosen());
 }
 
 }  // namespace

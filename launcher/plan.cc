@@ -244,6 +244,10 @@ void AddCalibrationFlags(CLI::App& command, PlanOptions& options) {
   command.add_option("--probe-sizes", options.probe_sizes, "of what is measured")
       ->needs(calibrate)
       ->group("");  // for those who try the measurement itself
+  command.add_option("--probe-seconds", options.probe_seconds, "the longest a job may take")
+      ->check(Between(0.001, 86400))
+      ->needs(calibrate)
+      ->group("");
   command
       .add_option("--profile", options.profile,
                   "what --gpu predicts with, if it was measured on that: such a FILE")

@@ -53,6 +53,7 @@ absl::StatusOr<plan::HostProfile> Measure(const PlanOptions& options, const std:
   calibration.weights = options.weights;
   calibration.device = device;
   calibration.sizes = options.probe_sizes;
+  if (options.probe_seconds > 0) calibration.most_time = absl::Seconds(options.probe_seconds);
   if (options.tp || options.pp) {
     calibration.layout = {.tp = options.tp.value_or(1), .pp = options.pp.value_or(1)};
   }

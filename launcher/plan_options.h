@@ -50,7 +50,8 @@ struct PlanOptions {
   std::string calibrate;
   bool quick = false;
   std::string device = "auto";
-  std::string probe_sizes;  // FindProbeSizes; empty: the device's
+  std::string probe_sizes;   // FindProbeSizes; empty: the device's
+  double probe_seconds = 0;  // the longest a job may take; 0: usual
   std::string profile;
 };
 

@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "deploy/plan/report.h"
 
 namespace lockstep::plan {
@@ -18,6 +21,15 @@ std::string ModelArgument(const Model& model) {
   return absl::StrCat("/models/", model.name);
 }
 
+// As a shell takes it for one word.
+std::string ShellWord(const std::string& text) {
+  const bool is_plain = std::all_of(text.begin(), text.end(), [](char c) {
+    return absl::ascii_isalnum(c) || absl::StrContains("/._-+=:,@%", c);
+  });
+  if (is_plain && !text.empty()) return text;
+  return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
+}
+
 }  // namespace
 
 std::string LaunchCommand(const Plan& plan) {
@@ -25,8 +37,8 @@ std::string LaunchCommand(const Plan& plan) {
   if (answer == nullptr) return "";
   const PlanRequest& request = plan.request;
   const Layout& layout = answer->layout;
-  std::string flags =
-      absl::StrCat(ModelArgument(request.model), " --tp ", layout.tp, " --pp ", layout.pp);
+  std::string flags = absl::StrCat(ShellWord(ModelArgument(request.model)), " --tp ", layout.tp,
+                                   " --pp ", layout.pp);
   if (layout.replicas > 1) absl::StrAppend(&flags, " --replicas ", layout.replicas);
   const Architecture& model = request.model.architecture;
   const std::string& format = request.weights.name;

@@ -36,8 +36,7 @@ namespace fs = std::filesystem;
 
 constexpr double kDisturbed = 0.1;  // share of the processors that others took
 constexpr int kTries = 2;
-constexpr int64_t kPrompt = 16;                          // tokens of a request that is served
-constexpr absl::Duration kMostTime = absl::Minutes(15);  // of a job; usual are tens of seconds
+constexpr int64_t kPrompt = 16;  // tokens of a request that is served
 constexpr absl::Duration kGrace = absl::Seconds(2);
 constexpr absl::Duration kInfoTimeout = absl::Seconds(10);
 constexpr absl::Duration kLookInterval = absl::Milliseconds(100);
@@ -222,7 +221,7 @@ class Calibration {
                              std::string(absl::StripPrefix(each.text, "lockstep calibrate-rank: "));
                        }
                      }));
-    const absl::Time deadline = absl::Now() + kMostTime;
+    const absl::Time deadline = absl::Now() + options_.most_time;
     while (!job->Wait(absl::Now())) {
       WaitReadable({job->output_fd(), interrupts_.fd()}, kLookInterval);
       if (interrupts_.TakeCount() > 0) {
@@ -233,7 +232,7 @@ class Calibration {
       if (absl::Now() > deadline) {
         job->Terminate(kGrace);
         return absl::DeadlineExceededError(absl::StrCat(
-            "the ranks were not done after ", absl::FormatDuration(kMostTime),
+            "the ranks were not done after ", absl::FormatDuration(options_.most_time),
             last_words.empty() ? "" : absl::StrCat("; their last words: ", last_words)));
       }
     }

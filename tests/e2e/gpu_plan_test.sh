@@ -62,6 +62,26 @@ assert len(profile["speeds"][1]["all_reduces"]) == 3 and profile["speeds"][2]["s
 END
 echo "calibrated: two GPUs, alone, as a group and as stages"
 
+# Older GPUs do not compute in 8 bits: left out, unless it is asked for.
+( # of its own
+  export LOCKSTEP_CUDA_DEVICES="1 NVIDIA A100-SXM4-80GB" LOCKSTEP_CUDA_CAPABILITY=8.0 LOCKSTEP_CUDA_MEMORY_GIB=79.15
+  cp "$dir/calibrate.json" "$dir/h100.json"
+  calibrates
+  mv "$dir/calibrate.json" "$dir/a100.json"
+  if "$lockstep" plan --calibrate "$dir/calibrate.json" --quick --probe-sizes small --device cuda --weights fp8 \
+    >"$dir/out" 2>"$dir/err" </dev/null; then
+    fail "fp8 was calibrated on a GPU that lacks it"
+  fi
+  holds <(tail -n 1 "$dir/err") "compute capability 8.9 or later; NVIDIA A100-SXM4-80GB has 8.0"
+  [ ! -e "$dir/calibrate.json" ] || fail "a calibration that failed left a profile"
+  mv "$dir/h100.json" "$dir/calibrate.json"
+)
+[ "$(grep -c '"weights": "bf16"' "$dir/a100.json")" = 1 ] || fail "no bf16 in a100.json"
+if grep -q fp8 "$dir/a100.json"; then fail "fp8 was measured on a GPU that lacks it"; fi
+"$lockstep" plan --model llama-3.1-8b --gpu a100 --weights fp8 --profile "$dir/a100.json" >"$dir/out" 2>"$dir/err" || true
+holds "$dir/out" "engine  *lockstep: calibrated .* (1 x NVIDIA A100-SXM4-80GB"
+echo "an older GPU was calibrated without fp8"
+
 "$lockstep" plan --model llama-3.1-8b --gpu h100 --profile "$dir/calibrate.json" >"$dir/out" 2>"$dir/err" || true
 holds "$dir/out" "engine  *lockstep: calibrated .* on $(uname -n) (2 x NVIDIA H100 80GB HBM3"
 holds "$dir/out" "all-reduce  *calibrated .* (tp 2); else public measurements"

@@ -53,6 +53,23 @@ refuses "cannot read" --model "$model" --gpu cpu --profile "$dir/nowhere.json"
 echo '{"kind": "lockstep host profile", "version": 9}' >"$dir/bad.json"
 refuses "version is 9; it must be" --model "$model" --gpu cpu --profile "$dir/bad.json"
 
+if "$lockstep" plan --model "$model" --gpu h100 >/dev/full 2>"$dir/err"; then
+  echo "plan_test.sh: a plan that nobody can read is no success" >&2
+  exit 1
+fi
+holds "$dir/err" "cannot write standard output"
+
+# Ranks that hang are ended, and nothing is kept.
+mkdir "$dir/probe"
+code=0
+XDG_RUNTIME_DIR=$dir/probe timeout 60 "$lockstep" plan --calibrate "$dir/never.json" --device cpu --quick --tp 2 --probe-seconds 0.05 \
+  2>"$dir/err" || code=$?
+holds "$dir/err" "the ranks were not done after 50ms"
+if [ $code != 1 ] || [ -e "$dir/never.json" ] || pgrep -f "calibrate-rank .*$dir/probe" >&2; then
+  echo "plan_test.sh: exit code $code; a profile or ranks are left of a calibration that took too long" >&2
+  exit 1
+fi
+
 "$lockstep" plan --calibrate --device cpu --quick --tp 2 --weights f32 2>"$dir/calibrate.log" || {
   cat "$dir/calibrate.log" >&2
   exit 1

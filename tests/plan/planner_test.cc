@@ -144,6 +144,13 @@ TEST(Planner, EveryLayoutHasAVerdict) {
   }
 }
 
+TEST(Report, LaunchesWhatAShellUnderstands) {
+  PlanRequest request = Request("llama-3.1-8b", "h100", "bf16");
+  EXPECT_THAT(LaunchCommand(*MakePlan(request)), HasSubstr("serve /models/llama-3.1-8b --tp"));
+  request.model.source = "/data/my model's/config.json";
+  EXPECT_THAT(LaunchCommand(*MakePlan(request)), HasSubstr("serve '/data/my model'\\''s' --tp"));
+}
+
 TEST(Report, AnswersFirstAndInJsonToo) {
   PlanRequest request = Request("llama-3.1-405b", "h100", "bf16");
   const auto plan = MakePlan(request);

@@ -29,6 +29,12 @@ Engine::Engine() {
     device.num_devices = static_cast<int>(std::strtol(devices, &name, 10));
     if (*name == ' ') device.name = name + 1;
   }
+  if (const char* capability = std::getenv("LOCKSTEP_CUDA_CAPABILITY"); capability != nullptr) {
+    char* minor = nullptr;
+    device.compute_major = static_cast<int>(std::strtol(capability, &minor, 10));
+    device.compute_minor =
+        *minor == '.' ? static_cast<int>(std::strtol(minor + 1, nullptr, 10)) : 0;
+  }
   if (const char* gib = std::getenv("LOCKSTEP_CUDA_MEMORY_GIB"); gib != nullptr) {
     device.memory_bytes = static_cast<int64_t>(std::strtod(gib, nullptr) * 0x1p30);
   }
