@@ -18,6 +18,10 @@ constexpr int kTasksPerThread = 4;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+SoftmaxRows RowsAt(float* memory, int num_rows) {
+  return {memory, memory + num_rows, memory + 2 * num_rows};
+}
+
 }  // namespace
 
 struct AttentionRunner::Shape {
@@ -31,20 +35,11 @@ struct AttentionRunner::Shape {
   int64_t qkv_width;
   bool is_gathered;  // groups of positions lie in pieces, and are brought together first
 
+  bool bf16() const { return cache.dtype == DType::kBF16; }
   int64_t split_bytes() const { return kSplitTokens * head_dim * DTypeBytes(cache.dtype); }
   int64_t key_line_bytes() const { return 4 * (is_gathered ? kGroupTokens : cache.block_size); }
   int64_t StateFloats(int num_rows) const {
     return RoundUp(int64_t{num_rows} * (2 + head_dim), 16);
-  }
-};
-
-struct AttentionRunner::State {
-  float* max;
-  float* sum;
-  float* values;  // [num_rows][head_dim]
-
-  static State At(float* memory, int num_rows) {
-    return {memory, memory + num_rows, memory + 2 * num_rows};
   }
 };
 
@@ -160,6 +155,7 @@ AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, in
 // tile].
 void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* packed) const {
   const int num_rows = item.num_tokens * shape.group;
+  const auto pack = shape.bf16() ? kernels_.pack_queries_bf16 : kernels_.pack_queries_f32;
   for (int first = 0; first < num_rows; first += kernels_.tile_rows) {
     const int rows = std::min(kernels_.tile_rows, num_rows - first);
     const float* q[kMaxTileRows];
@@ -168,7 +164,7 @@ void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* p
       const int64_t head = int64_t{item.kv_head} * shape.group + (first + r) % shape.group;
       q[r] = shape.args.qkv + token * shape.qkv_width + head * shape.head_dim;
     }
-    kernels_.pack_queries(q, rows, shape.head_dim, shape.args.scale, packed);
+    pack(q, rows, shape.head_dim, shape.args.scale, packed);
     packed += int64_t{kernels_.tile_rows} * shape.head_dim;
   }
 }
@@ -245,12 +241,11 @@ void AttentionRunner::AttendSplits(const Shape& shape, const Item& item, const T
       std::fill_n(scratch.row_lens + t * shape.group, shape.group,
                   static_cast<int32_t>(std::clamp<int64_t>(seen, 0, kSplitTokens)));
     }
-    const State state = state_of(split);
+    const SoftmaxRows state = state_of(split);
     kernels_.attend_split({scratch.q, item.num_tokens * shape.group, scratch.row_lens, groups, next,
                            shape.key_line_bytes(),
                            static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens)),
-                           shape.head_dim, shape.cache.dtype == DType::kBF16, scratch.weights,
-                           state.max, state.sum, state.values});
+                           shape.head_dim, shape.bf16(), scratch.weights, state});
     done(split);
     groups = next;
   }
@@ -258,21 +253,23 @@ void AttentionRunner::AttendSplits(const Shape& shape, const Item& item, const T
 
 // total = merge(total, next) for the rows that see any of the split; the first split is the total.
 void AttentionRunner::MergeSplit(const Shape& shape, const Item& item, int split,
-                                 const State& total, const State& next) const {
-  const int64_t begin = int64_t{split} * kSplitTokens;
-  for (int row = 0; row < item.num_tokens * shape.group; ++row) {
-    if (shape.batch.positions[item.first_token + row / shape.group] < begin) continue;
-    const int64_t at = int64_t{row} * shape.head_dim;
-    kernels_.merge_softmax(total.max + row, total.sum + row, total.values + at, next.max[row],
-                           next.sum[row], next.values + at, shape.head_dim);
-  }
+                                 const SoftmaxRows& total, const SoftmaxRows& next) const {
+  const int32_t* const positions = shape.batch.positions + item.first_token;
+  int token = 0;
+  while (positions[token] < int64_t{split} * kSplitTokens) ++token;
+  const int row = token * shape.group;
+  const auto from_row = [&](const SoftmaxRows& rows) {
+    return SoftmaxRows{rows.max + row, rows.sum + row, rows.values + int64_t{row} * shape.head_dim};
+  };
+  kernels_.merge_softmax(from_row(total), from_row(next), item.num_tokens * shape.group - row,
+                         shape.head_dim);
 }
 
 void AttentionRunner::RunWhole(const Shape& shape, const Item& item, int thread) {
   const ThreadScratch scratch = ScratchOf(shape, thread);
   const int num_rows = item.num_tokens * shape.group;
-  const State total = State::At(scratch.total, num_rows);
-  const State next = State::At(scratch.next, num_rows);
+  const SoftmaxRows total = RowsAt(scratch.total, num_rows);
+  const SoftmaxRows next = RowsAt(scratch.next, num_rows);
   PackQueries(shape, item, scratch.q);
   AttendSplits(
       shape, item, {0, 0, item.num_splits}, scratch,
@@ -290,22 +287,23 @@ void AttentionRunner::RunPart(const Shape& shape, const Item& item, const Task& 
   PackQueries(shape, item, scratch.q);
   AttendSplits(
       shape, item, task, scratch,
-      [&](int split) { return State::At(states + split * shape.StateFloats(num_rows), num_rows); },
+      [&](int split) { return RowsAt(states + split * shape.StateFloats(num_rows), num_rows); },
       [](int) {});
 }
 
 void AttentionRunner::MergeParts(const Shape& shape, const Item& item, int) {
   const int num_rows = item.num_tokens * shape.group;
   float* states = static_cast<float*>(states_.Reserve(0)) + item.state_offset;
-  const State total = State::At(states, num_rows);
+  const SoftmaxRows total = RowsAt(states, num_rows);
   for (int split = 1; split < item.num_splits; ++split) {
-    const State next = State::At(states + split * shape.StateFloats(num_rows), num_rows);
+    const SoftmaxRows next = RowsAt(states + split * shape.StateFloats(num_rows), num_rows);
     MergeSplit(shape, item, split, total, next);
   }
   WriteOut(shape, item, total);
 }
 
-void AttentionRunner::WriteOut(const Shape& shape, const Item& item, const State& state) const {
+void AttentionRunner::WriteOut(const Shape& shape, const Item& item,
+                               const SoftmaxRows& state) const {
   for (int row = 0; row < item.num_tokens * shape.group; ++row) {
     const int64_t token = item.first_token + row / shape.group;
     const int64_t head = int64_t{item.kv_head} * shape.group + row % shape.group;

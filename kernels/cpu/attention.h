@@ -39,7 +39,6 @@ class AttentionRunner {
   };
   struct Shape;          // sizes common to the whole call
   struct ThreadScratch;  // pointers into one thread's scratch
-  struct State;          // pointers to (max, sum, values) of an item's rows
 
   void PlanItems(const Shape& shape);
   void PlanTasks(const Shape& shape);
@@ -56,9 +55,9 @@ class AttentionRunner {
   void RunWhole(const Shape& shape, const Item& item, int thread);
   void RunPart(const Shape& shape, const Item& item, const Task& task, int thread);
   void MergeParts(const Shape& shape, const Item& item, int thread);
-  void MergeSplit(const Shape& shape, const Item& item, int split, const State& total,
-                  const State& next) const;
-  void WriteOut(const Shape& shape, const Item& item, const State& state) const;
+  void MergeSplit(const Shape& shape, const Item& item, int split, const SoftmaxRows& total,
+                  const SoftmaxRows& next) const;
+  void WriteOut(const Shape& shape, const Item& item, const SoftmaxRows& state) const;
 
   const VectorKernels& kernels_;
   ThreadPool& pool_;

@@ -24,7 +24,8 @@ constexpr VectorKernels MakeKernels(const char* name, const QuantizedKernels& qu
   kernels.pack_bf16 = PackBf16<V>;
   kernels.gemm_f32 = Gemm<V, false>;
   kernels.gemm_bf16 = Gemm<V, true>;
-  kernels.pack_queries = PackQueries<V>;
+  kernels.pack_queries_f32 = PackQueries<V, false>;
+  kernels.pack_queries_bf16 = PackQueries<V, true>;
   kernels.attend_split = AttendSplit<V>;
   kernels.merge_softmax = MergeSoftmax<V>;
   kernels.normalise = Normalise<V>;

@@ -112,6 +112,25 @@ struct PortableVector {
       return FromBits(Bits(from.lane[at]) >> 16 | Bits(from.lane[at + 1]));
     });
   }
+  // The pairs that RoundToBf16 left in two vectors of lanes, of these and those.
+  static Pairs PairUp(F even, F odd) {
+    return Make([&](int i) { return FromBits(Bits(even.lane[i]) >> 16 | Bits(odd.lane[i])); });
+  }
+  // JoinPairs of both, rounded; of numbers that are not denormal.
+  static Pairs RoundToPairs(F a, F b) { return JoinPairs(RoundToBf16(a), RoundToBf16(b)); }
+  // Two rows of 2 kLanes bf16 -> pairs of one from each; sums over these are in an order that
+  // UnzipSums puts right.
+  static void ZipRows(Pairs& first, Pairs& second) {
+    const auto element = [a = first, b = second](int i) {
+      const int shift = i % 2 * 16;
+      const uint32_t low = Bits(a.lane[i / 2]) >> shift & 0xffffu;
+      return FromBits(low | (Bits(b.lane[i / 2]) >> shift) << 16);
+    };
+    first = Make(element);
+    second = Make([&](int i) { return element(i + kLanes); });
+  }
+  static void UnzipSums(F&, F&) {}
+  static F AsLanes(Pairs v) { return v; }
   static F OddOf(Pairs v) {
     return Make([&](int i) { return FromBits(Bits(v.lane[i]) & 0xffff0000u); });
   }

@@ -57,17 +57,25 @@ float SliceF32(const PlainWeight& weight, int64_t n, const float* x, int64_t k0,
   return sum;
 }
 
-float SliceBF16(const PlainWeight& weight, int64_t n, const float* x, int64_t k0, int64_t k1) {
+// The sum of x(i) * y(i) over 0..count-1 the way bf16 is multiplied: x rounded, in pairs, flushed.
+template <typename X, typename Y>
+float PairedDot(int64_t count, X x, Y y) {
   const cpu::FlushDenormals flush;
   float sum = 0.0f;
-  for (int64_t k = k0; k < k1; k += 2) {
-    const bool has_odd = k + 1 < k1;
-    const float x_odd = has_odd ? ToFloat(ToBF16(x[k + 1])) : 0.0f;
-    const float w_odd = has_odd ? weight.At(n, k + 1) : 0.0f;
-    sum = std::fma(x_odd, w_odd, sum);
-    sum = std::fma(ToFloat(ToBF16(x[k])), weight.At(n, k), sum);
+  for (int64_t i = 0; i < count; i += 2) {
+    const bool has_odd = i + 1 < count;
+    const float x_odd = has_odd ? ToFloat(ToBF16(x(i + 1))) : 0.0f;
+    const float y_odd = has_odd ? y(i + 1) : 0.0f;
+    sum = std::fma(x_odd, y_odd, sum);
+    sum = std::fma(ToFloat(ToBF16(x(i))), y(i), sum);
   }
   return sum;
+}
+
+float SliceBF16(const PlainWeight& weight, int64_t n, const float* x, int64_t k0, int64_t k1) {
+  return PairedDot(
+      k1 - k0, [&](int64_t i) { return x[k0 + i]; },
+      [&](int64_t i) { return weight.At(n, k0 + i); });
 }
 
 // The state of one split or of several merged ones.
@@ -124,16 +132,23 @@ struct CachedHead {
   }
 };
 
+// The sum of x(i) * cached(i), the latter out of a cache of that dtype.
+template <typename X, typename Cached>
+float CachedDot(DType dtype, int64_t count, X x, Cached cached) {
+  if (dtype == DType::kBF16) return PairedDot(count, x, cached);
+  float sum = 0.0f;
+  for (int64_t i = 0; i < count; ++i) sum = std::fma(x(i), cached(i), sum);
+  return sum;
+}
+
 SoftmaxState AttendSplit(const CachedHead& head, const float* q, float scale, int64_t begin,
                          int64_t end) {
   const int head_dim = head.cache.head_dim;
   std::vector<float> weights;
   for (int64_t j = begin; j < end; ++j) {
-    float score = 0.0f;
-    for (int d = 0; d < head_dim; ++d) {
-      score = std::fma(q[d] * scale, head.KeyAt(j, d), score);
-    }
-    weights.push_back(score);
+    weights.push_back(CachedDot(
+        head.cache.dtype, head_dim, [&](int64_t d) { return q[d] * scale; },
+        [&](int64_t d) { return head.KeyAt(j, static_cast<int>(d)); }));
   }
   SoftmaxState state;
   state.max = *std::max_element(weights.begin(), weights.end());
@@ -143,11 +158,10 @@ SoftmaxState AttendSplit(const CachedHead& head, const float* q, float scale, in
     lanes[j % kLanes] += weights[j];
   }
   state.sum = NeighbourTree(lanes);
-  state.values.assign(head_dim, 0.0f);
-  for (int64_t j = begin; j < end; ++j) {
-    for (int d = 0; d < head_dim; ++d) {
-      state.values[d] = std::fma(weights[j - begin], head.ValueAt(j, d), state.values[d]);
-    }
+  for (int d = 0; d < head_dim; ++d) {
+    state.values.push_back(CachedDot(
+        head.cache.dtype, end - begin, [&](int64_t j) { return weights[j]; },
+        [&](int64_t j) { return head.ValueAt(begin + j, d); }));
   }
   return state;
 }

@@ -54,9 +54,16 @@ struct SplitGroups {
   const char* v[kSplitGroups];
 };
 
+// What attention over some positions gives for each of some rows.
+struct SoftmaxRows {
+  float* max;     // [num_rows]
+  float* sum;     // [num_rows]
+  float* values;  // [num_rows][head_dim]
+};
+
 // One split of one KV head for a tile of query rows.
 struct SplitAttention {
-  const float* q;  // packed tiles of scaled rows, tile i at q + i * tile_rows * head_dim
+  const float* q;  // tiles as pack_queries_* makes them, tile i at q + i * tile_rows * head_dim
   int num_rows;
   const int32_t* row_lens;  // [num_rows] how many of the split's positions each row sees, 0..128
   const SplitGroups* at;
@@ -64,12 +71,9 @@ struct SplitAttention {
   int64_t key_line_bytes;
   int num_positions;  // 1..128, = max of row_lens
   int head_dim;
-  bool bf16;       // the cache's dtype; else f32
-  float* weights;  // scratch [num_rows][128], 64-byte aligned
-  // Result; rows with row_lens 0 are left alone.
-  float* max;     // [num_rows]
-  float* sum;     // [num_rows]
-  float* values;  // [num_rows][head_dim]
+  bool bf16;        // the cache's dtype; else f32
+  float* weights;   // scratch [num_rows][128], 64-byte aligned
+  SoftmaxRows out;  // rows with row_lens 0 mean nothing
 };
 
 struct VectorKernels {
@@ -90,13 +94,16 @@ struct VectorKernels {
   void (*gemm_f32)(const GemmBlock& block);
   void (*gemm_bf16)(const GemmBlock& block);
 
-  // out[d][row] = rows[row][d] * scale; num_rows <= tile_rows.
-  void (*pack_queries)(const float* const* rows, int num_rows, int head_dim, float scale,
-                       float* out);
+  // out[d][row] = rows[row][d] * scale; num_rows <= tile_rows. For bf16 caches rounded, as pairs
+  // out[d / 2][row] where pairs_as_bf16.
+  void (*pack_queries_f32)(const float* const* rows, int num_rows, int head_dim, float scale,
+                           float* out);
+  void (*pack_queries_bf16)(const float* const* rows, int num_rows, int head_dim, float scale,
+                            float* out);
   void (*attend_split)(const SplitAttention& args);
-  // (max, sum, values) = merge of itself and the next split's.
-  void (*merge_softmax)(float* max, float* sum, float* values, float next_max, float next_sum,
-                        const float* next_values, int head_dim);
+  // total = merge of itself and the next split's.
+  void (*merge_softmax)(const SoftmaxRows& total, const SoftmaxRows& next, int num_rows,
+                        int head_dim);
   // out = values * (1 / sum)
   void (*normalise)(const float* values, float sum, int head_dim, float* out);
 
