@@ -29,15 +29,17 @@ struct AttentionRunner::Shape {
   const BatchIndex& batch;
   const KvCacheView& cache;
   int head_dim;
-  int group;        // query heads per KV head
-  int item_tokens;  // at most, per item
-  int max_rows;     // item_tokens * group
+  int group;  // query heads per KV head
   int64_t qkv_width;
   bool is_gathered;  // groups of positions lie in pieces, and are brought together first
 
   bool bf16() const { return cache.dtype == DType::kBF16; }
   int64_t split_bytes() const { return kSplitTokens * head_dim * DTypeBytes(cache.dtype); }
   int64_t key_line_bytes() const { return 4 * (is_gathered ? kGroupTokens : cache.block_size); }
+  int max_rows() const { return std::max(kItemRows, group); }  // of an item's heads together
+  int RowsOfHead(const Item& item) const { return item.num_tokens * group; }
+  // Memory for so many rows of one head.
+  int64_t QueryFloats(int num_rows) const { return RoundUp(int64_t{num_rows} * head_dim, 16); }
   int64_t StateFloats(int num_rows) const {
     return RoundUp(int64_t{num_rows} * (2 + head_dim), 16);
   }
@@ -45,10 +47,10 @@ struct AttentionRunner::Shape {
 
 struct AttentionRunner::ThreadScratch {
   float* weights;       // [max_rows][128]
-  float* q;             // [max_rows][head_dim], packed
-  float* total;         // a state
+  float* q;             // [heads of the item] packed rows
+  float* totals;        // [heads of the item] states
   float* next;          // a state
-  char* gathered;       // keys and values of the split at hand and of the next, if they must be
+  char* gathered;       // keys and values of the step at hand and of the next, if they must be
   SplitGroups* groups;  // likewise [2]
   int32_t* row_lens;    // [max_rows]
 };
@@ -59,17 +61,14 @@ AttentionRunner::AttentionRunner(const VectorKernels& kernels, ThreadPool& pool)
 void AttentionRunner::Run(const Backend::AttentionArgs& args) {
   const KvCacheView& cache = *args.cache;
   LS_CHECK_EQ(args.num_heads % cache.num_kv_heads, 0);
-  const int group = args.num_heads / cache.num_kv_heads;
-  const int item_tokens = std::max(1, kItemRows / group);
   const Shape shape = {args,
                        *args.batch,
                        cache,
                        cache.head_dim,
-                       group,
-                       item_tokens,
-                       item_tokens * group,
+                       args.num_heads / cache.num_kv_heads,
                        int64_t{args.num_heads + 2 * cache.num_kv_heads} * cache.head_dim,
                        cache.block_size % kGroupTokens != 0};
+  PlanTiles(shape);
   PlanItems(shape);
   PlanTasks(shape);
   ReserveScratch(shape);
@@ -79,24 +78,43 @@ void AttentionRunner::Run(const Backend::AttentionArgs& args) {
     item.state_offset < 0 ? RunWhole(shape, item, thread) : RunPart(shape, item, task, thread);
   });
   if (divided_.empty()) return;
-  pool_.ParallelFor(static_cast<int64_t>(divided_.size()),
-                    [&](int64_t i, int thread) { MergeParts(shape, items_[divided_[i]], thread); });
+  pool_.ParallelFor(static_cast<int64_t>(divided_.size()), [&](int64_t i, int) {
+    MergeParts(shape, items_[divided_[i].item], divided_[i].head);
+  });
+}
+
+void AttentionRunner::PlanTiles(const Shape& shape) {
+  tiles_.clear();
+  const int64_t tile_tokens = shape.max_rows() / shape.group;
+  int64_t total_splits = 0;  // of all heads
+  for (int64_t seq = 0; seq < shape.batch.num_seqs; ++seq) {
+    const int64_t begin = shape.batch.query_starts[seq];
+    const int64_t end = shape.batch.query_starts[seq + 1];
+    const int64_t num_tiles = (end - begin + tile_tokens - 1) / tile_tokens;
+    for (int64_t tile = num_tiles - 1; tile >= 0; --tile) {  // the longest contexts first
+      const int64_t first = begin + tile * tile_tokens;
+      const auto num_tokens = static_cast<int>(std::min<int64_t>(tile_tokens, end - first));
+      const int64_t context = shape.batch.positions[first + num_tokens - 1] + int64_t{1};
+      const auto num_splits = static_cast<int>((context + kSplitTokens - 1) / kSplitTokens);
+      tiles_.push_back({seq, 0, shape.cache.num_kv_heads, first, num_tokens, num_splits, -1});
+      total_splits += int64_t{num_splits} * shape.cache.num_kv_heads;
+    }
+  }
+  const int num_threads = pool_.num_threads();
+  task_splits_ = num_threads == 1
+                     ? total_splits
+                     : std::max<int64_t>(1, total_splits / (kTasksPerThread * num_threads));
 }
 
 void AttentionRunner::PlanItems(const Shape& shape) {
   items_.clear();
-  for (int64_t seq = 0; seq < shape.batch.num_seqs; ++seq) {
-    const int64_t begin = shape.batch.query_starts[seq];
-    const int64_t end = shape.batch.query_starts[seq + 1];
-    const int64_t num_tiles = (end - begin + shape.item_tokens - 1) / shape.item_tokens;
-    for (int64_t tile = num_tiles - 1; tile >= 0; --tile) {  // the longest contexts first
-      const int64_t first = begin + tile * shape.item_tokens;
-      const auto num_tokens = static_cast<int>(std::min<int64_t>(shape.item_tokens, end - first));
-      const int64_t context = shape.batch.positions[first + num_tokens - 1] + int64_t{1};
-      const auto num_splits = static_cast<int>((context + kSplitTokens - 1) / kSplitTokens);
-      for (int kv_head = 0; kv_head < shape.cache.num_kv_heads; ++kv_head) {
-        items_.push_back({seq, kv_head, first, num_tokens, num_splits, -1});
-      }
+  for (const Item& tile : tiles_) {
+    const int fitting = std::max(1, kItemRows / shape.RowsOfHead(tile));
+    const auto heads = static_cast<int>(std::min<int64_t>(fitting, task_splits_));
+    for (int head = 0; head < tile.num_heads; head += heads) {
+      Item& item = items_.emplace_back(tile);
+      item.first_head = head;
+      item.num_heads = std::min(heads, tile.num_heads - head);
     }
   }
 }
@@ -104,21 +122,19 @@ void AttentionRunner::PlanItems(const Shape& shape) {
 void AttentionRunner::PlanTasks(const Shape& shape) {
   tasks_.clear();
   divided_.clear();
-  int64_t total_splits = 0;
-  for (const Item& item : items_) total_splits += item.num_splits;
-  const int64_t part = std::max<int64_t>(1, total_splits / (kTasksPerThread * pool_.num_threads()));
   int64_t state_floats = 0;
   for (int64_t i = 0; i < static_cast<int64_t>(items_.size()); ++i) {
     Item& item = items_[i];
     // At most half a thread's share for one task, else the others wait for it.
-    if (pool_.num_threads() == 1 || item.num_splits < 2 || item.num_splits <= 2 * part) continue;
+    const bool is_short = int64_t{item.num_splits} * item.num_heads <= 2 * task_splits_;
+    if (item.num_splits < 2 || is_short) continue;
     item.state_offset = state_floats;
-    state_floats += item.num_splits * shape.StateFloats(item.num_tokens * shape.group);
-    divided_.push_back(i);
-    for (int split = 0; split < item.num_splits; split += static_cast<int>(part)) {
-      tasks_.push_back(
-          {i, split, static_cast<int>(std::min<int64_t>(part, item.num_splits - split))});
-    }
+    state_floats +=
+        int64_t{item.num_splits} * item.num_heads * shape.StateFloats(shape.RowsOfHead(item));
+    for (int head = 0; head < item.num_heads; ++head) divided_.push_back({i, head});
+    const auto part = static_cast<int>(task_splits_ / item.num_heads);
+    for (int split = 0; split < item.num_splits; split += part)
+      tasks_.push_back({i, split, std::min(part, item.num_splits - split)});
   }
   for (int64_t i = 0; i < static_cast<int64_t>(items_.size()); ++i) {
     if (items_[i].state_offset < 0) tasks_.push_back({i, 0, items_[i].num_splits});
@@ -131,79 +147,87 @@ void AttentionRunner::ReserveScratch(const Shape& shape) {
 }
 
 AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, int thread) {
-  const int64_t weights = int64_t{shape.max_rows} * kSplitTokens;
-  const int64_t q = RoundUp(int64_t{shape.max_rows} * shape.head_dim, 16);
-  const int64_t state = shape.StateFloats(shape.max_rows);
-  const int64_t float_bytes = (weights + q + 2 * state) * static_cast<int64_t>(sizeof(float));
+  // Heads have a row each at least, so rounding for each row is room for all of them.
+  const int64_t weights = int64_t{shape.max_rows()} * kSplitTokens;
+  const int64_t q = shape.max_rows() * shape.QueryFloats(1);
+  const int64_t states = shape.max_rows() * shape.StateFloats(1);
+  const int64_t float_bytes = (weights + q + 2 * states) * static_cast<int64_t>(sizeof(float));
   const int64_t gathered_bytes = shape.is_gathered ? 4 * shape.split_bytes() : 0;
   const int64_t groups_bytes = 2 * static_cast<int64_t>(sizeof(SplitGroups));
-  const int64_t lens_bytes = shape.max_rows * static_cast<int64_t>(sizeof(int32_t));
+  const int64_t lens_bytes = shape.max_rows() * static_cast<int64_t>(sizeof(int32_t));
   char* const memory = static_cast<char*>(
       scratch_[thread].Reserve(float_bytes + gathered_bytes + groups_bytes + lens_bytes));
   ThreadScratch scratch = {};
   scratch.weights = reinterpret_cast<float*>(memory);
   scratch.q = scratch.weights + weights;
-  scratch.total = scratch.q + q;
-  scratch.next = scratch.total + state;
+  scratch.totals = scratch.q + q;
+  scratch.next = scratch.totals + states;
   scratch.gathered = memory + float_bytes;
   scratch.groups = reinterpret_cast<SplitGroups*>(scratch.gathered + gathered_bytes);
   scratch.row_lens = reinterpret_cast<int32_t*>(scratch.groups + 2);
   return scratch;
 }
 
-// Rows are (token, head of the group), tokens outermost, scaled, in tiles [head_dim][rows of the
-// tile].
+// Of each KV head: rows are (token, head of the group), tokens outermost, in tiles as the kernels
+// pack them.
 void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* packed) const {
-  const int num_rows = item.num_tokens * shape.group;
+  const int num_rows = shape.RowsOfHead(item);
   const auto pack = shape.bf16() ? kernels_.pack_queries_bf16 : kernels_.pack_queries_f32;
-  for (int first = 0; first < num_rows; first += kernels_.tile_rows) {
-    const int rows = std::min(kernels_.tile_rows, num_rows - first);
-    const float* q[kMaxTileRows];
-    for (int r = 0; r < rows; ++r) {
-      const int64_t token = item.first_token + (first + r) / shape.group;
-      const int64_t head = int64_t{item.kv_head} * shape.group + (first + r) % shape.group;
-      q[r] = shape.args.qkv + token * shape.qkv_width + head * shape.head_dim;
+  for (int head = 0; head < item.num_heads; ++head) {
+    const int64_t first_head = int64_t{item.first_head + head} * shape.group;
+    float* const packed_head = packed + head * shape.QueryFloats(num_rows);
+    for (int first = 0; first < num_rows; first += kernels_.tile_rows) {
+      const int rows = std::min(kernels_.tile_rows, num_rows - first);
+      const float* q[kMaxTileRows];
+      for (int r = 0; r < rows; ++r) {
+        const int64_t token = item.first_token + (first + r) / shape.group;
+        const int64_t query_head = first_head + (first + r) % shape.group;
+        q[r] = shape.args.qkv + token * shape.qkv_width + query_head * shape.head_dim;
+      }
+      pack(q, rows, shape.head_dim, shape.args.scale,
+           packed_head + int64_t{first} * shape.head_dim);
     }
-    pack(q, rows, shape.head_dim, shape.args.scale, packed);
-    packed += int64_t{kernels_.tile_rows} * shape.head_dim;
   }
 }
 
-const SplitGroups& AttentionRunner::GroupsOf(const Shape& shape, const Item& item, int split,
+const SplitGroups& AttentionRunner::GroupsOf(const Shape& shape, const Item& item, const Step& step,
                                              const ThreadScratch& scratch) const {
   const KvCacheView& cache = shape.cache;
-  SplitGroups& groups = scratch.groups[split % 2];
-  const int64_t begin = int64_t{split} * kSplitTokens;
+  SplitGroups& groups = scratch.groups[step.index % 2];
+  const int64_t begin = int64_t{step.split} * kSplitTokens;
   const int64_t last = shape.batch.positions[item.first_token + item.num_tokens - 1];
   const auto count = static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens));
+  const int kv_head = item.first_head + step.head;
+  const int32_t* blocks = shape.batch.block_tables + item.seq * shape.batch.max_blocks_per_seq;
   if (shape.is_gathered) {
-    char* memory = scratch.gathered + split % 2 * 2 * shape.split_bytes();
-    GatherGroups(shape, item, begin, count, memory, groups);
+    char* memory = scratch.gathered + step.index % 2 * 2 * shape.split_bytes();
+    GatherGroups(shape, {blocks, kv_head, begin, count}, memory, groups);
     return groups;
   }
-  const int32_t* blocks = shape.batch.block_tables + item.seq * shape.batch.max_blocks_per_seq;
   const int64_t element = DTypeBytes(cache.dtype);
   const int64_t head_bytes = int64_t{cache.block_size} * cache.head_dim * element;
+  int64_t block = begin / cache.block_size;
+  int64_t offset = begin % cache.block_size;
   for (int g = 0; g < kSplitGroups; ++g) {
     if (g * kGroupTokens >= count) {
       groups.k[g] = groups.k[0];
       groups.v[g] = groups.v[0];
       continue;
     }
-    const int64_t position = begin + g * kGroupTokens;
-    const int64_t head = int64_t{blocks[position / cache.block_size]} * cache.num_kv_heads;
-    const int64_t offset = position % cache.block_size;
-    const int64_t at = (head + item.kv_head) * head_bytes;
+    const int64_t at = (int64_t{blocks[block]} * cache.num_kv_heads + kv_head) * head_bytes;
     groups.k[g] = static_cast<const char*>(cache.k) + at + offset * 4;
     groups.v[g] = static_cast<const char*>(cache.v) + at + offset * cache.head_dim * element;
+    offset += kGroupTokens;
+    if (offset < cache.block_size) continue;
+    offset = 0;
+    ++block;
   }
   return groups;
 }
 
-void AttentionRunner::GatherGroups(const Shape& shape, const Item& item, int64_t begin, int count,
-                                   char* memory, SplitGroups& groups) const {
+void AttentionRunner::GatherGroups(const Shape& shape, const Positions& positions, char* memory,
+                                   SplitGroups& groups) const {
   const KvCacheView& cache = shape.cache;
-  const int32_t* blocks = shape.batch.block_tables + item.seq * shape.batch.max_blocks_per_seq;
   const int64_t row_bytes = cache.head_dim * DTypeBytes(cache.dtype);
   const int64_t group_bytes = kGroupTokens * row_bytes;
   char* const values = memory + shape.split_bytes();
@@ -211,11 +235,12 @@ void AttentionRunner::GatherGroups(const Shape& shape, const Item& item, int64_t
     groups.k[g] = memory + g * group_bytes;
     groups.v[g] = values + g * group_bytes;
   }
-  for (int j = 0; j < count; ++j) {
-    const int64_t position = begin + j;
-    const int64_t head = int64_t{blocks[position / cache.block_size]} * cache.num_kv_heads;
+  for (int j = 0; j < positions.count; ++j) {
+    const int64_t position = positions.begin + j;
+    const int64_t block = positions.blocks[position / cache.block_size];
     const int64_t offset = position % cache.block_size;
-    const int64_t at = (head + item.kv_head) * cache.block_size * row_bytes;
+    const int64_t at =
+        (block * cache.num_kv_heads + positions.kv_head) * cache.block_size * row_bytes;
     const char* const keys = static_cast<const char*>(cache.k) + at + offset * 4;
     char* const words = memory + j / kGroupTokens * group_bytes + j % kGroupTokens * 4;
     for (int64_t line = 0; line < row_bytes / 4; ++line) {
@@ -229,24 +254,29 @@ void AttentionRunner::GatherGroups(const Shape& shape, const Item& item, int64_t
 void AttentionRunner::AttendSplits(const Shape& shape, const Item& item, const Task& task,
                                    const ThreadScratch& scratch, const auto& state_of,
                                    const auto& done) const {
-  const int end = task.first_split + task.num_splits;
+  const int num_rows = shape.RowsOfHead(item);
+  const int num_steps = task.num_splits * item.num_heads;
+  const auto step_at = [&](int index) {
+    return Step{task.first_split + index / item.num_heads, index % item.num_heads, index};
+  };
   const int64_t last = shape.batch.positions[item.first_token + item.num_tokens - 1];
-  const SplitGroups* groups = &GroupsOf(shape, item, task.first_split, scratch);
-  for (int split = task.first_split; split < end; ++split) {
+  const SplitGroups* groups = &GroupsOf(shape, item, step_at(0), scratch);
+  for (int i = 0; i < num_steps; ++i) {
+    const Step step = step_at(i);
     const SplitGroups* next =
-        split + 1 < end ? &GroupsOf(shape, item, split + 1, scratch) : nullptr;
-    const int64_t begin = int64_t{split} * kSplitTokens;
-    for (int t = 0; t < item.num_tokens; ++t) {
+        i + 1 < num_steps ? &GroupsOf(shape, item, step_at(i + 1), scratch) : groups;
+    const int64_t begin = int64_t{step.split} * kSplitTokens;
+    for (int t = 0; step.head == 0 && t < item.num_tokens; ++t) {
       const int64_t seen = shape.batch.positions[item.first_token + t] + int64_t{1} - begin;
       std::fill_n(scratch.row_lens + t * shape.group, shape.group,
                   static_cast<int32_t>(std::clamp<int64_t>(seen, 0, kSplitTokens)));
     }
-    const SoftmaxRows state = state_of(split);
-    kernels_.attend_split({scratch.q, item.num_tokens * shape.group, scratch.row_lens, groups, next,
-                           shape.key_line_bytes(),
+    const SoftmaxRows state = state_of(step);
+    kernels_.attend_split({scratch.q + step.head * shape.QueryFloats(num_rows), num_rows,
+                           scratch.row_lens, groups, next, shape.key_line_bytes(),
                            static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens)),
                            shape.head_dim, shape.bf16(), scratch.weights, state});
-    done(split);
+    done(step);
     groups = next;
   }
 }
@@ -261,54 +291,59 @@ void AttentionRunner::MergeSplit(const Shape& shape, const Item& item, int split
   const auto from_row = [&](const SoftmaxRows& rows) {
     return SoftmaxRows{rows.max + row, rows.sum + row, rows.values + int64_t{row} * shape.head_dim};
   };
-  kernels_.merge_softmax(from_row(total), from_row(next), item.num_tokens * shape.group - row,
+  kernels_.merge_softmax(from_row(total), from_row(next), shape.RowsOfHead(item) - row,
                          shape.head_dim);
 }
 
 void AttentionRunner::RunWhole(const Shape& shape, const Item& item, int thread) {
   const ThreadScratch scratch = ScratchOf(shape, thread);
-  const int num_rows = item.num_tokens * shape.group;
-  const SoftmaxRows total = RowsAt(scratch.total, num_rows);
+  const int num_rows = shape.RowsOfHead(item);
+  const auto total_of = [&](int head) {
+    return RowsAt(scratch.totals + head * shape.StateFloats(num_rows), num_rows);
+  };
   const SoftmaxRows next = RowsAt(scratch.next, num_rows);
   PackQueries(shape, item, scratch.q);
   AttendSplits(
       shape, item, {0, 0, item.num_splits}, scratch,
-      [&](int split) { return split == 0 ? total : next; },
-      [&](int split) {
-        if (split > 0) MergeSplit(shape, item, split, total, next);
+      [&](const Step& step) { return step.split == 0 ? total_of(step.head) : next; },
+      [&](const Step& step) {
+        if (step.split > 0) MergeSplit(shape, item, step.split, total_of(step.head), next);
       });
-  WriteOut(shape, item, total);
+  for (int head = 0; head < item.num_heads; ++head) WriteOut(shape, item, head, total_of(head));
+}
+
+SoftmaxRows AttentionRunner::DividedState(const Shape& shape, const Item& item, int split,
+                                          int head) {
+  const int num_rows = shape.RowsOfHead(item);
+  const int64_t index = int64_t{split} * item.num_heads + head;
+  float* const states = static_cast<float*>(states_.Reserve(0)) + item.state_offset;
+  return RowsAt(states + index * shape.StateFloats(num_rows), num_rows);
 }
 
 void AttentionRunner::RunPart(const Shape& shape, const Item& item, const Task& task, int thread) {
   const ThreadScratch scratch = ScratchOf(shape, thread);
-  const int num_rows = item.num_tokens * shape.group;
-  float* states = static_cast<float*>(states_.Reserve(0)) + item.state_offset;
   PackQueries(shape, item, scratch.q);
   AttendSplits(
       shape, item, task, scratch,
-      [&](int split) { return RowsAt(states + split * shape.StateFloats(num_rows), num_rows); },
-      [](int) {});
+      [&](const Step& step) { return DividedState(shape, item, step.split, step.head); },
+      [](const Step&) {});
 }
 
-void AttentionRunner::MergeParts(const Shape& shape, const Item& item, int) {
-  const int num_rows = item.num_tokens * shape.group;
-  float* states = static_cast<float*>(states_.Reserve(0)) + item.state_offset;
-  const SoftmaxRows total = RowsAt(states, num_rows);
-  for (int split = 1; split < item.num_splits; ++split) {
-    const SoftmaxRows next = RowsAt(states + split * shape.StateFloats(num_rows), num_rows);
-    MergeSplit(shape, item, split, total, next);
-  }
-  WriteOut(shape, item, total);
+void AttentionRunner::MergeParts(const Shape& shape, const Item& item, int head) {
+  const SoftmaxRows total = DividedState(shape, item, 0, head);
+  for (int split = 1; split < item.num_splits; ++split)
+    MergeSplit(shape, item, split, total, DividedState(shape, item, split, head));
+  WriteOut(shape, item, head, total);
 }
 
-void AttentionRunner::WriteOut(const Shape& shape, const Item& item,
+void AttentionRunner::WriteOut(const Shape& shape, const Item& item, int head,
                                const SoftmaxRows& state) const {
-  for (int row = 0; row < item.num_tokens * shape.group; ++row) {
+  const int64_t first_head = int64_t{item.first_head + head} * shape.group;
+  for (int row = 0; row < shape.RowsOfHead(item); ++row) {
     const int64_t token = item.first_token + row / shape.group;
-    const int64_t head = int64_t{item.kv_head} * shape.group + row % shape.group;
+    const int64_t query_head = first_head + row % shape.group;
     float* out = static_cast<float*>(shape.args.out) +
-                 (token * shape.args.num_heads + head) * shape.head_dim;
+                 (token * shape.args.num_heads + query_head) * shape.head_dim;
     kernels_.normalise(state.values + int64_t{row} * shape.head_dim, state.sum[row], shape.head_dim,
                        out);
   }

@@ -12,6 +12,7 @@
 #include "kernels/cpu/elementwise_kernels.h"
 #include "kernels/cpu/flush_denormals.h"
 #include "kernels/cpu/partial_vector.h"
+#include "kernels/cpu/split_lines.h"
 #include "kernels/cpu/vector_kernels.h"
 
 namespace lockstep::cpu {
@@ -31,7 +32,7 @@ float LargestScore(float* row, int count) {
 // rounded (as pairs, in half the room, where those are multiplied at once); gives the sum of what
 // they were before.
 template <class V, bool kBf16>
-float WeightsOfScores(float* row, int count, float max, LinesAhead<V>& ahead, int64_t num_ahead) {
+float WeightsOfScores(float* row, int count, float max, LaterValues<V>& ahead) {
   using F = typename V::F;
   constexpr int kVecs = 16 / V::kWidth;
   constexpr bool kPairs = kBf16 && V::kNativePairs;
@@ -44,7 +45,7 @@ float WeightsOfScores(float* row, int count, float max, LinesAhead<V>& ahead, in
     return weight;
   };
   for (int j = 0; j < count; j += 32) {
-    ahead.Fetch(num_ahead);
+    ahead.FetchStep();
     if constexpr (kPairs) {
       const F first = weight_at(j, lanes[0]);
       const F second = weight_at(j + 16, lanes[0]);
@@ -62,9 +63,9 @@ float WeightsOfScores(float* row, int count, float max, LinesAhead<V>& ahead, in
 
 // The maxima first: no row's exponentials wait for its own then.
 template <class V, bool kBf16>
-void Softmax(const SplitAttention& args, LinesAhead<V>& ahead) {
+void Softmax(const SplitAttention& args) {
   const int64_t num_steps = int64_t{args.num_rows} * ((args.num_positions + 31) / 32);
-  const int64_t num_ahead = ahead.PerStep(num_steps);
+  LaterValues<V> ahead(args, LinesPerGroup<kBf16>(args.head_dim), num_steps);
   const auto scores = [&](int row) { return args.weights + int64_t{row} * kSplitTokens; };
   for (int row = 0; row < args.num_rows; ++row) {
     if (args.row_lens[row] > 0)
@@ -72,8 +73,8 @@ void Softmax(const SplitAttention& args, LinesAhead<V>& ahead) {
   }
   for (int row = 0; row < args.num_rows; ++row) {
     if (args.row_lens[row] == 0) continue;
-    args.out.sum[row] = WeightsOfScores<V, kBf16>(scores(row), args.row_lens[row],
-                                                  args.out.max[row], ahead, num_ahead);
+    args.out.sum[row] =
+        WeightsOfScores<V, kBf16>(scores(row), args.row_lens[row], args.out.max[row], ahead);
   }
 }
 
@@ -90,11 +91,9 @@ void FlushedIfPairs(const auto& products) {
 
 template <class V, bool kBf16>
 void AttendSplitOf(const SplitAttention& args) {
-  LinesAhead<V> ahead = ValueLines<V, kBf16>(args);
-  FlushedIfPairs<V, kBf16>([&] { Scores<V, kBf16>(args, ahead); });
-  Softmax<V, kBf16>(args, ahead);
-  ahead = NextKeyLines<V, kBf16>(args);
-  FlushedIfPairs<V, kBf16>([&] { Values<V, kBf16>(args, ahead); });
+  FlushedIfPairs<V, kBf16>([&] { Scores<V, kBf16>(args); });
+  Softmax<V, kBf16>(args);
+  FlushedIfPairs<V, kBf16>([&] { Values<V, kBf16>(args); });
 }
 
 template <class V>

@@ -10,11 +10,6 @@
 namespace lockstep::cpu {
 namespace {
 
-// The first line of the keys from position j on.
-inline const char* KeysAt(const SplitGroups& groups, int j) {
-  return groups.k[j / kGroupTokens] + j % kGroupTokens * 4;
-}
-
 template <class V, int kRows, int kVecs>
 [[gnu::always_inline]] inline void AddScores(typename V::F (&sums)[kRows][kVecs], const float* q,
                                              const typename V::F (&columns)[kVecs]) {
@@ -49,81 +44,97 @@ template <class V, int kRows, int kVecs>
   }
 }
 
-// Scores of kRows rows for the kVecs vectors of positions from j on, and num_ahead lines fetched
-// for each of the keys.
+// Scores of kRows rows for the kVecs vectors of positions from j on; if so asked, values are
+// fetched meanwhile: by all tiles together those of the first half of the positions.
 template <class V, bool kBf16, int kRows, int kVecs>
-[[gnu::noinline]] void ScoreTile(const SplitAttention& args, int j, const float* q, float* scores,
-                                 LinesAhead<V>& ahead, int64_t num_ahead) {
-  typename V::F sum[kRows][kVecs];
+[[gnu::noinline]] void ScoreTile(const SplitAttention& args, int j, const float* q, bool fetch) {
+  constexpr int kGroups = kVecs * V::kWidth / kGroupTokens;
+  constexpr int kAhead = (kGroups + 1) / 2;  // groups, so many lines to one of the keys
+  typename V::F sums[kRows][kVecs];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) sum[r][v] = V::Zero();
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = V::Zero();
   }
   const char* keys[kVecs];
-  for (int v = 0; v < kVecs; ++v) keys[v] = KeysAt(*args.at, j + v * V::kWidth);
-  LinesAhead<V> lines = ahead;
-  const int64_t num_lines = LinesPerGroup<kBf16>(args);
-  for (int64_t line = 0; line < num_lines; ++line) {
-    const int64_t at = line * args.key_line_bytes;
-    lines.Fetch(num_ahead);
-    if constexpr (!kBf16) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kVecs; ++v) {
+    const int at = j + v * V::kWidth;
+    keys[v] = args.at->k[at / kGroupTokens] + at % kGroupTokens * 4;
+  }
+  const auto add_line = [&](int64_t at) [[gnu::always_inline]] {
+    if constexpr (kBf16) {
+      typename V::Pairs pairs[kVecs];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v)
+        pairs[v] = V::LoadPairs(reinterpret_cast<const uint32_t*>(keys[v] + at));
+      AddPairScores<V, kRows, kVecs>(sums, q, pairs);
+    } else {
       typename V::F columns[kVecs];
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v)
         columns[v] = V::Load(reinterpret_cast<const float*>(keys[v] + at));
-      AddScores<V, kRows, kVecs>(sum, q, columns);
-      q += kRows;
-      continue;
+      AddScores<V, kRows, kVecs>(sums, q, columns);
     }
-    typename V::Pairs pairs[kVecs];
+    q += kBf16 && !V::kNativePairs ? 2 * kRows : kRows;
+  };
+  const int64_t num_lines = LinesPerGroup<kBf16>(args.head_dim);
+  int64_t line = 0, at = 0;
+  if (fetch) {
+#pragma GCC unroll 1
+    for (int g = 0; g < kAhead; ++g) {
+      const char* ahead = args.at->v[j / (kVecs * V::kWidth) * kAhead + g];
+      const int64_t end = num_lines * (g + 1) / kAhead;
+      for (; line < end; ++line) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v)
-      pairs[v] = V::LoadPairs(reinterpret_cast<const uint32_t*>(keys[v] + at));
-    AddPairScores<V, kRows, kVecs>(sum, q, pairs);
-    q += V::kNativePairs ? kRows : 2 * kRows;
+        for (int i = 0; i < kAhead; ++i) V::PrefetchNear(ahead + i * kLineBytes);
+        ahead += kAhead * kLineBytes;
+        add_line(at);
+        at += args.key_line_bytes;
+      }
+    }
   }
-  ahead = lines;
+  for (; line < num_lines; ++line) {
+    add_line(at);
+    at += args.key_line_bytes;
+  }
+  float* const scores = args.weights + j;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
-      V::Store(scores + int64_t{r} * kSplitTokens + v * V::kWidth, sum[r][v]);
+      V::Store(scores + int64_t{r} * kSplitTokens + v * V::kWidth, sums[r][v]);
     }
   }
 }
 
 // Of kRows rows for all positions, rounded up to whole tiles.
 template <class V, bool kBf16, int kRows>
-void ScoreRows(const SplitAttention& args, const float* q, float* scores, LinesAhead<V>& ahead) {
+void ScoreRows(const SplitAttention& args, const float* q, bool fetch) {
   constexpr int kVecs = kRows <= kFourVectorRows<V> ? 4 : 2;
-  constexpr int kColumns = kVecs * V::kWidth;
-  const int num_tiles = (args.num_positions + kColumns - 1) / kColumns;
-  // The softmax fetches the rest.
-  const int64_t num_ahead = ahead.PerStep(num_tiles * LinesPerGroup<kBf16>(args)) * 3 / 4;
-  for (int j = 0; j < args.num_positions; j += kColumns) {
-    ScoreTile<V, kBf16, kRows, kVecs>(args, j, q, scores + j, ahead, num_ahead);
-  }
+  for (int j = 0; j < args.num_positions; j += kVecs * V::kWidth)
+    ScoreTile<V, kBf16, kRows, kVecs>(args, j, q, fetch);
 }
 
 template <class V, bool kBf16, int kRows = V::kTileRows>
-void ScoreRowsOf(int num_rows, const SplitAttention& args, const float* q, float* scores,
-                 LinesAhead<V>& ahead) {
+void ScoreRowsOf(int num_rows, const SplitAttention& args, const float* q, bool fetch) {
   if (num_rows == kRows) {
-    ScoreRows<V, kBf16, kRows>(args, q, scores, ahead);
+    ScoreRows<V, kBf16, kRows>(args, q, fetch);
   } else if constexpr (kRows > 1) {
-    ScoreRowsOf<V, kBf16, kRows - 1>(num_rows, args, q, scores, ahead);
+    ScoreRowsOf<V, kBf16, kRows - 1>(num_rows, args, q, fetch);
   }
 }
 
-// weights[row][position] = score.
+// weights[row][position] = score; the values are fetched beside the first rows.
 template <class V, bool kBf16>
-void Scores(const SplitAttention& args, LinesAhead<V>& ahead) {
-  const float* q = args.q;
-  for (int row = 0; row < args.num_rows; row += V::kTileRows) {
-    const int rows = args.num_rows - row < V::kTileRows ? args.num_rows - row : V::kTileRows;
-    ScoreRowsOf<V, kBf16>(rows, args, q, args.weights + int64_t{row} * kSplitTokens, ahead);
-    q += int64_t{V::kTileRows} * args.head_dim;
+void Scores(SplitAttention args) {
+  bool fetch = true;
+  for (int rows_left = args.num_rows; rows_left > 0; rows_left -= V::kTileRows) {
+    const int rows = rows_left < V::kTileRows ? rows_left : V::kTileRows;
+    ScoreRowsOf<V, kBf16>(rows, args, args.q, fetch);
+    args.q += int64_t{V::kTileRows} * args.head_dim;
+    args.weights += int64_t{V::kTileRows} * kSplitTokens;
+    fetch = false;
   }
 }
 

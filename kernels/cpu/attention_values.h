@@ -21,24 +21,14 @@ typename V::F LoadCached(const char* row, int64_t d, int n) {
   }
 }
 
-// The value of position j.
-template <bool kBf16>
-const char* ValueAt(const SplitGroups& groups, int j, int head_dim) {
-  const int64_t row_bytes = int64_t{head_dim} * (kBf16 ? 2 : 4);
-  return groups.v[j / kGroupTokens] + j % kGroupTokens * row_bytes;
-}
-
 // What tiles of rows from `row` on are to add: positions [begin, end), begin even; from zero if
 // fresh. Of pairs, the weights have zero beside a last one that is alone.
-template <class V>
 struct ValueRun {
   const SplitAttention& args;
   int row;
   int begin;
   int end;
   bool fresh;
-  LinesAhead<V>& ahead;
-  int64_t num_ahead;  // lines to be fetched beside each position or pair of positions
 
   // Of the tile's first row: of position j, or of the pair that begins there.
   template <bool kPairs>
@@ -47,6 +37,37 @@ struct ValueRun {
   }
   float* values() const { return args.out.values + int64_t{row} * args.head_dim; }
 };
+
+// Calls step(j, value) for the run's positions j, kStep at a time, value being columns from d on of
+// the first one's row; last(j, value) for the rest, less than a step. Meanwhile the keys that
+// follow are fetched, kLines lines a step: all tiles together take them all, one after the other.
+template <class V, bool kBf16, int kStep, int kLines>
+[[gnu::always_inline]] inline void WalkValues(const ValueRun& run, int d, const auto& step,
+                                              const auto& last) {
+  constexpr int kElementBytes = kBf16 ? 2 : 4;
+  constexpr int kRunLines = kGroupTokens / kStep * kLines;  // fetched beside a group of positions
+  const SplitAttention& args = run.args;
+  const int64_t row_bytes = int64_t{args.head_dim} * kElementBytes;
+  const int64_t stride = args.key_line_bytes;
+  const auto lines_per_group = static_cast<unsigned>(LinesPerGroup<kBf16>(args.head_dim));
+  const unsigned lines_of_tiles = kSplitGroups * LinesPerGroup<kBf16>(d);
+  for (int j = run.begin; j < run.end;) {
+    const int g = j / kGroupTokens;
+    const int end = run.end < (g + 1) * kGroupTokens ? run.end : (g + 1) * kGroupTokens;
+    const char* value = args.at->v[g] + j % kGroupTokens * row_bytes + d * kElementBytes;
+    const unsigned line = lines_of_tiles + g * kRunLines;
+    const char* ahead =
+        args.next->k[line / lines_per_group % kSplitGroups] + line % lines_per_group * stride;
+    for (; j + kStep <= end; j += kStep) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kLines; ++i) V::PrefetchNear(ahead + i * stride);
+      ahead += kLines * stride;
+      step(j, value);
+      value += kStep * row_bytes;
+    }
+    if (j < end) last(j++, value);
+  }
+}
 
 template <class V, int kRows, int kVecs>
 using ValueSums = typename V::F[kRows][kVecs];
@@ -78,7 +99,7 @@ template <class V, int kRows, int kVecs>
 // values[kRows][head_dim] (+)= weights[kRows][128] x v, kVecs vectors of columns from d on; with
 // one vector the first n of it.
 template <class V, bool kBf16, int kRows, int kVecs>
-[[gnu::noinline]] void ValueTile(const ValueRun<V>& run, int d, int n) {
+[[gnu::noinline]] void ValueTile(const ValueRun& run, int d, int n) {
   using F = typename V::F;
   constexpr bool kPairs = kBf16 && V::kNativePairs;
   const int64_t ldv = run.args.head_dim;
@@ -90,18 +111,17 @@ template <class V, bool kBf16, int kRows, int kVecs>
     for (int v = 0; v < kVecs; ++v)
       sums[r][v] = run.fresh ? V::Zero() : LoadUpTo<V>(values + r * ldv + v * V::kWidth, n);
   }
-  const auto load = [&](int j, F(&columns)[kVecs]) [[gnu::always_inline]] {
-    const char* const value = ValueAt<kBf16>(*run.args.at, j, run.args.head_dim);
+  const auto load = [&](const char* value, F(&columns)[kVecs]) [[gnu::always_inline]] {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) columns[v] = LoadCached<V, kBf16>(value, d + v * V::kWidth, n);
+    for (int v = 0; v < kVecs; ++v) columns[v] = LoadCached<V, kBf16>(value, v * V::kWidth, n);
   };
-  const auto add_pair = [&](int j, bool has_odd) [[gnu::always_inline]] {
+  const auto add_pair = [&](int j, const char* value, bool has_odd) [[gnu::always_inline]] {
     F even[kVecs], odd[kVecs];
-    load(j, even);
+    load(value, even);
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) odd[v] = V::Zero();
-    if (has_odd) load(j + 1, odd);
-    const float* const weights = run.template WeightAt<kPairs>(j);
+    if (has_odd) load(value + ldv * 2, odd);
+    const float* const weights = run.WeightAt<kPairs>(j);
     if constexpr (kPairs) {
       typename V::Pairs pairs[kVecs];
 #pragma GCC unroll 4
@@ -112,23 +132,19 @@ template <class V, bool kBf16, int kRows, int kVecs>
       AddProducts<V, kRows, kVecs>(sums, weights, even);
     }
   };
-  LinesAhead<V> lines = run.ahead;
+  const auto add_one = [&](int j, const char* value) [[gnu::always_inline]] {
+    F columns[kVecs];
+    load(value, columns);
+    AddProducts<V, kRows, kVecs>(sums, run.WeightAt<false>(j), columns);
+  };
+  constexpr int kLines = kVecs * V::kWidth < 16 ? 1 : kVecs * V::kWidth / 16;
   if constexpr (kBf16) {
-    int j = run.begin;
-    for (; j + 2 <= run.end; j += 2) {
-      lines.Fetch(run.num_ahead);
-      add_pair(j, true);
-    }
-    if (j < run.end) add_pair(j, false);
+    WalkValues<V, true, 2, kLines>(
+        run, d, [&](int j, const char* value) [[gnu::always_inline]] { add_pair(j, value, true); },
+        [&](int j, const char* value) [[gnu::always_inline]] { add_pair(j, value, false); });
   } else {
-    for (int j = run.begin; j < run.end; ++j) {
-      F columns[kVecs];
-      lines.Fetch(run.num_ahead);
-      load(j, columns);
-      AddProducts<V, kRows, kVecs>(sums, run.template WeightAt<false>(j), columns);
-    }
+    WalkValues<V, false, 1, kLines>(run, d, add_one, add_one);
   }
-  run.ahead = lines;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
@@ -140,7 +156,7 @@ template <class V, bool kBf16, int kRows, int kVecs>
 // of columns, whose halves are wide with one operation, or, where pairs of positions are multiplied
 // at once, zipped with the next position's. The sums are put in order at the end.
 template <class V, int kRows, int kUnits>
-[[gnu::noinline]] void ValueUnitsTile(const ValueRun<V>& run, int d) {
+[[gnu::noinline]] void ValueUnitsTile(const ValueRun& run, int d) {
   using F = typename V::F;
   constexpr int kVecs = 2 * kUnits;
   const int64_t ldv = run.args.head_dim;
@@ -150,14 +166,10 @@ template <class V, int kRows, int kUnits>
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) sums[r][v] = V::Zero();
   }
-  const auto value_at = [&](int j) {
-    return reinterpret_cast<const uint32_t*>(ValueAt<true>(*run.args.at, j, run.args.head_dim)) +
-           d / 2;
-  };
   // Of the even position, then of the odd one unless it is null.
   const auto add_pair = [&](int j, const uint32_t* even,
                             const uint32_t* odd) [[gnu::always_inline]] {
-    const float* const weights = run.template WeightAt<V::kNativePairs>(j);
+    const float* const weights = run.WeightAt<V::kNativePairs>(j);
     if constexpr (V::kNativePairs) {
       typename V::Pairs pairs[kVecs];
 #pragma GCC unroll 2
@@ -185,15 +197,13 @@ template <class V, int kRows, int kUnits>
       AddProducts<V, kRows, kVecs>(sums, weights, columns);
     }
   };
-  LinesAhead<V> lines = run.ahead;
-  int j = 0;
-  for (; j + 2 <= run.end; j += 2) {
-    lines.Fetch(run.num_ahead);
-    const uint32_t* const even = value_at(j);
-    add_pair(j, even, even + ldv / 2);  // of the same group
-  }
-  if (j < run.end) add_pair(j, value_at(j), nullptr);
-  run.ahead = lines;
+  const auto pairs_at = [](const char* value) { return reinterpret_cast<const uint32_t*>(value); };
+  WalkValues<V, true, 2, kVecs * V::kWidth / 16>(
+      run, d,
+      [&](int j, const char* value)
+          [[gnu::always_inline]] { add_pair(j, pairs_at(value), pairs_at(value) + ldv / 2); },
+      [&](int j, const char* value)
+          [[gnu::always_inline]] { add_pair(j, pairs_at(value), nullptr); });
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -214,7 +224,7 @@ template <class V, int kRows, int kUnits>
 
 // Columns [0, returned) of the values, from zero.
 template <class V, bool kBf16, int kRows>
-int ValueWideTiles(const ValueRun<V>& run) {
+int ValueWideTiles(const ValueRun& run) {
   constexpr bool kFew = kRows <= kFourVectorRows<V>;
   const int head_dim = run.args.head_dim;
   int d = 0;
@@ -232,12 +242,8 @@ int ValueWideTiles(const ValueRun<V>& run) {
 }
 
 template <class V, bool kBf16, int kRows>
-void ValueRows(ValueRun<V> run) {
+void ValueRows(const ValueRun& run) {
   const int head_dim = run.args.head_dim;
-  // Tiles of fewer columns take them sooner.
-  const int num_wide = head_dim < 8 * V::kWidth ? 1 : head_dim / (4 * V::kWidth);
-  const int num_steps = kBf16 ? (run.end - run.begin + 1) / 2 : run.end - run.begin;
-  run.num_ahead = run.ahead.PerStep(int64_t{num_wide} * (num_steps > 0 ? num_steps : 1));
   int d = run.fresh ? ValueWideTiles<V, kBf16, kRows>(run) : 0;
   for (; d + 2 * V::kWidth <= head_dim; d += 2 * V::kWidth)
     ValueTile<V, kBf16, kRows, 2>(run, d, V::kWidth);
@@ -246,7 +252,7 @@ void ValueRows(ValueRun<V> run) {
 }
 
 template <class V, bool kBf16, int kRows = V::kTileRows>
-void ValueRowsOf(int num_rows, const ValueRun<V>& run) {
+void ValueRowsOf(int num_rows, const ValueRun& run) {
   if (num_rows == kRows) {
     ValueRows<V, kBf16, kRows>(run);
   } else if constexpr (kRows > 1) {
@@ -257,7 +263,7 @@ void ValueRowsOf(int num_rows, const ValueRun<V>& run) {
 // The positions that all rows of a tile see are added together, the rest row by row: a weight of
 // zero for a masked position would not do, since 0 * infinity and -0 + 0 leave traces.
 template <class V, bool kBf16>
-void Values(const SplitAttention& args, LinesAhead<V>& ahead) {
+void Values(const SplitAttention& args) {
   for (int row = 0; row < args.num_rows; row += V::kTileRows) {
     const int rows = args.num_rows - row < V::kTileRows ? args.num_rows - row : V::kTileRows;
     const int32_t* const lens = args.row_lens + row;
@@ -268,10 +274,9 @@ void Values(const SplitAttention& args, LinesAhead<V>& ahead) {
       common = lens[r] < common ? lens[r] : common;
     }
     if (kBf16 && !all) common -= common % 2;  // no pair is divided
-    ValueRowsOf<V, kBf16>(rows, ValueRun<V>{args, row, 0, common, true, ahead, 0});
+    ValueRowsOf<V, kBf16>(rows, ValueRun{args, row, 0, common, true});
     for (int r = 0; r < rows; ++r) {
-      if (lens[r] > common)
-        ValueRows<V, kBf16, 1>(ValueRun<V>{args, row + r, common, lens[r], false, ahead, 0});
+      if (lens[r] > common) ValueRows<V, kBf16, 1>(ValueRun{args, row + r, common, lens[r], false});
     }
   }
 }

@@ -67,7 +67,7 @@ struct SplitAttention {
   int num_rows;
   const int32_t* row_lens;  // [num_rows] how many of the split's positions each row sees, 0..128
   const SplitGroups* at;
-  const SplitGroups* next;  // of the split that follows, to be fetched meanwhile; or null
+  const SplitGroups* next;  // what follows, its keys to be fetched meanwhile; if nothing, `at`
   int64_t key_line_bytes;
   int num_positions;  // 1..128, = max of row_lens
   int head_dim;

@@ -64,13 +64,16 @@ TEST_P(AttentionTest, EqualsTwinForEveryBlockSize) {
 TEST_P(AttentionTest, EqualsTwinAroundEverySplitBorder) {
   for (const int context :
        {1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 127, 128, 129, 255, 256, 257, 384, 500}) {
-    ExpectTwin({2, 1, 8, 16, DType::kF32}, {{context - 1, 1}, {context, 3}});
+    for (const DType dtype : {DType::kF32, DType::kBF16})
+      ExpectTwin({2, 1, 8, 16, dtype}, {{context - 1, 1}, {context, 3}});
   }
 }
 
 TEST_P(AttentionTest, EqualsTwinForChunksOfEveryLength) {
-  for (const int chunk : {1, 2, 11, 12, 13, 47, 48, 49, 97})
+  for (const int chunk : {1, 2, 11, 12, 13, 47, 48, 49, 97}) {
     ExpectTwin({4, 2, 8, 16, DType::kF32}, {{3, chunk}});
+    ExpectTwin({4, 2, 66, 16, DType::kBF16}, {{3, chunk}});  // ends of pairs in wide tiles, too
+  }
 }
 
 TEST_P(AttentionTest, EqualsTwinOnAnyNumberOfThreads) {
@@ -82,41 +85,74 @@ TEST_P(AttentionTest, EqualsTwinOnAnyNumberOfThreads) {
   }
 }
 
+// Few rows take several KV heads at a time, as many as threads and rows leave.
+TEST_P(AttentionTest, EqualsTwinForEveryNumberOfKvHeads) {
+  for (const int num_kv_heads : {1, 3, 8, 50}) {
+    for (const int num_threads : {1, 2}) {
+      ExpectTwin({2 * num_kv_heads, num_kv_heads, 8, 16, DType::kBF16},
+                 {{400, 1}, {130, 5}, {7, 1}}, num_threads);
+    }
+  }
+}
+
 TEST_P(AttentionTest, TokensDoNotDependOnTheirBatch) {
-  PagedWorld world({4, 2, 16, 4, DType::kF32}, kMixed, 43);
-  world.WriteBatch();
-  const auto body = Body(2);
-  const std::vector<float> all = world.Attend(*body);
-  for (int64_t token = 0; token < world.batch().num_tokens; ++token) {
-    const std::vector<float> want(all.begin() + token * world.out_width(),
-                                  all.begin() + (token + 1) * world.out_width());
-    ASSERT_TRUE(SameBits(world.AttendAlone(*body, token), want)) << "token " << token;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    PagedWorld world({4, 2, 16, 4, dtype}, kMixed, 43);
+    world.WriteBatch();
+    const auto body = Body(2);
+    const std::vector<float> all = world.Attend(*body);
+    for (int64_t token = 0; token < world.batch().num_tokens; ++token) {
+      const std::vector<float> want(all.begin() + token * world.out_width(),
+                                    all.begin() + (token + 1) * world.out_width());
+      ASSERT_TRUE(SameBits(world.AttendAlone(*body, token), want)) << "token " << token;
+    }
   }
 }
 
 // A later token's infinite value must not reach an earlier one through a weight of zero.
 TEST_P(AttentionTest, LaterTokensLeaveNoTraceInEarlierOnes) {
-  const Shape shape = {2, 1, 8, 4, DType::kF32};
-  PagedWorld world(shape, {{2, 6}}, 44);
-  const int64_t last = 5 * world.width();
-  for (int d = 0; d < shape.head_dim; ++d) {
-    world.qkv()[last + (shape.num_heads + 1) * shape.head_dim + d] =
-        std::numeric_limits<float>::infinity();
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int num_tokens : {5, 6}) {
+      const Shape shape = {2, 1, 8, 4, dtype};
+      PagedWorld world(shape, {{2, num_tokens}}, 44);
+      const int64_t last = (num_tokens - 1) * world.width();
+      for (int d = 0; d < shape.head_dim; ++d) {
+        world.qkv()[last + (shape.num_heads + 1) * shape.head_dim + d] =
+            std::numeric_limits<float>::infinity();
+      }
+      world.WriteBatch();
+      const std::vector<float> got = world.Attend(*Body());
+      ASSERT_TRUE(SameBits(got, world.Attend(*reference_)));
+      for (int64_t i = 0; i < (num_tokens - 1) * world.out_width(); ++i)
+        ASSERT_TRUE(std::isfinite(got[i]));
+      EXPECT_TRUE(std::isinf(got.back()));
+    }
   }
-  world.WriteBatch();
-  const std::vector<float> got = world.Attend(*Body());
-  ASSERT_TRUE(SameBits(got, world.Attend(*reference_)));
-  for (int64_t i = 0; i < 5 * world.out_width(); ++i) ASSERT_TRUE(std::isfinite(got[i]));
-  EXPECT_TRUE(std::isinf(got.back()));
+}
+
+// As the instructions that multiply bf16 do, and only there.
+TEST_P(AttentionTest, DenormalsCountAsZeroOverBf16) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    PagedWorld world({4, 2, 34, 16, dtype}, {{0, 140}}, 46);
+    for (float& x : world.qkv()) x *= 1e-39f;
+    world.WriteBatch();
+    const std::vector<float> got = world.Attend(*Body());
+    ASSERT_TRUE(SameBits(got, world.Attend(*reference_)));
+    bool all_zero = true;
+    for (const float x : got) all_zero = all_zero && x == 0.0f;
+    EXPECT_EQ(all_zero, dtype == DType::kBF16);
+  }
 }
 
 TEST_P(AttentionTest, LargeScoresDoNotOverflow) {
-  PagedWorld world({2, 1, 8, 4, DType::kF32}, {{140, 3}}, 45);
-  for (float& x : world.qkv()) x *= 100.0f;
-  world.WriteBatch();
-  const std::vector<float> want = world.Attend(*reference_);
-  for (const float x : want) ASSERT_TRUE(std::isfinite(x));
-  EXPECT_TRUE(SameBits(world.Attend(*Body()), want));
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    PagedWorld world({2, 1, 8, 4, dtype}, {{140, 3}}, 45);
+    for (float& x : world.qkv()) x *= 100.0f;
+    world.WriteBatch();
+    const std::vector<float> want = world.Attend(*reference_);
+    for (const float x : want) ASSERT_TRUE(std::isfinite(x));
+    EXPECT_TRUE(SameBits(world.Attend(*Body()), want));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, AttentionTest, ::testing::ValuesIn(KernelsUnderTest()), KernelsName);
@@ -126,19 +162,25 @@ TEST(ReferenceAttention, IsSoftmaxOfScaledScoresTimesValues) {
   constexpr int kDim = 4;
   const std::vector<float> k = {1, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0};
   const std::vector<float> v = {1, 2, 3, 4, 5, 6, 7, 8, -1, -2, -3, -4};
-  std::vector<float> keys(k), values(v);
-  const KvCacheView cache = {keys.data(), values.data(), DType::kF32, 3, 1, 1, kDim};
   const std::vector<float> qkv = {2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const int32_t position = 2, starts[] = {0, 1}, len = 3, blocks[] = {0, 1, 2};
   const int64_t slot = 2;
   const BatchIndex batch = {1, 1, 3, &position, &slot, starts, &len, blocks};
-  std::vector<float> out(kDim);
-  MakeReferenceBackend()->Attention({qkv.data(), 1, 0.5f, &batch, &cache, out.data()});
   const double weights[] = {std::exp(1.0), std::exp(0.5), std::exp(1.5)};
   const double sum = weights[0] + weights[1] + weights[2];
-  for (int d = 0; d < kDim; ++d) {
-    const double want = (weights[0] * v[d] + weights[1] * v[4 + d] + weights[2] * v[8 + d]) / sum;
-    EXPECT_NEAR(out[d], want, 1e-5);
+  std::vector<BF16> short_k, short_v;  // exact
+  for (const float x : k) short_k.push_back(ToBF16(x));
+  for (const float x : v) short_v.push_back(ToBF16(x));
+  std::vector<float> long_k = k, long_v = v;
+  const KvCacheView exact = {long_k.data(), long_v.data(), DType::kF32, 3, 1, 1, kDim};
+  const KvCacheView rounding = {short_k.data(), short_v.data(), DType::kBF16, 3, 1, 1, kDim};
+  for (const KvCacheView& cache : {exact, rounding}) {
+    std::vector<float> out(kDim);
+    MakeReferenceBackend()->Attention({qkv.data(), 1, 0.5f, &batch, &cache, out.data()});
+    for (int d = 0; d < kDim; ++d) {
+      const double want = (weights[0] * v[d] + weights[1] * v[4 + d] + weights[2] * v[8 + d]) / sum;
+      EXPECT_NEAR(out[d], want, cache.dtype == DType::kF32 ? 1e-5 : 8 * 0x1p-9);
+    }
   }
 }
 
