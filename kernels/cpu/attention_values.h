@@ -166,16 +166,16 @@ template <class V, int kRows, int kUnits>
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) sums[r][v] = V::Zero();
   }
-  // Of the even position, then of the odd one unless it is null.
-  const auto add_pair = [&](int j, const uint32_t* even,
-                            const uint32_t* odd) [[gnu::always_inline]] {
+  // Of the even position and, if there is one, of the odd: known when compiled, unlike a null.
+  const auto add_pair = [&](int j, const uint32_t* even, bool has_odd) [[gnu::always_inline]] {
+    const uint32_t* const odd = even + ldv / 2;
     const float* const weights = run.WeightAt<V::kNativePairs>(j);
     if constexpr (V::kNativePairs) {
       typename V::Pairs pairs[kVecs];
 #pragma GCC unroll 2
       for (int u = 0; u < kUnits; ++u) {
         pairs[2 * u] = V::LoadPairs(even + u * V::kWidth);
-        pairs[2 * u + 1] = odd == nullptr ? V::SetPair(0) : V::LoadPairs(odd + u * V::kWidth);
+        pairs[2 * u + 1] = has_odd ? V::LoadPairs(odd + u * V::kWidth) : V::SetPair(0);
         V::ZipRows(pairs[2 * u], pairs[2 * u + 1]);
       }
       AddPairs<V, kRows, kVecs>(sums, weights, pairs);
@@ -191,7 +191,7 @@ template <class V, int kRows, int kUnits>
       F columns[kVecs];
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) columns[v] = V::Zero();
-      if (odd != nullptr) widen(odd, columns);
+      if (has_odd) widen(odd, columns);
       AddProducts<V, kRows, kVecs>(sums, weights + 1, columns);
       widen(even, columns);
       AddProducts<V, kRows, kVecs>(sums, weights, columns);
@@ -200,10 +200,9 @@ template <class V, int kRows, int kUnits>
   const auto pairs_at = [](const char* value) { return reinterpret_cast<const uint32_t*>(value); };
   WalkValues<V, true, 2, kVecs * V::kWidth / 16>(
       run, d,
+      [&](int j, const char* value) [[gnu::always_inline]] { add_pair(j, pairs_at(value), true); },
       [&](int j, const char* value)
-          [[gnu::always_inline]] { add_pair(j, pairs_at(value), pairs_at(value) + ldv / 2); },
-      [&](int j, const char* value)
-          [[gnu::always_inline]] { add_pair(j, pairs_at(value), nullptr); });
+          [[gnu::always_inline]] { add_pair(j, pairs_at(value), false); });
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
