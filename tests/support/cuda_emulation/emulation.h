@@ -29,7 +29,8 @@ void SetThreadOrder(uint64_t seed);
 
 // The devices pretended: all alike. Before anything is allocated on them. For programs that do not
 // know of the emulation LOCKSTEP_CUDA_DEVICES="COUNT NAME" in the environment sets the first two,
-// LOCKSTEP_CUDA_CAPABILITY="MAJOR.MINOR" what they compute, and LOCKSTEP_CUDA_MEMORY_GIB the memory.
+// LOCKSTEP_CUDA_CAPABILITY="MAJOR.MINOR" what they compute, and LOCKSTEP_CUDA_MEMORY_GIB the
+// memory.
 struct Device {
   int num_devices = 1;
   std::string name = "Emulated GPU";
