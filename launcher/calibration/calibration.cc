@@ -215,8 +215,11 @@ class Calibration {
     spec.environment = JobEnvironment();
     JobOutput output;
     std::string last_words;
+    bool by_rank = false;  // then mpirun, which laments after them, says nothing new
     ASSIGN_OR_RETURN(const auto job, JobSupervisor::Start(spec, [&](absl::string_view line) {
                        for (const JobLine& each : output.Take(line)) {
+                         if (by_rank && !each.rank) continue;
+                         by_rank = each.rank.has_value();
                          last_words =
                              std::string(absl::StripPrefix(each.text, "lockstep calibrate-rank: "));
                        }
