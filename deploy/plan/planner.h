@@ -67,7 +67,7 @@ struct Candidate {
   Constraint broken = Constraint::kNone;        // when it does not hold
   Constraint replicas_for = Constraint::kNone;  // why one replica less would not do
   std::string reason;                           // one line
-  bool tp_across_nodes = false;                 // and across links
+  bool tp_across_nodes = false;                 // and no link joins these
   int nodes = 1;
   int reserved_gpus = 1;  // one node is taken in part, several are taken whole
   MemoryPlan memory;
