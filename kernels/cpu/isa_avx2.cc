@@ -117,7 +117,9 @@ struct Avx2Vector {
   // sum += a * b, in sum's own register: left to itself, GCC 12 puts the result where a was and
   // then runs out of registers (6 x 16 at 68 % of the peak instead of 95 %).
   static void FmaInto(F& sum, F a, F b) {
-    asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    F own = sum;  // an array's element as the operand would keep the array in memory
+    asm("vfmadd231ps %2, %1, %0" : "+x"(own) : "x"(a), "x"(b));
+    sum = own;
   }
   static void Pin(F& v) { asm volatile("" : "+x"(v)); }
   [[gnu::always_inline]] static void PrefetchNear(const char* p) { _mm_prefetch(p, _MM_HINT_T0); }
