@@ -308,6 +308,8 @@ class Backend {
   virtual absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) = 0;
   // Whether it does; if not, nobody need make steps alike.
   virtual bool KeepsSteps() const = 0;
+  // Keys are new ones again: to be called when addresses or groups that steps use are about to end.
+  virtual void ForgetSteps() = 0;
 };
 
 // Plain loops, one thread: what every other body is tested against.

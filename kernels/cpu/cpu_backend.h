@@ -52,6 +52,7 @@ class CpuBackend final : public Backend {
     return body();
   }
   bool KeepsSteps() const override { return false; }
+  void ForgetSteps() override {}
   bool SummarizesLogits() const override { return false; }
   void SummarizeLogits(const LogitsSummaryArgs&) override { LS_CHECK(false) << "logits are here"; }
   void ChooseTokens(const TokenChoiceArgs&) override { LS_CHECK(false) << "logits are here"; }

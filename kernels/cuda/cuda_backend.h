@@ -43,8 +43,6 @@ class CudaBackend final : public Backend {
 
   cudaStream_t stream() const { return stream_; }
   const AcceleratorOptions& options() const { return options_; }
-  // Recorded steps, as they may hold work of a group that ends.
-  void ForgetSteps() { recorder_->Forget(); }
 
   std::string Description() const override;
   DType LinearInput() const override { return options_.compute; }
@@ -83,6 +81,7 @@ class CudaBackend final : public Backend {
     return recorder_->Repeat(key, body);
   }
   bool KeepsSteps() const override { return options_.keep_steps; }
+  void ForgetSteps() override { recorder_->Forget(); }
 
  private:
   explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}

@@ -258,6 +258,7 @@ absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
     return absl::InvalidArgumentError(
         absl::StrFormat("KV cache of %d blocks of %d bytes", num_blocks, kv_block_bytes()));
   }
+  backend_.ForgetSteps();  // another stage's, too: shapes alone tell steps apart
   kv_caches_.clear();
   num_kv_blocks_ = 0;
   kv_memory_ = {};  // before the next is there: both may not fit

@@ -199,6 +199,45 @@ TEST(CudaWarmUpTest, LoneChunksAndAFewSequencesAreReplayedAtOnce) {
   }
 }
 
+// A worker whose controller is another one may be given another number of blocks.
+TEST(CudaCacheSizeTest, StepsKeptForOneCacheAreForgottenWithIt) {
+  const TemporaryModel model(TwoLayers(), DType::kF32);
+  auto backend = cuda::CudaBackend::Create({.compute = DType::kF32});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
+  StageOptions options;
+  options.limits = {.max_batched_tokens = 40,
+                    .max_num_seqs = 5,
+                    .max_model_len = kMaxModelLen,
+                    .block_size = kBlockSize};
+  const auto load = [&] {
+    return LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend, groups,
+                            options, nullptr);
+  };
+  const auto run_to_replays = [](LlamaStage& stage) {
+    Sequences sequences;
+    std::vector<float> all;
+    for (const Mix& mix : {Mix{{0, 32}}, Mix{{0, 1}}, Mix{{0, 1}}, Mix{{0, 1}}}) {
+      EXPECT_TRUE(stage.Forward(sequences.Next(mix)).ok());
+      const auto logits = stage.Logits(0, 1);
+      EXPECT_TRUE(logits.ok()) << logits.status();
+      all.insert(all.end(), *logits, *logits + stage.shape().vocab.size());
+    }
+    return all;
+  };
+  auto stage = load();
+  ASSERT_TRUE(stage.ok()) << stage.status();
+  ASSERT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
+  const std::vector<float> want = run_to_replays(**stage);
+  ASSERT_TRUE((*stage)->AllocateKvCache(2 * kNumBlocks).ok());
+  EXPECT_EQ(run_to_replays(**stage), want);
+  stage->reset();
+  auto next = load();
+  ASSERT_TRUE(next.ok()) << next.status();
+  ASSERT_TRUE((*next)->AllocateKvCache(kNumBlocks).ok());
+  EXPECT_EQ(run_to_replays(**next), want);
+}
+
 INSTANTIATE_TEST_SUITE_P(Numbers, CudaPaddedStepsTest,
                          ::testing::Values(Numbers{DType::kF32, false},
                                            Numbers{DType::kBF16, false},
