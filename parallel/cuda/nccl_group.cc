@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cuda/cuda_status.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -31,7 +32,9 @@ void Pause(steady_clock::duration waited) {
 
 absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& id,
                                                            const Membership& membership) {
-  std::unique_ptr<NcclGroup> group(new NcclGroup(membership));
+  int device = 0;
+  RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "asking for the GPU in use"));
+  std::unique_ptr<NcclGroup> group(new NcclGroup(membership, device));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   if (membership.max_thread_blocks > 0) config.maxCTAs = membership.max_thread_blocks;
@@ -173,6 +176,9 @@ void NcclGroup::Watch() {
   const bool gives_way = ends_last_ && !is_leaving_;
   lock.unlock();
   if (gives_way) std::this_thread::sleep_for(kAheadOfOthers);
+  // NCCL chooses its caller's device again when it is through (2.28.9, group.cc), and choosing one
+  // takes memory there: of device 0, in a thread that has none of its own.
+  cudaSetDevice(device_);
   if (comm != nullptr) ncclCommAbort(comm);
 }
 

@@ -62,8 +62,9 @@ class NcclGroup {
   // come within `patience`.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(const ncclUniqueId& id,
                                                          const Membership& membership);
-  // Waits for what is under way, `kFarewell` at most, or, when the group has ended, until its
-  // kernels have returned. No graph may hold work of the group any more: NCCL would wait for it.
+  // On a thread whose device is the group's. Waits for what is under way, `kFarewell` at most, or,
+  // when the group has ended, until its kernels have returned. No graph may hold work of the group
+  // any more: NCCL would wait for it.
   ~NcclGroup();
 
   int rank() const { return rank_; }
@@ -89,9 +90,10 @@ class NcclGroup {
   absl::Status Health();
 
  private:
-  explicit NcclGroup(const Membership& membership)
+  NcclGroup(const Membership& membership, int device)
       : rank_(membership.rank),
         size_(membership.size),
+        device_(device),
         siblings_(membership.siblings),
         mutex_(siblings_->mutex) {}
   absl::Status Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
@@ -104,6 +106,7 @@ class NcclGroup {
 
   const int rank_;
   const int size_;
+  const int device_;
   const std::shared_ptr<NcclSiblings> siblings_;
   std::mutex& mutex_;  // guards all that follows
   std::condition_variable leaving_changed_;

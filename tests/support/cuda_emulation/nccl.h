@@ -9,9 +9,10 @@
 // of the calls, over all streams; a call on a non-blocking communicator is launched only once
 // ncclCommGetAsyncError has been asked, and no other call may come before it says success; a
 // communicator is not destroyed while graphs refer to it (the real one would wait for them for
-// ever), and is aborted only when they are gone and what was launched has ended. A rank that aborts
-// gives its peers ncclRemoteError, as a network does; what they have running goes on waiting until
-// they abort. Sums are added in an order that differs from element to element, as in a ring.
+// ever), and is aborted only when they are gone and what was launched has ended; both on a thread
+// that has chosen a device, unless it is a communicator of device 0. A rank that aborts gives its
+// peers ncclRemoteError, as a network does; what they have running goes on waiting until they
+// abort. Sums are added in an order that differs from element to element, as in a ring.
 #pragma once
 
 #include <cuda_runtime.h>

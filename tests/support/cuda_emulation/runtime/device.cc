@@ -14,11 +14,13 @@ namespace lockstep::cuda_emulation {
 namespace {
 
 thread_local int current_device = 0;
+thread_local bool has_chosen_device = false;
 thread_local cudaError_t last_error = cudaSuccess;
 
 }  // namespace
 
 int CurrentDevice() { return current_device; }
+bool HasChosenDevice() { return has_chosen_device; }
 
 cudaError_t Remember(cudaError_t error) {
   if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
@@ -145,6 +147,7 @@ cudaError_t cudaSetDevice(int device) {
   return Call([&](auto&) {
     if (!IsDevice(device)) return cudaErrorInvalidDevice;
     current_device = device;
+    has_chosen_device = true;
     return cudaSuccess;
   });
 }

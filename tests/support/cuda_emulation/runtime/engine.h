@@ -129,6 +129,8 @@ class Engine {
 Engine& TheEngine();
 
 int CurrentDevice();
+// Whether the calling thread has chosen one; else device 0 is its current one.
+bool HasChosenDevice();
 // What the calling thread's cudaGetLastError tells.
 cudaError_t Remember(cudaError_t error);
 

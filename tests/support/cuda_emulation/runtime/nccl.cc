@@ -107,6 +107,15 @@ ncclResult_t CheckOperation(ncclComm* comm, const Operation& operation) {
   return ncclSuccess;
 }
 
+// The real one chooses the caller's device again after its work (NCCL 2.28.9, group.cc,
+// ncclGroupEndInternal), and choosing a device makes a context there (CUDA runtime API, since 12.0:
+// cudaSetDevice), of some hundred MiB: on device 0, for a thread that never chose one.
+void CheckCallersDevice(const ncclComm& comm, const char* call) {
+  if (comm.device == 0 || HasChosenDevice() || TheEngine().error() != cudaSuccess) return;
+  TheEngine().Fail(absl::StrCat("NCCL: ", call, " of a communicator of device ", comm.device,
+                                " on a thread that chose no device makes a context on device 0"));
+}
+
 ncclResult_t LaunchAll(const std::vector<Batch>& batches) {
   for (const Batch& batch : batches) {
     const ncclResult_t result = LaunchBatch(batch);
@@ -252,6 +261,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   std::unique_lock lock(TheEngine().mutex());
   if (comm == nullptr) return ncclInvalidArgument;
+  CheckCallersDevice(*comm, "ncclCommDestroy");
   TheEngine().AwaitDevice(lock, comm->device);
   if (comm->aborted.use_count() > 1 && TheEngine().error() == cudaSuccess) {
     TheEngine().Fail("NCCL: a communicator is destroyed while graphs still refer to it");
@@ -264,6 +274,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   std::unique_lock lock(TheEngine().mutex());
   if (comm == nullptr) return ncclInvalidArgument;
+  CheckCallersDevice(*comm, "ncclCommAbort");
   *comm->aborted = true;
   comm->mesh->Close();
   comm->pending = nullptr;
