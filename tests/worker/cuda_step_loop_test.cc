@@ -309,6 +309,7 @@ TEST(CudaStepLoop, AStageThatGoesEndsTheOthersLoop) {
   for (const int leaver : {0, 1, 2}) {
     RunRanks(1, 3, [&](int rank, RankGroups& host) -> absl::Status {
       FakeDeviceStage stage(host);
+      RETURN_IF_ERROR(host.pp->Barrier());  // nobody goes while others still connect
       RankProgress progress;
       StepLoop loop(Options(), stage.Calls(), host, progress, [](engine::StepResult) {});
       PlanQueue queue;
