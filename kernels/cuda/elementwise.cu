@@ -91,7 +91,7 @@ cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
   return WithVectors(vectorises, [&](auto n) {
     return WithType(out_dtype, [&](auto element) {
       return Launch(AddRmsNormKernel<n, decltype(element)>, static_cast<unsigned>(args.num_tokens),
-                    RmsNormThreads(args.hidden / n), 0, stream, args);
+                    RowThreads(args.hidden / n), 0, stream, args);
     });
   });
 }

@@ -1,7 +1,7 @@
 // Rows in e4m3 with a scale each, and what such scales make of a product.
 //
-// Memory-bound: quantizing reads x twice (the second time from the cache) and writes a byte a
-// number; scaling reads and writes y once.
+// Memory-bound: quantizing reads x once and writes a byte a number; scaling reads and writes y
+// once.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/vectors.cuh"
 
@@ -9,39 +9,83 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr float kLargestE4m3 = 448.0f;
+constexpr unsigned kInfinity = 0x7f800000u;
+constexpr unsigned kNan = 0x7fc00000u;
 constexpr int kThreads = 256;
+// Vectors of a row that a thread keeps; what a longer row has beyond them is read again.
+constexpr int kKept = 4;
+
+// A magnitude's bits: as numbers they are in the same order, infinity above all, NaN above that.
+template <int n>
+__device__ unsigned LargestOf(const Floats<n>& x, unsigned largest) {
+#pragma unroll
+  for (int e = 0; e < n; ++e) largest = max(largest, __float_as_uint(x.of[e]) & 0x7fffffffu);
+  return largest;
+}
+
+// Of all threads, on every one.
+__device__ unsigned BlockMax(unsigned value) {
+  __shared__ unsigned of_warp[kWarpSize];
+  const auto warp_max = [](unsigned x) {
+    for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+      x = max(x, __shfl_xor_sync(kWholeWarp, x, offset));
+    }
+    return x;
+  };
+  value = warp_max(value);
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  const unsigned lane = threadIdx.x % kWarpSize;
+  return warp_max(lane < blockDim.x / kWarpSize ? of_warp[lane] : 0u);
+}
+
+template <int n>
+__device__ void StoreE4m3(uint8_t* to, const Floats<n>& x, float factor) {
+  if constexpr (n == kVectorElements) {
+    const uint32_t low = PackE4m3(x.of[0] * factor, x.of[1] * factor);
+    const uint32_t high = PackE4m3(x.of[2] * factor, x.of[3] * factor);
+    *reinterpret_cast<uint32_t*>(to) = low | high << 16;
+  } else {
+    *to = static_cast<uint8_t>(PackE4m3(x.of[0] * factor, 0.0f));
+  }
+}
 
 // A block to a row. The largest magnitude is the same in any order.
-template <typename T>
-__global__ void QuantizeRows(const T* x, int64_t width, uint8_t* q, float* scales) {
+template <int n, typename T>
+__global__ void __launch_bounds__(1024)
+    QuantizeRows(const T* x, int64_t width, uint8_t* q, float* scales) {
   const T* row = x + int64_t{blockIdx.x} * width;
-  float largest = 0.0f;
-  bool is_finite = true;
-  for (int64_t i = threadIdx.x; i < width; i += blockDim.x) {
-    const float magnitude = fabsf(Widen(row[i]));
-    is_finite = is_finite && magnitude <= 3.402823466e38f;  // false for NaN
-    largest = fmaxf(largest, magnitude);
+  const auto column = [](int64_t j) { return (j * blockDim.x + threadIdx.x) * n; };
+  Floats<n> kept[kKept];
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {  // all reads are under way before the first is needed
+    if (column(j) < width) kept[j] = Load<n>(row + column(j));
   }
-  __shared__ float of_warp[kThreads / kWarpSize];
-  if (!is_finite) largest = __uint_as_float(0x7f800000u);
-  largest = WarpMax(largest);
-  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = largest;
-  __syncthreads();
-  largest = 0.0f;
-  for (int warp = 0; warp < kThreads / kWarpSize; ++warp) largest = fmaxf(largest, of_warp[warp]);
-  const bool is_number = largest <= 3.402823466e38f;
-  const float scale = largest / kLargestE4m3;
+  unsigned largest = 0;
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+    if (column(j) < width) largest = LargestOf(kept[j], largest);
+  }
+  for (int64_t j = kKept; column(j) < width; ++j) {
+    largest = LargestOf(Load<n>(row + column(j)), largest);
+  }
+  largest = BlockMax(largest);
+  const bool is_finite = largest < kInfinity;
+  const float scale = __uint_as_float(largest) / kLargestE4m3;
   // Of denormal rows the scale would have no inverse: they are zeros.
-  const float inverse = is_number && scale >= 0x1p-120f ? 1.0f / scale : 0.0f;
+  const float inverse = is_finite && scale >= 0x1p-120f ? 1.0f / scale : 0.0f;
   if (threadIdx.x == 0) {
-    scales[blockIdx.x] = is_number ? (inverse > 0.0f ? scale : 0.0f) : __uint_as_float(0x7fc00000u);
+    scales[blockIdx.x] = is_finite ? (inverse > 0.0f ? scale : 0.0f) : __uint_as_float(kNan);
   }
-  auto* pairs = reinterpret_cast<uint16_t*>(q + int64_t{blockIdx.x} * width);
-  for (int64_t i = threadIdx.x; i < width / 2; i += blockDim.x) {
-    pairs[i] = inverse > 0.0f
-                   ? PackE4m3(Widen(row[2 * i]) * inverse, Widen(row[2 * i + 1]) * inverse)
-                   : uint16_t{0};
+  uint8_t* const to = q + int64_t{blockIdx.x} * width;
+  const auto store = [&](const Floats<n>& numbers, int64_t at) {
+    StoreE4m3(to + at, inverse > 0.0f ? numbers : Floats<n>{}, inverse);
+  };
+#pragma unroll
+  for (int j = 0; j < kKept; ++j) {
+    if (column(j) < width) store(kept[j], column(j));
   }
+  for (int64_t j = kKept; column(j) < width; ++j) store(Load<n>(row + column(j)), column(j));
 }
 
 __global__ void ScaleRowsAndColumns(float* y, int64_t count, int64_t num_columns,
@@ -56,10 +100,12 @@ cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, in
                               uint8_t* q, float* scales, cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(num_rows));
-  return WithType(x_dtype, [&](auto element) {
-    using T = decltype(element);
-    return Launch(QuantizeRows<T>, grid, dim3(kThreads), 0, stream, static_cast<const T*>(x), width,
-                  q, scales);
+  return WithVectors(Vectorises(width, {x, q}), [&](auto n) {
+    return WithType(x_dtype, [&](auto element) {
+      using T = decltype(element);
+      return Launch(QuantizeRows<n, T>, grid, dim3(RowThreads(CeilDiv<int64_t>(width, n))), 0,
+                    stream, static_cast<const T*>(x), width, q, scales);
+    });
   });
 }
 

@@ -39,7 +39,7 @@ cudaError_t LaunchPlaceChosenTokens(const ChosenToken* chosen, const int32_t* pl
 
 // Each row of x [num_rows, width] of x_dtype in e4m3: q[i] = x[i] / scale rounded
 // to nearest even, scale = amax / 448. A row of zeros has scale 0, one with a number that is not
-// finite scale NaN; both have zeros for q. width is even; q is aligned to 2 bytes.
+// finite scale NaN; both have zeros for q.
 cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
                               uint8_t* q, float* scales, cudaStream_t stream);
 // y[row, column] *= row_scales[row] * column_scales[column].

@@ -2,8 +2,6 @@
 // of its squares and its scaling.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/backend.h"
 #include "kernels/cuda/vectors.cuh"
 
@@ -12,14 +10,6 @@ namespace lockstep::cuda {
 // Vectors of a row that a thread keeps; what a longer row has beyond them is read again (from the
 // second-level cache, where the thread itself has just written it).
 constexpr int kRmsNormKept = 4;
-
-// Threads to a row of so many vectors. A choice of the row's length alone: the order of the sum
-// follows it, and no row may depend on the others. Two vectors to a thread let several blocks share
-// a multiprocessor, so that one reads while another sums.
-inline unsigned RmsNormThreads(int64_t vectors) {
-  const int64_t warps = CeilDiv<int64_t>(vectors, 2 * kWarpSize);
-  return static_cast<unsigned>(std::min<int64_t>(warps * kWarpSize, 1024));
-}
 
 // One row in the hands of one thread: its vectors threadIdx.x, + blockDim.x, ...
 template <int n, typename T>

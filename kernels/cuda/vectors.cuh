@@ -2,6 +2,7 @@
 // many and of which type, made at the launch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
@@ -58,6 +59,14 @@ __device__ inline void Store(T* to, const Floats<n>& x) {
   } else {
     *to = Narrow<T>(x.of[0]);
   }
+}
+
+// Threads to a row of so many vectors that a block keeps in registers. A choice of the row's length
+// alone: the order of its sums follows it, and no row may depend on the others. Two vectors to a
+// thread let several blocks share a multiprocessor, so that one reads while another sums.
+inline unsigned RowThreads(int64_t vectors) {
+  const int64_t warps = CeilDiv<int64_t>(vectors, 2 * kWarpSize);
+  return static_cast<unsigned>(std::min<int64_t>(warps * kWarpSize, 1024));
 }
 
 // May rows of `width` elements at these addresses be accessed as vectors?
