@@ -51,15 +51,19 @@ class CudaCommunicators final : public DeviceCommunicators {
     return MakePipelineCommunicator(host, device.stream(), std::move(options));
   }
 
+  // The same for all groups that a device has at a time. When the last of them is gone, which is
+  // before the device goes, there are none: another device may come to lie at the address.
   std::shared_ptr<NcclSiblings> SiblingsOf(const CudaBackend& device) {
     std::lock_guard lock(mutex_);
-    std::shared_ptr<NcclSiblings>& siblings = siblings_[&device];
-    if (siblings == nullptr) siblings = std::make_shared<NcclSiblings>();
+    std::erase_if(siblings_, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<NcclSiblings>& known = siblings_[&device];
+    std::shared_ptr<NcclSiblings> siblings = known.lock();
+    if (siblings == nullptr) known = siblings = std::make_shared<NcclSiblings>();
     return siblings;
   }
 
   std::mutex mutex_;
-  std::map<const CudaBackend*, std::shared_ptr<NcclSiblings>> siblings_;
+  std::map<const CudaBackend*, std::weak_ptr<NcclSiblings>> siblings_;
 };
 
 absl::StatusOr<DeviceLink> LinkBetween(int device, int peer) {
