@@ -29,6 +29,7 @@ class DeviceArray {
       : size_(size), offset_(kEdgeBytes + shift * sizeof(T)) {
     EXPECT_EQ(cudaMalloc(&memory_, AllBytes()), cudaSuccess);
     EXPECT_EQ(cudaMemset(memory_, 0xff, AllBytes()), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);  // work may be of any stream
   }
   ~DeviceArray() { cudaFree(memory_); }
   DeviceArray(const DeviceArray&) = delete;

@@ -42,6 +42,7 @@ class OneShotKernelTest : public ::testing::TestWithParam<int> {
       memories_.push_back(std::make_unique<OnDevice>(nullptr, sizeof(OneShotMemory), stream(rank)));
       ranks_.memory[rank] = memories_.back()->as<OneShotMemory>();
       EXPECT_EQ(cudaMemset(ranks_.memory[rank], 0, sizeof(OneShotMemory)), cudaSuccess);
+      EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     }
   }
   void TearDown() override {

@@ -178,6 +178,7 @@ TEST_F(CublasLt, Fp8IsScaled) {
   cudaFree(d_);
   ASSERT_EQ(cudaMalloc(&d_, kSide * kSide * 4), cudaSuccess);
   ASSERT_EQ(cudaMemset(b_, 0, kSide * kSide), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   for (int64_t i = 0; i < kSide * kSide; ++i) {
     static_cast<uint8_t*>(a_)[i] = static_cast<uint8_t>(i % 128 == 127 ? 0 : i);
     if (i % kSide == i / kSide) static_cast<uint8_t*>(b_)[i] = 0x38;  // 1

@@ -58,6 +58,7 @@ class CudaPeers : public testing::Test {
       ASSERT_EQ(cudaMemset(flags_[rank], 0, kBlocks * sizeof(uint32_t)), cudaSuccess);
       ASSERT_EQ(cudaMalloc(&out_[rank], kBlocks * kThreads * sizeof(int)), cudaSuccess);
     }
+    ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   }
   void TearDown() override {
     EXPECT_EQ(TakeFailure(), "");
@@ -95,6 +96,7 @@ TEST_F(CudaPeers, KernelsOfTwoStreamsMeet) {
     for (uint32_t* flags : flags_) {
       ASSERT_EQ(cudaMemset(flags, 0, kBlocks * sizeof(uint32_t)), cudaSuccess);
     }
+    ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     ASSERT_EQ(Launch(0), cudaSuccess);
     ASSERT_EQ(Launch(1), cudaSuccess);
     EXPECT_EQ(cudaStreamSynchronize(streams_[0]), cudaSuccess);
@@ -132,6 +134,7 @@ TEST_F(CudaPeers, BlocksWithoutRoomDoNotBegin) {
   EXPECT_EQ(cuda::Launch(WaitForLast, 3, 1008, 0, streams_[0], flags_[0]), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(streams_[0]), cudaSuccess);
   ASSERT_EQ(cudaMemset(flags_[0], 0, sizeof(uint32_t)), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   cuda_emulation::SetDevice({.num_multiprocessors = 1});
   EXPECT_EQ(cuda::Launch(WaitForLast, 3, 1008, 0, streams_[0], flags_[0]), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(streams_[0]), cudaErrorLaunchFailure);
@@ -198,6 +201,7 @@ char* Export(Notes& notes) {
   EXPECT_EQ(cudaMalloc(&memory, kBytes), cudaSuccess);
   EXPECT_EQ(cudaIpcGetMemHandle(&notes.handle, memory), cudaSuccess);
   EXPECT_EQ(cudaMemset(memory, 7, kBytes), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   notes.stage = 1;
   return static_cast<char*>(memory);
 }
@@ -226,6 +230,7 @@ TEST(CudaIpc, BothProcessesReadAndWriteTheMemory) {
         EXPECT_EQ(cudaMemcpy(&byte, memory, 1, cudaMemcpyDeviceToHost), cudaSuccess);
         EXPECT_EQ(byte, 7);
         EXPECT_EQ(cudaMemset(memory + kBytes - 1, 9, 1), cudaSuccess);
+        EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
         EXPECT_EQ(cudaFree(memory), cudaErrorInvalidValue) << "it is the other's";
         EXPECT_EQ(cudaIpcCloseMemHandle(memory), cudaSuccess);
         EXPECT_EQ(cudaIpcCloseMemHandle(memory), cudaSuccess);

@@ -22,6 +22,7 @@ class CudaStreams : public testing::Test {
     ASSERT_EQ(cudaEventCreateWithFlags(&joined_, cudaEventDisableTiming), cudaSuccess);
     ASSERT_EQ(cudaMalloc(&value_, sizeof(int)), cudaSuccess);
     ASSERT_EQ(cudaMemset(value_, 0, sizeof(int)), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   }
   void TearDown() override {
     SetIssue(Issue::kDeferred);
@@ -77,6 +78,16 @@ TEST_F(CudaStreams, WorkIsDoneWhenSomebodyWaits) {
   EXPECT_EQ(Now(), 1) << "the other stream was not waited for";
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_EQ(Now(), 11);
+}
+
+TEST_F(CudaStreams, AMemsetIsWorkOfTheDefaultStreamForWhichOthersDoNotWait) {
+  ASSERT_EQ(cudaMemset(value_, 1, 1), cudaSuccess);
+  EXPECT_EQ(Now(), 0);
+  Add(stream_, 2);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_EQ(Now(), 2);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  EXPECT_EQ(Now(), 1);
 }
 
 TEST_F(CudaStreams, ImmediateWorkIsDoneAtOnce) {

@@ -185,8 +185,15 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
     return IssueCopy({to, to_pitch, from, from_pitch, width, height}, kind, stream);
   });
 }
+// Asynchronous with respect to the host (CUDA Runtime API, "API synchronization behavior"), and
+// streams that are non-blocking do not wait for it either.
 cudaError_t cudaMemset(void* memory, int byte, size_t bytes) {
-  return IssueAndAwait([&](CUstream_st& stream) { return IssueSet(memory, byte, bytes, stream); });
+  return Call([&](auto&) {
+    std::shared_ptr<CUstream_st> stream;
+    cudaError_t error = TheEngine().RefuseWhileCapturing();
+    if (error == cudaSuccess) error = TheEngine().Find(nullptr, &stream);
+    return error != cudaSuccess ? error : IssueSet(memory, byte, bytes, *stream);
+  });
 }
 cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStream_t handle) {
   return IssueTo(handle,
