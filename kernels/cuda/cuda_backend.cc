@@ -16,8 +16,12 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr int kStagingSlots = 4;
-constexpr int64_t kStagingBytes = int64_t{8} << 20;
+// A step copies its batch, what is asked of its logits and, with stages, tokens and their places: 4
+// slots at most while a batch's block tables stay below 2 MiB (256 sequences of 32k tokens in
+// blocks of 16). The host prepares steps before earlier ones are done, so that with slots for one
+// step it would wait for the device. Rows of weights come in chunks, long enough for the bus.
+constexpr int kStagingSlots = 16;
+constexpr int64_t kStagingBytes = int64_t{2} << 20;
 // Of the partial results of attention's splits: 64 heads of 128 numbers in 2,000 splits.
 // Enough for all but long chunks over long contexts in fixed splits, which take more launches.
 constexpr int64_t kAttentionWorkspaceBytes = int64_t{64} << 20;
