@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,6 +44,8 @@ struct AcceleratorOptions {
   // Of the device's memory, what Backend::AvailableBytes counts on; the rest is for the driver,
   // libraries and recorded steps.
   double memory_fraction = 0.9;
+  // Gets what operators may want to read, in the calls of those who use the backend. May be null.
+  std::function<void(const std::string&)> notice = nullptr;
 };
 
 class Accelerator {
@@ -63,7 +66,7 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 10"
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 11"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file

@@ -73,7 +73,8 @@ absl::Status CudaBackend::Start() {
   RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"));
   ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
-  ASSIGN_OR_RETURN(gemm_, Gemm::Create(stream_, {options_.compute, options_.deterministic}));
+  ASSIGN_OR_RETURN(
+      gemm_, Gemm::Create(stream_, {options_.compute, options_.deterministic, options_.notice}));
   recorder_ = std::make_unique<StepRecorder>(stream_);
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&attention_workspace_, kAttentionWorkspaceBytes),
                              "attention's workspace"));

@@ -1,22 +1,18 @@
 #include "kernels/cuda/gemm.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
+#include <iterator>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/gemm_product.h"
 #include "kernels/cuda/kernels.h"
 
 namespace lockstep::cuda {
 namespace {
 
-// What NVIDIA advises for Hopper (cuBLAS documentation, "cublasSetWorkspace").
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-constexpr int kCandidates = 8;  // algorithms that are measured
-constexpr int kMeasurements = 3;
 constexpr uint32_t kAlignment = 16;  // bytes
 
 cudaDataType_t TypeOf(DType dtype) {
@@ -30,10 +26,6 @@ absl::Status CublasStatus(cublasStatus_t status, const char* what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", cublasLtGetStatusString(status)));
 }
 
-void CublasCheck(cublasStatus_t status, const char* what) {
-  LS_CHECK(status == CUBLAS_STATUS_SUCCESS) << what << ": " << cublasLtGetStatusString(status);
-}
-
 void SetColumns(cublasLtMatrixLayout_t layout, uint64_t columns) {
   CublasCheck(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_COLS, &columns,
                                                sizeof(columns)),
@@ -41,27 +33,6 @@ void SetColumns(cublasLtMatrixLayout_t layout, uint64_t columns) {
 }
 
 }  // namespace
-
-// cuBLASLt's matrices are column-major: ours, read so, are transposed. y^T [out, rows] =
-// (W^T)^T x^T, with W^T [in, out] and x^T [in, rows] as they lie.
-struct Gemm::Product {
-  int64_t out_features = 0;
-  int64_t in_features = 0;
-  int64_t element_bytes = 0;  // of x and W
-  bool is_fp8 = false;
-  bool is_scaled = false;  // e4m3: cuBLASLt multiplies by the scales
-  cublasLtMatrixLayout_t w = nullptr;
-  cublasLtMatrixLayout_t x = nullptr;
-  cublasLtMatrixLayout_t y = nullptr;
-  std::array<bool, 64> is_known = {};  // by the logarithm of the number of rows
-  std::array<cublasLtMatmulAlgo_t, 64> algorithms = {};
-
-  ~Product() {
-    for (cublasLtMatrixLayout_t layout : {w, x, y}) {
-      if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
-    }
-  }
-};
 
 Gemm::Gemm(cudaStream_t stream, const Options& options) : stream_(stream), options_(options) {}
 
@@ -119,6 +90,12 @@ absl::Status Gemm::Start() {
         "choosing algorithms without split-K"));
   }
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&workspace_, kWorkspaceBytes), "cuBLASLt's workspace"));
+  int device = 0;
+  int cache_bytes = 0;
+  RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "asking a GPU"));
+  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, device),
+                             "asking a GPU"));
+  scratch_bytes_ = 2 * int64_t{cache_bytes};
   RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&begin_), "an event"));
   return CudaStatus(cudaEventCreate(&end_), "an event");
 }
@@ -140,15 +117,15 @@ Gemm::~Gemm() {
 namespace {
 
 // Grown while weights are allocated.
-absl::Status Grow(int64_t bytes, int64_t& held, void** memory) {
+absl::Status Grow(int64_t bytes, int64_t& held, void** memory, cudaStream_t stream) {
   if (bytes <= held) return absl::OkStatus();
   if (*memory != nullptr) cudaFree(*memory);
   *memory = nullptr;
   held = 0;
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(memory, static_cast<size_t>(bytes)), "rows of a product"));
   // Rows that fill up a tile are multiplied, too.
-  RETURN_IF_ERROR(
-      CudaStatus(cudaMemset(*memory, 0, static_cast<size_t>(bytes)), "rows of a product"));
+  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(*memory, 0, static_cast<size_t>(bytes), stream),
+                             "rows of a product"));
   held = bytes;
   return absl::OkStatus();
 }
@@ -163,7 +140,6 @@ absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp
   product->in_features = in_features;
   product->element_bytes = is_fp8 ? 1 : DTypeBytes(options_.compute);
   product->is_fp8 = is_fp8;
-  product->is_scaled = is_fp8 && scaled_ != nullptr;
   const auto make = [](cublasLtMatrixLayout_t* layout, cudaDataType_t type, int64_t rows,
                        int64_t columns) {
     return CublasStatus(cublasLtMatrixLayoutCreate(layout, type, static_cast<uint64_t>(rows),
@@ -178,10 +154,10 @@ absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp
   // Scales lie behind the rows.
   const int64_t x_bytes =
       kFixedRows * (in_features * product->element_bytes + int64_t{sizeof(float)});
-  RETURN_IF_ERROR(Grow(x_bytes, fixed_x_bytes_, &fixed_x_));
+  RETURN_IF_ERROR(Grow(x_bytes, fixed_x_bytes_, &fixed_x_, stream_));
   void* y = fixed_y_;
   const absl::Status grown =
-      Grow(kFixedRows * out_features * int64_t{sizeof(float)}, fixed_y_bytes_, &y);
+      Grow(kFixedRows * out_features * int64_t{sizeof(float)}, fixed_y_bytes_, &y, stream_);
   fixed_y_ = static_cast<float*>(y);
   return grown;
 }
@@ -194,7 +170,7 @@ void Gemm::Run(const Weight& w, const Input& x, float* y) {
   LS_CHECK(product.is_fp8 == (x.scales != nullptr));
   const Call call{w, x, y};
   if (options_.deterministic) return RunFixed(product, call);
-  Multiply(product, AlgorithmFor(product, call), call);
+  MultiplyBest(product, call);
 }
 
 void Gemm::RunFixed(Product& product, const Call& call) {
@@ -222,100 +198,77 @@ void Gemm::RunFixed(Product& product, const Call& call) {
       }
       tile.y = fixed_y_;
     }
-    Multiply(product, AlgorithmFor(product, tile), tile);
+    MultiplyBest(product, tile);
     if (count < kFixedRows) {
       copy(y, fixed_y_, count * product.out_features * int64_t{sizeof(float)});
     }
   }
 }
 
-void Gemm::Multiply(Product& product, const cublasLtMatmulAlgo_t& algorithm, const Call& call) {
-  SetColumns(product.x, static_cast<uint64_t>(call.x.num_rows));
-  SetColumns(product.y, static_cast<uint64_t>(call.x.num_rows));
-  const cublasLtMatmulDesc_t operation = product.is_scaled ? scaled_ : plain_;
-  if (product.is_scaled) {
-    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const float* const& scales) {
-      CublasCheck(cublasLtMatmulDescSetAttribute(operation, attribute, &scales, sizeof(scales)),
-                  "scales of a product");
-    };
-    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.w.scales);
-    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.x.scales);
-  }
+void Gemm::MultiplyBest(Product& product, const Call& call) {
+  const auto known = product.known.find(call.x.num_rows);
+  if (known != product.known.end()) return Multiply(product, known->second, call);
+  if (IsRecording()) return MultiplyAsOthers(product, call);
+  Multiply(product, Learn(product, call), call);
+}
+
+// A step runs before it is recorded, so that its sizes are known. Were one not, nothing can be
+// asked of cuBLASLt now (with CUDA 13.3 the heuristic fails while a stream is captured): the
+// algorithm of the nearest size that this one can use, larger ones first.
+void Gemm::MultiplyAsOthers(Product& product, const Call& call) {
+  const auto nearest = product.known.lower_bound(call.x.num_rows);
+  const auto runs = [&](const auto& known) {
+    return TryMultiply(product, known.second, call) == CUBLAS_STATUS_SUCCESS;
+  };
+  if (std::any_of(nearest, product.known.end(), runs)) return;
+  const bool has_run = std::any_of(std::make_reverse_iterator(nearest), product.known.rend(), runs);
+  LS_CHECK(has_run) << "no algorithm is known for " << product.out_features << " x "
+                    << product.in_features << " with " << call.x.num_rows
+                    << " rows while a step is recorded";
+}
+
+void Gemm::Multiply(Product& product, const Choice& choice, const Call& call) {
+  CublasCheck(TryMultiply(product, choice, call), "a product");
+}
+
+cublasStatus_t Gemm::TryMultiply(Product& product, const Choice& choice, const Call& call) {
+  const cublasLtMatmulDesc_t operation = SetUp(product, choice.is_scaled, call);
   const float one = 1.0f;
   const float zero = 0.0f;
-  CublasCheck(cublasLtMatmul(handle_, operation, &one, call.w.data, product.w, call.x.data,
-                             product.x, &zero, call.y, product.y, call.y, product.y, &algorithm,
-                             workspace_, kWorkspaceBytes, stream_),
-              "a product");
-  if (product.is_fp8 && !product.is_scaled) {
+  const cublasStatus_t status = cublasLtMatmul(
+      handle_, operation, &one, call.w.data, product.w, call.x.data, product.x, &zero, call.y,
+      product.y, call.y, product.y, &choice.algorithm, workspace_, kWorkspaceBytes, stream_);
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    cudaGetLastError();  // else our next launch would be taken for what failed
+    return status;
+  }
+  if (product.is_fp8 && !choice.is_scaled) {
     CudaCheck(LaunchScaleRowsAndColumns(call.y, call.x.num_rows, product.out_features,
                                         call.x.scales, call.w.scales, stream_),
               "scales of a product");
   }
+  return status;
+}
+
+// Scales are set before algorithms are looked for, too: cuBLASLt finds none for scales by vectors
+// without a pointer to them.
+cublasLtMatmulDesc_t Gemm::SetUp(Product& product, bool is_scaled, const Call& call) {
+  SetColumns(product.x, static_cast<uint64_t>(call.x.num_rows));
+  SetColumns(product.y, static_cast<uint64_t>(call.x.num_rows));
+  if (!is_scaled) return plain_;
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const float* const& scales) {
+    CublasCheck(cublasLtMatmulDescSetAttribute(scaled_, attribute, &scales, sizeof(scales)),
+                "scales of a product");
+  };
+  set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, call.w.scales);
+  set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, call.x.scales);
+  return scaled_;
 }
 
 bool Gemm::IsRecording() const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CudaCheck(cudaStreamIsCapturing(stream_, &status), "asking a stream");
   return status != cudaStreamCaptureStatusNone;
-}
-
-int Gemm::FindAlgorithms(Product& product, uint64_t rows,
-                         std::span<cublasLtMatmulHeuristicResult_t> found) {
-  SetColumns(product.x, rows);
-  SetColumns(product.y, rows);
-  int num_found = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle_, product.is_scaled ? scaled_ : plain_, product.w, product.x, product.y, product.y,
-      preference_, static_cast<int>(found.size()), found.data(), &num_found);
-  return status == CUBLAS_STATUS_SUCCESS ? num_found : 0;
-}
-
-// Of 1, 2, 3-4, 5-8 ... rows each: the best by measurement; while a step is recorded, or where rows
-// are always as many, the one that cuBLASLt expects to be best.
-const cublasLtMatmulAlgo_t& Gemm::AlgorithmFor(Product& product, const Call& call) {
-  const auto bucket =
-      static_cast<size_t>(std::bit_width(static_cast<uint64_t>(call.x.num_rows) - 1));
-  cublasLtMatmulAlgo_t& chosen = product.algorithms[bucket];
-  if (product.is_known[bucket]) return chosen;
-  // For the most rows that will use it: its workspace may grow with them.
-  std::array<cublasLtMatmulHeuristicResult_t, kCandidates> found = {};
-  int num_found = FindAlgorithms(product, uint64_t{1} << bucket, found);
-  if (num_found == 0 && product.is_scaled) {
-    product.is_scaled = false;  // not on this device: for all sizes
-    product.is_known = {};
-    num_found = FindAlgorithms(product, uint64_t{1} << bucket, found);
-  }
-  LS_CHECK(num_found > 0) << "cuBLASLt has no algorithm for " << product.out_features << " x "
-                          << product.in_features << " with " << call.x.num_rows << " rows";
-  chosen = found[0].algo;
-  if (IsRecording()) return chosen;
-  product.is_known[bucket] = true;
-  if (options_.deterministic) return chosen;
-  float best = Measure(product, chosen, call);
-  for (int i = 1; i < num_found; ++i) {
-    const float seconds = Measure(product, found[static_cast<size_t>(i)].algo, call);
-    if (seconds >= best) continue;
-    best = seconds;
-    chosen = found[static_cast<size_t>(i)].algo;
-  }
-  return chosen;
-}
-
-// Milliseconds of the fastest of a few, after one that loads the code.
-float Gemm::Measure(Product& product, const cublasLtMatmulAlgo_t& algorithm, const Call& call) {
-  Multiply(product, algorithm, call);
-  float best = 0.0f;
-  for (int i = 0; i < kMeasurements; ++i) {
-    float milliseconds = 0.0f;
-    CudaCheck(cudaEventRecord(begin_, stream_), "measuring a product");
-    Multiply(product, algorithm, call);
-    CudaCheck(cudaEventRecord(end_, stream_), "measuring a product");
-    CudaCheck(cudaEventSynchronize(end_), "measuring a product");
-    CudaCheck(cudaEventElapsedTime(&milliseconds, begin_, end_), "measuring a product");
-    best = i == 0 ? milliseconds : std::min(best, milliseconds);
-  }
-  return best;
 }
 
 }  // namespace lockstep::cuda

@@ -1,4 +1,9 @@
-// Products y = x W^T by cuBLASLt, whose algorithm for each shape is chosen by measurement once.
+// Products y = x W^T by cuBLASLt, whose algorithm for each shape is chosen by measurement once
+// (gemm_choice.cc): for 1, 2, 4 and each multiple of 8 up to 256 rows, and for each doubling above.
+// Other numbers of rows take that of the next of those if cuBLASLt says that they can, else the one
+// that it expects to be best. While an 8b model warms up with powers of two up to 8,192 rows, 1,040
+// algorithms of its five shapes run up to six times each: by their bytes and arithmetic a second or
+// two on an H100, which nobody has measured yet.
 //
 // x and W are both bf16, both f16, both f32, or both e4m3 with a scale for each of their rows, by
 // which cuBLASLt multiplies where it can (since CUDA 12.9, on compute capability 9.0), else a
@@ -13,10 +18,13 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
-#include <span>
+#include <optional>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,6 +37,7 @@ class Gemm {
   struct Options {
     DType compute = DType::kBF16;  // of x and W; sums are f32
     bool deterministic = false;
+    std::function<void(const std::string&)> notice = nullptr;  // AcceleratorOptions
   };
   // RESOURCE_EXHAUSTED, UNAVAILABLE.
   static absl::StatusOr<std::unique_ptr<Gemm>> Create(cudaStream_t stream, const Options& options);
@@ -48,16 +57,20 @@ class Gemm {
     const void* data = nullptr;     // [num_rows, in_features]
     const float* scales = nullptr;  // e4m3: [num_rows]
   };
-  // Makes room for weights of that shape: to be called before Run, which allocates nothing.
+  // Makes room for weights of that shape: to be called before Run.
   absl::Status Prepare(int64_t out_features, int64_t in_features, bool is_fp8 = false);
-  // y: f32 [num_rows, out_features]. Measures, and waits for the device, the first time that a
-  // shape comes with so many rows.
+  // y: f32 [num_rows, out_features]. May measure, and wait for the stream, the first time that a
+  // shape comes with so many rows; never while the stream is captured.
   void Run(const Weight& w, const Input& x, float* y);
 
   static constexpr int64_t kFixedRows = 64;
 
  private:
   struct Product;  // a weight shape: its layouts and algorithms
+  struct Choice {
+    cublasLtMatmulAlgo_t algorithm = {};
+    bool is_scaled = false;  // e4m3: cuBLASLt multiplies by the scales
+  };
   struct Call {
     const Weight& w;
     Input x;
@@ -68,12 +81,25 @@ class Gemm {
   absl::Status Start();
   absl::StatusOr<cublasLtMatmulDesc_t> Describe();
   void RunFixed(Product& product, const Call& call);
-  void Multiply(Product& product, const cublasLtMatmulAlgo_t& algorithm, const Call& call);
-  const cublasLtMatmulAlgo_t& AlgorithmFor(Product& product, const Call& call);
-  // Of the algorithms for up to `rows` rows; how many there are.
-  int FindAlgorithms(Product& product, uint64_t rows,
-                     std::span<cublasLtMatmulHeuristicResult_t> found);
-  float Measure(Product& product, const cublasLtMatmulAlgo_t& algorithm, const Call& call);
+  void MultiplyBest(Product& product, const Call& call);
+  void MultiplyAsOthers(Product& product, const Call& call);
+  void Multiply(Product& product, const Choice& choice, const Call& call);
+  cublasStatus_t TryMultiply(Product& product, const Choice& choice, const Call& call);
+  // What the layouts and the operation, which is returned, say of a call.
+  cublasLtMatmulDesc_t SetUp(Product& product, bool is_scaled, const Call& call);
+
+  class Scratch;
+  const Choice& Learn(Product& product, const Call& call);
+  void LearnSmaller(Product& product, const Call& call);
+  // num_measured: 1: the first that runs.
+  Choice Choose(Product& product, const Call& call, int num_measured);
+  std::optional<Choice> BestOf(Product& product, bool is_scaled, const Call& call,
+                               int num_measured);
+  std::vector<cublasLtMatmulAlgo_t> FindAlgorithms(Product& product, bool is_scaled,
+                                                   const Call& call);
+  bool Takes(Product& product, const Choice& choice, const Call& call);
+  std::optional<float> Measure(Product& product, const Choice& choice, const Call& call);
+  void TellWhoScales();
   bool IsRecording() const;
 
   const cudaStream_t stream_;
@@ -85,6 +111,9 @@ class Gemm {
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
   void* workspace_ = nullptr;
+  int64_t scratch_bytes_ = 0;  // twice the cache
+  void* scratch_ = nullptr;    // while algorithms are measured, if there is memory
+  bool has_told_who_scales_ = false;
   void* fixed_x_ = nullptr;   // deterministic: [kFixedRows, the largest in_features]
   float* fixed_y_ = nullptr;  // deterministic: [kFixedRows, the largest out_features]
   int64_t fixed_x_bytes_ = 0;

@@ -50,7 +50,8 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
                        {.device = gpu,
                         .compute = compute,
                         .deterministic = options.deterministic,
-                        .memory_fraction = options.gpu_memory_utilization / num_sharing}));
+                        .memory_fraction = options.gpu_memory_utilization / num_sharing,
+                        .notice = notice}));
   device->gpu_ = gpu;
   device->gpus_ = here->gpus;
   device->communicators_ = &here->accelerator->communicators();

@@ -1,6 +1,7 @@
 // Quantization to e4m3 and products of such rows, by the CUDA backend.
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -138,8 +139,38 @@ TEST(Fp8ProductTest, IsTheSumOfTheRoundedNumbers) { ExpectProducts(false); }
 TEST(Fp8ProductTest, InTilesOfFixedRowsToo) { ExpectProducts(true); }
 
 #ifdef LOCKSTEP_CUDA_EMULATION
+// Kernels of one product of 3 rows, after one in which its algorithm was chosen.
+int64_t KernelsOfAProduct(std::vector<std::string>* notices) {
+  constexpr int64_t kRows = 3, kSide = 32;
+  const auto backend = cuda::CudaBackend::Create(
+      {.compute = DType::kF32,
+       .notice = [notices](const std::string& text) { notices->push_back(text); }});
+  EXPECT_TRUE(backend.ok()) << backend.status();
+  const auto weight =
+      (*backend)->AllocateLinear({kSide, kSide, DType::kF32, 1, Quantization::kFp8});
+  EXPECT_TRUE(weight.ok()) << weight.status();
+  DeviceArray<float> input(std::vector<float>(kRows * kSide, 1.0f));
+  DeviceArray<float> output(kRows * kSide);
+  const auto multiply = [&] {
+    (*backend)->Linear(**weight, input.data(), kRows, output.data());
+    (*backend)->Synchronize();
+    return cuda_emulation::NumKernelsRun();
+  };
+  const int64_t before = multiply();
+  return multiply() - before;
+}
+
+TEST(Fp8ProductTest, CublasScalesWhereItCan) {
+  std::vector<std::string> notices;
+  EXPECT_EQ(KernelsOfAProduct(&notices), 1) << "besides quantizing x";
+  EXPECT_TRUE(notices.empty());
+}
+
 TEST(Fp8ProductTest, WithoutScalesByRowOurKernelMultiplies) {
   cuda_emulation::SetDevice({.has_fp8_scale_vectors = false});
+  std::vector<std::string> notices;
+  EXPECT_EQ(KernelsOfAProduct(&notices), 2);
+  EXPECT_EQ(notices.size(), 1u);
   ExpectProducts(false);
   ExpectProducts(true);
   cuda_emulation::SetDevice({});

@@ -7,7 +7,11 @@
 // (of fp8: bf16 or f16), transposed or not, batches by stride, f32 sums and scales, default
 // epilogue. Enforced: an algorithm is used with the types it was found for, with pointers as
 // aligned as the preference promised (256 bytes unless set), with the workspace it needs; every
-// operand lies on the device. Algorithms differ in the order of their additions.
+// operand lies on the device; scales by row and column have pointers whenever a product is
+// described; nothing is looked for or checked by a thread that captures (CUDA 13.3 fails then).
+// Algorithms differ in the order of their additions. Among the results of the heuristic are one
+// that is no success, one that needs multiples of 16 columns and one that passes the check but is
+// refused by cublasLtMatmul, which leaves an error of the runtime behind.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -39,8 +39,11 @@ struct Device {
   int compute_minor = 0;
   int64_t memory_bytes = int64_t{4} << 30;
   bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
-  bool reach_each_other = true;       // peer access
-  bool has_ipc = true;                // memory of one process in another
+  // cuBLASLt finds nothing else where the algorithm that needs columns by sixteens can be used.
+  bool prefers_whole_tiles = false;
+  int l2_bytes = 1 << 20;        // small, as who wants it emptied writes more than that
+  bool reach_each_other = true;  // peer access
+  bool has_ipc = true;           // memory of one process in another
   // Does the driver encode them? Without, backends do not try wgmma when they start, which takes
   // minutes on a device of this size.
   bool has_tensor_maps = false;

@@ -35,12 +35,19 @@ struct Strategy {
   int32_t num_splits;
   uint32_t reduction_scheme;
   int32_t lanes;
+  int64_t columns_multiple = 1;  // of D: what it needs
+  bool runs = true;              // else it is found, passes the check, and is refused all the same
 };
-constexpr std::array<Strategy, 4> kStrategies = {{
+constexpr std::array<Strategy, 6> kStrategies = {{
+    {1, CUBLASLT_REDUCTION_SCHEME_NONE, 16, /*columns_multiple=*/16},
     {1, CUBLASLT_REDUCTION_SCHEME_NONE, 16},
     {1, CUBLASLT_REDUCTION_SCHEME_NONE, 32},
     {4, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 16},
     {1, CUBLASLT_REDUCTION_SCHEME_NONE, 8},
+    {.num_splits = 1,
+     .reduction_scheme = CUBLASLT_REDUCTION_SCHEME_NONE,
+     .lanes = 8,
+     .runs = false},
 }};
 
 Matrix ToMatrix(const cublasLtMatrixLayoutOpaque_t& layout, bool transposed) {
@@ -126,6 +133,10 @@ cublasStatus_t Describe(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
     return attributes.As<int32_t>(attribute) == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
   };
   product->scales_are_vectors = is_vector(CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
+  if ((is_vector(CUBLASLT_MATMUL_DESC_A_SCALE_MODE) && product->a_scale == nullptr) ||
+      (is_vector(CUBLASLT_MATMUL_DESC_B_SCALE_MODE) && product->b_scale == nullptr)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
   if (product->scales_are_vectors != is_vector(CUBLASLT_MATMUL_DESC_B_SCALE_MODE) ||
       (product->scales_are_vectors &&
        (product->a.type != CUDA_R_8F_E4M3 || !TheEngine().device.has_fp8_scale_vectors))) {
@@ -145,6 +156,24 @@ size_t WorkspaceBytes(const Product& product, int num_splits) {
   return static_cast<size_t>(product.rows() * product.columns() * num_splits) * sizeof(float);
 }
 
+bool Fits(const Product& product, const Strategy& strategy) {
+  return product.columns() % strategy.columns_multiple == 0;
+}
+
+bool Fits(const Product& product, const Algorithm& algorithm) {
+  return Fits(product, kStrategies[static_cast<size_t>(algorithm.id)]);
+}
+
+// With CUDA 13.3 the heuristic fails, as it wants to know of green contexts; whether the check does
+// is not known.
+bool IsThisThreadCapturing() {
+  const std::lock_guard lock(TheEngine().mutex());
+  const auto& captures = TheEngine().captures();
+  return std::any_of(captures.begin(), captures.end(), [](const auto& capture) {
+    return capture->thread == std::this_thread::get_id();
+  });
+}
+
 Algorithm Unpack(const cublasLtMatmulAlgo_t& algo) {
   Algorithm algorithm;
   std::memcpy(&algorithm, &algo, sizeof(algorithm));
@@ -154,7 +183,6 @@ Algorithm Unpack(const cublasLtMatmulAlgo_t& algo) {
 // Why the algorithm cannot work on this, or null.
 const char* Refuse(const Product& product, const Algorithm& algorithm, const void* workspace,
                    size_t workspace_bytes) {
-  if (algorithm.tag != kTag) return "an algorithm nobody made";
   if (algorithm.types != PackTypes(product)) return "an algorithm found for other types";
   const void* operands[4] = {product.a_data, product.b_data, product.c_data, product.d_data};
   for (int i = 0; i < 4; ++i) {
@@ -194,6 +222,15 @@ const char* OffDevice(const Product& product) {
     return "a scale is not within the device's memory";
   }
   return nullptr;
+}
+
+// What a real one may do anything with.
+cublasStatus_t FailAt(const char* what) {
+  Call([&](auto&) {
+    TheEngine().Fail(std::string("cublasLtMatmul: ") + what);
+    return cudaErrorIllegalAddress;
+  });
+  return CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 cublasStatus_t IssueProduct(const Product& product, cudaStream_t handle) {
@@ -240,9 +277,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   *num_found = 0;
+  if (IsThisThreadCapturing()) return CUBLAS_STATUS_INTERNAL_ERROR;
   Product product;
   const cublasStatus_t status = Describe(desc, a, b, c, d, &product);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
+  // Of results that are no success, nothing but the state means anything.
+  results[0] = {};
+  results[(*num_found)++].state = CUBLAS_STATUS_NOT_SUPPORTED;
   const Attributes& wishes = preference->attributes;
   const auto mask = wishes.As<uint32_t>(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
   const auto most_bytes = wishes.As<uint64_t>(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
@@ -250,6 +291,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const Strategy& strategy = kStrategies[id];
     const size_t bytes = WorkspaceBytes(product, strategy.num_splits);
     if ((strategy.reduction_scheme & ~mask) != 0 || bytes > most_bytes) continue;
+    if (!Fits(product, strategy)) continue;
+    if (TheEngine().device.prefers_whole_tiles && Fits(product, kStrategies[0]) && id > 0) continue;
     Algorithm algorithm{kTag,
                         static_cast<int32_t>(id),
                         strategy.num_splits,
@@ -268,7 +311,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     result.state = CUBLAS_STATUS_SUCCESS;
     result.wavesCount = 1.0f;
   }
-  return *num_found > 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+  return *num_found > 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
@@ -290,6 +333,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
                                        cublasLtMatmulHeuristicResult_t* result) {
   if (handle == nullptr) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (algo == nullptr || result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  if (IsThisThreadCapturing()) return CUBLAS_STATUS_INTERNAL_ERROR;
   Product product;
   const cublasStatus_t status = Describe(desc, a, b, c, d, &product);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
@@ -297,6 +341,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
   if (algorithm.tag != kTag || algorithm.types != PackTypes(product)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
+  if (!Fits(product, algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
   result->workspaceSize = WorkspaceBytes(product, algorithm.num_splits);
   result->state = CUBLAS_STATUS_SUCCESS;
   result->wavesCount = 1.0f;
@@ -322,9 +367,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   product.d_data = d;
   if (algo != nullptr) {
     const Algorithm algorithm = Unpack(*algo);
+    if (algorithm.tag != kTag) return FailAt("an algorithm nobody made");
     if (const char* why = Refuse(product, algorithm, workspace, workspace_bytes); why != nullptr) {
       std::fprintf(stderr, "CUDA emulation: cublasLtMatmul: %s\n", why);
       return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (!Fits(product, algorithm)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!kStrategies[static_cast<size_t>(algorithm.id)].runs) {
+      Remember(cudaErrorInvalidConfiguration);  // what its kernel's launch left behind
+      return CUBLAS_STATUS_EXECUTION_FAILED;
     }
     product.summation = {algorithm.num_splits, algorithm.lanes};
     product.workspace = static_cast<float*>(workspace);

@@ -84,7 +84,7 @@ void Describe(int device, cudaDeviceProp* properties) {
   properties->minor = pretended.compute_minor;
   properties->multiProcessorCount = pretended.num_multiprocessors;
   properties->pciBusID = device + 1;
-  properties->l2CacheSize = 50 << 20;
+  properties->l2CacheSize = pretended.l2_bytes;
   properties->maxThreadsPerMultiProcessor = kMostResidentThreads;
 }
 

@@ -1,0 +1,173 @@
+// Which algorithm multiplies: found by cuBLASLt's heuristic, chosen by measurement.
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <limits>
+#include <span>
+
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/gemm_product.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int kCandidates = 8;     // algorithms that cuBLASLt is asked for
+constexpr int kFewCandidates = 4;  // of those that are measured for sizes between powers of two
+constexpr int kMeasurements = 5;   // of each, but no more once they have taken
+constexpr float kMostMilliseconds = 1.0f;
+constexpr int64_t kMostExactRows = 256;
+
+// Rows that share an algorithm. Decodes are padded to 1, 2, 4 and multiples of 8, of which those
+// up to kMostExactRows have their own; tiles of a product, 128 or 256 rows, are no wider than
+// that, so that for more rows doublings do.
+int64_t SharedRows(int64_t rows) {
+  if (rows > 4 && rows <= kMostExactRows) return (rows + 7) / 8 * 8;
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
+}
+
+}  // namespace
+
+// The scratch memory is the stream's, and goes when it has come so far: cudaFree would wait for all
+// of the device's streams, one of which may wait for a peer that waits for us.
+class Gemm::Scratch {
+ public:
+  Scratch(Gemm& gemm, int64_t bytes) : gemm_(gemm) {
+    if (cudaMallocAsync(&gemm_.scratch_, static_cast<size_t>(bytes), gemm_.stream_) ==
+        cudaSuccess) {
+      return;
+    }
+    cudaGetLastError();  // the cache is not emptied then
+    gemm_.scratch_ = nullptr;
+  }
+  ~Scratch() {
+    if (gemm_.scratch_ == nullptr) return;
+    CudaCheck(cudaFreeAsync(gemm_.scratch_, gemm_.stream_), "memory to measure with");
+    gemm_.scratch_ = nullptr;
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+ private:
+  Gemm& gemm_;
+};
+
+const Gemm::Choice& Gemm::Learn(Product& product, const Call& call) {
+  const int64_t rows = call.x.num_rows;
+  const auto [shared, is_new] = product.shared.try_emplace(SharedRows(rows));
+  if (is_new) {
+    const Scratch scratch(*this, scratch_bytes_);
+    if (!options_.deterministic) LearnSmaller(product, call);
+    shared->second = Choose(product, call, options_.deterministic ? 1 : kCandidates);
+    return product.known[rows] = shared->second;
+  }
+  // Kernels, of e4m3 above all, may be made for multiples of some number of rows.
+  const bool is_taken = Takes(product, shared->second, call);
+  return product.known[rows] = is_taken ? shared->second : Choose(product, call, 1);
+}
+
+// A power of two brings those that lie between it and the last one, as its x and y have room for
+// them: who has warmed up with powers of two meets nothing to measure later.
+void Gemm::LearnSmaller(Product& product, const Call& call) {
+  const int64_t rows = call.x.num_rows;
+  if (rows > kMostExactRows || !std::has_single_bit(static_cast<uint64_t>(rows))) return;
+  Call smaller = call;
+  for (smaller.x.num_rows = SharedRows(rows / 2 + 1); smaller.x.num_rows < rows;
+       smaller.x.num_rows += 8) {
+    const auto [shared, is_new] = product.shared.try_emplace(smaller.x.num_rows);
+    if (!is_new) continue;
+    shared->second = Choose(product, smaller, kFewCandidates);
+    product.known[smaller.x.num_rows] = shared->second;
+  }
+}
+
+Gemm::Choice Gemm::Choose(Product& product, const Call& call, int num_measured) {
+  std::optional<Choice> best;
+  if (product.is_fp8 && scaled_ != nullptr) best = BestOf(product, true, call, num_measured);
+  if (!best.has_value()) {
+    if (product.is_fp8) TellWhoScales();
+    best = BestOf(product, false, call, num_measured);
+  }
+  LS_CHECK(best.has_value()) << "cuBLASLt has no algorithm for " << product.out_features << " x "
+                             << product.in_features << " with " << call.x.num_rows << " rows";
+  return *best;
+}
+
+void Gemm::TellWhoScales() {
+  if (has_told_who_scales_) return;
+  has_told_who_scales_ = true;
+  if (options_.notice == nullptr) return;
+  options_.notice(
+      "cuBLASLt has no fp8 products with a scale for each row on this GPU: a kernel multiplies by "
+      "the scales afterwards, which takes longer");
+}
+
+// Of the first num_measured that run, or nothing when none does.
+std::optional<Gemm::Choice> Gemm::BestOf(Product& product, bool is_scaled, const Call& call,
+                                         int num_measured) {
+  std::optional<Choice> best;
+  float least = std::numeric_limits<float>::infinity();
+  int num_running = 0;
+  for (const cublasLtMatmulAlgo_t& algorithm : FindAlgorithms(product, is_scaled, call)) {
+    const Choice choice{algorithm, is_scaled};
+    if (num_measured == 1) {
+      if (TryMultiply(product, choice, call) == CUBLAS_STATUS_SUCCESS) return choice;
+      continue;
+    }
+    const std::optional<float> milliseconds = Measure(product, choice, call);
+    if (!milliseconds.has_value()) continue;
+    if (*milliseconds < least) best = choice;
+    least = std::min(least, *milliseconds);
+    if (++num_running == num_measured) break;
+  }
+  return best;
+}
+
+// In the order in which cuBLASLt expects them to be fast.
+std::vector<cublasLtMatmulAlgo_t> Gemm::FindAlgorithms(Product& product, bool is_scaled,
+                                                       const Call& call) {
+  std::array<cublasLtMatmulHeuristicResult_t, kCandidates> results = {};
+  int num_found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle_, SetUp(product, is_scaled, call), product.w, product.x, product.y, product.y,
+      preference_, kCandidates, results.data(), &num_found);
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  if (status != CUBLAS_STATUS_SUCCESS) return algorithms;
+  for (const auto& result : std::span(results).first(static_cast<size_t>(num_found))) {
+    if (result.state == CUBLAS_STATUS_SUCCESS) algorithms.push_back(result.algo);
+  }
+  return algorithms;
+}
+
+bool Gemm::Takes(Product& product, const Choice& choice, const Call& call) {
+  cublasLtMatmulHeuristicResult_t result = {};
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(handle_, SetUp(product, choice.is_scaled, call), product.w, product.x,
+                              product.y, product.y, &choice.algorithm, &result);
+  return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kWorkspaceBytes;
+}
+
+// Milliseconds, or nothing where it does not run: the median of a few, after one that loads the
+// code. Before each the cache is emptied: of weights, which a step finds in memory too; and the
+// device is busy with that while the host issues the rest, so that no time of the host's counts.
+std::optional<float> Gemm::Measure(Product& product, const Choice& choice, const Call& call) {
+  if (TryMultiply(product, choice, call) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+  std::array<float, kMeasurements> times = {};
+  size_t num_times = 0;
+  for (float sum = 0.0f; num_times < times.size() && sum < kMostMilliseconds; ++num_times) {
+    if (scratch_ != nullptr) {
+      CudaCheck(cudaMemsetAsync(scratch_, 0, static_cast<size_t>(scratch_bytes_), stream_),
+                "emptying the cache");
+    }
+    CudaCheck(cudaEventRecord(begin_, stream_), "measuring a product");
+    if (TryMultiply(product, choice, call) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+    CudaCheck(cudaEventRecord(end_, stream_), "measuring a product");
+    CudaCheck(cudaEventSynchronize(end_), "measuring a product");
+    CudaCheck(cudaEventElapsedTime(&times[num_times], begin_, end_), "measuring a product");
+    sum += times[num_times];
+  }
+  const auto median = times.begin() + static_cast<std::ptrdiff_t>(num_times / 2);
+  std::nth_element(times.begin(), median, times.begin() + static_cast<std::ptrdiff_t>(num_times));
+  return *median;
+}
+
+}  // namespace lockstep::cuda
