@@ -98,19 +98,6 @@ CudaBackend::~CudaBackend() {
   cudaStreamDestroy(stream_);
 }
 
-GrowingMemory::~GrowingMemory() {
-  for (void* memory : all_) cudaFree(memory);
-}
-
-void* GrowingMemory::AtLeast(int64_t bytes) {
-  if (bytes <= bytes_) return all_.back();
-  void* memory = nullptr;
-  CudaCheck(cudaMalloc(&memory, static_cast<size_t>(bytes)), "memory of a kernel");
-  all_.push_back(memory);
-  bytes_ = bytes;
-  return memory;
-}
-
 void CudaBackend::UseDevice() const { CudaCheck(cudaSetDevice(options_.device), "choosing a GPU"); }
 
 std::string CudaBackend::Description() const {
@@ -283,18 +270,9 @@ void CudaBackend::AddRmsNorm(const RmsNormArgs& args) {
 
 void CudaBackend::Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) {
   const auto& rows = static_cast<const DeviceRows&>(weight);
-  const auto [out_features, in_features] =
-      std::pair(weight.shape().out_features, weight.shape().in_features);
-  const Gemm::Weight w{out_features, in_features, rows.row(0), rows.scales()};
-  if (!IsFp8(weight.shape())) return gemm_->Run(w, {num_tokens, x}, y);
-  // in_features is a multiple of 16, so the scales behind the rows are aligned.
-  const int64_t num_bytes = num_tokens * in_features;
-  auto* q =
-      static_cast<uint8_t*>(fp8_input_.AtLeast(num_bytes + num_tokens * int64_t{sizeof(float)}));
-  auto* scales = reinterpret_cast<float*>(q + num_bytes);
-  CudaCheck(LaunchQuantizeFp8(x, options_.compute, num_tokens, in_features, q, scales, stream_),
-            "quantizing a product's input");
-  gemm_->Run(w, {num_tokens, q, scales}, y);
+  const LinearShape& shape = weight.shape();
+  gemm_->Run({shape.out_features, shape.in_features, rows.row(0), rows.scales()}, {num_tokens, x},
+             y);
 }
 
 void CudaBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) {

@@ -18,23 +18,6 @@
 
 namespace lockstep::cuda {
 
-// Device memory of a kernel, as much as it has ever needed. What was given out before stays, for
-// recorded steps may use it.
-class GrowingMemory {
- public:
-  GrowingMemory() = default;
-  ~GrowingMemory();
-  GrowingMemory(const GrowingMemory&) = delete;
-  GrowingMemory& operator=(const GrowingMemory&) = delete;
-
-  // Aligned to 256 bytes. No recorded step makes it grow: it has run once before it is recorded.
-  void* AtLeast(int64_t bytes);
-
- private:
-  std::vector<void*> all_;
-  int64_t bytes_ = 0;  // of the last
-};
-
 class CudaBackend final : public Backend {
  public:
   // INVALID_ARGUMENT (no such device), RESOURCE_EXHAUSTED, UNAVAILABLE.
@@ -98,7 +81,6 @@ class CudaBackend final : public Backend {
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
   ChunkKernels chunk_kernels_;            // of attention
-  GrowingMemory fp8_input_;               // e4m3 [num_tokens, in_features], scales [num_tokens]
   std::vector<DeviceBuffer> fp8_staged_;  // rows on their way to e4m3, one for each slot
   std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object
 };

@@ -167,10 +167,26 @@ void Gemm::Run(const Weight& w, const Input& x, float* y) {
   const auto found = products_.find({w.out_features, w.in_features, w.scales != nullptr});
   LS_CHECK(found != products_.end()) << w.out_features << " x " << w.in_features;
   Product& product = *found->second;
-  LS_CHECK(product.is_fp8 == (x.scales != nullptr));
-  const Call call{w, x, y};
-  if (options_.deterministic) return RunFixed(product, call);
-  MultiplyBest(product, call);
+  Call call = product.is_fp8 ? QuantizedCall(w, x, y) : Call{w, {x.num_rows, x.data}, y};
+  if (!options_.deterministic) return MultiplyBest(product, call);
+  if (product.is_fp8) Quantize(call);
+  call.unquantized = nullptr;
+  RunFixed(product, call);
+}
+
+Gemm::Call Gemm::QuantizedCall(const Weight& w, const Input& x, float* y) {
+  // in_features is a multiple of 16, so the scales behind the rows are aligned.
+  const int64_t num_bytes = x.num_rows * w.in_features;
+  auto* q = static_cast<std::byte*>(
+      quantized_x_.AtLeast(num_bytes + x.num_rows * int64_t{sizeof(float)}));
+  return {w, {x.num_rows, q, reinterpret_cast<const float*>(q + num_bytes)}, y, x.data};
+}
+
+void Gemm::Quantize(const Call& call) {
+  auto* q = static_cast<uint8_t*>(const_cast<void*>(call.x.data));
+  CudaCheck(LaunchQuantizeFp8(call.unquantized, options_.compute, call.x.num_rows,
+                              call.w.in_features, q, const_cast<float*>(call.x.scales), stream_),
+            "quantizing a product's input");
 }
 
 void Gemm::RunFixed(Product& product, const Call& call) {
@@ -231,7 +247,28 @@ void Gemm::Multiply(Product& product, const Choice& choice, const Call& call) {
   CublasCheck(TryMultiply(product, choice, call), "a product");
 }
 
+SkinnyProduct Gemm::SkinnyOf(const Call& call) const {
+  return {.num_rows = call.x.num_rows,
+          .out_features = call.w.out_features,
+          .in_features = call.w.in_features,
+          .dtype = options_.compute,
+          .x = call.unquantized != nullptr ? call.unquantized : call.x.data,
+          .w = call.w.data,
+          .scales = call.w.scales,
+          .y = call.y};
+}
+
+cublasStatus_t Gemm::TrySkinny(int variant, const Call& call) {
+  if (LaunchSkinnyGemm(variant, SkinnyOf(call), stream_) == cudaSuccess) {
+    return CUBLAS_STATUS_SUCCESS;
+  }
+  cudaGetLastError();  // it may need more shared memory than there is
+  return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
 cublasStatus_t Gemm::TryMultiply(Product& product, const Choice& choice, const Call& call) {
+  if (choice.skinny_variant.has_value()) return TrySkinny(*choice.skinny_variant, call);
+  if (call.unquantized != nullptr) Quantize(call);
   const cublasLtMatmulDesc_t operation = SetUp(product, choice.is_scaled, call);
   const float one = 1.0f;
   const float zero = 0.0f;

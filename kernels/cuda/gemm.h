@@ -1,13 +1,15 @@
-// Products y = x W^T by cuBLASLt, whose algorithm for each shape is chosen by measurement once
-// (gemm_choice.cc): for 1, 2, 4 and each multiple of 8 up to 256 rows, and for each doubling above.
-// Other numbers of rows take that of the next of those if cuBLASLt says that they can, else the one
-// that it expects to be best. While an 8b model warms up with powers of two up to 8,192 rows, 1,040
-// algorithms of its five shapes run up to six times each: by their bytes and arithmetic a second or
-// two on an H100, which nobody has measured yet.
+// Products y = x W^T by cuBLASLt, or of few rows by kernels of our own (skinny_gemm.h). What does
+// it for each shape is chosen by measurement once (gemm_choice.cc): for 1, 2, 4 and each multiple
+// of 8 up to 256 rows, and for each doubling above. Other numbers of rows take that of the next of
+// those if cuBLASLt says that they can, else the one that it expects to be best. While an 8b model
+// warms up with powers of two up to 8,192 rows, 1,040 algorithms of its five shapes run up to six
+// times each: by their bytes and arithmetic a second or two on an H100, which nobody has measured
+// yet.
 //
-// x and W are both bf16, both f16, both f32, or both e4m3 with a scale for each of their rows, by
-// which cuBLASLt multiplies where it can (since CUDA 12.9, on compute capability 9.0), else a
-// kernel of ours afterwards.
+// W is of the dtype of x, bf16, f16 or f32, or e4m3 with a scale for each of its rows. By e4m3
+// cuBLASLt multiplies x in e4m3, quantized here row by row; it multiplies by the scales where it
+// can (since CUDA 12.9, on compute capability 9.0), else a kernel of ours does so afterwards. Our
+// own kernels take x as it is.
 //
 // With `deterministic`, rows are multiplied in tiles of kFixedRows, the last one filled up, by one
 // algorithm without split-K for each weight shape: a row's result then depends on that row alone.
@@ -28,6 +30,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/cuda/growing_memory.h"
+#include "kernels/cuda/skinny_gemm.h"
 #include "kernels/dtype.h"
 
 namespace lockstep::cuda {
@@ -54,8 +58,7 @@ class Gemm {
   };
   struct Input {
     int64_t num_rows = 0;
-    const void* data = nullptr;     // [num_rows, in_features]
-    const float* scales = nullptr;  // e4m3: [num_rows]
+    const void* data = nullptr;  // of Options::compute, [num_rows, in_features]
   };
   // Makes room for weights of that shape: to be called before Run.
   absl::Status Prepare(int64_t out_features, int64_t in_features, bool is_fp8 = false);
@@ -70,11 +73,21 @@ class Gemm {
   struct Choice {
     cublasLtMatmulAlgo_t algorithm = {};
     bool is_scaled = false;  // e4m3: cuBLASLt multiplies by the scales
+    std::optional<int> skinny_variant =
+        std::nullopt;  // a kernel of ours (skinny_gemm.h) does it all instead
+  };
+  // What cuBLASLt multiplies W by.
+  struct Operand {
+    int64_t num_rows = 0;
+    const void* data = nullptr;     // [num_rows, in_features]
+    const float* scales = nullptr;  // e4m3: [num_rows]
   };
   struct Call {
     const Weight& w;
-    Input x;
+    Operand x;
     float* y;
+    // Of which x is first to be made, where W is e4m3: rows of Options::compute.
+    const void* unquantized = nullptr;
   };
 
   Gemm(cudaStream_t stream, const Options& options);
@@ -85,6 +98,10 @@ class Gemm {
   void MultiplyAsOthers(Product& product, const Call& call);
   void Multiply(Product& product, const Choice& choice, const Call& call);
   cublasStatus_t TryMultiply(Product& product, const Choice& choice, const Call& call);
+  cublasStatus_t TrySkinny(int variant, const Call& call);
+  SkinnyProduct SkinnyOf(const Call& call) const;
+  Call QuantizedCall(const Weight& w, const Input& x, float* y);
+  void Quantize(const Call& call);
   // What the layouts and the operation, which is returned, say of a call.
   cublasLtMatmulDesc_t SetUp(Product& product, bool is_scaled, const Call& call);
 
@@ -93,8 +110,13 @@ class Gemm {
   void LearnSmaller(Product& product, const Call& call);
   // num_measured: 1: the first that runs.
   Choice Choose(Product& product, const Call& call, int num_measured);
-  std::optional<Choice> BestOf(Product& product, bool is_scaled, const Call& call,
-                               int num_measured);
+  // Milliseconds are 0 where nothing was measured.
+  struct Timed {
+    Choice choice;
+    float milliseconds = 0.0f;
+  };
+  std::optional<Timed> BestOf(Product& product, bool is_scaled, const Call& call, int num_measured);
+  void TakeFasterSkinny(Product& product, const Call& call, Timed& best);
   std::vector<cublasLtMatmulAlgo_t> FindAlgorithms(Product& product, bool is_scaled,
                                                    const Call& call);
   bool Takes(Product& product, const Choice& choice, const Call& call);
@@ -118,6 +140,7 @@ class Gemm {
   float* fixed_y_ = nullptr;  // deterministic: [kFixedRows, the largest out_features]
   int64_t fixed_x_bytes_ = 0;
   int64_t fixed_y_bytes_ = 0;
+  GrowingMemory quantized_x_;  // e4m3 [num_rows, in_features], scales [num_rows]
   // By out_features, in_features and whether they are e4m3.
   std::map<std::tuple<int64_t, int64_t, bool>, std::unique_ptr<Product>> products_;
 };

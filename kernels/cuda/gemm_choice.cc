@@ -1,8 +1,8 @@
-// Which algorithm multiplies: found by cuBLASLt's heuristic, chosen by measurement.
+// Which algorithm multiplies: those that cuBLASLt's heuristic finds and, of few rows, our own
+// kernels, chosen by measurement.
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 #include <span>
 
 #include "kernels/cuda/cuda_status.h"
@@ -81,7 +81,7 @@ void Gemm::LearnSmaller(Product& product, const Call& call) {
 }
 
 Gemm::Choice Gemm::Choose(Product& product, const Call& call, int num_measured) {
-  std::optional<Choice> best;
+  std::optional<Timed> best;
   if (product.is_fp8 && scaled_ != nullptr) best = BestOf(product, true, call, num_measured);
   if (!best.has_value()) {
     if (product.is_fp8) TellWhoScales();
@@ -89,7 +89,19 @@ Gemm::Choice Gemm::Choose(Product& product, const Call& call, int num_measured) 
   }
   LS_CHECK(best.has_value()) << "cuBLASLt has no algorithm for " << product.out_features << " x "
                              << product.in_features << " with " << call.x.num_rows << " rows";
-  return *best;
+  if (num_measured > 1) TakeFasterSkinny(product, call, *best);
+  return best->choice;
+}
+
+void Gemm::TakeFasterSkinny(Product& product, const Call& call, Timed& best) {
+  if (!SkinnyGemmSupports(SkinnyOf(call))) return;
+  for (int variant = 0; variant < kSkinnyVariants; ++variant) {
+    const Choice choice{.skinny_variant = variant};
+    const std::optional<float> milliseconds = Measure(product, choice, call);
+    if (milliseconds.has_value() && *milliseconds < best.milliseconds) {
+      best = {choice, *milliseconds};
+    }
+  }
 }
 
 void Gemm::TellWhoScales() {
@@ -102,21 +114,19 @@ void Gemm::TellWhoScales() {
 }
 
 // Of the first num_measured that run, or nothing when none does.
-std::optional<Gemm::Choice> Gemm::BestOf(Product& product, bool is_scaled, const Call& call,
-                                         int num_measured) {
-  std::optional<Choice> best;
-  float least = std::numeric_limits<float>::infinity();
+std::optional<Gemm::Timed> Gemm::BestOf(Product& product, bool is_scaled, const Call& call,
+                                        int num_measured) {
+  std::optional<Timed> best;
   int num_running = 0;
   for (const cublasLtMatmulAlgo_t& algorithm : FindAlgorithms(product, is_scaled, call)) {
-    const Choice choice{algorithm, is_scaled};
+    const Choice choice{.algorithm = algorithm, .is_scaled = is_scaled};
     if (num_measured == 1) {
-      if (TryMultiply(product, choice, call) == CUBLAS_STATUS_SUCCESS) return choice;
+      if (TryMultiply(product, choice, call) == CUBLAS_STATUS_SUCCESS) return Timed{choice};
       continue;
     }
     const std::optional<float> milliseconds = Measure(product, choice, call);
     if (!milliseconds.has_value()) continue;
-    if (*milliseconds < least) best = choice;
-    least = std::min(least, *milliseconds);
+    if (!best.has_value() || *milliseconds < best->milliseconds) best = {choice, *milliseconds};
     if (++num_running == num_measured) break;
   }
   return best;
@@ -139,6 +149,7 @@ std::vector<cublasLtMatmulAlgo_t> Gemm::FindAlgorithms(Product& product, bool is
 }
 
 bool Gemm::Takes(Product& product, const Choice& choice, const Call& call) {
+  if (choice.skinny_variant.has_value()) return SkinnyGemmSupports(SkinnyOf(call));
   cublasLtMatmulHeuristicResult_t result = {};
   const cublasStatus_t status =
       cublasLtMatmulAlgoCheck(handle_, SetUp(product, choice.is_scaled, call), product.w, product.x,

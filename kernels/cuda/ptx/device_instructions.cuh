@@ -47,6 +47,27 @@ __device__ inline uint16_t PackE4m3(float low, float high) {
   return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
 }
 
+// The four e4m3 numbers of a word, exactly, as two pairs of BF16 or F16. (e4m3's NaN becomes 480.)
+// Their exponents, put where T has its own, are too small by the difference of the biases, 127 or
+// 15 to 7, which a multiplication makes up for; denormals, too. Compute capability 8.0.
+template <typename T>
+__device__ inline void ExpandE4m3(uint32_t word, uint32_t& low, uint32_t& high) {
+  constexpr bool kIsF16 = std::is_same_v<T, F16>;
+  constexpr uint32_t kBias = kIsF16 ? 0x5c005c00u : 0x7b807b80u;  // 2^8, 2^120
+  const auto expand = [](uint32_t bytes) {  // in the upper half of each half word
+    const uint32_t bits = (bytes & 0x7f007f00u) >> (kIsF16 ? 1 : 4) | (bytes & 0x80008000u);
+    uint32_t pair;
+    if constexpr (kIsF16) {
+      asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(bits), "r"(kBias), "r"(0x80008000u));
+    } else {
+      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(bits), "r"(kBias), "r"(0x80008000u));
+    }
+    return pair;
+  };
+  low = expand(__byte_perm(word, 0, 0x1404));
+  high = expand(__byte_perm(word, 0, 0x3424));
+}
+
 // 2^x, to about two units in the last place; 1 for 0, 0 for minus infinity, denormals are zeros.
 __device__ inline float Exp2(float x) {
   float power;

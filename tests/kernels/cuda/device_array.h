@@ -71,6 +71,15 @@ class DeviceArray {
   void* memory_ = nullptr;
 };
 
+// By the definition: 1 sign, 4 exponent (bias 7), 3 mantissa bits.
+inline float E4m3(uint8_t bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  const float sign = (bits & 0x80) != 0 ? -1.0f : 1.0f;
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -9);
+  return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+}
+
 // T: BF16 or F16.
 template <typename T>
 std::vector<float> ToFloats(const std::vector<T>& values) {

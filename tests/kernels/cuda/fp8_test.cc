@@ -16,15 +16,6 @@
 namespace lockstep::testing {
 namespace {
 
-// By the definition: 1 sign, 4 exponent (bias 7), 3 mantissa bits.
-float E4m3(uint8_t bits) {
-  const int exponent = bits >> 3 & 15;
-  const int mantissa = bits & 7;
-  const float sign = (bits & 0x80) != 0 ? -1.0f : 1.0f;
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -9);
-  return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-}
-
 struct Quantized {
   std::vector<uint8_t> q;
   std::vector<float> scales;

@@ -2,12 +2,14 @@
 // that cannot be used (tests/support/cuda_emulation/cublasLt.h).
 #include "kernels/cuda/gemm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/kernels.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/support/cuda_emulation/emulation.h"
@@ -139,6 +141,120 @@ TEST_F(GemmTest, WhatHasNotRunIsRecordedWithAnAlgorithmOfOtherSizes) {
     ExpectRows(rows);
   }
 }
+
+// ---- of few rows, where our kernels take part ----
+
+class FewRowsTest : public ::testing::TestWithParam<bool> {
+ protected:
+  static constexpr int64_t kMost = 17;
+
+  void SetUp() override {
+    // Measured against this any of our kernels is faster.
+    cuda_emulation::SetDevice({.product_seconds = 0.05});
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    Random random(1);
+    const std::vector<BF16> w = Narrowed<BF16>(random.Normals(kOut * kIn));
+    const std::vector<BF16> x = Narrowed<BF16>(random.Normals(kMost * kIn));
+    x_host_ = ToFloats(x);
+    x_.Write(x);
+    w_.Write(w);
+    if (GetParam()) {
+      EXPECT_EQ(cuda::LaunchQuantizeFp8(w_.data(), DType::kBF16, kOut, kIn, q_.data(),
+                                        scales_.data(), nullptr),
+                cudaSuccess);
+      EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+    }
+    w_host_ = ToFloats(w);
+  }
+  void TearDown() override {
+    gemm_.reset();
+    EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+    cuda_emulation::SetDevice({});
+    EXPECT_EQ(cuda_emulation::TakeFailure(), "");
+  }
+  void Start(bool deterministic) {
+    auto gemm =
+        cuda::Gemm::Create(stream_, {.compute = DType::kBF16, .deterministic = deterministic});
+    ASSERT_TRUE(gemm.ok()) << gemm.status();
+    gemm_ = *std::move(gemm);
+    ASSERT_TRUE(gemm_->Prepare(kOut, kIn, GetParam()).ok());
+  }
+  void Run(int64_t rows) {
+    const cuda::Gemm::Weight plain{kOut, kIn, w_.data()};
+    const cuda::Gemm::Weight fp8{kOut, kIn, q_.data(), scales_.data()};
+    gemm_->Run(GetParam() ? fp8 : plain, {rows, x_.data()}, y_.data());
+    ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  }
+  // Our kernels in a product whose algorithm is known.
+  int64_t NumKernels(int64_t rows) {
+    Run(rows);
+    const int64_t before = cuda_emulation::NumKernelsRun();
+    Run(rows);
+    return cuda_emulation::NumKernelsRun() - before;
+  }
+  // The largest error of a product's elements, whose sums have terms of about 1.
+  double Error(int64_t rows) const {
+    const std::vector<float> got = y_.Read();
+    const std::vector<uint8_t> q = q_.Read();
+    const std::vector<float> scales = scales_.Read();
+    double error = 0;
+    for (int64_t i = 0; i < rows * kOut; ++i) {
+      double sum = 0;
+      for (int64_t k = 0; k < kIn; ++k) {
+        const auto at = static_cast<size_t>(i % kOut * kIn + k);
+        const float w =
+            GetParam() ? E4m3(q[at]) * scales[static_cast<size_t>(i % kOut)] : w_host_[at];
+        sum += static_cast<double>(x_host_[static_cast<size_t>(i / kOut * kIn + k)]) * w;
+      }
+      error = std::max(error, std::abs(got[static_cast<size_t>(i)] - sum));
+    }
+    return error;
+  }
+
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<cuda::Gemm> gemm_;
+  std::vector<float> w_host_, x_host_;
+  DeviceArray<BF16> w_{kOut * kIn}, x_{kMost * kIn};
+  DeviceArray<uint8_t> q_{kOut * kIn};
+  DeviceArray<float> scales_{kOut}, y_{kMost * kOut};
+};
+
+TEST_P(FewRowsTest, OurKernelMultipliesWhereItIsFaster) {
+  Start(/*deterministic=*/false);
+  for (const int64_t rows : {1, 2, 16, 9}) {
+    EXPECT_EQ(NumKernels(rows), 1) << rows;
+    EXPECT_LT(Error(rows), 1e-4) << rows << ": x itself is multiplied";
+  }
+  const int64_t quantizing = GetParam() ? 1 : 0;
+  EXPECT_EQ(NumKernels(kMost), quantizing);
+  EXPECT_LT(Error(kMost), GetParam() ? 1.0 : 1e-4);
+}
+
+TEST_P(FewRowsTest, ItIsRecorded) {
+  Start(/*deterministic=*/false);
+  Run(4);
+  const std::vector<float> want = y_.Read();
+  y_.Write(std::vector<float>(kMost * kOut, NAN));
+  const cuda::Gemm::Weight plain{kOut, kIn, w_.data()};
+  const cuda::Gemm::Weight fp8{kOut, kIn, q_.data(), scales_.data()};
+  RecordAndReplay(stream_, [&] {
+    gemm_->Run(GetParam() ? fp8 : plain, {4, x_.data()}, y_.data());
+  });
+  const std::vector<float> got = y_.Read();
+  const auto rows = [](const std::vector<float>& y) {
+    return std::vector<float>(y.begin(), y.begin() + 4 * kOut);
+  };
+  EXPECT_EQ(rows(got), rows(want));
+}
+
+// Whose order of additions depends on how many rows there are.
+TEST_P(FewRowsTest, NotWhereRowsMustNotDependOnOthers) {
+  Start(/*deterministic=*/true);
+  EXPECT_EQ(NumKernels(1), GetParam() ? 1 : 0) << "besides quantizing x";
+}
+
+INSTANTIATE_TEST_SUITE_P(Weights, FewRowsTest, ::testing::Bool(),
+                         [](const auto& info) { return std::string(info.param ? "fp8" : "bf16"); });
 
 }  // namespace
 }  // namespace lockstep::testing

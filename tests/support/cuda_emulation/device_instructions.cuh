@@ -28,6 +28,13 @@ uint32_t Pack<F16>(float low, float high);
 inline float Widen(F16 value) { return ToFloat(value); }
 uint16_t PackE4m3(float low, float high);
 
+template <typename T>
+void ExpandE4m3(uint32_t word, uint32_t& low, uint32_t& high);
+template <>
+void ExpandE4m3<BF16>(uint32_t word, uint32_t& low, uint32_t& high);
+template <>
+void ExpandE4m3<F16>(uint32_t word, uint32_t& low, uint32_t& high);
+
 inline float Exp2(float x) { return exp2f(x); }
 
 uint32_t LoadAcquireSystem(const uint32_t* address);

@@ -41,6 +41,7 @@ struct Device {
   bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
   // cuBLASLt finds nothing else where the algorithm that needs columns by sixteens can be used.
   bool prefers_whole_tiles = false;
+  double product_seconds = 0;    // that each of cuBLASLt's products takes at least
   int l2_bytes = 1 << 20;        // small, as who wants it emptied writes more than that
   bool reach_each_other = true;  // peer access
   bool has_ipc = true;           // memory of one process in another

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 #include "tests/support/cuda_emulation/runtime/cublas_attributes.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
@@ -243,7 +245,11 @@ cublasStatus_t IssueProduct(const Product& product, cudaStream_t handle) {
       TheEngine().Fail(std::string("cublasLtMatmul: ") + bad);
       return cudaErrorIllegalAddress;
     }
-    return TheEngine().Issue(*stream, "a product", Once([product] { Compute(product); }));
+    const std::chrono::duration<double> at_least(TheEngine().device.product_seconds);
+    return TheEngine().Issue(*stream, "a product", Once([product, at_least] {
+      std::this_thread::sleep_for(at_least);
+      Compute(product);
+    }));
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

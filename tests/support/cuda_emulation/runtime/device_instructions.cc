@@ -8,12 +8,14 @@
 
 #include "tests/support/cuda_emulation/runtime/block_runner.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
+#include "tests/support/cuda_emulation/runtime/matrix_product.h"
 
 namespace lockstep::cuda {
 
 namespace {
 
 using cuda_emulation::FailThread;
+using cuda_emulation::FromE4m3;
 using cuda_emulation::Site;
 using cuda_emulation::TheBlockRunner;
 constexpr uint32_t kAllLanes = 0xffffffffu;
@@ -165,12 +167,7 @@ uint8_t RoundToE4m3(float value) {
   uint8_t best = 0;
   float best_distance = magnitude;
   for (int bits = 1; bits < 0x7f; ++bits) {
-    const int exponent = bits >> 3;
-    const int mantissa = bits & 7;
-    const float number = exponent == 0
-                             ? std::ldexp(static_cast<float>(mantissa), -9)
-                             : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-    const float distance = std::abs(magnitude - number);
+    const float distance = std::abs(magnitude - FromE4m3(static_cast<uint8_t>(bits)));
     if (distance > best_distance || (distance == best_distance && (bits & 1) != 0)) continue;
     best = static_cast<uint8_t>(bits);
     best_distance = distance;
@@ -182,6 +179,31 @@ uint8_t RoundToE4m3(float value) {
 
 uint16_t PackE4m3(float low, float high) {
   return static_cast<uint16_t>(RoundToE4m3(low) | RoundToE4m3(high) << 8);
+}
+
+namespace {
+
+template <typename T>
+uint32_t PairOfE4m3(uint32_t bytes) {
+  const auto number = [](uint32_t bits) {
+    constexpr float kBeyondTheLargest = 480.0f;  // what would come after 448, where e4m3 has NaN
+    if ((bits & 0x7f) == 0x7f) return (bits & 0x80) != 0 ? -kBeyondTheLargest : kBeyondTheLargest;
+    return FromE4m3(static_cast<uint8_t>(bits));
+  };
+  return Pack<T>(number(bytes & 0xff), number(bytes >> 8 & 0xff));
+}
+
+}  // namespace
+
+template <>
+void ExpandE4m3<BF16>(uint32_t word, uint32_t& low, uint32_t& high) {
+  low = PairOfE4m3<BF16>(word);
+  high = PairOfE4m3<BF16>(word >> 16);
+}
+template <>
+void ExpandE4m3<F16>(uint32_t word, uint32_t& low, uint32_t& high) {
+  low = PairOfE4m3<F16>(word);
+  high = PairOfE4m3<F16>(word >> 16);
 }
 
 void emulated::Mma(bool is_f16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],

@@ -8,10 +8,6 @@
 
 namespace lockstep::cuda_emulation {
 
-namespace {
-
-// 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinities, one NaN (Micikevicius et al., "FP8
-// formats for deep learning", section 3).
 float FromE4m3(uint8_t bits) {
   const int exponent = bits >> 3 & 15;
   const int mantissa = bits & 7;
@@ -20,6 +16,8 @@ float FromE4m3(uint8_t bits) {
   if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -9);
   return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
 }
+
+namespace {
 
 float Load(cudaDataType type, const void* data, int64_t index) {
   if (type == CUDA_R_32F) return static_cast<const float*>(data)[index];

@@ -22,6 +22,9 @@ struct Matrix {
   int64_t span_bytes() const;
 };
 int64_t BytesPerElement(cudaDataType type);
+// 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinities, one NaN (Micikevicius et al., "FP8
+// formats for deep learning", section 3).
+float FromE4m3(uint8_t bits);
 
 // How the terms of one element are added.
 struct Summation {

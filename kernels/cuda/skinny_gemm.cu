@@ -1,0 +1,229 @@
+// A block makes a few tiles of 16 outputs for all rows of x; its warps share k among them, and
+// their sums are added in shared memory. Tensor cores, whose instruction fits: 16 rows of W by 8 of
+// x. As a sum may take its k in any order, a lane takes 16 bytes of W's row as they lie, and the
+// same k of x's, in place of those the instruction speaks of: it reads back from shared memory what
+// it has itself had copied there, some stages ahead. (Loads into registers would not do: the
+// compiler puts them off until they are needed, and memory waits for the sums.)
+//
+// Bytes: W once, from memory; x once for each block, from the second-level cache.
+#include "kernels/cuda/skinny_gemm.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/device.cuh"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int kTileOutputs = 16;
+constexpr int kTileRows = 8;
+constexpr int kQuad = 4;  // lanes that read a row together, 64 bytes at a time
+constexpr int kMaxStages = 6;
+constexpr int kMaxSharedBytes = 160 << 10;  // what compute capability 8.0 and 9.0 give a block
+
+__device__ inline uint32_t WordOf(const uint4& read, int i) {
+  return i == 0 ? read.x : i == 1 ? read.y : i == 2 ? read.z : read.w;
+}
+
+// The part of a product that one of kWarps warps has. kTiles: of outputs; kColumns: of the
+// instruction, kTileRows of x each; kFp8: W is e4m3.
+template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
+class WarpProduct {
+  static constexpr int kElements = kFp8 ? 16 : 8;  // of W to 16 bytes
+  static constexpr int kInputReads = kElements / 8;
+
+ public:
+  static constexpr int kStep = kQuad * kElements;  // of k, to a stage
+  static constexpr int kOutputs = kTiles * kTileOutputs;
+  static constexpr int kRows = kColumns * kTileRows;
+  struct Stage {
+    uint4 weights[kTiles][2][kWarpSize];
+    uint4 inputs[kColumns][kInputReads][kWarpSize];
+  };
+  static constexpr int kStages =
+      static_cast<int>(std::min<size_t>(kMaxStages, kMaxSharedBytes / kWarps / sizeof(Stage)));
+  static_assert(kStages >= 3);  // one is read, the others are on their way
+
+  __device__ WarpProduct(const SkinnyProduct& p, int64_t first_output, Stage* stages)
+      : p_(p), first_output_(first_output), stages_(stages) {}
+
+  // Adds the products of kStep k's from k on, from k + stride on, and so forth.
+  __device__ void Add(int64_t k, int64_t stride) {
+    int64_t ahead = k;
+    for (int stage = 0; stage < kStages - 1; ++stage, ahead += stride) Fetch(stage, ahead);
+    for (int stage = 0; k < p_.in_features; k += stride, ahead += stride) {
+      CopyAsyncWait<kStages - 2>();
+      __syncwarp();  // what lay in the stage that is filled next has been read
+      Fetch(stage == 0 ? kStages - 1 : stage - 1, ahead);
+      Multiply(stages_[stage]);
+      stage = stage == kStages - 1 ? 0 : stage + 1;
+    }
+    CopyAsyncWait<0>();
+  }
+
+  // sums: [kOutputs][kRows]
+  __device__ void Store(float* sums) const {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int output = tile * kTileOutputs + i / 2 * 8 + Lane() / kQuad;
+          sums[output * kRows + c * kTileRows + Lane() % kQuad * 2 + i % 2] = sums_[tile][c][i];
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ static int Lane() { return threadIdx.x % kWarpSize; }
+
+  // Zeros beyond the ends. in_features is a multiple of kElements, and so is each lane's k.
+  __device__ void Fetch(int to, int64_t k) {
+    constexpr int kWeightBytes = kFp8 ? 1 : 2;
+    Stage& stage = stages_[to];
+    k += Lane() % kQuad * kElements;
+    const bool is_inside = k < p_.in_features;
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const int64_t row = first_output_ + i * 8 + Lane() / kQuad;
+      CopyAsync16(&stage.weights[i / 2][i % 2][Lane()],
+                  static_cast<const uint8_t*>(p_.w) + (row * p_.in_features + k) * kWeightBytes,
+                  is_inside && row < p_.out_features);
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns * kInputReads; ++i) {
+      const int64_t row = i / kInputReads * kTileRows + Lane() / kQuad;
+      const auto* from = static_cast<const uint16_t*>(p_.x) + row * p_.in_features + k;
+      CopyAsync16(&stage.inputs[i / kInputReads][i % kInputReads][Lane()],
+                  from + i % kInputReads * 8, is_inside && row < p_.num_rows);
+    }
+    CopyAsyncCommit();
+  }
+
+  // Of a lane's elements the first two and the next two are columns 2t, 2t + 1 and 2t + 8, 2t + 9
+  // of the first instruction, and so on.
+  __device__ void Multiply(const Stage& stage) {
+    uint4 inputs[kColumns][kInputReads];
+#pragma unroll
+    for (int i = 0; i < kColumns * kInputReads; ++i) {
+      inputs[i / kInputReads][i % kInputReads] =
+          stage.inputs[i / kInputReads][i % kInputReads][Lane()];
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      uint32_t upper[kElements / 2], lower[kElements / 2];
+      ToPairs(stage.weights[tile][0][Lane()], upper);
+      ToPairs(stage.weights[tile][1][Lane()], lower);
+#pragma unroll
+      for (int pair = 0; pair < kElements / 2; pair += 2) {
+        const uint32_t a[4] = {upper[pair], lower[pair], upper[pair + 1], lower[pair + 1]};
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const uint4& x = inputs[c][pair / 4];
+          const uint32_t b[2] = {WordOf(x, pair % 4), WordOf(x, pair % 4 + 1)};
+          Mma<T>(sums_[tile][c], a, b);
+        }
+      }
+    }
+  }
+
+  __device__ static void ToPairs(const uint4& read, uint32_t (&pairs)[kElements / 2]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kFp8) {
+        ExpandE4m3<T>(WordOf(read, i), pairs[2 * i], pairs[2 * i + 1]);
+      } else {
+        pairs[i] = WordOf(read, i);
+      }
+    }
+  }
+
+  const SkinnyProduct& p_;
+  const int64_t first_output_;
+  Stage* const stages_;
+  float sums_[kTiles][kColumns][4] = {};
+};
+
+template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
+__global__ void __launch_bounds__(kWarps* kWarpSize)
+    SkinnyGemmKernel(const __grid_constant__ SkinnyProduct p) {
+  using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns>;
+  constexpr int kSums = Product::kOutputs * Product::kRows;
+  static_assert(kSums * sizeof(float) <= Product::kStages * sizeof(typename Product::Stage));
+  const int warp = threadIdx.x / kWarpSize;
+  const int64_t first = int64_t{blockIdx.x} * Product::kOutputs;
+  Product product(p, first, DynamicShared<typename Product::Stage>() + warp * Product::kStages);
+  product.Add(warp * Product::kStep, kWarps * Product::kStep);
+  __syncthreads();
+  auto* const sums = DynamicShared<float>();  // where the stages were
+  product.Store(sums + warp * kSums);
+  __syncthreads();
+  const int count = static_cast<int>(p.num_rows) * Product::kOutputs;
+  for (int i = threadIdx.x; i < count; i += kWarps * kWarpSize) {
+    const int output = i % Product::kOutputs;
+    const int row = i / Product::kOutputs;
+    if (first + output >= p.out_features) continue;
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += sums[w * kSums + output * Product::kRows + row];
+    if constexpr (kFp8) sum *= p.scales[first + output];
+    p.y[row * p.out_features + first + output] = sum;
+  }
+}
+
+template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
+cudaError_t LaunchColumns(const SkinnyProduct& p, cudaStream_t stream) {
+  using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns>;
+  constexpr size_t kSharedBytes = kWarps * Product::kStages * sizeof(typename Product::Stage);
+  const auto kernel = SkinnyGemmKernel<T, kFp8, kTiles, kWarps, kColumns>;
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(p.out_features, Product::kOutputs)));
+  return Launch(kernel, grid, dim3(kWarps * kWarpSize), kSharedBytes, stream, p);
+}
+
+template <typename T, bool kFp8, int kTiles, int kWarps>
+cudaError_t LaunchTiles(const SkinnyProduct& p, cudaStream_t stream) {
+  return p.num_rows <= kTileRows ? LaunchColumns<T, kFp8, kTiles, kWarps, 1>(p, stream)
+                                 : LaunchColumns<T, kFp8, kTiles, kWarps, 2>(p, stream);
+}
+
+template <typename T, bool kFp8>
+cudaError_t LaunchVariant(int variant, const SkinnyProduct& p, cudaStream_t stream) {
+  switch (variant) {
+    case 0:
+      return LaunchTiles<T, kFp8, 1, 8>(p, stream);
+    case 1:
+      return LaunchTiles<T, kFp8, 1, 4>(p, stream);
+    case 2:
+      return LaunchTiles<T, kFp8, 1, 16>(p, stream);
+    case 3:
+      return LaunchTiles<T, kFp8, 2, 8>(p, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+bool SkinnyGemmSupports(const SkinnyProduct& p) {
+  const auto is_aligned = [](const void* address) {
+    return reinterpret_cast<uintptr_t>(address) % 16 == 0;
+  };
+  return p.num_rows >= 1 && p.num_rows <= kSkinnyMaxRows && p.dtype != DType::kF32 &&
+         p.in_features % (p.scales != nullptr ? 16 : 8) == 0 && is_aligned(p.x) && is_aligned(p.w);
+}
+
+cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& p, cudaStream_t stream) {
+  if (!SkinnyGemmSupports(p)) return cudaErrorInvalidValue;
+  const auto launch = [&](auto element) {
+    using T = decltype(element);
+    return p.scales != nullptr ? LaunchVariant<T, true>(variant, p, stream)
+                               : LaunchVariant<T, false>(variant, p, stream);
+  };
+  return p.dtype == DType::kF16 ? launch(F16()) : launch(BF16());
+}
+
+}  // namespace lockstep::cuda

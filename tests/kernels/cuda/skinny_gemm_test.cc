@@ -1,0 +1,161 @@
+// Products of few rows by the CUDA kernels, against sums in double precision.
+#include "kernels/cuda/skinny_gemm.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/kernels.h"
+#include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/kernel_fixture.h"
+
+namespace lockstep::testing {
+namespace {
+
+using cuda::SkinnyProduct;
+
+struct Sizes {
+  int64_t num_rows;
+  int64_t out_features;
+  int64_t in_features;
+};
+// One k-step of one warp and several of all; edges of tiles, of rows of x and of k.
+constexpr Sizes kSizes[] = {{1, 16, 128},  {1, 8, 8},    {3, 40, 2064}, {8, 33, 520},
+                            {9, 48, 1040}, {16, 17, 96}, {15, 64, 4096}};
+
+// [rows, columns] times [outputs, columns] transposed.
+std::vector<float> Product(const Sizes& sizes, const std::vector<float>& x,
+                           const std::vector<float>& w) {
+  std::vector<float> y;
+  for (int64_t row = 0; row < sizes.num_rows; ++row) {
+    for (int64_t out = 0; out < sizes.out_features; ++out) {
+      double sum = 0;
+      for (int64_t k = 0; k < sizes.in_features; ++k) {
+        sum += double{x[static_cast<size_t>(row * sizes.in_features + k)]} *
+               w[static_cast<size_t>(out * sizes.in_features + k)];
+      }
+      y.push_back(static_cast<float>(sum));
+    }
+  }
+  return y;
+}
+
+template <typename T>
+std::vector<float> Multiplied(int variant, const Sizes& sizes, DType dtype, const std::vector<T>& x,
+                              const void* w, const float* scales) {
+  DeviceArray<T> input(x);
+  DeviceArray<float> output(sizes.num_rows * sizes.out_features);
+  const SkinnyProduct product{.num_rows = sizes.num_rows,
+                              .out_features = sizes.out_features,
+                              .in_features = sizes.in_features,
+                              .dtype = dtype,
+                              .x = input.data(),
+                              .w = w,
+                              .scales = scales,
+                              .y = output.data()};
+  EXPECT_TRUE(cuda::SkinnyGemmSupports(product));
+  EXPECT_EQ(cuda::LaunchSkinnyGemm(variant, product, nullptr), cudaSuccess);
+  return output.Read();
+}
+
+template <typename T>
+void ExpectPlainProducts(DType dtype) {
+  Random random(1);
+  for (const Sizes& sizes : kSizes) {
+    const std::vector<T> x = Narrowed<T>(random.Normals(sizes.num_rows * sizes.in_features));
+    const std::vector<T> w = Narrowed<T>(random.Normals(sizes.out_features * sizes.in_features));
+    DeviceArray<T> weights(w);
+    const std::vector<float> want = Product(sizes, ToFloats(x), ToFloats(w));
+    for (int variant = 0; variant < cuda::kSkinnyVariants; ++variant) {
+      EXPECT_TRUE(RowsNear(Multiplied(variant, sizes, dtype, x, weights.data(), nullptr), want,
+                           sizes.out_features, 1e-6))
+          << sizes.num_rows << " x " << sizes.out_features << " x " << sizes.in_features
+          << ", variant " << variant;
+    }
+  }
+}
+
+TEST(SkinnyGemmTest, Bf16) { ExpectPlainProducts<BF16>(DType::kBF16); }
+TEST(SkinnyGemmTest, F16) { ExpectPlainProducts<F16>(DType::kF16); }
+
+// Every e4m3 number is among the weights.
+template <typename T>
+void ExpectFp8Products(DType dtype) {
+  Random random(2);
+  for (Sizes sizes : kSizes) {
+    sizes.in_features = (sizes.in_features + 15) / 16 * 16;
+    const std::vector<T> x = Narrowed<T>(random.Normals(sizes.num_rows * sizes.in_features));
+    std::vector<uint8_t> q(static_cast<size_t>(sizes.out_features * sizes.in_features));
+    std::vector<float> w, scales;
+    for (size_t i = 0; i < q.size(); ++i) {
+      const auto bits = static_cast<uint8_t>(i < 256 ? i : static_cast<size_t>(random.Below(256)));
+      q[i] = (bits & 0x7f) == 0x7f ? uint8_t{0} : bits;
+    }
+    for (int64_t out = 0; out < sizes.out_features; ++out) {
+      scales.push_back(0.01f * static_cast<float>(out + 1));
+      for (int64_t k = 0; k < sizes.in_features; ++k) {
+        w.push_back(E4m3(q[static_cast<size_t>(out * sizes.in_features + k)]) * scales.back());
+      }
+    }
+    scales[0] = NAN;  // of weights that were not finite
+    DeviceArray<uint8_t> weights(q);
+    DeviceArray<float> weight_scales(scales);
+    std::vector<float> want = Product(sizes, ToFloats(x), w);
+    for (int variant = 0; variant < cuda::kSkinnyVariants; ++variant) {
+      std::vector<float> got =
+          Multiplied(variant, sizes, dtype, x, weights.data(), weight_scales.data());
+      for (size_t i = 0; i < got.size(); i += static_cast<size_t>(sizes.out_features)) {
+        EXPECT_TRUE(std::isnan(got[i]));
+        got[i] = want[i];
+      }
+      EXPECT_TRUE(RowsNear(got, want, sizes.out_features, 1e-6))
+          << sizes.num_rows << " x " << sizes.out_features << " x " << sizes.in_features
+          << ", variant " << variant;
+    }
+  }
+}
+
+TEST(SkinnyGemmTest, Fp8WeightsByBf16) { ExpectFp8Products<BF16>(DType::kBF16); }
+TEST(SkinnyGemmTest, Fp8WeightsByF16) { ExpectFp8Products<F16>(DType::kF16); }
+
+// Other rows of x change nothing of a row's result.
+TEST(SkinnyGemmTest, RowsAreOnTheirOwn) {
+  Random random(3);
+  const Sizes sizes{16, 48, 1040};
+  const std::vector<BF16> x = Narrowed<BF16>(random.Normals(sizes.num_rows * sizes.in_features));
+  DeviceArray<BF16> weights(Narrowed<BF16>(random.Normals(sizes.out_features * sizes.in_features)));
+  for (int variant = 0; variant < cuda::kSkinnyVariants; ++variant) {
+    const std::vector<float> all =
+        Multiplied(variant, sizes, DType::kBF16, x, weights.data(), nullptr);
+    for (const int64_t rows : {1, 8, 9}) {
+      const std::vector<BF16> few(x.begin(), x.begin() + rows * sizes.in_features);
+      const std::vector<float> got =
+          Multiplied(variant, {rows, sizes.out_features, sizes.in_features}, DType::kBF16, few,
+                     weights.data(), nullptr);
+      EXPECT_EQ(std::memcmp(got.data(), all.data(), got.size() * sizeof(float)), 0) << rows;
+    }
+  }
+}
+
+TEST(SkinnyGemmTest, RefusesWhatItsAccessesCannotRead) {
+  DeviceArray<BF16> x(std::vector<BF16>(1024));
+  const SkinnyProduct fits{1, 16, 64, DType::kBF16, x.data(), x.data(), nullptr, nullptr};
+  EXPECT_TRUE(cuda::SkinnyGemmSupports(fits));
+  const auto refuses = [&](const auto& change) {
+    SkinnyProduct product = fits;
+    change(product);
+    return !cuda::SkinnyGemmSupports(product) &&
+           cuda::LaunchSkinnyGemm(0, product, nullptr) == cudaErrorInvalidValue;
+  };
+  EXPECT_TRUE(refuses([](auto& p) { p.num_rows = cuda::kSkinnyMaxRows + 1; }));
+  EXPECT_TRUE(refuses([](auto& p) { p.dtype = DType::kF32; }));
+  EXPECT_TRUE(refuses([](auto& p) { p.in_features = 60; }));
+  EXPECT_TRUE(refuses([&](auto& p) { p.x = x.data() + 4; }));
+  EXPECT_TRUE(refuses([&](auto& p) { p.w = x.data() + 1; }));
+  EXPECT_EQ(cuda::LaunchSkinnyGemm(cuda::kSkinnyVariants, fits, nullptr), cudaErrorInvalidValue);
+}
+
+}  // namespace
+}  // namespace lockstep::testing
