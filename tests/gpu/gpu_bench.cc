@@ -18,6 +18,7 @@
 #include "model/llama/uniform_batch.h"
 #include "model/llama/weights.h"
 #include "nlohmann/json.hpp"
+#include "tests/gpu/bench_report.h"
 #include "tests/gpu/device_limits.h"
 #include "tests/gpu/step_gaps.h"
 #include "tests/gpu/step_kernels.h"
@@ -35,7 +36,10 @@ struct BenchOptions {
   int repeats = 20;
   std::string quantize = "none";
   bool deterministic = false;
-  bool json = false;
+  int64_t long_context = 32768;
+  int64_t rotated_mib = 512;
+  std::string json;
+  std::string compare;
 };
 
 constexpr int kBlockSize = 16;
@@ -55,8 +59,9 @@ void Log(const std::string& line) { fmt::print(stderr, "gpu_bench: {}\n", line);
 
 class StepBench {
  public:
-  StepBench(const BenchOptions& options, const std::string& model, cuda::CudaBackend& backend)
-      : options_(options), backend_(backend) {
+  StepBench(const BenchOptions& options, const std::string& model, cuda::CudaBackend& backend,
+            BenchReport& report)
+      : options_(options), backend_(backend), report_(report) {
     groups_.tp = MakeSelfCommunicator();
     groups_.pp = MakeSelfCommunicator();
     const auto checkpoint = Value(Checkpoint::Open(model));
@@ -77,8 +82,8 @@ class StepBench {
         LlamaStage::Load(*checkpoint, *ProcessGrid::Create(1, 1), 0, backend_, groups_, stage, {}));
     backend_.Synchronize();
     const double seconds = Seconds() - begin;
-    report_["load"] = {{"seconds", seconds},
-                       {"gb_per_s", 1e-9 * stage_->load_stats().loaded_bytes / seconds}};
+    report_.AddLoad(
+        {{"seconds", seconds}, {"gb_per_s", 1e-9 * stage_->load_stats().loaded_bytes / seconds}});
     const int64_t blocks = std::max(most_seqs * (options.context / kBlockSize + 1),
                                     options.prefill_tokens / kBlockSize + 1);
     Ok(stage_->AllocateKvCache(blocks));
@@ -86,11 +91,9 @@ class StepBench {
 
   const ModelConfig& config() const { return config_; }
 
-  nlohmann::json Run(const DeviceLimits& limits) {
-    for (const int64_t seqs : options_.decode_seqs)
-      report_["decode"].push_back(Decode(seqs, limits));
-    report_["prefill"] = Prefill(limits);
-    return report_;
+  void Run(const DeviceLimits& limits) {
+    for (const int64_t seqs : options_.decode_seqs) report_.AddDecode(Decode(seqs, limits));
+    report_.AddPrefill(Prefill(limits));
   }
 
  private:
@@ -122,6 +125,7 @@ class StepBench {
     const double floor = std::max(cost.bytes / limits.read_bytes_per_s, cost.flops / Rate(limits));
     const double seconds = result["seconds"];
     result["sequences"] = seqs;
+    result["context"] = options_.context;
     result["tokens_per_s"] = static_cast<double>(seqs) / seconds;
     result["gb_per_s"] = 1e-9 * cost.bytes / seconds;
     result["share_of_floor"] = floor / seconds;
@@ -159,57 +163,8 @@ class StepBench {
   RankGroups groups_;
   ModelConfig config_;
   std::unique_ptr<LlamaStage> stage_;
-  nlohmann::json report_;
+  BenchReport& report_;
 };
-
-void PrintSteps(const nlohmann::json& report) {
-  fmt::print("{}\n", report["device"].get<std::string>());
-  fmt::print(
-      "limits   read {:.0f} GB/s, copy {:.0f} GB/s, bf16 products {:.0f} TFLOP/s, fp8 "
-      "{:.0f}\n",
-      report["limits"]["read_gb_per_s"].get<double>(),
-      report["limits"]["copy_gb_per_s"].get<double>(),
-      report["limits"]["bf16_tflop_per_s"].get<double>(),
-      report["limits"]["fp8_tflop_per_s"].get<double>());
-  const auto& steps = report["steps"];
-  fmt::print("load     {:.1f} s, {:.2f} GB/s\n", steps["load"]["seconds"].get<double>(),
-             steps["load"]["gb_per_s"].get<double>());
-  for (const auto& decode : steps["decode"]) {
-    fmt::print(
-        "decode   {:4} sequences  {:9.1f} tokens/s  {:8.3f} ms  {:6.0f} GB/s  {:5.1f} % of the "
-        "floor, issued in {:.3f} ms\n",
-        decode["sequences"].get<int64_t>(), decode["tokens_per_s"].get<double>(),
-        1e3 * decode["seconds"].get<double>(), decode["gb_per_s"].get<double>(),
-        100 * decode["share_of_floor"].get<double>(), 1e3 * decode["issue_seconds"].get<double>());
-    if (!decode.contains("idle")) continue;
-    const auto& idle = decode["idle"];
-    fmt::print(
-        "  GPU idle between steps {:5.2f} % (p95 {:.2f} %) of {:.3f} ms with sampling, {:.0f} % of "
-        "steps issued late\n",
-        100 * idle["median_share"].get<double>(), 100 * idle["p95_share"].get<double>(),
-        1e3 * idle["step_seconds"].get<double>(), 100 * idle["late_share"].get<double>());
-  }
-  const auto& prefill = steps["prefill"];
-  fmt::print(
-      "prefill  {:4} tokens     {:9.1f} tokens/s  {:8.3f} ms  {:6.1f} TFLOP/s  {:5.1f} % of "
-      "large products\n",
-      prefill["tokens"].get<int64_t>(), prefill["tokens_per_s"].get<double>(),
-      1e3 * prefill["seconds"].get<double>(), prefill["tflop_per_s"].get<double>(),
-      100 * prefill["share_of_products"].get<double>());
-}
-
-void PrintKernels(const nlohmann::json& report) {
-  for (const auto& step : report["kernels"]) {
-    fmt::print("kernels of {}\n", step["step"].get<std::string>());
-    for (const auto& kernel : step["kernels"]) {
-      fmt::print(
-          "  {:22} {:9.2f} us x {:3}  {:8.0f} GB/s  {:7.1f} TFLOP/s  {:5.1f} % of its limit\n",
-          kernel["name"].get<std::string>(), 1e6 * kernel["seconds"].get<double>(),
-          kernel["times"].get<int64_t>(), kernel["gb_per_s"].get<double>(),
-          kernel["tflop_per_s"].get<double>(), 100 * kernel["share_of_limit"].get<double>());
-    }
-  }
-}
 
 std::string MakeModel(const BenchOptions& options) {
   if (!options.model.empty()) return options.model;
@@ -221,6 +176,18 @@ std::string MakeModel(const BenchOptions& options) {
   synthesize.output = directory;
   Value(SynthesizeModel(synthesize));
   return directory;
+}
+
+std::vector<StepSize> KernelSizes(const BenchOptions& options) {
+  std::vector<StepSize> sizes;
+  for (const int64_t seqs : options.decode_seqs) {
+    sizes.push_back({seqs, options.context, 1, kBlockSize});
+  }
+  sizes.push_back({1, options.prefill_tokens, options.prefill_tokens, kBlockSize});
+  if (options.long_context > 0) {
+    for (const int64_t seqs : {1, 32}) sizes.push_back({seqs, options.long_context, 1, kBlockSize});
+  }
+  return sizes;
 }
 
 int Main(int argc, char** argv) {
@@ -235,42 +202,40 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--prefill", options.prefill_tokens, "prompt tokens in one step")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--repeats", options.repeats, "steps of a measurement")
+  app.add_option("--repeats", options.repeats,
+                 "steps of a measurement; of a kernel's, half as many recordings")
       ->check(CLI::Range(1, 10000));
   app.add_option("--quantize", options.quantize, "of the steps' weights: none or fp8")
       ->check(CLI::IsMember({"none", "fp8"}));
   app.add_flag("--deterministic", options.deterministic, "of lockstep serve");
-  app.add_flag("--json", options.json, "one JSON object on stdout");
+  app.add_option("--long-context", options.long_context,
+                 "of the kernels of 1 and 32 sequences that are measured as well; 0: none")
+      ->check(CLI::Range(0, 1 << 20));
+  app.add_option(
+         "--rotate", options.rotated_mib,
+         "MiB of copies of a kernel's weights or cache that take turns, more than caches hold")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--json", options.json, "file for what was measured, kept as far as it has come");
+  app.add_option("--compare", options.compare, "such a file, to compare the steps' times with");
   CLI11_PARSE(app, argc, argv);
 
   const DeviceLimits limits = MeasureDeviceLimits(0);
   const auto backend = Value(cuda::CudaBackend::Create(
       {.device = 0, .compute = DType::kBF16, .deterministic = options.deterministic}));
-  nlohmann::json report;
-  report["device"] = backend->Description();
-  report["limits"] = {{"read_gb_per_s", 1e-9 * limits.read_bytes_per_s},
-                      {"copy_gb_per_s", 1e-9 * limits.copy_bytes_per_s},
-                      {"bf16_tflop_per_s", 1e-12 * limits.bf16_flops_per_s},
-                      {"fp8_tflop_per_s", 1e-12 * limits.fp8_flops_per_s}};
+  BenchReport report(options.json);
+  report.AddDevice(backend->Description(), limits);
   ModelConfig config;
   {
-    StepBench steps(options, MakeModel(options), *backend);
+    StepBench steps(options, MakeModel(options), *backend, report);
     config = steps.config();
-    report["steps"] = steps.Run(limits);
+    steps.Run(limits);
   }
-  for (const int64_t seqs : options.decode_seqs) {
-    report["kernels"].push_back(
-        TimeKernels(*backend, config, {seqs, options.context, 1, kBlockSize}, limits));
-  }
-  report["kernels"].push_back(TimeKernels(
-      *backend, config, {1, options.prefill_tokens, options.prefill_tokens, kBlockSize}, limits));
-  report["kernels"].push_back(TimeKernels(*backend, config, {1, 32768, 1, kBlockSize}, limits));
-  report["kernels"].push_back(TimeKernels(*backend, config, {32, 32768, 1, kBlockSize}, limits));
-  if (options.json) {
-    fmt::print("{}\n", report.dump());
-  } else {
-    PrintSteps(report);
-    PrintKernels(report);
+  if (!options.compare.empty()) report.CompareWith(options.compare);
+  KernelInputs inputs(*backend, options.rotated_mib << 20);
+  for (const StepSize& size : KernelSizes(options)) {
+    TimeKernels({*backend, inputs, config, *QuantizationOf(options.quantize),
+                 (options.repeats + 1) / 2, limits, report},
+                size);
   }
   return 0;
 }

@@ -1,45 +1,23 @@
 #include "tests/gpu/step_gaps.h"
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/cuda/cuda_status.h"
 #include "model/sampling/device_choice.h"
 #include "model/sampling/vocab_sampler.h"
+#include "tests/gpu/device_event.h"
 
 namespace lockstep::bench {
 namespace {
 
 constexpr int kWarmUps = 5;
 
-class Event {
- public:
-  Event() { cuda::CudaCheck(cudaEventCreate(&event_), "an event"); }
-  ~Event() { cudaEventDestroy(event_); }
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  Event(const Event&) = delete;
-
-  void Record(cudaStream_t stream) { cuda::CudaCheck(cudaEventRecord(event_, stream), "an event"); }
-  bool IsReached() const { return cudaEventQuery(event_) == cudaSuccess; }
-  double SecondsSince(const Event& earlier) const {
-    float ms = 0.0f;
-    cuda::CudaCheck(cudaEventElapsedTime(&ms, earlier.event_, event_), "the time between events");
-    return 1e-3 * ms;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
 struct Step {
-  Event begin;
-  Event end;
+  DeviceEvent begin;
+  DeviceEvent end;
   bool is_late = false;
 };
 

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -17,13 +16,15 @@
 #include "kernels/logits_summary.h"
 #include "model/llama/device_batch.h"
 #include "model/llama/uniform_batch.h"
+#include "tests/gpu/device_event.h"
 
 namespace lockstep::bench {
 namespace {
 
-constexpr double kMinSeconds = 0.05;  // of a measurement
-// Copies of what is read once, so that together they are larger than any cache.
-constexpr int64_t kRotatedBytes = int64_t{512} << 20;
+// Calls in a recording; of the long ones, which are longer than kLongSeconds.
+constexpr int64_t kNumCalls = 128;
+constexpr int64_t kNumLongCalls = 8;
+constexpr double kLongSeconds = 1e-4;
 
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -37,29 +38,32 @@ T Value(absl::StatusOr<T> value) {
 
 class KernelTimer {
  public:
-  KernelTimer(Backend& backend, const ModelConfig& config, const StepSize& size,
-              const DeviceLimits& limits)
-      : backend_(backend), config_(config), size_(size), limits_(limits) {
+  KernelTimer(const KernelBench& bench, const StepSize& size)
+      : bench_(bench), backend_(bench.backend), config_(bench.config), size_(size) {
     const BatchLimits batch_limits{.max_batched_tokens = num_tokens(),
                                    .max_num_seqs = size.num_seqs,
                                    .max_model_len = size.context,
                                    .block_size = size.block_size};
-    batch_ = Value(DeviceBatch::Allocate(backend, batch_limits));
+    batch_ = Value(DeviceBatch::Allocate(backend_, batch_limits));
     batch_.CopyFrom(MakeUniformBatch({size.num_seqs, size.context, size.new_tokens, size.block_size,
-                                      config.vocab_size}),
-                    backend);
-    const int64_t widest = std::max<int64_t>({2 * config.intermediate_size, qkv_width(),
-                                              config.vocab_size * size.num_seqs / num_tokens()});
+                                      config_.vocab_size}),
+                    backend_);
+    const int64_t widest = std::max<int64_t>({2 * config_.intermediate_size, qkv_width(),
+                                              config_.vocab_size * size.num_seqs / num_tokens()});
     wide_ = Rows(widest, sizeof(float));
-    input_ = Rows(std::max(config.intermediate_size, config.hidden_size), sizeof(float));
-    hidden_ = Rows(config.hidden_size, sizeof(float));
-    weight_ = Value(backend.Allocate(config.hidden_size * int64_t{sizeof(float)}));
+    input_ = Rows(std::max(config_.intermediate_size, config_.hidden_size), sizeof(float));
+    hidden_ = Rows(config_.hidden_size, sizeof(float));
+    weight_ = Value(backend_.Allocate(config_.hidden_size * int64_t{sizeof(float)}));
+    bench_.inputs.Fill(weight_);
     MakeCaches();
   }
 
-  nlohmann::json Run() {
+  void Run() {
+    bench_.report.BeginKernels(fmt::format("{} x {} tokens at context {}", size_.num_seqs,
+                                           size_.new_tokens, size_.context));
     const int64_t layers = config_.num_layers;
     const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
+    FillActivations();
     Time("RMSNorm", 2 * layers, hidden_bytes(4 + 4 + 4 + 2), 0, [&](int64_t) {
       backend_.AddRmsNorm({hidden_.as<float>(), wide_.as<float>(), weight_.as<float>(), 1e-5f,
                            num_tokens(), config_.hidden_size, input_.data()});
@@ -69,20 +73,20 @@ class KernelTimer {
     TimeAttention(layers, q_width);
     TimeLinear("attention's output", layers, config_.hidden_size, q_width);
     TimeLinear("gate and up product", layers, 2 * config_.intermediate_size, config_.hidden_size);
+    FillActivations();
     const auto gated = static_cast<double>(num_tokens() * config_.intermediate_size);
     Time("SiLU", layers, gated * (8 + 2), 0, [&](int64_t) {
       backend_.SiluMul(wide_.as<float>(), num_tokens(), config_.intermediate_size, input_.data());
     });
     TimeLinear("down product", layers, config_.hidden_size, config_.intermediate_size);
-    TimeLinear("LM head", 1, config_.vocab_size, config_.hidden_size, size_.num_seqs);
+    TimeProduct("LM head", 1, {config_.vocab_size, config_.hidden_size, DType::kBF16},
+                size_.num_seqs);
     if (backend_.SummarizesLogits()) {
       FillLogits();
-      TimeSummaries("summaries, greedy", 1);
-      TimeSummaries("summaries, sampled", kMaxLargestLogits);
+      TimeSummaries("summaries, sampled", 1, kMaxLargestLogits);
+      TimeSummaries("  or greedy", 0, 1);
     }
-    return {{"step", fmt::format("{} x {} tokens at context {}", size_.num_seqs, size_.new_tokens,
-                                 size_.context)},
-            {"kernels", kernels_}};
+    bench_.report.EndKernels();
   }
 
  private:
@@ -101,31 +105,42 @@ class KernelTimer {
     const int64_t blocks =
         size_.num_seqs * ((size_.context + size_.block_size - 1) / size_.block_size);
     const int64_t half = blocks * config_.num_kv_heads * size_.block_size * config_.head_dim * 2;
-    const int64_t copies = std::clamp<int64_t>(kRotatedBytes / (2 * half), 1, 16);
-    for (int64_t i = 0; i < copies; ++i) {
+    for (int64_t i = 0; i < bench_.inputs.NumCopies(2 * half, kNumCalls); ++i) {
       caches_memory_.push_back(Value(backend_.Allocate(2 * half)));
+      bench_.inputs.Fill(caches_memory_.back());
       std::byte* k = caches_memory_.back().as<std::byte>();
       caches_.push_back({k, k + half, DType::kBF16, blocks, static_cast<int>(config_.num_kv_heads),
                          size_.block_size, static_cast<int>(config_.head_dim)});
     }
   }
 
-  void TimeLinear(const std::string& name, int64_t times, int64_t out_features, int64_t in_features,
-                  std::optional<int64_t> num_rows = std::nullopt) {
-    const int64_t rows = num_rows.value_or(num_tokens());
-    const int64_t bytes = out_features * in_features * 2;
-    std::vector<std::unique_ptr<LinearWeight>> weights;
-    for (int64_t i = 0; i < std::clamp<int64_t>(kRotatedBytes / bytes, 2, 16); ++i) {
-      weights.push_back(Value(backend_.AllocateLinear(
-          {out_features, in_features, DType::kBF16, 1, Quantization::kNone})));
-    }
-    const auto moved = static_cast<double>(bytes + rows * (2 * in_features + 4 * out_features));
-    const double flops =
-        2.0 * static_cast<double>(rows) * static_cast<double>(out_features * in_features);
-    Time(name, times, moved, flops, [&](int64_t i) {
-      backend_.Linear(*weights[static_cast<size_t>(i) % weights.size()], input_.data(), rows,
-                      wide_.as<float>());
-    });
+  // What products write grows; a step's norms shrink it.
+  void FillActivations() {
+    for (const DeviceBuffer* buffer : {&wide_, &input_, &hidden_}) bench_.inputs.Fill(*buffer);
+  }
+
+  void TimeLinear(const std::string& name, int64_t times, int64_t out_features,
+                  int64_t in_features) {
+    TimeProduct(name, times, {out_features, in_features, DType::kBF16, 1, bench_.quantize},
+                num_tokens());
+  }
+
+  void TimeProduct(const std::string& name, int64_t times, const LinearShape& shape, int64_t rows) {
+    const bool is_fp8 = shape.quantization == Quantization::kFp8;
+    const int64_t weight_bytes = shape.out_features * shape.in_features * (is_fp8 ? 1 : 2);
+    const int64_t row_bytes = 2 * shape.in_features + 4 * shape.out_features;
+    const double flops = 2.0 * static_cast<double>(rows) *
+                         static_cast<double>(shape.out_features * shape.in_features);
+    const double rate = is_fp8 ? bench_.limits.fp8_flops_per_s : bench_.limits.bf16_flops_per_s;
+    const KernelInputs::Weights& weights = bench_.inputs.WeightsOf(shape);
+    FillActivations();
+    Time(
+        name, times, static_cast<double>(weight_bytes + rows * row_bytes), flops,
+        [&](int64_t i) {
+          backend_.Linear(*weights[static_cast<size_t>(i) % weights.size()], input_.data(), rows,
+                          wide_.as<float>());
+        },
+        rate);
   }
 
   // Spread as a model's are: sums of uniform numbers.
@@ -142,7 +157,7 @@ class KernelTimer {
     }
   }
 
-  void TimeSummaries(const std::string& name, int32_t num_largest) {
+  void TimeSummaries(const std::string& name, int64_t times, int32_t num_largest) {
     constexpr int kSlices = 8;
     const int64_t slice_width = (config_.vocab_size + kSlices - 1) / kSlices;
     const int64_t result_bytes = LogitsSummaryBytes(kSlices, num_largest);
@@ -160,7 +175,7 @@ class KernelTimer {
     const DeviceBuffer workspace =
         Value(backend_.Allocate(LogitsWorkspaceBytes(slice_width, kSlices, num_jobs, num_largest)));
     const DeviceBuffer out = Value(backend_.Allocate(num_jobs * result_bytes));
-    Time(name, 1, static_cast<double>(num_jobs * (4 * config_.vocab_size + result_bytes)), 0,
+    Time(name, times, static_cast<double>(num_jobs * (4 * config_.vocab_size + result_bytes)), 0,
          [&](int64_t) {
            backend_.SummarizeLogits({.logits = wide_.as<float>(),
                                      .width = config_.vocab_size,
@@ -176,15 +191,20 @@ class KernelTimer {
 
   void TimeRope(int64_t times) {
     const int64_t half = config_.head_dim / 2;
-    const DeviceBuffer table =
-        Value(backend_.Allocate(size_.context * half * int64_t{sizeof(float)}));
+    // The angle is 0: heads, which are turned in place again and again, stay as they are.
+    const std::vector<float> ones(static_cast<size_t>(size_.context * half), 1.0f);
+    const auto bytes = static_cast<int64_t>(ones.size() * sizeof(float));
+    const DeviceBuffer cosines = Value(backend_.Allocate(bytes));
+    const DeviceBuffer sines = Value(backend_.Allocate(bytes));
+    backend_.CopyToDevice(cosines.data(), ones.data(), bytes);
+    FillActivations();
     const int64_t heads = config_.num_heads + config_.num_kv_heads;
     const double moved =
         static_cast<double>(num_tokens() * config_.head_dim *
                             (8 * heads + 4 * config_.num_kv_heads + 4 * config_.num_kv_heads + 4));
     Time("RoPE, cache write", times, moved, 0, [&](int64_t i) {
       backend_.RopeAndWriteKv({wide_.as<float>(), static_cast<int>(config_.num_heads),
-                               table.as<float>(), table.as<float>(), &batch_.index(), &Cache(i)});
+                               cosines.as<float>(), sines.as<float>(), &batch_.index(), &Cache(i)});
     });
   }
 
@@ -196,6 +216,7 @@ class KernelTimer {
                                                          config_.num_kv_heads * config_.head_dim);
     const double moved = cache_bytes + static_cast<double>(num_tokens() * q_width * (4 + 2));
     const double flops = 4.0 * static_cast<double>(attended * q_width);
+    FillActivations();
     const auto scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
     Time("attention", times, moved, flops, [&](int64_t i) {
       backend_.Attention({wide_.as<float>(), static_cast<int>(config_.num_heads), scale,
@@ -234,47 +255,71 @@ class KernelTimer {
     const double tokens = static_cast<double>(size_.new_tokens);
     const double attended = tokens * (static_cast<double>(size_.context) - (tokens - 1) / 2);
     const double flops = 4.0 * attended * static_cast<double>(config_.num_heads * config_.head_dim);
-    kernels_.push_back({{"name", name},
-                        {"times", 0},
-                        {"seconds", flops / flops_per_s},
-                        {"gb_per_s", 0.0},
-                        {"tflop_per_s", 1e-12 * flops_per_s},
-                        {"share_of_limit", flops_per_s / limits_.bf16_flops_per_s}});
+    bench_.report.AddKernel({{"name", name},
+                             {"times", 0},
+                             {"seconds", flops / flops_per_s},
+                             {"gb_per_s", 0.0},
+                             {"tflop_per_s", 1e-12 * flops_per_s},
+                             {"share_of_limit", flops_per_s / bench_.limits.bf16_flops_per_s}});
   }
 
   const KvCacheView& Cache(int64_t i) const {
     return caches_[static_cast<size_t>(i) % caches_.size()];
   }
 
+  // flops_per_s: the limit of such arithmetic; 0: of bf16 products.
   void Time(const std::string& name, int64_t times, double bytes, double flops,
-            const std::function<void(int64_t)>& kernel) {
-    for (int64_t i = 0; i < 3; ++i) kernel(i);
-    backend_.Synchronize();
-    int64_t repeats = 8;
-    double seconds = 0;
-    while (true) {
-      const double begin = Seconds();
-      for (int64_t i = 0; i < repeats; ++i) kernel(i);
-      backend_.Synchronize();
-      seconds = Seconds() - begin;
-      if (seconds > kMinSeconds) break;
-      repeats *= 4;
-    }
-    seconds /= static_cast<double>(repeats);
-    const double floor =
-        std::max(bytes / limits_.read_bytes_per_s, flops / limits_.bf16_flops_per_s);
-    kernels_.push_back({{"name", name},
-                        {"times", times},
-                        {"seconds", seconds},
-                        {"gb_per_s", 1e-9 * bytes / seconds},
-                        {"tflop_per_s", 1e-12 * flops / seconds},
-                        {"share_of_limit", floor / seconds}});
+            const std::function<void(int64_t)>& kernel, double flops_per_s = 0) {
+    const double seconds = SecondsOf(kernel);
+    if (flops_per_s == 0) flops_per_s = bench_.limits.bf16_flops_per_s;
+    const double floor = std::max(bytes / bench_.limits.read_bytes_per_s, flops / flops_per_s);
+    bench_.report.AddKernel({{"name", name},
+                             {"times", times},
+                             {"seconds", seconds},
+                             {"gb_per_s", 1e-9 * bytes / seconds},
+                             {"tflop_per_s", 1e-12 * flops / seconds},
+                             {"share_of_limit", floor / seconds}});
   }
 
-  Backend& backend_;
+  double SecondsOf(const std::function<void(int64_t)>& kernel) {
+    const int64_t num_calls = EagerSeconds(kernel) > kLongSeconds ? kNumLongCalls : kNumCalls;
+    const auto calls = [&]() -> absl::Status {
+      for (int64_t i = 0; i < num_calls; ++i) kernel(i);
+      return absl::OkStatus();
+    };
+    constexpr uint64_t kKey = 1;
+    backend_.ForgetSteps();
+    for (int i = 0; i < 3; ++i) LS_CHECK(backend_.Repeat(kKey, calls).ok());  // the third replays
+    std::vector<DeviceEvent> marks(static_cast<size_t>(bench_.num_replays) + 1);
+    marks[0].Record(backend_.stream());
+    for (size_t i = 1; i < marks.size(); ++i) {
+      LS_CHECK(backend_.Repeat(kKey, calls).ok());
+      marks[i].Record(backend_.stream());
+    }
+    backend_.Synchronize();
+    std::vector<double> seconds;
+    for (size_t i = 1; i < marks.size(); ++i)
+      seconds.push_back(marks[i].SecondsSince(marks[i - 1]));
+    backend_.ForgetSteps();
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2] / static_cast<double>(num_calls);
+  }
+
+  // Roughly, and warm.
+  double EagerSeconds(const std::function<void(int64_t)>& kernel) {
+    constexpr int kNumTries = 4;
+    for (int64_t i = 0; i < 2; ++i) kernel(i);
+    backend_.Synchronize();
+    const double begin = Seconds();
+    for (int64_t i = 0; i < kNumTries; ++i) kernel(i);
+    backend_.Synchronize();
+    return (Seconds() - begin) / kNumTries;
+  }
+
+  const KernelBench bench_;
+  cuda::CudaBackend& backend_;
   const ModelConfig& config_;
   const StepSize size_;
-  const DeviceLimits& limits_;
   DeviceBatch batch_;
   DeviceBuffer wide_;    // f32, the widest of what a step's kernels write
   DeviceBuffer input_;   // of a product
@@ -282,7 +327,6 @@ class KernelTimer {
   DeviceBuffer weight_;
   std::vector<DeviceBuffer> caches_memory_;
   std::vector<KvCacheView> caches_;
-  nlohmann::json kernels_;
 };
 
 }  // namespace
@@ -300,9 +344,6 @@ StepCost CostOfStep(const ModelConfig& config, int64_t num_tokens, int64_t atten
                    4 * q_width * layers * static_cast<double>(attended)};
 }
 
-nlohmann::json TimeKernels(Backend& backend, const ModelConfig& config, const StepSize& size,
-                           const DeviceLimits& limits) {
-  return KernelTimer(backend, config, size, limits).Run();
-}
+void TimeKernels(const KernelBench& bench, const StepSize& size) { KernelTimer(bench, size).Run(); }
 
 }  // namespace lockstep::bench

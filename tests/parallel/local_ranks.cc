@@ -121,6 +121,14 @@ std::optional<int> RunIfLocalRank(const std::map<std::string, LocalRankMain>& pa
   return status.ok() && !failed ? 0 : 1;
 }
 
+std::chrono::seconds RanksTimeout() {
+  const char* given = std::getenv("LOCKSTEP_RANKS_TIMEOUT_S");
+  int64_t seconds = 300;
+  LS_CHECK(given == nullptr || (absl::SimpleAtoi(given, &seconds) && seconds > 0))
+      << "LOCKSTEP_RANKS_TIMEOUT_S=" << given;
+  return std::chrono::seconds(seconds);
+}
+
 std::vector<int> RunLocalRanks(const LocalJob& job) {
   const std::vector<std::vector<int>> sockets = ConnectAll(job.num_ranks);
   std::fflush(nullptr);

@@ -36,11 +36,15 @@ using LocalRankMain = std::function<absl::Status(const LocalRank& rank)>;
 // 0 when the part returned OK and no expectation of GoogleTest failed.
 std::optional<int> RunIfLocalRank(const std::map<std::string, LocalRankMain>& parts);
 
+// $LOCKSTEP_RANKS_TIMEOUT_S, else 300 seconds: what a job's ranks may take. Groups that wait for
+// their ranks wait less long, so that they can say so.
+std::chrono::seconds RanksTimeout();
+
 struct LocalJob {
   int num_ranks = 1;
   std::string part;
   std::string argument = {};
-  std::chrono::seconds timeout{300};  // after which ranks are killed
+  std::chrono::seconds timeout = RanksTimeout();  // after which ranks are killed
 };
 // Until all ranks have ended. By rank: the exit status, or 128 and the signal that ended it. Ranks
 // end with the process that called this.

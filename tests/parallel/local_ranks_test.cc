@@ -1,6 +1,7 @@
 #include "tests/parallel/local_ranks.h"
 
 #include <csignal>
+#include <cstdlib>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -64,6 +65,14 @@ TEST(LocalRanksTest, TellsHowEachRankEnded) {
 TEST(LocalRanksTest, RanksThatDoNotEndAreKilled) {
   EXPECT_THAT(RunLocalRanks({2, "never ends", "", std::chrono::seconds(1)}),
               ElementsAre(0, 128 + SIGKILL));
+}
+
+TEST(LocalRanksTest, TheEnvironmentMaySayHowLongAJobTakes) {
+  unsetenv("LOCKSTEP_RANKS_TIMEOUT_S");
+  EXPECT_EQ(LocalJob().timeout, std::chrono::seconds(300));
+  setenv("LOCKSTEP_RANKS_TIMEOUT_S", "7", 1);
+  EXPECT_EQ(LocalJob().timeout, std::chrono::seconds(7));
+  unsetenv("LOCKSTEP_RANKS_TIMEOUT_S");
 }
 
 }  // namespace

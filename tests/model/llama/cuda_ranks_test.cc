@@ -15,6 +15,7 @@
 #include "parallel/shared_gpu.h"
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
+#include "tests/parallel/cuda/cuda_ipc.h"
 #include "tests/parallel/local_ranks.h"
 #include "tests/support/assets.h"
 
@@ -47,7 +48,7 @@ absl::StatusOr<RankGroups> OverDevices(Backend& backend, RankGroups& host) {
   return MakeDeviceGroups(lockstep_plugin()->accelerator->communicators(), backend, host,
                           {.max_hidden_states = kMaxBatchedTokens * kHiddenSize,
                            .bytes_back = TokenReturn::MessageBytes(kMaxNumSeqs),
-                           .notice = [](const std::string& text) { ADD_FAILURE() << text; }});
+                           .notice = &TakeNotice});
 }
 
 DriveOptions Options(const LocalRank& rank, bool deterministic, bool stages_lie_apart) {

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# tests/gpu/checks.sh over programs that end in every way: the script goes on, and tells what failed.
+set -euo pipefail
+source "$(dirname "$0")/checks.sh"
+output=$(mktemp -d)
+trap 'rm -rf "$output"' EXIT
+budget=0
+fail() { echo "checks_test: $*" >&2; exit 1; }
+expect() { [ "$2" = "$3" ] || fail "$1: '$2', expected '$3'"; }  # what got want
+
+# A GoogleTest program's stand-in.
+cat >"$output/suites" <<'END'
+#!/usr/bin/env bash
+case "$1" in
+  --gtest_list_tests) printf 'Running main() from gtest_main.cc\nFirst.\n  Passes\nAll/Second.  # GetParam() = 1\n  Crashes/0\n' ;;
+  --gtest_brief=1) [ "$2" = "--gtest_filter=First.*" ] || kill -SEGV $$ ;;
+esac
+END
+chmod +x "$output/suites"
+
+{
+  check "passes" 5 true
+  check "fails in silence" 5 false
+  check "crashes" 5 bash -c 'kill -SEGV $$'
+  check "says much" 20 bash -c 'for ((i = 0; i < 100000; ++i)); do echo "error $i"; done; exit 3'
+  check "hangs" 5 sleep 30
+  check "skips" 5 bash -c 'printf "[  PASSED  ] 1 test.\n[  SKIPPED ] 2 tests.\n"'
+  check_suites "suites" 5 "$output/suites"
+  check_suites "nothing" 5 true
+  measure "measures" 5 bash -c 'echo 12 GB/s; exit 4'
+} >"$output/said" 2>&1
+
+expect "failed checks" "$(printf '%s;' "${failed[@]}")" \
+  "fails in silence (status 1);crashes (status 139);says much (status 3);hangs (status 124);skips (skipped tests);suites: All/Second (status 139);nothing (lists no tests);measures (status 4);"
+expect "checks not run" "${#not_run[@]}" 0
+[ "$(wc -l <"$output/said")" -lt 200 ] || fail "a long failure is said whole"
+expect "lines kept" "$(grep -c '^error' "$output/log")" 100000
+grep -q "ended at its limit of 5 s" "$output/said" || fail "a time limit is not named"
+grep -q "^12 GB/s" "$output/said" || fail "a measurement is not shown"
+! conclude >"$output/verdict" || fail "failures count as success"
+grep -q "^FAILED: crashes (status 139)" "$output/verdict" || fail "the verdict names no failure"
+
+failed=() allow_skips=1
+check "skips" 5 bash -c 'echo "[  SKIPPED ] 2 tests."' >/dev/null
+expect "failures where skips are allowed" "${#failed[@]}" 0
+conclude >"$output/verdict" || fail "success counts as failure"
+
+budget=$((SECONDS + 6))
+check "takes what is left" 60 sleep 60 >"$output/said"
+check "comes too late" 60 true >>"$output/said"
+expect "failed checks" "$(printf '%s;' "${failed[@]}")" "takes what is left (status 124);"
+expect "checks not run" "$(printf '%s;' "${not_run[@]}")" "comes too late;"
+failed=()
+! conclude >"$output/verdict" || fail "what was not run counts as success"
+grep -q "^NOT RUN: comes too late" "$output/verdict" || fail "the verdict does not name what was not run"
+echo "passed"

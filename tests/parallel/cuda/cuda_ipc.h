@@ -1,0 +1,28 @@
+// Whether processes of this machine can open each other's device memory (CUDA IPC), where tests
+// need it. LOCKSTEP_CUDA_IPC=0 says that they cannot: sums then go through NCCL alone.
+#pragma once
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <string_view>
+
+#include "gtest/gtest.h"
+
+namespace lockstep::testing {
+
+inline bool HasCudaIpc() {
+  const char* given = std::getenv("LOCKSTEP_CUDA_IPC");
+  return given == nullptr || std::string_view(given) != "0";
+}
+
+// What groups say when they do without. A failure unless it is expected.
+inline void TakeNotice(const std::string& notice) {
+  if (HasCudaIpc()) {
+    ADD_FAILURE() << notice << " (LOCKSTEP_CUDA_IPC=0 expects that)";
+  } else {
+    std::cerr << notice << std::endl;
+  }
+}
+
+}  // namespace lockstep::testing
