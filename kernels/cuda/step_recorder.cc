@@ -31,20 +31,33 @@ absl::Status StepRecorder::Repeat(uint64_t key, const std::function<absl::Status
   Step& step = found->second;
   step.last_use = ++num_uses_;
   if (step.graph == nullptr) RETURN_IF_ERROR(Record(step, body));
+  if (step.graph == nullptr) {
+    MakeRoom();
+    return body();
+  }
   return CudaStatus(cudaGraphLaunch(step.graph, stream_), "launching a recorded step");
 }
 
 void StepRecorder::Remember(uint64_t key) {
-  if (steps_.size() >= max_steps_) {
-    const auto oldest = std::min_element(steps_.begin(), steps_.end(), [](auto& a, auto& b) {
-      return a.second.last_use < b.second.last_use;
-    });
-    Destroy(oldest->second.graph);
-    steps_.erase(oldest);
-  }
+  if (max_steps_ == 0) return;
+  if (steps_.size() >= max_steps_) ForgetOldest();
   steps_.emplace(key, Step{.graph = nullptr, .last_use = ++num_uses_});
 }
 
+void StepRecorder::ForgetOldest() {
+  const auto oldest = std::min_element(steps_.begin(), steps_.end(), [](auto& a, auto& b) {
+    return a.second.last_use < b.second.last_use;
+  });
+  Destroy(oldest->second.graph);
+  steps_.erase(oldest);
+}
+
+void StepRecorder::MakeRoom() {
+  max_steps_ = steps_.size() / 2;
+  while (steps_.size() > max_steps_) ForgetOldest();
+}
+
+// Leaves the step without a graph where there is no memory for it.
 absl::Status StepRecorder::Record(Step& step, const std::function<absl::Status()>& body) {
   // Other threads may go on using the device meanwhile.
   RETURN_IF_ERROR(CudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
@@ -55,6 +68,11 @@ absl::Status StepRecorder::Record(Step& step, const std::function<absl::Status()
   if (status.ok() && ended == cudaSuccess) {
     const cudaError_t made = cudaGraphInstantiate(&step.graph, graph, 0);
     cudaGraphDestroy(graph);
+    if (made == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      step.graph = nullptr;
+      return absl::OkStatus();
+    }
     return CudaStatus(made, "instantiating a recorded step");
   }
   if (graph != nullptr) cudaGraphDestroy(graph);

@@ -16,7 +16,8 @@ namespace lockstep::cuda {
 class StepRecorder {
  public:
   // max_steps: how many keys are remembered, and so how much memory recordings take at most; the
-  // one that was used longest ago makes room for a new one. At least 1.
+  // one that was used longest ago makes room for a new one. At least 1. Where the device has no
+  // memory for so many, half of those that there are make room, and no more are kept from then on.
   explicit StepRecorder(cudaStream_t stream, size_t max_steps = 512)
       : stream_(stream), max_steps_(max_steps) {}
   ~StepRecorder() { Forget(); }
@@ -24,7 +25,8 @@ class StepRecorder {
   StepRecorder& operator=(const StepRecorder&) = delete;
 
   // The first time of a key, body runs as it is (libraries choose and connect then); the second
-  // time it is recorded; from then on the recording runs.
+  // time it is recorded; from then on the recording runs. A step for whose recording there is no
+  // memory runs as it is.
   absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body);
   // Every key is a new one again. What recordings have under way still runs.
   void Forget();
@@ -35,10 +37,12 @@ class StepRecorder {
     uint64_t last_use = 0;
   };
   void Remember(uint64_t key);
+  void ForgetOldest();
+  void MakeRoom();
   absl::Status Record(Step& step, const std::function<absl::Status()>& body);
 
   const cudaStream_t stream_;
-  const size_t max_steps_;
+  size_t max_steps_;
   uint64_t num_uses_ = 0;
   std::map<uint64_t, Step> steps_;
 };

@@ -6,6 +6,9 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/kernels.h"
 #include "tests/kernels/cuda/device_array.h"
+#ifdef LOCKSTEP_CUDA_EMULATION
+#include "tests/support/cuda_emulation/emulation.h"
+#endif
 
 namespace lockstep::testing {
 namespace {
@@ -79,6 +82,48 @@ TEST_F(StepRecorderTest, TheOneUsedLongestAgoMakesRoom) {
   EXPECT_EQ(num_calls_, 7);
   EXPECT_EQ(Sum(), 10.0f);
 }
+
+#ifdef LOCKSTEP_CUDA_EMULATION
+TEST_F(StepRecorderTest, WithoutMemoryForRecordingsStepsRunAsTheyAre) {
+  constexpr int64_t kGraphBytes = 1 << 20;
+  cuda_emulation::SetDevice(
+      {.memory_bytes = cuda_emulation::AllocatedBytes() + 2 * kGraphBytes + kGraphBytes / 2,
+       .graph_bytes = kGraphBytes});
+  {
+    cuda::StepRecorder recorder(stream_);
+    float sum = 0;
+    for (int round = 0; round < 4; ++round) {
+      for (uint64_t key = 0; key < 4; ++key) {
+        ASSERT_TRUE(Step(recorder, key).ok());
+        EXPECT_EQ(Sum(), ++sum) << "key " << key << ", round " << round;
+      }
+    }
+    // Two have room: of two steps that take turns no more is asked.
+    for (int time = 0; time < 3; ++time) {
+      for (const uint64_t key : {0, 1}) ASSERT_TRUE(Step(recorder, key).ok());
+    }
+    const int num_calls = num_calls_;
+    for (const uint64_t key : {0, 1}) ASSERT_TRUE(Step(recorder, key).ok());
+    EXPECT_EQ(num_calls_, num_calls);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+  cuda_emulation::SetDevice({});
+}
+
+TEST_F(StepRecorderTest, WithoutAnyMemoryToo) {
+  cuda_emulation::SetDevice(
+      {.memory_bytes = cuda_emulation::AllocatedBytes() + 1000, .graph_bytes = 1 << 20});
+  {
+    cuda::StepRecorder recorder(stream_);
+    for (int time = 1; time <= 5; ++time) {
+      ASSERT_TRUE(Step(recorder, 7).ok());
+      EXPECT_EQ(Sum(), static_cast<float>(time));
+    }
+    EXPECT_EQ(num_calls_, 6) << "recording was tried more than once";
+  }
+  cuda_emulation::SetDevice({});
+}
+#endif
 
 }  // namespace
 }  // namespace lockstep::testing

@@ -42,6 +42,7 @@ struct Device {
   // cuBLASLt finds nothing else where the algorithm that needs columns by sixteens can be used.
   bool prefers_whole_tiles = false;
   double product_seconds = 0;    // that each of cuBLASLt's products takes at least
+  int64_t graph_bytes = 0;       // device memory that an instantiated graph takes
   int l2_bytes = 1 << 20;        // small, as who wants it emptied writes more than that
   bool reach_each_other = true;  // peer access
   bool has_ipc = true;           // memory of one process in another

@@ -1,6 +1,7 @@
 // Capture of streams, and graphs.
 #include <memory>
 
+#include "tests/support/cuda_emulation/runtime/device_memory.h"
 #include "tests/support/cuda_emulation/runtime/engine.h"
 #include "tests/support/cuda_emulation/runtime/runtime_api.h"
 
@@ -9,6 +10,7 @@ struct CUgraph_st {
 };
 struct CUgraphExec_st {
   std::shared_ptr<const std::vector<lockstep::cuda_emulation::MakeWork>> nodes;
+  void* memory = nullptr;  // Device::graph_bytes
 };
 
 namespace lockstep::cuda_emulation {
@@ -133,7 +135,13 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
   return Call([&](auto&) {
     if (exec == nullptr || graph == nullptr) return cudaErrorInvalidValue;
     if (flags != 0) return cudaErrorNotSupported;
-    *exec = new CUgraphExec_st{std::make_shared<const std::vector<MakeWork>>(graph->nodes)};
+    const auto& device = TheEngine().device;
+    void* memory = nullptr;
+    const cudaError_t error = TheDeviceMemory().Allocate(
+        static_cast<size_t>(device.graph_bytes), DeviceMemory::Kind::kDevice, CurrentDevice(),
+        device.memory_bytes, &memory);
+    if (error != cudaSuccess) return error;
+    *exec = new CUgraphExec_st{std::make_shared<const std::vector<MakeWork>>(graph->nodes), memory};
     return cudaSuccess;
   });
 }
@@ -156,6 +164,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   return Call([&](auto&) {
     if (exec == nullptr) return cudaErrorInvalidValue;
+    TheDeviceMemory().Free(exec->memory, DeviceMemory::Kind::kDevice);
     delete exec;
     return cudaSuccess;
   });
