@@ -1,4 +1,4 @@
-// Kernels for AVX-512 (F, BW, DQ, VL), without and with VNNI.
+// Kernels for AVX-512 (F, BW, DQ, VL), without and with VNNI, and tiles of bytes (AMX).
 #include "kernels/cpu/avx512_vector.h"
 #include "kernels/cpu/make_kernels.h"
 
@@ -7,5 +7,6 @@ namespace lockstep::cpu {
 constinit const VectorKernels kAvx512Kernels = MakeKernels<Avx512Vector>("avx512", kAvx2Quantized);
 constinit const VectorKernels kAvx512VnniKernels =
     MakeKernels<Avx512Vector>("avx512vnni", kAvx512VnniQuantized);
+constinit const VectorKernels kAmxKernels = MakeKernels<Avx512Vector>("amx", kAmxQuantized);
 
 }  // namespace lockstep::cpu

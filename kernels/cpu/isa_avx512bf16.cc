@@ -44,6 +44,7 @@ struct Avx512Bf16Vector : Avx512Vector {
 
 constinit const VectorKernels kAvx512Bf16Kernels =
     MakeKernels<Avx512Bf16Vector>("avx512bf16", kAvx512VnniQuantized);
-constinit const VectorKernels kAmxKernels = MakeKernels<Avx512Bf16Vector>("amx", kAmxQuantized);
+constinit const VectorKernels kAmxPairsKernels =
+    MakeKernels<Avx512Bf16Vector>("amx", kAmxQuantized);
 
 }  // namespace lockstep::cpu

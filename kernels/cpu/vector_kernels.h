@@ -125,7 +125,8 @@ extern const VectorKernels kAvxVnniKernels;  // AVX2 and AVX-VNNI
 extern const VectorKernels kAvx512Kernels;
 extern const VectorKernels kAvx512VnniKernels;
 extern const VectorKernels kAvx512Bf16Kernels;  // and VNNI
-extern const VectorKernels kAmxKernels;         // the same, and tiles of bytes
+extern const VectorKernels kAmxKernels;         // AVX-512, VNNI and tiles of bytes
+extern const VectorKernels kAmxPairsKernels;    // the same with bf16 pairs
 #endif
 
 }  // namespace lockstep::cpu
