@@ -1,8 +1,5 @@
 // How fast the CPU kernels are, and what share of this machine's limits that is.
 //
-//   kernel_bench [--threads 1,2,4] [--isa auto] [--only substring] [--dtype bf16|f32|int8|int4]
-//                [--rows 1,2,4,8,16,64,512] [--json FILE]
-//
 // Limits are measured in the same run with the same number of threads: multiply-adds in registers
 // before, and by turns with the runs of each case the read bandwidth over 512 MB, as neighbours
 // change it within seconds. Each case is checked against the reference backend, warmed up, and
@@ -12,16 +9,18 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
+#include "nlohmann/json.hpp"
 #include "tests/bench/machine_limits.h"
 
 namespace lockstep {
@@ -378,20 +377,22 @@ class Bench {
   }
 
   void WriteJson() const {
-    std::FILE* file = std::fopen(options_.json.c_str(), "w");
-    LS_CHECK(file != nullptr) << options_.json;
-    std::fprintf(file, "[\n");
-    for (size_t i = 0; i < results_.size(); ++i) {
-      const Result& r = results_[i];
-      std::fprintf(file,
-                   "  {\"case\": \"%s\", \"dtype\": \"%s\", \"threads\": %d, \"ms\": %.6f, "
-                   "\"best_ms\": %.6f, \"rate\": %.3f, "
-                   "\"unit\": \"%s\", \"share\": %.4f, \"limit\": %.3f}%s\n",
-                   r.name.c_str(), r.dtype.c_str(), r.threads, r.ms, r.best_ms, r.rate, r.unit,
-                   r.share, r.limit, i + 1 < results_.size() ? "," : "");
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (const Result& r : results_) {
+      all.push_back({{"case", r.name},
+                     {"dtype", r.dtype},
+                     {"threads", r.threads},
+                     {"ms", r.ms},
+                     {"best_ms", r.best_ms},
+                     {"rate", r.rate},
+                     {"unit", r.unit},
+                     {"share", r.share},
+                     {"limit", r.limit}});
     }
-    std::fprintf(file, "]\n");
-    std::fclose(file);
+    std::ofstream file(options_.json);
+    file << all.dump(2) << "\n";
+    file.close();
+    LS_CHECK(file.good()) << "cannot write " << options_.json;
   }
 
   Options options_;
@@ -404,40 +405,31 @@ class Bench {
   std::vector<Result> results_;
 };
 
-std::vector<int> Numbers(const std::string& list, int most) {
-  std::vector<int> numbers;
-  for (const char* p = list.c_str(); *p != '\0'; p += std::strcspn(p, ","), p += *p == ',') {
-    numbers.push_back(std::clamp(std::atoi(p), 1, most));
-  }
-  return numbers;
-}
-
 int Main(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string flag = argv[i];
-    if (i + 1 == argc) {
-      std::fprintf(stderr, "%s needs a value\n", flag.c_str());
-      return 2;
-    }
-    const std::string value = argv[i + 1];
-    if (flag == "--threads") {
-      options.threads = Numbers(value, 1024);
-    } else if (flag == "--rows") {
-      options.rows = Numbers(value, 512);
-    } else if (flag == "--dtype") {
-      options.dtype = value;
-    } else if (flag == "--isa") {
-      options.isa = value;
-    } else if (flag == "--only") {
-      options.only = value;
-    } else if (flag == "--json") {
-      options.json = value;
-    } else {
-      std::fprintf(stderr, "unknown flag %s; known: --threads --isa --only --dtype --rows --json\n",
-                   flag.c_str());
-      return 2;
-    }
+  CLI::App app{
+      "Speed of the CPU kernels, each checked against the reference, beside this machine's "
+      "limits."};
+  app.add_option("--threads", options.threads, "Thread counts to run everything with")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--isa", options.isa,
+                 "Highest instruction set: auto, scalar, avx2, avxvnni, avx512, avx512vnni, "
+                 "avx512bf16, amx")
+      ->capture_default_str();
+  app.add_option("--only", options.only, "Cases whose name holds this");
+  app.add_option("--dtype", options.dtype, "Cases of this dtype alone")
+      ->check(CLI::IsMember({"bf16", "f32", "int8", "int4"}));
+  app.add_option("--rows", options.rows, "Rows of linear layers' inputs")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 512))
+      ->capture_default_str();
+  app.add_option("--json", options.json, "Write the results to this file, too");
+  CLI11_PARSE(app, argc, argv);
+  if (const auto backend = MakeCpuBackend({1, options.isa}); !backend.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(backend.status().message()).c_str());
+    return 1;
   }
   Bench(options).Run();
   return 0;

@@ -195,8 +195,9 @@ double FmaPeak(int num_threads) { return Peak(WidestFmaLoop(), num_threads); }
 
 double Bf16Peak(int num_threads) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bf16"))
-    return Peak({DotAvx512Bf16, kDotChains * 32}, num_threads);
+  if (__builtin_cpu_supports("avx512bf16")) {
+    return std::max(Peak({DotAvx512Bf16, kDotChains * 32}, num_threads), FmaPeak(num_threads));
+  }
 #endif
   return FmaPeak(num_threads);
 }

@@ -25,8 +25,8 @@ class ReadProbe {
 // registers, on the widest vectors of this processor, all threads at once; the best of several.
 double FmaPeak(int num_threads);
 
-// The same of products of bf16 pairs added to f32, where the processor has an instruction for it;
-// else FmaPeak.
+// The same of products of bf16 added to f32: by the processor's instruction for pairs of them,
+// where it has one and that is faster than multiply-adds.
 double Bf16Peak(int num_threads);
 
 // The same of products of bytes added in fours to 32-bit integers (AVX512-VNNI); else FmaPeak.
