@@ -1,4 +1,4 @@
-// Attention over the paged cache: how the context is split, and which kernels walk it.
+// Attention over the paged cache: which kernels walk it.
 #include <algorithm>
 #include <cmath>
 
@@ -12,39 +12,8 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr int64_t kFixedSplitTokens = 1024;
-constexpr int64_t kMinSplitTokens = 256;  // below, merging costs as much as it saves
-// Splits are no longer than this where rows are few: of a batch whose longest context is much
-// longer than the others, all multiprocessors are to share in the longest. Merging costs a percent.
-constexpr int64_t kMaxSplitTokens = 1024;
-constexpr int kBlocksPerMultiprocessor = 2;
-constexpr int kWgmmaBlocksPerMultiprocessor = 1;
-constexpr int kPrefillRows = 128;  // to a block
-constexpr int kUsualGroup = 4;     // heads to a KV head; no more than a guess is needed
-// Rows times splits, beyond which partial results outgrow 64 MiB: of heads of 128.
-constexpr int64_t kMaxPartialRows = 128 * 1024;
-
 bool TokensAreSequences(const BatchIndex& batch) {
   return batch.max_query_len == 1 && batch.num_tokens == batch.num_seqs;
-}
-
-// The fewest splits with which `blocks` times splits fill `slots` about as evenly as any number of
-// them up to `most` does. (FlashAttention chooses likewise: num_splits_heuristic in flash_api.cpp.)
-int64_t SplitsToFill(int64_t blocks, int64_t slots, int64_t most) {
-  if (blocks * 5 >= slots * 4) return 1;
-  const auto efficiency = [&](int64_t splits) {
-    const int64_t work = blocks * splits;
-    return static_cast<double>(work) / static_cast<double>(CeilDiv(work, slots) * slots);
-  };
-  double best = 0.0;
-  for (int64_t splits = 1; splits <= most; ++splits) best = std::max(best, efficiency(splits));
-  int64_t splits = 1;
-  while (efficiency(splits) < 0.95 * best) ++splits;
-  return splits;
-}
-
-AttentionPlan PlanOf(int64_t split_tokens, int64_t max_context_len, TensorMapEncoder encode_maps) {
-  return {split_tokens, std::max<int64_t>(CeilDiv(max_context_len, split_tokens), 1), encode_maps};
 }
 
 // All but the tokens of a launch and its workspace.
@@ -123,7 +92,7 @@ template <typename T, int kDim, int kColumnWarps>
 cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t stream) {
   using Decode = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, 3>;
   using Prefill = MmaShape<T, kDim, 2, 4, 1, 2, 2>;
-  static_assert(Prefill::kRows == kPrefillRows);
+  static_assert(Prefill::kRows == kAttentionChunkRows);
   return decode ? LaunchMma<Decode>(p, stream) : LaunchMma<Prefill>(p, stream);
 }
 
@@ -143,7 +112,7 @@ cudaError_t LaunchSplits(const AttentionParams& p, const Backend::AttentionArgs&
     return Launch(AttentionF32Kernel, grid, kF32Warps * kWarpSize, 0, stream, p);
   }
   if (!decode && encode_maps != nullptr && WgmmaAttentionSupports(*args.cache)) {
-    const int64_t row_tiles = NumRowTiles(p, kPrefillRows);
+    const int64_t row_tiles = NumRowTiles(p, kAttentionChunkRows);
     return LaunchAttentionWgmma(p, *args.cache, row_tiles, encode_maps, stream);
   }
   return args.cache->dtype == DType::kF16 ? LaunchMmaOfType<F16>(p, decode, stream)
@@ -171,36 +140,6 @@ cudaError_t LaunchTokens(const AttentionParams& p, const Backend::AttentionArgs&
 
 }  // namespace
 
-AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_multiprocessors,
-                            bool fixed_splits, TensorMapEncoder encode_maps) {
-  const int64_t context = batch.max_context_len;
-  if (fixed_splits) return PlanOf(kFixedSplitTokens, context, encode_maps);
-  const bool decode = batch.max_query_len <= 1;
-  const int64_t slots =
-      int64_t{num_multiprocessors} *
-      (decode || encode_maps == nullptr ? kBlocksPerMultiprocessor : kWgmmaBlocksPerMultiprocessor);
-  const int64_t row_tiles =
-      decode ? batch.num_seqs
-             : std::max(batch.num_seqs, batch.num_tokens * kUsualGroup / kPrefillRows);
-  const int64_t blocks = std::max<int64_t>(row_tiles * num_kv_heads, 1);
-  const int64_t most = std::max<int64_t>(context / kMinSplitTokens, 1);
-  int64_t splits = SplitsToFill(blocks, slots, most);
-  if (decode || blocks < 4 * slots) splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
-  const int64_t rows = std::max<int64_t>(batch.num_tokens * num_kv_heads * kUsualGroup, 1);
-  splits = std::clamp<int64_t>(kMaxPartialRows / rows, 1, splits);
-  return PlanOf(
-      CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile,
-      context, encode_maps);
-}
-
-int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
-                                int head_dim) {
-  if (plan.max_splits <= 1) return 0;
-  constexpr int64_t kStats = 2;  // a maximum and a sum beside the values
-  return num_tokens * num_heads * plan.max_splits * (head_dim + kStats) *
-         static_cast<int64_t>(sizeof(float));
-}
-
 bool AttentionSupports(DType kv_dtype, int head_dim) {
   if (head_dim <= 0) return false;
   if (kv_dtype == DType::kF32) return head_dim % 2 == 0 && head_dim <= kMaxHeadDim;
@@ -212,12 +151,11 @@ cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionP
                             cudaStream_t stream) {
   CheckArgs(args, plan);
   const int64_t num_tokens = args.batch->num_tokens;
-  const int64_t token_bytes =
-      AttentionWorkspaceBytes(plan, 1, args.num_heads, args.cache->head_dim);
+  const AttentionHeads heads = {args.num_heads, args.cache->num_kv_heads, args.cache->head_dim};
   const int64_t at_once =
-      token_bytes == 0 ? num_tokens : std::min(workspace.bytes / token_bytes, num_tokens);
+      AttentionTokensAtOnce(plan, num_tokens, heads, IsDecode(args), workspace.bytes);
   LS_CHECK(at_once > 0 || num_tokens == 0)
-      << workspace.bytes << " bytes for a token's " << token_bytes;
+      << workspace.bytes << " bytes are not enough for a token's splits";
 
   AttentionParams p = ParamsOf(args, plan, out_dtype);
   p.failed_waits = workspace.failed_waits;

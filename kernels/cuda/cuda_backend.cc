@@ -22,9 +22,6 @@ namespace {
 // step it would wait for the device. Rows of weights come in chunks, long enough for the bus.
 constexpr int kStagingSlots = 16;
 constexpr int64_t kStagingBytes = int64_t{2} << 20;
-// Of the partial results of attention's splits: 64 heads of 128 numbers in 2,000 splits.
-// Enough for all but long chunks over long contexts in fixed splits, which take more launches.
-constexpr int64_t kAttentionWorkspaceBytes = int64_t{64} << 20;
 
 constexpr int kFp8Multiple = 16;  // of both features: what cuBLASLt asks for
 constexpr int kFp8Capability = 89;
@@ -291,8 +288,9 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   LS_CHECK(AttentionSupports(args.cache->dtype, args.cache->head_dim))
       << "attention over heads of " << args.cache->head_dim;
   const AttentionPlan plan =
-      PlanAttention(*args.batch, args.cache->num_kv_heads, properties_.multiProcessorCount,
-                    options_.deterministic, chunk_kernels_.EncoderFor(*args.cache));
+      PlanAttention(*args.batch, {args.num_heads, args.cache->num_kv_heads, args.cache->head_dim},
+                    properties_.multiProcessorCount, options_.deterministic,
+                    chunk_kernels_.EncoderFor(*args.cache));
   CudaCheck(LaunchAttention(args, plan, options_.compute, Workspace(), stream_), "attention");
 }
 

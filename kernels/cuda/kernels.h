@@ -62,16 +62,28 @@ struct AttentionPlan {
   // from the other kernel's in rounding.
   TensorMapEncoder encode_maps = nullptr;
 };
-constexpr int64_t kAttentionTile = 64;  // tokens of context whose scores are computed at once
+constexpr int64_t kAttentionTile = 64;    // tokens of context whose scores are computed at once
+constexpr int kAttentionChunkRows = 128;  // of chunks, to a block: a row is a token of one head
+constexpr int64_t kAttentionWorkspaceBytes = int64_t{64} << 20;  // what plans count on
+struct AttentionHeads {
+  int num_heads = 0;
+  int num_kv_heads = 0;  // divides num_heads
+  int head_dim = 0;
+};
 
-// Splits that fill `num_multiprocessors`, or, when fixed_splits, always the same ones.
-// batch.max_query_len and batch.max_context_len must be set.
-AttentionPlan PlanAttention(const BatchIndex& batch, int num_kv_heads, int num_multiprocessors,
-                            bool fixed_splits, TensorMapEncoder encode_maps = nullptr);
+// Splits that fill `num_multiprocessors` and whose partial results fit kAttentionWorkspaceBytes,
+// or, when fixed_splits, always the same ones. batch.max_query_len and batch.max_context_len must
+// be set.
+AttentionPlan PlanAttention(const BatchIndex& batch, const AttentionHeads& heads,
+                            int num_multiprocessors, bool fixed_splits,
+                            TensorMapEncoder encode_maps = nullptr);
 // Of the partial results that splits leave: what is of use, less of it means more launches; what
 // one token takes is needed at least. 0 for a single split.
 int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
                                 int head_dim);
+// Tokens of each launch but the last, which has no more: 0 when the workspace is too little.
+int64_t AttentionTokensAtOnce(const AttentionPlan& plan, int64_t num_tokens,
+                              const AttentionHeads& heads, bool decode, int64_t workspace_bytes);
 // Can these be served? bf16 and f16 caches take head sizes that are multiples of 8 up to 128, f32
 // caches any even one up to 256.
 bool AttentionSupports(DType kv_dtype, int head_dim);

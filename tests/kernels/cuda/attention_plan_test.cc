@@ -6,6 +6,8 @@
 namespace lockstep::cuda {
 namespace {
 
+constexpr AttentionHeads kHeads = {32, 8, 128};
+
 BatchIndex Batch(int64_t num_seqs, int64_t query_len, int64_t context) {
   BatchIndex batch;
   batch.num_seqs = num_seqs;
@@ -21,7 +23,7 @@ TEST(PlanAttention, SplitsAreWholeTilesAndCoverTheContext) {
       for (const int64_t context : {1, 63, 64, 65, 255, 257, 1000, 8192, 131072}) {
         for (const bool fixed : {false, true}) {
           const AttentionPlan plan =
-              PlanAttention(Batch(num_seqs, query_len, context), 8, 132, fixed);
+              PlanAttention(Batch(num_seqs, query_len, context), kHeads, 132, fixed);
           EXPECT_EQ(plan.split_tokens % kAttentionTile, 0);
           EXPECT_GE(plan.split_tokens * plan.max_splits, context);
           EXPECT_LT(plan.split_tokens * (plan.max_splits - 1), context);
@@ -36,43 +38,98 @@ TEST(PlanAttention, SplitsAreWholeTilesAndCoverTheContext) {
 TEST(PlanAttention, ChunksByWgmmaFillTheMultiprocessorsWithFewerBlocks) {
   const TensorMapEncoder encode = [](auto...) { return CUDA_SUCCESS; };
   const BatchIndex chunk = Batch(1, 512, 900);  // 128 blocks
-  EXPECT_EQ(PlanAttention(chunk, 8, 132, false, encode).max_splits, 1);
-  EXPECT_GT(PlanAttention(chunk, 8, 132, false).max_splits, 1);
-  EXPECT_EQ(PlanAttention(Batch(1, 1, 32768), 8, 132, false, encode).max_splits,
-            PlanAttention(Batch(1, 1, 32768), 8, 132, false).max_splits);
+  EXPECT_EQ(PlanAttention(chunk, kHeads, 132, false, encode).max_splits, 1);
+  EXPECT_GT(PlanAttention(chunk, kHeads, 132, false).max_splits, 1);
+  EXPECT_EQ(PlanAttention(Batch(1, 1, 32768), kHeads, 132, false, encode).max_splits,
+            PlanAttention(Batch(1, 1, 32768), kHeads, 132, false).max_splits);
 }
 
 TEST(PlanAttention, OneLongDecodeFillsTheMultiprocessors) {
-  const AttentionPlan plan = PlanAttention(Batch(1, 1, 32768), 8, 132, false);
+  const AttentionPlan plan = PlanAttention(Batch(1, 1, 32768), kHeads, 132, false);
   EXPECT_GE(plan.max_splits * 8, 132);
   EXPECT_LE(plan.max_splits * 8, 4 * 132);
 }
 
 TEST(PlanAttention, ManyShortDecodesAreNotSplit) {
-  EXPECT_EQ(PlanAttention(Batch(64, 1, 1024), 8, 132, false).max_splits, 1);
+  EXPECT_EQ(PlanAttention(Batch(64, 1, 1024), kHeads, 132, false).max_splits, 1);
 }
 
 TEST(PlanAttention, OneLongDecodeAmongManyIsShared) {
-  EXPECT_GE(PlanAttention(Batch(64, 1, 32768), 8, 132, false).max_splits * 8, 132);
+  EXPECT_GE(PlanAttention(Batch(64, 1, 32768), kHeads, 132, false).max_splits * 8, 132);
 }
 
 TEST(PlanAttention, LargePrefillsAreNotSplit) {
-  EXPECT_EQ(PlanAttention(Batch(1, 8192, 8192), 8, 132, false).max_splits, 1);
+  EXPECT_EQ(PlanAttention(Batch(1, 8192, 8192), kHeads, 132, false).max_splits, 1);
 }
 
-TEST(PlanAttention, PartialResultsStayWithinTheirBound) {
-  for (const int64_t num_tokens : {16, 128, 512, 2048}) {
-    for (const BatchIndex& batch : {Batch(1, num_tokens, 131072), Batch(num_tokens, 1, 131072)}) {
-      const AttentionPlan plan = PlanAttention(batch, 8, 132, false);
-      EXPECT_LE(AttentionWorkspaceBytes(plan, num_tokens, 32, 128), 66 << 20);
+// Kernels that one call of LaunchAttention issues, captured and not run.
+size_t NumKernels(const BatchIndex& batch, const AttentionHeads& heads, const AttentionPlan& plan,
+                  int64_t workspace_bytes) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  KvCacheView cache;
+  cache.dtype = DType::kBF16;
+  cache.num_kv_heads = heads.num_kv_heads;
+  cache.block_size = 16;
+  cache.head_dim = heads.head_dim;
+  EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_EQ(LaunchAttention({nullptr, heads.num_heads, 1.0f, &batch, &cache, nullptr}, plan,
+                            DType::kBF16, {nullptr, workspace_bytes}, stream),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  size_t num_nodes = 0;
+  EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &num_nodes), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  return num_nodes;
+}
+
+// A second launch, of what the first had no room for, would leave most multiprocessors idle.
+TEST(PlanAttention, PartialResultsOfAllTokensFitTheWorkspace) {
+  for (const int group : {1, 4, 8}) {
+    for (const int head_dim : {64, 128}) {
+      const AttentionHeads heads = {8 * group, 8, head_dim};
+      for (const int64_t num_tokens : {16, 128, 512, 1024, 2048, 2049, 8192}) {
+        for (const int64_t context : {8192, 32768, 131072}) {
+          for (const BatchIndex& batch :
+               {Batch(1, num_tokens, context), Batch(num_tokens, 1, context)}) {
+            const AttentionPlan plan = PlanAttention(batch, heads, 132, false);
+            EXPECT_LE(AttentionWorkspaceBytes(plan, num_tokens, heads.num_heads, head_dim),
+                      kAttentionWorkspaceBytes);
+            EXPECT_EQ(NumKernels(batch, heads, plan, kAttentionWorkspaceBytes),
+                      plan.max_splits == 1 ? 1 : 2)
+                << num_tokens << " tokens in groups of " << group << " over " << context;
+          }
+        }
+      }
     }
   }
 }
 
+TEST(AttentionTokensAtOnce, LaunchesAreEvenAndCutBetweenTiles) {
+  const auto at_once = [](int64_t num_tokens, int64_t room, int group, bool decode = false) {
+    const AttentionHeads heads = {8 * group, 8, 128};
+    const AttentionPlan plan = {1024, 32};
+    const int64_t bytes = AttentionWorkspaceBytes(plan, room, heads.num_heads, heads.head_dim);
+    return AttentionTokensAtOnce(plan, num_tokens, heads, decode, bytes);
+  };
+  EXPECT_EQ(at_once(2048, 2048, 4), 2048);
+  EXPECT_EQ(at_once(2048, 2047, 4), 1024);
+  EXPECT_EQ(at_once(2048, 900, 4), 704);  // tiles of 32 tokens
+  EXPECT_EQ(at_once(100, 99, 8), 64);     // of 16
+  EXPECT_EQ(at_once(100, 99, 1), 50);     // no room for a tile
+  EXPECT_EQ(at_once(100, 99, 8, true), 50);
+  EXPECT_EQ(at_once(100, 1, 8), 1);
+  EXPECT_EQ(at_once(100, 0, 8), 0);
+  EXPECT_EQ(at_once(0, 1, 8), 0);
+  EXPECT_EQ(AttentionTokensAtOnce({1024, 1}, 5000, {32, 8, 128}, false, 0), 5000);
+}
+
 TEST(PlanAttention, FixedSplitsDependOnNothing) {
-  const int64_t split_tokens = PlanAttention(Batch(1, 1, 10), 8, 132, true).split_tokens;
-  EXPECT_EQ(PlanAttention(Batch(50, 1, 70000), 8, 132, true).split_tokens, split_tokens);
-  EXPECT_EQ(PlanAttention(Batch(2, 300, 70000), 1, 20, true).split_tokens, split_tokens);
+  const int64_t split_tokens = PlanAttention(Batch(1, 1, 10), kHeads, 132, true).split_tokens;
+  EXPECT_EQ(PlanAttention(Batch(50, 1, 70000), kHeads, 132, true).split_tokens, split_tokens);
+  EXPECT_EQ(PlanAttention(Batch(2, 300, 70000), {4, 1, 64}, 20, true).split_tokens, split_tokens);
 }
 
 TEST(AttentionWorkspaceBytes, IsNothingForOneSplit) {

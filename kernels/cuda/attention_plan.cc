@@ -1,0 +1,92 @@
+// How the context of a batch is cut into splits, and its tokens into launches.
+#include <algorithm>
+
+#include "kernels/cuda/kernels.h"
+
+namespace lockstep::cuda {
+namespace {
+
+constexpr int64_t kFixedSplitTokens = 1024;
+constexpr int64_t kMinSplitTokens = 256;  // below, merging costs as much as it saves
+// Splits are no longer than this where rows are few: of a batch whose longest context is much
+// longer than the others, all multiprocessors are to share in the longest. Merging costs a percent.
+constexpr int64_t kMaxSplitTokens = 1024;
+constexpr int kBlocksPerMultiprocessor = 2;
+constexpr int kWgmmaBlocksPerMultiprocessor = 1;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The fewest splits with which `blocks` times splits fill `slots` about as evenly as any number of
+// them up to `most` does. (FlashAttention chooses likewise: num_splits_heuristic in flash_api.cpp.)
+int64_t SplitsToFill(int64_t blocks, int64_t slots, int64_t most) {
+  if (blocks * 5 >= slots * 4) return 1;
+  const auto efficiency = [&](int64_t splits) {
+    const int64_t work = blocks * splits;
+    return static_cast<double>(work) / static_cast<double>(CeilDiv(work, slots) * slots);
+  };
+  double best = 0.0;
+  for (int64_t splits = 1; splits <= most; ++splits) best = std::max(best, efficiency(splits));
+  int64_t splits = 1;
+  while (efficiency(splits) < 0.95 * best) ++splits;
+  return splits;
+}
+
+AttentionPlan PlanOf(int64_t split_tokens, int64_t max_context_len, TensorMapEncoder encode_maps) {
+  return {split_tokens, std::max<int64_t>(CeilDiv(max_context_len, split_tokens), 1), encode_maps};
+}
+
+// What one split of so many tokens takes of the workspace.
+int64_t SplitBytes(int64_t num_tokens, int num_heads, int head_dim) {
+  constexpr int64_t kStats = 2;  // a maximum and a sum beside the values
+  return num_tokens * num_heads * (head_dim + kStats) * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace
+
+AttentionPlan PlanAttention(const BatchIndex& batch, const AttentionHeads& heads,
+                            int num_multiprocessors, bool fixed_splits,
+                            TensorMapEncoder encode_maps) {
+  const int64_t context = batch.max_context_len;
+  if (fixed_splits) return PlanOf(kFixedSplitTokens, context, encode_maps);
+  const bool decode = batch.max_query_len <= 1;
+  const int64_t slots =
+      int64_t{num_multiprocessors} *
+      (decode || encode_maps == nullptr ? kBlocksPerMultiprocessor : kWgmmaBlocksPerMultiprocessor);
+  const int group = heads.num_heads / heads.num_kv_heads;
+  const int64_t row_tiles =
+      decode ? batch.num_seqs
+             : std::max(batch.num_seqs, batch.num_tokens * group / kAttentionChunkRows);
+  const int64_t blocks = std::max<int64_t>(row_tiles * heads.num_kv_heads, 1);
+  const int64_t most = std::max<int64_t>(context / kMinSplitTokens, 1);
+  int64_t splits = SplitsToFill(blocks, slots, most);
+  if (decode || blocks < 4 * slots) splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
+  const int64_t split_bytes =
+      SplitBytes(std::max<int64_t>(batch.num_tokens, 1), heads.num_heads, heads.head_dim);
+  splits = std::clamp<int64_t>(kAttentionWorkspaceBytes / split_bytes, 1, splits);
+  return PlanOf(
+      CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile,
+      context, encode_maps);
+}
+
+int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
+                                int head_dim) {
+  if (plan.max_splits <= 1) return 0;
+  return plan.max_splits * SplitBytes(num_tokens, num_heads, head_dim);
+}
+
+// As even as can be: the few tokens that are left over by full launches would leave most
+// multiprocessors idle. A tile on both sides of a cut would be computed twice; those of a single
+// chunk are not.
+int64_t AttentionTokensAtOnce(const AttentionPlan& plan, int64_t num_tokens,
+                              const AttentionHeads& heads, bool decode, int64_t workspace_bytes) {
+  const int64_t token_bytes = AttentionWorkspaceBytes(plan, 1, heads.num_heads, heads.head_dim);
+  if (token_bytes == 0) return num_tokens;
+  const int64_t most = workspace_bytes / token_bytes;
+  if (most >= num_tokens || most == 0) return std::min(most, num_tokens);
+  const int64_t tile = kAttentionChunkRows / (heads.num_heads / heads.num_kv_heads);
+  const int64_t step = decode || tile == 0 || most < tile ? 1 : tile;
+  const int64_t launches = CeilDiv(num_tokens, most / step * step);
+  return CeilDiv(CeilDiv(num_tokens, launches), step) * step;
+}
+
+}  // namespace lockstep::cuda
