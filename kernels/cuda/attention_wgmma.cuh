@@ -35,6 +35,7 @@ static_assert(kProducerRegisters + kConsumerGroups * kConsumerRegisters ==
 constexpr int kQueriesBarrier = 1;
 constexpr int kTurnBarrier = 3;
 constexpr int kZerosBarrier = 5;
+constexpr int kRescaleBarrier = 6;
 
 // A block's shared memory; cache and queries are of T.
 template <typename T, int kDim>
@@ -127,7 +128,7 @@ class WgmmaConsumer {
     rows_.template AwaitScores<1>();
     shared_.keys.Leave(tile);
     Soften(tile);
-    rows_.AwaitAndRescaleValues();
+    rows_.AwaitAndRescaleValues(kRescaleBarrier + group_);
     shared_.values.Leave(tile - 1);
     rows_.TakeWeights();
   }

@@ -49,7 +49,10 @@ class SoftmaxRows {
   // Most tiles of a long context have no new maximum, and a factor of 1 changes nothing. All lanes
   // together.
   __device__ static bool Changes(const float (&factors)[2]) {
-    return __any_sync(kWholeWarp, factors[0] != 1.0f || factors[1] != 1.0f);
+    return __any_sync(kWholeWarp, ChangesMine(factors));
+  }
+  __device__ static bool ChangesMine(const float (&factors)[2]) {
+    return factors[0] != 1.0f || factors[1] != 1.0f;
   }
   __device__ void RescaleSums(const float (&factors)[2]) {
 #pragma unroll

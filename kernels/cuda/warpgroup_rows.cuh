@@ -53,11 +53,15 @@ class WarpgroupRows {
     WgmmaWait<newest>(scores_);
   }
   __device__ void AwaitValues() { WgmmaWait<0>(values_); }
-  // And rescales them for the weights that come next, where these have raised a maximum. (A wait in
-  // each branch: one before both the assembler moves ahead of the softmax.)
-  __device__ void AwaitAndRescaleValues() {
+  // And rescales them for the weights that come next, where these have raised any of the
+  // warpgroup's maxima: its warps meet at the named barrier, for all must take the same branch
+  // (PTX ISA, "wgmma.wait_group"). A wait in each branch: one before both the assembler moves ahead
+  // of the softmax. The vote tells it that the lanes of a warp agree, or it makes them meet before
+  // every product.
+  __device__ void AwaitAndRescaleValues(int barrier) {
     PinRegisters(scores_);
-    if (Softmax::Changes(factors_)) {
+    const bool mine = Softmax::ChangesMine(factors_);
+    if (__any_sync(kWholeWarp, NamedBarrierAny<kWarpgroupThreads>(barrier, mine))) {
       WgmmaWait<0>(values_);
       Softmax::Rescale(factors_, values_);
     } else {

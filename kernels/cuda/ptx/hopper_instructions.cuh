@@ -79,6 +79,23 @@ __device__ inline void NamedBarrierArrive(int id) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
 
+// As NamedBarrierSync, and is `mine` true on any of the threads? Source: PTX ISA, "bar".
+template <int threads>
+__device__ inline bool NamedBarrierAny(int id, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.u32 p, %2, 0;\n"
+      "bar.red.or.pred q, %1, %3, p;\n"
+      "selp.u32 %0, 1, 0, q;\n"
+      "}"
+      : "=r"(any)
+      : "r"(id), "r"(static_cast<uint32_t>(mine)), "n"(threads)
+      : "memory");
+  return any != 0;
+}
+
 // The box at {x, y, z} of a tensor of three dimensions comes to `shared`, zeros where the tensor
 // ends, and counts with all its bytes for the barrier's phase. `map` is a kernel's
 // __grid_constant__ parameter.

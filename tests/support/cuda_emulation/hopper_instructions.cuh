@@ -29,6 +29,7 @@ void StopKernel(LOCKSTEP_SITE);
 
 namespace emulated {
 void NamedBarrier(int id, int threads, bool wait, const std::source_location& site);
+bool NamedBarrierAny(int id, int threads, bool mine, const std::source_location& site);
 }  // namespace emulated
 template <int threads>
 void NamedBarrierSync(int id, LOCKSTEP_SITE) {
@@ -39,6 +40,12 @@ template <int threads>
 void NamedBarrierArrive(int id, LOCKSTEP_SITE) {
   static_assert(threads % 32 == 0);
   emulated::NamedBarrier(id, threads, false, site);
+}
+
+template <int threads>
+bool NamedBarrierAny(int id, bool mine, LOCKSTEP_SITE) {
+  static_assert(threads % 32 == 0);
+  return emulated::NamedBarrierAny(id, threads, mine, site);
 }
 
 void CopyBox(void* shared, const CUtensorMap& map, uint64_t* barrier, int x, int y, int z,

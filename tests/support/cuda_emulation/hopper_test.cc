@@ -67,6 +67,8 @@ enum class Omit {
   kCommit,
   kWait,
   kSecondWarp,
+  kLastLanes,
+  kCommonWait,
 };
 
 struct Tiles {
@@ -111,13 +113,19 @@ __global__ void MultiplyTiles(CUtensorMap a, CUtensorMap b, float* out, int y, O
   }
   float sums[16][4] = {};
   if (omit != Omit::kRegisterFence) WgmmaFence(sums);
-  const int steps = omit == Omit::kSecondWarp && threadIdx.x / 32 == 1 ? 3 : 4;
+  const bool leaves_out = (omit == Omit::kSecondWarp && threadIdx.x / 32 == 1) ||
+                          (omit == Omit::kLastLanes && threadIdx.x % 32 >= 30);
+  const int steps = leaves_out ? 3 : 4;
   for (int k = 0; k < steps; ++k) {
     Wgmma<T>(sums, Descriptor(SharedAddress(tiles.a) + 32 * k, 16, 1024),
              Descriptor(SharedAddress(tiles.b) + 32 * k, 16, 1024), k > 0);
   }
   if (omit != Omit::kCommit) WgmmaCommit();
-  if (omit != Omit::kWait) WgmmaWait<0>(sums);
+  if (omit == Omit::kCommonWait && threadIdx.x / 32 == 1) {
+    WgmmaWait<0>(sums);
+  } else if (omit != Omit::kWait) {
+    WgmmaWait<0>(sums);
+  }
   for (int i = 0; i < 64; ++i) {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 * 16 + i / 2 % 2 * 8 + lane / 4;
@@ -245,8 +253,13 @@ TEST_F(HopperTest, FencesMustNotBeMissing) {
   EXPECT_THAT(FailureOf(Omit::kRegisterFence), HasSubstr("sums that were not fenced"));
 }
 
-TEST_F(HopperTest, AllWarpsMustIssueTheSame) {
-  EXPECT_THAT(FailureOf(Omit::kSecondWarp), HasSubstr("not all warps of a group"));
+TEST_F(HopperTest, WarpsOfAGroupMustExecuteTheSame) {
+  for (const uint64_t order : {0, 1, 2, 3}) {
+    cuda_emulation::SetThreadOrder(order);
+    for (const Omit omit : {Omit::kSecondWarp, Omit::kLastLanes, Omit::kCommonWait}) {
+      EXPECT_THAT(FailureOf(omit), HasSubstr("execute different instructions"));
+    }
+  }
 }
 
 TEST_F(HopperTest, FactorsMustStayUntilTheWait) {
@@ -319,6 +332,28 @@ TEST_F(HopperTest, NamedBarriersLetWarpsTakeTurns) {
     const std::vector<float> out = Run(TakeTurns, 64, out_);
     for (int i = 0; i < 96; ++i) ASSERT_EQ(out[i], static_cast<float>(i / 32)) << order;
   }
+}
+
+// Of two warps one thread votes yes in every second turn.
+__global__ void Vote(float* out, bool all_vote) {
+  for (int turn = 0; turn < 4; ++turn) {
+    if (!all_vote && threadIdx.x >= 32) {
+      NamedBarrierSync<64>(1);
+      continue;
+    }
+    const bool any = NamedBarrierAny<64>(1, turn % 2 == 0 && threadIdx.x == 37u + turn);
+    out[64 * turn + threadIdx.x] = any ? 1.0f : 0.0f;
+  }
+}
+
+TEST_F(HopperTest, VotesAreCountedAtEveryMeeting) {
+  for (const uint64_t order : {0, 1, 2, 3}) {
+    cuda_emulation::SetThreadOrder(order);
+    const std::vector<float> out = Run(Vote, 64, out_, true);
+    for (int i = 0; i < 256; ++i) ASSERT_EQ(out[i], i / 64 % 2 == 0) << order;
+  }
+  Run(Vote, 64, out_, false);
+  EXPECT_THAT(TakeFailure(), HasSubstr("others came without a vote"));
 }
 
 TEST_F(HopperTest, MapsThatTheHardwareRefuses) {

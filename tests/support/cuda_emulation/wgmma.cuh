@@ -13,8 +13,10 @@ namespace lockstep::cuda {
 #define LOCKSTEP_SITE const std::source_location& site = std::source_location::current()
 
 namespace emulated {
-// Registers of this thread, as floats or words.
-void WgmmaFence(const void* registers, int count);
+void WgmmaFence(const std::source_location& site);
+// Of this thread, as floats or words: part of the fence.
+void FenceRegisters(const void* registers, int count);
+void WgmmaCommit(const std::source_location& site);
 struct Product {
   bool is_f16;  // or bf16
   float* sums;
@@ -31,15 +33,16 @@ void WgmmaWait(int newest, const float* sums, const std::source_location& site);
 template <typename T, int n>
 void PinRegisters(T (&)[n][4]) {}
 template <int n>
-void WgmmaFence(float (&sums)[n][4]) {
-  emulated::WgmmaFence(sums, 4 * n);
+void WgmmaFence(float (&sums)[n][4], LOCKSTEP_SITE) {
+  emulated::FenceRegisters(sums, 4 * n);
+  emulated::WgmmaFence(site);
 }
 template <int n, int m>
-void WgmmaFence(float (&sums)[n][4], uint32_t (&factors)[m][4]) {
-  emulated::WgmmaFence(sums, 4 * n);
-  emulated::WgmmaFence(factors, 4 * m);
+void WgmmaFence(float (&sums)[n][4], uint32_t (&factors)[m][4], LOCKSTEP_SITE) {
+  emulated::FenceRegisters(factors, 4 * m);
+  WgmmaFence(sums, site);
 }
-void WgmmaCommit();
+inline void WgmmaCommit(LOCKSTEP_SITE) { emulated::WgmmaCommit(site); }
 template <int newest, int n>
 void WgmmaWait(float (&sums)[n][4], LOCKSTEP_SITE) {
   emulated::WgmmaWait(newest, &sums[0][0], site);

@@ -109,9 +109,24 @@ void AsyncProxy::NamedBarrier(int id, int threads, bool wait, const Site& site) 
     return;
   }
   barrier.arrived = 0;
+  if (barrier.votes != 0 && barrier.votes != threads) {
+    FailThread("bar.red: others came without a vote", site);
+  }
+  barrier.votes = 0;
+  barrier.was_any_true = std::exchange(barrier.any_true, false);
   for (const int thread : std::exchange(barrier.waiting, {})) {
     if (thread != runner_.thread()) runner_.Wake(thread);
   }
+}
+
+// The votes stand until all have gone on and come once more.
+bool AsyncProxy::NamedBarrierAny(int id, int threads, bool mine, const Site& site) {
+  if (id >= 1 && id <= 15) {
+    ++named_[id].votes;
+    named_[id].any_true |= mine;
+  }
+  NamedBarrier(id, threads, true, site);
+  return named_[id].was_any_true;
 }
 
 // ---- copies ----

@@ -37,6 +37,7 @@ class AsyncProxy {
   bool TryWait(const void* barrier, uint32_t parity, const Site& site);
   int64_t Clock() { return clock_ += 100; }
   void NamedBarrier(int id, int threads, bool wait, const Site& site);
+  bool NamedBarrierAny(int id, int threads, bool mine, const Site& site);
 
   void Copy(void* shared, const CUtensorMap& map, const void* barrier, std::array<int, 3> at,
             const Site& site);
@@ -66,6 +67,9 @@ class AsyncProxy {
     int threads = 0;
     int arrived = 0;
     std::vector<int> waiting;
+    int votes = 0;              // of those that have arrived
+    bool any_true = false;      // of these votes
+    bool was_any_true = false;  // of the last ones
   };
   struct Pending {
     uint32_t to;

@@ -23,16 +23,16 @@ namespace {
 
 std::string Place(const Site& site) { return absl::StrCat(site.file_name(), ":", site.line()); }
 
-bool SamePlace(const Site& a, const Site& b) {
-  return a.line() == b.line() && a.column() == b.column() &&
-         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
-}
-
 uint3 IndexIn(const dim3& shape, unsigned linear) {
   return {linear % shape.x, linear / shape.x % shape.y, linear / shape.x / shape.y};
 }
 
 }  // namespace
+
+bool SamePlace(const Site& a, const Site& b) {
+  return a.line() == b.line() && a.column() == b.column() &&
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
+}
 
 BlockRunner& TheBlockRunner() {
   static BlockRunner runner;

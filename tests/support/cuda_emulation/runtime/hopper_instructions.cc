@@ -37,19 +37,24 @@ void emulated::NamedBarrier(int id, int threads, bool wait, const Site& site) {
   Proxy().NamedBarrier(id, threads, wait, site);
 }
 
+bool emulated::NamedBarrierAny(int id, int threads, bool mine, const Site& site) {
+  return Proxy().NamedBarrierAny(id, threads, mine, site);
+}
+
 void CopyBox(void* shared, const CUtensorMap& map, uint64_t* barrier, int x, int y, int z,
              const Site& site) {
   Proxy().Copy(shared, map, barrier, {x, y, z}, site);
 }
 void FenceAsyncProxy() { Proxy().Fence(); }
 
-void emulated::WgmmaFence(const void* registers, int count) {
-  Proxy().products().Fence(registers, count);
+void emulated::WgmmaFence(const Site& site) { Proxy().products().Fence(site); }
+void emulated::FenceRegisters(const void* registers, int count) {
+  Proxy().products().FenceRegisters(registers, count);
 }
 void emulated::IssueProduct(const Product& product, const Site& site) {
   Proxy().products().Issue(product, site);
 }
-void WgmmaCommit() { Proxy().products().Commit(); }
+void emulated::WgmmaCommit(const Site& site) { Proxy().products().Commit(site); }
 void emulated::WgmmaWait(int newest, const float* sums, const Site& site) {
   Proxy().products().Wait(newest, sums, site);
 }

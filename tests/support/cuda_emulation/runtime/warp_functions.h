@@ -11,6 +11,7 @@
 namespace lockstep::cuda_emulation {
 
 using Site = std::source_location;
+bool SamePlace(const Site& a, const Site& b);
 
 // Waits for all threads of the block that have not returned.
 void BlockBarrier(const Site& site);

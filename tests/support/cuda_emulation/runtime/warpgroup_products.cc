@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "tests/support/cuda_emulation/runtime/async_proxy.h"
 
 namespace lockstep::cuda_emulation {
@@ -55,7 +56,30 @@ WarpgroupProducts::WarpgroupProducts(BlockRunner& runner, const AsyncProxy& memo
 
 int WarpgroupProducts::Warp() const { return runner_.thread() / warpSize; }
 
-void WarpgroupProducts::Fence(const void* registers, int count) {
+WarpgroupProducts::Group& WarpgroupProducts::MyGroup() { return groups_[Warp() / kWarps]; }
+
+// Whoever comes first says what the group's next instruction is.
+void WarpgroupProducts::Execute(const Instruction& mine) {
+  std::vector<Instruction>& all = MyGroup().instructions;
+  const size_t index = threads_[runner_.thread()].executed++;
+  if (index == all.size()) all.push_back(mine);
+  const Instruction& first = all[index];
+  if (std::strcmp(first.name, mine.name) == 0 && first.newest == mine.newest &&
+      SamePlace(first.site, mine.site)) {
+    return;
+  }
+  const auto describe = [](const Instruction& one) {
+    return absl::StrFormat("%s at %s:%d", one.name, one.site.file_name(), one.site.line());
+  };
+  std::string what =
+      absl::StrFormat("threads of a warpgroup execute different instructions: %s, %s",
+                      describe(first), describe(mine));
+  runner_.Fail(std::move(what));  // this frame is not unwound
+}
+
+void WarpgroupProducts::Fence(const Site& site) { Execute({"wgmma.fence", 0, site}); }
+
+void WarpgroupProducts::FenceRegisters(const void* registers, int count) {
   const auto* words = static_cast<const uint32_t*>(registers);
   threads_[runner_.thread()].fenced[words].assign(words, words + count);
 }
@@ -71,6 +95,7 @@ bool WarpgroupProducts::IsFenced(const Thread& thread, const uint32_t* registers
 }
 
 void WarpgroupProducts::Issue(const cuda::emulated::Product& product, const Site& site) {
+  Execute({"wgmma.mma_async", 0, site});
   Thread& mine = threads_[runner_.thread()];
   const int count = product.columns / 2;
   if (!mine.pending.contains(product.sums)) {
@@ -86,9 +111,13 @@ void WarpgroupProducts::Issue(const cuda::emulated::Product& product, const Site
   mine.issued.push_back({product, mine.group, site});
 }
 
-void WarpgroupProducts::Commit() { ++threads_[runner_.thread()].group; }
+void WarpgroupProducts::Commit(const Site& site) {
+  Execute({"wgmma.commit_group", 0, site});
+  ++threads_[runner_.thread()].group;
+}
 
 void WarpgroupProducts::Wait(int newest, const float* sums, const Site& site) {
+  Execute({"wgmma.wait_group", newest, site});
   Thread& mine = threads_[runner_.thread()];
   mine.newest = newest;
   mine.products = this;
@@ -136,7 +165,7 @@ void WarpgroupProducts::CheckAgreement(const OfLanes& product) {
       FailThread("wgmma: lanes have issued different products", other->site);
     }
   }
-  Group& group = groups_[Warp() / kWarps];
+  Group& group = MyGroup();
   size_t& done = group.done[Warp() % kWarps];
   if (done == group.steps.size()) group.steps.push_back(mine);
   if (group.steps[done++] != mine) {
@@ -260,9 +289,9 @@ std::string WarpgroupProducts::Leftover() const {
   for (const Thread& thread : threads_) {
     if (!thread.issued.empty()) return "a block ended with products that nobody waited for";
   }
-  for (const Group& group : groups_) {
-    for (const size_t done : group.done) {
-      if (done != group.steps.size()) return "not all warps of a group have issued its products";
+  for (size_t t = 0; t < threads_.size(); ++t) {
+    if (threads_[t].executed != groups_[t / (kWarps * warpSize)].instructions.size()) {
+      return "not all threads of a warpgroup have executed its instructions";
     }
   }
   return "";

@@ -5,6 +5,12 @@
 // sums are 0xff, which must still be there. Registers must have been fenced since they were last
 // anybody else's, and hold at the issue and at the wait what they held at the fence. All warps of a
 // group must issue the same.
+//
+// All four instructions are .aligned: every thread of a warpgroup must execute the same one, at the
+// same place, so that in conditional code all must have decided alike. (PTX ISA of each: "In
+// conditionally executed code, [it] should only be used if it is known that all threads in the
+// warpgroup evaluate the condition identically, otherwise behavior is undefined".) Warps need not
+// come together.
 #pragma once
 
 #include <array>
@@ -26,9 +32,10 @@ class WarpgroupProducts {
  public:
   WarpgroupProducts(BlockRunner& runner, const AsyncProxy& memory);
 
-  void Fence(const void* registers, int count);
+  void Fence(const Site& site);
+  void FenceRegisters(const void* registers, int count);
   void Issue(const cuda::emulated::Product& product, const Site& site);
-  void Commit();
+  void Commit(const Site& site);
   void Wait(int newest, const float* sums, const Site& site);
   std::string Leftover() const;
 
@@ -46,6 +53,7 @@ class WarpgroupProducts {
     std::map<float*, std::vector<float>> pending;             // the true sums
     std::map<const uint32_t*, std::vector<uint32_t>> fenced;  // registers by address
     int newest = 0;                                           // of a wait
+    size_t executed = 0;                                      // instructions
     WarpgroupProducts* products = nullptr;
   };
   // What all warps of a group must agree on.
@@ -58,7 +66,13 @@ class WarpgroupProducts {
     int columns;
     bool accumulate;
   };
+  struct Instruction {
+    const char* name;
+    int newest;  // of a wait
+    Site site;
+  };
   struct Group {
+    std::vector<Instruction> instructions;
     std::vector<Step> steps;
     size_t done[4] = {};  // by warp
   };
@@ -67,6 +81,8 @@ class WarpgroupProducts {
     float b[16][128];  // [k, column]
   };
 
+  Group& MyGroup();
+  void Execute(const Instruction& instruction);
   static void DoCommitted(void* const operands[32], uint32_t mask);
   void DoWarp(Thread* const (&lanes)[32], int newest);
   void Do(const OfLanes& product, Thread* const (&lanes)[32]);
