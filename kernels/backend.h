@@ -122,7 +122,9 @@ struct BatchIndex {
   int64_t num_tokens = 0;
   int64_t num_seqs = 0;
   int64_t max_blocks_per_seq = 0;
-  const int32_t* positions = nullptr;  // [num_tokens], 0-based position in its sequence
+  // [num_tokens], 0-based position in its sequence: those of a sequence ascend one by one, the last
+  // being its context_lens - 1
+  const int32_t* positions = nullptr;
   const int64_t* slot_mapping =
       nullptr;  // [num_tokens], block_id * block_size + offset: where its K/V goes
   const int32_t* query_starts =

@@ -129,9 +129,9 @@ static __global__ void __launch_bounds__(kF32Warps* kWarpSize)
   if (token >= p.end_token) return;
   const int seq = SequenceOfToken(p, token);
   const int split = static_cast<int>(blockIdx.z);
-  const int context = p.positions[token] + 1;
+  const int context = PositionOf(p, token, seq) + 1;  // none of sequences without
   const int first = split * p.split_tokens;
-  if (p.context_lens[seq] == 0 || first >= context) return;
+  if (first >= context) return;
 
   const int head = static_cast<int>(row % p.num_heads);
   F32Row walk(p, token, head, seq, shared[warp]);

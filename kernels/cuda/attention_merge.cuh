@@ -61,8 +61,10 @@ struct MergedSplits {
 __device__ inline int SplitsToMerge(const AttentionParams& p, int64_t row) {
   const int token = p.first_token + static_cast<int>(row / p.num_heads);
   if (token >= p.end_token) return 0;
-  const int splits = SplitsAt(p, p.positions[token]);
-  if (splits == 1) return 0;  // written by the split itself
+  const int context = p.tokens_are_sequences ? p.context_lens[token] : p.positions[token] + 1;
+  const int splits = CeilDiv(context, p.split_tokens);
+  if (splits <= 1) return 0;  // written by the split itself
+  if (p.tokens_are_sequences) return splits;
   return p.context_lens[SequenceOfToken(p, token)] == 0 ? 0 : splits;
 }
 

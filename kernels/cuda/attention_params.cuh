@@ -14,7 +14,7 @@ struct AttentionParams {
   DType out_dtype;
   const void* k;  // [num_blocks, num_kv_heads, block_size, head_dim]
   const void* v;
-  const int32_t* positions;
+  const int32_t* positions;  // for merging alone: others find them without waiting
   const int32_t* query_starts;
   const int32_t* context_lens;
   const int32_t* block_tables;
@@ -63,8 +63,9 @@ __device__ inline int SequenceOfToken(const AttentionParams& p, int token) {
   return LastNotAbove(p.num_seqs, token, [&](int seq) { return p.query_starts[seq]; });
 }
 
-__device__ inline int SplitsAt(const AttentionParams& p, int position) {
-  return position / p.split_tokens + 1;
+__device__ inline int PositionOf(const AttentionParams& p, int token, int seq) {
+  const int end = p.tokens_are_sequences ? token + 1 : p.query_starts[seq + 1];
+  return p.context_lens[seq] - (end - token);
 }
 
 // Row of the cache, in units of head_dim elements, that a position's key and value have.

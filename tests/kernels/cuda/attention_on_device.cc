@@ -20,6 +20,11 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   const DeviceBatch device_batch(batch);
   BatchIndex index = device_batch.index();
   if (options.max_query_len != 0) index.max_query_len = options.max_query_len;
+  // Blocks beyond a sequence's context shall wait for nothing but its length. Positions are for
+  // those that merge the splits of chunks.
+  const bool decodes = index.max_query_len == 1 && index.num_tokens == index.num_seqs;
+  if (decodes || (options.plan.split_tokens >= index.max_context_len && options.spare_splits == 0))
+    index.positions = nullptr;
   cuda::AttentionPlan plan = options.plan;
   if (options.wgmma) plan.encode_maps = Encoder();
   if (plan.max_splits == 0) {
