@@ -8,9 +8,12 @@ namespace {
 
 constexpr int64_t kFixedSplitTokens = 1024;
 constexpr int64_t kMinSplitTokens = 256;  // below, merging costs as much as it saves
-// Splits are no longer than this where rows are few: of a batch whose longest context is much
-// longer than the others, all multiprocessors are to share in the longest. Merging costs a percent.
-constexpr int64_t kMaxSplitTokens = 1024;
+// Decodes' splits are no longer than this: of a batch whose longest context is much longer than the
+// others, all multiprocessors are to share in the longest. Merging costs a percent.
+constexpr int64_t kDecodeSplitTokens = 1024;
+// Chunks: a block by wgmma takes some 13 us to walk 1024 tokens, and 5 us to begin and to end.
+constexpr int64_t kChunkSplitTokens = 4096;
+constexpr int64_t kLongSplitTokens = 16384;  // 0.2 ms
 constexpr int kBlocksPerMultiprocessor = 2;
 constexpr int kWgmmaBlocksPerMultiprocessor = 1;
 
@@ -19,7 +22,6 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The fewest splits with which `blocks` times splits fill `slots` about as evenly as any number of
 // them up to `most` does. (FlashAttention chooses likewise: num_splits_heuristic in flash_api.cpp.)
 int64_t SplitsToFill(int64_t blocks, int64_t slots, int64_t most) {
-  if (blocks * 5 >= slots * 4) return 1;
   const auto efficiency = [&](int64_t splits) {
     const int64_t work = blocks * splits;
     return static_cast<double>(work) / static_cast<double>(CeilDiv(work, slots) * slots);
@@ -29,6 +31,30 @@ int64_t SplitsToFill(int64_t blocks, int64_t slots, int64_t most) {
   int64_t splits = 1;
   while (efficiency(splits) < 0.95 * best) ++splits;
   return splits;
+}
+
+bool AreEnough(int64_t blocks, int64_t slots) { return blocks * 5 >= slots * 4; }
+
+int64_t SplitsOfDecodes(int64_t blocks, int64_t slots, int64_t context) {
+  const int64_t most = AreEnough(blocks, slots) ? 1 : context / kMinSplitTokens;
+  return std::max(SplitsToFill(blocks, slots, most), CeilDiv(context, kDecodeSplitTokens));
+}
+
+// Of a batch in which one sequence may have a much longer context than the others, and a single
+// block to each of its KV heads. Those are to end when the others do, which are taken for chunks'
+// own splits: the more turns they take, the longer.
+int64_t SharedSplitTokens(int64_t blocks, int64_t slots) {
+  return std::clamp(kChunkSplitTokens * blocks / slots, kDecodeSplitTokens, kLongSplitTokens);
+}
+
+// Blocks that are enough but fill their last turn badly are split, too, where contexts are long.
+int64_t SplitsOfChunks(const BatchIndex& batch, int64_t blocks, int64_t slots) {
+  const int64_t context = batch.max_context_len;
+  const int64_t shortest = AreEnough(blocks, slots) ? kChunkSplitTokens : kMinSplitTokens;
+  const int64_t most = blocks < 4 * slots ? context / shortest : 1;
+  const int64_t splits = SplitsToFill(blocks, slots, most);
+  if (batch.num_seqs == 1) return splits;
+  return std::max(splits, CeilDiv(context, SharedSplitTokens(blocks, slots)));
 }
 
 AttentionPlan PlanOf(int64_t split_tokens, int64_t max_context_len, TensorMapEncoder encode_maps) {
@@ -57,12 +83,12 @@ AttentionPlan PlanAttention(const BatchIndex& batch, const AttentionHeads& heads
       decode ? batch.num_seqs
              : std::max(batch.num_seqs, batch.num_tokens * group / kAttentionChunkRows);
   const int64_t blocks = std::max<int64_t>(row_tiles * heads.num_kv_heads, 1);
-  const int64_t most = std::max<int64_t>(context / kMinSplitTokens, 1);
-  int64_t splits = SplitsToFill(blocks, slots, most);
-  if (decode || blocks < 4 * slots) splits = std::max(splits, CeilDiv(context, kMaxSplitTokens));
+  const int64_t wanted =
+      decode ? SplitsOfDecodes(blocks, slots, context) : SplitsOfChunks(batch, blocks, slots);
   const int64_t split_bytes =
       SplitBytes(std::max<int64_t>(batch.num_tokens, 1), heads.num_heads, heads.head_dim);
-  splits = std::clamp<int64_t>(kAttentionWorkspaceBytes / split_bytes, 1, splits);
+  const int64_t splits =
+      std::clamp<int64_t>(kAttentionWorkspaceBytes / split_bytes, 1, std::max<int64_t>(wanted, 1));
   return PlanOf(
       CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile,
       context, encode_maps);

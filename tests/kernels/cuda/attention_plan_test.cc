@@ -7,6 +7,7 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr AttentionHeads kHeads = {32, 8, 128};
+const TensorMapEncoder kByWgmma = [](auto...) { return CUDA_SUCCESS; };
 
 BatchIndex Batch(int64_t num_seqs, int64_t query_len, int64_t context) {
   BatchIndex batch;
@@ -36,11 +37,10 @@ TEST(PlanAttention, SplitsAreWholeTilesAndCoverTheContext) {
 
 // By wgmma a multiprocessor has one block of rows at a time instead of two.
 TEST(PlanAttention, ChunksByWgmmaFillTheMultiprocessorsWithFewerBlocks) {
-  const TensorMapEncoder encode = [](auto...) { return CUDA_SUCCESS; };
   const BatchIndex chunk = Batch(1, 512, 900);  // 128 blocks
-  EXPECT_EQ(PlanAttention(chunk, kHeads, 132, false, encode).max_splits, 1);
+  EXPECT_EQ(PlanAttention(chunk, kHeads, 132, false, kByWgmma).max_splits, 1);
   EXPECT_GT(PlanAttention(chunk, kHeads, 132, false).max_splits, 1);
-  EXPECT_EQ(PlanAttention(Batch(1, 1, 32768), kHeads, 132, false, encode).max_splits,
+  EXPECT_EQ(PlanAttention(Batch(1, 1, 32768), kHeads, 132, false, kByWgmma).max_splits,
             PlanAttention(Batch(1, 1, 32768), kHeads, 132, false).max_splits);
 }
 
@@ -56,6 +56,30 @@ TEST(PlanAttention, ManyShortDecodesAreNotSplit) {
 
 TEST(PlanAttention, OneLongDecodeAmongManyIsShared) {
   EXPECT_GE(PlanAttention(Batch(64, 1, 32768), kHeads, 132, false).max_splits * 8, 132);
+}
+
+int64_t SplitsByWgmma(const BatchIndex& batch) {
+  return PlanAttention(batch, kHeads, 132, false, kByWgmma).max_splits;
+}
+
+// A block has as much to do before and after a split of 1024 tokens as a third of its work.
+TEST(PlanAttention, ChunksThatFillTheMultiprocessorsAreNotSplit) {
+  EXPECT_EQ(SplitsByWgmma(Batch(1, 512, 32768)), 1);  // 128 blocks
+  EXPECT_EQ(SplitsByWgmma(Batch(1, 1000, 4096)), 1);  // 248
+  EXPECT_EQ(SplitsByWgmma(Batch(2, 1000, 8192)), 1);  // 496
+}
+
+TEST(PlanAttention, LongChunksThatFillTheLastTurnBadlyAreSplit) {
+  EXPECT_EQ(SplitsByWgmma(Batch(1, 640, 32768)), 4);  // 160 blocks
+  EXPECT_EQ(SplitsByWgmma(Batch(1, 640, 4096)), 1);   // not worth it
+}
+
+// Which of the sequences is the long one nobody knows: it may be a decode, a block to each KV head.
+TEST(PlanAttention, OneLongContextAmongChunksIsShared) {
+  EXPECT_GE(SplitsByWgmma(Batch(4, 2, 32768)) * 8, 132);
+  EXPECT_EQ(SplitsByWgmma(Batch(32, 2, 32768)), 5);    // 256 blocks: two turns
+  EXPECT_EQ(SplitsByWgmma(Batch(128, 2, 131072)), 8);  // 1024
+  EXPECT_EQ(SplitsByWgmma(Batch(128, 2, 16384)), 1);
 }
 
 TEST(PlanAttention, LargePrefillsAreNotSplit) {
