@@ -38,8 +38,10 @@ AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionPlan
   p.num_heads = args.num_heads;
   p.num_kv_heads = cache.num_kv_heads;
   p.group = args.num_heads / cache.num_kv_heads;
+  p.by_group = Divisor(p.group);
   p.head_dim = cache.head_dim;
   p.block_size = cache.block_size;
+  p.by_block_size = Divisor(p.block_size);
   p.scale_log2 = static_cast<float>(args.scale * 1.4426950408889634);
   p.split_tokens = static_cast<int>(plan.split_tokens);
   p.max_splits = static_cast<int>(plan.max_splits);

@@ -29,8 +29,10 @@ struct AttentionParams {
   int num_heads;
   int num_kv_heads;
   int group;  // num_heads / num_kv_heads
+  Divisor by_group;
   int head_dim;
   int block_size;
+  Divisor by_block_size;
   float scale_log2;  // of scores, such that weights are powers of two
   int split_tokens;
   int max_splits;
@@ -71,7 +73,7 @@ __device__ inline int PositionOf(const AttentionParams& p, int token, int seq) {
 // Row of the cache, in units of head_dim elements, that a position's key and value have.
 __device__ inline uint32_t CacheRow(const AttentionParams& p, const int32_t* block_table,
                                     int kv_head, int position) {
-  const int block = position / p.block_size;
+  const int block = position / p.by_block_size;
   return (static_cast<uint32_t>(block_table[block]) * p.num_kv_heads + kv_head) * p.block_size +
          (position - block * p.block_size);
 }

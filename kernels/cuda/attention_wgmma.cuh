@@ -212,9 +212,12 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     if (threadIdx.x < kWarpSize) {
       BulkProducer<kDim> producer(p, tile.seq, static_cast<int>(blockIdx.y), first, end);
       const int num_tiles = CeilDiv(end - first, kBulkTile);
-      for (int i = 0; i <= num_tiles; ++i) {
-        if (i < num_tiles) producer.Copy(shared.keys, keys, i);
-        if (i > 0) producer.Copy(shared.values, values, i - 1);
+      int before = -1;
+      for (int i = 0, block = producer.LookUp(0); i <= num_tiles; ++i) {
+        if (i < num_tiles) producer.Copy(shared.keys, keys, i, block);
+        if (i > 0) producer.Copy(shared.values, values, i - 1, before);
+        before = block;
+        block = producer.LookUp(i + 1);  // on its way while the next copy waits for room
       }
     }
   } else {

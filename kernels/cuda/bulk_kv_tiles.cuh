@@ -15,7 +15,9 @@ constexpr int kConsumerWarps = 8;
 
 // Waits for barriers that shall not hang: one that takes longer than any kernel should is given up,
 // and from then on all that are not over. The results are then worthless. Whoever tries the kernel
-// is told; otherwise the kernel ends with an error.
+// is told; otherwise the kernel ends with an error. So does one that is stopped for longer while it
+// waits and then goes on, its barriers being fine: the clock runs on while a debugger holds the
+// device or other processes have their turn.
 class BoundedWait {
  public:
   __device__ explicit BoundedWait(uint32_t* failed) : failed_(failed) {}
@@ -95,10 +97,17 @@ class BulkProducer {
         end_(end),
         wait_(p.failed_waits) {}
 
-  __device__ void Copy(const BulkRing<kDim>& ring, const CUtensorMap& map, int tile) {
+  // This lane's part of a tile: a block of the cache that Copy is to be given, -1 for none. That is
+  // out of bounds.
+  __device__ int LookUp(int tile) const {
+    const int position = first_ + tile * kBulkTile + LaneInWarp() * p_.block_size;
+    if (position >= end_) return -1;
+    return block_table_[position / p_.by_block_size] * p_.num_kv_heads + kv_head_;
+  }
+
+  __device__ void Copy(const BulkRing<kDim>& ring, const CUtensorMap& map, int tile, int block) {
     using Tile = typename BulkRing<kDim>::Tile;
-    const int lane = threadIdx.x % kWarpSize;
-    const int block = CachedBlock(first_ + tile * kBulkTile + lane * p_.block_size);
+    const int lane = LaneInWarp();
     uint64_t* full = &ring.barriers->full[tile % kBulkStages];
     ring.AwaitEmpty(tile, wait_);
     if (lane == 0) BarrierArriveExpect(full, Tile::kBytes);
@@ -112,11 +121,7 @@ class BulkProducer {
   }
 
  private:
-  // The head's block of the cache that holds a position, -1 for none: that is out of bounds.
-  __device__ int CachedBlock(int position) const {
-    if (position >= end_) return -1;
-    return block_table_[position / p_.block_size] * p_.num_kv_heads + kv_head_;
-  }
+  __device__ static int LaneInWarp() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
   const AttentionParams& p_;
   const int32_t* block_table_;

@@ -20,6 +20,27 @@ __host__ __device__ constexpr T CeilDiv(T a, T b) {
   return (a + b - 1) / b;
 }
 
+// Divides numbers from 0 to 2^31 - 1 by one that the host knows: a multiplication where a division
+// takes some twenty instructions. (Granlund and Montgomery 1994, theorem 4.2: with l bits in
+// divisor - 1 the multiplier is 2^(31 + l) / divisor, rounded up, of at most 32 bits.)
+class Divisor {
+ public:
+  Divisor() = default;
+  explicit Divisor(int divisor) {
+    while (divisor > int64_t{1} << bits_) ++bits_;
+    const uint64_t power = uint64_t{1} << (31 + bits_);
+    multiplier_ = static_cast<uint32_t>((power + divisor - 1) / divisor);
+  }
+  friend __device__ inline int operator/(int number, const Divisor& divisor) {
+    const uint64_t product = uint64_t{static_cast<uint32_t>(number) * 2} * divisor.multiplier_;
+    return static_cast<int>(static_cast<uint32_t>(product >> 32) >> divisor.bits_);
+  }
+
+ private:
+  uint32_t multiplier_ = uint32_t{1} << 31;  // of 1
+  int bits_ = 0;
+};
+
 // Arguments are converted to the kernel's parameter types.
 template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,

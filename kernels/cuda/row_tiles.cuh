@@ -20,14 +20,14 @@ struct RowTile {
   }
   // Of a row, counted from the sequence's first.
   __device__ int Token(const AttentionParams& p, int row) const {
-    return first_token + row / p.group;
+    return first_token + row / p.by_group;
   }
   __device__ int Head(const AttentionParams& p, int kv_head, int row) const {
-    return kv_head * p.group + row % p.group;
+    return (kv_head - row / p.by_group) * p.group + row;
   }
   // Below all that exist for rows that don't.
   __device__ int Position(const AttentionParams& p, int row) const {
-    return row < num_rows ? first_position + row / p.group : -1;
+    return row < num_rows ? first_position + row / p.by_group : -1;
   }
 };
 
