@@ -64,6 +64,7 @@ class DeviceArray {
   static void Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     if (bytes == 0) return;
     EXPECT_EQ(cudaMemcpy(to, from, bytes, kind), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   }
 
   int64_t size_;

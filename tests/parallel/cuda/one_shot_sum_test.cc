@@ -130,6 +130,7 @@ TEST_P(OneShotKernelTest, TheCountOfMeetingsWrapsAround) {
                          cudaMemcpyHostToDevice),
               cudaSuccess);
   }
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   for (int round = 0; round < 4; ++round) SumOnAll(2053);
 }
 
@@ -303,6 +304,7 @@ TEST(OneShotRefusalTest, MemoryThatDoesNotWorkIsNotUsed) {
                   EXPECT_EQ(cudaMemcpy(&arrived[1], &once, sizeof(once), cudaMemcpyHostToDevice),
                             cudaSuccess);
                 }
+                EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
               }),
               HasSubstr("a sum over peer memory came out as 1 instead of 3"));
 }

@@ -27,6 +27,7 @@ class OnDevice {
     EXPECT_EQ(cudaMalloc(&data_, count_ * sizeof(T)), cudaSuccess);
     EXPECT_EQ(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice),
               cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   }
   explicit OnDevice(size_t count) : count_(count) {
     EXPECT_EQ(cudaMalloc(&data_, count_ * sizeof(T)), cudaSuccess);

@@ -90,6 +90,32 @@ TEST_F(CudaStreams, AMemsetIsWorkOfTheDefaultStreamForWhichOthersDoNotWait) {
   EXPECT_EQ(Now(), 1);
 }
 
+TEST_F(CudaStreams, ACopyFromPageableMemoryReturnsWhenItsSourceIsRead) {
+  int seven = 7;
+  ASSERT_EQ(cudaMemset(value_, 0xff, sizeof(int)), cudaSuccess);
+  ASSERT_EQ(cudaMemcpy(value_, &seven, sizeof(int), cudaMemcpyHostToDevice), cudaSuccess);
+  seven = 8;
+  EXPECT_EQ(Now(), -1);  // it begins when the work before it is done
+  Add(stream_, 3);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_EQ(Now(), 2);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  EXPECT_EQ(Now(), 7);
+}
+
+TEST_F(CudaStreams, CopiesFromPinnedMemoryAndToTheHostAreComplete) {
+  int* pinned = nullptr;
+  ASSERT_EQ(cudaMallocHost(&pinned, sizeof(int)), cudaSuccess);
+  *pinned = 9;
+  EXPECT_EQ(cudaMemcpy(value_, pinned, sizeof(int), cudaMemcpyHostToDevice), cudaSuccess);
+  EXPECT_EQ(Now(), 9);
+  ASSERT_EQ(cudaMemset(value_, 0, sizeof(int)), cudaSuccess);
+  int host = 1;
+  EXPECT_EQ(cudaMemcpy(&host, value_, sizeof(int), cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(host, 0);
+  EXPECT_EQ(cudaFreeHost(pinned), cudaSuccess);
+}
+
 TEST_F(CudaStreams, ImmediateWorkIsDoneAtOnce) {
   SetIssue(Issue::kImmediate);
   Add(stream_, 1);

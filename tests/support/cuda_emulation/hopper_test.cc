@@ -39,6 +39,7 @@ struct Mapped {
     EXPECT_EQ(cudaMalloc(&memory, values.size() * sizeof(T)), cudaSuccess);
     EXPECT_EQ(cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
               cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     const cuuint64_t dims[] = {kDepth, static_cast<cuuint64_t>(rows), 1};
     const cuuint64_t strides[] = {kDepth * 2, static_cast<cuuint64_t>(rows) * kDepth * 2};
     const cuuint32_t box[] = {kDepth, static_cast<cuuint32_t>(rows), 1};

@@ -1,6 +1,7 @@
 // Memory and copies.
 #include <cstdio>
 #include <cstring>
+#include <vector>
 
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 #include "tests/support/cuda_emulation/runtime/engine.h"
@@ -69,16 +70,34 @@ cudaError_t IssueSet(void* memory, int byte, size_t bytes, CUstream_st& stream) 
   return TheEngine().Issue(stream, "memset", Once([=] { std::memset(memory, byte, bytes); }));
 }
 
-// On the default stream, and waited for; refused while something captures.
-template <typename Issue>
-cudaError_t IssueAndAwait(Issue issue) {
+// On the default stream; refused while something captures.
+template <typename Body>
+cudaError_t OnDefaultStream(Body body) {
   return Call([&](auto& lock) {
     std::shared_ptr<CUstream_st> stream;
     cudaError_t error = TheEngine().RefuseWhileCapturing();
     if (error == cudaSuccess) error = TheEngine().Find(nullptr, &stream);
-    if (error == cudaSuccess) error = issue(*stream);
-    return error != cudaSuccess ? error : TheEngine().Await(lock, *stream, stream->issued);
+    return error != cudaSuccess ? error : body(lock, *stream);
   });
+}
+
+// From memory that is not pinned to the device: returns once the source is read, when the
+// destination may not be written yet.
+// Source: CUDA Runtime API, "API synchronization behavior".
+bool ReturnsEarly(const Copy& copy, cudaMemcpyKind kind) {
+  const DeviceMemory& memory = TheDeviceMemory();
+  return (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDefault) &&
+         memory.OnDevice(copy.to) && memory.Find(copy.from) == nullptr;
+}
+
+cudaError_t IssueCopyOfSource(const Copy& copy, cudaMemcpyKind kind, CUstream_st& stream) {
+  if (copy.width == 0) return cudaSuccess;
+  if (const cudaError_t error = CheckCopy(copy, kind); error != cudaSuccess) return error;
+  const auto* from = static_cast<const char*>(copy.from);
+  return TheEngine().Issue(stream, "a copy",
+                           Once([to = copy.to, bytes = std::vector<char>(from, from + copy.width)] {
+                             std::memcpy(to, bytes.data(), bytes.size());
+                           }));
 }
 
 template <typename Issue>
@@ -168,8 +187,14 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  return IssueAndAwait([&](CUstream_st& stream) {
-    return IssueCopy({to, bytes, from, bytes, bytes, 1}, kind, stream);
+  return OnDefaultStream([&](auto& lock, CUstream_st& stream) {
+    const Copy copy = {to, bytes, from, bytes, bytes, 1};
+    if (ReturnsEarly(copy, kind)) {  // once what was issued before has been done
+      const cudaError_t error = TheEngine().Await(lock, stream, stream.issued);
+      return error != cudaSuccess ? error : IssueCopyOfSource(copy, kind, stream);
+    }
+    const cudaError_t error = IssueCopy(copy, kind, stream);
+    return error != cudaSuccess ? error : TheEngine().Await(lock, stream, stream.issued);
   });
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
@@ -188,12 +213,8 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
 // Asynchronous with respect to the host (CUDA Runtime API, "API synchronization behavior"), and
 // streams that are non-blocking do not wait for it either.
 cudaError_t cudaMemset(void* memory, int byte, size_t bytes) {
-  return Call([&](auto&) {
-    std::shared_ptr<CUstream_st> stream;
-    cudaError_t error = TheEngine().RefuseWhileCapturing();
-    if (error == cudaSuccess) error = TheEngine().Find(nullptr, &stream);
-    return error != cudaSuccess ? error : IssueSet(memory, byte, bytes, *stream);
-  });
+  return OnDefaultStream(
+      [&](auto&, CUstream_st& stream) { return IssueSet(memory, byte, bytes, stream); });
 }
 cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStream_t handle) {
   return IssueTo(handle,
