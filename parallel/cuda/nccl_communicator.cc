@@ -123,7 +123,9 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
   return Barrier();
 }
 
-// NCCL takes another algorithm for other sizes (NCCL User Guide, NCCL_RUNTIME_CONNECT).
+// NCCL takes another algorithm for other sizes (NCCL User Guide, NCCL_RUNTIME_CONNECT). Its own
+// sums, whoever adds up those of a size later; of deterministic groups, of which it only gathers,
+// a barrier's.
 absl::Status NcclCommunicator::ConnectAlgorithms() {
   const int64_t count = options_.connect_bytes / static_cast<int64_t>(sizeof(float));
   ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
@@ -131,8 +133,10 @@ absl::Status NcclCommunicator::ConnectAlgorithms() {
   RETURN_IF_ERROR(CudaStatus(
       cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(count) * sizeof(float), stream_),
       "a first exchange"));
-  for (int64_t reduced = 1; reduced <= count; reduced *= 16) {
-    RETURN_IF_ERROR(AllReduceSum(scratch.get(), reduced));
+  int64_t reduced = 0;
+  while (reduced < count) {
+    reduced = std::clamp<int64_t>(16 * reduced, 1, count);
+    if (!options_.deterministic || reduced == 1) RETURN_IF_ERROR(Reduce(scratch.get(), reduced));
     const int64_t gathered = std::max<int64_t>(reduced / size(), 1);
     RETURN_IF_ERROR(AllGather(scratch.get() + rank() * gathered,
                               gathered * static_cast<int64_t>(sizeof(float)), scratch.get()));
