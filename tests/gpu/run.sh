@@ -5,7 +5,8 @@
 #   tests/gpu/run.sh [--dependencies DIR] [--only PARTS] [--budget SECONDS] [--output DIR] [--shape NAME] [--sanitizer]
 #
 #   --dependencies DIR   libraries and models collected by tests/gpu/dependencies.sh
-#   --only PARTS         of build,kernels,model,sums,ranks,bench,sanitizer; what they need is built in any case
+#   --only PARTS         of build,kernels,model,sums,ranks,bench,sanitizer,transformers (all but the last two unless named);
+#                        what they need is built in any case
 #   --budget SECONDS     what has not begun by then is named, not run; without it a run takes as long as it takes
 #   --output DIR         for logs and benchmarks' JSON (default build/gpu-results)
 #   --shape NAME         of the model that is measured (default llama-3.1-8b; its weights are made up, in /dev/shm or /tmp)
@@ -27,16 +28,16 @@ while [ $# -gt 0 ]; do
     --shape) shape=${2:?--shape needs a name}; shift ;;
     --sanitizer) sanitizer=1 ;;
     --allow-skips) allow_skips=1 ;;
-    -h | --help) sed -n '2,17p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,18p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
 case "$budget" in *[!0-9]*) echo "tests/gpu/run.sh: --budget takes whole seconds, not '$budget'" >&2; exit 2 ;; esac
 for part in ${parts//,/ }; do
-  case ",$all_parts,sanitizer," in
+  case ",$all_parts,sanitizer,transformers," in
     *",$part,"*) ;;
-    *) echo "tests/gpu/run.sh: no part '$part' among $all_parts,sanitizer" >&2; exit 2 ;;
+    *) echo "tests/gpu/run.sh: no part '$part' among $all_parts,sanitizer,transformers" >&2; exit 2 ;;
   esac
 done
 parts=${parts:-$all_parts}
@@ -117,7 +118,7 @@ has() { wants "$1" && [ -x "$bin/$2" ]; }
 
 # Ranks that wait for one that is gone; a run that has failed need not repeat it.
 export LOCKSTEP_RANKS_TIMEOUT_S=60 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-check_ranks() { check "$1" 150 env GTEST_FAIL_FAST=1 "$bin/$2" --gtest_brief=1; }
+check_ranks() { GTEST_FAIL_FAST=1 check_suites "$1" 150 "$bin/$2"; }
 
 scratch=/dev/shm
 if [ "$(df --output=avail -k /dev/shm 2>/dev/null | tail -1)" -lt $((20 << 20)) ] 2>/dev/null; then scratch=/tmp; fi
@@ -135,6 +136,10 @@ if has bench gpu_bench; then bench none; fi
 if has sums gpu_sums_test; then check_ranks "sums over 2 to 8 ranks" gpu_sums_test; fi
 if has ranks gpu_ranks_test; then check_ranks "generations over ranks" gpu_ranks_test; fi
 if has bench gpu_bench; then bench fp8; fi
+if wants transformers; then
+  measure "transformers with torch.compile" 240 python3 tests/gpu/compare_transformers.py --shape "$shape" \
+    --json "$output/transformers.json" --bench "$output/bench-none.json"
+fi
 if has bench gpu_sums_test; then
   for ranks in 2 4 8; do
     # Ranks that share a GPU would measure how it changes between them.
