@@ -28,7 +28,7 @@ while [ $# -gt 0 ]; do
     --shape) shape=${2:?--shape needs a name}; shift ;;
     --sanitizer) sanitizer=1 ;;
     --allow-skips) allow_skips=1 ;;
-    -h | --help) sed -n '2,18p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,17p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
