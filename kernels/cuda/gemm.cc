@@ -167,9 +167,11 @@ void Gemm::Run(const Weight& w, const Input& x, float* y) {
   const auto found = products_.find({w.out_features, w.in_features, w.scales != nullptr});
   LS_CHECK(found != products_.end()) << w.out_features << " x " << w.in_features;
   Product& product = *found->second;
-  Call call = product.is_fp8 ? QuantizedCall(w, x, y) : Call{w, {x.num_rows, x.data}, y};
+  LS_CHECK(product.is_fp8 || x.scales == nullptr);
+  const bool is_quantized = product.is_fp8 == (x.scales != nullptr);
+  Call call = is_quantized ? Call{w, x, y} : QuantizedCall(w, x, y);
   if (!options_.deterministic) return MultiplyBest(product, call);
-  if (product.is_fp8) Quantize(call);
+  if (call.unquantized != nullptr) Quantize(call);
   call.unquantized = nullptr;
   RunFixed(product, call);
 }
@@ -247,6 +249,11 @@ void Gemm::Multiply(Product& product, const Choice& choice, const Call& call) {
   CublasCheck(TryMultiply(product, choice, call), "a product");
 }
 
+bool Gemm::TakesSkinny(const Call& call) const {
+  const bool has_plain_x = call.x.scales == nullptr || call.unquantized != nullptr;
+  return has_plain_x && SkinnyGemmSupports(SkinnyOf(call));
+}
+
 SkinnyProduct Gemm::SkinnyOf(const Call& call) const {
   return {.num_rows = call.x.num_rows,
           .out_features = call.w.out_features,
@@ -259,6 +266,7 @@ SkinnyProduct Gemm::SkinnyOf(const Call& call) const {
 }
 
 cublasStatus_t Gemm::TrySkinny(int variant, const Call& call) {
+  if (!TakesSkinny(call)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (LaunchSkinnyGemm(variant, SkinnyOf(call), stream_) == cudaSuccess) {
     return CUBLAS_STATUS_SUCCESS;
   }

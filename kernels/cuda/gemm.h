@@ -56,9 +56,11 @@ class Gemm {
     const void* data = nullptr;     // [out_features, in_features]
     const float* scales = nullptr;  // e4m3: [out_features]
   };
+  // Of Options::compute, or, with scales, as e4m3 weights are multiplied by: in e4m3 itself.
   struct Input {
     int64_t num_rows = 0;
-    const void* data = nullptr;  // of Options::compute, [num_rows, in_features]
+    const void* data = nullptr;     // [num_rows, in_features]
+    const float* scales = nullptr;  // e4m3: [num_rows]
   };
   // Makes room for weights of that shape: to be called before Run.
   absl::Status Prepare(int64_t out_features, int64_t in_features, bool is_fp8 = false);
@@ -76,15 +78,9 @@ class Gemm {
     std::optional<int> skinny_variant =
         std::nullopt;  // a kernel of ours (skinny_gemm.h) does it all instead
   };
-  // What cuBLASLt multiplies W by.
-  struct Operand {
-    int64_t num_rows = 0;
-    const void* data = nullptr;     // [num_rows, in_features]
-    const float* scales = nullptr;  // e4m3: [num_rows]
-  };
   struct Call {
     const Weight& w;
-    Operand x;
+    Input x;  // what cuBLASLt multiplies W by
     float* y;
     // Of which x is first to be made, where W is e4m3: rows of Options::compute.
     const void* unquantized = nullptr;
@@ -99,6 +95,7 @@ class Gemm {
   void Multiply(Product& product, const Choice& choice, const Call& call);
   cublasStatus_t TryMultiply(Product& product, const Choice& choice, const Call& call);
   cublasStatus_t TrySkinny(int variant, const Call& call);
+  bool TakesSkinny(const Call& call) const;
   SkinnyProduct SkinnyOf(const Call& call) const;
   Call QuantizedCall(const Weight& w, const Input& x, float* y);
   void Quantize(const Call& call);
@@ -116,7 +113,7 @@ class Gemm {
     float milliseconds = 0.0f;
   };
   std::optional<Timed> BestOf(Product& product, bool is_scaled, const Call& call, int num_measured);
-  void TakeFasterSkinny(Product& product, const Call& call, Timed& best);
+  void TakeFasterSkinny(Product& product, const Call& call, std::optional<Timed>& best);
   std::vector<cublasLtMatmulAlgo_t> FindAlgorithms(Product& product, bool is_scaled,
                                                    const Call& call);
   bool Takes(Product& product, const Choice& choice, const Call& call);

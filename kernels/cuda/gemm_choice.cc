@@ -87,20 +87,21 @@ Gemm::Choice Gemm::Choose(Product& product, const Call& call, int num_measured) 
     if (product.is_fp8) TellWhoScales();
     best = BestOf(product, false, call, num_measured);
   }
+  if (!options_.deterministic && (num_measured > 1 || !best.has_value())) {
+    TakeFasterSkinny(product, call, best);
+  }
   LS_CHECK(best.has_value()) << "cuBLASLt has no algorithm for " << product.out_features << " x "
                              << product.in_features << " with " << call.x.num_rows << " rows";
-  if (num_measured > 1) TakeFasterSkinny(product, call, *best);
   return best->choice;
 }
 
-void Gemm::TakeFasterSkinny(Product& product, const Call& call, Timed& best) {
-  if (!SkinnyGemmSupports(SkinnyOf(call))) return;
+void Gemm::TakeFasterSkinny(Product& product, const Call& call, std::optional<Timed>& best) {
+  if (!TakesSkinny(call)) return;
   for (int variant = 0; variant < kSkinnyVariants; ++variant) {
     const Choice choice{.skinny_variant = variant};
     const std::optional<float> milliseconds = Measure(product, choice, call);
-    if (milliseconds.has_value() && *milliseconds < best.milliseconds) {
-      best = {choice, *milliseconds};
-    }
+    if (!milliseconds.has_value()) continue;
+    if (!best.has_value() || *milliseconds < best->milliseconds) best = {choice, *milliseconds};
   }
 }
 
@@ -149,7 +150,7 @@ std::vector<cublasLtMatmulAlgo_t> Gemm::FindAlgorithms(Product& product, bool is
 }
 
 bool Gemm::Takes(Product& product, const Choice& choice, const Call& call) {
-  if (choice.skinny_variant.has_value()) return SkinnyGemmSupports(SkinnyOf(call));
+  if (choice.skinny_variant.has_value()) return TakesSkinny(call);
   cublasLtMatmulHeuristicResult_t result = {};
   const cublasStatus_t status =
       cublasLtMatmulAlgoCheck(handle_, SetUp(product, choice.is_scaled, call), product.w, product.x,
