@@ -51,7 +51,7 @@ test_in() {
 mkdir -p build
 step "format"
 if command -v clang-format >/dev/null; then
-  git ls-files '*.cc' '*.h' | xargs clang-format --dry-run --Werror
+  git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
 fi
 
 step "build (release)"
