@@ -2,7 +2,7 @@
 // it for each shape is chosen by measurement once (gemm_choice.cc): for 1, 2, 4 and each multiple
 // of 8 up to 256 rows, and for each doubling above. Other numbers of rows take that of the next of
 // those if cuBLASLt says that they can, else the one that it expects to be best. While an 8b model
-// warms up with powers of two up to 8,192 rows, 1,040 algorithms of its five shapes run up to six
+// warms up with powers of two up to 8,192 rows, 880 algorithms of its five shapes run up to six
 // times each: by their bytes and arithmetic a second or two on an H100, which nobody has measured
 // yet.
 //

@@ -12,7 +12,7 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr int kCandidates = 8;     // algorithms that cuBLASLt is asked for
-constexpr int kFewCandidates = 4;  // of those that are measured for sizes between powers of two
+constexpr int kFewCandidates = 2;  // of those that are measured for sizes between powers of two
 constexpr int kMeasurements = 5;   // of each, but no more once they have taken
 constexpr float kMostMilliseconds = 1.0f;
 constexpr int64_t kMostExactRows = 256;
