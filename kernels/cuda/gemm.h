@@ -75,8 +75,8 @@ class Gemm {
   struct Choice {
     cublasLtMatmulAlgo_t algorithm = {};
     bool is_scaled = false;  // e4m3: cuBLASLt multiplies by the scales
-    std::optional<int> skinny_variant =
-        std::nullopt;  // a kernel of ours (skinny_gemm.h) does it all instead
+    // A kernel of ours (skinny_gemm.h) does it all instead.
+    std::optional<int> skinny_variant = std::nullopt;
   };
   struct Call {
     const Weight& w;

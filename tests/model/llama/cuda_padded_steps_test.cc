@@ -143,6 +143,15 @@ ModelConfig TwoLayers() {
   return config;
 }
 
+StageOptions ShortSteps() {
+  StageOptions options;
+  options.limits = {.max_batched_tokens = 40,
+                    .max_num_seqs = 5,
+                    .max_model_len = kMaxModelLen,
+                    .block_size = kBlockSize};
+  return options;
+}
+
 class CudaPaddedStepsTest : public ::testing::TestWithParam<Numbers> {};
 
 void ExpectClose(const std::vector<float>& got, const std::vector<float>& want, double tolerance) {
@@ -180,11 +189,7 @@ TEST(CudaWarmUpTest, LoneChunksAndAFewSequencesAreReplayedAtOnce) {
   auto backend = cuda::CudaBackend::Create({});
   ASSERT_TRUE(backend.ok()) << backend.status();
   RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
-  StageOptions options;
-  options.limits = {.max_batched_tokens = 40,
-                    .max_num_seqs = 5,
-                    .max_model_len = kMaxModelLen,
-                    .block_size = kBlockSize};
+  StageOptions options = ShortSteps();
   int num_layers_issued = 0;
   options.on_progress = [&] { ++num_layers_issued; };
   auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
@@ -205,11 +210,7 @@ TEST(CudaCacheSizeTest, StepsKeptForOneCacheAreForgottenWithIt) {
   auto backend = cuda::CudaBackend::Create({.compute = DType::kF32});
   ASSERT_TRUE(backend.ok()) << backend.status();
   RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
-  StageOptions options;
-  options.limits = {.max_batched_tokens = 40,
-                    .max_num_seqs = 5,
-                    .max_model_len = kMaxModelLen,
-                    .block_size = kBlockSize};
+  StageOptions options = ShortSteps();
   const auto load = [&] {
     return LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend, groups,
                             options, nullptr);
