@@ -41,6 +41,10 @@ uint32_t LoadAcquireSystem(const uint32_t* address);
 void StoreReleaseSystem(uint32_t* address, uint32_t value);
 void SpinPause();
 
+// A few blocks of a kernel that was launched beside earlier ones come here before those run.
+void WaitForEarlierKernels();
+inline void LetLaterKernelsBegin() {}
+
 namespace emulated {
 void Mma(bool is_f16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
          const std::source_location& site);

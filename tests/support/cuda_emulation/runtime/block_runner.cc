@@ -64,15 +64,33 @@ BlockRunner::Run::Run(Kernel launched)
 BlockRunner::Run::~Run() = default;
 BlockRunner::~BlockRunner() = default;
 
-bool BlockRunner::Advance(Run& run, int num_resident) {
+void BlockRunner::Enter(Run& run) {
   run_ = &run;
   blockDim = run.kernel.block;
   gridDim = run.kernel.grid;
-  if (!std::exchange(run.has_begun, true)) {
-    const dim3& grid = run.kernel.grid;
-    const std::vector<int> order = Order(static_cast<int>(grid.x * grid.y * grid.z));
-    run.blocks_to_come.assign(order.begin(), order.end());
+  if (std::exchange(run.has_order, true)) return;
+  const dim3& grid = run.kernel.grid;
+  const std::vector<int> order = Order(static_cast<int>(grid.x * grid.y * grid.z));
+  run.blocks_to_come.assign(order.begin(), order.end());
+}
+
+bool BlockRunner::BeginEarly(Run& run) {
+  constexpr int kBlocks = 2;
+  if (run.has_order) return false;
+  Enter(run);
+  run.is_early = true;
+  for (int i = 0; i < kBlocks && run.failure.empty() && !run.blocks_to_come.empty(); ++i) {
+    Begin(run.blocks_to_come.front());
+    run.blocks_to_come.pop_front();
+    GoOn();
   }
+  return true;
+}
+
+bool BlockRunner::Advance(Run& run, int num_resident) {
+  Enter(run);
+  run.has_begun = true;
+  run.is_early = false;
   std::vector<std::unique_ptr<Block>> aside = std::exchange(run.aside, {});
   for (const int i : Order(static_cast<int>(aside.size()))) {
     if (!run.failure.empty()) break;
@@ -121,6 +139,10 @@ void BlockRunner::GoOn() {
     }
   }
   if (block_->async && run_->failure.empty()) run_->failure = block_->async->Leftover();
+  if (run_->failure.empty() && run_->kernel.overlaps && !block_->has_awaited_earlier_kernels) {
+    run_->failure = absl::StrCat("block ", block_->index, " does not wait for earlier kernels, ",
+                                 "beside which it was launched");
+  }
   block_->async.reset();
   block_->shared.reset();
   spare_.push_back(std::move(block_));
@@ -136,6 +158,7 @@ void BlockRunner::StartThreads() {
   block_->num_at_barrier = 0;
   block_->any_true = false;
   block_->gives_way = false;
+  block_->has_awaited_earlier_kernels = false;
   block_->ready.clear();
   block_->spinning.clear();
   for (std::vector<Meeting>& meetings : block_->meetings) meetings.clear();
@@ -236,6 +259,14 @@ void BlockRunner::HaveTold() {
 void BlockRunner::SpinPause() {
   block_->spinning.push_back(current_);
   Wait(State::kSpinning, Mine().site);
+}
+
+// Copies under way may have read by now what those kernels have yet to write.
+void BlockRunner::AwaitEarlierKernels() {
+  block_->has_awaited_earlier_kernels = true;
+  if (!run_->is_early) return;
+  for (Copy& copy : Mine().copies) copy.Read();
+  SpinPause();
 }
 
 // All threads that have not returned wait at one barrier: they go on.
@@ -356,18 +387,20 @@ void BlockRunner::IssueCopy(void* shared, const void* global, bool valid) {
   mine.copies.push_back({shared, valid ? global : nullptr, mine.copy_group});
 }
 
+void BlockRunner::Copy::Read() {
+  if (std::exchange(has_read, true) || from == nullptr) return;
+  std::memcpy(read.data(), from, read.size());
+}
+
 void BlockRunner::CommitCopies() { ++Mine().copy_group; }
 
 void BlockRunner::AwaitCopies(int newest) {
   Thread& mine = Mine();
   const auto arrived = [&](const Copy& copy) { return copy.group < mine.copy_group - newest; };
-  for (const Copy& copy : mine.copies) {
+  for (Copy& copy : mine.copies) {
     if (!arrived(copy)) continue;
-    if (copy.from == nullptr) {
-      std::memset(copy.to, 0, 16);
-    } else {
-      std::memcpy(copy.to, copy.from, 16);
-    }
+    copy.Read();
+    std::memcpy(copy.to, copy.read.data(), copy.read.size());
   }
   std::erase_if(mine.copies, arrived);
 }

@@ -24,6 +24,7 @@ struct Kernel {
   dim3 grid;
   dim3 block;
   size_t shared_bytes = 0;
+  bool overlaps = false;         // may begin while the kernel before it runs
   std::function<void()> thread;  // what each thread does
 };
 
@@ -35,8 +36,10 @@ class BlockRunner {
     explicit Run(Kernel kernel);
     ~Run();
     const Kernel kernel;
-    const int num_threads;  // of a block
-    bool has_begun = false;
+    const int num_threads;                      // of a block
+    bool has_order = false;                     // its blocks are in blocks_to_come
+    bool has_begun = false;                     // not counting what BeginEarly did
+    bool is_early = false;                      // kernels before it are not done
     bool has_told = false;                      // other devices, since this was last set to false
     std::deque<int> blocks_to_come;             // in their order
     std::vector<std::unique_ptr<Block>> aside;  // begun, wait for other devices
@@ -49,12 +52,16 @@ class BlockRunner {
   // As far as it can go. False: some blocks wait for other devices. Blocks beyond what
   // `num_resident` threads make do not begin before others have ended.
   bool Advance(Run& run, int num_resident);
+  // A few blocks of a kernel that overlaps, until they wait for the kernels before it. False: they
+  // had begun.
+  bool BeginEarly(Run& run);
 
   // ---- called by the thread that has its turn ----
   void Barrier(const Site& site);
   bool BarrierOr(bool mine, const Site& site);  // true on all threads when it is on one
   // Gives its turn away until the kernel is asked again.
   void SpinPause();
+  void AwaitEarlierKernels();
   // Other devices have been told something: they go on first, before this block's other threads.
   void HaveTold();
   void Exchange(const char* name, uint32_t mask, void* operand,
@@ -82,6 +89,9 @@ class BlockRunner {
     void* to;
     const void* from;  // null: zeros
     int group;
+    bool has_read = false;
+    std::array<char, 16> read = {};
+    void Read();
   };
   struct Thread {
     Fiber fiber;
@@ -103,6 +113,7 @@ class BlockRunner {
     std::array<void*, 32> operands = {};
   };
 
+  void Enter(Run& run);
   void Begin(int index);
   void GoOn();
   void PutAside();
@@ -137,6 +148,7 @@ struct BlockRunner::Block {
   std::deque<int> ready;
   std::vector<int> spinning;
   bool gives_way = false;
+  bool has_awaited_earlier_kernels = false;
   std::vector<std::unique_ptr<Thread>> threads;   // more than the block has, perhaps
   std::array<std::vector<Meeting>, 32> meetings;  // by warp
   std::unique_ptr<char, void (*)(void*)> shared{nullptr, nullptr};

@@ -246,10 +246,11 @@ cublasStatus_t IssueProduct(const Product& product, cudaStream_t handle) {
       return cudaErrorIllegalAddress;
     }
     const std::chrono::duration<double> at_least(TheEngine().device.product_seconds);
-    return TheEngine().Issue(*stream, "a product", Once([product, at_least] {
+    const auto multiply = [product, at_least] {
       std::this_thread::sleep_for(at_least);
       Compute(product);
-    }));
+    };
+    return TheEngine().Issue(*stream, "a product", Once(multiply, Work::Kind::kKernel));
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -60,6 +60,10 @@ int64_t NumKernelsRun() {
   const std::lock_guard lock(TheEngine().mutex());
   return TheEngine().num_kernels_run;
 }
+int64_t NumKernelsBegunEarly() {
+  const std::lock_guard lock(TheEngine().mutex());
+  return TheEngine().num_kernels_begun_early;
+}
 int64_t NumWorkInStreams() {
   const std::lock_guard lock(TheEngine().mutex());
   return TheEngine().NumQueued();

@@ -157,6 +157,7 @@ void StoreReleaseSystem(uint32_t* address, uint32_t value) {
   TheBlockRunner().HaveTold();
 }
 void SpinPause() { TheBlockRunner().SpinPause(); }
+void WaitForEarlierKernels() { TheBlockRunner().AwaitEarlierKernels(); }
 
 namespace {
 

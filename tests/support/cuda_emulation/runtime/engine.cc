@@ -40,12 +40,14 @@ Engine::Engine() {
   }
 }
 
-MakeWork Once(std::function<void()> action) {
-  return [action = std::move(action)]() -> Work {
-    return [action] {
+MakeWork Once(std::function<void()> action, Work::Kind kind) {
+  return [action = std::move(action), kind]() -> Work {
+    Work work = [action] {
       action();
       return true;
     };
+    work.kind = kind;
+    return work;
   };
 }
 
@@ -111,12 +113,28 @@ cudaError_t Engine::Issue(CUstream_st& stream, std::string name, const MakeWork&
   return error();
 }
 
+namespace {
+
+bool MayRun(const CUstream_st::Entry& entry) {
+  return std::all_of(entry.after.begin(), entry.after.end(), [](const CUstream_st::After& after) {
+    return after.stream->done >= after.ticket;
+  });
+}
+
+}  // namespace
+
+void Engine::BeginFollowers(CUstream_st& stream) {
+  BeginEarly(stream.queue.front().work, [&](size_t n) -> const Work* {
+    const bool may_run = n < stream.queue.size() && MayRun(stream.queue[n]);
+    return may_run ? &stream.queue[n].work : nullptr;
+  });
+}
+
 bool Engine::Advance(CUstream_st& stream) {
   if (stream.queue.empty()) return false;
   CUstream_st::Entry& entry = stream.queue.front();
-  for (const CUstream_st::After& after : entry.after) {
-    if (after.stream->done < after.ticket) return false;
-  }
+  if (!MayRun(entry)) return false;
+  BeginFollowers(stream);
   if (!entry.work()) return false;
   if (stream.queue.empty()) return true;  // a failure dropped it
   stream.queue.pop_front();

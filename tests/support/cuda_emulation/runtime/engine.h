@@ -14,6 +14,8 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tests/support/cuda_emulation/emulation.h"
@@ -21,11 +23,39 @@
 
 namespace lockstep::cuda_emulation {
 
-// False: it cannot be done yet (a peer has not come); it is asked again.
-using Work = std::function<bool()>;
+// What a stream or a graph has to do.
+struct Work {
+  Work() = default;
+  template <typename Go>
+  requires std::is_invocable_r_v<bool, Go&> Work(Go go)
+      : go(std::move(go)) {}  // NOLINT: any such call is work
+  bool operator()() { return go(); }
+  explicit operator bool() const { return go != nullptr; }
+
+  // False: it cannot be done yet (a peer has not come); it is asked again.
+  std::function<bool()> go;
+  enum class Kind { kKernel, kEvent, kOther } kind = Kind::kOther;
+  // Of a kernel that may begin while the one before it runs: does what it does before it waits.
+  std::function<void()> begin = nullptr;
+};
+// Kernels that may begin while `first` runs, before it does: a GPU may run them so far ahead. That
+// events between them are no hindrance is only supposed.
+template <typename WorkAfter>  // a pointer to the nth behind `first`, null if there is none
+void BeginEarly(const Work& first, const WorkAfter& work_after) {
+  constexpr int kMostAhead = 2;
+  if (first.kind != Work::Kind::kKernel) return;
+  for (int n = 1, num_begun = 0; num_begun < kMostAhead; ++n) {
+    const Work* work = work_after(n);
+    if (work == nullptr) return;
+    if (work->kind == Work::Kind::kEvent) continue;
+    if (work->begin == nullptr) return;
+    work->begin();
+    ++num_begun;
+  }
+}
 // Makes the work anew for each launch of the graph it was captured in.
 using MakeWork = std::function<Work()>;
-MakeWork Once(std::function<void()> action);
+MakeWork Once(std::function<void()> action, Work::Kind kind = Work::Kind::kOther);
 
 struct Capture {
   cudaStreamCaptureMode mode;
@@ -103,6 +133,7 @@ class Engine {
   Device device;
   double patience_seconds = 30;
   int64_t num_kernels_run = 0;
+  int64_t num_kernels_begun_early = 0;
   int64_t NumQueued() const;
   template <typename Action>
   void ForEachStream(Action action) {
@@ -111,6 +142,7 @@ class Engine {
 
  private:
   bool Advance(CUstream_st& stream);
+  void BeginFollowers(CUstream_st& stream);
   std::string DescribeFronts() const;
   bool AdvanceDependency(CUstream_st& stream);
   bool AdvanceOthers(const CUstream_st* stream);

@@ -1,4 +1,5 @@
 // Capture of streams, and graphs.
+#include <deque>
 #include <memory>
 
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
@@ -56,12 +57,17 @@ cudaError_t EndCapture(CUstream_st& stream, cudaGraph_t* graph) {
 // One node after another, each until it is done.
 MakeWork Replay(std::shared_ptr<const std::vector<MakeWork>> nodes) {
   return [nodes]() -> Work {
-    return [nodes, next = size_t{0}, current = Work()]() mutable {
-      while (next < nodes->size()) {
-        if (!current) current = (*nodes)[next]();
-        if (!current()) return false;
-        current = nullptr;
-        ++next;
+    return [nodes, num_made = size_t{0}, made = std::deque<Work>()]() mutable {
+      const auto nth = [&](size_t n) -> const Work* {
+        while (made.size() <= n && num_made < nodes->size()) {
+          made.push_back((*nodes)[num_made++]());
+        }
+        return n < made.size() ? &made[n] : nullptr;
+      };
+      while (nth(0) != nullptr) {
+        BeginEarly(made.front(), nth);
+        if (!made.front()()) return false;
+        made.pop_front();
       }
       return true;
     };

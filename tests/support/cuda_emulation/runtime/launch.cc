@@ -1,5 +1,6 @@
 #include "tests/support/cuda_emulation/runtime/launch.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -25,6 +26,13 @@ bool Within(const dim3& shape, const int (&most)[3]) {
          shape.y <= unsigned(most[1]) && shape.z <= unsigned(most[2]);
 }
 
+bool Overlaps(const cudaLaunchConfig_t& config) {
+  return std::any_of(config.attrs, config.attrs + config.numAttrs, [](const auto& attribute) {
+    return attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+           attribute.val.programmaticStreamSerializationAllowed != 0;
+  });
+}
+
 cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
   const uint64_t threads = uint64_t{config.blockDim.x} * config.blockDim.y * config.blockDim.z;
   if (!Within(config.gridDim, kMostBlocksDim) || !Within(config.blockDim, kMostThreadsDim) ||
@@ -41,7 +49,9 @@ cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
       return cudaErrorNotSupported;
     }
   }
-  return cudaSuccess;
+  // What a device before Hopper runs was compiled without the instruction that waits.
+  const bool may_overlap = TheEngine().device.compute_major >= 9;
+  return Overlaps(config) && !may_overlap ? cudaErrorNotSupported : cudaSuccess;
 }
 
 // A kernel that follows a pointer to pageable host memory works here and on no GPU.
@@ -62,7 +72,7 @@ std::string CheckPointers(std::initializer_list<const void*> pointers) {
 // A launch's work: gone on with until no block waits for another device any more.
 Work RunOf(const Kernel& kernel) {
   const auto run = std::make_shared<BlockRunner::Run>(kernel);
-  return [run] {
+  Work work = [run] {
     if (!run->has_begun) ++TheEngine().num_kernels_run;
     const int num_resident = TheEngine().device.num_multiprocessors * kMostResidentThreads;
     const bool done = TheBlockRunner().Advance(*run, num_resident);
@@ -73,6 +83,12 @@ Work RunOf(const Kernel& kernel) {
     }
     return done;
   };
+  work.kind = Work::Kind::kKernel;
+  if (!kernel.overlaps) return work;
+  work.begin = [run] {
+    if (TheBlockRunner().BeginEarly(*run)) ++TheEngine().num_kernels_begun_early;
+  };
+  return work;
 }
 
 }  // namespace
@@ -90,9 +106,14 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
       return cudaErrorLaunchFailure;
     }
     const Kernel launched{config.gridDim, config.blockDim, config.dynamicSmemBytes,
-                          std::move(thread)};
+                          Overlaps(config), std::move(thread)};
     return TheEngine().Issue(*stream, "a kernel", [launched] { return RunOf(launched); });
   });
+}
+
+cudaFuncAttributes AttributesOfKernels() {
+  const int compiled_for = TheEngine().device.compute_major >= 9 ? 90 : 80;
+  return {.numRegs = 168, .ptxVersion = compiled_for, .binaryVersion = compiled_for};
 }
 
 cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {

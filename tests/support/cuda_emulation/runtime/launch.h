@@ -13,6 +13,8 @@ namespace lockstep::cuda_emulation {
 
 cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
                          std::initializer_list<const void*> pointers, std::function<void()> thread);
+// Registers are not emulated; these are what a block of 384 threads can have.
+cudaFuncAttributes AttributesOfKernels();
 cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 
 // What a kernel's argument points to, if it is a pointer.
@@ -41,10 +43,9 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return std::apply(launch, values);
 }
 
-// Registers are not emulated; these are what a block of 384 threads can have.
 template <typename Function>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Function*) {
-  *attributes = {.numRegs = 168};
+  *attributes = lockstep::cuda_emulation::AttributesOfKernels();
   return cudaSuccess;
 }
 

@@ -68,6 +68,8 @@ enum cudaFuncAttribute {
 };
 struct cudaFuncAttributes {
   int numRegs;
+  int ptxVersion;     // of the virtual architecture compiled for: 80, 90, ...
+  int binaryVersion;  // of the real one
 };
 enum cudaDeviceAttr {
   cudaDevAttrMaxThreadsPerBlock = 1,

@@ -181,7 +181,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
     event->recorded_ms = recorded_ms;
     event->stream = stream;
     event->ticket = stream->issued + 1;
-    return TheEngine().Issue(*stream, "an event", Once([recorded_ms] { *recorded_ms = NowMs(); }));
+    const auto record = [recorded_ms] { *recorded_ms = NowMs(); };
+    return TheEngine().Issue(*stream, "an event", Once(record, Work::Kind::kEvent));
   });
 }
 
