@@ -41,6 +41,9 @@ struct AcceleratorOptions {
   // Backend::KeepsSteps. Without it nothing is padded or recorded: what recorded steps are compared
   // with.
   bool keep_steps = true;
+  // Kernels of a step may begin while the one before them runs, where the device can do that: the
+  // same results. Without it each waits for the one before: what that is compared with.
+  bool overlap_kernels = true;
   // Of the device's memory, what Backend::AvailableBytes counts on; the rest is for the driver,
   // libraries and recorded steps.
   double memory_fraction = 0.9;
@@ -66,7 +69,7 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 11"
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 12"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file

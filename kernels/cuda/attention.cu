@@ -77,7 +77,7 @@ int64_t NumRowTiles(const AttentionParams& p, int rows) {
 }
 
 template <typename Shape>
-cudaError_t LaunchMma(const AttentionParams& p, cudaStream_t stream) {
+cudaError_t LaunchMma(const AttentionParams& p, const KernelStream& stream) {
   constexpr int kBytes = Shape::kSharedBytes;
   const auto kernel = AttentionMmaKernel<Shape>;
   if (kBytes > 48 * 1024) {
@@ -87,11 +87,11 @@ cudaError_t LaunchMma(const AttentionParams& p, cudaStream_t stream) {
   }
   const dim3 grid(static_cast<unsigned>(NumRowTiles(p, Shape::kRows)),
                   static_cast<unsigned>(p.num_kv_heads), static_cast<unsigned>(p.max_splits));
-  return Launch(kernel, grid, Shape::kThreads, kBytes, stream, p);
+  return LaunchOverlapping(kernel, grid, Shape::kThreads, kBytes, stream, p);
 }
 
 template <typename T, int kDim, int kColumnWarps>
-cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t stream) {
+cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, const KernelStream& stream) {
   using Decode = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, 3>;
   using Prefill = MmaShape<T, kDim, 2, 4, 1, 2, 2>;
   static_assert(Prefill::kRows == kAttentionChunkRows);
@@ -99,14 +99,14 @@ cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, cudaStream_t s
 }
 
 template <typename T>
-cudaError_t LaunchMmaOfType(const AttentionParams& p, bool decode, cudaStream_t stream) {
+cudaError_t LaunchMmaOfType(const AttentionParams& p, bool decode, const KernelStream& stream) {
   if (p.head_dim <= 32) return LaunchMmaOfDim<T, 32, 2>(p, decode, stream);
   if (p.head_dim <= 64) return LaunchMmaOfDim<T, 64, 4>(p, decode, stream);
   return LaunchMmaOfDim<T, 128, 4>(p, decode, stream);
 }
 
 cudaError_t LaunchSplits(const AttentionParams& p, const Backend::AttentionArgs& args,
-                         TensorMapEncoder encode_maps, cudaStream_t stream) {
+                         TensorMapEncoder encode_maps, const KernelStream& stream) {
   const bool decode = IsDecode(args);
   if (args.cache->dtype == DType::kF32) {
     const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(NumRows(p), kF32Warps)), 1,
@@ -122,15 +122,16 @@ cudaError_t LaunchSplits(const AttentionParams& p, const Backend::AttentionArgs&
 }
 
 template <int kElements>
-cudaError_t LaunchMerge(const AttentionParams& p, bool decode, cudaStream_t stream) {
+cudaError_t LaunchMerge(const AttentionParams& p, bool decode, const KernelStream& stream) {
   const int64_t blocks = decode ? NumRows(p) : CeilDiv<int64_t>(NumRows(p), kMergeWarps);
   const auto kernel = decode ? MergeByBlocksKernel<kElements> : MergeByWarpsKernel<kElements>;
-  return Launch(kernel, static_cast<unsigned>(blocks), kMergeWarps * kWarpSize, 0, stream, p);
+  return LaunchOverlapping(kernel, static_cast<unsigned>(blocks), kMergeWarps * kWarpSize, 0,
+                           stream, p);
 }
 
 // The tokens of one launch.
 cudaError_t LaunchTokens(const AttentionParams& p, const Backend::AttentionArgs& args,
-                         TensorMapEncoder encode_maps, cudaStream_t stream) {
+                         TensorMapEncoder encode_maps, const KernelStream& stream) {
   const bool decode = IsDecode(args);
   const cudaError_t error = LaunchSplits(p, args, encode_maps, stream);
   if (error != cudaSuccess || p.max_splits == 1) return error;
@@ -150,7 +151,7 @@ bool AttentionSupports(DType kv_dtype, int head_dim) {
 
 cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionPlan& plan,
                             DType out_dtype, const AttentionWorkspace& workspace,
-                            cudaStream_t stream) {
+                            const KernelStream& stream) {
   CheckArgs(args, plan);
   const int64_t num_tokens = args.batch->num_tokens;
   const AttentionHeads heads = {args.num_heads, args.cache->num_kv_heads, args.cache->head_dim};

@@ -78,6 +78,8 @@ __device__ inline float MaxOfSplits(const AttentionParams& p, int64_t row, int s
 // A warp to a row.
 template <int kElements>
 __global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByWarpsKernel(AttentionParams p) {
+  LetLaterKernelsBegin();
+  WaitForEarlierKernels();
   const int64_t row = int64_t{blockIdx.x} * kMergeWarps + threadIdx.x / kWarpSize;
   const int splits = SplitsToMerge(p, row);
   if (splits == 0) return;
@@ -94,6 +96,8 @@ __global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByWarpsKernel(Att
 template <int kElements>
 __global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByBlocksKernel(AttentionParams p) {
   __shared__ float of_chain[kMergeChains][kElements + 1][kWarpSize];
+  LetLaterKernelsBegin();
+  WaitForEarlierKernels();
   const int64_t row = blockIdx.x;
   const int splits = SplitsToMerge(p, row);
   if (splits == 0) return;

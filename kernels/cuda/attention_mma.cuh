@@ -75,8 +75,12 @@ __device__ void WalkSplit(const AttentionParams& p, const RowTile& tile, int fir
   constexpr int kRowsToWarp = Shape::kMmasToWarp * kMmaRows;
   const int kv_head = static_cast<int>(blockIdx.y);
   typename Shape::Tiles tiles(p, tile.seq, kv_head, first, end);
+  // Earlier steps have written what the cache holds of tokens before those of this batch.
+  const bool are_old = first + Shape::kTilesAhead * kTile <= tile.first_position;
+  if (!are_old) WaitForEarlierKernels();
 #pragma unroll
   for (int i = 0; i < Shape::kTilesAhead; ++i) tiles.IssueNext();
+  WaitForEarlierKernels();
   uint4* queries = DynamicShared<uint4>() + Shape::Tiles::kSharedBytes / sizeof(uint4);
   StageQueries<typename Shape::Element, SharedTile<Shape::kHeadDim>, Shape::kHeadDim, Shape::kRows,
                Shape::kThreads>(p, tile, kv_head, static_cast<int>(threadIdx.x), queries);
@@ -101,12 +105,14 @@ __device__ void WalkSplit(const AttentionParams& p, const RowTile& tile, int fir
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksToMultiprocessor)
     AttentionMmaKernel(AttentionParams p) {
+  LetLaterKernelsBegin();
   RowTile tile;
-  if (!FindRowTile<Shape::kRows>(p, tile)) return;
+  if (!FindRowTile<Shape::kRows>(p, tile)) return WaitForEarlierKernels();
   const int last_row = tile.LastRow<Shape::kRows>();
   const int first = static_cast<int>(blockIdx.z) * p.split_tokens;
   const int end = min(first + p.split_tokens, tile.Position(p, last_row) + 1);
-  if (first < end) WalkSplit<Shape>(p, tile, first, end);
+  if (first >= end) return WaitForEarlierKernels();
+  WalkSplit<Shape>(p, tile, first, end);
 }
 
 }  // namespace lockstep::cuda

@@ -68,7 +68,8 @@ absl::Status CudaBackend::Start() {
   RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties_, options_.device), "asking a GPU"));
   RETURN_IF_ERROR(
-      CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"));
+      CudaStatus(cudaStreamCreateWithFlags(&stream_.stream, cudaStreamNonBlocking), "a stream"));
+  stream_.overlaps = options_.overlap_kernels && KernelsCanOverlap(stream_);
   ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
   ASSIGN_OR_RETURN(
       gemm_, Gemm::Create(stream_, {options_.compute, options_.deterministic, options_.notice}));
@@ -84,7 +85,7 @@ absl::Status CudaBackend::Start() {
 }
 
 CudaBackend::~CudaBackend() {
-  if (stream_ == nullptr) return;
+  if (stream_.stream == nullptr) return;
   UseDevice();
   cudaStreamSynchronize(stream_);
   recorder_.reset();
@@ -92,16 +93,17 @@ CudaBackend::~CudaBackend() {
   staging_.reset();
   fp8_staged_.clear();
   if (attention_workspace_ != nullptr) cudaFree(attention_workspace_);
-  cudaStreamDestroy(stream_);
+  cudaStreamDestroy(stream_.stream);
 }
 
 void CudaBackend::UseDevice() const { CudaCheck(cudaSetDevice(options_.device), "choosing a GPU"); }
 
 std::string CudaBackend::Description() const {
-  return absl::StrFormat(
-      "cuda %d: %s, %d multiprocessors, %s%s; attention of chunks: %s", options_.device,
-      properties_.name, properties_.multiProcessorCount, DTypeName(options_.compute),
-      options_.deterministic ? ", deterministic" : "", chunk_kernels_.description());
+  return absl::StrFormat("cuda %d: %s, %d multiprocessors, %s%s%s; attention of chunks: %s",
+                         options_.device, properties_.name, properties_.multiProcessorCount,
+                         DTypeName(options_.compute),
+                         options_.deterministic ? ", deterministic" : "",
+                         stream_.overlaps ? ", kernels overlap" : "", chunk_kernels_.description());
 }
 
 // ---- memory ----
@@ -228,6 +230,7 @@ void CudaBackend::PlaceWeights(WeightAllocator) { LS_CHECK(false) << "weights ha
 void CudaBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
   cpu::CheckHostRows(weight.shape(), first_row, rows);
   UseDevice();
+  weights_are_new_ = true;
   const auto& device = static_cast<const DeviceRows&>(weight);
   const int64_t in_features = weight.shape().in_features;
   const bool is_fp8 = IsFp8(weight.shape());
@@ -268,6 +271,7 @@ void CudaBackend::AddRmsNorm(const RmsNormArgs& args) {
 void CudaBackend::Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) {
   const auto& rows = static_cast<const DeviceRows&>(weight);
   const LinearShape& shape = weight.shape();
+  if (weights_are_new_.exchange(false)) Synchronize();  // weights are read before all else
   gemm_->Run({shape.out_features, shape.in_features, rows.row(0), rows.scales()}, {num_tokens, x},
              y);
 }

@@ -14,6 +14,7 @@
 #include "kernels/cuda/chunk_kernels.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/host_staging.h"
+#include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/step_recorder.h"
 
 namespace lockstep::cuda {
@@ -24,7 +25,7 @@ class CudaBackend final : public Backend {
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const AcceleratorOptions& options);
   ~CudaBackend() override;
 
-  cudaStream_t stream() const { return stream_; }
+  const KernelStream& stream() const { return stream_; }
   const AcceleratorOptions& options() const { return options_; }
 
   std::string Description() const override;
@@ -75,13 +76,14 @@ class CudaBackend final : public Backend {
 
   const AcceleratorOptions options_;
   cudaDeviceProp properties_ = {};
-  cudaStream_t stream_ = nullptr;
+  KernelStream stream_ = nullptr;
   std::unique_ptr<HostStaging> staging_;
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
-  ChunkKernels chunk_kernels_;            // of attention
-  std::vector<DeviceBuffer> fp8_staged_;  // rows on their way to e4m3, one for each slot
+  ChunkKernels chunk_kernels_;                // of attention
+  std::vector<DeviceBuffer> fp8_staged_;      // rows on their way to e4m3, one for each slot
+  std::atomic<bool> weights_are_new_{false};  // may not have been written yet
   std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object
 };
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/cuda/kernel_stream.h"
 #include "kernels/dtype.h"
 
 namespace lockstep::cuda {
@@ -41,16 +42,30 @@ class Divisor {
   int bits_ = 0;
 };
 
-// Arguments are converted to the kernel's parameter types.
+// A kernel that overlaps where the stream's may (kernel_stream.h). Arguments are converted to the
+// kernel's parameter types.
 template <typename... Parameters, typename... Arguments>
-cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-                   cudaStream_t stream, Arguments&&... arguments) {
+cudaError_t LaunchOverlapping(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                              size_t shared_bytes, const KernelStream& stream,
+                              Arguments&&... arguments) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = stream.overlaps ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...);
+}
+// A kernel that begins when all that was issued to the stream before is done.
+template <typename... Parameters, typename... Arguments>
+cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+                   const KernelStream& stream, Arguments&&... arguments) {
+  return LaunchOverlapping(kernel, grid, block, shared_bytes, KernelStream(stream.stream),
+                           std::forward<Arguments>(arguments)...);
 }
 
 __device__ inline float WarpSum(float value) {

@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(Backend::EmbedArgs args)
 template <int n, typename T>
 __global__ void __launch_bounds__(kThreads)
     SiluMulKernel(const float* gate_up, int64_t width, T* out) {
+  LetLaterKernelsBegin();
+  WaitForEarlierKernels();
   const int64_t token = blockIdx.x;
   const float* gates = gate_up + token * 2 * width;
   for (int64_t i = FirstColumn(n); i < width; i += ColumnStride(n)) {
@@ -84,31 +86,32 @@ cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
-                             cudaStream_t stream) {
+                             const KernelStream& stream) {
   if (args.num_tokens == 0) return cudaSuccess;
   const void* delta = args.delta;  // null is as aligned as can be
   const bool vectorises = Vectorises(args.hidden, {args.residual, delta, args.weight, args.out});
   return WithVectors(vectorises, [&](auto n) {
     return WithType(out_dtype, [&](auto element) {
-      return Launch(AddRmsNormKernel<n, decltype(element)>, static_cast<unsigned>(args.num_tokens),
-                    RowThreads(args.hidden / n), 0, stream, args);
+      return LaunchOverlapping(AddRmsNormKernel<n, decltype(element)>,
+                               static_cast<unsigned>(args.num_tokens), RowThreads(args.hidden / n),
+                               0, stream, args);
     });
   });
 }
 
 cudaError_t LaunchSiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
-                          DType out_dtype, cudaStream_t stream) {
+                          DType out_dtype, const KernelStream& stream) {
   if (num_tokens == 0) return cudaSuccess;
   return WithVectors(Vectorises(width, {gate_up, out}), [&](auto n) {
     return WithType(out_dtype, [&](auto element) {
       using T = decltype(element);
-      return Launch(SiluMulKernel<n, T>, RowsGrid(num_tokens, width / n), kThreads, 0, stream,
-                    gate_up, width, static_cast<T*>(out));
+      return LaunchOverlapping(SiluMulKernel<n, T>, RowsGrid(num_tokens, width / n), kThreads, 0,
+                               stream, gate_up, width, static_cast<T*>(out));
     });
   });
 }
 
-cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, cudaStream_t stream) {
+cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStream& stream) {
   if (args.batch->num_tokens == 0) return cudaSuccess;
   const KvCacheView& cache = *args.cache;
   const bool vectorises =
@@ -117,11 +120,11 @@ cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, cudaStream_t str
     return WithType(cache.dtype, [&](auto element) {
       const int64_t vectors =
           int64_t{args.num_heads + 2 * cache.num_kv_heads} * (cache.head_dim / 2 / n);
-      return Launch(RopeAndWriteKvKernel<n, decltype(element)>,
-                    dim3(static_cast<unsigned>(args.batch->num_tokens),
-                         static_cast<unsigned>(CeilDiv<int64_t>(vectors, kRopeThreads))),
-                    kRopeThreads, 0, stream, args.qkv, args.num_heads, args.cos, args.sin,
-                    args.batch->positions, args.batch->slot_mapping, cache);
+      const dim3 grid(static_cast<unsigned>(args.batch->num_tokens),
+                      static_cast<unsigned>(CeilDiv<int64_t>(vectors, kRopeThreads)));
+      return LaunchOverlapping(RopeAndWriteKvKernel<n, decltype(element)>, grid, kRopeThreads, 0,
+                               stream, args.qkv, args.num_heads, args.cos, args.sin,
+                               args.batch->positions, args.batch->slot_mapping, cache);
     });
   });
 }

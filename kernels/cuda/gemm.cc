@@ -34,9 +34,11 @@ void SetColumns(cublasLtMatrixLayout_t layout, uint64_t columns) {
 
 }  // namespace
 
-Gemm::Gemm(cudaStream_t stream, const Options& options) : stream_(stream), options_(options) {}
+Gemm::Gemm(const KernelStream& stream, const Options& options)
+    : stream_(stream), options_(options) {}
 
-absl::StatusOr<std::unique_ptr<Gemm>> Gemm::Create(cudaStream_t stream, const Options& options) {
+absl::StatusOr<std::unique_ptr<Gemm>> Gemm::Create(const KernelStream& stream,
+                                                   const Options& options) {
   std::unique_ptr<Gemm> gemm(new Gemm(stream, options));
   RETURN_IF_ERROR(gemm->Start());
   return gemm;

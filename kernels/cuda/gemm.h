@@ -31,6 +31,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/growing_memory.h"
+#include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/skinny_gemm.h"
 #include "kernels/dtype.h"
 
@@ -44,7 +45,8 @@ class Gemm {
     std::function<void(const std::string&)> notice = nullptr;  // AcceleratorOptions
   };
   // RESOURCE_EXHAUSTED, UNAVAILABLE.
-  static absl::StatusOr<std::unique_ptr<Gemm>> Create(cudaStream_t stream, const Options& options);
+  static absl::StatusOr<std::unique_ptr<Gemm>> Create(const KernelStream& stream,
+                                                      const Options& options);
   ~Gemm();
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
@@ -86,7 +88,7 @@ class Gemm {
     const void* unquantized = nullptr;
   };
 
-  Gemm(cudaStream_t stream, const Options& options);
+  Gemm(const KernelStream& stream, const Options& options);
   absl::Status Start();
   absl::StatusOr<cublasLtMatmulDesc_t> Describe();
   void RunFixed(Product& product, const Call& call);
@@ -121,7 +123,7 @@ class Gemm {
   void TellWhoScales();
   bool IsRecording() const;
 
-  const cudaStream_t stream_;
+  const KernelStream stream_;
   const Options options_;
   cublasLtHandle_t handle_ = nullptr;
   cublasLtMatmulDesc_t plain_ = nullptr;

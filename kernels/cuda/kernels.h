@@ -2,8 +2,9 @@
 // (kernels/backend.h); additions may be in another order than there.
 //
 // All work is issued to `stream` and needs no synchronisation with the host, so that every launch
-// can be captured in a CUDA graph. Nothing is allocated. `out_dtype` is kF32, kBF16 or
-// kF16 (rounded to nearest even). Errors: what the launch returned.
+// can be captured in a CUDA graph. Nothing is allocated. What takes a KernelStream overlaps where
+// that says so. `out_dtype` is kF32, kBF16 or kF16 (rounded to nearest even). Errors: what the
+// launch returned.
 #pragma once
 
 #include <cuda.h>
@@ -12,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/kernel_stream.h"
 #include "kernels/logits_summary.h"
 #include "kernels/token_choice.h"
 
@@ -19,12 +21,12 @@ namespace lockstep::cuda {
 
 cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream);
 cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
-                             cudaStream_t stream);
+                             const KernelStream& stream);
 cudaError_t LaunchSiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
-                          DType out_dtype, cudaStream_t stream);
+                          DType out_dtype, const KernelStream& stream);
 // Keys and values both lie as [num_blocks, num_kv_heads, block_size, head_dim]. A slot below 0 is
 // not written: the padding of a captured batch.
-cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, cudaStream_t stream);
+cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStream& stream);
 cudaError_t LaunchGatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
                              float* out, cudaStream_t stream);
 cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream);
@@ -103,6 +105,6 @@ struct AttentionWorkspace {
 // cache are aligned to 16 bytes.
 cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionPlan& plan,
                             DType out_dtype, const AttentionWorkspace& workspace,
-                            cudaStream_t stream);
+                            const KernelStream& stream);
 
 }  // namespace lockstep::cuda

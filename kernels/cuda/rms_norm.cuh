@@ -22,6 +22,13 @@ class RmsNormRow {
         weight_(args.weight),
         out_(static_cast<T*>(args.out) + row * args.hidden) {}
 
+  __device__ void FetchWeights() {
+#pragma unroll
+    for (int j = 0; j < kRmsNormKept; ++j) {
+      if (Column(j) < hidden_) weights_[j] = Load<n>(weight_ + Column(j));
+    }
+  }
+
   // Gives the thread's share of the sum of squares.
   __device__ float AddAndSquare() {
     float sum = 0.0f;
@@ -30,7 +37,6 @@ class RmsNormRow {
       if (Column(j) >= hidden_) continue;
       kept_[j] = Load<n>(residual_ + Column(j));
       if (delta_ != nullptr) Accumulate(kept_[j], Load<n>(delta_ + Column(j)));
-      weights_[j] = Load<n>(weight_ + Column(j));
     }
 #pragma unroll
     for (int j = 0; j < kRmsNormKept; ++j) {
@@ -86,7 +92,10 @@ class RmsNormRow {
 
 template <int n, typename T>
 __global__ void __launch_bounds__(1024) AddRmsNormKernel(Backend::RmsNormArgs args) {
+  LetLaterKernelsBegin();
   RmsNormRow<n, T> row(args, blockIdx.x);
+  row.FetchWeights();
+  WaitForEarlierKernels();
   const float sum = BlockSum(row.AddAndSquare());
   row.Scale(1.0f / sqrtf(sum / static_cast<float>(args.hidden) + args.eps));
 }

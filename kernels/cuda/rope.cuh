@@ -36,6 +36,8 @@ template <int n, typename T>
 __global__ void __launch_bounds__(kRopeThreads)
     RopeAndWriteKvKernel(float* qkv, int num_heads, const float* cos, const float* sin,
                          const int32_t* positions, const int64_t* slots, KvCacheView cache) {
+  LetLaterKernelsBegin();
+  WaitForEarlierKernels();
   const int64_t token = blockIdx.x;
   const int half = cache.head_dim / 2;
   const int vectors = half / n;  // of half a head

@@ -49,12 +49,21 @@ class WarpProduct {
 
   // Adds the products of kStep k's from k on, from k + stride on, and so forth.
   __device__ void Add(int64_t k, int64_t stride) {
+    // W is nobody's result; what there is room for comes while x is being made.
+    for (int i = 0; i < kStages - 1; ++i) FetchWeights(i, k + i * stride);
+    WaitForEarlierKernels();
     int64_t ahead = k;
-    for (int stage = 0; stage < kStages - 1; ++stage, ahead += stride) Fetch(stage, ahead);
+    for (int i = 0; i < kStages - 1; ++i, ahead += stride) {
+      FetchInputs(i, ahead);
+      CopyAsyncCommit();
+    }
     for (int stage = 0; k < p_.in_features; k += stride, ahead += stride) {
       CopyAsyncWait<kStages - 2>();
       __syncwarp();  // what lay in the stage that is filled next has been read
-      Fetch(stage == 0 ? kStages - 1 : stage - 1, ahead);
+      const int free = stage == 0 ? kStages - 1 : stage - 1;
+      FetchWeights(free, ahead);
+      FetchInputs(free, ahead);
+      CopyAsyncCommit();
       Multiply(stages_[stage]);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
@@ -80,26 +89,26 @@ class WarpProduct {
   __device__ static int Lane() { return threadIdx.x % kWarpSize; }
 
   // Zeros beyond the ends. in_features is a multiple of kElements, and so is each lane's k.
-  __device__ void Fetch(int to, int64_t k) {
+  __device__ void FetchWeights(int to, int64_t k) {
     constexpr int kWeightBytes = kFp8 ? 1 : 2;
-    Stage& stage = stages_[to];
     k += Lane() % kQuad * kElements;
-    const bool is_inside = k < p_.in_features;
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
       const int64_t row = first_output_ + i * 8 + Lane() / kQuad;
-      CopyAsync16(&stage.weights[i / 2][i % 2][Lane()],
+      CopyAsync16(&stages_[to].weights[i / 2][i % 2][Lane()],
                   static_cast<const uint8_t*>(p_.w) + (row * p_.in_features + k) * kWeightBytes,
-                  is_inside && row < p_.out_features);
+                  k < p_.in_features && row < p_.out_features);
     }
+  }
+  __device__ void FetchInputs(int to, int64_t k) {
+    k += Lane() % kQuad * kElements;
 #pragma unroll
     for (int i = 0; i < kColumns * kInputReads; ++i) {
       const int64_t row = i / kInputReads * kTileRows + Lane() / kQuad;
       const auto* from = static_cast<const uint16_t*>(p_.x) + row * p_.in_features + k;
-      CopyAsync16(&stage.inputs[i / kInputReads][i % kInputReads][Lane()],
-                  from + i % kInputReads * 8, is_inside && row < p_.num_rows);
+      CopyAsync16(&stages_[to].inputs[i / kInputReads][i % kInputReads][Lane()],
+                  from + i % kInputReads * 8, k < p_.in_features && row < p_.num_rows);
     }
-    CopyAsyncCommit();
   }
 
   // Of a lane's elements the first two and the next two are columns 2t, 2t + 1 and 2t + 8, 2t + 9
@@ -149,6 +158,7 @@ class WarpProduct {
 template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     SkinnyGemmKernel(const __grid_constant__ SkinnyProduct p) {
+  LetLaterKernelsBegin();
   using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns>;
   constexpr int kSums = Product::kOutputs * Product::kRows;
   static_assert(kSums * sizeof(float) <= Product::kStages * sizeof(typename Product::Stage));
@@ -174,7 +184,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 }
 
 template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
-cudaError_t LaunchColumns(const SkinnyProduct& p, cudaStream_t stream) {
+cudaError_t LaunchColumns(const SkinnyProduct& p, const KernelStream& stream) {
   using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns>;
   constexpr size_t kSharedBytes = kWarps * Product::kStages * sizeof(typename Product::Stage);
   const auto kernel = SkinnyGemmKernel<T, kFp8, kTiles, kWarps, kColumns>;
@@ -182,17 +192,17 @@ cudaError_t LaunchColumns(const SkinnyProduct& p, cudaStream_t stream) {
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
   if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(p.out_features, Product::kOutputs)));
-  return Launch(kernel, grid, dim3(kWarps * kWarpSize), kSharedBytes, stream, p);
+  return LaunchOverlapping(kernel, grid, dim3(kWarps * kWarpSize), kSharedBytes, stream, p);
 }
 
 template <typename T, bool kFp8, int kTiles, int kWarps>
-cudaError_t LaunchTiles(const SkinnyProduct& p, cudaStream_t stream) {
+cudaError_t LaunchTiles(const SkinnyProduct& p, const KernelStream& stream) {
   return p.num_rows <= kTileRows ? LaunchColumns<T, kFp8, kTiles, kWarps, 1>(p, stream)
                                  : LaunchColumns<T, kFp8, kTiles, kWarps, 2>(p, stream);
 }
 
 template <typename T, bool kFp8>
-cudaError_t LaunchVariant(int variant, const SkinnyProduct& p, cudaStream_t stream) {
+cudaError_t LaunchVariant(int variant, const SkinnyProduct& p, const KernelStream& stream) {
   switch (variant) {
     case 0:
       return LaunchTiles<T, kFp8, 1, 8>(p, stream);
@@ -216,7 +226,7 @@ bool SkinnyGemmSupports(const SkinnyProduct& p) {
          p.in_features % (p.scales != nullptr ? 16 : 8) == 0 && is_aligned(p.x) && is_aligned(p.w);
 }
 
-cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& p, cudaStream_t stream) {
+cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& p, const KernelStream& stream) {
   if (!SkinnyGemmSupports(p)) return cudaErrorInvalidValue;
   const auto launch = [&](auto element) {
     using T = decltype(element);

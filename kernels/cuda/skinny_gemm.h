@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/kernel_stream.h"
 #include "kernels/dtype.h"
 
 namespace lockstep::cuda {
@@ -33,6 +34,6 @@ bool SkinnyGemmSupports(const SkinnyProduct& product);
 // that depends on the variant and in_features alone: a row's result is the same whatever the
 // others.
 constexpr int kSkinnyVariants = 4;
-cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& product, cudaStream_t stream);
+cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& product, const KernelStream& stream);
 
 }  // namespace lockstep::cuda

@@ -11,6 +11,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm_choice.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/host_staging.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/kernel_stream.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/logits_summary.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/made_up_batch.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc

@@ -39,7 +39,7 @@ absl::StatusOr<DeviceArray<T>> AllocateOnDevice(int64_t count, const char* what)
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(std::unique_ptr<NcclGroup> group, cudaStream_t stream,
+  NcclCommunicator(std::unique_ptr<NcclGroup> group, const KernelStream& stream,
                    const NcclOptions& options)
       : stream_(stream), options_(options), group_(std::move(group)) {}
   ~NcclCommunicator() override;
@@ -68,7 +68,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status Meet(std::chrono::milliseconds patience);
   void LeaveOneShot();
 
-  const cudaStream_t stream_;
+  const KernelStream stream_;
   const NcclOptions options_;
   DeviceArray<float> workspace_;  // [size, chunk] of deterministic sums
   DeviceArray<float> token_;      // [2], of Barrier
@@ -267,7 +267,7 @@ absl::StatusOr<ncclUniqueId> ShareId(Communicator& bootstrap) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
-                                                                   cudaStream_t stream,
+                                                                   const KernelStream& stream,
                                                                    const NcclOptions& options) {
   ASSIGN_OR_RETURN(const ncclUniqueId id, ShareId(bootstrap));
   ASSIGN_OR_RETURN(std::unique_ptr<NcclGroup> group,

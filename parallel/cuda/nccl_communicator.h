@@ -15,6 +15,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/cuda/kernel_stream.h"
 #include "parallel/communicator.h"
 
 namespace lockstep::cuda {
@@ -52,7 +53,7 @@ struct NcclOptions {
 // called (who receives on a device knows what comes); a receive of another size than its send waits
 // for ever, or until Abort.
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
-                                                                   cudaStream_t stream,
+                                                                   const KernelStream& stream,
                                                                    const NcclOptions& options);
 
 }  // namespace lockstep::cuda

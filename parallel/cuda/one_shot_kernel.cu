@@ -65,6 +65,8 @@ template <int size>
 __global__ void __launch_bounds__(kThreads)
     OneShotSumKernel(const __grid_constant__ OneShotRanks ranks, float* data, int64_t count,
                      int strip_floats) {
+  LetLaterKernelsBegin();
+  WaitForEarlierKernels();
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * strip_floats;
   const Strip strip = {data + begin, static_cast<int>(min(int64_t{strip_floats}, count - begin)),
                        reinterpret_cast<uintptr_t>(data) % sizeof(float4) == 0};
@@ -95,7 +97,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchOneShotSum(const OneShotRanks& ranks, float* data, int64_t count,
-                             cudaStream_t stream) {
+                             const KernelStream& stream) {
   if (count == 0) return cudaSuccess;
   if (count < 0 || count > OneShotMemory::kMaxFloats) return cudaErrorInvalidValue;
   const int64_t blocks = std::min<int64_t>(CeilDiv(count, kLeastFloats), OneShotMemory::kMaxBlocks);
@@ -103,8 +105,8 @@ cudaError_t LaunchOneShotSum(const OneShotRanks& ranks, float* data, int64_t cou
   const auto launch = [&](auto kernel) {
     // No block without numbers.
     const dim3 grid(static_cast<unsigned>(CeilDiv(count, strip_floats)));
-    return Launch(kernel, grid, kThreads, 0, stream, ranks, data, count,
-                  static_cast<int>(strip_floats));
+    return LaunchOverlapping(kernel, grid, kThreads, 0, stream, ranks, data, count,
+                             static_cast<int>(strip_floats));
   };
   switch (ranks.size) {
     case 2:

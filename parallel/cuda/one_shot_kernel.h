@@ -18,6 +18,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/kernel_stream.h"
+
 namespace lockstep::cuda {
 
 struct OneShotMemory {
@@ -43,6 +45,6 @@ struct OneShotRanks {
 // kMaxFloats; all ranks launch it with the same count, in the same order. Nothing is launched for a
 // count of 0.
 cudaError_t LaunchOneShotSum(const OneShotRanks& ranks, float* data, int64_t count,
-                             cudaStream_t stream);
+                             const KernelStream& stream);
 
 }  // namespace lockstep::cuda

@@ -34,7 +34,7 @@ float Term(int rank, int64_t i) { return static_cast<float>((rank + 1) * (i % 10
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OneShotSum>> OneShotSum::Create(Communicator& host,
-                                                               cudaStream_t stream,
+                                                               const KernelStream& stream,
                                                                const OneShotOptions& options) {
   RETURN_IF_ERROR(Agree(host, CheckWanted(host)));
   std::unique_ptr<OneShotSum> sum(new OneShotSum(stream));

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/cuda/kernel_stream.h"
 #include "parallel/communicator.h"
 #include "parallel/cuda/one_shot_kernel.h"
 #include "parallel/cuda/peer_memory.h"
@@ -31,7 +32,8 @@ class OneShotSum {
   // FAILED_PRECONDITION, the same on all ranks and saying why, when the group cannot do it: more
   // than kMaxRanks, several machines, no peer access, no CUDA IPC, NCCL_P2P_DISABLE set (the word
   // of those whose machine has broken peer access), or sums that come out wrong or not at all.
-  static absl::StatusOr<std::unique_ptr<OneShotSum>> Create(Communicator& host, cudaStream_t stream,
+  static absl::StatusOr<std::unique_ptr<OneShotSum>> Create(Communicator& host,
+                                                            const KernelStream& stream,
                                                             const OneShotOptions& options = {});
   // The stream must be idle, or its waits be aborted.
   ~OneShotSum();
@@ -46,13 +48,13 @@ class OneShotSum {
   void Disconnect() { memory_->Disconnect(); }
 
  private:
-  explicit OneShotSum(cudaStream_t stream) : stream_(stream) {}
+  explicit OneShotSum(const KernelStream& stream) : stream_(stream) {}
   absl::Status Start(Communicator& host, const std::string& machine);
   absl::Status Check(std::chrono::milliseconds patience);
   absl::Status CheckSum(float* data, std::chrono::milliseconds patience);
   absl::Status Await(std::chrono::milliseconds patience);
 
-  const cudaStream_t stream_;
+  const KernelStream stream_;
   std::unique_ptr<PeerMemory> memory_;
   uint32_t* aborted_ = nullptr;  // pinned, read by kernels
   OneShotRanks ranks_ = {};

@@ -36,6 +36,7 @@ struct BenchOptions {
   int repeats = 20;
   std::string quantize = "none";
   bool deterministic = false;
+  bool overlap = true;
   int64_t long_context = 32768;
   int64_t rotated_mib = 512;
   std::string json;
@@ -208,6 +209,8 @@ int Main(int argc, char** argv) {
   app.add_option("--quantize", options.quantize, "of the steps' weights: none or fp8")
       ->check(CLI::IsMember({"none", "fp8"}));
   app.add_flag("--deterministic", options.deterministic, "of lockstep serve");
+  app.add_flag("!--no-overlap", options.overlap,
+               "kernels begin only when those before them have ended");
   app.add_option("--long-context", options.long_context,
                  "of the kernels of 1 and 32 sequences that are measured as well; 0: none")
       ->check(CLI::Range(0, 1 << 20));
@@ -220,8 +223,10 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const DeviceLimits limits = MeasureDeviceLimits(0);
-  const auto backend = Value(cuda::CudaBackend::Create(
-      {.device = 0, .compute = DType::kBF16, .deterministic = options.deterministic}));
+  const auto backend = Value(cuda::CudaBackend::Create({.device = 0,
+                                                        .compute = DType::kBF16,
+                                                        .deterministic = options.deterministic,
+                                                        .overlap_kernels = options.overlap}));
   BenchReport report(options.json);
   report.AddDevice(backend->Description(), limits);
   ModelConfig config;

@@ -89,6 +89,22 @@ __device__ inline void StoreReleaseSystem(uint32_t* address, uint32_t value) {
 // Between two looks at a word that another device will write; nothing here, as a look takes long.
 __device__ inline void SpinPause() {}
 
+// Of a kernel that overlaps those before it in its stream (kernels/cuda/kernel_stream.h): waits
+// until they have ended and what they wrote is seen. At once in others, and where the kernel was
+// compiled for what came before compute capability 9.0. Source: PTX ISA, "griddepcontrol".
+__device__ inline void WaitForEarlierKernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The kernel after this one may begin, if it is one that overlaps, as soon as all blocks of this
+// one have come here. They are then on the device, so that nobody takes their place.
+__device__ inline void LetLaterKernelsBegin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // d += a b of one warp. a: 16 x 16 of T (BF16 or F16), row-major fragments; b: 16 x 8 of T,
 // column-major fragments; d: 16 x 8 f32. With g = lane / 4 and t = lane % 4 a lane holds
 //   a[0], a[1]: rows g and g + 8, columns 2t, 2t + 1; a[2], a[3]: the same rows, columns + 8

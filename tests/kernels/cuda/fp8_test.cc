@@ -167,6 +167,34 @@ TEST(Fp8ProductTest, WithoutScalesByRowOurKernelMultiplies) {
   cuda_emulation::SetDevice({});
 }
 
+// Our kernels read weights before the kernels ahead of them, which may be those that quantize the
+// weights, have ended.
+TEST(Fp8ProductTest, WeightsFilledJustNowAreWaitedFor) {
+  constexpr int64_t kSide = 256;
+  cuda_emulation::SetDevice({.product_seconds = 0.05});  // ours are faster
+  const auto backend = cuda::CudaBackend::Create({.compute = DType::kBF16});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto weight =
+      (*backend)->AllocateLinear({kSide, kSide, DType::kBF16, 1, Quantization::kFp8});
+  ASSERT_TRUE(weight.ok()) << weight.status();
+  Random random(5);
+  DeviceArray<BF16> input(Narrowed<BF16>(random.Normals(kSide)));
+  const auto multiply = [&] {
+    DeviceArray<float> output(kSide);
+    (*backend)->Linear(**weight, input.data(), 1, output.data());
+    (*backend)->Synchronize();
+    return output.Read();
+  };
+  multiply();  // chosen
+  for (int i = 0; i < 2; ++i) {
+    const std::vector<float> w = random.Normals(kSide * kSide);
+    (*backend)->FillLinear(**weight, 0, {w.data(), DType::kF32, kSide, kSide * 4});
+    const std::vector<float> at_once = multiply();
+    EXPECT_EQ(at_once, multiply());
+  }
+  cuda_emulation::SetDevice({});
+}
+
 TEST(Fp8ProductTest, OlderDevicesAreRefused) {
   cuda_emulation::SetDevice({.compute_major = 8, .compute_minor = 0});
   const auto backend = cuda::CudaBackend::Create({.compute = DType::kBF16});

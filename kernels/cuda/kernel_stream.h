@@ -1,0 +1,29 @@
+// Where kernels are issued, and whether they may overlap.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace lockstep::cuda {
+
+// A kernel that overlaps may begin while the one before it in the stream still runs. It waits for
+// that one (WaitForEarlierKernels) before it reads what earlier kernels of the step wrote and
+// before it writes anything; what it does until then, fetching weights above all, costs the step
+// nothing. Of such kernels a step's first is none: when it begins, all that was issued before the
+// step is done, and so whatever was written then may be read at any time. Source: CUDA C++
+// Programming Guide, "Programmatic Dependent Launch and Synchronization".
+struct KernelStream {
+  KernelStream(cudaStream_t stream, bool overlaps = false)  // NOLINT: any stream is one
+      : stream(stream), overlaps(overlaps) {}
+
+  operator cudaStream_t() const { return stream; }
+
+  cudaStream_t stream;
+  bool overlaps;
+};
+
+// Whether this program's kernels can overlap on the current device, in graphs, too: tried with two
+// small ones. False before compute capability 9.0, and where kernels were compiled for what came
+// before it. Waits for the stream.
+bool KernelsCanOverlap(cudaStream_t stream);
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,208 @@
+// Kernels that begin before those before them have ended give what they give one after the other.
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/skinny_gemm.h"
+#include "tests/kernels/cuda/attention_on_device.h"
+#ifdef LOCKSTEP_CUDA_EMULATION
+#include "tests/support/cuda_emulation/emulation.h"
+#endif
+
+namespace lockstep::testing {
+namespace {
+
+using cuda::KernelStream;
+
+constexpr int kHeads = 4;
+constexpr int kKvHeads = 2;
+constexpr int kHeadDim = 64;
+constexpr int64_t kHidden = kHeads * kHeadDim;
+constexpr int64_t kFfn = 528;
+constexpr int kLayers = 2;
+
+// The layers of a small model over one batch, each kernel reading what the one before it wrote, and
+// all layers using the same memory.
+class Layers {
+ public:
+  Layers(const PagedWorld& world, int variant)
+      : world_(world), variant_(variant), random_(7), batch_(world.flat()) {
+    stream_ = KernelStream(NewStream());
+  }
+  ~Layers() { cudaStreamDestroy(stream_.stream); }
+
+  bool CanOverlap() const { return cuda::KernelsCanOverlap(stream_); }
+
+  // The residual and the cache after a step; as a graph, if so wanted.
+  std::vector<float> Run(bool overlaps, bool record) {
+    stream_.overlaps = overlaps;
+    keys_.Write(world_.RowMajorKeys());
+    values_.Write(world_.values());
+    if (record) {
+      IssueAsGraph();
+    } else {
+      Issue();
+    }
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    std::vector<float> result = residual_.Read();
+    for (const DeviceArray<uint8_t>* side : {&keys_, &values_}) {
+      for (const uint8_t byte : side->Read()) result.push_back(byte);
+    }
+    return result;
+  }
+
+ private:
+  static cudaStream_t NewStream() {
+    cudaStream_t stream = nullptr;
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    return stream;
+  }
+  DeviceArray<BF16> Weights(int64_t rows, int64_t columns) {
+    return DeviceArray<BF16>(Narrowed<BF16>(random_.Normals(rows * columns)));
+  }
+
+  void IssueAsGraph() {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    EXPECT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    Issue();
+    EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphLaunch(exec, stream_), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  }
+
+  void Issue() {
+    // A step's first kernel waits for all that was issued before.
+    EXPECT_EQ(cuda::LaunchGatherRows(embedded_.data(), rows_.data(), num_tokens_, kHidden,
+                                     residual_.data(), stream_),
+              cudaSuccess);
+    for (int layer = 0; layer < kLayers; ++layer) IssueLayer(layer == 0);
+    Norm(y_.data());
+  }
+
+  void IssueLayer(bool first) {
+    Norm(first ? nullptr : y_.data());
+    Multiply(x_.data(), qkv_weights_, world_.width(), kHidden, qkv_.data());
+    KvCacheView cache = world_.cache();
+    cache.k = keys_.data();
+    cache.v = values_.data();
+    EXPECT_EQ(
+        cuda::LaunchRopeAndWriteKv(
+            {qkv_.data(), kHeads, cos_.data(), sin_.data(), &batch_.index(), &cache}, stream_),
+        cudaSuccess);
+    EXPECT_EQ(cuda::LaunchAttention(
+                  {qkv_.data(), kHeads, world_.scale(), &batch_.index(), &cache, attended_.data()},
+                  plan_, DType::kBF16, {workspace_.data(), kWorkspaceBytes}, stream_),
+              cudaSuccess);
+    Multiply(attended_.data(), out_weights_, kHidden, kHidden, y_.data());
+    Norm(y_.data());
+    Multiply(x_.data(), up_weights_, 2 * kFfn, kHidden, gate_up_.data());
+    EXPECT_EQ(cuda::LaunchSiluMul(gate_up_.data(), num_tokens_, kFfn, activated_.data(),
+                                  DType::kBF16, stream_),
+              cudaSuccess);
+    Multiply(activated_.data(), down_weights_, kHidden, kFfn, y_.data());
+  }
+
+  void Norm(const float* delta) {
+    EXPECT_EQ(cuda::LaunchAddRmsNorm(
+                  {residual_.data(), delta, norm_.data(), 1e-5f, num_tokens_, kHidden, x_.data()},
+                  DType::kBF16, stream_),
+              cudaSuccess);
+  }
+
+  void Multiply(const BF16* x, const DeviceArray<BF16>& weights, int64_t out_features,
+                int64_t in_features, float* y) {
+    EXPECT_EQ(cuda::LaunchSkinnyGemm(variant_,
+                                     {.num_rows = num_tokens_,
+                                      .out_features = out_features,
+                                      .in_features = in_features,
+                                      .x = x,
+                                      .w = weights.data(),
+                                      .y = y},
+                                     stream_),
+              cudaSuccess);
+  }
+
+  static constexpr int64_t kWorkspaceBytes = 1 << 20;
+
+  const PagedWorld& world_;
+  const int variant_;
+  Random random_;
+  KernelStream stream_ = nullptr;
+  const DeviceBatch batch_;
+  const int64_t num_tokens_ = world_.batch().num_tokens;
+  const cuda::AttentionPlan plan_ = {128, (world_.batch().max_context_len + 127) / 128};
+  DeviceArray<uint8_t> keys_{static_cast<int64_t>(world_.values().size())};
+  DeviceArray<uint8_t> values_{static_cast<int64_t>(world_.values().size())};
+  const DeviceArray<float> cos_{world_.cos()};
+  const DeviceArray<float> sin_{world_.sin()};
+  const DeviceArray<float> embedded_{random_.Normals(num_tokens_ * kHidden)};
+  const DeviceArray<int32_t> rows_{std::vector<int32_t>(static_cast<size_t>(num_tokens_), 0)};
+  const DeviceArray<float> norm_{random_.Normals(kHidden)};
+  const DeviceArray<BF16> qkv_weights_ = Weights(world_.width(), kHidden);
+  const DeviceArray<BF16> out_weights_ = Weights(kHidden, kHidden);
+  const DeviceArray<BF16> up_weights_ = Weights(2 * kFfn, kHidden);
+  const DeviceArray<BF16> down_weights_ = Weights(kHidden, kFfn);
+  const DeviceArray<float> residual_{num_tokens_ * kHidden};
+  const DeviceArray<BF16> x_{num_tokens_ * kHidden};
+  const DeviceArray<float> qkv_{num_tokens_ * world_.width()};
+  const DeviceArray<BF16> attended_{num_tokens_ * kHidden};
+  const DeviceArray<float> gate_up_{num_tokens_ * 2 * kFfn};
+  const DeviceArray<BF16> activated_{num_tokens_ * kFfn};
+  const DeviceArray<float> y_{num_tokens_ * kHidden};
+  const DeviceArray<uint8_t> workspace_{kWorkspaceBytes};
+};
+
+int64_t NumBegunEarly() {
+#ifdef LOCKSTEP_CUDA_EMULATION
+  return cuda_emulation::NumKernelsBegunEarly();
+#else
+  return 0;
+#endif
+}
+
+void ExpectTheSame(const std::vector<SequenceChunk>& chunks, int variant) {
+  const PagedWorld world({kHeads, kKvHeads, kHeadDim, 16, DType::kBF16}, chunks, 11);
+  Layers layers(world, variant);
+  if (!layers.CanOverlap()) GTEST_SKIP() << "kernels do not overlap here";
+  const std::vector<float> want = layers.Run(/*overlaps=*/false, /*record=*/false);
+  const int64_t none_early = NumBegunEarly();
+  for (const bool record : {false, true}) {
+    EXPECT_TRUE(SameBits(layers.Run(/*overlaps=*/true, record), want)) << "recorded: " << record;
+  }
+#ifdef LOCKSTEP_CUDA_EMULATION
+  EXPECT_GE(NumBegunEarly() - none_early, 2 * kLayers * 8) << "nothing was tried";
+#else
+  EXPECT_EQ(none_early, 0);
+#endif
+}
+
+TEST(CudaOverlap, DecodesAreTheSame) {
+  for (int variant = 0; variant < cuda::kSkinnyVariants; ++variant) {
+    ExpectTheSame({{300, 1}, {128, 1}, {5, 1}}, variant);  // of one and of several splits
+  }
+}
+
+TEST(CudaOverlap, ChunksAreTheSame) { ExpectTheSame({{200, 5}, {0, 9}, {63, 1}}, 0); }
+
+#ifdef LOCKSTEP_CUDA_EMULATION
+TEST(CudaOverlap, OrdersOfThreadsAreAllTheSame) {
+  for (const uint64_t order : {1, 2, 3}) {
+    cuda_emulation::SetThreadOrder(order);
+    ExpectTheSame({{300, 1}, {5, 1}}, 0);
+  }
+  cuda_emulation::SetThreadOrder(0);
+}
+
+TEST(CudaOverlap, OlderDevicesDoWithout) {
+  cuda_emulation::SetDevice({.compute_major = 8});
+  EXPECT_FALSE(cuda::KernelsCanOverlap(nullptr));
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  cuda_emulation::SetDevice({});
+}
+#endif
+
+}  // namespace
+}  // namespace lockstep::testing
