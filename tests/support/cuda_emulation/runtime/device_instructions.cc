@@ -78,18 +78,27 @@ Tiles Gather(void* const operands[32]) {
   return tiles;
 }
 
-void Multiply(void* const operands[32], uint32_t) {
-  const Tiles tiles = Gather(operands);
+// Each lane's numbers of d.
+template <typename Use>
+void ForEachSum(void* const operands[32], const Use& use) {
   for (int lane = 0; lane < 32; ++lane) {
     float* d = static_cast<const Fragments*>(operands[lane])->d;
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane / 4 + 8 * (i / 2);
-      const int column = 2 * (lane % 4) + i % 2;
-      float sum = d[i];
-      for (int k = 0; k < 16; ++k) sum += tiles.a[row][k] * tiles.b[k][column];
-      d[i] = sum;
+    for (int i = 0; i < 4; ++i) use(lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2, d[i]);
+  }
+}
+
+void Multiply(void* const operands[32], uint32_t) {
+  const Tiles tiles = Gather(operands);
+  float sums[16][8];
+  ForEachSum(operands, [&](int row, int column, const float& d) { sums[row][column] = d; });
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) {
+        sums[row][column] += tiles.a[row][k] * tiles.b[k][column];
+      }
     }
   }
+  ForEachSum(operands, [&](int row, int column, float& d) { d = sums[row][column]; });
 }
 
 struct Rows {
@@ -165,15 +174,18 @@ namespace {
 uint8_t RoundToE4m3(float value) {
   if (std::isnan(value)) return 0x7f;
   const float magnitude = std::abs(value);
-  uint8_t best = 0;
-  float best_distance = magnitude;
-  for (int bits = 1; bits < 0x7f; ++bits) {
-    const float distance = std::abs(magnitude - FromE4m3(static_cast<uint8_t>(bits)));
-    if (distance > best_distance || (distance == best_distance && (bits & 1) != 0)) continue;
-    best = static_cast<uint8_t>(bits);
-    best_distance = distance;
+  constexpr int kLargest = 0x7e;
+  int above = 1;  // ascending, as their bits are
+  for (int step = 64; step > 0; step /= 2) {
+    if (above + step <= kLargest && FromE4m3(static_cast<uint8_t>(above + step - 1)) < magnitude) {
+      above += step;
+    }
   }
-  return static_cast<uint8_t>(best | (std::signbit(value) ? 0x80 : 0));
+  const float to_above = std::abs(FromE4m3(static_cast<uint8_t>(above)) - magnitude);
+  const float to_below = std::abs(magnitude - FromE4m3(static_cast<uint8_t>(above - 1)));
+  const bool is_above = to_above < to_below || (to_above == to_below && above % 2 == 0);
+  const int nearest = is_above ? above : above - 1;
+  return static_cast<uint8_t>(nearest | (std::signbit(value) ? 0x80 : 0));
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ class DeviceMemory {
   void Add(const Region& region);
 
   std::map<uintptr_t, Region> regions_;
+  mutable const Region* last_found_ = nullptr;
 };
 
 DeviceMemory& TheDeviceMemory();

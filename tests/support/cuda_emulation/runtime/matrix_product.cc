@@ -1,5 +1,6 @@
 #include "tests/support/cuda_emulation/runtime/matrix_product.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -8,13 +9,26 @@
 
 namespace lockstep::cuda_emulation {
 
-float FromE4m3(uint8_t bits) {
+namespace {
+
+float DecodeE4m3(int bits) {
   const int exponent = bits >> 3 & 15;
   const int mantissa = bits & 7;
   const float sign = bits & 0x80 ? -1.0f : 1.0f;
   if (exponent == 15 && mantissa == 7) return NAN;
   if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -9);
   return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+}
+
+}  // namespace
+
+float FromE4m3(uint8_t bits) {
+  static const auto decoded = [] {
+    std::array<float, 256> numbers;
+    for (int i = 0; i < 256; ++i) numbers[i] = DecodeE4m3(i);
+    return numbers;
+  }();
+  return decoded[bits];
 }
 
 namespace {
