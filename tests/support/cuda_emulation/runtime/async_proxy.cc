@@ -29,6 +29,7 @@ AsyncProxy::AsyncProxy(BlockRunner& runner, char* shared, size_t bytes)
       bytes_(bytes),
       known_(shared, shared + bytes),
       written_by_(bytes / kChunk + 1, int16_t{-1}),
+      has_written_(runner.num_threads(), false),
       gave_up_(runner.num_threads(), false),
       products_(runner, *this) {}
 
@@ -243,6 +244,7 @@ void AsyncProxy::NoteWrites() {
       if (!differs(begin, count)) continue;
       std::memcpy(known_.data() + begin, shared_ + begin, count);
       written_by_[begin / kChunk] = thread;
+      has_written_[thread] = true;
     }
   }
 }
@@ -250,6 +252,8 @@ void AsyncProxy::NoteWrites() {
 void AsyncProxy::Fence() {
   NoteWrites();
   const auto thread = static_cast<int16_t>(runner_.thread());
+  if (!has_written_[thread]) return;
+  has_written_[thread] = false;
   std::replace(written_by_.begin(), written_by_.end(), thread, int16_t{-1});
 }
 
