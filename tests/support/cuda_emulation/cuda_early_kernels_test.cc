@@ -42,15 +42,15 @@ __global__ void CopyTooEarly(int* values, int amount) {
 __global__ void NeverWait(int* values, int amount) { values[blockIdx.x] += amount; }
 // Barriers before and after the wait, and a thread that has nothing to do.
 __global__ void MeetBeforeAndAfter(int* values, int amount) {
-  __shared__ int shared[2];
+  __shared__ int before[2];
+  __shared__ int after[2];
   if (threadIdx.x == 2) return;
-  shared[threadIdx.x] = amount;
+  before[threadIdx.x] = amount;
   __syncthreads();
-  const int other = shared[1 - threadIdx.x];
   cuda::WaitForEarlierKernels();
-  shared[threadIdx.x] = values[blockIdx.x];
+  after[threadIdx.x] = values[blockIdx.x];
   __syncthreads();
-  if (threadIdx.x == 0) values[blockIdx.x] = shared[1] + other;
+  if (threadIdx.x == 0) values[blockIdx.x] = after[1] + before[1];
 }
 
 class CudaEarlyKernels : public testing::Test {
