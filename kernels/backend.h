@@ -211,6 +211,11 @@ class Backend {
     int64_t num_tokens;
     int64_t hidden;
     void* out;  // of LinearInput()
+    // The weight that reads out, where nobody else does: the next call of Linear is by it and takes
+    // all of out, once, and out is not touched in between. How out lies there until then is the
+    // backend's own matter (it may quantize rows as that product would), and no bit of the product
+    // depends on it. Null: out is as said, for whoever reads it.
+    const LinearWeight* consumer = nullptr;
   };
   virtual void AddRmsNorm(const RmsNormArgs& args) = 0;
 
@@ -232,8 +237,9 @@ class Backend {
 
   // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width],
   // out: [num_tokens, width]. silu(x) = x / (1 + Exp(0 - x)), Exp being the one of
-  // kernels/cpu/exp.h.
-  virtual void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) = 0;
+  // kernels/cpu/exp.h. consumer: as RmsNormArgs has it.
+  virtual void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+                       const LinearWeight* consumer) = 0;
 
   // Rotates q and k in place (GPT-NeoX halves: i pairs with i + head_dim / 2, as Hugging Face
   // checkpoints have it) and writes k and v to the cache at slot_mapping: first' = fma(first, cos,

@@ -29,6 +29,7 @@ class ColumnParallelLinear {
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features].
   void Forward(const void* x, int64_t num_tokens, float* y) const;
+  const LinearWeight* weight() const { return weight_.get(); }  // that multiplies x
   int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
 
  private:
@@ -47,6 +48,7 @@ class RowParallelLinear {
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features], y the same on every rank.
   absl::Status Forward(const void* x, int64_t num_tokens, float* y) const;
+  const LinearWeight* weight() const { return weight_.get(); }  // that multiplies x
   int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
 
  private:

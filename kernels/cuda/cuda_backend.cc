@@ -48,6 +48,12 @@ class DeviceRows final : public LinearWeight {
   DeviceBuffer scales_;
 };
 
+Gemm::Weight WeightOf(const LinearWeight& weight) {
+  const auto& rows = static_cast<const DeviceRows&>(weight);
+  const LinearShape& shape = weight.shape();
+  return {shape.out_features, shape.in_features, rows.row(0), rows.scales()};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
@@ -264,20 +270,54 @@ void CudaBackend::Embed(const EmbedArgs& args) {
   CudaCheck(LaunchEmbed(args, stream_), "embedding");
 }
 
+bool CudaBackend::BeginRows(const void* out, int64_t num_rows, int64_t width,
+                            const LinearWeight* consumer) {
+  if (quantized_.data == out) quantized_ = {};
+  if (consumer == nullptr) return false;
+  LS_CHECK_EQ(width, consumer->shape().in_features);
+  if (!gemm_->WantsQuantized(WeightOf(*consumer), num_rows)) return false;
+  LS_CHECK(!AreRowsToBeRead()) << "rows are quantized while others wait for their product";
+  quantized_ = {out, num_rows, consumer};
+  return true;
+}
+
+Gemm::Input CudaBackend::TakeRows(const LinearWeight& weight, const void* x, int64_t num_rows) {
+  if (!AreRowsToBeRead()) {
+    LS_CHECK(quantized_.data == nullptr || x != quantized_.data)
+        << "rows quantized for a product are read twice";
+    return {num_rows, x};
+  }
+  LS_CHECK(x == quantized_.data && &weight == quantized_.consumer &&
+           num_rows == quantized_.num_rows)
+      << "a product of " << num_rows << " rows comes before that of " << quantized_.num_rows
+      << " rows quantized for another one";
+  quantized_.is_read = true;
+  const E4m3Rows rows = E4m3RowsIn(const_cast<void*>(x), num_rows, weight.shape().in_features);
+  return {num_rows, rows.q, rows.scales};
+}
+
 void CudaBackend::AddRmsNorm(const RmsNormArgs& args) {
-  CudaCheck(LaunchAddRmsNorm(args, options_.compute, stream_), "RMSNorm");
+  if (!BeginRows(args.out, args.num_tokens, args.hidden, args.consumer)) {
+    return CudaCheck(LaunchAddRmsNorm(args, options_.compute, stream_), "RMSNorm");
+  }
+  const E4m3Rows rows = E4m3RowsIn(args.out, args.num_tokens, args.hidden);
+  CudaCheck(LaunchAddRmsNormFp8(args, options_.compute, rows, stream_), "RMSNorm in e4m3");
 }
 
 void CudaBackend::Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) {
-  const auto& rows = static_cast<const DeviceRows&>(weight);
-  const LinearShape& shape = weight.shape();
   if (weights_are_new_.exchange(false)) Synchronize();  // weights are read before all else
-  gemm_->Run({shape.out_features, shape.in_features, rows.row(0), rows.scales()}, {num_tokens, x},
-             y);
+  gemm_->Run(WeightOf(weight), TakeRows(weight, x, num_tokens), y);
 }
 
-void CudaBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) {
-  CudaCheck(LaunchSiluMul(gate_up, num_tokens, width, out, options_.compute, stream_), "SiLU");
+void CudaBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+                          const LinearWeight* consumer) {
+  if (!BeginRows(out, num_tokens, width, consumer)) {
+    return CudaCheck(LaunchSiluMul(gate_up, num_tokens, width, out, options_.compute, stream_),
+                     "SiLU");
+  }
+  const E4m3Rows rows = E4m3RowsIn(out, num_tokens, width);
+  CudaCheck(LaunchSiluMulFp8(gate_up, num_tokens, width, options_.compute, rows, stream_),
+            "SiLU in e4m3");
 }
 
 void CudaBackend::RopeAndWriteKv(const RopeArgs& args) {
@@ -295,6 +335,8 @@ void CudaBackend::Attention(const AttentionArgs& args) {
       PlanAttention(*args.batch, {args.num_heads, args.cache->num_kv_heads, args.cache->head_dim},
                     properties_.multiProcessorCount, options_.deterministic,
                     chunk_kernels_.EncoderFor(*args.cache));
+  const int64_t width = int64_t{args.num_heads} * args.cache->head_dim;
+  BeginRows(args.out, args.batch->num_tokens, width, /*consumer=*/nullptr);
   CudaCheck(LaunchAttention(args, plan, options_.compute, Workspace(), stream_), "attention");
 }
 
@@ -325,6 +367,16 @@ void CudaBackend::PlaceChosenTokens(const ChosenToken* chosen, const int32_t* pl
                                     ChosenToken* table) {
   CudaCheck(LaunchPlaceChosenTokens(chosen, places, count, table, stream_),
             "placing chosen tokens");
+}
+
+// A replayed step tells us nothing of its rows: what it quantizes it reads itself, and where they
+// lay may hold others afterwards.
+absl::Status CudaBackend::Repeat(uint64_t key, const std::function<absl::Status()>& body) {
+  LS_CHECK(!AreRowsToBeRead()) << "rows of before a step wait for a product";
+  absl::Status status = recorder_->Repeat(key, body);
+  LS_CHECK(!status.ok() || !AreRowsToBeRead()) << "rows of a step wait for a product after it";
+  quantized_ = {};
+  return status;
 }
 
 }  // namespace lockstep::cuda

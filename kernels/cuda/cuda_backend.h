@@ -46,7 +46,8 @@ class CudaBackend final : public Backend {
   void Embed(const EmbedArgs& args) override;
   void AddRmsNorm(const RmsNormArgs& args) override;
   void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) override;
-  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out) override;
+  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+               const LinearWeight* consumer) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
@@ -61,9 +62,7 @@ class CudaBackend final : public Backend {
                          ChosenToken* table) override;
   void StartCopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override;
-  absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override {
-    return recorder_->Repeat(key, body);
-  }
+  absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override;
   bool KeepsSteps() const override { return options_.keep_steps; }
   void ForgetSteps() override { recorder_->Forget(); }
 
@@ -74,6 +73,19 @@ class CudaBackend final : public Backend {
   absl::Status PrepareFp8(const LinearShape& shape);
   AttentionWorkspace Workspace() const;
 
+  // The rows last quantized for a product, which their bytes do not tell from others.
+  struct QuantizedRows {
+    const void* data = nullptr;  // null: there are none
+    int64_t num_rows = 0;
+    const LinearWeight* consumer = nullptr;
+    bool is_read = false;  // by the consumer: nobody may read them any more
+  };
+  // Asked by who is about to write rows of `width` numbers to out: whether to quantize them, as
+  // E4m3RowsIn.
+  bool BeginRows(const void* out, int64_t num_rows, int64_t width, const LinearWeight* consumer);
+  Gemm::Input TakeRows(const LinearWeight& weight, const void* x, int64_t num_rows);
+  bool AreRowsToBeRead() const { return quantized_.data != nullptr && !quantized_.is_read; }
+
   const AcceleratorOptions options_;
   cudaDeviceProp properties_ = {};
   KernelStream stream_ = nullptr;
@@ -81,6 +93,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
+  QuantizedRows quantized_;
   ChunkKernels chunk_kernels_;                // of attention
   std::vector<DeviceBuffer> fp8_staged_;      // rows on their way to e4m3, one for each slot
   std::atomic<bool> weights_are_new_{false};  // may not have been written yet

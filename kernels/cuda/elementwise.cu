@@ -4,10 +4,12 @@
 //
 // Bytes to an element, f32 activations and 16-bit products' inputs: Embed 2 + 4; AddRmsNorm 8 read
 // (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q, k) and 4 + 2 (v);
-// GatherRows 8; Add 12.
+// GatherRows 8; Add 12. AddRmsNorm and SiluMul for products in e4m3, which write 1 instead of 2,
+// are in fused_fp8.cu.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"
+#include "kernels/cuda/silu.cuh"
 #include "kernels/cuda/vectors.cuh"
 
 namespace lockstep::cuda {
@@ -45,11 +47,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t token = blockIdx.x;
   const float* gates = gate_up + token * 2 * width;
   for (int64_t i = FirstColumn(n); i < width; i += ColumnStride(n)) {
-    const Floats<n> gate = Load<n>(gates + i);
-    Floats<n> x = Load<n>(gates + width + i);
-#pragma unroll
-    for (int e = 0; e < n; ++e) x.of[e] *= gate.of[e] / (1.0f + expf(-gate.of[e]));
-    Store(out + token * width + i, x);
+    Store(out + token * width + i, Gated(Load<n>(gates + i), Load<n>(gates + width + i)));
   }
 }
 

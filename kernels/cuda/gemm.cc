@@ -178,12 +178,19 @@ void Gemm::Run(const Weight& w, const Input& x, float* y) {
   RunFixed(product, call);
 }
 
+bool Gemm::WantsQuantized(const Weight& w, int64_t num_rows) const {
+  if (w.scales == nullptr || num_rows == 0) return false;
+  if (options_.deterministic) return true;
+  const auto found = products_.find({w.out_features, w.in_features, true});
+  if (found == products_.end()) return false;
+  const auto known = found->second->known.find(num_rows);
+  return known != found->second->known.end() && !known->second.skinny_variant.has_value();
+}
+
 Gemm::Call Gemm::QuantizedCall(const Weight& w, const Input& x, float* y) {
-  // in_features is a multiple of 16, so the scales behind the rows are aligned.
-  const int64_t num_bytes = x.num_rows * w.in_features;
-  auto* q = static_cast<std::byte*>(
-      quantized_x_.AtLeast(num_bytes + x.num_rows * int64_t{sizeof(float)}));
-  return {w, {x.num_rows, q, reinterpret_cast<const float*>(q + num_bytes)}, y, x.data};
+  void* const memory = quantized_x_.AtLeast(E4m3RowsBytes(x.num_rows, w.in_features));
+  const E4m3Rows rows = E4m3RowsIn(memory, x.num_rows, w.in_features);
+  return {w, {x.num_rows, rows.q, rows.scales}, y, x.data};
 }
 
 void Gemm::Quantize(const Call& call) {

@@ -7,9 +7,9 @@
 // yet.
 //
 // W is of the dtype of x, bf16, f16 or f32, or e4m3 with a scale for each of its rows. By e4m3
-// cuBLASLt multiplies x in e4m3, quantized here row by row; it multiplies by the scales where it
-// can (since CUDA 12.9, on compute capability 9.0), else a kernel of ours does so afterwards. Our
-// own kernels take x as it is.
+// cuBLASLt multiplies x in e4m3, quantized row by row: here, unless whoever wrote x has done so
+// (WantsQuantized). It multiplies by the scales where it can (since CUDA 12.9, on compute
+// capability 9.0), else a kernel of ours does so afterwards. Our own kernels take x as it is.
 //
 // With `deterministic`, rows are multiplied in tiles of kFixedRows, the last one filled up, by one
 // algorithm without split-K for each weight shape: a row's result then depends on that row alone.
@@ -66,6 +66,10 @@ class Gemm {
   };
   // Makes room for weights of that shape: to be called before Run.
   absl::Status Prepare(int64_t out_features, int64_t in_features, bool is_fp8 = false);
+  // Whether x of so many rows would be quantized before it is multiplied, as far as is known by
+  // now: the product takes it quantized then. Of sizes that have not come yet it wants x as it is,
+  // to find out what multiplies them best.
+  bool WantsQuantized(const Weight& w, int64_t num_rows) const;
   // y: f32 [num_rows, out_features]. May measure, and wait for the stream, the first time that a
   // shape comes with so many rows; never while the stream is captured.
   void Run(const Weight& w, const Input& x, float* y);

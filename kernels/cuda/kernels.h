@@ -44,6 +44,27 @@ cudaError_t LaunchPlaceChosenTokens(const ChosenToken* chosen, const int32_t* pl
 // finite scale NaN; both have zeros for q.
 cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
                               uint8_t* q, float* scales, cudaStream_t stream);
+
+// Rows in e4m3 with a scale to each, as LaunchQuantizeFp8 makes them.
+struct E4m3Rows {
+  uint8_t* q = nullptr;     // [num_rows, width]
+  float* scales = nullptr;  // [num_rows]
+};
+// In one piece of memory, the scales behind the numbers. width is a multiple of 16, so that scales
+// are aligned and both take no more memory than rows of 16 bits.
+inline int64_t E4m3RowsBytes(int64_t num_rows, int64_t width) {
+  return num_rows * (width + int64_t{sizeof(float)});
+}
+inline E4m3Rows E4m3RowsIn(void* memory, int64_t num_rows, int64_t width) {
+  auto* const q = static_cast<uint8_t*>(memory);
+  return {q, reinterpret_cast<float*>(q + num_rows * width)};
+}
+// What LaunchAddRmsNorm and LaunchSiluMul write as `rounded_to`, after LaunchQuantizeFp8: the same
+// bits, without the way through memory. args.out is not used; rows as aligned as it would be.
+cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_to,
+                                const E4m3Rows& out, const KernelStream& stream);
+cudaError_t LaunchSiluMulFp8(const float* gate_up, int64_t num_tokens, int64_t width,
+                             DType rounded_to, const E4m3Rows& out, const KernelStream& stream);
 // y[row, column] *= row_scales[row] * column_scales[column].
 cudaError_t LaunchScaleRowsAndColumns(float* y, int64_t num_rows, int64_t num_columns,
                                       const float* row_scales, const float* column_scales,

@@ -1,5 +1,5 @@
 // residual += delta, then its RMSNorm: one block to a row, which stays in registers between the sum
-// of its squares and its scaling.
+// of its squares and its scaling (and, where it is quantized, its largest magnitude: fused_fp8.cu).
 #pragma once
 
 #include "kernels/backend.h"
@@ -12,15 +12,15 @@ namespace lockstep::cuda {
 constexpr int kRmsNormKept = 4;
 
 // One row in the hands of one thread: its vectors threadIdx.x, + blockDim.x, ...
-template <int n, typename T>
+template <int n>
 class RmsNormRow {
  public:
   __device__ RmsNormRow(const Backend::RmsNormArgs& args, int64_t row)
       : hidden_(args.hidden),
+        eps_(args.eps),
         residual_(args.residual + row * args.hidden),
         delta_(args.delta == nullptr ? nullptr : args.delta + row * args.hidden),
-        weight_(args.weight),
-        out_(static_cast<T*>(args.out) + row * args.hidden) {}
+        weight_(args.weight) {}
 
   __device__ void FetchWeights() {
 #pragma unroll
@@ -50,13 +50,26 @@ class RmsNormRow {
     return sum;
   }
 
-  __device__ void Scale(float scale) const {
+  // sum: of all threads.
+  __device__ void Normalize(float sum) {
+    scale_ = 1.0f / sqrtf(sum / static_cast<float>(hidden_) + eps_);
 #pragma unroll
     for (int j = 0; j < kRmsNormKept; ++j) {
-      if (Column(j) < hidden_) Write(kept_[j], weights_[j], scale, Column(j));
+      if (Column(j) < hidden_) Scale(kept_[j], weights_[j]);
+    }
+  }
+
+  // visit(numbers, their column) for the thread's part of the norm.
+  template <typename Visit>
+  __device__ void ForEach(const Visit& visit) const {
+#pragma unroll
+    for (int j = 0; j < kRmsNormKept; ++j) {
+      if (Column(j) < hidden_) visit(kept_[j], Column(j));
     }
     for (int64_t j = kRmsNormKept; Column(j) < hidden_; ++j) {
-      Write(Load<n>(residual_ + Column(j)), Load<n>(weight_ + Column(j)), scale, Column(j));
+      Floats<n> x = Load<n>(residual_ + Column(j));
+      Scale(x, Load<n>(weight_ + Column(j)));
+      visit(x, Column(j));
     }
   }
 
@@ -75,17 +88,17 @@ class RmsNormRow {
     return sum;
   }
 
-  __device__ void Write(Floats<n> x, const Floats<n>& weight, float scale, int64_t column) const {
+  __device__ void Scale(Floats<n>& x, const Floats<n>& weight) const {
 #pragma unroll
-    for (int e = 0; e < n; ++e) x.of[e] = x.of[e] * scale * weight.of[e];
-    Store(out_ + column, x);
+    for (int e = 0; e < n; ++e) x.of[e] = x.of[e] * scale_ * weight.of[e];
   }
 
   int64_t hidden_;
+  float eps_;
+  float scale_ = 0.0f;
   float* residual_;
   const float* delta_;
   const float* weight_;
-  T* out_;
   Floats<n> kept_[kRmsNormKept];
   Floats<n> weights_[kRmsNormKept];
 };
@@ -93,11 +106,12 @@ class RmsNormRow {
 template <int n, typename T>
 __global__ void __launch_bounds__(1024) AddRmsNormKernel(Backend::RmsNormArgs args) {
   LetLaterKernelsBegin();
-  RmsNormRow<n, T> row(args, blockIdx.x);
+  RmsNormRow<n> row(args, blockIdx.x);
   row.FetchWeights();
   WaitForEarlierKernels();
-  const float sum = BlockSum(row.AddAndSquare());
-  row.Scale(1.0f / sqrtf(sum / static_cast<float>(args.hidden) + args.eps));
+  row.Normalize(BlockSum(row.AddAndSquare()));
+  T* const out = static_cast<T*>(args.out) + int64_t{blockIdx.x} * args.hidden;
+  row.ForEach([&](const Floats<n>& x, int64_t column) { Store(out + column, x); });
 }
 
 }  // namespace lockstep::cuda

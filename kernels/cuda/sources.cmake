@@ -8,6 +8,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/elementwise.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/fp8.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/fused_fp8.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm_choice.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/host_staging.cc

@@ -73,9 +73,9 @@ absl::Status LlamaStage::BeginResidual() {
 
 absl::Status LlamaStage::RunLayer(size_t layer) {
   const LayerWeights& weights = weights_.layers[layer];
-  AddAndNorm(weights.attention_norm);
+  AddAndNorm(weights.attention_norm, *weights.qkv.weight());
   RETURN_IF_ERROR(Attention(weights, kv_caches_[layer]));
-  AddAndNorm(weights.mlp_norm);
+  AddAndNorm(weights.mlp_norm, *weights.gate_up.weight());
   return Mlp(weights);
 }
 
@@ -102,12 +102,12 @@ absl::Status LlamaStage::Attention(const LayerWeights& weights, const KvCacheVie
 absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
   weights.gate_up.Forward(act_.normed.data(), num_tokens(), act_.gate_up.as<float>());
   backend_.SiluMul(act_.gate_up.as<float>(), num_tokens(), shape_.intermediate.size(),
-                   act_.gated.data());
+                   act_.gated.data(), weights.down.weight());
   has_delta_ = true;
   return weights.down.Forward(act_.gated.data(), num_tokens(), act_.delta.as<float>());
 }
 
-void LlamaStage::AddAndNorm(const DeviceBuffer& weight) {
+void LlamaStage::AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer) {
   if (on_progress_ != nullptr) on_progress_();
   backend_.AddRmsNorm({.residual = act_.residual.as<float>(),
                        .delta = has_delta_ ? act_.delta.as<float>() : nullptr,
@@ -115,7 +115,8 @@ void LlamaStage::AddAndNorm(const DeviceBuffer& weight) {
                        .eps = static_cast<float>(config_.rms_norm_eps),
                        .num_tokens = num_tokens(),
                        .hidden = shape_.hidden,
-                       .out = act_.normed.data()});
+                       .out = act_.normed.data(),
+                       .consumer = &consumer});
   has_delta_ = false;
 }
 
@@ -125,6 +126,7 @@ void LlamaStage::AddDelta() {
 }
 
 // The final norm of the wanted rows only, gathered into the delta's buffer, which is free by now.
+// The head reads them in parts, and after steps that were kept, too: no consumer is named.
 void LlamaStage::NormLogitsRows() {
   const int64_t num_rows = batch_.num_logits_rows();
   if (num_rows == 0) return;
@@ -136,7 +138,8 @@ void LlamaStage::NormLogitsRows() {
                        .eps = static_cast<float>(config_.rms_norm_eps),
                        .num_tokens = num_rows,
                        .hidden = shape_.hidden,
-                       .out = act_.normed.data()});
+                       .out = act_.normed.data(),
+                       .consumer = nullptr});
 }
 
 int64_t LlamaStage::max_device_logits_rows() const {

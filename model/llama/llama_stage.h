@@ -117,7 +117,7 @@ class LlamaStage {
   absl::Status Attention(const LayerWeights& weights, const KvCacheView& cache);
   absl::Status Mlp(const LayerWeights& weights);
   void NormLogitsRows();
-  void AddAndNorm(const DeviceBuffer& weight);
+  void AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer);
   void AddDelta();
   int64_t num_tokens() const { return batch_.num_tokens(); }
   int64_t num_hidden_states() const { return num_tokens() * shape_.hidden; }

@@ -18,6 +18,7 @@ for line in '^limits ' '^decode  *2 sequences' '^prefill ' 'GPU idle between ste
   '^summaries, sampled ' '^largest gaps of a step to the limits: ' '^times as fast as in none.json'; do
   grep -q "$line" "$scratch/said" || fail "no line '$line'"
 done
+[ "$(grep -c '^  in e4m3 ' "$scratch/said")" = 4 ] || fail "not two kernels in e4m3 in each table"
 [ "$(grep -c '"largest_gaps"' "$scratch/fp8.json")" = 2 ] || fail "not every table is kept"
 ! grep -qi 'nan' "$scratch/fp8.json" || fail "numbers that are none"
 echo "passed"

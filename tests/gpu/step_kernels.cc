@@ -13,6 +13,7 @@
 #include "kernels/base/check.h"
 #include "kernels/cuda/chunk_kernels.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/logits_summary.h"
 #include "model/llama/device_batch.h"
 #include "model/llama/uniform_batch.h"
@@ -64,9 +65,10 @@ class KernelTimer {
     const int64_t layers = config_.num_layers;
     const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
     FillActivations();
-    Time("RMSNorm", 2 * layers, hidden_bytes(4 + 4 + 4 + 2), 0, [&](int64_t) {
-      backend_.AddRmsNorm({hidden_.as<float>(), wide_.as<float>(), weight_.as<float>(), 1e-5f,
-                           num_tokens(), config_.hidden_size, input_.data()});
+    Time("RMSNorm", 2 * layers, hidden_bytes(4 + 4 + 4 + 2), 0,
+         [&](int64_t) { backend_.AddRmsNorm(NormArgs()); });
+    TimeInE4m3(config_.hidden_size, 4 + 4 + 4, [&](const cuda::E4m3Rows& out) {
+      return cuda::LaunchAddRmsNormFp8(NormArgs(), DType::kBF16, out, backend_.stream());
     });
     TimeLinear("qkv product", layers, qkv_width(), config_.hidden_size);
     TimeRope(layers);
@@ -76,7 +78,12 @@ class KernelTimer {
     FillActivations();
     const auto gated = static_cast<double>(num_tokens() * config_.intermediate_size);
     Time("SiLU", layers, gated * (8 + 2), 0, [&](int64_t) {
-      backend_.SiluMul(wide_.as<float>(), num_tokens(), config_.intermediate_size, input_.data());
+      backend_.SiluMul(wide_.as<float>(), num_tokens(), config_.intermediate_size, input_.data(),
+                       /*consumer=*/nullptr);
+    });
+    TimeInE4m3(config_.intermediate_size, 8, [&](const cuda::E4m3Rows& out) {
+      return cuda::LaunchSiluMulFp8(wide_.as<float>(), num_tokens(), config_.intermediate_size,
+                                    DType::kBF16, out, backend_.stream());
     });
     TimeLinear("down product", layers, config_.hidden_size, config_.intermediate_size);
     TimeProduct("LM head", 1, {config_.vocab_size, config_.hidden_size, DType::kBF16},
@@ -112,6 +119,28 @@ class KernelTimer {
       caches_.push_back({k, k + half, DType::kBF16, blocks, static_cast<int>(config_.num_kv_heads),
                          size_.block_size, static_cast<int>(config_.head_dim)});
     }
+  }
+
+  Backend::RmsNormArgs NormArgs() const {
+    return {.residual = hidden_.as<float>(),
+            .delta = wide_.as<float>(),
+            .weight = weight_.as<float>(),
+            .eps = 1e-5f,
+            .num_tokens = num_tokens(),
+            .hidden = config_.hidden_size,
+            .out = input_.data(),
+            .consumer = nullptr};
+  }
+
+  // The form of the kernel before it that stands in for it in steps whose products want e4m3; those
+  // products, timed below over plain rows, then quantize none.
+  void TimeInE4m3(int64_t width, int64_t bytes_read,
+                  const std::function<cudaError_t(const cuda::E4m3Rows&)>& launch) {
+    if (bench_.quantize != Quantization::kFp8) return;
+    const cuda::E4m3Rows out = cuda::E4m3RowsIn(input_.data(), num_tokens(), width);
+    const auto bytes = static_cast<double>(num_tokens() * (width * (bytes_read + 1) + 4));
+    Time("  in e4m3", 0, bytes, 0,
+         [&](int64_t) { cuda::CudaCheck(launch(out), "a kernel in e4m3"); });
   }
 
   // What products write grows; a step's norms shrink it.

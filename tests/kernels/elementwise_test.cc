@@ -47,7 +47,7 @@ TEST_P(ElementwiseTest, SiluMulEqualsTwin) {
         const std::vector<float> x = random.Wild(num_tokens * 2 * width);
         const auto run = [&](Backend& backend) {
           Padded in(x), out(num_tokens * width);
-          backend.SiluMul(in.data(), num_tokens, width, out.data());
+          backend.SiluMul(in.data(), num_tokens, width, out.data(), nullptr);
           out.ExpectEdgesUntouched();
           return out.values();
         };
@@ -75,8 +75,8 @@ TEST_P(ElementwiseTest, SiluEqualsTwinOverTheWholeLine) {
   x.resize(2 * width, 1.0f);
   std::vector<float> got(width);
   std::vector<float> want(width);
-  Body()->SiluMul(x.data(), 1, width, got.data());
-  reference_->SiluMul(x.data(), 1, width, want.data());
+  Body()->SiluMul(x.data(), 1, width, got.data(), nullptr);
+  reference_->SiluMul(x.data(), 1, width, want.data(), nullptr);
   EXPECT_TRUE(SameBits(got, want));
 }
 

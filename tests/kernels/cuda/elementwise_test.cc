@@ -105,7 +105,7 @@ TEST_F(CudaElementwise, SiluMulIsNearItsTwin) {
     for (const int64_t num_tokens : {1, 2, 5}) {
       const std::vector<float> x = random_.Wild(num_tokens * 2 * width);
       std::vector<float> want(num_tokens * width);
-      reference_->SiluMul(x.data(), num_tokens, width, want.data());
+      reference_->SiluMul(x.data(), num_tokens, width, want.data(), nullptr);
       for (const int shift : kShifts) {
         const DeviceArray<float> in(x, shift);
         for (const DType dtype : kAllTypes) {

@@ -10,6 +10,9 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "model/llama/llama_stage.h"
 #include "tests/model/llama/temporary_model.h"
+#ifdef LOCKSTEP_CUDA_EMULATION
+#include "tests/support/cuda_emulation/emulation.h"
+#endif
 
 namespace lockstep::testing {
 namespace {
@@ -98,6 +101,7 @@ struct Results {
 struct Numbers {
   DType dtype;
   bool deterministic;
+  Quantization quantize = Quantization::kNone;
 };
 
 // Runs all mixes `num_rounds` times from the beginning; the last round's.
@@ -109,6 +113,7 @@ Results RunMixes(const TemporaryModel& model, const Numbers& numbers, bool keep_
   RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
   StageOptions options;
   options.weights = StageOptions::Weights::kAuto;
+  options.quantize = numbers.quantize;
   options.limits = {.max_batched_tokens = 160,
                     .max_num_seqs = 5,
                     .max_model_len = kMaxModelLen,
@@ -204,6 +209,39 @@ TEST(CudaWarmUpTest, LoneChunksAndAFewSequencesAreReplayedAtOnce) {
   }
 }
 
+#ifdef LOCKSTEP_CUDA_EMULATION
+// Kernels of ours in a step of so many tokens, whose products' algorithms are known.
+int64_t KernelsOfAStep(const TemporaryModel& model, const Numbers& numbers, int num_tokens) {
+  auto backend = cuda::CudaBackend::Create(
+      {.compute = numbers.dtype, .deterministic = numbers.deterministic, .keep_steps = false});
+  EXPECT_TRUE(backend.ok()) << backend.status();
+  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
+  StageOptions options = ShortSteps();
+  options.quantize = numbers.quantize;
+  auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
+                                groups, options, nullptr);
+  EXPECT_TRUE(stage.ok()) << stage.status();
+  EXPECT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
+  const auto run = [&] {
+    EXPECT_TRUE((*stage)->Forward(Sequences().Next({{0, num_tokens}})).ok());
+    (*backend)->Synchronize();
+    return cuda_emulation::NumKernelsRun();
+  };
+  const int64_t before = run();
+  return run() - before;
+}
+
+TEST(CudaFp8KernelsTest, OnlyWhatAttentionWritesIsQuantizedByItself) {
+  const ModelConfig config = TwoLayers();
+  const TemporaryModel model(config, DType::kBF16);
+  for (const bool deterministic : {false, true}) {
+    const int64_t plain = KernelsOfAStep(model, {DType::kBF16, deterministic}, 32);
+    EXPECT_EQ(KernelsOfAStep(model, {DType::kBF16, deterministic, Quantization::kFp8}, 32),
+              plain + config.num_layers);
+  }
+}
+#endif
+
 // A worker whose controller is another one may be given another number of blocks.
 TEST(CudaCacheSizeTest, StepsKeptForOneCacheAreForgottenWithIt) {
   const TemporaryModel model(TwoLayers(), DType::kF32);
@@ -242,10 +280,13 @@ TEST(CudaCacheSizeTest, StepsKeptForOneCacheAreForgottenWithIt) {
 INSTANTIATE_TEST_SUITE_P(Numbers, CudaPaddedStepsTest,
                          ::testing::Values(Numbers{DType::kF32, false},
                                            Numbers{DType::kBF16, false},
-                                           Numbers{DType::kBF16, true}, Numbers{DType::kF16, true}),
+                                           Numbers{DType::kBF16, true}, Numbers{DType::kF16, true},
+                                           Numbers{DType::kBF16, true, Quantization::kFp8},
+                                           Numbers{DType::kF16, true, Quantization::kFp8}),
                          [](const auto& info) {
                            return std::string(DTypeName(info.param.dtype)) +
-                                  (info.param.deterministic ? "Deterministic" : "");
+                                  (info.param.deterministic ? "Deterministic" : "") +
+                                  (info.param.quantize == Quantization::kFp8 ? "Fp8" : "");
                          });
 
 }  // namespace

@@ -1,0 +1,322 @@
+// AddRmsNorm and SiluMul that quantize for the product that reads them, against the same in
+// separate kernels: bit for bit.
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/kernels.h"
+#include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/kernel_fixture.h"
+#ifdef LOCKSTEP_CUDA_EMULATION
+#include "tests/support/cuda_emulation/emulation.h"
+#endif
+
+namespace lockstep::testing {
+namespace {
+
+using cuda::E4m3Rows;
+
+// That vectors fit and do not fit. Longer than what blocks keep: of a norm 16388 and, by single
+// numbers, 4097; of a gated row 32772 and 30001, in f32 28672.
+const std::vector<int64_t> kWidths = {1,    3,    4,    7,     16,    33,    100,   1000,
+                                      1024, 4097, 4112, 16384, 16388, 28672, 30001, 32772};
+constexpr DType kAllTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+int64_t RowsOf(int64_t width) { return width < 2000 ? 9 : 6; }
+
+// Rows one after another: usual numbers, zeros, what is denormal in f32, what is nearly infinite in
+// f16 or by rounding to bf16, an infinity, a NaN, and usual ones again.
+std::vector<float> HostileRows(Random& random, int64_t num_rows, int64_t width) {
+  std::vector<float> x = random.Normals(num_rows * width);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const auto begin = x.begin() + row * width;
+    const auto scale = [&](float factor) {
+      for (auto i = begin; i != begin + width; ++i) *i *= factor;
+    };
+    float& some = *(begin + random.Below(static_cast<int>(width)));
+    if (row == 1) scale(0.0f);
+    if (row == 2) scale(1e-41f);
+    if (row == 3) some = 65519.0f * (random.Below(2) == 0 ? 1.0f : 1.0001f);
+    if (row == 4) some = INFINITY;
+    if (row == 5) some = NAN;
+    if (row == 6) some = 3.4e38f;
+    if (row == 7) scale(1e30f);
+  }
+  return x;
+}
+
+struct Bits {
+  std::vector<uint8_t> q;
+  std::vector<uint32_t> scales;
+  friend bool operator==(const Bits&, const Bits&) = default;
+};
+
+// What launch(rows) writes.
+Bits BitsOf(int64_t num_rows, int64_t width, const std::function<cudaError_t(E4m3Rows)>& launch) {
+  const DeviceArray<uint8_t> q(num_rows * width);
+  const DeviceArray<uint32_t> scales(num_rows);
+  EXPECT_EQ(launch({q.data(), reinterpret_cast<float*>(scales.data())}), cudaSuccess);
+  return {q.Read(), scales.Read()};
+}
+
+// The same from rows of T that launch(out) writes.
+template <typename T>
+Bits SeparateBits(DType dtype, int64_t num_rows, int64_t width, int shift,
+                  const std::function<cudaError_t(void*)>& launch) {
+  const DeviceArray<T> rows(num_rows * width, shift);
+  EXPECT_EQ(launch(rows.data()), cudaSuccess);
+  return BitsOf(num_rows, width, [&](E4m3Rows out) {
+    return cuda::LaunchQuantizeFp8(rows.data(), dtype, num_rows, width, out.q, out.scales, nullptr);
+  });
+}
+Bits SeparateBits(DType dtype, int64_t num_rows, int64_t width, int shift,
+                  const std::function<cudaError_t(void*)>& launch) {
+  if (dtype == DType::kF32) return SeparateBits<float>(dtype, num_rows, width, shift, launch);
+  if (dtype == DType::kF16) return SeparateBits<F16>(dtype, num_rows, width, shift, launch);
+  return SeparateBits<BF16>(dtype, num_rows, width, shift, launch);
+}
+
+void ExpectSameNorms(int64_t num_rows, int64_t width, bool with_delta, int shift) {
+  Random random(static_cast<uint32_t>(width));
+  const std::vector<float> x = HostileRows(random, num_rows, width);
+  const DeviceArray<float> delta(random.Normals(num_rows * width), shift);
+  const DeviceArray<float> weight(random.Normals(width), shift);
+  for (const DType dtype : kAllTypes) {
+    const DeviceArray<float> residual(x, shift), other(x, shift);
+    const auto args = [&](const DeviceArray<float>& of, void* out) {
+      const float* const added = with_delta ? delta.data() : nullptr;
+      return Backend::RmsNormArgs{of.data(), added, weight.data(), 1e-5f, num_rows, width, out};
+    };
+    const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
+      return cuda::LaunchAddRmsNorm(args(residual, out), dtype, nullptr);
+    });
+    const Bits got = BitsOf(num_rows, width, [&](E4m3Rows out) {
+      return cuda::LaunchAddRmsNormFp8(args(other, nullptr), dtype, out, nullptr);
+    });
+    ASSERT_TRUE(got == want) << num_rows << " x " << width << " " << DTypeName(dtype);
+    ASSERT_TRUE(SameBits(other.Read(), residual.Read())) << width;
+  }
+}
+
+TEST(FusedFp8Test, NormsAreTheBitsOfSeparateKernels) {
+  for (const int64_t width : kWidths) {
+    ExpectSameNorms(RowsOf(width), width, /*with_delta=*/true, /*shift=*/0);
+    ExpectSameNorms(1, width, /*with_delta=*/false, /*shift=*/0);
+  }
+  for (const int64_t width : {4, 100, 4112}) ExpectSameNorms(9, width, true, /*shift=*/1);
+}
+
+void ExpectSameGated(int64_t num_rows, int64_t width, int shift) {
+  Random random(static_cast<uint32_t>(width));
+  std::vector<float> x = HostileRows(random, num_rows, 2 * width);
+  for (int64_t i = 0; i < width && num_rows > 1; i += 3) x[static_cast<size_t>(i)] *= 60.0f;
+  const DeviceArray<float> gate_up(x, shift);
+  for (const DType dtype : kAllTypes) {
+    const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
+      return cuda::LaunchSiluMul(gate_up.data(), num_rows, width, out, dtype, nullptr);
+    });
+    const Bits got = BitsOf(num_rows, width, [&](E4m3Rows out) {
+      return cuda::LaunchSiluMulFp8(gate_up.data(), num_rows, width, dtype, out, nullptr);
+    });
+    ASSERT_TRUE(got == want) << num_rows << " x " << width << " " << DTypeName(dtype);
+  }
+}
+
+TEST(FusedFp8Test, GatedRowsAreTheBitsOfSeparateKernels) {
+  for (const int64_t width : kWidths) {
+    ExpectSameGated(RowsOf(width), width, /*shift=*/0);
+    ExpectSameGated(1, width, /*shift=*/0);
+  }
+  for (const int64_t width : {4, 100, 4112}) ExpectSameGated(9, width, /*shift=*/1);
+}
+
+TEST(FusedFp8Test, NoRowsAreNoWork) {
+  EXPECT_EQ(cuda::LaunchAddRmsNormFp8({}, DType::kBF16, {}, nullptr), cudaSuccess);
+  EXPECT_EQ(cuda::LaunchSiluMulFp8(nullptr, 0, 16, DType::kBF16, {}, nullptr), cudaSuccess);
+}
+
+// A norm and its product, a gated row and its product, by one backend.
+class FusedProduct {
+ public:
+  static constexpr int64_t kHidden = 96, kWidth = 176, kMostRows = 70;
+
+  explicit FusedProduct(DType compute, bool deterministic) {
+    auto backend = cuda::CudaBackend::Create({.compute = compute, .deterministic = deterministic});
+    EXPECT_TRUE(backend.ok()) << backend.status();
+    backend_ = *std::move(backend);
+    Random random(5);
+    up_ = Weight(random, 2 * kWidth, kHidden);
+    down_ = Weight(random, kHidden, kWidth);
+    residual_.Write(random.Normals(kMostRows * kHidden));
+    norm_.Write(random.Normals(kHidden));
+    gate_up_.Write(random.Normals(kMostRows * 2 * kWidth));
+    in_ = *backend_->Allocate(kMostRows * kWidth * DTypeBytes(compute));
+  }
+
+  cuda::CudaBackend& backend() { return *backend_; }
+  const LinearWeight& up() const { return *up_; }
+  const LinearWeight& down() const { return *down_; }
+
+  void Norm(int64_t rows, const LinearWeight* consumer) {
+    backend_->AddRmsNorm(
+        {residual_.data(), nullptr, norm_.data(), 1e-5f, rows, kHidden, in_.data(), consumer});
+  }
+  void Gate(int64_t rows, const LinearWeight* consumer) {
+    backend_->SiluMul(gate_up_.data(), rows, kWidth, in_.data(), consumer);
+  }
+  void Multiply(const LinearWeight& weight, int64_t rows) {
+    backend_->Linear(weight, in_.data(), rows, y_.data());
+  }
+  // Both products' outputs, one after the other.
+  std::vector<float> Both(int64_t rows, bool with_consumers) {
+    std::vector<float> all;
+    for (const bool is_up : {true, false}) {
+      y_.Write(std::vector<float>(kMostRows * 2 * kWidth, NAN));
+      const LinearWeight& weight = is_up ? *up_ : *down_;
+      const LinearWeight* const consumer = with_consumers ? &weight : nullptr;
+      is_up ? Norm(rows, consumer) : Gate(rows, consumer);
+      Multiply(weight, rows);
+      backend_->Synchronize();
+      const std::vector<float> y = y_.Read();
+      all.insert(all.end(), y.begin(), y.end());
+    }
+    return all;
+  }
+  // The norm's product alone, as a step that repeats.
+  std::vector<float> RepeatedUp(int64_t rows) {
+    y_.Write(std::vector<float>(kMostRows * 2 * kWidth, NAN));
+    const absl::Status status = backend_->Repeat(1, [&] {
+      Norm(rows, up_.get());
+      Multiply(*up_, rows);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    backend_->Synchronize();
+    return y_.Read();
+  }
+
+ private:
+  std::unique_ptr<LinearWeight> Weight(Random& random, int64_t out, int64_t in) {
+    auto weight = backend_->AllocateLinear({.out_features = out,
+                                            .in_features = in,
+                                            .dtype = DType::kBF16,
+                                            .num_k_slices = 1,
+                                            .quantization = Quantization::kFp8});
+    EXPECT_TRUE(weight.ok()) << weight.status();
+    const std::vector<float> rows = random.Normals(out * in);
+    backend_->FillLinear(**weight, 0, {rows.data(), DType::kF32, out, in * 4});
+    return *std::move(weight);
+  }
+
+  std::unique_ptr<cuda::CudaBackend> backend_;
+  std::unique_ptr<LinearWeight> up_, down_;
+  DeviceArray<float> residual_{kMostRows * kHidden}, norm_{kHidden};
+  DeviceArray<float> gate_up_{kMostRows * 2 * kWidth}, y_{kMostRows * 2 * kWidth};
+  DeviceBuffer in_;
+};
+
+class FusedProductTest : public ::testing::TestWithParam<std::tuple<DType, bool>> {
+ protected:
+  FusedProductTest() : product_(std::get<0>(GetParam()), std::get<1>(GetParam())) {}
+  FusedProduct product_;
+};
+
+// Sizes that are new, too: whatever is measured then is measured once.
+TEST_P(FusedProductTest, NamingItsReaderChangesNoBit) {
+  for (const int64_t rows : {1, 2, 17, 64, 70}) {
+    const std::vector<float> first = product_.Both(rows, /*with_consumers=*/true);
+    const std::vector<float> want = product_.Both(rows, /*with_consumers=*/false);
+    ASSERT_TRUE(SameBits(first, want)) << rows;
+    ASSERT_TRUE(SameBits(product_.Both(rows, /*with_consumers=*/true), want)) << rows;
+  }
+}
+
+TEST_P(FusedProductTest, RecordedToo) {
+  const std::vector<float> want = product_.RepeatedUp(40);
+  for (int time = 0; time < 3; ++time) ASSERT_TRUE(SameBits(product_.RepeatedUp(40), want));
+}
+
+// Who writes again before the product has read, in the same place, is read.
+TEST_P(FusedProductTest, TheLastWriterCounts) {
+  const std::vector<float> want = product_.Both(33, /*with_consumers=*/false);
+  product_.Both(33, /*with_consumers=*/true);
+  product_.Norm(33, &product_.up());
+  ASSERT_TRUE(SameBits(product_.Both(33, /*with_consumers=*/false), want));
+  product_.Norm(33, &product_.up());
+  ASSERT_TRUE(SameBits(product_.Both(33, /*with_consumers=*/true), want));
+}
+
+INSTANTIATE_TEST_SUITE_P(Numbers, FusedProductTest,
+                         ::testing::Combine(::testing::ValuesIn(kAllTypes), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(DTypeName(std::get<0>(info.param))) +
+                                  (std::get<1>(info.param) ? "Deterministic" : "");
+                         });
+
+#ifdef LOCKSTEP_CUDA_EMULATION
+// Kernels of both products, whose algorithms are known.
+int64_t NumKernels(FusedProduct& product, int64_t rows, bool with_consumers) {
+  product.Both(rows, with_consumers);
+  const int64_t before = cuda_emulation::NumKernelsRun();
+  product.Both(rows, with_consumers);
+  return cuda_emulation::NumKernelsRun() - before;
+}
+
+TEST(FusedProductKernelsTest, NoneIsLaunchedToQuantizeAlone) {
+  for (const bool deterministic : {false, true}) {
+    FusedProduct product(DType::kBF16, deterministic);
+    EXPECT_EQ(NumKernels(product, 33, /*with_consumers=*/false), 4);
+    EXPECT_EQ(NumKernels(product, 33, /*with_consumers=*/true), 2);
+  }
+}
+
+// Our own kernels for few rows multiply x as it is, where they are faster.
+TEST(FusedProductKernelsTest, WhoMultipliesPlainRowsGetsThem) {
+  cuda_emulation::SetDevice({.product_seconds = 0.05});
+  {
+    FusedProduct product(DType::kBF16, /*deterministic=*/false);
+    const std::vector<float> want = product.Both(8, /*with_consumers=*/false);
+    EXPECT_EQ(NumKernels(product, 8, /*with_consumers=*/true), 4);
+    EXPECT_TRUE(SameBits(product.Both(8, /*with_consumers=*/true), want));
+  }
+  cuda_emulation::SetDevice({});
+}
+
+class FusedProductDeathTest : public ::testing::Test {
+ protected:
+  FusedProductDeathTest() {
+    ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
+    product_.Both(33, /*with_consumers=*/true);  // its sizes are known from now on
+  }
+  FusedProduct product_{DType::kBF16, /*deterministic=*/false};
+};
+
+TEST_F(FusedProductDeathTest, NobodyElseReadsWhatIsQuantizedForAProduct) {
+  product_.Norm(33, &product_.up());
+  EXPECT_DEATH(product_.Multiply(product_.down(), 33), "quantized for another one");
+  EXPECT_DEATH(product_.Multiply(product_.up(), 32), "quantized for another one");
+  EXPECT_DEATH(product_.Gate(33, &product_.up()), "CHECK failed");
+  product_.Multiply(product_.up(), 33);
+  EXPECT_DEATH(product_.Multiply(product_.up(), 33), "read twice");
+  product_.Norm(33, nullptr);
+  for (int time = 0; time < 2; ++time) product_.Multiply(product_.up(), 33);
+}
+
+TEST_F(FusedProductDeathTest, StepsReadWhatTheyQuantize) {
+  const auto nothing = [] { return absl::OkStatus(); };
+  const auto norm = [&] {
+    product_.Norm(33, &product_.up());
+    return absl::OkStatus();
+  };
+  EXPECT_DEATH(product_.backend().Repeat(1, norm).IgnoreError(), "after it");
+  product_.Norm(33, &product_.up());
+  EXPECT_DEATH(product_.backend().Repeat(1, nothing).IgnoreError(), "before a step");
+}
+#endif
+
+}  // namespace
+}  // namespace lockstep::testing
