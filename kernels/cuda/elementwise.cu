@@ -88,13 +88,11 @@ cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
   if (args.num_tokens == 0) return cudaSuccess;
   const void* delta = args.delta;  // null is as aligned as can be
   const bool vectorises = Vectorises(args.hidden, {args.residual, delta, args.weight, args.out});
-  // Without a delta it may be a step's first kernel, behind copies and receives.
-  const KernelStream launched(stream, stream.overlaps && delta != nullptr);
   return WithVectors(vectorises, [&](auto n) {
     return WithType(out_dtype, [&](auto element) {
       return LaunchOverlapping(AddRmsNormKernel<n, decltype(element)>,
                                static_cast<unsigned>(args.num_tokens), RowThreads(args.hidden / n),
-                               0, launched, args);
+                               0, NormStream(stream, args), args);
     });
   });
 }

@@ -17,6 +17,8 @@ constexpr int kKept = 4;
 template <int n, typename T>
 __global__ void __launch_bounds__(1024)
     QuantizeRows(const T* x, int64_t width, uint8_t* q, float* scales) {
+  LetLaterKernelsBegin();
+  WaitForEarlierKernels();
   const T* row = x + int64_t{blockIdx.x} * width;
   const auto column = [](int64_t j) { return (j * blockDim.x + threadIdx.x) * n; };
   Floats<n> kept[kKept];
@@ -46,6 +48,8 @@ __global__ void __launch_bounds__(1024)
 
 __global__ void ScaleRowsAndColumns(float* y, int64_t count, int64_t num_columns,
                                     const float* row_scales, const float* column_scales) {
+  LetLaterKernelsBegin();
+  WaitForEarlierKernels();
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < count) y[i] *= row_scales[i / num_columns] * column_scales[i % num_columns];
 }
@@ -53,26 +57,27 @@ __global__ void ScaleRowsAndColumns(float* y, int64_t count, int64_t num_columns
 }  // namespace
 
 cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
-                              uint8_t* q, float* scales, cudaStream_t stream) {
+                              uint8_t* q, float* scales, const KernelStream& stream) {
   if (num_rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(num_rows));
   return WithVectors(Vectorises(width, {x, q}), [&](auto n) {
     return WithType(x_dtype, [&](auto element) {
       using T = decltype(element);
-      return Launch(QuantizeRows<n, T>, grid, dim3(RowThreads(CeilDiv<int64_t>(width, n))), 0,
-                    stream, static_cast<const T*>(x), width, q, scales);
+      return LaunchOverlapping(QuantizeRows<n, T>, grid,
+                               dim3(RowThreads(CeilDiv<int64_t>(width, n))), 0, stream,
+                               static_cast<const T*>(x), width, q, scales);
     });
   });
 }
 
 cudaError_t LaunchScaleRowsAndColumns(float* y, int64_t num_rows, int64_t num_columns,
                                       const float* row_scales, const float* column_scales,
-                                      cudaStream_t stream) {
+                                      const KernelStream& stream) {
   const int64_t count = num_rows * num_columns;
   if (count == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(count, kThreads)));
-  return Launch(ScaleRowsAndColumns, grid, dim3(kThreads), 0, stream, y, count, num_columns,
-                row_scales, column_scales);
+  return LaunchOverlapping(ScaleRowsAndColumns, grid, dim3(kThreads), 0, stream, y, count,
+                           num_columns, row_scales, column_scales);
 }
 
 }  // namespace lockstep::cuda

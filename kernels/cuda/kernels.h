@@ -43,7 +43,7 @@ cudaError_t LaunchPlaceChosenTokens(const ChosenToken* chosen, const int32_t* pl
 // to nearest even, scale = amax / 448. A row of zeros has scale 0, one with a number that is not
 // finite scale NaN; both have zeros for q.
 cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
-                              uint8_t* q, float* scales, cudaStream_t stream);
+                              uint8_t* q, float* scales, const KernelStream& stream);
 
 // Rows in e4m3 with a scale to each, as LaunchQuantizeFp8 makes them.
 struct E4m3Rows {
@@ -68,7 +68,7 @@ cudaError_t LaunchSiluMulFp8(const float* gate_up, int64_t num_tokens, int64_t w
 // y[row, column] *= row_scales[row] * column_scales[column].
 cudaError_t LaunchScaleRowsAndColumns(float* y, int64_t num_rows, int64_t num_columns,
                                       const float* row_scales, const float* column_scales,
-                                      cudaStream_t stream);
+                                      const KernelStream& stream);
 
 // What Hopper's copy engine needs of the driver.
 using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);

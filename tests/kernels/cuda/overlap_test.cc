@@ -187,6 +187,60 @@ TEST(CudaOverlap, DecodesAreTheSame) {
 
 TEST(CudaOverlap, ChunksAreTheSame) { ExpectTheSame({{200, 5}, {0, 9}, {63, 1}}, 0); }
 
+// Rows in e4m3 and the scales they leave, each from what the kernel before made of y.
+std::vector<float> QuantizeRound(const KernelStream& stream) {
+  constexpr int64_t kRows = 3, kWidth = 272;
+  Random random(5);
+  const DeviceArray<float> y(random.Normals(kRows * kWidth));
+  const DeviceArray<float> residual(random.Normals(kRows * kWidth));
+  const DeviceArray<float> columns(random.Normals(kWidth));
+  const int64_t bytes = cuda::E4m3RowsBytes(kRows, kWidth);
+  const std::vector<uint8_t> zeros(static_cast<size_t>(bytes), 0);
+  const DeviceArray<uint8_t> normed(zeros), gated(zeros), quantized(zeros);
+  const auto rows_in = [&](const DeviceArray<uint8_t>& memory, int64_t width) {
+    return cuda::E4m3RowsIn(memory.data(), kRows, width);
+  };
+  EXPECT_EQ(cuda::LaunchAdd(y.data(), residual.data(), kRows * kWidth, stream), cudaSuccess);
+  for (int round = 0; round < 2; ++round) {
+    const cuda::E4m3Rows norms = rows_in(normed, kWidth);
+    EXPECT_EQ(cuda::LaunchAddRmsNormFp8(
+                  {residual.data(), y.data(), columns.data(), 1e-5f, kRows, kWidth, normed.data()},
+                  DType::kBF16, norms, stream),
+              cudaSuccess);
+    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns(y.data(), kRows, kWidth, norms.scales, columns.data(),
+                                              stream),
+              cudaSuccess);
+    const cuda::E4m3Rows gates = rows_in(gated, kWidth / 2);
+    EXPECT_EQ(cuda::LaunchSiluMulFp8(y.data(), kRows, kWidth / 2, DType::kBF16, gates, stream),
+              cudaSuccess);
+    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns(y.data(), kRows, kWidth, gates.scales, columns.data(),
+                                              stream),
+              cudaSuccess);
+    const cuda::E4m3Rows wide = rows_in(quantized, kWidth);
+    EXPECT_EQ(
+        cuda::LaunchQuantizeFp8(y.data(), DType::kF32, kRows, kWidth, wide.q, wide.scales, stream),
+        cudaSuccess);
+    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns(y.data(), kRows, kWidth, wide.scales, columns.data(),
+                                              stream),
+              cudaSuccess);
+  }
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  std::vector<float> results = y.Read();
+  for (const DeviceArray<uint8_t>* rows : {&normed, &gated, &quantized}) {
+    for (const uint8_t byte : rows->Read()) results.push_back(byte);
+  }
+  return results;
+}
+
+TEST(CudaOverlap, QuantizingIsTheSame) {
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  if (cuda::KernelsCanOverlap(stream)) {
+    EXPECT_TRUE(SameBits(QuantizeRound(KernelStream(stream, true)), QuantizeRound(stream)));
+  }
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 #ifdef LOCKSTEP_CUDA_EMULATION
 TEST(CudaOverlap, OrdersOfThreadsAreAllTheSame) {
   for (const uint64_t order : {1, 2, 3}) {
