@@ -86,8 +86,9 @@ class LinearWeight {
 
 // What rows for a quantized weight hold: numbers to be quantized; or what QuantizeWeightGroup made
 // of them, in two parts that may come in any order:
-//   kQuantized: q + QuantizedZero, in_features bytes to a row (dtype is of no matter);
-//   kScales: one number of dtype per group, K-slice after K-slice.
+//   kQuantized: q + QuantizedZero, or kFp8's finite e4m3 numbers, in_features bytes to a row (dtype
+//   is of no matter);
+//   kScales: one number of dtype per group, K-slice after K-slice; one to a row of kFp8, finite.
 enum class RowContent : uint8_t { kValues, kQuantized, kScales };
 
 // Rows as they lie in a checkpoint (host memory): num_rows rows of in_features elements,
@@ -156,6 +157,8 @@ class Backend {
   virtual DType LinearInput() const = 0;
   // Whether weights, embedding tables and KV caches may be in f16: where products multiply it.
   bool HoldsF16() const { return LinearInput() == DType::kF16; }
+  // Whether a weight of this shape can be kept in Quantization::kFp8.
+  virtual bool HoldsFp8(int64_t /*out_features*/, int64_t /*in_features*/) const { return false; }
 
   // ---- memory ----
   virtual absl::StatusOr<DeviceBuffer> Allocate(

@@ -62,7 +62,12 @@ std::string ModelConfig::LoadingText(Quantization quantize) const {
   if (!stored.has_value()) return "";
   std::string text = stored->name;
   if (stored->native() != Quantization::kNone) return text + ": taken as it is";
-  text += ": turned into numbers while loading";
+  if (stored->is_float8()) {
+    text += ": taken as it is by GPUs that multiply in fp8, turned into numbers for others";
+    if (quantize == Quantization::kFp8) return text + "; other matrices quantized to fp8";
+  } else {
+    text += ": turned into numbers while loading";
+  }
   if (quantize == Quantization::kNone) return text;
   return text + ", then quantized to " + std::string(QuantizationName(quantize));
 }

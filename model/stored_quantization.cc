@@ -155,6 +155,9 @@ absl::StatusOr<StoredQuantization> ParseMethod(const json& config) {
     StoredQuantization stored;
     stored.method = Method::kFloat8;
     stored.name = "fbgemm_fp8, FP8 with a scale per row";
+    // A list of names, as Meta's checkpoints have it.
+    const std::string spared = At(config, {"modules_to_not_convert"}).dump();
+    stored.spares_attention = spared.find("self_attn") != std::string::npos;
     return stored;
   }
   return Unsupported("quant_method", method.is_null() ? config : method,

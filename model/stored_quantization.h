@@ -20,11 +20,13 @@ struct StoredQuantization {
   enum class Method : uint8_t { kPacked, kFloat8, kGptq, kAwq };
   Method method = Method::kPacked;
   int bits = 8;
-  int64_t group_size = 0;  // along in_features; 0: a scale for the whole row
-  int zero_offset = 0;     // GPTQ's first format takes 1 from each of a word's zero points
-  std::string json;        // as config.json has it
+  int64_t group_size = 0;         // along in_features; 0: a scale for the whole row
+  int zero_offset = 0;            // GPTQ's first format takes 1 from each of a word's zero points
+  bool spares_attention = false;  // FP8: whose matrices are left as they were
+  std::string json;               // as config.json has it
   std::string name;  // for messages: "compressed-tensors pack-quantized, int4 in groups of 32"
 
+  bool is_float8() const { return method == Method::kFloat8; }
   // Ours, if the weights are in its format and can be taken as they are.
   Quantization native() const {
     if (method != Method::kPacked) return Quantization::kNone;

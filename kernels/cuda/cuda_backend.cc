@@ -212,14 +212,18 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AllocateLinear(
   return std::make_unique<DeviceRows>(shape, element_bytes, std::move(memory), std::move(scales));
 }
 
+bool CudaBackend::HoldsFp8(int64_t out_features, int64_t in_features) const {
+  return Capability() >= kFp8Capability && out_features % kFp8Multiple == 0 &&
+         in_features % kFp8Multiple == 0;
+}
+
 absl::Status CudaBackend::PrepareFp8(const LinearShape& shape) {
-  const int capability = 10 * properties_.major + properties_.minor;
-  if (capability < kFp8Capability) {
+  if (Capability() < kFp8Capability) {
     return absl::InvalidArgumentError(
         absl::StrCat("fp8 weights need a GPU of compute capability 8.9 or later; ",
                      properties_.name, " has ", properties_.major, ".", properties_.minor));
   }
-  if (shape.out_features % kFp8Multiple != 0 || shape.in_features % kFp8Multiple != 0) {
+  if (!HoldsFp8(shape.out_features, shape.in_features)) {
     return absl::InvalidArgumentError(
         absl::StrCat("fp8 weights come in multiples of 16; this rank's share of a matrix is ",
                      shape.out_features, " x ", shape.in_features));
@@ -233,35 +237,69 @@ absl::Status CudaBackend::PrepareFp8(const LinearShape& shape) {
 
 void CudaBackend::PlaceWeights(WeightAllocator) { LS_CHECK(false) << "weights have no layout"; }
 
-void CudaBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
-  cpu::CheckHostRows(weight.shape(), first_row, rows);
-  UseDevice();
-  weights_are_new_ = true;
-  const auto& device = static_cast<const DeviceRows&>(weight);
-  const int64_t in_features = weight.shape().in_features;
-  const bool is_fp8 = IsFp8(weight.shape());
-  const int64_t row_bytes = in_features * DTypeBytes(options_.compute);
+template <typename Convert, typename Issue>
+void CudaBackend::StageRows(const HostRows& rows, int64_t row_bytes, const Convert& convert,
+                            const Issue& issue) {
   LS_CHECK(row_bytes <= staging_->slot_bytes()) << "a row of " << row_bytes << " bytes";
   const int64_t rows_per_slot = staging_->slot_bytes() / row_bytes;
   for (int64_t row = 0; row < rows.num_rows; row += rows_per_slot) {
     const int64_t count = std::min(rows_per_slot, rows.num_rows - row);
-    const int64_t to = first_row + row;
     const auto fill = [&](std::byte* slot) {
       for (int64_t i = 0; i < count; ++i) {
-        ConvertRow(static_cast<const std::byte*>(rows.data) + (row + i) * rows.row_stride_bytes,
-                   rows.dtype, in_features, options_.compute, slot + i * row_bytes);
+        convert(static_cast<const std::byte*>(rows.data) + (row + i) * rows.row_stride_bytes,
+                slot + i * row_bytes);
       }
     };
-    staging_->FillAndIssue(fill, [&](const std::byte* slot, int index) {
-      if (!is_fp8) return staging_->IssueCopy(device.row(to), slot, count * row_bytes);
-      void* staged = fp8_staged_[static_cast<size_t>(index)].data();
-      staging_->IssueCopy(staged, slot, count * row_bytes);
-      CudaCheck(LaunchQuantizeFp8(staged, options_.compute, count, in_features,
-                                  reinterpret_cast<uint8_t*>(device.row(to)), device.scales() + to,
-                                  stream_),
-                "quantizing weights");
+    staging_->FillAndIssue(
+        fill, [&](const std::byte* slot, int index) { issue(slot, index, row, count); });
+  }
+}
+
+void CudaBackend::FillValues(const LinearWeight& weight, int64_t first_row, const HostRows& rows) {
+  const auto& device = static_cast<const DeviceRows&>(weight);
+  const int64_t in_features = weight.shape().in_features;
+  const bool is_fp8 = IsFp8(weight.shape());
+  const int64_t row_bytes = in_features * DTypeBytes(options_.compute);
+  const auto convert = [&](const std::byte* row, std::byte* slot) {
+    ConvertRow(row, rows.dtype, in_features, options_.compute, slot);
+  };
+  StageRows(rows, row_bytes, convert,
+            [&](const std::byte* slot, int index, int64_t row, int64_t count) {
+              const int64_t to = first_row + row;
+              if (!is_fp8) return staging_->IssueCopy(device.row(to), slot, count * row_bytes);
+              void* staged = fp8_staged_[static_cast<size_t>(index)].data();
+              staging_->IssueCopy(staged, slot, count * row_bytes);
+              CudaCheck(LaunchQuantizeFp8(staged, options_.compute, count, in_features,
+                                          reinterpret_cast<uint8_t*>(device.row(to)),
+                                          device.scales() + to, stream_),
+                        "quantizing weights");
+            });
+}
+
+void CudaBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
+  cpu::CheckHostRows(weight.shape(), first_row, rows);
+  UseDevice();
+  weights_are_new_ = true;
+  if (rows.content == RowContent::kValues) return FillValues(weight, first_row, rows);
+  LS_CHECK(IsFp8(weight.shape()));
+  const auto& device = static_cast<const DeviceRows&>(weight);
+  const auto fill = [&](std::byte* to, int64_t row_bytes, const auto& convert) {
+    StageRows(rows, row_bytes, convert,
+              [&](const std::byte* slot, int, int64_t row, int64_t count) {
+                staging_->IssueCopy(to + (first_row + row) * row_bytes, slot, count * row_bytes);
+              });
+  };
+  if (rows.content == RowContent::kQuantized) {
+    const int64_t row_bytes = weight.shape().in_features;
+    return fill(device.row(0), row_bytes, [&](const std::byte* row, std::byte* slot) {
+      std::memcpy(slot, row, static_cast<size_t>(row_bytes));
     });
   }
+  fill(reinterpret_cast<std::byte*>(device.scales()), sizeof(float),
+       [&](const std::byte* row, std::byte* slot) {
+         const float scale = cpu::HostElement(row, rows.dtype, 0);
+         std::memcpy(slot, &scale, sizeof(scale));
+       });
 }
 
 // ---- kernels ----

@@ -30,6 +30,7 @@ class CudaBackend final : public Backend {
 
   std::string Description() const override;
   DType LinearInput() const override { return options_.compute; }
+  bool HoldsFp8(int64_t out_features, int64_t in_features) const override;
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
   void CopyToDevice(void* device, const void* host, int64_t bytes) override;
@@ -70,7 +71,14 @@ class CudaBackend final : public Backend {
   explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}
   absl::Status Start();
   void UseDevice() const;  // what the calling thread does from now on is meant for it
+  int Capability() const { return 10 * properties_.major + properties_.minor; }
   absl::Status PrepareFp8(const LinearShape& shape);
+  // convert(row, slot) for each row, row_bytes into the staging memory; then issue(slot, its index,
+  // first row, rows) for what a slot holds.
+  template <typename Convert, typename Issue>
+  void StageRows(const HostRows& rows, int64_t row_bytes, const Convert& convert,
+                 const Issue& issue);
+  void FillValues(const LinearWeight& weight, int64_t first_row, const HostRows& rows);
   AttentionWorkspace Workspace() const;
 
   // The rows last quantized for a product, which their bytes do not tell from others.

@@ -48,8 +48,8 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
                                config.dtype, inputs.on_gpus);
   const Quantization quantization =
       QuantizationOf(inputs.model.quantize).value_or(Quantization::kNone);
-  ASSIGN_OR_RETURN(capacity.shards,
-                   HeldShards(config, inputs.model.tp, inputs.model.pp, {held, quantization}));
+  ASSIGN_OR_RETURN(capacity.shards, HeldShards(config, inputs.model.tp, inputs.model.pp,
+                                               {held, quantization, inputs.on_gpus}));
   for (const RankShard& shard : capacity.shards) {
     capacity.weight_bytes += shard.weight_bytes;
     capacity.kv_bytes_per_token += shard.kv_bytes_per_token;

@@ -23,6 +23,12 @@ namespace lockstep {
 absl::StatusOr<std::unique_ptr<RowSource>> ForeignSource(const Checkpoint& checkpoint,
                                                          const MatrixName& matrix);
 
+// An FP8 matrix as it lies: rows of RowContent::kQuantized, whose bytes are E4M3 numbers, and of
+// RowContent::kScales, one of f32 to each, be there one for the matrix alone. Reading gives
+// INVALID_ARGUMENT where either is not finite. Otherwise INVALID_ARGUMENT as OpenMatrix.
+absl::StatusOr<std::vector<std::unique_ptr<RowSource>>> Float8Sources(const Checkpoint& checkpoint,
+                                                                      const MatrixName& matrix);
+
 // INVALID_ARGUMENT naming the tensor, what it has and what it should have.
 absl::Status CheckShape(const TensorInfo& tensor, const std::vector<int64_t>& shape);
 absl::Status CheckStoredDType(const TensorInfo& tensor, std::string_view dtype_name);

@@ -23,32 +23,35 @@ int64_t EdgeElements(const ModelConfig& config, int64_t vocabulary, bool is_firs
   return num_tables * table + (is_last ? config.hidden_size : 0);
 }
 
+// attention: what its matrices are quantized to; of kNone they are kept in dtype.
 int64_t QuantizedLayerBytes(const ModelConfig& config, int tp, int tp_rank,
-                            Quantization quantization) {
+                            Quantization quantization, Quantization attention, DType dtype) {
   const ShardedSizes sizes = config.sharded_sizes();
   const int64_t hidden = config.hidden_size;
   const int64_t q_width = QueryHeadsOf(sizes, tp, tp_rank).size() * config.head_dim;
   const int64_t kv_width = KvHeadsOf(sizes, tp, tp_rank).size() * config.head_dim;
   const int64_t inner = IntermediateOf(sizes, tp, tp_rank).size();
-  const auto bytes = [&](int64_t rows, int64_t columns, int64_t num_slices) {
-    return QuantizedBytes(quantization, rows, columns / num_slices, num_slices);
+  const auto bytes = [&](Quantization kept, int64_t rows, int64_t columns, int64_t num_slices) {
+    if (kept == Quantization::kNone) return rows * columns * DTypeBytes(dtype);
+    return QuantizedBytes(kept, rows, columns / num_slices, num_slices);
   };
   const int64_t attention_slices = NumKSlices(config.num_heads, tp) / tp;
   const int64_t mlp_slices = NumKSlices(config.intermediate_size, tp) / tp;
   const int64_t norms = 2 * hidden * static_cast<int64_t>(sizeof(float));
-  return bytes(q_width + 2 * kv_width, hidden, 1) + bytes(hidden, q_width, attention_slices) +
-         bytes(2 * inner, hidden, 1) + bytes(hidden, inner, mlp_slices) + norms;
+  return bytes(attention, q_width + 2 * kv_width, hidden, 1) +
+         bytes(attention, hidden, q_width, attention_slices) +
+         bytes(quantization, 2 * inner, hidden, 1) +
+         bytes(quantization, hidden, inner, mlp_slices) + norms;
 }
 
 // A tied table is held twice: rows to copy, and the head, in 8 bits (as it is among fp8 weights).
 int64_t QuantizedEdgeBytes(const ModelConfig& config, int64_t vocabulary, bool is_first,
-                           bool is_last, const HeldWeights& held) {
+                           bool is_last, Quantization quantization, DType dtype) {
   const int64_t hidden = config.hidden_size;
-  const DType dtype = held.dtype;
   int64_t bytes = 0;
   if (is_first) bytes += vocabulary * hidden * DTypeBytes(dtype);
   if (is_last) {
-    bytes += held.quantization == Quantization::kFp8
+    bytes += quantization == Quantization::kFp8
                  ? vocabulary * hidden * DTypeBytes(dtype)
                  : QuantizedBytes(Quantization::kInt8, vocabulary, hidden, 1);
     bytes += hidden * static_cast<int64_t>(sizeof(float));
@@ -61,7 +64,13 @@ int64_t QuantizedEdgeBytes(const ModelConfig& config, int64_t vocabulary, bool i
 absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,
                                                   const HeldWeights& held) {
   ASSIGN_OR_RETURN(std::vector<RankShard> shards, ShardsOfLayout(config, tp, pp, held.dtype));
-  ASSIGN_OR_RETURN(const Quantization quantization, config.HeldAs(held.quantization));
+  ASSIGN_OR_RETURN(Quantization quantization, config.HeldAs(held.quantization));
+  Quantization attention = quantization;
+  if (held.keeps_float8 && quantization == Quantization::kNone && config.stored.has_value() &&
+      config.stored->is_float8()) {
+    quantization = Quantization::kFp8;
+    if (!config.stored->spares_attention) attention = quantization;
+  }
   const ShardedSizes sizes = config.sharded_sizes();
   for (RankShard& shard : shards) {
     if (quantization == Quantization::kNone) {
@@ -69,9 +78,10 @@ absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int
       continue;
     }
     shard.weight_bytes =
-        shard.layers.size() * QuantizedLayerBytes(config, tp, shard.tp_rank, quantization) +
+        shard.layers.size() *
+            QuantizedLayerBytes(config, tp, shard.tp_rank, quantization, attention, held.dtype) +
         QuantizedEdgeBytes(config, VocabOf(sizes, tp, shard.tp_rank).size(), shard.stage == 0,
-                           shard.stage == pp - 1, held);
+                           shard.stage == pp - 1, quantization, held.dtype);
   }
   return shards;
 }

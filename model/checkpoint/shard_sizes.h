@@ -31,6 +31,7 @@ absl::StatusOr<std::vector<RankShard>> ShardsOfLayout(const ModelConfig& config,
 struct HeldWeights {
   DType dtype = DType::kF32;
   Quantization quantization = Quantization::kNone;
+  bool keeps_float8 = false;  // what the checkpoint has in FP8, as GPUs do
 };
 absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,
                                                   const HeldWeights& held);

@@ -135,6 +135,9 @@ absl::StatusOr<StoredMatrix> OpenQuantized(const Checkpoint& checkpoint, const M
     RETURN_IF_ERROR(CheckShape(*values, {matrix.rows, (matrix.columns + per_word - 1) / per_word}));
     RETURN_IF_ERROR(CheckStoredDType(*values, "I32"));
     ASSIGN_OR_RETURN(opened, OpenNative(checkpoint, matrix, *values));
+  } else if (matrix.keeps_float8 && config.stored->is_float8()) {
+    ASSIGN_OR_RETURN(opened.sources, Float8Sources(checkpoint, matrix));
+    opened.native = Quantization::kFp8;
   } else {
     ASSIGN_OR_RETURN(std::unique_ptr<RowSource> source, ForeignSource(checkpoint, matrix));
     opened.sources.push_back(std::move(source));

@@ -1,6 +1,6 @@
 // A matrix as a checkpoint keeps it, read as rows that a weight can be filled with: numbers as they
-// lie; or 4- and 8-bit weights of our format, taken as they are; or those of others, turned into
-// f32.
+// lie; or 4- and 8-bit weights of our format, taken as they are, as are those in FP8 if they are to
+// be kept so; or those of others, turned into f32.
 //
 // Thread-safe after Open; the checkpoint must outlive it.
 #pragma once
@@ -56,6 +56,7 @@ struct MatrixName {
   int64_t columns = 0;
   int num_k_slices = 1;
   int stored_k_slices = 1;
+  bool keeps_float8 = false;  // FP8 becomes Quantization::kFp8, not numbers
 };
 absl::StatusOr<StoredMatrix> OpenMatrix(const Checkpoint& checkpoint, const MatrixName& matrix);
 

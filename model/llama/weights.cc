@@ -183,12 +183,22 @@ absl::Status StageLoader::AddAttention(int64_t layer, LayerWeights& weights) {
   const int64_t head_dim = shape_.head_dim;
   const int64_t q_rows = config_.num_heads * head_dim;
   const int64_t kv_rows = config_.num_kv_heads * head_dim;
-  ASSIGN_OR_RETURN(const auto* q, Open({LayerTensor(layer, "self_attn.q_proj"), q_rows, hidden}));
-  ASSIGN_OR_RETURN(const auto* k, Open({LayerTensor(layer, "self_attn.k_proj"), kv_rows, hidden}));
-  ASSIGN_OR_RETURN(const auto* v, Open({LayerTensor(layer, "self_attn.v_proj"), kv_rows, hidden}));
-  ASSIGN_OR_RETURN(const auto* o, Open({LayerTensor(layer, "self_attn.o_proj"), hidden, q_rows,
-                                        shape_.attention_k_slices * tp_group_.size(),
-                                        NumKSlices(config_.num_heads, 1)}));
+  const auto open_qkv = [&](const char* name, int64_t rows) {
+    return Open({.name = LayerTensor(layer, name),
+                 .rows = rows,
+                 .columns = hidden,
+                 .keeps_float8 = backend_.HoldsFp8(shape_.qkv_width(), hidden)});
+  };
+  ASSIGN_OR_RETURN(const auto* q, open_qkv("self_attn.q_proj", q_rows));
+  ASSIGN_OR_RETURN(const auto* k, open_qkv("self_attn.k_proj", kv_rows));
+  ASSIGN_OR_RETURN(const auto* v, open_qkv("self_attn.v_proj", kv_rows));
+  ASSIGN_OR_RETURN(const auto* o,
+                   Open({.name = LayerTensor(layer, "self_attn.o_proj"),
+                         .rows = hidden,
+                         .columns = q_rows,
+                         .num_k_slices = shape_.attention_k_slices * tp_group_.size(),
+                         .stored_k_slices = NumKSlices(config_.num_heads, 1),
+                         .keeps_float8 = backend_.HoldsFp8(hidden, shape_.q_width())}));
   ASSIGN_OR_RETURN(weights.qkv, ColumnParallelLinear::Create(
                                     backend_, shape_.qkv_width(), hidden,
                                     KeptDType({q->dtype, k->dtype, v->dtype}), Kept({q, k, v})));
@@ -214,11 +224,20 @@ absl::Status StageLoader::AddMlp(int64_t layer, LayerWeights& weights) {
   const int64_t hidden = shape_.hidden;
   const int64_t whole = config_.intermediate_size;
   const int64_t mine = shape_.intermediate.size();
-  ASSIGN_OR_RETURN(const auto* gate, Open({LayerTensor(layer, "mlp.gate_proj"), whole, hidden}));
-  ASSIGN_OR_RETURN(const auto* up, Open({LayerTensor(layer, "mlp.up_proj"), whole, hidden}));
-  ASSIGN_OR_RETURN(const auto* down,
-                   Open({LayerTensor(layer, "mlp.down_proj"), hidden, whole,
-                         shape_.mlp_k_slices * tp_group_.size(), NumKSlices(whole, 1)}));
+  const auto open_gate_up = [&](const char* name) {
+    return Open({.name = LayerTensor(layer, name),
+                 .rows = whole,
+                 .columns = hidden,
+                 .keeps_float8 = backend_.HoldsFp8(2 * mine, hidden)});
+  };
+  ASSIGN_OR_RETURN(const auto* gate, open_gate_up("mlp.gate_proj"));
+  ASSIGN_OR_RETURN(const auto* up, open_gate_up("mlp.up_proj"));
+  ASSIGN_OR_RETURN(const auto* down, Open({.name = LayerTensor(layer, "mlp.down_proj"),
+                                           .rows = hidden,
+                                           .columns = whole,
+                                           .num_k_slices = shape_.mlp_k_slices * tp_group_.size(),
+                                           .stored_k_slices = NumKSlices(whole, 1),
+                                           .keeps_float8 = backend_.HoldsFp8(hidden, mine)}));
   ASSIGN_OR_RETURN(weights.gate_up, ColumnParallelLinear::Create(
                                         backend_, 2 * mine, hidden,
                                         KeptDType({gate->dtype, up->dtype}), Kept({gate, up})));

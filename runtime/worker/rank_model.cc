@@ -62,9 +62,10 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
 absl::StatusOr<int64_t> RankModel::NeededBytes() const {
   const ModelConfig& config = checkpoint_->config();
   const DType held = HeldDType(options_.stage.weights, config.dtype, device_->backend().HoldsF16());
-  ASSIGN_OR_RETURN(
-      const std::vector<RankShard> shards,
-      HeldShards(config, options_.grid.tp(), options_.grid.pp(), {held, options_.stage.quantize}));
+  const bool keeps_float8 = device_->backend().HoldsFp8(config.hidden_size, config.hidden_size);
+  ASSIGN_OR_RETURN(const std::vector<RankShard> shards,
+                   HeldShards(config, options_.grid.tp(), options_.grid.pp(),
+                              {held, options_.stage.quantize, keeps_float8}));
   const RankShard& mine = shards[static_cast<size_t>(options_.rank)];
   ASSIGN_OR_RETURN(const bool is_there,
                    LlamaStage::HasCachedWeights(*checkpoint_, options_.grid, options_.rank,

@@ -173,6 +173,40 @@ TEST_F(StoredMatrixTest, Float8PerMatrix) {
   ExpectNumbers([](int64_t, int64_t) { return 0.5625f; });
 }
 
+// Of a matrix that is to be kept so: bytes and scales of some rows and columns.
+TEST_F(StoredMatrixTest, Float8AsItLies) {
+  const std::vector<int> drawn = DrawAll(kRows * kColumns, 0x7f);
+  const std::vector<uint8_t> values(drawn.begin(), drawn.end());
+  const std::vector<float> scales = DrawScales(kRows);
+  const std::vector<float> one = {0.25f};
+  for (const std::vector<float>* stored : {&scales, &one}) {
+    const std::vector<int64_t> shape = {static_cast<int64_t>(stored->size())};
+    Write(kFloat8Channel, {Tensor("m.weight", "F8_E4M3", {kRows, kColumns}, values),
+                           Tensor("m.weight_scale", "F32", shape, *stored)});
+    const auto matrix = OpenMatrix(
+        *checkpoint_, {.name = "m", .rows = kRows, .columns = kColumns, .keeps_float8 = true});
+    ASSERT_TRUE(matrix.ok()) << matrix.status();
+    EXPECT_EQ(matrix->native, Quantization::kFp8);
+    EXPECT_FALSE(matrix->is_converted);
+    ASSERT_EQ(matrix->sources.size(), 2u);
+    Staging staging;
+    const auto rows = matrix->sources[0]->Read({3, 7}, {8, 40}, staging);
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    ASSERT_EQ(rows->content, RowContent::kQuantized);
+    for (int64_t i = 0; i < 4 * 32; ++i) {
+      const auto* row = static_cast<const uint8_t*>(rows->data) + i / 32 * rows->row_stride_bytes;
+      EXPECT_EQ(row[i % 32], values[static_cast<size_t>((3 + i / 32) * kColumns + 8 + i % 32)]);
+    }
+    const auto read = matrix->sources[1]->Read({3, 7}, {8, 40}, staging);
+    ASSERT_TRUE(read.ok()) << read.status();
+    ASSERT_EQ(read->content, RowContent::kScales);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(static_cast<const float*>(read->data)[i],
+                stored->size() == 1 ? one[0] : scales[3 + i]);
+    }
+  }
+}
+
 TEST_F(StoredMatrixTest, UnquantizedMatricesOfAQuantizedCheckpoint) {
   std::vector<float> values(kRows * kColumns, 2.0f);
   Write(kFloat8Channel, {Tensor("m.weight", "F32", {kRows, kColumns}, values)});
