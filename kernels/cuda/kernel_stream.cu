@@ -1,5 +1,7 @@
 #include "kernels/cuda/kernel_stream.h"
 
+#include <hopper_instructions.cuh>
+
 #include "kernels/cuda/device.cuh"
 
 namespace lockstep::cuda {
@@ -9,6 +11,14 @@ __global__ void AddOne(int* value) {
   LetLaterKernelsBegin();
   WaitForEarlierKernels();
   *value += 1;
+}
+
+__global__ void StandInKernel() {
+  constexpr int64_t kCycles = 4000;  // two or three microseconds
+  LetLaterKernelsBegin();
+  const int64_t begin = ClockCycles();
+  while (ClockCycles() - begin < kCycles) {
+  }
 }
 
 cudaError_t IssueTwo(int* value, const KernelStream& stream) {
@@ -43,6 +53,10 @@ cudaError_t CountTwo(int* value, const KernelStream& stream, int* count) {
 }
 
 }  // namespace
+
+cudaError_t LaunchStandIn(const KernelStream& stream) {
+  return Launch(StandInKernel, 1, kWarpSize, 0, stream);
+}
 
 bool KernelsCanOverlap(cudaStream_t stream) {
   constexpr int kFirstWithTheInstruction = 90;

@@ -26,4 +26,8 @@ struct KernelStream {
 // before it. Waits for the stream.
 bool KernelsCanOverlap(cudaStream_t stream);
 
+// A kernel that does nothing for about as long as a step's small kernels take, which the next one
+// may overlap: what kernels are measured behind.
+cudaError_t LaunchStandIn(const KernelStream& stream);
+
 }  // namespace lockstep::cuda

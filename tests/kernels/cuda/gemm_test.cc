@@ -172,9 +172,9 @@ class FewRowsTest : public ::testing::TestWithParam<bool> {
     cuda_emulation::SetDevice({});
     EXPECT_EQ(cuda_emulation::TakeFailure(), "");
   }
-  void Start(bool deterministic) {
-    auto gemm =
-        cuda::Gemm::Create(stream_, {.compute = DType::kBF16, .deterministic = deterministic});
+  void Start(bool deterministic, bool overlaps = false) {
+    auto gemm = cuda::Gemm::Create(cuda::KernelStream(stream_, overlaps),
+                                   {.compute = DType::kBF16, .deterministic = deterministic});
     ASSERT_TRUE(gemm.ok()) << gemm.status();
     gemm_ = *std::move(gemm);
     ASSERT_TRUE(gemm_->Prepare(kOut, kIn, GetParam()).ok());
@@ -245,6 +245,15 @@ TEST_P(FewRowsTest, ItIsRecorded) {
     return std::vector<float>(y.begin(), y.begin() + 4 * kOut);
   };
   EXPECT_EQ(rows(got), rows(want));
+}
+
+// In a step they begin before the kernel ahead of them has ended.
+TEST_P(FewRowsTest, TheyAreMeasuredBehindAKernelThatTheyOverlap) {
+  Start(/*deterministic=*/false, /*overlaps=*/true);
+  const int64_t before = cuda_emulation::NumKernelsBegunEarly();
+  Run(1);
+  EXPECT_GE(cuda_emulation::NumKernelsBegunEarly() - before, cuda::kSkinnyVariants);
+  EXPECT_LT(Error(1), 1e-4);
 }
 
 // Whose order of additions depends on how many rows there are.
