@@ -68,6 +68,13 @@ class CudaBackend final : public Backend {
   void ForgetSteps() override { recorder_->Forget(); }
 
  private:
+  // A step copies its batch, what is asked of its logits and, with stages, tokens and their places:
+  // 4 slots at most while a batch's block tables stay below 2 MiB (256 sequences of 32k tokens in
+  // blocks of 16). The host prepares steps before earlier ones are done, so that with slots for one
+  // step it would wait for the device. Rows of weights come in chunks, long enough for the bus.
+  static constexpr int kStagingSlots = 16;
+  static constexpr int64_t kStagingBytes = int64_t{2} << 20;
+
   explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}
   absl::Status Start();
   void UseDevice() const;  // what the calling thread does from now on is meant for it

@@ -6,6 +6,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_wgmma.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/chunk_kernels.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend_weights.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/elementwise.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/fp8.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/fused_fp8.cu

@@ -47,20 +47,6 @@ float* ReserveFloats(std::vector<std::byte>& memory, Range rows, Range columns) 
       ReserveBytes(memory, rows.size() * columns.size() * static_cast<int64_t>(sizeof(float))));
 }
 
-// [rows][num_groups], also when the tensor holds a single one.
-absl::StatusOr<std::vector<float>> ReadScales(const Checkpoint& checkpoint,
-                                              const TensorInfo& scales, Range rows,
-                                              int64_t num_groups) {
-  const int64_t count = scales.num_bytes / DTypeBytes(*scales.dtype);
-  if (count == 1) {
-    ASSIGN_OR_RETURN(const std::vector<float> one, ReadFloats(checkpoint, scales, {0, 1}, {0, 1}));
-    return std::vector<float>(static_cast<size_t>(rows.size() * num_groups), one[0]);
-  }
-  // A vector has its rows side by side.
-  if (scales.shape.size() < 2) return ReadFloats(checkpoint, scales, {0, 1}, rows);
-  return ReadFloats(checkpoint, scales, rows, {0, num_groups});
-}
-
 // ---- row by row: pack-quantized and FP8 ----
 
 class ScaledRows final : public RowSource {
@@ -126,24 +112,6 @@ class ScaledRows final : public RowSource {
   std::array<float, 256> numbers_;  // what the stored bits stand for
 };
 
-struct Float8Tensors {
-  const TensorInfo* values = nullptr;
-  const TensorInfo* scales = nullptr;
-};
-absl::StatusOr<Float8Tensors> FindFloat8(const Checkpoint& checkpoint, const MatrixName& matrix) {
-  Float8Tensors found;
-  ASSIGN_OR_RETURN(found.values, checkpoint.Find(matrix.name + ".weight"));
-  RETURN_IF_ERROR(CheckShape(*found.values, {matrix.rows, matrix.columns}));
-  RETURN_IF_ERROR(CheckStoredDType(*found.values, "F8_E4M3"));
-  ASSIGN_OR_RETURN(found.scales, checkpoint.Find(matrix.name + ".weight_scale"));
-  RETURN_IF_ERROR(CheckNumbers(*found.scales));
-  const int64_t count = found.scales->num_bytes / DTypeBytes(*found.scales->dtype);
-  if (count != 1 && found.scales->shape != std::vector<int64_t>{matrix.rows}) {
-    RETURN_IF_ERROR(CheckShape(*found.scales, {matrix.rows, 1}));
-  }
-  return found;
-}
-
 absl::StatusOr<std::unique_ptr<RowSource>> OpenFloat8(const Checkpoint& checkpoint,
                                                       const MatrixName& matrix) {
   ASSIGN_OR_RETURN(const Float8Tensors tensors, FindFloat8(checkpoint, matrix));
@@ -151,70 +119,6 @@ absl::StatusOr<std::unique_ptr<RowSource>> OpenFloat8(const Checkpoint& checkpoi
       checkpoint, *tensors.values, *tensors.scales,
       ScaledRows::Format{.bits = 8, .is_float8 = true, .group = matrix.columns});
 }
-
-absl::Status NotFinite(const TensorInfo& tensor, int64_t row) {
-  return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), ", row ", row,
-                                                 ": holds what is not a finite number"));
-}
-
-class Float8Values final : public RowSource {
- public:
-  Float8Values(const Checkpoint& checkpoint, const TensorInfo& tensor)
-      : checkpoint_(checkpoint), tensor_(tensor) {}
-
-  int64_t StagingRowBytes(Range columns) const override { return columns.size(); }
-  int64_t StoredBytes(Range rows, Range columns) const override {
-    return rows.size() * columns.size();
-  }
-  absl::StatusOr<HostRows> Read(Range rows, Range columns, Staging& staging) const override {
-    const int64_t count = StoredBytes(rows, columns);
-    std::byte* values = ReserveBytes(staging.stored, count);
-    RETURN_IF_ERROR(
-        checkpoint_.ReadBytes(tensor_, rows.begin, rows.end, columns.begin, columns.end, values));
-    constexpr std::byte kNan{0x7f};  // of either sign
-    const auto is_nan = [=](std::byte value) { return (value & kNan) == kNan; };
-    if (const std::byte* found = std::find_if(values, values + count, is_nan);
-        found != values + count) {
-      return NotFinite(tensor_, rows.begin + (found - values) / columns.size());
-    }
-    return HostRows{.data = values,
-                    .num_rows = rows.size(),
-                    .row_stride_bytes = columns.size(),
-                    .content = RowContent::kQuantized};
-  }
-
- private:
-  const Checkpoint& checkpoint_;
-  const TensorInfo& tensor_;
-};
-
-class Float8Scales final : public RowSource {
- public:
-  Float8Scales(const Checkpoint& checkpoint, const TensorInfo& tensor)
-      : checkpoint_(checkpoint), tensor_(tensor) {}
-
-  int64_t StagingRowBytes(Range) const override { return sizeof(float); }
-  int64_t StoredBytes(Range rows, Range) const override {
-    const int64_t all = tensor_.num_bytes / DTypeBytes(*tensor_.dtype);
-    return std::min(all, rows.size()) * DTypeBytes(*tensor_.dtype);
-  }
-  absl::StatusOr<HostRows> Read(Range rows, Range, Staging& staging) const override {
-    ASSIGN_OR_RETURN(const std::vector<float> scales,
-                     ReadScales(checkpoint_, tensor_, rows, /*num_groups=*/1));
-    const auto wrong = std::find_if_not(scales.begin(), scales.end(),
-                                        [](float scale) { return std::isfinite(scale); });
-    if (wrong != scales.end()) return NotFinite(tensor_, rows.begin + (wrong - scales.begin()));
-    float* out = ReserveFloats(staging.converted, rows, {0, 1});
-    std::copy(scales.begin(), scales.end(), out);
-    HostRows read = FloatRows(staging.converted.data(), rows, {0, 1});
-    read.content = RowContent::kScales;
-    return read;
-  }
-
- private:
-  const Checkpoint& checkpoint_;
-  const TensorInfo& tensor_;
-};
 
 absl::StatusOr<std::unique_ptr<RowSource>> OpenPacked(const Checkpoint& checkpoint,
                                                       const MatrixName& matrix) {
@@ -391,13 +295,31 @@ absl::StatusOr<std::unique_ptr<RowSource>> OpenTransposed(const Checkpoint& chec
 
 }  // namespace
 
-absl::StatusOr<std::vector<std::unique_ptr<RowSource>>> Float8Sources(const Checkpoint& checkpoint,
-                                                                      const MatrixName& matrix) {
-  ASSIGN_OR_RETURN(const Float8Tensors tensors, FindFloat8(checkpoint, matrix));
-  std::vector<std::unique_ptr<RowSource>> sources;
-  sources.push_back(std::make_unique<Float8Values>(checkpoint, *tensors.values));
-  sources.push_back(std::make_unique<Float8Scales>(checkpoint, *tensors.scales));
-  return sources;
+absl::StatusOr<std::vector<float>> ReadScales(const Checkpoint& checkpoint,
+                                              const TensorInfo& scales, Range rows,
+                                              int64_t num_groups) {
+  const int64_t count = scales.num_bytes / DTypeBytes(*scales.dtype);
+  if (count == 1) {
+    ASSIGN_OR_RETURN(const std::vector<float> one, ReadFloats(checkpoint, scales, {0, 1}, {0, 1}));
+    return std::vector<float>(static_cast<size_t>(rows.size() * num_groups), one[0]);
+  }
+  // A vector has its rows side by side.
+  if (scales.shape.size() < 2) return ReadFloats(checkpoint, scales, {0, 1}, rows);
+  return ReadFloats(checkpoint, scales, rows, {0, num_groups});
+}
+
+absl::StatusOr<Float8Tensors> FindFloat8(const Checkpoint& checkpoint, const MatrixName& matrix) {
+  Float8Tensors found;
+  ASSIGN_OR_RETURN(found.values, checkpoint.Find(matrix.name + ".weight"));
+  RETURN_IF_ERROR(CheckShape(*found.values, {matrix.rows, matrix.columns}));
+  RETURN_IF_ERROR(CheckStoredDType(*found.values, "F8_E4M3"));
+  ASSIGN_OR_RETURN(found.scales, checkpoint.Find(matrix.name + ".weight_scale"));
+  RETURN_IF_ERROR(CheckNumbers(*found.scales));
+  const int64_t count = found.scales->num_bytes / DTypeBytes(*found.scales->dtype);
+  if (count != 1 && found.scales->shape != std::vector<int64_t>{matrix.rows}) {
+    RETURN_IF_ERROR(CheckShape(*found.scales, {matrix.rows, 1}));
+  }
+  return found;
 }
 
 absl::StatusOr<std::unique_ptr<RowSource>> ForeignSource(const Checkpoint& checkpoint,

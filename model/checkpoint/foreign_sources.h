@@ -23,11 +23,16 @@ namespace lockstep {
 absl::StatusOr<std::unique_ptr<RowSource>> ForeignSource(const Checkpoint& checkpoint,
                                                          const MatrixName& matrix);
 
-// An FP8 matrix as it lies: rows of RowContent::kQuantized, whose bytes are E4M3 numbers, and of
-// RowContent::kScales, one of f32 to each, be there one for the matrix alone. Reading gives
-// INVALID_ARGUMENT where either is not finite. Otherwise INVALID_ARGUMENT as OpenMatrix.
-absl::StatusOr<std::vector<std::unique_ptr<RowSource>>> Float8Sources(const Checkpoint& checkpoint,
-                                                                      const MatrixName& matrix);
+// The tensors of an FP8 matrix. INVALID_ARGUMENT as OpenMatrix.
+struct Float8Tensors {
+  const TensorInfo* values = nullptr;
+  const TensorInfo* scales = nullptr;  // [rows], [rows, 1] or a single one
+};
+absl::StatusOr<Float8Tensors> FindFloat8(const Checkpoint& checkpoint, const MatrixName& matrix);
+// [rows][num_groups], also when the tensor holds a single one.
+absl::StatusOr<std::vector<float>> ReadScales(const Checkpoint& checkpoint,
+                                              const TensorInfo& scales, Range rows,
+                                              int64_t num_groups);
 
 // INVALID_ARGUMENT naming the tensor, what it has and what it should have.
 absl::Status CheckShape(const TensorInfo& tensor, const std::vector<int64_t>& shape);

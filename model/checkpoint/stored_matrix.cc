@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "model/checkpoint/float8_sources.h"
 #include "model/checkpoint/foreign_sources.h"
 #include "model/checkpoint/strict_json.h"
 

@@ -81,4 +81,22 @@ class WeightFile {
   std::vector<Region> regions_;
 };
 
+// While it lives, the backend's allocations lie in the file, if there is one.
+class PlacedInFile {
+ public:
+  PlacedInFile(Backend& backend, WeightFile* file)
+      : backend_(backend), is_placed_(file != nullptr) {
+    if (is_placed_) backend_.PlaceWeights([file](int64_t bytes) { return file->Take(bytes); });
+  }
+  ~PlacedInFile() {
+    if (is_placed_) backend_.PlaceWeights(nullptr);
+  }
+  PlacedInFile(const PlacedInFile&) = delete;
+  PlacedInFile& operator=(const PlacedInFile&) = delete;
+
+ private:
+  Backend& backend_;
+  const bool is_placed_;
+};
+
 }  // namespace lockstep

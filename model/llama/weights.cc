@@ -283,24 +283,6 @@ void StageLoader::Count(LoadStats& stats) const {
   if (weights_.head.has_value()) stats.weight_bytes += weights_.head->bytes();
 }
 
-// While it lives, the backend's allocations lie in the file.
-class PlacedInFile {
- public:
-  PlacedInFile(Backend& backend, WeightFile* file)
-      : backend_(backend), is_placed_(file != nullptr) {
-    if (is_placed_) backend_.PlaceWeights([file](int64_t bytes) { return file->Take(bytes); });
-  }
-  ~PlacedInFile() {
-    if (is_placed_) backend_.PlaceWeights(nullptr);
-  }
-  PlacedInFile(const PlacedInFile&) = delete;
-  PlacedInFile& operator=(const PlacedInFile&) = delete;
-
- private:
-  Backend& backend_;
-  const bool is_placed_;
-};
-
 // file: where the weights lie; null: in memory of this process.
 absl::StatusOr<StageWeights> LoadInto(WeightFile* file, const WeightSource& source,
                                       Backend& backend, Communicator& tp_group, LoadStats& stats) {
