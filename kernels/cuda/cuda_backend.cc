@@ -149,7 +149,7 @@ void CudaBackend::Embed(const EmbedArgs& args) {
 
 bool CudaBackend::BeginRows(const void* out, int64_t num_rows, int64_t width,
                             const LinearWeight* consumer) {
-  if (quantized_.data == out) quantized_ = {};
+  ForgetRows(out);
   if (consumer == nullptr) return false;
   LS_CHECK_EQ(width, consumer->shape().in_features);
   if (!gemm_->WantsQuantized(WeightOf(*consumer), num_rows)) return false;
@@ -212,8 +212,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
       PlanAttention(*args.batch, {args.num_heads, args.cache->num_kv_heads, args.cache->head_dim},
                     properties_.multiProcessorCount, options_.deterministic,
                     chunk_kernels_.EncoderFor(*args.cache));
-  const int64_t width = int64_t{args.num_heads} * args.cache->head_dim;
-  BeginRows(args.out, args.batch->num_tokens, width, /*consumer=*/nullptr);
+  ForgetRows(args.out);
   CudaCheck(LaunchAttention(args, plan, options_.compute, Workspace(), stream_), "attention");
 }
 

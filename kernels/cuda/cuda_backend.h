@@ -95,6 +95,10 @@ class CudaBackend final : public Backend {
     const LinearWeight* consumer = nullptr;
     bool is_read = false;  // by the consumer: nobody may read them any more
   };
+  // Others are about to be written there.
+  void ForgetRows(const void* out) {
+    if (quantized_.data == out) quantized_ = {};
+  }
   // Asked by who is about to write rows of `width` numbers to out: whether to quantize them, as
   // E4m3RowsIn.
   bool BeginRows(const void* out, int64_t num_rows, int64_t width, const LinearWeight* consumer);
