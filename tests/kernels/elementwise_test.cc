@@ -146,7 +146,7 @@ TEST_P(ElementwiseTest, Bf16WideningEqualsScalarForAllValues) {
   for (uint32_t i = 0; i < in.size(); ++i) ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), i << 16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, ElementwiseTest, ::testing::ValuesIn(KernelsUnderTest()),
+INSTANTIATE_TEST_SUITE_P(Isa, ElementwiseTest, ::testing::ValuesIn(FloatKernelsUnderTest()),
                          KernelsName);
 
 TEST(Exp, IsWithinTwoUnitsInTheLastPlace) {

@@ -2,14 +2,17 @@
 // bodies under test.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -20,12 +23,37 @@
 
 namespace lockstep::testing {
 
-// Every table this processor runs, and the 16-lane code over emulated vectors.
+// Every table this processor runs, and the 16-lane code over emulated vectors. Where sanitizers
+// look on, emulated vectors take longer than all else: there they stand in only for what is
+// missing.
 inline std::vector<const cpu::VectorKernels*> KernelsUnderTest() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr bool kSanitized = true;
+#else
+  constexpr bool kSanitized = false;
+#endif
   const auto available = cpu::AvailableKernels();
   std::vector<const cpu::VectorKernels*> tables(available.begin(), available.end());
-  tables.push_back(&kEmulated512Kernels);
-  tables.push_back(&kEmulated512Bf16Kernels);
+  for (const cpu::VectorKernels* emulated : {&kEmulated512Kernels, &kEmulated512Bf16Kernels}) {
+    const bool real = std::ranges::any_of(available, [&](const cpu::VectorKernels* table) {
+      return table->panel_columns == emulated->panel_columns &&
+             table->pairs_as_bf16 == emulated->pairs_as_bf16;
+    });
+    if (!kSanitized || !real) tables.push_back(emulated);
+  }
+  return tables;
+}
+
+// One table of those that multiply floats by the same functions: the others differ in quantized
+// weights alone.
+inline std::vector<const cpu::VectorKernels*> FloatKernelsUnderTest() {
+  std::vector<const cpu::VectorKernels*> tables;
+  for (const cpu::VectorKernels* table : KernelsUnderTest()) {
+    const bool known = std::ranges::any_of(tables, [&](const cpu::VectorKernels* other) {
+      return other->gemm_f32 == table->gemm_f32 && other->gemm_bf16 == table->gemm_bf16;
+    });
+    if (!known) tables.push_back(table);
+  }
   return tables;
 }
 
@@ -41,6 +69,16 @@ class KernelTest : public ::testing::TestWithParam<const cpu::VectorKernels*> {
   }
   std::unique_ptr<Backend> reference_ = MakeReferenceBackend();
 };
+
+// What `make` gives for the case of that name, made once for all tables: plain twins are the
+// slowest. Every place that calls this has names of its own.
+template <typename Make>
+const std::invoke_result_t<Make>& OncePerCase(const std::string& name, Make make) {
+  static std::map<std::string, std::invoke_result_t<Make>> made;
+  auto found = made.find(name);
+  if (found == made.end()) found = made.emplace(name, make()).first;
+  return found->second;
+}
 
 class Random {
  public:
