@@ -3,10 +3,13 @@
 # CPU and golden models, also as several ranks (processes, which share the GPU if there is only one); measures.
 #
 #   tests/gpu/run.sh [--dependencies DIR] [--only PARTS] [--budget SECONDS] [--output DIR] [--shape NAME] [--sanitizer]
+#                    [--bundle FILE]
 #
 #   --dependencies DIR   libraries and models collected by tests/gpu/dependencies.sh
-#   --only PARTS         of build,kernels,model,sums,ranks,bench,sanitizer,transformers (all but the last two unless named);
-#                        what they need is built in any case
+#   --only PARTS         of build,kernels,model,sums,ranks,bench,server,sanitizer,transformers (the last three only if named,
+#                        or asked for by their options); what they need is built in any case
+#   --bundle FILE        also the whole server, by a bundle of deploy/bundle.sh, which was built elsewhere: known answers,
+#                        then 64 clients at once
 #   --budget SECONDS     what has not begun by then is named, not run; without it a run takes as long as it takes
 #   --output DIR         for logs and benchmarks' JSON (default build/gpu-results)
 #   --shape NAME         of the model that is measured (default llama-3.1-8b; its weights are made up, in /dev/shm or /tmp)
@@ -18,7 +21,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 all_parts=build,kernels,model,sums,ranks,bench
-dependencies="" parts="" budget=0 output=build/gpu-results shape=llama-3.1-8b sanitizer=0 allow_skips=0
+dependencies="" parts="" budget=0 output=build/gpu-results shape=llama-3.1-8b sanitizer=0 allow_skips=0 bundle=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --dependencies) dependencies=$(realpath "${2:?--dependencies needs a directory}"); shift ;;
@@ -27,22 +30,25 @@ while [ $# -gt 0 ]; do
     --output) output=${2:?--output needs a directory}; shift ;;
     --shape) shape=${2:?--shape needs a name}; shift ;;
     --sanitizer) sanitizer=1 ;;
+    --bundle) bundle=$(realpath -e "${2:?--bundle needs a file}"); shift ;;
     --allow-skips) allow_skips=1 ;;
-    -h | --help) sed -n '2,17p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,20p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
 case "$budget" in *[!0-9]*) echo "tests/gpu/run.sh: --budget takes whole seconds, not '$budget'" >&2; exit 2 ;; esac
 for part in ${parts//,/ }; do
-  case ",$all_parts,sanitizer,transformers," in
+  case ",$all_parts,server,sanitizer,transformers," in
     *",$part,"*) ;;
-    *) echo "tests/gpu/run.sh: no part '$part' among $all_parts,sanitizer,transformers" >&2; exit 2 ;;
+    *) echo "tests/gpu/run.sh: no part '$part' among $all_parts,server,sanitizer,transformers" >&2; exit 2 ;;
   esac
 done
 parts=${parts:-$all_parts}
 if [ "$sanitizer" = 1 ]; then parts=$parts,sanitizer; fi
+if [ -n "$bundle" ]; then parts=$parts,server; fi
 wants() { case ",$parts," in *",$1,"*) ;; *) return 1 ;; esac; }
+if wants server && [ -z "$bundle" ]; then echo "tests/gpu/run.sh: the part server needs --bundle" >&2; exit 2; fi
 
 mkdir -p build "$output"
 rm -f "$output/log"
@@ -68,13 +74,14 @@ find_nccl() {
     for library in "$home"/{lib,lib64,lib/x86_64-linux-gnu}/libnccl.so{,.2}; do
       if [ -e "$library" ]; then
         nccl="$library, header $(awk '/define NCCL_(MAJOR|MINOR|PATCH)/ { printf "%s%s", dot, $3; dot = "." }' "$home/include/nccl.h")"
+        nccl_directory=$(dirname "$library")
         options+=("-DLOCKSTEP_NCCL_LIBRARY=$library" "-DLOCKSTEP_NCCL_INCLUDE=$home/include")
         return
       fi
     done
   done
 }
-nccl="left to CMake"
+nccl="left to CMake" nccl_directory=""
 find_nccl
 
 step "machine"
@@ -104,16 +111,19 @@ for part in ${parts//,/ }; do
     case " ${targets[*]} " in *" $target "*) ;; *) targets+=("$target") ;; esac
   done
 done
-# Other compilers warn of other things.
-cmake -G Ninja -S . -B "$build" -DLOCKSTEP_CUDA=ON -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF -DLOCKSTEP_BENCHMARKS=OFF \
-  -DCMAKE_CXX_FLAGS=-w "-DCMAKE_CUDA_FLAGS=-w -Xcompiler=-w" "${options[@]}" >"$output/cmake.log" 2>&1 ||
-  { tail -40 "$output/cmake.log"; exit 1; }
-if ! ninja -k 0 -C "$build" "${targets[@]}" >"$output/build.log" 2>&1; then
+build_targets() {
+  # Other compilers warn of other things.
+  cmake -G Ninja -S . -B "$build" -DLOCKSTEP_CUDA=ON -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF -DLOCKSTEP_BENCHMARKS=OFF \
+    -DCMAKE_CXX_FLAGS=-w "-DCMAKE_CUDA_FLAGS=-w -Xcompiler=-w" "${options[@]}" >"$output/cmake.log" 2>&1 ||
+    { tail -40 "$output/cmake.log"; exit 1; }
+  if ninja -k 0 -C "$build" "${targets[@]}" >"$output/build.log" 2>&1; then return; fi
   grep -aA10 -m3 FAILED "$output/build.log" || tail -20 "$output/build.log"
+  local target
   for target in "${targets[@]}"; do  # those that can be built are run
     ninja -C "$build" "$target" >/dev/null 2>&1 || { failed+=("build of $target"); rm -f "$bin/$target"; }
   done
-fi
+}
+if [ ${#targets[@]} -gt 0 ]; then build_targets; fi  # ninja without a target would build all
 has() { wants "$1" && [ -x "$bin/$2" ]; }
 
 # Ranks that wait for one that is gone; a run that has failed need not repeat it.
@@ -133,6 +143,17 @@ step "checks"
 if has kernels gpu_kernel_test; then check_suites "kernels against their twins" 60 "$bin/gpu_kernel_test"; fi
 if has model gpu_stage_test; then check_suites "whole generations" 60 "$bin/gpu_stage_test"; fi
 if has bench gpu_bench; then bench none; fi
+if wants server; then
+  rm -rf "$build/bundle" && mkdir -p "$build/bundle" && tar -C "$build/bundle" --strip-components=1 -xf "$bundle"
+  lockstep=$build/bundle/bin/lockstep plugin=$build/bundle/lib/liblockstep_cuda.so
+  # The bundle's plugin asks the loader for NCCL.
+  loader_path=${nccl_directory:+$nccl_directory:}${LD_LIBRARY_PATH:-}
+  LD_LIBRARY_PATH=$loader_path check "the whole server" 200 tests/e2e/gpu_serve_test.sh "$lockstep" "$plugin"
+  for weights in none fp8; do
+    LD_LIBRARY_PATH=$loader_path measure "64 clients of the server, weights: $weights" 200 tests/gpu/server.sh "$lockstep" "$plugin" \
+      --shape "$shape" --scratch "$scratch" -- --quantize "$weights" --max-num-seqs 64
+  done
+fi
 if has sums gpu_sums_test; then check_ranks "sums over 2 to 8 ranks" gpu_sums_test; fi
 if has ranks gpu_ranks_test; then check_ranks "generations over ranks" gpu_ranks_test; fi
 if has bench gpu_bench; then bench fp8; fi
