@@ -110,6 +110,14 @@ std::optional<RankKilled> ParseRankKilled(absl::string_view text) {
   return killed ? killed : ParseSrunKilled(text);
 }
 
+std::optional<std::string> SignalInExitCode(absl::string_view starter, int code) {
+  const absl::string_view program =
+      starter.substr(starter.rfind('/') + 1);  // 0 where there is none
+  const int signal = code - 128;
+  if (!absl::StartsWith(program, "mpirun") || signal < 1 || signal > SIGSYS) return std::nullopt;
+  return absl::StrCat("killed by signal ", signal, " (", ::strsignal(signal), ")");
+}
+
 namespace {
 
 constexpr absl::string_view kStartedMark = "lockstep-rank-started ";

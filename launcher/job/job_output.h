@@ -31,6 +31,11 @@ struct RankKilled {
 };
 std::optional<RankKilled> ParseRankKilled(absl::string_view text);
 
+// "killed by signal 9 (Killed)", from the code with which mpirun ended by itself: 128 + the signal
+// that ended the first rank to go. Its words about that do not always come. Nothing for srun, whose
+// code may be that of ranks it killed itself. `starter`: the program, with or without its path.
+std::optional<std::string> SignalInExitCode(absl::string_view starter, int code);
+
 // What a rank says before it starts MPI, so that one that never gets through can be told from one
 // that was never started.
 struct RankStarted {

@@ -66,6 +66,7 @@ absl::Status ServeSession::StartJob(Job& job) {
   job.preflight_deadline = absl::Now() + options_.preflight_limit;
   ASSIGN_OR_RETURN(const JobSpec spec, options_.make_job(job.replica, job.epoch,
                                                          controller_->worker_addresses().front()));
+  job.starter = spec.command.front();
   ASSIGN_OR_RETURN(job.process, JobSupervisor::Start(spec, [this, &job](absl::string_view line) {
                      HandleLine(job, line);
                    }));
@@ -245,7 +246,12 @@ std::string ServeSession::WithDetail(const std::string& reason, const Job& job) 
 
 // Nothing of the job is left when this returns.
 void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
-  if (!job.process->Wait(absl::Now() + kOwnEndTimeout)) job.process->Terminate(kTerminateGrace);
+  if (job.process->Wait(absl::Now() + kOwnEndTimeout)) {
+    const auto how = SignalInExitCode(job.starter, job.process->exit()->code);
+    if (how && !job.killed) absl::StrAppend(&reason, " (mpirun: a rank was ", *how, ")");
+  } else {
+    job.process->Terminate(kTerminateGrace);
+  }
   reason = WithDetail(reason, job);
   job.process.reset();
   if (!may_restart) return GiveUp(std::move(reason));

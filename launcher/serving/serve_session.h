@@ -61,6 +61,7 @@ class ServeSession {
     absl::Time preflight_deadline = absl::InfiniteFuture();
     bool has_served = false;
     std::string rank_error;            // a rank's own last words
+    std::string starter;               // mpirun or srun
     std::optional<RankKilled> killed;  // mpirun's, when a rank was killed
     std::vector<std::string> ranks;    // the controller's, when one was lost
   };

@@ -33,6 +33,16 @@ TEST(JobLineTest, LeavesOtherLinesWhole) {
   }
 }
 
+TEST(MpirunOutputTest, ItsExitCodeTellsTheSignal) {
+  EXPECT_EQ(SignalInExitCode("/usr/bin/mpirun.openmpi", 137), "killed by signal 9 (Killed)");
+  EXPECT_EQ(SignalInExitCode("mpirun", 139), "killed by signal 11 (Segmentation fault)");
+  for (const int code : {0, 1, 127, 128, 128 + 32, 255, -1}) {
+    EXPECT_EQ(SignalInExitCode("mpirun", code), std::nullopt) << code;
+  }
+  EXPECT_EQ(SignalInExitCode("/usr/bin/srun", 137), std::nullopt);
+  EXPECT_EQ(SignalInExitCode("/opt/mpirun/srun", 137), std::nullopt);
+}
+
 TEST(MpirunOutputTest, TellsWhatKilledARank) {
   const auto killed = ParseRankKilled(
       "mpirun noticed that process rank 1 with PID 41 on node vm exited on signal 9 (Killed).");
