@@ -5,6 +5,9 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <thread>
 
@@ -205,6 +208,27 @@ TEST_F(RecoveryTest, ACrashLoopIsGivenUp) {
   EXPECT_NE(client->Wait(kPatience), 0);
   EXPECT_THAT(client->err(), HasSubstr("rank 2"));
   EXPECT_TRUE(server->process().WaitUntilNoneMarked(absl::Seconds(20)));
+}
+
+// An mpirun that keeps to itself which rank was killed, as it does now and then.
+TEST_F(RecoveryTest, TheSignalIsToldWithoutMpirunsWords) {
+  std::string directory = ::testing::TempDir() + "lockstep_mpirun_XXXXXX";
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  const std::filesystem::path script = std::filesystem::path(directory) / "mpirun.openmpi";
+  std::ofstream(script) << "#!/bin/bash\nPATH=${PATH#*:}\n"
+                           "real=$(command -v mpirun.openmpi || command -v mpirun)\n"
+                           "\"$real\" \"$@\" > >(grep -v 'noticed that process') 2>&1\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  const std::string path = std::getenv("PATH");
+  ::setenv("PATH", absl::StrCat(directory, ":", path).c_str(), 1);
+  auto server = Serve({}, "2", "1");
+  ::kill(PidOf(*server, 1), SIGKILL);
+  EXPECT_THAT(server->WaitEvent("restarting")["reason"],
+              HasSubstr("(mpirun: a rank was killed by signal 9 (Killed))"));
+  ASSERT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
+  Stop(*server);
+  ::setenv("PATH", path.c_str(), 1);
+  std::filesystem::remove_all(directory);
 }
 
 TEST_F(RecoveryTest, AJobThatEndsIsStartedAgain) {

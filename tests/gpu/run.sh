@@ -20,7 +20,8 @@
 # NCCL_HOME names a directory with NCCL's header and library (default: where they are found).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-all_parts=build,kernels,model,sums,ranks,bench
+usual_parts=build,kernels,model,sums,ranks,bench
+known_parts=$usual_parts,server,sanitizer,transformers
 dependencies="" parts="" budget=0 output=build/gpu-results shape=llama-3.1-8b sanitizer=0 allow_skips=0 bundle=""
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -39,12 +40,12 @@ while [ $# -gt 0 ]; do
 done
 case "$budget" in *[!0-9]*) echo "tests/gpu/run.sh: --budget takes whole seconds, not '$budget'" >&2; exit 2 ;; esac
 for part in ${parts//,/ }; do
-  case ",$all_parts,server,sanitizer,transformers," in
+  case ",$known_parts," in
     *",$part,"*) ;;
-    *) echo "tests/gpu/run.sh: no part '$part' among $all_parts,server,sanitizer,transformers" >&2; exit 2 ;;
+    *) echo "tests/gpu/run.sh: no part '$part' among $known_parts" >&2; exit 2 ;;
   esac
 done
-parts=${parts:-$all_parts}
+parts=${parts:-$usual_parts}
 if [ "$sanitizer" = 1 ]; then parts=$parts,sanitizer; fi
 if [ -n "$bundle" ]; then parts=$parts,server; fi
 wants() { case ",$parts," in *",$1,"*) ;; *) return 1 ;; esac; }
