@@ -11,6 +11,7 @@
 #include <future>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -221,12 +222,17 @@ TEST_F(RecoveryTest, TheSignalIsToldWithoutMpirunsWords) {
   std::filesystem::permissions(script, std::filesystem::perms::owner_all);
   const std::string path = std::getenv("PATH");
   ::setenv("PATH", absl::StrCat(directory, ":", path).c_str(), 1);
-  auto server = Serve({}, "2", "1");
-  ::kill(PidOf(*server, 1), SIGKILL);
-  EXPECT_THAT(server->WaitEvent("restarting")["reason"],
-              HasSubstr("(mpirun: a rank was killed by signal 9 (Killed))"));
-  ASSERT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
-  Stop(*server);
+  bool is_told = false;
+  // On a busy machine mpirun may be ended before it ends, and then tells nothing.
+  for (int attempt = 0; attempt < 5 && !is_told; ++attempt) {
+    auto server = Serve({}, "2", "1");
+    ::kill(PidOf(*server, 1), SIGKILL);
+    is_told = absl::StrContains(server->WaitEvent("restarting").value("reason", ""),
+                                "(mpirun: a rank was killed by signal 9 (Killed))");
+    EXPECT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
+    Stop(*server);
+  }
+  EXPECT_TRUE(is_told);
   ::setenv("PATH", path.c_str(), 1);
   std::filesystem::remove_all(directory);
 }
