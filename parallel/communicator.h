@@ -29,9 +29,27 @@ class Communicator {
   // uses the tree in which a missing right subtree adds nothing.
   virtual absl::Status AllReduceSum(float* data, int64_t count) = 0;
 
+  // data: [size(), share]. In place: data[rank()] ends as the sum over ranks of what they had
+  // there, the one that AllReduceSum makes; what ends in the other rows is undefined.
+  virtual absl::Status ReduceScatterSum(float* data, int64_t share) {
+    return AllReduceSum(data, share * size());
+  }
+
   // all = concatenation over ranks of each rank's `bytes` bytes at mine. all: size() * bytes. mine
   // may lie in place, at all + rank() * bytes.
   virtual absl::Status AllGather(const void* mine, int64_t bytes, void* all) = 0;
+  // Several of them at once.
+  struct Gathering {
+    const void* mine = nullptr;
+    int64_t bytes = 0;
+    void* all = nullptr;
+  };
+  virtual absl::Status AllGatherTogether(std::span<const Gathering> gatherings) {
+    for (const auto& [mine, bytes, all] : gatherings) {
+      if (absl::Status status = AllGather(mine, bytes, all); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
 
   // Point to point, in order per (peer, direction), peer != rank(). Send returns once the buffer
   // may be reused; it may wait for the receiver. Both sides name the same number of bytes.
@@ -70,6 +88,9 @@ struct RankGroups {
   // (parallel/hand_over.h); the same on all ranks of both stages.
   int64_t most_whole_bytes_from_previous = INT64_MAX;
   int64_t most_whole_bytes_to_next = INT64_MAX;
+  // Steps with more bytes of hidden states than that are divided over the tensor parallel group
+  // (parallel/token_split.h); the same on all ranks of the grid.
+  int64_t most_undivided_bytes = INT64_MAX;
 };
 
 // Groups of one: for a single rank and for the parts of a test that need no peers.

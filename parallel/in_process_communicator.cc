@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
 #include "parallel/tree_sum.h"
@@ -133,6 +134,7 @@ class InProcessCommunicator : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return group_.size(); }
   absl::Status AllReduceSum(float* data, int64_t count) override;
+  absl::Status ReduceScatterSum(float* data, int64_t share) override;
   absl::Status AllGather(const void* mine, int64_t bytes, void* all) override;
   absl::Status Send(int peer, const void* data, int64_t bytes) override;
   absl::Status Recv(int peer, void* data, int64_t bytes) override;
@@ -142,6 +144,7 @@ class InProcessCommunicator : public Communicator {
 
  private:
   absl::Status PublishAndMeet(const Published& mine);
+  absl::Status PublishTerms(float* data, int64_t count);
   absl::Status CheckPeer(int peer) const;
 
   const std::shared_ptr<World> world_;  // shared: the last rank to go takes the groups with it
@@ -164,13 +167,22 @@ absl::Status InProcessCommunicator::PublishAndMeet(const Published& mine) {
   return absl::OkStatus();
 }
 
-absl::Status InProcessCommunicator::AllReduceSum(float* data, int64_t count) {
-  if (absl::Status status = PublishAndMeet({.reduce = data, .size = count}); !status.ok()) {
-    return status;
-  }
+absl::Status InProcessCommunicator::PublishTerms(float* data, int64_t count) {
+  RETURN_IF_ERROR(PublishAndMeet({.reduce = data, .size = count}));
   for (int rank = 0; rank < size(); ++rank) {
     parts_[static_cast<size_t>(rank)] = group_.published(rank).reduce;
   }
+  return absl::OkStatus();
+}
+
+absl::Status InProcessCommunicator::ReduceScatterSum(float* data, int64_t share) {
+  RETURN_IF_ERROR(PublishTerms(data, share * size()));
+  TreeSum(parts_, rank_ * share, (rank_ + 1) * share, data + rank_ * share);
+  return group_.Meet();
+}
+
+absl::Status InProcessCommunicator::AllReduceSum(float* data, int64_t count) {
+  RETURN_IF_ERROR(PublishTerms(data, count));
   // Shares of the elements, not of the ranks' terms: nobody else touches elements [begin, end) of
   // any part.
   const int64_t share = (count + size() - 1) / size();

@@ -39,6 +39,7 @@ class MpiCommunicator : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   absl::Status AllReduceSum(float* data, int64_t count) override;
+  absl::Status ReduceScatterSum(float* data, int64_t share) override;
   absl::Status AllGather(const void* mine, int64_t bytes, void* all) override;
   absl::Status Send(int peer, const void* data, int64_t bytes) override;
   absl::Status Recv(int peer, void* data, int64_t bytes) override;
@@ -59,6 +60,7 @@ class MpiCommunicator : public Communicator {
   absl::Status ReduceByDoubling(float* data, int64_t count);
   absl::Status ReduceByHalving(float* data, int64_t count);
   absl::Status ReduceGathered(float* data, int64_t count);
+  absl::Status ScatterByMessages(float* data, int64_t share);
 
   // Sends and receives at once. Either side may be MPI_PROC_NULL.
   absl::Status Exchange(const Transfer& transfer);
@@ -320,6 +322,31 @@ absl::Status MpiCommunicator::ReduceGathered(float* data, int64_t count) {
     TreeSumInPlace(parts, 0, strip);
     std::memcpy(data + at, all, static_cast<size_t>(bytes));
   }
+  return absl::OkStatus();
+}
+
+absl::Status MpiCommunicator::ReduceScatterSum(float* data, int64_t share) {
+  if (aborted()) return Aborted();
+  if (share == 0) return absl::OkStatus();
+  return shared_.has_value() ? shared_->ReduceScatterSum(data, share)
+                             : ScatterByMessages(data, share);
+}
+
+// Everybody sends each rank its share and adds up what has come: the traffic of halving, for any
+// number of ranks.
+absl::Status MpiCommunicator::ScatterByMessages(float* data, int64_t share) {
+  float* const theirs = Scratch((size_ - 1) * share);
+  const int64_t bytes = share * static_cast<int64_t>(sizeof(float));
+  float* const own = data + rank_ * share;
+  std::vector<float*> parts(static_cast<size_t>(size_), own);
+  for (int distance = 1; distance < size_; ++distance) {
+    const int to = (rank_ + distance) % size_;
+    const int from = (rank_ - distance + size_) % size_;
+    float* const part = theirs + (distance - 1) * share;
+    RETURN_IF_ERROR(Exchange({to, data + to * share, bytes, from, part, bytes}));
+    parts[static_cast<size_t>(from)] = part;
+  }
+  TreeSum(parts, 0, share, own);
   return absl::OkStatus();
 }
 

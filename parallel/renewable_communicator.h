@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "parallel/communicator.h"
@@ -22,8 +23,14 @@ class RenewableCommunicator final : public Communicator {
   absl::Status AllReduceSum(float* data, int64_t count) override {
     return body_->AllReduceSum(data, count);
   }
+  absl::Status ReduceScatterSum(float* data, int64_t share) override {
+    return body_->ReduceScatterSum(data, share);
+  }
   absl::Status AllGather(const void* mine, int64_t bytes, void* all) override {
     return body_->AllGather(mine, bytes, all);
+  }
+  absl::Status AllGatherTogether(std::span<const Gathering> gatherings) override {
+    return body_->AllGatherTogether(gatherings);
   }
   absl::Status Send(int peer, const void* data, int64_t bytes) override {
     return body_->Send(peer, data, bytes);

@@ -118,6 +118,21 @@ absl::Status SharedMemoryCollectives::ReduceStrip(float* data, int64_t count) {
   return absl::OkStatus();
 }
 
+// A slot holds a strip of every rank's share.
+absl::Status SharedMemoryCollectives::ReduceScatterSum(float* data, int64_t share) {
+  const int64_t longest = kSlotBytes / static_cast<int64_t>(sizeof(float)) / size_;
+  for (int64_t at = 0; at < share; at += longest) {
+    const int64_t strip = std::min(longest, share - at);
+    auto* slot = reinterpret_cast<float*>(NextSlot());
+    for (int rank = 0; rank < size_; ++rank) {
+      std::copy_n(data + rank * share + at, strip, slot + rank * strip);
+    }
+    RETURN_IF_ERROR(PublishAndMeet());
+    TreeSum(parts_, rank_ * strip, (rank_ + 1) * strip, data + rank_ * share + at);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SharedMemoryCollectives::AllGather(const void* mine, int64_t bytes, void* all) {
   std::byte* out = static_cast<std::byte*>(all);
   for (int64_t at = 0; at < bytes; at += kSlotBytes) {

@@ -31,6 +31,7 @@ class SharedMemoryCollectives {
 
   // As Communicator's.
   absl::Status AllReduceSum(float* data, int64_t count);
+  absl::Status ReduceScatterSum(float* data, int64_t share);
   absl::Status AllGather(const void* mine, int64_t bytes, void* all);
   absl::Status Barrier() { return PublishAndMeet(); }
 
@@ -39,7 +40,7 @@ class SharedMemoryCollectives {
     std::atomic<uint32_t> published;  // wraps around
     std::atomic<uint32_t> num_sleepers;
   };
-  // Both need a second meeting only above this size, where sharing the additions pays.
+  // An all-reduce needs a second meeting only above this size, where sharing the additions pays.
   static constexpr int64_t kSmallFloats = 4096;
   static constexpr int64_t kSlotBytes = 256 * 1024;
 

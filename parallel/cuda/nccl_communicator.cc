@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -49,7 +50,9 @@ class NcclCommunicator final : public Communicator {
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
   absl::Status AllReduceSum(float* data, int64_t count) override;
+  absl::Status ReduceScatterSum(float* data, int64_t share) override;
   absl::Status AllGather(const void* mine, int64_t bytes, void* all) override;
+  absl::Status AllGatherTogether(std::span<const Gathering> gatherings) override;
   absl::Status Send(int peer, const void* data, int64_t bytes) override;
   absl::Status Recv(int peer, void* data, int64_t bytes) override;
   bool Probe(int peer) override;
@@ -58,9 +61,18 @@ class NcclCommunicator final : public Communicator {
   void Abort() override { group_->End("the group was aborted"); }
 
  private:
+  bool IsOneShot(int64_t count) const {
+    return one_shot_ != nullptr && count <= OneShotSum::kMaxFloats;
+  }
   absl::Status AddUp(float* data, int64_t count);
   absl::Status Reduce(float* data, int64_t count);
+  absl::Status ReduceInTree(float* data, int64_t count);
   absl::Status GatherAndSum(float* data, int64_t count);
+  absl::Status Scatter(float* data, int64_t share);
+  absl::Status ExchangeAndSum(float* data, int64_t share);
+  absl::Status Exchange(const float* data, int64_t share, int64_t begin, int64_t length);
+  absl::Status SumParts(int64_t length, float* own);
+  int64_t WorkspaceChunk() const;
   absl::Status CheckPeer(int peer) const;
   absl::Status ConnectAlgorithms();
   absl::Status ConnectNeighbours();
@@ -124,8 +136,8 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
 }
 
 // NCCL takes another algorithm for other sizes (NCCL User Guide, NCCL_RUNTIME_CONNECT). Its own
-// sums, whoever adds up those of a size later; of deterministic groups, of which it only gathers,
-// a barrier's.
+// sums, whoever adds up those of a size later; of deterministic groups, for which it only carries
+// numbers, a barrier's, and an exchange, which for all sizes goes the same ways.
 absl::Status NcclCommunicator::ConnectAlgorithms() {
   const int64_t count = options_.connect_bytes / static_cast<int64_t>(sizeof(float));
   ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
@@ -136,8 +148,11 @@ absl::Status NcclCommunicator::ConnectAlgorithms() {
   int64_t reduced = 0;
   while (reduced < count) {
     reduced = std::clamp<int64_t>(16 * reduced, 1, count);
-    if (!options_.deterministic || reduced == 1) RETURN_IF_ERROR(Reduce(scratch.get(), reduced));
     const int64_t gathered = std::max<int64_t>(reduced / size(), 1);
+    if (!options_.deterministic || reduced == 1) {
+      RETURN_IF_ERROR(Reduce(scratch.get(), reduced));
+      RETURN_IF_ERROR(Scatter(scratch.get(), gathered));
+    }
     RETURN_IF_ERROR(AllGather(scratch.get() + rank() * gathered,
                               gathered * static_cast<int64_t>(sizeof(float)), scratch.get()));
   }
@@ -161,8 +176,13 @@ absl::Status NcclCommunicator::ConnectNeighbours() {
 
 absl::Status NcclCommunicator::AllReduceSum(float* data, int64_t count) {
   if (count == 0) return group_->Health();
-  if (one_shot_ != nullptr && count <= OneShotSum::kMaxFloats) return AddUp(data, count);
-  return options_.deterministic ? GatherAndSum(data, count) : Reduce(data, count);
+  if (IsOneShot(count)) return AddUp(data, count);
+  return options_.deterministic ? ReduceInTree(data, count) : Reduce(data, count);
+}
+
+absl::Status NcclCommunicator::ReduceScatterSum(float* data, int64_t share) {
+  if (share == 0) return group_->Health();
+  return IsOneShot(share * size()) ? AddUp(data, share * size()) : Scatter(data, share);
 }
 
 absl::Status NcclCommunicator::AddUp(float* data, int64_t count) {
@@ -179,24 +199,95 @@ absl::Status NcclCommunicator::Reduce(float* data, int64_t count) {
   });
 }
 
+// Long ones in shares; what they leave over is shorter than the group is large.
+absl::Status NcclCommunicator::ReduceInTree(float* data, int64_t count) {
+  if (count <= OneShotSum::kMaxFloats) return GatherAndSum(data, count);
+  const int64_t share = count / size();
+  RETURN_IF_ERROR(ExchangeAndSum(data, share));
+  RETURN_IF_ERROR(
+      AllGather(data + rank() * share, share * static_cast<int64_t>(sizeof(float)), data));
+  return GatherAndSum(data + share * size(), count - share * size());
+}
+
 absl::Status NcclCommunicator::GatherAndSum(float* data, int64_t count) {
-  const int64_t chunk = options_.workspace_bytes / static_cast<int64_t>(sizeof(float)) / size();
-  LS_CHECK(chunk > 0) << "a workspace of " << options_.workspace_bytes << " bytes";
+  const int64_t chunk = WorkspaceChunk();
   for (int64_t begin = 0; begin < count; begin += chunk) {
     const int64_t length = std::min(chunk, count - begin);
     RETURN_IF_ERROR(
         AllGather(data + begin, length * static_cast<int64_t>(sizeof(float)), workspace_.get()));
-    RETURN_IF_ERROR(
-        CudaStatus(LaunchTreeSum(workspace_.get(), size(), length, data + begin, stream_),
-                   "adding up what ranks have gathered"));
+    RETURN_IF_ERROR(SumParts(length, data + begin));
   }
   return absl::OkStatus();
 }
 
+absl::Status NcclCommunicator::Scatter(float* data, int64_t share) {
+  if (options_.deterministic) return ExchangeAndSum(data, share);
+  const int64_t bytes = share * static_cast<int64_t>(sizeof(float));
+  return group_->Launch({"reduce-scatter", bytes}, options_.patience, [&](ncclComm_t comm) {
+    return ncclReduceScatter(data, data + rank() * share, static_cast<size_t>(share), ncclFloat32,
+                             ncclSum, comm, stream_);
+  });
+}
+
+absl::Status NcclCommunicator::ExchangeAndSum(float* data, int64_t share) {
+  const int64_t chunk = WorkspaceChunk();
+  for (int64_t begin = 0; begin < share; begin += chunk) {
+    const int64_t length = std::min(chunk, share - begin);
+    RETURN_IF_ERROR(Exchange(data, share, begin, length));
+    RETURN_IF_ERROR(SumParts(length, data + rank() * share + begin));
+  }
+  return absl::OkStatus();
+}
+
+// Everybody gets, of its share of all ranks' data, [begin, begin + length) into the workspace.
+absl::Status NcclCommunicator::Exchange(const float* data, int64_t share, int64_t begin,
+                                        int64_t length) {
+  const int64_t bytes = length * static_cast<int64_t>(sizeof(float));
+  const auto count = static_cast<size_t>(length);
+  return group_->Launch({"exchange", bytes}, options_.patience, [&](ncclComm_t comm) {
+    ncclResult_t result = ncclGroupStart();
+    for (int distance = 1; distance < size() && result == ncclSuccess; ++distance) {
+      const int to = (rank() + distance) % size();
+      const int from = (rank() + size() - distance) % size();
+      result = ncclSend(data + to * share + begin, count, ncclFloat32, to, comm, stream_);
+      if (result != ncclSuccess) break;
+      result = ncclRecv(workspace_.get() + from * length, count, ncclFloat32, from, comm, stream_);
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    return result != ncclSuccess ? result : ended;
+  });
+}
+
+// What lies in the workspace, this rank's part being its own.
+absl::Status NcclCommunicator::SumParts(int64_t length, float* own) {
+  return CudaStatus(LaunchTreeSum(workspace_.get(), size(), length, rank(), own, stream_),
+                    "adding up what ranks have sent");
+}
+
+// In whole vectors of 16 bytes, where there are as many: NCCL copies those fastest.
+int64_t NcclCommunicator::WorkspaceChunk() const {
+  const int64_t chunk = options_.workspace_bytes / static_cast<int64_t>(sizeof(float)) / size();
+  LS_CHECK(chunk > 0) << "a workspace of " << options_.workspace_bytes << " bytes";
+  return chunk < 4 ? chunk : chunk / 4 * 4;
+}
+
 absl::Status NcclCommunicator::AllGather(const void* mine, int64_t bytes, void* all) {
-  if (bytes == 0) return group_->Health();
-  return group_->Launch({"all-gather", bytes}, options_.patience, [&](ncclComm_t comm) {
-    return ncclAllGather(mine, all, static_cast<size_t>(bytes), ncclInt8, comm, stream_);
+  const Gathering one[] = {{mine, bytes, all}};
+  return AllGatherTogether(one);
+}
+
+absl::Status NcclCommunicator::AllGatherTogether(std::span<const Gathering> gatherings) {
+  int64_t bytes_of_all = 0;
+  for (const Gathering& gathering : gatherings) bytes_of_all += gathering.bytes;
+  if (bytes_of_all == 0) return group_->Health();
+  return group_->Launch({"all-gather", bytes_of_all}, options_.patience, [&](ncclComm_t comm) {
+    ncclResult_t result = ncclGroupStart();
+    for (const auto& [mine, bytes, all] : gatherings) {
+      if (bytes == 0 || result != ncclSuccess) continue;
+      result = ncclAllGather(mine, all, static_cast<size_t>(bytes), ncclInt8, comm, stream_);
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    return result != ncclSuccess ? result : ended;
   });
 }
 

@@ -25,11 +25,12 @@ struct NcclSiblings;  // parallel/cuda/nccl_group.h
 struct NcclOptions {
   // Of all groups of the rank's device, which end together. Null: the group ends alone.
   std::shared_ptr<NcclSiblings> siblings;
-  // AllReduceSum adds in the fixed tree of neighbours (parallel/communicator.h), by gathering all
-  // parts: (size - 1) / 2 times the traffic of a ring's all-reduce. Otherwise NCCL chooses the
-  // order: the same bits on every rank, but others for other sizes and topologies.
+  // Sums are added in the fixed tree of neighbours (parallel/communicator.h): ranks send each other
+  // their parts and a kernel of ours adds them up, which reads and writes them once more but sends
+  // no more bytes than a ring; short ones are gathered whole by everybody. Otherwise NCCL chooses
+  // the order: the same bits on every rank, but others for other sizes and topologies.
   bool deterministic = false;
-  int64_t workspace_bytes = int64_t{64} << 20;  // where deterministic sums gather; cut into chunks
+  int64_t workspace_bytes = int64_t{64} << 20;  // where deterministic sums meet; cut into chunks
   // AllReduceSum of up to 256 KiB by a kernel of our own where the devices reach each other
   // (parallel/cuda/one_shot_sum.h), always in the fixed tree; where they don't, `notice` is told
   // why, on rank 0.

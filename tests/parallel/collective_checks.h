@@ -76,6 +76,23 @@ inline absl::Status CheckAllReduce(Communicator& group, int64_t count) {
   return absl::OkStatus();
 }
 
+// A share of the sum, bits and NaNs as in CheckAllReduce.
+inline absl::Status CheckReduceScatter(Communicator& group, int64_t share) {
+  std::vector<float> data(static_cast<size_t>(share * group.size()));
+  for (size_t i = 0; i < data.size(); ++i) {
+    data[i] = RankValue(group.rank(), static_cast<int64_t>(i));
+  }
+  RETURN_IF_ERROR(group.ReduceScatterSum(data.data(), share));
+  for (int64_t i = group.rank() * share; i < (group.rank() + 1) * share; ++i) {
+    const float sum = data[static_cast<size_t>(i)];
+    const float expected = TreeSum(0, group.size(), i);
+    if (std::isnan(expected) ? !std::isnan(sum) : !SameBits(sum, expected)) {
+      return Mismatch(group, "reduce-scatter", i);
+    }
+  }
+  return absl::OkStatus();
+}
+
 inline std::vector<int32_t> RankMessage(int rank, int64_t count, int number) {
   std::vector<int32_t> message(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
@@ -95,6 +112,33 @@ inline absl::Status CheckAllGather(Communicator& group, int64_t count, bool in_p
     const std::vector<int32_t> theirs = RankMessage(rank, count, 0);
     if (!std::equal(theirs.begin(), theirs.end(), all.begin() + rank * count)) {
       return Mismatch(group, "all-gather", rank);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Of several sizes, one of them nothing.
+inline absl::Status CheckAllGatherTogether(Communicator& group, int64_t count) {
+  const int64_t counts[] = {count, 0, 3};
+  std::vector<std::vector<int32_t>> gathered;
+  std::vector<Communicator::Gathering> gatherings;
+  for (int number = 0; number < 3; ++number) {
+    const std::vector<int32_t> mine = RankMessage(group.rank(), counts[number], number);
+    std::vector<int32_t>& all =
+        gathered.emplace_back(static_cast<size_t>(counts[number] * group.size()));
+    int32_t* slot = all.data() + group.rank() * counts[number];
+    std::copy(mine.begin(), mine.end(), slot);
+    gatherings.push_back(
+        {slot, counts[number] * static_cast<int64_t>(sizeof(int32_t)), all.data()});
+  }
+  RETURN_IF_ERROR(group.AllGatherTogether(gatherings));
+  for (int number = 0; number < 3; ++number) {
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const std::vector<int32_t> theirs = RankMessage(rank, counts[number], number);
+      if (!std::equal(theirs.begin(), theirs.end(),
+                      gathered[static_cast<size_t>(number)].begin() + rank * counts[number])) {
+        return Mismatch(group, "all-gather of several", number);
+      }
     }
   }
   return absl::OkStatus();

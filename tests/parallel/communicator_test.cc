@@ -29,12 +29,20 @@ TEST_P(InProcessTest, AllReduceIsTheTreeOfNeighboursToTheBit) {
   });
 }
 
+TEST_P(InProcessTest, ReduceScatterIsAShareOfThatTree) {
+  OnEveryRank([](Communicator& group) -> absl::Status {
+    for (const int64_t count : kCounts) RETURN_IF_ERROR(CheckReduceScatter(group, count));
+    return absl::OkStatus();
+  });
+}
+
 TEST_P(InProcessTest, AllGatherConcatenates) {
   OnEveryRank([](Communicator& group) -> absl::Status {
     for (const int64_t count : kCounts) {
       for (const bool in_place : {false, true}) {
         RETURN_IF_ERROR(CheckAllGather(group, count, in_place));
       }
+      RETURN_IF_ERROR(CheckAllGatherTogether(group, count));
     }
     return absl::OkStatus();
   });

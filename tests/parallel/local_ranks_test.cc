@@ -16,6 +16,7 @@ using ::testing::ElementsAre;
 absl::Status CheckGroup(Communicator& group) {
   for (const int64_t count : kCounts) {
     RETURN_IF_ERROR(CheckAllReduce(group, count));
+    RETURN_IF_ERROR(CheckReduceScatter(group, count));
     RETURN_IF_ERROR(CheckAllGather(group, count, /*in_place=*/false));
     RETURN_IF_ERROR(CheckAllGather(group, count, /*in_place=*/true));
     RETURN_IF_ERROR(CheckMessagesInOrder(group, count));

@@ -47,12 +47,21 @@ TEST_P(MpiTest, AllReduceIsTheTreeOfNeighboursToTheBit) {
   }
 }
 
+TEST_P(MpiTest, ReduceScatterIsAShareOfThatTree) {
+  for (const int64_t count : kCounts) {
+    const absl::Status status = CheckReduceScatter(group(), count);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST_P(MpiTest, AllGatherConcatenates) {
   for (const int64_t count : kCounts) {
     for (const bool in_place : {false, true}) {
       const absl::Status status = CheckAllGather(group(), count, in_place);
       EXPECT_TRUE(status.ok()) << status;
     }
+    const absl::Status status = CheckAllGatherTogether(group(), count);
+    EXPECT_TRUE(status.ok()) << status;
   }
 }
 

@@ -38,6 +38,9 @@ class CollectivesOnly : public Communicator {
   absl::Status AllReduceSum(float* data, int64_t count) override {
     return shared_.AllReduceSum(data, count);
   }
+  absl::Status ReduceScatterSum(float* data, int64_t share) override {
+    return shared_.ReduceScatterSum(data, share);
+  }
   absl::Status AllGather(const void* mine, int64_t bytes, void* all) override {
     return shared_.AllGather(mine, bytes, all);
   }
@@ -57,6 +60,7 @@ class CollectivesOnly : public Communicator {
 absl::Status CheckAll(Communicator& group) {
   for (const int64_t count : kCounts) {
     RETURN_IF_ERROR(CheckAllReduce(group, count));
+    RETURN_IF_ERROR(CheckReduceScatter(group, count));
     RETURN_IF_ERROR(CheckAllGather(group, count, /*in_place=*/false));
     RETURN_IF_ERROR(group.Barrier());
     RETURN_IF_ERROR(CheckAllGather(group, count, /*in_place=*/true));

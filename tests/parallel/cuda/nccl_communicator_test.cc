@@ -53,7 +53,10 @@ TEST_P(NcclCommunicatorTest, DeterministicSumsAreTheTreeOfNeighboursToTheBit) {
   NcclOptions options = SmallOptions();
   options.deterministic = true;
   OnEveryRank(options, [](Communicator&, Communicator& group, cudaStream_t) -> absl::Status {
-    for (const int64_t count : kCounts) RETURN_IF_ERROR(CheckAllReduce(group, count));
+    for (const int64_t count : kCounts) {
+      RETURN_IF_ERROR(CheckAllReduce(group, count));
+      RETURN_IF_ERROR(CheckReduceScatter(group, count));
+    }
     return absl::OkStatus();
   });
 }
@@ -69,6 +72,15 @@ TEST_P(NcclCommunicatorTest, SumsAddEveryRanksNumbers) {
       for (int64_t i = 0; i < count; ++i) {
         if (data[i] != static_cast<float>(all * (i % 9))) return Mismatch(group, "all-reduce", i);
       }
+      const int64_t share = count / group.size();
+      for (int64_t i = 0; i < count; ++i)
+        data[i] = static_cast<float>((group.rank() + 1) * (i % 9));
+      RETURN_IF_ERROR(group.ReduceScatterSum(data.data(), share));
+      for (int64_t i = group.rank() * share; i < (group.rank() + 1) * share; ++i) {
+        if (data[i] != static_cast<float>(all * (i % 9))) {
+          return Mismatch(group, "reduce-scatter", i);
+        }
+      }
     }
     return absl::OkStatus();
   });
@@ -80,6 +92,7 @@ TEST_P(NcclCommunicatorTest, AllGatherConcatenates) {
       for (const bool in_place : {false, true}) {
         RETURN_IF_ERROR(CheckAllGather(group, count, in_place));
       }
+      RETURN_IF_ERROR(CheckAllGatherTogether(group, count));
     }
     return absl::OkStatus();
   });

@@ -6,6 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
@@ -66,6 +69,12 @@ class FromHost final : public Communicator {
     copy.ReadTo(data);
     return absl::OkStatus();
   }
+  absl::Status ReduceScatterSum(float* data, int64_t share) override {
+    const OnDevice copy(data, share * size() * 4, stream_);
+    RETURN_IF_ERROR(device_.ReduceScatterSum(copy.as<float>(), share));
+    copy.ReadTo(data);
+    return absl::OkStatus();
+  }
   absl::Status AllGather(const void* mine, int64_t bytes, void* all) override {
     const OnDevice given(mine, bytes, stream_);
     const OnDevice gathered(all, bytes * size(), stream_);
@@ -74,6 +83,20 @@ class FromHost final : public Communicator {
         mine == slot ? gathered.as<std::byte>() + rank() * bytes : given.as<std::byte>();
     RETURN_IF_ERROR(device_.AllGather(from, bytes, gathered.as<void>()));
     gathered.ReadTo(all);
+    return absl::OkStatus();
+  }
+  // All of them in place, as a copy of `all` has it.
+  absl::Status AllGatherTogether(std::span<const Gathering> gatherings) override {
+    std::vector<std::unique_ptr<OnDevice>> copies;
+    std::vector<Gathering> on_device;
+    for (const auto& [mine, bytes, all] : gatherings) {
+      auto* const memory =
+          copies.emplace_back(std::make_unique<OnDevice>(all, bytes * size(), stream_))
+              ->as<std::byte>();
+      on_device.push_back({memory + rank() * bytes, bytes, memory});
+    }
+    RETURN_IF_ERROR(device_.AllGatherTogether(on_device));
+    for (size_t i = 0; i < copies.size(); ++i) copies[i]->ReadTo(gatherings[i].all);
     return absl::OkStatus();
   }
   absl::Status Send(int peer, const void* data, int64_t bytes) override {

@@ -2,17 +2,17 @@
 // streams.
 //
 // Names and values are those of NVIDIA's header (NCCL API reference). Emulated: communicators by
-// unique id, blocking or not; all-reduce (sums of f32 and int32), all-gather, send and receive of
-// any type, groups. Rules enforced: all ranks make the same collectives in the same order and
-// sizes; a send and its receive agree on bytes, and a send waits for its receive, during which its
-// buffer stays as it is; what is launched on a communicator outside of graphs is done in the order
-// of the calls, over all streams; a call on a non-blocking communicator is launched only once
-// ncclCommGetAsyncError has been asked, and no other call may come before it says success; a
-// communicator is not destroyed while graphs refer to it (the real one would wait for them for
-// ever), and is aborted only when they are gone and what was launched has ended; both on a thread
-// that has chosen a device, unless it is a communicator of device 0. A rank that aborts gives its
-// peers ncclRemoteError, as a network does; what they have running goes on waiting until they
-// abort. Sums are added in an order that differs from element to element, as in a ring.
+// unique id, blocking or not; all-reduce and reduce-scatter (sums of f32 and int32), all-gather,
+// send and receive of any type, groups. Rules enforced: all ranks make the same collectives in the
+// same order and sizes; a send and its receive agree on bytes, and a send waits for its receive,
+// during which its buffer stays as it is; what is launched on a communicator outside of graphs is
+// done in the order of the calls, over all streams; a call on a non-blocking communicator is
+// launched only once ncclCommGetAsyncError has been asked, and no other call may come before it
+// says success; a communicator is not destroyed while graphs refer to it (the real one would wait
+// for them for ever), and is aborted only when they are gone and what was launched has ended; both
+// on a thread that has chosen a device, unless it is a communicator of device 0. A rank that aborts
+// gives its peers ncclRemoteError, as a network does; what they have running goes on waiting until
+// they abort. Sums are added in an order that differs from element to element, as in a ring.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -98,6 +98,8 @@ ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device);
 
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
@@ -35,15 +36,20 @@ struct Batch {
 thread_local int group_depth = 0;
 thread_local std::vector<Batch> grouped;
 
-// All operations of a group start together and end together.
+// All operations of a group end together; its collectives are done one after another.
 Work MakeBatchWork(const std::shared_ptr<NcclMesh>& mesh, const std::vector<Operation>& operations,
                    std::shared_ptr<bool> aborted) {
   std::vector<NcclMesh::Part> parts;
   for (const Operation& operation : operations) parts.push_back({operation});
   return [mesh, parts, aborted]() mutable {
     bool all_done = true;
+    bool has_collective = false;  // under way
     for (NcclMesh::Part& part : parts) {
       if (*aborted || part.done) continue;
+      if (part.operation.collective() && std::exchange(has_collective, true)) {
+        all_done = false;
+        continue;
+      }
       const bool begins = !part.begun;
       if (const std::string bad = mesh->Advance(part); !bad.empty()) {
         TheEngine().Fail(bad);
@@ -96,11 +102,14 @@ ncclResult_t CheckOperation(ncclComm* comm, const Operation& operation) {
     return Refuse(comm, ncclInvalidArgument, absl::StrCat("no peer ", operation.peer));
   }
   const size_t bytes = operation.bytes();
+  const size_t bytes_of_all = bytes * comm->mesh->num_ranks();
   const bool gathers = operation.kind == Operation::Kind::kAllGather;
-  const size_t to_bytes = gathers ? bytes * comm->mesh->num_ranks() : bytes;
+  const bool scatters = operation.kind == Operation::Kind::kReduceScatter;
+  const size_t from_bytes = scatters ? bytes_of_all : bytes;
+  const size_t to_bytes = gathers ? bytes_of_all : bytes;
   const bool reads = operation.kind != Operation::Kind::kRecv;
   const bool writes = operation.kind != Operation::Kind::kSend;
-  if ((bytes > 0 && reads && !TheDeviceMemory().Holds(operation.from, bytes)) ||
+  if ((bytes > 0 && reads && !TheDeviceMemory().Holds(operation.from, from_bytes)) ||
       (bytes > 0 && writes && !TheDeviceMemory().Holds(operation.to, to_bytes))) {
     return Refuse(comm, ncclInvalidArgument, "a buffer not within the device's memory");
   }
@@ -300,12 +309,25 @@ ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
-                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  if (op != ncclSum || (type != ncclFloat32 && type != ncclInt32)) {
+namespace {
+
+ncclResult_t EnqueueSum(ncclComm_t comm, cudaStream_t stream, ncclRedOp_t op,
+                        const Operation& operation) {
+  if (op != ncclSum || (operation.type != ncclFloat32 && operation.type != ncclInt32)) {
     return Refuse(comm, ncclInvalidArgument, "only sums of f32 and int32 are emulated");
   }
-  return Enqueue(comm, stream, {Operation::Kind::kAllReduce, from, to, count, type, -1});
+  return Enqueue(comm, stream, operation);
+}
+
+}  // namespace
+
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  return EnqueueSum(comm, stream, op, {Operation::Kind::kAllReduce, from, to, count, type, -1});
+}
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  return EnqueueSum(comm, stream, op, {Operation::Kind::kReduceScatter, from, to, count, type, -1});
 }
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {

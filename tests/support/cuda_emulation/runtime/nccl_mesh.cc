@@ -103,8 +103,11 @@ void NcclMesh::Begin(Part& part) {
     part.sent.assign(first, first + mine.bytes());
     return;
   }
+  const bool scatters = mine.kind == Operation::Kind::kReduceScatter;
   for (int peer = 0; peer < num_ranks_; ++peer) {
-    if (peer != rank_) Post(peer, Frame::kCollective, mine, mine.from, mine.bytes());
+    if (peer == rank_) continue;
+    const char* share = static_cast<const char*>(mine.from) + (scatters ? peer * mine.bytes() : 0);
+    Post(peer, Frame::kCollective, mine, share, mine.bytes());
   }
 }
 
@@ -193,7 +196,9 @@ std::string NcclMesh::Advance(Part& part) {
 
 std::string NcclMesh::FinishCollective(Part& part) {
   const Operation& mine = part.operation;
-  std::vector<const void*> terms(num_ranks_, mine.from);
+  const bool scatters = mine.kind == Operation::Kind::kReduceScatter;
+  std::vector<const void*> terms(
+      num_ranks_, static_cast<const char*>(mine.from) + (scatters ? rank_ * mine.bytes() : 0));
   for (int peer = 0; peer < num_ranks_; ++peer) {
     if (peer == rank_) continue;
     if (links_[peer].collectives.empty()) return "";
@@ -201,7 +206,7 @@ std::string NcclMesh::FinishCollective(Part& part) {
     const Operation other{theirs.header.kind, nullptr, nullptr, theirs.header.count,
                           static_cast<ncclDataType_t>(theirs.header.type)};
     if (other.kind != mine.kind || other.count != mine.count || other.type != mine.type) {
-      return absl::StrFormat("NCCL: rank %d comes with an %s, rank %d with an %s", rank_,
+      return absl::StrFormat("NCCL: ranks disagree: %d comes with %s, %d with %s", rank_,
                              mine.Describe(), peer, other.Describe());
     }
     terms[peer] = theirs.data.data();

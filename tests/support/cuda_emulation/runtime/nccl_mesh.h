@@ -15,16 +15,16 @@
 namespace lockstep::cuda_emulation {
 
 struct Operation {
-  enum class Kind : uint32_t { kAllReduce, kAllGather, kSend, kRecv };
+  enum class Kind : uint32_t { kAllReduce, kReduceScatter, kAllGather, kSend, kRecv };
   Kind kind = Kind::kAllReduce;
   const void* from = nullptr;
   void* to = nullptr;
-  size_t count = 0;
+  size_t count = 0;  // NCCL's: of a reduce-scatter, the numbers that each rank ends with
   ncclDataType_t type = ncclFloat32;
   int peer = -1;
 
-  bool collective() const { return kind == Kind::kAllReduce || kind == Kind::kAllGather; }
-  size_t bytes() const;
+  bool collective() const { return kind != Kind::kSend && kind != Kind::kRecv; }
+  size_t bytes() const;          // of count
   std::string Describe() const;  // "all-gather of 16 bytes"
 };
 

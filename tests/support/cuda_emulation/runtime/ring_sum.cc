@@ -27,6 +27,8 @@ const char* Name(Operation::Kind kind) {
   switch (kind) {
     case Operation::Kind::kAllReduce:
       return "all-reduce";
+    case Operation::Kind::kReduceScatter:
+      return "reduce-scatter";
     case Operation::Kind::kAllGather:
       return "all-gather";
     case Operation::Kind::kSend:
