@@ -12,6 +12,7 @@
 // of additions is part of this contract and is written at each kernel.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -219,8 +220,24 @@ class Backend {
     // backend's own matter (it may quantize rows as that product would), and no bit of the product
     // depends on it. Null: out is as said, for whoever reads it.
     const LinearWeight* consumer = nullptr;
+    // Where these are some of the rows that the consumer reads, and the others are brought from
+    // other ranks (RowsToGather): out has room for out_rows, of which these are written from
+    // first_out_row on. How rows lie is the same wherever consumers are weights of one shape and
+    // out_rows is the same. 0: out has these rows alone.
+    int64_t out_rows = 0;
+    int64_t first_out_row = 0;
   };
   virtual void AddRmsNorm(const RmsNormArgs& args) = 0;
+
+  // Where the rows are that AddRmsNorm last wrote to out: row i in row_bytes at data + i *
+  // row_bytes of each array; an array without bytes is none.
+  struct RowArray {
+    void* data = nullptr;
+    int64_t row_bytes = 0;
+  };
+  virtual std::array<RowArray, 2> RowsToGather(void* out, int64_t hidden) const {
+    return {{{out, hidden * DTypeBytes(LinearInput())}}};
+  }
 
   // y = x W^T; x [num_tokens, in_features] of LinearInput(), y [num_tokens, out_features] f32. bf16
   // weights: x is rounded to bf16 first (to nearest even). Within one K-slice each output element

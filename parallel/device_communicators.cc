@@ -14,6 +14,7 @@ absl::StatusOr<RankGroups> MakeDeviceGroups(DeviceCommunicators& communicators, 
       std::min(host.most_whole_bytes_from_previous, kMostWholeBytesBetweenDevices);
   groups.most_whole_bytes_to_next =
       std::min(host.most_whole_bytes_to_next, kMostWholeBytesBetweenDevices);
+  groups.most_undivided_bytes = options.most_undivided_bytes;
   ASSIGN_OR_RETURN(
       groups.tp,
       communicators.Make(backend, *host.tp, {.reduces_often = true, .notice = options.notice}));

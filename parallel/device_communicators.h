@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "parallel/communicator.h"
+#include "parallel/token_split.h"
 
 namespace lockstep {
 
@@ -43,6 +44,7 @@ class DeviceCommunicators {
 struct DeviceGroupsOptions {
   int64_t max_hidden_states = 0;  // of a step, the most numbers that a stage hands to the next
   int64_t bytes_back = 0;         // DeviceGroupOptions
+  int64_t most_undivided_bytes = kMostUndividedBytesBetweenDevices;  // RankGroups
   std::function<void(const std::string&)> notice;
 };
 

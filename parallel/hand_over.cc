@@ -20,7 +20,12 @@ struct Message {
   int64_t bytes = 0;
 };
 
-Message MessageOf(const Communicator& tp, int64_t count, int64_t most_whole_bytes) {
+Message MessageOf(const Communicator& tp, const TokenSplit& tokens, int64_t width,
+                  int64_t most_whole_bytes) {
+  if (tokens.is_divided()) {
+    return {tokens.mine.begin * width, tokens.mine.size() * width * kFloatBytes};
+  }
+  const int64_t count = tokens.num_tokens * width;
   if (GoesWhole(count, tp.size(), most_whole_bytes)) return {0, count * kFloatBytes};
   const int64_t slice = SliceFloats(count, tp.size());
   return {tp.rank() * slice, slice * kFloatBytes};
@@ -44,8 +49,9 @@ int64_t SliceFloats(int64_t count, int tp) {
   return (count + unit - 1) / unit * kSliceMultiple;
 }
 
-int64_t HandOverFloats(int64_t count, int tp) {
-  return tp == 1 ? count : tp * SliceFloats(count, tp);
+int64_t HandOverFloats(int64_t max_tokens, int64_t width, int tp) {
+  if (tp == 1) return max_tokens * width;
+  return std::max(tp * SliceFloats(max_tokens * width, tp), TokenRoom(max_tokens, tp) * width);
 }
 
 int64_t LongestMessageBytes(int64_t count, int tp, int64_t most_whole_bytes) {
@@ -54,19 +60,26 @@ int64_t LongestMessageBytes(int64_t count, int tp, int64_t most_whole_bytes) {
   return std::max(most_whole_bytes, SliceFloats(count, tp) * kFloatBytes);
 }
 
-absl::Status SendToNextStage(RankGroups& groups, const float* hidden, int64_t count) {
-  const Message message = MessageOf(*groups.tp, count, groups.most_whole_bytes_to_next);
+absl::Status SendToNextStage(RankGroups& groups, const float* hidden, const TokenSplit& tokens,
+                             int64_t width) {
+  const Message message = MessageOf(*groups.tp, tokens, width, groups.most_whole_bytes_to_next);
   return groups.pp->Send(groups.pp->rank() + 1, hidden + message.first, message.bytes);
 }
 
-absl::Status ReceiveFromPreviousStage(RankGroups& groups, float* hidden, int64_t count) {
-  const Message message = MessageOf(*groups.tp, count, groups.most_whole_bytes_from_previous);
+absl::Status ReceiveFromPreviousStage(RankGroups& groups, float* hidden, const TokenSplit& tokens,
+                                      int64_t width) {
+  const Message message =
+      MessageOf(*groups.tp, tokens, width, groups.most_whole_bytes_from_previous);
   return groups.pp->Recv(groups.pp->rank() - 1, hidden + message.first, message.bytes);
 }
 
-absl::Status GatherReceived(RankGroups& groups, float* hidden, int64_t count) {
+absl::Status GatherReceived(RankGroups& groups, float* hidden, const TokenSplit& tokens,
+                            int64_t width) {
   Communicator& tp = *groups.tp;
-  if (GoesWhole(count, tp.size(), groups.most_whole_bytes_from_previous)) return absl::OkStatus();
+  const int64_t count = tokens.num_tokens * width;
+  if (tokens.is_divided() || GoesWhole(count, tp.size(), groups.most_whole_bytes_from_previous)) {
+    return absl::OkStatus();
+  }
   const int64_t slice = SliceFloats(count, tp.size());
   return tp.AllGather(hidden + tp.rank() * slice, slice * kFloatBytes, hidden);
 }

@@ -24,6 +24,11 @@ void ClearNegativeZeros(std::vector<std::byte>& row) {
   }
 }
 
+absl::Status SumOverRanks(Communicator& group, const TokenSplit& tokens, int64_t width, float* y) {
+  return tokens.is_divided() ? group.ReduceScatterSum(y, tokens.share * width)
+                             : group.AllReduceSum(y, tokens.num_tokens * width);
+}
+
 }  // namespace
 
 absl::StatusOr<ColumnParallelLinear> ColumnParallelLinear::Create(Backend& backend,
@@ -61,9 +66,9 @@ void RowParallelLinear::Fill(int64_t first_row, const HostRows& rows) {
   backend_->FillLinear(*weight_, first_row, rows);
 }
 
-absl::Status RowParallelLinear::Forward(const void* x, int64_t num_tokens, float* y) const {
-  backend_->Linear(*weight_, x, num_tokens, y);
-  return group_->AllReduceSum(y, num_tokens * weight_->shape().out_features);
+absl::Status RowParallelLinear::Forward(const void* x, const TokenSplit& tokens, float* y) const {
+  backend_->Linear(*weight_, x, tokens.num_tokens, y);
+  return SumOverRanks(*group_, tokens, weight_->shape().out_features, y);
 }
 
 absl::StatusOr<VocabParallelEmbedding> VocabParallelEmbedding::Create(Backend& backend,
@@ -101,7 +106,7 @@ void VocabParallelEmbedding::Fill(int64_t first_row, const HostRows& rows) {
   }
 }
 
-absl::Status VocabParallelEmbedding::Forward(const int32_t* ids, int64_t num_tokens,
+absl::Status VocabParallelEmbedding::Forward(const int32_t* ids, const TokenSplit& tokens,
                                              float* out) const {
   backend_->Embed({.table = table_.data(),
                    .table_dtype = shape_.dtype,
@@ -109,9 +114,9 @@ absl::Status VocabParallelEmbedding::Forward(const int32_t* ids, int64_t num_tok
                    .first_id = shape_.first_id,
                    .hidden = shape_.hidden,
                    .ids = ids,
-                   .num_tokens = num_tokens,
+                   .num_tokens = tokens.num_tokens,
                    .out = out});
-  return group_->AllReduceSum(out, num_tokens * shape_.hidden);
+  return SumOverRanks(*group_, tokens, shape_.hidden, out);
 }
 
 absl::StatusOr<VocabParallelHead> VocabParallelHead::Create(Backend& backend, int64_t num_rows,

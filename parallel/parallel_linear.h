@@ -1,6 +1,7 @@
 // The four ways a matrix is sharded over a tensor parallel group, each with the collective it needs
 // (Shoeybi et al. 2019, "Megatron-LM", section 3). A column-parallel product followed by a
-// row-parallel one costs one all-reduce.
+// row-parallel one costs one all-reduce, or a reduce-scatter and a gathering where tokens are
+// divided (parallel/token_split.h).
 //
 // Numbers are the same for every tensor parallel size of equal K-slice counts
 // (parallel/partition.h). Forward is called by the step loop's thread and allocates nothing; Fill
@@ -15,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "parallel/communicator.h"
+#include "parallel/token_split.h"
 
 namespace lockstep {
 
@@ -37,7 +39,7 @@ class ColumnParallelLinear {
   std::unique_ptr<LinearWeight> weight_;
 };
 
-// Columns of W divided: this rank multiplies its share of the inputs; the all-reduce adds the
+// Columns of W divided: this rank multiplies its share of the inputs; the sum over ranks adds the
 // shares, continuing the tree of the rank's own K-slices.
 class RowParallelLinear {
  public:
@@ -46,8 +48,9 @@ class RowParallelLinear {
   static absl::StatusOr<RowParallelLinear> Create(Backend& backend, Communicator& group,
                                                   const LinearShape& shape);
   void Fill(int64_t first_row, const HostRows& rows);
-  // x [num_tokens, in_features] -> y [num_tokens, out_features], y the same on every rank.
-  absl::Status Forward(const void* x, int64_t num_tokens, float* y) const;
+  // x [num_tokens, in_features] -> y [num_tokens, out_features], the same on every rank; of divided
+  // tokens y has room for tokens.room() rows, and tokens.mine of them are what they should be.
+  absl::Status Forward(const void* x, const TokenSplit& tokens, float* y) const;
   const LinearWeight* weight() const { return weight_.get(); }  // that multiplies x
   int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
 
@@ -58,7 +61,7 @@ class RowParallelLinear {
 };
 
 // Rows of the embedding table divided. A token's row comes from its owner, zeros from the others;
-// the all-reduce adds.
+// the sum over ranks adds.
 class VocabParallelEmbedding {
  public:
   struct Shape {
@@ -74,9 +77,9 @@ class VocabParallelEmbedding {
   // Converts to the table's dtype. A negative zero becomes a positive one, as it would by adding
   // another rank's zero, so that the number of ranks cannot be told from the bits.
   void Fill(int64_t first_row, const HostRows& rows);
-  // ids [num_tokens] -> out [num_tokens, hidden], the same on every rank; zeros for ids nobody
-  // owns.
-  absl::Status Forward(const int32_t* ids, int64_t num_tokens, float* out) const;
+  // ids [num_tokens] -> out [num_tokens, hidden], the same on every rank, or as RowParallelLinear's
+  // y; zeros for ids nobody owns.
+  absl::Status Forward(const int32_t* ids, const TokenSplit& tokens, float* out) const;
   int64_t bytes() const { return table_.bytes(); }
 
  private:

@@ -97,12 +97,13 @@ void CpuBackend::Embed(const EmbedArgs& args) {
 }
 
 void CpuBackend::AddRmsNorm(const RmsNormArgs& args) {
+  float* const out = static_cast<float*>(args.out) + args.first_out_row * args.hidden;
   ForRanges(args.num_tokens, RowsPerGrain(args.hidden), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t at = t * args.hidden;
       const float* delta = args.delta == nullptr ? nullptr : args.delta + at;
       kernels_.add_rms_norm(args.residual + at, delta, args.weight, args.eps, args.hidden,
-                            static_cast<float*>(args.out) + at);
+                            out + at);
     }
   });
 }

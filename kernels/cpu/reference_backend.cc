@@ -255,6 +255,7 @@ class ReferenceBackend final : public Backend {
   }
 
   void AddRmsNorm(const RmsNormArgs& args) override {
+    float* const out = static_cast<float*>(args.out) + args.first_out_row * args.hidden;
     for (int64_t t = 0; t < args.num_tokens; ++t) {
       float* residual = args.residual + t * args.hidden;
       std::vector<float> lanes(kLanes, 0.0f);
@@ -265,7 +266,7 @@ class ReferenceBackend final : public Backend {
       const float mean = NeighbourTree(lanes) / static_cast<float>(args.hidden);
       const float scale = 1.0f / std::sqrt(mean + args.eps);
       for (int64_t i = 0; i < args.hidden; ++i) {
-        static_cast<float*>(args.out)[t * args.hidden + i] = residual[i] * scale * args.weight[i];
+        out[t * args.hidden + i] = residual[i] * scale * args.weight[i];
       }
     }
   }

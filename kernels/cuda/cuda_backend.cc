@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_rows.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/skinny_gemm.h"
 #include "kernels/cuda/work_mark.h"
 
 namespace lockstep::cuda {
@@ -154,7 +155,7 @@ bool CudaBackend::BeginRows(const void* out, int64_t num_rows, int64_t width,
   LS_CHECK_EQ(width, consumer->shape().in_features);
   if (!gemm_->WantsQuantized(WeightOf(*consumer), num_rows)) return false;
   LS_CHECK(!AreRowsToBeRead()) << "rows are quantized while others wait for their product";
-  quantized_ = {out, num_rows, consumer};
+  quantized_ = {.data = out, .num_rows = num_rows, .consumer = consumer};
   return true;
 }
 
@@ -164,21 +165,41 @@ Gemm::Input CudaBackend::TakeRows(const LinearWeight& weight, const void* x, int
         << "rows quantized for a product are read twice";
     return {num_rows, x};
   }
-  LS_CHECK(x == quantized_.data && &weight == quantized_.consumer &&
-           num_rows == quantized_.num_rows)
+  const bool are_all =
+      num_rows == quantized_.num_rows || (quantized_.is_gathered && num_rows < quantized_.num_rows);
+  LS_CHECK(x == quantized_.data && &weight == quantized_.consumer && are_all)
       << "a product of " << num_rows << " rows comes before that of " << quantized_.num_rows
       << " rows quantized for another one";
   quantized_.is_read = true;
-  const E4m3Rows rows = E4m3RowsIn(const_cast<void*>(x), num_rows, weight.shape().in_features);
+  const E4m3Rows rows =
+      E4m3RowsIn(const_cast<void*>(x), quantized_.num_rows, weight.shape().in_features);
   return {num_rows, rows.q, rows.scales};
 }
 
+// Rows that ranks gather from each other lie alike on all of them, so that of few rows, whose
+// products each rank chooses by its own measurements, none are quantized.
 void CudaBackend::AddRmsNorm(const RmsNormArgs& args) {
-  if (!BeginRows(args.out, args.num_tokens, args.hidden, args.consumer)) {
-    return CudaCheck(LaunchAddRmsNorm(args, options_.compute, stream_), "RMSNorm");
+  const bool is_gathered = args.out_rows > 0;
+  const int64_t num_rows = is_gathered ? args.out_rows : args.num_tokens;
+  const bool may_quantize = !is_gathered || num_rows > kSkinnyMaxRows;
+  const int64_t first = args.first_out_row;
+  if (!BeginRows(args.out, num_rows, args.hidden, may_quantize ? args.consumer : nullptr)) {
+    RmsNormArgs these = args;
+    these.out =
+        static_cast<std::byte*>(args.out) + first * args.hidden * DTypeBytes(options_.compute);
+    return CudaCheck(LaunchAddRmsNorm(these, options_.compute, stream_), "RMSNorm");
   }
-  const E4m3Rows rows = E4m3RowsIn(args.out, args.num_tokens, args.hidden);
-  CudaCheck(LaunchAddRmsNormFp8(args, options_.compute, rows, stream_), "RMSNorm in e4m3");
+  quantized_.is_gathered = is_gathered;
+  const E4m3Rows rows = E4m3RowsIn(args.out, num_rows, args.hidden);
+  CudaCheck(LaunchAddRmsNormFp8(args, options_.compute,
+                                {rows.q + first * args.hidden, rows.scales + first}, stream_),
+            "RMSNorm in e4m3");
+}
+
+std::array<Backend::RowArray, 2> CudaBackend::RowsToGather(void* out, int64_t hidden) const {
+  if (quantized_.data != out || !AreRowsToBeRead()) return Backend::RowsToGather(out, hidden);
+  const E4m3Rows rows = E4m3RowsIn(out, quantized_.num_rows, hidden);
+  return {{{rows.q, hidden}, {rows.scales, int64_t{sizeof(float)}}}};
 }
 
 void CudaBackend::Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) {

@@ -46,6 +46,7 @@ class CudaBackend final : public Backend {
 
   void Embed(const EmbedArgs& args) override;
   void AddRmsNorm(const RmsNormArgs& args) override;
+  std::array<RowArray, 2> RowsToGather(void* out, int64_t hidden) const override;
   void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) override;
   void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
                const LinearWeight* consumer) override;
@@ -91,7 +92,8 @@ class CudaBackend final : public Backend {
   // The rows last quantized for a product, which their bytes do not tell from others.
   struct QuantizedRows {
     const void* data = nullptr;  // null: there are none
-    int64_t num_rows = 0;
+    int64_t num_rows = 0;        // that there is room for
+    bool is_gathered = false;    // and are not all rows
     const LinearWeight* consumer = nullptr;
     bool is_read = false;  // by the consumer: nobody may read them any more
   };
@@ -99,8 +101,8 @@ class CudaBackend final : public Backend {
   void ForgetRows(const void* out) {
     if (quantized_.data == out) quantized_ = {};
   }
-  // Asked by who is about to write rows of `width` numbers to out: whether to quantize them, as
-  // E4m3RowsIn.
+  // Asked by who is about to write num_rows of `width` numbers to out, or some of them: whether to
+  // quantize them, as E4m3RowsIn.
   bool BeginRows(const void* out, int64_t num_rows, int64_t width, const LinearWeight* consumer);
   Gemm::Input TakeRows(const LinearWeight& weight, const void* x, int64_t num_rows);
   bool AreRowsToBeRead() const { return quantized_.data != nullptr && !quantized_.is_read; }

@@ -180,7 +180,7 @@ void Gemm::Run(const Weight& w, const Input& x, float* y) {
 
 bool Gemm::WantsQuantized(const Weight& w, int64_t num_rows) const {
   if (w.scales == nullptr || num_rows == 0) return false;
-  if (options_.deterministic) return true;
+  if (options_.deterministic || num_rows > kSkinnyMaxRows) return true;
   const auto found = products_.find({w.out_features, w.in_features, true});
   if (found == products_.end()) return false;
   const auto known = found->second->known.find(num_rows);

@@ -67,8 +67,8 @@ class Gemm {
   // Makes room for weights of that shape: to be called before Run.
   absl::Status Prepare(int64_t out_features, int64_t in_features, bool is_fp8 = false);
   // Whether x of so many rows would be quantized before it is multiplied, as far as is known by
-  // now: the product takes it quantized then. Of sizes that have not come yet it wants x as it is,
-  // to find out what multiplies them best.
+  // now: the product takes it quantized then. Of up to kSkinnyMaxRows that have not come yet it
+  // wants x as it is, to find out what multiplies them best.
   bool WantsQuantized(const Weight& w, int64_t num_rows) const;
   // y: f32 [num_rows, out_features]. May measure, and wait for the stream, the first time that a
   // shape comes with so many rows; never while the stream is captured.

@@ -24,10 +24,11 @@ absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const StageS
   Activations act;
   const int64_t tokens = max_batched_tokens;
   const DType input = backend.LinearInput();
-  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, 1, HandOverFloats(tokens * shape.hidden, tp),
+  const int64_t room = TokenRoom(tokens, tp);
+  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, 1, HandOverFloats(tokens, shape.hidden, tp),
                                act.residual));
-  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.hidden, act.delta));
-  RETURN_IF_ERROR(AllocateRows(backend, input, tokens, shape.hidden, act.normed));
+  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, room, shape.hidden, act.delta));
+  RETURN_IF_ERROR(AllocateRows(backend, input, room, shape.hidden, act.normed));
   RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.qkv_width(), act.qkv));
   RETURN_IF_ERROR(AllocateRows(backend, input, tokens, shape.q_width(), act.attended));
   RETURN_IF_ERROR(

@@ -14,9 +14,10 @@ struct Activations {
   // [max_batched_tokens, hidden], the stream that layers add to, and room to gather it in slices
   // (parallel/hand_over.h).
   DeviceBuffer residual;
-  DeviceBuffer
-      delta;  // [max_batched_tokens, hidden], what the last block computed and the next norm adds
-  DeviceBuffer normed;    // [max_batched_tokens, hidden], LinearInput
+  // [TokenRoom(max_batched_tokens), hidden]: what the last block computed and the next norm adds
+  // (parallel/token_split.h).
+  DeviceBuffer delta;
+  DeviceBuffer normed;    // likewise, LinearInput
   DeviceBuffer qkv;       // [max_batched_tokens, qkv_width]
   DeviceBuffer attended;  // [max_batched_tokens, q_width], LinearInput
   DeviceBuffer gate_up;   // [max_batched_tokens, 2 * intermediate]

@@ -1,11 +1,13 @@
 #include "model/llama/llama_stage.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
@@ -47,11 +49,12 @@ void LlamaStage::TakeChosenTokens(const ChosenToken* chosen) {
 // them is, so that the next one would wait for its turn until this one's numbers have been taken.
 absl::Status LlamaStage::RunStep(absl::FunctionRef<absl::Status()> run_layers) {
   float* residual = act_.residual.as<float>();
+  tokens_ = SplitTokens(groups_, num_tokens(), shape_.hidden);
   if (!is_first()) {
-    RETURN_IF_ERROR(ReceiveFromPreviousStage(groups_, residual, num_hidden_states()));
+    RETURN_IF_ERROR(ReceiveFromPreviousStage(groups_, residual, tokens_, shape_.hidden));
   }
   RETURN_IF_ERROR(run_layers());
-  return is_last() ? absl::OkStatus() : SendToNextStage(groups_, residual, num_hidden_states());
+  return is_last() ? absl::OkStatus() : SendToNextStage(groups_, residual, tokens_, shape_.hidden);
 }
 
 absl::Status LlamaStage::RunLayers() {
@@ -60,22 +63,21 @@ absl::Status LlamaStage::RunLayers() {
     RETURN_IF_ERROR(RunLayer(layer));
   }
   AddDelta();
-  if (is_last()) NormLogitsRows();
-  return absl::OkStatus();
+  return is_last() ? NormLogitsRows() : absl::OkStatus();
 }
 
 absl::Status LlamaStage::BeginResidual() {
   has_delta_ = false;
   float* residual = act_.residual.as<float>();
-  if (!is_first()) return GatherReceived(groups_, residual, num_hidden_states());
-  return weights_.embedding->Forward(batch_.token_ids(), num_tokens(), residual);
+  if (!is_first()) return GatherReceived(groups_, residual, tokens_, shape_.hidden);
+  return weights_.embedding->Forward(batch_.token_ids(), tokens_, residual);
 }
 
 absl::Status LlamaStage::RunLayer(size_t layer) {
   const LayerWeights& weights = weights_.layers[layer];
-  AddAndNorm(weights.attention_norm, *weights.qkv.weight());
+  RETURN_IF_ERROR(AddAndNorm(weights.attention_norm, *weights.qkv.weight()));
   RETURN_IF_ERROR(Attention(weights, kv_caches_[layer]));
-  AddAndNorm(weights.mlp_norm, *weights.gate_up.weight());
+  RETURN_IF_ERROR(AddAndNorm(weights.mlp_norm, *weights.gate_up.weight()));
   return Mlp(weights);
 }
 
@@ -95,8 +97,7 @@ absl::Status LlamaStage::Attention(const LayerWeights& weights, const KvCacheVie
                       .cache = &cache,
                       .out = act_.attended.data()});
   has_delta_ = true;
-  return weights.attention_output.Forward(act_.attended.data(), num_tokens(),
-                                          act_.delta.as<float>());
+  return weights.attention_output.Forward(act_.attended.data(), tokens_, act_.delta.as<float>());
 }
 
 absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
@@ -104,34 +105,48 @@ absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
   backend_.SiluMul(act_.gate_up.as<float>(), num_tokens(), shape_.intermediate.size(),
                    act_.gated.data(), weights.down.weight());
   has_delta_ = true;
-  return weights.down.Forward(act_.gated.data(), num_tokens(), act_.delta.as<float>());
+  return weights.down.Forward(act_.gated.data(), tokens_, act_.delta.as<float>());
 }
 
-void LlamaStage::AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer) {
+absl::Status LlamaStage::AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer) {
   if (on_progress_ != nullptr) on_progress_();
-  backend_.AddRmsNorm({.residual = act_.residual.as<float>(),
-                       .delta = has_delta_ ? act_.delta.as<float>() : nullptr,
+  backend_.AddRmsNorm({.residual = mine(act_.residual),
+                       .delta = has_delta_ ? mine(act_.delta) : nullptr,
                        .weight = weight.as<float>(),
                        .eps = static_cast<float>(config_.rms_norm_eps),
-                       .num_tokens = num_tokens(),
+                       .num_tokens = tokens_.mine.size(),
                        .hidden = shape_.hidden,
                        .out = act_.normed.data(),
-                       .consumer = &consumer});
+                       .consumer = &consumer,
+                       .out_rows = tokens_.is_divided() ? tokens_.room() : 0,
+                       .first_out_row = tokens_.mine.begin});
   has_delta_ = false;
+  return tokens_.is_divided() ? GatherNormed() : absl::OkStatus();
+}
+
+absl::Status LlamaStage::GatherNormed() {
+  std::array<Communicator::Gathering, 2> gatherings;
+  size_t count = 0;
+  for (const auto& [data, row_bytes] : backend_.RowsToGather(act_.normed.data(), shape_.hidden)) {
+    if (row_bytes == 0) continue;
+    gatherings[count++] = {.mine = static_cast<std::byte*>(data) + tokens_.mine.begin * row_bytes,
+                           .bytes = tokens_.share * row_bytes,
+                           .all = data};
+  }
+  return groups_.tp->AllGatherTogether(std::span(gatherings).first(count));
 }
 
 void LlamaStage::AddDelta() {
-  backend_.Add(act_.residual.as<float>(), act_.delta.as<float>(), num_tokens() * shape_.hidden);
+  backend_.Add(mine(act_.residual), mine(act_.delta), tokens_.mine.size() * shape_.hidden);
   has_delta_ = false;
 }
 
 // The final norm of the wanted rows only, gathered into the delta's buffer, which is free by now.
 // The head reads them in parts, and after steps that were kept, too: no consumer is named.
-void LlamaStage::NormLogitsRows() {
+absl::Status LlamaStage::NormLogitsRows() {
   const int64_t num_rows = batch_.num_logits_rows();
-  if (num_rows == 0) return;
-  backend_.GatherRows(act_.residual.as<float>(), batch_.logits_rows(), num_rows, shape_.hidden,
-                      act_.delta.as<float>());
+  if (num_rows == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(GatherLogitsRows());
   backend_.AddRmsNorm({.residual = act_.delta.as<float>(),
                        .delta = nullptr,
                        .weight = weights_.final_norm.as<float>(),
@@ -140,6 +155,28 @@ void LlamaStage::NormLogitsRows() {
                        .hidden = shape_.hidden,
                        .out = act_.normed.data(),
                        .consumer = nullptr});
+  return absl::OkStatus();
+}
+
+// Divided rows are looked up as those of a table over ranks: from the owner, zeros from the others.
+// No bit changes: a sum that begins with the embedding's rows is never a negative zero.
+absl::Status LlamaStage::GatherLogitsRows() {
+  const int64_t num_rows = batch_.num_logits_rows();
+  float* const rows = act_.delta.as<float>();
+  if (!tokens_.is_divided()) {
+    backend_.GatherRows(act_.residual.as<float>(), batch_.logits_rows(), num_rows, shape_.hidden,
+                        rows);
+    return absl::OkStatus();
+  }
+  backend_.Embed({.table = mine(act_.residual),
+                  .table_dtype = DType::kF32,
+                  .num_rows = tokens_.mine.size(),
+                  .first_id = tokens_.mine.begin,
+                  .hidden = shape_.hidden,
+                  .ids = batch_.logits_rows(),
+                  .num_tokens = num_rows,
+                  .out = rows});
+  return groups_.tp->AllReduceSum(rows, num_rows * shape_.hidden);
 }
 
 int64_t LlamaStage::max_device_logits_rows() const {

@@ -30,6 +30,7 @@
 #include "model/model_config.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
+#include "parallel/token_split.h"
 
 namespace lockstep {
 
@@ -116,11 +117,16 @@ class LlamaStage {
   absl::Status RunLayer(size_t layer);
   absl::Status Attention(const LayerWeights& weights, const KvCacheView& cache);
   absl::Status Mlp(const LayerWeights& weights);
-  void NormLogitsRows();
-  void AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer);
+  absl::Status NormLogitsRows();
+  absl::Status GatherLogitsRows();
+  absl::Status AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer);
+  absl::Status GatherNormed();
   void AddDelta();
   int64_t num_tokens() const { return batch_.num_tokens(); }
-  int64_t num_hidden_states() const { return num_tokens() * shape_.hidden; }
+  // The first of this rank's tokens in an array of all of the step's.
+  float* mine(const DeviceBuffer& rows) const {
+    return rows.as<float>() + tokens_.mine.begin * shape_.hidden;
+  }
 
   const ModelConfig config_;
   const StageShape shape_;
@@ -139,6 +145,7 @@ class LlamaStage {
   std::vector<KvCacheView> kv_caches_;  // one per layer of this stage
 
   DeviceBatch batch_;
+  TokenSplit tokens_;  // of the step: act_.residual is right in this rank's rows
   StepBatch padded_;
   Activations act_;
   bool has_delta_ = false;    // act_.delta waits to be added to act_.residual

@@ -77,6 +77,7 @@ absl::Status RankDevice::Join(RankGroups& host, const MessageSizes& sizes) {
   pp_->Renew(std::move(made.pp));
   own_groups_.most_whole_bytes_from_previous = made.most_whole_bytes_from_previous;
   own_groups_.most_whole_bytes_to_next = made.most_whole_bytes_to_next;
+  own_groups_.most_undivided_bytes = made.most_undivided_bytes;
   return absl::OkStatus();
 }
 

@@ -99,6 +99,7 @@ absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
   pp_->Renew(std::move(round->groups.pp));
   groups_.most_whole_bytes_from_previous = round->groups.most_whole_bytes_from_previous;
   groups_.most_whole_bytes_to_next = round->groups.most_whole_bytes_to_next;
+  groups_.most_undivided_bytes = round->groups.most_undivided_bytes;
   RETURN_IF_ERROR(model_->Join(groups_));
   return true;
 }

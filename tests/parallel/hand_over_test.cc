@@ -13,6 +13,8 @@
 namespace lockstep::testing {
 namespace {
 
+constexpr int64_t kWidth = 3;  // numbers of a token
+
 TEST(HandOver, SlicesAreEqualAlignedAndReachTheEnd) {
   for (const int tp : {1, 2, 3, 4, 7, 8}) {
     for (const int64_t count : {1, 3, 15, 16, 17, 63, 64, 65, 1000}) {
@@ -27,11 +29,13 @@ TEST(HandOver, SlicesAreEqualAlignedAndReachTheEnd) {
 
 TEST(HandOver, RoomSufficesForEveryShorterHandOver) {
   for (const int tp : {1, 2, 3, 8}) {
-    for (int64_t count = 1; count < 200; ++count) {
-      EXPECT_GE(HandOverFloats(200, tp), HandOverFloats(count, tp)) << tp << ", " << count;
+    const int64_t room = HandOverFloats(200, kWidth, tp);
+    for (int64_t tokens = 1; tokens <= 200; ++tokens) {
+      EXPECT_GE(room, tp == 1 ? tokens * kWidth : tp * SliceFloats(tokens * kWidth, tp));
+      EXPECT_GE(room, TokenRoom(tokens, tp) * kWidth) << tp << ", " << tokens;
     }
   }
-  EXPECT_EQ(HandOverFloats(17, 1), 17) << "alone, nobody slices";
+  EXPECT_EQ(HandOverFloats(17, kWidth, 1), 17 * kWidth) << "alone, nobody slices";
 }
 
 TEST(HandOver, TheLongestMessageIsTheLongestOfAll) {
@@ -87,8 +91,9 @@ class Counted final : public Communicator {
   int64_t& bytes_sent_;
 };
 
-// Passes `count` numbers down a pipeline and returns the bytes that all ranks sent.
-int64_t BytesOfHandOver(int tp, int pp, int64_t count, int64_t most_whole_bytes) {
+// Passes so many tokens down a pipeline, divided or not, and returns the bytes that all ranks sent.
+int64_t BytesOfHandOver(int tp, int pp, int64_t num_tokens, int64_t most_whole_bytes,
+                        bool is_divided = false) {
   std::mutex mutex;
   int64_t bytes_of_all = 0;
   RunRanks(tp, pp, [&](int, RankGroups& host) -> absl::Status {
@@ -98,17 +103,22 @@ int64_t BytesOfHandOver(int tp, int pp, int64_t count, int64_t most_whole_bytes)
     groups.pp = std::make_unique<Counted>(*host.pp, bytes);
     groups.most_whole_bytes_from_previous = most_whole_bytes;
     groups.most_whole_bytes_to_next = most_whole_bytes;
-    std::vector<float> hidden(static_cast<size_t>(HandOverFloats(count, tp)),
+    const TokenSplit tokens =
+        is_divided ? Divided(num_tokens, tp, groups.tp->rank()) : Undivided(num_tokens);
+    std::vector<float> hidden(static_cast<size_t>(HandOverFloats(num_tokens, kWidth, tp)),
                               std::numeric_limits<float>::quiet_NaN());
+    const Range mine{tokens.mine.begin * kWidth, tokens.mine.end * kWidth};
     const int stage = groups.pp->rank();
     if (stage == 0) {
-      for (int64_t i = 0; i < count; ++i) hidden[i] = static_cast<float>(i + 1);
+      for (int64_t i = mine.begin; i < mine.end; ++i) hidden[i] = static_cast<float>(i + 1);
     } else {
-      RETURN_IF_ERROR(ReceiveFromPreviousStage(groups, hidden.data(), count));
-      RETURN_IF_ERROR(GatherReceived(groups, hidden.data(), count));
+      RETURN_IF_ERROR(ReceiveFromPreviousStage(groups, hidden.data(), tokens, kWidth));
+      RETURN_IF_ERROR(GatherReceived(groups, hidden.data(), tokens, kWidth));
     }
-    for (int64_t i = 0; i < count; ++i) EXPECT_EQ(hidden[i], static_cast<float>(i + 1));
-    if (stage + 1 < pp) RETURN_IF_ERROR(SendToNextStage(groups, hidden.data(), count));
+    for (int64_t i = mine.begin; i < mine.end; ++i) {
+      EXPECT_EQ(hidden[i], static_cast<float>(i + 1));
+    }
+    if (stage + 1 < pp) RETURN_IF_ERROR(SendToNextStage(groups, hidden.data(), tokens, kWidth));
     const absl::Status status = groups.tp->Barrier();
     host.tp = std::move(groups.tp);
     const std::lock_guard lock(mutex);
@@ -122,7 +132,7 @@ TEST(HandOver, EveryRankGetsEveryNumber) {
   for (const auto& [tp, pp] :
        {std::pair(1, 2), std::pair(2, 2), std::pair(3, 3), std::pair(4, 2)}) {
     for (const int64_t count : {1, 3, 7, 16, 17, 100, 257}) {
-      const int64_t bytes = 4 * count;
+      const int64_t bytes = 4 * kWidth * count;
       EXPECT_EQ(BytesOfHandOver(tp, pp, count, INT64_MAX), (pp - 1) * tp * bytes);
       const int64_t sliced = BytesOfHandOver(tp, pp, count, 0);
       EXPECT_GE(sliced, (pp - 1) * bytes);
@@ -131,9 +141,21 @@ TEST(HandOver, EveryRankGetsEveryNumber) {
   }
 }
 
+TEST(HandOver, DividedTokensGoFromEachToItsPeer) {
+  for (const auto& [tp, pp] : {std::pair(2, 2), std::pair(3, 3), std::pair(4, 2)}) {
+    for (const int64_t count : {1, 3, 5, 16, 17, 100}) {
+      for (const int64_t most_whole_bytes : {int64_t{0}, INT64_MAX}) {
+        EXPECT_EQ(BytesOfHandOver(tp, pp, count, most_whole_bytes, /*is_divided=*/true),
+                  (pp - 1) * 4 * kWidth * count)
+            << "each number once";
+      }
+    }
+  }
+}
+
 TEST(HandOver, ShortOnesGoWholeUpToTheLimit) {
-  EXPECT_EQ(BytesOfHandOver(2, 2, 100, 400), 2 * 400);
-  EXPECT_EQ(BytesOfHandOver(2, 2, 104, 400), 416);
+  EXPECT_EQ(BytesOfHandOver(2, 2, 100, 400 * kWidth), 2 * 400 * kWidth);
+  EXPECT_EQ(BytesOfHandOver(2, 2, 104, 400 * kWidth), 416 * kWidth);
 }
 
 }  // namespace

@@ -49,13 +49,30 @@ std::vector<float> ResultOf(int tp, const RankBody& body) {
   return results[0];
 }
 
+// Calls forward with room for its result, and leaves in y what undivided tokens give: of divided
+// ones, every rank's own.
+absl::Status ForwardAndJoin(
+    Communicator& group, int64_t num_tokens, int64_t width, bool divides, std::vector<float>& y,
+    const std::function<absl::Status(const TokenSplit& tokens, float* y)>& forward) {
+  const TokenSplit tokens =
+      divides ? Divided(num_tokens, group.size(), group.rank()) : Undivided(num_tokens);
+  y.resize(static_cast<size_t>(tokens.room() * width));
+  RETURN_IF_ERROR(forward(tokens, y.data()));
+  if (divides) {
+    const int64_t bytes = tokens.share * width * static_cast<int64_t>(sizeof(float));
+    RETURN_IF_ERROR(group.AllGather(y.data() + tokens.mine.begin * width, bytes, y.data()));
+  }
+  y.resize(static_cast<size_t>(num_tokens * width));
+  return absl::OkStatus();
+}
+
 class ParallelLinearTest : public ::testing::TestWithParam<DType> {};
 
 TEST_P(ParallelLinearTest, RowParallelProductDoesNotDependOnTheNumberOfRanks) {
   constexpr int64_t kIn = 48, kOut = 20;
   const std::vector<float> w = RandomFloats(kOut * kIn, 1);
   const std::vector<float> x = RandomFloats(kTokens * kIn, 2);
-  const auto product = [&](int tp) {
+  const auto product = [&](int tp, bool divides = false) {
     const int64_t local = kIn / tp;
     return ResultOf(tp,
                     [&](int rank, Backend& backend, Communicator& group,
@@ -73,12 +90,17 @@ TEST_P(ParallelLinearTest, RowParallelProductDoesNotDependOnTheNumberOfRanks) {
                         const float* row = x.data() + t * kIn + rank * local;
                         my_x.insert(my_x.end(), row, row + local);
                       }
-                      y.resize(kTokens * kOut);
-                      return linear.Forward(my_x.data(), kTokens, y.data());
+                      return ForwardAndJoin(group, kTokens, kOut, divides, y,
+                                            [&](const TokenSplit& tokens, float* out) {
+                                              return linear.Forward(my_x.data(), tokens, out);
+                                            });
                     });
   };
   const std::vector<float> alone = product(1);
-  for (const int tp : {2, 4, 8}) EXPECT_EQ(Bits(product(tp)), Bits(alone)) << "tp " << tp;
+  for (const int tp : {2, 4, 8}) {
+    EXPECT_EQ(Bits(product(tp)), Bits(alone)) << "tp " << tp;
+    EXPECT_EQ(Bits(product(tp, /*divides=*/true)), Bits(alone)) << "tp " << tp << ", divided";
+  }
 }
 
 TEST_P(ParallelLinearTest, ColumnParallelOutputsAreThoseOfTheWholeMatrix) {
@@ -102,7 +124,7 @@ class VocabParallelEmbeddingTest : public ParallelLinearTest {
  protected:
   static constexpr int64_t kVocab = 10, kHidden = 6;
 
-  std::vector<float> Embed(int tp, const std::vector<int32_t>& ids) {
+  std::vector<float> Embed(int tp, const std::vector<int32_t>& ids, bool divides = false) {
     const ShardedSizes sizes{1, 8, 8, 8, kVocab, kHidden};
     return ResultOf(tp,
                     [&](int rank, Backend& backend, Communicator& group,
@@ -116,8 +138,10 @@ class VocabParallelEmbeddingTest : public ParallelLinearTest {
                                                                        .dtype = GetParam()}));
                       embedding.Fill(
                           0, RowsOf(table_.data() + vocab.begin * kHidden, vocab.size(), kHidden));
-                      out.resize(ids.size() * kHidden);
-                      return embedding.Forward(ids.data(), std::ssize(ids), out.data());
+                      return ForwardAndJoin(group, std::ssize(ids), kHidden, divides, out,
+                                            [&](const TokenSplit& tokens, float* rows) {
+                                              return embedding.Forward(ids.data(), tokens, rows);
+                                            });
                     });
   }
   std::vector<float> table_ = RandomFloats(kVocab * kHidden, 5);
@@ -136,7 +160,10 @@ TEST_P(VocabParallelEmbeddingTest, NumberOfRanksCannotBeToldFromTheBits) {
   table_[2] = 1e-40f;
   const std::vector<int32_t> ids = {0, 9, 5, 0, 3};
   const std::vector<float> alone = Embed(1, ids);
-  for (const int tp : {2, 4, 8}) EXPECT_EQ(Bits(Embed(tp, ids)), Bits(alone)) << "tp " << tp;
+  for (const int tp : {2, 4, 8}) {
+    EXPECT_EQ(Bits(Embed(tp, ids)), Bits(alone)) << "tp " << tp;
+    EXPECT_EQ(Bits(Embed(tp, ids, /*divides=*/true)), Bits(alone)) << "tp " << tp << ", divided";
+  }
 }
 
 TEST_P(VocabParallelEmbeddingTest, IdsNobodyOwnsGiveZeros) {

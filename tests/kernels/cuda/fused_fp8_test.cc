@@ -165,6 +165,27 @@ class FusedProduct {
     backend_->AddRmsNorm(
         {residual_.data(), nullptr, norm_.data(), 1e-5f, rows, kHidden, in_.data(), consumer});
   }
+  // As ranks do that have the others' rows brought to them: part by part, each to where it belongs.
+  void NormInShares(int64_t rows, int64_t share) {
+    const int64_t room = (rows + share - 1) / share * share;
+    for (int64_t first = 0; first < rows; first += share) {
+      backend_->AddRmsNorm({residual_.data() + first * kHidden, nullptr, norm_.data(), 1e-5f,
+                            std::min(share, rows - first), kHidden, in_.data(), up_.get(), room,
+                            first});
+    }
+  }
+  std::array<Backend::RowArray, 2> RowsToGather() const {
+    return backend_->RowsToGather(in_.data(), kHidden);
+  }
+  void* rows() const { return in_.data(); }
+  // The norm's product alone, of shares; 0: of all at once, without its reader's name.
+  std::vector<float> Up(int64_t rows, int64_t share) {
+    y_.Write(std::vector<float>(kMostRows * 2 * kWidth, NAN));
+    share > 0 ? NormInShares(rows, share) : Norm(rows, nullptr);
+    Multiply(*up_, rows);
+    backend_->Synchronize();
+    return y_.Read();
+  }
   void Gate(int64_t rows, const LinearWeight* consumer) {
     backend_->SiluMul(gate_up_.data(), rows, kWidth, in_.data(), consumer);
   }
@@ -238,6 +259,33 @@ TEST_P(FusedProductTest, NamingItsReaderChangesNoBit) {
 TEST_P(FusedProductTest, RecordedToo) {
   const std::vector<float> want = product_.RepeatedUp(40);
   for (int time = 0; time < 3; ++time) ASSERT_TRUE(SameBits(product_.RepeatedUp(40), want));
+}
+
+TEST_P(FusedProductTest, GatheredSharesChangeNoBit) {
+  for (const int64_t rows : {1, 5, 16, 17, 33, 64, 70}) {
+    const std::vector<float> want = product_.Up(rows, 0);
+    for (const int64_t share : {(rows + 1) / 2, (rows + 2) / 3, rows}) {
+      ASSERT_TRUE(SameBits(product_.Up(rows, share), want)) << rows << " by " << share;
+    }
+  }
+}
+
+TEST_P(FusedProductTest, SharesLieWhereEveryRankExpectsThem) {
+  const DType compute = std::get<0>(GetParam());
+  product_.NormInShares(33, 11);
+  auto* const rows = static_cast<std::byte*>(product_.rows());
+  const auto quantized = product_.RowsToGather();
+  EXPECT_EQ(quantized[0].data, rows);
+  EXPECT_EQ(quantized[0].row_bytes, FusedProduct::kHidden);
+  EXPECT_EQ(quantized[1].data, rows + 33 * FusedProduct::kHidden);
+  EXPECT_EQ(quantized[1].row_bytes, 4);
+  product_.Multiply(product_.up(), 33);
+  // Few rows are multiplied as each rank finds best, so all gather them as they are.
+  product_.NormInShares(16, 8);
+  const auto plain = product_.RowsToGather();
+  EXPECT_EQ(plain[0].data, rows);
+  EXPECT_EQ(plain[0].row_bytes, FusedProduct::kHidden * DTypeBytes(compute));
+  EXPECT_EQ(plain[1].row_bytes, 0);
 }
 
 // Who writes again before the product has read, in the same place, is read.

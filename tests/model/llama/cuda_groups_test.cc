@@ -1,6 +1,7 @@
 // Several ranks with a GPU each: whole generations over NCCL, both emulated.
 #include <atomic>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
@@ -9,6 +10,7 @@
 #include "parallel/device_communicators.h"
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
+#include "tests/model/llama/temporary_model.h"
 #include "tests/parallel/run_ranks.h"
 #include "tests/support/assets.h"
 #include "tests/support/cuda_emulation/emulation.h"
@@ -17,6 +19,9 @@ extern "C" const lockstep::AcceleratorPlugin* lockstep_plugin();
 
 namespace lockstep::testing {
 namespace {
+
+using ::testing::FloatNear;
+using ::testing::Pointwise;
 
 constexpr int64_t kMaxBatchedTokens = 64;
 constexpr int64_t kHiddenSize = 64;  // of stories260K
@@ -35,6 +40,7 @@ class CudaGroupsTest : public ::testing::Test {
     auto checkpoint = Checkpoint::Open(directory);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     checkpoint_ = *std::move(checkpoint);
+    model_ = checkpoint_.get();
     for (GoldenCase& golden : ReadGolden(directory)) {
       if (golden.prompt.size() > 40) continue;  // the emulation is no GPU
       golden.greedy_tokens.resize(std::min<size_t>(golden.greedy_tokens.size(), 8));
@@ -46,7 +52,8 @@ class CudaGroupsTest : public ::testing::Test {
   void TearDown() override { EXPECT_EQ(cuda_emulation::TakeFailure(), ""); }
 
   std::vector<Outcome> Run(int tp, int pp, DType compute, bool deterministic,
-                           bool stages_lie_apart = false) {
+                           bool stages_lie_apart = false,
+                           std::optional<int64_t> most_undivided_bytes = std::nullopt) {
     cuda_emulation::SetDevice({.num_devices = tp * pp});
     std::atomic<int> next_device{0};
     DriveOptions options;
@@ -60,11 +67,13 @@ class CudaGroupsTest : public ::testing::Test {
     };
     options.make_device_groups = &OverNccl;
     options.stages_lie_apart = stages_lie_apart;
+    options.most_undivided_bytes = most_undivided_bytes;
+    options.stage.quantize = quantize_;
     options.stage.weights = WeightsIn(compute);
     options.stage.limits = {
         .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = 4, .max_model_len = 80};
     options.chunk = 30;
-    auto outcomes = Drive(*checkpoint_, options, requests_);
+    auto outcomes = Drive(*model_, options, requests_);
     EXPECT_TRUE(outcomes.ok()) << outcomes.status();
     return *std::move(outcomes);
   }
@@ -72,6 +81,8 @@ class CudaGroupsTest : public ::testing::Test {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::vector<GoldenCase> cases_;
   std::vector<Request> requests_;
+  const Checkpoint* model_ = nullptr;
+  Quantization quantize_ = Quantization::kNone;
 };
 
 TEST_F(CudaGroupsTest, EveryLayoutComputesTheGoldenNumbers) {
@@ -105,6 +116,32 @@ TEST_F(CudaGroupsTest, DeterministicRunsAreTheSameToTheBit) {
   EXPECT_TRUE(SameBits(Run(2, 3, DType::kBF16, true, true), want)) << "nor a stage in the middle";
   const std::vector<Outcome> of_four = Run(4, 1, DType::kBF16, true);
   EXPECT_TRUE(SameBits(Run(4, 2, DType::kBF16, true, true), of_four));
+}
+
+TEST_F(CudaGroupsTest, DividedTokensChangeNoBitOfDeterministicRuns) {
+  const std::vector<Outcome> want = Run(2, 2, DType::kBF16, true);
+  EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, true, 0), want));
+  EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, false, 16 * kHiddenSize * 4), want))
+      << "some of the steps";
+}
+
+// Ranks gather rows that are quantized already: chunks of 30 tokens; decodes' are gathered as they
+// are.
+TEST_F(CudaGroupsTest, DividedTokensAreQuantizedBeforeTheyAreGathered) {
+  ModelConfig config = SmallConfig(/*num_kv_heads=*/2);
+  config.intermediate_size = 128;  // FP8 comes in multiples of 16
+  const TemporaryModel model(config, DType::kF32);
+  model_ = &model.checkpoint();
+  quantize_ = Quantization::kFp8;
+  const std::vector<Outcome> want = Run(2, 1, DType::kBF16, true);
+  EXPECT_TRUE(SameBits(Run(2, 1, DType::kBF16, true, false, 0), want));
+  // Otherwise products of few rows are whichever is measured to be faster.
+  const std::vector<Outcome> others = Run(2, 1, DType::kBF16, false, false, 0);
+  for (size_t i = 0; i < want.size(); ++i) {
+    for (size_t row = 0; row < requests_[i].prompt.size(); ++row) {
+      EXPECT_THAT(others[i].logits[row], Pointwise(FloatNear(0.2f), want[i].logits[row]));
+    }
+  }
 }
 
 // Two stages of a pipeline, each on a device of its own.

@@ -72,7 +72,7 @@ DriveOptions Options(const LocalRank& rank, bool deterministic, bool stages_lie_
   return options;
 }
 
-// argument: tp,pp,deterministic,stages_lie_apart.
+// argument: tp,pp,deterministic,stages_lie_apart, tokens of steps that are not divided.
 absl::Status Generate(const LocalRank& rank) {
   const std::vector<std::string> layout = absl::StrSplit(rank.argument, ',');
   const ProcessGrid grid = *ProcessGrid::Create(std::stoi(layout[0]), std::stoi(layout[1]));
@@ -83,9 +83,10 @@ absl::Status Generate(const LocalRank& rank) {
     requests.push_back({golden.prompt, static_cast<int>(golden.greedy_tokens.size())});
   }
   RankGroups host = rank.Groups(grid);
+  DriveOptions options = Options(rank, layout[2] == "1", layout[3] == "1");
+  options.most_undivided_bytes = std::stoi(layout[4]) * kHiddenSize * 4;
   ASSIGN_OR_RETURN(const std::vector<Outcome> outcomes,
-                   DriveRank(*checkpoint, grid, rank.rank, host,
-                             Options(rank, layout[2] == "1", layout[3] == "1"), requests));
+                   DriveRank(*checkpoint, grid, rank.rank, host, options, requests));
   const bool has_logits = grid.stage_of(rank.rank) == grid.pp() - 1;
   for (size_t i = 0; i < cases.size(); ++i) {
     EXPECT_EQ(outcomes[i].greedy, cases[i].greedy_tokens);
@@ -150,29 +151,33 @@ struct Layout {
   int pp;
   bool deterministic = false;
   bool stages_lie_apart = false;
+  int most_undivided_tokens = static_cast<int>(kMaxBatchedTokens);
 };
 
 class CudaRanksTest : public ::testing::TestWithParam<Layout> {};
 
 TEST_P(CudaRanksTest, TokensAreThoseOfOneProcess) {
   SKIP_WITHOUT_ASSET(ModelDirectory());
-  const auto [tp, pp, deterministic, stages_lie_apart] = GetParam();
-  EXPECT_THAT(RunLocalRanks({.num_ranks = tp * pp,
-                             .part = "generate",
-                             .argument = absl::StrCat(tp, ",", pp, ",", deterministic ? 1 : 0, ",",
-                                                      stages_lie_apart ? 1 : 0)}),
+  const auto [tp, pp, deterministic, stages_lie_apart, most_undivided_tokens] = GetParam();
+  EXPECT_THAT(RunLocalRanks(
+                  {.num_ranks = tp * pp,
+                   .part = "generate",
+                   .argument = absl::StrCat(tp, ",", pp, ",", deterministic ? 1 : 0, ",",
+                                            stages_lie_apart ? 1 : 0, ",", most_undivided_tokens)}),
               Each(0));
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, CudaRanksTest,
-                         ::testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{2, 1, true},
-                                           Layout{4, 1}, Layout{1, 2}, Layout{2, 2},
-                                           Layout{2, 2, false, true}, Layout{1, 3}),
-                         [](const auto& info) {
-                           return absl::StrCat("Tp", info.param.tp, "Pp", info.param.pp,
-                                               info.param.deterministic ? "Deterministic" : "",
-                                               info.param.stages_lie_apart ? "Apart" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, CudaRanksTest,
+    ::testing::Values(Layout{1, 1}, Layout{2, 1}, Layout{2, 1, true}, Layout{4, 1}, Layout{1, 2},
+                      Layout{2, 2}, Layout{2, 2, false, true}, Layout{1, 3},
+                      Layout{4, 1, false, false, 0}, Layout{2, 2, true, true, 4}),
+    [](const auto& info) {
+      return absl::StrCat("Tp", info.param.tp, "Pp", info.param.pp,
+                          info.param.deterministic ? "Deterministic" : "",
+                          info.param.stages_lie_apart ? "Apart" : "",
+                          info.param.most_undivided_tokens < kMaxBatchedTokens ? "Divided" : "");
+    });
 
 TEST(CudaTokenReturn, TheFirstStageGetsWhatTheLastHasChosen) {
   for (const auto& [tp, pp] : {std::pair(1, 2), std::pair(2, 2), std::pair(1, 3)}) {

@@ -130,6 +130,23 @@ TEST_P(InvarianceTest, HiddenStatesInSlices) {
   }
 }
 
+// All steps, or those of more than seven tokens of the smaller model.
+TEST_P(InvarianceTest, DividedTokens) {
+  for (const auto& [tp, pp] : {std::pair(2, 1), {2, 2}, {4, 1}, {4, 3}}) {
+    for (const int64_t most_undivided_bytes : {0, 7 * 64 * 4}) {
+      SCOPED_TRACE(::testing::Message()
+                   << "tp " << tp << " pp " << pp << " above " << most_undivided_bytes << " bytes");
+      ExpectSameBits([&](DriveOptions& o) {
+        o.tp = tp;
+        o.pp = pp;
+        o.staggered = true;
+        o.stages_lie_apart = pp == 2;
+        o.most_undivided_bytes = most_undivided_bytes;
+      });
+    }
+  }
+}
+
 TEST_P(InvarianceTest, ReferenceBackend) {
   const std::vector<Request> requests = {{RandomTokens(9, 5), 4}};
   const auto reference = [](DriveOptions& o) { o.make_backend = MakeReferenceBackend; };
@@ -170,6 +187,11 @@ TEST_P(ReplicatedKvHeadsTest, GiveTheBitsOfOneRank) {
     const auto outcomes = Drive(model.checkpoint(), options, requests);
     ASSERT_TRUE(outcomes.ok()) << outcomes.status();
     EXPECT_TRUE(SameBits(*outcomes, *alone)) << "tp " << tp << " pp " << pp;
+    options.most_undivided_bytes = 0;
+    const auto divided = Drive(model.checkpoint(), options, requests);
+    ASSERT_TRUE(divided.ok()) << divided.status();
+    EXPECT_TRUE(SameBits(*divided, *alone)) << "tp " << tp << " pp " << pp << ", divided";
+    options.most_undivided_bytes = std::nullopt;
   }
 }
 

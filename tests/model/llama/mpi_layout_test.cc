@@ -30,6 +30,7 @@ TEST_P(MpiLayoutTest, EveryLayoutOfTheJobGivesTheBitsOfOneRank) {
     for (const bool apart : {false, true}) {
       SCOPED_TRACE(::testing::Message() << "tp " << tp << " pp " << world / tp << " " << apart);
       options.stages_lie_apart = apart;
+      options.most_undivided_bytes = apart ? std::optional<int64_t>(0) : std::nullopt;
       const ProcessGrid grid = *ProcessGrid::Create(tp, world / tp);
       auto groups = MakeMpiGroups(TestSession(), grid);
       ASSERT_TRUE(groups.ok()) << groups.status();

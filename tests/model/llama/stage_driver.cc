@@ -224,9 +224,11 @@ absl::StatusOr<std::vector<Outcome>> DriveRank(const Checkpoint& checkpoint,
   if (options.make_device_groups != nullptr) {
     ASSIGN_OR_RETURN(device, options.make_device_groups(*backend, groups));
   }
+  RankGroups& of_stage = device.tp != nullptr ? device : groups;
+  of_stage.most_undivided_bytes =
+      options.most_undivided_bytes.value_or(of_stage.most_undivided_bytes);
   ASSIGN_OR_RETURN(const std::unique_ptr<LlamaStage> stage,
-                   LlamaStage::Load(checkpoint, grid, rank, *backend,
-                                    device.tp != nullptr ? device : groups, options.stage,
+                   LlamaStage::Load(checkpoint, grid, rank, *backend, of_stage, options.stage,
                                     /*progress=*/nullptr));
   std::vector<Sequence> sequences =
       MakeSequences(requests, options.stage.limits.block_size, options.block_seed);

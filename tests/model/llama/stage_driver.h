@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,8 +34,10 @@ struct DriveOptions {
   // The groups of `host` over the ranks' devices; null: they are the host's.
   std::function<absl::StatusOr<RankGroups>(Backend& backend, RankGroups& host)> make_device_groups;
   bool stages_lie_apart = false;  // as if on hosts of their own: hidden states travel in slices
-  StageOptions stage;             // its limits hold for every batch
-  int64_t chunk = 64;             // most tokens of one sequence in a step
+  // RankGroups'; nothing: what the groups say.
+  std::optional<int64_t> most_undivided_bytes;
+  StageOptions stage;  // its limits hold for every batch
+  int64_t chunk = 64;  // most tokens of one sequence in a step
   bool staggered =
       false;  // request i joins at step 2 * i, so that prefills and decodes mix; else all at once
   uint32_t block_seed = 1;
