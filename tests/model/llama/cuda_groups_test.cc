@@ -118,16 +118,24 @@ TEST_F(CudaGroupsTest, DeterministicRunsAreTheSameToTheBit) {
   EXPECT_TRUE(SameBits(Run(4, 2, DType::kBF16, true, true), of_four));
 }
 
+// Two chunks of 30 tokens, with others in the same steps; then decodes.
+std::vector<Request> LongAndShort() {
+  Request request{.prompt = {}, .num_greedy = 2};
+  for (int32_t i = 0; i < 60; ++i) request.prompt.push_back(1 + i * 37 % 500);
+  return {request, {{1, 2, 3}, 3}};
+}
+
 TEST_F(CudaGroupsTest, DividedTokensChangeNoBitOfDeterministicRuns) {
+  requests_ = LongAndShort();
   const std::vector<Outcome> want = Run(2, 2, DType::kBF16, true);
   EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, true, 0), want));
   EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, false, 16 * kHiddenSize * 4), want))
       << "some of the steps";
 }
 
-// Ranks gather rows that are quantized already: chunks of 30 tokens; decodes' are gathered as they
-// are.
+// Rows of chunks are; those of decodes are gathered as they are.
 TEST_F(CudaGroupsTest, DividedTokensAreQuantizedBeforeTheyAreGathered) {
+  requests_ = LongAndShort();
   ModelConfig config = SmallConfig(/*num_kv_heads=*/2);
   config.intermediate_size = 128;  // FP8 comes in multiples of 16
   const TemporaryModel model(config, DType::kF32);
@@ -135,7 +143,7 @@ TEST_F(CudaGroupsTest, DividedTokensAreQuantizedBeforeTheyAreGathered) {
   quantize_ = Quantization::kFp8;
   const std::vector<Outcome> want = Run(2, 1, DType::kBF16, true);
   EXPECT_TRUE(SameBits(Run(2, 1, DType::kBF16, true, false, 0), want));
-  // Otherwise products of few rows are whichever is measured to be faster.
+  // Otherwise products of few rows, and so decodes, are whichever is measured to be faster.
   const std::vector<Outcome> others = Run(2, 1, DType::kBF16, false, false, 0);
   for (size_t i = 0; i < want.size(); ++i) {
     for (size_t row = 0; row < requests_[i].prompt.size(); ++row) {
