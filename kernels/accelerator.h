@@ -27,6 +27,7 @@ enum class DeviceLink {
 struct AcceleratorInfo {
   std::string name;               // "NVIDIA H100 80GB HBM3"
   int64_t memory_bytes = 0;       // as the driver tells it
+  bool multiplies_fp8 = false;    // Backend::HoldsFp8 of widths that suit it
   std::string pci_bus_id;         // "0000:1b:00.0", as sysfs writes it
   std::vector<DeviceLink> links;  // to each of the devices; nothing meant for the device itself
 };
@@ -69,7 +70,7 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 14"
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 15"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file

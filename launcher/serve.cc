@@ -1,8 +1,11 @@
 // lockstep serve: the whole server: checks everything, starts the controller here and the ranks as
 // one MPI job on this host, on others, or over a Slurm allocation.
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
@@ -55,6 +58,14 @@ struct ServePlan {
   int threads_per_rank = 1;
 };
 
+// What ranks compute on, as far as is known here.
+struct RanksDevices {
+  bool are_gpus = false;
+  bool multiply_fp8 = false;
+  std::string name;          // of a GPU
+  int64_t memory_bytes = 0;  // of all of them
+};
+
 // Ranks on other hosts cannot reach memory of this process.
 absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& rank,
                                                                const LaunchPlan& launch,
@@ -63,17 +74,43 @@ absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& 
   return WeightMemory::Create(launch.world_size, dirs.files.path());
 }
 
-// Over all hosts, taking them for equal to this one; of hosts elsewhere nothing is known before
-// their ranks look.
-int64_t MemoryOfHosts(const LaunchPlan& launch) {
-  return launch.uses_this_host ? AvailableMemoryBytes() * launch.num_hosts() : int64_t{1} << 60;
+// Takes all hosts for equal to this one. Of hosts elsewhere only the flag tells: their ranks look
+// for themselves.
+absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& launch) {
+  if (!launch.uses_this_host) {
+    const bool are_gpus = rank.device == "cuda";
+    return RanksDevices{are_gpus, are_gpus, "", int64_t{1} << 60};
+  }
+  ASSIGN_OR_RETURN(const auto here, GpusFor(rank.device));
+  RanksDevices devices;
+  if (!here.has_value()) {
+    devices.memory_bytes = AvailableMemoryBytes() * launch.num_hosts();
+    return devices;
+  }
+  const std::vector<AcceleratorInfo>& gpus = here->gpus;
+  devices.are_gpus = true;
+  devices.multiply_fp8 = std::all_of(gpus.begin(), gpus.end(),
+                                     [](const AcceleratorInfo& gpu) { return gpu.multiplies_fp8; });
+  devices.name = gpus.front().name;
+  devices.memory_bytes = MemoryOfGpus(gpus, launch.max_ranks_per_host(), launch.num_hosts(),
+                                      rank.gpu_memory_utilization);
+  return devices;
 }
 
-// Of hosts elsewhere only the flag tells; their ranks look for themselves.
-absl::StatusOr<bool> RanksUseGpus(const RankFlags& rank, const LaunchPlan& launch) {
-  if (!launch.uses_this_host) return rank.device == "cuda";
-  ASSIGN_OR_RETURN(const auto gpus, GpusFor(rank.device));
-  return gpus.has_value();
+absl::Status CheckFormats(const ServeOptions& options, const RanksDevices& devices) {
+  if (!devices.are_gpus && options.model.quantize == "fp8") {
+    return absl::InvalidArgumentError(
+        "--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 and int4");
+  }
+  if (!devices.multiply_fp8 && options.model.quantize == "fp8") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--quantize fp8 is for GPUs of compute capability 8.9 or later; ",
+                     devices.name, " cannot multiply e4m3"));
+  }
+  if (!devices.are_gpus && options.rank.dtype == "f16") {
+    return absl::InvalidArgumentError(kNoF16OnCpus);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
@@ -85,15 +122,13 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(options.model.tp, options.model.pp));
   const int num_replicas = options.controller.replicas;
   ASSIGN_OR_RETURN(plan.launch, PlanLaunch(options.launch, grid, num_replicas));
-  ASSIGN_OR_RETURN(plan.on_gpus, RanksUseGpus(options.rank, plan.launch));
-  if (!plan.on_gpus && options.model.quantize == "fp8") {
-    return absl::InvalidArgumentError(
-        "--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 and int4");
-  }
-  if (!plan.on_gpus && options.rank.dtype == "f16") return absl::InvalidArgumentError(kNoF16OnCpus);
-  ASSIGN_OR_RETURN(plan.capacity, PlanCapacity({plan.summary.config, options.model,
-                                                options.rank.dtype, plan.on_gpus, options.kv_cache,
-                                                MemoryOfHosts(plan.launch) / num_replicas}));
+  ASSIGN_OR_RETURN(const RanksDevices devices, DevicesOf(options.rank, plan.launch));
+  plan.on_gpus = devices.are_gpus;
+  RETURN_IF_ERROR(CheckFormats(options, devices));
+  ASSIGN_OR_RETURN(
+      plan.capacity,
+      PlanCapacity({plan.summary.config, options.model, options.rank.dtype, devices.are_gpus,
+                    devices.multiply_fp8, options.kv_cache, devices.memory_bytes / num_replicas}));
   if (plan.on_gpus && !options.kv_cache.gib.has_value() &&
       !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what their GPUs have room for

@@ -21,6 +21,8 @@ namespace lockstep::cuda {
 
 class CudaBackend final : public Backend {
  public:
+  static constexpr int kFp8Capability = 89;  // from which on GPUs multiply e4m3
+
   // INVALID_ARGUMENT (no such device), RESOURCE_EXHAUSTED, UNAVAILABLE.
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const AcceleratorOptions& options);
   ~CudaBackend() override;

@@ -16,7 +16,6 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr int kFp8Multiple = 16;  // of both features: what cuBLASLt asks for
-constexpr int kFp8Capability = 89;
 
 bool IsFp8(const LinearShape& shape) { return shape.quantization == Quantization::kFp8; }
 

@@ -84,10 +84,12 @@ absl::StatusOr<AcceleratorInfo> Describe(int device, int num_devices) {
   char bus_id[32] = {};
   RETURN_IF_ERROR(
       CudaStatus(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device), "asking a GPU"));
-  AcceleratorInfo info = {properties.name,
-                          static_cast<int64_t>(properties.totalGlobalMem),
-                          absl::AsciiStrToLower(bus_id),
-                          {}};
+  const int capability = 10 * properties.major + properties.minor;
+  AcceleratorInfo info = {.name = properties.name,
+                          .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+                          .multiplies_fp8 = capability >= CudaBackend::kFp8Capability,
+                          .pci_bus_id = absl::AsciiStrToLower(bus_id),
+                          .links = {}};
   for (int peer = 0; peer < num_devices; ++peer) {
     ASSIGN_OR_RETURN(const DeviceLink link, LinkBetween(device, peer));
     info.links.push_back(link);

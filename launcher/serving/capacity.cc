@@ -1,5 +1,7 @@
 #include "launcher/serving/capacity.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
@@ -13,9 +15,12 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
                          int64_t block_bytes) {
   const std::string available = FormatBytes(inputs.available_memory_bytes);
   if (capacity.weight_bytes > inputs.available_memory_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the weights take ", FormatBytes(capacity.weight_bytes), " of memory, ",
-                     available, " are available on this host"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the weights take ", FormatBytes(capacity.weight_bytes), " of memory, ", available,
+        inputs.on_gpus
+            ? " may be taken of the ranks' GPUs (--gpu-memory-utilization): use more GPUs"
+            : " are available on this host",
+        inputs.multiplies_fp8 && inputs.model.quantize == "none" ? ", or --quantize fp8" : ""));
   }
   if (capacity.num_kv_blocks < 1) {
     return absl::ResourceExhaustedError(absl::StrCat("the KV cache holds no block: one takes ",
@@ -34,6 +39,14 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
 
 }  // namespace
 
+int64_t MemoryOfGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host, int num_hosts,
+                     double gpu_memory_utilization) {
+  const size_t num_used = std::min(gpus.size(), static_cast<size_t>(ranks_per_host));
+  double bytes = 0;
+  for (size_t gpu = 0; gpu < num_used; ++gpu) bytes += static_cast<double>(gpus[gpu].memory_bytes);
+  return static_cast<int64_t>(bytes * gpu_memory_utilization * num_hosts);
+}
+
 absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
   const ModelConfig& config = inputs.config;
   Capacity capacity;
@@ -49,7 +62,7 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
   const Quantization quantization =
       QuantizationOf(inputs.model.quantize).value_or(Quantization::kNone);
   ASSIGN_OR_RETURN(capacity.shards, HeldShards(config, inputs.model.tp, inputs.model.pp,
-                                               {held, quantization, inputs.on_gpus}));
+                                               {held, quantization, inputs.multiplies_fp8}));
   for (const RankShard& shard : capacity.shards) {
     capacity.weight_bytes += shard.weight_bytes;
     capacity.kv_bytes_per_token += shard.kv_bytes_per_token;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/accelerator.h"
 #include "launcher/cli/serving_flags.h"
 #include "model/checkpoint/shard_sizes.h"
 #include "model/model_config.h"
@@ -18,13 +19,19 @@ struct KvCacheFlags {
   std::optional<int64_t> num_blocks;
 };
 
+// What ranks may take of their GPUs in all, where each host has GPUs like these: of those that have
+// a rank.
+int64_t MemoryOfGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host, int num_hosts,
+                     double gpu_memory_utilization);
+
 struct CapacityInputs {
   const ModelConfig& config;
   const ModelFlags& model;
   const std::string& dtype;  // RankFlags::dtype
   bool on_gpus = false;
+  bool multiplies_fp8 = false;  // AcceleratorInfo, of all of them
   KvCacheFlags kv_cache;
-  int64_t available_memory_bytes = 0;
+  int64_t available_memory_bytes = 0;  // of the GPUs, or the host
 };
 
 struct Capacity {

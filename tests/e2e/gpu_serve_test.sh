@@ -87,6 +87,11 @@ if [ $# -eq 0 ]; then
   refused "/nowhere.so" /nowhere.so --device cuda
   refused "int8 and int4 weights" "$plugin" --device cuda --quantize int8
   refused "dtype f16 is for GPUs" "$plugin" --device cpu --dtype float16
+  # Which only the emulation can be.
+  if [[ $plugin == *emulated* ]]; then
+    LOCKSTEP_CUDA_CAPABILITY=8.0 refused "capability 8.9 or later; Emulated GPU" "$plugin" --quantize fp8
+    LOCKSTEP_CUDA_MEMORY_GIB=0.001 refused "may be taken of the ranks' GPUs" "$plugin" --device cuda
+  fi
 fi
 
 # In 16 bits sampled answers may be others.

@@ -7,6 +7,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // One token of KV: 2 layers x 2 (k, v) x 2 heads x 4 x 4 bytes = 128 bytes; a block of 4 tokens
 // 512.
@@ -31,12 +32,14 @@ class CapacityTest : public ::testing::Test {
     model_.max_num_seqs = 5;
   }
   absl::StatusOr<Capacity> Plan() {
-    return PlanCapacity({config_, model_, dtype_, on_gpus_, kv_cache_, available_});
+    return PlanCapacity(
+        {config_, model_, dtype_, on_gpus_, multiplies_fp8_, kv_cache_, available_});
   }
   ModelConfig config_ = SmallConfig();
   ModelFlags model_;
   std::string dtype_ = "auto";
   bool on_gpus_ = false;
+  bool multiplies_fp8_ = false;
   KvCacheFlags kv_cache_;
   int64_t available_ = int64_t{1} << 30;
 };
@@ -59,6 +62,41 @@ TEST_F(CapacityTest, F16TakesTwoBytesOnGpusAndFourElsewhere) {
   config_.dtype = DType::kF32;
   dtype_ = "f16";
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
+}
+
+TEST_F(CapacityTest, StoredFp8StaysSoWhereItIsMultiplied) {
+  config_.dtype = DType::kBF16;
+  config_.stored.emplace().method = StoredQuantization::Method::kFloat8;
+  on_gpus_ = true;
+  const int64_t as_numbers = Plan()->weight_bytes;
+  multiplies_fp8_ = true;
+  // Of 16 bits 8, and a scale to each row: q, k and v, output, gate and up, down. Beside quantized
+  // matrices norms are counted in f32.
+  const int64_t rows = 32 + 16 + 64 + 16;
+  const int64_t elements = 32 * 16 + 16 * 16 + 64 * 16 + 16 * 32;
+  const int64_t norms = 5 * 16;
+  EXPECT_EQ(as_numbers - Plan()->weight_bytes, 2 * (elements - 4 * rows) - 2 * norms);
+}
+
+TEST_F(CapacityTest, GpusAreCountedOnceAndOnlyWithARank) {
+  std::vector<AcceleratorInfo> gpus(4);
+  for (AcceleratorInfo& gpu : gpus) gpu.memory_bytes = 1000;
+  EXPECT_EQ(MemoryOfGpus(gpus, /*ranks_per_host=*/2, /*num_hosts=*/1, 0.5), 1000);
+  EXPECT_EQ(MemoryOfGpus(gpus, 4, 2, 0.9), 7200);
+  EXPECT_EQ(MemoryOfGpus(gpus, 8, 1, 1.0), 4000) << "ranks share GPUs";
+}
+
+TEST_F(CapacityTest, SaysWhoseMemoryIsShort) {
+  available_ = 100;
+  EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("on this host"));
+  on_gpus_ = true;
+  EXPECT_THAT(std::string(Plan().status().message()),
+              HasSubstr("100 B may be taken of the ranks' GPUs (--gpu-memory-utilization)"));
+  EXPECT_THAT(std::string(Plan().status().message()), Not(HasSubstr("fp8")));
+  multiplies_fp8_ = true;
+  EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("or --quantize fp8"));
+  model_.quantize = "fp8";
+  EXPECT_THAT(std::string(Plan().status().message()), Not(HasSubstr("--quantize")));
 }
 
 TEST_F(CapacityTest, DefaultLeavesHalfOfTheFreeMemory) {

@@ -27,7 +27,7 @@ class HostMemoryMatchesServe : public ::testing::TestWithParam<Case> {
     flags.pp = pp;
     const bool on_gpus = dtype == "f16";
     const auto served =
-        PlanCapacity({config, flags, held, on_gpus, {}, GetParam().available_bytes});
+        PlanCapacity({config, flags, held, on_gpus, on_gpus, {}, GetParam().available_bytes});
     const auto weights = FindWeightFormat(dtype);
     const auto planned = PlanHostMemory(
         {model, *weights, {}, GetParam().available_bytes, config.max_position_embeddings},
