@@ -336,7 +336,8 @@ class Backend {
   virtual absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) = 0;
   // Whether it does; if not, nobody need make steps alike.
   virtual bool KeepsSteps() const = 0;
-  // Keys are new ones again: to be called when addresses or groups that steps use are about to end.
+  // Keys are new ones again, and no rows wait for their consumer any more: to be called when
+  // addresses or groups that steps use are about to end.
   virtual void ForgetSteps() = 0;
 };
 

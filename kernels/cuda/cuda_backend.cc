@@ -276,4 +276,10 @@ absl::Status CudaBackend::Repeat(uint64_t key, const std::function<absl::Status(
   return status;
 }
 
+// A step that ended while rows were gathered leaves them behind.
+void CudaBackend::ForgetSteps() {
+  recorder_->Forget();
+  quantized_ = {};
+}
+
 }  // namespace lockstep::cuda

@@ -68,7 +68,7 @@ class CudaBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override;
   absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override;
   bool KeepsSteps() const override { return options_.keep_steps; }
-  void ForgetSteps() override { recorder_->Forget(); }
+  void ForgetSteps() override;
 
  private:
   // A step copies its batch, what is asked of its logits and, with stages, tokens and their places:

@@ -334,6 +334,15 @@ TEST(FusedProductKernelsTest, WhoMultipliesPlainRowsGetsThem) {
   cuda_emulation::SetDevice({});
 }
 
+// A group that ends while it gathers ends the step before the product.
+TEST(FusedProductKernelsTest, RowsOfAStepThatEndedAreForgottenWithTheSteps) {
+  FusedProduct product(DType::kBF16, /*deterministic=*/false);
+  const std::vector<float> want = product.RepeatedUp(40);
+  product.NormInShares(33, 11);
+  product.backend().ForgetSteps();
+  EXPECT_TRUE(SameBits(product.RepeatedUp(40), want));
+}
+
 class FusedProductDeathTest : public ::testing::Test {
  protected:
   FusedProductDeathTest() {

@@ -1,15 +1,20 @@
 // Groups whose ranks are processes with a device each, or one for all: on the emulation of CUDA,
 // and on real GPUs (tests/gpu/run.sh).
 //
-//   device_ranks_test --latencies RANKS [REPEATS]     sums of our own beside NCCL's, as a table
+//   device_ranks_test --latencies RANKS [REPEATS]     sums of our own beside NCCL's, and long ones
+//                                                     beside what divided steps have instead:
+//                                                     tables
 #include <cuda_runtime.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_status.h"
@@ -28,6 +33,7 @@ using cuda::CudaStatus;
 using cuda::MakeNcclCommunicator;
 using cuda::NcclOptions;
 using cuda::OneShotSum;
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -89,7 +95,24 @@ absl::Status Sums(const LocalRank& rank) {
   for (const int64_t count :
        {int64_t{1}, int64_t{3}, int64_t{1025}, int64_t{20001}, OneShotSum::kMaxFloats}) {
     RETURN_IF_ERROR(CheckAllReduce(from_host, count));
+    RETURN_IF_ERROR(CheckReduceScatter(from_host, count / rank.size));
   }
+  return group->Health();
+}
+
+// Too long for one shot, and in pieces.
+absl::Status ExchangedSums(const LocalRank& rank) {
+  RETURN_IF_ERROR(UseDevice(rank));
+  const Stream stream;
+  NcclOptions options = Options(true);
+  options.deterministic = true;
+  options.workspace_bytes = 100000;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                   MakeGroup(rank, stream.get(), options));
+  FromHost from_host(*group, stream.get());
+  RETURN_IF_ERROR(CheckAllReduce(from_host, OneShotSum::kMaxFloats + 5));
+  RETURN_IF_ERROR(CheckReduceScatter(from_host, OneShotSum::kMaxFloats / rank.size + 1));
+  RETURN_IF_ERROR(CheckAllGatherTogether(from_host, 10000));
   return group->Health();
 }
 
@@ -142,13 +165,13 @@ absl::Status LosesAPeer(const LocalRank& rank) {
 
 constexpr int kSumsOfARecording = 20;
 
-// Microseconds of a sum as part of a recorded step.
-absl::StatusOr<double> Time(Communicator& group, int64_t bytes, int repeats, cudaStream_t stream) {
+// Microseconds of what sums `bytes` of f32 up, as part of a recorded step.
+using Summing = std::function<absl::Status(Communicator& group, float* data)>;
+absl::StatusOr<double> Time(Communicator& group, int64_t bytes, int repeats, cudaStream_t stream,
+                            const Summing& sum) {
   const OnDevice data(std::vector<float>(static_cast<size_t>(bytes / 4)).data(), bytes, stream);
   const auto sums = [&]() -> absl::Status {
-    for (int i = 0; i < kSumsOfARecording; ++i) {
-      RETURN_IF_ERROR(group.AllReduceSum(data.as<float>(), bytes / 4));
-    }
+    for (int i = 0; i < kSumsOfARecording; ++i) RETURN_IF_ERROR(sum(group, data.as<float>()));
     return absl::OkStatus();
   };
   const Recording recording(stream, sums);
@@ -169,10 +192,31 @@ absl::StatusOr<double> Time(Communicator& group, int64_t bytes, int repeats, cud
   return 1e3 * static_cast<double>(ms) / (repeats * kSumsOfARecording);
 }
 
-// argument: replays of each measurement.
+absl::StatusOr<double> TimeAllReduce(Communicator& group, int64_t bytes, int repeats,
+                                     cudaStream_t stream) {
+  return Time(group, bytes, repeats, stream,
+              [&](Communicator& all, float* data) { return all.AllReduceSum(data, bytes / 4); });
+}
+
+// Of a divided step: each rank its share of the sum, and what it makes of that for everybody, in
+// bytes_to_a_number.
+absl::StatusOr<double> TimeDivided(Communicator& group, int64_t bytes, int bytes_to_a_number,
+                                   int repeats, cudaStream_t stream) {
+  const int64_t share = bytes / 4 / group.size();
+  return Time(group, bytes, repeats, stream, [&](Communicator& all, float* data) -> absl::Status {
+    RETURN_IF_ERROR(all.ReduceScatterSum(data, share));
+    const int64_t gathered = share * bytes_to_a_number;
+    auto* const rows = reinterpret_cast<std::byte*>(data);
+    return all.AllGather(rows + all.rank() * gathered, gathered, rows);
+  });
+}
+
+// argument: replays of each measurement, MiB of the longest.
 absl::Status Latencies(const LocalRank& rank) {
   RETURN_IF_ERROR(UseDevice(rank));
-  const int repeats = std::stoi(rank.argument);
+  const std::vector<std::string> argument = absl::StrSplit(rank.argument, ',');
+  const int repeats = std::stoi(argument[0]);
+  const int64_t longest = int64_t{std::stoi(argument[1])} << 20;
   const Stream stream;
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ours,
                    MakeGroup(rank, stream.get(), Options(true)));
@@ -180,10 +224,23 @@ absl::Status Latencies(const LocalRank& rank) {
                    MakeGroup(rank, stream.get(), Options(false)));
   if (rank.rank == 0) std::printf("sums over %d ranks   KiB   one-shot us   NCCL us\n", rank.size);
   for (int64_t bytes = 4 << 10; bytes <= 256 << 10; bytes *= 2) {
-    ASSIGN_OR_RETURN(const double our_us, Time(*ours, bytes, repeats, stream.get()));
-    ASSIGN_OR_RETURN(const double nccl_us, Time(*nccls, bytes, repeats, stream.get()));
+    ASSIGN_OR_RETURN(const double our_us, TimeAllReduce(*ours, bytes, repeats, stream.get()));
+    ASSIGN_OR_RETURN(const double nccl_us, TimeAllReduce(*nccls, bytes, repeats, stream.get()));
     if (rank.rank != 0) continue;
     std::printf("%24d  %12.1f  %8.1f\n", static_cast<int>(bytes >> 10), our_us, nccl_us);
+    std::fflush(stdout);
+  }
+  if (rank.rank == 0) {
+    std::printf("long sums over %d ranks   MiB   all-reduce us   divided, bf16 us   e4m3 us\n",
+                rank.size);
+  }
+  for (int64_t bytes = 1 << 20; bytes <= longest; bytes *= 2) {
+    ASSIGN_OR_RETURN(const double whole_us, TimeAllReduce(*nccls, bytes, repeats, stream.get()));
+    ASSIGN_OR_RETURN(const double bf16_us, TimeDivided(*nccls, bytes, 2, repeats, stream.get()));
+    ASSIGN_OR_RETURN(const double e4m3_us, TimeDivided(*nccls, bytes, 1, repeats, stream.get()));
+    if (rank.rank != 0) continue;
+    std::printf("%29d  %14.1f  %17.1f  %8.1f\n", static_cast<int>(bytes >> 20), whole_us, bf16_us,
+                e4m3_us);
     std::fflush(stdout);
   }
   return absl::OkStatus();
@@ -201,6 +258,10 @@ TEST_P(DeviceRanksTest, RecordedSumsCountOn) {
   EXPECT_THAT(RunLocalRanks({GetParam(), "recorded sums"}), Each(0));
 }
 
+TEST_P(DeviceRanksTest, LongSumsAreThatTreeToo) {
+  EXPECT_THAT(RunLocalRanks({GetParam(), "exchanged sums"}), Each(0));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceRanksTest, ::testing::Values(2, 4, 8));
 
 TEST(DeviceRanksEndTest, APeerThatIsKilledEndsTheWaitForIt) {
@@ -210,8 +271,10 @@ TEST(DeviceRanksEndTest, APeerThatIsKilledEndsTheWaitForIt) {
 
 TEST(DeviceRanksLatencyTest, EverySizeIsMeasured) {
   ::testing::internal::CaptureStdout();
-  EXPECT_THAT(RunLocalRanks({2, "latencies", "1"}), Each(0));
-  EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("\n                     256  "));
+  EXPECT_THAT(RunLocalRanks({2, "latencies", "1,2"}), Each(0));
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+              AllOf(HasSubstr("\n                     256  "),
+                    HasSubstr("\n                            2  ")));
 }
 
 int PrintLatencies(int argc, char** argv) {
@@ -223,7 +286,7 @@ int PrintLatencies(int argc, char** argv) {
     return 2;
   }
   const std::vector<int> statuses =
-      RunLocalRanks({num_ranks, "latencies", std::to_string(repeats)});
+      RunLocalRanks({num_ranks, "latencies", absl::StrCat(repeats, ",128")});
   return *std::max_element(statuses.begin(), statuses.end());
 }
 
@@ -234,6 +297,7 @@ int main(int argc, char** argv) {
   using namespace lockstep::testing;
   if (const auto status = RunIfLocalRank({{"sums", &Sums},
                                           {"recorded sums", &RecordedSums},
+                                          {"exchanged sums", &ExchangedSums},
                                           {"loses a peer", &LosesAPeer},
                                           {"latencies", &Latencies}})) {
     return *status;
