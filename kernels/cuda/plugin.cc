@@ -30,7 +30,7 @@ class CudaCommunicators final : public DeviceCommunicators {
     if (group.is_pipeline) return MakePipeline(device, host, group);
     NcclOptions options;
     options.deterministic = device.options().deterministic;
-    options.one_shot = group.reduces_often;
+    options.own_sums = group.reduces_often;
     options.notice = group.notice;
     options.siblings = SiblingsOf(device);
     options.forget_graphs = [&device] { device.ForgetSteps(); };

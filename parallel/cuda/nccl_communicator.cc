@@ -14,8 +14,9 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/step_recorder.h"
 #include "parallel/cuda/nccl_group.h"
-#include "parallel/cuda/one_shot_sum.h"
+#include "parallel/cuda/peer_sum.h"
 #include "parallel/cuda/tree_sum_kernel.h"
 
 namespace lockstep::cuda {
@@ -61,9 +62,6 @@ class NcclCommunicator final : public Communicator {
   void Abort() override { group_->End("the group was aborted"); }
 
  private:
-  bool IsOneShot(int64_t count) const {
-    return one_shot_ != nullptr && count <= OneShotSum::kMaxFloats;
-  }
   absl::Status AddUp(float* data, int64_t count);
   absl::Status Reduce(float* data, int64_t count);
   absl::Status ReduceInTree(float* data, int64_t count);
@@ -76,35 +74,39 @@ class NcclCommunicator final : public Communicator {
   absl::Status CheckPeer(int peer) const;
   absl::Status ConnectAlgorithms();
   absl::Status ConnectNeighbours();
-  absl::Status StartOneShot(Communicator& host);
+  absl::Status StartOwnSums(Communicator& host);
+  absl::Status TryLongSums(Communicator& host);
+  absl::StatusOr<bool> IsOwnSumFaster(Communicator& host, float* data, int64_t count);
+  absl::StatusOr<float> Milliseconds(int num_launches, const std::function<absl::Status()>& launch);
   absl::Status Meet(std::chrono::milliseconds patience);
-  void LeaveOneShot();
+  void LeaveOwnSums();
 
   const KernelStream stream_;
   const NcclOptions options_;
   DeviceArray<float> workspace_;  // [size, chunk] of deterministic sums
   DeviceArray<float> token_;      // [2], of Barrier
   cudaEvent_t arrived_ = nullptr;
-  std::unique_ptr<OneShotSum> one_shot_;  // null: NCCL adds up everything
-  std::unique_ptr<NcclGroup> group_;      // left first: its work uses the memory above
+  std::unique_ptr<PeerSum> own_sums_;  // null: NCCL adds up everything
+  int64_t most_own_floats_ = 0;
+  std::unique_ptr<NcclGroup> group_;  // left first: its work uses the memory above
 };
 
 NcclCommunicator::~NcclCommunicator() {
   if (options_.forget_graphs != nullptr) options_.forget_graphs();
-  if (one_shot_ != nullptr && group_->Health().ok()) LeaveOneShot();
+  if (own_sums_ != nullptr && group_->Health().ok()) LeaveOwnSums();
   group_.reset();
   if (arrived_ != nullptr) cudaEventDestroy(arrived_);
 }
 
 // Nobody's kernels use the memory of others any more; then nobody holds it.
-void NcclCommunicator::LeaveOneShot() {
+void NcclCommunicator::LeaveOwnSums() {
   const absl::Status done = Meet(kFarewell);
-  one_shot_->Disconnect();
+  own_sums_->Disconnect();
   if (done.ok()) Meet(kFarewell).IgnoreError();
 }
 
-absl::Status NcclCommunicator::StartOneShot(Communicator& host) {
-  absl::StatusOr<std::unique_ptr<OneShotSum>> made = OneShotSum::Create(host, stream_);
+absl::Status NcclCommunicator::StartOwnSums(Communicator& host) {
+  absl::StatusOr<std::unique_ptr<PeerSum>> made = PeerSum::Create(host, stream_);
   if (absl::IsFailedPrecondition(made.status())) {
     if (rank() == 0 && options_.notice != nullptr) {
       options_.notice(
@@ -113,13 +115,14 @@ absl::Status NcclCommunicator::StartOneShot(Communicator& host) {
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(made.status());
-  one_shot_ = *std::move(made);
-  group_->CallAtEnd([sum = one_shot_.get()] { sum->Abort(); });
+  own_sums_ = *std::move(made);
+  most_own_floats_ = options_.deterministic ? PeerSum::kMaxFloats : PeerSum::kOneShotFloats;
+  group_->CallAtEnd([sum = own_sums_.get()] { sum->Abort(); });
   return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::Start(Communicator& host) {
-  if (options_.one_shot) RETURN_IF_ERROR(StartOneShot(host));
+  if (options_.own_sums) RETURN_IF_ERROR(StartOwnSums(host));
   if (options_.deterministic) {
     ASSIGN_OR_RETURN(workspace_, AllocateOnDevice<float>(
                                      options_.workspace_bytes / static_cast<int64_t>(sizeof(float)),
@@ -132,7 +135,74 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
       CudaStatus(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming), "an event"));
   RETURN_IF_ERROR(ConnectAlgorithms());
   RETURN_IF_ERROR(ConnectNeighbours());
+  if (own_sums_ != nullptr && !options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
   return Barrier();
+}
+
+// Doubles the size for as long as our own kernel is faster, on the whole group.
+absl::Status NcclCommunicator::TryLongSums(Communicator& host) {
+  const int64_t most =
+      std::min(PeerSum::kMaxFloats, options_.connect_bytes / static_cast<int64_t>(sizeof(float)));
+  ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
+                   AllocateOnDevice<float>(most, "sums that are timed"));
+  RETURN_IF_ERROR(CudaStatus(
+      cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(most) * sizeof(float), stream_),
+      "sums that are timed"));
+  for (int64_t count = 2 * PeerSum::kOneShotFloats; count <= most; count *= 2) {
+    ASSIGN_OR_RETURN(const bool is_faster, IsOwnSumFaster(host, scratch.get(), count));
+    if (!is_faster) break;
+    most_own_floats_ = count;
+  }
+  return Barrier();  // before the memory goes
+}
+
+// A look first, which tells who is slower by far.
+absl::StatusOr<bool> NcclCommunicator::IsOwnSumFaster(Communicator& host, float* data,
+                                                      int64_t count) {
+  constexpr struct {
+    int num_launches;
+    float most_times_as_long;
+  } kTrials[] = {{1, 3.0f}, {20, 1.0f}};
+  for (const auto& [num_launches, most_times_as_long] : kTrials) {
+    ASSIGN_OR_RETURN(const float own,
+                     Milliseconds(num_launches, [&] { return own_sums_->Launch(data, count); }));
+    ASSIGN_OR_RETURN(const float nccls,
+                     Milliseconds(num_launches, [&] { return Reduce(data, count); }));
+    // Everybody gets the same sums, hence decides alike.
+    float milliseconds[] = {own, nccls};
+    RETURN_IF_ERROR(host.AllReduceSum(milliseconds, 2));
+    if (milliseconds[0] >= most_times_as_long * milliseconds[1]) return false;
+  }
+  return true;
+}
+
+// Of so many launches, as part of a recorded step: outside of one NCCL's take longer.
+absl::StatusOr<float> NcclCommunicator::Milliseconds(int num_launches,
+                                                     const std::function<absl::Status()>& launch) {
+  StepRecorder recorder(stream_);
+  const auto run = [&] {
+    return recorder.Repeat(0, [&]() -> absl::Status {
+      for (int i = 0; i < num_launches; ++i) RETURN_IF_ERROR(launch());
+      return absl::OkStatus();
+    });
+  };
+  for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(run());  // the second records
+  cudaEvent_t events[2] = {};
+  absl::Status status;
+  for (cudaEvent_t& event : events) status.Update(CudaStatus(cudaEventCreate(&event), "an event"));
+  if (status.ok()) status = CudaStatus(cudaEventRecord(events[0], stream_), "timing sums");
+  if (status.ok()) status = run();
+  if (status.ok()) status = CudaStatus(cudaEventRecord(events[1], stream_), "timing sums");
+  if (status.ok()) status = Barrier();
+  float milliseconds = 0;
+  if (status.ok()) {
+    status = CudaStatus(cudaEventElapsedTime(&milliseconds, events[0], events[1]), "timing sums");
+  }
+  for (cudaEvent_t event : events) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  RETURN_IF_ERROR(status);
+  return milliseconds;
 }
 
 // NCCL takes another algorithm for other sizes (NCCL User Guide, NCCL_RUNTIME_CONNECT). Its own
@@ -176,19 +246,20 @@ absl::Status NcclCommunicator::ConnectNeighbours() {
 
 absl::Status NcclCommunicator::AllReduceSum(float* data, int64_t count) {
   if (count == 0) return group_->Health();
-  if (IsOneShot(count)) return AddUp(data, count);
+  if (count <= most_own_floats_) return AddUp(data, count);
   return options_.deterministic ? ReduceInTree(data, count) : Reduce(data, count);
 }
 
 absl::Status NcclCommunicator::ReduceScatterSum(float* data, int64_t share) {
   if (share == 0) return group_->Health();
-  return IsOneShot(share * size()) ? AddUp(data, share * size()) : Scatter(data, share);
+  return share * size() <= most_own_floats_ ? AddUp(data, share * size()) : Scatter(data, share);
 }
 
 absl::Status NcclCommunicator::AddUp(float* data, int64_t count) {
-  RETURN_IF_ERROR(
-      group_->Note({"one-shot all-reduce", count * static_cast<int64_t>(sizeof(float))}));
-  return one_shot_->Launch(data, count);
+  RETURN_IF_ERROR(group_->Note(
+      {count <= PeerSum::kOneShotFloats ? "one-shot all-reduce" : "two-shot all-reduce",
+       count * static_cast<int64_t>(sizeof(float))}));
+  return own_sums_->Launch(data, count);
 }
 
 absl::Status NcclCommunicator::Reduce(float* data, int64_t count) {
@@ -201,7 +272,8 @@ absl::Status NcclCommunicator::Reduce(float* data, int64_t count) {
 
 // Long ones in shares; what they leave over is shorter than the group is large.
 absl::Status NcclCommunicator::ReduceInTree(float* data, int64_t count) {
-  if (count <= OneShotSum::kMaxFloats) return GatherAndSum(data, count);
+  constexpr int64_t kMostGatheredFloats = int64_t{64} << 10;
+  if (count <= kMostGatheredFloats) return GatherAndSum(data, count);
   const int64_t share = count / size();
   RETURN_IF_ERROR(ExchangeAndSum(data, share));
   RETURN_IF_ERROR(

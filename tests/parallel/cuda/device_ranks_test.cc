@@ -19,7 +19,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/nccl_communicator.h"
-#include "parallel/cuda/one_shot_sum.h"
+#include "parallel/cuda/peer_sum.h"
 #include "parallel/shared_gpu.h"
 #include "tests/parallel/collective_checks.h"
 #include "tests/parallel/cuda/cuda_ipc.h"
@@ -32,7 +32,7 @@ namespace {
 using cuda::CudaStatus;
 using cuda::MakeNcclCommunicator;
 using cuda::NcclOptions;
-using cuda::OneShotSum;
+using cuda::PeerSum;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -50,7 +50,7 @@ absl::Status UseDevice(const LocalRank& rank) {
 NcclOptions Options(bool in_tree) {
   NcclOptions options;
   options.connect_bytes = 256 << 10;
-  options.one_shot = in_tree && HasCudaIpc();
+  options.own_sums = in_tree && HasCudaIpc();
   options.deterministic = in_tree && !HasCudaIpc();
   options.notice = &TakeNotice;
   options.start_patience = RanksTimeout() / 2;
@@ -93,7 +93,7 @@ absl::Status Sums(const LocalRank& rank) {
                    MakeGroup(rank, stream.get(), Options(true)));
   FromHost from_host(*group, stream.get());
   for (const int64_t count :
-       {int64_t{1}, int64_t{3}, int64_t{1025}, int64_t{20001}, OneShotSum::kMaxFloats}) {
+       {int64_t{1}, int64_t{3}, int64_t{1025}, int64_t{20001}, PeerSum::kOneShotFloats}) {
     RETURN_IF_ERROR(CheckAllReduce(from_host, count));
     RETURN_IF_ERROR(CheckReduceScatter(from_host, count / rank.size));
   }
@@ -110,8 +110,8 @@ absl::Status ExchangedSums(const LocalRank& rank) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
                    MakeGroup(rank, stream.get(), options));
   FromHost from_host(*group, stream.get());
-  RETURN_IF_ERROR(CheckAllReduce(from_host, OneShotSum::kMaxFloats + 5));
-  RETURN_IF_ERROR(CheckReduceScatter(from_host, OneShotSum::kMaxFloats / rank.size + 1));
+  RETURN_IF_ERROR(CheckAllReduce(from_host, PeerSum::kOneShotFloats + 5));
+  RETURN_IF_ERROR(CheckReduceScatter(from_host, PeerSum::kOneShotFloats / rank.size + 1));
   RETURN_IF_ERROR(CheckAllGatherTogether(from_host, 10000));
   return group->Health();
 }

@@ -1,10 +1,11 @@
-// The one-shot all-reduce: its kernel with hand-made ranks, and groups whose ranks are threads with
-// an emulated device each. Between processes: device_ranks_test.cc.
-#include "parallel/cuda/one_shot_sum.h"
+// Sums over peer memory: their kernels with hand-made ranks, and groups whose ranks are threads
+// with an emulated device each. Between processes: device_ranks_test.cc.
+#include "parallel/cuda/peer_sum.h"
 
 #include <atomic>
 #include <cstdlib>
 #include <limits>
+#include <tuple>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -20,28 +21,32 @@ namespace {
 using cuda::CudaStatus;
 using cuda::MakeNcclCommunicator;
 using cuda::NcclOptions;
-using cuda::OneShotMemory;
 using cuda::OneShotRanks;
-using cuda::OneShotSum;
+using cuda::PeerSum;
+using cuda::TwoShotRanks;
 using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kMost = OneShotSum::kMaxFloats;
+constexpr int64_t kMost = PeerSum::kOneShotFloats;
 
-// All ranks on one device, each with a stream and memory of its own.
-class OneShotKernelTest : public ::testing::TestWithParam<int> {
+// All ranks on one device, each with a stream and memory of its own; the two-shot kernel or the
+// other one.
+class PeerSumKernelTest : public ::testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   void SetUp() override {
     cuda_emulation::SetDevice({});
     ASSERT_EQ(cudaHostAlloc(&aborted_, sizeof(uint32_t), cudaHostAllocMapped), cudaSuccess);
     *aborted_ = 0;
-    ranks_.aborted = aborted_;
-    ranks_.size = GetParam();
-    for (int rank = 0; rank < ranks_.size; ++rank) {
-      memories_.push_back(std::make_unique<OnDevice>(nullptr, sizeof(OneShotMemory), stream(rank)));
-      ranks_.memory[rank] = memories_.back()->as<OneShotMemory>();
-      EXPECT_EQ(cudaMemset(ranks_.memory[rank], 0, sizeof(OneShotMemory)), cudaSuccess);
+    one_shot_.aborted = two_shot_.aborted = aborted_;
+    one_shot_.size = two_shot_.size = size();
+    for (int rank = 0; rank < size(); ++rank) {
+      memories_.push_back(
+          std::make_unique<OnDevice>(nullptr, sizeof(PeerSum::Memory), stream(rank)));
+      auto* const memory = memories_.back()->as<PeerSum::Memory>();
+      one_shot_.memory[rank] = &memory->one_shot;
+      two_shot_.memory[rank] = &memory->two_shot;
+      EXPECT_EQ(cudaMemset(memory, 0, sizeof(PeerSum::Memory)), cudaSuccess);
       EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     }
   }
@@ -52,6 +57,8 @@ class OneShotKernelTest : public ::testing::TestWithParam<int> {
     EXPECT_EQ(cuda_emulation::TakeFailure(), "");
     cuda_emulation::SetThreadOrder(0);
   }
+  static int size() { return std::get<0>(GetParam()); }
+  static bool is_two_shot() { return std::get<1>(GetParam()); }
   cudaStream_t stream(int rank) {
     while (static_cast<int>(streams_.size()) <= rank)
       streams_.push_back(std::make_unique<Stream>());
@@ -66,9 +73,10 @@ class OneShotKernelTest : public ::testing::TestWithParam<int> {
     return std::make_unique<OnDevice>(numbers.data(), std::ssize(numbers) * 4, stream(rank));
   }
   void Launch(int rank, float* data, int64_t count) {
-    OneShotRanks mine = ranks_;
-    mine.rank = rank;
-    EXPECT_EQ(cuda::LaunchOneShotSum(mine, data, count, stream(rank)), cudaSuccess);
+    one_shot_.rank = two_shot_.rank = rank;
+    EXPECT_EQ(is_two_shot() ? cuda::LaunchTwoShotSum(two_shot_, data, count, stream(rank))
+                            : cuda::LaunchOneShotSum(one_shot_, data, count, stream(rank)),
+              cudaSuccess);
   }
   void ExpectSums(const OnDevice& data, int64_t count, int64_t offset, int rank) {
     std::vector<float> sums(static_cast<size_t>(offset + count + 1));
@@ -76,30 +84,31 @@ class OneShotKernelTest : public ::testing::TestWithParam<int> {
     EXPECT_EQ(sums.back(), kGuard);
     for (int64_t i = 0; i < count; ++i) {
       const float sum = sums[static_cast<size_t>(offset + i)];
-      const float expected = TreeSum(0, ranks_.size, i);
+      const float expected = TreeSum(0, size(), i);
       ASSERT_TRUE(std::isnan(expected) ? std::isnan(sum) : SameBits(sum, expected))
           << "rank " << rank << ", element " << i << " of " << count;
     }
   }
   void SumOnAll(int64_t count, int64_t offset = 0) {
     std::vector<std::unique_ptr<OnDevice>> data;
-    for (int rank = 0; rank < ranks_.size; ++rank) {
+    for (int rank = 0; rank < size(); ++rank) {
       data.push_back(MakeData(rank, count, offset));
       Launch(rank, data.back()->as<float>() + offset, count);
     }
-    for (int rank = 0; rank < ranks_.size; ++rank) {
+    for (int rank = 0; rank < size(); ++rank) {
       ExpectSums(*data[static_cast<size_t>(rank)], count, offset, rank);
     }
   }
 
   static constexpr float kGuard = 77.0f;
   uint32_t* aborted_ = nullptr;
-  OneShotRanks ranks_ = {};
+  OneShotRanks one_shot_ = {};
+  TwoShotRanks two_shot_ = {};
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<OnDevice>> memories_;
 };
 
-TEST_P(OneShotKernelTest, SumsAreTheTreeOfNeighboursToTheBit) {
+TEST_P(PeerSumKernelTest, SumsAreTheTreeOfNeighboursToTheBit) {
   for (const int64_t count :
        {int64_t{1}, int64_t{3}, int64_t{4}, int64_t{5}, int64_t{63}, int64_t{1023}, int64_t{1024},
         int64_t{1025}, int64_t{4099}, int64_t{16383}, int64_t{40001}}) {
@@ -107,11 +116,11 @@ TEST_P(OneShotKernelTest, SumsAreTheTreeOfNeighboursToTheBit) {
   }
 }
 
-TEST_P(OneShotKernelTest, AnyAlignmentOfTheData) {
+TEST_P(PeerSumKernelTest, AnyAlignmentOfTheData) {
   for (const int64_t offset : {1, 2, 3}) SumOnAll(2053, offset);
 }
 
-TEST_P(OneShotKernelTest, NoThreadNeedsAnotherOrder) {
+TEST_P(PeerSumKernelTest, NoThreadNeedsAnotherOrder) {
   for (const uint64_t order : {1, 2, 3}) {
     cuda_emulation::SetThreadOrder(order);
     SumOnAll(2053);
@@ -119,22 +128,25 @@ TEST_P(OneShotKernelTest, NoThreadNeedsAnotherOrder) {
 }
 
 // At 16,000 sums a second the count wraps around in three days.
-TEST_P(OneShotKernelTest, TheCountOfMeetingsWrapsAround) {
-  OneShotMemory words = {};
-  for (uint32_t& count : words.num_meetings) count = std::numeric_limits<uint32_t>::max() - 1;
-  for (auto& block : words.arrived) {
-    for (uint32_t& count : block) count = std::numeric_limits<uint32_t>::max() - 1;
-  }
-  for (int rank = 0; rank < ranks_.size; ++rank) {
-    EXPECT_EQ(cudaMemcpy(ranks_.memory[rank], &words, offsetof(OneShotMemory, slots),
-                         cudaMemcpyHostToDevice),
-              cudaSuccess);
+template <typename Memory>
+void SetMeetings(Memory* memory, uint32_t number) {
+  std::vector<uint32_t> words(offsetof(Memory, slots) / sizeof(uint32_t), number);
+  EXPECT_EQ(
+      cudaMemcpy(memory, words.data(), words.size() * sizeof(uint32_t), cudaMemcpyHostToDevice),
+      cudaSuccess);
+}
+
+TEST_P(PeerSumKernelTest, TheCountOfMeetingsWrapsAround) {
+  for (int rank = 0; rank < size(); ++rank) {
+    constexpr uint32_t kLast = std::numeric_limits<uint32_t>::max();
+    SetMeetings(one_shot_.memory[rank], kLast - 1);
+    SetMeetings(two_shot_.memory[rank], kLast - 3);
   }
   EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   for (int round = 0; round < 4; ++round) SumOnAll(2053);
 }
 
-TEST_P(OneShotKernelTest, AnAbortedWaitEnds) {
+TEST_P(PeerSumKernelTest, AnAbortedWaitEnds) {
   const std::unique_ptr<OnDevice> data = MakeData(0, 2053, 0);
   Launch(0, data->as<float>(), 2053);
   EXPECT_EQ(cudaStreamQuery(stream(0)), cudaErrorNotReady);
@@ -143,33 +155,54 @@ TEST_P(OneShotKernelTest, AnAbortedWaitEnds) {
   EXPECT_EQ(cudaStreamSynchronize(stream(0)), cudaSuccess);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, OneShotKernelTest, ::testing::Range(2, 9));
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerSumKernelTest,
+                         ::testing::Combine(::testing::Range(2, 9), ::testing::Bool()));
 
-TEST(OneShotLaunchTest, SizesBeyondTheSlotsAreRefused) {
-  OneShotRanks ranks = {};
-  ranks.size = 2;
-  EXPECT_EQ(cuda::LaunchOneShotSum(ranks, nullptr, 0, nullptr), cudaSuccess);
-  EXPECT_EQ(cuda::LaunchOneShotSum(ranks, nullptr, kMost + 1, nullptr), cudaErrorInvalidValue);
-  ranks.size = 9;
-  EXPECT_EQ(cuda::LaunchOneShotSum(ranks, nullptr, 1, nullptr), cudaErrorInvalidValue);
+// Of more blocks than one shot has, and by all of them.
+class TwoShotKernelTest : public PeerSumKernelTest {};
+
+TEST_P(TwoShotKernelTest, LongSumsAreThatTreeToo) {
+  for (int round = 0; round < 3; ++round) SumOnAll(70001 + round);
 }
 
-NcclOptions OneShotOptions() {
+INSTANTIATE_TEST_SUITE_P(Ranks, TwoShotKernelTest,
+                         ::testing::Combine(::testing::Values(2, 3, 8), ::testing::Values(true)));
+
+TEST(PeerSumLaunchTest, SizesBeyondTheSlotsAreRefused) {
+  OneShotRanks one_shot = {};
+  TwoShotRanks two_shot = {};
+  const auto one = [&](int64_t count) {
+    return cuda::LaunchOneShotSum(one_shot, nullptr, count, nullptr);
+  };
+  const auto two = [&](int64_t count) {
+    return cuda::LaunchTwoShotSum(two_shot, nullptr, count, nullptr);
+  };
+  one_shot.size = two_shot.size = 2;
+  EXPECT_EQ(one(0), cudaSuccess);
+  EXPECT_EQ(one(kMost + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(two(0), cudaSuccess);
+  EXPECT_EQ(two(PeerSum::kMaxFloats + 1), cudaErrorInvalidValue);
+  one_shot.size = two_shot.size = 9;
+  EXPECT_EQ(one(1), cudaErrorInvalidValue);
+  EXPECT_EQ(two(1), cudaErrorInvalidValue);
+}
+
+NcclOptions OwnSums() {
   NcclOptions options;
   options.connect_bytes = 4096;
-  options.one_shot = true;
+  options.own_sums = true;
   options.notice = [](const std::string& text) { ADD_FAILURE() << text; };
   return options;
 }
 
-using OneShotGroupTest = ::testing::TestWithParam<int>;
+using PeerSumGroupTest = ::testing::TestWithParam<int>;
 
 // NCCL, as emulated, adds in another order: these sums are not its own. Those beyond 256 KiB are.
-TEST_P(OneShotGroupTest, SumsOfAllSizesAgree) {
+TEST_P(PeerSumGroupTest, SumsOfAllSizesAgree) {
   RunDevices(GetParam(), [](int, Communicator& host) -> absl::Status {
     const Stream stream;
     ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
-                     MakeNcclCommunicator(host, stream.get(), OneShotOptions()));
+                     MakeNcclCommunicator(host, stream.get(), OwnSums()));
     FromHost from_host(*group, stream.get());
     for (const int64_t count : {int64_t{1}, int64_t{1023}, int64_t{5000}, kMost - 1, kMost}) {
       RETURN_IF_ERROR(CheckAllReduce(from_host, count));
@@ -181,12 +214,43 @@ TEST_P(OneShotGroupTest, SumsOfAllSizesAgree) {
   });
 }
 
+// Ours, whoever would be faster.
+TEST_P(PeerSumGroupTest, LongDeterministicSumsAreThatTreeToo) {
+  RunDevices(GetParam(), [](int, Communicator& host) -> absl::Status {
+    const Stream stream;
+    NcclOptions options = OwnSums();
+    options.deterministic = true;
+    options.workspace_bytes = 100000;
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    FromHost from_host(*group, stream.get());
+    RETURN_IF_ERROR(CheckAllReduce(from_host, kMost + 1));
+    RETURN_IF_ERROR(CheckReduceScatter(from_host, kMost));
+    return group->Health();
+  });
+}
+
+// Which, on the emulation, may come out either way.
+TEST_P(PeerSumGroupTest, LongSumsAreTried) {
+  RunDevices(GetParam(), [](int, Communicator& host) -> absl::Status {
+    const Stream stream;
+    NcclOptions options = OwnSums();
+    options.connect_bytes = 512 << 10;
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    std::vector<float> ones(2 * kMost, 1.0f);
+    RETURN_IF_ERROR(FromHost(*group, stream.get()).AllReduceSum(ones.data(), std::ssize(ones)));
+    EXPECT_THAT(ones, ::testing::Each(static_cast<float>(host.size())));
+    return group->Health();
+  });
+}
+
 // A recorded sum counts on from wherever its group has come to.
-TEST_P(OneShotGroupTest, GraphsReplaySums) {
+TEST_P(PeerSumGroupTest, GraphsReplaySums) {
   RunDevices(GetParam(), [](int, Communicator& host) -> absl::Status {
     const Stream stream;
     ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
-                     MakeNcclCommunicator(host, stream.get(), OneShotOptions()));
+                     MakeNcclCommunicator(host, stream.get(), OwnSums()));
     const std::vector<float> ones(3000, 1.0f);
     const OnDevice data(ones.data(), 12000, stream.get());
     cudaGraph_t graph = nullptr;
@@ -212,14 +276,14 @@ TEST_P(OneShotGroupTest, GraphsReplaySums) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, OneShotGroupTest, ::testing::Values(2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerSumGroupTest, ::testing::Values(2, 3, 4, 8));
 
 // A rank waits in a kernel for one that never comes; the group's end lets it go.
-TEST(OneShotEndTest, TheEndOfTheGroupEndsTheKernelsWait) {
+TEST(PeerSumEndTest, TheEndOfTheGroupEndsTheKernelsWait) {
   RunDevices(2, [](int rank, Communicator& host) -> absl::Status {
     const Stream stream;
     ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
-                     MakeNcclCommunicator(host, stream.get(), OneShotOptions()));
+                     MakeNcclCommunicator(host, stream.get(), OwnSums()));
     if (rank == 0) {
       const OnDevice data(nullptr, 4000, stream.get());
       RETURN_IF_ERROR(group->AllReduceSum(data.as<float>(), 1000));
@@ -246,7 +310,7 @@ std::string Refusal(int num_ranks, cuda_emulation::Device pretended, bool is_oth
       [&](int rank, Communicator& host) -> absl::Status {
         const Stream stream;
         const std::string machine = is_other_machine && rank == 1 ? "elsewhere" : "here";
-        const auto sum = OneShotSum::Create(host, stream.get(), {.machine = machine});
+        const auto sum = PeerSum::Create(host, stream.get(), {.machine = machine});
         EXPECT_EQ(sum.status().code(), absl::StatusCode::kFailedPrecondition);
         if (rank == 0) reason = std::string(sum.status().message());
         return host.Barrier();
@@ -255,7 +319,7 @@ std::string Refusal(int num_ranks, cuda_emulation::Device pretended, bool is_oth
   return reason;
 }
 
-TEST(OneShotRefusalTest, AllRanksLearnTheSameReason) {
+TEST(PeerSumRefusalTest, AllRanksLearnTheSameReason) {
   EXPECT_EQ(Refusal(2, {}, /*is_other_machine=*/true), "rank 0: rank 1 is on another host");
   EXPECT_EQ(Refusal(2, {.reach_each_other = false}, false),
             "rank 0: GPU 0 has no peer access to GPU 1");
@@ -266,12 +330,12 @@ TEST(OneShotRefusalTest, AllRanksLearnTheSameReason) {
   ASSERT_EQ(unsetenv("NCCL_P2P_DISABLE"), 0);
 }
 
-// Plays a rank's part in the agreements of OneShotSum::Create by hand, up to the sum that is tried;
+// Plays a rank's part in the agreements of PeerSum::Create by hand, up to the sum that is tried;
 // `tries` does what it likes with all ranks' memory instead.
 absl::Status PretendToAddUp(Communicator& host, cudaStream_t stream,
                             const std::function<void(const cuda::PeerMemory&)>& tries) {
   RETURN_IF_ERROR(cuda::Agree(host, absl::OkStatus()));  // it is wanted
-  ASSIGN_OR_RETURN(const auto memory, cuda::PeerMemory::Exchange(host, sizeof(OneShotMemory),
+  ASSIGN_OR_RETURN(const auto memory, cuda::PeerMemory::Exchange(host, sizeof(PeerSum::Memory),
                                                                  stream, cuda::MachineIdentity()));
   RETURN_IF_ERROR(cuda::Agree(host, absl::OkStatus()));  // all is allocated
   tries(*memory);
@@ -285,7 +349,7 @@ std::string Complaint(const std::function<void(const cuda::PeerMemory&)>& spoil)
   RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
     const Stream stream;
     if (rank == 1) return PretendToAddUp(host, stream.get(), spoil);
-    const auto sum = OneShotSum::Create(host, stream.get(), {.check_patience = milliseconds(300)});
+    const auto sum = PeerSum::Create(host, stream.get(), {.check_patience = milliseconds(300)});
     EXPECT_EQ(sum.status().code(), absl::StatusCode::kFailedPrecondition);
     complaint = std::string(sum.status().message());
     return host.Barrier();
@@ -293,13 +357,13 @@ std::string Complaint(const std::function<void(const cuda::PeerMemory&)>& spoil)
   return complaint;
 }
 
-TEST(OneShotRefusalTest, MemoryThatDoesNotWorkIsNotUsed) {
+TEST(PeerSumRefusalTest, MemoryThatDoesNotWorkIsNotUsed) {
   EXPECT_EQ(Complaint([](const cuda::PeerMemory&) {}),
             "rank 0: a sum over peer memory did not end within 300 ms");
   // Rank 1 tells that it has come; its numbers are zeros.
   EXPECT_THAT(Complaint([](const cuda::PeerMemory& memory) {
-                auto* peer = static_cast<OneShotMemory*>(memory.of(0));
-                for (auto& arrived : peer->arrived) {
+                auto* peer = static_cast<PeerSum::Memory*>(memory.of(0));
+                for (auto& arrived : peer->one_shot.arrived) {
                   const uint32_t once = 1;
                   EXPECT_EQ(cudaMemcpy(&arrived[1], &once, sizeof(once), cudaMemcpyHostToDevice),
                             cudaSuccess);
@@ -310,12 +374,12 @@ TEST(OneShotRefusalTest, MemoryThatDoesNotWorkIsNotUsed) {
 }
 
 // NCCL does it then, and one rank tells.
-TEST(OneShotRefusalTest, TheGroupAddsUpByNcclInstead) {
+TEST(PeerSumRefusalTest, TheGroupAddsUpByNcclInstead) {
   std::atomic<int> num_told{0};
   RunDevices(2,
              [&](int, Communicator& host) -> absl::Status {
                const Stream stream;
-               NcclOptions options = OneShotOptions();
+               NcclOptions options = OwnSums();
                options.notice = [&](const std::string& text) {
                  ++num_told;
                  EXPECT_THAT(text, AllOf(HasSubstr("NCCL alone"), HasSubstr("no peer access")));

@@ -1,4 +1,4 @@
-#include "parallel/cuda/one_shot_sum.h"
+#include "parallel/cuda/peer_sum.h"
 
 #include <atomic>
 #include <chrono>
@@ -21,9 +21,9 @@ absl::Status CheckWanted(const Communicator& host) {
   if (disabled != nullptr && std::string_view(disabled) == "1") {
     return absl::UnavailableError("NCCL_P2P_DISABLE is 1");
   }
-  if (host.size() > OneShotMemory::kMaxRanks) {
-    return absl::UnavailableError(absl::StrFormat("%d ranks, at most %d add up by themselves",
-                                                  host.size(), OneShotMemory::kMaxRanks));
+  if (host.size() > kMaxPeerRanks) {
+    return absl::UnavailableError(
+        absl::StrFormat("%d ranks, at most %d add up by themselves", host.size(), kMaxPeerRanks));
   }
   return absl::OkStatus();
 }
@@ -33,27 +33,29 @@ float Term(int rank, int64_t i) { return static_cast<float>((rank + 1) * (i % 10
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<OneShotSum>> OneShotSum::Create(Communicator& host,
-                                                               const KernelStream& stream,
-                                                               const OneShotOptions& options) {
+absl::StatusOr<std::unique_ptr<PeerSum>> PeerSum::Create(Communicator& host,
+                                                         const KernelStream& stream,
+                                                         const PeerSumOptions& options) {
   RETURN_IF_ERROR(Agree(host, CheckWanted(host)));
-  std::unique_ptr<OneShotSum> sum(new OneShotSum(stream));
+  std::unique_ptr<PeerSum> sum(new PeerSum(stream));
   RETURN_IF_ERROR(sum->Start(host, options.machine));
   RETURN_IF_ERROR(Agree(host, sum->Check(options.check_patience)));
   return sum;
 }
 
-OneShotSum::~OneShotSum() {
+PeerSum::~PeerSum() {
   cudaStreamSynchronize(stream_);  // kernels read what goes now
   if (aborted_ != nullptr) cudaFreeHost(aborted_);
 }
 
-absl::Status OneShotSum::Start(Communicator& host, const std::string& machine) {
-  ASSIGN_OR_RETURN(memory_, PeerMemory::Exchange(host, sizeof(OneShotMemory), stream_, machine));
-  ranks_.rank = host.rank();
-  ranks_.size = host.size();
+absl::Status PeerSum::Start(Communicator& host, const std::string& machine) {
+  ASSIGN_OR_RETURN(memory_, PeerMemory::Exchange(host, sizeof(Memory), stream_, machine));
+  one_shot_.rank = two_shot_.rank = host.rank();
+  one_shot_.size = two_shot_.size = host.size();
   for (int rank = 0; rank < host.size(); ++rank) {
-    ranks_.memory[rank] = static_cast<OneShotMemory*>(memory_->of(rank));
+    auto* const memory = static_cast<Memory*>(memory_->of(rank));
+    one_shot_.memory[rank] = &memory->one_shot;
+    two_shot_.memory[rank] = &memory->two_shot;
   }
   void* word = nullptr;
   const absl::Status allocated = CudaStatus(
@@ -63,42 +65,53 @@ absl::Status OneShotSum::Start(Communicator& host, const std::string& machine) {
   aborted_ = static_cast<uint32_t*>(word);
   *aborted_ = 0;
   CudaCheck(cudaHostGetDevicePointer(&word, aborted_, 0), "a word that kernels read");
-  ranks_.aborted = static_cast<const uint32_t*>(word);
+  one_shot_.aborted = two_shot_.aborted = static_cast<const uint32_t*>(word);
   return absl::OkStatus();
 }
 
-absl::Status OneShotSum::Launch(float* data, int64_t count) {
-  return CudaStatus(LaunchOneShotSum(ranks_, data, count, stream_), "adding up over ranks");
+absl::Status PeerSum::Launch(float* data, int64_t count) {
+  return LaunchBy(/*is_two_shot=*/count > kOneShotFloats, data, count);
 }
 
-void OneShotSum::Abort() { std::atomic_ref(*aborted_).store(1, std::memory_order_release); }
+absl::Status PeerSum::LaunchBy(bool is_two_shot, float* data, int64_t count) {
+  return CudaStatus(is_two_shot ? LaunchTwoShotSum(two_shot_, data, count, stream_)
+                                : LaunchOneShotSum(one_shot_, data, count, stream_),
+                    "adding up over ranks");
+}
 
-// Twice, to use both slots.
-absl::Status OneShotSum::Check(std::chrono::milliseconds patience) {
-  void* data = nullptr;
-  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&data, kMaxFloats * sizeof(float)), "trying a sum"));
+void PeerSum::Abort() { std::atomic_ref(*aborted_).store(1, std::memory_order_release); }
+
+// Each kernel twice, to use both slots.
+absl::Status PeerSum::Check(std::chrono::milliseconds patience) {
+  constexpr int64_t kTwoShotFloats = 20001;
+  void* memory = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory, kOneShotFloats * sizeof(float)), "trying a sum"));
+  auto* const data = static_cast<float*>(memory);
   absl::Status status;
-  for (int round = 0; round < 2 && status.ok(); ++round)
-    status = CheckSum(static_cast<float*>(data), patience);
-  cudaFree(data);
+  for (int round = 0; round < 2; ++round) {
+    if (status.ok()) status = CheckSum(/*is_two_shot=*/false, data, kOneShotFloats, patience);
+    if (status.ok()) status = CheckSum(/*is_two_shot=*/true, data, kTwoShotFloats, patience);
+  }
+  cudaFree(memory);
   return status;
 }
 
-absl::Status OneShotSum::CheckSum(float* data, std::chrono::milliseconds patience) {
-  std::vector<float> numbers(static_cast<size_t>(kMaxFloats));
+absl::Status PeerSum::CheckSum(bool is_two_shot, float* data, int64_t count,
+                               std::chrono::milliseconds patience) {
+  std::vector<float> numbers(static_cast<size_t>(count));
   const size_t bytes = numbers.size() * sizeof(float);
-  for (int64_t i = 0; i < kMaxFloats; ++i) numbers[static_cast<size_t>(i)] = Term(ranks_.rank, i);
+  for (int64_t i = 0; i < count; ++i) numbers[static_cast<size_t>(i)] = Term(one_shot_.rank, i);
   RETURN_IF_ERROR(
       CudaStatus(cudaMemcpyAsync(data, numbers.data(), bytes, cudaMemcpyHostToDevice, stream_),
                  "trying a sum"));
-  RETURN_IF_ERROR(Launch(data, kMaxFloats));
+  RETURN_IF_ERROR(LaunchBy(is_two_shot, data, count));
   RETURN_IF_ERROR(Await(patience));
   RETURN_IF_ERROR(
       CudaStatus(cudaMemcpyAsync(numbers.data(), data, bytes, cudaMemcpyDeviceToHost, stream_),
                  "trying a sum"));
   RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "trying a sum"));
-  const int weight = ranks_.size * (ranks_.size + 1) / 2;  // of all terms
-  for (int64_t i = 0; i < kMaxFloats; ++i) {
+  const int weight = one_shot_.size * (one_shot_.size + 1) / 2;  // of all terms
+  for (int64_t i = 0; i < count; ++i) {
     const float sum = numbers[static_cast<size_t>(i)];
     if (sum == static_cast<float>(weight) * Term(0, i)) continue;
     return absl::UnavailableError(absl::StrFormat(
@@ -107,7 +120,7 @@ absl::Status OneShotSum::CheckSum(float* data, std::chrono::milliseconds patienc
   return absl::OkStatus();
 }
 
-absl::Status OneShotSum::Await(std::chrono::milliseconds patience) {
+absl::Status PeerSum::Await(std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   cudaError_t reached = cudaStreamQuery(stream_);
   while (reached == cudaErrorNotReady) {
