@@ -146,6 +146,30 @@ TEST_P(PeerSumKernelTest, TheCountOfMeetingsWrapsAround) {
   for (int round = 0; round < 4; ++round) SumOnAll(2053);
 }
 
+// Who is done goes on to the next sum, of other numbers, while others still read of the one before.
+TEST_P(PeerSumKernelTest, SumsFollowEachOther) {
+  constexpr int64_t kCount = 6001;
+  constexpr int kSums = 4;
+  for (const uint64_t order : {0, 1, 2}) {
+    cuda_emulation::SetThreadOrder(order);
+    std::vector<std::unique_ptr<OnDevice>> data;  // sum by sum, of all ranks
+    for (int sum = 0; sum < kSums; ++sum) {
+      const std::vector<float> numbers(kCount, static_cast<float>(sum + 1));
+      for (int rank = 0; rank < size(); ++rank) {
+        data.push_back(std::make_unique<OnDevice>(numbers.data(), kCount * 4, stream(rank)));
+      }
+    }
+    for (size_t i = 0; i < data.size(); ++i) {
+      Launch(static_cast<int>(i) % size(), data[i]->as<float>(), kCount);
+    }
+    for (size_t i = 0; i < data.size(); ++i) {
+      std::vector<float> sums(kCount);
+      data[i]->ReadTo(sums.data());
+      EXPECT_THAT(sums, ::testing::Each(static_cast<float>((i / size() + 1) * size())));
+    }
+  }
+}
+
 TEST_P(PeerSumKernelTest, AnAbortedWaitEnds) {
   const std::unique_ptr<OnDevice> data = MakeData(0, 2053, 0);
   Launch(0, data->as<float>(), 2053);
