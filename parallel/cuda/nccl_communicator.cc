@@ -77,7 +77,8 @@ class NcclCommunicator final : public Communicator {
   absl::Status StartOwnSums(Communicator& host);
   absl::Status TryLongSums(Communicator& host);
   absl::StatusOr<bool> IsOwnSumFaster(Communicator& host, float* data, int64_t count);
-  absl::StatusOr<float> Milliseconds(int num_launches, const std::function<absl::Status()>& launch);
+  absl::StatusOr<float> MillisecondsRecorded(const std::function<absl::Status()>& launch);
+  absl::StatusOr<float> Milliseconds(const std::function<absl::Status()>& launch);
   absl::Status Meet(std::chrono::milliseconds patience);
   void LeaveOwnSums();
 
@@ -156,42 +157,45 @@ absl::Status NcclCommunicator::TryLongSums(Communicator& host) {
   return Barrier();  // before the memory goes
 }
 
-// A look first, which tells who is slower by far.
+// Everybody gets the same sums of times, hence decides alike.
 absl::StatusOr<bool> NcclCommunicator::IsOwnSumFaster(Communicator& host, float* data,
                                                       int64_t count) {
-  constexpr struct {
-    int num_launches;
-    float most_times_as_long;
-  } kTrials[] = {{1, 3.0f}, {20, 1.0f}};
-  for (const auto& [num_launches, most_times_as_long] : kTrials) {
-    ASSIGN_OR_RETURN(const float own,
-                     Milliseconds(num_launches, [&] { return own_sums_->Launch(data, count); }));
-    ASSIGN_OR_RETURN(const float nccls,
-                     Milliseconds(num_launches, [&] { return Reduce(data, count); }));
-    // Everybody gets the same sums, hence decides alike.
-    float milliseconds[] = {own, nccls};
-    RETURN_IF_ERROR(host.AllReduceSum(milliseconds, 2));
-    if (milliseconds[0] >= most_times_as_long * milliseconds[1]) return false;
-  }
-  return true;
+  const auto own = [&] { return own_sums_->Launch(data, count); };
+  const auto nccls = [&] { return Reduce(data, count); };
+  // A look first, at who is slower by far.
+  float look[2] = {};
+  ASSIGN_OR_RETURN(look[0], Milliseconds(own));
+  ASSIGN_OR_RETURN(look[1], Milliseconds(nccls));
+  RETURN_IF_ERROR(host.AllReduceSum(look, 2));
+  if (look[0] > 3 * look[1]) return false;
+  float recorded[2] = {};
+  ASSIGN_OR_RETURN(recorded[0], MillisecondsRecorded(own));
+  ASSIGN_OR_RETURN(recorded[1], MillisecondsRecorded(nccls));
+  RETURN_IF_ERROR(host.AllReduceSum(recorded, 2));
+  return recorded[0] < recorded[1];
 }
 
-// Of so many launches, as part of a recorded step: outside of one NCCL's take longer.
-absl::StatusOr<float> NcclCommunicator::Milliseconds(int num_launches,
-                                                     const std::function<absl::Status()>& launch) {
+// Of many, as part of a step: outside of a recorded one NCCL's launches take longer.
+absl::StatusOr<float> NcclCommunicator::MillisecondsRecorded(
+    const std::function<absl::Status()>& launch) {
+  constexpr int kLaunches = 20;
   StepRecorder recorder(stream_);
-  const auto run = [&] {
+  const auto step = [&] {
     return recorder.Repeat(0, [&]() -> absl::Status {
-      for (int i = 0; i < num_launches; ++i) RETURN_IF_ERROR(launch());
+      for (int i = 0; i < kLaunches; ++i) RETURN_IF_ERROR(launch());
       return absl::OkStatus();
     });
   };
-  for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(run());  // the second records
+  for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(step());  // the second records
+  return Milliseconds(step);
+}
+
+absl::StatusOr<float> NcclCommunicator::Milliseconds(const std::function<absl::Status()>& launch) {
   cudaEvent_t events[2] = {};
   absl::Status status;
   for (cudaEvent_t& event : events) status.Update(CudaStatus(cudaEventCreate(&event), "an event"));
   if (status.ok()) status = CudaStatus(cudaEventRecord(events[0], stream_), "timing sums");
-  if (status.ok()) status = run();
+  if (status.ok()) status = launch();
   if (status.ok()) status = CudaStatus(cudaEventRecord(events[1], stream_), "timing sums");
   if (status.ok()) status = Barrier();
   float milliseconds = 0;

@@ -83,7 +83,7 @@ void PeerSum::Abort() { std::atomic_ref(*aborted_).store(1, std::memory_order_re
 
 // Each kernel twice, to use both slots.
 absl::Status PeerSum::Check(std::chrono::milliseconds patience) {
-  constexpr int64_t kTwoShotFloats = 20001;
+  constexpr int64_t kTwoShotFloats = 4001;
   void* memory = nullptr;
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory, kOneShotFloats * sizeof(float)), "trying a sum"));
   auto* const data = static_cast<float*>(memory);
