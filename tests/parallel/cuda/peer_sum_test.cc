@@ -179,8 +179,11 @@ TEST_P(PeerSumKernelTest, AnAbortedWaitEnds) {
   EXPECT_EQ(cudaStreamSynchronize(stream(0)), cudaSuccess);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, PeerSumKernelTest,
-                         ::testing::Combine(::testing::Range(2, 9), ::testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(OneShot, PeerSumKernelTest,
+                         ::testing::Combine(::testing::Range(2, 9), ::testing::Values(false)));
+INSTANTIATE_TEST_SUITE_P(TwoShots, PeerSumKernelTest,
+                         ::testing::Combine(::testing::Values(2, 3, 5, 8),
+                                            ::testing::Values(true)));
 
 // Of more blocks than one shot has, and by all of them.
 class TwoShotKernelTest : public PeerSumKernelTest {};
