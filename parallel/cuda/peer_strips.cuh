@@ -73,18 +73,20 @@ __device__ bool MeetPeers(const PeerRanks<Memory>& ranks, uint32_t meeting) {
   return __syncthreads_or(is_aborted) == 0;
 }
 
-// launch(kernel, grid, strip_floats) with kernels.template of<size>() and as many blocks as are
-// worth it, none of them without numbers.
-template <typename Memory, typename Kernels, typename Launch>
-cudaError_t LaunchInStrips(const PeerRanks<Memory>& ranks, int64_t count, int64_t least_floats,
-                           const Kernels& kernels, const Launch& launch) {
+// Launches kernels.template of<size>(), which takes (ranks, data, count, strip_floats), with as
+// many blocks of num_threads as are worth it, none of them without numbers.
+template <typename Memory, typename Kernels>
+cudaError_t LaunchInStrips(const Kernels& kernels, int num_threads, const PeerRanks<Memory>& ranks,
+                           float* data, int64_t count, const KernelStream& stream) {
   if (count == 0) return cudaSuccess;
   if (count < 0 || count > Memory::kMaxFloats) return cudaErrorInvalidValue;
+  const int64_t least_floats = int64_t{num_threads} * kQuad;  // that are worth another block
   const int64_t blocks = std::min<int64_t>(CeilDiv(count, least_floats), Memory::kMaxBlocks);
   const int64_t strip_floats = CeilDiv(CeilDiv(count, blocks), int64_t{kQuad}) * kQuad;
   const dim3 grid(static_cast<unsigned>(CeilDiv(count, strip_floats)));
   const auto of_size = [&](auto kernel) {
-    return launch(kernel, grid, static_cast<int>(strip_floats));
+    return LaunchOverlapping(kernel, grid, num_threads, 0, stream, ranks, data, count,
+                             static_cast<int>(strip_floats));
   };
   switch (ranks.size) {
     case 2:

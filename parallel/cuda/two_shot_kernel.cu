@@ -7,7 +7,6 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int64_t kLeastFloats = kThreads * kQuad;  // that are worth another block
 
 // Meetings come by twos, so that a sum's first one is odd.
 template <int size>
@@ -71,11 +70,7 @@ struct Kernels {
 
 cudaError_t LaunchTwoShotSum(const TwoShotRanks& ranks, float* data, int64_t count,
                              const KernelStream& stream) {
-  return LaunchInStrips(ranks, count, kLeastFloats, Kernels(),
-                        [&](auto kernel, const dim3& grid, int strip_floats) {
-                          return LaunchOverlapping(kernel, grid, kThreads, 0, stream, ranks, data,
-                                                   count, strip_floats);
-                        });
+  return LaunchInStrips(Kernels(), kThreads, ranks, data, count, stream);
 }
 
 }  // namespace lockstep::cuda
