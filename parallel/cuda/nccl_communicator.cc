@@ -167,7 +167,7 @@ absl::StatusOr<bool> NcclCommunicator::IsOwnSumFaster(Communicator& host, float*
   ASSIGN_OR_RETURN(look[0], Milliseconds(own));
   ASSIGN_OR_RETURN(look[1], Milliseconds(nccls));
   RETURN_IF_ERROR(host.AllReduceSum(look, 2));
-  if (look[0] > 3 * look[1]) return false;
+  if (look[0] > 1.5f * look[1]) return false;
   float recorded[2] = {};
   ASSIGN_OR_RETURN(recorded[0], MillisecondsRecorded(own));
   ASSIGN_OR_RETURN(recorded[1], MillisecondsRecorded(nccls));
@@ -178,7 +178,7 @@ absl::StatusOr<bool> NcclCommunicator::IsOwnSumFaster(Communicator& host, float*
 // Of many, as part of a step: outside of a recorded one NCCL's launches take longer.
 absl::StatusOr<float> NcclCommunicator::MillisecondsRecorded(
     const std::function<absl::Status()>& launch) {
-  constexpr int kLaunches = 20;
+  constexpr int kLaunches = 5;
   StepRecorder recorder(stream_);
   const auto step = [&] {
     return recorder.Repeat(0, [&]() -> absl::Status {
@@ -190,7 +190,9 @@ absl::StatusOr<float> NcclCommunicator::MillisecondsRecorded(
   return Milliseconds(step);
 }
 
+// Behind a first one, at which ranks have waited for each other.
 absl::StatusOr<float> NcclCommunicator::Milliseconds(const std::function<absl::Status()>& launch) {
+  RETURN_IF_ERROR(launch());
   cudaEvent_t events[2] = {};
   absl::Status status;
   for (cudaEvent_t& event : events) status.Update(CudaStatus(cudaEventCreate(&event), "an event"));
