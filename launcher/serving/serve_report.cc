@@ -151,7 +151,7 @@ void ServeReport::RankChecked(const ControllerEvent& event) {
     preflight["gpus"] = GpusJson(loading.checks);
     PrintJson("preflight", std::move(preflight));
   }
-  if (lost_at_.count(event.replica) != 0) return;  // it was told at the start
+  if (have_served_.count(event.replica) != 0) return;  // it was told at the start
   if (!json_) {
     for (const std::string& line : PreflightLines(summary)) PrintLine(line);
     for (const std::string& line : GpuLines(loading.checks)) PrintLine(line);
@@ -270,10 +270,10 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
   const int64_t tokens = event.num_kv_blocks * block_size_;
   const int64_t sequence_blocks = (event.max_model_len + block_size_ - 1) / block_size_;
   const int64_t sequences = event.num_kv_blocks / std::max<int64_t>(1, sequence_blocks);
-  const auto lost = lost_at_.find(event.replica);
-  const bool is_again = lost != lost_at_.end();
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - (is_again ? lost->second : started_));
-  if (is_again) lost_at_.erase(lost);
+  const bool is_again = !have_served_.insert(event.replica).second;
+  const absl::Time since = is_again ? lost_at_[event.replica] : started_;
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - since);
+  lost_at_.erase(event.replica);
   if (json_) {
     PrintJson(is_again ? "ready_again" : "ready", {{"address", address},
                                                    {"replica", event.replica},

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ class ServeReport {
   void RankChecked(const ControllerEvent& event);
   void RankLoading(const ControllerEvent& event);
   void RankLoaded(const ControllerEvent& event);
+  // "ready" the first time, however many starts that took; "ready_again" after a loss since.
   void Serving(const ControllerEvent& event, const std::string& address);
   // is_final: else Restarting follows and tells it to people, once more is known.
   void RankLost(const ControllerEvent& event, bool is_final);
@@ -94,6 +96,7 @@ class ServeReport {
   };
   Loading& LoadingOf(int replica);
   std::map<int, Loading> loading_;  // by replica
+  std::set<int> have_served_;       // replicas, be it that they lost ranks before or since
   std::map<int, absl::Time> lost_at_;
   std::string name_;
   int64_t kv_bytes_per_token_ = 0;
