@@ -98,14 +98,12 @@ absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& 
 }
 
 absl::Status CheckFormats(const ServeOptions& options, const RanksDevices& devices) {
-  if (!devices.are_gpus && options.model.quantize == "fp8") {
+  if (options.model.quantize == "fp8" && !devices.multiply_fp8) {
     return absl::InvalidArgumentError(
-        "--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 and int4");
-  }
-  if (!devices.multiply_fp8 && options.model.quantize == "fp8") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--quantize fp8 is for GPUs of compute capability 8.9 or later; ",
-                     devices.name, " cannot multiply e4m3"));
+        devices.are_gpus
+            ? absl::StrCat("--quantize fp8 is for GPUs of compute capability 8.9 or later; ",
+                           devices.name, " cannot multiply e4m3")
+            : "--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 and int4");
   }
   if (!devices.are_gpus && options.rank.dtype == "f16") {
     return absl::InvalidArgumentError(kNoF16OnCpus);

@@ -65,7 +65,7 @@ absl::StatusOr<RankGroups> MakeGroupsOf(MPI_Comm job, const MpiSession& session,
   ASSIGN_OR_RETURN(const std::vector<int> nodes, NodesOfRanks(job, session));
   groups.most_whole_bytes_from_previous = MostWholeBytes(grid, nodes, stage - 1);
   groups.most_whole_bytes_to_next = MostWholeBytes(grid, nodes, stage);
-  groups.most_undivided_bytes = kMostUndividedBytesBetweenHosts;
+  groups.most_undivided_bytes = kMostUndividedBytesOnCpus;
   return groups;
 }
 
