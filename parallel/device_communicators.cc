@@ -15,9 +15,10 @@ absl::StatusOr<RankGroups> MakeDeviceGroups(DeviceCommunicators& communicators, 
   groups.most_whole_bytes_to_next =
       std::min(host.most_whole_bytes_to_next, kMostWholeBytesBetweenDevices);
   groups.most_undivided_bytes = options.most_undivided_bytes;
-  ASSIGN_OR_RETURN(
-      groups.tp,
-      communicators.Make(backend, *host.tp, {.reduces_often = true, .notice = options.notice}));
+  const int64_t most_summed_bytes = options.max_hidden_states * static_cast<int64_t>(sizeof(float));
+  ASSIGN_OR_RETURN(groups.tp, communicators.Make(backend, *host.tp,
+                                                 {.most_summed_bytes = most_summed_bytes,
+                                                  .notice = options.notice}));
   DeviceGroupOptions pipeline{
       .is_pipeline = true, .bytes_back = options.bytes_back, .notice = options.notice};
   const auto longest = [&](int64_t most_whole_bytes) {

@@ -14,8 +14,9 @@
 namespace lockstep {
 
 struct DeviceGroupOptions {
-  // AllReduceSum is part of every step: worth memory of its own, which the peers' devices read.
-  bool reduces_often = false;
+  // Of sums over the group, which are part of every step: worth memory of their own, which the
+  // peers' devices read. Longer ones may wait for connections the first time. 0: there are none.
+  int64_t most_summed_bytes = 0;
   // Of a pipeline: messages come from rank() - 1 and go to rank() + 1, of so many bytes at most
   // (longer ones take turns in pieces). Memory for one of either is taken, so that they travel
   // beside the kernels: Send and Recv may then not be part of Backend::Repeat, and what is sent may

@@ -1,6 +1,7 @@
 // The door of liblockstep_cuda.so.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,7 +31,8 @@ class CudaCommunicators final : public DeviceCommunicators {
     if (group.is_pipeline) return MakePipeline(device, host, group);
     NcclOptions options;
     options.deterministic = device.options().deterministic;
-    options.own_sums = group.reduces_often;
+    options.own_sums = group.most_summed_bytes > 0;
+    options.connect_bytes = std::min(options.connect_bytes, group.most_summed_bytes);
     options.notice = group.notice;
     options.siblings = SiblingsOf(device);
     options.forget_graphs = [&device] { device.ForgetSteps(); };

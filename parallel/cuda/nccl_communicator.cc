@@ -144,12 +144,14 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
 absl::Status NcclCommunicator::TryLongSums(Communicator& host) {
   const int64_t most =
       std::min(PeerSum::kMaxFloats, options_.connect_bytes / static_cast<int64_t>(sizeof(float)));
+  if (most <= PeerSum::kOneShotFloats) return absl::OkStatus();
   ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
                    AllocateOnDevice<float>(most, "sums that are timed"));
   RETURN_IF_ERROR(CudaStatus(
       cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(most) * sizeof(float), stream_),
       "sums that are timed"));
-  for (int64_t count = 2 * PeerSum::kOneShotFloats; count <= most; count *= 2) {
+  for (int64_t count = PeerSum::kOneShotFloats; count < most;) {
+    count = std::min(2 * count, most);
     ASSIGN_OR_RETURN(const bool is_faster, IsOwnSumFaster(host, scratch.get(), count));
     if (!is_faster) break;
     most_own_floats_ = count;

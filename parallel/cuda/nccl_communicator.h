@@ -39,6 +39,7 @@ struct NcclOptions {
   std::function<void(const std::string&)> notice;
   int max_thread_blocks = 0;  // of NCCL's kernels; 0: its own choice
   // Sizes up to this are exchanged once at the start: NCCL connects an algorithm at its first use.
+  // Above the default it takes no others. Less where sums are never as long.
   int64_t connect_bytes = int64_t{32} << 20;
   std::chrono::milliseconds start_patience{300000};  // until all ranks have come
   std::chrono::milliseconds patience{60000};         // of launches and of Barrier

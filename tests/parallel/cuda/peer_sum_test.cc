@@ -263,7 +263,7 @@ TEST_P(LongPeerSumGroupTest, LongSumsAreTried) {
   RunDevices(GetParam(), [](int, Communicator& host) -> absl::Status {
     const Stream stream;
     NcclOptions options = OwnSums();
-    options.connect_bytes = 512 << 10;
+    options.connect_bytes = 600 << 10;
     ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
                      MakeNcclCommunicator(host, stream.get(), options));
     std::vector<float> ones(2 * kMost, 1.0f);
