@@ -80,7 +80,7 @@ template <typename Shape>
 cudaError_t LaunchMma(const AttentionParams& p, const KernelStream& stream) {
   constexpr int kBytes = Shape::kSharedBytes;
   const auto kernel = AttentionMmaKernel<Shape>;
-  if (kBytes > 48 * 1024) {
+  if (kBytes >= 48 * 1024) {  // with what the system keeps of a block's memory
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
     if (error != cudaSuccess) return error;

@@ -22,6 +22,8 @@
 // of what wgmma does: attention_wgmma.cuh.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/query_tile.cuh"
 #include "kernels/cuda/warp_rows.cuh"
 
@@ -44,7 +46,11 @@ struct MmaShape {
   static constexpr int kBlocksToMultiprocessor = kBlocks;
   using Tiles = KvTiles<kDim, kRowWarps * kColumnWarps, kStages>;
   using Rows = WarpRows<T, kDim, kColumns, kMmas>;
-  static constexpr int kSharedBytes = Tiles::kSharedBytes + kRows * kDim * 2;
+  // Queries that warps keep in registers lie where a tile comes later.
+  static constexpr bool kKeepsQueries = WarpQueries<kDim, kMmas>::kKept;
+  static constexpr int kQueries = kKeepsQueries ? Tiles::kLastStage : Tiles::kSharedBytes;
+  static constexpr int kSharedBytes = std::max(Tiles::kSharedBytes, kQueries + kRows * kDim * 2);
+  static_assert(kSharedBytes <= 99 << 10);  // all that a block may have on compute capability 8.9
 };
 
 template <typename Shape>
@@ -81,7 +87,7 @@ __device__ void WalkSplit(const AttentionParams& p, const RowTile& tile, int fir
 #pragma unroll
   for (int i = 0; i < Shape::kTilesAhead; ++i) tiles.IssueNext();
   WaitForEarlierKernels();
-  uint4* queries = DynamicShared<uint4>() + Shape::Tiles::kSharedBytes / sizeof(uint4);
+  uint4* queries = DynamicShared<uint4>() + Shape::kQueries / sizeof(uint4);
   StageQueries<typename Shape::Element, SharedTile<Shape::kHeadDim>, Shape::kHeadDim, Shape::kRows,
                Shape::kThreads>(p, tile, kv_head, static_cast<int>(threadIdx.x), queries);
   __syncthreads();

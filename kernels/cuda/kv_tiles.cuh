@@ -27,6 +27,8 @@ template <int kDim, int kWarps, int kStages>
 class KvTiles {
  public:
   static constexpr int kSharedBytes = kStages * 2 * SharedTile<kDim>::kBytes;
+  // Nothing is copied there before all threads have come to their first Take.
+  static constexpr int kLastStage = kSharedBytes - 2 * SharedTile<kDim>::kBytes;
 
   // Positions begin.. below `end` exist; the others become zeros, and no memory is read for them.
   __device__ KvTiles(const AttentionParams& p, int seq, int kv_head, int begin, int end)

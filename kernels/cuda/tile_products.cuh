@@ -15,6 +15,8 @@ constexpr int kTokenSteps = static_cast<int>(kAttentionTile) / 16;  // of 16 tok
 template <int kDim, int kMmas>
 class WarpQueries {
  public:
+  static constexpr bool kKept = kMmas == 1;  // in registers, from the beginning on
+
   __device__ explicit WarpQueries(const uint4* shared) : shared_(shared) {
     if constexpr (kKept) {
 #pragma unroll
@@ -34,8 +36,6 @@ class WarpQueries {
   }
 
  private:
-  static constexpr bool kKept = kMmas == 1;
-
   // Matrices: rows 0-7 and 8-15 of a chunk, then of the next.
   __device__ void Load(int m, int step, uint32_t (&query)[4]) const {
     using Tile = SharedTile<kDim>;

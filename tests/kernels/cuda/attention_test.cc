@@ -7,6 +7,9 @@
 #include <vector>
 
 #include "tests/kernels/cuda/attention_on_device.h"
+#ifdef LOCKSTEP_CUDA_EMULATION
+#include "tests/support/cuda_emulation/emulation.h"
+#endif
 
 namespace lockstep::testing {
 namespace {
@@ -109,6 +112,18 @@ TEST_P(CudaAttention, IsNearItsTwinForEveryGroupSize) {
     ExpectTwin(Shape(group * num_kv_heads, num_kv_heads, 16, 4), kShort);
   }
 }
+
+#ifdef LOCKSTEP_CUDA_EMULATION
+TEST_P(CudaAttention, FitsGpusWithTheLeastSharedMemory) {
+  if (GetParam().wgmma) GTEST_SKIP() << "for Hopper";
+  cuda_emulation::SetDevice({.compute_major = 8, .compute_minor = 9});
+  for (const int head_dim : {32, 64, 128}) {
+    ExpectTwin(Shape(4, 2, head_dim, 4), {{5, 1}, {300, 1}});  // decodes
+    ExpectTwin(Shape(4, 2, head_dim, 4), kShort);
+  }
+  cuda_emulation::SetDevice({});
+}
+#endif
 
 TEST_P(CudaAttention, IsNearItsTwinForEveryHeadSize) {
   for (const int head_dim : {2, 6, 8, 16, 18, 24, 32, 34, 40, 64, 80, 96, 128, 130, 256}) {

@@ -120,8 +120,9 @@ cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, 
   return Call([&](auto&) {
     if (kernel == nullptr) return cudaErrorInvalidValue;
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+    const Device& device = TheEngine().device;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-        static_cast<size_t>(value) > kMostSharedBytes) {
+        static_cast<size_t>(value) > MostSharedBytes(device.compute_major, device.compute_minor)) {
       return cudaErrorInvalidValue;
     }
     SharedBytesAllowed()[kernel] = static_cast<size_t>(value);
