@@ -1,6 +1,7 @@
 #include "kernels/cuda/step_recorder.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
@@ -66,14 +67,17 @@ absl::Status StepRecorder::Record(Step& step, const std::function<absl::Status()
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
   if (status.ok() && ended == cudaSuccess) {
-    const cudaError_t made = cudaGraphInstantiate(&step.graph, graph, 0);
+    cudaError_t made = cudaGraphInstantiate(&step.graph, graph, 0);
     cudaGraphDestroy(graph);
-    if (made == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
-      step.graph = nullptr;
-      return absl::OkStatus();
+    // Part of the memory is taken only then.
+    if (made == cudaSuccess) made = cudaGraphUpload(step.graph, stream_);
+    if (made == cudaSuccess) return absl::OkStatus();
+    Destroy(std::exchange(step.graph, nullptr));
+    if (made != cudaErrorMemoryAllocation) {
+      return CudaStatus(made, "instantiating a recorded step");
     }
-    return CudaStatus(made, "instantiating a recorded step");
+    cudaGetLastError();
+    return absl::OkStatus();
   }
   if (graph != nullptr) cudaGraphDestroy(graph);
   RETURN_IF_ERROR(status);

@@ -11,12 +11,25 @@ struct CUgraph_st {
 };
 struct CUgraphExec_st {
   std::shared_ptr<const std::vector<lockstep::cuda_emulation::MakeWork>> nodes;
-  void* memory = nullptr;  // Device::graph_bytes
+  // Device::graph_bytes: half of them when it is made, half when it comes to its device.
+  int device = 0;
+  void* memory[2] = {};
 };
 
 namespace lockstep::cuda_emulation {
 
 namespace {
+
+cudaError_t AllocateHalf(int device, void** memory) {
+  const auto& pretended = TheEngine().device;
+  return TheDeviceMemory().Allocate(static_cast<size_t>(pretended.graph_bytes / 2),
+                                    DeviceMemory::Kind::kDevice, device, pretended.memory_bytes,
+                                    memory);
+}
+
+cudaError_t Upload(CUgraphExec_st& exec) {
+  return exec.memory[1] != nullptr ? cudaSuccess : AllocateHalf(exec.device, &exec.memory[1]);
+}
 
 // Every stream that joined was waited for, directly or not, by the stream the capture began in.
 bool AllJoined(const Capture& capture) {
@@ -141,19 +154,18 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
   return Call([&](auto&) {
     if (exec == nullptr || graph == nullptr) return cudaErrorInvalidValue;
     if (flags != 0) return cudaErrorNotSupported;
-    const auto& device = TheEngine().device;
     void* memory = nullptr;
-    const cudaError_t error = TheDeviceMemory().Allocate(
-        static_cast<size_t>(device.graph_bytes), DeviceMemory::Kind::kDevice, CurrentDevice(),
-        device.memory_bytes, &memory);
+    const cudaError_t error = AllocateHalf(CurrentDevice(), &memory);
     if (error != cudaSuccess) return error;
-    *exec = new CUgraphExec_st{std::make_shared<const std::vector<MakeWork>>(graph->nodes), memory};
+    *exec = new CUgraphExec_st{std::make_shared<const std::vector<MakeWork>>(graph->nodes),
+                               CurrentDevice(),
+                               {memory, nullptr}};
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t) {
-  return exec == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+  return Call([&](auto&) { return exec == nullptr ? cudaErrorInvalidValue : Upload(*exec); });
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
@@ -163,6 +175,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
     if (const cudaError_t error = TheEngine().Find(handle, &stream); error != cudaSuccess) {
       return error;
     }
+    if (const cudaError_t error = Upload(*exec); error != cudaSuccess) return error;
     return TheEngine().Issue(*stream, "a graph", Replay(exec->nodes));
   });
 }
@@ -170,7 +183,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   return Call([&](auto&) {
     if (exec == nullptr) return cudaErrorInvalidValue;
-    TheDeviceMemory().Free(exec->memory, DeviceMemory::Kind::kDevice);
+    for (void* half : exec->memory) TheDeviceMemory().Free(half, DeviceMemory::Kind::kDevice);
     delete exec;
     return cudaSuccess;
   });
