@@ -450,8 +450,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator&
                                                         : std::make_shared<NcclSiblings>(),
                                         .patience = options.start_patience}));
   auto communicator = std::make_unique<NcclCommunicator>(std::move(group), stream, options);
-  RETURN_IF_ERROR(communicator->Start(bootstrap));
-  return communicator;
+  const absl::Status started = communicator->Start(bootstrap);
+  if (started.ok()) return communicator;
+  communicator->Abort();  // nobody meets a rank that has given up to leave together
+  return started;
 }
 
 }  // namespace lockstep::cuda

@@ -61,8 +61,8 @@ absl::Status PeerSum::Start(Communicator& host, const std::string& machine) {
   const absl::Status allocated = CudaStatus(
       cudaHostAlloc(&word, sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable),
       "a word that kernels read");
+  aborted_ = static_cast<uint32_t*>(word);  // null: not allocated
   RETURN_IF_ERROR(Agree(host, allocated));
-  aborted_ = static_cast<uint32_t*>(word);
   *aborted_ = 0;
   CudaCheck(cudaHostGetDevicePointer(&word, aborted_, 0), "a word that kernels read");
   one_shot_.aborted = two_shot_.aborted = static_cast<const uint32_t*>(word);

@@ -100,20 +100,24 @@ absl::Status Sums(const LocalRank& rank) {
   return group->Health();
 }
 
-// Too long for one shot, and in pieces.
-absl::Status ExchangedSums(const LocalRank& rank) {
+// Too long for one shot: in two, or of parts that NCCL exchanges, in pieces.
+absl::Status LongSums(const LocalRank& rank) {
   RETURN_IF_ERROR(UseDevice(rank));
   const Stream stream;
   NcclOptions options = Options(true);
   options.deterministic = true;
   options.workspace_bytes = 100000;
-  ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
-                   MakeGroup(rank, stream.get(), options));
-  FromHost from_host(*group, stream.get());
-  RETURN_IF_ERROR(CheckAllReduce(from_host, PeerSum::kOneShotFloats + 5));
-  RETURN_IF_ERROR(CheckReduceScatter(from_host, PeerSum::kOneShotFloats / rank.size + 1));
-  RETURN_IF_ERROR(CheckAllGatherTogether(from_host, 10000));
-  return group->Health();
+  for (const bool own_sums : {true, false}) {
+    options.own_sums = own_sums && HasCudaIpc();
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakeGroup(rank, stream.get(), options));
+    FromHost from_host(*group, stream.get());
+    RETURN_IF_ERROR(CheckAllReduce(from_host, PeerSum::kOneShotFloats + 5));
+    RETURN_IF_ERROR(CheckReduceScatter(from_host, PeerSum::kOneShotFloats / rank.size + 1));
+    RETURN_IF_ERROR(CheckAllGatherTogether(from_host, 10000));
+    RETURN_IF_ERROR(group->Health());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RecordedSums(const LocalRank& rank) {
@@ -211,19 +215,23 @@ absl::StatusOr<double> TimeDivided(Communicator& group, int64_t bytes, int bytes
   });
 }
 
-// argument: replays of each measurement, MiB of the longest.
+// Ours, whichever a group would take, where the devices reach each other. argument: replays of each
+// measurement, MiB of the longest.
 absl::Status Latencies(const LocalRank& rank) {
   RETURN_IF_ERROR(UseDevice(rank));
   const std::vector<std::string> argument = absl::StrSplit(rank.argument, ',');
   const int repeats = std::stoi(argument[0]);
   const int64_t longest = int64_t{std::stoi(argument[1])} << 20;
   const Stream stream;
+  NcclOptions always_ours = Options(true);
+  always_ours.deterministic = true;
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ours,
-                   MakeGroup(rank, stream.get(), Options(true)));
+                   MakeGroup(rank, stream.get(), always_ours));
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> nccls,
                    MakeGroup(rank, stream.get(), Options(false)));
-  if (rank.rank == 0) std::printf("sums over %d ranks   KiB   one-shot us   NCCL us\n", rank.size);
-  for (int64_t bytes = 4 << 10; bytes <= 256 << 10; bytes *= 2) {
+  if (rank.rank == 0) std::printf("sums over %d ranks   KiB        our us   NCCL us\n", rank.size);
+  const int64_t our_longest = std::min(longest, PeerSum::kMaxFloats * 4);
+  for (int64_t bytes = 4 << 10; bytes <= our_longest; bytes *= 2) {
     ASSIGN_OR_RETURN(const double our_us, TimeAllReduce(*ours, bytes, repeats, stream.get()));
     ASSIGN_OR_RETURN(const double nccl_us, TimeAllReduce(*nccls, bytes, repeats, stream.get()));
     if (rank.rank != 0) continue;
@@ -259,7 +267,7 @@ TEST_P(DeviceRanksTest, RecordedSumsCountOn) {
 }
 
 TEST_P(DeviceRanksTest, LongSumsAreThatTreeToo) {
-  EXPECT_THAT(RunLocalRanks({GetParam(), "exchanged sums"}), Each(0));
+  EXPECT_THAT(RunLocalRanks({GetParam(), "long sums"}), Each(0));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceRanksTest, ::testing::Values(2, 4, 8));
@@ -273,7 +281,7 @@ TEST(DeviceRanksLatencyTest, EverySizeIsMeasured) {
   ::testing::internal::CaptureStdout();
   EXPECT_THAT(RunLocalRanks({2, "latencies", "1,1"}), Each(0));
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
-              AllOf(HasSubstr("\n                     256  "),
+              AllOf(HasSubstr("\n                    1024  "),
                     HasSubstr("\n                            1  ")));
 }
 
@@ -297,7 +305,7 @@ int main(int argc, char** argv) {
   using namespace lockstep::testing;
   if (const auto status = RunIfLocalRank({{"sums", &Sums},
                                           {"recorded sums", &RecordedSums},
-                                          {"exchanged sums", &ExchangedSums},
+                                          {"long sums", &LongSums},
                                           {"loses a peer", &LosesAPeer},
                                           {"latencies", &Latencies}})) {
     return *status;

@@ -258,6 +258,23 @@ TEST_P(LongPeerSumGroupTest, LongDeterministicSumsAreThatTreeToo) {
   });
 }
 
+// The other learns of it by its patience, where nobody tells it.
+TEST(PeerSumGroupStartTest, ARankWithoutMemoryEndsIt) {
+  RunDevices(2, [](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    NcclOptions options = OwnSums();
+    options.deterministic = true;
+    options.workspace_bytes = rank == 1 ? int64_t{1} << 40 : 100000;
+    options.patience = options.start_patience = std::chrono::milliseconds(1000);
+    const auto group = MakeNcclCommunicator(host, stream.get(), options);
+    EXPECT_EQ(group.status().code(),
+              rank == 1 ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kUnavailable)
+        << group.status();
+    EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+    return absl::OkStatus();
+  });
+}
+
 // Which, on the emulation, may come out either way.
 TEST_P(LongPeerSumGroupTest, LongSumsAreTried) {
   RunDevices(GetParam(), [](int, Communicator& host) -> absl::Status {
