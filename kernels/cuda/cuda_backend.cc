@@ -14,6 +14,13 @@
 #include "kernels/cuda/work_mark.h"
 
 namespace lockstep::cuda {
+namespace {
+
+// Left free for the driver, libraries and recorded steps, of what is not counted on.
+constexpr int64_t kMostSpareBytes = int64_t{2} << 30;
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(
     const AcceleratorOptions& options) {
   std::unique_ptr<CudaBackend> backend(new CudaBackend(options));
@@ -139,7 +146,10 @@ int64_t CudaBackend::AvailableBytes() const {
   size_t total = 0;
   CudaCheck(cudaMemGetInfo(&free, &total), "asking for free GPU memory");
   const auto share = static_cast<int64_t>(static_cast<double>(total) * options_.memory_fraction);
-  return std::clamp<int64_t>(share - held_bytes_, 0, static_cast<int64_t>(free));
+  // Of a device that others fill, too, not all that they leave.
+  const int64_t spare = std::min((static_cast<int64_t>(total) - share) / 2, kMostSpareBytes);
+  const int64_t left = static_cast<int64_t>(free) - spare;
+  return std::max<int64_t>(std::min(share - held_bytes_, left), 0);
 }
 
 // ---- kernels ----
