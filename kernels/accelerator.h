@@ -29,6 +29,7 @@ struct AcceleratorInfo {
   int64_t memory_bytes = 0;       // as the driver tells it
   bool multiplies_fp8 = false;    // Backend::HoldsFp8 of widths that suit it
   std::string pci_bus_id;         // "0000:1b:00.0", as sysfs writes it
+  std::string uuid;               // the same for every process, whichever it is of those it sees
   std::vector<DeviceLink> links;  // to each of the devices; nothing meant for the device itself
 };
 

@@ -13,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/device_choice.h"
+#include "launcher/cli/host_places.h"
 #include "launcher/cli/launch_flags.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/cli/values.h"
@@ -180,13 +181,15 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   RankFlags rank = options.rank;
   if (options.controller.replicas > 1) rank.shares_cores = true;  // jobs do not know of each other
   session.make_job = [&, rank](int replica, uint64_t epoch, const std::string& worker_address) {
-    const WorkerLaunch launch{worker_address,
-                              replica,
-                              epoch,
-                              plan.capacity.num_kv_blocks,
-                              options.launch.allow_tp_across_nodes,
-                              options.controller.security.worker_tls,
-                              weights ? weights->socket().string() : ""};
+    const WorkerLaunch launch{
+        worker_address,
+        replica,
+        epoch,
+        plan.capacity.num_kv_blocks,
+        options.launch.allow_tp_across_nodes,
+        options.controller.security.worker_tls,
+        options.controller.replicas > 1 ? FormatHostPlaces(plan.launch.PlacesOf(replica)) : "",
+        weights ? weights->socket().string() : ""};
     return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, rank, launch),
                    secret);
   };

@@ -13,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/device_choice.h"
+#include "launcher/cli/host_places.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/job/job_output.h"
 #include "launcher/job/parent_watch.h"
@@ -40,6 +41,7 @@ struct WorkerCommandOptions {
   RankTlsFlags tls;
   int replica = 0;
   uint64_t epoch = 0;
+  std::string host_places;
   double rejoin_seconds = 300;
   std::optional<double> kv_cache_gib;
   int64_t num_kv_blocks = 0;
@@ -113,7 +115,14 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.stage.limits.max_batched_tokens = flags.model.max_batched_tokens;
   options.stage.limits.max_num_seqs = flags.model.max_num_seqs;
   ASSIGN_OR_RETURN(options.stage.limits.max_model_len, MaxModelLen(flags.model));
-  options.device = DeviceOf(flags.rank, session);
+  std::optional<HostPlace> place;
+  if (!flags.host_places.empty()) {
+    ASSIGN_OR_RETURN(const std::vector<HostPlace> places,
+                     ParseHostPlaces(flags.host_places, session.world_size()));
+    place = places[static_cast<size_t>(session.rank())];
+  }
+  ASSIGN_OR_RETURN(options.device,
+                   DeviceOf(flags.rank, session, options.host, place, options.on_notice));
   options.stage.num_load_threads = options.device.cpu.num_threads;
   options.stage.on_notice = options.on_notice;
   if (flags.rank.weight_cache != "none") options.stage.weight_cache = flags.rank.weight_cache;
@@ -186,6 +195,10 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
   AddRankFlags(*command, options->rank);
   AddWeightCacheFlag(*command, "keep packed weights for later starts in this directory, or none",
                      options->rank);
+  command
+      ->add_option("--host-places", options->host_places,
+                   "by rank, its place among the ranks of all replicas on its host: 0/4,1/4")
+      ->group("");
   command
       ->add_option("--weight-memory", options->weight_memory, "socket of a launcher's memory files")
       ->group("");

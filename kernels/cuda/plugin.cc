@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
@@ -80,6 +81,11 @@ absl::StatusOr<DeviceLink> LinkBetween(int device, int peer) {
   return has_atomics != 0 ? DeviceLink::kNvLink : DeviceLink::kPeerAccess;
 }
 
+std::string UuidOf(const cudaDeviceProp& properties) {
+  return absl::BytesToHexString(
+      absl::string_view(properties.uuid.bytes, sizeof(properties.uuid.bytes)));
+}
+
 absl::StatusOr<AcceleratorInfo> Describe(int device, int num_devices) {
   cudaDeviceProp properties = {};
   RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, device), "asking a GPU"));
@@ -91,6 +97,7 @@ absl::StatusOr<AcceleratorInfo> Describe(int device, int num_devices) {
                           .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
                           .multiplies_fp8 = capability >= CudaBackend::kFp8Capability,
                           .pci_bus_id = absl::AsciiStrToLower(bus_id),
+                          .uuid = UuidOf(properties),
                           .links = {}};
   for (int peer = 0; peer < num_devices; ++peer) {
     ASSIGN_OR_RETURN(const DeviceLink link, LinkBetween(device, peer));

@@ -72,7 +72,7 @@ class SpeedProbe {
 
  private:
   const ProbeSizes& sizes() const { return options_.sizes; }
-  bool on_gpus() const { return options_.device.kind == DeviceOptions::Kind::kCuda; }
+  bool on_gpus() const { return options_.device.gpu.has_value(); }
 
   absl::StatusOr<std::unique_ptr<TimedStage>> Load(const std::string& model,
                                                    const ProbeFormat& format) {

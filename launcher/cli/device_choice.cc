@@ -1,29 +1,81 @@
 #include "launcher/cli/device_choice.h"
 
 #include <utility>
+#include <vector>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
+namespace {
 
-absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device) {
+// A field to a line, as ranks of one program tell each other.
+std::string Serialize(const RankGpus& rank) {
+  return absl::StrCat(rank.node, "\n", rank.host, "\n", rank.place.place, "\n",
+                      rank.place.num_ranks, "\n", absl::StrJoin(rank.uuids, "\n"));
+}
+
+absl::StatusOr<RankGpus> Parse(const std::string& text) {
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  RankGpus rank;
+  if (lines.size() < 5 || !absl::SimpleAtoi(lines[0], &rank.node) ||
+      !absl::SimpleAtoi(lines[2], &rank.place.place) ||
+      !absl::SimpleAtoi(lines[3], &rank.place.num_ranks)) {
+    return absl::FailedPreconditionError("ranks of another version: install the same on all hosts");
+  }
+  rank.host = lines[1];
+  for (size_t i = 4; i < lines.size(); ++i) {
+    if (!lines[i].empty()) rank.uuids.push_back(lines[i]);
+  }
+  return rank;
+}
+
+absl::StatusOr<std::vector<RankGpus>> TellEachOther(const MpiSession& session,
+                                                    const RankGpus& mine) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, session.AllGather(Serialize(mine)));
+  std::vector<RankGpus> ranks;
+  for (const std::string& text : texts) {
+    ASSIGN_OR_RETURN(RankGpus rank, Parse(text));
+    ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device, const Notice& notice) {
   if (device == "cpu") return std::nullopt;
   absl::StatusOr<GpusHere> gpus = FindGpus();
-  if (device == "auto" && !gpus.ok()) return std::nullopt;
+  if (device == "auto" && !gpus.ok()) {
+    if (!absl::IsNotFound(gpus.status()) && notice != nullptr) {
+      notice(absl::StrCat("GPUs are left alone: ", gpus.status().message()));
+    }
+    return std::nullopt;
+  }
   RETURN_IF_ERROR(gpus.status());
   return *std::move(gpus);
 }
 
-DeviceOptions DeviceOf(const RankFlags& flags, const MpiSession& session) {
-  using Kind = DeviceOptions::Kind;
+absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
+                                       const std::string& host, std::optional<HostPlace> place,
+                                       const Notice& notice) {
+  RankGpus mine{
+      .node = session.node(),
+      .host = host,
+      .place = place.value_or(HostPlace{session.rank_on_node(), session.num_ranks_on_node()}),
+      .uuids = {}};
+  ASSIGN_OR_RETURN(const auto gpus, GpusFor(flags.device, notice));
+  if (gpus.has_value()) {
+    for (const AcceleratorInfo& gpu : gpus->gpus) mine.uuids.push_back(gpu.uuid);
+  }
+  ASSIGN_OR_RETURN(const std::vector<RankGpus> ranks, TellEachOther(session, mine));
   DeviceOptions device;
-  device.kind = flags.device == "cpu"    ? Kind::kCpu
-                : flags.device == "cuda" ? Kind::kCuda
-                                         : Kind::kAuto;
+  ASSIGN_OR_RETURN(device.gpu, PlaceOnGpu(ranks, session.rank()));
   device.cpu = {ThreadsPerRank(flags, session.num_ranks_on_node(), session.num_cores_on_node()),
                 flags.isa};
-  device.rank_on_node = session.rank_on_node();
-  device.num_ranks_on_node = session.num_ranks_on_node();
   device.gpu_memory_utilization = flags.gpu_memory_utilization;
   device.deterministic = flags.deterministic;
   return device;

@@ -2,21 +2,30 @@
 // who measure.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "launcher/cli/serving_flags.h"
+#include "parallel/gpu_places.h"
 #include "parallel/mpi_communicator.h"
 #include "runtime/worker/rank_device.h"
 
 namespace lockstep {
 
-// RankFlags::device on this host: its GPUs, or nothing for its CPUs. Errors as FindGpus when GPUs
-// were asked for.
-absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device);
+using Notice = std::function<void(const std::string&)>;  // what operators may want to read
 
-// Of this rank of the job.
-DeviceOptions DeviceOf(const RankFlags& flags, const MpiSession& session);
+// RankFlags::device on this host: its GPUs, or nothing for its CPUs. Errors as FindGpus when GPUs
+// were asked for. notice may be null.
+absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device,
+                                                const Notice& notice = nullptr);
+
+// Of this rank of the job, on `host`; collective over the job. place: nothing where the job's ranks
+// are all of their hosts. Errors as GpusFor and PlaceOnGpu.
+absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
+                                       const std::string& host,
+                                       std::optional<HostPlace> place = std::nullopt,
+                                       const Notice& notice = nullptr);
 
 }  // namespace lockstep

@@ -225,6 +225,9 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   arguments.insert(arguments.end(), tls.begin(), tls.end());
   arguments.push_back("--announce");
   if (launch.allow_tp_across_nodes) arguments.push_back("--allow-tp-across-nodes");
+  if (!launch.host_places.empty()) {
+    arguments.insert(arguments.end(), {"--host-places", launch.host_places});
+  }
   return arguments;
 }
 

@@ -66,6 +66,7 @@ struct WorkerLaunch {
   int64_t num_kv_blocks = 0;  // 0: as many as a rank has room for
   bool allow_tp_across_nodes = false;
   RankTlsFlags tls;
+  std::string host_places;    // launcher/cli/host_places.h; empty: the job's own ranks alone
   std::string weight_memory;  // socket of a WeightMemory; empty: none
 };
 std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlags& rank,

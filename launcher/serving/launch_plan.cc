@@ -167,6 +167,17 @@ std::vector<std::string> LaunchPlan::HostsOf(int replica) const {
   return {first, first + world_size};
 }
 
+std::vector<HostPlace> LaunchPlan::PlacesOf(int replica) const {
+  std::map<std::string, int> num_ranks = RanksPerHost(*this);
+  std::map<std::string, int> num_before;
+  std::vector<HostPlace> places;
+  for (const std::string& host : host_of_rank) {
+    places.push_back({num_before[host]++, num_ranks.at(host)});
+  }
+  const auto first = places.begin() + replica * world_size;
+  return {first, first + world_size};
+}
+
 std::optional<PortRange> LaunchPlan::PortsOf(int replica) const {
   if (!ports) return std::nullopt;
   const int num_replicas = static_cast<int>(host_of_rank.size()) / world_size;

@@ -15,6 +15,7 @@
 #include "launcher/job/network.h"
 #include "launcher/job/runtime_dir.h"
 #include "launcher/job/slurm.h"
+#include "parallel/gpu_places.h"
 #include "parallel/process_grid.h"
 
 namespace lockstep {
@@ -38,6 +39,8 @@ struct LaunchPlan {
   // Ranks of the host that has most of them, of all replicas.
   int max_ranks_per_host() const;
   std::vector<std::string> HostsOf(int replica) const;
+  // Of its ranks, among those of all replicas on their hosts.
+  std::vector<HostPlace> PlacesOf(int replica) const;
   // Each replica's mpirun needs ports of its own.
   std::optional<PortRange> PortsOf(int replica) const;
 };

@@ -65,11 +65,14 @@ PreflightSummary SummarizePreflight(int tp, int pp, const std::map<int, Controll
   for (const auto& [rank, event] : checks) {
     const RankCheck& check = event.check;
     const auto [found, is_new] = index_of_node.emplace(check.node, summary.hosts.size());
-    if (is_new) summary.hosts.push_back({event.host, {}, 0, check.available_bytes});
+    const bool on_gpu = check.gpu.has_value();
+    if (is_new) summary.hosts.push_back({event.host, {}, 0, on_gpu ? 0 : check.available_bytes});
     PreflightSummary::Host& host = summary.hosts[found->second];
     host.ranks.push_back(rank);
     host.needed_bytes += check.needed_bytes;
-    host.available_bytes = std::min(host.available_bytes, check.available_bytes);
+    // Each rank tells of the host's, or of what it may have of its GPU's.
+    host.available_bytes = on_gpu ? host.available_bytes + check.available_bytes
+                                  : std::min(host.available_bytes, check.available_bytes);
     PreflightSummary::Stage& stage = summary.stages[static_cast<size_t>(rank / tp)];
     KeepSlower(check.tp, stage.tp);
     KeepSlower(check.next_stage, stage.next_stage);

@@ -17,7 +17,7 @@ struct PreflightSummary {
     std::string name;
     std::vector<int> ranks;
     int64_t needed_bytes = 0;     // sum over them
-    int64_t available_bytes = 0;  // the least that any of them saw
+    int64_t available_bytes = 0;  // the least that any of them saw; of GPUs, their sum
   };
   struct Stage {
     // The slowest of its ranks.

@@ -61,9 +61,11 @@ std::string GiB(int64_t bytes) {
 }
 
 absl::Status CheckMemory(std::span<const RankFacts> facts) {
-  std::map<std::pair<int, int>, std::vector<int>> ranks_of_memory;  // by node and GPU
-  for (size_t rank = 0; rank < facts.size(); ++rank) {
-    ranks_of_memory[{facts[rank].node, facts[rank].gpu}].push_back(static_cast<int>(rank));
+  // Of a host, or of one rank: its share of a GPU.
+  std::map<std::pair<int, int>, std::vector<int>> ranks_of_memory;
+  for (int rank = 0; rank < std::ssize(facts); ++rank) {
+    const RankFacts& fact = facts[static_cast<size_t>(rank)];
+    ranks_of_memory[{fact.node, fact.gpu == kNoGpu ? kNoGpu : rank}].push_back(rank);
   }
   for (const auto& [memory, ranks] : ranks_of_memory) {
     int64_t needed = 0;
@@ -75,10 +77,11 @@ absl::Status CheckMemory(std::span<const RankFacts> facts) {
     if (needed <= available) continue;
     const RankFacts& first = facts[static_cast<size_t>(ranks.front())];
     const bool on_gpu = first.gpu != kNoGpu;
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ", first.host,
-        on_gpu ? absl::StrCat("'s GPU ", first.gpu) : "", " has ", GiB(available),
-        " of memory available: lower --kv-cache-gib, or use more ", on_gpu ? "GPUs" : "hosts"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ",
+                     first.host, on_gpu ? absl::StrCat("'s GPU ", first.gpu) : "", " has ",
+                     GiB(available), " of memory available", on_gpu ? " to it" : "",
+                     ": lower --kv-cache-gib, or use more ", on_gpu ? "GPUs" : "hosts"));
   }
   return absl::OkStatus();
 }

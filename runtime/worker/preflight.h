@@ -28,8 +28,8 @@ struct RankFacts {
   std::string version;
   std::string model_fingerprint;
   int64_t needed_bytes = 0;     // weights and KV cache, as they will be held
-  int64_t available_bytes = 0;  // on its host or GPU, before
-  int gpu = kNoGpu;             // whose memory it is, of the host's
+  int64_t available_bytes = 0;  // before, on its host, or to it on its GPU
+  int gpu = kNoGpu;             // whose memory it is, of those that the rank sees
 };
 
 // Of every rank, by rank. Errors as Communicator's.

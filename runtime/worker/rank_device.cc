@@ -22,39 +22,28 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
     const std::function<void(const std::string&)>& notice) {
   std::unique_ptr<RankDevice> device(new RankDevice);
   device->notice_ = notice;
-  const auto use_cpu = [&]() -> absl::StatusOr<std::unique_ptr<RankDevice>> {
+  if (!options.gpu.has_value()) {
     ASSIGN_OR_RETURN(device->backend_, MakeCpuBackend(options.cpu));
-    return std::move(device);
-  };
-  if (options.kind == DeviceOptions::Kind::kCpu) return use_cpu();
-  const absl::StatusOr<GpusHere> here = FindGpus();
-  if (!here.ok()) {
-    if (options.kind == DeviceOptions::Kind::kCuda) return here.status();
-    if (!absl::IsNotFound(here.status()) && notice != nullptr) {
-      notice(absl::StrCat("GPUs are left alone: ", here.status().message()));
-    }
-    return use_cpu();
+    return device;
   }
-  const auto num_gpus = static_cast<int>(here->gpus.size());
-  const int gpu = options.rank_on_node % num_gpus;
-  const int num_sharing = (options.num_ranks_on_node + num_gpus - 1) / num_gpus;
-  if (num_sharing > 1) {
-    LetRanksShareAGpu();
-    if (notice != nullptr) {
-      notice(absl::StrCat(options.num_ranks_on_node, " ranks share ", num_gpus,
-                          num_gpus == 1 ? " GPU" : " GPUs", ": good for tests, not for speed"));
-    }
+  ASSIGN_OR_RETURN(const GpusHere here, FindGpus());
+  const auto [gpu, num_sharing, job_shares_gpus] = *options.gpu;
+  if (job_shares_gpus) LetRanksShareAGpu();
+  if (num_sharing > 1 && notice != nullptr) {
+    notice(absl::StrCat(num_sharing, " ranks share GPU ", gpu, ": good for tests, not for speed"));
   }
   ASSIGN_OR_RETURN(device->backend_,
-                   here->accelerator->MakeBackend(
+                   here.accelerator->MakeBackend(
                        {.device = gpu,
                         .compute = compute,
                         .deterministic = options.deterministic,
+                        // Kernels that begin early hold room that a peer's may need first.
+                        .overlap_kernels = num_sharing == 1,
                         .memory_fraction = options.gpu_memory_utilization / num_sharing,
                         .notice = notice}));
   device->gpu_ = gpu;
-  device->gpus_ = here->gpus;
-  device->communicators_ = &here->accelerator->communicators();
+  device->gpus_ = here.gpus;
+  device->communicators_ = &here.accelerator->communicators();
   return device;
 }
 

@@ -13,17 +13,14 @@
 #include "kernels/accelerator.h"
 #include "kernels/backend.h"
 #include "parallel/communicator.h"
+#include "parallel/gpu_places.h"
 #include "parallel/renewable_communicator.h"
 
 namespace lockstep {
 
 struct DeviceOptions {
-  enum class Kind { kAuto, kCpu, kCuda };
-  Kind kind = Kind::kCpu;  // kAuto: a GPU where there is one
+  std::optional<GpuPlace> gpu;  // nothing: the CPUs
   CpuBackendOptions cpu;
-  // GPUs of a host are dealt out to its ranks, by turns when there are more ranks.
-  int rank_on_node = 0;
-  int num_ranks_on_node = 1;
   double gpu_memory_utilization = 0.9;  // the part of a GPU's memory that its ranks may fill
   bool deterministic = false;           // AcceleratorOptions
 };
@@ -39,7 +36,7 @@ absl::StatusOr<GpusHere> FindGpus();
 class RankDevice {
  public:
   // compute: AcceleratorOptions. `notice` gets what operators may want to read; may be null.
-  // UNAVAILABLE or NOT_FOUND, saying why, when there is no GPU but one was asked for.
+  // Errors as FindGpus and Accelerator::MakeBackend.
   static absl::StatusOr<std::unique_ptr<RankDevice>> Open(
       const DeviceOptions& options, DType compute,
       const std::function<void(const std::string&)>& notice);

@@ -47,20 +47,22 @@ Server::~Server() {
   fs::remove_all(runtime_dir_, error);
 }
 
-json Server::FindEvent(const std::string& out, const std::string& name) const {
+json Server::FindEvent(const std::string& out, const std::string& name,
+                       std::optional<int> replica) const {
   std::istringstream lines(out);
   for (std::string line; std::getline(lines, line);) {
     const json event = json::parse(line, nullptr, false);
-    if (event.is_object() && event.value("event", "") == name) return event;
+    if (!event.is_object() || event.value("event", "") != name) continue;
+    if (!replica || event.value("replica", -1) == *replica) return event;
   }
   return nullptr;
 }
 
-json Server::WaitEvent(const std::string& name) {
+json Server::WaitEvent(const std::string& name, std::optional<int> replica) {
   json event;
   const bool found = process_->WaitForOutput(
       [&](const std::string& out) {
-        event = FindEvent(out, name);
+        event = FindEvent(out, name, replica);
         return !event.is_null();
       },
       kPatience);

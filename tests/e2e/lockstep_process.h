@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,8 @@ class Server {
 
   // The "ready" event; null with a test failure when it does not come.
   nlohmann::json WaitReady();
-  // The first event of that name.
-  nlohmann::json WaitEvent(const std::string& name);
+  // The first event of that name, of that replica if one is given.
+  nlohmann::json WaitEvent(const std::string& name, std::optional<int> replica = std::nullopt);
   const std::string& address() const { return address_; }
   Process& process() { return *process_; }
   // What is left of the launch in the runtime directory.
@@ -43,7 +44,8 @@ class Server {
   nlohmann::json Status();
 
  private:
-  nlohmann::json FindEvent(const std::string& out, const std::string& name) const;
+  nlohmann::json FindEvent(const std::string& out, const std::string& name,
+                           std::optional<int> replica) const;
   std::filesystem::path runtime_dir_;
   std::unique_ptr<Process> process_;
   std::string address_;

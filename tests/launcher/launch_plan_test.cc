@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/cli/host_places.h"
 
 namespace lockstep {
 namespace {
@@ -50,6 +51,8 @@ TEST_F(LaunchPlanTest, HostsFillInOrderAndReplicasFollowEachOther) {
   EXPECT_THAT(plan->HostsOf(0), ElementsAre("127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"));
   EXPECT_THAT(plan->HostsOf(1), ElementsAre("127.0.0.2", "127.0.0.2", "127.0.0.2", "127.0.0.2"));
   EXPECT_EQ(plan->max_ranks_per_host(), 6);
+  EXPECT_EQ(FormatHostPlaces(plan->PlacesOf(0)), "0/2,1/2,0/6,1/6");
+  EXPECT_EQ(FormatHostPlaces(plan->PlacesOf(1)), "2/6,3/6,4/6,5/6");
   EXPECT_EQ(plan->worker_listen, "");  // all of them are this host
 }
 

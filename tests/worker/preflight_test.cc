@@ -53,6 +53,19 @@ TEST(PreflightFactsTest, MemoryCountsPerHost) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("b has"));
 }
 
+// Of one GPU, too: what is available to a rank is its own.
+TEST(PreflightFactsTest, MemoryOfGpusCountsPerRank) {
+  std::vector<RankFacts> facts = Facts();
+  for (RankFacts& fact : facts) {
+    fact.gpu = 0;
+    fact.needed_bytes = fact.available_bytes;
+  }
+  EXPECT_TRUE(CheckFacts(kGrid, facts, false).ok());
+  ++facts[3].needed_bytes;
+  EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
+              HasSubstr("of rank 3 take 0.00 GiB, b's GPU 0 has"));
+}
+
 TEST(PreflightFactsTest, TheSmallestViewOfAHostCounts) {
   std::vector<RankFacts> facts = Facts();
   facts[1].available_bytes = 199;

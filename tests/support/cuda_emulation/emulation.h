@@ -28,11 +28,12 @@ void SetIssue(Issue issue);
 void SetThreadOrder(uint64_t seed);
 
 // The devices pretended: all alike. Before anything is allocated on them. For programs that do not
-// know of the emulation LOCKSTEP_CUDA_DEVICES="COUNT NAME" in the environment sets the first two,
-// LOCKSTEP_CUDA_CAPABILITY="MAJOR.MINOR" what they compute, and LOCKSTEP_CUDA_MEMORY_GIB the
-// memory.
+// know of the emulation LOCKSTEP_CUDA_DEVICES="COUNT NAME" in the environment sets the number and
+// the name, LOCKSTEP_CUDA_FIRST_DEVICE the first, LOCKSTEP_CUDA_CAPABILITY="MAJOR.MINOR" what they
+// compute, and LOCKSTEP_CUDA_MEMORY_GIB the memory.
 struct Device {
   int num_devices = 1;
+  int first_device = 0;  // of the machine's: the others are not seen by this process
   std::string name = "Emulated GPU";
   int num_multiprocessors = 132;
   int compute_major = 9;

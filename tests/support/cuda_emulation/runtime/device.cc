@@ -71,14 +71,20 @@ int64_t NumWorkInStreams() {
 
 namespace {
 
+int BusOf(int device) { return TheEngine().device.first_device + device + 1; }
+
 void Describe(int device, cudaDeviceProp* properties) {
   const Device& pretended = TheEngine().device;
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "%s", pretended.name.c_str());
+  std::snprintf(properties->uuid.bytes, sizeof(properties->uuid.bytes), "emulated %d",
+                pretended.first_device + device);
   properties->totalGlobalMem = static_cast<size_t>(pretended.memory_bytes);
   properties->sharedMemPerBlock = kSharedBytesWithoutAsking;
-  properties->sharedMemPerBlockOptin = kMostSharedBytes;
-  properties->sharedMemPerMultiprocessor = kSharedBytesOfMultiprocessor;
+  properties->sharedMemPerBlockOptin =
+      MostSharedBytes(pretended.compute_major, pretended.compute_minor);
+  properties->sharedMemPerMultiprocessor =
+      SharedBytesOfMultiprocessor(pretended.compute_major, pretended.compute_minor);
   properties->regsPerBlock = 65536;
   properties->warpSize = warpSize;
   properties->maxThreadsPerBlock = kMostThreads;
@@ -87,7 +93,7 @@ void Describe(int device, cudaDeviceProp* properties) {
   properties->major = pretended.compute_major;
   properties->minor = pretended.compute_minor;
   properties->multiProcessorCount = pretended.num_multiprocessors;
-  properties->pciBusID = device + 1;
+  properties->pciBusID = BusOf(device);
   properties->l2CacheSize = pretended.l2_bytes;
   properties->maxThreadsPerMultiProcessor = kMostResidentThreads;
 }
@@ -177,7 +183,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
   return Call([&](auto&) {
     if (!IsDevice(device)) return cudaErrorInvalidDevice;
-    std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", device + 1);
+    std::snprintf(id, static_cast<size_t>(length), "0000:%02x:00.0", BusOf(device));
     return cudaSuccess;
   });
 }
@@ -185,8 +191,9 @@ cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* id) {
   return Call([&](auto&) {
     unsigned bus = 0;
     if (id == nullptr || std::sscanf(id, "0000:%x:00.0", &bus) != 1) return cudaErrorInvalidValue;
-    if (!IsDevice(static_cast<int>(bus) - 1)) return cudaErrorInvalidDevice;
-    *device = static_cast<int>(bus) - 1;
+    const int found = static_cast<int>(bus) - BusOf(0);
+    if (!IsDevice(found)) return cudaErrorInvalidDevice;
+    *device = found;
     return cudaSuccess;
   });
 }

@@ -29,6 +29,9 @@ Engine::Engine() {
     device.num_devices = static_cast<int>(std::strtol(devices, &name, 10));
     if (*name == ' ') device.name = name + 1;
   }
+  if (const char* first = std::getenv("LOCKSTEP_CUDA_FIRST_DEVICE"); first != nullptr) {
+    device.first_device = static_cast<int>(std::strtol(first, nullptr, 10));
+  }
   if (const char* capability = std::getenv("LOCKSTEP_CUDA_CAPABILITY"); capability != nullptr) {
     char* minor = nullptr;
     device.compute_major = static_cast<int>(std::strtol(capability, &minor, 10));

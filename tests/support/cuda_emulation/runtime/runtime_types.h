@@ -119,8 +119,12 @@ struct cudaLaunchConfig_t {
   unsigned int numAttrs;
 };
 
+struct cudaUUID_t {
+  char bytes[16];
+};
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;
   size_t totalGlobalMem;
   size_t sharedMemPerBlock;
   int regsPerBlock;
