@@ -5,10 +5,20 @@ source "$(dirname "$0")/checks.sh"
 output=$(mktemp -d)
 trap 'rm -rf "$output"' EXIT
 budget=0
+shortest=1
 fail() { echo "checks_test: $*" >&2; exit 1; }
 expect() { [ "$2" = "$3" ] || fail "$1: '$2', expected '$3'"; }  # what got want
 
-# A GoogleTest program's stand-in.
+# GoogleTest programs' stand-ins.
+cat >"$output/hanging" <<'END'
+#!/usr/bin/env bash
+if [ "$1" = --gtest_list_tests ]; then printf 'One.\n  A\nTwo.\n  B\nThree.\n  C\n'; else sleep 30; fi
+END
+cat >"$output/broken" <<'END'
+#!/usr/bin/env bash
+echo "error while loading shared libraries: libnccl.so.2" >&2
+exit 127
+END
 cat >"$output/suites" <<'END'
 #!/usr/bin/env bash
 case "$1" in
@@ -16,36 +26,40 @@ case "$1" in
   --gtest_brief=1) [ "$2" = "--gtest_filter=First.*" ] || kill -SEGV $$ ;;
 esac
 END
-chmod +x "$output/suites"
+chmod +x "$output"/{suites,hanging,broken}
 
 {
   check "passes" 5 true
   check "fails in silence" 5 false
   check "crashes" 5 bash -c 'kill -SEGV $$'
   check "says much" 20 bash -c 'for ((i = 0; i < 100000; ++i)); do echo "error $i"; done; exit 3'
-  check "hangs" 5 sleep 30
+  check "hangs" 1 sleep 30
   check "skips" 5 bash -c 'printf "[  PASSED  ] 1 test.\n[  SKIPPED ] 2 tests.\n"'
   check_suites "suites" 5 "$output/suites"
   check_suites "nothing" 5 true
+  check_suites "broken" 5 "$output/broken"
+  check_suites "hanging" 1 "$output/hanging"
   measure "measures" 5 bash -c 'echo 12 GB/s; exit 4'
 } >"$output/said" 2>&1
 
 expect "failed checks" "$(printf '%s;' "${failed[@]}")" \
-  "fails in silence (status 1);crashes (status 139);says much (status 3);hangs (status 124);skips (skipped tests);suites: All/Second (status 139);nothing (lists no tests);measures (status 4);"
-expect "checks not run" "${#not_run[@]}" 0
+  "fails in silence (status 1);crashes (status 139);says much (status 3);hangs (status 124);skips (skipped tests);suites: All/Second (status 139);nothing (lists no tests);broken (lists no tests);hanging: One (status 124);hanging: Two (status 124);measures (status 4);"
+expect "checks not run" "$(printf '%s;' "${not_run[@]}")" "hanging: Three;"
+grep -q "loading shared libraries" "$output/said" || fail "it is not told why a program lists no tests"
 [ "$(wc -l <"$output/said")" -lt 200 ] || fail "a long failure is said whole"
-expect "lines kept" "$(grep -c '^error' "$output/log")" 100000
-grep -q "ended at its limit of 5 s" "$output/said" || fail "a time limit is not named"
+for line in 0 99999; do grep -q "^error $line\$" "$output/log" || fail "error $line is not kept"; done
+[ "$(stat -c %s "$output/log")" -lt 300000 ] || fail "a long failure is kept whole"
+grep -q "ended at its limit of 1 s" "$output/said" || fail "a time limit is not named"
 grep -q "^12 GB/s" "$output/said" || fail "a measurement is not shown"
 ! conclude >"$output/verdict" || fail "failures count as success"
 grep -q "^FAILED: crashes (status 139)" "$output/verdict" || fail "the verdict names no failure"
 
-failed=() allow_skips=1
+failed=() not_run=() allow_skips=1
 check "skips" 5 bash -c 'echo "[  SKIPPED ] 2 tests."' >/dev/null
 expect "failures where skips are allowed" "${#failed[@]}" 0
 conclude >"$output/verdict" || fail "success counts as failure"
 
-budget=$((SECONDS + 6))
+budget=$((SECONDS + 2))
 check "takes what is left" 60 sleep 60 >"$output/said"
 check "comes too late" 60 true >>"$output/said"
 expect "failed checks" "$(printf '%s;' "${failed[@]}")" "takes what is left (status 124);"

@@ -78,10 +78,17 @@ class Bench:
     def tokens(self, *size):
         return torch.randint(self.vocab_size, size, device=self.device)
 
+    def forget(self):
+        """Each size is compiled for itself, not as one of several."""
+        torch._dynamo.reset()
+
     def prefill(self, tokens):
+        self.forget()
         ids = self.tokens(1, tokens)
         positions = torch.arange(tokens, device=self.device)
         cache = self.cache(tokens)
+        # Its tensors are made here, not in the compiled step, whose memory the next call overwrites.
+        self.model(input_ids=ids, position_ids=positions[None], past_key_values=cache, logits_to_keep=1)
 
         def call():
             cache.reset()  # so that every call writes the same positions
@@ -91,6 +98,7 @@ class Bench:
 
     def decode(self, sequences, context):
         """A row of steps, each over all of the context but for the few tokens that the steps add."""
+        self.forget()
         repeats = self.arguments.repeats
         cache = self.cache(context + repeats + 8)
         chunk = max(1, 8192 // sequences)  # of the prompts that fill the cache

@@ -53,6 +53,9 @@ if wants server && [ -z "$bundle" ]; then echo "tests/gpu/run.sh: the part serve
 
 mkdir -p build "$output"
 rm -f "$output/log"
+PATH=$PATH:/usr/local/cuda/bin:/usr/local/nvidia/bin
+# The driver stays loaded between the programs.
+if [ -r /dev/nvidia0 ]; then exec 9</dev/nvidia0; fi
 source tests/gpu/checks.sh
 build=build/gpu
 bin=$build/bin
@@ -65,6 +68,14 @@ if [ -n "$dependencies" ]; then
   export LIBRARY_PATH=$dependencies/usr/lib/x86_64-linux-gnu
   if [ -d "$dependencies/shared" ]; then export LOCKSTEP_SHARED=${LOCKSTEP_SHARED:-$dependencies/shared}; fi
 fi
+
+export LOCKSTEP_SHARED=${LOCKSTEP_SHARED:-$(realpath -m ../shared)}
+for part in server model ranks; do
+  if wants $part && [ "$allow_skips" = 0 ] && [ ! -f "$LOCKSTEP_SHARED/models/stories260K/model.safetensors" ]; then
+    echo "tests/gpu/run.sh: the part $part needs the models of \$LOCKSTEP_SHARED ($LOCKSTEP_SHARED has none): pass --dependencies" >&2
+    exit 2
+  fi
+done
 
 # A header of one version and a library of another would be worse than none.
 find_nccl() {
@@ -85,6 +96,27 @@ find_nccl() {
 nccl="left to CMake" nccl_directory=""
 find_nccl
 
+# Where the compiler came without it, cuBLASLt may have come with Python's packages, which hold no libcublasLt.so.
+include_flags=""
+find_cublas() {
+  local home library
+  home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")
+  for library in "$home"/{lib64,lib,targets/x86_64-linux/lib}/libcublasLt.so; do
+    if [ -e "$library" ] && [ -e "$home/include/cublasLt.h" ]; then cublas=$library; return; fi
+  done
+  for home in $(python3 -c 'import nvidia; print(*(f"{p}/{n}" for p in nvidia.__path__ for n in ("cu13", "cublas")))' 2>/dev/null || true); do
+    for library in "$home"/lib/libcublasLt.so{,.13,.12}; do
+      if [ ! -e "$library" ] || [ ! -e "$home/include/cublasLt.h" ]; then continue; fi
+      cublas=$library cublas_directory=$(dirname "$library")
+      options+=("-DCUDA_cublasLt_LIBRARY=$library")
+      include_flags=" -idirafter $home/include"
+      return
+    done
+  done
+}
+cublas="left to CMake" cublas_directory=""
+find_cublas
+
 step "machine"
 uname -sr
 g++ --version | head -1
@@ -92,6 +124,7 @@ g++ --version | head -1
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || true
 num_gpus=$({ nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true)
 echo "NCCL: $nccl"
+echo "cuBLASLt: $cublas"
 df -h /dev/shm /tmp || true
 
 # The targets of a part.
@@ -115,24 +148,29 @@ done
 build_targets() {
   # Other compilers warn of other things.
   cmake -G Ninja -S . -B "$build" -DLOCKSTEP_CUDA=ON -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF -DLOCKSTEP_BENCHMARKS=OFF \
-    -DCMAKE_CXX_FLAGS=-w "-DCMAKE_CUDA_FLAGS=-w -Xcompiler=-w" "${options[@]}" >"$output/cmake.log" 2>&1 ||
-    { tail -40 "$output/cmake.log"; exit 1; }
-  if ninja -k 0 -C "$build" "${targets[@]}" >"$output/build.log" 2>&1; then return; fi
-  grep -aA10 -m3 FAILED "$output/build.log" || tail -20 "$output/build.log"
-  local target
-  for target in "${targets[@]}"; do  # those that can be built are run
-    ninja -C "$build" "$target" >/dev/null 2>&1 || { failed+=("build of $target"); rm -f "$bin/$target"; }
+    "-DCMAKE_CXX_FLAGS=-w$include_flags" "-DCMAKE_CUDA_FLAGS=-w -Xcompiler=-w$include_flags" "${options[@]}" \
+    >"$output/cmake.log" 2>&1 || { failed+=("configuring"); tail -40 "$output/cmake.log" | cut -c1-300; return; }
+  local target limit
+  limit=$(limit_of 3600)
+  if timeout "$limit" ninja -k 0 -C "$build" "${targets[@]}" >"$output/build.log" 2>&1; then return; fi
+  { grep -aA10 -m3 FAILED "$output/build.log" || tail -20 "$output/build.log"; } | cut -c1-300
+  for target in "${targets[@]}"; do  # those that could be built are run
+    if [ ! -x "$bin/$target" ] && [ "$target" != lockstep_cuda ]; then failed+=("build of $target"); fi
   done
+  [ ${#failed[@]} -gt 0 ] || failed+=("build")
 }
-if [ ${#targets[@]} -gt 0 ]; then build_targets; fi  # ninja without a target would build all
+# Nothing that an earlier build has left; ninja without a target would build all.
+rm -f "$bin"/gpu_*
+if [ ${#targets[@]} -gt 0 ]; then build_targets; fi
 has() { wants "$1" && [ -x "$bin/$2" ]; }
 
 # Ranks that wait for one that is gone; a run that has failed need not repeat it.
 export LOCKSTEP_RANKS_TIMEOUT_S=60 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-check_ranks() { GTEST_FAIL_FAST=1 check_suites "$1" 150 "$bin/$2"; }
+check_ranks() { GTEST_FAIL_FAST=1 check_suites "$1" 240 "$bin/$2"; }
 
-scratch=/dev/shm
-if [ "$(df --output=avail -k /dev/shm 2>/dev/null | tail -1)" -lt $((20 << 20)) ] 2>/dev/null; then scratch=/tmp; fi
+scratch=/tmp
+shm_kib=$(df --output=avail -k /dev/shm 2>/dev/null | tail -1 || true)
+if [ "${shm_kib:-0}" -ge $((20 << 20)) ]; then scratch=/dev/shm; fi
 bench() {
   local compare=()
   if [ "$1" != none ] && [ -s "$output/bench-none.json" ]; then compare=(--compare "$output/bench-none.json"); fi
@@ -143,23 +181,29 @@ bench() {
 step "checks"
 if has kernels gpu_kernel_test; then check_suites "kernels against their twins" 60 "$bin/gpu_kernel_test"; fi
 if has model gpu_stage_test; then check_suites "whole generations" 60 "$bin/gpu_stage_test"; fi
-if has bench gpu_bench; then bench none; fi
-if wants server; then
+if has bench gpu_bench; then for weights in none fp8; do bench $weights; done; fi
+unpack_bundle() {
   rm -rf "$build/bundle" && mkdir -p "$build/bundle" && tar -C "$build/bundle" --strip-components=1 -xf "$bundle"
+}
+if wants server && ! unpack_bundle; then
+  failed+=("unpacking $bundle")
+elif wants server; then
   lockstep=$build/bundle/bin/lockstep plugin=$build/bundle/lib/liblockstep_cuda.so
-  # The bundle's plugin asks the loader for NCCL.
-  loader_path=${nccl_directory:+$nccl_directory:}${LD_LIBRARY_PATH:-}
+  # The bundle's plugin asks the loader for NCCL and cuBLASLt.
+  loader_path=${nccl_directory:+$nccl_directory:}${cublas_directory:+$cublas_directory:}${LD_LIBRARY_PATH:-}
+  # Weights that gpu_bench has made up.
+  model=()
+  if [ -e "$scratch/gpu_bench-$shape/config.json" ]; then model=(--model "$scratch/gpu_bench-$shape"); fi
   LD_LIBRARY_PATH=$loader_path check "the whole server" 200 tests/e2e/gpu_serve_test.sh "$lockstep" "$plugin"
   for weights in none fp8; do
     LD_LIBRARY_PATH=$loader_path measure "64 clients of the server, weights: $weights" 200 tests/gpu/server.sh "$lockstep" "$plugin" \
-      --shape "$shape" --scratch "$scratch" -- --quantize "$weights" --max-num-seqs 64
+      --shape "$shape" --scratch "$scratch" "${model[@]}" -- --quantize "$weights" --max-num-seqs 64
   done
 fi
 if has sums gpu_sums_test; then check_ranks "sums over 2 to 8 ranks" gpu_sums_test; fi
 if has ranks gpu_ranks_test; then check_ranks "generations over ranks" gpu_ranks_test; fi
-if has bench gpu_bench; then bench fp8; fi
 if wants transformers; then
-  measure "transformers with torch.compile" 240 python3 tests/gpu/compare_transformers.py --shape "$shape" \
+  measure "transformers with torch.compile" 420 python3 tests/gpu/compare_transformers.py --shape "$shape" \
     --json "$output/transformers.json" --bench "$output/bench-none.json"
 fi
 if has bench gpu_sums_test; then

@@ -2,22 +2,24 @@
 # The whole server over the CUDA backend under load: a model of a real shape with made-up weights, many clients at once, each
 # of them through gRPC. Prints what the server says of its start, then bench's report.
 #
-#   tests/gpu/server.sh LOCKSTEP PLUGIN [--shape NAME] [--scratch DIR] [--concurrency N] [--num-requests N]
+#   tests/gpu/server.sh LOCKSTEP PLUGIN [--shape NAME | --model DIR] [--scratch DIR] [--concurrency N] [--num-requests N]
 #                       [--input-len N] [--output-len N] [-- SERVE-FLAG...]
 #
 #   --shape NAME        of `lockstep model synth` (default llama-3.1-8b)
-#   --scratch DIR       holds the weights meanwhile (default /tmp)
+#   --model DIR         serves that one, and leaves it
+#   --scratch DIR       holds weights that are made up meanwhile (default /tmp)
 # Defaults: 64 clients, 256 requests, 1024 tokens in and 128 out.
 set -euo pipefail
-usage() { sed -n '5,10p' "$0" | sed 's/^# \{0,1\}//'; }
+usage() { sed -n '5,11p' "$0" | sed 's/^# \{0,1\}//'; }
 if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then usage; exit 0; fi
 if [ $# -lt 2 ]; then usage >&2; exit 2; fi
 lockstep=$1 plugin=$2
 shift 2
-shape=llama-3.1-8b scratch=/tmp concurrency=64 requests=256 input=1024 output=128
+shape=llama-3.1-8b model="" scratch=/tmp concurrency=64 requests=256 input=1024 output=128
 while [ $# -gt 0 ]; do
   case "$1" in
     --shape) shape=${2:?--shape needs a name} ;;
+    --model) model=${2:?--model needs a directory} ;;
     --scratch) scratch=${2:?--scratch needs a directory} ;;
     --concurrency) concurrency=${2:?--concurrency needs a number} ;;
     --num-requests) requests=${2:?--num-requests needs a number} ;;
@@ -33,7 +35,14 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 dir=$(mktemp -d -p "$scratch")
 server=""
 cleanup() {
-  if [ -n "$server" ]; then kill -INT "$server" 2>/dev/null && wait "$server" 2>/dev/null || true; fi
+  if [ -n "$server" ] && kill -INT "$server" 2>/dev/null; then
+    for _ in $(seq 50); do
+      kill -0 "$server" 2>/dev/null || break
+      sleep 0.1
+    done
+    kill -KILL "$server" 2>/dev/null || true  # its ranks end with it
+    wait "$server" 2>/dev/null || true
+  fi
   rm -rf "$dir"
 }
 trap cleanup EXIT
@@ -44,8 +53,11 @@ fail() {
 }
 
 : >"$dir/log"
-"$lockstep" model synth --shape "$shape" --quiet "$dir/model" || fail "no model of shape $shape"
-LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$dir/model" --device cuda --listen 127.0.0.1:0 --max-restarts 0 "$@" \
+if [ -z "$model" ]; then
+  model=$dir/model
+  "$lockstep" model synth --shape "$shape" --quiet "$model" || fail "no model of shape $shape"
+fi
+LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$model" --device cuda --listen 127.0.0.1:0 --max-restarts 0 "$@" \
   >"$dir/log" 2>&1 &
 server=$!
 address=""
