@@ -1,7 +1,6 @@
 #include "parallel/cuda/nccl_group.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -36,10 +35,6 @@ absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& i
   int device = 0;
   RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "asking for the GPU in use"));
   std::unique_ptr<NcclGroup> group(new NcclGroup(membership, device));
-  // By itself NCCL registers the memory of collectives that are recorded, and then all ranks must
-  // have recorded them; but a rank that has no memory for a recording runs the step as it is while
-  // the others replay theirs (StepRecorder). NCCL documentation, "User Buffer Registration".
-  ::setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   if (membership.max_thread_blocks > 0) config.maxCTAs = membership.max_thread_blocks;

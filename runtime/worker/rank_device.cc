@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "parallel/device_communicators.h"
-#include "parallel/shared_gpu.h"
+#include "parallel/nccl_environment.h"
 
 namespace lockstep {
 
@@ -28,6 +28,7 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
   }
   ASSIGN_OR_RETURN(const GpusHere here, FindGpus());
   const auto [gpu, num_sharing, job_shares_gpus] = *options.gpu;
+  LeaveRecordingsUnregistered();
   if (job_shares_gpus) LetRanksShareAGpu();
   if (num_sharing > 1 && notice != nullptr) {
     notice(absl::StrCat(num_sharing, " ranks share GPU ", gpu, ": good for tests, not for speed"));

@@ -12,7 +12,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "model/sampling/token_return.h"
 #include "parallel/device_communicators.h"
-#include "parallel/shared_gpu.h"
+#include "parallel/nccl_environment.h"
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/parallel/cuda/cuda_ipc.h"

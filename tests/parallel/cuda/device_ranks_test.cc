@@ -20,7 +20,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/nccl_communicator.h"
 #include "parallel/cuda/peer_sum.h"
-#include "parallel/shared_gpu.h"
+#include "parallel/nccl_environment.h"
 #include "tests/parallel/collective_checks.h"
 #include "tests/parallel/cuda/cuda_ipc.h"
 #include "tests/parallel/cuda/on_device.h"

@@ -1,4 +1,4 @@
-#include "parallel/shared_gpu.h"
+#include "parallel/nccl_environment.h"
 
 #include <unistd.h>
 
@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 
 namespace lockstep {
+
+void LeaveRecordingsUnregistered() { ::setenv("NCCL_GRAPH_REGISTER", "0", 0); }
 
 void LetRanksShareAGpu() {
   char host[256] = {};
