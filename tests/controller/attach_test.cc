@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "tests/controller/controller_fixture.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -16,14 +17,7 @@ using ::testing::HasSubstr;
 
 class AttachTest : public ControllerTest {
  protected:
-  AttachTest() {
-    std::string name = (fs::path(::testing::TempDir()) / "attach-XXXXXX").string();
-    scratch_ = ::mkdtemp(name.data());
-  }
-  ~AttachTest() override {
-    controller_.reset();
-    fs::remove_all(scratch_);
-  }
+  ~AttachTest() override { controller_.reset(); }
 
   void ServeWithJournal() {
     ControllerOptions options = DefaultOptions();
@@ -119,7 +113,7 @@ class AttachTest : public ControllerTest {
     EXPECT_EQ(rest.usage->num_output_tokens(), whole.usage->num_output_tokens());
   }
 
-  fs::path scratch_;
+  const testing::TempDirectory scratch_;
 };
 
 TEST_F(AttachTest, ABrokenStreamGoesOnAfterAnyToken) {

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "model/checkpoint/model_writer.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -25,27 +26,17 @@ std::string ControllerTest::fingerprint_;
 
 void ControllerTest::SetUpTestSuite() {
   if (!model_dir_.empty()) return;
-  std::string path =
-      (std::filesystem::path(::testing::TempDir()) / "lockstep-controller-XXXXXX").string();
-  ASSERT_NE(mkdtemp(path.data()), nullptr);
-  const std::filesystem::path config = std::filesystem::path(path) / "shape.json";
+  static const testing::TempDirectory directory;  // until the process ends
+  const std::filesystem::path config = directory / "shape.json";
   std::ofstream(config) << kConfigJson;
   SynthesizeOptions options;
   options.shape = config.string();
-  options.output = std::filesystem::path(path) / "model";
+  options.output = directory / "model";
   options.num_threads = 1;
   const absl::StatusOr<SynthesizedModel> made = SynthesizeModel(options);
   ASSERT_TRUE(made.ok()) << made.status();
   model_dir_ = options.output;
   fingerprint_ = made->config.Fingerprint();
-  // Removed when the process ends.
-  static struct Cleaner {
-    std::filesystem::path path;
-    ~Cleaner() {
-      std::error_code ignored;
-      std::filesystem::remove_all(path, ignored);
-    }
-  } cleaner{path};
 }
 
 ControllerTest::ControllerTest() : model_(17, kNumSampledIds, {kEos}) {

@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/controller/journal_format.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep {
 namespace {
@@ -35,15 +36,8 @@ v1::JournaledRequest RequestOf(const std::string& name, int num_tokens = 3) {
 
 class JournalTest : public ::testing::Test {
  protected:
-  JournalTest() {
-    std::string name = (fs::path(::testing::TempDir()) / "journal-XXXXXX").string();
-    scratch_ = ::mkdtemp(name.data());
-    path_ = (scratch_ / "journal").string();
-  }
-  ~JournalTest() override {
-    journal_.reset();
-    fs::remove_all(scratch_);
-  }
+  JournalTest() : path_((scratch_ / "journal").string()) {}
+  ~JournalTest() override { journal_.reset(); }
 
   absl::Status Open(absl::Time now = kStart) {
     journal_.reset();
@@ -65,7 +59,7 @@ class JournalTest : public ::testing::Test {
     std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
   }
 
-  fs::path scratch_;
+  const testing::TempDirectory scratch_;
   std::string path_;
   JournalOptions options_;
   std::unique_ptr<Journal> journal_;
@@ -153,7 +147,7 @@ TEST_F(JournalTest, WhatIsNoJournalIsRefusedAndLeftAlone) {
   EXPECT_EQ(Read(), "my only copy of something else");
   Write("");
   EXPECT_TRUE(Open().ok());
-  path_ = (scratch_ / "absent" / "journal").string();
+  path_ = (scratch_ / "absent/journal").string();
   EXPECT_EQ(Open().code(), absl::StatusCode::kUnavailable);
 }
 

@@ -9,6 +9,7 @@
 #include "runtime/worker/controller_link.h"
 #include "tests/controller/controller_fixture.h"
 #include "tests/support/certificates.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -25,13 +26,10 @@ constexpr absl::Duration kShort = absl::Milliseconds(500);
 class SecurityTest : public ControllerTest {
  protected:
   SecurityTest() {
-    std::string name = (fs::path(::testing::TempDir()) / "security-XXXXXX").string();
-    scratch_ = ::mkdtemp(name.data());
-    authority_ = std::make_unique<TestAuthority>(scratch_, "ca");
-    stranger_ = std::make_unique<TestAuthority>(scratch_, "stranger-ca");
+    authority_ = std::make_unique<TestAuthority>(scratch_.path(), "ca");
+    stranger_ = std::make_unique<TestAuthority>(scratch_.path(), "stranger-ca");
     server_ = authority_->Issue("server");
   }
-  ~SecurityTest() override { fs::remove_all(scratch_); }
 
   static TlsIdentity Load(TlsFiles files, bool with_authority = true) {
     if (!with_authority) files.authority.clear();
@@ -65,7 +63,7 @@ class SecurityTest : public ControllerTest {
     StartController(std::move(options));
   }
 
-  fs::path scratch_;
+  const testing::TempDirectory scratch_;
   std::unique_ptr<TestAuthority> authority_;
   std::unique_ptr<TestAuthority> stranger_;
   TlsFiles server_;

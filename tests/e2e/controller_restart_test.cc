@@ -11,6 +11,7 @@
 #include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -33,11 +34,8 @@ class ControllerRestartTest : public ::testing::Test {
  protected:
   void SetUp() override {
     SKIP_WITHOUT_ASSET(model_);
-    char name[] = "/tmp/lockstep_e2e_XXXXXX";
-    scratch_ = ::mkdtemp(name);
     fs::copy(model_, RanksModel());
   }
-  void TearDown() override { fs::remove_all(scratch_); }
 
   fs::path RanksModel() const { return scratch_ / "model"; }
   std::string SecretFile() const { return (scratch_ / "secret").string(); }
@@ -74,7 +72,7 @@ class ControllerRestartTest : public ::testing::Test {
       worker.insert(worker.end(), flags.begin(), flags.end());
     }
     return std::make_unique<Process>(
-        LocalMpiCommand(*FindMpirun(), 4, {scratch_, scratch_}, worker));
+        LocalMpiCommand(*FindMpirun(), 4, {scratch_.path(), scratch_.path()}, worker));
   }
   // Who reads the ranks' weights from now on fails.
   void TruncateRanksWeights() const { fs::resize_file(RanksModel() / "model.safetensors", 8); }
@@ -96,7 +94,7 @@ class ControllerRestartTest : public ::testing::Test {
   }
 
   const fs::path model_ = SharedAssets() / "models" / "stories260K";
-  fs::path scratch_;
+  const TempDirectory scratch_;
 };
 
 TEST_F(ControllerRestartTest, RanksComeBackWithTheirWeights) {

@@ -15,6 +15,7 @@
 #include "kernels/base/check.h"
 #include "tests/e2e/event_log.h"
 #include "tests/e2e/health_watch.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -29,11 +30,9 @@ constexpr uint64_t kFirstEpoch = 1;
 class FaultyServer {
  public:
   explicit FaultyServer(const FaultOptions& options) {
-    char name[] = "/tmp/lockstep_faults_XXXXXX";
-    directory_ = ::mkdtemp(name);
-    process_.emplace(Command(options),
-                     std::map<std::string, std::string>{{"XDG_RUNTIME_DIR", directory_.string()},
-                                                        {"LD_PRELOAD", options.preload}});
+    process_.emplace(Command(options), std::map<std::string, std::string>{
+                                           {"XDG_RUNTIME_DIR", directory_.path().string()},
+                                           {"LD_PRELOAD", options.preload}});
     log_.emplace(*process_);
     const auto ready = Wait("ready", kFirstEpoch);
     LS_CHECK(ready.has_value());  // with nothing wrong yet
@@ -42,8 +41,6 @@ class FaultyServer {
   ~FaultyServer() {
     log_.reset();
     process_.reset();
-    std::error_code error;
-    fs::remove_all(directory_, error);
   }
 
   std::optional<EventLog::Entry> Wait(const std::string& name, uint64_t epoch) const {
@@ -68,7 +65,7 @@ class FaultyServer {
   Process& process() { return *process_; }
   const EventLog& log() const { return *log_; }
   const Connection& connection() const { return *connection_; }
-  bool DirectoryIsEmpty() const { return fs::is_empty(directory_); }
+  bool DirectoryIsEmpty() const { return fs::is_empty(directory_.path()); }
 
  private:
   static std::vector<std::string> Command(const FaultOptions& options) {
@@ -80,7 +77,7 @@ class FaultyServer {
             "--json"};
   }
 
-  fs::path directory_;
+  const TempDirectory directory_;
   std::optional<Process> process_;
   std::optional<EventLog> log_;
   std::unique_ptr<Connection> connection_;

@@ -8,6 +8,7 @@
 #include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -20,11 +21,6 @@ using ::testing::Not;
 
 class GpuChoiceTest : public ::testing::Test {
  protected:
-  GpuChoiceTest() {
-    char name[] = "/tmp/lockstep_e2e_XXXXXX";
-    scratch_ = ::mkdtemp(name);
-  }
-  ~GpuChoiceTest() override { fs::remove_all(scratch_); }
   void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
 
   // What the emulation takes a while to warm up.
@@ -45,7 +41,8 @@ class GpuChoiceTest : public ::testing::Test {
               "--secret-file", SecretFile(), "--num-kv-blocks", "16", "--device", "auto"})) {
       rank.push_back(argument);
     }
-    return std::make_unique<Process>(LocalMpiCommand(*FindMpirun(), 2, {scratch_, scratch_}, rank));
+    return std::make_unique<Process>(
+        LocalMpiCommand(*FindMpirun(), 2, {scratch_.path(), scratch_.path()}, rank));
   }
   std::string SecretFile() const { return (scratch_ / "secret").string(); }
 
@@ -58,7 +55,7 @@ class GpuChoiceTest : public ::testing::Test {
     return gpus;
   }
 
-  fs::path scratch_;
+  const TempDirectory scratch_;
   const fs::path model_ = SharedAssets() / "models" / "stories260K";
 };
 

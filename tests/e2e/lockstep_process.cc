@@ -32,20 +32,15 @@ Finished RunLockstep(const std::vector<std::string>& arguments) {
 }
 
 Server::Server(std::vector<std::string> arguments, const std::string& listen) {
-  char name[] = "/tmp/lockstep_e2e_XXXXXX";
-  runtime_dir_ = ::mkdtemp(name);
   std::vector<std::string> command = {LockstepBinary()};
   command.insert(command.end(), arguments.begin(), arguments.end());
   command.insert(command.end(), {"--json", "--listen", listen});
   process_ = std::make_unique<Process>(
-      command, std::map<std::string, std::string>{{"XDG_RUNTIME_DIR", runtime_dir_.string()}});
+      command,
+      std::map<std::string, std::string>{{"XDG_RUNTIME_DIR", runtime_dir_.path().string()}});
 }
 
-Server::~Server() {
-  process_.reset();
-  std::error_code error;
-  fs::remove_all(runtime_dir_, error);
-}
+Server::~Server() { process_.reset(); }
 
 json Server::FindEvent(const std::string& out, const std::string& name,
                        std::optional<int> replica) const {
@@ -78,7 +73,7 @@ json Server::WaitReady() {
 
 std::vector<std::string> Server::RuntimeFiles() const {
   std::vector<std::string> files;
-  for (const fs::directory_entry& entry : fs::directory_iterator(runtime_dir_)) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(runtime_dir_.path())) {
     files.push_back(entry.path().filename().string());
   }
   return files;

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/process.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 
@@ -46,7 +47,7 @@ class Server {
  private:
   nlohmann::json FindEvent(const std::string& out, const std::string& name,
                            std::optional<int> replica) const;
-  std::filesystem::path runtime_dir_;
+  const TempDirectory runtime_dir_;
   std::unique_ptr<Process> process_;
   std::string address_;
 };

@@ -7,6 +7,7 @@
 #include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -17,22 +18,17 @@ using ::testing::HasSubstr;
 
 class ManualPlacementTest : public ::testing::Test {
  protected:
-  ManualPlacementTest() {
-    char name[] = "/tmp/lockstep_e2e_XXXXXX";
-    scratch_ = ::mkdtemp(name);
-  }
-  ~ManualPlacementTest() override { fs::remove_all(scratch_); }
   void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
 
   std::unique_ptr<Process> StartRanks(int count, const std::string& controller,
                                       const std::string& secret_file) {
     return std::make_unique<Process>(LocalMpiCommand(
-        *FindMpirun(), count, {scratch_, scratch_},
+        *FindMpirun(), count, {scratch_.path(), scratch_.path()},
         {LockstepBinary(), "worker", model_.string(), "--tp", "2", "--controller", controller,
          "--secret-file", secret_file, "--num-kv-blocks", "64", "--threads-per-rank", "1"}));
   }
 
-  fs::path scratch_;
+  const TempDirectory scratch_;
   const fs::path model_ = SharedAssets() / "models" / "stories260K";
 };
 

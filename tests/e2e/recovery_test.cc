@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -145,11 +146,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, LostRankTest,
                                             ::testing::Values(SIGKILL, SIGSTOP)));
 
 TEST_F(RecoveryTest, ADirectoryKeepsPackedWeightsForTheNextServer) {
-  std::string cache = ::testing::TempDir() + "weights_XXXXXX";
-  ASSERT_NE(::mkdtemp(cache.data()), nullptr);
+  const TempDirectory cache;
   std::string answers[2];
   for (std::string& answer : answers) {
-    auto server = Serve({"--weight-cache", cache + "/here"});
+    auto server = Serve({"--weight-cache", (cache / "here").string()});
     auto client = StartGeneration(*server);
     ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
     answer = client->out();
@@ -159,7 +159,6 @@ TEST_F(RecoveryTest, ADirectoryKeepsPackedWeightsForTheNextServer) {
     Stop(*server);
   }
   EXPECT_EQ(answers[0], answers[1]);
-  std::filesystem::remove_all(cache);
 }
 
 // The step thread alone is stopped, as in a collective that never ends: heartbeats go on.
@@ -216,24 +215,19 @@ TEST_F(RecoveryTest, ACrashLoopIsGivenUp) {
 class OtherMpirun {
  public:
   explicit OtherMpirun(absl::string_view script) {
-    std::string name = ::testing::TempDir() + "lockstep_mpirun_XXXXXX";
-    directory_ = ::mkdtemp(name.data());
     const std::filesystem::path program = directory_ / "mpirun.openmpi";
     std::ofstream(program) << "#!/bin/bash\nPATH=${PATH#*:}\n"
                               "real=$(command -v mpirun.openmpi || command -v mpirun)\n"
                            << script;
     std::filesystem::permissions(program, std::filesystem::perms::owner_all);
-    ::setenv("PATH", absl::StrCat(directory_.string(), ":", path_).c_str(), 1);
+    ::setenv("PATH", absl::StrCat(directory_.path().string(), ":", path_).c_str(), 1);
   }
   OtherMpirun(const OtherMpirun&) = delete;
   OtherMpirun& operator=(const OtherMpirun&) = delete;
-  ~OtherMpirun() {
-    ::setenv("PATH", path_.c_str(), 1);
-    std::filesystem::remove_all(directory_);
-  }
+  ~OtherMpirun() { ::setenv("PATH", path_.c_str(), 1); }
 
  private:
-  std::filesystem::path directory_;
+  const TempDirectory directory_;
   const std::string path_ = std::getenv("PATH");
 };
 

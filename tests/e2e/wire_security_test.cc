@@ -11,6 +11,7 @@
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
 #include "tests/support/certificates.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -24,14 +25,11 @@ using ::testing::StartsWith;
 class SecurityTest : public ::testing::Test {
  protected:
   SecurityTest() {
-    char name[] = "/tmp/lockstep_e2e_XXXXXX";
-    scratch_ = ::mkdtemp(name);
-    authority_ = std::make_unique<TestAuthority>(scratch_, "ca");
+    authority_ = std::make_unique<TestAuthority>(scratch_.path(), "ca");
     server_ = authority_->Issue("server");
     token_file_ = (scratch_ / "token").string();
     WriteFile(token_file_, "# tests\ntoken-0123456789abcdef\n", 0600);
   }
-  ~SecurityTest() override { fs::remove_all(scratch_); }
   void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
 
   std::vector<std::string> Serve(std::vector<std::string> flags) const {
@@ -53,7 +51,7 @@ class SecurityTest : public ::testing::Test {
     EXPECT_EQ(std::count(finished.err.begin(), finished.err.end(), '\n'), 1) << finished.err;
   }
 
-  fs::path scratch_;
+  const TempDirectory scratch_;
   std::unique_ptr<TestAuthority> authority_;
   TlsFiles server_;
   std::string token_file_;
@@ -73,7 +71,7 @@ TEST_F(SecurityTest, ClientsNeedTheAuthorityTheirCertificateAndAToken) {
   ExpectRefused(Generate(server, tls), "token");
   ExpectRefused(Generate(server, {"--tls-ca", authority_->file()}), "certificate");
   ExpectRefused(Generate(server, {}), "TLS");
-  const TestAuthority stranger(scratch_, "stranger");
+  const TestAuthority stranger(scratch_.path(), "stranger");
   ExpectRefused(Generate(server, {"--tls-ca", stranger.file()}), "not signed by");
   WriteFile(scratch_ / "wrong", "another-token-0123456789", 0600);
   all.back() = (scratch_ / "wrong").string();
@@ -89,7 +87,7 @@ TEST_F(SecurityTest, RanksPlacedByHandShowCertificates) {
   ASSERT_FALSE(waiting.is_null());
   const TlsFiles rank = authority_->Issue("rank");
   Process ranks(LocalMpiCommand(
-      *FindMpirun(), 1, {scratch_, scratch_},
+      *FindMpirun(), 1, {scratch_.path(), scratch_.path()},
       {LockstepBinary(), "worker", model_.string(), "--controller", waiting["worker_address"],
        "--secret-file", secret_file, "--num-kv-blocks", "64", "--threads-per-rank", "1",
        "--tls-cert", rank.certificate, "--tls-key", rank.key, "--tls-ca", authority_->file()}));

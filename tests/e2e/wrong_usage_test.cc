@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -19,12 +20,6 @@ using ::testing::StartsWith;
 
 class WrongUsageTest : public ::testing::Test {
  protected:
-  WrongUsageTest() {
-    char name[] = "/tmp/lockstep_e2e_XXXXXX";
-    scratch_ = ::mkdtemp(name);
-  }
-  ~WrongUsageTest() override { fs::remove_all(scratch_); }
-
   static void ExpectOneLine(const Finished& finished, int code,
                             const ::testing::Matcher<const std::string&>& message) {
     EXPECT_EQ(finished.code, code) << finished.err;
@@ -33,7 +28,7 @@ class WrongUsageTest : public ::testing::Test {
     EXPECT_LT(finished.seconds, 10);
   }
 
-  fs::path scratch_;
+  const TempDirectory scratch_;
   const fs::path model_ = SharedAssets() / "models" / "stories260K";
 };
 
@@ -75,7 +70,7 @@ TEST_F(WrongUsageTest, AMissingModelIsNamed) {
 TEST_F(WrongUsageTest, ATruncatedCheckpointIsRefused) {
   SKIP_WITHOUT_ASSET(model_)
   fs::copy(model_, scratch_ / "cut", fs::copy_options::recursive);
-  const fs::path weights = scratch_ / "cut" / "model.safetensors";
+  const fs::path weights = scratch_ / "cut/model.safetensors";
   fs::permissions(weights, fs::perms::owner_write, fs::perm_options::add);
   fs::resize_file(weights, fs::file_size(weights) - 100);
   ExpectOneLine(RunLockstep({"serve", (scratch_ / "cut").string()}), 1,

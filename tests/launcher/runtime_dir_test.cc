@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep {
 namespace {
@@ -24,16 +25,10 @@ mode_t ModeOf(const fs::path& path) {
 
 class RuntimeDirTest : public ::testing::Test {
  protected:
-  RuntimeDirTest() {
-    char name[] = "/tmp/lockstep_test_XXXXXX";
-    parent_ = ::mkdtemp(name);
-    ::setenv("XDG_RUNTIME_DIR", parent_.c_str(), 1);
-  }
-  ~RuntimeDirTest() override {
-    ::unsetenv("XDG_RUNTIME_DIR");
-    fs::remove_all(parent_);
-  }
-  fs::path parent_;
+  RuntimeDirTest() { ::setenv("XDG_RUNTIME_DIR", parent_.c_str(), 1); }
+  ~RuntimeDirTest() override { ::unsetenv("XDG_RUNTIME_DIR"); }
+  const testing::TempDirectory directory_;
+  const fs::path& parent_ = directory_.path();
 };
 
 TEST_F(RuntimeDirTest, IsPrivateAndGoesWithItsOwner) {

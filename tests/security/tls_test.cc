@@ -5,6 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/certificates.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -16,17 +17,14 @@ using ::testing::HasSubstr;
 class TlsTest : public ::testing::Test {
  protected:
   TlsTest() {
-    std::string name = (fs::path(::testing::TempDir()) / "tls-XXXXXX").string();
-    scratch_ = ::mkdtemp(name.data());
-    authority_ = std::make_unique<TestAuthority>(scratch_, "ca");
+    authority_ = std::make_unique<TestAuthority>(scratch_.path(), "ca");
     files_ = authority_->Issue("server");
   }
-  ~TlsTest() override { fs::remove_all(scratch_); }
   static std::string ErrorOf(const TlsFiles& files) {
     return std::string(LoadTlsIdentity(files).status().message());
   }
 
-  fs::path scratch_;
+  const testing::TempDirectory scratch_;
   std::unique_ptr<TestAuthority> authority_;
   TlsFiles files_;
 };

@@ -14,6 +14,7 @@
 #include "runtime/worker/plan_codec.h"
 #include "runtime/worker/worker.h"
 #include "tests/support/assets.h"
+#include "tests/support/temp_directory.h"
 #include "tests/worker/plan_writer.h"
 
 namespace lockstep {
@@ -125,25 +126,22 @@ class RejoinTest : public ::testing::Test {
   void SetUp() override {
     const fs::path model = testing::SharedAssets() / "models" / "stories260K";
     SKIP_WITHOUT_ASSET(model);
-    std::string pattern = "/tmp/lockstep_rejoin_test_" + std::string(6, 'X');
-    scratch_ = mkdtemp(pattern.data());
-    fs::copy(model, scratch_ / "model");
+    scratch_.emplace();
+    fs::copy(model, *scratch_ / "model");
   }
-  void TearDown() override { fs::remove_all(scratch_); }
   void MakeAnew() {
-    TearDown();
     SetUp();
     num_here_ = 0;
   }
 
-  std::string address() const { return "unix:" + (scratch_ / "socket").string(); }
+  std::string address() const { return "unix:" + (*scratch_ / "socket").string(); }
 
   WorkerOptions Options(int rank) const {
     WorkerOptions options;
     options.controller_address = address();
     options.grid = grid_;
     options.rank = rank;
-    options.model = scratch_ / "model";
+    options.model = *scratch_ / "model";
     options.stage.limits = {
         .max_batched_tokens = 64, .max_num_seqs = 4, .max_model_len = 128, .block_size = 8};
     options.num_kv_blocks = 32;
@@ -181,8 +179,8 @@ class RejoinTest : public ::testing::Test {
   // From then on, nobody can load the model.
   void RemoveWeights() {
     std::error_code ignored;  // another rank's script may have been faster
-    fs::resize_file(scratch_ / "model" / "model.safetensors", 8, ignored);
-    fs::remove(scratch_ / "model" / "model.safetensors", ignored);
+    fs::resize_file(*scratch_ / "model/model.safetensors", 8, ignored);
+    fs::remove(*scratch_ / "model/model.safetensors", ignored);
   }
   // All ranks have come as far as this.
   void AwaitAll() {
@@ -231,7 +229,7 @@ class RejoinTest : public ::testing::Test {
     EXPECT_EQ(tokens, (std::vector<int32_t>{403, 407, 261, 378, 432}));  // golden.json's first
   }
 
-  fs::path scratch_;
+  std::optional<testing::TempDirectory> scratch_;
   ProcessGrid grid_ = *ProcessGrid::Create(2, 2);
   absl::Duration rejoin_window_ = absl::Seconds(60);
   std::atomic<int> num_here_{0};

@@ -12,6 +12,7 @@
 #include "lockstep/v1/worker.grpc.pb.h"
 #include "runtime/worker/plan_codec.h"
 #include "tests/support/assets.h"
+#include "tests/support/temp_directory.h"
 #include "tests/worker/plan_writer.h"
 
 namespace lockstep {
@@ -25,24 +26,19 @@ class ScriptedController final : public v1::WorkerLink::Service {
  public:
   using Script = std::function<grpc::Status(Stream&)>;
   explicit ScriptedController(Script script) : script_(std::move(script)) {
-    std::string pattern = "/tmp/lockstep_worker_test_" + std::string(6, 'X');
-    directory_ = mkdtemp(pattern.data());
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
   }
-  ~ScriptedController() override {
-    server_->Shutdown(std::chrono::system_clock::now());
-    std::filesystem::remove_all(directory_);
-  }
-  std::string address() const { return "unix:" + directory_.string() + "/socket"; }
+  ~ScriptedController() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  std::string address() const { return "unix:" + (directory_ / "socket").string(); }
 
   grpc::Status Connect(grpc::ServerContext*, Stream* stream) override { return script_(*stream); }
 
  private:
   Script script_;
-  std::filesystem::path directory_;
+  const testing::TempDirectory directory_;
   std::unique_ptr<grpc::Server> server_;
 };
 

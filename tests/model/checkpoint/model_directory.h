@@ -1,8 +1,6 @@
-// A temporary directory and the few bytes of a safetensors file, for tests that write checkpoints
+// The few bytes of a safetensors file, for tests that write checkpoints
 // by hand.
 #pragma once
-
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -13,40 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "gtest/gtest.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
-
-// Removed with its contents on destruction.
-class TempDirectory {
- public:
-  TempDirectory() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "lockstep-test-").string() + std::string(6, 'X');
-    if (mkdtemp(pattern.data()) == nullptr) ADD_FAILURE() << "mkdtemp " << pattern;
-    path_ = pattern;
-  }
-  ~TempDirectory() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  TempDirectory(const TempDirectory&) = delete;
-  TempDirectory& operator=(const TempDirectory&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
-  std::filesystem::path Write(const std::string& name, std::string_view bytes) const {
-    const std::filesystem::path path = path_ / name;
-    std::filesystem::create_directories(path.parent_path());
-    std::filesystem::remove(path);  // some file systems write a truncated file back at once
-    std::ofstream out(path, std::ios::binary);
-    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    return path;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::string ReadAll(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);

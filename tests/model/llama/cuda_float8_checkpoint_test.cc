@@ -16,6 +16,7 @@
 #include "tests/model/llama/temporary_model.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
 #include "tests/support/cuda_emulation/emulation.h"
+#include "tests/support/temp_directory.h"
 #endif
 
 namespace lockstep::testing {
@@ -61,13 +62,6 @@ Float8Matrix DrawMatrix(int64_t rows, int64_t columns, std::mt19937& random) {
 // The same numbers twice: in FP8, its attention spared or not, and as they are.
 class Float8CheckpointTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = std::filesystem::temp_directory_path() / "lockstep_float8_XXXXXX";
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    directory_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   void Write(bool spares_attention, const ModelConfig& config = SmallConfig(4)) {
     std::mt19937 random(3);
     StoredTensors float8, plain;
@@ -162,7 +156,7 @@ class Float8CheckpointTest : public ::testing::Test {
     EXPECT_EQ(*held, expected->front().weight_bytes);
   }
 
-  std::filesystem::path directory_;
+  const TempDirectory directory_;
   std::unique_ptr<Checkpoint> float8_;
   std::unique_ptr<Checkpoint> plain_;
 };

@@ -84,21 +84,13 @@ TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype)
 
 TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype,
                                const std::vector<WrittenTensor>& tensors) {
-  std::string pattern = std::filesystem::temp_directory_path() / "lockstep_model_XXXXXX";
-  LS_CHECK(mkdtemp(pattern.data()) != nullptr);
-  directory_ = pattern;
   ModelConfig written = config;
   written.dtype = dtype;
   std::ofstream(directory_ / "config.json") << ModelConfigJson(written);
   WriteSafetensors(directory_ / "model.safetensors", tensors, dtype);
-  auto checkpoint = Checkpoint::Open(directory_);
+  auto checkpoint = Checkpoint::Open(directory());
   LS_CHECK(checkpoint.ok()) << checkpoint.status();
   checkpoint_ = *std::move(checkpoint);
-}
-
-TemporaryModel::~TemporaryModel() {
-  std::error_code ignored;
-  std::filesystem::remove_all(directory_, ignored);
 }
 
 }  // namespace lockstep::testing

@@ -11,6 +11,7 @@
 #include "kernels/dtype.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model_config.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 
@@ -28,18 +29,17 @@ class TemporaryModel {
   // The tensors that config implies, in dtype.
   TemporaryModel(const ModelConfig& config, DType dtype);
   TemporaryModel(const ModelConfig& config, DType dtype, const std::vector<WrittenTensor>& tensors);
-  ~TemporaryModel();
   TemporaryModel(const TemporaryModel&) = delete;
   TemporaryModel& operator=(const TemporaryModel&) = delete;
 
   // Opened. Fails the test when it cannot be.
   const Checkpoint& checkpoint() const { return *checkpoint_; }
-  const std::filesystem::path& directory() const { return directory_; }
+  const std::filesystem::path& directory() const { return directory_.path(); }
 
   static std::vector<WrittenTensor> TensorsOf(const ModelConfig& config);
 
  private:
-  std::filesystem::path directory_;
+  const TempDirectory directory_;
   std::unique_ptr<Checkpoint> checkpoint_;
 };
 

@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/llama/weight_file.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -26,12 +27,7 @@ constexpr int64_t kLarge = (int64_t{5} << 20) + 12;
 
 class WeightFileTest : public ::testing::Test {
  protected:
-  WeightFileTest() {
-    std::string name = ::testing::TempDir() + "weight_file_XXXXXX";
-    directory_ = ::mkdtemp(name.data());
-    path_ = directory_ / "some.weights";
-  }
-  ~WeightFileTest() override { fs::remove_all(directory_); }
+  WeightFileTest() : path_(directory_ / "some.weights") {}
 
   std::unique_ptr<WeightFile> Open(const std::string& key = "key") const {
     auto file = WeightFile::Open(path_, key);
@@ -70,7 +66,7 @@ class WeightFileTest : public ::testing::Test {
     ASSERT_TRUE(file.good());
   }
 
-  fs::path directory_;
+  const TempDirectory directory_;
   fs::path path_;
 };
 
@@ -231,8 +227,8 @@ TEST_F(WeightFileTest, FilesThatOthersMayWriteAreRefused) {
   ASSERT_EQ(::chmod(path_.c_str(), 0622), 0);
   const auto file = WeightFile::Open(path_, "key");
   EXPECT_EQ(file.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_FALSE(WeightFile::Open(directory_, "key").ok());
-  EXPECT_FALSE(WeightFile::Open(directory_ / "missing" / "file", "key").ok());
+  EXPECT_FALSE(WeightFile::Open(directory_.path(), "key").ok());
+  EXPECT_FALSE(WeightFile::Open(directory_ / "missing/file", "key").ok());
   EXPECT_FALSE(WeightFile::Open(path_, std::string(4 << 20, 'k')).ok());
 }
 
