@@ -28,7 +28,7 @@ absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& sess
   SpeedProbeOptions probe = options.probe;
   if (options.quick) probe.seconds = 0.3;
   ASSIGN_OR_RETURN(probe.sizes, FindProbeSizes(options.sizes));
-  ASSIGN_OR_RETURN(probe.device, DeviceOf(options.rank, session, "this host"));
+  ASSIGN_OR_RETURN(probe.device, DeviceOf(options.rank, session));
   ASSIGN_OR_RETURN(const plan::RankSpeed speed, MeasureRankSpeed(session, probe));
   if (session.rank() != 0) return absl::OkStatus();
   std::ofstream file(options.output, std::ios::trunc);

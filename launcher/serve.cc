@@ -181,6 +181,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   RankFlags rank = options.rank;
   if (options.controller.replicas > 1) rank.shares_cores = true;  // jobs do not know of each other
   session.make_job = [&, rank](int replica, uint64_t epoch, const std::string& worker_address) {
+    // The ranks of one job find their places on hosts by themselves.
     const WorkerLaunch launch{
         worker_address,
         replica,

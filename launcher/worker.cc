@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/base/host_name.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/device_choice.h"
 #include "launcher/cli/host_places.h"
@@ -46,14 +47,6 @@ struct WorkerCommandOptions {
   std::optional<double> kv_cache_gib;
   int64_t num_kv_blocks = 0;
 };
-
-// As operators know it: under Slurm the node's name, which may differ from the system's.
-std::string HostName() {
-  if (const char* node = std::getenv("SLURMD_NODENAME")) return node;
-  char name[256] = {};
-  if (::gethostname(name, sizeof(name) - 1) != 0) return "unknown";
-  return name;
-}
 
 // From rank 0's standard input (mpirun and srun forward theirs to it), given to the others over
 // MPI.
@@ -121,8 +114,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
                      ParseHostPlaces(flags.host_places, session.world_size()));
     place = places[static_cast<size_t>(session.rank())];
   }
-  ASSIGN_OR_RETURN(options.device,
-                   DeviceOf(flags.rank, session, options.host, place, options.on_notice));
+  ASSIGN_OR_RETURN(options.device, DeviceOf(flags.rank, session, place, options.on_notice));
   options.stage.num_load_threads = options.device.cpu.num_threads;
   options.stage.on_notice = options.on_notice;
   if (flags.rank.weight_cache != "none") options.stage.weight_cache = flags.rank.weight_cache;

@@ -1,7 +1,5 @@
 #include "launcher/calibration/calibration.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +15,7 @@
 #include "deploy/plan/json_fields.h"
 #include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/base/host_name.h"
 #include "launcher/bench/load_generator.h"
 #include "launcher/calibration/other_programs.h"
 #include "launcher/calibration/probe_models.h"
@@ -49,11 +48,6 @@ absl::StatusOr<std::string> ThisProgram() {
 }
 
 std::string Today() { return absl::FormatTime("%Y-%m-%d", absl::Now(), absl::LocalTimeZone()); }
-
-std::string HostName() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "this host";
-}
 
 absl::Status CheckWeights(const std::string& weights, bool on_gpus) {
   std::vector<std::string> held;

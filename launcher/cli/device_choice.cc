@@ -8,26 +8,28 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/base/host_name.h"
+#include "launcher/cli/host_places.h"
 
 namespace lockstep {
 namespace {
 
 // A field to a line, as ranks of one program tell each other.
 std::string Serialize(const RankGpus& rank) {
-  return absl::StrCat(rank.node, "\n", rank.host, "\n", rank.place.place, "\n",
-                      rank.place.num_ranks, "\n", absl::StrJoin(rank.uuids, "\n"));
+  return absl::StrCat(rank.node, "\n", rank.host, "\n", FormatHostPlaces({&rank.place, 1}), "\n",
+                      absl::StrJoin(rank.uuids, "\n"));
 }
 
 absl::StatusOr<RankGpus> Parse(const std::string& text) {
   const std::vector<std::string> lines = absl::StrSplit(text, '\n');
   RankGpus rank;
-  if (lines.size() < 5 || !absl::SimpleAtoi(lines[0], &rank.node) ||
-      !absl::SimpleAtoi(lines[2], &rank.place.place) ||
-      !absl::SimpleAtoi(lines[3], &rank.place.num_ranks)) {
+  const auto place = ParseHostPlaces(lines.size() > 2 ? lines[2] : "", /*num_ranks=*/1);
+  if (!place.ok() || !absl::SimpleAtoi(lines[0], &rank.node)) {
     return absl::FailedPreconditionError("ranks of another version: install the same on all hosts");
   }
   rank.host = lines[1];
-  for (size_t i = 4; i < lines.size(); ++i) {
+  rank.place = place->front();
+  for (size_t i = 3; i < lines.size(); ++i) {
     if (!lines[i].empty()) rank.uuids.push_back(lines[i]);
   }
   return rank;
@@ -60,11 +62,10 @@ absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device, const
 }
 
 absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
-                                       const std::string& host, std::optional<HostPlace> place,
-                                       const Notice& notice) {
+                                       std::optional<HostPlace> place, const Notice& notice) {
   RankGpus mine{
       .node = session.node(),
-      .host = host,
+      .host = HostName(),
       .place = place.value_or(HostPlace{session.rank_on_node(), session.num_ranks_on_node()}),
       .uuids = {}};
   ASSIGN_OR_RETURN(const auto gpus, GpusFor(flags.device, notice));

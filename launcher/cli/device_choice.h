@@ -21,10 +21,9 @@ using Notice = std::function<void(const std::string&)>;  // what operators may w
 absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device,
                                                 const Notice& notice = nullptr);
 
-// Of this rank of the job, on `host`; collective over the job. place: nothing where the job's ranks
-// are all of their hosts. Errors as GpusFor and PlaceOnGpu.
+// Of this rank of the job; collective over the job. place: nothing where the job's ranks are all of
+// their hosts. Errors as GpusFor and PlaceOnGpu.
 absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
-                                       const std::string& host,
                                        std::optional<HostPlace> place = std::nullopt,
                                        const Notice& notice = nullptr);
 

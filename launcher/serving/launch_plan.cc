@@ -1,7 +1,5 @@
 #include "launcher/serving/launch_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <fstream>
 #include <map>
@@ -10,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/base/host_name.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/mpi_command.h"
 #include "parallel/placement.h"
@@ -18,11 +17,6 @@ namespace lockstep {
 namespace {
 
 using Kind = LaunchPlan::Kind;
-
-std::string HostName() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "this host";
-}
 
 std::map<std::string, int> RanksPerHost(const LaunchPlan& plan) {
   std::map<std::string, int> count;

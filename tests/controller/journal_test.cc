@@ -37,7 +37,6 @@ v1::JournaledRequest RequestOf(const std::string& name, int num_tokens = 3) {
 class JournalTest : public ::testing::Test {
  protected:
   JournalTest() : path_((scratch_ / "journal").string()) {}
-  ~JournalTest() override { journal_.reset(); }
 
   absl::Status Open(absl::Time now = kStart) {
     journal_.reset();

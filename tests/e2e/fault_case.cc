@@ -38,10 +38,6 @@ class FaultyServer {
     LS_CHECK(ready.has_value());  // with nothing wrong yet
     connection_ = *Connection::Open({.server = ready->event["address"]});
   }
-  ~FaultyServer() {
-    log_.reset();
-    process_.reset();
-  }
 
   std::optional<EventLog::Entry> Wait(const std::string& name, uint64_t epoch) const {
     return log_->Wait(

@@ -40,8 +40,6 @@ Server::Server(std::vector<std::string> arguments, const std::string& listen) {
       std::map<std::string, std::string>{{"XDG_RUNTIME_DIR", runtime_dir_.path().string()}});
 }
 
-Server::~Server() { process_.reset(); }
-
 json Server::FindEvent(const std::string& out, const std::string& name,
                        std::optional<int> replica) const {
   std::istringstream lines(out);

@@ -32,7 +32,6 @@ Finished RunLockstep(const std::vector<std::string>& arguments);
 class Server {
  public:
   explicit Server(std::vector<std::string> arguments, const std::string& listen = "127.0.0.1:0");
-  ~Server();
 
   // The "ready" event; null with a test failure when it does not come.
   nlohmann::json WaitReady();

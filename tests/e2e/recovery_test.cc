@@ -231,9 +231,8 @@ class OtherMpirun {
   const std::string path_ = std::getenv("PATH");
 };
 
-// As MPI_Init does now and then on busy hosts of Slurm, when a peer's first message comes to a rank
-// that still waits for its start (github.com/open-mpi/ompi, pull request 13559). Whoever waits for
-// "ready" gets it.
+// As MPI_Init of Open MPI 4.1 does now and then under Slurm on busy hosts, when a peer's first
+// message comes to a rank that still waits for its start. Whoever waits for "ready" gets it.
 TEST_F(RecoveryTest, AStartThatCrashedIsTriedAgain) {
   const OtherMpirun crashes_once(R"(
     if mkdir "${0%/*}/has_crashed" 2>/dev/null; then kill -SEGV $$; fi
