@@ -305,9 +305,10 @@ class Backend {
   };
   virtual void Attention(const AttentionArgs& args) = 0;
 
-  // out[i, :] = in[rows[i], :]; rows: [num_rows] int32 on the device.
-  virtual void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
-                          float* out) = 0;
+  // out[i, :] = in[rows[i], :], rows of row_bytes, an even number, of any dtype; rows: [num_rows]
+  // int32 on the device. in and out do not overlap.
+  virtual void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
+                          void* out) = 0;
   // dst[i] += src[i]
   virtual void Add(float* dst, const float* src, int64_t count) = 0;
 

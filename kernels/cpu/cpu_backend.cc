@@ -201,9 +201,13 @@ void CpuBackend::WriteValues(const KvCacheView& cache, int64_t slot, const float
 
 void CpuBackend::Attention(const AttentionArgs& args) { attention_.Run(args); }
 
-void CpuBackend::GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
-                            float* out) {
-  for (int64_t i = 0; i < num_rows; ++i) std::copy_n(in + rows[i] * width, width, out + i * width);
+void CpuBackend::GatherRows(const void* in, const int32_t* rows, int64_t num_rows,
+                            int64_t row_bytes, void* out) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    std::memcpy(static_cast<std::byte*>(out) + i * row_bytes,
+                static_cast<const std::byte*>(in) + rows[i] * row_bytes,
+                static_cast<size_t>(row_bytes));
+  }
 }
 
 void CpuBackend::Add(float* dst, const float* src, int64_t count) {

@@ -17,7 +17,7 @@
 
 namespace lockstep::cpu {
 
-class CpuBackend final : public Backend {
+class CpuBackend : public Backend {
  public:
   // The table must be one that this processor can run. num_threads >= 1, the caller included.
   CpuBackend(const VectorKernels& kernels, int num_threads);
@@ -46,8 +46,8 @@ class CpuBackend final : public Backend {
                const LinearWeight* consumer) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
-  void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
-                  float* out) override;
+  void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
+                  void* out) override;
   void Add(float* dst, const float* src, int64_t count) override;
   absl::Status Repeat(uint64_t, const std::function<absl::Status()>& body) override {
     return body();

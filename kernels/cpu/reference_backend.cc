@@ -333,10 +333,12 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
-                  float* out) override {
-    for (int64_t i = 0; i < num_rows; ++i)
-      std::copy_n(in + rows[i] * width, width, out + i * width);
+  void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
+                  void* out) override {
+    for (int64_t i = 0; i < num_rows; ++i) {
+      std::copy_n(static_cast<const std::byte*>(in) + rows[i] * row_bytes, row_bytes,
+                  static_cast<std::byte*>(out) + i * row_bytes);
+    }
   }
 
   void Add(float* dst, const float* src, int64_t count) override {

@@ -247,9 +247,10 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   CudaCheck(LaunchAttention(args, plan, options_.compute, Workspace(), stream_), "attention");
 }
 
-void CudaBackend::GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
-                             float* out) {
-  CudaCheck(LaunchGatherRows(in, rows, num_rows, width, out, stream_), "gathering rows");
+void CudaBackend::GatherRows(const void* in, const int32_t* rows, int64_t num_rows,
+                             int64_t row_bytes, void* out) {
+  ForgetRows(out);
+  CudaCheck(LaunchGatherRows(in, rows, num_rows, row_bytes, out, stream_), "gathering rows");
 }
 
 void CudaBackend::Add(float* dst, const float* src, int64_t count) {

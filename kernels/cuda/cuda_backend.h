@@ -54,8 +54,8 @@ class CudaBackend final : public Backend {
                const LinearWeight* consumer) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
-  void GatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
-                  float* out) override;
+  void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
+                  void* out) override;
   void Add(float* dst, const float* src, int64_t count) override;
   bool SummarizesLogits() const override { return true; }
   void SummarizeLogits(const LogitsSummaryArgs& args) override;

@@ -4,8 +4,8 @@
 //
 // Bytes to an element, f32 activations and 16-bit products' inputs: Embed 2 + 4; AddRmsNorm 8 read
 // (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q, k) and 4 + 2 (v);
-// GatherRows 8; Add 12. AddRmsNorm and SiluMul for products in e4m3, which write 1 instead of 2,
-// are in fused_fp8.cu.
+// GatherRows twice its own; Add 12. AddRmsNorm and SiluMul for products in e4m3, which write 1
+// instead of 2, are in fused_fp8.cu.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"
@@ -51,12 +51,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int n>
+// Word: what rows are moved in, `width` of them to a row.
+template <typename Word>
 __global__ void __launch_bounds__(kThreads)
-    GatherRowsKernel(const float* in, const int32_t* rows, int64_t width, float* out) {
+    GatherRowsKernel(const Word* in, const int32_t* rows, int64_t width, Word* out) {
   const int64_t row = rows[blockIdx.x];
-  for (int64_t i = FirstColumn(n); i < width; i += ColumnStride(n)) {
-    Store(out + blockIdx.x * width + i, Load<n>(in + row * width + i));
+  for (int64_t i = FirstColumn(1); i < width; i += ColumnStride(1)) {
+    out[blockIdx.x * width + i] = in[row * width + i];
   }
 }
 
@@ -127,13 +128,19 @@ cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStre
   });
 }
 
-cudaError_t LaunchGatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
-                             float* out, cudaStream_t stream) {
+cudaError_t LaunchGatherRows(const void* in, const int32_t* rows, int64_t num_rows,
+                             int64_t row_bytes, void* out, cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
-  return WithVectors(Vectorises(width, {in, out}), [&](auto n) {
-    return Launch(GatherRowsKernel<n>, RowsGrid(num_rows, width / n), kThreads, 0, stream, in, rows,
-                  width, out);
-  });
+  const auto gather = [&](auto word) {
+    using Word = decltype(word);
+    const auto width = row_bytes / static_cast<int64_t>(sizeof(Word));
+    return Launch(GatherRowsKernel<Word>, RowsGrid(num_rows, width), kThreads, 0, stream,
+                  static_cast<const Word*>(in), rows, width, static_cast<Word*>(out));
+  };
+  if (row_bytes % static_cast<int64_t>(sizeof(uint4)) == 0 && Vectorises(0, {in, out})) {
+    return gather(uint4{});
+  }
+  return gather(uint16_t{});
 }
 
 cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream) {

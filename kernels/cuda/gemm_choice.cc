@@ -65,13 +65,15 @@ const Gemm::Choice& Gemm::Learn(Product& product, const Call& call) {
   return product.known[rows] = is_taken ? shared->second : Choose(product, call, 1);
 }
 
-// A power of two brings those that lie between it and the last one, as its x and y have room for
-// them: who has warmed up with powers of two meets nothing to measure later.
+// Rows bring those that lie between them and the last power of two, as their x and y have room for
+// these: who has warmed up with powers of two and the most there are meets nothing to measure
+// later.
 void Gemm::LearnSmaller(Product& product, const Call& call) {
   const int64_t rows = call.x.num_rows;
-  if (rows > kMostExactRows || !std::has_single_bit(static_cast<uint64_t>(rows))) return;
+  if (rows <= 1 || rows > kMostExactRows) return;
+  const auto last = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(rows - 1)));
   Call smaller = call;
-  for (smaller.x.num_rows = SharedRows(rows / 2 + 1); smaller.x.num_rows < rows;
+  for (smaller.x.num_rows = SharedRows(last + 1); smaller.x.num_rows < rows;
        smaller.x.num_rows += 8) {
     const auto [shared, is_new] = product.shared.try_emplace(smaller.x.num_rows);
     if (!is_new) continue;

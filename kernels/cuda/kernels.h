@@ -27,8 +27,8 @@ cudaError_t LaunchSiluMul(const float* gate_up, int64_t num_tokens, int64_t widt
 // Keys and values both lie as [num_blocks, num_kv_heads, block_size, head_dim]. A slot below 0 is
 // not written: the padding of a captured batch.
 cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStream& stream);
-cudaError_t LaunchGatherRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width,
-                             float* out, cudaStream_t stream);
+cudaError_t LaunchGatherRows(const void* in, const int32_t* rows, int64_t num_rows,
+                             int64_t row_bytes, void* out, cudaStream_t stream);
 cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);

@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "model/llama/uniform_batch.h"
 #include "parallel/hand_over.h"
 
 namespace lockstep {
@@ -27,7 +26,7 @@ absl::Status LlamaStage::Forward(const StepBatch& batch, const ChosenToken* chos
     }
   }
   batch_.CopyFrom(batch, backend_);
-  if (num_tokens() == 0) return absl::OkStatus();
+  if (batch_.num_tokens() == 0) return absl::OkStatus();
   TakeChosenTokens(chosen);
   return RunStep([this] { return RunLayers(); });
 }
@@ -42,19 +41,20 @@ absl::Status LlamaStage::RunPadded(const StepBatch& batch, const PaddedShape& sh
 
 void LlamaStage::TakeChosenTokens(const ChosenToken* chosen) {
   if (batch_.token_sources() == nullptr) return;
-  backend_.TakeChosenTokens(chosen, batch_.token_sources(), num_tokens(), batch_.token_ids());
+  backend_.TakeChosenTokens(chosen, batch_.token_sources(), batch_.num_tokens(),
+                            batch_.token_ids());
 }
 
 // What travels between stages is not part of steps that are kept: those are done only when all of
 // them is, so that the next one would wait for its turn until this one's numbers have been taken.
 absl::Status LlamaStage::RunStep(absl::FunctionRef<absl::Status()> run_layers) {
   float* residual = act_.residual.as<float>();
-  tokens_ = SplitTokens(groups_, num_tokens(), shape_.hidden);
+  const TokenSplit tokens = SplitTokens(groups_, batch_.num_tokens(), shape_.hidden);
   if (!is_first()) {
-    RETURN_IF_ERROR(ReceiveFromPreviousStage(groups_, residual, tokens_, shape_.hidden));
+    RETURN_IF_ERROR(ReceiveFromPreviousStage(groups_, residual, tokens, shape_.hidden));
   }
   RETURN_IF_ERROR(run_layers());
-  return is_last() ? absl::OkStatus() : SendToNextStage(groups_, residual, tokens_, shape_.hidden);
+  return is_last() ? absl::OkStatus() : SendToNextStage(groups_, residual, tokens, shape_.hidden);
 }
 
 absl::Status LlamaStage::RunLayers() {
@@ -62,56 +62,71 @@ absl::Status LlamaStage::RunLayers() {
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     RETURN_IF_ERROR(RunLayer(layer));
   }
+  if (is_last()) return NormLogitsRows();
   AddDelta();
-  return is_last() ? NormLogitsRows() : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 absl::Status LlamaStage::BeginResidual() {
+  tokens_ = SplitTokens(groups_, batch_.num_tokens(), shape_.hidden);
+  are_logits_rows_ = false;
+  residual_ = act_.residual.as<float>();
+  delta_ = act_.delta.as<float>();
   has_delta_ = false;
-  float* residual = act_.residual.as<float>();
-  if (!is_first()) return GatherReceived(groups_, residual, tokens_, shape_.hidden);
-  return weights_.embedding->Forward(batch_.token_ids(), tokens_, residual);
+  attended_ = act_.attended.data();
+  if (!is_first()) return GatherReceived(groups_, residual_, tokens_, shape_.hidden);
+  return weights_.embedding->Forward(batch_.token_ids(), tokens_, residual_);
 }
 
 absl::Status LlamaStage::RunLayer(size_t layer) {
   const LayerWeights& weights = weights_.layers[layer];
+  const KvCacheView& cache = kv_caches_[layer];
   RETURN_IF_ERROR(AddAndNorm(weights.attention_norm, *weights.qkv.weight()));
-  RETURN_IF_ERROR(Attention(weights, kv_caches_[layer]));
+  WriteKv(weights, cache);
+  if (LeavesRowsIn(layer) && batch_.num_logits_rows() == 0) return absl::OkStatus();
+  Attend(cache);
+  if (LeavesRowsIn(layer)) RETURN_IF_ERROR(LeaveOtherRows());
+  RETURN_IF_ERROR(ProjectAttended(weights));
   RETURN_IF_ERROR(AddAndNorm(weights.mlp_norm, *weights.gate_up.weight()));
   return Mlp(weights);
 }
 
-absl::Status LlamaStage::Attention(const LayerWeights& weights, const KvCacheView& cache) {
-  const int num_heads = static_cast<int>(shape_.query_heads.size());
-  weights.qkv.Forward(act_.normed.data(), num_tokens(), act_.qkv.as<float>());
+void LlamaStage::WriteKv(const LayerWeights& weights, const KvCacheView& cache) {
+  weights.qkv.Forward(act_.normed.data(), tokens_.num_tokens, act_.qkv.as<float>());
   backend_.RopeAndWriteKv({.qkv = act_.qkv.as<float>(),
-                           .num_heads = num_heads,
+                           .num_heads = static_cast<int>(shape_.query_heads.size()),
                            .cos = rope_cos_.as<float>(),
                            .sin = rope_sin_.as<float>(),
                            .batch = &batch_.index(),
                            .cache = &cache});
+}
+
+void LlamaStage::Attend(const KvCacheView& cache) {
   backend_.Attention({.qkv = act_.qkv.as<float>(),
-                      .num_heads = num_heads,
+                      .num_heads = static_cast<int>(shape_.query_heads.size()),
                       .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
                       .batch = &batch_.index(),
                       .cache = &cache,
                       .out = act_.attended.data()});
+}
+
+absl::Status LlamaStage::ProjectAttended(const LayerWeights& weights) {
   has_delta_ = true;
-  return weights.attention_output.Forward(act_.attended.data(), tokens_, act_.delta.as<float>());
+  return weights.attention_output.Forward(attended_, tokens_, delta_);
 }
 
 absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
-  weights.gate_up.Forward(act_.normed.data(), num_tokens(), act_.gate_up.as<float>());
-  backend_.SiluMul(act_.gate_up.as<float>(), num_tokens(), shape_.intermediate.size(),
+  weights.gate_up.Forward(act_.normed.data(), tokens_.num_tokens, act_.gate_up.as<float>());
+  backend_.SiluMul(act_.gate_up.as<float>(), tokens_.num_tokens, shape_.intermediate.size(),
                    act_.gated.data(), weights.down.weight());
   has_delta_ = true;
-  return weights.down.Forward(act_.gated.data(), tokens_, act_.delta.as<float>());
+  return weights.down.Forward(act_.gated.data(), tokens_, delta_);
 }
 
 absl::Status LlamaStage::AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer) {
   if (on_progress_ != nullptr) on_progress_();
-  backend_.AddRmsNorm({.residual = mine(act_.residual),
-                       .delta = has_delta_ ? mine(act_.delta) : nullptr,
+  backend_.AddRmsNorm({.residual = mine(residual_),
+                       .delta = has_delta_ ? mine(delta_) : nullptr,
                        .weight = weight.as<float>(),
                        .eps = static_cast<float>(config_.rms_norm_eps),
                        .num_tokens = tokens_.mine.size(),
@@ -137,46 +152,72 @@ absl::Status LlamaStage::GatherNormed() {
 }
 
 void LlamaStage::AddDelta() {
-  backend_.Add(mine(act_.residual), mine(act_.delta), tokens_.mine.size() * shape_.hidden);
+  backend_.Add(mine(residual_), mine(delta_), tokens_.mine.size() * shape_.hidden);
   has_delta_ = false;
 }
 
-// The final norm of the wanted rows only, gathered into the delta's buffer, which is free by now.
-// The head reads them in parts, and after steps that were kept, too: no consumer is named.
+// Whether tokens without logits have nothing more to do there, once their keys and values are
+// written: of a prompt's chunk all but the last, or all. Steps that are kept want all rows' logits
+// (model/llama/padded_batch.h).
+bool LlamaStage::LeavesRowsIn(size_t layer) const {
+  return is_last() && layer + 1 == weights_.layers.size() &&
+         batch_.num_logits_rows() < batch_.num_tokens();
+}
+
+// Of the stream and of what attention has computed, into qkv's buffer, which is wide enough and
+// free by now.
+absl::Status LlamaStage::LeaveOtherRows() {
+  backend_.GatherRows(act_.attended.data(), batch_.logits_rows(), batch_.num_logits_rows(),
+                      shape_.q_width() * DTypeBytes(backend_.LinearInput()), act_.qkv.data());
+  attended_ = act_.qkv.data();
+  return GatherLogitsRows();
+}
+
+// The final norm of the wanted rows only. The head reads them in parts, and after steps that were
+// kept, too: no consumer is named.
 absl::Status LlamaStage::NormLogitsRows() {
-  const int64_t num_rows = batch_.num_logits_rows();
-  if (num_rows == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(GatherLogitsRows());
-  backend_.AddRmsNorm({.residual = act_.delta.as<float>(),
-                       .delta = nullptr,
+  if (batch_.num_logits_rows() == 0) return absl::OkStatus();
+  if (!are_logits_rows_) {
+    AddDelta();
+    RETURN_IF_ERROR(GatherLogitsRows());
+  }
+  backend_.AddRmsNorm({.residual = residual_,
+                       .delta = has_delta_ ? delta_ : nullptr,
                        .weight = weights_.final_norm.as<float>(),
                        .eps = static_cast<float>(config_.rms_norm_eps),
-                       .num_tokens = num_rows,
+                       .num_tokens = tokens_.num_tokens,
                        .hidden = shape_.hidden,
                        .out = act_.normed.data(),
                        .consumer = nullptr});
   return absl::OkStatus();
 }
 
+// The stream goes on with the wanted rows alone, in what was the delta's buffer, and the delta in
+// the stream's; undivided. Nothing waits to be added.
+//
 // Divided rows are looked up as those of a table over ranks: from the owner, zeros from the others.
 // No bit changes: a sum that begins with the embedding's rows is never a negative zero.
 absl::Status LlamaStage::GatherLogitsRows() {
+  LS_CHECK(!has_delta_);
   const int64_t num_rows = batch_.num_logits_rows();
-  float* const rows = act_.delta.as<float>();
-  if (!tokens_.is_divided()) {
-    backend_.GatherRows(act_.residual.as<float>(), batch_.logits_rows(), num_rows, shape_.hidden,
-                        rows);
+  const TokenSplit all = std::exchange(tokens_, Undivided(num_rows));
+  std::swap(residual_, delta_);
+  are_logits_rows_ = true;
+  const float* const from = delta_;
+  if (!all.is_divided()) {
+    backend_.GatherRows(from, batch_.logits_rows(), num_rows,
+                        shape_.hidden * static_cast<int64_t>(sizeof(float)), residual_);
     return absl::OkStatus();
   }
-  backend_.Embed({.table = mine(act_.residual),
+  backend_.Embed({.table = from + all.mine.begin * shape_.hidden,
                   .table_dtype = DType::kF32,
-                  .num_rows = tokens_.mine.size(),
-                  .first_id = tokens_.mine.begin,
+                  .num_rows = all.mine.size(),
+                  .first_id = all.mine.begin,
                   .hidden = shape_.hidden,
                   .ids = batch_.logits_rows(),
                   .num_tokens = num_rows,
-                  .out = rows});
-  return groups_.tp->AllReduceSum(rows, num_rows * shape_.hidden);
+                  .out = residual_});
+  return groups_.tp->AllReduceSum(residual_, num_rows * shape_.hidden);
 }
 
 int64_t LlamaStage::max_device_logits_rows() const {
@@ -317,84 +358,6 @@ absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
   }
   num_kv_blocks_ = num_blocks;
   return absl::OkStatus();
-}
-
-absl::Status LlamaStage::WarmUp() {
-  if (!backend_.KeepsSteps()) return absl::OkStatus();
-  RETURN_IF_ERROR(WarmUpPrompts());
-  RETURN_IF_ERROR(WarmUpChunks());
-  RETURN_IF_ERROR(WarmUpDecodes());
-  WarmUpHead();
-  backend_.Synchronize();
-  return absl::OkStatus();
-}
-
-namespace {
-
-// The first time libraries choose algorithms and connect, the second time the step is kept.
-constexpr int kTimesToKeep = 2;
-
-}  // namespace
-
-// Longer than those that are kept.
-absl::Status LlamaStage::WarmUpPrompts() {
-  const int64_t longest = std::min({limits_.max_batched_tokens, limits_.max_model_len,
-                                    num_kv_blocks_ * static_cast<int64_t>(limits_.block_size)});
-  // The largest takes its memory first.
-  for (int64_t tokens = longest; tokens > kMaxPaddedChunkTokens; tokens /= 2) {
-    RETURN_IF_ERROR(RunNewSequences(1, tokens, 1));
-  }
-  return absl::OkStatus();
-}
-
-// One sequence, as many steps have, or a few.
-absl::Status LlamaStage::WarmUpChunks() {
-  constexpr int64_t kFewSeqs = 16;
-  const int64_t most_tokens = std::min(limits_.max_batched_tokens, kMaxPaddedChunkTokens);
-  const int64_t most_seqs = std::min(limits_.max_num_seqs, kFewSeqs);
-  const auto half = [](int64_t tokens) {
-    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)) / 2);
-  };
-  for (int64_t tokens = most_tokens; tokens >= kMinPaddedChunkTokens; tokens = half(tokens)) {
-    for (int64_t seqs = 1; seqs <= most_seqs && 2 * seqs <= tokens; seqs *= 4) {
-      const int64_t tokens_each = std::min(tokens / seqs, limits_.max_model_len);
-      if (tokens_each < 2) continue;
-      const int64_t blocks_each = (tokens_each + limits_.block_size - 1) / limits_.block_size;
-      if (seqs * blocks_each > num_kv_blocks_) continue;
-      RETURN_IF_ERROR(RunNewSequences(seqs, tokens_each, kTimesToKeep));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LlamaStage::WarmUpDecodes() {
-  const int64_t most_seqs =
-      std::min({limits_.max_num_seqs, limits_.max_batched_tokens, num_kv_blocks_});
-  for (int64_t seqs = 1; seqs <= most_seqs; seqs *= 2) {
-    RETURN_IF_ERROR(RunNewSequences(seqs, 1, kTimesToKeep));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LlamaStage::RunNewSequences(int64_t num_seqs, int64_t tokens_each, int num_times) {
-  StepBatch batch = MakeUniformBatch({.num_seqs = num_seqs,
-                                      .context = tokens_each,
-                                      .new_tokens = tokens_each,
-                                      .block_size = limits_.block_size,
-                                      .vocab_size = config_.vocab_size});
-  if (!is_last()) batch.logits_rows.clear();  // as in the steps to come
-  for (int time = 0; time < num_times; ++time) RETURN_IF_ERROR(Forward(batch));
-  return absl::OkStatus();
-}
-
-// Its rows are not padded: all powers of two, and the most there are.
-void LlamaStage::WarmUpHead() {
-  if (!is_last() || shape_.vocab.size() == 0) return;
-  const auto most = static_cast<uint64_t>(max_device_logits_rows());
-  for (uint64_t rows = std::bit_ceil(most); rows > 0; rows /= 2) {
-    weights_.head->Forward(act_.normed.data(), static_cast<int64_t>(std::min(rows, most)),
-                           act_.logits.as<float>());
-  }
 }
 
 }  // namespace lockstep

@@ -2,8 +2,9 @@
 // vocabulary.
 //
 // A layer is a sentence: norm, qkv, rope + cache write, attention, output projection, norm,
-// gate/up, silu-mul, down. The parallel linear layers own the collectives. Called by the step
-// loop's thread only; Forward allocates nothing.
+// gate/up, silu-mul, down. The parallel linear layers own the collectives. Of the last layer of
+// all, tokens whose logits nobody wants have the keys and values alone. Called by the step loop's
+// thread only; Forward allocates nothing.
 //
 // Numbers: a token's logits depend on its sequence alone, bit for bit, not on the batch, the
 // chunking, the threads or the layout (design of the kernels: kernels/backend.h; of the layouts:
@@ -115,18 +116,19 @@ class LlamaStage {
   absl::Status RunLayers();
   absl::Status BeginResidual();
   absl::Status RunLayer(size_t layer);
-  absl::Status Attention(const LayerWeights& weights, const KvCacheView& cache);
+  void WriteKv(const LayerWeights& weights, const KvCacheView& cache);
+  void Attend(const KvCacheView& cache);
+  absl::Status ProjectAttended(const LayerWeights& weights);
   absl::Status Mlp(const LayerWeights& weights);
+  bool LeavesRowsIn(size_t layer) const;
+  absl::Status LeaveOtherRows();
   absl::Status NormLogitsRows();
   absl::Status GatherLogitsRows();
   absl::Status AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer);
   absl::Status GatherNormed();
   void AddDelta();
-  int64_t num_tokens() const { return batch_.num_tokens(); }
-  // The first of this rank's tokens in an array of all of the step's.
-  float* mine(const DeviceBuffer& rows) const {
-    return rows.as<float>() + tokens_.mine.begin * shape_.hidden;
-  }
+  // The first of this rank's tokens in an array of all.
+  float* mine(float* rows) const { return rows + tokens_.mine.begin * shape_.hidden; }
 
   const ModelConfig config_;
   const StageShape shape_;
@@ -145,11 +147,16 @@ class LlamaStage {
   std::vector<KvCacheView> kv_caches_;  // one per layer of this stage
 
   DeviceBatch batch_;
-  TokenSplit tokens_;  // of the step: act_.residual is right in this rank's rows
   StepBatch padded_;
   Activations act_;
-  bool has_delta_ = false;    // act_.delta waits to be added to act_.residual
-  DeviceBuffer host_logits_;  // of the host: f32 [kMaxLogitsRows, vocab]
+  // Of the step so far: those of its tokens that go on, and where they are.
+  TokenSplit tokens_;
+  bool are_logits_rows_ = false;  // the others have been left
+  float* residual_ = nullptr;     // [num_tokens, hidden], right in this rank's rows
+  float* delta_ = nullptr;        // likewise, what waits to be added to it if has_delta_
+  bool has_delta_ = false;
+  const void* attended_ = nullptr;  // [num_tokens, q_width] of Backend::LinearInput
+  DeviceBuffer host_logits_;        // of the host: f32 [kMaxLogitsRows, vocab]
 };
 
 }  // namespace lockstep

@@ -39,7 +39,7 @@ class Layer {
     backend_.SiluMul(wide_.data(), 40, 48, y_.data(), nullptr);
     backend_.RopeAndWriteKv({wide_.data(), 4, table_.data(), table_.data(), &batch_, &cache_});
     backend_.Attention({wide_.data(), 4, 0.25f, &batch_, &cache_, y_.data()});
-    backend_.GatherRows(x_.data(), ids, 40, 64, y_.data());
+    backend_.GatherRows(x_.data(), ids, 40, 64 * 4, y_.data());
     backend_.Add(x_.data(), y_.data(), 40 * 64);
   }
 

@@ -116,7 +116,7 @@ TEST_P(ElementwiseTest, GatherRowsAndAddEqualTwin) {
     const std::vector<float> src = random.Wild(4 * width);
     const auto run = [&](Backend& backend) {
       Padded out(4 * width), addend(src);
-      backend.GatherRows(in.data(), rows.data(), 4, width, out.data());
+      backend.GatherRows(in.data(), rows.data(), 4, width * 4, out.data());
       backend.Add(out.data(), addend.data(), 4 * width);
       out.ExpectEdgesUntouched();
       return out.values();

@@ -127,14 +127,14 @@ TEST_F(CudaElementwise, GatherRowsAndAddEqualTheirTwins) {
     const std::vector<float> in = random_.Wild(5 * width);
     const std::vector<float> src = random_.Wild(4 * width);
     std::vector<float> want(4 * width);
-    reference_->GatherRows(in.data(), rows.data(), 4, width, want.data());
+    reference_->GatherRows(in.data(), rows.data(), 4, width * 4, want.data());
     reference_->Add(want.data(), src.data(), 4 * width);
     for (const int shift : kShifts) {
       const DeviceArray<float> device_in(in, shift);
       const DeviceArray<float> device_src(src, shift);
       DeviceArray<float> out(4 * width, shift);
-      ASSERT_EQ(cuda::LaunchGatherRows(device_in.data(), device_rows.data(), 4, width, out.data(),
-                                       kStream),
+      ASSERT_EQ(cuda::LaunchGatherRows(device_in.data(), device_rows.data(), 4, width * 4,
+                                       out.data(), kStream),
                 cudaSuccess);
       ASSERT_EQ(cuda::LaunchAdd(out.data(), device_src.data(), 4 * width, kStream), cudaSuccess);
       ASSERT_TRUE(SameBits(out.Read(), want)) << width;

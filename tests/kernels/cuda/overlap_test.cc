@@ -75,7 +75,7 @@ class Layers {
 
   void Issue() {
     // A step's first kernel waits for all that was issued before.
-    EXPECT_EQ(cuda::LaunchGatherRows(embedded_.data(), rows_.data(), num_tokens_, kHidden,
+    EXPECT_EQ(cuda::LaunchGatherRows(embedded_.data(), rows_.data(), num_tokens_, kHidden * 4,
                                      residual_.data(), stream_),
               cudaSuccess);
     for (int layer = 0; layer < kLayers; ++layer) IssueLayer(layer == 0);

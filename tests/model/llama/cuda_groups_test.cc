@@ -68,6 +68,7 @@ class CudaGroupsTest : public ::testing::Test {
     options.make_device_groups = &OverNccl;
     options.stages_lie_apart = stages_lie_apart;
     options.most_undivided_bytes = most_undivided_bytes;
+    options.only_needed_logits = only_needed_logits_;
     options.stage.quantize = quantize_;
     options.stage.weights = WeightsIn(compute);
     options.stage.limits = {
@@ -83,6 +84,7 @@ class CudaGroupsTest : public ::testing::Test {
   std::vector<Request> requests_;
   const Checkpoint* model_ = nullptr;
   Quantization quantize_ = Quantization::kNone;
+  bool only_needed_logits_ = false;
 };
 
 TEST_F(CudaGroupsTest, EveryLayoutComputesTheGoldenNumbers) {
@@ -131,6 +133,18 @@ TEST_F(CudaGroupsTest, DividedTokensChangeNoBitOfDeterministicRuns) {
   EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, true, 0), want));
   EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, false, 16 * kHiddenSize * 4), want))
       << "some of the steps";
+}
+
+TEST_F(CudaGroupsTest, TokensWithoutLogitsAreLeftAndChangeNoBitOfTheOthers) {
+  requests_ = LongAndShort();
+  std::vector<Outcome> want = Run(2, 2, DType::kBF16, true);
+  for (Outcome& outcome : want) {
+    const auto num_needed = static_cast<std::ptrdiff_t>(outcome.greedy.size());
+    outcome.logits.erase(outcome.logits.begin(), outcome.logits.end() - num_needed);
+  }
+  only_needed_logits_ = true;
+  EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true), want));
+  EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, true, 0), want)) << "divided";
 }
 
 // Rows of chunks are; those of decodes are gathered as they are.

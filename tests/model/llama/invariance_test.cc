@@ -147,6 +147,32 @@ TEST_P(InvarianceTest, DividedTokens) {
   }
 }
 
+// Tokens without logits leave the last layer early: with nobody, one or a few left, and divided.
+TEST_P(InvarianceTest, OnlyNeededLogits) {
+  std::vector<Outcome> needed = expected_;
+  for (Outcome& outcome : needed) {
+    const auto num_needed = static_cast<std::ptrdiff_t>(outcome.greedy.size());
+    outcome.logits.erase(outcome.logits.begin(), outcome.logits.end() - num_needed);
+  }
+  for (const auto& [tp, pp] : {std::pair(1, 1), {2, 2}, {4, 1}}) {
+    for (const int64_t chunk : {16, 256}) {
+      for (const bool is_divided : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << "tp " << tp << " pp " << pp << " chunk " << chunk
+                                          << (is_divided ? ", divided" : ""));
+        const auto outcomes = Drive([&](DriveOptions& o) {
+          o.tp = tp;
+          o.pp = pp;
+          o.chunk = chunk;
+          o.staggered = chunk == 16;
+          o.only_needed_logits = true;
+          if (is_divided) o.most_undivided_bytes = 0;
+        });
+        EXPECT_TRUE(SameBits(outcomes, needed));
+      }
+    }
+  }
+}
+
 TEST_P(InvarianceTest, ReferenceBackend) {
   const std::vector<Request> requests = {{RandomTokens(9, 5), 4}};
   const auto reference = [](DriveOptions& o) { o.make_backend = MakeReferenceBackend; };

@@ -84,6 +84,9 @@ class RankDriver {
                        [](const Sequence& sequence) { return sequence.finished(); });
   }
   std::vector<Work> ChooseWork(int64_t step) const;
+  bool WantsLogits(const Sequence& sequence, int64_t position) const {
+    return !options_.only_needed_logits || position + 1 == std::ssize(sequence.tokens);
+  }
   StepBatch MakeBatch(const std::vector<Work>& work) const;
   absl::Status RunStep(const std::vector<Work>& work);
   absl::Status CollectLogits(const std::vector<Work>& work, int64_t num_rows);
@@ -124,10 +127,12 @@ StepBatch RankDriver::MakeBatch(const std::vector<Work>& work) const {
     for (int64_t i = 0; i < item.num_tokens; ++i) {
       const int64_t position = sequence.num_computed + i;
       const int64_t block = sequence.blocks[static_cast<size_t>(position / limits_.block_size)];
+      if (WantsLogits(sequence, position)) {
+        batch.logits_rows.push_back(static_cast<int32_t>(batch.token_ids.size()));
+      }
       batch.token_ids.push_back(sequence.tokens[static_cast<size_t>(position)]);
       batch.positions.push_back(static_cast<int32_t>(position));
       batch.slot_mapping.push_back(block * limits_.block_size + position % limits_.block_size);
-      batch.logits_rows.push_back(static_cast<int32_t>(batch.logits_rows.size()));
     }
     batch.query_starts.push_back(static_cast<int32_t>(batch.positions.size()));
     batch.context_lens.push_back(static_cast<int32_t>(sequence.num_computed + item.num_tokens));
@@ -141,7 +146,7 @@ StepBatch RankDriver::MakeBatch(const std::vector<Work>& work) const {
 absl::Status RankDriver::RunStep(const std::vector<Work>& work) {
   const StepBatch batch = MakeBatch(work);
   RETURN_IF_ERROR(stage_.Forward(batch));
-  if (stage_.is_last()) RETURN_IF_ERROR(CollectLogits(work, batch.num_tokens()));
+  if (stage_.is_last()) RETURN_IF_ERROR(CollectLogits(work, std::ssize(batch.logits_rows)));
   for (const Work& item : work) {
     Sequence& sequence = sequences_[item.sequence];
     sequence.num_computed += item.num_tokens;
@@ -168,9 +173,11 @@ absl::Status RankDriver::CollectLogits(const std::vector<Work>& work, int64_t nu
   }
   auto next = rows.begin();
   for (const Work& item : work) {
-    std::vector<std::vector<float>>& logits = outcomes_[item.sequence].logits;
-    logits.insert(logits.end(), next, next + item.num_tokens);
-    next += item.num_tokens;
+    const Sequence& sequence = sequences_[item.sequence];
+    for (int64_t i = 0; i < item.num_tokens; ++i) {
+      if (!WantsLogits(sequence, sequence.num_computed + i)) continue;
+      outcomes_[item.sequence].logits.push_back(std::move(*next++));
+    }
   }
   return absl::OkStatus();
 }

@@ -23,7 +23,7 @@ struct Request {
 struct Outcome {
   std::vector<int32_t> greedy;  // [num_greedy]
   std::vector<std::vector<float>>
-      logits;  // after each computed token: [prompt + num_greedy - 1][vocab_size]
+      logits;  // after each computed token: [prompt + num_greedy - 1][vocab_size]; or num_greedy
 };
 bool SameBits(const std::vector<Outcome>& a, const std::vector<Outcome>& b);
 
@@ -41,6 +41,7 @@ struct DriveOptions {
   bool staggered =
       false;  // request i joins at step 2 * i, so that prefills and decodes mix; else all at once
   uint32_t block_seed = 1;
+  bool only_needed_logits = false;  // of tokens that choose the next one alone, not of all
 };
 
 // One outcome per request, the same on all ranks of the last stage (checked). The requests run
