@@ -261,8 +261,9 @@ class Backend {
   virtual void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
                        const LinearWeight* consumer) = 0;
 
-  // Rotates q and k in place (GPT-NeoX halves: i pairs with i + head_dim / 2, as Hugging Face
-  // checkpoints have it) and writes k and v to the cache at slot_mapping: first' = fma(first, cos,
+  // Rotates q in place and k, which may be left as it was in qkv (GPT-NeoX halves: i pairs with i +
+  // head_dim / 2, as Hugging Face checkpoints have it), and writes k and v to the cache at
+  // slot_mapping: first' = fma(first, cos,
   // -(second * sin)), second' = fma(second, cos, first * sin). qkv: [num_tokens, (num_heads + 2 *
   // num_kv_heads) * head_dim], q heads then k heads then v heads. cos, sin: f32 [max_positions,
   // head_dim / 2].

@@ -57,7 +57,8 @@ struct MergedSplits {
   }
 };
 
-// How many splits a PartialRow has left partial results of, 0 when there is nothing to merge.
+// How many splits a PartialRow has left partial results of, 0 when there is nothing to merge. Of
+// the batch alone, which was there before the step: it need not wait for earlier kernels.
 __device__ inline int SplitsToMerge(const AttentionParams& p, int64_t row) {
   const int token = p.first_token + static_cast<int>(row / p.num_heads);
   if (token >= p.end_token) return 0;
@@ -79,9 +80,9 @@ __device__ inline float MaxOfSplits(const AttentionParams& p, int64_t row, int s
 template <int kElements>
 __global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByWarpsKernel(AttentionParams p) {
   LetLaterKernelsBegin();
-  WaitForEarlierKernels();
   const int64_t row = int64_t{blockIdx.x} * kMergeWarps + threadIdx.x / kWarpSize;
   const int splits = SplitsToMerge(p, row);
+  WaitForEarlierKernels();
   if (splits == 0) return;
   const float max = MaxOfSplits(p, row, splits);
   MergedSplits<kElements> merged(p, row, splits, 0, max);
@@ -97,9 +98,9 @@ template <int kElements>
 __global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByBlocksKernel(AttentionParams p) {
   __shared__ float of_chain[kMergeChains][kElements + 1][kWarpSize];
   LetLaterKernelsBegin();
-  WaitForEarlierKernels();
   const int64_t row = blockIdx.x;
   const int splits = SplitsToMerge(p, row);
+  WaitForEarlierKernels();
   if (splits == 0) return;
   const int chain = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;

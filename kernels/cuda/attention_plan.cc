@@ -8,6 +8,9 @@ namespace {
 
 constexpr int64_t kFixedSplitTokens = 1024;
 constexpr int64_t kMinSplitTokens = 256;  // below, merging costs as much as it saves
+// Decodes of few sequences leave most multiprocessors idle, and a block takes longer to fetch its
+// part than the merge to begin: from such contexts on, splits may be single tiles.
+constexpr int64_t kFineSplitContext = 512;
 // Decodes' splits are no longer than this: of a batch whose longest context is much longer than the
 // others, all multiprocessors are to share in the longest. Merging costs a percent.
 constexpr int64_t kDecodeSplitTokens = 1024;
@@ -36,7 +39,8 @@ int64_t SplitsToFill(int64_t blocks, int64_t slots, int64_t most) {
 bool AreEnough(int64_t blocks, int64_t slots) { return blocks * 5 >= slots * 4; }
 
 int64_t SplitsOfDecodes(int64_t blocks, int64_t slots, int64_t context) {
-  const int64_t most = AreEnough(blocks, slots) ? 1 : context / kMinSplitTokens;
+  const int64_t shortest = context >= kFineSplitContext ? kAttentionTile : kMinSplitTokens;
+  const int64_t most = AreEnough(blocks, slots) ? 1 : context / shortest;
   return std::max(SplitsToFill(blocks, slots, most), CeilDiv(context, kDecodeSplitTokens));
 }
 

@@ -24,7 +24,7 @@ struct alignas(n * sizeof(T)) Narrowed {
 template <typename T, int n>
 __device__ Narrowed<n, T> Round(const Floats<n>& x) {
   Narrowed<n, T> rounded;
-  Store(rounded.of, x);
+  StoreNear(rounded.of, x);
   return rounded;
 }
 template <int n, typename T>

@@ -56,10 +56,20 @@ absl::StatusOr<cublasLtMatmulDesc_t> Gemm::Describe() {
   return operation;
 }
 
+absl::StatusOr<cublasLtMatmulDesc_t> Gemm::DescribeFp8() {
+  ASSIGN_OR_RETURN(const cublasLtMatmulDesc_t operation, Describe());
+  const int8_t fast = 1;
+  RETURN_IF_ERROR(CublasStatus(cublasLtMatmulDescSetAttribute(
+                                   operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast)),
+                               "describing a product in e4m3"));
+  return operation;
+}
+
 absl::Status Gemm::Start() {
   RETURN_IF_ERROR(CublasStatus(cublasLtCreate(&handle_), "starting cuBLASLt"));
   ASSIGN_OR_RETURN(plain_, Describe());
-  ASSIGN_OR_RETURN(scaled_, Describe());
+  ASSIGN_OR_RETURN(fp8_, DescribeFp8());
+  ASSIGN_OR_RETURN(scaled_, DescribeFp8());
   const int32_t by_vector = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
   for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
     if (scaled_ == nullptr ||
@@ -110,7 +120,7 @@ Gemm::~Gemm() {
     if (memory != nullptr) cudaFree(memory);
   }
   if (preference_ != nullptr) cublasLtMatmulPreferenceDestroy(preference_);
-  for (cublasLtMatmulDesc_t operation : {plain_, scaled_}) {
+  for (cublasLtMatmulDesc_t operation : {plain_, fp8_, scaled_}) {
     if (operation != nullptr) cublasLtMatmulDescDestroy(operation);
   }
   if (handle_ != nullptr) cublasLtDestroy(handle_);
@@ -309,7 +319,7 @@ cublasStatus_t Gemm::TryMultiply(Product& product, const Choice& choice, const C
 cublasLtMatmulDesc_t Gemm::SetUp(Product& product, bool is_scaled, const Call& call) {
   SetColumns(product.x, static_cast<uint64_t>(call.x.num_rows));
   SetColumns(product.y, static_cast<uint64_t>(call.x.num_rows));
-  if (!is_scaled) return plain_;
+  if (!is_scaled) return product.is_fp8 ? fp8_ : plain_;
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const float* const& scales) {
     CublasCheck(cublasLtMatmulDescSetAttribute(scaled_, attribute, &scales, sizeof(scales)),
                 "scales of a product");

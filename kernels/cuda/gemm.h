@@ -2,14 +2,17 @@
 // it for each shape is chosen by measurement once (gemm_choice.cc): for 1, 2, 4 and each multiple
 // of 8 up to 256 rows, and for each doubling above. Other numbers of rows take that of the next of
 // those if cuBLASLt says that they can, else the one that it expects to be best. While an 8b model
-// warms up with powers of two up to 8,192 rows, 880 algorithms of its five shapes run up to six
-// times each: by their bytes and arithmetic a second or two on an H100, which nobody has measured
-// yet.
+// warms up with powers of two up to 8,192 rows, up to 1,900 algorithms of its five shapes run four
+// to six times each: by their bytes and arithmetic two or three seconds on an H100, which nobody
+// has measured yet.
 //
 // W is of the dtype of x, bf16, f16 or f32, or e4m3 with a scale for each of its rows. By e4m3
 // cuBLASLt multiplies x in e4m3, quantized row by row: here, unless whoever wrote x has done so
 // (WantsQuantized). It multiplies by the scales where it can (since CUDA 12.9, on compute
-// capability 9.0), else a kernel of ours does so afterwards. Our own kernels take x as it is.
+// capability 9.0), else a kernel of ours does so afterwards. Sums of e4m3 are "fast" ones, which
+// stay in the tensor cores with some 14 bits instead of going to f32 registers every few steps of
+// k: much less than what rounding to e4m3 costs, and what vLLM and TensorRT-LLM serve with. Our own
+// kernels take x as it is.
 //
 // With `deterministic`, rows are multiplied in tiles of kFixedRows, the last one filled up, by one
 // algorithm without split-K for each weight shape: a row's result then depends on that row alone.
@@ -95,6 +98,7 @@ class Gemm {
   Gemm(const KernelStream& stream, const Options& options);
   absl::Status Start();
   absl::StatusOr<cublasLtMatmulDesc_t> Describe();
+  absl::StatusOr<cublasLtMatmulDesc_t> DescribeFp8();
   void RunFixed(Product& product, const Call& call);
   void MultiplyBest(Product& product, const Call& call);
   void MultiplyAsOthers(Product& product, const Call& call);
@@ -131,7 +135,8 @@ class Gemm {
   const Options options_;
   cublasLtHandle_t handle_ = nullptr;
   cublasLtMatmulDesc_t plain_ = nullptr;
-  cublasLtMatmulDesc_t scaled_ = nullptr;  // by vectors of scales; null where there is no such
+  cublasLtMatmulDesc_t fp8_ = nullptr;     // of e4m3
+  cublasLtMatmulDesc_t scaled_ = nullptr;  // and by vectors of scales; null where there is no such
   cublasLtMatmulPreference_t preference_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;

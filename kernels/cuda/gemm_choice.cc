@@ -11,10 +11,15 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr int kCandidates = 8;     // algorithms that cuBLASLt is asked for
-constexpr int kFewCandidates = 2;  // of those that are measured for sizes between powers of two
-constexpr int kMeasurements = 5;   // of each, but no more once they have taken
+// Algorithms that cuBLASLt is asked for and that are measured: of few rows, which take little time
+// and whose order by the heuristic is least to be relied on, of more, and of sizes between powers
+// of two.
+constexpr int kMostCandidates = 32;
+constexpr int kCandidates = 8;
+constexpr int kFewCandidates = 2;
+constexpr size_t kMeasurements = 5;  // of each, but once they have taken
 constexpr float kMostMilliseconds = 1.0f;
+constexpr size_t kLeastMeasurements = 3;  // no more than these
 constexpr int64_t kMostExactRows = 256;
 
 // Rows that share an algorithm. Decodes are padded to 1, 2, 4 and multiples of 8, of which those
@@ -57,7 +62,8 @@ const Gemm::Choice& Gemm::Learn(Product& product, const Call& call) {
   if (is_new) {
     const Scratch scratch(*this, scratch_bytes_);
     if (!options_.deterministic) LearnSmaller(product, call);
-    shared->second = Choose(product, call, options_.deterministic ? 1 : kCandidates);
+    const int candidates = rows <= kMostExactRows ? kMostCandidates : kCandidates;
+    shared->second = Choose(product, call, options_.deterministic ? 1 : candidates);
     return product.known[rows] = shared->second;
   }
   // Kernels, of e4m3 above all, may be made for multiples of some number of rows.
@@ -138,11 +144,11 @@ std::optional<Gemm::Timed> Gemm::BestOf(Product& product, bool is_scaled, const 
 // In the order in which cuBLASLt expects them to be fast.
 std::vector<cublasLtMatmulAlgo_t> Gemm::FindAlgorithms(Product& product, bool is_scaled,
                                                        const Call& call) {
-  std::array<cublasLtMatmulHeuristicResult_t, kCandidates> results = {};
+  std::array<cublasLtMatmulHeuristicResult_t, kMostCandidates> results = {};
   int num_found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle_, SetUp(product, is_scaled, call), product.w, product.x, product.y, product.y,
-      preference_, kCandidates, results.data(), &num_found);
+      preference_, kMostCandidates, results.data(), &num_found);
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   if (status != CUBLAS_STATUS_SUCCESS) return algorithms;
   for (const auto& result : std::span(results).first(static_cast<size_t>(num_found))) {
@@ -161,18 +167,19 @@ bool Gemm::Takes(Product& product, const Choice& choice, const Call& call) {
 }
 
 // Milliseconds, or nothing where it does not run: the median of a few, after one that loads the
-// code. Before each the cache is emptied: of weights, which a step finds in memory too; and the
-// device is busy with that while the host issues the rest, so that no time of the host's counts.
-// Where kernels overlap there is one before the product, as in a step, in whose time ours fetch
-// weights.
+// code. Before each the cache is emptied: of weights, which a step finds in memory too; by reading,
+// as what is written would still be on its way to memory while the product reads. The device is
+// busy with that while the host issues the rest, so that no time of the host's counts. Where
+// kernels overlap there is one before the product, as in a step, in whose time ours fetch weights.
 std::optional<float> Gemm::Measure(Product& product, const Choice& choice, const Call& call) {
   if (TryMultiply(product, choice, call) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
   std::array<float, kMeasurements> times = {};
   size_t num_times = 0;
-  for (float sum = 0.0f; num_times < times.size() && sum < kMostMilliseconds; ++num_times) {
+  for (float sum = 0.0f;
+       num_times < kLeastMeasurements || (num_times < times.size() && sum < kMostMilliseconds);
+       ++num_times) {
     if (scratch_ != nullptr) {
-      CudaCheck(cudaMemsetAsync(scratch_, 0, static_cast<size_t>(scratch_bytes_), stream_),
-                "emptying the cache");
+      CudaCheck(LaunchRead(scratch_, scratch_bytes_, stream_), "emptying the cache");
     }
     CudaCheck(cudaEventRecord(begin_, stream_), "measuring a product");
     if (stream_.overlaps) CudaCheck(LaunchStandIn(stream_), "measuring a product");

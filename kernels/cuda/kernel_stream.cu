@@ -2,6 +2,8 @@
 
 #include <hopper_instructions.cuh>
 
+#include <algorithm>
+
 #include "kernels/cuda/device.cuh"
 
 namespace lockstep::cuda {
@@ -18,6 +20,15 @@ __global__ void StandInKernel() {
   LetLaterKernelsBegin();
   const int64_t begin = ClockCycles();
   while (ClockCycles() - begin < kCycles) {
+  }
+}
+
+// Nothing is made of what is read: volatile loads are done all the same.
+__global__ void ReadKernel(const void* memory, int64_t count) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+#pragma unroll 4
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
+    ReadVector(static_cast<const uint4*>(memory) + i);
   }
 }
 
@@ -56,6 +67,16 @@ cudaError_t CountTwo(int* value, const KernelStream& stream, int* count) {
 
 cudaError_t LaunchStandIn(const KernelStream& stream) {
   return Launch(StandInKernel, 1, kWarpSize, 0, stream);
+}
+
+cudaError_t LaunchRead(const void* memory, int64_t bytes, const KernelStream& stream) {
+  constexpr int64_t kMostBlocks = 1024;
+  constexpr int kThreads = 256;
+  constexpr int64_t kReadsOfThread = 16;
+  const int64_t count = bytes / static_cast<int64_t>(sizeof(uint4));
+  const int64_t blocks = std::min(CeilDiv(count, kThreads * kReadsOfThread), kMostBlocks);
+  if (blocks == 0) return cudaSuccess;
+  return Launch(ReadKernel, static_cast<unsigned>(blocks), kThreads, 0, stream, memory, count);
 }
 
 bool KernelsCanOverlap(cudaStream_t stream) {

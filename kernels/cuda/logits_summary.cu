@@ -51,7 +51,7 @@ class Segment {
       Floats<n> x = Load<n>(row + begin_ + i);
 #pragma unroll
       for (int e = 0; e < n; ++e) x.of[e] = Bounded(x.of[e]);
-      Store(logits_ + i, x);
+      StoreNear(logits_ + i, x);
     }
     __syncthreads();
   }

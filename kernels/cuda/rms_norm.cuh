@@ -15,6 +15,10 @@ inline KernelStream NormStream(const KernelStream& stream, const Backend::RmsNor
 // Vectors of a row that a thread keeps; what a longer row has beyond them is read again (from the
 // second-level cache, where the thread itself has just written it).
 constexpr int kRmsNormKept = 4;
+// Of those, whose residual and delta are read at once: as many as most rows have (RowThreads), and
+// as there are registers for.
+constexpr int kRmsNormAtOnce = 2;
+static_assert(kRmsNormKept % kRmsNormAtOnce == 0);
 
 // One row in the hands of one thread: its vectors threadIdx.x, + blockDim.x, ...
 template <int n>
@@ -38,11 +42,7 @@ class RmsNormRow {
   __device__ float AddAndSquare() {
     float sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kRmsNormKept; ++j) {  // all reads are under way before the first is needed
-      if (Column(j) >= hidden_) continue;
-      kept_[j] = Load<n>(residual_ + Column(j));
-      if (delta_ != nullptr) Accumulate(kept_[j], Load<n>(delta_ + Column(j)));
-    }
+    for (int j = 0; j < kRmsNormKept; j += kRmsNormAtOnce) ReadKept(j);
 #pragma unroll
     for (int j = 0; j < kRmsNormKept; ++j) {
       if (Column(j) < hidden_) sum = Square(kept_[j], Column(j), sum);
@@ -79,6 +79,25 @@ class RmsNormRow {
   }
 
  private:
+  // All reads are under way before the first is needed, which takes loops of nothing but reads:
+  // with additions among them the compiler makes branches of the bounds, and waits in each.
+  __device__ void ReadKept(int first) {
+    Floats<n> deltas[kRmsNormAtOnce];
+#pragma unroll
+    for (int j = 0; j < kRmsNormAtOnce; ++j) {
+      if (Column(first + j) < hidden_) kept_[first + j] = Load<n>(residual_ + Column(first + j));
+    }
+    if (delta_ == nullptr) return;
+#pragma unroll
+    for (int j = 0; j < kRmsNormAtOnce; ++j) {
+      if (Column(first + j) < hidden_) deltas[j] = Load<n>(delta_ + Column(first + j));
+    }
+#pragma unroll
+    for (int j = 0; j < kRmsNormAtOnce; ++j) {
+      if (Column(first + j) < hidden_) Accumulate(kept_[first + j], deltas[j]);
+    }
+  }
+
   __device__ int64_t Column(int64_t j) const { return (j * blockDim.x + threadIdx.x) * n; }
 
   __device__ static void Accumulate(Floats<n>& x, const Floats<n>& delta) {

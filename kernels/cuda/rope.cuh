@@ -1,5 +1,5 @@
 // Rotary position embedding of q and k and, in the same pass, the write of k and v to the paged
-// cache: every element of qkv is touched once.
+// cache: every element of qkv is read once, and q's are written back. Nobody reads k there again.
 #pragma once
 
 #include "kernels/backend.h"
@@ -31,13 +31,13 @@ __device__ inline void Rotate(Floats<n>& first, Floats<n>& second, const Floats<
 }
 
 // A block for a token (x) and some of its pairs of vectors (y): elements i.. and half + i.. of one
-// head, be it of q (rotated), of k (rotated and cached) or of v (cached).
+// head, be it of q (rotated), of k (rotated and cached) or of v (cached). What the step's kernels
+// do not write, angles above all, is read while the product before still runs.
 template <int n, typename T>
 __global__ void __launch_bounds__(kRopeThreads)
     RopeAndWriteKvKernel(float* qkv, int num_heads, const float* cos, const float* sin,
                          const int32_t* positions, const int64_t* slots, KvCacheView cache) {
   LetLaterKernelsBegin();
-  WaitForEarlierKernels();
   const int64_t token = blockIdx.x;
   const int half = cache.head_dim / 2;
   const int vectors = half / n;  // of half a head
@@ -45,21 +45,30 @@ __global__ void __launch_bounds__(kRopeThreads)
   const int head = pair / vectors;
   const int i = (pair - head * vectors) * n;
   const int num_rotated = num_heads + cache.num_kv_heads;
-  if (head >= num_rotated + cache.num_kv_heads) return;
+  const bool is_head = head < num_rotated + cache.num_kv_heads;
+  const bool is_rotated = head < num_rotated;
+  const int64_t slot = slots[token];
+  Floats<n> cosines = {};
+  Floats<n> sines = {};
+  if (is_rotated) {
+    const int64_t angle = int64_t{positions[token]} * half + i;
+    cosines = Load<n>(cos + angle);
+    sines = Load<n>(sin + angle);
+  }
+  WaitForEarlierKernels();
+  if (!is_head || (head >= num_heads && slot < 0)) return;
 
   float* x = qkv + (token * (num_rotated + cache.num_kv_heads) + head) * cache.head_dim + i;
   Floats<n> first = Load<n>(x);
   Floats<n> second = Load<n>(x + half);
-  if (head < num_rotated) {
-    const int64_t angle = int64_t{positions[token]} * half + i;
-    Rotate(first, second, Load<n>(cos + angle), Load<n>(sin + angle));
+  if (is_rotated) Rotate(first, second, cosines, sines);
+  if (head < num_heads) {
     Store(x, first);
     Store(x + half, second);
+    return;
   }
-  const int64_t slot = slots[token];
-  if (head < num_heads || slot < 0) return;
-  T* row = head < num_rotated ? CachedRow<T>(cache.k, cache, slot, head - num_heads)
-                              : CachedRow<T>(cache.v, cache, slot, head - num_rotated);
+  T* row = is_rotated ? CachedRow<T>(cache.k, cache, slot, head - num_heads)
+                      : CachedRow<T>(cache.v, cache, slot, head - num_rotated);
   Store(row + i, first);
   Store(row + half + i, second);
 }

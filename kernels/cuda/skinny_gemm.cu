@@ -164,6 +164,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   static_assert(kSums * sizeof(float) <= Product::kStages * sizeof(typename Product::Stage));
   const int warp = threadIdx.x / kWarpSize;
   const int64_t first = int64_t{blockIdx.x} * Product::kOutputs;
+  // The scale of the only output whose sums this thread will add; weights are nobody's result.
+  static_assert(kWarps * kWarpSize % Product::kOutputs == 0);
+  const int64_t own_output = first + threadIdx.x % Product::kOutputs;
+  float scale = 1.0f;
+  if constexpr (kFp8) scale = own_output < p.out_features ? p.scales[own_output] : 0.0f;
   Product product(p, first, DynamicShared<typename Product::Stage>() + warp * Product::kStages);
   product.Add(warp * Product::kStep, kWarps * Product::kStep);
   __syncthreads();
@@ -178,7 +183,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += sums[w * kSums + output * Product::kRows + row];
-    if constexpr (kFp8) sum *= p.scales[first + output];
+    if constexpr (kFp8) sum *= scale;
     p.y[row * p.out_features + first + output] = sum;
   }
 }

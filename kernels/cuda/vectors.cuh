@@ -43,10 +43,20 @@ __device__ inline Floats<n> Load(const T* from) {
   }
 }
 
+__device__ inline float4 Whole(const Floats<kVectorElements>& x) {
+  return make_float4(x.of[0], x.of[1], x.of[2], x.of[3]);
+}
+// As BF16 or F16.
+template <typename T>
+__device__ inline uint2 Whole(const Floats<kVectorElements>& x) {
+  return make_uint2(Pack<T>(x.of[0], x.of[1]), Pack<T>(x.of[2], x.of[3]));
+}
+
+// To global memory.
 template <int n>
 __device__ inline void Store(float* to, const Floats<n>& x) {
   if constexpr (n == kVectorElements) {
-    *reinterpret_cast<float4*>(to) = make_float4(x.of[0], x.of[1], x.of[2], x.of[3]);
+    StoreVector(to, Whole(x));
   } else {
     *to = x.of[0];
   }
@@ -54,8 +64,24 @@ __device__ inline void Store(float* to, const Floats<n>& x) {
 template <int n, typename T>
 __device__ inline void Store(T* to, const Floats<n>& x) {
   if constexpr (n == kVectorElements) {
-    *reinterpret_cast<uint2*>(to) =
-        make_uint2(Pack<T>(x.of[0], x.of[1]), Pack<T>(x.of[2], x.of[3]));
+    StoreVector(to, Whole<T>(x));
+  } else {
+    *to = Narrow<T>(x.of[0]);
+  }
+}
+// To shared memory, or to a variable.
+template <int n>
+__device__ inline void StoreNear(float* to, const Floats<n>& x) {
+  if constexpr (n == kVectorElements) {
+    *reinterpret_cast<float4*>(to) = Whole(x);
+  } else {
+    *to = x.of[0];
+  }
+}
+template <int n, typename T>
+__device__ inline void StoreNear(T* to, const Floats<n>& x) {
+  if constexpr (n == kVectorElements) {
+    *reinterpret_cast<uint2*>(to) = Whole<T>(x);
   } else {
     *to = Narrow<T>(x.of[0]);
   }

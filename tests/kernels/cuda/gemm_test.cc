@@ -150,7 +150,7 @@ class FewRowsTest : public ::testing::TestWithParam<bool> {
 
   void SetUp() override {
     // Measured against this any of our kernels is faster.
-    cuda_emulation::SetDevice({.product_seconds = 0.05});
+    cuda_emulation::SetDevice({.product_seconds = 0.02});
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
     Random random(1);
     const std::vector<BF16> w = Narrowed<BF16>(random.Normals(kOut * kIn));
@@ -228,6 +228,17 @@ TEST_P(FewRowsTest, OurKernelMultipliesWhereItIsFaster) {
   const int64_t quantizing = GetParam() ? 1 : 0;
   EXPECT_EQ(NumKernels(kMost), quantizing);
   EXPECT_LT(Error(kMost), GetParam() ? 1.0 : 1e-4);
+}
+
+// cuBLASLt's, which refuses it for what is not e4m3.
+TEST_P(FewRowsTest, SumsOfE4m3AreFast) {
+  for (const bool has_scale_vectors : {false, true}) {
+    cuda_emulation::SetDevice({.has_fp8_scale_vectors = has_scale_vectors});
+    Start(/*deterministic=*/false);
+    const int64_t before = cuda_emulation::NumFastProducts();
+    Run(kMost);
+    EXPECT_EQ(cuda_emulation::NumFastProducts() > before, GetParam());
+  }
 }
 
 TEST_P(FewRowsTest, ItIsRecorded) {

@@ -60,6 +60,14 @@ void LoadMatrix4(uint32_t (&r)[4], const void* row,
 void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row,
                            const std::source_location& site = std::source_location::current());
 
+void StoreVector(float* to, const float4& x,
+                 const std::source_location& site = std::source_location::current());
+void StoreVector(void* to, const uint2& x,
+                 const std::source_location& site = std::source_location::current());
+
+void ReadVector(const uint4* from,
+                const std::source_location& site = std::source_location::current());
+
 // What lies at `shared` is 0xff from the call on until CopyAsyncWait has seen the copy arrive.
 void CopyAsync16(void* shared, const void* global, bool valid,
                  const std::source_location& site = std::source_location::current());

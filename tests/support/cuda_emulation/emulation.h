@@ -44,7 +44,7 @@ struct Device {
   bool prefers_whole_tiles = false;
   double product_seconds = 0;    // that each of cuBLASLt's products takes at least
   int64_t graph_bytes = 0;       // device memory that an instantiated graph takes
-  int l2_bytes = 1 << 20;        // small, as who wants it emptied writes more than that
+  int l2_bytes = 1 << 16;        // small, as who wants it emptied reads more than that
   bool reach_each_other = true;  // peer access
   bool has_ipc = true;           // memory of one process in another
   // Does the driver encode them? Without, backends do not try wgmma when they start, which takes
@@ -63,6 +63,7 @@ void SetPatience(double seconds);
 int64_t AllocatedBytes();        // device memory of all devices
 int64_t NumKernelsRun();         // since the process began
 int64_t NumKernelsBegunEarly();  // of them, while those before them were still to run
+int64_t NumFastProducts();       // of cuBLASLt's, with fast accumulation of e4m3
 int64_t NumWorkInStreams();      // issued and not done yet
 
 }  // namespace lockstep::cuda_emulation

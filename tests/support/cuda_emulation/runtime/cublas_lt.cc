@@ -144,13 +144,16 @@ cublasStatus_t Describe(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
        (product->a.type != CUDA_R_8F_E4M3 || !TheEngine().device.has_fp8_scale_vectors))) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
+  product->is_fast = attributes.As<int8_t>(CUBLASLT_MATMUL_DESC_FAST_ACCUM) != 0;
+  if (product->is_fast && product->a.type != CUDA_R_8F_E4M3) return CUBLAS_STATUS_NOT_SUPPORTED;
   return fits ? CheckTypes(*product) : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 uint32_t PackTypes(const Product& product) {
   return static_cast<uint32_t>(product.a.type) | static_cast<uint32_t>(product.d.type) << 8 |
          static_cast<uint32_t>(product.a.transposed) << 16 |
-         static_cast<uint32_t>(product.b.transposed) << 17;
+         static_cast<uint32_t>(product.b.transposed) << 17 |
+         static_cast<uint32_t>(product.is_fast) << 18;
 }
 
 size_t WorkspaceBytes(const Product& product, int num_splits) {
@@ -250,6 +253,7 @@ cublasStatus_t IssueProduct(const Product& product, cudaStream_t handle) {
       std::this_thread::sleep_for(at_least);
       Compute(product);
     };
+    if (product.is_fast) ++TheEngine().num_fast_products;
     return TheEngine().Issue(*stream, "a product", Once(multiply, Work::Kind::kKernel));
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

@@ -245,6 +245,31 @@ void CopyAsync16(void* shared, const void* global, bool valid, const Site& site)
   TheBlockRunner().IssueCopy(shared, global, valid);
 }
 
+namespace {
+
+void CheckVector(const void* at, uintptr_t bytes, const Site& site) {
+  if (reinterpret_cast<uintptr_t>(at) % bytes != 0) {
+    FailThread("a vector that is not aligned to itself", site);
+  }
+  if (!cuda_emulation::TheDeviceMemory().Holds(at, static_cast<int64_t>(bytes))) {
+    FailThread("a vector that is not in the device's memory", site);
+  }
+}
+
+}  // namespace
+
+void StoreVector(float* to, const float4& x, const Site& site) {
+  CheckVector(to, sizeof(x), site);
+  std::memcpy(to, &x, sizeof(x));
+}
+
+void StoreVector(void* to, const uint2& x, const Site& site) {
+  CheckVector(to, sizeof(x), site);
+  std::memcpy(to, &x, sizeof(x));
+}
+
+void ReadVector(const uint4* from, const Site& site) { CheckVector(from, sizeof(*from), site); }
+
 void CopyAsyncCommit() { TheBlockRunner().CommitCopies(); }
 
 void emulated::CopyAsyncWait(int newest) { TheBlockRunner().AwaitCopies(newest); }

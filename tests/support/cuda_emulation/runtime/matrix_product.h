@@ -43,6 +43,7 @@ struct Product {
   const float* a_scale = nullptr;  // null: 1
   const float* b_scale = nullptr;
   bool scales_are_vectors = false;  // by row of op(A), by column of op(B)
+  bool is_fast = false;             // of e4m3: accumulated in fewer bits (here in as many)
   Summation summation;
   float* workspace = nullptr;  // num_splits x rows x columns of D when there are several splits
 
