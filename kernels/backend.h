@@ -255,10 +255,18 @@ class Backend {
   // every output; a group of weights likewise in its output.
   virtual void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) = 0;
 
-  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width],
-  // out: [num_tokens, width]. silu(x) = x / (1 + Exp(0 - x)), Exp being the one of
-  // kernels/cpu/exp.h. consumer: as RmsNormArgs has it.
-  virtual void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+  // The same for SiluMul, which alone reads gate_up, by a call of as many tokens. How the product
+  // lies there is the backend's own matter (it may round it); there is room for [num_tokens,
+  // out_features] of f32, in which the CPU bodies have it.
+  virtual void LinearToSilu(const LinearWeight& weight, const void* x, int64_t num_tokens,
+                            void* gate_up) {
+    Linear(weight, x, num_tokens, static_cast<float*>(gate_up));
+  }
+
+  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width] as
+  // LinearToSilu leaves it, out: [num_tokens, width]. silu(x) = x / (1 + Exp(0 - x)), Exp being the
+  // one of kernels/cpu/exp.h. consumer: as RmsNormArgs has it.
+  virtual void SiluMul(const void* gate_up, int64_t num_tokens, int64_t width, void* out,
                        const LinearWeight* consumer) = 0;
 
   // Rotates q in place and k, which may be left as it was in qkv (GPT-NeoX halves: i pairs with i +

@@ -53,6 +53,10 @@ void ColumnParallelLinear::Forward(const void* x, int64_t num_tokens, float* y) 
   backend_->Linear(*weight_, x, num_tokens, y);
 }
 
+void ColumnParallelLinear::ForwardToSilu(const void* x, int64_t num_tokens, void* gate_up) const {
+  backend_->LinearToSilu(*weight_, x, num_tokens, gate_up);
+}
+
 absl::StatusOr<RowParallelLinear> RowParallelLinear::Create(Backend& backend, Communicator& group,
                                                             const LinearShape& shape) {
   RowParallelLinear linear;

@@ -6,8 +6,8 @@
 // Numbers are the same for every tensor parallel size of equal K-slice counts
 // (parallel/partition.h). Forward is called by the step loop's thread and allocates nothing; Fill
 // by loader threads, over disjoint rows, before the first Forward. backend and group must outlive
-// the layers. Pointers are device pointers; activations dense, outputs f32,
-// the inputs of products of Backend::LinearInput().
+// the layers. Pointers are device pointers; activations dense, outputs f32
+// unless said otherwise, the inputs of products of Backend::LinearInput().
 #pragma once
 
 #include <memory>
@@ -31,6 +31,8 @@ class ColumnParallelLinear {
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features].
   void Forward(const void* x, int64_t num_tokens, float* y) const;
+  // As Backend::LinearToSilu has it.
+  void ForwardToSilu(const void* x, int64_t num_tokens, void* gate_up) const;
   const LinearWeight* weight() const { return weight_.get(); }  // that multiplies x
   int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
 

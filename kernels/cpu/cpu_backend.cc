@@ -118,8 +118,9 @@ void CpuBackend::Linear(const LinearWeight& weight, const void* input, int64_t n
   }
 }
 
-void CpuBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* gated,
+void CpuBackend::SiluMul(const void* product, int64_t num_tokens, int64_t width, void* gated,
                          const LinearWeight*) {
+  const float* gate_up = static_cast<const float*>(product);
   float* out = static_cast<float*>(gated);
   // Elements, not rows, are shared out: a decode step has few rows and wide ones.
   ForRanges(num_tokens * width, kGrain, [&](int64_t begin, int64_t end) {

@@ -42,7 +42,7 @@ class CpuBackend : public Backend {
   void Embed(const EmbedArgs& args) override;
   void AddRmsNorm(const RmsNormArgs& args) override;
   void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) override;
-  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+  void SiluMul(const void* gate_up, int64_t num_tokens, int64_t width, void* out,
                const LinearWeight* consumer) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;

@@ -286,8 +286,9 @@ class ReferenceBackend final : public Backend {
     });
   }
 
-  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* gated,
+  void SiluMul(const void* product, int64_t num_tokens, int64_t width, void* gated,
                const LinearWeight*) override {
+    const float* gate_up = static_cast<const float*>(product);
     float* out = static_cast<float*>(gated);
     for (int64_t t = 0; t < num_tokens; ++t) {
       for (int64_t i = 0; i < width; ++i) {

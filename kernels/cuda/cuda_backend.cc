@@ -213,19 +213,37 @@ std::array<Backend::RowArray, 2> CudaBackend::RowsToGather(void* out, int64_t hi
 }
 
 void CudaBackend::Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) {
-  if (weights_are_new_.exchange(false)) Synchronize();  // weights are read before all else
-  gemm_->Run(WeightOf(weight), TakeRows(weight, x, num_tokens), y);
+  Multiply(weight, x, num_tokens, y, DType::kF32);
 }
 
-void CudaBackend::SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+void CudaBackend::Multiply(const LinearWeight& weight, const void* x, int64_t num_tokens, void* y,
+                           DType y_dtype) {
+  if (weights_are_new_.exchange(false)) Synchronize();  // weights are read before all else
+  gemm_->Run(WeightOf(weight), TakeRows(weight, x, num_tokens), y, y_dtype);
+}
+
+// Of chunks it is the largest of a layer's numbers that go through memory, twice: in bf16 half of
+// them, 4 % of a prefill of an 8b by their bytes. Of the rows of decodes, which our own
+// kernels may multiply, it is not worth a rounding; f16 could overflow.
+DType CudaBackend::GateUpDType(int64_t num_tokens) const {
+  const bool is_rounded =
+      options_.compute == DType::kBF16 && !options_.deterministic && num_tokens > kSkinnyMaxRows;
+  return is_rounded ? DType::kBF16 : DType::kF32;
+}
+
+void CudaBackend::LinearToSilu(const LinearWeight& weight, const void* x, int64_t num_tokens,
+                               void* gate_up) {
+  Multiply(weight, x, num_tokens, gate_up, GateUpDType(num_tokens));
+}
+
+void CudaBackend::SiluMul(const void* gate_up, int64_t num_tokens, int64_t width, void* out,
                           const LinearWeight* consumer) {
+  const GateUp rows = {gate_up, GateUpDType(num_tokens), num_tokens, width};
   if (!BeginRows(out, num_tokens, width, consumer)) {
-    return CudaCheck(LaunchSiluMul(gate_up, num_tokens, width, out, options_.compute, stream_),
-                     "SiLU");
+    return CudaCheck(LaunchSiluMul(rows, out, options_.compute, stream_), "SiLU");
   }
-  const E4m3Rows rows = E4m3RowsIn(out, num_tokens, width);
-  CudaCheck(LaunchSiluMulFp8(gate_up, num_tokens, width, options_.compute, rows, stream_),
-            "SiLU in e4m3");
+  const E4m3Rows quantized = E4m3RowsIn(out, num_tokens, width);
+  CudaCheck(LaunchSiluMulFp8(rows, options_.compute, quantized, stream_), "SiLU in e4m3");
 }
 
 void CudaBackend::RopeAndWriteKv(const RopeArgs& args) {

@@ -33,6 +33,8 @@ class CudaBackend final : public Backend {
   std::string Description() const override;
   DType LinearInput() const override { return options_.compute; }
   bool HoldsFp8(int64_t out_features, int64_t in_features) const override;
+  // Of what LinearToSilu leaves.
+  DType GateUpDType(int64_t num_tokens) const;
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
   void CopyToDevice(void* device, const void* host, int64_t bytes) override;
@@ -50,7 +52,9 @@ class CudaBackend final : public Backend {
   void AddRmsNorm(const RmsNormArgs& args) override;
   std::array<RowArray, 2> RowsToGather(void* out, int64_t hidden) const override;
   void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) override;
-  void SiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
+  void LinearToSilu(const LinearWeight& weight, const void* x, int64_t num_tokens,
+                    void* gate_up) override;
+  void SiluMul(const void* gate_up, int64_t num_tokens, int64_t width, void* out,
                const LinearWeight* consumer) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
@@ -90,6 +94,8 @@ class CudaBackend final : public Backend {
                  const Issue& issue);
   void FillValues(const LinearWeight& weight, int64_t first_row, const HostRows& rows);
   AttentionWorkspace Workspace() const;
+  void Multiply(const LinearWeight& weight, const void* x, int64_t num_tokens, void* y,
+                DType y_dtype);
 
   // The rows last quantized for a product, which their bytes do not tell from others.
   struct QuantizedRows {

@@ -3,7 +3,8 @@
 // and the limit is the bandwidth (or, for the few rows of a decode, the latency of a launch).
 //
 // Bytes to an element, f32 activations and 16-bit products' inputs: Embed 2 + 4; AddRmsNorm 8 read
-// (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q) and 4 + 2 (k, v);
+// (residual, delta), 6 written; SiluMul 8 read (4 of chunks), 2
+// written; RopeAndWriteKv 8 (q) and 4 + 2 (k, v);
 // GatherRows twice its own; Add 12. AddRmsNorm and SiluMul for products in e4m3, which write 1
 // instead of 2, are in fused_fp8.cu.
 #include "kernels/cuda/kernels.h"
@@ -39,13 +40,12 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(Backend::EmbedArgs args)
   }
 }
 
-template <int n, typename T>
-__global__ void __launch_bounds__(kThreads)
-    SiluMulKernel(const float* gate_up, int64_t width, T* out) {
+template <int n, typename G, typename T>
+__global__ void __launch_bounds__(kThreads) SiluMulKernel(const G* gate_up, int64_t width, T* out) {
   LetLaterKernelsBegin();
   WaitForEarlierKernels();
   const int64_t token = blockIdx.x;
-  const float* gates = gate_up + token * 2 * width;
+  const G* gates = gate_up + token * 2 * width;
   for (int64_t i = FirstColumn(n); i < width; i += ColumnStride(n)) {
     Store(out + token * width + i, Gated(Load<n>(gates + i), Load<n>(gates + width + i)));
   }
@@ -98,14 +98,19 @@ cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
   });
 }
 
-cudaError_t LaunchSiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
-                          DType out_dtype, const KernelStream& stream) {
-  if (num_tokens == 0) return cudaSuccess;
-  return WithVectors(Vectorises(width, {gate_up, out}), [&](auto n) {
-    return WithType(out_dtype, [&](auto element) {
-      using T = decltype(element);
-      return LaunchOverlapping(SiluMulKernel<n, T>, RowsGrid(num_tokens, width / n), kThreads, 0,
-                               stream, gate_up, width, static_cast<T*>(out));
+cudaError_t LaunchSiluMul(const GateUp& gate_up, void* out, DType out_dtype,
+                          const KernelStream& stream) {
+  const int64_t width = gate_up.width;
+  if (gate_up.num_tokens == 0) return cudaSuccess;
+  return WithVectors(Vectorises(width, {gate_up.data, out}), [&](auto n) {
+    return WithProductType(gate_up.dtype, [&](auto gate) {
+      return WithType(out_dtype, [&](auto element) {
+        using G = decltype(gate);
+        using T = decltype(element);
+        return LaunchOverlapping(SiluMulKernel<n, G, T>, RowsGrid(gate_up.num_tokens, width / n),
+                                 kThreads, 0, stream, static_cast<const G*>(gate_up.data), width,
+                                 static_cast<T*>(out));
+      });
     });
   });
 }

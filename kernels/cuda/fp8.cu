@@ -46,12 +46,16 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
-__global__ void ScaleRowsAndColumns(float* y, int64_t count, int64_t num_columns,
+template <typename T>
+__global__ void ScaleRowsAndColumns(T* y, int64_t count, int64_t num_columns,
                                     const float* row_scales, const float* column_scales) {
   LetLaterKernelsBegin();
   WaitForEarlierKernels();
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < count) y[i] *= row_scales[i / num_columns] * column_scales[i % num_columns];
+  if (i >= count) return;
+  Floats<1> x = Load<1>(y + i);
+  x.of[0] *= row_scales[i / num_columns] * column_scales[i % num_columns];
+  Store(y + i, x);
 }
 
 }  // namespace
@@ -70,14 +74,17 @@ cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, in
   });
 }
 
-cudaError_t LaunchScaleRowsAndColumns(float* y, int64_t num_rows, int64_t num_columns,
-                                      const float* row_scales, const float* column_scales,
-                                      const KernelStream& stream) {
-  const int64_t count = num_rows * num_columns;
+cudaError_t LaunchScaleRowsAndColumns(const ProductRows& y, const float* row_scales,
+                                      const float* column_scales, const KernelStream& stream) {
+  const int64_t count = y.num_rows * y.num_columns;
   if (count == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(count, kThreads)));
-  return LaunchOverlapping(ScaleRowsAndColumns, grid, dim3(kThreads), 0, stream, y, count,
-                           num_columns, row_scales, column_scales);
+  return WithProductType(y.dtype, [&](auto element) {
+    using T = decltype(element);
+    return LaunchOverlapping(ScaleRowsAndColumns<T>, grid, dim3(kThreads), 0, stream,
+                             static_cast<T*>(y.data), count, y.num_columns, row_scales,
+                             column_scales);
+  });
 }
 
 }  // namespace lockstep::cuda

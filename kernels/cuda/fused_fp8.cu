@@ -3,8 +3,8 @@
 // the separate kernels: numbers are rounded as those store them before anything else is done to
 // them.
 //
-// Memory-bound. Bytes to a number: AddRmsNorm 8 read (residual, delta), 5 written; SiluMul 8 read,
-// 1 written.
+// Memory-bound. Bytes to a number: AddRmsNorm 8 read (residual, delta), 5 written; SiluMul 8 read
+// (4 of chunks), 1 written.
 #include <algorithm>
 
 #include "kernels/cuda/e4m3_row.cuh"
@@ -56,13 +56,13 @@ __global__ void __launch_bounds__(1024, 1)
 // 1024 threads, and nobody would read while that one quantizes.
 constexpr int kGatedKeptBytes = 56 << 10;
 
-template <int n, typename T>
+template <int n, typename G, typename T>
 __global__ void __launch_bounds__(1024, 2)
-    SiluMulE4m3Kernel(const float* gate_up, int64_t width, int num_kept, E4m3Rows out) {
+    SiluMulE4m3Kernel(const G* gate_up, int64_t width, int num_kept, E4m3Rows out) {
   LetLaterKernelsBegin();
   WaitForEarlierKernels();
-  const float* const gates = gate_up + int64_t{blockIdx.x} * 2 * width;
-  const float* const ups = gates + width;
+  const G* const gates = gate_up + int64_t{blockIdx.x} * 2 * width;
+  const G* const ups = gates + width;
   const auto num_vectors = static_cast<int>(width / n);
   const auto gated = [&](int i) {
     return Round<T>(Gated(Load<n>(gates + int64_t{i} * n), Load<n>(ups + int64_t{i} * n)));
@@ -82,18 +82,19 @@ __global__ void __launch_bounds__(1024, 2)
   }
 }
 
-template <int n, typename T>
-cudaError_t LaunchGatedRows(const float* gate_up, int64_t num_tokens, int64_t width,
-                            const E4m3Rows& out, const KernelStream& stream) {
-  const auto kernel = SiluMulE4m3Kernel<n, T>;
+template <int n, typename G, typename T>
+cudaError_t LaunchGatedRows(const GateUp& gate_up, const E4m3Rows& out,
+                            const KernelStream& stream) {
+  const auto kernel = SiluMulE4m3Kernel<n, G, T>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGatedKeptBytes);
   if (error != cudaSuccess) return error;
   constexpr int64_t kVectorBytes = sizeof(Narrowed<n, T>);
-  const int64_t num_kept = std::min(width / n, kGatedKeptBytes / kVectorBytes);
-  return LaunchOverlapping(kernel, static_cast<unsigned>(num_tokens), RowThreads(width / n),
-                           static_cast<size_t>(num_kept * kVectorBytes), stream, gate_up, width,
-                           static_cast<int>(num_kept), out);
+  const int64_t num_kept = std::min(gate_up.width / n, kGatedKeptBytes / kVectorBytes);
+  return LaunchOverlapping(
+      kernel, static_cast<unsigned>(gate_up.num_tokens), RowThreads(gate_up.width / n),
+      static_cast<size_t>(num_kept * kVectorBytes), stream, static_cast<const G*>(gate_up.data),
+      gate_up.width, static_cast<int>(num_kept), out);
 }
 
 }  // namespace
@@ -113,12 +114,14 @@ cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_
   });
 }
 
-cudaError_t LaunchSiluMulFp8(const float* gate_up, int64_t num_tokens, int64_t width,
-                             DType rounded_to, const E4m3Rows& out, const KernelStream& stream) {
-  if (num_tokens == 0) return cudaSuccess;
-  return WithVectors(Vectorises(width, {gate_up, out.q}), [&](auto n) {
-    return WithType(rounded_to, [&](auto element) {
-      return LaunchGatedRows<n, decltype(element)>(gate_up, num_tokens, width, out, stream);
+cudaError_t LaunchSiluMulFp8(const GateUp& gate_up, DType rounded_to, const E4m3Rows& out,
+                             const KernelStream& stream) {
+  if (gate_up.num_tokens == 0) return cudaSuccess;
+  return WithVectors(Vectorises(gate_up.width, {gate_up.data, out.q}), [&](auto n) {
+    return WithProductType(gate_up.dtype, [&](auto gate) {
+      return WithType(rounded_to, [&](auto element) {
+        return LaunchGatedRows<n, decltype(gate), decltype(element)>(gate_up, out, stream);
+      });
     });
   });
 }

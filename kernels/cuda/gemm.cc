@@ -144,24 +144,34 @@ absl::Status Grow(int64_t bytes, int64_t& held, void** memory, cudaStream_t stre
 
 }  // namespace
 
-absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp8) {
-  std::unique_ptr<Product>& product = products_[{out_features, in_features, is_fp8}];
-  if (product != nullptr) return absl::OkStatus();
-  product = std::make_unique<Product>();
+absl::StatusOr<std::unique_ptr<Gemm::Product>> Gemm::DescribeProduct(int64_t out_features,
+                                                                     int64_t in_features,
+                                                                     DType compute, bool is_fp8,
+                                                                     DType y_dtype) {
+  auto product = std::make_unique<Product>();
   product->out_features = out_features;
   product->in_features = in_features;
-  product->element_bytes = is_fp8 ? 1 : DTypeBytes(options_.compute);
+  product->element_bytes = is_fp8 ? 1 : DTypeBytes(compute);
   product->is_fp8 = is_fp8;
+  product->y_dtype = y_dtype;
   const auto make = [](cublasLtMatrixLayout_t* layout, cudaDataType_t type, int64_t rows,
                        int64_t columns) {
     return CublasStatus(cublasLtMatrixLayoutCreate(layout, type, static_cast<uint64_t>(rows),
                                                    static_cast<uint64_t>(columns), rows),
                         "describing a matrix");
   };
-  const cudaDataType_t type = is_fp8 ? kFp8 : TypeOf(options_.compute);
+  const cudaDataType_t type = is_fp8 ? kFp8 : TypeOf(compute);
   RETURN_IF_ERROR(make(&product->w, type, in_features, out_features));
   RETURN_IF_ERROR(make(&product->x, type, in_features, 1));
-  RETURN_IF_ERROR(make(&product->y, CUDA_R_32F, out_features, 1));
+  RETURN_IF_ERROR(make(&product->y, TypeOf(y_dtype), out_features, 1));
+  return product;
+}
+
+absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp8) {
+  std::unique_ptr<Product>& product = products_[{out_features, in_features, is_fp8, DType::kF32}];
+  if (product != nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(
+      product, DescribeProduct(out_features, in_features, options_.compute, is_fp8, DType::kF32));
   if (!options_.deterministic) return absl::OkStatus();
   // Scales lie behind the rows.
   const int64_t x_bytes =
@@ -174,11 +184,23 @@ absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp
   return grown;
 }
 
-void Gemm::Run(const Weight& w, const Input& x, float* y) {
+// Of the few weights whose results are rounded nobody says so beforehand.
+Gemm::Product& Gemm::ProductOf(const Weight& w, DType y_dtype) {
+  const bool is_fp8 = w.scales != nullptr;
+  const auto found = products_.find({w.out_features, w.in_features, is_fp8, y_dtype});
+  if (found != products_.end()) return *found->second;
+  LS_CHECK(products_.contains({w.out_features, w.in_features, is_fp8, DType::kF32}))
+      << w.out_features << " x " << w.in_features;
+  auto product = DescribeProduct(w.out_features, w.in_features, options_.compute, is_fp8, y_dtype);
+  LS_CHECK(product.ok()) << product.status();
+  return *(products_[{w.out_features, w.in_features, is_fp8, y_dtype}] = *std::move(product));
+}
+
+void Gemm::Run(const Weight& w, const Input& x, void* y, DType y_dtype) {
   if (x.num_rows == 0) return;
-  const auto found = products_.find({w.out_features, w.in_features, w.scales != nullptr});
-  LS_CHECK(found != products_.end()) << w.out_features << " x " << w.in_features;
-  Product& product = *found->second;
+  LS_CHECK(y_dtype == DType::kF32 || (y_dtype == DType::kBF16 && !options_.deterministic))
+      << DTypeName(y_dtype);
+  Product& product = ProductOf(w, y_dtype);
   LS_CHECK(product.is_fp8 || x.scales == nullptr);
   const bool is_quantized = product.is_fp8 == (x.scales != nullptr);
   Call call = is_quantized ? Call{w, x, y} : QuantizedCall(w, x, y);
@@ -191,13 +213,13 @@ void Gemm::Run(const Weight& w, const Input& x, float* y) {
 bool Gemm::WantsQuantized(const Weight& w, int64_t num_rows) const {
   if (w.scales == nullptr || num_rows == 0) return false;
   if (options_.deterministic || num_rows > kSkinnyMaxRows) return true;
-  const auto found = products_.find({w.out_features, w.in_features, true});
+  const auto found = products_.find({w.out_features, w.in_features, true, DType::kF32});
   if (found == products_.end()) return false;
   const auto known = found->second->known.find(num_rows);
   return known != found->second->known.end() && !known->second.skinny_variant.has_value();
 }
 
-Gemm::Call Gemm::QuantizedCall(const Weight& w, const Input& x, float* y) {
+Gemm::Call Gemm::QuantizedCall(const Weight& w, const Input& x, void* y) {
   void* const memory = quantized_x_.AtLeast(E4m3RowsBytes(x.num_rows, w.in_features));
   const E4m3Rows rows = E4m3RowsIn(memory, x.num_rows, w.in_features);
   return {w, {x.num_rows, rows.q, rows.scales}, y, x.data};
@@ -222,8 +244,8 @@ void Gemm::RunFixed(Product& product, const Call& call) {
     Call tile{call.w,
               {kFixedRows, static_cast<const std::byte*>(call.x.data) + row * x_row_bytes,
                product.is_fp8 ? call.x.scales + row : nullptr},
-              call.y + row * product.out_features};
-    float* const y = tile.y;
+              static_cast<float*>(call.y) + row * product.out_features};
+    void* const y = tile.y;
     if (count < kFixedRows) {
       copy(fixed_x_, tile.x.data, count * x_row_bytes);
       tile.x.data = fixed_x_;
@@ -268,9 +290,9 @@ void Gemm::Multiply(Product& product, const Choice& choice, const Call& call) {
   CublasCheck(TryMultiply(product, choice, call), "a product");
 }
 
-bool Gemm::TakesSkinny(const Call& call) const {
+bool Gemm::TakesSkinny(const Product& product, const Call& call) const {
   const bool has_plain_x = call.x.scales == nullptr || call.unquantized != nullptr;
-  return has_plain_x && SkinnyGemmSupports(SkinnyOf(call));
+  return has_plain_x && product.y_dtype == DType::kF32 && SkinnyGemmSupports(SkinnyOf(call));
 }
 
 SkinnyProduct Gemm::SkinnyOf(const Call& call) const {
@@ -281,11 +303,11 @@ SkinnyProduct Gemm::SkinnyOf(const Call& call) const {
           .x = call.unquantized != nullptr ? call.unquantized : call.x.data,
           .w = call.w.data,
           .scales = call.w.scales,
-          .y = call.y};
+          .y = static_cast<float*>(call.y)};
 }
 
-cublasStatus_t Gemm::TrySkinny(int variant, const Call& call) {
-  if (!TakesSkinny(call)) return CUBLAS_STATUS_NOT_SUPPORTED;
+cublasStatus_t Gemm::TrySkinny(int variant, const Product& product, const Call& call) {
+  if (!TakesSkinny(product, call)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (LaunchSkinnyGemm(variant, SkinnyOf(call), stream_) == cudaSuccess) {
     return CUBLAS_STATUS_SUCCESS;
   }
@@ -294,7 +316,7 @@ cublasStatus_t Gemm::TrySkinny(int variant, const Call& call) {
 }
 
 cublasStatus_t Gemm::TryMultiply(Product& product, const Choice& choice, const Call& call) {
-  if (choice.skinny_variant.has_value()) return TrySkinny(*choice.skinny_variant, call);
+  if (choice.skinny_variant.has_value()) return TrySkinny(*choice.skinny_variant, product, call);
   if (call.unquantized != nullptr) Quantize(call);
   const cublasLtMatmulDesc_t operation = SetUp(product, choice.is_scaled, call);
   const float one = 1.0f;
@@ -307,8 +329,8 @@ cublasStatus_t Gemm::TryMultiply(Product& product, const Choice& choice, const C
     return status;
   }
   if (product.is_fp8 && !choice.is_scaled) {
-    CudaCheck(LaunchScaleRowsAndColumns(call.y, call.x.num_rows, product.out_features,
-                                        call.x.scales, call.w.scales, stream_),
+    const ProductRows rows = {call.y, product.y_dtype, call.x.num_rows, product.out_features};
+    CudaCheck(LaunchScaleRowsAndColumns(rows, call.x.scales, call.w.scales, stream_),
               "scales of a product");
   }
   return status;

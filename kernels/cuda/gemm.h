@@ -73,14 +73,15 @@ class Gemm {
   // now: the product takes it quantized then. Of up to kSkinnyMaxRows that have not come yet it
   // wants x as it is, to find out what multiplies them best.
   bool WantsQuantized(const Weight& w, int64_t num_rows) const;
-  // y: f32 [num_rows, out_features]. May measure, and wait for the stream, the first time that a
-  // shape comes with so many rows; never while the stream is captured.
-  void Run(const Weight& w, const Input& x, float* y);
+  // y: [num_rows, out_features] of y_dtype, f32 or, but not with `deterministic`, bf16: rounded, by
+  // cuBLASLt alone. May measure, and wait for the stream, the first time that a shape comes with so
+  // many rows; never while the stream is captured.
+  void Run(const Weight& w, const Input& x, void* y, DType y_dtype = DType::kF32);
 
   static constexpr int64_t kFixedRows = 64;
 
  private:
-  struct Product;  // a weight shape: its layouts and algorithms
+  struct Product;  // a weight shape and y's dtype: layouts and algorithms
   struct Choice {
     cublasLtMatmulAlgo_t algorithm = {};
     bool is_scaled = false;  // e4m3: cuBLASLt multiplies by the scales
@@ -90,7 +91,7 @@ class Gemm {
   struct Call {
     const Weight& w;
     Input x;  // what cuBLASLt multiplies W by
-    float* y;
+    void* y;
     // Of which x is first to be made, where W is e4m3: rows of Options::compute.
     const void* unquantized = nullptr;
   };
@@ -99,15 +100,20 @@ class Gemm {
   absl::Status Start();
   absl::StatusOr<cublasLtMatmulDesc_t> Describe();
   absl::StatusOr<cublasLtMatmulDesc_t> DescribeFp8();
+  static absl::StatusOr<std::unique_ptr<Product>> DescribeProduct(int64_t out_features,
+                                                                  int64_t in_features,
+                                                                  DType compute, bool is_fp8,
+                                                                  DType y_dtype);
+  Product& ProductOf(const Weight& w, DType y_dtype);
   void RunFixed(Product& product, const Call& call);
   void MultiplyBest(Product& product, const Call& call);
   void MultiplyAsOthers(Product& product, const Call& call);
   void Multiply(Product& product, const Choice& choice, const Call& call);
   cublasStatus_t TryMultiply(Product& product, const Choice& choice, const Call& call);
-  cublasStatus_t TrySkinny(int variant, const Call& call);
-  bool TakesSkinny(const Call& call) const;
+  cublasStatus_t TrySkinny(int variant, const Product& product, const Call& call);
+  bool TakesSkinny(const Product& product, const Call& call) const;
   SkinnyProduct SkinnyOf(const Call& call) const;
-  Call QuantizedCall(const Weight& w, const Input& x, float* y);
+  Call QuantizedCall(const Weight& w, const Input& x, void* y);
   void Quantize(const Call& call);
   // What the layouts and the operation, which is returned, say of a call.
   cublasLtMatmulDesc_t SetUp(Product& product, bool is_scaled, const Call& call);
@@ -149,8 +155,8 @@ class Gemm {
   int64_t fixed_x_bytes_ = 0;
   int64_t fixed_y_bytes_ = 0;
   GrowingMemory quantized_x_;  // e4m3 [num_rows, in_features], scales [num_rows]
-  // By out_features, in_features and whether they are e4m3.
-  std::map<std::tuple<int64_t, int64_t, bool>, std::unique_ptr<Product>> products_;
+  // By out_features, in_features, whether they are e4m3, and y's dtype.
+  std::map<std::tuple<int64_t, int64_t, bool, DType>, std::unique_ptr<Product>> products_;
 };
 
 }  // namespace lockstep::cuda

@@ -104,7 +104,7 @@ Gemm::Choice Gemm::Choose(Product& product, const Call& call, int num_measured) 
 }
 
 void Gemm::TakeFasterSkinny(Product& product, const Call& call, std::optional<Timed>& best) {
-  if (!TakesSkinny(call)) return;
+  if (!TakesSkinny(product, call)) return;
   for (int variant = 0; variant < kSkinnyVariants; ++variant) {
     const Choice choice{.skinny_variant = variant};
     const std::optional<float> milliseconds = Measure(product, choice, call);
@@ -158,7 +158,7 @@ std::vector<cublasLtMatmulAlgo_t> Gemm::FindAlgorithms(Product& product, bool is
 }
 
 bool Gemm::Takes(Product& product, const Choice& choice, const Call& call) {
-  if (choice.skinny_variant.has_value()) return TakesSkinny(call);
+  if (choice.skinny_variant.has_value()) return TakesSkinny(product, call);
   cublasLtMatmulHeuristicResult_t result = {};
   const cublasStatus_t status =
       cublasLtMatmulAlgoCheck(handle_, SetUp(product, choice.is_scaled, call), product.w, product.x,

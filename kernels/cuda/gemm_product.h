@@ -1,4 +1,5 @@
-// What gemm.cc and gemm_choice.cc share: a weight shape's layouts and algorithms. For them alone.
+// What gemm.cc and gemm_choice.cc share: a weight shape's layouts and algorithms, for one dtype of
+// y. For them alone.
 #pragma once
 
 #include <cublasLt.h>
@@ -25,6 +26,7 @@ struct Gemm::Product {
   int64_t in_features = 0;
   int64_t element_bytes = 0;  // of x and W
   bool is_fp8 = false;
+  DType y_dtype = DType::kF32;
   cublasLtMatrixLayout_t w = nullptr;
   cublasLtMatrixLayout_t x = nullptr;
   cublasLtMatrixLayout_t y = nullptr;

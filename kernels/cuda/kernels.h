@@ -22,8 +22,15 @@ namespace lockstep::cuda {
 cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream);
 cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
                              const KernelStream& stream);
-cudaError_t LaunchSiluMul(const float* gate_up, int64_t num_tokens, int64_t width, void* out,
-                          DType out_dtype, const KernelStream& stream);
+// What SiluMul reads: [num_tokens, 2 * width] of dtype, kF32 or kBF16.
+struct GateUp {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t num_tokens = 0;
+  int64_t width = 0;
+};
+cudaError_t LaunchSiluMul(const GateUp& gate_up, void* out, DType out_dtype,
+                          const KernelStream& stream);
 // Keys and values both lie as [num_blocks, num_kv_heads, block_size, head_dim]. A slot below 0 is
 // not written: the padding of a captured batch.
 cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStream& stream);
@@ -63,12 +70,18 @@ inline E4m3Rows E4m3RowsIn(void* memory, int64_t num_rows, int64_t width) {
 // bits, without the way through memory. args.out is not used; rows as aligned as it would be.
 cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_to,
                                 const E4m3Rows& out, const KernelStream& stream);
-cudaError_t LaunchSiluMulFp8(const float* gate_up, int64_t num_tokens, int64_t width,
-                             DType rounded_to, const E4m3Rows& out, const KernelStream& stream);
+cudaError_t LaunchSiluMulFp8(const GateUp& gate_up, DType rounded_to, const E4m3Rows& out,
+                             const KernelStream& stream);
+// Rows of kF32 or kBF16.
+struct ProductRows {
+  void* data = nullptr;  // [num_rows, num_columns]
+  DType dtype = DType::kF32;
+  int64_t num_rows = 0;
+  int64_t num_columns = 0;
+};
 // y[row, column] *= row_scales[row] * column_scales[column].
-cudaError_t LaunchScaleRowsAndColumns(float* y, int64_t num_rows, int64_t num_columns,
-                                      const float* row_scales, const float* column_scales,
-                                      const KernelStream& stream);
+cudaError_t LaunchScaleRowsAndColumns(const ProductRows& y, const float* row_scales,
+                                      const float* column_scales, const KernelStream& stream);
 
 // What Hopper's copy engine needs of the driver.
 using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);

@@ -125,4 +125,11 @@ cudaError_t WithType(DType dtype, const Body& body) {
   return body(BF16());
 }
 
+// The same of what products leave: kF32 or kBF16.
+template <typename Body>
+cudaError_t WithProductType(DType dtype, const Body& body) {
+  if (dtype == DType::kF16) return cudaErrorInvalidValue;
+  return dtype == DType::kF32 ? body(float()) : body(BF16());
+}
+
 }  // namespace lockstep::cuda

@@ -20,7 +20,7 @@ struct Activations {
   DeviceBuffer normed;    // likewise, LinearInput
   DeviceBuffer qkv;       // [max_batched_tokens, qkv_width]
   DeviceBuffer attended;  // [max_batched_tokens, q_width], LinearInput
-  DeviceBuffer gate_up;   // [max_batched_tokens, 2 * intermediate]
+  DeviceBuffer gate_up;   // [max_batched_tokens, 2 * intermediate], as Backend::LinearToSilu has it
   DeviceBuffer gated;     // [max_batched_tokens, intermediate], LinearInput
   DeviceBuffer logits;    // last stage: [max_logits_rows, vocab]
 

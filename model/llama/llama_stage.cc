@@ -116,8 +116,8 @@ absl::Status LlamaStage::ProjectAttended(const LayerWeights& weights) {
 }
 
 absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
-  weights.gate_up.Forward(act_.normed.data(), tokens_.num_tokens, act_.gate_up.as<float>());
-  backend_.SiluMul(act_.gate_up.as<float>(), tokens_.num_tokens, shape_.intermediate.size(),
+  weights.gate_up.ForwardToSilu(act_.normed.data(), tokens_.num_tokens, act_.gate_up.data());
+  backend_.SiluMul(act_.gate_up.data(), tokens_.num_tokens, shape_.intermediate.size(),
                    act_.gated.data(), weights.down.weight());
   has_delta_ = true;
   return weights.down.Forward(act_.gated.data(), tokens_, delta_);

@@ -74,16 +74,18 @@ class KernelTimer {
     TimeRope(layers);
     TimeAttention(layers, q_width);
     TimeLinear("attention's output", layers, config_.hidden_size, q_width);
-    TimeLinear("gate and up product", layers, 2 * config_.intermediate_size, config_.hidden_size);
+    TimeGateUp(layers);
     FillActivations();
     const auto gated = static_cast<double>(num_tokens() * config_.intermediate_size);
-    Time("SiLU", layers, gated * (8 + 2), 0, [&](int64_t) {
-      backend_.SiluMul(wide_.as<float>(), num_tokens(), config_.intermediate_size, input_.data(),
+    const int64_t gate_up_bytes = DTypeBytes(backend_.GateUpDType(num_tokens()));
+    Time("SiLU", layers, gated * static_cast<double>(2 * gate_up_bytes + 2), 0, [&](int64_t) {
+      backend_.SiluMul(wide_.data(), num_tokens(), config_.intermediate_size, input_.data(),
                        /*consumer=*/nullptr);
     });
-    TimeInE4m3(config_.intermediate_size, 8, [&](const cuda::E4m3Rows& out) {
-      return cuda::LaunchSiluMulFp8(wide_.as<float>(), num_tokens(), config_.intermediate_size,
-                                    DType::kBF16, out, backend_.stream());
+    const cuda::GateUp gate_up = {wide_.data(), backend_.GateUpDType(num_tokens()), num_tokens(),
+                                  config_.intermediate_size};
+    TimeInE4m3(config_.intermediate_size, 2 * gate_up_bytes, [&](const cuda::E4m3Rows& out) {
+      return cuda::LaunchSiluMulFp8(gate_up, DType::kBF16, out, backend_.stream());
     });
     TimeLinear("down product", layers, config_.hidden_size, config_.intermediate_size);
     TimeProduct("LM head", 1, {config_.vocab_size, config_.hidden_size, DType::kBF16},
@@ -148,16 +150,34 @@ class KernelTimer {
     for (const DeviceBuffer* buffer : {&wide_, &input_, &hidden_}) bench_.inputs.Fill(*buffer);
   }
 
+  using Multiply = std::function<void(const LinearWeight&)>;
+
   void TimeLinear(const std::string& name, int64_t times, int64_t out_features,
                   int64_t in_features) {
     TimeProduct(name, times, {out_features, in_features, DType::kBF16, 1, bench_.quantize},
                 num_tokens());
   }
 
+  void TimeGateUp(int64_t times) {
+    const LinearShape shape = {2 * config_.intermediate_size, config_.hidden_size, DType::kBF16, 1,
+                               bench_.quantize};
+    TimeProduct("gate and up product", times, shape, num_tokens(),
+                DTypeBytes(backend_.GateUpDType(num_tokens())), [&](const LinearWeight& weight) {
+                  backend_.LinearToSilu(weight, input_.data(), num_tokens(), wide_.data());
+                });
+  }
+
   void TimeProduct(const std::string& name, int64_t times, const LinearShape& shape, int64_t rows) {
+    TimeProduct(name, times, shape, rows, sizeof(float), [&, rows](const LinearWeight& weight) {
+      backend_.Linear(weight, input_.data(), rows, wide_.as<float>());
+    });
+  }
+
+  void TimeProduct(const std::string& name, int64_t times, const LinearShape& shape, int64_t rows,
+                   int64_t output_bytes, const Multiply& multiply) {
     const bool is_fp8 = shape.quantization == Quantization::kFp8;
     const int64_t weight_bytes = shape.out_features * shape.in_features * (is_fp8 ? 1 : 2);
-    const int64_t row_bytes = 2 * shape.in_features + 4 * shape.out_features;
+    const int64_t row_bytes = 2 * shape.in_features + output_bytes * shape.out_features;
     const double flops = 2.0 * static_cast<double>(rows) *
                          static_cast<double>(shape.out_features * shape.in_features);
     const double rate = is_fp8 ? bench_.limits.fp8_flops_per_s : bench_.limits.bf16_flops_per_s;
@@ -165,11 +185,7 @@ class KernelTimer {
     FillActivations();
     Time(
         name, times, static_cast<double>(weight_bytes + rows * row_bytes), flops,
-        [&](int64_t i) {
-          backend_.Linear(*weights[static_cast<size_t>(i) % weights.size()], input_.data(), rows,
-                          wide_.as<float>());
-        },
-        rate);
+        [&](int64_t i) { multiply(*weights[static_cast<size_t>(i) % weights.size()]); }, rate);
   }
 
   // Spread as a model's are: sums of uniform numbers.

@@ -110,7 +110,8 @@ TEST_F(CudaElementwise, SiluMulIsNearItsTwin) {
         const DeviceArray<float> in(x, shift);
         for (const DType dtype : kAllTypes) {
           const auto launch = [&](void* out) {
-            return cuda::LaunchSiluMul(in.data(), num_tokens, width, out, dtype, kStream);
+            return cuda::LaunchSiluMul({in.data(), DType::kF32, num_tokens, width}, out, dtype,
+                                       kStream);
           };
           // The twin's exponential is infinite a little earlier, where the gate is below 1e-36.
           ASSERT_TRUE(OutputIsNear(dtype, shift, launch, want, 1e-5, 1e-26)) << width;
@@ -118,6 +119,27 @@ TEST_F(CudaElementwise, SiluMulIsNearItsTwin) {
       }
     }
   }
+}
+
+// As chunks' products leave them.
+TEST_F(CudaElementwise, SiluMulOfRoundedRowsIsThatOfTheirNumbers) {
+  for (const int64_t width : kSizes) {
+    const std::vector<BF16> rounded = Narrowed<BF16>(random_.Normals(3 * 2 * width));
+    const std::vector<float> x = ToFloats(rounded);
+    std::vector<float> want(3 * width);
+    reference_->SiluMul(x.data(), 3, width, want.data(), nullptr);
+    for (const int shift : kShifts) {
+      const DeviceArray<BF16> in(rounded, shift);
+      for (const DType dtype : kAllTypes) {
+        const auto launch = [&](void* out) {
+          return cuda::LaunchSiluMul({in.data(), DType::kBF16, 3, width}, out, dtype, kStream);
+        };
+        ASSERT_TRUE(OutputIsNear(dtype, shift, launch, want, 1e-5, 1e-26)) << width;
+      }
+    }
+  }
+  EXPECT_EQ(cuda::LaunchSiluMul({nullptr, DType::kF16, 3, 8}, nullptr, DType::kF16, kStream),
+            cudaErrorInvalidValue);
 }
 
 TEST_F(CudaElementwise, GatherRowsAndAddEqualTheirTwins) {

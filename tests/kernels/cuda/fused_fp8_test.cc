@@ -114,15 +114,20 @@ void ExpectSameGated(int64_t num_rows, int64_t width, int shift) {
   Random random(static_cast<uint32_t>(width));
   std::vector<float> x = HostileRows(random, num_rows, 2 * width);
   for (int64_t i = 0; i < width && num_rows > 1; i += 3) x[static_cast<size_t>(i)] *= 60.0f;
-  const DeviceArray<float> gate_up(x, shift);
-  for (const DType dtype : kAllTypes) {
-    const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
-      return cuda::LaunchSiluMul(gate_up.data(), num_rows, width, out, dtype, nullptr);
-    });
-    const Bits got = BitsOf(num_rows, width, [&](E4m3Rows out) {
-      return cuda::LaunchSiluMulFp8(gate_up.data(), num_rows, width, dtype, out, nullptr);
-    });
-    ASSERT_TRUE(got == want) << num_rows << " x " << width << " " << DTypeName(dtype);
+  const DeviceArray<float> plain(x, shift);
+  const DeviceArray<BF16> rounded(Narrowed<BF16>(x), shift);
+  for (const cuda::GateUp& gate_up : {cuda::GateUp{plain.data(), DType::kF32, num_rows, width},
+                                      {rounded.data(), DType::kBF16, num_rows, width}}) {
+    for (const DType dtype : kAllTypes) {
+      const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
+        return cuda::LaunchSiluMul(gate_up, out, dtype, nullptr);
+      });
+      const Bits got = BitsOf(num_rows, width, [&](E4m3Rows out) {
+        return cuda::LaunchSiluMulFp8(gate_up, dtype, out, nullptr);
+      });
+      ASSERT_TRUE(got == want) << num_rows << " x " << width << " " << DTypeName(gate_up.dtype)
+                               << " to " << DTypeName(dtype);
+    }
   }
 }
 
@@ -136,7 +141,8 @@ TEST(FusedFp8Test, GatedRowsAreTheBitsOfSeparateKernels) {
 
 TEST(FusedFp8Test, NoRowsAreNoWork) {
   EXPECT_EQ(cuda::LaunchAddRmsNormFp8({}, DType::kBF16, {}, nullptr), cudaSuccess);
-  EXPECT_EQ(cuda::LaunchSiluMulFp8(nullptr, 0, 16, DType::kBF16, {}, nullptr), cudaSuccess);
+  EXPECT_EQ(cuda::LaunchSiluMulFp8({nullptr, DType::kF32, 0, 16}, DType::kBF16, {}, nullptr),
+            cudaSuccess);
 }
 
 // A norm and its product, a gated row and its product, by one backend.
@@ -153,7 +159,6 @@ class FusedProduct {
     down_ = Weight(random, kHidden, kWidth);
     residual_.Write(random.Normals(kMostRows * kHidden));
     norm_.Write(random.Normals(kHidden));
-    gate_up_.Write(random.Normals(kMostRows * 2 * kWidth));
     in_ = *backend_->Allocate(kMostRows * kWidth * DTypeBytes(compute));
   }
 
@@ -187,6 +192,8 @@ class FusedProduct {
     return y_.Read();
   }
   void Gate(int64_t rows, const LinearWeight* consumer) {
+    Norm(rows, nullptr);
+    backend_->LinearToSilu(*up_, in_.data(), rows, gate_up_.data());
     backend_->SiluMul(gate_up_.data(), rows, kWidth, in_.data(), consumer);
   }
   void Multiply(const LinearWeight& weight, int64_t rows) {

@@ -273,6 +273,38 @@ TEST_P(FewRowsTest, NotWhereRowsMustNotDependOnOthers) {
   EXPECT_EQ(NumKernels(1), GetParam() ? 1 : 0) << "besides quantizing x";
 }
 
+// ---- rounded to bf16 ----
+
+// Of f32 results of the same product they are the nearest, or, where scales come after, nearly so.
+TEST_P(FewRowsTest, ResultsAreRoundedWhereAsked) {
+  constexpr int64_t kOuts = kMost * kOut;
+  for (const bool has_scale_vectors : {false, true}) {
+    cuda_emulation::SetDevice({.has_fp8_scale_vectors = has_scale_vectors});
+    Start(/*deterministic=*/false);
+    Run(kMost);
+    const std::vector<float> want = y_.Read();
+    const DeviceArray<BF16> rounded(std::vector<BF16>(kOuts, BF16{0x7fff}));
+    const cuda::Gemm::Weight plain{kOut, kIn, w_.data()};
+    const cuda::Gemm::Weight fp8{kOut, kIn, q_.data(), scales_.data()};
+    for (const int64_t rows :
+         {kMost - 1, kMost}) {  // our own kernels take the fewer, and do not round
+      gemm_->Run(GetParam() ? fp8 : plain, {rows, x_.data()}, rounded.data(), DType::kBF16);
+      ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+      const std::vector<float> got = ToFloats(rounded.Read());
+      for (int64_t i = 0; i < kOuts; ++i) {
+        const auto at = static_cast<size_t>(i);
+        if (i >= rows * kOut) {
+          ASSERT_TRUE(std::isnan(got[at])) << i;
+        } else {
+          ASSERT_NEAR(got[at], want[at], 0.01 * std::abs(want[at]) + 1e-4) << i;
+        }
+      }
+    }
+    Run(kMost);
+    EXPECT_EQ(y_.Read(), want) << "others are as before";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Weights, FewRowsTest, ::testing::Bool(),
                          [](const auto& info) { return std::string(info.param ? "fp8" : "bf16"); });
 

@@ -99,8 +99,8 @@ class Layers {
     Multiply(attended_.data(), out_weights_, kHidden, kHidden, y_.data());
     Norm(y_.data());
     Multiply(x_.data(), up_weights_, 2 * kFfn, kHidden, gate_up_.data());
-    EXPECT_EQ(cuda::LaunchSiluMul(gate_up_.data(), num_tokens_, kFfn, activated_.data(),
-                                  DType::kBF16, stream_),
+    EXPECT_EQ(cuda::LaunchSiluMul({gate_up_.data(), DType::kF32, num_tokens_, kFfn},
+                                  activated_.data(), DType::kBF16, stream_),
               cudaSuccess);
     Multiply(activated_.data(), down_weights_, kHidden, kFfn, y_.data());
   }
@@ -207,21 +207,22 @@ std::vector<float> QuantizeRound(const KernelStream& stream) {
                   {residual.data(), y.data(), columns.data(), 1e-5f, kRows, kWidth, normed.data()},
                   DType::kBF16, norms, stream),
               cudaSuccess);
-    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns(y.data(), kRows, kWidth, norms.scales, columns.data(),
-                                              stream),
+    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns({y.data(), DType::kF32, kRows, kWidth}, norms.scales,
+                                              columns.data(), stream),
               cudaSuccess);
     const cuda::E4m3Rows gates = rows_in(gated, kWidth / 2);
-    EXPECT_EQ(cuda::LaunchSiluMulFp8(y.data(), kRows, kWidth / 2, DType::kBF16, gates, stream),
+    EXPECT_EQ(cuda::LaunchSiluMulFp8({y.data(), DType::kF32, kRows, kWidth / 2}, DType::kBF16,
+                                     gates, stream),
               cudaSuccess);
-    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns(y.data(), kRows, kWidth, gates.scales, columns.data(),
-                                              stream),
+    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns({y.data(), DType::kF32, kRows, kWidth}, gates.scales,
+                                              columns.data(), stream),
               cudaSuccess);
     const cuda::E4m3Rows wide = rows_in(quantized, kWidth);
     EXPECT_EQ(
         cuda::LaunchQuantizeFp8(y.data(), DType::kF32, kRows, kWidth, wide.q, wide.scales, stream),
         cudaSuccess);
-    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns(y.data(), kRows, kWidth, wide.scales, columns.data(),
-                                              stream),
+    EXPECT_EQ(cuda::LaunchScaleRowsAndColumns({y.data(), DType::kF32, kRows, kWidth}, wide.scales,
+                                              columns.data(), stream),
               cudaSuccess);
   }
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
