@@ -155,13 +155,18 @@ class ModelBench {
     return Median(seconds);
   }
 
-  // Multiply-adds of the matrices count two; attention over `context` positions for each token.
+  // Multiply-adds of the matrices count two; attention over `context` positions for each token. Of
+  // the last layer, tokens without logits have the keys and values alone.
   double Flops(int64_t tokens, int64_t mean_context, int64_t logits_rows) const {
     const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
     const double embedding = config_.tie_word_embeddings ? 0 : head;
     const double layers = config_.num_parameters() - embedding - head;
     const double attention = 2.0 * config_.num_layers * config_.num_heads * config_.head_dim;
-    return 2.0 * (tokens * (layers + attention * mean_context) + logits_rows * head);
+    const double left_early = static_cast<double>(config_.hidden_size) *
+                              (config_.num_heads * config_.head_dim +
+                               3.0 * static_cast<double>(config_.intermediate_size));
+    return 2.0 * (tokens * (layers + attention * mean_context) -
+                  (tokens - logits_rows) * left_early + logits_rows * head);
   }
 
   nlohmann::json Prefill(int64_t tokens) {

@@ -69,7 +69,32 @@ double BestSeconds(cudaStream_t stream, const Work& work) {
   return best * 1e-3;
 }
 
-double ProductRate(cudaStream_t stream, uint8_t* memory, bool is_fp8) {
+// The mean of the second half of at least half a second's runs.
+template <typename Work>
+double SustainedSeconds(cudaStream_t stream, double best_seconds, const Work& work) {
+  constexpr double kSeconds = 0.5;
+  const int half = std::max(1, static_cast<int>(kSeconds / 2 / best_seconds));
+  cudaEvent_t begin, end;
+  Check(cudaEventCreate(&begin));
+  Check(cudaEventCreate(&end));
+  float milliseconds = 0;
+  for (int i = 0; i < half; ++i) work();
+  Check(cudaEventRecord(begin, stream));
+  for (int i = 0; i < half; ++i) work();
+  Check(cudaEventRecord(end, stream));
+  Check(cudaEventSynchronize(end));
+  Check(cudaEventElapsedTime(&milliseconds, begin, end));
+  Check(cudaEventDestroy(begin));
+  Check(cudaEventDestroy(end));
+  return milliseconds * 1e-3 / half;
+}
+
+struct Rates {
+  double sustained = 0;
+  double brief = 0;
+};
+
+Rates ProductRates(cudaStream_t stream, uint8_t* memory, bool is_fp8) {
   auto gemm = cuda::Gemm::Create(stream, {});
   if (!gemm.ok() || !(*gemm)->Prepare(kSide, kSide, is_fp8).ok()) std::abort();
   constexpr int64_t kMatrix = kSide * kSide;
@@ -79,10 +104,10 @@ double ProductRate(cudaStream_t stream, uint8_t* memory, bool is_fp8) {
   auto* y = reinterpret_cast<float*>(x + kMatrix);
   auto* scales = is_fp8 ? y + kMatrix : nullptr;
   if (is_fp8) Check(cudaMemsetAsync(scales, 0, kSide * sizeof(float), stream));
-  const double seconds = BestSeconds(stream, [&] {
-    (*gemm)->Run({kSide, kSide, w, scales}, {kSide, x, scales}, y);
-  });
-  return 2.0 * kSide * kSide * kSide / seconds;
+  const auto multiply = [&] { (*gemm)->Run({kSide, kSide, w, scales}, {kSide, x, scales}, y); };
+  const double best = BestSeconds(stream, multiply);
+  const double flops = 2.0 * kSide * kSide * kSide;
+  return {flops / SustainedSeconds(stream, best, multiply), flops / best};
 }
 
 }  // namespace
@@ -98,7 +123,9 @@ DeviceLimits MeasureDeviceLimits(int device) {
   Check(cudaMemset(memory, 1, kBytes));
   const int blocks = 8 * properties.multiProcessorCount;
   DeviceLimits limits;
-  limits.bf16_flops_per_s = ProductRate(stream, memory, false);  // first: it wakes the clocks
+  const Rates bf16 = ProductRates(stream, memory, false);  // first: it wakes the clocks
+  limits.bf16_flops_per_s = bf16.sustained;
+  limits.brief_bf16_flops_per_s = bf16.brief;
   limits.read_bytes_per_s =
       kBytes / BestSeconds(stream, [&] {
         ReadAll<<<blocks, 512, 0, stream>>>(reinterpret_cast<const uint4*>(memory), kBytes / 16,
@@ -109,7 +136,9 @@ DeviceLimits MeasureDeviceLimits(int device) {
                                                     cudaMemcpyDeviceToDevice, stream));
                             });
   if (10 * properties.major + properties.minor >= 89) {
-    limits.fp8_flops_per_s = ProductRate(stream, memory, true);
+    const Rates fp8 = ProductRates(stream, memory, true);
+    limits.fp8_flops_per_s = fp8.sustained;
+    limits.brief_fp8_flops_per_s = fp8.brief;
   }
   Check(cudaFree(memory));
   Check(cudaStreamDestroy(stream));

@@ -121,8 +121,8 @@ class StepBench {
     const UniformBatch decodes = {seqs, options_.context, 1, kBlockSize, config_.vocab_size};
     nlohmann::json result = Time(MakeUniformBatch(decodes), options_.repeats);
     if (seqs <= stage_->max_device_logits_rows()) result["idle"] = Idle(decodes);
-    const StepCost cost = CostOfStep(config_, seqs, seqs * options_.context,
-                                     seqs * options_.context, is_fp8() ? 1 : 2);
+    const StepWork work = {seqs, seqs, seqs * options_.context, seqs * options_.context};
+    const StepCost cost = CostOfStep(config_, work, is_fp8() ? 1 : 2);
     const double floor = std::max(cost.bytes / limits.read_bytes_per_s, cost.flops / Rate(limits));
     const double seconds = result["seconds"];
     result["sequences"] = seqs;
@@ -149,8 +149,8 @@ class StepBench {
     nlohmann::json result =
         Time(MakeUniformBatch({1, tokens, tokens, kBlockSize, config_.vocab_size}),
              std::max(1, options_.repeats / 4));
-    const StepCost cost =
-        CostOfStep(config_, tokens, tokens * (tokens + 1) / 2, tokens, is_fp8() ? 1 : 2);
+    const StepWork work = {tokens, 1, tokens * (tokens + 1) / 2, tokens};
+    const StepCost cost = CostOfStep(config_, work, is_fp8() ? 1 : 2);
     const double seconds = result["seconds"];
     result["tokens"] = tokens;
     result["tokens_per_s"] = static_cast<double>(tokens) / seconds;

@@ -63,9 +63,11 @@ class KernelTimer {
     bench_.report.BeginKernels(fmt::format("{} x {} tokens at context {}", size_.num_seqs,
                                            size_.new_tokens, size_.context));
     const int64_t layers = config_.num_layers;
+    // Where all tokens go on after attention: not in a chunk's last layer.
+    const int64_t whole_layers = size_.new_tokens > 1 ? layers - 1 : layers;
     const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
     FillActivations();
-    Time("RMSNorm", 2 * layers, hidden_bytes(4 + 4 + 4 + 2), 0,
+    Time("RMSNorm", layers + whole_layers, hidden_bytes(4 + 4 + 4 + 2), 0,
          [&](int64_t) { backend_.AddRmsNorm(NormArgs()); });
     TimeInE4m3(config_.hidden_size, 4 + 4 + 4, [&](const cuda::E4m3Rows& out) {
       return cuda::LaunchAddRmsNormFp8(NormArgs(), DType::kBF16, out, backend_.stream());
@@ -73,12 +75,12 @@ class KernelTimer {
     TimeLinear("qkv product", layers, qkv_width(), config_.hidden_size);
     TimeRope(layers);
     TimeAttention(layers, q_width);
-    TimeLinear("attention's output", layers, config_.hidden_size, q_width);
-    TimeGateUp(layers);
+    TimeLinear("attention's output", whole_layers, config_.hidden_size, q_width);
+    TimeGateUp(whole_layers);
     FillActivations();
     const auto gated = static_cast<double>(num_tokens() * config_.intermediate_size);
     const int64_t gate_up_bytes = DTypeBytes(backend_.GateUpDType(num_tokens()));
-    Time("SiLU", layers, gated * static_cast<double>(2 * gate_up_bytes + 2), 0, [&](int64_t) {
+    Time("SiLU", whole_layers, gated * static_cast<double>(2 * gate_up_bytes + 2), 0, [&](int64_t) {
       backend_.SiluMul(wide_.data(), num_tokens(), config_.intermediate_size, input_.data(),
                        /*consumer=*/nullptr);
     });
@@ -87,7 +89,7 @@ class KernelTimer {
     TimeInE4m3(config_.intermediate_size, 2 * gate_up_bytes, [&](const cuda::E4m3Rows& out) {
       return cuda::LaunchSiluMulFp8(gate_up, DType::kBF16, out, backend_.stream());
     });
-    TimeLinear("down product", layers, config_.hidden_size, config_.intermediate_size);
+    TimeLinear("down product", whole_layers, config_.hidden_size, config_.intermediate_size);
     TimeProduct("LM head", 1, {config_.vocab_size, config_.hidden_size, DType::kBF16},
                 size_.num_seqs);
     if (backend_.SummarizesLogits()) {
@@ -376,17 +378,21 @@ class KernelTimer {
 
 }  // namespace
 
-StepCost CostOfStep(const ModelConfig& config, int64_t num_tokens, int64_t attended, int64_t cached,
-                    int weight_bytes) {
+StepCost CostOfStep(const ModelConfig& config, const StepWork& work, int weight_bytes) {
   const double head = static_cast<double>(config.vocab_size) * config.hidden_size;
   const double embedding = config.tie_word_embeddings ? 0 : head;
   const double matrices = config.num_parameters() - embedding - head;
   const double layers = config.num_layers;
   const double kv_width = static_cast<double>(config.num_kv_heads) * config.head_dim;
   const double q_width = static_cast<double>(config.num_heads) * config.head_dim;
-  return {.bytes = weight_bytes * matrices + 4 * kv_width * layers * static_cast<double>(cached),
-          .flops = 2 * matrices * static_cast<double>(num_tokens) +
-                   4 * q_width * layers * static_cast<double>(attended)};
+  const double left_early =  // of a token without logits
+      static_cast<double>(config.hidden_size) *
+      (q_width + 3.0 * static_cast<double>(config.intermediate_size));
+  return {
+      .bytes = weight_bytes * matrices + 4 * kv_width * layers * static_cast<double>(work.cached),
+      .flops = 2 * matrices * static_cast<double>(work.num_tokens) -
+               2 * left_early * static_cast<double>(work.num_tokens - work.logits_rows) +
+               4 * q_width * layers * static_cast<double>(work.attended)};
 }
 
 void TimeKernels(const KernelBench& bench, const StepSize& size) { KernelTimer(bench, size).Run(); }

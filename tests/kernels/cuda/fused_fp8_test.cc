@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -191,9 +192,14 @@ class FusedProduct {
     backend_->Synchronize();
     return y_.Read();
   }
-  void Gate(int64_t rows, const LinearWeight* consumer) {
+  // Once for so many rows.
+  void MakeGateUp(int64_t rows) {
+    if (std::exchange(gate_up_rows_, rows) == rows) return;
     Norm(rows, nullptr);
     backend_->LinearToSilu(*up_, in_.data(), rows, gate_up_.data());
+  }
+  void Gate(int64_t rows, const LinearWeight* consumer) {
+    MakeGateUp(rows);
     backend_->SiluMul(gate_up_.data(), rows, kWidth, in_.data(), consumer);
   }
   void Multiply(const LinearWeight& weight, int64_t rows) {
@@ -243,6 +249,7 @@ class FusedProduct {
   std::unique_ptr<cuda::CudaBackend> backend_;
   std::unique_ptr<LinearWeight> up_, down_;
   DeviceArray<float> residual_{kMostRows * kHidden}, norm_{kHidden};
+  int64_t gate_up_rows_ = 0;
   DeviceArray<float> gate_up_{kMostRows * 2 * kWidth}, y_{kMostRows * 2 * kWidth};
   DeviceBuffer in_;
 };
