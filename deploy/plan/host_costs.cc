@@ -83,7 +83,8 @@ StepCost HostCosts::CostOf(int stage, const StepLoad& load) const {
   const double tokens = load.prefill_tokens + load.decodes;
   const double sampled = load.decodes + (load.prefill_tokens > 0 ? load.prompts : 0.0);
   StepCost cost;
-  cost.linear = LinearSeconds(speed.layers, work.linear_bytes, tokens);
+  cost.linear = LinearSeconds(speed.layers, work.linear_bytes - work.logits_only_bytes, tokens) +
+                LinearSeconds(speed.layers, work.logits_only_bytes, sampled);
   cost.lm_head = LinearSeconds(speed.head, work.lm_head_bytes, sampled);
   cost.kv_read = load.decodes * load.decode_context *
                  kv_bytes_per_token_[static_cast<size_t>(stage)] / (speed.layers.kv_gb_s * kGiga);

@@ -15,7 +15,10 @@ namespace lockstep::plan {
 struct StageWork {
   int stage = 0;
   double num_layers = 0;
-  double linear_bytes = 0;     // read once per step whatever the batch
+  double linear_bytes = 0;  // read once per step whatever the batch
+  // Of linear_bytes, last stage: attention's output and the MLP of the last layer, which the
+  // runtime computes for tokens with logits alone; 0 where it does not (latents, experts).
+  double logits_only_bytes = 0;
   double expert_bytes = 0;     // all routed experts
   double expert_share = 1.0;   // of them that one token reads
   double linear_flops = 0;     // per token; without routed experts
