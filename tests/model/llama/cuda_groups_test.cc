@@ -157,8 +157,8 @@ TEST_F(CudaGroupsTest, DividedTokensAreQuantizedBeforeTheyAreGathered) {
   quantize_ = Quantization::kFp8;
   const std::vector<Outcome> want = Run(2, 1, DType::kBF16, true);
   EXPECT_TRUE(SameBits(Run(2, 1, DType::kBF16, true, false, 0), want));
-  // Otherwise products of few rows, and so decodes, are whichever is measured to be faster, and gate
-  // and up of chunks are rounded, of which e4m3 makes more.
+  // Otherwise products of few rows, and so decodes, are whichever is measured to be faster, and
+  // gate and up of chunks are rounded, of which e4m3 makes more.
   const std::vector<Outcome> undivided = Run(2, 1, DType::kBF16, false);
   const std::vector<Outcome> divided = Run(2, 1, DType::kBF16, false, false, 0);
   for (size_t i = 0; i < want.size(); ++i) {
