@@ -257,6 +257,21 @@ TEST(CudaOverlap, OlderDevicesDoWithout) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   cuda_emulation::SetDevice({});
 }
+
+// Steps are recorded without it then, by the same stream.
+TEST(CudaOverlap, WhatRecordingsRefuseIsNotUsed) {
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  EXPECT_TRUE(cuda::KernelsCanOverlap(stream));
+  cuda_emulation::SetDevice({.records_overlaps = false});
+  EXPECT_FALSE(cuda::KernelsCanOverlap(stream));
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+  EXPECT_EQ(cudaStreamIsCapturing(stream, &status), cudaSuccess);
+  EXPECT_EQ(status, cudaStreamCaptureStatusNone);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  cuda_emulation::SetDevice({});
+}
 #endif
 
 }  // namespace

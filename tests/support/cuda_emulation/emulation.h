@@ -45,6 +45,7 @@ struct Device {
   double product_seconds = 0;    // that each of cuBLASLt's products takes at least
   int64_t graph_bytes = 0;       // device memory that an instantiated graph takes
   int l2_bytes = 1 << 16;        // small, as who wants it emptied reads more than that
+  bool records_overlaps = true;  // else recordings refuse kernels that may overlap
   bool reach_each_other = true;  // peer access
   bool has_ipc = true;           // memory of one process in another
   // Does the driver encode them? Without, backends do not try wgmma when they start, which takes

@@ -101,6 +101,10 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
     cudaError_t error = TheEngine().Find(config.stream, &stream);
     if (error == cudaSuccess) error = CheckLaunch(config, kernel);
     if (error != cudaSuccess) return error;
+    if (stream->capture != nullptr && Overlaps(config) && !TheEngine().device.records_overlaps) {
+      stream->capture->invalid = true;
+      return cudaErrorStreamCaptureUnsupported;
+    }
     if (const std::string bad = CheckPointers(pointers); !bad.empty()) {
       TheEngine().Fail(bad);
       return cudaErrorLaunchFailure;
