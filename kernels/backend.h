@@ -215,10 +215,10 @@ class Backend {
     int64_t num_tokens;
     int64_t hidden;
     void* out;  // of LinearInput()
-    // The weight that reads out, where nobody else does: the next call of Linear is by it and takes
-    // all of out, once, and out is not touched in between. How out lies there until then is the
-    // backend's own matter (it may quantize rows as that product would), and no bit of the product
-    // depends on it. Null: out is as said, for whoever reads it.
+    // The weight that reads out, where nobody else does: the next product (Linear or LinearToSilu)
+    // is by it and takes all of out, once, and out is not touched in between. How out lies there
+    // until then is the backend's own matter (it may quantize rows as that product would), and no
+    // bit of the product depends on it. Null: out is as said, for whoever reads it.
     const LinearWeight* consumer = nullptr;
     // Where these are some of the rows that the consumer reads, and the others are brought from
     // other ranks (RowsToGather): out has room for out_rows, of which these are written from
@@ -271,10 +271,9 @@ class Backend {
 
   // Rotates q in place and k, which may be left as it was in qkv (GPT-NeoX halves: i pairs with i +
   // head_dim / 2, as Hugging Face checkpoints have it), and writes k and v to the cache at
-  // slot_mapping: first' = fma(first, cos,
-  // -(second * sin)), second' = fma(second, cos, first * sin). qkv: [num_tokens, (num_heads + 2 *
-  // num_kv_heads) * head_dim], q heads then k heads then v heads. cos, sin: f32 [max_positions,
-  // head_dim / 2].
+  // slot_mapping: first' = fma(first, cos, -(second * sin)), second' = fma(second, cos, first *
+  // sin). qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], q heads then k heads then v
+  // heads. cos, sin: f32 [max_positions, head_dim / 2].
   struct RopeArgs {
     float* qkv;
     int num_heads;

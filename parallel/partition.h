@@ -60,9 +60,10 @@ Range VocabOf(const ShardedSizes& sizes, int tp, int tp_rank);
 // some layers (multiply-adds per token, head = vocab_size * hidden_size) where tokens are decoded
 // and next to nothing in prompts, where one token of many has logits. A split that is even for the
 // one is uneven for the other: chosen is the one whose largest stage exceeds what it could be by
-// the smallest factor, in the worse of the two. The embedding, a copy, counts nothing. Stages
-// before the last differ by one layer at most, the larger ones later (the first also holds the
-// embedding table).
+// the smallest factor, in the worse of the two. (That of prompts the last layer computes little
+// beyond attention is not counted: of Llama's shapes it would move a layer at most.) The embedding,
+// a copy, counts nothing. Stages before the last differ by one layer at most, the larger ones later
+// (the first also holds the embedding table).
 std::vector<Range> LayersOfStages(const ShardedSizes& sizes, int pp);
 
 }  // namespace lockstep

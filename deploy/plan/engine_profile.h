@@ -40,6 +40,9 @@ struct EngineProfile {
   double latent_layer_us = 15.0;
   // Added to the first token, in milliseconds: connection, tokenization, scheduling.
   double request_ms = 25.0;
+  // Whether tokens without logits end with the last layer's attention (StageWork::logits_only). The
+  // coefficients of others are fitted to whole layers.
+  bool leaves_tokens_without_logits = false;
   int max_batched_tokens = 8192;
   int max_running = 1 << 20;
   // 90 of 100 measurements that the fit never saw lie within these shares of the prediction.

@@ -143,6 +143,7 @@ CalibratedGpu Calibrated(const HostProfile& profile, const Gpu& gpu, const Engin
   engine.layer_us = LayerUs(speed);
   engine.prefill_layer_us = std::max(engine.layer_us, speed.launched_layer_us);
   engine.hidden_state_bytes = kHiddenStateBytes;
+  engine.leaves_tokens_without_logits = true;
   engine.links = LinksOf(profile);
   TakeRates(speed, profile.source(), out);
   if (engine.links.message_gb_s > 0) {

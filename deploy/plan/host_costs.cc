@@ -83,8 +83,9 @@ StepCost HostCosts::CostOf(int stage, const StepLoad& load) const {
   const double tokens = load.prefill_tokens + load.decodes;
   const double sampled = load.decodes + (load.prefill_tokens > 0 ? load.prompts : 0.0);
   StepCost cost;
-  cost.linear = LinearSeconds(speed.layers, work.linear_bytes - work.logits_only_bytes, tokens) +
-                LinearSeconds(speed.layers, work.logits_only_bytes, sampled);
+  const StageWork::LogitsOnly& logits_only = work.logits_only;
+  cost.linear = LinearSeconds(speed.layers, work.linear_bytes - logits_only.bytes, tokens) +
+                LinearSeconds(speed.layers, logits_only.bytes, sampled);
   cost.lm_head = LinearSeconds(speed.head, work.lm_head_bytes, sampled);
   cost.kv_read = load.decodes * load.decode_context *
                  kv_bytes_per_token_[static_cast<size_t>(stage)] / (speed.layers.kv_gb_s * kGiga);
@@ -92,9 +93,11 @@ StepCost HostCosts::CostOf(int stage, const StepLoad& load) const {
                            (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
                            work.attention_flops / (speed.layers.attention_gflop_s * kGiga);
   if (tp_ > 1) {
-    cost.communication =
-        work.all_reduces *
-        AllReduceSecondsBeyondLayer(speed.rank, tokens * work.hidden_size * kActivationBytes);
+    const auto all_reduce = [&](double tokens) {
+      return AllReduceSecondsBeyondLayer(speed.rank, tokens * work.hidden_size * kActivationBytes);
+    };
+    cost.communication = (work.all_reduces - logits_only.all_reduces) * all_reduce(tokens) +
+                         logits_only.all_reduces * all_reduce(sampled);
   }
   cost.overhead = work.num_layers * speed.rank.layer_us * kMicro;
   if (stage == num_stages() - 1) cost.overhead += (step_us_ + sampled * sequence_us_) * kMicro;

@@ -113,12 +113,15 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
   const StageWork& work = stages_[stage];
   const EngineProfile& engine = deployment_.engine;
   const double tokens = load.prefill_tokens + load.decodes;
+  const double sampled = load.decodes + (load.prefill_tokens > 0 ? load.prompts : 0.0);
+  // That leave the last layer early.
+  const double left = engine.leaves_tokens_without_logits ? tokens - sampled : 0.0;
+  const double flops = tokens * work.linear_flops - left * work.logits_only.flops;
   StepCost cost;
   cost.linear =
-      SmoothMax(work.linear_bytes / weight_rate_, tokens * work.linear_flops / linear_flops_) +
+      SmoothMax(work.linear_bytes / weight_rate_, flops / linear_flops_) +
       SmoothMax(ExpertBytesRead(work, std::pow(tokens, engine.routing_spread)) / weight_rate_,
                 tokens * work.expert_flops / linear_flops_);
-  const double sampled = load.decodes + (load.prefill_tokens > 0 ? load.prompts : 0.0);
   cost.lm_head =
       SmoothMax(work.lm_head_bytes / weight_rate_, sampled * work.lm_head_flops / dense_flops_);
   cost.kv_read =
@@ -128,9 +131,12 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
                            (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
                            work.attention_flops / (dense_flops_ * engine.attention_share);
   cost.activations = tokens * work.activation_bytes / kv_rate_;
-  cost.communication =
-      work.all_reduces * AllReduceSeconds(net_, deployment_.layout.tp,
-                                          tokens * work.hidden_size * engine.hidden_state_bytes);
+  const auto all_reduce = [&](double of_tokens) {
+    return AllReduceSeconds(net_, deployment_.layout.tp,
+                            of_tokens * work.hidden_size * engine.hidden_state_bytes);
+  };
+  cost.communication = (work.all_reduces - work.logits_only.all_reduces) * all_reduce(tokens) +
+                       work.logits_only.all_reduces * all_reduce(tokens - left);
   cost.overhead = LayersOverhead(work);
   if (load.prefill_tokens > 0) {
     const double floor = LaunchFloor(work);

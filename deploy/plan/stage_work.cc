@@ -52,12 +52,16 @@ void AddLayer(const Architecture& model, const Layout& layout, int64_t layer, St
       kActivationBytes * kDispatchPasses * hidden * copies / (layout.expert_parallel ? tp : 1.0);
 }
 
-double LogitsOnlyBytes(const Architecture& model, const Layout& layout, const StageWork& work) {
+StageWork::LogitsOnly LogitsOnlyOf(const Architecture& model, const Layout& layout,
+                                   const StageWork& work) {
   const int64_t last = model.num_layers - 1;
-  if (model.latent || model.IsMoeLayer(last)) return 0.0;
+  if (model.latent || model.IsMoeLayer(last)) return {};
   const double output = static_cast<double>(model.num_heads * model.head_dim * model.hidden_size);
   const double mlp = static_cast<double>(ParametersOfLayer(model, last).mlp_sharded);
-  return work.linear_bytes * 2.0 * (output + mlp) / layout.tp / work.linear_flops;
+  const double flops = 2.0 * (output + mlp) / layout.tp;
+  return {.bytes = work.linear_bytes * flops / work.linear_flops,
+          .flops = flops,
+          .all_reduces = layout.tp > 1 ? 2.0 : 0.0};
 }
 
 }  // namespace
@@ -89,7 +93,7 @@ std::vector<StageWork> WorkOfStages(const Architecture& model, const WeightForma
     work.hidden_size = static_cast<double>(model.hidden_size);
     work.all_reduces = layout.tp > 1 ? 2.0 * work.num_layers : 0.0;
     if (stage == layout.pp - 1) {
-      work.logits_only_bytes = LogitsOnlyBytes(model, layout, work);
+      work.logits_only = LogitsOnlyOf(model, layout, work);
       const auto rows = static_cast<double>(VocabOf(model.sharded_sizes(), layout.tp, 0).size());
       work.lm_head_bytes = rows * static_cast<double>(model.hidden_size) * format.base_bytes;
       work.lm_head_flops = 2.0 * rows * static_cast<double>(model.hidden_size);

@@ -15,10 +15,7 @@ namespace lockstep::plan {
 struct StageWork {
   int stage = 0;
   double num_layers = 0;
-  double linear_bytes = 0;  // read once per step whatever the batch
-  // Of linear_bytes, last stage: attention's output and the MLP of the last layer, which the
-  // runtime computes for tokens with logits alone; 0 where it does not (latents, experts).
-  double logits_only_bytes = 0;
+  double linear_bytes = 0;     // read once per step whatever the batch
   double expert_bytes = 0;     // all routed experts
   double expert_share = 1.0;   // of them that one token reads
   double linear_flops = 0;     // per token; without routed experts
@@ -32,6 +29,14 @@ struct StageWork {
   double activation_bytes = 0;  // per token
   double hidden_size = 0;       // numbers per token: of an all-reduce, and to the next stage
   double all_reduces = 0;       // per step
+  // What of linear_bytes, linear_flops and all_reduces is attention's output and the MLP of the
+  // last layer, which the runtime computes for tokens with logits alone: last stage; 0 where the
+  // runtime does not (latents, experts).
+  struct LogitsOnly {
+    double bytes = 0;
+    double flops = 0;
+    double all_reduces = 0;
+  } logits_only;
   Range layers;
 };
 

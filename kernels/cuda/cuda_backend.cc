@@ -222,9 +222,9 @@ void CudaBackend::Multiply(const LinearWeight& weight, const void* x, int64_t nu
   gemm_->Run(WeightOf(weight), TakeRows(weight, x, num_tokens), y, y_dtype);
 }
 
-// Of chunks it is the largest of a layer's numbers that go through memory, twice: in bf16 half of
-// them, 4 % of a prefill of an 8b by their bytes. Of the rows of decodes, which our own
-// kernels may multiply, it is not worth a rounding; f16 could overflow.
+// It is the largest of a layer's numbers that go through memory, and does so twice: of prompts 4 %
+// of an 8b's time less, by the bytes, when it is bf16. Of as few rows as our own kernels may
+// multiply it is not worth a rounding; f16 could overflow.
 DType CudaBackend::GateUpDType(int64_t num_tokens) const {
   const bool is_rounded =
       options_.compute == DType::kBF16 && !options_.deterministic && num_tokens > kSkinnyMaxRows;

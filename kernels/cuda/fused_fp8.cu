@@ -4,7 +4,7 @@
 // them.
 //
 // Memory-bound. Bytes to a number: AddRmsNorm 8 read (residual, delta), 5 written; SiluMul 8 read
-// (4 of chunks), 1 written.
+// (4 where rounded), 1 written.
 #include <algorithm>
 
 #include "kernels/cuda/e4m3_row.cuh"

@@ -65,6 +65,26 @@ absl::StatusOr<cublasLtMatmulDesc_t> Gemm::DescribeFp8() {
   return operation;
 }
 
+// Of split-K.
+absl::StatusOr<cublasLtMatmulPreference_t> Gemm::MakePreference(uint32_t reduction_schemes) {
+  cublasLtMatmulPreference_t preference = nullptr;
+  RETURN_IF_ERROR(CublasStatus(cublasLtMatmulPreferenceCreate(&preference), "choosing algorithms"));
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    return CublasStatus(
+        cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
+        "choosing algorithms");
+  };
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes));
+  // Rows of an input may begin anywhere that 16 bytes allow.
+  for (const auto operand :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    RETURN_IF_ERROR(set(operand, kAlignment));
+  }
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction_schemes));
+  return preference;
+}
+
 absl::Status Gemm::Start() {
   RETURN_IF_ERROR(CublasStatus(cublasLtCreate(&handle_), "starting cuBLASLt"));
   ASSIGN_OR_RETURN(plain_, Describe());
@@ -80,27 +100,11 @@ absl::Status Gemm::Start() {
     cublasLtMatmulDescDestroy(scaled_);  // an older cuBLAS
     scaled_ = nullptr;
   }
-  RETURN_IF_ERROR(
-      CublasStatus(cublasLtMatmulPreferenceCreate(&preference_), "choosing algorithms"));
-  RETURN_IF_ERROR(CublasStatus(
-      cublasLtMatmulPreferenceSetAttribute(preference_, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                           &kWorkspaceBytes, sizeof(kWorkspaceBytes)),
-      "choosing algorithms"));
-  // Rows of an input may begin anywhere that 16 bytes allow.
-  for (const auto operand :
-       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-    RETURN_IF_ERROR(CublasStatus(
-        cublasLtMatmulPreferenceSetAttribute(preference_, operand, &kAlignment, sizeof(kAlignment)),
-        "choosing algorithms"));
-  }
-  if (options_.deterministic) {
-    const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
-    RETURN_IF_ERROR(CublasStatus(
-        cublasLtMatmulPreferenceSetAttribute(
-            preference_, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none, sizeof(none)),
-        "choosing algorithms without split-K"));
-  }
+  ASSIGN_OR_RETURN(preference_,
+                   MakePreference(options_.deterministic ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                                         : CUBLASLT_REDUCTION_SCHEME_MASK));
+  // Others add parts of a sum in y's own type.
+  ASSIGN_OR_RETURN(rounded_preference_, MakePreference(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&workspace_, kWorkspaceBytes), "cuBLASLt's workspace"));
   int device = 0;
   int cache_bytes = 0;
@@ -119,7 +123,9 @@ Gemm::~Gemm() {
   for (void* memory : {workspace_, fixed_x_, static_cast<void*>(fixed_y_)}) {
     if (memory != nullptr) cudaFree(memory);
   }
-  if (preference_ != nullptr) cublasLtMatmulPreferenceDestroy(preference_);
+  for (cublasLtMatmulPreference_t preference : {preference_, rounded_preference_}) {
+    if (preference != nullptr) cublasLtMatmulPreferenceDestroy(preference);
+  }
   for (cublasLtMatmulDesc_t operation : {plain_, fp8_, scaled_}) {
     if (operation != nullptr) cublasLtMatmulDescDestroy(operation);
   }
@@ -146,12 +152,12 @@ absl::Status Grow(int64_t bytes, int64_t& held, void** memory, cudaStream_t stre
 
 absl::StatusOr<std::unique_ptr<Gemm::Product>> Gemm::DescribeProduct(int64_t out_features,
                                                                      int64_t in_features,
-                                                                     DType compute, bool is_fp8,
-                                                                     DType y_dtype) {
+                                                                     bool is_fp8,
+                                                                     DType y_dtype) const {
   auto product = std::make_unique<Product>();
   product->out_features = out_features;
   product->in_features = in_features;
-  product->element_bytes = is_fp8 ? 1 : DTypeBytes(compute);
+  product->element_bytes = is_fp8 ? 1 : DTypeBytes(options_.compute);
   product->is_fp8 = is_fp8;
   product->y_dtype = y_dtype;
   const auto make = [](cublasLtMatrixLayout_t* layout, cudaDataType_t type, int64_t rows,
@@ -160,7 +166,7 @@ absl::StatusOr<std::unique_ptr<Gemm::Product>> Gemm::DescribeProduct(int64_t out
                                                    static_cast<uint64_t>(columns), rows),
                         "describing a matrix");
   };
-  const cudaDataType_t type = is_fp8 ? kFp8 : TypeOf(compute);
+  const cudaDataType_t type = is_fp8 ? kFp8 : TypeOf(options_.compute);
   RETURN_IF_ERROR(make(&product->w, type, in_features, out_features));
   RETURN_IF_ERROR(make(&product->x, type, in_features, 1));
   RETURN_IF_ERROR(make(&product->y, TypeOf(y_dtype), out_features, 1));
@@ -170,8 +176,7 @@ absl::StatusOr<std::unique_ptr<Gemm::Product>> Gemm::DescribeProduct(int64_t out
 absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp8) {
   std::unique_ptr<Product>& product = products_[{out_features, in_features, is_fp8, DType::kF32}];
   if (product != nullptr) return absl::OkStatus();
-  ASSIGN_OR_RETURN(
-      product, DescribeProduct(out_features, in_features, options_.compute, is_fp8, DType::kF32));
+  ASSIGN_OR_RETURN(product, DescribeProduct(out_features, in_features, is_fp8, DType::kF32));
   if (!options_.deterministic) return absl::OkStatus();
   // Scales lie behind the rows.
   const int64_t x_bytes =
@@ -191,7 +196,7 @@ Gemm::Product& Gemm::ProductOf(const Weight& w, DType y_dtype) {
   if (found != products_.end()) return *found->second;
   LS_CHECK(products_.contains({w.out_features, w.in_features, is_fp8, DType::kF32}))
       << w.out_features << " x " << w.in_features;
-  auto product = DescribeProduct(w.out_features, w.in_features, options_.compute, is_fp8, y_dtype);
+  auto product = DescribeProduct(w.out_features, w.in_features, is_fp8, y_dtype);
   LS_CHECK(product.ok()) << product.status();
   return *(products_[{w.out_features, w.in_features, is_fp8, y_dtype}] = *std::move(product));
 }

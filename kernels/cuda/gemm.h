@@ -73,9 +73,9 @@ class Gemm {
   // now: the product takes it quantized then. Of up to kSkinnyMaxRows that have not come yet it
   // wants x as it is, to find out what multiplies them best.
   bool WantsQuantized(const Weight& w, int64_t num_rows) const;
-  // y: [num_rows, out_features] of y_dtype, f32 or, but not with `deterministic`, bf16: rounded, by
-  // cuBLASLt alone. May measure, and wait for the stream, the first time that a shape comes with so
-  // many rows; never while the stream is captured.
+  // y: [num_rows, out_features] of y_dtype, f32 or, but not with `deterministic`, bf16: f32
+  // sums rounded, by cuBLASLt alone. May measure, and wait for the stream, the first time that a
+  // shape comes with so many rows; never while the stream is captured.
   void Run(const Weight& w, const Input& x, void* y, DType y_dtype = DType::kF32);
 
   static constexpr int64_t kFixedRows = 64;
@@ -98,12 +98,12 @@ class Gemm {
 
   Gemm(const KernelStream& stream, const Options& options);
   absl::Status Start();
+  absl::StatusOr<cublasLtMatmulPreference_t> MakePreference(uint32_t reduction_schemes);
   absl::StatusOr<cublasLtMatmulDesc_t> Describe();
   absl::StatusOr<cublasLtMatmulDesc_t> DescribeFp8();
-  static absl::StatusOr<std::unique_ptr<Product>> DescribeProduct(int64_t out_features,
-                                                                  int64_t in_features,
-                                                                  DType compute, bool is_fp8,
-                                                                  DType y_dtype);
+  absl::StatusOr<std::unique_ptr<Product>> DescribeProduct(int64_t out_features,
+                                                           int64_t in_features, bool is_fp8,
+                                                           DType y_dtype) const;
   Product& ProductOf(const Weight& w, DType y_dtype);
   void RunFixed(Product& product, const Call& call);
   void MultiplyBest(Product& product, const Call& call);
@@ -144,6 +144,7 @@ class Gemm {
   cublasLtMatmulDesc_t fp8_ = nullptr;     // of e4m3
   cublasLtMatmulDesc_t scaled_ = nullptr;  // and by vectors of scales; null where there is no such
   cublasLtMatmulPreference_t preference_ = nullptr;
+  cublasLtMatmulPreference_t rounded_preference_ = nullptr;  // of y that is rounded
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
   void* workspace_ = nullptr;

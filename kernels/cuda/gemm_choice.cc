@@ -148,7 +148,8 @@ std::vector<cublasLtMatmulAlgo_t> Gemm::FindAlgorithms(Product& product, bool is
   int num_found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle_, SetUp(product, is_scaled, call), product.w, product.x, product.y, product.y,
-      preference_, kMostCandidates, results.data(), &num_found);
+      product.y_dtype == DType::kF32 ? preference_ : rounded_preference_, kMostCandidates,
+      results.data(), &num_found);
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   if (status != CUBLAS_STATUS_SUCCESS) return algorithms;
   for (const auto& result : std::span(results).first(static_cast<size_t>(num_found))) {

@@ -128,11 +128,12 @@ class SpeedProbe {
     ASSIGN_OR_RETURN(const auto stage, Load(options_.models.layers, format));
     ASSIGN_OR_RETURN(const ProbedWork work,
                      WorkOf(options_.models.layers, format.name, options_.tp));
-    std::vector<double> tokens;
+    std::vector<StepTokens> tokens;
     std::vector<StepBatch> batches;
     for (int64_t each = 1; each <= sizes().max_tokens; each *= sizes().tokens_factor) {
-      tokens.push_back(static_cast<double>(each));
       batches.push_back(stage->Tokens(each));
+      tokens.push_back({static_cast<double>(batches.back().num_tokens()),
+                        static_cast<double>(batches.back().logits_rows.size())});
     }
     const plan::FormatSpeed* const same_cache = MeasuredCache(format.dtype);
     if (same_cache == nullptr) AddCacheSteps(*stage, batches);
@@ -141,10 +142,7 @@ class SpeedProbe {
     if (same_cache != nullptr) speed = *same_cache;
     speed.weights = format.name;
     speed.linear.clear();
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const double rest = LinearSeconds(work, tokens[i], seconds[i]);
-      speed.linear.push_back({tokens[i], rest / work.stage.linear_bytes * 1e9});
-    }
+    for (size_t i = 0; i < tokens.size(); ++i) AddLinear(work, tokens[i], seconds[i], speed);
     if (same_cache == nullptr) AddCache(work, seconds.data() + tokens.size(), speed);
     if (on_gpus()) AddProducts(work, tokens.back(), seconds[tokens.size() - 1], speed);
     speed_.formats.push_back(std::move(speed));
@@ -169,14 +167,39 @@ class SpeedProbe {
     return nullptr;
   }
 
+  // Of a step, all, and those with logits, which alone go through the whole last layer.
+  struct StepTokens {
+    double all = 0;
+    double with_logits = 0;
+  };
+
   // What is left of a step without its overheads and its bytes between ranks.
-  double LinearSeconds(const ProbedWork& work, double tokens, double seconds) const {
+  double LinearSeconds(const ProbedWork& work, const StepTokens& tokens, double seconds) const {
     double rest = seconds - work.stage.num_layers * speed_.layer_us * kMicro;
     if (speed_.tp > 1) {
-      rest -= work.stage.all_reduces *
-              plan::AllReduceSecondsBeyondLayer(speed_, tokens * work.hidden_state_bytes);
+      const auto all_reduce = [&](double of_tokens) {
+        return plan::AllReduceSecondsBeyondLayer(speed_, of_tokens * work.hidden_state_bytes);
+      };
+      const double logits_only = work.stage.logits_only.all_reduces;
+      rest -= (work.stage.all_reduces - logits_only) * all_reduce(tokens.all) +
+              logits_only * all_reduce(tokens.with_logits);
     }
     return std::max(rest, kLeastShare * seconds);
+  }
+
+  // As predictions add up a step (plan::HostCosts). Steps come in the order of their sizes: what
+  // tokens with logits take in the last layer is known from those before.
+  void AddLinear(const ProbedWork& work, const StepTokens& tokens, double seconds,
+                 plan::FormatSpeed& speed) const {
+    double rest = LinearSeconds(work, tokens, seconds);
+    double bytes = work.stage.linear_bytes;
+    if (tokens.with_logits < tokens.all) {
+      const double logits_only = work.stage.logits_only.bytes;
+      rest = std::max(rest - plan::LinearSeconds(speed, logits_only, tokens.with_logits),
+                      kLeastShare * seconds);
+      bytes -= logits_only;
+    }
+    speed.linear.push_back({tokens.all, rest / bytes * 1e9});
   }
 
   // seconds: of AddCacheSteps.
@@ -195,12 +218,13 @@ class SpeedProbe {
   }
 
   // Of the longest step, without the activations that the roofline counts by themselves.
-  void AddProducts(const ProbedWork& work, double tokens, double seconds,
+  void AddProducts(const ProbedWork& work, const StepTokens& tokens, double seconds,
                    plan::FormatSpeed& speed) const {
-    const double activations = tokens * work.stage.activation_bytes / (speed.kv_gb_s * kGiga);
+    const double activations = tokens.all * work.stage.activation_bytes / (speed.kv_gb_s * kGiga);
     const double rest = LinearSeconds(work, tokens, seconds) - activations;
-    speed.products_gflop_s =
-        tokens * work.stage.linear_flops / std::max(rest, kLeastShare * seconds) / kGiga;
+    const double flops = tokens.all * work.stage.linear_flops -
+                         (tokens.all - tokens.with_logits) * work.stage.logits_only.flops;
+    speed.products_gflop_s = flops / std::max(rest, kLeastShare * seconds) / kGiga;
   }
 
   const SpeedProbeOptions& options_;

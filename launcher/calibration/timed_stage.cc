@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -88,13 +87,8 @@ absl::StatusOr<std::unique_ptr<TimedStage>> TimedStage::Load(const TimedStageOpt
   return timed;
 }
 
-// Of all tokens logits are wanted, so that all go through all layers: few are measured, of which
-// the last would weigh more than in a model.
 StepBatch TimedStage::Batch(int64_t num_seqs, int64_t context, int64_t new_tokens) const {
-  StepBatch batch = MakeUniformBatch({num_seqs, context, new_tokens, kBlockSize, vocab_size_});
-  batch.logits_rows.resize(batch.positions.size());
-  std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
-  return batch;
+  return MakeUniformBatch({num_seqs, context, new_tokens, kBlockSize, vocab_size_});
 }
 
 StepBatch TimedStage::Tokens(int64_t num_tokens) const {

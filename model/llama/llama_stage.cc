@@ -156,16 +156,16 @@ void LlamaStage::AddDelta() {
   has_delta_ = false;
 }
 
-// Whether tokens without logits have nothing more to do there, once their keys and values are
-// written: of a prompt's chunk all but the last, or all. Steps that are kept want all rows' logits
+// Whether tokens without logits leave there, as nobody reads what would become of them: of a
+// prompt's chunk all but the last, or all. Steps that are kept want all rows' logits or none
 // (model/llama/padded_batch.h).
 bool LlamaStage::LeavesRowsIn(size_t layer) const {
   return is_last() && layer + 1 == weights_.layers.size() &&
          batch_.num_logits_rows() < batch_.num_tokens();
 }
 
-// Of the stream and of what attention has computed, into qkv's buffer, which is wide enough and
-// free by now.
+// Of the stream (GatherLogitsRows), and of what attention has computed: that goes into qkv's
+// buffer, which is wide enough and free by now.
 absl::Status LlamaStage::LeaveOtherRows() {
   backend_.GatherRows(act_.attended.data(), batch_.logits_rows(), batch_.num_logits_rows(),
                       shape_.q_width() * DTypeBytes(backend_.LinearInput()), act_.qkv.data());

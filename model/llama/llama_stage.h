@@ -2,9 +2,9 @@
 // vocabulary.
 //
 // A layer is a sentence: norm, qkv, rope + cache write, attention, output projection, norm,
-// gate/up, silu-mul, down. The parallel linear layers own the collectives. Of the last layer of
-// all, tokens whose logits nobody wants have the keys and values alone. Called by the step loop's
-// thread only; Forward allocates nothing.
+// gate/up, silu-mul, down. The parallel linear layers own the collectives. In the last layer of
+// all, tokens whose logits nobody wants end with attention, or, where none are wanted, with their
+// keys and values. Called by the step loop's thread only; Forward allocates nothing.
 //
 // Numbers: a token's logits depend on its sequence alone, bit for bit, not on the batch, the
 // chunking, the threads or the layout (design of the kernels: kernels/backend.h; of the layouts:

@@ -156,7 +156,7 @@ class ModelBench {
   }
 
   // Multiply-adds of the matrices count two; attention over `context` positions for each token. Of
-  // the last layer, tokens without logits have the keys and values alone.
+  // the last layer, tokens without logits have attention at most.
   double Flops(int64_t tokens, int64_t mean_context, int64_t logits_rows) const {
     const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
     const double embedding = config_.tie_word_embeddings ? 0 : head;

@@ -8,6 +8,7 @@ struct DeviceLimits {
   double copy_bytes_per_s = 0;  // device to device, bytes read and written
   // Of large products of random numbers by cuBLASLt, one after the other for half a second: as long
   // as a GPU takes to come down to the clocks that its power allows, which a prefill runs at, too.
+  // A kernel that is measured for a moment may exceed it.
   double bf16_flops_per_s = 0;
   double fp8_flops_per_s = 0;         // likewise; 0 where there are no such products
   double brief_bf16_flops_per_s = 0;  // the fastest by itself

@@ -15,11 +15,13 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "model/checkpoint/model_writer.h"
 #include "model/llama/llama_stage.h"
+#include "model/llama/padded_batch.h"
 #include "model/llama/uniform_batch.h"
 #include "model/llama/weights.h"
 #include "nlohmann/json.hpp"
 #include "tests/gpu/bench_report.h"
 #include "tests/gpu/device_limits.h"
+#include "tests/gpu/step_cost.h"
 #include "tests/gpu/step_gaps.h"
 #include "tests/gpu/step_kernels.h"
 
@@ -149,7 +151,9 @@ class StepBench {
     nlohmann::json result =
         Time(MakeUniformBatch({1, tokens, tokens, kBlockSize, config_.vocab_size}),
              std::max(1, options_.repeats / 4));
-    const StepWork work = {tokens, 1, tokens * (tokens + 1) / 2, tokens};
+    const int64_t logits_rows =
+        tokens > kMaxPaddedChunkTokens ? 1 : tokens;  // of a padded step all
+    const StepWork work = {tokens, logits_rows, tokens * (tokens + 1) / 2, tokens};
     const StepCost cost = CostOfStep(config_, work, is_fp8() ? 1 : 2);
     const double seconds = result["seconds"];
     result["tokens"] = tokens;

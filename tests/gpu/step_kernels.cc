@@ -16,6 +16,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/logits_summary.h"
 #include "model/llama/device_batch.h"
+#include "model/llama/padded_batch.h"
 #include "model/llama/uniform_batch.h"
 #include "tests/gpu/device_event.h"
 
@@ -63,8 +64,9 @@ class KernelTimer {
     bench_.report.BeginKernels(fmt::format("{} x {} tokens at context {}", size_.num_seqs,
                                            size_.new_tokens, size_.context));
     const int64_t layers = config_.num_layers;
-    // Where all tokens go on after attention: not in a chunk's last layer.
-    const int64_t whole_layers = size_.new_tokens > 1 ? layers - 1 : layers;
+    // Where all tokens go on after attention: not in a chunk's last layer, whose few rows are not
+    // listed.
+    const int64_t whole_layers = layers - (num_tokens() > kMaxPaddedChunkTokens ? 1 : 0);
     const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
     FillActivations();
     Time("RMSNorm", layers + whole_layers, hidden_bytes(4 + 4 + 4 + 2), 0,
@@ -90,8 +92,8 @@ class KernelTimer {
       return cuda::LaunchSiluMulFp8(gate_up, DType::kBF16, out, backend_.stream());
     });
     TimeLinear("down product", whole_layers, config_.hidden_size, config_.intermediate_size);
-    TimeProduct("LM head", 1, {config_.vocab_size, config_.hidden_size, DType::kBF16},
-                size_.num_seqs);
+    TimeLinear(
+        {"LM head", 1, {config_.vocab_size, config_.hidden_size, DType::kBF16}, size_.num_seqs});
     if (backend_.SummarizesLogits()) {
       FillLogits();
       TimeSummaries("summaries, sampled", 1, kMaxLargestLogits);
@@ -152,42 +154,53 @@ class KernelTimer {
     for (const DeviceBuffer* buffer : {&wide_, &input_, &hidden_}) bench_.inputs.Fill(*buffer);
   }
 
-  using Multiply = std::function<void(const LinearWeight&)>;
+  struct Product {
+    std::string name;
+    int64_t times = 0;
+    LinearShape shape;
+    int64_t rows = 0;
+    int64_t output_bytes = sizeof(float);  // of a number
+  };
+
+  LinearShape LayerShape(int64_t out_features, int64_t in_features) const {
+    return {out_features, in_features, DType::kBF16, 1, bench_.quantize};
+  }
 
   void TimeLinear(const std::string& name, int64_t times, int64_t out_features,
                   int64_t in_features) {
-    TimeProduct(name, times, {out_features, in_features, DType::kBF16, 1, bench_.quantize},
-                num_tokens());
+    TimeLinear({name, times, LayerShape(out_features, in_features), num_tokens()});
+  }
+
+  void TimeLinear(const Product& product) {
+    TimeProduct(product, [&](const LinearWeight& weight) {
+      backend_.Linear(weight, input_.data(), product.rows, wide_.as<float>());
+    });
   }
 
   void TimeGateUp(int64_t times) {
-    const LinearShape shape = {2 * config_.intermediate_size, config_.hidden_size, DType::kBF16, 1,
-                               bench_.quantize};
-    TimeProduct("gate and up product", times, shape, num_tokens(),
-                DTypeBytes(backend_.GateUpDType(num_tokens())), [&](const LinearWeight& weight) {
+    TimeProduct({"gate and up product", times,
+                 LayerShape(2 * config_.intermediate_size, config_.hidden_size), num_tokens(),
+                 DTypeBytes(backend_.GateUpDType(num_tokens()))},
+                [&](const LinearWeight& weight) {
                   backend_.LinearToSilu(weight, input_.data(), num_tokens(), wide_.data());
                 });
   }
 
-  void TimeProduct(const std::string& name, int64_t times, const LinearShape& shape, int64_t rows) {
-    TimeProduct(name, times, shape, rows, sizeof(float), [&, rows](const LinearWeight& weight) {
-      backend_.Linear(weight, input_.data(), rows, wide_.as<float>());
-    });
-  }
-
-  void TimeProduct(const std::string& name, int64_t times, const LinearShape& shape, int64_t rows,
-                   int64_t output_bytes, const Multiply& multiply) {
+  void TimeProduct(const Product& product,
+                   const std::function<void(const LinearWeight&)>& multiply) {
+    const LinearShape& shape = product.shape;
     const bool is_fp8 = shape.quantization == Quantization::kFp8;
     const int64_t weight_bytes = shape.out_features * shape.in_features * (is_fp8 ? 1 : 2);
-    const int64_t row_bytes = 2 * shape.in_features + output_bytes * shape.out_features;
-    const double flops = 2.0 * static_cast<double>(rows) *
+    const int64_t row_bytes = 2 * shape.in_features + product.output_bytes * shape.out_features;
+    const double flops = 2.0 * static_cast<double>(product.rows) *
                          static_cast<double>(shape.out_features * shape.in_features);
     const double rate = is_fp8 ? bench_.limits.fp8_flops_per_s : bench_.limits.bf16_flops_per_s;
     const KernelInputs::Weights& weights = bench_.inputs.WeightsOf(shape);
     FillActivations();
     Time(
-        name, times, static_cast<double>(weight_bytes + rows * row_bytes), flops,
-        [&](int64_t i) { multiply(*weights[static_cast<size_t>(i) % weights.size()]); }, rate);
+        product.name, product.times, static_cast<double>(weight_bytes + product.rows * row_bytes),
+        flops, [&](int64_t i) { multiply(*weights[static_cast<size_t>(i) % weights.size()]); },
+        rate);
   }
 
   // Spread as a model's are: sums of uniform numbers.
@@ -245,10 +258,9 @@ class KernelTimer {
     const DeviceBuffer sines = Value(backend_.Allocate(bytes));
     backend_.CopyToDevice(cosines.data(), ones.data(), bytes);
     FillActivations();
-    const int64_t heads = config_.num_heads + config_.num_kv_heads;
-    const double moved =
-        static_cast<double>(num_tokens() * config_.head_dim *
-                            (8 * heads + 4 * config_.num_kv_heads + 4 * config_.num_kv_heads + 4));
+    // q is read and written, k and v are read and cached; an angle has a cosine and a sine.
+    const int64_t head_bytes = 8 * config_.num_heads + (4 + 2) * 2 * config_.num_kv_heads + 4;
+    const auto moved = static_cast<double>(num_tokens() * config_.head_dim * head_bytes);
     Time("RoPE, cache write", times, moved, 0, [&](int64_t i) {
       backend_.RopeAndWriteKv({wide_.as<float>(), static_cast<int>(config_.num_heads),
                                cosines.as<float>(), sines.as<float>(), &batch_.index(), &Cache(i)});
@@ -377,23 +389,6 @@ class KernelTimer {
 };
 
 }  // namespace
-
-StepCost CostOfStep(const ModelConfig& config, const StepWork& work, int weight_bytes) {
-  const double head = static_cast<double>(config.vocab_size) * config.hidden_size;
-  const double embedding = config.tie_word_embeddings ? 0 : head;
-  const double matrices = config.num_parameters() - embedding - head;
-  const double layers = config.num_layers;
-  const double kv_width = static_cast<double>(config.num_kv_heads) * config.head_dim;
-  const double q_width = static_cast<double>(config.num_heads) * config.head_dim;
-  const double left_early =  // of a token without logits
-      static_cast<double>(config.hidden_size) *
-      (q_width + 3.0 * static_cast<double>(config.intermediate_size));
-  return {
-      .bytes = weight_bytes * matrices + 4 * kv_width * layers * static_cast<double>(work.cached),
-      .flops = 2 * matrices * static_cast<double>(work.num_tokens) -
-               2 * left_early * static_cast<double>(work.num_tokens - work.logits_rows) +
-               4 * q_width * layers * static_cast<double>(work.attended)};
-}
 
 void TimeKernels(const KernelBench& bench, const StepSize& size) { KernelTimer(bench, size).Run(); }
 

@@ -11,20 +11,6 @@
 
 namespace lockstep::bench {
 
-struct StepCost {
-  double bytes = 0;  // weights once, cache of every context once
-  double flops = 0;  // a multiply-add counts two
-};
-struct StepWork {
-  int64_t num_tokens = 0;
-  int64_t logits_rows = 0;  // of which alone the last layer computes more than keys and values
-  int64_t attended = 0;     // (token, position) pairs
-  int64_t cached = 0;       // positions of all sequences
-};
-// A bf16 cache, weights of so many bytes. The LM head, which is not part of Forward, is not
-// counted.
-StepCost CostOfStep(const ModelConfig& config, const StepWork& work, int weight_bytes);
-
 struct StepSize {
   int64_t num_seqs = 1;
   int64_t context = 1;     // of each sequence

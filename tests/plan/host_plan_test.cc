@@ -78,6 +78,23 @@ TEST_F(HostPlanTest, TwoRanksHoldHalfAndAllReduce) {
   EXPECT_DOUBLE_EQ(cost.communication, 2 * 2 * 64 * 4 / 4e9);
 }
 
+TEST_F(HostPlanTest, ThePromptsOfRanksAndStagesLeaveTheLastLayer) {
+  const double of_last_token = 2 * 64.0 * (64 + 3 * 128);
+  const auto ranks = Costs(2, 1);
+  ASSERT_TRUE(ranks.ok()) << ranks.status();
+  const StepLoad load{.prefill_tokens = 100};
+  const StepCost cost = ranks->CostOf(0, load);
+  EXPECT_NEAR(cost.linear, (kLayerBytes - of_last_token / 2) * 2e-9 + of_last_token / 2 * 0.2e-9,
+              kNear * cost.linear);
+  // Two of a layer, of 64 numbers of 4 bytes to a token.
+  EXPECT_DOUBLE_EQ(cost.communication, 2 * (100 + 1) * 64 * 4 / 4e9);
+  const auto stages = Costs(1, 2);
+  ASSERT_TRUE(stages.ok()) << stages.status();
+  EXPECT_NEAR(stages->CostOf(0, load).linear, kLayerBytes * 2e-9, kNear * cost.linear);
+  EXPECT_NEAR(stages->CostOf(1, load).linear,
+              (kLayerBytes - of_last_token) * 2e-9 + of_last_token * 0.2e-9, kNear * cost.linear);
+}
+
 TEST_F(HostPlanTest, StagesAreFasterOneAfterTheOther) {
   const auto costs = Costs(1, 2);
   ASSERT_TRUE(costs.ok()) << costs.status();

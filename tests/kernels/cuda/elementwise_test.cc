@@ -121,7 +121,7 @@ TEST_F(CudaElementwise, SiluMulIsNearItsTwin) {
   }
 }
 
-// As chunks' products leave them.
+// As products of more than a few rows leave them.
 TEST_F(CudaElementwise, SiluMulOfRoundedRowsIsThatOfTheirNumbers) {
   for (const int64_t width : kSizes) {
     const std::vector<BF16> rounded = Narrowed<BF16>(random_.Normals(3 * 2 * width));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -161,6 +162,10 @@ class FusedProduct {
     residual_.Write(random.Normals(kMostRows * kHidden));
     norm_.Write(random.Normals(kHidden));
     in_ = *backend_->Allocate(kMostRows * kWidth * DTypeBytes(compute));
+    plain_ = *backend_->Allocate(kMostRows * kHidden * DTypeBytes(compute));
+    std::vector<int32_t> ids(kMostRows);
+    std::iota(ids.begin(), ids.end(), 0);
+    ids_.Write(ids);
   }
 
   cuda::CudaBackend& backend() { return *backend_; }
@@ -188,6 +193,18 @@ class FusedProduct {
   std::vector<float> Up(int64_t rows, int64_t share) {
     y_.Write(std::vector<float>(kMostRows * 2 * kWidth, NAN));
     share > 0 ? NormInShares(rows, share) : Norm(rows, nullptr);
+    Multiply(*up_, rows);
+    backend_->Synchronize();
+    return y_.Read();
+  }
+  // The norm's product of rows that were brought to where quantized ones waited for it.
+  std::vector<float> UpOfGathered(int64_t rows) {
+    y_.Write(std::vector<float>(kMostRows * 2 * kWidth, NAN));
+    const int64_t row_bytes = kHidden * DTypeBytes(backend_->LinearInput());
+    Norm(rows, nullptr);
+    backend_->GatherRows(in_.data(), ids_.data(), rows, row_bytes, plain_.data());
+    Norm(rows, up_.get());
+    backend_->GatherRows(plain_.data(), ids_.data(), rows, row_bytes, in_.data());
     Multiply(*up_, rows);
     backend_->Synchronize();
     return y_.Read();
@@ -249,6 +266,8 @@ class FusedProduct {
   std::unique_ptr<cuda::CudaBackend> backend_;
   std::unique_ptr<LinearWeight> up_, down_;
   DeviceArray<float> residual_{kMostRows * kHidden}, norm_{kHidden};
+  DeviceBuffer plain_;
+  DeviceArray<int32_t> ids_{kMostRows};
   int64_t gate_up_rows_ = 0;
   DeviceArray<float> gate_up_{kMostRows * 2 * kWidth}, y_{kMostRows * 2 * kWidth};
   DeviceBuffer in_;
@@ -310,6 +329,20 @@ TEST_P(FusedProductTest, TheLastWriterCounts) {
   ASSERT_TRUE(SameBits(product_.Both(33, /*with_consumers=*/false), want));
   product_.Norm(33, &product_.up());
   ASSERT_TRUE(SameBits(product_.Both(33, /*with_consumers=*/true), want));
+  ASSERT_TRUE(SameBits(product_.UpOfGathered(33), product_.Up(33, 0)));
+}
+
+// Where nothing is lost that f32 would keep for anybody: not in f16, whose range ends, nor in steps
+// whose bits do not depend on their length.
+TEST(GateUpTest, IsRoundedInLongerStepsOfBf16) {
+  for (const DType dtype : kAllTypes) {
+    for (const bool deterministic : {false, true}) {
+      FusedProduct product(dtype, deterministic);
+      const bool is_rounded = dtype == DType::kBF16 && !deterministic;
+      EXPECT_EQ(product.backend().GateUpDType(16), DType::kF32);
+      EXPECT_EQ(product.backend().GateUpDType(17), is_rounded ? DType::kBF16 : DType::kF32);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Numbers, FusedProductTest,

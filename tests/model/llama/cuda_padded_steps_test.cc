@@ -203,7 +203,9 @@ TEST(CudaWarmUpTest, LoneChunksAndAFewSequencesAreReplayedAtOnce) {
   ASSERT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
   ASSERT_TRUE((*stage)->WarmUp().ok());
   num_layers_issued = 0;
-  for (const Mix& mix : {Mix{{0, 37}}, Mix{{0, 13}, {1, 1}, {2, 1}, {4, 1}}, Mix{{2, 3}}}) {
+  // As many decodes as there may be, too, which are no power of two.
+  for (const Mix& mix : {Mix{{0, 37}}, Mix{{0, 13}, {1, 1}, {2, 1}, {4, 1}}, Mix{{2, 3}},
+                         Mix{{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}}) {
     ASSERT_TRUE((*stage)->Forward(Sequences().Next(mix)).ok());
     EXPECT_EQ(num_layers_issued, 0) << mix.front().num_tokens;
   }

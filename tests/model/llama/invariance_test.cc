@@ -149,11 +149,7 @@ TEST_P(InvarianceTest, DividedTokens) {
 
 // Tokens without logits leave the last layer early: with nobody, one or a few left, and divided.
 TEST_P(InvarianceTest, OnlyNeededLogits) {
-  std::vector<Outcome> needed = expected_;
-  for (Outcome& outcome : needed) {
-    const auto num_needed = static_cast<std::ptrdiff_t>(outcome.greedy.size());
-    outcome.logits.erase(outcome.logits.begin(), outcome.logits.end() - num_needed);
-  }
+  const std::vector<Outcome> needed = OfNeededLogits(expected_);
   for (const auto& [tp, pp] : {std::pair(1, 1), {2, 2}, {4, 1}}) {
     for (const int64_t chunk : {16, 256}) {
       for (const bool is_divided : {false, true}) {

@@ -1,6 +1,4 @@
 // What of a step is computed for tokens whose logits nobody wants.
-#include <map>
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backend.h"

@@ -275,6 +275,14 @@ absl::StatusOr<std::vector<Outcome>> Drive(const Checkpoint& checkpoint,
   return *std::move(results.back());
 }
 
+std::vector<Outcome> OfNeededLogits(std::vector<Outcome> outcomes) {
+  for (Outcome& outcome : outcomes) {
+    const auto num_needed = static_cast<std::ptrdiff_t>(outcome.greedy.size());
+    outcome.logits.erase(outcome.logits.begin(), outcome.logits.end() - num_needed);
+  }
+  return outcomes;
+}
+
 bool SameBits(const std::vector<Outcome>& a, const std::vector<Outcome>& b) {
   const auto same_row = [](const std::vector<float>& x, const std::vector<float>& y) {
     return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;

@@ -26,6 +26,8 @@ struct Outcome {
       logits;  // after each computed token: [prompt + num_greedy - 1][vocab_size]; or num_greedy
 };
 bool SameBits(const std::vector<Outcome>& a, const std::vector<Outcome>& b);
+// What is left of outcomes with DriveOptions::only_needed_logits.
+std::vector<Outcome> OfNeededLogits(std::vector<Outcome> outcomes);
 
 struct DriveOptions {
   int tp = 1;

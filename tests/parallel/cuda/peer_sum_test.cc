@@ -270,7 +270,8 @@ TEST(PeerSumGroupStartTest, ARankWithoutMemoryEndsIt) {
       EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
     } else {
       EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-      EXPECT_THAT(std::string(status.message()), HasSubstr("all-reduce of 4 bytes"));
+      // In whichever of its first sums it learns of it, none of which met the other's barrier.
+      EXPECT_THAT(std::string(status.message()), HasSubstr("remote process exited"));
     }
     EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
     return absl::OkStatus();

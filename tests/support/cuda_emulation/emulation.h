@@ -61,10 +61,11 @@ std::string TakeFailure();
 // How long a wait may go without any work advancing before it is a failure. 30 s unless set.
 void SetPatience(double seconds);
 
-int64_t AllocatedBytes();        // device memory of all devices
-int64_t NumKernelsRun();         // since the process began
-int64_t NumKernelsBegunEarly();  // of them, while those before them were still to run
-int64_t NumFastProducts();       // of cuBLASLt's, with fast accumulation of e4m3
-int64_t NumWorkInStreams();      // issued and not done yet
+int64_t AllocatedBytes();            // device memory of all devices
+int64_t NumKernelsRun();             // since the process began
+int64_t NumKernelsBegunEarly();      // of them, while those before them were still to run
+int64_t NumFastProducts();           // of cuBLASLt's, with fast accumulation of e4m3
+int64_t NumProductsAddedInOutput();  // by split-K whose parts are added in D's type
+int64_t NumWorkInStreams();          // issued and not done yet
 
 }  // namespace lockstep::cuda_emulation

@@ -40,17 +40,22 @@ struct Strategy {
   int64_t columns_multiple = 1;  // of D: what it needs
   bool runs = true;              // else it is found, passes the check, and is refused all the same
 };
-constexpr std::array<Strategy, 6> kStrategies = {{
+constexpr std::array<Strategy, 7> kStrategies = {{
     {1, CUBLASLT_REDUCTION_SCHEME_NONE, 16, /*columns_multiple=*/16},
     {1, CUBLASLT_REDUCTION_SCHEME_NONE, 16},
     {1, CUBLASLT_REDUCTION_SCHEME_NONE, 32},
     {4, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 16},
+    {4, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 16},
     {1, CUBLASLT_REDUCTION_SCHEME_NONE, 8},
     {.num_splits = 1,
      .reduction_scheme = CUBLASLT_REDUCTION_SCHEME_NONE,
      .lanes = 8,
      .runs = false},
 }};
+
+bool AddsInOutput(uint32_t reduction_scheme) {
+  return reduction_scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+}
 
 Matrix ToMatrix(const cublasLtMatrixLayoutOpaque_t& layout, bool transposed) {
   const Attributes& attributes = layout.attributes;
@@ -254,6 +259,7 @@ cublasStatus_t IssueProduct(const Product& product, cudaStream_t handle) {
       Compute(product);
     };
     if (product.is_fast) ++TheEngine().num_fast_products;
+    if (product.summation.adds_in_output) ++TheEngine().num_products_added_in_output;
     return TheEngine().Issue(*stream, "a product", Once(multiply, Work::Kind::kKernel));
   });
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
@@ -302,6 +308,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const Strategy& strategy = kStrategies[id];
     const size_t bytes = WorkspaceBytes(product, strategy.num_splits);
     if ((strategy.reduction_scheme & ~mask) != 0 || bytes > most_bytes) continue;
+    // The same as another one.
+    if (AddsInOutput(strategy.reduction_scheme) && product.d.type == CUDA_R_32F) continue;
     if (!Fits(product, strategy)) continue;
     if (TheEngine().device.prefers_whole_tiles && Fits(product, kStrategies[0]) && id > 0) continue;
     Algorithm algorithm{kTag,
@@ -388,7 +396,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       Remember(cudaErrorInvalidConfiguration);  // what its kernel's launch left behind
       return CUBLAS_STATUS_EXECUTION_FAILED;
     }
-    product.summation = {algorithm.num_splits, algorithm.lanes};
+    product.summation = {algorithm.num_splits, algorithm.lanes,
+                         AddsInOutput(algorithm.reduction_scheme)};
     product.workspace = static_cast<float*>(workspace);
   }
   return IssueProduct(product, stream);

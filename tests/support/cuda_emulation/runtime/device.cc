@@ -68,6 +68,10 @@ int64_t NumFastProducts() {
   const std::lock_guard lock(TheEngine().mutex());
   return TheEngine().num_fast_products;
 }
+int64_t NumProductsAddedInOutput() {
+  const std::lock_guard lock(TheEngine().mutex());
+  return TheEngine().num_products_added_in_output;
+}
 int64_t NumWorkInStreams() {
   const std::lock_guard lock(TheEngine().mutex());
   return TheEngine().NumQueued();

@@ -135,6 +135,7 @@ class Engine {
   int64_t num_kernels_run = 0;
   int64_t num_kernels_begun_early = 0;
   int64_t num_fast_products = 0;
+  int64_t num_products_added_in_output = 0;
   int64_t NumQueued() const;
   template <typename Action>
   void ForEachStream(Action action) {

@@ -49,6 +49,12 @@ void Store(cudaDataType type, void* data, int64_t index, float value) {
   static_cast<uint16_t*>(data)[index] = std::isnan(value) ? 0x7fff : bits;
 }
 
+float Rounded(cudaDataType type, float value) {
+  float rounded = 0;
+  Store(type, &rounded, 0, value);
+  return Load(type, &rounded, 0);
+}
+
 // op(matrix) of a batch as rows (or columns, for B) that run over K.
 std::vector<float> Gather(const Matrix& matrix, const void* data, int batch, bool k_is_row) {
   const int64_t base = batch * matrix.batch_stride;
@@ -100,6 +106,7 @@ float SumSplits(const Product& product, const float* a, const float* b, int64_t 
     float& part = product.workspace[split * size + element];
     part = Dot(a + begin, b + begin, end - begin, product.summation.num_lanes);
     sum += part;
+    if (product.summation.adds_in_output) sum = Rounded(product.d.type, sum);
   }
   return sum;
 }

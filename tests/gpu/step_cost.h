@@ -1,0 +1,24 @@
+// The least that a step must move and compute: the numerators of the benchmark's shares. Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "model/model_config.h"
+
+namespace lockstep::bench {
+
+struct StepCost {
+  double bytes = 0;  // weights once, cache of every context once
+  double flops = 0;  // a multiply-add counts two
+};
+struct StepWork {
+  int64_t num_tokens = 0;
+  int64_t logits_rows = 0;  // which alone go on after the last layer's attention
+  int64_t attended = 0;     // (token, position) pairs
+  int64_t cached = 0;       // positions of all sequences
+};
+// A bf16 cache, weights of so many bytes. The LM head, which is not part of Forward, is not
+// counted.
+StepCost CostOfStep(const ModelConfig& config, const StepWork& work, int weight_bytes);
+
+}  // namespace lockstep::bench
