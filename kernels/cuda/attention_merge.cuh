@@ -4,8 +4,9 @@
 // the other: an order that depends on the row's number of splits alone. For the few rows of a
 // decode every chain has a warp, so that nobody waits for 32 reads in turn; the many rows of a
 // chunk have a warp each. Reads 4 (head_dim + 2) bytes to a split and does a handful of operations
-// with each: bound by memory, of which there is little beside the keys and values that a split of
-// at least 256 tokens stands for, and by latency where there are few rows.
+// with each: bound by memory, of which there is little beside the keys and values that a split
+// stands for (a quarter where it is a single tile of 64 tokens), and by latency where there are few
+// rows.
 #pragma once
 
 #include "kernels/cuda/attention_params.cuh"

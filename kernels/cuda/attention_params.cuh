@@ -14,7 +14,7 @@ struct AttentionParams {
   DType out_dtype;
   const void* k;  // [num_blocks, num_kv_heads, block_size, head_dim]
   const void* v;
-  const int32_t* positions;  // for merging alone: others find them without waiting
+  const int32_t* positions;  // for merging alone
   const int32_t* query_starts;
   const int32_t* context_lens;
   const int32_t* block_tables;

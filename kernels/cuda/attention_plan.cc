@@ -61,6 +61,25 @@ int64_t SplitsOfChunks(const BatchIndex& batch, int64_t blocks, int64_t slots) {
   return std::max(splits, CeilDiv(context, SharedSplitTokens(blocks, slots)));
 }
 
+// Whole tiles round splits up, by which some multiprocessors may be left without one: then a tile
+// less, as long as the longest of them has less to walk and no more splits come of it than `most`,
+// nor than a merge reads in a few turns.
+int64_t ShorterSplit(int64_t split_tokens, int64_t context, int64_t blocks, int64_t slots,
+                     int64_t most) {
+  const auto splits = [&](int64_t tiles) { return CeilDiv(context, tiles * kAttentionTile); };
+  const auto tiles_to_walk = [&](int64_t tiles) {
+    return CeilDiv(blocks * splits(tiles), slots) * tiles;
+  };
+  constexpr int64_t kMostQuicklyMerged = 64;
+  most = std::min(most, kMostQuicklyMerged);
+  int64_t tiles = split_tokens / kAttentionTile;
+  while (tiles > 1 && splits(tiles - 1) <= most &&
+         tiles_to_walk(tiles - 1) < tiles_to_walk(tiles)) {
+    --tiles;
+  }
+  return tiles * kAttentionTile;
+}
+
 AttentionPlan PlanOf(int64_t split_tokens, int64_t max_context_len, TensorMapEncoder encode_maps) {
   return {split_tokens, std::max<int64_t>(CeilDiv(max_context_len, split_tokens), 1), encode_maps};
 }
@@ -91,11 +110,14 @@ AttentionPlan PlanAttention(const BatchIndex& batch, const AttentionHeads& heads
       decode ? SplitsOfDecodes(blocks, slots, context) : SplitsOfChunks(batch, blocks, slots);
   const int64_t split_bytes =
       SplitBytes(std::max<int64_t>(batch.num_tokens, 1), heads.num_heads, heads.head_dim);
-  const int64_t splits =
-      std::clamp<int64_t>(kAttentionWorkspaceBytes / split_bytes, 1, std::max<int64_t>(wanted, 1));
-  return PlanOf(
-      CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile,
-      context, encode_maps);
+  const int64_t most = std::max<int64_t>(kAttentionWorkspaceBytes / split_bytes, 1);
+  const int64_t splits = std::clamp<int64_t>(wanted, 1, most);
+  int64_t split_tokens =
+      CeilDiv(CeilDiv(std::max<int64_t>(context, 1), splits), kAttentionTile) * kAttentionTile;
+  if (decode && splits > 1 && context >= kFineSplitContext) {
+    split_tokens = ShorterSplit(split_tokens, context, blocks, slots, most);
+  }
+  return PlanOf(split_tokens, context, encode_maps);
 }
 
 int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,

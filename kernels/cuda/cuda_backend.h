@@ -33,8 +33,9 @@ class CudaBackend final : public Backend {
   std::string Description() const override;
   DType LinearInput() const override { return options_.compute; }
   bool HoldsFp8(int64_t out_features, int64_t in_features) const override;
-  // Of what LinearToSilu leaves.
+  // Of what LinearToSilu leaves: rounded in longer steps of bf16.
   DType GateUpDType(int64_t num_tokens) const;
+  static constexpr int64_t kMostTokensOfPlainGateUp = 256;
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
   void CopyToDevice(void* device, const void* host, int64_t bytes) override;

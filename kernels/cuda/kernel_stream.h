@@ -31,8 +31,8 @@ bool KernelsCanOverlap(cudaStream_t stream);
 // A kernel that does nothing for about as long as a step's small kernels take, which the next one
 // may overlap: what kernels are measured behind.
 cudaError_t LaunchStandIn(const KernelStream& stream);
-// Reads device memory, so that the second-level cache holds its end and nothing else, and nothing
-// that has still to be written back. `bytes` is rounded down to 16.
+// Reads device memory, so that the second-level cache holds little else, and nothing that has
+// still to be written back. `bytes` is rounded down to 16.
 cudaError_t LaunchRead(const void* memory, int64_t bytes, const KernelStream& stream);
 
 }  // namespace lockstep::cuda

@@ -79,8 +79,8 @@ class RmsNormRow {
   }
 
  private:
-  // All reads are under way before the first is needed, which takes loops of nothing but reads:
-  // with additions among them the compiler makes branches of the bounds, and waits in each.
+  // All of these reads are under way before the first is needed, which takes loops of nothing but
+  // reads: with additions among them the compiler makes branches of the bounds, and waits in each.
   __device__ void ReadKept(int first) {
     Floats<n> deltas[kRmsNormAtOnce];
 #pragma unroll

@@ -24,6 +24,11 @@ namespace {
 // The first time libraries choose algorithms and connect, the second time the step is kept.
 constexpr int kTimesToKeep = 2;
 
+// The next power of two below.
+int64_t Half(int64_t tokens) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)) / 2);
+}
+
 }  // namespace
 
 // Longer than those that are kept.
@@ -31,7 +36,7 @@ absl::Status LlamaStage::WarmUpPrompts() {
   const int64_t longest = std::min({limits_.max_batched_tokens, limits_.max_model_len,
                                     num_kv_blocks_ * static_cast<int64_t>(limits_.block_size)});
   // The largest takes its memory first.
-  for (int64_t tokens = longest; tokens > kMaxPaddedChunkTokens; tokens /= 2) {
+  for (int64_t tokens = longest; tokens > kMaxPaddedChunkTokens; tokens = Half(tokens)) {
     RETURN_IF_ERROR(RunNewSequences(1, tokens, 1));
   }
   return absl::OkStatus();
@@ -42,10 +47,7 @@ absl::Status LlamaStage::WarmUpChunks() {
   constexpr int64_t kFewSeqs = 16;
   const int64_t most_tokens = std::min(limits_.max_batched_tokens, kMaxPaddedChunkTokens);
   const int64_t most_seqs = std::min(limits_.max_num_seqs, kFewSeqs);
-  const auto half = [](int64_t tokens) {
-    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)) / 2);
-  };
-  for (int64_t tokens = most_tokens; tokens >= kMinPaddedChunkTokens; tokens = half(tokens)) {
+  for (int64_t tokens = most_tokens; tokens >= kMinPaddedChunkTokens; tokens = Half(tokens)) {
     for (int64_t seqs = 1; seqs <= most_seqs && 2 * seqs <= tokens; seqs *= 4) {
       const int64_t tokens_each = std::min(tokens / seqs, limits_.max_model_len);
       if (tokens_each < 2) continue;

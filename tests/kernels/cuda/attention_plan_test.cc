@@ -57,6 +57,17 @@ TEST(PlanAttention, OneShorterDecodeFillsThemToo) {
   EXPECT_EQ(PlanAttention(Batch(1, 1, 511), kHeads, 132, false).max_splits, 1);
 }
 
+// One of eight KV heads, as ranks of tensor parallelism have.
+TEST(PlanAttention, RoundingSplitsToTilesLeavesNoMultiprocessorIdle) {
+  constexpr AttentionHeads kOneHead = {8, 1, 128};
+  for (const int64_t context : {1280, 4096}) {
+    const AttentionPlan plan = PlanAttention(Batch(1, 1, context), kOneHead, 132, false);
+    EXPECT_EQ(plan.split_tokens, kAttentionTile) << context;
+  }
+  EXPECT_EQ(PlanAttention(Batch(1, 1, 8192), kOneHead, 132, false).split_tokens, 2 * kAttentionTile)
+      << "more would take longer to merge";
+}
+
 TEST(PlanAttention, ManyShortDecodesAreNotSplit) {
   EXPECT_EQ(PlanAttention(Batch(64, 1, 1024), kHeads, 132, false).max_splits, 1);
 }

@@ -150,7 +150,7 @@ TEST(FusedFp8Test, NoRowsAreNoWork) {
 // A norm and its product, a gated row and its product, by one backend.
 class FusedProduct {
  public:
-  static constexpr int64_t kHidden = 96, kWidth = 176, kMostRows = 70;
+  static constexpr int64_t kHidden = 96, kWidth = 176, kMostRows = 260;
 
   explicit FusedProduct(DType compute, bool deterministic) {
     auto backend = cuda::CudaBackend::Create({.compute = compute, .deterministic = deterministic});
@@ -339,10 +339,26 @@ TEST(GateUpTest, IsRoundedInLongerStepsOfBf16) {
     for (const bool deterministic : {false, true}) {
       FusedProduct product(dtype, deterministic);
       const bool is_rounded = dtype == DType::kBF16 && !deterministic;
-      EXPECT_EQ(product.backend().GateUpDType(16), DType::kF32);
-      EXPECT_EQ(product.backend().GateUpDType(17), is_rounded ? DType::kBF16 : DType::kF32);
+      EXPECT_EQ(product.backend().GateUpDType(256), DType::kF32);
+      EXPECT_EQ(product.backend().GateUpDType(257), is_rounded ? DType::kBF16 : DType::kF32);
     }
   }
+}
+
+TEST(GateUpTest, RoundedOnesAreNearThoseInF32) {
+  FusedProduct rounded(DType::kBF16, /*deterministic=*/false);
+  FusedProduct plain(DType::kBF16, /*deterministic=*/true);
+  const std::vector<float> got = rounded.Both(260, /*with_consumers=*/true);
+  const std::vector<float> want = plain.Both(260, /*with_consumers=*/true);
+  ASSERT_EQ(got.size(), want.size());
+  double error = 0, size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (std::isnan(want[i])) continue;  // beyond the second product's outputs
+    error += std::pow(got[i] - want[i], 2);
+    size += std::pow(want[i], 2);
+  }
+  EXPECT_LT(std::sqrt(error / size), 0.02);
+  EXPECT_GT(error, 0.0) << "nothing was rounded";
 }
 
 INSTANTIATE_TEST_SUITE_P(Numbers, FusedProductTest,
