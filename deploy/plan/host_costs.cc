@@ -93,8 +93,9 @@ StepCost HostCosts::CostOf(int stage, const StepLoad& load) const {
                            (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
                            work.attention_flops / (speed.layers.attention_gflop_s * kGiga);
   if (tp_ > 1) {
-    const auto all_reduce = [&](double tokens) {
-      return AllReduceSecondsBeyondLayer(speed.rank, tokens * work.hidden_size * kActivationBytes);
+    const auto all_reduce = [&](double of_tokens) {
+      return AllReduceSecondsBeyondLayer(speed.rank,
+                                         of_tokens * work.hidden_size * kActivationBytes);
     };
     cost.communication = (work.all_reduces - logits_only.all_reduces) * all_reduce(tokens) +
                          logits_only.all_reduces * all_reduce(sampled);

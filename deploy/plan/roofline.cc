@@ -115,7 +115,7 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
   const double tokens = load.prefill_tokens + load.decodes;
   const double sampled = load.decodes + (load.prefill_tokens > 0 ? load.prompts : 0.0);
   // That leave the last layer early.
-  const double left = engine.leaves_tokens_without_logits ? tokens - sampled : 0.0;
+  const double left = engine.leaves_tokens_without_logits ? std::max(0.0, tokens - sampled) : 0.0;
   const double flops = tokens * work.linear_flops - left * work.logits_only.flops;
   StepCost cost;
   cost.linear =
