@@ -3,10 +3,9 @@
 // and the limit is the bandwidth (or, for the few rows of a decode, the latency of a launch).
 //
 // Bytes to an element, f32 activations and 16-bit products' inputs: Embed 2 + 4; AddRmsNorm 8 read
-// (residual, delta), 6 written; SiluMul 8 read (4 where rounded), 2
-// written; RopeAndWriteKv 8 (q) and 4 + 2 (k, v);
-// GatherRows twice its own; Add 12. AddRmsNorm and SiluMul for products in e4m3, which write 1
-// instead of 2, are in fused_fp8.cu.
+// (residual, delta), 6 written; SiluMul 8 read (4 where rounded), 2 written; RopeAndWriteKv 8 (q)
+// and 4 + 2 (k, v); GatherRows twice its own; Add 12. AddRmsNorm and SiluMul for products in e4m3,
+// which write 1 instead of 2, are in fused_fp8.cu.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"

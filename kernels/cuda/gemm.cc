@@ -32,6 +32,26 @@ void SetColumns(cublasLtMatrixLayout_t layout, uint64_t columns) {
               "matrix layout");
 }
 
+// reduction_schemes: of split-K.
+absl::StatusOr<cublasLtMatmulPreference_t> MakePreference(uint32_t reduction_schemes) {
+  cublasLtMatmulPreference_t preference = nullptr;
+  RETURN_IF_ERROR(CublasStatus(cublasLtMatmulPreferenceCreate(&preference), "choosing algorithms"));
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    return CublasStatus(
+        cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
+        "choosing algorithms");
+  };
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes));
+  // Rows of an input may begin anywhere that 16 bytes allow.
+  for (const auto operand :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    RETURN_IF_ERROR(set(operand, kAlignment));
+  }
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction_schemes));
+  return preference;
+}
+
 }  // namespace
 
 Gemm::Gemm(const KernelStream& stream, const Options& options)
@@ -63,26 +83,6 @@ absl::StatusOr<cublasLtMatmulDesc_t> Gemm::DescribeFp8() {
                                    operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof(fast)),
                                "describing a product in e4m3"));
   return operation;
-}
-
-// Of split-K.
-absl::StatusOr<cublasLtMatmulPreference_t> Gemm::MakePreference(uint32_t reduction_schemes) {
-  cublasLtMatmulPreference_t preference = nullptr;
-  RETURN_IF_ERROR(CublasStatus(cublasLtMatmulPreferenceCreate(&preference), "choosing algorithms"));
-  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
-    return CublasStatus(
-        cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)),
-        "choosing algorithms");
-  };
-  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes));
-  // Rows of an input may begin anywhere that 16 bytes allow.
-  for (const auto operand :
-       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-    RETURN_IF_ERROR(set(operand, kAlignment));
-  }
-  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction_schemes));
-  return preference;
 }
 
 absl::Status Gemm::Start() {

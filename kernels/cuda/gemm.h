@@ -100,7 +100,6 @@ class Gemm {
 
   Gemm(const KernelStream& stream, const Options& options);
   absl::Status Start();
-  absl::StatusOr<cublasLtMatmulPreference_t> MakePreference(uint32_t reduction_schemes);
   absl::StatusOr<cublasLtMatmulDesc_t> Describe();
   absl::StatusOr<cublasLtMatmulDesc_t> DescribeFp8();
   absl::StatusOr<std::unique_ptr<Product>> DescribeProduct(int64_t out_features,

@@ -73,7 +73,6 @@ absl::Status LlamaStage::BeginResidual() {
   residual_ = act_.residual.as<float>();
   delta_ = act_.delta.as<float>();
   has_delta_ = false;
-  attended_ = act_.attended.data();
   if (!is_first()) return GatherReceived(groups_, residual_, tokens_, shape_.hidden);
   return weights_.embedding->Forward(batch_.token_ids(), tokens_, residual_);
 }
@@ -111,8 +110,9 @@ void LlamaStage::Attend(const KvCacheView& cache) {
 }
 
 absl::Status LlamaStage::ProjectAttended(const LayerWeights& weights) {
+  const DeviceBuffer& attended = are_logits_rows_ ? act_.qkv : act_.attended;  // LeaveOtherRows
   has_delta_ = true;
-  return weights.attention_output.Forward(attended_, tokens_, delta_);
+  return weights.attention_output.Forward(attended.data(), tokens_, delta_);
 }
 
 absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
@@ -169,7 +169,6 @@ bool LlamaStage::LeavesRowsIn(size_t layer) const {
 absl::Status LlamaStage::LeaveOtherRows() {
   backend_.GatherRows(act_.attended.data(), batch_.logits_rows(), batch_.num_logits_rows(),
                       shape_.q_width() * DTypeBytes(backend_.LinearInput()), act_.qkv.data());
-  attended_ = act_.qkv.data();
   return GatherLogitsRows();
 }
 

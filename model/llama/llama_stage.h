@@ -155,8 +155,7 @@ class LlamaStage {
   float* residual_ = nullptr;     // [num_tokens, hidden], right in this rank's rows
   float* delta_ = nullptr;        // likewise, what waits to be added to it if has_delta_
   bool has_delta_ = false;
-  const void* attended_ = nullptr;  // [num_tokens, q_width] of Backend::LinearInput
-  DeviceBuffer host_logits_;        // of the host: f32 [kMaxLogitsRows, vocab]
+  DeviceBuffer host_logits_;  // of the host: f32 [kMaxLogitsRows, vocab]
 };
 
 }  // namespace lockstep

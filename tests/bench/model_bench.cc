@@ -25,6 +25,7 @@
 #include "nlohmann/json.hpp"
 #include "parallel/mpi_communicator.h"
 #include "tests/bench/machine_limits.h"
+#include "tests/bench/step_cost.h"
 
 namespace lockstep {
 namespace {
@@ -155,18 +156,11 @@ class ModelBench {
     return Median(seconds);
   }
 
-  // Multiply-adds of the matrices count two; attention over `context` positions for each token. Of
-  // the last layer, tokens without logits have attention at most.
+  // Of a step and the LM head; attention over `mean_context` positions for each token.
   double Flops(int64_t tokens, int64_t mean_context, int64_t logits_rows) const {
+    const bench::StepWork work = {tokens, logits_rows, tokens * mean_context, /*cached=*/0};
     const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
-    const double embedding = config_.tie_word_embeddings ? 0 : head;
-    const double layers = config_.num_parameters() - embedding - head;
-    const double attention = 2.0 * config_.num_layers * config_.num_heads * config_.head_dim;
-    const double left_early = static_cast<double>(config_.hidden_size) *
-                              (config_.num_heads * config_.head_dim +
-                               3.0 * static_cast<double>(config_.intermediate_size));
-    return 2.0 * (tokens * (layers + attention * mean_context) -
-                  (tokens - logits_rows) * left_early + logits_rows * head);
+    return bench::CostOfStep(config_, work, /*weight_bytes=*/0).flops + 2.0 * logits_rows * head;
   }
 
   nlohmann::json Prefill(int64_t tokens) {

@@ -19,9 +19,9 @@
 #include "model/llama/uniform_batch.h"
 #include "model/llama/weights.h"
 #include "nlohmann/json.hpp"
+#include "tests/bench/step_cost.h"
 #include "tests/gpu/bench_report.h"
 #include "tests/gpu/device_limits.h"
-#include "tests/gpu/step_cost.h"
 #include "tests/gpu/step_gaps.h"
 #include "tests/gpu/step_kernels.h"
 

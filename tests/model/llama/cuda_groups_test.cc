@@ -168,15 +168,11 @@ class CudaFp8GroupsTest : public CudaGroupsTest {
 TEST_F(CudaFp8GroupsTest, DividedTokensAreQuantizedBeforeTheyAreGathered) {
   const std::vector<Outcome> want = Run(2, 1, DType::kBF16, true);
   EXPECT_TRUE(SameBits(Run(2, 1, DType::kBF16, true, false, 0), want));
-  // Otherwise products of few rows, and so decodes, are whichever is measured to be faster, and
-  // gate and up of longer steps are rounded. Either moves numbers across borders of e4m3, a
-  // sixteenth apart, and so some logits, which are about 1, by a few of these.
-  const std::vector<Outcome> undivided = Run(2, 1, DType::kBF16, false);
-  const std::vector<Outcome> divided = Run(2, 1, DType::kBF16, false, false, 0);
+  // Otherwise products of few rows, and so decodes, are whichever is measured to be faster.
+  const std::vector<Outcome> others = Run(2, 1, DType::kBF16, false, false, 0);
   for (size_t i = 0; i < want.size(); ++i) {
     for (size_t row = 0; row < requests_[i].prompt.size(); ++row) {
-      EXPECT_THAT(divided[i].logits[row], Pointwise(FloatNear(0.2f), undivided[i].logits[row]));
-      EXPECT_THAT(divided[i].logits[row], Pointwise(FloatNear(0.5f), want[i].logits[row]));
+      EXPECT_THAT(others[i].logits[row], Pointwise(FloatNear(0.2f), want[i].logits[row]));
     }
   }
 }

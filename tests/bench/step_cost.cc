@@ -1,4 +1,4 @@
-#include "tests/gpu/step_cost.h"
+#include "tests/bench/step_cost.h"
 
 namespace lockstep::bench {
 

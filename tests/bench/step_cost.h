@@ -1,4 +1,4 @@
-// The least that a step must move and compute: the numerators of the benchmark's shares. Pure.
+// The least that a step must move and compute: the numerators of benchmarks' shares. Pure.
 #pragma once
 
 #include <cstdint>
