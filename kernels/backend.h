@@ -4,8 +4,8 @@
 // Bodies: ReferenceBackend (plain loops, the specification), CpuBackend (SIMD, threads); a CUDA
 // body loads as a plugin. All pointers are device pointers of this backend; work is issued in order
 // from one thread (the step loop) and may be asynchronous until Synchronize(). Activations are f32,
-// row-major and dense, except those that nothing but Linear reads: they have the dtype that
-// LinearInput names.
+// row-major and dense, except those that nothing but Linear reads, which have the dtype that
+// LinearInput names, and what RoundedLinear leaves.
 //
 // Numbers. On the CPU bodies every output row depends on its own inputs only: bit for bit the same
 // whatever the number of rows in the call, the number of threads and the instruction set. The order
@@ -156,6 +156,8 @@ class Backend {
   // Of what AddRmsNorm, SiluMul and Attention write and Linear reads: kF32 on CPU bodies, elsewhere
   // what the products multiply, kBF16 or kF16, too.
   virtual DType LinearInput() const = 0;
+  // Of what RoundedLinear writes for so many tokens: kF32 on CPU bodies, elsewhere perhaps kBF16.
+  virtual DType ProductDType(int64_t /*num_tokens*/) const { return DType::kF32; }
   // Whether weights, embedding tables and KV caches may be in f16: where products multiply it.
   bool HoldsF16() const { return LinearInput() == DType::kF16; }
   // Whether a weight of this shape can be kept in Quantization::kFp8.
@@ -202,20 +204,21 @@ class Backend {
   };
   virtual void Embed(const EmbedArgs& args) = 0;
 
-  // residual += delta (when delta is not null), then out = residual / sqrt(mean(residual^2) + eps)
+  // residual += delta (when delta is not null; of delta_dtype), then out = residual /
+  // sqrt(mean(residual^2) + eps)
   // * weight. residual, delta, out: [num_tokens, hidden]; weight: f32 [hidden]. The sum of squares
   // runs in 16 lanes (lane = index mod 16, fused multiply-add, ascending), lanes then added as a
   // binary tree of neighbours; with scale = 1 / sqrt(sum / hidden + eps), out = (residual * scale)
   // * weight.
   struct RmsNormArgs {
     float* residual;
-    const float* delta;
+    const void* delta;
     const float* weight;
     float eps;
     int64_t num_tokens;
     int64_t hidden;
     void* out;  // of LinearInput()
-    // The weight that reads out, where nobody else does: the next product (Linear or LinearToSilu)
+    // The weight that reads out, where nobody else does: the next product (Linear or RoundedLinear)
     // is by it and takes all of out, once, and out is not touched in between. How out lies there
     // until then is the backend's own matter (it may quantize rows as that product would), and no
     // bit of the product depends on it. Null: out is as said, for whoever reads it.
@@ -226,6 +229,7 @@ class Backend {
     // out_rows is the same. 0: out has these rows alone.
     int64_t out_rows = 0;
     int64_t first_out_row = 0;
+    DType delta_dtype = DType::kF32;  // or what ProductDType has named
   };
   virtual void AddRmsNorm(const RmsNormArgs& args) = 0;
 
@@ -255,32 +259,39 @@ class Backend {
   // every output; a group of weights likewise in its output.
   virtual void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) = 0;
 
-  // The same for SiluMul, which alone reads gate_up, by a call of as many tokens. How the product
-  // lies there is the backend's own matter (it may round it); there is room for [num_tokens,
-  // out_features] of f32, in which the CPU bodies have it.
-  virtual void LinearToSilu(const LinearWeight& weight, const void* x, int64_t num_tokens,
-                            void* gate_up) {
-    Linear(weight, x, num_tokens, static_cast<float*>(gate_up));
+  // The same, y being of ProductDType(num_tokens), for the kernels that are told of it: AddRmsNorm,
+  // SiluMul, RopeAndWriteKv, Attention and Add.
+  virtual void RoundedLinear(const LinearWeight& weight, const void* x, int64_t num_tokens,
+                             void* y) {
+    Linear(weight, x, num_tokens, static_cast<float*>(y));
   }
 
-  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i];  gate_up: [num_tokens, 2 * width] as
-  // LinearToSilu leaves it, out: [num_tokens, width]. silu(x) = x / (1 + Exp(0 - x)), Exp being the
-  // one of kernels/cpu/exp.h. consumer: as RmsNormArgs has it.
-  virtual void SiluMul(const void* gate_up, int64_t num_tokens, int64_t width, void* out,
-                       const LinearWeight* consumer) = 0;
+  // out[t, i] = silu(gate_up[t, i]) * gate_up[t, width + i]; silu(x) = x / (1 + Exp(0 - x)), Exp
+  // being the one of kernels/cpu/exp.h.
+  struct SiluMulArgs {
+    const void* gate_up;  // [num_tokens, 2 * width]
+    int64_t num_tokens;
+    int64_t width;
+    void* out;                               // [num_tokens, width] of LinearInput()
+    const LinearWeight* consumer = nullptr;  // as RmsNormArgs has it
+    DType gate_up_dtype = DType::kF32;       // or what ProductDType has named
+  };
+  virtual void SiluMul(const SiluMulArgs& args) = 0;
 
   // Rotates q in place and k, which may be left as it was in qkv (GPT-NeoX halves: i pairs with i +
   // head_dim / 2, as Hugging Face checkpoints have it), and writes k and v to the cache at
   // slot_mapping: first' = fma(first, cos, -(second * sin)), second' = fma(second, cos, first *
   // sin). qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], q heads then k heads then v
-  // heads. cos, sin: f32 [max_positions, head_dim / 2].
+  // heads, of qkv_dtype, to which rotated q is rounded. cos, sin: f32 [max_positions, head_dim /
+  // 2].
   struct RopeArgs {
-    float* qkv;
+    void* qkv;
     int num_heads;
     const float* cos;
     const float* sin;
     const BatchIndex* batch;
     const KvCacheView* cache;
+    DType qkv_dtype = DType::kF32;  // or what ProductDType has named
   };
   virtual void RopeAndWriteKv(const RopeArgs& args) = 0;
 
@@ -304,12 +315,13 @@ class Backend {
   // even, a missing last odd one counting as zero, and denormals are flushed.
   static constexpr int kAttentionSplit = 128;
   struct AttentionArgs {
-    const float* qkv;
+    const void* qkv;
     int num_heads;
     float scale;
     const BatchIndex* batch;
     const KvCacheView* cache;
-    void* out;  // of LinearInput()
+    void* out;                      // of LinearInput()
+    DType qkv_dtype = DType::kF32;  // or what ProductDType has named
   };
   virtual void Attention(const AttentionArgs& args) = 0;
 
@@ -317,8 +329,8 @@ class Backend {
   // int32 on the device. in and out do not overlap.
   virtual void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
                           void* out) = 0;
-  // dst[i] += src[i]
-  virtual void Add(float* dst, const float* src, int64_t count) = 0;
+  // dst[i] += src[i]; src_dtype: kF32, or what ProductDType has named.
+  virtual void Add(float* dst, const void* src, DType src_dtype, int64_t count) = 0;
 
   // ---- choosing tokens where logits lie ----
   // Whether the rest may be called: where the host had to fetch the logits to read them.

@@ -53,8 +53,8 @@ void ColumnParallelLinear::Forward(const void* x, int64_t num_tokens, float* y) 
   backend_->Linear(*weight_, x, num_tokens, y);
 }
 
-void ColumnParallelLinear::ForwardToSilu(const void* x, int64_t num_tokens, void* gate_up) const {
-  backend_->LinearToSilu(*weight_, x, num_tokens, gate_up);
+void ColumnParallelLinear::RoundedForward(const void* x, int64_t num_tokens, void* y) const {
+  backend_->RoundedLinear(*weight_, x, num_tokens, y);
 }
 
 absl::StatusOr<RowParallelLinear> RowParallelLinear::Create(Backend& backend, Communicator& group,
@@ -70,9 +70,14 @@ void RowParallelLinear::Fill(int64_t first_row, const HostRows& rows) {
   backend_->FillLinear(*weight_, first_row, rows);
 }
 
-absl::Status RowParallelLinear::Forward(const void* x, const TokenSplit& tokens, float* y) const {
-  backend_->Linear(*weight_, x, tokens.num_tokens, y);
-  return SumOverRanks(*group_, tokens, weight_->shape().out_features, y);
+absl::Status RowParallelLinear::Forward(const void* x, const TokenSplit& tokens, void* y) const {
+  if (IsAlone()) {
+    backend_->RoundedLinear(*weight_, x, tokens.num_tokens, y);
+    return group_->AllReduceSum(nullptr, 0);  // whether the group goes on
+  }
+  auto* const parts = static_cast<float*>(y);
+  backend_->Linear(*weight_, x, tokens.num_tokens, parts);
+  return SumOverRanks(*group_, tokens, weight_->shape().out_features, parts);
 }
 
 absl::StatusOr<VocabParallelEmbedding> VocabParallelEmbedding::Create(Backend& backend,

@@ -31,8 +31,8 @@ class ColumnParallelLinear {
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features].
   void Forward(const void* x, int64_t num_tokens, float* y) const;
-  // As Backend::LinearToSilu has it.
-  void ForwardToSilu(const void* x, int64_t num_tokens, void* gate_up) const;
+  // As Backend::RoundedLinear has it.
+  void RoundedForward(const void* x, int64_t num_tokens, void* y) const;
   const LinearWeight* weight() const { return weight_.get(); }  // that multiplies x
   int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
 
@@ -51,12 +51,20 @@ class RowParallelLinear {
                                                   const LinearShape& shape);
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features], the same on every rank; of divided
-  // tokens y has room for tokens.room() rows, and tokens.mine of them are what they should be.
-  absl::Status Forward(const void* x, const TokenSplit& tokens, float* y) const;
+  // tokens y has room for tokens.room() rows, and tokens.mine of them are what they should be. Of
+  // OutputDType, in memory that has room for f32.
+  absl::Status Forward(const void* x, const TokenSplit& tokens, void* y) const;
+  // Sums over ranks are of f32; what nobody else adds to may be rounded as Backend::RoundedLinear
+  // does.
+  DType OutputDType(const TokenSplit& tokens) const {
+    return IsAlone() ? backend_->ProductDType(tokens.num_tokens) : DType::kF32;
+  }
   const LinearWeight* weight() const { return weight_.get(); }  // that multiplies x
   int64_t bytes() const { return weight_ == nullptr ? 0 : weight_->bytes(); }
 
  private:
+  bool IsAlone() const { return group_->size() == 1; }
+
   Backend* backend_ = nullptr;
   Communicator* group_ = nullptr;
   std::unique_ptr<LinearWeight> weight_;

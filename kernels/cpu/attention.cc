@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "kernels/cpu/products.h"
 
 namespace lockstep::cpu {
 namespace {
@@ -172,6 +173,7 @@ AttentionRunner::ThreadScratch AttentionRunner::ScratchOf(const Shape& shape, in
 // pack them.
 void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* packed) const {
   const int num_rows = shape.RowsOfHead(item);
+  const float* const qkv = AsF32(shape.args.qkv, shape.args.qkv_dtype);
   const auto pack = shape.bf16() ? kernels_.pack_queries_bf16 : kernels_.pack_queries_f32;
   for (int head = 0; head < item.num_heads; ++head) {
     const int64_t first_head = int64_t{item.first_head + head} * shape.group;
@@ -182,7 +184,7 @@ void AttentionRunner::PackQueries(const Shape& shape, const Item& item, float* p
       for (int r = 0; r < rows; ++r) {
         const int64_t token = item.first_token + (first + r) / shape.group;
         const int64_t query_head = first_head + (first + r) % shape.group;
-        q[r] = shape.args.qkv + token * shape.qkv_width + query_head * shape.head_dim;
+        q[r] = qkv + token * shape.qkv_width + query_head * shape.head_dim;
       }
       pack(q, rows, shape.head_dim, shape.args.scale,
            packed_head + int64_t{first} * shape.head_dim);

@@ -8,6 +8,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/products.h"
 
 namespace lockstep {
 namespace cpu {
@@ -98,10 +99,11 @@ void CpuBackend::Embed(const EmbedArgs& args) {
 
 void CpuBackend::AddRmsNorm(const RmsNormArgs& args) {
   float* const out = static_cast<float*>(args.out) + args.first_out_row * args.hidden;
+  const float* const deltas = AsF32(args.delta, args.delta_dtype);
   ForRanges(args.num_tokens, RowsPerGrain(args.hidden), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t at = t * args.hidden;
-      const float* delta = args.delta == nullptr ? nullptr : args.delta + at;
+      const float* delta = deltas == nullptr ? nullptr : deltas + at;
       kernels_.add_rms_norm(args.residual + at, delta, args.weight, args.eps, args.hidden,
                             out + at);
     }
@@ -118,12 +120,12 @@ void CpuBackend::Linear(const LinearWeight& weight, const void* input, int64_t n
   }
 }
 
-void CpuBackend::SiluMul(const void* product, int64_t num_tokens, int64_t width, void* gated,
-                         const LinearWeight*) {
-  const float* gate_up = static_cast<const float*>(product);
-  float* out = static_cast<float*>(gated);
+void CpuBackend::SiluMul(const SiluMulArgs& args) {
+  const float* const gate_up = AsF32(args.gate_up, args.gate_up_dtype);
+  float* const out = static_cast<float*>(args.out);
+  const int64_t width = args.width;
   // Elements, not rows, are shared out: a decode step has few rows and wide ones.
-  ForRanges(num_tokens * width, kGrain, [&](int64_t begin, int64_t end) {
+  ForRanges(args.num_tokens * width, kGrain, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t token = begin / width;
       const int64_t i = begin % width;
@@ -151,7 +153,8 @@ void CpuBackend::RotateToken(const RopeArgs& args, int64_t token) {
   LS_CHECK(slot >= 0 && slot / cache.block_size < cache.num_blocks)
       << "slot " << slot << " of token " << token;
   const int64_t position = args.batch->positions[token];
-  float* q = args.qkv + token * (args.num_heads + 2 * cache.num_kv_heads) * head_dim;
+  float* q = AsF32(args.qkv, args.qkv_dtype) +
+             token * (args.num_heads + 2 * cache.num_kv_heads) * head_dim;
   for (int h = 0; h < args.num_heads + cache.num_kv_heads; ++h) {
     kernels_.rotate(q + h * head_dim, args.cos + position * half, args.sin + position * half,
                     static_cast<int>(half));
@@ -211,7 +214,8 @@ void CpuBackend::GatherRows(const void* in, const int32_t* rows, int64_t num_row
   }
 }
 
-void CpuBackend::Add(float* dst, const float* src, int64_t count) {
+void CpuBackend::Add(float* dst, const void* addends, DType dtype, int64_t count) {
+  const float* const src = AsF32(addends, dtype);
   ForRanges(count, kGrain, [&](int64_t begin, int64_t end) {
     kernels_.add(dst + begin, src + begin, end - begin);
   });

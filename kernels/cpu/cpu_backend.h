@@ -42,13 +42,12 @@ class CpuBackend : public Backend {
   void Embed(const EmbedArgs& args) override;
   void AddRmsNorm(const RmsNormArgs& args) override;
   void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) override;
-  void SiluMul(const void* gate_up, int64_t num_tokens, int64_t width, void* out,
-               const LinearWeight* consumer) override;
+  void SiluMul(const SiluMulArgs& args) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
                   void* out) override;
-  void Add(float* dst, const float* src, int64_t count) override;
+  void Add(float* dst, const void* src, DType src_dtype, int64_t count) override;
   absl::Status Repeat(uint64_t, const std::function<absl::Status()>& body) override {
     return body();
   }

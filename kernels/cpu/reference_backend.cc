@@ -14,6 +14,7 @@
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/linear_shape.h"
 #include "kernels/cpu/plain_quantized_weight.h"
+#include "kernels/cpu/products.h"
 
 namespace lockstep {
 namespace {
@@ -256,11 +257,12 @@ class ReferenceBackend final : public Backend {
 
   void AddRmsNorm(const RmsNormArgs& args) override {
     float* const out = static_cast<float*>(args.out) + args.first_out_row * args.hidden;
+    const float* const delta = cpu::AsF32(args.delta, args.delta_dtype);
     for (int64_t t = 0; t < args.num_tokens; ++t) {
       float* residual = args.residual + t * args.hidden;
       std::vector<float> lanes(kLanes, 0.0f);
       for (int64_t i = 0; i < args.hidden; ++i) {
-        if (args.delta != nullptr) residual[i] += args.delta[t * args.hidden + i];
+        if (delta != nullptr) residual[i] += delta[t * args.hidden + i];
         lanes[i % kLanes] = std::fma(residual[i], residual[i], lanes[i % kLanes]);
       }
       const float mean = NeighbourTree(lanes) / static_cast<float>(args.hidden);
@@ -286,11 +288,11 @@ class ReferenceBackend final : public Backend {
     });
   }
 
-  void SiluMul(const void* product, int64_t num_tokens, int64_t width, void* gated,
-               const LinearWeight*) override {
-    const float* gate_up = static_cast<const float*>(product);
-    float* out = static_cast<float*>(gated);
-    for (int64_t t = 0; t < num_tokens; ++t) {
+  void SiluMul(const SiluMulArgs& args) override {
+    const float* const gate_up = cpu::AsF32(args.gate_up, args.gate_up_dtype);
+    float* const out = static_cast<float*>(args.out);
+    const int64_t width = args.width;
+    for (int64_t t = 0; t < args.num_tokens; ++t) {
       for (int64_t i = 0; i < width; ++i) {
         const float gate = gate_up[t * 2 * width + i];
         const float up = gate_up[t * 2 * width + width + i];
@@ -304,7 +306,7 @@ class ReferenceBackend final : public Backend {
     const int num_kv_heads = args.cache->num_kv_heads;
     const int64_t row = int64_t{args.num_heads + 2 * num_kv_heads} * args.cache->head_dim;
     for (int64_t t = 0; t < args.batch->num_tokens; ++t) {
-      float* qkv = args.qkv + t * row;
+      float* qkv = cpu::AsF32(args.qkv, args.qkv_dtype) + t * row;
       const int64_t position = args.batch->positions[t];
       for (int h = 0; h < args.num_heads + num_kv_heads; ++h) {
         RotateHead(qkv + h * args.cache->head_dim, args.cos + position * half,
@@ -320,13 +322,14 @@ class ReferenceBackend final : public Backend {
     const int head_dim = args.cache->head_dim;
     const int group = args.num_heads / args.cache->num_kv_heads;
     const int64_t row = int64_t{args.num_heads + 2 * args.cache->num_kv_heads} * head_dim;
+    const float* const qkv = cpu::AsF32(args.qkv, args.qkv_dtype);
     for (int64_t s = 0; s < args.batch->num_seqs; ++s) {
       for (int64_t t = args.batch->query_starts[s]; t < args.batch->query_starts[s + 1]; ++t) {
         for (int h = 0; h < args.num_heads; ++h) {
           const CachedHead head{*args.cache,
                                 args.batch->block_tables + s * args.batch->max_blocks_per_seq,
                                 h / group};
-          AttendToken(head, args.qkv + t * row + h * head_dim, args.scale,
+          AttendToken(head, qkv + t * row + h * head_dim, args.scale,
                       args.batch->positions[t] + int64_t{1},
                       static_cast<float*>(args.out) + (t * args.num_heads + h) * head_dim);
         }
@@ -342,7 +345,8 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  void Add(float* dst, const float* src, int64_t count) override {
+  void Add(float* dst, const void* addends, DType dtype, int64_t count) override {
+    const float* const src = cpu::AsF32(addends, dtype);
     for (int64_t i = 0; i < count; ++i) dst[i] += src[i];
   }
   absl::Status Repeat(uint64_t, const std::function<absl::Status()>& body) override {

@@ -23,6 +23,7 @@ AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionPlan
   const KvCacheView& cache = *args.cache;
   AttentionParams p = {};
   p.qkv = args.qkv;
+  p.qkv_dtype = args.qkv_dtype;
   p.out = args.out;
   p.out_dtype = out_dtype;
   p.k = cache.k;
@@ -54,6 +55,7 @@ void CheckArgs(const Backend::AttentionArgs& args, const AttentionPlan& plan) {
       << DTypeName(cache.dtype) << " cache of head size " << cache.head_dim;
   LS_CHECK(args.num_heads % cache.num_kv_heads == 0) << args.num_heads;
   LS_CHECK(args.scale > 0.0f) << args.scale;
+  LS_CHECK(args.qkv_dtype != DType::kF16);
   LS_CHECK(plan.split_tokens > 0 && plan.split_tokens % kAttentionTile == 0) << plan.split_tokens;
   LS_CHECK(cache.num_blocks * cache.num_kv_heads * cache.block_size <= int64_t{UINT32_MAX})
       << "cache of " << cache.num_blocks << " blocks";  // rows are counted in 32 bits

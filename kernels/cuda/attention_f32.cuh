@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/attention_params.cuh"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/vectors.cuh"
 
 namespace lockstep::cuda {
 
@@ -31,8 +32,11 @@ class F32Row {
         kv_head_(head / p.group),
         lane_(threadIdx.x % kWarpSize),
         shared_(shared) {
-    const float* q = QueryRow(p, token, head);
-    for (int d = lane_; d < p.head_dim; d += kWarpSize) shared_.query[d] = q[d];
+    if (p.qkv_dtype == DType::kF32) {
+      Stage(QueryRow<float>(p, token, head));
+    } else {
+      Stage(QueryRow<BF16>(p, token, head));
+    }
     __syncwarp();
   }
 
@@ -78,6 +82,12 @@ class F32Row {
   }
 
  private:
+  template <typename Q>
+  __device__ void Stage(const Q* query) const {
+    for (int d = lane_; d < p_.head_dim; d += kWarpSize)
+      shared_.query[d] = Load<1>(query + d).of[0];
+  }
+
   __device__ float Score(uint32_t row) const {
     const float* k = static_cast<const float*>(p_.k) + int64_t{row} * p_.head_dim;
     float score = 0.0f;

@@ -9,8 +9,9 @@
 namespace lockstep::cuda {
 
 struct AttentionParams {
-  const float* qkv;  // [num_tokens, num_heads + 2 num_kv_heads, head_dim]
-  void* out;         // [num_tokens, num_heads, head_dim]
+  const void* qkv;  // [num_tokens, num_heads + 2 num_kv_heads, head_dim]
+  DType qkv_dtype;  // kF32 or kBF16
+  void* out;        // [num_tokens, num_heads, head_dim]
   DType out_dtype;
   const void* k;  // [num_blocks, num_kv_heads, block_size, head_dim]
   const void* v;
@@ -78,9 +79,11 @@ __device__ inline uint32_t CacheRow(const AttentionParams& p, const int32_t* blo
          (position - block * p.block_size);
 }
 
-__device__ inline const float* QueryRow(const AttentionParams& p, int token, int head) {
+// Q: what qkv_dtype says.
+template <typename Q>
+__device__ inline const Q* QueryRow(const AttentionParams& p, int token, int head) {
   const int64_t heads = p.num_heads + 2 * p.num_kv_heads;
-  return p.qkv + (token * heads + head) * p.head_dim;
+  return static_cast<const Q*>(p.qkv) + (token * heads + head) * p.head_dim;
 }
 
 // Of a row of the launch; partial results are counted from it.

@@ -33,9 +33,9 @@ class CudaBackend final : public Backend {
   std::string Description() const override;
   DType LinearInput() const override { return options_.compute; }
   bool HoldsFp8(int64_t out_features, int64_t in_features) const override;
-  // Of what LinearToSilu leaves: rounded in longer steps of bf16.
-  DType GateUpDType(int64_t num_tokens) const;
-  static constexpr int64_t kMostTokensOfPlainGateUp = 256;
+  // Rounded in longer steps of bf16.
+  DType ProductDType(int64_t num_tokens) const override;
+  static constexpr int64_t kMostPlainTokens = 256;
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
   void CopyToDevice(void* device, const void* host, int64_t bytes) override;
@@ -53,15 +53,14 @@ class CudaBackend final : public Backend {
   void AddRmsNorm(const RmsNormArgs& args) override;
   std::array<RowArray, 2> RowsToGather(void* out, int64_t hidden) const override;
   void Linear(const LinearWeight& weight, const void* x, int64_t num_tokens, float* y) override;
-  void LinearToSilu(const LinearWeight& weight, const void* x, int64_t num_tokens,
-                    void* gate_up) override;
-  void SiluMul(const void* gate_up, int64_t num_tokens, int64_t width, void* out,
-               const LinearWeight* consumer) override;
+  void RoundedLinear(const LinearWeight& weight, const void* x, int64_t num_tokens,
+                     void* y) override;
+  void SiluMul(const SiluMulArgs& args) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
   void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
                   void* out) override;
-  void Add(float* dst, const float* src, int64_t count) override;
+  void Add(float* dst, const void* src, DType src_dtype, int64_t count) override;
   bool SummarizesLogits() const override { return true; }
   void SummarizeLogits(const LogitsSummaryArgs& args) override;
   void ChooseTokens(const TokenChoiceArgs& args) override;

@@ -3,9 +3,9 @@
 // and the limit is the bandwidth (or, for the few rows of a decode, the latency of a launch).
 //
 // Bytes to an element, f32 activations and 16-bit products' inputs: Embed 2 + 4; AddRmsNorm 8 read
-// (residual, delta), 6 written; SiluMul 8 read (4 where rounded), 2 written; RopeAndWriteKv 8 (q)
-// and 4 + 2 (k, v); GatherRows twice its own; Add 12. AddRmsNorm and SiluMul for products in e4m3,
-// which write 1 instead of 2, are in fused_fp8.cu.
+// (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q) and 4 + 2 (k, v);
+// GatherRows twice its own; Add 12. Of products that are rounded 2 instead of 4. AddRmsNorm and
+// SiluMul for products in e4m3, which write 1 instead of 2, are in fused_fp8.cu.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <int n>
-__global__ void __launch_bounds__(kThreads) AddKernel(float* dst, const float* src, int64_t count) {
+template <int n, typename G>
+__global__ void __launch_bounds__(kThreads) AddKernel(float* dst, const G* src, int64_t count) {
   for (int64_t i = FirstColumn(n); i < count; i += ColumnStride(n)) {
     Floats<n> x = Load<n>(dst + i);
     const Floats<n> addend = Load<n>(src + i);
@@ -89,26 +89,27 @@ cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
   const void* delta = args.delta;  // null is as aligned as can be
   const bool vectorises = Vectorises(args.hidden, {args.residual, delta, args.weight, args.out});
   return WithVectors(vectorises, [&](auto n) {
-    return WithType(out_dtype, [&](auto element) {
-      return LaunchOverlapping(AddRmsNormKernel<n, decltype(element)>,
-                               static_cast<unsigned>(args.num_tokens), RowThreads(args.hidden / n),
-                               0, NormStream(stream, args), args);
+    return WithProductType(args.delta_dtype, [&](auto addend) {
+      return WithType(out_dtype, [&](auto element) {
+        return LaunchOverlapping(AddRmsNormKernel<n, decltype(addend), decltype(element)>,
+                                 static_cast<unsigned>(args.num_tokens),
+                                 RowThreads(args.hidden / n), 0, NormStream(stream, args), args);
+      });
     });
   });
 }
 
-cudaError_t LaunchSiluMul(const GateUp& gate_up, void* out, DType out_dtype,
+cudaError_t LaunchSiluMul(const Backend::SiluMulArgs& args, DType out_dtype,
                           const KernelStream& stream) {
-  const int64_t width = gate_up.width;
-  if (gate_up.num_tokens == 0) return cudaSuccess;
-  return WithVectors(Vectorises(width, {gate_up.data, out}), [&](auto n) {
-    return WithProductType(gate_up.dtype, [&](auto gate) {
+  if (args.num_tokens == 0) return cudaSuccess;
+  return WithVectors(Vectorises(args.width, {args.gate_up, args.out}), [&](auto n) {
+    return WithProductType(args.gate_up_dtype, [&](auto gate) {
       return WithType(out_dtype, [&](auto element) {
         using G = decltype(gate);
         using T = decltype(element);
-        return LaunchOverlapping(SiluMulKernel<n, G, T>, RowsGrid(gate_up.num_tokens, width / n),
-                                 kThreads, 0, stream, static_cast<const G*>(gate_up.data), width,
-                                 static_cast<T*>(out));
+        return LaunchOverlapping(SiluMulKernel<n, G, T>, RowsGrid(args.num_tokens, args.width / n),
+                                 kThreads, 0, stream, static_cast<const G*>(args.gate_up),
+                                 args.width, static_cast<T*>(args.out));
       });
     });
   });
@@ -120,14 +121,17 @@ cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStre
   const bool vectorises =
       Vectorises(cache.head_dim / 2, {args.qkv, args.cos, args.sin, cache.k, cache.v});
   return WithVectors(vectorises, [&](auto n) {
-    return WithType(cache.dtype, [&](auto element) {
-      const int64_t vectors =
-          int64_t{args.num_heads + 2 * cache.num_kv_heads} * (cache.head_dim / 2 / n);
-      const dim3 grid(static_cast<unsigned>(args.batch->num_tokens),
-                      static_cast<unsigned>(CeilDiv<int64_t>(vectors, kRopeThreads)));
-      return LaunchOverlapping(RopeAndWriteKvKernel<n, decltype(element)>, grid, kRopeThreads, 0,
-                               stream, args.qkv, args.num_heads, args.cos, args.sin,
-                               args.batch->positions, args.batch->slot_mapping, cache);
+    const int64_t vectors =
+        int64_t{args.num_heads + 2 * cache.num_kv_heads} * (cache.head_dim / 2 / n);
+    const dim3 grid(static_cast<unsigned>(args.batch->num_tokens),
+                    static_cast<unsigned>(CeilDiv<int64_t>(vectors, kRopeThreads)));
+    return WithProductType(args.qkv_dtype, [&](auto product) {
+      return WithType(cache.dtype, [&](auto element) {
+        using G = decltype(product);
+        return LaunchOverlapping(RopeAndWriteKvKernel<n, G, decltype(element)>, grid, kRopeThreads,
+                                 0, stream, static_cast<G*>(args.qkv), args.num_heads, args.cos,
+                                 args.sin, args.batch->positions, args.batch->slot_mapping, cache);
+      });
     });
   });
 }
@@ -147,10 +151,15 @@ cudaError_t LaunchGatherRows(const void* in, const int32_t* rows, int64_t num_ro
   return gather(uint16_t{});
 }
 
-cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream) {
+cudaError_t LaunchAdd(float* dst, const void* src, DType src_dtype, int64_t count,
+                      cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   return WithVectors(Vectorises(count, {dst, src}), [&](auto n) {
-    return Launch(AddKernel<n>, RowsGrid(1, count / n), kThreads, 0, stream, dst, src, count);
+    return WithProductType(src_dtype, [&](auto product) {
+      using G = decltype(product);
+      return Launch(AddKernel<n, G>, RowsGrid(1, count / n), kThreads, 0, stream, dst,
+                    static_cast<const G*>(src), count);
+    });
   });
 }
 

@@ -3,8 +3,8 @@
 // the separate kernels: numbers are rounded as those store them before anything else is done to
 // them.
 //
-// Memory-bound. Bytes to a number: AddRmsNorm 8 read (residual, delta), 5 written; SiluMul 8 read
-// (4 where rounded), 1 written.
+// Memory-bound. Bytes to a number: AddRmsNorm 8 read (residual, delta), 5 written; SiluMul 8 read,
+// 1 written. Of products that are rounded 2 instead of 4.
 #include <algorithm>
 
 #include "kernels/cuda/e4m3_row.cuh"
@@ -33,11 +33,11 @@ __device__ Floats<n> Widened(const Narrowed<n, T>& x) {
 }
 
 // The 1 asks for nothing: without it 8 bytes are spilled for the sake of a second block.
-template <int n, typename T>
+template <int n, typename G, typename T>
 __global__ void __launch_bounds__(1024, 1)
     AddRmsNormE4m3Kernel(Backend::RmsNormArgs args, E4m3Rows out) {
   LetLaterKernelsBegin();
-  RmsNormRow<n> row(args, blockIdx.x);
+  RmsNormRow<n, G> row(args, blockIdx.x);
   row.FetchWeights();
   WaitForEarlierKernels();
   row.Normalize(BlockSum(row.AddAndSquare()));
@@ -83,18 +83,18 @@ __global__ void __launch_bounds__(1024, 2)
 }
 
 template <int n, typename G, typename T>
-cudaError_t LaunchGatedRows(const GateUp& gate_up, const E4m3Rows& out,
+cudaError_t LaunchGatedRows(const Backend::SiluMulArgs& args, const E4m3Rows& out,
                             const KernelStream& stream) {
   const auto kernel = SiluMulE4m3Kernel<n, G, T>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGatedKeptBytes);
   if (error != cudaSuccess) return error;
   constexpr int64_t kVectorBytes = sizeof(Narrowed<n, T>);
-  const int64_t num_kept = std::min(gate_up.width / n, kGatedKeptBytes / kVectorBytes);
-  return LaunchOverlapping(
-      kernel, static_cast<unsigned>(gate_up.num_tokens), RowThreads(gate_up.width / n),
-      static_cast<size_t>(num_kept * kVectorBytes), stream, static_cast<const G*>(gate_up.data),
-      gate_up.width, static_cast<int>(num_kept), out);
+  const int64_t num_kept = std::min(args.width / n, kGatedKeptBytes / kVectorBytes);
+  return LaunchOverlapping(kernel, static_cast<unsigned>(args.num_tokens),
+                           RowThreads(args.width / n), static_cast<size_t>(num_kept * kVectorBytes),
+                           stream, static_cast<const G*>(args.gate_up), args.width,
+                           static_cast<int>(num_kept), out);
 }
 
 }  // namespace
@@ -106,21 +106,24 @@ cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_
   const void* delta = args.delta;  // null is as aligned as can be
   const bool vectorises = Vectorises(args.hidden, {args.residual, delta, args.weight, out.q});
   return WithVectors(vectorises, [&](auto n) {
-    return WithType(rounded_to, [&](auto element) {
-      return LaunchOverlapping(AddRmsNormE4m3Kernel<n, decltype(element)>,
-                               static_cast<unsigned>(args.num_tokens), RowThreads(args.hidden / n),
-                               0, NormStream(stream, args), args, out);
+    return WithProductType(args.delta_dtype, [&](auto addend) {
+      return WithType(rounded_to, [&](auto element) {
+        return LaunchOverlapping(AddRmsNormE4m3Kernel<n, decltype(addend), decltype(element)>,
+                                 static_cast<unsigned>(args.num_tokens),
+                                 RowThreads(args.hidden / n), 0, NormStream(stream, args), args,
+                                 out);
+      });
     });
   });
 }
 
-cudaError_t LaunchSiluMulFp8(const GateUp& gate_up, DType rounded_to, const E4m3Rows& out,
-                             const KernelStream& stream) {
-  if (gate_up.num_tokens == 0) return cudaSuccess;
-  return WithVectors(Vectorises(gate_up.width, {gate_up.data, out.q}), [&](auto n) {
-    return WithProductType(gate_up.dtype, [&](auto gate) {
+cudaError_t LaunchSiluMulFp8(const Backend::SiluMulArgs& args, DType rounded_to,
+                             const E4m3Rows& out, const KernelStream& stream) {
+  if (args.num_tokens == 0) return cudaSuccess;
+  return WithVectors(Vectorises(args.width, {args.gate_up, out.q}), [&](auto n) {
+    return WithProductType(args.gate_up_dtype, [&](auto gate) {
       return WithType(rounded_to, [&](auto element) {
-        return LaunchGatedRows<n, decltype(gate), decltype(element)>(gate_up, out, stream);
+        return LaunchGatedRows<n, decltype(gate), decltype(element)>(args, out, stream);
       });
     });
   });

@@ -3,8 +3,8 @@
 //
 // All work is issued to `stream` and needs no synchronisation with the host, so that every launch
 // can be captured in a CUDA graph. Nothing is allocated. What takes a KernelStream overlaps where
-// that says so. `out_dtype` is kF32, kBF16 or kF16 (rounded to nearest even). Errors: what the
-// launch returned.
+// that says so. `out_dtype` is kF32, kBF16 or kF16 (rounded to nearest even); products are read as
+// kF32 or kBF16. Errors: what the launch returned.
 #pragma once
 
 #include <cuda.h>
@@ -22,21 +22,15 @@ namespace lockstep::cuda {
 cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream);
 cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
                              const KernelStream& stream);
-// What SiluMul reads: [num_tokens, 2 * width] of dtype, kF32 or kBF16.
-struct GateUp {
-  const void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t num_tokens = 0;
-  int64_t width = 0;
-};
-cudaError_t LaunchSiluMul(const GateUp& gate_up, void* out, DType out_dtype,
+cudaError_t LaunchSiluMul(const Backend::SiluMulArgs& args, DType out_dtype,
                           const KernelStream& stream);
 // Keys and values both lie as [num_blocks, num_kv_heads, block_size, head_dim]. A slot below 0 is
 // not written: the padding of a captured batch.
 cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStream& stream);
 cudaError_t LaunchGatherRows(const void* in, const int32_t* rows, int64_t num_rows,
                              int64_t row_bytes, void* out, cudaStream_t stream);
-cudaError_t LaunchAdd(float* dst, const float* src, int64_t count, cudaStream_t stream);
+cudaError_t LaunchAdd(float* dst, const void* src, DType src_dtype, int64_t count,
+                      cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);
 // The second part of the same: rows that are undecided and may go on.
@@ -70,8 +64,8 @@ inline E4m3Rows E4m3RowsIn(void* memory, int64_t num_rows, int64_t width) {
 // bits, without the way through memory. args.out is not used; rows as aligned as it would be.
 cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_to,
                                 const E4m3Rows& out, const KernelStream& stream);
-cudaError_t LaunchSiluMulFp8(const GateUp& gate_up, DType rounded_to, const E4m3Rows& out,
-                             const KernelStream& stream);
+cudaError_t LaunchSiluMulFp8(const Backend::SiluMulArgs& args, DType rounded_to,
+                             const E4m3Rows& out, const KernelStream& stream);
 // Rows of kF32 or kBF16.
 struct ProductRows {
   void* data = nullptr;  // [num_rows, num_columns]

@@ -20,15 +20,16 @@ constexpr int kRmsNormKept = 4;
 constexpr int kRmsNormAtOnce = 2;
 static_assert(kRmsNormKept % kRmsNormAtOnce == 0);
 
-// One row in the hands of one thread: its vectors threadIdx.x, + blockDim.x, ...
-template <int n>
+// One row in the hands of one thread: its vectors threadIdx.x, + blockDim.x, ... Deltas are of G.
+template <int n, typename G>
 class RmsNormRow {
  public:
   __device__ RmsNormRow(const Backend::RmsNormArgs& args, int64_t row)
       : hidden_(args.hidden),
         eps_(args.eps),
         residual_(args.residual + row * args.hidden),
-        delta_(args.delta == nullptr ? nullptr : args.delta + row * args.hidden),
+        delta_(args.delta == nullptr ? nullptr
+                                     : static_cast<const G*>(args.delta) + row * args.hidden),
         weight_(args.weight) {}
 
   __device__ void FetchWeights() {
@@ -121,16 +122,16 @@ class RmsNormRow {
   float eps_;
   float scale_ = 0.0f;
   float* residual_;
-  const float* delta_;
+  const G* delta_;
   const float* weight_;
   Floats<n> kept_[kRmsNormKept];
   Floats<n> weights_[kRmsNormKept];
 };
 
-template <int n, typename T>
+template <int n, typename G, typename T>
 __global__ void __launch_bounds__(1024) AddRmsNormKernel(Backend::RmsNormArgs args) {
   LetLaterKernelsBegin();
-  RmsNormRow<n> row(args, blockIdx.x);
+  RmsNormRow<n, G> row(args, blockIdx.x);
   row.FetchWeights();
   WaitForEarlierKernels();
   row.Normalize(BlockSum(row.AddAndSquare()));

@@ -33,9 +33,9 @@ __device__ inline void Rotate(Floats<n>& first, Floats<n>& second, const Floats<
 // A block for a token (x) and some of its pairs of vectors (y): elements i.. and half + i.. of one
 // head, be it of q (rotated), of k (rotated and cached) or of v (cached). What the step's kernels
 // do not write, angles above all, is read while the product before still runs.
-template <int n, typename T>
+template <int n, typename G, typename T>
 __global__ void __launch_bounds__(kRopeThreads)
-    RopeAndWriteKvKernel(float* qkv, int num_heads, const float* cos, const float* sin,
+    RopeAndWriteKvKernel(G* qkv, int num_heads, const float* cos, const float* sin,
                          const int32_t* positions, const int64_t* slots, KvCacheView cache) {
   LetLaterKernelsBegin();
   const int64_t token = blockIdx.x;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kRopeThreads)
   WaitForEarlierKernels();
   if (!is_head || (head >= num_heads && slot < 0)) return;
 
-  float* x = qkv + (token * (num_rotated + cache.num_kv_heads) + head) * cache.head_dim + i;
+  G* x = qkv + (token * (num_rotated + cache.num_kv_heads) + head) * cache.head_dim + i;
   Floats<n> first = Load<n>(x);
   Floats<n> second = Load<n>(x + half);
   if (is_rotated) Rotate(first, second, cosines, sines);

@@ -15,12 +15,12 @@ struct Activations {
   // (parallel/hand_over.h).
   DeviceBuffer residual;
   // [TokenRoom(max_batched_tokens), hidden]: what the last block computed and the next norm adds
-  // (parallel/token_split.h).
+  // (parallel/token_split.h); of RowParallelLinear::OutputDType, in room for f32.
   DeviceBuffer delta;
   DeviceBuffer normed;    // likewise, LinearInput
-  DeviceBuffer qkv;       // [max_batched_tokens, qkv_width]
+  DeviceBuffer qkv;       // [max_batched_tokens, qkv_width], Backend::ProductDType in room for f32
   DeviceBuffer attended;  // [max_batched_tokens, q_width], LinearInput
-  DeviceBuffer gate_up;   // [max_batched_tokens, 2 * intermediate], as Backend::LinearToSilu has it
+  DeviceBuffer gate_up;   // [max_batched_tokens, 2 * intermediate], likewise
   DeviceBuffer gated;     // [max_batched_tokens, intermediate], LinearInput
   DeviceBuffer logits;    // last stage: [max_logits_rows, vocab]
 

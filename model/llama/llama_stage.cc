@@ -91,36 +91,46 @@ absl::Status LlamaStage::RunLayer(size_t layer) {
 }
 
 void LlamaStage::WriteKv(const LayerWeights& weights, const KvCacheView& cache) {
-  weights.qkv.Forward(act_.normed.data(), tokens_.num_tokens, act_.qkv.as<float>());
-  backend_.RopeAndWriteKv({.qkv = act_.qkv.as<float>(),
+  weights.qkv.RoundedForward(act_.normed.data(), tokens_.num_tokens, act_.qkv.data());
+  backend_.RopeAndWriteKv({.qkv = act_.qkv.data(),
                            .num_heads = static_cast<int>(shape_.query_heads.size()),
                            .cos = rope_cos_.as<float>(),
                            .sin = rope_sin_.as<float>(),
                            .batch = &batch_.index(),
-                           .cache = &cache});
+                           .cache = &cache,
+                           .qkv_dtype = backend_.ProductDType(tokens_.num_tokens)});
 }
 
 void LlamaStage::Attend(const KvCacheView& cache) {
-  backend_.Attention({.qkv = act_.qkv.as<float>(),
+  backend_.Attention({.qkv = act_.qkv.data(),
                       .num_heads = static_cast<int>(shape_.query_heads.size()),
                       .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
                       .batch = &batch_.index(),
                       .cache = &cache,
-                      .out = act_.attended.data()});
+                      .out = act_.attended.data(),
+                      .qkv_dtype = backend_.ProductDType(tokens_.num_tokens)});
 }
 
 absl::Status LlamaStage::ProjectAttended(const LayerWeights& weights) {
   const DeviceBuffer& attended = are_logits_rows_ ? act_.qkv : act_.attended;  // LeaveOtherRows
-  has_delta_ = true;
-  return weights.attention_output.Forward(attended.data(), tokens_, delta_);
+  return Project(attended, weights.attention_output);
 }
 
 absl::Status LlamaStage::Mlp(const LayerWeights& weights) {
-  weights.gate_up.ForwardToSilu(act_.normed.data(), tokens_.num_tokens, act_.gate_up.data());
-  backend_.SiluMul(act_.gate_up.data(), tokens_.num_tokens, shape_.intermediate.size(),
-                   act_.gated.data(), weights.down.weight());
+  weights.gate_up.RoundedForward(act_.normed.data(), tokens_.num_tokens, act_.gate_up.data());
+  backend_.SiluMul({.gate_up = act_.gate_up.data(),
+                    .num_tokens = tokens_.num_tokens,
+                    .width = shape_.intermediate.size(),
+                    .out = act_.gated.data(),
+                    .consumer = weights.down.weight(),
+                    .gate_up_dtype = backend_.ProductDType(tokens_.num_tokens)});
+  return Project(act_.gated, weights.down);
+}
+
+absl::Status LlamaStage::Project(const DeviceBuffer& from, const RowParallelLinear& linear) {
   has_delta_ = true;
-  return weights.down.Forward(act_.gated.data(), tokens_, delta_);
+  delta_dtype_ = linear.OutputDType(tokens_);
+  return linear.Forward(from.data(), tokens_, delta_);
 }
 
 absl::Status LlamaStage::AddAndNorm(const DeviceBuffer& weight, const LinearWeight& consumer) {
@@ -134,7 +144,8 @@ absl::Status LlamaStage::AddAndNorm(const DeviceBuffer& weight, const LinearWeig
                        .out = act_.normed.data(),
                        .consumer = &consumer,
                        .out_rows = tokens_.is_divided() ? tokens_.room() : 0,
-                       .first_out_row = tokens_.mine.begin});
+                       .first_out_row = tokens_.mine.begin,
+                       .delta_dtype = delta_dtype_});
   has_delta_ = false;
   return tokens_.is_divided() ? GatherNormed() : absl::OkStatus();
 }
@@ -152,7 +163,7 @@ absl::Status LlamaStage::GatherNormed() {
 }
 
 void LlamaStage::AddDelta() {
-  backend_.Add(mine(residual_), mine(delta_), tokens_.mine.size() * shape_.hidden);
+  backend_.Add(mine(residual_), mine(delta_), delta_dtype_, tokens_.mine.size() * shape_.hidden);
   has_delta_ = false;
 }
 
@@ -187,7 +198,8 @@ absl::Status LlamaStage::NormLogitsRows() {
                        .num_tokens = tokens_.num_tokens,
                        .hidden = shape_.hidden,
                        .out = act_.normed.data(),
-                       .consumer = nullptr});
+                       .consumer = nullptr,
+                       .delta_dtype = delta_dtype_});
   return absl::OkStatus();
 }
 

@@ -120,6 +120,8 @@ class LlamaStage {
   void Attend(const KvCacheView& cache);
   absl::Status ProjectAttended(const LayerWeights& weights);
   absl::Status Mlp(const LayerWeights& weights);
+  // Into the delta.
+  absl::Status Project(const DeviceBuffer& from, const RowParallelLinear& linear);
   bool LeavesRowsIn(size_t layer) const;
   absl::Status LeaveOtherRows();
   absl::Status NormLogitsRows();
@@ -155,7 +157,8 @@ class LlamaStage {
   float* residual_ = nullptr;     // [num_tokens, hidden], right in this rank's rows
   float* delta_ = nullptr;        // likewise, what waits to be added to it if has_delta_
   bool has_delta_ = false;
-  DeviceBuffer host_logits_;  // of the host: f32 [kMaxLogitsRows, vocab]
+  DType delta_dtype_ = DType::kF32;  // only whole steps' may be another
+  DeviceBuffer host_logits_;         // of the host: f32 [kMaxLogitsRows, vocab]
 };
 
 }  // namespace lockstep

@@ -368,7 +368,7 @@ class Bench {
         const std::vector<float> gate_up = Normals(tokens * 2 * kWidth, 8);
         std::vector<float> product(tokens * kWidth);
         const Timing silu = Time(*probe_, [&](int) {
-          backend_->SiluMul(gate_up.data(), tokens, kWidth, product.data(), nullptr);
+          backend_->SiluMul({gate_up.data(), tokens, kWidth, product.data()});
         });
         Report("silu_mul" + suffix, "f32", silu, static_cast<double>(12 * tokens * kWidth), 0,
                f32_peak_);

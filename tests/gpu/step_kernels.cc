@@ -69,31 +69,20 @@ class KernelTimer {
     const int64_t whole_layers = layers - (num_tokens() > kMaxPaddedChunkTokens ? 1 : 0);
     const int64_t q_width = int64_t{config_.num_heads} * config_.head_dim;
     FillActivations();
-    Time("RMSNorm", layers + whole_layers, hidden_bytes(4 + 4 + 4 + 2), 0,
+    Time("RMSNorm", layers + whole_layers, hidden_bytes(4 + ProductBytes() + 4 + 2), 0,
          [&](int64_t) { backend_.AddRmsNorm(NormArgs()); });
-    TimeInE4m3(config_.hidden_size, 4 + 4 + 4, [&](const cuda::E4m3Rows& out) {
+    TimeInE4m3(config_.hidden_size, 4 + ProductBytes() + 4, [&](const cuda::E4m3Rows& out) {
       return cuda::LaunchAddRmsNormFp8(NormArgs(), DType::kBF16, out, backend_.stream());
     });
     TimeLinear("qkv product", layers, qkv_width(), config_.hidden_size);
     TimeRope(layers);
     TimeAttention(layers, q_width);
     TimeLinear("attention's output", whole_layers, config_.hidden_size, q_width);
-    TimeGateUp(whole_layers);
-    FillActivations();
-    const auto gated = static_cast<double>(num_tokens() * config_.intermediate_size);
-    const int64_t gate_up_bytes = DTypeBytes(backend_.GateUpDType(num_tokens()));
-    Time("SiLU", whole_layers, gated * static_cast<double>(2 * gate_up_bytes + 2), 0, [&](int64_t) {
-      backend_.SiluMul(wide_.data(), num_tokens(), config_.intermediate_size, input_.data(),
-                       /*consumer=*/nullptr);
-    });
-    const cuda::GateUp gate_up = {wide_.data(), backend_.GateUpDType(num_tokens()), num_tokens(),
-                                  config_.intermediate_size};
-    TimeInE4m3(config_.intermediate_size, 2 * gate_up_bytes, [&](const cuda::E4m3Rows& out) {
-      return cuda::LaunchSiluMulFp8(gate_up, DType::kBF16, out, backend_.stream());
-    });
+    TimeLinear("gate and up product", whole_layers, 2 * config_.intermediate_size,
+               config_.hidden_size);
+    TimeSilu(whole_layers);
     TimeLinear("down product", whole_layers, config_.hidden_size, config_.intermediate_size);
-    TimeLinear(
-        {"LM head", 1, {config_.vocab_size, config_.hidden_size, DType::kBF16}, size_.num_seqs});
+    TimeHead();
     if (backend_.SummarizesLogits()) {
       FillLogits();
       TimeSummaries("summaries, sampled", 1, kMaxLargestLogits);
@@ -107,6 +96,9 @@ class KernelTimer {
   int64_t qkv_width() const {
     return int64_t{config_.num_heads + 2 * config_.num_kv_heads} * config_.head_dim;
   }
+  // Of what products leave for the kernels that read them.
+  DType ProductDType() const { return backend_.ProductDType(num_tokens()); }
+  int64_t ProductBytes() const { return DTypeBytes(ProductDType()); }
   double hidden_bytes(int64_t per_element) const {
     return static_cast<double>(num_tokens() * config_.hidden_size * per_element);
   }
@@ -129,13 +121,14 @@ class KernelTimer {
 
   Backend::RmsNormArgs NormArgs() const {
     return {.residual = hidden_.as<float>(),
-            .delta = wide_.as<float>(),
+            .delta = wide_.data(),
             .weight = weight_.as<float>(),
             .eps = 1e-5f,
             .num_tokens = num_tokens(),
             .hidden = config_.hidden_size,
             .out = input_.data(),
-            .consumer = nullptr};
+            .consumer = nullptr,
+            .delta_dtype = ProductDType()};
   }
 
   // The form of the kernel before it that stands in for it in steps whose products want e4m3; those
@@ -159,7 +152,7 @@ class KernelTimer {
     int64_t times = 0;
     LinearShape shape;
     int64_t rows = 0;
-    int64_t output_bytes = sizeof(float);  // of a number
+    int64_t output_bytes = 0;  // of a number
   };
 
   LinearShape LayerShape(int64_t out_features, int64_t in_features) const {
@@ -168,22 +161,33 @@ class KernelTimer {
 
   void TimeLinear(const std::string& name, int64_t times, int64_t out_features,
                   int64_t in_features) {
-    TimeLinear({name, times, LayerShape(out_features, in_features), num_tokens()});
-  }
-
-  void TimeLinear(const Product& product) {
-    TimeProduct(product, [&](const LinearWeight& weight) {
-      backend_.Linear(weight, input_.data(), product.rows, wide_.as<float>());
-    });
-  }
-
-  void TimeGateUp(int64_t times) {
-    TimeProduct({"gate and up product", times,
-                 LayerShape(2 * config_.intermediate_size, config_.hidden_size), num_tokens(),
-                 DTypeBytes(backend_.GateUpDType(num_tokens()))},
+    TimeProduct({name, times, LayerShape(out_features, in_features), num_tokens(), ProductBytes()},
                 [&](const LinearWeight& weight) {
-                  backend_.LinearToSilu(weight, input_.data(), num_tokens(), wide_.data());
+                  backend_.RoundedLinear(weight, input_.data(), num_tokens(), wide_.data());
                 });
+  }
+
+  void TimeHead() {
+    const LinearShape shape = {config_.vocab_size, config_.hidden_size, DType::kBF16};
+    TimeProduct({"LM head", 1, shape, size_.num_seqs, sizeof(float)},
+                [&](const LinearWeight& weight) {
+                  backend_.Linear(weight, input_.data(), size_.num_seqs, wide_.as<float>());
+                });
+  }
+
+  void TimeSilu(int64_t times) {
+    FillActivations();
+    const Backend::SiluMulArgs args = {.gate_up = wide_.data(),
+                                       .num_tokens = num_tokens(),
+                                       .width = config_.intermediate_size,
+                                       .out = input_.data(),
+                                       .gate_up_dtype = ProductDType()};
+    const auto gated = static_cast<double>(args.num_tokens * args.width);
+    Time("SiLU", times, gated * static_cast<double>(2 * ProductBytes() + 2), 0,
+         [&](int64_t) { backend_.SiluMul(args); });
+    TimeInE4m3(args.width, 2 * ProductBytes(), [&](const cuda::E4m3Rows& out) {
+      return cuda::LaunchSiluMulFp8(args, DType::kBF16, out, backend_.stream());
+    });
   }
 
   void TimeProduct(const Product& product,
@@ -259,11 +263,13 @@ class KernelTimer {
     backend_.CopyToDevice(cosines.data(), ones.data(), bytes);
     FillActivations();
     // q is read and written, k and v are read and cached; an angle has a cosine and a sine.
-    const int64_t head_bytes = 8 * config_.num_heads + (4 + 2) * 2 * config_.num_kv_heads + 4;
+    const int64_t head_bytes = 2 * ProductBytes() * config_.num_heads +
+                               (ProductBytes() + 2) * 2 * config_.num_kv_heads + 4;
     const auto moved = static_cast<double>(num_tokens() * config_.head_dim * head_bytes);
     Time("RoPE, cache write", times, moved, 0, [&](int64_t i) {
-      backend_.RopeAndWriteKv({wide_.as<float>(), static_cast<int>(config_.num_heads),
-                               cosines.as<float>(), sines.as<float>(), &batch_.index(), &Cache(i)});
+      backend_.RopeAndWriteKv({wide_.data(), static_cast<int>(config_.num_heads),
+                               cosines.as<float>(), sines.as<float>(), &batch_.index(), &Cache(i),
+                               ProductDType()});
     });
   }
 
@@ -273,13 +279,14 @@ class KernelTimer {
         size_.num_seqs * (size_.new_tokens * first + size_.new_tokens * (size_.new_tokens + 1) / 2);
     const double cache_bytes = 4.0 * static_cast<double>(size_.num_seqs * size_.context *
                                                          config_.num_kv_heads * config_.head_dim);
-    const double moved = cache_bytes + static_cast<double>(num_tokens() * q_width * (4 + 2));
+    const double moved =
+        cache_bytes + static_cast<double>(num_tokens() * q_width * (ProductBytes() + 2));
     const double flops = 4.0 * static_cast<double>(attended * q_width);
     FillActivations();
     const auto scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
     Time("attention", times, moved, flops, [&](int64_t i) {
-      backend_.Attention({wide_.as<float>(), static_cast<int>(config_.num_heads), scale,
-                          &batch_.index(), &Cache(i), input_.data()});
+      backend_.Attention({wide_.data(), static_cast<int>(config_.num_heads), scale, &batch_.index(),
+                          &Cache(i), input_.data(), ProductDType()});
     });
     if (size_.new_tokens > 1) CompareChunkKernels();
   }

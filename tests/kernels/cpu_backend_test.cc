@@ -36,11 +36,11 @@ class Layer {
     backend_.AddRmsNorm({x_.data(), nullptr, table_.data(), 1e-5f, 40, 64, y_.data()});
     backend_.Linear(*up_, x_.data(), 40, wide_.data());
     backend_.Linear(*down_, wide_.data(), 40, x_.data());
-    backend_.SiluMul(wide_.data(), 40, 48, y_.data(), nullptr);
+    backend_.SiluMul({wide_.data(), 40, 48, y_.data()});
     backend_.RopeAndWriteKv({wide_.data(), 4, table_.data(), table_.data(), &batch_, &cache_});
     backend_.Attention({wide_.data(), 4, 0.25f, &batch_, &cache_, y_.data()});
     backend_.GatherRows(x_.data(), ids, 40, 64 * 4, y_.data());
-    backend_.Add(x_.data(), y_.data(), 40 * 64);
+    backend_.Add(x_.data(), y_.data(), DType::kF32, 40 * 64);
   }
 
  private:

@@ -47,7 +47,7 @@ TEST_P(ElementwiseTest, SiluMulEqualsTwin) {
         const std::vector<float> x = random.Wild(num_tokens * 2 * width);
         const auto run = [&](Backend& backend) {
           Padded in(x), out(num_tokens * width);
-          backend.SiluMul(in.data(), num_tokens, width, out.data(), nullptr);
+          backend.SiluMul({in.data(), num_tokens, width, out.data()});
           out.ExpectEdgesUntouched();
           return out.values();
         };
@@ -75,8 +75,8 @@ TEST_P(ElementwiseTest, SiluEqualsTwinOverTheWholeLine) {
   x.resize(2 * width, 1.0f);
   std::vector<float> got(width);
   std::vector<float> want(width);
-  Body()->SiluMul(x.data(), 1, width, got.data(), nullptr);
-  reference_->SiluMul(x.data(), 1, width, want.data(), nullptr);
+  Body()->SiluMul({x.data(), 1, width, got.data()});
+  reference_->SiluMul({x.data(), 1, width, want.data()});
   EXPECT_TRUE(SameBits(got, want));
 }
 
@@ -117,7 +117,7 @@ TEST_P(ElementwiseTest, GatherRowsAndAddEqualTwin) {
     const auto run = [&](Backend& backend) {
       Padded out(4 * width), addend(src);
       backend.GatherRows(in.data(), rows.data(), 4, width * 4, out.data());
-      backend.Add(out.data(), addend.data(), 4 * width);
+      backend.Add(out.data(), addend.data(), DType::kF32, 4 * width);
       out.ExpectEdgesUntouched();
       return out.values();
     };

@@ -158,7 +158,7 @@ TEST_P(LinearTest, RanksAddUpToOneCall) {
         }
         for (int step = 1; step < tp; step *= 2) {
           for (int rank = 0; rank < tp; rank += 2 * step) {
-            body->Add(partial[rank].data(), partial[rank + step].data(),
+            body->Add(partial[rank].data(), partial[rank + step].data(), DType::kF32,
                       static_cast<int64_t>(want.size()));
           }
         }

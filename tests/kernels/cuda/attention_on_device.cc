@@ -32,7 +32,8 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   }
   plan.max_splits += options.spare_splits;
   const PagedShape& shape = world_.shape();
-  const DeviceArray<float> device_qkv(qkv);
+  const DeviceArray<float> plain_qkv(qkv);
+  const DeviceArray<BF16> rounded_qkv(Narrowed<BF16>(qkv));
   const int64_t room = options.workspace_tokens != 0 ? options.workspace_tokens : index.num_tokens;
   const int64_t workspace_bytes =
       cuda::AttentionWorkspaceBytes(plan, room, shape.num_heads, shape.head_dim);
@@ -41,8 +42,10 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   cache.k = keys_.data();
   cache.v = values_.data();
   const auto attend = [&](void* out) {
-    const Backend::AttentionArgs args = {
-        device_qkv.data(), shape.num_heads, world_.scale(), &index, &cache, out};
+    Backend::AttentionArgs args = {plain_qkv.data(), shape.num_heads, world_.scale(),
+                                   &index,           &cache,          out};
+    if (options.rounded_qkv) args.qkv = rounded_qkv.data();
+    if (options.rounded_qkv) args.qkv_dtype = DType::kBF16;
     EXPECT_EQ(cuda::LaunchAttention(args, plan, options.out_dtype,
                                     {workspace.data(), workspace_bytes}, nullptr),
               cudaSuccess);

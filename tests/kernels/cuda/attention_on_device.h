@@ -22,6 +22,7 @@ class AttentionOnDevice {
     int spare_splits = 0;
     int64_t workspace_tokens = 0;  // that partial results have room for; 0: all
     bool wgmma = false;            // for chunks
+    bool rounded_qkv = false;      // comes as BF16
   };
   // For that; null where the device cannot.
   static cuda::TensorMapEncoder Encoder();

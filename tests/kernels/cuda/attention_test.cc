@@ -158,6 +158,21 @@ TEST_P(CudaAttention, IsNearItsTwinInManySplits) {
   ExpectTwin(Shape(4, 2, 16, 16), {{700, 70}}, {704});  // all rows of a block
 }
 
+// As products of longer steps leave them.
+TEST_P(CudaAttention, RoundedQueriesAreTheirNumbers) {
+  for (const auto& chunks : {kMixed, {{5, 1}, {300, 1}}}) {
+    for (const int head_dim : {40, 64}) {
+      PagedWorld world = Ready(Shape(4, 2, head_dim, 4), chunks);
+      world.qkv() = RoundedTo(DType::kBF16, world.qkv());
+      const AttentionOnDevice device(world);
+      Options options = In(128);
+      const std::vector<float> want = device.Attend(options);
+      options.rounded_qkv = true;
+      EXPECT_TRUE(SameBits(device.Attend(options), want)) << head_dim;
+    }
+  }
+}
+
 TEST_P(CudaAttention, NarrowOutputIsTheRoundedOne) {
   for (const int64_t split_tokens : {64, 1024}) {
     const PagedWorld world = Ready(Shape(4, 2, 40, 4), kMixed);

@@ -100,18 +100,54 @@ TEST_F(CudaElementwise, AddRmsNormIsNearItsTwin) {
   }
 }
 
+// As products of longer steps leave them.
+TEST_F(CudaElementwise, RoundedDeltasAreAddedAsTheirNumbersAre) {
+  std::vector<int64_t> sizes = kSizes;
+  sizes.insert(sizes.end(), {5000, 20003});  // rows longer than a block keeps
+  for (const int64_t hidden : sizes) {
+    const std::vector<float> x = random_.Normals(2 * hidden);
+    const std::vector<BF16> rounded = Narrowed<BF16>(random_.Normals(2 * hidden));
+    const DeviceArray<float> weight(random_.Normals(hidden));
+    for (const int shift : kShifts) {
+      const DeviceArray<BF16> delta(rounded, shift);
+      const DeviceArray<float> same(ToFloats(rounded), shift);
+      const auto residual_and_norm = [&](const void* added, DType dtype) {
+        const DeviceArray<float> residual(x, shift), out(2 * hidden);
+        EXPECT_EQ(cuda::LaunchAddRmsNorm({.residual = residual.data(),
+                                          .delta = added,
+                                          .weight = weight.data(),
+                                          .eps = 1e-5f,
+                                          .num_tokens = 2,
+                                          .hidden = hidden,
+                                          .out = out.data(),
+                                          .delta_dtype = dtype},
+                                         DType::kF32, kStream),
+                  cudaSuccess);
+        return std::pair(residual.Read(), out.Read());
+      };
+      const auto got = residual_and_norm(delta.data(), DType::kBF16);
+      const auto want = residual_and_norm(same.data(), DType::kF32);
+      ASSERT_TRUE(SameBits(got.first, want.first)) << hidden;
+      ASSERT_TRUE(SameBits(got.second, want.second)) << hidden;
+      const DeviceArray<float> sum(x, shift);
+      ASSERT_EQ(cuda::LaunchAdd(sum.data(), delta.data(), DType::kBF16, 2 * hidden, kStream),
+                cudaSuccess);
+      ASSERT_TRUE(SameBits(sum.Read(), want.first)) << hidden;
+    }
+  }
+}
+
 TEST_F(CudaElementwise, SiluMulIsNearItsTwin) {
   for (const int64_t width : kSizes) {
     for (const int64_t num_tokens : {1, 2, 5}) {
       const std::vector<float> x = random_.Wild(num_tokens * 2 * width);
       std::vector<float> want(num_tokens * width);
-      reference_->SiluMul(x.data(), num_tokens, width, want.data(), nullptr);
+      reference_->SiluMul({x.data(), num_tokens, width, want.data()});
       for (const int shift : kShifts) {
         const DeviceArray<float> in(x, shift);
         for (const DType dtype : kAllTypes) {
           const auto launch = [&](void* out) {
-            return cuda::LaunchSiluMul({in.data(), DType::kF32, num_tokens, width}, out, dtype,
-                                       kStream);
+            return cuda::LaunchSiluMul({in.data(), num_tokens, width, out}, dtype, kStream);
           };
           // The twin's exponential is infinite a little earlier, where the gate is below 1e-36.
           ASSERT_TRUE(OutputIsNear(dtype, shift, launch, want, 1e-5, 1e-26)) << width;
@@ -127,19 +163,21 @@ TEST_F(CudaElementwise, SiluMulOfRoundedRowsIsThatOfTheirNumbers) {
     const std::vector<BF16> rounded = Narrowed<BF16>(random_.Normals(3 * 2 * width));
     const std::vector<float> x = ToFloats(rounded);
     std::vector<float> want(3 * width);
-    reference_->SiluMul(x.data(), 3, width, want.data(), nullptr);
+    reference_->SiluMul({x.data(), 3, width, want.data()});
     for (const int shift : kShifts) {
       const DeviceArray<BF16> in(rounded, shift);
       for (const DType dtype : kAllTypes) {
         const auto launch = [&](void* out) {
-          return cuda::LaunchSiluMul({in.data(), DType::kBF16, 3, width}, out, dtype, kStream);
+          return cuda::LaunchSiluMul({in.data(), 3, width, out, /*consumer=*/nullptr, DType::kBF16},
+                                     dtype, kStream);
         };
         ASSERT_TRUE(OutputIsNear(dtype, shift, launch, want, 1e-5, 1e-26)) << width;
       }
     }
   }
-  EXPECT_EQ(cuda::LaunchSiluMul({nullptr, DType::kF16, 3, 8}, nullptr, DType::kF16, kStream),
-            cudaErrorInvalidValue);
+  EXPECT_EQ(
+      cuda::LaunchSiluMul({nullptr, 3, 8, nullptr, nullptr, DType::kF16}, DType::kF16, kStream),
+      cudaErrorInvalidValue);
 }
 
 TEST_F(CudaElementwise, GatherRowsAndAddEqualTheirTwins) {
@@ -150,7 +188,7 @@ TEST_F(CudaElementwise, GatherRowsAndAddEqualTheirTwins) {
     const std::vector<float> src = random_.Wild(4 * width);
     std::vector<float> want(4 * width);
     reference_->GatherRows(in.data(), rows.data(), 4, width * 4, want.data());
-    reference_->Add(want.data(), src.data(), 4 * width);
+    reference_->Add(want.data(), src.data(), DType::kF32, 4 * width);
     for (const int shift : kShifts) {
       const DeviceArray<float> device_in(in, shift);
       const DeviceArray<float> device_src(src, shift);
@@ -158,22 +196,26 @@ TEST_F(CudaElementwise, GatherRowsAndAddEqualTheirTwins) {
       ASSERT_EQ(cuda::LaunchGatherRows(device_in.data(), device_rows.data(), 4, width * 4,
                                        out.data(), kStream),
                 cudaSuccess);
-      ASSERT_EQ(cuda::LaunchAdd(out.data(), device_src.data(), 4 * width, kStream), cudaSuccess);
+      ASSERT_EQ(cuda::LaunchAdd(out.data(), device_src.data(), DType::kF32, 4 * width, kStream),
+                cudaSuccess);
       ASSERT_TRUE(SameBits(out.Read(), want)) << width;
     }
   }
 }
 
 struct Roped {
-  std::vector<float> qkv;
+  std::vector<float> qkv;  // as numbers, whatever they lie as
   std::vector<uint8_t> keys;
   std::vector<uint8_t> values;
 };
 
-Roped RopeOnDevice(const PagedWorld& world, const std::vector<int64_t>& slots, int shift) {
+// G: what products leave.
+template <typename G>
+Roped RopeOnDevice(const PagedWorld& world, const std::vector<G>& numbers,
+                   const std::vector<int64_t>& slots, int shift) {
   const DeviceArray<uint8_t> keys(world.RowMajorKeys());
   const DeviceArray<uint8_t> values(world.values());
-  const DeviceArray<float> qkv(world.qkv(), shift);
+  const DeviceArray<G> qkv(numbers, shift);
   const DeviceArray<float> cos(world.cos(), shift);
   const DeviceArray<float> sin(world.sin(), shift);
   const DeviceArray<int64_t> device_slots(slots);
@@ -184,11 +226,21 @@ Roped RopeOnDevice(const PagedWorld& world, const std::vector<int64_t>& slots, i
   KvCacheView cache = world.cache();
   cache.k = keys.data();
   cache.v = values.data();
-  EXPECT_EQ(
-      cuda::LaunchRopeAndWriteKv(
-          {qkv.data(), world.shape().num_heads, cos.data(), sin.data(), &batch, &cache}, kStream),
-      cudaSuccess);
-  return {qkv.Read(), keys.Read(), values.Read()};
+  constexpr bool kIsPlain = std::is_same_v<G, float>;
+  EXPECT_EQ(cuda::LaunchRopeAndWriteKv({qkv.data(), world.shape().num_heads, cos.data(), sin.data(),
+                                        &batch, &cache, kIsPlain ? DType::kF32 : DType::kBF16},
+                                       kStream),
+            cudaSuccess);
+  Roped roped = {{}, keys.Read(), values.Read()};
+  if constexpr (kIsPlain) {
+    roped.qkv = qkv.Read();
+  } else {
+    roped.qkv = ToFloats(qkv.Read());
+  }
+  return roped;
+}
+Roped RopeOnDevice(const PagedWorld& world, const std::vector<int64_t>& slots, int shift) {
+  return RopeOnDevice(world, world.qkv(), slots, shift);
 }
 
 void ExpectRopeOfTwin(const PagedShape& shape, int shift) {
@@ -214,6 +266,26 @@ TEST_F(CudaElementwise, RopeAndWriteKvEqualsTwin) {
       for (const int shift : kShifts) {
         ExpectRopeOfTwin({4, 2, head_dim, 4, dtype}, shift);
         ExpectRopeOfTwin({3, 3, head_dim, 3, dtype}, shift);
+      }
+    }
+  }
+}
+
+TEST_F(CudaElementwise, RopeOfRoundedRowsIsThatOfTheirNumbersRounded) {
+  for (const DType dtype : kAllTypes) {
+    for (const int head_dim : {2, 8, 34, 64, 128}) {
+      PagedWorld world({4, 2, head_dim, 4, dtype}, {{5, 1}, {0, 9}, {3, 2}}, 7);
+      const std::vector<BF16> rounded = Narrowed<BF16>(world.qkv());
+      const int64_t q_width = int64_t{4} * head_dim;
+      for (const int shift : kShifts) {
+        const Roped got = RopeOnDevice(world, rounded, world.flat().slots, shift);
+        Roped want = RopeOnDevice(world, ToFloats(rounded), world.flat().slots, shift);
+        for (int64_t i = 0; i < std::ssize(want.qkv); ++i) {
+          if (i % world.width() < q_width) want.qkv[i] = RoundedTo(DType::kBF16, {want.qkv[i]})[0];
+        }
+        ASSERT_TRUE(SameBits(got.qkv, want.qkv)) << head_dim;
+        ASSERT_TRUE(got.keys == want.keys) << head_dim;
+        ASSERT_TRUE(got.values == want.values) << head_dim;
       }
     }
   }

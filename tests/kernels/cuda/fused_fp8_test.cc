@@ -82,16 +82,23 @@ Bits SeparateBits(DType dtype, int64_t num_rows, int64_t width, int shift,
   return SeparateBits<BF16>(dtype, num_rows, width, shift, launch);
 }
 
-void ExpectSameNorms(int64_t num_rows, int64_t width, bool with_delta, int shift) {
+enum class Delta { kNone, kPlain, kRounded };
+
+void ExpectSameNorms(int64_t num_rows, int64_t width, Delta added, int shift) {
   Random random(static_cast<uint32_t>(width));
   const std::vector<float> x = HostileRows(random, num_rows, width);
-  const DeviceArray<float> delta(random.Normals(num_rows * width), shift);
+  const std::vector<float> deltas = random.Normals(num_rows * width);
+  const DeviceArray<float> plain(deltas, shift);
+  const DeviceArray<BF16> rounded(Narrowed<BF16>(deltas), shift);
   const DeviceArray<float> weight(random.Normals(width), shift);
   for (const DType dtype : kAllTypes) {
     const DeviceArray<float> residual(x, shift), other(x, shift);
     const auto args = [&](const DeviceArray<float>& of, void* out) {
-      const float* const added = with_delta ? delta.data() : nullptr;
-      return Backend::RmsNormArgs{of.data(), added, weight.data(), 1e-5f, num_rows, width, out};
+      Backend::RmsNormArgs args = {of.data(), nullptr, weight.data(), 1e-5f, num_rows, width, out};
+      if (added == Delta::kPlain) args.delta = plain.data();
+      if (added == Delta::kRounded) args.delta = rounded.data();
+      if (added == Delta::kRounded) args.delta_dtype = DType::kBF16;
+      return args;
     };
     const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
       return cuda::LaunchAddRmsNorm(args(residual, out), dtype, nullptr);
@@ -106,10 +113,14 @@ void ExpectSameNorms(int64_t num_rows, int64_t width, bool with_delta, int shift
 
 TEST(FusedFp8Test, NormsAreTheBitsOfSeparateKernels) {
   for (const int64_t width : kWidths) {
-    ExpectSameNorms(RowsOf(width), width, /*with_delta=*/true, /*shift=*/0);
-    ExpectSameNorms(1, width, /*with_delta=*/false, /*shift=*/0);
+    ExpectSameNorms(RowsOf(width), width, Delta::kPlain, /*shift=*/0);
+    ExpectSameNorms(1, width, Delta::kRounded, /*shift=*/0);
+    ExpectSameNorms(1, width, Delta::kNone, /*shift=*/0);
   }
-  for (const int64_t width : {4, 100, 4112}) ExpectSameNorms(9, width, true, /*shift=*/1);
+  for (const int64_t width : {4, 100, 4112}) {
+    ExpectSameNorms(9, width, Delta::kPlain, /*shift=*/1);
+    ExpectSameNorms(2, width, Delta::kRounded, /*shift=*/1);
+  }
 }
 
 void ExpectSameGated(int64_t num_rows, int64_t width, int shift) {
@@ -118,16 +129,20 @@ void ExpectSameGated(int64_t num_rows, int64_t width, int shift) {
   for (int64_t i = 0; i < width && num_rows > 1; i += 3) x[static_cast<size_t>(i)] *= 60.0f;
   const DeviceArray<float> plain(x, shift);
   const DeviceArray<BF16> rounded(Narrowed<BF16>(x), shift);
-  for (const cuda::GateUp& gate_up : {cuda::GateUp{plain.data(), DType::kF32, num_rows, width},
-                                      {rounded.data(), DType::kBF16, num_rows, width}}) {
+  for (const bool is_rounded : {false, true}) {
+    const void* const gate_up =
+        is_rounded ? static_cast<const void*>(rounded.data()) : plain.data();
+    Backend::SiluMulArgs args = {gate_up, num_rows, width, /*out=*/nullptr};
+    if (is_rounded) args.gate_up_dtype = DType::kBF16;
     for (const DType dtype : kAllTypes) {
       const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
-        return cuda::LaunchSiluMul(gate_up, out, dtype, nullptr);
+        args.out = out;
+        return cuda::LaunchSiluMul(args, dtype, nullptr);
       });
       const Bits got = BitsOf(num_rows, width, [&](E4m3Rows out) {
-        return cuda::LaunchSiluMulFp8(gate_up, dtype, out, nullptr);
+        return cuda::LaunchSiluMulFp8(args, dtype, out, nullptr);
       });
-      ASSERT_TRUE(got == want) << num_rows << " x " << width << " " << DTypeName(gate_up.dtype)
+      ASSERT_TRUE(got == want) << num_rows << " x " << width << " " << DTypeName(args.gate_up_dtype)
                                << " to " << DTypeName(dtype);
     }
   }
@@ -143,7 +158,7 @@ TEST(FusedFp8Test, GatedRowsAreTheBitsOfSeparateKernels) {
 
 TEST(FusedFp8Test, NoRowsAreNoWork) {
   EXPECT_EQ(cuda::LaunchAddRmsNormFp8({}, DType::kBF16, {}, nullptr), cudaSuccess);
-  EXPECT_EQ(cuda::LaunchSiluMulFp8({nullptr, DType::kF32, 0, 16}, DType::kBF16, {}, nullptr),
+  EXPECT_EQ(cuda::LaunchSiluMulFp8({nullptr, 0, 16, nullptr}, DType::kBF16, {}, nullptr),
             cudaSuccess);
 }
 
@@ -213,11 +228,12 @@ class FusedProduct {
   void MakeGateUp(int64_t rows) {
     if (std::exchange(gate_up_rows_, rows) == rows) return;
     Norm(rows, nullptr);
-    backend_->LinearToSilu(*up_, in_.data(), rows, gate_up_.data());
+    backend_->RoundedLinear(*up_, in_.data(), rows, gate_up_.data());
   }
   void Gate(int64_t rows, const LinearWeight* consumer) {
     MakeGateUp(rows);
-    backend_->SiluMul(gate_up_.data(), rows, kWidth, in_.data(), consumer);
+    backend_->SiluMul(
+        {gate_up_.data(), rows, kWidth, in_.data(), consumer, backend_->ProductDType(rows)});
   }
   void Multiply(const LinearWeight& weight, int64_t rows) {
     backend_->Linear(weight, in_.data(), rows, y_.data());
@@ -334,18 +350,18 @@ TEST_P(FusedProductTest, TheLastWriterCounts) {
 
 // Where nothing is lost that f32 would keep for anybody: not in f16, whose range ends, nor in steps
 // whose bits do not depend on their length.
-TEST(GateUpTest, IsRoundedInLongerStepsOfBf16) {
+TEST(RoundedProductsTest, AreRoundedInLongerStepsOfBf16) {
   for (const DType dtype : kAllTypes) {
     for (const bool deterministic : {false, true}) {
       FusedProduct product(dtype, deterministic);
       const bool is_rounded = dtype == DType::kBF16 && !deterministic;
-      EXPECT_EQ(product.backend().GateUpDType(256), DType::kF32);
-      EXPECT_EQ(product.backend().GateUpDType(257), is_rounded ? DType::kBF16 : DType::kF32);
+      EXPECT_EQ(product.backend().ProductDType(256), DType::kF32);
+      EXPECT_EQ(product.backend().ProductDType(257), is_rounded ? DType::kBF16 : DType::kF32);
     }
   }
 }
 
-TEST(GateUpTest, RoundedOnesAreNearThoseInF32) {
+TEST(RoundedProductsTest, AreNearThoseInF32) {
   FusedProduct rounded(DType::kBF16, /*deterministic=*/false);
   FusedProduct plain(DType::kBF16, /*deterministic=*/true);
   const std::vector<float> got = rounded.Both(260, /*with_consumers=*/true);

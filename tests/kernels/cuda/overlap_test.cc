@@ -99,8 +99,8 @@ class Layers {
     Multiply(attended_.data(), out_weights_, kHidden, kHidden, y_.data());
     Norm(y_.data());
     Multiply(x_.data(), up_weights_, 2 * kFfn, kHidden, gate_up_.data());
-    EXPECT_EQ(cuda::LaunchSiluMul({gate_up_.data(), DType::kF32, num_tokens_, kFfn},
-                                  activated_.data(), DType::kBF16, stream_),
+    EXPECT_EQ(cuda::LaunchSiluMul({gate_up_.data(), num_tokens_, kFfn, activated_.data()},
+                                  DType::kBF16, stream_),
               cudaSuccess);
     Multiply(activated_.data(), down_weights_, kHidden, kFfn, y_.data());
   }
@@ -200,7 +200,8 @@ std::vector<float> QuantizeRound(const KernelStream& stream) {
   const auto rows_in = [&](const DeviceArray<uint8_t>& memory, int64_t width) {
     return cuda::E4m3RowsIn(memory.data(), kRows, width);
   };
-  EXPECT_EQ(cuda::LaunchAdd(y.data(), residual.data(), kRows * kWidth, stream), cudaSuccess);
+  EXPECT_EQ(cuda::LaunchAdd(y.data(), residual.data(), DType::kF32, kRows * kWidth, stream),
+            cudaSuccess);
   for (int round = 0; round < 2; ++round) {
     const cuda::E4m3Rows norms = rows_in(normed, kWidth);
     EXPECT_EQ(cuda::LaunchAddRmsNormFp8(
@@ -211,9 +212,9 @@ std::vector<float> QuantizeRound(const KernelStream& stream) {
                                               columns.data(), stream),
               cudaSuccess);
     const cuda::E4m3Rows gates = rows_in(gated, kWidth / 2);
-    EXPECT_EQ(cuda::LaunchSiluMulFp8({y.data(), DType::kF32, kRows, kWidth / 2}, DType::kBF16,
-                                     gates, stream),
-              cudaSuccess);
+    EXPECT_EQ(
+        cuda::LaunchSiluMulFp8({y.data(), kRows, kWidth / 2, nullptr}, DType::kBF16, gates, stream),
+        cudaSuccess);
     EXPECT_EQ(cuda::LaunchScaleRowsAndColumns({y.data(), DType::kF32, kRows, kWidth}, gates.scales,
                                               columns.data(), stream),
               cudaSuccess);

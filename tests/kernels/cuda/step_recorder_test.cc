@@ -22,7 +22,7 @@ class StepRecorderTest : public ::testing::Test {
   absl::Status Step(cuda::StepRecorder& recorder, uint64_t key) {
     return recorder.Repeat(key, [this] {
       ++num_calls_;
-      EXPECT_EQ(cuda::LaunchAdd(sum_.data(), one_.data(), 1, stream_), cudaSuccess);
+      EXPECT_EQ(cuda::LaunchAdd(sum_.data(), one_.data(), DType::kF32, 1, stream_), cudaSuccess);
       return result_;
     });
   }

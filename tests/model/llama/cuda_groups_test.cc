@@ -23,12 +23,11 @@ namespace {
 using ::testing::FloatNear;
 using ::testing::Pointwise;
 
-constexpr int64_t kMaxBatchedTokens = 64;
 constexpr int64_t kHiddenSize = 64;  // of stories260K
 
-absl::StatusOr<RankGroups> OverNccl(Backend& backend, RankGroups& host) {
+absl::StatusOr<RankGroups> OverNccl(Backend& backend, RankGroups& host, int64_t most_tokens) {
   return MakeDeviceGroups(lockstep_plugin()->accelerator->communicators(), backend, host,
-                          {.max_hidden_states = kMaxBatchedTokens * kHiddenSize,
+                          {.max_hidden_states = most_tokens * kHiddenSize,
                            .notice = [](const std::string& text) { ADD_FAILURE() << text; }});
 }
 
@@ -68,15 +67,16 @@ class CudaGroupsTest : public ::testing::Test {
       EXPECT_TRUE(backend.ok()) << backend.status();
       return *std::move(backend);
     };
-    options.make_device_groups = &OverNccl;
+    options.make_device_groups = [&](Backend& backend, RankGroups& host) {
+      return OverNccl(backend, host, limits_.max_batched_tokens);
+    };
     options.stages_lie_apart = stages_lie_apart;
     options.most_undivided_bytes = most_undivided_bytes;
     options.only_needed_logits = only_needed_logits_;
     options.stage.quantize = quantize_;
     options.stage.weights = WeightsIn(compute);
-    options.stage.limits = {
-        .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = 4, .max_model_len = 80};
-    options.chunk = 30;
+    options.stage.limits = limits_;
+    options.chunk = chunk_;
     auto outcomes = Drive(*model_, options, requests_);
     EXPECT_TRUE(outcomes.ok()) << outcomes.status();
     return *std::move(outcomes);
@@ -88,6 +88,8 @@ class CudaGroupsTest : public ::testing::Test {
   const Checkpoint* model_ = nullptr;
   Quantization quantize_ = Quantization::kNone;
   bool only_needed_logits_ = false;
+  BatchLimits limits_{.max_batched_tokens = 64, .max_num_seqs = 4, .max_model_len = 80};
+  int64_t chunk_ = 30;
 };
 
 TEST_F(CudaGroupsTest, EveryLayoutComputesTheGoldenNumbers) {
@@ -128,6 +130,21 @@ std::vector<Request> LongAndShort() {
   Request request{.prompt = {}, .num_greedy = 2};
   for (int32_t i = 0; i < 60; ++i) request.prompt.push_back(1 + i * 37 % 500);
   return {request, {{1, 2, 3}, 3}};
+}
+
+// Steps whose products are rounded: what is added up over ranks is not, and what a stage hands over
+// is the sum.
+TEST_F(CudaGroupsTest, LongStepsAreNearThoseOfOneRank) {
+  Request request{.prompt = {}, .num_greedy = 1};
+  for (int32_t i = 0; i < 262; ++i) request.prompt.push_back(1 + i * 37 % 500);
+  requests_ = {request};
+  limits_ = {.max_batched_tokens = 260, .max_num_seqs = 1, .max_model_len = 264};
+  chunk_ = 260;
+  const std::vector<Outcome> want = Run(1, 1, DType::kBF16, false);
+  EXPECT_LT(Distance(Run(1, 2, DType::kBF16, false), want), 0.02);
+  for (const std::optional<int64_t> most_undivided : {std::optional<int64_t>(), {0}}) {
+    EXPECT_LT(Distance(Run(2, 1, DType::kBF16, false, false, most_undivided), want), 0.02);
+  }
 }
 
 TEST_F(CudaGroupsTest, DividedTokensChangeNoBitOfDeterministicRuns) {
@@ -196,11 +213,10 @@ class CudaPipelineTest : public CudaGroupsTest {
     Stage made;
     ASSIGN_OR_RETURN(made.backend,
                      cuda::CudaBackend::Create({.device = rank, .compute = DType::kF32}));
-    ASSIGN_OR_RETURN(*made.groups, OverNccl(*made.backend, host));
+    ASSIGN_OR_RETURN(*made.groups, OverNccl(*made.backend, host, limits_.max_batched_tokens));
     StageOptions options;
     options.weights = StageOptions::Weights::kF32;
-    options.limits = {
-        .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = 4, .max_model_len = 80};
+    options.limits = limits_;
     ASSIGN_OR_RETURN(made.stage, LlamaStage::Load(*checkpoint_, *ProcessGrid::Create(1, 2), rank,
                                                   *made.backend, *made.groups, options, nullptr));
     RETURN_IF_ERROR(made.stage->AllocateKvCache(8));

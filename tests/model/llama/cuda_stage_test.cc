@@ -1,7 +1,6 @@
 // LlamaStage over the CUDA backend: generations through its kernels, products, copies and recorded
 // steps. On the emulation of CUDA, and on real GPUs (tests/gpu/run.sh).
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -88,22 +87,6 @@ TEST_P(CudaStageTest, F32ComputesTheGoldenNumbers) {
   for (size_t i = 0; i < cases_.size(); ++i) ExpectGolden(outcomes[i], cases_[i]);
 }
 
-// Euclidean distance over length, over all logits.
-double Distance(const std::vector<Outcome>& got, const std::vector<Outcome>& want) {
-  double difference = 0;
-  double length = 0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    // Only what both saw the same tokens before.
-    for (size_t t = 0; t < got[i].logits.size() - got[i].greedy.size(); ++t) {
-      for (size_t v = 0; v < got[i].logits[t].size(); ++v) {
-        difference += std::pow(got[i].logits[t][v] - want[i].logits[t][v], 2);
-        length += std::pow(want[i].logits[t][v], 2);
-      }
-    }
-  }
-  return std::sqrt(difference / length);
-}
-
 TEST_P(CudaStageTest, Bf16IsAsNearAsItsRounding) {
   DriveOptions cpu = Options(DType::kBF16);
   cpu.make_backend = CpuBackends(1);
@@ -112,6 +95,22 @@ TEST_P(CudaStageTest, Bf16IsAsNearAsItsRounding) {
 
 // 11 bits, an eighth of bf16's rounding, in weights, products' inputs and cache: of logits up
 // to 44.
+// Steps whose products are rounded; some of a sequence's tokens follow in a short one.
+TEST_P(CudaStageTest, Bf16OfLongStepsIsAsNear) {
+  std::vector<int32_t> prompt;
+  while (std::ssize(prompt) < 270) {
+    prompt.insert(prompt.end(), cases_[0].prompt.begin(), cases_[0].prompt.end());
+  }
+  prompt.resize(270);
+  requests_ = {{prompt, 2}, {{1, 2, 3}, 2}};
+  DriveOptions options = Options(DType::kBF16);
+  options.stage.limits = {.max_batched_tokens = 262, .max_num_seqs = 2, .max_model_len = 288};
+  options.chunk = 260;
+  DriveOptions cpu = options;
+  cpu.make_backend = CpuBackends(1);
+  EXPECT_LT(Distance(Run(options), Run(cpu)), 0.02);
+}
+
 TEST_P(CudaStageTest, F16ComputesTheGoldenNumbersWithinItsRounding) {
   const std::vector<Outcome> outcomes = Run(Options(DType::kF16));
   for (size_t i = 0; i < cases_.size(); ++i) ExpectGolden(outcomes[i], cases_[i], 0.1);

@@ -1,6 +1,7 @@
 #include "tests/model/llama/stage_driver.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -281,6 +282,20 @@ std::vector<Outcome> OfNeededLogits(std::vector<Outcome> outcomes) {
     outcome.logits.erase(outcome.logits.begin(), outcome.logits.end() - num_needed);
   }
   return outcomes;
+}
+
+double Distance(const std::vector<Outcome>& got, const std::vector<Outcome>& want) {
+  double difference = 0;
+  double length = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    for (size_t t = 0; t < got[i].logits.size() - got[i].greedy.size(); ++t) {
+      for (size_t v = 0; v < got[i].logits[t].size(); ++v) {
+        difference += std::pow(got[i].logits[t][v] - want[i].logits[t][v], 2);
+        length += std::pow(want[i].logits[t][v], 2);
+      }
+    }
+  }
+  return std::sqrt(difference / length);
 }
 
 bool SameBits(const std::vector<Outcome>& a, const std::vector<Outcome>& b) {

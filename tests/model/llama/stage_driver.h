@@ -26,6 +26,8 @@ struct Outcome {
       logits;  // after each computed token: [prompt + num_greedy - 1][vocab_size]; or num_greedy
 };
 bool SameBits(const std::vector<Outcome>& a, const std::vector<Outcome>& b);
+// Euclidean distance over length, over all logits of prompts: what both saw the same tokens before.
+double Distance(const std::vector<Outcome>& got, const std::vector<Outcome>& want);
 // What is left of outcomes with DriveOptions::only_needed_logits.
 std::vector<Outcome> OfNeededLogits(std::vector<Outcome> outcomes);
 
