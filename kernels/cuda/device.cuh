@@ -44,6 +44,11 @@ class Divisor {
 
 // A kernel that overlaps where the stream's may (kernel_stream.h). Arguments are converted to the
 // kernel's parameter types.
+//
+// A multiprocessor's first-level cache and shared memory are one, and how it is divided changes
+// only while no block is there: kernels that are to run side by side all ask for the division that
+// those with most shared memory need. What is read here once needs no cache. Source: CUDA C++
+// Programming Guide, "Shared Memory" of compute capabilities 7.x and later.
 template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchOverlapping(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                               size_t shared_bytes, const KernelStream& stream,
@@ -58,6 +63,11 @@ cudaError_t LaunchOverlapping(void (*kernel)(Parameters...), dim3 grid, dim3 blo
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = stream.overlaps ? 1 : 0;
+  if (stream.overlaps) {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
+  }
   return cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...);
 }
 // A kernel that begins when all that was issued to the stream before is done.

@@ -32,36 +32,61 @@ __global__ void ReadKernel(const void* memory, int64_t count) {
   }
 }
 
-cudaError_t IssueTwo(int* value, const KernelStream& stream) {
-  cudaError_t error = cudaMemsetAsync(value, 0, sizeof(int), stream);
-  if (error == cudaSuccess) error = Launch(AddOne, 1, 1, 0, stream, value);
-  if (error == cudaSuccess) error = LaunchOverlapping(AddOne, 1, 1, 0, stream, value);
-  return error;
-}
-
-// As steps are recorded.
-cudaError_t Record(int* value, const KernelStream& stream, cudaGraphExec_t* exec) {
-  cudaError_t error = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-  if (error != cudaSuccess) return error;
-  cudaGraph_t graph = nullptr;
-  const cudaError_t issued = IssueTwo(value, stream);
-  error = cudaStreamEndCapture(stream, &graph);
-  if (issued == cudaSuccess && error == cudaSuccess) error = cudaGraphInstantiate(exec, graph, 0);
-  if (graph != nullptr) cudaGraphDestroy(graph);
-  return issued == cudaSuccess ? error : issued;
-}
-
-cudaError_t CountTwo(int* value, const KernelStream& stream, int* count) {
-  cudaGraphExec_t exec = nullptr;
-  cudaError_t error = Record(value, stream, &exec);
-  if (error == cudaSuccess) error = cudaGraphLaunch(exec, stream);
-  if (error == cudaSuccess) {
-    error = cudaMemcpyAsync(count, value, sizeof(int), cudaMemcpyDeviceToHost, stream);
+// Counts on in device memory of two ints by kernels that overlap, behind all that they come behind
+// in steps, as steps are recorded: a kernel, a copy, a recorded step; and as a recording's first.
+class Counting {
+ public:
+  Counting(int* values, const KernelStream& stream) : values_(values), stream_(stream) {}
+  ~Counting() {
+    for (cudaGraphExec_t exec : execs_) {
+      if (exec != nullptr) cudaGraphExecDestroy(exec);
+    }
   }
-  const cudaError_t done = cudaStreamSynchronize(stream);
-  if (exec != nullptr) cudaGraphExecDestroy(exec);
-  return error == cudaSuccess ? done : error;
-}
+  Counting(const Counting&) = delete;
+  Counting& operator=(const Counting&) = delete;
+
+  static constexpr int kCount = 5;
+  cudaError_t Run(int* count) {
+    bool works = Replay(execs_[0], [&] { return CountThree(); });
+    works = works && CountOne(values_ + 1) == cudaSuccess;
+    works = works && Replay(execs_[1], [&] { return CountOne(values_ + 1); });
+    if (works) cudaMemcpyAsync(count, values_ + 1, sizeof(int), cudaMemcpyDeviceToHost, stream_);
+    const cudaError_t done = cudaStreamSynchronize(stream_);
+    return works ? done : cudaErrorNotSupported;
+  }
+
+ private:
+  cudaError_t CountOne(int* value) const {
+    return LaunchOverlapping(AddOne, 1, 1, 0, stream_, value);
+  }
+  cudaError_t CountThree() const {
+    cudaError_t error = cudaMemsetAsync(values_, 0, 2 * sizeof(int), stream_);
+    if (error == cudaSuccess) error = Launch(AddOne, 1, 1, 0, stream_, values_);
+    if (error == cudaSuccess) error = CountOne(values_);
+    if (error == cudaSuccess) {
+      error = cudaMemcpyAsync(values_ + 1, values_, sizeof(int), cudaMemcpyDeviceToDevice, stream_);
+    }
+    return error == cudaSuccess ? CountOne(values_ + 1) : error;
+  }
+
+  template <typename Issue>
+  bool Replay(cudaGraphExec_t& exec, const Issue& issue) const {
+    if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+      return false;
+    }
+    cudaGraph_t graph = nullptr;
+    const cudaError_t issued = issue();
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+    const bool is_recorded = issued == cudaSuccess && ended == cudaSuccess &&
+                             cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return is_recorded && cudaGraphLaunch(exec, stream_) == cudaSuccess;
+  }
+
+  int* const values_;
+  const KernelStream stream_;
+  cudaGraphExec_t execs_[2] = {};
+};
 
 }  // namespace
 
@@ -82,15 +107,15 @@ cudaError_t LaunchRead(const void* memory, int64_t bytes, const KernelStream& st
 bool KernelsCanOverlap(cudaStream_t stream) {
   constexpr int kFirstWithTheInstruction = 90;
   cudaFuncAttributes attributes = {};
-  int* value = nullptr;
+  int* values = nullptr;
   int count = 0;
   const bool works = cudaFuncGetAttributes(&attributes, AddOne) == cudaSuccess &&
                      attributes.ptxVersion >= kFirstWithTheInstruction &&
-                     cudaMalloc(&value, sizeof(int)) == cudaSuccess &&
-                     CountTwo(value, KernelStream(stream, true), &count) == cudaSuccess;
-  if (value != nullptr) cudaFree(value);
+                     cudaMalloc(&values, 2 * sizeof(int)) == cudaSuccess &&
+                     Counting(values, KernelStream(stream, true)).Run(&count) == cudaSuccess;
+  if (values != nullptr) cudaFree(values);
   cudaGetLastError();  // who cannot does without
-  return works && count == 2;
+  return works && count == Counting::kCount;
 }
 
 }  // namespace lockstep::cuda

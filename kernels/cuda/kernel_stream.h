@@ -23,9 +23,9 @@ struct KernelStream {
   bool overlaps;
 };
 
-// Whether this program's kernels can overlap on the current device, in graphs, too: tried with two
-// small ones. False before compute capability 9.0, and where kernels were compiled for what came
-// before it. Waits for the stream.
+// Whether this program's kernels can overlap on the current device, in graphs, too: tried with a
+// few small ones. False before compute capability 9.0, and where kernels were compiled for what
+// came before it. Waits for the stream.
 bool KernelsCanOverlap(cudaStream_t stream);
 
 // A kernel that does nothing for about as long as a step's small kernels take, which the next one

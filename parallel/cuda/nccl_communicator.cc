@@ -3,6 +3,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
 #include <thread>
@@ -140,7 +141,8 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
   return Barrier();
 }
 
-// Doubles the size for as long as our own kernel is faster, on the whole group.
+// Doubles the size for as long as our own kernel is faster, on the whole group; a size at which it
+// was not may have been measured at a bad time, two in a row have not.
 absl::Status NcclCommunicator::TryLongSums(Communicator& host) {
   const int64_t most =
       std::min(PeerSum::kMaxFloats, options_.connect_bytes / static_cast<int64_t>(sizeof(float)));
@@ -150,11 +152,12 @@ absl::Status NcclCommunicator::TryLongSums(Communicator& host) {
   RETURN_IF_ERROR(CudaStatus(
       cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(most) * sizeof(float), stream_),
       "sums that are timed"));
-  for (int64_t count = PeerSum::kOneShotFloats; count < most;) {
+  int num_slower = 0;
+  for (int64_t count = PeerSum::kOneShotFloats; count < most && num_slower < 2;) {
     count = std::min(2 * count, most);
     ASSIGN_OR_RETURN(const bool is_faster, IsOwnSumFaster(host, scratch.get(), count));
-    if (!is_faster) break;
-    most_own_floats_ = count;
+    num_slower = is_faster ? 0 : num_slower + 1;
+    if (is_faster) most_own_floats_ = count;
   }
   return Barrier();  // before the memory goes
 }
@@ -177,10 +180,11 @@ absl::StatusOr<bool> NcclCommunicator::IsOwnSumFaster(Communicator& host, float*
   return recorded[0] < recorded[1];
 }
 
-// Of many, as part of a step: outside of a recorded one NCCL's launches take longer.
+// Of many, as part of a step: outside of a recorded one NCCL's launches take longer. The median of
+// a few.
 absl::StatusOr<float> NcclCommunicator::MillisecondsRecorded(
     const std::function<absl::Status()>& launch) {
-  constexpr int kLaunches = 5;
+  constexpr int kLaunches = 10;
   StepRecorder recorder(stream_);
   const auto step = [&] {
     return recorder.Repeat(0, [&]() -> absl::Status {
@@ -189,7 +193,12 @@ absl::StatusOr<float> NcclCommunicator::MillisecondsRecorded(
     });
   };
   for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(step());  // the second records
-  return Milliseconds(step);
+  std::array<float, 3> times;
+  for (float& time : times) {
+    ASSIGN_OR_RETURN(time, Milliseconds(step));
+  }
+  std::sort(times.begin(), times.end());
+  return times[1];
 }
 
 // Behind a first one, at which ranks have waited for each other.

@@ -160,7 +160,7 @@ class ModelBench {
   double Flops(int64_t tokens, int64_t mean_context, int64_t logits_rows) const {
     const bench::StepWork work = {tokens, logits_rows, tokens * mean_context, /*cached=*/0};
     const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
-    return bench::CostOfStep(config_, work, /*weight_bytes=*/0).flops + 2.0 * logits_rows * head;
+    return bench::CostOfStep(config_, work, /*weight_bytes=*/0).flops() + 2.0 * logits_rows * head;
   }
 
   nlohmann::json Prefill(int64_t tokens) {

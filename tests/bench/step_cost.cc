@@ -14,9 +14,9 @@ StepCost CostOfStep(const ModelConfig& config, const StepWork& work, int weight_
       (q_width + 3.0 * static_cast<double>(config.intermediate_size));
   return {
       .bytes = weight_bytes * matrices + 4 * kv_width * layers * static_cast<double>(work.cached),
-      .flops = 2 * matrices * static_cast<double>(work.num_tokens) -
-               2 * left_early * static_cast<double>(work.num_tokens - work.logits_rows) +
-               4 * q_width * layers * static_cast<double>(work.attended)};
+      .product_flops = 2 * matrices * static_cast<double>(work.num_tokens) -
+                       2 * left_early * static_cast<double>(work.num_tokens - work.logits_rows),
+      .attention_flops = 4 * q_width * layers * static_cast<double>(work.attended)};
 }
 
 }  // namespace lockstep::bench

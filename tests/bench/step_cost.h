@@ -9,7 +9,11 @@ namespace lockstep::bench {
 
 struct StepCost {
   double bytes = 0;  // weights once, cache of every context once
-  double flops = 0;  // a multiply-add counts two
+  // A multiply-add counts two. Apart, as the formats differ: weights may be fp8, the cache is not.
+  double product_flops = 0;
+  double attention_flops = 0;
+
+  double flops() const { return product_flops + attention_flops; }
 };
 struct StepWork {
   int64_t num_tokens = 0;

@@ -154,6 +154,25 @@ TEST_P(VocabParallelEmbeddingTest, RowsAreTheTables) {
   EXPECT_EQ(std::vector<float>(out.begin(), out.begin() + kHidden), row9);
 }
 
+// More rows than one copy takes, and wider ones.
+TEST_P(VocabParallelEmbeddingTest, LongTablesComeInSeveralCopies) {
+  const std::unique_ptr<Backend> backend = MakeReferenceBackend();
+  const std::unique_ptr<Communicator> group = MakeSelfCommunicator();
+  for (const int64_t hidden : {100003, 600001}) {
+    std::vector<float> table(7 * hidden);
+    for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<float>(i * 13 % 255);
+    auto embedding = VocabParallelEmbedding::Create(
+        *backend, *group, {.num_rows = 7, .hidden = hidden, .dtype = GetParam()});
+    ASSERT_TRUE(embedding.ok()) << embedding.status();
+    embedding->Fill(0, RowsOf(table.data(), 5, hidden));
+    embedding->Fill(5, RowsOf(table.data() + 5 * hidden, 2, hidden));
+    std::vector<float> out(table.size());
+    const std::vector<int32_t> ids = {0, 1, 2, 3, 4, 5, 6};
+    ASSERT_TRUE(embedding->Forward(ids.data(), Undivided(7), out.data()).ok());
+    EXPECT_TRUE(out == table) << hidden;
+  }
+}
+
 TEST_P(VocabParallelEmbeddingTest, NumberOfRanksCannotBeToldFromTheBits) {
   table_[0] = -0.0f;
   table_[1] = -1e-45f;  // rounds to -0 in bf16

@@ -57,7 +57,8 @@ NcclOptions Options(bool in_tree) {
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const LocalRank& rank, cudaStream_t stream,
+absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const LocalRank& rank,
+                                                        const cuda::KernelStream& stream,
                                                         const NcclOptions& options) {
   const RankGroups host = rank.Groups(*ProcessGrid::Create(rank.size, 1));
   return MakeNcclCommunicator(*host.tp, stream, options);
@@ -225,8 +226,12 @@ absl::Status Latencies(const LocalRank& rank) {
   const Stream stream;
   NcclOptions always_ours = Options(true);
   always_ours.deterministic = true;
+  int num_devices = 0;
+  EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
+  // As a backend's stream, where ranks do not share a device.
+  const bool overlaps = num_devices >= rank.size && cuda::KernelsCanOverlap(stream.get());
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ours,
-                   MakeGroup(rank, stream.get(), always_ours));
+                   MakeGroup(rank, cuda::KernelStream(stream.get(), overlaps), always_ours));
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> nccls,
                    MakeGroup(rank, stream.get(), Options(false)));
   if (rank.rank == 0) std::printf("sums over %d ranks   KiB        our us   NCCL us\n", rank.size);

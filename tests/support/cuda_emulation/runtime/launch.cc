@@ -123,7 +123,11 @@ cudaFuncAttributes AttributesOfKernels() {
 cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   return Call([&](auto&) {
     if (kernel == nullptr) return cudaErrorInvalidValue;
-    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) {  // a hint
+      return value >= cudaSharedmemCarveoutDefault && value <= cudaSharedmemCarveoutMaxShared
+                 ? cudaSuccess
+                 : cudaErrorInvalidValue;
+    }
     const Device& device = TheEngine().device;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
         static_cast<size_t>(value) > MostSharedBytes(device.compute_major, device.compute_minor)) {
