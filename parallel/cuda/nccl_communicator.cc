@@ -16,9 +16,10 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/step_recorder.h"
+#include "parallel/cuda/device_array.h"
 #include "parallel/cuda/nccl_group.h"
+#include "parallel/cuda/nccl_tree_sums.h"
 #include "parallel/cuda/peer_sum.h"
-#include "parallel/cuda/tree_sum_kernel.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -26,19 +27,6 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kFarewell{10000};
-
-struct DeviceDeleter {
-  void operator()(void* memory) const { cudaFree(memory); }
-};
-template <typename T>
-using DeviceArray = std::unique_ptr<T[], DeviceDeleter>;
-
-template <typename T>
-absl::StatusOr<DeviceArray<T>> AllocateOnDevice(int64_t count, const char* what) {
-  void* memory = nullptr;
-  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory, static_cast<size_t>(count) * sizeof(T)), what));
-  return DeviceArray<T>(static_cast<T*>(memory));
-}
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -65,13 +53,7 @@ class NcclCommunicator final : public Communicator {
  private:
   absl::Status AddUp(float* data, int64_t count);
   absl::Status Reduce(float* data, int64_t count);
-  absl::Status ReduceInTree(float* data, int64_t count);
-  absl::Status GatherAndSum(float* data, int64_t count);
   absl::Status Scatter(float* data, int64_t share);
-  absl::Status ExchangeAndSum(float* data, int64_t share);
-  absl::Status Exchange(const float* data, int64_t share, int64_t begin, int64_t length);
-  absl::Status SumParts(int64_t length, float* own);
-  int64_t WorkspaceChunk() const;
   absl::Status CheckPeer(int peer) const;
   absl::Status ConnectAlgorithms();
   absl::Status ConnectNeighbours();
@@ -85,10 +67,10 @@ class NcclCommunicator final : public Communicator {
 
   const KernelStream stream_;
   const NcclOptions options_;
-  DeviceArray<float> workspace_;  // [size, chunk] of deterministic sums
-  DeviceArray<float> token_;      // [2], of Barrier
+  DeviceArray<float> token_;  // [2], of Barrier
   cudaEvent_t arrived_ = nullptr;
-  std::unique_ptr<PeerSum> own_sums_;  // null: NCCL adds up everything
+  std::unique_ptr<PeerSum> own_sums_;        // null: NCCL carries everything
+  std::unique_ptr<NcclTreeSums> tree_sums_;  // of deterministic groups, what own_sums_ does not
   int64_t most_own_floats_ = 0;
   std::unique_ptr<NcclGroup> group_;  // left first: its work uses the memory above
 };
@@ -126,9 +108,8 @@ absl::Status NcclCommunicator::StartOwnSums(Communicator& host) {
 absl::Status NcclCommunicator::Start(Communicator& host) {
   if (options_.own_sums) RETURN_IF_ERROR(StartOwnSums(host));
   if (options_.deterministic) {
-    ASSIGN_OR_RETURN(workspace_, AllocateOnDevice<float>(
-                                     options_.workspace_bytes / static_cast<int64_t>(sizeof(float)),
-                                     "the workspace of deterministic sums"));
+    ASSIGN_OR_RETURN(tree_sums_, NcclTreeSums::Create(*group_, stream_, options_.workspace_bytes,
+                                                      options_.patience));
   }
   ASSIGN_OR_RETURN(token_, AllocateOnDevice<float>(2, "memory of a barrier"));
   RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(token_.get(), 0, 2 * sizeof(float), stream_),
@@ -264,7 +245,7 @@ absl::Status NcclCommunicator::ConnectNeighbours() {
 absl::Status NcclCommunicator::AllReduceSum(float* data, int64_t count) {
   if (count == 0) return group_->Health();
   if (count <= most_own_floats_) return AddUp(data, count);
-  return options_.deterministic ? ReduceInTree(data, count) : Reduce(data, count);
+  return options_.deterministic ? tree_sums_->AllReduce(data, count) : Reduce(data, count);
 }
 
 absl::Status NcclCommunicator::ReduceScatterSum(float* data, int64_t share) {
@@ -287,77 +268,13 @@ absl::Status NcclCommunicator::Reduce(float* data, int64_t count) {
   });
 }
 
-// Long ones in shares; what they leave over is shorter than the group is large.
-absl::Status NcclCommunicator::ReduceInTree(float* data, int64_t count) {
-  constexpr int64_t kMostGatheredFloats = int64_t{64} << 10;
-  if (count <= kMostGatheredFloats) return GatherAndSum(data, count);
-  const int64_t share = count / size();
-  RETURN_IF_ERROR(ExchangeAndSum(data, share));
-  RETURN_IF_ERROR(
-      AllGather(data + rank() * share, share * static_cast<int64_t>(sizeof(float)), data));
-  return GatherAndSum(data + share * size(), count - share * size());
-}
-
-absl::Status NcclCommunicator::GatherAndSum(float* data, int64_t count) {
-  const int64_t chunk = WorkspaceChunk();
-  for (int64_t begin = 0; begin < count; begin += chunk) {
-    const int64_t length = std::min(chunk, count - begin);
-    RETURN_IF_ERROR(
-        AllGather(data + begin, length * static_cast<int64_t>(sizeof(float)), workspace_.get()));
-    RETURN_IF_ERROR(SumParts(length, data + begin));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status NcclCommunicator::Scatter(float* data, int64_t share) {
-  if (options_.deterministic) return ExchangeAndSum(data, share);
+  if (options_.deterministic) return tree_sums_->ReduceScatter(data, share);
   const int64_t bytes = share * static_cast<int64_t>(sizeof(float));
   return group_->Launch({"reduce-scatter", bytes}, options_.patience, [&](ncclComm_t comm) {
     return ncclReduceScatter(data, data + rank() * share, static_cast<size_t>(share), ncclFloat32,
                              ncclSum, comm, stream_);
   });
-}
-
-absl::Status NcclCommunicator::ExchangeAndSum(float* data, int64_t share) {
-  const int64_t chunk = WorkspaceChunk();
-  for (int64_t begin = 0; begin < share; begin += chunk) {
-    const int64_t length = std::min(chunk, share - begin);
-    RETURN_IF_ERROR(Exchange(data, share, begin, length));
-    RETURN_IF_ERROR(SumParts(length, data + rank() * share + begin));
-  }
-  return absl::OkStatus();
-}
-
-// Everybody gets, of its share of all ranks' data, [begin, begin + length) into the workspace.
-absl::Status NcclCommunicator::Exchange(const float* data, int64_t share, int64_t begin,
-                                        int64_t length) {
-  const int64_t bytes = length * static_cast<int64_t>(sizeof(float));
-  const auto count = static_cast<size_t>(length);
-  return group_->Launch({"exchange", bytes}, options_.patience, [&](ncclComm_t comm) {
-    ncclResult_t result = ncclGroupStart();
-    for (int distance = 1; distance < size() && result == ncclSuccess; ++distance) {
-      const int to = (rank() + distance) % size();
-      const int from = (rank() + size() - distance) % size();
-      result = ncclSend(data + to * share + begin, count, ncclFloat32, to, comm, stream_);
-      if (result != ncclSuccess) break;
-      result = ncclRecv(workspace_.get() + from * length, count, ncclFloat32, from, comm, stream_);
-    }
-    const ncclResult_t ended = ncclGroupEnd();
-    return result != ncclSuccess ? result : ended;
-  });
-}
-
-// What lies in the workspace, this rank's part being its own.
-absl::Status NcclCommunicator::SumParts(int64_t length, float* own) {
-  return CudaStatus(LaunchTreeSum(workspace_.get(), size(), length, rank(), own, stream_),
-                    "adding up what ranks have sent");
-}
-
-// In whole vectors of 16 bytes, where there are as many: NCCL copies those fastest.
-int64_t NcclCommunicator::WorkspaceChunk() const {
-  const int64_t chunk = options_.workspace_bytes / static_cast<int64_t>(sizeof(float)) / size();
-  LS_CHECK(chunk > 0) << "a workspace of " << options_.workspace_bytes << " bytes";
-  return chunk < 4 ? chunk : chunk / 4 * 4;
 }
 
 absl::Status NcclCommunicator::AllGather(const void* mine, int64_t bytes, void* all) {
