@@ -183,9 +183,8 @@ void AddExamFlags(CLI::App& command, EvalOptions& options) {
       ->type_name("N")
       ->check(Between(1, 1 << 20))
       ->capture_default_str();
-  command
-      .add_option("--min", options.thresholds,
-                  "exit with 1 below this percentage, of all questions or of a task's; repeatable")
+  AddTexts(command, "--min", options.thresholds,
+           "exit with 1 below this percentage, of all questions or of a task's; repeatable")
       ->type_name("[TASK=]PERCENT");
   command.add_flag("--show-wrong", options.show_wrong, "the wrong replies, too");
   command.add_flag("--json", options.json, "one JSON object, with the wrong replies");

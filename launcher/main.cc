@@ -4,9 +4,8 @@
 #include <exception>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "launcher/base/descriptor_limit.h"
-#include "launcher/cli/command.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
@@ -64,7 +63,7 @@ int Main(int argc, char** argv) {
   CommandBody chosen;
   AddAllCommands(program, chosen);
   try {
-    program.parse(argc, argv);
+    program.parse(ArgumentsForParse(program, argc, argv));
   } catch (const CLI::Success& success) {  // --help, --version
     return program.exit(success);
   } catch (const CLI::ParseError& error) {

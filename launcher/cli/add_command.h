@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "launcher/cli/command.h"
@@ -21,6 +22,17 @@ CLI::App* AddCommand(CLI::App& program, CommandBody& chosen, const std::string& 
   command->callback([&chosen, owned, body] { chosen = [owned, body] { return body(*owned); }; });
   return command;
 }
+
+// An option that may be repeated, or ("name" without dashes) the command's positional arguments:
+// each takes one argument as it is. A std::vector given to CLI11's add_option instead takes every
+// argument up to the next flag, the command's positional ones too, and splits "[a,b]" in two.
+CLI::Option* AddTexts(CLI::App& command, const std::string& name, std::vector<std::string>& texts,
+                      const std::string& description);
+
+// The arguments in CLI11's order, the last first. "--flag=" becomes "--flag" and "": CLI11 takes
+// the argument that follows for the value of "--flag=".
+std::vector<std::string> ArgumentsForParse(const CLI::App& program, int argc,
+                                           const char* const* argv);
 
 // A check of a number's range whose error names the value and the limits.
 CLI::Validator Between(double min, double max);

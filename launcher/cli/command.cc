@@ -1,7 +1,9 @@
 #include "launcher/cli/command.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
@@ -9,6 +11,63 @@
 #include "launcher/cli/values.h"
 
 namespace lockstep {
+
+namespace {
+
+// Any number that is less than CLI11's "unlimited".
+constexpr int kManyArguments = CLI::detail::expected_max_vector_size / 2;
+
+// Of "--flag=value" or "--flag"; null when the command has no such flag.
+const CLI::Option* FindFlag(const CLI::App& command, const std::string& argument) {
+  if (!argument.starts_with("--")) return nullptr;
+  return command.get_option_no_throw(argument.substr(0, argument.find('=')));
+}
+
+const CLI::App* FindSubcommand(const CLI::App& command, const std::string& name) {
+  const auto found = command.get_subcommands(
+      [&](const CLI::App* subcommand) { return subcommand->get_name() == name; });
+  return found.empty() ? nullptr : found.front();
+}
+
+}  // namespace
+
+CLI::Option* AddTexts(CLI::App& command, const std::string& name, std::vector<std::string>& texts,
+                      const std::string& description) {
+  const CLI::callback_t take = [&texts](const CLI::results_t& values) {
+    texts = values;
+    return true;
+  };
+  CLI::Option* option = command.add_option(name, take, description);
+  option->take_all();  // one argument each time, and no extra ones: those CLI11 splits
+  if (name.starts_with("-")) return option;
+  // Positional arguments CLI11 takes while there are fewer than expected at least; it asks for that
+  // many only of options that are required.
+  return option->expected(kManyArguments, CLI::detail::expected_max_vector_size);
+}
+
+std::vector<std::string> ArgumentsForParse(const CLI::App& program, int argc,
+                                           const char* const* argv) {
+  const CLI::App* command = &program;
+  std::vector<std::string> arguments;
+  bool is_value = false;  // of the flag before
+  bool are_positional = false;
+  for (int i = 1; i < argc; ++i) {
+    arguments.emplace_back(argv[i]);
+    std::string& argument = arguments.back();
+    if (are_positional || std::exchange(is_value, false)) continue;
+    are_positional = argument == "--";
+    if (const CLI::App* subcommand = FindSubcommand(*command, argument)) command = subcommand;
+    const CLI::Option* flag = FindFlag(*command, argument);
+    if (flag == nullptr || flag->get_items_expected_min() == 0) continue;
+    const size_t equals = argument.find('=');
+    is_value = equals == std::string::npos;
+    if (is_value || equals + 1 < argument.size()) continue;
+    argument.pop_back();
+    arguments.emplace_back();
+  }
+  std::reverse(arguments.begin(), arguments.end());
+  return arguments;
+}
 
 CLI::Validator Between(double min, double max) {
   const auto check = [min, max](const std::string& text) -> std::string {

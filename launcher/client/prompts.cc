@@ -44,8 +44,10 @@ absl::Status AddFile(const PromptSources& sources, const std::string& path,
 }  // namespace
 
 void AddPromptFlags(CLI::App& command, PromptSources& sources) {
-  command.add_option("prompt", sources.texts,
-                     "prompts, completed concurrently; none = read one from standard input");
+  AddTexts(command, "prompt", sources.texts,
+           "prompts, completed concurrently; none = read one from standard input; after -- also "
+           "those that begin with a dash")
+      ->type_name("TEXT");
   command
       .add_option("--prompt-file", sources.file, "read the prompt from a file; - = standard input")
       ->type_name("FILE")
@@ -54,12 +56,9 @@ void AddPromptFlags(CLI::App& command, PromptSources& sources) {
       .add_flag("--lines", sources.one_per_line,
                 "every line of the file or of standard input is a prompt")
       ->group("Prompt");
-  command
-      .add_option("--token-ids", sources.token_ids,
-                  "a prompt as token ids, \"1,2,3\"; may be repeated")
+  AddTexts(command, "--token-ids", sources.token_ids,
+           "a prompt as token ids, \"1,2,3\"; may be repeated")
       ->type_name("IDS")
-      ->expected(1)
-      ->take_all()
       ->group("Prompt");
 }
 

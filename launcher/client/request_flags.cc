@@ -21,10 +21,9 @@ void AddSamplingFlags(CLI::App& command, RequestFlags& flags) {
   add("--repetition-penalty", flags.repetition_penalty, "over prompt and output; 1 = off", "X");
   add("--presence-penalty", flags.presence_penalty, "over the output, -2 to 2; 0 = off", "X");
   add("--frequency-penalty", flags.frequency_penalty, "over the output, -2 to 2; 0 = off", "X");
-  command.add_option("--logit-bias", flags.logit_bias, "add BIAS (-100 to 100) to a token's logit")
+  AddTexts(command, "--logit-bias", flags.logit_bias,
+           "add BIAS (-100 to 100) to a token's logit; may be repeated")
       ->type_name("ID:BIAS")
-      ->expected(1)
-      ->take_all()
       ->group(group);
 }
 
@@ -38,10 +37,8 @@ void AddStopFlags(CLI::App& command, RequestFlags& flags) {
   command.add_option("--min-tokens", flags.min_tokens, "no end before this many tokens")
       ->type_name("TOKENS")
       ->group(group);
-  command.add_option("--stop", flags.stop_strings, "end before this text; may be repeated")
+  AddTexts(command, "--stop", flags.stop_strings, "end before this text; may be repeated")
       ->type_name("TEXT")
-      ->expected(1)
-      ->take_all()
       ->group(group);
   command.add_option("--stop-token-ids", flags.stop_token_ids, "end at any of these tokens")
       ->type_name("IDS")

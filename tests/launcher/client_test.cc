@@ -6,7 +6,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/bench/load_generator.h"
+#include "launcher/cli/add_command.h"
 #include "launcher/client/generation_call.h"
+#include "launcher/client/prompts.h"
 #include "launcher/client/request_flags.h"
 #include "launcher/client/response.h"
 #include "tests/launcher/fake_server.h"
@@ -113,6 +115,72 @@ TEST_F(ClientTest, UnsetFlagsAreLeftToTheServer) {
   EXPECT_EQ(request->sampling().logit_bias().at(7), -1.5f);
   flags.logit_bias = {"7"};
   EXPECT_FALSE(MakeRequest(flags).ok());
+}
+
+// `lockstep generate ARGUMENTS` with the flags of prompts and requests.
+class FlagsTest : public ::testing::Test {
+ protected:
+  FlagsTest() {
+    CLI::App* command = program_.add_subcommand("generate");
+    AddPromptFlags(*command, prompts_);
+    AddSamplingFlags(*command, request_);
+    AddStopFlags(*command, request_);
+    AddOutputFlags(*command, request_);
+  }
+  // Whether they are accepted.
+  bool Parse(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), {"lockstep", "generate"});
+    prompts_ = {};
+    request_ = {};
+    try {
+      program_.parse(
+          ArgumentsForParse(program_, static_cast<int>(arguments.size()), arguments.data()));
+      return true;
+    } catch (const CLI::ParseError&) {
+      return false;
+    }
+  }
+
+  CLI::App program_;
+  PromptSources prompts_;
+  RequestFlags request_;
+};
+
+TEST_F(FlagsTest, PromptsAndStopTextsAreTakenAsTheyAre) {
+  for (const char* text : {"[INST] Hello, tell me [/INST]", "[1,2,3]", "[a,b]", "[]", "{}", "",
+                           "%%", "a b", "generate", "x=y", "--=", "-1"}) {
+    SCOPED_TRACE(text);
+    ASSERT_TRUE(Parse({"--stop", text, "--", text, "two"}));
+    EXPECT_THAT(prompts_.texts, ElementsAre(text, "two"));
+    EXPECT_THAT(request_.stop_strings, ElementsAre(text));
+  }
+  ASSERT_TRUE(Parse({"[a,b]", "", "generate", "--stop=[a,b]", "--stop=--n=", "[]"}));
+  EXPECT_THAT(prompts_.texts, ElementsAre("[a,b]", "", "generate", "[]"));
+  EXPECT_THAT(request_.stop_strings, ElementsAre("[a,b]", "--n="));
+  ASSERT_TRUE(Parse({"a", "--", "-b", "++", "--stop="}));
+  EXPECT_THAT(prompts_.texts, ElementsAre("a", "-b", "++", "--stop="));
+}
+
+TEST_F(FlagsTest, ARepeatedFlagTakesOneArgumentEachTime) {
+  ASSERT_TRUE(Parse({"--stop", "a", "one", "--stop=b", "two", "--logit-bias", "1:2", "three",
+                     "--token-ids", "4,5", "four", "--logit-bias=6:7", "five"}));
+  EXPECT_THAT(prompts_.texts, ElementsAre("one", "two", "three", "four", "five"));
+  EXPECT_THAT(request_.stop_strings, ElementsAre("a", "b"));
+  EXPECT_THAT(request_.logit_bias, ElementsAre("1:2", "6:7"));
+  EXPECT_THAT(prompts_.token_ids, ElementsAre("4,5"));
+}
+
+TEST_F(FlagsTest, AnEmptyValueIsNotTheNextArgument) {
+  ASSERT_TRUE(Parse({"--cache-salt=", "one", "--stop=", "two", "--stop", "--stop=", "three"}));
+  EXPECT_THAT(prompts_.texts, ElementsAre("one", "two", "three"));
+  EXPECT_THAT(request_.stop_strings, ElementsAre("", "--stop="));
+  EXPECT_EQ(request_.cache_salt, "");
+}
+
+TEST_F(FlagsTest, UnknownFlagsAndMissingValuesAreRefused) {
+  EXPECT_FALSE(Parse({"one", "--frobnicate"}));
+  EXPECT_FALSE(Parse({"one", "--stop"}));
+  EXPECT_FALSE(Parse({"-x"}));
 }
 
 class LoadGeneratorTest : public ClientTest {
