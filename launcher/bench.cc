@@ -227,6 +227,7 @@ void AddRequestFlags(CLI::App& command, BenchOptions& options) {
       ->group(group);
   command.add_option("--seed", options.seed, "of prompts, lengths, arrivals and sampling")
       ->type_name("N")
+      ->check(Unsigned64())
       ->capture_default_str()
       ->group(group);
   command.add_option("--timeout", options.timeout_seconds, "per request (default: none)")

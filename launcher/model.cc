@@ -230,6 +230,7 @@ void AddSynth(CLI::App& model, CommandBody& chosen) {
       ->check(CLI::IsMember({"f32", "f16", "bf16"}).description(""));
   command->add_option("--seed", options->seed, "equal seeds give equal weights")
       ->type_name("N")
+      ->check(Unsigned64())
       ->capture_default_str();
   command->add_flag("--quiet,-q", options->quiet, "print nothing but errors");
   command->add_option("output", options->output, "directory to create")

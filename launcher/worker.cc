@@ -218,6 +218,7 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->capture_default_str()
       ->group(link);
   command->add_option("--epoch", options->epoch, "of this launch; the highest counts; 0: the time")
+      ->check(Unsigned64())
       ->capture_default_str()
       ->group(link);
   command

@@ -34,8 +34,11 @@ CLI::Option* AddTexts(CLI::App& command, const std::string& name, std::vector<st
 std::vector<std::string> ArgumentsForParse(const CLI::App& program, int argc,
                                            const char* const* argv);
 
-// A check of a number's range whose error names the value and the limits.
+// Checks of a number's range whose errors name the value and the limits. Neither takes leading
+// zeros: CLI11 would read 010 as 8 and 0x10 as 16.
 CLI::Validator Between(double min, double max);
+// Digits alone, up to 2^64 - 1: CLI11 makes 2^64 - 5 of -5 and 2^64 - 1 of whatever is larger.
+CLI::Validator Unsigned64();
 // Refuses "": a variable of a script that was never set.
 CLI::Validator NotEmpty();
 

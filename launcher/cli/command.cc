@@ -1,10 +1,15 @@
 #include "launcher/cli/command.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "launcher/cli/add_command.h"
@@ -27,6 +32,12 @@ const CLI::App* FindSubcommand(const CLI::App& command, const std::string& name)
   const auto found = command.get_subcommands(
       [&](const CLI::App* subcommand) { return subcommand->get_name() == name; });
   return found.empty() ? nullptr : found.front();
+}
+
+// 010 and 0x10, which are 8 and 16 to CLI11.
+bool HasLeadingZero(absl::string_view number) {
+  if (absl::StartsWith(number, "-") || absl::StartsWith(number, "+")) number.remove_prefix(1);
+  return number.size() > 1 && number[0] == '0' && absl::ascii_isalnum(number[1]);
 }
 
 }  // namespace
@@ -73,8 +84,23 @@ CLI::Validator Between(double min, double max) {
   const auto check = [min, max](const std::string& text) -> std::string {
     double value = 0.0;
     // Written so that NaN is refused too.
-    if (absl::SimpleAtod(text, &value) && value >= min && value <= max) return "";
-    return absl::StrFormat("%s is not a number from %.15g to %.15g", text, min, max);
+    const bool is_inside = absl::SimpleAtod(text, &value) && value >= min && value <= max;
+    if (is_inside && !HasLeadingZero(text)) return "";
+    return absl::StrFormat("%s is not a number from %.15g to %.15g%s", text, min, max,
+                           is_inside ? ", without leading zeros" : "");
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator Unsigned64() {
+  const auto check = [](const std::string& text) -> std::string {
+    uint64_t value = 0;
+    if (absl::c_all_of(text, absl::ascii_isdigit) && absl::SimpleAtoi(text, &value) &&
+        !HasLeadingZero(text)) {
+      return "";
+    }
+    return absl::StrFormat("'%s' is not a decimal number from 0 to %u, without leading zeros", text,
+                           std::numeric_limits<uint64_t>::max());
   };
   return CLI::Validator(check, "");
 }

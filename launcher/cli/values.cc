@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -71,17 +72,26 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
 }
 
 absl::StatusOr<std::vector<int32_t>> ParseTokenIds(absl::string_view text) {
-  std::vector<int32_t> ids;
-  for (absl::string_view item :
-       absl::StrSplit(text, absl::ByAnyChar(", \t\n[]"), absl::SkipEmpty())) {
-    int32_t id = 0;
-    if (!absl::SimpleAtoi(item, &id) || id < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", item, "' is not a token id (a whole number from 0 on)"));
-    }
-    ids.push_back(id);
+  absl::string_view list = absl::StripAsciiWhitespace(text);
+  if (absl::StartsWith(list, "[") && absl::EndsWith(list, "]")) {
+    list = absl::StripAsciiWhitespace(list.substr(1, list.size() - 2));
   }
-  if (ids.empty()) return absl::InvalidArgumentError("no token ids given (for example 1,403,407)");
+  if (list.empty()) {
+    return absl::InvalidArgumentError("no token ids given (for example 1,403,407)");
+  }
+  std::vector<int32_t> ids;
+  for (absl::string_view part : absl::StrSplit(list, ',')) {
+    part = absl::StripAsciiWhitespace(part);
+    for (absl::string_view item : absl::StrSplit(part, absl::ByAnyChar(" \t\r\n"))) {
+      if (item.empty() && !part.empty()) continue;  // between two spaces, not between two commas
+      int32_t id = 0;
+      if (!absl::SimpleAtoi(item, &id) || id < 0) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "'", item, "' of '", text, "' is not a token id (a whole number from 0 on)"));
+      }
+      ids.push_back(id);
+    }
+  }
   return ids;
 }
 

@@ -22,7 +22,7 @@ struct HostPort {
 // "127.0.0.1:50051", "[::1]:0", "name:80". INVALID_ARGUMENT says what is wrong.
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view text);
 
-// "1,2, 3" or "1 2 3": token ids, each in [0, 2^31). INVALID_ARGUMENT naming the item.
+// "1,2, 3", "1 2 3" or "[1,2,3]": token ids, each in [0, 2^31). INVALID_ARGUMENT naming the item.
 absl::StatusOr<std::vector<int32_t>> ParseTokenIds(absl::string_view text);
 
 // "128" or "64:256", both ends included.

@@ -36,7 +36,8 @@ absl::Status AddFile(const PromptSources& sources, const std::string& path,
     return AddText(std::string(absl::StripSuffix(text, "\n")), prompts);
   }
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipWhitespace())) {
-    RETURN_IF_ERROR(AddText(std::string(line), prompts));
+    // Files of Windows end their lines with \r\n.
+    RETURN_IF_ERROR(AddText(std::string(absl::StripSuffix(line, "\r")), prompts));
   }
   return absl::OkStatus();
 }

@@ -1,23 +1,37 @@
 #include "launcher/client/request_flags.h"
 
-#include "absl/strings/str_cat.h"
+#include <limits>
+
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
+namespace {
+
+// What the protocol holds; the server knows the limits.
+CLI::Validator Int32() {
+  return Between(std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max());
+}
+
+}  // namespace
 
 void AddSamplingFlags(CLI::App& command, RequestFlags& flags) {
   const char* group = "Sampling (unset: the checkpoint's defaults)";
   const auto add = [&](const char* name, auto& value, const char* description, const char* type) {
-    command.add_option(name, value, description)->type_name(type)->group(group);
+    return command.add_option(name, value, description)
+        ->type_name(type)
+        ->group(group)
+        ->check(NotEmpty());
   };
   add("--temperature", flags.temperature, "0 = greedy, else 0.01 to 100", "T");
-  add("--top-k", flags.top_k, "choose among the K most likely tokens; 0 = off", "K");
+  add("--top-k", flags.top_k, "choose among the K most likely tokens; 0 = off", "K")
+      ->check(Int32());
   add("--top-p", flags.top_p, "choose among the most likely tokens that hold mass P; 1 = off", "P");
   add("--min-p", flags.min_p, "drop tokens below P times the likeliest; 0 = off", "P");
-  add("--seed", flags.seed, "equal seeds give equal outputs (default: random)", "N");
-  add("--n", flags.num_outputs, "outputs per prompt (default: 1)", "N");
+  add("--seed", flags.seed, "equal seeds give equal outputs (default: random)", "N")
+      ->check(Unsigned64());
+  add("--n", flags.num_outputs, "outputs per prompt (default: 1)", "N")->check(Int32());
   add("--repetition-penalty", flags.repetition_penalty, "over prompt and output; 1 = off", "X");
   add("--presence-penalty", flags.presence_penalty, "over the output, -2 to 2; 0 = off", "X");
   add("--frequency-penalty", flags.frequency_penalty, "over the output, -2 to 2; 0 = off", "X");
@@ -33,9 +47,11 @@ void AddStopFlags(CLI::App& command, RequestFlags& flags) {
       .add_option("--max-tokens", flags.max_tokens,
                   "most tokens to generate (default: as many as the context holds)")
       ->type_name("TOKENS")
+      ->check(Int32())
       ->group(group);
   command.add_option("--min-tokens", flags.min_tokens, "no end before this many tokens")
       ->type_name("TOKENS")
+      ->check(Int32())
       ->group(group);
   AddTexts(command, "--stop", flags.stop_strings, "end before this text; may be repeated")
       ->type_name("TEXT")
@@ -55,10 +71,12 @@ void AddOutputFlags(CLI::App& command, RequestFlags& flags) {
       .add_option("--logprobs", flags.logprobs,
                   "log-probabilities of tokens and of the N (0 to 20) likeliest; needs --json")
       ->type_name("N")
+      ->check(Int32())
       ->group(group);
   command
       .add_option("--prompt-logprobs", flags.prompt_logprobs, "the same for the prompt's tokens")
       ->type_name("N")
+      ->check(Int32())
       ->group(group);
   command
       .add_flag("--include-special-tokens", flags.include_special_tokens,
@@ -75,6 +93,7 @@ void AddOutputFlags(CLI::App& command, RequestFlags& flags) {
       ->group("Prompt");
   command.add_option("--priority", flags.priority, "lower runs first, -1000 to 1000 (default: 0)")
       ->type_name("N")
+      ->check(Int32())
       ->group("Prompt");
 }
 

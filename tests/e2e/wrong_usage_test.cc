@@ -45,6 +45,10 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
       {{"bench", "--rate", "0"}, "--rate: 0"},
       {{"generate", "--server", "nowhere", "hi"}, "'nowhere'"},
       {{"model", "synth", "--shape", "tiny"}, "output"},
+      {{"generate", "--seed", "-5", "hi"}, "--seed: '-5' is not a decimal number from 0 to 184467"},
+      {{"bench", "--seed", "18446744073709551616"}, "18446744073709551616"},
+      {{"model", "synth", "--shape", "tiny", "--seed", "010", "out"}, "'010'"},
+      {{"serve", "m", "--tp", "010"}, "--tp: 010 is not a number from 1 to 65536"},
       {{"frobnicate"}, "frobnicate"}};
   for (const auto& [arguments, message] : wrong) {
     SCOPED_TRACE(arguments.back());

@@ -1,5 +1,6 @@
 // The clients' parts against a server that answers by rule.
 #include <condition_variable>
+#include <fstream>
 #include <mutex>
 
 #include "absl/time/clock.h"
@@ -12,6 +13,7 @@
 #include "launcher/client/request_flags.h"
 #include "launcher/client/response.h"
 #include "tests/launcher/fake_server.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep {
 namespace {
@@ -181,6 +183,38 @@ TEST_F(FlagsTest, UnknownFlagsAndMissingValuesAreRefused) {
   EXPECT_FALSE(Parse({"one", "--frobnicate"}));
   EXPECT_FALSE(Parse({"one", "--stop"}));
   EXPECT_FALSE(Parse({"-x"}));
+}
+
+TEST_F(FlagsTest, NumbersAreDecimalAndWithinTheirType) {
+  for (const char* seed : {"0", "5", "18446744073709551615"}) {
+    ASSERT_TRUE(Parse({"--seed", seed})) << seed;
+    EXPECT_EQ(absl::StrCat(*request_.seed), seed);
+  }
+  for (const char* text :
+       {"-5", "18446744073709551616", "010", "00", "0x10", "1e3", "+5", " 5", ""}) {
+    EXPECT_FALSE(Parse({"--seed", text})) << text;
+  }
+  for (const char* flag : {"--top-k", "--n", "--max-tokens", "--min-tokens", "--logprobs",
+                           "--prompt-logprobs", "--priority"}) {
+    SCOPED_TRACE(flag);
+    EXPECT_TRUE(Parse({flag, "10"}));
+    for (const char* text : {"010", "-010", "0x10", "2147483648", "1.5", ""}) {
+      EXPECT_FALSE(Parse({flag, text})) << text;
+    }
+  }
+  EXPECT_FALSE(Parse({"--temperature", ""}));
+}
+
+TEST_F(FlagsTest, LinesOfAFileAreItsPromptsWhateverEndsThem) {
+  const testing::TempDirectory scratch;
+  prompts_.file = (scratch / "prompts.txt").string();
+  prompts_.one_per_line = true;
+  std::ofstream(prompts_.file) << "one\r\n\r\ntwo \nthree\r";
+  const auto prompts = ReadPrompts(prompts_);
+  ASSERT_TRUE(prompts.ok()) << prompts.status();
+  std::vector<std::string> texts;
+  for (const Prompt& prompt : *prompts) texts.push_back(prompt.shown);
+  EXPECT_THAT(texts, ElementsAre("one", "two ", "three"));
 }
 
 class LoadGeneratorTest : public ClientTest {

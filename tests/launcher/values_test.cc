@@ -29,10 +29,12 @@ TEST(HostPortTest, RefusesWhatIsNotAnAddressAndShowsIt) {
 TEST(TokenIdsTest, TakesCommasSpacesAndBrackets) {
   EXPECT_THAT(*ParseTokenIds("1,2, 3"), ElementsAre(1, 2, 3));
   EXPECT_THAT(*ParseTokenIds("[4 5\n6]"), ElementsAre(4, 5, 6));
+  EXPECT_THAT(*ParseTokenIds(" [ 7,  8 ] "), ElementsAre(7, 8));
 }
 
 TEST(TokenIdsTest, RefusesWhatIsNotAnId) {
-  for (const char* text : {"", " , ", "1,-2", "1,x", "2147483648", "1.5"}) {
+  for (const char* text : {"", " , ", "[]", "1,-2", "1,x", "2147483648", "1.5", "1,2,,3", ",1",
+                           "1,", "1, ,2", "[1", "1]", "[[1]]"}) {
     EXPECT_FALSE(ParseTokenIds(text).ok()) << text;
   }
 }
