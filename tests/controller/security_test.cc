@@ -126,6 +126,21 @@ TEST_F(SecurityTest, WithoutATokenEveryMethodIsClosed) {
   }
 }
 
+// Nobody has to be known for a message to be inflated.
+TEST_F(SecurityTest, CompressedMessagesAreRefusedUnread) {
+  StartWithTokens();
+  v1::TokenizeRequest request;
+  request.set_text(std::string(3 << 20, 'x'));
+  for (const auto algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ClientContext context;
+    context.set_compression_algorithm(algorithm);
+    v1::TokenizeResponse response;
+    const grpc::Status status = stub().Tokenize(&context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr("disabled"));
+  }
+}
+
 TEST_F(SecurityTest, WithTokensHealthStaysOpenAndReflectionIsOff) {
   StartWithTokens();
   grpc::ClientContext context;

