@@ -143,7 +143,8 @@ struct ControllerOptions {
   absl::Duration reattach_window = absl::Minutes(10);  // for a request without a stream
   // How long requests wait while no replica serves; zero = not at all.
   absl::Duration recovery_window = absl::ZeroDuration();
-  // Bytes one client may leave unread before its request ends with RESOURCE_EXHAUSTED.
+  // Memory that what one client leaves unread may take before its request ends with
+  // RESOURCE_EXHAUSTED.
   int64_t max_unread_bytes = 16 << 20;
 
   // Says how fast a load should be served; null = nobody knows. Called from the event loop thread.

@@ -1,10 +1,8 @@
 #include "runtime/controller/event_writer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "runtime/controller/wire.h"
 
 namespace lockstep {
 
@@ -42,10 +40,9 @@ bool EventWriter::Write(v1::GenerateEvent event) {
   absl::MutexLock lock(&mutex_);
   if (closing_ || cancelled_) return true;
   has_written_ = true;
-  const int64_t num_bytes = static_cast<int64_t>(event.ByteSizeLong());
-  if (pending_bytes_ + num_bytes > max_unread_bytes_) {
-    pending_.clear();
-    pending_bytes_ = 0;
+  waiting_.Push(std::move(event));
+  if (waiting_.held_bytes() + in_flight_bytes_ > max_unread_bytes_) {
+    waiting_.Clear();
     closing_ = true;
     status_ = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
                            absl::StrCat("the client left more than ", max_unread_bytes_,
@@ -53,26 +50,7 @@ bool EventWriter::Write(v1::GenerateEvent event) {
     AdvanceLocked();
     return false;
   }
-  pending_bytes_ += num_bytes;
-  if (!MergeLocked(event, num_bytes)) pending_.push_back({std::move(event), num_bytes});
   AdvanceLocked();
-  return true;
-}
-
-// Events of one output stay in order: a delta joins the last waiting event of its output, if that
-// is a delta.
-bool EventWriter::MergeLocked(const v1::GenerateEvent& event, int64_t num_bytes) {
-  if (!event.has_delta()) return false;
-  const auto waiting = std::find_if(pending_.rbegin(), pending_.rend(), [&](const Pending& other) {
-    return other.event.has_delta() &&
-           other.event.delta().output_index() == event.delta().output_index();
-  });
-  if (waiting == pending_.rend()) return false;
-  v1::TokenDelta& merged = *waiting->event.mutable_delta();
-  merged.mutable_token_ids()->MergeFrom(event.delta().token_ids());
-  merged.mutable_text()->append(event.delta().text());
-  merged.mutable_logprobs()->MergeFrom(event.delta().logprobs());
-  waiting->num_bytes += num_bytes;
   return true;
 }
 
@@ -101,16 +79,15 @@ void EventWriter::AdvanceLocked() {
     Finish(grpc::Status::CANCELLED);
     return;
   }
-  if (pending_.empty()) {
+  if (waiting_.empty()) {
     if (!closing_) return;
     finished_ = true;
     Finish(status_);
     return;
   }
-  in_flight_ = SerializeMessage(pending_.front().event);
-  pending_bytes_ -= pending_.front().num_bytes;
-  pending_.pop_front();
-  if (closing_ && pending_.empty()) {
+  in_flight_ = waiting_.Pop();
+  in_flight_bytes_ = static_cast<int64_t>(in_flight_.Length());
+  if (closing_ && waiting_.empty()) {
     finished_ = true;
     StartWriteAndFinish(&in_flight_, grpc::WriteOptions(), status_);
     return;
@@ -122,7 +99,9 @@ void EventWriter::AdvanceLocked() {
 void EventWriter::OnWriteDone(bool ok) {
   absl::MutexLock lock(&mutex_);
   writing_ = false;
-  if (!ok) pending_.clear();
+  in_flight_.Clear();
+  in_flight_bytes_ = 0;
+  if (!ok) waiting_.Clear();
   AdvanceLocked();
 }
 
@@ -131,8 +110,7 @@ void EventWriter::OnCancel() {
   {
     absl::MutexLock lock(&mutex_);
     cancelled_ = true;
-    pending_.clear();
-    pending_bytes_ = 0;
+    waiting_.Clear();
     on_cancel = std::move(on_cancel_);
     on_cancel_ = nullptr;
     AdvanceLocked();

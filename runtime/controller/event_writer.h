@@ -1,14 +1,12 @@
 // The write side of one Generate call: events in, bytes to the client, one write at a time.
 //
 // Thread-safe. A client that reads slowly stalls nobody: token deltas of one output that wait here
-// are merged into one, and beyond max_unread_bytes the call ends with RESOURCE_EXHAUSTED. The
-// object lives until gRPC says OnDone and its last shared_ptr is gone (the event loop, the stream
-// thread and gRPC hold it independently of each other).
+// are merged, and when what waits takes more than max_unread_bytes of memory the call ends with
+// RESOURCE_EXHAUSTED. The object lives until gRPC says OnDone and its last shared_ptr is gone (the
+// event loop, the stream thread and gRPC hold it independently of each other).
 #pragma once
 
-#include <deque>
 #include <memory>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
@@ -17,6 +15,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "lockstep/v1/generation.pb.h"
+#include "runtime/controller/event_queue.h"
 
 namespace lockstep {
 
@@ -48,12 +47,6 @@ class EventWriter final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  private:
   EventWriter(grpc::CallbackServerContext& context, int64_t max_unread_bytes)
       : context_(context), max_unread_bytes_(max_unread_bytes) {}
-  struct Pending {
-    v1::GenerateEvent event;
-    int64_t num_bytes = 0;
-  };
-  bool MergeLocked(const v1::GenerateEvent& event, int64_t num_bytes)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HintRetryLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdvanceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -61,9 +54,9 @@ class EventWriter final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   const int64_t max_unread_bytes_;
   std::shared_ptr<EventWriter> self_;  // gRPC's hold: until OnDone
   mutable absl::Mutex mutex_;
-  std::deque<Pending> pending_ ABSL_GUARDED_BY(mutex_);
-  int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  EventQueue waiting_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer in_flight_ ABSL_GUARDED_BY(mutex_);
+  int64_t in_flight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool has_written_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
