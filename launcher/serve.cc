@@ -210,8 +210,10 @@ int RunServe(const ServeOptions& options) {
 void AddRestartFlags(CLI::App& command, RestartFlags& flags) {
   const char* group = "Recovery";
   command
-      .add_option("--max-restarts", flags.max_restarts,
-                  "of lost ranks within the window; one more ends the server; 0 = never restart")
+      .add_option(
+          "--max-restarts", flags.max_restarts,
+          "of a replica's lost ranks within the window; one more gives it up, and with the last "
+          "one the server; 0 = never restart")
       ->type_name("N")
       ->check(Between(0, 1000000))
       ->capture_default_str()

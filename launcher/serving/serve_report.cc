@@ -252,10 +252,19 @@ void ServeReport::Restarting(const Restart& restart) {
                              {"max_restarts", restart.limits.max_restarts}});
     return;
   }
-  PrintLine(absl::StrCat("Lost     ", Prefix(restart.replica), OneLine(restart.reason)));
+  PrintLine(absl::StrCat("Lost     ", OneLine(restart.reason)));
   PrintLine(absl::StrCat("Restart  ", restart.num_recent, " of at most ",
                          restart.limits.max_restarts, " within ",
                          absl::FormatDuration(restart.limits.window), ", epoch ", restart.epoch));
+}
+
+void ServeReport::GivenUp(int replica, absl::string_view reason) {
+  loading_.erase(replica);
+  if (json_) {
+    PrintJson("given_up", {{"replica", replica}, {"reason", ValidUtf8(reason)}});
+  } else {
+    PrintLine(absl::StrCat("Lost     ", OneLine(reason)));
+  }
 }
 
 void ServeReport::Waiting(absl::string_view message) {

@@ -50,6 +50,8 @@ class ServeReport {
     RestartLimits limits;
   };
   void Restarting(const Restart& restart);
+  // A replica starts no more; others go on.
+  void GivenUp(int replica, absl::string_view reason);
   // Ranks placed by hand are gone; others may come.
   void Waiting(absl::string_view message);
   void RankOutput(int rank, absl::string_view text);  // rank < 0: the MPI launcher

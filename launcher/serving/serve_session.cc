@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -26,10 +27,7 @@ constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
 
 ServeSession::ServeSession(SessionOptions options, ServeReport& report,
                            InterruptWatcher& interrupts)
-    : options_(std::move(options)),
-      report_(report),
-      interrupts_(interrupts),
-      restart_policy_(options_.restarts) {}
+    : options_(std::move(options)), report_(report), interrupts_(interrupts) {}
 
 absl::Status ServeSession::Run() {
   RETURN_IF_ERROR(Start());
@@ -46,7 +44,7 @@ absl::Status ServeSession::Start() {
     report_.WaitingForRanks(controller_->worker_addresses().front(), options_.secret_file);
     return absl::OkStatus();
   }
-  jobs_.resize(options_.controller.num_replicas);
+  for (int i = 0; i < options_.controller.num_replicas; ++i) jobs_.emplace_back(options_.restarts);
   for (size_t i = 0; i < jobs_.size(); ++i) {
     jobs_[i].replica = static_cast<int>(i);
     jobs_[i].epoch = options_.controller.epoch;
@@ -244,6 +242,13 @@ std::string ServeSession::WithDetail(const std::string& reason, const Job& job) 
   return reason;
 }
 
+// As the controller begins its own messages.
+std::string ServeSession::WithReplica(std::string reason, const Job& job) const {
+  const std::string name = absl::StrCat("replica ", job.replica, ", ");
+  if (jobs_.size() == 1 || absl::StartsWith(reason, name)) return reason;
+  return absl::StrCat(name, reason);
+}
+
 // Nothing of the job is left when this returns.
 void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
   if (job.process->Wait(absl::Now() + kOwnEndTimeout)) {
@@ -252,16 +257,11 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
   } else {
     job.process->Terminate(kTerminateGrace);
   }
-  reason = WithDetail(reason, job);
+  reason = WithReplica(WithDetail(reason, job), job);
   job.process.reset();
   if (!may_restart) return GiveUp(std::move(reason));
-  const std::optional<absl::Duration> delay = restart_policy_.OnLoss(absl::Now(), job.has_served);
-  if (!delay) {
-    const RestartLimits& limits = restart_policy_.limits();
-    if (limits.max_restarts == 0) return GiveUp(std::move(reason));
-    return GiveUp(absl::StrCat(reason, "; given up: ", limits.max_restarts, " restarts within ",
-                               absl::FormatDuration(limits.window)));
-  }
+  const std::optional<absl::Duration> delay = job.restarts.OnLoss(absl::Now(), job.has_served);
+  if (!delay) return GiveUpReplica(job, std::move(reason));
   ++job.epoch;
   job.start_at = absl::Now() + *delay;
   controller_->BeginEpoch(job.replica, job.epoch);
@@ -269,8 +269,22 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
                       .epoch = job.epoch,
                       .reason = reason,
                       .delay = *delay,
-                      .num_recent = restart_policy_.num_recent(),
-                      .limits = restart_policy_.limits()});
+                      .num_recent = job.restarts.num_recent(),
+                      .limits = job.restarts.limits()});
+}
+
+// The others go on with its requests.
+void ServeSession::GiveUpReplica(Job& job, std::string reason) {
+  const RestartLimits& limits = job.restarts.limits();
+  if (limits.max_restarts > 0) {
+    absl::StrAppend(&reason, "; given up: ", limits.max_restarts, " restarts within ",
+                    absl::FormatDuration(limits.window));
+  }
+  job.given_up = true;
+  if (absl::c_all_of(jobs_, [](const Job& each) { return each.given_up; })) {
+    return GiveUp(std::move(reason));
+  }
+  report_.GivenUp(job.replica, reason);
 }
 
 void ServeSession::CheckPreflights() {

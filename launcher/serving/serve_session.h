@@ -2,8 +2,8 @@
 // supervised job, the interrupts.
 //
 // Run occupies main's thread, which sleeps until something happens. A lost rank is a lost job: what
-// is left of it is killed, the controller begins the replica's next epoch, and a new job starts.
-// Too many losses in a short time end the launch.
+// is left of it is killed, the controller begins the replica's next epoch, and a new job starts. A
+// replica that is lost too often in a short time is given up, and with the last one the launch.
 #pragma once
 
 #include <functional>
@@ -52,10 +52,14 @@ class ServeSession {
 
   // One replica's job and what was heard of it since its start.
   struct Job {
+    explicit Job(const RestartLimits& limits) : restarts(limits) {}
+
     int replica = 0;
     uint64_t epoch = 0;
     std::unique_ptr<JobSupervisor> process;  // null between a loss and the next start
     absl::Time start_at = absl::InfiniteFuture();
+    RestartPolicy restarts;  // its own: one replica's crash loop is not the others'
+    bool given_up = false;
     JobOutput output;
     RankRoll roll;
     absl::Time preflight_deadline = absl::InfiniteFuture();
@@ -82,14 +86,15 @@ class ServeSession {
   void HandleJobLine(Job& job, const JobLine& parsed);
   bool IsOfJob(const ControllerEvent& event) const;
   void LoseJob(Job& job, std::string reason, bool may_restart);
+  void GiveUpReplica(Job& job, std::string reason);
   void GiveUp(std::string reason);
   absl::Status End();
   static std::string WithDetail(const std::string& reason, const Job& job);
+  std::string WithReplica(std::string reason, const Job& job) const;
 
   SessionOptions options_;
   ServeReport& report_;
   InterruptWatcher& interrupts_;
-  RestartPolicy restart_policy_;
   // Destroyed in reverse: the jobs' processes end before the controller they talk to, whose
   // observer uses the mailbox.
   Mailbox<ControllerEvent> mailbox_;

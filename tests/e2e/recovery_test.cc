@@ -24,9 +24,11 @@ namespace lockstep::testing {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 class RecoveryTest : public ::testing::Test {
  protected:
@@ -208,6 +210,39 @@ TEST_F(RecoveryTest, ACrashLoopIsGivenUp) {
   EXPECT_THAT(server->process().err(), HasSubstr("1 restarts within 5m"));
   EXPECT_NE(client->Wait(kPatience), 0);
   EXPECT_THAT(client->err(), HasSubstr("rank 2"));
+  EXPECT_TRUE(server->process().WaitUntilNoneMarked(absl::Seconds(20)));
+}
+
+TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
+  auto server = Serve({"--replicas", "2", "--max-restarts", "1"}, "2", "1");
+  const auto wait_serving = [&](int replica, const char* epoch) {
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (absl::Now() < deadline) {
+      const json status = server->Status()["status"]["replicas"][replica];
+      if (status["state"] == "STATE_SERVING" && status["epoch"] == epoch) return true;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    return false;
+  };
+  ASSERT_TRUE(wait_serving(0, "1") && wait_serving(1, "1"));
+  auto client = StartGeneration(*server);
+  ::kill(PidOf(*server, 1, 0), SIGKILL);
+  ASSERT_TRUE(wait_serving(0, "2"));
+  ::kill(PidOf(*server, 1, 0), SIGKILL);
+  const json given_up = server->WaitEvent("given_up", 0);
+  ASSERT_FALSE(given_up.is_null()) << server->process().out();
+  EXPECT_THAT(given_up["reason"],
+              AllOf(StartsWith("replica 0, rank "), HasSubstr("1 restarts within 5m")));
+  ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
+
+  ::kill(PidOf(*server, 1, 1), SIGKILL);  // the other one's first
+  ASSERT_TRUE(wait_serving(1, "2"));
+  auto undisturbed = StartGeneration(*server);
+  ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
+  EXPECT_EQ(client->out(), undisturbed->out());
+  ::kill(PidOf(*server, 1, 1), SIGKILL);
+  EXPECT_EQ(server->process().Wait(kPatience), 1);
+  EXPECT_THAT(server->process().err(), HasSubstr("replica 1, rank "));
   EXPECT_TRUE(server->process().WaitUntilNoneMarked(absl::Seconds(20)));
 }
 
