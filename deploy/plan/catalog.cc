@@ -92,11 +92,24 @@ absl::StatusOr<Prices> ToPrices(const json& table) {
 
 }  // namespace
 
-double Gpu::FlopsOf(int compute_bits) const {
-  double tera = bf16_tflops;
-  if (compute_bits <= 8) tera = std::max({tera, fp8_tflops, int8_tops});
-  if (compute_bits <= 4) tera = std::max(tera, fp4_tflops);
-  return tera * 1e12;
+double Gpu::TeraflopsOf(Operands operands) const {
+  switch (operands) {
+    case Operands::k16Bits:
+      return bf16_tflops;
+    case Operands::kFp8:
+      return fp8_tflops;
+    case Operands::kInt8:
+      return int8_tops;
+    case Operands::kFp4:
+      return fp4_tflops;
+  }
+  return 0.0;
+}
+
+bool Gpu::Multiplies(Operands operands) const { return TeraflopsOf(operands) > 0; }
+
+double Gpu::FlopsOf(Operands operands) const {
+  return 1e12 * (Multiplies(operands) ? TeraflopsOf(operands) : bf16_tflops);
 }
 
 absl::StatusOr<Gpu> FindGpu(const std::string& name) {

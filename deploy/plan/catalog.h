@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "deploy/plan/architecture.h"
+#include "deploy/plan/formats.h"
 
 namespace lockstep::plan {
 
@@ -21,8 +22,8 @@ struct Gpu {
   std::string link;
   double memory_gib = 0.0;  // as the driver reports it
   double bandwidth_gb_s = 0.0;
-  double bf16_tflops = 0.0;  // rates are dense
-  double fp8_tflops = 0.0;   // 0: the hardware has none
+  double bf16_tflops = 0.0;  // rates are dense; 0 of those that follow: the hardware has none
+  double fp8_tflops = 0.0;
   double int8_tops = 0.0;
   double fp4_tflops = 0.0;
   double link_gb_s = 0.0;  // per direction
@@ -32,9 +33,13 @@ struct Gpu {
   int gpus_per_node = 8;
   Sources sources;
 
-  // Multiply-add rate in FLOP/s of operands of so many bits; formats the hardware lacks run as
-  // bf16.
-  double FlopsOf(int compute_bits) const;
+  // Are there instructions that multiply such operands?
+  bool Multiplies(Operands operands) const;
+  // Multiply-add rate in FLOP/s; operands that the hardware lacks are widened to 16 bits.
+  double FlopsOf(Operands operands) const;
+
+ private:
+  double TeraflopsOf(Operands operands) const;
 };
 
 // By name or alias, ASCII case ignored. NOT_FOUND with the nearest name.

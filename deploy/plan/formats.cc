@@ -14,13 +14,13 @@ namespace {
 // zero point per group of 128 (AWQ, GPTQ). nvfp4: an fp8 scale per 16.
 const std::array<WeightFormat, 7>& WeightFormats() {
   static const std::array<WeightFormat, 7> formats = {{
-      {"f32", 4.0, 4.0, 16, false},
-      {"bf16", 2.0, 2.0, 16, false},
-      {"fp8", 1.0 + 4.0 / (128 * 128), 2.0, 8, false},
-      {"fp8-mlp", 1.0 + 4.0 / (128 * 128), 2.0, 8, true},
-      {"int8", 1.0 + 2.0 / 4096, 2.0, 8, false},
-      {"int4", 0.5 + (2.0 + 0.5) / 128, 2.0, 16, false},
-      {"nvfp4", 0.5 + 1.0 / 16, 2.0, 4, false},
+      {"f32", 4.0, 4.0, Operands::k16Bits, false},
+      {"bf16", 2.0, 2.0, Operands::k16Bits, false},
+      {"fp8", 1.0 + 4.0 / (128 * 128), 2.0, Operands::kFp8, false},
+      {"fp8-mlp", 1.0 + 4.0 / (128 * 128), 2.0, Operands::kFp8, true},
+      {"int8", 1.0 + 2.0 / 4096, 2.0, Operands::kInt8, false},
+      {"int4", 0.5 + (2.0 + 0.5) / 128, 2.0, Operands::k16Bits, false},
+      {"nvfp4", 0.5 + 1.0 / 16, 2.0, Operands::kFp4, false},
   }};
   return formats;
 }

@@ -9,13 +9,16 @@
 
 namespace lockstep::plan {
 
+// What a matrix multiplication takes, activations and weights: hardware has a rate for each, or
+// none.
+enum class Operands { k16Bits, kFp8, kInt8, kFp4 };
+
 // Embedding, LM head, norms and the experts' router stay in base_bytes.
 struct WeightFormat {
   std::string name;
   double linear_bytes = 2.0;  // per weight of a linear layer, scales included
   double base_bytes = 2.0;    // per weight of everything else
-  // Bits of an operand of the matrix multiplication: what rate the hardware reaches (16, 8, 4).
-  int compute_bits = 16;
+  Operands operands = Operands::k16Bits;
   // Attention stays in 16 bits (Meta's own FP8 checkpoint of the 405B, which keeps the MLPs of the
   // first and last layer, too).
   bool only_mlp = false;

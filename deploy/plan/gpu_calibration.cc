@@ -41,8 +41,8 @@ double ReadGbPerSecond(const FormatSpeed& format) {
   return 1.0 / format.linear.front().ns_per_byte;
 }
 
-double ShareOf(double gflop_s, const Gpu& gpu, int compute_bits) {
-  return gflop_s * kGiga / gpu.FlopsOf(compute_bits);
+double ShareOf(double gflop_s, const Gpu& gpu, Operands operands) {
+  return gflop_s * kGiga / gpu.FlopsOf(operands);
 }
 
 // One all-reduce curve for each number of ranks: from the job that had no others beside them.
@@ -77,17 +77,20 @@ void TakeRates(const RankSpeed& speed, const std::string& source, CalibratedGpu&
   gpu.sources["bandwidth_gb_s"] =
       absl::StrFormat("%s: weights %.4g GB/s, KV cache %.4g (datasheet: %.0f)", source,
                       ReadGbPerSecond(first), first.kv_gb_s, gpu.bandwidth_gb_s);
-  const auto products = [&](const char* weights, const char* field, int compute_bits) {
+  const auto products = [&](const char* weights, const char* field, Operands operands) {
     const FormatSpeed* format = FormatOf(speed, weights);
     if (format == nullptr || format->products_gflop_s <= 0) return 0.0;
     gpu.sources[field] =
         absl::StrFormat("%s: %.4g TFLOP/s (datasheet: %.0f)", source,
-                        1e-3 * format->products_gflop_s, 1e-12 * gpu.FlopsOf(compute_bits));
-    return ShareOf(format->products_gflop_s, gpu, compute_bits);
+                        1e-3 * format->products_gflop_s, 1e-12 * gpu.FlopsOf(operands));
+    return ShareOf(format->products_gflop_s, gpu, operands);
   };
-  if (const double share = products("bf16", "bf16_tflops", 16); share > 0) engine.flops_16 = share;
-  if (const double share = products("fp8", "fp8_tflops", 8); share > 0) engine.flops_8 = share;
-  engine.attention_share = ShareOf(first.attention_gflop_s, gpu, 16) / engine.flops_16;
+  if (const double share = products("bf16", "bf16_tflops", Operands::k16Bits); share > 0)
+    engine.flops_16 = share;
+  if (const double share = products("fp8", "fp8_tflops", Operands::kFp8); share > 0)
+    engine.flops_8 = share;
+  engine.attention_share =
+      ShareOf(first.attention_gflop_s, gpu, Operands::k16Bits) / engine.flops_16;
 }
 
 std::string SourceOf(const HostProfile& profile, const RankSpeed& speed,

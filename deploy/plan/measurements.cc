@@ -158,7 +158,7 @@ double MeasuredCase::PromptFlopsShare() const {
       (measurement_.ttft_ms + measurement_.output_tokens * measurement_.tpot_ms) * 1e-3;
   const double parameters = static_cast<double>(model_.architecture.num_active_parameters());
   return 2.0 * parameters * measurement_.input_tokens * measurement_.concurrency / request_s /
-         (measurement_.tp * measurement_.pp * gpu_.FlopsOf(weights_.compute_bits));
+         (measurement_.tp * measurement_.pp * gpu_.FlopsOf(weights_.operands));
 }
 
 absl::StatusOr<std::vector<MeasuredAllReduce>> LoadAllReduces(const std::string& path) {

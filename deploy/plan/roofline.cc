@@ -24,12 +24,24 @@ bool LayersAreAlike(const Architecture& model) {
                      [&](int64_t window) { return window == model.window_of_layer.front(); });
 }
 
-double RateOf(const Gpu& gpu, const EngineProfile& engine, int compute_bits) {
-  // Formats that the hardware lacks are computed in 16 bits.
-  const double rate = gpu.FlopsOf(compute_bits);
-  if (rate <= gpu.FlopsOf(16)) return gpu.FlopsOf(16) * engine.flops_16;
-  if (compute_bits == 4 && rate > gpu.FlopsOf(8)) return rate * engine.flops_4;
-  return rate * (compute_bits <= 8 ? engine.flops_8 : engine.flops_16);
+// Of the rate that the hardware has for these operands.
+double ShareReached(const EngineProfile& engine, Operands operands) {
+  switch (operands) {
+    case Operands::k16Bits:
+      return engine.flops_16;
+    case Operands::kFp8:
+    case Operands::kInt8:
+      return engine.flops_8;
+    case Operands::kFp4:
+      return engine.flops_4;
+  }
+  return engine.flops_16;
+}
+
+double RateOf(const Gpu& gpu, const EngineProfile& engine, Operands operands) {
+  // What the hardware lacks is computed in 16 bits.
+  if (!gpu.Multiplies(operands)) operands = Operands::k16Bits;
+  return gpu.FlopsOf(operands) * ShareReached(engine, operands);
 }
 
 }  // namespace
@@ -56,8 +68,8 @@ Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, 
       net_(std::move(net)),
       stages_(std::move(stages)),
       most_whole_bytes_(MostWholeBytesOfBorders(deployment.layout, net_.gpus_per_node)),
-      linear_flops_(RateOf(deployment.gpu, deployment.engine, deployment.weights.compute_bits)),
-      dense_flops_(RateOf(deployment.gpu, deployment.engine, 16)),
+      linear_flops_(RateOf(deployment.gpu, deployment.engine, deployment.weights.operands)),
+      dense_flops_(RateOf(deployment.gpu, deployment.engine, Operands::k16Bits)),
       weight_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.weight_bandwidth),
       kv_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.kv_bandwidth),
       layers_are_alike_(LayersAreAlike(deployment.model)) {

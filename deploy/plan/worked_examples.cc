@@ -153,10 +153,10 @@ void AddWide(std::vector<Figure>& figures) {
 void AddIntensity(std::vector<Figure>& figures) {
   const char* section = "Arithmetic intensity";
   const Gpu a100 = *FindGpu("a100");
-  figures.push_back({section, "A100 balance, 312 TFLOP/s over 2.0 TB/s", 156, 312.0 / 2.0,
-                     "FLOP/byte",
-                     absl::StrFormat("with the datasheet's %.0f GB/s %.0f", a100.bandwidth_gb_s,
-                                     a100.FlopsOf(16) / (a100.bandwidth_gb_s * 1e9))});
+  figures.push_back(
+      {section, "A100 balance, 312 TFLOP/s over 2.0 TB/s", 156, 312.0 / 2.0, "FLOP/byte",
+       absl::StrFormat("with the datasheet's %.0f GB/s %.0f", a100.bandwidth_gb_s,
+                       a100.FlopsOf(Operands::k16Bits) / (a100.bandwidth_gb_s * 1e9))});
   figures.push_back({section, "decode, linear layers, batch 16: 2 B / 2 bytes", 16, 2.0 * 16 / 2,
                      "FLOP/byte", "B: memory-bound until the batch reaches the balance"});
   const Architecture model = ModelOf("llama-3.1-70b");
@@ -197,7 +197,7 @@ std::string RooflineTable(const char* title, double tokens, double context) {
   for (const RooflineRow& row : rows) {
     const double flops = row.flops * tokens;
     const double bytes = row.weight_bytes + row.other_bytes * tokens;
-    const double compute = flops / gpu.FlopsOf(16);
+    const double compute = flops / gpu.FlopsOf(Operands::k16Bits);
     const double memory = bytes / (gpu.bandwidth_gb_s * 1e9);
     absl::StrAppendFormat(&out, "  %-22s %10.1f %10.2f %10.2f  %-8s %9.2f\n", row.name,
                           flops * 1e-6, bytes * 1e-6, flops / bytes,

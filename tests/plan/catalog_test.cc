@@ -22,13 +22,25 @@ TEST(Catalog, EveryNumberOfAGpuHasASourceAndADate) {
       EXPECT_THAT(gpu->sources.at(field), HasSubstr(" (20")) << name << " " << field;
     }
     EXPECT_GT(gpu->memory_gib, 20.0) << name;
-    EXPECT_GT(gpu->FlopsOf(16), 1e14) << name;
-    EXPECT_GE(gpu->FlopsOf(4), gpu->FlopsOf(16)) << name;
+    EXPECT_GT(gpu->FlopsOf(Operands::k16Bits), 1e14) << name;
+    EXPECT_GE(gpu->FlopsOf(Operands::kFp4), gpu->FlopsOf(Operands::k16Bits)) << name;
   }
 }
 
 TEST(Catalog, MemoryIsWhatTheDriverReports) {
   EXPECT_NEAR(FindGpu("h100-sxm-80g")->memory_gib, 79.2, 0.05);
+}
+
+TEST(Catalog, EveryFormatHasItsOwnRateAndWhatIsLackingRunsIn16Bits) {
+  const Gpu a100 = *FindGpu("a100");
+  EXPECT_FALSE(a100.Multiplies(Operands::kFp8));
+  EXPECT_EQ(a100.FlopsOf(Operands::kFp8), 312e12);
+  EXPECT_EQ(a100.FlopsOf(Operands::kInt8), 624e12);
+  const Gpu ada = *FindGpu("rtx-4090");
+  EXPECT_EQ(ada.FlopsOf(Operands::kFp8), 330.3e12);
+  EXPECT_EQ(ada.FlopsOf(Operands::kInt8), 660.6e12);
+  EXPECT_EQ(FindGpu("h100")->FlopsOf(Operands::kFp4), 989.4e12);
+  EXPECT_EQ(FindGpu("b200")->FlopsOf(Operands::kFp4), 9000e12);
 }
 
 TEST(Catalog, EveryGpuHasADatedPrice) {

@@ -92,6 +92,47 @@ TEST(Planner, RateNeedsMoreReplicasThanOneServes) {
   EXPECT_NEAR(plan.answer()->prediction.requests_per_s * plan.answer()->layout.replicas, 200, 1);
 }
 
+// Every token of prompt and output passes all parameters but the embedding once.
+double FlopsPerSecondOfAGpu(const Plan& plan) {
+  const PlanRequest& request = plan.request;
+  const Candidate& answer = *plan.answer();
+  const double tokens_per_s = answer.prediction.output_tokens_per_s *
+                              (1.0 + request.input_tokens / request.output_tokens) /
+                              answer.layout.ranks();
+  return 2.0 * static_cast<double>(request.model.architecture.num_active_parameters()) *
+         tokens_per_s;
+}
+
+TEST(Planner, NoSpeedIsAboveWhatTheGpuMultiplies) {
+  for (const char* gpu : {"a100", "rtx-4090", "h100", "b200"}) {
+    for (const char* weights : {"bf16", "fp8", "int8", "int4", "nvfp4"}) {
+      PlanRequest request = Request("llama-3.1-70b", gpu, weights);
+      request.input_tokens = 2000;
+      request.output_tokens = 10;
+      request.concurrency = 256;
+      const auto plan = MakePlan(request);
+      ASSERT_TRUE(plan.ok() && plan->answer() != nullptr) << gpu << " " << weights;
+      EXPECT_LT(FlopsPerSecondOfAGpu(*plan), request.gpu.FlopsOf(request.weights.operands))
+          << gpu << " " << weights;
+    }
+  }
+}
+
+TEST(Planner, EightBitsSaveMemoryButNoArithmeticWhereTheGpuLacksThem) {
+  const auto prompt_ms = [](const char* gpu, const char* weights) {
+    PlanRequest request = Request("llama-3.1-8b", gpu, weights);
+    request.input_tokens = 8000;  // bound by arithmetic
+    request.concurrency = 1;
+    request.tp = 1;
+    request.pp = 1;
+    return MakePlan(request)->answer()->prediction.ttft_ms;
+  };
+  EXPECT_NEAR(prompt_ms("a100", "fp8"), prompt_ms("a100", "bf16"),
+              0.05 * prompt_ms("a100", "bf16"));
+  EXPECT_LT(prompt_ms("a100", "int8"), 0.8 * prompt_ms("a100", "bf16"));
+  EXPECT_LT(prompt_ms("h100", "fp8"), 0.8 * prompt_ms("h100", "bf16"));
+}
+
 TEST(Planner, LargerLoadNeverNeedsFewerGpus) {
   PlanRequest request = Request("qwen3-30b-a3b", "a100", "bf16");
   int before = 0;
