@@ -48,6 +48,7 @@ Gpu ToGpu(const json& table, const json& entry) {
   gpu.name = entry["name"].get<std::string>();
   gpu.title = entry["title"].get<std::string>();
   gpu.driver_name = entry.value("driver_name", "");
+  gpu.has_cuda = entry.value("cuda", true);
   gpu.link = entry["link"].get<std::string>();
   const auto number = [&](const char* field) { return Number(table, entry, field, gpu.sources); };
   gpu.memory_gib = number("memory_gib");

@@ -19,6 +19,7 @@ struct Gpu {
   std::string name;
   std::string title;
   std::string driver_name;  // "NVIDIA H100 80GB HBM3"; empty where it is not known
+  bool has_cuda = true;     // what `serve` computes with on GPUs
   std::string link;
   double memory_gib = 0.0;  // as the driver reports it
   double bandwidth_gb_s = 0.0;

@@ -34,7 +34,7 @@ std::string ShellWord(const std::string& text) {
 
 std::string LaunchCommand(const Plan& plan) {
   const Candidate* answer = plan.answer();
-  if (answer == nullptr) return "";
+  if (answer == nullptr || !plan.not_served.empty()) return "";
   const PlanRequest& request = plan.request;
   const Layout& layout = answer->layout;
   std::string flags = absl::StrCat(ShellWord(ModelArgument(request.model)), " --tp ", layout.tp,
@@ -46,7 +46,8 @@ std::string LaunchCommand(const Plan& plan) {
     absl::StrAppend(&flags, " --dtype f16");  // as many bytes, and the checkpoint's own numbers
   } else if (format == "bf16" || format == "f32") {
     absl::StrAppend(&flags, " --dtype ", format);
-  } else if (HeldOnGpus(model, request.weights) && model.stored_weights.empty()) {
+  } else {
+    if (model.dtype == DType::kF32) absl::StrAppend(&flags, " --dtype bf16");  // of all the rest
     absl::StrAppend(&flags, " --quantize ", format);
   }
   const auto num_seqs = static_cast<int64_t>(std::ceil(answer->load_per_replica));

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "deploy/plan/held_by_serve.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep::plan {
@@ -116,13 +117,17 @@ std::vector<Change> ChangesOf(const PlanRequest& request) {
     change.request.min_replicas = 1;
     if (apply(change.request)) changes.push_back(std::move(change));
   };
-  for (const char* weights : {"fp8", "int4"}) {
-    add(absl::StrCat("--weights ", weights), [&](PlanRequest& changed) {
-      const auto format = FindWeightFormat(weights);
-      const bool smaller = format->linear_bytes < changed.weights.linear_bytes;
-      if (smaller) changed.weights = *format;
-      return smaller;
-    });
+  // Beside weights in f32 the cache is in f32, too.
+  const bool narrows_kv = request.weights.name == "f32" && request.kv.name == "f32";
+  for (const char* weights : {"bf16", "fp8", "int4"}) {
+    add(absl::StrCat("--weights ", weights, narrows_kv ? " --kv bf16" : ""),
+        [&](PlanRequest& changed) {
+          const auto format = FindWeightFormat(weights);
+          const bool smaller = format->linear_bytes < changed.weights.linear_bytes;
+          if (smaller) changed.weights = *format;
+          if (narrows_kv) changed.kv = *FindKvFormat("bf16");
+          return smaller;
+        });
   }
   add("--kv fp8", [](PlanRequest& changed) {
     const bool smaller = changed.kv.element_bytes > 1.0;
@@ -305,13 +310,15 @@ void KeepThoseThatHoldInAQueue(int now,
     if (answer == nullptr || answer->reserved_gpus >= now) continue;
     relaxation.gpus = answer->reserved_gpus;
     relaxation.usd_per_hour = answer->usd_per_hour;
+    relaxation.not_served = WhyNotServed(changed.request, *answer);
     kept.emplace_back(std::move(relaxation), change);
   }
   relaxations = std::move(kept);
 }
 
-// Those that need fewer GPUs than the answer (or make one possible), the smallest plan first; the
-// order of ChangesOf decides among equals: what costs no quality of service comes first.
+// Those that need fewer GPUs than the answer (or make one possible): first those that `serve` can
+// follow, the smallest plan first; the order of ChangesOf decides among equals: what costs no
+// quality of service comes first.
 void FindRelaxations(Plan& plan) {
   const int now = plan.answer() == nullptr ? INT32_MAX : plan.answer()->reserved_gpus;
   std::vector<Change> changes = ChangesOf(plan.request);
@@ -320,13 +327,18 @@ void FindRelaxations(Plan& plan) {
     const std::vector<Candidate> candidates = JudgeAll(change.request);
     const auto best = Choose(change.request, candidates);
     if (!best || candidates[*best].reserved_gpus >= now) continue;
-    found.push_back(
-        {{change.text, candidates[*best].reserved_gpus, candidates[*best].usd_per_hour}, &change});
+    const Candidate& smaller = candidates[*best];
+    found.push_back({{change.text, smaller.reserved_gpus, smaller.usd_per_hour,
+                      WhyNotServed(change.request, smaller)},
+                     &change});
   }
-  const auto is_smaller = [](const auto& a, const auto& b) { return a.first.gpus < b.first.gpus; };
-  std::stable_sort(found.begin(), found.end(), is_smaller);
+  const auto comes_before = [](const auto& a, const auto& b) {
+    return std::make_tuple(!a.first.not_served.empty(), a.first.gpus) <
+           std::make_tuple(!b.first.not_served.empty(), b.first.gpus);
+  };
+  std::stable_sort(found.begin(), found.end(), comes_before);
   if (QueueMatters(plan.request)) KeepThoseThatHoldInAQueue(now, found);
-  std::stable_sort(found.begin(), found.end(), is_smaller);
+  std::stable_sort(found.begin(), found.end(), comes_before);
   for (auto& [relaxation, change] : found) plan.relaxations.push_back(std::move(relaxation));
 }
 
@@ -341,6 +353,7 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request) {
   } else {
     Search(plan);
   }
+  if (plan.answer() != nullptr) plan.not_served = WhyNotServed(plan.request, *plan.answer());
   FindBinding(plan);
   FindRelaxations(plan);
   return plan;

@@ -81,6 +81,7 @@ struct Relaxation {
   std::string change;  // "--kv fp8"
   int gpus = 0;
   double usd_per_hour = 0;
+  std::string not_served;  // WhyNotServed
 };
 
 struct Plan {
@@ -89,7 +90,8 @@ struct Plan {
   std::optional<size_t> chosen;
   Constraint binding = Constraint::kNone;
   std::string binding_reason;
-  std::vector<Relaxation> relaxations;  // the cheapest first
+  std::vector<Relaxation> relaxations;  // what `serve` serves first, of these the cheapest
+  std::string not_served;               // WhyNotServed of the answer
   std::optional<QueueResult> queue;     // of one of the answer's replicas, when there is a rate
   const Candidate* answer() const { return chosen ? &candidates[*chosen] : nullptr; }
 };

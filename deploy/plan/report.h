@@ -19,7 +19,8 @@ std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart);
 std::string QueueText(const QueueResult& queue);
 nlohmann::ordered_json QueueJson(const QueueResult& queue);
 
-// The command that starts the answer. model is what the user named.
+// The command that starts the answer, of a directory that was named or a place for the built-in
+// model; empty where `serve` cannot (Plan::not_served).
 std::string LaunchCommand(const Plan& plan);
 
 }  // namespace lockstep::plan

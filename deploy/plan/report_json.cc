@@ -55,7 +55,12 @@ ordered_json CandidateJson(const Candidate& candidate) {
 ordered_json AnswerJson(const Plan& plan) {
   if (plan.answer() == nullptr) return nullptr;
   ordered_json out = CandidateJson(*plan.answer());
-  out["launch"] = LaunchCommand(plan);
+  if (plan.not_served.empty()) {
+    out["launch"] = LaunchCommand(plan);
+  } else {
+    out["launch"] = nullptr;
+  }
+  out["not_served"] = plan.not_served;
   out["tpot_band"] = plan.request.tpot_band();
   out["ttft_band"] = plan.request.ttft_band();
   out["slowest_part"] = plan.answer()->prediction.decode_step.largest();
@@ -114,7 +119,8 @@ std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
   for (const Relaxation& relaxation : plan.relaxations) {
     out["relaxations"].push_back({{"change", relaxation.change},
                                   {"gpus", relaxation.gpus},
-                                  {"usd_per_hour", relaxation.usd_per_hour}});
+                                  {"usd_per_hour", relaxation.usd_per_hour},
+                                  {"not_served", relaxation.not_served}});
   }
   out["request"] = RequestJson(plan.request);
   out["layouts"] = ordered_json::array();

@@ -46,12 +46,14 @@ void AddLoad(const PlanRequest& request, std::string& out) {
                         Grouped(request.longest_request()));
 }
 
-void AddServeNote(const PlanRequest& request, std::string& out) {
-  if (!HeldOnGpus(request.model.architecture, request.weights) || request.kv.name != "bf16") {
-    out +=
-        "          (`serve` does not hold this model, or these formats of weights and KV, yet; "
-        "speeds are those of the engine named below)\n";
-  } else if (request.engine.name == kOwnEngine) {
+void AddLaunch(const Plan& plan, std::string& out) {
+  if (!plan.not_served.empty()) {
+    absl::StrAppendFormat(&out, "Launch    none: `serve` %s\n", plan.not_served);
+    out += "          (speeds are those of the engine named below)\n";
+    return;
+  }
+  absl::StrAppendFormat(&out, "Launch    %s\n", LaunchCommand(plan));
+  if (plan.request.engine.name == kOwnEngine) {
     out += "          (speeds are those of `serve`, from the calibration named below)\n";
   } else {
     out +=
@@ -80,8 +82,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
         speed.ttft_ms, speed.ttft_p95_ms, speed.tpot_ms, speed.tpot_p95_ms,
         speed.output_tokens_per_s * answer->layout.replicas);
     if (plan.queue) out += QueueText(*plan.queue);
-    absl::StrAppendFormat(&out, "Launch    %s\n", LaunchCommand(plan));
-    AddServeNote(request, out);
+    AddLaunch(plan, out);
   }
   if (plan.binding != Constraint::kNone) {
     absl::StrAppendFormat(&out, "Binding   %s (%s)\n", ConstraintName(plan.binding),
@@ -94,9 +95,14 @@ void AddAnswer(const Plan& plan, std::string& out) {
   }
   for (size_t i = 0; i < std::min<size_t>(3, plan.relaxations.size()); ++i) {
     const Relaxation& relaxation = plan.relaxations[i];
-    absl::StrAppendFormat(&out, "%s %s: %s, %s per hour\n", i == 0 ? "Cheaper  " : "  or     ",
+    absl::StrAppendFormat(&out, "%s %s: %s, %s per hour", i == 0 ? "Cheaper  " : "  or     ",
                           relaxation.change, Plural(relaxation.gpus, "GPU"),
                           Dollars(request, relaxation.usd_per_hour));
+    const bool is_news = relaxation.not_served != plan.not_served;
+    if (!relaxation.not_served.empty() && is_news) {
+      absl::StrAppendFormat(&out, ", but `serve` %s", relaxation.not_served);
+    }
+    out.push_back('\n');
   }
 }
 

@@ -192,6 +192,70 @@ TEST(Report, LaunchesWhatAShellUnderstands) {
   EXPECT_THAT(LaunchCommand(*MakePlan(request)), HasSubstr("serve '/data/my model'\\''s' --tp"));
 }
 
+TEST(Report, SaysWhyServeCannotBeStarted) {
+  const auto launch = [](const char* model, const char* gpu, const char* weights, auto change) {
+    PlanRequest request = Request(model, gpu, weights);
+    request.concurrency = 1;
+    change(request);
+    const Plan plan = *MakePlan(request);
+    EXPECT_NE(plan.answer(), nullptr);
+    EXPECT_EQ(LaunchCommand(plan).empty(), !plan.not_served.empty());
+    const auto json = nlohmann::json::parse(PlanJson(plan, {}));
+    EXPECT_EQ(json["answer"]["launch"].is_null(), !plan.not_served.empty());
+    const std::string text = PlanText(plan);
+    const size_t begin = text.find("\nLaunch ");
+    return text.substr(begin, text.find('\n', begin + 1) - begin);
+  };
+  const auto as_it_is = [](PlanRequest&) {};
+  const char* llama = "llama-3.1-8b";
+  EXPECT_THAT(launch(llama, "h100", "fp8", as_it_is), HasSubstr("--quantize fp8"));
+  EXPECT_THAT(launch(llama, "a100", "fp8", as_it_is), HasSubstr("compute capability 8.9"));
+  EXPECT_THAT(launch(llama, "h100", "int4", as_it_is), HasSubstr("hold weights in int4 on GPUs"));
+  EXPECT_THAT(launch("deepseek-v2-lite", "h100", "bf16", as_it_is),
+              HasSubstr("this kind of model (deepseek_v2)"));
+  EXPECT_THAT(launch(llama, "mi300x", "bf16", as_it_is), HasSubstr("CUDA alone, which AMD"));
+  const auto kv = [](const char* name) {
+    return [name](PlanRequest& r) { r.kv = *FindKvFormat(name); };
+  };
+  EXPECT_THAT(launch(llama, "h100", "bf16", kv("fp8")), HasSubstr("in bf16, not in fp8"));
+  EXPECT_THAT(launch(llama, "h100", "bf16", kv("f32")), HasSubstr("in bf16, not in f32"));
+  EXPECT_THAT(launch(llama, "h100", "f32", kv("f32")), HasSubstr("--dtype f32"));
+  EXPECT_THAT(launch(llama, "h100", "bf16", [](PlanRequest& r) { r.policy.budget_tokens = 512; }),
+              HasSubstr("--kv-budget"));
+  EXPECT_THAT(launch(llama, "h100", "bf16", [](PlanRequest& r) { r.policy.read_tokens = 512; }),
+              HasSubstr("--kv-read"));
+  EXPECT_THAT(
+      launch(llama, "h100", "bf16", [](PlanRequest& r) { r.model.architecture.layers_per_kv = 4; }),
+      HasSubstr("--layers-per-kv"));
+}
+
+TEST(Report, AdvisesFirstWhatServeCanFollow) {
+  for (const char* gpu : {"a100", "h100"}) {
+    const Plan plan = *MakePlan(Request("llama-3.1-70b", gpu, "bf16"));
+    bool served_are_over = false;
+    for (const Relaxation& relaxation : plan.relaxations) {
+      const bool is_fp8 = relaxation.change == "--weights fp8";
+      const bool is_served =
+          !relaxation.change.starts_with("--weights") && !relaxation.change.starts_with("--kv");
+      EXPECT_EQ(relaxation.not_served.empty(), is_served || (is_fp8 && gpu[0] == 'h'))
+          << gpu << " " << relaxation.change;
+      served_are_over |= !relaxation.not_served.empty();
+      EXPECT_EQ(!relaxation.not_served.empty(), served_are_over) << relaxation.change;
+    }
+    EXPECT_THAT(PlanText(plan), HasSubstr(", but `serve` "));
+  }
+}
+
+TEST(Report, AdvisesWholeFormats) {
+  PlanRequest request = Request("llama-3.1-8b", "h100", "f32");
+  request.kv = *FindKvFormat("f32");
+  const Plan plan = *MakePlan(request);
+  ASSERT_GE(plan.relaxations.size(), 2u);
+  EXPECT_EQ(plan.relaxations[0].change, "--weights bf16 --kv bf16");
+  EXPECT_EQ(plan.relaxations[1].change, "--weights fp8 --kv bf16");
+  EXPECT_EQ(plan.relaxations[1].not_served, "");
+}
+
 TEST(Report, AnswersFirstAndInJsonToo) {
   PlanRequest request = Request("llama-3.1-405b", "h100", "bf16");
   const auto plan = MakePlan(request);
