@@ -163,9 +163,11 @@ void AddWhere(CLI::App& command, PlanOptions& options) {
       ->check(Between(1, 65536));
   command.add_flag("--expert-parallel", options.expert_parallel,
                    "experts whole on one rank instead of sliced over all");
-  command.add_option("--utilization", options.utilization, "share of GPU memory to use")
+  command
+      .add_option("--utilization", options.utilization,
+                  "share of GPU memory to use: what `serve` calls --gpu-memory-utilization")
       ->type_name("SHARE")
-      ->check(Between(0.05, 1.0))
+      ->check(Between(0.05, 0.99))
       ->capture_default_str();
   command.add_option("--block-size", options.block_size, "tokens of a KV cache block")
       ->type_name("N")

@@ -189,6 +189,18 @@ Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate
       .PredictAt(concurrency);
 }
 
+int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate) {
+  // Of the mean number in flight: arrivals bunch.
+  constexpr double kBurst = 2.0;
+  constexpr int kMostServed = 65536;  // of --max-num-seqs
+  const bool by_rate = request.rate_per_s > 0;
+  const double planned = static_cast<double>(request.memory.max_num_seqs);
+  const double load = candidate.load_per_replica;
+  const double needed = by_rate ? std::max(planned, kBurst * load) : load;
+  const int most = std::min(by_rate ? kMostSimulatedSeqs : kMostServed, request.engine.max_running);
+  return static_cast<int>(std::clamp(std::ceil(needed), 1.0, static_cast<double>(most)));
+}
+
 QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
                             const std::vector<Arrival>& arrivals) {
   const Deployment deployment{request.model.architecture,
@@ -203,7 +215,7 @@ QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candida
   return SimulateQueue({.costs = roofline,
                         .num_kv_blocks = candidate.memory.num_kv_blocks,
                         .block_size = static_cast<int>(request.memory.block_size),
-                        .max_num_seqs = request.engine.max_running,
+                        .max_num_seqs = MaxNumSeqs(request, candidate),
                         .max_batched_tokens = request.engine.max_batched_tokens,
                         .max_model_len = candidate.memory.max_request_tokens,
                         .request_ms = request.engine.request_ms},

@@ -1,16 +1,18 @@
 #include <algorithm>
-#include <cmath>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "deploy/plan/host_prediction.h"
 #include "deploy/plan/report.h"
 
 namespace lockstep::plan {
 namespace {
 
-constexpr int64_t kMaxNumSeqs = 65536;
+// What `serve` does unasked.
+constexpr double kUtilization = 0.90;
+constexpr HostLimits kLimits;
 
 // A directory stands as it was given; a built-in name stands for one.
 std::string ModelArgument(const Model& model) {
@@ -50,12 +52,20 @@ std::string LaunchCommand(const Plan& plan) {
     if (model.dtype == DType::kF32) absl::StrAppend(&flags, " --dtype bf16");  // of all the rest
     absl::StrAppend(&flags, " --quantize ", format);
   }
-  const auto num_seqs = static_cast<int64_t>(std::ceil(answer->load_per_replica));
   absl::StrAppend(&flags, " --max-model-len ",
                   std::min(answer->memory.max_request_tokens,
                            std::max(request.longest_request(), request.context)),
-                  " --max-num-seqs ", std::clamp<int64_t>(num_seqs, 1, kMaxNumSeqs),
-                  " --num-kv-blocks ", answer->memory.num_kv_blocks);
+                  " --max-num-seqs ", MaxNumSeqs(request, *answer), " --num-kv-blocks ",
+                  answer->memory.num_kv_blocks);
+  if (request.memory.block_size != kLimits.block_size) {
+    absl::StrAppend(&flags, " --block-size ", request.memory.block_size);
+  }
+  if (request.engine.max_batched_tokens != kLimits.max_batched_tokens) {
+    absl::StrAppend(&flags, " --max-batched-tokens ", request.engine.max_batched_tokens);
+  }
+  if (request.memory.utilization != kUtilization) {
+    absl::StrAppend(&flags, " --gpu-memory-utilization ", request.memory.utilization);
+  }
   // Hosts are what ranks look at, even where one link joins several.
   if (layout.tp > request.gpus_per_node) absl::StrAppend(&flags, " --allow-tp-across-nodes");
   if (answer->nodes == 1) return absl::StrCat("lockstep serve ", flags);

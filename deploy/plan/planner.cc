@@ -225,7 +225,7 @@ absl::Status CheckRequest(const PlanRequest& request) {
   RETURN_IF_ERROR(CheckRange("rate", request.rate_per_s, 0, 1e6));
   RETURN_IF_ERROR(CheckRange("ttft-p95", request.ttft_p95_ms, 0, 1e9));
   RETURN_IF_ERROR(CheckRange("tpot-p95", request.tpot_p95_ms, 0, 1e9));
-  RETURN_IF_ERROR(CheckRange("utilization", request.memory.utilization, 0.05, 1.0));
+  RETURN_IF_ERROR(CheckRange("utilization", request.memory.utilization, 0.05, 0.99));
   if (request.expert_parallel && !request.model.architecture.experts) {
     return absl::InvalidArgumentError(
         absl::StrCat("expert-parallel: ", request.model.name, " has no experts"));

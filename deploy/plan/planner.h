@@ -112,6 +112,10 @@ Candidate Judge(const PlanRequest& request, int tp, int pp);
 Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
                           double concurrency);
 
+// Sequences that a replica of the candidate may run at the same time: what a queue is simulated
+// with is what the launch command sets.
+int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate);
+
 // One replica of a layout that fits, when requests come like this.
 QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
                             const std::vector<Arrival>& arrivals);

@@ -38,11 +38,10 @@ StepLoad ToLoad(const engine::SimulatedStep& step) {
 }
 
 engine::EngineConfig ConfigOf(const SimulatedReplica& replica) {
-  constexpr int kMostSlots = 1024;
   engine::EngineConfig config;
   config.num_blocks = replica.num_kv_blocks;
   config.block_size = replica.block_size;
-  config.max_num_seqs = std::min(kMostSlots, replica.max_num_seqs);
+  config.max_num_seqs = std::min(kMostSimulatedSeqs, replica.max_num_seqs);
   config.max_batched_tokens = std::max(replica.max_batched_tokens, config.max_num_seqs);
   config.max_model_len = replica.max_model_len;
   config.max_queued_requests = 1 << 20;

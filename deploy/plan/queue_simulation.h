@@ -12,6 +12,8 @@
 
 namespace lockstep::plan {
 
+constexpr int kMostSimulatedSeqs = 1024;  // running at the same time; each has a slot
+
 struct SimulatedReplica {
   const StageCosts& costs;
   int64_t num_kv_blocks = 0;

@@ -91,6 +91,17 @@ refuses "calibrate" --model "$model" --quick
 # A usual request shrinks to the model's context; what is named does not.
 "$lockstep" plan --model "$model" --gpu h100 --json >"$dir/plan.json"
 refuses "input 512 and output 1 together exceed the 512 positions" --model "$model" --gpu h100 --input 512
+# `serve` knows every flag of a launch command, in every range that `plan` takes: only the model is missing.
+for flags in "" "--block-size 1024 --utilization 0.99" "--rate 1/min --block-size 1 --utilization 0.05" "--weights f32 --concurrency 2000"; do
+  launch=$("$lockstep" plan --model llama-3.2-1b --gpu h100 $flags | sed -n 's/^Launch *lockstep //p')
+  code=0
+  "$lockstep" $launch 2>"$dir/err" || code=$?
+  if [ $code != 1 ] || ! grep -q "/models/llama-3.2-1b" "$dir/err"; then
+    echo "plan_test.sh: $launch: exit code $code, said: $(cat "$dir/err")" >&2
+    exit 1
+  fi
+done
+refuses "utilization: 1 is not a number from 0.05 to 0.99" --model "$model" --gpu h100 --utilization 1
 echo "calibrated and predicted"
 
 # A calibrated server says what is predicted, and at the end what was measured.

@@ -4,6 +4,7 @@
 
 #include "deploy/plan/catalog.h"
 #include "deploy/plan/memory_plan.h"
+#include "deploy/plan/report.h"
 #include "gtest/gtest.h"
 #include "model/checkpoint/model_shapes.h"
 
@@ -79,6 +80,25 @@ TEST(WeightParts, AddUpToWhatTheRuntimeHolds) {
         EXPECT_EQ(ranks[rank].total(), (*shards)[rank].weight_bytes) << name << " rank " << rank;
       }
     }
+  }
+}
+
+// What a launch command leaves out is what `serve` does unasked.
+TEST(LaunchCommands, LeaveOutWhatServeDoesUnasked) {
+  const ModelFlags serve;
+  PlanRequest request;
+  request.model = *LoadModel("llama-3.1-8b");
+  request.gpu = *FindGpu("h100");
+  request.weights = *FindWeightFormat("bf16");
+  request.kv = *FindKvFormat("bf16");
+  request.engine = *FindEngine("vllm");
+  request.memory.block_size = serve.block_size;
+  request.memory.utilization = RankFlags().gpu_memory_utilization;
+  request.engine.max_batched_tokens = serve.max_batched_tokens;
+  const std::string command = LaunchCommand(*MakePlan(request));
+  EXPECT_TRUE(command.starts_with("lockstep serve "));
+  for (const char* flag : {"--block-size", "--gpu-memory-utilization", "--max-batched-tokens"}) {
+    EXPECT_EQ(command.find(flag), std::string::npos) << flag;
   }
 }
 

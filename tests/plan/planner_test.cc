@@ -9,6 +9,7 @@ namespace lockstep::plan {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 PlanRequest Request(const char* model, const char* gpu, const char* weights) {
   PlanRequest request;
@@ -190,6 +191,50 @@ TEST(Report, LaunchesWhatAShellUnderstands) {
   EXPECT_THAT(LaunchCommand(*MakePlan(request)), HasSubstr("serve /models/llama-3.1-8b --tp"));
   request.model.source = "/data/my model's/config.json";
   EXPECT_THAT(LaunchCommand(*MakePlan(request)), HasSubstr("serve '/data/my model'\\''s' --tp"));
+}
+
+TEST(Report, LaunchesWhatWasPlanned) {
+  const auto command = [](auto change) {
+    PlanRequest request = Request("llama-3.1-8b", "h100", "bf16");
+    change(request);
+    return LaunchCommand(*MakePlan(request));
+  };
+  const std::string usual = command([](PlanRequest&) {});
+  EXPECT_THAT(usual, HasSubstr("--max-num-seqs 64 "));
+  EXPECT_THAT(usual, HasSubstr("--max-batched-tokens 8192"));
+  EXPECT_THAT(usual, Not(HasSubstr("--block-size")));
+  EXPECT_THAT(usual, Not(HasSubstr("--gpu-memory-utilization")));
+  EXPECT_THAT(command([](PlanRequest& r) { r.memory.block_size = 64; }),
+              HasSubstr("--block-size 64"));
+  EXPECT_THAT(command([](PlanRequest& r) { r.memory.utilization = 0.95; }),
+              HasSubstr("--gpu-memory-utilization 0.95"));
+  EXPECT_THAT(command([](PlanRequest& r) { r.engine.max_batched_tokens = 2048; }),
+              Not(HasSubstr("--max-batched-tokens")));
+  // What `serve` refuses is no plan.
+  PlanRequest all = Request("llama-3.1-8b", "h100", "bf16");
+  all.memory.utilization = 1.0;
+  EXPECT_THAT(std::string(MakePlan(all).status().message()),
+              HasSubstr("utilization is 1; it must be from 0.05 to 0.99"));
+}
+
+TEST(Report, OfARateLaunchesWhatWasSimulated) {
+  PlanRequest request = Request("llama-3.1-8b", "h100", "bf16");
+  request.rate_per_s = 5;
+  Plan plan = *MakePlan(request);
+  const double mean = plan.answer()->load_per_replica;
+  EXPECT_LT(mean, 64);
+  EXPECT_EQ(MaxNumSeqs(plan.request, *plan.answer()), 256);
+  EXPECT_THAT(LaunchCommand(plan), HasSubstr("--max-num-seqs 256 "));
+  // Thirty that come at once: as many as may run at the same time tell when the last begins.
+  const std::vector<Arrival> burst(30, Arrival{0, 2000, 500});
+  const double together = SimulateReplica(plan.request, *plan.answer(), burst).ttft_p95_ms;
+  plan.request.engine.max_running = 2;
+  EXPECT_THAT(LaunchCommand(plan), HasSubstr("--max-num-seqs 2 "));
+  EXPECT_GT(SimulateReplica(plan.request, *plan.answer(), burst).ttft_p95_ms, 5 * together);
+  // Twice the mean: arrivals bunch.
+  Candidate busy = *plan.answer();
+  busy.load_per_replica = 300;
+  EXPECT_EQ(MaxNumSeqs(request, busy), 600);
 }
 
 TEST(Report, SaysWhyServeCannotBeStarted) {
