@@ -61,6 +61,8 @@ Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const L
   const double limit =
       std::min<double>(static_cast<double>(std::max<int64_t>(1, max_requests)), engine.max_running);
   const double admitted = std::min(load.concurrency, limit);
+  // Whom one of them meets; a rate that leaves the replica idle at times has less than one.
+  const double met = std::max(0.0, admitted - 1.0);
   const double context = load.input_tokens + load.output_tokens / 2.0;
   const double pp = costs.num_stages();
   const double intervals = std::max(1.0, load.output_tokens - 1.0);
@@ -86,11 +88,11 @@ Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const L
     const Prefill in_burst = CostOfPrompt(costs, engine, load, others, stage);
     const double decoding = intervals * (i == 0 ? period : now.tpot);
     const double share = decoding / (decoding + now.ttft);
-    const double tpot = period + (admitted - 1.0) * prompt.added * share / intervals;
+    const double tpot = period + met * prompt.added * share / intervals;
     now.utilization = std::min(kMaxUtilization, admitted / (decoding + now.ttft) * prompt.added);
     now.wait = prompt.first_token * now.utilization / (2.0 * (1.0 - now.utilization));
     const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait +
-                        load.pattern.burst_share * (admitted - 1.0) / 2.0 * in_burst.added +
+                        load.pattern.burst_share * met / 2.0 * in_burst.added +
                         load.pattern.slot_share * decoding / load.concurrency;
     const double change = std::abs(tpot / now.tpot - 1.0) + std::abs(ttft / now.ttft - 1.0);
     now.tpot = i == 0 ? tpot : 0.5 * (now.tpot + tpot);

@@ -35,6 +35,16 @@ TEST(Latency, ShortPromptsShareSteps) {
   EXPECT_NEAR(OfRequests(2, 100, 101).tpot_ms, 1.0 + 0.9 * 0.09, 0.01);
 }
 
+TEST(Latency, TheSlowestAreNoFasterThanTheMean) {
+  for (double concurrency = 1e-3; concurrency < 100; concurrency *= 1.5) {
+    const Prediction prediction = OfRequests(concurrency, 100, 101);
+    EXPECT_GE(prediction.tpot_p95_ms, prediction.tpot_ms) << concurrency;
+    EXPECT_GE(prediction.ttft_p95_ms, prediction.ttft_ms) << concurrency;
+    // Alone, a token takes a step.
+    EXPECT_GE(prediction.tpot_ms, 1.0 - 1e-9) << concurrency;
+  }
+}
+
 TEST(Latency, LongPromptsHaveStepsOfTheirOwn) {
   // 8,192 tokens are a step's all: ten prompts take ten steps.
   EXPECT_GT(OfRequests(1000, 8192, 101).tpot_ms, 5 * OfRequests(1000, 100, 101).tpot_ms);
