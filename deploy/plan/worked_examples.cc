@@ -37,22 +37,21 @@ Architecture First405b() {
   return model;
 }
 
-// The smallest tensor parallel group of H100s that holds one request of 128,000 tokens.
-int GpusForOneRequest(const char* name) {
+// What a plan answers for one request of 128,000 tokens on H100s: "3 as tp 1 x pp 3".
+std::string PlanOfOneRequest(const char* name) {
   PlanRequest request;
   request.model = *LoadModel(name);
   request.gpu = *FindGpu("h100");
   request.weights = *FindWeightFormat("bf16");
   request.kv = *FindKvFormat("bf16");
   request.engine = *FindEngine("vllm");
-  request.input_tokens = kContext - 500;
-  request.output_tokens = 500;
+  request.context = kContext;
   request.concurrency = 1;
-  request.max_nodes = 2;
-  request.pp = 1;
   const auto plan = MakePlan(request);
   LS_CHECK(plan.ok() && plan->answer() != nullptr) << name;
-  return plan->answer()->layout.gpus();
+  const Layout& layout = plan->answer()->layout;
+  return absl::StrFormat("%d as tp %d x pp %d", plan->answer()->reserved_gpus, layout.tp,
+                         layout.pp);
 }
 
 struct Size {
@@ -108,12 +107,10 @@ void AddGpus(std::vector<Figure>& figures) {
   const char* section = "H100s of 80 GB for weights and one such request";
   for (const Size& size : kSizes) {
     const double quotient = (size.weights_gb[0] + size.kv_gib) / 80;
-    const int really = GpusForOneRequest(size.model);
     figures.push_back(
         {section, size.title, size.h100s, std::max(1.0, quotient), "GPUs",
-         absl::StrFormat("adds GB to GiB and reserves nothing; really %d: 71.3 GiB of 79.2 usable, "
-                         "activations, a power of two that divides the heads",
-                         really)});
+         absl::StrCat("adds GB to GiB and reserves nothing; really ", PlanOfOneRequest(size.model),
+                      ": 71.3 GiB of 79.2 usable, activations, whole ranks")});
   }
 }
 
