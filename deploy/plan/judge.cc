@@ -54,9 +54,11 @@ class ReplicaJudge {
       // Requests beyond the rate do not arrive.
       candidate.prediction.requests_per_s = rate;
       candidate.prediction.output_tokens_per_s = rate * request_.output_tokens;
+      candidate.output_tokens_per_s = request_.rate_per_s * request_.output_tokens;
     } else {
       candidate.load_per_replica = std::ceil(request_.concurrency / replicas);
       candidate.prediction = PredictAt(candidate.load_per_replica);
+      candidate.output_tokens_per_s = replicas * MeanTokensPerSecond(replicas, candidate);
       if (candidate.prediction.saturated) return Constraint::kConcurrency;
     }
     return LimitBroken(request_, candidate.prediction);
@@ -71,6 +73,16 @@ class ReplicaJudge {
   }
 
  private:
+  // Of replicas that have the fullest one's load, and those that have one request less.
+  double MeanTokensPerSecond(int replicas, const Candidate& candidate) const {
+    const double fewer = candidate.load_per_replica - 1.0;
+    const double share = candidate.load_per_replica - request_.concurrency / replicas;
+    const double most = candidate.prediction.output_tokens_per_s;
+    if (share <= 0) return most;
+    const double less = fewer > 0 ? PredictAt(fewer).output_tokens_per_s : 0.0;
+    return (1.0 - share) * most + share * less;
+  }
+
   // How many requests are there at once when they arrive at this rate (Little's law), or nullopt
   // when they come faster than they leave.
   std::optional<double> ConcurrencyOf(double rate) const {
@@ -129,8 +141,7 @@ std::string BrokenReason(const PlanRequest& request, const Candidate& candidate,
 
 void FillPrice(const PlanRequest& request, Candidate& candidate) {
   candidate.usd_per_hour = candidate.reserved_gpus * request.usd_per_gpu_hour;
-  const double tokens_per_hour =
-      3600.0 * candidate.prediction.output_tokens_per_s * candidate.layout.replicas;
+  const double tokens_per_hour = 3600.0 * candidate.output_tokens_per_s;
   if (tokens_per_hour > 0) {
     candidate.usd_per_million_tokens = candidate.usd_per_hour / tokens_per_hour * 1e6;
   }

@@ -18,8 +18,7 @@ constexpr int kMaxTp = 64;
 // tokens; when a rate says how many those are, the fastest.
 bool IsBetter(const PlanRequest& request, const Candidate& a, const Candidate& b) {
   const auto key = [&](const Candidate& c) {
-    const double tokens =
-        request.rate_per_s > 0 ? 0.0 : c.prediction.output_tokens_per_s * c.layout.replicas;
+    const double tokens = request.rate_per_s > 0 ? 0.0 : c.output_tokens_per_s;
     return std::make_tuple(c.reserved_gpus, c.tp_across_nodes, -tokens, c.prediction.tpot_ms);
   };
   return key(a) < key(b);

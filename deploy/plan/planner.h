@@ -71,8 +71,10 @@ struct Candidate {
   int nodes = 1;
   int reserved_gpus = 1;  // one node is taken in part, several are taken whole
   MemoryPlan memory;
-  Prediction prediction;        // of one replica
-  double load_per_replica = 0;  // requests at the same time
+  // Of the fullest replica; when requests do not divide, others have one less.
+  Prediction prediction;
+  double load_per_replica = 0;     // requests at the same time
+  double output_tokens_per_s = 0;  // of all replicas
   double usd_per_hour = 0;
   double usd_per_million_tokens = 0;  // of output
 };

@@ -46,7 +46,7 @@ ordered_json CandidateJson(const Candidate& candidate) {
   out["ttft_p95_ms"] = speed.ttft_p95_ms;
   out["tpot_ms"] = speed.tpot_ms;
   out["tpot_p95_ms"] = speed.tpot_p95_ms;
-  out["output_tokens_per_s"] = speed.output_tokens_per_s * candidate.layout.replicas;
+  out["output_tokens_per_s"] = candidate.output_tokens_per_s;
   out["usd_per_hour"] = candidate.usd_per_hour;
   out["usd_per_million_output_tokens"] = candidate.usd_per_million_tokens;
   return out;

@@ -80,7 +80,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
     absl::StrAppendFormat(
         &out, "Speed     TTFT %.0f ms (p95 %.0f), TPOT %.1f ms (p95 %.1f), %.0f tokens/s in all\n",
         speed.ttft_ms, speed.ttft_p95_ms, speed.tpot_ms, speed.tpot_p95_ms,
-        speed.output_tokens_per_s * answer->layout.replicas);
+        answer->output_tokens_per_s);
     if (plan.queue) out += QueueText(*plan.queue);
     AddLaunch(plan, out);
   }
@@ -126,9 +126,7 @@ void AddTradeOffs(const Plan& plan, std::string& out) {
     const Prediction& b = other.prediction;
     const double tpot = b.tpot_ms / a.tpot_ms - 1;
     const double ttft = b.ttft_ms / a.ttft_ms - 1;
-    const double rate = b.output_tokens_per_s * other.layout.replicas /
-                            (a.output_tokens_per_s * answer->layout.replicas) -
-                        1;
+    const double rate = other.output_tokens_per_s / answer->output_tokens_per_s - 1;
     if (tpot > -kWorthSaying && ttft > -kWorthSaying && rate < kWorthSaying) continue;
     absl::StrAppendFormat(
         &out, "Instead   %s: TPOT %.1f ms (%+.0f %%), TTFT %.0f ms (%+.0f %%), %+.0f %% tokens/s\n",

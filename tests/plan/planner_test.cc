@@ -134,6 +134,26 @@ TEST(Planner, EightBitsSaveMemoryButNoArithmeticWhereTheGpuLacksThem) {
   EXPECT_LT(prompt_ms("h100", "fp8"), 0.8 * prompt_ms("h100", "bf16"));
 }
 
+TEST(Planner, RequestsThatDoNotDivideAreNotRoundedUp) {
+  const auto plan = [](double concurrency) {
+    PlanRequest request = Request("llama-3.1-70b", "h100", "bf16");
+    request.tp = 1;
+    request.pp = 2;
+    request.concurrency = concurrency;
+    return *MakePlan(request);
+  };
+  const Plan of_eight = plan(8);
+  const Plan of_nine = plan(9);
+  const Candidate& eight = *of_eight.answer();
+  const Candidate& nine = *of_nine.answer();
+  ASSERT_EQ(eight.layout.replicas, 3);
+  ASSERT_EQ(nine.layout.replicas, 3);
+  // Two replicas with three requests, one with two: as slow, fewer tokens, each of them dearer.
+  EXPECT_EQ(eight.prediction.tpot_ms, nine.prediction.tpot_ms);
+  EXPECT_NEAR(eight.output_tokens_per_s / nine.output_tokens_per_s, 8.0 / 9, 0.02);
+  EXPECT_GT(eight.usd_per_million_tokens, 1.1 * nine.usd_per_million_tokens);
+}
+
 TEST(Planner, LargerLoadNeverNeedsFewerGpus) {
   PlanRequest request = Request("qwen3-30b-a3b", "a100", "bf16");
   int before = 0;
