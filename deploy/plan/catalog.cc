@@ -53,6 +53,7 @@ Gpu ToGpu(const json& table, const json& entry) {
   const auto number = [&](const char* field) { return Number(table, entry, field, gpu.sources); };
   gpu.memory_gib = number("memory_gib");
   gpu.bandwidth_gb_s = number("bandwidth_gb_s");
+  gpu.f32_tflops = number("f32_tflops");
   gpu.bf16_tflops = number("bf16_tflops");
   gpu.fp8_tflops = number("fp8_tflops");
   gpu.int8_tops = number("int8_tops");
@@ -95,6 +96,8 @@ absl::StatusOr<Prices> ToPrices(const json& table) {
 
 double Gpu::TeraflopsOf(Operands operands) const {
   switch (operands) {
+    case Operands::k32Bits:
+      return f32_tflops;
     case Operands::k16Bits:
       return bf16_tflops;
     case Operands::kFp8:

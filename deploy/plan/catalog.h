@@ -23,6 +23,7 @@ struct Gpu {
   std::string link;
   double memory_gib = 0.0;  // as the driver reports it
   double bandwidth_gb_s = 0.0;
+  double f32_tflops = 0.0;   // of products that keep all bits: TF32 is another number format
   double bf16_tflops = 0.0;  // rates are dense; 0 of those that follow: the hardware has none
   double fp8_tflops = 0.0;
   double int8_tops = 0.0;

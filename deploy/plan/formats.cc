@@ -14,7 +14,7 @@ namespace {
 // zero point per group of 128 (AWQ, GPTQ). nvfp4: an fp8 scale per 16.
 const std::array<WeightFormat, 7>& WeightFormats() {
   static const std::array<WeightFormat, 7> formats = {{
-      {"f32", 4.0, 4.0, Operands::k16Bits, false},
+      {"f32", 4.0, 4.0, Operands::k32Bits, false},
       {"bf16", 2.0, 2.0, Operands::k16Bits, false},
       {"fp8", 1.0 + 4.0 / (128 * 128), 2.0, Operands::kFp8, false},
       {"fp8-mlp", 1.0 + 4.0 / (128 * 128), 2.0, Operands::kFp8, true},

@@ -11,7 +11,7 @@ namespace lockstep::plan {
 
 // What a matrix multiplication takes, activations and weights: hardware has a rate for each, or
 // none.
-enum class Operands { k16Bits, kFp8, kInt8, kFp4 };
+enum class Operands { k32Bits, k16Bits, kFp8, kInt8, kFp4 };
 
 // Embedding, LM head, norms and the experts' router stay in base_bytes.
 struct WeightFormat {

@@ -27,6 +27,7 @@ bool LayersAreAlike(const Architecture& model) {
 // Of the rate that the hardware has for these operands.
 double ShareReached(const EngineProfile& engine, Operands operands) {
   switch (operands) {
+    case Operands::k32Bits:
     case Operands::k16Bits:
       return engine.flops_16;
     case Operands::kFp8:
@@ -42,6 +43,11 @@ double RateOf(const Gpu& gpu, const EngineProfile& engine, Operands operands) {
   // What the hardware lacks is computed in 16 bits.
   if (!gpu.Multiplies(operands)) operands = Operands::k16Bits;
   return gpu.FlopsOf(operands) * ShareReached(engine, operands);
+}
+
+// Of attention and the LM head, which stay in 16 bits beside narrower weights.
+Operands DenseOperands(const WeightFormat& weights) {
+  return weights.operands == Operands::k32Bits ? Operands::k32Bits : Operands::k16Bits;
 }
 
 }  // namespace
@@ -69,7 +75,7 @@ Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, 
       stages_(std::move(stages)),
       most_whole_bytes_(MostWholeBytesOfBorders(deployment.layout, net_.gpus_per_node)),
       linear_flops_(RateOf(deployment.gpu, deployment.engine, deployment.weights.operands)),
-      dense_flops_(RateOf(deployment.gpu, deployment.engine, Operands::k16Bits)),
+      dense_flops_(RateOf(deployment.gpu, deployment.engine, DenseOperands(deployment.weights))),
       weight_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.weight_bandwidth),
       kv_rate_(deployment.gpu.bandwidth_gb_s * kGiga * deployment.engine.kv_bandwidth),
       layers_are_alike_(LayersAreAlike(deployment.model)) {

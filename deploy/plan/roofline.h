@@ -60,7 +60,7 @@ class Roofline : public StageCosts {
   };
   std::vector<Kind> kinds_;
   double linear_flops_ = 0;  // reached, per second
-  double dense_flops_ = 0;   // of 16-bit operands
+  double dense_flops_ = 0;   // of attention and the LM head
   double weight_rate_ = 0;   // bytes per second
   double kv_rate_ = 0;
   bool layers_are_alike_ = false;  // all have the same window, or none

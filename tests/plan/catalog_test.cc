@@ -16,8 +16,8 @@ TEST(Catalog, EveryNumberOfAGpuHasASourceAndADate) {
   for (const std::string& name : GpuNames()) {
     const auto gpu = FindGpu(name);
     ASSERT_TRUE(gpu.ok()) << gpu.status();
-    for (const char* field : {"memory_gib", "bandwidth_gb_s", "bf16_tflops", "link_gb_s",
-                              "nic_gb_s", "gpus_per_node"}) {
+    for (const char* field : {"memory_gib", "bandwidth_gb_s", "f32_tflops", "bf16_tflops",
+                              "link_gb_s", "nic_gb_s", "gpus_per_node"}) {
       ASSERT_EQ(gpu->sources.count(field), 1u) << name << " " << field;
       EXPECT_THAT(gpu->sources.at(field), HasSubstr(" (20")) << name << " " << field;
     }
@@ -36,6 +36,7 @@ TEST(Catalog, EveryFormatHasItsOwnRateAndWhatIsLackingRunsIn16Bits) {
   EXPECT_FALSE(a100.Multiplies(Operands::kFp8));
   EXPECT_EQ(a100.FlopsOf(Operands::kFp8), 312e12);
   EXPECT_EQ(a100.FlopsOf(Operands::kInt8), 624e12);
+  EXPECT_EQ(a100.FlopsOf(Operands::k32Bits), 19.5e12);
   const Gpu ada = *FindGpu("rtx-4090");
   EXPECT_EQ(ada.FlopsOf(Operands::kFp8), 330.3e12);
   EXPECT_EQ(ada.FlopsOf(Operands::kInt8), 660.6e12);

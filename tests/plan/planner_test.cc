@@ -106,7 +106,7 @@ double FlopsPerSecondOfAGpu(const Plan& plan) {
 
 TEST(Planner, NoSpeedIsAboveWhatTheGpuMultiplies) {
   for (const char* gpu : {"a100", "rtx-4090", "h100", "b200"}) {
-    for (const char* weights : {"bf16", "fp8", "int8", "int4", "nvfp4"}) {
+    for (const char* weights : {"f32", "bf16", "fp8", "int8", "int4", "nvfp4"}) {
       PlanRequest request = Request("llama-3.1-70b", gpu, weights);
       request.input_tokens = 2000;
       request.output_tokens = 10;
