@@ -85,10 +85,12 @@ void TakeRates(const RankSpeed& speed, const std::string& source, CalibratedGpu&
                         1e-3 * format->products_gflop_s, 1e-12 * gpu.FlopsOf(operands));
     return ShareOf(format->products_gflop_s, gpu, operands);
   };
-  if (const double share = products("bf16", "bf16_tflops", Operands::k16Bits); share > 0)
+  if (const double share = products("bf16", "bf16_tflops", Operands::k16Bits); share > 0) {
     engine.flops_16 = share;
-  if (const double share = products("fp8", "fp8_tflops", Operands::kFp8); share > 0)
+  }
+  if (const double share = products("fp8", "fp8_tflops", Operands::kFp8); share > 0) {
     engine.flops_8 = share;
+  }
   engine.attention_share =
       ShareOf(first.attention_gflop_s, gpu, Operands::k16Bits) / engine.flops_16;
 }

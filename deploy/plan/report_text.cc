@@ -98,8 +98,8 @@ void AddAnswer(const Plan& plan, std::string& out) {
     absl::StrAppendFormat(&out, "%s %s: %s, %s per hour", i == 0 ? "Cheaper  " : "  or     ",
                           relaxation.change, Plural(relaxation.gpus, "GPU"),
                           Dollars(request, relaxation.usd_per_hour));
-    const bool is_news = relaxation.not_served != plan.not_served;
-    if (!relaxation.not_served.empty() && is_news) {
+    // Of a plan for another engine it does not matter.
+    if (plan.not_served.empty() && !relaxation.not_served.empty()) {
       absl::StrAppendFormat(&out, ", but `serve` %s", relaxation.not_served);
     }
     out.push_back('\n');

@@ -1,5 +1,6 @@
 #include "deploy/plan/planner.h"
 
+#include "deploy/plan/held_by_serve.h"
 #include "deploy/plan/report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -294,6 +295,15 @@ TEST(Report, SaysWhyServeCannotBeStarted) {
       HasSubstr("--layers-per-kv"));
 }
 
+TEST(Report, SaysHowManyReplicasServeHas) {
+  const PlanRequest request = Request("llama-3.1-8b", "h100", "bf16");
+  Candidate candidate;
+  candidate.layout.replicas = 256;
+  EXPECT_EQ(WhyNotServed(request, candidate), "");
+  candidate.layout.replicas = 257;
+  EXPECT_THAT(WhyNotServed(request, candidate), HasSubstr("at most 256 replicas"));
+}
+
 TEST(Report, AdvisesFirstWhatServeCanFollow) {
   for (const char* gpu : {"a100", "h100"}) {
     const Plan plan = *MakePlan(Request("llama-3.1-70b", gpu, "bf16"));
@@ -309,6 +319,10 @@ TEST(Report, AdvisesFirstWhatServeCanFollow) {
     }
     EXPECT_THAT(PlanText(plan), HasSubstr(", but `serve` "));
   }
+  // Of a plan for another engine it does not matter.
+  const Plan of_another = *MakePlan(Request("llama-3.1-70b", "mi300x", "bf16"));
+  EXPECT_FALSE(of_another.relaxations.empty());
+  EXPECT_THAT(PlanText(of_another), Not(HasSubstr(", but `serve` ")));
 }
 
 TEST(Report, AdvisesWholeFormats) {
