@@ -60,6 +60,7 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
 }
 
 int RunController(const ControllerCommandOptions& options) {
+  IgnoreBrokenPipes();
   InterruptWatcher interrupts;
   const absl::Status status = Control(options, interrupts);
   return status.ok() ? kExitOk : Fail(kCommand, status);

@@ -202,6 +202,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
 }
 
 int RunServe(const ServeOptions& options) {
+  IgnoreBrokenPipes();
   InterruptWatcher interrupts;
   const absl::Status status = Serve(options, interrupts);
   return status.ok() ? kExitOk : Fail(kCommand, status);

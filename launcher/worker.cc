@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/host_name.h"
+#include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/device_choice.h"
 #include "launcher/cli/host_places.h"
@@ -161,6 +162,7 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
     return FailUsage(kCommand, "--secret-file or --secret-stdin is required");
   }
   EndWithParent();
+  IgnoreBrokenPipes();
   if (flags.announce) {
     std::printf("%s\n", FormatRankStarted({HostName(), ::getpid()}).c_str());
     std::fflush(stdout);

@@ -30,6 +30,8 @@ int InterruptWatcher::TakeCount() {
   return count;
 }
 
+void IgnoreBrokenPipes() { ::signal(SIGPIPE, SIG_IGN); }
+
 void WaitReadable(const std::vector<int>& fds, absl::Duration timeout) {
   std::vector<pollfd> polled;
   for (const int fd : fds) polled.push_back({fd, POLLIN, 0});

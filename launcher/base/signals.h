@@ -23,6 +23,11 @@ class InterruptWatcher {
   Fd fd_;
 };
 
+// Writing to a pipe that nobody reads any more becomes an error instead of the end of the process.
+// For servers, whose work goes on without readers of their output; a client in front of `head`
+// should end. Programs started later inherit it, unless the starter resets it.
+void IgnoreBrokenPipes();
+
 // Sleeps until one of the descriptors is readable (those below 0 are not watched) or the time is
 // over. At most eight.
 void WaitReadable(const std::vector<int>& fds, absl::Duration timeout);

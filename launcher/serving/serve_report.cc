@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <utility>
 
@@ -38,13 +39,23 @@ void ServeReport::PrintJson(const char* event, Json fields) {
   Json line = {{"event", event}, {"seconds", absl::ToDoubleSeconds(absl::Now() - started_)}};
   line.update(fields);
   std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
-  std::fflush(stdout);
+  Flush();
+}
+
+void ServeReport::Flush() {
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_written || errno != EPIPE) return;
+  std::fprintf(stderr,
+               "lockstep: warning: the reader of standard output is gone; nothing more is "
+               "printed there\n");
+  // Else what could not be written would stay in the buffer, and the end of the program fail by it.
+  if (std::freopen("/dev/null", "w", stdout) == nullptr) std::clearerr(stdout);
 }
 
 void ServeReport::PrintLine(const std::string& line) {
   ClearProgress();
   std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
+  Flush();
 }
 
 void ServeReport::Model(const ModelSummary& summary) {
@@ -191,7 +202,7 @@ void ServeReport::DrawProgress(int64_t done, int64_t total, absl::Duration elaps
   const int filled = std::clamp(static_cast<int>(share * kBarWidth), 0, kBarWidth);
   std::printf("\r\x1b[KLoading  [%s%s] %s", std::string(static_cast<size_t>(filled), '#').c_str(),
               std::string(static_cast<size_t>(kBarWidth - filled), '.').c_str(), text.c_str());
-  std::fflush(stdout);
+  Flush();
   progress_shown_ = true;
 }
 

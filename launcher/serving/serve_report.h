@@ -2,7 +2,7 @@
 // event.
 //
 // Used by main's thread only. Progress of loading is a bar on a terminal, a line every two seconds
-// elsewhere.
+// elsewhere. What stands on standard output is a log: when its reader goes, serving does not end.
 #pragma once
 
 #include <cstdint>
@@ -67,6 +67,7 @@ class ServeReport {
   using Json = nlohmann::ordered_json;
   void PrintJson(const char* event, Json fields);
   void PrintLine(const std::string& line);
+  void Flush();
   void PrintStages(const Capacity& capacity);
   void DrawProgress(int64_t done, int64_t total, absl::Duration elapsed);
   // "Replica 1: " when there are several.

@@ -1,5 +1,8 @@
 // How servers end: drained, at once, or by violence; never with orphans.
 #include <signal.h>
+#include <sys/stat.h>
+
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -111,6 +114,43 @@ TEST_F(ShutdownTest, WithoutRestartsAKilledJobEndsTheServer) {
   ::kill(others.front(), SIGKILL);
   EXPECT_EQ(server->process().Wait(kPatience), 1);
   ExpectNothingLeft(*server);
+}
+
+TEST_F(ShutdownTest, AServerOutlivesTheReaderOfItsOutput) {
+  const TempDirectory directory;
+  const std::string pipe = (directory.path() / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  Process server({"/bin/sh", "-c", "exec \"$@\" > \"$0\"", pipe, LockstepBinary(), "serve",
+                  model_.string(), "--tp", "2", "--num-kv-blocks", "1024", "--threads-per-rank",
+                  "1", "--json", "--listen", "127.0.0.1:0"});
+  json ready;
+  std::ifstream reader(pipe);
+  for (std::string line; ready.is_null() && std::getline(reader, line);) {
+    const json event = json::parse(line, nullptr, false);
+    if (event.value("event", "") == "ready") ready = event;
+  }
+  ASSERT_FALSE(ready.is_null()) << server.err();
+  reader.close();
+
+  const auto status = [&] {
+    const Finished told = RunLockstep({"status", "--server", ready["address"], "--json"});
+    return told.code == 0 ? json::parse(told.out, nullptr, false)["status"] : json();
+  };
+  const json before = status();
+  ASSERT_EQ(before["ranks"].size(), 2u);
+  const std::string victim = before["ranks"][1]["pid"];
+  ::kill(static_cast<pid_t>(std::stol(victim)), SIGKILL);
+  const auto serves_again = [&] {
+    const json now = status();
+    return now.is_object() && now["state"] == "STATE_SERVING" &&
+           now.dump().find(absl::StrCat("\"", victim, "\"")) == std::string::npos;
+  };
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (!serves_again() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_TRUE(serves_again()) << server.err();
+  server.Signal(SIGINT);
+  EXPECT_EQ(server.Wait(kPatience), 0) << server.err();
+  EXPECT_THAT(server.err(), HasSubstr("the reader of standard output is gone"));
 }
 
 TEST_F(ShutdownTest, NothingSurvivesAKilledServer) {
