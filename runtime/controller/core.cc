@@ -19,11 +19,7 @@ ControllerCore::ControllerCore(CoreConfig config, CoreOutput& output, absl::Time
     : config_(std::move(config)), output_(output) {
   LS_CHECK_GE(config_.num_replicas, 1);
   for (int index = 0; index < config_.num_replicas; ++index) {
-    const ReplicaOptions options{.identity = {.replica = index,
-                                              .grid = config_.grid,
-                                              .epoch = config_.first_epoch,
-                                              .version = config_.version,
-                                              .model_fingerprint = config_.model_fingerprint},
+    const ReplicaOptions options{.identity = IdentityOf(index, config_.first_epoch),
                                  .vocab_size = config_.limits.vocab_size,
                                  .lease = config_.lease,
                                  .join_timeout = config_.join_timeout,

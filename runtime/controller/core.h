@@ -124,6 +124,7 @@ class ControllerCore {
 
   void Greet(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now);
   absl::Status Join(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now);
+  RosterIdentity IdentityOf(int replica, uint64_t epoch) const;
   absl::Status Handle(Replica& replica, int rank, const v1::FromRank& message, absl::Time now);
   absl::Status StartRanks(Replica& replica);
   void StartEngine(Replica& replica);

@@ -85,6 +85,21 @@ void ControllerCore::Greet(std::shared_ptr<RankPort> port, const v1::Hello& hell
   SetPhase(state_.phase, Progress());
 }
 
+RosterIdentity ControllerCore::IdentityOf(int replica, uint64_t epoch) const {
+  // As asked; else the model's: how much of that the cache allows is known later.
+  const int64_t max_model_len =
+      config_.max_model_len > 0 ? config_.max_model_len : config_.max_position_embeddings;
+  return {.replica = replica,
+          .grid = config_.grid,
+          .epoch = epoch,
+          .version = config_.version,
+          .model_fingerprint = config_.model_fingerprint,
+          .limits = {.block_size = config_.engine.block_size,
+                     .max_num_seqs = config_.engine.max_num_seqs,
+                     .max_batched_tokens = config_.engine.max_batched_tokens,
+                     .max_model_len = max_model_len}};
+}
+
 absl::Status ControllerCore::Join(std::shared_ptr<RankPort> port, const v1::Hello& hello,
                                   absl::Time now) {
   if (ended_) return absl::UnavailableError("the server is shutting down");
@@ -94,9 +109,7 @@ absl::Status ControllerCore::Join(std::shared_ptr<RankPort> port, const v1::Hell
   }
   Replica& replica = *replicas_[hello.replica()];
   if (config_.adopt_epochs && hello.epoch() > replica.epoch()) {
-    const RosterIdentity next{hello.replica(), config_.grid, hello.epoch(), config_.version,
-                              config_.model_fingerprint};
-    RETURN_IF_ERROR(RankRoster(next, now).CheckHello(hello));
+    RETURN_IF_ERROR(RankRoster(IdentityOf(hello.replica(), hello.epoch()), now).CheckHello(hello));
     BeginEpoch(replica.index(), hello.epoch(), now);
   }
   if (replica.state() == Replica::State::kLost) {

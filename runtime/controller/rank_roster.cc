@@ -36,6 +36,25 @@ absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low = 0)
       absl::StrCat(field, " ", value, " is outside [", low, ", ", kMaxCount, "]"));
 }
 
+// The flag's name: ranks whose limits differ were placed by hand.
+absl::Status CheckRoom(absl::string_view flag, int64_t offered, int64_t needed) {
+  if (offered >= needed) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(flag, " ", offered, " is less than the controller's ", needed));
+}
+
+absl::Status CheckLimits(const v1::RankLimits& offered, const StepLimits& needed) {
+  RETURN_IF_ERROR(CheckCount("RankLimits.block_size", offered.block_size(), 1));
+  RETURN_IF_ERROR(CheckCount("RankLimits.max_num_seqs", offered.max_num_seqs(), 1));
+  RETURN_IF_ERROR(CheckCount("RankLimits.max_batched_tokens", offered.max_batched_tokens(), 1));
+  RETURN_IF_ERROR(CheckCount("RankLimits.max_model_len", offered.max_model_len(), 1));
+  RETURN_IF_ERROR(CheckEqual("--block-size", offered.block_size(), needed.block_size));
+  RETURN_IF_ERROR(CheckRoom("--max-num-seqs", offered.max_num_seqs(), needed.max_num_seqs));
+  RETURN_IF_ERROR(
+      CheckRoom("--max-batched-tokens", offered.max_batched_tokens(), needed.max_batched_tokens));
+  return CheckRoom("--max-model-len", offered.max_model_len(), needed.max_model_len);
+}
+
 absl::Status CheckGpu(const v1::Gpu& gpu) {
   RETURN_IF_ERROR(CheckCount("Gpu.index", gpu.index()));
   RETURN_IF_ERROR(CheckCount("Gpu.memory_bytes", gpu.memory_bytes()));
@@ -73,6 +92,7 @@ absl::Status RankRoster::CheckHello(const v1::Hello& hello) const {
     RETURN_IF_ERROR(CheckEqual("version", hello.version(), identity_.version));
   }
   RETURN_IF_ERROR(CheckEqual("model", hello.model_fingerprint(), identity_.model_fingerprint));
+  RETURN_IF_ERROR(CheckLimits(hello.limits(), identity_.limits));
   if (hello.rank() < 0 || hello.rank() >= identity_.grid.world_size()) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank(), " is outside [0, ",
                                                    identity_.grid.world_size() - 1, "]"));

@@ -20,12 +20,21 @@
 
 namespace lockstep {
 
+// What the controller's steps and sequences may need of a rank. Each at least 1.
+struct StepLimits {
+  int64_t block_size = 1;  // of every rank, exactly
+  int64_t max_num_seqs = 1;
+  int64_t max_batched_tokens = 1;
+  int64_t max_model_len = 1;
+};
+
 struct RosterIdentity {
   int replica = 0;
   ProcessGrid grid;
   uint64_t epoch = 0;
   std::string version;  // empty = not checked
   std::string model_fingerprint;
+  StepLimits limits;
 };
 
 class RankRoster {
@@ -34,7 +43,7 @@ class RankRoster {
 
   const RosterIdentity& identity() const { return identity_; }
 
-  // Is it a rank of this model and layout? Its epoch is not looked at.
+  // Is it a rank of this model and layout, with room for these limits? Its epoch is not looked at.
   absl::Status CheckHello(const v1::Hello& hello) const;
   // FAILED_PRECONDITION, ALREADY_EXISTS or INVALID_ARGUMENT: this stream is refused, the others
   // stay.

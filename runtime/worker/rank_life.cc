@@ -164,6 +164,11 @@ void RankLife::SendHello() {
   hello->set_pid(getpid());
   hello->set_version(options_.version);
   hello->set_model_fingerprint(model_.config().Fingerprint(options_.stage.quantize));
+  const BatchLimits& limits = options_.stage.limits;
+  hello->mutable_limits()->set_block_size(limits.block_size);
+  hello->mutable_limits()->set_max_num_seqs(limits.max_num_seqs);
+  hello->mutable_limits()->set_max_batched_tokens(limits.max_batched_tokens);
+  hello->mutable_limits()->set_max_model_len(limits.max_model_len);
   link_->Send(std::move(message));
 }
 

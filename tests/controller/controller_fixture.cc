@@ -89,6 +89,11 @@ FakeReplicaOptions ControllerTest::ReplicaOptions(int tp, int pp) {
   options.hello.set_host("testhost");
   options.hello.set_version("test");
   options.hello.set_model_fingerprint(fingerprint_);
+  v1::RankLimits& limits = *options.hello.mutable_limits();
+  limits.set_block_size(kBlockSize);
+  limits.set_max_num_seqs(8);
+  limits.set_max_batched_tokens(32);
+  limits.set_max_model_len(kMaxModelLen);
   options.rank.num_blocks = num_blocks_;
   options.rank.block_size = kBlockSize;
   options.rank.max_num_seqs = 8;

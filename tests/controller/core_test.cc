@@ -44,6 +44,16 @@ class FakePort final : public RankPort {
   std::optional<grpc::Status> closed;
 };
 
+v1::RankLimits Limits() {
+  const engine::EngineConfig defaults;
+  v1::RankLimits limits;
+  limits.set_block_size(kBlockSize);
+  limits.set_max_num_seqs(defaults.max_num_seqs);
+  limits.set_max_batched_tokens(defaults.max_batched_tokens);
+  limits.set_max_model_len(100);
+  return limits;
+}
+
 // Replicas of one rank, which answer every step at once with token 7.
 class CoreTest : public ::testing::Test, private CoreOutput {
  protected:
@@ -79,6 +89,7 @@ class CoreTest : public ::testing::Test, private CoreOutput {
     hello.set_tensor_parallel(1);
     hello.set_pipeline_parallel(1);
     hello.set_model_fingerprint("model");
+    *hello.mutable_limits() = Limits();
     Say(port, message);
     return port;
   }
@@ -318,6 +329,7 @@ TEST_F(CoreTest, RanksThatDoNotJoinAreNamed) {
   hello.set_tensor_parallel(3);
   hello.set_pipeline_parallel(1);
   hello.set_model_fingerprint("model");
+  *hello.mutable_limits() = Limits();
   Say(rank, message);
   for (int i = 0; i < 31; ++i) {
     now_ += absl::Seconds(1);

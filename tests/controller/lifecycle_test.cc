@@ -236,6 +236,39 @@ TEST_F(LifecycleTest, OnlyRanksOfThisLaunchAreWelcome) {
   EXPECT_TRUE(WaitServing().ok());
 }
 
+TEST_F(LifecycleTest, RanksWithLessRoomThanStepsNeedAreRefused) {
+  StartController(DefaultOptions());
+  const auto refused = [&](const std::function<void(v1::RankLimits&)>& change) {
+    v1::Hello hello = GoodHello();
+    change(*hello.mutable_limits());
+    const grpc::Status status = Refused(hello);
+    EXPECT_FALSE(status.ok());
+    return status.error_message();
+  };
+  EXPECT_EQ(refused([](auto& limits) { limits.set_block_size(8); }),
+            absl::StrCat("--block-size 8 does not match the controller's ", kBlockSize));
+  EXPECT_EQ(refused([](auto& limits) { limits.set_max_num_seqs(7); }),
+            "--max-num-seqs 7 is less than the controller's 8");
+  EXPECT_EQ(refused([](auto& limits) { limits.set_max_batched_tokens(31); }),
+            "--max-batched-tokens 31 is less than the controller's 32");
+  EXPECT_EQ(refused([](auto& limits) { limits.set_max_model_len(kMaxModelLen - 1); }),
+            absl::StrCat("--max-model-len ", kMaxModelLen - 1, " is less than the controller's ",
+                         kMaxModelLen));
+  EXPECT_THAT(refused([](auto& limits) { limits.Clear(); }),
+              HasSubstr("RankLimits.block_size 0 is outside"));
+  EXPECT_THAT(refused([](auto& limits) { limits.set_max_num_seqs(int64_t{1} << 62); }),
+              HasSubstr("RankLimits.max_num_seqs"));
+
+  const std::unique_ptr<RankStream> roomy = Dial();
+  v1::Hello hello = GoodHello();
+  hello.mutable_limits()->set_max_num_seqs(9);
+  hello.mutable_limits()->set_max_model_len(1 << 20);
+  roomy->SendHello(hello);
+  v1::ToRank answer;
+  ASSERT_TRUE(roomy->Receive(&answer));
+  EXPECT_TRUE(answer.has_welcome());
+}
+
 TEST_F(LifecycleTest, ASecondRankOfTheSameNumberIsRefused) {
   Serve();
   const grpc::Status status = Refused(GoodHello());

@@ -203,6 +203,11 @@ void Simulation::StartRanks(int replica, uint64_t epoch) {
     hello.set_pipeline_parallel(grid_.pp());
     hello.set_version("1");
     hello.set_model_fingerprint("model");
+    v1::RankLimits& limits = *hello.mutable_limits();
+    limits.set_block_size(random_.config().block_size);
+    limits.set_max_num_seqs(random_.config().max_num_seqs);
+    limits.set_max_batched_tokens(random_.config().max_batched_tokens);
+    limits.set_max_model_len(random_.config().max_model_len);
     hello.set_pid(1000 + index);
     SendUp(rank, std::move(message));
   }

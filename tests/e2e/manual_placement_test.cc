@@ -21,11 +21,24 @@ class ManualPlacementTest : public ::testing::Test {
   void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
 
   std::unique_ptr<Process> StartRanks(int count, const std::string& controller,
-                                      const std::string& secret_file) {
-    return std::make_unique<Process>(LocalMpiCommand(
-        *FindMpirun(), count, {scratch_.path(), scratch_.path()},
-        {LockstepBinary(), "worker", model_.string(), "--tp", "2", "--controller", controller,
-         "--secret-file", secret_file, "--num-kv-blocks", "64", "--threads-per-rank", "1"}));
+                                      const std::string& secret_file,
+                                      const std::vector<std::string>& more = {}) {
+    std::vector<std::string> worker = {LockstepBinary(),
+                                       "worker",
+                                       model_.string(),
+                                       "--tp",
+                                       "2",
+                                       "--controller",
+                                       controller,
+                                       "--secret-file",
+                                       secret_file,
+                                       "--num-kv-blocks",
+                                       "64",
+                                       "--threads-per-rank",
+                                       "1"};
+    worker.insert(worker.end(), more.begin(), more.end());
+    return std::make_unique<Process>(
+        LocalMpiCommand(*FindMpirun(), count, {scratch_.path(), scratch_.path()}, worker));
   }
 
   const TempDirectory scratch_;
@@ -62,6 +75,27 @@ TEST_F(ManualPlacementTest, AWrongSecretIsRefused) {
   auto ranks = StartRanks(2, waiting["worker_address"], wrong_file);
   EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
   EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("secret"));
+}
+
+// Requests would end ranks that cannot hold them.
+TEST_F(ManualPlacementTest, RanksWithOtherLimitsAreRefusedByFlagAndNumbers) {
+  const std::string secret_file = (scratch_ / "secret").string();
+  Server controller({"controller", model_.string(), "--tp", "2", "--worker-listen", "127.0.0.1:0",
+                     "--secret-file", secret_file});
+  const json waiting = controller.WaitEvent("waiting");
+  ASSERT_FALSE(waiting.is_null());
+  const std::string address = waiting["worker_address"];
+  auto ranks = StartRanks(2, address, secret_file, {"--block-size", "8"});
+  EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(ranks->err() + ranks->out(),
+              HasSubstr("--block-size 8 does not match the controller's 16"));
+  ranks = StartRanks(2, address, secret_file, {"--max-model-len", "64"});
+  EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(ranks->err() + ranks->out(),
+              HasSubstr("--max-model-len 64 is less than the controller's 512"));
+
+  ranks = StartRanks(2, address, secret_file, {"--max-num-seqs", "300"});
+  controller.WaitReady();
 }
 
 TEST_F(ManualPlacementTest, TooFewRanksNameBothNumbers) {

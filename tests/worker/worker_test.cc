@@ -154,6 +154,10 @@ TEST_F(WorkerTest, LivesThroughTheProtocol) {
   EXPECT_EQ(hello.version(), "1.2.3");
   EXPECT_GT(hello.pid(), 0);
   EXPECT_FALSE(hello.model_fingerprint().empty());
+  EXPECT_EQ(hello.limits().block_size(), 8);
+  EXPECT_EQ(hello.limits().max_num_seqs(), 4);
+  EXPECT_EQ(hello.limits().max_batched_tokens(), 64);
+  EXPECT_EQ(hello.limits().max_model_len(), 128);
   EXPECT_EQ(loaded.max_kv_blocks(), 16);
   EXPECT_GT(loaded.kv_block_bytes(), 0);
   EXPECT_GT(loaded.shard_bytes(), 0);
