@@ -38,6 +38,11 @@ absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& m
   RETURN_IF_ERROR(CheckOption("max_queued_requests", options.max_queued_requests, 1, 1 << 20));
   RETURN_IF_ERROR(CheckOption("num_replicas", options.num_replicas, 1, 256));
   RETURN_IF_ERROR(CheckOption("max_num_outputs", options.max_num_outputs, 1, 1024));
+  if (model.max_position_embeddings < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model has max_position_embeddings ", model.max_position_embeddings,
+                     "; at least 2 are needed, for a token of prompt and one of output"));
+  }
   if (options.max_model_len != 0) {
     RETURN_IF_ERROR(
         CheckOption("max_model_len", options.max_model_len, 2, model.max_position_embeddings));

@@ -28,6 +28,14 @@ class WrongUsageTest : public ::testing::Test {
     EXPECT_LT(finished.seconds, 10);
   }
 
+  static void EditConfig(const fs::path& model, const char* key, const nlohmann::json& value) {
+    const fs::path file = model / "config.json";
+    fs::permissions(file, fs::perms::owner_write, fs::perm_options::add);
+    nlohmann::json config = nlohmann::json::parse(std::ifstream(file));
+    config[key] = value;
+    std::ofstream(file) << config;
+  }
+
   const TempDirectory scratch_;
   const fs::path model_ = SharedAssets() / "models" / "stories260K";
 };
@@ -87,6 +95,17 @@ TEST_F(WrongUsageTest, ALayoutThatDoesNotDivideNamesTheNumbers) {
                 AllOf(HasSubstr("3"), HasSubstr("8")));
   ExpectOneLine(RunLockstep({"serve", model_.string(), "--pp", "6"}), 1,
                 AllOf(HasSubstr("6"), HasSubstr("5")));
+}
+
+TEST_F(WrongUsageTest, AModelWithoutRoomForAnOutputIsRefused) {
+  SKIP_WITHOUT_ASSET(model_)
+  fs::copy(model_, scratch_ / "short", fs::copy_options::recursive);
+  EditConfig(scratch_ / "short", "max_position_embeddings", 1);
+  const std::string model = (scratch_ / "short").string();
+  const auto why = AllOf(HasSubstr("max_position_embeddings 1"), HasSubstr("at least 2"));
+  ExpectOneLine(RunLockstep({"serve", model}), 1, why);
+  ExpectOneLine(RunLockstep({"controller", model, "--secret-file", (scratch_ / "secret").string()}),
+                1, why);
 }
 
 TEST_F(WrongUsageTest, ABusyPortIsNamed) {
