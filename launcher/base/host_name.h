@@ -7,5 +7,7 @@ namespace lockstep {
 
 // Under Slurm the node's name, which may differ from the system's; "this host" where there is none.
 std::string HostName();
+// The system's alone, by which mpirun knows its own host.
+std::string SystemHostName();
 
 }  // namespace lockstep

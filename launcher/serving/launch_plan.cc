@@ -50,10 +50,27 @@ absl::Status CheckFlags(const LaunchFlags& flags) {
   return absl::OkStatus();
 }
 
+// mpirun calls its own host by the system's name, whatever the host file calls it, and then finds
+// no rank for the name in the file. And a host under two names is still one.
+void UnifyNamesOfThisHost(std::vector<HostSlots>& hosts) {
+  const std::string own_name = SystemHostName();
+  std::map<std::string, bool> is_this_host = {{own_name, true}};
+  for (HostSlots& host : hosts) {
+    const auto [known, is_new] = is_this_host.try_emplace(host.name, false);
+    if (is_new) {
+      // One that cannot be reached is another one; who needs its address says so.
+      const auto towards = AddressTowards(host.name);
+      known->second = towards.ok() && !towards->has_value();
+    }
+    if (known->second) host.name = own_name;
+  }
+}
+
 absl::Status PlaceOnHosts(const LaunchFlags& flags, int num_ranks, LaunchPlan& plan) {
-  ASSIGN_OR_RETURN(const std::vector<HostSlots> hosts, flags.hostfile.empty()
-                                                           ? ParseHostList(flags.hosts)
-                                                           : ReadHostfile(flags.hostfile));
+  ASSIGN_OR_RETURN(std::vector<HostSlots> hosts, flags.hostfile.empty()
+                                                     ? ParseHostList(flags.hosts)
+                                                     : ReadHostfile(flags.hostfile));
+  UnifyNamesOfThisHost(hosts);
   const auto placed = PlaceRanks(hosts, num_ranks);
   if (!placed.ok()) {
     return WithAdvice(placed.status(), "write --hosts A:8,B:8, or 'A slots=8' into the host file");
@@ -120,7 +137,12 @@ absl::Status ChooseAddress(const LaunchFlags& flags, LaunchPlan& plan) {
   if (plan.kind == Kind::kThisHost) return absl::OkStatus();
   std::optional<std::string> address;
   plan.uses_this_host = false;
+  const std::string own_name = SystemHostName();
   for (const auto& [host, num_ranks] : RanksPerHost(plan)) {
+    if (plan.kind == Kind::kHosts && host == own_name) {  // whether or not the name has an address
+      plan.uses_this_host = true;
+      continue;
+    }
     const auto towards = AddressTowards(host);
     if (towards.ok() && !towards->has_value()) plan.uses_this_host = true;
     if (address || (towards.ok() && !towards->has_value())) continue;

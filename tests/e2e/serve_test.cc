@@ -141,6 +141,19 @@ TEST_F(ServeTest, ReadyEventTellsTheCapacity) {
   }
 }
 
+// mpirun knows its own host by one name only.
+TEST_F(ServeTest, ThisHostMayBeAmongHostsByAnyName) {
+  for (const std::string hosts : {"127.0.0.1:2", "localhost:1,127.0.0.1:1"}) {
+    SCOPED_TRACE(hosts);
+    // No remote shell is needed.
+    Server server(Serve(2, 1, {"--hosts", hosts, "--rsh-agent", "/bin/false"}));
+    ASSERT_FALSE(server.WaitReady().is_null());
+    EXPECT_THAT(Generate(server, {"Once upon a time", "--temperature", "0"}).out,
+                ::testing::StartsWith("Once upon a time, there was"));
+    ExpectCleanStop(server);
+  }
+}
+
 TEST_F(ServeTest, SeveralPromptsAreGroupedInTheirOrder) {
   Server server(Serve(1, 1));
   server.WaitReady();
