@@ -13,6 +13,7 @@
 #include "launcher/cli/values.h"
 #include "launcher/serving/gpu_summary.h"
 #include "launcher/serving/preflight_summary.h"
+#include "model/checkpoint/strict_json.h"
 
 namespace lockstep {
 namespace {
@@ -21,6 +22,19 @@ constexpr int kBarWidth = 30;
 
 std::string BytesPerSecond(int64_t bytes, double seconds) {
   return absl::StrFormat("%.2f GB/s", static_cast<double>(bytes) / std::max(seconds, 1e-6) / 1e9);
+}
+
+// "12 tensors of the checkpoint are not used: "a", "b", "c" and 9 more (...)".
+std::string UnusedTensorsText(const std::vector<std::string>& names) {
+  constexpr size_t kMaxShown = 3;
+  const size_t num_shown = std::min(names.size(), kMaxShown);
+  std::string text =
+      absl::StrCat(names.size(), names.size() == 1 ? " tensor" : " tensors", " of the checkpoint ",
+                   names.size() == 1 ? "is" : "are", " not used: ");
+  for (size_t i = 0; i < num_shown; ++i)
+    absl::StrAppend(&text, i == 0 ? "" : ", ", Quoted(names[i]));
+  if (names.size() > num_shown) absl::StrAppend(&text, " and ", names.size() - num_shown, " more");
+  return absl::StrCat(text, " (lockstep model inspect names all)");
 }
 
 }  // namespace
@@ -59,6 +73,11 @@ void ServeReport::PrintLine(const std::string& line) {
 }
 
 void ServeReport::Model(const ModelSummary& summary) {
+  PrintModel(summary);
+  if (!summary.unknown_tensors.empty()) Warn({UnusedTensorsText(summary.unknown_tensors)});
+}
+
+void ServeReport::PrintModel(const ModelSummary& summary) {
   const ModelConfig& config = summary.config;
   name_ = std::filesystem::absolute(summary.directory).lexically_normal().filename().string();
   kv_bytes_per_token_ = summary.kv_bytes_per_token;

@@ -26,6 +26,7 @@ class ServeReport {
  public:
   ServeReport(bool json, const ModelFlags& model, int num_replicas);
 
+  // Warns of tensors that the files hold and the model does not use.
   void Model(const ModelSummary& summary);
   void Plan(const Capacity& capacity, int threads_per_rank);
   // Of one request of the load that was predicted for.
@@ -65,6 +66,7 @@ class ServeReport {
 
  private:
   using Json = nlohmann::ordered_json;
+  void PrintModel(const ModelSummary& summary);
   void PrintJson(const char* event, Json fields);
   void PrintLine(const std::string& line);
   void Flush();

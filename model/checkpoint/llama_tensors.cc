@@ -1,9 +1,13 @@
 #include "model/checkpoint/llama_tensors.h"
 
+#include <optional>
+
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/stored_matrix.h"
 #include "model/checkpoint/strict_json.h"
@@ -67,6 +71,27 @@ bool IsHarmlessExtra(const ModelConfig& config, const std::string& name) {
          (config.tie_word_embeddings && name == "lm_head.weight");
 }
 
+// "model.layers.17.mlp.up_proj.weight" -> 17.
+std::optional<int64_t> LayerOf(absl::string_view name) {
+  int64_t layer = 0;
+  if (!absl::ConsumePrefix(&name, "model.layers.") ||
+      !absl::SimpleAtoi(name.substr(0, name.find('.')), &layer)) {
+    return std::nullopt;
+  }
+  return layer;
+}
+
+absl::Status CheckNoLayerBeyond(const Checkpoint& checkpoint) {
+  const ModelConfig& config = checkpoint.config();
+  for (const std::string& name : checkpoint.tensor_names()) {
+    if (LayerOf(name).value_or(0) < config.num_layers || IsHarmlessExtra(config, name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        checkpoint.directory().string(), ": tensor ", Quoted(name), " is of layer ", *LayerOf(name),
+        ", but config.json says num_hidden_layers: ", config.num_layers));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<TensorSpec> LlamaLayerTensors(const ModelConfig& config, int64_t layer) {
@@ -106,7 +131,7 @@ absl::Status CheckLlamaTensors(const Checkpoint& checkpoint) {
     const bool is_quantized = checkpoint.config().stored.has_value() && IsMatrix(spec);
     RETURN_IF_ERROR(is_quantized ? CheckMatrix(checkpoint, spec) : CheckTensor(checkpoint, spec));
   }
-  return absl::OkStatus();
+  return CheckNoLayerBeyond(checkpoint);
 }
 
 std::vector<std::string> UnknownTensors(const Checkpoint& checkpoint) {

@@ -25,7 +25,8 @@ std::vector<TensorSpec> LlamaTensors(const ModelConfig& config);
 std::vector<TensorSpec> LlamaLayerTensors(const ModelConfig& config, int64_t layer);
 
 // Every tensor the architecture needs is there with the right shape and a dtype that can be loaded.
-// INVALID_ARGUMENT naming the first that is not. Extra tensors are tolerated.
+// INVALID_ARGUMENT naming the first that is not, or one of a layer beyond config.json's: without
+// its layers a model would answer, but wrongly. Other extra tensors are tolerated.
 absl::Status CheckLlamaTensors(const Checkpoint& checkpoint);
 
 // Names that LlamaTensors does not list, sorted; without those known to be harmless (old

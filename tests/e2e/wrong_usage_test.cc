@@ -108,6 +108,14 @@ TEST_F(WrongUsageTest, AModelWithoutRoomForAnOutputIsRefused) {
                 1, why);
 }
 
+TEST_F(WrongUsageTest, AModelThatHasMoreLayersThanItsConfigSaysIsRefused) {
+  SKIP_WITHOUT_ASSET(model_)
+  fs::copy(model_, scratch_ / "four", fs::copy_options::recursive);
+  EditConfig(scratch_ / "four", "num_hidden_layers", 4);
+  ExpectOneLine(RunLockstep({"serve", (scratch_ / "four").string()}), 1,
+                HasSubstr("is of layer 4, but config.json says num_hidden_layers: 4"));
+}
+
 TEST_F(WrongUsageTest, ABusyPortIsNamed) {
   SKIP_WITHOUT_ASSET(model_)
   Server server({"serve", model_.string(), "--num-kv-blocks", "64"});

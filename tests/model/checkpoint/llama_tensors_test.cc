@@ -85,6 +85,19 @@ TEST(LlamaTensors, HarmlessExtrasAreNotUnknown) {
   EXPECT_THAT(UnknownTensors(*checkpoint), ElementsAre("adapter.weight"));
 }
 
+TEST(LlamaTensors, ALayerBeyondTheConfigsIsRefused) {
+  const TempDirectory directory;
+  const ModelConfig config = SmallConfig(/*tied=*/true);
+  std::vector<TensorSpec> specs = LlamaTensors(config);
+  specs.push_back({"model.layers.1.self_attn.rotary_emb.inv_freq", {1}});  // holds no weights
+  EXPECT_TRUE(CheckLlamaTensors(*OpenTensors(directory, config, specs)).ok());
+  specs.push_back({"model.layers.1.mlp.up_proj.weight", {8, 4}});
+  const absl::Status status = CheckLlamaTensors(*OpenTensors(directory, config, specs));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("\"model.layers.1.mlp.up_proj.weight\" is of layer 1, but config.json says "
+                        "num_hidden_layers: 1"));
+}
+
 TEST(LlamaTensors, CountTheParameters) {
   for (const bool tied : {false, true}) {
     const ModelConfig config = SmallConfig(tied);
