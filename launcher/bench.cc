@@ -44,22 +44,32 @@ struct BenchOptions {
   bool quiet = false;
 };
 
-absl::StatusOr<Workload> MakeWorkload(const BenchOptions& options,
-                                      const v1::GetServerInfoResponse& info) {
+// What the flags say of it; every error is one of usage.
+absl::StatusOr<WorkloadOptions> AskedWorkload(const BenchOptions& options) {
   WorkloadOptions workload;
   ASSIGN_OR_RETURN(workload.input_len, ParseLengthRange(options.input_len));
   ASSIGN_OR_RETURN(workload.output_len, ParseLengthRange(options.output_len));
   workload.ignore_eos = !options.stop_at_eos;
   workload.temperature = options.temperature;
   workload.seed = options.seed;
-  workload.vocab_size = info.vocab_size();
-  workload.excluded_ids.assign(info.eos_token_ids().begin(), info.eos_token_ids().end());
-  if (info.has_bos_token_id()) workload.excluded_ids.push_back(info.bos_token_id());
   if (!options.prompts_file.empty()) {
     ASSIGN_OR_RETURN(const std::string content, ReadWhole(options.prompts_file));
     ASSIGN_OR_RETURN(workload.prompts, ParsePromptLines(content));
-    return Workload(std::move(workload));
   }
+  return workload;
+}
+
+// For that server.
+absl::StatusOr<Workload> MakeWorkload(WorkloadOptions workload,
+                                      const v1::GetServerInfoResponse& info) {
+  if (info.num_kv_blocks() == 0) {
+    return absl::UnavailableError(
+        "the server is starting: try again when `lockstep status` says that it serves");
+  }
+  workload.vocab_size = info.vocab_size();
+  workload.excluded_ids.assign(info.eos_token_ids().begin(), info.eos_token_ids().end());
+  if (info.has_bos_token_id()) workload.excluded_ids.push_back(info.bos_token_id());
+  if (!workload.prompts.empty()) return Workload(std::move(workload));
   const int64_t longest = workload.input_len.max + workload.output_len.max;
   if (longest > info.max_model_len()) {
     return absl::InvalidArgumentError(
@@ -140,11 +150,13 @@ int PrintReport(const BenchOptions& options, const v1::GetServerInfoResponse& in
 
 int RunBench(const BenchOptions& options) {
   InterruptWatcher interrupts;
+  auto asked = AskedWorkload(options);
+  if (!asked.ok()) return FailUsage(kCommand, asked.status().message());
   const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
   const auto info = (*connection)->GetServerInfo(kInfoTimeout);
   if (!info.ok()) return Fail(kCommand, info.status());
-  const auto workload = MakeWorkload(options, *info);
+  const auto workload = MakeWorkload(*std::move(asked), *info);
   if (!workload.ok()) return Fail(kCommand, workload.status());
   const LoadShape shape = MakeShape(options);
   if (!options.quiet) {
@@ -206,10 +218,12 @@ void AddRequestFlags(CLI::App& command, BenchOptions& options) {
   const char* group = "Requests";
   command.add_option("--input-len", options.input_len, "tokens of random prompts")
       ->type_name("N|MIN:MAX")
+      ->check(LengthOrRange())
       ->capture_default_str()
       ->group(group);
   command.add_option("--output-len", options.output_len, "tokens to generate")
       ->type_name("N|MIN:MAX")
+      ->check(LengthOrRange())
       ->capture_default_str()
       ->group(group);
   command

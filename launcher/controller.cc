@@ -39,10 +39,7 @@ absl::StatusOr<std::string> SecretOf(const std::filesystem::path& file) {
 
 absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& interrupts) {
   ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.controller.listen));
-  RETURN_IF_ERROR(ParseHostPort(options.worker_listen).status());
-  ASSIGN_OR_RETURN(const ModelSummary summary,
-                   InspectModel(options.model.model, options.model.tp, options.model.pp));
-  RETURN_IF_ERROR(summary.tensor_check);
+  ASSIGN_OR_RETURN(const ModelSummary summary, InspectServedModel(options.model));
   SessionOptions session;
   ASSIGN_OR_RETURN(session.controller, MakeControllerOptions(options.model, options.controller));
   session.controller.worker_listen = {options.worker_listen};
@@ -80,6 +77,7 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
       ->add_option("--worker-listen", options->worker_listen,
                    "where ranks connect; use --worker-tls-* beyond a private network")
       ->type_name("HOST:PORT")
+      ->check(HostAndPort())
       ->capture_default_str()
       ->group(group);
   command

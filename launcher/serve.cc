@@ -25,7 +25,6 @@
 #include "launcher/serving/serve_report.h"
 #include "launcher/serving/serve_session.h"
 #include "launcher/serving/speed_prediction.h"
-#include "model/checkpoint/inspect.h"
 #include "model/llama/weights.h"
 
 namespace lockstep {
@@ -115,9 +114,7 @@ absl::Status CheckFormats(const ServeOptions& options, const RanksDevices& devic
 absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ServePlan plan;
   ASSIGN_OR_RETURN(plan.listen, ParseHostPort(options.controller.listen));
-  ASSIGN_OR_RETURN(plan.summary,
-                   InspectModel(options.model.model, options.model.tp, options.model.pp));
-  RETURN_IF_ERROR(plan.summary.tensor_check);
+  ASSIGN_OR_RETURN(plan.summary, InspectServedModel(options.model));
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(options.model.tp, options.model.pp));
   const int num_replicas = options.controller.replicas;
   ASSIGN_OR_RETURN(plan.launch, PlanLaunch(options.launch, grid, num_replicas));

@@ -55,10 +55,12 @@ void AppendModel(const v1::GetServerInfoResponse& info, std::string& out) {
   absl::StrAppendFormat(&out, "layout    tp %d x pp %d, %d replica%s; version %s\n",
                         info.tensor_parallel(), info.pipeline_parallel(), info.num_replicas(),
                         info.num_replicas() == 1 ? "" : "s", info.version());
-  absl::StrAppendFormat(&out,
-                        "limits    %s tokens per sequence, %d sequences, %s tokens per step\n",
-                        FormatCount(info.max_model_len()), info.max_num_seqs(),
-                        FormatCount(info.max_batched_tokens()));
+  const std::string length =
+      info.max_model_len() > 0
+          ? absl::StrCat(FormatCount(info.max_model_len()), " tokens per sequence")
+          : "length of sequences not known before the ranks are ready";
+  absl::StrAppendFormat(&out, "limits    %s, %d sequences, %s tokens per step\n", length,
+                        info.max_num_seqs(), FormatCount(info.max_batched_tokens()));
 }
 
 void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusResponse& status,

@@ -110,7 +110,7 @@ void LoadGenerator::Collect(Measurements& measurements) {
     if (finished.status.ok()) {
       measurements.AddCompleted(entry->second->times, entry->second->num_prompt_tokens);
     } else if (!cancelled_by_us) {
-      measurements.AddFailed(CodeName(finished.status));
+      measurements.AddFailed(CodeName(finished.status), finished.status.error_message());
     }
     active_.erase(entry);
     ++num_done_;

@@ -57,10 +57,16 @@ void Measurements::AddCompleted(const RequestTimes& times, int64_t num_prompt_to
   input_tokens_ += num_prompt_tokens;
 }
 
+void Measurements::AddFailed(const std::string& code, const std::string& reason) {
+  ++errors_[code];
+  first_reasons_.try_emplace(code, reason);
+}
+
 BenchReport Measurements::Report(const ServiceLevel& slo) const {
   BenchReport report;
   report.slo = slo;
   report.errors = errors_;
+  report.first_reasons = first_reasons_;
   for (const auto& [code, count] : errors_) report.num_failed += count;
   report.num_completed = static_cast<int64_t>(completed_.size());
   report.input_tokens = input_tokens_;
@@ -89,7 +95,10 @@ std::string BenchReport::ToText() const {
   std::string out;
   absl::StrAppendFormat(&out, "requests     %d completed, %d failed in %s\n", num_completed,
                         num_failed, FormatSeconds(seconds));
-  for (const auto& [code, count] : errors) absl::StrAppendFormat(&out, "  %s: %d\n", code, count);
+  for (const auto& [code, count] : errors) {
+    absl::StrAppendFormat(&out, "  %s: %d, the first: %s\n", code, count,
+                          OneLine(first_reasons.at(code)));
+  }
   absl::StrAppendFormat(
       &out, "throughput   %.2f requests/s, %.1f output tokens/s, %.1f tokens/s in all\n",
       PerSecond(num_completed, seconds), PerSecond(output_tokens, seconds),
@@ -109,10 +118,13 @@ std::string BenchReport::ToText() const {
 }
 
 nlohmann::ordered_json BenchReport::ToJson() const {
+  nlohmann::ordered_json reasons = nlohmann::ordered_json::object();
+  for (const auto& [code, reason] : first_reasons) reasons[code] = ValidUtf8(reason);
   nlohmann::ordered_json json = {
       {"num_completed", num_completed},
       {"num_failed", num_failed},
       {"errors", errors},
+      {"first_reasons", reasons},
       {"seconds", seconds},
       {"input_tokens", input_tokens},
       {"output_tokens", output_tokens},

@@ -51,8 +51,9 @@ struct ServiceLevel {
 struct BenchReport {
   int64_t num_completed = 0;
   int64_t num_failed = 0;
-  std::map<std::string, int64_t> errors;  // gRPC code name -> count
-  double seconds = 0;                     // first arrival to last completion
+  std::map<std::string, int64_t> errors;             // gRPC code name -> count
+  std::map<std::string, std::string> first_reasons;  // gRPC code name -> of its first failure
+  double seconds = 0;                                // first arrival to last completion
   int64_t input_tokens = 0;
   int64_t output_tokens = 0;
   Summary ttft_ms;
@@ -70,7 +71,7 @@ struct BenchReport {
 class Measurements {
  public:
   void AddCompleted(const RequestTimes& times, int64_t num_prompt_tokens);
-  void AddFailed(const std::string& code) { ++errors_[code]; }
+  void AddFailed(const std::string& code, const std::string& reason);
   BenchReport Report(const ServiceLevel& slo) const;
   // An array of what each completed request saw, in the order of arrival; seconds count from the
   // first. tpot_ms is missing after a single token.
@@ -80,6 +81,7 @@ class Measurements {
   std::vector<RequestTimes> completed_;
   int64_t input_tokens_ = 0;
   std::map<std::string, int64_t> errors_;
+  std::map<std::string, std::string> first_reasons_;
 };
 
 }  // namespace lockstep

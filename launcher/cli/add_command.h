@@ -41,5 +41,8 @@ CLI::Validator Between(double min, double max);
 CLI::Validator Unsigned64();
 // Refuses "": a variable of a script that was never set.
 CLI::Validator NotEmpty();
+// Take what ParseHostPort and ParseLengthRange (launcher/cli/values.h) take.
+CLI::Validator HostAndPort();
+CLI::Validator LengthOrRange();
 
 }  // namespace lockstep

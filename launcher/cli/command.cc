@@ -9,6 +9,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
@@ -38,6 +39,15 @@ const CLI::App* FindSubcommand(const CLI::App& command, const std::string& name)
 bool HasLeadingZero(absl::string_view number) {
   if (absl::StartsWith(number, "-") || absl::StartsWith(number, "+")) number.remove_prefix(1);
   return number.size() > 1 && number[0] == '0' && absl::ascii_isalnum(number[1]);
+}
+
+constexpr absl::string_view kUsagePayload = "lockstep/usage";
+
+// Of a parser that returns a StatusOr.
+template <typename Parse>
+CLI::Validator Parsed(Parse parse) {
+  return CLI::Validator(
+      [parse](const std::string& text) { return std::string(parse(text).status().message()); }, "");
 }
 
 }  // namespace
@@ -111,7 +121,17 @@ CLI::Validator NotEmpty() {
       "");
 }
 
+CLI::Validator HostAndPort() { return Parsed(&ParseHostPort); }
+
+CLI::Validator LengthOrRange() { return Parsed(&ParseLengthRange); }
+
+absl::Status UsageError(absl::Status status) {
+  status.SetPayload(kUsagePayload, absl::Cord());
+  return status;
+}
+
 int Fail(absl::string_view command, const absl::Status& status) {
+  if (status.GetPayload(kUsagePayload)) return FailUsage(command, status.message());
   std::fprintf(stderr, "lockstep %.*s: %s\n", static_cast<int>(command.size()), command.data(),
                OneLine(status.message()).c_str());
   return kExitFailure;

@@ -19,7 +19,8 @@ namespace lockstep {
 enum ExitCode : int {
   kExitOk = 0,
   kExitFailure = 1,
-  kExitUsage = 2,  // flags not understood or contradictory; nothing was started
+  kExitUsage =
+      2,  // flags not understood, contradictory, or not for this model; nothing was started
 };
 
 using CommandBody = std::function<int()>;
@@ -36,6 +37,8 @@ void AddModelCommand(CLI::App& program, CommandBody& chosen);
 void AddPlanCommand(CLI::App& program, CommandBody& chosen);
 void AddCalibrateRankCommand(CLI::App& program, CommandBody& chosen);
 
+// The same error, marked as one of usage.
+absl::Status UsageError(absl::Status status);
 // Prints "lockstep COMMAND: message" on stderr, as one line, and returns the exit code that fits.
 int Fail(absl::string_view command, const absl::Status& status);
 int FailUsage(absl::string_view command, absl::string_view message);

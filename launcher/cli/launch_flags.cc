@@ -38,6 +38,7 @@ void AddLaunchFlags(CLI::App& command, LaunchFlags& flags) {
                   "where ranks connect (default: a Unix socket on one host, else any port of "
                   "this host's address in the ranks' network)")
       ->type_name("HOST:PORT")
+      ->check(HostAndPort())
       ->group(group);
   command
       .add_flag("--allow-tp-across-nodes", flags.allow_tp_across_nodes,

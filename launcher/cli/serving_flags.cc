@@ -139,6 +139,7 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
   const char* group = "Service";
   command.add_option("--listen", flags.listen, "where clients connect; port 0 = any free one")
       ->type_name("HOST:PORT")
+      ->check(HostAndPort())
       ->capture_default_str()
       ->group(group);
   command.add_option("--max-queue", flags.max_queue, "waiting requests; more are refused")

@@ -4,6 +4,17 @@
 
 namespace lockstep {
 
+absl::StatusOr<ModelSummary> InspectServedModel(const ModelFlags& flags) {
+  absl::StatusOr<ModelSummary> summary = InspectModel(flags.model, flags.tp, flags.pp);
+  if (!summary.ok()) {
+    // By one rank any model can be served: then the layout is at fault.
+    const bool is_layout = InspectModel(flags.model, 1, 1).ok();
+    return is_layout ? UsageError(summary.status()) : summary.status();
+  }
+  RETURN_IF_ERROR(summary->tensor_check);
+  return summary;
+}
+
 absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
                                                         const ControllerFlags& controller) {
   ControllerOptions options;

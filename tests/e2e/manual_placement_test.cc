@@ -1,9 +1,12 @@
 // controller and worker placed by hand, as on a cluster.
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/base/fd.h"
 #include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
@@ -59,6 +62,31 @@ TEST_F(ManualPlacementTest, ControllerAndRanksMeetAndServe) {
   controller.process().Signal(SIGINT);
   EXPECT_EQ(controller.process().Wait(kPatience), 0);
   EXPECT_EQ(ranks->Wait(kPatience), 0) << ranks->err();
+}
+
+// The address is in the ready event, which does not come here.
+std::string UnusedAddress() {
+  const Fd any(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(::bind(any.get(), reinterpret_cast<const sockaddr*>(&address), size), 0);
+  EXPECT_EQ(::getsockname(any.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+}
+
+TEST_F(ManualPlacementTest, ClientsAreToldThatTheServerWaitsForItsRanks) {
+  const std::string address = UnusedAddress();
+  Server controller({"controller", model_.string(), "--worker-listen", "127.0.0.1:0",
+                     "--secret-file", (scratch_ / "secret").string()},
+                    address);
+  ASSERT_FALSE(controller.WaitEvent("waiting").is_null());
+  const Finished bench = RunLockstep({"bench", "--server", address});
+  EXPECT_EQ(bench.code, 1);
+  EXPECT_THAT(bench.err, HasSubstr("the server is starting"));
+  EXPECT_THAT(RunLockstep({"status", "--server", address}).out,
+              HasSubstr("limits    length of sequences not known before the ranks are ready"));
 }
 
 TEST_F(ManualPlacementTest, AWrongSecretIsRefused) {

@@ -214,6 +214,16 @@ TEST_F(ServeTest, BenchReportsEveryRequest) {
   EXPECT_GT(report["ttft_ms"]["p50"], 0.0);
 }
 
+TEST_F(ServeTest, BenchSaysWhyRequestsFailed) {
+  Server server(Serve(1, 1));
+  server.WaitReady();
+  const Finished bench =
+      RunLockstep({"bench", "--server", server.address(), "--num-requests", "4", "--temperature",
+                   "-1", "--input-len", "4", "--output-len", "4", "--quiet"});
+  EXPECT_EQ(bench.code, 1);
+  EXPECT_THAT(bench.out, ::testing::ContainsRegex("INVALID_ARGUMENT: 4, the first: .*temperature"));
+}
+
 TEST_F(ServeTest, AnIdleServerSleeps) {
   Server server(Serve(2, 2));
   server.WaitReady();

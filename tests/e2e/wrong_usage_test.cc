@@ -50,7 +50,12 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
       {{"serve", "m", "--isa", "sse"}, "sse"},
       {{"serve", "m", "--weight-cache", "/proc/self/stat"}, "not a directory"},
       {{"serve", "m", "--kv-cache-gib", "1", "--num-kv-blocks", "5"}, "--num-kv-blocks"},
+      {{"serve", "m", "--listen", "foo"}, "--listen: 'foo' is not HOST:PORT"},
+      {{"controller", "m", "--secret-file", "s", "--worker-listen", "h:"}, "--worker-listen: 'h:'"},
       {{"bench", "--rate", "0"}, "--rate: 0"},
+      {{"bench", "--input-len", "5:1"}, "--input-len: '5:1'"},
+      {{"bench", "--output-len", "0"}, "--output-len: '0'"},
+      {{"bench", "--prompts", "/dev/null"}, "holds no prompt"},
       {{"generate", "--server", "nowhere", "hi"}, "'nowhere'"},
       {{"model", "synth", "--shape", "tiny"}, "output"},
       {{"generate", "--seed", "-5", "hi"}, "--seed: '-5' is not a decimal number from 0 to 184467"},
@@ -91,9 +96,9 @@ TEST_F(WrongUsageTest, ATruncatedCheckpointIsRefused) {
 
 TEST_F(WrongUsageTest, ALayoutThatDoesNotDivideNamesTheNumbers) {
   SKIP_WITHOUT_ASSET(model_)
-  ExpectOneLine(RunLockstep({"serve", model_.string(), "--tp", "3"}), 1,
+  ExpectOneLine(RunLockstep({"serve", model_.string(), "--tp", "3"}), 2,
                 AllOf(HasSubstr("3"), HasSubstr("8")));
-  ExpectOneLine(RunLockstep({"serve", model_.string(), "--pp", "6"}), 1,
+  ExpectOneLine(RunLockstep({"serve", model_.string(), "--pp", "6"}), 2,
                 AllOf(HasSubstr("6"), HasSubstr("5")));
 }
 

@@ -60,13 +60,16 @@ TEST(ReportTest, RatesCountFromFirstArrivalToLastCompletion) {
   Measurements measurements;
   measurements.AddCompleted(Request(0, 50, 100), 10);
   measurements.AddCompleted(Request(400, 450, 500), 30);
-  measurements.AddFailed("RESOURCE_EXHAUSTED");
+  measurements.AddFailed("RESOURCE_EXHAUSTED", "the queue is full");
+  measurements.AddFailed("RESOURCE_EXHAUSTED", "still full");
   const BenchReport report = measurements.Report({});
   EXPECT_DOUBLE_EQ(report.seconds, 0.5);
   const auto json = report.ToJson();
   EXPECT_EQ(json["num_completed"], 2);
-  EXPECT_EQ(json["num_failed"], 1);
-  EXPECT_EQ(json["errors"]["RESOURCE_EXHAUSTED"], 1);
+  EXPECT_EQ(json["num_failed"], 2);
+  EXPECT_EQ(json["errors"]["RESOURCE_EXHAUSTED"], 2);
+  EXPECT_EQ(json["first_reasons"]["RESOURCE_EXHAUSTED"], "the queue is full");
+  EXPECT_THAT(report.ToText(), HasSubstr("RESOURCE_EXHAUSTED: 2, the first: the queue is full\n"));
   EXPECT_EQ(json["requests_per_second"], 4.0);
   EXPECT_EQ(json["output_tokens_per_second"], 8.0);
   EXPECT_EQ(json["total_tokens_per_second"], 88.0);
@@ -86,7 +89,7 @@ TEST(ReportTest, GoodputCountsRequestsWithinBothLimits) {
 
 TEST(ReportTest, NothingCompletedIsNotADivisionByZero) {
   Measurements measurements;
-  measurements.AddFailed("UNAVAILABLE");
+  measurements.AddFailed("UNAVAILABLE", "");
   EXPECT_EQ(measurements.Report({}).ToJson()["requests_per_second"], 0.0);
 }
 
