@@ -1,6 +1,8 @@
 #include "model/llama/pack_weights.h"
 
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "kernels/base/status_macros.h"
@@ -9,6 +11,15 @@
 #include "parallel/communicator.h"
 
 namespace lockstep {
+namespace {
+
+// What a discarded file leaves of itself.
+void RemoveIfEmpty(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::file_size(path, error) == 0 && !error) std::filesystem::remove(path, error);
+}
+
+}  // namespace
 
 absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const ProcessGrid& grid,
                                           Backend& backend, const PackOptions& options) {
@@ -36,9 +47,16 @@ absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const Pr
                                  .progress = progress,
                                  .cache = packed.directory,
                                  .on_notice = nullptr};
+    ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
+    const std::filesystem::path path = PackedPath(source, key);
     LoadStats stats;
-    RETURN_IF_ERROR(
-        LoadIntoCache(source, backend, *groups[static_cast<size_t>(rank)].tp, stats).status());
+    const absl::Status loaded =
+        LoadIntoCache(source, backend, *groups[static_cast<size_t>(rank)].tp, stats).status();
+    if (!loaded.ok()) {
+      RemoveIfEmpty(path);
+      return loaded;
+    }
+    ShareWithReaders(checkpoint, path);
     bytes_read += stats.loaded_bytes;
     packed.bytes += stats.weight_bytes;
     packed.bytes_before += stats.mapped_bytes;

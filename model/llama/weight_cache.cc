@@ -1,9 +1,11 @@
 #include "model/llama/weight_cache.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -73,6 +75,55 @@ fs::path PackedDirectory(const Checkpoint& checkpoint) { return checkpoint.direc
 
 fs::path PackedPath(const WeightSource& source, const std::string& key) {
   return PackedDirectory(source.checkpoint) / NameOf(source, key);
+}
+
+uid_t OwnerOf(const Checkpoint& checkpoint) {
+  struct stat info;
+  return ::stat(checkpoint.directory().c_str(), &info) == 0 ? info.st_uid : ::geteuid();
+}
+
+namespace {
+
+constexpr mode_t kGroupBits = 070;
+
+// Permissions that the group and others have in common.
+struct Readers {
+  mode_t mode = 0555;
+  std::optional<gid_t> group;
+};
+
+void Narrow(const fs::path& path, Readers& readers) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) {
+    readers.mode = 0;
+    return;
+  }
+  readers.mode &= info.st_mode;
+  if (readers.group.value_or(info.st_gid) != info.st_gid) readers.mode &= ~kGroupBits;
+  readers.group = info.st_gid;
+}
+
+void Share(const fs::path& path, Readers readers) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return;
+  const gid_t group = readers.group.value_or(info.st_gid);
+  if (info.st_gid != group &&
+      ((info.st_mode & kGroupBits) != 0 || ::chown(path.c_str(), uid_t(-1), group) != 0)) {
+    readers.mode &= ~kGroupBits;  // they would be another group's
+  }
+  static_cast<void>(::chmod(path.c_str(), (info.st_mode & 07777) | readers.mode));
+}
+
+}  // namespace
+
+void ShareWithReaders(const Checkpoint& checkpoint, const fs::path& packed_file) {
+  Readers of_directory;
+  Narrow(checkpoint.directory(), of_directory);
+  Share(packed_file.parent_path(), of_directory);
+  Readers of_files;
+  of_files.mode = 0444;
+  for (const auto& file : checkpoint.files()) Narrow(file->path(), of_files);
+  Share(packed_file, of_files);
 }
 
 absl::Status MakePrivateDirectory(const fs::path& directory) {

@@ -1,6 +1,8 @@
 // Which file keeps a rank's packed weights.
 #pragma once
 
+#include <sys/types.h>
+
 #include <filesystem>
 #include <string>
 
@@ -22,6 +24,13 @@ std::filesystem::path WeightPath(const WeightSource& source, const std::string& 
 // Beside the checkpoint: where they lie that were packed ahead (PackWeights).
 std::filesystem::path PackedDirectory(const Checkpoint& checkpoint);
 std::filesystem::path PackedPath(const WeightSource& source, const std::string& key);
+
+// User that may replace the model and whose packed weights are taken for it.
+uid_t OwnerOf(const Checkpoint& checkpoint);
+
+// Lets those who may read the checkpoint read what was packed of it: adds its read permissions, and
+// its group, to the directory and the file. As far as the system allows; nobody else may write.
+void ShareWithReaders(const Checkpoint& checkpoint, const std::filesystem::path& packed_file);
 
 // With mode 0700, when it is not there. UNAVAILABLE with errno's text.
 absl::Status MakePrivateDirectory(const std::filesystem::path& directory);

@@ -241,6 +241,29 @@ absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& pat
   return file;
 }
 
+absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::OpenComplete(const fs::path& path,
+                                                                     const std::string& key,
+                                                                     uid_t owner) {
+  int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);  // to note that it has been synced
+  if (fd < 0 && (errno == EACCES || errno == EROFS))
+    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return Unavailable(absl::StrCat("cannot open ", path.string()));
+  const auto handle = std::make_shared<Handle>(fd);
+  struct stat info;
+  if (::fstat(fd, &info) != 0) return Unavailable(path.string());
+  const bool is_trusted = info.st_uid == ::geteuid() || info.st_uid == 0 || info.st_uid == owner;
+  if (!S_ISREG(info.st_mode) || !is_trusted || (info.st_mode & 022) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path.string(),
+                     ": must be a regular file of this user, root or the "
+                     "checkpoint's owner that others cannot write"));
+  }
+  std::unique_ptr<WeightFile> file(new WeightFile(handle, key));
+  if (!handle->Lock(LOCK_SH)) return Unavailable("flock");
+  if ((file->is_complete_ = file->ReadHeader())) return file;
+  return absl::FailedPreconditionError(absl::StrCat(path.string(), ": is not complete"));
+}
+
 bool WeightFile::IsComplete(const fs::path& path, const std::string& key) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;

@@ -13,6 +13,8 @@
 // Used by one thread, but for Populate's own.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -36,6 +38,12 @@ class WeightFile {
   // in use for other weights or not a file of weights, UNAVAILABLE with errno's text.
   static absl::StatusOr<std::unique_ptr<WeightFile>> Open(const std::filesystem::path& path,
                                                           const std::string& key);
+  // Opens a complete file, which may be another user's: this one's, root's or `owner`'s. Writes
+  // nothing where the file may not be written. FAILED_PRECONDITION when it is somebody else's,
+  // others may write it or it is not complete, UNAVAILABLE with errno's text.
+  static absl::StatusOr<std::unique_ptr<WeightFile>> OpenComplete(const std::filesystem::path& path,
+                                                                  const std::string& key,
+                                                                  uid_t owner);
   // Whether the file is complete and of this key, as it stands.
   static bool IsComplete(const std::filesystem::path& path, const std::string& key);
 

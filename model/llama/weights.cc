@@ -1,9 +1,15 @@
 #include "model/llama/weights.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
@@ -312,10 +318,17 @@ bool UsesCache(const WeightSource& source, const Backend& backend) {
 absl::StatusOr<std::unique_ptr<WeightFile>> OpenCache(const WeightSource& source,
                                                       const Backend& backend) {
   ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
-  if (const auto packed = PackedPath(source, key); WeightFile::IsComplete(packed, key)) {
-    auto file = WeightFile::Open(packed, key);
+  const std::filesystem::path packed = PackedPath(source, key);
+  const auto notice = [&](const std::string& text) {
+    if (source.on_notice != nullptr) source.on_notice(text);
+  };
+  if (WeightFile::IsComplete(packed, key)) {
+    auto file = WeightFile::OpenComplete(packed, key, OwnerOf(source.checkpoint));
     if (file.ok()) return file;
-    if (source.on_notice != nullptr) source.on_notice(std::string(file.status().message()));
+    notice(std::string(file.status().message()));
+  } else if (::faccessat(AT_FDCWD, packed.c_str(), R_OK, AT_EACCESS) != 0 && errno == EACCES) {
+    notice(absl::StrCat("weights packed ahead may not be read: ", packed.string(), ": ",
+                        std::strerror(EACCES)));
   }
   const std::filesystem::path path = WeightPath(source, key);
   RETURN_IF_ERROR(MakePrivateDirectory(path.parent_path()));

@@ -1,4 +1,9 @@
 // Weights mapped from a cache give the bits of weights packed from the checkpoint.
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <fstream>
 #include <mutex>
 
@@ -136,6 +141,65 @@ TEST_F(WeightCacheTest, WeightsPackedAheadAreMapped) {
   options_.pp = 1;
   EXPECT_TRUE(IsCached());
   EXPECT_EQ(notice_, "");
+}
+
+mode_t ModeOf(const fs::path& path) {
+  struct stat info = {};
+  EXPECT_EQ(::stat(path.c_str(), &info), 0) << path;
+  return info.st_mode & 07777;
+}
+
+TEST_F(WeightCacheTest, WhoMayReadTheCheckpointMayUseWhatIsPackedOfIt) {
+  const ProcessGrid grid = *ProcessGrid::Create(1, 1);
+  const auto backend = options_.make_backend();
+  const fs::path packed = model_.directory() / "packed";
+  for (const auto& [directory_mode, file_mode] :
+       {std::pair(0700, 0600), {0750, 0640}, {0755, 0644}}) {
+    SCOPED_TRACE(directory_mode);
+    ASSERT_EQ(::chmod(model_.directory().c_str(), directory_mode), 0);
+    for (const auto& file : model_.checkpoint().files()) {
+      ASSERT_EQ(::chmod(file->path().c_str(), file_mode), 0);
+    }
+    ASSERT_TRUE(PackWeights(model_.checkpoint(), grid, *backend, PackOptions()).ok());
+    EXPECT_EQ(ModeOf(packed), directory_mode);
+    EXPECT_EQ(ModeOf(*fs::directory_iterator(packed)), file_mode);
+  }
+  if (::geteuid() != 0) return;
+  ASSERT_EQ(::seteuid(65534), 0);
+  const LoadStats stats = Load();
+  ASSERT_EQ(::seteuid(0), 0);
+  EXPECT_EQ(stats.mapped_bytes, stats.weight_bytes);
+  EXPECT_EQ(notice_, "");
+}
+
+TEST_F(WeightCacheTest, PackedWeightsThatMayNotBeReadAreTold) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root may become another user";
+  const auto backend = options_.make_backend();
+  ASSERT_TRUE(
+      PackWeights(model_.checkpoint(), *ProcessGrid::Create(1, 1), *backend, PackOptions()).ok());
+  ASSERT_EQ(::chmod(model_.directory().c_str(), 0755), 0);
+  ASSERT_EQ(::chmod((model_.directory() / "packed").c_str(), 0700), 0);
+  cache_ = "/proc/no-cache";
+  std::vector<std::string> notices;
+  options_.stage.on_notice = [&](const std::string& text) { notices.push_back(text); };
+  ASSERT_EQ(::seteuid(65534), 0);
+  const LoadStats stats = Load();
+  ASSERT_EQ(::seteuid(0), 0);
+  EXPECT_EQ(stats.mapped_bytes, 0);
+  EXPECT_THAT(notices, ::testing::Contains(HasSubstr("packed ahead may not be read")));
+}
+
+TEST_F(WeightCacheTest, PackingOnAFullDiskLeavesNoFile) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {4096, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto backend = options_.make_backend();
+  EXPECT_FALSE(
+      PackWeights(model_.checkpoint(), *ProcessGrid::Create(1, 1), *backend, PackOptions()).ok());
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_TRUE(fs::is_empty(model_.directory() / "packed"));
 }
 
 TEST_F(WeightCacheTest, PackingSaysWhyItCannot) {
