@@ -25,6 +25,7 @@
 #include "launcher/serving/serve_report.h"
 #include "launcher/serving/serve_session.h"
 #include "launcher/serving/speed_prediction.h"
+#include "model/checkpoint/inspect.h"
 #include "model/llama/weights.h"
 
 namespace lockstep {

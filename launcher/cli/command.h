@@ -19,8 +19,7 @@ namespace lockstep {
 enum ExitCode : int {
   kExitOk = 0,
   kExitFailure = 1,
-  kExitUsage =
-      2,  // flags not understood, contradictory, or not for this model; nothing was started
+  kExitUsage = 2,  // flags not understood, contradictory or not for this model; nothing ran
 };
 
 using CommandBody = std::function<int()>;

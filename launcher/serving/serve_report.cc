@@ -31,8 +31,9 @@ std::string UnusedTensorsText(const std::vector<std::string>& names) {
   std::string text =
       absl::StrCat(names.size(), names.size() == 1 ? " tensor" : " tensors", " of the checkpoint ",
                    names.size() == 1 ? "is" : "are", " not used: ");
-  for (size_t i = 0; i < num_shown; ++i)
+  for (size_t i = 0; i < num_shown; ++i) {
     absl::StrAppend(&text, i == 0 ? "" : ", ", Quoted(names[i]));
+  }
   if (names.size() > num_shown) absl::StrAppend(&text, " and ", names.size() - num_shown, " more");
   return absl::StrCat(text, " (lockstep model inspect names all)");
 }
