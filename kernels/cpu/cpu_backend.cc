@@ -39,14 +39,6 @@ std::string CpuBackend::Description() const {
 
 absl::StatusOr<DeviceBuffer> CpuBackend::Allocate(int64_t bytes) { return allocator_(bytes); }
 
-void CpuBackend::CopyToDevice(void* device, const void* host, int64_t bytes) {
-  if (bytes > 0) std::memmove(device, host, static_cast<size_t>(bytes));
-}
-
-void CpuBackend::CopyToHost(void* host, const void* device, int64_t bytes) {
-  if (bytes > 0) std::memmove(host, device, static_cast<size_t>(bytes));
-}
-
 absl::StatusOr<std::unique_ptr<LinearWeight>> CpuBackend::AllocateLinear(const LinearShape& shape) {
   if (shape.quantization != Quantization::kNone) {
     return QuantizedWeight::Allocate(shape, kernels_, allocator_);
@@ -204,15 +196,6 @@ void CpuBackend::WriteValues(const KvCacheView& cache, int64_t slot, const float
 }
 
 void CpuBackend::Attention(const AttentionArgs& args) { attention_.Run(args); }
-
-void CpuBackend::GatherRows(const void* in, const int32_t* rows, int64_t num_rows,
-                            int64_t row_bytes, void* out) {
-  for (int64_t i = 0; i < num_rows; ++i) {
-    std::memcpy(static_cast<std::byte*>(out) + i * row_bytes,
-                static_cast<const std::byte*>(in) + rows[i] * row_bytes,
-                static_cast<size_t>(row_bytes));
-  }
-}
 
 void CpuBackend::Add(float* dst, const void* addends, DType dtype, int64_t count) {
   const float* const src = AsF32(addends, dtype);

@@ -6,10 +6,8 @@
 #include <string>
 
 #include "kernels/backend.h"
-#include "kernels/base/available_memory.h"
-#include "kernels/base/check.h"
 #include "kernels/cpu/attention.h"
-#include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/host_backend.h"
 #include "kernels/cpu/linear_runner.h"
 #include "kernels/cpu/quantized_linear.h"
 #include "kernels/cpu/thread_pool.h"
@@ -17,22 +15,14 @@
 
 namespace lockstep::cpu {
 
-class CpuBackend : public Backend {
+class CpuBackend : public HostBackend {
  public:
   // The table must be one that this processor can run. num_threads >= 1, the caller included.
   CpuBackend(const VectorKernels& kernels, int num_threads);
 
   std::string Description() const override;
-  DType LinearInput() const override { return DType::kF32; }
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
-  void CopyToDevice(void* device, const void* host, int64_t bytes) override;
-  void CopyToHost(void* host, const void* device, int64_t bytes) override;
-  void Synchronize() override {}
-  int64_t AvailableBytes() const override { return AvailableMemoryBytes(); }
-  absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) override {
-    return AllocateHost(bytes);
-  }
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override;
   void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) override;
@@ -45,29 +35,7 @@ class CpuBackend : public Backend {
   void SiluMul(const SiluMulArgs& args) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
-  void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
-                  void* out) override;
   void Add(float* dst, const void* src, DType src_dtype, int64_t count) override;
-  absl::Status Repeat(uint64_t, const std::function<absl::Status()>& body) override {
-    return body();
-  }
-  bool KeepsSteps() const override { return false; }
-  void ForgetSteps() override {}
-  bool SummarizesLogits() const override { return false; }
-  void SummarizeLogits(const LogitsSummaryArgs&) override { LS_CHECK(false) << "logits are here"; }
-  void ChooseTokens(const TokenChoiceArgs&) override { LS_CHECK(false) << "logits are here"; }
-  void TakeChosenTokens(const ChosenToken*, const int32_t*, int64_t, int32_t*) override {
-    LS_CHECK(false) << "logits are here";
-  }
-  void PlaceChosenTokens(const ChosenToken*, const int32_t*, int64_t, ChosenToken*) override {
-    LS_CHECK(false) << "logits are here";
-  }
-  void StartCopyToHost(void*, const void*, int64_t) override {
-    LS_CHECK(false) << "logits are here";
-  }
-  absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override {
-    return absl::UnimplementedError("logits are here");
-  }
 
  private:
   // body(begin, end) over [0, count) in pieces of about `grain`, on all threads when there is more

@@ -6,12 +6,11 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/base/available_memory.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/cpu/flush_denormals.h"
-#include "kernels/cpu/host_memory.h"
+#include "kernels/cpu/host_backend.h"
 #include "kernels/cpu/linear_shape.h"
 #include "kernels/cpu/plain_quantized_weight.h"
 #include "kernels/cpu/products.h"
@@ -192,23 +191,11 @@ void RotateHead(float* x, const float* cos, const float* sin, int half) {
   }
 }
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public cpu::HostBackend {
  public:
   std::string Description() const override { return "cpu reference, 1 thread"; }
-  DType LinearInput() const override { return DType::kF32; }
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override { return cpu::AllocateHost(bytes); }
-  void CopyToDevice(void* device, const void* host, int64_t bytes) override {
-    if (bytes > 0) std::memmove(device, host, static_cast<size_t>(bytes));
-  }
-  void CopyToHost(void* host, const void* device, int64_t bytes) override {
-    if (bytes > 0) std::memmove(host, device, static_cast<size_t>(bytes));
-  }
-  void Synchronize() override {}
-  int64_t AvailableBytes() const override { return AvailableMemoryBytes(); }
-  absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) override {
-    return cpu::AllocateHost(bytes);
-  }
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override {
     RETURN_IF_ERROR(cpu::CheckLinearShape(shape));
@@ -337,37 +324,9 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
-                  void* out) override {
-    for (int64_t i = 0; i < num_rows; ++i) {
-      std::copy_n(static_cast<const std::byte*>(in) + rows[i] * row_bytes, row_bytes,
-                  static_cast<std::byte*>(out) + i * row_bytes);
-    }
-  }
-
   void Add(float* dst, const void* addends, DType dtype, int64_t count) override {
     const float* const src = cpu::AsF32(addends, dtype);
     for (int64_t i = 0; i < count; ++i) dst[i] += src[i];
-  }
-  absl::Status Repeat(uint64_t, const std::function<absl::Status()>& body) override {
-    return body();
-  }
-  bool KeepsSteps() const override { return false; }
-  void ForgetSteps() override {}
-  bool SummarizesLogits() const override { return false; }
-  void SummarizeLogits(const LogitsSummaryArgs&) override { LS_CHECK(false) << "logits are here"; }
-  void ChooseTokens(const TokenChoiceArgs&) override { LS_CHECK(false) << "logits are here"; }
-  void TakeChosenTokens(const ChosenToken*, const int32_t*, int64_t, int32_t*) override {
-    LS_CHECK(false) << "logits are here";
-  }
-  void PlaceChosenTokens(const ChosenToken*, const int32_t*, int64_t, ChosenToken*) override {
-    LS_CHECK(false) << "logits are here";
-  }
-  void StartCopyToHost(void*, const void*, int64_t) override {
-    LS_CHECK(false) << "logits are here";
-  }
-  absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override {
-    return absl::UnimplementedError("logits are here");
   }
 
  private:

@@ -13,7 +13,7 @@
 #include "launcher/cli/values.h"
 #include "launcher/serving/gpu_summary.h"
 #include "launcher/serving/preflight_summary.h"
-#include "model/checkpoint/strict_json.h"
+#include "launcher/serving/unused_tensors.h"
 
 namespace lockstep {
 namespace {
@@ -22,20 +22,6 @@ constexpr int kBarWidth = 30;
 
 std::string BytesPerSecond(int64_t bytes, double seconds) {
   return absl::StrFormat("%.2f GB/s", static_cast<double>(bytes) / std::max(seconds, 1e-6) / 1e9);
-}
-
-// "12 tensors of the checkpoint are not used: "a", "b", "c" and 9 more (...)".
-std::string UnusedTensorsText(const std::vector<std::string>& names) {
-  constexpr size_t kMaxShown = 3;
-  const size_t num_shown = std::min(names.size(), kMaxShown);
-  std::string text =
-      absl::StrCat(names.size(), names.size() == 1 ? " tensor" : " tensors", " of the checkpoint ",
-                   names.size() == 1 ? "is" : "are", " not used: ");
-  for (size_t i = 0; i < num_shown; ++i) {
-    absl::StrAppend(&text, i == 0 ? "" : ", ", Quoted(names[i]));
-  }
-  if (names.size() > num_shown) absl::StrAppend(&text, " and ", names.size() - num_shown, " more");
-  return absl::StrCat(text, " (lockstep model inspect names all)");
 }
 
 }  // namespace
@@ -71,6 +57,10 @@ void ServeReport::PrintLine(const std::string& line) {
   ClearProgress();
   std::printf("%s\n", line.c_str());
   Flush();
+}
+
+void ServeReport::Tell(const char* event, Json fields, const std::string& line) {
+  json_ ? PrintJson(event, std::move(fields)) : PrintLine(line);
 }
 
 void ServeReport::Model(const ModelSummary& summary) {
@@ -291,19 +281,13 @@ void ServeReport::Restarting(const Restart& restart) {
 
 void ServeReport::GivenUp(int replica, absl::string_view reason) {
   loading_.erase(replica);
-  if (json_) {
-    PrintJson("given_up", {{"replica", replica}, {"reason", ValidUtf8(reason)}});
-  } else {
-    PrintLine(absl::StrCat("Lost     ", OneLine(reason)));
-  }
+  Tell("given_up", {{"replica", replica}, {"reason", ValidUtf8(reason)}},
+       absl::StrCat("Lost     ", OneLine(reason)));
 }
 
 void ServeReport::Waiting(absl::string_view message) {
-  if (json_) {
-    PrintJson("waiting_for_ranks", {{"message", ValidUtf8(message)}});
-  } else {
-    PrintLine(absl::StrCat("Waiting  for new ranks: ", OneLine(message)));
-  }
+  Tell("waiting_for_ranks", {{"message", ValidUtf8(message)}},
+       absl::StrCat("Waiting  for new ranks: ", OneLine(message)));
 }
 
 void ServeReport::Serving(const ControllerEvent& event, const std::string& address) {
@@ -363,13 +347,10 @@ void ServeReport::Warn(const std::vector<std::string>& warnings) {
 }
 
 void ServeReport::Draining(double seconds) {
-  if (json_) {
-    PrintJson("draining", {{"drain_seconds", seconds}});
-  } else {
-    PrintLine(absl::StrFormat(
-        "Draining: no new requests, running ones have %g s; interrupt again to stop at once",
-        seconds));
-  }
+  Tell("draining", {{"drain_seconds", seconds}},
+       absl::StrFormat(
+           "Draining: no new requests, running ones have %g s; interrupt again to stop at once",
+           seconds));
 }
 
 void ServeReport::Served(const ServedLoad& load, const std::optional<SpeedPrediction>& prediction) {
@@ -400,11 +381,7 @@ void ServeReport::Served(const ServedLoad& load, const std::optional<SpeedPredic
 }
 
 void ServeReport::Stopped(absl::string_view how) {
-  if (json_) {
-    PrintJson("stopped", {{"how", std::string(how)}});
-  } else {
-    PrintLine(absl::StrCat("Stopped ", how));
-  }
+  Tell("stopped", {{"how", std::string(how)}}, absl::StrCat("Stopped ", how));
 }
 
 void ServeReport::Failed(absl::string_view message) {

@@ -69,6 +69,8 @@ class ServeReport {
   void PrintModel(const ModelSummary& summary);
   void PrintJson(const char* event, Json fields);
   void PrintLine(const std::string& line);
+  // Either, as it is wanted.
+  void Tell(const char* event, Json fields, const std::string& line);
   void Flush();
   void PrintStages(const Capacity& capacity);
   void DrawProgress(int64_t done, int64_t total, absl::Duration elapsed);

@@ -1,5 +1,6 @@
 #include "model/llama/weight_cache.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -133,6 +134,30 @@ absl::Status MakePrivateDirectory(const fs::path& directory) {
   if (::mkdir(directory.c_str(), 0700) == 0 || errno == EEXIST) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("cannot make ", directory.string(), ": ", std::strerror(errno)));
+}
+
+bool UsesCache(const WeightSource& source, const Backend& backend) {
+  return !source.cache.empty() && !backend.WeightLayout().empty();
+}
+
+absl::StatusOr<std::unique_ptr<WeightFile>> OpenWeightFile(const WeightSource& source,
+                                                           const Backend& backend) {
+  ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
+  const std::filesystem::path packed = PackedPath(source, key);
+  const auto notice = [&](const std::string& text) {
+    if (source.on_notice != nullptr) source.on_notice(text);
+  };
+  if (WeightFile::IsComplete(packed, key)) {
+    auto file = WeightFile::OpenComplete(packed, key, OwnerOf(source.checkpoint));
+    if (file.ok()) return file;
+    notice(std::string(file.status().message()));
+  } else if (::faccessat(AT_FDCWD, packed.c_str(), R_OK, AT_EACCESS) != 0 && errno == EACCES) {
+    notice(absl::StrCat("weights packed ahead may not be read: ", packed.string(), ": ",
+                        std::strerror(EACCES)));
+  }
+  const std::filesystem::path path = WeightPath(source, key);
+  RETURN_IF_ERROR(MakePrivateDirectory(path.parent_path()));
+  return WeightFile::Open(path, key);
 }
 
 }  // namespace lockstep

@@ -4,11 +4,13 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "model/llama/weight_file.h"
 #include "model/llama/weights.h"
 
 namespace lockstep {
@@ -31,6 +33,13 @@ uid_t OwnerOf(const Checkpoint& checkpoint);
 // Lets those who may read the checkpoint read what was packed of it: adds its read permissions, and
 // its group, to the directory and the file. As far as the system allows; nobody else may write.
 void ShareWithReaders(const Checkpoint& checkpoint, const std::filesystem::path& packed_file);
+
+// Whether a rank's weights are kept in a file.
+bool UsesCache(const WeightSource& source, const Backend& backend);
+// The file, whether it is filled or not: packed ahead, else the cache's. on_notice is told when the
+// first is there and cannot be used. Errors of WeightFile::Open.
+absl::StatusOr<std::unique_ptr<WeightFile>> OpenWeightFile(const WeightSource& source,
+                                                           const Backend& backend);
 
 // With mode 0700, when it is not there. UNAVAILABLE with errno's text.
 absl::Status MakePrivateDirectory(const std::filesystem::path& directory);

@@ -12,19 +12,14 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <optional>
-#include <string_view>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "model/checkpoint/safetensors_header.h"
-#include "nlohmann/json.hpp"
+#include "model/llama/weight_file_header.h"
 
 namespace lockstep {
 namespace {
@@ -33,7 +28,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = int64_t{2} << 20;
-constexpr int64_t kHeaderBytes = kHugePage;  // a hole but for its first pages
 constexpr int64_t kMaxRegionsEnd = int64_t{1} << 60;
 constexpr int64_t kPopulateBytes = int64_t{16} << 20;
 constexpr int kMaxLockTries = 250;
@@ -44,106 +38,11 @@ constexpr int kMaxLockTries = 250;
 #define MADV_COLLAPSE 25  // Linux 6.1
 #endif
 
-// safetensors: the number of bytes of a JSON object, the object, the tensors' bytes. The object
-// begins alike in all files of ours, so that the digit of `synced` has its place.
-constexpr int64_t kLengthBytes = 8;
-constexpr std::string_view kBegin = R"({"__metadata__":{"format":"lockstep-packed-2","synced":")";
-constexpr int64_t kSyncedOffset = kLengthBytes + static_cast<int64_t>(kBegin.size());
-constexpr int64_t kMaxTextBytes = kHeaderBytes - kLengthBytes;
-constexpr int64_t kMaxKeyBytes = kHeaderBytes / 2;
-
 absl::Status Unavailable(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-
-std::string BootId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id;
-}
-
-bool ReadAll(int fd, int64_t offset, int64_t bytes, void* out) {
-  return ::pread(fd, out, static_cast<size_t>(bytes), offset) == bytes;
-}
-
-bool WriteAll(int fd, int64_t offset, const void* data, int64_t bytes) {
-  return ::pwrite(fd, data, static_cast<size_t>(bytes), offset) == bytes;
-}
-
-// In ASCII, whatever a path holds.
-std::string KeyText(const std::string& key) { return absl::CHexEscape(key); }
-
-nlohmann::ordered_json TensorJson(int64_t begin, int64_t end) {
-  return {{"dtype", "U8"}, {"shape", {end - begin}}, {"data_offsets", {begin, end}}};
-}
-
-nlohmann::ordered_json TensorsJson(const std::vector<std::pair<int64_t, int64_t>>& regions,
-                                   int64_t base) {
-  nlohmann::ordered_json tensors;
-  int64_t end = 0;
-  for (size_t i = 0; i < regions.size(); ++i) {
-    const int64_t begin = regions[i].first - base;
-    const std::string name = absl::StrFormat("region.%05d", i);
-    if (begin > end) tensors[name + ".before"] = TensorJson(end, begin);
-    end = begin + regions[i].second;
-    tensors[name] = TensorJson(begin, end);
-  }
-  return tensors;
-}
-
-// regions: (offset in the file, bytes). Tensors' offsets count from the end of the text, and have
-// the more digits the shorter it is: with those of an empty one it is long enough for its own.
-std::string HeaderText(const std::string& key,
-                       const std::vector<std::pair<int64_t, int64_t>>& regions) {
-  const nlohmann::ordered_json rest = {{"boot_id", BootId()}, {"key", KeyText(key)}};
-  const std::string begin = absl::StrCat(std::string(kBegin), "0\",", rest.dump().substr(1), ",");
-  const auto text = [&](int64_t length) {
-    return begin + TensorsJson(regions, kLengthBytes + length).dump().substr(1);
-  };
-  const size_t length = text(0).size();
-  std::string padded = text(static_cast<int64_t>(length));
-  padded.resize(length, ' ');
-  return padded;
-}
-
-// Of a file whose regions can be used; nothing when it is not that.
-struct UsableFile {
-  int64_t bytes = 0;
-  bool is_synced = false;
-};
-std::optional<UsableFile> ReadHeaderOf(int fd, const std::string& key) {
-  uint64_t length = 0;
-  struct stat info;
-  if (::fstat(fd, &info) != 0 || !ReadAll(fd, 0, kLengthBytes, &length)) return std::nullopt;
-  if (length < kBegin.size() || length > kMaxTextBytes) return std::nullopt;
-  std::string text(length, '\0');
-  const int64_t data_begin = kLengthBytes + static_cast<int64_t>(length);
-  if (!ReadAll(fd, kLengthBytes, static_cast<int64_t>(length), text.data())) return std::nullopt;
-  if (text.compare(0, kBegin.size(), kBegin) != 0) return std::nullopt;
-  if (!ParseSafetensorsHeader(text, data_begin, info.st_size - data_begin).ok()) {
-    return std::nullopt;
-  }
-  const nlohmann::json metadata = nlohmann::json::parse(text)["__metadata__"];
-  if (metadata.value("key", "") != KeyText(key)) return std::nullopt;
-  const bool is_synced = metadata.value("synced", "") == "1";
-  const std::string boot_id = BootId();
-  const bool is_of_this_boot = !boot_id.empty() && metadata.value("boot_id", "") == boot_id;
-  if (!is_synced && !is_of_this_boot) return std::nullopt;
-  return UsableFile{info.st_size, is_synced};
-}
-
-// Another program's file must not be emptied. One of ours that was not finished begins with zeros.
-bool MayBeOurs(int fd) {
-  constexpr std::string_view kFormat = kBegin.substr(0, kBegin.find("-packed"));
-  std::string begin(kLengthBytes + kFormat.size(), '\0');
-  const ssize_t got = ::pread(fd, begin.data(), begin.size(), 0);
-  if (got == 0) return true;
-  return got == static_cast<ssize_t>(begin.size()) &&
-         (begin.substr(kLengthBytes) == kFormat || begin == std::string(begin.size(), '\0'));
-}
 
 // Whether writing through a mapping can fail for want of room: not in memory files (memfd_create),
 // whose file system has no size.
@@ -204,7 +103,7 @@ class WeightFile::Handle {
   void SyncInBackground() {
     if (sync_.joinable() || !LiesOnDisk(fd_)) return;
     sync_ = std::thread([this] {
-      if (::fsync(fd_) != 0 || !WriteAll(fd_, kSyncedOffset, "1", 1)) return;
+      if (::fsync(fd_) != 0 || !NoteThatSynced(fd_)) return;
       static_cast<void>(::fsync(fd_));
     });
   }
@@ -216,9 +115,10 @@ class WeightFile::Handle {
 
 absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& path,
                                                              const std::string& key) {
-  if (static_cast<int64_t>(key.size()) > kMaxKeyBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the description of the weights has ", key.size(), " bytes, the limit is ", kMaxKeyBytes));
+  if (static_cast<int64_t>(key.size()) > kMaxWeightKeyBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("the description of the weights has ",
+                                                   key.size(), " bytes, the limit is ",
+                                                   kMaxWeightKeyBytes));
   }
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0) return Unavailable(absl::StrCat("cannot open ", path.string()));
@@ -229,7 +129,7 @@ absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& pat
     return absl::FailedPreconditionError(absl::StrCat(
         path.string(), ": must be a regular file of this user that others cannot write"));
   }
-  if (!MayBeOurs(fd)) {
+  if (!MayBeWeightFile(fd)) {
     return absl::FailedPreconditionError(
         absl::StrCat(path.string(), ": is no file of packed weights"));
   }
@@ -268,7 +168,7 @@ bool WeightFile::IsComplete(const fs::path& path, const std::string& key) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
   const Handle handle(fd);
-  return ReadHeaderOf(fd, key).has_value();
+  return ReadWeightFileHeader(fd, key).has_value();
 }
 
 // A shared lock is given when nobody fills the file. Whoever finds it unusable then tries for an
@@ -289,7 +189,7 @@ absl::Status WeightFile::Lock() {
 }
 
 bool WeightFile::ReadHeader() {
-  const std::optional<UsableFile> file = ReadHeaderOf(handle_->fd(), key_);
+  const auto file = ReadWeightFileHeader(handle_->fd(), key_);
   if (!file.has_value()) return false;
   file_bytes_ = file->bytes;
   if (!file->is_synced) handle_->SyncInBackground();
@@ -310,7 +210,7 @@ absl::Status WeightFile::Reserve(int64_t offset, int64_t bytes) {
 
 absl::StatusOr<DeviceBuffer> WeightFile::Take(int64_t bytes) {
   const int64_t offset =
-      RoundUp(std::max(end_, kHeaderBytes), bytes >= kHugePage ? kHugePage : kPage);
+      RoundUp(std::max(end_, kWeightFileHeaderBytes), bytes >= kHugePage ? kHugePage : kPage);
   if (bytes < 1 || bytes > kMaxRegionsEnd || offset > kMaxRegionsEnd) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot keep ", bytes, " bytes in a file"));
   }
@@ -338,19 +238,14 @@ absl::Status WeightFile::Finish() {
   }
   std::vector<std::pair<int64_t, int64_t>> places;
   for (const Region& region : regions_) places.emplace_back(region.offset, region.bytes);
-  const std::string text = HeaderText(key_, places);
-  const auto length = static_cast<uint64_t>(text.size());
-  if (length > kMaxTextBytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the file's header has ", length, " bytes, the limit is ", kMaxTextBytes));
+  const std::string text = WeightFileHeaderText(key_, places);
+  if (static_cast<int64_t>(text.size()) > kMaxHeaderTextBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("the file's header has ", text.size(),
+                                                     " bytes, the limit is ", kMaxHeaderTextBytes));
   }
   const int fd = handle_->fd();
   if (::ftruncate(fd, end_) != 0) return Unavailable("ftruncate");  // where the last region ends
-  // The length last: without it the rest means nothing.
-  if (!WriteAll(fd, kLengthBytes, text.data(), static_cast<int64_t>(length)) ||
-      !WriteAll(fd, 0, &length, kLengthBytes)) {
-    return Unavailable("cannot write the header");
-  }
+  if (!WriteWeightFileHeader(fd, text)) return Unavailable("cannot write the header");
   is_complete_ = true;
   file_bytes_ = end_;
   handle_->SyncInBackground();

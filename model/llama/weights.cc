@@ -1,11 +1,6 @@
 #include "model/llama/weights.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -311,30 +306,6 @@ absl::StatusOr<StageWeights> LoadInto(WeightFile* file, const WeightSource& sour
   return weights;
 }
 
-bool UsesCache(const WeightSource& source, const Backend& backend) {
-  return !source.cache.empty() && !backend.WeightLayout().empty();
-}
-
-absl::StatusOr<std::unique_ptr<WeightFile>> OpenCache(const WeightSource& source,
-                                                      const Backend& backend) {
-  ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
-  const std::filesystem::path packed = PackedPath(source, key);
-  const auto notice = [&](const std::string& text) {
-    if (source.on_notice != nullptr) source.on_notice(text);
-  };
-  if (WeightFile::IsComplete(packed, key)) {
-    auto file = WeightFile::OpenComplete(packed, key, OwnerOf(source.checkpoint));
-    if (file.ok()) return file;
-    notice(std::string(file.status().message()));
-  } else if (::faccessat(AT_FDCWD, packed.c_str(), R_OK, AT_EACCESS) != 0 && errno == EACCES) {
-    notice(absl::StrCat("weights packed ahead may not be read: ", packed.string(), ": ",
-                        std::strerror(EACCES)));
-  }
-  const std::filesystem::path path = WeightPath(source, key);
-  RETURN_IF_ERROR(MakePrivateDirectory(path.parent_path()));
-  return WeightFile::Open(path, key);
-}
-
 }  // namespace
 
 std::optional<WeightDType> WeightDTypeOf(std::string_view name) {
@@ -368,7 +339,7 @@ bool HasCachedWeights(const WeightSource& source, const Backend& backend) {
 
 absl::StatusOr<StageWeights> LoadIntoCache(const WeightSource& source, Backend& backend,
                                            Communicator& tp_group, LoadStats& stats) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<WeightFile> file, OpenCache(source, backend));
+  ASSIGN_OR_RETURN(const std::unique_ptr<WeightFile> file, OpenWeightFile(source, backend));
   auto weights = LoadInto(file.get(), source, backend, tp_group, stats);
   if (!weights.ok()) file->Discard();
   return weights;

@@ -1,0 +1,118 @@
+#include "model/llama/weight_file_header.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string_view>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "model/checkpoint/safetensors_header.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+namespace {
+
+// safetensors: the number of bytes of a JSON object, the object, the tensors' bytes. The object
+// begins alike in all files of ours, so that the digit of `synced` has its place.
+constexpr int64_t kLengthBytes = 8;
+constexpr std::string_view kBegin = R"({"__metadata__":{"format":"lockstep-packed-2","synced":")";
+constexpr int64_t kSyncedOffset = kLengthBytes + static_cast<int64_t>(kBegin.size());
+static_assert(kMaxHeaderTextBytes == kWeightFileHeaderBytes - kLengthBytes);
+
+std::string BootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id;
+}
+
+bool ReadAll(int fd, int64_t offset, int64_t bytes, void* out) {
+  return ::pread(fd, out, static_cast<size_t>(bytes), offset) == bytes;
+}
+
+bool WriteAll(int fd, int64_t offset, const void* data, int64_t bytes) {
+  return ::pwrite(fd, data, static_cast<size_t>(bytes), offset) == bytes;
+}
+
+// In ASCII, whatever a path holds.
+std::string KeyText(const std::string& key) { return absl::CHexEscape(key); }
+
+nlohmann::ordered_json TensorJson(int64_t begin, int64_t end) {
+  return {{"dtype", "U8"}, {"shape", {end - begin}}, {"data_offsets", {begin, end}}};
+}
+
+nlohmann::ordered_json TensorsJson(const std::vector<std::pair<int64_t, int64_t>>& regions,
+                                   int64_t base) {
+  nlohmann::ordered_json tensors;
+  int64_t end = 0;
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const int64_t begin = regions[i].first - base;
+    const std::string name = absl::StrFormat("region.%05d", i);
+    if (begin > end) tensors[name + ".before"] = TensorJson(end, begin);
+    end = begin + regions[i].second;
+    tensors[name] = TensorJson(begin, end);
+  }
+  return tensors;
+}
+
+}  // namespace
+
+// Tensors' offsets count from the end of the text, and have
+// the more digits the shorter it is: with those of an empty one it is long enough for its own.
+std::string WeightFileHeaderText(const std::string& key,
+                                 const std::vector<std::pair<int64_t, int64_t>>& regions) {
+  const nlohmann::ordered_json rest = {{"boot_id", BootId()}, {"key", KeyText(key)}};
+  const std::string begin = absl::StrCat(std::string(kBegin), "0\",", rest.dump().substr(1), ",");
+  const auto text = [&](int64_t length) {
+    return begin + TensorsJson(regions, kLengthBytes + length).dump().substr(1);
+  };
+  const size_t length = text(0).size();
+  std::string padded = text(static_cast<int64_t>(length));
+  padded.resize(length, ' ');
+  return padded;
+}
+
+// The length last: without it the rest means nothing.
+bool WriteWeightFileHeader(int fd, const std::string& text) {
+  const auto length = static_cast<uint64_t>(text.size());
+  return WriteAll(fd, kLengthBytes, text.data(), static_cast<int64_t>(length)) &&
+         WriteAll(fd, 0, &length, kLengthBytes);
+}
+
+bool NoteThatSynced(int fd) { return WriteAll(fd, kSyncedOffset, "1", 1); }
+
+std::optional<UsableWeightFile> ReadWeightFileHeader(int fd, const std::string& key) {
+  uint64_t length = 0;
+  struct stat info;
+  if (::fstat(fd, &info) != 0 || !ReadAll(fd, 0, kLengthBytes, &length)) return std::nullopt;
+  if (length < kBegin.size() || length > static_cast<uint64_t>(kMaxHeaderTextBytes))
+    return std::nullopt;
+  std::string text(length, '\0');
+  const int64_t data_begin = kLengthBytes + static_cast<int64_t>(length);
+  if (!ReadAll(fd, kLengthBytes, static_cast<int64_t>(length), text.data())) return std::nullopt;
+  if (text.compare(0, kBegin.size(), kBegin) != 0) return std::nullopt;
+  if (!ParseSafetensorsHeader(text, data_begin, info.st_size - data_begin).ok()) {
+    return std::nullopt;
+  }
+  const nlohmann::json metadata = nlohmann::json::parse(text)["__metadata__"];
+  if (metadata.value("key", "") != KeyText(key)) return std::nullopt;
+  const bool is_synced = metadata.value("synced", "") == "1";
+  const std::string boot_id = BootId();
+  const bool is_of_this_boot = !boot_id.empty() && metadata.value("boot_id", "") == boot_id;
+  if (!is_synced && !is_of_this_boot) return std::nullopt;
+  return UsableWeightFile{info.st_size, is_synced};
+}
+
+bool MayBeWeightFile(int fd) {
+  constexpr std::string_view kFormat = kBegin.substr(0, kBegin.find("-packed"));
+  std::string begin(kLengthBytes + kFormat.size(), '\0');
+  const ssize_t got = ::pread(fd, begin.data(), begin.size(), 0);
+  if (got == 0) return true;
+  return got == static_cast<ssize_t>(begin.size()) &&
+         (begin.substr(kLengthBytes) == kFormat || begin == std::string(begin.size(), '\0'));
+}
+
+}  // namespace lockstep
