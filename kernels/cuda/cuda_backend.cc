@@ -223,7 +223,7 @@ void CudaBackend::Multiply(const LinearWeight& weight, const void* x, int64_t nu
 }
 
 // Prompts' products go through memory, once to it and once or more from it: in bf16 that is, by the
-// bytes, 6 % of the time of an 8b's 8k tokens less, and 9 % where weights are fp8. Of fewer tokens
+// bytes, some 6 % of the time of an 8b's 8k tokens, and 8 % where weights are fp8. Of fewer tokens
 // (an 8b's gate and up of 256 have 29 MB in f32) they stay in the second-level cache, and nothing
 // is gained by the rounding; f16 could overflow.
 DType CudaBackend::ProductDType(int64_t num_tokens) const {
