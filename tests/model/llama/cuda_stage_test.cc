@@ -4,9 +4,11 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <numeric>
 
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "model/llama/uniform_batch.h"
 #include "model/tokenizer/tokenizer.h"
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
@@ -109,6 +111,32 @@ TEST_P(CudaStageTest, Bf16OfLongStepsIsAsNear) {
   DriveOptions cpu = options;
   cpu.make_backend = CpuBackends(1);
   EXPECT_LT(Distance(Run(options), Run(cpu)), 0.02);
+}
+
+// Of 260 tokens almost all go on after the last layer's attention, so that what is added behind the
+// last product is rounded, too.
+TEST_P(CudaStageTest, RowsWithLogitsOfLongStepsAreNearThoseOfAll) {
+  const std::unique_ptr<Backend> backend = CudaBackends(DType::kBF16)();
+  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
+  StageOptions options = Options(DType::kBF16).stage;
+  options.limits = {.max_batched_tokens = 260, .max_num_seqs = 1, .max_model_len = 260};
+  auto stage = LlamaStage::Load(*checkpoint_, *ProcessGrid::Create(1, 1), 0, *backend, groups,
+                                options, nullptr);
+  ASSERT_TRUE(stage.ok()) << stage.status();
+  ASSERT_TRUE((*stage)->AllocateKvCache(17).ok());
+  StepBatch batch = MakeUniformBatch({.num_seqs = 1,
+                                      .context = 260,
+                                      .new_tokens = 260,
+                                      .vocab_size = checkpoint_->config().vocab_size});
+  const auto last_of = [&](int32_t first_row) {
+    batch.logits_rows.resize(static_cast<size_t>(260 - first_row));
+    std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), first_row);
+    EXPECT_TRUE((*stage)->Forward(batch).ok());
+    const auto logits = (*stage)->Logits(259 - first_row, 1);
+    EXPECT_TRUE(logits.ok()) << logits.status();
+    return Outcome{.greedy = {}, .logits = {{*logits, *logits + checkpoint_->config().vocab_size}}};
+  };
+  EXPECT_LT(Distance({last_of(2)}, {last_of(0)}), 0.02);
 }
 
 TEST_P(CudaStageTest, F16ComputesTheGoldenNumbersWithinItsRounding) {
