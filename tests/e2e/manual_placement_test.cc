@@ -44,17 +44,21 @@ class ManualPlacementTest : public ::testing::Test {
         LocalMpiCommand(*FindMpirun(), count, {scratch_.path(), scratch_.path()}, worker));
   }
 
+  std::vector<std::string> ControllerCommand() const {
+    return {"controller",      model_.string(), "--tp",          "2",
+            "--worker-listen", "127.0.0.1:0",   "--secret-file", secret_file_};
+  }
+
   const TempDirectory scratch_;
+  const std::string secret_file_ = (scratch_ / "secret").string();
   const fs::path model_ = SharedAssets() / "models" / "stories260K";
 };
 
 TEST_F(ManualPlacementTest, ControllerAndRanksMeetAndServe) {
-  const std::string secret_file = (scratch_ / "secret").string();
-  Server controller({"controller", model_.string(), "--tp", "2", "--worker-listen", "127.0.0.1:0",
-                     "--secret-file", secret_file});
+  Server controller(ControllerCommand());
   const json waiting = controller.WaitEvent("waiting");
   ASSERT_FALSE(waiting.is_null());
-  auto ranks = StartRanks(2, waiting["worker_address"], secret_file);
+  auto ranks = StartRanks(2, waiting["worker_address"], secret_file_);
   controller.WaitReady();
   const Finished finished = RunLockstep({"generate", "Once upon a time", "--temperature", "0",
                                          "--max-tokens", "10", "--server", controller.address()});
@@ -90,9 +94,7 @@ TEST_F(ManualPlacementTest, ClientsAreToldThatTheServerWaitsForItsRanks) {
 }
 
 TEST_F(ManualPlacementTest, AWrongSecretIsRefused) {
-  const std::string secret_file = (scratch_ / "secret").string();
-  Server controller({"controller", model_.string(), "--tp", "2", "--worker-listen", "127.0.0.1:0",
-                     "--secret-file", secret_file});
+  Server controller(ControllerCommand());
   const json waiting = controller.WaitEvent("waiting");
   ASSERT_FALSE(waiting.is_null());
   const std::string wrong_file = (scratch_ / "wrong").string();
@@ -107,28 +109,25 @@ TEST_F(ManualPlacementTest, AWrongSecretIsRefused) {
 
 // Requests would end ranks that cannot hold them.
 TEST_F(ManualPlacementTest, RanksWithOtherLimitsAreRefusedByFlagAndNumbers) {
-  const std::string secret_file = (scratch_ / "secret").string();
-  Server controller({"controller", model_.string(), "--tp", "2", "--worker-listen", "127.0.0.1:0",
-                     "--secret-file", secret_file});
+  Server controller(ControllerCommand());
   const json waiting = controller.WaitEvent("waiting");
   ASSERT_FALSE(waiting.is_null());
   const std::string address = waiting["worker_address"];
-  auto ranks = StartRanks(2, address, secret_file, {"--block-size", "8"});
+  auto ranks = StartRanks(2, address, secret_file_, {"--block-size", "8"});
   EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
   EXPECT_THAT(ranks->err() + ranks->out(),
               HasSubstr("--block-size 8 does not match the controller's 16"));
-  ranks = StartRanks(2, address, secret_file, {"--max-model-len", "64"});
+  ranks = StartRanks(2, address, secret_file_, {"--max-model-len", "64"});
   EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
   EXPECT_THAT(ranks->err() + ranks->out(),
               HasSubstr("--max-model-len 64 is less than the controller's 512"));
 
-  ranks = StartRanks(2, address, secret_file, {"--max-num-seqs", "300"});
+  ranks = StartRanks(2, address, secret_file_, {"--max-num-seqs", "300"});
   controller.WaitReady();
 }
 
 TEST_F(ManualPlacementTest, TooFewRanksNameBothNumbers) {
-  const std::string secret_file = (scratch_ / "secret").string();
-  auto ranks = StartRanks(1, "127.0.0.1:1", secret_file);
+  auto ranks = StartRanks(1, "127.0.0.1:1", secret_file_);
   EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
   EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("the MPI job has 1 ranks"));
   EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("needs 2"));

@@ -7,6 +7,7 @@
 #include "deploy/plan/report.h"
 #include "gtest/gtest.h"
 #include "model/checkpoint/model_shapes.h"
+#include "tests/plan/requests.h"
 
 namespace lockstep::plan {
 namespace {
@@ -86,12 +87,7 @@ TEST(WeightParts, AddUpToWhatTheRuntimeHolds) {
 // What a launch command leaves out is what `serve` does unasked.
 TEST(LaunchCommands, LeaveOutWhatServeDoesUnasked) {
   const ModelFlags serve;
-  PlanRequest request;
-  request.model = *LoadModel("llama-3.1-8b");
-  request.gpu = *FindGpu("h100");
-  request.weights = *FindWeightFormat("bf16");
-  request.kv = *FindKvFormat("bf16");
-  request.engine = *FindEngine("vllm");
+  PlanRequest request = RequestFor();
   request.memory.block_size = serve.block_size;
   request.memory.utilization = RankFlags().gpu_memory_utilization;
   request.engine.max_batched_tokens = serve.max_batched_tokens;

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/plan/hand_made_profile.h"
+#include "tests/plan/requests.h"
 
 namespace lockstep::plan {
 namespace {
@@ -62,15 +63,7 @@ class CalibratedPlan : public ::testing::Test {
     request_.engine = calibrated.engine;
   }
 
-  PlanRequest request_ = [] {
-    PlanRequest request;
-    request.model = *LoadModel("llama-3.1-8b");
-    request.gpu = *FindGpu("h100");
-    request.weights = *FindWeightFormat("bf16");
-    request.kv = *FindKvFormat("bf16");
-    request.engine = *FindEngine("vllm");
-    return request;
-  }();
+  PlanRequest request_ = RequestFor();
 
   StepCost Cost(int tp, const StepLoad& load) const {
     const Deployment deployment{request_.model.architecture,

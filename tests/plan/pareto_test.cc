@@ -2,6 +2,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/plan/requests.h"
 
 namespace lockstep::plan {
 namespace {
@@ -9,12 +10,7 @@ namespace {
 using ::testing::HasSubstr;
 
 Plan SmallPlan() {
-  PlanRequest request;
-  request.model = *LoadModel("llama-3.1-8b");
-  request.gpu = *FindGpu("h100");
-  request.weights = *FindWeightFormat("bf16");
-  request.kv = *FindKvFormat("bf16");
-  request.engine = *FindEngine("vllm");
+  PlanRequest request = RequestFor();
   request.max_nodes = 1;
   return *MakePlan(request);
 }

@@ -5,6 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/plan/requests.h"
 
 namespace lockstep::plan {
 namespace {
@@ -13,12 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 PlanRequest Request(const char* model, const char* gpu, const char* weights) {
-  PlanRequest request;
-  request.model = *LoadModel(model);
-  request.gpu = *FindGpu(gpu);
-  request.weights = *FindWeightFormat(weights);
-  request.kv = *FindKvFormat("bf16");
-  request.engine = *FindEngine("vllm");
+  PlanRequest request = RequestFor(model, gpu, weights);
   request.gpus_per_node = request.gpu.gpus_per_node;
   request.usd_per_gpu_hour = 1.0;
   return request;

@@ -5,6 +5,7 @@
 #include "deploy/plan/planner.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/plan/requests.h"
 
 namespace lockstep::plan {
 namespace {
@@ -12,12 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 
 PlanRequest Request(double rate) {
-  PlanRequest request;
-  request.model = *LoadModel("llama-3.1-8b");
-  request.gpu = *FindGpu("h100");
-  request.weights = *FindWeightFormat("bf16");
-  request.kv = *FindKvFormat("bf16");
-  request.engine = *FindEngine("vllm");
+  PlanRequest request = RequestFor();
   request.max_nodes = 1;
   request.rate_per_s = rate;
   return request;

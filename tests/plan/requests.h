@@ -1,0 +1,20 @@
+// Requests that tests of the planner begin with.
+#pragma once
+
+#include "deploy/plan/planner.h"
+
+namespace lockstep::plan {
+
+// By names of the catalog, with a bf16 cache, and speeds measured with vLLM.
+inline PlanRequest RequestFor(const char* model = "llama-3.1-8b", const char* gpu = "h100",
+                              const char* weights = "bf16") {
+  PlanRequest request;
+  request.model = *LoadModel(model);
+  request.gpu = *FindGpu(gpu);
+  request.weights = *FindWeightFormat(weights);
+  request.kv = *FindKvFormat("bf16");
+  request.engine = *FindEngine("vllm");
+  return request;
+}
+
+}  // namespace lockstep::plan
