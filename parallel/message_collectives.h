@@ -1,5 +1,6 @@
 // Collectives by messages between ranks, for groups whose ranks do not share memory (or are faster
-// so). Sums are added in the fixed tree of neighbours, whatever the algorithm.
+// so); for the MPI bodies only (this header includes mpi.h). Sums are added in the fixed tree of
+// neighbours, whatever the algorithm.
 #pragma once
 
 #include <cstdint>

@@ -189,7 +189,7 @@ absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp
   return grown;
 }
 
-// Of the few weights whose results are rounded nobody says so beforehand.
+// Which results will be rounded, too, nobody says beforehand.
 Gemm::Product& Gemm::ProductOf(const Weight& w, DType y_dtype) {
   const bool is_fp8 = w.scales != nullptr;
   const auto found = products_.find({w.out_features, w.in_features, is_fp8, y_dtype});
