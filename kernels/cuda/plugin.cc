@@ -32,7 +32,7 @@ class CudaCommunicators final : public DeviceCommunicators {
     if (group.is_pipeline) return MakePipeline(device, host, group);
     NcclOptions options;
     options.deterministic = device.options().deterministic;
-    options.own_sums = group.most_summed_bytes > 0;
+    options.own_collectives = group.most_summed_bytes > 0;
     options.connect_bytes = std::min(options.connect_bytes, group.most_summed_bytes);
     options.notice = group.notice;
     options.siblings = SiblingsOf(device);

@@ -26,9 +26,10 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_communicator.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_group.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_tree_sums.cc
-  ${PROJECT_SOURCE_DIR}/parallel/cuda/one_shot_kernel.cu
-  ${PROJECT_SOURCE_DIR}/parallel/cuda/two_shot_kernel.cu
-  ${PROJECT_SOURCE_DIR}/parallel/cuda/peer_sum.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/one_shot_gather.cu
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/one_shot_sum.cu
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/two_shot_sum.cu
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/peer_collectives.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/peer_memory.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/pipeline_communicator.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/tree_sum_kernel.cu

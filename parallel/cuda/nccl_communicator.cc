@@ -19,7 +19,7 @@
 #include "parallel/cuda/device_array.h"
 #include "parallel/cuda/nccl_group.h"
 #include "parallel/cuda/nccl_tree_sums.h"
-#include "parallel/cuda/peer_sum.h"
+#include "parallel/cuda/peer_collectives.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -54,59 +54,63 @@ class NcclCommunicator final : public Communicator {
   absl::Status AddUp(float* data, int64_t count);
   absl::Status Reduce(float* data, int64_t count);
   absl::Status Scatter(float* data, int64_t share);
+  absl::Status GatherByOwn(std::span<const Gathering> gatherings, int64_t bytes_of_all);
+  absl::Status GatherByNccl(std::span<const Gathering> gatherings, int64_t bytes_of_all);
   absl::Status CheckPeer(int peer) const;
   absl::Status ConnectAlgorithms();
   absl::Status ConnectNeighbours();
-  absl::Status StartOwnSums(Communicator& host);
+  absl::Status StartOwnCollectives(Communicator& host);
   absl::Status TryLongSums(Communicator& host);
   absl::StatusOr<bool> IsOwnSumFaster(Communicator& host, float* data, int64_t count);
   absl::StatusOr<float> MillisecondsRecorded(const std::function<absl::Status()>& launch);
   absl::StatusOr<float> Milliseconds(const std::function<absl::Status()>& launch);
   absl::Status Meet(std::chrono::milliseconds patience);
-  void LeaveOwnSums();
+  void LeaveOwnCollectives();
 
   const KernelStream stream_;
   const NcclOptions options_;
   DeviceArray<float> token_;  // [2], of Barrier
   cudaEvent_t arrived_ = nullptr;
-  std::unique_ptr<PeerSum> own_sums_;        // null: NCCL carries everything
-  std::unique_ptr<NcclTreeSums> tree_sums_;  // of deterministic groups, what own_sums_ does not
+  std::unique_ptr<PeerCollectives> own_collectives_;  // null: NCCL carries everything
+  std::unique_ptr<NcclTreeSums>
+      tree_sums_;  // of deterministic groups, what own_collectives_ does not
   int64_t most_own_floats_ = 0;
   std::unique_ptr<NcclGroup> group_;  // left first: its work uses the memory above
 };
 
 NcclCommunicator::~NcclCommunicator() {
   if (options_.forget_graphs != nullptr) options_.forget_graphs();
-  if (own_sums_ != nullptr && group_->Health().ok()) LeaveOwnSums();
+  if (own_collectives_ != nullptr && group_->Health().ok()) LeaveOwnCollectives();
   group_.reset();
   if (arrived_ != nullptr) cudaEventDestroy(arrived_);
 }
 
 // Nobody's kernels use the memory of others any more; then nobody holds it.
-void NcclCommunicator::LeaveOwnSums() {
+void NcclCommunicator::LeaveOwnCollectives() {
   const absl::Status done = Meet(kFarewell);
-  own_sums_->Disconnect();
+  own_collectives_->Disconnect();
   if (done.ok()) Meet(kFarewell).IgnoreError();
 }
 
-absl::Status NcclCommunicator::StartOwnSums(Communicator& host) {
-  absl::StatusOr<std::unique_ptr<PeerSum>> made = PeerSum::Create(host, stream_);
+absl::Status NcclCommunicator::StartOwnCollectives(Communicator& host) {
+  absl::StatusOr<std::unique_ptr<PeerCollectives>> made = PeerCollectives::Create(host, stream_);
   if (absl::IsFailedPrecondition(made.status())) {
     if (rank() == 0 && options_.notice != nullptr) {
       options_.notice(
-          absl::StrCat("sums over ranks go through NCCL alone: ", made.status().message()));
+          absl::StrCat("what ranks exchange goes through NCCL alone: ", made.status().message()));
     }
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(made.status());
-  own_sums_ = *std::move(made);
-  most_own_floats_ = options_.deterministic ? PeerSum::kMaxFloats : PeerSum::kOneShotFloats;
-  group_->CallAtEnd([sum = own_sums_.get()] { sum->Abort(); });
+  own_collectives_ = *std::move(made);
+  most_own_floats_ =
+      options_.deterministic ? PeerCollectives::kMaxFloats : PeerCollectives::kOneShotFloats;
+  group_->CallAtEnd([own = own_collectives_.get()] { own->Abort(); });
   return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::Start(Communicator& host) {
-  if (options_.own_sums) RETURN_IF_ERROR(StartOwnSums(host));
+  if (options_.own_collectives) RETURN_IF_ERROR(StartOwnCollectives(host));
   if (options_.deterministic) {
     ASSIGN_OR_RETURN(tree_sums_, NcclTreeSums::Create(*group_, stream_, options_.workspace_bytes,
                                                       options_.patience));
@@ -118,23 +122,23 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
       CudaStatus(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming), "an event"));
   RETURN_IF_ERROR(ConnectAlgorithms());
   RETURN_IF_ERROR(ConnectNeighbours());
-  if (own_sums_ != nullptr && !options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
+  if (own_collectives_ != nullptr && !options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
   return Barrier();
 }
 
 // Doubles the size for as long as our own kernel is faster, on the whole group; a size at which it
 // was not may have been measured at a bad time, two in a row have not.
 absl::Status NcclCommunicator::TryLongSums(Communicator& host) {
-  const int64_t most =
-      std::min(PeerSum::kMaxFloats, options_.connect_bytes / static_cast<int64_t>(sizeof(float)));
-  if (most <= PeerSum::kOneShotFloats) return absl::OkStatus();
+  const int64_t most = std::min(PeerCollectives::kMaxFloats,
+                                options_.connect_bytes / static_cast<int64_t>(sizeof(float)));
+  if (most <= PeerCollectives::kOneShotFloats) return absl::OkStatus();
   ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
                    AllocateOnDevice<float>(most, "sums that are timed"));
   RETURN_IF_ERROR(CudaStatus(
       cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(most) * sizeof(float), stream_),
       "sums that are timed"));
   int num_slower = 0;
-  for (int64_t count = PeerSum::kOneShotFloats; count < most && num_slower < 2;) {
+  for (int64_t count = PeerCollectives::kOneShotFloats; count < most && num_slower < 2;) {
     count = std::min(2 * count, most);
     ASSIGN_OR_RETURN(const bool is_faster, IsOwnSumFaster(host, scratch.get(), count));
     num_slower = is_faster ? 0 : num_slower + 1;
@@ -146,7 +150,7 @@ absl::Status NcclCommunicator::TryLongSums(Communicator& host) {
 // Everybody gets the same sums of times, hence decides alike.
 absl::StatusOr<bool> NcclCommunicator::IsOwnSumFaster(Communicator& host, float* data,
                                                       int64_t count) {
-  const auto own = [&] { return own_sums_->Launch(data, count); };
+  const auto own = [&] { return own_collectives_->LaunchSum(data, count); };
   const auto nccls = [&] { return Reduce(data, count); };
   // A look first, at who is slower by far.
   float look[2] = {};
@@ -204,8 +208,8 @@ absl::StatusOr<float> NcclCommunicator::Milliseconds(const std::function<absl::S
 }
 
 // NCCL takes another algorithm for other sizes (NCCL User Guide, NCCL_RUNTIME_CONNECT). Its own
-// sums, whoever adds up those of a size later; of deterministic groups, for which it only carries
-// numbers, a barrier's, and an exchange, which for all sizes goes the same ways.
+// exchanges, whoever makes those of a size later; of deterministic groups, for which it only
+// carries numbers, a barrier's, and an exchange, which for all sizes goes the same ways.
 absl::Status NcclCommunicator::ConnectAlgorithms() {
   const int64_t count = options_.connect_bytes / static_cast<int64_t>(sizeof(float));
   ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
@@ -221,8 +225,9 @@ absl::Status NcclCommunicator::ConnectAlgorithms() {
       RETURN_IF_ERROR(Reduce(scratch.get(), reduced));
       RETURN_IF_ERROR(Scatter(scratch.get(), gathered));
     }
-    RETURN_IF_ERROR(AllGather(scratch.get() + rank() * gathered,
-                              gathered * static_cast<int64_t>(sizeof(float)), scratch.get()));
+    const Gathering one[] = {{scratch.get() + rank() * gathered,
+                              gathered * static_cast<int64_t>(sizeof(float)), scratch.get()}};
+    RETURN_IF_ERROR(GatherByNccl(one, one[0].bytes));
   }
   return Barrier();  // before the memory goes
 }
@@ -255,9 +260,9 @@ absl::Status NcclCommunicator::ReduceScatterSum(float* data, int64_t share) {
 
 absl::Status NcclCommunicator::AddUp(float* data, int64_t count) {
   RETURN_IF_ERROR(group_->Note(
-      {count <= PeerSum::kOneShotFloats ? "one-shot all-reduce" : "two-shot all-reduce",
+      {count <= PeerCollectives::kOneShotFloats ? "one-shot all-reduce" : "two-shot all-reduce",
        count * static_cast<int64_t>(sizeof(float))}));
-  return own_sums_->Launch(data, count);
+  return own_collectives_->LaunchSum(data, count);
 }
 
 absl::Status NcclCommunicator::Reduce(float* data, int64_t count) {
@@ -286,6 +291,14 @@ absl::Status NcclCommunicator::AllGatherTogether(std::span<const Gathering> gath
   int64_t bytes_of_all = 0;
   for (const Gathering& gathering : gatherings) bytes_of_all += gathering.bytes;
   if (bytes_of_all == 0) return group_->Health();
+  if (own_collectives_ != nullptr && bytes_of_all <= PeerCollectives::kMaxGatheredBytes) {
+    return GatherByOwn(gatherings, bytes_of_all);
+  }
+  return GatherByNccl(gatherings, bytes_of_all);
+}
+
+absl::Status NcclCommunicator::GatherByNccl(std::span<const Gathering> gatherings,
+                                            int64_t bytes_of_all) {
   return group_->Launch({"all-gather", bytes_of_all}, options_.patience, [&](ncclComm_t comm) {
     ncclResult_t result = ncclGroupStart();
     for (const auto& [mine, bytes, all] : gatherings) {
@@ -295,6 +308,15 @@ absl::Status NcclCommunicator::AllGatherTogether(std::span<const Gathering> gath
     const ncclResult_t ended = ncclGroupEnd();
     return result != ncclSuccess ? result : ended;
   });
+}
+
+absl::Status NcclCommunicator::GatherByOwn(std::span<const Gathering> gatherings,
+                                           int64_t bytes_of_all) {
+  RETURN_IF_ERROR(group_->Note({"one-shot all-gather", bytes_of_all}));
+  for (const auto& [mine, bytes, all] : gatherings) {
+    RETURN_IF_ERROR(own_collectives_->LaunchGather(mine, bytes, all));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::CheckPeer(int peer) const {
@@ -344,37 +366,17 @@ absl::Status NcclCommunicator::Meet(std::chrono::milliseconds patience) {
   return group_->Health();
 }
 
-// Rank 0's id, or why it has none.
-absl::StatusOr<ncclUniqueId> ShareId(Communicator& bootstrap) {
-  struct Message {
-    int32_t result = ncclSuccess;
-    ncclUniqueId id = {};
-  };
-  Message mine;
-  if (bootstrap.rank() == 0) mine.result = ncclGetUniqueId(&mine.id);
-  std::vector<Message> all(static_cast<size_t>(bootstrap.size()));
-  RETURN_IF_ERROR(bootstrap.AllGather(&mine, sizeof(mine), all.data()));
-  if (all[0].result != ncclSuccess) {
-    return absl::UnavailableError(absl::StrCat(
-        "NCCL cannot start: ", ncclGetErrorString(static_cast<ncclResult_t>(all[0].result))));
-  }
-  return all[0].id;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeNcclCommunicator(Communicator& bootstrap,
                                                                    const KernelStream& stream,
                                                                    const NcclOptions& options) {
-  ASSIGN_OR_RETURN(const ncclUniqueId id, ShareId(bootstrap));
   ASSIGN_OR_RETURN(std::unique_ptr<NcclGroup> group,
-                   NcclGroup::Join(id, {.rank = bootstrap.rank(),
-                                        .size = bootstrap.size(),
-                                        .max_thread_blocks = options.max_thread_blocks,
-                                        .siblings = options.siblings != nullptr
-                                                        ? options.siblings
-                                                        : std::make_shared<NcclSiblings>(),
-                                        .patience = options.start_patience}));
+                   NcclGroup::Join(bootstrap, {.max_thread_blocks = options.max_thread_blocks,
+                                               .siblings = options.siblings != nullptr
+                                                               ? options.siblings
+                                                               : std::make_shared<NcclSiblings>(),
+                                               .patience = options.start_patience}));
   auto communicator = std::make_unique<NcclCommunicator>(std::move(group), stream, options);
   const absl::Status started = communicator->Start(bootstrap);
   if (started.ok()) return communicator;

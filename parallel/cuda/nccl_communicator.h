@@ -31,11 +31,11 @@ struct NcclOptions {
   // the order: the same bits on every rank, but others for other sizes and topologies.
   bool deterministic = false;
   int64_t workspace_bytes = int64_t{64} << 20;  // where deterministic sums meet; cut into chunks
-  // Where the devices reach each other, AllReduceSum by kernels of our own, always in the fixed
-  // tree (parallel/cuda/peer_sum.h): up to 256 KiB, and beyond, up to 8 MiB, as far as a trial at
-  // the start finds them faster than NCCL, or if they are to be deterministic. Where devices don't,
-  // `notice` is told why, on rank 0.
-  bool own_sums = false;
+  // Where the devices reach each other, AllGather up to 256 KiB of a rank and AllReduceSum by
+  // kernels of our own (parallel/cuda/peer_collectives.h). Sums, always in the fixed tree: up to
+  // 256 KiB, and beyond, up to 8 MiB, as far as a trial at the start finds them faster than NCCL,
+  // or if they are to be deterministic. Where devices don't, `notice` is told why, on rank 0.
+  bool own_collectives = false;
   std::function<void(const std::string&)> notice;
   int max_thread_blocks = 0;  // of NCCL's kernels; 0: its own choice
   // Sizes up to this are exchanged once at the start: NCCL connects an algorithm at its first use.

@@ -28,13 +28,32 @@ void Pause(steady_clock::duration waited) {
   }
 }
 
+// Rank 0's id, or why it has none.
+absl::StatusOr<ncclUniqueId> ShareId(Communicator& bootstrap) {
+  struct Message {
+    int32_t result = ncclSuccess;
+    ncclUniqueId id = {};
+  };
+  Message mine;
+  if (bootstrap.rank() == 0) mine.result = ncclGetUniqueId(&mine.id);
+  std::vector<Message> all(static_cast<size_t>(bootstrap.size()));
+  RETURN_IF_ERROR(bootstrap.AllGather(&mine, sizeof(mine), all.data()));
+  if (all[0].result != ncclSuccess) {
+    return absl::UnavailableError(absl::StrCat(
+        "NCCL cannot start: ", ncclGetErrorString(static_cast<ncclResult_t>(all[0].result))));
+  }
+  return all[0].id;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& id,
+absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(Communicator& bootstrap,
                                                            const Membership& membership) {
+  ASSIGN_OR_RETURN(const ncclUniqueId id, ShareId(bootstrap));
   int device = 0;
   RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "asking for the GPU in use"));
-  std::unique_ptr<NcclGroup> group(new NcclGroup(membership, device));
+  std::unique_ptr<NcclGroup> group(
+      new NcclGroup(bootstrap.rank(), bootstrap.size(), membership.siblings, device));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   if (membership.max_thread_blocks > 0) config.maxCTAs = membership.max_thread_blocks;
@@ -43,7 +62,7 @@ absl::StatusOr<std::unique_ptr<NcclGroup>> NcclGroup::Join(const ncclUniqueId& i
     group->operation_ = {"joining the group"};
     group->siblings_->groups.push_back(group.get());
     const ncclResult_t result =
-        ncclCommInitRankConfig(&group->comm_, membership.size, id, membership.rank, &config);
+        ncclCommInitRankConfig(&group->comm_, group->size_, id, group->rank_, &config);
     RETURN_IF_ERROR(group->Settle(lock, result, membership.patience));
   }
   group->watcher_ = std::thread([group = group.get()] { group->Watch(); });

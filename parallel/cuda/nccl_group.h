@@ -30,6 +30,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "parallel/communicator.h"
 
 namespace lockstep::cuda {
 
@@ -52,15 +53,14 @@ class NcclGroup {
   };
 
   struct Membership {
-    int rank = 0;
-    int size = 1;
     int max_thread_blocks = 0;  // of NCCL's kernels; 0: its own choice
     std::shared_ptr<NcclSiblings> siblings;
     std::chrono::milliseconds patience;
   };
-  // Every rank of the group calls it, with its device current. UNAVAILABLE when the others have not
-  // come within `patience`.
-  static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(const ncclUniqueId& id,
+  // The group of `bootstrap`, whose ranks all call it, each with its device current; `bootstrap`
+  // hands round the group's id and is not kept. UNAVAILABLE when the others have not come within
+  // `patience`.
+  static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(Communicator& bootstrap,
                                                          const Membership& membership);
   // On a thread whose device is the group's. Waits for what is under way, `kFarewell` at most, or,
   // when the group has ended, until its kernels have returned. No graph may hold work of the group
@@ -90,11 +90,11 @@ class NcclGroup {
   absl::Status Health();
 
  private:
-  NcclGroup(const Membership& membership, int device)
-      : rank_(membership.rank),
-        size_(membership.size),
+  NcclGroup(int rank, int size, std::shared_ptr<NcclSiblings> siblings, int device)
+      : rank_(rank),
+        size_(size),
         device_(device),
-        siblings_(membership.siblings),
+        siblings_(std::move(siblings)),
         mutex_(siblings_->mutex) {}
   absl::Status Settle(std::unique_lock<std::mutex>& lock, ncclResult_t result,
                       std::chrono::milliseconds patience);

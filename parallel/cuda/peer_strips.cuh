@@ -75,9 +75,9 @@ __device__ bool MeetPeers(const PeerRanks<Memory>& ranks, uint32_t meeting) {
 
 // Launches kernels.template of<size>(), which takes (ranks, data, count, strip_floats), with as
 // many blocks of num_threads as are worth it, none of them without numbers.
-template <typename Memory, typename Kernels>
+template <typename Memory, typename Kernels, typename Data>
 cudaError_t LaunchInStrips(const Kernels& kernels, int num_threads, const PeerRanks<Memory>& ranks,
-                           float* data, int64_t count, const KernelStream& stream) {
+                           const Data& data, int64_t count, const KernelStream& stream) {
   if (count == 0) return cudaSuccess;
   if (count < 0 || count > Memory::kMaxFloats) return cudaErrorInvalidValue;
   const int64_t least_floats = int64_t{num_threads} * kQuad;  // that are worth another block

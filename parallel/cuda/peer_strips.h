@@ -1,4 +1,4 @@
-// What kernels know that add up over ranks whose memory they can read.
+// What kernels know that add up or gather over ranks whose memory they can read.
 //
 // Each rank has a Memory of its own on its device, with slots for data, cut into one strip per
 // block, and words in which its peers tell each of its blocks how often theirs has come. A block

@@ -112,12 +112,12 @@ grep -q '"event":"preflight".*"gpus":\[{"rank":0,"index":0,"name":"[^"]' "$scrat
 dtype=f32
 [ $narrow = 0 ] || dtype=f16
 grep -q "\"backend\":\"cuda[^\"]*, $dtype" "$scratch/log" || fail "the ranks do not say that they compute on a GPU in $dtype"
-# Sums of ranks that share a host go through memory they share, and are told of where they don't.
-told=$(grep -c "sums over ranks go through NCCL alone" "$scratch/log" || true)
+# What ranks of a host exchange goes through memory they share; where it doesn't, that is told.
+told=$(grep -c "what ranks exchange goes through NCCL alone" "$scratch/log" || true)
 if [ "${LOCKSTEP_CUDA_IPC:-1}" = 0 ]; then
-  [ "$told" = 1 ] || fail "$told notices of sums through NCCL instead of one"
+  [ "$told" = 1 ] || fail "$told notices of exchanges through NCCL alone instead of one"
 else
-  [ "$told" = 0 ] || fail "sums went through NCCL: $(grep -m1 'NCCL alone' "$scratch/log")"
+  [ "$told" = 0 ] || fail "exchanges went through NCCL: $(grep -m1 'NCCL alone' "$scratch/log")"
 fi
 expect_text alone
 echo "a request alone: the reference's text"

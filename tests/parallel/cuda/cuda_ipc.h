@@ -1,5 +1,5 @@
 // Whether processes of this machine can open each other's device memory (CUDA IPC), where tests
-// need it. LOCKSTEP_CUDA_IPC=0 says that they cannot: sums then go through NCCL alone.
+// need it. LOCKSTEP_CUDA_IPC=0 says that they cannot: everything then goes through NCCL.
 #pragma once
 
 #include <cstdlib>

@@ -19,7 +19,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/nccl_communicator.h"
-#include "parallel/cuda/peer_sum.h"
+#include "parallel/cuda/peer_collectives.h"
 #include "parallel/nccl_environment.h"
 #include "tests/parallel/collective_checks.h"
 #include "tests/parallel/cuda/cuda_ipc.h"
@@ -32,7 +32,7 @@ namespace {
 using cuda::CudaStatus;
 using cuda::MakeNcclCommunicator;
 using cuda::NcclOptions;
-using cuda::PeerSum;
+using cuda::PeerCollectives;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -50,7 +50,7 @@ absl::Status UseDevice(const LocalRank& rank) {
 NcclOptions Options(bool in_tree) {
   NcclOptions options;
   options.connect_bytes = 256 << 10;
-  options.own_sums = in_tree && HasCudaIpc();
+  options.own_collectives = in_tree && HasCudaIpc();
   options.deterministic = in_tree && !HasCudaIpc();
   options.notice = &TakeNotice;
   options.start_patience = RanksTimeout() / 2;
@@ -94,7 +94,7 @@ absl::Status Sums(const LocalRank& rank) {
                    MakeGroup(rank, stream.get(), Options(true)));
   FromHost from_host(*group, stream.get());
   for (const int64_t count :
-       {int64_t{1}, int64_t{3}, int64_t{1025}, int64_t{20001}, PeerSum::kOneShotFloats}) {
+       {int64_t{1}, int64_t{3}, int64_t{1025}, int64_t{20001}, PeerCollectives::kOneShotFloats}) {
     RETURN_IF_ERROR(CheckAllReduce(from_host, count));
     RETURN_IF_ERROR(CheckReduceScatter(from_host, count / rank.size));
   }
@@ -108,13 +108,13 @@ absl::Status LongSums(const LocalRank& rank) {
   NcclOptions options = Options(true);
   options.deterministic = true;
   options.workspace_bytes = 100000;
-  for (const bool own_sums : {true, false}) {
-    options.own_sums = own_sums && HasCudaIpc();
+  for (const bool own_collectives : {true, false}) {
+    options.own_collectives = own_collectives && HasCudaIpc();
     ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
                      MakeGroup(rank, stream.get(), options));
     FromHost from_host(*group, stream.get());
-    RETURN_IF_ERROR(CheckAllReduce(from_host, PeerSum::kOneShotFloats + 5));
-    RETURN_IF_ERROR(CheckReduceScatter(from_host, PeerSum::kOneShotFloats / rank.size + 1));
+    RETURN_IF_ERROR(CheckAllReduce(from_host, PeerCollectives::kOneShotFloats + 5));
+    RETURN_IF_ERROR(CheckReduceScatter(from_host, PeerCollectives::kOneShotFloats / rank.size + 1));
     RETURN_IF_ERROR(CheckAllGatherTogether(from_host, 10000));
     RETURN_IF_ERROR(group->Health());
   }
@@ -235,7 +235,7 @@ absl::Status Latencies(const LocalRank& rank) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> nccls,
                    MakeGroup(rank, stream.get(), Options(false)));
   if (rank.rank == 0) std::printf("sums over %d ranks   KiB        our us   NCCL us\n", rank.size);
-  const int64_t our_longest = std::min(longest, PeerSum::kMaxFloats * 4);
+  const int64_t our_longest = std::min(longest, PeerCollectives::kMaxFloats * 4);
   for (int64_t bytes = 4 << 10; bytes <= our_longest; bytes *= 2) {
     ASSIGN_OR_RETURN(const double our_us, TimeAllReduce(*ours, bytes, repeats, stream.get()));
     ASSIGN_OR_RETURN(const double nccl_us, TimeAllReduce(*nccls, bytes, repeats, stream.get()));

@@ -1,4 +1,4 @@
-#include "parallel/cuda/peer_sum.h"
+#include "parallel/cuda/peer_collectives.h"
 
 #include <atomic>
 #include <chrono>
@@ -33,22 +33,21 @@ float Term(int rank, int64_t i) { return static_cast<float>((rank + 1) * (i % 10
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PeerSum>> PeerSum::Create(Communicator& host,
-                                                         const KernelStream& stream,
-                                                         const PeerSumOptions& options) {
+absl::StatusOr<std::unique_ptr<PeerCollectives>> PeerCollectives::Create(
+    Communicator& host, const KernelStream& stream, const PeerCollectivesOptions& options) {
   RETURN_IF_ERROR(Agree(host, CheckWanted(host)));
-  std::unique_ptr<PeerSum> sum(new PeerSum(stream));
-  RETURN_IF_ERROR(sum->Start(host, options.machine));
-  RETURN_IF_ERROR(Agree(host, sum->Check(options.check_patience)));
-  return sum;
+  std::unique_ptr<PeerCollectives> made(new PeerCollectives(stream));
+  RETURN_IF_ERROR(made->Start(host, options.machine));
+  RETURN_IF_ERROR(Agree(host, made->Check(options.check_patience)));
+  return made;
 }
 
-PeerSum::~PeerSum() {
+PeerCollectives::~PeerCollectives() {
   cudaStreamSynchronize(stream_);  // kernels read what goes now
   if (aborted_ != nullptr) cudaFreeHost(aborted_);
 }
 
-absl::Status PeerSum::Start(Communicator& host, const std::string& machine) {
+absl::Status PeerCollectives::Start(Communicator& host, const std::string& machine) {
   ASSIGN_OR_RETURN(memory_, PeerMemory::Exchange(host, sizeof(Memory), stream_, machine));
   one_shot_.rank = two_shot_.rank = host.rank();
   one_shot_.size = two_shot_.size = host.size();
@@ -69,20 +68,26 @@ absl::Status PeerSum::Start(Communicator& host, const std::string& machine) {
   return absl::OkStatus();
 }
 
-absl::Status PeerSum::Launch(float* data, int64_t count) {
-  return LaunchBy(/*is_two_shot=*/count > kOneShotFloats, data, count);
+absl::Status PeerCollectives::LaunchSum(float* data, int64_t count) {
+  return LaunchSumBy(/*is_two_shot=*/count > kOneShotFloats, data, count);
 }
 
-absl::Status PeerSum::LaunchBy(bool is_two_shot, float* data, int64_t count) {
+absl::Status PeerCollectives::LaunchSumBy(bool is_two_shot, float* data, int64_t count) {
   return CudaStatus(is_two_shot ? LaunchTwoShotSum(two_shot_, data, count, stream_)
                                 : LaunchOneShotSum(one_shot_, data, count, stream_),
                     "adding up over ranks");
 }
 
-void PeerSum::Abort() { std::atomic_ref(*aborted_).store(1, std::memory_order_release); }
+absl::Status PeerCollectives::LaunchGather(const void* mine, int64_t bytes, void* all) {
+  const GatheredRows rows = {static_cast<const std::byte*>(mine), static_cast<std::byte*>(all),
+                             bytes};
+  return CudaStatus(LaunchOneShotGather(one_shot_, rows, stream_), "gathering over ranks");
+}
+
+void PeerCollectives::Abort() { std::atomic_ref(*aborted_).store(1, std::memory_order_release); }
 
 // Each kernel twice, to use both slots.
-absl::Status PeerSum::Check(std::chrono::milliseconds patience) {
+absl::Status PeerCollectives::Check(std::chrono::milliseconds patience) {
   constexpr int64_t kTwoShotFloats = 4001;
   void* memory = nullptr;
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory, kOneShotFloats * sizeof(float)), "trying a sum"));
@@ -96,15 +101,15 @@ absl::Status PeerSum::Check(std::chrono::milliseconds patience) {
   return status;
 }
 
-absl::Status PeerSum::CheckSum(bool is_two_shot, float* data, int64_t count,
-                               std::chrono::milliseconds patience) {
+absl::Status PeerCollectives::CheckSum(bool is_two_shot, float* data, int64_t count,
+                                       std::chrono::milliseconds patience) {
   std::vector<float> numbers(static_cast<size_t>(count));
   const size_t bytes = numbers.size() * sizeof(float);
   for (int64_t i = 0; i < count; ++i) numbers[static_cast<size_t>(i)] = Term(one_shot_.rank, i);
   RETURN_IF_ERROR(
       CudaStatus(cudaMemcpyAsync(data, numbers.data(), bytes, cudaMemcpyHostToDevice, stream_),
                  "trying a sum"));
-  RETURN_IF_ERROR(LaunchBy(is_two_shot, data, count));
+  RETURN_IF_ERROR(LaunchSumBy(is_two_shot, data, count));
   RETURN_IF_ERROR(Await(patience));
   RETURN_IF_ERROR(
       CudaStatus(cudaMemcpyAsync(numbers.data(), data, bytes, cudaMemcpyDeviceToHost, stream_),
@@ -120,7 +125,7 @@ absl::Status PeerSum::CheckSum(bool is_two_shot, float* data, int64_t count,
   return absl::OkStatus();
 }
 
-absl::Status PeerSum::Await(std::chrono::milliseconds patience) {
+absl::Status PeerCollectives::Await(std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   cudaError_t reached = cudaStreamQuery(stream_);
   while (reached == cudaErrorNotReady) {

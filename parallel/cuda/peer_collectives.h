@@ -1,7 +1,7 @@
-// Sums over the ranks of a group that lie on one machine, for messages as short as those of decode
-// steps: one kernel each (parallel/cuda/one_shot_kernel.h, two_shot_kernel.h), which may be part of
-// a recorded step. The order of additions is the fixed tree of parallel/tree_sum.h, whatever the
-// size.
+// Sums and gatherings over the ranks of a group that lie on one machine, for messages as short as
+// those of decode steps: one kernel each (parallel/cuda/one_shot_sum.h, two_shot_sum.h,
+// one_shot_gather.h), which may be part of a recorded step. The order of additions is the fixed
+// tree of parallel/tree_sum.h, whatever the size.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,22 +15,24 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "parallel/communicator.h"
-#include "parallel/cuda/one_shot_kernel.h"
+#include "parallel/cuda/one_shot_gather.h"
+#include "parallel/cuda/one_shot_sum.h"
 #include "parallel/cuda/peer_memory.h"
-#include "parallel/cuda/two_shot_kernel.h"
+#include "parallel/cuda/two_shot_sum.h"
 
 namespace lockstep::cuda {
 
-struct PeerSumOptions {
+struct PeerCollectivesOptions {
   std::string machine = MachineIdentity();          // or what a test pretends
   std::chrono::milliseconds check_patience{30000};  // until the sums that are tried have come out
 };
 
-class PeerSum {
+class PeerCollectives {
  public:
   static constexpr int64_t kOneShotFloats = OneShotMemory::kMaxFloats;
   static constexpr int64_t kMaxFloats = TwoShotMemory::kMaxFloats;
-  struct Memory {  // of a rank
+  static constexpr int64_t kMaxGatheredBytes = GatheredRows::kMaxBytes;  // of a rank
+  struct Memory {                                                        // of a rank
     OneShotMemory one_shot;
     TwoShotMemory two_shot;
   };
@@ -39,28 +41,29 @@ class PeerSum {
   // FAILED_PRECONDITION, the same on all ranks and saying why, when the group cannot do it: more
   // than kMaxPeerRanks, several machines, no peer access, no CUDA IPC, NCCL_P2P_DISABLE set (the
   // word of those whose machine has broken peer access), or sums that come out wrong or not at all.
-  static absl::StatusOr<std::unique_ptr<PeerSum>> Create(Communicator& host,
-                                                         const KernelStream& stream,
-                                                         const PeerSumOptions& options = {});
+  static absl::StatusOr<std::unique_ptr<PeerCollectives>> Create(
+      Communicator& host, const KernelStream& stream, const PeerCollectivesOptions& options = {});
   // The stream must be idle, or its waits be aborted.
-  ~PeerSum();
-  PeerSum(const PeerSum&) = delete;
-  PeerSum& operator=(const PeerSum&) = delete;
+  ~PeerCollectives();
+  PeerCollectives(const PeerCollectives&) = delete;
+  PeerCollectives& operator=(const PeerCollectives&) = delete;
 
-  // data[i] = the sum over ranks, count <= kMaxFloats; work of the stream.
-  absl::Status Launch(float* data, int64_t count);
+  // Work of the stream. data[i] = the sum over ranks, count <= kMaxFloats.
+  absl::Status LaunchSum(float* data, int64_t count);
+  // Communicator::AllGather, bytes <= kMaxGatheredBytes.
+  absl::Status LaunchGather(const void* mine, int64_t bytes, void* all);
   // Any thread. Kernels that wait, and all later ones, return with undefined results.
   void Abort();
   // As PeerMemory's; nothing is launched afterwards.
   void Disconnect() { memory_->Disconnect(); }
 
  private:
-  explicit PeerSum(const KernelStream& stream) : stream_(stream) {}
+  explicit PeerCollectives(const KernelStream& stream) : stream_(stream) {}
   absl::Status Start(Communicator& host, const std::string& machine);
   absl::Status Check(std::chrono::milliseconds patience);
   absl::Status CheckSum(bool is_two_shot, float* data, int64_t count,
                         std::chrono::milliseconds patience);
-  absl::Status LaunchBy(bool is_two_shot, float* data, int64_t count);
+  absl::Status LaunchSumBy(bool is_two_shot, float* data, int64_t count);
   absl::Status Await(std::chrono::milliseconds patience);
 
   const KernelStream stream_;

@@ -1,4 +1,4 @@
-#include "parallel/cuda/one_shot_kernel.h"
+#include "parallel/cuda/one_shot_sum.h"
 
 #include "parallel/cuda/peer_strips.cuh"
 #include "parallel/cuda/tree_sum.cuh"

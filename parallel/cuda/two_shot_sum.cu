@@ -1,4 +1,4 @@
-#include "parallel/cuda/two_shot_kernel.h"
+#include "parallel/cuda/two_shot_sum.h"
 
 #include "parallel/cuda/peer_strips.cuh"
 #include "parallel/cuda/tree_sum.cuh"
