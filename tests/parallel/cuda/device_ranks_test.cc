@@ -1,9 +1,10 @@
 // Groups whose ranks are processes with a device each, or one for all: on the emulation of CUDA,
 // and on real GPUs (tests/gpu/run.sh).
 //
-//   device_ranks_test --latencies RANKS [REPEATS]     sums of our own beside NCCL's, and long ones
-//                                                     beside what divided steps have instead:
-//                                                     tables
+//   device_ranks_test --latencies RANKS [REPEATS]
+//
+// prints tables: sums and gatherings of our own beside NCCL's, and long sums beside what divided
+// steps have instead.
 #include <cuda_runtime.h>
 
 #include <csignal>
@@ -86,7 +87,7 @@ class Recording {
 
 // ---- what ranks do ----
 
-// NCCL's order of additions is another, so these sums are ours.
+// NCCL's order of additions is another, so these sums are ours. Between them, gatherings.
 absl::Status Sums(const LocalRank& rank) {
   RETURN_IF_ERROR(UseDevice(rank));
   const Stream stream;
@@ -97,6 +98,7 @@ absl::Status Sums(const LocalRank& rank) {
        {int64_t{1}, int64_t{3}, int64_t{1025}, int64_t{20001}, PeerCollectives::kOneShotFloats}) {
     RETURN_IF_ERROR(CheckAllReduce(from_host, count));
     RETURN_IF_ERROR(CheckReduceScatter(from_host, count / rank.size));
+    RETURN_IF_ERROR(CheckAllGather(from_host, count, /*in_place=*/count % 2 == 0));
   }
   return group->Health();
 }
@@ -168,18 +170,17 @@ absl::Status LosesAPeer(const LocalRank& rank) {
   return absl::OkStatus();
 }
 
-constexpr int kSumsOfARecording = 20;
+constexpr int kCallsOfARecording = 20;
 
-// Microseconds of what sums `bytes` of f32 up, as part of a recorded step.
-using Summing = std::function<absl::Status(Communicator& group, float* data)>;
+// Microseconds of a call on `bytes` of f32, as part of a recorded step.
+using Collective = std::function<absl::Status(Communicator& group, float* data)>;
 absl::StatusOr<double> Time(Communicator& group, int64_t bytes, int repeats, cudaStream_t stream,
-                            const Summing& sum) {
+                            const Collective& call) {
   const OnDevice data(std::vector<float>(static_cast<size_t>(bytes / 4)).data(), bytes, stream);
-  const auto sums = [&]() -> absl::Status {
-    for (int i = 0; i < kSumsOfARecording; ++i) RETURN_IF_ERROR(sum(group, data.as<float>()));
+  const Recording recording(stream, [&]() -> absl::Status {
+    for (int i = 0; i < kCallsOfARecording; ++i) RETURN_IF_ERROR(call(group, data.as<float>()));
     return absl::OkStatus();
-  };
-  const Recording recording(stream, sums);
+  });
   recording.Replay();
   cudaEvent_t begin = nullptr;
   cudaEvent_t end = nullptr;
@@ -194,13 +195,23 @@ absl::StatusOr<double> Time(Communicator& group, int64_t bytes, int repeats, cud
   EXPECT_EQ(cudaEventDestroy(begin), cudaSuccess);
   EXPECT_EQ(cudaEventDestroy(end), cudaSuccess);
   RETURN_IF_ERROR(group.Health());
-  return 1e3 * static_cast<double>(ms) / (repeats * kSumsOfARecording);
+  return 1e3 * static_cast<double>(ms) / (repeats * kCallsOfARecording);
 }
 
 absl::StatusOr<double> TimeAllReduce(Communicator& group, int64_t bytes, int repeats,
                                      cudaStream_t stream) {
   return Time(group, bytes, repeats, stream,
               [&](Communicator& all, float* data) { return all.AllReduceSum(data, bytes / 4); });
+}
+
+// bytes: of all ranks.
+absl::StatusOr<double> TimeAllGather(Communicator& group, int64_t bytes, int repeats,
+                                     cudaStream_t stream) {
+  const int64_t row = bytes / group.size();
+  return Time(group, bytes, repeats, stream, [&](Communicator& all, float* data) {
+    auto* const rows = reinterpret_cast<std::byte*>(data);
+    return all.AllGather(rows + all.rank() * row, row, rows);
+  });
 }
 
 // Of a divided step: each rank its share of the sum, and what it makes of that for everybody, in
@@ -234,15 +245,22 @@ absl::Status Latencies(const LocalRank& rank) {
                    MakeGroup(rank, cuda::KernelStream(stream.get(), overlaps), always_ours));
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> nccls,
                    MakeGroup(rank, stream.get(), Options(false)));
-  if (rank.rank == 0) std::printf("sums over %d ranks   KiB        our us   NCCL us\n", rank.size);
-  const int64_t our_longest = std::min(longest, PeerCollectives::kMaxFloats * 4);
-  for (int64_t bytes = 4 << 10; bytes <= our_longest; bytes *= 2) {
-    ASSIGN_OR_RETURN(const double our_us, TimeAllReduce(*ours, bytes, repeats, stream.get()));
-    ASSIGN_OR_RETURN(const double nccl_us, TimeAllReduce(*nccls, bytes, repeats, stream.get()));
-    if (rank.rank != 0) continue;
-    std::printf("%24d  %12.1f  %8.1f\n", static_cast<int>(bytes >> 10), our_us, nccl_us);
-    std::fflush(stdout);
-  }
+  const auto compare = [&](const char* what, auto time, int64_t our_longest) -> absl::Status {
+    if (rank.rank == 0) {
+      std::printf("%s %d ranks   KiB        our us   NCCL us\n", what, rank.size);
+    }
+    for (int64_t bytes = 4 << 10; bytes <= std::min(longest, our_longest); bytes *= 2) {
+      ASSIGN_OR_RETURN(const double our_us, time(*ours, bytes, repeats, stream.get()));
+      ASSIGN_OR_RETURN(const double nccl_us, time(*nccls, bytes, repeats, stream.get()));
+      if (rank.rank != 0) continue;
+      std::printf("%24d  %12.1f  %8.1f\n", static_cast<int>(bytes >> 10), our_us, nccl_us);
+      std::fflush(stdout);
+    }
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(compare("sums over", &TimeAllReduce, PeerCollectives::kMaxFloats * 4));
+  RETURN_IF_ERROR(
+      compare("rows of  ", &TimeAllGather, PeerCollectives::kMaxGatheredBytes * rank.size));
   if (rank.rank == 0) {
     std::printf("long sums over %d ranks   MiB   all-reduce us   divided, bf16 us   e4m3 us\n",
                 rank.size);
@@ -286,7 +304,7 @@ TEST(DeviceRanksLatencyTest, EverySizeIsMeasured) {
   ::testing::internal::CaptureStdout();
   EXPECT_THAT(RunLocalRanks({2, "latencies", "1,1"}), Each(0));
   EXPECT_THAT(::testing::internal::GetCapturedStdout(),
-              AllOf(HasSubstr("\n                    1024  "),
+              AllOf(HasSubstr("\n                    1024  "), HasSubstr("rows of   2 ranks"),
                     HasSubstr("\n                            1  ")));
 }
 
