@@ -78,9 +78,8 @@ int64_t NumRowTiles(const AttentionParams& p, int rows) {
   return int64_t{p.num_tokens} * p.group / rows + p.num_seqs;
 }
 
-template <typename Shape>
+template <typename Shape, int kBytes = Shape::kSharedBytes>
 cudaError_t LaunchMma(const AttentionParams& p, const KernelStream& stream) {
-  constexpr int kBytes = Shape::kSharedBytes;
   const auto kernel = AttentionMmaKernel<Shape>;
   if (kBytes >= 48 * 1024) {  // with what the system keeps of a block's memory
     const cudaError_t error =
@@ -97,6 +96,13 @@ cudaError_t LaunchMmaOfDim(const AttentionParams& p, bool decode, const KernelSt
   using Decode = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, 3>;
   using Prefill = MmaShape<T, kDim, 2, 4, 1, 2, 2>;
   static_assert(Prefill::kRows == kAttentionChunkRows);
+  // Of few sequences, on many multiprocessors. Less shared memory: it begins beside kernels that
+  // hold much of it.
+  if (decode && p.split_tokens == kAttentionTile) {
+    using OneTile = MmaShape<T, kDim, 1, 1, kColumnWarps, 2, 3>;
+    static_assert(OneTile::kKeepsQueries);
+    return LaunchMma<OneTile, OneTile::kOneTileSharedBytes>(p, stream);
+  }
   return decode ? LaunchMma<Decode>(p, stream) : LaunchMma<Prefill>(p, stream);
 }
 

@@ -51,6 +51,8 @@ struct MmaShape {
   static constexpr int kQueries = kKeepsQueries ? Tiles::kLastStage : Tiles::kSharedBytes;
   static constexpr int kSharedBytes = std::max(Tiles::kSharedBytes, kQueries + kRows * kDim * 2);
   static_assert(kSharedBytes <= 99 << 10);  // all that a block may have on compute capability 8.9
+  // Of splits of one tile, to which nothing comes later.
+  static constexpr int kOneTileSharedBytes = kQueries + kRows * kDim * 2;
 };
 
 template <typename Shape>

@@ -75,6 +75,13 @@ __device__ inline float Exp2(float x) {
   return power;
 }
 
+// 1 / x, to one unit in the last place; 0 where that would be denormal.
+__device__ inline float Reciprocal(float x) {
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));
+  return reciprocal;
+}
+
 // Words that other devices and the host read and write: what a thread (and those it met at a
 // barrier before) wrote ahead of the store is seen by whoever has loaded its value. Source: PTX
 // ISA, "Memory Consistency Model", ld.acquire and st.release at .sys scope.

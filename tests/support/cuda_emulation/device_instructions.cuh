@@ -36,6 +36,7 @@ template <>
 void ExpandE4m3<F16>(uint32_t word, uint32_t& low, uint32_t& high);
 
 inline float Exp2(float x) { return exp2f(x); }
+inline float Reciprocal(float x) { return 1.0f / x; }
 
 uint32_t LoadAcquireSystem(const uint32_t* address);
 void StoreReleaseSystem(uint32_t* address, uint32_t value);
