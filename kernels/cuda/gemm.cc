@@ -112,6 +112,15 @@ absl::Status Gemm::Start() {
   RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, device),
                              "asking a GPU"));
   scratch_bytes_ = 2 * int64_t{cache_bytes};
+  RETURN_IF_ERROR(CudaStatus(
+      cudaDeviceGetAttribute(&num_multiprocessors_, cudaDevAttrMultiProcessorCount, device),
+      "asking a GPU"));
+  constexpr size_t kArrivalsBytes = kSkinnyMaxArrivals * sizeof(uint32_t);
+  void* arrivals = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&arrivals, kArrivalsBytes), "counts of blocks"));
+  arrivals_ = static_cast<uint32_t*>(arrivals);
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(arrivals_, 0, kArrivalsBytes, stream_), "counts of blocks"));
   RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&begin_), "an event"));
   return CudaStatus(cudaEventCreate(&end_), "an event");
 }
@@ -120,7 +129,8 @@ Gemm::~Gemm() {
   products_.clear();
   if (begin_ != nullptr) cudaEventDestroy(begin_);
   if (end_ != nullptr) cudaEventDestroy(end_);
-  for (void* memory : {workspace_, fixed_x_, static_cast<void*>(fixed_y_)}) {
+  for (void* memory :
+       {workspace_, static_cast<void*>(arrivals_), fixed_x_, static_cast<void*>(fixed_y_)}) {
     if (memory != nullptr) cudaFree(memory);
   }
   for (cublasLtMatmulPreference_t preference : {preference_, rounded_preference_}) {
@@ -308,7 +318,11 @@ SkinnyProduct Gemm::SkinnyOf(const Call& call) const {
           .x = call.unquantized != nullptr ? call.unquantized : call.x.data,
           .w = call.w.data,
           .scales = call.w.scales,
-          .y = static_cast<float*>(call.y)};
+          .y = static_cast<float*>(call.y),
+          .num_multiprocessors = num_multiprocessors_,
+          .partial_sums = static_cast<float4*>(workspace_),
+          .partial_sums_bytes = static_cast<int64_t>(kWorkspaceBytes),
+          .arrivals = arrivals_};
 }
 
 cublasStatus_t Gemm::TrySkinny(int variant, const Product& product, const Call& call) {

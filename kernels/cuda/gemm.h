@@ -1,10 +1,10 @@
-// Products y = x W^T by cuBLASLt, or of few rows by kernels of our own (skinny_gemm.h). What does
-// it for each shape is chosen by measurement once (gemm_choice.cc): for 1, 2, 4 and each multiple
-// of 8 up to 256 rows, and for each doubling above. Other numbers of rows take that of the next of
-// those if cuBLASLt says that they can, else the one that it expects to be best. While an 8b model
-// warms up with powers of two up to 8,192 rows, up to 2,000 algorithms of its five shapes run four
-// to six times each: by their bytes and arithmetic two or three seconds on an H100, which nobody
-// has measured yet.
+// Products y = x W^T by cuBLASLt, or of up to 64 rows by kernels of our own (skinny_gemm.h). What
+// does it for each shape is chosen by measurement once (gemm_choice.cc): for 1, 2, 4 and each
+// multiple of 8 up to 256 rows, and for each doubling above. Other numbers of rows take that of the
+// next of those if cuBLASLt says that they can, else the one that it expects to be best. While an
+// 8b model warms up with powers of two up to 8,192 rows, up to 2,000 algorithms of its five shapes
+// run four to six times each: by their bytes and arithmetic two or three seconds on an H100, which
+// nobody has measured yet.
 //
 // W is of the dtype of x, bf16, f16 or f32, or e4m3 with a scale for each of its rows. By e4m3
 // cuBLASLt multiplies x in e4m3, quantized row by row: here, unless whoever wrote x has done so
@@ -148,7 +148,9 @@ class Gemm {
   cublasLtMatmulPreference_t rounded_preference_ = nullptr;  // of y that is rounded
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
-  void* workspace_ = nullptr;
+  void* workspace_ = nullptr;     // cuBLASLt's, or of sums that our blocks share
+  uint32_t* arrivals_ = nullptr;  // SkinnyProduct's
+  int num_multiprocessors_ = 0;
   int64_t scratch_bytes_ = 0;  // twice the cache
   void* scratch_ = nullptr;    // while algorithms are measured, if there is memory
   bool has_told_who_scales_ = false;

@@ -105,7 +105,7 @@ Gemm::Choice Gemm::Choose(Product& product, const Call& call, int num_measured) 
 
 void Gemm::TakeFasterSkinny(Product& product, const Call& call, std::optional<Timed>& best) {
   if (!TakesSkinny(product, call)) return;
-  for (int variant = 0; variant < kSkinnyVariants; ++variant) {
+  for (int variant = 0; variant < NumSkinnyVariants(call.x.num_rows); ++variant) {
     const Choice choice{.skinny_variant = variant};
     const std::optional<float> milliseconds = Measure(product, choice, call);
     if (!milliseconds.has_value()) continue;

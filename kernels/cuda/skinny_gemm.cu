@@ -1,44 +1,34 @@
-// A block makes a few tiles of 16 outputs for all rows of x; its warps share k among them, and
-// their sums are added in shared memory. Tensor cores, whose instruction fits: 16 rows of W by 8 of
-// x. As a sum may take its k in any order, a lane takes 16 bytes of W's row as they lie, and the
-// same k of x's, in place of those the instruction speaks of: it reads back from shared memory what
-// it has itself had copied there, some stages ahead. (Loads into registers would not do: the
-// compiler puts them off until they are needed, and memory waits for the sums.)
+// A block makes a few tiles of outputs for all rows of x; its warps share k among them, and their
+// sums are added in shared memory. Each copies into shared memory for itself, some stages ahead.
+// (Loads into registers would not do: the compiler puts them off until they are needed, and memory
+// waits for the sums.)
 //
 // Bytes: W once, from memory; x once for each block, from the second-level cache.
 #include "kernels/cuda/skinny_gemm.h"
 
 #include <algorithm>
 
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/skinny_tiles.cuh"
+#include "kernels/cuda/slender_gemm.h"
 
 namespace lockstep::cuda {
 namespace {
 
-constexpr int kTileOutputs = 16;
-constexpr int kTileRows = 8;
-constexpr int kQuad = 4;  // lanes that read a row together, 64 bytes at a time
 constexpr int kMaxStages = 6;
-constexpr int kMaxSharedBytes = 160 << 10;  // what compute capability 8.0 and 9.0 give a block
 
-__device__ inline uint32_t WordOf(const uint4& read, int i) {
-  return i == 0 ? read.x : i == 1 ? read.y : i == 2 ? read.z : read.w;
-}
-
-// The part of a product that one of kWarps warps has. kTiles: of outputs; kColumns: of the
-// instruction, kTileRows of x each; kFp8: W is e4m3.
+// The part of a product that one of kWarps warps has. kTiles: of outputs; kColumns: of kTileRows
+// rows of x each; kFp8: W is e4m3.
 template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
 class WarpProduct {
-  static constexpr int kElements = kFp8 ? 16 : 8;  // of W to 16 bytes
-  static constexpr int kInputReads = kElements / 8;
+  using Tiles = SkinnyTiles<T, kFp8>;
 
  public:
-  static constexpr int kStep = kQuad * kElements;  // of k, to a stage
+  static constexpr int kStep = Tiles::kStep;  // of k, to a stage
   static constexpr int kOutputs = kTiles * kTileOutputs;
   static constexpr int kRows = kColumns * kTileRows;
   struct Stage {
-    uint4 weights[kTiles][2][kWarpSize];
-    uint4 inputs[kColumns][kInputReads][kWarpSize];
+    typename Tiles::Weights weights[kTiles];
+    typename Tiles::Inputs inputs[kColumns];
   };
   static constexpr int kStages =
       static_cast<int>(std::min<size_t>(kMaxStages, kMaxSharedBytes / kWarps / sizeof(Stage)));
@@ -78,74 +68,42 @@ class WarpProduct {
       for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int output = tile * kTileOutputs + i / 2 * 8 + Lane() / kQuad;
-          sums[output * kRows + c * kTileRows + Lane() % kQuad * 2 + i % 2] = sums_[tile][c][i];
+          const int output = tile * kTileOutputs + Tiles::OutputOf(i);
+          sums[output * kRows + c * kTileRows + Tiles::RowOf(i)] = sums_[tile][c][i];
         }
       }
     }
   }
 
  private:
-  __device__ static int Lane() { return threadIdx.x % kWarpSize; }
-
-  // Zeros beyond the ends. in_features is a multiple of kElements, and so is each lane's k.
   __device__ void FetchWeights(int to, int64_t k) {
-    constexpr int kWeightBytes = kFp8 ? 1 : 2;
-    k += Lane() % kQuad * kElements;
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      const int64_t row = first_output_ + i * 8 + Lane() / kQuad;
-      CopyAsync16(&stages_[to].weights[i / 2][i % 2][Lane()],
-                  static_cast<const uint8_t*>(p_.w) + (row * p_.in_features + k) * kWeightBytes,
-                  k < p_.in_features && row < p_.out_features);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Tiles::FetchWeights(p_, first_output_ + tile * kTileOutputs, k, p_.in_features,
+                          stages_[to].weights[tile]);
     }
   }
   __device__ void FetchInputs(int to, int64_t k) {
-    k += Lane() % kQuad * kElements;
 #pragma unroll
-    for (int i = 0; i < kColumns * kInputReads; ++i) {
-      const int64_t row = i / kInputReads * kTileRows + Lane() / kQuad;
-      const auto* from = static_cast<const uint16_t*>(p_.x) + row * p_.in_features + k;
-      CopyAsync16(&stages_[to].inputs[i / kInputReads][i % kInputReads][Lane()],
-                  from + i % kInputReads * 8, k < p_.in_features && row < p_.num_rows);
+    for (int c = 0; c < kColumns; ++c) {
+      Tiles::FetchInputs(p_, c * kTileRows, k, p_.in_features, stages_[to].inputs[c]);
     }
   }
 
-  // Of a lane's elements the first two and the next two are columns 2t, 2t + 1 and 2t + 8, 2t + 9
-  // of the first instruction, and so on.
   __device__ void Multiply(const Stage& stage) {
-    uint4 inputs[kColumns][kInputReads];
+    uint4 inputs[kColumns][Tiles::kInputReads];
 #pragma unroll
-    for (int i = 0; i < kColumns * kInputReads; ++i) {
-      inputs[i / kInputReads][i % kInputReads] =
-          stage.inputs[i / kInputReads][i % kInputReads][Lane()];
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int i = 0; i < Tiles::kInputReads; ++i) {
+        inputs[c][i] = stage.inputs[c][i][Tiles::Lane()];
+      }
     }
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      uint32_t upper[kElements / 2], lower[kElements / 2];
-      ToPairs(stage.weights[tile][0][Lane()], upper);
-      ToPairs(stage.weights[tile][1][Lane()], lower);
+      const auto pairs = Tiles::PairsOf(stage.weights[tile]);
 #pragma unroll
-      for (int pair = 0; pair < kElements / 2; pair += 2) {
-        const uint32_t a[4] = {upper[pair], lower[pair], upper[pair + 1], lower[pair + 1]};
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const uint4& x = inputs[c][pair / 4];
-          const uint32_t b[2] = {WordOf(x, pair % 4), WordOf(x, pair % 4 + 1)};
-          Mma<T>(sums_[tile][c], a, b);
-        }
-      }
-    }
-  }
-
-  __device__ static void ToPairs(const uint4& read, uint32_t (&pairs)[kElements / 2]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kFp8) {
-        ExpandE4m3<T>(WordOf(read, i), pairs[2 * i], pairs[2 * i + 1]);
-      } else {
-        pairs[i] = WordOf(read, i);
-      }
+      for (int c = 0; c < kColumns; ++c) Tiles::Multiply(pairs, inputs[c], sums_[tile][c]);
     }
   }
 
@@ -233,6 +191,7 @@ bool SkinnyGemmSupports(const SkinnyProduct& p) {
 
 cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& p, const KernelStream& stream) {
   if (!SkinnyGemmSupports(p)) return cudaErrorInvalidValue;
+  if (p.num_rows > kSkinnyFewRows) return LaunchSlenderGemm(variant, p, stream);
   const auto launch = [&](auto element) {
     using T = decltype(element);
     return p.scales != nullptr ? LaunchVariant<T, true>(variant, p, stream)

@@ -2,7 +2,8 @@
 // is read once, 16 bytes to an access.
 //
 // cuBLASLt's algorithms are made for more rows; these kernels stand beside them where products are
-// measured (gemm.h).
+// measured (gemm.h). There are two: of up to kSkinnyFewRows rows warps share k (skinny_gemm.cu), of
+// more they share outputs (slender_gemm.cu).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,17 +24,26 @@ struct SkinnyProduct {
   const void* w = nullptr;        // [out_features, in_features]
   const float* scales = nullptr;  // of W in e4m3: [out_features]
   float* y = nullptr;             // f32 [num_rows, out_features]
+
+  // Of more than kSkinnyFewRows rows: for sums whose k blocks share, and how many there may be at a
+  // time. Nobody else may use the memory before the product is done.
+  int num_multiprocessors = 0;
+  float4* partial_sums = nullptr;
+  int64_t partial_sums_bytes = 0;
+  uint32_t* arrivals = nullptr;  // [kSkinnyMaxArrivals], zeros before and after
 };
 
-constexpr int64_t kSkinnyMaxRows = 16;
+constexpr int64_t kSkinnyFewRows = 16;
+constexpr int64_t kSkinnyMaxRows = 64;
+constexpr int64_t kSkinnyMaxArrivals = 8192;
 
 // 16-bit x of up to kSkinnyMaxRows rows; rows of x and W begin at addresses aligned to 16 bytes.
 bool SkinnyGemmSupports(const SkinnyProduct& product);
 
 // How the work is shared out; whatever is best is found by measurement. Sums are f32, of an order
-// that depends on the variant and in_features alone: a row's result is the same whatever the
-// others.
-constexpr int kSkinnyVariants = 4;
+// that depends on the variant, the sizes of W and the device alone: a row's result is the same
+// whatever the others, up to kSkinnyFewRows and beyond.
+constexpr int NumSkinnyVariants(int64_t num_rows) { return num_rows <= kSkinnyFewRows ? 4 : 2; }
 cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& product, const KernelStream& stream);
 
 }  // namespace lockstep::cuda

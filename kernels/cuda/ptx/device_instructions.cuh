@@ -82,6 +82,17 @@ __device__ inline float Reciprocal(float x) {
   return reciprocal;
 }
 
+// As it lies in the second-level cache, whatever the multiprocessor's own still holds of an earlier
+// kernel: what another block has written.
+__device__ inline float4 LoadFromCache2(const float4* address) {
+  float4 x;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(address)
+               : "memory");
+  return x;
+}
+
 // Words that other devices and the host read and write: what a thread (and those it met at a
 // barrier before) wrote ahead of the store is seen by whoever has loaded its value. Source: PTX
 // ISA, "Memory Consistency Model", ld.acquire and st.release at .sys scope.

@@ -306,12 +306,16 @@ TEST_P(FusedProductTest, NamingItsReaderChangesNoBit) {
 }
 
 TEST_P(FusedProductTest, RecordedToo) {
-  const std::vector<float> want = product_.RepeatedUp(40);
-  for (int time = 0; time < 3; ++time) ASSERT_TRUE(SameBits(product_.RepeatedUp(40), want));
+  for (const int64_t rows : {40, 70}) {
+    const std::vector<float> want = product_.RepeatedUp(rows);
+    for (int time = 0; time < 3; ++time) {
+      ASSERT_TRUE(SameBits(product_.RepeatedUp(rows), want)) << rows;
+    }
+  }
 }
 
 TEST_P(FusedProductTest, GatheredSharesChangeNoBit) {
-  for (const int64_t rows : {1, 5, 16, 17, 33, 64, 70}) {
+  for (const int64_t rows : {1, 5, 16, 17, 64, 65, 99}) {
     const std::vector<float> want = product_.Up(rows, 0);
     for (const int64_t share : {(rows + 1) / 2, (rows + 2) / 3, rows}) {
       ASSERT_TRUE(SameBits(product_.Up(rows, share), want)) << rows << " by " << share;
@@ -321,16 +325,17 @@ TEST_P(FusedProductTest, GatheredSharesChangeNoBit) {
 
 TEST_P(FusedProductTest, SharesLieWhereEveryRankExpectsThem) {
   const DType compute = std::get<0>(GetParam());
-  product_.NormInShares(33, 11);
+  constexpr int64_t kRows = 99;
+  product_.NormInShares(kRows, kRows / 3);
   auto* const rows = static_cast<std::byte*>(product_.rows());
   const auto quantized = product_.RowsToGather();
   EXPECT_EQ(quantized[0].data, rows);
   EXPECT_EQ(quantized[0].row_bytes, FusedProduct::kHidden);
-  EXPECT_EQ(quantized[1].data, rows + 33 * FusedProduct::kHidden);
+  EXPECT_EQ(quantized[1].data, rows + kRows * FusedProduct::kHidden);
   EXPECT_EQ(quantized[1].row_bytes, 4);
-  product_.Multiply(product_.up(), 33);
+  product_.Multiply(product_.up(), kRows);
   // Few rows are multiplied as each rank finds best, so all gather them as they are.
-  product_.NormInShares(16, 8);
+  product_.NormInShares(64, 32);
   const auto plain = product_.RowsToGather();
   EXPECT_EQ(plain[0].data, rows);
   EXPECT_EQ(plain[0].row_bytes, FusedProduct::kHidden * DTypeBytes(compute));
@@ -339,13 +344,14 @@ TEST_P(FusedProductTest, SharesLieWhereEveryRankExpectsThem) {
 
 // Who writes again before the product has read, in the same place, is read.
 TEST_P(FusedProductTest, TheLastWriterCounts) {
-  const std::vector<float> want = product_.Both(33, /*with_consumers=*/false);
-  product_.Both(33, /*with_consumers=*/true);
-  product_.Norm(33, &product_.up());
-  ASSERT_TRUE(SameBits(product_.Both(33, /*with_consumers=*/false), want));
-  product_.Norm(33, &product_.up());
-  ASSERT_TRUE(SameBits(product_.Both(33, /*with_consumers=*/true), want));
-  ASSERT_TRUE(SameBits(product_.UpOfGathered(33), product_.Up(33, 0)));
+  constexpr int64_t kRows = 70;
+  const std::vector<float> want = product_.Both(kRows, /*with_consumers=*/false);
+  product_.Both(kRows, /*with_consumers=*/true);
+  product_.Norm(kRows, &product_.up());
+  ASSERT_TRUE(SameBits(product_.Both(kRows, /*with_consumers=*/false), want));
+  product_.Norm(kRows, &product_.up());
+  ASSERT_TRUE(SameBits(product_.Both(kRows, /*with_consumers=*/true), want));
+  ASSERT_TRUE(SameBits(product_.UpOfGathered(kRows), product_.Up(kRows, 0)));
 }
 
 // Where nothing is lost that f32 would keep for anybody: not in f16, whose range ends, nor in steps

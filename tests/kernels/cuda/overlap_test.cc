@@ -120,12 +120,17 @@ class Layers {
                                       .in_features = in_features,
                                       .x = x,
                                       .w = weights.data(),
-                                      .y = y},
+                                      .y = y,
+                                      .num_multiprocessors = 6,
+                                      .partial_sums = partial_sums_.data(),
+                                      .partial_sums_bytes = kPartialSums * int64_t{sizeof(float4)},
+                                      .arrivals = arrivals_.data()},
                                      stream_),
               cudaSuccess);
   }
 
   static constexpr int64_t kWorkspaceBytes = 1 << 20;
+  static constexpr int64_t kPartialSums = 1 << 15;
 
   const PagedWorld& world_;
   const int variant_;
@@ -153,6 +158,8 @@ class Layers {
   const DeviceArray<BF16> activated_{num_tokens_ * kFfn};
   const DeviceArray<float> y_{num_tokens_ * kHidden};
   const DeviceArray<uint8_t> workspace_{kWorkspaceBytes};
+  const DeviceArray<float4> partial_sums_{kPartialSums};
+  const DeviceArray<uint32_t> arrivals_{std::vector<uint32_t>(cuda::kSkinnyMaxArrivals)};
 };
 
 int64_t NumBegunEarly() {
@@ -180,12 +187,19 @@ void ExpectTheSame(const std::vector<SequenceChunk>& chunks, int variant) {
 }
 
 TEST(CudaOverlap, DecodesAreTheSame) {
-  for (int variant = 0; variant < cuda::kSkinnyVariants; ++variant) {
+  for (int variant = 0; variant < cuda::NumSkinnyVariants(3); ++variant) {
     ExpectTheSame({{300, 1}, {128, 1}, {5, 1}}, variant);  // of one and of several splits
   }
 }
 
 TEST(CudaOverlap, ChunksAreTheSame) { ExpectTheSame({{200, 5}, {0, 9}, {63, 1}}, 0); }
+
+// Of more rows, where blocks share sums in memory that the next product uses as well.
+TEST(CudaOverlap, ChunksOfMoreRowsAreTheSame) {
+  for (int variant = 0; variant < cuda::NumSkinnyVariants(40); ++variant) {
+    ExpectTheSame({{200, 25}, {0, 14}, {63, 1}}, variant);
+  }
+}
 
 // Rows in e4m3 and the scales they leave, each from what the kernel before made of y.
 std::vector<float> QuantizeRound(const KernelStream& stream) {

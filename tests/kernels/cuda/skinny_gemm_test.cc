@@ -10,6 +10,9 @@
 #include "kernels/cuda/kernels.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/kernel_fixture.h"
+#ifdef LOCKSTEP_CUDA_EMULATION
+#include "tests/support/cuda_emulation/emulation.h"
+#endif
 
 namespace lockstep::testing {
 namespace {
@@ -21,9 +24,11 @@ struct Sizes {
   int64_t out_features;
   int64_t in_features;
 };
-// One k-step of one warp and several of all; edges of tiles, of rows of x and of k.
-constexpr Sizes kSizes[] = {{1, 16, 128},  {1, 8, 8},    {3, 40, 2064}, {8, 33, 520},
-                            {9, 48, 1040}, {16, 17, 96}, {15, 64, 4096}};
+// One k-step of one warp and several of all; edges of tiles, of rows of x and of k. Beyond 16 rows
+// k is shared where the device has room for more blocks than there are tiles of outputs.
+constexpr Sizes kSizes[] = {{1, 16, 128},  {1, 8, 8},     {3, 40, 2064},  {8, 33, 520},
+                            {9, 48, 1040}, {16, 17, 96},  {15, 64, 4096}, {17, 40, 96},
+                            {32, 300, 48}, {33, 70, 912}, {64, 513, 272}, {50, 24, 2064}};
 
 // [rows, columns] times [outputs, columns] transposed.
 std::vector<float> Product(const Sizes& sizes, const std::vector<float>& x,
@@ -47,6 +52,10 @@ std::vector<float> Multiplied(int variant, const Sizes& sizes, DType dtype, cons
                               const void* w, const float* scales) {
   DeviceArray<T> input(x);
   DeviceArray<float> output(sizes.num_rows * sizes.out_features);
+  constexpr int64_t kPartialSums = 1 << 18;
+  DeviceArray<float> partial_sums(kPartialSums);
+  const std::vector<uint32_t> none(cuda::kSkinnyMaxArrivals);
+  DeviceArray<uint32_t> arrivals(none);
   const SkinnyProduct product{.num_rows = sizes.num_rows,
                               .out_features = sizes.out_features,
                               .in_features = sizes.in_features,
@@ -54,9 +63,14 @@ std::vector<float> Multiplied(int variant, const Sizes& sizes, DType dtype, cons
                               .x = input.data(),
                               .w = w,
                               .scales = scales,
-                              .y = output.data()};
+                              .y = output.data(),
+                              .num_multiprocessors = 7,
+                              .partial_sums = reinterpret_cast<float4*>(partial_sums.data()),
+                              .partial_sums_bytes = kPartialSums * int64_t{sizeof(float)},
+                              .arrivals = arrivals.data()};
   EXPECT_TRUE(cuda::SkinnyGemmSupports(product));
   EXPECT_EQ(cuda::LaunchSkinnyGemm(variant, product, nullptr), cudaSuccess);
+  EXPECT_EQ(arrivals.Read(), none);
   return output.Read();
 }
 
@@ -68,7 +82,7 @@ void ExpectPlainProducts(DType dtype) {
     const std::vector<T> w = Narrowed<T>(random.Normals(sizes.out_features * sizes.in_features));
     DeviceArray<T> weights(w);
     const std::vector<float> want = Product(sizes, ToFloats(x), ToFloats(w));
-    for (int variant = 0; variant < cuda::kSkinnyVariants; ++variant) {
+    for (int variant = 0; variant < cuda::NumSkinnyVariants(sizes.num_rows); ++variant) {
       EXPECT_TRUE(RowsNear(Multiplied(variant, sizes, dtype, x, weights.data(), nullptr), want,
                            sizes.out_features, 1e-6))
           << sizes.num_rows << " x " << sizes.out_features << " x " << sizes.in_features
@@ -103,7 +117,7 @@ void ExpectFp8Products(DType dtype) {
     DeviceArray<uint8_t> weights(q);
     DeviceArray<float> weight_scales(scales);
     std::vector<float> want = Product(sizes, ToFloats(x), w);
-    for (int variant = 0; variant < cuda::kSkinnyVariants; ++variant) {
+    for (int variant = 0; variant < cuda::NumSkinnyVariants(sizes.num_rows); ++variant) {
       std::vector<float> got =
           Multiplied(variant, sizes, dtype, x, weights.data(), weight_scales.data());
       for (size_t i = 0; i < got.size(); i += static_cast<size_t>(sizes.out_features)) {
@@ -121,15 +135,15 @@ TEST(SkinnyGemmTest, Fp8WeightsByBf16) { ExpectFp8Products<BF16>(DType::kBF16); 
 TEST(SkinnyGemmTest, Fp8WeightsByF16) { ExpectFp8Products<F16>(DType::kF16); }
 
 // Other rows of x change nothing of a row's result.
-TEST(SkinnyGemmTest, RowsAreOnTheirOwn) {
+void ExpectRowsOnTheirOwn(int64_t most_rows, const std::vector<int64_t>& fewer) {
   Random random(3);
-  const Sizes sizes{16, 48, 1040};
+  const Sizes sizes{most_rows, 48, 1040};
   const std::vector<BF16> x = Narrowed<BF16>(random.Normals(sizes.num_rows * sizes.in_features));
   DeviceArray<BF16> weights(Narrowed<BF16>(random.Normals(sizes.out_features * sizes.in_features)));
-  for (int variant = 0; variant < cuda::kSkinnyVariants; ++variant) {
+  for (int variant = 0; variant < cuda::NumSkinnyVariants(most_rows); ++variant) {
     const std::vector<float> all =
         Multiplied(variant, sizes, DType::kBF16, x, weights.data(), nullptr);
-    for (const int64_t rows : {1, 8, 9}) {
+    for (const int64_t rows : fewer) {
       const std::vector<BF16> few(x.begin(), x.begin() + rows * sizes.in_features);
       const std::vector<float> got =
           Multiplied(variant, {rows, sizes.out_features, sizes.in_features}, DType::kBF16, few,
@@ -137,6 +151,44 @@ TEST(SkinnyGemmTest, RowsAreOnTheirOwn) {
       EXPECT_EQ(std::memcmp(got.data(), all.data(), got.size() * sizeof(float)), 0) << rows;
     }
   }
+}
+
+TEST(SkinnyGemmTest, RowsAreOnTheirOwn) {
+  ExpectRowsOnTheirOwn(16, {1, 8, 9});
+  ExpectRowsOnTheirOwn(64, {17, 32, 33});
+}
+
+#ifdef LOCKSTEP_CUDA_EMULATION
+// Whichever block of those that share a sum comes last, and whichever of its warps.
+TEST(SkinnyGemmTest, SharedSumsDoNotDependOnWhoComesLast) {
+  Random random(4);
+  const Sizes sizes{20, 48, 2080};
+  const std::vector<BF16> x = Narrowed<BF16>(random.Normals(sizes.num_rows * sizes.in_features));
+  DeviceArray<BF16> weights(Narrowed<BF16>(random.Normals(sizes.out_features * sizes.in_features)));
+  const auto multiplied = [&](uint64_t order) {
+    cuda_emulation::SetThreadOrder(order);
+    return Multiplied(0, sizes, DType::kBF16, x, weights.data(), nullptr);
+  };
+  const std::vector<float> want = multiplied(0);
+  for (const uint64_t order : {1, 2, 3}) EXPECT_EQ(multiplied(order), want) << order;
+  cuda_emulation::SetThreadOrder(0);
+}
+#endif
+
+TEST(SkinnyGemmTest, SharedSumsNeedMemory) {
+  DeviceArray<BF16> x(std::vector<BF16>(64 * 1024));
+  DeviceArray<float> y(64 * 64);
+  SkinnyProduct product{.num_rows = 64,
+                        .out_features = 64,
+                        .in_features = 1024,
+                        .x = x.data(),
+                        .w = x.data(),
+                        .y = y.data(),
+                        .num_multiprocessors = 2};
+  EXPECT_EQ(cuda::LaunchSkinnyGemm(0, product, nullptr), cudaErrorInvalidValue);
+  product.num_multiprocessors = 1;
+  EXPECT_EQ(cuda::LaunchSkinnyGemm(0, product, nullptr), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
 }
 
 TEST(SkinnyGemmTest, RefusesWhatItsAccessesCannotRead) {
@@ -154,7 +206,12 @@ TEST(SkinnyGemmTest, RefusesWhatItsAccessesCannotRead) {
   EXPECT_TRUE(refuses([](auto& p) { p.in_features = 60; }));
   EXPECT_TRUE(refuses([&](auto& p) { p.x = x.data() + 4; }));
   EXPECT_TRUE(refuses([&](auto& p) { p.w = x.data() + 1; }));
-  EXPECT_EQ(cuda::LaunchSkinnyGemm(cuda::kSkinnyVariants, fits, nullptr), cudaErrorInvalidValue);
+  for (const int64_t rows : {int64_t{1}, cuda::kSkinnyMaxRows}) {
+    SkinnyProduct product = fits;
+    product.num_rows = rows;
+    EXPECT_EQ(cuda::LaunchSkinnyGemm(cuda::NumSkinnyVariants(rows), product, nullptr),
+              cudaErrorInvalidValue);
+  }
 }
 
 }  // namespace

@@ -125,10 +125,10 @@ TEST_F(CudaGroupsTest, DeterministicRunsAreTheSameToTheBit) {
   EXPECT_TRUE(SameBits(Run(4, 2, DType::kBF16, true, true), of_four));
 }
 
-// Two chunks of 30 tokens, with others in the same steps; then decodes.
-std::vector<Request> LongAndShort() {
+// Two chunks of so many tokens, with others in the same steps; then decodes.
+std::vector<Request> LongAndShort(int32_t chunk) {
   Request request{.prompt = {}, .num_greedy = 2};
-  for (int32_t i = 0; i < 60; ++i) request.prompt.push_back(1 + i * 37 % 500);
+  for (int32_t i = 0; i < 2 * chunk; ++i) request.prompt.push_back(1 + i * 37 % 500);
   return {request, {{1, 2, 3}, 3}};
 }
 
@@ -148,7 +148,7 @@ TEST_F(CudaGroupsTest, LongStepsAreNearThoseOfOneRank) {
 }
 
 TEST_F(CudaGroupsTest, DividedTokensChangeNoBitOfDeterministicRuns) {
-  requests_ = LongAndShort();
+  requests_ = LongAndShort(30);
   const std::vector<Outcome> want = Run(2, 2, DType::kBF16, true);
   EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, true, 0), want));
   EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true, false, 16 * kHiddenSize * 4), want))
@@ -156,7 +156,7 @@ TEST_F(CudaGroupsTest, DividedTokensChangeNoBitOfDeterministicRuns) {
 }
 
 TEST_F(CudaGroupsTest, TokensWithoutLogitsAreLeftAndChangeNoBitOfTheOthers) {
-  requests_ = LongAndShort();
+  requests_ = LongAndShort(30);
   const std::vector<Outcome> want = OfNeededLogits(Run(2, 2, DType::kBF16, true));
   only_needed_logits_ = true;
   EXPECT_TRUE(SameBits(Run(2, 2, DType::kBF16, true), want));
@@ -168,7 +168,9 @@ class CudaFp8GroupsTest : public CudaGroupsTest {
   void SetUp() override {
     CudaGroupsTest::SetUp();
     model_ = &small_.checkpoint();
-    requests_ = LongAndShort();
+    chunk_ = 70;  // more than are multiplied by our own kernels
+    requests_ = LongAndShort(70);
+    limits_ = {.max_batched_tokens = 150, .max_num_seqs = 4, .max_model_len = 160};
     quantize_ = Quantization::kFp8;
   }
 
