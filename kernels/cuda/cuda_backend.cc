@@ -219,7 +219,9 @@ void CudaBackend::Linear(const LinearWeight& weight, const void* x, int64_t num_
 void CudaBackend::Multiply(const LinearWeight& weight, const void* x, int64_t num_tokens, void* y,
                            DType y_dtype) {
   if (weights_are_new_.exchange(false)) Synchronize();  // weights are read before all else
-  gemm_->Run(WeightOf(weight), TakeRows(weight, x, num_tokens), y, y_dtype);
+  Gemm::Input input = TakeRows(weight, x, num_tokens);
+  input.follows_attention = std::exchange(has_attended_, false);
+  gemm_->Run(WeightOf(weight), input, y, y_dtype);
 }
 
 // Prompts' products go through memory, once to it and once or more from it: in bf16 that is, by the
@@ -261,6 +263,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
                     properties_.multiProcessorCount, options_.deterministic,
                     chunk_kernels_.EncoderFor(*args.cache));
   ForgetRows(args.out);
+  has_attended_ = true;
   CudaCheck(LaunchAttention(args, plan, options_.compute, Workspace(), stream_), "attention");
 }
 

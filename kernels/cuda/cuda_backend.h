@@ -123,6 +123,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
   QuantizedRows quantized_;
+  bool has_attended_ = false;                 // and no product has come since
   ChunkKernels chunk_kernels_;                // of attention
   std::vector<DeviceBuffer> fp8_staged_;      // rows on their way to e4m3, one for each slot
   std::atomic<bool> weights_are_new_{false};  // may not have been written yet

@@ -237,7 +237,7 @@ bool Gemm::WantsQuantized(const Weight& w, int64_t num_rows) const {
 Gemm::Call Gemm::QuantizedCall(const Weight& w, const Input& x, void* y) {
   void* const memory = quantized_x_.AtLeast(E4m3RowsBytes(x.num_rows, w.in_features));
   const E4m3Rows rows = E4m3RowsIn(memory, x.num_rows, w.in_features);
-  return {w, {x.num_rows, rows.q, rows.scales}, y, x.data};
+  return {w, {x.num_rows, rows.q, rows.scales, x.follows_attention}, y, x.data};
 }
 
 void Gemm::Quantize(const Call& call) {
@@ -319,6 +319,7 @@ SkinnyProduct Gemm::SkinnyOf(const Call& call) const {
           .w = call.w.data,
           .scales = call.w.scales,
           .y = static_cast<float*>(call.y),
+          .follows_attention = call.x.follows_attention,
           .num_multiprocessors = num_multiprocessors_,
           .partial_sums = static_cast<float4*>(workspace_),
           .partial_sums_bytes = static_cast<int64_t>(kWorkspaceBytes),

@@ -65,8 +65,9 @@ class Gemm {
   // Of Options::compute, or, with scales, as e4m3 weights are multiplied by: in e4m3 itself.
   struct Input {
     int64_t num_rows = 0;
-    const void* data = nullptr;     // [num_rows, in_features]
-    const float* scales = nullptr;  // e4m3: [num_rows]
+    const void* data = nullptr;      // [num_rows, in_features]
+    const float* scales = nullptr;   // e4m3: [num_rows]
+    bool follows_attention = false;  // SkinnyProduct's
   };
   // Makes room for weights of that shape: to be called before Run.
   absl::Status Prepare(int64_t out_features, int64_t in_features, bool is_fp8 = false);

@@ -14,11 +14,9 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr int kMaxStages = 6;
-
 // The part of a product that one of kWarps warps has. kTiles: of outputs; kColumns: of kTileRows
 // rows of x each; kFp8: W is e4m3.
-template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
+template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns, int kMostStages>
 class WarpProduct {
   using Tiles = SkinnyTiles<T, kFp8>;
 
@@ -31,7 +29,7 @@ class WarpProduct {
     typename Tiles::Inputs inputs[kColumns];
   };
   static constexpr int kStages =
-      static_cast<int>(std::min<size_t>(kMaxStages, kMaxSharedBytes / kWarps / sizeof(Stage)));
+      static_cast<int>(std::min<size_t>(kMostStages, kMaxSharedBytes / kWarps / sizeof(Stage)));
   static_assert(kStages >= 3);  // one is read, the others are on their way
 
   __device__ WarpProduct(const SkinnyProduct& p, int64_t first_output, Stage* stages)
@@ -41,6 +39,7 @@ class WarpProduct {
   __device__ void Add(int64_t k, int64_t stride) {
     // W is nobody's result; what there is room for comes while x is being made.
     for (int i = 0; i < kStages - 1; ++i) FetchWeights(i, k + i * stride);
+    if (p_.follows_attention) PrefetchWeights((kStages - 1) * stride);
     WaitForEarlierKernels();
     int64_t ahead = k;
     for (int i = 0; i < kStages - 1; ++i, ahead += stride) {
@@ -83,6 +82,16 @@ class WarpProduct {
                           stages_[to].weights[tile]);
     }
   }
+  // Of each of the block's rows of W what comes from k on, into the second-level cache.
+  __device__ void PrefetchWeights(int64_t k) {
+    constexpr int64_t kMostBytes = 4096;
+    constexpr int kWeightBytes = kFp8 ? 1 : 2;
+    const int64_t row = first_output_ + threadIdx.x;
+    const int64_t bytes = min((p_.in_features - k) * kWeightBytes, kMostBytes);
+    if (threadIdx.x >= kOutputs || row >= p_.out_features || bytes <= 0) return;
+    PrefetchToCache2(static_cast<const uint8_t*>(p_.w) + (row * p_.in_features + k) * kWeightBytes,
+                     static_cast<uint32_t>(bytes));
+  }
   __device__ void FetchInputs(int to, int64_t k) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
@@ -113,11 +122,11 @@ class WarpProduct {
   float sums_[kTiles][kColumns][4] = {};
 };
 
-template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
+template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns, int kMostStages>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     SkinnyGemmKernel(const __grid_constant__ SkinnyProduct p) {
   LetLaterKernelsBegin();
-  using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns>;
+  using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns, kMostStages>;
   constexpr int kSums = Product::kOutputs * Product::kRows;
   static_assert(kSums * sizeof(float) <= Product::kStages * sizeof(typename Product::Stage));
   const int warp = threadIdx.x / kWarpSize;
@@ -146,11 +155,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   }
 }
 
-template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns>
+template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns, int kMostStages>
 cudaError_t LaunchColumns(const SkinnyProduct& p, const KernelStream& stream) {
-  using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns>;
+  using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns, kMostStages>;
   constexpr size_t kSharedBytes = kWarps * Product::kStages * sizeof(typename Product::Stage);
-  const auto kernel = SkinnyGemmKernel<T, kFp8, kTiles, kWarps, kColumns>;
+  const auto kernel = SkinnyGemmKernel<T, kFp8, kTiles, kWarps, kColumns, kMostStages>;
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
   if (error != cudaSuccess) return error;
@@ -158,10 +167,11 @@ cudaError_t LaunchColumns(const SkinnyProduct& p, const KernelStream& stream) {
   return LaunchOverlapping(kernel, grid, dim3(kWarps * kWarpSize), kSharedBytes, stream, p);
 }
 
-template <typename T, bool kFp8, int kTiles, int kWarps>
+template <typename T, bool kFp8, int kTiles, int kWarps, int kMostStages = 6>
 cudaError_t LaunchTiles(const SkinnyProduct& p, const KernelStream& stream) {
-  return p.num_rows <= kTileRows ? LaunchColumns<T, kFp8, kTiles, kWarps, 1>(p, stream)
-                                 : LaunchColumns<T, kFp8, kTiles, kWarps, 2>(p, stream);
+  return p.num_rows <= kTileRows
+             ? LaunchColumns<T, kFp8, kTiles, kWarps, 1, kMostStages>(p, stream)
+             : LaunchColumns<T, kFp8, kTiles, kWarps, 2, kMostStages>(p, stream);
 }
 
 template <typename T, bool kFp8>
@@ -175,6 +185,8 @@ cudaError_t LaunchVariant(int variant, const SkinnyProduct& p, const KernelStrea
       return LaunchTiles<T, kFp8, 1, 16>(p, stream);
     case 3:
       return LaunchTiles<T, kFp8, 2, 8>(p, stream);
+    case 4:  // of which more find room beside each other
+      return LaunchTiles<T, kFp8, 1, 8, 4>(p, stream);
   }
   return cudaErrorInvalidValue;
 }

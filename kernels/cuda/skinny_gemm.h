@@ -24,6 +24,9 @@ struct SkinnyProduct {
   const void* w = nullptr;        // [out_features, in_features]
   const float* scales = nullptr;  // of W in e4m3: [out_features]
   float* y = nullptr;             // f32 [num_rows, out_features]
+  // Its blocks, of which few find room beside attention's, have more of W brought near than they
+  // have room for.
+  bool follows_attention = false;
 
   // Of more than kSkinnyFewRows rows: for sums whose k blocks share, and how many there may be at a
   // time. Nobody else may use the memory before the product is done.
@@ -43,7 +46,7 @@ bool SkinnyGemmSupports(const SkinnyProduct& product);
 // How the work is shared out; whatever is best is found by measurement. Sums are f32, of an order
 // that depends on the variant, the sizes of W and the device alone: a row's result is the same
 // whatever the others, up to kSkinnyFewRows and beyond.
-constexpr int NumSkinnyVariants(int64_t num_rows) { return num_rows <= kSkinnyFewRows ? 4 : 2; }
+constexpr int NumSkinnyVariants(int64_t num_rows) { return num_rows <= kSkinnyFewRows ? 5 : 2; }
 cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& product, const KernelStream& stream);
 
 }  // namespace lockstep::cuda

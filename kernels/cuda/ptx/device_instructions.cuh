@@ -3,7 +3,7 @@
 // Whoever compiles the kernels chooses by include path: these, or ones of the same names that a
 // processor without a GPU can run (tests/support/cuda_emulation).
 // Source of layouts: PTX ISA, "Matrix multiply-accumulate operation using mma instruction",
-// "ldmatrix", "cp.async", "cvt", "ex2".
+// "ldmatrix", "cp.async", "cp.async.bulk.prefetch", "cvt", "ex2".
 #pragma once
 
 #include <cuda_fp8.h>
@@ -91,6 +91,17 @@ __device__ inline float4 LoadFromCache2(const float4* address) {
                : "l"(address)
                : "memory");
   return x;
+}
+
+// Has the second-level cache fetch bytes that will be read, where it can be asked (compute
+// capability 9.0); both are multiples of 16.
+__device__ inline void PrefetchToCache2(const void* address, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(address)),
+      "r"(bytes)
+      : "memory");
+#endif
 }
 
 // Words that other devices and the host read and write: what a thread (and those it met at a

@@ -121,6 +121,7 @@ class Layers {
                                       .x = x,
                                       .w = weights.data(),
                                       .y = y,
+                                      .follows_attention = x == attended_.data(),
                                       .num_multiprocessors = 6,
                                       .partial_sums = partial_sums_.data(),
                                       .partial_sums_bytes = kPartialSums * int64_t{sizeof(float4)},

@@ -64,6 +64,7 @@ std::vector<float> Multiplied(int variant, const Sizes& sizes, DType dtype, cons
                               .w = w,
                               .scales = scales,
                               .y = output.data(),
+                              .follows_attention = variant % 2 == 0,
                               .num_multiprocessors = 7,
                               .partial_sums = reinterpret_cast<float4*>(partial_sums.data()),
                               .partial_sums_bytes = kPartialSums * int64_t{sizeof(float)},

@@ -37,6 +37,8 @@ void ExpandE4m3<F16>(uint32_t word, uint32_t& low, uint32_t& high);
 
 inline float Exp2(float x) { return exp2f(x); }
 inline float Reciprocal(float x) { return 1.0f / x; }
+void PrefetchToCache2(const void* address, uint32_t bytes,
+                      const std::source_location& site = std::source_location::current());
 inline float4 LoadFromCache2(const float4* address) { return *address; }
 
 uint32_t LoadAcquireSystem(const uint32_t* address);

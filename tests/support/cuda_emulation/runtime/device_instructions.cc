@@ -270,6 +270,12 @@ void StoreVector(void* to, const uint2& x, const Site& site) {
 
 void ReadVector(const uint4* from, const Site& site) { CheckVector(from, sizeof(*from), site); }
 
+void PrefetchToCache2(const void* address, uint32_t bytes, const Site& site) {
+  if (bytes == 0 || bytes % 16 != 0) FailThread("a prefetch of no whole 16 bytes", site);
+  CheckVector(address, 16, site);
+  CheckVector(static_cast<const uint8_t*>(address) + bytes - 16, 16, site);
+}
+
 void CopyAsyncCommit() { TheBlockRunner().CommitCopies(); }
 
 void emulated::CopyAsyncWait(int newest) { TheBlockRunner().AwaitCopies(newest); }
