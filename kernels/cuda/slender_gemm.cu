@@ -6,8 +6,7 @@
 // Limits, with 64 rows and 256 outputs to a block, by counting: a multiprocessor of an H100 gets 1
 // KiB of W in 79 cycles. For each it copies 256 (bf16) or 512 bytes (e4m3) of x from the
 // second-level cache, reads 3 or 5 KiB of shared memory, 24 or 40 cycles, and multiplies for 26 or
-// 52 at the rate that mma.sync reaches there: memory is the limit, which cuBLASLt's kernels for
-// tiles of 64 rows keep from by beginning late and ending in steps.
+// 52 at the rate that mma.sync reaches there: memory is the limit. Not measured yet.
 #include "kernels/cuda/slender_gemm.h"
 
 #include <algorithm>
