@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMaxTraceLines = 100000;
 constexpr int64_t kMaxTokens = 1 << 27;
-constexpr double kMaxSimulatedTokens = 60000;
+constexpr double kMaxSimulatedTokens = 400000;
 constexpr size_t kMaxSimulatedTrace = 500;  // requests
 
 absl::StatusOr<Arrival> ParseArrival(const std::string& line) {
@@ -99,17 +99,18 @@ absl::StatusOr<TraceSummary> Summarize(const std::vector<Arrival>& trace) {
   return summary;
 }
 
-std::vector<Arrival> ArrivalsOfReplica(const ArrivalPattern& pattern, int num_replicas) {
+ArrivalStream ArrivalsOfReplica(const ArrivalPattern& pattern, int num_replicas) {
   if (pattern.trace.empty()) {
     const double tokens = pattern.output_tokens + pattern.input_tokens / 16;
-    const int count = static_cast<int>(std::clamp(kMaxSimulatedTokens / tokens, 20.0, 300.0));
-    return PoissonArrivals(pattern.rate_per_s / num_replicas, std::llround(pattern.input_tokens),
-                           std::llround(pattern.output_tokens), count, 1);
+    const int count = static_cast<int>(std::clamp(kMaxSimulatedTokens / tokens, 20.0, 20000.0));
+    return {PoissonArrivals(pattern.rate_per_s / num_replicas, std::llround(pattern.input_tokens),
+                            std::llround(pattern.output_tokens), count, 1),
+            /*goes_on=*/true};
   }
-  std::vector<Arrival> share;
-  for (size_t i = 0; i < pattern.trace.size() && share.size() < kMaxSimulatedTrace;
+  ArrivalStream share;
+  for (size_t i = 0; i < pattern.trace.size() && share.arrivals.size() < kMaxSimulatedTrace;
        i += static_cast<size_t>(num_replicas)) {
-    share.push_back(pattern.trace[i]);
+    share.arrivals.push_back(pattern.trace[i]);
   }
   return share;
 }

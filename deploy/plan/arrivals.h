@@ -33,14 +33,22 @@ struct TraceSummary {
 // INVALID_ARGUMENT when all come at the same time.
 absl::StatusOr<TraceSummary> Summarize(const std::vector<Arrival>& trace);
 
-// What reaches one of several replicas: its share of the trace or, without one, independent
-// arrivals; as many as a fraction of a second simulates.
+// What reaches one replica.
+struct ArrivalStream {
+  std::vector<Arrival> arrivals;
+  // They are the beginning of what does not end: what counts is how requests fare once as many run
+  // as always will, not while the first ones find nobody, or the last ones nobody any more.
+  bool goes_on = false;
+};
+
+// Of several replicas: each its share of the trace or, without one, independent arrivals that go
+// on; as many as some seconds simulate.
 struct ArrivalPattern {
   std::vector<Arrival> trace;
   double rate_per_s = 0;
   double input_tokens = 0;
   double output_tokens = 0;
 };
-std::vector<Arrival> ArrivalsOfReplica(const ArrivalPattern& pattern, int num_replicas);
+ArrivalStream ArrivalsOfReplica(const ArrivalPattern& pattern, int num_replicas);
 
 }  // namespace lockstep::plan

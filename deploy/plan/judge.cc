@@ -213,7 +213,7 @@ int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate) {
 }
 
 QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
-                            const std::vector<Arrival>& arrivals) {
+                            const ArrivalStream& stream) {
   const Deployment deployment{request.model.architecture,
                               request.weights,
                               request.kv,
@@ -230,7 +230,7 @@ QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candida
                         .max_batched_tokens = request.engine.max_batched_tokens,
                         .max_model_len = candidate.memory.max_request_tokens,
                         .request_ms = request.engine.request_ms},
-                       arrivals);
+                       stream);
 }
 
 Candidate Judge(const PlanRequest& request, int tp, int pp) {

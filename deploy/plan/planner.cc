@@ -286,6 +286,7 @@ void SearchWithQueue(Plan& plan, int enough = INT32_MAX) {
                           plan.answer()->layout.replicas));
     const PlanRequest& request = plan.request;
     const bool holds =
+        plan.queue->is_steady &&
         (request.ttft_p95_ms == 0 || plan.queue->ttft_p95_ms <= request.ttft_p95_ms) &&
         (request.tpot_p95_ms == 0 || plan.queue->tpot_p95_ms <= request.tpot_p95_ms);
     if (holds) return;

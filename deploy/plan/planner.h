@@ -120,6 +120,6 @@ int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate);
 
 // One replica of a layout that fits, when requests come like this.
 QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
-                            const std::vector<Arrival>& arrivals);
+                            const ArrivalStream& stream);
 
 }  // namespace lockstep::plan

@@ -15,7 +15,10 @@ namespace {
 
 constexpr int32_t kVocab = 1000;  // made-up tokens
 constexpr double kMilli = 1e3;
-constexpr double kWarmUp = 0.1;  // share of the arrivals that is not measured
+constexpr double kWarmUp = 0.1;      // share of a trace that is not measured
+constexpr int kGenerations = 3;      // of a load that goes on, not measured
+constexpr uint64_t kMeasured = 500;  // requests of it
+constexpr uint64_t kFewestSteady = 20;
 constexpr double kGoldenRatio = 0.6180339887498949;
 
 absl::Duration Seconds(double seconds) { return absl::Seconds(seconds); }
@@ -82,9 +85,13 @@ class Replay {
   // Whatever is to come; by time.
   std::multimap<absl::Time, Arrival>& arrivals() { return arrivals_; }
 
-  // Until all, or so many, have their answers. on_finish hears of each and may add arrivals.
-  void Run(size_t num_answers, const std::function<void(absl::Time now)>& on_finish) {
-    while (num_finished_ < num_answers && (!arrivals_.empty() || !engine_.Idle())) {
+  uint64_t num_added() const { return num_added_; }
+
+  // Hears of each answer, and may add arrivals. False: enough is known.
+  using OnFinish = std::function<bool(uint64_t request, absl::Time now)>;
+  // Until it says so, or all have their answers.
+  void Run(const OnFinish& on_finish) {
+    while (!is_enough_ && (!arrivals_.empty() || !engine_.Idle())) {
       while (auto plan = engine_.Schedule(executor_.now())) executor_.Submit(*plan);
       const absl::Time arrival =
           arrivals_.empty() ? absl::InfiniteFuture() : arrivals_.begin()->first;
@@ -113,7 +120,7 @@ class Replay {
     progress_[id].arrived = executor_.now();
   }
 
-  void Commit(const std::function<void(absl::Time now)>& on_finish) {
+  void Commit(const OnFinish& on_finish) {
     for (auto result = executor_.TakeResult(); result.ok() && result->has_value();
          result = executor_.TakeResult()) {
       const absl::Status committed = engine_.Commit(**result, executor_.now());
@@ -126,9 +133,8 @@ class Replay {
         progress.last = executor_.now();
       }
       if (!event.finish) continue;
-      ++num_finished_;
       progress_[event.request_id].is_finished = true;
-      on_finish(executor_.now());
+      is_enough_ = !on_finish(event.request_id, executor_.now()) || is_enough_;
     }
   }
 
@@ -138,7 +144,7 @@ class Replay {
   engine::SimulatedExecutor executor_;
   std::multimap<absl::Time, Arrival> arrivals_;
   uint64_t num_added_ = 0;
-  size_t num_finished_ = 0;
+  bool is_enough_ = false;
   std::map<uint64_t, Progress> progress_;
 };
 
@@ -178,14 +184,57 @@ QueueResult Replay::Result(uint64_t begin, uint64_t end, double request_ms) cons
 
 }  // namespace
 
-QueueResult SimulateQueue(const SimulatedReplica& replica, const std::vector<Arrival>& arrivals) {
+namespace {
+
+// The requests that are measured of a load that goes on. One generation follows another: it begins
+// when one of the last has its answer, and takes as long as answers take by then. After a few as
+// many run as always will; those that come next are measured, with others behind them to their end.
+class SteadyWindow {
+ public:
+  // False: all of it have their answers.
+  bool Finish(uint64_t request, uint64_t num_added) {
+    if (num_generations_ < kGenerations) {
+      if (request < begin_) return true;
+      begin_ = num_added;
+      ++num_generations_;
+      return true;
+    }
+    if (request >= begin_ && request < end()) ++num_finished_;
+    return num_finished_ < kMeasured;
+  }
+  bool has_come() const {
+    return num_generations_ == kGenerations && num_finished_ >= kFewestSteady;
+  }
+  uint64_t begin() const { return begin_; }
+  uint64_t end() const { return begin_ + kMeasured; }
+
+ private:
+  int num_generations_ = 0;
+  uint64_t begin_ = 0;  // of the generation that begins, or of the window
+  uint64_t num_finished_ = 0;
+};
+
+QueueResult SimulateSteadyQueue(Replay& replay, double request_ms) {
+  SteadyWindow window;
+  replay.Run(
+      [&](uint64_t request, absl::Time) { return window.Finish(request, replay.num_added()); });
+  if (window.has_come()) return replay.Result(window.begin(), window.end(), request_ms);
+  QueueResult result = replay.Result(replay.num_added() / 2, replay.num_added(), request_ms);
+  result.is_steady = false;
+  return result;
+}
+
+}  // namespace
+
+QueueResult SimulateQueue(const SimulatedReplica& replica, const ArrivalStream& stream) {
   Replay replay(replica);
-  for (const Arrival& arrival : arrivals) {
+  for (const Arrival& arrival : stream.arrivals) {
     replay.arrivals().emplace(absl::UnixEpoch() + Seconds(arrival.seconds), arrival);
   }
-  replay.Run(arrivals.size(), [](absl::Time) {});
-  return replay.Result(static_cast<uint64_t>(kWarmUp * static_cast<double>(arrivals.size())),
-                       arrivals.size(), replica.request_ms);
+  if (stream.goes_on) return SimulateSteadyQueue(replay, replica.request_ms);
+  replay.Run([](uint64_t, absl::Time) { return true; });
+  return replay.Result(static_cast<uint64_t>(kWarmUp * static_cast<double>(replay.num_added())),
+                       replay.num_added(), replica.request_ms);
 }
 
 QueueResult SimulateClosedLoop(const SimulatedReplica& replica, const Load& load) {
@@ -208,7 +257,12 @@ QueueResult SimulateClosedLoop(const SimulatedReplica& replica, const Load& load
     replay.arrivals().emplace(now + Seconds(replica.request_ms / kMilli), arrival);
   };
   for (uint64_t i = 0; i < concurrency; ++i) send(absl::UnixEpoch());
-  replay.Run(end + (concurrency == 1 ? 0 : concurrency), send);
+  const uint64_t num_answers = end + (concurrency == 1 ? 0 : concurrency);
+  uint64_t num_finished = 0;
+  replay.Run([&](uint64_t, absl::Time now) {
+    send(now);
+    return ++num_finished < num_answers;
+  });
   return replay.Result(begin, end, replica.request_ms);
 }
 

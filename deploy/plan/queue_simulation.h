@@ -27,6 +27,9 @@ struct SimulatedReplica {
 // Of requests that queue.
 struct QueueResult {
   int num_requests = 0;  // measured; those of the start are not
+  // False of a load that goes on: more and more requests ran or waited until the end of what is
+  // simulated. It is more than the replica serves, or its requests take longer than that.
+  bool is_steady = true;
   double ttft_mean_ms = 0;
   double ttft_p50_ms = 0;
   double ttft_p95_ms = 0;
@@ -37,7 +40,7 @@ struct QueueResult {
 };
 
 // Requests longer than its cache holds are left out.
-QueueResult SimulateQueue(const SimulatedReplica& replica, const std::vector<Arrival>& arrivals);
+QueueResult SimulateQueue(const SimulatedReplica& replica, const ArrivalStream& stream);
 
 // So many requests all the time (a whole number): whoever has an answer asks again. The outputs are
 // half to one and a half times as long as the load says: of equal length they would all end

@@ -106,9 +106,10 @@ ordered_json RequestJson(const PlanRequest& request) {
 }  // namespace
 
 ordered_json QueueJson(const QueueResult& queue) {
-  return {{"num_requests", queue.num_requests}, {"ttft_p50_ms", queue.ttft_p50_ms},
-          {"ttft_p95_ms", queue.ttft_p95_ms},   {"tpot_p50_ms", queue.tpot_p50_ms},
-          {"tpot_p95_ms", queue.tpot_p95_ms},   {"num_preemptions", queue.num_preemptions}};
+  return {{"num_requests", queue.num_requests},      {"is_steady", queue.is_steady},
+          {"ttft_p50_ms", queue.ttft_p50_ms},        {"ttft_p95_ms", queue.ttft_p95_ms},
+          {"tpot_p50_ms", queue.tpot_p50_ms},        {"tpot_p95_ms", queue.tpot_p95_ms},
+          {"num_preemptions", queue.num_preemptions}};
 }
 
 std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {

@@ -235,9 +235,10 @@ void AddSources(const PlanRequest& request, std::string& out) {
 std::string QueueText(const QueueResult& queue) {
   return absl::StrFormat(
       "Queueing  TTFT p50 %.0f, p95 %.0f ms, TPOT p50 %.1f, p95 %.1f ms, %d preemptions in %d "
-      "requests to a replica, simulated with the engine's scheduler\n",
+      "requests to a replica, simulated with the engine's scheduler%s\n",
       queue.ttft_p50_ms, queue.ttft_p95_ms, queue.tpot_p50_ms, queue.tpot_p95_ms,
-      queue.num_preemptions, queue.num_requests);
+      queue.num_preemptions, queue.num_requests,
+      queue.is_steady ? "" : "; still filling up: in the long run they wait longer");
 }
 
 std::string PlanText(const Plan& plan) {

@@ -243,7 +243,7 @@ TEST(Report, OfARateLaunchesWhatWasSimulated) {
   EXPECT_EQ(MaxNumSeqs(plan.request, *plan.answer()), 256);
   EXPECT_THAT(LaunchCommand(plan), HasSubstr("--max-num-seqs 256 "));
   // Thirty that come at once: as many as may run at the same time tell when the last begins.
-  const std::vector<Arrival> burst(30, Arrival{0, 2000, 500});
+  const ArrivalStream burst{std::vector<Arrival>(30, Arrival{0, 2000, 500})};
   const double together = SimulateReplica(plan.request, *plan.answer(), burst).ttft_p95_ms;
   plan.request.engine.max_running = 2;
   EXPECT_THAT(LaunchCommand(plan), HasSubstr("--max-num-seqs 2 "));

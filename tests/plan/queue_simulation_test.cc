@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "deploy/plan/planner.h"
+#include "deploy/plan/report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/plan/requests.h"
@@ -34,7 +35,7 @@ TEST(QueueSimulation, MoreRequestsNeverWaitLess) {
   double before = 0;
   for (const double rate : {0.5, 2.0, 6.0}) {
     const QueueResult result =
-        SimulateReplica(plan.request, *plan.answer(), PoissonArrivals(rate, 2000, 100, 100, 7));
+        SimulateReplica(plan.request, *plan.answer(), {PoissonArrivals(rate, 2000, 100, 100, 7)});
     EXPECT_GE(result.ttft_p95_ms, 0.95 * before);  // they meet other steps, too
     before = result.ttft_p95_ms;
   }
@@ -42,9 +43,43 @@ TEST(QueueSimulation, MoreRequestsNeverWaitLess) {
 
 TEST(QueueSimulation, TheSameSeedGivesTheSameNumbers) {
   const Plan plan = *MakePlan(Request(2));
-  const auto arrivals = PoissonArrivals(2, 500, 50, 50, 3);
+  const ArrivalStream arrivals{PoissonArrivals(2, 500, 50, 50, 3)};
   EXPECT_EQ(SimulateReplica(plan.request, *plan.answer(), arrivals).ttft_p95_ms,
             SimulateReplica(plan.request, *plan.answer(), arrivals).ttft_p95_ms);
+}
+
+// Not while a queue is still filling: a busy replica's requests meet a hundred others.
+TEST(QueueSimulation, ALoadThatGoesOnIsMeasuredWhenAsManyRunAsAlwaysWill) {
+  PlanRequest request = Request(15);
+  request.input_tokens = 1000;
+  request.output_tokens = 250;
+  request.ttft_p95_ms = 1e5;
+  const Plan plan = *MakePlan(request);
+  ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value());
+  const double rate = request.rate_per_s / plan.answer()->layout.replicas;
+  const auto tpot = [&](int count, bool goes_on) {
+    const QueueResult result = SimulateReplica(
+        plan.request, *plan.answer(), {PoissonArrivals(rate, 1000, 250, count, 1), goes_on});
+    EXPECT_TRUE(result.is_steady);
+    return result.tpot_p50_ms;
+  };
+  const double in_the_long_run = tpot(3000, /*goes_on=*/false);
+  EXPECT_NEAR(plan.queue->tpot_p50_ms, in_the_long_run, 0.15 * in_the_long_run);
+  EXPECT_NEAR(tpot(3000, /*goes_on=*/true), plan.queue->tpot_p50_ms, 1e-9) << "no longer than that";
+  EXPECT_LT(tpot(60, /*goes_on=*/false), 0.85 * in_the_long_run) << "they never fill it";
+}
+
+TEST(QueueSimulation, MoreThanAReplicaServesIsNoSteadyLoad) {
+  PlanRequest request = Request(2);
+  request.ttft_p95_ms = 1e5;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_TRUE(plan.queue->is_steady);
+  const QueueResult too_much = SimulateReplica(plan.request, *plan.answer(),
+                                               {PoissonArrivals(100, 2000, 500, 600, 1), true});
+  EXPECT_FALSE(too_much.is_steady);
+  EXPECT_GT(too_much.num_requests, 0);
+  EXPECT_THAT(QueueText(too_much), HasSubstr("still filling up"));
 }
 
 TEST(QueueSimulation, LimitsHoldInTheQueueToo) {
