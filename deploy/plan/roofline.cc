@@ -135,9 +135,11 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
   // That leave the last layer early.
   const double left = engine.leaves_tokens_without_logits ? std::max(0.0, tokens - sampled) : 0.0;
   const double flops = tokens * work.linear_flops - left * work.logits_only.flops;
+  const double wide_flops = tokens * work.wide_flops - left * work.logits_only.wide_flops;
   StepCost cost;
   cost.linear =
-      SmoothMax(work.linear_bytes / weight_rate_, flops / linear_flops_) +
+      SmoothMax(work.linear_bytes / weight_rate_,
+                (flops - wide_flops) / linear_flops_ + wide_flops / dense_flops_) +
       SmoothMax(ExpertBytesRead(work, std::pow(tokens, engine.routing_spread)) / weight_rate_,
                 tokens * work.expert_flops / linear_flops_);
   cost.lm_head =

@@ -29,16 +29,27 @@ double IntermediateOfToken(const Architecture& model, int64_t layer) {
                              model.experts->shared_intermediate_size);
 }
 
-void AddLayer(const Architecture& model, const Layout& layout, int64_t layer, StageWork& work) {
+// Of these numbers of weights those that are held as the LM head is.
+double WideOf(const WeightFormat& format, const LayerFormat& bytes, double attention, double mlp) {
+  return (bytes.attention == format.base_bytes ? attention : 0.0) +
+         (bytes.mlp == format.base_bytes ? mlp : 0.0);
+}
+
+void AddLayer(const Architecture& model, const WeightFormat& format, const Layout& layout,
+              int64_t layer, StageWork& work) {
   const double tp = layout.tp;
   const double hidden = static_cast<double>(model.hidden_size);
   const LayerParameters part = ParametersOfLayer(model, layer);
   const double kv_heads =
       static_cast<double>(model.latent ? 0 : KvHeadsOf(model.sharded_sizes(), layout.tp, 0).size());
-  const double weights = static_cast<double>(part.attention_sharded + part.mlp_sharded) / tp +
-                         kv_heads * static_cast<double>(part.kv_projection) +
-                         static_cast<double>(part.attention_replicated + part.router);
-  work.linear_flops += 2.0 * weights;
+  const double attention = static_cast<double>(part.attention_sharded) / tp +
+                           kv_heads * static_cast<double>(part.kv_projection) +
+                           static_cast<double>(part.attention_replicated);
+  const double mlp = static_cast<double>(part.mlp_sharded) / tp;
+  const auto router = static_cast<double>(part.router);
+  const LayerFormat bytes = FormatOfLayer(model, format, layer);
+  work.linear_flops += 2.0 * (attention + mlp + router);
+  work.wide_flops += 2.0 * (WideOf(format, bytes, attention, mlp) + router);
   work.expert_flops += 2.0 * static_cast<double>(part.active_experts) / tp;
   work.attention_flops +=
       2.0 * static_cast<double>(model.num_heads) / tp * (QueryWidth(model) + ValueWidth(model));
@@ -52,15 +63,17 @@ void AddLayer(const Architecture& model, const Layout& layout, int64_t layer, St
       kActivationBytes * kDispatchPasses * hidden * copies / (layout.expert_parallel ? tp : 1.0);
 }
 
-StageWork::LogitsOnly LogitsOnlyOf(const Architecture& model, const Layout& layout,
-                                   const StageWork& work) {
+StageWork::LogitsOnly LogitsOnlyOf(const Architecture& model, const WeightFormat& format,
+                                   const Layout& layout, const StageWork& work) {
   const int64_t last = model.num_layers - 1;
   if (model.latent || model.IsMoeLayer(last)) return {};
-  const double output = static_cast<double>(model.num_heads * model.head_dim * model.hidden_size);
-  const double mlp = static_cast<double>(ParametersOfLayer(model, last).mlp_sharded);
-  const double flops = 2.0 * (output + mlp) / layout.tp;
+  const double output =
+      static_cast<double>(model.num_heads * model.head_dim * model.hidden_size) / layout.tp;
+  const double mlp = static_cast<double>(ParametersOfLayer(model, last).mlp_sharded) / layout.tp;
+  const double flops = 2.0 * (output + mlp);
   return {.bytes = work.linear_bytes * flops / work.linear_flops,
           .flops = flops,
+          .wide_flops = 2.0 * WideOf(format, FormatOfLayer(model, format, last), output, mlp),
           .all_reduces = layout.tp > 1 ? 2.0 : 0.0};
 }
 
@@ -83,7 +96,7 @@ std::vector<StageWork> WorkOfStages(const Architecture& model, const WeightForma
                           static_cast<double>(model.experts->num_experts);
     }
     for (int64_t layer = weights.layers.begin; layer < weights.layers.end; ++layer) {
-      AddLayer(model, layout, layer, work);
+      AddLayer(model, format, layout, layer, work);
     }
     if (model.latent) {
       work.latent_decode_flops =
@@ -93,7 +106,7 @@ std::vector<StageWork> WorkOfStages(const Architecture& model, const WeightForma
     work.hidden_size = static_cast<double>(model.hidden_size);
     work.all_reduces = layout.tp > 1 ? 2.0 * work.num_layers : 0.0;
     if (stage == layout.pp - 1) {
-      work.logits_only = LogitsOnlyOf(model, layout, work);
+      work.logits_only = LogitsOnlyOf(model, format, layout, work);
       const auto rows = static_cast<double>(VocabOf(model.sharded_sizes(), layout.tp, 0).size());
       work.lm_head_bytes = rows * static_cast<double>(model.hidden_size) * format.base_bytes;
       work.lm_head_flops = 2.0 * rows * static_cast<double>(model.hidden_size);

@@ -19,6 +19,7 @@ struct StageWork {
   double expert_bytes = 0;     // all routed experts
   double expert_share = 1.0;   // of them that one token reads
   double linear_flops = 0;     // per token; without routed experts
+  double wide_flops = 0;       // of linear_flops: by weights held as the LM head is
   double expert_flops = 0;     // per token
   double moe_layers = 0;       // those of num_layers that have experts
   double lm_head_bytes = 0;    // last stage
@@ -29,12 +30,13 @@ struct StageWork {
   double activation_bytes = 0;  // per token
   double hidden_size = 0;       // numbers per token: of an all-reduce, and to the next stage
   double all_reduces = 0;       // per step
-  // What of linear_bytes, linear_flops and all_reduces is attention's output and the MLP of the
-  // last layer, which the runtime computes for tokens with logits alone: last stage; 0 where the
-  // runtime does not (latents, experts).
+  // What of linear_bytes, linear_flops, wide_flops and all_reduces is attention's output and the
+  // MLP of the last layer, which the runtime computes for tokens with logits alone: last stage; 0
+  // where the runtime does not (latents, experts).
   struct LogitsOnly {
     double bytes = 0;
     double flops = 0;
+    double wide_flops = 0;
     double all_reduces = 0;
   } logits_only;
   Range layers;

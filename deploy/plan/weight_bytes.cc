@@ -10,26 +10,12 @@
 namespace lockstep::plan {
 namespace {
 
-// Bytes per weight of a layer's attention and of its MLP.
-struct LayerFormat {
-  double attention = 2.0;
-  double mlp = 2.0;
-};
-
-LayerFormat FormatOf(const Architecture& model, const WeightFormat& format, int64_t layer) {
-  LayerFormat out{format.linear_bytes, format.linear_bytes};
-  if (!format.only_mlp) return out;
-  out.attention = format.base_bytes;
-  if (layer == 0 || layer == model.num_layers - 1) out.mlp = format.base_bytes;
-  return out;
-}
-
 int64_t Bytes(double bytes) { return static_cast<int64_t>(std::llround(bytes)); }
 
 void AddLayer(const Architecture& model, const WeightFormat& format, const Layout& layout,
               int tp_rank, int64_t layer, RankWeights& out) {
   const LayerParameters part = ParametersOfLayer(model, layer);
-  const LayerFormat bytes = FormatOf(model, format, layer);
+  const LayerFormat bytes = FormatOfLayer(model, format, layer);
   const double tp = layout.tp;
   const auto num_kv_heads = static_cast<double>(
       model.latent ? 0 : KvHeadsOf(model.sharded_sizes(), layout.tp, tp_rank).size());
@@ -75,6 +61,14 @@ void MatchRuntime(const Architecture& model, const HeldWeights& held, const Layo
 }
 
 }  // namespace
+
+LayerFormat FormatOfLayer(const Architecture& model, const WeightFormat& format, int64_t layer) {
+  LayerFormat out{format.linear_bytes, format.linear_bytes};
+  if (!format.only_mlp) return out;
+  out.attention = format.base_bytes;
+  if (layer == 0 || layer == model.num_layers - 1) out.mlp = format.base_bytes;
+  return out;
+}
 
 std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const WeightFormat& format) {
   if (!model.runtime_config) return std::nullopt;

@@ -22,6 +22,13 @@ struct Layout {
   int gpus() const { return tp * pp * replicas; }
 };
 
+// Bytes per weight of a layer's attention and of its MLP.
+struct LayerFormat {
+  double attention = 2.0;
+  double mlp = 2.0;
+};
+LayerFormat FormatOfLayer(const Architecture& model, const WeightFormat& format, int64_t layer);
+
 struct RankWeights {
   int stage = 0;
   Range layers;

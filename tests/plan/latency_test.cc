@@ -2,8 +2,10 @@
 
 #include "deploy/plan/planner.h"
 #include "deploy/plan/roofline.h"
+#include "deploy/plan/stage_work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/plan/requests.h"
 
 namespace lockstep::plan {
 namespace {
@@ -48,6 +50,46 @@ TEST(Latency, TheSlowestAreNoFasterThanTheMean) {
 TEST(Latency, LongPromptsHaveStepsOfTheirOwn) {
   // 8,192 tokens are a step's all: ten prompts take ten steps.
   EXPECT_GT(OfRequests(1000, 8192, 101).tpot_ms, 5 * OfRequests(1000, 100, 101).tpot_ms);
+}
+
+// An 8b: attention of 41.9 million weights in each of 32 layers, MLPs of 176 million, those of the
+// first and last layer in 16 bits.
+TEST(StageWork, CountsWhatStaysIn16BitsBesideNarrowerWeights) {
+  const Architecture model = LoadModel("llama-3.1-8b")->architecture;
+  const auto work = [&](const char* format) {
+    return WorkOfStages(model, *FindWeightFormat(format), Layout{}).front();
+  };
+  constexpr double kAttention = 2.0 * 4096 * 4096 + 2.0 * 4096 * 1024;
+  constexpr double kMlp = 3.0 * 4096 * 14336;
+  constexpr double kFlops = 2.0 * 32 * (kAttention + kMlp);
+  for (const char* format : {"bf16", "fp8", "fp8-mlp"}) {
+    EXPECT_DOUBLE_EQ(work(format).linear_flops, kFlops) << format;
+  }
+  EXPECT_EQ(work("fp8").wide_flops, 0);
+  EXPECT_DOUBLE_EQ(work("bf16").wide_flops, kFlops);
+  EXPECT_DOUBLE_EQ(work("fp8-mlp").wide_flops, 2.0 * (32 * kAttention + 2 * kMlp));
+  // Of the last layer attention's output and an MLP in 16 bits.
+  EXPECT_DOUBLE_EQ(work("fp8-mlp").logits_only.wide_flops, 2.0 * (4096.0 * 4096 + kMlp));
+  EXPECT_EQ(work("fp8").logits_only.wide_flops, 0);
+}
+
+TEST(Roofline, PromptsTakeTheLongerTheMoreIsMultipliedIn16Bits) {
+  const auto seconds = [](const char* format) {
+    const PlanRequest request = RequestFor("llama-3.1-8b", "h100", format);
+    const Roofline roofline({request.model.architecture,
+                             request.weights,
+                             request.kv,
+                             request.policy,
+                             request.gpu,
+                             request.engine,
+                             {},
+                             1});
+    return roofline.SlowestStage({.prefill_tokens = 8192}).linear;
+  };
+  // Attention is 19.2 % of the products, the MLPs of two layers another 5 %.
+  const double of_bf16 = seconds("bf16") / seconds("fp8");
+  EXPECT_GT(of_bf16, 1.4);
+  EXPECT_NEAR(seconds("fp8-mlp") / seconds("fp8"), 1.0 + 0.242 * (of_bf16 - 1.0), 0.01);
 }
 
 class Experts : public ::testing::Test {
