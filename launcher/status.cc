@@ -110,6 +110,8 @@ const char* StateName(v1::ReplicaStatus::State state) {
       return "serving";
     case v1::ReplicaStatus::STATE_LOST:
       return "lost";
+    case v1::ReplicaStatus::STATE_GIVEN_UP:
+      return "given up";
     default:
       return "unknown";
   }

@@ -284,6 +284,7 @@ void ServeSession::GiveUpReplica(Job& job, std::string reason) {
   if (absl::c_all_of(jobs_, [](const Job& each) { return each.given_up; })) {
     return GiveUp(std::move(reason));
   }
+  controller_->GiveUpReplica(job.replica, reason);
   report_.GivenUp(job.replica, reason);
 }
 

@@ -250,6 +250,10 @@ void Controller::BeginEpoch(int replica, uint64_t epoch) {
   LS_CHECK(replica >= 0 && replica < impl_->num_replicas) << "replica " << replica;
   impl_->loop->BeginEpoch(replica, epoch);
 }
+void Controller::GiveUpReplica(int replica, std::string reason) {
+  LS_CHECK(replica >= 0 && replica < impl_->num_replicas) << "replica " << replica;
+  impl_->loop->GiveUpReplica(replica, std::move(reason));
+}
 void Controller::BeginDrain() { impl_->loop->BeginDrain(); }
 bool Controller::WaitDrained(absl::Time deadline) {
   return impl_->loop->serving().WaitDrained(deadline);

@@ -178,6 +178,8 @@ class Controller {
   // A new job of ranks will join this replica with this epoch (greater than the last). Streams of
   // older epochs are closed and refused; unfinished requests continue once its ranks are ready.
   void BeginEpoch(int replica, uint64_t epoch);
+  // No job will join this replica any more: its status says so, with `reason`.
+  void GiveUpReplica(int replica, std::string reason);
 
   // New requests are refused UNAVAILABLE, accepted ones go on.
   void BeginDrain();

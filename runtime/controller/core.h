@@ -87,7 +87,9 @@ class ControllerCore {
 
   // --- whoever starts ranks ---
   void BeginEpoch(int replica, uint64_t epoch, absl::Time now);
-  // No ranks will come any more.
+  // No ranks will come for this one any more; others go on with its requests.
+  void GiveUpReplica(int replica, const std::string& reason);
+  // No ranks will come any more, for none.
   void Fail(const std::string& reason);
   void BeginDrain();
   // Ends every request and tells the ranks to shut down. Nothing is accepted afterwards.
@@ -135,6 +137,8 @@ class ControllerCore {
 
   bool AnyServing() const;
   std::string Progress() const;
+  // The phase of those that serve, or that are waited for.
+  void TellProgress();
   void SetPhase(Phase phase, std::string detail);
   void EndDrain();
   ControllerEvent EventOf(ControllerEvent::Kind kind) const;

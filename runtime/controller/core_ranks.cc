@@ -274,12 +274,23 @@ void ControllerCore::BeginEpoch(int index, uint64_t epoch, absl::Time now) {
     DropReplica(replica, grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, why), why);
   }
   replica.BeginEpoch(epoch, now);
-  if (!AnyServing()) {
-    recovery_deadline_ = absl::InfiniteFuture();
-    SetPhase(has_capacity_ ? Phase::kRecovering : Phase::kStarting, Progress());
-  } else {
-    SetPhase(Phase::kServing, Progress());
+  if (!AnyServing()) recovery_deadline_ = absl::InfiniteFuture();
+  TellProgress();
+}
+
+void ControllerCore::GiveUpReplica(int index, const std::string& reason) {
+  if (ended_ || state_.phase == Phase::kFailed) return;
+  Replica& replica = *replicas_[index];
+  if (replica.state() != Replica::State::kLost) {
+    DropReplica(replica, grpc::Status(grpc::StatusCode::UNAVAILABLE, reason), reason);
   }
+  replica.GiveUp(reason);
+  TellProgress();
+}
+
+void ControllerCore::TellProgress() {
+  const Phase waiting = has_capacity_ ? Phase::kRecovering : Phase::kStarting;
+  SetPhase(AnyServing() ? Phase::kServing : waiting, Progress());
 }
 
 }  // namespace lockstep

@@ -113,6 +113,11 @@ void EventLoop::BeginEpoch(int replica, uint64_t epoch) {
   queue_.Push([this, replica, epoch] { core_.BeginEpoch(replica, epoch, absl::Now()); });
 }
 
+void EventLoop::GiveUpReplica(int replica, std::string reason) {
+  queue_.Push(
+      [this, replica, reason = std::move(reason)] { core_.GiveUpReplica(replica, reason); });
+}
+
 void EventLoop::BeginDrain() {
   queue_.Push([this] { core_.BeginDrain(); });
 }

@@ -59,6 +59,7 @@ class EventLoop final : private CoreOutput {
   void Warn(std::string message);  // as an event
   void Fail(std::string reason);
   void BeginEpoch(int replica, uint64_t epoch);
+  void GiveUpReplica(int replica, std::string reason);
   void BeginDrain();
   // Ends every request and tells the ranks to shut down. Returns when that is done.
   void EndAll(std::string reason);

@@ -38,6 +38,7 @@ std::string Replica::Detail() const {
 
 void Replica::BeginEpoch(uint64_t epoch, absl::Time now) {
   LS_CHECK_GT(epoch, identity_.epoch);
+  LS_CHECK(!is_given_up_);
   LS_CHECK(state_ == State::kLost);
   identity_.epoch = epoch;
   ranks_ = std::make_unique<RankRoster>(identity_, now);
@@ -58,6 +59,12 @@ void Replica::Lose(const grpc::Status& status, std::string why) {
   state_ = State::kLost;
   why_lost_ = std::move(why);
   ++num_losses_;
+}
+
+void Replica::GiveUp(std::string why) {
+  LS_CHECK(state_ == State::kLost);
+  is_given_up_ = true;
+  why_lost_ = std::move(why);
 }
 
 void Replica::Schedule(absl::Time now) {
@@ -142,6 +149,7 @@ void Replica::FillStatus(absl::Time now, v1::GetStatusResponse* response) const 
   status.set_replica(index());
   status.set_state(state_ == State::kServing   ? Proto::STATE_SERVING
                    : state_ == State::kJoining ? Proto::STATE_JOINING
+                   : is_given_up_              ? Proto::STATE_GIVEN_UP
                                                : Proto::STATE_LOST);
   status.set_epoch(epoch());
   status.set_detail(Detail());

@@ -56,6 +56,8 @@ class Replica {
   void StartServing(const engine::EngineConfig& config);
   // The streams are closed, steps in flight forgotten; unfinished requests wait in the engine.
   void Lose(const grpc::Status& status, std::string why);
+  // It was lost, and no epoch will begin.
+  void GiveUp(std::string why);
 
   // While serving: sends every plan the engine has.
   void Schedule(absl::Time now);
@@ -91,6 +93,7 @@ class Replica {
   StepDeadline step_deadline_;
   State state_ = State::kJoining;
   std::string why_lost_;
+  bool is_given_up_ = false;
   uint32_t num_losses_ = 0;
   std::unique_ptr<RankRoster> ranks_;  // null while kLost
   std::unique_ptr<engine::Engine> engine_;

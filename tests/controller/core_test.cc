@@ -271,6 +271,27 @@ TEST_F(CoreTest, NothingAnOldEpochSaysCounts) {
   EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kServing);
 }
 
+// Also one whose ranks never came.
+TEST_F(CoreTest, AReplicaThatIsGivenUpSaysSo) {
+  Start(2);
+  auto lost = Serve(1);
+  ASSERT_TRUE(Add(1, {1, 2, 3}, 3).ok());
+  core_->GiveUpReplica(0, "its program is missing");
+  Lose(lost);
+  core_->BeginEpoch(1, 2, now_);
+  const v1::GetStatusResponse status = core_->Status(now_);
+  EXPECT_EQ(status.replicas(0).state(), v1::ReplicaStatus::STATE_GIVEN_UP);
+  EXPECT_EQ(status.replicas(0).detail(), "its program is missing");
+  EXPECT_EQ(status.replicas(1).state(), v1::ReplicaStatus::STATE_JOINING);
+  EXPECT_TRUE(Hello(0, 1)->closed.has_value()) << "a rank that comes late is refused";
+  auto next = Serve(1, 2);
+  while (forgotten_.empty()) {
+    core_->Advance(now_);
+    ASSERT_GT(RunSteps(next) + !forgotten_.empty(), 0u);
+  }
+  EXPECT_EQ(num_tokens_[1], 3);
+}
+
 TEST_F(CoreTest, RanksPlacedByHandBringTheirEpoch) {
   Start(1, /*adopt_epochs=*/true);
   auto first = Serve(0, 1000);

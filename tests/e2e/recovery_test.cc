@@ -233,6 +233,9 @@ TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
   ASSERT_FALSE(given_up.is_null()) << server->process().out();
   EXPECT_THAT(given_up["reason"],
               AllOf(StartsWith("replica 0, rank "), HasSubstr("1 restarts within 5m")));
+  const json replica = server->Status()["status"]["replicas"][0];
+  EXPECT_EQ(replica["state"], "STATE_GIVEN_UP");
+  EXPECT_EQ(replica["detail"], given_up["reason"]);
   ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
 
   ::kill(PidOf(*server, 1, 1), SIGKILL);  // the other one's first
