@@ -182,10 +182,6 @@ QueueResult Replay::Result(uint64_t begin, uint64_t end, double request_ms) cons
   return result;
 }
 
-}  // namespace
-
-namespace {
-
 // The requests that are measured of a load that goes on. One generation follows another: it begins
 // when one of the last has its answer, and takes as long as answers take by then. After a few as
 // many run as always will; those that come next are measured, with others behind them to their end.
