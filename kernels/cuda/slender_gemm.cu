@@ -1,7 +1,7 @@
-// A block makes outputs for all rows of x, 32 to each warp, and copies x, which has a quarter of the
-// bytes of a block's W in bf16 and half of them in e4m3, into shared memory once for all warps.
-// Where outputs are too few for all multiprocessors, blocks share k: each leaves its sums in memory,
-// and whichever comes last, warp by warp, adds them up in order of k.
+// A block makes outputs for all rows of x, 32 to each warp, and copies x, which has a quarter of
+// the bytes of a block's W in bf16 and half of them in e4m3, into shared memory once for all warps.
+// Where outputs are too few for all multiprocessors, blocks share k: each leaves its sums in
+// memory, and whichever comes last, warp by warp, adds them up in order of k.
 //
 // Limits, with 64 rows and 256 outputs to a block, by counting: a multiprocessor of an H100 gets 1
 // KiB of W in 79 cycles. For each it copies 256 (bf16) or 512 bytes (e4m3) of x from the
