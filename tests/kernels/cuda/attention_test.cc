@@ -116,12 +116,13 @@ TEST_P(CudaAttention, IsNearItsTwinForEveryGroupSize) {
 #ifdef LOCKSTEP_CUDA_EMULATION
 TEST_P(CudaAttention, FitsGpusWithTheLeastSharedMemory) {
   if (GetParam().wgmma) GTEST_SKIP() << "for Hopper";
+  const cuda_emulation::Device usual = cuda_emulation::PretendedDevice();
   cuda_emulation::SetDevice({.compute_major = 8, .compute_minor = 9});
   for (const int head_dim : {32, 64, 128}) {
     ExpectTwin(Shape(4, 2, head_dim, 4), {{5, 1}, {300, 1}});  // decodes
     ExpectTwin(Shape(4, 2, head_dim, 4), kShort);
   }
-  cuda_emulation::SetDevice({});
+  cuda_emulation::SetDevice(usual);
 }
 #endif
 

@@ -10,9 +10,11 @@ using cuuint64_t = uint64_t;
 
 enum CUresult { CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1 };
 
-struct alignas(128) CUtensorMap {
+struct alignas(128) CUtensorMap_st {
   cuuint64_t opaque[16];
 };
+
+using CUtensorMap = CUtensorMap_st;
 
 enum CUtensorMapDataType {
   CU_TENSOR_MAP_DATA_TYPE_UINT8 = 0,

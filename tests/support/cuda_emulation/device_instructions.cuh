@@ -38,7 +38,7 @@ void ExpandE4m3<F16>(uint32_t word, uint32_t& low, uint32_t& high);
 inline float Exp2(float x) { return exp2f(x); }
 inline float Reciprocal(float x) { return 1.0f / x; }
 void PrefetchToCache2(const void* address, uint32_t bytes,
-                      const std::source_location& site = std::source_location::current());
+                      const cuda_emulation::Site& site = std::source_location::current());
 inline float4 LoadFromCache2(const float4* address) { return *address; }
 
 uint32_t LoadAcquireSystem(const uint32_t* address);
@@ -51,30 +51,30 @@ inline void LetLaterKernelsBegin() {}
 
 namespace emulated {
 void Mma(bool is_f16, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-         const std::source_location& site);
+         const cuda_emulation::Site& site);
 }  // namespace emulated
 template <typename T>
 void Mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-         const std::source_location& site = std::source_location::current()) {
+         const cuda_emulation::Site& site = std::source_location::current()) {
   emulated::Mma(std::is_same_v<T, F16>, d, a, b, site);
 }
 
 void LoadMatrix4(uint32_t (&r)[4], const void* row,
-                 const std::source_location& site = std::source_location::current());
+                 const cuda_emulation::Site& site = std::source_location::current());
 void LoadMatrix4Transposed(uint32_t (&r)[4], const void* row,
-                           const std::source_location& site = std::source_location::current());
+                           const cuda_emulation::Site& site = std::source_location::current());
 
 void StoreVector(float* to, const float4& x,
-                 const std::source_location& site = std::source_location::current());
+                 const cuda_emulation::Site& site = std::source_location::current());
 void StoreVector(void* to, const uint2& x,
-                 const std::source_location& site = std::source_location::current());
+                 const cuda_emulation::Site& site = std::source_location::current());
 
 void ReadVector(const uint4* from,
-                const std::source_location& site = std::source_location::current());
+                const cuda_emulation::Site& site = std::source_location::current());
 
 // What lies at `shared` is 0xff from the call on until CopyAsyncWait has seen the copy arrive.
 void CopyAsync16(void* shared, const void* global, bool valid,
-                 const std::source_location& site = std::source_location::current());
+                 const cuda_emulation::Site& site = std::source_location::current());
 void CopyAsyncCommit();
 
 namespace emulated {

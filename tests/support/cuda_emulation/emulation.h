@@ -53,6 +53,7 @@ struct Device {
   bool has_tensor_maps = false;
 };
 void SetDevice(const Device& device);
+Device PretendedDevice();
 
 // The first failure since it was last taken, or "". Work that was waiting is dropped and the device
 // works again; memory stays.

@@ -11,7 +11,7 @@
 
 namespace lockstep::cuda {
 
-#define LOCKSTEP_SITE const std::source_location& site = std::source_location::current()
+#define LOCKSTEP_SITE const cuda_emulation::Site& site = std::source_location::current()
 
 // Of dynamic shared memory, which begins at an address that is a multiple of 16 and of no more.
 uint32_t SharedAddress(const void* shared, LOCKSTEP_SITE);
@@ -28,8 +28,8 @@ int64_t ClockCycles();
 void StopKernel(LOCKSTEP_SITE);
 
 namespace emulated {
-void NamedBarrier(int id, int threads, bool wait, const std::source_location& site);
-bool NamedBarrierAny(int id, int threads, bool mine, const std::source_location& site);
+void NamedBarrier(int id, int threads, bool wait, const cuda_emulation::Site& site);
+bool NamedBarrierAny(int id, int threads, bool mine, const cuda_emulation::Site& site);
 }  // namespace emulated
 template <int threads>
 void NamedBarrierSync(int id, LOCKSTEP_SITE) {

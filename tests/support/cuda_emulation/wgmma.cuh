@@ -10,13 +10,13 @@
 
 namespace lockstep::cuda {
 
-#define LOCKSTEP_SITE const std::source_location& site = std::source_location::current()
+#define LOCKSTEP_SITE const cuda_emulation::Site& site = std::source_location::current()
 
 namespace emulated {
-void WgmmaFence(const std::source_location& site);
+void WgmmaFence(const cuda_emulation::Site& site);
 // Of this thread, as floats or words: part of the fence.
 void FenceRegisters(const void* registers, int count);
-void WgmmaCommit(const std::source_location& site);
+void WgmmaCommit(const cuda_emulation::Site& site);
 struct Product {
   bool is_f16;  // or bf16
   float* sums;
@@ -26,8 +26,8 @@ struct Product {
   uint64_t a;
   uint64_t b;
 };
-void IssueProduct(const Product& product, const std::source_location& site);
-void WgmmaWait(int newest, const float* sums, const std::source_location& site);
+void IssueProduct(const Product& product, const cuda_emulation::Site& site);
+void WgmmaWait(int newest, const float* sums, const cuda_emulation::Site& site);
 }  // namespace emulated
 
 template <typename T, int n>

@@ -39,6 +39,10 @@ void SetDevice(const Device& device) {
   const std::lock_guard lock(TheEngine().mutex());
   TheEngine().device = device;
 }
+Device PretendedDevice() {
+  const std::lock_guard lock(TheEngine().mutex());
+  return TheEngine().device;
+}
 void SetPatience(double seconds) {
   const std::lock_guard lock(TheEngine().mutex());
   TheEngine().patience_seconds = seconds;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tests/support/cuda_emulation/compiled/kernels.h"
 #include "tests/support/cuda_emulation/runtime/block_runner.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 #include "tests/support/cuda_emulation/runtime/engine.h"
@@ -55,9 +56,9 @@ cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
 }
 
 // A kernel that follows a pointer to pageable host memory works here and on no GPU.
-std::string CheckPointers(std::initializer_list<const void*> pointers) {
+std::string CheckPointers(std::initializer_list<Argument> arguments) {
   int index = 0;
-  for (const void* pointer : pointers) {
+  for (const auto& [bytes, pointer] : arguments) {
     // The end of a range is no harm.
     if (pointer != nullptr && TheDeviceMemory().Find(pointer) == nullptr &&
         TheDeviceMemory().Find(static_cast<const char*>(pointer) - 1) == nullptr) {
@@ -66,6 +67,20 @@ std::string CheckPointers(std::initializer_list<const void*> pointers) {
     }
     ++index;
   }
+  return "";
+}
+
+// What nvcc has made of the kernel is to run, if the environment says so.
+std::string TakeCompiled(const void* kernel, std::initializer_list<Argument> arguments,
+                         Kernel& launched) {
+  ptx::CompiledKernels* const compiled = ptx::TheCompiledKernels();
+  if (compiled == nullptr) return "";
+  std::vector<std::span<const char>> bytes;
+  for (const Argument& argument : arguments) bytes.push_back(argument.bytes);
+  absl::StatusOr<ptx::Launch> launch = compiled->Prepare(kernel, bytes, launched.shared_bytes);
+  if (!launch.ok()) return std::string(launch.status().message());
+  launched.shared_bytes = ptx::SharedBytesOf(*launch);
+  launched.thread = [launch = *std::move(launch)] { ptx::Thread(launch).Run(); };
   return "";
 }
 
@@ -94,8 +109,7 @@ Work RunOf(const Kernel& kernel) {
 }  // namespace
 
 cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
-                         std::initializer_list<const void*> pointers,
-                         std::function<void()> thread) {
+                         std::initializer_list<Argument> arguments, std::function<void()> thread) {
   return Call([&](auto&) {
     std::shared_ptr<CUstream_st> stream;
     cudaError_t error = TheEngine().Find(config.stream, &stream);
@@ -105,12 +119,14 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
       stream->capture->invalid = true;
       return cudaErrorStreamCaptureUnsupported;
     }
-    if (const std::string bad = CheckPointers(pointers); !bad.empty()) {
+    Kernel launched{config.gridDim, config.blockDim, config.dynamicSmemBytes, Overlaps(config),
+                    std::move(thread)};
+    std::string bad = CheckPointers(arguments);
+    if (bad.empty()) bad = TakeCompiled(kernel, arguments, launched);
+    if (!bad.empty()) {
       TheEngine().Fail(bad);
       return cudaErrorLaunchFailure;
     }
-    const Kernel launched{config.gridDim, config.blockDim, config.dynamicSmemBytes,
-                          Overlaps(config), std::move(thread)};
     return TheEngine().Issue(*stream, "a kernel", [launched] { return RunOf(launched); });
   });
 }

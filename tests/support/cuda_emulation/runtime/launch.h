@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -11,21 +12,25 @@
 
 namespace lockstep::cuda_emulation {
 
+// Of a kernel: its bytes and, if it is a pointer, where it points to.
+struct Argument {
+  std::span<const char> bytes;
+  const void* pointer;
+};
 cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
-                         std::initializer_list<const void*> pointers, std::function<void()> thread);
+                         std::initializer_list<Argument> arguments, std::function<void()> thread);
 // Registers are not emulated; these are what a block of 384 threads can have.
 cudaFuncAttributes AttributesOfKernels();
 cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 
-// What a kernel's argument points to, if it is a pointer.
 template <typename T>
-const void* PointerIn(const T& argument) {
+Argument ArgumentOf(const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>, "a kernel's arguments are copied as bytes");
+  const void* pointer = nullptr;
   if constexpr (std::is_pointer_v<T> && !std::is_function_v<std::remove_pointer_t<T>>) {
-    return argument;
-  } else {
-    static_assert(std::is_trivially_copyable_v<T>, "a kernel's arguments are copied as bytes");
-    return nullptr;
+    pointer = value;
   }
+  return {{reinterpret_cast<const char*>(&value), sizeof(T)}, pointer};
 }
 
 }  // namespace lockstep::cuda_emulation
@@ -37,7 +42,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const std::tuple<std::decay_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
   const auto launch = [&](const auto&... value) {
     return lockstep::cuda_emulation::LaunchKernel(*config, reinterpret_cast<const void*>(kernel),
-                                                  {lockstep::cuda_emulation::PointerIn(value)...},
+                                                  {lockstep::cuda_emulation::ArgumentOf(value)...},
                                                   [kernel, values] { std::apply(kernel, values); });
   };
   return std::apply(launch, values);

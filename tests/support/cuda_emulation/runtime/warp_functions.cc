@@ -61,7 +61,7 @@ uint32_t Ballot(const char* name, uint32_t mask, bool predicate, const Site& sit
 
 }  // namespace lockstep::cuda_emulation
 
-void __syncwarp(uint32_t mask, const std::source_location& site) {
+void __syncwarp(uint32_t mask, const lockstep::cuda_emulation::Site& site) {
   using namespace lockstep::cuda_emulation;
   WarpExchange("__syncwarp", mask, nullptr, &ExchangeNothing, site);
 }

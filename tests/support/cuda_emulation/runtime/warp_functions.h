@@ -10,7 +10,22 @@
 
 namespace lockstep::cuda_emulation {
 
-using Site = std::source_location;
+// A place in the source of a kernel, or in what was compiled of it.
+class Site {
+ public:
+  constexpr Site() = default;
+  constexpr Site(const std::source_location& place)
+      : file_name_(place.file_name()), line_(place.line()), column_(place.column()) {}
+  constexpr Site(const char* file_name, unsigned line) : file_name_(file_name), line_(line) {}
+  const char* file_name() const { return file_name_; }
+  unsigned line() const { return line_; }
+  unsigned column() const { return column_; }
+
+ private:
+  const char* file_name_ = "";
+  unsigned line_ = 0;
+  unsigned column_ = 0;
+};
 bool SamePlace(const Site& a, const Site& b);
 
 // Waits for all threads of the block that have not returned.
@@ -49,7 +64,8 @@ uint32_t Ballot(const char* name, uint32_t mask, bool predicate, const Site& sit
 
 }  // namespace lockstep::cuda_emulation
 
-#define LOCKSTEP_SITE const std::source_location& site = std::source_location::current()
+#define LOCKSTEP_SITE \
+  const lockstep::cuda_emulation::Site& site = std::source_location::current()
 
 inline void __syncthreads(LOCKSTEP_SITE) { lockstep::cuda_emulation::BlockBarrier(site); }
 inline int __syncthreads_or(int predicate, LOCKSTEP_SITE) {

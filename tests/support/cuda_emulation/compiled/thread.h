@@ -1,0 +1,81 @@
+// A thread that runs a kernel's compiled code; its fiber's, from its beginning to its return.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "tests/support/cuda_emulation/compiled/program.h"
+
+namespace lockstep::cuda_emulation::ptx {
+
+// Frames that no thread has any more: making them anew takes longer than what many threads do.
+using SpareFrames = std::vector<std::vector<uint32_t>>;
+
+// What the threads of a launch share; frames also with other launches of the kernel.
+struct Launch {
+  std::shared_ptr<const Program> program;
+  std::shared_ptr<SpareFrames> spare_frames;
+  std::shared_ptr<char> parameters;
+  size_t dynamic_shared_bytes = 0;
+};
+
+// Where a block's static variables begin, behind its dynamic ones.
+size_t StaticSharedOffset(const Launch& launch);
+
+class Thread {
+ public:
+  explicit Thread(const Launch& launch);
+  ~Thread();
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+  void Run();
+
+  template <typename T>
+  T Get(int r) const {
+    T value;
+    std::memcpy(&value, frame_.data() + r, sizeof(T));
+    return value;
+  }
+  // Numbers below 32 bits fill their word.
+  template <typename T>
+  void Set(int r, T value) {
+    if (r < 0) return;
+    if constexpr (sizeof(T) < sizeof(uint32_t)) {
+      frame_[r] = 0;
+    }
+    std::memcpy(frame_.data() + r, &value, sizeof(T));
+  }
+  bool IsTrue(int predicate) const { return frame_[predicate] != 0; }
+  void SetTrue(int predicate, bool value) {
+    if (predicate >= 0) frame_[predicate] = value ? 1 : 0;
+  }
+  uint32_t* words(int r) { return frame_.data() + r; }
+
+  // `index`: of the instruction's registers, an address of its space. Whatever cannot be accessed
+  // there ends the kernel with a failure.
+  char* Resolve(const Instruction& instruction, int index, size_t bytes);
+  // The same of an address that shared memory's instructions take, and back.
+  char* SharedPointer(uint64_t address, size_t bytes, const Site& site);
+  uint64_t SharedAddressOf(uint64_t pointer, const Site& site) const;
+
+  void GoTo(int target) { next_ = target; }
+  void Return() { next_ = end_; }
+
+  // Of words that other devices write: is it the one that this thread has read last, unchanged?
+  bool ReadsAgain(const void* address, uint32_t value);
+
+ private:
+  bool IsMine(const char* pointer, size_t bytes) const;
+
+  const Launch& launch_;
+  std::vector<uint32_t> frame_;
+  std::vector<char> locals_;
+  int next_ = 0;
+  int end_;
+  const void* last_read_ = nullptr;
+  uint32_t last_value_ = 0;
+};
+
+}  // namespace lockstep::cuda_emulation::ptx
