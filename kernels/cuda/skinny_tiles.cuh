@@ -58,8 +58,8 @@ struct SkinnyTiles {
 
   __device__ static Pairs PairsOf(const Weights& weights) {
     Pairs pairs;
-    Expand(weights[0][Lane()], pairs.upper);
-    Expand(weights[1][Lane()], pairs.lower);
+    Expand(LoadSharedVector(&weights[0][Lane()]), pairs.upper);
+    Expand(LoadSharedVector(&weights[1][Lane()]), pairs.lower);
     return pairs;
   }
 

@@ -69,6 +69,7 @@ void StoreVector(float* to, const float4& x,
 void StoreVector(void* to, const uint2& x,
                  const cuda_emulation::Site& site = std::source_location::current());
 
+inline uint4 LoadSharedVector(const uint4* from) { return *from; }
 void ReadVector(const uint4* from,
                 const cuda_emulation::Site& site = std::source_location::current());
 

@@ -36,6 +36,18 @@ const std::map<std::string, Register, std::less<>>& SpecialRegisters() {
   return *registers;
 }
 
+Unit UnitOf(const Opcode& opcode) {
+  const std::string& name = opcode.name;
+  if (name == "mma") return Unit::kProduct;
+  if (name == "ld" || name == "st" || name == "atom" || name == "ldmatrix" || name == "cp") {
+    return Unit::kMemory;
+  }
+  for (const char* special : {"ex2", "lg2", "rcp", "rsqrt", "sqrt"}) {
+    if (name == special) return Unit::kSpecial;
+  }
+  return Unit::kOther;
+}
+
 // A number as it stands, its bits.
 bool ParseNumber(const std::string& text, uint64_t* bits) {
   if (text.size() == 10 && absl::StartsWith(text, "0f")) {
@@ -221,6 +233,9 @@ class Assembler {
       }
     }
     instruction.product_operands = product_operands_;
+    instruction.unit = UnitOf(opcode);
+    instruction.writes = opcode.name == "st" || opcode.name == "atom";
+    if (instruction.unit == Unit::kMemory) instruction.access = program_->num_accesses++;
     if (!opcode.types.empty()) instruction.type = opcode.types.front();
     if (opcode.types.size() > 1) instruction.from = opcode.types[1];
     for (const auto find :

@@ -85,7 +85,7 @@ absl::StatusOr<Launch> CompiledKernels::Prepare(const void* kernel,
   absl::Status status = CheckArguments(*compiled.program, arguments);
   if (!status.ok()) return status;
   return Launch{compiled.program, compiled.spare_frames, AlignedCopy(*compiled.program, arguments),
-                dynamic_shared_bytes};
+                dynamic_shared_bytes, nullptr};
 }
 
 CompiledKernels* TheCompiledKernels() {

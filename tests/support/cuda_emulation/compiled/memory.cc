@@ -143,6 +143,7 @@ void CopyAsync(Thread& t, const Instruction& i) {
   const auto read = i.num_r > 3 ? t.Get<uint32_t>(i.r[3]) : kBytes;
   if (read != 0 && read != kBytes) FailThread("cp.async: neither 0 nor 16 bytes", i.site);
   const auto from = t.Get<uint64_t>(i.r[1]);
+  if (t.counter() != nullptr && read != 0) t.CountAccess(i, from, kBytes, false);
   cuda::CopyAsync16(t.Resolve(to, 0, kBytes), reinterpret_cast<const void*>(from), read != 0,
                     i.site);
 }

@@ -48,6 +48,10 @@ struct Range {
   int count = 0;
 };
 
+// What executes an instruction, as far as it is told apart.
+enum class Unit : uint8_t { kOther, kSpecial, kProduct, kMemory };
+constexpr size_t kNumUnits = 4;
+
 // Registers are named by their first word in the frame; -1: there is none, or the result is
 // discarded.
 struct Instruction {
@@ -70,6 +74,9 @@ struct Instruction {
   bool is_wide = false;  // the register has 64 bits
   bool saturates = false;
   bool reads_clock = false;
+  bool writes = false;  // memory
+  Unit unit = Unit::kOther;
+  int access = -1;  // its number among those that access memory
   Site site;
 
   bool IsShort(int index) const { return (short_r >> index & 1) != 0; }
@@ -104,6 +111,7 @@ struct Program {
   int64_t parameter_bytes = 0;
   int64_t static_shared_bytes = 0;  // they follow the dynamic ones
   int64_t local_bytes = 0;
+  int num_accesses = 0;         // instructions that access memory
   std::vector<uint32_t> frame;  // as a thread begins with it
   std::vector<Instruction> code;
 };

@@ -50,13 +50,32 @@ Thread::Thread(const Launch& launch)
 Thread::~Thread() { launch_.spare_frames->push_back(std::move(frame_)); }
 
 void Thread::Run() {
+  if (launch_.counter == nullptr) return RunAll<false>();
+  const int64_t block = (int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  launch_.counter->BeginThread(block);
+  times_.assign(2 * static_cast<size_t>(launch_.program->num_accesses), 0);
+  RunAll<true>();
+}
+
+template <bool counts>
+void Thread::RunAll() {
   const Instruction* code = launch_.program->code.data();
   while (next_ < end_) {
     const Instruction& instruction = code[next_++];
-    if (instruction.guard >= 0 && IsTrue(instruction.guard) == instruction.guard_is_negated)
+    if constexpr (counts) launch_.counter->Execute(instruction.unit);
+    if (instruction.guard >= 0 && IsTrue(instruction.guard) == instruction.guard_is_negated) {
       continue;
+    }
     instruction.execute(*this, instruction);
   }
+}
+
+void Thread::CountAccess(const Instruction& instruction, uint64_t address, size_t bytes,
+                         bool is_shared) {
+  const int thread = TheBlockRunner().thread();
+  const int index = 2 * instruction.access + (is_shared ? 1 : 0);  // copies access both
+  launch_.counter->Add({thread / warpSize, thread % warpSize, index, times_[index]++, address,
+                        static_cast<uint32_t>(bytes), is_shared, instruction.writes});
 }
 
 char* Thread::SharedPointer(uint64_t address, size_t bytes, const Site& site) {
@@ -98,6 +117,11 @@ char* Thread::Resolve(const Instruction& instruction, int index, size_t bytes) {
   const int r = instruction.r[index];
   const uint64_t base = instruction.IsShort(index) ? Get<uint32_t>(r) : Get<uint64_t>(r);
   const uint64_t address = base + static_cast<uint64_t>(instruction.offsets[index]);
+  const bool is_shared = instruction.space == Space::kShared;
+  if (launch_.counter != nullptr && instruction.access >= 0 &&
+      (is_shared || instruction.space == Space::kGlobal)) {
+    CountAccess(instruction, address, bytes, is_shared);
+  }
   auto* pointer = reinterpret_cast<char*>(address);
   if (address % bytes != 0) FailAccess("not aligned", address, bytes, instruction.site);
   switch (instruction.space) {

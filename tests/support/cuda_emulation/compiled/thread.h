@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "tests/support/cuda_emulation/compiled/counts.h"
 #include "tests/support/cuda_emulation/compiled/program.h"
 
 namespace lockstep::cuda_emulation::ptx {
@@ -19,6 +20,7 @@ struct Launch {
   std::shared_ptr<SpareFrames> spare_frames;
   std::shared_ptr<char> parameters;
   size_t dynamic_shared_bytes = 0;
+  std::shared_ptr<LaunchCounter> counter;  // null: nothing is counted
 };
 
 // Where a block's static variables begin, behind its dynamic ones.
@@ -60,6 +62,10 @@ class Thread {
   char* SharedPointer(uint64_t address, size_t bytes, const Site& site);
   uint64_t SharedAddressOf(uint64_t pointer, const Site& site) const;
 
+  // For what is counted: accesses that go through no Resolve.
+  void CountAccess(const Instruction& instruction, uint64_t address, size_t bytes, bool is_shared);
+  LaunchCounter* counter() { return launch_.counter.get(); }
+
   void GoTo(int target) { next_ = target; }
   void Return() { next_ = end_; }
 
@@ -67,11 +73,14 @@ class Thread {
   bool ReadsAgain(const void* address, uint32_t value);
 
  private:
+  template <bool counts>
+  void RunAll();
   bool IsMine(const char* pointer, size_t bytes) const;
 
   const Launch& launch_;
   std::vector<uint32_t> frame_;
   std::vector<char> locals_;
+  std::vector<uint32_t> times_;  // that each access was made, where they are counted
   int next_ = 0;
   int end_;
   const void* last_read_ = nullptr;

@@ -13,6 +13,7 @@
 #include "tests/support/cuda_emulation/compiled/thread.h"
 #include "tests/support/cuda_emulation/runtime/async_proxy.h"
 #include "tests/support/cuda_emulation/runtime/block_runner.h"
+#include "tests/support/cuda_emulation/runtime/tensor_map.h"
 
 namespace lockstep::cuda_emulation::ptx {
 
@@ -178,10 +179,21 @@ Execute FindMemoryBarrier(const Opcode& opcode, Instruction& i) {
   return opcode.Has("try_wait") && opcode.Has("parity") ? &TryWaitForBarrier : nullptr;
 }
 
+// Rows of boxes of one slab, those that exist.
+void CountBox(LaunchCounter& counter, const TensorMap& map, int column, int plane) {
+  const auto row_bytes = static_cast<uint32_t>(map.box[0] * map.element_bytes);
+  if (plane < 0 || static_cast<uint64_t>(plane) >= map.dims[2]) return;
+  for (int row = 0; row < map.box[1]; ++row) {
+    const char* from =
+        map.address + plane * map.strides[1] + row * map.strides[0] + column * map.element_bytes;
+    counter.AddBulkRead(reinterpret_cast<uint64_t>(from), row_bytes);
+  }
+}
 // r: to, map, barrier; list: coordinates
 void CopyTensorBox(Thread& t, const Instruction& i) {
   const auto* map = reinterpret_cast<const CUtensorMap*>(t.Get<uint64_t>(i.r[1]));
   const auto at = [&](int k) { return t.Get<int>(i.list[k]); };
+  if (t.counter() != nullptr) CountBox(*t.counter(), MapIn(*map), at(0), at(2));
   cuda::CopyBox(t.Resolve(i, 0, 16), *map, BarrierAt(t, i, 2), at(0), at(1), at(2), i.site);
 }
 Execute FindBulkCopy(const Opcode& opcode, Instruction& i) {

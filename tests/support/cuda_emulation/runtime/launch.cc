@@ -80,6 +80,13 @@ std::string TakeCompiled(const void* kernel, std::initializer_list<Argument> arg
   absl::StatusOr<ptx::Launch> launch = compiled->Prepare(kernel, bytes, launched.shared_bytes);
   if (!launch.ok()) return std::string(launch.status().message());
   launched.shared_bytes = ptx::SharedBytesOf(*launch);
+  if (ptx::LaunchesAreCounted()) {
+    const dim3& grid = launched.grid;
+    const dim3& block = launched.block;
+    launch->counter =
+        std::make_shared<ptx::LaunchCounter>(*launch->program, int64_t{grid.x} * grid.y * grid.z,
+                                             static_cast<int>(block.x * block.y * block.z));
+  }
   launched.thread = [launch = *std::move(launch)] { ptx::Thread(launch).Run(); };
   return "";
 }
