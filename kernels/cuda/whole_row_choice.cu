@@ -108,8 +108,8 @@ __device__ void WalkRow(const WholeRow& row, const ChoiceRule& rule, const WalkE
                         Walk& walk) {
   __shared__ LogitKey keys[kBatch];
   __shared__ double weights[kBatch];
-  __syncthreads();  // all have read of an earlier walk what they want
-  if (threadIdx.x == 0) walk = {0, 0.0, 0, 0.0, 0, false};
+  __syncthreads();                         // all have read of an earlier walk what they want
+  Walk mine = {0, 0.0, 0, 0.0, 0, false};  // of the thread that walks, which reads no shared one
   LogitKey last = ~LogitKey{0};
   do {
     NextBatch(row, last, keys);
@@ -118,9 +118,10 @@ __device__ void WalkRow(const WholeRow& row, const ChoiceRule& rule, const WalkE
     weights[threadIdx.x] = key == 0 ? 0.0 : rule.WeightOf(ValueOf(key));
     __syncthreads();
     if (threadIdx.x == 0) {
-      for (int i = 0; i < kBatch && !walk.ended; ++i) {
-        Step(keys[i], weights[i], rule.min_p, end, walk);
+      for (int i = 0; i < kBatch && !mine.ended; ++i) {
+        Step(keys[i], weights[i], rule.min_p, end, mine);
       }
+      walk = mine;
     }
     __syncthreads();
   } while (!walk.ended && last != 0);

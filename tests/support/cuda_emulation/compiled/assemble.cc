@@ -234,7 +234,8 @@ class Assembler {
     }
     instruction.product_operands = product_operands_;
     instruction.unit = UnitOf(opcode);
-    instruction.writes = opcode.name == "st" || opcode.name == "atom";
+    instruction.is_atomic = opcode.name == "atom";
+    instruction.writes = opcode.name == "st" || instruction.is_atomic;
     if (instruction.unit == Unit::kMemory) instruction.access = program_->num_accesses++;
     if (!opcode.types.empty()) instruction.type = opcode.types.front();
     if (opcode.types.size() > 1) instruction.from = opcode.types[1];

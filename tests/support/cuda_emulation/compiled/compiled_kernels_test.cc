@@ -85,10 +85,14 @@ class CompiledKernelsTest : public ::testing::Test {
     EXPECT_EQ(cudaMalloc(&memory, threads * sizeof(uint64_t)), cudaSuccess);
     std::shared_ptr<char> parameters(static_cast<char*>(std::malloc(sizeof(memory))), &std::free);
     std::memcpy(parameters.get(), &memory, sizeof(memory));
-    auto launch = std::make_unique<Launch>(Launch{
-        *std::move(program), std::make_shared<SpareFrames>(), parameters, dynamic_bytes, nullptr});
+    auto launch =
+        std::make_unique<Launch>(Launch{*std::move(program), std::make_shared<SpareFrames>(),
+                                        parameters, dynamic_bytes, nullptr, nullptr});
     if (LaunchesAreCounted()) {
       launch->counter = std::make_shared<LaunchCounter>(*launch->program, 1, threads);
+    }
+    if (looks_for_races_) {
+      launch->races = std::make_shared<std::map<int64_t, BlockRaces>>();
     }
     running = launch.get();
     cudaLaunchConfig_t config = {};
@@ -124,6 +128,21 @@ class CompiledKernelsTest : public ::testing::Test {
     Run(body, threads, dynamic_bytes);
     return TakeFailure();
   }
+  // Of one whose threads have `mine` as the address of a word of their own in shared memory, and
+  // `next` as that of the next thread's, which none beyond the last has.
+  std::string RaceOf(const std::string& body, int threads = 64) {
+    looks_for_races_ = true;
+    constexpr char kAddresses[] = R"(
+        .reg .b32 mine, next;
+        mov.u32 %r1, dynamic;
+        mad.lo.s32 mine, %r0, 4, %r1;
+        add.s32 next, mine, 4;
+        )";
+    std::string failure = FailureOf(absl::StrCat(kAddresses, body), threads, 512);
+    looks_for_races_ = false;
+    return failure;
+  }
+  bool looks_for_races_ = false;
 };
 
 TEST_F(CompiledKernelsTest, IntegersWrapAround) {
@@ -350,6 +369,75 @@ TEST_F(CompiledKernelsTest, ParametersLieAsTheHostLaysThem) {
   ASSERT_TRUE(program.ok()) << program.status();
   EXPECT_THAT((*program)->parameter_offsets, ElementsAre(0, 8, 20, 24));
   EXPECT_EQ((*program)->parameter_bytes, 32);
+}
+
+TEST_F(CompiledKernelsTest, AccessesThatNothingOrdersAreRaces) {
+  EXPECT_THAT(RaceOf("st.shared.u32 [mine], 1; ld.shared.u32 %r5, [next];"), HasSubstr("a race"));
+  EXPECT_THAT(RaceOf("ld.shared.u32 %r5, [next]; st.shared.u32 [mine], 1;"), HasSubstr("a race"));
+  EXPECT_THAT(RaceOf("st.shared.u32 [%r1], 1;"), HasSubstr("a race"));
+  EXPECT_EQ(RaceOf("ld.shared.u32 %r5, [%r1]; ld.shared.u32 %r5, [next];"), "");
+  EXPECT_EQ(RaceOf("st.shared.u32 [mine], 1; ld.shared.u32 %r5, [mine];"), "");
+  // Other bytes of the same word.
+  EXPECT_EQ(RaceOf("add.s32 %r1, %r1, %r0; st.shared.u8 [%r1], 1; ld.shared.u8 %r5, [%r1];"), "");
+}
+
+TEST_F(CompiledKernelsTest, BarriersOrderWhatIsBeforeThemAndNothingElse) {
+  EXPECT_EQ(RaceOf("st.shared.u32 [mine], 1; bar.sync 0; ld.shared.u32 %r5, [next];"), "");
+  EXPECT_THAT(RaceOf(R"(st.shared.u32 [mine], 1;
+      bar.sync 0;
+      ld.shared.u32 %r5, [next];
+      st.shared.u32 [mine], 2;)"),
+              HasSubstr("a race"));
+  EXPECT_EQ(RaceOf(R"(st.shared.u32 [mine], 1;
+      bar.sync 0;
+      ld.shared.u32 %r5, [next];
+      bar.sync 0;
+      st.shared.u32 [mine], 2;)"),
+            "");
+  EXPECT_THAT(RaceOf(R"(st.shared.u32 [mine], 1;
+      bar.sync 0;
+      st.shared.u32 [mine], 2;
+      ld.shared.u32 %r5, [next];)"),
+              HasSubstr("a race"));
+}
+
+TEST_F(CompiledKernelsTest, WarpsOrderTheirOwnLanes) {
+  constexpr char kBody[] = R"(st.shared.u32 [mine], 1;
+      bar.warp.sync -1;
+      ld.shared.u32 %r5, [next];)";
+  EXPECT_EQ(RaceOf(kBody, 32), "");
+  EXPECT_THAT(RaceOf(kBody, 64), HasSubstr("a race"));  // the last lane's next is another warp's
+  // Exchanges of registers order no memory.
+  EXPECT_THAT(RaceOf(R"(st.shared.u32 [mine], 1;
+      shfl.sync.bfly.b32 %r5|%p1, %r0, 1, 31, -1;
+      ld.shared.u32 %r5, [next];)",
+                     32),
+              HasSubstr("a race"));
+}
+
+// The first 32 threads tell the others, who tell nobody.
+TEST_F(CompiledKernelsTest, WhoArrivesAtABarrierIsKnownToThoseWhoWait) {
+  const std::string head = "setp.lt.u32 %p1, %r0, 32;\n @!%p1 bra $others;\n";
+  EXPECT_EQ(RaceOf(head + R"(st.shared.u32 [mine], 1;
+      bar.arrive 1, 64;
+      ret;
+      $others:
+      bar.sync 1, 64;
+      ld.shared.u32 %r5, [mine+-128];)"),
+            "");
+  EXPECT_THAT(RaceOf(head + R"(bar.arrive 1, 64;
+      st.shared.u32 [mine], 1;
+      ret;
+      $others:
+      bar.sync 1, 64;
+      ld.shared.u32 %r5, [mine+-128];)"),
+              HasSubstr("a race"));
+}
+
+TEST_F(CompiledKernelsTest, AtomicsRaceWithPlainAccessesAlone) {
+  EXPECT_EQ(RaceOf("atom.shared.add.u32 %r5, [%r1], 1;"), "");
+  EXPECT_THAT(RaceOf("atom.shared.add.u32 %r5, [%r1], 1; ld.shared.u32 %r5, [%r1];"),
+              HasSubstr("a race"));
 }
 
 // Each thread's 8 bytes of %out: 32 lanes fill 8 sectors.

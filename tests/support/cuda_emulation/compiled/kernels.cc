@@ -84,8 +84,16 @@ absl::StatusOr<Launch> CompiledKernels::Prepare(const void* kernel,
   }
   absl::Status status = CheckArguments(*compiled.program, arguments);
   if (!status.ok()) return status;
-  return Launch{compiled.program, compiled.spare_frames, AlignedCopy(*compiled.program, arguments),
-                dynamic_shared_bytes, nullptr};
+  Launch launch{compiled.program,
+                compiled.spare_frames,
+                AlignedCopy(*compiled.program, arguments),
+                dynamic_shared_bytes,
+                nullptr,
+                nullptr};
+  if (looks_for_races_) {
+    launch.races = std::make_shared<std::map<int64_t, BlockRaces>>();
+  }
+  return launch;
 }
 
 CompiledKernels* TheCompiledKernels() {
@@ -95,7 +103,9 @@ CompiledKernels* TheCompiledKernels() {
     absl::StatusOr<CompiledKernels> read =
         CompiledKernels::Read(absl::StrSplit(files, ':', absl::SkipEmpty()));
     LS_CHECK(read.ok()) << read.status();
-    return new CompiledKernels(*std::move(read));
+    auto* const kernels = new CompiledKernels(*std::move(read));
+    kernels->LookForRaces(std::getenv("LOCKSTEP_CUDA_RACES") != nullptr);
+    return kernels;
   }();
   return kernels;
 }

@@ -4,7 +4,8 @@
 // LOCKSTEP_CUDA_COMPILED names files of PTX, separated by colons: with it a program of the
 // emulation runs what they hold, and launching any other kernel is a failure. So is, beyond what is
 // enforced of kernels in any case (emulation.h), an access to memory that no kernel may touch or
-// that is not aligned to its size, and an instruction that is not known here.
+// that is not aligned to its size, and an instruction that is not known here; with
+// LOCKSTEP_CUDA_RACES set also a race in shared memory (races.h).
 #pragma once
 
 #include <map>
@@ -24,6 +25,9 @@ class CompiledKernels {
  public:
   static absl::StatusOr<CompiledKernels> Read(const std::vector<std::string>& files);
 
+  // Off unless asked: launches take several times as long.
+  void LookForRaces(bool look) { looks_for_races_ = look; }
+
   // What a launch of the host's function is to run. NOT_FOUND for a kernel that is not in the
   // files, INVALID_ARGUMENT for one that cannot be run or takes other arguments.
   absl::StatusOr<Launch> Prepare(const void* kernel,
@@ -42,6 +46,7 @@ class CompiledKernels {
 
   std::vector<std::unique_ptr<ModuleText>> modules_;
   std::map<std::string, Kernel> kernels_;  // by their common names
+  bool looks_for_races_ = false;
 };
 
 // Those that the environment names; null without. Ends the process where they cannot be read.

@@ -138,14 +138,12 @@ Execute FindAtomic(const Opcode& opcode, Instruction& i) {
 // r: to, from, 16, how many of these are read
 void CopyAsync(Thread& t, const Instruction& i) {
   constexpr size_t kBytes = 16;
-  Instruction to = i;
-  to.space = Space::kShared;
   const auto read = i.num_r > 3 ? t.Get<uint32_t>(i.r[3]) : kBytes;
   if (read != 0 && read != kBytes) FailThread("cp.async: neither 0 nor 16 bytes", i.site);
   const auto from = t.Get<uint64_t>(i.r[1]);
-  if (t.counter() != nullptr && read != 0) t.CountAccess(i, from, kBytes, false);
-  cuda::CopyAsync16(t.Resolve(to, 0, kBytes), reinterpret_cast<const void*>(from), read != 0,
-                    i.site);
+  if (t.counter() != nullptr && read != 0) t.CountAccess(i, from, kBytes, false, false);
+  void* const to = t.Resolve(i, 0, kBytes, Space::kShared, true);
+  cuda::CopyAsync16(to, reinterpret_cast<const void*>(from), read != 0, i.site);
 }
 void CommitCopies(Thread&, const Instruction&) { cuda::CopyAsyncCommit(); }
 void AwaitCopies(Thread& t, const Instruction& i) {

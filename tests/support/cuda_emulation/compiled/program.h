@@ -75,6 +75,7 @@ struct Instruction {
   bool saturates = false;
   bool reads_clock = false;
   bool writes = false;  // memory
+  bool is_atomic = false;
   Unit unit = Unit::kOther;
   int access = -1;  // its number among those that access memory
   Site site;

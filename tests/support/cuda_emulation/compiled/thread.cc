@@ -50,11 +50,26 @@ Thread::Thread(const Launch& launch)
 Thread::~Thread() { launch_.spare_frames->push_back(std::move(frame_)); }
 
 void Thread::Run() {
-  if (launch_.counter == nullptr) return RunAll<false>();
   const int64_t block = (int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  if (launch_.races != nullptr) {
+    races_ = &launch_.races->try_emplace(block, TheBlockRunner().num_threads()).first->second;
+  }
+  RunCounted(block);
+  if (races_ != nullptr && races_->EndThread()) launch_.races->erase(block);
+}
+
+void Thread::RunCounted(int64_t block) {
+  if (launch_.counter == nullptr) return RunAll<false>();
   launch_.counter->BeginThread(block);
   times_.assign(2 * static_cast<size_t>(launch_.program->num_accesses), 0);
   RunAll<true>();
+}
+
+int Thread::number() { return TheBlockRunner().thread(); }
+
+uint32_t Thread::SharedOffset(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const char*>(pointer) -
+                               static_cast<const char*>(TheBlockRunner().dynamic_shared()));
 }
 
 template <bool counts>
@@ -71,11 +86,11 @@ void Thread::RunAll() {
 }
 
 void Thread::CountAccess(const Instruction& instruction, uint64_t address, size_t bytes,
-                         bool is_shared) {
-  const int thread = TheBlockRunner().thread();
+                         bool is_shared, bool writes) {
+  const int thread = number();
   const int index = 2 * instruction.access + (is_shared ? 1 : 0);  // copies access both
   launch_.counter->Add({thread / warpSize, thread % warpSize, index, times_[index]++, address,
-                        static_cast<uint32_t>(bytes), is_shared, instruction.writes});
+                        static_cast<uint32_t>(bytes), is_shared, writes});
 }
 
 char* Thread::SharedPointer(uint64_t address, size_t bytes, const Site& site) {
@@ -113,20 +128,21 @@ bool Thread::IsMine(const char* pointer, size_t bytes) const {
          within(TheBlockRunner().dynamic_shared(), TheBlockRunner().dynamic_shared_bytes());
 }
 
-char* Thread::Resolve(const Instruction& instruction, int index, size_t bytes) {
+char* Thread::Resolve(const Instruction& instruction, int index, size_t bytes, Space space,
+                      bool writes) {
   const int r = instruction.r[index];
   const uint64_t base = instruction.IsShort(index) ? Get<uint32_t>(r) : Get<uint64_t>(r);
   const uint64_t address = base + static_cast<uint64_t>(instruction.offsets[index]);
-  const bool is_shared = instruction.space == Space::kShared;
+  const bool is_shared = space == Space::kShared;
   if (launch_.counter != nullptr && instruction.access >= 0 &&
-      (is_shared || instruction.space == Space::kGlobal)) {
-    CountAccess(instruction, address, bytes, is_shared);
+      (is_shared || space == Space::kGlobal)) {
+    CountAccess(instruction, address, bytes, is_shared, writes);
   }
   auto* pointer = reinterpret_cast<char*>(address);
   if (address % bytes != 0) FailAccess("not aligned", address, bytes, instruction.site);
-  switch (instruction.space) {
+  switch (space) {
     case Space::kShared:
-      return SharedPointer(address, bytes, instruction.site);
+      return ResolveShared(instruction, address, bytes, writes);
     case Space::kParameter:
     case Space::kLocal:
       if (IsMine(pointer, bytes)) return pointer;
@@ -139,6 +155,17 @@ char* Thread::Resolve(const Instruction& instruction, int index, size_t bytes) {
       break;
   }
   FailAccess("no memory that a kernel may access", address, bytes, instruction.site);
+}
+
+char* Thread::ResolveShared(const Instruction& instruction, uint64_t address, size_t bytes,
+                            bool writes) {
+  char* pointer = SharedPointer(address, bytes, instruction.site);
+  if (races_ == nullptr) return pointer;
+  const std::string race =
+      races_->Add({number(), SharedOffset(pointer), static_cast<uint32_t>(bytes), writes,
+                   instruction.is_atomic, instruction.site});
+  if (!race.empty()) FailThread(race.c_str(), instruction.site);
+  return pointer;
 }
 
 bool Thread::ReadsAgain(const void* address, uint32_t value) {

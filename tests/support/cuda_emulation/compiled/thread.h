@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "tests/support/cuda_emulation/compiled/counts.h"
 #include "tests/support/cuda_emulation/compiled/program.h"
+#include "tests/support/cuda_emulation/compiled/races.h"
 
 namespace lockstep::cuda_emulation::ptx {
 
@@ -21,6 +23,8 @@ struct Launch {
   std::shared_ptr<char> parameters;
   size_t dynamic_shared_bytes = 0;
   std::shared_ptr<LaunchCounter> counter;  // null: nothing is counted
+  // By the block's number, while it has threads. Null: races are not looked for.
+  std::shared_ptr<std::map<int64_t, BlockRaces>> races;
 };
 
 // Where a block's static variables begin, behind its dynamic ones.
@@ -57,14 +61,23 @@ class Thread {
 
   // `index`: of the instruction's registers, an address of its space. Whatever cannot be accessed
   // there ends the kernel with a failure.
-  char* Resolve(const Instruction& instruction, int index, size_t bytes);
+  char* Resolve(const Instruction& instruction, int index, size_t bytes) {
+    return Resolve(instruction, index, bytes, instruction.space, instruction.writes);
+  }
+  char* Resolve(const Instruction& instruction, int index, size_t bytes, Space space, bool writes);
   // The same of an address that shared memory's instructions take, and back.
   char* SharedPointer(uint64_t address, size_t bytes, const Site& site);
   uint64_t SharedAddressOf(uint64_t pointer, const Site& site) const;
 
   // For what is counted: accesses that go through no Resolve.
-  void CountAccess(const Instruction& instruction, uint64_t address, size_t bytes, bool is_shared);
+  void CountAccess(const Instruction& instruction, uint64_t address, size_t bytes, bool is_shared,
+                   bool writes);
   LaunchCounter* counter() { return launch_.counter.get(); }
+  // Null where races are not looked for.
+  BlockRaces* races() { return races_; }
+  static int number();  // in its block
+  // In shared memory, of what Resolve or SharedPointer has given.
+  static uint32_t SharedOffset(const void* pointer);
 
   void GoTo(int target) { next_ = target; }
   void Return() { next_ = end_; }
@@ -73,13 +86,16 @@ class Thread {
   bool ReadsAgain(const void* address, uint32_t value);
 
  private:
+  void RunCounted(int64_t block);
   template <bool counts>
   void RunAll();
+  char* ResolveShared(const Instruction& instruction, uint64_t address, size_t bytes, bool writes);
   bool IsMine(const char* pointer, size_t bytes) const;
 
   const Launch& launch_;
   std::vector<uint32_t> frame_;
   std::vector<char> locals_;
+  BlockRaces* races_ = nullptr;
   std::vector<uint32_t> times_;  // that each access was made, where they are counted
   int next_ = 0;
   int end_;

@@ -25,25 +25,59 @@ void Return(Thread& t, const Instruction&) { t.Return(); }
 
 // ---- barriers ----
 
+// All threads that have not returned meet.
+bool MeetAll(Thread& t, bool vote, const Instruction& i) {
+  const bool any = BlockBarrierOr(vote, i.site);
+  if (t.races() != nullptr) t.races()->LeaveAll(Thread::number());
+  return any;
+}
+
+enum class Visit { kArrive, kWait, kVote };
+// Some threads meet at a barrier of their own; is a vote true on any?
+bool MeetNamed(Thread& t, int id, int threads, Visit visit, bool vote, const Instruction& i) {
+  int64_t generation = 0;
+  if (t.races() != nullptr) {
+    generation = t.races()->ArriveAtNamed(Thread::number(), id, threads);
+  }
+  bool any = false;
+  if (visit == Visit::kVote) {
+    any = cuda::emulated::NamedBarrierAny(id, threads, vote, i.site);
+  } else {
+    cuda::emulated::NamedBarrier(id, threads, visit == Visit::kWait, i.site);
+  }
+  if (t.races() != nullptr && visit != Visit::kArrive) {
+    t.races()->LeaveNamed(Thread::number(), id, generation);
+  }
+  return any;
+}
+
 // r: number, threads
 void BarrierSync(Thread& t, const Instruction& i) {
   const int id = t.Get<int>(i.r[0]);
-  if (i.num_r == 1 && id == 0) return BlockBarrier(i.site);
-  if (i.num_r == 1) FailThread("bar.sync: not how many threads", i.site);
-  cuda::emulated::NamedBarrier(id, t.Get<int>(i.r[1]), true, i.site);
+  if (i.num_r == 1 && id != 0) FailThread("bar.sync: not how many threads", i.site);
+  if (i.num_r == 1) {
+    MeetAll(t, false, i);
+  } else {
+    MeetNamed(t, id, t.Get<int>(i.r[1]), Visit::kWait, false, i);
+  }
 }
 void BarrierArrive(Thread& t, const Instruction& i) {
-  cuda::emulated::NamedBarrier(t.Get<int>(i.r[0]), t.Get<int>(i.r[1]), false, i.site);
+  MeetNamed(t, t.Get<int>(i.r[0]), t.Get<int>(i.r[1]), Visit::kArrive, false, i);
 }
 // r: result, number, threads unless all, mine
 void BarrierOr(Thread& t, const Instruction& i) {
   const int id = t.Get<int>(i.r[1]);
   const bool mine = t.IsTrue(i.r[i.num_r - 1]);
-  if (i.num_r == 3 && id == 0) return t.SetTrue(i.r[0], BlockBarrierOr(mine, i.site));
-  if (i.num_r == 3) FailThread("bar.red: not how many threads", i.site);
-  t.SetTrue(i.r[0], cuda::emulated::NamedBarrierAny(id, t.Get<int>(i.r[2]), mine, i.site));
+  if (i.num_r == 3 && id != 0) FailThread("bar.red: not how many threads", i.site);
+  t.SetTrue(i.r[0], i.num_r == 3 ? MeetAll(t, mine, i)
+                                 : MeetNamed(t, id, t.Get<int>(i.r[2]), Visit::kVote, mine, i));
 }
-void SyncWarp(Thread& t, const Instruction& i) { __syncwarp(t.Get<uint32_t>(i.r[0]), i.site); }
+void SyncWarp(Thread& t, const Instruction& i) {
+  const auto mask = t.Get<uint32_t>(i.r[0]);
+  if (t.races() != nullptr) t.races()->ArriveAtWarp(Thread::number(), mask);
+  __syncwarp(mask, i.site);
+  if (t.races() != nullptr) t.races()->LeaveWarp(Thread::number(), mask);
+}
 
 Execute FindBarrier(const Opcode& opcode, const Instruction& i) {
   if (opcode.Has("warp")) return opcode.Has("sync") ? &SyncWarp : nullptr;
@@ -166,10 +200,17 @@ void InitBarrier(Thread& t, const Instruction& i) {
 }
 void ArriveAtBarrier(Thread& t, const Instruction& i) {
   const uint32_t bytes = i.num_r > 2 ? t.Get<uint32_t>(i.r[2]) : 0;
-  cuda::BarrierArriveExpect(BarrierAt(t, i, 1), bytes, i.site);
+  uint64_t* const barrier = BarrierAt(t, i, 1);
+  if (t.races() != nullptr) t.races()->ArriveAt(Thread::number(), Thread::SharedOffset(barrier));
+  cuda::BarrierArriveExpect(barrier, bytes, i.site);
 }
 void TryWaitForBarrier(Thread& t, const Instruction& i) {
-  t.SetTrue(i.r[0], cuda::BarrierTryWait(BarrierAt(t, i, 1), t.Get<uint32_t>(i.r[2]), i.site));
+  uint64_t* const barrier = BarrierAt(t, i, 1);
+  const bool ended = cuda::BarrierTryWait(barrier, t.Get<uint32_t>(i.r[2]), i.site);
+  if (ended && t.races() != nullptr) {
+    t.races()->WaitedFor(Thread::number(), Thread::SharedOffset(barrier));
+  }
+  t.SetTrue(i.r[0], ended);
 }
 Execute FindMemoryBarrier(const Opcode& opcode, Instruction& i) {
   i.space = Space::kShared;
