@@ -3,7 +3,9 @@
 // than memory, memory is not the limit that a kernel can be brought to. Counts are exact, of PTX;
 // times are counts over what the parts can do at best, and say nothing of waiting.
 //
-//   LOCKSTEP_CUDA_COMPILED=A.ptx:B.ptx... kernel_counts [--decode 1,64] [--context 1024]
+//   kernel_counts [--decode 1,64] [--context 1024] [--prefill 512] [--no-products]
+//
+// LOCKSTEP_CUDA_COMPILED names other PTX than what the build has made for compute capability 9.0.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -159,14 +161,14 @@ class StepCounter {
               shape.num_kv_heads,  shape.block_size,           shape.head_dim};
   }
 
-  void Run() {
+  void Run(bool products) {
     CountElementwise();
     CountGated();
     CountAttention("attention", nullptr);
     if (index_.max_query_len > 1) {
       CountAttention("attention by wgmma", &cuTensorMapEncodeTiled);
     }
-    if (tokens_ > cuda::kSkinnyMaxRows) return;
+    if (!products || tokens_ > cuda::kSkinnyMaxRows) return;
     const int64_t q_width = int64_t{shape_.num_heads} * shape_.head_dim;
     CountProduct("qkv", QkvWidth(), shape_.hidden, false);
     CountProduct("attention's output", shape_.hidden, q_width, false);
@@ -295,25 +297,27 @@ int Main(int argc, char** argv) {
   std::vector<int64_t> decode = {1, 64};
   int64_t context = 1024;
   int64_t prefill = 512;
+  bool products = true;
   CLI::App app{"What the compiled kernels of a step of llama-3.1-8b do, counted."};
-  app.add_option("--decode", decode, "sequences in a decode step")->delimiter(',');
+  app.add_option("--decode", decode, "sequences in a decode step")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 256));
   app.add_option("--context", context, "of decoding sequences")->check(CLI::Range(1, 1 << 16));
   app.add_option("--prefill", prefill, "prompt tokens in one step; 0: none")
       ->check(CLI::Range(0, 1 << 13));
+  app.add_flag("!--no-products", products,
+               "products of few rows, too: these take most of the time");
   CLI11_PARSE(app, argc, argv);
-  if (std::getenv("LOCKSTEP_CUDA_COMPILED") == nullptr) {
-    fmt::print(stderr, "kernel_counts: LOCKSTEP_CUDA_COMPILED must name the kernels' PTX\n");
-    return 2;
-  }
+  setenv("LOCKSTEP_CUDA_COMPILED", LOCKSTEP_COMPILED_KERNELS, 0);
   cuda_emulation::ptx::CountLaunches(true);
   PrintHeader();
   for (const int64_t seqs : decode) {
     fmt::print("{} x 1 tokens at context {}\n", seqs, context);
-    StepCounter(Shape(), seqs, context, 1).Run();
+    StepCounter(Shape(), seqs, context, 1).Run(products);
   }
   if (prefill > 0) {
     fmt::print("1 x {} tokens\n", prefill);
-    StepCounter(Shape(), 1, prefill, prefill).Run();
+    StepCounter(Shape(), 1, prefill, prefill).Run(products);
   }
   return 0;
 }

@@ -10,6 +10,7 @@
 #include "absl/strings/strip.h"
 #include "tests/support/cuda_emulation/compiled/opcode.h"
 #include "tests/support/cuda_emulation/compiled/program.h"
+#include "tests/support/cuda_emulation/runtime/async_proxy.h"
 
 namespace lockstep::cuda_emulation::ptx {
 
@@ -167,7 +168,7 @@ class Assembler {
   }
 
   void PlaceShared(const Variable& variable) {
-    uint32_t address = kDynamicShared;
+    uint32_t address = kSharedBase;
     if (!variable.is_dynamic) {
       const int64_t offset = RoundUp(program_->static_shared_bytes, variable.alignment);
       program_->static_shared_bytes = offset + variable.bytes;

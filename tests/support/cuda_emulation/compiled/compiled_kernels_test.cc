@@ -53,7 +53,7 @@ constexpr char kFrame[] = R"(
 )";
 
 const Launch* running = nullptr;
-void RunCompiled(uint64_t*) { Thread(*running).Run(); }
+void RunCompiled(uint64_t*) { RunThread(*running); }
 
 class CompiledKernelsTest : public ::testing::Test {
  protected:
@@ -85,9 +85,9 @@ class CompiledKernelsTest : public ::testing::Test {
     EXPECT_EQ(cudaMalloc(&memory, threads * sizeof(uint64_t)), cudaSuccess);
     std::shared_ptr<char> parameters(static_cast<char*>(std::malloc(sizeof(memory))), &std::free);
     std::memcpy(parameters.get(), &memory, sizeof(memory));
-    auto launch =
-        std::make_unique<Launch>(Launch{*std::move(program), std::make_shared<SpareFrames>(),
-                                        parameters, dynamic_bytes, nullptr, nullptr});
+    auto launch = std::make_unique<Launch>(
+        Launch{*std::move(program), std::make_shared<SpareFrames>(), parameters, dynamic_bytes,
+               nullptr, nullptr, std::make_shared<std::list<Thread>>()});
     if (LaunchesAreCounted()) {
       launch->counter = std::make_shared<LaunchCounter>(*launch->program, 1, threads);
     }

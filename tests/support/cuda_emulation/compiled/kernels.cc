@@ -89,7 +89,8 @@ absl::StatusOr<Launch> CompiledKernels::Prepare(const void* kernel,
                 AlignedCopy(*compiled.program, arguments),
                 dynamic_shared_bytes,
                 nullptr,
-                nullptr};
+                nullptr,
+                std::make_shared<std::list<Thread>>()};
   if (looks_for_races_) {
     launch.races = std::make_shared<std::map<int64_t, BlockRaces>>();
   }

@@ -117,9 +117,8 @@ struct Program {
   std::vector<Instruction> code;
 };
 
-// Shared memory begins here for instructions that name it by numbers; where variables of a fixed
-// size begin depends on the launch, so their addresses are counted from kStaticShared on.
-constexpr uint32_t kDynamicShared = 1040;
+// Shared variables of a fixed size follow the dynamic ones, and so where they begin depends on the
+// launch: their addresses are counted from here on.
 constexpr uint32_t kStaticShared = 1 << 20;
 
 // INVALID_ARGUMENT, with file and line, of what is not known here.

@@ -1,6 +1,10 @@
 #include "tests/support/cuda_emulation/compiled/thread.h"
 
+#include <string>
+#include <utility>
+
 #include "absl/strings/str_format.h"
+#include "tests/support/cuda_emulation/runtime/async_proxy.h"
 #include "tests/support/cuda_emulation/runtime/block_runner.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 
@@ -8,9 +12,18 @@ namespace lockstep::cuda_emulation::ptx {
 
 namespace {
 
+// Nothing unwinds the frame of a thread that has failed: what is said must not lie on the heap.
+[[noreturn]] void FailSaying(std::string what, const Site& site) {
+  char said[256];
+  absl::SNPrintF(said, sizeof(said), "%s", what);
+  { const std::string gone = std::move(what); }
+  FailThread(said, site);
+}
+
 [[noreturn]] void FailAccess(const char* what, uint64_t address, size_t bytes, const Site& site) {
-  const std::string text = absl::StrFormat("%s: %d bytes at %#x", what, bytes, address);
-  FailThread(text.c_str(), site);
+  char said[256];
+  absl::SNPrintF(said, sizeof(said), "%s: %d bytes at %#x", what, bytes, address);
+  FailThread(said, site);
 }
 
 }  // namespace
@@ -47,7 +60,11 @@ Thread::Thread(const Launch& launch)
   Set(kLocals, reinterpret_cast<uint64_t>(locals_.data()));
 }
 
-Thread::~Thread() { launch_.spare_frames->push_back(std::move(frame_)); }
+void RunThread(const Launch& launch) {
+  const auto mine = launch.threads->emplace(launch.threads->end(), launch);
+  mine->Run();
+  launch.threads->erase(mine);
+}
 
 void Thread::Run() {
   const int64_t block = (int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
@@ -56,6 +73,7 @@ void Thread::Run() {
   }
   RunCounted(block);
   if (races_ != nullptr && races_->EndThread()) launch_.races->erase(block);
+  launch_.spare_frames->push_back(std::move(frame_));
 }
 
 void Thread::RunCounted(int64_t block) {
@@ -96,7 +114,7 @@ void Thread::CountAccess(const Instruction& instruction, uint64_t address, size_
 char* Thread::SharedPointer(uint64_t address, size_t bytes, const Site& site) {
   const bool is_static = address >= kStaticShared;
   const uint64_t offset = is_static ? address - kStaticShared + StaticSharedOffset(launch_)
-                                    : address - kDynamicShared;  // below it: beyond all there is
+                                    : address - kSharedBase;  // below it: beyond all there is
   const size_t end =
       is_static ? TheBlockRunner().dynamic_shared_bytes() : launch_.dynamic_shared_bytes;
   if (bytes > 1 && address % bytes != 0)
@@ -114,7 +132,7 @@ uint64_t Thread::SharedAddressOf(uint64_t pointer, const Site& site) const {
   }
   const uint64_t offset = pointer - begin;
   return offset < launch_.dynamic_shared_bytes || launch_.program->static_shared_bytes == 0
-             ? kDynamicShared + offset
+             ? kSharedBase + offset
              : kStaticShared + offset - StaticSharedOffset(launch_);
 }
 
@@ -161,10 +179,9 @@ char* Thread::ResolveShared(const Instruction& instruction, uint64_t address, si
                             bool writes) {
   char* pointer = SharedPointer(address, bytes, instruction.site);
   if (races_ == nullptr) return pointer;
-  const std::string race =
-      races_->Add({number(), SharedOffset(pointer), static_cast<uint32_t>(bytes), writes,
-                   instruction.is_atomic, instruction.site});
-  if (!race.empty()) FailThread(race.c_str(), instruction.site);
+  std::string race = races_->Add({number(), SharedOffset(pointer), static_cast<uint32_t>(bytes),
+                                  writes, instruction.is_atomic, instruction.site});
+  if (!race.empty()) FailSaying(std::move(race), instruction.site);
   return pointer;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <list>
 #include <map>
 #include <memory>
 #include <vector>
@@ -16,6 +17,8 @@ namespace lockstep::cuda_emulation::ptx {
 // Frames that no thread has any more: making them anew takes longer than what many threads do.
 using SpareFrames = std::vector<std::vector<uint32_t>>;
 
+class Thread;
+
 // What the threads of a launch share; frames also with other launches of the kernel.
 struct Launch {
   std::shared_ptr<const Program> program;
@@ -25,7 +28,12 @@ struct Launch {
   std::shared_ptr<LaunchCounter> counter;  // null: nothing is counted
   // By the block's number, while it has threads. Null: races are not looked for.
   std::shared_ptr<std::map<int64_t, BlockRaces>> races;
+  // Those that have not returned. After a failure they never do: nothing unwinds their fibers.
+  std::shared_ptr<std::list<Thread>> threads;
 };
+
+// What each thread of the launch does.
+void RunThread(const Launch& launch);
 
 // Where a block's static variables begin, behind its dynamic ones.
 size_t StaticSharedOffset(const Launch& launch);
@@ -33,7 +41,6 @@ size_t StaticSharedOffset(const Launch& launch);
 class Thread {
  public:
   explicit Thread(const Launch& launch);
-  ~Thread();
   Thread(const Thread&) = delete;
   Thread& operator=(const Thread&) = delete;
   void Run();

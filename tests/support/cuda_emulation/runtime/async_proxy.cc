@@ -13,7 +13,6 @@ namespace lockstep::cuda_emulation {
 
 namespace {
 
-constexpr uint32_t kSharedBase = 1040;  // a multiple of 16 and of no more
 constexpr uint32_t kChunk = 16;
 constexpr int64_t kMostBytesOfPhase = (1 << 20) - 1;
 constexpr int64_t kLeap = int64_t{1} << 40;  // of the clock

@@ -24,6 +24,9 @@
 
 namespace lockstep::cuda_emulation {
 
+// Where shared memory begins for those that name it by numbers: a multiple of 16 and of no more.
+constexpr uint32_t kSharedBase = 1040;
+
 // Of one block, whose threads call it.
 class AsyncProxy {
  public:

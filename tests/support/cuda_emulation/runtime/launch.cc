@@ -87,7 +87,7 @@ std::string TakeCompiled(const void* kernel, std::initializer_list<Argument> arg
         std::make_shared<ptx::LaunchCounter>(*launch->program, int64_t{grid.x} * grid.y * grid.z,
                                              static_cast<int>(block.x * block.y * block.z));
   }
-  launched.thread = [launch = *std::move(launch)] { ptx::Thread(launch).Run(); };
+  launched.thread = [launch = *std::move(launch)] { ptx::RunThread(launch); };
   return "";
 }
 
