@@ -7,7 +7,8 @@
 //
 // Whole programs are tried under other conditions by three variables, read once:
 // LOCKSTEP_CUDA_THREAD_ORDER (as SetThreadOrder), LOCKSTEP_CUDA_ISSUE=immediate and
-// LOCKSTEP_CUDA_IPC=0 (as Device::has_ipc).
+// LOCKSTEP_CUDA_IPC=0 (as Device::has_ipc). With LOCKSTEP_CUDA_COMPILED kernels are run as nvcc has
+// compiled them (compiled/kernels.h).
 #pragma once
 
 #include <cstdint>

@@ -64,8 +64,7 @@ uint32_t Ballot(const char* name, uint32_t mask, bool predicate, const Site& sit
 
 }  // namespace lockstep::cuda_emulation
 
-#define LOCKSTEP_SITE \
-  const lockstep::cuda_emulation::Site& site = std::source_location::current()
+#define LOCKSTEP_SITE const lockstep::cuda_emulation::Site& site = std::source_location::current()
 
 inline void __syncthreads(LOCKSTEP_SITE) { lockstep::cuda_emulation::BlockBarrier(site); }
 inline int __syncthreads_or(int predicate, LOCKSTEP_SITE) {
