@@ -13,6 +13,8 @@ size=(--model "$model" --decode 2 --context 20 --prefill 16 --long-context 0 --r
 "$bench" "${size[@]}" --json "$scratch/none.json" >"$scratch/said" 2>&1 || fail "bf16 weights"
 "$bench" "${size[@]}" --quantize fp8 --json "$scratch/fp8.json" --compare "$scratch/none.json" >"$scratch/said" 2>&1 ||
   fail "fp8 weights"
+"$bench" "${size[@]}" --deterministic --compare "$scratch/none.json" >"$scratch/same" 2>&1 || fail "--deterministic"
+grep -q '^decode  *2 sequences  *[0-9.]*$' "$scratch/same" || fail "no line that compares --deterministic"
 for line in '^limits ' '^decode  *2 sequences' '^prefill ' 'GPU idle between steps' \
   '^2 x 1 tokens at context 20' '^1 x 16 tokens at context 16' '^gate and up product ' '^attention ' '^LM head ' \
   '^summaries, sampled ' '^largest gaps of a step to the limits: ' '^times as fast as in none.json'; do

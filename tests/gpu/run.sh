@@ -214,6 +214,10 @@ if has bench gpu_sums_test; then
     fi
   done
 fi
+if has bench gpu_bench; then  # what it costs, beside the first of these
+  measure "speed, --deterministic" 120 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" --deterministic --long-context 0 \
+    --json "$output/bench-deterministic.json" --compare "$output/bench-none.json"
+fi
 if has sanitizer gpu_kernel_test; then
   for tool in memcheck racecheck; do
     check "$tool" 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$bin/gpu_kernel_test" --gtest_brief=1 \
