@@ -102,12 +102,7 @@ class WarpProduct {
   __device__ void Multiply(const Stage& stage) {
     uint4 inputs[kColumns][Tiles::kInputReads];
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-      for (int i = 0; i < Tiles::kInputReads; ++i) {
-        inputs[c][i] = stage.inputs[c][i][Tiles::Lane()];
-      }
-    }
+    for (int c = 0; c < kColumns; ++c) Tiles::ReadInputs(stage.inputs[c], inputs[c]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const auto pairs = Tiles::PairsOf(stage.weights[tile]);

@@ -45,15 +45,27 @@ struct SkinnyTiles {
                   k < end && row < p.out_features);
     }
   }
+  // Lanes that follow each other copy what follows in memory: of e4m3's k a lane has 32 bytes of x,
+  // whose halves, copied by itself in turn, would be asked of the cache as if they were whole.
   __device__ static void FetchInputs(const SkinnyProduct& p, int64_t first_row, int64_t k,
                                      int64_t end, Inputs& to) {
-    k += Lane() % kQuad * kElements;
-    const int64_t row = first_row + Lane() / kQuad;
-    const auto* from = static_cast<const uint16_t*>(p.x) + row * p.in_features + k;
+    constexpr int kToRow = kQuad * kInputReads;  // of 16 bytes
+    const int piece = Lane() % kToRow;
+    k += piece * 8;
 #pragma unroll
     for (int i = 0; i < kInputReads; ++i) {
-      CopyAsync16(&to[i][Lane()], from + i * 8, k < end && row < p.num_rows);
+      const int tile_row = i * (kWarpSize / kToRow) + Lane() / kToRow;
+      const int64_t row = first_row + tile_row;
+      const auto* from = static_cast<const uint16_t*>(p.x) + row * p.in_features + k;
+      const int reader = tile_row * kQuad + piece / kInputReads;
+      CopyAsync16(&to[piece % kInputReads][PlaceOf(piece % kInputReads, reader)], from,
+                  k < end && row < p.num_rows);
     }
+  }
+  // What this lane multiplies.
+  __device__ static void ReadInputs(const Inputs& inputs, uint4 (&to)[kInputReads]) {
+#pragma unroll
+    for (int i = 0; i < kInputReads; ++i) to[i] = inputs[i][PlaceOf(i, Lane())];
   }
 
   __device__ static Pairs PairsOf(const Weights& weights) {
@@ -80,6 +92,8 @@ struct SkinnyTiles {
   __device__ static int RowOf(int i) { return Lane() % kQuad * 2 + i % 2; }
 
  private:
+  // Of a lane's i-th 16 bytes of x: both halves of a row's are in different banks.
+  __device__ static int PlaceOf(int i, int lane) { return i == 0 ? lane : lane ^ kQuad; }
   __device__ static uint32_t WordOf(const uint4& read, int i) {
     return i == 0 ? read.x : i == 1 ? read.y : i == 2 ? read.z : read.w;
   }

@@ -148,8 +148,7 @@ class BlockProduct {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       uint4 inputs[Tiles::kInputReads];
-#pragma unroll
-      for (int i = 0; i < Tiles::kInputReads; ++i) inputs[i] = stage.inputs[c][i][Tiles::Lane()];
+      Tiles::ReadInputs(stage.inputs[c], inputs);
 #pragma unroll
       for (int tile = 0; tile < kTilesToWarp; ++tile) {
         Tiles::Multiply(pairs[tile], inputs, sums_[tile][c]);
