@@ -15,7 +15,6 @@
 
 #include "CLI/CLI.hpp"
 #include "fmt/format.h"
-#include "kernels/base/check.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/skinny_gemm.h"
@@ -37,10 +36,10 @@ using cuda_emulation::ptx::LaunchCounts;
 constexpr double kClock = 1.755e9;
 constexpr double kMultiprocessors = 132;
 constexpr double kMemoryBytes = 3.35e12;
-constexpr double kIssued = 4;         // instructions of warps a cycle
-constexpr double kSpecialCycles = 2;  // of one that needs the special function units
-constexpr double kProductCycles = 2048 / (0.62 * 2048);  // of m16n8k16
-constexpr double kSectors = 1;                           // of the second-level cache a cycle
+constexpr double kIssued = 4;                // instructions of warps a cycle
+constexpr double kSpecialCycles = 2;         // of one that needs the special function units
+constexpr double kProductCycles = 1 / 0.62;  // of m16n8k16, all matrix units together
+constexpr double kSectors = 1;               // of the second-level cache a cycle
 
 constexpr int64_t kPartialBytes = int64_t{64} << 20;  // of products that share k
 
@@ -184,30 +183,19 @@ class StepCounter {
 
   void CountElementwise() {
     const Memory weight(shape_.hidden * 4);
-    Count("RMSNorm", [&] {
-      return cuda::LaunchAddRmsNorm({.residual = residual_.as<float>(),
-                                     .delta = wide_.as(),
-                                     .weight = weight.as<float>(),
-                                     .eps = 1e-5f,
-                                     .num_tokens = tokens_,
-                                     .hidden = shape_.hidden,
-                                     .out = narrow_.as(),
-                                     .consumer = nullptr,
-                                     .delta_dtype = DType::kF32},
-                                    DType::kBF16, cuda::KernelStream(nullptr));
-    });
+    const Backend::RmsNormArgs norm = {.residual = residual_.as<float>(),
+                                       .delta = wide_.as(),
+                                       .weight = weight.as<float>(),
+                                       .eps = 1e-5f,
+                                       .num_tokens = tokens_,
+                                       .hidden = shape_.hidden,
+                                       .out = narrow_.as(),
+                                       .consumer = nullptr,
+                                       .delta_dtype = DType::kF32};
+    const cuda::KernelStream stream(nullptr);
+    Count("RMSNorm", [&] { return cuda::LaunchAddRmsNorm(norm, DType::kBF16, stream); });
     Count("RMSNorm in e4m3", [&] {
-      return cuda::LaunchAddRmsNormFp8({.residual = residual_.as<float>(),
-                                        .delta = wide_.as(),
-                                        .weight = weight.as<float>(),
-                                        .eps = 1e-5f,
-                                        .num_tokens = tokens_,
-                                        .hidden = shape_.hidden,
-                                        .out = nullptr,
-                                        .consumer = nullptr,
-                                        .delta_dtype = DType::kF32},
-                                       DType::kBF16, E4m3Rows(shape_.hidden),
-                                       cuda::KernelStream(nullptr));
+      return cuda::LaunchAddRmsNormFp8(norm, DType::kBF16, E4m3Rows(shape_.hidden), stream);
     });
     const Memory angles((context_ + 1) * shape_.head_dim * 2);
     Count("RoPE, cache write", [&] {
@@ -307,7 +295,7 @@ int Main(int argc, char** argv) {
   app.add_option("--prefill", prefill, "prompt tokens in one step; 0: none")
       ->check(CLI::Range(0, 1 << 13));
   app.add_flag("!--no-products", products,
-               "products of few rows, too: these take most of the time");
+               "leaves out products of few rows, whose counting takes longest");
   CLI11_PARSE(app, argc, argv);
   setenv("LOCKSTEP_CUDA_COMPILED", LOCKSTEP_COMPILED_KERNELS, 0);
   cuda_emulation::ptx::CountLaunches(true);

@@ -23,7 +23,7 @@ struct LaunchCounts {
   int threads = 0;  // of a block
   double instructions = 0;
   double products = 0;  // of matrices, by warps
-  double special = 0;   // powers, roots, quotients: a quarter of a warp at a time
+  double special = 0;   // powers, roots and reciprocals
   // Of global memory, sectors of 32 bytes: that warps' accesses fall into, the fewest that hold
   // what they ask for, and those that all blocks together read and write, each counted once.
   int64_t sectors = 0;

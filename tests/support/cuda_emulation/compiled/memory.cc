@@ -1,6 +1,5 @@
 // Instructions that read and write memory, at once or in the background.
 // Source: PTX ISA, "Data Movement and Conversion Instructions", "atom", "cp.async".
-#include <array>
 #include <cstring>
 
 #include <device_instructions.cuh>

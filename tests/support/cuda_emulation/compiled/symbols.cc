@@ -1,5 +1,4 @@
 #include "tests/support/cuda_emulation/compiled/symbols.h"
-#include "absl/strings/string_view.h"
 
 #include <dlfcn.h>
 #include <elf.h>

@@ -3,8 +3,6 @@
 // (runtime/): here it is found out what nvcc has made of the calls.
 // Source: PTX ISA, "bar", "shfl.sync", "vote.sync", "mma", "ldmatrix", "mbarrier",
 // "cp.async.bulk.tensor", "wgmma", "griddepcontrol".
-#include <array>
-
 #include <device_instructions.cuh>
 #include <hopper_instructions.cuh>
 #include <wgmma.cuh>
