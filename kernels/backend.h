@@ -13,6 +13,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -21,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/attention_batch.h"
 #include "kernels/dtype.h"
 #include "kernels/quantization.h"
 
@@ -134,9 +136,17 @@ struct BatchIndex {
   const int32_t* context_lens =
       nullptr;  // [num_seqs], tokens in the cache once this batch is written
   const int32_t* block_tables = nullptr;  // [num_seqs, max_blocks_per_seq]
-  // Known to the host, for backends that lay out their work there.
-  int64_t max_query_len = 0;    // tokens of this batch in one sequence
-  int64_t max_context_len = 0;  // of context_lens
+  // What Backend::LayOutAttention wrote of this batch; null where that has nothing to lay out.
+  const std::byte* attention_work = nullptr;
+  uint64_t attention_form = 0;
+};
+
+// What tells repeated steps apart.
+struct StepKey {
+  StepKey(uint64_t of_shape, uint64_t of_form = 0) : shape(of_shape), form(of_form) {}
+  uint64_t shape;
+  uint64_t form;
+  auto operator<=>(const StepKey&) const = default;
 };
 
 // A place in the work issued to a backend, for the host to wait for.
@@ -324,6 +334,17 @@ class Backend {
     DType qkv_dtype = DType::kF32;  // or what ProductDType has named
   };
   virtual void Attention(const AttentionArgs& args) = 0;
+  // Of a batch that Attention will be called for, over caches like `cache`: what its BatchIndex is
+  // to have beside the arrays. Valid until the next call.
+  virtual AttentionLayout LayOutAttention(const AttentionBatch& /*batch*/, int /*num_heads*/,
+                                          const KvCacheView& /*cache*/) {
+    return {};
+  }
+  // Bytes of that, at most: of batches of up to so many tokens, sequences and tokens of context.
+  virtual int64_t MostAttentionWork(const AttentionLimits& /*limits*/, int /*num_heads*/,
+                                    const KvCacheView& /*cache*/) const {
+    return 0;
+  }
 
   // out[i, :] = in[rows[i], :], rows of row_bytes, an even number, of any dtype; rows: [num_rows]
   // int32 on the device. in and out do not overlap.
@@ -354,7 +375,10 @@ class Backend {
   // sizes, whenever key is: a backend may keep what was issued and issue it at once another time,
   // without calling body. The calls must copy nothing to the host and wait for nothing. What body
   // returned.
-  virtual absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) = 0;
+  virtual absl::Status Repeat(const StepKey& key, const std::function<absl::Status()>& body) = 0;
+  // Keeps such a step, if it does that at all, without running it. Its products have run before,
+  // of steps of this size, so that nothing is left to be chosen.
+  virtual absl::Status Keep(const StepKey& key, const std::function<absl::Status()>& body) = 0;
   // Whether it does; if not, nobody need make steps alike.
   virtual bool KeepsSteps() const = 0;
   // Keys are new ones again, and no rows wait for their consumer any more: to be called when

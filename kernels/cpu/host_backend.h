@@ -36,8 +36,11 @@ class HostBackend : public Backend {
     }
   }
 
-  absl::Status Repeat(uint64_t, const std::function<absl::Status()>& body) override {
+  absl::Status Repeat(const StepKey&, const std::function<absl::Status()>& body) override {
     return body();
+  }
+  absl::Status Keep(const StepKey&, const std::function<absl::Status()>&) override {
+    return absl::OkStatus();
   }
   bool KeepsSteps() const override { return false; }
   void ForgetSteps() override {}

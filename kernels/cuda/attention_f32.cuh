@@ -7,13 +7,13 @@
 // those caches' bandwidth.
 #pragma once
 
-#include "kernels/cuda/attention_params.cuh"
-#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/attention_layout.h"
+#include "kernels/cuda/row_tiles.cuh"
 #include "kernels/cuda/vectors.cuh"
 
 namespace lockstep::cuda {
 
-constexpr int kF32Warps = 4;  // rows to a block: heads next to each other, of one group mostly
+constexpr int kF32Warps = kAttentionF32Rows;
 constexpr int kF32Elements = 256 / kWarpSize;  // of a row of V to a lane, at most
 
 // A warp's shared memory.
@@ -26,9 +26,10 @@ struct F32Shared {
 // A warp's row, as far as it has been walked.
 class F32Row {
  public:
-  __device__ F32Row(const AttentionParams& p, int token, int head, int seq, F32Shared& shared)
+  __device__ F32Row(const AttentionParams& p, const int32_t* block_table, int token, int head,
+                    F32Shared& shared)
       : p_(p),
-        block_table_(p.block_tables + seq * p.max_blocks_per_seq),
+        block_table_(block_table),
         kv_head_(head / p.group),
         lane_(threadIdx.x % kWarpSize),
         shared_(shared) {
@@ -131,23 +132,21 @@ class F32Row {
 };
 
 static __global__ void __launch_bounds__(kF32Warps* kWarpSize)
-    AttentionF32Kernel(AttentionParams p) {
+    AttentionF32Kernel(const __grid_constant__ AttentionParams p) {
   __shared__ F32Shared shared[kF32Warps];
+  RowTile tile;
+  if (!FindRowTile(p, tile)) return;
   const int warp = threadIdx.x / kWarpSize;
-  const int64_t row = int64_t{blockIdx.x} * kF32Warps + warp;
-  const int token = p.first_token + static_cast<int>(row / p.num_heads);
-  if (token >= p.end_token) return;
-  const int seq = SequenceOfToken(p, token);
-  const int split = static_cast<int>(blockIdx.z);
-  const int context = PositionOf(p, token, seq) + 1;  // none of sequences without
-  const int first = split * p.split_tokens;
-  if (first >= context) return;
+  const int row = tile.first_row() + warp;
+  const int position = tile.Position(p, row);
+  if (position < tile.first()) return;  // none of its context, or no row
 
-  const int head = static_cast<int>(row % p.num_heads);
-  F32Row walk(p, token, head, seq, shared[warp]);
-  const int end = min(first + p.split_tokens, context);
-  for (int begin = first; begin < end; begin += kAttentionTile) walk.Walk(begin, end);
-  walk.Finish(RowResult(p, token, head, split, context <= p.split_tokens));
+  const int kv_head = static_cast<int>(blockIdx.y);
+  F32Row walk(p, p.block_tables + tile.item.table, tile.Token(p, row), tile.Head(p, kv_head, row),
+              shared[warp]);
+  const int end = min(tile.end(), position + 1);
+  for (int begin = tile.first(); begin < end; begin += kAttentionTile) walk.Walk(begin, end);
+  walk.Finish(tile.ResultOf(p, kv_head, row, position));
 }
 
 }  // namespace lockstep::cuda

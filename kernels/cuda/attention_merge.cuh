@@ -9,7 +9,7 @@
 // rows.
 #pragma once
 
-#include "kernels/cuda/attention_params.cuh"
+#include "kernels/cuda/row_tiles.cuh"
 
 namespace lockstep::cuda {
 
@@ -17,26 +17,57 @@ constexpr int kMergeChains = 8;
 constexpr int kMergeWarps = kMergeChains;  // to a block
 constexpr int kMaxHeadDim = 256;
 
+// A row of a tile with several splits. All of it is of the batch, which was there before the step:
+// it need not wait for earlier kernels.
+struct MergedRow {
+  int first = 0;   // PartialRow of its first split
+  int splits = 0;  // that have left partial results; 0: nothing is to be merged
+  int out = 0;     // the result's row
+
+  // The block's tile, and of that the row with this number.
+  __device__ MergedRow(const AttentionParams& p, int row_in_tile) {
+    const RowTile tile = {LoadItem(p.merges + blockIdx.x)};
+    if (static_cast<int>(blockIdx.x) >= p.header->num_merges) return;
+    const int row = tile.first_row() + row_in_tile;
+    const int position = tile.Position(p, row);
+    if (position < tile.first()) return;  // no row, or written by its only split
+    const int kv_head = static_cast<int>(blockIdx.y);
+    splits = CeilDiv(position + 1, tile.first());
+    first = PartialRow(p, tile.item.slot, kv_head, row_in_tile);
+    out = tile.Token(p, row) * p.num_heads + tile.Head(p, kv_head, row);
+  }
+  // From one split's PartialRow to the next.
+  __device__ static int Stride(const AttentionParams& p) { return p.num_kv_heads * p.partial_rows; }
+  __device__ const float2* Stats(const AttentionParams& p) const { return p.partial_stats + first; }
+  __device__ const float* Values(const AttentionParams& p) const {
+    return p.partial_values + int64_t{first} * p.head_dim;
+  }
+};
+
 // Sums of weights and of weighted values; a lane holds elements lane, lane + 32, ...
 template <int kElements>
 struct MergedSplits {
   float sum = 0.0f;
   float values[kElements] = {};
 
-  // The splits of one chain of a PartialRow, with weights relative to `max`.
-  __device__ MergedSplits(const AttentionParams& p, int64_t row, int splits, int chain, float max) {
-    const float2* stats = p.partial_stats + row * p.max_splits;
-    const float* partial = p.partial_values + row * p.max_splits * p.head_dim;
+  // The splits of one chain of a row, with weights relative to `max`.
+  __device__ MergedSplits(const AttentionParams& p, const MergedRow& row, int chain, float max) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int stride = row.Stride(p);
+    const float2* stats = row.Stats(p) + chain * stride;
+    const float* partial = row.Values(p) + int64_t{chain} * stride * p.head_dim + lane;
 #pragma unroll 4
-    for (int s = chain; s < splits; s += kMergeChains) {
-      const float2 stat = stats[s];
+    for (int s = chain; s < row.splits; s += kMergeChains) {
+      const float2 stat = *stats;
       const float weight = exp2f(stat.x - max);
       sum = fmaf(stat.y, weight, sum);
 #pragma unroll
       for (int e = 0; e < kElements; ++e) {
-        const int d = e * kWarpSize + static_cast<int>(threadIdx.x) % kWarpSize;
-        if (d < p.head_dim) values[e] = fmaf(partial[s * p.head_dim + d], weight, values[e]);
+        const int d = e * kWarpSize;
+        if (d + lane < p.head_dim) values[e] = fmaf(partial[d], weight, values[e]);
       }
+      stats += kMergeChains * stride;
+      partial += int64_t{kMergeChains} * stride * p.head_dim;
     }
   }
 
@@ -46,9 +77,8 @@ struct MergedSplits {
     for (int e = 0; e < kElements; ++e) values[e] += other.values[e];
   }
 
-  __device__ void Write(const AttentionParams& p, int64_t row) const {
-    const int token = p.first_token + static_cast<int>(row / p.num_heads);
-    const RowResult result(p, token, static_cast<int>(row % p.num_heads), 0, true);
+  __device__ void Write(const AttentionParams& p, const MergedRow& row) const {
+    const RowResult result = RowResult::Whole(p, row.out);
     const float scale = result.Scale(sum);
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
@@ -58,54 +88,45 @@ struct MergedSplits {
   }
 };
 
-// How many splits a PartialRow has left partial results of, 0 when there is nothing to merge. Of
-// the batch alone, which was there before the step: it need not wait for earlier kernels.
-__device__ inline int SplitsToMerge(const AttentionParams& p, int64_t row) {
-  const int token = p.first_token + static_cast<int>(row / p.num_heads);
-  if (token >= p.end_token) return 0;
-  const int context = p.tokens_are_sequences ? p.context_lens[token] : p.positions[token] + 1;
-  const int splits = CeilDiv(context, p.split_tokens);
-  if (splits <= 1) return 0;  // written by the split itself
-  if (p.tokens_are_sequences) return splits;
-  return p.context_lens[SequenceOfToken(p, token)] == 0 ? 0 : splits;
-}
-
-__device__ inline float MaxOfSplits(const AttentionParams& p, int64_t row, int splits) {
-  const float2* stats = p.partial_stats + row * p.max_splits;
+__device__ inline float MaxOfSplits(const AttentionParams& p, const MergedRow& row) {
+  const float2* stats = row.Stats(p);
+  const int stride = row.Stride(p);
   float max = -INFINITY;
-  for (int s = threadIdx.x % kWarpSize; s < splits; s += kWarpSize) max = fmaxf(max, stats[s].x);
+  for (int s = threadIdx.x % kWarpSize; s < row.splits; s += kWarpSize) {
+    max = fmaxf(max, stats[s * stride].x);
+  }
   return WarpMax(max);
 }
 
 // A warp to a row.
 template <int kElements>
-__global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByWarpsKernel(AttentionParams p) {
+__global__ void __launch_bounds__(kMergeWarps* kWarpSize)
+    MergeByWarpsKernel(const __grid_constant__ AttentionParams p) {
   LetLaterKernelsBegin();
-  const int64_t row = int64_t{blockIdx.x} * kMergeWarps + threadIdx.x / kWarpSize;
-  const int splits = SplitsToMerge(p, row);
-  WaitForEarlierKernels();
-  if (splits == 0) return;
-  const float max = MaxOfSplits(p, row, splits);
-  MergedSplits<kElements> merged(p, row, splits, 0, max);
+  const MergedRow row(p, static_cast<int>(blockIdx.z) * kMergeWarps + threadIdx.x / kWarpSize);
+  if (row.splits > 0 || blockIdx.x == 0) WaitForEarlierKernels();
+  if (row.splits == 0) return;
+  const float max = MaxOfSplits(p, row);
+  MergedSplits<kElements> merged(p, row, 0, max);
 #pragma unroll
   for (int chain = 1; chain < kMergeChains; ++chain) {
-    merged.Add(MergedSplits<kElements>(p, row, splits, chain, max));
+    merged.Add(MergedSplits<kElements>(p, row, chain, max));
   }
   merged.Write(p, row);
 }
 
 // A block to a row.
 template <int kElements>
-__global__ void __launch_bounds__(kMergeWarps* kWarpSize) MergeByBlocksKernel(AttentionParams p) {
+__global__ void __launch_bounds__(kMergeWarps* kWarpSize)
+    MergeByBlocksKernel(const __grid_constant__ AttentionParams p) {
   __shared__ float of_chain[kMergeChains][kElements + 1][kWarpSize];
   LetLaterKernelsBegin();
-  const int64_t row = blockIdx.x;
-  const int splits = SplitsToMerge(p, row);
-  WaitForEarlierKernels();
-  if (splits == 0) return;
+  const MergedRow row(p, static_cast<int>(blockIdx.z));
+  if (row.splits > 0 || blockIdx.x == 0) WaitForEarlierKernels();
+  if (row.splits == 0) return;
   const int chain = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
-  MergedSplits<kElements> merged(p, row, splits, chain, MaxOfSplits(p, row, splits));
+  MergedSplits<kElements> merged(p, row, chain, MaxOfSplits(p, row));
 #pragma unroll
   for (int e = 0; e < kElements; ++e) of_chain[chain][e][lane] = merged.values[e];
   of_chain[chain][kElements][lane] = merged.sum;

@@ -59,68 +59,64 @@ template <typename Shape>
 __device__ void WriteRows(const AttentionParams& p, const RowTile& tile, int row, int first_column,
                           const typename Shape::Rows& rows) {
   const int kv_head = static_cast<int>(blockIdx.y);
-  const int split = static_cast<int>(blockIdx.z);
 #pragma unroll
   for (int m = 0; m < Shape::kMmasToWarp; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = rows.Sum(m, half);
       const int position = rows.Position(m, half);
-      if (position < split * p.split_tokens) continue;  // none of its context, or no row
-      const int number = row + rows.RowOf(m, half);
-      const int token = tile.Token(p, number);
-      if (token < p.first_token || token >= p.end_token) continue;
-      const RowResult result(p, token, tile.Head(p, kv_head, number), split,
-                             position < p.split_tokens);
+      if (position < tile.first()) continue;  // none of its context, or no row
+      const RowResult result = tile.ResultOf(p, kv_head, row + rows.RowOf(m, half), position);
       rows.Write(m, half, sum, result, first_column, p.head_dim);
     }
   }
 }
 
 template <typename Shape>
-__device__ void WalkSplit(const AttentionParams& p, const RowTile& tile, int first, int end) {
+__device__ void WalkSplit(const AttentionParams& p, const RowTile& tile) {
   constexpr int kTile = static_cast<int>(kAttentionTile);
   constexpr int kRowsToWarp = Shape::kMmasToWarp * kMmaRows;
   const int kv_head = static_cast<int>(blockIdx.y);
-  typename Shape::Tiles tiles(p, tile.seq, kv_head, first, end);
+  const int first = tile.first();
+  const int end = tile.end();
+  typename Shape::Tiles tiles(p, tile.item.table, kv_head, first, end);
   // Earlier steps have written what the cache holds of tokens before those of this batch.
-  const bool are_old = first + Shape::kTilesAhead * kTile <= tile.first_position;
+  const bool are_old = first + Shape::kTilesAhead * kTile <= tile.item.first_position;
   if (!are_old) WaitForEarlierKernels();
 #pragma unroll
   for (int i = 0; i < Shape::kTilesAhead; ++i) tiles.IssueNext();
   WaitForEarlierKernels();
   uint4* queries = DynamicShared<uint4>() + Shape::kQueries / sizeof(uint4);
   StageQueries<typename Shape::Element, SharedTile<Shape::kHeadDim>, Shape::kHeadDim, Shape::kRows,
-               Shape::kThreads>(p, tile, kv_head, static_cast<int>(threadIdx.x), queries);
+               Shape::kThreads>(p, tile, tile.first_row(), kv_head, static_cast<int>(threadIdx.x),
+                                queries);
   __syncthreads();
 
   const int warp = threadIdx.x / kWarpSize;
   const int row_in_tile = warp % Shape::kWarpsOfRows * kRowsToWarp;
   const int first_column = warp / Shape::kWarpsOfRows * Shape::kColumns;
-  const int row = tile.first_row + row_in_tile;
-  const int seen_by_all = tile.Position(p, tile.first_row) + 1;
+  const int row = tile.first_row() + row_in_tile;
+  const int seen_by_all = tile.Position(p, tile.first_row()) + 1;
   typename Shape::Rows rows(p, tile, row,
                             queries + row_in_tile * SharedTile<Shape::kHeadDim>::kChunks);
   for (int begin = first; begin < end; begin += kTile) {
     const uint4* keys = tiles.Take();
     tiles.IssueNext();
-    if (row >= tile.num_rows) continue;  // a decode among chunks leaves most warps without any
+    if (row >= tile.num_rows()) continue;  // a decode among chunks leaves most warps without any
     rows.Walk(keys, tiles.ValuesOf(keys), begin, begin + kTile > seen_by_all, first_column);
   }
   WriteRows<Shape>(p, tile, row, first_column, rows);
 }
 
+// Blocks that nothing is left for end at once, all but one: a later kernel counts on this one's end
+// being that of all before.
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksToMultiprocessor)
-    AttentionMmaKernel(AttentionParams p) {
+    AttentionMmaKernel(const __grid_constant__ AttentionParams p) {
   LetLaterKernelsBegin();
   RowTile tile;
-  if (!FindRowTile<Shape::kRows>(p, tile)) return WaitForEarlierKernels();
-  const int last_row = tile.LastRow<Shape::kRows>();
-  const int first = static_cast<int>(blockIdx.z) * p.split_tokens;
-  const int end = min(first + p.split_tokens, tile.Position(p, last_row) + 1);
-  if (first >= end) return WaitForEarlierKernels();
-  WalkSplit<Shape>(p, tile, first, end);
+  if (FindRowTile(p, tile)) return WalkSplit<Shape>(p, tile);
+  if (blockIdx.x == 0) WaitForEarlierKernels();
 }
 
 }  // namespace lockstep::cuda

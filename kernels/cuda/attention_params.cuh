@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention_work.h"
 #include "kernels/cuda/device.cuh"
 
 namespace lockstep::cuda {
@@ -15,18 +16,11 @@ struct AttentionParams {
   DType out_dtype;
   const void* k;  // [num_blocks, num_kv_heads, block_size, head_dim]
   const void* v;
-  const int32_t* positions;  // for merging alone
-  const int32_t* query_starts;
-  const int32_t* context_lens;
   const int32_t* block_tables;
-  int num_tokens;
-  // The tokens that this launch is for; others, of the same tiles, are left to other launches.
-  int first_token;
-  int end_token;
-  int num_seqs;
-  // Every sequence has at most one token, token s being sequence s's: nothing is to be searched.
-  bool tokens_are_sequences;
-  int64_t max_blocks_per_seq;
+  // Of this launch.
+  const AttentionHeader* header;
+  const AttentionItem* items;
+  const AttentionMerge* merges;
   int num_heads;
   int num_kv_heads;
   int group;  // num_heads / num_kv_heads
@@ -35,41 +29,14 @@ struct AttentionParams {
   int block_size;
   Divisor by_block_size;
   float scale_log2;  // of scores, such that weights are powers of two
-  int split_tokens;
-  int max_splits;
-  // Of splits, for rows with more than one: unnormalised values, [tokens of the launch, num_heads,
-  // max_splits, head_dim], and {max (log2), sum}, [tokens of the launch, num_heads, max_splits].
+  // Of tiles with several splits: unnormalised values, [slots, num_kv_heads, partial_rows,
+  // head_dim], and {max (log2), sum}, [slots, num_kv_heads, partial_rows].
+  int partial_rows;
   float* partial_values;
   float2* partial_stats;
   // Set when a wait within the kernel takes too long; null: then the kernel stops with an error.
   uint32_t* failed_waits;
 };
-
-// The last of `count` ascending starts that is not above x, starts[0] being so.
-template <typename Start>
-__device__ int LastNotAbove(int count, int x, const Start& start) {
-  int low = 0;
-  int high = count;  // start(low) <= x < start(high)
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (start(middle) <= x) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
-__device__ inline int SequenceOfToken(const AttentionParams& p, int token) {
-  if (p.tokens_are_sequences) return token;
-  return LastNotAbove(p.num_seqs, token, [&](int seq) { return p.query_starts[seq]; });
-}
-
-__device__ inline int PositionOf(const AttentionParams& p, int token, int seq) {
-  const int end = p.tokens_are_sequences ? token + 1 : p.query_starts[seq + 1];
-  return p.context_lens[seq] - (end - token);
-}
 
 // Row of the cache, in units of head_dim elements, that a position's key and value have.
 __device__ inline uint32_t CacheRow(const AttentionParams& p, const int32_t* block_table,
@@ -86,25 +53,22 @@ __device__ inline const Q* QueryRow(const AttentionParams& p, int token, int hea
   return static_cast<const Q*>(p.qkv) + (token * heads + head) * p.head_dim;
 }
 
-// Of a row of the launch; partial results are counted from it.
-__device__ inline int64_t PartialRow(const AttentionParams& p, int token, int head) {
-  return int64_t{token - p.first_token} * p.num_heads + head;
+// Of a row of a tile, counted from its first, in the partial results.
+__device__ inline int PartialRow(const AttentionParams& p, int slot, int kv_head, int row) {
+  return (slot * p.num_kv_heads + kv_head) * p.partial_rows + row;
 }
 
 // Where one split of one row leaves its result: the row of out when it is the only one, else its
 // partial result, to be merged.
 class RowResult {
  public:
-  __device__ RowResult(const AttentionParams& p, int token, int head, int split, bool only)
-      : head_dim_(p.head_dim), dtype_(only ? p.out_dtype : DType::kF32) {
-    if (only) {
-      row_ = int64_t{token} * p.num_heads + head;
-      values_ = p.out;
-    } else {
-      row_ = PartialRow(p, token, head) * p.max_splits + split;
-      stats_ = p.partial_stats + row_;
-      values_ = p.partial_values;
-    }
+  // A row of out, token * num_heads + head.
+  __device__ static RowResult Whole(const AttentionParams& p, int row) {
+    return RowResult(p, p.out_dtype, row, p.out, nullptr);
+  }
+  // A PartialRow.
+  __device__ static RowResult Partial(const AttentionParams& p, int row) {
+    return RowResult(p, DType::kF32, row, p.partial_values, p.partial_stats + row);
   }
 
   // What the values are to be multiplied by before they are written.
@@ -134,11 +98,14 @@ class RowResult {
   }
 
  private:
+  __device__ RowResult(const AttentionParams& p, DType dtype, int row, void* values, float2* stats)
+      : row_(row), head_dim_(p.head_dim), dtype_(dtype), values_(values), stats_(stats) {}
+
   int64_t row_;
   int head_dim_;
   DType dtype_;
   void* values_;
-  float2* stats_ = nullptr;
+  float2* stats_;
 };
 
 }  // namespace lockstep::cuda

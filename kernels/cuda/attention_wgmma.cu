@@ -24,15 +24,13 @@ bool MapCache(const KvCacheView& cache, void* side, TensorMapEncoder encode, CUt
 
 template <typename T, int kDim>
 cudaError_t LaunchOfDim(const AttentionParams& p, const CUtensorMap& keys,
-                        const CUtensorMap& values, int64_t row_tiles, cudaStream_t stream) {
+                        const CUtensorMap& values, dim3 blocks, cudaStream_t stream) {
   constexpr int kBytes = WgmmaShared<T, kDim>::kBytes;
   const auto kernel = AttentionWgmmaKernel<T, kDim>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  const dim3 grid(static_cast<unsigned>(row_tiles), static_cast<unsigned>(p.num_kv_heads),
-                  static_cast<unsigned>(p.max_splits));
-  return Launch(kernel, grid, kWgmmaThreads, kBytes, stream, p, keys, values);
+  return Launch(kernel, blocks, kWgmmaThreads, kBytes, stream, p, keys, values);
 }
 
 // Every thread begins with the registers that are shared out later.
@@ -76,9 +74,8 @@ bool WgmmaAttentionSupports(const KvCacheView& cache) {
          cache.num_blocks * cache.num_kv_heads <= INT32_MAX;
 }
 
-cudaError_t LaunchAttentionWgmma(const AttentionParams& p, const KvCacheView& cache,
-                                 int64_t row_tiles, TensorMapEncoder encode_maps,
-                                 cudaStream_t stream) {
+cudaError_t LaunchAttentionWgmma(const AttentionParams& p, const KvCacheView& cache, dim3 blocks,
+                                 TensorMapEncoder encode_maps, cudaStream_t stream) {
   CUtensorMap keys;
   CUtensorMap values;
   if (!MapCache(cache, cache.k, encode_maps, &keys) ||
@@ -87,11 +84,11 @@ cudaError_t LaunchAttentionWgmma(const AttentionParams& p, const KvCacheView& ca
   }
   const bool short_heads = cache.head_dim == 64;
   if (cache.dtype == DType::kF16) {
-    return short_heads ? LaunchOfDim<F16, 64>(p, keys, values, row_tiles, stream)
-                       : LaunchOfDim<F16, 128>(p, keys, values, row_tiles, stream);
+    return short_heads ? LaunchOfDim<F16, 64>(p, keys, values, blocks, stream)
+                       : LaunchOfDim<F16, 128>(p, keys, values, blocks, stream);
   }
-  return short_heads ? LaunchOfDim<BF16, 64>(p, keys, values, row_tiles, stream)
-                     : LaunchOfDim<BF16, 128>(p, keys, values, row_tiles, stream);
+  return short_heads ? LaunchOfDim<BF16, 64>(p, keys, values, blocks, stream)
+                     : LaunchOfDim<BF16, 128>(p, keys, values, blocks, stream);
 }
 
 }  // namespace lockstep::cuda

@@ -67,18 +67,18 @@ template <typename T, int kDim>
 class WgmmaConsumer {
  public:
   // `group`: 0 or 1, the same to the compiler's knowledge on all lanes.
-  __device__ WgmmaConsumer(const AttentionParams& p, const RowTile& tile, int first, int end,
+  __device__ WgmmaConsumer(const AttentionParams& p, const RowTile& tile,
                            const WgmmaShared<T, kDim>& shared, int group)
       : p_(p),
         tile_(tile),
-        first_(first),
-        end_(end),
+        first_(tile.first()),
+        end_(tile.end()),
         shared_(shared),
         group_(group),
-        row_(tile.first_row + group_ * kWarpgroupRows),
-        seen_by_all_(min(tile.Position(p, row_) + 1, end)),
+        row_(tile.first_row() + group_ * kWarpgroupRows),
+        seen_by_all_(min(tile.Position(p, row_) + 1, end_)),
         wait_(p.failed_waits),
-        rows_(p, tile, row_, end) {}
+        rows_(p, tile, row_, end_) {}
 
   __device__ void Run() {
     const int num_tiles = CeilDiv(end_ - first_, kBulkTile);
@@ -105,10 +105,8 @@ class WgmmaConsumer {
 
   __device__ void StageOwnQueries() {
     char* queries = shared_.queries + group_ * Shared::Queries::kBytes;
-    RowTile own = tile_;
-    own.first_row = row_;
     StageQueries<T, typename Shared::Queries, kDim, kWarpgroupRows, kWarpgroupThreads,
-                 kQueriesAtOnce>(p_, own, static_cast<int>(blockIdx.y),
+                 kQueriesAtOnce>(p_, tile_, row_, static_cast<int>(blockIdx.y),
                                  static_cast<int>(threadIdx.x) % kWarpgroupThreads,
                                  reinterpret_cast<uint4*>(queries));
     FenceAsyncProxy();
@@ -159,18 +157,13 @@ class WgmmaConsumer {
 
   __device__ void Write() const {
     const int kv_head = static_cast<int>(blockIdx.y);
-    const int split = static_cast<int>(blockIdx.z);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = rows_.Sum(half);
       const int number = row_ + rows_.RowOf(half);
       const int position = tile_.Position(p_, number);
       if (position < first_) continue;  // none of its context, or no row
-      const int token = tile_.Token(p_, number);
-      if (token < p_.first_token || token >= p_.end_token) continue;
-      rows_.Write(
-          half, sum,
-          RowResult(p_, token, tile_.Head(p_, kv_head, number), split, position < p_.split_tokens));
+      rows_.Write(half, sum, tile_.ResultOf(p_, kv_head, number, position));
     }
   }
 
@@ -191,14 +184,12 @@ class WgmmaConsumer {
 // boxes of 64 columns of one block.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)
-    AttentionWgmmaKernel(AttentionParams p, const __grid_constant__ CUtensorMap keys,
+    AttentionWgmmaKernel(const __grid_constant__ AttentionParams p,
+                         const __grid_constant__ CUtensorMap keys,
                          const __grid_constant__ CUtensorMap values) {
 #if LOCKSTEP_IS_HOPPER
   RowTile tile;
-  if (!FindRowTile<kWgmmaRows>(p, tile)) return;
-  const int first = static_cast<int>(blockIdx.z) * p.split_tokens;
-  const int end = min(first + p.split_tokens, tile.Position(p, tile.LastRow<kWgmmaRows>()) + 1);
-  if (first >= end) return;
+  if (!FindRowTile(p, tile)) return;
   const WgmmaShared<T, kDim> shared;
   if (threadIdx.x == 0) {
     shared.keys.Init();
@@ -210,8 +201,9 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
   if (group == 0) {
     GiveRegisters<kProducerRegisters>();
     if (threadIdx.x < kWarpSize) {
-      BulkProducer<kDim> producer(p, tile.seq, static_cast<int>(blockIdx.y), first, end);
-      const int num_tiles = CeilDiv(end - first, kBulkTile);
+      BulkProducer<kDim> producer(p, tile.item.table, static_cast<int>(blockIdx.y), tile.first(),
+                                  tile.end());
+      const int num_tiles = CeilDiv(tile.end() - tile.first(), kBulkTile);
       int before = -1;
       for (int i = 0, block = producer.LookUp(0); i <= num_tiles; ++i) {
         if (i < num_tiles) producer.Copy(shared.keys, keys, i, block);
@@ -222,7 +214,7 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     }
   } else {
     TakeRegisters<kConsumerRegisters>();
-    WgmmaConsumer<T, kDim>(p, tile, first, end, shared, group - 1).Run();
+    WgmmaConsumer<T, kDim>(p, tile, shared, group - 1).Run();
   }
 #endif
 }

@@ -6,10 +6,9 @@
 
 namespace lockstep::cuda {
 
-// The splits of one launch; `row_tiles` of 128 rows, as FindRowTile numbers them. The cache is one
-// that WgmmaAttentionSupports. cudaErrorInvalidValue when the driver refuses to map it.
-cudaError_t LaunchAttentionWgmma(const AttentionParams& p, const KvCacheView& cache,
-                                 int64_t row_tiles, TensorMapEncoder encode_maps,
-                                 cudaStream_t stream);
+// The splits of one launch, in `blocks`; tiles of 128 rows. The cache is one that
+// WgmmaAttentionSupports. cudaErrorInvalidValue when the driver refuses to map it.
+cudaError_t LaunchAttentionWgmma(const AttentionParams& p, const KvCacheView& cache, dim3 blocks,
+                                 TensorMapEncoder encode_maps, cudaStream_t stream);
 
 }  // namespace lockstep::cuda

@@ -89,9 +89,9 @@ struct BulkRing {
 template <int kDim>
 class BulkProducer {
  public:
-  __device__ BulkProducer(const AttentionParams& p, int seq, int kv_head, int first, int end)
+  __device__ BulkProducer(const AttentionParams& p, int table, int kv_head, int first, int end)
       : p_(p),
-        block_table_(p.block_tables + seq * p.max_blocks_per_seq),
+        block_table_(p.block_tables + table),
         kv_head_(kv_head),
         first_(first),
         end_(end),

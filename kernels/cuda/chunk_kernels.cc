@@ -50,7 +50,8 @@ class Comparison {
   absl::StatusOr<std::string> Check() {
     for (const int64_t split_tokens : {int64_t{192}, WholeContext()}) {
       ASSIGN_OR_RETURN(const std::vector<float> want, Results(split_tokens, nullptr));
-      if (const cudaError_t error = Issue(Plan(split_tokens, encode_)); error != cudaSuccess) {
+      RETURN_IF_ERROR(batch_->CutInto(split_tokens, true, workspace_, stream_));
+      if (const cudaError_t error = Issue(encode_); error != cudaSuccess) {
         return absl::StrCat("is refused: ", cudaGetErrorString(error));
       }
       ASSIGN_OR_RETURN(const std::vector<float> got, Results(split_tokens, encode_));
@@ -81,17 +82,12 @@ class Comparison {
   }
   size_t OutBytes() const { return static_cast<size_t>(batch_->out_elements()) * sizeof(float); }
   int64_t WholeContext() const {
-    return (batch_->index().max_context_len + kAttentionTile - 1) / kAttentionTile * kAttentionTile;
+    return (trial_.context + kAttentionTile - 1) / kAttentionTile * kAttentionTile;
   }
-  AttentionPlan Plan(int64_t split_tokens, TensorMapEncoder encode) const {
-    const int64_t context = batch_->index().max_context_len;
-    return {split_tokens, (context + split_tokens - 1) / split_tokens, encode};
-  }
-
-  cudaError_t Issue(const AttentionPlan& plan) {
+  cudaError_t Issue(TensorMapEncoder encode) {
     AttentionWorkspace workspace = workspace_;
     workspace.failed_waits = failed_;
-    return LaunchAttention(batch_->Args(out_), plan, DType::kF32, workspace, stream_);
+    return LaunchAttention(batch_->Args(out_), DType::kF32, workspace, encode, stream_);
   }
   absl::Status Read(void* to, const void* from, size_t bytes) {
     RETURN_IF_ERROR(Told(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_)));
@@ -100,7 +96,8 @@ class Comparison {
 
   absl::StatusOr<std::vector<float>> Results(int64_t split_tokens, TensorMapEncoder encode) {
     RETURN_IF_ERROR(Told(cudaMemsetAsync(out_, 0xff, OutBytes(), stream_)));
-    RETURN_IF_ERROR(Told(Issue(Plan(split_tokens, encode))));
+    RETURN_IF_ERROR(batch_->CutInto(split_tokens, encode != nullptr, workspace_, stream_));
+    RETURN_IF_ERROR(Told(Issue(encode)));
     std::vector<float> results(static_cast<size_t>(batch_->out_elements()));
     RETURN_IF_ERROR(Read(results.data(), out_, OutBytes()));
     return results;
@@ -126,10 +123,10 @@ class Comparison {
   }
 
   absl::StatusOr<double> Time(TensorMapEncoder encode) {
-    const AttentionPlan plan = Plan(WholeContext(), encode);
-    RETURN_IF_ERROR(Told(Issue(plan)));
+    RETURN_IF_ERROR(batch_->CutInto(WholeContext(), encode != nullptr, workspace_, stream_));
+    RETURN_IF_ERROR(Told(Issue(encode)));
     RETURN_IF_ERROR(Told(cudaEventRecord(begin_, stream_)));
-    for (int i = 0; i < trial_.repeats; ++i) RETURN_IF_ERROR(Told(Issue(plan)));
+    for (int i = 0; i < trial_.repeats; ++i) RETURN_IF_ERROR(Told(Issue(encode)));
     RETURN_IF_ERROR(Told(cudaEventRecord(end_, stream_)));
     RETURN_IF_ERROR(Told(cudaStreamSynchronize(stream_)));
     float ms = 0;

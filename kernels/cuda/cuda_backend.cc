@@ -258,13 +258,30 @@ AttentionWorkspace CudaBackend::Workspace() const {
 void CudaBackend::Attention(const AttentionArgs& args) {
   LS_CHECK(AttentionSupports(args.cache->dtype, args.cache->head_dim))
       << "attention over heads of " << args.cache->head_dim;
-  const AttentionPlan plan =
-      PlanAttention(*args.batch, {args.num_heads, args.cache->num_kv_heads, args.cache->head_dim},
-                    properties_.multiProcessorCount, options_.deterministic,
-                    chunk_kernels_.EncoderFor(*args.cache));
   ForgetRows(args.out);
   has_attended_ = true;
-  CudaCheck(LaunchAttention(args, plan, options_.compute, Workspace(), stream_), "attention");
+  CudaCheck(LaunchAttention(args, options_.compute, Workspace(),
+                            chunk_kernels_.EncoderFor(*args.cache), stream_),
+            "attention");
+}
+
+AttentionMachine CudaBackend::MachineFor(const KvCacheView& cache) const {
+  return {.num_multiprocessors = properties_.multiProcessorCount,
+          .wgmma = chunk_kernels_.EncoderFor(cache) != nullptr,
+          .fixed_splits = options_.deterministic};
+}
+
+AttentionLayout CudaBackend::LayOutAttention(const AttentionBatch& batch, int num_heads,
+                                             const KvCacheView& cache) {
+  const AttentionForm& form = attention_work_.LayOut(
+      batch, {num_heads, cache.num_kv_heads, cache.head_dim}, cache.dtype, MachineFor(cache));
+  return {attention_work_.bytes(), form.Packed()};
+}
+
+int64_t CudaBackend::MostAttentionWork(const AttentionLimits& limits, int num_heads,
+                                       const KvCacheView& cache) const {
+  return cuda::MostAttentionWork(limits, {num_heads, cache.num_kv_heads, cache.head_dim},
+                                 cache.dtype, MachineFor(cache));
 }
 
 void CudaBackend::GatherRows(const void* in, const int32_t* rows, int64_t num_rows,
@@ -297,11 +314,19 @@ void CudaBackend::PlaceChosenTokens(const ChosenToken* chosen, const int32_t* pl
             "placing chosen tokens");
 }
 
+absl::Status CudaBackend::Repeat(const StepKey& key, const std::function<absl::Status()>& body) {
+  return WithoutRows([&] { return recorder_->Repeat(key, body); });
+}
+
+absl::Status CudaBackend::Keep(const StepKey& key, const std::function<absl::Status()>& body) {
+  return WithoutRows([&] { return recorder_->Keep(key, body); });
+}
+
 // A replayed step tells us nothing of its rows: what it quantizes it reads itself, and where they
 // lay may hold others afterwards.
-absl::Status CudaBackend::Repeat(uint64_t key, const std::function<absl::Status()>& body) {
+absl::Status CudaBackend::WithoutRows(const std::function<absl::Status()>& step) {
   LS_CHECK(!AreRowsToBeRead()) << "rows of before a step wait for a product";
-  absl::Status status = recorder_->Repeat(key, body);
+  absl::Status status = step();
   LS_CHECK(!status.ok() || !AreRowsToBeRead()) << "rows of a step wait for a product after it";
   quantized_ = {};
   return status;

@@ -11,6 +11,7 @@
 
 #include "kernels/accelerator.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/attention_layout.h"
 #include "kernels/cuda/chunk_kernels.h"
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/host_staging.h"
@@ -58,6 +59,10 @@ class CudaBackend final : public Backend {
   void SiluMul(const SiluMulArgs& args) override;
   void RopeAndWriteKv(const RopeArgs& args) override;
   void Attention(const AttentionArgs& args) override;
+  AttentionLayout LayOutAttention(const AttentionBatch& batch, int num_heads,
+                                  const KvCacheView& cache) override;
+  int64_t MostAttentionWork(const AttentionLimits& limits, int num_heads,
+                            const KvCacheView& cache) const override;
   void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
                   void* out) override;
   void Add(float* dst, const void* src, DType src_dtype, int64_t count) override;
@@ -70,7 +75,8 @@ class CudaBackend final : public Backend {
                          ChosenToken* table) override;
   void StartCopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override;
-  absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body) override;
+  absl::Status Repeat(const StepKey& key, const std::function<absl::Status()>& body) override;
+  absl::Status Keep(const StepKey& key, const std::function<absl::Status()>& body) override;
   bool KeepsSteps() const override { return options_.keep_steps; }
   void ForgetSteps() override;
 
@@ -93,7 +99,9 @@ class CudaBackend final : public Backend {
   void StageRows(const HostRows& rows, int64_t row_bytes, const Convert& convert,
                  const Issue& issue);
   void FillValues(const LinearWeight& weight, int64_t first_row, const HostRows& rows);
+  absl::Status WithoutRows(const std::function<absl::Status()>& step);
   AttentionWorkspace Workspace() const;
+  AttentionMachine MachineFor(const KvCacheView& cache) const;
   void Multiply(const LinearWeight& weight, const void* x, int64_t num_tokens, void* y,
                 DType y_dtype);
 
@@ -122,6 +130,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
+  AttentionWork attention_work_;  // of the batch laid out last
   QuantizedRows quantized_;
   bool has_attended_ = false;                 // and no product has come since
   ChunkKernels chunk_kernels_;                // of attention

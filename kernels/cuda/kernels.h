@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/backend.h"
+#include "kernels/cuda/attention_layout.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/logits_summary.h"
 #include "kernels/token_choice.h"
@@ -82,38 +83,6 @@ using TensorMapEncoder = decltype(&cuTensorMapEncodeTiled);
 // Null where the device is not of compute capability 9.0 or the driver is too old.
 TensorMapEncoder FindTensorMapEncoder(const cudaDeviceProp& device);
 
-// How the context of a batch is cut for attention. Splits of a context are worked on side by side
-// and merged in ascending order; a token's result depends on split_tokens, on nothing else of the
-// batch.
-struct AttentionPlan {
-  int64_t split_tokens = 0;  // a multiple of kAttentionTile
-  int64_t max_splits = 0;    // of the longest context
-  // Not null: chunks are worked on by wgmma, where WgmmaAttentionSupports the cache. Results differ
-  // from the other kernel's in rounding.
-  TensorMapEncoder encode_maps = nullptr;
-};
-constexpr int64_t kAttentionTile = 64;    // tokens of context whose scores are computed at once
-constexpr int kAttentionChunkRows = 128;  // of chunks, to a block: a row is a token of one head
-constexpr int64_t kAttentionWorkspaceBytes = int64_t{64} << 20;  // what plans count on
-struct AttentionHeads {
-  int num_heads = 0;
-  int num_kv_heads = 0;  // divides num_heads
-  int head_dim = 0;
-};
-
-// Splits that fill `num_multiprocessors` and whose partial results fit kAttentionWorkspaceBytes,
-// or, when fixed_splits, always the same ones. batch.max_query_len and batch.max_context_len must
-// be set.
-AttentionPlan PlanAttention(const BatchIndex& batch, const AttentionHeads& heads,
-                            int num_multiprocessors, bool fixed_splits,
-                            TensorMapEncoder encode_maps = nullptr);
-// Of the partial results that splits leave: what is of use, less of it means more launches; what
-// one token takes is needed at least. 0 for a single split.
-int64_t AttentionWorkspaceBytes(const AttentionPlan& plan, int64_t num_tokens, int num_heads,
-                                int head_dim);
-// Tokens of each launch but the last, which has no more: 0 when the workspace is too little.
-int64_t AttentionTokensAtOnce(const AttentionPlan& plan, int64_t num_tokens,
-                              const AttentionHeads& heads, bool decode, int64_t workspace_bytes);
 // Can these be served? bf16 and f16 caches take head sizes that are multiples of 8 up to 128, f32
 // caches any even one up to 256.
 bool AttentionSupports(DType kv_dtype, int head_dim);
@@ -129,10 +98,12 @@ struct AttentionWorkspace {
   // Null: such a kernel ends with an error.
   uint32_t* failed_waits = nullptr;
 };
-// Sequences whose context_lens is 0 are skipped and their rows of out left alone. qkv, out and the
-// cache are aligned to 16 bytes.
-cudaError_t LaunchAttention(const Backend::AttentionArgs& args, const AttentionPlan& plan,
-                            DType out_dtype, const AttentionWorkspace& workspace,
+// What AttentionWork has laid out for args.batch, with the same workspace. Sequences whose
+// context_lens is 0 are skipped and their rows of out left alone. qkv, out and the cache are
+// aligned to 16 bytes. encode_maps not null: chunks are worked on by wgmma, where
+// WgmmaAttentionSupports the cache; results differ from the other kernel's in rounding.
+cudaError_t LaunchAttention(const Backend::AttentionArgs& args, DType out_dtype,
+                            const AttentionWorkspace& workspace, TensorMapEncoder encode_maps,
                             const KernelStream& stream);
 
 }  // namespace lockstep::cuda

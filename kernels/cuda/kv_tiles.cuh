@@ -31,9 +31,9 @@ class KvTiles {
   static constexpr int kLastStage = kSharedBytes - 2 * SharedTile<kDim>::kBytes;
 
   // Positions begin.. below `end` exist; the others become zeros, and no memory is read for them.
-  __device__ KvTiles(const AttentionParams& p, int seq, int kv_head, int begin, int end)
+  __device__ KvTiles(const AttentionParams& p, int table, int kv_head, int begin, int end)
       : p_(p),
-        block_table_(p.block_tables + seq * p.max_blocks_per_seq),
+        block_table_(p.block_tables + table),
         kv_head_(kv_head),
         next_(begin + FirstRow()),
         end_(end) {

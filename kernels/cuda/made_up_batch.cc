@@ -66,17 +66,14 @@ absl::StatusOr<T*> MadeUpBatch::Place(const std::vector<T>& values, cudaStream_t
 
 absl::Status MadeUpBatch::Fill(const std::vector<Sequence>& sequences, cudaStream_t stream) {
   std::vector<int32_t> positions;
-  std::vector<int32_t> query_starts = {0};
-  std::vector<int32_t> context_lens;
+  query_starts_ = {0};
   for (const Sequence& sequence : sequences) {
     for (int i = 0; i < sequence.chunk; ++i) positions.push_back(sequence.computed + i);
-    query_starts.push_back(static_cast<int32_t>(positions.size()));
-    context_lens.push_back(sequence.computed + sequence.chunk);
+    query_starts_.push_back(static_cast<int32_t>(positions.size()));
+    context_lens_.push_back(sequence.computed + sequence.chunk);
     cache_.num_blocks += BlocksOf(sequence);
-    index_.max_query_len = std::max<int64_t>(index_.max_query_len, sequence.chunk);
     index_.max_blocks_per_seq = std::max<int64_t>(index_.max_blocks_per_seq, BlocksOf(sequence));
   }
-  index_.max_context_len = *std::max_element(context_lens.begin(), context_lens.end());
   index_.num_seqs = static_cast<int64_t>(sequences.size());
   index_.num_tokens = static_cast<int64_t>(positions.size());
   for (const int32_t position : positions) {
@@ -89,11 +86,21 @@ absl::Status MadeUpBatch::Fill(const std::vector<Sequence>& sequences, cudaStrea
   ASSIGN_OR_RETURN(qkv_, Place(qkv, stream));
   const std::vector<int32_t> tables = BlockTables(
       sequences, static_cast<int>(index_.max_blocks_per_seq), static_cast<int>(cache_.num_blocks));
-  ASSIGN_OR_RETURN(index_.positions, Place(positions, stream));
-  ASSIGN_OR_RETURN(index_.query_starts, Place(query_starts, stream));
-  ASSIGN_OR_RETURN(index_.context_lens, Place(context_lens, stream));
   ASSIGN_OR_RETURN(index_.block_tables, Place(tables, stream));
   return FillCache(sequences, tables, stream);
+}
+
+absl::Status MadeUpBatch::CutInto(int64_t split_tokens, bool wgmma,
+                                  const AttentionWorkspace& workspace, cudaStream_t stream) {
+  AttentionWork work;
+  const AttentionForm& form = work.LayOut(
+      {query_starts_, context_lens_, index_.max_blocks_per_seq},
+      {num_heads(), cache_.num_kv_heads, cache_.head_dim}, cache_.dtype,
+      {.wgmma = wgmma, .workspace_bytes = workspace.bytes, .split_tokens = split_tokens});
+  const std::vector<std::byte> bytes(work.bytes().begin(), work.bytes().end());
+  ASSIGN_OR_RETURN(index_.attention_work, Place(bytes, stream));
+  index_.attention_form = form.Packed();
+  return absl::OkStatus();
 }
 
 absl::Status MadeUpBatch::FillCache(const std::vector<Sequence>& sequences,

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/kernels.h"
 
 namespace lockstep::cuda {
 
@@ -37,7 +38,10 @@ class MadeUpBatch {
   int64_t out_elements() const { return index_.num_tokens * num_heads() * cache_.head_dim; }
   // Of attention: multiply-adds count two.
   double flops() const { return flops_; }
-  // `out` has out_elements().
+  // Lays it out anew, in splits of so many tokens. Waits for the stream.
+  absl::Status CutInto(int64_t split_tokens, bool wgmma, const AttentionWorkspace& workspace,
+                       cudaStream_t stream);
+  // `out` has out_elements(). After CutInto.
   Backend::AttentionArgs Args(void* out) const;
 
  private:
@@ -57,6 +61,8 @@ class MadeUpBatch {
   const float* qkv_ = nullptr;
   double flops_ = 0;
   uint64_t random_ = 1;
+  std::vector<int32_t> query_starts_;
+  std::vector<int32_t> context_lens_;
   std::vector<std::unique_ptr<void, Free>> memory_;
 };
 

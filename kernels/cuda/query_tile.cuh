@@ -11,8 +11,8 @@ constexpr int kChunkElements = 8;
 
 // StageQueries of queries that lie as Q.
 template <typename Q, typename T, typename Tile, int kDim, int kRows, int kThreads, int kAtOnce>
-__device__ void StageQueriesOf(const AttentionParams& p, const RowTile& tile, int kv_head,
-                               int thread, uint4* queries) {
+__device__ void StageQueriesOf(const AttentionParams& p, const RowTile& tile, int first_row,
+                               int kv_head, int thread, uint4* queries) {
   constexpr int kElements = kVectorElements;  // a read of 16 bytes or 8, a write of 8
   constexpr int kPerRow = kDim / kElements;
   constexpr int kReads = kRows * kPerRow / kThreads;
@@ -22,10 +22,10 @@ __device__ void StageQueriesOf(const AttentionParams& p, const RowTile& tile, in
     Floats<kElements> x[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int row = tile.first_row + (begin + i * kThreads) / kPerRow;
+      const int row = first_row + (begin + i * kThreads) / kPerRow;
       const int d = (begin + i * kThreads) % kPerRow * kElements;
       x[i] = {};
-      if (row >= tile.num_rows || d >= p.head_dim) continue;
+      if (row >= tile.num_rows() || d >= p.head_dim) continue;
       const Q* q = QueryRow<Q>(p, tile.Token(p, row), tile.Head(p, kv_head, row));
       x[i] = Load<kElements>(q + d);
     }
@@ -39,18 +39,18 @@ __device__ void StageQueriesOf(const AttentionParams& p, const RowTile& tile, in
   }
 }
 
-// By kThreads threads, this one being `thread`; complete after they have met. Rows and columns that
-// do not exist are zeros. Tile says where a row's chunks lie; kAtOnce reads of a thread are on
-// their way together.
+// Rows first_row.. of the tile's sequence, by kThreads threads, this one being `thread`; complete
+// after they have met. Rows and columns that do not exist are zeros. Tile says where a row's chunks
+// lie; kAtOnce reads of a thread are on their way together.
 template <typename T, typename Tile, int kDim, int kRows, int kThreads, int kAtOnce = 4>
-__device__ void StageQueries(const AttentionParams& p, const RowTile& tile, int kv_head, int thread,
-                             uint4* queries) {
+__device__ void StageQueries(const AttentionParams& p, const RowTile& tile, int first_row,
+                             int kv_head, int thread, uint4* queries) {
   if (p.qkv_dtype == DType::kF32) {
-    StageQueriesOf<float, T, Tile, kDim, kRows, kThreads, kAtOnce>(p, tile, kv_head, thread,
-                                                                   queries);
+    StageQueriesOf<float, T, Tile, kDim, kRows, kThreads, kAtOnce>(p, tile, first_row, kv_head,
+                                                                   thread, queries);
   } else {
-    StageQueriesOf<BF16, T, Tile, kDim, kRows, kThreads, kAtOnce>(p, tile, kv_head, thread,
-                                                                  queries);
+    StageQueriesOf<BF16, T, Tile, kDim, kRows, kThreads, kAtOnce>(p, tile, first_row, kv_head,
+                                                                  thread, queries);
   }
 }
 

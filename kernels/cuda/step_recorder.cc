@@ -22,7 +22,7 @@ void StepRecorder::Forget() {
   steps_.clear();
 }
 
-absl::Status StepRecorder::Repeat(uint64_t key, const std::function<absl::Status()>& body) {
+absl::Status StepRecorder::Repeat(const StepKey& key, const std::function<absl::Status()>& body) {
   auto found = steps_.find(key);
   if (found == steps_.end()) {
     RETURN_IF_ERROR(body());
@@ -39,10 +39,19 @@ absl::Status StepRecorder::Repeat(uint64_t key, const std::function<absl::Status
   return CudaStatus(cudaGraphLaunch(step.graph, stream_), "launching a recorded step");
 }
 
-void StepRecorder::Remember(uint64_t key) {
-  if (max_steps_ == 0) return;
+absl::Status StepRecorder::Keep(const StepKey& key, const std::function<absl::Status()>& body) {
+  auto found = steps_.find(key);
+  Step* const step = found == steps_.end() ? Remember(key) : &found->second;
+  if (step == nullptr || step->graph != nullptr) return absl::OkStatus();
+  RETURN_IF_ERROR(Record(*step, body));
+  if (step->graph == nullptr) MakeRoom();
+  return absl::OkStatus();
+}
+
+StepRecorder::Step* StepRecorder::Remember(const StepKey& key) {
+  if (max_steps_ == 0) return nullptr;
   if (steps_.size() >= max_steps_) ForgetOldest();
-  steps_.emplace(key, Step{.graph = nullptr, .last_use = ++num_uses_});
+  return &steps_.emplace(key, Step{.graph = nullptr, .last_use = ++num_uses_}).first->second;
 }
 
 void StepRecorder::ForgetOldest() {

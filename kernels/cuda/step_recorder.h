@@ -9,6 +9,7 @@
 #include <map>
 
 #include "absl/status/status.h"
+#include "kernels/backend.h"
 
 namespace lockstep::cuda {
 
@@ -27,7 +28,9 @@ class StepRecorder {
   // The first time of a key, body runs as it is (libraries choose and connect then); the second
   // time it is recorded; from then on the recording runs. A step for whose recording there is no
   // memory runs as it is.
-  absl::Status Repeat(uint64_t key, const std::function<absl::Status()>& body);
+  absl::Status Repeat(const StepKey& key, const std::function<absl::Status()>& body);
+  // Records the step of a key, unless it is already, without running it.
+  absl::Status Keep(const StepKey& key, const std::function<absl::Status()>& body);
   // Every key is a new one again. What recordings have under way still runs.
   void Forget();
 
@@ -36,7 +39,7 @@ class StepRecorder {
     cudaGraphExec_t graph = nullptr;  // null: seen once
     uint64_t last_use = 0;
   };
-  void Remember(uint64_t key);
+  Step* Remember(const StepKey& key);  // null: none is to be
   void ForgetOldest();
   void MakeRoom();
   absl::Status Record(Step& step, const std::function<absl::Status()>& body);
@@ -44,7 +47,7 @@ class StepRecorder {
   const cudaStream_t stream_;
   size_t max_steps_;
   uint64_t num_uses_ = 0;
-  std::map<uint64_t, Step> steps_;
+  std::map<StepKey, Step> steps_;
 };
 
 }  // namespace lockstep::cuda

@@ -19,34 +19,41 @@ int64_t RoomFor(int64_t count) {
 
 }  // namespace
 
-absl::StatusOr<DeviceBatch> DeviceBatch::Allocate(Backend& backend, const BatchLimits& limits) {
+absl::StatusOr<DeviceBatch> DeviceBatch::Allocate(Backend& backend, const BatchLimits& limits,
+                                                  int num_heads, const KvCacheView& cache) {
   const int64_t tokens = std::max(limits.max_batched_tokens, limits.max_num_seqs);
   const int64_t seqs = limits.max_num_seqs + 1;
   DeviceBatch batch;
   batch.limits_ = limits;
+  batch.num_heads_ = num_heads;
+  batch.cache_ = cache;
   const int64_t bytes = 4 * RoomFor<int32_t>(tokens) + RoomFor<int64_t>(tokens) +
                         RoomFor<int32_t>(seqs + 1) + RoomFor<int32_t>(seqs) +
-                        RoomFor<int32_t>(limits.max_num_seqs * limits.max_blocks_per_seq());
+                        RoomFor<int32_t>(limits.max_num_seqs * limits.max_blocks_per_seq()) +
+                        RoomFor<std::byte>(backend.MostAttentionWork(
+                            {tokens, seqs, limits.max_model_len}, num_heads, cache));
   ASSIGN_OR_RETURN(batch.memory_, backend.Allocate(bytes));
   batch.host_.resize(static_cast<size_t>(bytes));
   return batch;
 }
 
 template <typename T>
-T* DeviceBatch::Append(const std::vector<T>& values, int64_t capacity) {
+T* DeviceBatch::Append(std::span<const T> values, int64_t capacity) {
   const auto count = static_cast<int64_t>(values.size());
   LS_CHECK(count <= capacity && end_ + RoomFor<T>(capacity) <= memory_.bytes()) << count;
-  if (count > 0) std::memcpy(host_.data() + end_, values.data(), values.size() * sizeof(T));
+  if (count > 0) std::memcpy(host_.data() + end_, values.data(), values.size_bytes());
   T* device = reinterpret_cast<T*>(memory_.as<std::byte>() + end_);
   end_ += RoomFor<T>(capacity);
   return device;
 }
 
-void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend, int64_t min_context_len) {
+void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend) {
   const int64_t few = limits_.max_num_seqs;
   const int64_t tokens =
       batch.num_tokens() <= few ? few : std::max(limits_.max_batched_tokens, few);
   const int64_t seqs = limits_.max_num_seqs + 1;
+  const AttentionLayout layout = backend.LayOutAttention(
+      {batch.query_starts, batch.context_lens, batch.max_blocks_per_seq}, num_heads_, cache_);
   end_ = 0;
   token_ids_ = Append(batch.token_ids, tokens);
   logits_rows_ = Append(batch.logits_rows, tokens);
@@ -57,19 +64,16 @@ void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend, int64_t min
             .positions = Append(batch.positions, tokens),
             .slot_mapping = Append(batch.slot_mapping, tokens),
             .query_starts = Append(batch.query_starts, seqs + 1),
-            .context_lens = Append(batch.context_lens, seqs),
-            .block_tables = Append(batch.block_tables,  // as long as this batch needs
-                                   static_cast<int64_t>(batch.block_tables.size())),
-            .max_query_len = 0,
-            .max_context_len = min_context_len};
+            .context_lens = Append(batch.context_lens, seqs)};
+  // As long as this batch needs.
+  if (!layout.work.empty()) {
+    index_.attention_work = Append(layout.work, std::ssize(layout.work));
+    index_.attention_form = layout.form;
+  }
+  index_.block_tables = Append(batch.block_tables, std::ssize(batch.block_tables));
   // Read before steps that repeat begin: anywhere.
   const auto num_sources = static_cast<int64_t>(batch.token_sources.size());
   token_sources_ = num_sources > 0 ? Append(batch.token_sources, num_sources) : nullptr;
-  for (size_t seq = 0; seq < batch.context_lens.size(); ++seq) {
-    const int64_t query_len = batch.query_starts[seq + 1] - batch.query_starts[seq];
-    index_.max_query_len = std::max(index_.max_query_len, query_len);
-    index_.max_context_len = std::max<int64_t>(index_.max_context_len, batch.context_lens[seq]);
-  }
   backend.CopyToDevice(memory_.data(), host_.data(), end_);
 }
 

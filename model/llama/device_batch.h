@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -14,13 +15,15 @@ namespace lockstep {
 class DeviceBatch {
  public:
   DeviceBatch() = default;
+  // For attention of so many heads over caches like `cache`, which may have no memory yet.
   // RESOURCE_EXHAUSTED when memory is short.
-  static absl::StatusOr<DeviceBatch> Allocate(Backend& backend, const BatchLimits& limits);
+  static absl::StatusOr<DeviceBatch> Allocate(Backend& backend, const BatchLimits& limits,
+                                              int num_heads, const KvCacheView& cache);
 
   // batch has passed CheckStepBatch with the same limits, or is such a one padded. Batches of as
-  // many tokens lie at the same addresses, as do all of no more tokens than max_num_seqs.
-  // index().max_context_len is at least min_context_len.
-  void CopyFrom(const StepBatch& batch, Backend& backend, int64_t min_context_len = 0);
+  // many tokens lie at the same addresses, as do all of no more tokens than max_num_seqs; their
+  // block tables, if index().attention_form is the same.
+  void CopyFrom(const StepBatch& batch, Backend& backend);
 
   const BatchIndex& index() const { return index_; }
   int32_t* token_ids() const { return token_ids_; }
@@ -34,9 +37,15 @@ class DeviceBatch {
   // Writes values at the next place on the host and leaves room for `capacity` of them; gives their
   // address on the device.
   template <typename T>
-  T* Append(const std::vector<T>& values, int64_t capacity);
+  T* Append(std::span<const T> values, int64_t capacity);
+  template <typename T>
+  T* Append(const std::vector<T>& values, int64_t capacity) {
+    return Append(std::span(values), capacity);
+  }
 
   BatchLimits limits_;
+  int num_heads_ = 0;
+  KvCacheView cache_;
   DeviceBuffer memory_;
   std::vector<std::byte> host_;  // what memory_ will hold
   int64_t end_ = 0;              // bytes of host_ in use

@@ -33,10 +33,16 @@ absl::Status LlamaStage::Forward(const StepBatch& batch, const ChosenToken* chos
 
 absl::Status LlamaStage::RunPadded(const StepBatch& batch, const PaddedShape& shape,
                                    const ChosenToken* chosen) {
-  Pad(batch, shape, padded_);
-  batch_.CopyFrom(padded_, backend_, shape.max_context_len);
+  const StepKey key = PlacePadded(batch, shape);
   TakeChosenTokens(chosen);
-  return RunStep([&] { return backend_.Repeat(shape.Key(), [this] { return RunLayers(); }); });
+  return RunStep([&] { return backend_.Repeat(key, [this] { return RunLayers(); }); });
+}
+
+// Puts the batch into that shape and on the device.
+StepKey LlamaStage::PlacePadded(const StepBatch& batch, const PaddedShape& shape) {
+  Pad(batch, shape, padded_);
+  batch_.CopyFrom(padded_, backend_);
+  return {shape.Key(), batch_.index().attention_form};
 }
 
 void LlamaStage::TakeChosenTokens(const ChosenToken* chosen) {
@@ -321,7 +327,9 @@ absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& c
 }
 
 absl::Status LlamaStage::AllocateBuffers() {
-  ASSIGN_OR_RETURN(batch_, DeviceBatch::Allocate(backend_, limits_));
+  ASSIGN_OR_RETURN(
+      batch_, DeviceBatch::Allocate(backend_, limits_, static_cast<int>(shape_.query_heads.size()),
+                                    CacheShape()));
   ASSIGN_OR_RETURN(
       act_, Activations::Allocate(backend_, shape_, groups_.tp->size(), limits_.max_batched_tokens,
                                   max_device_logits_rows()));
@@ -343,6 +351,16 @@ int64_t LlamaStage::kv_block_bytes() const {
   return 2 * shape_.layers.size() * shape_.kv_width() * limits_.block_size * DTypeBytes(kv_dtype_);
 }
 
+// Of each layer, without memory.
+KvCacheView LlamaStage::CacheShape() const {
+  KvCacheView cache;
+  cache.dtype = kv_dtype_;
+  cache.num_kv_heads = static_cast<int>(shape_.kv_heads.size());
+  cache.block_size = limits_.block_size;
+  cache.head_dim = static_cast<int>(shape_.head_dim);
+  return cache;
+}
+
 absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
   int64_t bytes = 0;
   if (num_blocks < 1 || num_blocks > INT32_MAX ||
@@ -358,13 +376,10 @@ absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
   const int64_t half_layer_bytes = bytes / (2 * shape_.layers.size());
   std::byte* next = kv_memory_.as<std::byte>();
   for (int64_t layer = 0; layer < shape_.layers.size(); ++layer) {
-    kv_caches_.push_back({.k = next,
-                          .v = next + half_layer_bytes,
-                          .dtype = kv_dtype_,
-                          .num_blocks = num_blocks,
-                          .num_kv_heads = static_cast<int>(shape_.kv_heads.size()),
-                          .block_size = limits_.block_size,
-                          .head_dim = static_cast<int>(shape_.head_dim)});
+    KvCacheView& cache = kv_caches_.emplace_back(CacheShape());
+    cache.k = next;
+    cache.v = next + half_layer_bytes;
+    cache.num_blocks = num_blocks;
     next += 2 * half_layer_bytes;
   }
   num_kv_blocks_ = num_blocks;

@@ -103,14 +103,13 @@ class LlamaStage {
              Backend& backend, RankGroups& groups);
   absl::Status AllocateBuffers();
   absl::Status WarmUpPrompts();
-  absl::Status WarmUpChunks();
-  absl::Status WarmUpDecodes();
+  absl::Status WarmUpShape(const PaddedShape& shape);
   void WarmUpHead();
-  // Runs, that many times, a step of sequences that have just begun.
-  absl::Status RunNewSequences(int64_t num_seqs, int64_t tokens_each, int num_times);
 
+  KvCacheView CacheShape() const;
   absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape,
                          const ChosenToken* chosen);
+  StepKey PlacePadded(const StepBatch& batch, const PaddedShape& shape);
   void TakeChosenTokens(const ChosenToken* chosen);
   absl::Status RunStep(absl::FunctionRef<absl::Status()> run_layers);
   absl::Status RunLayers();

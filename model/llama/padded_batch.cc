@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 
 namespace lockstep {
 namespace {
-
-constexpr int64_t kShortestContext = 256;
 
 int64_t RoundUpToPowerOfTwo(int64_t count) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
@@ -14,7 +13,8 @@ int64_t RoundUpToPowerOfTwo(int64_t count) {
 
 int64_t RoundUpDecodes(int64_t count) {
   if (count <= 4) return RoundUpToPowerOfTwo(count);
-  return (count + 7) / 8 * 8;
+  const int64_t step = count <= 64 ? 8 : 16;
+  return (count + step - 1) / step * step;
 }
 
 int64_t RoundUpToPowerOfFour(int64_t count) {
@@ -22,27 +22,23 @@ int64_t RoundUpToPowerOfFour(int64_t count) {
   return std::countr_zero(static_cast<uint64_t>(power)) % 2 == 0 ? power : 2 * power;
 }
 
-// To 1, 1.25, 1.5 or 1.75 times a power of two.
-int64_t RoundUpContext(int64_t count) {
-  if (count <= kShortestContext) return kShortestContext;
-  const auto step = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count - 1))) / 4;
-  return (count + step - 1) / step * step;
-}
-
-void SetDecodes(const StepBatch& batch, const BatchLimits& limits, PaddedShape& shape) {
-  shape.num_tokens = std::min(
-      {RoundUpDecodes(batch.num_tokens()), limits.max_num_seqs, limits.max_batched_tokens});
+PaddedShape ShapeOfDecodes(int64_t num_seqs, const BatchLimits& limits) {
+  PaddedShape shape;
+  shape.num_tokens =
+      std::min({RoundUpDecodes(num_seqs), limits.max_num_seqs, limits.max_batched_tokens});
   shape.num_seqs = shape.num_tokens;
+  return shape;
 }
 
 // One sequence at least has two tokens, so that there are fewer sequences than tokens.
-void SetChunks(const StepBatch& batch, const BatchLimits& limits, PaddedShape& shape) {
+PaddedShape ShapeOfChunks(int64_t num_tokens, int64_t num_seqs, const BatchLimits& limits) {
+  PaddedShape shape;
   shape.has_chunks = true;
-  shape.num_tokens =
-      std::min(std::max(RoundUpToPowerOfTwo(batch.num_tokens()), kMinPaddedChunkTokens),
-               limits.max_batched_tokens);
-  shape.num_seqs = 1 + std::min({RoundUpToPowerOfFour(batch.num_seqs()), shape.num_tokens - 1,
-                                 limits.max_num_seqs});
+  shape.num_tokens = std::min(std::max(RoundUpToPowerOfTwo(num_tokens), kMinPaddedChunkTokens),
+                              limits.max_batched_tokens);
+  shape.num_seqs =
+      1 + std::min({RoundUpToPowerOfFour(num_seqs), shape.num_tokens - 1, limits.max_num_seqs});
+  return shape;
 }
 
 }  // namespace
@@ -51,8 +47,8 @@ void SetChunks(const StepBatch& batch, const BatchLimits& limits, PaddedShape& s
 // kMaxPaddedChunkTokens; what is left of a shape follows from these.
 uint64_t PaddedShape::Key() const {
   const int64_t num_chunk_seqs = has_chunks ? num_seqs : 0;
-  return static_cast<uint64_t>(max_context_len) << 34 | static_cast<uint64_t>(num_tokens) << 9 |
-         static_cast<uint64_t>(num_chunk_seqs) << 1 | (wants_logits ? 1 : 0);
+  return static_cast<uint64_t>(num_tokens) << 9 | static_cast<uint64_t>(num_chunk_seqs) << 1 |
+         (wants_logits ? 1 : 0);
 }
 
 std::optional<PaddedShape> PaddedShapeFor(const StepBatch& batch, const BatchLimits& limits) {
@@ -60,17 +56,29 @@ std::optional<PaddedShape> PaddedShapeFor(const StepBatch& batch, const BatchLim
   if (batch.num_tokens() == 0 || (has_chunks && batch.num_tokens() > kMaxPaddedChunkTokens)) {
     return std::nullopt;
   }
-  PaddedShape shape;
-  if (has_chunks) {
-    SetChunks(batch, limits, shape);
-  } else {
-    SetDecodes(batch, limits, shape);
-  }
-  const int64_t longest = *std::max_element(batch.context_lens.begin(), batch.context_lens.end());
-  shape.max_context_len = std::min(RoundUpContext(longest), limits.max_model_len);
-  shape.max_blocks_per_seq = (shape.max_context_len + limits.block_size - 1) / limits.block_size;
+  PaddedShape shape = has_chunks ? ShapeOfChunks(batch.num_tokens(), batch.num_seqs(), limits)
+                                 : ShapeOfDecodes(batch.num_seqs(), limits);
   shape.wants_logits = !batch.logits_rows.empty();
   return shape;
+}
+
+std::vector<PaddedShape> AllPaddedShapes(const BatchLimits& limits, bool wants_logits) {
+  std::map<uint64_t, PaddedShape> shapes;
+  const auto add = [&](PaddedShape shape) {
+    shape.wants_logits = wants_logits;
+    shapes.emplace(shape.Key(), shape);
+  };
+  const int64_t most_chunk_tokens = std::min(kMaxPaddedChunkTokens, limits.max_batched_tokens);
+  for (int64_t tokens = 2; tokens <= most_chunk_tokens; ++tokens) {
+    const int64_t most_seqs = std::min(tokens - 1, limits.max_num_seqs);
+    for (int64_t seqs = 1; seqs <= most_seqs; ++seqs) add(ShapeOfChunks(tokens, seqs, limits));
+  }
+  const int64_t most_decodes = std::min(limits.max_num_seqs, limits.max_batched_tokens);
+  for (int64_t seqs = 1; seqs <= most_decodes; ++seqs) add(ShapeOfDecodes(seqs, limits));
+  std::vector<PaddedShape> all;
+  for (const auto& [key, shape] : shapes) all.push_back(shape);
+  std::reverse(all.begin(), all.end());  // keys ascend with tokens
+  return all;
 }
 
 void Pad(const StepBatch& batch, const PaddedShape& shape, StepBatch& padded) {
@@ -95,13 +103,8 @@ void Pad(const StepBatch& batch, const PaddedShape& shape, StepBatch& padded) {
     padded.query_starts.push_back(static_cast<int32_t>(std::min(end, shape.num_tokens)));
   }
   if (shape.wants_logits) padded.logits_rows.resize(num_tokens, 0);
-  padded.max_blocks_per_seq = shape.max_blocks_per_seq;
-  const int64_t width = std::min(batch.max_blocks_per_seq, shape.max_blocks_per_seq);
-  padded.block_tables.assign(static_cast<size_t>(batch.num_seqs() * shape.max_blocks_per_seq), 0);
-  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
-    std::copy_n(batch.block_tables.begin() + seq * batch.max_blocks_per_seq, width,
-                padded.block_tables.begin() + seq * shape.max_blocks_per_seq);
-  }
+  padded.max_blocks_per_seq = batch.max_blocks_per_seq;
+  padded.block_tables = batch.block_tables;
 }
 
 }  // namespace lockstep

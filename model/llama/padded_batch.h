@@ -1,13 +1,14 @@
 // Small steps, filled up so that few shapes stand for all of them: what a backend that keeps steps
 // wants (Backend::Repeat). Pure.
 //
-// Kernels are launched over tokens, sequences and the longest context; which tokens belong to which
-// sequence they read from the batch. So a shape fixes those three numbers, and chunks of any
-// lengths, among decodes or alone, are the same step if they are as many tokens in all.
+// Kernels are launched over tokens and sequences; which tokens belong to which sequence and how
+// long its context is they read from the batch. So a shape fixes those two numbers, and chunks of
+// any lengths, among decodes or alone, are the same step if they are as many tokens in all.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "model/llama/step_batch.h"
 
@@ -15,9 +16,7 @@ namespace lockstep {
 
 struct PaddedShape {
   int64_t num_tokens = 0;
-  int64_t num_seqs = 0;            // at most BatchLimits::max_num_seqs + 1
-  int64_t max_blocks_per_seq = 0;  // block tables' width
-  int64_t max_context_len = 0;
+  int64_t num_seqs = 0;       // at most BatchLimits::max_num_seqs + 1
   bool has_chunks = false;    // else as many sequences as tokens
   bool wants_logits = false;  // of all tokens, or of none
 
@@ -30,10 +29,13 @@ constexpr int64_t kMaxPaddedChunkTokens = 128;
 constexpr int64_t kMinPaddedChunkTokens = 8;  // and to so many
 
 // The shape of a batch that is decodes only, or has no more than kMaxPaddedChunkTokens; nothing for
-// others. Contexts go by quarters of a doubling. Decodes go by eights (1, 2 and 4 below). With
-// chunks, tokens go by powers of two and sequences by powers of four, and there is one more
-// sequence: that of the tokens added. Within the limits.
+// others. Decodes go by eights (1, 2 and 4 below), from 64 on by sixteens. With chunks, tokens go
+// by powers of two and sequences by powers of four, and there is one more sequence: that of the
+// tokens added. Within the limits.
 std::optional<PaddedShape> PaddedShapeFor(const StepBatch& batch, const BatchLimits& limits);
+
+// All shapes of batches within the limits whose logits are wanted or not, the largest first.
+std::vector<PaddedShape> AllPaddedShapes(const BatchLimits& limits, bool wants_logits);
 
 // batch, in that shape. Tokens added have id and position 0, no source and slot -1; sequences added
 // have no context and, as nobody reads one, no block table. Logits added are those of row 0.

@@ -12,8 +12,9 @@ namespace lockstep {
 absl::Status LlamaStage::WarmUp() {
   if (!backend_.KeepsSteps()) return absl::OkStatus();
   RETURN_IF_ERROR(WarmUpPrompts());
-  RETURN_IF_ERROR(WarmUpChunks());
-  RETURN_IF_ERROR(WarmUpDecodes());
+  for (const PaddedShape& shape : AllPaddedShapes(limits_, /*wants_logits=*/is_last())) {
+    RETURN_IF_ERROR(WarmUpShape(shape));
+  }
   WarmUpHead();
   backend_.Synchronize();
   return absl::OkStatus();
@@ -21,12 +22,34 @@ absl::Status LlamaStage::WarmUp() {
 
 namespace {
 
-// The first time libraries choose algorithms and connect, the second time the step is kept.
-constexpr int kTimesToKeep = 2;
-
 // The next power of two below.
 int64_t Half(int64_t tokens) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)) / 2);
+}
+
+// As large as the shape, or a sequence less: one has `context` tokens in the end and all new ones
+// that the others leave, which have one. Nobody reads what becomes of it: all are in block 0.
+StepBatch BatchOfShape(const PaddedShape& shape, int64_t context, int block_size) {
+  StepBatch batch;
+  batch.query_starts.push_back(0);
+  batch.max_blocks_per_seq = (context + block_size - 1) / block_size;
+  const int64_t num_seqs = shape.has_chunks ? shape.num_seqs - 1 : shape.num_seqs;
+  for (int64_t seq = 0; seq < num_seqs; ++seq) {
+    const int64_t length = seq == 0 ? context : 1;
+    const int64_t new_tokens = seq == 0 ? shape.num_tokens - (num_seqs - 1) : 1;
+    for (int64_t position = length - new_tokens; position < length; ++position) {
+      batch.token_ids.push_back(0);
+      batch.positions.push_back(static_cast<int32_t>(position));
+      batch.slot_mapping.push_back(position % block_size);
+    }
+    batch.query_starts.push_back(static_cast<int32_t>(batch.positions.size()));
+    batch.context_lens.push_back(static_cast<int32_t>(length));
+    if (shape.wants_logits) {
+      batch.logits_rows.push_back(static_cast<int32_t>(batch.positions.size()) - 1);
+    }
+  }
+  batch.block_tables.assign(static_cast<size_t>(num_seqs * batch.max_blocks_per_seq), 0);
+  return batch;
 }
 
 }  // namespace
@@ -37,45 +60,33 @@ absl::Status LlamaStage::WarmUpPrompts() {
                                     num_kv_blocks_ * static_cast<int64_t>(limits_.block_size)});
   // The largest takes its memory first.
   for (int64_t tokens = longest; tokens > kMaxPaddedChunkTokens; tokens = Half(tokens)) {
-    RETURN_IF_ERROR(RunNewSequences(1, tokens, 1));
+    StepBatch batch = MakeUniformBatch({.num_seqs = 1,
+                                        .context = tokens,
+                                        .new_tokens = tokens,
+                                        .block_size = limits_.block_size,
+                                        .vocab_size = config_.vocab_size});
+    if (!is_last()) batch.logits_rows.clear();  // as in the steps to come
+    RETURN_IF_ERROR(Forward(batch));
   }
   return absl::OkStatus();
 }
 
-// One sequence, as many steps have, or a few.
-absl::Status LlamaStage::WarmUpChunks() {
-  constexpr int64_t kFewSeqs = 16;
-  const int64_t most_tokens = std::min(limits_.max_batched_tokens, kMaxPaddedChunkTokens);
-  const int64_t most_seqs = std::min(limits_.max_num_seqs, kFewSeqs);
-  for (int64_t tokens = most_tokens; tokens >= kMinPaddedChunkTokens; tokens = Half(tokens)) {
-    for (int64_t seqs = 1; seqs <= most_seqs && 2 * seqs <= tokens; seqs *= 4) {
-      const int64_t tokens_each = std::min(tokens / seqs, limits_.max_model_len);
-      if (tokens_each < 2) continue;
-      const int64_t blocks_each = (tokens_each + limits_.block_size - 1) / limits_.block_size;
-      if (seqs * blocks_each > num_kv_blocks_) continue;
-      RETURN_IF_ERROR(RunNewSequences(seqs, tokens_each, kTimesToKeep));
-    }
+// Runs a step of it, in which libraries choose algorithms and connect, and keeps those of the
+// shortest context that it may have and of the longest: how attention is launched is the one or the
+// other, whatever the lengths.
+absl::Status LlamaStage::WarmUpShape(const PaddedShape& shape) {
+  const int64_t num_others = shape.has_chunks ? shape.num_seqs - 2 : shape.num_seqs - 1;
+  const int64_t shortest = shape.num_tokens - num_others;
+  if (shortest > limits_.max_model_len) return absl::OkStatus();  // no such step will come
+  const StepBatch short_batch = BatchOfShape(shape, shortest, limits_.block_size);
+  const StepBatch long_batch = BatchOfShape(shape, limits_.max_model_len, limits_.block_size);
+  RETURN_IF_ERROR(CheckStepBatch(short_batch, limits_, num_kv_blocks_));
+  RETURN_IF_ERROR(CheckStepBatch(long_batch, limits_, num_kv_blocks_));
+  RETURN_IF_ERROR(RunPadded(short_batch, shape, nullptr));
+  for (const StepBatch* batch : {&short_batch, &long_batch}) {
+    const StepKey key = PlacePadded(*batch, shape);
+    RETURN_IF_ERROR(backend_.Keep(key, [this] { return RunLayers(); }));
   }
-  return absl::OkStatus();
-}
-
-absl::Status LlamaStage::WarmUpDecodes() {
-  const int64_t most_seqs =
-      std::min({limits_.max_num_seqs, limits_.max_batched_tokens, num_kv_blocks_});
-  for (int64_t seqs = 1; seqs < most_seqs; seqs *= 2) {
-    RETURN_IF_ERROR(RunNewSequences(seqs, 1, kTimesToKeep));
-  }
-  return RunNewSequences(most_seqs, 1, kTimesToKeep);
-}
-
-absl::Status LlamaStage::RunNewSequences(int64_t num_seqs, int64_t tokens_each, int num_times) {
-  StepBatch batch = MakeUniformBatch({.num_seqs = num_seqs,
-                                      .context = tokens_each,
-                                      .new_tokens = tokens_each,
-                                      .block_size = limits_.block_size,
-                                      .vocab_size = config_.vocab_size});
-  if (!is_last()) batch.logits_rows.clear();  // as in the steps to come
-  for (int time = 0; time < num_times; ++time) RETURN_IF_ERROR(Forward(batch));
   return absl::OkStatus();
 }
 

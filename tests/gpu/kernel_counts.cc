@@ -152,8 +152,6 @@ class StepCounter {
     index_.context_lens = lens_.as<int32_t>();
     index_.block_tables = tables_.as<int32_t>();
     index_.max_blocks_per_seq = batch_.max_blocks_per_seq;
-    index_.max_query_len = new_tokens;
-    index_.max_context_len = context;
     const int64_t blocks = num_seqs * ((context + shape.block_size - 1) / shape.block_size) + 1;
     const int64_t half = blocks * shape.num_kv_heads * shape.block_size * shape.head_dim * 2;
     cache_memory_ = std::make_unique<Memory>(2 * half);
@@ -227,15 +225,20 @@ class StepCounter {
   }
 
   void CountAttention(const std::string& name, cuda::TensorMapEncoder encode) {
-    const cuda::AttentionPlan plan =
-        cuda::PlanAttention(index_, {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim},
-                            static_cast<int>(kMultiprocessors), false, encode);
+    cuda::AttentionWork work;
+    work.LayOut(
+        {batch_.query_starts, batch_.context_lens, batch_.max_blocks_per_seq},
+        {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, DType::kBF16,
+        {.num_multiprocessors = static_cast<int>(kMultiprocessors), .wgmma = encode != nullptr});
+    const Memory on_device(std::vector<std::byte>(work.bytes().begin(), work.bytes().end()));
+    index_.attention_work = on_device.as();
+    index_.attention_form = work.form().Packed();
     const Memory workspace(cuda::kAttentionWorkspaceBytes);
     const Backend::AttentionArgs args = {qkv_.as(), shape_.num_heads, 0.088f,     &index_,
                                          &cache_,   narrow_.as(),     DType::kF32};
-    Count(fmt::format("{}, {} splits", name, plan.max_splits), [&] {
-      return cuda::LaunchAttention(args, plan, DType::kBF16,
-                                   {workspace.as(), cuda::kAttentionWorkspaceBytes},
+    Count(fmt::format("{}, splits of {}", name, work.split_tokens()), [&] {
+      return cuda::LaunchAttention(args, DType::kBF16,
+                                   {workspace.as(), cuda::kAttentionWorkspaceBytes}, encode,
                                    cuda::KernelStream(nullptr));
     });
   }

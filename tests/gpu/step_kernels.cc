@@ -46,7 +46,15 @@ class KernelTimer {
                                    .max_num_seqs = size.num_seqs,
                                    .max_model_len = size.context,
                                    .block_size = size.block_size};
-    batch_ = Value(DeviceBatch::Allocate(backend_, batch_limits));
+    const KvCacheView cache = {nullptr,
+                               nullptr,
+                               DType::kBF16,
+                               0,
+                               static_cast<int>(config_.num_kv_heads),
+                               size.block_size,
+                               static_cast<int>(config_.head_dim)};
+    batch_ = Value(
+        DeviceBatch::Allocate(backend_, batch_limits, static_cast<int>(config_.num_heads), cache));
     batch_.CopyFrom(MakeUniformBatch({size.num_seqs, size.context, size.new_tokens, size.block_size,
                                       config_.vocab_size}),
                     backend_);

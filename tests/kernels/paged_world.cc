@@ -16,11 +16,6 @@ BatchIndex FlatBatch::Index() const {
   batch.query_starts = query_starts.data();
   batch.context_lens = context_lens.data();
   batch.block_tables = block_tables.data();
-  for (size_t s = 0; s < context_lens.size(); ++s) {
-    batch.max_query_len =
-        std::max<int64_t>(batch.max_query_len, query_starts[s + 1] - query_starts[s]);
-    batch.max_context_len = std::max<int64_t>(batch.max_context_len, context_lens[s]);
-  }
   return batch;
 }
 
@@ -155,7 +150,8 @@ void PagedWorld::MakeBatch() {
 
 void PagedWorld::MakeTables() {
   const int half = shape_.head_dim / 2;
-  for (int p = 0; p < batch_.max_context_len; ++p) {
+  const int longest = *std::max_element(flat_.context_lens.begin(), flat_.context_lens.end());
+  for (int p = 0; p < longest; ++p) {
     for (int i = 0; i < half; ++i) {
       cos_.push_back(std::cos(0.1f * static_cast<float>(p + i)));
       sin_.push_back(std::sin(0.1f * static_cast<float>(p + i)));

@@ -65,22 +65,21 @@ void ExpectReplaysEqualLaunches(const PagedShape& shape, const std::vector<Seque
   const DeviceArray<float> cos(world.cos());
   const DeviceArray<float> sin(world.sin());
   DeviceArray<float> out(world.batch().num_tokens * world.out_width());
-  DeviceBatch batch(world.flat());
+  // A device that cuts contexts into tiles.
+  DeviceBatch batch(world.flat(), shape,
+                    {.num_multiprocessors = 132, .wgmma = encode_maps != nullptr});
   KvCacheView cache = world.cache();
   cache.k = keys.data();
   cache.v = values.data();
-  const cuda::AttentionPlan plan = {64, 4, encode_maps};
-  const int64_t workspace_bytes =
-      cuda::AttentionWorkspaceBytes(plan, world.batch().num_tokens, 4, shape.head_dim);
-  const DeviceArray<uint8_t> workspace(workspace_bytes);
+  const DeviceArray<uint8_t> workspace(cuda::kAttentionWorkspaceBytes);
   const auto issue = [&](cudaStream_t stream) {
     EXPECT_EQ(cuda::LaunchRopeAndWriteKv(
                   {qkv.data(), 4, cos.data(), sin.data(), &batch.index(), &cache}, stream),
               cudaSuccess);
-    EXPECT_EQ(
-        cuda::LaunchAttention({qkv.data(), 4, world.scale(), &batch.index(), &cache, out.data()},
-                              plan, DType::kF32, {workspace.data(), workspace_bytes}, stream),
-        cudaSuccess);
+    EXPECT_EQ(cuda::LaunchAttention(
+                  {qkv.data(), 4, world.scale(), &batch.index(), &cache, out.data()}, DType::kF32,
+                  {workspace.data(), cuda::kAttentionWorkspaceBytes}, encode_maps, stream),
+              cudaSuccess);
   };
   CapturedGraph graph(issue);
   const std::vector<float> nothing(world.batch().num_tokens * world.out_width(), NAN);

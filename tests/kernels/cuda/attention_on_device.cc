@@ -16,27 +16,27 @@ AttentionOnDevice::AttentionOnDevice(const PagedWorld& world)
 
 std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::vector<float>& qkv,
                                              const Options& options) const {
-  const DeviceBatch device_batch(batch);
-  BatchIndex index = device_batch.index();
-  if (options.max_query_len != 0) index.max_query_len = options.max_query_len;
-  // Blocks beyond a sequence's context shall wait for nothing but its length. Positions are for
-  // those that merge the splits of chunks.
-  const bool decodes = index.max_query_len == 1 && index.num_tokens == index.num_seqs;
-  if (decodes || (options.plan.split_tokens >= index.max_context_len && options.spare_splits == 0))
-    index.positions = nullptr;
-  cuda::AttentionPlan plan = options.plan;
-  if (options.wgmma) plan.encode_maps = Encoder();
-  if (plan.max_splits == 0) {
-    plan.max_splits = (index.max_context_len + plan.split_tokens - 1) / plan.split_tokens;
-  }
-  plan.max_splits += options.spare_splits;
   const PagedShape& shape = world_.shape();
+  const cuda::AttentionHeads heads = {shape.num_heads, shape.num_kv_heads, shape.head_dim};
+  cuda::AttentionMachine machine = {.num_multiprocessors = options.num_multiprocessors,
+                                    .wgmma = options.wgmma,
+                                    .split_tokens = options.split_tokens,
+                                    .decodes_as_chunks = options.decodes_as_chunks};
+  const int64_t slots = options.workspace_slots;
+  machine.workspace_bytes = int64_t{16} << 20;
+  if (slots != 0) {
+    const cuda::AttentionForm form = DeviceBatch(batch, shape, machine).form();
+    machine.workspace_bytes = slots * machine.workspace_bytes /
+                              cuda::AttentionSlots(form, heads, machine.workspace_bytes);
+  }
+  const DeviceBatch device_batch(batch, shape, machine);
+  // What the host has laid out is all that attention knows.
+  BatchIndex index = device_batch.index();
+  index.positions = index.query_starts = index.context_lens = nullptr;
+  index.slot_mapping = nullptr;
   const DeviceArray<float> plain_qkv(qkv);
   const DeviceArray<BF16> rounded_qkv(Narrowed<BF16>(qkv));
-  const int64_t room = options.workspace_tokens != 0 ? options.workspace_tokens : index.num_tokens;
-  const int64_t workspace_bytes =
-      cuda::AttentionWorkspaceBytes(plan, room, shape.num_heads, shape.head_dim);
-  const DeviceArray<uint8_t> workspace(workspace_bytes);
+  const DeviceArray<uint8_t> workspace(machine.workspace_bytes);
   KvCacheView cache = world_.cache();
   cache.k = keys_.data();
   cache.v = values_.data();
@@ -45,9 +45,10 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
                                    &index,           &cache,          out};
     if (options.rounded_qkv) args.qkv = rounded_qkv.data();
     if (options.rounded_qkv) args.qkv_dtype = DType::kBF16;
-    EXPECT_EQ(cuda::LaunchAttention(args, plan, options.out_dtype,
-                                    {workspace.data(), workspace_bytes}, nullptr),
-              cudaSuccess);
+    EXPECT_EQ(
+        cuda::LaunchAttention(args, options.out_dtype, {workspace.data(), machine.workspace_bytes},
+                              options.wgmma ? Encoder() : nullptr, nullptr),
+        cudaSuccess);
   };
   const std::vector<float> result =
       Filled(options.out_dtype, index.num_tokens * world_.out_width(), 0, attend);
@@ -55,18 +56,24 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   return result;
 }
 
-DeviceBatch::DeviceBatch(const FlatBatch& batch)
-    : positions_(batch.positions),
+DeviceBatch::DeviceBatch(const FlatBatch& batch, const PagedShape& shape,
+                         const cuda::AttentionMachine& machine)
+    : shape_(shape),
+      machine_(machine),
+      positions_(batch.positions),
       slots_(batch.slots),
       query_starts_(batch.query_starts),
       context_lens_(batch.context_lens),
       block_tables_(batch.block_tables),
+      attention_work_(LayOut(batch)),
       index_(batch.Index()) {
   index_.positions = positions_.data();
   index_.slot_mapping = slots_.data();
   index_.query_starts = query_starts_.data();
   index_.context_lens = context_lens_.data();
   index_.block_tables = block_tables_.data();
+  index_.attention_work = reinterpret_cast<const std::byte*>(attention_work_.data());
+  index_.attention_form = form().Packed();
 }
 
 void DeviceBatch::Write(const FlatBatch& batch) {
@@ -75,6 +82,16 @@ void DeviceBatch::Write(const FlatBatch& batch) {
   query_starts_.Write(batch.query_starts);
   context_lens_.Write(batch.context_lens);
   block_tables_.Write(batch.block_tables);
+  attention_work_.Write(LayOut(batch));
+  ASSERT_EQ(form().Packed(), index_.attention_form);
+}
+
+std::vector<uint8_t> DeviceBatch::LayOut(const FlatBatch& batch) {
+  work_.LayOut({batch.query_starts, batch.context_lens, batch.max_blocks_per_seq},
+               {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, shape_.dtype, machine_);
+  std::vector<uint8_t> bytes(work_.bytes().size());
+  std::memcpy(bytes.data(), work_.bytes().data(), bytes.size());
+  return bytes;
 }
 
 }  // namespace lockstep::testing

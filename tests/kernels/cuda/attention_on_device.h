@@ -14,15 +14,14 @@ class AttentionOnDevice {
  public:
   explicit AttentionOnDevice(const PagedWorld& world);
 
-  // Changes what the host knows of a batch: sizes that are upper bounds in a captured graph.
   struct Options {
-    cuda::AttentionPlan plan = {64, 0};  // max_splits 0: those of the longest context
+    int64_t split_tokens = 64;  // 0: as is best for a device of so many multiprocessors
+    int num_multiprocessors = 1;
     DType out_dtype = DType::kF32;
-    int64_t max_query_len = 0;  // 0: the batch's
-    int spare_splits = 0;
-    int64_t workspace_tokens = 0;  // that partial results have room for; 0: all
-    bool wgmma = false;            // for chunks
-    bool rounded_qkv = false;      // comes as BF16
+    bool decodes_as_chunks = false;
+    int64_t workspace_slots = 0;  // of partial results of a split that there is room for; 0: many
+    bool wgmma = false;           // for chunks
+    bool rounded_qkv = false;     // comes as BF16
   };
   // For that; null where the device cannot.
   static cuda::TensorMapEncoder Encoder();
@@ -40,20 +39,28 @@ class AttentionOnDevice {
   DeviceArray<uint8_t> values_;
 };
 
-// The arrays of a batch on the device.
+// The arrays of a batch on the device, and how attention over a cache of that shape is laid out.
 class DeviceBatch {
  public:
-  explicit DeviceBatch(const FlatBatch& batch);
+  DeviceBatch(const FlatBatch& batch, const PagedShape& shape,
+              const cuda::AttentionMachine& machine);
   const BatchIndex& index() const { return index_; }
-  // The same sizes.
+  const cuda::AttentionForm& form() const { return work_.form(); }
+  // The same sizes, and the same form.
   void Write(const FlatBatch& batch);
 
  private:
+  std::vector<uint8_t> LayOut(const FlatBatch& batch);
+
+  const PagedShape shape_;
+  const cuda::AttentionMachine machine_;
+  cuda::AttentionWork work_;
   DeviceArray<int32_t> positions_;
   DeviceArray<int64_t> slots_;
   DeviceArray<int32_t> query_starts_;
   DeviceArray<int32_t> context_lens_;
   DeviceArray<int32_t> block_tables_;
+  DeviceArray<uint8_t> attention_work_;
   BatchIndex index_;
 };
 

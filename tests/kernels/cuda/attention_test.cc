@@ -90,7 +90,7 @@ class CudaAttention : public ::testing::TestWithParam<Kernel> {
     return {num_heads, num_kv_heads, head_dim, block_size, GetParam().dtype};
   }
   static Options In(int64_t split_tokens) {
-    return {.plan = {split_tokens, 0}, .wgmma = GetParam().wgmma};
+    return {.split_tokens = split_tokens, .wgmma = GetParam().wgmma};
   }
 
   void ExpectTwin(const PagedShape& shape, const std::vector<SequenceChunk>& chunks,
@@ -188,7 +188,7 @@ TEST_P(CudaAttention, NarrowOutputIsTheRoundedOne) {
 }
 
 // What a token gets: the same bits alone, where 16 rows are worked on at a time, and in a batch of
-// chunks, where 64 are; also where the host knows only bounds of the batch's sizes.
+// chunks, where 128 are.
 TEST_P(CudaAttention, TokensDoNotDependOnTheirBatch) {
   for (const PagedShape& shape : {Shape(4, 2, 16, 4), Shape(13, 1, 64, 16), Shape(20, 1, 128, 3)}) {
     const PagedWorld world = Ready(shape, {{5, 1}, {0, 9}, {120, 7}, {127, 1}, {700, 2}});
@@ -197,12 +197,8 @@ TEST_P(CudaAttention, TokensDoNotDependOnTheirBatch) {
       const Options options = In(split_tokens);
       const std::vector<float> all = device.Attend(options);
       Options alone = options;
-      if (options.wgmma) alone.max_query_len = 2;  // decodes are another kernel's
-      Options bounds = options;
-      bounds.max_query_len = 100;
-      bounds.spare_splits = 2;
-      EXPECT_TRUE(SameBits(device.Attend(bounds), all)) << Name(shape, split_tokens);
-      const int step = options.wgmma ? 6 : 1;  // its blocks take an emulation long
+      alone.decodes_as_chunks = options.wgmma;  // decodes are another kernel's
+      const int step = options.wgmma ? 6 : 1;   // its blocks take an emulation long
       for (int64_t token = 0; token < world.batch().num_tokens; token += step) {
         const std::vector<float> want(all.begin() + token * world.out_width(),
                                       all.begin() + (token + 1) * world.out_width());
@@ -215,17 +211,35 @@ TEST_P(CudaAttention, TokensDoNotDependOnTheirBatch) {
   }
 }
 
+// In the splits that are best for a device: of few multiprocessors, and of so many that a split is
+// a tile and most blocks have nothing to do.
+TEST_P(CudaAttention, IsNearItsTwinInTheSplitsOfItsDevice) {
+  for (const auto& chunks :
+       {std::vector<SequenceChunk>{{5, 1}, {700, 1}, {64, 1}}, std::vector<SequenceChunk>{{800, 1}},
+        std::vector<SequenceChunk>{{5, 1}, {0, 9}, {1000, 3}}}) {
+    const PagedWorld world = Ready(Shape(8, 2, 64, 16), chunks);
+    const AttentionOnDevice device(world);
+    const std::vector<float> want = Exact(world);
+    for (const int num_multiprocessors : {1, 4, 132}) {
+      Options options = In(0);
+      options.num_multiprocessors = num_multiprocessors;
+      ASSERT_TRUE(RowsNear(device.Attend(options), want, world.shape().head_dim,
+                           Tolerance(GetParam().dtype)))
+          << chunks.size() << " sequences on " << num_multiprocessors;
+    }
+  }
+}
+
 TEST_P(CudaAttention, LittleWorkspaceTakesMoreLaunchesAndNothingElse) {
   for (const auto& chunks : {std::vector<SequenceChunk>{{5, 1}, {0, 9}, {120, 40}, {200, 1}},
                              std::vector<SequenceChunk>{{5, 1}, {200, 1}, {64, 1}, {150, 1}}}) {
     const PagedWorld world = Ready(Shape(4, 2, 16, 4), chunks);
     const AttentionOnDevice device(world);
     const std::vector<float> want = device.Attend(In(64));
-    for (const int64_t tokens : {1, 3, 7, 33}) {
-      if (GetParam().wgmma && tokens == 1) continue;  // many launches
-      EXPECT_TRUE(SameBits(
-          device.Attend(Options{.workspace_tokens = tokens, .wgmma = GetParam().wgmma}), want))
-          << tokens;
+    for (const int64_t slots : {4, 5, 7, 33}) {  // the longest has four splits
+      Options options = In(64);
+      options.workspace_slots = slots;
+      EXPECT_TRUE(SameBits(device.Attend(options), want)) << slots;
     }
   }
 }
@@ -236,7 +250,7 @@ TEST_P(CudaAttention, DecodesInTilesOfAnySizeAreTheSame) {
   for (const int64_t split_tokens : {64, 1024}) {
     Options options = In(split_tokens);
     const std::vector<float> want = device.Attend(options);
-    options.max_query_len = 2;
+    options.decodes_as_chunks = true;
     const std::vector<float> got = device.Attend(options);
     EXPECT_TRUE(options.wgmma
                     ? RowsNear(got, want, world.shape().head_dim, Tolerance(GetParam().dtype))
@@ -248,9 +262,9 @@ TEST_P(CudaAttention, DecodesInTilesOfAnySizeAreTheSame) {
 TEST_P(CudaAttention, SequencesWithoutContextAreLeftAlone) {
   const PagedWorld world = Ready(Shape(4, 2, 16, 4), {{5, 1}, {100, 1}, {150, 1}});
   const AttentionOnDevice device(world);
-  for (const int64_t max_query_len : {1, 2}) {
-    const Options options = {
-        .plan = {64, 3}, .max_query_len = max_query_len, .wgmma = GetParam().wgmma};
+  for (const bool decodes_as_chunks : {false, true}) {
+    Options options = In(64);
+    options.decodes_as_chunks = decodes_as_chunks;
     const std::vector<float> want = device.Attend(options);
     FlatBatch batch = world.flat();
     std::vector<float> qkv = world.qkv();

@@ -25,7 +25,10 @@ constexpr int kLayers = 2;
 class Layers {
  public:
   Layers(const PagedWorld& world, int variant)
-      : world_(world), variant_(variant), random_(7), batch_(world.flat()) {
+      : world_(world),
+        variant_(variant),
+        random_(7),
+        batch_(world.flat(), world.shape(), {.split_tokens = 128}) {
     stream_ = KernelStream(NewStream());
   }
   ~Layers() { cudaStreamDestroy(stream_.stream); }
@@ -94,7 +97,7 @@ class Layers {
         cudaSuccess);
     EXPECT_EQ(cuda::LaunchAttention(
                   {qkv_.data(), kHeads, world_.scale(), &batch_.index(), &cache, attended_.data()},
-                  plan_, DType::kBF16, {workspace_.data(), kWorkspaceBytes}, stream_),
+                  DType::kBF16, {workspace_.data(), kWorkspaceBytes}, nullptr, stream_),
               cudaSuccess);
     Multiply(attended_.data(), out_weights_, kHidden, kHidden, y_.data());
     Norm(y_.data());
@@ -139,7 +142,6 @@ class Layers {
   KernelStream stream_ = nullptr;
   const DeviceBatch batch_;
   const int64_t num_tokens_ = world_.batch().num_tokens;
-  const cuda::AttentionPlan plan_ = {128, (world_.batch().max_context_len + 127) / 128};
   DeviceArray<uint8_t> keys_{static_cast<int64_t>(world_.values().size())};
   DeviceArray<uint8_t> values_{static_cast<int64_t>(world_.values().size())};
   const DeviceArray<float> cos_{world_.cos()};

@@ -22,7 +22,7 @@ class CudaThreadOrder : public ::testing::TestWithParam<DType> {
     world.WriteBatch();
     const AttentionOnDevice device(world);
     for (const int64_t split_tokens : {64, 1024}) {
-      const AttentionOnDevice::Options options = {.plan = {split_tokens, 0}, .wgmma = wgmma};
+      const AttentionOnDevice::Options options = {.split_tokens = split_tokens, .wgmma = wgmma};
       cuda_emulation::SetThreadOrder(0);
       const std::vector<float> want = device.Attend(options);
       for (const uint64_t order : kOrders) {

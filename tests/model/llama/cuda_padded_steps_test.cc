@@ -188,8 +188,9 @@ TEST_P(CudaPaddedStepsTest, ReplaysComputeWhatStepsAsTheyAreDo) {
   }
 }
 
-// What a server begins with is recorded before it is ready.
-TEST(CudaWarmUpTest, LoneChunksAndAFewSequencesAreReplayedAtOnce) {
+// Whatever a server's small steps are, and however long contexts have become, they are recorded
+// before it is ready.
+TEST(CudaWarmUpTest, EveryPaddedStepIsReplayedAtOnce) {
   const TemporaryModel model(TwoLayers(), DType::kBF16);
   auto backend = cuda::CudaBackend::Create({});
   ASSERT_TRUE(backend.ok()) << backend.status();
@@ -203,11 +204,14 @@ TEST(CudaWarmUpTest, LoneChunksAndAFewSequencesAreReplayedAtOnce) {
   ASSERT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
   ASSERT_TRUE((*stage)->WarmUp().ok());
   num_layers_issued = 0;
-  // As many decodes as there may be, too, which are no power of two.
-  for (const Mix& mix : {Mix{{0, 37}}, Mix{{0, 13}, {1, 1}, {2, 1}, {4, 1}}, Mix{{2, 3}},
-                         Mix{{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}}) {
-    ASSERT_TRUE((*stage)->Forward(Sequences().Next(mix)).ok());
-    EXPECT_EQ(num_layers_issued, 0) << mix.front().num_tokens;
+  Sequences sequences;
+  for (const Mix& mix :
+       {Mix{{0, 37}}, Mix{{0, 13}, {1, 1}, {2, 1}, {4, 1}}, Mix{{2, 3}}, Mix{{0, 1}},
+        Mix{{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}, Mix{{0, 39}, {1, 1}}, Mix{{0, 40}},
+        Mix{{0, 1}}, Mix{{0, 1}, {1, 1}}, Mix{{0, 40}}, Mix{{0, 1}, {2, 1}, {3, 1}},
+        Mix{{0, 2}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}, Mix{{1, 30}, {0, 1}}}) {
+    ASSERT_TRUE((*stage)->Forward(sequences.Next(mix)).ok());
+    EXPECT_EQ(num_layers_issued, 0) << mix.front().num_tokens << ", " << mix.size();
   }
 }
 

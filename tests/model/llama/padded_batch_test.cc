@@ -1,6 +1,7 @@
 #include "model/llama/padded_batch.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -32,25 +33,24 @@ StepBatch Decodes(const std::vector<int32_t>& context_lens) {
 }
 
 TEST(PaddedShapeTest, RoundsUpAndStaysWithinTheLimits) {
-  const auto shape_of = [](size_t num_seqs, int32_t context) {
-    return *PaddedShapeFor(Decodes(std::vector<int32_t>(num_seqs, context)), kLimits);
+  const auto shape_of = [](size_t num_seqs, const BatchLimits& limits) {
+    return *PaddedShapeFor(Decodes(std::vector<int32_t>(num_seqs, 9)), limits);
   };
-  EXPECT_EQ(shape_of(1, 1).num_tokens, 1);
-  EXPECT_EQ(shape_of(3, 1).num_tokens, 4);
-  EXPECT_EQ(shape_of(5, 1).num_tokens, 8);
-  EXPECT_EQ(shape_of(41, 1).num_tokens, 48);
-  EXPECT_EQ(shape_of(1, 1).max_context_len, 256);
-  EXPECT_EQ(shape_of(1, 257).max_context_len, 320);
-  EXPECT_EQ(shape_of(1, 512).max_context_len, 512);
-  EXPECT_EQ(shape_of(1, 513).max_context_len, 640);
-  EXPECT_EQ(shape_of(1, 4096).max_context_len, 4096);
-  EXPECT_EQ(shape_of(1, 513).max_blocks_per_seq, 40);
-  for (int32_t context = 1; context <= 4096; ++context) {
-    const int64_t padded = shape_of(1, context).max_context_len;
-    ASSERT_GE(padded, context);
-    if (context > 256) {
-      ASSERT_LT(padded, context * 5 / 4 + 1);
-    }
+  EXPECT_EQ(shape_of(1, kLimits).num_tokens, 1);
+  EXPECT_EQ(shape_of(3, kLimits).num_tokens, 4);
+  EXPECT_EQ(shape_of(5, kLimits).num_tokens, 8);
+  EXPECT_EQ(shape_of(41, kLimits).num_tokens, 48);
+  const BatchLimits large{.max_batched_tokens = 2048, .max_num_seqs = 250};
+  EXPECT_EQ(shape_of(64, large).num_tokens, 64);
+  EXPECT_EQ(shape_of(65, large).num_tokens, 80);
+  EXPECT_EQ(shape_of(241, large).num_tokens, 250);
+}
+
+// Recorded steps serve contexts of any lengths.
+TEST(PaddedShapeTest, ContextsDoNotChangeTheShape) {
+  const uint64_t key = PaddedShapeFor(Decodes({1, 1, 1}), kLimits)->Key();
+  for (const int32_t context : {2, 257, 4096}) {
+    EXPECT_EQ(PaddedShapeFor(Decodes({1, context, 5}), kLimits)->Key(), key);
   }
 }
 
@@ -83,7 +83,6 @@ TEST(PaddedShapeTest, ChunksGoByFewSizes) {
   const auto sizes = [](int num_decodes, int chunk, const BatchLimits& limits) {
     const PaddedShape shape = *PaddedShapeFor(Mix(num_decodes, chunk, 200), limits);
     EXPECT_TRUE(shape.has_chunks);
-    EXPECT_EQ(shape.max_context_len, 256);
     return std::pair(shape.num_tokens, shape.num_seqs);
   };
   const BatchLimits wide{.max_batched_tokens = 512, .max_num_seqs = 256};
@@ -114,30 +113,40 @@ TEST(PaddedShapeTest, ChunksOfAnySizesHaveFewShapes) {
   EXPECT_EQ(keys.size(), 19u);
 }
 
-std::tuple<int64_t, int64_t, int64_t, int64_t, bool, bool> SizesOf(const PaddedShape& shape) {
-  return {shape.num_tokens,      shape.num_seqs,   shape.max_blocks_per_seq,
-          shape.max_context_len, shape.has_chunks, shape.wants_logits};
+std::tuple<int64_t, int64_t, bool, bool> SizesOf(const PaddedShape& shape) {
+  return {shape.num_tokens, shape.num_seqs, shape.has_chunks, shape.wants_logits};
 }
 
-TEST(PaddedShapeTest, EveryShapeHasAKeyOfItsOwn) {
-  std::set<uint64_t> keys;
-  std::set<decltype(SizesOf({}))> shapes;
+TEST(PaddedShapeTest, EveryShapeHasAKeyOfItsOwnAndIsListed) {
+  std::map<uint64_t, decltype(SizesOf({}))> shapes;
   for (int num_seqs = 1; num_seqs <= 48; ++num_seqs) {
-    for (int32_t context = 48; context <= 4096; context += 61) {
-      for (const int chunk : {1, 2, 16}) {
-        for (const bool wants_logits : {false, true}) {
-          StepBatch batch = Mix(num_seqs - 1, chunk, context);
-          if (!wants_logits) batch.logits_rows.clear();
-          const PaddedShape shape = *PaddedShapeFor(batch, kLimits);
-          EXPECT_EQ(shape.wants_logits, wants_logits);
-          EXPECT_EQ(shape.has_chunks, chunk > 1);
-          keys.insert(shape.Key());
-          shapes.insert(SizesOf(shape));
-        }
+    for (int chunk = 1; chunk + num_seqs - 1 <= kLimits.max_batched_tokens; ++chunk) {
+      for (const bool wants_logits : {false, true}) {
+        StepBatch batch = Mix(num_seqs - 1, chunk, 100);
+        if (!wants_logits) batch.logits_rows.clear();
+        const PaddedShape shape = *PaddedShapeFor(batch, kLimits);
+        EXPECT_EQ(shape.wants_logits, wants_logits);
+        EXPECT_EQ(shape.has_chunks, chunk > 1);
+        EXPECT_EQ(shapes.emplace(shape.Key(), SizesOf(shape)).first->second, SizesOf(shape));
       }
     }
   }
-  EXPECT_EQ(keys.size(), shapes.size());
+  std::map<uint64_t, decltype(SizesOf({}))> listed;
+  for (const bool wants_logits : {false, true}) {
+    int64_t tokens = kLimits.max_batched_tokens;
+    for (const PaddedShape& shape : AllPaddedShapes(kLimits, wants_logits)) {
+      EXPECT_TRUE(listed.emplace(shape.Key(), SizesOf(shape)).second);
+      EXPECT_LE(shape.num_tokens, tokens);
+      tokens = shape.num_tokens;
+    }
+  }
+  EXPECT_EQ(listed, shapes);
+}
+
+// Each is recorded before a server is ready, twice at most.
+TEST(PaddedShapeTest, ThereAreFewEvenForManySequences) {
+  const BatchLimits limits{.max_batched_tokens = 8192, .max_num_seqs = 256};
+  EXPECT_EQ(AllPaddedShapes(limits, true).size(), 42u);
 }
 
 TEST(PadTest, AddsTokensThatWriteNowhereAndSeeNothing) {
@@ -157,11 +166,8 @@ TEST(PadTest, AddsTokensThatWriteNowhereAndSeeNothing) {
   EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 2, 3, 4));
   EXPECT_THAT(padded.context_lens, ElementsAre(7, 20, 33, 0));
   EXPECT_THAT(padded.logits_rows, ElementsAre(0, 1, 2, 0));
-  ASSERT_EQ(padded.max_blocks_per_seq, 16);
-  ASSERT_EQ(padded.block_tables.size(), 3u * 16u);  // nobody reads that of a sequence added
-  EXPECT_EQ(padded.block_tables[16], 2);
-  EXPECT_EQ(padded.block_tables[17], 5);
-  EXPECT_EQ(padded.block_tables[2 * 16 + 2], 7);
+  EXPECT_EQ(padded.max_blocks_per_seq, 3);
+  EXPECT_EQ(padded.block_tables, batch.block_tables);  // nobody reads that of a sequence added
 }
 
 TEST(PadTest, TokensAddedToChunksAreASequenceWithoutContext) {
@@ -176,7 +182,7 @@ TEST(PadTest, TokensAddedToChunksAreASequenceWithoutContext) {
   EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 4, 8, 8, 8));
   EXPECT_THAT(padded.context_lens, ElementsAre(20, 20, 0, 0, 0));
   EXPECT_THAT(padded.logits_rows, ElementsAre(0, 3, 0, 0, 0, 0, 0, 0));
-  EXPECT_EQ(padded.block_tables.size(), 2u * 16u);
+  EXPECT_EQ(padded.block_tables, batch.block_tables);
 }
 
 // There is a sequence for tokens added even where there may be no more sequences.

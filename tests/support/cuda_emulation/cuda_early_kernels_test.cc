@@ -136,7 +136,7 @@ TEST_F(CudaEarlyKernels, CopiesAreWaitedForByAll) {
 TEST_F(CudaEarlyKernels, WhoDoesNotWaitAtAllFails) {
   EXPECT_EQ(Run(NeverWait, 1, true), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaErrorLaunchFailure);
-  EXPECT_THAT(TakeFailure(), HasSubstr("does not wait for earlier kernels"));
+  EXPECT_THAT(TakeFailure(), HasSubstr("no block waits for earlier kernels"));
 }
 
 TEST_F(CudaEarlyKernels, KernelsOfAGraphBeginEarlyAsWell) {

@@ -107,7 +107,11 @@ bool BlockRunner::Advance(Run& run, int num_resident) {
     run.blocks_to_come.pop_front();
     GoOn();
   }
-  return !run.failure.empty() || (run.aside.empty() && run.blocks_to_come.empty());
+  const bool is_done = run.aside.empty() && run.blocks_to_come.empty();
+  if (is_done && run.failure.empty() && run.kernel.overlaps && !run.has_awaited_earlier_kernels) {
+    run.failure = "no block waits for earlier kernels, beside which it was launched";
+  }
+  return is_done || !run.failure.empty();
 }
 
 void BlockRunner::Begin(int index) {
@@ -139,10 +143,6 @@ void BlockRunner::GoOn() {
     }
   }
   if (block_->async && run_->failure.empty()) run_->failure = block_->async->Leftover();
-  if (run_->failure.empty() && run_->kernel.overlaps && !block_->has_awaited_earlier_kernels) {
-    run_->failure = absl::StrCat("block ", block_->index, " does not wait for earlier kernels, ",
-                                 "beside which it was launched");
-  }
   block_->async.reset();
   block_->shared.reset();
   spare_.push_back(std::move(block_));
@@ -158,7 +158,6 @@ void BlockRunner::StartThreads() {
   block_->num_at_barrier = 0;
   block_->any_true = false;
   block_->gives_way = false;
-  block_->has_awaited_earlier_kernels = false;
   block_->ready.clear();
   block_->spinning.clear();
   for (std::vector<Meeting>& meetings : block_->meetings) meetings.clear();
@@ -263,7 +262,7 @@ void BlockRunner::SpinPause() {
 
 // Copies under way may have read by now what those kernels have yet to write.
 void BlockRunner::AwaitEarlierKernels() {
-  block_->has_awaited_earlier_kernels = true;
+  run_->has_awaited_earlier_kernels = true;
   if (!run_->is_early) return;
   for (Copy& copy : Mine().copies) copy.Read();
   SpinPause();

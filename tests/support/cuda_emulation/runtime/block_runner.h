@@ -40,6 +40,7 @@ class BlockRunner {
     bool has_order = false;                     // its blocks are in blocks_to_come
     bool has_begun = false;                     // not counting what BeginEarly did
     bool is_early = false;                      // kernels before it are not done
+    bool has_awaited_earlier_kernels = false;   // a block has: its end is then that of theirs, too
     bool has_told = false;                      // other devices, since this was last set to false
     std::deque<int> blocks_to_come;             // in their order
     std::vector<std::unique_ptr<Block>> aside;  // begun, wait for other devices
@@ -148,7 +149,6 @@ struct BlockRunner::Block {
   std::deque<int> ready;
   std::vector<int> spinning;
   bool gives_way = false;
-  bool has_awaited_earlier_kernels = false;
   std::vector<std::unique_ptr<Thread>> threads;   // more than the block has, perhaps
   std::array<std::vector<Meeting>, 32> meetings;  // by warp
   std::unique_ptr<char, void (*)(void*)> shared{nullptr, nullptr};
