@@ -5,6 +5,8 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kCopiesAtOnce = 4;  // all that a thread ever has of 16 bytes each
+constexpr int kMostLoads = 16;    // as sums
 
 // Unit: what a thread moves at once; divides all addresses and sizes of this rank.
 template <typename Unit, int size>
@@ -23,18 +25,25 @@ __global__ void __launch_bounds__(kThreads)
     return reinterpret_cast<Unit*>(ranks.memory[rank]->slots[meeting % 2][blockIdx.x]);
   };
   const auto* mine = reinterpret_cast<const Unit*>(rows.mine + begin);
-  const int first = static_cast<int>(threadIdx.x);
-  for (int at = first; at < num_units; at += kThreads) slot_of(ranks.rank)[at] = mine[at];
+  LoadAndStore<kCopiesAtOnce, kThreads, 1>(
+      num_units, [&](int at) { return mine[at]; },
+      [&](int at, const Unit& unit) { slot_of(ranks.rank)[at] = unit; });
   if (!MeetPeers(ranks, meeting)) return;
-  for (int at = first; at < num_units; at += kThreads) {
-    Unit units[size];  // loads from all peers are under way at once
+  using Units = OfRanks<Unit, size>;
+  LoadAndStore<LoadsAtOnce(size, kMostLoads), kThreads, 1>(
+      num_units,
+      [&](int at) {
+        Units units;
 #pragma unroll
-    for (int rank = 0; rank < size; ++rank) units[rank] = slot_of(rank)[at];
+        for (int rank = 0; rank < size; ++rank) units.of[rank] = slot_of(rank)[at];
+        return units;
+      },
+      [&](int at, const Units& units) {
 #pragma unroll
-    for (int rank = 0; rank < size; ++rank) {
-      reinterpret_cast<Unit*>(rows.all + rank * rows.bytes + begin)[at] = units[rank];
-    }
-  }
+        for (int rank = 0; rank < size; ++rank) {
+          reinterpret_cast<Unit*>(rows.all + rank * rows.bytes + begin)[at] = units.of[rank];
+        }
+      });
   if (threadIdx.x == 0) *num_meetings = meeting;
 }
 
@@ -57,6 +66,9 @@ bool AreWhole(const GatheredRows& rows, size_t unit_bytes) {
 cudaError_t LaunchOneShotGather(const OneShotRanks& ranks, const GatheredRows& rows,
                                 const KernelStream& stream) {
   const int64_t count = CeilDiv(rows.bytes, int64_t{sizeof(float)});
+  if (AreWhole(rows, sizeof(uint4))) {
+    return LaunchInStrips(Kernels<uint4>(), kThreads, ranks, rows, count, stream);
+  }
   if (AreWhole(rows, sizeof(uint2))) {
     return LaunchInStrips(Kernels<uint2>(), kThreads, ranks, rows, count, stream);
   }

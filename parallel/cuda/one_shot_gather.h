@@ -21,7 +21,8 @@ struct GatheredRows {
 };
 
 // all[r] = what rank r has at mine; all ranks launch it with the same bytes, in the same order.
-// Nothing is launched for no bytes. Fastest where addresses and bytes are multiples of 8.
+// Nothing is launched for no bytes. Fastest where addresses and bytes are multiples of 16, then
+// of 8.
 cudaError_t LaunchOneShotGather(const OneShotRanks& ranks, const GatheredRows& rows,
                                 const KernelStream& stream);
 

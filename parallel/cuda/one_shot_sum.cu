@@ -7,6 +7,9 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kCopiesAtOnce = 4;  // all that a thread ever has
+static_assert(kCopiesAtOnce * kThreads * kQuad == OneShotMemory::kStripFloats);
+constexpr int kMostLoads = 16;  // 64 of some 90 registers: a third of a multiprocessor's
 
 template <int size>
 __global__ void __launch_bounds__(kThreads)
@@ -20,21 +23,27 @@ __global__ void __launch_bounds__(kThreads)
   const auto slot_of = [&](int rank) -> float* {
     return ranks.memory[rank]->slots[meeting % 2][blockIdx.x];
   };
-  const int first = static_cast<int>(threadIdx.x) * kQuad;
-  for (int at = first; at < strip.count; at += kThreads * kQuad) {
-    *reinterpret_cast<float4*>(slot_of(ranks.rank) + at) = LoadQuad(strip, at);
-  }
+  LoadAndStore<kCopiesAtOnce, kThreads, kQuad>(
+      strip.count, [&](int at) { return LoadQuad(strip, at); },
+      [&](int at, const float4& quad) {
+        *reinterpret_cast<float4*>(slot_of(ranks.rank) + at) = quad;
+      });
   if (!MeetPeers(ranks, meeting)) return;
-  for (int at = first; at < strip.count; at += kThreads * kQuad) {
-    float4 parts[size];
+  LoadAndStore<LoadsAtOnce(size, kMostLoads), kThreads, kQuad>(
+      strip.count,
+      [&](int at) {
+        OfRanks<float4, size> parts;
 #pragma unroll
-    for (int rank = 0; rank < size; ++rank) {
-      parts[rank] = *reinterpret_cast<const float4*>(slot_of(rank) + at);
-    }
-    StoreQuad(strip, at,
-              TreeSumOf<float4>(
-                  size, [&](int rank) { return parts[rank]; }, AddQuads));
-  }
+        for (int rank = 0; rank < size; ++rank) {
+          parts.of[rank] = *reinterpret_cast<const float4*>(slot_of(rank) + at);
+        }
+        return parts;
+      },
+      [&](int at, const OfRanks<float4, size>& parts) {
+        StoreQuad(strip, at,
+                  TreeSumOf<float4>(
+                      size, [&](int rank) { return parts.of[rank]; }, AddQuads));
+      });
   if (threadIdx.x == 0) *num_meetings = meeting;
 }
 

@@ -15,19 +15,20 @@ constexpr uint32_t kLooksPerAbortCheck = 64;  // the host's memory is far away
 struct Strip {
   float* data;
   int count;
-  bool aligned;  // to whole quads
+  bool is_whole;  // aligned quads
 };
 
 // Of this block, where each has strip_floats, a whole number of quads.
 __device__ inline Strip StripOf(float* data, int64_t count, int strip_floats) {
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * strip_floats;
-  return {data + begin, static_cast<int>(min(int64_t{strip_floats}, count - begin)),
-          reinterpret_cast<uintptr_t>(data) % sizeof(float4) == 0};
+  const int own = static_cast<int>(min(int64_t{strip_floats}, count - begin));
+  const bool is_aligned = reinterpret_cast<uintptr_t>(data) % sizeof(float4) == 0;
+  return {data + begin, own, is_aligned && own % kQuad == 0};
 }
 
 __device__ inline float4 LoadQuad(const Strip& strip, int at) {
   const float* from = strip.data + at;
-  if (strip.aligned && at + kQuad <= strip.count) return *reinterpret_cast<const float4*>(from);
+  if (strip.is_whole) return *reinterpret_cast<const float4*>(from);
   float4 quad = make_float4(from[0], 0.0f, 0.0f, 0.0f);
   if (at + 1 < strip.count) quad.y = from[1];
   if (at + 2 < strip.count) quad.z = from[2];
@@ -37,7 +38,7 @@ __device__ inline float4 LoadQuad(const Strip& strip, int at) {
 
 __device__ inline void StoreQuad(const Strip& strip, int at, const float4& quad) {
   float* to = strip.data + at;
-  if (strip.aligned && at + kQuad <= strip.count) {
+  if (strip.is_whole) {
     *reinterpret_cast<float4*>(to) = quad;
     return;
   }
@@ -50,6 +51,34 @@ __device__ inline void StoreQuad(const Strip& strip, int at, const float4& quad)
 __device__ inline float4 AddQuads(const float4& low, const float4& high) {
   return make_float4(low.x + high.x, low.y + high.y, low.z + high.z, low.w + high.w);
 }
+
+// How often a thread loads from all ranks before it stores, with registers for `most` loads.
+constexpr int LoadsAtOnce(int num_ranks, int most) { return std::clamp(most / num_ranks, 1, 4); }
+
+// store(at, load(at)) for every kEach-th `at` below `end`, shared out among kThreads threads. A
+// thread loads at_once times before it stores: as far as the compiler knows a store may change what
+// is loaded after it, and a load from a peer takes a microsecond.
+template <int at_once, int kThreads, int kEach, typename Load, typename Store>
+__device__ void LoadAndStore(int end, const Load& load, const Store& store) {
+  constexpr int kStride = kThreads * kEach;
+  for (int at = static_cast<int>(threadIdx.x) * kEach; at < end; at += at_once * kStride) {
+    decltype(load(at)) loaded[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (at + i * kStride < end) loaded[i] = load(at + i * kStride);
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (at + i * kStride < end) store(at + i * kStride, loaded[i]);
+    }
+  }
+}
+
+// What a thread has loaded from the same place of each rank's slot.
+template <typename T, int size>
+struct OfRanks {
+  T of[size];
+};
 
 // Called by all threads of a block, when all is written that the peers are to read: thread r tells
 // rank r that this block has come for the `meeting`th time, and waits for its. False, for all: the

@@ -7,6 +7,10 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr int kThreads = 512;
+constexpr int kCopiesAtOnce = 4;
+// More threads than of one shot have more under way already, and fewer registers each: with twice
+// as many loads a block would take all of a multiprocessor's.
+constexpr int kMostLoads = 8;
 
 // Meetings come by twos, so that a sum's first one is odd.
 template <int size>
@@ -21,41 +25,52 @@ __global__ void __launch_bounds__(kThreads)
   const auto slot_of = [&](int rank) -> float* {
     return ranks.memory[rank]->slots[meeting / 2 % 2][blockIdx.x];
   };
-  const int first = static_cast<int>(threadIdx.x) * kQuad;
-  for (int at = first; at < strip.count; at += kThreads * kQuad) {
-    *reinterpret_cast<float4*>(slot_of(ranks.rank) + at) = LoadQuad(strip, at);
-  }
+  LoadAndStore<kCopiesAtOnce, kThreads, kQuad>(
+      strip.count, [&](int at) { return LoadQuad(strip, at); },
+      [&](int at, const float4& quad) {
+        *reinterpret_cast<float4*>(slot_of(ranks.rank) + at) = quad;
+      });
   if (!MeetPeers(ranks, meeting)) return;
+  using Quads = OfRanks<float4, size>;
   const int share = CeilDiv(strip.count, size * kQuad) * kQuad;
   const int mine = ranks.rank * share;
-  for (int at = mine + first; at < min(mine + share, strip.count); at += kThreads * kQuad) {
-    float4 parts[size];
+  LoadAndStore<LoadsAtOnce(size, kMostLoads), kThreads, kQuad>(
+      min(share, strip.count - mine),
+      [&](int at) {
+        Quads parts;
 #pragma unroll
-    for (int rank = 0; rank < size; ++rank) {
-      parts[rank] = *reinterpret_cast<const float4*>(slot_of(rank) + at);
-    }
-    const float4 sum = TreeSumOf<float4>(
-        size, [&](int rank) { return parts[rank]; }, AddQuads);
-    *reinterpret_cast<float4*>(slot_of(ranks.rank) + at) = sum;
-    StoreQuad(strip, at, sum);
-  }
+        for (int rank = 0; rank < size; ++rank) {
+          parts.of[rank] = *reinterpret_cast<const float4*>(slot_of(rank) + mine + at);
+        }
+        return parts;
+      },
+      [&](int at, const Quads& parts) {
+        const float4 sum = TreeSumOf<float4>(
+            size, [&](int rank) { return parts.of[rank]; }, AddQuads);
+        *reinterpret_cast<float4*>(slot_of(ranks.rank) + mine + at) = sum;
+        StoreQuad(strip, mine + at, sum);
+      });
   if (!MeetPeers(ranks, meeting + 1)) return;
-  // One quad of each other share at a time: loads from all peers are under way at once.
-  for (int at = first; at < share; at += kThreads * kQuad) {
-    float4 sums[size];
+  const auto is_others = [&](int rank, int at) {
+    return rank != ranks.rank && rank * share + at < strip.count;
+  };
+  LoadAndStore<LoadsAtOnce(size, kMostLoads), kThreads, kQuad>(
+      share,
+      [&](int at) {
+        Quads sums;
 #pragma unroll
-    for (int rank = 0; rank < size; ++rank) {
-      if (rank != ranks.rank && rank * share + at < strip.count) {
-        sums[rank] = *reinterpret_cast<const float4*>(slot_of(rank) + rank * share + at);
-      }
-    }
+        for (int rank = 0; rank < size; ++rank) {
+          if (!is_others(rank, at)) continue;
+          sums.of[rank] = *reinterpret_cast<const float4*>(slot_of(rank) + rank * share + at);
+        }
+        return sums;
+      },
+      [&](int at, const Quads& sums) {
 #pragma unroll
-    for (int rank = 0; rank < size; ++rank) {
-      if (rank != ranks.rank && rank * share + at < strip.count) {
-        StoreQuad(strip, rank * share + at, sums[rank]);
-      }
-    }
-  }
+        for (int rank = 0; rank < size; ++rank) {
+          if (is_others(rank, at)) StoreQuad(strip, rank * share + at, sums.of[rank]);
+        }
+      });
   if (threadIdx.x == 0) *num_meetings = meeting + 1;
 }
 

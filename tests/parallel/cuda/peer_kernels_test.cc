@@ -111,7 +111,7 @@ class PeerSumKernelTest : public ::testing::TestWithParam<std::tuple<int, bool>>
 TEST_P(PeerSumKernelTest, SumsAreTheTreeOfNeighboursToTheBit) {
   for (const int64_t count :
        {int64_t{1}, int64_t{3}, int64_t{4}, int64_t{5}, int64_t{63}, int64_t{1023}, int64_t{1024},
-        int64_t{1025}, int64_t{4099}, int64_t{16383}, int64_t{40001}}) {
+        int64_t{1025}, int64_t{4099}, int64_t{16383}, int64_t{40001}, kMost}) {
     SumOnAll(count);
   }
 }
@@ -192,6 +192,9 @@ TEST_P(TwoShotKernelTest, LongSumsAreThatTreeToo) {
   for (int round = 0; round < 2; ++round) SumOnAll(66001 + round);
 }
 
+// So long that a thread loads, and stores, several times.
+TEST_P(TwoShotKernelTest, SumsOfSeveralRoundsAreThatTreeToo) { SumOnAll(400003); }
+
 INSTANTIATE_TEST_SUITE_P(Ranks, TwoShotKernelTest,
                          ::testing::Combine(::testing::Values(2, 3, 8), ::testing::Values(true)));
 
@@ -266,7 +269,8 @@ class PeerGatherKernelTest : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(PeerGatherKernelTest, EveryRankGetsAllRows) {
-  for (const int64_t bytes : {1, 3, 7, 8, 9, 2047, 2048, 2049, 4096, 4104, 16385, 65544}) {
+  for (const int64_t bytes :
+       {1, 3, 7, 8, 9, 16, 2047, 2048, 2049, 4096, 4104, 16385, 65544, 147472, 262144}) {
     GatherOnAll(bytes, [](int) { return 0; });
   }
 }
