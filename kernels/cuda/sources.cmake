@@ -24,6 +24,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/token_choice.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/whole_row_choice.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/work_mark.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/launch_times.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_communicator.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_group.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_tree_sums.cc

@@ -15,8 +15,8 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
-#include "kernels/cuda/step_recorder.h"
 #include "parallel/cuda/device_array.h"
+#include "parallel/cuda/launch_times.h"
 #include "parallel/cuda/nccl_group.h"
 #include "parallel/cuda/nccl_tree_sums.h"
 #include "parallel/cuda/peer_collectives.h"
@@ -61,9 +61,9 @@ class NcclCommunicator final : public Communicator {
   absl::Status ConnectNeighbours();
   absl::Status StartOwnCollectives(Communicator& host);
   absl::Status TryLongSums(Communicator& host);
-  absl::StatusOr<bool> IsOwnSumFaster(Communicator& host, float* data, int64_t count);
-  absl::StatusOr<float> MillisecondsRecorded(const std::function<absl::Status()>& launch);
-  absl::StatusOr<float> Milliseconds(const std::function<absl::Status()>& launch);
+  absl::Status TryGatherings(Communicator& host);
+  absl::StatusOr<bool> IsOwnFaster(Communicator& host, const IssueWork& own,
+                                   const IssueWork& nccls);
   absl::Status Meet(std::chrono::milliseconds patience);
   void LeaveOwnCollectives();
 
@@ -75,7 +75,8 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<NcclTreeSums>
       tree_sums_;  // of deterministic groups, what own_collectives_ does not
   int64_t most_own_floats_ = 0;
-  std::unique_ptr<NcclGroup> group_;  // left first: its work uses the memory above
+  int64_t most_own_gathered_bytes_ = 0;  // of a rank
+  std::unique_ptr<NcclGroup> group_;     // left first: its work uses the memory above
 };
 
 NcclCommunicator::~NcclCommunicator() {
@@ -105,6 +106,7 @@ absl::Status NcclCommunicator::StartOwnCollectives(Communicator& host) {
   own_collectives_ = *std::move(made);
   most_own_floats_ =
       options_.deterministic ? PeerCollectives::kMaxFloats : PeerCollectives::kOneShotFloats;
+  most_own_gathered_bytes_ = PeerCollectives::kMaxGatheredBytes;
   group_->CallAtEnd([own = own_collectives_.get()] { own->Abort(); });
   return absl::OkStatus();
 }
@@ -122,7 +124,10 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
       CudaStatus(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming), "an event"));
   RETURN_IF_ERROR(ConnectAlgorithms());
   RETURN_IF_ERROR(ConnectNeighbours());
-  if (own_collectives_ != nullptr && !options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
+  if (own_collectives_ != nullptr) {
+    if (!options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
+    RETURN_IF_ERROR(TryGatherings(host));
+  }
   return Barrier();
 }
 
@@ -140,71 +145,50 @@ absl::Status NcclCommunicator::TryLongSums(Communicator& host) {
   int num_slower = 0;
   for (int64_t count = PeerCollectives::kOneShotFloats; count < most && num_slower < 2;) {
     count = std::min(2 * count, most);
-    ASSIGN_OR_RETURN(const bool is_faster, IsOwnSumFaster(host, scratch.get(), count));
+    ASSIGN_OR_RETURN(const bool is_faster,
+                     IsOwnFaster(
+                         host, [&] { return own_collectives_->LaunchSum(scratch.get(), count); },
+                         [&] { return Reduce(scratch.get(), count); }));
     num_slower = is_faster ? 0 : num_slower + 1;
     if (is_faster) most_own_floats_ = count;
   }
   return Barrier();  // before the memory goes
 }
 
+// Halves the size for as long as NCCL is faster. The shortest, which are latency alone, are ours
+// anyway, and all are where NCCL was not connected for the longest.
+absl::Status NcclCommunicator::TryGatherings(Communicator& host) {
+  constexpr int64_t kLeastBytes = 16 << 10;
+  const int64_t most = most_own_gathered_bytes_;
+  if (most * size() > options_.connect_bytes) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const DeviceArray<std::byte> scratch,
+                   AllocateOnDevice<std::byte>(most * size(), "gatherings that are timed"));
+  for (; most_own_gathered_bytes_ > kLeastBytes; most_own_gathered_bytes_ /= 2) {
+    const int64_t bytes = most_own_gathered_bytes_;
+    const Gathering rows[] = {{scratch.get() + rank() * bytes, bytes, scratch.get()}};
+    ASSIGN_OR_RETURN(const bool is_faster, IsOwnFaster(
+                                               host, [&] { return GatherByOwn(rows, bytes); },
+                                               [&] { return GatherByNccl(rows, bytes); }));
+    if (is_faster) break;
+  }
+  return Barrier();  // before the memory goes
+}
+
 // Everybody gets the same sums of times, hence decides alike.
-absl::StatusOr<bool> NcclCommunicator::IsOwnSumFaster(Communicator& host, float* data,
-                                                      int64_t count) {
-  const auto own = [&] { return own_collectives_->LaunchSum(data, count); };
-  const auto nccls = [&] { return Reduce(data, count); };
+absl::StatusOr<bool> NcclCommunicator::IsOwnFaster(Communicator& host, const IssueWork& own,
+                                                   const IssueWork& nccls) {
+  const auto wait = [this] { return Barrier(); };
   // A look first, at who is slower by far.
   float look[2] = {};
-  ASSIGN_OR_RETURN(look[0], Milliseconds(own));
-  ASSIGN_OR_RETURN(look[1], Milliseconds(nccls));
+  ASSIGN_OR_RETURN(look[0], LaunchMilliseconds(stream_, own, wait));
+  ASSIGN_OR_RETURN(look[1], LaunchMilliseconds(stream_, nccls, wait));
   RETURN_IF_ERROR(host.AllReduceSum(look, 2));
   if (look[0] > 1.5f * look[1]) return false;
   float recorded[2] = {};
-  ASSIGN_OR_RETURN(recorded[0], MillisecondsRecorded(own));
-  ASSIGN_OR_RETURN(recorded[1], MillisecondsRecorded(nccls));
+  ASSIGN_OR_RETURN(recorded[0], RecordedMilliseconds(stream_, own, wait));
+  ASSIGN_OR_RETURN(recorded[1], RecordedMilliseconds(stream_, nccls, wait));
   RETURN_IF_ERROR(host.AllReduceSum(recorded, 2));
   return recorded[0] < recorded[1];
-}
-
-// Of many, as part of a step: outside of a recorded one NCCL's launches take longer. The median of
-// a few.
-absl::StatusOr<float> NcclCommunicator::MillisecondsRecorded(
-    const std::function<absl::Status()>& launch) {
-  constexpr int kLaunches = 10;
-  StepRecorder recorder(stream_);
-  const auto step = [&] {
-    return recorder.Repeat(0, [&]() -> absl::Status {
-      for (int i = 0; i < kLaunches; ++i) RETURN_IF_ERROR(launch());
-      return absl::OkStatus();
-    });
-  };
-  for (int time = 0; time < 2; ++time) RETURN_IF_ERROR(step());  // the second records
-  std::array<float, 3> times;
-  for (float& time : times) {
-    ASSIGN_OR_RETURN(time, Milliseconds(step));
-  }
-  std::sort(times.begin(), times.end());
-  return times[1];
-}
-
-// Behind a first one, at which ranks have waited for each other.
-absl::StatusOr<float> NcclCommunicator::Milliseconds(const std::function<absl::Status()>& launch) {
-  RETURN_IF_ERROR(launch());
-  cudaEvent_t events[2] = {};
-  absl::Status status;
-  for (cudaEvent_t& event : events) status.Update(CudaStatus(cudaEventCreate(&event), "an event"));
-  if (status.ok()) status = CudaStatus(cudaEventRecord(events[0], stream_), "timing sums");
-  if (status.ok()) status = launch();
-  if (status.ok()) status = CudaStatus(cudaEventRecord(events[1], stream_), "timing sums");
-  if (status.ok()) status = Barrier();
-  float milliseconds = 0;
-  if (status.ok()) {
-    status = CudaStatus(cudaEventElapsedTime(&milliseconds, events[0], events[1]), "timing sums");
-  }
-  for (cudaEvent_t event : events) {
-    if (event != nullptr) cudaEventDestroy(event);
-  }
-  RETURN_IF_ERROR(status);
-  return milliseconds;
 }
 
 // NCCL takes another algorithm for other sizes (NCCL User Guide, NCCL_RUNTIME_CONNECT). Its own
@@ -291,9 +275,7 @@ absl::Status NcclCommunicator::AllGatherTogether(std::span<const Gathering> gath
   int64_t bytes_of_all = 0;
   for (const Gathering& gathering : gatherings) bytes_of_all += gathering.bytes;
   if (bytes_of_all == 0) return group_->Health();
-  if (own_collectives_ != nullptr && bytes_of_all <= PeerCollectives::kMaxGatheredBytes) {
-    return GatherByOwn(gatherings, bytes_of_all);
-  }
+  if (bytes_of_all <= most_own_gathered_bytes_) return GatherByOwn(gatherings, bytes_of_all);
   return GatherByNccl(gatherings, bytes_of_all);
 }
 

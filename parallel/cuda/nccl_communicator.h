@@ -32,9 +32,10 @@ struct NcclOptions {
   bool deterministic = false;
   int64_t workspace_bytes = int64_t{64} << 20;  // where deterministic sums meet; cut into chunks
   // Where the devices reach each other, AllGather up to 256 KiB of a rank and AllReduceSum by
-  // kernels of our own (parallel/cuda/peer_collectives.h). Sums, always in the fixed tree: up to
-  // 256 KiB, and beyond, up to 8 MiB, as far as a trial at the start finds them faster than NCCL,
-  // or if they are to be deterministic. Where devices don't, `notice` is told why, on rank 0.
+  // kernels of our own (parallel/cuda/peer_collectives.h), of more than 16 KiB of a rank as far as
+  // a trial at the start finds them faster than NCCL. Sums, always in the fixed tree: up to 256
+  // KiB, and beyond, up to 8 MiB, by such a trial too, or if they are to be deterministic. Where
+  // devices don't, `notice` is told why, on rank 0.
   bool own_collectives = false;
   std::function<void(const std::string&)> notice;
   int max_thread_blocks = 0;  // of NCCL's kernels; 0: its own choice

@@ -3,11 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <string_view>
 #include <thread>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
@@ -28,10 +28,20 @@ absl::Status CheckWanted(const Communicator& host) {
   return absl::OkStatus();
 }
 
-// Of the sums that are tried: whole numbers, exact in every order.
-float Term(int rank, int64_t i) { return static_cast<float>((rank + 1) * (i % 1021)); }
+constexpr char kTrying[] = "trying the memory of peers";
+
+// Of what is tried: whole numbers, whose sums are exact in every order.
+float Term(int64_t rank, int64_t i) { return static_cast<float>((rank + 1) * (i % 1021)); }
 
 }  // namespace
+
+struct PeerCollectives::Trial {
+  const char* what;
+  int64_t count;
+  std::function<float(int64_t)> before;  // of the i-th number
+  std::function<float(int64_t)> after;
+  std::function<absl::Status(float*)> launch;
+};
 
 absl::StatusOr<std::unique_ptr<PeerCollectives>> PeerCollectives::Create(
     Communicator& host, const KernelStream& stream, const PeerCollectivesOptions& options) {
@@ -86,59 +96,79 @@ absl::Status PeerCollectives::LaunchGather(const void* mine, int64_t bytes, void
 
 void PeerCollectives::Abort() { std::atomic_ref(*aborted_).store(1, std::memory_order_release); }
 
+PeerCollectives::Trial PeerCollectives::TrialOfSum(bool is_two_shot, int64_t count) {
+  const int weight = one_shot_.size * (one_shot_.size + 1) / 2;  // of all terms
+  return {
+      "sum", count, [this](int64_t i) { return Term(one_shot_.rank, i); },
+      [weight](int64_t i) { return static_cast<float>(weight) * Term(0, i); },
+      [this, is_two_shot, count](float* data) { return LaunchSumBy(is_two_shot, data, count); }};
+}
+
+// Of rows of which each rank has its own in place.
+PeerCollectives::Trial PeerCollectives::TrialOfGathering(int64_t row) {
+  const auto gathered = [row](int64_t i) { return Term(i / row, i % row); };
+  const int64_t rank = one_shot_.rank;
+  return {"gathering", one_shot_.size * row,
+          [=](int64_t i) { return i / row == rank ? gathered(i) : -1.0f; }, gathered,
+          [=, this](float* data) {
+            return LaunchGather(data + rank * row, row * int64_t{sizeof(float)}, data);
+          }};
+}
+
 // Each kernel twice, to use both slots.
 absl::Status PeerCollectives::Check(std::chrono::milliseconds patience) {
   constexpr int64_t kTwoShotFloats = 4001;
+  constexpr int64_t kRowFloats = 4100;
+  static_assert(kMaxPeerRanks * kRowFloats <= kOneShotFloats);
   void* memory = nullptr;
-  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory, kOneShotFloats * sizeof(float)), "trying a sum"));
-  auto* const data = static_cast<float*>(memory);
+  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory, kOneShotFloats * sizeof(float)), kTrying));
   absl::Status status;
-  for (int round = 0; round < 2; ++round) {
-    if (status.ok()) status = CheckSum(/*is_two_shot=*/false, data, kOneShotFloats, patience);
-    if (status.ok()) status = CheckSum(/*is_two_shot=*/true, data, kTwoShotFloats, patience);
+  for (const Trial& trial :
+       {TrialOfSum(/*is_two_shot=*/false, kOneShotFloats),
+        TrialOfSum(/*is_two_shot=*/true, kTwoShotFloats), TrialOfGathering(kRowFloats)}) {
+    for (int round = 0; round < 2 && status.ok(); ++round) {
+      status = Try(trial, static_cast<float*>(memory), patience);
+    }
   }
   cudaFree(memory);
   return status;
 }
 
-absl::Status PeerCollectives::CheckSum(bool is_two_shot, float* data, int64_t count,
-                                       std::chrono::milliseconds patience) {
-  std::vector<float> numbers(static_cast<size_t>(count));
+absl::Status PeerCollectives::Try(const Trial& trial, float* data,
+                                  std::chrono::milliseconds patience) {
+  std::vector<float> numbers;
+  for (int64_t i = 0; i < trial.count; ++i) numbers.push_back(trial.before(i));
   const size_t bytes = numbers.size() * sizeof(float);
-  for (int64_t i = 0; i < count; ++i) numbers[static_cast<size_t>(i)] = Term(one_shot_.rank, i);
-  RETURN_IF_ERROR(
-      CudaStatus(cudaMemcpyAsync(data, numbers.data(), bytes, cudaMemcpyHostToDevice, stream_),
-                 "trying a sum"));
-  RETURN_IF_ERROR(LaunchSumBy(is_two_shot, data, count));
-  RETURN_IF_ERROR(Await(patience));
-  RETURN_IF_ERROR(
-      CudaStatus(cudaMemcpyAsync(numbers.data(), data, bytes, cudaMemcpyDeviceToHost, stream_),
-                 "trying a sum"));
-  RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "trying a sum"));
-  const int weight = one_shot_.size * (one_shot_.size + 1) / 2;  // of all terms
-  for (int64_t i = 0; i < count; ++i) {
-    const float sum = numbers[static_cast<size_t>(i)];
-    if (sum == static_cast<float>(weight) * Term(0, i)) continue;
+  RETURN_IF_ERROR(CudaStatus(
+      cudaMemcpyAsync(data, numbers.data(), bytes, cudaMemcpyHostToDevice, stream_), kTrying));
+  RETURN_IF_ERROR(trial.launch(data));
+  RETURN_IF_ERROR(Await(trial.what, patience));
+  RETURN_IF_ERROR(CudaStatus(
+      cudaMemcpyAsync(numbers.data(), data, bytes, cudaMemcpyDeviceToHost, stream_), kTrying));
+  RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), kTrying));
+  for (int64_t i = 0; i < trial.count; ++i) {
+    const float number = numbers[static_cast<size_t>(i)];
+    if (number == trial.after(i)) continue;
     return absl::UnavailableError(absl::StrFormat(
-        "a sum over peer memory came out as %g instead of %g", sum, weight * Term(0, i)));
+        "a %s over peer memory came out as %g instead of %g", trial.what, number, trial.after(i)));
   }
   return absl::OkStatus();
 }
 
-absl::Status PeerCollectives::Await(std::chrono::milliseconds patience) {
+absl::Status PeerCollectives::Await(const char* what, std::chrono::milliseconds patience) {
   const auto deadline = std::chrono::steady_clock::now() + patience;
   cudaError_t reached = cudaStreamQuery(stream_);
   while (reached == cudaErrorNotReady) {
     if (std::chrono::steady_clock::now() > deadline) {
       Abort();
       cudaStreamSynchronize(stream_);
-      return absl::UnavailableError(
-          absl::StrFormat("a sum over peer memory did not end within %d ms", patience.count()));
+      return absl::UnavailableError(absl::StrFormat(
+          "a %s over peer memory did not end within %d ms", what, patience.count()));
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     reached = cudaStreamQuery(stream_);
   }
-  return CudaStatus(reached, "trying a sum");
+  return CudaStatus(reached, kTrying);
 }
 
 }  // namespace lockstep::cuda

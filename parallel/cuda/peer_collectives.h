@@ -24,7 +24,7 @@ namespace lockstep::cuda {
 
 struct PeerCollectivesOptions {
   std::string machine = MachineIdentity();          // or what a test pretends
-  std::chrono::milliseconds check_patience{30000};  // until the sums that are tried have come out
+  std::chrono::milliseconds check_patience{30000};  // until each that is tried has come out
 };
 
 class PeerCollectives {
@@ -37,10 +37,10 @@ class PeerCollectives {
     TwoShotMemory two_shot;
   };
 
-  // Collective over `host`. Adds up numbers whose sum is known before it is believed.
+  // Collective over `host`. Adds up and gathers known numbers before it is believed.
   // FAILED_PRECONDITION, the same on all ranks and saying why, when the group cannot do it: more
   // than kMaxPeerRanks, several machines, no peer access, no CUDA IPC, NCCL_P2P_DISABLE set (the
-  // word of those whose machine has broken peer access), or sums that come out wrong or not at all.
+  // word of those whose machine has broken peer access), or what comes out wrong or not at all.
   static absl::StatusOr<std::unique_ptr<PeerCollectives>> Create(
       Communicator& host, const KernelStream& stream, const PeerCollectivesOptions& options = {});
   // The stream must be idle, or its waits be aborted.
@@ -61,10 +61,12 @@ class PeerCollectives {
   explicit PeerCollectives(const KernelStream& stream) : stream_(stream) {}
   absl::Status Start(Communicator& host, const std::string& machine);
   absl::Status Check(std::chrono::milliseconds patience);
-  absl::Status CheckSum(bool is_two_shot, float* data, int64_t count,
-                        std::chrono::milliseconds patience);
+  struct Trial;
+  Trial TrialOfSum(bool is_two_shot, int64_t count);
+  Trial TrialOfGathering(int64_t row);
+  absl::Status Try(const Trial& trial, float* data, std::chrono::milliseconds patience);
   absl::Status LaunchSumBy(bool is_two_shot, float* data, int64_t count);
-  absl::Status Await(std::chrono::milliseconds patience);
+  absl::Status Await(const char* what, std::chrono::milliseconds patience);
 
   const KernelStream stream_;
   std::unique_ptr<PeerMemory> memory_;

@@ -159,6 +159,23 @@ TEST_P(PeerGroupTest, GraphsReplaySums) {
   });
 }
 
+// Which may come out either way, too.
+TEST_P(LongPeerGroupTest, LongGatheringsAreTried) {
+  RunDevices(GetParam(), [](int, Communicator& host) -> absl::Status {
+    const Stream stream;
+    NcclOptions options = OwnCollectives();
+    options.connect_bytes = PeerCollectives::kMaxGatheredBytes * host.size();
+    options.deterministic = true;  // of sums alone
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    FromHost from_host(*group, stream.get());
+    for (const int64_t count : {int64_t{1000}, int64_t{8192}, kMost}) {
+      RETURN_IF_ERROR(CheckAllGather(from_host, count, /*in_place=*/true));
+    }
+    return group->Health();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, LongPeerGroupTest, ::testing::Values(2, 3));
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerGroupTest, ::testing::Values(2, 3, 4, 8));
 
@@ -257,6 +274,43 @@ TEST(PeerRefusalTest, MemoryThatDoesNotWorkIsNotUsed) {
                 EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
               }),
               HasSubstr("a sum over peer memory came out as 1 instead of 3"));
+}
+
+// Rank 1 adds up as it should, and has no row to gather.
+void AddUpAndGatherZeros(const cuda::PeerMemory& memory) {
+  const Stream stream;
+  uint32_t* aborted = nullptr;
+  EXPECT_EQ(cudaHostAlloc(&aborted, sizeof(uint32_t), cudaHostAllocMapped), cudaSuccess);
+  *aborted = 0;
+  cuda::OneShotRanks one_shot = {{}, aborted, /*rank=*/1, /*size=*/2};
+  cuda::TwoShotRanks two_shot = {{}, aborted, /*rank=*/1, /*size=*/2};
+  for (int rank = 0; rank < 2; ++rank) {
+    auto* const of_rank = static_cast<PeerCollectives::Memory*>(memory.of(rank));
+    one_shot.memory[rank] = &of_rank->one_shot;
+    two_shot.memory[rank] = &of_rank->two_shot;
+  }
+  std::vector<float> terms(kMost);
+  for (size_t i = 0; i < terms.size(); ++i) terms[i] = 2.0f * static_cast<float>(i % 1021);
+  for (const int64_t count : {kMost, kMost, int64_t{4001}, int64_t{4001}}) {
+    const OnDevice data(terms.data(), count * 4, stream.get());
+    EXPECT_EQ(count == kMost ? LaunchOneShotSum(one_shot, data.as<float>(), count, stream.get())
+                             : LaunchTwoShotSum(two_shot, data.as<float>(), count, stream.get()),
+              cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+  }
+  constexpr int64_t kRowBytes = 4100 * 4;
+  const std::vector<float> zeros(2 * 4100);
+  const OnDevice rows(zeros.data(), 2 * kRowBytes, stream.get());
+  auto* const all = rows.as<std::byte>();
+  EXPECT_EQ(LaunchOneShotGather(one_shot, {all + kRowBytes, all, kRowBytes}, stream.get()),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
+  EXPECT_EQ(cudaFreeHost(aborted), cudaSuccess);
+}
+
+TEST(PeerRefusalTest, GatheringsThatComeOutWrongAreNotUsedEither) {
+  EXPECT_EQ(Complaint(&AddUpAndGatherZeros),
+            "rank 0: a gathering over peer memory came out as 0 instead of 2");
 }
 
 // NCCL does it then, and one rank tells.
