@@ -171,6 +171,7 @@ cudaError_t LaunchTiles(const SkinnyProduct& p, const KernelStream& stream) {
 
 template <typename T, bool kFp8>
 cudaError_t LaunchVariant(int variant, const SkinnyProduct& p, const KernelStream& stream) {
+  static_assert(kFewRowsVariants == 5);
   switch (variant) {
     case 0:
       return LaunchTiles<T, kFp8, 1, 8>(p, stream);
@@ -197,8 +198,11 @@ bool SkinnyGemmSupports(const SkinnyProduct& p) {
 }
 
 cudaError_t LaunchSkinnyGemm(int variant, const SkinnyProduct& p, const KernelStream& stream) {
-  if (!SkinnyGemmSupports(p)) return cudaErrorInvalidValue;
-  if (p.num_rows > kSkinnyFewRows) return LaunchSlenderGemm(variant, p, stream);
+  if (!SkinnyGemmSupports(p) || variant >= NumSkinnyVariants(p.num_rows)) {
+    return cudaErrorInvalidValue;
+  }
+  const int first_slender = p.num_rows <= kSkinnyMostFewRows ? kFewRowsVariants : 0;
+  if (variant >= first_slender) return LaunchSlenderGemm(variant - first_slender, p, stream);
   const auto launch = [&](auto element) {
     using T = decltype(element);
     return p.scales != nullptr ? LaunchVariant<T, true>(variant, p, stream)

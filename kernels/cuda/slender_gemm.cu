@@ -10,6 +10,7 @@
 #include "kernels/cuda/slender_gemm.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/skinny_tiles.cuh"
 
@@ -220,13 +221,17 @@ cudaError_t LaunchProduct(const SkinnyProduct& p, const KernelStream& stream) {
 
 template <typename T, bool kFp8, int kWarps, int kBlocks>
 cudaError_t LaunchColumns(const SkinnyProduct& p, const KernelStream& stream) {
-  return p.num_rows <= 4 * kTileRows
-             ? LaunchProduct<BlockProduct<T, kFp8, kWarps, 4, kBlocks>>(p, stream)
-             : LaunchProduct<BlockProduct<T, kFp8, kWarps, 8, kBlocks>>(p, stream);
+  const auto launch = [&](auto columns) {
+    return LaunchProduct<BlockProduct<T, kFp8, kWarps, columns, kBlocks>>(p, stream);
+  };
+  if (p.num_rows <= 2 * kTileRows) return launch(std::integral_constant<int, 2>());
+  if (p.num_rows <= 4 * kTileRows) return launch(std::integral_constant<int, 4>());
+  return launch(std::integral_constant<int, 8>());
 }
 
 template <typename T, bool kFp8>
 cudaError_t LaunchVariant(int variant, const SkinnyProduct& p, const KernelStream& stream) {
+  static_assert(kSlenderVariants == 2);
   switch (variant) {
     case 0:
       return LaunchColumns<T, kFp8, 8, 1>(p, stream);

@@ -1,4 +1,4 @@
-// Products of 17 to 64 rows: see skinny_gemm.h, by which they are launched.
+// Products of 9 to 64 rows: see skinny_gemm.h, by which they are launched.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,8 @@
 
 namespace lockstep::cuda {
 
-// cudaErrorInvalidValue, too, where the memory for shared sums is missing or too small.
+// Of any number of rows up to 64. cudaErrorInvalidValue, too, where the memory for shared sums is
+// missing or too small.
 cudaError_t LaunchSlenderGemm(int variant, const SkinnyProduct& product,
                               const KernelStream& stream);
 

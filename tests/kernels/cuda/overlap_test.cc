@@ -195,9 +195,13 @@ TEST(CudaOverlap, DecodesAreTheSame) {
   }
 }
 
-TEST(CudaOverlap, ChunksAreTheSame) { ExpectTheSame({{200, 5}, {0, 9}, {63, 1}}, 0); }
+TEST(CudaOverlap, ChunksAreTheSame) {
+  for (const int variant : {0, cuda::kFewRowsVariants}) {
+    ExpectTheSame({{200, 5}, {0, 9}, {63, 1}}, variant);
+  }
+}
 
-// Of more rows, where blocks share sums in memory that the next product uses as well.
+// Of more rows, where blocks always share sums in memory that the next product uses as well.
 TEST(CudaOverlap, ChunksOfMoreRowsAreTheSame) {
   for (int variant = 0; variant < cuda::NumSkinnyVariants(40); ++variant) {
     ExpectTheSame({{200, 25}, {0, 14}, {63, 1}}, variant);

@@ -24,8 +24,8 @@ struct Sizes {
   int64_t out_features;
   int64_t in_features;
 };
-// One k-step of one warp and several of all; edges of tiles, of rows of x and of k. Beyond 16 rows
-// k is shared where the device has room for more blocks than there are tiles of outputs.
+// One k-step of one warp and several of all; edges of tiles, of rows of x and of k. From 9 rows on
+// variants share k where the device has room for more blocks than there are tiles of outputs.
 constexpr Sizes kSizes[] = {{1, 16, 128},  {1, 8, 8},     {3, 40, 2064},  {8, 33, 520},
                             {9, 48, 1040}, {16, 17, 96},  {15, 64, 4096}, {17, 40, 96},
                             {32, 300, 48}, {33, 70, 912}, {64, 513, 272}, {50, 24, 2064}};
@@ -135,28 +135,36 @@ void ExpectFp8Products(DType dtype) {
 TEST(SkinnyGemmTest, Fp8WeightsByBf16) { ExpectFp8Products<BF16>(DType::kBF16); }
 TEST(SkinnyGemmTest, Fp8WeightsByF16) { ExpectFp8Products<F16>(DType::kF16); }
 
+// Of so many rows the first variant of those that share outputs among warps.
+int FirstSlender(int64_t num_rows) {
+  return cuda::NumSkinnyVariants(num_rows) - cuda::kSlenderVariants;
+}
+
 // Other rows of x change nothing of a row's result.
-void ExpectRowsOnTheirOwn(int64_t most_rows, const std::vector<int64_t>& fewer) {
+void ExpectRowsOnTheirOwn(bool is_slender, int64_t most_rows, const std::vector<int64_t>& fewer) {
   Random random(3);
   const Sizes sizes{most_rows, 48, 1040};
   const std::vector<BF16> x = Narrowed<BF16>(random.Normals(sizes.num_rows * sizes.in_features));
   DeviceArray<BF16> weights(Narrowed<BF16>(random.Normals(sizes.out_features * sizes.in_features)));
-  for (int variant = 0; variant < cuda::NumSkinnyVariants(most_rows); ++variant) {
-    const std::vector<float> all =
-        Multiplied(variant, sizes, DType::kBF16, x, weights.data(), nullptr);
-    for (const int64_t rows : fewer) {
+  const int num_variants = is_slender ? cuda::kSlenderVariants : cuda::kFewRowsVariants;
+  for (int variant = 0; variant < num_variants; ++variant) {
+    const auto multiplied = [&](int64_t rows) {
       const std::vector<BF16> few(x.begin(), x.begin() + rows * sizes.in_features);
-      const std::vector<float> got =
-          Multiplied(variant, {rows, sizes.out_features, sizes.in_features}, DType::kBF16, few,
-                     weights.data(), nullptr);
+      return Multiplied(variant + (is_slender ? FirstSlender(rows) : 0),
+                        {rows, sizes.out_features, sizes.in_features}, DType::kBF16, few,
+                        weights.data(), nullptr);
+    };
+    const std::vector<float> all = multiplied(most_rows);
+    for (const int64_t rows : fewer) {
+      const std::vector<float> got = multiplied(rows);
       EXPECT_EQ(std::memcmp(got.data(), all.data(), got.size() * sizeof(float)), 0) << rows;
     }
   }
 }
 
 TEST(SkinnyGemmTest, RowsAreOnTheirOwn) {
-  ExpectRowsOnTheirOwn(16, {1, 8, 9});
-  ExpectRowsOnTheirOwn(64, {17, 32, 33});
+  ExpectRowsOnTheirOwn(/*is_slender=*/false, 16, {1, 8, 9});
+  ExpectRowsOnTheirOwn(/*is_slender=*/true, 64, {9, 16, 17, 32, 33});
 }
 
 #ifdef LOCKSTEP_CUDA_EMULATION
@@ -207,7 +215,7 @@ TEST(SkinnyGemmTest, RefusesWhatItsAccessesCannotRead) {
   EXPECT_TRUE(refuses([](auto& p) { p.in_features = 60; }));
   EXPECT_TRUE(refuses([&](auto& p) { p.x = x.data() + 4; }));
   EXPECT_TRUE(refuses([&](auto& p) { p.w = x.data() + 1; }));
-  for (const int64_t rows : {int64_t{1}, cuda::kSkinnyMaxRows}) {
+  for (const int64_t rows : {int64_t{1}, cuda::kSkinnyMostFewRows, cuda::kSkinnyMaxRows}) {
     SkinnyProduct product = fits;
     product.num_rows = rows;
     EXPECT_EQ(cuda::LaunchSkinnyGemm(cuda::NumSkinnyVariants(rows), product, nullptr),
