@@ -39,7 +39,10 @@ class WarpProduct {
   __device__ void Add(int64_t k, int64_t stride) {
     // W is nobody's result; what there is room for comes while x is being made.
     for (int i = 0; i < kStages - 1; ++i) FetchWeights(i, k + i * stride);
-    if (p_.follows_attention) PrefetchWeights((kStages - 1) * stride);
+    if (p_.follows_attention && threadIdx.x < kOutputs) {
+      Tiles::PrefetchWeights(p_, first_output_ + threadIdx.x, (kStages - 1) * stride,
+                             p_.in_features);
+    }
     WaitForEarlierKernels();
     int64_t ahead = k;
     for (int i = 0; i < kStages - 1; ++i, ahead += stride) {
@@ -81,16 +84,6 @@ class WarpProduct {
       Tiles::FetchWeights(p_, first_output_ + tile * kTileOutputs, k, p_.in_features,
                           stages_[to].weights[tile]);
     }
-  }
-  // Of each of the block's rows of W what comes from k on, into the second-level cache.
-  __device__ void PrefetchWeights(int64_t k) {
-    constexpr int64_t kMostBytes = 4096;
-    constexpr int kWeightBytes = kFp8 ? 1 : 2;
-    const int64_t row = first_output_ + threadIdx.x;
-    const int64_t bytes = min((p_.in_features - k) * kWeightBytes, kMostBytes);
-    if (threadIdx.x >= kOutputs || row >= p_.out_features || bytes <= 0) return;
-    PrefetchToCache2(static_cast<const uint8_t*>(p_.w) + (row * p_.in_features + k) * kWeightBytes,
-                     static_cast<uint32_t>(bytes));
   }
   __device__ void FetchInputs(int to, int64_t k) {
 #pragma unroll

@@ -13,7 +13,7 @@ namespace lockstep::cuda {
 constexpr int kTileOutputs = 16;
 constexpr int kTileRows = 8;
 constexpr int kQuad = 4;                    // lanes that read a row together, 64 bytes at a time
-constexpr int kMaxSharedBytes = 160 << 10;  // what compute capability 8.0 and 9.0 give a block
+constexpr int kMaxSharedBytes = 160 << 10;  // of a block's 163 KiB (8.0) and 227 KiB (9.0)
 
 // x of T, W of T or e4m3.
 template <typename T, bool kFp8>
@@ -44,6 +44,17 @@ struct SkinnyTiles {
                   static_cast<const uint8_t*>(p.w) + (row * p.in_features + k) * kWeightBytes,
                   k < end && row < p.out_features);
     }
+  }
+  // Has what lies in a row of W from k to `end`, or 4 KiB of it, fetched into the second-level
+  // cache.
+  __device__ static void PrefetchWeights(const SkinnyProduct& p, int64_t row, int64_t k,
+                                         int64_t end) {
+    constexpr int64_t kMostBytes = 4096;
+    constexpr int kWeightBytes = kFp8 ? 1 : 2;
+    const int64_t bytes = min((end - k) * kWeightBytes, kMostBytes);
+    if (row >= p.out_features || bytes <= 0) return;
+    PrefetchToCache2(static_cast<const uint8_t*>(p.w) + (row * p.in_features + k) * kWeightBytes,
+                     static_cast<uint32_t>(bytes));
   }
   // Lanes that follow each other copy what follows in memory: of e4m3's k a lane has 32 bytes of x,
   // whose halves, copied by itself in turn, would be asked of the cache as if they were whole.

@@ -22,6 +22,7 @@ constexpr int kTilesToWarp = 2;
 constexpr int kWarpOutputs = kTilesToWarp * kTileOutputs;
 constexpr int64_t kMaxSplits = 8;
 constexpr int64_t kLeastSteps = 4;  // that are worth a split
+constexpr int kPartsUnderWay = 16;  // to a lane that adds up, 64 registers
 
 // kWarps times kWarpOutputs outputs for kColumns tiles of rows of x; kBlocks to a multiprocessor.
 template <typename T, bool kFp8, int kWarps, int kColumns, int kBlocks>
@@ -61,6 +62,11 @@ class BlockProduct {
   __device__ void Add(int64_t k, int64_t end) {
     // What there is room for comes while x is being made.
     for (int i = 0; i < kStages - 1; ++i) FetchWeights(i, k + i * kStep, end);
+    if (p_.follows_attention) {
+      static_assert(kThreads == kOutputs);
+      const int64_t row = int64_t{blockIdx.x} * kOutputs + threadIdx.x;
+      Tiles::PrefetchWeights(p_, row, k + (kStages - 1) * kStep, end);
+    }
     WaitForEarlierKernels();
     int64_t ahead = k;
     for (int i = 0; i < kStages - 1; ++i, ahead += kStep) {
@@ -163,20 +169,32 @@ class BlockProduct {
     return p_.partial_sums + (block * kWarps + warp_) * kQuads * kWarpSize + Tiles::Lane();
   }
 
+  // Parts of as many splits are under way at once as a lane has registers for.
   __device__ void SumUp() {
-    for (unsigned split = 0; split < gridDim.y; ++split) {
-      const float4* const theirs = PartialOf(split);
-      float4 parts[kQuads];  // under way at once
+    constexpr unsigned kAtOnce = std::max(kPartsUnderWay / kQuads, 1);
+    for (unsigned first = 0; first < gridDim.y; first += kAtOnce) {
+      float4 parts[kAtOnce][kQuads];
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i) parts[i] = LoadFromCache2(theirs + i * kWarpSize);
+      for (unsigned s = 0; s < kAtOnce; ++s) {
+        if (first + s >= gridDim.y) break;
+        const float4* const theirs = PartialOf(first + s);
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
-        float(&sums)[4] = sums_[i / kColumns][i % kColumns];
-        const float part[4] = {parts[i].x, parts[i].y, parts[i].z, parts[i].w};
+        for (int i = 0; i < kQuads; ++i) parts[s][i] = LoadFromCache2(theirs + i * kWarpSize);
+      }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[e] = split == 0 ? part[e] : sums[e] + part[e];
+      for (unsigned s = 0; s < kAtOnce; ++s) {
+        if (first + s >= gridDim.y) break;
+#pragma unroll
+        for (int i = 0; i < kQuads; ++i) {
+          AddPart(first + s == 0, parts[s][i], sums_[i / kColumns][i % kColumns]);
+        }
       }
     }
+  }
+  __device__ static void AddPart(bool is_first, const float4& part, float (&sums)[4]) {
+    const float numbers[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[e] = is_first ? numbers[e] : sums[e] + numbers[e];
   }
 
   const SkinnyProduct& p_;
