@@ -21,6 +21,10 @@ constexpr size_t kMeasurements = 5;  // of each, but once they have taken
 constexpr float kMostMilliseconds = 1.0f;
 constexpr size_t kLeastMeasurements = 3;  // no more than these
 constexpr int64_t kMostExactRows = 256;
+// Of a block of decodes' attention over long contexts with heads of 128 (attention_mma.cuh: three
+// stages of 64 keys and values). Of many sequences two lie on a multiprocessor, one after another,
+// of few there may be none.
+constexpr int kAttentionSharedBytes = 96 << 10;
 
 // Rows that share an algorithm. Decodes are padded to 1, 2, 4 and multiples of 8, of which those
 // up to kMostExactRows have their own; tiles of a product, 128 or 256 rows, are no wider than
@@ -171,7 +175,9 @@ bool Gemm::Takes(Product& product, const Choice& choice, const Call& call) {
 // code. Before each the cache is emptied: of weights, which a step finds in memory too; by reading,
 // as what is written would still be on its way to memory while the product reads. The device is
 // busy with that while the host issues the rest, so that no time of the host's counts. Where
-// kernels overlap there is one before the product, as in a step, in whose time ours fetch weights.
+// kernels overlap there is one before the product, as in a step, in whose time ours fetch weights:
+// of what follows attention, as far as they find room beside a block of attention's on each
+// multiprocessor.
 std::optional<float> Gemm::Measure(Product& product, const Choice& choice, const Call& call) {
   if (TryMultiply(product, choice, call) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
   std::array<float, kMeasurements> times = {};
@@ -183,7 +189,12 @@ std::optional<float> Gemm::Measure(Product& product, const Choice& choice, const
       CudaCheck(LaunchRead(scratch_, scratch_bytes_, stream_), "emptying the cache");
     }
     CudaCheck(cudaEventRecord(begin_, stream_), "measuring a product");
-    if (stream_.overlaps) CudaCheck(LaunchStandIn(stream_), "measuring a product");
+    if (stream_.overlaps) {
+      CudaCheck(call.x.follows_attention
+                    ? LaunchStandIn(num_multiprocessors_, kAttentionSharedBytes, stream_)
+                    : LaunchStandIn(1, 0, stream_),
+                "measuring a product");
+    }
     if (TryMultiply(product, choice, call) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
     CudaCheck(cudaEventRecord(end_, stream_), "measuring a product");
     CudaCheck(cudaEventSynchronize(end_), "measuring a product");

@@ -90,8 +90,17 @@ class Counting {
 
 }  // namespace
 
-cudaError_t LaunchStandIn(const KernelStream& stream) {
-  return Launch(StandInKernel, 1, kWarpSize, 0, stream);
+// Others can only come beside it on a multiprocessor divided as they need it (device.cuh).
+cudaError_t LaunchStandIn(int num_blocks, int shared_bytes, const KernelStream& stream) {
+  cudaError_t error = cudaFuncSetAttribute(
+      StandInKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(StandInKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+  }
+  if (error != cudaSuccess) return error;
+  return Launch(StandInKernel, static_cast<unsigned>(num_blocks), 1,
+                static_cast<size_t>(shared_bytes), stream);
 }
 
 cudaError_t LaunchRead(const void* memory, int64_t bytes, const KernelStream& stream) {

@@ -10,9 +10,11 @@ namespace lockstep::cuda {
 // A kernel that overlaps may begin while the one before it in the stream still runs. It waits for
 // that one (WaitForEarlierKernels) before it reads what earlier kernels of the step wrote and
 // before it writes anything; what it does until then, fetching weights above all, costs the step
-// nothing. Of such kernels a step's first is none: when it begins, all that was issued before the
-// step is done, and so whatever was written then may be read at any time. Source: CUDA C++
-// Programming Guide, "Programmatic Dependent Launch and Synchronization".
+// nothing. A step's first kernel begins when all that was issued before the step is done: it is
+// none that overlaps (tokens' embedding), or comes straight behind a copy, of what a later pipeline
+// stage has received, or first in a recorded step, neither of which is overlapped. So what was
+// written before the step may be read at any time. Source: CUDA C++ Programming Guide,
+// "Programmatic Dependent Launch and Synchronization".
 struct KernelStream {
   KernelStream(cudaStream_t stream, bool overlaps = false)  // NOLINT: any stream is one
       : stream(stream), overlaps(overlaps) {}
@@ -29,8 +31,9 @@ struct KernelStream {
 bool KernelsCanOverlap(cudaStream_t stream);
 
 // A kernel that does nothing for about as long as a step's small kernels take, which the next one
-// may overlap: what kernels are measured behind.
-cudaError_t LaunchStandIn(const KernelStream& stream);
+// may overlap: what kernels are measured behind. Each of its blocks of one thread holds
+// shared_bytes of shared memory.
+cudaError_t LaunchStandIn(int num_blocks, int shared_bytes, const KernelStream& stream);
 // Reads device memory, so that the second-level cache holds little else, and nothing that has
 // still to be written back. `bytes` is rounded down to 16.
 cudaError_t LaunchRead(const void* memory, int64_t bytes, const KernelStream& stream);

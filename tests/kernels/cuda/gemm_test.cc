@@ -179,10 +179,11 @@ class FewRowsTest : public ::testing::TestWithParam<bool> {
     gemm_ = *std::move(gemm);
     ASSERT_TRUE(gemm_->Prepare(kOut, kIn, GetParam()).ok());
   }
-  void Run(int64_t rows) {
+  void Run(int64_t rows, bool follows_attention = false) {
     const cuda::Gemm::Weight plain{kOut, kIn, w_.data()};
     const cuda::Gemm::Weight fp8{kOut, kIn, q_.data(), scales_.data()};
-    gemm_->Run(GetParam() ? fp8 : plain, {rows, x_.data()}, y_.data());
+    gemm_->Run(GetParam() ? fp8 : plain, {rows, x_.data(), /*scales=*/nullptr, follows_attention},
+               y_.data());
     ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   }
   // Our kernels in a product whose algorithm is known.
@@ -260,11 +261,13 @@ TEST_P(FewRowsTest, ItIsRecorded) {
 
 // In a step they begin before the kernel ahead of them has ended.
 TEST_P(FewRowsTest, TheyAreMeasuredBehindAKernelThatTheyOverlap) {
-  Start(/*deterministic=*/false, /*overlaps=*/true);
-  const int64_t before = cuda_emulation::NumKernelsBegunEarly();
-  Run(1);
-  EXPECT_GE(cuda_emulation::NumKernelsBegunEarly() - before, cuda::NumSkinnyVariants(1));
-  EXPECT_LT(Error(1), 1e-4);
+  for (const bool follows_attention : {false, true}) {
+    Start(/*deterministic=*/false, /*overlaps=*/true);
+    const int64_t before = cuda_emulation::NumKernelsBegunEarly();
+    Run(1, follows_attention);
+    EXPECT_GE(cuda_emulation::NumKernelsBegunEarly() - before, cuda::NumSkinnyVariants(1));
+    EXPECT_LT(Error(1), 1e-4);
+  }
 }
 
 // Whose order of additions depends on how many rows there are.
