@@ -22,10 +22,21 @@ double Number(const nlohmann::json& object, const char* key) {
   return object.at(key).get<double>();
 }
 
+int64_t Whole(const nlohmann::json& object, const char* key) {
+  return object.at(key).get<int64_t>();
+}
+
 // What a step would gain if the kernel were as fast as the device's limits.
 double LostSeconds(const nlohmann::json& kernel) {
   return Number(kernel, "times") * Number(kernel, "seconds") *
          std::max(0.0, 1 - Number(kernel, "share_of_limit"));
+}
+
+std::string WithBothAgainst(const nlohmann::json& beside, const nlohmann::json& decode) {
+  if (!beside.contains("with_both") || !decode.contains("with_both")) return "";
+  return fmt::format(
+      ", with LM head and sampling {:.2f}",
+      Number(beside["with_both"], "step_seconds") / Number(decode["with_both"], "step_seconds"));
 }
 
 }  // namespace
@@ -61,18 +72,23 @@ void BenchReport::AddDecode(const nlohmann::json& decode) {
   Print(
       "decode   {:4} sequences  {:9.1f} tokens/s  {:8.3f} ms  {:6.0f} GB/s  {:5.1f} % of the "
       "floor, issued in {:.3f} ms\n",
-      decode.at("sequences").get<int64_t>(), Number(decode, "tokens_per_s"),
-      1e3 * Number(decode, "seconds"), Number(decode, "gb_per_s"),
-      100 * Number(decode, "share_of_floor"), 1e3 * Number(decode, "issue_seconds"));
-  if (!decode.contains("idle")) return;
-  const auto& idle = decode["idle"];
+      Whole(decode, "sequences"), Number(decode, "tokens_per_s"), 1e3 * Number(decode, "seconds"),
+      Number(decode, "gb_per_s"), 100 * Number(decode, "share_of_floor"),
+      1e3 * Number(decode, "issue_seconds"));
+  if (!decode.contains("with_both")) return;
+  const auto& both = decode["with_both"];
   Print(
-      "  with both {:.3f} ms, {:.1f} tokens/s; GPU idle between steps {:5.2f} % (p95 {:.2f} %), "
+      "  with both              {:9.1f} tokens/s  {:8.3f} ms  {:6.0f} GB/s  {:5.1f} % of the "
+      "floor\n",
+      Number(decode, "sequences") / Number(both, "step_seconds"),
+      1e3 * Number(both, "step_seconds"), Number(both, "gb_per_s"),
+      100 * Number(both, "share_of_floor"));
+  Print(
+      "  GPU idle {:.2f} % (p95 {:.2f} %): between steps {:.2f} %, at copies within them {:.2f} %; "
       "{:.0f} % of steps issued late\n",
-      1e3 * Number(idle, "step_seconds"),
-      Number(decode, "sequences") / Number(idle, "step_seconds"),
-      100 * Number(idle, "median_share"), 100 * Number(idle, "p95_share"),
-      100 * Number(idle, "late_share"));
+      100 * Number(both, "idle_share"), 100 * Number(both, "idle_p95_share"),
+      100 * Number(both, "idle_between_share"), 100 * Number(both, "idle_copies_share"),
+      100 * Number(both, "late_share"));
 }
 
 void BenchReport::AddPrefill(const nlohmann::json& prefill) {
@@ -81,15 +97,19 @@ void BenchReport::AddPrefill(const nlohmann::json& prefill) {
   Print(
       "prefill  {:4} tokens     {:9.1f} tokens/s  {:8.3f} ms  {:6.0f} TFLOP/s  {:5.1f} % of "
       "products' rate\n",
-      prefill.at("tokens").get<int64_t>(), Number(prefill, "tokens_per_s"),
-      1e3 * Number(prefill, "seconds"), Number(prefill, "tflop_per_s"),
-      100 * Number(prefill, "share_of_products"));
+      Whole(prefill, "tokens"), Number(prefill, "tokens_per_s"), 1e3 * Number(prefill, "seconds"),
+      Number(prefill, "tflop_per_s"), 100 * Number(prefill, "share_of_products"));
+  Print("  with the head          {:9.1f} tokens/s  {:8.3f} ms\n",
+        Number(prefill, "tokens") / Number(prefill, "seconds_with_head"),
+        1e3 * Number(prefill, "seconds_with_head"));
 }
 
-void BenchReport::BeginKernels(const std::string& step) {
+void BenchReport::BeginKernels(const nlohmann::json& step) {
   report_["kernels"].push_back({{"step", step}, {"kernels", nlohmann::json::array()}});
-  Print("\n{:<24}{:>6}{:>11}{:>11}{:>9}{:>10}{:>12}\n", step, "times", "us", "ms a step", "GB/s",
-        "TFLOP/s", "% of limit");
+  Print("\n{:<24}{:>6}{:>11}{:>11}{:>9}{:>10}{:>12}\n",
+        fmt::format("{} x {} tokens at context {}", Whole(step, "sequences"),
+                    Whole(step, "new_tokens"), Whole(step, "context")),
+        "times", "us", "ms a step", "GB/s", "TFLOP/s", "% of limit");
 }
 
 void BenchReport::AddKernel(const nlohmann::json& kernel) {
@@ -133,13 +153,13 @@ void BenchReport::CompareWith(const std::filesystem::path& other_file) const {
       if (beside["sequences"] != decode["sequences"] || beside["context"] != decode["context"]) {
         continue;
       }
-      Print("decode   {:4} sequences  {:.2f}\n", decode["sequences"].get<int64_t>(),
-            Number(beside, "seconds") / Number(decode, "seconds"));
+      Print("decode   {:4} sequences  {:.2f}{}\n", Whole(decode, "sequences"),
+            Number(beside, "seconds") / Number(decode, "seconds"), WithBothAgainst(beside, decode));
     }
   }
   const auto& prefill = report_.at("prefill");
   if (other["prefill"]["tokens"] == prefill["tokens"]) {
-    Print("prefill  {:4} tokens     {:.2f}\n", prefill["tokens"].get<int64_t>(),
+    Print("prefill  {:4} tokens     {:.2f}\n", Whole(prefill, "tokens"),
           Number(other["prefill"], "seconds") / Number(prefill, "seconds"));
   }
 }

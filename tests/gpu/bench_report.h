@@ -19,8 +19,8 @@ class BenchReport {
   void AddDecode(const nlohmann::json& decode);
   void AddPrefill(const nlohmann::json& prefill);
   // A table of kernels (tests/gpu/step_kernels.h), line by line; EndKernels names those that would
-  // gain the step the most at the device's limits.
-  void BeginKernels(const std::string& step);
+  // gain the step the most at the device's limits. step: {"sequences", "new_tokens", "context"}.
+  void BeginKernels(const nlohmann::json& step);
   void AddKernel(const nlohmann::json& kernel);
   void EndKernels();
   // The steps' speeds beside those that another report kept, of the same sizes.

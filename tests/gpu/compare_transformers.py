@@ -4,7 +4,8 @@
     tests/gpu/compare_transformers.py [--shape llama-3.1-8b | --shape DIR-WITH-CONFIG] [--json FILE] [--bench FILE]
 
 Weights are random bf16 of a config: nothing is loaded. A decode step takes one token of each sequence at a full context,
-with the LM head and the greedy choice (gpu_bench's line "with both"); prefill computes logits of the last token alone.
+with the LM head and the greedy choice (gpu_bench's line "with both"); prefill computes logits of the last token alone
+("with the head").
 --bench names gpu_bench's JSON, whose speeds are printed beside.
 """
 import argparse
@@ -122,10 +123,10 @@ class Bench:
 def of_bench(path):
     """Seconds of gpu_bench's steps: {("decode", sequences, context): ..., ("prefill", tokens): ...}."""
     report = json.loads(pathlib.Path(path).read_text()) if path and pathlib.Path(path).is_file() else {}
-    seconds = {("decode", one["sequences"], one["context"]): one["idle"]["step_seconds"]
-               for one in report.get("decode", []) if "idle" in one}
+    seconds = {("decode", one["sequences"], one["context"]): one["with_both"]["step_seconds"]
+               for one in report.get("decode", []) if "with_both" in one}
     if "prefill" in report:
-        seconds["prefill", report["prefill"]["tokens"]] = report["prefill"]["seconds"]
+        seconds["prefill", report["prefill"]["tokens"]] = report["prefill"]["seconds_with_head"]
     return seconds
 
 

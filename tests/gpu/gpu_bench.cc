@@ -109,16 +109,22 @@ class StepBench {
   // follow each other in serving, and how long the host needs to issue one. That is seen in the
   // first few of a row alone: before others the host waits until earlier ones are done.
   nlohmann::json Time(const StepBatch& batch, int repeats, int steps_to_issue) {
-    for (int i = 0; i < 3; ++i) Ok(stage_->Forward(batch));  // chosen, recorded, replayed
+    const auto step = [&] { Ok(stage_->Forward(batch)); };
+    for (int i = 0; i < 3; ++i) step();  // chosen, recorded, replayed
     backend_.Synchronize();
-    double begin = Seconds();
-    for (int i = 0; i < steps_to_issue; ++i) Ok(stage_->Forward(batch));
+    const double begin = Seconds();
+    for (int i = 0; i < steps_to_issue; ++i) step();
     const double issue_seconds = (Seconds() - begin) / steps_to_issue;
     backend_.Synchronize();
-    begin = Seconds();
-    for (int i = 0; i < repeats; ++i) Ok(stage_->Forward(batch));
+    return {{"seconds", MeanSeconds(repeats, step)}, {"issue_seconds", issue_seconds}};
+  }
+
+  template <typename Step>
+  double MeanSeconds(int repeats, const Step& step) {
+    const double begin = Seconds();
+    for (int i = 0; i < repeats; ++i) step();
     backend_.Synchronize();
-    return {{"seconds", (Seconds() - begin) / repeats}, {"issue_seconds", issue_seconds}};
+    return (Seconds() - begin) / repeats;
   }
 
   bool is_fp8() const { return options_.quantize == "fp8"; }
@@ -132,36 +138,57 @@ class StepBench {
     Log(fmt::format("decode of {} sequences at context {}", seqs, options_.context));
     const UniformBatch decodes = {seqs, options_.context, 1, kBlockSize, config_.vocab_size};
     nlohmann::json result = Time(MakeUniformBatch(decodes), options_.repeats, kDecodesToIssue);
-    if (seqs <= stage_->max_device_logits_rows()) result["idle"] = Idle(decodes);
     const StepWork work = {seqs, seqs, seqs * options_.context, seqs * options_.context};
     const StepCost cost = CostOfStep(config_, work, is_fp8() ? 1 : 2);
-    const double floor =
-        std::max(cost.bytes / limits.read_bytes_per_s, ArithmeticSeconds(cost, limits));
     const double seconds = result["seconds"];
     result["sequences"] = seqs;
     result["context"] = options_.context;
     result["tokens_per_s"] = static_cast<double>(seqs) / seconds;
+    result["bytes"] = cost.bytes;
     result["gb_per_s"] = 1e-9 * cost.bytes / seconds;
-    result["share_of_floor"] = floor / seconds;
+    result["share_of_floor"] = Floor(cost.bytes, ArithmeticSeconds(cost, limits), limits) / seconds;
+    if (seqs > stage_->max_device_logits_rows()) return result;
+    result["with_both"] = WithBoth(decodes);
+    AddShare(result["with_both"], seqs, cost, limits);
     return result;
   }
 
+  static double Floor(double bytes, double arithmetic_seconds, const DeviceLimits& limits) {
+    return std::max(bytes / limits.read_bytes_per_s, arithmetic_seconds);
+  }
+
+  // The LM head is read once, in bf16; what sampling reads is left to the share.
+  void AddShare(nlohmann::json& with_both, int64_t seqs, const StepCost& cost,
+                const DeviceLimits& limits) const {
+    const double head = static_cast<double>(config_.vocab_size) * config_.hidden_size;
+    const double bytes = cost.bytes + 2 * head;
+    const double arithmetic = ArithmeticSeconds(cost, limits) +
+                              2 * head * static_cast<double>(seqs) / limits.bf16_flops_per_s;
+    const double seconds = with_both["step_seconds"];
+    with_both["bytes"] = bytes;
+    with_both["gb_per_s"] = 1e-9 * bytes / seconds;
+    with_both["share_of_floor"] = Floor(bytes, arithmetic, limits) / seconds;
+  }
+
   // Of steps with the LM head and sampling.
-  nlohmann::json Idle(const UniformBatch& decodes) {
+  nlohmann::json WithBoth(const UniformBatch& decodes) {
     const StepGaps gaps =
         Value(MeasureStepGaps(*stage_, backend_, groups_, decodes, 5 * options_.repeats));
-    return {{"step_seconds", gaps.step_seconds},
-            {"median_share", gaps.median_share},
-            {"p95_share", gaps.p95_share},
-            {"late_share", gaps.late_share}};
+    return {{"step_seconds", gaps.step_seconds},      {"idle_share", gaps.median_share},
+            {"idle_p95_share", gaps.p95_share},       {"idle_between_share", gaps.between_share},
+            {"idle_copies_share", gaps.copies_share}, {"late_share", gaps.late_share}};
   }
 
   nlohmann::json Prefill(const DeviceLimits& limits) {
     const int64_t tokens = options_.prefill_tokens;
     Log(fmt::format("prefill of {} tokens", tokens));
-    nlohmann::json result =
-        Time(MakeUniformBatch({1, tokens, tokens, kBlockSize, config_.vocab_size}),
-             std::max(1, options_.repeats / 4), kPromptsToIssue);
+    const StepBatch batch = MakeUniformBatch({1, tokens, tokens, kBlockSize, config_.vocab_size});
+    const int repeats = std::max(1, options_.repeats / 4);
+    nlohmann::json result = Time(batch, repeats, kPromptsToIssue);
+    result["seconds_with_head"] = MeanSeconds(repeats, [&] {
+      Ok(stage_->Forward(batch));
+      Value(stage_->LogitsOnDevice(0, 1));
+    });
     const int64_t logits_rows =
         tokens > kMaxPaddedChunkTokens ? 1 : tokens;  // of a padded step all
     const StepWork work = {tokens, logits_rows, tokens * (tokens + 1) / 2, tokens};
@@ -175,7 +202,7 @@ class StepBench {
   }
 
   const BenchOptions& options_;
-  cuda::CudaBackend& backend_;
+  MarkingBackend backend_;
   RankGroups groups_;
   ModelConfig config_;
   std::unique_ptr<LlamaStage> stage_;

@@ -18,14 +18,20 @@ constexpr int kWarmUps = 5;
 struct Step {
   DeviceEvent begin;
   DeviceEvent end;
+  std::vector<MarkedCopy> copies;
   bool is_late = false;
+
+  double CopySeconds() const {
+    double seconds = 0;
+    for (const MarkedCopy& copy : copies) seconds += copy.end.SecondsSince(copy.begin);
+    return seconds;
+  }
 };
 
 // As the step loop issues them.
 class Steps {
  public:
-  Steps(LlamaStage& stage, cuda::CudaBackend& backend, RankGroups& groups,
-        const UniformBatch& decodes)
+  Steps(LlamaStage& stage, MarkingBackend& backend, RankGroups& groups, const UniformBatch& decodes)
       : stage_(stage),
         backend_(backend),
         groups_(groups),
@@ -59,11 +65,13 @@ class Steps {
  private:
   absl::Status Issue(Step& step, VocabSampler& sampler) {
     step.begin.Record(backend_.stream());
+    backend_.MarkCopiesIn(&step.copies);
     RETURN_IF_ERROR(stage_.Forward(batch_, chooser_->chosen_on_device()));
     ASSIGN_OR_RETURN(const float* logits,
                      stage_.LogitsOnDevice(0, static_cast<int64_t>(rows_.size())));
     RETURN_IF_ERROR(sampler.Begin(rows_, logits));
     LS_CHECK(sampler.DecidesAll());
+    backend_.MarkCopiesIn(nullptr);
     step.end.Record(backend_.stream());
     batch_.token_sources.resize(rows_.size());  // from now on
     std::iota(batch_.token_sources.begin(), batch_.token_sources.end(), 0);
@@ -71,7 +79,7 @@ class Steps {
   }
 
   LlamaStage& stage_;
-  cuda::CudaBackend& backend_;
+  MarkingBackend& backend_;
   RankGroups& groups_;
   const int64_t vocab_size_;
   StepBatch batch_;
@@ -89,22 +97,28 @@ double Quantile(std::vector<double> values, double quantile) {
 
 }  // namespace
 
-absl::StatusOr<StepGaps> MeasureStepGaps(LlamaStage& stage, cuda::CudaBackend& backend,
+absl::StatusOr<StepGaps> MeasureStepGaps(LlamaStage& stage, MarkingBackend& backend,
                                          RankGroups& groups, const UniformBatch& decodes,
                                          int num_steps) {
   Steps run(stage, backend, groups, decodes);
   ASSIGN_OR_RETURN(const std::vector<Step> steps, run.Run(kWarmUps + num_steps + 1));
   std::vector<double> seconds;
-  std::vector<double> shares;
+  std::vector<double> between;
+  std::vector<double> copies;
+  std::vector<double> idle;
   int num_late = 0;
   for (size_t i = kWarmUps; i + 1 < steps.size(); ++i) {
     seconds.push_back(steps[i + 1].begin.SecondsSince(steps[i].begin));
-    shares.push_back(steps[i + 1].begin.SecondsSince(steps[i].end) / seconds.back());
+    between.push_back(steps[i + 1].begin.SecondsSince(steps[i].end) / seconds.back());
+    copies.push_back(steps[i].CopySeconds() / seconds.back());
+    idle.push_back(between.back() + copies.back());
     num_late += steps[i + 1].is_late ? 1 : 0;
   }
   return StepGaps{.step_seconds = Quantile(seconds, 0.5),
-                  .median_share = Quantile(shares, 0.5),
-                  .p95_share = Quantile(shares, 0.95),
+                  .median_share = Quantile(idle, 0.5),
+                  .p95_share = Quantile(idle, 0.95),
+                  .between_share = Quantile(between, 0.5),
+                  .copies_share = Quantile(copies, 0.5),
                   .late_share = static_cast<double>(num_late) / num_steps};
 }
 

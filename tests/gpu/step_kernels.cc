@@ -69,8 +69,9 @@ class KernelTimer {
   }
 
   void Run() {
-    bench_.report.BeginKernels(fmt::format("{} x {} tokens at context {}", size_.num_seqs,
-                                           size_.new_tokens, size_.context));
+    bench_.report.BeginKernels({{"sequences", size_.num_seqs},
+                                {"new_tokens", size_.new_tokens},
+                                {"context", size_.context}});
     const int64_t layers = config_.num_layers;
     // Where all tokens go on after attention: not in a chunk's last layer, whose few rows are not
     // listed.
