@@ -35,6 +35,9 @@ chmod +x "$output"/{suites,hanging,broken}
   check "says much" 20 bash -c 'for ((i = 0; i < 100000; ++i)); do echo "error $i"; done; exit 3'
   check "hangs" 1 sleep 30
   check "skips" 5 bash -c 'printf "[  PASSED  ] 1 test.\n[  SKIPPED ] 2 tests.\n"'
+  expected_skips=("no wgmma here" "a GPU without fp8")
+  check "skips as expected" 5 bash -c 'printf "a.cc:8: Skipped\nno wgmma here\nb.cc:9: Skipped\na GPU without fp8\n[  SKIPPED ] 2 tests.\n"'
+  check "skips more" 5 bash -c 'printf "a.cc:8: Skipped\nno wgmma here\nb.cc:9: Skipped\nno model\n[  SKIPPED ] 2 tests.\n"'
   check_suites "suites" 5 "$output/suites"
   check_suites "nothing" 5 true
   check_suites "broken" 5 "$output/broken"
@@ -43,7 +46,7 @@ chmod +x "$output"/{suites,hanging,broken}
 } >"$output/said" 2>&1
 
 expect "failed checks" "$(printf '%s;' "${failed[@]}")" \
-  "fails in silence (status 1);crashes (status 139);says much (status 3);hangs (status 124);skips (skipped tests);suites: All/Second (status 139);nothing (lists no tests);broken (lists no tests);hanging: One (status 124);hanging: Two (status 124);measures (status 4);"
+  "fails in silence (status 1);crashes (status 139);says much (status 3);hangs (status 124);skips (skipped tests: no reason is given);skips more (skipped tests: no model);suites: All/Second (status 139);nothing (lists no tests);broken (lists no tests);hanging: One (status 124);hanging: Two (status 124);measures (status 4);"
 expect "checks not run" "$(printf '%s;' "${not_run[@]}")" "hanging: Three;"
 grep -q "loading shared libraries" "$output/said" || fail "it is not told why a program lists no tests"
 [ "$(wc -l <"$output/said")" -lt 200 ] || fail "a long failure is said whole"
@@ -53,11 +56,18 @@ grep -q "ended at its limit of 1 s" "$output/said" || fail "a time limit is not 
 grep -q "^12 GB/s" "$output/said" || fail "a measurement is not shown"
 ! conclude >"$output/verdict" || fail "failures count as success"
 grep -q "^FAILED: crashes (status 139)" "$output/verdict" || fail "the verdict names no failure"
+! grep -q "passed" "$output/verdict" || fail "the verdict says that all passed"
 
 failed=() not_run=() allow_skips=1
 check "skips" 5 bash -c 'echo "[  SKIPPED ] 2 tests."' >/dev/null
 expect "failures where skips are allowed" "${#failed[@]}" 0
-conclude >"$output/verdict" || fail "success counts as failure"
+not_asked=("the server (--bundle FILE)" "transformers")
+conclude false >"$output/verdict" || fail "success counts as failure"
+grep -q "^all that was asked for passed" "$output/verdict" || fail "success is not told"
+[ "$(tail -n 2 "$output/verdict")" = $'not asked for: the server (--bundle FILE)\nnot asked for: transformers' ] ||
+  fail "what was not asked for is not named last"
+conclude echo "12 GB/s" >"$output/verdict"
+grep -q "^12 GB/s" "$output/verdict" || fail "what was measured is not in the verdict"
 
 budget=$((SECONDS + 2))
 check "takes what is left" 60 sleep 60 >"$output/said"

@@ -13,8 +13,11 @@
 #   --budget SECONDS     what has not begun by then is named, not run; without it a run takes as long as it takes
 #   --output DIR         for logs and benchmarks' JSON (default build/gpu-results)
 #   --shape NAME         of the model that is measured (default llama-3.1-8b; its weights are made up, in /dev/shm or /tmp)
-#   --sanitizer          kernels also under compute-sanitizer's memcheck and racecheck
+#   --sanitizer          kernels, recorded steps and sums also under compute-sanitizer (tests/gpu/sanitize.sh --list)
 #   --allow-skips        tests that miss their assets are no failures
+# It ends with every figure beside its target (tests/gpu/figures.h), then with what did not run. A missed target is no
+# failure. All of it takes longer than a short lease of a GPU: `--only kernels,model,sums,ranks`, `--only bench`,
+# `--only sanitizer` and so on, each with a --budget, keep what was built and measured.
 # LOCKSTEP_SHARED names the directory of test assets (default: DIR/shared, else ../shared beside the checkout).
 # LOCKSTEP_CUDA_IPC=0 leaves sums over ranks to NCCL, where processes cannot share a GPU's memory.
 # NCCL_HOME names a directory with NCCL's header and library (default: where they are found).
@@ -33,7 +36,7 @@ while [ $# -gt 0 ]; do
     --sanitizer) sanitizer=1 ;;
     --bundle) bundle=$(realpath -e "${2:?--bundle needs a file}"); shift ;;
     --allow-skips) allow_skips=1 ;;
-    -h | --help) sed -n '2,20p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,23p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -122,6 +125,14 @@ uname -sr
 g++ --version | head -1
 { nvcc --version || /usr/local/cuda/bin/nvcc --version; } 2>/dev/null | tail -1 || true
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || true
+# "9.0", or nothing.
+capability=$({ nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true; } | head -n 1)
+case "$capability" in
+  9.0) ;;
+  [0-9]*) expected_skips+=("no wgmma here") ;;  # which is Hopper's alone
+esac
+case "$capability" in [78].*) expected_skips+=("kernels do not overlap here") ;; esac
+case "$capability" in 7.* | 8.[0-8]) expected_skips+=("a GPU without fp8") ;; esac
 num_gpus=$({ nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true)
 echo "NCCL: $nccl"
 echo "cuBLASLt: $cublas"
@@ -131,11 +142,12 @@ df -h /dev/shm /tmp || true
 programs_of() {
   case "$1" in
     build) echo lockstep_cuda gpu_kernel_test gpu_stage_test gpu_sums_test gpu_ranks_test gpu_bench ;;
-    kernels | sanitizer) echo gpu_kernel_test ;;
+    kernels) echo gpu_kernel_test ;;
+    sanitizer) echo gpu_kernel_test gpu_stage_test gpu_sums_test ;;
     model) echo gpu_stage_test ;;
     sums) echo gpu_sums_test ;;
     ranks) echo gpu_ranks_test ;;
-    bench) echo gpu_bench gpu_sums_test ;;
+    bench) echo gpu_bench gpu_sums_test gpu_figures ;;
   esac
 }
 step "build"
@@ -145,23 +157,28 @@ for part in ${parts//,/ }; do
     case " ${targets[*]} " in *" $target "*) ;; *) targets+=("$target") ;; esac
   done
 done
+if command -v ninja >/dev/null; then generator=(-G Ninja) keep_going=(-k 0); else generator=() keep_going=(-k); fi
 build_targets() {
+  # What another generator has left would be built by that one.
+  if [ ${#generator[@]} -eq 0 ] && [ -e "$build/build.ninja" ]; then rm -rf "$build"; fi
   # Other compilers warn of other things.
-  cmake -G Ninja -S . -B "$build" -DLOCKSTEP_CUDA=ON -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF -DLOCKSTEP_BENCHMARKS=OFF \
+  cmake "${generator[@]}" -S . -B "$build" -DLOCKSTEP_CUDA=ON -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF -DLOCKSTEP_BENCHMARKS=OFF \
     "-DCMAKE_CXX_FLAGS=-w$include_flags" "-DCMAKE_CUDA_FLAGS=-w -Xcompiler=-w$include_flags" "${options[@]}" \
     >"$output/cmake.log" 2>&1 || { failed+=("configuring"); tail -40 "$output/cmake.log" | cut -c1-300; return; }
   local target limit
   limit=$(limit_of 3600)
-  if timeout "$limit" ninja -k 0 -C "$build" "${targets[@]}" >"$output/build.log" 2>&1; then return; fi
-  { grep -aA10 -m3 FAILED "$output/build.log" || tail -20 "$output/build.log"; } | cut -c1-300
+  if timeout "$limit" cmake --build "$build" --parallel "$(nproc)" --target "${targets[@]}" -- "${keep_going[@]}" \
+    >"$output/build.log" 2>&1; then return; fi
+  { grep -aA10 -m3 -E 'FAILED|error:' "$output/build.log" || tail -20 "$output/build.log"; } | cut -c1-300
   for target in "${targets[@]}"; do  # those that could be built are run
     if [ ! -x "$bin/$target" ] && [ "$target" != lockstep_cuda ]; then failed+=("build of $target"); fi
   done
   [ ${#failed[@]} -gt 0 ] || failed+=("build")
 }
-# Nothing that an earlier build has left; ninja without a target would build all.
-rm -f "$bin"/gpu_*
-if [ ${#targets[@]} -gt 0 ]; then build_targets; fi
+if [ ${#targets[@]} -gt 0 ]; then  # without any, all would be built
+  rm -f "$bin"/gpu_*               # nothing that an earlier build has left
+  build_targets
+fi
 has() { wants "$1" && [ -x "$bin/$2" ]; }
 
 # Ranks that wait for one that is gone; a run that has failed need not repeat it.
@@ -197,7 +214,7 @@ elif wants server; then
   LD_LIBRARY_PATH=$loader_path check "the whole server" 200 tests/e2e/gpu_serve_test.sh "$lockstep" "$plugin"
   for weights in none fp8; do
     LD_LIBRARY_PATH=$loader_path measure "64 clients of the server, weights: $weights" 200 tests/gpu/server.sh "$lockstep" "$plugin" \
-      --shape "$shape" --scratch "$scratch" "${model[@]}" -- --quantize "$weights" --max-num-seqs 64
+      --shape "$shape" --scratch "$scratch" --json "$output/server-$weights.json" "${model[@]}" -- --quantize "$weights" --max-num-seqs 64
   done
 fi
 if has sums gpu_sums_test; then check_ranks "sums over 2 to 8 ranks" gpu_sums_test; fi
@@ -211,6 +228,8 @@ if has bench gpu_sums_test; then
     # Ranks that share a GPU would measure how it changes between them.
     if [ "$num_gpus" -ge "$ranks" ]; then
       measure "sums over $ranks ranks" 100 "$bin/gpu_sums_test" --latencies "$ranks"
+    else
+      not_asked+=("speed of sums over $ranks ranks (takes $ranks GPUs)")
     fi
   done
 fi
@@ -218,10 +237,25 @@ if has bench gpu_bench; then  # what it costs, beside the first of these
   measure "speed, --deterministic" 120 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" --deterministic --long-context 0 \
     --json "$output/bench-deterministic.json" --compare "$output/bench-none.json"
 fi
-if has sanitizer gpu_kernel_test; then
-  for tool in memcheck racecheck; do
-    check "$tool" 300 compute-sanitizer --tool "$tool" --error-exitcode 1 "$bin/gpu_kernel_test" --gtest_brief=1 \
-      "--gtest_filter=*EveryHeadSize*:*EveryBlockSize*:*RmsNorm*:*Rope*:*LogitsSummary*"
-  done
-fi
-conclude
+sanitize_listed() {
+  local tool program filter label
+  while read -r tool program filter label; do
+    if [[ $label = *wgmma* && " ${expected_skips[*]} " = *"no wgmma here"* ]]; then continue; fi
+    if [ ! -x "$bin/$program" ]; then not_run+=("$tool: $label"); continue; fi
+    check "$tool: $label" 120 tests/gpu/sanitize.sh "$tool" "$bin/$program" "$filter" </dev/null
+  done < <(tests/gpu/sanitize.sh --list)
+}
+if wants sanitizer; then sanitize_listed; fi
+
+for part in ${known_parts//,/ }; do
+  if wants "$part"; then continue; fi
+  case "$part" in
+    build) ;;
+    server) not_asked+=("server (--bundle FILE)") ;;
+    sanitizer) not_asked+=("sanitizer (--sanitizer)") ;;
+    *) not_asked+=("$part (--only $part)") ;;
+  esac
+done
+figures=()
+if [ -x "$bin/gpu_figures" ]; then figures=("$bin/gpu_figures" "$output" "$SECONDS"); fi
+conclude "${figures[@]}"

@@ -3,19 +3,20 @@
 # of them through gRPC. Prints what the server says of its start, then bench's report.
 #
 #   tests/gpu/server.sh LOCKSTEP PLUGIN [--shape NAME | --model DIR] [--scratch DIR] [--concurrency N] [--num-requests N]
-#                       [--input-len N] [--output-len N] [-- SERVE-FLAG...]
+#                       [--input-len N] [--output-len N] [--json FILE] [-- SERVE-FLAG...]
 #
 #   --shape NAME        of `lockstep model synth` (default llama-3.1-8b)
 #   --model DIR         serves that one, and leaves it
 #   --scratch DIR       holds weights that are made up meanwhile (default /tmp)
+#   --json FILE         keeps bench's report as JSON
 # Defaults: 64 clients, 256 requests, 1024 tokens in and 128 out.
 set -euo pipefail
-usage() { sed -n '5,11p' "$0" | sed 's/^# \{0,1\}//'; }
+usage() { sed -n '5,12p' "$0" | sed 's/^# \{0,1\}//'; }
 if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then usage; exit 0; fi
 if [ $# -lt 2 ]; then usage >&2; exit 2; fi
 lockstep=$1 plugin=$2
 shift 2
-shape=llama-3.1-8b model="" scratch=/tmp concurrency=64 requests=256 input=1024 output=128
+shape=llama-3.1-8b model="" scratch=/tmp concurrency=64 requests=256 input=1024 output=128 json=""
 while [ $# -gt 0 ]; do
   case "$1" in
     --shape) shape=${2:?--shape needs a name} ;;
@@ -25,6 +26,7 @@ while [ $# -gt 0 ]; do
     --num-requests) requests=${2:?--num-requests needs a number} ;;
     --input-len) input=${2:?--input-len needs a number} ;;
     --output-len) output=${2:?--output-len needs a number} ;;
+    --json) json=${2:?--json needs a file} ;;
     --) shift; break ;;
     *) echo "server.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
@@ -69,7 +71,10 @@ done
 cat "$dir/log"
 
 "$lockstep" bench --server "$address" --quiet --concurrency "$concurrency" --num-requests "$requests" --input-len "$input" \
-  --output-len "$output" || fail "not every request was answered"
+  --output-len "$output" ${json:+--json} >"$dir/report" ||
+  { cat "$dir/report"; fail "not every request was answered"; }
+cat "$dir/report"
+if [ -n "$json" ]; then cp "$dir/report" "$json"; fi
 kill -INT "$server"
 wait "$server" || { server=""; fail "the server did not stop cleanly"; }
 server=""
