@@ -7,12 +7,12 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "model/sampling/token_return.h"
 #include "parallel/device_communicators.h"
 #include "parallel/nccl_environment.h"
+#include "tests/model/llama/cuda_ranks.h"
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/parallel/cuda/cuda_ipc.h"
@@ -44,26 +44,14 @@ std::vector<GoldenCase> Cases() {
   return cases;
 }
 
-absl::StatusOr<RankGroups> OverDevices(Backend& backend, RankGroups& host) {
-  return MakeDeviceGroups(lockstep_plugin()->accelerator->communicators(), backend, host,
-                          {.max_hidden_states = kMaxBatchedTokens * kHiddenSize,
-                           .bytes_back = TokenReturn::MessageBytes(kMaxNumSeqs),
-                           .notice = &TakeNotice});
+absl::StatusOr<RankGroups> Groups(Backend& backend, RankGroups& host) {
+  return OverDevices(backend, host, kMaxBatchedTokens * kHiddenSize, kMaxNumSeqs);
 }
 
 DriveOptions Options(const LocalRank& rank, bool deterministic, bool stages_lie_apart) {
-  int num_devices = 0;
-  EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
-  if (num_devices < rank.size) LetRanksShareAGpu();
   DriveOptions options;
-  options.make_backend = [=]() -> std::unique_ptr<Backend> {
-    auto backend = cuda::CudaBackend::Create({.device = rank.rank % num_devices,
-                                              .compute = DType::kF32,
-                                              .deterministic = deterministic});
-    EXPECT_TRUE(backend.ok()) << backend.status();
-    return *std::move(backend);
-  };
-  options.make_device_groups = &OverDevices;
+  options.make_backend = BackendsOf(rank, {.compute = DType::kF32, .deterministic = deterministic});
+  options.make_device_groups = &Groups;
   options.stage.weights = StageOptions::Weights::kF32;
   options.stage.limits = {
       .max_batched_tokens = kMaxBatchedTokens, .max_num_seqs = kMaxNumSeqs, .max_model_len = 80};
@@ -136,7 +124,7 @@ absl::Status ReturnTokens(const LocalRank& rank) {
   const ProcessGrid grid = *ProcessGrid::Create(std::stoi(layout[0]), std::stoi(layout[1]));
   RankGroups host = rank.Groups(grid);
   const std::unique_ptr<Backend> backend = Options(rank, false, false).make_backend();
-  ASSIGN_OR_RETURN(const RankGroups groups, OverDevices(*backend, host));
+  ASSIGN_OR_RETURN(const RankGroups groups, Groups(*backend, host));
   const int stage = grid.stage_of(rank.rank);
   if (stage == 0 || stage == grid.pp() - 1) {
     ASSIGN_OR_RETURN(const auto tokens, TokenReturn::Create(*backend, *groups.pp, kMaxNumSeqs));
@@ -189,11 +177,34 @@ TEST(CudaTokenReturn, TheFirstStageGetsWhatTheLastHasChosen) {
 }
 
 }  // namespace
+
+std::function<std::unique_ptr<Backend>()> BackendsOf(const LocalRank& rank,
+                                                     AcceleratorOptions options) {
+  int num_devices = 0;
+  EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
+  if (num_devices < rank.size) LetRanksShareAGpu();
+  options.device = rank.rank % num_devices;
+  return [=]() -> std::unique_ptr<Backend> {
+    auto backend = cuda::CudaBackend::Create(options);
+    EXPECT_TRUE(backend.ok()) << backend.status();
+    return *std::move(backend);
+  };
+}
+
+absl::StatusOr<RankGroups> OverDevices(Backend& backend, RankGroups& host,
+                                       int64_t max_hidden_states, int64_t max_num_seqs) {
+  return MakeDeviceGroups(lockstep_plugin()->accelerator->communicators(), backend, host,
+                          {.max_hidden_states = max_hidden_states,
+                           .bytes_back = TokenReturn::MessageBytes(max_num_seqs),
+                           .notice = &TakeNotice});
+}
+
 }  // namespace lockstep::testing
 
 int main(int argc, char** argv) {
   using namespace lockstep::testing;
-  if (const auto status = RunIfLocalRank({{"generate", &Generate}, {"return", &ReturnTokens}}))
+  if (const auto status = RunIfLocalRank(
+          {{"generate", &Generate}, {"return", &ReturnTokens}, {"narrow", &GenerateInNarrowTypes}}))
     return *status;
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

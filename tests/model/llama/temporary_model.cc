@@ -32,7 +32,7 @@ const char* SafetensorsName(DType dtype) {
 }
 
 void WriteSafetensors(const std::filesystem::path& path, const std::vector<WrittenTensor>& tensors,
-                      DType dtype) {
+                      DType dtype, float deviation) {
   nlohmann::ordered_json header;
   int64_t offset = 0;
   for (const WrittenTensor& tensor : tensors) {
@@ -52,7 +52,8 @@ void WriteSafetensors(const std::filesystem::path& path, const std::vector<Writt
   for (const WrittenTensor& tensor : tensors) {
     const bool is_norm = tensor.shape.size() == 1;
     for (int64_t i = NumElements(tensor); i > 0; --i) {
-      WriteElement(file, is_norm ? 1.0f + 0.1f * normal(random) : 0.15f * normal(random), dtype);
+      WriteElement(file, is_norm ? 1.0f + 0.1f * normal(random) : deviation * normal(random),
+                   dtype);
     }
   }
   LS_CHECK(file.good());
@@ -79,15 +80,15 @@ std::vector<WrittenTensor> TemporaryModel::TensorsOf(const ModelConfig& config) 
   return tensors;
 }
 
-TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype)
-    : TemporaryModel(config, dtype, TensorsOf(config)) {}
+TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype, float deviation)
+    : TemporaryModel(config, dtype, TensorsOf(config), deviation) {}
 
 TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype,
-                               const std::vector<WrittenTensor>& tensors) {
+                               const std::vector<WrittenTensor>& tensors, float deviation) {
   ModelConfig written = config;
   written.dtype = dtype;
   std::ofstream(directory_ / "config.json") << ModelConfigJson(written);
-  WriteSafetensors(directory_ / "model.safetensors", tensors, dtype);
+  WriteSafetensors(directory_ / "model.safetensors", tensors, dtype, deviation);
   auto checkpoint = Checkpoint::Open(directory());
   LS_CHECK(checkpoint.ok()) << checkpoint.status();
   checkpoint_ = *std::move(checkpoint);

@@ -26,9 +26,12 @@ struct WrittenTensor {
 
 class TemporaryModel {
  public:
+  // Of matrices' elements. Attention of wide heads looks at few tokens, and small errors grow.
+  static constexpr float kDeviation = 0.15f;
   // The tensors that config implies, in dtype.
-  TemporaryModel(const ModelConfig& config, DType dtype);
-  TemporaryModel(const ModelConfig& config, DType dtype, const std::vector<WrittenTensor>& tensors);
+  TemporaryModel(const ModelConfig& config, DType dtype, float deviation = kDeviation);
+  TemporaryModel(const ModelConfig& config, DType dtype, const std::vector<WrittenTensor>& tensors,
+                 float deviation = kDeviation);
   TemporaryModel(const TemporaryModel&) = delete;
   TemporaryModel& operator=(const TemporaryModel&) = delete;
 
