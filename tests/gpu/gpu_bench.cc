@@ -4,7 +4,6 @@
 //   gpu_bench --shape llama-3.1-8b            weights are made up, in memory
 //   gpu_bench --model DIR
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "tests/bench/step_cost.h"
 #include "tests/gpu/bench_report.h"
 #include "tests/gpu/device_limits.h"
+#include "tests/gpu/measuring.h"
 #include "tests/gpu/step_gaps.h"
 #include "tests/gpu/step_kernels.h"
 
@@ -47,15 +47,6 @@ struct BenchOptions {
 
 constexpr int kBlockSize = 16;
 
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-template <typename T>
-T Value(absl::StatusOr<T> value) {
-  LS_CHECK(value.ok()) << value.status();
-  return *std::move(value);
-}
 void Ok(const absl::Status& status) { LS_CHECK(status.ok()) << status; }
 
 void Log(const std::string& line) { fmt::print(stderr, "gpu_bench: {}\n", line); }

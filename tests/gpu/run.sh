@@ -147,7 +147,7 @@ programs_of() {
     model) echo gpu_stage_test ;;
     sums) echo gpu_sums_test ;;
     ranks) echo gpu_ranks_test ;;
-    bench) echo gpu_bench gpu_sums_test gpu_figures ;;
+    bench) echo gpu_bench gpu_sums_test ;;
   esac
 }
 step "build"
@@ -157,6 +157,7 @@ for part in ${parts//,/ }; do
     case " ${targets[*]} " in *" $target "*) ;; *) targets+=("$target") ;; esac
   done
 done
+if [ ${#targets[@]} -gt 0 ]; then targets+=(gpu_figures); fi  # without any, all would be built
 if command -v ninja >/dev/null; then generator=(-G Ninja) keep_going=(-k 0); else generator=() keep_going=(-k); fi
 build_targets() {
   # What another generator has left would be built by that one.
@@ -175,8 +176,8 @@ build_targets() {
   done
   [ ${#failed[@]} -gt 0 ] || failed+=("build")
 }
-if [ ${#targets[@]} -gt 0 ]; then  # without any, all would be built
-  rm -f "$bin"/gpu_*               # nothing that an earlier build has left
+if [ ${#targets[@]} -gt 0 ]; then
+  rm -f "$bin"/gpu_*  # nothing that an earlier build has left
   build_targets
 fi
 has() { wants "$1" && [ -x "$bin/$2" ]; }

@@ -1,7 +1,6 @@
 #include "tests/gpu/step_kernels.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -19,6 +18,7 @@
 #include "model/llama/padded_batch.h"
 #include "model/llama/uniform_batch.h"
 #include "tests/gpu/device_event.h"
+#include "tests/gpu/measuring.h"
 
 namespace lockstep::bench {
 namespace {
@@ -27,16 +27,6 @@ namespace {
 constexpr int64_t kNumCalls = 128;
 constexpr int64_t kNumLongCalls = 8;
 constexpr double kLongSeconds = 1e-4;
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-template <typename T>
-T Value(absl::StatusOr<T> value) {
-  LS_CHECK(value.ok()) << value.status();
-  return *std::move(value);
-}
 
 class KernelTimer {
  public:
