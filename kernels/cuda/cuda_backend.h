@@ -20,7 +20,7 @@
 
 namespace lockstep::cuda {
 
-class CudaBackend final : public Backend {
+class CudaBackend : public Backend {
  public:
   static constexpr int kFp8Capability = 89;  // from which on GPUs multiply e4m3
 
@@ -80,6 +80,11 @@ class CudaBackend final : public Backend {
   bool KeepsSteps() const override { return options_.keep_steps; }
   void ForgetSteps() override;
 
+ protected:
+  // Nothing works before Start.
+  explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}
+  absl::Status Start();
+
  private:
   // A step copies its batch, what is asked of its logits and, with stages, tokens and their places:
   // 4 slots at most while a batch's block tables stay below 2 MiB (256 sequences of 32k tokens in
@@ -88,8 +93,6 @@ class CudaBackend final : public Backend {
   static constexpr int kStagingSlots = 16;
   static constexpr int64_t kStagingBytes = int64_t{2} << 20;
 
-  explicit CudaBackend(const AcceleratorOptions& options) : options_(options) {}
-  absl::Status Start();
   void UseDevice() const;  // what the calling thread does from now on is meant for it
   int Capability() const { return 10 * properties_.major + properties_.minor; }
   absl::Status PrepareFp8(const LinearShape& shape);

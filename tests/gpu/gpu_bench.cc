@@ -53,7 +53,7 @@ void Log(const std::string& line) { fmt::print(stderr, "gpu_bench: {}\n", line);
 
 class StepBench {
  public:
-  StepBench(const BenchOptions& options, const std::string& model, cuda::CudaBackend& backend,
+  StepBench(const BenchOptions& options, const std::string& model, MarkingBackend& backend,
             BenchReport& report)
       : options_(options), backend_(backend), report_(report) {
     groups_.tp = MakeSelfCommunicator();
@@ -193,7 +193,7 @@ class StepBench {
   }
 
   const BenchOptions& options_;
-  MarkingBackend backend_;
+  MarkingBackend& backend_;
   RankGroups groups_;
   ModelConfig config_;
   std::unique_ptr<LlamaStage> stage_;
@@ -256,10 +256,10 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const DeviceLimits limits = MeasureDeviceLimits(0);
-  const auto backend = Value(cuda::CudaBackend::Create({.device = 0,
-                                                        .compute = DType::kBF16,
-                                                        .deterministic = options.deterministic,
-                                                        .overlap_kernels = options.overlap}));
+  const auto backend = Value(MarkingBackend::Create({.device = 0,
+                                                     .compute = DType::kBF16,
+                                                     .deterministic = options.deterministic,
+                                                     .overlap_kernels = options.overlap}));
   BenchReport report(options.json);
   report.AddDevice(backend->Description(), limits);
   ModelConfig config;

@@ -13,8 +13,8 @@ namespace {
 TEST(StepGaps, AreAPartOfTheStep) {
   const std::filesystem::path model = testing::SharedAssets() / "models" / "stories260K";
   SKIP_WITHOUT_ASSET(model);
-  const auto cuda = cuda::CudaBackend::Create({.compute = DType::kF32}).value();
-  MarkingBackend backend(*cuda);
+  const auto marking = MarkingBackend::Create({.compute = DType::kF32}).value();
+  MarkingBackend& backend = *marking;
   RankGroups groups = {.tp = MakeSelfCommunicator(), .pp = MakeSelfCommunicator()};
   StageOptions options;
   options.limits = {.max_batched_tokens = 8, .max_num_seqs = 4, .max_model_len = 64};
@@ -45,8 +45,8 @@ TEST(StepGaps, AreAPartOfTheStep) {
 }
 
 TEST(MarkingBackend, MarksCopiesWhileItIsAsked) {
-  const auto cuda = cuda::CudaBackend::Create({.compute = DType::kF32}).value();
-  MarkingBackend backend(*cuda);
+  const auto marking = MarkingBackend::Create({.compute = DType::kF32}).value();
+  MarkingBackend& backend = *marking;
   const auto memory = backend.Allocate(64).value();
   std::vector<std::byte> host(64);
   std::vector<MarkedCopy> copies;
