@@ -51,6 +51,13 @@ class Communicator {
     return absl::OkStatus();
   }
 
+  // Between devices: all + r * stride = the `bytes` bytes that rank r has at mine + rank() *
+  // stride, for every r. mine and all do not overlap; stride >= bytes.
+  virtual absl::Status AllToAll(const void* /*mine*/, int64_t /*bytes*/, int64_t /*stride*/,
+                                void* /*all*/) {
+    return absl::UnimplementedError("ranks of this group do not exchange parts");
+  }
+
   // Point to point, in order per (peer, direction), peer != rank(). Send returns once the buffer
   // may be reused; it may wait for the receiver. Both sides name the same number of bytes.
   virtual absl::Status Send(int peer, const void* data, int64_t bytes) = 0;

@@ -32,6 +32,9 @@ class RenewableCommunicator final : public Communicator {
   absl::Status AllGatherTogether(std::span<const Gathering> gatherings) override {
     return body_->AllGatherTogether(gatherings);
   }
+  absl::Status AllToAll(const void* mine, int64_t bytes, int64_t stride, void* all) override {
+    return body_->AllToAll(mine, bytes, stride, all);
+  }
   absl::Status Send(int peer, const void* data, int64_t bytes) override {
     return body_->Send(peer, data, bytes);
   }

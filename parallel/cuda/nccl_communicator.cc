@@ -17,6 +17,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/device_array.h"
 #include "parallel/cuda/launch_times.h"
+#include "parallel/cuda/nccl_exchange.h"
 #include "parallel/cuda/nccl_group.h"
 #include "parallel/cuda/nccl_tree_sums.h"
 #include "parallel/cuda/peer_collectives.h"
@@ -43,6 +44,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status ReduceScatterSum(float* data, int64_t share) override;
   absl::Status AllGather(const void* mine, int64_t bytes, void* all) override;
   absl::Status AllGatherTogether(std::span<const Gathering> gatherings) override;
+  absl::Status AllToAll(const void* mine, int64_t bytes, int64_t stride, void* all) override;
   absl::Status Send(int peer, const void* data, int64_t bytes) override;
   absl::Status Recv(int peer, void* data, int64_t bytes) override;
   bool Probe(int peer) override;
@@ -72,8 +74,7 @@ class NcclCommunicator final : public Communicator {
   DeviceArray<float> token_;  // [2], of Barrier
   cudaEvent_t arrived_ = nullptr;
   std::unique_ptr<PeerCollectives> own_collectives_;  // null: NCCL carries everything
-  std::unique_ptr<NcclTreeSums>
-      tree_sums_;  // of deterministic groups, what own_collectives_ does not
+  std::unique_ptr<NcclTreeSums> tree_sums_;  // of deterministic groups, what those do not carry
   int64_t most_own_floats_ = 0;
   int64_t most_own_gathered_bytes_ = 0;  // of a rank
   std::unique_ptr<NcclGroup> group_;     // left first: its work uses the memory above
@@ -196,10 +197,11 @@ absl::StatusOr<bool> NcclCommunicator::IsOwnFaster(Communicator& host, const Iss
 // carries numbers, a barrier's, and an exchange, which for all sizes goes the same ways.
 absl::Status NcclCommunicator::ConnectAlgorithms() {
   const int64_t count = options_.connect_bytes / static_cast<int64_t>(sizeof(float));
+  const int64_t floats = std::max<int64_t>(count, 2 * size());
   ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
-                   AllocateOnDevice<float>(std::max<int64_t>(count, size()), "a first exchange"));
+                   AllocateOnDevice<float>(floats, "a first exchange"));
   RETURN_IF_ERROR(CudaStatus(
-      cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(count) * sizeof(float), stream_),
+      cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(floats) * sizeof(float), stream_),
       "a first exchange"));
   int64_t reduced = 0;
   while (reduced < count) {
@@ -212,6 +214,9 @@ absl::Status NcclCommunicator::ConnectAlgorithms() {
     const Gathering one[] = {{scratch.get() + rank() * gathered,
                               gathered * static_cast<int64_t>(sizeof(float)), scratch.get()}};
     RETURN_IF_ERROR(GatherByNccl(one, one[0].bytes));
+  }
+  if (options_.connects_pairs) {
+    RETURN_IF_ERROR(AllToAll(scratch.get(), 1, 1, scratch.get() + size()));
   }
   return Barrier();  // before the memory goes
 }
@@ -299,6 +304,14 @@ absl::Status NcclCommunicator::GatherByOwn(std::span<const Gathering> gatherings
     RETURN_IF_ERROR(own_collectives_->LaunchGather(mine, bytes, all));
   }
   return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::AllToAll(const void* mine, int64_t bytes, int64_t stride,
+                                        void* all) {
+  return LaunchExchange(*group_,
+                        {static_cast<const std::byte*>(mine), stride, static_cast<std::byte*>(all),
+                         stride, bytes, /*with_own=*/true},
+                        options_.patience, stream_);
 }
 
 absl::Status NcclCommunicator::CheckPeer(int peer) const {

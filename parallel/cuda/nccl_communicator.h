@@ -42,6 +42,8 @@ struct NcclOptions {
   // Sizes up to this are exchanged once at the start: NCCL connects an algorithm at its first use.
   // Above the default it takes no others. Less where sums are never as long.
   int64_t connect_bytes = int64_t{32} << 20;
+  // Ranks will call AllToAll, which needs a connection between any two of them.
+  bool connects_pairs = false;
   std::chrono::milliseconds start_patience{300000};  // until all ranks have come
   std::chrono::milliseconds patience{60000};         // of launches and of Barrier
   // Called before the group is left: forgets graphs that hold its work, for which NCCL would wait

@@ -5,6 +5,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
+#include "parallel/cuda/nccl_exchange.h"
 #include "parallel/cuda/tree_sum_kernel.h"
 
 namespace lockstep::cuda {
@@ -61,20 +62,14 @@ absl::Status NcclTreeSums::ReduceScatter(float* data, int64_t share) {
 // Everybody gets, of its share of all ranks' data, [begin, begin + length) into the workspace.
 absl::Status NcclTreeSums::Exchange(const float* data, int64_t share, int64_t begin,
                                     int64_t length) {
-  const int64_t bytes = length * static_cast<int64_t>(sizeof(float));
-  const auto count = static_cast<size_t>(length);
-  return group_.Launch({"exchange", bytes}, patience_, [&](ncclComm_t comm) {
-    ncclResult_t result = ncclGroupStart();
-    for (int distance = 1; distance < group_.size() && result == ncclSuccess; ++distance) {
-      const int to = (group_.rank() + distance) % group_.size();
-      const int from = (group_.rank() + group_.size() - distance) % group_.size();
-      result = ncclSend(data + to * share + begin, count, ncclFloat32, to, comm, stream_);
-      if (result != ncclSuccess) break;
-      result = ncclRecv(workspace_.get() + from * length, count, ncclFloat32, from, comm, stream_);
-    }
-    const ncclResult_t ended = ncclGroupEnd();
-    return result != ncclSuccess ? result : ended;
-  });
+  constexpr int64_t kFloat = sizeof(float);
+  return LaunchExchange(group_,
+                        {.from = reinterpret_cast<const std::byte*>(data + begin),
+                         .from_stride = share * kFloat,
+                         .to = reinterpret_cast<std::byte*>(workspace_.get()),
+                         .to_stride = length * kFloat,
+                         .bytes = length * kFloat},
+                        patience_, stream_);
 }
 
 // What lies in the workspace, this rank's part being its own.

@@ -144,6 +144,27 @@ inline absl::Status CheckAllGatherTogether(Communicator& group, int64_t count) {
   return absl::OkStatus();
 }
 
+// Of groups of devices. What lies between the parts stays as it was.
+inline absl::Status CheckAllToAll(Communicator& group, int64_t count, int64_t stride) {
+  constexpr int64_t kBytes = sizeof(int32_t);
+  const int size = group.size();
+  std::vector<int32_t> mine(static_cast<size_t>(stride * size));
+  for (int to = 0; to < size; ++to) {
+    const std::vector<int32_t> message = RankMessage(group.rank(), count, to);
+    std::copy(message.begin(), message.end(), mine.begin() + to * stride);
+  }
+  std::vector<int32_t> all(mine.size(), -1);
+  RETURN_IF_ERROR(group.AllToAll(mine.data(), count * kBytes, stride * kBytes, all.data()));
+  for (int from = 0; from < size; ++from) {
+    std::vector<int32_t> want = RankMessage(from, count, group.rank());
+    want.resize(static_cast<size_t>(stride), -1);
+    if (!std::equal(want.begin(), want.end(), all.begin() + from * stride)) {
+      return Mismatch(group, "all-to-all", from);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Messages travel up the ranks, one hop each, three in order.
 inline absl::Status CheckMessagesInOrder(Communicator& group, int64_t count) {
   const int64_t bytes = count * static_cast<int64_t>(sizeof(int32_t));

@@ -98,6 +98,18 @@ TEST_P(NcclCommunicatorTest, AllGatherConcatenates) {
   });
 }
 
+TEST_P(NcclCommunicatorTest, AllToAllGivesEachRankItsPartOfAll) {
+  NcclOptions options = SmallOptions();
+  options.connects_pairs = true;
+  OnEveryRank(options, [](Communicator&, Communicator& group, cudaStream_t) -> absl::Status {
+    for (const int64_t count : kCounts) {
+      RETURN_IF_ERROR(CheckAllToAll(group, count, count));
+      RETURN_IF_ERROR(CheckAllToAll(group, count, count + 5));
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST_P(NcclCommunicatorTest, MessagesArriveInOrder) {
   OnEveryRank(SmallOptions(), [](Communicator&, Communicator& group, cudaStream_t) -> absl::Status {
     for (const int64_t count : kCounts) RETURN_IF_ERROR(CheckMessagesInOrder(group, count));

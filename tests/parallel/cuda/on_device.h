@@ -99,6 +99,14 @@ class FromHost final : public Communicator {
     for (size_t i = 0; i < copies.size(); ++i) copies[i]->ReadTo(gatherings[i].all);
     return absl::OkStatus();
   }
+  absl::Status AllToAll(const void* mine, int64_t bytes, int64_t stride, void* all) override {
+    const int64_t whole = stride * (size() - 1) + bytes;
+    const OnDevice given(mine, whole, stream_);
+    const OnDevice received(all, whole, stream_);
+    RETURN_IF_ERROR(device_.AllToAll(given.as<void>(), bytes, stride, received.as<void>()));
+    received.ReadTo(all);
+    return absl::OkStatus();
+  }
   absl::Status Send(int peer, const void* data, int64_t bytes) override {
     const OnDevice copy(data, bytes, stream_);
     return device_.Send(peer, copy.as<void>(), bytes);
