@@ -4,8 +4,10 @@
 // The ranks of a tensor parallel group exchange their summaries between the devices, then each
 // makes the same choice as VocabSampler would on the host. Where a summary might end too early, the
 // choice goes on in the whole row: where it lies if that is one rank's and not adjusted, else in a
-// copy, which ranks exchange as well. Rows that ask for more than the device gives stay undecided,
-// on every rank alike. One per thread; all memory is taken at Create.
+// copy, which with several ranks one of them makes out of all ranks' parts to choose for all. Any
+// number of rows is decided, group by group (model/sampling/choice_groups.h). Only rows with
+// adjustments of more tokens than a group takes stay undecided, on every rank alike. One per
+// thread; all memory is taken at Create.
 #pragma once
 
 #include <cstddef>
@@ -13,15 +15,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/token_choice.h"
-#include "model/sampling/device_summary.h"
-#include "model/sampling/row_summary.h"
+#include "model/sampling/choice_groups.h"
 #include "parallel/communicator.h"
 
 namespace lockstep {
@@ -30,32 +30,31 @@ class DeviceChooser {
  public:
   // Calls that were issued and not waited for.
   static constexpr int kMaxInFlight = 2;
-  // Copies of rows in a call, 16 MiB for a vocabulary of 128,256 on every rank. To exchange more
-  // takes longer than to have the host choose from those few that need it.
-  static constexpr int64_t kMaxKeptRows = 32;
 
   // For this rank of `tp`, whose calls take pointers of backend and are ordered with its kernels;
-  // at most max_rows rows at once. backend, which SummarizesLogits, and tp must outlive it. health:
-  // what has ended the groups whose exchanges logits and choices depend on (Communicator::Health);
-  // null: nothing can. RESOURCE_EXHAUSTED.
+  // calls of at most max_rows rows. backend, which SummarizesLogits, and tp must outlive it.
+  // health: what has ended the groups whose exchanges logits and choices depend on
+  // (Communicator::Health); null: nothing can. RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<DeviceChooser>> Create(
       Backend& backend, int64_t vocab_size, Communicator& tp, int64_t max_rows,
       std::function<absl::Status()> health = nullptr);
 
+  int64_t max_rows() const { return max_rows_; }
   // Forgets calls that were issued: whoever did has ended.
   void Forget() { num_done_ = num_issued_; }
 
+  // Whether all rows will be decided, whatever their logits are. The same on every rank.
+  static bool DecidesAll(const ChoiceRows& rows);
+
   // ---- a call ----
-  // Begins anew with logits [rows, vocab] on the device.
-  void Begin(const float* logits);
-  // The next row.
-  void Add(const LogitsRow& row, const RowShape& shape, std::span<const int32_t> eos_token_ids);
-  // Whether all that were added will be decided, whatever their logits are. The same on every rank.
+  // Chooses from logits [rows, vocab] on the device, a tile at a time, without waiting. Errors: the
+  // group's, and those of tiles.
+  absl::Status Issue(const ChoiceRows& rows, const LogitsTiles& tiles);
+  // Of the call issued last, the rows that choose, in their order, once its work is done. The next
+  // call's work, which may read them, leaves them alone; that of the one after it does not.
+  const ChosenToken* chosen_on_device() const { return ChosenOf(num_issued_ - 1); }
+  // Whether it decides all rows.
   bool decides_all() const { return decides_all_; }
-  // Without waiting. Errors: the group's.
-  absl::Status Issue();
-  // Of the rows that choose, in their order, once the last call's work is done.
-  const ChosenToken* chosen_on_device() const { return chosen_.as<ChosenToken>(); }
 
   // ---- the oldest call in flight ----
   bool IsDone() { return oldest().mark->IsReached(); }
@@ -70,42 +69,33 @@ class DeviceChooser {
   // DeviceSummarizer::FillRaw takes it.
   const std::byte* RawResult(int64_t index, int rank) const;
 
-  // Of the rows of the call issued last.
-  bool has_summary(int64_t index) const { return has_summary_[static_cast<size_t>(index)]; }
-  DeviceSummarizer& summaries() { return *summaries_; }
+  DeviceSummarizer& summaries() { return groups_->summaries(); }
 
  private:
-  struct Row {
-    int32_t place = -1;       // among the chosen; -1: not chosen by the device
-    int64_t raw_offset = -1;  // -1: there is none
-  };
   struct Call {
-    std::vector<Row> rows;
-    int64_t raw_bytes = 0;  // of a rank
-    DeviceBuffer results;   // of the host: chosen [max_rows], raw results [tp, raw_bytes]
+    std::vector<ChoiceGroups::Row> rows;
+    DeviceBuffer chosen;   // on the device: [max_rows, and places that are nobody's]
+    DeviceBuffer results;  // of the host: chosen [max_rows], raw results by group, [tp, bytes]
     std::unique_ptr<WorkMark> mark;
   };
 
   DeviceChooser(Backend& backend, int64_t vocab_size, Communicator& tp, int64_t max_rows,
                 std::function<absl::Status()> health);
   absl::Status Allocate();
-  absl::Status AllocateForRanks();
-  void AddJob(int64_t index, const LogitsRow& row, const RowShape& shape, int32_t place);
-  // Whether the last row's adjustments have room on every rank.
-  bool FitsAdjustments(const LogitsRow& row, const RowShape& shape,
-                       std::span<const int32_t> eos_token_ids);
-  // Whether its summary may end before the choice is certain.
-  bool MayGoOn(const LogitsRow& row, const RowShape& shape) const;
-  // False: it may not be kept.
-  bool LetGoOn(int64_t index, const RowShape& shape);
-  void KeepNone();
-  float* kept_here() const {
-    return kept_.as<float>() + tp_.rank() * num_kept_ * summaries_->part_width();
+  absl::Status IssueGroup(const ChoiceGroup& group, const float* logits, Call& call);
+  absl::StatusOr<const std::byte*> GatherSummaries(const ChoiceGroup& group);
+  absl::Status ExchangeKept(const ChoiceGroup& group);
+  // The choices that ranks have made from kept rows, to all of them.
+  absl::Status ShareChoices(const ChoiceGroup& group, ChosenToken* chosen);
+  void StartRawCopies(const ChoiceGroup& group, const std::byte* summaries, Call& call);
+  int64_t chosen_bytes() const { return max_rows_ * int64_t{sizeof(ChosenToken)}; }
+  static size_t IndexOf(int64_t number) {
+    return static_cast<size_t>((number + kMaxInFlight) % kMaxInFlight);
   }
-  absl::StatusOr<const std::byte*> GatherSummaries();
-  absl::Status GatherKept();
-  void StartCopies(Call& call, const std::byte* summaries);
-  Call& call(int64_t number) { return calls_[static_cast<size_t>(number % kMaxInFlight)]; }
+  const ChosenToken* ChosenOf(int64_t number) const {
+    return calls_[IndexOf(number)].chosen.as<ChosenToken>();
+  }
+  const Call& last_done() const { return calls_[IndexOf(num_done_ - 1)]; }
   Call& oldest();
 
   Backend& backend_;
@@ -113,22 +103,17 @@ class DeviceChooser {
   const std::function<absl::Status()> health_;
   const int64_t vocab_size_;
   const int64_t max_rows_;
-  std::unique_ptr<DeviceSummarizer> summaries_;
-  DeviceBuffer gathered_;  // every rank's summaries; of several ranks only
-  DeviceBuffer kept_;      // every rank's rows: [tp, num_kept_, part_width]
-  DeviceBuffer chosen_;    // [max_rows]
+  std::unique_ptr<ChoiceGroups> groups_;
+  // This rank's parts of the rows that each rank keeps: [tp, kMaxKeptRows, part_width].
+  DeviceBuffer kept_;
+  // Of several ranks only: every rank's summaries; its parts of the rows that this rank keeps, as
+  // kept_; choices, [tp, ChoiceGroup::num_shared].
+  DeviceBuffer gathered_;
+  DeviceBuffer received_;
+  DeviceBuffer shared_;
   Call calls_[kMaxInFlight];
   int64_t num_issued_ = 0;
   int64_t num_done_ = 0;
-
-  // The call that begins.
-  std::vector<Row> rows_;
-  std::vector<TokenChoiceJob> jobs_;
-  std::vector<bool> has_summary_;
-  const float* logits_ = nullptr;
-  int32_t num_choosing_ = 0;
-  int32_t num_kept_ = 0;
-  int64_t most_adjustments_ = 0;  // of any rank
   bool decides_all_ = true;
 };
 

@@ -67,7 +67,8 @@ class VocabSampler::Impl {
 
   absl::Status ChooseOnHost(std::span<const LogitsRow> rows, const float* logits,
                             std::vector<RowOutcome>& outcomes);
-  absl::Status Begin(std::span<const LogitsRow> rows, const float* logits);
+  absl::Status Begin(std::span<const LogitsRow> rows, const LogitsTiles& tiles);
+  bool WouldDecideAll(std::span<const LogitsRow> rows);
   absl::Status Finish(std::vector<RowOutcome>& outcomes);
   DeviceChooser* device() const { return device_; }
   Range vocab() const { return vocab_; }
@@ -83,7 +84,7 @@ class VocabSampler::Impl {
   struct Begun {
     std::vector<LogitsRow> rows;
     std::vector<RowShape> shapes;
-    const float* logits = nullptr;
+    const float* logits = nullptr;  // of the last tile
   };
 
   // The rest is about rows `indices` of a call, the first of which is placed_[0], and so on.
@@ -97,6 +98,7 @@ class VocabSampler::Impl {
   RowRecord Record(const Placed& placed, int rank);
   RowStats Combine(const Placed& placed, std::span<SliceStats> RowRecord::*stats,
                    float inverse_temperature);
+  void FindShapes(std::span<const LogitsRow> rows, std::vector<RowShape>& shapes) const;
   // False: the host must choose.
   bool FinishRow(const Begun& begun, size_t index, RowOutcome& outcome);
   // The one row placed is this; raw results only.
@@ -114,7 +116,7 @@ class VocabSampler::Impl {
   // On the host, until the next call.
   std::span<const float> RowOf(const float* logits, size_t index) const {
     const auto row = static_cast<int64_t>(index);
-    if (device_ != nullptr) return device_->summaries().Fetch(row);
+    if (device_ != nullptr) return device_->summaries().Fetch(logits, row);
     return {logits + row * vocab_.size(), static_cast<size_t>(vocab_.size())};
   }
 
@@ -131,6 +133,7 @@ class VocabSampler::Impl {
   int64_t num_finished_ = 0;
 
   // Reused from call to call.
+  std::vector<RowShape> shapes_;
   std::vector<Placed> placed_;
   std::vector<size_t> indices_;
   int64_t message_bytes_ = 0;
@@ -161,16 +164,9 @@ RowRecord VocabSampler::Impl::Record(const Placed& placed, int rank) {
 
 void VocabSampler::Impl::Summarize(std::span<const LogitsRow> rows, std::span<const size_t> indices,
                                    const float* logits) {
-  if (device_ != nullptr) device_->summaries().Read();
   for (size_t i = 0; i < indices.size(); ++i) {
-    const auto index = static_cast<int64_t>(indices[i]);
-    const RowShape& shape = placed_[i].shape;
     RowRecord record = Record(placed_[i], tp_.rank());
-    if (device_ != nullptr && device_->has_summary(index)) {
-      device_->summaries().Fill(index, shape, record);
-    } else {
-      summarizer_.Summarize(rows[indices[i]], shape, RowOf(logits, indices[i]), record);
-    }
+    summarizer_.Summarize(rows[indices[i]], placed_[i].shape, RowOf(logits, indices[i]), record);
   }
 }
 
@@ -303,17 +299,30 @@ absl::Status VocabSampler::Impl::ChooseOnHost(std::span<const LogitsRow> rows, c
 
 // ---- with a device ----
 
-absl::Status VocabSampler::Impl::Begin(std::span<const LogitsRow> rows, const float* logits) {
+void VocabSampler::Impl::FindShapes(std::span<const LogitsRow> rows,
+                                    std::vector<RowShape>& shapes) const {
+  shapes.clear();
+  for (const LogitsRow& row : rows) shapes.push_back(ShapeOf(row, options_, num_slices_));
+}
+
+bool VocabSampler::Impl::WouldDecideAll(std::span<const LogitsRow> rows) {
+  FindShapes(rows, shapes_);
+  return DeviceChooser::DecidesAll({rows, shapes_, options_.eos_token_ids});
+}
+
+absl::Status VocabSampler::Impl::Begin(std::span<const LogitsRow> rows, const LogitsTiles& tiles) {
   Begun& begun = begun_[static_cast<size_t>(num_begun_++ % DeviceChooser::kMaxInFlight)];
   begun.rows.assign(rows.begin(), rows.end());
-  begun.shapes.clear();
-  begun.logits = logits;
-  device_->Begin(logits);
-  for (const LogitsRow& row : rows) {
-    begun.shapes.push_back(ShapeOf(row, options_, num_slices_));
-    device_->Add(row, begun.shapes.back(), options_.eos_token_ids);
-  }
-  return device_->Issue();
+  FindShapes(rows, begun.shapes);
+  const auto tile = [&](int64_t first, int64_t count) -> absl::StatusOr<const float*> {
+    ASSIGN_OR_RETURN(begun.logits, tiles.logits(first, count));
+    return begun.logits;
+  };
+  RETURN_IF_ERROR(device_->Issue({rows, begun.shapes, options_.eos_token_ids},
+                                 {.logits = tile, .max_rows = tiles.max_rows}));
+  LS_CHECK(device_->decides_all() || std::ssize(rows) <= tiles.max_rows)
+      << "logits that the host needs are gone";
+  return absl::OkStatus();
 }
 
 VocabSampler::Impl::Placed VocabSampler::Impl::PlaceRawResults(const RowShape& shape,
@@ -371,11 +380,18 @@ absl::Status VocabSampler::Choose(std::span<const LogitsRow> rows, const float* 
   outcomes.assign(rows.size(), {});
   if (rows.empty()) return absl::OkStatus();
   if (impl_->device() == nullptr) return impl_->ChooseOnHost(rows, logits, outcomes);
-  RETURN_IF_ERROR(impl_->Begin(rows, logits));
+  RETURN_IF_ERROR(Begin(rows, logits));
   return impl_->Finish(outcomes);
 }
+absl::Status VocabSampler::Begin(std::span<const LogitsRow> rows, const LogitsTiles& tiles) {
+  return impl_->Begin(rows, tiles);
+}
 absl::Status VocabSampler::Begin(std::span<const LogitsRow> rows, const float* logits) {
-  return impl_->Begin(rows, logits);
+  const auto all = [&](int64_t, int64_t) -> absl::StatusOr<const float*> { return logits; };
+  return impl_->Begin(rows, {.logits = all, .max_rows = std::max<int64_t>(std::ssize(rows), 1)});
+}
+bool VocabSampler::WouldDecideAll(std::span<const LogitsRow> rows) {
+  return impl_->WouldDecideAll(rows);
 }
 bool VocabSampler::DecidesAll() const { return impl_->device()->decides_all(); }
 bool VocabSampler::IsDone() { return impl_->device()->IsDone(); }

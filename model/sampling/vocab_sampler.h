@@ -18,7 +18,9 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "model/sampling/adjust_logits.h"
 #include "model/sampling/sampling_params.h"
 #include "parallel/communicator.h"
@@ -54,6 +56,14 @@ struct SamplerOptions {
   int num_candidates = 256;
 };
 
+// Logits on a device, which may be more than are there at once.
+struct LogitsTiles {
+  // Those of rows [first, first + count), f32 [count, VocabOf(this rank).size()], until the next
+  // are asked for; first is a multiple of max_rows, count <= max_rows.
+  absl::FunctionRef<absl::StatusOr<const float*>(int64_t first, int64_t count)> logits;
+  int64_t max_rows = 1;
+};
+
 class DeviceChooser;  // model/sampling/device_choice.h
 
 class VocabSampler {
@@ -72,9 +82,12 @@ class VocabSampler {
   // With a device, the same in two parts, neither of which the host waits in unless it must. Rows
   // are finished in the order in which they were begun; at most DeviceChooser::kMaxInFlight calls
   // are not. What rows point to is read by Finish, too, unless DecidesAll: then nothing more is
-  // begun before it.
+  // begun before it. Several tiles only if WouldDecideAll.
+  absl::Status Begin(std::span<const LogitsRow> rows, const LogitsTiles& tiles);
   absl::Status Begin(std::span<const LogitsRow> rows, const float* logits);
-  // Whether the rows begun last need nothing of the host.
+  // Whether rows need nothing of the host, whatever their logits are: these, or those begun last.
+  // The same on every rank.
+  bool WouldDecideAll(std::span<const LogitsRow> rows);
   bool DecidesAll() const;
   // Finish for the oldest rows would not wait.
   bool IsDone();

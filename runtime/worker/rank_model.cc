@@ -92,7 +92,7 @@ absl::Status RankModel::LetDeviceChoose(const LlamaStage& stage) {
   if (!backend.SummarizesLogits()) return absl::OkStatus();
   if (stage.is_last()) {
     ASSIGN_OR_RETURN(device_logits_, DeviceChooser::Create(backend, config().vocab_size, *groups.tp,
-                                                           stage.max_device_logits_rows(),
+                                                           options_.stage.limits.max_batched_tokens,
                                                            [&groups]() -> absl::Status {
                                                              RETURN_IF_ERROR(groups.tp->Health());
                                                              return groups.pp->Health();
@@ -128,15 +128,15 @@ absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
   return stage_->WarmUp();
 }
 
+// Null where nobody has any.
+const ChosenToken* RankModel::ChosenLast() const {
+  if (token_return_ != nullptr) return token_return_->table();
+  return device_logits_ != nullptr ? device_logits_->chosen_on_device() : nullptr;
+}
+
 StageCalls RankModel::Calls() {
-  const ChosenToken* chosen = nullptr;
-  if (token_return_ != nullptr) {
-    chosen = token_return_->table();
-  } else if (device_logits_ != nullptr) {
-    chosen = device_logits_->chosen_on_device();
-  }
   StageCalls calls = {
-      .forward = [this, chosen](const StepBatch& batch) { return stage_->Forward(batch, chosen); },
+      .forward = [this](const StepBatch& batch) { return stage_->Forward(batch, ChosenLast()); },
       .logits = [this](int64_t first, int64_t count) { return stage_->Logits(first, count); },
       .max_logits_rows = LlamaStage::kMaxLogitsRows,
       .device_logits = device_logits_.get(),

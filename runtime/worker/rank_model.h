@@ -55,6 +55,7 @@ class RankModel {
   StageCalls Calls();
 
  private:
+  const ChosenToken* ChosenLast() const;
   absl::Status LetDeviceChoose(const LlamaStage& stage);
 
   RankModel(const WorkerOptions& options, RankProgress& progress)

@@ -36,6 +36,8 @@ StepLoop::StepLoop(const StepLoopOptions& options, StageCalls stage, RankGroups&
       vocab_size_(options.vocab_size),
       slots_(TableOptions(options, stage_, groups)) {
   LS_CHECK_GE(stage_.max_logits_rows, 1);
+  LS_CHECK(stage_.device_logits == nullptr ||
+           stage_.device_logits->max_rows() >= options.limits.max_batched_tokens);
   if (stage_.token_return != nullptr) stage_.token_return->Forget();
   if (is_last()) {
     SamplerOptions sampler;
@@ -145,19 +147,21 @@ absl::Status StepLoop::ReceiveOldest() {
   return absl::OkStatus();
 }
 
-bool StepLoop::MayRunAhead() const {
-  const auto num_rows = static_cast<int64_t>(slots_.logits_uses().size());
+// Nothing of the step is the host's to do, however many rows it has.
+bool StepLoop::MayRunAhead() {
   const bool first_stage_has_tokens = is_first() || stage_.token_return != nullptr;
-  return stage_.device_logits != nullptr && first_stage_has_tokens && num_rows > 0 &&
-         num_rows <= stage_.max_logits_rows;
+  if (stage_.device_logits == nullptr || !first_stage_has_tokens || slots_.logits_uses().empty()) {
+    return false;
+  }
+  LayOutRows(slots_.logits_uses());
+  return sampler_->WouldDecideAll(rows_);
 }
 
 absl::Status StepLoop::OpenThisStep() {
   const std::span<const LogitsUse> uses = slots_.logits_uses();
-  ASSIGN_OR_RETURN(const float* logits, LayOutRows(0, static_cast<int64_t>(uses.size())));
-  RETURN_IF_ERROR(sampler_->Begin(rows_, logits));
-  const bool stays_open = sampler_->DecidesAll();
-  if (stays_open) RETURN_IF_ERROR(SendChosen());
+  RETURN_IF_ERROR(
+      sampler_->Begin(rows_, {.logits = stage_.logits, .max_rows = stage_.max_logits_rows}));
+  RETURN_IF_ERROR(SendChosen());
   if (open_.has_value()) {
     ++num_steps_ahead_;
     RETURN_IF_ERROR(FinishOpenStep());
@@ -170,9 +174,8 @@ absl::Status StepLoop::OpenThisStep() {
   step.step_id = slots_.last_step();
   step.uses.assign(uses.begin(), uses.end());
   step.sampled.assign(slots_.sampled().begin(), slots_.sampled().end());
-  step.tokens_are_sent = stays_open;
   open_ = std::move(step);
-  return stays_open ? absl::OkStatus() : FinishOpenStep();
+  return absl::OkStatus();
 }
 
 absl::Status StepLoop::FinishOpenStep() {
@@ -181,7 +184,6 @@ absl::Status StepLoop::FinishOpenStep() {
   RETURN_IF_ERROR(sampler_->Finish(outcomes_));
   TakeOutcomes(step.uses);
   AppendTokens(step.sampled);
-  if (!step.tokens_are_sent) RETURN_IF_ERROR(SendTokens());
   Report(step.step_id);
   spare_steps_.push_back(std::move(step));
   return absl::OkStatus();
@@ -197,19 +199,17 @@ absl::Status StepLoop::SampleStep() {
 }
 
 absl::Status StepLoop::SampleTile(int64_t first, int64_t count) {
-  ASSIGN_OR_RETURN(const float* logits, LayOutRows(first, count));
+  const std::span<const LogitsUse> uses = slots_.logits_uses().subspan(first, count);
+  ASSIGN_OR_RETURN(const float* logits, stage_.logits(first, count));
+  LayOutRows(uses);
   RETURN_IF_ERROR(sampler_->Choose(rows_, logits, outcomes_));
-  TakeOutcomes(slots_.logits_uses().subspan(first, count));
+  TakeOutcomes(uses);
   return absl::OkStatus();
 }
 
-absl::StatusOr<const float*> StepLoop::LayOutRows(int64_t first, int64_t count) {
-  ASSIGN_OR_RETURN(const float* logits, stage_.logits(first, count));
+void StepLoop::LayOutRows(std::span<const LogitsUse> uses) {
   rows_.clear();
-  for (const LogitsUse& use : slots_.logits_uses().subspan(first, count)) {
-    rows_.push_back(slots_.RowOf(use));
-  }
-  return logits;
+  for (const LogitsUse& use : uses) rows_.push_back(slots_.RowOf(use));
 }
 
 void StepLoop::TakeOutcomes(std::span<const LogitsUse> uses) {

@@ -35,11 +35,11 @@ struct StageCalls {
   // token_return.
   std::function<absl::Status(const StepBatch&)> forward;
   // Last stage: logits of rows [first, first + count) of logits_rows over this rank's vocabulary;
-  // count <= max_logits_rows.
+  // count <= max_logits_rows. On a device they are there until the next call.
   std::function<absl::StatusOr<const float*>(int64_t first, int64_t count)> logits;
   int64_t max_logits_rows = 256;
-  // Where those logits lie, made for so many rows; null: in the host's memory. Must outlive the
-  // loop.
+  // Where those logits lie, made for as many rows as a step may have; null: in the host's memory.
+  // Must outlive the loop.
   DeviceChooser* device_logits = nullptr;
   // First and last stage of several: how tokens travel between their devices; null: between hosts.
   // Must outlive the loop.
@@ -77,7 +77,6 @@ class StepLoop {
     uint64_t step_id = 0;
     std::vector<LogitsUse> uses;
     std::vector<SlotRef> sampled;
-    bool tokens_are_sent = false;
   };
 
   static constexpr int64_t kTokensPerMessage = 512;  // 2 KiB, below every transport's eager limit
@@ -97,12 +96,12 @@ class StepLoop {
   absl::Status ReceiveTokens();
   absl::Status ReceiveOldest();
   // Last stage.
-  bool MayRunAhead() const;
+  bool MayRunAhead();
   absl::Status OpenThisStep();
   absl::Status FinishOpenStep();
   absl::Status SampleStep();
   absl::Status SampleTile(int64_t first, int64_t count);
-  absl::StatusOr<const float*> LayOutRows(int64_t first, int64_t count);
+  void LayOutRows(std::span<const LogitsUse> uses);
   void TakeOutcomes(std::span<const LogitsUse> uses);
   void AppendTokens(std::span<const SlotRef> sampled);
   absl::Status SendChosen();

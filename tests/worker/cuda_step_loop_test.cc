@@ -109,13 +109,13 @@ TEST(CudaStepLoop, SampledTextsAreThoseTheHostChooses) {
 
 // ---- a language model one can compute in one's head, on a device ----
 
-StepLoopOptions Options() {
+StepLoopOptions Options(int64_t vocab_size = kFakeVocab) {
   return {.limits = {.max_batched_tokens = FakeDeviceStage::kMaxTokens,
                      .max_num_seqs = FakeDeviceStage::kMaxSeqs,
                      .max_model_len = 64,
                      .block_size = 4},
           .num_blocks = 2000,
-          .vocab_size = kFakeVocab,
+          .vocab_size = vocab_size,
           .eos_token_ids = {2}};
 }
 
@@ -127,13 +127,13 @@ struct LoopRun {
 // Every plan is queued before the first runs.
 template <typename Stage>
 LoopRun RunPlans(const Layout& layout, const std::vector<engine::StepPlan>& plans,
-                 int64_t max_logits_rows = 256) {
+                 int64_t vocab_size = kFakeVocab) {
   LoopRun run;
   std::mutex mutex;
   RunRanks(layout.tp, layout.pp, [&](int, RankGroups& groups) -> absl::Status {
-    Stage stage(groups);
+    Stage stage(groups, vocab_size);
     RankProgress progress;
-    StepLoop loop(Options(), stage.Calls(max_logits_rows), groups, progress,
+    StepLoop loop(Options(vocab_size), stage.Calls(), groups, progress,
                   [&](engine::StepResult result) { run.results.push_back(std::move(result)); });
     PlanQueue queue;
     for (const engine::StepPlan& plan : plans) RETURN_IF_ERROR(queue.Push(plan));
@@ -179,12 +179,13 @@ void ExpectSame(const engine::StepResult& got, const engine::StepResult& want) {
 }
 
 // The same results as with logits in the host's memory, in every layout; so many steps ran ahead.
-void ExpectTheHosts(const std::vector<engine::StepPlan>& plans, int64_t num_steps_ahead) {
-  const LoopRun host = RunPlans<FakeStage>({1, 1}, plans);
+void ExpectTheHosts(const std::vector<engine::StepPlan>& plans, int64_t num_steps_ahead,
+                    std::span<const Layout> layouts = kLayouts, int64_t vocab_size = kFakeVocab) {
+  const LoopRun host = RunPlans<FakeStage>({1, 1}, plans, vocab_size);
   EXPECT_EQ(host.num_steps_ahead, 0);
-  for (const Layout& layout : kLayouts) {
+  for (const Layout& layout : layouts) {
     SCOPED_TRACE(::testing::Message() << "tp " << layout.tp << ", pp " << layout.pp);
-    const LoopRun device = RunPlans<FakeDeviceStage>(layout, plans);
+    const LoopRun device = RunPlans<FakeDeviceStage>(layout, plans, vocab_size);
     EXPECT_EQ(device.num_steps_ahead, num_steps_ahead);
     ASSERT_EQ(device.results.size(), plans.size());
     for (size_t i = 0; i < device.results.size(); ++i) {
@@ -251,23 +252,48 @@ TEST(CudaStepLoop, SlotsChangeHandsWhileTheirTokensAreUnread) {
   ExpectTheHosts(plans, 6);
 }
 
-TEST(CudaStepLoop, StepsOfManyRowsDoNotRunAhead) {
-  constexpr uint32_t kSlots = 300;
+// Steps of so many sequences, in one order and the other, and of a few of them.
+std::vector<engine::StepPlan> StepsOfMany(uint32_t num_slots, SamplingParams params) {
   PlanWriter plan;
   std::vector<engine::StepPlan> plans;
-  for (uint32_t slot = 0; slot < kSlots; ++slot) {
+  for (uint32_t slot = 0; slot < num_slots; ++slot) {
     const auto block = static_cast<int32_t>(2 * slot);
-    plan.Open(slot, {static_cast<int32_t>(slot) % 90}).Grant(slot, {block, block + 1});
+    params.seed = slot;
+    plan.Open(slot, {static_cast<int32_t>(slot) % 90}, params).Grant(slot, {block, block + 1});
     plan.Decode(slot);
   }
   plans.push_back(plan.Take());
-  for (int round = 0; round < 2; ++round) {
-    for (uint32_t slot = 0; slot < kSlots; ++slot) plan.Decode(slot);
-    plans.push_back(plan.Take());
-    for (uint32_t slot = 0; slot < 20; ++slot) plan.Decode(slot);
+  for (const uint32_t num_decodes : {num_slots, 5u, num_slots}) {
+    for (uint32_t slot = num_decodes; slot > 0; --slot) plan.Decode(slot - 1);
     plans.push_back(plan.Take());
   }
-  ExpectTheHosts(plans, 0);
+  return plans;
+}
+
+// More rows than there are logits of at once.
+TEST(CudaStepLoop, StepsOfManyRowsRunAhead) {
+  SamplingParams params = PlanWriter::Greedy();
+  params.repetition_penalty = 1.5f;
+  params.frequency_penalty = 0.5f;
+  params.num_logprobs = 1;
+  ExpectTheHosts(StepsOfMany(270, params), 3);
+}
+
+// Deeper than summaries reach, of more rows than whole ones are chosen from at once.
+TEST(CudaStepLoop, StepsOfManyRowsThatGoDeepRunAhead) {
+  constexpr int64_t kVocab = 900;
+  SamplingParams params;
+  params.temperature = 5.0f;
+  params.top_p = 0.9f;
+  const Layout two[] = {{2, 1}};
+  ExpectTheHosts(StepsOfMany(66, params), 3, two, kVocab);
+  const Layout three[] = {{3, 1}};
+  ExpectTheHosts(StepsOfMany(98, params), 3, three, kVocab);
+  params.repetition_penalty = 1.5f;
+  params.frequency_penalty = 0.5f;
+  params.num_logprobs = 2;
+  const Layout one_and_all[] = {{1, 1}, {2, 2}};
+  ExpectTheHosts(StepsOfMany(40, params), 3, one_and_all, kVocab);
 }
 
 TEST(CudaStepLoop, AFailedQueueEndsItWithAStepOpen) {

@@ -29,7 +29,7 @@ class FakeDeviceStage {
   static constexpr int64_t kMaxSeqs = 600;
 
   // There must be as many devices as ranks.
-  explicit FakeDeviceStage(RankGroups& host)
+  explicit FakeDeviceStage(RankGroups& host, int64_t vocab_size = kFakeVocab)
       : backend_(cuda::CudaBackend::Create(
                      {.device = host.pp->rank() * host.tp->size() + host.tp->rank()})
                      .value()),
@@ -39,7 +39,7 @@ class FakeDeviceStage {
                                   .notice = nullptr})
                     .value()) {
     ShardedSizes sizes;
-    sizes.vocab_size = kFakeVocab;
+    sizes.vocab_size = vocab_size;
     vocab_ = VocabOf(sizes, host.tp->size(), host.tp->rank());
     ids_ = backend_->Allocate(kMaxTokens * 4).value();
     sources_ = backend_->Allocate(kMaxTokens * 4).value();
@@ -50,7 +50,7 @@ class FakeDeviceStage {
     };
     if (is_last()) {
       chooser_ =
-          DeviceChooser::Create(*backend_, kFakeVocab, *groups_.tp, kMaxRows, health).value();
+          DeviceChooser::Create(*backend_, vocab_size, *groups_.tp, kMaxTokens, health).value();
     }
     if (is_first() != is_last()) {
       token_return_ = TokenReturn::Create(*backend_, *groups_.pp, kMaxSeqs).value();

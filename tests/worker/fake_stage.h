@@ -31,9 +31,10 @@ inline std::vector<int32_t> FakeContinuation(std::vector<int32_t> tokens, int co
 
 class FakeStage {
  public:
-  explicit FakeStage(RankGroups& groups) : groups_(groups) {
+  // Of a larger vocabulary, all but the next token are alike.
+  explicit FakeStage(RankGroups& groups, int64_t vocab_size = kFakeVocab) : groups_(groups) {
     ShardedSizes sizes;
-    sizes.vocab_size = kFakeVocab;
+    sizes.vocab_size = vocab_size;
     vocab_ = VocabOf(sizes, groups.tp->size(), groups.tp->rank());
   }
 

@@ -110,21 +110,22 @@ inline absl::Status RunRank(const std::filesystem::path& model, const Case& layo
   if (stage->is_last() && chooses_on_device) {
     ASSIGN_OR_RETURN(device_logits,
                      DeviceChooser::Create(backend, checkpoint->config().vocab_size, *on_device.tp,
-                                           stage->max_device_logits_rows()));
+                                           kLoopLimits.max_batched_tokens));
   }
   if (stage->is_first() != stage->is_last() && chooses_on_device) {
     ASSIGN_OR_RETURN(token_return,
                      TokenReturn::Create(backend, *on_device.pp, kLoopLimits.max_num_seqs));
   }
-  const ChosenToken* chosen = token_return != nullptr    ? token_return->table()
-                              : device_logits != nullptr ? device_logits->chosen_on_device()
-                                                         : nullptr;
+  const auto chosen = [&]() -> const ChosenToken* {
+    if (token_return != nullptr) return token_return->table();
+    return device_logits != nullptr ? device_logits->chosen_on_device() : nullptr;
+  };
   RankProgress progress;
   StepLoop loop({.limits = stage_options.limits,
                  .num_blocks = kNumBlocks,
                  .vocab_size = checkpoint->config().vocab_size,
                  .eos_token_ids = checkpoint->config().eos_token_ids},
-                {.forward = [&](const StepBatch& batch) { return stage->Forward(batch, chosen); },
+                {.forward = [&](const StepBatch& batch) { return stage->Forward(batch, chosen()); },
                  .logits =
                      [&](int64_t first, int64_t count) {
                        return device_logits != nullptr ? stage->LogitsOnDevice(first, count)

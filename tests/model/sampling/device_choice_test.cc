@@ -1,6 +1,5 @@
-// Tokens chosen on a device (the emulation of CUDA) against those that the host chooses: from the
-// same summaries, and from the same logits.
-#include "model/sampling/device_choice.h"
+// Tokens chosen on a device (the emulation of CUDA) against those that the host chooses from the
+// same summaries. (From the same logits: device_rows_test.cc.)
 
 #include <cmath>
 #include <cstring>
@@ -9,28 +8,19 @@
 
 #include "gtest/gtest.h"
 #include "kernels/base/philox.h"
-#include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/token_choice.h"
 #include "model/sampling/row_stats.h"
 #include "model/sampling/token_choice.h"
-#include "tests/model/sampling/device_group.h"
 #include "tests/model/sampling/sampling_workload.h"
-#include "tests/parallel/run_ranks.h"
 
 namespace lockstep {
 namespace {
 
-using testing::HostileWorkload;
 using testing::OneOf;
-using testing::PlainSequence;
-using testing::RandomWorkload;
-using testing::RankWorkload;
-using testing::Workload;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-// ---- from the same summaries ----
 
 // Rows as ranks could have summarised them, or worse.
 struct Summaries {
@@ -344,167 +334,6 @@ TEST_F(DeviceChoice, ChosenTokensBecomeTheNextInput) {
                              device_ids.as<int32_t>());
   backend_->CopyToHost(ids.data(), device_ids.data(), device_ids.bytes());
   EXPECT_EQ(ids, (std::vector<int32_t>{1, 22, 11, 4, 22}));
-}
-
-// ---- from the same logits ----
-
-ShardedSizes VocabOnly(int64_t vocab_size) {
-  ShardedSizes sizes;
-  sizes.vocab_size = vocab_size;
-  return sizes;
-}
-
-struct Run {
-  std::vector<RowOutcome> outcomes;
-  int64_t num_whole_rows = 0;
-  bool decides_all = false;
-};
-
-absl::Status Choose(const Workload& workload, int num_candidates, bool on_device, Communicator& tp,
-                    Run& run) {
-  const RankWorkload mine(workload, VocabOf(VocabOnly(workload.vocab_size), tp.size(), tp.rank()));
-  const SamplerOptions options = {.vocab_size = workload.vocab_size,
-                                  .eos_token_ids = workload.eos_token_ids,
-                                  .num_candidates = num_candidates};
-  if (!on_device) {
-    VocabSampler sampler(options, tp);
-    return sampler.Choose(mine.rows(), mine.logits().data(), run.outcomes);
-  }
-  ASSIGN_OR_RETURN(const auto backend, cuda::CudaBackend::Create({}));
-  const auto bytes = static_cast<int64_t>(mine.logits().size() * sizeof(float));
-  ASSIGN_OR_RETURN(const DeviceBuffer logits, backend->Allocate(bytes));
-  backend->CopyToDevice(logits.data(), mine.logits().data(), bytes);
-  testing::DeviceGroup group(tp, *backend);
-  ASSIGN_OR_RETURN(const auto device,
-                   DeviceChooser::Create(*backend, workload.vocab_size, group,
-                                         static_cast<int64_t>(mine.rows().size())));
-  VocabSampler sampler(options, tp, device.get());
-  for (int time = 0; time < 2; ++time) {  // nothing is left over from a call
-    RETURN_IF_ERROR(sampler.Choose(mine.rows(), logits.as<float>(), run.outcomes));
-  }
-  run.decides_all = device->decides_all();
-  for (size_t i = 0; i < mine.rows().size() && run.decides_all; ++i) {
-    if (mine.rows()[i].prompt_target >= 0) continue;
-    EXPECT_TRUE(device->Chosen(static_cast<int64_t>(i)).has_value()) << "row " << i;
-  }
-  run.num_whole_rows = sampler.num_whole_rows_gathered();
-  return absl::OkStatus();
-}
-
-bool Near(float a, float b) { return a == b || std::abs(a - b) < 1e-5f; }
-
-// The device's choices are the host's; rank 0's run.
-Run ExpectChoices(const Workload& workload, int tp, int num_candidates = 256) {
-  std::vector<Run> host(tp);
-  std::vector<Run> device(tp);
-  testing::RunRanks(tp, 1, [&](int rank, RankGroups& groups) -> absl::Status {
-    RETURN_IF_ERROR(Choose(workload, num_candidates, false, *groups.tp, host[rank]));
-    return Choose(workload, num_candidates, true, *groups.tp, device[rank]);
-  });
-  for (size_t i = 0; i < workload.logits.size(); ++i) {
-    SCOPED_TRACE(::testing::Message() << "row " << i);
-    const RowOutcome& want = host[0].outcomes[i];
-    const RowOutcome& got = device[0].outcomes[i];
-    EXPECT_EQ(got.token, want.token);
-    EXPECT_EQ(got.has_logprobs, want.has_logprobs);
-    EXPECT_TRUE(Near(got.logprobs.logprob, want.logprobs.logprob))
-        << got.logprobs.logprob << " " << want.logprobs.logprob;
-    EXPECT_EQ(got.logprobs.top.size(), want.logprobs.top.size());
-    for (size_t k = 0; k < std::min(got.logprobs.top.size(), want.logprobs.top.size()); ++k) {
-      EXPECT_EQ(got.logprobs.top[k].token, want.logprobs.top[k].token);
-      EXPECT_TRUE(Near(got.logprobs.top[k].logprob, want.logprobs.top[k].logprob));
-    }
-    for (int rank = 1; rank < tp; ++rank) EXPECT_EQ(device[rank].outcomes[i].token, got.token);
-  }
-  for (const Run& run : device) EXPECT_EQ(run.decides_all, device[0].decides_all);
-  return device[0];
-}
-
-TEST_F(DeviceChoice, ChoicesAreTheHosts) {
-  for (const int64_t vocab_size : {513, 2048}) {
-    for (const int tp : {1, 2, 4}) {
-      SCOPED_TRACE(::testing::Message() << "vocabulary " << vocab_size << ", tp " << tp);
-      const auto seed = static_cast<uint32_t>(vocab_size + tp);
-      ExpectChoices(RandomWorkload(seed, vocab_size, 120 / tp), tp);
-    }
-  }
-  ExpectChoices(RandomWorkload(9, 32003, 12), 1);
-}
-
-TEST_F(DeviceChoice, WholeRowsAreFetchedWhereCandidatesEnd) {
-  for (const int tp : {1, 2}) {
-    EXPECT_GT(ExpectChoices(RandomWorkload(29, 513, 60), tp, /*num_candidates=*/4).num_whole_rows,
-              10);
-  }
-}
-
-// Adjusted ones, with log-probabilities, without top-k or with a large one.
-TEST_F(DeviceChoice, AFewRowsAreDecidedHoweverDeepTheyGo) {
-  const Workload workload = RandomWorkload(53, 701, 12);
-  for (const int tp : {1, 2, 8}) {
-    SCOPED_TRACE(::testing::Message() << "tp " << tp);
-    const auto run = ExpectChoices(workload, tp, /*num_candidates=*/tp == 2 ? 256 : 4);
-    EXPECT_TRUE(run.decides_all);
-    EXPECT_EQ(run.num_whole_rows, 0);
-  }
-}
-
-TEST_F(DeviceChoice, OneRankDecidesAnyNumberThatIsNotAdjusted) {
-  Workload workload = RandomWorkload(47, 3000, 40);
-  for (PlainSequence& sequence : workload.sequences) {
-    SamplingParams params;
-    params.temperature = sequence.params.temperature;
-    params.seed = sequence.params.seed;
-    params.top_k = sequence.params.top_k;
-    params.top_p = sequence.params.top_p;
-    params.min_p = sequence.params.min_p;
-    params.num_logprobs = sequence.params.num_logprobs;
-    params.ignore_eos = true;
-    sequence.params = params;
-  }
-  EXPECT_TRUE(ExpectChoices(workload, 1).decides_all);
-}
-
-TEST_F(DeviceChoice, SomeRowsAreDecidedWhateverTheirLogits) {
-  Workload workload = RandomWorkload(41, 2049, 60);
-  for (PlainSequence& sequence : workload.sequences) {
-    SamplingParams& params = sequence.params;
-    if (params.top_k == 0 || params.top_k > 256) params.top_k = 256;
-  }
-  EXPECT_TRUE(ExpectChoices(workload, 2).decides_all);
-  for (size_t i = 0; i <= DeviceChooser::kMaxKeptRows; ++i) {
-    workload.sequences[i].params.top_k = 0;
-    workload.sequences[i].params.temperature = 1.0f;
-    workload.prompt_targets[i] = -1;
-  }
-  EXPECT_FALSE(ExpectChoices(workload, 2).decides_all) << "more than are kept";
-}
-
-TEST_F(DeviceChoice, HostileRowsAreTheHosts) {
-  const Workload workload = HostileWorkload();
-  for (const int tp : {1, 4}) ExpectChoices(workload, tp);
-}
-
-// Of ranks, some have no logits at all.
-TEST_F(DeviceChoice, TinyVocabulariesAreTheHosts) {
-  for (const int64_t vocab_size : {1, 5, 9}) {
-    Workload workload = RandomWorkload(static_cast<uint32_t>(vocab_size), vocab_size, 20);
-    for (PlainSequence& sequence : workload.sequences) sequence.params.logit_bias.clear();
-    workload.eos_token_ids = {static_cast<int32_t>(vocab_size - 1)};
-    ExpectChoices(workload, 8);
-  }
-}
-
-// More tokens with penalties than fit, of the first rank: its last rows are no rank's.
-TEST_F(DeviceChoice, RowsBeyondARanksAdjustmentsAreTheHosts) {
-  Workload workload = RandomWorkload(31, 16000, 36);
-  for (PlainSequence& sequence : workload.sequences) {
-    sequence.params.repetition_penalty = 1.3f;
-    sequence.params.top_k = 50;
-    for (int32_t token = 0; token < 8000; ++token) sequence.prompt.push_back(token);
-  }
-  workload.prompt_targets.assign(workload.prompt_targets.size(), -1);
-  EXPECT_FALSE(ExpectChoices(workload, 2).decides_all);
 }
 
 }  // namespace

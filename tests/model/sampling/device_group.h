@@ -24,6 +24,18 @@ class DeviceGroup final : public Communicator {
     backend_.CopyToDevice(all, gathered.data(), bytes * size());
     return absl::OkStatus();
   }
+  absl::Status AllToAll(const void* mine, int64_t bytes, int64_t stride, void* all) override {
+    const int64_t whole = stride * (size() - 1) + bytes;
+    std::vector<std::byte> parts(static_cast<size_t>(whole));
+    std::vector<std::byte> gathered(static_cast<size_t>(whole * size()));
+    backend_.CopyToHost(parts.data(), mine, whole);
+    RETURN_IF_ERROR(host_.AllGather(parts.data(), whole, gathered.data()));
+    for (int from = 0; from < size(); ++from) {
+      backend_.CopyToDevice(static_cast<std::byte*>(all) + from * stride,
+                            gathered.data() + from * whole + rank() * stride, bytes);
+    }
+    return absl::OkStatus();
+  }
   absl::Status AllReduceSum(float*, int64_t) override { return NotHere(); }
   absl::Status Send(int, const void*, int64_t) override { return NotHere(); }
   absl::Status Recv(int, void*, int64_t) override { return NotHere(); }
@@ -33,7 +45,7 @@ class DeviceGroup final : public Communicator {
   void Abort() override { host_.Abort(); }
 
  private:
-  static absl::Status NotHere() { return absl::UnimplementedError("only gathers"); }
+  static absl::Status NotHere() { return absl::UnimplementedError("only gathers and exchanges"); }
 
   Communicator& host_;
   Backend& backend_;

@@ -137,4 +137,35 @@ inline Workload HostileWorkload() {
   return workload;
 }
 
+// Rows of which many need more than all ranks' 256 largest logits.
+inline Workload DeepWorkload(uint32_t seed, int64_t vocab_size, int num_rows,
+                             const SamplingParams& params) {
+  Workload workload = RandomWorkload(seed, vocab_size, num_rows);
+  for (size_t i = 0; i < workload.sequences.size(); ++i) {
+    SamplingParams& mine = workload.sequences[i].params;
+    const uint64_t seed_of_row = mine.seed;
+    mine = params;
+    mine.seed = seed_of_row;
+    if (i % 3 == 0) mine.top_p = 1.0f;
+  }
+  workload.prompt_targets.assign(workload.prompt_targets.size(), -1);
+  return workload;
+}
+
+// Llama's defaults, but hotter.
+inline SamplingParams TopP() {
+  SamplingParams params;
+  params.temperature = 1.5f;
+  params.top_p = 0.95f;
+  params.ignore_eos = true;
+  return params;
+}
+
+inline SamplingParams Penalties() {
+  SamplingParams params = TopP();
+  params.repetition_penalty = 1.2f;
+  params.frequency_penalty = 0.3f;
+  return params;
+}
+
 }  // namespace lockstep::testing

@@ -1,0 +1,197 @@
+#include "model/sampling/choice_groups.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/base/check.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+int64_t NumAdjustments(const LogitsRow& row, const RowShape& shape,
+                       std::span<const int32_t> eos_token_ids) {
+  if (!shape.chooses || !shape.adjusted) return 0;
+  return MostAdjustments(*row.params, static_cast<int64_t>(row.position), eos_token_ids);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ChoiceGroups>> ChoiceGroups::Create(Backend& backend,
+                                                                   int64_t vocab_size, int tp,
+                                                                   int tp_rank, int64_t max_rows) {
+  std::unique_ptr<ChoiceGroups> groups(new ChoiceGroups(vocab_size, tp, tp_rank));
+  groups->max_rows_ = max_rows;
+  ASSIGN_OR_RETURN(groups->summaries_, DeviceSummarizer::Create(backend, vocab_size, tp, tp_rank,
+                                                                std::min(max_rows, kMaxRows)));
+  // Places that are nobody's, and what alignment costs, in every group.
+  const int64_t bytes_of_group = tp * int64_t{sizeof(int32_t)} + 8;
+  ASSIGN_OR_RETURN(
+      DeviceInput input,
+      DeviceInput::Create(
+          backend, DeviceSummarizer::InputBytes(max_rows) +
+                       max_rows * (int64_t{sizeof(TokenChoiceJob)} + int64_t{sizeof(int32_t)} +
+                                   bytes_of_group) +
+                       DeviceSummarizer::kMaxAdjustments * int64_t{sizeof(LogitAdjustment)}));
+  groups->input_ = std::make_unique<DeviceInput>(std::move(input));
+  groups->rows_.reserve(static_cast<size_t>(max_rows));
+  groups->groups_.reserve(static_cast<size_t>(max_rows));
+  groups->jobs_.reserve(kMaxRows);
+  groups->kept_places_.reserve(kMaxRows);
+  groups->places_.reserve(kMaxRows + static_cast<size_t>(tp));
+  return groups;
+}
+
+bool ChoiceGroups::TakesRow(const LogitsRow& row, const RowShape& shape,
+                            std::span<const int32_t> eos_token_ids) {
+  return NumAdjustments(row, shape, eos_token_ids) <= DeviceSummarizer::kMaxAdjustments;
+}
+
+void ChoiceGroups::Begin(const ChoiceRows& rows, const Memory& memory) {
+  LS_CHECK_LE(std::ssize(rows.rows), max_rows_);
+  LS_CHECK_EQ(rows.rows.size(), rows.shapes.size());
+  call_ = rows;
+  memory_ = memory;
+  next_ = 0;
+  rows_.clear();
+  num_choosing_ = 0;
+  raw_end_ = 0;
+}
+
+std::span<const ChoiceGroup> ChoiceGroups::PackNext() {
+  groups_.clear();
+  input_->Clear();
+  num_adjustments_ = 0;
+  while (next_ < std::ssize(call_.rows) && FitsInput(next_)) groups_.push_back(PackGroup());
+  if (!groups_.empty()) input_->Upload();
+  return groups_;
+}
+
+int64_t ChoiceGroups::TileEnd(int64_t row) const {
+  const int64_t end = row / memory_.tile_rows * memory_.tile_rows + memory_.tile_rows;
+  return std::min({end, row + kMaxRows, static_cast<int64_t>(call_.rows.size())});
+}
+
+// Always into one that is empty: TakesRow, or there are none.
+bool ChoiceGroups::FitsInput(int64_t row) const {
+  const auto i = static_cast<size_t>(row);
+  const int64_t num = NumAdjustments(call_.rows[i], call_.shapes[i], call_.eos_token_ids);
+  return num > DeviceSummarizer::kMaxAdjustments ||
+         num_adjustments_ + num <= DeviceSummarizer::kMaxAdjustments;
+}
+
+bool ChoiceGroups::FitsGroup(int64_t row) const {
+  return num_kept_[static_cast<size_t>(NextOwner())] + NumKept(row) <= kMaxKeptRows;
+}
+
+ChoiceGroup ChoiceGroups::PackGroup() {
+  summaries_->Begin();
+  jobs_.clear();
+  kept_places_.clear();
+  std::fill(num_kept_.begin(), num_kept_.end(), 0);
+  const int64_t first = next_;
+  const int64_t end = TileEnd(first);
+  do {
+    AddRow(next_++);
+  } while (next_ < end && FitsInput(next_) && FitsGroup(next_));
+  ChoiceGroup group = {.rows = {first, next_},
+                       .summaries = summaries_->Pack(*input_, memory_.chosen, memory_.kept),
+                       .raw_offset = raw_end_,
+                       .jobs = input_->Append(std::span<const TokenChoiceJob>(jobs_)),
+                       .num_jobs = static_cast<int>(jobs_.size()),
+                       .goes_on_here = std::any_of(jobs_.begin(), jobs_.end(),
+                                                   [](const auto& job) { return job.row >= 0; }),
+                       .kept_rows = *std::max_element(num_kept_.begin(), num_kept_.end())};
+  if (tp_ > 1) PackPlaces(group);
+  for (int64_t i = first; i < next_; ++i) {
+    Row& row = rows_[static_cast<size_t>(i)];
+    if (row.raw_offset >= 0) row.raw_offset += raw_end_;
+    row.raw_stride = group.summaries.raw_bytes;
+  }
+  raw_end_ += tp_ * group.summaries.raw_bytes;
+  return group;
+}
+
+void ChoiceGroups::AddRow(int64_t index) {
+  const LogitsRow& row = call_.rows[static_cast<size_t>(index)];
+  const RowShape& shape = call_.shapes[static_cast<size_t>(index)];
+  Row& added = rows_.emplace_back();
+  const int32_t place = shape.chooses ? num_choosing_++ : -1;
+  if (!TakesRow(row, shape, call_.eos_token_ids)) return;
+  num_adjustments_ += NumAdjustments(row, shape, call_.eos_token_ids);
+  const DeviceSummarizer::Offsets offsets =
+      summaries_->Add(index % memory_.tile_rows, row, shape, call_.eos_token_ids);
+  added.place = place;
+  added.raw_offset = offsets.raw;
+  if (shape.chooses) AddJob(index, offsets);
+}
+
+void ChoiceGroups::AddJob(int64_t index, const DeviceSummarizer::Offsets& offsets) {
+  const LogitsRow& row = call_.rows[static_cast<size_t>(index)];
+  const RowShape& shape = call_.shapes[static_cast<size_t>(index)];
+  const SamplingParams& params = *row.params;
+  const int64_t num_kept = NumKept(index);
+  TokenChoiceJob& job = jobs_.emplace_back(
+      TokenChoiceJob{.summary = static_cast<int32_t>(offsets.processed),
+                     .num_largest = DeviceSummarizer::NumLargest(shape),
+                     .inverse_temperature = shape.greedy ? 0.0f : InverseTemperature(params),
+                     .top_k = params.top_k,
+                     .top_p = params.top_p,
+                     .min_p = params.min_p,
+                     .seed = params.seed,
+                     .position = row.position,
+                     .sequence_index = row.sequence_index,
+                     .place = rows_.back().place});
+  if (num_kept > 0) {
+    Keep(num_kept, job);
+  } else if (MayGoOn(index)) {
+    job.row = static_cast<int32_t>(index % memory_.tile_rows);
+  }
+}
+
+// Whether the walk may go on where a list that was cut ends, or there is none.
+bool ChoiceGroups::MayGoOn(int64_t index) const {
+  const RowShape& shape = call_.shapes[static_cast<size_t>(index)];
+  if (!shape.chooses || shape.greedy) return false;
+  const int32_t num_largest = DeviceSummarizer::NumLargest(shape);
+  if (int64_t{num_largest} * tp_ > kMaxChoiceCandidates) return true;
+  const bool are_whole = num_largest >= std::min(summaries_->part_width(), vocab_size_) &&
+                         vocab_size_ <= kMaxChoiceSteps;
+  return !are_whole && num_largest != call_.rows[static_cast<size_t>(index)].params->top_k;
+}
+
+int64_t ChoiceGroups::NumKept(int64_t index) const {
+  const RowShape& shape = call_.shapes[static_cast<size_t>(index)];
+  if (!MayGoOn(index) || (tp_ == 1 && !shape.adjusted)) return 0;
+  return shape.adjusted && shape.wants_logprobs ? 2 : 1;
+}
+
+void ChoiceGroups::Keep(int64_t num_kept, TokenChoiceJob& job) {
+  const int owner = NextOwner();
+  int64_t& num_of_owner = num_kept_[static_cast<size_t>(owner)];
+  const auto kept = static_cast<int32_t>(num_of_owner);
+  const int32_t raw_kept = num_kept > 1 ? kept + 1 : -1;
+  const auto first_of_owner = static_cast<int32_t>(owner * kMaxKeptRows);
+  num_of_owner += num_kept;
+  kept_places_.push_back(job.place);
+  summaries_->Keep(first_of_owner + kept, raw_kept >= 0 ? first_of_owner + raw_kept : -1);
+  if (owner != tp_rank_) return;
+  job.kept_row = kept;
+  job.kept_raw_row = raw_kept;
+}
+
+void ChoiceGroups::PackPlaces(ChoiceGroup& group) {
+  const auto count = static_cast<int64_t>(kept_places_.size());
+  group.num_shared = (count + tp_ - 1) / tp_;
+  places_.clear();
+  int64_t nobodys = max_rows_;
+  for (int rank = 0; rank < tp_; ++rank) {
+    for (int64_t i = rank; i < group.num_shared * tp_; i += tp_) {
+      places_.push_back(i < count ? kept_places_[static_cast<size_t>(i)]
+                                  : static_cast<int32_t>(nobodys++));
+    }
+  }
+  group.places = input_->Append(std::span<const int32_t>(places_));
+}
+
+}  // namespace lockstep
