@@ -8,11 +8,24 @@
 
 namespace lockstep {
 
+// How a batch's attention is to be laid out.
+enum class AttentionCut {
+  kOnce,  // as is best, and nobody will issue the same step again
+  kBest,  // of a step that repeats: few forms stand for all batches of its size
+  // The same, in one of those forms, so that all can be met before contexts of their lengths come:
+  // whole contexts, tiles of them, and anything between; a backend may have fewer. For contexts of
+  // a few tokens.
+  kWhole,
+  kTiles,
+  kSplits,
+};
+
 // Contexts of a batch's sequences: what Backend::LayOutAttention goes by.
 struct AttentionBatch {
   std::span<const int32_t> query_starts;  // [num_seqs + 1]
   std::span<const int32_t> context_lens;  // [num_seqs]
   int64_t max_blocks_per_seq = 0;
+  AttentionCut cut = AttentionCut::kOnce;
 
   int64_t MaxQueryLen() const {
     int64_t most = 0;

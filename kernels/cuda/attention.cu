@@ -67,6 +67,17 @@ void CheckArgs(const Backend::AttentionArgs& args) {
       << static_cast<const void*>(args.batch->attention_work);
 }
 
+template <typename... Kernels>
+cudaError_t LoadKernels(Kernels... kernels) {
+  cudaError_t error = cudaSuccess;
+  const auto load = [&](auto kernel) {
+    cudaFuncAttributes attributes = {};
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+  };
+  (load(kernels), ...);
+  return error;
+}
+
 dim3 BlocksFor(int items, const AttentionParams& p) {
   return dim3(static_cast<unsigned>(items), static_cast<unsigned>(p.num_kv_heads));
 }
@@ -85,28 +96,38 @@ cudaError_t LaunchMma(const AttentionParams& p, const AttentionForm& form,
 }
 
 template <typename T, int kDim, int kColumnWarps>
-cudaError_t LaunchMmaOfDim(const AttentionParams& p, const AttentionForm& form,
-                           const KernelStream& stream) {
-  using Decode = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, 3>;
+struct MmaShapes {
   using Prefill = MmaShape<T, kDim, 2, 4, 1, 2, 2>;
-  if (form.tile_rows == Prefill::kRows) return LaunchMma<Prefill>(p, form, stream);
-  LS_CHECK_EQ(form.tile_rows, Decode::kRows);
+  using Decode = MmaShape<T, kDim, 1, 1, kColumnWarps, 3, 3>;
   // Of few sequences, on many multiprocessors. Less shared memory: it begins beside kernels that
   // hold much of it.
-  if (form.one_tile) {
-    using OneTile = MmaShape<T, kDim, 1, 1, kColumnWarps, 2, 3>;
-    static_assert(OneTile::kKeepsQueries);
-    return LaunchMma<OneTile, OneTile::kOneTileSharedBytes>(p, form, stream);
-  }
-  return LaunchMma<Decode>(p, form, stream);
-}
+  using OneTile = MmaShape<T, kDim, 1, 1, kColumnWarps, 2, 3>;
+  static_assert(OneTile::kKeepsQueries);
 
-template <typename T>
-cudaError_t LaunchMmaOfType(const AttentionParams& p, const AttentionForm& form,
+  static cudaError_t Launch(const AttentionParams& p, const AttentionForm& form,
                             const KernelStream& stream) {
-  if (p.head_dim <= 32) return LaunchMmaOfDim<T, 32, 2>(p, form, stream);
-  if (p.head_dim <= 64) return LaunchMmaOfDim<T, 64, 4>(p, form, stream);
-  return LaunchMmaOfDim<T, 128, 4>(p, form, stream);
+    if (form.tile_rows == Prefill::kRows) return LaunchMma<Prefill>(p, form, stream);
+    LS_CHECK_EQ(form.tile_rows, Decode::kRows);
+    if (form.one_tile) return LaunchMma<OneTile, OneTile::kOneTileSharedBytes>(p, form, stream);
+    return LaunchMma<Decode>(p, form, stream);
+  }
+  static cudaError_t Load() {
+    return LoadKernels(AttentionMmaKernel<Prefill>, AttentionMmaKernel<Decode>,
+                       AttentionMmaKernel<OneTile>);
+  }
+};
+
+// body(the shapes for heads of head_dim).
+template <typename T, typename Body>
+cudaError_t WithShapes(int head_dim, const Body& body) {
+  if (head_dim <= 32) return body(MmaShapes<T, 32, 2>());
+  if (head_dim <= 64) return body(MmaShapes<T, 64, 4>());
+  return body(MmaShapes<T, 128, 4>());
+}
+template <typename Body>
+cudaError_t WithShapes(DType kv_dtype, int head_dim, const Body& body) {
+  return kv_dtype == DType::kF16 ? WithShapes<F16>(head_dim, body)
+                                 : WithShapes<BF16>(head_dim, body);
 }
 
 cudaError_t LaunchSplits(const AttentionParams& p, const KvCacheView& cache,
@@ -120,8 +141,8 @@ cudaError_t LaunchSplits(const AttentionParams& p, const KvCacheView& cache,
       WgmmaAttentionSupports(cache)) {
     return LaunchAttentionWgmma(p, cache, blocks, encode_maps, stream);
   }
-  return cache.dtype == DType::kF16 ? LaunchMmaOfType<F16>(p, form, stream)
-                                    : LaunchMmaOfType<BF16>(p, form, stream);
+  return WithShapes(cache.dtype, p.head_dim,
+                    [&](auto shapes) { return decltype(shapes)::Launch(p, form, stream); });
 }
 
 // Few rows have a block each, the many of chunks a warp.
@@ -141,6 +162,16 @@ bool AttentionSupports(DType kv_dtype, int head_dim) {
   if (head_dim <= 0) return false;
   if (kv_dtype == DType::kF32) return head_dim % 2 == 0 && head_dim <= kMaxHeadDim;
   return head_dim % 8 == 0 && head_dim <= 128;
+}
+
+cudaError_t LoadAttention(DType kv_dtype, int head_dim) {
+  constexpr int kFew = kMaxHeadDim / 2 / kWarpSize;
+  constexpr int kMany = kMaxHeadDim / kWarpSize;
+  const cudaError_t error = LoadKernels(MergeByBlocksKernel<kFew>, MergeByWarpsKernel<kFew>,
+                                        MergeByBlocksKernel<kMany>, MergeByWarpsKernel<kMany>);
+  if (error != cudaSuccess) return error;
+  if (kv_dtype == DType::kF32) return LoadKernels(AttentionF32Kernel);
+  return WithShapes(kv_dtype, head_dim, [](auto shapes) { return decltype(shapes)::Load(); });
 }
 
 cudaError_t LaunchAttention(const Backend::AttentionArgs& args, DType out_dtype,

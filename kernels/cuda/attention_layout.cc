@@ -11,10 +11,11 @@ namespace {
 constexpr int64_t kFixedSplitTiles = 16;  // 1024 tokens
 constexpr int kBlocksToMultiprocessor = 2;
 constexpr int kWgmmaBlocksToMultiprocessor = 1;
-// Blocks are launched for so many turns of the device beyond one to each tile. Those that nothing
-// is left for take a microsecond together; long contexts want some, so that multiprocessors end
-// together though some are slower.
-constexpr int64_t kSpareTurns = 4;
+// Blocks of steps that repeat are launched for so many turns of the device beyond one to each tile:
+// enough to fill it, and for many sequences some more, so that one much longer context is dealt
+// evenly. Those that nothing is left for end at once, but each has had its turn.
+constexpr int64_t kSpareTurns = 1;
+constexpr int64_t kSpareTurnsOfMany = 3;
 
 // In tiles of context that a block walks meanwhile: what it takes to begin and to end, and for a
 // split's partial results to be written and merged. (A block of chunks walks a tile in 0.8 us by
@@ -48,60 +49,11 @@ int64_t BlocksOfATurn(const AttentionMachine& machine, bool decode) {
 }
 
 // For each KV head, beyond a block to every tile.
-int64_t SpareBlocks(int64_t turn, const AttentionHeads& heads) {
-  return CeilDiv(kSpareTurns * turn, int64_t{heads.num_kv_heads});
+int64_t SpareBlocks(int64_t turns, int64_t turn, const AttentionHeads& heads) {
+  return CeilDiv(turns * turn, int64_t{heads.num_kv_heads});
 }
-
-// Bits of AttentionForm::Packed.
-constexpr int kRowsBits = 8;
-constexpr int kLaunchesBits = 12;
-constexpr int kCountBits = 21;
-static_assert(kRowsBits + 2 + kLaunchesBits + 2 * kCountBits == 64);
 
 }  // namespace
-
-uint64_t AttentionForm::Packed() const {
-  LS_CHECK(launches < 1 << kLaunchesBits && items < 1 << kCountBits && merges < 1 << kCountBits)
-      << launches << " launches of " << items << " items";
-  uint64_t packed = static_cast<uint64_t>(tile_rows);
-  packed = packed << 1 | (decode ? 1 : 0);
-  packed = packed << 1 | (one_tile ? 1 : 0);
-  packed = packed << kLaunchesBits | static_cast<uint64_t>(launches);
-  packed = packed << kCountBits | static_cast<uint64_t>(items);
-  return packed << kCountBits | static_cast<uint64_t>(merges);
-}
-
-AttentionForm AttentionForm::Unpacked(uint64_t packed) {
-  const auto take = [&](int bits) {
-    const uint64_t value = packed & ((uint64_t{1} << bits) - 1);
-    packed >>= bits;
-    return static_cast<int>(value);
-  };
-  AttentionForm form;
-  form.merges = take(kCountBits);
-  form.items = take(kCountBits);
-  form.launches = take(kLaunchesBits);
-  form.one_tile = take(1) != 0;
-  form.decode = take(1) != 0;
-  form.tile_rows = take(kRowsBits);
-  return form;
-}
-
-int64_t AttentionForm::LaunchBytes() const {
-  return int64_t{sizeof(AttentionHeader)} +
-         (int64_t{items} + merges) * int64_t{sizeof(AttentionItem)};
-}
-
-int AttentionForm::PartialRows(const AttentionHeads& heads) const {
-  return decode ? std::min(tile_rows, heads.num_heads / heads.num_kv_heads) : tile_rows;
-}
-
-int64_t AttentionSlots(const AttentionForm& form, const AttentionHeads& heads,
-                       int64_t workspace_bytes) {
-  constexpr int64_t kStats = 2;  // a maximum and a sum beside the values
-  const int64_t row_bytes = (heads.head_dim + kStats) * int64_t{sizeof(float)};
-  return workspace_bytes / (row_bytes * form.PartialRows(heads) * heads.num_kv_heads);
-}
 
 // One batch on its way into lists.
 class AttentionWork::Cutter {
@@ -116,8 +68,11 @@ class AttentionWork::Cutter {
     form_.decode = most_tokens <= 1 && !machine.decodes_as_chunks;
     form_.tile_rows = TileRows(kv_dtype, form_.decode);
     turn_ = BlocksOfATurn(machine, form_.decode);
-    for (int64_t seq = 0; seq < num_seqs(); ++seq)
-      longest_ = std::max<int64_t>(longest_, ContextTiles(seq));
+    for (int64_t seq = 0; seq < num_seqs(); ++seq) {
+      if (ContextTiles(seq) <= longest_) continue;
+      longest_ = ContextTiles(seq);
+      shortest_ = std::max<int64_t>(longest_ - (NumTokens(seq) - 1) / kAttentionTile, 1);
+    }
   }
 
   // All that does not depend on what is written.
@@ -218,20 +173,28 @@ class AttentionWork::Cutter {
 
   // ---- as is best ----
 
-  // Blocks launched are for the batch's size; of the lengths that need no more, the one with which
-  // they end first.
+  // Of the lengths that need no more blocks than are launched, the one with which they end first.
   void ShapeFree() {
     const int64_t tiles = MostRowTiles();
-    const int64_t spare = SpareBlocks(turn_, heads_);
-    form_.items = static_cast<int>(tiles + spare);
+    const bool are_many = tiles * heads_.num_kv_heads > turn_;
+    const bool are_exact = batch_.cut == AttentionCut::kOnce;  // none ends at once
+    const int64_t turns = are_exact || (form_.decode && are_many) ? kSpareTurnsOfMany : kSpareTurns;
+    const int64_t spare =
+        SpareBlocks(turns, are_exact ? BlocksOfATurn(machine_, true) : turn_, heads_);
     most_splits_ = std::min(spare, MostSlots());
     slots_to_launch_ = MostSlots();
-    split_tiles_ = BestLength(form_.items);
-    // Batches that a turn has room for come in two forms, others, too: of splits of one tile and of
-    // any, or without splits and with them.
-    const bool are_few = form_.decode && tiles * heads_.num_kv_heads <= turn_;
-    form_.one_tile = are_few && split_tiles_ == 1;
-    if (are_few || split_tiles_ < longest_) form_.merges = static_cast<int>(std::min(tiles, spare));
+    split_tiles_ = BestLength(tiles + spare);
+    const bool is_split = split_tiles_ < longest_;
+    const AttentionCut cut = batch_.cut;
+    const bool has_tile_kernel =
+        form_.decode && !are_many && form_.tile_rows == kAttentionDecodeRows;
+    form_.one_tile =
+        has_tile_kernel && (cut == AttentionCut::kTiles || (is_split && split_tiles_ == 1));
+    if (are_exact) return ShapeAsLists();
+    form_.items = static_cast<int>(tiles);
+    if (!is_split && cut != AttentionCut::kTiles && cut != AttentionCut::kSplits) return;
+    form_.items += static_cast<int>(spare);
+    form_.merges = static_cast<int>(std::min(tiles, spare));
   }
 
   // Whole contexts are in as many splits as there is room for, if all are as long as each other.
@@ -288,18 +251,21 @@ class AttentionWork::Cutter {
   }
 
   // In tiles of context: turns of the longest block where all are about as long, else what there is
-  // to do over all multiprocessors and the last block behind it.
+  // to do over all multiprocessors and what comes last, which of decodes may be as long as any, of
+  // a chunk is its beginning.
   double Cost(const Totals& totals, int64_t length) const {
     const Overheads& overheads = form_.decode     ? kDecodeOverheads
                                  : machine_.wgmma ? kWgmmaOverheads
                                                   : kChunkOverheads;
     const auto kv_heads = static_cast<double>(heads_.num_kv_heads);
-    const double split = totals.slots > 0 ? overheads.split : 0.0;
-    const double block = static_cast<double>(std::min(length, longest_)) + overheads.block + split;
+    const auto turn = static_cast<double>(turn_);
+    const double beside = overheads.block + (totals.slots > 0 ? overheads.split : 0.0);
+    const double block = static_cast<double>(std::min(length, longest_)) + beside;
+    const double last = static_cast<double>(std::min(length, shortest_)) + beside;
     const double turns = static_cast<double>(CeilDiv(totals.items * heads_.num_kv_heads, turn_));
     const double all = totals.walked + overheads.block * static_cast<double>(totals.items) +
                        overheads.split * static_cast<double>(totals.slots);
-    return std::min(turns * block, all * kv_heads / static_cast<double>(turn_) + block) +
+    return std::min(turns * block, std::max(all * kv_heads / turn, block) + last) +
            overheads.uneven * block;
   }
 
@@ -330,22 +296,31 @@ class AttentionWork::Cutter {
     const int64_t most = std::max<int64_t>(MostSlots(), 1);
     const int64_t launches = std::max<int64_t>(CeilDiv(slots, most), 1);
     slots_to_launch_ = std::min(CeilDiv(slots, launches) + most_splits, most);
-    int64_t items = 0;
-    int64_t merges = 0;
-    uint64_t most_items = 1;
-    uint64_t most_merges = 0;
+    ShapeAsLists();
+    if (batch_.cut == AttentionCut::kOnce) return;
+    // For contexts of any length there can be no one form; for these few, by doublings.
+    form_.items = static_cast<int>(std::bit_ceil(static_cast<unsigned>(form_.items)));
+    if (form_.merges > 0) {
+      form_.merges = static_cast<int>(std::bit_ceil(static_cast<unsigned>(form_.merges)));
+    }
+  }
+
+  // As many blocks as there is work for.
+  void ShapeAsLists() {
+    const int64_t split_tokens = split_tiles_ * kAttentionTile;
+    int items = 0;
+    int merges = 0;
+    form_.items = 1;
     form_.launches = 1;
     ForEachTile([&](const AttentionItem& tile, bool begins_launch) {
       if (begins_launch) ++form_.launches;
       if (begins_launch) items = merges = 0;
-      const int64_t splits = CeilDiv<int64_t>(tile.end, split_tokens);
+      const auto splits = static_cast<int>(CeilDiv<int64_t>(tile.end, split_tokens));
       items += splits;
       if (splits > 1) ++merges;
-      most_items = std::max(most_items, static_cast<uint64_t>(items));
-      most_merges = std::max(most_merges, static_cast<uint64_t>(merges));
+      form_.items = std::max(form_.items, items);
+      form_.merges = std::max(form_.merges, merges);
     });
-    form_.items = static_cast<int>(std::bit_ceil(most_items));
-    form_.merges = most_merges == 0 ? 0 : static_cast<int>(std::bit_ceil(most_merges));
   }
 
   const AttentionBatch& batch_;
@@ -353,8 +328,9 @@ class AttentionWork::Cutter {
   const AttentionMachine& machine_;
   const int32_t group_;
   AttentionForm form_;
-  int64_t turn_ = 0;     // blocks that run at once
-  int64_t longest_ = 0;  // context, in tiles
+  int64_t turn_ = 0;      // blocks that run at once
+  int64_t longest_ = 0;   // context, in tiles
+  int64_t shortest_ = 0;  // of a row of that sequence
   int64_t split_tiles_ = 1;
   int64_t slots_to_launch_ = 0;
   int64_t most_splits_ = 0;  // tiles that may be split
@@ -386,10 +362,17 @@ int64_t MostAttentionWork(const AttentionLimits& limits, const AttentionHeads& h
   if (machine.fixed_splits) {
     // In lists as long as a power of two, of launches that are about as long as each other; of
     // which the smallest tiles have most.
-    if (kv_dtype != DType::kF32) items = std::max(items, chunks * rows / kAttentionDecodeRows);
-    items *= 4 * CeilDiv(limits.context_len, kFixedSplitTiles * kAttentionTile);
+    const int64_t splits = CeilDiv(limits.context_len, kFixedSplitTiles * kAttentionTile);
+    AttentionForm chunk_form;
+    chunk_form.tile_rows = rows;
+    chunk_form.decode = false;
+    if (rows > kAttentionDecodeRows &&
+        splits > AttentionSlots(chunk_form, heads, machine.workspace_bytes)) {
+      items = std::max(items, chunks * rows / kAttentionDecodeRows);
+    }
+    items *= 4 * splits;
   } else {
-    items += SpareBlocks(BlocksOfATurn(machine, true), heads);
+    items += SpareBlocks(kSpareTurnsOfMany, BlocksOfATurn(machine, true), heads);
   }
   return (2 * items + 2) * int64_t{sizeof(AttentionItem)};
 }

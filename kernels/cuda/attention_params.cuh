@@ -1,5 +1,5 @@
-// What the attention kernels share: their parameters, which rows a block works on, and where
-// results go. A row is one query token of one head.
+// What the attention kernels share: their parameters, where the cache's rows are, and where results
+// go. A row is one query token of one head.
 #pragma once
 
 #include <cstdint>

@@ -273,6 +273,9 @@ AttentionMachine CudaBackend::MachineFor(const KvCacheView& cache) const {
 
 AttentionLayout CudaBackend::LayOutAttention(const AttentionBatch& batch, int num_heads,
                                              const KvCacheView& cache) {
+  if (!std::exchange(has_loaded_attention_, true)) {
+    CudaCheck(LoadAttention(cache.dtype, cache.head_dim), "loading attention's kernels");
+  }
   const AttentionForm& form = attention_work_.LayOut(
       batch, {num_heads, cache.num_kv_heads, cache.head_dim}, cache.dtype, MachineFor(cache));
   return {attention_work_.bytes(), form.Packed()};
@@ -319,7 +322,15 @@ absl::Status CudaBackend::Repeat(const StepKey& key, const std::function<absl::S
 }
 
 absl::Status CudaBackend::Keep(const StepKey& key, const std::function<absl::Status()>& body) {
-  return WithoutRows([&] { return recorder_->Keep(key, body); });
+  const bool had_room = !recorder_->has_left_some();
+  RETURN_IF_ERROR(WithoutRows([&] { return recorder_->Keep(key, body); }));
+  if (had_room && recorder_->has_left_some() && options_.notice != nullptr) {
+    options_.notice(absl::StrFormat(
+        "GPU memory is short: %d sizes of steps are recorded, others are issued kernel by kernel "
+        "(a smaller --gpu-memory-utilization or --max-num-seqs makes room)",
+        recorder_->num_steps()));
+  }
+  return absl::OkStatus();
 }
 
 // A replayed step tells us nothing of its rows: what it quantizes it reads itself, and where they

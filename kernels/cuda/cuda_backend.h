@@ -134,6 +134,7 @@ class CudaBackend : public Backend {
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
   AttentionWork attention_work_;  // of the batch laid out last
+  bool has_loaded_attention_ = false;
   QuantizedRows quantized_;
   bool has_attended_ = false;                 // and no product has come since
   ChunkKernels chunk_kernels_;                // of attention

@@ -98,6 +98,9 @@ struct AttentionWorkspace {
   // Null: such a kernel ends with an error.
   uint32_t* failed_waits = nullptr;
 };
+// Loads the kernels that LaunchAttention may choose for such caches, which CUDA else does when each
+// is first used: when a step is recorded, or serves.
+cudaError_t LoadAttention(DType kv_dtype, int head_dim);
 // What AttentionWork has laid out for args.batch, with the same workspace. Sequences whose
 // context_lens is 0 are skipped and their rows of out left alone. qkv, out and the cache are
 // aligned to 16 bytes. encode_maps not null: chunks are worked on by wgmma, where

@@ -2,6 +2,7 @@
 # is no GPU, as plain C++ over emulated headers (tests/support/cuda_emulation/CMakeLists.txt).
 set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_form.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_layout.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_wgmma.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/chunk_kernels.cc

@@ -20,6 +20,8 @@ void Destroy(cudaGraphExec_t graph) {
 void StepRecorder::Forget() {
   for (const auto& [key, step] : steps_) Destroy(step.graph);
   steps_.clear();
+  max_steps_ = most_steps_;
+  has_left_some_ = false;
 }
 
 absl::Status StepRecorder::Repeat(const StepKey& key, const std::function<absl::Status()>& body) {
@@ -40,18 +42,25 @@ absl::Status StepRecorder::Repeat(const StepKey& key, const std::function<absl::
 }
 
 absl::Status StepRecorder::Keep(const StepKey& key, const std::function<absl::Status()>& body) {
-  auto found = steps_.find(key);
-  Step* const step = found == steps_.end() ? Remember(key) : &found->second;
-  if (step == nullptr || step->graph != nullptr) return absl::OkStatus();
-  RETURN_IF_ERROR(Record(*step, body));
-  if (step->graph == nullptr) MakeRoom();
+  const auto found = steps_.find(key);
+  if (found != steps_.end() && found->second.graph != nullptr) return absl::OkStatus();
+  has_left_some_ |= found == steps_.end() && steps_.size() >= max_steps_;
+  if (has_left_some_) return absl::OkStatus();
+  Step& step = steps_[key];
+  step.last_use = ++num_uses_;
+  RETURN_IF_ERROR(Record(step, body));
+  if (step.graph == nullptr) {
+    steps_.erase(key);
+    max_steps_ = std::max<size_t>(steps_.size(), 1);
+    has_left_some_ = true;
+  }
   return absl::OkStatus();
 }
 
-StepRecorder::Step* StepRecorder::Remember(const StepKey& key) {
-  if (max_steps_ == 0) return nullptr;
+void StepRecorder::Remember(const StepKey& key) {
+  if (max_steps_ == 0) return;
   if (steps_.size() >= max_steps_) ForgetOldest();
-  return &steps_.emplace(key, Step{.graph = nullptr, .last_use = ++num_uses_}).first->second;
+  steps_.emplace(key, Step{.graph = nullptr, .last_use = ++num_uses_});
 }
 
 void StepRecorder::ForgetOldest() {

@@ -20,7 +20,7 @@ class StepRecorder {
   // one that was used longest ago makes room for a new one. At least 1. Where the device has no
   // memory for so many, half of those that there are make room, and no more are kept from then on.
   explicit StepRecorder(cudaStream_t stream, size_t max_steps = 512)
-      : stream_(stream), max_steps_(max_steps) {}
+      : stream_(stream), most_steps_(max_steps), max_steps_(max_steps) {}
   ~StepRecorder() { Forget(); }
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
@@ -29,8 +29,11 @@ class StepRecorder {
   // time it is recorded; from then on the recording runs. A step for whose recording there is no
   // memory runs as it is.
   absl::Status Repeat(const StepKey& key, const std::function<absl::Status()>& body);
-  // Records the step of a key, unless it is already, without running it.
+  // Records the step of a key, unless it is already, without running it. Makes no room: once there
+  // is no memory for one, it and all others asked for are left.
   absl::Status Keep(const StepKey& key, const std::function<absl::Status()>& body);
+  bool has_left_some() const { return has_left_some_; }
+  size_t num_steps() const { return steps_.size(); }
   // Every key is a new one again. What recordings have under way still runs.
   void Forget();
 
@@ -39,13 +42,15 @@ class StepRecorder {
     cudaGraphExec_t graph = nullptr;  // null: seen once
     uint64_t last_use = 0;
   };
-  Step* Remember(const StepKey& key);  // null: none is to be
+  void Remember(const StepKey& key);
   void ForgetOldest();
   void MakeRoom();
   absl::Status Record(Step& step, const std::function<absl::Status()>& body);
 
   const cudaStream_t stream_;
-  size_t max_steps_;
+  const size_t most_steps_;
+  size_t max_steps_;  // fewer where memory is short
+  bool has_left_some_ = false;
   uint64_t num_uses_ = 0;
   std::map<StepKey, Step> steps_;
 };

@@ -47,13 +47,13 @@ T* DeviceBatch::Append(std::span<const T> values, int64_t capacity) {
   return device;
 }
 
-void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend) {
+void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend, AttentionCut cut) {
   const int64_t few = limits_.max_num_seqs;
   const int64_t tokens =
       batch.num_tokens() <= few ? few : std::max(limits_.max_batched_tokens, few);
   const int64_t seqs = limits_.max_num_seqs + 1;
   const AttentionLayout layout = backend.LayOutAttention(
-      {batch.query_starts, batch.context_lens, batch.max_blocks_per_seq}, num_heads_, cache_);
+      {batch.query_starts, batch.context_lens, batch.max_blocks_per_seq, cut}, num_heads_, cache_);
   end_ = 0;
   token_ids_ = Append(batch.token_ids, tokens);
   logits_rows_ = Append(batch.logits_rows, tokens);

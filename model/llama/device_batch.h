@@ -23,7 +23,7 @@ class DeviceBatch {
   // batch has passed CheckStepBatch with the same limits, or is such a one padded. Batches of as
   // many tokens lie at the same addresses, as do all of no more tokens than max_num_seqs; their
   // block tables, if index().attention_form is the same.
-  void CopyFrom(const StepBatch& batch, Backend& backend);
+  void CopyFrom(const StepBatch& batch, Backend& backend, AttentionCut cut);
 
   const BatchIndex& index() const { return index_; }
   int32_t* token_ids() const { return token_ids_; }

@@ -25,7 +25,7 @@ absl::Status LlamaStage::Forward(const StepBatch& batch, const ChosenToken* chos
       return RunPadded(batch, *shape, chosen);
     }
   }
-  batch_.CopyFrom(batch, backend_);
+  batch_.CopyFrom(batch, backend_, AttentionCut::kOnce);
   if (batch_.num_tokens() == 0) return absl::OkStatus();
   TakeChosenTokens(chosen);
   return RunStep([this] { return RunLayers(); });
@@ -33,15 +33,16 @@ absl::Status LlamaStage::Forward(const StepBatch& batch, const ChosenToken* chos
 
 absl::Status LlamaStage::RunPadded(const StepBatch& batch, const PaddedShape& shape,
                                    const ChosenToken* chosen) {
-  const StepKey key = PlacePadded(batch, shape);
+  const StepKey key = PlacePadded(batch, shape, AttentionCut::kBest);
   TakeChosenTokens(chosen);
   return RunStep([&] { return backend_.Repeat(key, [this] { return RunLayers(); }); });
 }
 
 // Puts the batch into that shape and on the device.
-StepKey LlamaStage::PlacePadded(const StepBatch& batch, const PaddedShape& shape) {
+StepKey LlamaStage::PlacePadded(const StepBatch& batch, const PaddedShape& shape,
+                                AttentionCut cut) {
   Pad(batch, shape, padded_);
-  batch_.CopyFrom(padded_, backend_);
+  batch_.CopyFrom(padded_, backend_, cut);
   return {shape.Key(), batch_.index().attention_form};
 }
 

@@ -109,7 +109,7 @@ class LlamaStage {
   KvCacheView CacheShape() const;
   absl::Status RunPadded(const StepBatch& batch, const PaddedShape& shape,
                          const ChosenToken* chosen);
-  StepKey PlacePadded(const StepBatch& batch, const PaddedShape& shape);
+  StepKey PlacePadded(const StepBatch& batch, const PaddedShape& shape, AttentionCut cut);
   void TakeChosenTokens(const ChosenToken* chosen);
   absl::Status RunStep(absl::FunctionRef<absl::Status()> run_layers);
   absl::Status RunLayers();

@@ -27,20 +27,20 @@ int64_t Half(int64_t tokens) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(tokens)) / 2);
 }
 
-// As large as the shape, or a sequence less: one has `context` tokens in the end and all new ones
-// that the others leave, which have one. Nobody reads what becomes of it: all are in block 0.
-StepBatch BatchOfShape(const PaddedShape& shape, int64_t context, int block_size) {
+// As large as the shape, or a sequence less: one has as many new tokens as the others, which have
+// one each, leave or as a model has positions. Nobody reads what becomes of it: all are in block 0.
+StepBatch BatchOfShape(const PaddedShape& shape, const BatchLimits& limits) {
   StepBatch batch;
   batch.query_starts.push_back(0);
-  batch.max_blocks_per_seq = (context + block_size - 1) / block_size;
   const int64_t num_seqs = shape.has_chunks ? shape.num_seqs - 1 : shape.num_seqs;
+  const int64_t longest = std::min(shape.num_tokens - (num_seqs - 1), limits.max_model_len);
+  batch.max_blocks_per_seq = (longest + limits.block_size - 1) / limits.block_size;
   for (int64_t seq = 0; seq < num_seqs; ++seq) {
-    const int64_t length = seq == 0 ? context : 1;
-    const int64_t new_tokens = seq == 0 ? shape.num_tokens - (num_seqs - 1) : 1;
-    for (int64_t position = length - new_tokens; position < length; ++position) {
+    const int64_t length = seq == 0 ? longest : 1;
+    for (int64_t position = 0; position < length; ++position) {
       batch.token_ids.push_back(0);
       batch.positions.push_back(static_cast<int32_t>(position));
-      batch.slot_mapping.push_back(position % block_size);
+      batch.slot_mapping.push_back(position % limits.block_size);
     }
     batch.query_starts.push_back(static_cast<int32_t>(batch.positions.size()));
     batch.context_lens.push_back(static_cast<int32_t>(length));
@@ -71,20 +71,15 @@ absl::Status LlamaStage::WarmUpPrompts() {
   return absl::OkStatus();
 }
 
-// Runs a step of it, in which libraries choose algorithms and connect, and keeps those of the
-// shortest context that it may have and of the longest: how attention is launched is the one or the
-// other, whatever the lengths.
+// Runs a step of it, in which libraries choose algorithms and connect, and keeps it in all forms
+// that attention may take.
 absl::Status LlamaStage::WarmUpShape(const PaddedShape& shape) {
-  const int64_t num_others = shape.has_chunks ? shape.num_seqs - 2 : shape.num_seqs - 1;
-  const int64_t shortest = shape.num_tokens - num_others;
-  if (shortest > limits_.max_model_len) return absl::OkStatus();  // no such step will come
-  const StepBatch short_batch = BatchOfShape(shape, shortest, limits_.block_size);
-  const StepBatch long_batch = BatchOfShape(shape, limits_.max_model_len, limits_.block_size);
-  RETURN_IF_ERROR(CheckStepBatch(short_batch, limits_, num_kv_blocks_));
-  RETURN_IF_ERROR(CheckStepBatch(long_batch, limits_, num_kv_blocks_));
-  RETURN_IF_ERROR(RunPadded(short_batch, shape, nullptr));
-  for (const StepBatch* batch : {&short_batch, &long_batch}) {
-    const StepKey key = PlacePadded(*batch, shape);
+  const StepBatch batch = BatchOfShape(shape, limits_);
+  RETURN_IF_ERROR(CheckStepBatch(batch, limits_, num_kv_blocks_));
+  RETURN_IF_ERROR(RunPadded(batch, shape, nullptr));
+  for (const AttentionCut cut :
+       {AttentionCut::kWhole, AttentionCut::kTiles, AttentionCut::kSplits}) {
+    const StepKey key = PlacePadded(batch, shape, cut);
     RETURN_IF_ERROR(backend_.Keep(key, [this] { return RunLayers(); }));
   }
   return absl::OkStatus();

@@ -80,6 +80,7 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
 }
 
 absl::Status RankModel::Join(RankGroups& host) {
+  is_warm_ = false;  // steps are kept for groups
   const BatchLimits& limits = options_.stage.limits;
   return device_->Join(host, {.max_hidden_states = limits.max_batched_tokens * config().hidden_size,
                               .bytes_back = TokenReturn::MessageBytes(limits.max_num_seqs)});
@@ -122,10 +123,15 @@ absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_kv_blocks is ", num_blocks, ", must be 1 to ", max_kv_blocks_));
   }
-  if (num_blocks == num_kv_blocks_) return absl::OkStatus();
-  RETURN_IF_ERROR(stage_->AllocateKvCache(num_blocks));
-  num_kv_blocks_ = num_blocks;
-  return stage_->WarmUp();
+  if (num_blocks != num_kv_blocks_) {
+    RETURN_IF_ERROR(stage_->AllocateKvCache(num_blocks));
+    num_kv_blocks_ = num_blocks;
+    is_warm_ = false;
+  }
+  if (is_warm_) return absl::OkStatus();
+  RETURN_IF_ERROR(stage_->WarmUp());
+  is_warm_ = true;
+  return absl::OkStatus();
 }
 
 // Null where nobody has any.

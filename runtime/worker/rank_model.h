@@ -70,6 +70,7 @@ class RankModel {
   std::unique_ptr<TokenReturn> token_return_;     // null: tokens do, or there is one stage
   int64_t max_kv_blocks_ = 0;
   int64_t num_kv_blocks_ = 0;
+  bool is_warm_ = false;  // the stage, with the groups joined last
 };
 
 }  // namespace lockstep

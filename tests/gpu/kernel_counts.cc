@@ -163,7 +163,7 @@ class StepCounter {
     CountElementwise();
     CountGated();
     CountAttention("attention", nullptr);
-    if (index_.max_query_len > 1) {
+    if (tokens_ > index_.num_seqs) {
       CountAttention("attention by wgmma", &cuTensorMapEncodeTiled);
     }
     if (!products || tokens_ > cuda::kSkinnyMaxRows) return;
@@ -231,7 +231,7 @@ class StepCounter {
         {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, DType::kBF16,
         {.num_multiprocessors = static_cast<int>(kMultiprocessors), .wgmma = encode != nullptr});
     const Memory on_device(std::vector<std::byte>(work.bytes().begin(), work.bytes().end()));
-    index_.attention_work = on_device.as();
+    index_.attention_work = on_device.as<std::byte>();
     index_.attention_form = work.form().Packed();
     const Memory workspace(cuda::kAttentionWorkspaceBytes);
     const Backend::AttentionArgs args = {qkv_.as(), shape_.num_heads, 0.088f,     &index_,

@@ -45,9 +45,10 @@ class KernelTimer {
                                static_cast<int>(config_.head_dim)};
     batch_ = Value(
         DeviceBatch::Allocate(backend_, batch_limits, static_cast<int>(config_.num_heads), cache));
+    const bool repeats = num_tokens() <= kMaxPaddedChunkTokens || size.new_tokens == 1;
     batch_.CopyFrom(MakeUniformBatch({size.num_seqs, size.context, size.new_tokens, size.block_size,
                                       config_.vocab_size}),
-                    backend_);
+                    backend_, repeats ? AttentionCut::kBest : AttentionCut::kOnce);
     const int64_t widest = std::max<int64_t>({2 * config_.intermediate_size, qkv_width(),
                                               config_.vocab_size * size.num_seqs / num_tokens()});
     wide_ = Rows(widest, sizeof(float));

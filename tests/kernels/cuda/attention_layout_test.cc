@@ -37,7 +37,7 @@ class Batch {
       contexts_.push_back(context);
     }
   }
-  AttentionBatch view() const { return {starts_, contexts_, kWidth}; }
+  AttentionBatch view(AttentionCut cut) const { return {starts_, contexts_, kWidth, cut}; }
   static constexpr int64_t kWidth = 8192;
   const std::vector<int32_t>& starts() const { return starts_; }
   const std::vector<int32_t>& contexts() const { return contexts_; }
@@ -57,9 +57,10 @@ Batch OneLong(int count, int32_t new_tokens, int32_t context, int32_t longest) {
 }
 
 AttentionWork Cut(const Batch& batch, const AttentionMachine& machine,
-                  const AttentionHeads& heads = kHeads, DType dtype = DType::kBF16) {
+                  const AttentionHeads& heads = kHeads, DType dtype = DType::kBF16,
+                  AttentionCut cut = AttentionCut::kBest) {
   AttentionWork work;
-  work.LayOut(batch.view(), heads, dtype, machine);
+  work.LayOut(batch.view(cut), heads, dtype, machine);
   return work;
 }
 
@@ -134,6 +135,21 @@ void ExpectCovers(const AttentionWork& work, const Batch& batch, const Attention
   EXPECT_EQ(tiles.size(), num_tiles);
 }
 
+// A step that does not repeat launches no block too many.
+void ExpectExactOnceOnly(const Batch& batch, const AttentionMachine& machine,
+                         const AttentionHeads& heads, DType dtype) {
+  const AttentionWork once = Cut(batch, machine, heads, dtype, AttentionCut::kOnce);
+  size_t most_items = 1;
+  size_t most_merges = 0;
+  for (const Lists& lists : ListsOf(once)) {
+    most_items = std::max(most_items, lists.items.size());
+    most_merges = std::max(most_merges, lists.merges.size());
+  }
+  EXPECT_EQ(once.form().items, static_cast<int>(most_items));
+  EXPECT_EQ(once.form().merges, static_cast<int>(most_merges));
+  ExpectCovers(once, batch, heads, machine.workspace_bytes);
+}
+
 TEST(AttentionLayout, CoversAllContextsWithinWhatIsLaunched) {
   const std::vector<Batch> batches = {
       Decodes(1, 1), Decodes(1, 64), Decodes(1, 65), Decodes(3, 1000), Decodes(200, 70),
@@ -149,6 +165,7 @@ TEST(AttentionLayout, CoversAllContextsWithinWhatIsLaunched) {
         for (const DType dtype : {DType::kBF16, DType::kF32}) {
           for (const int64_t workspace : {kAttentionWorkspaceBytes, kAttentionWorkspaceBytes / 8}) {
             machine.workspace_bytes = workspace;
+            ExpectExactOnceOnly(batch, machine, heads, dtype);
             const AttentionWork work = Cut(batch, machine, heads, dtype);
             SCOPED_TRACE(::testing::Message()
                          << batch.contexts().size() << " sequences, " << batch.starts().back()
@@ -168,33 +185,43 @@ TEST(AttentionLayout, CoversAllContextsWithinWhatIsLaunched) {
   }
 }
 
+// Those of a step of the same size with short contexts, as it is recorded before any come.
+std::set<uint64_t> FormsAskedFor(const Batch& batch, const AttentionMachine& machine,
+                                 const AttentionHeads& heads) {
+  std::set<uint64_t> forms;
+  for (const AttentionCut cut :
+       {AttentionCut::kWhole, AttentionCut::kTiles, AttentionCut::kSplits}) {
+    const AttentionWork work = Cut(batch, machine, heads, DType::kBF16, cut);
+    ExpectCovers(work, batch, heads, machine.workspace_bytes);
+    forms.insert(work.form().Packed());
+  }
+  return forms;
+}
+
 // Or a step would be recorded anew with its contexts' growth.
-TEST(AttentionLayout, BatchesOfOneSizeHaveTwoForms) {
-  for (const AttentionHeads& heads : {kHeads, kOneHead}) {
+TEST(AttentionLayout, BatchesOfOneSizeHaveTheFormsThatCanBeAskedFor) {
+  for (const AttentionHeads& heads : {kHeads, kOneHead, AttentionHeads{64, 4, 128}}) {
     for (const int num_seqs : {1, 2, 8, 24, 33, 64, 100, 256}) {
-      std::set<uint64_t> forms;
+      const std::set<uint64_t> known = FormsAskedFor(Decodes(num_seqs, 1), kMachine, heads);
+      EXPECT_LE(known.size(), 3u);
       for (int32_t context = 1; context <= 131072; context += 1 + context / 7) {
-        forms.insert(Cut(Decodes(num_seqs, context), kMachine, heads).form().Packed());
-        forms.insert(Cut(OneLong(num_seqs, 1, 1, context), kMachine, heads).form().Packed());
-        forms.insert(Cut(OneLong(num_seqs, 1, 500, context), kMachine, heads).form().Packed());
+        for (const Batch& batch : {Decodes(num_seqs, context), OneLong(num_seqs, 1, 1, context),
+                                   OneLong(num_seqs, 1, 500, context)}) {
+          EXPECT_TRUE(known.contains(Cut(batch, kMachine, heads).form().Packed()))
+              << num_seqs << " of " << context;
+        }
       }
-      EXPECT_LE(forms.size(), 2u) << num_seqs;
-      // And both are met by who tries the shortest and one as long as can be.
-      EXPECT_TRUE(forms.contains(Cut(Decodes(num_seqs, 1), kMachine, heads).form().Packed()));
-      EXPECT_TRUE(
-          forms.contains(Cut(OneLong(num_seqs, 1, 1, 131072), kMachine, heads).form().Packed()));
-      EXPECT_NE(Cut(Decodes(num_seqs, 1), kMachine, heads).form().Packed(),
-                Cut(OneLong(num_seqs, 1, 1, 131072), kMachine, heads).form().Packed())
-          << num_seqs;
     }
     for (const int num_seqs : {1, 4, 16, 60}) {
-      std::set<uint64_t> forms;
+      std::vector<Sequence> sequences(static_cast<size_t>(num_seqs), {1, 1});
+      sequences[0] = {8, 8};
+      const std::set<uint64_t> known = FormsAskedFor(Batch(sequences), kByWgmma, heads);
+      EXPECT_EQ(known.size(), 2u);
       for (int32_t context = 8; context <= 131072; context += 1 + context / 7) {
-        std::vector<Sequence> sequences(static_cast<size_t>(num_seqs), {1, 1});
         sequences[0] = {8, context};
-        forms.insert(Cut(Batch(sequences), kByWgmma, heads).form().Packed());
+        EXPECT_TRUE(known.contains(Cut(Batch(sequences), kByWgmma, heads).form().Packed()))
+            << num_seqs << " of " << context;
       }
-      EXPECT_LE(forms.size(), 2u) << num_seqs;
     }
   }
 }
@@ -230,6 +257,7 @@ TEST(AttentionLayout, OneDecodeFillsTheMultiprocessors) {
 TEST(AttentionLayout, ManyShortDecodesAreNotSplit) {
   const AttentionWork work = Cut(Decodes(64, 1024), kMachine);
   EXPECT_EQ(NumItems(work), 64u);
+  EXPECT_EQ(work.form().items, 64);  // none ends at once
   EXPECT_EQ(work.form().merges, 0);
 }
 
@@ -242,12 +270,13 @@ TEST(AttentionLayout, OneLongDecodeAmongManyIsShared) {
 
 TEST(AttentionLayout, LongDecodesThatFillTheMultiprocessorsTakeAFewTurns) {
   const size_t items = NumItems(Cut(Decodes(32, 32768), kMachine));
-  EXPECT_GE(items, 3 * 32u);
+  EXPECT_GE(items, 2 * 32u);
   EXPECT_LE(items, 8 * 32u);
 }
 
 int64_t SplitsByWgmma(int32_t new_tokens, int32_t context) {
-  const AttentionWork work = Cut(Batch({{new_tokens, context}}), kByWgmma);
+  const AttentionWork work =
+      Cut(Batch({{new_tokens, context}}), kByWgmma, kHeads, DType::kBF16, AttentionCut::kOnce);
   return (context + work.split_tokens() - 1) / work.split_tokens();
 }
 
@@ -255,6 +284,7 @@ TEST(AttentionLayout, ChunksThatFillTheMultiprocessorsAreNotSplit) {
   EXPECT_EQ(SplitsByWgmma(512, 32768), 1);  // 128 blocks
   EXPECT_EQ(SplitsByWgmma(1000, 4096), 1);  // 256
   EXPECT_EQ(SplitsByWgmma(8192, 8192), 1);
+  EXPECT_EQ(Cut(Batch({{8192, 8192}}), kByWgmma, kOneHead).form().merges, 0);
 }
 
 TEST(AttentionLayout, LongChunksThatFillTheLastTurnBadlyAreSplit) {

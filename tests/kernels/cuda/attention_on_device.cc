@@ -87,8 +87,9 @@ void DeviceBatch::Write(const FlatBatch& batch) {
 }
 
 std::vector<uint8_t> DeviceBatch::LayOut(const FlatBatch& batch) {
-  work_.LayOut({batch.query_starts, batch.context_lens, batch.max_blocks_per_seq},
-               {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, shape_.dtype, machine_);
+  work_.LayOut(
+      {batch.query_starts, batch.context_lens, batch.max_blocks_per_seq, AttentionCut::kBest},
+      {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, shape_.dtype, machine_);
   std::vector<uint8_t> bytes(work_.bytes().size());
   std::memcpy(bytes.data(), work_.bytes().data(), bytes.size());
   return bytes;

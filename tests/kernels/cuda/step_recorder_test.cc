@@ -83,7 +83,54 @@ TEST_F(StepRecorderTest, TheOneUsedLongestAgoMakesRoom) {
   EXPECT_EQ(Sum(), 10.0f);
 }
 
+TEST_F(StepRecorderTest, WhatIsKeptHasNotRunAndIsReplayedAtOnce) {
+  cuda::StepRecorder recorder(stream_, 2);
+  const auto keep = [&](uint64_t key) {
+    return recorder.Keep(key, [this] {
+      ++num_calls_;
+      EXPECT_EQ(cuda::LaunchAdd(sum_.data(), one_.data(), DType::kF32, 1, stream_), cudaSuccess);
+      return result_;
+    });
+  };
+  ASSERT_TRUE(keep(1).ok());
+  ASSERT_TRUE(keep(1).ok());  // is already
+  EXPECT_EQ(num_calls_, 1);
+  EXPECT_EQ(Sum(), 0.0f);
+  ASSERT_TRUE(Step(recorder, 1).ok());
+  EXPECT_EQ(num_calls_, 1);
+  EXPECT_EQ(Sum(), 1.0f);
+  ASSERT_TRUE(Step(recorder, 2).ok());  // as it is
+  ASSERT_TRUE(keep(2).ok());
+  EXPECT_FALSE(recorder.has_left_some());
+  ASSERT_TRUE(keep(3).ok());  // no room: the others stay
+  EXPECT_TRUE(recorder.has_left_some());
+  EXPECT_EQ(num_calls_, 3);
+  for (const uint64_t key : {1, 2}) ASSERT_TRUE(Step(recorder, key).ok());
+  EXPECT_EQ(num_calls_, 3);
+  EXPECT_EQ(Sum(), 4.0f);
+  recorder.Forget();
+  EXPECT_FALSE(recorder.has_left_some());
+  ASSERT_TRUE(keep(3).ok());
+  EXPECT_EQ(recorder.num_steps(), 1u);
+}
+
 #ifdef LOCKSTEP_CUDA_EMULATION
+TEST_F(StepRecorderTest, WhatIsKeptStaysWhereMemoryEnds) {
+  constexpr int64_t kGraphBytes = 1 << 20;
+  cuda_emulation::SetDevice(
+      {.memory_bytes = cuda_emulation::AllocatedBytes() + 2 * kGraphBytes + kGraphBytes / 2,
+       .graph_bytes = kGraphBytes});
+  {
+    cuda::StepRecorder recorder(stream_);
+    const auto nothing = [] { return absl::OkStatus(); };
+    for (uint64_t key = 0; key < 5; ++key) ASSERT_TRUE(recorder.Keep(key, nothing).ok());
+    EXPECT_TRUE(recorder.has_left_some());
+    EXPECT_EQ(recorder.num_steps(), 2u);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+  cuda_emulation::SetDevice({});
+}
+
 TEST_F(StepRecorderTest, WithoutMemoryForRecordingsStepsRunAsTheyAre) {
   constexpr int64_t kGraphBytes = 1 << 20;
   cuda_emulation::SetDevice(
