@@ -1,7 +1,9 @@
 #include "model/sampling/adjust_logits.h"
 
+#include <algorithm>
 #include <limits>
 
+#include "absl/container/flat_hash_set.h"
 #include "kernels/base/check.h"
 
 namespace lockstep {
@@ -25,6 +27,7 @@ bool HasPenalties(const SamplingParams& params) {
 void TokenHistory::Reset(const SamplingParams& params, Range vocab) {
   tracks_prompt_ = params.repetition_penalty != 1.0f;
   tracks_output_ = HasPenalties(params);
+  num_prompt_tokens_ = 0;
   vocab_ = vocab;
   entries_.clear();
   index_.clear();
@@ -39,6 +42,8 @@ TokenHistory::Entry* TokenHistory::Find(int32_t token) {
 
 void TokenHistory::AddPrompt(std::span<const int32_t> tokens) {
   if (!tracks_prompt_) return;
+  const absl::flat_hash_set<int32_t> different(tokens.begin(), tokens.end());
+  num_prompt_tokens_ += std::ssize(different);
   for (const int32_t token : tokens) Find(token);
 }
 
@@ -108,11 +113,13 @@ void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHisto
   for (const int32_t token : params.stop_token_ids) job.num_masks += add(token, 0.0f);
 }
 
-int64_t MostAdjustments(const SamplingParams& params, int64_t num_tokens,
-                        std::span<const int32_t> eos_token_ids) {
-  return static_cast<int64_t>(params.logit_bias.size() + params.stop_token_ids.size() +
-                              eos_token_ids.size()) +
-         (HasPenalties(params) ? num_tokens : 0);
+int64_t MostAdjustments(const SamplingParams& params, const TokenHistory& history,
+                        int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
+                        int64_t part_width) {
+  const int64_t num_others =
+      std::ssize(params.logit_bias) + std::ssize(params.stop_token_ids) + std::ssize(eos_token_ids);
+  if (!HasPenalties(params)) return num_others;
+  return num_others + std::min(history.num_prompt_tokens() + num_output_tokens, part_width);
 }
 
 }  // namespace lockstep

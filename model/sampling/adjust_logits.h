@@ -34,12 +34,16 @@ class TokenHistory {
   void AddPrompt(std::span<const int32_t> tokens);
   void AddOutput(int32_t token);
   std::span<const Entry> entries() const { return entries_; }
+  // Different ones in the prompt, of the whole vocabulary, as far as the parameters ask for them.
+  // The same on every rank.
+  int64_t num_prompt_tokens() const { return num_prompt_tokens_; }
 
  private:
   Entry* Find(int32_t token);  // null when the token is not tracked here
 
   bool tracks_prompt_ = false;
   bool tracks_output_ = false;
+  int64_t num_prompt_tokens_ = 0;
   Range vocab_;
   std::vector<Entry> entries_;
   absl::flat_hash_map<int32_t, int32_t> index_;  // token -> entry
@@ -59,8 +63,10 @@ void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHisto
                      int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
                      std::vector<LogitAdjustment>& adjustments, LogitsJob& job);
 
-// The most that ListAdjustments appends for a sequence of so many tokens, on any rank.
-int64_t MostAdjustments(const SamplingParams& params, int64_t num_tokens,
-                        std::span<const int32_t> eos_token_ids);
+// The most that ListAdjustments appends on any rank, whose part of the vocabulary has at most
+// part_width tokens. The same on every rank, also while some have not read their last token yet.
+int64_t MostAdjustments(const SamplingParams& params, const TokenHistory& history,
+                        int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
+                        int64_t part_width);
 
 }  // namespace lockstep

@@ -7,15 +7,6 @@
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
-namespace {
-
-int64_t NumAdjustments(const LogitsRow& row, const RowShape& shape,
-                       std::span<const int32_t> eos_token_ids) {
-  if (!shape.chooses || !shape.adjusted) return 0;
-  return MostAdjustments(*row.params, static_cast<int64_t>(row.position), eos_token_ids);
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<ChoiceGroups>> ChoiceGroups::Create(Backend& backend,
                                                                    int64_t vocab_size, int tp,
@@ -42,8 +33,15 @@ absl::StatusOr<std::unique_ptr<ChoiceGroups>> ChoiceGroups::Create(Backend& back
   return groups;
 }
 
+int64_t ChoiceGroups::NumAdjustments(const LogitsRow& row, const RowShape& shape,
+                                     std::span<const int32_t> eos_token_ids) const {
+  if (!shape.chooses || !shape.adjusted) return 0;
+  return MostAdjustments(*row.params, *row.history, row.num_output_tokens, eos_token_ids,
+                         summaries_->part_width());
+}
+
 bool ChoiceGroups::TakesRow(const LogitsRow& row, const RowShape& shape,
-                            std::span<const int32_t> eos_token_ids) {
+                            std::span<const int32_t> eos_token_ids) const {
   return NumAdjustments(row, shape, eos_token_ids) <= DeviceSummarizer::kMaxAdjustments;
 }
 

@@ -62,8 +62,8 @@ class ChoiceGroups {
                                                               int64_t max_rows);
 
   // Whether a row can be decided on the device; if not, it belongs to no job.
-  static bool TakesRow(const LogitsRow& row, const RowShape& shape,
-                       std::span<const int32_t> eos_token_ids);
+  bool TakesRow(const LogitsRow& row, const RowShape& shape,
+                std::span<const int32_t> eos_token_ids) const;
 
   // ---- a call ----
   struct Memory {
@@ -93,6 +93,9 @@ class ChoiceGroups {
  private:
   ChoiceGroups(int64_t vocab_size, int tp, int tp_rank)
       : vocab_size_(vocab_size), tp_(tp), tp_rank_(tp_rank), num_kept_(static_cast<size_t>(tp)) {}
+  // The most that there can be on any rank.
+  int64_t NumAdjustments(const LogitsRow& row, const RowShape& shape,
+                         std::span<const int32_t> eos_token_ids) const;
   int64_t TileEnd(int64_t row) const;
   bool FitsInput(int64_t row) const;
   bool FitsGroup(int64_t row) const;

@@ -63,9 +63,9 @@ DeviceChooser::Call& DeviceChooser::oldest() {
   return calls_[IndexOf(num_done_)];
 }
 
-bool DeviceChooser::DecidesAll(const ChoiceRows& rows) {
+bool DeviceChooser::DecidesAll(const ChoiceRows& rows) const {
   for (size_t i = 0; i < rows.rows.size(); ++i) {
-    if (!ChoiceGroups::TakesRow(rows.rows[i], rows.shapes[i], rows.eos_token_ids)) return false;
+    if (!groups_->TakesRow(rows.rows[i], rows.shapes[i], rows.eos_token_ids)) return false;
   }
   return true;
 }

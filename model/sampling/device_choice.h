@@ -44,7 +44,7 @@ class DeviceChooser {
   void Forget() { num_done_ = num_issued_; }
 
   // Whether all rows will be decided, whatever their logits are. The same on every rank.
-  static bool DecidesAll(const ChoiceRows& rows);
+  bool DecidesAll(const ChoiceRows& rows) const;
 
   // ---- a call ----
   // Chooses from logits [rows, vocab] on the device, a tile at a time, without waiting. Errors: the

@@ -307,7 +307,7 @@ void VocabSampler::Impl::FindShapes(std::span<const LogitsRow> rows,
 
 bool VocabSampler::Impl::WouldDecideAll(std::span<const LogitsRow> rows) {
   FindShapes(rows, shapes_);
-  return DeviceChooser::DecidesAll({rows, shapes_, options_.eos_token_ids});
+  return device_->DecidesAll({rows, shapes_, options_.eos_token_ids});
 }
 
 absl::Status VocabSampler::Impl::Begin(std::span<const LogitsRow> rows, const LogitsTiles& tiles) {

@@ -78,5 +78,17 @@ TEST(ChoiceGroups, RowsThatCannotGoOnAreNotKept) {
   EXPECT_EQ(GroupsOf(DeepWorkload(62, 2000, 100, TopP()), 1, 0)[0].kept_rows, 0);
 }
 
+TEST(ChoiceGroups, TakeAdjustmentsOfDifferentTokensAlone) {
+  Workload workload = DeepWorkload(63, 2000, 40, TopP());
+  for (PlainSequence& sequence : workload.sequences) {
+    sequence.params.top_k = 10;
+    sequence.params.frequency_penalty = 0.5f;
+    for (int32_t i = 0; i < 30000; ++i) sequence.prompt.push_back(i % 2000);
+  }
+  EXPECT_EQ(GroupsOf(workload, 2, 1).size(), 1u) << "prompts are not penalized";
+  for (PlainSequence& sequence : workload.sequences) sequence.params.repetition_penalty = 1.1f;
+  EXPECT_EQ(GroupsOf(workload, 2, 1).size(), 1u) << "nor more tokens than a rank has";
+}
+
 }  // namespace
 }  // namespace lockstep
