@@ -92,8 +92,11 @@ class Counting {
 
 // Others can only come beside it on a multiprocessor divided as they need it (device.cuh).
 cudaError_t LaunchStandIn(int num_blocks, int shared_bytes, const KernelStream& stream) {
-  cudaError_t error = cudaFuncSetAttribute(
-      StandInKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  cudaError_t error = cudaSuccess;
+  if (shared_bytes > 0) {  // never less again: another thread may be about to launch with more
+    error = cudaFuncSetAttribute(StandInKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 shared_bytes);
+  }
   if (error == cudaSuccess) {
     error = cudaFuncSetAttribute(StandInKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared);
