@@ -71,7 +71,7 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 18"
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 19"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file

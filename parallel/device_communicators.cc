@@ -16,8 +16,11 @@ absl::StatusOr<RankGroups> MakeDeviceGroups(DeviceCommunicators& communicators, 
       std::min(host.most_whole_bytes_to_next, kMostWholeBytesBetweenDevices);
   groups.most_undivided_bytes = options.most_undivided_bytes;
   const int64_t most_summed_bytes = options.max_hidden_states * static_cast<int64_t>(sizeof(float));
+  // Of rows of logits.
+  const bool exchanges_parts = host.pp->rank() + 1 == host.pp->size();
   ASSIGN_OR_RETURN(groups.tp, communicators.Make(backend, *host.tp,
                                                  {.most_summed_bytes = most_summed_bytes,
+                                                  .exchanges_parts = exchanges_parts,
                                                   .notice = options.notice}));
   DeviceGroupOptions pipeline{
       .is_pipeline = true, .bytes_back = options.bytes_back, .notice = options.notice};

@@ -17,6 +17,7 @@ struct DeviceGroupOptions {
   // Of sums over the group, which are part of every step: worth memory of their own, which the
   // peers' devices read. Longer ones may wait for connections the first time. 0: there are none.
   int64_t most_summed_bytes = 0;
+  bool exchanges_parts = false;  // AllToAll is called: connections between any two ranks
   // Of a pipeline: messages come from rank() - 1 and go to rank() + 1, of so many bytes at most
   // (longer ones take turns in pieces). Memory for one of either is taken, so that they travel
   // beside the kernels: Send and Recv may then not be part of Backend::Repeat, and what is sent may

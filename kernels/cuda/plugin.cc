@@ -34,7 +34,7 @@ class CudaCommunicators final : public DeviceCommunicators {
     options.deterministic = device.options().deterministic;
     options.own_collectives = group.most_summed_bytes > 0;
     options.connect_bytes = std::min(options.connect_bytes, group.most_summed_bytes);
-    options.connects_pairs = true;
+    options.connects_pairs = group.exchanges_parts;
     options.notice = group.notice;
     options.siblings = SiblingsOf(device);
     options.forget_graphs = [&device] { device.ForgetSteps(); };

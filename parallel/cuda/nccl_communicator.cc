@@ -124,7 +124,7 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
   RETURN_IF_ERROR(
       CudaStatus(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming), "an event"));
   RETURN_IF_ERROR(ConnectAlgorithms());
-  RETURN_IF_ERROR(ConnectNeighbours());
+  if (!options_.connects_pairs) RETURN_IF_ERROR(ConnectNeighbours());
   if (own_collectives_ != nullptr) {
     if (!options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
     RETURN_IF_ERROR(TryGatherings(host));
