@@ -25,7 +25,7 @@ struct LogitAdjustment {
 // and presence_penalty; the last num_masks make it -infinity. Within the biases and within the
 // penalties, no index comes twice; all are inside the row.
 struct LogitsJob {
-  int32_t row = 0;                   // -1: of none; the summary's count is then -1
+  int32_t row = 0;
   int32_t num_largest = 0;           // at most kMaxLargestLogits
   int32_t told_index = 0;            // of a token whose raw logit is told; -1: of none
   float inverse_temperature = 0.0f;  // 0: sums are not wanted, and left 0

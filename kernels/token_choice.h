@@ -31,8 +31,8 @@ struct TokenChoiceJob {
   int32_t reserved = 0;
 };
 
-// Token kUndecidedToken: the choice would have gone on where it may not, or a rank has no summary.
-// Token 0 with a raw logit of -infinity: there was none to choose.
+// Token kUndecidedToken: the choice would have gone on where it may not. Token 0 with a raw logit
+// of -infinity: there was none to choose.
 struct ChosenToken {
   int32_t token = 0;
   float raw = 0.0f;  // its logit before adjustments

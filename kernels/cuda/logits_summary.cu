@@ -125,7 +125,6 @@ template <int n>
 __global__ void __launch_bounds__(kSegmentThreads) SummarizeSegmentsKernel(LogitsSummaryArgs args) {
   __shared__ __align__(16) float logits[kLogitsSegment];
   const LogitsJob job = args.jobs[blockIdx.y];
-  if (job.row < 0) return;
   Segment segment(args, logits);
   segment.Read<n>(args.logits + job.row * args.width);
   segment.Adjust(args, job);
@@ -194,11 +193,6 @@ __global__ void __launch_bounds__(kMergeThreads, 1)
   auto* summary = reinterpret_cast<LogitsSummary*>(args.out + job.out_offset);
   auto* slices = reinterpret_cast<LogitsSlice*>(summary + 1);
   auto* largest = reinterpret_cast<LargestLogit*>(slices + args.num_slices);
-  if (job.row < 0) {
-    if (threadIdx.x == 0) *summary = {-1, 0.0f};
-    return;
-  }
-
   for (int i = threadIdx.x; i < args.num_slices; i += blockDim.x) {
     slices[i] = MergeSlice(workspace.stats + i * num_parts, num_parts, job.inverse_temperature);
   }

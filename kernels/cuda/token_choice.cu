@@ -24,24 +24,20 @@ struct Candidates {
   int num_known;  // of the order: up to where the first list that was cut ends
 };
 
-// False on all threads when a rank has no summary.
-__device__ bool ReadLists(const Summaries& summaries, int num_ranks, int num_largest,
+__device__ void ReadLists(const Summaries& summaries, int num_ranks, int num_largest,
                           Candidates& candidates) {
   if (threadIdx.x == 0) {
     candidates.num_keys = 0;
     candidates.num_known = INT32_MAX;
   }
   __syncthreads();
-  bool is_missing = false;
   for (int i = threadIdx.x; i < num_ranks * num_largest; i += blockDim.x) {
     const int rank = i / num_largest;
-    const int count = summaries.Head(rank).count;
-    const bool is_there = i % num_largest < count;
+    const bool is_there = i % num_largest < summaries.Head(rank).count;
     candidates.lists[i] = is_there ? summaries.Key(rank, i % num_largest) : 0;
     if (is_there) atomicAdd(&candidates.num_keys, 1);
-    is_missing = is_missing || count < 0;
   }
-  return __syncthreads_or(is_missing) == 0;
+  __syncthreads();
 }
 
 __device__ void Merge(const Summaries& summaries, int num_ranks, int num_largest,
@@ -114,7 +110,7 @@ __global__ void __launch_bounds__(kChoiceThreads) ChooseTokensKernel(TokenChoice
   ChosenToken* out = args.chosen + job.place;
   if (threadIdx.x == 0) *out = {kUndecidedToken, 0.0f};
   if (int64_t{args.num_ranks} * job.num_largest > kMaxChoiceCandidates) return;
-  if (!ReadLists(summaries, args.num_ranks, job.num_largest, candidates)) return;
+  ReadLists(summaries, args.num_ranks, job.num_largest, candidates);
   Merge(summaries, args.num_ranks, job.num_largest, candidates);
   if (job.inverse_temperature == 0.0f) {
     if (threadIdx.x == 0) chosen = candidates.num_keys == 0 ? 0 : candidates.keys[0];

@@ -148,13 +148,6 @@ __device__ void WalkToChoice(const WholeRow& row, const ChoiceRule& rule, Walk& 
   WalkRow(row, rule, choice, walk);
 }
 
-__device__ bool IsMissing(const Summaries& summaries, int num_ranks) {
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    if (summaries.Head(rank).count < 0) return true;
-  }
-  return false;
-}
-
 __global__ void __launch_bounds__(kBatch, 1) ChooseFromWholeRowsKernel(TokenChoiceArgs args) {
   __shared__ Walk walk;
   __shared__ double terms[kMaxChoiceSteps];
@@ -162,7 +155,6 @@ __global__ void __launch_bounds__(kBatch, 1) ChooseFromWholeRowsKernel(TokenChoi
   const Summaries summaries(args, job);
   ChosenToken* out = args.chosen + job.place;
   if ((job.row < 0 && job.kept_row < 0) || out->token != kUndecidedToken) return;
-  if (IsMissing(summaries, args.num_ranks)) return;
   const ChoiceRule rule = RuleOf(job, CombineSlices(summaries, args.num_ranks, args.num_slices,
                                                     job.inverse_temperature, terms));
   WalkToChoice(WholeRow(args, job, job.kept_row), rule, walk);

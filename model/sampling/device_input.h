@@ -23,7 +23,7 @@ class DeviceInput {
   }
 
   void Clear() { host_.clear(); }
-  // Where they lie once work issued before Upload is done; aligned to 8 bytes. There must be room.
+  // Where work issued after Upload finds them; aligned to 8 bytes. There must be room.
   template <typename T>
   const T* Append(std::span<const T> values) {
     host_.resize((host_.size() + 7) / 8 * 8);

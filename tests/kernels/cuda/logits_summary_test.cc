@@ -273,13 +273,5 @@ TEST_F(CudaLogitsSummary, PenaltiesCountAChosenTokenOnceMore) {
   }
 }
 
-TEST_F(CudaLogitsSummary, JobsOfNoRowAreMarked) {
-  Rows rows = MakeRows(300, 8, {20});
-  rows.jobs[2].row = -1;
-  const std::vector<Summary> summaries = SummarizeOnDevice(rows);
-  EXPECT_EQ(summaries[2].head.count, -1);
-  EXPECT_EQ(summaries[1].head.count, 20);
-}
-
 }  // namespace
 }  // namespace lockstep::testing
