@@ -38,6 +38,8 @@ class Communicator {
   // all = concatenation over ranks of each rank's `bytes` bytes at mine. all: size() * bytes. mine
   // may lie in place, at all + rank() * bytes.
   virtual absl::Status AllGather(const void* mine, int64_t bytes, void* all) = 0;
+  // Of a rank, what devices that reach each other gather by a single kernel at most.
+  static constexpr int64_t kShortGatherBytes = 256 << 10;
   // Several of them at once.
   struct Gathering {
     const void* mine = nullptr;

@@ -9,14 +9,15 @@
 namespace lockstep {
 
 absl::StatusOr<std::unique_ptr<ChoiceGroups>> ChoiceGroups::Create(Backend& backend,
-                                                                   int64_t vocab_size, int tp,
-                                                                   int tp_rank, int64_t max_rows) {
-  std::unique_ptr<ChoiceGroups> groups(new ChoiceGroups(vocab_size, tp, tp_rank));
-  groups->max_rows_ = max_rows;
-  ASSIGN_OR_RETURN(groups->summaries_, DeviceSummarizer::Create(backend, vocab_size, tp, tp_rank,
-                                                                std::min(max_rows, kMaxRows)));
+                                                                   const Options& options) {
+  std::unique_ptr<ChoiceGroups> groups(new ChoiceGroups(options));
+  const int64_t max_rows = options.max_rows;
+  const int64_t group_rows = std::min(max_rows, options.limits.rows);
+  ASSIGN_OR_RETURN(groups->summaries_,
+                   DeviceSummarizer::Create(backend, options.vocab_size, options.tp,
+                                            options.tp_rank, group_rows));
   // Places that are nobody's, and what alignment costs, in every group.
-  const int64_t bytes_of_group = tp * int64_t{sizeof(int32_t)} + 8;
+  const int64_t bytes_of_group = options.tp * int64_t{sizeof(int32_t)} + 8;
   ASSIGN_OR_RETURN(
       DeviceInput input,
       DeviceInput::Create(
@@ -27,9 +28,9 @@ absl::StatusOr<std::unique_ptr<ChoiceGroups>> ChoiceGroups::Create(Backend& back
   groups->input_ = std::make_unique<DeviceInput>(std::move(input));
   groups->rows_.reserve(static_cast<size_t>(max_rows));
   groups->groups_.reserve(static_cast<size_t>(max_rows));
-  groups->jobs_.reserve(kMaxRows);
-  groups->kept_places_.reserve(kMaxRows);
-  groups->places_.reserve(kMaxRows + static_cast<size_t>(tp));
+  groups->jobs_.reserve(static_cast<size_t>(group_rows));
+  groups->kept_places_.reserve(static_cast<size_t>(group_rows));
+  groups->places_.reserve(static_cast<size_t>(group_rows + options.tp));
   return groups;
 }
 
@@ -46,7 +47,7 @@ bool ChoiceGroups::TakesRow(const LogitsRow& row, const RowShape& shape,
 }
 
 void ChoiceGroups::Begin(const ChoiceRows& rows, const Memory& memory) {
-  LS_CHECK_LE(std::ssize(rows.rows), max_rows_);
+  LS_CHECK_LE(std::ssize(rows.rows), options_.max_rows);
   LS_CHECK_EQ(rows.rows.size(), rows.shapes.size());
   call_ = rows;
   memory_ = memory;
@@ -67,7 +68,7 @@ std::span<const ChoiceGroup> ChoiceGroups::PackNext() {
 
 int64_t ChoiceGroups::TileEnd(int64_t row) const {
   const int64_t end = row / memory_.tile_rows * memory_.tile_rows + memory_.tile_rows;
-  return std::min({end, row + kMaxRows, static_cast<int64_t>(call_.rows.size())});
+  return std::min({end, row + options_.limits.rows, static_cast<int64_t>(call_.rows.size())});
 }
 
 // Always into one that is empty: TakesRow, or there are none.
@@ -79,7 +80,16 @@ bool ChoiceGroups::FitsInput(int64_t row) const {
 }
 
 bool ChoiceGroups::FitsGroup(int64_t row) const {
-  return num_kept_[static_cast<size_t>(NextOwner())] + NumKept(row) <= kMaxKeptRows;
+  return num_kept_[static_cast<size_t>(NextOwner())] + NumKept(row) <= options_.limits.kept_rows;
+}
+
+// Of rows [first, end).
+bool ChoiceGroups::CanGatherKept(int64_t first, int64_t end) const {
+  int64_t num_rows = 0;
+  for (int64_t row = first; row < end; ++row) num_rows += NumKept(row);
+  const int64_t row_bytes = summaries_->part_width() * int64_t{sizeof(float)};
+  return options_.tp > 1 && num_rows <= options_.limits.kept_rows &&
+         num_rows * row_bytes <= options_.limits.gathered_bytes;
 }
 
 ChoiceGroup ChoiceGroups::PackGroup() {
@@ -89,6 +99,7 @@ ChoiceGroup ChoiceGroups::PackGroup() {
   std::fill(num_kept_.begin(), num_kept_.end(), 0);
   const int64_t first = next_;
   const int64_t end = TileEnd(first);
+  gathers_kept_ = CanGatherKept(first, end);
   do {
     AddRow(next_++);
   } while (next_ < end && FitsInput(next_) && FitsGroup(next_));
@@ -99,14 +110,15 @@ ChoiceGroup ChoiceGroups::PackGroup() {
                        .num_jobs = static_cast<int>(jobs_.size()),
                        .goes_on_here = std::any_of(jobs_.begin(), jobs_.end(),
                                                    [](const auto& job) { return job.row >= 0; }),
-                       .kept_rows = *std::max_element(num_kept_.begin(), num_kept_.end())};
-  if (tp_ > 1) PackPlaces(group);
+                       .kept_rows = *std::max_element(num_kept_.begin(), num_kept_.end()),
+                       .gathers_kept = gathers_kept_};
+  if (!kept_places_.empty()) PackPlaces(group);
   for (int64_t i = first; i < next_; ++i) {
     Row& row = rows_[static_cast<size_t>(i)];
     if (row.raw_offset >= 0) row.raw_offset += raw_end_;
     row.raw_stride = group.summaries.raw_bytes;
   }
-  raw_end_ += tp_ * group.summaries.raw_bytes;
+  raw_end_ += options_.tp * group.summaries.raw_bytes;
   return group;
 }
 
@@ -152,15 +164,15 @@ bool ChoiceGroups::MayGoOn(int64_t index) const {
   const RowShape& shape = call_.shapes[static_cast<size_t>(index)];
   if (!shape.chooses || shape.greedy) return false;
   const int32_t num_largest = DeviceSummarizer::NumLargest(shape);
-  if (int64_t{num_largest} * tp_ > kMaxChoiceCandidates) return true;
-  const bool are_whole = num_largest >= std::min(summaries_->part_width(), vocab_size_) &&
-                         vocab_size_ <= kMaxChoiceSteps;
+  if (int64_t{num_largest} * options_.tp > kMaxChoiceCandidates) return true;
+  const bool are_whole = num_largest >= std::min(summaries_->part_width(), options_.vocab_size) &&
+                         options_.vocab_size <= kMaxChoiceSteps;
   return !are_whole && num_largest != call_.rows[static_cast<size_t>(index)].params->top_k;
 }
 
 int64_t ChoiceGroups::NumKept(int64_t index) const {
   const RowShape& shape = call_.shapes[static_cast<size_t>(index)];
-  if (!MayGoOn(index) || (tp_ == 1 && !shape.adjusted)) return 0;
+  if (!MayGoOn(index) || (options_.tp == 1 && !shape.adjusted)) return 0;
   return shape.adjusted && shape.wants_logprobs ? 2 : 1;
 }
 
@@ -169,22 +181,24 @@ void ChoiceGroups::Keep(int64_t num_kept, TokenChoiceJob& job) {
   int64_t& num_of_owner = num_kept_[static_cast<size_t>(owner)];
   const auto kept = static_cast<int32_t>(num_of_owner);
   const int32_t raw_kept = num_kept > 1 ? kept + 1 : -1;
-  const auto first_of_owner = static_cast<int32_t>(owner * kMaxKeptRows);
+  const auto first_of_owner = static_cast<int32_t>(owner * options_.limits.kept_rows);
   num_of_owner += num_kept;
-  kept_places_.push_back(job.place);
   summaries_->Keep(first_of_owner + kept, raw_kept >= 0 ? first_of_owner + raw_kept : -1);
-  if (owner != tp_rank_) return;
+  const bool is_dealt_out = options_.tp > 1 && !gathers_kept_;
+  if (is_dealt_out) kept_places_.push_back(job.place);
+  if (is_dealt_out && owner != options_.tp_rank) return;
   job.kept_row = kept;
   job.kept_raw_row = raw_kept;
 }
 
 void ChoiceGroups::PackPlaces(ChoiceGroup& group) {
+  const int tp = options_.tp;
   const auto count = static_cast<int64_t>(kept_places_.size());
-  group.num_shared = (count + tp_ - 1) / tp_;
+  group.num_shared = (count + tp - 1) / tp;
   places_.clear();
-  int64_t nobodys = max_rows_;
-  for (int rank = 0; rank < tp_; ++rank) {
-    for (int64_t i = rank; i < group.num_shared * tp_; i += tp_) {
+  int64_t nobodys = options_.max_rows;
+  for (int rank = 0; rank < tp; ++rank) {
+    for (int64_t i = rank; i < group.num_shared * tp; i += tp) {
       places_.push_back(i < count ? kept_places_[static_cast<size_t>(i)]
                                   : static_cast<int32_t>(nobodys++));
     }

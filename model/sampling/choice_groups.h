@@ -1,12 +1,12 @@
 // How the rows of a call to DeviceChooser are cut into groups, which a device works on one after
 // the other in the same memory, and what it is told of each.
 //
-// A group is rows that follow each other within the logits that are there at once. Those whose
-// choice may have to go on in a whole row of which there must be a copy (kept rows) are dealt out
-// to the ranks: each chooses for its own, from the parts that all ranks send it, and tells the
-// others. Everything that sizes what ranks exchange follows from the rows' parameters, so that it
-// is the same on every rank. Pure but for the upload; one per thread; all memory is taken at
-// Create.
+// A group is rows that follow each other within the logits that are there at once. There must be
+// copies of those whose choice may have to go on in a whole row (kept rows). Of several ranks, all
+// gather all parts of them while these are short, which takes one exchange. Else the rows are dealt
+// out: each rank chooses for its own, from the parts that all ranks send it, and tells the others.
+// Everything that sizes what ranks exchange follows from the rows' parameters, so that it is the
+// same on every rank. Pure but for the upload; one per thread; all memory is taken at Create.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,22 @@
 #include "model/sampling/device_input.h"
 #include "model/sampling/device_summary.h"
 #include "model/sampling/row_summary.h"
+#include "parallel/communicator.h"
 #include "parallel/partition.h"
 
 namespace lockstep {
+
+// Of a group; smaller ones are for tests.
+struct ChoiceLimits {
+  int64_t rows = 256;
+  // Rows kept for the choices of one rank: 16 MB of a vocabulary of 128,256, and with several ranks
+  // as much again. A group of several ranks has 32 * tp of them and moves at most
+  // 16 MB * (tp - 1) / tp out of each rank, and as much into it. (If every rank gathered all rows,
+  // tp times as much.)
+  int64_t kept_rows = 32;
+  // A rank's parts of rows that all ranks gather: a row of 128,256 of 2 ranks, 4 of 8 ranks.
+  int64_t gathered_bytes = Communicator::kShortGatherBytes;
+};
 
 // Rows of a call with their shapes; of several ranks, alike on all.
 struct ChoiceRows {
@@ -40,26 +53,26 @@ struct ChoiceGroup {
   const TokenChoiceJob* jobs = nullptr;
   int num_jobs = 0;
   bool goes_on_here = false;  // a choice may go on in the logits themselves
-  int64_t kept_rows = 0;      // of the rank that has most
-  // With several ranks: the choices from kept rows, by the rank that makes them; where there are
-  // less than num_shared, places that are nobody's. [tp, num_shared].
+  int64_t kept_rows = 0;      // of the rank that has most, or those that all gather
+  bool gathers_kept = false;  // else they are dealt out, if there are several ranks
+  // Of those dealt out: the choices, by the rank that makes them; where there are less than
+  // num_shared, places that are nobody's. [tp, num_shared].
   const int32_t* places = nullptr;
   int64_t num_shared = 0;
 };
 
 class ChoiceGroups {
  public:
-  static constexpr int64_t kMaxRows = 256;  // of a group
-  // Rows kept for the choices of one rank: 16 MB of a vocabulary of 128,256, and with several
-  // ranks as much again. A group of several ranks has 32 * tp of them and moves at most
-  // 16 MB * (tp - 1) / tp out of each rank, and as much into it. (If every rank gathered all rows,
-  // tp times as much.)
-  static constexpr int64_t kMaxKeptRows = 32;
-
-  // For calls of max_rows rows. backend must outlive it. RESOURCE_EXHAUSTED.
-  static absl::StatusOr<std::unique_ptr<ChoiceGroups>> Create(Backend& backend, int64_t vocab_size,
-                                                              int tp, int tp_rank,
-                                                              int64_t max_rows);
+  struct Options {
+    int64_t vocab_size = 0;
+    int tp = 1;
+    int tp_rank = 0;
+    int64_t max_rows = 1;  // of a call
+    ChoiceLimits limits = {};
+  };
+  // backend must outlive it. RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<ChoiceGroups>> Create(Backend& backend,
+                                                              const Options& options);
 
   // Whether a row can be decided on the device; if not, it belongs to no job.
   bool TakesRow(const LogitsRow& row, const RowShape& shape,
@@ -69,7 +82,7 @@ class ChoiceGroups {
   struct Memory {
     int64_t tile_rows = 1;                // logits that are there at once
     const ChosenToken* chosen = nullptr;  // as DeviceSummarizer::Pack takes it
-    float* kept = nullptr;                // [tp, kMaxKeptRows, part_width]
+    float* kept = nullptr;                // [tp, limits.kept_rows, part_width]
   };
   // rows must stay until the last group has been packed.
   void Begin(const ChoiceRows& rows, const Memory& memory);
@@ -87,18 +100,20 @@ class ChoiceGroups {
   int32_t num_choosing() const { return num_choosing_; }
 
   DeviceSummarizer& summaries() { return *summaries_; }
+  const Options& options() const { return options_; }
   // A place that is nobody's is one of so many from max_rows on.
-  int64_t num_spare_places() const { return tp_; }
+  int64_t num_spare_places() const { return options_.tp; }
 
  private:
-  ChoiceGroups(int64_t vocab_size, int tp, int tp_rank)
-      : vocab_size_(vocab_size), tp_(tp), tp_rank_(tp_rank), num_kept_(static_cast<size_t>(tp)) {}
+  explicit ChoiceGroups(const Options& options)
+      : options_(options), num_kept_(static_cast<size_t>(options.tp)) {}
   // The most that there can be on any rank.
   int64_t NumAdjustments(const LogitsRow& row, const RowShape& shape,
                          std::span<const int32_t> eos_token_ids) const;
   int64_t TileEnd(int64_t row) const;
   bool FitsInput(int64_t row) const;
   bool FitsGroup(int64_t row) const;
+  bool CanGatherKept(int64_t first, int64_t end) const;
   ChoiceGroup PackGroup();
   void AddRow(int64_t index);
   void AddJob(int64_t index, const DeviceSummarizer::Offsets& offsets);
@@ -107,12 +122,9 @@ class ChoiceGroups {
   bool MayGoOn(int64_t index) const;
   void Keep(int64_t num_kept, TokenChoiceJob& job);
   void PackPlaces(ChoiceGroup& group);
-  int NextOwner() const { return static_cast<int>(kept_places_.size()) % tp_; }
+  int NextOwner() const { return static_cast<int>(kept_places_.size()) % options_.tp; }
 
-  const int64_t vocab_size_;
-  const int tp_;
-  const int tp_rank_;
-  int64_t max_rows_ = 0;
+  const Options options_;
   std::unique_ptr<DeviceSummarizer> summaries_;
   std::unique_ptr<DeviceInput> input_;
 
@@ -128,9 +140,10 @@ class ChoiceGroups {
   int64_t num_adjustments_ = 0;  // in the input, of any rank at most
 
   // The group that is packed.
+  bool gathers_kept_ = false;
   std::vector<TokenChoiceJob> jobs_;
-  std::vector<int32_t> kept_places_;  // of choices from kept rows, dealt out by turns
-  std::vector<int64_t> num_kept_;     // rows, by rank
+  std::vector<int32_t> kept_places_;  // of choices that are dealt out, by turns
+  std::vector<int64_t> num_kept_;     // rows, by rank; those that all gather are rank 0's
   std::vector<int32_t> places_;
 };
 

@@ -16,21 +16,21 @@ constexpr int64_t kFloat = sizeof(float);
 }  // namespace
 
 DeviceChooser::DeviceChooser(Backend& backend, int64_t vocab_size, Communicator& tp,
-                             int64_t max_rows, std::function<absl::Status()> health)
-    : backend_(backend),
-      tp_(tp),
-      health_(std::move(health)),
-      vocab_size_(vocab_size),
-      max_rows_(max_rows) {}
+                             int64_t max_rows, const DeviceChooserOptions& options)
+    : backend_(backend), tp_(tp), options_(options), vocab_size_(vocab_size), max_rows_(max_rows) {}
 
 absl::StatusOr<std::unique_ptr<DeviceChooser>> DeviceChooser::Create(
     Backend& backend, int64_t vocab_size, Communicator& tp, int64_t max_rows,
-    std::function<absl::Status()> health) {
+    const DeviceChooserOptions& options) {
   std::unique_ptr<DeviceChooser> chooser(
-      new DeviceChooser(backend, vocab_size, tp, max_rows, std::move(health)));
-  ASSIGN_OR_RETURN(chooser->groups_,
-                   ChoiceGroups::Create(backend, vocab_size, tp.size(), tp.rank(), max_rows));
+      new DeviceChooser(backend, vocab_size, tp, max_rows, options));
+  ASSIGN_OR_RETURN(chooser->groups_, ChoiceGroups::Create(backend, {.vocab_size = vocab_size,
+                                                                    .tp = tp.size(),
+                                                                    .tp_rank = tp.rank(),
+                                                                    .max_rows = max_rows,
+                                                                    .limits = options.limits}));
   RETURN_IF_ERROR(chooser->Allocate());
+  RETURN_IF_ERROR(chooser->WarmUp());
   return chooser;
 }
 
@@ -46,15 +46,50 @@ absl::Status DeviceChooser::Allocate() {
     ASSIGN_OR_RETURN(call.mark, backend_.MakeMark());
     call.rows.reserve(static_cast<size_t>(max_rows_));
   }
-  const int64_t kept_bytes = tp * ChoiceGroups::kMaxKeptRows * summaries().part_width() * kFloat;
+  const int64_t kept_bytes = tp * options_.limits.kept_rows * summaries().part_width() * kFloat;
   ASSIGN_OR_RETURN(kept_, backend_.Allocate(kept_bytes));
   if (tp == 1) return absl::OkStatus();
-  const int64_t group_rows = std::min(max_rows_, ChoiceGroups::kMaxRows);
+  const int64_t group_rows = std::min(max_rows_, options_.limits.rows);
   const int64_t row_bytes = raw_bytes + LogitsSummaryBytes(num_slices, kMaxLargestLogits);
   ASSIGN_OR_RETURN(gathered_, backend_.Allocate(tp * group_rows * row_bytes));
   ASSIGN_OR_RETURN(received_, backend_.Allocate(kept_bytes));
   ASSIGN_OR_RETURN(
-      shared_, backend_.Allocate(tp * ChoiceGroups::kMaxKeptRows * int64_t{sizeof(ChosenToken)}));
+      shared_, backend_.Allocate(tp * options_.limits.kept_rows * int64_t{sizeof(ChosenToken)}));
+  return absl::OkStatus();
+}
+
+// Kernels may be loaded when they are first used. By this rank alone: when it comes back to others,
+// those have long done so.
+absl::Status DeviceChooser::WarmUp() {
+  const int64_t width = summaries().part_width();
+  ASSIGN_OR_RETURN(const DeviceBuffer logits, backend_.Allocate(width * kFloat));
+  ASSIGN_OR_RETURN(const DeviceBuffer indices, backend_.Allocate(2 * int64_t{sizeof(int32_t)}));
+  const std::vector<float> zeros(static_cast<size_t>(width));
+  backend_.CopyToDevice(logits.data(), zeros.data(), logits.bytes());
+  backend_.CopyToDevice(indices.data(), zeros.data(), indices.bytes());
+  // Its summary ends before it is chosen.
+  SamplingParams params;
+  params.top_k = 2;
+  const TokenHistory history;
+  const LogitsRow row = {.params = &params, .history = &history};
+  const RowShape shape = {.chooses = true, .adjusted = true, .num_candidates = 1};
+  groups_->Begin({{&row, 1}, {&shape, 1}, {}}, {.kept = kept_.as<float>()});
+  const ChoiceGroup group = groups_->PackNext().front();
+  summaries().Issue(group.summaries, logits.as<float>());
+  TokenChoiceArgs args = ChoiceArgs(group, summaries().results(), logits.as<float>());
+  args.num_ranks = 1;
+  args.vocab_size = std::min(width, vocab_size_);
+  if (args.kept != nullptr) args.kept = kept_.as<float>();
+  auto* chosen = calls_[0].chosen.as<ChosenToken>();
+  args.chosen = chosen;
+  backend_.ChooseTokens(args);
+  auto* index = indices.as<int32_t>();
+  if (tp_.size() > 1) {
+    backend_.GatherRows(chosen, index, 1, sizeof(ChosenToken), shared_.data());
+    backend_.PlaceChosenTokens(shared_.as<ChosenToken>(), index, 1, chosen);
+  }
+  backend_.TakeChosenTokens(chosen, index, 1, index + 1);
+  backend_.Synchronize();
   return absl::OkStatus();
 }
 
@@ -64,6 +99,7 @@ DeviceChooser::Call& DeviceChooser::oldest() {
 }
 
 bool DeviceChooser::DecidesAll(const ChoiceRows& rows) const {
+  if (std::ssize(rows.rows) > max_rows_) return false;
   for (size_t i = 0; i < rows.rows.size(); ++i) {
     if (!groups_->TakesRow(rows.rows[i], rows.shapes[i], rows.eos_token_ids)) return false;
   }
@@ -99,22 +135,28 @@ absl::Status DeviceChooser::IssueGroup(const ChoiceGroup& group, const float* lo
   summaries().Issue(group.summaries, logits);
   ASSIGN_OR_RETURN(const std::byte* summaries, GatherSummaries(group));
   RETURN_IF_ERROR(ExchangeKept(group));
-  const DeviceBuffer& kept = tp_.size() == 1 ? kept_ : received_;
-  backend_.ChooseTokens({.summaries = summaries + group.summaries.raw_bytes,
-                         .rank_stride = group.summaries.bytes,
-                         .num_ranks = tp_.size(),
-                         .num_slices = this->summaries().num_slices(),
-                         .part_width = this->summaries().part_width(),
-                         .vocab_size = vocab_size_,
-                         .jobs = group.jobs,
-                         .num_jobs = group.num_jobs,
-                         .logits = group.goes_on_here ? logits : nullptr,
-                         .kept = group.kept_rows > 0 ? kept.as<float>() : nullptr,
-                         .kept_rows = ChoiceGroups::kMaxKeptRows,
-                         .chosen = call.chosen.as<ChosenToken>()});
+  TokenChoiceArgs args = ChoiceArgs(group, summaries, logits);
+  args.chosen = call.chosen.as<ChosenToken>();
+  backend_.ChooseTokens(args);
   RETURN_IF_ERROR(ShareChoices(group, call.chosen.as<ChosenToken>()));
   StartRawCopies(group, summaries, call);
   return absl::OkStatus();
+}
+
+TokenChoiceArgs DeviceChooser::ChoiceArgs(const ChoiceGroup& group, const std::byte* summaries,
+                                          const float* logits) {
+  const DeviceBuffer& kept = tp_.size() == 1 ? kept_ : received_;
+  return {.summaries = summaries + group.summaries.raw_bytes,
+          .rank_stride = group.summaries.bytes,
+          .num_ranks = tp_.size(),
+          .num_slices = this->summaries().num_slices(),
+          .part_width = this->summaries().part_width(),
+          .vocab_size = vocab_size_,
+          .jobs = group.jobs,
+          .num_jobs = group.num_jobs,
+          .logits = group.goes_on_here ? logits : nullptr,
+          .kept = group.kept_rows > 0 ? kept.as<float>() : nullptr,
+          .kept_rows = group.gathers_kept ? group.kept_rows : options_.limits.kept_rows};
 }
 
 absl::StatusOr<const std::byte*> DeviceChooser::GatherSummaries(const ChoiceGroup& group) {
@@ -127,8 +169,9 @@ absl::StatusOr<const std::byte*> DeviceChooser::GatherSummaries(const ChoiceGrou
 absl::Status DeviceChooser::ExchangeKept(const ChoiceGroup& group) {
   if (tp_.size() == 1 || group.kept_rows == 0) return absl::OkStatus();
   const int64_t row_bytes = summaries().part_width() * kFloat;
-  return tp_.AllToAll(kept_.data(), group.kept_rows * row_bytes,
-                      ChoiceGroups::kMaxKeptRows * row_bytes, received_.data());
+  const int64_t bytes = group.kept_rows * row_bytes;
+  if (group.gathers_kept) return tp_.AllGather(kept_.data(), bytes, received_.data());
+  return tp_.AllToAll(kept_.data(), bytes, options_.limits.kept_rows * row_bytes, received_.data());
 }
 
 absl::Status DeviceChooser::ShareChoices(const ChoiceGroup& group, ChosenToken* chosen) {
@@ -155,7 +198,7 @@ void DeviceChooser::StartRawCopies(const ChoiceGroup& group, const std::byte* su
 absl::Status DeviceChooser::Wait() {
   oldest().mark->WaitUntilReached();
   ++num_done_;
-  return health_ == nullptr ? absl::OkStatus() : health_();
+  return options_.health == nullptr ? absl::OkStatus() : options_.health();
 }
 
 std::optional<ChosenToken> DeviceChooser::Chosen(int64_t index) const {

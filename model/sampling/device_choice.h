@@ -4,10 +4,10 @@
 // The ranks of a tensor parallel group exchange their summaries between the devices, then each
 // makes the same choice as VocabSampler would on the host. Where a summary might end too early, the
 // choice goes on in the whole row: where it lies if that is one rank's and not adjusted, else in a
-// copy, which with several ranks one of them makes out of all ranks' parts to choose for all. Any
-// number of rows is decided, group by group (model/sampling/choice_groups.h). Only rows with
-// adjustments of more tokens than a group takes stay undecided, on every rank alike. One per
-// thread; all memory is taken at Create.
+// copy, which with several ranks all make out of all ranks' parts, or, of many rows, one of them
+// makes to choose for all. Any number is decided, group by group (model/sampling/choice_groups.h).
+// Only rows with adjustments of more tokens than a group takes stay undecided, on every rank alike.
+// One per thread; all memory is taken at Create, which also runs every kernel once.
 #pragma once
 
 #include <cstddef>
@@ -26,24 +26,32 @@
 
 namespace lockstep {
 
+struct DeviceChooserOptions {
+  // What has ended the groups whose exchanges logits and choices depend on (Communicator::Health);
+  // null: nothing can.
+  std::function<absl::Status()> health = nullptr;
+  ChoiceLimits limits = {};
+};
+
 class DeviceChooser {
  public:
   // Calls that were issued and not waited for.
   static constexpr int kMaxInFlight = 2;
 
   // For this rank of `tp`, whose calls take pointers of backend and are ordered with its kernels;
-  // calls of at most max_rows rows. backend, which SummarizesLogits, and tp must outlive it.
-  // health: what has ended the groups whose exchanges logits and choices depend on
-  // (Communicator::Health); null: nothing can. RESOURCE_EXHAUSTED.
+  // calls of at most max_rows rows, for each of which there is pinned memory of all ranks' raw
+  // results, twice: 376 bytes of one rank, 2112 of 8. backend, which SummarizesLogits, and tp must
+  // outlive it. RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<DeviceChooser>> Create(
       Backend& backend, int64_t vocab_size, Communicator& tp, int64_t max_rows,
-      std::function<absl::Status()> health = nullptr);
+      const DeviceChooserOptions& options = {});
 
   int64_t max_rows() const { return max_rows_; }
   // Forgets calls that were issued: whoever did has ended.
   void Forget() { num_done_ = num_issued_; }
 
-  // Whether all rows will be decided, whatever their logits are. The same on every rank.
+  // Whether they may be one call's and all rows will be decided, whatever their logits are. The
+  // same on every rank.
   bool DecidesAll(const ChoiceRows& rows) const;
 
   // ---- a call ----
@@ -80,9 +88,13 @@ class DeviceChooser {
   };
 
   DeviceChooser(Backend& backend, int64_t vocab_size, Communicator& tp, int64_t max_rows,
-                std::function<absl::Status()> health);
+                const DeviceChooserOptions& options);
   absl::Status Allocate();
+  absl::Status WarmUp();
   absl::Status IssueGroup(const ChoiceGroup& group, const float* logits, Call& call);
+  // But for where the choices go. summaries: of all ranks.
+  TokenChoiceArgs ChoiceArgs(const ChoiceGroup& group, const std::byte* summaries,
+                             const float* logits);
   absl::StatusOr<const std::byte*> GatherSummaries(const ChoiceGroup& group);
   absl::Status ExchangeKept(const ChoiceGroup& group);
   // The choices that ranks have made from kept rows, to all of them.
@@ -100,14 +112,15 @@ class DeviceChooser {
 
   Backend& backend_;
   Communicator& tp_;
-  const std::function<absl::Status()> health_;
+  const DeviceChooserOptions options_;
   const int64_t vocab_size_;
   const int64_t max_rows_;
   std::unique_ptr<ChoiceGroups> groups_;
-  // This rank's parts of the rows that each rank keeps: [tp, kMaxKeptRows, part_width].
+  // This rank's parts of the rows that each rank keeps: [tp, limits.kept_rows, part_width].
   DeviceBuffer kept_;
   // Of several ranks only: every rank's summaries; its parts of the rows that this rank keeps, as
-  // kept_; choices, [tp, ChoiceGroup::num_shared].
+  // kept_, or of those that all gather, [tp, ChoiceGroup::kept_rows, part_width]; choices,
+  // [tp, ChoiceGroup::num_shared].
   DeviceBuffer gathered_;
   DeviceBuffer received_;
   DeviceBuffer shared_;

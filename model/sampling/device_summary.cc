@@ -11,12 +11,6 @@ namespace {
 
 static_assert(sizeof(LogitsJob) % 8 == 0);  // those of a group follow each other
 
-ShardedSizes VocabOnly(int64_t vocab_size) {
-  ShardedSizes sizes;
-  sizes.vocab_size = vocab_size;
-  return sizes;
-}
-
 // A job's result, told apart.
 struct Result {
   LogitsSummary summary;
@@ -44,8 +38,8 @@ DeviceSummarizer::DeviceSummarizer(Backend& backend, int64_t vocab_size, int tp,
     : backend_(backend),
       max_rows_(max_rows),
       num_slices_(NumVocabSlices(tp) / tp),
-      slice_width_(VocabSlice(VocabOnly(vocab_size), tp, 0).size()),
-      vocab_(VocabOf(VocabOnly(vocab_size), tp, tp_rank)) {}
+      slice_width_(VocabSlice(VocabSizes(vocab_size), tp, 0).size()),
+      vocab_(VocabOf(VocabSizes(vocab_size), tp, tp_rank)) {}
 
 absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(Backend& backend,
                                                                            int64_t vocab_size,
@@ -55,7 +49,6 @@ absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(Backe
   std::unique_ptr<DeviceSummarizer> summarizer(
       new DeviceSummarizer(backend, vocab_size, tp, tp_rank, max_rows));
   RETURN_IF_ERROR(summarizer->Allocate());
-  RETURN_IF_ERROR(summarizer->WarmUp());
   return summarizer;
 }
 
@@ -72,20 +65,6 @@ absl::Status DeviceSummarizer::Allocate() {
   raw_jobs_.reserve(static_cast<size_t>(max_rows_));
   processed_jobs_.reserve(static_cast<size_t>(max_rows_));
   adjustments_.reserve(static_cast<size_t>(kMaxAdjustments));
-  return absl::OkStatus();
-}
-
-// Kernels may be loaded when they are first used.
-absl::Status DeviceSummarizer::WarmUp() {
-  ASSIGN_OR_RETURN(const DeviceBuffer row,
-                   backend_.Allocate(vocab_.size() * int64_t{sizeof(float)}));
-  ASSIGN_OR_RETURN(DeviceInput input, DeviceInput::Create(backend_, InputBytes(1)));
-  Begin();
-  AddJob({.told_index = -1}, raw_jobs_, raw_bytes_);
-  const Packed group = Pack(input);
-  input.Upload();
-  Issue(group, row.as<float>());
-  backend_.Synchronize();
   return absl::OkStatus();
 }
 

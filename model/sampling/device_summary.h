@@ -60,7 +60,7 @@ class DeviceSummarizer {
   // chosen: on the device, tokens that the histories of rows may lack. kept: on the device,
   // [rows, part_width()].
   Packed Pack(DeviceInput& input, const ChosenToken* chosen = nullptr, float* kept = nullptr);
-  // Of a group that chooses from so many rows, without its adjustments.
+  // Of groups of so many rows together, without their adjustments.
   static constexpr int64_t InputBytes(int64_t num_rows) {
     constexpr int64_t kJobsPerRow = 2;  // what is chosen from, and the model's own probabilities
     return kJobsPerRow * num_rows * int64_t{sizeof(LogitsJob)};
@@ -85,7 +85,6 @@ class DeviceSummarizer {
  private:
   DeviceSummarizer(Backend& backend, int64_t vocab_size, int tp, int tp_rank, int64_t max_rows);
   absl::Status Allocate();
-  absl::Status WarmUp();
   int64_t AddChoice(int64_t index, const LogitsRow& row, const RowShape& shape,
                     std::span<const int32_t> eos_token_ids);
   int64_t AddRaw(int64_t index, const LogitsRow& row, const RowShape& shape);

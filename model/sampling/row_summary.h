@@ -56,6 +56,13 @@ int64_t RecordBytes(const RowShape& shape);
 // base: RecordBytes(shape) bytes, aligned to 8.
 RowRecord RecordAt(const RowShape& shape, std::byte* base);
 
+// What the vocabulary is divided by.
+inline ShardedSizes VocabSizes(int64_t vocab_size) {
+  ShardedSizes sizes;
+  sizes.vocab_size = vocab_size;
+  return sizes;
+}
+
 // Temperature as the exponent's factor; the same f32 on every path.
 inline float InverseTemperature(const SamplingParams& params) { return 1.0f / params.temperature; }
 

@@ -10,6 +10,7 @@ absl::StatusOr<std::unique_ptr<TokenReturn>> TokenReturn::Create(Backend& backen
   LS_CHECK(backend.SummarizesLogits() && pp.size() > 1) << pp.size() << " stages";
   std::unique_ptr<TokenReturn> made(new TokenReturn(backend, pp, num_places));
   RETURN_IF_ERROR(made->Allocate());
+  if (pp.rank() == 0) made->WarmUp();
   return made;
 }
 
@@ -25,6 +26,18 @@ absl::Status TokenReturn::Allocate() {
                    backend_.Allocate(most_expected() * num_places_ * int64_t{sizeof(int32_t)}));
   ASSIGN_OR_RETURN(table_, backend_.Allocate(bytes));
   return absl::OkStatus();
+}
+
+// First stage. Kernels may be loaded when they are first used.
+void TokenReturn::WarmUp() {
+  constexpr int32_t kPlaces[] = {0, -1};
+  constexpr ChosenToken kToken;
+  auto* const places = places_.as<int32_t>();
+  backend_.CopyToDevice(places, kPlaces, sizeof(kPlaces));
+  backend_.CopyToDevice(tokens_.data(), &kToken, sizeof(kToken));
+  backend_.PlaceChosenTokens(tokens_.as<ChosenToken>(), places, 1, table_.as<ChosenToken>());
+  backend_.TakeChosenTokens(table_.as<ChosenToken>(), places, 1, places + 1);
+  backend_.Synchronize();
 }
 
 absl::Status TokenReturn::Send(const ChosenToken* chosen, int64_t count) {

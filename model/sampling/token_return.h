@@ -55,6 +55,7 @@ class TokenReturn {
   TokenReturn(Backend& backend, Communicator& pp, int64_t num_places)
       : backend_(backend), pp_(pp), num_places_(num_places) {}
   absl::Status Allocate();
+  void WarmUp();
   absl::Status AwaitOldest();
   // As many as a controller lets steps run ahead, and one.
   int64_t most_expected() const { return pp_.size() + 2; }

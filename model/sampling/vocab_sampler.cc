@@ -23,12 +23,6 @@ namespace {
 
 constexpr double kNegInf = -std::numeric_limits<double>::infinity();
 
-ShardedSizes VocabOnly(int64_t vocab_size) {
-  ShardedSizes sizes;
-  sizes.vocab_size = vocab_size;
-  return sizes;
-}
-
 std::vector<Range> SlicesOf(const ShardedSizes& sizes, int tp, int tp_rank) {
   const int per_rank = NumVocabSlices(tp) / tp;
   std::vector<Range> slices;
@@ -57,7 +51,7 @@ class VocabSampler::Impl {
       : options_(std::move(options)),
         tp_(tp),
         device_(device),
-        sizes_(VocabOnly(options_.vocab_size)),
+        sizes_(VocabSizes(options_.vocab_size)),
         vocab_(VocabOf(sizes_, tp.size(), tp.rank())),
         num_slices_(NumVocabSlices(tp.size()) / tp.size()),
         summarizer_(vocab_, SlicesOf(sizes_, tp.size(), tp.rank()), options_.eos_token_ids) {

@@ -32,7 +32,8 @@ class PeerCollectives {
   static constexpr int64_t kOneShotFloats = OneShotMemory::kMaxFloats;
   static constexpr int64_t kMaxFloats = TwoShotMemory::kMaxFloats;
   static constexpr int64_t kMaxGatheredBytes = GatheredRows::kMaxBytes;  // of a rank
-  struct Memory {                                                        // of a rank
+  static_assert(kMaxGatheredBytes == Communicator::kShortGatherBytes);
+  struct Memory {  // of a rank
     OneShotMemory one_shot;
     TwoShotMemory two_shot;
   };

@@ -91,13 +91,14 @@ absl::Status RankModel::LetDeviceChoose(const LlamaStage& stage) {
   Backend& backend = device_->backend();
   RankGroups& groups = device_->groups();
   if (!backend.SummarizesLogits()) return absl::OkStatus();
+  const auto health = [&groups]() -> absl::Status {
+    RETURN_IF_ERROR(groups.tp->Health());
+    return groups.pp->Health();
+  };
   if (stage.is_last()) {
     ASSIGN_OR_RETURN(device_logits_, DeviceChooser::Create(backend, config().vocab_size, *groups.tp,
                                                            options_.stage.limits.max_batched_tokens,
-                                                           [&groups]() -> absl::Status {
-                                                             RETURN_IF_ERROR(groups.tp->Health());
-                                                             return groups.pp->Health();
-                                                           }));
+                                                           {.health = health}));
   }
   const bool is_end_of_several = stage.is_first() != stage.is_last();
   if (!is_end_of_several) return absl::OkStatus();

@@ -50,7 +50,8 @@ class FakeDeviceStage {
     };
     if (is_last()) {
       chooser_ =
-          DeviceChooser::Create(*backend_, vocab_size, *groups_.tp, kMaxTokens, health).value();
+          DeviceChooser::Create(*backend_, vocab_size, *groups_.tp, kMaxTokens, {.health = health})
+              .value();
     }
     if (is_first() != is_last()) {
       token_return_ = TokenReturn::Create(*backend_, *groups_.pp, kMaxSeqs).value();

@@ -15,7 +15,8 @@ using testing::RankWorkload;
 using testing::TopP;
 using testing::Workload;
 
-std::vector<ChoiceGroup> GroupsOf(const Workload& workload, int tp, int rank) {
+std::vector<ChoiceGroup> GroupsOf(const Workload& workload, int tp, int rank,
+                                  const ChoiceLimits& limits = {}) {
   const auto backend = cuda::CudaBackend::Create({}).value();
   ShardedSizes sizes;
   sizes.vocab_size = workload.vocab_size;
@@ -26,8 +27,12 @@ std::vector<ChoiceGroup> GroupsOf(const Workload& workload, int tp, int rank) {
   for (const LogitsRow& row : mine.rows()) {
     shapes.push_back(ShapeOf(row, options, NumVocabSlices(tp) / tp));
   }
-  const auto groups =
-      ChoiceGroups::Create(*backend, workload.vocab_size, tp, rank, std::ssize(shapes)).value();
+  const auto groups = ChoiceGroups::Create(*backend, {.vocab_size = workload.vocab_size,
+                                                      .tp = tp,
+                                                      .tp_rank = rank,
+                                                      .max_rows = std::ssize(shapes),
+                                                      .limits = limits})
+                          .value();
   groups->Begin({mine.rows(), shapes, workload.eos_token_ids}, {.tile_rows = 100});
   std::vector<ChoiceGroup> all;
   for (auto next = groups->PackNext(); !next.empty(); next = groups->PackNext()) {
@@ -44,7 +49,7 @@ TEST(ChoiceGroups, AreTheSameOnAllRanks) {
   for (const ChoiceGroup& group : first) {
     EXPECT_EQ(group.rows.begin, next);
     EXPECT_EQ(group.rows.begin / 100, (group.rows.end - 1) / 100) << "of two tiles";
-    EXPECT_LE(group.kept_rows, ChoiceGroups::kMaxKeptRows);
+    EXPECT_LE(group.kept_rows, ChoiceLimits().kept_rows);
     next = group.rows.end;
   }
   EXPECT_EQ(next, 350);
@@ -56,6 +61,7 @@ TEST(ChoiceGroups, AreTheSameOnAllRanks) {
       EXPECT_EQ(other[i].rows.end, first[i].rows.end);
       EXPECT_EQ(other[i].summaries.bytes, first[i].summaries.bytes);
       EXPECT_EQ(other[i].kept_rows, first[i].kept_rows);
+      EXPECT_EQ(other[i].gathers_kept, first[i].gathers_kept);
       EXPECT_EQ(other[i].num_shared, first[i].num_shared);
     }
   }
@@ -67,7 +73,7 @@ TEST(ChoiceGroups, RowsThatCannotGoOnAreNotKept) {
     SamplingParams& params = workload.sequences[i].params;
     (i % 2 == 0 ? params.temperature = 0.0f : params.top_k = 200);
   }
-  const std::vector<ChoiceGroup> groups = GroupsOf(workload, 2, 1);
+  const std::vector<ChoiceGroup> groups = GroupsOf(workload, 2, 1, {.gathered_bytes = 0});
   ASSERT_EQ(groups.size(), 1u);
   EXPECT_EQ(groups[0].num_jobs, 100);
   EXPECT_EQ(groups[0].kept_rows, 2) << "of three, on the rank that has most";
@@ -76,6 +82,24 @@ TEST(ChoiceGroups, RowsThatCannotGoOnAreNotKept) {
   EXPECT_EQ(GroupsOf(workload, 2, 0)[0].kept_rows, 0);
   // A single rank reads them where they lie.
   EXPECT_EQ(GroupsOf(DeepWorkload(62, 2000, 100, TopP()), 1, 0)[0].kept_rows, 0);
+}
+
+TEST(ChoiceGroups, GatherKeptRowsWhileTheyAreShort) {
+  constexpr int64_t kRowBytes = 1000 * 4;  // of each rank
+  for (const int num_rows : {1, 3, 4}) {
+    const Workload workload = DeepWorkload(64, 2000, num_rows, TopP());
+    for (const int rank : {0, 1}) {
+      const auto groups = GroupsOf(workload, 2, rank, {.gathered_bytes = 3 * kRowBytes});
+      ASSERT_EQ(groups.size(), 1u);
+      EXPECT_EQ(groups[0].gathers_kept, num_rows <= 3);
+      EXPECT_EQ(groups[0].kept_rows, num_rows <= 3 ? num_rows : 2);
+      EXPECT_EQ(groups[0].num_shared, num_rows <= 3 ? 0 : 2);
+    }
+  }
+  // Of one sequence, and as many as there is memory for.
+  EXPECT_TRUE(GroupsOf(DeepWorkload(65, 128256, 1, TopP()), 2, 0)[0].gathers_kept);
+  EXPECT_TRUE(GroupsOf(DeepWorkload(65, 2000, 32, TopP()), 3, 0)[0].gathers_kept);
+  EXPECT_FALSE(GroupsOf(DeepWorkload(65, 2000, 33, TopP()), 3, 0)[0].gathers_kept);
 }
 
 TEST(ChoiceGroups, TakeAdjustmentsOfDifferentTokensAlone) {

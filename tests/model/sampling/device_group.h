@@ -18,6 +18,7 @@ class DeviceGroup final : public Communicator {
   int rank() const override { return host_.rank(); }
   int size() const override { return host_.size(); }
   absl::Status AllGather(const void* mine, int64_t bytes, void* all) override {
+    ++num_gathers_;
     std::vector<std::byte> gathered(static_cast<size_t>(bytes * size()));
     backend_.CopyToHost(gathered.data() + rank() * bytes, mine, bytes);
     RETURN_IF_ERROR(host_.AllGather(gathered.data() + rank() * bytes, bytes, gathered.data()));
@@ -25,6 +26,7 @@ class DeviceGroup final : public Communicator {
     return absl::OkStatus();
   }
   absl::Status AllToAll(const void* mine, int64_t bytes, int64_t stride, void* all) override {
+    ++num_exchanges_;
     const int64_t whole = stride * (size() - 1) + bytes;
     std::vector<std::byte> parts(static_cast<size_t>(whole));
     std::vector<std::byte> gathered(static_cast<size_t>(whole * size()));
@@ -44,11 +46,16 @@ class DeviceGroup final : public Communicator {
   absl::Status Health() override { return host_.Health(); }
   void Abort() override { host_.Abort(); }
 
+  int64_t num_gathers() const { return num_gathers_; }
+  int64_t num_exchanges() const { return num_exchanges_; }
+
  private:
   static absl::Status NotHere() { return absl::UnimplementedError("only gathers and exchanges"); }
 
   Communicator& host_;
   Backend& backend_;
+  int64_t num_gathers_ = 0;
+  int64_t num_exchanges_ = 0;
 };
 
 }  // namespace lockstep::testing

@@ -34,15 +34,21 @@ ShardedSizes VocabOnly(int64_t vocab_size) {
   return sizes;
 }
 
+// Of more groups than rows could fill otherwise.
+constexpr ChoiceLimits kSmallGroups = {.rows = 32, .kept_rows = 4, .gathered_bytes = 0};
+
 struct How {
   int num_candidates = 256;
   int64_t tile_rows = 0;  // logits that are there at once; 0: all
+  ChoiceLimits limits = {};
 };
 
 struct Run {
   std::vector<RowOutcome> outcomes;
   int64_t num_whole_rows = 0;
   bool decides_all = false;
+  int64_t num_gathers = 0;  // of the device's two calls
+  int64_t num_exchanges = 0;
 };
 
 SamplerOptions OptionsFor(const Workload& workload, const How& how) {
@@ -104,8 +110,10 @@ absl::Status ChooseOnDevice(const Workload& workload, const How& how, Communicat
   ASSIGN_OR_RETURN(const auto backend, cuda::CudaBackend::Create({}));
   TiledLogits logits(*backend, mine, how.tile_rows);
   testing::DeviceGroup group(tp, *backend);
-  ASSIGN_OR_RETURN(const auto device, DeviceChooser::Create(*backend, workload.vocab_size, group,
-                                                            std::ssize(mine.rows())));
+  ASSIGN_OR_RETURN(const auto device,
+                   DeviceChooser::Create(*backend, workload.vocab_size, group,
+                                         std::ssize(mine.rows()), {.limits = how.limits}));
+  EXPECT_EQ(group.num_gathers(), 0) << "a rank that comes back would wait for others";
   VocabSampler sampler(OptionsFor(workload, how), tp, device.get());
   for (int time = 0; time < 2; ++time) {  // nothing is left over from a call
     RETURN_IF_ERROR(logits.Begin(sampler, mine.rows()));
@@ -118,6 +126,8 @@ absl::Status ChooseOnDevice(const Workload& workload, const How& how, Communicat
     EXPECT_TRUE(device->Chosen(static_cast<int64_t>(i)).has_value()) << "row " << i;
   }
   run.num_whole_rows = sampler.num_whole_rows_gathered();
+  run.num_gathers = group.num_gathers();
+  run.num_exchanges = group.num_exchanges();
   return absl::OkStatus();
 }
 
@@ -169,60 +179,81 @@ Runs ExpectDecided(const Workload& workload, int tp, const How& how = {}) {
 }
 
 TEST(DeviceRows, ChoicesAreTheHosts) {
-  for (const int64_t vocab_size : {513, 2048}) {
+  for (const int64_t vocab_size : {513, 1100}) {
     for (const int tp : {1, 2, 4}) {
       const auto seed = static_cast<uint32_t>(vocab_size + tp);
-      ExpectDecided(RandomWorkload(seed, vocab_size, 120 / tp), tp);
+      ExpectDecided(RandomWorkload(seed, vocab_size, 80 / tp), tp);
     }
   }
-  ExpectDecided(RandomWorkload(9, 32003, 12), 1);
+  ExpectDecided(RandomWorkload(9, 32003, 6), 1);
 }
 
 // Adjusted ones, with log-probabilities, without top-k or with a large one, and short summaries: as
 // many whole rows as there can be, two of some, in several groups.
 TEST(DeviceRows, AnyNumberIsDecidedHoweverDeepTheyGo) {
   for (const int tp : {1, 2, 3, 8}) {
-    Workload workload = RandomWorkload(53, 701, tp == 1 ? 60 : 35 * tp);
+    Workload workload = RandomWorkload(53, 701, 12 + 8 * tp);
     for (size_t i = 0; i < workload.sequences.size(); i += 2) {
       workload.sequences[i].params.temperature = 100.0f;
       workload.sequences[i].params.top_k = i % 4 == 0 ? 0 : 600;
     }
-    const Runs runs = ExpectDecided(workload, tp, {.num_candidates = 4});
+    const Runs runs = ExpectDecided(workload, tp, {.num_candidates = 4, .limits = kSmallGroups});
     EXPECT_GT(runs.host.num_whole_rows, std::ssize(workload.logits) / 8);
   }
 }
 
 TEST(DeviceRows, OneRankDecidesAnyNumberWithPenalties) {
-  const Runs runs = ExpectDecided(DeepWorkload(47, 3000, 100, Penalties()), 1);
-  EXPECT_GT(runs.host.num_whole_rows, 40);
+  const Runs runs =
+      ExpectDecided(DeepWorkload(47, 3000, 30, Penalties()), 1, {.limits = kSmallGroups});
+  EXPECT_GT(runs.host.num_whole_rows, 10);
 }
 
 TEST(DeviceRows, RanksDecideAnyNumberWithTopP) {
   for (const int tp : {2, 3}) {
-    const Runs runs = ExpectDecided(DeepWorkload(48, 3001, 110, TopP()), tp);
-    EXPECT_GT(runs.host.num_whole_rows, 40);
+    const Runs runs =
+        ExpectDecided(DeepWorkload(48, 3001, 30, TopP()), tp, {.limits = kSmallGroups});
+    EXPECT_GT(runs.host.num_whole_rows, 10);
+  }
+}
+
+// While they are short, all ranks gather whole rows and choose.
+TEST(DeviceRows, RanksGatherFewWholeRowsAndDealOutMany) {
+  SamplingParams params = Penalties();
+  params.num_logprobs = 2;
+  const Workload workload = DeepWorkload(55, 900, 5, params);
+  for (const int tp : {2, 3}) {
+    const auto few = ExpectDecided(workload, tp).device;
+    EXPECT_EQ(few.num_exchanges, 0);
+    EXPECT_EQ(few.num_gathers, 2 * 2) << "summaries, rows";
+    const auto many = ExpectDecided(workload, tp, {.limits = {.gathered_bytes = 0}}).device;
+    EXPECT_EQ(many.num_exchanges, 2);
+    EXPECT_EQ(many.num_gathers, 2 * 2) << "summaries, choices";
   }
 }
 
 TEST(DeviceRows, LogprobsOfAdjustedRowsAreOfTheirRawLogits) {
   SamplingParams params = Penalties();
   params.num_logprobs = 3;
-  for (const int tp : {1, 2, 3}) ExpectDecided(DeepWorkload(49, 1500, 70, params), tp);
+  for (const int tp : {1, 2, 3}) {
+    ExpectDecided(DeepWorkload(49, 1500, 20, params), tp, {.limits = kSmallGroups});
+  }
 }
 
 // More than fit one group, whatever they are; logits of some at a time.
 TEST(DeviceRows, RowsMayComeInTiles) {
-  for (const int64_t tile_rows : {0, 7, 256}) {
-    ExpectDecided(RandomWorkload(50, 100, 300), 1, {.tile_rows = tile_rows});
+  ExpectDecided(RandomWorkload(50, 60, 270), 1);
+  for (const int64_t tile_rows : {0, 7, 32}) {
+    ExpectDecided(RandomWorkload(50, 100, 45), 1, {.tile_rows = tile_rows, .limits = kSmallGroups});
   }
-  ExpectDecided(RandomWorkload(50, 100, 530), 2, {.tile_rows = 256});
-  ExpectDecided(DeepWorkload(51, 700, 100, Penalties()), 2, {.tile_rows = 64});
+  ExpectDecided(RandomWorkload(50, 100, 70), 2, {.tile_rows = 32, .limits = kSmallGroups});
+  ExpectDecided(DeepWorkload(51, 700, 30, Penalties()), 2,
+                {.tile_rows = 12, .limits = kSmallGroups});
 }
 
 TEST(DeviceRows, RanksWithoutLogitsChooseForOthers) {
-  Workload workload = DeepWorkload(52, 5, 300, TopP());
+  Workload workload = DeepWorkload(52, 5, 60, TopP());
   workload.eos_token_ids = {4};
-  ExpectDecided(workload, 8, {.num_candidates = 1});
+  ExpectDecided(workload, 8, {.num_candidates = 1, .limits = kSmallGroups});
 }
 
 TEST(DeviceRows, HostileRowsAreTheHosts) {
@@ -287,20 +318,20 @@ class Gate {
 };
 
 TEST(DeviceRows, NobodyWaitsWhileTheyAreIssued) {
-  const Workload workload = DeepWorkload(54, 700, 400, Penalties());
+  const Workload workload = DeepWorkload(54, 700, 50, Penalties());
   testing::RunRanks(1, 1, [&](int, RankGroups& groups) -> absl::Status {
     const RankWorkload mine(workload, {0, workload.vocab_size});
     ASSIGN_OR_RETURN(const auto backend, cuda::CudaBackend::Create({}));
-    TiledLogits logits(*backend, mine, 256);
-    ASSIGN_OR_RETURN(const auto device, DeviceChooser::Create(*backend, workload.vocab_size,
-                                                              *groups.tp, std::ssize(mine.rows())));
+    TiledLogits logits(*backend, mine, 20);
+    ASSIGN_OR_RETURN(const auto device,
+                     DeviceChooser::Create(*backend, workload.vocab_size, *groups.tp,
+                                           std::ssize(mine.rows()), {.limits = kSmallGroups}));
     VocabSampler sampler(OptionsFor(workload, {}), *groups.tp, device.get());
     Gate gate;
     gate.Close(backend->stream());
     for (int call = 0; call < DeviceChooser::kMaxInFlight; ++call) {
       RETURN_IF_ERROR(logits.Begin(sampler, mine.rows()));
     }
-    EXPECT_FALSE(sampler.IsDone());
     gate.Open();
     std::vector<RowOutcome> outcomes;
     for (int call = 0; call < DeviceChooser::kMaxInFlight; ++call) {
