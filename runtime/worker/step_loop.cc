@@ -37,7 +37,8 @@ StepLoop::StepLoop(const StepLoopOptions& options, StageCalls stage, RankGroups&
       slots_(TableOptions(options, stage_, groups)) {
   LS_CHECK_GE(stage_.max_logits_rows, 1);
   LS_CHECK(stage_.device_logits == nullptr ||
-           stage_.device_logits->max_rows() >= options.limits.max_batched_tokens);
+           stage_.device_logits->max_rows() >=
+               std::min(options.limits.max_batched_tokens, stage_.max_logits_rows));
   if (stage_.token_return != nullptr) stage_.token_return->Forget();
   if (is_last()) {
     SamplerOptions sampler;
@@ -147,7 +148,7 @@ absl::Status StepLoop::ReceiveOldest() {
   return absl::OkStatus();
 }
 
-// Nothing of the step is the host's to do, however many rows it has.
+// Nothing of the step is the host's to do.
 bool StepLoop::MayRunAhead() {
   const bool first_stage_has_tokens = is_first() || stage_.token_return != nullptr;
   if (stage_.device_logits == nullptr || !first_stage_has_tokens || slots_.logits_uses().empty()) {

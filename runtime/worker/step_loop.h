@@ -38,8 +38,8 @@ struct StageCalls {
   // count <= max_logits_rows. On a device they are there until the next call.
   std::function<absl::StatusOr<const float*>(int64_t first, int64_t count)> logits;
   int64_t max_logits_rows = 256;
-  // Where those logits lie, made for as many rows as a step may have; null: in the host's memory.
-  // Must outlive the loop.
+  // Where those logits lie, made for max_logits_rows rows at least: the host waits in steps that
+  // have more rows than it was made for. Null: in the host's memory. Must outlive the loop.
   DeviceChooser* device_logits = nullptr;
   // First and last stage of several: how tokens travel between their devices; null: between hosts.
   // Must outlive the loop.

@@ -25,7 +25,9 @@ namespace lockstep::testing {
 class FakeDeviceStage {
  public:
   static constexpr int64_t kMaxTokens = 2048;
-  static constexpr int64_t kMaxRows = 256;
+  static constexpr int64_t kMaxRows = 32;        // of which there are logits at once
+  static constexpr int64_t kMaxRowsAhead = 128;  // of a step that runs ahead
+  static constexpr ChoiceLimits kChoiceLimits = {.rows = 32, .kept_rows = 4};
   static constexpr int64_t kMaxSeqs = 600;
 
   // There must be as many devices as ranks.
@@ -49,9 +51,9 @@ class FakeDeviceStage {
       return groups_.pp->Health();
     };
     if (is_last()) {
-      chooser_ =
-          DeviceChooser::Create(*backend_, vocab_size, *groups_.tp, kMaxTokens, {.health = health})
-              .value();
+      chooser_ = DeviceChooser::Create(*backend_, vocab_size, *groups_.tp, kMaxRowsAhead,
+                                       {.health = health, .limits = kChoiceLimits})
+                     .value();
     }
     if (is_first() != is_last()) {
       token_return_ = TokenReturn::Create(*backend_, *groups_.pp, kMaxSeqs).value();
