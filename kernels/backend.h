@@ -376,8 +376,7 @@ class Backend {
   // without calling body. The calls must copy nothing to the host and wait for nothing. What body
   // returned.
   virtual absl::Status Repeat(const StepKey& key, const std::function<absl::Status()>& body) = 0;
-  // Keeps such a step, if it does that at all, without running it. Its products have run before,
-  // of steps of this size, so that nothing is left to be chosen.
+  // Keeps such a step, if it does that at all, without running it. One of its size has run before.
   virtual absl::Status Keep(const StepKey& key, const std::function<absl::Status()>& body) = 0;
   // Whether it does; if not, nobody need make steps alike.
   virtual bool KeepsSteps() const = 0;

@@ -7,7 +7,7 @@
 set -euo pipefail
 
 # memcheck of all kernels; racecheck and synccheck of those whose threads share memory. The smallest tests that launch
-# each kernel: tools take 10 to 100 times as long..
+# each kernel: tools take 10 to 100 times as long.
 few_rows="SkinnyGemmTest.Bf16:SkinnyGemmTest.Fp8WeightsByBf16"
 attention="IsNearItsTwinForEveryBlockSize IsNearItsTwinForEveryHeadSize IsNearItsTwinInManySplits"
 attention_of() {  # the kernels' suffixes
@@ -19,7 +19,7 @@ attention_of() {  # the kernels' suffixes
 }
 e4m3="QuantizeFp8Test.RoundsToTheNearestNumber:FusedFp8Test.*:Fp8ProductTest.IsTheSumOfTheRoundedNumbers"
 choice="DeviceChoice.IsTheHostsFromTheSameSummaries:DeviceChoice.GoesOnInWholeRowsAsTheHostDoes"
-choice+=":DeviceChoice.ChosenTokensBecomeTheNextInput:DeviceChoice.OneRankDecidesAnyNumberThatIsNotAdjusted"
+choice+=":DeviceChoice.ChosenTokensBecomeTheNextInput:DeviceRows.OneRankDecidesAnyNumberWithPenalties"
 stage="Numbers/CudaPaddedStepsTest.ReplaysComputeWhatStepsAsTheyAreDo/bf16Deterministic"
 stage+=":Numbers/CudaPaddedStepsTest.ReplaysComputeWhatStepsAsTheyAreDo/bf16DeterministicFp8"
 list() {

@@ -36,13 +36,11 @@ class KernelTimer {
                                    .max_num_seqs = size.num_seqs,
                                    .max_model_len = size.context,
                                    .block_size = size.block_size};
-    const KvCacheView cache = {nullptr,
-                               nullptr,
-                               DType::kBF16,
-                               0,
-                               static_cast<int>(config_.num_kv_heads),
-                               size.block_size,
-                               static_cast<int>(config_.head_dim)};
+    KvCacheView cache;
+    cache.dtype = DType::kBF16;
+    cache.num_kv_heads = static_cast<int>(config_.num_kv_heads);
+    cache.block_size = size.block_size;
+    cache.head_dim = static_cast<int>(config_.head_dim);
     batch_ = Value(
         DeviceBatch::Allocate(backend_, batch_limits, static_cast<int>(config_.num_heads), cache));
     const bool repeats = num_tokens() <= kMaxPaddedChunkTokens || size.new_tokens == 1;

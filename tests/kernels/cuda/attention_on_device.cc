@@ -1,6 +1,11 @@
 #include "tests/kernels/cuda/attention_on_device.h"
 
 namespace lockstep::testing {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
 
 cuda::TensorMapEncoder AttentionOnDevice::Encoder() {
   cudaDeviceProp device = {};
@@ -36,7 +41,12 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   index.slot_mapping = nullptr;
   const DeviceArray<float> plain_qkv(qkv);
   const DeviceArray<BF16> rounded_qkv(Narrowed<BF16>(qkv));
-  const DeviceArray<uint8_t> workspace(machine.workspace_bytes);
+  // No larger than what is used: its edges are looked at.
+  const int64_t workspace_bytes =
+      device_batch.NumSlots() *
+      CeilDiv(machine.workspace_bytes,
+              cuda::AttentionSlots(device_batch.form(), heads, machine.workspace_bytes));
+  const DeviceArray<uint8_t> workspace(workspace_bytes);
   KvCacheView cache = world_.cache();
   cache.k = keys_.data();
   cache.v = values_.data();
@@ -45,10 +55,9 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
                                    &index,           &cache,          out};
     if (options.rounded_qkv) args.qkv = rounded_qkv.data();
     if (options.rounded_qkv) args.qkv_dtype = DType::kBF16;
-    EXPECT_EQ(
-        cuda::LaunchAttention(args, options.out_dtype, {workspace.data(), machine.workspace_bytes},
-                              options.wgmma ? Encoder() : nullptr, nullptr),
-        cudaSuccess);
+    EXPECT_EQ(cuda::LaunchAttention(args, options.out_dtype, {workspace.data(), workspace_bytes},
+                                    options.wgmma ? Encoder() : nullptr, nullptr),
+              cudaSuccess);
   };
   const std::vector<float> result =
       Filled(options.out_dtype, index.num_tokens * world_.out_width(), 0, attend);
@@ -84,6 +93,17 @@ void DeviceBatch::Write(const FlatBatch& batch) {
   block_tables_.Write(batch.block_tables);
   attention_work_.Write(LayOut(batch));
   ASSERT_EQ(form().Packed(), index_.attention_form);
+}
+
+int64_t DeviceBatch::NumSlots() const {
+  int most = -1;
+  for (int launch = 0; launch < form().launches; ++launch) {
+    const auto* header = reinterpret_cast<const cuda::AttentionHeader*>(
+        work_.bytes().data() + launch * form().LaunchBytes());
+    const auto* items = reinterpret_cast<const cuda::AttentionItem*>(header + 1);
+    for (int i = 0; i < header->num_items; ++i) most = std::max(most, items[i].slot);
+  }
+  return most + 1;
 }
 
 std::vector<uint8_t> DeviceBatch::LayOut(const FlatBatch& batch) {

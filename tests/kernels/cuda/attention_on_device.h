@@ -46,6 +46,7 @@ class DeviceBatch {
               const cuda::AttentionMachine& machine);
   const BatchIndex& index() const { return index_; }
   const cuda::AttentionForm& form() const { return work_.form(); }
+  int64_t NumSlots() const;  // of partial results that are used
   // The same sizes, and the same form.
   void Write(const FlatBatch& batch);
 
