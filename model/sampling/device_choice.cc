@@ -64,7 +64,8 @@ absl::Status DeviceChooser::WarmUp() {
   const int64_t width = summaries().part_width();
   ASSIGN_OR_RETURN(const DeviceBuffer logits, backend_.Allocate(width * kFloat));
   ASSIGN_OR_RETURN(const DeviceBuffer indices, backend_.Allocate(2 * int64_t{sizeof(int32_t)}));
-  const std::vector<float> zeros(static_cast<size_t>(width));
+  const std::vector<std::byte> zeros(
+      static_cast<size_t>(std::max(logits.bytes(), indices.bytes())));
   backend_.CopyToDevice(logits.data(), zeros.data(), logits.bytes());
   backend_.CopyToDevice(indices.data(), zeros.data(), indices.bytes());
   // Its summary ends before it is chosen.
