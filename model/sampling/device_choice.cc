@@ -1,6 +1,7 @@
 #include "model/sampling/device_choice.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "kernels/base/check.h"
