@@ -10,12 +10,13 @@ namespace lockstep::cuda {
 // A kernel that overlaps may begin while the one before it in the stream still runs. A block of it
 // waits for that one (WaitForEarlierKernels) before it reads what earlier kernels of the step wrote
 // and before it writes anything, and one block waits in any case, so that this kernel's end is that
-// of all before; what blocks do until then, fetching weights above all, costs the step
-// nothing. A step's first kernel begins when all that was issued before the step is done: it is
-// none that overlaps (tokens' embedding), or comes straight behind a copy, of what a later pipeline
-// stage has received, or first in a recorded step, neither of which is overlapped. So what was
-// written before the step may be read at any time. Source: CUDA C++ Programming Guide,
-// "Programmatic Dependent Launch and Synchronization".
+// of all before. What blocks do until then, fetching weights above all, costs the step nothing.
+//
+// A step's first kernel begins when all that was issued before the step is done: it is none that
+// overlaps (tokens' embedding), or comes straight behind a copy, of what a later pipeline stage has
+// received, or first in a recorded step, neither of which is overlapped. So what was written before
+// the step may be read at any time. Source: CUDA C++ Programming Guide, "Programmatic Dependent
+// Launch and Synchronization".
 struct KernelStream {
   KernelStream(cudaStream_t stream, bool overlaps = false)  // NOLINT: any stream is one
       : stream(stream), overlaps(overlaps) {}

@@ -131,10 +131,8 @@ void AddPrefill(std::vector<Figure>& figures, const Json& report, bool has_targe
 }
 
 std::string StepName(const Json& step) {
-  const int64_t seqs = Whole(step, "sequences");
   const int64_t tokens = Whole(step, "new_tokens");
-  return tokens > 1 ? fmt::format("prefill {}", tokens)
-                    : fmt::format("decode {} x {}", seqs, Whole(step, "context"));
+  return tokens > 1 ? fmt::format("prefill {}", tokens) : DecodeName(step);
 }
 
 Figure AttentionFigure(const Json& report, const Json& step, const Json& kernel) {

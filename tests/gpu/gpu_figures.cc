@@ -1,10 +1,10 @@
 // The figures of a tests/gpu/run.sh, out of the files that its programs kept.
 //
 //   gpu_figures DIRECTORY [SECONDS]     files older than that are said to be of an earlier run
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/numbers.h"
 #include "fmt/format.h"
 #include "tests/gpu/figures.h"
 
@@ -29,14 +29,16 @@ nlohmann::json Read(const std::filesystem::path& path, Clock::time_point began) 
 }
 
 int Main(int argc, char** argv) {
-  if (argc < 2 || argc > 3) {
-    fmt::print(stderr, "usage: gpu_figures DIRECTORY [SECONDS]\n");
+  constexpr int kMostSeconds = 1 << 20;
+  int seconds = kMostSeconds;
+  const bool is_number = argc < 3 || absl::SimpleAtoi(argv[2], &seconds);
+  if (argc < 2 || argc > 3 || !is_number || seconds < 0 || seconds > kMostSeconds) {
+    fmt::print(stderr, "usage: gpu_figures DIRECTORY [SECONDS], 0 to {}\n", kMostSeconds);
     return 2;
   }
   const std::filesystem::path directory = argv[1];
-  const Clock::time_point began = argc > 2
-                                      ? Clock::now() - std::chrono::seconds(std::atoi(argv[2]) + 1)
-                                      : Clock::time_point::min();
+  const Clock::time_point began =
+      argc > 2 ? Clock::now() - std::chrono::seconds(seconds + 1) : Clock::time_point::min();
   const auto read = [&](const char* name) { return Read(directory / name, began); };
   fmt::print("{}", Format(FiguresOf({.bf16 = read("bench-none.json"),
                                      .fp8 = read("bench-fp8.json"),

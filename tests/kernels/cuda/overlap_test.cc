@@ -1,4 +1,5 @@
 // Kernels that begin before those before them have ended give what they give one after the other.
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -206,6 +207,29 @@ TEST(CudaOverlap, ChunksOfMoreRowsAreTheSame) {
   for (int variant = 0; variant < cuda::NumSkinnyVariants(40); ++variant) {
     ExpectTheSame({{200, 25}, {0, 14}, {63, 1}}, variant);
   }
+}
+
+// A later kernel takes this one's end for that of all before it, though no block has work.
+TEST(CudaOverlap, AttentionWithoutContextsWaits) {
+  const PagedWorld world({kHeads, kKvHeads, kHeadDim, 16, DType::kBF16}, {{5, 1}, {9, 1}}, 11);
+  FlatBatch nothing = world.flat();
+  std::fill(nothing.context_lens.begin(), nothing.context_lens.end(), 0);
+  const DeviceBatch batch(nothing, world.shape(), {.num_multiprocessors = 132});
+  const DeviceArray<float> qkv(world.qkv());
+  const DeviceArray<uint8_t> keys(world.RowMajorKeys());
+  const DeviceArray<float> out(world.batch().num_tokens * world.out_width());
+  KvCacheView cache = world.cache();
+  cache.k = cache.v = keys.data();
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const bool overlaps = cuda::KernelsCanOverlap(stream);
+  EXPECT_EQ(
+      cuda::LaunchAttention({qkv.data(), kHeads, world.scale(), &batch.index(), &cache, out.data()},
+                            DType::kF32, {}, nullptr, KernelStream(stream, overlaps)),
+      cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  for (const float x : out.Read()) EXPECT_TRUE(std::isnan(x));
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 // Rows in e4m3 and the scales they leave, each from what the kernel before made of y.

@@ -115,11 +115,15 @@ TEST_F(StepRecorderTest, WhatIsKeptHasNotRunAndIsReplayedAtOnce) {
 }
 
 #ifdef LOCKSTEP_CUDA_EMULATION
-TEST_F(StepRecorderTest, WhatIsKeptStaysWhereMemoryEnds) {
+void LeaveMemoryForTwoSteps() {
   constexpr int64_t kGraphBytes = 1 << 20;
   cuda_emulation::SetDevice(
       {.memory_bytes = cuda_emulation::AllocatedBytes() + 2 * kGraphBytes + kGraphBytes / 2,
        .graph_bytes = kGraphBytes});
+}
+
+TEST_F(StepRecorderTest, WhatIsKeptStaysWhereMemoryEnds) {
+  LeaveMemoryForTwoSteps();
   {
     cuda::StepRecorder recorder(stream_);
     const auto nothing = [] { return absl::OkStatus(); };
@@ -132,10 +136,7 @@ TEST_F(StepRecorderTest, WhatIsKeptStaysWhereMemoryEnds) {
 }
 
 TEST_F(StepRecorderTest, WithoutMemoryForRecordingsStepsRunAsTheyAre) {
-  constexpr int64_t kGraphBytes = 1 << 20;
-  cuda_emulation::SetDevice(
-      {.memory_bytes = cuda_emulation::AllocatedBytes() + 2 * kGraphBytes + kGraphBytes / 2,
-       .graph_bytes = kGraphBytes});
+  LeaveMemoryForTwoSteps();
   {
     cuda::StepRecorder recorder(stream_);
     float sum = 0;
