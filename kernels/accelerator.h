@@ -46,9 +46,10 @@ struct AcceleratorOptions {
   // Kernels of a step may begin while the one before them runs, where the device can do that: the
   // same results. Without it each waits for the one before: what that is compared with.
   bool overlap_kernels = true;
-  // Of the device's memory, what Backend::AvailableBytes counts on; the rest is for the driver,
-  // libraries and recorded steps.
+  // Of the device's memory, what this backend fills at most, libraries and recorded steps included.
   double memory_fraction = 0.9;
+  // Others fill it at the same time: then only buffers are counted, and part of the rest is spared.
+  bool is_shared = false;
   // Gets what operators may want to read, in the calls of those who use the backend. May be null.
   std::function<void(const std::string&)> notice = nullptr;
 };
@@ -71,7 +72,7 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 19"
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 20"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file

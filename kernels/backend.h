@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/attention_batch.h"
+#include "kernels/device_memory.h"
 #include "kernels/dtype.h"
 #include "kernels/quantization.h"
 
@@ -181,6 +182,7 @@ class Backend {
   virtual void Synchronize() = 0;
   // That may still be taken; of a device that others use, too, as of now.
   virtual int64_t AvailableBytes() const = 0;
+  virtual DeviceMemory Memory() const { return {}; }
   // Host memory that CopyToHost reaches fast. RESOURCE_EXHAUSTED when it cannot.
   virtual absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) = 0;
 

@@ -16,8 +16,21 @@
 namespace lockstep::cuda {
 namespace {
 
-// Left free for the driver, libraries and recorded steps, of what is not counted on.
+// Left free where others take of the same memory, of what is not counted on.
 constexpr int64_t kMostSpareBytes = int64_t{2} << 30;
+
+struct DeviceBytes {
+  int64_t free = 0;
+  int64_t total = 0;
+};
+
+// Of the thread's device.
+DeviceBytes FreeAndTotal() {
+  size_t free = 0;
+  size_t total = 0;
+  CudaCheck(cudaMemGetInfo(&free, &total), "asking for free GPU memory");
+  return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+}
 
 }  // namespace
 
@@ -40,6 +53,7 @@ absl::Status CudaBackend::Start() {
       CudaStatus(cudaGetDeviceProperties(&properties_, options_.device), "asking a GPU"));
   RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_.stream, cudaStreamNonBlocking), "a stream"));
+  free_at_start_ = FreeAndTotal().free;
   stream_.overlaps = options_.overlap_kernels && KernelsCanOverlap(stream_);
   ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
   ASSIGN_OR_RETURN(
@@ -86,8 +100,8 @@ absl::StatusOr<DeviceBuffer> CudaBackend::Allocate(int64_t bytes) {
   void* memory = nullptr;
   if (cudaMalloc(&memory, static_cast<size_t>(bytes)) != cudaSuccess) {
     cudaGetLastError();  // it has been told
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("%d bytes of GPU memory asked for, %d are free", bytes, AvailableBytes()));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%d bytes of GPU memory asked for, %d are free", bytes, FreeAndTotal().free));
   }
   held_bytes_ += bytes;
   DeviceBuffer buffer(std::shared_ptr<void>(memory,
@@ -140,16 +154,21 @@ void CudaBackend::Synchronize() {
   CudaCheck(cudaStreamSynchronize(stream_), "waiting for the GPU");
 }
 
-int64_t CudaBackend::AvailableBytes() const {
+DeviceMemory CudaBackend::Memory() const {
   UseDevice();
-  size_t free = 0;
-  size_t total = 0;
-  CudaCheck(cudaMemGetInfo(&free, &total), "asking for free GPU memory");
-  const auto share = static_cast<int64_t>(static_cast<double>(total) * options_.memory_fraction);
+  const auto [free, total] = FreeAndTotal();
+  DeviceMemory memory = {
+      .total_bytes = total,
+      .budget_bytes = static_cast<int64_t>(static_cast<double>(total) * options_.memory_fraction),
+      .held_bytes = held_bytes_};
+  if (!options_.is_shared) {
+    memory.other_bytes = std::max<int64_t>(free_at_start_ - free - memory.held_bytes, 0);
+  }
   // Of a device that others fill, too, not all that they leave.
-  const int64_t spare = std::min((static_cast<int64_t>(total) - share) / 2, kMostSpareBytes);
-  const int64_t left = static_cast<int64_t>(free) - spare;
-  return std::max<int64_t>(std::min(share - held_bytes_, left), 0);
+  const int64_t spare = std::min((total - memory.budget_bytes) / 2, kMostSpareBytes);
+  const int64_t ours = memory.budget_bytes - memory.held_bytes - memory.other_bytes;
+  memory.left_bytes = std::min(ours, free - spare);
+  return memory;
 }
 
 // ---- kernels ----

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -42,7 +43,8 @@ class CudaBackend : public Backend {
   void CopyToDevice(void* device, const void* host, int64_t bytes) override;
   void CopyToHost(void* host, const void* device, int64_t bytes) override;
   void Synchronize() override;
-  int64_t AvailableBytes() const override;
+  int64_t AvailableBytes() const override { return std::max<int64_t>(Memory().left_bytes, 0); }
+  DeviceMemory Memory() const override;
   absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) override;
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override;
@@ -140,6 +142,7 @@ class CudaBackend : public Backend {
   ChunkKernels chunk_kernels_;                // of attention
   std::vector<DeviceBuffer> fp8_staged_;      // rows on their way to e4m3, one for each slot
   std::atomic<bool> weights_are_new_{false};  // may not have been written yet
+  int64_t free_at_start_ = 0;                 // bytes of the device, beside the driver's context
   std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object
 };
 

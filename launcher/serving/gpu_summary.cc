@@ -1,5 +1,7 @@
 #include "launcher/serving/gpu_summary.h"
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -106,6 +108,37 @@ Json GpusJson(const Checks& checks) {
                     {"links", std::move(links)}});
   }
   return gpus;
+}
+
+std::string MemoryLine(const std::map<int, ControllerEvent>& rehearsals) {
+  const auto left = [](const auto& entry) {
+    const std::optional<RankMemory>& memory = entry.second.memory;
+    return memory.has_value() ? memory->left_bytes : std::numeric_limits<int64_t>::max();
+  };
+  const auto fullest =
+      std::min_element(rehearsals.begin(), rehearsals.end(),
+                       [&](const auto& a, const auto& b) { return left(a) < left(b); });
+  if (fullest == rehearsals.end() || !fullest->second.memory.has_value()) return "";
+  const RankMemory& memory = *fullest->second.memory;
+  const std::string others =
+      memory.other_bytes > 0
+          ? absl::StrCat(FormatBytes(memory.other_bytes), " for libraries and recorded steps, ")
+          : "";
+  return absl::StrCat(
+      "Memory   rank ", fullest->first, " may fill ", FormatBytes(memory.budget_bytes),
+      " of its GPU: ", FormatBytes(memory.weight_bytes), " of weights, ",
+      FormatBytes(memory.step_bytes), " for steps, ", others,
+      FormatBytes(std::max<int64_t>(memory.left_bytes, 0)), " left for the KV cache");
+}
+
+Json RehearsalJson(const ControllerEvent& event) {
+  Json json = {{"replica", event.replica}, {"rank", event.rank}};
+  if (!event.memory.has_value()) return json;
+  json["gpu_memory"] = {
+      {"total_bytes", event.memory->total_bytes},   {"budget_bytes", event.memory->budget_bytes},
+      {"weight_bytes", event.memory->weight_bytes}, {"step_bytes", event.memory->step_bytes},
+      {"other_bytes", event.memory->other_bytes},   {"left_bytes", event.memory->left_bytes}};
+  return json;
 }
 
 std::vector<std::string> GpuWarnings(int tp, const Checks& checks) {

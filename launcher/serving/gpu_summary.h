@@ -19,4 +19,9 @@ nlohmann::ordered_json GpusJson(const std::map<int, ControllerEvent>& checks);
 // host's memory: a line that names two of its ranks.
 std::vector<std::string> GpuWarnings(int tp, const std::map<int, ControllerEvent>& checks);
 
+// rehearsals: the kRankRehearsed event of every rank, by rank. How the GPU with the least memory
+// left for the KV cache is filled; empty where ranks compute on CPUs.
+std::string MemoryLine(const std::map<int, ControllerEvent>& rehearsals);
+nlohmann::ordered_json RehearsalJson(const ControllerEvent& event);
+
 }  // namespace lockstep

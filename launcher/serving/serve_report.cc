@@ -226,13 +226,12 @@ void ServeReport::RankLoaded(const ControllerEvent& event) {
   ++loading.num_loaded;
   loading.num_mapped += event.mapped_bytes > 0 ? 1 : 0;
   if (json_) {
-    PrintJson("rank_loaded", {{"replica", event.replica},
-                              {"rank", event.rank},
-                              {"shard_bytes", event.bytes_total},
-                              {"weight_bytes", event.weight_bytes},
-                              {"mapped_bytes", event.mapped_bytes},
-                              {"backend", event.message}});
-    return;
+    return PrintJson("rank_loaded", {{"replica", event.replica},
+                                     {"rank", event.rank},
+                                     {"shard_bytes", event.bytes_total},
+                                     {"weight_bytes", event.weight_bytes},
+                                     {"mapped_bytes", event.mapped_bytes},
+                                     {"backend", event.message}});
   }
   if (loading.num_loaded < tp_ * pp_) return;
   int64_t total = 0;
@@ -243,6 +242,15 @@ void ServeReport::RankLoaded(const ControllerEvent& event) {
   PrintLine(absl::StrFormat("%sLoaded   %s in %s (%s); %s", Prefix(event.replica),
                             FormatBytes(total), FormatSeconds(seconds), how,
                             OneLine(event.message)));
+}
+
+void ServeReport::RankRehearsed(const ControllerEvent& event) {
+  Loading& loading = LoadingOf(event.replica);
+  loading.rehearsals[event.rank] = event;
+  if (json_) return PrintJson("rank_rehearsed", RehearsalJson(event));
+  const bool is_told = have_served_.count(event.replica) != 0;
+  if (std::ssize(loading.rehearsals) < tp_ * pp_ || is_told) return;
+  if (const std::string line = MemoryLine(loading.rehearsals); !line.empty()) PrintLine(line);
 }
 
 void ServeReport::RankLost(const ControllerEvent& event, bool is_final) {

@@ -38,6 +38,8 @@ class ServeReport {
   void RankChecked(const ControllerEvent& event);
   void RankLoading(const ControllerEvent& event);
   void RankLoaded(const ControllerEvent& event);
+  // Told of the fullest when all ranks of the replica have.
+  void RankRehearsed(const ControllerEvent& event);
   // "ready" the first time, however many starts that took; "ready_again" after a loss since.
   void Serving(const ControllerEvent& event, const std::string& address);
   // is_final: else Restarting follows and tells it to people, once more is known.
@@ -100,6 +102,7 @@ class ServeReport {
     int num_loaded = 0;
     int num_mapped = 0;                     // of them, with weights that were packed already
     std::map<int, ControllerEvent> checks;  // by rank
+    std::map<int, ControllerEvent> rehearsals;
   };
   Loading& LoadingOf(int replica);
   std::map<int, Loading> loading_;  // by replica

@@ -132,6 +132,8 @@ void ServeSession::Handle(const ControllerEvent& event) {
       return report_.RankLoading(event);
     case Kind::kRankLoaded:
       return report_.RankLoaded(event);
+    case Kind::kRankRehearsed:
+      return report_.RankRehearsed(event);
     case Kind::kServing:
       return HandleServing(event);
     case Kind::kRankLost:

@@ -1,19 +1,54 @@
 #include "model/llama/activations.h"
 
+#include <array>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "parallel/hand_over.h"
 
 namespace lockstep {
 namespace {
 
-absl::Status AllocateRows(Backend& backend, DType dtype, int64_t rows, int64_t width,
-                          DeviceBuffer& buffer) {
+struct Rows {
+  DeviceBuffer Activations::*buffer;
+  DType dtype;
+  int64_t num_rows;
+  int64_t width;
+};
+
+absl::Status AllocateRows(Backend& backend, const Rows& rows, Activations& act) {
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(rows * DTypeBytes(dtype), width, &bytes)) {
+  if (__builtin_mul_overflow(rows.num_rows * DTypeBytes(rows.dtype), rows.width, &bytes)) {
     return absl::ResourceExhaustedError("activation buffers exceed the address space");
   }
-  ASSIGN_OR_RETURN(buffer, backend.Allocate(bytes));
+  ASSIGN_OR_RETURN(act.*rows.buffer, backend.Allocate(bytes));
   return absl::OkStatus();
+}
+
+double GiB(double bytes) { return bytes / 0x1p30; }
+
+// Buffers grow with the tokens, but for the logits and a rounding.
+absl::Status TooManyTokens(const absl::Status& error, std::span<const Rows> all,
+                           int64_t max_batched_tokens, int64_t available_bytes) {
+  double batched = 0;
+  double logits = 0;
+  for (const Rows& rows : all) {
+    const double bytes = static_cast<double>(rows.num_rows * DTypeBytes(rows.dtype)) *
+                         static_cast<double>(rows.width);
+    (rows.buffer == &Activations::logits ? logits : batched) += bytes;
+  }
+  const double part = (static_cast<double>(available_bytes) - logits) / batched;
+  const auto fitting = static_cast<int64_t>(0.99 * part * static_cast<double>(max_batched_tokens));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      absl::StrFormat("activations of max_batched_tokens %d take %.2f GiB, %.2f GiB are available "
+                      "beside the weights (%s): ",
+                      max_batched_tokens, GiB(batched + logits),
+                      GiB(static_cast<double>(available_bytes)), error.message()),
+      fitting >= 1 && fitting < max_batched_tokens
+          ? absl::StrCat("lower max_batched_tokens to ", fitting)
+          : "use more ranks"));
 }
 
 }  // namespace
@@ -21,24 +56,35 @@ absl::Status AllocateRows(Backend& backend, DType dtype, int64_t rows, int64_t w
 absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const StageShape& shape, int tp,
                                                   int64_t max_batched_tokens,
                                                   int64_t max_logits_rows) {
-  Activations act;
   const int64_t tokens = max_batched_tokens;
-  const DType input = backend.LinearInput();
   const int64_t room = TokenRoom(tokens, tp);
-  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, 1, HandOverFloats(tokens, shape.hidden, tp),
-                               act.residual));
-  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, room, shape.hidden, act.delta));
-  RETURN_IF_ERROR(AllocateRows(backend, input, room, shape.hidden, act.normed));
-  RETURN_IF_ERROR(AllocateRows(backend, DType::kF32, tokens, shape.qkv_width(), act.qkv));
-  RETURN_IF_ERROR(AllocateRows(backend, input, tokens, shape.q_width(), act.attended));
-  RETURN_IF_ERROR(
-      AllocateRows(backend, DType::kF32, tokens, 2 * shape.intermediate.size(), act.gate_up));
-  RETURN_IF_ERROR(AllocateRows(backend, input, tokens, shape.intermediate.size(), act.gated));
-  if (shape.is_last) {
-    RETURN_IF_ERROR(
-        AllocateRows(backend, DType::kF32, max_logits_rows, shape.vocab.size(), act.logits));
+  const DType input = backend.LinearInput();
+  const std::array<Rows, 8> all = {{
+      {&Activations::residual, DType::kF32, 1, HandOverFloats(tokens, shape.hidden, tp)},
+      {&Activations::delta, DType::kF32, room, shape.hidden},
+      {&Activations::normed, input, room, shape.hidden},
+      {&Activations::qkv, DType::kF32, tokens, shape.qkv_width()},
+      {&Activations::attended, input, tokens, shape.q_width()},
+      {&Activations::gate_up, DType::kF32, tokens, 2 * shape.intermediate.size()},
+      {&Activations::gated, input, tokens, shape.intermediate.size()},
+      {&Activations::logits, DType::kF32, shape.is_last ? max_logits_rows : 0, shape.vocab.size()},
+  }};
+  Activations act;
+  absl::Status status;
+  for (const Rows& rows : all) {
+    if (status.ok()) status = AllocateRows(backend, rows, act);
   }
+  if (absl::IsResourceExhausted(status)) {
+    act = {};  // what there is is available again
+    return TooManyTokens(status, all, max_batched_tokens, backend.AvailableBytes());
+  }
+  RETURN_IF_ERROR(status);
   return act;
+}
+
+int64_t Activations::batched_bytes() const {
+  return residual.bytes() + delta.bytes() + normed.bytes() + qkv.bytes() + attended.bytes() +
+         gate_up.bytes() + gated.bytes();
 }
 
 }  // namespace lockstep

@@ -24,9 +24,11 @@ struct Activations {
   DeviceBuffer gated;     // [max_batched_tokens, intermediate], LinearInput
   DeviceBuffer logits;    // last stage: [max_logits_rows, vocab]
 
-  // RESOURCE_EXHAUSTED when memory is short.
+  // RESOURCE_EXHAUSTED when memory is short, with the number of tokens that there is room for.
   static absl::StatusOr<Activations> Allocate(Backend& backend, const StageShape& shape, int tp,
                                               int64_t max_batched_tokens, int64_t max_logits_rows);
+  // Of all but the logits.
+  int64_t batched_bytes() const;
 };
 
 }  // namespace lockstep

@@ -348,6 +348,10 @@ absl::Status LlamaStage::AllocateBuffers() {
   return absl::OkStatus();
 }
 
+int64_t LlamaStage::batched_token_bytes() const {
+  return act_.batched_bytes() / limits_.max_batched_tokens;
+}
+
 int64_t LlamaStage::kv_block_bytes() const {
   return 2 * shape_.layers.size() * shape_.kv_width() * limits_.block_size * DTypeBytes(kv_dtype_);
 }

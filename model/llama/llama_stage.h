@@ -76,9 +76,16 @@ class LlamaStage {
   // Before the first Forward; again, it forgets what was cached and has another size.
   // RESOURCE_EXHAUSTED with the bytes wanted.
   absl::Status AllocateKvCache(int64_t num_blocks);
-  // Runs steps of every size once where the backend learns from it, so that none is slow later. All
-  // ranks together, with a cache that nobody uses yet. Errors as Forward's.
+  // Runs steps of every size once where the backend learns from it, so that none is slow later, and
+  // keeps those that repeat: afterwards all memory that steps need has been taken. All ranks
+  // together, with a cache that nobody uses yet and that has room for them. Errors as Forward's.
   absl::Status WarmUp();
+  // Blocks that this takes.
+  int64_t num_warm_up_blocks() const;
+  // Keeps them again, after another cache was allocated: nothing runs.
+  absl::Status KeepSteps();
+  // That the activations of each of max_batched_tokens take.
+  int64_t batched_token_bytes() const;
 
   // Runs this stage: takes token ids (first stage) or receives hidden states from the previous one,
   // and sends them on (or, last stage, keeps the normalised rows logits_rows). INVALID_ARGUMENT for
@@ -103,7 +110,7 @@ class LlamaStage {
              Backend& backend, RankGroups& groups);
   absl::Status AllocateBuffers();
   absl::Status WarmUpPrompts();
-  absl::Status WarmUpShape(const PaddedShape& shape);
+  absl::Status KeepShape(const PaddedShape& shape, const StepBatch& batch);
   void WarmUpHead();
 
   KvCacheView CacheShape() const;

@@ -8,18 +8,6 @@
 #include "model/llama/uniform_batch.h"
 
 namespace lockstep {
-
-absl::Status LlamaStage::WarmUp() {
-  if (!backend_.KeepsSteps()) return absl::OkStatus();
-  RETURN_IF_ERROR(WarmUpPrompts());
-  for (const PaddedShape& shape : AllPaddedShapes(limits_, /*wants_logits=*/is_last())) {
-    RETURN_IF_ERROR(WarmUpShape(shape));
-  }
-  WarmUpHead();
-  backend_.Synchronize();
-  return absl::OkStatus();
-}
-
 namespace {
 
 // The next power of two below.
@@ -54,6 +42,35 @@ StepBatch BatchOfShape(const PaddedShape& shape, const BatchLimits& limits) {
 
 }  // namespace
 
+absl::Status LlamaStage::WarmUp() {
+  if (!backend_.KeepsSteps()) return absl::OkStatus();
+  RETURN_IF_ERROR(WarmUpPrompts());
+  // Libraries choose algorithms and connect in steps that run.
+  for (const PaddedShape& shape : AllPaddedShapes(limits_, /*wants_logits=*/is_last())) {
+    const StepBatch batch = BatchOfShape(shape, limits_);
+    RETURN_IF_ERROR(CheckStepBatch(batch, limits_, num_kv_blocks_));
+    RETURN_IF_ERROR(RunPadded(batch, shape, nullptr));
+    RETURN_IF_ERROR(KeepShape(shape, batch));
+  }
+  WarmUpHead();
+  backend_.Synchronize();
+  return absl::OkStatus();
+}
+
+absl::Status LlamaStage::KeepSteps() {
+  if (!backend_.KeepsSteps()) return absl::OkStatus();
+  for (const PaddedShape& shape : AllPaddedShapes(limits_, /*wants_logits=*/is_last())) {
+    RETURN_IF_ERROR(KeepShape(shape, BatchOfShape(shape, limits_)));
+  }
+  backend_.Synchronize();
+  return absl::OkStatus();
+}
+
+int64_t LlamaStage::num_warm_up_blocks() const {
+  const int64_t longest = std::min(limits_.max_batched_tokens, limits_.max_model_len);
+  return (longest + limits_.block_size - 1) / limits_.block_size;
+}
+
 // Longer than those that are kept.
 absl::Status LlamaStage::WarmUpPrompts() {
   const int64_t longest = std::min({limits_.max_batched_tokens, limits_.max_model_len,
@@ -71,12 +88,8 @@ absl::Status LlamaStage::WarmUpPrompts() {
   return absl::OkStatus();
 }
 
-// Runs a step of it, in which libraries choose algorithms and connect, and keeps it in all forms
-// that attention may take.
-absl::Status LlamaStage::WarmUpShape(const PaddedShape& shape) {
-  const StepBatch batch = BatchOfShape(shape, limits_);
-  RETURN_IF_ERROR(CheckStepBatch(batch, limits_, num_kv_blocks_));
-  RETURN_IF_ERROR(RunPadded(batch, shape, nullptr));
+// In all forms that attention may take.
+absl::Status LlamaStage::KeepShape(const PaddedShape& shape, const StepBatch& batch) {
   for (const AttentionCut cut :
        {AttentionCut::kWhole, AttentionCut::kTiles, AttentionCut::kSplits}) {
     const StepKey key = PlacePadded(batch, shape, cut);

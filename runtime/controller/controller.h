@@ -53,18 +53,31 @@ struct RankCheck {
   std::optional<Gpu> gpu = std::nullopt;  // whose memory it is
 };
 
+// How a rank's GPU is filled before there is a KV cache (proto/lockstep/v1/worker.proto,
+// GpuMemory).
+struct RankMemory {
+  int64_t total_bytes = 0;
+  int64_t budget_bytes = 0;
+  int64_t weight_bytes = 0;
+  int64_t step_bytes = 0;
+  int64_t other_bytes = 0;
+  int64_t left_bytes = 0;
+  int64_t batched_token_bytes = 0;
+};
+
 // What happened to the ranks, for whoever watches (`lockstep serve` prints it).
 struct ControllerEvent {
   enum class Kind {
-    kRankJoined,   // rank, host, pid
-    kRankChecked,  // host, check
-    kRankLoading,  // bytes_done, bytes_total
-    kRankLoaded,   // bytes_done = bytes_total = the rank's shard, weight_bytes, message = backend
-    kServing,      // num_kv_blocks, max_model_len
-    kRankLost,     // message names rank, host, stage and last operation
-    kFailed,       // message: the cause; nothing is served until the next epoch
-    kWarning,      // message
-    kDrained,      // nothing is left of the requests: served, prediction. Once, and the last
+    kRankJoined,     // rank, host, pid
+    kRankChecked,    // host, check
+    kRankLoading,    // bytes_done, bytes_total
+    kRankLoaded,     // bytes_done = bytes_total = the rank's shard, weight_bytes, message = backend
+    kRankRehearsed,  // memory
+    kServing,        // num_kv_blocks, max_model_len
+    kRankLost,       // message names rank, host, stage and last operation
+    kFailed,         // message: the cause; nothing is served until the next epoch
+    kWarning,        // message
+    kDrained,        // nothing is left of the requests: served, prediction. Once, and the last
   };
   enum class Cause {
     kRankVanished,    // its stream closed, its lease ran out, its step did not end
@@ -82,8 +95,9 @@ struct ControllerEvent {
   RankCheck check;
   int64_t bytes_done = 0;  // of the checkpoint, by this rank
   int64_t bytes_total = 0;
-  int64_t weight_bytes = 0;  // held in memory by this rank
-  int64_t mapped_bytes = 0;  // of them, packed by an earlier start
+  int64_t weight_bytes = 0;          // held in memory by this rank
+  int64_t mapped_bytes = 0;          // of them, packed by an earlier start
+  std::optional<RankMemory> memory;  // of a GPU
   int64_t num_kv_blocks = 0;
   int64_t max_model_len = 0;
   ServedLoad served;

@@ -6,6 +6,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/controller/core.h"
+#include "runtime/controller/kv_shortage.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {
@@ -42,6 +43,18 @@ RankCheck CheckOf(const v1::Preflight& preflight) {
           .tp = LinkOf(preflight.has_tensor_parallel(), preflight.tensor_parallel()),
           .next_stage = LinkOf(preflight.has_next_stage(), preflight.next_stage()),
           .gpu = GpuOf(preflight)};
+}
+
+std::optional<RankMemory> MemoryOf(const v1::Rehearsed& rehearsed) {
+  if (!rehearsed.has_memory()) return std::nullopt;
+  const v1::GpuMemory& told = rehearsed.memory();
+  return RankMemory{.total_bytes = told.total_bytes(),
+                    .budget_bytes = told.budget_bytes(),
+                    .weight_bytes = told.weight_bytes(),
+                    .step_bytes = told.step_bytes(),
+                    .other_bytes = told.other_bytes(),
+                    .left_bytes = told.left_bytes(),
+                    .batched_token_bytes = told.batched_token_bytes()};
 }
 
 }  // namespace
@@ -149,7 +162,17 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
       event.message = message.loaded().backend();
       output_.Tell(event);
       SetPhase(state_.phase, Progress());
-      return ranks.AllLoaded() ? StartRanks(replica) : absl::OkStatus();
+      if (!ranks.AllLoaded()) return absl::OkStatus();
+      if (!ranks.MustRehearse()) return StartRanks(replica);
+      ranks.Rehearse();
+      return absl::OkStatus();
+    }
+    case v1::FromRank::kRehearsed: {
+      RETURN_IF_ERROR(ranks.OnRehearsed(rank, message.rehearsed(), now));
+      ControllerEvent event = EventOf(ControllerEvent::Kind::kRankRehearsed, replica, rank, now);
+      event.memory = MemoryOf(message.rehearsed());
+      output_.Tell(event);
+      return ranks.AllRehearsed() ? StartRanks(replica) : absl::OkStatus();
     }
     case v1::FromRank::kReady:
       RETURN_IF_ERROR(ranks.OnReady(rank, message.ready()));
@@ -167,20 +190,28 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
 
 // All ranks are loaded: agree on the cache, or say what it would take.
 absl::Status ControllerCore::StartRanks(Replica& replica) {
+  const RankRoster& ranks = replica.ranks();
   const int64_t block_size = config_.engine.block_size;
-  const int64_t fitting = replica.ranks().SmallestKvBlocks();
+  const int smallest = ranks.SmallestRank();
+  const int64_t fitting = ranks.loaded(smallest).max_kv_blocks();
   const int64_t wanted_tokens = std::max<int64_t>(config_.max_model_len, 2);
   const int64_t needed = (wanted_tokens + block_size - 1) / block_size;
-  if (fitting < needed) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "max_model_len ", wanted_tokens, " needs ", needed, " KV blocks of ", block_size,
-        " tokens, but only ", fitting, " fit the smallest rank: give the KV cache more memory or ",
-        "lower max_model_len to ", fitting * block_size));
+  if (fitting < needed && agreed_kv_blocks_ == 0) {
+    return absl::ResourceExhaustedError(
+        DescribeKvShortage({.rank = absl::StrCat("rank ", smallest),
+                            .max_model_len = config_.max_model_len,
+                            .block_size = block_size,
+                            .fitting_blocks = fitting,
+                            .needed_blocks = needed,
+                            .block_bytes = ranks.loaded(smallest).kv_block_bytes(),
+                            .max_batched_tokens = config_.engine.max_batched_tokens,
+                            .max_num_seqs = config_.engine.max_num_seqs,
+                            .memory = MemoryOf(ranks.rehearsed(smallest))}));
   }
-  if (agreed_kv_blocks_ > 0 && fitting < agreed_kv_blocks_) {
-    return absl::ResourceExhaustedError(absl::StrCat("the new ranks have room for ", fitting,
-                                                     " KV blocks, the first ones had ",
-                                                     agreed_kv_blocks_));
+  if (agreed_kv_blocks_ > ranks.MostKvBlocks()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the new ranks have room for ", ranks.MostKvBlocks(),
+                     " KV blocks, the first ones had ", agreed_kv_blocks_));
   }
   if (agreed_kv_blocks_ == 0) agreed_kv_blocks_ = fitting;
   replica.ranks().StartServing(agreed_kv_blocks_);
@@ -242,7 +273,7 @@ void ControllerCore::DropReplica(Replica& replica, const grpc::Status& status,
   replica.Lose(status, why);
   // Until something serves, what was agreed binds only replicas that were told of it.
   const bool others_know = std::any_of(replicas_.begin(), replicas_.end(), [](const auto& other) {
-    return other->state() == Replica::State::kJoining && other->ranks().AllLoaded();
+    return other->state() == Replica::State::kJoining && other->ranks().WereToldToStart();
   });
   if (!has_capacity_ && !others_know) agreed_kv_blocks_ = 0;
   MoveRequestsToLivingReplicas();

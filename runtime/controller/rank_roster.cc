@@ -1,7 +1,6 @@
 #include "runtime/controller/rank_roster.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -76,6 +75,23 @@ absl::Status CheckGpu(const v1::Gpu& gpu) {
         absl::StrCat("Gpu has ", gpu.links_size(), " links, at most ", kMaxGpuLinks));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckKvBlocks(const char* name, int64_t blocks) {
+  RETURN_IF_ERROR(CheckCount(name, blocks));
+  if (blocks <= kMaxKvBlocks) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " ", blocks, " is more than ", kMaxKvBlocks));
+}
+
+absl::Status CheckGpuMemory(const v1::GpuMemory& memory) {
+  RETURN_IF_ERROR(CheckCount("GpuMemory.total_bytes", memory.total_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.budget_bytes", memory.budget_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.weight_bytes", memory.weight_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.step_bytes", memory.step_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.other_bytes", memory.other_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.batched_token_bytes", memory.batched_token_bytes()));
+  return CheckCount("GpuMemory.left_bytes", memory.left_bytes(), -kMaxCount);
 }
 
 }  // namespace
@@ -168,15 +184,24 @@ absl::Status RankRoster::OnLoaded(int rank, const v1::Loaded& loaded, absl::Time
   RETURN_IF_ERROR(CheckCount("Loaded.shard_bytes", loaded.shard_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.mapped_bytes", loaded.mapped_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.kv_block_bytes", loaded.kv_block_bytes(), 1));
-  RETURN_IF_ERROR(CheckCount("Loaded.max_kv_blocks", loaded.max_kv_blocks()));
-  if (loaded.max_kv_blocks() > kMaxKvBlocks) {
-    return absl::InvalidArgumentError(absl::StrCat("Loaded.max_kv_blocks ", loaded.max_kv_blocks(),
-                                                   " is more than ", kMaxKvBlocks));
-  }
+  RETURN_IF_ERROR(CheckKvBlocks("Loaded.max_kv_blocks", loaded.max_kv_blocks()));
   last_progress_ = now;
   ranks_[rank].stage = Stage::kLoaded;
   ranks_[rank].loaded = loaded;
   ++num_loaded_;
+  return absl::OkStatus();
+}
+
+absl::Status RankRoster::OnRehearsed(int rank, const v1::Rehearsed& rehearsed, absl::Time now) {
+  RETURN_IF_ERROR(CheckStage(rank, Stage::kRehearsing, "Rehearsed"));
+  RETURN_IF_ERROR(CheckKvBlocks("Rehearsed.max_kv_blocks", rehearsed.max_kv_blocks()));
+  RETURN_IF_ERROR(CheckKvBlocks("Rehearsed.most_kv_blocks", rehearsed.most_kv_blocks()));
+  RETURN_IF_ERROR(CheckGpuMemory(rehearsed.memory()));
+  last_progress_ = now;
+  ranks_[rank].stage = Stage::kLoaded;
+  ranks_[rank].rehearsed = rehearsed;
+  ranks_[rank].loaded.set_max_kv_blocks(rehearsed.max_kv_blocks());
+  --num_rehearsing_;
   return absl::OkStatus();
 }
 
@@ -241,17 +266,43 @@ std::string RankRoster::Progress() const {
                       num_loaded_, " loaded, epoch ", identity_.epoch);
 }
 
-int64_t RankRoster::SmallestKvBlocks() const {
+bool RankRoster::MustRehearse() const {
   LS_CHECK(AllLoaded());
-  int64_t smallest = std::numeric_limits<int64_t>::max();
-  for (const Rank& rank : ranks_) smallest = std::min(smallest, rank.loaded.max_kv_blocks());
-  return smallest;
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const Rank& rank) { return rank.loaded.max_kv_blocks() == 0; });
+}
+
+int RankRoster::SmallestRank() const {
+  LS_CHECK(AllLoaded() && AllRehearsed());
+  const auto smallest =
+      std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
+        return a.loaded.max_kv_blocks() < b.loaded.max_kv_blocks();
+      });
+  return static_cast<int>(smallest - ranks_.begin());
+}
+
+int64_t RankRoster::MostKvBlocks() const {
+  LS_CHECK(AllLoaded() && AllRehearsed());
+  int64_t most = kMaxKvBlocks;
+  for (const Rank& rank : ranks_) {
+    most = std::min(most, std::max(rank.loaded.max_kv_blocks(), rank.rehearsed.most_kv_blocks()));
+  }
+  return most;
+}
+
+void RankRoster::Rehearse() {
+  v1::ToRank message;
+  message.mutable_rehearse();
+  for (Rank& rank : ranks_) rank.stage = Stage::kRehearsing;
+  num_rehearsing_ = identity_.grid.world_size();
+  SendAll(SerializeMessage(message));
 }
 
 void RankRoster::StartServing(int64_t num_kv_blocks) {
   v1::ToRank message;
   message.mutable_start()->set_num_kv_blocks(num_kv_blocks);
   for (Rank& rank : ranks_) rank.stage = Stage::kStarting;
+  were_told_to_start_ = true;
   SendAll(SerializeMessage(message));
 }
 

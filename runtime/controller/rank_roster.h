@@ -54,6 +54,7 @@ class RankRoster {
   absl::Status OnPreflight(int rank, const v1::Preflight& preflight) const;
   absl::Status OnLoading(int rank, const v1::Loading& loading, absl::Time now);
   absl::Status OnLoaded(int rank, const v1::Loaded& loaded, absl::Time now);
+  absl::Status OnRehearsed(int rank, const v1::Rehearsed& rehearsed, absl::Time now);
   absl::Status OnReady(int rank, const v1::Ready& ready);
   absl::Status OnHeartbeat(int rank, const v1::Heartbeat& heartbeat, absl::Time now);
   // Only the last stage's tp_rank 0 reports results, and only once every rank is ready.
@@ -63,16 +64,26 @@ class RankRoster {
   // "1 of 4 ranks joined, 0 loaded, epoch 1".
   std::string Progress() const;
   bool AllLoaded() const { return num_loaded_ == identity_.grid.world_size(); }
+  // Once AllLoaded: some rank must rehearse, and so all must.
+  bool MustRehearse() const;
+  bool AllRehearsed() const { return num_rehearsing_ == 0; }
   bool AllReady() const { return num_ready_ == identity_.grid.world_size(); }
   // When the first rank joined; InfiniteFuture before, and once all have.
   absl::Time waiting_for_ranks_since() const;
   // Of those that have not joined: "1, 3", and the first, -1 when there is none.
   std::string MissingRanks() const;
   int FirstMissing() const;
-  // Once AllLoaded: the blocks that fit every rank.
-  int64_t SmallestKvBlocks() const;
+  // Once AllRehearsed, if they must: the rank that the fewest KV blocks fit.
+  int SmallestRank() const;
+  // Likewise: the most that fit every rank, where it has to be.
+  int64_t MostKvBlocks() const;
+  const v1::Loaded& loaded(int rank) const { return ranks_[rank].loaded; }
+  const v1::Rehearsed& rehearsed(int rank) const { return ranks_[rank].rehearsed; }
+  // Tells every rank to rehearse.
+  void Rehearse();
   // Tells every rank to allocate its cache.
   void StartServing(int64_t num_kv_blocks);
+  bool WereToldToStart() const { return were_told_to_start_; }
 
   void SendAll(const grpc::ByteBuffer& message);
   void ShutDownAll(const std::string& reason);
@@ -93,13 +104,14 @@ class RankRoster {
   void FillStatus(absl::Time now, v1::GetStatusResponse* response) const;
 
  private:
-  enum class Stage { kAbsent, kLoading, kLoaded, kStarting, kReady };
+  enum class Stage { kAbsent, kLoading, kRehearsing, kLoaded, kStarting, kReady };
   struct Rank {
     Stage stage = Stage::kAbsent;
     std::shared_ptr<RankPort> link;
     v1::Hello hello;
     v1::Loading loading;
     v1::Loaded loaded;
+    v1::Rehearsed rehearsed;
     v1::Ready ready;
     v1::Heartbeat heartbeat;
     absl::Time heartbeat_at;
@@ -113,7 +125,9 @@ class RankRoster {
   absl::Time first_joined_at_ = absl::InfiniteFuture();
   int num_joined_ = 0;
   int num_loaded_ = 0;
+  int num_rehearsing_ = 0;
   int num_ready_ = 0;
+  bool were_told_to_start_ = false;
 };
 
 }  // namespace lockstep

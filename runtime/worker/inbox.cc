@@ -16,8 +16,11 @@ absl::Status Inbox::Put(const v1::ToRank& message) {
   std::lock_guard lock(mutex_);
   if (message.has_welcome() && !welcome_.has_value()) {
     welcome_ = message.welcome();
+  } else if (message.has_rehearse() && !must_rehearse_.has_value()) {
+    must_rehearse_ = true;
   } else if (message.has_start() && !start_.has_value()) {
     start_ = message.start();
+    if (!must_rehearse_.has_value()) must_rehearse_ = false;
   } else if (message.has_shutdown()) {
     shut_down_ = true;
   } else {

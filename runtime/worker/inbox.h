@@ -30,6 +30,10 @@ class Inbox {
   absl::StatusOr<std::optional<v1::StartServing>> WaitStart(const WaitCheck& check = nullptr) {
     return Wait(start_, check);
   }
+  // Whether Rehearse comes before the start. As above.
+  absl::StatusOr<std::optional<bool>> WaitRehearse(const WaitCheck& check = nullptr) {
+    return Wait(must_rehearse_, check);
+  }
   // Plans received before Shutdown are still delivered.
   PlanQueue& plans() { return plans_; }
   bool shut_down();
@@ -52,6 +56,7 @@ class Inbox {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<v1::Welcome> welcome_;
+  std::optional<bool> must_rehearse_;  // known when either has come
   std::optional<v1::StartServing> start_;
   bool shut_down_ = false;
   absl::Status status_;

@@ -60,6 +60,13 @@ std::string GiB(int64_t bytes) {
   return absl::StrFormat("%.2f GiB", static_cast<double>(bytes) / 0x1p30);
 }
 
+// Ranks take about equal parts of weights and KV cache.
+std::string MoreOf(int64_t needed, int64_t available, bool on_gpu) {
+  const char* what = on_gpu ? "GPUs" : "hosts";
+  if (available <= 0) return absl::StrCat("use more ", what);
+  return absl::StrCat("use ", (needed - 1) / available + 1, " times as many ", what);
+}
+
 absl::Status CheckMemory(std::span<const RankFacts> facts) {
   // Of a host, or of one rank: its share of a GPU.
   std::map<std::pair<int, int>, std::vector<int>> ranks_of_memory;
@@ -80,8 +87,9 @@ absl::Status CheckMemory(std::span<const RankFacts> facts) {
     return absl::ResourceExhaustedError(
         absl::StrCat("weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ",
                      first.host, on_gpu ? absl::StrCat("'s GPU ", first.gpu) : "", " has ",
-                     GiB(available), " of memory available", on_gpu ? " to it" : "",
-                     ": lower --kv-cache-gib, or use more ", on_gpu ? "GPUs" : "hosts"));
+                     GiB(available), " of memory available", on_gpu ? " to it" : "", ": ",
+                     on_gpu ? "raise --gpu-memory-utilization, lower " : "lower ",
+                     "--kv-cache-gib if it was told, or ", MoreOf(needed, available, on_gpu)));
   }
   return absl::OkStatus();
 }

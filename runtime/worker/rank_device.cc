@@ -41,6 +41,7 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
                         // Kernels that begin early hold room that a peer's may need first.
                         .overlap_kernels = num_sharing == 1,
                         .memory_fraction = options.gpu_memory_utilization / num_sharing,
+                        .is_shared = num_sharing > 1,
                         .notice = notice}));
   device->gpu_ = gpu;
   device->gpus_ = here.gpus;

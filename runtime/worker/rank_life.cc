@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -73,6 +74,8 @@ absl::Status RankLife::Live(const DialOptions& dial) {
   if (!joined) return absl::OkStatus();
   if (options_.preflight && !model_.is_loaded()) RETURN_IF_ERROR(Preflight());
   RETURN_IF_ERROR(Load());
+  ASSIGN_OR_RETURN(const bool rehearsed, Rehearse());
+  if (!rehearsed) return absl::OkStatus();
   ASSIGN_OR_RETURN(const bool started, AllocateCache());
   return started ? Serve() : absl::OkStatus();
 }
@@ -263,6 +266,39 @@ void RankLife::SendLoaded(absl::Duration took) {
   loaded->set_kv_block_bytes(model_.kv_block_bytes());
   loaded->set_max_kv_blocks(model_.max_kv_blocks());
   loaded->set_backend(model_.backend_description());
+  link_->Send(std::move(message));
+}
+
+// If told so.
+absl::StatusOr<bool> RankLife::Rehearse() {
+  progress_.Begin(Operation::kIdle);
+  ASSIGN_OR_RETURN(const std::optional<bool> told, inbox_.WaitRehearse(PeersCheck()));
+  if (!told.has_value()) return false;
+  if (!*told) return true;
+  progress_.Begin(Operation::kRehearsing);
+  reporter_->BeatNow();
+  RETURN_IF_ERROR(model_.Rehearse());
+  SendRehearsed();
+  return true;
+}
+
+void RankLife::SendRehearsed() {
+  v1::FromRank message;
+  v1::Rehearsed* rehearsed = message.mutable_rehearsed();
+  rehearsed->set_max_kv_blocks(model_.max_kv_blocks());
+  rehearsed->set_most_kv_blocks(model_.most_kv_blocks());
+  const DeviceMemory& memory = model_.memory();
+  if (memory.total_bytes > 0) {
+    const int64_t weight_bytes = model_.load_stats().weight_bytes;
+    v1::GpuMemory* told = rehearsed->mutable_memory();
+    told->set_total_bytes(memory.total_bytes);
+    told->set_budget_bytes(memory.budget_bytes);
+    told->set_weight_bytes(weight_bytes);
+    told->set_step_bytes(std::max<int64_t>(memory.held_bytes - weight_bytes, 0));
+    told->set_other_bytes(memory.other_bytes);
+    told->set_left_bytes(memory.left_bytes);
+    told->set_batched_token_bytes(model_.batched_token_bytes());
+  }
   link_->Send(std::move(message));
 }
 

@@ -60,6 +60,7 @@ class RankLife {
   absl::StatusOr<bool> Join();
   absl::Status Preflight();
   absl::Status Load();
+  absl::StatusOr<bool> Rehearse();
   absl::StatusOr<bool> AllocateCache();
   absl::Status Serve();
   void Leave(End end);
@@ -70,6 +71,7 @@ class RankLife {
   void SendHello();
   void SendPreflight(const RankFacts& facts, const LinkSpeeds& speeds);
   void SendLoaded(absl::Duration took);
+  void SendRehearsed();
   void OnMessage(const v1::ToRank& message);
   void OnClosed(const absl::Status& status);
   void OnStuck();

@@ -14,33 +14,29 @@ namespace {
 // alone, whose results of 8 ranks take 9 MB of pinned memory; 69 MB if it were 16,384.
 constexpr int64_t kMostRowsAhead = 2048;
 constexpr int64_t kUsualCacheBytes = int64_t{1} << 30;  // in the host's memory
+// Of a GPU's memory that is left for the cache: what libraries take is not the same every time.
+constexpr int64_t kSparePart = 32;
+constexpr int64_t kMostSpareBytes = int64_t{256} << 20;
 
-// What the cache may take if nobody told in blocks.
-int64_t CacheBytes(const WorkerOptions& options, const RankDevice& device) {
-  if (options.kv_cache_bytes.has_value()) return *options.kv_cache_bytes;
-  return device.gpu().has_value() ? device.backend().AvailableBytes() : kUsualCacheBytes;
-}
-
-// Blocks of this rank's cache: those asked for, or those that fit. RESOURCE_EXHAUSTED when there is
-// no room.
-absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, const RankDevice& device,
-                                    int64_t block_bytes) {
-  const int64_t available = device.backend().AvailableBytes();
+// Blocks of this rank's cache: those asked for, or those that fit, which may be none on a GPU.
+// RESOURCE_EXHAUSTED when what was asked for does not fit.
+absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, bool on_gpu, int64_t block_bytes,
+                                    int64_t available) {
   if (options.num_kv_blocks.has_value()) {
     if (*options.num_kv_blocks > available / block_bytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           *options.num_kv_blocks, " KV blocks of ", block_bytes, " bytes need more than the ",
-          available, " bytes of memory available: lower --num-kv-blocks"));
+          available, " bytes of memory available: lower --num-kv-blocks to ",
+          available / block_bytes));
     }
     return *options.num_kv_blocks;
   }
-  const int64_t cache_bytes = CacheBytes(options, device);
+  if (on_gpu && !options.kv_cache_bytes.has_value()) return available / block_bytes;
+  const int64_t cache_bytes = options.kv_cache_bytes.value_or(kUsualCacheBytes);
   if (cache_bytes < block_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "a KV cache of ", cache_bytes, " bytes holds no block of ", block_bytes, " bytes: raise ",
-        device.gpu().has_value() && !options.kv_cache_bytes.has_value()
-            ? "--gpu-memory-utilization, or use more GPUs"
-            : "--kv-cache-gib"));
+    return absl::ResourceExhaustedError(absl::StrCat("a KV cache of ", cache_bytes,
+                                                     " bytes holds no block of ", block_bytes,
+                                                     " bytes: raise --kv-cache-gib"));
   }
   if (cache_bytes > available) {
     return absl::ResourceExhaustedError(
@@ -84,7 +80,7 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
 }
 
 absl::Status RankModel::Join(RankGroups& host) {
-  is_warm_ = false;  // steps are kept for groups
+  is_warm_ = has_rehearsed_ = false;  // steps are kept for groups
   const BatchLimits& limits = options_.stage.limits;
   return device_->Join(host, {.max_hidden_states = limits.max_batched_tokens * config().hidden_size,
                               .bytes_back = TokenReturn::MessageBytes(limits.max_num_seqs)});
@@ -120,15 +116,39 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
                    LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, device_->backend(),
                                     device_->groups(), stage_options, progress));
   RETURN_IF_ERROR(LetDeviceChoose(*stage));
-  ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, *device_, stage->kv_block_bytes()));
   stage_ = std::move(stage);
+  return MustRehearse() ? absl::OkStatus() : SizeKvCache(device_->backend().AvailableBytes());
+}
+
+absl::Status RankModel::SizeKvCache(int64_t available_bytes) {
+  const bool on_gpu = device_->gpu().has_value();
+  const int64_t most = std::max<int64_t>(available_bytes, 0);
+  const bool is_told = options_.num_kv_blocks.has_value() || options_.kv_cache_bytes.has_value();
+  const int64_t spare = on_gpu && !is_told ? std::min(most / kSparePart, kMostSpareBytes) : 0;
+  ASSIGN_OR_RETURN(most_kv_blocks_, MaxKvBlocks(options_, on_gpu, kv_block_bytes(), most));
+  ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, on_gpu, kv_block_bytes(), most - spare));
   return absl::OkStatus();
 }
 
+// Over a cache for the steps alone, whose memory is available again afterwards.
+absl::Status RankModel::Rehearse() {
+  if (!device_->backend().KeepsSteps()) return absl::OkStatus();
+  is_warm_ = false;
+  num_kv_blocks_ = 0;
+  const int64_t num_blocks = stage_->num_warm_up_blocks();
+  RETURN_IF_ERROR(stage_->AllocateKvCache(num_blocks));
+  RETURN_IF_ERROR(stage_->WarmUp());
+  has_rehearsed_ = true;
+  memory_ = device_->backend().Memory();
+  memory_.held_bytes -= num_blocks * kv_block_bytes();
+  memory_.left_bytes += num_blocks * kv_block_bytes();
+  return SizeKvCache(memory_.left_bytes);
+}
+
 absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
-  if (num_blocks < 1 || num_blocks > max_kv_blocks_) {
+  if (num_blocks < 1 || num_blocks > most_kv_blocks_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("num_kv_blocks is ", num_blocks, ", must be 1 to ", max_kv_blocks_));
+        absl::StrCat("num_kv_blocks is ", num_blocks, ", must be 1 to ", most_kv_blocks_));
   }
   if (num_blocks != num_kv_blocks_) {
     RETURN_IF_ERROR(stage_->AllocateKvCache(num_blocks));
@@ -136,7 +156,7 @@ absl::Status RankModel::AllocateKvCache(int64_t num_blocks) {
     is_warm_ = false;
   }
   if (is_warm_) return absl::OkStatus();
-  RETURN_IF_ERROR(stage_->WarmUp());
+  RETURN_IF_ERROR(has_rehearsed_ ? stage_->KeepSteps() : stage_->WarmUp());
   is_warm_ = true;
   return absl::OkStatus();
 }

@@ -39,17 +39,27 @@ class RankModel {
 
   // Reads this rank's weights; the device's groups must have been joined; progress is called from
   // several threads. Errors as LlamaStage::Load's, and RESOURCE_EXHAUSTED when the cache asked for
-  // does not fit.
+  // does not fit, as far as that is known.
   absl::Status Load(const LoadProgress& progress);
   bool is_loaded() const { return stage_ != nullptr; }
+  // Whether the memory that is left for the cache is still unknown.
+  bool MustRehearse() const { return device_->backend().KeepsSteps() && max_kv_blocks_ == 0; }
+  // Runs and keeps steps of all sizes, with all ranks, and measures what they leave. The cache is
+  // gone afterwards. Errors as LlamaStage::WarmUp's, and RESOURCE_EXHAUSTED as Load's.
+  absl::Status Rehearse();
+  // As measured then, without the cache; of the weights, held_bytes has all.
+  const DeviceMemory& memory() const { return memory_; }
+  int64_t batched_token_bytes() const { return stage_->batched_token_bytes(); }
 
   // Of a loaded model.
   const LoadStats& load_stats() const { return stage_->load_stats(); }
   std::string backend_description() const { return device_->backend().Description(); }
   int64_t kv_block_bytes() const { return stage_->kv_block_bytes(); }
+  // That fit with some memory to spare, and with none. 0: not known before Rehearse, or no room.
   int64_t max_kv_blocks() const { return max_kv_blocks_; }
+  int64_t most_kv_blocks() const { return most_kv_blocks_; }
   // Does nothing when there are so many already: what is in them, nobody will read before writing.
-  // INVALID_ARGUMENT outside [1, max_kv_blocks()].
+  // INVALID_ARGUMENT outside [1, most_kv_blocks()].
   absl::Status AllocateKvCache(int64_t num_blocks);
   int64_t num_kv_blocks() const { return num_kv_blocks_; }
   StageCalls Calls();
@@ -57,6 +67,7 @@ class RankModel {
  private:
   const ChosenToken* ChosenLast() const;
   absl::Status LetDeviceChoose(const LlamaStage& stage);
+  absl::Status SizeKvCache(int64_t available_bytes);
 
   RankModel(const WorkerOptions& options, RankProgress& progress)
       : options_(options), progress_(progress) {}
@@ -69,8 +80,13 @@ class RankModel {
   std::unique_ptr<DeviceChooser> device_logits_;  // null: logits come to the host
   std::unique_ptr<TokenReturn> token_return_;     // null: tokens do, or there is one stage
   int64_t max_kv_blocks_ = 0;
+  int64_t most_kv_blocks_ = 0;
   int64_t num_kv_blocks_ = 0;
-  bool is_warm_ = false;  // the stage, with the groups joined last
+  DeviceMemory memory_;
+  // With the groups joined last: the stage has run steps of all sizes; and those that repeat are
+  // kept for the cache that there is.
+  bool has_rehearsed_ = false;
+  bool is_warm_ = false;
 };
 
 }  // namespace lockstep

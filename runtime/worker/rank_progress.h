@@ -13,6 +13,7 @@ enum class Operation : uint8_t {
   kStarting,
   kPreflight,
   kLoading,  // the number is the percentage
+  kRehearsing,
   kAllocatingCache,
   kIdle,
   kForward,  // the number is the step, here and below

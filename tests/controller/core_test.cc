@@ -1,6 +1,7 @@
 // The core alone: which replica gets a request, what follows a loss, which epochs are heard.
 #include "runtime/controller/core.h"
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -79,14 +80,15 @@ class CoreTest : public ::testing::Test, private CoreOutput {
     CoreOutput& output = *this;
     core_ = std::make_unique<ControllerCore>(std::move(config), output, now_);
   }
-  std::shared_ptr<FakePort> Hello(int replica, uint64_t epoch) {
+  std::shared_ptr<FakePort> Hello(int replica, uint64_t epoch, int rank = 0, int tp = 1) {
     auto port = std::make_shared<FakePort>();
     v1::FromRank message;
     v1::Hello& hello = *message.mutable_hello();
     hello.set_replica(replica);
     hello.set_epoch(epoch);
-    hello.set_world_size(1);
-    hello.set_tensor_parallel(1);
+    hello.set_rank(rank);
+    hello.set_world_size(tp);
+    hello.set_tensor_parallel(tp);
     hello.set_pipeline_parallel(1);
     hello.set_model_fingerprint("model");
     *hello.mutable_limits() = Limits();
@@ -109,11 +111,21 @@ class CoreTest : public ::testing::Test, private CoreOutput {
   // To Loaded, offering so many blocks.
   std::shared_ptr<FakePort> Load(int replica, uint64_t epoch, int64_t max_kv_blocks) {
     auto port = Hello(replica, epoch);
+    SayLoaded(port, max_kv_blocks);
+    return port;
+  }
+  void SayLoaded(const std::shared_ptr<FakePort>& port, int64_t max_kv_blocks) {
     v1::FromRank message;
     message.mutable_loaded()->set_kv_block_bytes(1);
     message.mutable_loaded()->set_max_kv_blocks(max_kv_blocks);
     Say(port, message);
-    return port;
+  }
+  void SayRehearsed(const std::shared_ptr<FakePort>& port, int64_t max_kv_blocks,
+                    int64_t most_kv_blocks) {
+    v1::FromRank message;
+    message.mutable_rehearsed()->set_max_kv_blocks(max_kv_blocks);
+    message.mutable_rehearsed()->set_most_kv_blocks(most_kv_blocks);
+    Say(port, message);
   }
   void Lose(const std::shared_ptr<FakePort>& port) {
     core_->RankClosed(*port, "its stream closed", now_);
@@ -337,6 +349,80 @@ TEST_F(CoreTest, LaterRanksNeedTheRoomThatWasAgreed) {
   auto smaller = Load(0, 2, 29);
   EXPECT_TRUE(smaller->closed.has_value());
   EXPECT_THAT(told_.back().message, HasSubstr("room for 29 KV blocks, the first ones had 30"));
+}
+
+TEST_F(CoreTest, AllRanksRehearseBeforeTheyStartIfOneMust) {
+  Start(1, /*adopt_epochs=*/false, /*tp=*/2);
+  const std::array ranks = {Hello(0, 1, 0, 2), Hello(0, 1, 1, 2)};
+  SayLoaded(ranks[0], 20);
+  SayLoaded(ranks[1], 0);
+  for (const auto& rank : ranks) EXPECT_TRUE(rank->received.back().has_rehearse());
+  SayRehearsed(ranks[1], 40, 44);
+  for (const auto& rank : ranks) EXPECT_TRUE(rank->received.back().has_rehearse());
+  SayRehearsed(ranks[0], 30, 50);
+  for (const auto& rank : ranks) EXPECT_EQ(rank->received.back().start().num_kv_blocks(), 30);
+}
+
+// What is measured anew may be somewhat less.
+TEST_F(CoreTest, LaterRanksMayHaveLessToSpare) {
+  Start(1);
+  auto first = Load(0, 1, 0);
+  SayRehearsed(first, 40, 44);
+  EXPECT_EQ(first->received.back().start().num_kv_blocks(), 40);
+  v1::FromRank ready;
+  ready.mutable_ready();
+  Say(first, ready);
+  Lose(first);
+  core_->BeginEpoch(0, 2, now_);
+  auto second = Load(0, 2, 0);
+  SayRehearsed(second, 36, 40);
+  EXPECT_EQ(second->received.back().start().num_kv_blocks(), 40);
+  Lose(second);
+  core_->BeginEpoch(0, 3, now_);
+  auto third = Load(0, 3, 0);
+  SayRehearsed(third, 35, 39);
+  EXPECT_TRUE(third->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("room for 39 KV blocks, the first ones had 40"));
+}
+
+TEST_F(CoreTest, NoRoomAtAllIsSaidWithWhatIsTaken) {
+  Start(1);
+  auto rank = Load(0, 1, 0);
+  v1::FromRank message;
+  v1::GpuMemory& memory = *message.mutable_rehearsed()->mutable_memory();
+  memory.set_total_bytes(int64_t{80} << 30);
+  memory.set_budget_bytes(int64_t{40} << 30);
+  memory.set_weight_bytes(int64_t{38} << 30);
+  memory.set_other_bytes(int64_t{4} << 30);
+  memory.set_left_bytes(int64_t{-2} << 30);
+  Say(rank, message);
+  EXPECT_TRUE(rank->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("weights take 38.00 GiB"));
+  EXPECT_THAT(told_.back().message, HasSubstr("raise --gpu-memory-utilization to 0.53"));
+}
+
+TEST_F(CoreTest, RehearsalsOutOfOrderOrOfNonsenseLoseTheReplica) {
+  Start(1);
+  const auto why = [&](const std::function<void(v1::Rehearsed&)>& change, uint64_t epoch) {
+    core_->BeginEpoch(0, epoch, now_);
+    auto rank = Load(0, epoch, 0);
+    v1::FromRank message;
+    change(*message.mutable_rehearsed());
+    Say(rank, message);
+    EXPECT_TRUE(rank->closed.has_value());
+    return told_.back().message;
+  };
+  EXPECT_THAT(why([](auto& said) { said.set_max_kv_blocks(-1); }, 2),
+              HasSubstr("Rehearsed.max_kv_blocks -1"));
+  EXPECT_THAT(why([](auto& said) { said.set_most_kv_blocks(int64_t{1} << 31); }, 3),
+              HasSubstr("Rehearsed.most_kv_blocks 2147483648"));
+  EXPECT_THAT(why([](auto& said) { said.mutable_memory()->set_step_bytes(-5); }, 4),
+              HasSubstr("GpuMemory.step_bytes -5"));
+  core_->BeginEpoch(0, 5, now_);
+  auto early = Hello(0, 5);
+  SayRehearsed(early, 10, 10);
+  EXPECT_TRUE(early->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("it sent Rehearsed out of order"));
 }
 
 TEST_F(CoreTest, RanksThatDoNotJoinAreNamed) {

@@ -109,6 +109,8 @@ start --device cuda "$@"
 grep '"event":"ready"' "$scratch/log" | head -1
 grep -q '"event":"preflight".*"gpus":\[{"rank":0,"index":0,"name":"[^"]' "$scratch/log" ||
   fail "the ranks do not tell of their GPUs"
+grep -q '"event":"rank_rehearsed".*"gpu_memory":{"total_bytes":[1-9].*"weight_bytes":[1-9].*"step_bytes":[1-9]' "$scratch/log" ||
+  fail "the ranks do not tell what fills their GPUs"
 dtype=f32
 [ $narrow = 0 ] || dtype=f16
 grep -q "\"backend\":\"cuda[^\"]*, $dtype" "$scratch/log" || fail "the ranks do not say that they compute on a GPU in $dtype"

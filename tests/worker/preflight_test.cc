@@ -64,6 +64,10 @@ TEST(PreflightFactsTest, MemoryOfGpusCountsPerRank) {
   ++facts[3].needed_bytes;
   EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
               HasSubstr("of rank 3 take 0.00 GiB, b's GPU 0 has"));
+  facts[3].needed_bytes = 2 * facts[3].available_bytes + 1;
+  EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
+              HasSubstr("raise --gpu-memory-utilization, lower --kv-cache-gib if it was told, or "
+                        "use 3 times as many GPUs"));
 }
 
 TEST(PreflightFactsTest, TheSmallestViewOfAHostCounts) {

@@ -167,6 +167,35 @@ TEST_F(WorkerTest, LivesThroughTheProtocol) {
   EXPECT_EQ(tokens, (std::vector<int32_t>{403, 407, 261, 378, 432}));
 }
 
+// Beside ranks that must; once.
+TEST_F(WorkerTest, OnCpusARehearsalChangesNothing) {
+  v1::FromRank rehearsed;
+  bool was_ready = false;
+  std::string last_words;
+  const absl::Status status = Run([&](Stream& stream) {
+    Next(stream);
+    Welcome(stream);
+    Next(stream);
+    v1::ToRank rehearse;
+    rehearse.mutable_rehearse();
+    stream.Write(rehearse);
+    rehearsed = Next(stream);
+    v1::ToRank start;
+    start.mutable_start()->set_num_kv_blocks(16);
+    stream.Write(start);
+    was_ready = Next(stream).has_ready();
+    stream.Write(rehearse);
+    last_words = Next(stream).failure().message();
+    return grpc::Status::OK;
+  });
+  EXPECT_EQ(rehearsed.rehearsed().max_kv_blocks(), 16);
+  EXPECT_EQ(rehearsed.rehearsed().most_kv_blocks(), 16);
+  EXPECT_FALSE(rehearsed.rehearsed().has_memory());
+  EXPECT_TRUE(was_ready);
+  EXPECT_THAT(last_words, ::testing::HasSubstr("unknown or repeated"));
+  EXPECT_FALSE(status.ok());
+}
+
 TEST_F(WorkerTest, HeartbeatsTellWhatItDoes) {
   std::string operation;
   uint64_t last_step = 0;

@@ -20,19 +20,43 @@ class CudaMemoryTest : public ::testing::Test {
   }
 };
 
-TEST_F(CudaMemoryTest, ItsShareLessWhatItHolds) {
+// The backend has workspaces of its own beside what it gives out.
+TEST_F(CudaMemoryTest, ItsShareLessAllThatIsTaken) {
   const auto backend = Backend();
-  EXPECT_EQ(backend->AvailableBytes(), 2700 * kMiB);
+  const DeviceMemory empty = backend->Memory();
+  EXPECT_EQ(empty.total_bytes, kGpu);
+  EXPECT_EQ(empty.budget_bytes, 2700 * kMiB);
+  EXPECT_EQ(empty.held_bytes, 0);
+  EXPECT_GT(empty.other_bytes, 0);
+  EXPECT_EQ(empty.left_bytes, 2700 * kMiB - empty.other_bytes);
+  EXPECT_EQ(backend->AvailableBytes(), empty.left_bytes);
+
   const auto held = backend->Allocate(100 * kMiB);
   ASSERT_TRUE(held.ok());
-  EXPECT_EQ(backend->AvailableBytes(), 2600 * kMiB);
+  void* library = nullptr;
+  ASSERT_EQ(cudaMalloc(&library, 30 * kMiB), cudaSuccess);
+  const DeviceMemory filled = backend->Memory();
+  EXPECT_EQ(filled.held_bytes, 100 * kMiB);
+  EXPECT_EQ(filled.other_bytes, empty.other_bytes + 30 * kMiB);
+  EXPECT_EQ(filled.left_bytes, empty.left_bytes - 130 * kMiB);
+  EXPECT_EQ(cudaFree(library), cudaSuccess);
 }
 
-// What others leave is not all its own: recorded steps and libraries will want of it, too.
-TEST_F(CudaMemoryTest, WhereOthersHoldMemorySomeIsSpared) {
+TEST_F(CudaMemoryTest, WhatIsTakenBeyondTheShareIsMissing) {
   const auto backend = Backend();
+  const auto held = backend->Allocate(2800 * kMiB);
+  ASSERT_TRUE(held.ok());
+  EXPECT_EQ(backend->Memory().left_bytes, -100 * kMiB - backend->Memory().other_bytes);
+  EXPECT_EQ(backend->AvailableBytes(), 0);
+}
+
+// What others leave is not all its own.
+TEST_F(CudaMemoryTest, WhereOthersHoldMemorySomeIsSpared) {
+  const auto backend = CudaBackend::Create({.memory_fraction = 0.9, .is_shared = true}).value();
+  EXPECT_EQ(backend->AvailableBytes(), 2700 * kMiB);
   void* others = nullptr;
   ASSERT_EQ(cudaMalloc(&others, 1000 * kMiB), cudaSuccess);
+  EXPECT_EQ(backend->Memory().other_bytes, 0);
   const int64_t free = kGpu - cuda_emulation::AllocatedBytes();
   EXPECT_EQ(backend->AvailableBytes(), free - 150 * kMiB);
   void* all = nullptr;

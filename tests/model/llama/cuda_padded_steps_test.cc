@@ -216,6 +216,89 @@ TEST(CudaWarmUpTest, EveryPaddedStepIsReplayedAtOnce) {
 }
 
 #ifdef LOCKSTEP_CUDA_EMULATION
+// Of 1 GiB, with graphs of 1 MiB.
+class CudaMemoryOfStepsTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kGraphBytes = 1 << 20;
+  CudaMemoryOfStepsTest() {
+    cuda_emulation::SetDevice({.memory_bytes = int64_t{1} << 30, .graph_bytes = kGraphBytes});
+  }
+  ~CudaMemoryOfStepsTest() override { cuda_emulation::SetDevice({}); }
+};
+
+// All that the steps take is known before the cache is sized, so that what fits still fits when
+// they are recorded again, and no more does.
+TEST_F(CudaMemoryOfStepsTest, TheCacheTakesWhatAWarmUpLeaves) {
+  const TemporaryModel model(TwoLayers(), DType::kBF16);
+  std::vector<std::string> notices;
+  auto backend =
+      cuda::CudaBackend::Create({.memory_fraction = 0.9, .notice = [&](const std::string& text) {
+                                   notices.push_back(text);
+                                 }});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
+  StageOptions options = ShortSteps();
+  int num_layers_issued = 0;
+  options.on_progress = [&] { ++num_layers_issued; };
+  auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
+                                groups, options, nullptr);
+  ASSERT_TRUE(stage.ok()) << stage.status();
+  const DeviceMemory loaded = (*backend)->Memory();
+
+  const int64_t for_steps = (*stage)->num_warm_up_blocks();
+  EXPECT_EQ(for_steps, 3);  // of 40 tokens
+  ASSERT_TRUE((*stage)->AllocateKvCache(for_steps).ok());
+  ASSERT_TRUE((*stage)->WarmUp().ok());
+  const DeviceMemory warm = (*backend)->Memory();
+  EXPECT_GE(warm.other_bytes, loaded.other_bytes + 10 * kGraphBytes);
+  const int64_t block_bytes = (*stage)->kv_block_bytes();
+  const int64_t fitting = warm.left_bytes / block_bytes + for_steps;
+  ASSERT_GT(fitting, kNumBlocks);
+  EXPECT_LT(fitting, loaded.left_bytes / block_bytes);
+
+  ASSERT_TRUE((*stage)->AllocateKvCache(fitting).ok());
+  num_layers_issued = 0;
+  ASSERT_TRUE((*stage)->KeepSteps().ok());
+  const int num_recorded = num_layers_issued;
+  EXPECT_GT(num_recorded, 0);
+  const int64_t left = (*backend)->Memory().left_bytes;
+  EXPECT_GE(left, 0);
+  EXPECT_LT(left, block_bytes);
+  EXPECT_TRUE(notices.empty()) << notices.front();
+  Sequences sequences;
+  for (const Mix& mix : {Mix{{0, 37}}, Mix{{0, 1}}, Mix{{0, 13}, {1, 1}, {2, 1}, {4, 1}}}) {
+    ASSERT_TRUE((*stage)->Forward(sequences.Next(mix)).ok());
+    EXPECT_EQ(num_layers_issued, num_recorded) << "a step was not recorded";
+  }
+}
+
+TEST_F(CudaMemoryOfStepsTest, ActivationsThatDoNotFitSayHowManyTokensWould) {
+  cuda_emulation::SetDevice({.memory_bytes = int64_t{256} << 20});
+  const TemporaryModel model(TwoLayers(), DType::kBF16);
+  auto backend = cuda::CudaBackend::Create({.memory_fraction = 0.9});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
+  StageOptions options = ShortSteps();
+  const auto load = [&] {
+    return LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend, groups,
+                            options, nullptr)
+        .status();
+  };
+  options.limits.max_batched_tokens = 1 << 18;
+  const absl::Status refused = load();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  const std::string message(refused.message());
+  const std::string advice = "lower max_batched_tokens to ";
+  const size_t at = message.find(advice);
+  ASSERT_NE(at, std::string::npos) << message;
+  options.limits.max_batched_tokens = std::stol(message.substr(at + advice.size()));
+  EXPECT_GT(options.limits.max_batched_tokens, 1 << 14);
+  EXPECT_EQ(load(), absl::OkStatus());
+  // And twice as many would not.
+  options.limits.max_batched_tokens *= 2;
+  EXPECT_TRUE(absl::IsResourceExhausted(load()));
+}
+
 // Kernels of ours in a step of so many tokens, whose products' algorithms are known.
 int64_t KernelsOfAStep(const TemporaryModel& model, const Numbers& numbers, int num_tokens) {
   auto backend = cuda::CudaBackend::Create(

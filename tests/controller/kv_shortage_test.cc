@@ -1,0 +1,101 @@
+#include "runtime/controller/kv_shortage.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+// A GPU of 100 GiB, of which a rank may fill 80; 10 are left. A block is 1 GiB, of 16 tokens.
+KvShortage OnGpu() {
+  return {.rank = "rank 3",
+          .max_model_len = 240,
+          .block_size = 16,
+          .fitting_blocks = 10,
+          .needed_blocks = 15,
+          .block_bytes = kGiB,
+          .max_batched_tokens = 2048,
+          .max_num_seqs = 256,
+          .memory = RankMemory{.total_bytes = 100 * kGiB,
+                               .budget_bytes = 80 * kGiB,
+                               .weight_bytes = 60 * kGiB,
+                               .step_bytes = 8 * kGiB,
+                               .other_bytes = 2 * kGiB,
+                               .left_bytes = 10 * kGiB,
+                               .batched_token_bytes = kGiB / 256}};
+}
+
+TEST(KvShortageTest, WhatIsTakenAndEachChangeThatIsEnough) {
+  EXPECT_EQ(DescribeKvShortage(OnGpu()),
+            "max_model_len 240 needs 15 KV blocks of 16 tokens (15.00 GiB), but only 10 (10.00 "
+            "GiB) fit rank 3, whose part of its GPU's 100.00 GiB is 80.00 GiB: weights take 60.00 "
+            "GiB, buffers of steps 8.00 GiB, libraries and recorded steps 2.00 GiB; raise "
+            "--gpu-memory-utilization to 0.85, or lower --max-batched-tokens to 768, or lower "
+            "--max-model-len to 160");
+}
+
+// What is suggested is enough, and the next smaller change is not.
+TEST(KvShortageTest, ChangesAreTheSmallest) {
+  KvShortage shortage = OnGpu();
+  shortage.memory->left_bytes = 10 * kGiB - 1;
+  shortage.memory->other_bytes += 1;
+  EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("utilization to 0.86"));
+  EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("tokens to 704"));  // 767 would be enough
+  shortage.memory->left_bytes = 10 * kGiB + kGiB / 2;
+  EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("tokens to 896"));
+}
+
+TEST(KvShortageTest, NoMoreOfTheGpuThanTheDriverCanSpare) {
+  KvShortage shortage = OnGpu();
+  shortage.needed_blocks = 28;
+  EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("utilization to")));
+  shortage.needed_blocks = 27;
+  EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("utilization to 0.97"));
+}
+
+TEST(KvShortageTest, WhereOthersFillTheGpuALargerPartDoesNotHelp) {
+  KvShortage shortage = OnGpu();
+  shortage.memory->left_bytes = 9 * kGiB;  // although 10 of its part are
+  EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("utilization to")));
+  shortage = OnGpu();
+  shortage.memory->other_bytes = 0;  // nobody knows
+  EXPECT_THAT(DescribeKvShortage(shortage),
+              AllOf(Not(HasSubstr("utilization to")), Not(HasSubstr("libraries"))));
+}
+
+TEST(KvShortageTest, StepsKeepATokenForEverySequence) {
+  KvShortage shortage = OnGpu();
+  shortage.max_num_seqs = 769;
+  EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("--max-batched-tokens")));
+}
+
+TEST(KvShortageTest, WithoutRoomForABlockNothingButMoreGpusHelps) {
+  KvShortage shortage = OnGpu();
+  shortage.max_model_len = 0;
+  shortage.fitting_blocks = 0;
+  shortage.needed_blocks = 1;
+  shortage.memory->weight_bytes = 110 * kGiB;
+  shortage.memory->left_bytes = -40 * kGiB;
+  EXPECT_THAT(DescribeKvShortage(shortage),
+              AllOf(HasSubstr("a model needs at least 1 KV block of 16 tokens (1.00 GiB), but only "
+                              "0 (0.00 MiB) fit rank 3"),
+                    EndsWith("; use more GPUs")));
+}
+
+TEST(KvShortageTest, OnCpus) {
+  KvShortage shortage = OnGpu();
+  shortage.memory.reset();
+  EXPECT_THAT(DescribeKvShortage(shortage),
+              EndsWith("but only 10 (10.00 GiB) fit rank 3: give the KV cache more memory, or "
+                       "lower --max-model-len to 160"));
+}
+
+}  // namespace
+}  // namespace lockstep
