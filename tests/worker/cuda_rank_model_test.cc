@@ -1,0 +1,112 @@
+// A rank's model on a GPU, which is the emulation's plugin: what the KV cache gets of its memory.
+#include "runtime/worker/rank_model.h"
+
+#include <cstdlib>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/model/llama/temporary_model.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CudaRankModelTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    setenv("LOCKSTEP_CUDA_PLUGIN", LOCKSTEP_EMULATED_PLUGIN, /*overwrite=*/1);
+    setenv("LOCKSTEP_CUDA_MEMORY_GIB", "0.5", 1);
+  }
+  static ModelConfig OneLayer() {
+    ModelConfig config = SmallConfig(/*num_kv_heads=*/4);
+    config.num_layers = 1;
+    return config;
+  }
+  CudaRankModelTest() : files_(OneLayer(), DType::kBF16) {
+    options_.model = files_.directory();
+    options_.stage.limits = {
+        .max_batched_tokens = 16, .max_num_seqs = 1, .max_model_len = 32, .block_size = 16};
+    options_.device.gpu = GpuPlace{};
+  }
+  // Not rehearsed yet.
+  std::unique_ptr<RankModel> Load() {
+    auto model = RankModel::Open(options_, progress_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    EXPECT_EQ((*model)->Join(groups_), absl::OkStatus());
+    EXPECT_EQ((*model)->Load(nullptr), absl::OkStatus());
+    return *std::move(model);
+  }
+  // A decode whose token lies in that block.
+  static absl::Status Decode(RankModel& model, int32_t block) {
+    StepBatch batch;
+    batch.token_ids = {1};
+    batch.positions = {0};
+    batch.slot_mapping = {int64_t{block} * 16};
+    batch.query_starts = {0, 1};
+    batch.context_lens = {1};
+    batch.block_tables = {block};
+    batch.max_blocks_per_seq = 1;
+    batch.logits_rows = {0};
+    return model.Calls().forward(batch);
+  }
+
+  const TemporaryModel files_;
+  WorkerOptions options_;
+  RankProgress progress_;
+  RankGroups groups_{MakeSelfCommunicator(), MakeSelfCommunicator()};
+};
+
+TEST_F(CudaRankModelTest, ARehearsalTellsWhatIsLeft) {
+  const auto model = Load();
+  EXPECT_TRUE(model->MustRehearse());
+  EXPECT_EQ(model->max_kv_blocks(), 0);
+  ASSERT_EQ(model->Rehearse(), absl::OkStatus());
+  EXPECT_FALSE(model->MustRehearse());
+  const DeviceMemory& memory = model->memory();
+  EXPECT_EQ(memory.total_bytes, int64_t{1} << 29);
+  EXPECT_GT(memory.held_bytes, model->load_stats().weight_bytes);
+  EXPECT_EQ(memory.left_bytes, memory.budget_bytes - memory.held_bytes - memory.other_bytes);
+  EXPECT_EQ(model->most_kv_blocks(), memory.left_bytes / model->kv_block_bytes());
+  EXPECT_LT(model->max_kv_blocks(), model->most_kv_blocks());
+  EXPECT_GT(model->max_kv_blocks(), model->most_kv_blocks() * 9 / 10);
+
+  const auto too_many = static_cast<int32_t>(model->most_kv_blocks()) + 1;
+  EXPECT_TRUE(absl::IsInvalidArgument(model->AllocateKvCache(too_many)));
+  ASSERT_EQ(model->AllocateKvCache(model->most_kv_blocks()), absl::OkStatus());
+  EXPECT_GE(model->device().backend().Memory().left_bytes, 0);
+  EXPECT_EQ(Decode(*model, too_many - 2), absl::OkStatus());
+}
+
+// Because another rank must; the cache is as large as before then.
+TEST_F(CudaRankModelTest, ARankThatServedRehearsesAgain) {
+  const auto model = Load();
+  ASSERT_EQ(model->Rehearse(), absl::OkStatus());
+  const int64_t blocks = model->max_kv_blocks();
+  const int64_t left = model->memory().left_bytes;
+  ASSERT_EQ(model->AllocateKvCache(blocks), absl::OkStatus());
+  ASSERT_EQ(model->Join(groups_), absl::OkStatus());
+  ASSERT_EQ(model->Rehearse(), absl::OkStatus());
+  EXPECT_EQ(model->memory().left_bytes, left);
+  EXPECT_EQ(model->max_kv_blocks(), blocks);
+  ASSERT_EQ(model->AllocateKvCache(blocks), absl::OkStatus());
+  EXPECT_EQ(model->num_kv_blocks(), blocks);
+  EXPECT_EQ(Decode(*model, static_cast<int32_t>(blocks) - 1), absl::OkStatus());
+}
+
+TEST_F(CudaRankModelTest, WhatIsAskedForMustFitBesideAllElse) {
+  options_.num_kv_blocks = 100;
+  const auto few = Load();
+  ASSERT_EQ(few->Rehearse(), absl::OkStatus());
+  EXPECT_EQ(few->max_kv_blocks(), 100);
+  EXPECT_EQ(few->most_kv_blocks(), 100);
+
+  options_.num_kv_blocks = (int64_t{1} << 29) / few->kv_block_bytes();
+  const auto many = Load();
+  const absl::Status refused = many->Rehearse();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("lower --num-kv-blocks to "));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
