@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/gemm_fixed.h"
 #include "kernels/cuda/gemm_product.h"
 #include "kernels/cuda/kernels.h"
 
@@ -121,16 +123,20 @@ absl::Status Gemm::Start() {
   arrivals_ = static_cast<uint32_t*>(arrivals);
   RETURN_IF_ERROR(
       CudaStatus(cudaMemsetAsync(arrivals_, 0, kArrivalsBytes, stream_), "counts of blocks"));
+  if (options_.deterministic) {
+    fixed_ = std::make_unique<Fixed>(*this);
+    RETURN_IF_ERROR(fixed_->Start());
+  }
   RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&begin_), "an event"));
   return CudaStatus(cudaEventCreate(&end_), "an event");
 }
 
 Gemm::~Gemm() {
   products_.clear();
+  fixed_.reset();
   if (begin_ != nullptr) cudaEventDestroy(begin_);
   if (end_ != nullptr) cudaEventDestroy(end_);
-  for (void* memory :
-       {workspace_, static_cast<void*>(arrivals_), fixed_x_, static_cast<void*>(fixed_y_)}) {
+  for (void* memory : {workspace_, static_cast<void*>(arrivals_)}) {
     if (memory != nullptr) cudaFree(memory);
   }
   for (cublasLtMatmulPreference_t preference : {preference_, rounded_preference_}) {
@@ -141,24 +147,6 @@ Gemm::~Gemm() {
   }
   if (handle_ != nullptr) cublasLtDestroy(handle_);
 }
-
-namespace {
-
-// Grown while weights are allocated.
-absl::Status Grow(int64_t bytes, int64_t& held, void** memory, cudaStream_t stream) {
-  if (bytes <= held) return absl::OkStatus();
-  if (*memory != nullptr) cudaFree(*memory);
-  *memory = nullptr;
-  held = 0;
-  RETURN_IF_ERROR(CudaStatus(cudaMalloc(memory, static_cast<size_t>(bytes)), "rows of a product"));
-  // Rows that fill up a tile are multiplied, too.
-  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(*memory, 0, static_cast<size_t>(bytes), stream),
-                             "rows of a product"));
-  held = bytes;
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Gemm::Product>> Gemm::DescribeProduct(int64_t out_features,
                                                                      int64_t in_features,
@@ -187,16 +175,7 @@ absl::Status Gemm::Prepare(int64_t out_features, int64_t in_features, bool is_fp
   std::unique_ptr<Product>& product = products_[{out_features, in_features, is_fp8, DType::kF32}];
   if (product != nullptr) return absl::OkStatus();
   ASSIGN_OR_RETURN(product, DescribeProduct(out_features, in_features, is_fp8, DType::kF32));
-  if (!options_.deterministic) return absl::OkStatus();
-  // Scales lie behind the rows.
-  const int64_t x_bytes =
-      kFixedRows * (in_features * product->element_bytes + int64_t{sizeof(float)});
-  RETURN_IF_ERROR(Grow(x_bytes, fixed_x_bytes_, &fixed_x_, stream_));
-  void* y = fixed_y_;
-  const absl::Status grown =
-      Grow(kFixedRows * out_features * int64_t{sizeof(float)}, fixed_y_bytes_, &y, stream_);
-  fixed_y_ = static_cast<float*>(y);
-  return grown;
+  return fixed_ != nullptr ? fixed_->Prepare(*product) : absl::OkStatus();
 }
 
 // Which results will be rounded, too, nobody says beforehand.
@@ -219,10 +198,10 @@ void Gemm::Run(const Weight& w, const Input& x, void* y, DType y_dtype) {
   LS_CHECK(product.is_fp8 || x.scales == nullptr);
   const bool is_quantized = product.is_fp8 == (x.scales != nullptr);
   Call call = is_quantized ? Call{w, x, y} : QuantizedCall(w, x, y);
-  if (!options_.deterministic) return MultiplyBest(product, call);
+  if (fixed_ == nullptr) return MultiplyBest(product, call);
   if (call.unquantized != nullptr) Quantize(call);
   call.unquantized = nullptr;
-  RunFixed(product, call);
+  fixed_->Run(product, call);
 }
 
 bool Gemm::WantsQuantized(const Weight& w, int64_t num_rows) const {
@@ -245,38 +224,6 @@ void Gemm::Quantize(const Call& call) {
   CudaCheck(LaunchQuantizeFp8(call.unquantized, options_.compute, call.x.num_rows,
                               call.w.in_features, q, const_cast<float*>(call.x.scales), stream_),
             "quantizing a product's input");
-}
-
-void Gemm::RunFixed(Product& product, const Call& call) {
-  const int64_t x_row_bytes = product.in_features * product.element_bytes;
-  const auto copy = [&](void* to, const void* from, int64_t bytes) {
-    CudaCheck(
-        cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
-        "rows of a product");
-  };
-  for (int64_t row = 0; row < call.x.num_rows; row += kFixedRows) {
-    const int64_t count = std::min(kFixedRows, call.x.num_rows - row);
-    Call tile{call.w,
-              {kFixedRows, static_cast<const std::byte*>(call.x.data) + row * x_row_bytes,
-               product.is_fp8 ? call.x.scales + row : nullptr},
-              static_cast<float*>(call.y) + row * product.out_features};
-    void* const y = tile.y;
-    if (count < kFixedRows) {
-      copy(fixed_x_, tile.x.data, count * x_row_bytes);
-      tile.x.data = fixed_x_;
-      if (product.is_fp8) {
-        auto* scales =
-            reinterpret_cast<float*>(static_cast<std::byte*>(fixed_x_) + kFixedRows * x_row_bytes);
-        copy(scales, tile.x.scales, count * int64_t{sizeof(float)});
-        tile.x.scales = scales;
-      }
-      tile.y = fixed_y_;
-    }
-    MultiplyBest(product, tile);
-    if (count < kFixedRows) {
-      copy(y, fixed_y_, count * product.out_features * int64_t{sizeof(float)});
-    }
-  }
 }
 
 void Gemm::MultiplyBest(Product& product, const Call& call) {

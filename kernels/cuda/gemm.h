@@ -15,9 +15,8 @@
 // what rounding both factors to e4m3 costs, a few percent, too; vLLM and TensorRT-LLM serve with
 // them. Our own kernels take x as it is, and add up in f32.
 //
-// With `deterministic`, rows are multiplied in tiles of kFixedRows, the last one filled up, by one
-// algorithm without split-K for each weight shape: a row's result then depends on that row alone.
-// It costs a decode step of few tokens the arithmetic of kFixedRows.
+// With `deterministic` a row's result depends on that row alone (gemm_fixed.h): all algorithms that
+// multiply by weights of one shape have been seen to give the same bits.
 #pragma once
 
 #include <cublasLt.h>
@@ -81,23 +80,12 @@ class Gemm {
   // captured.
   void Run(const Weight& w, const Input& x, void* y, DType y_dtype = DType::kF32);
 
-  static constexpr int64_t kFixedRows = 64;
-
  private:
-  struct Product;  // a weight shape and y's dtype: layouts and algorithms
-  struct Choice {
-    cublasLtMatmulAlgo_t algorithm = {};
-    bool is_scaled = false;  // e4m3: cuBLASLt multiplies by the scales
-    // A kernel of ours (skinny_gemm.h) does it all instead.
-    std::optional<int> skinny_variant = std::nullopt;
-  };
-  struct Call {
-    const Weight& w;
-    Input x;  // what cuBLASLt multiplies W by
-    void* y;
-    // Of which x is first to be made, where W is e4m3: rows of Options::compute.
-    const void* unquantized = nullptr;
-  };
+  struct Product;  // a weight shape and y's dtype: layouts and algorithms (gemm_product.h)
+  struct Choice;   // an algorithm
+  struct Call;     // a product's operands
+  struct Timed;    // a choice and how long it took
+  class Fixed;     // how products with `deterministic` are made (gemm_fixed.h)
 
   Gemm(const KernelStream& stream, const Options& options);
   absl::Status Start();
@@ -107,7 +95,7 @@ class Gemm {
                                                            int64_t in_features, bool is_fp8,
                                                            DType y_dtype) const;
   Product& ProductOf(const Weight& w, DType y_dtype);
-  void RunFixed(Product& product, const Call& call);
+
   void MultiplyBest(Product& product, const Call& call);
   void MultiplyAsOthers(Product& product, const Call& call);
   void Multiply(Product& product, const Choice& choice, const Call& call);
@@ -125,11 +113,6 @@ class Gemm {
   void LearnSmaller(Product& product, const Call& call);
   // num_measured: 1: the first that runs.
   Choice Choose(Product& product, const Call& call, int num_measured);
-  // Milliseconds are 0 where nothing was measured.
-  struct Timed {
-    Choice choice;
-    float milliseconds = 0.0f;
-  };
   std::optional<Timed> BestOf(Product& product, bool is_scaled, const Call& call, int num_measured);
   void TakeFasterSkinny(Product& product, const Call& call, std::optional<Timed>& best);
   std::vector<cublasLtMatmulAlgo_t> FindAlgorithms(Product& product, bool is_scaled,
@@ -155,11 +138,8 @@ class Gemm {
   int64_t scratch_bytes_ = 0;  // twice the cache
   void* scratch_ = nullptr;    // while algorithms are measured, if there is memory
   bool has_told_who_scales_ = false;
-  void* fixed_x_ = nullptr;   // deterministic: [kFixedRows, the largest in_features]
-  float* fixed_y_ = nullptr;  // deterministic: [kFixedRows, the largest out_features]
-  int64_t fixed_x_bytes_ = 0;
-  int64_t fixed_y_bytes_ = 0;
-  GrowingMemory quantized_x_;  // e4m3 [num_rows, in_features], scales [num_rows]
+  GrowingMemory quantized_x_;     // e4m3 [num_rows, in_features], scales [num_rows]
+  std::unique_ptr<Fixed> fixed_;  // deterministic
   // By out_features, in_features, whether they are e4m3, and y's dtype.
   std::map<std::tuple<int64_t, int64_t, bool, DType>, std::unique_ptr<Product>> products_;
 };

@@ -1,5 +1,5 @@
 // Which algorithm multiplies: those that cuBLASLt's heuristic finds and, of few rows, our own
-// kernels, chosen by measurement.
+// kernels, chosen by measurement. (With `deterministic`: gemm_fixed.cc.)
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -11,63 +11,24 @@
 namespace lockstep::cuda {
 namespace {
 
-// Algorithms that cuBLASLt is asked for and that are measured: of few rows, which take little time
-// and whose order by the heuristic is least to be relied on, of more, and of sizes between powers
-// of two.
-constexpr int kMostCandidates = 32;
-constexpr int kCandidates = 8;
-constexpr int kFewCandidates = 2;
 constexpr size_t kMeasurements = 5;  // of each, but once they have taken
 constexpr float kMostMilliseconds = 1.0f;
 constexpr size_t kLeastMeasurements = 3;  // no more than these
-constexpr int64_t kMostExactRows = 256;
 // Of a block of decodes' attention over long contexts with heads of 128 (attention_mma.cuh: three
 // stages of 64 keys and values). Of many sequences two lie on a multiprocessor, one after another,
 // of few there may be none.
 constexpr int kAttentionSharedBytes = 96 << 10;
 
-// Rows that share an algorithm. Decodes are padded to 1, 2, 4 and multiples of 8, of which those
-// up to kMostExactRows have their own; tiles of a product, 128 or 256 rows, are no wider than
-// that, so that for more rows doublings do.
-int64_t SharedRows(int64_t rows) {
-  if (rows > 4 && rows <= kMostExactRows) return (rows + 7) / 8 * 8;
-  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
-}
-
 }  // namespace
-
-// The scratch memory is the stream's, and goes when it has come so far: cudaFree would wait for all
-// of the device's streams, one of which may wait for a peer that waits for us.
-class Gemm::Scratch {
- public:
-  Scratch(Gemm& gemm, int64_t bytes) : gemm_(gemm) {
-    if (cudaMallocAsync(&gemm_.scratch_, static_cast<size_t>(bytes), gemm_.stream_) ==
-        cudaSuccess) {
-      return;
-    }
-    cudaGetLastError();  // the cache is not emptied then
-    gemm_.scratch_ = nullptr;
-  }
-  ~Scratch() {
-    if (gemm_.scratch_ == nullptr) return;
-    CudaCheck(cudaFreeAsync(gemm_.scratch_, gemm_.stream_), "memory to measure with");
-    gemm_.scratch_ = nullptr;
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
- private:
-  Gemm& gemm_;
-};
 
 const Gemm::Choice& Gemm::Learn(Product& product, const Call& call) {
   const int64_t rows = call.x.num_rows;
   const auto [shared, is_new] = product.shared.try_emplace(SharedRows(rows));
   if (is_new) {
     const Scratch scratch(*this, scratch_bytes_);
-    if (!options_.deterministic) LearnSmaller(product, call);
+    LearnSmaller(product, call);
     const int candidates = rows <= kMostExactRows ? kMostCandidates : kCandidates;
-    shared->second = Choose(product, call, options_.deterministic ? 1 : candidates);
+    shared->second = Choose(product, call, candidates);
     return product.known[rows] = shared->second;
   }
   // Kernels, of e4m3 above all, may be made for multiples of some number of rows.
@@ -99,9 +60,7 @@ Gemm::Choice Gemm::Choose(Product& product, const Call& call, int num_measured) 
     if (product.is_fp8) TellWhoScales();
     best = BestOf(product, false, call, num_measured);
   }
-  if (!options_.deterministic && (num_measured > 1 || !best.has_value())) {
-    TakeFasterSkinny(product, call, best);
-  }
+  if (num_measured > 1 || !best.has_value()) TakeFasterSkinny(product, call, best);
   LS_CHECK(best.has_value()) << "cuBLASLt has no algorithm for " << product.out_features << " x "
                              << product.in_features << " with " << call.x.num_rows << " rows";
   return best->choice;

@@ -13,11 +13,13 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/fused_fp8.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm_choice.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/gemm_fixed.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/host_staging.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/kernel_stream.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/logits_summary.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/made_up_batch.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/row_digests.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/skinny_gemm.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/slender_gemm.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/step_recorder.cc

@@ -135,6 +135,7 @@ TEST(Figures, OthersAreComparedOverTheSameSizes) {
         {{"what", "prefill of 8192"}, {"tokens", 8192}, {"seconds", 0.252}}}}};
   nlohmann::json deterministic = Bench();
   deterministic["decode"][0]["seconds"] = 0.0125;
+  deterministic["prefill"]["seconds"] = 2 * deterministic["prefill"]["seconds"].get<double>();
   const auto figures =
       Figures({.bf16 = Bench(), .deterministic = deterministic, .transformers = transformers});
   const std::string theirs = "against transformers with torch.compile, bf16: ";
@@ -144,6 +145,8 @@ TEST(Figures, OthersAreComparedOverTheSameSizes) {
   EXPECT_EQ(figures.at(theirs + "prefill of 8192").verdict, Verdict::kMet);
   EXPECT_EQ(figures.at("what --deterministic costs (against bf16 without): decode 1 x 1024").value,
             "+25.0 % time");
+  EXPECT_EQ(figures.at("what --deterministic costs (against bf16 without): prefill 8192").value,
+            "+100.0 % time");
 }
 
 TEST(Figures, TheServersAreThroughputAndLatencies) {

@@ -259,7 +259,8 @@ int Main(int argc, char** argv) {
   const auto backend = Value(MarkingBackend::Create({.device = 0,
                                                      .compute = DType::kBF16,
                                                      .deterministic = options.deterministic,
-                                                     .overlap_kernels = options.overlap}));
+                                                     .overlap_kernels = options.overlap,
+                                                     .notice = Log}));
   BenchReport report(options.json);
   report.AddDevice(backend->Description(), limits);
   ModelConfig config;

@@ -43,6 +43,14 @@ struct Device {
   bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
   // cuBLASLt finds nothing else where the algorithm that needs columns by sixteens can be used.
   bool prefers_whole_tiles = false;
+  // What gives a row of a product other bits in products of other sizes, or where else it lies. The
+  // heuristic's first algorithm of up to 64 columns adds up as none of more does (K in slices); its
+  // first one of multiples of 16 adds half of the columns in another order than the others;
+  // products of so many columns and more add their last quarter so, by whatever algorithm (0: none
+  // do).
+  bool slices_few_columns = false;
+  bool adds_by_place = false;
+  int64_t wide_columns = 0;
   double product_seconds = 0;    // that each of cuBLASLt's products takes at least
   int64_t graph_bytes = 0;       // device memory that an instantiated graph takes
   int l2_bytes = 1 << 16;        // small, as who wants it emptied reads more than that
@@ -66,7 +74,8 @@ void SetPatience(double seconds);
 int64_t AllocatedBytes();            // device memory of all devices
 int64_t NumKernelsRun();             // since the process began
 int64_t NumKernelsBegunEarly();      // of them, while those before them were still to run
-int64_t NumFastProducts();           // of cuBLASLt's, with fast accumulation of e4m3
+int64_t NumProducts();               // of cuBLASLt's
+int64_t NumFastProducts();           // of them, with fast accumulation of e4m3
 int64_t NumProductsAddedInOutput();  // by split-K whose parts are added in D's type
 int64_t NumWorkInStreams();          // issued and not done yet
 

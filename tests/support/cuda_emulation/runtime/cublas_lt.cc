@@ -4,8 +4,10 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <numeric>
 #include <thread>
 
+#include "tests/support/cuda_emulation/runtime/cublas_algorithms.h"
 #include "tests/support/cuda_emulation/runtime/cublas_attributes.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 #include "tests/support/cuda_emulation/runtime/engine.h"
@@ -18,44 +20,6 @@ struct cublasLtContext {
 namespace lockstep::cuda_emulation {
 
 namespace {
-
-// What an algorithm is, in the 64 opaque bytes of a cublasLtMatmulAlgo_t.
-struct Algorithm {
-  uint32_t tag;
-  int32_t id;
-  int32_t num_splits;
-  uint32_t reduction_scheme;
-  int32_t lanes;
-  uint32_t types;         // of A, B, C and what is transposed, packed
-  uint32_t alignment[4];  // promised of A, B, C, D
-  uint32_t unused[6];
-};
-static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
-constexpr uint32_t kTag = 0x6c74616c;
-
-struct Strategy {
-  int32_t num_splits;
-  uint32_t reduction_scheme;
-  int32_t lanes;
-  int64_t columns_multiple = 1;  // of D: what it needs
-  bool runs = true;              // else it is found, passes the check, and is refused all the same
-};
-constexpr std::array<Strategy, 7> kStrategies = {{
-    {1, CUBLASLT_REDUCTION_SCHEME_NONE, 16, /*columns_multiple=*/16},
-    {1, CUBLASLT_REDUCTION_SCHEME_NONE, 16},
-    {1, CUBLASLT_REDUCTION_SCHEME_NONE, 32},
-    {4, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 16},
-    {4, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 16},
-    {1, CUBLASLT_REDUCTION_SCHEME_NONE, 8},
-    {.num_splits = 1,
-     .reduction_scheme = CUBLASLT_REDUCTION_SCHEME_NONE,
-     .lanes = 8,
-     .runs = false},
-}};
-
-bool AddsInOutput(uint32_t reduction_scheme) {
-  return reduction_scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
-}
 
 Matrix ToMatrix(const cublasLtMatrixLayoutOpaque_t& layout, bool transposed) {
   const Attributes& attributes = layout.attributes;
@@ -154,26 +118,6 @@ cublasStatus_t Describe(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
   return fits ? CheckTypes(*product) : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-uint32_t PackTypes(const Product& product) {
-  return static_cast<uint32_t>(product.a.type) | static_cast<uint32_t>(product.d.type) << 8 |
-         static_cast<uint32_t>(product.a.transposed) << 16 |
-         static_cast<uint32_t>(product.b.transposed) << 17 |
-         static_cast<uint32_t>(product.is_fast) << 18;
-}
-
-size_t WorkspaceBytes(const Product& product, int num_splits) {
-  if (num_splits == 1) return 0;
-  return static_cast<size_t>(product.rows() * product.columns() * num_splits) * sizeof(float);
-}
-
-bool Fits(const Product& product, const Strategy& strategy) {
-  return product.columns() % strategy.columns_multiple == 0;
-}
-
-bool Fits(const Product& product, const Algorithm& algorithm) {
-  return Fits(product, kStrategies[static_cast<size_t>(algorithm.id)]);
-}
-
 // With CUDA 13.3 the heuristic fails, as it wants to know of green contexts; whether the check does
 // is not known.
 bool IsThisThreadCapturing() {
@@ -182,12 +126,6 @@ bool IsThisThreadCapturing() {
   return std::any_of(captures.begin(), captures.end(), [](const auto& capture) {
     return capture->thread == std::this_thread::get_id();
   });
-}
-
-Algorithm Unpack(const cublasLtMatmulAlgo_t& algo) {
-  Algorithm algorithm;
-  std::memcpy(&algorithm, &algo, sizeof(algorithm));
-  return algorithm;
 }
 
 // Why the algorithm cannot work on this, or null.
@@ -258,6 +196,7 @@ cublasStatus_t IssueProduct(const Product& product, cudaStream_t handle) {
       std::this_thread::sleep_for(at_least);
       Compute(product);
     };
+    ++TheEngine().num_products;
     if (product.is_fast) ++TheEngine().num_fast_products;
     if (product.summation.adds_in_output) ++TheEngine().num_products_added_in_output;
     return TheEngine().Issue(*stream, "a product", Once(multiply, Work::Kind::kKernel));
@@ -304,14 +243,19 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   const Attributes& wishes = preference->attributes;
   const auto mask = wishes.As<uint32_t>(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);
   const auto most_bytes = wishes.As<uint64_t>(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
-  for (size_t id = 0; id < kStrategies.size() && *num_found < num_requested; ++id) {
+  std::array<size_t, kStrategies.size()> order = {kSliced};
+  std::iota(order.begin() + 1, order.end(), 0);
+  for (const size_t id : order) {
+    if (*num_found == num_requested) break;
     const Strategy& strategy = kStrategies[id];
     const size_t bytes = WorkspaceBytes(product, strategy.num_splits);
     if ((strategy.reduction_scheme & ~mask) != 0 || bytes > most_bytes) continue;
     // The same as another one.
     if (AddsInOutput(strategy.reduction_scheme) && product.d.type == CUDA_R_32F) continue;
     if (!Fits(product, strategy)) continue;
-    if (TheEngine().device.prefers_whole_tiles && Fits(product, kStrategies[0]) && id > 0) continue;
+    if (id == kSliced && !TheEngine().device.slices_few_columns) continue;
+    const bool is_whole = TheEngine().device.prefers_whole_tiles;
+    if (is_whole && Fits(product, kStrategies[kWholeTiles]) && id != kWholeTiles) continue;
     Algorithm algorithm{kTag,
                         static_cast<int32_t>(id),
                         strategy.num_splits,
@@ -397,7 +341,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       return CUBLAS_STATUS_EXECUTION_FAILED;
     }
     product.summation = {algorithm.num_splits, algorithm.lanes,
-                         AddsInOutput(algorithm.reduction_scheme)};
+                         AddsInOutput(algorithm.reduction_scheme),
+                         OtherFrom(product, static_cast<size_t>(algorithm.id))};
     product.workspace = static_cast<float*>(workspace);
   }
   return IssueProduct(product, stream);

@@ -68,6 +68,10 @@ int64_t NumKernelsBegunEarly() {
   const std::lock_guard lock(TheEngine().mutex());
   return TheEngine().num_kernels_begun_early;
 }
+int64_t NumProducts() {
+  const std::lock_guard lock(TheEngine().mutex());
+  return TheEngine().num_products;
+}
 int64_t NumFastProducts() {
   const std::lock_guard lock(TheEngine().mutex());
   return TheEngine().num_fast_products;

@@ -134,6 +134,7 @@ class Engine {
   double patience_seconds = 30;
   int64_t num_kernels_run = 0;
   int64_t num_kernels_begun_early = 0;
+  int64_t num_products = 0;
   int64_t num_fast_products = 0;
   int64_t num_products_added_in_output = 0;
   int64_t NumQueued() const;

@@ -85,6 +85,8 @@ float DotInLanes(const float* a, const float* b, int64_t count) {
 
 float Dot(const float* a, const float* b, int64_t count, int num_lanes) {
   switch (num_lanes) {
+    case 4:
+      return DotInLanes<4>(a, b, count);
     case 8:
       return DotInLanes<8>(a, b, count);
     case 16:
@@ -97,14 +99,18 @@ float Dot(const float* a, const float* b, int64_t count, int num_lanes) {
 float SumSplits(const Product& product, const float* a, const float* b, int64_t element) {
   const int64_t depth = product.depth();
   const int num_splits = product.summation.num_splits;
-  if (num_splits == 1) return Dot(a, b, depth, product.summation.num_lanes);
+  int num_lanes = product.summation.num_lanes;
+  if (element / product.rows() >= product.summation.other_from) {
+    num_lanes = num_lanes <= 8 ? 32 : num_lanes / 2;
+  }
+  if (num_splits == 1) return Dot(a, b, depth, num_lanes);
   const int64_t size = product.rows() * product.columns();
   float sum = 0;
   for (int split = 0; split < num_splits; ++split) {
     const int64_t begin = depth * split / num_splits;
     const int64_t end = depth * (split + 1) / num_splits;
     float& part = product.workspace[split * size + element];
-    part = Dot(a + begin, b + begin, end - begin, product.summation.num_lanes);
+    part = Dot(a + begin, b + begin, end - begin, num_lanes);
     sum += part;
     if (product.summation.adds_in_output) sum = Rounded(product.d.type, sum);
   }

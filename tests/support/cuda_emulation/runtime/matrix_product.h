@@ -28,9 +28,10 @@ float FromE4m3(uint8_t bits);
 
 // How the terms of one element are added.
 struct Summation {
-  int num_splits = 1;           // of K, each into its own part of the workspace
-  int num_lanes = 16;           // sums side by side within a split: 8, 16 or 32
-  bool adds_in_output = false;  // splits' parts, in D's type
+  int num_splits = 1;              // of K, each into its own part of the workspace
+  int num_lanes = 16;              // sums side by side within a split: 8, 16 or 32
+  bool adds_in_output = false;     // splits' parts, in D's type
+  int64_t other_from = INT64_MAX;  // columns of D from there on have another number of lanes
 };
 
 struct Product {
