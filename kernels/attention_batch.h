@@ -26,6 +26,8 @@ struct AttentionBatch {
   std::span<const int32_t> context_lens;  // [num_seqs]
   int64_t max_blocks_per_seq = 0;
   AttentionCut cut = AttentionCut::kOnce;
+  // That any context of a step that repeats may come to; below the longest of this batch: that one.
+  int64_t max_context_len = 0;
 
   int64_t MaxQueryLen() const {
     int64_t most = 0;

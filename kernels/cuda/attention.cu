@@ -35,9 +35,9 @@ AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionForm
   p.scale_log2 = static_cast<float>(args.scale * 1.4426950408889634);
   p.partial_rows = form.PartialRows(heads);
   p.partial_values = static_cast<float*>(workspace.data);
-  p.partial_stats = reinterpret_cast<float2*>(p.partial_values +
-                                              AttentionSlots(form, heads, workspace.bytes) *
-                                                  p.num_kv_heads * p.partial_rows * p.head_dim);
+  p.partial_stats =
+      reinterpret_cast<float2*>(p.partial_values + AttentionPartialRows(heads, workspace.bytes) *
+                                                       p.num_kv_heads * p.head_dim);
   p.failed_waits = workspace.failed_waits;
   return p;
 }
@@ -82,11 +82,11 @@ dim3 BlocksFor(int items, const AttentionParams& p) {
   return dim3(static_cast<unsigned>(items), static_cast<unsigned>(p.num_kv_heads));
 }
 
-template <typename Shape, int kBytes = Shape::kSharedBytes>
+template <typename Shape, bool kSeveral, int kBytes = Shape::kSharedBytes>
 cudaError_t LaunchMma(const AttentionParams& p, const AttentionForm& form,
                       const KernelStream& stream) {
   static_assert(Shape::kRows == kAttentionDecodeRows || Shape::kRows == kAttentionChunkRows);
-  const auto kernel = AttentionMmaKernel<Shape>;
+  const auto kernel = AttentionMmaKernel<Shape, kSeveral>;
   if (kBytes >= 48 * 1024) {  // with what the system keeps of a block's memory
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
@@ -106,14 +106,23 @@ struct MmaShapes {
 
   static cudaError_t Launch(const AttentionParams& p, const AttentionForm& form,
                             const KernelStream& stream) {
-    if (form.tile_rows == Prefill::kRows) return LaunchMma<Prefill>(p, form, stream);
+    if (form.tile_rows == Prefill::kRows) return LaunchSplits<Prefill>(p, form, stream);
     LS_CHECK_EQ(form.tile_rows, Decode::kRows);
-    if (form.one_tile) return LaunchMma<OneTile, OneTile::kOneTileSharedBytes>(p, form, stream);
-    return LaunchMma<Decode>(p, form, stream);
+    if (form.one_tile) {
+      return LaunchMma<OneTile, false, OneTile::kOneTileSharedBytes>(p, form, stream);
+    }
+    return LaunchSplits<Decode>(p, form, stream);
+  }
+  template <typename Shape>
+  static cudaError_t LaunchSplits(const AttentionParams& p, const AttentionForm& form,
+                                  const KernelStream& stream) {
+    return form.several_splits ? LaunchMma<Shape, true>(p, form, stream)
+                               : LaunchMma<Shape, false>(p, form, stream);
   }
   static cudaError_t Load() {
-    return LoadKernels(AttentionMmaKernel<Prefill>, AttentionMmaKernel<Decode>,
-                       AttentionMmaKernel<OneTile>);
+    return LoadKernels(AttentionMmaKernel<Prefill, false>, AttentionMmaKernel<Prefill, true>,
+                       AttentionMmaKernel<Decode, false>, AttentionMmaKernel<Decode, true>,
+                       AttentionMmaKernel<OneTile, false>);
   }
 };
 

@@ -1,10 +1,10 @@
 // Attention over f32 caches, in f32 throughout: for models that are to be exact rather than fast.
 //
-// One warp to a row and a split. Scores: a lane to a token, so that the dot product needs no
-// exchange; values: a lane to some elements, so that rows of V are read side by side; in between
-// the weights go through shared memory. 4 operations to the element of K and V and each row reads
-// them for itself, the heads of a group hopefully from the first- or second-level cache: bound by
-// those caches' bandwidth.
+// One warp to a row and a split, or several in turn. Scores: a lane to a token, so that the dot
+// product needs no exchange; values: a lane to some elements, so that rows of V are read side by
+// side; in between the weights go through shared memory. 4 operations to the element of K and V and
+// each row reads them for itself, the heads of a group hopefully from the first- or second-level
+// cache: bound by those caches' bandwidth.
 #pragma once
 
 #include "kernels/cuda/attention_layout.h"
@@ -139,14 +139,16 @@ static __global__ void __launch_bounds__(kF32Warps* kWarpSize)
   const int warp = threadIdx.x / kWarpSize;
   const int row = tile.first_row() + warp;
   const int position = tile.Position(p, row);
-  if (position < tile.first()) return;  // none of its context, or no row
-
   const int kv_head = static_cast<int>(blockIdx.y);
-  F32Row walk(p, p.block_tables + tile.item.table, tile.Token(p, row), tile.Head(p, kv_head, row),
-              shared[warp]);
-  const int end = min(tile.end(), position + 1);
-  for (int begin = tile.first(); begin < end; begin += kAttentionTile) walk.Walk(begin, end);
-  walk.Finish(tile.ResultOf(p, kv_head, row, position));
+  for (int i = 0; tile.HasSplit(p, i); ++i) {
+    const RowTile split = tile.Split(p, i);
+    if (position < split.first()) return;  // none of its context left, or no row
+    F32Row walk(p, p.block_tables + split.item.table, split.Token(p, row),
+                split.Head(p, kv_head, row), shared[warp]);
+    const int end = min(split.end(), position + 1);
+    for (int begin = split.first(); begin < end; begin += kAttentionTile) walk.Walk(begin, end);
+    walk.Finish(split.ResultOf(p, kv_head, row, position));
+  }
 }
 
 }  // namespace lockstep::cuda

@@ -10,9 +10,9 @@ namespace {
 
 // Bits of AttentionForm::Packed.
 constexpr int kRowsBits = 8;
-constexpr int kLaunchesBits = 12;
+constexpr int kLaunchesBits = 11;
 constexpr int kCountBits = 21;
-static_assert(kRowsBits + 2 + kLaunchesBits + 2 * kCountBits == 64);
+static_assert(kRowsBits + 3 + kLaunchesBits + 2 * kCountBits == 64);
 
 }  // namespace
 
@@ -22,6 +22,7 @@ uint64_t AttentionForm::Packed() const {
   uint64_t packed = static_cast<uint64_t>(tile_rows);
   packed = packed << 1 | (decode ? 1 : 0);
   packed = packed << 1 | (one_tile ? 1 : 0);
+  packed = packed << 1 | (several_splits ? 1 : 0);
   packed = packed << kLaunchesBits | static_cast<uint64_t>(launches);
   packed = packed << kCountBits | static_cast<uint64_t>(items);
   return packed << kCountBits | static_cast<uint64_t>(merges);
@@ -37,6 +38,7 @@ AttentionForm AttentionForm::Unpacked(uint64_t packed) {
   form.merges = take(kCountBits);
   form.items = take(kCountBits);
   form.launches = take(kLaunchesBits);
+  form.several_splits = take(1) != 0;
   form.one_tile = take(1) != 0;
   form.decode = take(1) != 0;
   form.tile_rows = take(kRowsBits);
@@ -52,11 +54,10 @@ int AttentionForm::PartialRows(const AttentionHeads& heads) const {
   return decode ? std::min(tile_rows, heads.num_heads / heads.num_kv_heads) : tile_rows;
 }
 
-int64_t AttentionSlots(const AttentionForm& form, const AttentionHeads& heads,
-                       int64_t workspace_bytes) {
+int64_t AttentionPartialRows(const AttentionHeads& heads, int64_t workspace_bytes) {
   constexpr int64_t kStats = 2;  // a maximum and a sum beside the values
   const int64_t row_bytes = (heads.head_dim + kStats) * int64_t{sizeof(float)};
-  return workspace_bytes / (row_bytes * form.PartialRows(heads) * heads.num_kv_heads);
+  return workspace_bytes / (row_bytes * heads.num_kv_heads);
 }
 
 }  // namespace lockstep::cuda

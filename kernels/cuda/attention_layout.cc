@@ -4,56 +4,9 @@
 #include <bit>
 
 #include "kernels/base/check.h"
+#include "kernels/cuda/attention_cost.h"
 
 namespace lockstep::cuda {
-namespace {
-
-constexpr int64_t kFixedSplitTiles = 16;  // 1024 tokens
-constexpr int kBlocksToMultiprocessor = 2;
-constexpr int kWgmmaBlocksToMultiprocessor = 1;
-// Blocks of steps that repeat are launched for so many turns of the device beyond one to each tile:
-// enough to fill it, and for many sequences some more, so that one much longer context is dealt
-// evenly. Those that nothing is left for end at once, but each has had its turn.
-constexpr int64_t kSpareTurns = 1;
-constexpr int64_t kSpareTurnsOfMany = 3;
-
-// In tiles of context that a block walks meanwhile: what it takes to begin and to end, and for a
-// split's partial results to be written and merged. (A block of chunks walks a tile in 0.8 us by
-// wgmma, in twice that by mma.sync, and takes 5 us beside; a decode's waits for memory once before
-// its first tile.)
-struct Overheads {
-  double block;
-  double split;
-  double uneven;  // of a block: what waits for memory does so on some multiprocessors for longer
-};
-constexpr Overheads kDecodeOverheads = {1.0, 0.3, 0.2};
-constexpr Overheads kWgmmaOverheads = {6.0, 8.0, 0.05};
-constexpr Overheads kChunkOverheads = {3.0, 4.0, 0.05};
-constexpr double kWorthwhile = 0.98;  // of the time with fewer splits
-
-template <typename T>
-constexpr T CeilDiv(T a, T b) {
-  return (a + b - 1) / b;
-}
-
-int TileRows(DType kv_dtype, bool decode) {
-  if (kv_dtype == DType::kF32) return kAttentionF32Rows;
-  return decode ? kAttentionDecodeRows : kAttentionChunkRows;
-}
-
-// Blocks that run at once.
-int64_t BlocksOfATurn(const AttentionMachine& machine, bool decode) {
-  const bool by_wgmma = machine.wgmma && !decode;
-  return int64_t{machine.num_multiprocessors} *
-         (by_wgmma ? kWgmmaBlocksToMultiprocessor : kBlocksToMultiprocessor);
-}
-
-// For each KV head, beyond a block to every tile.
-int64_t SpareBlocks(int64_t turns, int64_t turn, const AttentionHeads& heads) {
-  return CeilDiv(turns * turn, int64_t{heads.num_kv_heads});
-}
-
-}  // namespace
 
 // One batch on its way into lists.
 class AttentionWork::Cutter {
@@ -77,13 +30,12 @@ class AttentionWork::Cutter {
 
   // All that does not depend on what is written.
   AttentionForm Shape() {
-    if (is_fixed()) {
-      split_tiles_ =
-          machine_.split_tokens > 0 ? machine_.split_tokens / kAttentionTile : kFixedSplitTiles;
-      KeepTilesWithinTheWorkspace();
-      ShapeFixed();
-    } else {
+    if (!is_fixed()) {
       ShapeFree();
+    } else if (batch_.cut == AttentionCut::kOnce || by_wgmma()) {
+      ShapeFixedOnce();
+    } else {
+      ShapeFixed();
     }
     return form_;
   }
@@ -95,10 +47,12 @@ class AttentionWork::Cutter {
     AttentionItem* items = nullptr;
     AttentionItem* merges = nullptr;
     int32_t slot = 0;
+    const auto split_tokens = static_cast<int32_t>(split_tiles_ * kAttentionTile);
+    const auto item_tokens = static_cast<int32_t>(item_tiles_ * kAttentionTile);
     const int64_t stride = form_.LaunchBytes() / int64_t{sizeof(AttentionItem)};
     const auto begin_launch = [&] {
       header = reinterpret_cast<AttentionHeader*>(memory + ++launch * stride);
-      *header = {};
+      *header = {.split_tokens = split_tokens};
       items = memory + launch * stride + 1;
       merges = items + form_.items;
       slot = 0;
@@ -107,24 +61,26 @@ class AttentionWork::Cutter {
     ForEachTile([&](const AttentionItem& tile, bool begins_launch) {
       if (begins_launch) begin_launch();
       AttentionItem item = tile;
-      const auto split_tokens = static_cast<int32_t>(split_tiles_ * kAttentionTile);
-      const int32_t splits = CeilDiv(tile.end, split_tokens);
+      const int32_t splits = DivideUp(tile.end, split_tokens);
       if (splits > 1) {
         item.slot = slot;
         item.first = split_tokens;
         merges[header->num_merges++] = item;
       }
-      for (int32_t split = 0; split < splits; ++split) {
-        item.first = split * split_tokens;
-        item.end = std::min(tile.end, item.first + split_tokens);
-        if (splits > 1) item.slot = slot++;
+      for (int32_t first = 0; first < tile.end; first += item_tokens) {
+        item.first = first;
+        item.end = std::min(tile.end, first + item_tokens);
+        if (splits > 1) item.slot = slot + first / split_tokens * Rows(tile);
         items[header->num_items++] = item;
       }
+      if (splits > 1) slot += splits * Rows(tile);
     });
     while (launch + 1 < form_.launches) begin_launch();
   }
 
  private:
+  // One block walks one split by that.
+  bool by_wgmma() const { return machine_.wgmma && !form_.decode; }
   bool is_fixed() const { return machine_.fixed_splits || machine_.split_tokens > 0; }
   int64_t num_seqs() const { return std::ssize(batch_.context_lens); }
   int32_t NumTokens(int64_t seq) const {
@@ -134,21 +90,25 @@ class AttentionWork::Cutter {
   // Of context, 0 for sequences without work.
   int32_t ContextTiles(int64_t seq) const {
     const int32_t context = batch_.context_lens[static_cast<size_t>(seq)];
-    return NumTokens(seq) == 0 ? 0 : CeilDiv(context, static_cast<int32_t>(kAttentionTile));
+    return NumTokens(seq) == 0 ? 0 : DivideUp(context, static_cast<int32_t>(kAttentionTile));
   }
   // Of rows.
-  int32_t RowTiles(int64_t seq) const { return CeilDiv(NumTokens(seq) * group_, form_.tile_rows); }
+  int32_t RowTiles(int64_t seq) const { return DivideUp(NumTokens(seq) * group_, form_.tile_rows); }
   int64_t MostRowTiles() const {
-    if (form_.decode) return num_seqs() * CeilDiv(group_, form_.tile_rows);
+    if (form_.decode) return num_seqs() * DivideUp(group_, form_.tile_rows);
     return int64_t{batch_.query_starts.back()} * group_ / form_.tile_rows + num_seqs();
   }
-  int64_t MostSlots() const { return AttentionSlots(form_, heads_, machine_.workspace_bytes); }
+  // Of partial results.
+  int64_t MostRows() const { return AttentionPartialRows(heads_, machine_.workspace_bytes); }
+  int32_t Rows(const AttentionItem& tile) const {
+    return std::min(form_.tile_rows, tile.num_rows - tile.first_row);
+  }
 
   // The last come first, as they have the longest context. visit(an item with `end` and no split,
   // whether it belongs to another launch than the one before)
   template <typename Visit>
   void ForEachTile(const Visit& visit) const {
-    int64_t slots = 0;
+    int64_t rows = 0;
     for (int64_t seq = num_seqs() - 1; seq >= 0; --seq) {
       const int32_t context =
           ContextTiles(seq) == 0 ? 0 : batch_.context_lens[static_cast<size_t>(seq)];
@@ -162,10 +122,10 @@ class AttentionWork::Cutter {
         item.first_row = tile * form_.tile_rows;
         const int32_t last_row = std::min(item.first_row + form_.tile_rows, item.num_rows) - 1;
         item.end = item.first_position + last_row / group_ + 1;
-        const int64_t splits = CeilDiv<int64_t>(item.end, split_tiles_ * kAttentionTile);
-        const int64_t taken = splits > 1 ? splits : 0;
-        const bool is_full = slots > 0 && slots + taken > slots_to_launch_;
-        slots = is_full ? taken : slots + taken;
+        const int64_t splits = DivideUp<int64_t>(item.end, split_tiles_ * kAttentionTile);
+        const int64_t taken = splits > 1 ? splits * Rows(item) : 0;
+        const bool is_full = rows > 0 && rows + taken > rows_to_launch_;
+        rows = is_full ? taken : rows + taken;
         visit(item, is_full);
       }
     }
@@ -173,24 +133,28 @@ class AttentionWork::Cutter {
 
   // ---- as is best ----
 
+  // Blocks beyond one to each tile.
+  int64_t MostSpareBlocks(int64_t tiles) const {
+    const bool are_many = tiles * heads_.num_kv_heads > turn_;
+    const bool are_exact = batch_.cut == AttentionCut::kOnce;  // none ends at once
+    const int64_t turns = are_exact || (form_.decode && are_many) ? kSpareTurnsOfMany : kSpareTurns;
+    return SpareBlocks(turns, are_exact ? BlocksOfATurn(machine_, true) : turn_, heads_);
+  }
+
   // Of the lengths that need no more blocks than are launched, the one with which they end first.
   void ShapeFree() {
     const int64_t tiles = MostRowTiles();
     const bool are_many = tiles * heads_.num_kv_heads > turn_;
-    const bool are_exact = batch_.cut == AttentionCut::kOnce;  // none ends at once
-    const int64_t turns = are_exact || (form_.decode && are_many) ? kSpareTurnsOfMany : kSpareTurns;
-    const int64_t spare =
-        SpareBlocks(turns, are_exact ? BlocksOfATurn(machine_, true) : turn_, heads_);
-    most_splits_ = std::min(spare, MostSlots());
-    slots_to_launch_ = MostSlots();
-    split_tiles_ = BestLength(tiles + spare);
+    const int64_t spare = MostSpareBlocks(tiles);
+    most_splits_ = spare;
+    item_tiles_ = split_tiles_ = BestLength(tiles + spare);
     const bool is_split = split_tiles_ < longest_;
     const AttentionCut cut = batch_.cut;
     const bool has_tile_kernel =
         form_.decode && !are_many && form_.tile_rows == kAttentionDecodeRows;
     form_.one_tile =
         has_tile_kernel && (cut == AttentionCut::kTiles || (is_split && split_tiles_ == 1));
-    if (are_exact) return ShapeAsLists();
+    if (cut == AttentionCut::kOnce) return ShapeAsLists();
     form_.items = static_cast<int>(tiles);
     if (!is_split && cut != AttentionCut::kTiles && cut != AttentionCut::kSplits) return;
     form_.items += static_cast<int>(spare);
@@ -203,22 +167,23 @@ class AttentionWork::Cutter {
     constexpr int64_t kShortest = 8;      // lengths from there down are tried all
     const int64_t whole = std::max<int64_t>(longest_, 1);
     int64_t best = whole;
-    double least = Cost(TotalsOf(whole), whole);
+    double least = Cost().Of(TotalsOf(whole, whole), whole);
     // False: there is no room for splits that short.
     const auto try_length = [&](int64_t length) {
-      const Totals totals = TotalsOf(length);
-      if (totals.items > most_items || totals.slots > MostSlots() || totals.merges > most_splits_) {
+      const CutTotals totals = TotalsOf(length, length);
+      if (totals.items > most_items || totals.partial_rows > MostRows() ||
+          totals.merges > most_splits_) {
         return false;
       }
-      const double cost = Cost(totals, length);
+      const double cost = Cost().Of(totals, length);
       if (cost >= kWorthwhile * least) return true;
       least = cost;
       best = length;
       return true;
     };
     int64_t splits = 2;
-    while (splits <= kMostSplits && CeilDiv(whole, splits) > kShortest) {
-      if (!try_length(CeilDiv(whole, splits))) return best;
+    while (splits <= kMostSplits && DivideUp(whole, splits) > kShortest) {
+      if (!try_length(DivideUp(whole, splits))) return best;
       splits += std::max<int64_t>(splits / 8, 1);
     }
     for (int64_t length = std::min(kShortest, whole - 1); length > 0; --length) {
@@ -227,78 +192,120 @@ class AttentionWork::Cutter {
     return best;
   }
 
-  // At most, as if all tiles of a sequence saw all of its context.
-  struct Totals {
-    int64_t items = 0;
-    int64_t slots = 0;   // of them, of tiles that are split
-    int64_t merges = 0;  // tiles that are split
-    double walked = 0;   // tiles of context, by all items
-  };
-  Totals TotalsOf(int64_t length) const {
-    Totals totals;
+  // Of items and splits of such lengths, in tiles of context.
+  CutTotals TotalsOf(int64_t item_length, int64_t split_length) const {
+    CutTotals totals;
     for (int64_t seq = 0; seq < num_seqs(); ++seq) {
       const int64_t context = ContextTiles(seq);
       if (context == 0) continue;
       const int64_t tiles = RowTiles(seq);
-      const int64_t splits = CeilDiv(context, length);
-      totals.items += tiles * splits;
-      if (splits > 1) totals.slots += tiles * splits;
-      if (splits > 1) totals.merges += tiles;
+      const int64_t splits = DivideUp(context, split_length);
+      totals.items += tiles * DivideUp(context, item_length);
+      if (splits > 1) {
+        totals.splits += tiles * splits;
+        totals.partial_rows += int64_t{NumTokens(seq)} * group_ * splits;
+        totals.merges += tiles;
+      }
       const double unseen = 0.5 * NumTokens(seq) / static_cast<double>(kAttentionTile);
       totals.walked += static_cast<double>(tiles) * (static_cast<double>(context) - unseen);
     }
     return totals;
   }
-
-  // In tiles of context: turns of the longest block where all are about as long, else what there is
-  // to do over all multiprocessors and what comes last, which of decodes may be as long as any, of
-  // a chunk is its beginning.
-  double Cost(const Totals& totals, int64_t length) const {
-    const Overheads& overheads = form_.decode     ? kDecodeOverheads
-                                 : machine_.wgmma ? kWgmmaOverheads
-                                                  : kChunkOverheads;
-    const auto kv_heads = static_cast<double>(heads_.num_kv_heads);
-    const auto turn = static_cast<double>(turn_);
-    const double beside = overheads.block + (totals.slots > 0 ? overheads.split : 0.0);
-    const double block = static_cast<double>(std::min(length, longest_)) + beside;
-    const double last = static_cast<double>(std::min(length, shortest_)) + beside;
-    const double turns = static_cast<double>(CeilDiv(totals.items * heads_.num_kv_heads, turn_));
-    const double all = totals.walked + overheads.block * static_cast<double>(totals.items) +
-                       overheads.split * static_cast<double>(totals.slots);
-    return std::min(turns * block, std::max(all * kv_heads / turn, block) + last) +
-           overheads.uneven * block;
+  CutCost Cost() const {
+    return {.overheads = form_.decode     ? kDecodeOverheads
+                         : machine_.wgmma ? kWgmmaOverheads
+                                          : kChunkOverheads,
+            .kv_heads = heads_.num_kv_heads,
+            .turn = turn_,
+            .longest = longest_,
+            .shortest = shortest_};
   }
 
   // ---- of fixed lengths ----
 
-  // A row's result is the same in a tile of any size.
-  void KeepTilesWithinTheWorkspace() {
-    const int64_t splits = CeilDiv(longest_, split_tiles_);
-    if (splits > MostSlots() && form_.tile_rows > kAttentionDecodeRows) {
-      form_.tile_rows = kAttentionDecodeRows;
+  // A row's result is the same in a tile of any size, and so is it whoever walks its splits.
+  // `most_tiles`: of a context.
+  void BeginFixed(int64_t most_tiles) {
+    split_tiles_ =
+        machine_.split_tokens > 0 ? machine_.split_tokens / kAttentionTile : kFixedSplitTiles;
+    item_tiles_ = split_tiles_;
+    const int64_t splits = DivideUp(most_tiles, split_tiles_);
+    if (splits <= 1) return;
+    // Two tiles have room, so that launches are full.
+    if (2 * splits * form_.tile_rows > MostRows()) {
+      form_.tile_rows = std::min(form_.tile_rows, kAttentionDecodeRows);
     }
-    LS_CHECK(splits <= 1 || splits <= MostSlots())
+    LS_CHECK(splits * form_.PartialRows(heads_) <= MostRows())
         << machine_.workspace_bytes << " bytes are not enough for a tile's " << splits << " splits";
+  }
+
+  // Of a step that repeats: form and number of launches are those of the longest contexts there
+  // may be, whose splits, each with its partial results, blocks walk one after the other.
+  void ShapeFixed() {
+    const int64_t split_tiles =
+        machine_.split_tokens > 0 ? machine_.split_tokens / kAttentionTile : kFixedSplitTiles;
+    const bool is_split = longest_ > split_tiles || batch_.cut == AttentionCut::kTiles ||
+                          batch_.cut == AttentionCut::kSplits;
+    const int64_t most_tiles =
+        is_split ? std::max(longest_, DivideUp(batch_.max_context_len, kAttentionTile)) : longest_;
+    BeginFixed(most_tiles);
+    const int64_t tiles = MostRowTiles();
+    form_.items = static_cast<int>(tiles);
+    if (!is_split) return;
+    const int64_t spare = MostSpareBlocks(tiles);
+    item_tiles_ = BestItems(tiles + spare);
+    form_.several_splits = true;
+    form_.items += static_cast<int>(spare);
+    form_.merges = static_cast<int>(tiles);
+    form_.launches = static_cast<int>(MostLaunches(tiles, DivideUp(most_tiles, split_tiles_)));
+    rows_to_launch_ = MostRows();
+  }
+
+  // Of one tile after the other as long as there is room: two launches together have more than
+  // there is room for, and one of them all but a tile's.
+  int64_t MostLaunches(int64_t tiles, int64_t most_splits) const {
+    const int64_t room = MostRows();
+    const int64_t rows = int64_t{batch_.query_starts.back()} * group_ * most_splits;
+    if (rows <= room) return 1;
+    const int64_t of_a_tile = form_.PartialRows(heads_) * most_splits;
+    return std::min({tiles, 2 * rows / room + 1, rows / (room - of_a_tile + 1) + 1});
+  }
+
+  // Splits that a block walks, in tiles of context.
+  int64_t BestItems(int64_t most_items) const {
+    const int64_t splits = std::max<int64_t>(DivideUp(longest_, split_tiles_), 1);
+    int64_t best = splits * split_tiles_;
+    double least = Cost().Of(TotalsOf(best, split_tiles_), best);
+    for (int64_t blocks = 2; blocks <= splits; blocks += std::max<int64_t>(blocks / 8, 1)) {
+      const int64_t length = DivideUp(splits, blocks) * split_tiles_;
+      const CutTotals totals = TotalsOf(length, split_tiles_);
+      if (totals.items > most_items) break;
+      const double cost = Cost().Of(totals, length);
+      if (cost >= kWorthwhile * least) continue;
+      least = cost;
+      best = length;
+    }
+    return best;
   }
 
   // Launches are about as long as each other: a short last one would leave most multiprocessors
   // idle.
-  void ShapeFixed() {
-    int64_t slots = 0;
-    slots_to_launch_ = INT64_MAX;
-    const int64_t split_tokens = split_tiles_ * kAttentionTile;
-    int64_t most_splits = 0;
+  void ShapeFixedOnce() {
+    BeginFixed(longest_);
+    int64_t rows = 0;
+    int64_t most_rows = 0;
     ForEachTile([&](const AttentionItem& tile, bool) {
-      const int64_t splits = CeilDiv<int64_t>(tile.end, split_tokens);
-      if (splits > 1) slots += splits;
-      most_splits = std::max(most_splits, splits);
+      const int64_t splits = DivideUp<int64_t>(tile.end, split_tiles_ * kAttentionTile);
+      if (splits <= 1) return;
+      rows += splits * Rows(tile);
+      most_rows = std::max(most_rows, splits * Rows(tile));
     });
-    const int64_t most = std::max<int64_t>(MostSlots(), 1);
-    const int64_t launches = std::max<int64_t>(CeilDiv(slots, most), 1);
-    slots_to_launch_ = std::min(CeilDiv(slots, launches) + most_splits, most);
+    const int64_t most = std::max<int64_t>(MostRows(), 1);
+    const int64_t launches = std::max<int64_t>(DivideUp(rows, most), 1);
+    rows_to_launch_ = std::min(DivideUp(rows, launches) + most_rows, most);
     ShapeAsLists();
     if (batch_.cut == AttentionCut::kOnce) return;
-    // For contexts of any length there can be no one form; for these few, by doublings.
+    // For tests of chunks by wgmma, over few contexts: by doublings.
     form_.items = static_cast<int>(std::bit_ceil(static_cast<unsigned>(form_.items)));
     if (form_.merges > 0) {
       form_.merges = static_cast<int>(std::bit_ceil(static_cast<unsigned>(form_.merges)));
@@ -315,7 +322,7 @@ class AttentionWork::Cutter {
     ForEachTile([&](const AttentionItem& tile, bool begins_launch) {
       if (begins_launch) ++form_.launches;
       if (begins_launch) items = merges = 0;
-      const auto splits = static_cast<int>(CeilDiv<int64_t>(tile.end, split_tokens));
+      const auto splits = static_cast<int>(DivideUp<int64_t>(tile.end, split_tokens));
       items += splits;
       if (splits > 1) ++merges;
       form_.items = std::max(form_.items, items);
@@ -332,14 +339,16 @@ class AttentionWork::Cutter {
   int64_t longest_ = 0;   // context, in tiles
   int64_t shortest_ = 0;  // of a row of that sequence
   int64_t split_tiles_ = 1;
-  int64_t slots_to_launch_ = 0;
-  int64_t most_splits_ = 0;  // tiles that may be split
+  int64_t item_tiles_ = 1;              // a multiple of it
+  int64_t rows_to_launch_ = INT64_MAX;  // of partial results
+  int64_t most_splits_ = 0;             // tiles that may be split
 };
 
 const AttentionForm& AttentionWork::LayOut(const AttentionBatch& batch, const AttentionHeads& heads,
                                            DType kv_dtype, const AttentionMachine& machine) {
   LS_CHECK(heads.num_kv_heads > 0 && heads.num_heads % heads.num_kv_heads == 0) << heads.num_heads;
   LS_CHECK(machine.split_tokens % kAttentionTile == 0) << machine.split_tokens;
+  LS_CHECK(!machine.wgmma || !machine.fixed_splits);  // which knows one split to a block
   LS_CHECK(std::ssize(batch.context_lens) * batch.max_blocks_per_seq <= INT32_MAX)
       << "block tables of " << batch.context_lens.size() << " sequences";
   Cutter cutter(batch, heads, kv_dtype, machine);
@@ -350,31 +359,6 @@ const AttentionForm& AttentionWork::LayOut(const AttentionBatch& batch, const At
   if (memory_.size() < items) memory_.resize(items);
   cutter.Write(memory_.data());
   return form_;
-}
-
-int64_t MostAttentionWork(const AttentionLimits& limits, const AttentionHeads& heads,
-                          DType kv_dtype, const AttentionMachine& machine) {
-  const int group = heads.num_heads / heads.num_kv_heads;
-  const int rows = TileRows(kv_dtype, false);
-  const int64_t chunks = CeilDiv(limits.num_tokens * group, int64_t{rows}) + limits.num_seqs;
-  const int64_t decodes = limits.num_seqs * CeilDiv(group, TileRows(kv_dtype, true));
-  int64_t items = std::max(chunks, decodes);
-  if (machine.fixed_splits) {
-    // In lists as long as a power of two, of launches that are about as long as each other; of
-    // which the smallest tiles have most.
-    const int64_t splits = CeilDiv(limits.context_len, kFixedSplitTiles * kAttentionTile);
-    AttentionForm chunk_form;
-    chunk_form.tile_rows = rows;
-    chunk_form.decode = false;
-    if (rows > kAttentionDecodeRows &&
-        splits > AttentionSlots(chunk_form, heads, machine.workspace_bytes)) {
-      items = std::max(items, chunks * rows / kAttentionDecodeRows);
-    }
-    items *= 4 * splits;
-  } else {
-    items += SpareBlocks(kSpareTurnsOfMany, BlocksOfATurn(machine, true), heads);
-  }
-  return (2 * items + 2) * int64_t{sizeof(AttentionItem)};
 }
 
 }  // namespace lockstep::cuda

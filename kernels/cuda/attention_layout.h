@@ -1,6 +1,9 @@
 // How the attention of a batch is cut: into tiles of rows, and their contexts into splits that are
 // worked on side by side and merged in ascending order.
 //
+// With fixed splits a row's bits depend on its context alone: its splits are of the same length in
+// any batch, and it makes no difference whether one block walks a row's splits or several do.
+//
 // The host does that for every step, from the lengths of its contexts, and writes a list of what
 // blocks are to do, which travels with the batch. How many blocks of a step that repeats are
 // launched depends on the batch's size alone, so that a recorded one serves contexts of any
@@ -22,7 +25,7 @@ namespace lockstep::cuda {
 struct AttentionMachine {
   int num_multiprocessors = 1;
   bool wgmma = false;         // works on chunks: one block to a multiprocessor, not two
-  bool fixed_splits = false;  // always of the same length
+  bool fixed_splits = false;  // always of the same length; not with wgmma
   int64_t workspace_bytes = kAttentionWorkspaceBytes;
   // For tests. Splits of so many tokens, a multiple of kAttentionTile; 0: as is best.
   int64_t split_tokens = 0;
@@ -38,7 +41,7 @@ class AttentionWork {
                               DType kv_dtype, const AttentionMachine& machine);
   const AttentionForm& form() const { return form_; }
   int64_t split_tokens() const { return split_tiles_ * kAttentionTile; }
-  // form().launches times LaunchBytes().
+  // form().launches times LaunchBytes(): headers, items and merges of each.
   std::span<const std::byte> bytes() const {
     return {reinterpret_cast<const std::byte*>(memory_.data()),
             static_cast<size_t>(form_.launches * form_.LaunchBytes())};

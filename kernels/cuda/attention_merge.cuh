@@ -21,6 +21,7 @@ constexpr int kMaxHeadDim = 256;
 // it need not wait for earlier kernels.
 struct MergedRow {
   int first = 0;   // PartialRow of its first split
+  int stride = 0;  // from one split's to the next
   int splits = 0;  // that have left partial results; 0: nothing is to be merged
   int out = 0;     // the result's row
 
@@ -33,11 +34,10 @@ struct MergedRow {
     if (position < tile.first()) return;  // no row, or written by its only split
     const int kv_head = static_cast<int>(blockIdx.y);
     splits = CeilDiv(position + 1, tile.first());
-    first = PartialRow(p, tile.item.slot, kv_head, row_in_tile);
+    first = PartialRow(p, tile.item, kv_head, row_in_tile);
+    stride = p.num_kv_heads * PartialRows(p, tile.item);
     out = tile.Token(p, row) * p.num_heads + tile.Head(p, kv_head, row);
   }
-  // From one split's PartialRow to the next.
-  __device__ static int Stride(const AttentionParams& p) { return p.num_kv_heads * p.partial_rows; }
   __device__ const float2* Stats(const AttentionParams& p) const { return p.partial_stats + first; }
   __device__ const float* Values(const AttentionParams& p) const {
     return p.partial_values + int64_t{first} * p.head_dim;
@@ -53,7 +53,7 @@ struct MergedSplits {
   // The splits of one chain of a row, with weights relative to `max`.
   __device__ MergedSplits(const AttentionParams& p, const MergedRow& row, int chain, float max) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const int stride = row.Stride(p);
+    const int stride = row.stride;
     const float2* stats = row.Stats(p) + chain * stride;
     const float* partial = row.Values(p) + int64_t{chain} * stride * p.head_dim + lane;
 #pragma unroll 4
@@ -90,7 +90,7 @@ struct MergedSplits {
 
 __device__ inline float MaxOfSplits(const AttentionParams& p, const MergedRow& row) {
   const float2* stats = row.Stats(p);
-  const int stride = row.Stride(p);
+  const int stride = row.stride;
   float max = -INFINITY;
   for (int s = threadIdx.x % kWarpSize; s < row.splits; s += kWarpSize) {
     max = fmaxf(max, stats[s * stride].x);

@@ -3,10 +3,10 @@
 //
 // The query tokens of a sequence and the heads of one KV head's group are the rows of one matrix,
 // row = token * group + head, so that keys and values are read once for the whole group. A block
-// takes 16 or 32 rows to each of its kRowWarps and walks one split of their context in tiles of
-// kAttentionTile tokens (FlashAttention-2, Dao 2023, section 3.1). Where there are few rows, as in
-// a decode, kColumnWarps warps share them: each computes all their scores, which is cheaper than to
-// exchange them, and its own columns of the result.
+// takes 16 or 32 rows to each of its kRowWarps and walks a split of their context, or one after the
+// other, in tiles of kAttentionTile tokens (FlashAttention-2, Dao 2023, section 3.1). Where there
+// are few rows, as in a decode, kColumnWarps warps share them: each computes all their scores,
+// which is cheaper than to exchange them, and its own columns of the result.
 //
 // A row's arithmetic does not depend on any of that, nor on the other rows of its tile: its result
 // is the same bits in any batch with the same split_tokens. (Finite keys and values assumed: what
@@ -109,14 +109,26 @@ __device__ void WalkSplit(const AttentionParams& p, const RowTile& tile) {
 }
 
 // Blocks that nothing is left for end at once, all but one: a later kernel counts on this one's end
-// being that of all before.
-template <typename Shape>
+// being that of all before. kSeveral: an item may be several splits. Its item is read anew for
+// each, as registers are short while one is walked.
+template <typename Shape, bool kSeveral>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksToMultiprocessor)
     AttentionMmaKernel(const __grid_constant__ AttentionParams p) {
   LetLaterKernelsBegin();
   RowTile tile;
-  if (FindRowTile(p, tile)) return WalkSplit<Shape>(p, tile);
-  if (blockIdx.x == 0) WaitForEarlierKernels();
+  if (!FindRowTile(p, tile)) {
+    if (blockIdx.x == 0) WaitForEarlierKernels();
+    return;
+  }
+  if constexpr (kSeveral) {
+#pragma unroll 1
+    for (int split = 0; tile.HasSplit(p, split); ++split, FindRowTile(p, tile)) {
+      if (split > 0) __syncthreads();  // shared memory is used again
+      WalkSplit<Shape>(p, tile.Split(p, split));
+    }
+  } else {
+    WalkSplit<Shape>(p, tile);
+  }
 }
 
 }  // namespace lockstep::cuda

@@ -29,9 +29,9 @@ struct AttentionParams {
   int block_size;
   Divisor by_block_size;
   float scale_log2;  // of scores, such that weights are powers of two
-  // Of tiles with several splits: unnormalised values, [slots, num_kv_heads, partial_rows,
-  // head_dim], and {max (log2), sum}, [slots, num_kv_heads, partial_rows].
-  int partial_rows;
+  // Of tiles with several splits: for each split [num_kv_heads, rows of the tile] of unnormalised
+  // values, [head_dim], and of {max (log2), sum}.
+  int partial_rows;  // of a tile, at most
   float* partial_values;
   float2* partial_stats;
   // Set when a wait within the kernel takes too long; null: then the kernel stops with an error.
@@ -53,9 +53,14 @@ __device__ inline const Q* QueryRow(const AttentionParams& p, int token, int hea
   return static_cast<const Q*>(p.qkv) + (token * heads + head) * p.head_dim;
 }
 
+// Rows of a tile's partial results, of each KV head.
+__device__ inline int PartialRows(const AttentionParams& p, const AttentionItem& item) {
+  return min(p.partial_rows, item.num_rows - item.first_row);
+}
 // Of a row of a tile, counted from its first, in the partial results.
-__device__ inline int PartialRow(const AttentionParams& p, int slot, int kv_head, int row) {
-  return (slot * p.num_kv_heads + kv_head) * p.partial_rows + row;
+__device__ inline int PartialRow(const AttentionParams& p, const AttentionItem& item, int kv_head,
+                                 int row) {
+  return item.slot * p.num_kv_heads + kv_head * PartialRows(p, item) + row;
 }
 
 // Where one split of one row leaves its result: the row of out when it is the only one, else its

@@ -59,8 +59,9 @@ absl::Status CudaBackend::Start() {
   ASSIGN_OR_RETURN(
       gemm_, Gemm::Create(stream_, {options_.compute, options_.deterministic, options_.notice}));
   recorder_ = std::make_unique<StepRecorder>(stream_);
-  RETURN_IF_ERROR(CudaStatus(cudaMalloc(&attention_workspace_, kAttentionWorkspaceBytes),
-                             "attention's workspace"));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMalloc(&attention_workspace_, static_cast<size_t>(Workspace().bytes)),
+                 "attention's workspace"));
   if (!options_.deterministic) {  // whose results are to be the same wherever they are computed
     const DType kv_dtype = options_.compute == DType::kF16 ? DType::kF16 : DType::kBF16;
     ASSIGN_OR_RETURN(chunk_kernels_,
@@ -271,7 +272,9 @@ void CudaBackend::RopeAndWriteKv(const RopeArgs& args) {
 }
 
 AttentionWorkspace CudaBackend::Workspace() const {
-  return {.data = attention_workspace_, .bytes = kAttentionWorkspaceBytes};
+  return {
+      .data = attention_workspace_,
+      .bytes = options_.deterministic ? kFixedAttentionWorkspaceBytes : kAttentionWorkspaceBytes};
 }
 
 void CudaBackend::Attention(const AttentionArgs& args) {
@@ -287,7 +290,8 @@ void CudaBackend::Attention(const AttentionArgs& args) {
 AttentionMachine CudaBackend::MachineFor(const KvCacheView& cache) const {
   return {.num_multiprocessors = properties_.multiProcessorCount,
           .wgmma = chunk_kernels_.EncoderFor(cache) != nullptr,
-          .fixed_splits = options_.deterministic};
+          .fixed_splits = options_.deterministic,
+          .workspace_bytes = Workspace().bytes};
 }
 
 AttentionLayout CudaBackend::LayOutAttention(const AttentionBatch& batch, int num_heads,

@@ -6,7 +6,7 @@
 
 namespace lockstep::cuda {
 
-// What a block works on: rows of a tile, and the split of their context.
+// What a block works on: rows of a tile, and a split of their context, or several.
 struct RowTile {
   AttentionItem item;
 
@@ -30,7 +30,19 @@ struct RowTile {
                                 int position) const {
     const bool only = item.slot < 0 || (item.first == 0 && position < item.end);
     if (only) return RowResult::Whole(p, Token(p, row) * p.num_heads + Head(p, kv_head, row));
-    return RowResult::Partial(p, PartialRow(p, item.slot, kv_head, row - item.first_row));
+    return RowResult::Partial(p, PartialRow(p, item, kv_head, row - item.first_row));
+  }
+  // One after the other of its splits.
+  __device__ bool HasSplit(const AttentionParams& p, int split) const {
+    return item.first + split * p.header->split_tokens < item.end;
+  }
+  __device__ RowTile Split(const AttentionParams& p, int split) const {
+    RowTile result = *this;
+    const int split_tokens = p.header->split_tokens;
+    result.item.first += split * split_tokens;
+    result.item.end = min(item.end, result.item.first + split_tokens);
+    if (item.slot >= 0) result.item.slot += split * PartialRows(p, item);
+    return result;
   }
 };
 

@@ -5,6 +5,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_form.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_layout.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_wgmma.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_work.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/chunk_kernels.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend_weights.cc

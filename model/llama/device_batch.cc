@@ -52,8 +52,13 @@ void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend, AttentionCu
   const int64_t tokens =
       batch.num_tokens() <= few ? few : std::max(limits_.max_batched_tokens, few);
   const int64_t seqs = limits_.max_num_seqs + 1;
-  const AttentionLayout layout = backend.LayOutAttention(
-      {batch.query_starts, batch.context_lens, batch.max_blocks_per_seq, cut}, num_heads_, cache_);
+  const AttentionLayout layout =
+      backend.LayOutAttention({.query_starts = batch.query_starts,
+                               .context_lens = batch.context_lens,
+                               .max_blocks_per_seq = batch.max_blocks_per_seq,
+                               .cut = cut,
+                               .max_context_len = limits_.max_model_len},
+                              num_heads_, cache_);
   end_ = 0;
   token_ids_ = Append(batch.token_ids, tokens);
   logits_rows_ = Append(batch.logits_rows, tokens);

@@ -1,11 +1,6 @@
 #include "tests/kernels/cuda/attention_on_device.h"
 
 namespace lockstep::testing {
-namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 cuda::TensorMapEncoder AttentionOnDevice::Encoder() {
   cudaDeviceProp device = {};
@@ -23,18 +18,18 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
                                              const Options& options) const {
   const PagedShape& shape = world_.shape();
   const cuda::AttentionHeads heads = {shape.num_heads, shape.num_kv_heads, shape.head_dim};
+  const int64_t row_bytes = (heads.head_dim + 2) * int64_t{sizeof(float)} * heads.num_kv_heads;
   cuda::AttentionMachine machine = {.num_multiprocessors = options.num_multiprocessors,
                                     .wgmma = options.wgmma,
+                                    .fixed_splits = options.fixed_splits,
+                                    .workspace_bytes = int64_t{16} << 20,
                                     .split_tokens = options.split_tokens,
                                     .decodes_as_chunks = options.decodes_as_chunks};
-  const int64_t slots = options.workspace_slots;
-  machine.workspace_bytes = int64_t{16} << 20;
-  if (slots != 0) {
-    const cuda::AttentionForm form = DeviceBatch(batch, shape, machine).form();
-    machine.workspace_bytes = slots * machine.workspace_bytes /
-                              cuda::AttentionSlots(form, heads, machine.workspace_bytes);
+  if (options.workspace_splits != 0) {
+    const cuda::AttentionForm form = DeviceBatch(batch, shape, machine, options.cut).form();
+    machine.workspace_bytes = options.workspace_splits * form.PartialRows(heads) * row_bytes;
   }
-  const DeviceBatch device_batch(batch, shape, machine);
+  const DeviceBatch device_batch(batch, shape, machine, options.cut);
   // What the host has laid out is all that attention knows.
   BatchIndex index = device_batch.index();
   index.positions = index.query_starts = index.context_lens = nullptr;
@@ -42,10 +37,7 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   const DeviceArray<float> plain_qkv(qkv);
   const DeviceArray<BF16> rounded_qkv(Narrowed<BF16>(qkv));
   // No larger than what is used: its edges are looked at.
-  const int64_t workspace_bytes =
-      device_batch.NumSlots() *
-      CeilDiv(machine.workspace_bytes,
-              cuda::AttentionSlots(device_batch.form(), heads, machine.workspace_bytes));
+  const int64_t workspace_bytes = device_batch.NumPartialRows() * row_bytes;
   const DeviceArray<uint8_t> workspace(workspace_bytes);
   KvCacheView cache = world_.cache();
   cache.k = keys_.data();
@@ -66,9 +58,10 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
 }
 
 DeviceBatch::DeviceBatch(const FlatBatch& batch, const PagedShape& shape,
-                         const cuda::AttentionMachine& machine)
+                         const cuda::AttentionMachine& machine, AttentionCut cut)
     : shape_(shape),
       machine_(machine),
+      cut_(cut),
       positions_(batch.positions),
       slots_(batch.slots),
       query_starts_(batch.query_starts),
@@ -95,21 +88,27 @@ void DeviceBatch::Write(const FlatBatch& batch) {
   ASSERT_EQ(form().Packed(), index_.attention_form);
 }
 
-int64_t DeviceBatch::NumSlots() const {
-  int most = -1;
+int64_t DeviceBatch::NumPartialRows() const {
+  const cuda::AttentionHeads heads = {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim};
+  int most = 0;
   for (int launch = 0; launch < form().launches; ++launch) {
     const auto* header = reinterpret_cast<const cuda::AttentionHeader*>(
         work_.bytes().data() + launch * form().LaunchBytes());
     const auto* items = reinterpret_cast<const cuda::AttentionItem*>(header + 1);
-    for (int i = 0; i < header->num_items; ++i) most = std::max(most, items[i].slot);
+    for (int i = 0; i < header->num_items; ++i) {
+      if (items[i].slot < 0) continue;
+      const int rows = std::min(form().PartialRows(heads), items[i].num_rows - items[i].first_row);
+      const int tokens = items[i].end - items[i].first;
+      const int splits = (tokens + header->split_tokens - 1) / header->split_tokens;
+      most = std::max(most, items[i].slot + splits * rows);
+    }
   }
-  return most + 1;
+  return most;
 }
 
 std::vector<uint8_t> DeviceBatch::LayOut(const FlatBatch& batch) {
-  work_.LayOut(
-      {batch.query_starts, batch.context_lens, batch.max_blocks_per_seq, AttentionCut::kBest},
-      {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, shape_.dtype, machine_);
+  work_.LayOut({batch.query_starts, batch.context_lens, batch.max_blocks_per_seq, cut_},
+               {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, shape_.dtype, machine_);
   std::vector<uint8_t> bytes(work_.bytes().size());
   std::memcpy(bytes.data(), work_.bytes().data(), bytes.size());
   return bytes;

@@ -19,9 +19,11 @@ class AttentionOnDevice {
     int num_multiprocessors = 1;
     DType out_dtype = DType::kF32;
     bool decodes_as_chunks = false;
-    int64_t workspace_slots = 0;  // of partial results of a split that there is room for; 0: many
-    bool wgmma = false;           // for chunks
-    bool rounded_qkv = false;     // comes as BF16
+    int64_t workspace_splits = 0;  // of whole tiles, whose results there is room for; 0: many
+    bool wgmma = false;            // for chunks
+    bool rounded_qkv = false;      // comes as BF16
+    bool fixed_splits = false;     // of split_tokens; 0: of as many as the backend takes
+    AttentionCut cut = AttentionCut::kBest;
   };
   // For that; null where the device cannot.
   static cuda::TensorMapEncoder Encoder();
@@ -43,10 +45,10 @@ class AttentionOnDevice {
 class DeviceBatch {
  public:
   DeviceBatch(const FlatBatch& batch, const PagedShape& shape,
-              const cuda::AttentionMachine& machine);
+              const cuda::AttentionMachine& machine, AttentionCut cut = AttentionCut::kBest);
   const BatchIndex& index() const { return index_; }
   const cuda::AttentionForm& form() const { return work_.form(); }
-  int64_t NumSlots() const;  // of partial results that are used
+  int64_t NumPartialRows() const;  // of each KV head, that are used
   // The same sizes, and the same form.
   void Write(const FlatBatch& batch);
 
@@ -55,6 +57,7 @@ class DeviceBatch {
 
   const PagedShape shape_;
   const cuda::AttentionMachine machine_;
+  const AttentionCut cut_;
   cuda::AttentionWork work_;
   DeviceArray<int32_t> positions_;
   DeviceArray<int64_t> slots_;

@@ -236,10 +236,13 @@ TEST_P(CudaAttention, LittleWorkspaceTakesMoreLaunchesAndNothingElse) {
     const PagedWorld world = Ready(Shape(4, 2, 16, 4), chunks);
     const AttentionOnDevice device(world);
     const std::vector<float> want = device.Attend(In(64));
-    for (const int64_t slots : {4, 5, 7, 33}) {  // the longest has four splits
-      Options options = In(64);
-      options.workspace_slots = slots;
-      EXPECT_TRUE(SameBits(device.Attend(options), want)) << slots;
+    for (const int64_t splits : {4, 5, 7, 33}) {  // the longest has four
+      for (const AttentionCut cut : {AttentionCut::kBest, AttentionCut::kOnce}) {
+        Options options = In(64);
+        options.workspace_splits = splits;
+        options.cut = cut;
+        EXPECT_TRUE(SameBits(device.Attend(options), want)) << splits;
+      }
     }
   }
 }
@@ -296,6 +299,31 @@ TEST_P(CudaAttention, LargeScoresDoNotOverflow) {
   for (const float x : AttentionOnDevice(world).Attend(In(64))) ASSERT_TRUE(std::isfinite(x));
 }
 
+// By the kernels of which a block walks several splits.
+class CudaSplits : public CudaAttention {};
+
+// One after the other by one block, or each by its own: what a step that repeats does, and one that
+// does not, on devices of any size.
+TEST_P(CudaSplits, WhoWalksASplitMakesNoDifference) {
+  for (const auto& chunks : {std::vector<SequenceChunk>{{5, 1}, {0, 9}, {120, 40}, {400, 1}},
+                             std::vector<SequenceChunk>{{5, 1}, {700, 1}, {64, 1}, {150, 1}}}) {
+    const PagedWorld world = Ready(Shape(4, 2, 16, 4), chunks);
+    const AttentionOnDevice device(world);
+    Options options = In(64);
+    options.cut = AttentionCut::kOnce;
+    const std::vector<float> want = device.Attend(options);
+    ASSERT_TRUE(RowsNear(want, Exact(world), world.shape().head_dim, Tolerance(GetParam().dtype)));
+    for (const AttentionCut cut : {AttentionCut::kBest, AttentionCut::kSplits}) {
+      for (const int num_multiprocessors : {1, 3, 132}) {
+        options.fixed_splits = true;
+        options.cut = cut;
+        options.num_multiprocessors = num_multiprocessors;
+        EXPECT_TRUE(SameBits(device.Attend(options), want)) << num_multiprocessors;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cache, CudaAttention,
                          ::testing::Values(Kernel{DType::kF32, false}, Kernel{DType::kBF16, false},
                                            Kernel{DType::kBF16, true}, Kernel{DType::kF16, false},
@@ -304,6 +332,10 @@ INSTANTIATE_TEST_SUITE_P(Cache, CudaAttention,
                            return std::string(DTypeName(info.param.dtype)) +
                                   (info.param.wgmma ? "_wgmma" : "");
                          });
+INSTANTIATE_TEST_SUITE_P(Cache, CudaSplits,
+                         ::testing::Values(Kernel{DType::kF32, false}, Kernel{DType::kBF16, false},
+                                           Kernel{DType::kF16, false}),
+                         [](const auto& info) { return std::string(DTypeName(info.param.dtype)); });
 
 }  // namespace
 }  // namespace lockstep::testing

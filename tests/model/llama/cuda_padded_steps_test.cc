@@ -188,11 +188,13 @@ TEST_P(CudaPaddedStepsTest, ReplaysComputeWhatStepsAsTheyAreDo) {
   }
 }
 
+class CudaWarmUpTest : public ::testing::TestWithParam<bool> {};
+
 // Whatever a server's small steps are, and however long contexts have become, they are recorded
 // before it is ready.
-TEST(CudaWarmUpTest, EveryPaddedStepIsReplayedAtOnce) {
+TEST_P(CudaWarmUpTest, EveryPaddedStepIsReplayedAtOnce) {
   const TemporaryModel model(TwoLayers(), DType::kBF16);
-  auto backend = cuda::CudaBackend::Create({});
+  auto backend = cuda::CudaBackend::Create({.deterministic = GetParam()});
   ASSERT_TRUE(backend.ok()) << backend.status();
   RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
   StageOptions options = ShortSteps();
@@ -209,11 +211,18 @@ TEST(CudaWarmUpTest, EveryPaddedStepIsReplayedAtOnce) {
        {Mix{{0, 37}}, Mix{{0, 13}, {1, 1}, {2, 1}, {4, 1}}, Mix{{2, 3}}, Mix{{0, 1}},
         Mix{{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}, Mix{{0, 39}, {1, 1}}, Mix{{0, 40}},
         Mix{{0, 1}}, Mix{{0, 1}, {1, 1}}, Mix{{0, 40}}, Mix{{0, 1}, {2, 1}, {3, 1}},
-        Mix{{0, 2}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}, Mix{{1, 30}, {0, 1}}}) {
+        Mix{{0, 2}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}, Mix{{1, 30}, {0, 1}},
+        // Sequence 5's context is longer than a split.
+        Mix{{5, 1}}, Mix{{5, 12}}, Mix{{0, 1}, {5, 1}}, Mix{{5, 7}, {0, 1}, {1, 1}, {2, 1}},
+        Mix{{0, 1}, {1, 1}, {2, 1}, {4, 1}, {5, 1}}}) {
     ASSERT_TRUE((*stage)->Forward(sequences.Next(mix)).ok());
     EXPECT_EQ(num_layers_issued, 0) << mix.front().num_tokens << ", " << mix.size();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Modes, CudaWarmUpTest, ::testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "Deterministic" : "Fastest");
+});
 
 #ifdef LOCKSTEP_CUDA_EMULATION
 // Of 1 GiB, with graphs of 1 MiB.

@@ -1,0 +1,104 @@
+// Contexts in splits of fixed length: of whatever batch, and in two forms to a step's size.
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/attention_layout.h"
+#include "tests/kernels/cuda/attention_layouts.h"
+
+namespace lockstep::cuda {
+namespace {
+
+TEST(AttentionLayout, FixedSplitsDependOnNothing) {
+  const int64_t split_tokens = Cut(Decodes(1, 10), kFixed).split_tokens();
+  EXPECT_EQ(Cut(Decodes(50, 70000), kFixed).split_tokens(), split_tokens);
+  EXPECT_EQ(Cut(Batch({{300, 70000}, {1, 5}}), kFixed, {4, 1, 64}).split_tokens(), split_tokens);
+}
+
+TEST(AttentionLayout, LittleRoomTakesLaunchesThatAreAboutAsLong) {
+  AttentionMachine machine = kFixed;
+  machine.workspace_bytes = kAttentionWorkspaceBytes;
+  const Batch batch({{2048, 8192}});
+  const AttentionWork all = Cut(batch, machine, kHeads, DType::kBF16, AttentionCut::kOnce);
+  EXPECT_GT(all.form().launches, 1);  // 64 tiles of 6 to 8 splits, of 532 KB for all heads
+  size_t most = 0;
+  size_t fewest = SIZE_MAX;
+  for (const Lists& lists : ListsOf(all)) {
+    most = std::max(most, lists.items.size());
+    fewest = std::min(fewest, lists.items.size());
+  }
+  EXPECT_LT(most, 2 * fewest);
+}
+
+// 128 rows would have no room for a tile's splits.
+TEST(AttentionLayout, TilesAreSmallerWhereTheirSplitsHaveNoRoom) {
+  AttentionMachine machine = kFixed;
+  machine.workspace_bytes = kAttentionWorkspaceBytes / 2;
+  const Batch batch({{64, kLongest}});
+  for (const AttentionCut cut : {AttentionCut::kOnce, AttentionCut::kBest}) {
+    const AttentionWork work = Cut(batch, machine, kHeads, DType::kBF16, cut);
+    EXPECT_EQ(work.form().tile_rows, kAttentionDecodeRows);
+    ExpectCovers(work, batch, kHeads, machine.workspace_bytes);
+  }
+}
+
+// ---- fixed splits of steps that repeat ----
+
+// Contexts that grow, of one sequence or of all, up to the longest: hostile ones too, whose splits
+// are far more than blocks are launched.
+TEST(AttentionLayout, FixedSplitsHaveTwoFormsToASize) {
+  for (const AttentionHeads& heads : {kHeads, kOneHead, AttentionHeads{64, 8, 128}}) {
+    for (const int num_seqs : {1, 2, 8, 24, 64, 100, 256}) {
+      const std::set<uint64_t> known = FormsAskedFor(Decodes(num_seqs, 1), kFixed, heads);
+      EXPECT_EQ(known.size(), 2u);
+      for (int32_t context = 1; context <= kLongest; context += 1 + context / 3) {
+        for (const Batch& batch :
+             {Decodes(num_seqs, context), OneLong(num_seqs, 1, 500, context)}) {
+          const AttentionWork work = Cut(batch, kFixed, heads);
+          EXPECT_TRUE(known.contains(work.form().Packed())) << num_seqs << " of " << context;
+        }
+      }
+      const AttentionWork most = Cut(Decodes(num_seqs, kLongest), kFixed, heads);
+      EXPECT_TRUE(known.contains(most.form().Packed())) << num_seqs;
+      ExpectCovers(most, Decodes(num_seqs, kLongest), heads, kFixed.workspace_bytes);
+    }
+    for (const auto& [num_seqs, num_tokens] : {std::pair(1, 8), {4, 16}, {16, 32}, {63, 128}}) {
+      std::vector<Sequence> sequences(static_cast<size_t>(num_seqs), {1, 1});
+      sequences[0] = {num_tokens - num_seqs + 1, num_tokens};
+      const std::set<uint64_t> known = FormsAskedFor(Batch(sequences), kFixed, heads);
+      EXPECT_EQ(known.size(), 2u);
+      for (int32_t context = num_tokens; context <= kLongest; context += 1 + context / 3) {
+        sequences[0].context = context;
+        EXPECT_TRUE(known.contains(Cut(Batch(sequences), kFixed, heads).form().Packed()))
+            << num_seqs << " of " << context;
+      }
+      for (Sequence& sequence : sequences) sequence.context = kLongest;
+      const AttentionWork most = Cut(Batch(sequences), kFixed, heads);
+      EXPECT_TRUE(known.contains(most.form().Packed())) << num_seqs;
+      ExpectCovers(most, Batch(sequences), heads, kFixed.workspace_bytes);
+    }
+  }
+}
+
+TEST(AttentionLayout, FewLaunchesAreRecordedForTheLongestContexts) {
+  EXPECT_EQ(Cut(Decodes(64, kLongest), kFixed).form().launches, 1);
+  EXPECT_EQ(Cut(Decodes(256, 2000), kFixed).form().launches, 3);  // 545 MB of 268
+  EXPECT_EQ(Cut(Decodes(256, 1000), kFixed).form().launches, 1);  // nothing is split
+  std::vector<Sequence> sequences(63, {1, kLongest});
+  sequences[0].new_tokens = 65;
+  EXPECT_EQ(Cut(Batch(sequences), kFixed).form().launches, 2);  // 270 MB
+}
+
+// One block to a multiprocessor's turn has about as many splits as another.
+TEST(AttentionLayout, FixedSplitsAreDealtOverTheDevice) {
+  const AttentionWork one = Cut(Decodes(1, kLongest), kFixed);
+  EXPECT_EQ(NumItems(one), 32u);  // of 128 splits: 4 each, in one turn of 33 blocks to a head
+  const AttentionWork few = Cut(Decodes(8, 16384), kFixed);
+  EXPECT_GE(NumItems(few), 32u);
+  EXPECT_EQ(NumItems(Cut(Decodes(1, 8192), kFixed)), 8u);
+}
+
+}  // namespace
+}  // namespace lockstep::cuda
