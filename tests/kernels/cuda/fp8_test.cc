@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/kernels.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/kernels/kernel_fixture.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
 #include "tests/support/cuda_emulation/emulation.h"
@@ -126,8 +127,14 @@ void ExpectProducts(bool deterministic) {
   }
 }
 
-TEST(Fp8ProductTest, IsTheSumOfTheRoundedNumbers) { ExpectProducts(false); }
-TEST(Fp8ProductTest, InTilesOfFixedRowsToo) { ExpectProducts(true); }
+TEST(Fp8ProductTest, IsTheSumOfTheRoundedNumbers) {
+  SKIP_WITHOUT_FP8();
+  ExpectProducts(false);
+}
+TEST(Fp8ProductTest, InTilesOfFixedRowsToo) {
+  SKIP_WITHOUT_FP8();
+  ExpectProducts(true);
+}
 
 #ifdef LOCKSTEP_CUDA_EMULATION
 // Kernels of one product of 3 rows, after one in which its algorithm was chosen.

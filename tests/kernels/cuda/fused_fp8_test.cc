@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/kernels.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/kernels/kernel_fixture.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
 #include "tests/support/cuda_emulation/emulation.h"
@@ -291,34 +293,37 @@ class FusedProduct {
 
 class FusedProductTest : public ::testing::TestWithParam<std::tuple<DType, bool>> {
  protected:
-  FusedProductTest() : product_(std::get<0>(GetParam()), std::get<1>(GetParam())) {}
-  FusedProduct product_;
+  void SetUp() override {
+    SKIP_WITHOUT_FP8();
+    product_.emplace(std::get<0>(GetParam()), std::get<1>(GetParam()));
+  }
+  std::optional<FusedProduct> product_;
 };
 
 // Sizes that are new, too: whatever is measured then is measured once.
 TEST_P(FusedProductTest, NamingItsReaderChangesNoBit) {
   for (const int64_t rows : {1, 2, 17, 64, 70}) {
-    const std::vector<float> first = product_.Both(rows, /*with_consumers=*/true);
-    const std::vector<float> want = product_.Both(rows, /*with_consumers=*/false);
+    const std::vector<float> first = product_->Both(rows, /*with_consumers=*/true);
+    const std::vector<float> want = product_->Both(rows, /*with_consumers=*/false);
     ASSERT_TRUE(SameBits(first, want)) << rows;
-    ASSERT_TRUE(SameBits(product_.Both(rows, /*with_consumers=*/true), want)) << rows;
+    ASSERT_TRUE(SameBits(product_->Both(rows, /*with_consumers=*/true), want)) << rows;
   }
 }
 
 TEST_P(FusedProductTest, RecordedToo) {
   for (const int64_t rows : {40, 70}) {
-    const std::vector<float> want = product_.RepeatedUp(rows);
+    const std::vector<float> want = product_->RepeatedUp(rows);
     for (int time = 0; time < 3; ++time) {
-      ASSERT_TRUE(SameBits(product_.RepeatedUp(rows), want)) << rows;
+      ASSERT_TRUE(SameBits(product_->RepeatedUp(rows), want)) << rows;
     }
   }
 }
 
 TEST_P(FusedProductTest, GatheredSharesChangeNoBit) {
   for (const int64_t rows : {1, 5, 16, 17, 64, 65, 99}) {
-    const std::vector<float> want = product_.Up(rows, 0);
+    const std::vector<float> want = product_->Up(rows, 0);
     for (const int64_t share : {(rows + 1) / 2, (rows + 2) / 3, rows}) {
-      ASSERT_TRUE(SameBits(product_.Up(rows, share), want)) << rows << " by " << share;
+      ASSERT_TRUE(SameBits(product_->Up(rows, share), want)) << rows << " by " << share;
     }
   }
 }
@@ -326,17 +331,17 @@ TEST_P(FusedProductTest, GatheredSharesChangeNoBit) {
 TEST_P(FusedProductTest, SharesLieWhereEveryRankExpectsThem) {
   const DType compute = std::get<0>(GetParam());
   constexpr int64_t kRows = 99;
-  product_.NormInShares(kRows, kRows / 3);
-  auto* const rows = static_cast<std::byte*>(product_.rows());
-  const auto quantized = product_.RowsToGather();
+  product_->NormInShares(kRows, kRows / 3);
+  auto* const rows = static_cast<std::byte*>(product_->rows());
+  const auto quantized = product_->RowsToGather();
   EXPECT_EQ(quantized[0].data, rows);
   EXPECT_EQ(quantized[0].row_bytes, FusedProduct::kHidden);
   EXPECT_EQ(quantized[1].data, rows + kRows * FusedProduct::kHidden);
   EXPECT_EQ(quantized[1].row_bytes, 4);
-  product_.Multiply(product_.up(), kRows);
+  product_->Multiply(product_->up(), kRows);
   // Few rows are multiplied as each rank finds best, so all gather them as they are.
-  product_.NormInShares(64, 32);
-  const auto plain = product_.RowsToGather();
+  product_->NormInShares(64, 32);
+  const auto plain = product_->RowsToGather();
   EXPECT_EQ(plain[0].data, rows);
   EXPECT_EQ(plain[0].row_bytes, FusedProduct::kHidden * DTypeBytes(compute));
   EXPECT_EQ(plain[1].row_bytes, 0);
@@ -345,18 +350,19 @@ TEST_P(FusedProductTest, SharesLieWhereEveryRankExpectsThem) {
 // Who writes again before the product has read, in the same place, is read.
 TEST_P(FusedProductTest, TheLastWriterCounts) {
   constexpr int64_t kRows = 70;
-  const std::vector<float> want = product_.Both(kRows, /*with_consumers=*/false);
-  product_.Both(kRows, /*with_consumers=*/true);
-  product_.Norm(kRows, &product_.up());
-  ASSERT_TRUE(SameBits(product_.Both(kRows, /*with_consumers=*/false), want));
-  product_.Norm(kRows, &product_.up());
-  ASSERT_TRUE(SameBits(product_.Both(kRows, /*with_consumers=*/true), want));
-  ASSERT_TRUE(SameBits(product_.UpOfGathered(kRows), product_.Up(kRows, 0)));
+  const std::vector<float> want = product_->Both(kRows, /*with_consumers=*/false);
+  product_->Both(kRows, /*with_consumers=*/true);
+  product_->Norm(kRows, &product_->up());
+  ASSERT_TRUE(SameBits(product_->Both(kRows, /*with_consumers=*/false), want));
+  product_->Norm(kRows, &product_->up());
+  ASSERT_TRUE(SameBits(product_->Both(kRows, /*with_consumers=*/true), want));
+  ASSERT_TRUE(SameBits(product_->UpOfGathered(kRows), product_->Up(kRows, 0)));
 }
 
 // Where nothing is lost that f32 would keep for anybody: not in f16, whose range ends, nor in steps
 // whose bits do not depend on their length.
 TEST(RoundedProductsTest, AreRoundedInLongerStepsOfBf16) {
+  SKIP_WITHOUT_FP8();
   for (const DType dtype : kAllTypes) {
     for (const bool deterministic : {false, true}) {
       FusedProduct product(dtype, deterministic);
@@ -368,6 +374,7 @@ TEST(RoundedProductsTest, AreRoundedInLongerStepsOfBf16) {
 }
 
 TEST(RoundedProductsTest, AreNearThoseInF32) {
+  SKIP_WITHOUT_FP8();
   FusedProduct rounded(DType::kBF16, /*deterministic=*/false);
   FusedProduct plain(DType::kBF16, /*deterministic=*/true);
   const std::vector<float> got = rounded.Both(260, /*with_consumers=*/true);

@@ -12,6 +12,7 @@
 #include "model/llama/llama_stage.h"
 #include "nlohmann/json.hpp"
 #include "parallel/communicator.h"
+#include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/model/llama/temporary_model.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
@@ -162,7 +163,7 @@ class Float8CheckpointTest : public ::testing::Test {
 };
 
 TEST_F(Float8CheckpointTest, MatricesAreTakenAsTheyAre) {
-  if (!MakeBackend()->HoldsFp8(16, 16)) GTEST_SKIP() << "a GPU without fp8";
+  SKIP_WITHOUT_FP8();
   Write(/*spares_attention=*/false);
   const std::vector<Outcome> want = Run(*plain_, Quantization::kFp8);
   EXPECT_TRUE(SameBits(Run(*float8_, Quantization::kNone), want));
@@ -172,7 +173,7 @@ TEST_F(Float8CheckpointTest, MatricesAreTakenAsTheyAre) {
 }
 
 TEST_F(Float8CheckpointTest, OthersStayAsTheyAreUnlessFp8IsAskedFor) {
-  if (!MakeBackend()->HoldsFp8(16, 16)) GTEST_SKIP() << "a GPU without fp8";
+  SKIP_WITHOUT_FP8();
   Write(/*spares_attention=*/true);
   const std::vector<Outcome> all_fp8 = Run(*plain_, Quantization::kFp8);
   EXPECT_TRUE(SameBits(Run(*float8_, Quantization::kFp8), all_fp8));
@@ -194,7 +195,7 @@ TEST_F(Float8CheckpointTest, GpusWithoutFp8TakeNumbers) {
 
 // 168 columns are no multiple of 16.
 TEST_F(Float8CheckpointTest, MatricesOfOtherWidthsBecomeNumbers) {
-  if (!MakeBackend()->HoldsFp8(16, 16)) GTEST_SKIP() << "a GPU without fp8";
+  SKIP_WITHOUT_FP8();
   ModelConfig config = SmallConfig(4);
   config.intermediate_size = 168;
   Write(/*spares_attention=*/true, config);
@@ -206,7 +207,7 @@ TEST_F(Float8CheckpointTest, MatricesOfOtherWidthsBecomeNumbers) {
 }
 
 TEST_F(Float8CheckpointTest, WhatIsNotFiniteIsNamed) {
-  if (!MakeBackend()->HoldsFp8(16, 16)) GTEST_SKIP() << "a GPU without fp8";
+  SKIP_WITHOUT_FP8();
   Write(/*spares_attention=*/true);
   const std::string name = "model.layers.1.mlp.up_proj.weight";
   const TensorInfo* up = *float8_->Find(name);

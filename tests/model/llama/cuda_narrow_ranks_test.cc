@@ -15,6 +15,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "nlohmann/json.hpp"
+#include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/model/llama/cuda_ranks.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/model/llama/temporary_model.h"
@@ -213,11 +214,7 @@ TempDirectory* CudaNarrowRanksTest::references_ = nullptr;
 
 TEST_P(CudaNarrowRanksTest, LogitsAreThoseOfOneProcess) {
   const Layout& layout = GetParam();
-  cudaDeviceProp device = {};
-  ASSERT_EQ(cudaGetDeviceProperties(&device, 0), cudaSuccess);
-  if (layout.fp8 && 10 * device.major + device.minor < cuda::CudaBackend::kFp8Capability) {
-    GTEST_SKIP() << "a GPU without fp8";
-  }
+  if (layout.fp8) SKIP_WITHOUT_FP8();
   Run({.layout = layout,
        .model = model_->directory(),
        .reference = Reference(layout.fp8, layout.deterministic),

@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "model/llama/llama_stage.h"
+#include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/model/llama/temporary_model.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
 #include "tests/support/cuda_emulation/emulation.h"
@@ -172,6 +173,7 @@ void ExpectClose(const std::vector<float>& got, const std::vector<float>& want, 
 
 TEST_P(CudaPaddedStepsTest, ReplaysComputeWhatStepsAsTheyAreDo) {
   const Numbers numbers = GetParam();
+  if (numbers.quantize == Quantization::kFp8) SKIP_WITHOUT_FP8();
   const TemporaryModel model(TwoLayers(), numbers.dtype);
   const Results want = RunMixes(model, numbers, /*keep_steps=*/false, /*num_rounds=*/1);
   const Results got = RunMixes(model, numbers, /*keep_steps=*/true, /*num_rounds=*/3);

@@ -10,6 +10,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "model/llama/uniform_batch.h"
 #include "model/tokenizer/tokenizer.h"
+#include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/support/assets.h"
@@ -164,6 +165,7 @@ TEST_P(CudaStageTest, DeterministicTokensDependOnTheirSequenceAlone) {
 }
 
 TEST_P(CudaStageTest, Fp8TakesMultiplesOf16) {
+  SKIP_WITHOUT_FP8();
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     DriveOptions fp8 = Options(dtype);
     fp8.stage.quantize = Quantization::kFp8;
@@ -209,6 +211,7 @@ TEST(CudaStoriesTest, TheReferencesTextComesToItsEnd) {
 
 // e4m3 has 3 bits of mantissa: a trained model does not mind, on text of its own.
 TEST(CudaDemoModelTest, Fp8SaysWhatBf16Says) {
+  SKIP_WITHOUT_FP8();
   const auto checkpoint =
       Checkpoint::Open(std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "deploy/demo/model");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
