@@ -58,7 +58,10 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
   return model;
 }
 
-// As LlamaStage will hold them.
+// As LlamaStage will hold them, of the memory that they are compared with: a GPU's, or the host's
+// where there is none. Pinned memory, of results, steps and loading (PinnedSlots, 64 MiB at most
+// and gone with it), is the host's of a rank with a GPU, so that counting it would refuse what
+// fits; a CPU's rank has none.
 absl::StatusOr<int64_t> RankModel::NeededBytes() const {
   const ModelConfig& config = checkpoint_->config();
   const DType held = HeldDType(options_.stage.weights, config.dtype, device_->backend().HoldsF16());
