@@ -25,7 +25,7 @@
 #include "kernels/attention_batch.h"
 #include "kernels/device_memory.h"
 #include "kernels/dtype.h"
-#include "kernels/quantization.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep {
 
@@ -59,51 +59,6 @@ class DeviceBuffer {
 // Memory for weights that is not the backend's own: the next region of so many bytes, aligned to at
 // least 64, zero-filled or holding what a weight of that shape held before.
 using WeightAllocator = std::function<absl::StatusOr<DeviceBuffer>(int64_t bytes)>;
-
-// y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16,
-// kF16 where Backend::HoldsF16 (elsewhere f16 checkpoints are widened to f32 or, on request,
-// rounded to bf16 while filling); or, when quantization is not kNone, the weights are kept in 8 or
-// 4 bits and dtype is of no matter.
-struct LinearShape {
-  int64_t out_features = 0;
-  int64_t in_features = 0;
-  DType dtype = DType::kF32;
-  // in_features is cut into this many equal K-slices; each is accumulated on its own and the
-  // partial sums are added in a binary tree of neighbours ((s0+s1)+(s2+s3))+... A rank that owns a
-  // power-of-two share of the slices thus computes a subtree of the whole sum. in_features must be
-  // divisible by it.
-  int num_k_slices = 1;
-  Quantization quantization = Quantization::kNone;
-};
-
-// A weight matrix in the backend's own packed layout.
-class LinearWeight {
- public:
-  explicit LinearWeight(const LinearShape& shape) : shape_(shape) {}
-  virtual ~LinearWeight() = default;
-  const LinearShape& shape() const { return shape_; }
-  virtual int64_t bytes() const = 0;  // memory held, padding included
-
- private:
-  LinearShape shape_;
-};
-
-// What rows for a quantized weight hold: numbers to be quantized; or what QuantizeWeightGroup made
-// of them, in two parts that may come in any order:
-//   kQuantized: q + QuantizedZero, or kFp8's finite e4m3 numbers, in_features bytes to a row (dtype
-//   is of no matter);
-//   kScales: one number of dtype per group, K-slice after K-slice; one to a row of kFp8, finite.
-enum class RowContent : uint8_t { kValues, kQuantized, kScales };
-
-// Rows as they lie in a checkpoint (host memory): num_rows rows of in_features elements,
-// row_stride_bytes apart.
-struct HostRows {
-  const void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t num_rows = 0;
-  int64_t row_stride_bytes = 0;
-  RowContent content = RowContent::kValues;
-};
 
 // One layer's share of the paged KV cache on this rank.
 // v: [num_blocks, num_kv_heads, block_size, head_dim], dtype kF32, kBF16 or, where
@@ -183,7 +138,7 @@ class Backend {
   // That may still be taken; of a device that others use, too, as of now.
   virtual int64_t AvailableBytes() const = 0;
   virtual DeviceMemory Memory() const { return {}; }
-  // Host memory that CopyToHost reaches fast. RESOURCE_EXHAUSTED when it cannot.
+  // Host memory that copies to and from the device reach fast. RESOURCE_EXHAUSTED when it cannot.
   virtual absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) = 0;
 
   // ---- weights ----
@@ -193,6 +148,12 @@ class Backend {
   // Converts and packs rows [first_row, first_row + rows.num_rows). Thread-safe over disjoint rows;
   // called from loader threads before the first Linear().
   virtual void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) = 0;
+  // The same of a table of numbers, row-major and dense: `table` is where the first of the rows
+  // goes, [rows.num_rows, width] of dtype; rows hold kValues.
+  virtual void FillTable(void* table, DType dtype, int64_t width, const HostRows& rows) = 0;
+  // Whether rows that are pinned go to the device without another pass through the host's memory,
+  // so that files are to be read there; marks may then be set by loader threads.
+  virtual bool TakesPinnedRows() const { return false; }
   // Names how weights are packed: where it is the same, so are the bytes of equal weights. Empty:
   // they lie where no other process can use them.
   virtual std::string WeightLayout() const = 0;
@@ -203,7 +164,8 @@ class Backend {
   // ---- kernels ----
   // out[i, :] = table[ids[i] - first_id, :], or zeros when ids[i] is outside [first_id, first_id +
   // num_rows). table: [num_rows, hidden] of table_dtype (kF32, kBF16, or kF16 where HoldsF16);
-  // ids: [num_tokens] int32 on the device; out: f32.
+  // ids: [num_tokens] int32 on the device; out: f32, in which zeros have no sign, so that adding
+  // the zeros of ranks that do not have a row changes no bit.
   struct EmbedArgs {
     const void* table;
     DType table_dtype;

@@ -1,29 +1,13 @@
 #include "parallel/parallel_linear.h"
 
-#include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <utility>
-#include <vector>
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
-#include "parallel/host_rows.h"
 
 namespace lockstep {
 namespace {
-
-// Rounding may have made one of a small negative number.
-template <typename Bits>
-void ClearNegativeZeros(std::vector<std::byte>& numbers) {
-  constexpr Bits kNegativeZero = Bits{1} << (8 * sizeof(Bits) - 1);
-  for (size_t at = 0; at < numbers.size(); at += sizeof(Bits)) {
-    Bits bits;
-    std::memcpy(&bits, &numbers[at], sizeof(bits));
-    if (bits == kNegativeZero) bits = 0;
-    std::memcpy(&numbers[at], &bits, sizeof(bits));
-  }
-}
 
 absl::Status SumOverRanks(Communicator& group, const TokenSplit& tokens, int64_t width, float* y) {
   return tokens.is_divided() ? group.ReduceScatterSum(y, tokens.share * width)
@@ -93,37 +77,11 @@ absl::StatusOr<VocabParallelEmbedding> VocabParallelEmbedding::Create(Backend& b
   return embedding;
 }
 
-// Many rows to a copy: each is a call of a driver, and a GPU's waits for others'.
 void VocabParallelEmbedding::Fill(int64_t first_row, const HostRows& rows) {
-  constexpr int64_t kMostBytes = int64_t{1} << 20;
   LS_CHECK(first_row >= 0 && first_row + rows.num_rows <= shape_.num_rows);
   const int64_t row_bytes = shape_.hidden * DTypeBytes(shape_.dtype);
-  const int64_t at_once =
-      std::clamp<int64_t>(kMostBytes / row_bytes, 1, std::max<int64_t>(rows.num_rows, 1));
-  std::vector<float> wide(rows.dtype == shape_.dtype ? 0 : static_cast<size_t>(shape_.hidden));
-  std::vector<std::byte> kept(static_cast<size_t>(at_once * row_bytes));
-  for (int64_t begin = 0; begin < rows.num_rows; begin += at_once) {
-    const int64_t count = std::min(at_once, rows.num_rows - begin);
-    kept.resize(static_cast<size_t>(count * row_bytes));
-    for (int64_t i = 0; i < count; ++i) {
-      const auto* stored =
-          static_cast<const std::byte*>(rows.data) + (begin + i) * rows.row_stride_bytes;
-      std::byte* const row = kept.data() + i * row_bytes;
-      if (rows.dtype == shape_.dtype) {  // the usual case, and half a GB of it
-        std::memcpy(row, stored, static_cast<size_t>(row_bytes));
-      } else {
-        WidenRow(stored, rows.dtype, shape_.hidden, wide.data());
-        NarrowRow(wide.data(), shape_.hidden, shape_.dtype, row);
-      }
-    }
-    if (shape_.dtype == DType::kF32) {
-      ClearNegativeZeros<uint32_t>(kept);
-    } else {
-      ClearNegativeZeros<uint16_t>(kept);
-    }
-    backend_->CopyToDevice(table_.as<std::byte>() + (first_row + begin) * row_bytes, kept.data(),
-                           count * row_bytes);
-  }
+  backend_->FillTable(table_.as<std::byte>() + first_row * row_bytes, shape_.dtype, shape_.hidden,
+                      rows);
 }
 
 absl::Status VocabParallelEmbedding::Forward(const int32_t* ids, const TokenSplit& tokens,

@@ -84,8 +84,7 @@ class VocabParallelEmbedding {
   VocabParallelEmbedding() = default;
   static absl::StatusOr<VocabParallelEmbedding> Create(Backend& backend, Communicator& group,
                                                        const Shape& shape);
-  // Converts to the table's dtype. A negative zero becomes a positive one, as it would by adding
-  // another rank's zero, so that the number of ranks cannot be told from the bits.
+  // Converts to the table's dtype.
   void Fill(int64_t first_row, const HostRows& rows);
   // ids [num_tokens] -> out [num_tokens, hidden], the same on every rank, or as RowParallelLinear's
   // y; zeros for ids nobody owns.

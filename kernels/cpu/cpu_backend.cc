@@ -85,6 +85,7 @@ void CpuBackend::Embed(const EmbedArgs& args) {
         kernels_.widen_bf16(static_cast<const uint16_t*>(args.table) + row * args.hidden,
                             args.hidden, out);
       }
+      for (int64_t i = 0; i < args.hidden; ++i) out[i] += 0.0f;  // -0 + 0 = 0
     }
   });
 }

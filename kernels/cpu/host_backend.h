@@ -8,6 +8,7 @@
 #include "kernels/base/available_memory.h"
 #include "kernels/base/check.h"
 #include "kernels/cpu/host_memory.h"
+#include "kernels/host_rows.h"
 
 namespace lockstep::cpu {
 
@@ -25,6 +26,13 @@ class HostBackend : public Backend {
   int64_t AvailableBytes() const override { return AvailableMemoryBytes(); }
   absl::StatusOr<DeviceBuffer> AllocateOnHost(int64_t bytes) override {
     return AllocateHost(bytes);
+  }
+
+  void FillTable(void* table, DType dtype, int64_t width, const HostRows& rows) override {
+    for (int64_t row = 0; row < rows.num_rows; ++row) {
+      ConvertRow(static_cast<const std::byte*>(rows.data) + row * rows.row_stride_bytes, rows.dtype,
+                 width, dtype, static_cast<std::byte*>(table) + row * width * DTypeBytes(dtype));
+    }
   }
 
   void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,

@@ -237,7 +237,7 @@ class ReferenceBackend final : public cpu::HostBackend {
         const int64_t index = row * args.hidden + i;
         float value = 0.0f;
         if (here) value = cpu::HostElement(args.table, args.table_dtype, index);
-        args.out[t * args.hidden + i] = value;
+        args.out[t * args.hidden + i] = value + 0.0f;
       }
     }
   }

@@ -56,6 +56,8 @@ absl::Status CudaBackend::Start() {
   free_at_start_ = FreeAndTotal().free;
   stream_.overlaps = options_.overlap_kernels && KernelsCanOverlap(stream_);
   ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
+  ASSIGN_OR_RETURN(DeviceBuffer rows, Allocate(RowLoader::DeviceBytes(*staging_)));
+  row_loader_ = std::make_unique<RowLoader>(*staging_, stream_, std::move(rows));
   ASSIGN_OR_RETURN(
       gemm_, Gemm::Create(stream_, {options_.compute, options_.deterministic, options_.notice}));
   recorder_ = std::make_unique<StepRecorder>(stream_);
@@ -76,8 +78,8 @@ CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(stream_);
   recorder_.reset();
   gemm_.reset();
+  row_loader_.reset();
   staging_.reset();
-  fp8_staged_.clear();
   if (attention_workspace_ != nullptr) cudaFree(attention_workspace_);
   cudaStreamDestroy(stream_.stream);
 }

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "kernels/accelerator.h"
 #include "kernels/backend.h"
@@ -17,6 +16,7 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kernel_stream.h"
+#include "kernels/cuda/row_loader.h"
 #include "kernels/cuda/step_recorder.h"
 
 namespace lockstep::cuda {
@@ -49,6 +49,8 @@ class CudaBackend : public Backend {
 
   absl::StatusOr<std::unique_ptr<LinearWeight>> AllocateLinear(const LinearShape& shape) override;
   void FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) override;
+  void FillTable(void* table, DType dtype, int64_t width, const HostRows& rows) override;
+  bool TakesPinnedRows() const override { return true; }
   std::string WeightLayout() const override { return ""; }
   void PlaceWeights(WeightAllocator allocator) override;
 
@@ -97,13 +99,7 @@ class CudaBackend : public Backend {
 
   void UseDevice() const;  // what the calling thread does from now on is meant for it
   int Capability() const { return 10 * properties_.major + properties_.minor; }
-  absl::Status PrepareFp8(const LinearShape& shape);
-  // convert(row, slot) for each row, row_bytes into the staging memory; then issue(slot, its index,
-  // first row, rows) for what a slot holds.
-  template <typename Convert, typename Issue>
-  void StageRows(const HostRows& rows, int64_t row_bytes, const Convert& convert,
-                 const Issue& issue);
-  void FillValues(const LinearWeight& weight, int64_t first_row, const HostRows& rows);
+  absl::Status CheckFp8(const LinearShape& shape) const;
   absl::Status WithoutRows(const std::function<absl::Status()>& step);
   AttentionWorkspace Workspace() const;
   AttentionMachine MachineFor(const KvCacheView& cache) const;
@@ -132,6 +128,7 @@ class CudaBackend : public Backend {
   cudaDeviceProp properties_ = {};
   KernelStream stream_ = nullptr;
   std::unique_ptr<HostStaging> staging_;
+  std::unique_ptr<RowLoader> row_loader_;
   std::unique_ptr<Gemm> gemm_;
   std::unique_ptr<StepRecorder> recorder_;
   void* attention_workspace_ = nullptr;
@@ -140,7 +137,6 @@ class CudaBackend : public Backend {
   QuantizedRows quantized_;
   bool has_attended_ = false;                 // and no product has come since
   ChunkKernels chunk_kernels_;                // of attention
-  std::vector<DeviceBuffer> fp8_staged_;      // rows on their way to e4m3, one for each slot
   std::atomic<bool> weights_are_new_{false};  // may not have been written yet
   int64_t free_at_start_ = 0;                 // bytes of the device, beside the driver's context
   std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object

@@ -4,8 +4,9 @@
 //
 // Bytes to an element, f32 activations and 16-bit products' inputs: Embed 2 + 4; AddRmsNorm 8 read
 // (residual, delta), 6 written; SiluMul 8 read, 2 written; RopeAndWriteKv 8 (q) and 4 + 2 (k, v);
-// GatherRows twice its own; Add 12. Of products that are rounded 2 instead of 4. AddRmsNorm and
-// SiluMul for products in e4m3, which write 1 instead of 2, are in fused_fp8.cu.
+// GatherRows twice its own; Add 12; Convert, of weights as they are loaded, what it reads and
+// writes. Of products that are rounded 2 instead of 4. AddRmsNorm and SiluMul for products in e4m3,
+// which write 1 instead of 2, are in fused_fp8.cu.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rms_norm.cuh"
 #include "kernels/cuda/rope.cuh"
@@ -35,6 +36,8 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(Backend::EmbedArgs args)
   for (int64_t i = FirstColumn(n); i < args.hidden; i += ColumnStride(n)) {
     Floats<n> x = {};
     if (here) x = Load<n>(static_cast<const T*>(args.table) + row * args.hidden + i);
+#pragma unroll
+    for (int e = 0; e < n; ++e) x.of[e] += 0.0f;  // -0 + 0 = 0
     Store(args.out + token * args.hidden + i, x);
   }
 }
@@ -58,6 +61,11 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t i = FirstColumn(1); i < width; i += ColumnStride(1)) {
     out[blockIdx.x * width + i] = in[row * width + i];
   }
+}
+
+template <int n, typename From, typename To>
+__global__ void __launch_bounds__(kThreads) ConvertKernel(const From* in, int64_t count, To* out) {
+  for (int64_t i = FirstColumn(n); i < count; i += ColumnStride(n)) Store(out + i, Load<n>(in + i));
 }
 
 template <int n, typename G>
@@ -149,6 +157,21 @@ cudaError_t LaunchGatherRows(const void* in, const int32_t* rows, int64_t num_ro
     return gather(uint4{});
   }
   return gather(uint16_t{});
+}
+
+cudaError_t LaunchConvert(const void* in, DType in_dtype, int64_t count, DType out_dtype, void* out,
+                          cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  return WithVectors(Vectorises(count, {in, out}), [&](auto n) {
+    return WithType(in_dtype, [&](auto stored) {
+      return WithType(out_dtype, [&](auto kept) {
+        using From = decltype(stored);
+        using To = decltype(kept);
+        return Launch(ConvertKernel<n, From, To>, RowsGrid(1, count / n), kThreads, 0, stream,
+                      static_cast<const From*>(in), count, static_cast<To*>(out));
+      });
+    });
+  });
 }
 
 cudaError_t LaunchAdd(float* dst, const void* src, DType src_dtype, int64_t count,

@@ -43,9 +43,9 @@ HostStaging::Slot& HostStaging::Acquire() {
   return *slot;
 }
 
-void HostStaging::IssueCopy(void* device, const std::byte* slot, int64_t bytes) {
+void HostStaging::IssueCopy(void* device, const std::byte* pinned, int64_t bytes) {
   CudaCheck(
-      cudaMemcpyAsync(device, slot, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),
+      cudaMemcpyAsync(device, pinned, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_),
       "copying to the device");
 }
 

@@ -29,18 +29,18 @@ class HostStaging {
   // fill(std::byte* slot) writes `bytes`, at most slot_bytes().
   template <typename Fill>
   void FillAndCopy(void* device, int64_t bytes, const Fill& fill) {
-    FillAndIssue(fill, [&](const std::byte* slot, int) { IssueCopy(device, slot, bytes); });
+    FillAndIssue(fill, [&](const std::byte* slot) { IssueCopy(device, slot, bytes); });
   }
-  // issue(slot, index of the slot) issues to the stream what reads the slot; it is filled again
-  // when that is done.
+  // issue(slot) issues to the stream what reads the slot; it is filled again when that is done.
   template <typename Fill, typename IssueWork>
   void FillAndIssue(const Fill& fill, const IssueWork& issue) {
     Slot& slot = Acquire();
     fill(slot.memory);
-    issue(static_cast<const std::byte*>(slot.memory), static_cast<int>(&slot - slots_.data()));
+    issue(static_cast<const std::byte*>(slot.memory));
     Release(slot);
   }
-  void IssueCopy(void* device, const std::byte* slot, int64_t bytes);
+  // From a slot, or other pinned memory that stays as it is until the copy is done.
+  void IssueCopy(void* device, const std::byte* pinned, int64_t bytes);
 
  private:
   struct Slot {

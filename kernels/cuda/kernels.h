@@ -30,6 +30,9 @@ cudaError_t LaunchSiluMul(const Backend::SiluMulArgs& args, DType out_dtype,
 cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStream& stream);
 cudaError_t LaunchGatherRows(const void* in, const int32_t* rows, int64_t num_rows,
                              int64_t row_bytes, void* out, cudaStream_t stream);
+// out[i] = in[i] of another dtype; out is aligned to its own elements alone.
+cudaError_t LaunchConvert(const void* in, DType in_dtype, int64_t count, DType out_dtype, void* out,
+                          cudaStream_t stream);
 cudaError_t LaunchAdd(float* dst, const void* src, DType src_dtype, int64_t count,
                       cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);

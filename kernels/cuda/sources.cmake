@@ -21,10 +21,10 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/made_up_batch.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/row_digests.cu
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/row_loader.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/skinny_gemm.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/slender_gemm.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/step_recorder.cc
-  ${PROJECT_SOURCE_DIR}/kernels/cuda/stored_rows.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/token_choice.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/whole_row_choice.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/work_mark.cc

@@ -10,7 +10,8 @@
 
 namespace lockstep::cuda {
 
-// Of the current device's stream, which must outlive it. RESOURCE_EXHAUSTED, UNAVAILABLE.
+// Of the current device's stream, which must outlive it. Any thread may use it. RESOURCE_EXHAUSTED,
+// UNAVAILABLE.
 absl::StatusOr<std::unique_ptr<WorkMark>> MakeWorkMark(cudaStream_t stream);
 
 }  // namespace lockstep::cuda

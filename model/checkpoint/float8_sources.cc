@@ -28,7 +28,7 @@ class Float8Values final : public RowSource {
   }
   absl::StatusOr<HostRows> Read(Range rows, Range columns, Staging& staging) const override {
     const int64_t count = StoredBytes(rows, columns);
-    std::byte* values = ReserveBytes(staging.stored, count);
+    std::byte* values = ReserveRows(staging, count);
     RETURN_IF_ERROR(
         checkpoint_.ReadBytes(tensor_, rows.begin, rows.end, columns.begin, columns.end, values));
     constexpr std::byte kNan{0x7f};  // of either sign
@@ -40,7 +40,8 @@ class Float8Values final : public RowSource {
     return HostRows{.data = values,
                     .num_rows = rows.size(),
                     .row_stride_bytes = columns.size(),
-                    .content = RowContent::kQuantized};
+                    .content = RowContent::kQuantized,
+                    .is_pinned = IsPinned(staging, values)};
   }
 
  private:

@@ -15,8 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/host_rows.h"
 #include "model/checkpoint/strict_json.h"
-#include "parallel/host_rows.h"
 
 namespace lockstep {
 namespace {
@@ -359,6 +359,11 @@ absl::Status CheckNumbers(const TensorInfo& tensor) {
 std::byte* ReserveBytes(std::vector<std::byte>& memory, int64_t num_bytes) {
   if (std::ssize(memory) < num_bytes) memory.resize(static_cast<size_t>(num_bytes));
   return memory.data();
+}
+
+std::byte* ReserveRows(Staging& staging, int64_t num_bytes) {
+  if (num_bytes <= std::ssize(staging.pinned)) return staging.pinned.data();
+  return ReserveBytes(staging.stored, num_bytes);
 }
 
 Range PackedBytes(Range columns, int bits) {

@@ -42,6 +42,12 @@ absl::Status CheckNumbers(const TensorInfo& tensor);  // F32, F16 or BF16
 // At least num_bytes of memory, whose contents are forgotten when it grows.
 std::byte* ReserveBytes(std::vector<std::byte>& memory, int64_t num_bytes);
 
+// Where to read num_bytes that are handed on as they are; and whether that is pinned memory.
+std::byte* ReserveRows(Staging& staging, int64_t num_bytes);
+inline bool IsPinned(const Staging& staging, const std::byte* rows) {
+  return !staging.pinned.empty() && rows == staging.pinned.data();
+}
+
 // The bytes of a row of `bits`-bit values that hold these columns.
 Range PackedBytes(Range columns, int bits);
 // count 4-bit values, the first in the low half of a byte, or the high half when first is 1, to a

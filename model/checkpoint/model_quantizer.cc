@@ -16,12 +16,12 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/cpu_features.h"
+#include "kernels/host_rows.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/llama_tensors.h"
 #include "model/checkpoint/model_directory.h"
 #include "model/checkpoint/stored_matrix.h"
 #include "nlohmann/json.hpp"
-#include "parallel/host_rows.h"
 
 namespace lockstep {
 namespace {

@@ -24,13 +24,14 @@ class PlainRows final : public RowSource {
     return rows.size() * StagingRowBytes(columns);
   }
   absl::StatusOr<HostRows> Read(Range rows, Range columns, Staging& staging) const override {
-    std::byte* out = ReserveBytes(staging.stored, StoredBytes(rows, columns));
+    std::byte* out = ReserveRows(staging, StoredBytes(rows, columns));
     RETURN_IF_ERROR(
         checkpoint_.Read(tensor_, rows.begin, rows.end, columns.begin, columns.end, out));
     return HostRows{.data = out,
                     .dtype = *tensor_.dtype,
                     .num_rows = rows.size(),
-                    .row_stride_bytes = StagingRowBytes(columns)};
+                    .row_stride_bytes = StagingRowBytes(columns),
+                    .is_pinned = IsPinned(staging, out)};
   }
 
  private:

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ namespace lockstep {
 struct Staging {
   std::vector<std::byte> stored;     // as read
   std::vector<std::byte> converted;  // as handed on
+  // Where rows that are handed on as they were read lie instead, if they fit: memory that a device
+  // copies them from (HostRows::is_pinned). Empty: there is none.
+  std::span<std::byte> pinned;
 };
 
 class RowSource {

@@ -25,10 +25,19 @@ struct TensorPart {
   int64_t bytes() const { return source->StoredBytes(rows, columns); }
 };
 
-// Staging memory is num_threads x 1 MiB (32 rows if those are more), more for weights that are
-// converted. UNAVAILABLE on a read error; then some rows may not have been filled. progress may
-// be null. Returns the bytes of the parts.
-absl::StatusOr<int64_t> ReadParts(const std::vector<TensorPart>& parts, int num_threads,
-                                  const LoadProgress& progress);
+struct ReadStats {
+  int64_t bytes = 0;         // of the parts
+  int64_t pinned_bytes = 0;  // of them, read to where the backend's device copies from
+};
+
+// The most memory that reading takes where the backend takes pinned rows: slots of 1 MiB, two to a
+// thread, so that it reads while its last piece is copied.
+inline constexpr int kMostPinnedSlots = 64;
+// Reads to where the backend takes rows from: its pinned memory; or staging of num_threads x 1 MiB
+// (32 rows if those are more). Weights that are converted while they are read take more. Returns
+// when all has been filled and copied. UNAVAILABLE on a read error, RESOURCE_EXHAUSTED for want of
+// pinned memory; then some rows may not have been filled. progress may be null.
+absl::StatusOr<ReadStats> ReadParts(const std::vector<TensorPart>& parts, Backend& backend,
+                                    int num_threads, const LoadProgress& progress);
 
 }  // namespace lockstep

@@ -11,7 +11,6 @@
 #include "model/checkpoint/stored_matrix.h"
 #include "model/llama/weight_cache.h"
 #include "model/llama/weight_file.h"
-#include "parallel/host_rows.h"
 
 namespace lockstep {
 namespace {
@@ -261,15 +260,16 @@ absl::Status StageLoader::AddNorm(const std::string& name, DeviceBuffer& norm) {
   norm_bytes_ += norm.bytes();
   parts_.push_back(
       {Plain(tensor), {0, 1}, {0, shape_.hidden}, [this, &norm](int64_t, const HostRows& row) {
-         std::vector<float> wide(static_cast<size_t>(shape_.hidden));
-         WidenRow(row.data, row.dtype, shape_.hidden, wide.data());
-         backend_.CopyToDevice(norm.data(), wide.data(), norm.bytes());
+         backend_.FillTable(norm.data(), DType::kF32, shape_.hidden, row);
        }});
   return absl::OkStatus();
 }
 
 absl::Status StageLoader::Read(LoadStats& stats) {
-  ASSIGN_OR_RETURN(stats.loaded_bytes, ReadParts(parts_, source_.num_threads, source_.progress));
+  ASSIGN_OR_RETURN(const ReadStats read,
+                   ReadParts(parts_, backend_, source_.num_threads, source_.progress));
+  stats.loaded_bytes = read.bytes;
+  stats.pinned_bytes = read.pinned_bytes;
   return absl::OkStatus();
 }
 

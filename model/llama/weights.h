@@ -45,6 +45,7 @@ constexpr Quantization HeadQuantization(Quantization quantize) {
 struct LoadStats {
   int64_t weight_bytes = 0;  // held in memory
   int64_t loaded_bytes = 0;  // read from the checkpoint
+  int64_t pinned_bytes = 0;  // of loaded_bytes, read to where the device copies them from
   int64_t shard_bytes = 0;   // of the checkpoint that belong to this rank
   int64_t mapped_bytes = 0;  // of weight_bytes, found packed in the cache
 };

@@ -107,6 +107,14 @@ TEST_P(ElementwiseTest, EmbedEqualsTwinAndIsZeroOutsideTheShard) {
   }
 }
 
+TEST_P(ElementwiseTest, EmbedLeavesZerosWithoutSignAndDenormalsAsTheyAre) {
+  const std::vector<float> table = {-0.0f, 0.0f, -1e-40f, 1e-45f, -2.0f};
+  const std::vector<int32_t> ids = {0};
+  std::vector<float> out(table.size());
+  Body(1)->Embed({table.data(), DType::kF32, 1, 0, std::ssize(table), ids.data(), 1, out.data()});
+  EXPECT_TRUE(SameBits(out, std::vector<float>{0.0f, 0.0f, -1e-40f, 1e-45f, -2.0f}));
+}
+
 TEST_P(ElementwiseTest, GatherRowsAndAddEqualTwin) {
   Random random(4);
   const auto body = Body(3);

@@ -57,6 +57,7 @@ TEST_F(LoadingTest, ShardsSumToTheWhole) {
         EXPECT_EQ(stats.loaded_bytes, model.checkpoint().bytes_read() - before);
         EXPECT_LE(static_cast<double>(stats.loaded_bytes),
                   1.05 * static_cast<double>(stats.shard_bytes));
+        EXPECT_EQ(stats.pinned_bytes, 0);  // of no use to a CPU
         sum += stats.shard_bytes;
       }
       const int64_t again = (tp - 1) * norm_bytes + (tied && pp > 1 ? table_bytes : 0);

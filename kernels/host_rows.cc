@@ -1,6 +1,8 @@
-#include "parallel/host_rows.h"
+#include "kernels/host_rows.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <type_traits>
 
 namespace lockstep {
@@ -42,6 +44,21 @@ void NarrowRow(const float* row, int64_t count, DType dtype, void* out) {
     case DType::kBF16:
       std::transform(row, row + count, static_cast<BF16*>(out), &ToBF16);
       return;
+  }
+}
+
+void ConvertRow(const void* row, DType from, int64_t count, DType to, void* out) {
+  if (from == to) {
+    std::memcpy(out, row, static_cast<size_t>(count * DTypeBytes(to)));
+    return;
+  }
+  if (to == DType::kF32) return WidenRow(row, from, count, static_cast<float*>(out));
+  constexpr int64_t kAtOnce = 1024;  // in the first-level cache
+  float wide[kAtOnce];
+  for (int64_t begin = 0; begin < count; begin += kAtOnce) {
+    const int64_t these = std::min(kAtOnce, count - begin);
+    WidenRow(static_cast<const std::byte*>(row) + begin * DTypeBytes(from), from, these, wide);
+    NarrowRow(wide, these, to, static_cast<std::byte*>(out) + begin * DTypeBytes(to));
   }
 }
 

@@ -1,0 +1,59 @@
+// A matrix as a backend multiplies by it, and the rows that it is filled with.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/dtype.h"
+#include "kernels/quantization.h"
+
+namespace lockstep {
+
+// y = x W^T with W [out_features, in_features]. dtype is how the weights are kept: kF32 or kBF16,
+// kF16 where Backend::HoldsF16 (elsewhere f16 checkpoints are widened to f32 or, on request,
+// rounded to bf16 while filling); or, when quantization is not kNone, the weights are kept in 8 or
+// 4 bits and dtype is of no matter.
+struct LinearShape {
+  int64_t out_features = 0;
+  int64_t in_features = 0;
+  DType dtype = DType::kF32;
+  // in_features is cut into this many equal K-slices; each is accumulated on its own and the
+  // partial sums are added in a binary tree of neighbours ((s0+s1)+(s2+s3))+... A rank that owns a
+  // power-of-two share of the slices thus computes a subtree of the whole sum. in_features must be
+  // divisible by it.
+  int num_k_slices = 1;
+  Quantization quantization = Quantization::kNone;
+};
+
+// A weight matrix in the backend's own packed layout.
+class LinearWeight {
+ public:
+  explicit LinearWeight(const LinearShape& shape) : shape_(shape) {}
+  virtual ~LinearWeight() = default;
+  const LinearShape& shape() const { return shape_; }
+  virtual int64_t bytes() const = 0;  // memory held, padding included
+
+ private:
+  LinearShape shape_;
+};
+
+// What rows for a quantized weight hold: numbers to be quantized; or what QuantizeWeightGroup made
+// of them, in two parts that may come in any order:
+//   kQuantized: q + QuantizedZero, or kFp8's finite e4m3 numbers, in_features bytes to a row (dtype
+//   is of no matter);
+//   kScales: one number of dtype per group, K-slice after K-slice; one to a row of kFp8, finite.
+enum class RowContent : uint8_t { kValues, kQuantized, kScales };
+
+// Rows as they lie in a checkpoint (host memory): num_rows rows of in_features elements,
+// row_stride_bytes apart.
+struct HostRows {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t num_rows = 0;
+  int64_t row_stride_bytes = 0;
+  RowContent content = RowContent::kValues;
+  // They lie in memory of Backend::AllocateOnHost and stay as they are until a mark that is set
+  // after the call is reached: what takes them may go on reading when it has returned.
+  bool is_pinned = false;
+};
+
+}  // namespace lockstep
