@@ -51,6 +51,7 @@ class AttentionWork::Cutter {
     const auto item_tokens = static_cast<int32_t>(item_tiles_ * kAttentionTile);
     const int64_t stride = form_.LaunchBytes() / int64_t{sizeof(AttentionItem)};
     const auto begin_launch = [&] {
+      LS_CHECK(launch + 1 < form_.launches) << form_.launches << " launches";
       header = reinterpret_cast<AttentionHeader*>(memory + ++launch * stride);
       *header = {.split_tokens = split_tokens};
       items = memory + launch * stride + 1;
@@ -71,6 +72,7 @@ class AttentionWork::Cutter {
         item.first = first;
         item.end = std::min(tile.end, first + item_tokens);
         if (splits > 1) item.slot = slot + first / split_tokens * Rows(tile);
+        LS_CHECK(header->num_items < form_.items) << form_.items << " blocks";
         items[header->num_items++] = item;
       }
       if (splits > 1) slot += splits * Rows(tile);
