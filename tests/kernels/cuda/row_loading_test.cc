@@ -170,14 +170,14 @@ TEST_F(RowLoadingTest, StoredFp8IsTakenAsItIs) {
 // Threads share the memory in which rows are converted.
 TEST_F(RowLoadingTest, ThreadsDoNotTakeEachOthersRows) {
   Start(DType::kBF16);
-  constexpr int64_t kRows = 64, kWidth = 264;
+  constexpr int64_t kRows = 2048, kOfAThread = 256, kWidth = 8;
   const auto bytes = As(DType::kF32, Normals(kRows * kWidth));
   const HostRows all = Place(bytes, kRows, DType::kF32, true);
   const auto weight = Allocate({.out_features = kRows, .in_features = kWidth});
   std::vector<std::thread> threads;
-  for (int64_t first = 0; first < kRows; first += 8) {
+  for (int64_t first = 0; first < kRows; first += kOfAThread) {
     threads.emplace_back([&, first] {
-      for (int64_t row = first; row < first + 8; ++row) {
+      for (int64_t row = first; row < first + kOfAThread; ++row) {
         HostRows one = all;
         one.num_rows = 1;
         one.data = static_cast<const std::byte*>(all.data) + row * all.row_stride_bytes;
