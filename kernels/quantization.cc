@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 constexpr float kSmallest = 0x1p-100f;
-constexpr int kLanes = 16;
+constexpr int kSquareLanes = 16;
 
 // The first element of largest magnitude; a NaN counts as larger than any number.
 int LargestMagnitude(const float* x, int count) {
@@ -28,7 +28,7 @@ float RoundedToBF16(float value) { return ToFloat(ToBF16(value)); }
 // Sum of squared errors.
 float RoundWeights(const float* w, int count, float scale, int lowest, int highest, int8_t* q) {
   const float inverse = 1.0f / scale;
-  std::array<float, kLanes> lanes = {};
+  std::array<float, kSquareLanes> lanes = {};
   for (int k = 0; k < count; ++k) {
     const float rounded = std::nearbyint(w[k] * inverse);
     const float clamped =
@@ -37,9 +37,9 @@ float RoundWeights(const float* w, int count, float scale, int lowest, int highe
     const float product = clamped * scale;
     const float error = w[k] - product;
     const float square = error * error;
-    lanes[static_cast<size_t>(k % kLanes)] += square;
+    lanes[static_cast<size_t>(k % kSquareLanes)] += square;
   }
-  for (size_t width = kLanes; width > 1; width /= 2) {
+  for (size_t width = kSquareLanes; width > 1; width /= 2) {
     for (size_t i = 0; i < width / 2; ++i) lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
   }
   return lanes[0];

@@ -17,8 +17,8 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "bench";
-constexpr absl::Duration kInfoTimeout = absl::Seconds(10);
+constexpr char kBenchCommand[] = "bench";
+constexpr absl::Duration kBenchInfoTimeout = absl::Seconds(10);
 constexpr int64_t kWarmupConcurrency = 8;
 // Random prompts of the warm-up must not be in the prefix cache when the measured ones come.
 constexpr uint64_t kWarmupFirstIndex = uint64_t{1} << 40;
@@ -115,7 +115,7 @@ LoadGenerator::OnProgress MakeProgress(bool quiet) {
   if (quiet) return nullptr;
   const bool is_terminal = ::isatty(STDERR_FILENO) == 1;
   return [is_terminal, next = absl::Seconds(is_terminal ? 0 : 5), last_tokens = int64_t{0},
-          last = absl::ZeroDuration()](const LoadProgress& progress) mutable {
+          last = absl::ZeroDuration()](const GeneratedLoad& progress) mutable {
     if (progress.elapsed < last) last = next = absl::ZeroDuration(), last_tokens = 0;
     if (progress.elapsed < next) return;
     const double seconds = absl::ToDoubleSeconds(progress.elapsed - last);
@@ -151,13 +151,13 @@ int PrintReport(const BenchOptions& options, const v1::GetServerInfoResponse& in
 int RunBench(const BenchOptions& options) {
   InterruptWatcher interrupts;
   auto asked = AskedWorkload(options);
-  if (!asked.ok()) return FailUsage(kCommand, asked.status().message());
+  if (!asked.ok()) return FailUsage(kBenchCommand, asked.status().message());
   const auto connection = Connection::Open(options.connection);
-  if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
-  const auto info = (*connection)->GetServerInfo(kInfoTimeout);
-  if (!info.ok()) return Fail(kCommand, info.status());
+  if (!connection.ok()) return FailUsage(kBenchCommand, connection.status().message());
+  const auto info = (*connection)->GetServerInfo(kBenchInfoTimeout);
+  if (!info.ok()) return Fail(kBenchCommand, info.status());
   const auto workload = MakeWorkload(*std::move(asked), *info);
-  if (!workload.ok()) return Fail(kCommand, workload.status());
+  if (!workload.ok()) return Fail(kBenchCommand, workload.status());
   const LoadShape shape = MakeShape(options);
   if (!options.quiet) {
     std::fprintf(stderr, "%s, tp %d x pp %d; %s\n", TerminalText(info->model_name()).c_str(),
@@ -255,8 +255,8 @@ void AddRequestFlags(CLI::App& command, BenchOptions& options) {
 void AddBenchCommand(CLI::App& program, CommandBody& chosen) {
   BenchOptions* options = nullptr;
   CLI::App* command =
-      AddCommand(program, chosen, kCommand, "Load a server and report latencies and throughput",
-                 &RunBench, options);
+      AddCommand(program, chosen, kBenchCommand,
+                 "Load a server and report latencies and throughput", &RunBench, options);
   AddLoadFlags(*command, *options);
   AddRequestFlags(*command, *options);
   command

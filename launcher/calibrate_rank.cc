@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "calibrate-rank";
+constexpr char kCalibrateRankCommand[] = "calibrate-rank";
 
 struct CalibrateRankOptions {
   SpeedProbeOptions probe;
@@ -41,10 +41,10 @@ absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& sess
 int RunCalibrateRank(const CalibrateRankOptions& options) {
   EndWithParent();
   auto session = MpiSession::Start(nullptr, nullptr);
-  if (!session.ok()) return Fail(kCommand, session.status());
+  if (!session.ok()) return Fail(kCalibrateRankCommand, session.status());
   const absl::Status status = Measure(options, *session);
   if (status.ok()) return kExitOk;
-  Fail(kCommand, status);
+  Fail(kCalibrateRankCommand, status);
   std::fflush(nullptr);
   MpiSession::AbortJob(kExitFailure);  // peers may be waiting for this rank
 }
@@ -54,7 +54,7 @@ int RunCalibrateRank(const CalibrateRankOptions& options) {
 void AddCalibrateRankCommand(CLI::App& program, CommandBody& chosen) {
   CalibrateRankOptions* options = nullptr;
   CLI::App* command =
-      AddCommand(program, chosen, kCommand, "One rank of `lockstep plan --calibrate`",
+      AddCommand(program, chosen, kCalibrateRankCommand, "One rank of `lockstep plan --calibrate`",
                  &RunCalibrateRank, options);
   command->group("");  // for the launcher
   command->add_option("--layers-model", options->probe.models.layers)->required();

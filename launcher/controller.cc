@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "controller";
+constexpr char kControllerCommand[] = "controller";
 
 struct ControllerCommandOptions {
   ModelFlags model;
@@ -60,7 +60,7 @@ int RunController(const ControllerCommandOptions& options) {
   IgnoreBrokenPipes();
   InterruptWatcher interrupts;
   const absl::Status status = Control(options, interrupts);
-  return status.ok() ? kExitOk : Fail(kCommand, status);
+  return status.ok() ? kExitOk : Fail(kControllerCommand, status);
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ int RunController(const ControllerCommandOptions& options) {
 void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
   ControllerCommandOptions* options = nullptr;
   CLI::App* command =
-      AddCommand(program, chosen, kCommand,
+      AddCommand(program, chosen, kControllerCommand,
                  "The server without its ranks, which are placed by hand", &RunController, options);
   AddModelFlags(*command, options->model);
   AddControllerFlags(*command, options->controller);

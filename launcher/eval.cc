@@ -23,9 +23,9 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "eval";
+constexpr char kEvalCommand[] = "eval";
 constexpr char kQuestionsFile[] = "questions.jsonl";
-constexpr absl::Duration kInfoTimeout = absl::Seconds(10);
+constexpr absl::Duration kEvalInfoTimeout = absl::Seconds(10);
 
 struct EvalOptions {
   ConnectionFlags connection;
@@ -115,30 +115,30 @@ int Report(const EvalOptions& options, const v1::GetServerInfoResponse& info,
     std::printf("%s", TerminalText(scores.ToText(options.show_wrong)).c_str());
   }
   const std::vector<std::string> misses = scores.Misses(thresholds);
-  for (const std::string& miss : misses) Fail(kCommand, absl::OutOfRangeError(miss));
+  for (const std::string& miss : misses) Fail(kEvalCommand, absl::OutOfRangeError(miss));
   return misses.empty() ? kExitOk : kExitFailure;
 }
 
 int RunEval(const EvalOptions& options) {
   const auto thresholds = ParseThresholds(options.thresholds);
   if (!thresholds.ok()) {
-    return FailUsage(kCommand, absl::StrCat("--min ", thresholds.status().message()));
+    return FailUsage(kEvalCommand, absl::StrCat("--min ", thresholds.status().message()));
   }
   InterruptWatcher interrupts;
   std::unique_ptr<LocalServer> own_server;
   ConnectionFlags connection_flags = options.connection;
   if (!options.model.empty()) {
     auto started = LocalServer::Start(ServeArguments(options), interrupts);
-    if (!started.ok()) return Fail(kCommand, started.status());
+    if (!started.ok()) return Fail(kEvalCommand, started.status());
     own_server = *std::move(started);
     connection_flags = {.server = own_server->address()};
   }
   const auto connection = Connection::Open(connection_flags);
-  if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
-  const auto info = (*connection)->GetServerInfo(kInfoTimeout);
-  if (!info.ok()) return Fail(kCommand, info.status());
+  if (!connection.ok()) return FailUsage(kEvalCommand, connection.status().message());
+  const auto info = (*connection)->GetServerInfo(kEvalInfoTimeout);
+  if (!info.ok()) return Fail(kEvalCommand, info.status());
   const auto scores = Examine(options, **connection, *info, interrupts);
-  if (!scores.ok()) return Fail(kCommand, scores.status());
+  if (!scores.ok()) return Fail(kEvalCommand, scores.status());
   return Report(options, *info, *scores, *thresholds);
 }
 
@@ -196,8 +196,8 @@ void AddExamFlags(CLI::App& command, EvalOptions& options) {
 void AddEvalCommand(CLI::App& program, CommandBody& chosen) {
   EvalOptions* options = nullptr;
   CLI::App* command =
-      AddCommand(program, chosen, kCommand, "Ask questions with known answers and count right ones",
-                 &RunEval, options);
+      AddCommand(program, chosen, kEvalCommand,
+                 "Ask questions with known answers and count right ones", &RunEval, options);
   AddExamFlags(*command, *options);
   AddServerFlags(*command, *options);
   AddConnectionFlags(*command, options->connection);

@@ -28,7 +28,7 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "generate";
+constexpr char kGenerateCommand[] = "generate";
 // Prompts sent at once; the rest wait here rather than in the server's bounded queue.
 constexpr size_t kMaxCallsInFlight = 256;
 constexpr absl::Duration kShortCallTimeout = absl::Seconds(10);
@@ -227,7 +227,7 @@ class GenerateRun {
   void ReportError(size_t prompt, const absl::Status& status) {
     failed_ = true;
     const std::string place = prompts_.size() == 1 ? "" : absl::StrCat("prompt ", prompt + 1, ": ");
-    Fail(kCommand, absl::Status(status.code(), absl::StrCat(place, status.message())));
+    Fail(kGenerateCommand, absl::Status(status.code(), absl::StrCat(place, status.message())));
   }
 
   void PrintJson(size_t prompt, const grpc::Status& status) {
@@ -289,18 +289,18 @@ absl::Status DetokenizePrompts(const Connection& connection, std::vector<Prompt>
 
 int RunGenerate(const GenerateOptions& options) {
   auto request = MakeRequest(options.request);
-  if (!request.ok()) return FailUsage(kCommand, request.status().message());
+  if (!request.ok()) return FailUsage(kGenerateCommand, request.status().message());
   auto prompts = options.attach.empty() ? ReadPrompts(options.prompts) : std::vector<Prompt>(1);
-  if (!prompts.ok()) return Fail(kCommand, prompts.status());
+  if (!prompts.ok()) return Fail(kGenerateCommand, prompts.status());
   if (!options.request.request_id.empty() && prompts->size() > 1) {
-    return FailUsage(kCommand, "--request-id is for one prompt");
+    return FailUsage(kGenerateCommand, "--request-id is for one prompt");
   }
   InterruptWatcher interrupts;  // after standard input was read, before gRPC starts threads
   const auto connection = Connection::Open(options.connection);
-  if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
+  if (!connection.ok()) return FailUsage(kGenerateCommand, connection.status().message());
   if (!options.no_echo && !options.json) {
     const absl::Status status = DetokenizePrompts(**connection, *prompts);
-    if (!status.ok()) return Fail(kCommand, status);
+    if (!status.ok()) return Fail(kGenerateCommand, status);
   }
   GenerateRun run(options, **connection, *std::move(request), *std::move(prompts));
   return run.Run(interrupts);
@@ -311,7 +311,7 @@ int RunGenerate(const GenerateOptions& options) {
 void AddGenerateCommand(CLI::App& program, CommandBody& chosen) {
   GenerateOptions* options = nullptr;
   CLI::App* command =
-      AddCommand(program, chosen, kCommand, "Stream completions of one or many prompts",
+      AddCommand(program, chosen, kGenerateCommand, "Stream completions of one or many prompts",
                  &RunGenerate, options);
   AddPromptFlags(*command, options->prompts);
   AddSamplingFlags(*command, options->request);

@@ -31,7 +31,7 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "serve";
+constexpr char kServeCommand[] = "serve";
 
 struct RestartFlags {
   int max_restarts = 5;
@@ -203,7 +203,7 @@ int RunServe(const ServeOptions& options) {
   IgnoreBrokenPipes();
   InterruptWatcher interrupts;
   const absl::Status status = Serve(options, interrupts);
-  return status.ok() ? kExitOk : Fail(kCommand, status);
+  return status.ok() ? kExitOk : Fail(kServeCommand, status);
 }
 
 void AddRestartFlags(CLI::App& command, RestartFlags& flags) {
@@ -229,7 +229,7 @@ void AddRestartFlags(CLI::App& command, RestartFlags& flags) {
 void AddServeCommand(CLI::App& program, CommandBody& chosen) {
   ServeOptions* options = nullptr;
   CLI::App* command =
-      AddCommand(program, chosen, kCommand, "Serve a model from ranks on this host or others",
+      AddCommand(program, chosen, kServeCommand, "Serve a model from ranks on this host or others",
                  &RunServe, options);
   AddModelFlags(*command, options->model);
   AddRankFlags(*command, options->rank);

@@ -17,8 +17,8 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "status";
-constexpr absl::Duration kTimeout = absl::Seconds(10);
+constexpr char kStatusCommand[] = "status";
+constexpr absl::Duration kStatusTimeout = absl::Seconds(10);
 constexpr char kClearScreen[] = "\x1b[H\x1b[2J";
 
 struct StatusOptions {
@@ -159,8 +159,8 @@ absl::StatusOr<std::string> MessageJson(const google::protobuf::Message& message
 }
 
 absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {
-  ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, connection.GetServerInfo(kTimeout));
-  ASSIGN_OR_RETURN(const v1::GetStatusResponse status, connection.GetStatus(kTimeout));
+  ASSIGN_OR_RETURN(const v1::GetServerInfoResponse info, connection.GetServerInfo(kStatusTimeout));
+  ASSIGN_OR_RETURN(const v1::GetStatusResponse status, connection.GetStatus(kStatusTimeout));
   if (json) {
     ASSIGN_OR_RETURN(const std::string info_json, MessageJson(info));
     ASSIGN_OR_RETURN(const std::string status_json, MessageJson(status));
@@ -178,11 +178,11 @@ absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {
 int RunStatus(const StatusOptions& options) {
   InterruptWatcher interrupts;
   const auto connection = Connection::Open(options.connection);
-  if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
+  if (!connection.ok()) return FailUsage(kStatusCommand, connection.status().message());
   const bool redraw = options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1;
   while (true) {
     const auto text = Describe(**connection, options.json);
-    if (!text.ok()) return Fail(kCommand, text.status());
+    if (!text.ok()) return Fail(kStatusCommand, text.status());
     std::printf("%s%s", redraw ? kClearScreen : "", text->c_str());
     std::fflush(stdout);
     if (!options.watch) return kExitOk;
@@ -195,7 +195,7 @@ int RunStatus(const StatusOptions& options) {
 
 void AddStatusCommand(CLI::App& program, CommandBody& chosen) {
   StatusOptions* options = nullptr;
-  CLI::App* command = AddCommand(program, chosen, kCommand,
+  CLI::App* command = AddCommand(program, chosen, kStatusCommand,
                                  "Show the server's model, load and ranks", &RunStatus, options);
   command->add_flag("--json", options->json, "one JSON object (per interval with --watch)");
   command->add_flag("--watch", options->watch, "show it again and again until Ctrl-C");

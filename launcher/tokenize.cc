@@ -13,8 +13,8 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "tokenize";
-constexpr absl::Duration kTimeout = absl::Seconds(60);
+constexpr char kTokenizeCommand[] = "tokenize";
+constexpr absl::Duration kTokenizeTimeout = absl::Seconds(60);
 
 struct TokenizeOptions {
   ConnectionFlags connection;
@@ -28,7 +28,7 @@ struct TokenizeOptions {
 grpc::Status Translate(const Connection& connection, const TokenizeOptions& options,
                        Prompt& prompt) {
   grpc::ClientContext context;
-  connection.Prepare(context, kTimeout);
+  connection.Prepare(context, kTokenizeTimeout);
   if (!prompt.token_ids.empty()) {
     v1::DetokenizeRequest request;
     v1::DetokenizeResponse response;
@@ -50,13 +50,13 @@ grpc::Status Translate(const Connection& connection, const TokenizeOptions& opti
 
 int RunTokenize(const TokenizeOptions& options) {
   auto prompts = ReadPrompts(options.prompts);
-  if (!prompts.ok()) return Fail(kCommand, prompts.status());
+  if (!prompts.ok()) return Fail(kTokenizeCommand, prompts.status());
   const auto connection = Connection::Open(options.connection);
-  if (!connection.ok()) return FailUsage(kCommand, connection.status().message());
+  if (!connection.ok()) return FailUsage(kTokenizeCommand, connection.status().message());
   for (Prompt& prompt : *prompts) {
     const bool from_ids = !prompt.token_ids.empty();
     const grpc::Status status = Translate(**connection, options, prompt);
-    if (!status.ok()) return Fail(kCommand, (*connection)->Explain(status));
+    if (!status.ok()) return Fail(kTokenizeCommand, (*connection)->Explain(status));
     if (options.json) {
       const nlohmann::ordered_json line = {{"text", ValidUtf8(prompt.shown)},
                                            {"token_ids", prompt.token_ids}};
@@ -74,8 +74,8 @@ int RunTokenize(const TokenizeOptions& options) {
 
 void AddTokenizeCommand(CLI::App& program, CommandBody& chosen) {
   TokenizeOptions* options = nullptr;
-  CLI::App* command =
-      AddCommand(program, chosen, kCommand, "Text to token ids, or back", &RunTokenize, options);
+  CLI::App* command = AddCommand(program, chosen, kTokenizeCommand, "Text to token ids, or back",
+                                 &RunTokenize, options);
   AddPromptFlags(*command, options->prompts);
   command
       ->add_flag("--parse-special-tokens", options->parse_special_tokens,

@@ -29,7 +29,7 @@
 namespace lockstep {
 namespace {
 
-constexpr char kCommand[] = "worker";
+constexpr char kWorkerCommand[] = "worker";
 
 struct WorkerCommandOptions {
   ModelFlags model;
@@ -159,7 +159,7 @@ absl::StatusOr<MpiSession> StartMpi() {
 
 int RunWorkerCommand(const WorkerCommandOptions& flags) {
   if (flags.secret_file.empty() && !flags.secret_stdin) {
-    return FailUsage(kCommand, "--secret-file or --secret-stdin is required");
+    return FailUsage(kWorkerCommand, "--secret-file or --secret-stdin is required");
   }
   EndWithParent();
   IgnoreBrokenPipes();
@@ -168,11 +168,12 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
     std::fflush(stdout);
   }
   auto session = StartMpi();
-  if (!session.ok()) return Fail(kCommand, session.status());
+  if (!session.ok()) return Fail(kWorkerCommand, session.status());
   const absl::Status status = RunRank(flags, *session);
   if (status.ok()) return kExitOk;
-  Fail(kCommand, absl::Status(status.code(), absl::StrCat("rank ", session->rank(), " on ",
-                                                          HostName(), ": ", status.message())));
+  Fail(kWorkerCommand,
+       absl::Status(status.code(), absl::StrCat("rank ", session->rank(), " on ", HostName(), ": ",
+                                                status.message())));
   std::fflush(nullptr);
   MpiSession::AbortJob(kExitFailure);  // peers may be waiting for this rank
 }
@@ -182,7 +183,7 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
 void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
   WorkerCommandOptions* options = nullptr;
   CLI::App* command =
-      AddCommand(program, chosen, kCommand,
+      AddCommand(program, chosen, kWorkerCommand,
                  "One rank of an MPI job, placed by hand: mpirun -n N lockstep worker",
                  &RunWorkerCommand, options);
   AddModelFlags(*command, options->model);

@@ -7,14 +7,13 @@
 #include "absl/strings/str_join.h"
 #include "deploy/plan/json_fields.h"
 #include "deploy/plan/tables.h"
+#include "deploy/plan/units.h"
 
 namespace lockstep::plan {
 namespace {
 
 using nlohmann::json;
 
-constexpr double kMicro = 1e-6;
-constexpr double kGiga = 1e9;
 // Links without measurements: typical latencies of a PCIe group, and the share of the link's rate
 // that NVLink's fits reach.
 constexpr double kFormulaOneShotUs = 8.0;

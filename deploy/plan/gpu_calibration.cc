@@ -9,12 +9,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "deploy/plan/host_prediction.h"
+#include "deploy/plan/units.h"
 
 namespace lockstep::plan {
 namespace {
 
 constexpr double kMemoryBand = 0.05;
-constexpr double kGiga = 1e9;
 constexpr double kHiddenStateBytes = 4.0;  // f32
 
 std::string BareName(const std::string& driver_name) {

@@ -3,14 +3,13 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "deploy/plan/units.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep::plan {
 namespace {
 
-constexpr double kMicro = 1e-6;
-constexpr double kGiga = 1e9;
-constexpr double kActivationBytes = 4.0;  // of an element: f32
+constexpr double kHiddenElementBytes = 4.0;  // of an element: f32
 
 absl::StatusOr<FormatSpeed> FormatOf(const RankSpeed& speed, const std::string& weights,
                                      const HostProfile& profile) {
@@ -95,7 +94,7 @@ StepCost HostCosts::CostOf(int stage, const StepLoad& load) const {
   if (tp_ > 1) {
     const auto all_reduce = [&](double of_tokens) {
       return AllReduceSecondsBeyondLayer(speed.rank,
-                                         of_tokens * work.hidden_size * kActivationBytes);
+                                         of_tokens * work.hidden_size * kHiddenElementBytes);
     };
     cost.communication = (work.all_reduces - logits_only.all_reduces) * all_reduce(tokens) +
                          logits_only.all_reduces * all_reduce(sampled);
@@ -120,7 +119,7 @@ double HostCosts::SecondsToNextStage(int stage, const StepLoad& load) const {
   // Links are measured between two groups or more.
   const RankSpeed& speed = speeds_.back().rank;
   const double bytes =
-      (load.prefill_tokens + load.decodes) * stages_.front().hidden_size * kActivationBytes;
+      (load.prefill_tokens + load.decodes) * stages_.front().hidden_size * kHiddenElementBytes;
   const double sent = stage + 1 == num_stages() ? 0.0 : bytes / (speed.send_gb_s * kGiga);
   // In a full pipeline nobody sleeps for long.
   return sent + (ActiveStages(load) < num_stages() ? speed.send_us * kMicro : 0.0);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "deploy/plan/json_fields.h"
+#include "deploy/plan/units.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
@@ -177,8 +178,6 @@ double LinearSeconds(const FormatSpeed& speed, double weight_bytes, double token
 }
 
 double AllReduceSecondsBeyondLayer(const RankSpeed& speed, double bytes) {
-  constexpr double kMicro = 1e-6;
-  constexpr double kGiga = 1e9;
   if (speed.all_reduces.empty()) return bytes / (speed.all_reduce_gb_s * kGiga);
   const double all = OnCurve(speed.all_reduces, &SizedTime::bytes, &SizedTime::us, bytes);
   return std::max(0.0, all - speed.all_reduces.front().us) * kMicro;

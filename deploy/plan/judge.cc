@@ -5,11 +5,10 @@
 #include "absl/strings/str_format.h"
 #include "deploy/plan/planner.h"
 #include "deploy/plan/roofline.h"
+#include "deploy/plan/units.h"
 
 namespace lockstep::plan {
 namespace {
-
-double GiB(int64_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
 
 void Break(Candidate& candidate, Constraint constraint, std::string reason) {
   candidate.holds = false;

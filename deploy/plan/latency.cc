@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "deploy/plan/units.h"
+
 namespace lockstep::plan {
 namespace {
 
 constexpr int kMaxIterations = 40;
 constexpr double kConverged = 1e-6;
 constexpr double kMaxUtilization = 0.95;  // beyond it a queue's length is anyone's guess
-constexpr double kMilli = 1e3;
 // A 95th percentile of an exponential tail, in means.
 constexpr double kP95OverMean = 3.0;
 

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kSamplingBytesPerLogit = 41;
 // Gate, up and their product; hidden states: residual, normed, attention's output.
 constexpr int64_t kActivationsPerToken = 3;
-constexpr int64_t kActivationBytes = 2;
+constexpr int64_t kActivationElementBytes = 2;
 // What a process takes beside tensors: driver context and graphs, and more for a group's channels.
 // Source as above: between the 0.2 GiB (pull request 12126, 2025-01-16) and the 1.8 GiB (10511) of
 // two versions for one GPU; 3.6 GiB at most for a group.
@@ -33,7 +33,7 @@ int64_t ActivationBytes(const MemoryInputs& inputs, const Layout& layout, bool i
   // Every expert of a token takes a copy of its hidden state.
   const int64_t copies = model.experts ? model.experts->per_token : 0;
   const int64_t per_token =
-      kActivationBytes *
+      kActivationElementBytes *
       (kActivationsPerToken * (wide / layout.tp + model.hidden_size) + copies * model.hidden_size);
   const int64_t forward = inputs.options.max_batched_tokens * per_token;
   const int64_t sampling =

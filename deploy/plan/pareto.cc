@@ -34,9 +34,9 @@ ParetoPoint PointOf(const Candidate& candidate, double concurrency, const Predic
 }
 
 // A logarithmic axis over [least, most], mapped to [0, 1].
-class Axis {
+class FrontAxis {
  public:
-  Axis(double least, double most)
+  FrontAxis(double least, double most)
       : low_(std::log(least)), span_(std::max(1e-9, std::log(most) - std::log(least))) {}
   double At(double value) const { return (std::log(value) - low_) / span_; }
   // 1, 2 and 5 times powers of ten inside.
@@ -57,8 +57,8 @@ class Axis {
 };
 
 struct Axes {
-  Axis tpot;
-  Axis throughput;
+  FrontAxis tpot;
+  FrontAxis throughput;
 };
 
 Axes AxesOf(const std::vector<ParetoPoint>& points) {
@@ -68,7 +68,7 @@ Axes AxesOf(const std::vector<ParetoPoint>& points) {
     most = std::max(most, point.tokens_per_s_per_gpu);
     least = std::min(least, point.tokens_per_s_per_gpu);
   }
-  return {Axis(points.front().tpot_ms, points.back().tpot_ms), Axis(least, most)};
+  return {FrontAxis(points.front().tpot_ms, points.back().tpot_ms), FrontAxis(least, most)};
 }
 
 std::string Name(const ParetoPoint& point) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 
+#include "deploy/plan/units.h"
 #include "kernels/base/check.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/simulated_executor.h"
@@ -13,8 +14,7 @@
 namespace lockstep::plan {
 namespace {
 
-constexpr int32_t kVocab = 1000;  // made-up tokens
-constexpr double kMilli = 1e3;
+constexpr int32_t kVocab = 1000;     // made-up tokens
 constexpr double kWarmUp = 0.1;      // share of a trace that is not measured
 constexpr int kGenerations = 3;      // of a load that goes on, not measured
 constexpr uint64_t kMeasured = 500;  // requests of it

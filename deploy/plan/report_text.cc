@@ -6,11 +6,10 @@
 #include "deploy/plan/collectives.h"
 #include "deploy/plan/gpu_calibration.h"
 #include "deploy/plan/report.h"
+#include "deploy/plan/units.h"
 
 namespace lockstep::plan {
 namespace {
-
-double GiB(int64_t bytes) { return static_cast<double>(bytes) / 0x1p30; }
 
 std::string Grouped(int64_t count) {
   const std::string digits = absl::StrCat(count);

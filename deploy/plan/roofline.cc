@@ -6,12 +6,10 @@
 #include <utility>
 
 #include "deploy/plan/stage_borders.h"
+#include "deploy/plan/units.h"
 
 namespace lockstep::plan {
 namespace {
-
-constexpr double kMicro = 1e-6;
-constexpr double kGiga = 1e9;
 
 // Neither limit is met sharply: near the ridge both are felt.
 double SmoothMax(double a, double b) {

@@ -14,14 +14,9 @@ constexpr int64_t kBlockK = 256;            // rows of a panel that stay in the 
 constexpr int64_t kBlockBytes = 128 << 10;  // of rows, in the second-level cache
 constexpr int64_t kMaxBlockRows = kBlockBytes / (kBlockK * 2);
 constexpr int kMaxBlockColumns = 256;
-constexpr int kMaxTreeLevels = 12;  // log2(kMaxKSlices) + 2
 constexpr int64_t kLevelFloats = kMaxBlockRows * kMaxBlockColumns;
-constexpr int kBlocksPerThread = 8;  // evens out threads that the system runs unequally
 // Elements of x that are worth a loop of their own over all threads.
 constexpr int64_t kPackTogether = 64 << 10;
-static_assert((1 << (kMaxTreeLevels - 2)) >= kMaxKSlices);
-
-int64_t CeilDiv(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 }  // namespace
 

@@ -13,6 +13,11 @@ namespace lockstep::cpu {
 inline constexpr int64_t kMaxFeatures = int64_t{1}
                                         << 31;  // of either side, so that their product fits int64
 inline constexpr int kMaxKSlices = 1024;
+inline constexpr int kMaxTreeLevels = 12;  // log2(kMaxKSlices) + 2
+static_assert((1 << (kMaxTreeLevels - 2)) >= kMaxKSlices);
+inline constexpr int kBlocksPerThread = 8;  // evens out threads that the system runs unequally
+
+inline int64_t CeilDiv(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 // INVALID_ARGUMENT naming the field, its value and the limit.
 absl::Status CheckLinearShape(const LinearShape& shape);

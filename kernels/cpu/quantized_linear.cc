@@ -12,15 +12,10 @@ namespace lockstep::cpu {
 namespace {
 
 constexpr int kMaxBlockPanels = 4;
-constexpr int kMaxBlockRows = 96;   // whose activations stay in the second-level cache, as c does
-constexpr int64_t kBlockK = 512;    // of a panel, in the first-level cache while the tiles pass
-constexpr int kMaxTreeLevels = 12;  // log2(kMaxKSlices) + 2
-constexpr int kBlocksPerThread = 8;
-constexpr int64_t kPanelFloats = int64_t{kMaxBlockRows} * kQuantizedColumns;
-constexpr int64_t kLevelFloats = kMaxBlockPanels * kPanelFloats;
-static_assert((1 << (kMaxTreeLevels - 2)) >= kMaxKSlices);
-
-int64_t CeilDiv(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr int kRunRows = 96;    // whose activations stay in the second-level cache, as c does
+constexpr int64_t kRunK = 512;  // of a panel, in the first-level cache while the tiles pass
+constexpr int64_t kPanelFloats = int64_t{kRunRows} * kQuantizedColumns;
+constexpr int64_t kQuantizedLevelFloats = kMaxBlockPanels * kPanelFloats;
 
 }  // namespace
 
@@ -207,7 +202,7 @@ QuantizedRunner::Product QuantizedRunner::Plan(const QuantizedWeight& weight, co
   product.num_tiles = CeilDiv(num_tokens, quantized_.tile_rows);
   product.tile_rows = CeilDiv(num_tokens, product.num_tiles);
   product.num_tiles = CeilDiv(num_tokens, product.tile_rows);
-  product.num_row_blocks = CeilDiv(product.num_tiles, kMaxBlockRows / product.tile_rows);
+  product.num_row_blocks = CeilDiv(product.num_tiles, kRunRows / product.tile_rows);
   product.block_tiles = CeilDiv(product.num_tiles, product.num_row_blocks);
   product.num_row_blocks = CeilDiv(product.num_tiles, product.block_tiles);
   const int64_t share =
@@ -242,7 +237,8 @@ void QuantizedRunner::Run(const QuantizedWeight& weight, const float* x, int64_t
   product.packed = static_cast<char*>(rows_.Reserve(product.num_tiles * product.tile_bytes()));
   for (DeviceBuffer& partial : partial_) {
     if (partial.data() != nullptr) continue;
-    auto buffer = AllocateHost(kMaxTreeLevels * kLevelFloats * static_cast<int64_t>(sizeof(float)));
+    auto buffer =
+        AllocateHost(kMaxTreeLevels * kQuantizedLevelFloats * static_cast<int64_t>(sizeof(float)));
     LS_CHECK(buffer.ok()) << buffer.status();
     partial = *std::move(buffer);
   }
@@ -283,7 +279,7 @@ void QuantizedRunner::AccumulateSlice(const Product& product, const QuantizedBlo
   const auto gemm = weight.bits() == 8 ? quantized_.gemm_int8 : quantized_.gemm_int4;
   const int64_t num_whole = groups.slice_k / groups.group;
   const bool one_sweep = first.num_rows <= first.tile_rows;
-  const int64_t block_groups = one_sweep ? std::max<int64_t>(1, num_whole) : kBlockK / groups.group;
+  const int64_t block_groups = one_sweep ? std::max<int64_t>(1, num_whole) : kRunK / groups.group;
   QuantizedBlock block = first;
   for (int64_t g = 0; g < groups.per_slice(); g += block.num_groups) {
     const bool whole = g < num_whole;
@@ -337,7 +333,7 @@ const float* QuantizedRunner::AddSlices(const Product& product, const QuantizedB
   float* const stack = partial_[static_cast<size_t>(thread)].as<float>();
   float* top = stack;
   const auto merge = [&] {
-    float* below = top - kLevelFloats;
+    float* below = top - kQuantizedLevelFloats;
     for (int p = 0; p < num_panels; ++p) {
       kernels_.add(below + p * kPanelFloats, top + p * kPanelFloats,
                    int64_t{block.num_rows} * kQuantizedColumns);
@@ -346,7 +342,7 @@ const float* QuantizedRunner::AddSlices(const Product& product, const QuantizedB
   };
   // After slice s, as many subtrees are complete as s + 1 has trailing zero bits.
   for (int slice = 0; slice < product.weight.shape().num_k_slices; ++slice) {
-    if (slice > 0) top += kLevelFloats;
+    if (slice > 0) top += kQuantizedLevelFloats;
     block.c = top;
     AccumulateSlice(product, block, num_panels, first_panel, slice);
     for (int merges = std::countr_one(static_cast<unsigned>(slice)); merges > 0; --merges) merge();

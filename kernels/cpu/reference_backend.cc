@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int kLanes = 16;
+constexpr int kSumLanes = 16;
 
 // ((v0 + v1) + (v2 + v3)) + ...; a missing right neighbour adds nothing.
 float NeighbourTree(std::vector<float> values) {
@@ -152,10 +152,10 @@ SoftmaxState AttendSplit(const CachedHead& head, const float* q, float scale, in
   }
   SoftmaxState state;
   state.max = *std::max_element(weights.begin(), weights.end());
-  std::vector<float> lanes(kLanes, 0.0f);
+  std::vector<float> lanes(kSumLanes, 0.0f);
   for (size_t j = 0; j < weights.size(); ++j) {
     weights[j] = cpu::Exp(weights[j] - state.max);
-    lanes[j % kLanes] += weights[j];
+    lanes[j % kSumLanes] += weights[j];
   }
   state.sum = NeighbourTree(lanes);
   for (int d = 0; d < head_dim; ++d) {
@@ -247,10 +247,10 @@ class ReferenceBackend final : public cpu::HostBackend {
     const float* const delta = cpu::AsF32(args.delta, args.delta_dtype);
     for (int64_t t = 0; t < args.num_tokens; ++t) {
       float* residual = args.residual + t * args.hidden;
-      std::vector<float> lanes(kLanes, 0.0f);
+      std::vector<float> lanes(kSumLanes, 0.0f);
       for (int64_t i = 0; i < args.hidden; ++i) {
         if (delta != nullptr) residual[i] += delta[t * args.hidden + i];
-        lanes[i % kLanes] = std::fma(residual[i], residual[i], lanes[i % kLanes]);
+        lanes[i % kSumLanes] = std::fma(residual[i], residual[i], lanes[i % kSumLanes]);
       }
       const float mean = NeighbourTree(lanes) / static_cast<float>(args.hidden);
       const float scale = 1.0f / std::sqrt(mean + args.eps);

@@ -28,7 +28,7 @@ struct LoadShape {
   uint64_t seed = 1;
 };
 
-struct LoadProgress {
+struct GeneratedLoad {
   absl::Duration elapsed;
   int64_t num_done = 0;
   int64_t num_running = 0;
@@ -37,7 +37,7 @@ struct LoadProgress {
 
 class LoadGenerator {
  public:
-  using OnProgress = std::function<void(const LoadProgress&)>;
+  using OnProgress = std::function<void(const GeneratedLoad&)>;
   // All must outlive it. progress may be null; it is called about twice a second.
   LoadGenerator(const Connection& connection, const Workload& workload, absl::Duration timeout,
                 InterruptWatcher& interrupts, OnProgress progress);

@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
+std::string TensorShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
@@ -30,7 +30,7 @@ absl::Status CheckTensor(const Checkpoint& checkpoint, const TensorSpec& spec) {
   if ((*tensor)->shape != spec.shape) {
     return absl::InvalidArgumentError(absl::StrCat(
         checkpoint.directory().string(), ": tensor ", Quoted(spec.name), " has shape ",
-        ShapeText((*tensor)->shape), ", config.json makes it ", ShapeText(spec.shape)));
+        TensorShapeText((*tensor)->shape), ", config.json makes it ", TensorShapeText(spec.shape)));
   }
   if (!(*tensor)->dtype.has_value()) {
     return absl::InvalidArgumentError(

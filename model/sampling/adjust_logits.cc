@@ -9,10 +9,10 @@
 namespace lockstep {
 namespace {
 
-constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 float Bounded(float value) {
-  if (value != value) return kNegInf;
+  if (value != value) return kMasked;
   constexpr float kMax = std::numeric_limits<float>::max();
   return value > kMax ? kMax : value;
 }
@@ -83,7 +83,7 @@ void AdjustLogits(std::span<float> row, Range vocab, const SamplingParams& param
   if (num_output_tokens >= params.min_tokens) return;
   const auto mask = [&](std::span<const int32_t> tokens) {
     for (const int32_t token : tokens) {
-      if (float* logit = at(token)) *logit = kNegInf;
+      if (float* logit = at(token)) *logit = kMasked;
     }
   };
   if (!params.ignore_eos) mask(eos_token_ids);

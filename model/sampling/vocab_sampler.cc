@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-constexpr double kNegInf = -std::numeric_limits<double>::infinity();
+constexpr double kLowestLogit = -std::numeric_limits<double>::infinity();
 
 std::vector<Range> SlicesOf(const ShardedSizes& sizes, int tp, int tp_rank) {
   const int per_rank = NumVocabSlices(tp) / tp;
@@ -199,11 +199,11 @@ double VocabSampler::Impl::RawLogitOf(int32_t token, const Placed& placed) {
       return record.raw_values.empty() ? record.candidates[i].value : record.raw_values[i];
     }
   }
-  return kNegInf;  // every logit is -infinity
+  return kLowestLogit;  // every logit is -infinity
 }
 
 double VocabSampler::Impl::TargetLogit(const Placed& placed) {
-  double logit = kNegInf;
+  double logit = kLowestLogit;
   for (int rank = 0; rank < tp_.size(); ++rank) {
     logit = std::max(logit, *Record(placed, rank).target_logit);
   }
@@ -265,7 +265,7 @@ absl::Status VocabSampler::Impl::ChooseRow(const LogitsRow& row, size_t index, c
   const std::optional<int32_t> token = ChooseFromCandidates(row, placed);
   if (!token.has_value()) return ChooseFromWholeRow(row, placed, RowOf(logits, index), outcome);
   const double raw = *token == 0 || placed.shape.wants_logprobs ? RawLogitOf(*token, placed) : 0.0;
-  outcome.token = raw > kNegInf ? *token : kNoToken;
+  outcome.token = raw > kLowestLogit ? *token : kNoToken;
   if (placed.shape.wants_logprobs) FillLogprobs(raw, placed, outcome);
   return absl::OkStatus();
 }
@@ -345,7 +345,7 @@ bool VocabSampler::Impl::FinishRow(const Begun& begun, size_t index, RowOutcome&
   }
   const std::optional<ChosenToken> chosen = device_->Chosen(row);
   if (!chosen.has_value()) return false;
-  outcome.token = chosen->raw > kNegInf ? chosen->token : kNoToken;
+  outcome.token = chosen->raw > kLowestLogit ? chosen->token : kNoToken;
   if (shape.wants_logprobs) FillLogprobs(chosen->raw, PlaceRawResults(shape, index), outcome);
   return true;
 }

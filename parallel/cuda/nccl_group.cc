@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kFarewell{10000};
+constexpr milliseconds kGroupFarewell{10000};
 constexpr milliseconds kWatchInterval{50};
 // For the siblings' threads, to tell their kernels.
 constexpr milliseconds kAheadOfOthers{20};
@@ -77,7 +77,7 @@ NcclGroup::~NcclGroup() {
   if (comm_ != nullptr && health_.ok()) {
     operation_ = {"leaving the group"};
     // What fails ends the group, which is what is wanted.
-    if (Settle(lock, ncclCommFinalize(comm_), kFarewell).ok()) {
+    if (Settle(lock, ncclCommFinalize(comm_), kGroupFarewell).ok()) {
       ncclCommDestroy(comm_);
       comm_ = nullptr;
     }

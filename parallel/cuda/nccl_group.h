@@ -62,9 +62,9 @@ class NcclGroup {
   // `patience`.
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Join(Communicator& bootstrap,
                                                          const Membership& membership);
-  // On a thread whose device is the group's. Waits for what is under way, `kFarewell` at most, or,
-  // when the group has ended, until its kernels have returned. No graph may hold work of the group
-  // any more: NCCL would wait for it.
+  // On a thread whose device is the group's. Waits for what is under way, `kGroupFarewell` at most,
+  // or, when the group has ended, until its kernels have returned. No graph may hold work of the
+  // group any more: NCCL would wait for it.
   ~NcclGroup();
 
   int rank() const { return rank_; }

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const absl::Time kStart = absl::FromUnixSeconds(1000);
+const absl::Time kJournalStart = absl::FromUnixSeconds(1000);
 constexpr absl::Duration kWindow = absl::Seconds(60);
 
 v1::JournaledRequest RequestOf(const std::string& name, int num_tokens = 3) {
@@ -38,7 +38,7 @@ class JournalTest : public ::testing::Test {
  protected:
   JournalTest() : path_((scratch_ / "journal").string()) {}
 
-  absl::Status Open(absl::Time now = kStart) {
+  absl::Status Open(absl::Time now = kJournalStart) {
     journal_.reset();
     options_.path = path_;
     options_.model_fingerprint = "model";
@@ -47,7 +47,7 @@ class JournalTest : public ::testing::Test {
     if (opened.ok()) journal_ = *std::move(opened);
     return opened.status();
   }
-  bool Has(const std::string& name, absl::Time now = kStart) {
+  bool Has(const std::string& name, absl::Time now = kJournalStart) {
     return journal_->Find(name, now).has_value();
   }
   std::string Read() const {
@@ -66,15 +66,15 @@ class JournalTest : public ::testing::Test {
 
 TEST_F(JournalTest, WhatWasAcceptedAndNotEndedIsFoundAgain) {
   ASSERT_TRUE(Open().ok());
-  EXPECT_TRUE(journal_->Accept(RequestOf("a"), 1, kStart));
-  EXPECT_TRUE(journal_->Accept(RequestOf("b", 500), 2, kStart));
-  EXPECT_TRUE(journal_->Accept(RequestOf("c"), 3, kStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("a"), 1, kJournalStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("b", 500), 2, kJournalStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("c"), 3, kJournalStart));
   journal_->End("a", 1);
   ASSERT_TRUE(Open().ok());
   EXPECT_EQ(journal_->num_recovered(), 2);
   EXPECT_EQ(journal_->num_bytes_cut(), 0);
   EXPECT_FALSE(Has("a"));
-  EXPECT_EQ(journal_->Find("b", kStart)->SerializeAsString(),
+  EXPECT_EQ(journal_->Find("b", kJournalStart)->SerializeAsString(),
             RequestOf("b", 500).SerializeAsString());
   EXPECT_TRUE(Has("c"));
 }
@@ -92,7 +92,7 @@ TEST_F(JournalTest, CutAnywhereItHoldsThePrefix) {
   const size_t empty_bytes = Read().size();
   std::vector<size_t> ends;  // of the records
   for (const char* name : {"a", "b", "c"}) {
-    ASSERT_TRUE(journal_->Accept(RequestOf(name), 1, kStart));
+    ASSERT_TRUE(journal_->Accept(RequestOf(name), 1, kJournalStart));
     ends.push_back(Read().size());
   }
   const std::string whole = Read();
@@ -105,7 +105,7 @@ TEST_F(JournalTest, CutAnywhereItHoldsThePrefix) {
     ASSERT_EQ(journal_->num_recovered(), complete) << num_bytes;
     const size_t sound = complete == 0 ? empty_bytes : ends[complete - 1];
     ASSERT_EQ(journal_->num_bytes_cut(), static_cast<int64_t>(num_bytes - sound)) << num_bytes;
-    ASSERT_TRUE(journal_->Accept(RequestOf("later"), 1, kStart));
+    ASSERT_TRUE(journal_->Accept(RequestOf("later"), 1, kJournalStart));
     ASSERT_TRUE(Open().ok());
     ASSERT_EQ(journal_->num_recovered(), complete + 1) << num_bytes;
   }
@@ -114,9 +114,9 @@ TEST_F(JournalTest, CutAnywhereItHoldsThePrefix) {
 TEST_F(JournalTest, ADamagedByteEndsItThere) {
   ASSERT_TRUE(Open().ok());
   const size_t empty_bytes = Read().size();
-  ASSERT_TRUE(journal_->Accept(RequestOf("a"), 1, kStart));
+  ASSERT_TRUE(journal_->Accept(RequestOf("a"), 1, kJournalStart));
   const size_t first_end = Read().size();
-  ASSERT_TRUE(journal_->Accept(RequestOf("b"), 1, kStart));
+  ASSERT_TRUE(journal_->Accept(RequestOf("b"), 1, kJournalStart));
   const std::string whole = Read();
   for (size_t at = empty_bytes; at < whole.size(); ++at) {
     journal_.reset();
@@ -130,7 +130,7 @@ TEST_F(JournalTest, ADamagedByteEndsItThere) {
 
 TEST_F(JournalTest, AHoleOfZerosEndsItToo) {
   ASSERT_TRUE(Open().ok());
-  ASSERT_TRUE(journal_->Accept(RequestOf("a"), 1, kStart));
+  ASSERT_TRUE(journal_->Accept(RequestOf("a"), 1, kJournalStart));
   journal_.reset();
   Write(Read() + std::string(4096, '\0'));
   ASSERT_TRUE(Open().ok());
@@ -154,44 +154,45 @@ TEST_F(JournalTest, AnotherModelsIsRefused) {
   ASSERT_TRUE(Open().ok());
   journal_.reset();
   options_.model_fingerprint = "another";
-  const absl::Status refused = Journal::Open(options_, kStart).status();
+  const absl::Status refused = Journal::Open(options_, kJournalStart).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("another model"));
 }
 
 TEST_F(JournalTest, OneProcessHoldsIt) {
   ASSERT_TRUE(Open().ok());
-  EXPECT_THAT(std::string(Journal::Open(options_, kStart).status().message()), HasSubstr("in use"));
+  EXPECT_THAT(std::string(Journal::Open(options_, kJournalStart).status().message()),
+              HasSubstr("in use"));
 }
 
 TEST_F(JournalTest, TheLaterOfTwoRequestsOfOneNameCounts) {
   ASSERT_TRUE(Open().ok());
-  EXPECT_TRUE(journal_->Accept(RequestOf("a", 3), 1, kStart));
-  EXPECT_TRUE(journal_->Accept(RequestOf("a", 9), 2, kStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("a", 3), 1, kJournalStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("a", 9), 2, kJournalStart));
   journal_->End("a", 1);  // the first one's stream, late
   EXPECT_EQ(journal_->num_requests(), 1);
   ASSERT_TRUE(Open().ok());
-  EXPECT_EQ(journal_->Find("a", kStart)->request().token_ids().ids_size(), 9);
+  EXPECT_EQ(journal_->Find("a", kJournalStart)->request().token_ids().ids_size(), 9);
 }
 
 TEST_F(JournalTest, ARequestWithoutAStreamIsForgottenAfterTheWindow) {
   ASSERT_TRUE(Open().ok());
-  journal_->Accept(RequestOf("held"), 1, kStart);
-  journal_->Accept(RequestOf("left"), 2, kStart);
-  journal_->Accept(RequestOf("back"), 3, kStart);
-  journal_->Release("left", 2, kStart);
-  journal_->Release("back", 3, kStart);
+  journal_->Accept(RequestOf("held"), 1, kJournalStart);
+  journal_->Accept(RequestOf("left"), 2, kJournalStart);
+  journal_->Accept(RequestOf("back"), 3, kJournalStart);
+  journal_->Release("left", 2, kJournalStart);
+  journal_->Release("back", 3, kJournalStart);
   EXPECT_TRUE(journal_->Hold("back", 4));
-  journal_->Release("back", 3, kStart);  // the old stream, late
-  EXPECT_TRUE(Has("left", kStart + kWindow - absl::Nanoseconds(1)));
-  EXPECT_FALSE(Has("left", kStart + kWindow));
+  journal_->Release("back", 3, kJournalStart);  // the old stream, late
+  EXPECT_TRUE(Has("left", kJournalStart + kWindow - absl::Nanoseconds(1)));
+  EXPECT_FALSE(Has("left", kJournalStart + kWindow));
   EXPECT_FALSE(journal_->Hold("left", 5));
-  EXPECT_TRUE(Has("held", kStart + 10 * kWindow));
-  EXPECT_TRUE(Has("back", kStart + 10 * kWindow));
-  ASSERT_TRUE(Open(kStart + 20 * kWindow).ok());  // nobody holds any after a restart
+  EXPECT_TRUE(Has("held", kJournalStart + 10 * kWindow));
+  EXPECT_TRUE(Has("back", kJournalStart + 10 * kWindow));
+  ASSERT_TRUE(Open(kJournalStart + 20 * kWindow).ok());  // nobody holds any after a restart
   EXPECT_EQ(journal_->num_recovered(), 2);
-  EXPECT_FALSE(Has("held", kStart + 21 * kWindow));
-  ASSERT_TRUE(Open(kStart + 21 * kWindow).ok());
+  EXPECT_FALSE(Has("held", kJournalStart + 21 * kWindow));
+  ASSERT_TRUE(Open(kJournalStart + 21 * kWindow).ok());
   EXPECT_EQ(journal_->num_recovered(), 0);
 }
 
@@ -199,32 +200,32 @@ TEST_F(JournalTest, WhenFullTheOnesLongestWithoutAStreamGo) {
   options_.max_requests = 3;
   ASSERT_TRUE(Open().ok());
   for (uint64_t i = 1; i <= 3; ++i) {
-    EXPECT_TRUE(journal_->Accept(RequestOf(absl::StrCat("r", i)), i, kStart));
+    EXPECT_TRUE(journal_->Accept(RequestOf(absl::StrCat("r", i)), i, kJournalStart));
   }
-  EXPECT_FALSE(journal_->Accept(RequestOf("r4"), 4, kStart));  // all have streams
-  journal_->Release("r2", 2, kStart + absl::Seconds(1));
-  journal_->Release("r1", 1, kStart + absl::Seconds(2));
-  EXPECT_TRUE(journal_->Accept(RequestOf("r5"), 5, kStart + absl::Seconds(3)));
-  EXPECT_FALSE(Has("r2", kStart + absl::Seconds(3)));
-  EXPECT_TRUE(Has("r1", kStart + absl::Seconds(3)));
+  EXPECT_FALSE(journal_->Accept(RequestOf("r4"), 4, kJournalStart));  // all have streams
+  journal_->Release("r2", 2, kJournalStart + absl::Seconds(1));
+  journal_->Release("r1", 1, kJournalStart + absl::Seconds(2));
+  EXPECT_TRUE(journal_->Accept(RequestOf("r5"), 5, kJournalStart + absl::Seconds(3)));
+  EXPECT_FALSE(Has("r2", kJournalStart + absl::Seconds(3)));
+  EXPECT_TRUE(Has("r1", kJournalStart + absl::Seconds(3)));
 }
 
 TEST_F(JournalTest, BytesAreBoundedLikeRequests) {
   options_.max_bytes = 1000;
   ASSERT_TRUE(Open().ok());
-  EXPECT_TRUE(journal_->Accept(RequestOf("a", 100), 1, kStart));
-  EXPECT_FALSE(journal_->Accept(RequestOf("huge", 2000), 2, kStart));
-  journal_->Release("a", 1, kStart);
-  EXPECT_TRUE(journal_->Accept(RequestOf("b", 520), 3, kStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("a", 100), 1, kJournalStart));
+  EXPECT_FALSE(journal_->Accept(RequestOf("huge", 2000), 2, kJournalStart));
+  journal_->Release("a", 1, kJournalStart);
+  EXPECT_TRUE(journal_->Accept(RequestOf("b", 520), 3, kJournalStart));
   EXPECT_FALSE(Has("a"));
 }
 
 TEST_F(JournalTest, TheFileDoesNotGrowWithWhatHasEnded) {
   ASSERT_TRUE(Open().ok());
-  ASSERT_TRUE(journal_->Accept(RequestOf("stays"), 1, kStart));
+  ASSERT_TRUE(journal_->Accept(RequestOf("stays"), 1, kJournalStart));
   for (int i = 0; i < 3000; ++i) {
     const std::string name = absl::StrCat("r", i);
-    ASSERT_TRUE(journal_->Accept(RequestOf(name, 1000), 2, kStart));
+    ASSERT_TRUE(journal_->Accept(RequestOf(name, 1000), 2, kJournalStart));
     journal_->End(name, 2);
   }
   EXPECT_LT(journal_->num_file_bytes(), 3 << 20);

@@ -17,8 +17,8 @@
 namespace lockstep::engine {
 namespace {
 
-constexpr int kNumSeeds = 150;
-constexpr int kNumRequests = 25;
+constexpr int kAgreementSeeds = 150;
+constexpr int kAgreementRequests = 25;
 
 class Agreement {
  public:
@@ -186,13 +186,13 @@ class Agreement {
 
 TEST(PlanSlotsAgreement, SlotTableReadsPlansAsTheSimulatedRankDoes) {
   int64_t num_steps = 0, num_waits = 0;
-  for (int seed = 0; seed < kNumSeeds && !::testing::Test::HasFailure(); ++seed) {
+  for (int seed = 0; seed < kAgreementSeeds && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomWorkload workload(seed);
     EngineDriver driver(workload.config());
     Agreement agreement(workload.config(), driver.model(), seed);
     driver.OnPlan([&agreement](const StepPlan& plan) { agreement.Check(plan); });
-    workload.Run(driver, kNumRequests, /*may_lose_replica=*/true);
+    workload.Run(driver, kAgreementRequests, /*may_lose_replica=*/true);
     driver.ExpectSameAsAlone();
     num_steps += agreement.num_steps();
     num_waits += agreement.num_waits();

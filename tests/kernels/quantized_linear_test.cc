@@ -13,7 +13,7 @@ namespace {
 
 constexpr Quantization kBoth[] = {Quantization::kInt8, Quantization::kInt4};
 
-LinearShape Shape(int64_t n, int64_t k, int slices, Quantization quantization) {
+LinearShape QuantizedShape(int64_t n, int64_t k, int slices, Quantization quantization) {
   return {
       .out_features = n, .in_features = k, .num_k_slices = slices, .quantization = quantization};
 }
@@ -27,8 +27,8 @@ std::unique_ptr<LinearWeight> MakeWeight(Backend& backend, const LinearShape& sh
   return *std::move(weight);
 }
 
-std::vector<float> Multiply(Backend& backend, const LinearWeight& weight,
-                            const std::vector<float>& x, int64_t num_tokens) {
+std::vector<float> QuantizedMultiply(Backend& backend, const LinearWeight& weight,
+                                     const std::vector<float>& x, int64_t num_tokens) {
   Padded in(x);
   Padded out(num_tokens * weight.shape().out_features);
   backend.Linear(weight, in.data(), num_tokens, out.data());
@@ -44,11 +44,11 @@ class QuantizedLinearTest : public KernelTest {
     const auto plain = MakeWeight(*reference_, shape, w);
     const auto packed = MakeWeight(*body, shape, w);
     const int64_t most = *std::ranges::max_element(token_counts);
-    const std::vector<float> all = Multiply(*reference_, *plain, x, most);
+    const std::vector<float> all = QuantizedMultiply(*reference_, *plain, x, most);
     for (const int64_t num_tokens : token_counts) {
       const std::vector<float> rows(x.begin(), x.begin() + num_tokens * shape.in_features);
       const std::vector<float> want(all.begin(), all.begin() + num_tokens * shape.out_features);
-      ASSERT_TRUE(SameBits(Multiply(*body, *packed, rows, num_tokens), want))
+      ASSERT_TRUE(SameBits(QuantizedMultiply(*body, *packed, rows, num_tokens), want))
           << QuantizationName(shape.quantization) << " N=" << shape.out_features
           << " K=" << shape.in_features << " slices=" << shape.num_k_slices << " M=" << num_tokens;
     }
@@ -66,7 +66,7 @@ TEST_P(QuantizedLinearTest, EqualsTwinOverOddSizes) {
   for (const Quantization q : kBoth) {
     for (const int64_t n : {1, 31, 32, 33, 65}) {
       for (const int64_t k : {1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 100, 127, 129}) {
-        ExpectTwin(Shape(n, k, 1, q), {1, 2, 5}, static_cast<uint32_t>(n * 1000 + k));
+        ExpectTwin(QuantizedShape(n, k, 1, q), {1, 2, 5}, static_cast<uint32_t>(n * 1000 + k));
       }
     }
   }
@@ -76,13 +76,13 @@ TEST_P(QuantizedLinearTest, EqualsTwinOverRowCounts) {
   std::vector<int64_t> counts;
   for (int64_t m = 1; m <= 70; ++m) counts.push_back(m);
   counts.insert(counts.end(), {95, 96, 97, 193});
-  for (const Quantization q : kBoth) ExpectTwin(Shape(40, 75, 1, q), counts, 1);
+  for (const Quantization q : kBoth) ExpectTwin(QuantizedShape(40, 75, 1, q), counts, 1);
 }
 
 TEST_P(QuantizedLinearTest, EqualsTwinAcrossBlocksOfK) {
   for (const Quantization q : kBoth) {
     for (const int64_t k : {255, 256, 257, 512, 520, 1030}) {
-      ExpectTwin(Shape(200, k, 1, q), {1, 4, 13, 30}, static_cast<uint32_t>(k));
+      ExpectTwin(QuantizedShape(200, k, 1, q), {1, 4, 13, 30}, static_cast<uint32_t>(k));
     }
   }
 }
@@ -91,7 +91,7 @@ TEST_P(QuantizedLinearTest, EqualsTwinForEveryNumberOfSlices) {
   for (const Quantization q : kBoth) {
     for (const int slices : {2, 3, 4, 5, 7, 8, 16}) {
       for (const int64_t slice_k : {1, 8, 43, 64, 259}) {
-        ExpectTwin(Shape(35, slices * slice_k, slices, q), {1, 7, 14},
+        ExpectTwin(QuantizedShape(35, slices * slice_k, slices, q), {1, 7, 14},
                    static_cast<uint32_t>(slices));
       }
     }
@@ -102,7 +102,7 @@ TEST_P(QuantizedLinearTest, EqualsTwinForEveryNumberOfSlices) {
 TEST_P(QuantizedLinearTest, NothingSaturates) {
   for (const Quantization q : kBoth) {
     for (const float sign : {1.0f, -1.0f}) {
-      const LinearShape shape = Shape(33, 192, 1, q);
+      const LinearShape shape = QuantizedShape(33, 192, 1, q);
       const std::vector<float> w(static_cast<size_t>(33 * 192), sign);
       std::vector<float> x(14 * 192, 1.0f);
       std::fill(x.begin() + 192, x.begin() + 384, -1.0f);
@@ -115,7 +115,7 @@ TEST_P(QuantizedLinearTest, ExtremeNumbersAreAsTheContractSays) {
   constexpr float kMax = std::numeric_limits<float>::max();
   constexpr float kTiny = std::numeric_limits<float>::denorm_min();
   for (const Quantization q : kBoth) {
-    const LinearShape shape = Shape(34, 130, 1, q);
+    const LinearShape shape = QuantizedShape(34, 130, 1, q);
     Random random(5);
     std::vector<float> w = random.Normals(34 * 130);
     std::vector<float> x = random.Normals(16 * 130);
@@ -133,7 +133,7 @@ TEST_P(QuantizedLinearTest, ExtremeNumbersAreAsTheContractSays) {
 
 TEST_P(QuantizedLinearTest, NumbersThatAreNotFiniteStayInTheirRowAndColumn) {
   for (const Quantization q : kBoth) {
-    const LinearShape shape = Shape(34, 70, 1, q);
+    const LinearShape shape = QuantizedShape(34, 70, 1, q);
     Random random(6);
     std::vector<float> w = random.Normals(34 * 70);
     std::vector<float> x = random.Normals(5 * 70);
@@ -141,7 +141,7 @@ TEST_P(QuantizedLinearTest, NumbersThatAreNotFiniteStayInTheirRowAndColumn) {
     x[3 * 70 + 69] = -std::numeric_limits<float>::infinity();
     w[33 * 70 + 1] = std::numeric_limits<float>::infinity();
     const auto body = Body();
-    const std::vector<float> y = Multiply(*body, *MakeWeight(*body, shape, w), x, 5);
+    const std::vector<float> y = QuantizedMultiply(*body, *MakeWeight(*body, shape, w), x, 5);
     for (size_t t = 0; t < 5; ++t) {
       for (size_t n = 0; n < 34; ++n) {
         EXPECT_EQ(std::isnan(y[t * 34 + n]), t == 1 || t == 3 || n == 33) << t << " " << n;
@@ -153,21 +153,21 @@ TEST_P(QuantizedLinearTest, NumbersThatAreNotFiniteStayInTheirRowAndColumn) {
 
 TEST_P(QuantizedLinearTest, RowsDoNotDependOnTheirBatchNorOnThreads) {
   for (const Quantization q : kBoth) {
-    const LinearShape shape = Shape(300, 130, 2, q);
+    const LinearShape shape = QuantizedShape(300, 130, 2, q);
     Random random(7);
     const std::vector<float> w = random.Normals(300 * 130);
     const std::vector<float> x = random.Normals(120 * 130);
     const auto body = Body();
     const auto weight = MakeWeight(*body, shape, w);
-    const std::vector<float> all = Multiply(*body, *weight, x, 120);
+    const std::vector<float> all = QuantizedMultiply(*body, *weight, x, 120);
     for (int64_t first = 0; first < 120; first += 17) {
       const std::vector<float> some(x.begin() + first * 130, x.begin() + (first + 1) * 130);
       const std::vector<float> want(all.begin() + first * 300, all.begin() + (first + 1) * 300);
-      ASSERT_TRUE(SameBits(Multiply(*body, *weight, some, 1), want)) << first;
+      ASSERT_TRUE(SameBits(QuantizedMultiply(*body, *weight, some, 1), want)) << first;
     }
     for (const int num_threads : {2, 7}) {
       const auto other = Body(num_threads);
-      EXPECT_TRUE(SameBits(Multiply(*other, *MakeWeight(*other, shape, w), x, 120), all));
+      EXPECT_TRUE(SameBits(QuantizedMultiply(*other, *MakeWeight(*other, shape, w), x, 120), all));
     }
   }
 }
@@ -178,17 +178,18 @@ TEST_P(QuantizedLinearTest, RanksAddUpToOneCall) {
   constexpr int64_t kTokens = 5;
   for (const Quantization q : kBoth) {
     for (const int64_t slice_k : {43, 64, 96}) {
-      const LinearShape whole = Shape(45, 8 * slice_k, 8, q);
+      const LinearShape whole = QuantizedShape(45, 8 * slice_k, 8, q);
       Random random(9);
       const std::vector<float> w = random.Normals(whole.out_features * whole.in_features);
       const std::vector<float> x = random.Normals(kTokens * whole.in_features);
       const auto body = Body();
-      const std::vector<float> want = Multiply(*body, *MakeWeight(*body, whole, w), x, kTokens);
+      const std::vector<float> want =
+          QuantizedMultiply(*body, *MakeWeight(*body, whole, w), x, kTokens);
       for (const int tp : {2, 4, 8}) {
         std::vector<std::vector<float>> partial;
         const int64_t own = whole.in_features / tp;
         for (int rank = 0; rank < tp; ++rank) {
-          auto weight = body->AllocateLinear(Shape(whole.out_features, own, 8 / tp, q));
+          auto weight = body->AllocateLinear(QuantizedShape(whole.out_features, own, 8 / tp, q));
           ASSERT_TRUE(weight.ok());
           body->FillLinear(
               **weight, 0,
@@ -198,7 +199,7 @@ TEST_P(QuantizedLinearTest, RanksAddUpToOneCall) {
             const auto row = x.begin() + t * whole.in_features + rank * own;
             rows.insert(rows.end(), row, row + own);
           }
-          partial.push_back(Multiply(*body, **weight, rows, kTokens));
+          partial.push_back(QuantizedMultiply(*body, **weight, rows, kTokens));
         }
         for (int step = 1; step < tp; step *= 2) {
           for (int rank = 0; rank < tp; rank += 2 * step) {
@@ -223,7 +224,7 @@ TEST_P(QuantizedLinearTest, FillTakesEveryDTypeAndAnyRowRange) {
   const auto body = Body();
   for (const DType from : {DType::kF16, DType::kBF16}) {
     for (const Quantization q : kBoth) {
-      const LinearShape shape = Shape(kN, kK, 1, q);
+      const LinearShape shape = QuantizedShape(kN, kK, 1, q);
       const auto plain = *reference_->AllocateLinear(shape);
       reference_->FillLinear(*plain, 0, {bits.data(), from, kN, kK * 2});
       const auto packed = *body->AllocateLinear(shape);
@@ -231,7 +232,8 @@ TEST_P(QuantizedLinearTest, FillTakesEveryDTypeAndAnyRowRange) {
         const int64_t count = std::min<int64_t>(13, kN - row);
         body->FillLinear(*packed, row, {bits.data() + row * kK, from, count, kK * 2});
       }
-      EXPECT_TRUE(SameBits(Multiply(*body, *packed, x, 2), Multiply(*reference_, *plain, x, 2)))
+      EXPECT_TRUE(SameBits(QuantizedMultiply(*body, *packed, x, 2),
+                           QuantizedMultiply(*reference_, *plain, x, 2)))
           << DTypeName(from) << " to " << QuantizationName(q);
     }
   }
@@ -273,7 +275,8 @@ StoredWeights Quantized(const LinearShape& shape, const std::vector<float>& w) {
 
 TEST_P(QuantizedLinearTest, StoredWeightsGiveTheBitsOfTheirSource) {
   for (const Quantization q : kBoth) {
-    for (const LinearShape& shape : {Shape(70, 128, 1, q), Shape(33, 4 * 43, 4, q)}) {
+    for (const LinearShape& shape :
+         {QuantizedShape(70, 128, 1, q), QuantizedShape(33, 4 * 43, 4, q)}) {
       Random random(12);
       const std::vector<float> w = random.Normals(shape.out_features * shape.in_features);
       const std::vector<float> x = random.Normals(3 * shape.in_features);
@@ -291,8 +294,8 @@ TEST_P(QuantizedLinearTest, StoredWeightsGiveTheBitsOfTheirSource) {
                               {stored.scales.data() + first * stored.num_groups, DType::kBF16,
                                count, stored.num_groups * 2, RowContent::kScales});
         }
-        EXPECT_TRUE(SameBits(Multiply(*backend, *weight, x, 3),
-                             Multiply(*body, *MakeWeight(*body, shape, w), x, 3)))
+        EXPECT_TRUE(SameBits(QuantizedMultiply(*backend, *weight, x, 3),
+                             QuantizedMultiply(*body, *MakeWeight(*body, shape, w), x, 3)))
             << QuantizationName(q) << " K=" << shape.in_features;
       }
     }
@@ -307,7 +310,8 @@ TEST_P(QuantizedLinearTest, ResultsAreNearTheExactOnes) {
   const auto body = Body();
   for (const auto& [q, bound] :
        {std::pair{Quantization::kInt8, 0.012}, {Quantization::kInt4, 0.12}}) {
-    const std::vector<float> y = Multiply(*body, *MakeWeight(*body, Shape(32, kK, 1, q), w), x, 1);
+    const std::vector<float> y =
+        QuantizedMultiply(*body, *MakeWeight(*body, QuantizedShape(32, kK, 1, q), w), x, 1);
     double error = 0;
     for (int64_t n = 0; n < 32; ++n) {
       double exact = 0;
@@ -321,14 +325,16 @@ TEST_P(QuantizedLinearTest, ResultsAreNearTheExactOnes) {
 
 TEST_P(QuantizedLinearTest, BadShapesAreRefusedAndNoTokensAreNoWork) {
   const auto body = Body();
-  EXPECT_EQ(body->AllocateLinear(Shape(8, 8, 3, Quantization::kInt8)).status().code(),
+  EXPECT_EQ(body->AllocateLinear(QuantizedShape(8, 8, 3, Quantization::kInt8)).status().code(),
             absl::StatusCode::kInvalidArgument);
   const int64_t huge = int64_t{1} << 31;
-  EXPECT_EQ(body->AllocateLinear(Shape(huge, huge, 1, Quantization::kInt4)).status().code(),
-            absl::StatusCode::kResourceExhausted);
-  const LinearShape shape = Shape(8, 8, 1, Quantization::kInt8);
+  EXPECT_EQ(
+      body->AllocateLinear(QuantizedShape(huge, huge, 1, Quantization::kInt4)).status().code(),
+      absl::StatusCode::kResourceExhausted);
+  const LinearShape shape = QuantizedShape(8, 8, 1, Quantization::kInt8);
   EXPECT_TRUE(
-      Multiply(*body, *MakeWeight(*body, shape, std::vector<float>(64, 1.0f)), {}, 0).empty());
+      QuantizedMultiply(*body, *MakeWeight(*body, shape, std::vector<float>(64, 1.0f)), {}, 0)
+          .empty());
 }
 
 // Sums that are off by a bit where it matters least.

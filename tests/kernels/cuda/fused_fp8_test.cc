@@ -28,7 +28,7 @@ using cuda::E4m3Rows;
 // numbers, 4097; of a gated row 32772 and 30001, in f32 28672.
 const std::vector<int64_t> kWidths = {1,    3,    4,    7,     16,    33,    100,   1000,
                                       1024, 4097, 4112, 16384, 16388, 28672, 30001, 32772};
-constexpr DType kAllTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+constexpr DType kFusedTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 int64_t RowsOf(int64_t width) { return width < 2000 ? 9 : 6; }
 
@@ -93,7 +93,7 @@ void ExpectSameNorms(int64_t num_rows, int64_t width, Delta added, int shift) {
   const DeviceArray<float> plain(deltas, shift);
   const DeviceArray<BF16> rounded(Narrowed<BF16>(deltas), shift);
   const DeviceArray<float> weight(random.Normals(width), shift);
-  for (const DType dtype : kAllTypes) {
+  for (const DType dtype : kFusedTypes) {
     const DeviceArray<float> residual(x, shift), other(x, shift);
     const auto args = [&](const DeviceArray<float>& of, void* out) {
       Backend::RmsNormArgs args = {of.data(), nullptr, weight.data(), 1e-5f, num_rows, width, out};
@@ -136,7 +136,7 @@ void ExpectSameGated(int64_t num_rows, int64_t width, int shift) {
         is_rounded ? static_cast<const void*>(rounded.data()) : plain.data();
     Backend::SiluMulArgs args = {gate_up, num_rows, width, /*out=*/nullptr};
     if (is_rounded) args.gate_up_dtype = DType::kBF16;
-    for (const DType dtype : kAllTypes) {
+    for (const DType dtype : kFusedTypes) {
       const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
         args.out = out;
         return cuda::LaunchSiluMul(args, dtype, nullptr);
@@ -363,7 +363,7 @@ TEST_P(FusedProductTest, TheLastWriterCounts) {
 // whose bits do not depend on their length.
 TEST(RoundedProductsTest, AreRoundedInLongerStepsOfBf16) {
   SKIP_WITHOUT_FP8();
-  for (const DType dtype : kAllTypes) {
+  for (const DType dtype : kFusedTypes) {
     for (const bool deterministic : {false, true}) {
       FusedProduct product(dtype, deterministic);
       const bool is_rounded = dtype == DType::kBF16 && !deterministic;
@@ -391,7 +391,7 @@ TEST(RoundedProductsTest, AreNearThoseInF32) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Numbers, FusedProductTest,
-                         ::testing::Combine(::testing::ValuesIn(kAllTypes), ::testing::Bool()),
+                         ::testing::Combine(::testing::ValuesIn(kFusedTypes), ::testing::Bool()),
                          [](const auto& info) {
                            return std::string(DTypeName(std::get<0>(info.param))) +
                                   (std::get<1>(info.param) ? "Deterministic" : "");

@@ -26,9 +26,9 @@ struct Sizes {
 };
 // One k-step of one warp and several of all; edges of tiles, of rows of x and of k. From 9 rows on
 // variants share k where the device has room for more blocks than there are tiles of outputs.
-constexpr Sizes kSizes[] = {{1, 16, 128},  {1, 8, 8},     {3, 40, 2064},  {8, 33, 520},
-                            {9, 48, 1040}, {16, 17, 96},  {15, 64, 4096}, {17, 40, 96},
-                            {32, 300, 48}, {33, 70, 912}, {64, 513, 272}, {50, 24, 2064}};
+constexpr Sizes kSkinnySizes[] = {{1, 16, 128},  {1, 8, 8},     {3, 40, 2064},  {8, 33, 520},
+                                  {9, 48, 1040}, {16, 17, 96},  {15, 64, 4096}, {17, 40, 96},
+                                  {32, 300, 48}, {33, 70, 912}, {64, 513, 272}, {50, 24, 2064}};
 
 // [rows, columns] times [outputs, columns] transposed.
 std::vector<float> Product(const Sizes& sizes, const std::vector<float>& x,
@@ -78,7 +78,7 @@ std::vector<float> Multiplied(int variant, const Sizes& sizes, DType dtype, cons
 template <typename T>
 void ExpectPlainProducts(DType dtype) {
   Random random(1);
-  for (const Sizes& sizes : kSizes) {
+  for (const Sizes& sizes : kSkinnySizes) {
     const std::vector<T> x = Narrowed<T>(random.Normals(sizes.num_rows * sizes.in_features));
     const std::vector<T> w = Narrowed<T>(random.Normals(sizes.out_features * sizes.in_features));
     DeviceArray<T> weights(w);
@@ -99,7 +99,7 @@ TEST(SkinnyGemmTest, F16) { ExpectPlainProducts<F16>(DType::kF16); }
 template <typename T>
 void ExpectFp8Products(DType dtype) {
   Random random(2);
-  for (Sizes sizes : kSizes) {
+  for (Sizes sizes : kSkinnySizes) {
     sizes.in_features = (sizes.in_features + 15) / 16 * 16;
     const std::vector<T> x = Narrowed<T>(random.Normals(sizes.num_rows * sizes.in_features));
     std::vector<uint8_t> q(static_cast<size_t>(sizes.out_features * sizes.in_features));

@@ -14,13 +14,13 @@ TEST(StrictJson, ParsesNestedValues) {
   EXPECT_EQ(document->dump(), R"({"a":[1,-2,3.5,"x",null,true,{"b":{}}]})");
 }
 
-struct Refusal {
+struct JsonRefusal {
   const char* name;
   std::string text;
   const char* message;
 };
 
-class StrictJsonRefuses : public ::testing::TestWithParam<Refusal> {};
+class StrictJsonRefuses : public ::testing::TestWithParam<JsonRefusal> {};
 
 TEST_P(StrictJsonRefuses, WithItsReason) {
   const auto document = ParseStrictJson(GetParam().text, 3);
@@ -32,21 +32,22 @@ TEST_P(StrictJsonRefuses, WithItsReason) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, StrictJsonRefuses,
-    ::testing::Values(Refusal{"DuplicateName", R"({"a":1,"a":2})", "\"a\" occurs twice"},
-                      Refusal{"NestedDuplicate", R"({"b":{"a":1,"a":1}})", "\"a\" occurs twice"},
-                      Refusal{"EscapedDuplicate", R"({"a":1,"\u0061":2})", "\"a\" occurs twice"},
-                      Refusal{"Depth", "[[[[1]]]]", "deeper than 3"},
-                      Refusal{"TrailingText", "{} x", "not valid JSON at byte"},
-                      Refusal{"NulByte", std::string("{}\0{}", 5), "a NUL byte"},
-                      Refusal{"ByteOrderMark", "\xef\xbb\xbf{}", "byte order mark"},
-                      Refusal{"InvalidUtf8", "{\"\xff\":1}", "not valid JSON at byte"},
-                      Refusal{"NotANumber", "{\"a\":NaN}", "not valid JSON at byte"},
-                      Refusal{"Overflow", "{\"a\":1e999}", "not valid JSON at byte"},
-                      Refusal{"LeadingZero", "{\"a\":01}", "not valid JSON at byte"},
-                      Refusal{"TrailingComma", "{\"a\":1,}", "not valid JSON at byte"},
-                      Refusal{"Comment", "{/*c*/}", "not valid JSON at byte"},
-                      Refusal{"RawNewline", "{\"a\nb\":1}", "not valid JSON at byte"},
-                      Refusal{"Empty", "", "not valid JSON at byte"}),
+    ::testing::Values(
+        JsonRefusal{"DuplicateName", R"({"a":1,"a":2})", "\"a\" occurs twice"},
+        JsonRefusal{"NestedDuplicate", R"({"b":{"a":1,"a":1}})", "\"a\" occurs twice"},
+        JsonRefusal{"EscapedDuplicate", R"({"a":1,"\u0061":2})", "\"a\" occurs twice"},
+        JsonRefusal{"Depth", "[[[[1]]]]", "deeper than 3"},
+        JsonRefusal{"TrailingText", "{} x", "not valid JSON at byte"},
+        JsonRefusal{"NulByte", std::string("{}\0{}", 5), "a NUL byte"},
+        JsonRefusal{"ByteOrderMark", "\xef\xbb\xbf{}", "byte order mark"},
+        JsonRefusal{"InvalidUtf8", "{\"\xff\":1}", "not valid JSON at byte"},
+        JsonRefusal{"NotANumber", "{\"a\":NaN}", "not valid JSON at byte"},
+        JsonRefusal{"Overflow", "{\"a\":1e999}", "not valid JSON at byte"},
+        JsonRefusal{"LeadingZero", "{\"a\":01}", "not valid JSON at byte"},
+        JsonRefusal{"TrailingComma", "{\"a\":1,}", "not valid JSON at byte"},
+        JsonRefusal{"Comment", "{/*c*/}", "not valid JSON at byte"},
+        JsonRefusal{"RawNewline", "{\"a\nb\":1}", "not valid JSON at byte"},
+        JsonRefusal{"Empty", "", "not valid JSON at byte"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(StrictJson, HostileNestingStopsAtTheLimit) {

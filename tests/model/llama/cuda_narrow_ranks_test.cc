@@ -54,7 +54,7 @@ std::vector<Request> Requests() {
   return requests;
 }
 
-struct Layout {
+struct NarrowLayout {
   int tp = 1;
   int pp = 1;
   bool fp8 = false;
@@ -64,7 +64,7 @@ struct Layout {
 
 // A job of ranks: the layout and, beside it, files.
 struct Job {
-  Layout layout;
+  NarrowLayout layout;
   std::string model;      // directory
   std::string reference;  // what one process computes, likewise: written by it, read by others
   std::string bf16;       // and in bf16, with --deterministic
@@ -160,7 +160,7 @@ void ExpectReference(const std::vector<Outcome>& outcomes, const Job& job) {
   }
 }
 
-DriveOptions Options(const LocalRank& rank, const Layout& layout) {
+DriveOptions Options(const LocalRank& rank, const NarrowLayout& layout) {
   DriveOptions options;
   options.make_backend =
       BackendsOf(rank, {.compute = DType::kBF16, .deterministic = layout.deterministic});
@@ -176,7 +176,7 @@ DriveOptions Options(const LocalRank& rank, const Layout& layout) {
   return options;
 }
 
-class CudaNarrowRanksTest : public ::testing::TestWithParam<Layout> {
+class CudaNarrowRanksTest : public ::testing::TestWithParam<NarrowLayout> {
  protected:
   static void SetUpTestSuite() {
     model_ = new TemporaryModel(Config(), DType::kBF16, /*deviation=*/0.07f);
@@ -213,7 +213,7 @@ TemporaryModel* CudaNarrowRanksTest::model_ = nullptr;
 TempDirectory* CudaNarrowRanksTest::references_ = nullptr;
 
 TEST_P(CudaNarrowRanksTest, LogitsAreThoseOfOneProcess) {
-  const Layout& layout = GetParam();
+  const NarrowLayout& layout = GetParam();
   if (layout.fp8) SKIP_WITHOUT_FP8();
   Run({.layout = layout,
        .model = model_->directory(),
@@ -223,13 +223,13 @@ TEST_P(CudaNarrowRanksTest, LogitsAreThoseOfOneProcess) {
 
 // On the emulation most without the measurements that choose products' algorithms: those take it
 // long.
-std::vector<Layout> Layouts() {
+std::vector<NarrowLayout> Layouts() {
 #ifdef LOCKSTEP_CUDA_EMULATION
   constexpr bool kDeterministic = true;
 #else
   constexpr bool kDeterministic = false;
 #endif
-  std::vector<Layout> layouts;
+  std::vector<NarrowLayout> layouts;
   for (const bool fp8 : {false, true}) {
     layouts.push_back({2, 1, fp8, kDeterministic});
     layouts.push_back({4, 1, fp8, kDeterministic});
@@ -239,7 +239,7 @@ std::vector<Layout> Layouts() {
   return layouts;
 }
 
-std::string Name(const Layout& layout) {
+std::string Name(const NarrowLayout& layout) {
   return absl::StrCat(layout.fp8 ? "Fp8" : "Bf16", "Tp", layout.tp, "Pp", layout.pp,
                       layout.deterministic ? "Deterministic" : "", layout.divided ? "Divided" : "");
 }

@@ -19,8 +19,8 @@ namespace {
 
 using testing::OneOf;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kChoiceInf = std::numeric_limits<float>::infinity();
+constexpr float kChoiceNan = std::numeric_limits<float>::quiet_NaN();
 
 // Rows as ranks could have summarised them, or worse.
 struct Summaries {
@@ -95,7 +95,7 @@ class SummaryWriter {
     auto* slices = reinterpret_cast<LogitsSlice*>(summary + 1);
     const bool is_empty = list.empty();
     for (int i = 0; i < all.num_slices; ++i) {
-      slices[i] = {is_empty ? -kInf : list[0].value - static_cast<float>(i),
+      slices[i] = {is_empty ? -kChoiceInf : list[0].value - static_cast<float>(i),
                    is_empty ? 0.0 : 1.0 + static_cast<double>(random_() % 1000) / 7.0};
     }
     auto* largest = reinterpret_cast<LargestLogit*>(slices + all.num_slices);
@@ -174,7 +174,7 @@ class DeviceChoice : public ::testing::Test {
     const DeviceBuffer kept_rows = OnDevice(kept);
     const DeviceBuffer bytes = OnDevice(all.bytes);
     const DeviceBuffer jobs = OnDevice(all.jobs);
-    std::vector<ChosenToken> chosen(all.jobs.size(), ChosenToken{-7, kNan});
+    std::vector<ChosenToken> chosen(all.jobs.size(), ChosenToken{-7, kChoiceNan});
     const DeviceBuffer out = OnDevice(chosen);
     backend_->ChooseTokens({.summaries = bytes.as<std::byte>(),
                             .rank_stride = all.rank_bytes,
@@ -252,7 +252,7 @@ struct WholeRows {
 
   void Keep(std::span<const float> row, float change) {
     for (const float logit : row) kept.push_back(logit + change);
-    kept.resize(kept.size() + summaries.part_width - row.size(), kNan);
+    kept.resize(kept.size() + summaries.part_width - row.size(), kChoiceNan);
   }
 };
 
@@ -279,7 +279,7 @@ WholeRows MakeWholeRows(uint32_t seed, int64_t vocab_size, int num_rows) {
     all.rank_bytes += LogitsSummaryBytes(all.num_slices, all.jobs.back().num_largest);
     std::vector<float> row = testing::RandomRow(random, vocab_size);
     for (int n = 0; n < 3 && i % 4 == 0; ++n) {
-      row[random() % row.size()] = OneOf(random, {kNan, -kInf, -0.0f});
+      row[random() % row.size()] = OneOf(random, {kChoiceNan, -kChoiceInf, -0.0f});
     }
     rows.logits.insert(rows.logits.end(), row.begin(), row.end());
     if (i % 2 == 0) continue;
@@ -294,7 +294,7 @@ WholeRows MakeWholeRows(uint32_t seed, int64_t vocab_size, int num_rows) {
     SelectLargest(row, 0, job.num_largest, list);
     auto* summary = new (all.At(0, job)) LogitsSummary{static_cast<int32_t>(list.size()), -0.5f};
     auto* slices = reinterpret_cast<LogitsSlice*>(summary + 1);
-    for (int i = 0; i < all.num_slices; ++i) slices[i] = {-kInf, 0.0};
+    for (int i = 0; i < all.num_slices; ++i) slices[i] = {-kChoiceInf, 0.0};
     const Candidate largest = LargestOf(row);
     slices[2] = {largest.value, SumOfExps(row, largest.value, job.inverse_temperature)};
     auto* logits = reinterpret_cast<LargestLogit*>(slices + all.num_slices);
@@ -317,7 +317,7 @@ TEST_F(DeviceChoice, GoesOnInWholeRowsAsTheHostDoes) {
       const ChosenToken& got = chosen[static_cast<size_t>(job.place)];
       ASSERT_EQ(got.token, ChooseFromRow(rows.summaries, job, row));
       EXPECT_TRUE(got.raw == row[got.token] + (job.row < 0 ? -1.0f : 0.0f) ||
-                  !(row[got.token] > -kInf));
+                  !(row[got.token] > -kChoiceInf));
     }
   }
   EXPECT_GT(num_beyond, 25);

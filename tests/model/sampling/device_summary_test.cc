@@ -19,7 +19,7 @@ using testing::RandomWorkload;
 using testing::RankWorkload;
 using testing::Workload;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kSummaryInf = std::numeric_limits<float>::infinity();
 
 // A rank's logits on a device.
 struct Device {
@@ -46,7 +46,7 @@ void FillChoice(const std::byte* bytes, int num_slices, Range vocab, const RowSh
       count == DeviceSummarizer::NumLargest(shape) && count < vocab.size();
   // Token 0 is chosen when nothing else can be: its raw logit must be known.
   if (count == 0 && first == 0) {
-    record.candidates[0] = {.value = -kInf, .token = 0};
+    record.candidates[0] = {.value = -kSummaryInf, .token = 0};
     if (!record.raw_values.empty()) record.raw_values[0] = summary->told;
     count = 1;
   }
@@ -65,7 +65,7 @@ absl::StatusOr<Device> MakeDevice(Backend& backend, const RankWorkload& mine, in
   return device;
 }
 
-ShardedSizes VocabOnly(int64_t vocab_size) {
+ShardedSizes SummaryVocab(int64_t vocab_size) {
   ShardedSizes sizes;
   sizes.vocab_size = vocab_size;
   return sizes;
@@ -107,10 +107,10 @@ void ExpectRecord(const RowRecord& got, const RowRecord& want) {
   ExpectList(got.candidate_header, got.candidates, want.candidate_header, want.candidates);
   ExpectList(got.top_header, got.top, want.top_header, want.top);
   for (int32_t i = 0; !want.raw_values.empty() && i < got.candidate_header->count; ++i) {
-    EXPECT_TRUE(got.raw_values[i] == want.raw_values[i] || !(want.raw_values[i] > -kInf));
+    EXPECT_TRUE(got.raw_values[i] == want.raw_values[i] || !(want.raw_values[i] > -kSummaryInf));
   }
   if (want.target_logit == nullptr) return;
-  EXPECT_TRUE(*got.target_logit == *want.target_logit || !(*want.target_logit > -kInf));
+  EXPECT_TRUE(*got.target_logit == *want.target_logit || !(*want.target_logit > -kSummaryInf));
 }
 
 class DeviceSummary : public ::testing::Test {
@@ -124,7 +124,7 @@ class DeviceSummary : public ::testing::Test {
 void DeviceSummary::ExpectRecords(const Workload& workload, int tp) {
   const SamplerOptions options = {.vocab_size = workload.vocab_size,
                                   .eos_token_ids = workload.eos_token_ids};
-  const ShardedSizes sizes = VocabOnly(workload.vocab_size);
+  const ShardedSizes sizes = SummaryVocab(workload.vocab_size);
   const int num_slices = NumVocabSlices(tp) / tp;
   for (int rank = 0; rank < tp; ++rank) {
     const Range vocab = VocabOf(sizes, tp, rank);

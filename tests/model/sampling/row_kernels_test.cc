@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kRowNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 // Around the vector width, the lanes and the block.
 constexpr int kSizes[] = {1, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65, 1023, 1024, 1025, 4001};
@@ -26,7 +26,7 @@ std::vector<float> RandomRow(int size, uint32_t seed) {
 // With NaN behind the end, which must not be read.
 std::span<const float> Guarded(std::vector<float>& row) {
   const size_t size = row.size();
-  row.resize(size + 64, kNan);
+  row.resize(size + 64, kRowNan);
   return std::span<const float>(row).first(size);
 }
 
@@ -60,8 +60,8 @@ TEST(LargestOf, FindsMaximumAtLowestIndex) {
 }
 
 TEST(LargestOf, IgnoresNanAndSaysWhenNothingIsLeft) {
-  EXPECT_EQ(LargestOf(std::vector<float>{kNan, -3.0f, kNan}).token, 1);
-  EXPECT_EQ(LargestOf(std::vector<float>{kNan, kNegInf}).token, -1);
+  EXPECT_EQ(LargestOf(std::vector<float>{kRowNan, -3.0f, kRowNan}).token, 1);
+  EXPECT_EQ(LargestOf(std::vector<float>{kRowNan, kNegInf}).token, -1);
   EXPECT_EQ(LargestOf({}).token, -1);
 }
 
@@ -82,7 +82,7 @@ TEST(SumOfExps, MatchesDoublePrecision) {
 }
 
 TEST(SumOfExps, CountsNanAndMinusInfinityAsZero) {
-  const std::vector<float> row = {0.0f, kNan, kNegInf, -1e30f};
+  const std::vector<float> row = {0.0f, kRowNan, kNegInf, -1e30f};
   EXPECT_EQ(SumOfExps(row, 0.0f, 1.0f), 1.0);
   EXPECT_EQ(SumOfExps(row, kNegInf, 1.0f), 0.0);
 }
@@ -102,7 +102,7 @@ TEST(SelectLargest, IsTheHeadOfTheSortedRow) {
 TEST(SelectLargest, BreaksTiesByLowerId) {
   std::vector<float> row(5000);
   for (int i = 0; i < 5000; ++i) row[i] = static_cast<float>(i % 3);
-  row[17] = kNan;
+  row[17] = kRowNan;
   row[20] = kNegInf;
   std::vector<Candidate> selected;
   for (const int count : {1, 50, 1700, 5000}) {

@@ -14,8 +14,8 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int64_t kVocab = 100;
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kParamsNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kParamsInf = std::numeric_limits<float>::infinity();
 
 absl::Status With(const std::function<void(SamplingParams&)>& change) {
   SamplingParams params;
@@ -43,17 +43,17 @@ TEST(ValidateSamplingParams, RefusesValuesOutsideTheLimits) {
   const std::vector<std::function<void(SamplingParams&)>> changes = {
       [](SamplingParams& p) { p.temperature = -1.0f; },
       [](SamplingParams& p) { p.temperature = 0.001f; },
-      [](SamplingParams& p) { p.temperature = kInf; },
-      [](SamplingParams& p) { p.temperature = kNan; },
+      [](SamplingParams& p) { p.temperature = kParamsInf; },
+      [](SamplingParams& p) { p.temperature = kParamsNan; },
       [](SamplingParams& p) { p.top_k = -1; },
       [](SamplingParams& p) { p.top_p = 0.0f; },
-      [](SamplingParams& p) { p.top_p = kNan; },
+      [](SamplingParams& p) { p.top_p = kParamsNan; },
       [](SamplingParams& p) { p.min_p = 1.1f; },
-      [](SamplingParams& p) { p.min_p = kNan; },
+      [](SamplingParams& p) { p.min_p = kParamsNan; },
       [](SamplingParams& p) { p.repetition_penalty = 0.0f; },
-      [](SamplingParams& p) { p.repetition_penalty = kNan; },
+      [](SamplingParams& p) { p.repetition_penalty = kParamsNan; },
       [](SamplingParams& p) { p.presence_penalty = 2.5f; },
-      [](SamplingParams& p) { p.frequency_penalty = -kInf; },
+      [](SamplingParams& p) { p.frequency_penalty = -kParamsInf; },
       [](SamplingParams& p) {
         p.logit_bias = {{100, 1.0f}};
       },
@@ -61,7 +61,7 @@ TEST(ValidateSamplingParams, RefusesValuesOutsideTheLimits) {
         p.logit_bias = {{-1, 1.0f}};
       },
       [](SamplingParams& p) {
-        p.logit_bias = {{5, kNan}};
+        p.logit_bias = {{5, kParamsNan}};
       },
       [](SamplingParams& p) {
         p.logit_bias = {{5, 1.0f}, {5, 2.0f}};

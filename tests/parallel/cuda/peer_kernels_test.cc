@@ -21,7 +21,7 @@ using cuda::OneShotRanks;
 using cuda::PeerCollectives;
 using cuda::TwoShotRanks;
 
-constexpr int64_t kMost = PeerCollectives::kOneShotFloats;
+constexpr int64_t kMostElements = PeerCollectives::kOneShotFloats;
 
 // All ranks on one device, each with a stream and memory of its own.
 class RanksOnOneDevice {
@@ -111,7 +111,7 @@ class PeerSumKernelTest : public ::testing::TestWithParam<std::tuple<int, bool>>
 TEST_P(PeerSumKernelTest, SumsAreTheTreeOfNeighboursToTheBit) {
   for (const int64_t count :
        {int64_t{1}, int64_t{3}, int64_t{4}, int64_t{5}, int64_t{63}, int64_t{1023}, int64_t{1024},
-        int64_t{1025}, int64_t{4099}, int64_t{16383}, int64_t{40001}, kMost}) {
+        int64_t{1025}, int64_t{4099}, int64_t{16383}, int64_t{40001}, kMostElements}) {
     SumOnAll(count);
   }
 }
@@ -209,7 +209,7 @@ TEST(PeerSumLaunchTest, SizesBeyondTheSlotsAreRefused) {
   };
   one_shot.size = two_shot.size = 2;
   EXPECT_EQ(one(0), cudaSuccess);
-  EXPECT_EQ(one(kMost + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(one(kMostElements + 1), cudaErrorInvalidValue);
   EXPECT_EQ(two(0), cudaSuccess);
   EXPECT_EQ(two(PeerCollectives::kMaxFloats + 1), cudaErrorInvalidValue);
   one_shot.size = two_shot.size = 9;

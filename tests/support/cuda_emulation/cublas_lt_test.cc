@@ -13,7 +13,7 @@
 namespace lockstep::cuda_emulation {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kM = 5, kN = 3, kK = 70;
 
@@ -22,7 +22,7 @@ uint16_t Bf16(float value) { return ToBF16(value).bits; }
 uint16_t F16Bits(float value) { return ToF16(value).bits; }
 
 // D [m, n] = A^T [m, k] B [k, n], all column-major: y = x W^T of row-major x, W, y.
-class CublasLt : public testing::Test {
+class CublasLt : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_EQ(cublasLtCreate(&handle_), CUBLAS_STATUS_SUCCESS);

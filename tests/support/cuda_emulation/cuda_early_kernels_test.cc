@@ -11,7 +11,7 @@
 namespace lockstep::cuda_emulation {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int kValues = 4;  // 16 bytes, a block and a thread to each
 
@@ -53,7 +53,7 @@ __global__ void MeetBeforeAndAfter(int* values, int amount) {
   if (threadIdx.x == 0) values[blockIdx.x] = after[1] + before[1];
 }
 
-class CudaEarlyKernels : public testing::Test {
+class CudaEarlyKernels : public ::testing::Test {
  protected:
   using Kernel = void (*)(int* values, int amount);
 

@@ -16,8 +16,8 @@ namespace lockstep::cuda {
 namespace {
 
 using cuda_emulation::TakeFailure;
-using testing::Each;
-using testing::HasSubstr;
+using ::testing::Each;
+using ::testing::HasSubstr;
 
 // Device memory with a vector's contents.
 template <typename T>
@@ -50,7 +50,7 @@ class OnDevice {
   size_t count_;
 };
 
-class CudaEmulation : public testing::Test {
+class CudaEmulation : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);

@@ -19,7 +19,7 @@ namespace lockstep::cuda {
 namespace {
 
 using cuda_emulation::TakeFailure;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // ---- kernels that wait for each other ----
 
@@ -47,7 +47,7 @@ __global__ void Meet(uint32_t* mine, uint32_t* theirs, int* out) {
   out[blockIdx.x * kThreads + threadIdx.x] = first + DynamicShared<int>()[other];
 }
 
-class CudaPeers : public testing::Test {
+class CudaPeers : public ::testing::Test {
  protected:
   void SetUp() override {
     for (cudaStream_t& stream : streams_) {
@@ -152,7 +152,7 @@ TEST_F(CudaPeers, ABarrierTellsWhetherAnyThreadSaidSo) {
     std::vector<int> out(kThreads);
     EXPECT_EQ(cudaMemcpy(out.data(), out_[0], sizeof(int) * kThreads, cudaMemcpyDeviceToHost),
               cudaSuccess);
-    EXPECT_THAT(out, testing::Each(chosen >= 0 ? 1 : 0));
+    EXPECT_THAT(out, ::testing::Each(chosen >= 0 ? 1 : 0));
   }
 }
 
@@ -183,7 +183,7 @@ bool InTwoProcesses(const std::function<void(Notes&)>& owner,
     if (child == 0) {
       (*body)(*notes);
       std::fflush(nullptr);
-      _exit(testing::Test::HasFailure() ? 1 : 0);
+      _exit(::testing::Test::HasFailure() ? 1 : 0);
     }
     children.push_back(child);
   }

@@ -8,12 +8,12 @@
 namespace lockstep::cuda_emulation {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 __global__ void AddTo(int* value, int amount) { *value += amount; }
 __global__ void Double(int* value) { *value *= 2; }
 
-class CudaStreams : public testing::Test {
+class CudaStreams : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);

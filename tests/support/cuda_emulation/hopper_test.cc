@@ -15,7 +15,7 @@ namespace lockstep::cuda {
 namespace {
 
 using cuda_emulation::TakeFailure;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int kRows = 64;      // of a
 constexpr int kColumns = 128;  // of b, which lies in lines of 64 k
@@ -153,7 +153,7 @@ __global__ void SumColumns(CUtensorMap a, CUtensorMap b, float* out, bool change
   }
 }
 
-class HopperTest : public testing::Test {
+class HopperTest : public ::testing::Test {
  protected:
   HopperTest() { EXPECT_EQ(cudaMalloc(&out_, kRows * kColumns * sizeof(float)), cudaSuccess); }
   ~HopperTest() override {
@@ -336,7 +336,7 @@ TEST_F(HopperTest, NamedBarriersLetWarpsTakeTurns) {
 }
 
 // Of two warps one thread votes yes in every second turn.
-__global__ void Vote(float* out, bool all_vote) {
+__global__ void MeetingsVote(float* out, bool all_vote) {
   for (int turn = 0; turn < 4; ++turn) {
     if (!all_vote && threadIdx.x >= 32) {
       NamedBarrierSync<64>(1);
@@ -350,10 +350,10 @@ __global__ void Vote(float* out, bool all_vote) {
 TEST_F(HopperTest, VotesAreCountedAtEveryMeeting) {
   for (const uint64_t order : {0, 1, 2, 3}) {
     cuda_emulation::SetThreadOrder(order);
-    const std::vector<float> out = Run(Vote, 64, out_, true);
+    const std::vector<float> out = Run(MeetingsVote, 64, out_, true);
     for (int i = 0; i < 256; ++i) ASSERT_EQ(out[i], i / 64 % 2 == 0) << order;
   }
-  Run(Vote, 64, out_, false);
+  Run(MeetingsVote, 64, out_, false);
   EXPECT_THAT(TakeFailure(), HasSubstr("others came without a vote"));
 }
 

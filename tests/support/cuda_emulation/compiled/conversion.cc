@@ -70,15 +70,15 @@ Execute FindMove(Instruction& i) {
 
 // ---- numbers of one kind into another ----
 
-enum Rounding : uint8_t { kNearest, kToZero, kDown, kUp };
+enum Rounding : uint8_t { kNearest, kToZero, kRoundDown, kRoundUp };
 
 double RoundToInteger(double x, uint8_t rounding) {
   switch (rounding) {
     case kToZero:
       return std::trunc(x);
-    case kDown:
+    case kRoundDown:
       return std::floor(x);
-    case kUp:
+    case kRoundUp:
       return std::ceil(x);
     default:
       return std::nearbyint(x);
@@ -168,8 +168,8 @@ Execute FindNumberConversion(const Opcode& opcode, Instruction& i) {
   if (i.type == Type::kF32 && i.from == Type::kF16) return &WidenF16;
   i.saturates = opcode.Has("sat");
   i.mode = opcode.Has("rzi")   ? kToZero
-           : opcode.Has("rmi") ? kDown
-           : opcode.Has("rpi") ? kUp
+           : opcode.Has("rmi") ? kRoundDown
+           : opcode.Has("rpi") ? kRoundUp
                                : kNearest;
   for (const char* other : {"rz", "rm", "rp", "rna"}) {
     if (opcode.Has(other)) return nullptr;
