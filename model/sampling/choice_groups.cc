@@ -54,6 +54,7 @@ void ChoiceGroups::Begin(const ChoiceRows& rows, const Memory& memory) {
   next_ = 0;
   rows_.clear();
   num_choosing_ = 0;
+  took_all_ = true;
   raw_end_ = 0;
 }
 
@@ -127,8 +128,12 @@ void ChoiceGroups::AddRow(int64_t index) {
   const RowShape& shape = call_.shapes[static_cast<size_t>(index)];
   Row& added = rows_.emplace_back();
   const int32_t place = shape.chooses ? num_choosing_++ : -1;
-  if (!TakesRow(row, shape, call_.eos_token_ids)) return;
-  num_adjustments_ += NumAdjustments(row, shape, call_.eos_token_ids);
+  const int64_t num_adjustments = NumAdjustments(row, shape, call_.eos_token_ids);
+  if (num_adjustments > DeviceSummarizer::kMaxAdjustments) {  // not TakesRow
+    took_all_ = false;
+    return;
+  }
+  num_adjustments_ += num_adjustments;
   const DeviceSummarizer::Offsets offsets =
       summaries_->Add(index % memory_.tile_rows, row, shape, call_.eos_token_ids);
   added.place = place;

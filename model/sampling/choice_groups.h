@@ -97,6 +97,7 @@ class ChoiceGroups {
     int64_t raw_stride = 0;   // from a rank's to the next one's
   };
   std::span<const Row> rows() const { return rows_; }
+  bool took_all() const { return took_all_; }  // TakesRow
   int32_t num_choosing() const { return num_choosing_; }
 
   DeviceSummarizer& summaries() { return *summaries_; }
@@ -134,11 +135,10 @@ class ChoiceGroups {
   int64_t next_ = 0;
   std::vector<Row> rows_;
   int32_t num_choosing_ = 0;
+  bool took_all_ = true;
   int64_t raw_end_ = 0;  // of all ranks' raw results up to the last group
-
   std::vector<ChoiceGroup> groups_;
   int64_t num_adjustments_ = 0;  // in the input, of any rank at most
-
   // The group that is packed.
   bool gathers_kept_ = false;
   std::vector<TokenChoiceJob> jobs_;

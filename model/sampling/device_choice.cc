@@ -128,7 +128,7 @@ absl::Status DeviceChooser::Issue(const ChoiceRows& rows, const LogitsTiles& til
                            groups_->num_choosing() * int64_t{sizeof(ChosenToken)});
   call.rows.assign(groups_->rows().begin(), groups_->rows().end());
   call.mark->Set();
-  decides_all_ = DecidesAll(rows);
+  decides_all_ = groups_->took_all();
   ++num_issued_;
   return absl::OkStatus();
 }
