@@ -24,6 +24,7 @@ enum class AttentionCut {
 struct AttentionBatch {
   std::span<const int32_t> query_starts;  // [num_seqs + 1]
   std::span<const int32_t> context_lens;  // [num_seqs]
+  std::span<const int32_t> table_rows;    // [num_seqs], as BatchIndex has them
   int64_t max_blocks_per_seq = 0;
   AttentionCut cut = AttentionCut::kOnce;
   // That any context of a step that repeats may come to; below the longest of this batch: that one.

@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/attention_batch.h"
+#include "kernels/batch_index.h"
 #include "kernels/device_memory.h"
 #include "kernels/dtype.h"
 #include "kernels/linear_weight.h"
@@ -74,27 +75,6 @@ struct KvCacheView {
   int num_kv_heads = 0;
   int block_size = 0;  // tokens
   int head_dim = 0;
-};
-
-// The flat batch's index arrays, on the device. Sequences lie one after another; a prefill chunk
-// has several tokens, a decode one.
-struct BatchIndex {
-  int64_t num_tokens = 0;
-  int64_t num_seqs = 0;
-  int64_t max_blocks_per_seq = 0;
-  // [num_tokens], 0-based position in its sequence: those of a sequence ascend one by one, the last
-  // being its context_lens - 1
-  const int32_t* positions = nullptr;
-  const int64_t* slot_mapping =
-      nullptr;  // [num_tokens], block_id * block_size + offset: where its K/V goes
-  const int32_t* query_starts =
-      nullptr;  // [num_seqs + 1], first token of each sequence; last = num_tokens
-  const int32_t* context_lens =
-      nullptr;  // [num_seqs], tokens in the cache once this batch is written
-  const int32_t* block_tables = nullptr;  // [num_seqs, max_blocks_per_seq]
-  // What Backend::LayOutAttention wrote of this batch; null where that has nothing to lay out.
-  const std::byte* attention_work = nullptr;
-  uint64_t attention_form = 0;
 };
 
 // What tells repeated steps apart.
@@ -304,11 +284,16 @@ class Backend {
                                           const KvCacheView& /*cache*/) {
     return {};
   }
-  // Bytes of that, at most: of batches of up to so many tokens, sequences and tokens of context.
-  virtual int64_t MostAttentionWork(const AttentionLimits& /*limits*/, int /*num_heads*/,
-                                    const KvCacheView& /*cache*/) const {
+  // Takes the host memory of that for batches of up to so many tokens, sequences and tokens of
+  // context. Its bytes, at most.
+  virtual int64_t ReserveAttentionWork(const AttentionLimits& /*limits*/, int /*num_heads*/,
+                                       const KvCacheView& /*cache*/) {
     return 0;
   }
+  // block_tables[blocks[i].place] = blocks[i].block; [count], all on the device. A place that comes
+  // twice has the same block.
+  virtual void WriteBlockTables(const PlacedBlock* blocks, int64_t count,
+                                int32_t* block_tables) = 0;
 
   // out[i, :] = in[rows[i], :], rows of row_bytes, an even number, of any dtype; rows: [num_rows]
   // int32 on the device. in and out do not overlap.

@@ -200,7 +200,7 @@ const SplitGroups& AttentionRunner::GroupsOf(const Shape& shape, const Item& ite
   const int64_t last = shape.batch.positions[item.first_token + item.num_tokens - 1];
   const auto count = static_cast<int>(std::clamp<int64_t>(last + 1 - begin, 0, kSplitTokens));
   const int kv_head = item.first_head + step.head;
-  const int32_t* blocks = shape.batch.block_tables + item.seq * shape.batch.max_blocks_per_seq;
+  const int32_t* blocks = shape.batch.BlockTable(item.seq);
   if (shape.is_gathered) {
     char* memory = scratch.gathered + step.index % 2 * 2 * shape.split_bytes();
     GatherGroups(shape, {blocks, kv_head, begin, count}, memory, groups);

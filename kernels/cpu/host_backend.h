@@ -44,6 +44,10 @@ class HostBackend : public Backend {
     }
   }
 
+  void WriteBlockTables(const PlacedBlock* blocks, int64_t count, int32_t* block_tables) override {
+    for (int64_t i = 0; i < count; ++i) block_tables[blocks[i].place] = blocks[i].block;
+  }
+
   absl::Status Repeat(const StepKey&, const std::function<absl::Status()>& body) override {
     return body();
   }

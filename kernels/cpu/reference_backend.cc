@@ -313,9 +313,7 @@ class ReferenceBackend final : public cpu::HostBackend {
     for (int64_t s = 0; s < args.batch->num_seqs; ++s) {
       for (int64_t t = args.batch->query_starts[s]; t < args.batch->query_starts[s + 1]; ++t) {
         for (int h = 0; h < args.num_heads; ++h) {
-          const CachedHead head{*args.cache,
-                                args.batch->block_tables + s * args.batch->max_blocks_per_seq,
-                                h / group};
+          const CachedHead head{*args.cache, args.batch->BlockTable(s), h / group};
           AttendToken(head, qkv + t * row + h * head_dim, args.scale,
                       args.batch->positions[t] + int64_t{1},
                       static_cast<float*>(args.out) + (t * args.num_heads + h) * head_dim);

@@ -116,7 +116,8 @@ class AttentionWork::Cutter {
           ContextTiles(seq) == 0 ? 0 : batch_.context_lens[static_cast<size_t>(seq)];
       if (context == 0) continue;
       AttentionItem item;
-      item.table = static_cast<int32_t>(seq * batch_.max_blocks_per_seq);
+      item.table = static_cast<int32_t>(batch_.table_rows[static_cast<size_t>(seq)] *
+                                        batch_.max_blocks_per_seq);
       item.first_token = batch_.query_starts[static_cast<size_t>(seq)];
       item.first_position = context - NumTokens(seq);
       item.num_rows = NumTokens(seq) * group_;
@@ -351,8 +352,11 @@ const AttentionForm& AttentionWork::LayOut(const AttentionBatch& batch, const At
   LS_CHECK(heads.num_kv_heads > 0 && heads.num_heads % heads.num_kv_heads == 0) << heads.num_heads;
   LS_CHECK(machine.split_tokens % kAttentionTile == 0) << machine.split_tokens;
   LS_CHECK(!machine.wgmma || !machine.fixed_splits);  // which knows one split to a block
-  LS_CHECK(std::ssize(batch.context_lens) * batch.max_blocks_per_seq <= INT32_MAX)
-      << "block tables of " << batch.context_lens.size() << " sequences";
+  LS_CHECK_EQ(batch.table_rows.size(), batch.context_lens.size());
+  for (const int32_t row : batch.table_rows) {
+    LS_CHECK(row >= 0 && (row + int64_t{1}) * batch.max_blocks_per_seq <= INT32_MAX)
+        << "row " << row << " of block tables";
+  }
   Cutter cutter(batch, heads, kv_dtype, machine);
   form_ = cutter.Shape();
   split_tiles_ = cutter.split_tiles();

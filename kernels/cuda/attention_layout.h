@@ -32,9 +32,10 @@ struct AttentionMachine {
   bool decodes_as_chunks = false;
 };
 
-// A batch's lists. Allocates only for batches that are larger than any before.
+// A batch's lists. Allocates only for those that are larger than any before and than reserved.
 class AttentionWork {
  public:
+  void Reserve(int64_t bytes);
   // Sequences without tokens or without context have no work. Partial results of one tile of 16
   // rows must fit the workspace.
   const AttentionForm& LayOut(const AttentionBatch& batch, const AttentionHeads& heads,

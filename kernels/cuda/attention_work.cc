@@ -5,6 +5,11 @@
 
 namespace lockstep::cuda {
 
+void AttentionWork::Reserve(int64_t bytes) {
+  const size_t items = static_cast<size_t>(bytes) / sizeof(AttentionItem);
+  if (memory_.size() < items) memory_.resize(items);
+}
+
 int64_t MostAttentionWork(const AttentionLimits& limits, const AttentionHeads& heads,
                           DType kv_dtype, const AttentionMachine& machine) {
   const int group = heads.num_heads / heads.num_kv_heads;

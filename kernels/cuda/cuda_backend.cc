@@ -306,10 +306,17 @@ AttentionLayout CudaBackend::LayOutAttention(const AttentionBatch& batch, int nu
   return {attention_work_.bytes(), form.Packed()};
 }
 
-int64_t CudaBackend::MostAttentionWork(const AttentionLimits& limits, int num_heads,
-                                       const KvCacheView& cache) const {
-  return cuda::MostAttentionWork(limits, {num_heads, cache.num_kv_heads, cache.head_dim},
-                                 cache.dtype, MachineFor(cache));
+int64_t CudaBackend::ReserveAttentionWork(const AttentionLimits& limits, int num_heads,
+                                          const KvCacheView& cache) {
+  const int64_t bytes = MostAttentionWork(limits, {num_heads, cache.num_kv_heads, cache.head_dim},
+                                          cache.dtype, MachineFor(cache));
+  attention_work_.Reserve(bytes);
+  return bytes;
+}
+
+void CudaBackend::WriteBlockTables(const PlacedBlock* blocks, int64_t count,
+                                   int32_t* block_tables) {
+  CudaCheck(LaunchWriteBlockTables(blocks, count, block_tables, stream_), "writing block tables");
 }
 
 void CudaBackend::GatherRows(const void* in, const int32_t* rows, int64_t num_rows,

@@ -65,8 +65,9 @@ class CudaBackend : public Backend {
   void Attention(const AttentionArgs& args) override;
   AttentionLayout LayOutAttention(const AttentionBatch& batch, int num_heads,
                                   const KvCacheView& cache) override;
-  int64_t MostAttentionWork(const AttentionLimits& limits, int num_heads,
-                            const KvCacheView& cache) const override;
+  int64_t ReserveAttentionWork(const AttentionLimits& limits, int num_heads,
+                               const KvCacheView& cache) override;
+  void WriteBlockTables(const PlacedBlock* blocks, int64_t count, int32_t* block_tables) override;
   void GatherRows(const void* in, const int32_t* rows, int64_t num_rows, int64_t row_bytes,
                   void* out) override;
   void Add(float* dst, const void* src, DType src_dtype, int64_t count) override;
@@ -91,9 +92,9 @@ class CudaBackend : public Backend {
 
  private:
   // A step copies its batch, what is asked of its logits and, with stages, tokens and their places:
-  // 4 slots at most while a batch's block tables stay below 2 MiB (256 sequences of 32k tokens in
-  // blocks of 16). The host prepares steps before earlier ones are done, so that with slots for one
-  // step it would wait for the device. Rows of weights come in chunks, long enough for the bus.
+  // 4 slots at most, unless blocks of whole prompts' cached prefixes come with it. The host
+  // prepares steps before earlier ones are done, so that with slots for one step it would wait for
+  // the device. Rows of weights come in chunks, long enough for the bus.
   static constexpr int kStagingSlots = 16;
   static constexpr int64_t kStagingBytes = int64_t{2} << 20;
 

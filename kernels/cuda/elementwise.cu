@@ -79,6 +79,12 @@ __global__ void __launch_bounds__(kThreads) AddKernel(float* dst, const G* src, 
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    WriteBlockTablesKernel(const PlacedBlock* blocks, int64_t count, int32_t* block_tables) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < count) block_tables[blocks[i].place] = blocks[i].block;
+}
+
 }  // namespace
 
 cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream) {
@@ -184,6 +190,13 @@ cudaError_t LaunchAdd(float* dst, const void* src, DType src_dtype, int64_t coun
                     static_cast<const G*>(src), count);
     });
   });
+}
+
+cudaError_t LaunchWriteBlockTables(const PlacedBlock* blocks, int64_t count, int32_t* block_tables,
+                                   cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  return Launch(WriteBlockTablesKernel, static_cast<unsigned>(CeilDiv<int64_t>(count, kThreads)),
+                kThreads, 0, stream, blocks, count, block_tables);
 }
 
 }  // namespace lockstep::cuda

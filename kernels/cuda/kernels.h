@@ -35,6 +35,9 @@ cudaError_t LaunchConvert(const void* in, DType in_dtype, int64_t count, DType o
                           cudaStream_t stream);
 cudaError_t LaunchAdd(float* dst, const void* src, DType src_dtype, int64_t count,
                       cudaStream_t stream);
+// Between steps: none of its kernels overlaps it.
+cudaError_t LaunchWriteBlockTables(const PlacedBlock* blocks, int64_t count, int32_t* block_tables,
+                                   cudaStream_t stream);
 cudaError_t LaunchSummarizeLogits(const LogitsSummaryArgs& args, cudaStream_t stream);
 cudaError_t LaunchChooseTokens(const TokenChoiceArgs& args, cudaStream_t stream);
 // The second part of the same: rows that are undecided and may go on.

@@ -70,6 +70,7 @@ absl::Status MadeUpBatch::Fill(const std::vector<Sequence>& sequences, cudaStrea
   for (const Sequence& sequence : sequences) {
     for (int i = 0; i < sequence.chunk; ++i) positions.push_back(sequence.computed + i);
     query_starts_.push_back(static_cast<int32_t>(positions.size()));
+    table_rows_.push_back(static_cast<int32_t>(table_rows_.size()));
     context_lens_.push_back(sequence.computed + sequence.chunk);
     cache_.num_blocks += BlocksOf(sequence);
     index_.max_blocks_per_seq = std::max<int64_t>(index_.max_blocks_per_seq, BlocksOf(sequence));
@@ -94,7 +95,7 @@ absl::Status MadeUpBatch::CutInto(int64_t split_tokens, bool wgmma,
                                   const AttentionWorkspace& workspace, cudaStream_t stream) {
   AttentionWork work;
   const AttentionForm& form = work.LayOut(
-      {query_starts_, context_lens_, index_.max_blocks_per_seq},
+      {query_starts_, context_lens_, table_rows_, index_.max_blocks_per_seq},
       {num_heads(), cache_.num_kv_heads, cache_.head_dim}, cache_.dtype,
       {.wgmma = wgmma, .workspace_bytes = workspace.bytes, .split_tokens = split_tokens});
   const std::vector<std::byte> bytes(work.bytes().begin(), work.bytes().end());

@@ -63,6 +63,7 @@ class MadeUpBatch {
   uint64_t random_ = 1;
   std::vector<int32_t> query_starts_;
   std::vector<int32_t> context_lens_;
+  std::vector<int32_t> table_rows_;  // each its own
   std::vector<std::unique_ptr<void, Free>> memory_;
 };
 

@@ -72,7 +72,7 @@ class TimedStage {
   // A token's hidden states.
   int64_t message_bytes() const { return hidden_size_ * int64_t{sizeof(float)}; }
   absl::Status Finish();
-  absl::StatusOr<double> TimeRow(const StepBatch& batch, int num_steps);
+  absl::StatusOr<double> TimeRow(const StepBatch& first, int num_steps);
   absl::StatusOr<std::vector<double>> WarmUp(const std::vector<StepBatch>& batches);
   absl::StatusOr<Schedule> Agree(const std::vector<double>& step_seconds, double seconds);
 

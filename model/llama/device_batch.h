@@ -1,5 +1,6 @@
 // A StepBatch's index arrays on the device, in one buffer allocated once for the largest batch and
-// filled by one copy.
+// filled by one copy; and beside it the sequences' block tables, which stay from step to step: that
+// copy brings what of them is new.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "model/llama/block_tables.h"
 #include "model/llama/step_batch.h"
 
 namespace lockstep {
@@ -20,10 +22,14 @@ class DeviceBatch {
   static absl::StatusOr<DeviceBatch> Allocate(Backend& backend, const BatchLimits& limits,
                                               int num_heads, const KvCacheView& cache);
 
-  // batch has passed CheckStepBatch with the same limits, or is such a one padded. Batches of as
-  // many tokens lie at the same addresses, as do all of no more tokens than max_num_seqs; their
-  // block tables, if index().attention_form is the same.
+  // Takes in the batch's new blocks, of num_blocks that there are, and judges the rest
+  // (CheckStepBatch). INVALID_ARGUMENT, and then it has not been.
+  absl::Status Accept(const StepBatch& batch, int64_t num_blocks);
+  // batch has been accepted, or is the one accepted last, padded. Batches of as many tokens lie at
+  // the same addresses, as do all of no more tokens than max_num_seqs; block tables always do.
   void CopyFrom(const StepBatch& batch, Backend& backend, AttentionCut cut);
+  // Sequences have no blocks until batches bring them.
+  void ForgetBlockTables() { tables_.Clear(); }
 
   const BatchIndex& index() const { return index_; }
   int32_t* token_ids() const { return token_ids_; }
@@ -43,12 +49,18 @@ class DeviceBatch {
     return Append(std::span(values), capacity);
   }
 
+  // Of blocks that have not been sent yet, all but the last kUsualChanges.
+  void SendMostBlocks(Backend& backend);
+
   BatchLimits limits_;
   int num_heads_ = 0;
   KvCacheView cache_;
   DeviceBuffer memory_;
   std::vector<std::byte> host_;  // what memory_ will hold
   int64_t end_ = 0;              // bytes of host_ in use
+  BlockTables tables_;
+  DeviceBuffer tables_memory_;              // what they are: int32 [max_num_seqs, width]
+  std::vector<PlacedBlock> placed_blocks_;  // [kUsualChanges]
 
   BatchIndex index_;
   int32_t* token_ids_ = nullptr;

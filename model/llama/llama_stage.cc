@@ -19,7 +19,7 @@ namespace lockstep {
 // ---- the forward pass ----
 
 absl::Status LlamaStage::Forward(const StepBatch& batch, const ChosenToken* chosen) {
-  RETURN_IF_ERROR(CheckStepBatch(batch, limits_, num_kv_blocks_));
+  RETURN_IF_ERROR(batch_.Accept(batch, num_kv_blocks_));
   if (backend_.KeepsSteps()) {
     if (const std::optional<PaddedShape> shape = PaddedShapeFor(batch, limits_)) {
       return RunPadded(batch, *shape, chosen);
@@ -328,6 +328,7 @@ absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& c
 }
 
 absl::Status LlamaStage::AllocateBuffers() {
+  Reserve(limits_, padded_);
   ASSIGN_OR_RETURN(
       batch_, DeviceBatch::Allocate(backend_, limits_, static_cast<int>(shape_.query_heads.size()),
                                     CacheShape()));
@@ -374,6 +375,7 @@ absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {
         absl::StrFormat("KV cache of %d blocks of %d bytes", num_blocks, kv_block_bytes()));
   }
   backend_.ForgetSteps();  // another stage's, too: shapes alone tell steps apart
+  batch_.ForgetBlockTables();
   kv_caches_.clear();
   num_kv_blocks_ = 0;
   kv_memory_ = {};  // before the next is there: both may not fit

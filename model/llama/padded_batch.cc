@@ -90,12 +90,14 @@ void Pad(const StepBatch& batch, const PaddedShape& shape, StepBatch& padded) {
   padded.slot_mapping = batch.slot_mapping;
   padded.query_starts = batch.query_starts;
   padded.context_lens = batch.context_lens;
+  padded.table_rows = batch.table_rows;
   padded.logits_rows = batch.logits_rows;
   padded.token_ids.resize(num_tokens, 0);
   if (!padded.token_sources.empty()) padded.token_sources.resize(num_tokens, -1);
   padded.positions.resize(num_tokens, 0);
   padded.slot_mapping.resize(num_tokens, -1);
   padded.context_lens.resize(num_seqs, 0);
+  padded.table_rows.resize(num_seqs, 0);
   // Of chunks, the first sequence added has all tokens added, those after it have none.
   const int64_t num_added = shape.has_chunks ? shape.num_tokens - batch.num_tokens() : 1;
   while (padded.query_starts.size() <= num_seqs) {
@@ -103,8 +105,6 @@ void Pad(const StepBatch& batch, const PaddedShape& shape, StepBatch& padded) {
     padded.query_starts.push_back(static_cast<int32_t>(std::min(end, shape.num_tokens)));
   }
   if (shape.wants_logits) padded.logits_rows.resize(num_tokens, 0);
-  padded.max_blocks_per_seq = batch.max_blocks_per_seq;
-  padded.block_tables = batch.block_tables;
 }
 
 }  // namespace lockstep

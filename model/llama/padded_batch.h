@@ -37,8 +37,9 @@ std::optional<PaddedShape> PaddedShapeFor(const StepBatch& batch, const BatchLim
 // All shapes of batches within the limits whose logits are wanted or not, the largest first.
 std::vector<PaddedShape> AllPaddedShapes(const BatchLimits& limits, bool wants_logits);
 
-// batch, in that shape. Tokens added have id and position 0, no source and slot -1; sequences added
-// have no context and, as nobody reads one, no block table. Logits added are those of row 0.
+// batch, in that shape, but for its new blocks. Tokens added have id and position 0, no source and
+// slot -1; sequences added have no context and somebody's block table, which nobody reads. Logits
+// added are those of row 0.
 void Pad(const StepBatch& batch, const PaddedShape& shape, StepBatch& padded);
 
 }  // namespace lockstep

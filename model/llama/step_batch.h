@@ -2,11 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 
 namespace lockstep {
+
+// The last block of a sequence's block table from now on. index: how many there are before it.
+struct NewBlock {
+  int32_t table_row = 0;
+  int32_t index = 0;
+  int32_t block = 0;
+};
 
 // Tokens of several sequences, one after another; prefill chunks and decodes mixed.
 struct StepBatch {
@@ -18,8 +26,11 @@ struct StepBatch {
   std::vector<int64_t> slot_mapping;  // [num_tokens], block_id * block_size + offset
   std::vector<int32_t> query_starts;  // [num_seqs + 1]
   std::vector<int32_t> context_lens;  // [num_seqs], cached tokens once this batch is written
-  std::vector<int32_t> block_tables;  // [num_seqs, max_blocks_per_seq], unused entries 0
-  int64_t max_blocks_per_seq = 0;
+  // [num_seqs], where each sequence's block table is among those that the stage keeps
+  // (block_tables.h)
+  std::vector<int32_t> table_rows;
+  // Written there before the step, in this order; of sequences that have no token in it, too.
+  std::vector<NewBlock> new_blocks;
   std::vector<int32_t> logits_rows;  // ascending token indices whose logits are wanted (last stage)
 
   int64_t num_tokens() const { return static_cast<int64_t>(positions.size()); }
@@ -39,9 +50,21 @@ struct BatchLimits {
 // INVALID_ARGUMENT naming the field, its value and the range it must lie in.
 absl::Status CheckBatchLimits(const BatchLimits& limits);
 
+// Makes room for the largest batch of unpadded or padded steps.
+void Reserve(const BatchLimits& limits, StepBatch& batch);
+// Adds the block table of the batch's next sequence, whole, in the row of the sequence's number.
+void AddBlockTable(std::span<const int32_t> blocks, StepBatch& batch);
+// A step without tokens that brings the batch's new blocks, and the batch without them: of steps
+// that are repeated all but the first have none.
+StepBatch TakeNewBlocks(StepBatch& batch);
+
+class BlockTables;
+
 // Could this batch make a kernel touch memory it should not? INVALID_ARGUMENT naming the first
-// entry that is out of range or disagrees with another. Token ids are not judged: an unknown one
-// embeds as zeros. Costs a fraction of a microsecond per token and block.
-absl::Status CheckStepBatch(const StepBatch& batch, const BatchLimits& limits, int64_t num_blocks);
+// entry that is out of range or disagrees with another, or with tables, which have its new blocks
+// already. Token ids are not judged: an unknown one embeds as zeros. Costs a few nanoseconds per
+// token.
+absl::Status CheckStepBatch(const StepBatch& batch, const BatchLimits& limits,
+                            const BlockTables& tables);
 
 }  // namespace lockstep

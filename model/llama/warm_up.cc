@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/base/status_macros.h"
 #include "model/llama/llama_stage.h"
@@ -22,9 +23,10 @@ StepBatch BatchOfShape(const PaddedShape& shape, const BatchLimits& limits) {
   batch.query_starts.push_back(0);
   const int64_t num_seqs = shape.has_chunks ? shape.num_seqs - 1 : shape.num_seqs;
   const int64_t longest = std::min(shape.num_tokens - (num_seqs - 1), limits.max_model_len);
-  batch.max_blocks_per_seq = (longest + limits.block_size - 1) / limits.block_size;
   for (int64_t seq = 0; seq < num_seqs; ++seq) {
     const int64_t length = seq == 0 ? longest : 1;
+    const int64_t num_blocks = (length + limits.block_size - 1) / limits.block_size;
+    AddBlockTable(std::vector<int32_t>(static_cast<size_t>(num_blocks), 0), batch);
     for (int64_t position = 0; position < length; ++position) {
       batch.token_ids.push_back(0);
       batch.positions.push_back(static_cast<int32_t>(position));
@@ -36,7 +38,6 @@ StepBatch BatchOfShape(const PaddedShape& shape, const BatchLimits& limits) {
       batch.logits_rows.push_back(static_cast<int32_t>(batch.positions.size()) - 1);
     }
   }
-  batch.block_tables.assign(static_cast<size_t>(num_seqs * batch.max_blocks_per_seq), 0);
   return batch;
 }
 
@@ -48,11 +49,12 @@ absl::Status LlamaStage::WarmUp() {
   // Libraries choose algorithms and connect in steps that run.
   for (const PaddedShape& shape : AllPaddedShapes(limits_, /*wants_logits=*/is_last())) {
     const StepBatch batch = BatchOfShape(shape, limits_);
-    RETURN_IF_ERROR(CheckStepBatch(batch, limits_, num_kv_blocks_));
+    RETURN_IF_ERROR(batch_.Accept(batch, num_kv_blocks_));
     RETURN_IF_ERROR(RunPadded(batch, shape, nullptr));
     RETURN_IF_ERROR(KeepShape(shape, batch));
   }
   WarmUpHead();
+  batch_.ForgetBlockTables();
   backend_.Synchronize();
   return absl::OkStatus();
 }
@@ -60,8 +62,11 @@ absl::Status LlamaStage::WarmUp() {
 absl::Status LlamaStage::KeepSteps() {
   if (!backend_.KeepsSteps()) return absl::OkStatus();
   for (const PaddedShape& shape : AllPaddedShapes(limits_, /*wants_logits=*/is_last())) {
-    RETURN_IF_ERROR(KeepShape(shape, BatchOfShape(shape, limits_)));
+    const StepBatch batch = BatchOfShape(shape, limits_);
+    RETURN_IF_ERROR(batch_.Accept(batch, num_kv_blocks_));
+    RETURN_IF_ERROR(KeepShape(shape, batch));
   }
+  batch_.ForgetBlockTables();
   backend_.Synchronize();
   return absl::OkStatus();
 }

@@ -14,7 +14,12 @@ SlotTable::SlotTable(const SlotTableOptions& options)
       block_stamps_(static_cast<size_t>(options.num_blocks)),
       slot_steps_(slots_.size()) {
   LS_CHECK_GE(options.limits.block_size, 1);
+  const auto max_tokens = static_cast<size_t>(options.limits.max_batched_tokens);
+  Reserve(options.limits, batch_);
   batch_.query_starts.push_back(0);
+  entries_.reserve(slots_.size());
+  sampled_.reserve(slots_.size());
+  if (options.is_last_stage) logits_uses_.reserve(max_tokens);
 }
 
 absl::Status SlotTable::Invalid(uint32_t slot, const std::string& problem) const {
@@ -84,10 +89,21 @@ absl::Status SlotTable::Open(const engine::SlotOpen& open) {
   return absl::OkStatus();
 }
 
-absl::Status SlotTable::Grant(const engine::BlockGrant& grant) {
+absl::Status SlotTable::CheckGrant(const engine::BlockGrant& grant) const {
   if (grant.slot >= slots_.size() || !slots_[grant.slot].open) {
     return Invalid(grant.slot, "granted blocks, but it is not open");
   }
+  const size_t num_held = slots_[grant.slot].blocks.size();
+  const auto most = static_cast<size_t>(options_.limits.max_blocks_per_seq());
+  if (grant.blocks.size() > most - num_held) {
+    return Invalid(grant.slot, absl::StrCat("granted ", grant.blocks.size(), " blocks beside its ",
+                                            num_held, ", the longest sequence has ", most));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SlotTable::Grant(const engine::BlockGrant& grant) {
+  RETURN_IF_ERROR(CheckGrant(grant));
   std::vector<int32_t>& blocks = slots_[grant.slot].blocks;
   ++block_stamp_;
   for (const int32_t block : blocks) block_stamps_[block] = block_stamp_;
@@ -100,6 +116,8 @@ absl::Status SlotTable::Grant(const engine::BlockGrant& grant) {
       return Invalid(grant.slot, absl::StrCat("granted block ", block, " twice"));
     }
     block_stamps_[block] = block_stamp_;
+    batch_.new_blocks.push_back(
+        {static_cast<int32_t>(grant.slot), static_cast<int32_t>(blocks.size()), block});
     blocks.push_back(block);
   }
   return absl::OkStatus();
@@ -147,6 +165,7 @@ void SlotTable::AddTokens(const Slot& slot, const Entry& entry) {
   }
   batch_.query_starts.push_back(static_cast<int32_t>(batch_.num_tokens()));
   batch_.context_lens.push_back(static_cast<int32_t>(entry.first_position + entry.num_tokens));
+  batch_.table_rows.push_back(static_cast<int32_t>(entry.slot));
 }
 
 void SlotTable::AddLogits(const Slot& slot, const Entry& entry, bool sample) {
@@ -194,17 +213,19 @@ absl::Status SlotTable::AddWork(const engine::SlotWork& work) {
   return absl::OkStatus();
 }
 
-void SlotTable::LayOutBlockTables() {
-  const int64_t block_size = options_.limits.block_size;
-  const int32_t longest = *std::max_element(batch_.context_lens.begin(), batch_.context_lens.end());
-  const int64_t width = (longest + block_size - 1) / block_size;
-  batch_.max_blocks_per_seq = width;
-  batch_.block_tables.assign(entries_.size() * width, 0);
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const std::vector<int32_t>& blocks = slots_[entries_[i].slot].blocks;
-    const int64_t used = (batch_.context_lens[i] + block_size - 1) / block_size;
-    std::copy_n(blocks.begin(), used, batch_.block_tables.begin() + i * width);
-  }
+void SlotTable::BeginBatch() {
+  batch_.token_ids.clear();
+  batch_.token_sources.clear();
+  batch_.positions.clear();
+  batch_.slot_mapping.clear();
+  batch_.query_starts.assign(1, 0);
+  batch_.context_lens.clear();
+  batch_.table_rows.clear();
+  batch_.new_blocks.clear();
+  batch_.logits_rows.clear();
+  entries_.clear();
+  sampled_.clear();
+  logits_uses_.clear();
 }
 
 absl::Status SlotTable::Apply(const engine::StepPlan& plan) {
@@ -215,23 +236,12 @@ absl::Status SlotTable::Apply(const engine::StepPlan& plan) {
   if (plan.work.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("plan of step ", plan.step_id, " has no work"));
   }
+  BeginBatch();
   for (const uint32_t slot : plan.closed) RETURN_IF_ERROR(Close(slot));
   for (const engine::SlotOpen& open : plan.opened) RETURN_IF_ERROR(Open(open));
   for (const engine::BlockGrant& grant : plan.grants) RETURN_IF_ERROR(Grant(grant));
-
-  batch_.token_ids.clear();
-  batch_.token_sources.clear();
-  batch_.positions.clear();
-  batch_.slot_mapping.clear();
-  batch_.query_starts.assign(1, 0);
-  batch_.context_lens.clear();
-  batch_.logits_rows.clear();
-  entries_.clear();
-  sampled_.clear();
-  logits_uses_.clear();
   for (const engine::SlotWork& work : plan.work) RETURN_IF_ERROR(AddWork(work));
   if (!options_.is_first_stage) batch_.token_ids.assign(batch_.positions.size(), 0);
-  LayOutBlockTables();
   last_step_ = plan.step_id;
   return absl::OkStatus();
 }

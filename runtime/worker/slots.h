@@ -1,5 +1,6 @@
 // A rank's memory between steps: per slot the known tokens, the block table and how far it is
-// computed. Applies plans, which are deltas, and turns each into the flat batch of the step.
+// computed. Applies plans, which are deltas, and turns each into the flat batch of the step, in
+// which block tables are deltas, too: a slot's table is the row of its number.
 //
 // Plans come from a peer: everything in them is checked, and an error leaves the table unusable
 // (the rank ends). Known tokens count also those that an earlier step samples and that have not
@@ -105,11 +106,12 @@ class SlotTable {
   absl::Status Open(const engine::SlotOpen& open);
   absl::Status CheckOpen(const engine::SlotOpen& open) const;
   absl::Status Grant(const engine::BlockGrant& grant);
+  absl::Status CheckGrant(const engine::BlockGrant& grant) const;
   absl::Status AddWork(const engine::SlotWork& work);
   absl::Status CheckWork(const engine::SlotWork& work) const;
   void AddTokens(const Slot& slot, const Entry& entry);
   void AddLogits(const Slot& slot, const Entry& entry, bool sample);
-  void LayOutBlockTables();
+  void BeginBatch();
   absl::Status Invalid(uint32_t slot, const std::string& problem) const;
 
   SlotTableOptions options_;

@@ -134,18 +134,20 @@ class PagedBatch {
         positions_.push_back(static_cast<int32_t>(context - chunk + i));
       starts_.push_back(static_cast<int32_t>(positions_.size()));
       lens_.push_back(static_cast<int32_t>(context));
+      rows_.push_back(s);
       for (int64_t b = 0; b < blocks; ++b)
         tables_.push_back(static_cast<int32_t>(b * num_seqs + s));
     }
     slots_.resize(positions_.size());
     batch_ = {static_cast<int64_t>(positions_.size()),
               num_seqs,
-              blocks,
               positions_.data(),
               slots_.data(),
               starts_.data(),
               lens_.data(),
-              tables_.data()};
+              rows_.data(),
+              tables_.data(),
+              blocks};
     qkv_ = Normals(batch_.num_tokens * (kHeads + 2 * kKvHeads) * kHeadDim, 5);
   }
 
@@ -193,7 +195,7 @@ class PagedBatch {
   int64_t side_bytes_;
   int num_copies_;
   std::vector<DeviceBuffer> sides_;  // k and v of each copy
-  std::vector<int32_t> positions_, starts_ = {0}, lens_, tables_;
+  std::vector<int32_t> positions_, starts_ = {0}, lens_, rows_, tables_;
   std::vector<int64_t> slots_;
   std::vector<float> qkv_;
   BatchIndex batch_;

@@ -140,7 +140,8 @@ class ModelBench {
   }
 
   // Of one step, until min_seconds have passed.
-  double MedianSeconds(const StepBatch& batch, int min_repeats, float min_seconds) {
+  double MedianSeconds(StepBatch batch, int min_repeats, float min_seconds) {
+    Ok(stage_->Forward(TakeNewBlocks(batch)));
     std::vector<double> seconds;
     float spent = 0;  // rank 0's, so that all ranks stop together
     for (int repeat = -1; repeat < min_repeats || spent < min_seconds; ++repeat) {

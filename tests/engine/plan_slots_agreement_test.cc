@@ -5,11 +5,13 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "model/llama/block_tables.h"
 #include "runtime/engine/simulated_rank.h"
 #include "runtime/worker/slots.h"
 #include "tests/engine/random_workload.h"
@@ -67,6 +69,8 @@ class Agreement {
     options.num_blocks = config_.num_blocks;
     options.vocab_size = kVocabSize;
     options.vocab = {0, kVocabSize};
+    // A stage keeps what a replica that is lost has left there.
+    if (kept_tables_.empty()) kept_tables_.assign(3, BlockTables(options.limits));
     const auto table = [&options](bool is_first, bool is_last) {
       options.is_first_stage = is_first;
       options.is_last_stage = is_last;
@@ -120,18 +124,21 @@ class Agreement {
       tables.emplace_back(slot.blocks.begin(), slot.blocks.begin() + used);
     }
     EXPECT_EQ(first_->batch().token_ids, expected.token_ids);
+    auto next_kept = kept_tables_.begin();
     for (const SlotTable* table : {first_.get(), inner_.get(), last_.get()}) {
       const StepBatch& batch = table->batch();
       EXPECT_EQ(batch.positions, expected.positions);
       EXPECT_EQ(batch.slot_mapping, expected.slot_mapping);
       EXPECT_EQ(batch.query_starts, expected.query_starts);
       EXPECT_EQ(batch.context_lens, expected.context_lens);
-      ASSERT_EQ(batch.block_tables.size(), tables.size() * batch.max_blocks_per_seq);
+      ASSERT_EQ(batch.table_rows.size(), tables.size());
+      BlockTables& kept = *next_kept++;
+      ASSERT_TRUE(kept.Write(batch.new_blocks, config_.num_blocks).ok());
       for (size_t i = 0; i < tables.size(); ++i) {
-        ASSERT_LE(static_cast<int64_t>(tables[i].size()), batch.max_blocks_per_seq);
-        tables[i].resize(batch.max_blocks_per_seq, 0);
-        const auto row = batch.block_tables.begin() + i * batch.max_blocks_per_seq;
-        EXPECT_EQ(std::vector<int32_t>(row, row + batch.max_blocks_per_seq), tables[i]);
+        const std::span<const int32_t> row = kept.row(batch.table_rows[i]);
+        ASSERT_LE(tables[i].size(), row.size());
+        EXPECT_EQ(std::vector<int32_t>(row.begin(), row.begin() + std::ssize(tables[i])),
+                  tables[i]);
       }
     }
   }
@@ -178,6 +185,7 @@ class Agreement {
   const FakeLanguageModel& model_;
   std::mt19937_64 random_;
   std::unique_ptr<SlotTable> first_, inner_, last_;
+  std::vector<BlockTables> kept_tables_;  // of their stages
   std::unique_ptr<SimulatedRank> rank_;
   std::deque<OnTheirWay> on_their_way_;
   int64_t num_steps_ = 0;

@@ -143,7 +143,7 @@ class StepCounter {
         slots_(batch_.slot_mapping),
         starts_(batch_.query_starts),
         lens_(batch_.context_lens),
-        tables_(batch_.block_tables) {
+        tables_(TablesOf(batch_)) {
     index_.num_tokens = tokens_;
     index_.num_seqs = num_seqs;
     index_.positions = positions_.as<int32_t>();
@@ -151,7 +151,7 @@ class StepCounter {
     index_.query_starts = starts_.as<int32_t>();
     index_.context_lens = lens_.as<int32_t>();
     index_.block_tables = tables_.as<int32_t>();
-    index_.max_blocks_per_seq = batch_.max_blocks_per_seq;
+    index_.max_blocks_per_seq = MaxBlocksPerSeq();
     const int64_t blocks = num_seqs * ((context + shape.block_size - 1) / shape.block_size) + 1;
     const int64_t half = blocks * shape.num_kv_heads * shape.block_size * shape.head_dim * 2;
     cache_memory_ = std::make_unique<Memory>(2 * half);
@@ -177,6 +177,13 @@ class StepCounter {
  private:
   int64_t QkvWidth() const {
     return int64_t{shape_.num_heads + 2 * shape_.num_kv_heads} * shape_.head_dim;
+  }
+
+  int64_t MaxBlocksPerSeq() const { return std::ssize(batch_.new_blocks) / batch_.num_seqs(); }
+  static std::vector<int32_t> TablesOf(const StepBatch& batch) {
+    std::vector<int32_t> tables;
+    for (const NewBlock& block : batch.new_blocks) tables.push_back(block.block);
+    return tables;
   }
 
   void CountElementwise() {
@@ -227,7 +234,7 @@ class StepCounter {
   void CountAttention(const std::string& name, cuda::TensorMapEncoder encode) {
     cuda::AttentionWork work;
     work.LayOut(
-        {batch_.query_starts, batch_.context_lens, batch_.max_blocks_per_seq},
+        {batch_.query_starts, batch_.context_lens, batch_.table_rows, MaxBlocksPerSeq()},
         {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, DType::kBF16,
         {.num_multiprocessors = static_cast<int>(kMultiprocessors), .wgmma = encode != nullptr});
     const Memory on_device(std::vector<std::byte>(work.bytes().begin(), work.bytes().end()));

@@ -73,7 +73,8 @@ class Steps {
     LS_CHECK(sampler.DecidesAll());
     backend_.MarkCopiesIn(nullptr);
     step.end.Record(backend_.stream());
-    batch_.token_sources.resize(rows_.size());  // from now on
+    batch_.new_blocks.clear();  // from now on
+    batch_.token_sources.resize(rows_.size());
     std::iota(batch_.token_sources.begin(), batch_.token_sources.end(), 0);
     return absl::OkStatus();
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -44,9 +43,10 @@ class KernelTimer {
     batch_ = Value(
         DeviceBatch::Allocate(backend_, batch_limits, static_cast<int>(config_.num_heads), cache));
     const bool repeats = num_tokens() <= kMaxPaddedChunkTokens || size.new_tokens == 1;
-    batch_.CopyFrom(MakeUniformBatch({size.num_seqs, size.context, size.new_tokens, size.block_size,
-                                      config_.vocab_size}),
-                    backend_, repeats ? AttentionCut::kBest : AttentionCut::kOnce);
+    const StepBatch batch = MakeUniformBatch(
+        {size.num_seqs, size.context, size.new_tokens, size.block_size, config_.vocab_size});
+    LS_CHECK(batch_.Accept(batch, std::ssize(batch.new_blocks)).ok());
+    batch_.CopyFrom(batch, backend_, repeats ? AttentionCut::kBest : AttentionCut::kOnce);
     const int64_t widest = std::max<int64_t>({2 * config_.intermediate_size, qkv_width(),
                                               config_.vocab_size * size.num_seqs / num_tokens()});
     wide_ = Rows(widest, sizeof(float));

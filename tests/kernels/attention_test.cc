@@ -185,7 +185,8 @@ TEST(ReferenceAttention, IsSoftmaxOfScaledScoresTimesValues) {
   const std::vector<float> qkv = {2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const int32_t position = 2, starts[] = {0, 1}, len = 3, blocks[] = {0, 1, 2};
   const int64_t slot = 2;
-  const BatchIndex batch = {1, 1, 3, &position, &slot, starts, &len, blocks};
+  const int32_t row = 0;
+  const BatchIndex batch = {1, 1, &position, &slot, starts, &len, &row, blocks, 3};
   const double weights[] = {std::exp(1.0), std::exp(0.5), std::exp(1.5)};
   const double sum = weights[0] + weights[1] + weights[2];
   std::vector<BF16> short_k, short_v;  // exact

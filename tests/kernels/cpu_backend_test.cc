@@ -25,8 +25,16 @@ class Layer {
       }
     }
     starts_.push_back(40);
-    batch_ = {
-        40, 9, 332, positions_.data(), slots_.data(), starts_.data(), lens_.data(), blocks_.data()};
+    rows_ = {8, 7, 6, 5, 4, 3, 2, 1, 0};
+    batch_ = {40,
+              9,
+              positions_.data(),
+              slots_.data(),
+              starts_.data(),
+              lens_.data(),
+              rows_.data(),
+              blocks_.data(),
+              332};
     for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i] = static_cast<int32_t>(i % 332);
   }
 
@@ -53,7 +61,7 @@ class Layer {
   std::vector<float> wide_ = std::vector<float>(40 * 96);
   std::vector<float> k_ = std::vector<float>(332 * 2 * 12);
   std::vector<float> v_ = k_;
-  std::vector<int32_t> positions_, starts_, lens_;
+  std::vector<int32_t> positions_, starts_, lens_, rows_;
   std::vector<int64_t> slots_;
   std::vector<int32_t> blocks_ = std::vector<int32_t>(9 * 332);
   KvCacheView cache_ = {k_.data(), v_.data(), DType::kF32, 332, 2, 1, 12};

@@ -15,6 +15,7 @@ BatchIndex FlatBatch::Index() const {
   batch.slot_mapping = slots.data();
   batch.query_starts = query_starts.data();
   batch.context_lens = context_lens.data();
+  batch.table_rows = table_rows.data();
   batch.block_tables = block_tables.data();
   return batch;
 }
@@ -93,13 +94,14 @@ std::vector<float> PagedWorld::Attend(Backend& backend) const {
 FlatBatch PagedWorld::Alone(int64_t token) const {
   const auto& starts = flat_.query_starts;
   const int64_t seq = std::upper_bound(starts.begin(), starts.end(), token) - starts.begin() - 1;
-  const auto blocks = flat_.block_tables.begin() + seq * flat_.max_blocks_per_seq;
+  const int32_t* const blocks = batch_.BlockTable(seq);
   FlatBatch alone;
   alone.max_blocks_per_seq = flat_.max_blocks_per_seq;
   alone.positions = {flat_.positions[token]};
   alone.slots = {flat_.slots[token]};
   alone.query_starts = {0, 1};
   alone.context_lens = {flat_.positions[token] + 1};
+  alone.table_rows = {0};
   alone.block_tables.assign(blocks, blocks + flat_.max_blocks_per_seq);
   return alone;
 }
@@ -117,19 +119,24 @@ void PagedWorld::ShuffleBlocks(int num_blocks) {
   std::vector<int32_t> free(num_blocks);
   std::iota(free.begin(), free.end(), 0);
   std::shuffle(free.begin(), free.end(), random_.engine());
-  flat_.block_tables.assign(chunks_.size() * flat_.max_blocks_per_seq,
+  constexpr int kRowsOfOthers = 2;
+  flat_.table_rows.resize(chunks_.size() + kRowsOfOthers);
+  std::iota(flat_.table_rows.begin(), flat_.table_rows.end(), 0);
+  std::shuffle(flat_.table_rows.begin(), flat_.table_rows.end(), random_.engine());
+  flat_.block_tables.assign(flat_.table_rows.size() * flat_.max_blocks_per_seq,
                             -1);  // reading one that is not there would be out of bounds
+  flat_.table_rows.resize(chunks_.size());
   size_t used = 0;
   for (size_t s = 0; s < chunks_.size(); ++s) {
     const int tokens = chunks_[s].computed + chunks_[s].chunk;
-    for (int b = 0; b * shape_.block_size < tokens; ++b)
-      flat_.block_tables[s * flat_.max_blocks_per_seq + b] = free[used++];
+    for (int b = 0; b * shape_.block_size < tokens; ++b) flat_.BlockTable(s)[b] = free[used++];
   }
 }
 
 int64_t PagedWorld::SlotOf(size_t seq, int position) const {
+  const int64_t row = flat_.table_rows[seq];
   const int64_t block =
-      flat_.block_tables[seq * flat_.max_blocks_per_seq + position / shape_.block_size];
+      flat_.block_tables[row * flat_.max_blocks_per_seq + position / shape_.block_size];
   return block * shape_.block_size + position % shape_.block_size;
 }
 

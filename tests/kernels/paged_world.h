@@ -1,5 +1,5 @@
-// A flat batch of sequences over a paged cache, for tests of attention: shuffled blocks, NaN
-// wherever nothing was written.
+// A flat batch of sequences over a paged cache, for tests of attention: shuffled blocks, in tables
+// that are rows among others, NaN wherever nothing was written.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,13 @@ struct FlatBatch {
   std::vector<int64_t> slots;
   std::vector<int32_t> query_starts;
   std::vector<int32_t> context_lens;
+  std::vector<int32_t> table_rows;
   std::vector<int32_t> block_tables;
 
   BatchIndex Index() const;  // of these very arrays
+  int32_t* BlockTable(size_t seq) {
+    return block_tables.data() + table_rows[seq] * max_blocks_per_seq;
+  }
 };
 
 // A cache and, per sequence, a context written by the reference backend.

@@ -1,6 +1,7 @@
 // A rank's model on a GPU, which is the emulation's plugin: what the KV cache gets of its memory.
 #include "runtime/worker/rank_model.h"
 
+#include <array>
 #include <cstdlib>
 
 #include "gmock/gmock.h"
@@ -45,8 +46,7 @@ class CudaRankModelTest : public ::testing::Test {
     batch.slot_mapping = {int64_t{block} * 16};
     batch.query_starts = {0, 1};
     batch.context_lens = {1};
-    batch.block_tables = {block};
-    batch.max_blocks_per_seq = 1;
+    AddBlockTable(std::array{block}, batch);
     batch.logits_rows = {0};
     return model.Calls().forward(batch);
   }

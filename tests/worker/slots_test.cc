@@ -27,6 +27,13 @@ SlotTableOptions Small() {
       .vocab = {.begin = 0, .end = 100}};
 }
 
+std::vector<std::vector<int32_t>> Fields(const std::vector<NewBlock>& blocks) {
+  std::vector<std::vector<int32_t>> fields;
+  for (const NewBlock& block : blocks)
+    fields.push_back({block.table_row, block.index, block.block});
+  return fields;
+}
+
 TEST(SlotTable, LaysOutChunksAndDecodes) {
   SlotTable table(Small());
   PlanWriter plan;
@@ -45,10 +52,30 @@ TEST(SlotTable, LaysOutChunksAndDecodes) {
   EXPECT_THAT(batch.slot_mapping, ElementsAre(0, 1, 3 * 4 + 1));
   EXPECT_THAT(batch.query_starts, ElementsAre(0, 2, 3));
   EXPECT_THAT(batch.context_lens, ElementsAre(2, 6));
-  EXPECT_EQ(batch.max_blocks_per_seq, 2);
-  EXPECT_THAT(batch.block_tables, ElementsAre(0, 0, 7, 3));
+  EXPECT_THAT(batch.table_rows, ElementsAre(2, 0));
+  EXPECT_THAT(Fields(batch.new_blocks), ElementsAre(ElementsAre(2, 0, 0)));
   EXPECT_THAT(batch.logits_rows, ElementsAre(2));
   EXPECT_EQ(table.logits_uses()[0].position, 6u);
+}
+
+TEST(SlotTable, BlocksAreNewOnce) {
+  SlotTable table(Small());
+  PlanWriter plan;
+  plan.Open(1, {10, 11, 12}).Grant(1, {7}).Chunk(1, 3, true);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_THAT(Fields(table.batch().new_blocks), ElementsAre(ElementsAre(1, 0, 7)));
+  plan.Decode(1);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_THAT(table.batch().new_blocks, IsEmpty());
+  plan.Decode(1).Grant(1, {3}).Open(0, {4}).Grant(0, {7}).Grant(0, {5});  // 0 has nothing to do
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_THAT(table.batch().table_rows, ElementsAre(1));
+  EXPECT_THAT(Fields(table.batch().new_blocks),
+              ElementsAre(ElementsAre(1, 1, 3), ElementsAre(0, 0, 7), ElementsAre(0, 1, 5)));
+  // The next tenant begins anew.
+  plan.Close(1).Open(1, {9}).Grant(1, {3}).Decode(1);
+  ASSERT_TRUE(table.Apply(plan.Take()).ok());
+  EXPECT_THAT(Fields(table.batch().new_blocks), ElementsAre(ElementsAre(1, 0, 3)));
 }
 
 TEST(SlotTable, StartsBehindACachedPrefix) {
@@ -264,6 +291,14 @@ TEST(SlotTable, RefusesMalformedPlans) {
        },
        "block 2 twice"},
       {[](Plan& p) { p.grants = {{.slot = 0, .blocks = {1}}}; }, "block 1 twice"},
+      {[](Plan& p) {
+         p.grants = {{.slot = 0, .blocks = {2, 3, 4}}};
+       },
+       "longest sequence has 4"},
+      {[](Plan& p) {
+         p.grants = {{.slot = 0, .blocks = {2, 3}}, {.slot = 0, .blocks = {4}}};
+       },
+       "granted 1 blocks beside its 4"},
       {[](Plan& p) { p.work.push_back(p.work[0]); }, "work twice"},
       {[](Plan& p) { p.work[0].slot = 2; }, "not open"},
       {[](Plan& p) { p.work[0].slot = kHuge; }, "not open"},

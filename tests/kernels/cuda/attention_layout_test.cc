@@ -66,6 +66,17 @@ TEST(AttentionLayout, CoversAllContextsWithinWhatIsLaunched) {
   }
 }
 
+TEST(AttentionLayout, AllocatesNothingWithinWhatIsReserved) {
+  const AttentionLimits limits = {.num_tokens = 512, .num_seqs = 200, .context_len = 131072};
+  AttentionWork work;
+  work.Reserve(MostAttentionWork(limits, kHeads, DType::kBF16, kMachine));
+  const std::byte* const memory = work.bytes().data();
+  for (const Batch& batch : {Decodes(1, 70), OneLong(200, 1, 900, 131072), Batch({{512, 512}})}) {
+    work.LayOut(batch.view(AttentionCut::kOnce), kHeads, DType::kBF16, kMachine);
+    EXPECT_EQ(work.bytes().data(), memory);
+  }
+}
+
 // Or a step would be recorded anew with its contexts' growth.
 TEST(AttentionLayout, BatchesOfOneSizeHaveTheFormsThatCanBeAskedFor) {
   for (const AttentionHeads& heads : {kHeads, kOneHead, AttentionHeads{64, 4, 128}}) {

@@ -37,7 +37,7 @@ void ExpectCovers(const AttentionWork& work, const Batch& batch, const Attention
     size_t num_merged = 0;
     for (const auto& [tile, items] : tile_items) {
       EXPECT_TRUE(tiles.insert(tile).second) << "a tile in two launches";
-      const auto seq = static_cast<size_t>(tile.first / Batch::kWidth);
+      const size_t seq = batch.SequenceOf(tile.first);
       const int num_tokens = batch.starts()[seq + 1] - batch.starts()[seq];
       const int last_row = std::min(tile.second + form.tile_rows, num_tokens * group) - 1;
       const int end = batch.contexts()[seq] - num_tokens + last_row / group + 1;

@@ -35,17 +35,28 @@ class Batch {
       starts_.push_back(starts_.back() + new_tokens);
       contexts_.push_back(context);
     }
+    for (size_t seq = 0; seq < contexts_.size(); ++seq) rows_.push_back(RowOf(seq));
   }
   AttentionBatch view(AttentionCut cut) const {
-    return {starts_, contexts_, kWidth, cut, kLongest};
+    return {starts_, contexts_, rows_, kWidth, cut, kLongest};
   }
-  static constexpr int64_t kWidth = 8192;
+  // Whose block table begins there.
+  size_t SequenceOf(int32_t table) const {
+    EXPECT_EQ(table % kWidth, 0);
+    const auto found = std::find(rows_.begin(), rows_.end(), table / kWidth);
+    EXPECT_NE(found, rows_.end());
+    return static_cast<size_t>(found - rows_.begin());
+  }
   const std::vector<int32_t>& starts() const { return starts_; }
   const std::vector<int32_t>& contexts() const { return contexts_; }
 
  private:
+  static constexpr int64_t kWidth = 8192;
+  int32_t RowOf(size_t seq) const { return static_cast<int32_t>(3 * (contexts_.size() - seq)); }
+
   std::vector<int32_t> starts_ = {0};
   std::vector<int32_t> contexts_;
+  std::vector<int32_t> rows_;  // of the block tables, some of which are others'
 };
 
 inline Batch Decodes(int count, int32_t context) {

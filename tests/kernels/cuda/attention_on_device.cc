@@ -34,6 +34,7 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   BatchIndex index = device_batch.index();
   index.positions = index.query_starts = index.context_lens = nullptr;
   index.slot_mapping = nullptr;
+  index.table_rows = nullptr;
   const DeviceArray<float> plain_qkv(qkv);
   const DeviceArray<BF16> rounded_qkv(Narrowed<BF16>(qkv));
   // No larger than what is used: its edges are looked at.
@@ -107,8 +108,9 @@ int64_t DeviceBatch::NumPartialRows() const {
 }
 
 std::vector<uint8_t> DeviceBatch::LayOut(const FlatBatch& batch) {
-  work_.LayOut({batch.query_starts, batch.context_lens, batch.max_blocks_per_seq, cut_},
-               {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, shape_.dtype, machine_);
+  work_.LayOut(
+      {batch.query_starts, batch.context_lens, batch.table_rows, batch.max_blocks_per_seq, cut_},
+      {shape_.num_heads, shape_.num_kv_heads, shape_.head_dim}, shape_.dtype, machine_);
   std::vector<uint8_t> bytes(work_.bytes().size());
   std::memcpy(bytes.data(), work_.bytes().data(), bytes.size());
   return bytes;

@@ -276,7 +276,7 @@ TEST_P(CudaAttention, SequencesWithoutContextAreLeftAlone) {
       batch.slots.push_back(-1);
       batch.query_starts.push_back(batch.query_starts.back() + 1);
       batch.context_lens.push_back(0);
-      batch.block_tables.insert(batch.block_tables.end(), batch.max_blocks_per_seq, -1);
+      batch.table_rows.push_back(0);  // somebody's
     }
     qkv.resize(qkv.size() + 2 * world.width(), std::numeric_limits<float>::quiet_NaN());
     std::vector<float> got = device.Attend(batch, qkv, options);

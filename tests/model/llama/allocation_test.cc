@@ -10,15 +10,18 @@ namespace {
 
 // A prefill of five tokens and a decode.
 StepBatch MixedBatch() {
-  return {.token_ids = {1, 2, 3, 4, 5, 6},
-          .token_sources = {},
-          .positions = {0, 1, 2, 3, 4, 7},
-          .slot_mapping = {8, 9, 10, 11, 4, 15},
-          .query_starts = {0, 5, 6},
-          .context_lens = {5, 8},
-          .block_tables = {2, 1, 0, 3},
-          .max_blocks_per_seq = 2,
-          .logits_rows = {4, 5}};
+  StepBatch batch = {.token_ids = {1, 2, 3, 4, 5, 6},
+                     .token_sources = {},
+                     .positions = {0, 1, 2, 3, 4, 7},
+                     .slot_mapping = {8, 9, 10, 11, 4, 15},
+                     .query_starts = {0, 5, 6},
+                     .context_lens = {5, 8},
+                     .table_rows = {},
+                     .new_blocks = {},
+                     .logits_rows = {4, 5}};
+  AddBlockTable(std::vector<int32_t>{2, 1}, batch);
+  AddBlockTable(std::vector<int32_t>{0, 3}, batch);
+  return batch;
 }
 
 TEST(AllocationTest, WarmForwardAllocatesNothing) {

@@ -45,12 +45,13 @@ class Sequences {
   StepBatch Next(const Mix& mix) {
     StepBatch batch;
     batch.query_starts = {0};
-    batch.max_blocks_per_seq = kMaxBlocksPerSeq;
     for (const Work& work : mix) Add(work, batch);
     return batch;
   }
 
  private:
+  // Sequence 5 comes when 3 is no more.
+  static int32_t RowOf(int sequence) { return (sequence == 5 ? 3 : sequence) * 3 % 5; }
   static int32_t BlockOf(int sequence, int64_t index) {
     const std::vector<int32_t>& first = kFirstBlocks[static_cast<size_t>(sequence)];
     const int64_t last = std::ssize(first) - 1;
@@ -71,13 +72,16 @@ class Sequences {
     batch.query_starts.push_back(static_cast<int32_t>(batch.num_tokens()));
     batch.logits_rows.push_back(static_cast<int32_t>(batch.num_tokens() - 1));
     batch.context_lens.push_back(static_cast<int32_t>(length));
-    const int64_t used = (length + kBlockSize - 1) / kBlockSize;
-    for (int64_t block = 0; block < kMaxBlocksPerSeq; ++block) {
-      batch.block_tables.push_back(block < used ? BlockOf(work.sequence, block) : 0);
+    batch.table_rows.push_back(RowOf(work.sequence));
+    int64_t& num_blocks = num_blocks_[work.sequence];
+    for (; num_blocks * kBlockSize < length; ++num_blocks) {
+      batch.new_blocks.push_back({RowOf(work.sequence), static_cast<int32_t>(num_blocks),
+                                  BlockOf(work.sequence, num_blocks)});
     }
   }
 
   int64_t lengths_[6] = {0, 0, 0, kSharedTokens, 0, kLongTokens};
+  int64_t num_blocks_[6] = {};  // that the stage knows of
 };
 
 // One after another: each sequence goes on where it was.

@@ -56,9 +56,11 @@ class LogitsRowsTest : public ::testing::Test {
                        .slot_mapping = {8, 9, 10, 11, 4, 0, 1, 2},
                        .query_starts = {0, 5, 8},
                        .context_lens = {5, 3},
-                       .block_tables = {2, 1, 0, 0},
-                       .max_blocks_per_seq = 2,
+                       .table_rows = {},
+                       .new_blocks = {},
                        .logits_rows = logits_rows};
+    AddBlockTable(std::vector<int32_t>{2, 1}, batch);
+    AddBlockTable(std::vector<int32_t>{0}, batch);
     rows_.clear();
     const absl::Status status = stage_->Forward(batch);
     EXPECT_TRUE(status.ok()) << status;

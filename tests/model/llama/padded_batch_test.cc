@@ -151,8 +151,8 @@ TEST(PaddedShapeTest, ThereAreFewEvenForManySequences) {
 
 TEST(PadTest, AddsTokensThatWriteNowhereAndSeeNothing) {
   StepBatch batch = Decodes({7, 20, 33});
-  batch.max_blocks_per_seq = 3;
-  batch.block_tables = {1, 0, 0, 2, 5, 0, 3, 6, 7};
+  batch.table_rows = {5, 0, 7};
+  batch.new_blocks = {{5, 0, 1}};
   const PaddedShape shape = *PaddedShapeFor(batch, kLimits);
   StepBatch padded;
   const StepBatch other = Decodes({1, 1, 1, 1, 1, 1, 1, 1, 1});
@@ -166,14 +166,13 @@ TEST(PadTest, AddsTokensThatWriteNowhereAndSeeNothing) {
   EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 2, 3, 4));
   EXPECT_THAT(padded.context_lens, ElementsAre(7, 20, 33, 0));
   EXPECT_THAT(padded.logits_rows, ElementsAre(0, 1, 2, 0));
-  EXPECT_EQ(padded.max_blocks_per_seq, 3);
-  EXPECT_EQ(padded.block_tables, batch.block_tables);  // nobody reads that of a sequence added
+  EXPECT_THAT(padded.table_rows, ElementsAre(5, 0, 7, 0));  // nobody reads an added one's
+  EXPECT_TRUE(padded.new_blocks.empty());
 }
 
 TEST(PadTest, TokensAddedToChunksAreASequenceWithoutContext) {
   StepBatch batch = Mix(1, 3, 20);
-  batch.max_blocks_per_seq = 2;
-  batch.block_tables = {1, 2, 3, 4};
+  batch.table_rows = {3, 1};
   StepBatch padded;
   Pad(batch, *PaddedShapeFor(batch, kLimits), padded);
   EXPECT_THAT(padded.token_ids, ElementsAre(100, 7, 7, 7, 0, 0, 0, 0));
@@ -182,21 +181,17 @@ TEST(PadTest, TokensAddedToChunksAreASequenceWithoutContext) {
   EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 4, 8, 8, 8));
   EXPECT_THAT(padded.context_lens, ElementsAre(20, 20, 0, 0, 0));
   EXPECT_THAT(padded.logits_rows, ElementsAre(0, 3, 0, 0, 0, 0, 0, 0));
-  EXPECT_EQ(padded.block_tables, batch.block_tables);
+  EXPECT_THAT(padded.table_rows, ElementsAre(3, 1, 0, 0, 0));
 }
 
 // There is a sequence for tokens added even where there may be no more sequences.
 TEST(PadTest, AsManySequencesAsThereMayBe) {
   const BatchLimits limits{.max_batched_tokens = 64, .max_num_seqs = 2};
   StepBatch batch = Mix(1, 6, 20);
-  batch.block_tables.resize(4);
-  batch.max_blocks_per_seq = 2;
   StepBatch padded;
   Pad(batch, *PaddedShapeFor(batch, limits), padded);
   EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 7, 8));
   batch = Mix(1, 7, 20);  // none to add
-  batch.block_tables.resize(4);
-  batch.max_blocks_per_seq = 2;
   Pad(batch, *PaddedShapeFor(batch, limits), padded);
   EXPECT_THAT(padded.query_starts, ElementsAre(0, 1, 8, 8));
 }

@@ -120,10 +120,6 @@ StepBatch RankDriver::MakeBatch(const std::vector<Work>& work) const {
   StepBatch batch;
   batch.query_starts.push_back(0);
   for (const Work& item : work) {
-    batch.max_blocks_per_seq =
-        std::max<int64_t>(batch.max_blocks_per_seq, std::ssize(sequences_[item.sequence].blocks));
-  }
-  for (const Work& item : work) {
     const Sequence& sequence = sequences_[item.sequence];
     for (int64_t i = 0; i < item.num_tokens; ++i) {
       const int64_t position = sequence.num_computed + i;
@@ -137,9 +133,7 @@ StepBatch RankDriver::MakeBatch(const std::vector<Work>& work) const {
     }
     batch.query_starts.push_back(static_cast<int32_t>(batch.positions.size()));
     batch.context_lens.push_back(static_cast<int32_t>(sequence.num_computed + item.num_tokens));
-    std::vector<int32_t> table = sequence.blocks;
-    table.resize(static_cast<size_t>(batch.max_blocks_per_seq));
-    batch.block_tables.insert(batch.block_tables.end(), table.begin(), table.end());
+    AddBlockTable(sequence.blocks, batch);
   }
   return batch;
 }
