@@ -7,17 +7,12 @@
 
 #include "kernels/base/check.h"
 #include "kernels/cuda/cuda_status.h"
+#include "tests/gpu/measuring.h"
 
 namespace lockstep::bench {
 namespace {
 
 constexpr int64_t kNumNumbers = int64_t{1} << 24;
-
-template <typename T>
-T Value(absl::StatusOr<T> value) {
-  LS_CHECK(value.ok()) << value.status();
-  return *std::move(value);
-}
 
 }  // namespace
 
