@@ -5,7 +5,7 @@
 #   tests/run.sh --quick         build + the plain loop only (under three minutes)
 #   tests/run.sh --sanitizers    also the suite under ASan+UBSan and the threaded parts under TSan
 #   tests/run.sh --ci            everything, as continuous integration runs it: a build from nothing in build/ci and build/ci-asan, many
-#                                sources at a time (LOCKSTEP_UNITY), and what waits beside what compiles
+#                                sources at a time (LOCKSTEP_UNITY)
 #   tests/run.sh --filter REGEX  only ctest entries that match
 #
 # LOCKSTEP_SHARED names the directory of test assets (default: ../shared beside the checkout); tests that need it skip loudly without it.
@@ -55,11 +55,6 @@ if command -v clang-format >/dev/null; then
   git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
 fi
 
-# The sanitizers' objects have no use for benchmarks.
-build_asan() {
-  build "$asan" plain_tests "${options[@]}" -DLOCKSTEP_SANITIZE=address,undefined -DLOCKSTEP_BENCHMARKS=OFF
-}
-
 step "build (release)"
 if [ "$quick" = 1 ]; then
   build "$release" plain_tests "${options[@]}"
@@ -70,30 +65,16 @@ step "plain tests"
 test_in "$release" -L plain -j "$jobs"
 if [ "$quick" = 1 ]; then exit 0; fi
 
-if [ "$ci" = 1 ]; then
-  # Most of these tests wait; the compiler takes what they leave. Those that measure have the machine to themselves.
-  step "MPI and end-to-end tests; beside them, at the lowest priority, build (ASan + UBSan; $asan.log)"
-  set -m  # a process group of its own, that ends with this script
-  (renice -n 19 "$BASHPID" >/dev/null; build_asan) >"$asan.log" 2>&1 &
-  builder=$!
-  set +m
-  trap 'kill -- "-$builder" 2>/dev/null || true' EXIT
-  test_in "$release" -LE 'plain|measures' -j "$jobs"
-  step "the rest of the build (ASan + UBSan)"
-  wait "$builder" || { cat "$asan.log"; exit 1; }
-  trap - EXIT
-  step "tests that measure"
-  test_in "$release" -L measures
-else
-  step "MPI and end-to-end tests"
-  test_in "$release" -LE plain -j "$jobs"
-fi
+step "MPI and end-to-end tests"
+test_in "$release" -LE 'plain|measures' -j "$jobs"
+# Those that measure have the machine to themselves.
+step "tests that measure"
+test_in "$release" -L measures
 
 if [ "$sanitizers" = 1 ]; then
-  if [ "$ci" = 0 ]; then
-    step "build (ASan + UBSan)"
-    build_asan
-  fi
+  step "build (ASan + UBSan)"
+  # Its objects have no use for benchmarks.
+  build "$asan" plain_tests "${options[@]}" -DLOCKSTEP_SANITIZE=address,undefined -DLOCKSTEP_BENCHMARKS=OFF
   step "tests under ASan + UBSan"
   # Emulated GPU threads take turns at random there: what depends on their order fails. Of the simulated worlds that the
   # release build went through, a fifth.

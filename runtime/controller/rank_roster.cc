@@ -7,6 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "runtime/controller/rank_checks.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {
@@ -14,25 +15,13 @@ namespace {
 
 constexpr size_t kMaxHostBytes = 255;
 constexpr size_t kMaxOperationBytes = 512;
-// Bytes and block counts beyond this are nonsense; sums of two stay inside int64.
-constexpr int64_t kMaxCount = int64_t{1} << 60;
-
-constexpr size_t kMaxGpuTextBytes = 255;
-constexpr int kMaxGpuLinks = 64;
 constexpr double kMaxLinkValue = 1e15;
-constexpr int64_t kMaxKvBlocks = int64_t{1} << 30;  // block ids are int32
 
 template <typename T>
 absl::Status CheckEqual(absl::string_view what, const T& shown, const T& expected) {
   if (shown == expected) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(what, " ", shown, " does not match the controller's ", expected));
-}
-
-absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low = 0) {
-  if (value >= low && value <= kMaxCount) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " ", value, " is outside [", low, ", ", kMaxCount, "]"));
 }
 
 // The flag's name: ranks whose limits differ were placed by hand.
@@ -52,46 +41,6 @@ absl::Status CheckLimits(const v1::RankLimits& offered, const StepLimits& needed
   RETURN_IF_ERROR(
       CheckRoom("--max-batched-tokens", offered.max_batched_tokens(), needed.max_batched_tokens));
   return CheckRoom("--max-model-len", offered.max_model_len(), needed.max_model_len);
-}
-
-absl::Status CheckGpu(const v1::Gpu& gpu) {
-  RETURN_IF_ERROR(CheckCount("Gpu.index", gpu.index()));
-  RETURN_IF_ERROR(CheckCount("Gpu.memory_bytes", gpu.memory_bytes()));
-  RETURN_IF_ERROR(CheckCount("Gpu.numa_node", gpu.numa_node(), -1));
-  size_t longest = std::max({gpu.name().size(), gpu.pci_bus_id().size(), gpu.nearest_nic().size(),
-                             gpu.nic_distance().size()});
-  for (const v1::GpuLink& link : gpu.links()) {
-    longest = std::max(longest, link.pci_bus_id().size());
-    if (!v1::GpuLink::Kind_IsValid(link.kind())) {
-      return absl::InvalidArgumentError(absl::StrCat("GpuLink.kind is ", link.kind()));
-    }
-  }
-  if (longest > kMaxGpuTextBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a text of Gpu has ", longest, " bytes, at most ", kMaxGpuTextBytes));
-  }
-  if (gpu.links_size() > kMaxGpuLinks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Gpu has ", gpu.links_size(), " links, at most ", kMaxGpuLinks));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckKvBlocks(const char* name, int64_t blocks) {
-  RETURN_IF_ERROR(CheckCount(name, blocks));
-  if (blocks <= kMaxKvBlocks) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " ", blocks, " is more than ", kMaxKvBlocks));
-}
-
-absl::Status CheckGpuMemory(const v1::GpuMemory& memory) {
-  RETURN_IF_ERROR(CheckCount("GpuMemory.total_bytes", memory.total_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.budget_bytes", memory.budget_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.weight_bytes", memory.weight_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.step_bytes", memory.step_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.other_bytes", memory.other_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.batched_token_bytes", memory.batched_token_bytes()));
-  return CheckCount("GpuMemory.left_bytes", memory.left_bytes(), -kMaxCount);
 }
 
 }  // namespace

@@ -44,10 +44,10 @@ TEST_F(CudaMemoryTest, ItsShareLessAllThatIsTaken) {
 }
 
 TEST_F(CudaMemoryTest, WhatIsTakenBeyondTheShareIsMissing) {
-  const auto backend = Backend();
-  const auto held = backend->Allocate(2800 * kMiB);
+  const auto backend = CudaBackend::Create({.memory_fraction = 0.1}).value();
+  const auto held = backend->Allocate(310 * kMiB);
   ASSERT_TRUE(held.ok());
-  EXPECT_EQ(backend->Memory().left_bytes, -100 * kMiB - kItsOwn - backend->Memory().other_bytes);
+  EXPECT_EQ(backend->Memory().left_bytes, -10 * kMiB - kItsOwn - backend->Memory().other_bytes);
   EXPECT_EQ(backend->AvailableBytes(), 0);
 }
 

@@ -1,0 +1,21 @@
+// Whether numbers that ranks say are such as can be. INVALID_ARGUMENT names the field, its value
+// and the range. Pure; any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "lockstep/v1/worker.pb.h"
+
+namespace lockstep {
+
+inline constexpr int64_t kMaxKvBlocks = int64_t{1} << 30;  // block ids are int32
+
+// Bytes, blocks and the like: at least low, and such that sums of two stay inside int64.
+absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low = 0);
+absl::Status CheckKvBlocks(absl::string_view field, int64_t blocks);
+absl::Status CheckGpu(const v1::Gpu& gpu);
+absl::Status CheckGpuMemory(const v1::GpuMemory& memory);
+
+}  // namespace lockstep
