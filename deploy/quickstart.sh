@@ -39,7 +39,7 @@ deploy/packages.sh
 echo "All there."
 
 step "2/4 Build"
-# From nothing many sources at a time take half as long; who has built before keeps what is there.
+# From nothing many sources at a time take less long; who has built before keeps what is there.
 options=()
 if [ ! -e build/release/CMakeCache.txt ]; then options=(-DLOCKSTEP_UNITY=ON); fi
 cmake -G Ninja -S . -B build/release "${options[@]}" >"$scratch/cmake.log" 2>&1 || { cat "$scratch/cmake.log"; exit 1; }

@@ -74,8 +74,8 @@ absl::Status RankLife::Live(const DialOptions& dial) {
   if (!joined) return absl::OkStatus();
   if (options_.preflight && !model_.is_loaded()) RETURN_IF_ERROR(Preflight());
   RETURN_IF_ERROR(Load());
-  ASSIGN_OR_RETURN(const bool rehearsed, Rehearse());
-  if (!rehearsed) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const bool goes_on, Rehearse());
+  if (!goes_on) return absl::OkStatus();
   ASSIGN_OR_RETURN(const bool started, AllocateCache());
   return started ? Serve() : absl::OkStatus();
 }

@@ -109,6 +109,14 @@ struct Numbers {
   Quantization quantize = Quantization::kNone;
 };
 
+// The whole model on one rank.
+absl::StatusOr<std::unique_ptr<LlamaStage>> LoadAlone(const TemporaryModel& model, Backend& backend,
+                                                      RankGroups& groups,
+                                                      const StageOptions& options) {
+  return LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, backend, groups,
+                          options, nullptr);
+}
+
 // Runs all mixes `num_rounds` times from the beginning; the last round's.
 Results RunMixes(const TemporaryModel& model, const Numbers& numbers, bool keep_steps,
                  int num_rounds) {
@@ -125,8 +133,7 @@ Results RunMixes(const TemporaryModel& model, const Numbers& numbers, bool keep_
                     .block_size = kBlockSize};
   int num_layers_issued = 0;
   options.on_progress = [&] { ++num_layers_issued; };
-  auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
-                                groups, options, nullptr);
+  auto stage = LoadAlone(model, **backend, groups, options);
   EXPECT_TRUE(stage.ok()) << stage.status();
   EXPECT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
   const int64_t vocab = (*stage)->shape().vocab.size();
@@ -206,8 +213,7 @@ TEST_P(CudaWarmUpTest, EveryPaddedStepIsReplayedAtOnce) {
   StageOptions options = ShortSteps();
   int num_layers_issued = 0;
   options.on_progress = [&] { ++num_layers_issued; };
-  auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
-                                groups, options, nullptr);
+  auto stage = LoadAlone(model, **backend, groups, options);
   ASSERT_TRUE(stage.ok()) << stage.status();
   ASSERT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
   ASSERT_TRUE((*stage)->WarmUp().ok());
@@ -255,8 +261,7 @@ TEST_F(CudaMemoryOfStepsTest, TheCacheTakesWhatAWarmUpLeaves) {
   StageOptions options = ShortSteps();
   int num_layers_issued = 0;
   options.on_progress = [&] { ++num_layers_issued; };
-  auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
-                                groups, options, nullptr);
+  auto stage = LoadAlone(model, **backend, groups, options);
   ASSERT_TRUE(stage.ok()) << stage.status();
   const DeviceMemory loaded = (*backend)->Memory();
 
@@ -294,11 +299,7 @@ TEST_F(CudaMemoryOfStepsTest, ActivationsThatDoNotFitSayHowManyTokensWould) {
   ASSERT_TRUE(backend.ok()) << backend.status();
   RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
   StageOptions options = ShortSteps();
-  const auto load = [&] {
-    return LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend, groups,
-                            options, nullptr)
-        .status();
-  };
+  const auto load = [&] { return LoadAlone(model, **backend, groups, options).status(); };
   options.limits.max_batched_tokens = 1 << 18;
   const absl::Status refused = load();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
@@ -323,8 +324,7 @@ int64_t KernelsOfAStep(const TemporaryModel& model, const Numbers& numbers, int 
   StageOptions options = ShortSteps();
   options.limits.max_batched_tokens = num_tokens;
   options.quantize = numbers.quantize;
-  auto stage = LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend,
-                                groups, options, nullptr);
+  auto stage = LoadAlone(model, **backend, groups, options);
   EXPECT_TRUE(stage.ok()) << stage.status();
   EXPECT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
   const auto run = [&] {
@@ -355,10 +355,7 @@ TEST(CudaCacheSizeTest, StepsKeptForOneCacheAreForgottenWithIt) {
   ASSERT_TRUE(backend.ok()) << backend.status();
   RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
   StageOptions options = ShortSteps();
-  const auto load = [&] {
-    return LlamaStage::Load(model.checkpoint(), *ProcessGrid::Create(1, 1), 0, **backend, groups,
-                            options, nullptr);
-  };
+  const auto load = [&] { return LoadAlone(model, **backend, groups, options); };
   const auto run_to_replays = [](LlamaStage& stage) {
     Sequences sequences;
     std::vector<float> all;
