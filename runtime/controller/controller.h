@@ -77,7 +77,8 @@ struct ControllerEvent {
     kRankLost,       // message names rank, host, stage and last operation
     kFailed,         // message: the cause; nothing is served until the next epoch
     kWarning,        // message
-    kDrained,        // nothing is left of the requests: served, prediction. Once, and the last
+    kDrained,        // no request is left, and clients have all of theirs: served, prediction.
+                     // Once, and the last
   };
   enum class Cause {
     kRankVanished,    // its stream closed, its lease ran out, its step did not end
@@ -197,7 +198,8 @@ class Controller {
 
   // New requests are refused UNAVAILABLE, accepted ones go on.
   void BeginDrain();
-  // True when nothing is left; false at the deadline (what is left ends in Shutdown).
+  // True when nothing is left and clients have been told all; false at the deadline (what is left
+  // ends in Shutdown).
   bool WaitDrained(absl::Time deadline);
   // Ends what is left, tells every rank to shut down, closes both servers. Idempotent.
   void Shutdown();

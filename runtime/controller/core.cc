@@ -52,7 +52,7 @@ void ControllerCore::Advance(absl::Time now) {
     DeliverEvents(*replica);
   }
   meter_.Present(requests_.size(), now);
-  if (state_.draining && requests_.empty()) EndDrain();
+  EndDrainIfEmpty();
 }
 
 absl::Time ControllerCore::NextWakeup() const {
@@ -108,6 +108,7 @@ absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name
       requests_.Insert(number, std::move(name), num_outputs, replica.index());
   entry.accepted_at = now;
   entry.num_prompt_tokens = num_prompt_tokens;
+  open_calls_.insert(number);
   return absl::OkStatus();
 }
 
@@ -171,6 +172,8 @@ void ControllerCore::FinishOutput(uint64_t number, uint32_t sequence_index) {
   output_.Forget(number);
 }
 
+void ControllerCore::CallEnded(uint64_t number) { open_calls_.erase(number); }
+
 void ControllerCore::EndOne(uint64_t number, v1::FinishReason reason, const grpc::Status& status) {
   output_.End(number, reason, status);
   Cancel(number);
@@ -204,7 +207,7 @@ void ControllerCore::MoveRequestsToLivingReplicas() {
 void ControllerCore::BeginDrain() {
   state_.draining = true;
   SetPhase(state_.phase, state_.detail);
-  if (requests_.empty()) EndDrain();
+  EndDrainIfEmpty();
 }
 
 void ControllerCore::EndAll(const std::string& reason) {
@@ -218,6 +221,11 @@ void ControllerCore::EndAll(const std::string& reason) {
   }
   recovery_deadline_ = absl::InfiniteFuture();
   EndDrain();
+}
+
+// Who closed before a slow client has read all would cut its stream short.
+void ControllerCore::EndDrainIfEmpty() {
+  if (state_.draining && requests_.empty() && open_calls_.empty()) EndDrain();
 }
 
 void ControllerCore::EndDrain() {
@@ -319,6 +327,7 @@ void ControllerCore::CheckInvariants() {
     num_requests += unfinished;
   }
   LS_CHECK_EQ(num_requests, static_cast<int64_t>(requests_.All().size()));
+  for (const uint64_t number : requests_.All()) LS_CHECK(open_calls_.contains(number)) << number;
 }
 
 }  // namespace lockstep

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "lockstep/v1/generation.pb.h"
@@ -80,6 +81,9 @@ class ControllerCore {
   bool Abort(const std::string& name, const grpc::Status& status = grpc::Status::OK);
   // A stop string ended this output.
   void FinishOutput(uint64_t number, uint32_t sequence_index);
+  // The client has been told all of it, or is gone. Follows every accepted request's end; unknown
+  // numbers are ignored.
+  void CallEnded(uint64_t number);
 
   // --- ranks ---
   void RankSaid(std::shared_ptr<RankPort> port, const v1::FromRank& message, absl::Time now);
@@ -140,6 +144,7 @@ class ControllerCore {
   // The phase of those that serve, or that are waited for.
   void TellProgress();
   void SetPhase(Phase phase, std::string detail);
+  void EndDrainIfEmpty();
   void EndDrain();
   ControllerEvent EventOf(ControllerEvent::Kind kind) const;
   ControllerEvent EventOf(ControllerEvent::Kind kind, const Replica& replica, int rank,
@@ -149,6 +154,7 @@ class ControllerCore {
   CoreOutput& output_;
   std::vector<std::unique_ptr<Replica>> replicas_;  // [num_replicas]
   RequestTable requests_;
+  absl::flat_hash_set<uint64_t> open_calls_;  // of accepted requests, some beyond their end
   Counters counters_;
   LoadMeter meter_;
   absl::Time advanced_at_;  // the last Advance: when tokens count as sent

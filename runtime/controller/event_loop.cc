@@ -66,6 +66,10 @@ void EventLoop::Cancel(uint64_t number) {
   queue_.Push([this, number] { core_.Cancel(number); });
 }
 
+void EventLoop::CallEnded(uint64_t number) {
+  queue_.Push([this, number] { core_.CallEnded(number); });
+}
+
 void EventLoop::AbortByName(std::string request_id, absl::AnyInvocable<void(bool)> done) {
   queue_.Push([this, request_id = std::move(request_id), done = std::move(done)]() mutable {
     done(core_.Abort(request_id));

@@ -50,6 +50,8 @@ class EventLoop final : private CoreOutput {
 
   void Submit(engine::EngineRequest request, std::shared_ptr<RequestStream> stream);
   void Cancel(uint64_t number);
+  // Of a request that was submitted: its client has been told all, or is gone.
+  void CallEnded(uint64_t number);
   void AbortByName(std::string request_id, absl::AnyInvocable<void(bool was_running)> done);
   void GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done);
 

@@ -197,22 +197,26 @@ absl::Status GenerationService::Post(Call& call, std::vector<int32_t> prompt) {
   checked.stream.number = number;
   checked.engine.request_id = number;
   checked.engine.deadline = call.deadline;
-  if (journal_ != nullptr) Record(call, number);
+  std::shared_ptr<JournalEntry> entry = journal_ == nullptr ? nullptr : Record(call, number);
+  call.writer->SetOnDone(
+      [loop = loop_, number, entry = std::move(entry)](const grpc::Status& status, bool told) {
+        if (entry != nullptr) entry->GiveUp(status, told);
+        loop->CallEnded(number);
+      });
   call.writer->SetOnCancel([loop = loop_, number] { loop->Cancel(number); });
   loop_->Submit(std::move(checked.engine), std::make_shared<RequestStream>(
                                                std::move(checked.stream), tokenizer_, call.writer));
   return absl::OkStatus();
 }
 
-void GenerationService::Record(Call& call, uint64_t number) {
+std::shared_ptr<JournalEntry> GenerationService::Record(Call& call, uint64_t number) {
   v1::JournaledRequest request;
   request.set_accepted_at_ms(absl::ToUnixMillis(absl::Now()));
   *request.mutable_request() = ResolvedRequest(call.request, call.checked);
   const auto entry = std::make_shared<JournalEntry>(journal_, std::move(request), number,
                                                     !call.checked.stream.attaches);
   call.checked.stream.journal_entry = entry;
-  call.writer->SetOnDone(
-      [entry](const grpc::Status& status, bool told) { entry->GiveUp(status, told); });
+  return entry;
 }
 
 void GenerationService::Refuse(Call& call, const absl::Status& status) {

@@ -70,7 +70,7 @@ class GenerationService final
   absl::Status Continue(Call& call, const v1::AttachRequest& attach);
   void Tokenize(std::shared_ptr<Call> call);
   absl::Status Post(Call& call, std::vector<int32_t> prompt);
-  void Record(Call& call, uint64_t number);
+  std::shared_ptr<JournalEntry> Record(Call& call, uint64_t number);
   void Refuse(Call& call, const absl::Status& status);
   void RunText(size_t num_bytes, Task task);
   absl::StatusOr<const Tokenizer*> RequireTokenizer() const;

@@ -525,6 +525,27 @@ TEST_F(LifecycleTest, DrainingFinishesWhatWasAccepted) {
   EXPECT_TRUE(replica_->Wait(0).ok());              // ranks see an orderly end
 }
 
+TEST_F(LifecycleTest, DrainingWaitsForClientsThatHaveNotReadAll) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 90);
+  request.mutable_output()->set_logprobs(20);  // more than is under way to a client
+  const auto stub = v1::Generation::NewStub(NewChannel(/*small_window=*/true));
+  grpc::ClientContext context;
+  const auto reader = stub->Generate(&context, request);
+  v1::GenerateEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  const absl::Time patience = absl::Now() + absl::Seconds(20);
+  while (Status().requests_finished() == 0 && absl::Now() < patience) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  controller_->BeginDrain();
+  EXPECT_FALSE(controller_->WaitDrained(absl::Now() + absl::Milliseconds(50)));
+  const Generated generated = ReadAll(*reader);
+  EXPECT_TRUE(generated.status.ok()) << generated.status.error_message();
+  EXPECT_EQ(generated.outputs.at(0).ids.size(), 90u);
+  EXPECT_TRUE(controller_->WaitDrained(absl::Now() + absl::Seconds(10)));
+}
+
 TEST_F(LifecycleTest, ShutdownEndsEveryStream) {
   Serve();
   replica_->Hold();

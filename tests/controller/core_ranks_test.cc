@@ -1,0 +1,211 @@
+// What ranks say on their way to serve: who has joined, what their GPUs are, the room that they have.
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/controller/core_fixture.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+using CoreRanksTest = CoreTest;
+
+TEST_F(CoreRanksTest, BlocksAreAgreedAnewUntilSomethingServes) {
+  Start(1);
+  auto first = Load(0, 1, 50);
+  Lose(first);
+  core_->BeginEpoch(0, 2, now_);
+  auto next = Load(0, 2, 30);
+  EXPECT_FALSE(next->closed.has_value());
+  EXPECT_EQ(next->received.back().start().num_kv_blocks(), 30);
+}
+
+TEST_F(CoreRanksTest, LaterRanksNeedTheRoomThatWasAgreed) {
+  Start(1);
+  auto first = Serve(0);
+  Lose(first);
+  core_->BeginEpoch(0, 2, now_);
+  auto smaller = Load(0, 2, 29);
+  EXPECT_TRUE(smaller->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("room for 29 KV blocks, the first ones had 30"));
+}
+
+TEST_F(CoreRanksTest, AllRanksRehearseBeforeTheyStartIfOneMust) {
+  Start(1, /*adopt_epochs=*/false, /*tp=*/2);
+  const std::array ranks = {Hello(0, 1, 0, 2), Hello(0, 1, 1, 2)};
+  SayLoaded(ranks[0], 20);
+  SayLoaded(ranks[1], 0);
+  for (const auto& rank : ranks) EXPECT_TRUE(rank->received.back().has_rehearse());
+  SayRehearsed(ranks[1], 40, 44);
+  for (const auto& rank : ranks) EXPECT_TRUE(rank->received.back().has_rehearse());
+  SayRehearsed(ranks[0], 30, 50);
+  for (const auto& rank : ranks) EXPECT_EQ(rank->received.back().start().num_kv_blocks(), 30);
+}
+
+// What is measured anew may be somewhat less.
+TEST_F(CoreRanksTest, LaterRanksMayHaveLessToSpare) {
+  Start(1);
+  auto first = Load(0, 1, 0);
+  SayRehearsed(first, 40, 44);
+  EXPECT_EQ(first->received.back().start().num_kv_blocks(), 40);
+  v1::FromRank ready;
+  ready.mutable_ready();
+  Say(first, ready);
+  Lose(first);
+  core_->BeginEpoch(0, 2, now_);
+  auto second = Load(0, 2, 0);
+  SayRehearsed(second, 36, 40);
+  EXPECT_EQ(second->received.back().start().num_kv_blocks(), 40);
+  Lose(second);
+  core_->BeginEpoch(0, 3, now_);
+  auto third = Load(0, 3, 0);
+  SayRehearsed(third, 35, 39);
+  EXPECT_TRUE(third->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("room for 39 KV blocks, the first ones had 40"));
+}
+
+TEST_F(CoreRanksTest, NoRoomAtAllIsSaidWithWhatIsTaken) {
+  Start(1);
+  auto rank = Load(0, 1, 0);
+  v1::FromRank message;
+  v1::GpuMemory& memory = *message.mutable_rehearsed()->mutable_memory();
+  memory.set_total_bytes(int64_t{80} << 30);
+  memory.set_budget_bytes(int64_t{40} << 30);
+  memory.set_weight_bytes(int64_t{38} << 30);
+  memory.set_other_bytes(int64_t{4} << 30);
+  memory.set_left_bytes(int64_t{-2} << 30);
+  Say(rank, message);
+  EXPECT_TRUE(rank->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("weights take 38.00 GiB"));
+  EXPECT_THAT(told_.back().message, HasSubstr("raise --gpu-memory-utilization to 0.53"));
+}
+
+TEST_F(CoreRanksTest, RehearsalsOutOfOrderOrOfNonsenseLoseTheReplica) {
+  Start(1);
+  const auto why = [&](const std::function<void(v1::Rehearsed&)>& change, uint64_t epoch) {
+    core_->BeginEpoch(0, epoch, now_);
+    auto rank = Load(0, epoch, 0);
+    v1::FromRank message;
+    change(*message.mutable_rehearsed());
+    Say(rank, message);
+    EXPECT_TRUE(rank->closed.has_value());
+    return told_.back().message;
+  };
+  EXPECT_THAT(why([](auto& said) { said.set_max_kv_blocks(-1); }, 2),
+              HasSubstr("Rehearsed.max_kv_blocks -1"));
+  EXPECT_THAT(why([](auto& said) { said.set_most_kv_blocks(int64_t{1} << 31); }, 3),
+              HasSubstr("Rehearsed.most_kv_blocks 2147483648"));
+  EXPECT_THAT(why([](auto& said) { said.mutable_memory()->set_step_bytes(-5); }, 4),
+              HasSubstr("GpuMemory.step_bytes -5"));
+  core_->BeginEpoch(0, 5, now_);
+  auto early = Hello(0, 5);
+  SayRehearsed(early, 10, 10);
+  EXPECT_TRUE(early->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("it sent Rehearsed out of order"));
+}
+
+TEST_F(CoreRanksTest, RanksThatDoNotJoinAreNamed) {
+  Start(1, /*adopt_epochs=*/false, /*tp=*/3);
+  auto rank = std::make_shared<FakePort>();
+  v1::FromRank message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_epoch(1);
+  hello.set_rank(1);
+  hello.set_world_size(3);
+  hello.set_tensor_parallel(3);
+  hello.set_pipeline_parallel(1);
+  hello.set_model_fingerprint("model");
+  *hello.mutable_limits() = Limits();
+  Say(rank, message);
+  for (int i = 0; i < 31; ++i) {
+    now_ += absl::Seconds(1);
+    v1::FromRank beat;
+    beat.mutable_heartbeat();
+    Say(rank, beat);
+  }
+  EXPECT_TRUE(rank->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("did not join within 30s of the first: 0, 2"));
+}
+
+v1::FromRank PreflightOnGpu() {
+  v1::FromRank message;
+  v1::Gpu& gpu = *message.mutable_preflight()->mutable_gpu();
+  gpu.set_index(1);
+  gpu.set_name("NVIDIA H100");
+  gpu.set_memory_bytes(1000);
+  gpu.set_pci_bus_id("0000:1b:00.0");
+  gpu.set_numa_node(-1);
+  v1::GpuLink& link = *gpu.add_links();
+  link.set_pci_bus_id("0000:3d:00.0");
+  link.set_kind(v1::GpuLink::NVLINK);
+  return message;
+}
+
+TEST_F(CoreRanksTest, WhatARankTellsOfItsGpuIsPassedOn) {
+  Start(1);
+  auto rank = Hello(0, 1);
+  Say(rank, PreflightOnGpu());
+  ASSERT_EQ(told_.back().kind, ControllerEvent::Kind::kRankChecked);
+  const std::optional<RankCheck::Gpu>& gpu = told_.back().check.gpu;
+  ASSERT_TRUE(gpu.has_value());
+  EXPECT_EQ(gpu->index, 1);
+  EXPECT_EQ(gpu->name, "NVIDIA H100");
+  EXPECT_EQ(gpu->numa_node, -1);
+  EXPECT_EQ(gpu->links.at("0000:3d:00.0"), DeviceLink::kNvLink);
+}
+
+TEST_F(CoreRanksTest, NonsenseAboutAGpuLosesTheReplica) {
+  const std::pair<const char*, std::function<void(v1::Gpu&)>> nonsense[] = {
+      {"Gpu.index -1", [](v1::Gpu& gpu) { gpu.set_index(-1); }},
+      {"Gpu.memory_bytes -1", [](v1::Gpu& gpu) { gpu.set_memory_bytes(-1); }},
+      {"Gpu.numa_node -2", [](v1::Gpu& gpu) { gpu.set_numa_node(-2); }},
+      {"a text of Gpu has 256 bytes",
+       [](v1::Gpu& gpu) { gpu.set_nearest_nic(std::string(256, 'x')); }},
+      {"GpuLink.kind is 3",
+       [](v1::Gpu& gpu) { gpu.mutable_links(0)->set_kind(static_cast<v1::GpuLink::Kind>(3)); }},
+      {"Gpu has 65 links",
+       [](v1::Gpu& gpu) {
+         while (gpu.links_size() < 65) gpu.add_links();
+       }},
+  };
+  for (const auto& [reason, spoil] : nonsense) {
+    Start(1);
+    auto rank = Hello(0, 1);
+    v1::FromRank message = PreflightOnGpu();
+    spoil(*message.mutable_preflight()->mutable_gpu());
+    Say(rank, message);
+    EXPECT_TRUE(rank->closed.has_value());
+    EXPECT_THAT(told_.back().message, HasSubstr(reason));
+  }
+}
+
+TEST_F(CoreRanksTest, ALoadThatHangsIsNoticedAlthoughHeartbeatsGoOn) {
+  Start(1);
+  auto rank = Hello(0, 1);
+  for (int i = 1; i <= 100; ++i) {  // slow, but it moves
+    now_ += absl::Seconds(4);
+    v1::FromRank loading;
+    loading.mutable_loading()->set_bytes_done(i);
+    loading.mutable_loading()->set_bytes_total(1000);
+    Say(rank, loading);
+  }
+  EXPECT_FALSE(rank->closed.has_value());
+  for (int i = 0; i < 11; ++i) {
+    now_ += absl::Seconds(4);
+    v1::FromRank beat;
+    beat.mutable_heartbeat()->set_operation_age_ms(4000 * i);
+    Say(rank, beat);
+  }
+  EXPECT_TRUE(rank->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("no rank has come further for 40s"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
