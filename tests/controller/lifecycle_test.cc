@@ -528,7 +528,8 @@ TEST_F(LifecycleTest, DrainingFinishesWhatWasAccepted) {
 TEST_F(LifecycleTest, DrainingWaitsForClientsThatHaveNotReadAll) {
   Serve();
   v1::GenerateRequest request = Request("hello", 90);
-  request.mutable_output()->set_logprobs(20);  // more than is under way to a client
+  request.mutable_sampling()->set_num_outputs(16);
+  request.mutable_output()->set_logprobs(20);  // more than may be under way to a client
   const auto stub = v1::Generation::NewStub(NewChannel(/*small_window=*/true));
   grpc::ClientContext context;
   const auto reader = stub->Generate(&context, request);
@@ -542,7 +543,8 @@ TEST_F(LifecycleTest, DrainingWaitsForClientsThatHaveNotReadAll) {
   EXPECT_FALSE(controller_->WaitDrained(absl::Now() + absl::Milliseconds(50)));
   const Generated generated = ReadAll(*reader);
   EXPECT_TRUE(generated.status.ok()) << generated.status.error_message();
-  EXPECT_EQ(generated.outputs.at(0).ids.size(), 90u);
+  for (const auto& [index, output] : generated.outputs) EXPECT_EQ(output.ids.size(), 90u) << index;
+  EXPECT_EQ(generated.outputs.size(), 16u);
   EXPECT_TRUE(controller_->WaitDrained(absl::Now() + absl::Seconds(10)));
 }
 
