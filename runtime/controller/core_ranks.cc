@@ -45,9 +45,9 @@ RankCheck CheckOf(const v1::Preflight& preflight) {
           .gpu = GpuOf(preflight)};
 }
 
-std::optional<RankMemory> MemoryOf(const v1::Rehearsed& rehearsed) {
-  if (!rehearsed.has_memory()) return std::nullopt;
-  const v1::GpuMemory& told = rehearsed.memory();
+std::optional<RankMemory> MemoryOf(const v1::KvRoom& room) {
+  if (!room.has_memory()) return std::nullopt;
+  const v1::GpuMemory& told = room.memory();
   return RankMemory{.total_bytes = told.total_bytes(),
                     .budget_bytes = told.budget_bytes(),
                     .weight_bytes = told.weight_bytes(),
@@ -170,7 +170,7 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
     case v1::FromRank::kRehearsed: {
       RETURN_IF_ERROR(ranks.OnRehearsed(rank, message.rehearsed(), now));
       ControllerEvent event = EventOf(ControllerEvent::Kind::kRankRehearsed, replica, rank, now);
-      event.memory = MemoryOf(message.rehearsed());
+      event.memory = MemoryOf(message.rehearsed().kv_room());
       output_.Tell(event);
       return ranks.AllRehearsed() ? StartRanks(replica) : absl::OkStatus();
     }
@@ -193,7 +193,8 @@ absl::Status ControllerCore::StartRanks(Replica& replica) {
   const RankRoster& ranks = replica.ranks();
   const int64_t block_size = config_.engine.block_size;
   const int smallest = ranks.SmallestRank();
-  const int64_t fitting = ranks.loaded(smallest).max_kv_blocks();
+  const v1::KvRoom& room = ranks.kv_room(smallest);
+  const int64_t fitting = room.max_kv_blocks();
   const int64_t wanted_tokens = std::max<int64_t>(config_.max_model_len, 2);
   const int64_t needed = (wanted_tokens + block_size - 1) / block_size;
   if (fitting < needed && agreed_kv_blocks_ == 0) {
@@ -206,7 +207,8 @@ absl::Status ControllerCore::StartRanks(Replica& replica) {
                             .block_bytes = ranks.loaded(smallest).kv_block_bytes(),
                             .max_batched_tokens = config_.engine.max_batched_tokens,
                             .max_num_seqs = config_.engine.max_num_seqs,
-                            .memory = MemoryOf(ranks.rehearsed(smallest))}));
+                            .is_asked_for = room.is_asked_for(),
+                            .memory = MemoryOf(room)}));
   }
   if (agreed_kv_blocks_ > ranks.MostKvBlocks()) {
     return absl::ResourceExhaustedError(

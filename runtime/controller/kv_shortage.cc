@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "runtime/worker/spare_memory.h"
 
 namespace lockstep {
 namespace {
@@ -24,9 +25,13 @@ double Bytes(const KvShortage& shortage, int64_t blocks) {
   return static_cast<double>(blocks) * static_cast<double>(shortage.block_bytes);
 }
 
-// More than is left; what is left may be less than nothing.
+// More than is left, which may be less than nothing, with what is spared. At least one byte: what
+// is there is not enough.
 double MissingBytes(const KvShortage& shortage) {
-  return Bytes(shortage, shortage.needed_blocks) - static_cast<double>(shortage.memory->left_bytes);
+  constexpr double kMost = 0x1p62;  // of any GPU's memory, by far
+  const auto cache = static_cast<int64_t>(std::min(Bytes(shortage, shortage.needed_blocks), kMost));
+  const auto left = static_cast<double>(shortage.memory->left_bytes);
+  return std::max(static_cast<double>(LeftBytesFor(cache)) - left, 1.0);
 }
 
 // Where what others take of the GPU sets the limit, or nobody knows what the rank takes, a larger
@@ -86,7 +91,7 @@ std::string DescribeKvShortage(const KvShortage& shortage) {
   const auto add = [&changes](const std::optional<std::string>& change) {
     if (change.has_value()) changes.push_back(*change);
   };
-  if (on_gpu) {
+  if (on_gpu && !shortage.is_asked_for) {
     add(HigherUtilization(shortage));
     add(FewerBatchedTokens(shortage));
   } else {

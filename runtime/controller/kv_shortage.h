@@ -19,6 +19,7 @@ struct KvShortage {
   int64_t block_bytes = 0;           // on that rank; at most 2^60
   int64_t max_batched_tokens = 0;    // of a step
   int64_t max_num_seqs = 0;          // likewise: max_batched_tokens is not to be less
+  bool is_asked_for = false;         // the operator said how large the cache is
   std::optional<RankMemory> memory;  // of its GPU
 };
 

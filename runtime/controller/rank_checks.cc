@@ -21,6 +21,27 @@ absl::Status CheckCount(absl::string_view field, int64_t value, int64_t low) {
       absl::StrCat(field, " ", value, " is outside [", low, ", ", kMaxCount, "]"));
 }
 
+namespace {
+
+absl::Status CheckKvBlocks(absl::string_view name, int64_t blocks) {
+  RETURN_IF_ERROR(CheckCount(name, blocks));
+  if (blocks <= kMaxKvBlocks) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " ", blocks, " is more than ", kMaxKvBlocks));
+}
+
+absl::Status CheckGpuMemory(const v1::GpuMemory& memory) {
+  RETURN_IF_ERROR(CheckCount("GpuMemory.total_bytes", memory.total_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.budget_bytes", memory.budget_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.weight_bytes", memory.weight_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.step_bytes", memory.step_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.other_bytes", memory.other_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.batched_token_bytes", memory.batched_token_bytes()));
+  return CheckCount("GpuMemory.left_bytes", memory.left_bytes(), -kMaxCount);
+}
+
+}  // namespace
+
 absl::Status CheckGpu(const v1::Gpu& gpu) {
   RETURN_IF_ERROR(CheckCount("Gpu.index", gpu.index()));
   RETURN_IF_ERROR(CheckCount("Gpu.memory_bytes", gpu.memory_bytes()));
@@ -44,21 +65,13 @@ absl::Status CheckGpu(const v1::Gpu& gpu) {
   return absl::OkStatus();
 }
 
-absl::Status CheckKvBlocks(absl::string_view name, int64_t blocks) {
-  RETURN_IF_ERROR(CheckCount(name, blocks));
-  if (blocks <= kMaxKvBlocks) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " ", blocks, " is more than ", kMaxKvBlocks));
-}
-
-absl::Status CheckGpuMemory(const v1::GpuMemory& memory) {
-  RETURN_IF_ERROR(CheckCount("GpuMemory.total_bytes", memory.total_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.budget_bytes", memory.budget_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.weight_bytes", memory.weight_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.step_bytes", memory.step_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.other_bytes", memory.other_bytes()));
-  RETURN_IF_ERROR(CheckCount("GpuMemory.batched_token_bytes", memory.batched_token_bytes()));
-  return CheckCount("GpuMemory.left_bytes", memory.left_bytes(), -kMaxCount);
+absl::Status CheckKvRoom(const v1::KvRoom& room) {
+  RETURN_IF_ERROR(CheckKvBlocks("KvRoom.max_kv_blocks", room.max_kv_blocks()));
+  RETURN_IF_ERROR(CheckKvBlocks("KvRoom.most_kv_blocks", room.most_kv_blocks()));
+  if (room.most_kv_blocks() >= room.max_kv_blocks()) return CheckGpuMemory(room.memory());
+  return absl::InvalidArgumentError(absl::StrCat("KvRoom.most_kv_blocks ", room.most_kv_blocks(),
+                                                 " is less than max_kv_blocks ",
+                                                 room.max_kv_blocks()));
 }
 
 }  // namespace lockstep

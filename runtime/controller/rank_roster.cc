@@ -133,23 +133,21 @@ absl::Status RankRoster::OnLoaded(int rank, const v1::Loaded& loaded, absl::Time
   RETURN_IF_ERROR(CheckCount("Loaded.shard_bytes", loaded.shard_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.mapped_bytes", loaded.mapped_bytes()));
   RETURN_IF_ERROR(CheckCount("Loaded.kv_block_bytes", loaded.kv_block_bytes(), 1));
-  RETURN_IF_ERROR(CheckKvBlocks("Loaded.max_kv_blocks", loaded.max_kv_blocks()));
+  RETURN_IF_ERROR(CheckKvRoom(loaded.kv_room()));
   last_progress_ = now;
   ranks_[rank].stage = Stage::kLoaded;
   ranks_[rank].loaded = loaded;
+  ranks_[rank].kv_room = loaded.kv_room();
   ++num_loaded_;
   return absl::OkStatus();
 }
 
 absl::Status RankRoster::OnRehearsed(int rank, const v1::Rehearsed& rehearsed, absl::Time now) {
   RETURN_IF_ERROR(CheckStage(rank, Stage::kRehearsing, "Rehearsed"));
-  RETURN_IF_ERROR(CheckKvBlocks("Rehearsed.max_kv_blocks", rehearsed.max_kv_blocks()));
-  RETURN_IF_ERROR(CheckKvBlocks("Rehearsed.most_kv_blocks", rehearsed.most_kv_blocks()));
-  RETURN_IF_ERROR(CheckGpuMemory(rehearsed.memory()));
+  RETURN_IF_ERROR(CheckKvRoom(rehearsed.kv_room()));
   last_progress_ = now;
   ranks_[rank].stage = Stage::kLoaded;
-  ranks_[rank].rehearsed = rehearsed;
-  ranks_[rank].loaded.set_max_kv_blocks(rehearsed.max_kv_blocks());
+  ranks_[rank].kv_room = rehearsed.kv_room();
   --num_rehearsing_;
   return absl::OkStatus();
 }
@@ -218,14 +216,14 @@ std::string RankRoster::Progress() const {
 bool RankRoster::MustRehearse() const {
   LS_CHECK(AllLoaded());
   return std::any_of(ranks_.begin(), ranks_.end(),
-                     [](const Rank& rank) { return rank.loaded.max_kv_blocks() == 0; });
+                     [](const Rank& rank) { return !rank.loaded.has_kv_room(); });
 }
 
 int RankRoster::SmallestRank() const {
   LS_CHECK(AllLoaded() && AllRehearsed());
   const auto smallest =
       std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
-        return a.loaded.max_kv_blocks() < b.loaded.max_kv_blocks();
+        return a.kv_room.max_kv_blocks() < b.kv_room.max_kv_blocks();
       });
   return static_cast<int>(smallest - ranks_.begin());
 }
@@ -233,9 +231,7 @@ int RankRoster::SmallestRank() const {
 int64_t RankRoster::MostKvBlocks() const {
   LS_CHECK(AllLoaded() && AllRehearsed());
   int64_t most = kMaxKvBlocks;
-  for (const Rank& rank : ranks_) {
-    most = std::min(most, std::max(rank.loaded.max_kv_blocks(), rank.rehearsed.most_kv_blocks()));
-  }
+  for (const Rank& rank : ranks_) most = std::min(most, rank.kv_room.most_kv_blocks());
   return most;
 }
 

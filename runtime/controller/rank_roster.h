@@ -78,7 +78,8 @@ class RankRoster {
   // Likewise: the most that fit every rank, where it has to be.
   int64_t MostKvBlocks() const;
   const v1::Loaded& loaded(int rank) const { return ranks_[rank].loaded; }
-  const v1::Rehearsed& rehearsed(int rank) const { return ranks_[rank].rehearsed; }
+  // Likewise.
+  const v1::KvRoom& kv_room(int rank) const { return ranks_[rank].kv_room; }
   // Tells every rank to rehearse.
   void Rehearse();
   // Tells every rank to allocate its cache.
@@ -111,7 +112,7 @@ class RankRoster {
     v1::Hello hello;
     v1::Loading loading;
     v1::Loaded loaded;
-    v1::Rehearsed rehearsed;
+    v1::KvRoom kv_room;  // as said last
     v1::Ready ready;
     v1::Heartbeat heartbeat;
     absl::Time heartbeat_at;

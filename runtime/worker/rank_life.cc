@@ -264,7 +264,7 @@ void RankLife::SendLoaded(absl::Duration took) {
   loaded->set_mapped_bytes(stats.mapped_bytes);
   loaded->set_load_ms(absl::ToInt64Milliseconds(took));
   loaded->set_kv_block_bytes(model_.kv_block_bytes());
-  loaded->set_max_kv_blocks(model_.max_kv_blocks());
+  if (!model_.MustRehearse()) *loaded->mutable_kv_room() = KvRoom();
   loaded->set_backend(model_.backend_description());
   link_->Send(std::move(message));
 }
@@ -284,22 +284,27 @@ absl::StatusOr<bool> RankLife::Rehearse() {
 
 void RankLife::SendRehearsed() {
   v1::FromRank message;
-  v1::Rehearsed* rehearsed = message.mutable_rehearsed();
-  rehearsed->set_max_kv_blocks(model_.max_kv_blocks());
-  rehearsed->set_most_kv_blocks(model_.most_kv_blocks());
-  const DeviceMemory& memory = model_.memory();
-  if (memory.total_bytes > 0) {
-    const int64_t weight_bytes = model_.load_stats().weight_bytes;
-    v1::GpuMemory* told = rehearsed->mutable_memory();
-    told->set_total_bytes(memory.total_bytes);
-    told->set_budget_bytes(memory.budget_bytes);
-    told->set_weight_bytes(weight_bytes);
-    told->set_step_bytes(std::max<int64_t>(memory.held_bytes - weight_bytes, 0));
-    told->set_other_bytes(memory.other_bytes);
-    told->set_left_bytes(memory.left_bytes);
-    told->set_batched_token_bytes(model_.batched_token_bytes());
-  }
+  *message.mutable_rehearsed()->mutable_kv_room() = KvRoom();
   link_->Send(std::move(message));
+}
+
+v1::KvRoom RankLife::KvRoom() const {
+  v1::KvRoom room;
+  room.set_max_kv_blocks(model_.max_kv_blocks());
+  room.set_most_kv_blocks(model_.most_kv_blocks());
+  room.set_is_asked_for(options_.asks_for_kv_cache());
+  const DeviceMemory& memory = model_.memory();
+  if (memory.total_bytes == 0) return room;
+  const int64_t weight_bytes = model_.load_stats().weight_bytes;
+  v1::GpuMemory& told = *room.mutable_memory();
+  told.set_total_bytes(memory.total_bytes);
+  told.set_budget_bytes(memory.budget_bytes);
+  told.set_weight_bytes(weight_bytes);
+  told.set_step_bytes(std::max<int64_t>(memory.held_bytes - weight_bytes, 0));
+  told.set_other_bytes(memory.other_bytes);
+  told.set_left_bytes(memory.left_bytes);
+  told.set_batched_token_bytes(model_.batched_token_bytes());
+  return room;
 }
 
 absl::StatusOr<bool> RankLife::AllocateCache() {

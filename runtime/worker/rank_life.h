@@ -72,6 +72,7 @@ class RankLife {
   void SendPreflight(const RankFacts& facts, const LinkSpeeds& speeds);
   void SendLoaded(absl::Duration took);
   void SendRehearsed();
+  v1::KvRoom KvRoom() const;
   void OnMessage(const v1::ToRank& message);
   void OnClosed(const absl::Status& status);
   void OnStuck();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/shard_sizes.h"
+#include "runtime/worker/spare_memory.h"
 
 namespace lockstep {
 namespace {
@@ -14,9 +15,6 @@ namespace {
 // alone, whose results of 8 ranks take 9 MB of pinned memory; 69 MB if it were 16,384.
 constexpr int64_t kMostRowsAhead = 2048;
 constexpr int64_t kUsualCacheBytes = int64_t{1} << 30;  // in the host's memory
-// Of a GPU's memory that is left for the cache: what libraries take is not the same every time.
-constexpr int64_t kSparePart = 32;
-constexpr int64_t kMostSpareBytes = int64_t{256} << 20;
 
 // Blocks of this rank's cache: those asked for, or those that fit, which may be none on a GPU.
 // RESOURCE_EXHAUSTED when what was asked for does not fit.
@@ -120,16 +118,17 @@ absl::Status RankModel::Load(const LoadProgress& progress) {
                                     device_->groups(), stage_options, progress));
   RETURN_IF_ERROR(LetDeviceChoose(*stage));
   stage_ = std::move(stage);
-  return MustRehearse() ? absl::OkStatus() : SizeKvCache(device_->backend().AvailableBytes());
+  if (device_->backend().KeepsSteps()) return absl::OkStatus();
+  return SizeKvCache(device_->backend().AvailableBytes());
 }
 
 absl::Status RankModel::SizeKvCache(int64_t available_bytes) {
   const bool on_gpu = device_->gpu().has_value();
   const int64_t most = std::max<int64_t>(available_bytes, 0);
-  const bool is_told = options_.num_kv_blocks.has_value() || options_.kv_cache_bytes.has_value();
-  const int64_t spare = on_gpu && !is_told ? std::min(most / kSparePart, kMostSpareBytes) : 0;
+  const int64_t spare = on_gpu && !options_.asks_for_kv_cache() ? SpareBytes(most) : 0;
   ASSIGN_OR_RETURN(most_kv_blocks_, MaxKvBlocks(options_, on_gpu, kv_block_bytes(), most));
   ASSIGN_OR_RETURN(max_kv_blocks_, MaxKvBlocks(options_, on_gpu, kv_block_bytes(), most - spare));
+  knows_kv_room_ = true;
   return absl::OkStatus();
 }
 

@@ -43,7 +43,7 @@ class RankModel {
   absl::Status Load(const LoadProgress& progress);
   bool is_loaded() const { return stage_ != nullptr; }
   // Whether the memory that is left for the cache is still unknown.
-  bool MustRehearse() const { return device_->backend().KeepsSteps() && max_kv_blocks_ == 0; }
+  bool MustRehearse() const { return !knows_kv_room_; }
   // Runs and keeps steps of all sizes, with all ranks, and measures what they leave. The cache is
   // gone afterwards. Errors as LlamaStage::WarmUp's, and RESOURCE_EXHAUSTED as Load's.
   absl::Status Rehearse();
@@ -55,7 +55,7 @@ class RankModel {
   const LoadStats& load_stats() const { return stage_->load_stats(); }
   std::string backend_description() const { return device_->backend().Description(); }
   int64_t kv_block_bytes() const { return stage_->kv_block_bytes(); }
-  // That fit with some memory to spare, and with none. 0: not known before Rehearse, or no room.
+  // That fit with some memory to spare (spare_memory.h), and with none; unless MustRehearse.
   int64_t max_kv_blocks() const { return max_kv_blocks_; }
   int64_t most_kv_blocks() const { return most_kv_blocks_; }
   // Does nothing when there are so many already: what is in them, nobody will read before writing.
@@ -79,6 +79,7 @@ class RankModel {
   std::unique_ptr<LlamaStage> stage_;
   std::unique_ptr<DeviceChooser> device_logits_;  // null: logits come to the host
   std::unique_ptr<TokenReturn> token_return_;     // null: tokens do, or there is one stage
+  bool knows_kv_room_ = false;
   int64_t max_kv_blocks_ = 0;
   int64_t most_kv_blocks_ = 0;
   int64_t num_kv_blocks_ = 0;

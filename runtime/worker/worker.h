@@ -50,6 +50,7 @@ struct WorkerOptions {
   // said, 1 GiB, or all that DeviceOptions leaves of a GPU.
   std::optional<int64_t> num_kv_blocks;
   std::optional<int64_t> kv_cache_bytes;
+  bool asks_for_kv_cache() const { return num_kv_blocks.has_value() || kv_cache_bytes.has_value(); }
 
   absl::Duration dial_timeout = absl::Seconds(30);  // the controller may start after its ranks
   // How long a rank looks for a controller that it has lost; 0: losing the stream ends the rank.

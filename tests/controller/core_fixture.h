@@ -53,6 +53,13 @@ inline v1::RankLimits Limits() {
   return limits;
 }
 
+inline v1::KvRoom Room(int64_t max_kv_blocks, int64_t most_kv_blocks) {
+  v1::KvRoom room;
+  room.set_max_kv_blocks(max_kv_blocks);
+  room.set_most_kv_blocks(most_kv_blocks);
+  return room;
+}
+
 // Replicas of one rank, which answer every step at once with token 7.
 class CoreTest : public ::testing::Test, private CoreOutput {
  protected:
@@ -106,7 +113,7 @@ class CoreTest : public ::testing::Test, private CoreOutput {
     Say(port, message);
     return port;
   }
-  // To Loaded, offering so many blocks.
+  // To Loaded, offering so many blocks; 0: it must rehearse.
   std::shared_ptr<FakePort> Load(int replica, uint64_t epoch, int64_t max_kv_blocks) {
     auto port = Hello(replica, epoch);
     SayLoaded(port, max_kv_blocks);
@@ -115,14 +122,15 @@ class CoreTest : public ::testing::Test, private CoreOutput {
   void SayLoaded(const std::shared_ptr<FakePort>& port, int64_t max_kv_blocks) {
     v1::FromRank message;
     message.mutable_loaded()->set_kv_block_bytes(1);
-    message.mutable_loaded()->set_max_kv_blocks(max_kv_blocks);
+    if (max_kv_blocks > 0) {
+      *message.mutable_loaded()->mutable_kv_room() = Room(max_kv_blocks, max_kv_blocks);
+    }
     Say(port, message);
   }
   void SayRehearsed(const std::shared_ptr<FakePort>& port, int64_t max_kv_blocks,
                     int64_t most_kv_blocks) {
     v1::FromRank message;
-    message.mutable_rehearsed()->set_max_kv_blocks(max_kv_blocks);
-    message.mutable_rehearsed()->set_most_kv_blocks(most_kv_blocks);
+    *message.mutable_rehearsed()->mutable_kv_room() = Room(max_kv_blocks, most_kv_blocks);
     Say(port, message);
   }
   void Lose(const std::shared_ptr<FakePort>& port) {

@@ -1,4 +1,5 @@
-// What ranks say on their way to serve: who has joined, what their GPUs are, the room that they have.
+// What ranks say on their way to serve: who has joined, what their GPUs are, the room that they
+// have.
 #include <array>
 #include <functional>
 #include <memory>
@@ -71,11 +72,25 @@ TEST_F(CoreRanksTest, LaterRanksMayHaveLessToSpare) {
   EXPECT_THAT(told_.back().message, HasSubstr("room for 39 KV blocks, the first ones had 40"));
 }
 
+// They say what they measured before they served.
+TEST_F(CoreRanksTest, RanksThatKeptTheirWeightsMayHaveLessToSpareToo) {
+  Start(1);
+  Lose(Serve(0));  // 30 are agreed
+  core_->BeginEpoch(0, 2, now_);
+  auto kept = Hello(0, 2);
+  v1::FromRank loaded;
+  loaded.mutable_loaded()->set_kv_block_bytes(1);
+  *loaded.mutable_loaded()->mutable_kv_room() = Room(28, 30);
+  Say(kept, loaded);
+  EXPECT_FALSE(kept->closed.has_value());
+  EXPECT_EQ(kept->received.back().start().num_kv_blocks(), 30);
+}
+
 TEST_F(CoreRanksTest, NoRoomAtAllIsSaidWithWhatIsTaken) {
   Start(1);
   auto rank = Load(0, 1, 0);
   v1::FromRank message;
-  v1::GpuMemory& memory = *message.mutable_rehearsed()->mutable_memory();
+  v1::GpuMemory& memory = *message.mutable_rehearsed()->mutable_kv_room()->mutable_memory();
   memory.set_total_bytes(int64_t{80} << 30);
   memory.set_budget_bytes(int64_t{40} << 30);
   memory.set_weight_bytes(int64_t{38} << 30);
@@ -89,23 +104,30 @@ TEST_F(CoreRanksTest, NoRoomAtAllIsSaidWithWhatIsTaken) {
 
 TEST_F(CoreRanksTest, RehearsalsOutOfOrderOrOfNonsenseLoseTheReplica) {
   Start(1);
-  const auto why = [&](const std::function<void(v1::Rehearsed&)>& change, uint64_t epoch) {
+  const auto why = [&](const std::function<void(v1::KvRoom&)>& change, uint64_t epoch) {
     core_->BeginEpoch(0, epoch, now_);
     auto rank = Load(0, epoch, 0);
     v1::FromRank message;
-    change(*message.mutable_rehearsed());
+    change(*message.mutable_rehearsed()->mutable_kv_room());
     Say(rank, message);
     EXPECT_TRUE(rank->closed.has_value());
     return told_.back().message;
   };
-  EXPECT_THAT(why([](auto& said) { said.set_max_kv_blocks(-1); }, 2),
-              HasSubstr("Rehearsed.max_kv_blocks -1"));
-  EXPECT_THAT(why([](auto& said) { said.set_most_kv_blocks(int64_t{1} << 31); }, 3),
-              HasSubstr("Rehearsed.most_kv_blocks 2147483648"));
-  EXPECT_THAT(why([](auto& said) { said.mutable_memory()->set_step_bytes(-5); }, 4),
+  EXPECT_THAT(why([](auto& room) { room.set_max_kv_blocks(-1); }, 2),
+              HasSubstr("KvRoom.max_kv_blocks -1"));
+  EXPECT_THAT(why([](auto& room) { room.set_most_kv_blocks(int64_t{1} << 31); }, 3),
+              HasSubstr("KvRoom.most_kv_blocks 2147483648"));
+  EXPECT_THAT(why(
+                  [](auto& room) {
+                    room.set_max_kv_blocks(5);
+                    room.set_most_kv_blocks(4);
+                  },
+                  4),
+              HasSubstr("KvRoom.most_kv_blocks 4 is less than max_kv_blocks 5"));
+  EXPECT_THAT(why([](auto& room) { room.mutable_memory()->set_step_bytes(-5); }, 5),
               HasSubstr("GpuMemory.step_bytes -5"));
-  core_->BeginEpoch(0, 5, now_);
-  auto early = Hello(0, 5);
+  core_->BeginEpoch(0, 6, now_);
+  auto early = Hello(0, 6);
   SayRehearsed(early, 10, 10);
   EXPECT_TRUE(early->closed.has_value());
   EXPECT_THAT(told_.back().message, HasSubstr("it sent Rehearsed out of order"));

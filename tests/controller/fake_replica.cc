@@ -33,7 +33,9 @@ bool RankStream::SendLoaded(int64_t max_kv_blocks) {
   message.mutable_loaded()->set_shard_bytes(900);
   message.mutable_loaded()->set_loaded_bytes(900);
   message.mutable_loaded()->set_kv_block_bytes(64);
-  message.mutable_loaded()->set_max_kv_blocks(max_kv_blocks);
+  v1::KvRoom& room = *message.mutable_loaded()->mutable_kv_room();
+  room.set_max_kv_blocks(max_kv_blocks);
+  room.set_most_kv_blocks(std::max<int64_t>(max_kv_blocks, 0));
   message.mutable_loaded()->set_backend("fake");
   return Send(message);
 }

@@ -1,7 +1,10 @@
 #include "runtime/controller/kv_shortage.h"
 
+#include <algorithm>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "runtime/worker/spare_memory.h"
 
 namespace lockstep {
 namespace {
@@ -12,8 +15,10 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
+constexpr int64_t kSpare = kMostSpareBytes;
 
-// A GPU of 100 GiB, of which a rank may fill 80; 10 are left. A block is 1 GiB, of 16 tokens.
+// A GPU of 100 GiB, of which a rank may fill 80; 10.25 are left, a quarter of which is spared. A
+// block is 1 GiB, of 16 tokens.
 KvShortage OnGpu() {
   return {.rank = "rank 3",
           .max_model_len = 240,
@@ -27,8 +32,8 @@ KvShortage OnGpu() {
                                .budget_bytes = 80 * kGiB,
                                .weight_bytes = 60 * kGiB,
                                .step_bytes = 8 * kGiB,
-                               .other_bytes = 2 * kGiB,
-                               .left_bytes = 10 * kGiB,
+                               .other_bytes = 2 * kGiB - kSpare,
+                               .left_bytes = 10 * kGiB + kSpare,
                                .batched_token_bytes = kGiB / 256}};
 }
 
@@ -36,7 +41,7 @@ TEST(KvShortageTest, WhatIsTakenAndEachChangeThatIsEnough) {
   EXPECT_EQ(DescribeKvShortage(OnGpu()),
             "max_model_len 240 needs 15 KV blocks of 16 tokens (15.00 GiB), but only 10 (10.00 "
             "GiB) fit rank 3, whose part of its GPU's 100.00 GiB is 80.00 GiB: weights take 60.00 "
-            "GiB, buffers of steps 8.00 GiB, libraries and recorded steps 2.00 GiB; raise "
+            "GiB, buffers of steps 8.00 GiB, libraries and recorded steps 1.75 GiB; raise "
             "--gpu-memory-utilization to 0.85, or lower --max-batched-tokens to 768, or lower "
             "--max-model-len to 160");
 }
@@ -44,11 +49,11 @@ TEST(KvShortageTest, WhatIsTakenAndEachChangeThatIsEnough) {
 // What is suggested is enough, and the next smaller change is not.
 TEST(KvShortageTest, ChangesAreTheSmallest) {
   KvShortage shortage = OnGpu();
-  shortage.memory->left_bytes = 10 * kGiB - 1;
+  shortage.memory->left_bytes -= 1;
   shortage.memory->other_bytes += 1;
   EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("utilization to 0.86"));
   EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("tokens to 704"));  // 767 would be enough
-  shortage.memory->left_bytes = 10 * kGiB + kGiB / 2;
+  shortage.memory->left_bytes += kGiB / 2 + 1;
   EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("tokens to 896"));
 }
 
@@ -62,7 +67,7 @@ TEST(KvShortageTest, NoMoreOfTheGpuThanTheDriverCanSpare) {
 
 TEST(KvShortageTest, WhereOthersFillTheGpuALargerPartDoesNotHelp) {
   KvShortage shortage = OnGpu();
-  shortage.memory->left_bytes = 9 * kGiB;  // although 10 of its part are
+  shortage.memory->left_bytes -= kGiB;  // although more of its part is
   EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("utilization to")));
   shortage = OnGpu();
   shortage.memory->other_bytes = 0;  // nobody knows
@@ -87,6 +92,32 @@ TEST(KvShortageTest, WithoutRoomForABlockNothingButMoreGpusHelps) {
               AllOf(HasSubstr("a model needs at least 1 KV block of 16 tokens (1.00 GiB), but only "
                               "0 (0.00 MiB) fit rank 3"),
                     EndsWith("; use more GPUs")));
+}
+
+// A cache that would fill all that is left needs a change, too.
+TEST(KvShortageTest, WhatIsSparedIsAskedForBesideTheCache) {
+  KvShortage shortage = OnGpu();
+  shortage.needed_blocks = 11;
+  shortage.memory->left_bytes = 11 * kGiB + kSpare - 1;
+  shortage.memory->other_bytes -= kGiB - 1;
+  EXPECT_THAT(DescribeKvShortage(shortage),
+              AllOf(HasSubstr("utilization to 0.81"), HasSubstr("tokens to 1984")));
+}
+
+TEST(KvShortageTest, OfACacheThatWasAskedForTheGpuSetsNoLimit) {
+  KvShortage shortage = OnGpu();
+  shortage.is_asked_for = true;
+  EXPECT_THAT(DescribeKvShortage(shortage),
+              EndsWith("; give the KV cache more memory, or lower --max-model-len to 160"));
+}
+
+TEST(SpareMemoryTest, WhatIsLeftHoldsTheCacheAndTheSpare) {
+  for (const int64_t cache : {int64_t{0}, int64_t{30}, int64_t{31}, int64_t{1'000'003}, 7 * kGiB,
+                              8 * kGiB - 1, 8 * kGiB, 500 * kGiB}) {
+    const int64_t left = LeftBytesFor(cache);
+    EXPECT_GE(left - SpareBytes(left), cache) << cache;
+    EXPECT_LT(left - 1 - SpareBytes(std::max<int64_t>(left - 1, 0)), cache) << cache;
+  }
 }
 
 TEST(KvShortageTest, OnCpus) {

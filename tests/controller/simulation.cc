@@ -242,7 +242,9 @@ void Simulation::Arrive(const std::shared_ptr<Rank>& rank, const v1::ToRank& mes
     v1::FromRank reply;
     v1::Loaded& loaded = *reply.mutable_loaded();
     loaded.set_kv_block_bytes(1);
-    loaded.set_max_kv_blocks(random_.config().num_blocks + rank->rank);
+    const int64_t num_blocks = random_.config().num_blocks + rank->rank;
+    loaded.mutable_kv_room()->set_max_kv_blocks(num_blocks);
+    loaded.mutable_kv_room()->set_most_kv_blocks(num_blocks);
     After(absl::Milliseconds(random_.Between(0, 300)),
           [this, rank, reply] { SendUp(rank, reply); });
   } else if (message.has_start()) {

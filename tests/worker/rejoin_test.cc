@@ -205,7 +205,7 @@ class RejoinTest : public ::testing::Test {
       const v1::FromRank loaded = Next(stream);
       ASSERT_TRUE(loaded.has_loaded());
       EXPECT_EQ(loaded.loaded().load_ms(), 0);
-      EXPECT_EQ(loaded.loaded().max_kv_blocks(), 32);
+      EXPECT_EQ(loaded.loaded().kv_room().max_kv_blocks(), 32);
       v1::ToRank start;
       start.mutable_start()->set_num_kv_blocks(num_kv_blocks);
       stream.Write(start);

@@ -158,7 +158,7 @@ TEST_F(WorkerTest, LivesThroughTheProtocol) {
   EXPECT_EQ(hello.limits().max_num_seqs(), 4);
   EXPECT_EQ(hello.limits().max_batched_tokens(), 64);
   EXPECT_EQ(hello.limits().max_model_len(), 128);
-  EXPECT_EQ(loaded.max_kv_blocks(), 16);
+  EXPECT_EQ(loaded.kv_room().max_kv_blocks(), 16);
   EXPECT_GT(loaded.kv_block_bytes(), 0);
   EXPECT_GT(loaded.shard_bytes(), 0);
   EXPECT_LE(loaded.loaded_bytes(), loaded.shard_bytes() * 105 / 100);
@@ -188,9 +188,11 @@ TEST_F(WorkerTest, OnCpusARehearsalChangesNothing) {
     last_words = Next(stream).failure().message();
     return grpc::Status::OK;
   });
-  EXPECT_EQ(rehearsed.rehearsed().max_kv_blocks(), 16);
-  EXPECT_EQ(rehearsed.rehearsed().most_kv_blocks(), 16);
-  EXPECT_FALSE(rehearsed.rehearsed().has_memory());
+  const v1::KvRoom& room = rehearsed.rehearsed().kv_room();
+  EXPECT_EQ(room.max_kv_blocks(), 16);
+  EXPECT_EQ(room.most_kv_blocks(), 16);
+  EXPECT_TRUE(room.is_asked_for());
+  EXPECT_FALSE(room.has_memory());
   EXPECT_TRUE(was_ready);
   EXPECT_THAT(last_words, ::testing::HasSubstr("unknown or repeated"));
   EXPECT_FALSE(status.ok());
