@@ -6,6 +6,7 @@ not_run=()
 not_asked=()       # named last, and no failures
 expected_skips=()  # reasons that this machine is known to give
 allow_skips=${allow_skips:-0}
+declare -A status_means=()  # what is said of a status instead of its number
 last_log=$(mktemp)
 num_timeouts=0
 shortest=5  # seconds that a check is begun for
@@ -78,7 +79,7 @@ check() {
   local label limit status skips="" began=$SECONDS
   run_limited kept "$@" || return 0
   if [ "$status" -ne 0 ]; then
-    fail_check "status $status"
+    fail_check "${status_means[$status]:-status $status}"
     return
   fi
   if [ "$allow_skips" = 0 ] && grep -aq '^\[  SKIPPED' "$last_log"; then skips=$(unexpected_skips "$last_log"); fi

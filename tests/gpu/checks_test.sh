@@ -31,6 +31,9 @@ chmod +x "$output"/{suites,hanging,broken}
 {
   check "passes" 5 true
   check "fails in silence" 5 false
+  status_means=([3]="found")
+  check "means something" 5 bash -c 'exit 3'
+  status_means=()
   check "crashes" 5 bash -c 'kill -SEGV $$'
   check "says much" 20 bash -c 'for ((i = 0; i < 100000; ++i)); do echo "error $i"; done; exit 3'
   check "hangs" 1 sleep 30
@@ -46,7 +49,7 @@ chmod +x "$output"/{suites,hanging,broken}
 } >"$output/said" 2>&1
 
 expect "failed checks" "$(printf '%s;' "${failed[@]}")" \
-  "fails in silence (status 1);crashes (status 139);says much (status 3);hangs (status 124);skips (skipped tests: no reason is given);skips more (skipped tests: no model);suites: All/Second (status 139);nothing (lists no tests);broken (lists no tests);hanging: One (status 124);hanging: Two (status 124);measures (status 4);"
+  "fails in silence (status 1);means something (found);crashes (status 139);says much (status 3);hangs (status 124);skips (skipped tests: no reason is given);skips more (skipped tests: no model);suites: All/Second (status 139);nothing (lists no tests);broken (lists no tests);hanging: One (status 124);hanging: Two (status 124);measures (status 4);"
 expect "checks not run" "$(printf '%s;' "${not_run[@]}")" "hanging: Three;"
 grep -q "loading shared libraries" "$output/said" || fail "it is not told why a program lists no tests"
 [ "$(wc -l <"$output/said")" -lt 200 ] || fail "a long failure is said whole"
