@@ -17,6 +17,9 @@ size=(--model "$model" --decode "1,2" --context 20 --prefill 16 --long-context 0
 "$bench" "${size[@]}" --deterministic --json "$scratch/bench-deterministic.json" --compare "$scratch/bench-none.json" \
   >"$scratch/same" 2>&1 || fail "--deterministic"
 grep -q '^decode  *2 sequences  *[0-9.]*,' "$scratch/same" || fail "no line that compares --deterministic"
+"$bench" "${size[@]}" --no-overlap --json "$scratch/bench-no-overlap.json" --compare "$scratch/bench-none.json" >"$scratch/same" 2>&1 ||
+  fail "--no-overlap"
+grep -q '^decode  *2 sequences  *[0-9.]*,' "$scratch/same" || fail "no line that compares --no-overlap"
 for line in '^limits ' '^decode  *2 sequences' '^prefill ' '^  with both ' '^  with the head ' \
   '^  GPU idle .*between steps .*at copies' '^decode .* sequences .*with LM head and sampling [0-9.]*$' \
   '^2 x 1 tokens at context 20' '^1 x 16 tokens at context 16' '^gate and up product ' '^attention ' '^LM head ' \
@@ -30,7 +33,7 @@ done
 "$figures" "$scratch" >"$scratch/said" 2>&1 || fail "figures"
 for line in '^bf16 weights$' '^  decode 1 x 20 .*read bandwidth  *>= 85 %  *[a-zA-Z]*$' '^  decode 2 x 20 .*floor$' \
   '^    GPU idle .*< 3 %' '^  prefill 16 .*>= 70 %' '^  attention alone, decode 1 x 20 ' '^  attention alone, prefill 16 .*>= 60 %' \
-  '^fp8 against bf16' '^what --deterministic costs'; do
+  '^fp8 against bf16' '^what steps cost whose kernels do not overlap' '^what --deterministic costs'; do
   grep -q "$line" "$scratch/said" || fail "no line '$line'"
 done
 ! grep -qi 'nan\|inf ' "$scratch/said" || fail "numbers that are none"

@@ -239,20 +239,20 @@ Section Fp8Section(const Json& fp8, const Json& bf16) {
   return section;
 }
 
-Section DeterministicSection(const Json& deterministic, const Json& bf16) {
-  Section section{.title = "what --deterministic costs (against bf16 without)"};
+Section CostSection(const std::string& title, const Json& costly, const Json& bf16) {
+  Section section{.title = title};
   const auto add = [&](const std::string& what, std::optional<double> ratio) {
     if (!ratio) return;
     section.figures.push_back({.what = what,
                                .detail = Times(*ratio),
                                .value = fmt::format("{:+.1f} % time", 100 / *ratio - 100)});
   };
-  ForSameDecodes(deterministic, bf16, [&](const Json& decode, const Json& beside) {
+  ForSameDecodes(costly, bf16, [&](const Json& decode, const Json& beside) {
     add(DecodeName(decode), Ratio(beside, decode, "/seconds"));
     add(kWithBoth, Ratio(beside, decode, "/with_both/step_seconds"));
   });
-  if (const auto ratio = PrefillRatio(deterministic, bf16)) {
-    add(fmt::format("prefill {}", Whole(deterministic["prefill"], "tokens")), ratio);
+  if (const auto ratio = PrefillRatio(costly, bf16)) {
+    add(fmt::format("prefill {}", Whole(costly["prefill"], "tokens")), ratio);
   }
   return section;
 }
@@ -315,7 +315,10 @@ std::vector<Section> FiguresOf(const Reports& reports) {
   add(SpeedSection("bf16 weights", reports.bf16, /*has_targets=*/true));
   add(SpeedSection("fp8 weights", reports.fp8, /*has_targets=*/false));
   add(Fp8Section(reports.fp8, reports.bf16));
-  add(DeterministicSection(reports.deterministic, reports.bf16));
+  add(CostSection("what steps cost whose kernels do not overlap (against bf16)", reports.no_overlap,
+                  reports.bf16));
+  add(CostSection("what --deterministic costs (against bf16 without)", reports.deterministic,
+                  reports.bf16));
   add(TransformersSection(reports.transformers, reports.bf16));
   Section server{.title = "the whole server"};
   AddServer(server.figures, "bf16", reports.server_bf16);

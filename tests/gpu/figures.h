@@ -15,6 +15,7 @@ namespace lockstep::bench {
 struct Reports {
   nlohmann::json bf16 = nullptr;  // gpu_bench's
   nlohmann::json fp8 = nullptr;
+  nlohmann::json no_overlap = nullptr;
   nlohmann::json deterministic = nullptr;
   nlohmann::json transformers = nullptr;  // compare_transformers.py's
   nlohmann::json server_bf16 = nullptr;   // lockstep bench --json

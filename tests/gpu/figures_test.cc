@@ -136,8 +136,12 @@ TEST(Figures, OthersAreComparedOverTheSameSizes) {
   nlohmann::json deterministic = Bench();
   deterministic["decode"][0]["seconds"] = 0.0125;
   deterministic["prefill"]["seconds"] = 2 * deterministic["prefill"]["seconds"].get<double>();
-  const auto figures =
-      Figures({.bf16 = Bench(), .deterministic = deterministic, .transformers = transformers});
+  nlohmann::json no_overlap = Bench();
+  no_overlap["decode"][0]["seconds"] = 0.011;
+  const auto figures = Figures({.bf16 = Bench(),
+                                .no_overlap = no_overlap,
+                                .deterministic = deterministic,
+                                .transformers = transformers});
   const std::string theirs = "against transformers with torch.compile, bf16: ";
   EXPECT_EQ(figures.at(theirs + "decode of 1 at context 1024").value, "1.20 times as fast");
   EXPECT_EQ(figures.at(theirs + "decode of 1 at context 1024").verdict, Verdict::kMissed);
@@ -147,6 +151,9 @@ TEST(Figures, OthersAreComparedOverTheSameSizes) {
             "+25.0 % time");
   EXPECT_EQ(figures.at("what --deterministic costs (against bf16 without): prefill 8192").value,
             "+100.0 % time");
+  const std::string alone = "what steps cost whose kernels do not overlap (against bf16): ";
+  EXPECT_EQ(figures.at(alone + "decode 1 x 1024").value, "+10.0 % time");
+  EXPECT_EQ(figures.at(alone + "prefill 8192").value, "+0.0 % time");
 }
 
 TEST(Figures, TheServersAreThroughputAndLatencies) {

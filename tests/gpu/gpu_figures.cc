@@ -42,6 +42,7 @@ int Main(int argc, char** argv) {
   const auto read = [&](const char* name) { return Read(directory / name, began); };
   fmt::print("{}", Format(FiguresOf({.bf16 = read("bench-none.json"),
                                      .fp8 = read("bench-fp8.json"),
+                                     .no_overlap = read("bench-no-overlap.json"),
                                      .deterministic = read("bench-deterministic.json"),
                                      .transformers = read("transformers.json"),
                                      .server_bf16 = read("server-none.json"),
