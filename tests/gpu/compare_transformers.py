@@ -122,7 +122,9 @@ class Bench:
 
 def of_bench(path):
     """Seconds of gpu_bench's steps: {("decode", sequences, context): ..., ("prefill", tokens): ...}."""
-    report = json.loads(pathlib.Path(path).read_text()) if path and pathlib.Path(path).is_file() else {}
+    if path and not pathlib.Path(path).is_file():
+        sys.exit(f"compare_transformers: no file '{path}' to print beside")
+    report = json.loads(pathlib.Path(path).read_text()) if path else {}
     seconds = {("decode", one["sequences"], one["context"]): one["with_both"]["step_seconds"]
                for one in report.get("decode", []) if "with_both" in one}
     if "prefill" in report:

@@ -5,16 +5,19 @@
 #   tests/gpu/run.sh [--dependencies DIR] [--only PARTS] [--budget SECONDS] [--output DIR] [--shape NAME] [--sanitizer]
 #                    [--bundle FILE]
 #
-#   --dependencies DIR   libraries and models collected by tests/gpu/dependencies.sh
+#   --dependencies DIR   libraries and models collected by tests/gpu/dependencies.sh; without models (here or in
+#                        LOCKSTEP_SHARED) model, ranks and server are named, not run
 #   --only PARTS         of build,kernels,model,sums,ranks,bench,server,sanitizer,transformers (the last three only if named,
 #                        or asked for by their options); what they need is built in any case
 #   --bundle FILE        also the whole server, by a bundle of deploy/bundle.sh, which was built elsewhere: known answers,
 #                        then 64 clients at once
 #   --budget SECONDS     what has not begun by then is named, not run; without it a run takes as long as it takes
-#   --output DIR         for logs and benchmarks' JSON (default build/gpu-results)
+#   --output DIR         for logs and benchmarks' JSON (default build/gpu-results, which keeps a copy of bench-none.json in any
+#                        case: with it transformers of a later run are compared)
 #   --shape NAME         of the model that is measured (default llama-3.1-8b; its weights are made up, in /dev/shm or /tmp)
 #   --sanitizer          kernels, recorded steps and sums also under compute-sanitizer (tests/gpu/sanitize.sh --list)
 #   --allow-skips        tests that miss their assets are no failures
+# bench takes steps in bf16 (at once also without kernels that overlap), in fp8, and with --deterministic.
 # It ends with every figure beside its target (tests/gpu/figures.h), then with what did not run. A missed target is no
 # failure. All of it takes longer than a short lease of a GPU: `--only kernels,model,sums,ranks`, `--only bench`,
 # `--only sanitizer` and so on, each with a --budget, keep what was built and measured.
@@ -36,7 +39,7 @@ while [ $# -gt 0 ]; do
     --sanitizer) sanitizer=1 ;;
     --bundle) bundle=$(realpath -e "${2:?--bundle needs a file}"); shift ;;
     --allow-skips) allow_skips=1 ;;
-    -h | --help) sed -n '2,23p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,26p' tests/gpu/run.sh | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -60,6 +63,7 @@ PATH=$PATH:/usr/local/cuda/bin:/usr/local/nvidia/bin
 # The driver stays loaded between the programs.
 if [ -r /dev/nvidia0 ]; then exec 9</dev/nvidia0; fi
 source tests/gpu/checks.sh
+source tests/gpu/libraries.sh
 build=build/gpu
 bin=$build/bin
 
@@ -73,51 +77,20 @@ if [ -n "$dependencies" ]; then
 fi
 
 export LOCKSTEP_SHARED=${LOCKSTEP_SHARED:-$(realpath -m ../shared)}
-for part in server model ranks; do
-  if wants $part && [ "$allow_skips" = 0 ] && [ ! -f "$LOCKSTEP_SHARED/models/stories260K/model.safetensors" ]; then
-    echo "tests/gpu/run.sh: the part $part needs the models of \$LOCKSTEP_SHARED ($LOCKSTEP_SHARED has none): pass --dependencies" >&2
-    exit 2
-  fi
-done
-
-# A header of one version and a library of another would be worse than none.
-find_nccl() {
-  local home library
-  for home in "${NCCL_HOME:-}" /usr/local/cuda /usr/local /usr \
-    "$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null || true)"; do
-    if [ -z "$home" ] || [ ! -e "$home/include/nccl.h" ]; then continue; fi
-    for library in "$home"/{lib,lib64,lib/x86_64-linux-gnu}/libnccl.so{,.2}; do
-      if [ -e "$library" ]; then
-        nccl="$library, header $(awk '/define NCCL_(MAJOR|MINOR|PATCH)/ { printf "%s%s", dot, $3; dot = "." }' "$home/include/nccl.h")"
-        nccl_directory=$(dirname "$library")
-        options+=("-DLOCKSTEP_NCCL_LIBRARY=$library" "-DLOCKSTEP_NCCL_INCLUDE=$home/include")
-        return
-      fi
-    done
+models=$LOCKSTEP_SHARED/models asked=$parts
+if [ "$allow_skips" = 0 ] && [ ! -f "$models/stories260K/model.safetensors" ]; then
+  kept=""
+  for part in ${parts//,/ }; do
+    case "$part" in
+      server | model | ranks) not_run+=("$part (no models in $models: give --dependencies DIR, or set LOCKSTEP_SHARED)") ;;
+      *) kept+=,$part ;;
+    esac
   done
-}
-nccl="left to CMake" nccl_directory=""
+  parts=${kept#,}
+  if [ -z "$parts" ]; then printf 'tests/gpu/run.sh: %s\n' "${not_run[@]}" >&2; exit 2; fi
+fi
+
 find_nccl
-
-# Where the compiler came without it, cuBLASLt may have come with Python's packages, which hold no libcublasLt.so.
-include_flags=""
-find_cublas() {
-  local home library
-  home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")
-  for library in "$home"/{lib64,lib,targets/x86_64-linux/lib}/libcublasLt.so; do
-    if [ -e "$library" ] && [ -e "$home/include/cublasLt.h" ]; then cublas=$library; return; fi
-  done
-  for home in $(python3 -c 'import nvidia; print(*(f"{p}/{n}" for p in nvidia.__path__ for n in ("cu13", "cublas")))' 2>/dev/null || true); do
-    for library in "$home"/lib/libcublasLt.so{,.13,.12}; do
-      if [ ! -e "$library" ] || [ ! -e "$home/include/cublasLt.h" ]; then continue; fi
-      cublas=$library cublas_directory=$(dirname "$library")
-      options+=("-DCUDA_cublasLt_LIBRARY=$library")
-      include_flags=" -idirafter $home/include"
-      return
-    done
-  done
-}
-cublas="left to CMake" cublas_directory=""
 find_cublas
 
 step "machine"
@@ -164,7 +137,7 @@ build_targets() {
   if [ ${#generator[@]} -eq 0 ] && [ -e "$build/build.ninja" ]; then rm -rf "$build"; fi
   # Other compilers warn of other things.
   cmake "${generator[@]}" -S . -B "$build" -DLOCKSTEP_CUDA=ON -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF -DLOCKSTEP_BENCHMARKS=OFF \
-    "-DCMAKE_CXX_FLAGS=-w$include_flags" "-DCMAKE_CUDA_FLAGS=-w -Xcompiler=-w$include_flags" "${options[@]}" \
+    "-DCMAKE_CXX_FLAGS=-w$cxx_include" "-DCMAKE_CUDA_FLAGS=-w -Xcompiler=-w$cuda_include" "${options[@]}" \
     >"$output/cmake.log" 2>&1 || { failed+=("configuring"); tail -40 "$output/cmake.log" | cut -c1-300; return; }
   local target limit
   limit=$(limit_of 3600)
@@ -177,29 +150,45 @@ build_targets() {
   [ ${#failed[@]} -gt 0 ] || failed+=("build")
 }
 if [ ${#targets[@]} -gt 0 ]; then
-  rm -f "$bin"/gpu_*  # nothing that an earlier build has left
+  rm -f "${targets[@]/#/$bin/}"  # nothing that an earlier build has left; other parts' programs stay
   build_targets
 fi
 has() { wants "$1" && [ -x "$bin/$2" ]; }
 
 # Ranks that wait for one that is gone; a run that has failed need not repeat it.
-export LOCKSTEP_RANKS_TIMEOUT_S=60 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+export LOCKSTEP_RANKS_TIMEOUT_S=100 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 check_ranks() { GTEST_FAIL_FAST=1 check_suites "$1" 240 "$bin/$2"; }
 
 scratch=/tmp
 shm_kib=$(df --output=avail -k /dev/shm 2>/dev/null | tail -1 || true)
 if [ "${shm_kib:-0}" -ge $((20 << 20)) ]; then scratch=/dev/shm; fi
+# What transformers are compared with is kept where a later run finds it, whatever becomes of its own directory.
+kept_bench=build/gpu-results/bench-none.json
+if [ ! -s "$output/bench-none.json" ] && [ -s "$kept_bench" ]; then cp -p "$kept_bench" "$output"; fi
 bench() {
   local compare=()
   if [ "$1" != none ] && [ -s "$output/bench-none.json" ]; then compare=(--compare "$output/bench-none.json"); fi
   measure "speed, weights: $1" 240 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" --quantize "$1" \
     --json "$output/bench-$1.json" "${compare[@]}"
+  if [ "$1" = none ] && [ -s "$output/bench-none.json" ] && ! [ "$output/bench-none.json" -ef "$kept_bench" ]; then
+    mkdir -p "$(dirname "$kept_bench")"
+    cp -p "$output/bench-none.json" "$kept_bench"
+  fi
+}
+# bench_beside NAME FLAG: the same with FLAG, beside bench-none.json.
+bench_beside() {
+  measure "speed, $2" 120 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" "$2" --long-context 0 \
+    --json "$output/bench-$1.json" --compare "$output/bench-none.json"
 }
 
 step "checks"
 if has kernels gpu_kernel_test; then check_suites "kernels against their twins" 60 "$bin/gpu_kernel_test"; fi
 if has model gpu_stage_test; then check_suites "whole generations" 60 "$bin/gpu_stage_test"; fi
-if has bench gpu_bench; then for weights in none fp8; do bench $weights; done; fi
+if has bench gpu_bench; then
+  bench none
+  bench_beside no-overlap --no-overlap  # at once, before clocks and temperature have changed
+  bench fp8
+fi
 unpack_bundle() {
   rm -rf "$build/bundle" && mkdir -p "$build/bundle" && tar -C "$build/bundle" --strip-components=1 -xf "$bundle"
 }
@@ -221,8 +210,14 @@ fi
 if has sums gpu_sums_test; then check_ranks "sums over 2 to 8 ranks" gpu_sums_test; fi
 if has ranks gpu_ranks_test; then check_ranks "generations over ranks" gpu_ranks_test; fi
 if wants transformers; then
+  beside=()
+  if [ -s "$output/bench-none.json" ]; then
+    beside=(--bench "$output/bench-none.json")
+  else
+    not_run+=("transformers beside gpu_bench (no bench-none.json in $output or build/gpu-results: --only bench,transformers)")
+  fi
   measure "transformers with torch.compile" 420 python3 tests/gpu/compare_transformers.py --shape "$shape" \
-    --json "$output/transformers.json" --bench "$output/bench-none.json"
+    --json "$output/transformers.json" "${beside[@]}"
 fi
 if has bench gpu_sums_test; then
   for ranks in 2 4 8; do
@@ -234,12 +229,10 @@ if has bench gpu_sums_test; then
     fi
   done
 fi
-if has bench gpu_bench; then  # what it costs, beside the first of these
-  measure "speed, --deterministic" 120 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" --deterministic --long-context 0 \
-    --json "$output/bench-deterministic.json" --compare "$output/bench-none.json"
-fi
+if has bench gpu_bench; then bench_beside deterministic --deterministic; fi
 sanitize_listed() {
   local tool program filter label
+  local -A status_means=([3]="the tool found something" [4]="tests fail; the tool found nothing" [5]="the tool tells no summary")
   while read -r tool program filter label; do
     if [[ $label = *wgmma* && " ${expected_skips[*]} " = *"no wgmma here"* ]]; then continue; fi
     if [ ! -x "$bin/$program" ]; then not_run+=("$tool: $label"); continue; fi
@@ -249,7 +242,7 @@ sanitize_listed() {
 if wants sanitizer; then sanitize_listed; fi
 
 for part in ${known_parts//,/ }; do
-  if wants "$part"; then continue; fi
+  case ",$asked," in *",$part,"*) continue ;; esac
   case "$part" in
     build) ;;
     server) not_asked+=("server (--bundle FILE)") ;;
