@@ -93,6 +93,14 @@ class CudaAttention : public ::testing::TestWithParam<Kernel> {
     return {.split_tokens = split_tokens, .wgmma = GetParam().wgmma};
   }
 
+  // Of other tiles: the same bits, but where decodes are mma.sync's in one and wgmma's in the
+  // other, whose sums nothing says are rounded alike.
+  static ::testing::AssertionResult SameInTiles(const std::vector<float>& got,
+                                                const std::vector<float>& want, int64_t head_dim) {
+    const auto [dtype, wgmma] = GetParam();
+    return wgmma ? RowsNear(got, want, head_dim, Tolerance(dtype)) : SameBits(got, want);
+  }
+
   void ExpectTwin(const PagedShape& shape, const std::vector<SequenceChunk>& chunks,
                   const std::vector<int64_t>& splits = {64, 1024}) {
     const PagedWorld world = Ready(shape, chunks);
@@ -241,7 +249,7 @@ TEST_P(CudaAttention, LittleWorkspaceTakesMoreLaunchesAndNothingElse) {
         Options options = In(64);
         options.workspace_splits = splits;
         options.cut = cut;
-        EXPECT_TRUE(SameBits(device.Attend(options), want)) << splits;
+        EXPECT_TRUE(SameInTiles(device.Attend(options), want, world.shape().head_dim)) << splits;
       }
     }
   }
@@ -254,10 +262,7 @@ TEST_P(CudaAttention, DecodesInTilesOfAnySizeAreTheSame) {
     Options options = In(split_tokens);
     const std::vector<float> want = device.Attend(options);
     options.decodes_as_chunks = true;
-    const std::vector<float> got = device.Attend(options);
-    EXPECT_TRUE(options.wgmma
-                    ? RowsNear(got, want, world.shape().head_dim, Tolerance(GetParam().dtype))
-                    : SameBits(got, want));
+    EXPECT_TRUE(SameInTiles(device.Attend(options), want, world.shape().head_dim));
   }
 }
 
