@@ -115,7 +115,7 @@ said 'FAILED: memcheck: products of few rows (tests fail; the tool found nothing
 [ "$(grep -c '^FAILED: ' "$scratch/said")" = 2 ] || fail "more has failed"
 
 # Time that runs out while the first steps are measured.
-sed -i 's/^echo "$name is done"/case "$*$name" in *gpu_bench) sleep 3 ;; esac/' "$scratch/program"
-run_sh 1 --only bench --budget 7
+sed -i 's/^echo "$name is done"/case "$*$name" in *gpu_bench) sleep 6 ;; esac/' "$scratch/program"
+run_sh 1 --only bench --budget 10
 said 'NOT RUN: speed, --no-overlap'
 echo "passed"
