@@ -1,6 +1,7 @@
 // Quantization to e4m3 and products of such rows, by the CUDA backend.
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,42 @@ TEST(QuantizeFp8Test, ZerosAndWhatIsNotFiniteHaveScalesThatSaySo) {
   EXPECT_TRUE(std::isnan(got.scales[1]));
   EXPECT_TRUE(std::isnan(got.scales[2]));
   EXPECT_EQ(got.scales[3], 0.0f);
+}
+
+constexpr int64_t kBehind = 8;
+template <typename T, typename Widen>
+void ExpectScaled(const std::vector<T>& y, int64_t num_rows, int64_t offset, DType dtype,
+                  const Widen& widen) {
+  const int64_t count = std::ssize(y) - offset - kBehind;
+  const int64_t num_columns = count / num_rows;
+  Random random(4);
+  const std::vector<float> rows = random.Normals(num_rows);
+  const std::vector<float> columns = random.Normals(num_columns);
+  const DeviceArray<T> data(y);
+  const DeviceArray<float> row_scales(rows), column_scales(columns);
+  ASSERT_EQ(cuda::LaunchScaleRowsAndColumns({data.data() + offset, dtype, num_rows, num_columns},
+                                            row_scales.data(), column_scales.data(), nullptr),
+            cudaSuccess);
+  std::vector<float> want = widen(y);
+  for (int64_t i = 0; i < count; ++i) {
+    want[static_cast<size_t>(offset + i)] *=
+        rows[static_cast<size_t>(i / num_columns)] * columns[static_cast<size_t>(i % num_columns)];
+  }
+  EXPECT_EQ(widen(data.Read()), RoundedTo(dtype, want))
+      << num_rows << " x " << num_columns << " at " << offset;
+}
+
+TEST(ScaleRowsAndColumnsTest, AnyWidthAndAnyNumberOfRows) {
+  Random random(6);
+  for (const int64_t rows : {1, 3, 4, 5, 9}) {
+    for (const int64_t columns : {1, 7, 16, 1020, 1023, 1028, 2052}) {
+      for (const int64_t offset : {0, 1}) {
+        const std::vector<float> y = random.Normals(offset + rows * columns + kBehind);
+        ExpectScaled(y, rows, offset, DType::kF32, [](const auto& x) { return x; });
+        ExpectScaled(Narrowed<BF16>(y), rows, offset, DType::kBF16, ToFloats<BF16>);
+      }
+    }
+  }
 }
 
 // A product of e4m3 rows against the sum over their numbers, in both precisions. Hopper's tensor
