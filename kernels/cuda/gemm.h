@@ -2,7 +2,7 @@
 // does it for each shape is chosen by measurement once (gemm_choice.cc): for 1, 2, 4 and each
 // multiple of 8 up to 256 rows, and for each doubling above. Other numbers of rows take that of the
 // next of those if cuBLASLt says that they can, else the one that it expects to be best. While an
-// 8b model warms up with powers of two up to 8,192 rows, up to 2,000 algorithms of its five shapes
+// 8b model warms up with powers of two up to 8,192 rows, up to 2,300 algorithms of its five shapes
 // run four to six times each: by their bytes and arithmetic two or three seconds on an H100, which
 // nobody has measured yet.
 //

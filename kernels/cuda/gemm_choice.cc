@@ -19,6 +19,11 @@ constexpr size_t kLeastMeasurements = 3;  // no more than these
 // of few there may be none.
 constexpr int kAttentionSharedBytes = 96 << 10;
 
+int NumCandidates(bool is_fp8, int64_t shared_rows) {
+  const bool are_all = shared_rows <= kMostExactRows || (is_fp8 && shared_rows >= kLeastLongRows);
+  return are_all ? kMostCandidates : kCandidates;
+}
+
 }  // namespace
 
 const Gemm::Choice& Gemm::Learn(Product& product, const Call& call) {
@@ -27,8 +32,7 @@ const Gemm::Choice& Gemm::Learn(Product& product, const Call& call) {
   if (is_new) {
     const Scratch scratch(*this, scratch_bytes_);
     LearnSmaller(product, call);
-    const int candidates = rows <= kMostExactRows ? kMostCandidates : kCandidates;
-    shared->second = Choose(product, call, candidates);
+    shared->second = Choose(product, call, NumCandidates(product.is_fp8, SharedRows(rows)));
     return product.known[rows] = shared->second;
   }
   // Kernels, of e4m3 above all, may be made for multiples of some number of rows.

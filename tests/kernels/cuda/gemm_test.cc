@@ -312,6 +312,33 @@ TEST_P(FewRowsTest, ResultsAreRoundedWhereAsked) {
   EXPECT_EQ(cuda_emulation::NumProductsAddedInOutput(), before) << "not even tried";
 }
 
+// Four to six products to each algorithm, and the one that was asked for.
+TEST_P(FewRowsTest, MoreAlgorithmsAreMeasuredOfLongRowsInE4m3) {
+  cuda_emulation::SetDevice({.algorithms_of_a_kind = 40});
+  constexpr int64_t kWidth = 16, kRows = 2048;
+  Start(/*deterministic=*/false);
+  ASSERT_TRUE(gemm_->Prepare(kWidth, kWidth, GetParam()).ok());
+  const DeviceArray<BF16> x(std::vector<BF16>(kRows * kWidth, ToBF16(1.0f)));
+  const DeviceArray<float> x_scales(std::vector<float>(kRows, 1.0f));  // quantized already
+  const DeviceArray<float> y(std::vector<float>(kRows * kWidth, NAN));
+  const cuda::Gemm::Weight plain{kWidth, kWidth, w_.data()};
+  const cuda::Gemm::Weight fp8{kWidth, kWidth, q_.data(), scales_.data()};
+  const auto num_measured = [&](int64_t rows) {
+    const int64_t before = cuda_emulation::NumProducts();
+    gemm_->Run(GetParam() ? fp8 : plain, {rows, x.data(), GetParam() ? x_scales.data() : nullptr},
+               y.data());
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    return cuda_emulation::NumProducts() - before - 1;
+  };
+  const auto expect = [&](int64_t rows, int64_t algorithms) {
+    const int64_t measured = num_measured(rows);
+    EXPECT_GE(measured, 4 * algorithms) << rows;
+    EXPECT_LE(measured, 6 * algorithms) << rows;
+  };
+  expect(1024, 8);
+  expect(1025, GetParam() ? 31 : 8);  // one of the 32 that are found does not work
+}
+
 // Steps of powers of two bring those between, and so does any other step, back to the last power.
 TEST_F(GemmTest, SizesBetweenAreLearntWithTheLargest) {
   Start();

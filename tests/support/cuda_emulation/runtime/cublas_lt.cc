@@ -267,12 +267,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     for (int i = 0; i < 4; ++i) {
       algorithm.alignment[i] = wishes.As<uint32_t>(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i);
     }
-    cublasLtMatmulHeuristicResult_t& result = results[(*num_found)++];
-    result = {};
+    cublasLtMatmulHeuristicResult_t result = {};
     std::memcpy(&result.algo, &algorithm, sizeof(algorithm));
     result.workspaceSize = bytes;
     result.state = CUBLAS_STATUS_SUCCESS;
     result.wavesCount = 1.0f;
+    const int count = std::min(TheEngine().device.algorithms_of_a_kind, num_requested - *num_found);
+    std::fill_n(results + *num_found, count, result);
+    *num_found += count;
   }
   return *num_found > 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
