@@ -242,7 +242,7 @@ void CudaBackend::Multiply(const LinearWeight& weight, const void* x, int64_t nu
                            DType y_dtype) {
   if (weights_are_new_.exchange(false)) Synchronize();  // weights are read before all else
   Gemm::Input input = TakeRows(weight, x, num_tokens);
-  input.follows_attention = std::exchange(has_attended_, false);
+  input.origin = std::exchange(origin_, Gemm::Origin::kOther);
   gemm_->Run(WeightOf(weight), input, y, y_dtype);
 }
 
@@ -262,6 +262,7 @@ void CudaBackend::RoundedLinear(const LinearWeight& weight, const void* x, int64
 }
 
 void CudaBackend::SiluMul(const SiluMulArgs& args) {
+  origin_ = Gemm::Origin::kSilu;
   if (!BeginRows(args.out, args.num_tokens, args.width, args.consumer)) {
     return CudaCheck(LaunchSiluMul(args, options_.compute, stream_), "SiLU");
   }
@@ -283,7 +284,7 @@ void CudaBackend::Attention(const AttentionArgs& args) {
   LS_CHECK(AttentionSupports(args.cache->dtype, args.cache->head_dim))
       << "attention over heads of " << args.cache->head_dim;
   ForgetRows(args.out);
-  has_attended_ = true;
+  origin_ = Gemm::Origin::kAttention;
   CudaCheck(LaunchAttention(args, options_.compute, Workspace(),
                             chunk_kernels_.EncoderFor(*args.cache), stream_),
             "attention");

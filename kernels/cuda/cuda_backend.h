@@ -136,10 +136,10 @@ class CudaBackend : public Backend {
   AttentionWork attention_work_;  // of the batch laid out last
   bool has_loaded_attention_ = false;
   QuantizedRows quantized_;
-  bool has_attended_ = false;                 // and no product has come since
-  ChunkKernels chunk_kernels_;                // of attention
-  std::atomic<bool> weights_are_new_{false};  // may not have been written yet
-  int64_t free_at_start_ = 0;                 // bytes of the device, beside the driver's context
+  Gemm::Origin origin_ = Gemm::Origin::kOther;  // of the next product's rows
+  ChunkKernels chunk_kernels_;                  // of attention
+  std::atomic<bool> weights_are_new_{false};    // may not have been written yet
+  int64_t free_at_start_ = 0;                   // bytes of the device, beside the driver's context
   std::atomic<int64_t> held_bytes_{0};  // of buffers given out, which must not outlive this object
 };
 

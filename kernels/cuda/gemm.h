@@ -62,11 +62,12 @@ class Gemm {
     const float* scales = nullptr;  // e4m3: [out_features]
   };
   // Of Options::compute, or, with scales, as e4m3 weights are multiplied by: in e4m3 itself.
+  enum class Origin { kOther, kAttention, kSilu };
   struct Input {
     int64_t num_rows = 0;
-    const void* data = nullptr;      // [num_rows, in_features]
-    const float* scales = nullptr;   // e4m3: [num_rows]
-    bool follows_attention = false;  // SkinnyProduct's
+    const void* data = nullptr;     // [num_rows, in_features]
+    const float* scales = nullptr;  // e4m3: [num_rows]
+    Origin origin = Origin::kOther;
   };
   // Makes room for weights of that shape: to be called before Run.
   absl::Status Prepare(int64_t out_features, int64_t in_features, bool is_fp8 = false);
@@ -102,6 +103,7 @@ class Gemm {
   cublasStatus_t TryMultiply(Product& product, const Choice& choice, const Call& call);
   cublasStatus_t TrySkinny(int variant, const Product& product, const Call& call);
   bool TakesSkinny(const Product& product, const Call& call) const;
+  static int64_t PrefetchedBytes(const Weight& w, Origin origin);
   SkinnyProduct SkinnyOf(const Call& call) const;
   Call QuantizedCall(const Weight& w, const Input& x, void* y);
   void Quantize(const Call& call);

@@ -153,7 +153,7 @@ std::optional<float> Gemm::Measure(Product& product, const Choice& choice, const
     }
     CudaCheck(cudaEventRecord(begin_, stream_), "measuring a product");
     if (stream_.overlaps) {
-      CudaCheck(call.x.follows_attention
+      CudaCheck(call.x.origin == Origin::kAttention
                     ? LaunchStandIn(num_multiprocessors_, kAttentionSharedBytes, stream_)
                     : LaunchStandIn(1, 0, stream_),
                 "measuring a product");

@@ -30,6 +30,10 @@ class WarpProduct {
   };
   static constexpr int kStages =
       static_cast<int>(std::min<size_t>(kMostStages, kMaxSharedBytes / kWarps / sizeof(Stage)));
+  static constexpr int kSharedBytes = kWarps * kStages * static_cast<int>(sizeof(Stage));
+  static constexpr int kBlocksBeside =  // each other on a multiprocessor, at most
+      std::min(kMultiprocessorSharedBytes / (kSharedBytes + 1024),
+               kMultiprocessorThreads / (kWarps * kWarpSize));
   static_assert(kStages >= 3);  // one is read, the others are on their way
 
   __device__ WarpProduct(const SkinnyProduct& p, int64_t first_output, Stage* stages)
@@ -39,7 +43,7 @@ class WarpProduct {
   __device__ void Add(int64_t k, int64_t stride) {
     // W is nobody's result; what there is room for comes while x is being made.
     for (int i = 0; i < kStages - 1; ++i) FetchWeights(i, k + i * stride);
-    if (p_.follows_attention && threadIdx.x < kOutputs) {
+    if (MayBeginEarly(p_, kBlocksBeside) && threadIdx.x < kOutputs) {
       Tiles::PrefetchWeights(p_, first_output_ + threadIdx.x, (kStages - 1) * stride,
                              p_.in_features);
     }
@@ -146,13 +150,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 template <typename T, bool kFp8, int kTiles, int kWarps, int kColumns, int kMostStages>
 cudaError_t LaunchColumns(const SkinnyProduct& p, const KernelStream& stream) {
   using Product = WarpProduct<T, kFp8, kTiles, kWarps, kColumns, kMostStages>;
-  constexpr size_t kSharedBytes = kWarps * Product::kStages * sizeof(typename Product::Stage);
   const auto kernel = SkinnyGemmKernel<T, kFp8, kTiles, kWarps, kColumns, kMostStages>;
   const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kSharedBytes));
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Product::kSharedBytes);
   if (error != cudaSuccess) return error;
   const dim3 grid(static_cast<unsigned>(CeilDiv<int64_t>(p.out_features, Product::kOutputs)));
-  return LaunchOverlapping(kernel, grid, dim3(kWarps * kWarpSize), kSharedBytes, stream, p);
+  return LaunchOverlapping(kernel, grid, dim3(kWarps * kWarpSize), Product::kSharedBytes, stream,
+                           p);
 }
 
 template <typename T, bool kFp8, int kTiles, int kWarps, int kMostStages = 6>

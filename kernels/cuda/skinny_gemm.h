@@ -27,9 +27,9 @@ struct SkinnyProduct {
   const void* w = nullptr;        // [out_features, in_features]
   const float* scales = nullptr;  // of W in e4m3: [out_features]
   float* y = nullptr;             // f32 [num_rows, out_features]
-  // Its blocks, of which few find room beside attention's, have more of W brought near than they
-  // have room for.
-  bool follows_attention = false;
+  // Of each row of W, a multiple of 16: what blocks that may begin before x is there have brought
+  // near beyond what they have room for.
+  int64_t prefetched_bytes = 0;
 
   // Of kSlenderLeastRows rows and more: for sums whose k blocks share, and how many there may be at
   // a time. Nobody else may use the memory before the product is done.

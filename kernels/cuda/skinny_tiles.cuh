@@ -12,8 +12,17 @@ namespace lockstep::cuda {
 
 constexpr int kTileOutputs = 16;
 constexpr int kTileRows = 8;
-constexpr int kQuad = 4;                    // lanes that read a row together, 64 bytes at a time
+constexpr int kQuad = 4;  // lanes that read a row together, 64 bytes at a time
+constexpr int kMultiprocessorSharedBytes = 228 << 10;  // 9.0, of which each block takes 1 KiB
+constexpr int kMultiprocessorThreads = 2048;
 constexpr int kMaxSharedBytes = 160 << 10;  // of a block's 163 KiB (8.0) and 227 KiB (9.0)
+
+// Is this block among the first that find room, so many to a multiprocessor? Others begin when x is
+// there.
+__device__ inline bool MayBeginEarly(const SkinnyProduct& p, int to_multiprocessor) {
+  const int64_t block = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  return block < int64_t{p.num_multiprocessors} * to_multiprocessor;
+}
 
 // x of T, W of T or e4m3.
 template <typename T, bool kFp8>
@@ -45,13 +54,12 @@ struct SkinnyTiles {
                   k < end && row < p.out_features);
     }
   }
-  // Has what lies in a row of W from k to `end`, or 4 KiB of it, fetched into the second-level
-  // cache.
+  // Has what lies in a row of W from k to `end`, or p.prefetched_bytes of it, fetched into the
+  // second-level cache.
   __device__ static void PrefetchWeights(const SkinnyProduct& p, int64_t row, int64_t k,
                                          int64_t end) {
-    constexpr int64_t kMostBytes = 4096;
     constexpr int kWeightBytes = kFp8 ? 1 : 2;
-    const int64_t bytes = min((end - k) * kWeightBytes, kMostBytes);
+    const int64_t bytes = min((end - k) * kWeightBytes, p.prefetched_bytes);
     if (row >= p.out_features || bytes <= 0) return;
     PrefetchToCache2(static_cast<const uint8_t*>(p.w) + (row * p.in_features + k) * kWeightBytes,
                      static_cast<uint32_t>(bytes));

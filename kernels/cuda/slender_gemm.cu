@@ -62,7 +62,7 @@ class BlockProduct {
   __device__ void Add(int64_t k, int64_t end) {
     // What there is room for comes while x is being made.
     for (int i = 0; i < kStages - 1; ++i) FetchWeights(i, k + i * kStep, end);
-    if (p_.follows_attention) {
+    if (MayBeginEarly(p_, kBlocks)) {
       static_assert(kThreads == kOutputs);
       const int64_t row = int64_t{blockIdx.x} * kOutputs + threadIdx.x;
       Tiles::PrefetchWeights(p_, row, k + (kStages - 1) * kStep, end);

@@ -179,11 +179,10 @@ class FewRowsTest : public ::testing::TestWithParam<bool> {
     gemm_ = *std::move(gemm);
     ASSERT_TRUE(gemm_->Prepare(kOut, kIn, GetParam()).ok());
   }
-  void Run(int64_t rows, bool follows_attention = false) {
+  void Run(int64_t rows, cuda::Gemm::Origin origin = cuda::Gemm::Origin::kOther) {
     const cuda::Gemm::Weight plain{kOut, kIn, w_.data()};
     const cuda::Gemm::Weight fp8{kOut, kIn, q_.data(), scales_.data()};
-    gemm_->Run(GetParam() ? fp8 : plain, {rows, x_.data(), /*scales=*/nullptr, follows_attention},
-               y_.data());
+    gemm_->Run(GetParam() ? fp8 : plain, {rows, x_.data(), /*scales=*/nullptr, origin}, y_.data());
     ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   }
   // Our kernels in a product whose algorithm is known.
@@ -261,13 +260,38 @@ TEST_P(FewRowsTest, ItIsRecorded) {
 
 // In a step they begin before the kernel ahead of them has ended.
 TEST_P(FewRowsTest, TheyAreMeasuredBehindAKernelThatTheyOverlap) {
-  for (const bool follows_attention : {false, true}) {
+  for (const auto origin : {cuda::Gemm::Origin::kOther, cuda::Gemm::Origin::kAttention}) {
     Start(/*deterministic=*/false, /*overlaps=*/true);
     const int64_t before = cuda_emulation::NumKernelsBegunEarly();
-    Run(1, follows_attention);
+    Run(1, origin);
     EXPECT_GE(cuda_emulation::NumKernelsBegunEarly() - before, cuda::NumSkinnyVariants(1));
     EXPECT_LT(Error(1), 1e-4);
   }
+}
+
+TEST_P(FewRowsTest, WeightsAreFetchedEarlyAsFarAsWhatMakesTheirRowsTakes) {
+  constexpr int64_t kOutputs = 16, kLong = 16384;
+  using Origin = cuda::Gemm::Origin;
+  cuda_emulation::SetDevice({.product_seconds = 0.1});  // as rows are long
+  Start(/*deterministic=*/false);
+  ASSERT_TRUE(gemm_->Prepare(kOutputs, kLong, GetParam()).ok());
+  const DeviceArray<BF16> x(std::vector<BF16>(kLong, ToBF16(1.0f)));
+  const DeviceArray<uint16_t> w(std::vector<uint16_t>(kOutputs * kLong, 0));
+  const DeviceArray<float> scales(std::vector<float>(kOutputs, 1.0f));
+  const auto fetched = [&](Origin origin) {
+    const auto run = [&] {
+      gemm_->Run({kOutputs, kLong, w.data(), GetParam() ? scales.data() : nullptr},
+                 {1, x.data(), /*scales=*/nullptr, origin}, y_.data());
+      EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    };
+    run();
+    const int64_t before = cuda_emulation::NumPrefetchedBytes();
+    run();
+    return (cuda_emulation::NumPrefetchedBytes() - before) / kOutputs;
+  };
+  EXPECT_EQ(fetched(Origin::kAttention), 4096);
+  EXPECT_EQ(fetched(Origin::kOther), GetParam() ? 2048 : 0);
+  EXPECT_EQ(fetched(Origin::kSilu), GetParam() ? 2048 : 1024);
 }
 
 // Whose order of additions depends on how many rows there are.

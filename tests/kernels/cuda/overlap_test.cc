@@ -125,7 +125,7 @@ class Layers {
                                       .x = x,
                                       .w = weights.data(),
                                       .y = y,
-                                      .follows_attention = x == attended_.data(),
+                                      .prefetched_bytes = x == attended_.data() ? 4096 : 1024,
                                       .num_multiprocessors = 6,
                                       .partial_sums = partial_sums_.data(),
                                       .partial_sums_bytes = kPartialSums * int64_t{sizeof(float4)},

@@ -70,7 +70,7 @@ std::vector<float> Multiplied(int variant, const Sizes& sizes, DType dtype, cons
                               .w = w,
                               .scales = scales,
                               .y = output.data(),
-                              .follows_attention = variant % 2 == 0,
+                              .prefetched_bytes = variant % 2 == 0 ? 4096 : 64,
                               .num_multiprocessors = 7,
                               .partial_sums = reinterpret_cast<float4*>(partial_sums.data()),
                               .partial_sums_bytes = kPartialSums * int64_t{sizeof(float)},
@@ -205,6 +205,40 @@ TEST(SkinnyGemmTest, SharedSumsNeedMemory) {
   EXPECT_EQ(cuda::LaunchSkinnyGemm(0, product, nullptr), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
 }
+
+#ifdef LOCKSTEP_CUDA_EMULATION
+// Of bf16, with one multiprocessor.
+int64_t PrefetchedBytes(int variant, const Sizes& sizes, int64_t most) {
+  const DeviceArray<BF16> x(std::vector<BF16>(sizes.num_rows * sizes.in_features));
+  const DeviceArray<BF16> w(std::vector<BF16>(sizes.out_features * sizes.in_features));
+  const DeviceArray<float> y(sizes.num_rows * sizes.out_features);
+  const int64_t before = cuda_emulation::NumPrefetchedBytes();
+  EXPECT_EQ(cuda::LaunchSkinnyGemm(variant,
+                                   {.num_rows = sizes.num_rows,
+                                    .out_features = sizes.out_features,
+                                    .in_features = sizes.in_features,
+                                    .x = x.data(),
+                                    .w = w.data(),
+                                    .y = y.data(),
+                                    .prefetched_bytes = most,
+                                    .num_multiprocessors = 1},
+                                   nullptr),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  return cuda_emulation::NumPrefetchedBytes() - before;
+}
+
+// Variant 1 has 36 KiB of stages and 1 to itself, in which 1280 bytes of a row find room: six
+// blocks of 16 outputs lie on a multiprocessor. The slender kernels' one block has 256 outputs.
+TEST(SkinnyGemmTest, BlocksThatBeginEarlyPrefetchWithinTheirRows) {
+  EXPECT_EQ(PrefetchedBytes(1, {1, 128, 4096}, 1024), 6 * 16 * 1024);
+  EXPECT_EQ(PrefetchedBytes(1, {1, 40, 4096}, 1024), 40 * 1024);
+  EXPECT_EQ(PrefetchedBytes(1, {1, 128, 704}, 1024), 6 * 16 * 128);
+  EXPECT_EQ(PrefetchedBytes(1, {1, 128, 640}, 1024), 0);
+  EXPECT_EQ(PrefetchedBytes(1, {1, 128, 4096}, 0), 0);
+  EXPECT_EQ(PrefetchedBytes(0, {17, 300, 4096}, 2048), 256 * 2048);
+}
+#endif
 
 TEST(SkinnyGemmTest, RefusesWhatItsAccessesCannotRead) {
   DeviceArray<BF16> x(std::vector<BF16>(1024));

@@ -75,6 +75,7 @@ void SetPatience(double seconds);
 int64_t AllocatedBytes();            // device memory of all devices
 int64_t NumKernelsRun();             // since the process began
 int64_t NumKernelsBegunEarly();      // of them, while those before them were still to run
+int64_t NumPrefetchedBytes();        // into the second-level cache
 int64_t NumProducts();               // of cuBLASLt's
 int64_t NumFastProducts();           // of them, with fast accumulation of e4m3
 int64_t NumProductsAddedInOutput();  // by split-K whose parts are added in D's type

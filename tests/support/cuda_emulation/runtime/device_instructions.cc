@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tests/support/cuda_emulation/emulation.h"
 #include "tests/support/cuda_emulation/runtime/block_runner.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 #include "tests/support/cuda_emulation/runtime/matrix_product.h"
@@ -19,6 +20,7 @@ using cuda_emulation::FromE4m3;
 using cuda_emulation::Site;
 using cuda_emulation::TheBlockRunner;
 constexpr uint32_t kAllLanes = 0xffffffffu;
+std::atomic<int64_t> num_prefetched_bytes = 0;
 
 uint16_t RoundToBf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -271,6 +273,7 @@ void StoreVector(void* to, const uint2& x, const Site& site) {
 void ReadVector(const uint4* from, const Site& site) { CheckVector(from, sizeof(*from), site); }
 
 void PrefetchToCache2(const void* address, uint32_t bytes, const Site& site) {
+  num_prefetched_bytes += bytes;
   if (bytes == 0 || bytes % 16 != 0) FailThread("a prefetch of no whole 16 bytes", site);
   CheckVector(address, 16, site);
   CheckVector(static_cast<const uint8_t*>(address) + bytes - 16, 16, site);
@@ -281,3 +284,7 @@ void CopyAsyncCommit() { TheBlockRunner().CommitCopies(); }
 void emulated::CopyAsyncWait(int newest) { TheBlockRunner().AwaitCopies(newest); }
 
 }  // namespace lockstep::cuda
+
+int64_t lockstep::cuda_emulation::NumPrefetchedBytes() {
+  return lockstep::cuda::num_prefetched_bytes;
+}
