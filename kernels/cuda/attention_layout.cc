@@ -111,6 +111,7 @@ class AttentionWork::Cutter {
   template <typename Visit>
   void ForEachTile(const Visit& visit) const {
     int64_t rows = 0;
+    int64_t items = 0;
     for (int64_t seq = num_seqs() - 1; seq >= 0; --seq) {
       const int32_t context =
           ContextTiles(seq) == 0 ? 0 : batch_.context_lens[static_cast<size_t>(seq)];
@@ -127,8 +128,10 @@ class AttentionWork::Cutter {
         item.end = item.first_position + last_row / group_ + 1;
         const int64_t splits = DivideUp<int64_t>(item.end, split_tiles_ * kAttentionTile);
         const int64_t taken = splits > 1 ? splits * Rows(item) : 0;
-        const bool is_full = rows > 0 && rows + taken > rows_to_launch_;
+        const bool is_full = (rows > 0 && rows + taken > rows_to_launch_) ||
+                             (items > 0 && items + splits > items_to_launch_);
         rows = is_full ? taken : rows + taken;
+        items = is_full ? splits : items + splits;
         visit(item, is_full);
       }
     }
@@ -292,13 +295,18 @@ class AttentionWork::Cutter {
   }
 
   // Launches are about as long as each other: a short last one would leave most multiprocessors
-  // idle.
+  // idle. That is so of partial results, and of items, of which decodes have many to as many rows:
+  // in the lists each launch has room for as many as any has.
   void ShapeFixedOnce() {
     BeginFixed(longest_);
     int64_t rows = 0;
     int64_t most_rows = 0;
+    int64_t items = 0;
+    int64_t most_items = 0;
     ForEachTile([&](const AttentionItem& tile, bool) {
       const int64_t splits = DivideUp<int64_t>(tile.end, split_tiles_ * kAttentionTile);
+      items += splits;
+      most_items = std::max(most_items, splits);
       if (splits <= 1) return;
       rows += splits * Rows(tile);
       most_rows = std::max(most_rows, splits * Rows(tile));
@@ -306,6 +314,7 @@ class AttentionWork::Cutter {
     const int64_t most = std::max<int64_t>(MostRows(), 1);
     const int64_t launches = std::max<int64_t>(DivideUp(rows, most), 1);
     rows_to_launch_ = std::min(DivideUp(rows, launches) + most_rows, most);
+    items_to_launch_ = DivideUp(items, launches) + most_items;
     ShapeAsLists();
     if (batch_.cut == AttentionCut::kOnce) return;
     // For tests of chunks by wgmma, over few contexts: by doublings.
@@ -344,7 +353,8 @@ class AttentionWork::Cutter {
   int64_t split_tiles_ = 1;
   int64_t item_tiles_ = 1;              // a multiple of it
   int64_t rows_to_launch_ = INT64_MAX;  // of partial results
-  int64_t most_splits_ = 0;             // tiles that may be split
+  int64_t items_to_launch_ = INT64_MAX;
+  int64_t most_splits_ = 0;  // tiles that may be split
 };
 
 const AttentionForm& AttentionWork::LayOut(const AttentionBatch& batch, const AttentionHeads& heads,

@@ -10,6 +10,20 @@ void AttentionWork::Reserve(int64_t bytes) {
   if (memory_.size() < items) memory_.resize(items);
 }
 
+namespace {
+
+// Of steps that do not repeat. Partial results fill L launches; one ends where another tile would
+// make more rows than fit (two neighbours have more, so that there are at most 2 L such ends) or
+// more items than total / L and a tile's (L such ends). Each of these 3 L + 1 launches has room for
+// so many items and half as many merges, as a tile that is merged has two items or more: together
+// for 1.5 (3 L + 1) (total / L + 1 + a tile's), and headers. Half of that, as the caller counts as
+// many merges as items.
+int64_t MostItemsOnce(int64_t total, int64_t of_a_tile, int64_t launches) {
+  return 3 * total + (3 * launches + 1) * (of_a_tile + 2);
+}
+
+}  // namespace
+
 int64_t MostAttentionWork(const AttentionLimits& limits, const AttentionHeads& heads,
                           DType kv_dtype, const AttentionMachine& machine) {
   const int group = heads.num_heads / heads.num_kv_heads;
@@ -18,18 +32,18 @@ int64_t MostAttentionWork(const AttentionLimits& limits, const AttentionHeads& h
   const int64_t decodes = limits.num_seqs * DivideUp(group, TileRows(kv_dtype, true));
   int64_t items = std::max(chunks, decodes);
   if (machine.fixed_splits) {
-    // In lists of launches that are about as long as each other; of which the smallest tiles have
-    // most.
+    // The smallest tiles have most splits.
     const int64_t splits = DivideUp(limits.context_len, kFixedSplitTiles * kAttentionTile);
     const int64_t most_rows = AttentionPartialRows(heads, machine.workspace_bytes);
     int64_t tiles = items;
     if (rows > kAttentionDecodeRows && 2 * splits * rows > most_rows) {
       tiles = std::max(tiles, chunks * rows / kAttentionDecodeRows);
     }
-    const int64_t launches =
-        std::min(tiles, 2 * limits.num_tokens * group * splits / most_rows + 1);
+    const int64_t partial_rows = limits.num_tokens * group * splits;
+    const int64_t launches = std::min(tiles, 2 * partial_rows / most_rows + 1);
     const int64_t spare = SpareBlocks(kSpareTurnsOfMany, BlocksOfATurn(machine, true), heads);
-    items = std::max(4 * splits * tiles, launches * (tiles + spare + 1));
+    items = std::max(MostItemsOnce(splits * tiles, splits, partial_rows / most_rows + 1),
+                     launches * (tiles + spare + 1));
   } else {
     items += SpareBlocks(kSpareTurnsOfMany, BlocksOfATurn(machine, true), heads);
   }

@@ -1,5 +1,6 @@
 // Contexts in splits of fixed length: of whatever batch, and in two forms to a step's size.
 #include <algorithm>
+#include <random>
 #include <set>
 #include <utility>
 #include <vector>
@@ -42,6 +43,89 @@ TEST(AttentionLayout, TilesAreSmallerWhereTheirSplitsHaveNoRoom) {
     EXPECT_EQ(work.form().tile_rows, kAttentionDecodeRows);
     ExpectCovers(work, batch, kHeads, machine.workspace_bytes);
   }
+}
+
+// ---- of steps of chunks and decodes ----
+
+constexpr int kMostSeqs = 256;
+
+// Chunks first, as they are scheduled, or anywhere.
+enum class Order { kChunksFirst, kRandom };
+
+// Most tokens that there may be, all of contexts about as long as may be.
+Batch ChunksAndDecodes(const AttentionLimits& limits, int num_chunks, int num_decodes, Order order,
+                       std::mt19937& random) {
+  std::vector<Sequence> sequences;
+  const auto longest = static_cast<int32_t>(limits.context_len);
+  int32_t left = static_cast<int32_t>(limits.num_tokens) - num_decodes;
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    const int32_t most = std::min(left - (num_chunks - 1 - chunk), longest);
+    const int32_t tokens =
+        chunk == num_chunks - 1 ? most : std::uniform_int_distribution(1, most)(random);
+    sequences.push_back({tokens, longest});
+    left -= tokens;
+  }
+  std::uniform_int_distribution<int32_t> some(longest - longest / 8, longest);
+  for (int decode = 0; decode < num_decodes; ++decode) {
+    sequences.push_back({1, order == Order::kRandom ? some(random) : longest});
+  }
+  if (order == Order::kRandom) std::shuffle(sequences.begin(), sequences.end(), random);
+  return Batch(sequences);
+}
+
+void ExpectFitWhatIsReserved(const AttentionLimits& limits, const AttentionHeads& heads,
+                             const AttentionMachine& machine, std::mt19937& random) {
+  AttentionWork work;  // for all of them
+  const int64_t most = MostAttentionWork(limits, heads, DType::kBF16, machine);
+  for (const int num_decodes : {8, 64, 126, 192, kMostSeqs - 1}) {
+    for (const Order order : {Order::kChunksFirst, Order::kRandom}) {
+      const int num_chunks = order == Order::kRandom ? 1 + num_decodes % 5 : 1;
+      const Batch batch = ChunksAndDecodes(limits, std::min(num_chunks, kMostSeqs - num_decodes),
+                                           num_decodes, order, random);
+      for (const AttentionCut cut : {AttentionCut::kOnce, AttentionCut::kSplits}) {
+        work.LayOut(batch.view(cut, static_cast<int32_t>(limits.context_len)), heads, DType::kBF16,
+                    machine);
+        EXPECT_LE(std::ssize(work.bytes()), most)
+            << heads.num_heads << "/" << heads.num_kv_heads << " heads, " << num_decodes
+            << " decodes and " << num_chunks << " chunks, " << limits.num_tokens << " tokens of "
+            << limits.context_len << ", " << work.form().launches << " launches of "
+            << work.form().items;
+      }
+    }
+  }
+}
+
+// Decodes' splits take few rows of partial results each: a launch that is full of them would have
+// many times the items of one full of a chunk's, and every launch has room for as many.
+TEST(AttentionLayout, ChunksAndDecodesFitWhatIsReserved) {
+  std::mt19937 random(5);
+  for (const AttentionHeads& heads :
+       {kHeads, kOneHead, AttentionHeads{16, 4, 128}, AttentionHeads{64, 8, 128},
+        AttentionHeads{16, 2, 128}, AttentionHeads{4, 1, 128}, AttentionHeads{16, 1, 128}}) {
+    for (const int64_t num_tokens : {512, 2048, 8192}) {
+      for (const int32_t context_len : {16384, 65536, kLongest}) {
+        ExpectFitWhatIsReserved({num_tokens, kMostSeqs + 1, context_len}, heads, kFixed, random);
+      }
+    }
+    AttentionMachine machine = kFixed;
+    machine.workspace_bytes = kAttentionWorkspaceBytes / 2;  // tiles of 16 rows
+    ExpectFitWhatIsReserved({512, kMostSeqs + 1, kLongest}, heads, machine, random);
+  }
+}
+
+TEST(AttentionLayout, LaunchesOfChunksAndOfDecodesHaveAboutAsManyItems) {
+  std::mt19937 random(5);
+  const AttentionLimits limits = {.num_tokens = 1024, .num_seqs = 65, .context_len = 32768};
+  const Batch batch = ChunksAndDecodes(limits, 1, 63, Order::kChunksFirst, random);
+  AttentionMachine machine = kFixed;
+  machine.workspace_bytes = kAttentionWorkspaceBytes;
+  const AttentionWork work = Cut(batch, machine, kHeads, DType::kBF16, AttentionCut::kOnce);
+  ExpectCovers(work, batch, kHeads, machine.workspace_bytes);
+  size_t items = 0;
+  for (const Lists& lists : ListsOf(work)) items += lists.items.size();
+  EXPECT_EQ(items, (31u + 63) * 32);  // 961 tokens of 4 rows in tiles of 128
+  EXPECT_GT(work.form().launches, 4);
+  EXPECT_LT(static_cast<size_t>(work.form().launches * work.form().items), 2 * items);
 }
 
 // ---- fixed splits of steps that repeat ----
