@@ -128,10 +128,11 @@ class AttentionWork::Cutter {
         item.end = item.first_position + last_row / group_ + 1;
         const int64_t splits = DivideUp<int64_t>(item.end, split_tiles_ * kAttentionTile);
         const int64_t taken = splits > 1 ? splits * Rows(item) : 0;
-        const bool is_full = (rows > 0 && rows + taken > rows_to_launch_) ||
-                             (items > 0 && items + splits > items_to_launch_);
-        rows = is_full ? taken : rows + taken;
-        items = is_full ? splits : items + splits;
+        const bool is_full =
+            items > 0 && (rows + taken > rows_to_launch_ || items + splits > items_to_launch_);
+        if (is_full) rows = items = 0;
+        rows += taken;
+        items += splits;
         visit(item, is_full);
       }
     }
@@ -295,18 +296,18 @@ class AttentionWork::Cutter {
   }
 
   // Launches are about as long as each other: a short last one would leave most multiprocessors
-  // idle. That is so of partial results, and of items, of which decodes have many to as many rows:
-  // in the lists each launch has room for as many as any has.
+  // idle. By items as by rows, as all launches have room for the most that one has, and of decodes,
+  // whose splits take few rows, one would have very many.
   void ShapeFixedOnce() {
     BeginFixed(longest_);
     int64_t rows = 0;
-    int64_t most_rows = 0;
     int64_t items = 0;
-    int64_t most_items = 0;
+    int64_t most_rows = 0;  // of a tile
+    int64_t most_splits = 0;
     ForEachTile([&](const AttentionItem& tile, bool) {
       const int64_t splits = DivideUp<int64_t>(tile.end, split_tiles_ * kAttentionTile);
       items += splits;
-      most_items = std::max(most_items, splits);
+      most_splits = std::max(most_splits, splits);
       if (splits <= 1) return;
       rows += splits * Rows(tile);
       most_rows = std::max(most_rows, splits * Rows(tile));
@@ -314,7 +315,7 @@ class AttentionWork::Cutter {
     const int64_t most = std::max<int64_t>(MostRows(), 1);
     const int64_t launches = std::max<int64_t>(DivideUp(rows, most), 1);
     rows_to_launch_ = std::min(DivideUp(rows, launches) + most_rows, most);
-    items_to_launch_ = DivideUp(items, launches) + most_items;
+    items_to_launch_ = DivideUp(items, launches) + most_splits;
     ShapeAsLists();
     if (batch_.cut == AttentionCut::kOnce) return;
     // For tests of chunks by wgmma, over few contexts: by doublings.
@@ -351,10 +352,10 @@ class AttentionWork::Cutter {
   int64_t longest_ = 0;   // context, in tiles
   int64_t shortest_ = 0;  // of a row of that sequence
   int64_t split_tiles_ = 1;
-  int64_t item_tiles_ = 1;              // a multiple of it
-  int64_t rows_to_launch_ = INT64_MAX;  // of partial results
-  int64_t items_to_launch_ = INT64_MAX;
-  int64_t most_splits_ = 0;  // tiles that may be split
+  int64_t item_tiles_ = 1;               // a multiple of it
+  int64_t rows_to_launch_ = INT64_MAX;   // of partial results
+  int64_t items_to_launch_ = INT64_MAX;  // of one split each
+  int64_t most_splits_ = 0;              // tiles that may be split
 };
 
 const AttentionForm& AttentionWork::LayOut(const AttentionBatch& batch, const AttentionHeads& heads,

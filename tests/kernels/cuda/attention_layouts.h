@@ -37,8 +37,8 @@ class Batch {
     }
     for (size_t seq = 0; seq < contexts_.size(); ++seq) rows_.push_back(RowOf(seq));
   }
-  AttentionBatch view(AttentionCut cut, int32_t longest = kLongest) const {
-    return {starts_, contexts_, rows_, kWidth, cut, longest};
+  AttentionBatch view(AttentionCut cut) const {
+    return {starts_, contexts_, rows_, kWidth, cut, kLongest};
   }
   // Whose block table begins there.
   size_t SequenceOf(int32_t table) const {

@@ -239,8 +239,12 @@ TEST_P(CudaAttention, IsNearItsTwinInTheSplitsOfItsDevice) {
 }
 
 TEST_P(CudaAttention, LittleWorkspaceTakesMoreLaunchesAndNothingElse) {
-  for (const auto& chunks : {std::vector<SequenceChunk>{{5, 1}, {0, 9}, {120, 40}, {200, 1}},
-                             std::vector<SequenceChunk>{{5, 1}, {200, 1}, {64, 1}, {150, 1}}}) {
+  // Of the last, launches end with a number of items, not only with their room.
+  std::vector<SequenceChunk> one_chunk(9, {200, 1});
+  one_chunk[0] = {160, 70};
+  for (const auto& chunks :
+       {std::vector<SequenceChunk>{{5, 1}, {0, 9}, {120, 40}, {200, 1}},
+        std::vector<SequenceChunk>{{5, 1}, {200, 1}, {64, 1}, {150, 1}}, one_chunk}) {
     const PagedWorld world = Ready(Shape(4, 2, 16, 4), chunks);
     const AttentionOnDevice device(world);
     const std::vector<float> want = device.Attend(In(64));

@@ -83,8 +83,9 @@ void ExpectFitWhatIsReserved(const AttentionLimits& limits, const AttentionHeads
       const Batch batch = ChunksAndDecodes(limits, std::min(num_chunks, kMostSeqs - num_decodes),
                                            num_decodes, order, random);
       for (const AttentionCut cut : {AttentionCut::kOnce, AttentionCut::kSplits}) {
-        work.LayOut(batch.view(cut, static_cast<int32_t>(limits.context_len)), heads, DType::kBF16,
-                    machine);
+        AttentionBatch view = batch.view(cut);
+        view.max_context_len = limits.context_len;
+        work.LayOut(view, heads, DType::kBF16, machine);
         EXPECT_LE(std::ssize(work.bytes()), most)
             << heads.num_heads << "/" << heads.num_kv_heads << " heads, " << num_decodes
             << " decodes and " << num_chunks << " chunks, " << limits.num_tokens << " tokens of "
@@ -123,7 +124,7 @@ TEST(AttentionLayout, LaunchesOfChunksAndOfDecodesHaveAboutAsManyItems) {
   ExpectCovers(work, batch, kHeads, machine.workspace_bytes);
   size_t items = 0;
   for (const Lists& lists : ListsOf(work)) items += lists.items.size();
-  EXPECT_EQ(items, (31u + 63) * 32);  // 961 tokens of 4 rows in tiles of 128
+  EXPECT_EQ(items, (31u + 63) * 32);  // 961 tokens of 4 rows are 31 tiles
   EXPECT_GT(work.form().launches, 4);
   EXPECT_LT(static_cast<size_t>(work.form().launches * work.form().items), 2 * items);
 }
