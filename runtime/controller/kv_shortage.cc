@@ -95,7 +95,7 @@ std::string DescribeKvShortage(const KvShortage& shortage) {
     add(HigherUtilization(shortage));
     add(FewerBatchedTokens(shortage));
   } else {
-    changes.push_back("give the KV cache more memory");
+    changes.push_back("give the KV cache more memory (--kv-cache-gib, --num-kv-blocks)");
   }
   add(ShorterSequences(shortage));
   if (changes.empty()) changes.push_back("use more GPUs");

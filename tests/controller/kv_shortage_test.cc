@@ -108,7 +108,8 @@ TEST(KvShortageTest, OfACacheThatWasAskedForTheGpuSetsNoLimit) {
   KvShortage shortage = OnGpu();
   shortage.is_asked_for = true;
   EXPECT_THAT(DescribeKvShortage(shortage),
-              EndsWith("; give the KV cache more memory, or lower --max-model-len to 160"));
+              EndsWith("; give the KV cache more memory (--kv-cache-gib, --num-kv-blocks), or "
+                       "lower --max-model-len to 160"));
 }
 
 TEST(SpareMemoryTest, WhatIsLeftHoldsTheCacheAndTheSpare) {
@@ -124,8 +125,8 @@ TEST(KvShortageTest, OnCpus) {
   KvShortage shortage = OnGpu();
   shortage.memory.reset();
   EXPECT_THAT(DescribeKvShortage(shortage),
-              EndsWith("but only 10 (10.00 GiB) fit rank 3: give the KV cache more memory, or "
-                       "lower --max-model-len to 160"));
+              EndsWith("but only 10 (10.00 GiB) fit rank 3: give the KV cache more memory "
+                       "(--kv-cache-gib, --num-kv-blocks), or lower --max-model-len to 160"));
 }
 
 }  // namespace
