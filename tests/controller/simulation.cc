@@ -432,6 +432,7 @@ void Simulation::Forget(uint64_t number) {
                                         [](bool finished) { return finished; });
   if (!client.gone && !all_finished) Fail(absl::StrCat(number, " is forgotten unfinished"));
   ++counts_.finished;
+  After(absl::ZeroDuration(), [this, number] { core_->CallEnded(number); });
 }
 
 void Simulation::Publish(const ServingState::Snapshot& snapshot) {
