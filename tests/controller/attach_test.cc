@@ -22,9 +22,7 @@ class AttachTest : public ControllerTest {
   void ServeWithJournal() {
     ControllerOptions options = DefaultOptions();
     options.journal = (scratch_ / "journal").string();
-    StartController(std::move(options));
-    StartReplica();
-    ASSERT_TRUE(controller_->WaitServing(absl::Now() + absl::Seconds(20)).ok());
+    Serve(std::move(options));
   }
   void Restart() {
     replica_.reset();

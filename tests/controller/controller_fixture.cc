@@ -108,13 +108,23 @@ void ControllerTest::StartReplica(int tp, int pp) {
                                            ReplicaOptions(tp, pp), model_);
 }
 
+absl::Status ControllerTest::WaitServing() {
+  return controller_->WaitServing(absl::Now() + absl::Seconds(20));
+}
+
 void ControllerTest::Serve(int tp, int pp) {
   ControllerOptions options = DefaultOptions();
   options.tensor_parallel = tp;
   options.pipeline_parallel = pp;
+  Serve(std::move(options));
+}
+
+void ControllerTest::Serve(ControllerOptions options) {
+  const int tp = options.tensor_parallel;
+  const int pp = options.pipeline_parallel;
   StartController(std::move(options));
   StartReplica(tp, pp);
-  ASSERT_TRUE(controller_->WaitServing(absl::Now() + absl::Seconds(20)).ok());
+  ASSERT_TRUE(WaitServing().ok());
 }
 
 v1::GenerateRequest ControllerTest::Request(const std::string& prompt, int max_tokens) {
@@ -130,6 +140,15 @@ Generated ControllerTest::Generate(const v1::GenerateRequest& request) {
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, request);
   return ReadAll(*reader);
+}
+
+std::unique_ptr<OpenStream> ControllerTest::GenerateHeld(const v1::GenerateRequest& request) {
+  replica_->Hold();
+  auto stream = std::make_unique<OpenStream>();
+  stream->reader = stub_->Generate(&stream->context, request);
+  v1::GenerateEvent event;
+  EXPECT_TRUE(stream->reader->Read(&event));
+  return stream;
 }
 
 Generated ControllerTest::ReadAll(grpc::ClientReader<v1::GenerateEvent>& reader) {

@@ -37,6 +37,12 @@ struct Generated {
   std::optional<v1::Usage> usage;
 };
 
+// A stream that is under way.
+struct OpenStream {
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::GenerateEvent>> reader;
+};
+
 class ControllerTest : public ::testing::Test {
  protected:
   static constexpr int kBlockSize = 4;
@@ -55,13 +61,17 @@ class ControllerTest : public ::testing::Test {
   ControllerOptions DefaultOptions();
   void StartController(ControllerOptions options);
   void StartReplica(int tp = 1, int pp = 1);
+  absl::Status WaitServing();
   // Both, and waits until they serve.
   void Serve(int tp = 1, int pp = 1);
+  void Serve(ControllerOptions options);
   FakeReplicaOptions ReplicaOptions(int tp, int pp);
 
   v1::GenerateRequest Request(const std::string& prompt, int max_tokens);
   Generated Generate(const v1::GenerateRequest& request);
   static Generated ReadAll(grpc::ClientReader<v1::GenerateEvent>& reader);
+  // The controller has accepted it, and no step's result comes before replica_->Release().
+  std::unique_ptr<OpenStream> GenerateHeld(const v1::GenerateRequest& request);
   v1::GetStatusResponse Status();
   // Polls GetStatus until condition holds; false after 10 s.
   bool Eventually(const std::function<bool(const v1::GetStatusResponse&)>& condition);

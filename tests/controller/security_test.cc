@@ -115,7 +115,7 @@ TEST_F(SecurityTest, EveryTokenOfTheFileOpensTheService) {
 TEST_F(SecurityTest, WithoutATokenEveryMethodIsClosed) {
   StartWithTokens();
   StartReplica();
-  ASSERT_TRUE(controller_->WaitServing(absl::Now() + absl::Seconds(20)).ok());
+  ASSERT_TRUE(WaitServing().ok());
   const auto* service = v1::GenerateRequest::descriptor()->file()->FindServiceByName("Generation");
   ASSERT_NE(service, nullptr);
   for (int i = 0; i < service->method_count(); ++i) {
@@ -204,7 +204,7 @@ TEST_F(RankTlsTest, OthersDoNotAndAreToldWhy) {
 TEST_F(RankTlsTest, AUnixSocketBesideItStaysInClear) {
   StartBoth();
   StartReplica();  // over the first address
-  EXPECT_TRUE(controller_->WaitServing(absl::Now() + absl::Seconds(20)).ok());
+  EXPECT_TRUE(WaitServing().ok());
 }
 
 }  // namespace

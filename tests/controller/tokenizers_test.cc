@@ -1,7 +1,6 @@
 // Text under other tokenizers than the synthetic one: none at all, and SentencePiece's.
 #include <fstream>
 
-#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "model/checkpoint/checkpoint.h"
 #include "tests/controller/controller_fixture.h"
@@ -18,9 +17,7 @@ class OtherTokenizerTest : public ControllerTest {
     fingerprint_ = (*Checkpoint::Open(directory))->config().Fingerprint();
     ControllerOptions options = DefaultOptions();
     options.model_dir = directory;
-    StartController(std::move(options));
-    StartReplica();
-    ASSERT_TRUE(controller_->WaitServing(absl::Now() + absl::Seconds(20)).ok());
+    Serve(std::move(options));
   }
 };
 
