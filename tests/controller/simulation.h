@@ -52,8 +52,10 @@ class Simulation final : private CoreOutput {
   void Fail(const std::string& what);
   void CheckAtEnd();
 
+  // Ranks (simulated_ranks.cc).
   void BeginNextEpoch(int replica);
   void StartRanks(int replica, uint64_t epoch);
+  v1::FromRank HelloOf(const Rank& rank) const;
   void SendUp(const std::shared_ptr<Rank>& rank, v1::FromRank message);
   void Arrive(const std::shared_ptr<Rank>& rank, const v1::ToRank& message);
   void Execute(const std::shared_ptr<Rank>& rank, const v1::StepPlan& plan);
