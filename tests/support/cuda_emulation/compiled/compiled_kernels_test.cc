@@ -1,21 +1,16 @@
-// Kernels in PTX, run as if nvcc had made them.
+// Kernels in PTX: what their instructions do, and what is refused.
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "cuda_runtime.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/dtype.h"
-#include "tests/support/cuda_emulation/compiled/kernels.h"
+#include "tests/support/cuda_emulation/compiled/ptx_fixture.h"
+#include "tests/support/cuda_emulation/compiled/ptx_text.h"
 #include "tests/support/cuda_emulation/compiled/symbols.h"
-#include "tests/support/cuda_emulation/emulation.h"
 
 namespace lockstep::cuda_emulation::ptx {
 namespace {
@@ -23,92 +18,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A kernel of one parameter, `out`, whose address lies in %out; registers of all kinds.
-constexpr char kFrame[] = R"(
-.version 9.0
-.target sm_90a
-.address_size 64
-.extern .shared .align 16 .b8 dynamic[];
-.shared .align 4 .b8 common[8];
-.visible .entry Kernel(.param .u64 out_parameter)
-.maxntid 64, 1, 1
-{
-  .shared .align 4 .b8 own[128];
-  .local .align 4 .b8 depot[16];
-  .reg .pred %p<8>;
-  .reg .b16 %rs<8>;
-  .reg .b32 %r<16>;
-  .reg .f32 %f<8>;
-  .reg .b64 %rd<16>;
-  .reg .f64 %fd<8>;
-  .reg .b64 %out;
-  ld.param.u64 %rd0, [out_parameter];
-  cvta.to.global.u64 %rd1, %rd0;
-  mov.u32 %r0, %tid.x;  // a comment
-  mul.wide.u32 %rd2, %r0, 8;
-  add.s64 %out, %rd1, %rd2;
-  BODY
-  ret;
-}
-)";
-
-const Launch* running = nullptr;
-void RunCompiled(uint64_t*) { RunThread(*running); }
-
-class CompiledKernelsTest : public ::testing::Test {
+class CompiledKernelsTest : public PtxTest {
  protected:
-  void TearDown() override { EXPECT_EQ(TakeFailure(), ""); }
-
-  static absl::StatusOr<std::unique_ptr<Program>> Make(const std::string& body) {
-    const std::string text = absl::StrReplaceAll(kFrame, {{"BODY", body}});
-    absl::StatusOr<ModuleText> module = ParseModule("kernel.ptx", text);
-    if (!module.ok()) return module.status();
-    return Assemble(*module, module->kernels.at(0));
-  }
-
-  // The counts of one launch.
-  LaunchCounts CountsOf(const std::string& body, int threads, size_t dynamic_bytes = 0) {
-    CountLaunches(true);
-    Run(body, threads, dynamic_bytes);
-    CountLaunches(false);
-    const std::vector<LaunchCounts> counts = TakeLaunchCounts();
-    EXPECT_EQ(counts.size(), 1);
-    return counts.at(0);
-  }
-
-  // What each of `threads` threads has stored at %out, after all of them have run.
-  std::vector<uint64_t> Run(const std::string& body, int threads = 1, size_t dynamic_bytes = 0) {
-    absl::StatusOr<std::unique_ptr<Program>> program = Make(body);
-    EXPECT_TRUE(program.ok()) << program.status();
-    if (!program.ok()) return {};
-    void* memory = nullptr;
-    EXPECT_EQ(cudaMalloc(&memory, threads * sizeof(uint64_t)), cudaSuccess);
-    std::shared_ptr<char> parameters(static_cast<char*>(std::malloc(sizeof(memory))), &std::free);
-    std::memcpy(parameters.get(), &memory, sizeof(memory));
-    auto launch = std::make_unique<Launch>(
-        Launch{*std::move(program), std::make_shared<SpareFrames>(), parameters, dynamic_bytes,
-               nullptr, nullptr, std::make_shared<std::list<Thread>>()});
-    if (LaunchesAreCounted()) {
-      launch->counter = std::make_shared<LaunchCounter>(*launch->program, 1, threads);
-    }
-    if (looks_for_races_) {
-      launch->races = std::make_shared<std::map<int64_t, BlockRaces>>();
-    }
-    running = launch.get();
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1);
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = SharedBytesOf(*launch);
-    std::vector<uint64_t> out(threads);
-    EXPECT_EQ(cudaLaunchKernelEx(&config, &RunCompiled, static_cast<uint64_t*>(memory)),
-              cudaSuccess);
-    if (cudaDeviceSynchronize() == cudaSuccess) {
-      EXPECT_EQ(cudaMemcpy(out.data(), memory, threads * sizeof(uint64_t), cudaMemcpyDeviceToHost),
-                cudaSuccess);
-    }
-    EXPECT_EQ(cudaFree(memory), cudaSuccess);
-    return out;
-  }
+  // What an instruction leaves in the fifth register of its kind.
   uint64_t U64(const std::string& instruction) {
     return Run(absl::StrCat(instruction, " st.global.u64 [%out], %rd5;")).at(0);
   }
@@ -123,26 +35,6 @@ class CompiledKernelsTest : public ::testing::Test {
   bool IsTrue(const std::string& instruction) {
     return U32(absl::StrCat(instruction, " selp.u32 %r5, 1, 0, %p5;")) == 1;
   }
-  // The failure of a kernel that breaks a rule.
-  std::string FailureOf(const std::string& body, int threads = 1, size_t dynamic_bytes = 0) {
-    Run(body, threads, dynamic_bytes);
-    return TakeFailure();
-  }
-  // Of one whose threads have `mine` as the address of a word of their own in shared memory, and
-  // `next` as that of the next thread's, which none beyond the last has.
-  std::string RaceOf(const std::string& body, int threads = 64) {
-    looks_for_races_ = true;
-    constexpr char kAddresses[] = R"(
-        .reg .b32 mine, next;
-        mov.u32 %r1, dynamic;
-        mad.lo.s32 mine, %r0, 4, %r1;
-        add.s32 next, mine, 4;
-        )";
-    std::string failure = FailureOf(absl::StrCat(kAddresses, body), threads, 512);
-    looks_for_races_ = false;
-    return failure;
-  }
-  bool looks_for_races_ = false;
 };
 
 TEST_F(CompiledKernelsTest, IntegersWrapAround) {
@@ -371,127 +263,16 @@ TEST_F(CompiledKernelsTest, ParametersLieAsTheHostLaysThem) {
   EXPECT_EQ((*program)->parameter_bytes, 32);
 }
 
-TEST_F(CompiledKernelsTest, AccessesThatNothingOrdersAreRaces) {
-  EXPECT_THAT(RaceOf("st.shared.u32 [mine], 1; ld.shared.u32 %r5, [next];"), HasSubstr("a race"));
-  EXPECT_THAT(RaceOf("ld.shared.u32 %r5, [next]; st.shared.u32 [mine], 1;"), HasSubstr("a race"));
-  EXPECT_THAT(RaceOf("st.shared.u32 [%r1], 1;"), HasSubstr("a race"));
-  EXPECT_EQ(RaceOf("ld.shared.u32 %r5, [%r1]; ld.shared.u32 %r5, [next];"), "");
-  EXPECT_EQ(RaceOf("st.shared.u32 [mine], 1; ld.shared.u32 %r5, [mine];"), "");
-  // Other bytes of the same word.
-  EXPECT_EQ(RaceOf("add.s32 %r1, %r1, %r0; st.shared.u8 [%r1], 1; ld.shared.u8 %r5, [%r1];"), "");
-}
-
-TEST_F(CompiledKernelsTest, BarriersOrderWhatIsBeforeThemAndNothingElse) {
-  EXPECT_EQ(RaceOf("st.shared.u32 [mine], 1; bar.sync 0; ld.shared.u32 %r5, [next];"), "");
-  EXPECT_THAT(RaceOf(R"(st.shared.u32 [mine], 1;
-      bar.sync 0;
-      ld.shared.u32 %r5, [next];
-      st.shared.u32 [mine], 2;)"),
-              HasSubstr("a race"));
-  EXPECT_EQ(RaceOf(R"(st.shared.u32 [mine], 1;
-      bar.sync 0;
-      ld.shared.u32 %r5, [next];
-      bar.sync 0;
-      st.shared.u32 [mine], 2;)"),
-            "");
-  EXPECT_THAT(RaceOf(R"(st.shared.u32 [mine], 1;
-      bar.sync 0;
-      st.shared.u32 [mine], 2;
-      ld.shared.u32 %r5, [next];)"),
-              HasSubstr("a race"));
-}
-
-TEST_F(CompiledKernelsTest, WarpsOrderTheirOwnLanes) {
-  constexpr char kBody[] = R"(st.shared.u32 [mine], 1;
-      bar.warp.sync -1;
-      ld.shared.u32 %r5, [next];)";
-  EXPECT_EQ(RaceOf(kBody, 32), "");
-  EXPECT_THAT(RaceOf(kBody, 64), HasSubstr("a race"));  // the last lane's next is another warp's
-  // Exchanges of registers order no memory.
-  EXPECT_THAT(RaceOf(R"(st.shared.u32 [mine], 1;
-      shfl.sync.bfly.b32 %r5|%p1, %r0, 1, 31, -1;
-      ld.shared.u32 %r5, [next];)",
-                     32),
-              HasSubstr("a race"));
-}
-
-// The first 32 threads tell the others, who tell nobody.
-TEST_F(CompiledKernelsTest, WhoArrivesAtABarrierIsKnownToThoseWhoWait) {
-  const std::string head = "setp.lt.u32 %p1, %r0, 32;\n @!%p1 bra $others;\n";
-  EXPECT_EQ(RaceOf(head + R"(st.shared.u32 [mine], 1;
-      bar.arrive 1, 64;
-      ret;
-      $others:
-      bar.sync 1, 64;
-      ld.shared.u32 %r5, [mine+-128];)"),
-            "");
-  EXPECT_THAT(RaceOf(head + R"(bar.arrive 1, 64;
-      st.shared.u32 [mine], 1;
-      ret;
-      $others:
-      bar.sync 1, 64;
-      ld.shared.u32 %r5, [mine+-128];)"),
-              HasSubstr("a race"));
-}
-
-TEST_F(CompiledKernelsTest, AtomicsRaceWithPlainAccessesAlone) {
-  EXPECT_EQ(RaceOf("atom.shared.add.u32 %r5, [%r1], 1;"), "");
-  EXPECT_THAT(RaceOf("atom.shared.add.u32 %r5, [%r1], 1; ld.shared.u32 %r5, [%r1];"),
-              HasSubstr("a race"));
-}
-
-// Each thread's 8 bytes of %out: 32 lanes fill 8 sectors.
-TEST_F(CompiledKernelsTest, SectorsOfGlobalMemoryAreCounted) {
-  const LaunchCounts whole = CountsOf("st.global.u64 [%out], 1; ld.global.u64 %rd5, [%out];", 64);
-  EXPECT_EQ(whole.sectors, 2 * 16);
-  EXPECT_EQ(whole.fewest_sectors, 2 * 16);
-  EXPECT_EQ(whole.sectors_read, 16);
-  EXPECT_EQ(whole.sectors_written, 16);
-  EXPECT_EQ(whole.threads, 64);
-  // Four bytes of each eight: as many sectors, half as many would do.
-  const LaunchCounts half = CountsOf("st.global.u32 [%out], 1;", 32);
-  EXPECT_EQ(half.sectors, 8);
-  EXPECT_EQ(half.fewest_sectors, 4);
-  // One lane alone.
-  const LaunchCounts one = CountsOf("setp.eq.u32 %p1, %r0, 5; @%p1 st.global.u32 [%out], 1;", 32);
-  EXPECT_EQ(one.sectors, 1);
-}
-
-TEST_F(CompiledKernelsTest, TurnsOfSharedMemorysBanksAreCounted) {
-  const auto turns_of = [&](const std::string& instruction, int stride) {
-    const LaunchCounts counts = CountsOf(
-        absl::StrCat("mov.u32 %r2, dynamic; mad.lo.s32 %r2, %r0, ", stride, ", %r2; ", instruction),
-        32, 8192);
-    return std::pair(counts.turns, counts.fewest_turns);
-  };
-  EXPECT_EQ(turns_of("st.shared.u32 [%r2], 1;", 4), std::pair(1l, 1l));
-  EXPECT_EQ(turns_of("st.shared.u32 [%r2], 1;", 8), std::pair(2l, 1l));
-  EXPECT_EQ(turns_of("st.shared.u32 [%r2], 1;", 16), std::pair(4l, 1l));
-  EXPECT_EQ(turns_of("st.shared.u32 [%r2], 1;", 128), std::pair(32l, 1l));
-  EXPECT_EQ(turns_of("ld.shared.u32 %r3, [%r2];", 0), std::pair(1l, 1l));  // all the same word
-  EXPECT_EQ(turns_of("st.shared.v4.u32 [%r2], {1, 2, 3, 4};", 16), std::pair(4l, 4l));
-  EXPECT_EQ(turns_of("st.shared.v4.u32 [%r2], {1, 2, 3, 4};", 32), std::pair(8l, 4l));
-  EXPECT_EQ(turns_of("st.shared.v2.u32 [%r2], {1, 2};", 8), std::pair(2l, 2l));
-}
-
-TEST_F(CompiledKernelsTest, InstructionsAreCountedByWarps) {
-  const double empty = CountsOf("", 64).instructions;
-  EXPECT_EQ(CountsOf("add.s32 %r1, 1, 2; ex2.approx.f32 %f1, 0f3F800000;", 64).instructions,
-            empty + 2 * 2);
-  EXPECT_EQ(CountsOf("ex2.approx.f32 %f1, 0f3F800000;", 64).special, 2);
-  EXPECT_EQ(CountsOf("setp.lt.u32 %p1, %r0, 16; @%p1 bra $end; add.s32 %r1, 1, 2; $end:", 32)
-                .instructions,
-            empty / 2 + 2 + 0.5);
-}
+void SomeKernel(uint64_t*) {}
 
 TEST_F(CompiledKernelsTest, KernelsOfUnnamedNamespacesAreFound) {
   EXPECT_EQ(CommonName("_ZN2ls38_GLOBAL__N__ef9ec4fe_6_fp8_cu_d169c3df1fILi4EEEvPf"),
             CommonName("_ZN2ls12_GLOBAL__N_11fILi4EEEvPf"));
   EXPECT_EQ(CommonName("_ZN2lsL1fEv"), CommonName("_ZN2ls1fEv"));
   EXPECT_NE(CommonName("_ZN2ls1fILi4EEEvv"), CommonName("_ZN2ls1fILi8EEEvv"));
-  const auto name = NameOfFunction(reinterpret_cast<const void*>(&RunCompiled));
+  const auto name = NameOfFunction(reinterpret_cast<const void*>(&SomeKernel));
   ASSERT_TRUE(name.ok()) << name.status();
-  EXPECT_THAT(*name, HasSubstr("RunCompiled"));
+  EXPECT_THAT(*name, HasSubstr("SomeKernel"));
 }
 
 }  // namespace
