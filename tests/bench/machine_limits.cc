@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -16,12 +15,10 @@
 #include <immintrin.h>
 #endif
 
+#include "tests/bench/timing.h"
+
 namespace lockstep::bench {
 namespace {
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double TimeOnThreads(int num_threads, const std::function<void(int)>& work) {
   const double start = Seconds();

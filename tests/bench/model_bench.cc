@@ -8,7 +8,6 @@
 // after, of which the larger is taken, the bandwidth by turns with the decode steps, as neighbours
 // change it within seconds. tests/bench/model_bench.sh runs the usual configurations.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <numeric>
@@ -26,9 +25,13 @@
 #include "parallel/mpi_communicator.h"
 #include "tests/bench/machine_limits.h"
 #include "tests/bench/step_cost.h"
+#include "tests/bench/timing.h"
 
 namespace lockstep {
 namespace {
+
+using bench::Median;
+using bench::Seconds;
 
 struct BenchOptions {
   std::string model;
@@ -42,15 +45,6 @@ struct BenchOptions {
   std::string quantize = "none";
   bool json = false;
 };
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 int64_t Largest(const std::vector<int64_t>& values) {
   return *std::max_element(values.begin(), values.end());

@@ -1,17 +1,13 @@
 // What the parts of gpu_bench share.
 #pragma once
 
-#include <chrono>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "kernels/base/check.h"
+#include "tests/bench/timing.h"
 
 namespace lockstep::bench {
-
-inline double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Ends the process on errors.
 template <typename T>
