@@ -77,8 +77,8 @@ class Worker {
   std::unique_ptr<RankLife> life_;
   uint64_t epoch_ = 0;
   int num_lives_ = 0;
-  absl::Time out_of_touch_since_;
-  absl::Duration pause_;  // before the next life
+  absl::Time out_of_touch_since_;  // later by what ranks took to join each other meanwhile
+  absl::Duration pause_;           // before the next life
   absl::BitGen random_;
 };
 
@@ -100,7 +100,9 @@ absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
   groups_.most_whole_bytes_from_previous = round->groups.most_whole_bytes_from_previous;
   groups_.most_whole_bytes_to_next = round->groups.most_whole_bytes_to_next;
   groups_.most_undivided_bytes = round->groups.most_undivided_bytes;
-  RETURN_IF_ERROR(model_->Join(groups_));
+  const absl::Time before = absl::Now();
+  RETURN_IF_ERROR(model_->Join(groups_));  // of GPUs, a minute perhaps
+  out_of_touch_since_ += absl::Now() - before;
   return true;
 }
 
@@ -148,8 +150,8 @@ absl::Status Worker::Run() {
   tp_ = static_cast<RenewableCommunicator*>(groups_.tp.get());
   pp_ = static_cast<RenewableCommunicator*>(groups_.pp.get());
   ASSIGN_OR_RETURN(model_, RankModel::Open(options_, progress_));
+  ASSIGN_OR_RETURN(bool met, Meet(std::max(Window(), options_.start_timeout)));
   out_of_touch_since_ = absl::Now();
-  ASSIGN_OR_RETURN(bool met, Meet(Window()));
   while (met) {
     ++num_lives_;
     life_ = std::make_unique<RankLife>(

@@ -47,11 +47,14 @@ struct WorkerOptions {
       stage;  // stage.limits: the largest step, sequence count and length, and the block size
   DeviceOptions device;
   // The KV cache of this rank: so many blocks, or as many as fit into kv_cache_bytes; of neither
-  // said, 1 GiB, or all that DeviceOptions leaves of a GPU.
+  // said, 1 GiB at most, or all that DeviceOptions leaves of a GPU.
   std::optional<int64_t> num_kv_blocks;
   std::optional<int64_t> kv_cache_bytes;
   bool asks_for_kv_cache() const { return num_kv_blocks.has_value() || kv_cache_bytes.has_value(); }
 
+  // How long ranks that start wait for each other: some initialize GPUs and read from cold storage.
+  // A launcher that watches them ends the job sooner (`--preflight-seconds`).
+  absl::Duration start_timeout = absl::Minutes(5);
   absl::Duration dial_timeout = absl::Seconds(30);  // the controller may start after its ranks
   // How long a rank looks for a controller that it has lost; 0: losing the stream ends the rank.
   absl::Duration rejoin_window = absl::ZeroDuration();

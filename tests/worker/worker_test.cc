@@ -10,6 +10,7 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "lockstep/v1/worker.grpc.pb.h"
+#include "parallel/rendezvous.h"
 #include "runtime/worker/plan_codec.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
@@ -309,6 +310,38 @@ TEST_F(WorkerTest, NobodyListeningIsUnavailable) {
   options.dial_timeout = absl::Milliseconds(200);
   const absl::Status status = RunAgainst(options);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+}
+
+// Ranks that take their time to come together.
+class SlowRendezvous final : public Rendezvous {
+ public:
+  SlowRendezvous(Rendezvous& ranks, absl::Duration takes) : ranks_(ranks), takes_(takes) {}
+  absl::StatusOr<Round> Next(uint64_t epoch, absl::Duration timeout) override {
+    if (timeout < takes_) return absl::DeadlineExceededError("rank 1 did not come");
+    absl::SleepFor(takes_);
+    return ranks_.Next(epoch, timeout);
+  }
+  bool Over() override { return ranks_.Over(); }
+  void Leave() override { ranks_.Leave(); }
+
+ private:
+  Rendezvous& ranks_;
+  const absl::Duration takes_;
+};
+
+TEST_F(WorkerTest, WhatRanksTakeToComeTogetherIsNotTheControllersAbsence) {
+  ScriptedController controller([](Stream& stream) {
+    EXPECT_EQ(Next(stream).hello().secret(), "sesame");
+    ShutDown(stream);
+    Next(stream);
+    return grpc::Status::OK;
+  });
+  WorkerOptions options = Options(controller.address());
+  options.dial_timeout = absl::Seconds(1);
+  std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
+  SlowRendezvous slow(*ranks.front(), absl::Milliseconds(1100));
+  const absl::Status status = RunWorker(options, slow);
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_F(WorkerTest, AStuckRankIsReportedAfterItsGrace) {
