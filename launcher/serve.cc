@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
@@ -61,7 +62,7 @@ struct ServePlan {
 
 // What ranks compute on, as far as is known here.
 struct RanksDevices {
-  bool are_gpus = false;
+  bool are_gpus = false;  // or may be: ranks on hosts elsewhere look for themselves
   bool multiply_fp8 = false;
   std::string name;          // of a GPU
   int64_t memory_bytes = 0;  // of all of them
@@ -75,12 +76,12 @@ absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& 
   return WeightMemory::Create(launch.world_size, dirs.files.path());
 }
 
-// Takes all hosts for equal to this one. Of hosts elsewhere only the flag tells: their ranks look
-// for themselves.
+// Takes all hosts for equal to this one. Of hosts elsewhere only the flag tells. With auto they may
+// have GPUs: what only those can do is for their ranks to refuse, and so is how much cache fits.
 absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& launch) {
   if (!launch.uses_this_host) {
-    const bool are_gpus = rank.device == "cuda";
-    return RanksDevices{are_gpus, are_gpus, "", int64_t{1} << 60};
+    const bool may_be_gpus = rank.device != "cpu";
+    return RanksDevices{may_be_gpus, may_be_gpus, "", int64_t{1} << 60};
   }
   ASSIGN_OR_RETURN(const auto here, GpusFor(rank.device));
   RanksDevices devices;
@@ -96,6 +97,14 @@ absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& 
   devices.memory_bytes = MemoryOfGpus(gpus, launch.max_ranks_per_host(), launch.num_hosts(),
                                       rank.gpu_memory_utilization);
   return devices;
+}
+
+// GPUs take their time where nothing is in memory yet: each must be initialized (seconds a GPU
+// without a persistence daemon, for all ranks of a host), libraries of hundreds of MB come from
+// storage that hosts share, and NCCL joins the ranks.
+absl::Duration PreflightLimit(const LaunchFlags& flags, bool on_gpus) {
+  const double usual = on_gpus ? kGpuPreflightSeconds : kPreflightSeconds;
+  return absl::Seconds(flags.preflight_seconds.value_or(usual));
 }
 
 absl::Status CheckFormats(const ServeOptions& options, const RanksDevices& devices) {
@@ -128,7 +137,7 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
                     devices.multiply_fp8, options.kv_cache, devices.memory_bytes / num_replicas}));
   if (plan.on_gpus && !options.kv_cache.gib.has_value() &&
       !options.kv_cache.num_blocks.has_value()) {
-    plan.capacity.num_kv_blocks = 0;  // ranks find out what their GPUs have room for
+    plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for
   }
   plan.threads_per_rank = ThreadsPerRank(options.rank, plan.launch.max_ranks_per_host());
   RETURN_IF_ERROR(MakeCpuBackend({1, options.rank.isa}).status());
@@ -172,7 +181,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   session.restarts = {.max_restarts = options.restart.max_restarts,
                       .window = absl::Seconds(options.restart.window_seconds)};
-  session.preflight_limit = absl::Seconds(options.launch.preflight_seconds);
+  session.preflight_limit = PreflightLimit(options.launch, plan.on_gpus);
   for (int replica = 0; replica < options.controller.replicas; ++replica) {
     session.hosts_of_ranks.push_back(plan.launch.HostsOf(replica));
   }

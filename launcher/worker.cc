@@ -239,7 +239,7 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->group("Layout");
   auto* gib = command
                   ->add_option("--kv-cache-gib", options->kv_cache_gib,
-                               "KV cache of this rank (default: 1; on a GPU what "
+                               "KV cache of this rank (default: 1 at most; on a GPU what "
                                "--gpu-memory-utilization leaves)")
                   ->type_name("GIB")
                   ->check(Between(1e-6, 1e6))

@@ -1,5 +1,6 @@
 #include "launcher/cli/launch_flags.h"
 
+#include "absl/strings/str_cat.h"
 #include "launcher/cli/add_command.h"
 
 namespace lockstep {
@@ -46,10 +47,12 @@ void AddLaunchFlags(CLI::App& command, LaunchFlags& flags) {
       ->group(group);
   command
       .add_option("--preflight-seconds", flags.preflight_seconds,
-                  "how long ranks may take to start, to join and to check their links")
+                  absl::StrCat("how long ranks may take to start, to join and to check their links "
+                               "(default: ",
+                               kPreflightSeconds, "; ", kGpuPreflightSeconds,
+                               " if they have GPUs or may have, on other hosts)"))
       ->type_name("SECONDS")
       ->check(Between(1, 1e6))
-      ->capture_default_str()
       ->group(group);
 }
 

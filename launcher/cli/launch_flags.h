@@ -1,11 +1,16 @@
 // The flags that say where `lockstep serve` starts the ranks, and how.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "launcher/cli/command.h"
 
 namespace lockstep {
+
+// How long ranks may take to start, to join and to check their links, unless told.
+inline constexpr double kPreflightSeconds = 30.0;
+inline constexpr double kGpuPreflightSeconds = 120.0;
 
 struct LaunchFlags {
   std::string hosts;     // "a:8,b:8"
@@ -16,7 +21,7 @@ struct LaunchFlags {
   std::string mpi_ports;      // "20000-20031"
   std::string worker_listen;  // HOST:PORT
   bool allow_tp_across_nodes = false;
-  double preflight_seconds = 30.0;
+  std::optional<double> preflight_seconds;
 };
 
 void AddLaunchFlags(CLI::App& command, LaunchFlags& flags);

@@ -14,7 +14,13 @@ namespace {
 // Of a step that runs ahead. More than there are sequences come with log-probabilities of prompts
 // alone, whose results of 8 ranks take 9 MB of pinned memory; 69 MB if it were 16,384.
 constexpr int64_t kMostRowsAhead = 2048;
-constexpr int64_t kUsualCacheBytes = int64_t{1} << 30;  // in the host's memory
+constexpr int64_t kUsualCacheBytes = int64_t{1} << 30;  // at most, in the host's memory
+
+// A cache that nobody asked for holds no more than all sequences can fill.
+int64_t UsualCacheBytes(const BatchLimits& limits, int64_t block_bytes) {
+  const int64_t most_blocks = limits.max_num_seqs * limits.max_blocks_per_seq();
+  return std::min(kUsualCacheBytes / block_bytes, most_blocks) * block_bytes;
+}
 
 // Blocks of this rank's cache: those asked for, or those that fit, which may be none on a GPU.
 // RESOURCE_EXHAUSTED when what was asked for does not fit.
@@ -30,7 +36,8 @@ absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, bool on_gpu, i
     return *options.num_kv_blocks;
   }
   if (on_gpu && !options.kv_cache_bytes.has_value()) return available / block_bytes;
-  const int64_t cache_bytes = options.kv_cache_bytes.value_or(kUsualCacheBytes);
+  const int64_t cache_bytes =
+      options.kv_cache_bytes.value_or(UsualCacheBytes(options.stage.limits, block_bytes));
   if (cache_bytes < block_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("a KV cache of ", cache_bytes,
                                                      " bytes holds no block of ", block_bytes,
@@ -72,11 +79,12 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
                    LlamaStage::HasCachedWeights(*checkpoint_, options_.grid, options_.rank,
                                                 device_->backend(), options_.stage));
   const int64_t weight_bytes = is_there ? 0 : mine.weight_bytes;
+  const BatchLimits& limits = options_.stage.limits;
+  const int64_t block_bytes = mine.kv_bytes_per_token * limits.block_size;
   if (!options_.num_kv_blocks.has_value()) {
     if (device_->gpu().has_value() && !options_.kv_cache_bytes.has_value()) return weight_bytes;
-    return weight_bytes + options_.kv_cache_bytes.value_or(kUsualCacheBytes);
+    return weight_bytes + options_.kv_cache_bytes.value_or(UsualCacheBytes(limits, block_bytes));
   }
-  const int64_t block_bytes = mine.kv_bytes_per_token * options_.stage.limits.block_size;
   return weight_bytes + *options_.num_kv_blocks * block_bytes;
 }
 
