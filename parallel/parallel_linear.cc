@@ -17,16 +17,10 @@ absl::Status SumOverRanks(Communicator& group, const TokenSplit& tokens, int64_t
 }  // namespace
 
 absl::StatusOr<ColumnParallelLinear> ColumnParallelLinear::Create(Backend& backend,
-                                                                  int64_t out_features,
-                                                                  int64_t in_features, DType dtype,
-                                                                  Quantization quantization) {
+                                                                  const LinearShape& shape) {
   ColumnParallelLinear linear;
   linear.backend_ = &backend;
-  ASSIGN_OR_RETURN(linear.weight_, backend.AllocateLinear({.out_features = out_features,
-                                                           .in_features = in_features,
-                                                           .dtype = dtype,
-                                                           .num_k_slices = 1,
-                                                           .quantization = quantization}));
+  ASSIGN_OR_RETURN(linear.weight_, backend.AllocateLinear(shape));
   return linear;
 }
 
@@ -104,7 +98,10 @@ absl::StatusOr<VocabParallelHead> VocabParallelHead::Create(Backend& backend, in
   head.num_rows_ = num_rows;
   if (num_rows > 0) {
     ASSIGN_OR_RETURN(head.linear_,
-                     ColumnParallelLinear::Create(backend, num_rows, hidden, dtype, quantization));
+                     ColumnParallelLinear::Create(backend, {.out_features = num_rows,
+                                                            .in_features = hidden,
+                                                            .dtype = dtype,
+                                                            .quantization = quantization}));
   }
   return head;
 }

@@ -24,10 +24,8 @@ namespace lockstep {
 class ColumnParallelLinear {
  public:
   ColumnParallelLinear() = default;
-  // out_features: this rank's.
-  static absl::StatusOr<ColumnParallelLinear> Create(
-      Backend& backend, int64_t out_features, int64_t in_features, DType dtype,
-      Quantization quantization = Quantization::kNone);
+  // shape.out_features: this rank's.
+  static absl::StatusOr<ColumnParallelLinear> Create(Backend& backend, const LinearShape& shape);
   void Fill(int64_t first_row, const HostRows& rows);
   // x [num_tokens, in_features] -> y [num_tokens, out_features].
   void Forward(const void* x, int64_t num_tokens, float* y) const;

@@ -95,13 +95,8 @@ class StageLoader {
   DType KeptDType(std::initializer_list<DType> dtypes) const {
     return HeldDType(source_.dtype, CommonDType(dtypes), backend_.HoldsF16());
   }
-  // What matrices of this form become in memory.
-  Quantization Kept(std::initializer_list<const StoredMatrix*> matrices) const {
-    for (const StoredMatrix* matrix : matrices) {
-      if (matrix->native != Quantization::kNone) return matrix->native;
-    }
-    return source_.quantize;
-  }
+  // What matrices that are multiplied as one become: `shape`, as those of this form are held.
+  LinearShape Kept(std::initializer_list<const StoredMatrix*> matrices, LinearShape shape) const;
 
   const WeightSource& source_;
   const ModelConfig& config_;
@@ -114,6 +109,18 @@ class StageLoader {
   std::vector<TensorPart> parts_;
   int64_t norm_bytes_ = 0;  // held
 };
+
+LinearShape StageLoader::Kept(std::initializer_list<const StoredMatrix*> matrices,
+                              LinearShape shape) const {
+  DType dtype = (*matrices.begin())->dtype;
+  shape.quantization = source_.quantize;
+  for (const StoredMatrix* matrix : matrices) {
+    dtype = CommonDType({dtype, matrix->dtype});
+    if (matrix->native != Quantization::kNone) shape.quantization = matrix->native;
+  }
+  shape.dtype = KeptDType({dtype});
+  return shape;
+}
 
 absl::Status StageLoader::Allocate() {
   weights_.layers.resize(static_cast<size_t>(shape_.layers.size()));
@@ -199,16 +206,16 @@ absl::Status StageLoader::AddAttention(int64_t layer, LayerWeights& weights) {
                          .num_k_slices = shape_.attention_k_slices * tp_group_.size(),
                          .stored_k_slices = NumKSlices(config_.num_heads, 1),
                          .keeps_float8 = backend_.HoldsFp8(hidden, shape_.q_width())}));
-  ASSIGN_OR_RETURN(weights.qkv, ColumnParallelLinear::Create(
-                                    backend_, shape_.qkv_width(), hidden,
-                                    KeptDType({q->dtype, k->dtype, v->dtype}), Kept({q, k, v})));
-  ASSIGN_OR_RETURN(weights.attention_output,
-                   RowParallelLinear::Create(backend_, tp_group_,
-                                             {.out_features = hidden,
-                                              .in_features = shape_.q_width(),
-                                              .dtype = KeptDType({o->dtype}),
-                                              .num_k_slices = shape_.attention_k_slices,
-                                              .quantization = Kept({o})}));
+  ASSIGN_OR_RETURN(
+      weights.qkv,
+      ColumnParallelLinear::Create(
+          backend_, Kept({q, k, v}, {.out_features = shape_.qkv_width(), .in_features = hidden})));
+  ASSIGN_OR_RETURN(
+      weights.attention_output,
+      RowParallelLinear::Create(backend_, tp_group_,
+                                Kept({o}, {.out_features = hidden,
+                                           .in_features = shape_.q_width(),
+                                           .num_k_slices = shape_.attention_k_slices})));
   const auto rows_of = [head_dim](Range heads) {
     return Range{heads.begin * head_dim, heads.end * head_dim};
   };
@@ -238,15 +245,15 @@ absl::Status StageLoader::AddMlp(int64_t layer, LayerWeights& weights) {
                                            .num_k_slices = shape_.mlp_k_slices * tp_group_.size(),
                                            .stored_k_slices = NumKSlices(whole, 1),
                                            .keeps_float8 = backend_.HoldsFp8(hidden, mine)}));
-  ASSIGN_OR_RETURN(weights.gate_up, ColumnParallelLinear::Create(
-                                        backend_, 2 * mine, hidden,
-                                        KeptDType({gate->dtype, up->dtype}), Kept({gate, up})));
-  ASSIGN_OR_RETURN(weights.down, RowParallelLinear::Create(backend_, tp_group_,
-                                                           {.out_features = hidden,
-                                                            .in_features = mine,
-                                                            .dtype = KeptDType({down->dtype}),
-                                                            .num_k_slices = shape_.mlp_k_slices,
-                                                            .quantization = Kept({down})}));
+  ASSIGN_OR_RETURN(
+      weights.gate_up,
+      ColumnParallelLinear::Create(
+          backend_, Kept({gate, up}, {.out_features = 2 * mine, .in_features = hidden})));
+  ASSIGN_OR_RETURN(weights.down,
+                   RowParallelLinear::Create(backend_, tp_group_,
+                                             Kept({down}, {.out_features = hidden,
+                                                           .in_features = mine,
+                                                           .num_k_slices = shape_.mlp_k_slices})));
   const Range all = {0, hidden};
   AddRows(gate, shape_.intermediate, all, weights.gate_up, 0);
   AddRows(up, shape_.intermediate, all, weights.gate_up, mine);

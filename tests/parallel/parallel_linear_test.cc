@@ -109,7 +109,8 @@ TEST_P(ParallelLinearTest, ColumnParallelOutputsAreThoseOfTheWholeMatrix) {
   const std::vector<float> x = RandomFloats(kIn, 4);
   const std::unique_ptr<Backend> backend = MakeReferenceBackend();
   const auto outputs = [&](int64_t begin, int64_t end) {
-    auto linear = *ColumnParallelLinear::Create(*backend, end - begin, kIn, GetParam());
+    auto linear = *ColumnParallelLinear::Create(
+        *backend, {.out_features = end - begin, .in_features = kIn, .dtype = GetParam()});
     linear.Fill(0, RowsOf(w.data() + begin * kIn, end - begin, kIn));
     std::vector<float> y(static_cast<size_t>(end - begin));
     linear.Forward(x.data(), 1, y.data());
