@@ -22,6 +22,10 @@ struct LinearShape {
   // divisible by it.
   int num_k_slices = 1;
   Quantization quantization = Quantization::kNone;
+  // kFp8: where a row of x is quantized, its largest magnitude is taken for no more than this,
+  // above 0; what is beyond becomes the largest of e4m3. One outlier then does not cost the rest of
+  // its row their bits, or all that they are. (FBGEMM's scale_ub; of other formats of no matter.)
+  float activation_bound = kNoActivationBound;
 };
 
 // A weight matrix in the backend's own packed layout.

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -21,10 +22,12 @@ namespace lockstep {
 //
 // kFp8: q of the format e4m3 (Micikevicius et al. 2022, "FP8 formats for deep learning"), an f32
 // scale per row, amax / 448, so that a weight is q * scale; x likewise per token while products
-// run. On GPUs only (kernels/cuda/fp8.cu), of compute capability 8.9 and later.
+// run, by LinearShape::activation_bound / 448 at most. On GPUs only (kernels/cuda/fp8.cu), of
+// compute capability 8.9 and later.
 enum class Quantization : uint8_t { kNone, kInt8, kInt4, kFp8 };
 
 inline constexpr int kMaxQuantizedGroup = 64;
+inline constexpr float kNoActivationBound = std::numeric_limits<float>::infinity();
 
 constexpr int QuantizedGroup(Quantization quantization) {
   return quantization == Quantization::kInt4 ? 32 : 64;

@@ -223,8 +223,9 @@ void CudaBackend::AddRmsNorm(const RmsNormArgs& args) {
   }
   quantized_.is_gathered = is_gathered;
   const E4m3Rows rows = E4m3RowsIn(args.out, num_rows, args.hidden);
+  const E4m3Rows these = {rows.q + first * args.hidden, rows.scales + first};
   CudaCheck(LaunchAddRmsNormFp8(args, options_.compute,
-                                {rows.q + first * args.hidden, rows.scales + first}, stream_),
+                                these.Bounded(args.consumer->shape().activation_bound), stream_),
             "RMSNorm in e4m3");
 }
 
@@ -266,8 +267,10 @@ void CudaBackend::SiluMul(const SiluMulArgs& args) {
   if (!BeginRows(args.out, args.num_tokens, args.width, args.consumer)) {
     return CudaCheck(LaunchSiluMul(args, options_.compute, stream_), "SiLU");
   }
-  const E4m3Rows quantized = E4m3RowsIn(args.out, args.num_tokens, args.width);
-  CudaCheck(LaunchSiluMulFp8(args, options_.compute, quantized, stream_), "SiLU in e4m3");
+  const E4m3Rows rows = E4m3RowsIn(args.out, args.num_tokens, args.width);
+  CudaCheck(LaunchSiluMulFp8(args, options_.compute,
+                             rows.Bounded(args.consumer->shape().activation_bound), stream_),
+            "SiLU in e4m3");
 }
 
 void CudaBackend::RopeAndWriteKv(const RopeArgs& args) {

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/cpu/linear_shape.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -23,6 +24,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AllocateLinear(
   kept.dtype = DType::kF32;  // what is checked are sizes: all are kept in options_.compute
   RETURN_IF_ERROR(cpu::CheckLinearShape(kept));
   if (IsFp8(shape)) RETURN_IF_ERROR(CheckFp8(shape));
+  LS_CHECK(shape.activation_bound > 0) << shape.activation_bound;
   if (shape.in_features > row_loader_->most_columns()) {
     return absl::InvalidArgumentError(absl::StrCat("linear weight: in_features is ",
                                                    shape.in_features, ", GPUs take up to ",

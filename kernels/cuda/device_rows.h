@@ -33,7 +33,8 @@ class DeviceRows final : public LinearWeight {
 inline Gemm::Weight WeightOf(const LinearWeight& weight) {
   const auto& rows = static_cast<const DeviceRows&>(weight);
   const LinearShape& shape = weight.shape();
-  return {shape.out_features, shape.in_features, rows.row(0), rows.scales()};
+  return {shape.out_features, shape.in_features, rows.row(0), rows.scales(),
+          shape.activation_bound};
 }
 
 }  // namespace lockstep::cuda

@@ -3,6 +3,7 @@
 // LaunchQuantizeFp8 (kernels.h).
 #pragma once
 
+#include "kernels/cuda/kernels.h"
 #include "kernels/cuda/vectors.cuh"
 
 namespace lockstep::cuda {
@@ -33,13 +34,12 @@ __device__ inline unsigned BlockMax(unsigned value) {
 
 class E4m3Scale {
  public:
-  // largest: LargestOf the whole row.
-  __device__ explicit E4m3Scale(unsigned largest) {
-    constexpr float kLargestE4m3 = 448.0f;
+  // largest: LargestOf the whole row; most: E4m3Rows::most_scale.
+  __device__ E4m3Scale(unsigned largest, float most) {
     constexpr unsigned kInfinity = 0x7f800000u;
     constexpr unsigned kNan = 0x7fc00000u;
-    const bool is_finite = largest < kInfinity;
-    const float scale = __uint_as_float(largest) / kLargestE4m3;
+    const float scale = fminf(__uint_as_float(largest) / kLargestE4m3, most);  // of NaN: most
+    const bool is_finite = largest <= kInfinity && scale < __uint_as_float(kInfinity);
     // Of denormal rows the scale would have no inverse: they are zeros.
     inverse_ = is_finite && scale >= 0x1p-120f ? 1.0f / scale : 0.0f;
     scale_ = is_finite ? (inverse_ > 0.0f ? scale : 0.0f) : __uint_as_float(kNan);

@@ -19,8 +19,7 @@ constexpr int kScaledRows = 4;
 
 // A block to a row.
 template <int n, typename T>
-__global__ void __launch_bounds__(1024)
-    QuantizeRows(const T* x, int64_t width, uint8_t* q, float* scales) {
+__global__ void __launch_bounds__(1024) QuantizeRows(const T* x, int64_t width, E4m3Rows out) {
   LetLaterKernelsBegin();
   WaitForEarlierKernels();
   const T* row = x + int64_t{blockIdx.x} * width;
@@ -38,9 +37,9 @@ __global__ void __launch_bounds__(1024)
   for (int64_t j = kKept; column(j) < width; ++j) {
     largest = LargestOf(Load<n>(row + column(j)), largest);
   }
-  const E4m3Scale scale(BlockMax(largest));
-  if (threadIdx.x == 0) scales[blockIdx.x] = scale.value();
-  uint8_t* const to = q + int64_t{blockIdx.x} * width;
+  const E4m3Scale scale(BlockMax(largest), out.most_scale);
+  if (threadIdx.x == 0) out.scales[blockIdx.x] = scale.value();
+  uint8_t* const to = out.q + int64_t{blockIdx.x} * width;
 #pragma unroll
   for (int j = 0; j < kKept; ++j) {
     if (column(j) < width) scale.Store(to + column(j), kept[j]);
@@ -87,15 +86,15 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
-                              uint8_t* q, float* scales, const KernelStream& stream) {
+                              const E4m3Rows& out, const KernelStream& stream) {
   if (num_rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(num_rows));
-  return WithVectors(Vectorises(width, {x, q}), [&](auto n) {
+  return WithVectors(Vectorises(width, {x, out.q}), [&](auto n) {
     return WithType(x_dtype, [&](auto element) {
       using T = decltype(element);
       return LaunchOverlapping(QuantizeRows<n, T>, grid,
                                dim3(RowThreads(CeilDiv<int64_t>(width, n))), 0, stream,
-                               static_cast<const T*>(x), width, q, scales);
+                               static_cast<const T*>(x), width, out);
     });
   });
 }

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(1024, 1)
   unsigned largest = 0;
   row.ForEach(
       [&](const Floats<n>& x, int64_t) { largest = LargestOf(Widened(Round<T>(x)), largest); });
-  const E4m3Scale scale(BlockMax(largest));
+  const E4m3Scale scale(BlockMax(largest), out.most_scale);
   if (threadIdx.x == 0) out.scales[blockIdx.x] = scale.value();
   uint8_t* const to = out.q + int64_t{blockIdx.x} * args.hidden;
   row.ForEach(
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(1024, 2)
     if (i < num_kept) kept[i] = x;
     largest = LargestOf(Widened(x), largest);
   }
-  const E4m3Scale scale(BlockMax(largest));
+  const E4m3Scale scale(BlockMax(largest), out.most_scale);
   if (threadIdx.x == 0) out.scales[blockIdx.x] = scale.value();
   uint8_t* const to = out.q + int64_t{blockIdx.x} * width;
   for (int i = threadIdx.x; i < num_vectors; i += blockDim.x) {

@@ -220,9 +220,10 @@ Gemm::Call Gemm::QuantizedCall(const Weight& w, const Input& x, void* y) {
 }
 
 void Gemm::Quantize(const Call& call) {
-  auto* q = static_cast<uint8_t*>(const_cast<void*>(call.x.data));
+  const E4m3Rows rows = {static_cast<uint8_t*>(const_cast<void*>(call.x.data)),
+                         const_cast<float*>(call.x.scales)};
   CudaCheck(LaunchQuantizeFp8(call.unquantized, options_.compute, call.x.num_rows,
-                              call.w.in_features, q, const_cast<float*>(call.x.scales), stream_),
+                              call.w.in_features, rows.Bounded(call.w.activation_bound), stream_),
             "quantizing a product's input");
 }
 

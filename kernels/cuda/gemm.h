@@ -37,6 +37,7 @@
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/skinny_gemm.h"
 #include "kernels/dtype.h"
+#include "kernels/quantization.h"
 
 namespace lockstep::cuda {
 
@@ -58,8 +59,9 @@ class Gemm {
   struct Weight {
     int64_t out_features = 0;
     int64_t in_features = 0;
-    const void* data = nullptr;     // [out_features, in_features]
-    const float* scales = nullptr;  // e4m3: [out_features]
+    const void* data = nullptr;                   // [out_features, in_features]
+    const float* scales = nullptr;                // e4m3: [out_features]
+    float activation_bound = kNoActivationBound;  // LinearShape's
   };
   // Of Options::compute, or, with scales, as e4m3 weights are multiplied by: in e4m3 itself.
   enum class Origin { kOther, kAttention, kSilu };

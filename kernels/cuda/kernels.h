@@ -47,17 +47,26 @@ cudaError_t LaunchTakeChosenTokens(const ChosenToken* chosen, const int32_t* sou
 cudaError_t LaunchPlaceChosenTokens(const ChosenToken* chosen, const int32_t* places, int64_t count,
                                     ChosenToken* table, cudaStream_t stream);
 
-// Each row of x [num_rows, width] of x_dtype in e4m3: q[i] = x[i] / scale rounded
-// to nearest even, scale = amax / 448. A row of zeros has scale 0, one with a number that is not
-// finite scale NaN; both have zeros for q.
-cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
-                              uint8_t* q, float* scales, const KernelStream& stream);
-
+inline constexpr float kLargestE4m3 = 448.0f;
 // Rows in e4m3 with a scale to each, as LaunchQuantizeFp8 makes them.
 struct E4m3Rows {
   uint8_t* q = nullptr;     // [num_rows, width]
   float* scales = nullptr;  // [num_rows]
+  // While they are made, the most that a scale is: a 448th of the bound on amax. (The bits are
+  // those of bounding amax itself, which takes kernels more registers.)
+  float most_scale = kNoActivationBound / kLargestE4m3;
+
+  // For a product by a weight of that LinearShape::activation_bound.
+  E4m3Rows Bounded(float activation_bound) const {
+    return {q, scales, activation_bound / kLargestE4m3};
+  }
 };
+// Each row of x [num_rows, width] of x_dtype in e4m3: q[i] = x[i] / scale rounded to nearest even,
+// beyond 448 to 448, scale = min(amax / 448, out.most_scale). A row of zeros has scale 0, one with
+// NaN scale NaN, as has one with an infinity unless most_scale is finite; they have zeros for q.
+cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
+                              const E4m3Rows& out, const KernelStream& stream);
+
 // In one piece of memory, the scales behind the numbers. width is a multiple of 16, so that scales
 // are aligned and both take no more memory than rows of 16 bits.
 inline int64_t E4m3RowsBytes(int64_t num_rows, int64_t width) {

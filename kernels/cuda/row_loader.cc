@@ -61,8 +61,8 @@ void RowLoader::Quantize(const HostRows& rows, int64_t width, DType compute, con
                 "converting weights");
       numbers = rounded();
     }
-    CudaCheck(LaunchQuantizeFp8(numbers, compute, count, width, to.q + row * width, to.scales + row,
-                                stream_),
+    CudaCheck(LaunchQuantizeFp8(numbers, compute, count, width,
+                                {to.q + row * width, to.scales + row}, stream_),
               "quantizing weights");
   });
 }

@@ -222,9 +222,8 @@ class StepCounter {
       return cuda::LaunchSiluMulFp8(args, DType::kBF16, E4m3Rows(shape_.intermediate), stream);
     });
     Count("quantizing to e4m3", [&] {
-      const cuda::E4m3Rows out = E4m3Rows(shape_.hidden);
-      return cuda::LaunchQuantizeFp8(residual_.as(), DType::kBF16, tokens_, shape_.hidden, out.q,
-                                     out.scales, stream);
+      return cuda::LaunchQuantizeFp8(residual_.as(), DType::kBF16, tokens_, shape_.hidden,
+                                     E4m3Rows(shape_.hidden), stream);
     });
   }
   cuda::E4m3Rows E4m3Rows(int64_t width) const {

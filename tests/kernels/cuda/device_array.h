@@ -81,6 +81,21 @@ inline float E4m3(uint8_t bits) {
   return sign * std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
 }
 
+// The nearest, of two as near the one whose last bit is 0; beyond 448 that. Not of NaN.
+inline uint8_t ToE4m3(float x) {
+  constexpr uint8_t kLargest = 0x7e;
+  const float magnitude = std::min(std::abs(x), E4m3(kLargest));
+  const auto distance = [&](uint8_t bits) { return std::abs(E4m3(bits) - magnitude); };
+  uint8_t nearest = 0;
+  for (uint8_t bits = 1; bits <= kLargest; ++bits) {
+    if (distance(bits) < distance(nearest) ||
+        (distance(bits) == distance(nearest) && bits % 2 == 0)) {
+      nearest = bits;
+    }
+  }
+  return static_cast<uint8_t>(nearest | (std::signbit(x) ? 0x80 : 0));
+}
+
 // T: BF16 or F16.
 template <typename T>
 std::vector<float> ToFloats(const std::vector<T>& values) {

@@ -40,8 +40,8 @@ class FixedGemmTest : public ::testing::TestWithParam<Numbers> {
     Random random(7);
     w_.Write(Narrow(random.Normals(kOut * kIn)));
     x_.Write(Narrow(random.Normals(kMostRows * kIn)));
-    EXPECT_EQ(cuda::LaunchQuantizeFp8(w_.data(), GetParam().dtype, kOut, kIn, w_fp8_.data(),
-                                      w_scales_.data(), nullptr),
+    EXPECT_EQ(cuda::LaunchQuantizeFp8(w_.data(), GetParam().dtype, kOut, kIn,
+                                      {w_fp8_.data(), w_scales_.data()}, nullptr),
               cudaSuccess);
     EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   }

@@ -24,14 +24,16 @@ struct Quantized {
 };
 
 template <typename T>
-Quantized Quantize(const std::vector<T>& x, DType dtype, int64_t num_rows) {
+Quantized Quantize(const std::vector<T>& x, DType dtype, int64_t num_rows,
+                   float bound = kNoActivationBound) {
   const auto width = static_cast<int64_t>(x.size()) / num_rows;
   DeviceArray<T> input(x);
   DeviceArray<uint8_t> q(std::vector<uint8_t>(x.size(), 0xff));
   DeviceArray<float> scales(std::vector<float>(static_cast<size_t>(num_rows), NAN));
-  EXPECT_EQ(cuda::LaunchQuantizeFp8(input.data(), dtype, num_rows, width, q.data(), scales.data(),
-                                    nullptr),
-            cudaSuccess);
+  const cuda::E4m3Rows out = {q.data(), scales.data()};
+  EXPECT_EQ(
+      cuda::LaunchQuantizeFp8(input.data(), dtype, num_rows, width, out.Bounded(bound), nullptr),
+      cudaSuccess);
   return {q.Read(), scales.Read()};
 }
 
@@ -84,6 +86,77 @@ TEST(QuantizeFp8Test, ZerosAndWhatIsNotFiniteHaveScalesThatSaySo) {
   EXPECT_TRUE(std::isnan(got.scales[1]));
   EXPECT_TRUE(std::isnan(got.scales[2]));
   EXPECT_EQ(got.scales[3], 0.0f);
+}
+
+// In plain loops, of finite numbers that are not all as small as nothing.
+Quantized PlainlyQuantized(const std::vector<float>& x, int64_t num_rows, float bound) {
+  Quantized plain;
+  const int64_t width = std::ssize(x) / num_rows;
+  for (auto row = x.begin(); row != x.end(); row += width) {
+    float largest = 0;
+    for (auto i = row; i != row + width; ++i) largest = std::max(largest, std::abs(*i));
+    const float scale = std::min(largest, bound) / 448.0f;
+    plain.scales.push_back(scale);
+    const float inverse = 1.0f / scale;
+    for (auto i = row; i != row + width; ++i) plain.q.push_back(ToE4m3(*i * inverse));
+  }
+  return plain;
+}
+
+std::vector<float> Clamped(std::vector<float> x, float bound) {
+  for (float& number : x) number = std::clamp(number, -bound, bound);
+  return x;
+}
+
+// Rows one after another: below the bound, some numbers beyond it, one far beyond it, all of them.
+TEST(QuantizeFp8Test, WhatIsBeyondABoundSaturates) {
+  Random random(7);
+  constexpr int64_t kRows = 4;
+  constexpr float kBound = 2.5f;
+  for (const int64_t width : {1, 61, 1002, 4096, 20000}) {
+    std::vector<float> x = random.Normals(kRows * width);
+    for (int64_t i = 0; i < width; ++i) {
+      x[static_cast<size_t>(i)] *= 0.1f;
+      x[static_cast<size_t>(3 * width + i)] *= 1e10f;
+    }
+    x[static_cast<size_t>(2 * width + width / 2)] = -3e38f;
+    const auto expect = [&](const auto& narrow, DType dtype) {
+      const std::vector<float> numbers = RoundedTo(dtype, x);
+      const Quantized got = Quantize(narrow, dtype, kRows, kBound);
+      const Quantized want = PlainlyQuantized(numbers, kRows, kBound);
+      EXPECT_EQ(got.scales, want.scales) << width;
+      EXPECT_TRUE(got.q == want.q) << width << " in " << DTypeName(dtype);
+      // Which is what numbers that are bounded themselves become.
+      const Quantized clamped = Quantize(Clamped(numbers, kBound), DType::kF32, kRows);
+      EXPECT_EQ(got.scales, clamped.scales) << width;
+      EXPECT_TRUE(got.q == clamped.q) << width << " in " << DTypeName(dtype);
+    };
+    expect(x, DType::kF32);
+    expect(Narrowed<BF16>(x), DType::kBF16);
+    for (float& number : x) number = std::clamp(number, -60000.0f, 60000.0f);
+    expect(Narrowed<F16>(x), DType::kF16);
+  }
+}
+
+// As FBGEMM has it: its maximum bounds infinities, its conversion saturates.
+TEST(QuantizeFp8Test, InfinitiesAreBeyondABoundAndNanIsNoNumber) {
+  std::vector<float> x(4 * 16, 0.0f);
+  x[0] = 2.0f;
+  x[16] = INFINITY;
+  x[17] = -INFINITY;
+  x[18] = -2.0f;
+  x[32] = NAN;
+  x[33] = INFINITY;
+  const Quantized got = Quantize(x, DType::kF32, 4, 4.0f);
+  EXPECT_EQ(got.scales[0], 2.0f / 448.0f);
+  EXPECT_EQ(got.scales[1], 4.0f / 448.0f);
+  EXPECT_TRUE(std::isnan(got.scales[2]));
+  EXPECT_EQ(got.scales[3], 0.0f);
+  std::vector<uint8_t> want(x.size(), 0);
+  want[0] = want[16] = ToE4m3(448.0f);
+  want[17] = ToE4m3(-448.0f);
+  want[18] = ToE4m3(-224.0f);
+  EXPECT_EQ(got.q, want);
 }
 
 constexpr int64_t kBehind = 8;
@@ -181,7 +254,71 @@ TEST(Fp8ProductTest, InTilesOfFixedRowsToo) {
   ExpectProducts(true);
 }
 
+// Products by weights of one kind, with a bound and without.
+class BoundedProduct {
+ public:
+  static constexpr int64_t kOut = 48, kIn = 96;
+  static constexpr float kBound = 1.5f;
+
+  explicit BoundedProduct(DType compute, bool deterministic) {
+    auto backend = cuda::CudaBackend::Create({.compute = compute, .deterministic = deterministic});
+    EXPECT_TRUE(backend.ok()) << backend.status();
+    backend_ = *std::move(backend);
+    Random random(8);
+    const std::vector<float> w = random.Normals(kOut * kIn);
+    for (auto* weight : {&bounded_, &unbounded_}) {
+      LinearShape shape = {kOut, kIn, DType::kF32, 1, Quantization::kFp8};
+      if (weight == &bounded_) shape.activation_bound = kBound;
+      auto allocated = backend_->AllocateLinear(shape);
+      EXPECT_TRUE(allocated.ok()) << allocated.status();
+      *weight = *std::move(allocated);
+      backend_->FillLinear(**weight, 0, {w.data(), DType::kF32, kOut, kIn * 4});
+    }
+  }
+  std::vector<float> Multiply(const std::vector<float>& x, bool is_bounded) {
+    const int64_t rows = std::ssize(x) / kIn;
+    const DeviceArray<float> plain(x), output(rows * kOut);
+    const DeviceArray<BF16> narrow(Narrowed<BF16>(x));
+    const bool is_plain = backend_->LinearInput() == DType::kF32;
+    const void* const input = is_plain ? static_cast<const void*>(plain.data()) : narrow.data();
+    backend_->Linear(is_bounded ? *bounded_ : *unbounded_, input, rows, output.data());
+    backend_->Synchronize();
+    return output.Read();
+  }
+
+ private:
+  std::unique_ptr<cuda::CudaBackend> backend_;
+  std::unique_ptr<LinearWeight> bounded_, unbounded_;
+};
+
+TEST(Fp8ProductTest, IsOfBoundedNumbersWhereItQuantizesThem) {
+  SKIP_WITHOUT_FP8();
+  Random random(9);
+  for (const bool deterministic : {false, true}) {
+    BoundedProduct product(DType::kF32, deterministic);
+    // Fewer rows are not quantized everywhere.
+    for (const int64_t rows :
+         deterministic ? std::vector<int64_t>{1, 70} : std::vector<int64_t>{70}) {
+      const std::vector<float> x = random.Normals(rows * BoundedProduct::kIn);
+      const std::vector<float> bounded = product.Multiply(x, /*is_bounded=*/true);
+      EXPECT_EQ(bounded, product.Multiply(Clamped(x, BoundedProduct::kBound), false)) << rows;
+      EXPECT_NE(bounded, product.Multiply(x, /*is_bounded=*/false)) << rows;
+    }
+  }
+}
+
 #ifdef LOCKSTEP_CUDA_EMULATION
+// Our kernels for few rows multiply numbers as they are, which no outlier makes smaller.
+TEST(Fp8ProductTest, WhatIsNotQuantizedHasNoBound) {
+  cuda_emulation::SetDevice({.product_seconds = 0.05});  // ours are faster
+  {
+    BoundedProduct product(DType::kBF16, /*deterministic=*/false);
+    const std::vector<float> x = Random(9).Normals(4 * BoundedProduct::kIn);
+    EXPECT_EQ(product.Multiply(x, true), product.Multiply(x, false));
+  }
+  cuda_emulation::SetDevice({});
+}
+
 // Kernels of one product of 3 rows, after one in which its algorithm was chosen.
 int64_t KernelsOfAProduct(std::vector<std::string>* notices) {
   constexpr int64_t kRows = 3, kSide = 32;

@@ -19,6 +19,9 @@ using cuda::E4m3Rows;
 // numbers, 4097; of a gated row 32772 and 30001, in f32 28672.
 const std::vector<int64_t> kWidths = {1,    3,    4,    7,     16,    33,    100,   1000,
                                       1024, 4097, 4112, 16384, 16388, 28672, 30001, 32772};
+// Below some numbers of some rows, and what it is tried with.
+constexpr float kBound = 2.0f;
+const std::vector<int64_t> kBoundedWidths = {33, 100, 4112, 30001};
 constexpr DType kFusedTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 
 int64_t RowsOf(int64_t width) { return width < 2000 ? 9 : 6; }
@@ -50,34 +53,42 @@ struct Bits {
   friend bool operator==(const Bits&, const Bits&) = default;
 };
 
+struct Rows {
+  int64_t num_rows = 0;
+  int64_t width = 0;
+  float bound = kNoActivationBound;
+};
+
 // What launch(rows) writes.
-Bits BitsOf(int64_t num_rows, int64_t width, const std::function<cudaError_t(E4m3Rows)>& launch) {
-  const DeviceArray<uint8_t> q(num_rows * width);
-  const DeviceArray<uint32_t> scales(num_rows);
-  EXPECT_EQ(launch({q.data(), reinterpret_cast<float*>(scales.data())}), cudaSuccess);
+Bits BitsOf(const Rows& of, const std::function<cudaError_t(E4m3Rows)>& launch) {
+  const DeviceArray<uint8_t> q(of.num_rows * of.width);
+  const DeviceArray<uint32_t> scales(of.num_rows);
+  const E4m3Rows rows = {q.data(), reinterpret_cast<float*>(scales.data())};
+  EXPECT_EQ(launch(rows.Bounded(of.bound)), cudaSuccess);
   return {q.Read(), scales.Read()};
 }
 
 // The same from rows of T that launch(out) writes.
 template <typename T>
-Bits SeparateBits(DType dtype, int64_t num_rows, int64_t width, int shift,
+Bits SeparateBits(DType dtype, const Rows& of, int shift,
                   const std::function<cudaError_t(void*)>& launch) {
-  const DeviceArray<T> rows(num_rows * width, shift);
+  const DeviceArray<T> rows(of.num_rows * of.width, shift);
   EXPECT_EQ(launch(rows.data()), cudaSuccess);
-  return BitsOf(num_rows, width, [&](E4m3Rows out) {
-    return cuda::LaunchQuantizeFp8(rows.data(), dtype, num_rows, width, out.q, out.scales, nullptr);
+  return BitsOf(of, [&](E4m3Rows out) {
+    return cuda::LaunchQuantizeFp8(rows.data(), dtype, of.num_rows, of.width, out, nullptr);
   });
 }
-Bits SeparateBits(DType dtype, int64_t num_rows, int64_t width, int shift,
+Bits SeparateBits(DType dtype, const Rows& of, int shift,
                   const std::function<cudaError_t(void*)>& launch) {
-  if (dtype == DType::kF32) return SeparateBits<float>(dtype, num_rows, width, shift, launch);
-  if (dtype == DType::kF16) return SeparateBits<F16>(dtype, num_rows, width, shift, launch);
-  return SeparateBits<BF16>(dtype, num_rows, width, shift, launch);
+  if (dtype == DType::kF32) return SeparateBits<float>(dtype, of, shift, launch);
+  if (dtype == DType::kF16) return SeparateBits<F16>(dtype, of, shift, launch);
+  return SeparateBits<BF16>(dtype, of, shift, launch);
 }
 
 enum class Delta { kNone, kPlain, kRounded };
 
-void ExpectSameNorms(int64_t num_rows, int64_t width, Delta added, int shift) {
+void ExpectSameNorms(const Rows& rows, Delta added, int shift) {
+  const auto [num_rows, width, bound] = rows;
   Random random(static_cast<uint32_t>(width));
   const std::vector<float> x = HostileRows(random, num_rows, width);
   const std::vector<float> deltas = random.Normals(num_rows * width);
@@ -93,10 +104,10 @@ void ExpectSameNorms(int64_t num_rows, int64_t width, Delta added, int shift) {
       if (added == Delta::kRounded) args.delta_dtype = DType::kBF16;
       return args;
     };
-    const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
+    const Bits want = SeparateBits(dtype, rows, shift, [&](void* out) {
       return cuda::LaunchAddRmsNorm(args(residual, out), dtype, nullptr);
     });
-    const Bits got = BitsOf(num_rows, width, [&](E4m3Rows out) {
+    const Bits got = BitsOf(rows, [&](E4m3Rows out) {
       return cuda::LaunchAddRmsNormFp8(args(other, nullptr), dtype, out, nullptr);
     });
     ASSERT_TRUE(got == want) << num_rows << " x " << width << " " << DTypeName(dtype);
@@ -106,17 +117,21 @@ void ExpectSameNorms(int64_t num_rows, int64_t width, Delta added, int shift) {
 
 TEST(FusedFp8Test, NormsAreTheBitsOfSeparateKernels) {
   for (const int64_t width : kWidths) {
-    ExpectSameNorms(RowsOf(width), width, Delta::kPlain, /*shift=*/0);
-    ExpectSameNorms(1, width, Delta::kRounded, /*shift=*/0);
-    ExpectSameNorms(1, width, Delta::kNone, /*shift=*/0);
+    ExpectSameNorms({RowsOf(width), width}, Delta::kPlain, /*shift=*/0);
+    ExpectSameNorms({1, width}, Delta::kRounded, /*shift=*/0);
+    ExpectSameNorms({1, width}, Delta::kNone, /*shift=*/0);
   }
   for (const int64_t width : {4, 100, 4112}) {
-    ExpectSameNorms(9, width, Delta::kPlain, /*shift=*/1);
-    ExpectSameNorms(2, width, Delta::kRounded, /*shift=*/1);
+    ExpectSameNorms({9, width}, Delta::kPlain, /*shift=*/1);
+    ExpectSameNorms({2, width}, Delta::kRounded, /*shift=*/1);
+  }
+  for (const int64_t width : kBoundedWidths) {
+    ExpectSameNorms({RowsOf(width), width, kBound}, Delta::kPlain, /*shift=*/0);
   }
 }
 
-void ExpectSameGated(int64_t num_rows, int64_t width, int shift) {
+void ExpectSameGated(const Rows& rows, int shift) {
+  const auto [num_rows, width, bound] = rows;
   Random random(static_cast<uint32_t>(width));
   std::vector<float> x = HostileRows(random, num_rows, 2 * width);
   for (int64_t i = 0; i < width && num_rows > 1; i += 3) x[static_cast<size_t>(i)] *= 60.0f;
@@ -128,13 +143,12 @@ void ExpectSameGated(int64_t num_rows, int64_t width, int shift) {
     Backend::SiluMulArgs args = {gate_up, num_rows, width, /*out=*/nullptr};
     if (is_rounded) args.gate_up_dtype = DType::kBF16;
     for (const DType dtype : kFusedTypes) {
-      const Bits want = SeparateBits(dtype, num_rows, width, shift, [&](void* out) {
+      const Bits want = SeparateBits(dtype, rows, shift, [&](void* out) {
         args.out = out;
         return cuda::LaunchSiluMul(args, dtype, nullptr);
       });
-      const Bits got = BitsOf(num_rows, width, [&](E4m3Rows out) {
-        return cuda::LaunchSiluMulFp8(args, dtype, out, nullptr);
-      });
+      const Bits got = BitsOf(
+          rows, [&](E4m3Rows out) { return cuda::LaunchSiluMulFp8(args, dtype, out, nullptr); });
       ASSERT_TRUE(got == want) << num_rows << " x " << width << " " << DTypeName(args.gate_up_dtype)
                                << " to " << DTypeName(dtype);
     }
@@ -143,10 +157,13 @@ void ExpectSameGated(int64_t num_rows, int64_t width, int shift) {
 
 TEST(FusedFp8Test, GatedRowsAreTheBitsOfSeparateKernels) {
   for (const int64_t width : kWidths) {
-    ExpectSameGated(RowsOf(width), width, /*shift=*/0);
-    ExpectSameGated(1, width, /*shift=*/0);
+    ExpectSameGated({RowsOf(width), width}, /*shift=*/0);
+    ExpectSameGated({1, width}, /*shift=*/0);
   }
-  for (const int64_t width : {4, 100, 4112}) ExpectSameGated(9, width, /*shift=*/1);
+  for (const int64_t width : {4, 100, 4112}) ExpectSameGated({9, width}, /*shift=*/1);
+  for (const int64_t width : kBoundedWidths) {
+    ExpectSameGated({RowsOf(width), width, kBound}, /*shift=*/0);
+  }
 }
 
 TEST(FusedFp8Test, NoRowsAreNoWork) {

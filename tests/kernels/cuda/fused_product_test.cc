@@ -31,14 +31,16 @@ constexpr DType kProductTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
 class FusedProduct {
  public:
   static constexpr int64_t kHidden = 96, kWidth = 176, kMostRows = 260;
+  // Which many rows' largest numbers are beyond, not all.
+  static constexpr float kUpBound = 4.0f, kDownBound = 400.0f;
 
   explicit FusedProduct(DType compute, bool deterministic) {
     auto backend = cuda::CudaBackend::Create({.compute = compute, .deterministic = deterministic});
     EXPECT_TRUE(backend.ok()) << backend.status();
     backend_ = *std::move(backend);
     Random random(5);
-    up_ = Weight(random, 2 * kWidth, kHidden);
-    down_ = Weight(random, kHidden, kWidth);
+    up_ = Weight(random, 2 * kWidth, kHidden, kUpBound);
+    down_ = Weight(random, kHidden, kWidth, kDownBound);
     residual_.Write(random.Normals(kMostRows * kHidden));
     norm_.Write(random.Normals(kHidden));
     in_ = *backend_->Allocate(kMostRows * kWidth * DTypeBytes(compute));
@@ -136,12 +138,13 @@ class FusedProduct {
     backend_->Synchronize();
     return y_.Read();
   }
-  std::unique_ptr<LinearWeight> Weight(Random& random, int64_t out, int64_t in) {
+  std::unique_ptr<LinearWeight> Weight(Random& random, int64_t out, int64_t in, float bound) {
     auto weight = backend_->AllocateLinear({.out_features = out,
                                             .in_features = in,
                                             .dtype = DType::kBF16,
                                             .num_k_slices = 1,
-                                            .quantization = Quantization::kFp8});
+                                            .quantization = Quantization::kFp8,
+                                            .activation_bound = bound});
     EXPECT_TRUE(weight.ok()) << weight.status();
     const std::vector<float> rows = random.Normals(out * in);
     backend_->FillLinear(**weight, 0, {rows.data(), DType::kF32, out, in * 4});

@@ -159,8 +159,8 @@ class FewRowsTest : public ::testing::TestWithParam<bool> {
     x_.Write(x);
     w_.Write(w);
     if (GetParam()) {
-      EXPECT_EQ(cuda::LaunchQuantizeFp8(w_.data(), DType::kBF16, kOut, kIn, q_.data(),
-                                        scales_.data(), nullptr),
+      EXPECT_EQ(cuda::LaunchQuantizeFp8(w_.data(), DType::kBF16, kOut, kIn,
+                                        {q_.data(), scales_.data()}, nullptr),
                 cudaSuccess);
       EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
     }

@@ -264,9 +264,8 @@ std::vector<float> QuantizeRound(const KernelStream& stream) {
                                               columns.data(), stream),
               cudaSuccess);
     const cuda::E4m3Rows wide = rows_in(quantized, kWidth);
-    EXPECT_EQ(
-        cuda::LaunchQuantizeFp8(y.data(), DType::kF32, kRows, kWidth, wide.q, wide.scales, stream),
-        cudaSuccess);
+    EXPECT_EQ(cuda::LaunchQuantizeFp8(y.data(), DType::kF32, kRows, kWidth, wide, stream),
+              cudaSuccess);
     EXPECT_EQ(cuda::LaunchScaleRowsAndColumns({y.data(), DType::kF32, kRows, kWidth}, wide.scales,
                                               columns.data(), stream),
               cudaSuccess);
