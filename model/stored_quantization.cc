@@ -3,6 +3,8 @@
 // (utils/quantization_config.py).
 #include "model/stored_quantization.h"
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
@@ -146,20 +148,37 @@ absl::StatusOr<StoredQuantization> ParseAwq(const json& config) {
   return stored;
 }
 
+// FBGEMM's quantize_fp8_per_row (gen_ai/src/quantize/quantize.cu) scales a row of activations by
+// max(min(amax, bound) / 448, 1 / (448 * 512)) and saturates. Ours have no such floor, but below
+// 2^-120, where rows are zeros: no bound may come near that.
+absl::StatusOr<float> ActivationBoundOf(const json& value, const std::string& field) {
+  constexpr float kLeast = 0x1p-100f;
+  constexpr float kMost = std::numeric_limits<float>::max();
+  if (value.is_null()) return kNoActivationBound;
+  if (!value.is_number() || value.get<double>() < kLeast || value.get<double>() > kMost) {
+    return Unsupported(field, value, absl::StrCat("a number in [", kLeast, ", ", kMost, "]"));
+  }
+  return value.get<float>();
+}
+
+absl::StatusOr<StoredQuantization> ParseFbgemm(const json& config) {
+  StoredQuantization stored;
+  stored.method = Method::kFloat8;
+  stored.name = "fbgemm_fp8, FP8 with a scale per row";
+  // A list of names, as Meta's checkpoints have it.
+  const std::string spared = At(config, {"modules_to_not_convert"}).dump();
+  stored.spares_attention = spared.find("self_attn") != std::string::npos;
+  ASSIGN_OR_RETURN(stored.activation_bound,
+                   ActivationBoundOf(At(config, {"activation_scale_ub"}), "activation_scale_ub"));
+  return stored;
+}
+
 absl::StatusOr<StoredQuantization> ParseMethod(const json& config) {
   const json method = At(config, {"quant_method"});
   if (method == "compressed-tensors") return ParseCompressedTensors(config);
   if (method == "gptq") return ParseGptq(config);
   if (method == "awq") return ParseAwq(config);
-  if (method == "fbgemm_fp8") {
-    StoredQuantization stored;
-    stored.method = Method::kFloat8;
-    stored.name = "fbgemm_fp8, FP8 with a scale per row";
-    // A list of names, as Meta's checkpoints have it.
-    const std::string spared = At(config, {"modules_to_not_convert"}).dump();
-    stored.spares_attention = spared.find("self_attn") != std::string::npos;
-    return stored;
-  }
+  if (method == "fbgemm_fp8") return ParseFbgemm(config);
   return Unsupported("quant_method", method.is_null() ? config : method,
                      "\"compressed-tensors\", \"fbgemm_fp8\", \"gptq\", \"awq\"");
 }

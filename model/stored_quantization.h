@@ -3,7 +3,7 @@
 //
 // Read: compressed-tensors' "pack-quantized" (symmetric 4- and 8-bit groups, as `lockstep model
 // quantize` writes it, too) and "float-quantized" (FP8), fbgemm_fp8, GPTQ and AWQ. What they say of
-// activations is not followed: ours are kept as Backend::Linear says.
+// activations is not followed, ours being kept as Backend::Linear says, but for fbgemm_fp8's bound.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,9 @@ struct StoredQuantization {
   int64_t group_size = 0;         // along in_features; 0: a scale for the whole row
   int zero_offset = 0;            // GPTQ's first format takes 1 from each of a word's zero points
   bool spares_attention = false;  // FP8: whose matrices are left as they were
-  std::string json;               // as config.json has it
+  // fbgemm_fp8's activation_scale_ub (LinearShape), of products by the matrices that are in FP8.
+  float activation_bound = kNoActivationBound;
+  std::string json;  // as config.json has it
   std::string name;  // for messages: "compressed-tensors pack-quantized, int4 in groups of 32"
 
   bool is_float8() const { return method == Method::kFloat8; }

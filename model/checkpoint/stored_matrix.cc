@@ -140,6 +140,7 @@ absl::StatusOr<StoredMatrix> OpenQuantized(const Checkpoint& checkpoint, const M
   } else if (matrix.keeps_float8 && config.stored->is_float8()) {
     ASSIGN_OR_RETURN(opened.sources, Float8Sources(checkpoint, matrix));
     opened.native = Quantization::kFp8;
+    opened.activation_bound = config.stored->activation_bound;
   } else {
     ASSIGN_OR_RETURN(std::unique_ptr<RowSource> source, ForeignSource(checkpoint, matrix));
     opened.sources.push_back(std::move(source));

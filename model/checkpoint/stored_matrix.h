@@ -47,6 +47,8 @@ struct StoredMatrix {
   DType dtype = DType::kF32;
   Quantization native = Quantization::kNone;  // what the rows hold, if not numbers
   bool is_converted = false;                  // from another quantized format
+  // LinearShape's, of kFp8.
+  float activation_bound = kNoActivationBound;
 };
 
 // The tensor NAME.weight, or what takes its place in a quantized checkpoint (NAME.weight_packed and

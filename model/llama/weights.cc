@@ -117,6 +117,7 @@ LinearShape StageLoader::Kept(std::initializer_list<const StoredMatrix*> matrice
   for (const StoredMatrix* matrix : matrices) {
     dtype = CommonDType({dtype, matrix->dtype});
     if (matrix->native != Quantization::kNone) shape.quantization = matrix->native;
+    shape.activation_bound = std::min(shape.activation_bound, matrix->activation_bound);
   }
   shape.dtype = KeptDType({dtype});
   return shape;

@@ -187,6 +187,7 @@ TEST_F(StoredMatrixTest, Float8AsItLies) {
         *checkpoint_, {.name = "m", .rows = kRows, .columns = kColumns, .keeps_float8 = true});
     ASSERT_TRUE(matrix.ok()) << matrix.status();
     EXPECT_EQ(matrix->native, Quantization::kFp8);
+    EXPECT_EQ(matrix->activation_bound, kNoActivationBound);
     EXPECT_FALSE(matrix->is_converted);
     ASSERT_EQ(matrix->sources.size(), 2u);
     Staging staging;
@@ -362,6 +363,30 @@ TEST(StoredQuantizationTest, WhatIsNotReadIsRefusedByName) {
       "config_groups":{"g":{"weights":{"num_bits":4,"type":"int","symmetric":false}}}})"),
               HasSubstr("config_groups.g.weights.symmetric = false"));
   EXPECT_THAT(ConfigError("3"), HasSubstr("quantization_config.quant_method = 3"));
+}
+
+std::string Fbgemm(const std::string& bound) {
+  return absl::StrCat(R"({"quant_method":"fbgemm_fp8","activation_scale_ub":)", bound, "}");
+}
+
+TEST(StoredQuantizationTest, ActivationsAreBoundedIfFbgemmSaysSo) {
+  const std::vector<std::pair<std::string, float>> cases = {
+      {Fbgemm("1200.0"), 1200.0f}, {Fbgemm("1"), 1.0f},
+      {Fbgemm("3.4e38"), 3.4e38f}, {Fbgemm("1e-30"), 1e-30f},
+      {Fbgemm("null"), INFINITY},  {R"({"quant_method":"fbgemm_fp8"})", INFINITY}};
+  for (const auto& [text, bound] : cases) {
+    const auto stored = ParseStoredQuantization(nlohmann::json::parse(text));
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    EXPECT_EQ(stored->activation_bound, bound) << text;
+  }
+}
+
+TEST(StoredQuantizationTest, BoundsThatBoundNothingAreRefused) {
+  for (const char* bound :
+       {"0", "-0.0", "-1200.0", "1e-31", "5e-324", "3.5e38", "1e300", "true", "\"12\"", "[1]"}) {
+    EXPECT_THAT(ConfigError(Fbgemm(bound)),
+                AllOf(HasSubstr("activation_scale_ub = "), HasSubstr("a number in [")));
+  }
 }
 
 TEST(StoredQuantizationTest, OurFormatReadsBack) {

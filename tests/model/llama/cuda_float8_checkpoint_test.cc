@@ -1,8 +1,11 @@
 // Checkpoints in FP8 on GPUs: matrices are kept as they are stored, where the GPU multiplies fp8.
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
+#include <set>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -12,6 +15,7 @@
 #include "model/llama/llama_stage.h"
 #include "nlohmann/json.hpp"
 #include "parallel/communicator.h"
+#include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/model/llama/temporary_model.h"
@@ -46,10 +50,10 @@ struct Float8Matrix {
   std::vector<float> scales;
   std::vector<float> numbers;
 };
-Float8Matrix DrawMatrix(int64_t rows, int64_t columns, std::mt19937& random) {
+Float8Matrix DrawMatrix(int64_t rows, int64_t columns, int exponent, std::mt19937& random) {
   Float8Matrix matrix;
   for (int64_t row = 0; row < rows; ++row) {
-    matrix.scales.push_back(std::ldexp(1.0f, -11 - static_cast<int>(random() % 3)));
+    matrix.scales.push_back(std::ldexp(1.0f, exponent - static_cast<int>(random() % 3)));
     for (int64_t column = 0; column < columns; ++column) {
       const auto sign = static_cast<uint8_t>(random() % 2 << 7);
       const auto magnitude = static_cast<uint8_t>(column == row % columns ? 0x7e : random() % 0x7f);
@@ -60,20 +64,100 @@ Float8Matrix DrawMatrix(int64_t rows, int64_t columns, std::mt19937& random) {
   return matrix;
 }
 
+// A model of one token alone, whose attention gives its values back, in plain loops. What a matrix
+// that has a bound multiplies is quantized as FBGEMM's quantize_fp8_per_row does it.
+class PlainModel {
+ public:
+  PlainModel(const ModelConfig& config, std::map<std::string, std::vector<float>> tensors)
+      : config_(config), tensors_(std::move(tensors)) {}
+
+  // Of all matrices of a layer whose names have `part` in them.
+  void Quantize(const std::string& part, float bound) { bounds_[part] = bound; }
+  // The projections of which some input was beyond its bound.
+  const std::set<std::string>& bounded() const { return bounded_; }
+
+  std::vector<float> Logits(int token) {
+    const auto& embedding = tensors_.at("model.embed_tokens.weight");
+    const auto width = static_cast<size_t>(config_.hidden_size);
+    const auto row = embedding.begin() + token * config_.hidden_size;
+    std::vector<double> x(row, row + config_.hidden_size);
+    const auto add = [&](const std::vector<double>& delta) {
+      for (size_t i = 0; i < width; ++i) x[i] += delta[i];
+    };
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      const std::string at = "model.layers." + std::to_string(layer) + ".";
+      const auto v = Multiply(at + "self_attn.v_proj", Normalized(at + "input_layernorm", x));
+      add(Multiply(at + "self_attn.o_proj", OfQueryHeads(v)));
+      const auto in = Normalized(at + "post_attention_layernorm", x);
+      auto gated = Multiply(at + "mlp.gate_proj", in);
+      const auto up = Multiply(at + "mlp.up_proj", in);
+      for (size_t i = 0; i < up.size(); ++i) gated[i] *= up[i] / (1.0 + std::exp(-gated[i]));
+      add(Multiply(at + "mlp.down_proj", gated));
+    }
+    const auto logits = Multiply("lm_head", Normalized("model.norm", x));
+    return {logits.begin(), logits.end()};
+  }
+
+ private:
+  std::vector<double> Normalized(const std::string& name, const std::vector<double>& x) const {
+    const std::vector<float>& weight = tensors_.at(name + ".weight");
+    double squares = 0;
+    for (const double number : x) squares += number * number;
+    const double scale =
+        1.0 / std::sqrt(squares / static_cast<double>(x.size()) + config_.rms_norm_eps);
+    std::vector<double> out;
+    for (size_t i = 0; i < x.size(); ++i) out.push_back(x[i] * scale * weight[i]);
+    return out;
+  }
+  std::vector<double> OfQueryHeads(const std::vector<double>& v) const {
+    std::vector<double> out;
+    for (int64_t head = 0; head < config_.num_heads; ++head) {
+      const auto from =
+          v.begin() + head / (config_.num_heads / config_.num_kv_heads) * config_.head_dim;
+      out.insert(out.end(), from, from + config_.head_dim);
+    }
+    return out;
+  }
+  std::vector<double> Multiply(const std::string& name, std::vector<double> x) {
+    for (const auto& [part, bound] : bounds_) {
+      if (name.find(part) != std::string::npos) RoundInput(name, bound, x);
+    }
+    const std::vector<float>& rows = tensors_.at(name + ".weight");
+    std::vector<double> y(rows.size() / x.size(), 0.0);
+    for (size_t i = 0; i < rows.size(); ++i) y[i / x.size()] += rows[i] * x[i % x.size()];
+    return y;
+  }
+  void RoundInput(const std::string& name, float bound, std::vector<double>& x) {
+    double largest = 0;
+    for (const double number : x) largest = std::max(largest, std::abs(number));
+    if (largest > bound) bounded_.insert(name.substr(name.rfind('.') + 1));
+    const double scale = std::min(largest, double{bound}) / 448.0;
+    for (double& number : x) number = scale * E4m3(ToE4m3(static_cast<float>(number / scale)));
+  }
+
+  const ModelConfig config_;
+  const std::map<std::string, std::vector<float>> tensors_;
+  std::map<std::string, float> bounds_;
+  std::set<std::string> bounded_;
+};
+
 // The same numbers twice: in FP8, its attention spared or not, and as they are.
 class Float8CheckpointTest : public ::testing::Test {
  protected:
   void Write(bool spares_attention, const ModelConfig& config = SmallConfig(4)) {
     std::mt19937 random(3);
     StoredTensors float8, plain;
+    tensors_.clear();
     for (const WrittenTensor& tensor : TemporaryModel::TensorsOf(config)) {
       const bool is_matrix = tensor.name.find("_proj") != std::string::npos;
       const bool is_spared = tensor.name.find("self_attn") != std::string::npos && spares_attention;
       const int64_t rows = tensor.shape[0];
       const int64_t columns = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
-      const Float8Matrix matrix = DrawMatrix(rows, columns, random);
+      const Float8Matrix matrix = DrawMatrix(rows, columns, has_outliers_ ? -5 : -11, random);
       std::vector<float> numbers = matrix.numbers;
       if (tensor.shape.size() == 1) numbers.assign(static_cast<size_t>(rows), 1.0f);
+      if (tensor.shape.size() == 1 && has_outliers_) numbers[5] = 300.0f;
+      tensors_[tensor.name] = numbers;
       plain.emplace_back(tensor.name, Stored("F32", tensor.shape, numbers));
       if (!is_matrix || is_spared) {
         float8.push_back(plain.back());
@@ -89,8 +173,8 @@ class Float8CheckpointTest : public ::testing::Test {
     nlohmann::json left = {"lm_head"};
     if (spares_attention) left.push_back("model.layers.0.self_attn.q_proj");
     json["quantization_config"] = {{"quant_method", "fbgemm_fp8"},
-                                   {"activation_scale_ub", 1200.0},
                                    {"modules_to_not_convert", left}};
+    if (bound_.has_value()) json["quantization_config"]["activation_scale_ub"] = *bound_;
     float8_ = WriteCheckpoint("float8", json, float8);
   }
 
@@ -138,6 +222,24 @@ class Float8CheckpointTest : public ::testing::Test {
     EXPECT_TRUE(outcomes.ok()) << outcomes.status();
     return outcomes.ok() ? *std::move(outcomes) : std::vector<Outcome>{};
   }
+  // The relative distance of single tokens' logits from what a plain model says, whose matrices in
+  // FP8 have that bound.
+  double DistanceFrom(PlainModel plain, Quantization quantize) const {
+    DriveOptions options;
+    options.make_backend = MakeBackend;
+    options.stage = Stage(quantize);
+    std::vector<Request> requests;
+    std::vector<Outcome> want;
+    for (const int token : {1, 5, 300, 514}) {
+      requests.push_back({{token}, 1});
+      want.push_back({{}, {plain.Logits(token)}});
+    }
+    auto got = Drive(*float8_, options, requests);
+    EXPECT_TRUE(got.ok()) << got.status();
+    if (!got.ok()) return NAN;
+    for (Outcome& outcome : *got) outcome.greedy.clear();  // these logits chose it
+    return Distance(*got, want);
+  }
   static absl::StatusOr<int64_t> HeldBytes(const Checkpoint& checkpoint, Quantization quantize) {
     const std::unique_ptr<Backend> backend = MakeBackend();
     RankGroups groups;
@@ -158,6 +260,9 @@ class Float8CheckpointTest : public ::testing::Test {
   }
 
   const TempDirectory directory_;
+  std::optional<float> bound_ = 1200.0f;
+  bool has_outliers_ = false;
+  std::map<std::string, std::vector<float>> tensors_;
   std::unique_ptr<Checkpoint> float8_;
   std::unique_ptr<Checkpoint> plain_;
 };
@@ -192,6 +297,52 @@ TEST_F(Float8CheckpointTest, GpusWithoutFp8TakeNumbers) {
   cuda_emulation::SetDevice({});
 }
 #endif
+
+// What real GPUs leave out of sums in e4m3, and what is rounded differently for its sake.
+constexpr double kPlainTolerance = 0.05;
+
+TEST_F(Float8CheckpointTest, ActivationsAreBounded) {
+  SKIP_WITHOUT_FP8();
+  has_outliers_ = true;
+  bound_ = 4.0f;
+  Write(/*spares_attention=*/false);
+  PlainModel bounded(SmallConfig(4), tensors_), unbounded(SmallConfig(4), tensors_);
+  bounded.Quantize("_proj", *bound_);
+  unbounded.Quantize("_proj", kNoActivationBound);
+  EXPECT_LT(DistanceFrom(bounded, Quantization::kNone), kPlainTolerance);
+  EXPECT_GT(DistanceFrom(unbounded, Quantization::kNone), 10 * kPlainTolerance);
+  bounded.Logits(1);
+  EXPECT_THAT(bounded.bounded(),
+              ::testing::ElementsAre("down_proj", "gate_proj", "o_proj", "up_proj", "v_proj"));
+  bound_.reset();
+  Write(/*spares_attention=*/false);
+  EXPECT_LT(DistanceFrom(unbounded, Quantization::kNone), kPlainTolerance);
+}
+
+// Those that the checkpoint has as numbers are no concern of its FP8's bound.
+TEST_F(Float8CheckpointTest, ActivationsOfOtherMatricesAreNot) {
+  SKIP_WITHOUT_FP8();
+  has_outliers_ = true;
+  bound_ = 4.0f;
+  Write(/*spares_attention=*/true);
+  PlainModel plain(SmallConfig(4), tensors_);
+  plain.Quantize("mlp.", *bound_);
+  EXPECT_LT(DistanceFrom(plain, Quantization::kNone), kPlainTolerance);
+  plain.Quantize("self_attn.", kNoActivationBound);
+  EXPECT_LT(DistanceFrom(plain, Quantization::kFp8), kPlainTolerance);
+  plain.Quantize("self_attn.", *bound_);
+  EXPECT_GT(DistanceFrom(plain, Quantization::kFp8), 10 * kPlainTolerance);
+}
+
+TEST_F(Float8CheckpointTest, ABoundBeyondAllActivationsIsNone) {
+  SKIP_WITHOUT_FP8();
+  bound_ = 3e38f;
+  Write(/*spares_attention=*/false);
+  const std::vector<Outcome> want = Run(*float8_, Quantization::kNone);
+  bound_.reset();
+  Write(/*spares_attention=*/false);
+  EXPECT_TRUE(SameBits(Run(*float8_, Quantization::kNone), want));
+}
 
 // 168 columns are no multiple of 16.
 TEST_F(Float8CheckpointTest, MatricesOfOtherWidthsBecomeNumbers) {
