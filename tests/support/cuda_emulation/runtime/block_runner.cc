@@ -34,9 +34,23 @@ bool SamePlace(const Site& a, const Site& b) {
          (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
-BlockRunner& TheBlockRunner() {
-  static BlockRunner runner;
-  return runner;
+BlockRunner the_block_runner;
+
+void ReadyThreads::Clear(int num_threads) {
+  threads_.resize(std::max(threads_.size(), std::bit_ceil(static_cast<size_t>(num_threads))));
+  last_ = threads_.size() - 1;
+  first_ = end_ = 0;
+}
+
+int ReadyThreads::Take(size_t index) {
+  int& place = threads_[(first_ + index) & last_];
+  const int thread = place;
+  if (first_ + index + 1 == end_) {
+    --end_;
+  } else {
+    place = threads_[first_++ & last_];
+  }
+  return thread;
 }
 
 BlockRunner::BlockRunner() {
@@ -158,12 +172,14 @@ void BlockRunner::StartThreads() {
   block_->num_at_barrier = 0;
   block_->any_true = false;
   block_->gives_way = false;
-  block_->ready.clear();
+  block_->ready.Clear(run_->num_threads);
   block_->spinning.clear();
-  for (std::vector<Meeting>& meetings : block_->meetings) meetings.clear();
+  for (std::vector<Gathering>& gatherings : block_->gatherings) gatherings.clear();
   for (const int index : Order(run_->num_threads)) {
     Thread& thread = *block_->threads[index];
+    thread.index = IndexIn(run_->kernel.block, index);
     thread.copies.clear();
+    thread.have_read.clear();
     thread.copy_group = 0;
     thread.fiber.Start(
         [](void* runner) { static_cast<BlockRunner*>(runner)->run_->kernel.thread(); }, this);
@@ -177,44 +193,47 @@ void* BlockRunner::dynamic_shared() const { return block_->shared.get(); }
 
 void BlockRunner::Ready(int thread) {
   block_->threads[thread]->state = State::kReady;
-  block_->ready.push_back(thread);
+  block_->ready.Add(thread);
 }
 
 int BlockRunner::Next() {
-  std::deque<int>& ready = block_->ready;
-  size_t index = 0;
-  if (IsHasty() && random_() % 4 != 0) {
-    index = ready.size() - 1;
-  } else if (order_ > 1) {
-    index = random_() % ready.size();
-  }
-  const int next = ready[index];
-  if (index == ready.size() - 1) {
-    ready.pop_back();
-  } else {
-    ready[index] = ready.front();
-    ready.pop_front();
-  }
-  return next;
+  ReadyThreads& ready = block_->ready;
+  if (order_ <= 1) return ready.Take(0);
+  const bool takes_last = IsHasty() && random_() % 4 != 0;
+  return ready.Take(takes_last ? ready.size() - 1 : random_() % ready.size());
 }
 
-void BlockRunner::TakeTurn(int index) {
+BlockRunner::Thread& BlockRunner::BeginTurn(int index) {
   current_ = index;
-  threadIdx = IndexIn(run_->kernel.block, index);
   Thread& thread = *block_->threads[index];
+  threadIdx = thread.index;
   if (block_->async) block_->async->MaybeAdvance();
-  thread.fiber.Resume();
-  if (thread.fiber.ended()) {
-    thread.state = State::kReturned;
-    ++block_->num_returned;
-  }
+  return thread;
+}
+
+// Until no thread can go on before GoOn has seen to it, or one has returned: that one's was the
+// last turn.
+void BlockRunner::TakeTurn(int index) {
+  BeginTurn(index).fiber.Resume();
+  Thread& last = Mine();
+  if (!last.fiber.ended()) return;
+  last.state = State::kReturned;
+  ++block_->num_returned;
+}
+
+// The next thread's turn begins at once, without a way back to GoOn, where that has nothing to do.
+void BlockRunner::GiveTurnAway() {
+  Fiber& mine = Mine().fiber;
+  if (!run_->failure.empty() || block_->gives_way || block_->ready.empty()) return mine.Suspend();
+  Fiber& next = BeginTurn(Next()).fiber;
+  if (&next != &mine) mine.GoOverTo(next);
 }
 
 void BlockRunner::Wait(State state, const Site& site) {
   Thread& mine = Mine();
   mine.state = state;
   mine.site = site;
-  mine.fiber.Suspend();
+  GiveTurnAway();
 }
 
 void BlockRunner::Barrier(const Site& site) {
@@ -264,7 +283,7 @@ void BlockRunner::SpinPause() {
 void BlockRunner::AwaitEarlierKernels() {
   run_->has_awaited_earlier_kernels = true;
   if (!run_->is_early) return;
-  for (Copy& copy : Mine().copies) copy.Read();
+  ReadCopies(Mine());
   SpinPause();
 }
 
@@ -293,15 +312,18 @@ uint32_t BlockRunner::LanesOfWarp() const {
 }
 
 // __syncwarp may be met at several places; what exchanges values may not.
-BlockRunner::Meeting& BlockRunner::Join(const Meeting& mine) {
-  std::vector<Meeting>& meetings = block_->meetings[current_ / warpSize];
-  const auto same = [&](const Meeting& other) {
-    return other.mask == mine.mask && other.exchange == mine.exchange &&
-           (mine.name == other.name || std::strcmp(mine.name, other.name) == 0) &&
-           (std::strcmp(mine.name, "__syncwarp") == 0 || SamePlace(other.site, mine.site));
-  };
-  const auto found = std::find_if(meetings.begin(), meetings.end(), same);
-  return found != meetings.end() ? *found : meetings.emplace_back(mine);
+bool BlockRunner::Meeting::IsWith(const Meeting& other) const {
+  return mask == other.mask && exchange == other.exchange &&
+         (name == other.name || std::strcmp(name, other.name) == 0) &&
+         (SamePlace(site, other.site) || std::strcmp(name, "__syncwarp") == 0);
+}
+
+BlockRunner::Gathering& BlockRunner::Join(const Meeting& mine) {
+  std::vector<Gathering>& gatherings = block_->gatherings[current_ / warpSize];
+  for (Gathering& gathering : gatherings) {
+    if (gathering.meeting.IsWith(mine)) return gathering;
+  }
+  return gatherings.emplace_back(mine);
 }
 
 void BlockRunner::Exchange(const char* name, uint32_t mask, void* operand,
@@ -314,18 +336,18 @@ void BlockRunner::Exchange(const char* name, uint32_t mask, void* operand,
     Fail(absl::StrFormat("%s at %s: mask %08x names lanes beyond the block's %d threads", name,
                          Place(site), mask, run_->num_threads));
   }
-  Meeting& meeting = Join({name, mask, exchange, site});
-  meeting.here |= 1u << lane();
-  meeting.operands[lane()] = operand;
+  Gathering& gathering = Join({name, mask, exchange, site});
+  gathering.here |= 1u << lane();
+  gathering.operands[lane()] = operand;
   Thread& mine = Mine();
-  if (meeting.here != mask) {
+  if (gathering.here != mask) {
     mine.name = name;
     mine.mask = mask;
     return Wait(State::kAtExchange, site);
   }
-  exchange(meeting.operands.data(), mask);
-  std::vector<Meeting>& meetings = block_->meetings[current_ / warpSize];
-  meetings.erase(meetings.begin() + (&meeting - meetings.data()));
+  exchange(gathering.operands.data(), mask);
+  std::vector<Gathering>& gatherings = block_->gatherings[current_ / warpSize];
+  gatherings.erase(gatherings.begin() + (&gathering - gatherings.data()));
   const int first = current_ - lane();
   uint32_t others = mask & ~(1u << lane());
   while (others != 0) {

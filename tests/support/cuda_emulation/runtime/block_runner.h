@@ -28,6 +28,22 @@ struct Kernel {
   std::function<void()> thread;  // what each thread does
 };
 
+// Threads that can go on, each at most once, in the order in which they became ready.
+class ReadyThreads {
+ public:
+  void Clear(int num_threads);  // room for so many
+  bool empty() const { return first_ == end_; }
+  size_t size() const { return end_ - first_; }
+  void Add(int thread) { threads_[end_++ & last_] = thread; }
+  // The index-th; the first takes its place unless it was the last.
+  int Take(size_t index);
+
+ private:
+  std::vector<int> threads_;  // a ring of a power of two
+  size_t last_ = 0;
+  size_t first_ = 0, end_ = 0;
+};
+
 class BlockRunner {
  public:
   struct Block;
@@ -86,30 +102,35 @@ class BlockRunner {
 
  private:
   enum class State { kReady, kAtBarrier, kAtExchange, kParked, kSpinning, kReturned };
+  using Bytes16 = std::array<char, 16>;
   struct Copy {
     void* to;
     const void* from;  // null: zeros
     int group;
-    bool has_read = false;
-    std::array<char, 16> read = {};
-    void Read();
   };
   struct Thread {
     Fiber fiber;
+    uint3 index;
     State state = State::kReturned;
     Site site;
     const char* name = "";  // of what it waits for, for messages
     uint32_t mask = 0;
-    std::vector<Copy> copies;  // in the background
+    std::vector<Copy> copies;        // in the background, groups in order
+    std::vector<Bytes16> have_read;  // what the first of them have read already
     int copy_group = 0;
   };
 
-  // Lanes on their way to one exchange.
+  // What lanes of a mask do together, and those of them that have come.
   struct Meeting {
     const char* name;
     uint32_t mask;
     lockstep::cuda_emulation::Exchange exchange;
     Site site;
+    bool IsWith(const Meeting& other) const;
+  };
+  struct Gathering {
+    explicit Gathering(const Meeting& meeting) : meeting(meeting) {}
+    Meeting meeting;
     uint32_t here = 0;
     std::array<void*, 32> operands = {};
   };
@@ -120,12 +141,15 @@ class BlockRunner {
   void PutAside();
   void StartThreads();
   void TakeTurn(int thread);
+  Thread& BeginTurn(int thread);
+  void GiveTurnAway();
   int Next();
   void Ready(int thread);
   bool ReleaseBarrier();
   void Wait(State state, const Site& site);
   Thread& Mine();
-  Meeting& Join(const Meeting& mine);
+  static void ReadCopies(Thread& thread);  // those under way, now
+  Gathering& Join(const Meeting& mine);
   uint32_t LanesOfWarp() const;
   std::string DescribeDeadlock() const;
   std::string Describe(int thread) const;
@@ -146,17 +170,18 @@ struct BlockRunner::Block {
   int num_at_barrier = 0;
   bool any_true = false;      // at this barrier
   bool was_any_true = false;  // at the last one
-  std::deque<int> ready;
+  ReadyThreads ready;
   std::vector<int> spinning;
   bool gives_way = false;
-  std::vector<std::unique_ptr<Thread>> threads;   // more than the block has, perhaps
-  std::array<std::vector<Meeting>, 32> meetings;  // by warp
+  std::vector<std::unique_ptr<Thread>> threads;       // more than the block has, perhaps
+  std::array<std::vector<Gathering>, 32> gatherings;  // by warp
   std::unique_ptr<char, void (*)(void*)> shared{nullptr, nullptr};
   std::unique_ptr<AsyncProxy> async;  // once it is used
   std::vector<char> static_shared;    // while it is put aside
 };
 
 // The one whose kernel runs.
-BlockRunner& TheBlockRunner();
+extern BlockRunner the_block_runner;
+inline BlockRunner& TheBlockRunner() { return the_block_runner; }
 
 }  // namespace lockstep::cuda_emulation

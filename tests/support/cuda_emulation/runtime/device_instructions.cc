@@ -44,11 +44,6 @@ uint16_t RoundToF16(float value) {
   return static_cast<uint16_t>(sign | (static_cast<int>(units) + (unit + 24) * 1024));
 }
 
-float Element(bool is_f16, uint32_t packed, int index) {
-  const auto bits = static_cast<uint16_t>(packed >> 16 * index);
-  return is_f16 ? ToFloat(F16{bits}) : ToFloat(BF16{bits});
-}
-
 struct Fragments {
   bool is_f16;
   float* d;
@@ -57,27 +52,31 @@ struct Fragments {
 };
 
 struct Tiles {
-  float a[16][16];
-  float b[16][8];
+  alignas(16) float a[16][16];
+  alignas(16) float b[16][8];
 };
 
-Tiles Gather(void* const operands[32]) {
-  Tiles tiles;
+template <typename T>
+void Unpack(uint32_t packed, float& low, float& high) {
+  low = ToFloat(T{static_cast<uint16_t>(packed)});
+  high = ToFloat(T{static_cast<uint16_t>(packed >> 16)});
+}
+
+template <typename T>
+void Gather(void* const operands[32], Tiles& tiles) {
   for (int lane = 0; lane < 32; ++lane) {
     const auto& mine = *static_cast<const Fragments*>(operands[lane]);
     const int g = lane / 4;
     const int t = lane % 4;
     for (int i = 0; i < 4; ++i) {
-      for (int e = 0; e < 2; ++e) {
-        tiles.a[g + 8 * (i % 2)][2 * t + e + 8 * (i / 2)] = Element(mine.is_f16, mine.a[i], e);
-      }
+      float* pair = &tiles.a[g + 8 * (i % 2)][2 * t + 8 * (i / 2)];
+      Unpack<T>(mine.a[i], pair[0], pair[1]);
     }
     for (int i = 0; i < 2; ++i) {
-      for (int e = 0; e < 2; ++e)
-        tiles.b[2 * t + e + 8 * i][g] = Element(mine.is_f16, mine.b[i], e);
+      const int k = 2 * t + 8 * i;
+      Unpack<T>(mine.b[i], tiles.b[k][g], tiles.b[k + 1][g]);
     }
   }
-  return tiles;
 }
 
 // Each lane's numbers of d.
@@ -89,16 +88,28 @@ void ForEachSum(void* const operands[32], const Use& use) {
   }
 }
 
+using Four = float __attribute__((vector_size(16)));
+
 void Multiply(void* const operands[32], uint32_t) {
-  const Tiles tiles = Gather(operands);
-  float sums[16][8];
+  Tiles tiles;
+  if (static_cast<const Fragments*>(operands[0])->is_f16) {
+    Gather<F16>(operands, tiles);
+  } else {
+    Gather<BF16>(operands, tiles);
+  }
+  alignas(16) float sums[16][8];
   ForEachSum(operands, [&](int row, int column, const float& d) { sums[row][column] = d; });
+  const auto* b = reinterpret_cast<const Four(*)[2]>(tiles.b);
   for (int row = 0; row < 16; ++row) {
+    auto* sum = reinterpret_cast<Four*>(sums[row]);
+    Four low = sum[0];
+    Four high = sum[1];
     for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) {
-        sums[row][column] += tiles.a[row][k] * tiles.b[k][column];
-      }
+      low += tiles.a[row][k] * b[k][0];
+      high += tiles.a[row][k] * b[k][1];
     }
+    sum[0] = low;
+    sum[1] = high;
   }
   ForEachSum(operands, [&](int row, int column, float& d) { d = sums[row][column]; });
 }
@@ -132,11 +143,13 @@ void CheckAligned16(const void* address, const char* what, const Site& site) {
 
 // Static shared memory is nowhere listed: whatever the device's global memory is not.
 void CheckShared(const void* address, const char* what, const Site& site) {
-  if (cuda_emulation::TheDeviceMemory().Find(address) != nullptr) FailThread(what, site);
   const auto at = reinterpret_cast<uintptr_t>(address);
   const auto begin = reinterpret_cast<uintptr_t>(TheBlockRunner().dynamic_shared());
   const uintptr_t end = begin + TheBlockRunner().dynamic_shared_bytes();
-  if (at >= begin && at < end && at + 16 > end) FailThread(what, site);
+  const bool is_dynamic = at >= begin && at < end;
+  if (is_dynamic ? at + 16 > end : cuda_emulation::TheDeviceMemory().Find(address) != nullptr) {
+    FailThread(what, site);
+  }
 }
 
 void LoadRows(uint32_t* r, const void* row, cuda_emulation::Exchange load, const char* name,

@@ -93,7 +93,7 @@ cudaError_t DeviceMemory::Free(void* memory, Kind kind) {
   const auto region = regions_.find(reinterpret_cast<uintptr_t>(memory));
   if (region == regions_.end() || region->second.kind != kind) return cudaErrorInvalidValue;
   const Region gone = region->second;
-  last_found_ = nullptr;
+  found_ = {};
   regions_.erase(region);
   if (gone.file >= 0) {
     Unmap(gone);
@@ -112,12 +112,14 @@ const DeviceMemory::Region* DeviceMemory::Find(const void* address) const {
   const auto holds = [at](const Region& region) {
     return at - reinterpret_cast<uintptr_t>(region.begin) < region.bytes;
   };
-  if (last_found_ != nullptr && holds(*last_found_)) return last_found_;
+  for (const Region* region : found_) {
+    if (region != nullptr && holds(*region)) return region;
+  }
   auto after = regions_.upper_bound(at);
   if (after == regions_.begin()) return nullptr;
   const Region& region = std::prev(after)->second;
   if (!holds(region)) return nullptr;
-  return last_found_ = &region;
+  return found_[num_found_++ % found_.size()] = &region;
 }
 
 bool DeviceMemory::Holds(const void* begin, size_t bytes) const {

@@ -2,6 +2,7 @@
 // pinned memory of the host. Used with the device's lock held.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -42,7 +43,8 @@ class DeviceMemory {
   void Add(const Region& region);
 
   std::map<uintptr_t, Region> regions_;
-  mutable const Region* last_found_ = nullptr;
+  mutable std::array<const Region*, 4> found_ = {};  // the last few
+  mutable size_t num_found_ = 0;
 };
 
 DeviceMemory& TheDeviceMemory();

@@ -35,19 +35,17 @@ std::atomic<int> num_fibers{0};
 struct Fiber::Trampoline {
   static void Enter(context::transfer_t transfer) {
     auto* fiber = static_cast<Fiber*>(transfer.data);
-    fiber->resumer_ = transfer.fctx;
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_finish_switch_fiber(nullptr, &fiber->resumer_stack_, &fiber->resumer_stack_bytes_);
-#endif
+    fiber->Arrive(transfer.fctx);
     fiber->entry_(fiber->argument_);
     fiber->ended_ = true;
+    const Resumer& resumer = *fiber->resumer_;
 #ifdef __SANITIZE_ADDRESS__
-    __sanitizer_start_switch_fiber(nullptr, fiber->resumer_stack_, fiber->resumer_stack_bytes_);
+    __sanitizer_start_switch_fiber(nullptr, resumer.stack, resumer.stack_bytes);
 #endif
 #ifdef __SANITIZE_THREAD__
-    __tsan_switch_to_fiber(fiber->thread_resumer_, 0);
+    __tsan_switch_to_fiber(resumer.thread_fiber, 0);
 #endif
-    context::jump_fcontext(fiber->resumer_, nullptr);
+    context::jump_fcontext(resumer.context, fiber);
   }
 };
 
@@ -86,38 +84,67 @@ void Fiber::Start(Entry entry, void* argument) {
   entry_ = entry;
   argument_ = argument;
   ended_ = false;
-  own_fake_stack_ = nullptr;
+  fake_stack_ = nullptr;
   context_ = context::make_fcontext(static_cast<char*>(stack_) + kStackBytes, kStackBytes,
                                     &Trampoline::Enter);
 }
 
-void Fiber::Resume() {
+// Whoever leaves is known, where it stands only to the one that it goes over to.
+void Fiber::Arrive(void* context_of_former) {
+  if (former_ != nullptr) {
+    former_->context_ = context_of_former;
+  } else {
+    resumer_->context = context_of_former;
+  }
 #ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(&resumer_fake_stack_, stack_, kStackBytes);
+  const void* stack = nullptr;
+  size_t stack_bytes = 0;
+  __sanitizer_finish_switch_fiber(fake_stack_, &stack, &stack_bytes);
+  if (former_ == nullptr) {
+    resumer_->stack = stack;
+    resumer_->stack_bytes = stack_bytes;
+  }
+#endif
+}
+
+void Fiber::Resume() {
+  Resumer resumer;
+  resumer_ = &resumer;
+  former_ = nullptr;
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_start_switch_fiber(&resumer.fake_stack, stack_, kStackBytes);
 #endif
 #ifdef __SANITIZE_THREAD__
-  thread_resumer_ = __tsan_get_current_fiber();
+  resumer.thread_fiber = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(thread_fiber_, 0);
 #endif
   const context::transfer_t back = context::jump_fcontext(context_, this);
-  context_ = back.fctx;
+  static_cast<Fiber*>(back.data)->context_ = back.fctx;
 #ifdef __SANITIZE_ADDRESS__
-  __sanitizer_finish_switch_fiber(resumer_fake_stack_, nullptr, nullptr);
+  __sanitizer_finish_switch_fiber(resumer.fake_stack, nullptr, nullptr);
 #endif
 }
 
 void Fiber::Suspend() {
 #ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(&own_fake_stack_, resumer_stack_, resumer_stack_bytes_);
+  __sanitizer_start_switch_fiber(&fake_stack_, resumer_->stack, resumer_->stack_bytes);
 #endif
 #ifdef __SANITIZE_THREAD__
-  __tsan_switch_to_fiber(thread_resumer_, 0);
+  __tsan_switch_to_fiber(resumer_->thread_fiber, 0);
 #endif
-  const context::transfer_t back = context::jump_fcontext(resumer_, nullptr);
-  resumer_ = back.fctx;
+  Arrive(context::jump_fcontext(resumer_->context, this).fctx);
+}
+
+void Fiber::GoOverTo(Fiber& next) {
+  next.resumer_ = resumer_;
+  next.former_ = this;
 #ifdef __SANITIZE_ADDRESS__
-  __sanitizer_finish_switch_fiber(own_fake_stack_, &resumer_stack_, &resumer_stack_bytes_);
+  __sanitizer_start_switch_fiber(&fake_stack_, next.stack_, kStackBytes);
 #endif
+#ifdef __SANITIZE_THREAD__
+  __tsan_switch_to_fiber(next.thread_fiber_, 0);
+#endif
+  Arrive(context::jump_fcontext(next.context_, &next).fctx);
 }
 
 }  // namespace lockstep::cuda_emulation
