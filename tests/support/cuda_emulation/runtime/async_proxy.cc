@@ -28,7 +28,7 @@ AsyncProxy::AsyncProxy(BlockRunner& runner, char* shared, size_t bytes)
       bytes_(bytes),
       known_(shared, shared + bytes),
       written_by_(bytes / kChunk + 1, int16_t{-1}),
-      has_written_(runner.num_threads(), false),
+      written_(runner.num_threads()),
       gave_up_(runner.num_threads(), false),
       products_(runner, *this) {}
 
@@ -242,8 +242,8 @@ void AsyncProxy::NoteWrites() {
       const size_t count = std::min<size_t>(kChunk, end - begin);
       if (!differs(begin, count)) continue;
       std::memcpy(known_.data() + begin, shared_ + begin, count);
-      written_by_[begin / kChunk] = thread;
-      has_written_[thread] = true;
+      if (std::exchange(written_by_[begin / kChunk], thread) == thread) continue;
+      written_[thread].push_back(static_cast<uint32_t>(begin / kChunk));
     }
   }
 }
@@ -251,9 +251,10 @@ void AsyncProxy::NoteWrites() {
 void AsyncProxy::Fence() {
   NoteWrites();
   const auto thread = static_cast<int16_t>(runner_.thread());
-  if (!has_written_[thread]) return;
-  has_written_[thread] = false;
-  std::replace(written_by_.begin(), written_by_.end(), thread, int16_t{-1});
+  for (const uint32_t chunk : written_[thread]) {
+    if (written_by_[chunk] == thread) written_by_[chunk] = -1;  // else others wrote there later
+  }
+  written_[thread].clear();
 }
 
 const char* AsyncProxy::Read16(uint32_t address) const {

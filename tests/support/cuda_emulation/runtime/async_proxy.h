@@ -96,8 +96,8 @@ class AsyncProxy {
   std::map<uint32_t, Barrier> barriers_;
   std::array<Named, 16> named_;
   std::deque<Pending> copies_;
-  std::vector<bool> has_written_;  // threads that have not fenced since
-  std::vector<bool> gave_up_;      // of threads whose wait has ended in vain
+  std::vector<std::vector<uint32_t>> written_;  // by threads: 16 bytes each, since they fenced
+  std::vector<bool> gave_up_;                   // of threads whose wait has ended in vain
   int64_t clock_ = 0;
   WarpgroupProducts products_;
 };
