@@ -85,8 +85,15 @@ std::string BlockRaces::Add(const Access& access) {
   return "";
 }
 
+BlockRaces::Word& BlockRaces::At(uint32_t word) {
+  const size_t page = word / std::tuple_size_v<Page>;
+  if (page >= pages_.size()) pages_.resize(page + 1);
+  if (pages_[page] == nullptr) pages_[page] = std::make_unique<Page>();
+  return (*pages_[page])[word % std::tuple_size_v<Page>];
+}
+
 std::string BlockRaces::AddToWord(const Access& access, uint32_t word, uint8_t bytes) {
-  Word& of_word = words_[word];
+  Word& of_word = At(word);
   const auto describe = [&](const Record& earlier, const char* did) {
     return absl::StrFormat(
         "a race at byte %d of shared memory: thread %d %s it at line %d, thread %d %s it, and "

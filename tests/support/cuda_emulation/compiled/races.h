@@ -15,7 +15,6 @@
 #include <memory>
 #include <string>
 #include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "tests/support/cuda_emulation/runtime/warp_functions.h"
@@ -75,6 +74,7 @@ class BlockRaces {
 
   void Release(int thread, const Meeting& meeting);
   void Acquire(int thread, const Meeting& meeting);
+  Word& At(uint32_t word);
   std::string AddToWord(const Access& access, uint32_t word, uint8_t bytes);
   bool IsKnown(const Record& earlier, int thread) const;
   Meeting WarpMeeting(int thread, uint32_t mask, uint64_t time) const;
@@ -84,7 +84,8 @@ class BlockRaces {
   std::map<Meeting, Clocks> known_;
   std::array<int64_t, 16> arrivals_at_named_ = {};
   std::map<std::pair<int, uint32_t>, uint64_t> times_at_warp_;  // by thread and mask
-  std::unordered_map<uint32_t, Word> words_;
+  using Page = std::array<Word, 64>;
+  std::vector<std::unique_ptr<Page>> pages_;  // of those that were accessed
 };
 
 }  // namespace lockstep::cuda_emulation::ptx
