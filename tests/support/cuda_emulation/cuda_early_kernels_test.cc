@@ -120,11 +120,23 @@ TEST_F(CudaEarlyKernels, WithoutLeaveNothingBeginsEarly) {
   }
 }
 
-TEST_F(CudaEarlyKernels, TheOneAfterTheNextMayBeginAsWell) {
+// As soon as those between them wait: of a step's kernels, six or more.
+TEST_F(CudaEarlyKernels, SoMayThoseFarBehindIt) {
+  for (int num_between = 1; num_between <= 6; ++num_between) {
+    EXPECT_EQ(Run(Set, 10, false), cudaSuccess);
+    for (int i = 0; i < num_between; ++i) EXPECT_EQ(Run(AddAfterWaiting, 0, true), cudaSuccess);
+    EXPECT_EQ(Run(ReadTooEarly, 1, true), cudaSuccess);
+    EXPECT_NE(Values(), right_) << num_between << " between them";
+  }
+}
+
+// That one begins behind all before it, and what follows begins no earlier.
+TEST_F(CudaEarlyKernels, NoneBeginsBeforeOneAheadThatDoesNotOverlap) {
   EXPECT_EQ(Run(Set, 10, false), cudaSuccess);
   EXPECT_EQ(Run(AddAfterWaiting, 0, true), cudaSuccess);
+  EXPECT_EQ(Run(AddAfterWaiting, 0, false), cudaSuccess);
   EXPECT_EQ(Run(ReadTooEarly, 1, true), cudaSuccess);
-  EXPECT_NE(Values(), right_);
+  EXPECT_EQ(Values(), right_);
 }
 
 TEST_F(CudaEarlyKernels, CopiesAreWaitedForByAll) {

@@ -38,11 +38,13 @@ struct Work {
   // Of a kernel that may begin while the one before it runs: does what it does before it waits.
   std::function<void()> begin = nullptr;
 };
-// Kernels that may begin while `first` runs, before it does: a GPU may run them so far ahead. That
-// events between them are no hindrance is only supposed.
+// Kernels that may begin while `first` runs, before it does. A GPU sets no limit to how many: each
+// may begin as soon as all blocks of the one before it run. So many are more than lie between a
+// step's first kernel and the one that reads most before it waits (norm, gathering, product, RoPE,
+// attention). That events between them are no hindrance is only supposed.
 template <typename WorkAfter>  // a pointer to the nth behind `first`, null if there is none
 void BeginEarly(const Work& first, const WorkAfter& work_after) {
-  constexpr int kMostAhead = 2;
+  constexpr int kMostAhead = 8;
   if (first.kind != Work::Kind::kKernel) return;
   for (int n = 1, num_begun = 0; num_begun < kMostAhead; ++n) {
     const Work* work = work_after(n);
