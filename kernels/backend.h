@@ -319,7 +319,11 @@ class Backend {
   // Must not outlive the backend. RESOURCE_EXHAUSTED, UNAVAILABLE.
   virtual absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() = 0;
 
-  // ---- steps that repeat ----
+  // ---- steps ----
+  // What is issued from now on is a step's: nothing of it begins before all that was issued earlier
+  // is done, and its kernels may count on that (kernels/cuda/kernel_stream.h). Called by the body
+  // of a step that repeats, too.
+  virtual void BeginStep() = 0;
   // Calls body, which issues kernels and collectives that are the same, to their addresses and
   // sizes, whenever key is: a backend may keep what was issued and issue it at once another time,
   // without calling body. The calls must copy nothing to the host and wait for nothing. What body

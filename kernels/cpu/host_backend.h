@@ -48,6 +48,7 @@ class HostBackend : public Backend {
     for (int64_t i = 0; i < count; ++i) block_tables[blocks[i].place] = blocks[i].block;
   }
 
+  void BeginStep() override {}
   absl::Status Repeat(const StepKey&, const std::function<absl::Status()>& body) override {
     return body();
   }

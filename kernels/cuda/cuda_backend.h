@@ -80,6 +80,7 @@ class CudaBackend : public Backend {
                          ChosenToken* table) override;
   void StartCopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override;
+  void BeginStep() override { step_begins_ = true; }
   absl::Status Repeat(const StepKey& key, const std::function<absl::Status()>& body) override;
   absl::Status Keep(const StepKey& key, const std::function<absl::Status()>& body) override;
   bool KeepsSteps() const override { return options_.keep_steps; }
@@ -128,6 +129,7 @@ class CudaBackend : public Backend {
   const AcceleratorOptions options_;
   cudaDeviceProp properties_ = {};
   KernelStream stream_ = nullptr;
+  bool step_begins_ = false;  // the stream's
   std::unique_ptr<HostStaging> staging_;
   std::unique_ptr<RowLoader> row_loader_;
   std::unique_ptr<Gemm> gemm_;

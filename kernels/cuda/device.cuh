@@ -42,8 +42,8 @@ class Divisor {
   int bits_ = 0;
 };
 
-// A kernel that overlaps where the stream's may (kernel_stream.h). Arguments are converted to the
-// kernel's parameter types.
+// A kernel that overlaps where the stream's may and it is no step's first (kernel_stream.h).
+// Arguments are converted to the kernel's parameter types.
 //
 // A multiprocessor's first-level cache and shared memory are one, and how it is divided changes
 // only while no block is there: kernels that are to run side by side all ask for the division that
@@ -53,6 +53,7 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchOverlapping(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                               size_t shared_bytes, const KernelStream& stream,
                               Arguments&&... arguments) {
+  const bool overlaps = !stream.TakeFirst() && stream.overlaps;
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -62,7 +63,7 @@ cudaError_t LaunchOverlapping(void (*kernel)(Parameters...), dim3 grid, dim3 blo
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &overlap;
-  config.numAttrs = stream.overlaps ? 1 : 0;
+  config.numAttrs = overlaps ? 1 : 0;
   if (stream.overlaps) {
     const cudaError_t error = cudaFuncSetAttribute(
         kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
@@ -74,6 +75,7 @@ cudaError_t LaunchOverlapping(void (*kernel)(Parameters...), dim3 grid, dim3 blo
 template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                    const KernelStream& stream, Arguments&&... arguments) {
+  stream.TakeFirst();
   return LaunchOverlapping(kernel, grid, block, shared_bytes, KernelStream(stream.stream),
                            std::forward<Arguments>(arguments)...);
 }

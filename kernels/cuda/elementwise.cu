@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream) {
+cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, const KernelStream& stream) {
   if (args.num_tokens == 0) return cudaSuccess;
   return WithVectors(Vectorises(args.hidden, {args.table, args.out}), [&](auto n) {
     return WithType(args.table_dtype, [&](auto element) {
@@ -107,7 +107,7 @@ cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
       return WithType(out_dtype, [&](auto element) {
         return LaunchOverlapping(AddRmsNormKernel<n, decltype(addend), decltype(element)>,
                                  static_cast<unsigned>(args.num_tokens),
-                                 RowThreads(args.hidden / n), 0, NormStream(stream, args), args);
+                                 RowThreads(args.hidden / n), 0, stream, args);
       });
     });
   });

@@ -110,8 +110,7 @@ cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_
       return WithType(rounded_to, [&](auto element) {
         return LaunchOverlapping(AddRmsNormE4m3Kernel<n, decltype(addend), decltype(element)>,
                                  static_cast<unsigned>(args.num_tokens),
-                                 RowThreads(args.hidden / n), 0, NormStream(stream, args), args,
-                                 out);
+                                 RowThreads(args.hidden / n), 0, stream, args, out);
       });
     });
   });

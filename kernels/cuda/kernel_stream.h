@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace lockstep::cuda {
 
@@ -12,19 +13,25 @@ namespace lockstep::cuda {
 // and before it writes anything, and one block waits in any case, so that this kernel's end is that
 // of all before. What blocks do until then, fetching weights above all, costs the step nothing.
 //
-// A step's first kernel begins when all that was issued before the step is done: it is none that
-// overlaps (tokens' embedding), or comes straight behind a copy, of what a later pipeline stage has
-// received, or first in a recorded step, neither of which is overlapped. So what was written before
-// the step may be read at any time. Source: CUDA C++ Programming Guide, "Programmatic Dependent
-// Launch and Synchronization".
+// A step's first kernel begins when all that was issued before the step is done: the one that is
+// launched first after Backend::BeginStep does not overlap, whichever it is (tokens' embedding; of
+// a later pipeline stage a norm, or what ranks exchange, where a rank has no tokens to norm). So
+// what was written before the step may be read at any time. Source: CUDA C++ Programming Guide,
+// "Programmatic Dependent Launch and Synchronization".
 struct KernelStream {
   KernelStream(cudaStream_t stream, bool overlaps = false)  // NOLINT: any stream is one
       : stream(stream), overlaps(overlaps) {}
 
   operator cudaStream_t() const { return stream; }
 
+  // Whether the kernel that is about to be launched is a step's first; the next one is not.
+  bool TakeFirst() const { return step_begins != nullptr && std::exchange(*step_begins, false); }
+
   cudaStream_t stream;
   bool overlaps;
+  // Whether a step has begun of which no kernel has been launched yet. Shared by all copies, which
+  // are used by one thread at a time. Null: there are no steps.
+  bool* step_begins = nullptr;
 };
 
 // Whether this program's kernels can overlap on the current device, in graphs, too: tried with a

@@ -20,7 +20,8 @@
 
 namespace lockstep::cuda {
 
-cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, cudaStream_t stream);
+// Overlaps nothing: most steps begin with it.
+cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, const KernelStream& stream);
 cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
                              const KernelStream& stream);
 cudaError_t LaunchSiluMul(const Backend::SiluMulArgs& args, DType out_dtype,

@@ -7,11 +7,6 @@
 
 namespace lockstep::cuda {
 
-// Without a delta it may be a step's first kernel, behind copies and receives.
-inline KernelStream NormStream(const KernelStream& stream, const Backend::RmsNormArgs& args) {
-  return KernelStream(stream, stream.overlaps && args.delta != nullptr);
-}
-
 // Vectors of a row that a thread keeps; what a longer row has beyond them is read again (from the
 // second-level cache, where the thread itself has just written it).
 constexpr int kRmsNormKept = 4;

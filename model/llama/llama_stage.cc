@@ -65,6 +65,7 @@ absl::Status LlamaStage::RunStep(absl::FunctionRef<absl::Status()> run_layers) {
 }
 
 absl::Status LlamaStage::RunLayers() {
+  backend_.BeginStep();
   RETURN_IF_ERROR(BeginResidual());
   for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
     RETURN_IF_ERROR(RunLayer(layer));

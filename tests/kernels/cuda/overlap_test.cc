@@ -1,6 +1,7 @@
 // Kernels that begin before those before them have ended give what they give one after the other.
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "kernels/cuda/skinny_gemm.h"
@@ -288,6 +289,39 @@ TEST(CudaOverlap, QuantizingIsTheSame) {
 }
 
 #ifdef LOCKSTEP_CUDA_EMULATION
+// Whichever it is; those behind it do.
+TEST(CudaOverlap, AStepsFirstKernelDoesNot) {
+  bool step_begins = false;
+  KernelStream stream(nullptr, true);
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream.stream, cudaStreamNonBlocking), cudaSuccess);
+  stream.step_begins = &step_begins;
+  const DeviceArray<float> numbers(std::vector<float>{1, 2});
+  const DeviceArray<int32_t> ids(std::vector<int32_t>{0});
+  const DeviceArray<float> out(2);
+  const auto norm = [&] {
+    EXPECT_EQ(
+        cuda::LaunchAddRmsNorm({numbers.data(), nullptr, numbers.data(), 1e-5f, 1, 2, out.data()},
+                               DType::kF32, stream),
+        cudaSuccess);
+  };
+  const auto embed = [&] {
+    EXPECT_EQ(cuda::LaunchEmbed({numbers.data(), DType::kF32, 1, 0, 2, ids.data(), 1, out.data()},
+                                stream),
+              cudaSuccess);
+  };
+  for (const std::function<void()>& first : {std::function<void()>(norm), {embed}}) {
+    const int64_t before = NumBegunEarly();
+    norm();
+    step_begins = true;
+    first();
+    norm();
+    norm();
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(NumBegunEarly() - before, 2);
+  }
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 TEST(CudaOverlap, OrdersOfThreadsAreAllTheSame) {
   for (const uint64_t order : {1, 2, 3}) {
     cuda_emulation::SetThreadOrder(order);
