@@ -53,14 +53,14 @@ struct Bits {
   friend bool operator==(const Bits&, const Bits&) = default;
 };
 
-struct Rows {
+struct BoundedRows {
   int64_t num_rows = 0;
   int64_t width = 0;
   float bound = kNoActivationBound;
 };
 
 // What launch(rows) writes.
-Bits BitsOf(const Rows& of, const std::function<cudaError_t(E4m3Rows)>& launch) {
+Bits BitsOf(const BoundedRows& of, const std::function<cudaError_t(E4m3Rows)>& launch) {
   const DeviceArray<uint8_t> q(of.num_rows * of.width);
   const DeviceArray<uint32_t> scales(of.num_rows);
   const E4m3Rows rows = {q.data(), reinterpret_cast<float*>(scales.data())};
@@ -70,7 +70,7 @@ Bits BitsOf(const Rows& of, const std::function<cudaError_t(E4m3Rows)>& launch) 
 
 // The same from rows of T that launch(out) writes.
 template <typename T>
-Bits SeparateBits(DType dtype, const Rows& of, int shift,
+Bits SeparateBits(DType dtype, const BoundedRows& of, int shift,
                   const std::function<cudaError_t(void*)>& launch) {
   const DeviceArray<T> rows(of.num_rows * of.width, shift);
   EXPECT_EQ(launch(rows.data()), cudaSuccess);
@@ -78,7 +78,7 @@ Bits SeparateBits(DType dtype, const Rows& of, int shift,
     return cuda::LaunchQuantizeFp8(rows.data(), dtype, of.num_rows, of.width, out, nullptr);
   });
 }
-Bits SeparateBits(DType dtype, const Rows& of, int shift,
+Bits SeparateBits(DType dtype, const BoundedRows& of, int shift,
                   const std::function<cudaError_t(void*)>& launch) {
   if (dtype == DType::kF32) return SeparateBits<float>(dtype, of, shift, launch);
   if (dtype == DType::kF16) return SeparateBits<F16>(dtype, of, shift, launch);
@@ -87,7 +87,7 @@ Bits SeparateBits(DType dtype, const Rows& of, int shift,
 
 enum class Delta { kNone, kPlain, kRounded };
 
-void ExpectSameNorms(const Rows& rows, Delta added, int shift) {
+void ExpectSameNorms(const BoundedRows& rows, Delta added, int shift) {
   const auto [num_rows, width, bound] = rows;
   Random random(static_cast<uint32_t>(width));
   const std::vector<float> x = HostileRows(random, num_rows, width);
@@ -130,7 +130,7 @@ TEST(FusedFp8Test, NormsAreTheBitsOfSeparateKernels) {
   }
 }
 
-void ExpectSameGated(const Rows& rows, int shift) {
+void ExpectSameGated(const BoundedRows& rows, int shift) {
   const auto [num_rows, width, bound] = rows;
   Random random(static_cast<uint32_t>(width));
   std::vector<float> x = HostileRows(random, num_rows, 2 * width);
