@@ -43,6 +43,11 @@ constexpr int QuantizedZero(Quantization quantization) {
 std::string_view QuantizationName(Quantization quantization);
 std::optional<Quantization> QuantizationOf(std::string_view name);
 
+// Whether a weight of this shape can be kFp8: multiples of 16 are what cuBLASLt asks for.
+constexpr bool SuitsFp8(int64_t out_features, int64_t in_features) {
+  return out_features % 16 == 0 && in_features % 16 == 0;
+}
+
 // How the K-slices of one row, each slice_k long, fall into groups.
 struct QuantizedGroups {
   int64_t slice_k = 0;

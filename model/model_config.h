@@ -67,6 +67,13 @@ struct GenerationDefaults {
   std::optional<float> repetition_penalty;
 };
 
+// How the LM head is kept when matrices are quantized: 8 bits also among 4-bit ones, since its
+// errors are the logits' own; among fp8 ones as it is, as in fp8 checkpoints.
+constexpr Quantization HeadQuantization(Quantization quantize) {
+  return quantize == Quantization::kInt8 || quantize == Quantization::kInt4 ? Quantization::kInt8
+                                                                            : Quantization::kNone;
+}
+
 // INVALID_ARGUMENT naming the field, its value and what is supported. Every number is
 // range-checked.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view config_json);

@@ -103,7 +103,7 @@ absl::Status ParseQuantization(const Fields& fields, ModelConfig& config) {
   for (const char* name : {"quantization_config", "compression_config"}) {
     const json* value = fields.Get(name);
     if (value == nullptr) continue;
-    ASSIGN_OR_RETURN(config.stored, ParseStoredQuantization(*value));
+    ASSIGN_OR_RETURN(config.stored, ParseStoredQuantization(*value, config.num_layers));
   }
   return absl::OkStatus();
 }

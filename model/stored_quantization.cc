@@ -3,7 +3,9 @@
 // (utils/quantization_config.py).
 #include "model/stored_quantization.h"
 
+#include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -183,10 +185,23 @@ absl::StatusOr<StoredQuantization> ParseMethod(const json& config) {
                      "\"compressed-tensors\", \"fbgemm_fp8\", \"gptq\", \"awq\"");
 }
 
+absl::StatusOr<SparedMatrices> ParseSpared(const json& config, int64_t num_layers) {
+  const bool is_ours = At(config, {"quant_method"}) == "compressed-tensors";
+  const char* const field = is_ours ? "ignore" : "modules_to_not_convert";
+  const json listed = At(config, {field});
+  if (listed.is_null()) return SparedMatrices();
+  const auto is_string = [](const json& name) { return name.is_string(); };
+  if (!listed.is_array() || !std::all_of(listed.begin(), listed.end(), is_string)) {
+    return Unsupported(field, listed, "a list of modules' names");
+  }
+  return SparedMatrices(listed.get<std::vector<std::string>>(), num_layers);
+}
+
 }  // namespace
 
-absl::StatusOr<StoredQuantization> ParseStoredQuantization(const json& config) {
+absl::StatusOr<StoredQuantization> ParseStoredQuantization(const json& config, int64_t num_layers) {
   ASSIGN_OR_RETURN(StoredQuantization stored, ParseMethod(config));
+  ASSIGN_OR_RETURN(stored.spared, ParseSpared(config, num_layers));
   stored.json = config.dump();
   return stored;
 }

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/quantization.h"
+#include "model/spared_matrices.h"
 #include "nlohmann/json_fwd.hpp"
 
 namespace lockstep {
@@ -20,9 +21,9 @@ struct StoredQuantization {
   enum class Method : uint8_t { kPacked, kFloat8, kGptq, kAwq };
   Method method = Method::kPacked;
   int bits = 8;
-  int64_t group_size = 0;         // along in_features; 0: a scale for the whole row
-  int zero_offset = 0;            // GPTQ's first format takes 1 from each of a word's zero points
-  bool spares_attention = false;  // FP8: whose matrices are left as they were
+  int64_t group_size = 0;  // along in_features; 0: a scale for the whole row
+  int zero_offset = 0;     // GPTQ's first format takes 1 from each of a word's zero points
+  SparedMatrices spared;   // which of the layers' are not quantized
   // fbgemm_fp8's activation_scale_ub (LinearShape), of products by the matrices that are in FP8.
   float activation_bound = kNoActivationBound;
   std::string json;  // as config.json has it
@@ -39,8 +40,9 @@ struct StoredQuantization {
   }
 };
 
-// INVALID_ARGUMENT naming the field, its value and what is supported.
-absl::StatusOr<StoredQuantization> ParseStoredQuantization(const nlohmann::json& config);
+// Of a model of so many layers. INVALID_ARGUMENT naming the field, its value and what is supported.
+absl::StatusOr<StoredQuantization> ParseStoredQuantization(const nlohmann::json& config,
+                                                           int64_t num_layers);
 
 // quantization_config of a checkpoint in our format: compressed-tensors' "pack-quantized".
 nlohmann::ordered_json PackedQuantizationJson(Quantization quantization);

@@ -55,8 +55,9 @@ struct Architecture {
   int64_t layers_per_kv = 1;             // consecutive layers that share one KV cache
   DType dtype = DType::kBF16;            // of the checkpoint
   std::string stored_weights;            // a weight format's name when the checkpoint is quantized
-  // The same as the runtime reads it, for models that it serves.
+  // The same as the runtime reads it, for models that it serves; for others, why not.
   std::optional<ModelConfig> runtime_config;
+  std::string runtime_refusal;
 
   bool IsMoeLayer(int64_t layer) const { return experts && layer >= experts->first_layer; }
   // For parallel/partition.h. The intermediate size is the smallest that tensor parallelism must

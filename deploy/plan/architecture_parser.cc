@@ -137,6 +137,14 @@ absl::Status ReadWindows(const json& config, Architecture& model) {
   return absl::OkStatus();
 }
 
+// Meta's own leaves attention in 16 bits.
+const char* Float8Format(const StoredQuantization& stored, int64_t num_layers) {
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    if (!HasAll(stored.spared.Of(layer), kAttentionMatrices)) return "fp8";
+  }
+  return "fp8-mlp";
+}
+
 absl::Status ReadStoredWeights(const json& config, Architecture& model) {
   const json* name = Find(config, "torch_dtype");
   if (name == nullptr) name = Find(config, "dtype");
@@ -148,14 +156,11 @@ absl::Status ReadStoredWeights(const json& config, Architecture& model) {
     model.stored_weights = "fp8";
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const StoredQuantization stored, ParseStoredQuantization(*quantization));
-  model.stored_weights = stored.method == StoredQuantization::Method::kFloat8 ? "fp8"
-                         : stored.bits == 8                                   ? "int8"
-                                                                              : "int4";
-  // Meta's own leaves attention in 16 bits.
-  if (quantization->value("quant_method", json()) == json("fbgemm_fp8")) {
-    model.stored_weights = "fp8-mlp";
-  }
+  ASSIGN_OR_RETURN(const StoredQuantization stored,
+                   ParseStoredQuantization(*quantization, model.num_layers));
+  model.stored_weights = stored.is_float8() ? Float8Format(stored, model.num_layers)
+                         : stored.bits == 8 ? "int8"
+                                            : "int4";
   return absl::OkStatus();
 }
 
@@ -200,6 +205,8 @@ absl::StatusOr<Architecture> ParseArchitecture(std::string_view config_json) {
   }
   if (auto runtime = ParseModelConfig(config_json); runtime.ok()) {
     model.runtime_config = *std::move(runtime);
+  } else {
+    model.runtime_refusal = std::string(runtime.status().message());
   }
   return model;
 }

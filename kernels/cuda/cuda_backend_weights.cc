@@ -11,8 +11,6 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr int kFp8Multiple = 16;  // of both features: what cuBLASLt asks for
-
 bool IsFp8(const LinearShape& shape) { return shape.quantization == Quantization::kFp8; }
 
 }  // namespace
@@ -50,8 +48,7 @@ absl::StatusOr<std::unique_ptr<LinearWeight>> CudaBackend::AllocateLinear(
 }
 
 bool CudaBackend::HoldsFp8(int64_t out_features, int64_t in_features) const {
-  return Capability() >= kFp8Capability && out_features % kFp8Multiple == 0 &&
-         in_features % kFp8Multiple == 0;
+  return Capability() >= kFp8Capability && SuitsFp8(out_features, in_features);
 }
 
 absl::Status CudaBackend::CheckFp8(const LinearShape& shape) const {

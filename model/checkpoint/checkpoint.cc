@@ -193,26 +193,43 @@ absl::Status Checkpoint::AddIndexedFiles(const std::filesystem::path& index) {
   return absl::OkStatus();
 }
 
+// A single file wins over an index, as in transformers.
+absl::Status Checkpoint::AddFiles() {
+  const fs::path index = directory_ / "model.safetensors.index.json";
+  if (Exists(directory_ / "model.safetensors")) return AddFile("model.safetensors");
+  if (Exists(index)) return AddIndexedFiles(index);
+  return absl::NotFoundError(absl::StrCat(
+      directory_.string(), ": neither model.safetensors nor model.safetensors.index.json is here",
+      Exists(directory_ / "pytorch_model.bin") ||
+              Exists(directory_ / "pytorch_model.bin.index.json")
+          ? "; convert pytorch_model.bin to safetensors first"
+          : ""));
+}
+
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const fs::path& directory) {
   RETURN_IF_ERROR(CheckDirectory(directory));
   std::unique_ptr<Checkpoint> checkpoint(new Checkpoint());
   checkpoint->directory_ = directory;
   RETURN_IF_ERROR(checkpoint->LoadConfigs());
-  const fs::path index = directory / "model.safetensors.index.json";
-  // A single file wins over an index, as in transformers.
-  if (Exists(directory / "model.safetensors")) {
-    RETURN_IF_ERROR(checkpoint->AddFile("model.safetensors"));
-  } else if (Exists(index)) {
-    RETURN_IF_ERROR(checkpoint->AddIndexedFiles(index));
-  } else {
-    return absl::NotFoundError(absl::StrCat(
-        directory.string(), ": neither model.safetensors nor model.safetensors.index.json is here",
-        Exists(directory / "pytorch_model.bin") ||
-                Exists(directory / "pytorch_model.bin.index.json")
-            ? "; convert pytorch_model.bin to safetensors first"
-            : ""));
-  }
+  RETURN_IF_ERROR(checkpoint->AddFiles());
+  checkpoint->FindSparedMatrices();
   return checkpoint;
+}
+
+bool Checkpoint::HasQuantized(std::string_view matrix) const {
+  if (!config_.stored.has_value()) return false;
+  const auto plain = tensors_.find(std::string(matrix) + ".weight");
+  return plain == tensors_.end() || plain->second.dtype_name == "F8_E4M3";
+}
+
+void Checkpoint::FindSparedMatrices() {
+  if (!config_.stored.has_value()) return;
+  SparedMatrices& spared = config_.stored->spared = {};
+  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    for (const LayerMatrix matrix : kLayerMatrices) {
+      if (!HasQuantized(LayerMatrixName(layer, matrix))) spared.Add(layer, matrix);
+    }
+  }
 }
 
 absl::StatusOr<const TensorInfo*> Checkpoint::Find(std::string_view name) const {

@@ -28,12 +28,16 @@ class Checkpoint {
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
+  // Of a quantized one, with the matrices that its files spare.
   const ModelConfig& config() const { return config_; }
   const GenerationDefaults& generation_defaults() const { return generation_defaults_; }
   // INVALID_ARGUMENT naming the tensor when the checkpoint has none of that name.
   absl::StatusOr<const TensorInfo*> Find(std::string_view name) const;
   std::vector<std::string> tensor_names() const;  // sorted
   int64_t total_bytes() const;                    // of all tensors
+  // Whether the matrix of that name (without ".weight") lies quantized: all do in checkpoints that
+  // say so, but for those that are numbers in the files, whatever config.json lists.
+  bool HasQuantized(std::string_view matrix) const;
   const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
 
   // Reads rows [row_begin, row_end) x columns [col_begin, col_end) of a matrix (a vector is a
@@ -49,6 +53,8 @@ class Checkpoint {
  private:
   Checkpoint() = default;
   absl::Status LoadConfigs();
+  absl::Status AddFiles();
+  void FindSparedMatrices();
   absl::Status AddFile(const std::string& name);
   absl::Status AddIndexedFiles(const std::filesystem::path& index);
 

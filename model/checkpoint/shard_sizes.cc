@@ -1,5 +1,7 @@
 #include "model/checkpoint/shard_sizes.h"
 
+#include <map>
+
 #include "kernels/base/status_macros.h"
 #include "parallel/process_grid.h"
 
@@ -23,66 +25,98 @@ int64_t EdgeElements(const ModelConfig& config, int64_t vocabulary, bool is_firs
   return num_tables * table + (is_last ? config.hidden_size : 0);
 }
 
-// attention: what its matrices are quantized to; of kNone they are kept in dtype.
-int64_t QuantizedLayerBytes(const ModelConfig& config, int tp, int tp_rank,
-                            Quantization quantization, Quantization attention, DType dtype) {
-  const ShardedSizes sizes = config.sharded_sizes();
-  const int64_t hidden = config.hidden_size;
-  const int64_t q_width = QueryHeadsOf(sizes, tp, tp_rank).size() * config.head_dim;
-  const int64_t kv_width = KvHeadsOf(sizes, tp, tp_rank).size() * config.head_dim;
-  const int64_t inner = IntermediateOf(sizes, tp, tp_rank).size();
-  const auto bytes = [&](Quantization kept, int64_t rows, int64_t columns, int64_t num_slices) {
-    if (kept == Quantization::kNone) return rows * columns * DTypeBytes(dtype);
-    return QuantizedBytes(kept, rows, columns / num_slices, num_slices);
-  };
-  const int64_t attention_slices = NumKSlices(config.num_heads, tp) / tp;
-  const int64_t mlp_slices = NumKSlices(config.intermediate_size, tp) / tp;
-  const int64_t norms = 2 * hidden * static_cast<int64_t>(sizeof(float));
-  return bytes(attention, q_width + 2 * kv_width, hidden, 1) +
-         bytes(attention, hidden, q_width, attention_slices) +
-         bytes(quantization, 2 * inner, hidden, 1) +
-         bytes(quantization, hidden, inner, mlp_slices) + norms;
-}
+// A rank's matrix that products read, of some of the checkpoint's.
+struct HeldMatrix {
+  LayerMatrixSet parts = 0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t num_slices = 1;  // of its columns
+};
 
-// A tied table is held twice: rows to copy, and the head, in 8 bits (as it is among fp8 weights).
-int64_t QuantizedEdgeBytes(const ModelConfig& config, int64_t vocabulary, bool is_first,
-                           bool is_last, Quantization quantization, DType dtype) {
-  const int64_t hidden = config.hidden_size;
-  int64_t bytes = 0;
-  if (is_first) bytes += vocabulary * hidden * DTypeBytes(dtype);
-  if (is_last) {
-    bytes += quantization == Quantization::kFp8
-                 ? vocabulary * hidden * DTypeBytes(dtype)
-                 : QuantizedBytes(Quantization::kInt8, vocabulary, hidden, 1);
-    bytes += hidden * static_cast<int64_t>(sizeof(float));
+class HeldBytes {
+ public:
+  HeldBytes(const ModelConfig& config, int tp, const HeldWeights& held)
+      : config_(config), sizes_(config.sharded_sizes()), tp_(tp), held_(held) {}
+
+  int64_t Of(const RankShard& shard, int pp) const {
+    return LayersBytes(shard) + EdgeBytes(shard.tp_rank, shard.stage == 0, shard.stage == pp - 1);
   }
-  return bytes;
-}
+
+ private:
+  // Layers of which the same is spared take as much.
+  int64_t LayersBytes(const RankShard& shard) const {
+    std::map<LayerMatrixSet, int64_t> num_layers;
+    for (int64_t layer = shard.layers.begin; layer < shard.layers.end; ++layer) {
+      ++num_layers[config_.stored.has_value() ? config_.stored->spared.Of(layer) : 0];
+    }
+    int64_t bytes = 0;
+    for (const auto& [spared, count] : num_layers) {
+      bytes += count * LayerBytes(shard.tp_rank, spared);
+    }
+    return bytes;
+  }
+
+  int64_t LayerBytes(int tp_rank, LayerMatrixSet spared) const {
+    const int64_t hidden = config_.hidden_size;
+    const int64_t q_width = QueryHeadsOf(sizes_, tp_, tp_rank).size() * config_.head_dim;
+    const int64_t kv_width = KvHeadsOf(sizes_, tp_, tp_rank).size() * config_.head_dim;
+    const int64_t inner = IntermediateOf(sizes_, tp_, tp_rank).size();
+    using enum LayerMatrix;
+    const HeldMatrix matrices[] = {
+        {SetOf({kQ, kK, kV}), q_width + 2 * kv_width, hidden},
+        {SetOf({kO}), hidden, q_width, NumKSlices(config_.num_heads, tp_) / tp_},
+        {SetOf({kGate, kUp}), 2 * inner, hidden},
+        {SetOf({kDown}), hidden, inner, NumKSlices(config_.intermediate_size, tp_) / tp_}};
+    int64_t bytes = 2 * NormBytes();
+    for (const HeldMatrix& matrix : matrices) bytes += BytesOf(matrix, spared);
+    return bytes;
+  }
+
+  int64_t BytesOf(const HeldMatrix& matrix, LayerMatrixSet spared) const {
+    const Quantization kept = KeptAs(matrix, spared);
+    if (kept == Quantization::kNone) return matrix.rows * matrix.columns * DTypeBytes(held_.dtype);
+    return QuantizedBytes(kept, matrix.rows, matrix.columns / matrix.num_slices, matrix.num_slices);
+  }
+
+  // As a StageLoader does: one part that is quantized in the checkpoint has the others quantized,
+  // too, and what is spared becomes what is asked for.
+  Quantization KeptAs(const HeldMatrix& matrix, LayerMatrixSet spared) const {
+    if (!config_.stored.has_value() || HasAll(spared, matrix.parts)) {
+      return held_.quantization;
+    }
+    const bool stays_float8 =
+        held_.keeps_float8 && config_.stored->is_float8() && SuitsFp8(matrix.rows, matrix.columns);
+    if (stays_float8) return Quantization::kFp8;
+    const Quantization native = config_.stored->native();
+    return native == Quantization::kNone ? held_.quantization : native;
+  }
+
+  // A tied table is held twice: rows to copy, and the head.
+  int64_t EdgeBytes(int tp_rank, bool is_first, bool is_last) const {
+    const int64_t rows = VocabOf(sizes_, tp_, tp_rank).size();
+    const int64_t table = rows * config_.hidden_size * DTypeBytes(held_.dtype);
+    const Quantization head = HeadQuantization(*config_.HeldAs(held_.quantization));
+    const int64_t head_bytes =
+        head == Quantization::kNone ? table : QuantizedBytes(head, rows, config_.hidden_size, 1);
+    return (is_first ? table : 0) + (is_last ? head_bytes + NormBytes() : 0);
+  }
+
+  int64_t NormBytes() const { return config_.hidden_size * static_cast<int64_t>(sizeof(float)); }
+
+  const ModelConfig& config_;
+  const ShardedSizes sizes_;
+  const int tp_;
+  const HeldWeights held_;
+};
 
 }  // namespace
 
 absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,
                                                   const HeldWeights& held) {
   ASSIGN_OR_RETURN(std::vector<RankShard> shards, ShardsOfLayout(config, tp, pp, held.dtype));
-  ASSIGN_OR_RETURN(Quantization quantization, config.HeldAs(held.quantization));
-  Quantization attention = quantization;
-  if (held.keeps_float8 && quantization == Quantization::kNone && config.stored.has_value() &&
-      config.stored->is_float8()) {
-    quantization = Quantization::kFp8;
-    if (!config.stored->spares_attention) attention = quantization;
-  }
-  const ShardedSizes sizes = config.sharded_sizes();
-  for (RankShard& shard : shards) {
-    if (quantization == Quantization::kNone) {
-      shard.weight_bytes = shard.weight_bytes / DTypeBytes(config.dtype) * DTypeBytes(held.dtype);
-      continue;
-    }
-    shard.weight_bytes =
-        shard.layers.size() *
-            QuantizedLayerBytes(config, tp, shard.tp_rank, quantization, attention, held.dtype) +
-        QuantizedEdgeBytes(config, VocabOf(sizes, tp, shard.tp_rank).size(), shard.stage == 0,
-                           shard.stage == pp - 1, quantization, held.dtype);
-  }
+  RETURN_IF_ERROR(config.HeldAs(held.quantization).status());
+  const HeldBytes bytes(config, tp, held);
+  for (RankShard& shard : shards) shard.weight_bytes = bytes.Of(shard, pp);
   return shards;
 }
 

@@ -17,22 +17,25 @@ struct RankShard {
   int stage = 0;
   int tp_rank = 0;
   Range layers;
-  int64_t weight_bytes =
-      0;  // norms are on every tp rank; a tied embedding is held by the first and the last stage
+  int64_t weight_bytes = 0;        // norms are on every tp rank
   int64_t kv_bytes_per_token = 0;  // keys and values of the rank's layers and KV heads
 };
 
-// In order of rank, at the checkpoint's dtype. INVALID_ARGUMENT as CheckLayout and
-// ProcessGrid::Create.
+// In order of rank, at the checkpoint's dtype, of what each must know of it: a tied embedding,
+// which the first and the last stage do, once where these are one. INVALID_ARGUMENT as CheckLayout
+// and ProcessGrid::Create.
 absl::StatusOr<std::vector<RankShard>> ShardsOfLayout(const ModelConfig& config, int tp, int pp,
                                                       DType kv_dtype);
 
-// The same as ranks hold it: matrices quantized, or everything in dtype; keys and values in dtype.
+// The same as ranks hold it, to the byte where a backend does not pad (LoadStats::weight_bytes):
+// norms in f32, tables in dtype, as are matrices that are not quantized; keys and values in dtype.
 struct HeldWeights {
   DType dtype = DType::kF32;
-  Quantization quantization = Quantization::kNone;
-  bool keeps_float8 = false;  // what the checkpoint has in FP8, as GPUs do
+  Quantization quantization = Quantization::kNone;  // of what the checkpoint has as numbers
+  // What the checkpoint has in FP8 stays so where SuitsFp8, as on GPUs (Backend::HoldsFp8).
+  bool keeps_float8 = false;
 };
+// INVALID_ARGUMENT as ModelConfig::HeldAs, too.
 absl::StatusOr<std::vector<RankShard>> HeldShards(const ModelConfig& config, int tp, int pp,
                                                   const HeldWeights& held);
 

@@ -157,16 +157,13 @@ std::unique_ptr<RowSource> PlainSource(const Checkpoint& checkpoint, const Tenso
 }
 
 absl::StatusOr<StoredMatrix> OpenMatrix(const Checkpoint& checkpoint, const MatrixName& matrix) {
-  const absl::StatusOr<const TensorInfo*> plain = checkpoint.Find(matrix.name + ".weight");
-  const bool is_quantized =
-      checkpoint.config().stored.has_value() && (!plain.ok() || (*plain)->dtype_name == "F8_E4M3");
-  if (is_quantized) return OpenQuantized(checkpoint, matrix);
-  if (!plain.ok()) return plain.status();
-  RETURN_IF_ERROR(CheckShape(**plain, {matrix.rows, matrix.columns}));
-  RETURN_IF_ERROR(CheckNumbers(**plain));
+  if (checkpoint.HasQuantized(matrix.name)) return OpenQuantized(checkpoint, matrix);
+  ASSIGN_OR_RETURN(const TensorInfo* plain, checkpoint.Find(matrix.name + ".weight"));
+  RETURN_IF_ERROR(CheckShape(*plain, {matrix.rows, matrix.columns}));
+  RETURN_IF_ERROR(CheckNumbers(*plain));
   StoredMatrix opened;
-  opened.sources.push_back(PlainSource(checkpoint, **plain));
-  opened.dtype = *(*plain)->dtype;
+  opened.sources.push_back(PlainSource(checkpoint, *plain));
+  opened.dtype = *plain->dtype;
   return opened;
 }
 

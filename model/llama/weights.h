@@ -35,13 +35,6 @@ inline constexpr char kNoF16OnCpus[] =
 // What numbers stored so are kept in. holds_f16: Backend::HoldsF16.
 DType HeldDType(WeightDType wanted, DType stored, bool holds_f16);
 
-// How the LM head is kept when matrices are quantized: 8 bits also among 4-bit ones, since its
-// errors are the logits' own; among fp8 ones as it is, as in fp8 checkpoints.
-constexpr Quantization HeadQuantization(Quantization quantize) {
-  return quantize == Quantization::kInt8 || quantize == Quantization::kInt4 ? Quantization::kInt8
-                                                                            : Quantization::kNone;
-}
-
 struct LoadStats {
   int64_t weight_bytes = 0;  // held in memory
   int64_t loaded_bytes = 0;  // read from the checkpoint

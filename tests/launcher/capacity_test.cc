@@ -70,12 +70,13 @@ TEST_F(CapacityTest, StoredFp8StaysSoWhereItIsMultiplied) {
   on_gpus_ = true;
   const int64_t as_numbers = Plan()->weight_bytes;
   multiplies_fp8_ = true;
-  // Of 16 bits 8, and a scale to each row: q, k and v, output, gate and up, down. Beside quantized
-  // matrices norms are counted in f32.
+  // Of 16 bits 8, and a scale to each row: q, k and v, output, gate and up, down.
   const int64_t rows = 32 + 16 + 64 + 16;
   const int64_t elements = 32 * 16 + 16 * 16 + 64 * 16 + 16 * 32;
-  const int64_t norms = 5 * 16;
-  EXPECT_EQ(as_numbers - Plan()->weight_bytes, 2 * (elements - 4 * rows) - 2 * norms);
+  EXPECT_EQ(as_numbers - Plan()->weight_bytes, 2 * (elements - 4 * rows));
+  // What is spared stays as it is.
+  config_.stored->spared.Add(1, LayerMatrix::kDown);
+  EXPECT_EQ(as_numbers - Plan()->weight_bytes, 2 * (elements - 4 * rows) - (16 * 32 - 4 * 16));
 }
 
 TEST_F(CapacityTest, GpusAreCountedOnceAndOnlyWithARank) {
@@ -116,7 +117,15 @@ TEST_F(CapacityTest, HalfTheBytesPerTokenInBf16) {
   const int64_t f32_weights = Plan()->weight_bytes;
   dtype_ = "bf16";
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
-  EXPECT_EQ(Plan()->weight_bytes, f32_weights / 2);
+  const int64_t norms = 5 * 16 * 4;  // in f32
+  EXPECT_EQ(Plan()->weight_bytes, norms + (f32_weights - norms) / 2);
+}
+
+// Rows to copy, and the head.
+TEST_F(CapacityTest, ATiedTableIsCountedTwice) {
+  const int64_t untied = Plan()->weight_bytes;
+  config_.tie_word_embeddings = true;
+  EXPECT_EQ(Plan()->weight_bytes, untied);
 }
 
 TEST_F(CapacityTest, QuantizedMatricesAndTheirScalesAreCounted) {

@@ -391,7 +391,7 @@ TEST(StoredQuantizationTest, BoundsThatBoundNothingAreRefused) {
 
 TEST(StoredQuantizationTest, OurFormatReadsBack) {
   for (const Quantization q : {Quantization::kInt8, Quantization::kInt4}) {
-    const auto stored = ParseStoredQuantization(nlohmann::json(PackedQuantizationJson(q)));
+    const auto stored = ParseStoredQuantization(nlohmann::json(PackedQuantizationJson(q)), 1);
     ASSERT_TRUE(stored.ok()) << stored.status();
     EXPECT_EQ(stored->native(), q);
   }

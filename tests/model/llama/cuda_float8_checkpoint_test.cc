@@ -1,68 +1,34 @@
 // Checkpoints in FP8 on GPUs: matrices are kept as they are stored, where the GPU multiplies fp8.
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <map>
-#include <random>
+#include <memory>
+#include <optional>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "model/checkpoint/foreign_sources.h"
-#include "model/checkpoint/shard_sizes.h"
 #include "model/llama/llama_stage.h"
 #include "nlohmann/json.hpp"
 #include "parallel/communicator.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/cuda/fp8_devices.h"
+#include "tests/model/llama/float8_model.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/model/llama/temporary_model.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
 #include "tests/support/cuda_emulation/emulation.h"
-#include "tests/support/temp_directory.h"
 #endif
 
 namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct StoredTensor {
-  std::string dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
-using StoredTensors = std::vector<std::pair<std::string, StoredTensor>>;
-
-template <typename T>
-StoredTensor Stored(const std::string& dtype, const std::vector<int64_t>& shape,
-                    const std::vector<T>& values) {
-  return {dtype, shape,
-          std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T))};
-}
-
-// A matrix of finite e4m3 numbers, the largest of them in each row, by scales that are powers of
-// two: quantizing the numbers it stands for gives it back.
-struct Float8Matrix {
-  std::vector<uint8_t> values;
-  std::vector<float> scales;
-  std::vector<float> numbers;
-};
-Float8Matrix DrawMatrix(int64_t rows, int64_t columns, int exponent, std::mt19937& random) {
-  Float8Matrix matrix;
-  for (int64_t row = 0; row < rows; ++row) {
-    matrix.scales.push_back(std::ldexp(1.0f, exponent - static_cast<int>(random() % 3)));
-    for (int64_t column = 0; column < columns; ++column) {
-      const auto sign = static_cast<uint8_t>(random() % 2 << 7);
-      const auto magnitude = static_cast<uint8_t>(column == row % columns ? 0x7e : random() % 0x7f);
-      matrix.values.push_back(sign | magnitude);
-      matrix.numbers.push_back(Float8ToFloat(matrix.values.back()) * matrix.scales.back());
-    }
-  }
-  return matrix;
-}
 
 // A model of one token alone, whose attention gives its values back, in plain loops. What a matrix
 // that has a bound multiplies is quantized as FBGEMM's quantize_fp8_per_row does it.
@@ -145,62 +111,16 @@ class PlainModel {
 class Float8CheckpointTest : public ::testing::Test {
  protected:
   void Write(bool spares_attention, const ModelConfig& config = SmallConfig(4)) {
-    std::mt19937 random(3);
-    StoredTensors float8, plain;
-    tensors_.clear();
-    for (const WrittenTensor& tensor : TemporaryModel::TensorsOf(config)) {
-      const bool is_matrix = tensor.name.find("_proj") != std::string::npos;
-      const bool is_spared = tensor.name.find("self_attn") != std::string::npos && spares_attention;
-      const int64_t rows = tensor.shape[0];
-      const int64_t columns = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
-      const Float8Matrix matrix = DrawMatrix(rows, columns, has_outliers_ ? -5 : -11, random);
-      std::vector<float> numbers = matrix.numbers;
-      if (tensor.shape.size() == 1) numbers.assign(static_cast<size_t>(rows), 1.0f);
-      if (tensor.shape.size() == 1 && has_outliers_) numbers[5] = 300.0f;
-      tensors_[tensor.name] = numbers;
-      plain.emplace_back(tensor.name, Stored("F32", tensor.shape, numbers));
-      if (!is_matrix || is_spared) {
-        float8.push_back(plain.back());
-        continue;
+    std::vector<std::string> spared;
+    if (spares_attention) {
+      for (const std::string& name : MatrixNames(config)) {
+        if (name.find("self_attn") != std::string::npos) spared.push_back(name);
       }
-      float8.emplace_back(tensor.name, Stored("F8_E4M3", tensor.shape, matrix.values));
-      float8.emplace_back(tensor.name + "_scale", Stored("F32", {rows, 1}, matrix.scales));
     }
-    ModelConfig written = config;
-    written.dtype = DType::kF32;
-    nlohmann::json json = nlohmann::json::parse(ModelConfigJson(written));
-    plain_ = WriteCheckpoint("plain", json, plain);
-    nlohmann::json left = {"lm_head"};
-    if (spares_attention) left.push_back("model.layers.0.self_attn.q_proj");
-    json["quantization_config"] = {{"quant_method", "fbgemm_fp8"},
-                                   {"modules_to_not_convert", left}};
-    if (bound_.has_value()) json["quantization_config"]["activation_scale_ub"] = *bound_;
-    float8_ = WriteCheckpoint("float8", json, float8);
-  }
-
-  std::unique_ptr<Checkpoint> WriteCheckpoint(const char* name, const nlohmann::json& config,
-                                              const StoredTensors& tensors) {
-    const std::filesystem::path directory = directory_ / name;
-    std::filesystem::create_directories(directory);
-    std::ofstream(directory / "config.json") << config.dump();
-    nlohmann::ordered_json header;
-    size_t offset = 0;
-    for (const auto& [tensor, stored] : tensors) {
-      header[tensor] = {{"dtype", stored.dtype},
-                        {"shape", stored.shape},
-                        {"data_offsets", {offset, offset + stored.bytes.size()}}};
-      offset += stored.bytes.size();
-    }
-    const std::string text = header.dump();
-    const uint64_t length = text.size();
-    std::ofstream file(directory / "model.safetensors", std::ios::binary);
-    file.write(reinterpret_cast<const char*>(&length), sizeof(length));
-    file << text;
-    for (const auto& tensor : tensors) file << tensor.second.bytes;
-    file.close();
-    auto opened = Checkpoint::Open(directory);
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    return opened.ok() ? *std::move(opened) : nullptr;
+    model_ = std::make_unique<Float8Model>(config, DType::kF32, spared, FbgemmFp8(spared, bound_),
+                                           has_outliers_);
+    float8_ = &model_->checkpoint();
+    plain_ = &model_->plain();
   }
 
   static std::unique_ptr<Backend> MakeBackend() {
@@ -250,21 +170,12 @@ class Float8CheckpointTest : public ::testing::Test {
     if (!stage.ok()) return stage.status();
     return (*stage)->load_stats().weight_bytes;
   }
-  void ExpectHeldBytesAreThoseExpected() {
-    const auto held = HeldBytes(*float8_, Quantization::kNone);
-    ASSERT_TRUE(held.ok()) << held.status();
-    const auto expected =
-        HeldShards(float8_->config(), 1, 1, {.dtype = DType::kF32, .keeps_float8 = true});
-    ASSERT_TRUE(expected.ok()) << expected.status();
-    EXPECT_EQ(*held, expected->front().weight_bytes);
-  }
 
-  const TempDirectory directory_;
   std::optional<float> bound_ = 1200.0f;
   bool has_outliers_ = false;
-  std::map<std::string, std::vector<float>> tensors_;
-  std::unique_ptr<Checkpoint> float8_;
-  std::unique_ptr<Checkpoint> plain_;
+  std::unique_ptr<Float8Model> model_;
+  const Checkpoint* float8_ = nullptr;
+  const Checkpoint* plain_ = nullptr;
 };
 
 TEST_F(Float8CheckpointTest, MatricesAreTakenAsTheyAre) {
@@ -274,7 +185,6 @@ TEST_F(Float8CheckpointTest, MatricesAreTakenAsTheyAre) {
   EXPECT_TRUE(SameBits(Run(*float8_, Quantization::kNone), want));
   EXPECT_TRUE(SameBits(Run(*float8_, Quantization::kFp8), want));
   EXPECT_FALSE(SameBits(Run(*plain_, Quantization::kNone), want));
-  ExpectHeldBytesAreThoseExpected();
 }
 
 TEST_F(Float8CheckpointTest, OthersStayAsTheyAreUnlessFp8IsAskedFor) {
@@ -283,7 +193,6 @@ TEST_F(Float8CheckpointTest, OthersStayAsTheyAreUnlessFp8IsAskedFor) {
   const std::vector<Outcome> all_fp8 = Run(*plain_, Quantization::kFp8);
   EXPECT_TRUE(SameBits(Run(*float8_, Quantization::kFp8), all_fp8));
   EXPECT_FALSE(SameBits(Run(*float8_, Quantization::kNone), all_fp8));
-  ExpectHeldBytesAreThoseExpected();
   EXPECT_LT(*HeldBytes(*float8_, Quantization::kFp8), *HeldBytes(*float8_, Quantization::kNone));
   EXPECT_LT(*HeldBytes(*float8_, Quantization::kNone), *HeldBytes(*plain_, Quantization::kNone));
 }
@@ -306,7 +215,8 @@ TEST_F(Float8CheckpointTest, ActivationsAreBounded) {
   has_outliers_ = true;
   bound_ = 4.0f;
   Write(/*spares_attention=*/false);
-  PlainModel bounded(SmallConfig(4), tensors_), unbounded(SmallConfig(4), tensors_);
+  PlainModel bounded(SmallConfig(4), model_->numbers()),
+      unbounded(SmallConfig(4), model_->numbers());
   bounded.Quantize("_proj", *bound_);
   unbounded.Quantize("_proj", kNoActivationBound);
   EXPECT_LT(DistanceFrom(bounded, Quantization::kNone), kPlainTolerance);
@@ -325,7 +235,7 @@ TEST_F(Float8CheckpointTest, ActivationsOfOtherMatricesAreNot) {
   has_outliers_ = true;
   bound_ = 4.0f;
   Write(/*spares_attention=*/true);
-  PlainModel plain(SmallConfig(4), tensors_);
+  PlainModel plain(SmallConfig(4), model_->numbers());
   plain.Quantize("mlp.", *bound_);
   EXPECT_LT(DistanceFrom(plain, Quantization::kNone), kPlainTolerance);
   plain.Quantize("self_attn.", kNoActivationBound);
