@@ -13,21 +13,47 @@ const char* KvFormatBeside(const WeightFormat& weights) {
   return weights.name == "f32" ? "f32" : "bf16";
 }
 
-std::string WhyNoSuchWeights(const PlanRequest& request) {
+// What is to be done where the checkpoint's own format is not kept.
+std::string AsNumbers(const PlanRequest& request) {
+  const Architecture& model = request.model.architecture;
+  const bool is_own = model.stored_weights == request.weights.name;
+  const bool takes_numbers =
+      HeldOnGpus(model, *FindWeightFormat("bf16"), request.gpu.Multiplies(Operands::kFp8))
+          .has_value();
+  return is_own && takes_numbers ? ": there they become numbers (--weights bf16)" : "";
+}
+
+// Of a model that it loads.
+std::string WhyNotInFormat(const PlanRequest& request) {
   const Architecture& model = request.model.architecture;
   const std::string& format = request.weights.name;
-  if (!model.runtime_config) {
-    return absl::StrCat("does not serve this kind of model (", model.model_type, ")");
-  }
-  if (!HeldOnGpus(model, request.weights)) {
-    return absl::StrCat("does not hold weights in ", format, " on GPUs",
-                        model.stored_weights.empty() ? "" : ", of this checkpoint");
-  }
-  if (format == "fp8" && !request.gpu.Multiplies(Operands::kFp8)) {
+  const bool multiplies_fp8 = request.gpu.Multiplies(Operands::kFp8);
+  if (!multiplies_fp8 && HeldOnGpus(model, request.weights, /*multiply_fp8=*/true)) {
     return absl::StrCat("holds fp8 weights on GPUs of compute capability 8.9 or later only; ",
-                        request.gpu.title, " cannot multiply them");
+                        request.gpu.title, " cannot multiply them", AsNumbers(request));
   }
-  return "";
+  if (multiplies_fp8 && model.runtime_config->stored && model.runtime_config->stored->is_float8()) {
+    return absl::StrCat("keeps this checkpoint as it is stored (", model.stored_weights,
+                        ") where GPUs multiply fp8, not in ", format);
+  }
+  if (request.weights.only_mlp && model.stored_weights.empty()) {
+    return absl::StrCat("takes ", format, " from checkpoints that are stored so (name one's ",
+                        "config.json); it makes none");
+  }
+  return absl::StrCat("does not hold weights in ", format, " on GPUs",
+                      model.stored_weights.empty() ? "" : ", of this checkpoint",
+                      AsNumbers(request));
+}
+
+std::string WhyNoSuchWeights(const PlanRequest& request) {
+  const Architecture& model = request.model.architecture;
+  if (!model.runtime_config) {
+    return model.model_type == "llama"
+               ? absl::StrCat("does not load this checkpoint: ", model.runtime_refusal)
+               : absl::StrCat("does not serve this kind of model (", model.model_type, ")");
+  }
+  const bool multiplies_fp8 = request.gpu.Multiplies(Operands::kFp8);
+  return HeldOnGpus(model, request.weights, multiplies_fp8) ? "" : WhyNotInFormat(request);
 }
 
 std::string WhyNoSuchKvCache(const PlanRequest& request) {

@@ -20,24 +20,43 @@ absl::StatusOr<FormatSpeed> FormatOf(const RankSpeed& speed, const std::string& 
       absl::StrCat("speed of ", weights, " weights is not among what was ", profile.source()));
 }
 
+bool HoldsFp8(const HeldWeights& held) {
+  return held.keeps_float8 || held.quantization == Quantization::kFp8;
+}
+
+// What is measured for layers: a byte takes as long in checkpoints of which a part is in fp8.
+std::string LayersFormat(const HeldWeights& held, const std::string& name) {
+  return HoldsFp8(held) ? "fp8" : name;
+}
+
 // The LM head of models in integers is in 8 bits, that of fp8 models as it is stored.
 std::string HeadFormat(const HeldWeights& held, const std::string& layers) {
-  if (held.quantization == Quantization::kNone) return layers;
-  if (held.quantization != Quantization::kFp8) return "int8";
-  return held.dtype == DType::kF32 ? "f32" : "bf16";
+  if (HoldsFp8(held)) return held.dtype == DType::kF32 ? "f32" : "bf16";
+  return held.quantization == Quantization::kNone ? layers : "int8";
+}
+
+bool HasFp8(const HostProfile& profile) {
+  return !profile.speeds.empty() && FormatOf(profile.speeds.front(), "fp8", profile).ok();
+}
+
+std::optional<HeldWeights> HeldOn(const HostDeployment& deployment) {
+  const HostProfile& profile = deployment.profile;
+  if (!profile.device.is_gpu()) return HeldByRuntime(deployment.model, deployment.weights);
+  auto held = HeldOnGpus(deployment.model, deployment.weights, /*multiply_fp8=*/true);
+  if (held && HoldsFp8(*held)) held->dtype = deployment.model.dtype;  // unless `--dtype` is given
+  if (held || HasFp8(profile)) return held;
+  return HeldOnGpus(deployment.model, deployment.weights, /*multiply_fp8=*/false);
 }
 
 }  // namespace
 
 absl::StatusOr<HostCosts> HostCosts::Create(const HostDeployment& deployment) {
   const Architecture& model = deployment.model;
-  const bool on_gpus = deployment.profile.device.is_gpu();
-  const auto held =
-      on_gpus ? HeldOnGpus(model, deployment.weights) : HeldByRuntime(model, deployment.weights);
+  const auto held = HeldOn(deployment);
   if (!held) {
-    return absl::InvalidArgumentError(absl::StrCat("the runtime holds no ", deployment.weights.name,
-                                                   " weights of this model",
-                                                   on_gpus ? " on GPUs" : ""));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the runtime holds no ", deployment.weights.name, " weights of this model",
+                     deployment.profile.device.is_gpu() ? " on GPUs" : ""));
   }
   HostCosts costs;
   const Layout& layout = deployment.layout;
@@ -64,8 +83,9 @@ absl::StatusOr<HostCosts> HostCosts::Create(const HostDeployment& deployment) {
       return absl::NotFoundError(absl::StrCat("speed of several ranks is not among what was ",
                                               deployment.profile.source()));
     }
-    ASSIGN_OR_RETURN(speed.layers,
-                     FormatOf(speed.rank, deployment.weights.name, deployment.profile));
+    ASSIGN_OR_RETURN(
+        speed.layers,
+        FormatOf(speed.rank, LayersFormat(*held, deployment.weights.name), deployment.profile));
     ASSIGN_OR_RETURN(speed.head, FormatOf(speed.rank, head_format, deployment.profile));
     costs.speeds_.push_back(std::move(speed));
   }

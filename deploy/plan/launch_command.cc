@@ -6,6 +6,8 @@
 #include "absl/strings/str_replace.h"
 #include "deploy/plan/host_prediction.h"
 #include "deploy/plan/report.h"
+#include "deploy/plan/weight_bytes.h"
+#include "kernels/base/check.h"
 
 namespace lockstep::plan {
 namespace {
@@ -32,6 +34,23 @@ std::string ShellWord(const std::string& text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
 }
 
+// What makes ranks hold the weights as planned: a checkpoint's own FP8 they keep unasked.
+std::string FormatFlags(const PlanRequest& request) {
+  const Architecture& model = request.model.architecture;
+  const std::string& format = request.weights.name;
+  if (format == "bf16" && model.dtype == DType::kF16) {
+    return " --dtype f16";  // as many bytes, and the checkpoint's own numbers
+  }
+  if (format == "bf16" || format == "f32") return absl::StrCat(" --dtype ", format);
+  const auto held = HeldOnGpus(model, request.weights, request.gpu.Multiplies(Operands::kFp8));
+  LS_CHECK(held.has_value()) << format;
+  std::string flags = model.dtype == DType::kF32 ? " --dtype bf16" : "";  // of all the rest
+  if (held->quantization != Quantization::kNone) {
+    absl::StrAppend(&flags, " --quantize ", std::string(QuantizationName(held->quantization)));
+  }
+  return flags;
+}
+
 }  // namespace
 
 std::string LaunchCommand(const Plan& plan) {
@@ -42,17 +61,7 @@ std::string LaunchCommand(const Plan& plan) {
   std::string flags = absl::StrCat(ShellWord(ModelArgument(request.model)), " --tp ", layout.tp,
                                    " --pp ", layout.pp);
   if (layout.replicas > 1) absl::StrAppend(&flags, " --replicas ", layout.replicas);
-  const Architecture& model = request.model.architecture;
-  const std::string& format = request.weights.name;
-  if (format == "bf16" && model.dtype == DType::kF16) {
-    absl::StrAppend(&flags, " --dtype f16");  // as many bytes, and the checkpoint's own numbers
-  } else if (format == "bf16" || format == "f32") {
-    absl::StrAppend(&flags, " --dtype ", format);
-  } else {
-    if (model.dtype == DType::kF32) absl::StrAppend(&flags, " --dtype bf16");  // of all the rest
-    absl::StrAppend(&flags, " --quantize ", format);
-  }
-  absl::StrAppend(&flags, " --max-model-len ",
+  absl::StrAppend(&flags, FormatFlags(request), " --max-model-len ",
                   std::min(answer->memory.max_request_tokens,
                            std::max(request.longest_request(), request.context)),
                   " --max-num-seqs ", MaxNumSeqs(request, *answer), " --num-kv-blocks ",

@@ -12,6 +12,20 @@ namespace {
 
 int64_t Bytes(double bytes) { return static_cast<int64_t>(std::llround(bytes)); }
 
+// Null unless the format is the checkpoint's own.
+const StoredQuantization* StoredIn(const Architecture& model, const WeightFormat& format) {
+  const bool is_own =
+      model.runtime_config && model.runtime_config->stored && format.name == model.stored_weights;
+  return is_own ? &*model.runtime_config->stored : nullptr;
+}
+
+// By ranks on CPUs or on some GPUs.
+std::optional<HeldWeights> HeldSomewhere(const Architecture& model, const WeightFormat& format) {
+  if (const auto held = HeldByRuntime(model, format)) return held;
+  if (const auto held = HeldOnGpus(model, format, /*multiply_fp8=*/true)) return held;
+  return HeldOnGpus(model, format, /*multiply_fp8=*/false);
+}
+
 void AddLayer(const Architecture& model, const WeightFormat& format, const Layout& layout,
               int tp_rank, int64_t layer, RankWeights& out) {
   const LayerParameters part = ParametersOfLayer(model, layer);
@@ -41,7 +55,9 @@ void AddEdges(const Architecture& model, const WeightFormat& format, const Layou
   const int64_t rows = VocabOf(model.sharded_sizes(), layout.tp, tp_rank).size();
   const int64_t table = Bytes(static_cast<double>(rows * model.hidden_size) * format.base_bytes);
   if (is_first) out.embedding_bytes = table;
-  const bool shares = is_first && is_last && model.tie_word_embeddings;
+  // Ranks of `serve` that need both hold a tied table twice.
+  const bool shares =
+      is_first && is_last && model.tie_word_embeddings && !HeldSomewhere(model, format);
   if (is_last && !shares) out.lm_head_bytes = table;
   const bool is_quantized = format.name == "int8" || format.name == "int4";
   if (is_last && is_quantized && HeldByRuntime(model, format)) {
@@ -63,11 +79,14 @@ void MatchRuntime(const Architecture& model, const HeldWeights& held, const Layo
 }  // namespace
 
 LayerFormat FormatOfLayer(const Architecture& model, const WeightFormat& format, int64_t layer) {
-  LayerFormat out{format.linear_bytes, format.linear_bytes};
-  if (!format.only_mlp) return out;
-  out.attention = format.base_bytes;
-  if (layer == 0 || layer == model.num_layers - 1) out.mlp = format.base_bytes;
-  return out;
+  bool spares_attention = format.only_mlp;
+  bool spares_mlp = format.only_mlp && (layer == 0 || layer == model.num_layers - 1);
+  if (const StoredQuantization* stored = StoredIn(model, format); stored != nullptr) {
+    spares_attention = HasAll(stored->spared.Of(layer), kAttentionMatrices);
+    spares_mlp = HasAll(stored->spared.Of(layer), kMlpMatrices);
+  }
+  return {.attention = spares_attention ? format.base_bytes : format.linear_bytes,
+          .mlp = spares_mlp ? format.base_bytes : format.linear_bytes};
 }
 
 std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const WeightFormat& format) {
@@ -86,11 +105,24 @@ std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const Weight
   return std::nullopt;
 }
 
-std::optional<HeldWeights> HeldOnGpus(const Architecture& model, const WeightFormat& format) {
-  if (format.name == "int8" || format.name == "int4") return std::nullopt;
-  if (format.name != "fp8") return HeldByRuntime(model, format);
-  if (!model.runtime_config || model.runtime_config->stored.has_value()) return std::nullopt;
-  return HeldWeights{model.dtype, Quantization::kFp8};
+std::optional<HeldWeights> HeldOnGpus(const Architecture& model, const WeightFormat& format,
+                                      bool multiply_fp8) {
+  if (!model.runtime_config) return std::nullopt;
+  const auto& stored = model.runtime_config->stored;
+  if (stored && stored->native() != Quantization::kNone) return std::nullopt;  // integers stay so
+  // Beside fp8 nothing is in f32.
+  const DType dtype = model.dtype == DType::kF32 ? DType::kBF16 : model.dtype;
+  const bool keeps_float8 = stored && stored->is_float8() && multiply_fp8;
+  if (keeps_float8 && StoredIn(model, format) != nullptr) {
+    return HeldWeights{dtype, Quantization::kNone, keeps_float8};
+  }
+  if (format.name == "fp8" && multiply_fp8) {
+    return HeldWeights{dtype, Quantization::kFp8, keeps_float8};
+  }
+  if (keeps_float8) return std::nullopt;
+  if (format.name == "f32") return HeldWeights{DType::kF32};
+  if (format.name == "bf16") return HeldWeights{DType::kBF16};
+  return std::nullopt;
 }
 
 absl::Status CheckModelLayout(const Architecture& model, const Layout& layout) {
@@ -128,7 +160,7 @@ std::vector<RankWeights> WeightsOfRanks(const Architecture& model, const WeightF
       AddEdges(model, format, layout, tp_rank, rank);
     }
   }
-  if (const auto held = HeldByRuntime(model, format)) MatchRuntime(model, *held, layout, ranks);
+  if (const auto held = HeldSomewhere(model, format)) MatchRuntime(model, *held, layout, ranks);
   return ranks;
 }
 

@@ -22,7 +22,8 @@ struct Layout {
   int gpus() const { return tp * pp * replicas; }
 };
 
-// Bytes per weight of a layer's attention and of its MLP.
+// Bytes per weight of a layer's attention and of its MLP: of a checkpoint's own format, the wide
+// ones where all matrices are spared (model/spared_matrices.h).
 struct LayerFormat {
   double attention = 2.0;
   double mlp = 2.0;
@@ -45,10 +46,13 @@ absl::Status CheckModelLayout(const Architecture& model, const Layout& layout);
 // How `serve` would hold the model in this format, if it can: f32 and bf16, and int8 and int4 of
 // unquantized checkpoints (`--quantize`).
 std::optional<HeldWeights> HeldByRuntime(const Architecture& model, const WeightFormat& format);
-// The same of ranks on GPUs: fp8, but no integers.
-std::optional<HeldWeights> HeldOnGpus(const Architecture& model, const WeightFormat& format);
+// The same of ranks on GPUs. No integers; fp8 where these multiply it, and there what a checkpoint
+// has in FP8 stays so, to which `--quantize fp8` adds the rest. Else what others have quantized
+// becomes numbers.
+std::optional<HeldWeights> HeldOnGpus(const Architecture& model, const WeightFormat& format,
+                                      bool multiply_fp8);
 
-// In order of rank. For what the runtime holds exactly what its ranks allocate
+// In order of rank. For what the runtime holds, on GPUs or not, exactly what its ranks allocate
 // (model/checkpoint/shard_sizes.h). The layout must have been checked.
 std::vector<RankWeights> WeightsOfRanks(const Architecture& model, const WeightFormat& format,
                                         const Layout& layout);

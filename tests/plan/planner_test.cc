@@ -291,6 +291,83 @@ TEST(Report, SaysWhyServeCannotBeStarted) {
       HasSubstr("--layers-per-kv"));
 }
 
+// The 405B with quantization_config.
+Model Stored405b(const nlohmann::json& quantization_config) {
+  Model model = *LoadModel("llama-3.1-405b");
+  auto config = nlohmann::json::parse(ModelConfigJson(*model.architecture.runtime_config));
+  config["quantization_config"] = quantization_config;
+  model.architecture = *ParseArchitecture(config.dump());
+  return model;
+}
+
+// As Meta's list has it: attention, and the MLPs of the first and the last layer.
+nlohmann::json MetasFp8() {
+  nlohmann::json spared = nlohmann::json::array();
+  for (int layer = 0; layer < 126; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer);
+    for (const char* name : {"q", "k", "v", "o"}) {
+      spared.push_back(prefix + ".self_attn." + name + "_proj");
+    }
+    if (layer > 0 && layer < 125) continue;
+    for (const char* name : {"gate", "up", "down"}) {
+      spared.push_back(prefix + ".mlp." + name + "_proj");
+    }
+  }
+  return {{"quant_method", "fbgemm_fp8"},
+          {"activation_scale_ub", 1200.0},
+          {"modules_to_not_convert", spared}};
+}
+
+TEST(Report, LaunchesCheckpointsInFp8AsTheyAre) {
+  const nlohmann::json compressed = {
+      {"quant_method", "compressed-tensors"},
+      {"format", "float-quantized"},
+      {"ignore", {"lm_head"}},
+      {"config_groups",
+       {{"group_0",
+         {{"targets", {"Linear"}},
+          {"weights", {{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}}}}}}}};
+  for (const auto& [stored, format] :
+       {std::pair(MetasFp8(), "fp8-mlp"), std::pair(compressed, "fp8")}) {
+    PlanRequest request = Request("llama-3.1-405b", "h100", format);
+    request.model = Stored405b(stored);
+    request.concurrency = 16;
+    EXPECT_EQ(request.model.architecture.stored_weights, format);
+    const Plan plan = *MakePlan(request);
+    EXPECT_EQ(plan.not_served, "");
+    EXPECT_THAT(LaunchCommand(plan), HasSubstr("--tp 8 --pp 1 --max-model-len"));
+    EXPECT_FALSE(nlohmann::json::parse(PlanJson(plan, {}))["answer"]["launch"].is_null());
+  }
+}
+
+// A rank of eight has 2,304 rows of q, k and v, 2,048 columns of o_proj, and 6,656 of what lies
+// between the MLP's matrices; scales and norms are f32.
+TEST(Report, CountsWhatMetasFp8Leaves) {
+  PlanRequest request = Request("llama-3.1-405b", "h100", "fp8-mlp");
+  request.model = Stored405b(MetasFp8());
+  request.concurrency = 16;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  ASSERT_EQ(plan.answer()->layout.tp, 8);
+  constexpr int64_t kHidden = 16384, kInner = 53248 / 8, kLayers = 126;
+  constexpr int64_t kAttention = 2 * (2304 * kHidden + kHidden * 2048);
+  constexpr int64_t kWideMlp = 2 * 3 * kInner * kHidden;
+  constexpr int64_t kNarrowMlp = 3 * kInner * kHidden + 4 * (2 * kInner + kHidden);
+  constexpr int64_t kNorm = 4 * kHidden;
+  constexpr int64_t kTable = 2 * 128256 / 8 * kHidden;
+  EXPECT_EQ(plan.answer()->memory.stages[0].weights.total(),
+            kLayers * (kAttention + 2 * kNorm) + 2 * kWideMlp + (kLayers - 2) * kNarrowMlp +
+                2 * kTable + kNorm);
+}
+
+TEST(Report, SaysWhatKeepsACheckpointFromLoading) {
+  PlanRequest request = Request("llama-3.1-405b", "h100", "fp8");
+  request.model = Stored405b({{"quant_method", "fp8"}, {"activation_scheme", "static"}});
+  const Plan plan = *MakePlan(request);
+  EXPECT_THAT(plan.not_served, HasSubstr("does not load this checkpoint: "));
+  EXPECT_THAT(plan.not_served, HasSubstr("quant_method = \"fp8\" is not supported"));
+}
+
 TEST(Report, SaysHowManyReplicasServeHas) {
   const PlanRequest request = Request("llama-3.1-8b", "h100", "bf16");
   Candidate candidate;
