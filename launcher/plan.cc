@@ -30,13 +30,11 @@ absl::StatusOr<std::optional<plan::HostProfile>> CalibrationOf(const PlanOptions
   return plan::InFile(options.profile, CheckProfileOf(*profile, gpu));
 }
 
-// Lockstep's own speed where it was calibrated, unless another engine is named. Memory is planned
-// alike for both.
+// Lockstep's own speed and memory where it was calibrated, unless another engine is named.
 absl::Status FillEngine(const PlanOptions& options, plan::PlanRequest& request) {
   const bool wants_own = absl::AsciiStrToLower(options.engine) == plan::kOwnEngine;
   const bool may_be_own = wants_own || options.engine.empty();
   ASSIGN_OR_RETURN(request.engine, plan::FindEngine(may_be_own ? kUsualEngine : options.engine));
-  request.memory.max_batched_tokens = request.engine.max_batched_tokens;
   if (!may_be_own && !options.profile.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("--profile says how fast Lockstep is, --engine ",
                                                    options.engine,
@@ -174,11 +172,13 @@ void AddWhere(CLI::App& command, PlanOptions& options) {
       ->check(Between(1, 1024))
       ->capture_default_str();
   command
-      .add_option("--engine", options.engine,
-                  absl::StrCat("whose efficiency speeds are predicted with: ",
-                               absl::StrJoin(plan::EngineNames(), ", "),
-                               "; lockstep where it was calibrated (default: lockstep there, else ",
-                               kUsualEngine, ")"))
+      .add_option(
+          "--engine", options.engine,
+          absl::StrCat("whose efficiency speeds are predicted with: ",
+                       absl::StrJoin(plan::EngineNames(), ", "),
+                       "; lockstep, and its memory, where it was calibrated (default: lockstep "
+                       "there, else ",
+                       kUsualEngine, ")"))
       ->type_name("NAME");
   command.add_option("--price", options.price, "file like deploy/plan/data/prices.json")
       ->type_name("FILE");

@@ -3,12 +3,28 @@
 #include <cmath>
 
 #include "absl/strings/str_format.h"
+#include "deploy/plan/gpu_calibration.h"
 #include "deploy/plan/planner.h"
 #include "deploy/plan/roofline.h"
 #include "deploy/plan/units.h"
 
 namespace lockstep::plan {
 namespace {
+
+constexpr int kMostServed = 65536;  // of --max-num-seqs
+
+// Limits that the launch command sets; requests of one replica, as if there were no others.
+MemoryOptions OptionsOf(const PlanRequest& request) {
+  MemoryOptions options = request.memory;
+  options.by_serve = request.engine.name == kOwnEngine;
+  options.max_batched_tokens = request.engine.max_batched_tokens;
+  options.max_model_len = request.longest_request();
+  if (options.by_serve && request.rate_per_s == 0) {
+    const double requests = std::min<double>(kMostServed, std::ceil(request.concurrency));
+    options.max_num_seqs = std::max(options.max_num_seqs, static_cast<int64_t>(requests));
+  }
+  return options;
+}
 
 void Break(Candidate& candidate, Constraint constraint, std::string reason) {
   candidate.holds = false;
@@ -202,7 +218,6 @@ Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate
 int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate) {
   // Of the mean number in flight: arrivals bunch.
   constexpr double kBurst = 2.0;
-  constexpr int kMostServed = 65536;  // of --max-num-seqs
   const bool by_rate = request.rate_per_s > 0;
   const double planned = static_cast<double>(request.memory.max_num_seqs);
   const double load = candidate.load_per_replica;
@@ -244,7 +259,7 @@ Candidate Judge(const PlanRequest& request, int tp, int pp) {
   }
   candidate.tp_across_nodes = tp > std::max(request.gpus_per_node, request.gpu.link_gpus);
   candidate.memory = PlanMemory(
-      {request.model.architecture, request.weights, request.kv, request.policy, request.memory,
+      {request.model.architecture, request.weights, request.kv, request.policy, OptionsOf(request),
        std::llround(request.gpu.memory_gib * 0x1p30),
        std::llround(request.input_tokens + request.output_tokens), request.gpus_per_node},
       candidate.layout);

@@ -64,8 +64,7 @@ std::string LaunchCommand(const Plan& plan) {
   absl::StrAppend(&flags, FormatFlags(request), " --max-model-len ",
                   std::min(answer->memory.max_request_tokens,
                            std::max(request.longest_request(), request.context)),
-                  " --max-num-seqs ", MaxNumSeqs(request, *answer), " --num-kv-blocks ",
-                  answer->memory.num_kv_blocks);
+                  " --max-num-seqs ", MaxNumSeqs(request, *answer));
   if (request.memory.block_size != kLimits.block_size) {
     absl::StrAppend(&flags, " --block-size ", request.memory.block_size);
   }

@@ -3,10 +3,12 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "deploy/plan/serve_memory.h"
 #include "deploy/plan/stage_borders.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/engine/kv_capacity.h"
+#include "runtime/engine/spare_memory.h"
 
 namespace lockstep::plan {
 namespace {
@@ -21,6 +23,8 @@ constexpr int64_t kActivationElementBytes = 2;
 // What a process takes beside tensors: driver context and graphs, and more for a group's channels.
 // Source as above: between the 0.2 GiB (pull request 12126, 2025-01-16) and the 1.8 GiB (10511) of
 // two versions for one GPU; 3.6 GiB at most for a group.
+// `serve` charges its budget no driver context, but its own workspaces beside this
+// (serve_memory.h): what code and recorded steps take there was not measured yet.
 constexpr int64_t kRuntimeBytes = int64_t{950} << 20;
 constexpr int64_t kCommunicationBytes = int64_t{1250} << 20;
 
@@ -41,21 +45,39 @@ int64_t ActivationBytes(const MemoryInputs& inputs, const Layout& layout, bool i
   return std::max(forward, sampling);  // never at the same time
 }
 
+bool TakesMemoryAsServe(const MemoryInputs& inputs) {
+  return inputs.options.by_serve && inputs.model.runtime_config.has_value();
+}
+
+void AddActivationsAndRuntime(const MemoryInputs& inputs, const Layout& layout,
+                              StageMemory& stage) {
+  stage.runtime = kRuntimeBytes;
+  if (!TakesMemoryAsServe(inputs)) {
+    stage.activations = ActivationBytes(inputs, layout, stage.stage == layout.pp - 1);
+    return;
+  }
+  const ServeMemory serve = MemoryOfServe(inputs, layout, stage.stage);
+  stage.activations = serve.buffers;
+  stage.runtime += serve.workspaces;
+}
+
 StageMemory PlanStage(const MemoryInputs& inputs, const Layout& layout, const RankWeights& weights,
                       int first_rank) {
   StageMemory stage;
   stage.stage = weights.stage;
   stage.first_rank = first_rank;
   stage.weights = weights;
-  stage.activations = ActivationBytes(inputs, layout, weights.stage == layout.pp - 1);
   stage.communication =
       (layout.ranks() > 1 ? kCommunicationBytes : 0) +
       HandOverMemoryBytes(layout, inputs.gpus_per_node, weights.stage,
                           inputs.options.max_batched_tokens * inputs.model.hidden_size);
-  stage.runtime = kRuntimeBytes;
   stage.capacity = inputs.gpu_bytes;
   stage.reserve = static_cast<int64_t>(static_cast<double>(inputs.gpu_bytes) *
                                        (1.0 - inputs.options.utilization));
+  AddActivationsAndRuntime(inputs, layout, stage);
+  if (TakesMemoryAsServe(inputs)) {
+    stage.reserve += SpareBytes(std::max<int64_t>(0, stage.capacity - stage.fixed()));
+  }
   stage.kv_budget = stage.capacity - stage.fixed();
   const KvShare share{inputs.model, inputs.kv, layout.tp, 0, weights.layers};
   stage.kv_bytes_per_token = KvBytesPerToken(share);

@@ -2,7 +2,9 @@
 // runtime's own, a reserve, and how many KV blocks the rest holds. Pure; any thread.
 //
 // Blocks come from runtime/engine/kv_capacity.h, weights of the models that `serve` loads from
-// model/checkpoint/shard_sizes.h: the same functions by which the runtime allocates.
+// model/checkpoint/shard_sizes.h: the same functions by which the runtime allocates. So do, of
+// Lockstep's own plans, buffers and workspaces (serve_memory.h) and what is spared; of other
+// engines' they are vLLM's.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +24,9 @@ struct MemoryOptions {
   int64_t max_batched_tokens = 8192;
   // Share of the GPU's memory that may be used; the rest is the reserve.
   double utilization = 0.90;
+  // As ranks of `serve` take it, if it loads the model; they set max_model_len aside, too.
+  bool by_serve = false;
+  int64_t max_model_len = 0;
 };
 
 // All in bytes, of the stage's fullest rank.
@@ -31,8 +36,8 @@ struct StageMemory {
   RankWeights weights;
   int64_t activations = 0;
   int64_t communication = 0;
-  int64_t runtime = 0;  // driver context, libraries' workspaces
-  int64_t reserve = 0;
+  int64_t runtime = 0;  // libraries, workspaces, recorded steps; of other engines the driver's, too
+  int64_t reserve = 0;  // with what `serve` spares (runtime/engine/spare_memory.h)
   int64_t capacity = 0;   // as the driver reports it
   int64_t kv_budget = 0;  // what is left; negative: this much is missing
   int64_t kv_bytes_per_token = 0;

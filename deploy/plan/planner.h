@@ -23,7 +23,7 @@ struct PlanRequest {
   KvFormat kv;
   KvPolicy policy;
   EngineProfile engine;
-  MemoryOptions memory;
+  MemoryOptions memory;  // steps are as long as the engine's, requests as the longest
   int gpus_per_node = 8;
   int max_nodes = 16;
   int64_t context = 0;  // the longest request, tokens; 0: input and output

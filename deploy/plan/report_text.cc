@@ -48,16 +48,19 @@ void AddLoad(const PlanRequest& request, std::string& out) {
 void AddLaunch(const Plan& plan, std::string& out) {
   if (!plan.not_served.empty()) {
     absl::StrAppendFormat(&out, "Launch    none: `serve` %s\n", plan.not_served);
-    out += "          (speeds are those of the engine named below)\n";
+    out += "          (speeds and memory are those of the engine named below)\n";
     return;
   }
   absl::StrAppendFormat(&out, "Launch    %s\n", LaunchCommand(plan));
   if (plan.request.engine.name == kOwnEngine) {
-    out += "          (speeds are those of `serve`, from the calibration named below)\n";
+    out +=
+        "          (speeds are those of `serve`, from the calibration named below; what is left "
+        "for "
+        "KV its ranks measure)\n";
   } else {
     out +=
-        "          (speeds are those of the engine named below; those of `serve` were measured on "
-        "CPUs only)\n";
+        "          (speeds and memory are those of the engine named below; speeds of `serve` were "
+        "measured on CPUs only, and what is left for KV its ranks measure)\n";
   }
 }
 

@@ -13,11 +13,11 @@
 #include "kernels/base/check.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/workspaces.h"
 
 namespace lockstep::cuda {
 
-// What NVIDIA advises for Hopper (cuBLAS documentation, "cublasSetWorkspace").
-constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+constexpr size_t kWorkspaceBytes = kProductWorkspaceBytes;
 
 inline void CublasCheck(cublasStatus_t status, const char* what) {
   LS_CHECK(status == CUBLAS_STATUS_SUCCESS) << what << ": " << cublasLtGetStatusString(status);

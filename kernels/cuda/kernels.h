@@ -15,6 +15,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/attention_layout.h"
 #include "kernels/cuda/kernel_stream.h"
+#include "kernels/cuda/workspaces.h"
 #include "kernels/logits_summary.h"
 #include "kernels/token_choice.h"
 
@@ -68,11 +69,8 @@ struct E4m3Rows {
 cudaError_t LaunchQuantizeFp8(const void* x, DType x_dtype, int64_t num_rows, int64_t width,
                               const E4m3Rows& out, const KernelStream& stream);
 
-// In one piece of memory, the scales behind the numbers. width is a multiple of 16, so that scales
-// are aligned and both take no more memory than rows of 16 bits.
-inline int64_t E4m3RowsBytes(int64_t num_rows, int64_t width) {
-  return num_rows * (width + int64_t{sizeof(float)});
-}
+// In one piece of memory (E4m3RowsBytes), the scales behind the numbers. width is a multiple of 16,
+// so that scales are aligned and both take no more memory than rows of 16 bits.
 inline E4m3Rows E4m3RowsIn(void* memory, int64_t num_rows, int64_t width) {
   auto* const q = static_cast<uint8_t*>(memory);
   return {q, reinterpret_cast<float*>(q + num_rows * width)};

@@ -18,6 +18,23 @@ struct Rows {
   int64_t width;
 };
 
+std::array<Rows, 8> AllRows(const ActivationSizes& sizes) {
+  const StageShape& shape = sizes.shape;
+  const int64_t tokens = sizes.max_batched_tokens;
+  const int64_t room = TokenRoom(tokens, sizes.tp);
+  const int64_t logits_rows = shape.is_last ? sizes.max_logits_rows : 0;
+  return {{
+      {&Activations::residual, DType::kF32, 1, HandOverFloats(tokens, shape.hidden, sizes.tp)},
+      {&Activations::delta, DType::kF32, room, shape.hidden},
+      {&Activations::normed, sizes.input, room, shape.hidden},
+      {&Activations::qkv, DType::kF32, tokens, shape.qkv_width()},
+      {&Activations::attended, sizes.input, tokens, shape.q_width()},
+      {&Activations::gate_up, DType::kF32, tokens, 2 * shape.intermediate.size()},
+      {&Activations::gated, sizes.input, tokens, shape.intermediate.size()},
+      {&Activations::logits, DType::kF32, logits_rows, shape.vocab.size()},
+  }};
+}
+
 absl::Status AllocateRows(Backend& backend, const Rows& rows, Activations& act) {
   int64_t bytes = 0;
   if (__builtin_mul_overflow(rows.num_rows * DTypeBytes(rows.dtype), rows.width, &bytes)) {
@@ -53,22 +70,8 @@ absl::Status TooManyTokens(const absl::Status& error, std::span<const Rows> all,
 
 }  // namespace
 
-absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const StageShape& shape, int tp,
-                                                  int64_t max_batched_tokens,
-                                                  int64_t max_logits_rows) {
-  const int64_t tokens = max_batched_tokens;
-  const int64_t room = TokenRoom(tokens, tp);
-  const DType input = backend.LinearInput();
-  const std::array<Rows, 8> all = {{
-      {&Activations::residual, DType::kF32, 1, HandOverFloats(tokens, shape.hidden, tp)},
-      {&Activations::delta, DType::kF32, room, shape.hidden},
-      {&Activations::normed, input, room, shape.hidden},
-      {&Activations::qkv, DType::kF32, tokens, shape.qkv_width()},
-      {&Activations::attended, input, tokens, shape.q_width()},
-      {&Activations::gate_up, DType::kF32, tokens, 2 * shape.intermediate.size()},
-      {&Activations::gated, input, tokens, shape.intermediate.size()},
-      {&Activations::logits, DType::kF32, shape.is_last ? max_logits_rows : 0, shape.vocab.size()},
-  }};
+absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const ActivationSizes& sizes) {
+  const std::array<Rows, 8> all = AllRows(sizes);
   Activations act;
   absl::Status status;
   for (const Rows& rows : all) {
@@ -76,10 +79,18 @@ absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const StageS
   }
   if (absl::IsResourceExhausted(status)) {
     act = {};  // what there is is available again
-    return TooManyTokens(status, all, max_batched_tokens, backend.AvailableBytes());
+    return TooManyTokens(status, all, sizes.max_batched_tokens, backend.AvailableBytes());
   }
   RETURN_IF_ERROR(status);
   return act;
+}
+
+int64_t Activations::BytesFor(const ActivationSizes& sizes) {
+  int64_t bytes = 0;
+  for (const Rows& rows : AllRows(sizes)) {
+    bytes += rows.num_rows * DTypeBytes(rows.dtype) * rows.width;
+  }
+  return bytes;
 }
 
 int64_t Activations::batched_bytes() const {

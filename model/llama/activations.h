@@ -10,6 +10,15 @@
 
 namespace lockstep {
 
+// What they are allocated for.
+struct ActivationSizes {
+  const StageShape& shape;
+  int tp = 1;
+  int64_t max_batched_tokens = 0;
+  int64_t max_logits_rows = 0;  // of the last stage
+  DType input = DType::kF32;    // Backend::LinearInput
+};
+
 struct Activations {
   // [max_batched_tokens, hidden], the stream that layers add to, and room to gather it in slices
   // (parallel/hand_over.h).
@@ -25,8 +34,9 @@ struct Activations {
   DeviceBuffer logits;    // last stage: [max_logits_rows, vocab]
 
   // RESOURCE_EXHAUSTED when memory is short, with the number of tokens that there is room for.
-  static absl::StatusOr<Activations> Allocate(Backend& backend, const StageShape& shape, int tp,
-                                              int64_t max_batched_tokens, int64_t max_logits_rows);
+  static absl::StatusOr<Activations> Allocate(Backend& backend, const ActivationSizes& sizes);
+  // That it takes.
+  static int64_t BytesFor(const ActivationSizes& sizes);
   // Of all but the logits.
   int64_t batched_bytes() const;
 };

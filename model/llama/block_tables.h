@@ -22,6 +22,10 @@ class BlockTables {
   BlockTables() = default;
   // A row to each sequence that there may be, all empty.
   explicit BlockTables(const BatchLimits& limits);
+  // Of their entries.
+  static int64_t BytesFor(const BatchLimits& limits) {
+    return limits.max_num_seqs * limits.max_blocks_per_seq() * int64_t{sizeof(int32_t)};
+  }
 
   // Takes them in, one after the other: a row ends with the block written last, so that a slot's
   // next tenant begins anew with its first. INVALID_ARGUMENT naming the entry, for rows and blocks

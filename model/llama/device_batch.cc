@@ -17,27 +17,39 @@ int64_t RoomFor(int64_t count) {
   return (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+int64_t MostTokens(const BatchLimits& limits) {
+  return std::max(limits.max_batched_tokens, limits.max_num_seqs);
+}
+int64_t MostSeqs(const BatchLimits& limits) { return limits.max_num_seqs + 1; }
+
+int64_t ArrayBytes(const BatchLimits& limits, int64_t attention_work_bytes) {
+  const int64_t tokens = MostTokens(limits);
+  const int64_t seqs = MostSeqs(limits);
+  return 4 * RoomFor<int32_t>(tokens) + RoomFor<int64_t>(tokens) + RoomFor<int32_t>(seqs + 1) +
+         2 * RoomFor<int32_t>(seqs) + RoomFor<PlacedBlock>(BlockTables::kUsualChanges) +
+         RoomFor<std::byte>(attention_work_bytes);
+}
+
 }  // namespace
+
+int64_t DeviceBatch::BytesFor(const BatchLimits& limits, int64_t attention_work_bytes) {
+  return ArrayBytes(limits, attention_work_bytes) + BlockTables::BytesFor(limits);
+}
 
 absl::StatusOr<DeviceBatch> DeviceBatch::Allocate(Backend& backend, const BatchLimits& limits,
                                                   int num_heads, const KvCacheView& cache) {
-  const int64_t tokens = std::max(limits.max_batched_tokens, limits.max_num_seqs);
-  const int64_t seqs = limits.max_num_seqs + 1;
   DeviceBatch batch;
   batch.limits_ = limits;
   batch.num_heads_ = num_heads;
   batch.cache_ = cache;
-  const int64_t bytes = 4 * RoomFor<int32_t>(tokens) + RoomFor<int64_t>(tokens) +
-                        RoomFor<int32_t>(seqs + 1) + 2 * RoomFor<int32_t>(seqs) +
-                        RoomFor<PlacedBlock>(BlockTables::kUsualChanges) +
-                        RoomFor<std::byte>(backend.ReserveAttentionWork(
-                            {tokens, seqs, limits.max_model_len}, num_heads, cache));
+  const int64_t work_bytes = backend.ReserveAttentionWork(
+      {MostTokens(limits), MostSeqs(limits), limits.max_model_len}, num_heads, cache);
+  const int64_t bytes = ArrayBytes(limits, work_bytes);
   ASSIGN_OR_RETURN(batch.memory_, backend.Allocate(bytes));
   batch.host_.resize(static_cast<size_t>(bytes));
   batch.tables_ = BlockTables(limits);
   batch.placed_blocks_.resize(BlockTables::kUsualChanges);
-  const auto table_bytes = static_cast<int64_t>(batch.tables_.entries().size_bytes());
-  ASSIGN_OR_RETURN(batch.tables_memory_, backend.Allocate(table_bytes));
+  ASSIGN_OR_RETURN(batch.tables_memory_, backend.Allocate(BlockTables::BytesFor(limits)));
   // Kernels may be loaded when they are first used: memory of zeros says what is there already.
   backend.WriteBlockTables(batch.memory_.as<PlacedBlock>(), 1, batch.tables_memory_.as<int32_t>());
   return batch;
@@ -72,9 +84,8 @@ T* DeviceBatch::Append(std::span<const T> values, int64_t capacity) {
 
 void DeviceBatch::CopyFrom(const StepBatch& batch, Backend& backend, AttentionCut cut) {
   const int64_t few = limits_.max_num_seqs;
-  const int64_t tokens =
-      batch.num_tokens() <= few ? few : std::max(limits_.max_batched_tokens, few);
-  const int64_t seqs = limits_.max_num_seqs + 1;
+  const int64_t tokens = batch.num_tokens() <= few ? few : MostTokens(limits_);
+  const int64_t seqs = MostSeqs(limits_);
   const AttentionLayout layout = backend.LayOutAttention({.query_starts = batch.query_starts,
                                                           .context_lens = batch.context_lens,
                                                           .table_rows = batch.table_rows,

@@ -21,6 +21,8 @@ class DeviceBatch {
   // RESOURCE_EXHAUSTED when memory is short.
   static absl::StatusOr<DeviceBatch> Allocate(Backend& backend, const BatchLimits& limits,
                                               int num_heads, const KvCacheView& cache);
+  // That it takes, with so many for attention's lists (Backend::ReserveAttentionWork).
+  static int64_t BytesFor(const BatchLimits& limits, int64_t attention_work_bytes);
 
   // Takes in the batch's new blocks, of num_blocks that there are, and judges the rest
   // (CheckStepBatch). INVALID_ARGUMENT, and then it has not been.

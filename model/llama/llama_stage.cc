@@ -240,9 +240,7 @@ absl::Status LlamaStage::GatherLogitsRows() {
 }
 
 int64_t LlamaStage::max_device_logits_rows() const {
-  constexpr int64_t kMaxSummarizedRows = 256;
-  return std::min(backend_.SummarizesLogits() ? kMaxSummarizedRows : kMaxLogitsRows,
-                  limits_.max_batched_tokens);
+  return MaxLogitsRows(limits_, backend_.SummarizesLogits());
 }
 
 absl::StatusOr<const float*> LlamaStage::LogitsOnDevice(int64_t first, int64_t count) {
@@ -334,15 +332,18 @@ absl::Status LlamaStage::AllocateBuffers() {
       batch_, DeviceBatch::Allocate(backend_, limits_, static_cast<int>(shape_.query_heads.size()),
                                     CacheShape()));
   ASSIGN_OR_RETURN(
-      act_, Activations::Allocate(backend_, shape_, groups_.tp->size(), limits_.max_batched_tokens,
-                                  max_device_logits_rows()));
+      act_, Activations::Allocate(backend_, {.shape = shape_,
+                                             .tp = groups_.tp->size(),
+                                             .max_batched_tokens = limits_.max_batched_tokens,
+                                             .max_logits_rows = max_device_logits_rows(),
+                                             .input = backend_.LinearInput()}));
   if (is_last()) {
     const int64_t logits_rows = std::min(kMaxLogitsRows, limits_.max_batched_tokens);
     ASSIGN_OR_RETURN(host_logits_, backend_.AllocateOnHost(logits_rows * shape_.vocab.size() *
                                                            int64_t{sizeof(float)}));
   }
   const RopeTables tables = MakeRopeTables(config_, limits_.max_model_len);
-  const int64_t bytes = static_cast<int64_t>(tables.cos.size() * sizeof(float));
+  const int64_t bytes = RopeTableBytes(shape_.head_dim, limits_);
   ASSIGN_OR_RETURN(rope_cos_, backend_.Allocate(bytes));
   ASSIGN_OR_RETURN(rope_sin_, backend_.Allocate(bytes));
   backend_.CopyToDevice(rope_cos_.data(), tables.cos.data(), bytes);

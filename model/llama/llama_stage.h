@@ -25,6 +25,7 @@
 #include "model/llama/activations.h"
 #include "model/llama/device_batch.h"
 #include "model/llama/padded_batch.h"
+#include "model/llama/stage_memory.h"
 #include "model/llama/stage_shape.h"
 #include "model/llama/step_batch.h"
 #include "model/llama/weights.h"
@@ -98,10 +99,10 @@ class LlamaStage {
   // rank's vocabulary shape().vocab, f32 [count, its size], on the host until the next call. count
   // <= kMaxLogitsRows.
   absl::StatusOr<const float*> Logits(int64_t first, int64_t count);
-  static constexpr int64_t kMaxLogitsRows = 64;
+  static constexpr int64_t kMaxLogitsRows = kMaxHostLogitsRows;
   // The same, but left on the device, and perhaps not yet computed. Numbers are those of the model
-  // only if the groups' Health is OK once they were waited for. count <= max_device_logits_rows(),
-  // which is more where the device summarizes logits: fewer readings of the LM head.
+  // only if the groups' Health is OK once they were waited for. count <= max_device_logits_rows()
+  // (MaxLogitsRows).
   absl::StatusOr<const float*> LogitsOnDevice(int64_t first, int64_t count);
   int64_t max_device_logits_rows() const;
 

@@ -8,23 +8,37 @@
 
 namespace lockstep {
 
+namespace {
+
+int64_t GroupRows(const ChoiceGroups::Options& options) {
+  return std::min(options.max_rows, options.limits.rows);
+}
+
+int64_t InputBytes(const ChoiceGroups::Options& options) {
+  // Places that are nobody's, and what alignment costs, in every group.
+  const int64_t bytes_of_group = options.tp * int64_t{sizeof(int32_t)} + 8;
+  return DeviceSummarizer::InputBytes(options.max_rows) +
+         options.max_rows *
+             (int64_t{sizeof(TokenChoiceJob)} + int64_t{sizeof(int32_t)} + bytes_of_group) +
+         DeviceSummarizer::kMaxAdjustments * int64_t{sizeof(LogitAdjustment)};
+}
+
+}  // namespace
+
+int64_t ChoiceGroups::DeviceBytes(const Options& options) {
+  return DeviceSummarizer::DeviceBytes(options.vocab_size, options.tp, GroupRows(options)) +
+         InputBytes(options);
+}
+
 absl::StatusOr<std::unique_ptr<ChoiceGroups>> ChoiceGroups::Create(Backend& backend,
                                                                    const Options& options) {
   std::unique_ptr<ChoiceGroups> groups(new ChoiceGroups(options));
   const int64_t max_rows = options.max_rows;
-  const int64_t group_rows = std::min(max_rows, options.limits.rows);
+  const int64_t group_rows = GroupRows(options);
   ASSIGN_OR_RETURN(groups->summaries_,
                    DeviceSummarizer::Create(backend, options.vocab_size, options.tp,
                                             options.tp_rank, group_rows));
-  // Places that are nobody's, and what alignment costs, in every group.
-  const int64_t bytes_of_group = options.tp * int64_t{sizeof(int32_t)} + 8;
-  ASSIGN_OR_RETURN(
-      DeviceInput input,
-      DeviceInput::Create(
-          backend, DeviceSummarizer::InputBytes(max_rows) +
-                       max_rows * (int64_t{sizeof(TokenChoiceJob)} + int64_t{sizeof(int32_t)} +
-                                   bytes_of_group) +
-                       DeviceSummarizer::kMaxAdjustments * int64_t{sizeof(LogitAdjustment)}));
+  ASSIGN_OR_RETURN(DeviceInput input, DeviceInput::Create(backend, InputBytes(options)));
   groups->input_ = std::make_unique<DeviceInput>(std::move(input));
   groups->rows_.reserve(static_cast<size_t>(max_rows));
   groups->groups_.reserve(static_cast<size_t>(max_rows));

@@ -73,6 +73,8 @@ class ChoiceGroups {
   // backend must outlive it. RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<ChoiceGroups>> Create(Backend& backend,
                                                               const Options& options);
+  // Of the device, that this takes.
+  static int64_t DeviceBytes(const Options& options);
 
   // Whether a row can be decided on the device; if not, it belongs to no job.
   bool TakesRow(const LogitsRow& row, const RowShape& shape,
@@ -103,7 +105,7 @@ class ChoiceGroups {
   DeviceSummarizer& summaries() { return *summaries_; }
   const Options& options() const { return options_; }
   // A place that is nobody's is one of so many from max_rows on.
-  int64_t num_spare_places() const { return options_.tp; }
+  static int64_t NumSparePlaces(const Options& options) { return options.tp; }
 
  private:
   explicit ChoiceGroups(const Options& options)

@@ -14,6 +14,35 @@ static_assert(sizeof(TokenChoiceJob) % 8 == 0 && sizeof(ChosenToken) % 8 == 0);
 
 constexpr int64_t kFloat = sizeof(float);
 
+int64_t RawBytes(int num_slices) {
+  return LogitsSummaryBytes(num_slices, SamplingParams::kMaxLogprobs);
+}
+
+// On the device; of a single rank the last three are not needed.
+struct BufferBytes {
+  int64_t chosen = 0;  // of a call
+  int64_t kept = 0;
+  int64_t gathered = 0;
+  int64_t received = 0;
+  int64_t shared = 0;
+};
+BufferBytes BytesOfBuffers(const ChoiceGroups::Options& options) {
+  constexpr int64_t kToken = sizeof(ChosenToken);
+  const int64_t tp = options.tp;
+  const int num_slices = NumVocabSlices(options.tp) / options.tp;
+  const int64_t part_width =
+      num_slices * VocabSlice(VocabSizes(options.vocab_size), options.tp, 0).size();
+  BufferBytes bytes;
+  bytes.chosen = (options.max_rows + ChoiceGroups::NumSparePlaces(options)) * kToken;
+  bytes.kept = tp * options.limits.kept_rows * part_width * kFloat;
+  if (tp == 1) return bytes;
+  bytes.gathered = tp * std::min(options.max_rows, options.limits.rows) *
+                   (RawBytes(num_slices) + LogitsSummaryBytes(num_slices, kMaxLargestLogits));
+  bytes.received = bytes.kept;
+  bytes.shared = tp * options.limits.kept_rows * kToken;
+  return bytes;
+}
+
 }  // namespace
 
 DeviceChooser::DeviceChooser(Backend& backend, int64_t vocab_size, Communicator& tp,
@@ -35,27 +64,34 @@ absl::StatusOr<std::unique_ptr<DeviceChooser>> DeviceChooser::Create(
   return chooser;
 }
 
+int64_t DeviceChooser::MaxRows(int64_t max_batched_tokens, int64_t max_num_seqs) {
+  // Results of so many rows of 8 ranks take 9 MB of pinned memory; 69 MB if it were 16,384.
+  constexpr int64_t kMostRowsAhead = 2048;
+  return std::min(max_batched_tokens, std::max(max_num_seqs, kMostRowsAhead));
+}
+
+int64_t DeviceChooser::DeviceBytes(const ChoiceGroups::Options& options) {
+  const BufferBytes bytes = BytesOfBuffers(options);
+  return kMaxInFlight * bytes.chosen + bytes.kept + bytes.gathered + bytes.received + bytes.shared +
+         ChoiceGroups::DeviceBytes(options);
+}
+
 absl::Status DeviceChooser::Allocate() {
   const int64_t tp = tp_.size();
-  const int num_slices = summaries().num_slices();
-  const int64_t raw_bytes = LogitsSummaryBytes(num_slices, SamplingParams::kMaxLogprobs);
-  const int64_t spare_bytes = groups_->num_spare_places() * int64_t{sizeof(ChosenToken)};
+  const BufferBytes bytes = BytesOfBuffers(groups_->options());
   for (Call& call : calls_) {
-    ASSIGN_OR_RETURN(call.chosen, backend_.Allocate(chosen_bytes() + spare_bytes));
+    ASSIGN_OR_RETURN(call.chosen, backend_.Allocate(bytes.chosen));
     ASSIGN_OR_RETURN(call.results,
-                     backend_.AllocateOnHost(chosen_bytes() + tp * max_rows_ * raw_bytes));
+                     backend_.AllocateOnHost(chosen_bytes() +
+                                             tp * max_rows_ * RawBytes(summaries().num_slices())));
     ASSIGN_OR_RETURN(call.mark, backend_.MakeMark());
     call.rows.reserve(static_cast<size_t>(max_rows_));
   }
-  const int64_t kept_bytes = tp * options_.limits.kept_rows * summaries().part_width() * kFloat;
-  ASSIGN_OR_RETURN(kept_, backend_.Allocate(kept_bytes));
+  ASSIGN_OR_RETURN(kept_, backend_.Allocate(bytes.kept));
   if (tp == 1) return absl::OkStatus();
-  const int64_t group_rows = std::min(max_rows_, options_.limits.rows);
-  const int64_t row_bytes = raw_bytes + LogitsSummaryBytes(num_slices, kMaxLargestLogits);
-  ASSIGN_OR_RETURN(gathered_, backend_.Allocate(tp * group_rows * row_bytes));
-  ASSIGN_OR_RETURN(received_, backend_.Allocate(kept_bytes));
-  ASSIGN_OR_RETURN(
-      shared_, backend_.Allocate(tp * options_.limits.kept_rows * int64_t{sizeof(ChosenToken)}));
+  ASSIGN_OR_RETURN(gathered_, backend_.Allocate(bytes.gathered));
+  ASSIGN_OR_RETURN(received_, backend_.Allocate(bytes.received));
+  ASSIGN_OR_RETURN(shared_, backend_.Allocate(bytes.shared));
   return absl::OkStatus();
 }
 

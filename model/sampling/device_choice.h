@@ -46,6 +46,12 @@ class DeviceChooser {
       Backend& backend, int64_t vocab_size, Communicator& tp, int64_t max_rows,
       const DeviceChooserOptions& options = {});
 
+  // Rows of a step within such limits: some are of steps that run ahead, and more than there are
+  // sequences come with log-probabilities of prompts alone.
+  static int64_t MaxRows(int64_t max_batched_tokens, int64_t max_num_seqs);
+  // Of the device, that this takes.
+  static int64_t DeviceBytes(const ChoiceGroups::Options& options);
+
   int64_t max_rows() const { return max_rows_; }
   // Forgets calls that were issued: whoever did has ended.
   void Forget() { num_done_ = num_issued_; }

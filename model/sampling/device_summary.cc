@@ -52,15 +52,26 @@ absl::StatusOr<std::unique_ptr<DeviceSummarizer>> DeviceSummarizer::Create(Backe
   return summarizer;
 }
 
+int64_t DeviceSummarizer::ResultBytes(int num_slices, int64_t max_rows) {
+  return max_rows * (LogitsSummaryBytes(num_slices, kMaxLargestLogits) +
+                     LogitsSummaryBytes(num_slices, SamplingParams::kMaxLogprobs));
+}
+
+int64_t DeviceSummarizer::WorkspaceBytes(int64_t slice_width, int num_slices, int64_t max_rows) {
+  const auto max_jobs = static_cast<int>(2 * max_rows);
+  return LogitsWorkspaceBytes(slice_width, num_slices, max_jobs, kMaxLargestLogits);
+}
+
+int64_t DeviceSummarizer::DeviceBytes(int64_t vocab_size, int tp, int64_t max_rows) {
+  const int num_slices = NumVocabSlices(tp) / tp;
+  const int64_t slice_width = VocabSlice(VocabSizes(vocab_size), tp, 0).size();
+  return ResultBytes(num_slices, max_rows) + WorkspaceBytes(slice_width, num_slices, max_rows);
+}
+
 absl::Status DeviceSummarizer::Allocate() {
-  const int64_t result_bytes =
-      max_rows_ * (LogitsSummaryBytes(num_slices_, kMaxLargestLogits) +
-                   LogitsSummaryBytes(num_slices_, SamplingParams::kMaxLogprobs));
-  const auto max_jobs = static_cast<int>(2 * max_rows_);
-  const int64_t workspace_bytes =
-      LogitsWorkspaceBytes(slice_width_, num_slices_, max_jobs, kMaxLargestLogits);
-  ASSIGN_OR_RETURN(results_, backend_.Allocate(result_bytes));
-  ASSIGN_OR_RETURN(workspace_, backend_.Allocate(workspace_bytes));
+  ASSIGN_OR_RETURN(results_, backend_.Allocate(ResultBytes(num_slices_, max_rows_)));
+  ASSIGN_OR_RETURN(workspace_,
+                   backend_.Allocate(WorkspaceBytes(slice_width_, num_slices_, max_rows_)));
   ASSIGN_OR_RETURN(host_row_, backend_.AllocateOnHost(vocab_.size() * int64_t{sizeof(float)}));
   raw_jobs_.reserve(static_cast<size_t>(max_rows_));
   processed_jobs_.reserve(static_cast<size_t>(max_rows_));

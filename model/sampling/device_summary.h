@@ -30,6 +30,9 @@ class DeviceSummarizer {
                                                                   int64_t vocab_size, int tp,
                                                                   int tp_rank, int64_t max_rows);
 
+  // Of the device, that this takes.
+  static int64_t DeviceBytes(int64_t vocab_size, int tp, int64_t max_rows);
+
   // ---- a group of rows ----
   void Begin();
   // Of a row's candidates.
@@ -89,6 +92,9 @@ class DeviceSummarizer {
                     std::span<const int32_t> eos_token_ids);
   int64_t AddRaw(int64_t index, const LogitsRow& row, const RowShape& shape);
   int64_t AddJob(LogitsJob job, std::vector<LogitsJob>& jobs, int64_t& bytes);
+
+  static int64_t ResultBytes(int num_slices, int64_t max_rows);
+  static int64_t WorkspaceBytes(int64_t slice_width, int num_slices, int64_t max_rows);
 
   Backend& backend_;
   const int64_t max_rows_;

@@ -21,9 +21,8 @@ absl::Status TokenReturn::Allocate() {
     ASSIGN_OR_RETURN(sent_, backend_.Allocate(bytes));
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(tokens_, backend_.Allocate(most_expected() * bytes));
-  ASSIGN_OR_RETURN(places_,
-                   backend_.Allocate(most_expected() * num_places_ * int64_t{sizeof(int32_t)}));
+  ASSIGN_OR_RETURN(tokens_, backend_.Allocate(MessagesBytes(num_places_, pp_.size())));
+  ASSIGN_OR_RETURN(places_, backend_.Allocate(PlacesBytes(num_places_, pp_.size())));
   ASSIGN_OR_RETURN(table_, backend_.Allocate(bytes));
   return absl::OkStatus();
 }

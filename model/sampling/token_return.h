@@ -29,6 +29,12 @@ class TokenReturn {
   static constexpr int64_t MessageBytes(int64_t num_places) {
     return num_places * int64_t{sizeof(ChosenToken)};
   }
+  // Of the device, that this takes on the first of so many stages, or the last.
+  static constexpr int64_t DeviceBytes(int64_t num_places, int num_stages, bool is_first) {
+    if (!is_first) return MessageBytes(num_places);
+    return MessagesBytes(num_places, num_stages) + PlacesBytes(num_places, num_stages) +
+           MessageBytes(num_places);
+  }
 
   // Forgets messages that were expected: their group has ended.
   void Forget() { expected_.clear(); }
@@ -58,7 +64,14 @@ class TokenReturn {
   void WarmUp();
   absl::Status AwaitOldest();
   // As many as a controller lets steps run ahead, and one.
-  int64_t most_expected() const { return pp_.size() + 2; }
+  static constexpr int64_t MostExpected(int num_stages) { return num_stages + 2; }
+  int64_t most_expected() const { return MostExpected(pp_.size()); }
+  static constexpr int64_t MessagesBytes(int64_t num_places, int num_stages) {
+    return MostExpected(num_stages) * MessageBytes(num_places);
+  }
+  static constexpr int64_t PlacesBytes(int64_t num_places, int num_stages) {
+    return MostExpected(num_stages) * num_places * int64_t{sizeof(int32_t)};
+  }
 
   Backend& backend_;
   Communicator& pp_;

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "runtime/worker/spare_memory.h"
+#include "runtime/engine/spare_memory.h"
 
 namespace lockstep {
 namespace {

@@ -6,14 +6,11 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/shard_sizes.h"
-#include "runtime/worker/spare_memory.h"
+#include "runtime/engine/spare_memory.h"
 
 namespace lockstep {
 namespace {
 
-// Of a step that runs ahead. More than there are sequences come with log-probabilities of prompts
-// alone, whose results of 8 ranks take 9 MB of pinned memory; 69 MB if it were 16,384.
-constexpr int64_t kMostRowsAhead = 2048;
 constexpr int64_t kUsualCacheBytes = int64_t{1} << 30;  // at most, in the host's memory
 
 // A cache that nobody asked for holds no more than all sequences can fill.
@@ -106,8 +103,7 @@ absl::Status RankModel::LetDeviceChoose(const LlamaStage& stage) {
   };
   if (stage.is_last()) {
     const BatchLimits& limits = options_.stage.limits;
-    const int64_t max_rows =
-        std::min(limits.max_batched_tokens, std::max(limits.max_num_seqs, kMostRowsAhead));
+    const int64_t max_rows = DeviceChooser::MaxRows(limits.max_batched_tokens, limits.max_num_seqs);
     ASSIGN_OR_RETURN(device_logits_, DeviceChooser::Create(backend, config().vocab_size, *groups.tp,
                                                            max_rows, {.health = health}));
   }

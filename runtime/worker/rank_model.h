@@ -55,7 +55,8 @@ class RankModel {
   const LoadStats& load_stats() const { return stage_->load_stats(); }
   std::string backend_description() const { return device_->backend().Description(); }
   int64_t kv_block_bytes() const { return stage_->kv_block_bytes(); }
-  // That fit with some memory to spare (spare_memory.h), and with none; unless MustRehearse.
+  // That fit with some memory to spare (runtime/engine/spare_memory.h), and with none; unless
+  // MustRehearse.
   int64_t max_kv_blocks() const { return max_kv_blocks_; }
   int64_t most_kv_blocks() const { return most_kv_blocks_; }
   // Does nothing when there are so many already: what is in them, nobody will read before writing.

@@ -4,7 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "runtime/worker/spare_memory.h"
+#include "runtime/engine/spare_memory.h"
 
 namespace lockstep {
 namespace {

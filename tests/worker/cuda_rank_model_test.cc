@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdlib>
 
+#include "deploy/plan/catalog.h"
+#include "deploy/plan/serve_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/model/llama/temporary_model.h"
@@ -76,6 +78,36 @@ TEST_F(CudaRankModelTest, ARehearsalTellsWhatIsLeft) {
   ASSERT_EQ(model->AllocateKvCache(model->most_kv_blocks()), absl::OkStatus());
   EXPECT_GE(model->device().backend().Memory().left_bytes, 0);
   EXPECT_EQ(Decode(*model, too_many - 2), absl::OkStatus());
+}
+
+// But for attention's lists, of which planners count none; aligned as DeviceBatch does.
+TEST_F(CudaRankModelTest, PlansCountWhatItTakesBesideWeights) {
+  const BatchLimits limits = options_.stage.limits;
+  auto opened = RankModel::Open(options_, progress_);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const int64_t before = (*opened)->device().backend().Memory().held_bytes;
+  const auto model = Load();
+  ASSERT_EQ(model->Rehearse(), absl::OkStatus());
+  KvCacheView cache;
+  cache.dtype = DType::kBF16;
+  cache.num_kv_heads = 4;
+  cache.block_size = limits.block_size;
+  cache.head_dim = 8;
+  const int64_t lists = model->device().backend().ReserveAttentionWork(
+      {limits.max_batched_tokens, limits.max_num_seqs + 1, limits.max_model_len}, 8, cache);
+
+  const auto planned = plan::LoadModel(files_.directory().string());
+  ASSERT_TRUE(planned.ok()) << planned.status();
+  plan::MemoryOptions memory;
+  memory.max_batched_tokens = limits.max_batched_tokens;
+  memory.max_num_seqs = limits.max_num_seqs;
+  memory.max_model_len = limits.max_model_len;
+  const auto bf16 = plan::FindWeightFormat("bf16");
+  const auto kv = plan::FindKvFormat("bf16");
+  const int64_t buffers =
+      MemoryOfServe({planned->architecture, *bf16, *kv, {}, memory}, plan::Layout{}, 0).buffers;
+  EXPECT_EQ(buffers + (lists + 63) / 64 * 64,
+            model->memory().held_bytes - before - model->load_stats().weight_bytes);
 }
 
 // Because another rank must; the cache is as large as before then.
