@@ -36,23 +36,6 @@ bool SamePlace(const Site& a, const Site& b) {
 
 BlockRunner the_block_runner;
 
-void ReadyThreads::Clear(int num_threads) {
-  threads_.resize(std::max(threads_.size(), std::bit_ceil(static_cast<size_t>(num_threads))));
-  last_ = threads_.size() - 1;
-  first_ = end_ = 0;
-}
-
-int ReadyThreads::Take(size_t index) {
-  int& place = threads_[(first_ + index) & last_];
-  const int thread = place;
-  if (first_ + index + 1 == end_) {
-    --end_;
-  } else {
-    place = threads_[first_++ & last_];
-  }
-  return thread;
-}
-
 BlockRunner::BlockRunner() {
   if (const char* order = std::getenv("LOCKSTEP_CUDA_THREAD_ORDER"); order != nullptr) {
     SetOrder(std::strtoull(order, nullptr, 10));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/support/cuda_emulation/runtime/fiber.h"
+#include "tests/support/cuda_emulation/runtime/ready_threads.h"
 #include "tests/support/cuda_emulation/runtime/warp_functions.h"
 
 namespace lockstep::cuda_emulation {
@@ -26,22 +27,6 @@ struct Kernel {
   size_t shared_bytes = 0;
   bool overlaps = false;         // may begin while the kernel before it runs
   std::function<void()> thread;  // what each thread does
-};
-
-// Threads that can go on, each at most once, in the order in which they became ready.
-class ReadyThreads {
- public:
-  void Clear(int num_threads);  // room for so many
-  bool empty() const { return first_ == end_; }
-  size_t size() const { return end_ - first_; }
-  void Add(int thread) { threads_[end_++ & last_] = thread; }
-  // The index-th; the first takes its place unless it was the last.
-  int Take(size_t index);
-
- private:
-  std::vector<int> threads_;  // a ring of a power of two
-  size_t last_ = 0;
-  size_t first_ = 0, end_ = 0;
 };
 
 class BlockRunner {
