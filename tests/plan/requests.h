@@ -17,4 +17,12 @@ inline PlanRequest RequestFor(const char* model = "llama-3.1-8b", const char* gp
   return request;
 }
 
+// The same on nodes as they are sold, a dollar for an hour of each GPU.
+inline PlanRequest PricedRequest(const char* model, const char* gpu, const char* weights) {
+  PlanRequest request = RequestFor(model, gpu, weights);
+  request.gpus_per_node = request.gpu.gpus_per_node;
+  request.usd_per_gpu_hour = 1.0;
+  return request;
+}
+
 }  // namespace lockstep::plan
