@@ -167,9 +167,6 @@ absl::StatusOr<StoredQuantization> ParseFbgemm(const json& config) {
   StoredQuantization stored;
   stored.method = Method::kFloat8;
   stored.name = "fbgemm_fp8, FP8 with a scale per row";
-  // A list of names, as Meta's checkpoints have it.
-  const std::string spared = At(config, {"modules_to_not_convert"}).dump();
-  stored.spares_attention = spared.find("self_attn") != std::string::npos;
   ASSIGN_OR_RETURN(stored.activation_bound,
                    ActivationBoundOf(At(config, {"activation_scale_ub"}), "activation_scale_ub"));
   return stored;

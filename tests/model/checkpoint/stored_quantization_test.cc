@@ -1,0 +1,81 @@
+// What config.json says of a quantized checkpoint.
+#include "model/stored_quantization.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "model/model_config.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string ConfigError(const std::string& quantization) {
+  const auto config = ParseModelConfig(
+      absl::StrCat(R"({"model_type":"llama","hidden_size":64,"intermediate_size":64,
+      "num_hidden_layers":1,"num_attention_heads":8,"vocab_size":6,"quantization_config":)",
+                   quantization, "}"));
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(config.status().message());
+}
+
+TEST(StoredQuantizationTest, WhatIsNotReadIsRefusedByName) {
+  EXPECT_THAT(ConfigError(R"({"quant_method":"gptq","bits":3,"group_size":128})"),
+              HasSubstr("quantization_config.bits = 3"));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"gptq","bits":4,"group_size":0})"),
+              HasSubstr("quantization_config.group_size = 0"));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"gptq","bits":4,"group_size":32,"lm_head":true})"),
+              HasSubstr("quantization_config.lm_head = true"));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"awq","bits":4,"group_size":128,"version":"gemv"})"),
+              HasSubstr("quantization_config.version = \"gemv\""));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"compressed-tensors","format":"marlin-24",
+      "config_groups":{"g":{"weights":{"num_bits":4,"type":"int"}}}})"),
+              HasSubstr("quantization_config.format = \"marlin-24\""));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"compressed-tensors","format":"pack-quantized",
+      "config_groups":{"g":{"weights":{"num_bits":4,"type":"int","symmetric":false}}}})"),
+              HasSubstr("config_groups.g.weights.symmetric = false"));
+  EXPECT_THAT(ConfigError("3"), HasSubstr("quantization_config.quant_method = 3"));
+}
+
+std::string Fbgemm(const std::string& bound) {
+  return absl::StrCat(R"({"quant_method":"fbgemm_fp8","activation_scale_ub":)", bound, "}");
+}
+
+TEST(StoredQuantizationTest, ActivationsAreBoundedIfFbgemmSaysSo) {
+  const std::vector<std::pair<std::string, float>> cases = {
+      {Fbgemm("1200.0"), 1200.0f}, {Fbgemm("1"), 1.0f},
+      {Fbgemm("3.4e38"), 3.4e38f}, {Fbgemm("1e-30"), 1e-30f},
+      {Fbgemm("null"), INFINITY},  {R"({"quant_method":"fbgemm_fp8"})", INFINITY}};
+  for (const auto& [text, bound] : cases) {
+    const auto stored = ParseStoredQuantization(nlohmann::json::parse(text), 1);
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    EXPECT_EQ(stored->activation_bound, bound) << text;
+  }
+}
+
+TEST(StoredQuantizationTest, BoundsThatBoundNothingAreRefused) {
+  for (const char* bound :
+       {"0", "-0.0", "-1200.0", "1e-31", "5e-324", "3.5e38", "1e300", "true", "\"12\"", "[1]"}) {
+    EXPECT_THAT(ConfigError(Fbgemm(bound)),
+                AllOf(HasSubstr("activation_scale_ub = "), HasSubstr("a number in [")));
+  }
+}
+
+TEST(StoredQuantizationTest, OurFormatReadsBack) {
+  for (const Quantization q : {Quantization::kInt8, Quantization::kInt4}) {
+    const auto stored = ParseStoredQuantization(nlohmann::json(PackedQuantizationJson(q)), 1);
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    EXPECT_EQ(stored->native(), q);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
