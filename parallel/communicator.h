@@ -83,6 +83,12 @@ class Communicator {
   // the launcher's matter).
   virtual void Abort() = 0;
 
+  // Of groups of devices: collective over `host`, whose ranks are the same. Ends the group as Abort
+  // does, on all ranks; when it returns OK, none of them has anything of another's open, and each
+  // may destroy the object, with the memory it takes, whenever it likes. UNAVAILABLE when `host`
+  // has lost a peer, FAILED_PRECONDITION when a peer's device fails.
+  virtual absl::Status Disconnect(Communicator& /*host*/) { return absl::OkStatus(); }
+
  private:
   static absl::Status NotInParts() {
     return absl::UnimplementedError("messages of this group are not received in parts");

@@ -49,6 +49,7 @@ class RenewableCommunicator final : public Communicator {
   absl::Status Barrier() override { return body_->Barrier(); }
   absl::Status Health() override { return body_->Health(); }
   void Abort() override { body_->Abort(); }
+  absl::Status Disconnect(Communicator& host) override { return body_->Disconnect(host); }
 
  private:
   std::unique_ptr<Communicator> body_;

@@ -51,6 +51,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status Barrier() override;
   absl::Status Health() override { return group_->Health(); }
   void Abort() override { group_->End("the group was aborted"); }
+  absl::Status Disconnect(Communicator& host) override;
 
  private:
   absl::Status AddUp(float* data, int64_t count);
@@ -87,11 +88,17 @@ NcclCommunicator::~NcclCommunicator() {
   if (arrived_ != nullptr) cudaEventDestroy(arrived_);
 }
 
-// Nobody's kernels use the memory of others any more; then nobody holds it.
+// Nobody's kernels use the memory of others any more; then nobody has it open. Who does not hear of
+// that frees nothing.
 void NcclCommunicator::LeaveOwnCollectives() {
-  const absl::Status done = Meet(kFarewell);
+  if (!Meet(kFarewell).ok()) return;
   own_collectives_->Disconnect();
-  if (done.ok()) Meet(kFarewell).IgnoreError();
+  if (Meet(kFarewell).ok()) own_collectives_->Free();
+}
+
+absl::Status NcclCommunicator::Disconnect(Communicator& host) {
+  Abort();
+  return own_collectives_ == nullptr ? absl::OkStatus() : own_collectives_->Leave(host);
 }
 
 absl::Status NcclCommunicator::StartOwnCollectives(Communicator& host) {

@@ -53,7 +53,8 @@ struct NcclOptions {
 
 // The group of `bootstrap`, whose ranks all call it, each with its device current; `bootstrap`
 // hands round the group's id and is not kept. The stream must outlive the result. A group that has
-// not ended is left by all of its ranks together.
+// not ended is left by all of its ranks together; one that has, after Disconnect, or it leaves
+// behind what other processes may have open (parallel/cuda/peer_memory.h).
 //
 // Of its calls: Barrier waits on the host and may not be part of a captured graph; Probe is never
 // called (who receives on a device knows what comes); a receive of another size than its send waits

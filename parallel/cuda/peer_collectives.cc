@@ -47,9 +47,12 @@ absl::StatusOr<std::unique_ptr<PeerCollectives>> PeerCollectives::Create(
     Communicator& host, const KernelStream& stream, const PeerCollectivesOptions& options) {
   RETURN_IF_ERROR(Agree(host, CheckWanted(host)));
   std::unique_ptr<PeerCollectives> made(new PeerCollectives(stream));
-  RETURN_IF_ERROR(made->Start(host, options.machine));
-  RETURN_IF_ERROR(Agree(host, made->Check(options.check_patience)));
-  return made;
+  absl::Status status = made->Start(host, options.machine);
+  if (status.ok()) status = Agree(host, made->Check(options.check_patience));
+  if (status.ok()) return made;
+  // On all ranks, whose kernels may still be at each other's memory.
+  if (absl::IsFailedPrecondition(status)) RETURN_IF_ERROR(made->Leave(host));
+  return status;
 }
 
 PeerCollectives::~PeerCollectives() {
@@ -76,6 +79,13 @@ absl::Status PeerCollectives::Start(Communicator& host, const std::string& machi
   CudaCheck(cudaHostGetDevicePointer(&word, aborted_, 0), "a word that kernels read");
   one_shot_.aborted = two_shot_.aborted = static_cast<const uint32_t*>(word);
   return absl::OkStatus();
+}
+
+absl::Status PeerCollectives::Leave(Communicator& host) {
+  if (memory_ == nullptr) return absl::OkStatus();  // on all ranks
+  if (aborted_ != nullptr) Abort();
+  return memory_->Leave(host,
+                        CudaStatus(cudaStreamSynchronize(stream_), "leaving the memory of peers"));
 }
 
 absl::Status PeerCollectives::LaunchSum(float* data, int64_t count) {

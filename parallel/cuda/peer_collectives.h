@@ -44,7 +44,7 @@ class PeerCollectives {
   // word of those whose machine has broken peer access), or what comes out wrong or not at all.
   static absl::StatusOr<std::unique_ptr<PeerCollectives>> Create(
       Communicator& host, const KernelStream& stream, const PeerCollectivesOptions& options = {});
-  // The stream must be idle, or its waits be aborted.
+  // The stream must be idle, or its waits be aborted. Of this rank's memory, as PeerMemory.
   ~PeerCollectives();
   PeerCollectives(const PeerCollectives&) = delete;
   PeerCollectives& operator=(const PeerCollectives&) = delete;
@@ -57,6 +57,9 @@ class PeerCollectives {
   void Abort();
   // As PeerMemory's; nothing is launched afterwards.
   void Disconnect() { memory_->Disconnect(); }
+  void Free() { memory_->Free(); }
+  // PeerMemory::Leave, after Abort and when what this rank has launched is done.
+  absl::Status Leave(Communicator& host);
 
  private:
   explicit PeerCollectives(const KernelStream& stream) : stream_(stream) {}

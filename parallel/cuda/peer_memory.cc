@@ -88,6 +88,17 @@ absl::StatusOr<std::shared_ptr<void>> OpenHandle(const cudaIpcMemHandle_t& handl
 
 }  // namespace
 
+struct PeerMemory::Block {
+  Block() = default;
+  ~Block() {
+    if (data != nullptr && !may_be_open) cudaFree(data);
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  void* data = nullptr;
+  bool may_be_open = false;  // in other processes
+};
+
 // What each rank tells the others of itself.
 struct PeerMemory::Facts {
   Text machine;
@@ -122,12 +133,11 @@ std::string MachineIdentity() {
 }
 
 absl::Status PeerMemory::Allocate(int64_t bytes, cudaStream_t stream) {
-  void* memory = nullptr;
   const auto whole = static_cast<size_t>((bytes + kGranule - 1) / kGranule * kGranule);
-  RETURN_IF_ERROR(Refusal(cudaMalloc(&memory, whole), "memory that peers read"));
-  memory_[static_cast<size_t>(rank_)] =
-      std::shared_ptr<void>(memory, [](void* allocated) { cudaFree(allocated); });
-  RETURN_IF_ERROR(Refusal(cudaMemsetAsync(memory, 0, whole, stream), "memory that peers read"));
+  own_ = std::make_shared<Block>();
+  RETURN_IF_ERROR(Refusal(cudaMalloc(&own_->data, whole), "memory that peers read"));
+  memory_[static_cast<size_t>(rank_)] = std::shared_ptr<void>(own_, own_->data);
+  RETURN_IF_ERROR(Refusal(cudaMemsetAsync(own_->data, 0, whole, stream), "memory that peers read"));
   return Refusal(cudaStreamSynchronize(stream), "memory that peers read");
 }
 
@@ -164,28 +174,53 @@ absl::Status PeerMemory::Reach(int peer, const Facts& mine, const Facts& theirs)
   return absl::OkStatus();
 }
 
+absl::Status PeerMemory::ReachAll(Communicator& host, const Facts& mine) {
+  static_assert(std::is_trivially_copyable_v<Facts>);
+  std::vector<Facts> all(static_cast<size_t>(host.size()));
+  own_->may_be_open = true;  // from now on, whether or not they hear of it here
+  RETURN_IF_ERROR(host.AllGather(&mine, sizeof(mine), all.data()));
+  const auto is_here = [&](const Facts& facts) { return facts.process == mine.process; };
+  own_->may_be_open = !std::all_of(all.begin(), all.end(), is_here);
+  absl::Status status;
+  for (int peer = 0; peer < host.size() && status.ok(); ++peer) {
+    if (peer != host.rank()) status = Reach(peer, mine, all[static_cast<size_t>(peer)]);
+  }
+  return Agree(host, status);
+}
+
 absl::StatusOr<std::unique_ptr<PeerMemory>> PeerMemory::Exchange(Communicator& host, int64_t bytes,
                                                                  cudaStream_t stream,
                                                                  const std::string& machine) {
   std::unique_ptr<PeerMemory> made(new PeerMemory(host.rank(), host.size()));
-  static_assert(std::is_trivially_copyable_v<Facts>);
   Facts mine = {};
   absl::Status status = made->Allocate(bytes, stream);
   if (status.ok()) status = made->DescribeMine(machine, mine);
   RETURN_IF_ERROR(Agree(host, status));
-  std::vector<Facts> all(static_cast<size_t>(host.size()));
-  RETURN_IF_ERROR(host.AllGather(&mine, sizeof(mine), all.data()));
-  for (int peer = 0; peer < host.size() && status.ok(); ++peer) {
-    if (peer != host.rank()) status = made->Reach(peer, mine, all[static_cast<size_t>(peer)]);
+  status = made->ReachAll(host, mine);
+  if (status.ok()) return made;
+  if (absl::IsFailedPrecondition(status)) {  // on all ranks, some of which reach some
+    RETURN_IF_ERROR(made->Leave(host, absl::OkStatus()));
   }
-  RETURN_IF_ERROR(Agree(host, status));
-  return made;
+  return status;
 }
 
 void PeerMemory::Disconnect() {
   for (size_t rank = 0; rank < memory_.size(); ++rank) {
     if (static_cast<int>(rank) != rank_) memory_[rank].reset();
   }
+}
+
+void PeerMemory::Free() {
+  own_->may_be_open = false;
+  memory_[static_cast<size_t>(rank_)].reset();
+  own_.reset();
+}
+
+absl::Status PeerMemory::Leave(Communicator& host, const absl::Status& idle) {
+  if (idle.ok()) Disconnect();
+  RETURN_IF_ERROR(Agree(host, idle));
+  Free();
+  return absl::OkStatus();
 }
 
 }  // namespace lockstep::cuda

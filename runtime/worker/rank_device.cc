@@ -55,11 +55,26 @@ absl::StatusOr<GpusHere> FindGpus() {
   return GpusHere{accelerator, std::move(gpus)};
 }
 
+// First nothing of the groups is under way here; then nobody has memory of theirs open; then they
+// are gone, and the steps that were kept with them, for which NCCL would wait; at last, on all
+// ranks, for some may share this GPU.
+absl::Status RankDevice::LeaveGroups(RankGroups& host) {
+  AbortGroups();
+  backend_->Synchronize();
+  RETURN_IF_ERROR(tp_->Disconnect(*host.tp));
+  RETURN_IF_ERROR(pp_->Disconnect(*host.pp));
+  tp_->Renew(MakeSelfCommunicator());
+  pp_->Renew(MakeSelfCommunicator());
+  RETURN_IF_ERROR(host.tp->Barrier());
+  return host.pp->Barrier();
+}
+
 absl::Status RankDevice::Join(RankGroups& host, const MessageSizes& sizes) {
   if (communicators_ == nullptr) {
     groups_ = &host;
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(LeaveGroups(host));
   ASSIGN_OR_RETURN(RankGroups made, MakeDeviceGroups(*communicators_, *backend_, host,
                                                      {.max_hidden_states = sizes.max_hidden_states,
                                                       .bytes_back = sizes.bytes_back,

@@ -47,8 +47,9 @@ class RankDevice {
   std::optional<int> gpu() const { return gpu_; }
   // All that this process sees; none when its memory is the host's.
   const std::vector<AcceleratorInfo>& gpus() const { return gpus_; }
-  // Collective over the groups. `host` is the same object in every life, and outlives this one.
-  // sizes: DeviceGroupsOptions.
+  // Collective over the groups. `host` is the same object in every life, and outlives this one. The
+  // groups joined before are ended, and gone with all the memory they take before any is taken for
+  // the new ones: there need not be room for both. sizes: DeviceGroupsOptions.
   struct MessageSizes {
     int64_t max_hidden_states = 0;
     int64_t bytes_back = 0;
@@ -62,6 +63,7 @@ class RankDevice {
 
  private:
   RankDevice();
+  absl::Status LeaveGroups(RankGroups& host);
 
   std::unique_ptr<Backend> backend_;
   std::optional<int> gpu_;

@@ -242,6 +242,7 @@ absl::Status PretendToAddUp(Communicator& host, cudaStream_t stream,
   RETURN_IF_ERROR(cuda::Agree(host, absl::OkStatus()));  // all is allocated
   tries(*memory);
   EXPECT_EQ(cuda::Agree(host, absl::OkStatus()).code(), absl::StatusCode::kFailedPrecondition);
+  RETURN_IF_ERROR(memory->Leave(host, absl::OkStatus()));
   return host.Barrier();
 }
 
