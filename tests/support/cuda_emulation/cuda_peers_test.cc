@@ -256,6 +256,49 @@ TEST(CudaIpc, WhatWasFreedCannotBeOpened) {
       }));
 }
 
+TEST(CudaIpc, WhatAnotherProcessHasOpenMustNotBeFreed) {
+  EXPECT_TRUE(InTwoProcesses(
+      [](Notes& notes) {
+        char* memory = Export(notes);
+        notes.Await(2);
+        EXPECT_EQ(cudaFree(memory), cudaErrorLaunchFailure);
+        EXPECT_THAT(TakeFailure(), HasSubstr("cudaFree of 2097152 bytes that another process has"));
+        notes.stage = 3;
+        notes.Await(4);
+        EXPECT_EQ(cudaFree(memory), cudaSuccess);
+      },
+      [](Notes& notes) {
+        notes.Await(1);
+        void* memory = Open(notes, cudaSuccess);
+        Open(notes, cudaSuccess);
+        EXPECT_EQ(cudaIpcCloseMemHandle(memory), cudaSuccess);
+        notes.stage = 2;
+        notes.Await(3);
+        EXPECT_EQ(cudaIpcCloseMemHandle(memory), cudaSuccess);
+        notes.stage = 4;
+      }));
+}
+
+TEST(CudaIpc, WhoHasEndedHasNothingOpen) {
+  EXPECT_TRUE(InTwoProcesses(
+      [](Notes& notes) {
+        char* memory = Export(notes);
+        notes.Await(2);
+        cudaError_t freed = cudaErrorLaunchFailure;
+        for (int i = 0; i < 1000 && freed != cudaSuccess; ++i) {
+          TakeFailure();
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          freed = cudaFree(memory);
+        }
+        EXPECT_EQ(freed, cudaSuccess);
+      },
+      [](Notes& notes) {
+        notes.Await(1);
+        Open(notes, cudaSuccess);
+        notes.stage = 2;
+      }));
+}
+
 TEST(CudaIpc, RefusalsAreCudas) {
   EXPECT_TRUE(InTwoProcesses(
       [](Notes& notes) {

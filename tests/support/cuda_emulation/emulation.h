@@ -52,12 +52,13 @@ struct Device {
   bool slices_few_columns = false;
   bool adds_by_place = false;
   int64_t wide_columns = 0;
-  double product_seconds = 0;    // that each of cuBLASLt's products takes at least
-  int64_t graph_bytes = 0;       // device memory that an instantiated graph takes
-  int l2_bytes = 1 << 16;        // small, as who wants it emptied reads more than that
-  bool records_overlaps = true;  // else recordings refuse kernels that may overlap
-  bool reach_each_other = true;  // peer access
-  bool has_ipc = true;           // memory of one process in another
+  double product_seconds = 0;            // that each of cuBLASLt's products takes at least
+  int64_t graph_bytes = 0;               // device memory that an instantiated graph takes
+  int64_t communicator_bytes = 3 << 20;  // and one of NCCL's, until it is destroyed
+  int l2_bytes = 1 << 16;                // small, as who wants it emptied reads more than that
+  bool records_overlaps = true;          // else recordings refuse kernels that may overlap
+  bool reach_each_other = true;          // peer access
+  bool has_ipc = true;                   // memory of one process in another
   // Does the driver encode them? Without, backends do not try wgmma when they start, which takes
   // minutes on a device of this size.
   bool has_tensor_maps = false;

@@ -1,5 +1,6 @@
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -71,7 +72,9 @@ cudaError_t DeviceMemory::Allocate(size_t bytes, Kind kind, int device, int64_t 
   return cudaSuccess;
 }
 
+// The lock tells the owner of it, for as long as the file is open here: who ends gives it back.
 cudaError_t DeviceMemory::Import(int file, size_t bytes, int device, void** memory) {
+  if (flock(file, LOCK_SH | LOCK_NB) != 0) return cudaErrorMapBufferObjectFailed;
   *memory = MapFile(file, bytes);
   if (*memory == nullptr) return cudaErrorMapBufferObjectFailed;
   Add({static_cast<char*>(*memory), bytes, Kind::kImported, device, file});
@@ -132,6 +135,11 @@ bool DeviceMemory::Holds(const void* begin, size_t bytes) const {
 bool DeviceMemory::OnDevice(const void* address) const {
   const Region* region = Find(address);
   return region != nullptr && (region->kind == Kind::kDevice || region->kind == Kind::kImported);
+}
+
+bool DeviceMemory::IsOpenElsewhere(const Region& region) {
+  return region.kind == Kind::kDevice && region.file >= 0 &&
+         flock(region.file, LOCK_EX | LOCK_NB) != 0;
 }
 
 int64_t DeviceMemory::allocated_bytes(int device) const {

@@ -28,7 +28,8 @@ class DeviceMemory {
   // cudaErrorMemoryAllocation beyond `limit` on the device.
   cudaError_t Allocate(size_t bytes, Kind kind, int device, int64_t limit, void** memory);
   cudaError_t Register(void* memory, size_t bytes);
-  // The memory that lies in another process's file; the file is the region's from now on.
+  // The memory that lies in another process's file, which is opened here for that and is the
+  // region's from now on.
   cudaError_t Import(int file, size_t bytes, int device, void** memory);
   // cudaErrorInvalidValue when no region of this kind begins there.
   cudaError_t Free(void* memory, Kind kind);
@@ -37,6 +38,8 @@ class DeviceMemory {
   const Region* Find(const void* address) const;
   bool Holds(const void* begin, size_t bytes) const;
   bool OnDevice(const void* address) const;
+  // Whether another process has it imported.
+  static bool IsOpenElsewhere(const Region& region);
   int64_t allocated_bytes(int device) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/support/cuda_emulation/runtime/device_memory.h"
 #include "tests/support/cuda_emulation/runtime/engine.h"
 #include "tests/support/cuda_emulation/runtime/runtime_api.h"
@@ -119,6 +120,16 @@ cudaError_t Allocate(void** memory, size_t bytes, Kind kind) {
   });
 }
 
+// Undefined with a GPU, and so a failure here: what another process has opened must be closed there
+// first (CUDA Runtime API, cudaIpcOpenMemHandle).
+cudaError_t RefuseIfOpenElsewhere(const void* memory) {
+  const DeviceMemory::Region* region = TheDeviceMemory().Find(memory);
+  if (region == nullptr || !DeviceMemory::IsOpenElsewhere(*region)) return cudaSuccess;
+  TheEngine().Fail(absl::StrCat("cudaFree of ", region->bytes,
+                                " bytes that another process has open (cudaIpcOpenMemHandle)"));
+  return TheEngine().error();
+}
+
 // Waits for the device, as the real one does. After a failure memory can still be freed.
 cudaError_t Free(void* memory, Kind kind) {
   std::unique_lock lock(TheEngine().mutex());
@@ -128,6 +139,8 @@ cudaError_t Free(void* memory, Kind kind) {
   const DeviceMemory::Region* region = TheDeviceMemory().Find(memory);
   if (region == nullptr) return Remember(cudaErrorInvalidValue);
   TheEngine().AwaitDevice(lock, region->device);
+  error = RefuseIfOpenElsewhere(memory);
+  if (error != cudaSuccess) return Remember(error);
   return Remember(TheDeviceMemory().Free(memory, kind));
 }
 

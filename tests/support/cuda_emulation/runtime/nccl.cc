@@ -14,6 +14,7 @@
 struct ncclComm {
   std::shared_ptr<lockstep::cuda_emulation::NcclMesh> mesh;
   int device = 0;
+  void* memory = nullptr;  // Device::communicator_bytes
   bool blocking = true;
   ncclResult_t state = ncclSuccess;
   std::string last_error;
@@ -114,6 +115,18 @@ ncclResult_t CheckOperation(ncclComm* comm, const Operation& operation) {
     return Refuse(comm, ncclInvalidArgument, "a buffer not within the device's memory");
   }
   return ncclSuccess;
+}
+
+cudaError_t AllocateFor(ncclComm& comm) {
+  const Device& device = TheEngine().device;
+  return TheDeviceMemory().Allocate(static_cast<size_t>(device.communicator_bytes),
+                                    DeviceMemory::Kind::kDevice, comm.device, device.memory_bytes,
+                                    &comm.memory);
+}
+
+void Delete(ncclComm* comm) {
+  TheDeviceMemory().Free(comm->memory, DeviceMemory::Kind::kDevice);
+  delete comm;
 }
 
 // The real one chooses the caller's device again after its work (NCCL 2.28.9, group.cc,
@@ -217,8 +230,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int num_ranks, ncclUniqueI
   }
   TheEngine().KeepGoing();
   *comm = new ncclComm;
-  (*comm)->mesh = std::make_shared<NcclMesh>(id.internal, num_ranks, rank);
   (*comm)->device = CurrentDevice();
+  if (AllocateFor(**comm) != cudaSuccess) {
+    delete std::exchange(*comm, nullptr);
+    return Refuse(nullptr, ncclUnhandledCudaError, "no device memory for a communicator");
+  }
+  (*comm)->mesh = std::make_shared<NcclMesh>(id.internal, num_ranks, rank);
   (*comm)->blocking = config->blocking != 0;
   const auto joined = [mesh = (*comm)->mesh] { return mesh->Connect(); };
   if ((*comm)->blocking) {
@@ -275,7 +292,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (comm->aborted.use_count() > 1 && TheEngine().error() == cudaSuccess) {
     TheEngine().Fail("NCCL: a communicator is destroyed while graphs still refer to it");
   }
-  delete comm;
+  Delete(comm);
   return ncclSuccess;
 }
 
@@ -292,7 +309,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     TheEngine().AdvanceDevice(comm->device);
     return comm->aborted.use_count() == 1;
   });
-  delete comm;
+  Delete(comm);
   return ncclSuccess;
 }
 

@@ -6,7 +6,7 @@
 // and writes host memory when its turn comes, whether or not that is pinned. cudaMemset is work of
 // the default stream that nobody waits for. Memory that another process shall open is a multiple of
 // 2 MiB, so that it shares none with its neighbours; it is opened in other processes only
-// (peer_memory.cc).
+// (peer_memory.cc), and to free it while one of them has it open is a failure.
 #pragma once
 
 #include "tests/support/cuda_emulation/runtime/runtime_types.h"
