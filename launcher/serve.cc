@@ -249,8 +249,10 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
   AddLaunchFlags(*command, options->launch);
   auto* gib = command
                   ->add_option("--kv-cache-gib", options->kv_cache.gib,
-                               "KV cache over all ranks (default: half of the free memory, at most "
-                               "4, and no more than can be used)")
+                               "KV cache over all ranks (default: on GPUs what "
+                               "--gpu-memory-utilization leaves; on CPUs of this host half of the "
+                               "free memory, at most 4, on those elsewhere at most 1 a rank; no "
+                               "more than can be used)")
                   ->type_name("GIB")
                   ->check(Between(1e-6, 1e6))
                   ->group("Limits");

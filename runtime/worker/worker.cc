@@ -101,7 +101,7 @@ absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
   groups_.most_whole_bytes_to_next = round->groups.most_whole_bytes_to_next;
   groups_.most_undivided_bytes = round->groups.most_undivided_bytes;
   const absl::Time before = absl::Now();
-  RETURN_IF_ERROR(model_->Join(groups_));  // of GPUs, a minute perhaps
+  RETURN_IF_ERROR(model_->Join(groups_));  // NCCL may take its time to start
   out_of_touch_since_ += absl::Now() - before;
   return true;
 }
