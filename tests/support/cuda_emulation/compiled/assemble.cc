@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "tests/support/cuda_emulation/compiled/frame_layout.h"
 #include "tests/support/cuda_emulation/compiled/opcode.h"
 #include "tests/support/cuda_emulation/compiled/program.h"
 #include "tests/support/cuda_emulation/runtime/async_proxy.h"
@@ -47,6 +48,23 @@ Unit UnitOf(const Opcode& opcode) {
     if (name == special) return Unit::kSpecial;
   }
   return Unit::kOther;
+}
+
+Flow FlowOf(const Opcode& opcode) {
+  if (opcode.name == "bra") return Flow::kBranch;
+  return opcode.name == "ret" || opcode.name == "exit" ? Flow::kReturn : Flow::kNext;
+}
+
+// Of the first operand, which has `size` elements where it is a list.
+int NumResults(const Opcode& opcode, const Instruction& instruction, size_t size) {
+  for (const char* without : {"st", "red", "cp", "fence", "membar", "setmaxnreg", "griddepcontrol",
+                              "wgmma", "bra", "ret", "exit"}) {
+    if (opcode.name == without) return 0;
+  }
+  if ((opcode.name == "bar" || opcode.name == "barrier") && !opcode.Has("red")) return 0;
+  if (opcode.name == "mbarrier" && opcode.Has("init")) return 0;
+  if (instruction.begins_with_list) return static_cast<int>(size);
+  return std::min(opcode.name == "shfl" || opcode.name == "setp" ? 2 : 1, instruction.num_r);
 }
 
 // A number as it stands, its bits.
@@ -95,6 +113,7 @@ class Assembler {
       }
       program_->code[instruction].target = found->second;
     }
+    ShareWords(registers_, *program_);
     return std::move(program_);
   }
 
@@ -125,6 +144,7 @@ class Assembler {
       }
     }
     product_operands_ = {begin, static_cast<int>(program_->frame.size()) - begin};
+    registers_.clear();  // those keep their places
   }
 
   absl::Status Add(const Statement& statement) {
@@ -199,6 +219,7 @@ class Assembler {
   void NewRegister(const std::string& name, bool is_long) {
     const Register place = {static_cast<int>(program_->frame.size()), is_long ? 2 : 1};
     if (!scopes_.back().try_emplace(name, place).second) return;
+    registers_.push_back({place.word, place.words});
     program_->frame.resize(program_->frame.size() + place.words, kUnwritten);
   }
 
@@ -228,11 +249,15 @@ class Assembler {
       operands.clear();
     }
     instruction.begins_with_list = !operands.empty() && operands[0][0] == '{';
+    size_t in_first = 0;  // of a list
     for (const std::string& operand : operands) {
       if (absl::Status status = AddOperand(opcode, operand, instruction); !status.ok()) {
         return status;
       }
+      if (&operand == &operands.front()) in_first = instruction.list.size();
     }
+    instruction.flow = FlowOf(opcode);
+    instruction.num_results = NumResults(opcode, instruction, in_first);
     instruction.product_operands = product_operands_;
     instruction.unit = UnitOf(opcode);
     instruction.is_atomic = opcode.name == "atom";
@@ -339,6 +364,7 @@ class Assembler {
   std::unique_ptr<Program> program_;
   std::vector<std::map<std::string, Register, std::less<>>> scopes_;
   std::map<std::string, std::pair<int, int64_t>> symbols_;  // a word with an address, and an offset
+  std::vector<Range> registers_;                            // which may share words
   Range product_operands_;
   std::map<uint64_t, int> constants_;
   std::map<std::string, int> labels_;

@@ -1,9 +1,8 @@
 // A kernel as it is run: statements with their operands found, each with the function that does it.
 //
 // A thread's registers are words of 32 bits in one frame: first what the thread is told
-// (kFirst...), then its registers in the order of their declaration, so that %f8 to %f11 lie side
-// by side, then the constants that its instructions name. One of 64 bits has two words; predicates
-// and registers of 16 bits have one.
+// (kFirst...), then its registers (frame_layout.h), then the constants that its instructions name.
+// One of 64 bits has two words; predicates and registers of 16 bits have one.
 #pragma once
 
 #include <array>
@@ -52,6 +51,9 @@ struct Range {
 enum class Unit : uint8_t { kOther, kSpecial, kProduct, kMemory };
 constexpr size_t kNumUnits = 4;
 
+// Where a thread goes on: with the next instruction, or (with none that its guard skips) elsewhere.
+enum class Flow : uint8_t { kNext, kBranch, kReturn };
+
 // Registers are named by their first word in the frame; -1: there is none, or the result is
 // discarded.
 struct Instruction {
@@ -61,8 +63,10 @@ struct Instruction {
   std::array<int, 8> r = {-1, -1, -1, -1, -1, -1, -1, -1};  // as they stand, the result first
   std::array<int64_t, 8> offsets = {};                      // added to addresses in r
   int num_r = 0;
-  uint8_t short_r = 0;     // bits: which of r have 32 bits
-  std::vector<int> list;   // those in braces
+  int num_results = 0;    // of `list` where that comes first, otherwise of r
+  uint8_t short_r = 0;    // bits: which of r have 32 bits
+  std::vector<int> list;  // those in braces
+  Flow flow = Flow::kNext;
   int target = 0;          // of a branch
   Range product_operands;  // all that the kernel's products of warpgroups read and write
   Type type = Type::kNone;
