@@ -6,6 +6,15 @@
 
 namespace lockstep::cuda_emulation::ptx {
 
+namespace {
+
+template <typename List, typename Of>
+void Erase(List& list, const Of& of) {
+  list.erase(std::remove_if(list.begin(), list.end(), of), list.end());
+}
+
+}  // namespace
+
 BlockRaces::BlockRaces(int num_threads) : threads_(num_threads) {}
 
 // ---- who knows of whom ----
@@ -130,8 +139,8 @@ std::string BlockRaces::AddToWord(const Access& access, uint32_t word, uint8_t b
   const auto is_covered = [&](const Record& r) {
     return (r.bytes & ~bytes) == 0 && (!r.is_atomic || !access.is_atomic);
   };
-  std::erase_if(of_word.writes, is_covered);
-  std::erase_if(of_word.reads, is_covered);
+  Erase(of_word.writes, is_covered);
+  Erase(of_word.reads, is_covered);
   of_word.writes.push_back(mine);
   return "";
 }

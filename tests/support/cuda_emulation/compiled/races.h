@@ -17,6 +17,8 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+
 #include "tests/support/cuda_emulation/runtime/warp_functions.h"
 
 namespace lockstep::cuda_emulation::ptx {
@@ -66,8 +68,8 @@ class BlockRaces {
     Site site;
   };
   struct Word {
-    std::vector<Record> writes;
-    std::vector<Record> reads;
+    absl::InlinedVector<Record, 1> writes;
+    absl::InlinedVector<Record, 1> reads;
   };
   enum class Kind { kNamed, kWarp, kMemory };
   using Meeting = std::tuple<Kind, uint64_t, uint64_t>;  // which, and for the how many-th time
