@@ -62,7 +62,8 @@ struct ServePlan {
 
 // What ranks compute on, as far as is known here.
 struct RanksDevices {
-  bool are_gpus = false;  // or may be: ranks on hosts elsewhere look for themselves
+  bool are_gpus = false;     // or may be
+  bool are_unknown = false;  // ranks on hosts elsewhere look for themselves
   bool multiply_fp8 = false;
   std::string name;          // of a GPU
   int64_t memory_bytes = 0;  // of all of them
@@ -81,7 +82,7 @@ absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& 
 absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& launch) {
   if (!launch.uses_this_host) {
     const bool may_be_gpus = rank.device != "cpu";
-    return RanksDevices{may_be_gpus, may_be_gpus, "", int64_t{1} << 60};
+    return RanksDevices{may_be_gpus, may_be_gpus, may_be_gpus, "", int64_t{1} << 60};
   }
   ASSIGN_OR_RETURN(const auto here, GpusFor(rank.device));
   RanksDevices devices;
@@ -131,11 +132,11 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(const RanksDevices devices, DevicesOf(options.rank, plan.launch));
   plan.on_gpus = devices.are_gpus;
   RETURN_IF_ERROR(CheckFormats(options, devices));
-  ASSIGN_OR_RETURN(
-      plan.capacity,
-      PlanCapacity({plan.summary.config, options.model, options.rank.dtype, devices.are_gpus,
-                    devices.multiply_fp8, options.kv_cache, devices.memory_bytes / num_replicas}));
-  if (plan.on_gpus && !options.kv_cache.gib.has_value() &&
+  ASSIGN_OR_RETURN(plan.capacity,
+                   PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
+                                 devices.are_gpus, devices.multiply_fp8, options.kv_cache,
+                                 devices.memory_bytes / num_replicas, devices.are_unknown}));
+  if ((plan.on_gpus || !plan.launch.uses_this_host) && !options.kv_cache.gib.has_value() &&
       !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for
   }
@@ -205,6 +206,11 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   report.Plan(plan.capacity, plan.threads_per_rank);
   PredictSpeed(options, plan, session.controller, report);
   report.Warn(SecurityWarnings(session.controller));
+  if (plan.on_gpus && !options.rank.deterministic && !options.controller.journal.empty()) {
+    report.Warn(
+        {"--journal without --deterministic: GPUs may compute another text after a restart "
+         "of this program than clients have begun to read"});
+  }
   return ServeSession(std::move(session), report, interrupts).Run();
 }
 
@@ -266,7 +272,7 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
   command->footer(
       "A lost rank is a pause: its job is killed and started again, and requests continue where "
       "they\n"
-      "were, token for token.\n"
+      "were (on CPUs, and on GPUs with --deterministic, token for token as if nothing happened).\n"
       "Ctrl-C stops accepting requests and lets running ones finish; a second one stops at once.\n"
       "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
 }

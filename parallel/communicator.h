@@ -25,8 +25,9 @@ class Communicator {
 
   // In place: every rank ends with the sum over ranks, added in the fixed binary tree of neighbours
   // ((r0+r1)+(r2+r3))+..., the continuation of the K-slice tree (kernels/backend.h). Bitwise the
-  // same on every rank and for every algorithm chosen by size. A size that is not a power of two
-  // uses the tree in which a missing right subtree adds nothing.
+  // same on every rank and for every algorithm chosen by size. (NCCL's own sums, where ours are
+  // not faster and the mode is not deterministic, are the same on every rank only.) A size that is
+  // not a power of two uses the tree in which a missing right subtree adds nothing.
   virtual absl::Status AllReduceSum(float* data, int64_t count) = 0;
 
   // data: [size(), share]. In place: data[rank()] ends as the sum over ranks of what they had
@@ -83,8 +84,9 @@ class Communicator {
   // the launcher's matter).
   virtual void Abort() = 0;
 
-  // Of groups of devices: collective over `host`, whose ranks are the same. Ends the group as Abort
-  // does, on all ranks; when it returns OK, none of them has anything of another's open, and each
+  // Of groups that have memory of each other's open (others leave this alone, and do nothing):
+  // collective over `host`, whose ranks are the same. Ends the group as Abort does, on all ranks;
+  // when it returns OK, none of them has anything of another's open, and each
   // may destroy the object, with the memory it takes, whenever it likes. UNAVAILABLE when `host`
   // has lost a peer, FAILED_PRECONDITION when a peer's device fails.
   virtual absl::Status Disconnect(Communicator& /*host*/) { return absl::OkStatus(); }

@@ -6,7 +6,7 @@
 // Models", section 4.2.2), a sum is a reduce-scatter, each rank norms its own tokens, and what the
 // next products read is gathered: a norm costs a rank its share, and fewer bytes travel where norms
 // are narrower than the f32 of sums (to a number 6 bytes instead of 8 with bf16, 5 with e4m3). Bits
-// are the same either way.
+// are the same either way where sums follow the tree of communicator.h (NCCL's own do not).
 #pragma once
 
 #include <cstdint>

@@ -151,6 +151,7 @@ absl::Status ReadStoredWeights(const json& config, Architecture& model) {
   if (name != nullptr && *name == json("float32")) model.dtype = DType::kF32;
   if (name != nullptr && *name == json("float16")) model.dtype = DType::kF16;
   const json* quantization = Find(config, "quantization_config");
+  if (quantization == nullptr) quantization = Find(config, "compression_config");
   if (quantization == nullptr || !quantization->is_object()) return absl::OkStatus();
   if (quantization->value("quant_method", json()) == json("fp8")) {  // DeepSeek-V3's blocks
     model.stored_weights = "fp8";

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kMostServed = 65536;  // of --max-num-seqs
 
-// Limits that the launch command sets; requests of one replica, as if there were no others.
+// Limits as the launch command sets them (with --rate it may allow more sequences); requests of one
+// replica, as if there were no others.
 MemoryOptions OptionsOf(const PlanRequest& request) {
   MemoryOptions options = request.memory;
   options.by_serve = request.engine.name == kOwnEngine;

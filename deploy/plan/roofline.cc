@@ -11,10 +11,12 @@
 namespace lockstep::plan {
 namespace {
 
-// Neither limit is met sharply: near the ridge both are felt.
+// Neither limit is met sharply: near the ridge both are felt. (The fourth root of the sum of fourth
+// powers; by std::pow it was a fifth of all that the planner computes.)
 double SmoothMax(double a, double b) {
-  constexpr double kSharpness = 4.0;
-  return std::pow(std::pow(a, kSharpness) + std::pow(b, kSharpness), 1.0 / kSharpness);
+  const double a2 = a * a;
+  const double b2 = b * b;
+  return std::sqrt(std::sqrt(a2 * a2 + b2 * b2));
 }
 
 bool LayersAreAlike(const Architecture& model) {

@@ -29,7 +29,8 @@ void AddSamplingFlags(CLI::App& command, RequestFlags& flags) {
       ->check(Int32());
   add("--top-p", flags.top_p, "choose among the most likely tokens that hold mass P; 1 = off", "P");
   add("--min-p", flags.min_p, "drop tokens below P times the likeliest; 0 = off", "P");
-  add("--seed", flags.seed, "equal seeds give equal outputs (default: random)", "N")
+  add("--seed", flags.seed,
+      "equal seeds give equal outputs (of GPUs: with serve --deterministic; default: random)", "N")
       ->check(Unsigned64());
   add("--n", flags.num_outputs, "outputs per prompt (default: 1)", "N")->check(Int32());
   add("--repetition-penalty", flags.repetition_penalty, "over prompt and output; 1 = off", "X");

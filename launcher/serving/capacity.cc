@@ -11,6 +11,15 @@
 namespace lockstep {
 namespace {
 
+absl::StatusOr<std::vector<RankShard>> ShardsOn(const CapacityInputs& inputs, bool gpus) {
+  const DType held = HeldDType(WeightDTypeOf(inputs.dtype).value_or(WeightDType::kAuto),
+                               inputs.config.dtype, gpus);
+  const Quantization quantization =
+      QuantizationOf(inputs.model.quantize).value_or(Quantization::kNone);
+  return HeldShards(inputs.config, inputs.model.tp, inputs.model.pp,
+                    {held, quantization, inputs.multiplies_fp8});
+}
+
 absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
                          int64_t block_bytes) {
   const std::string available = FormatBytes(inputs.available_memory_bytes);
@@ -57,16 +66,13 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
                                                    " exceeds the model's ",
                                                    config.max_position_embeddings, " positions"));
   }
-  const DType held = HeldDType(WeightDTypeOf(inputs.dtype).value_or(WeightDType::kAuto),
-                               config.dtype, inputs.on_gpus);
-  const Quantization quantization =
-      QuantizationOf(inputs.model.quantize).value_or(Quantization::kNone);
-  ASSIGN_OR_RETURN(capacity.shards, HeldShards(config, inputs.model.tp, inputs.model.pp,
-                                               {held, quantization, inputs.multiplies_fp8}));
-  for (const RankShard& shard : capacity.shards) {
-    capacity.weight_bytes += shard.weight_bytes;
-    capacity.kv_bytes_per_token += shard.kv_bytes_per_token;
-  }
+  ASSIGN_OR_RETURN(capacity.shards, ShardsOn(inputs, inputs.on_gpus));
+  for (const RankShard& shard : capacity.shards) capacity.weight_bytes += shard.weight_bytes;
+  // f16 takes CPUs four bytes. (Who insists on it has GPUs.)
+  const bool counts_cpus = inputs.device_is_unknown && inputs.dtype != "f16";
+  ASSIGN_OR_RETURN(const std::vector<RankShard> caches,
+                   ShardsOn(inputs, inputs.on_gpus && !counts_cpus));
+  for (const RankShard& shard : caches) capacity.kv_bytes_per_token += shard.kv_bytes_per_token;
   const int64_t block_bytes = capacity.kv_bytes_per_token * inputs.model.block_size;
   capacity.num_kv_blocks = engine::BlocksOf({.available_bytes = inputs.available_memory_bytes,
                                              .weight_bytes = capacity.weight_bytes,

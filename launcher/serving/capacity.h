@@ -32,6 +32,8 @@ struct CapacityInputs {
   bool multiplies_fp8 = false;  // AcceleratorInfo, of all of them
   KvCacheFlags kv_cache;
   int64_t available_memory_bytes = 0;  // of the GPUs, or the host
+  // Ranks may have GPUs or not: weights count as on those, the cache as where it takes most.
+  bool device_is_unknown = false;
 };
 
 struct Capacity {

@@ -5,7 +5,7 @@
 //
 // A lost rank is a lost replica: its streams are closed, and its requests move to the replicas that
 // serve. When none does, health says NOT_SERVING and requests wait options.recovery_window for the
-// ranks of the next epoch, which continue them token for token; else they end UNAVAILABLE.
+// ranks of the next epoch, which continue them; else they end UNAVAILABLE.
 #pragma once
 
 #include <cstdint>

@@ -41,9 +41,10 @@ absl::StatusOr<int64_t> MaxKvBlocks(const WorkerOptions& options, bool on_gpu, i
                                                      " bytes: raise --kv-cache-gib"));
   }
   if (cache_bytes > available) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a KV cache of ", cache_bytes, " bytes exceeds the ", available,
-                     " bytes of memory available: lower --kv-cache-gib"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a KV cache of ", cache_bytes, " bytes exceeds the ", available,
+        " bytes of memory available: ",
+        options.kv_cache_bytes.has_value() ? "lower" : "set a smaller one by", " --kv-cache-gib"));
   }
   return cache_bytes / block_bytes;
 }

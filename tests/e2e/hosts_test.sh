@@ -85,11 +85,13 @@ step "ranks elsewhere find out themselves what they have, and how much cache it 
 pinned=("${serve[@]}")
 serve=(on head "$lockstep" serve "$model" --threads-per-rank 1 --listen 127.0.0.1:0 --max-num-seqs 4)
 expect_refusal "rank [0-3] .* on [ab]\).*fp8 weights are multiplied by GPUs" "${over_hosts[@]}" --hosts a:2,b:2 --quantize fp8
-start_server "${over_hosts[@]}" --hosts a:2,b:2
-expect_event plan '"num_kv_blocks":0'
-expect_event ready '"num_kv_blocks":128,' # of 16 tokens: 4 sequences of 512
-expect_reference_text
-stop_server INT 0
+for device in auto cpu; do
+  start_server "${over_hosts[@]}" --hosts a:2,b:2 --device "$device"
+  expect_event plan '"num_kv_blocks":0'
+  expect_event ready '"num_kv_blocks":128,' # of 16 tokens: 4 sequences of 512
+  expect_reference_text
+  stop_server INT 0
+done
 serve=("${pinned[@]}")
 
 step "a cut-off host's ranks end too"

@@ -33,7 +33,7 @@ class CapacityTest : public ::testing::Test {
   }
   absl::StatusOr<Capacity> Plan() {
     return PlanCapacity(
-        {config_, model_, dtype_, on_gpus_, multiplies_fp8_, kv_cache_, available_});
+        {config_, model_, dtype_, on_gpus_, multiplies_fp8_, kv_cache_, available_, is_unknown_});
   }
   ModelConfig config_ = SmallConfig();
   ModelFlags model_;
@@ -42,6 +42,7 @@ class CapacityTest : public ::testing::Test {
   bool multiplies_fp8_ = false;
   KvCacheFlags kv_cache_;
   int64_t available_ = int64_t{1} << 30;
+  bool is_unknown_ = false;
 };
 
 TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
@@ -49,6 +50,23 @@ TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
   ASSERT_TRUE(capacity.ok()) << capacity.status();
   EXPECT_EQ(capacity->kv_bytes_per_token, 128);
   EXPECT_EQ(capacity->num_kv_blocks, 5 * 3);  // ten tokens take three blocks
+}
+
+// A cache of so many GiB over all ranks takes no more of them, whatever they turn out to be.
+TEST_F(CapacityTest, WhereTheDeviceIsUnknownACacheCountsAsWhereItTakesMost) {
+  config_.dtype = DType::kF16;
+  on_gpus_ = is_unknown_ = true;
+  kv_cache_.gib = 1.0 / 1024;
+  available_ = int64_t{1} << 60;
+  const auto unknown = Plan();
+  ASSERT_TRUE(unknown.ok()) << unknown.status();
+  on_gpus_ = is_unknown_ = false;
+  EXPECT_EQ(unknown->num_kv_blocks, Plan()->num_kv_blocks);
+  EXPECT_EQ(unknown->kv_bytes_per_token, 128);
+  EXPECT_LT(unknown->weight_bytes, Plan()->weight_bytes);
+  on_gpus_ = is_unknown_ = true;
+  dtype_ = "f16";
+  EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
 }
 
 TEST_F(CapacityTest, F16TakesTwoBytesOnGpusAndFourElsewhere) {

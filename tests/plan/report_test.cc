@@ -103,11 +103,12 @@ TEST(Report, SaysWhyServeCannotBeStarted) {
       HasSubstr("--layers-per-kv"));
 }
 
-// The 405B with quantization_config.
-Model Stored405b(const nlohmann::json& quantization_config) {
+// The 405B with quantization_config, or as older files call it.
+Model Stored405b(const nlohmann::json& quantization_config,
+                 const char* field = "quantization_config") {
   Model model = *LoadModel("llama-3.1-405b");
   auto config = nlohmann::json::parse(ModelConfigJson(*model.architecture.runtime_config));
-  config["quantization_config"] = quantization_config;
+  config[field] = quantization_config;
   model.architecture = *ParseArchitecture(config.dump());
   return model;
 }
@@ -139,6 +140,7 @@ TEST(Report, LaunchesCheckpointsInFp8AsTheyAre) {
        {{"group_0",
          {{"targets", {"Linear"}},
           {"weights", {{"num_bits", 8}, {"type", "float"}, {"strategy", "channel"}}}}}}}};
+  EXPECT_EQ(Stored405b(compressed, "compression_config").architecture.stored_weights, "fp8");
   for (const auto& [stored, format] :
        {std::pair(MetasFp8(), "fp8-mlp"), std::pair(compressed, "fp8")}) {
     PlanRequest request = PricedRequest("llama-3.1-405b", "h100", format);
