@@ -226,8 +226,8 @@ void AddRestartFlags(CLI::App& command, RestartFlags& flags) {
   command
       .add_option(
           "--max-restarts", flags.max_restarts,
-          "of a replica's lost ranks within the window; one more gives it up, and with the last "
-          "one the server; 0 = never restart")
+          "of a replica's lost ranks within the window, or in a row without serving in between; "
+          "one more gives it up, and with the last one the server; 0 = never restart")
       ->type_name("N")
       ->check(Between(0, 1000000))
       ->capture_default_str()

@@ -277,10 +277,8 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
 
 // The others go on with its requests.
 void ServeSession::GiveUpReplica(Job& job, std::string reason) {
-  const RestartLimits& limits = job.restarts.limits();
-  if (limits.max_restarts > 0) {
-    absl::StrAppend(&reason, "; given up: ", limits.max_restarts, " restarts within ",
-                    absl::FormatDuration(limits.window));
+  if (job.restarts.limits().max_restarts > 0) {
+    absl::StrAppend(&reason, "; given up: ", job.restarts.Exhausted());
   }
   job.given_up = true;
   if (absl::c_all_of(jobs_, [](const Job& each) { return each.given_up; })) {

@@ -3,7 +3,8 @@
 //
 // Run occupies main's thread, which sleeps until something happens. A lost rank is a lost job: what
 // is left of it is killed, the controller begins the replica's next epoch, and a new job starts. A
-// replica that is lost too often in a short time is given up, and with the last one the launch.
+// replica that is lost too often, in a short time or without serving in between, is given up, and
+// with the last one the launch.
 #pragma once
 
 #include <functional>
