@@ -26,6 +26,8 @@ namespace {
 // The end of the job closes its output, so a wait mostly wakes at once; this bounds the wait for a
 // process that closed it early.
 constexpr absl::Duration kReapInterval = absl::Milliseconds(20);
+// For those it left behind, which nothing tells of and mostly are gone in milliseconds.
+constexpr absl::Duration kAdoptedReapInterval = absl::Milliseconds(2);
 constexpr size_t kMaxLineBytes = 16 << 10;
 constexpr absl::string_view kMarkVariable = "LOCKSTEP_JOB";
 
@@ -115,13 +117,6 @@ std::vector<pid_t> Adopted(pid_t session, absl::string_view mark) {
   return adopted;
 }
 
-void KillAdopted(pid_t session, absl::string_view mark) {
-  for (auto left = Adopted(session, mark); !left.empty(); left = Adopted(session, mark)) {
-    for (const pid_t pid : left) ::kill(pid, SIGKILL);
-    for (const pid_t pid : left) ::waitpid(pid, nullptr, 0);
-  }
-}
-
 }  // namespace
 
 std::string JobExit::ToString() const {
@@ -129,8 +124,8 @@ std::string JobExit::ToString() const {
   return absl::StrCat("signal ", signal, " (", ::strsignal(signal), ")");
 }
 
-JobSupervisor::JobSupervisor(pid_t pid, std::string mark, Fd output, OnLine on_line)
-    : pid_(pid), mark_(std::move(mark)), output_(std::move(output)), on_line_(std::move(on_line)) {}
+JobSupervisor::JobSupervisor(pid_t pid, const Traits& traits, Fd output, OnLine on_line)
+    : pid_(pid), traits_(traits), output_(std::move(output)), on_line_(std::move(on_line)) {}
 
 absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpec& spec,
                                                                     OnLine on_line) {
@@ -166,8 +161,8 @@ absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpe
         absl::StrCat("cannot run ", spec.command[0], ": ", std::strerror(error)));
   }
   ::fcntl(output.read.get(), F_SETFL, O_NONBLOCK);
-  return std::unique_ptr<JobSupervisor>(
-      new JobSupervisor(pid, std::move(mark), std::move(output.read), std::move(on_line)));
+  return std::unique_ptr<JobSupervisor>(new JobSupervisor(
+      pid, {std::move(mark), spec.kill_patience}, std::move(output.read), std::move(on_line)));
 }
 
 JobSupervisor::~JobSupervisor() { Terminate(absl::ZeroDuration()); }
@@ -192,23 +187,42 @@ void JobSupervisor::ReadOutput() {
   }
 }
 
+// Never waits: what hangs in a driver may not die of SIGKILL. Whom it found once it takes note of,
+// as one that has ended, but is not reaped, can be told by nothing but its session.
+bool JobSupervisor::KillAdopted() {
+  for (const pid_t pid : Adopted(pid_, traits_.mark)) {
+    if (std::find(left_.begin(), left_.end(), pid) == left_.end()) left_.push_back(pid);
+  }
+  if (left_.empty()) return true;
+  for (const pid_t pid : left_) ::kill(pid, SIGKILL);
+  std::erase_if(left_, [](pid_t pid) { return ::waitpid(pid, nullptr, WNOHANG) != 0; });
+  return false;  // they may have had children, which are adopted now
+}
+
 bool JobSupervisor::TryReap() {
   if (exit_) return true;
   int status = 0;
-  if (::waitpid(pid_, &status, WNOHANG) != pid_) return false;
-  KillAdopted(pid_, mark_);
+  if (!status_ && ::waitpid(pid_, &status, WNOHANG) == pid_) {
+    status_ = status;
+    killed_by_ = std::min(killed_by_, absl::Now() + traits_.kill_patience);
+  }
+  if (!status_ && absl::Now() < killed_by_) return false;
+  if (!KillAdopted() && absl::Now() < killed_by_) return false;
   ReadOutput();
   FlushLine();
-  exit_ = WIFSIGNALED(status) ? JobExit{0, WTERMSIG(status)} : JobExit{WEXITSTATUS(status), 0};
+  exit_ = JobExit{0, SIGKILL};
+  if (status_ && !WIFSIGNALED(*status_)) exit_ = JobExit{WEXITSTATUS(*status_), 0};
+  if (status_ && WIFSIGNALED(*status_)) exit_->signal = WTERMSIG(*status_);
+  exit_->survivors = left_;
   return true;
 }
 
 bool JobSupervisor::Wait(absl::Time deadline) {
   while (!TryReap()) {
     const absl::Duration left = deadline - absl::Now();
-    if (left <= absl::ZeroDuration()) return false;
+    if (left <= absl::ZeroDuration() && !status_) return false;
     pollfd poll_output = {output_.get(), POLLIN, 0};
-    const absl::Duration sleep = std::min(left, kReapInterval);
+    const absl::Duration sleep = status_ ? kAdoptedReapInterval : std::min(left, kReapInterval);
     ::poll(&poll_output, 1, static_cast<int>(absl::ToInt64Milliseconds(sleep)) + 1);
     ReadOutput();
   }
@@ -222,6 +236,7 @@ JobExit JobSupervisor::Terminate(absl::Duration grace) {
   }
   if (!exit_) {
     ::kill(-pid_, SIGKILL);
+    killed_by_ = absl::Now() + traits_.kill_patience;
     Wait(absl::InfiniteFuture());
   }
   return *exit_;

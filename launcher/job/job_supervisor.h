@@ -3,7 +3,8 @@
 // Used by main's thread only: the job is told to end when the thread that started it does. The job
 // gets a session of its own, so a terminal's Ctrl-C reaches the launcher alone; processes that
 // outlive mpirun are adopted by the launcher and killed, known by their session or by a mark in
-// their environment. A restart is a new JobSupervisor with the next epoch.
+// their environment. Processes that do not even die of SIGKILL (they hang in a driver) are named
+// and left: nothing here waits for them. A restart is a new JobSupervisor with the next epoch.
 #pragma once
 
 #include <sys/types.h>
@@ -29,11 +30,16 @@ struct JobSpec {
   std::string input = {};
   // Without the host's network, where the system allows that (see private_network.h).
   bool private_network = false;
+  // How long killed processes may take to be gone: a driver may have a GPU's memory to give back.
+  absl::Duration kill_patience = absl::Seconds(10);
 };
 
 struct JobExit {
   int code = 0;    // when signal is 0
   int signal = 0;  // that ended it
+  // What JobSpec::kill_patience after SIGKILL is still there: it hangs in a driver or in storage,
+  // and keeps its GPU.
+  std::vector<pid_t> survivors = {};
   std::string ToString() const;
 };
 
@@ -52,25 +58,36 @@ class JobSupervisor {
   int output_fd() const { return output_.get(); }
   void ReadOutput();
 
-  // Set once the job and everything it left behind are gone.
+  // Set once the job and everything it left behind are gone, or do not die.
   const std::optional<JobExit>& exit() const { return exit_; }
-  // Waits for the end of the job; true when it came in time.
+  // Waits for the end of the job; true when it came in time. What a job that ended left behind is
+  // waited for, too, if that takes longer.
   bool Wait(absl::Time deadline);
-  // Asks the job to end, waits for `grace`, then kills what is left. Returns when nothing is left.
+  // Asks the job to end, waits for `grace`, then kills what is left. Returns when nothing is left
+  // but what does not die.
   JobExit Terminate(absl::Duration grace);
 
   pid_t pid() const { return pid_; }
 
  private:
-  JobSupervisor(pid_t pid, std::string mark, Fd output, OnLine on_line);
+  struct Traits {
+    std::string mark;  // in the environment of every process of the job
+    absl::Duration kill_patience;
+  };
+
+  JobSupervisor(pid_t pid, const Traits& traits, Fd output, OnLine on_line);
   bool TryReap();
+  bool KillAdopted();  // true: there is none
   void FlushLine();
 
   pid_t pid_;
-  std::string mark_;  // in the environment of every process of the job
+  const Traits traits_;
   Fd output_;
   OnLine on_line_;
   std::string partial_line_;
+  std::optional<int> status_;                      // of pid_, once it is reaped
+  absl::Time killed_by_ = absl::InfiniteFuture();  // what is there then does not die
+  std::vector<pid_t> left_;                        // behind by the job, and not reaped yet
   std::optional<JobExit> exit_;
 };
 

@@ -6,8 +6,10 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/base/host_name.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
@@ -22,6 +24,15 @@ constexpr absl::Duration kOrderlyExitTimeout = absl::Seconds(3);
 constexpr absl::Duration kTerminateGrace = absl::Seconds(2);
 constexpr char kJobEnded[] = "the job of ranks ended unexpectedly";
 constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
+
+// What of a job does not die; empty: nothing.
+std::string Undead(const JobExit& exit) {
+  if (exit.survivors.empty()) return "";
+  return absl::StrCat(exit.survivors.size() == 1 ? "process " : "processes ",
+                      absl::StrJoin(exit.survivors, ", "), " on ", HostName(),
+                      exit.survivors.size() == 1 ? " does" : " do",
+                      " not die of SIGKILL: a driver or storage hangs (see dmesg)");
+}
 
 }  // namespace
 
@@ -251,7 +262,7 @@ std::string ServeSession::WithReplica(std::string reason, const Job& job) const 
   return absl::StrCat(name, reason);
 }
 
-// Nothing of the job is left when this returns.
+// Nothing of the job is left when this returns, but what does not die.
 void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
   if (job.process->Wait(absl::Now() + kOwnEndTimeout)) {
     const auto how = SignalInExitCode(job.starter, job.process->exit()->code);
@@ -260,10 +271,19 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
     job.process->Terminate(kTerminateGrace);
   }
   reason = WithReplica(WithDetail(reason, job), job);
+  const std::string undead = Undead(*job.process->exit());
+  if (!undead.empty()) absl::StrAppend(&reason, "; given up: ", undead);
   job.process.reset();
   if (!may_restart) return GiveUp(std::move(reason));
+  // Another start would find the GPUs taken, or hang as this one does.
+  if (!undead.empty()) return GiveUpReplica(job, std::move(reason));
   const std::optional<absl::Duration> delay = job.restarts.OnLoss(absl::Now(), job.has_served);
-  if (!delay) return GiveUpReplica(job, std::move(reason));
+  if (!delay) {
+    if (job.restarts.limits().max_restarts > 0) {
+      absl::StrAppend(&reason, "; given up: ", job.restarts.Exhausted());
+    }
+    return GiveUpReplica(job, std::move(reason));
+  }
   ++job.epoch;
   job.start_at = absl::Now() + *delay;
   controller_->BeginEpoch(job.replica, job.epoch);
@@ -277,9 +297,6 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
 
 // The others go on with its requests.
 void ServeSession::GiveUpReplica(Job& job, std::string reason) {
-  if (job.restarts.limits().max_restarts > 0) {
-    absl::StrAppend(&reason, "; given up: ", job.restarts.Exhausted());
-  }
   job.given_up = true;
   if (absl::c_all_of(jobs_, [](const Job& each) { return each.given_up; })) {
     return GiveUp(std::move(reason));
@@ -312,12 +329,17 @@ void ServeSession::GiveUp(std::string reason) {
   state_ = State::kStopping;
 }
 
+void ServeSession::EndJob(Job& job, absl::Time own_end) {
+  if (!job.process) return;
+  if (!job.process->Wait(own_end)) job.process->Terminate(kTerminateGrace);
+  const std::string undead = Undead(*job.process->exit());
+  if (!undead.empty()) report_.Warn({absl::StrCat("left behind: ", undead)});
+}
+
 absl::Status ServeSession::End() {
   if (failure_) {
     controller_->Fail(*failure_);
-    for (Job& job : jobs_) {
-      if (job.process) job.process->Terminate(kTerminateGrace);
-    }
+    for (Job& job : jobs_) EndJob(job, absl::InfinitePast());
     controller_->Shutdown();
     report_.Failed(*failure_);
     return absl::UnavailableError(*failure_);
@@ -328,9 +350,7 @@ absl::Status ServeSession::End() {
   }
   const absl::Duration patience = has_served_ ? kOrderlyExitTimeout : absl::ZeroDuration();
   const absl::Time deadline = absl::Now() + patience;
-  for (Job& job : jobs_) {
-    if (job.process && !job.process->Wait(deadline)) job.process->Terminate(kTerminateGrace);
-  }
+  for (Job& job : jobs_) EndJob(job, deadline);
   if (drained_) report_.Served(drained_->served, drained_->prediction);
   report_.Stopped(how_stopped_);
   return absl::OkStatus();

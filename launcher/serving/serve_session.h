@@ -90,6 +90,7 @@ class ServeSession {
   void GiveUpReplica(Job& job, std::string reason);
   void GiveUp(std::string reason);
   absl::Status End();
+  void EndJob(Job& job, absl::Time own_end);
   static std::string WithDetail(const std::string& reason, const Job& job);
   std::string WithReplica(std::string reason, const Job& job) const;
 

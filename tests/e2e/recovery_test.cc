@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
+#include "tests/support/kept_process.h"
 #include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
@@ -72,6 +73,15 @@ class RecoveryTest : public ::testing::Test {
   }
   static pid_t PidOf(Server& server, int rank, int replica = 0) {
     return static_cast<pid_t>(std::stol(Rank(server, rank, replica)["pid"].get<std::string>()));
+  }
+  static bool WaitServing(Server& server, int replica, const char* epoch) {
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (absl::Now() < deadline) {
+      const json status = server.Status()["status"]["replicas"][replica];
+      if (status["state"] == "STATE_SERVING" && status["epoch"] == epoch) return true;
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    return false;
   }
   // The weights were packed already when the rank started.
   static void ExpectMapped(const json& rank) {
@@ -215,19 +225,10 @@ TEST_F(RecoveryTest, ACrashLoopIsGivenUp) {
 
 TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
   auto server = Serve({"--replicas", "2", "--max-restarts", "1"}, "2", "1");
-  const auto wait_serving = [&](int replica, const char* epoch) {
-    const absl::Time deadline = absl::Now() + kPatience;
-    while (absl::Now() < deadline) {
-      const json status = server->Status()["status"]["replicas"][replica];
-      if (status["state"] == "STATE_SERVING" && status["epoch"] == epoch) return true;
-      absl::SleepFor(absl::Milliseconds(20));
-    }
-    return false;
-  };
-  ASSERT_TRUE(wait_serving(0, "1") && wait_serving(1, "1"));
+  ASSERT_TRUE(WaitServing(*server, 0, "1") && WaitServing(*server, 1, "1"));
   auto client = StartGeneration(*server);
   ::kill(PidOf(*server, 1, 0), SIGKILL);
-  ASSERT_TRUE(wait_serving(0, "2"));
+  ASSERT_TRUE(WaitServing(*server, 0, "2"));
   ::kill(PidOf(*server, 1, 0), SIGKILL);
   const json given_up = server->WaitEvent("given_up", 0);
   ASSERT_FALSE(given_up.is_null()) << server->process().out();
@@ -239,7 +240,7 @@ TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
   ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
 
   ::kill(PidOf(*server, 1, 1), SIGKILL);  // the other one's first
-  ASSERT_TRUE(wait_serving(1, "2"));
+  ASSERT_TRUE(WaitServing(*server, 1, "2"));
   auto undisturbed = StartGeneration(*server);
   ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
   EXPECT_EQ(client->out(), undisturbed->out());
@@ -247,6 +248,26 @@ TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
   EXPECT_EQ(server->process().Wait(kPatience), 1);
   EXPECT_THAT(server->process().err(), HasSubstr("replica 1, rank "));
   EXPECT_TRUE(server->process().WaitUntilNoneMarked(absl::Seconds(20)));
+}
+
+// As one whose driver hangs: there is no other start, others go on, and the server can be stopped.
+TEST_F(RecoveryTest, AReplicaWhoseRankDoesNotDieIsGivenUp) {
+  auto server = Serve({"--replicas", "2"}, "2", "1");
+  ASSERT_TRUE(WaitServing(*server, 0, "1") && WaitServing(*server, 1, "1"));
+  auto client = StartGeneration(*server);
+  const pid_t victim = PidOf(*server, 1, 0);
+  const KeptProcess kept(victim);
+  if (!kept.is_kept()) GTEST_SKIP() << "this machine forbids tracing";
+  ::kill(victim, SIGKILL);
+  const json given_up = server->WaitEvent("given_up", 0);
+  ASSERT_FALSE(given_up.is_null()) << server->process().out();
+  EXPECT_THAT(
+      given_up["reason"],
+      AllOf(StartsWith("replica 0, rank 1 "), HasSubstr(absl::StrCat("process ", victim, " on ")),
+            HasSubstr("does not die of SIGKILL: a driver or storage hangs")));
+  ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
+  server->process().Signal(SIGINT);
+  EXPECT_EQ(server->process().Wait(kPatience), 0) << server->process().err();
 }
 
 // Until it goes, servers started run `script` as their mpirun; $real is the one of the system.

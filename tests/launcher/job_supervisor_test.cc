@@ -1,6 +1,7 @@
 #include "launcher/job/job_supervisor.h"
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "absl/strings/numbers.h"
@@ -8,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/job/private_network.h"
+#include "tests/support/kept_process.h"
 
 namespace lockstep {
 namespace {
@@ -112,6 +114,45 @@ TEST_F(JobSupervisorTest, NothingSurvivesTheJob) {
   ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
   EXPECT_TRUE(IsGone(PidInLine(0)));
   EXPECT_TRUE(IsGone(PidInLine(1)));
+}
+
+TEST_F(JobSupervisorTest, WhatDoesNotDieIsNamedAndNotWaitedFor) {
+  JobSpec spec = {{"/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!; exec sleep 60"},
+                  {"PATH=/usr/bin:/bin"}};
+  spec.kill_patience = absl::Milliseconds(100);
+  for (const bool ends_by_itself : {false, true}) {
+    lines_.clear();
+    auto job = Start(spec);
+    WaitForLines(*job, 1);
+    const pid_t undead = PidInLine(0);
+    {
+      const testing::KeptProcess kept(undead);
+      if (!kept.is_kept()) GTEST_SKIP() << "this machine forbids tracing";
+      if (ends_by_itself) {
+        ::kill(job->pid(), SIGKILL);
+        ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+      } else {
+        job->Terminate(absl::ZeroDuration());
+      }
+      EXPECT_EQ(job->exit()->signal, SIGKILL);
+      EXPECT_THAT(job->exit()->survivors, ElementsAre(undead));
+    }
+    EXPECT_EQ(::waitpid(undead, nullptr, 0), undead);
+  }
+}
+
+TEST_F(JobSupervisorTest, AJobThatDoesNotDieItselfIsLeft) {
+  JobSpec spec = {{"/bin/sh", "-c", "echo $$; exec sleep 60"}, {"PATH=/usr/bin:/bin"}};
+  spec.kill_patience = absl::Milliseconds(100);
+  auto job = Start(spec);
+  WaitForLines(*job, 1);
+  {
+    const testing::KeptProcess kept(job->pid());
+    if (!kept.is_kept()) GTEST_SKIP() << "this machine forbids tracing";
+    job->Terminate(absl::ZeroDuration());
+    EXPECT_THAT(job->exit()->survivors, ElementsAre(job->pid()));
+  }
+  EXPECT_EQ(::waitpid(job->pid(), nullptr, 0), job->pid());
 }
 
 TEST_F(JobSupervisorTest, DestructionEndsTheJob) {
