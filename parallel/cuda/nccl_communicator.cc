@@ -16,6 +16,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/device_array.h"
+#include "parallel/cuda/first_exchange.h"
 #include "parallel/cuda/launch_times.h"
 #include "parallel/cuda/nccl_exchange.h"
 #include "parallel/cuda/nccl_group.h"
@@ -60,8 +61,9 @@ class NcclCommunicator final : public Communicator {
   absl::Status GatherByOwn(std::span<const Gathering> gatherings, int64_t bytes_of_all);
   absl::Status GatherByNccl(std::span<const Gathering> gatherings, int64_t bytes_of_all);
   absl::Status CheckPeer(int peer) const;
-  absl::Status ConnectAlgorithms();
-  absl::Status ConnectNeighbours();
+  absl::Status MakeFirstExchange(Communicator& host);
+  absl::Status ConnectAlgorithms(FirstExchange& first);
+  absl::Status SendToNext(float* data);
   absl::Status StartOwnCollectives(Communicator& host);
   absl::Status TryLongSums(Communicator& host);
   absl::Status TryGatherings(Communicator& host);
@@ -72,8 +74,9 @@ class NcclCommunicator final : public Communicator {
 
   const KernelStream stream_;
   const NcclOptions options_;
-  DeviceArray<float> token_;  // [2], of Barrier
+  DeviceArray<float> token_;  // [1], of Barrier
   cudaEvent_t arrived_ = nullptr;
+  const char* advice_ = "";                           // where a barrier is not reached
   std::unique_ptr<PeerCollectives> own_collectives_;  // null: NCCL carries everything
   std::unique_ptr<NcclTreeSums> tree_sums_;  // of deterministic groups, what those do not carry
   int64_t most_own_floats_ = 0;
@@ -125,13 +128,12 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
     ASSIGN_OR_RETURN(tree_sums_, NcclTreeSums::Create(*group_, stream_, options_.workspace_bytes,
                                                       options_.patience));
   }
-  ASSIGN_OR_RETURN(token_, AllocateOnDevice<float>(2, "memory of a barrier"));
-  RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(token_.get(), 0, 2 * sizeof(float), stream_),
-                             "memory of a barrier"));
+  ASSIGN_OR_RETURN(token_, AllocateOnDevice<float>(1, "memory of a barrier"));
+  RETURN_IF_ERROR(
+      CudaStatus(cudaMemsetAsync(token_.get(), 0, sizeof(float), stream_), "memory of a barrier"));
   RETURN_IF_ERROR(
       CudaStatus(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming), "an event"));
-  RETURN_IF_ERROR(ConnectAlgorithms());
-  if (!options_.connects_pairs) RETURN_IF_ERROR(ConnectNeighbours());
+  RETURN_IF_ERROR(MakeFirstExchange(host));
   if (own_collectives_ != nullptr) {
     if (!options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
     RETURN_IF_ERROR(TryGatherings(host));
@@ -199,44 +201,48 @@ absl::StatusOr<bool> NcclCommunicator::IsOwnFaster(Communicator& host, const Iss
   return recorded[0] < recorded[1];
 }
 
+absl::Status NcclCommunicator::MakeFirstExchange(Communicator& host) {
+  const int64_t count = options_.connect_bytes / static_cast<int64_t>(sizeof(float));
+  advice_ = kBrokenPeerAccess;
+  ASSIGN_OR_RETURN(FirstExchange first,
+                   FirstExchange::Create({rank(), size(), stream_, [this] { return Barrier(); }},
+                                         std::max<int64_t>(count, 2 * size())));
+  RETURN_IF_ERROR(ConnectAlgorithms(first));
+  advice_ = "";
+  return first.Agreed(host);
+}
+
 // NCCL takes another algorithm for other sizes (NCCL User Guide, NCCL_RUNTIME_CONNECT). Its own
 // exchanges, whoever makes those of a size later; of deterministic groups, for which it only
 // carries numbers, a barrier's, and an exchange, which for all sizes goes the same ways.
-absl::Status NcclCommunicator::ConnectAlgorithms() {
+absl::Status NcclCommunicator::ConnectAlgorithms(FirstExchange& first) {
   const int64_t count = options_.connect_bytes / static_cast<int64_t>(sizeof(float));
-  const int64_t floats = std::max<int64_t>(count, 2 * size());
-  ASSIGN_OR_RETURN(const DeviceArray<float> scratch,
-                   AllocateOnDevice<float>(floats, "a first exchange"));
-  RETURN_IF_ERROR(CudaStatus(
-      cudaMemsetAsync(scratch.get(), 0, static_cast<size_t>(floats) * sizeof(float), stream_),
-      "a first exchange"));
+  float* const data = first.data();
   int64_t reduced = 0;
   while (reduced < count) {
     reduced = std::clamp<int64_t>(16 * reduced, 1, count);
-    const int64_t gathered = std::max<int64_t>(reduced / size(), 1);
+    const int64_t share = std::max<int64_t>(reduced / size(), 1);
     if (!options_.deterministic || reduced == 1) {
-      RETURN_IF_ERROR(Reduce(scratch.get(), reduced));
-      RETURN_IF_ERROR(Scatter(scratch.get(), gathered));
+      RETURN_IF_ERROR(first.TrySum(reduced, [&] { return Reduce(data, reduced); }));
+      RETURN_IF_ERROR(first.TryScatter(share, [&] { return Scatter(data, share); }));
     }
-    const Gathering one[] = {{scratch.get() + rank() * gathered,
-                              gathered * static_cast<int64_t>(sizeof(float)), scratch.get()}};
-    RETURN_IF_ERROR(GatherByNccl(one, one[0].bytes));
+    const Gathering one[] = {
+        {data + rank() * share, share * static_cast<int64_t>(sizeof(float)), data}};
+    RETURN_IF_ERROR(first.TryGather(share, [&] { return GatherByNccl(one, one[0].bytes); }));
   }
-  if (options_.connects_pairs) {
-    RETURN_IF_ERROR(AllToAll(scratch.get(), 1, 1, scratch.get() + size()));
-  }
-  return Barrier();  // before the memory goes
+  if (!options_.connects_pairs) return first.TryNext([&] { return SendToNext(data); });
+  return first.TryAllToAll(
+      [&] { return AllToAll(data, sizeof(float), sizeof(float), data + size()); });
 }
 
 // Those between which pipelines send: each to the next, the last to the first.
-absl::Status NcclCommunicator::ConnectNeighbours() {
+absl::Status NcclCommunicator::SendToNext(float* data) {
   const int next = (rank() + 1) % size();
   const int previous = (rank() + size() - 1) % size();
   return group_->Launch({"a first message"}, options_.patience, [&](ncclComm_t comm) {
     ncclGroupStart();
-    const ncclResult_t sent = ncclSend(token_.get(), 1, ncclFloat32, next, comm, stream_);
-    const ncclResult_t received =
-        ncclRecv(token_.get() + 1, 1, ncclFloat32, previous, comm, stream_);
+    const ncclResult_t sent = ncclSend(data, 1, ncclFloat32, next, comm, stream_);
+    const ncclResult_t received = ncclRecv(data + 1, 1, ncclFloat32, previous, comm, stream_);
     const ncclResult_t ended = ncclGroupEnd();
     if (sent != ncclSuccess) return sent;
     return received != ncclSuccess ? received : ended;
@@ -357,8 +363,8 @@ absl::Status NcclCommunicator::Meet(std::chrono::milliseconds patience) {
   while (reached == cudaErrorNotReady) {
     RETURN_IF_ERROR(group_->Health());
     if (steady_clock::now() > deadline) {
-      group_->End(
-          absl::StrCat("a barrier was not reached by all within ", patience.count(), " ms"));
+      group_->End(absl::StrCat("a barrier was not reached by all within ", patience.count(), " ms",
+                               advice_));
       return group_->Health();
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));

@@ -52,9 +52,10 @@ struct NcclOptions {
 };
 
 // The group of `bootstrap`, whose ranks all call it, each with its device current; `bootstrap`
-// hands round the group's id and is not kept. The stream must outlive the result. A group that has
-// not ended is left by all of its ranks together; one that has, after Disconnect, or it leaves
-// behind what other processes may have open (parallel/cuda/peer_memory.h).
+// hands round the group's id and is not kept. FAILED_PRECONDITION, on all ranks, where NCCL's
+// exchanges lose or change numbers (parallel/cuda/first_exchange.h). The stream must outlive the
+// result. A group that has not ended is left by all of its ranks together; one that has, after
+// Disconnect, or it leaves behind what other processes may have open (parallel/cuda/peer_memory.h).
 //
 // Of its calls: Barrier waits on the host and may not be part of a captured graph; Probe is never
 // called (who receives on a device knows what comes); a receive of another size than its send waits

@@ -5,7 +5,10 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <tuple>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_status.h"
@@ -129,6 +132,34 @@ TEST_P(NcclCommunicatorTest, NobodyLeavesABarrierBeforeAllHaveCome) {
                 }
                 return absl::OkStatus();
               });
+}
+
+// All of them: who has seen nothing wrong is not left behind.
+TEST_P(NcclCommunicatorTest, RanksRefuseLinksThatLoseNumbers) {
+  NcclOptions all_to_all = SmallOptions();
+  all_to_all.connects_pairs = true;
+  const std::string last = absl::StrCat("rank ", GetParam() - 1, ": NCCL's ");
+  for (const auto& [lost, told, options] :
+       std::vector<std::tuple<const char*, const char*, NcclOptions>>{
+           {"all-reduce", "all-reduce of 4 bytes: number 0 is ", SmallOptions()},
+           {"all-reduce of 4096 bytes", "all-reduce of 4096 bytes: number 0 is ", SmallOptions()},
+           {"reduce-scatter", "reduce-scatter of 4 bytes", SmallOptions()},
+           {"all-gather", "all-gather of 4 bytes: number 0 is 0 instead of 1", SmallOptions()},
+           {"receive", "message of 4 bytes: number 0 is 0 instead of ", SmallOptions()},
+           {"receive", "exchange of 4 bytes: number 0 is 0 instead of ", all_to_all}}) {
+    RunDevices(
+        GetParam(),
+        [&, lost = lost, told = told, options = options](int, Communicator& host) -> absl::Status {
+          const Stream stream;
+          const absl::Status status = MakeNcclCommunicator(host, stream.get(), options).status();
+          EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << lost;
+          EXPECT_THAT(std::string(status.message()),
+                      AllOf(HasSubstr(last), HasSubstr(told), HasSubstr("IOMMU or PCIe ACS"),
+                            HasSubstr("NCCL_P2P_DISABLE=1")));
+          return absl::OkStatus();
+        },
+        {.nccl_loses = lost});
+  }
 }
 
 // Launches wait for their turn among the stream's work, inside graphs, too.

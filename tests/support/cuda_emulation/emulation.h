@@ -58,7 +58,13 @@ struct Device {
   int l2_bytes = 1 << 16;                // small, as who wants it emptied reads more than that
   bool records_overlaps = true;          // else recordings refuse kernels that may overlap
   bool reach_each_other = true;          // peer access
-  bool has_ipc = true;                   // memory of one process in another
+  // From so many kernels on, as soon as somebody waits, every call fails as after an uncorrectable
+  // error of memory; 0: none.
+  int64_t ecc_error_after_kernels = 0;
+  bool has_ipc = true;  // memory of one process in another
+  // "all-reduce", "reduce-scatter", "all-gather" or "receive": by which NCCL gets zeros instead of
+  // what comes from others, on a group's last rank; and of which size, "all-reduce of 64 bytes".
+  std::string nccl_loses = "";
   // Does the driver encode them? Without, backends do not try wgmma when they start, which takes
   // minutes on a device of this size.
   bool has_tensor_maps = false;

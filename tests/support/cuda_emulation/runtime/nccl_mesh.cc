@@ -8,9 +8,11 @@
 #include <cerrno>
 #include <cstring>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
+#include "tests/support/cuda_emulation/runtime/engine.h"
 #include "tests/support/cuda_emulation/runtime/ring_sum.h"
 
 namespace lockstep::cuda_emulation {
@@ -194,6 +196,11 @@ std::string NcclMesh::Advance(Part& part) {
   return bad;
 }
 
+bool NcclMesh::Loses(const Operation& operation) const {
+  const std::string& lost = TheEngine().device.nccl_loses;
+  return !lost.empty() && rank_ == num_ranks_ - 1 && absl::StartsWith(operation.Describe(), lost);
+}
+
 std::string NcclMesh::FinishCollective(Part& part) {
   const Operation& mine = part.operation;
   const bool scatters = mine.kind == Operation::Kind::kReduceScatter;
@@ -210,6 +217,10 @@ std::string NcclMesh::FinishCollective(Part& part) {
                              mine.Describe(), peer, other.Describe());
     }
     terms[peer] = theirs.data.data();
+  }
+  const std::vector<char> zeros(Loses(mine) ? mine.bytes() : 0);
+  for (int peer = 0; peer < num_ranks_ && !zeros.empty(); ++peer) {
+    if (peer != rank_) terms[peer] = zeros.data();
   }
   if (mine.kind == Operation::Kind::kAllGather) {
     Concatenate(terms, mine.bytes(), mine.to);
@@ -234,6 +245,7 @@ std::string NcclMesh::FinishReceive(Part& part) {
                            mine.Describe(), theirs.data.size());
   }
   std::memcpy(mine.to, theirs.data.data(), theirs.data.size());
+  if (Loses(mine)) std::memset(mine.to, 0, mine.bytes());
   Post(mine.peer, Frame::kAcknowledgement, mine, nullptr, 0);
   part.complete = true;
   return "";

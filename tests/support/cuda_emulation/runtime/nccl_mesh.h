@@ -91,6 +91,7 @@ class NcclMesh {
   void Pump();
   void PumpLink(Link& link);
   void Parse(Link& link);
+  bool Loses(const Operation& operation) const;
   std::string FinishCollective(Part& part);
   std::string FinishReceive(Part& part);
   bool Flushed() const;
