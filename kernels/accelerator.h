@@ -27,6 +27,7 @@ enum class DeviceLink {
 struct AcceleratorInfo {
   std::string name;               // "NVIDIA H100 80GB HBM3"
   int64_t memory_bytes = 0;       // as the driver tells it
+  std::string refusal;            // why MakeBackend will refuse it; empty: nothing known
   bool multiplies_fp8 = false;    // Backend::HoldsFp8 of widths that suit it
   std::string pci_bus_id;         // "0000:1b:00.0", as sysfs writes it
   std::string uuid;               // the same for every process, whichever it is of those it sees
@@ -59,7 +60,8 @@ class Accelerator {
   virtual ~Accelerator() = default;
   // UNAVAILABLE, saying why, where there is none that can be used.
   virtual absl::StatusOr<std::vector<AcceleratorInfo>> Devices() = 0;
-  // INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE.
+  // INVALID_ARGUMENT, FAILED_PRECONDITION (a GPU that the kernels do not run on),
+  // RESOURCE_EXHAUSTED, UNAVAILABLE.
   virtual absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(
       const AcceleratorOptions& options) = 0;
   // Of backends made here.
@@ -72,7 +74,7 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 // Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 21"
+#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 22"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file

@@ -91,6 +91,7 @@ absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& 
     return devices;
   }
   const std::vector<AcceleratorInfo>& gpus = here->gpus;
+  RETURN_IF_ERROR(CheckGpus(gpus, launch.max_ranks_per_host()));
   devices.are_gpus = true;
   devices.multiply_fp8 = std::all_of(gpus.begin(), gpus.end(),
                                      [](const AcceleratorInfo& gpu) { return gpu.multiplies_fp8; });

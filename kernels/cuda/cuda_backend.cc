@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/device_support.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/skinny_gemm.h"
 #include "kernels/cuda/work_mark.h"
@@ -51,6 +52,7 @@ absl::Status CudaBackend::Start() {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options_.device), "choosing a GPU"));
   RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties_, options_.device), "asking a GPU"));
+  RETURN_IF_ERROR(CheckKernelsRun(properties_));
   RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_.stream, cudaStreamNonBlocking), "a stream"));
   free_at_start_ = FreeAndTotal().free;

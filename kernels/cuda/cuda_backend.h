@@ -25,7 +25,8 @@ class CudaBackend : public Backend {
  public:
   static constexpr int kFp8Capability = 89;  // from which on GPUs multiply e4m3
 
-  // INVALID_ARGUMENT (no such device), RESOURCE_EXHAUSTED, UNAVAILABLE.
+  // INVALID_ARGUMENT (no such device), FAILED_PRECONDITION (it does not run the kernels),
+  // RESOURCE_EXHAUSTED, UNAVAILABLE.
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(const AcceleratorOptions& options);
   ~CudaBackend() override;
 

@@ -116,6 +116,11 @@ cudaError_t LaunchRead(const void* memory, int64_t bytes, const KernelStream& st
   return Launch(ReadKernel, static_cast<unsigned>(blocks), kThreads, 0, stream, memory, count);
 }
 
+cudaError_t FindKernels() {
+  cudaFuncAttributes attributes = {};
+  return cudaFuncGetAttributes(&attributes, AddOne);
+}
+
 bool KernelsCanOverlap(cudaStream_t stream) {
   constexpr int kFirstWithTheInstruction = 90;
   cudaFuncAttributes attributes = {};

@@ -34,6 +34,9 @@ struct KernelStream {
   bool* step_begins = nullptr;
 };
 
+// Loads one of this program's kernels: what the current device says to all of them.
+cudaError_t FindKernels();
+
 // Whether this program's kernels can overlap on the current device, in graphs, too: tried with a
 // few small ones. False before compute capability 9.0, and where kernels were compiled for what
 // came before it. Waits for the stream.

@@ -14,6 +14,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/device_support.h"
 #include "parallel/cuda/nccl_communicator.h"
 #include "parallel/cuda/nccl_group.h"
 #include "parallel/cuda/pipeline_communicator.h"
@@ -96,6 +97,7 @@ absl::StatusOr<AcceleratorInfo> Describe(int device, int num_devices) {
   const int capability = 10 * properties.major + properties.minor;
   AcceleratorInfo info = {.name = properties.name,
                           .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+                          .refusal = WhyTooOld(properties),
                           .multiplies_fp8 = capability >= CudaBackend::kFp8Capability,
                           .pci_bus_id = absl::AsciiStrToLower(bus_id),
                           .uuid = UuidOf(properties),

@@ -9,6 +9,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/chunk_kernels.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend_weights.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/device_support.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/elementwise.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/fp8.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/fused_fp8.cu
@@ -28,9 +29,9 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/token_choice.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/whole_row_choice.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/work_mark.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/first_exchange.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/launch_times.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_communicator.cc
-  ${PROJECT_SOURCE_DIR}/parallel/cuda/first_exchange.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_exchange.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_group.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_tree_sums.cc

@@ -1,6 +1,7 @@
 #include "launcher/serving/capacity.h"
 
 #include <algorithm>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -46,14 +47,30 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
   return absl::OkStatus();
 }
 
+std::span<const AcceleratorInfo> WithRanks(const std::vector<AcceleratorInfo>& gpus,
+                                           int ranks_per_host) {
+  return std::span(gpus).first(std::min(gpus.size(), static_cast<size_t>(ranks_per_host)));
+}
+
 }  // namespace
 
 int64_t MemoryOfGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host, int num_hosts,
                      double gpu_memory_utilization) {
-  const size_t num_used = std::min(gpus.size(), static_cast<size_t>(ranks_per_host));
   double bytes = 0;
-  for (size_t gpu = 0; gpu < num_used; ++gpu) bytes += static_cast<double>(gpus[gpu].memory_bytes);
+  for (const AcceleratorInfo& gpu : WithRanks(gpus, ranks_per_host)) {
+    bytes += static_cast<double>(gpu.memory_bytes);
+  }
   return static_cast<int64_t>(bytes * gpu_memory_utilization * num_hosts);
+}
+
+absl::Status CheckGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host) {
+  for (const AcceleratorInfo& gpu : WithRanks(gpus, ranks_per_host)) {
+    if (gpu.refusal.empty()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "GPU ", &gpu - gpus.data(), " (", gpu.pci_bus_id, "), on which a rank would be: ",
+        gpu.refusal, "; let ranks see others only (CUDA_VISIBLE_DEVICES), or --device cpu"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {

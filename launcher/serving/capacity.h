@@ -24,6 +24,9 @@ struct KvCacheFlags {
 int64_t MemoryOfGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host, int num_hosts,
                      double gpu_memory_utilization);
 
+// FAILED_PRECONDITION if one of those is known not to do.
+absl::Status CheckGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host);
+
 struct CapacityInputs {
   const ModelConfig& config;
   const ModelFlags& model;

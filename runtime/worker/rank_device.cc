@@ -1,5 +1,6 @@
 #include "runtime/worker/rank_device.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,10 @@ absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
 absl::StatusOr<GpusHere> FindGpus() {
   ASSIGN_OR_RETURN(Accelerator * accelerator, OpenAccelerator());
   ASSIGN_OR_RETURN(std::vector<AcceleratorInfo> gpus, accelerator->Devices());
+  if (std::all_of(gpus.begin(), gpus.end(),
+                  [](const AcceleratorInfo& gpu) { return !gpu.refusal.empty(); })) {
+    return absl::FailedPreconditionError(gpus.front().refusal);
+  }
   return GpusHere{accelerator, std::move(gpus)};
 }
 

@@ -27,7 +27,7 @@ struct DeviceOptions {
 
 struct GpusHere {
   Accelerator* accelerator;
-  std::vector<AcceleratorInfo> gpus;  // at least one
+  std::vector<AcceleratorInfo> gpus;  // at least one that is not refused
 };
 // NOT_FOUND without a driver or plugin, else UNAVAILABLE or FAILED_PRECONDITION, saying why there
 // are none.

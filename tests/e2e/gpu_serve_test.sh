@@ -90,6 +90,7 @@ if [ $# -eq 0 ]; then
   # Which only the emulation can be.
   if [[ $plugin == *emulated* ]]; then
     LOCKSTEP_CUDA_CAPABILITY=8.0 refused "capability 8.9 or later; Emulated GPU" "$plugin" --quantize fp8
+    LOCKSTEP_CUDA_CAPABILITY=7.5 refused "^lockstep serve: Emulated GPU of compute capability 7.5 is too old" "$plugin" --device cuda
     LOCKSTEP_CUDA_MEMORY_GIB=0.001 refused "may be taken of the ranks' GPUs" "$plugin" --device cuda
   fi
 fi

@@ -105,6 +105,17 @@ TEST_F(CapacityTest, GpusAreCountedOnceAndOnlyWithARank) {
   EXPECT_EQ(MemoryOfGpus(gpus, 8, 1, 1.0), 4000) << "ranks share GPUs";
 }
 
+TEST_F(CapacityTest, AGpuThatDoesNotDoIsRefusedWhereARankWouldBeOnIt) {
+  std::vector<AcceleratorInfo> gpus(3);
+  gpus[2].refusal = "Quadro P400 is too old";
+  gpus[2].pci_bus_id = "0000:41:00.0";
+  EXPECT_TRUE(CheckGpus(gpus, /*ranks_per_host=*/2).ok());
+  for (const int ranks : {3, 8}) {
+    EXPECT_THAT(std::string(CheckGpus(gpus, ranks).message()),
+                HasSubstr("GPU 2 (0000:41:00.0), on which a rank would be: Quadro P400"));
+  }
+}
+
 TEST_F(CapacityTest, SaysWhoseMemoryIsShort) {
   available_ = 100;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("on this host"));

@@ -39,6 +39,7 @@ struct Device {
   int num_multiprocessors = 132;
   int compute_major = 9;
   int compute_minor = 0;
+  bool driver_compiles_ptx = true;  // of kernels that were compiled for older devices
   int64_t memory_bytes = int64_t{4} << 30;
   bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
   // cuBLASLt finds nothing else where the algorithm that needs columns by sixteens can be used.

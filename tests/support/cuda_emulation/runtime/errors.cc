@@ -19,6 +19,9 @@ const char* cudaGetErrorName(cudaError_t error) {
     LOCKSTEP_NAME(cudaErrorDeviceUninitialized);
     LOCKSTEP_NAME(cudaErrorMapBufferObjectFailed);
     LOCKSTEP_NAME(cudaErrorPeerAccessUnsupported);
+    LOCKSTEP_NAME(cudaErrorNoKernelImageForDevice);
+    LOCKSTEP_NAME(cudaErrorECCUncorrectable);
+    LOCKSTEP_NAME(cudaErrorUnsupportedPtxVersion);
     LOCKSTEP_NAME(cudaErrorInvalidResourceHandle);
     LOCKSTEP_NAME(cudaErrorIllegalState);
     LOCKSTEP_NAME(cudaErrorNotReady);
@@ -58,6 +61,12 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid device ordinal";
     case cudaErrorPeerAccessUnsupported:
       return "peer access is not supported between these two devices";
+    case cudaErrorNoKernelImageForDevice:
+      return "no kernel image is available for execution on the device";
+    case cudaErrorECCUncorrectable:
+      return "uncorrectable ECC error encountered";
+    case cudaErrorUnsupportedPtxVersion:
+      return "the provided PTX was compiled with an unsupported toolchain.";
     case cudaErrorInvalidResourceHandle:
       return "invalid resource handle";
     case cudaErrorNotReady:

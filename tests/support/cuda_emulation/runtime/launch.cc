@@ -34,6 +34,16 @@ bool Overlaps(const cudaLaunchConfig_t& config) {
   });
 }
 
+// Kernels are taken for compiled as kernels/cuda/CMakeLists.txt has them: for 8.0, which 8.x run,
+// for 9.0, and as PTX of 8.0.
+cudaError_t FindImage() {
+  const Device& device = TheEngine().device;
+  if (device.compute_major < 8) return cudaErrorNoKernelImageForDevice;
+  const bool is_compiled =
+      device.compute_major == 8 || (device.compute_major == 9 && device.compute_minor == 0);
+  return is_compiled || device.driver_compiles_ptx ? cudaSuccess : cudaErrorUnsupportedPtxVersion;
+}
+
 cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
   const uint64_t threads = uint64_t{config.blockDim.x} * config.blockDim.y * config.blockDim.z;
   if (!Within(config.gridDim, kMostBlocksDim) || !Within(config.blockDim, kMostThreadsDim) ||
@@ -50,6 +60,7 @@ cudaError_t CheckLaunch(const cudaLaunchConfig_t& config, const void* kernel) {
       return cudaErrorNotSupported;
     }
   }
+  if (const cudaError_t error = FindImage(); error != cudaSuccess) return error;
   // What a device before Hopper runs was compiled without the instruction that waits.
   const bool may_overlap = TheEngine().device.compute_major >= 9;
   return Overlaps(config) && !may_overlap ? cudaErrorNotSupported : cudaSuccess;
@@ -138,9 +149,12 @@ cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
   });
 }
 
-cudaFuncAttributes AttributesOfKernels() {
-  const int compiled_for = TheEngine().device.compute_major >= 9 ? 90 : 80;
-  return {.numRegs = 168, .ptxVersion = compiled_for, .binaryVersion = compiled_for};
+cudaError_t AttributesOfKernels(cudaFuncAttributes* attributes) {
+  return Call([&](auto&) {
+    const int compiled_for = TheEngine().device.compute_major >= 9 ? 90 : 80;
+    *attributes = {.numRegs = 168, .ptxVersion = compiled_for, .binaryVersion = compiled_for};
+    return FindImage();
+  });
 }
 
 cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {

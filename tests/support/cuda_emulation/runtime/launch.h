@@ -20,7 +20,7 @@ struct Argument {
 cudaError_t LaunchKernel(const cudaLaunchConfig_t& config, const void* kernel,
                          std::initializer_list<Argument> arguments, std::function<void()> thread);
 // Registers are not emulated; these are what a block of 384 threads can have.
-cudaFuncAttributes AttributesOfKernels();
+cudaError_t AttributesOfKernels(cudaFuncAttributes* attributes);
 cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 
 template <typename T>
@@ -50,8 +50,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 
 template <typename Function>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Function*) {
-  *attributes = lockstep::cuda_emulation::AttributesOfKernels();
-  return cudaSuccess;
+  return lockstep::cuda_emulation::AttributesOfKernels(attributes);
 }
 
 template <typename Function>
