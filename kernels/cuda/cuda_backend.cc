@@ -52,6 +52,7 @@ absl::Status CudaBackend::Start() {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options_.device), "choosing a GPU"));
   RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties_, options_.device), "asking a GPU"));
+  TakeNoteOfGpu(options_.device);
   RETURN_IF_ERROR(CheckKernelsRun(properties_));
   RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&stream_.stream, cudaStreamNonBlocking), "a stream"));

@@ -18,8 +18,15 @@ inline absl::Status CudaStatus(cudaError_t error, const char* what) {
   return absl::UnavailableError(text);
 }
 
+// Of a GPU that work will be issued to: where it lies on the bus, for what CudaCheck says, as CUDA
+// may answer nothing any more once a device has failed.
+void TakeNoteOfGpu(int device);
+
+// Ends the process, naming the thread's GPU.
+[[noreturn]] void FailOnGpu(cudaError_t error, const char* what);
+
 inline void CudaCheck(cudaError_t error, const char* what) {
-  LS_CHECK(error == cudaSuccess) << what << ": " << cudaGetErrorString(error);
+  if (error != cudaSuccess) FailOnGpu(error, what);
 }
 
 }  // namespace lockstep::cuda

@@ -9,6 +9,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/chunk_kernels.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_backend_weights.cc
+  ${PROJECT_SOURCE_DIR}/kernels/cuda/cuda_status.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/device_support.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/elementwise.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/fp8.cu

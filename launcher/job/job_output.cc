@@ -161,6 +161,13 @@ bool TellsOfStartFailure(absl::string_view text) {
 
 }  // namespace
 
+std::optional<std::string> ParseCheckFailure(absl::string_view text) {
+  constexpr absl::string_view kBefore = ": ";
+  const size_t at = text.find(": CHECK failed: ");
+  if (at == absl::string_view::npos) return std::nullopt;
+  return std::string(text.substr(at + kBefore.size()));
+}
+
 std::string FormatRankStarted(const RankStarted& started) {
   return absl::StrCat(kStartedMark, started.host, " ", started.pid);
 }

@@ -36,6 +36,10 @@ std::optional<RankKilled> ParseRankKilled(absl::string_view text);
 // code may be that of ranks it killed itself. `starter`: the program, with or without its path.
 std::optional<std::string> SignalInExitCode(absl::string_view starter, int code);
 
+// "CHECK failed: ..." of the line with which a rank says why it ends itself (kernels/base/check.h):
+// a broken invariant, or a device that failed.
+std::optional<std::string> ParseCheckFailure(absl::string_view text);
+
 // What a rank says before it starts MPI, so that one that never gets through can be told from one
 // that was never started.
 struct RankStarted {

@@ -22,6 +22,7 @@ constexpr absl::Duration kLastWordsTimeout = absl::Seconds(3);
 constexpr absl::Duration kOwnEndTimeout = absl::Milliseconds(300);
 constexpr absl::Duration kOrderlyExitTimeout = absl::Seconds(3);
 constexpr absl::Duration kTerminateGrace = absl::Seconds(2);
+constexpr size_t kMostCheckBytes = 400;
 constexpr char kJobEnded[] = "the job of ranks ended unexpectedly";
 constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
 
@@ -69,6 +70,7 @@ absl::Status ServeSession::StartJob(Job& job) {
   job.has_served = false;
   job.rank_error.clear();
   job.killed.reset();
+  job.check_failures.clear();
   job.ranks.clear();
   job.output = JobOutput();
   job.roll = RankRoll(options_.hosts_of_ranks[job.replica]);
@@ -228,6 +230,9 @@ void ServeSession::HandleJobLine(Job& job, const JobLine& parsed) {
     } else {
       report_.RankOutput(*parsed.rank, parsed.text);
     }
+    if (const auto failure = ParseCheckFailure(parsed.text)) {
+      job.check_failures.try_emplace(*parsed.rank, Excerpt(*failure, kMostCheckBytes));
+    }
     return;
   }
   if (const auto killed = ParseRankKilled(parsed.text)) {
@@ -245,7 +250,14 @@ std::string ServeSession::WithDetail(const std::string& reason, const Job& job) 
     const std::string what = rank < job.ranks.size()
                                  ? job.ranks[rank]
                                  : absl::StrCat("rank ", rank, " on ", job.killed->host);
-    return absl::StrCat(what, ": ", job.killed->how);
+    const auto failure = job.check_failures.find(job.killed->rank);
+    return absl::StrCat(what, ": ", job.killed->how,
+                        failure == job.check_failures.end() ? "" : ": ",
+                        failure == job.check_failures.end() ? "" : failure->second);
+  }
+  if (!job.check_failures.empty()) {
+    const auto& [rank, failure] = *job.check_failures.begin();
+    return absl::StrCat(reason, " (rank ", rank, ": ", failure, ")");
   }
   // That it lost the controller is what follows from the loss.
   if (!job.rank_error.empty() && !absl::StrContains(reason, "it failed: ") &&

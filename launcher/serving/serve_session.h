@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -65,10 +66,11 @@ class ServeSession {
     RankRoll roll;
     absl::Time preflight_deadline = absl::InfiniteFuture();
     bool has_served = false;
-    std::string rank_error;            // a rank's own last words
-    std::string starter;               // mpirun or srun
-    std::optional<RankKilled> killed;  // mpirun's, when a rank was killed
-    std::vector<std::string> ranks;    // the controller's, when one was lost
+    std::string rank_error;                     // a rank's own last words
+    std::string starter;                        // mpirun or srun
+    std::optional<RankKilled> killed;           // mpirun's, when a rank was killed
+    std::map<int, std::string> check_failures;  // by rank, its own last words of another kind
+    std::vector<std::string> ranks;             // the controller's, when one was lost
   };
 
   absl::Status Start();

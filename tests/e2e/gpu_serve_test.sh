@@ -91,6 +91,9 @@ if [ $# -eq 0 ]; then
   if [[ $plugin == *emulated* ]]; then
     LOCKSTEP_CUDA_CAPABILITY=8.0 refused "capability 8.9 or later; Emulated GPU" "$plugin" --quantize fp8
     LOCKSTEP_CUDA_CAPABILITY=7.5 refused "^lockstep serve: Emulated GPU of compute capability 7.5 is too old" "$plugin" --device cuda
+    LOCKSTEP_CUDA_ECC_AFTER=100 \
+      refused "^lockstep serve: .*rank 0.*killed by signal 6.*uncorrectable ECC error .* on GPU 0 \(0000:01:00.0\)" \
+      "$plugin" --device cuda
     LOCKSTEP_CUDA_MEMORY_GIB=0.001 refused "may be taken of the ranks' GPUs" "$plugin" --device cuda
   fi
 fi

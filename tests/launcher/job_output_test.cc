@@ -69,6 +69,13 @@ TEST(SrunOutputTest, TellsWhatKilledARank) {
   }
 }
 
+TEST(CheckFailureTest, IsTakenFromTheLineWithoutItsPlaceInTheSource) {
+  EXPECT_EQ(ParseCheckFailure("/src/kernels/cuda/cuda_status.cc:47: CHECK failed: error == "
+                              "cudaSuccess waiting for the GPU: out of memory on GPU 0"),
+            "CHECK failed: error == cudaSuccess waiting for the GPU: out of memory on GPU 0");
+  EXPECT_FALSE(ParseCheckFailure("a check failed").has_value());
+}
+
 TEST(RankStartedTest, GoesThereAndBack) {
   const auto started = ParseRankStarted(FormatRankStarted({"node-7.rack", 4711}));
   ASSERT_TRUE(started.has_value());

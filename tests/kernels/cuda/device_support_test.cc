@@ -47,5 +47,18 @@ TEST_F(DeviceSupportTest, ADriverThatCannotCompileTheKernelsIsTold) {
                     HasSubstr("unsupported toolchain"), HasSubstr("update the driver")));
 }
 
+// CUDA answers nothing any more; where the GPU lies was known before.
+TEST_F(DeviceSupportTest, AGpuThatFailsIsNamedAsTheProcessEnds) {
+  const auto backend = cuda::CudaBackend::Create({});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto fail = [&] {
+    cuda_emulation::SetDevice({.ecc_error_after_kernels = 1});
+    (*backend)->Synchronize();
+  };
+  EXPECT_DEATH(fail(),
+               "CHECK failed.*: uncorrectable ECC error encountered on GPU 0 "
+               "\\(0000:01:00.0\\)");
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -31,7 +31,7 @@ void SetThreadOrder(uint64_t seed);
 // The devices pretended: all alike. Before anything is allocated on them. For programs that do not
 // know of the emulation LOCKSTEP_CUDA_DEVICES="COUNT NAME" in the environment sets the number and
 // the name, LOCKSTEP_CUDA_FIRST_DEVICE the first, LOCKSTEP_CUDA_CAPABILITY="MAJOR.MINOR" what they
-// compute, and LOCKSTEP_CUDA_MEMORY_GIB the memory.
+// compute, LOCKSTEP_CUDA_MEMORY_GIB the memory, LOCKSTEP_CUDA_ECC_AFTER ecc_error_after_kernels.
 struct Device {
   int num_devices = 1;
   int first_device = 0;  // of the machine's: the others are not seen by this process

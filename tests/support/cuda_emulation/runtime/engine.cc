@@ -38,6 +38,9 @@ Engine::Engine() {
     device.compute_minor =
         *minor == '.' ? static_cast<int>(std::strtol(minor + 1, nullptr, 10)) : 0;
   }
+  if (const char* kernels = std::getenv("LOCKSTEP_CUDA_ECC_AFTER"); kernels != nullptr) {
+    device.ecc_error_after_kernels = std::strtol(kernels, nullptr, 10);
+  }
   if (const char* gib = std::getenv("LOCKSTEP_CUDA_MEMORY_GIB"); gib != nullptr) {
     device.memory_bytes = static_cast<int64_t>(std::strtod(gib, nullptr) * 0x1p30);
   }
@@ -172,6 +175,9 @@ bool Engine::AdvanceTowards(CUstream_st& stream) {
 
 cudaError_t Engine::Await(std::unique_lock<std::mutex>& lock, CUstream_st& stream, int64_t ticket) {
   // Asked again and again: what other processes do is not told.
+  const int64_t good_kernels = device.ecc_error_after_kernels;
+  if (good_kernels > 0 && num_kernels_run >= good_kernels) has_lost_bits_ = true;
+  if (has_lost_bits_) return error();
   return AwaitCondition(lock, "work in a stream", [&] {
     while (stream.done < ticket && failure_.empty()) {
       const int64_t before = num_changes_;
@@ -283,6 +289,7 @@ void Engine::Fail(const std::string& what) {
 
 std::string Engine::TakeFailure() {
   dropped_.clear();
+  has_lost_bits_ = false;
   return std::exchange(failure_, "");
 }
 

@@ -128,7 +128,10 @@ class Engine {
   std::vector<std::shared_ptr<Capture>>& captures() { return captures_; }
 
   void Fail(const std::string& what);
-  cudaError_t error() const { return failure_.empty() ? cudaSuccess : cudaErrorLaunchFailure; }
+  cudaError_t error() const {
+    if (has_lost_bits_) return cudaErrorECCUncorrectable;
+    return failure_.empty() ? cudaSuccess : cudaErrorLaunchFailure;
+  }
   std::string TakeFailure();
 
   cuda_emulation::Issue issue = cuda_emulation::Issue::kDeferred;
@@ -160,6 +163,7 @@ class Engine {
   std::vector<std::shared_ptr<CUstream_st>> streams_;
   std::vector<std::shared_ptr<Capture>> captures_;
   std::string failure_;
+  bool has_lost_bits_ = false;  // Device::ecc_error_after_kernels, once a wait has met with it
   std::vector<std::deque<CUstream_st::Entry>> dropped_;  // by a failure; one of them may be running
 };
 
