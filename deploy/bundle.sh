@@ -102,7 +102,7 @@ add_modules "$root/lib/pmix" "$(dirname "$pmix")"/pmix/*.so
 mkdir -p "$root/share/openmpi" "$root/share/pmix"
 cp "$(ompi_path pkgdatadir)"/help-*.txt "$root/share/openmpi/"
 cp "$(dirname "$(dirname "$pmix")")"/share/pmix/*.txt "$root/share/pmix/"
-# An optional backend of the build, opened at run time.
+# Optional backends of the build, opened at run time.
 for backend in "$build"/lib/liblockstep_*.so; do
   if [ -e "$backend" ]; then
     install -m 644 "$backend" "$root/lib/"
@@ -125,9 +125,14 @@ set_rpath() {
 set_rpath '$ORIGIN/../lib' "$root"/libexec/*
 set_rpath '$ORIGIN' "$root"/lib/*.so*
 set_rpath '$ORIGIN/..' "$root"/lib/*/*.so
-for backend in "$root"/lib/liblockstep_cuda.so; do  # CUDA is where NVIDIA's installer puts it, or the loader knows
-  if [ -e "$backend" ]; then set_rpath '$ORIGIN:/usr/local/cuda/lib64' "$backend"; fi
-done
+plugin=$root/lib/liblockstep_cuda.so
+gpus="GPU plugin: none, ranks compute on CPUs ($build/lib has no ${plugin##*/}: CMake makes one where it finds nvcc and NCCL)"
+if [ -e "$plugin" ]; then
+  # CUDA is where NVIDIA's installer puts it, or the loader knows, or its libraries are put beside the plugin: that the build found them
+  # elsewhere (NCCL_HOME) says nothing about other hosts.
+  set_rpath '$ORIGIN:/usr/local/cuda/lib64' "$plugin"
+  gpus="GPU plugin: needs $(needed "$plugin" | grep -E "$host_drivers" | sort | paste -sd ' ' | sed 's/ / and /g')"
+fi
 
 for tool in lockstep mpirun mpirun.openmpi orted; do install -m 755 deploy/bundle_run.sh "$root/bin/$tool"; done
 
@@ -152,7 +157,10 @@ cat >"$root/README" <<README
 $name: bin/lockstep runs from wherever this directory lies (at the same path on every host of a job).
 
 The host must have glibc $glibc or later. bin/mpirun and bin/orted are the Open MPI that lockstep serve starts; it speaks TCP between hosts and
-shared memory inside one. GPU libraries (driver, NCCL, cuBLASLt) are taken from the host. licenses/ holds the terms of everything in here.
+shared memory inside one. GPU libraries (driver, NCCL, cuBLASLt) are the host's: in /usr/local/cuda/lib64, where its loader looks (ldconfig), or
+put into lib/ of this directory. licenses/ holds the terms of everything in here.
+
+$gpus
 README
 
 mkdir -p "$(dirname "$output")"
@@ -162,3 +170,4 @@ mv "$output.part" "$output"
 printf '%s: %s, %s unpacked, %d libraries and modules; needs glibc %s or later (this machine has %s)\n' "$output" \
   "$(du -h "$output" | cut -f1)" "$(du -sh "$root" | cut -f1)" "$(find "$root/lib" -name '*.so*' | wc -l)" "$glibc" \
   "$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)"
+echo "$gpus"

@@ -43,6 +43,7 @@ step "2/4 Build"
 options=()
 if [ ! -e build/release/CMakeCache.txt ]; then options=(-DLOCKSTEP_UNITY=ON); fi
 cmake -G Ninja -S . -B build/release "${options[@]}" >"$scratch/cmake.log" 2>&1 || { cat "$scratch/cmake.log"; exit 1; }
+sed -n 's/^-- \(.*CUDA plugin.*\)/\1/p' "$scratch/cmake.log"  # whether GPUs are used, and with what
 ninja -C build/release lockstep
 lockstep=$PWD/build/release/bin/lockstep
 

@@ -27,8 +27,10 @@ absl::StatusOr<std::filesystem::path> FindPlugin() {
   for (const auto& path : {directory / kFile, directory.parent_path() / "lib" / kFile}) {
     if (std::filesystem::exists(path, error)) return path;
   }
-  return absl::NotFoundError(absl::StrCat("no ", kFile, " beside ", program.string(),
-                                          ": it is built where nvcc is installed"));
+  // Who has a driver has GPUs: that they lie idle is news, unlike on a host without one.
+  return absl::FailedPreconditionError(absl::StrCat(
+      "there is an NVIDIA driver, but no ", kFile, " beside ", program.string(),
+      " or in ../lib: build it where nvcc and NCCL are installed, or say --device cpu"));
 }
 
 }  // namespace

@@ -77,9 +77,10 @@ struct AcceleratorPlugin {
 #define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 22"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
-// liblockstep_cuda.so beside this program or in ../lib. NOT_FOUND where there is no such file
-// or, unless a path was given, no driver; UNAVAILABLE when it cannot be opened (a library that it
-// needs is not installed: named), FAILED_PRECONDITION when it was built for another version.
+// liblockstep_cuda.so beside this program or in ../lib. Unless a path was given NOT_FOUND where
+// there is no driver, and FAILED_PRECONDITION where there is one but no such file; UNAVAILABLE when
+// it cannot be opened (a library that it needs is not installed: named), FAILED_PRECONDITION when
+// it was built for another version.
 absl::StatusOr<Accelerator*> OpenAccelerator(const std::filesystem::path& path = {});
 
 }  // namespace lockstep

@@ -84,7 +84,9 @@ absl::StatusOr<std::optional<plan::HostProfile>> FindPlanProfile(const PlanOptio
 }
 
 int RunCalibration(const PlanOptions& options) {
-  const auto gpus = GpusFor(options.device);
+  const auto gpus = GpusFor(options.device, [](const std::string& text) {
+    std::fprintf(stderr, "lockstep plan: %s\n", text.c_str());
+  });
   if (!gpus.ok()) return Fail("plan", gpus.status());
   const std::string device = gpus->has_value() ? "cuda" : "cpu";
   const auto path = ProfilePath(options.calibrate, device);

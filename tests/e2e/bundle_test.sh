@@ -31,7 +31,14 @@ if [ ! -e "$base" ]; then
   echo "made a bare Debian 12 in $SECONDS s"
 fi
 
-"$source/deploy/bundle.sh" --build "$build" -o "$dir/bundle.tar.gz"
+"$source/deploy/bundle.sh" --build "$build" -o "$dir/bundle.tar.gz" | tee "$dir/said"
+# Whether GPUs can be used with it, and with what on the host, is the last that is said.
+if [ -e "$build/lib/liblockstep_cuda.so" ]; then
+  gpus='GPU plugin: needs libcublasLt\.so\.[0-9]+ and libnccl\.so\.2'
+else
+  gpus='GPU plugin: none, ranks compute on CPUs .*'
+fi
+tail -1 "$dir/said" | grep -qxE "$gpus" || { echo "the last line is not '$gpus'" >&2; exit 1; }
 root=$dir/root
 mkdir -p "$root/opt"
 tar -C "$root" -xf "$base"
