@@ -128,6 +128,19 @@ def check_layout(where, job, command, config):
     expect(command[start + 1] == str(ranks), where, f"unexpected {command[start:start + 2]}")
 
 
+def check_gpus(where, job, command):
+    """Who pays for GPUs computes on them, and their memory is counted where they are."""
+    worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    gpus = worker["resources"]["limits"].get("nvidia.com/gpu", 0)
+    if gpus == 0:
+        return
+    expect(gpus == job["spec"]["slotsPerWorker"], where, f"{gpus} GPUs in a pod of {job['spec']['slotsPerWorker']} ranks")
+    expect(flag(command, "device") == "cuda", where, "ranks of pods with nvidia.com/gpu lack --device=cuda")
+    for word in command:
+        expect(not re.match(r"--(num-kv-blocks|kv-cache-gib)\b", word), where,
+               f"{word} pins the KV cache, and leaves what else the GPUs hold idle")
+
+
 def check_agreement(where, by_name, config, lockstep):
     deployment = by_name["Deployment", "lockstep-controller"]
     pod = deployment["spec"]["template"]
@@ -151,6 +164,7 @@ def check_agreement(where, by_name, config, lockstep):
     launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
     command = command_of(launcher, config)
     check_layout(where, job, command, config)
+    check_gpus(where, job, command)
     expect(flag(command, "controller") == f"lockstep-ranks:{ranks['ports'][0]['port']}", where,
            "ranks dial something other than their Service")
     labels = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["metadata"]["labels"]
