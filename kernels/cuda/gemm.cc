@@ -34,6 +34,23 @@ void SetColumns(cublasLtMatrixLayout_t layout, uint64_t columns) {
               "matrix layout");
 }
 
+// Inputs that have a scale to each row and matrices that have one to each output. False where
+// cuBLAS is too old.
+bool ScaleByVectors([[maybe_unused]] cublasLtMatmulDesc_t operation) {
+#if defined(CUBLAS_VERSION) && CUBLAS_VERSION < 120900
+  return false;  // its headers do not know how to say it
+#else
+  const int32_t by_vector = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+  for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
+    if (cublasLtMatmulDescSetAttribute(operation, mode, &by_vector, sizeof(by_vector)) !=
+        CUBLAS_STATUS_SUCCESS) {
+      return false;
+    }
+  }
+  return true;
+#endif
+}
+
 // reduction_schemes: of split-K.
 absl::StatusOr<cublasLtMatmulPreference_t> MakePreference(uint32_t reduction_schemes) {
   cublasLtMatmulPreference_t preference = nullptr;
@@ -92,14 +109,8 @@ absl::Status Gemm::Start() {
   ASSIGN_OR_RETURN(plain_, Describe());
   ASSIGN_OR_RETURN(fp8_, DescribeFp8());
   ASSIGN_OR_RETURN(scaled_, DescribeFp8());
-  const int32_t by_vector = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-  for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE}) {
-    if (scaled_ == nullptr ||
-        cublasLtMatmulDescSetAttribute(scaled_, mode, &by_vector, sizeof(by_vector)) ==
-            CUBLAS_STATUS_SUCCESS) {
-      continue;
-    }
-    cublasLtMatmulDescDestroy(scaled_);  // an older cuBLAS
+  if (!ScaleByVectors(scaled_)) {
+    cublasLtMatmulDescDestroy(scaled_);
     scaled_ = nullptr;
   }
   ASSIGN_OR_RETURN(preference_,
