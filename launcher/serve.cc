@@ -92,6 +92,9 @@ absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& 
   }
   const std::vector<AcceleratorInfo>& gpus = here->gpus;
   RETURN_IF_ERROR(CheckGpus(gpus, launch.max_ranks_per_host()));
+  if (launch.kind == LaunchPlan::Kind::kThisHost) {  // elsewhere ranks may see others
+    RETURN_IF_ERROR(CheckGpusOfThisHost(gpus, launch.max_ranks_per_host(), rank.shares_gpus));
+  }
   devices.are_gpus = true;
   devices.multiply_fp8 = std::all_of(gpus.begin(), gpus.end(),
                                      [](const AcceleratorInfo& gpu) { return gpu.multiplies_fp8; });

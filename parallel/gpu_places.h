@@ -20,12 +20,17 @@ struct HostPlace {
   int num_ranks = 1;
 };
 
+struct SeenGpu {
+  std::string uuid;
+  std::string bus_id;  // "0000:1b:00.0", as shown to operators
+};
+
 // What a rank tells the others of its job.
 struct RankGpus {
   int node = 0;      // ranks with the same number are on one host
   std::string host;  // as shown to operators
   HostPlace place;
-  std::vector<std::string> uuids;  // of the GPUs that it sees; none: it computes on CPUs
+  std::vector<SeenGpu> gpus;  // none: it computes on CPUs
 };
 
 struct GpuPlace {
@@ -37,5 +42,12 @@ struct GpuPlace {
 // ranks: of the job, by rank. GPUs are dealt out by places, by turns when there are more ranks;
 // nothing for CPUs. FAILED_PRECONDITION when some ranks have GPUs and others none.
 absl::StatusOr<std::optional<GpuPlace>> PlaceOnGpu(std::span<const RankGpus> ranks, int rank);
+
+// Whether all ranks that have GPUs have one of their own, or may share them: a GPU that is gone
+// must not halve the memory of two ranks in silence. FAILED_PRECONDITION naming the ranks, their
+// host and the GPUs that they see, alike on every rank. On several hosts the ranks of a job may
+// never share one: NCCL refuses them unless they pretend to have hosts of their own, and then
+// it has but the loopback of one host to connect them (parallel/nccl_environment.h).
+absl::Status CheckSharing(std::span<const RankGpus> ranks, bool may_share);
 
 }  // namespace lockstep

@@ -17,7 +17,9 @@ namespace {
 // A field to a line, as ranks of one program tell each other.
 std::string Serialize(const RankGpus& rank) {
   return absl::StrCat(rank.node, "\n", rank.host, "\n", FormatHostPlaces({&rank.place, 1}), "\n",
-                      absl::StrJoin(rank.uuids, "\n"));
+                      absl::StrJoin(rank.gpus, "\n", [](std::string* out, const SeenGpu& gpu) {
+                        absl::StrAppend(out, gpu.uuid, " ", gpu.bus_id);
+                      }));
 }
 
 absl::StatusOr<RankGpus> Parse(const std::string& text) {
@@ -30,7 +32,10 @@ absl::StatusOr<RankGpus> Parse(const std::string& text) {
   rank.host = lines[1];
   rank.place = place->front();
   for (size_t i = 3; i < lines.size(); ++i) {
-    if (!lines[i].empty()) rank.uuids.push_back(lines[i]);
+    if (lines[i].empty()) continue;
+    const std::pair<std::string, std::string> words =
+        absl::StrSplit(lines[i], absl::MaxSplits(' ', 1));
+    rank.gpus.push_back({words.first, words.second});
   }
   return rank;
 }
@@ -46,7 +51,23 @@ absl::StatusOr<std::vector<RankGpus>> TellEachOther(const MpiSession& session,
   return ranks;
 }
 
+std::vector<SeenGpu> Seen(const std::vector<AcceleratorInfo>& gpus) {
+  std::vector<SeenGpu> seen;
+  for (const AcceleratorInfo& gpu : gpus) seen.push_back({gpu.uuid, gpu.pci_bus_id});
+  return seen;
+}
+
 }  // namespace
+
+absl::Status CheckGpusOfThisHost(const std::vector<AcceleratorInfo>& gpus, int num_ranks,
+                                 bool may_share) {
+  std::vector<RankGpus> ranks;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    ranks.push_back(
+        {.node = 0, .host = HostName(), .place = {rank, num_ranks}, .gpus = Seen(gpus)});
+  }
+  return CheckSharing(ranks, may_share);
+}
 
 absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device, const Notice& notice) {
   if (device == "cpu") return std::nullopt;
@@ -67,14 +88,13 @@ absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession&
       .node = session.node(),
       .host = HostName(),
       .place = place.value_or(HostPlace{session.rank_on_node(), session.num_ranks_on_node()}),
-      .uuids = {}};
+      .gpus = {}};
   ASSIGN_OR_RETURN(const auto gpus, GpusFor(flags.device, notice));
-  if (gpus.has_value()) {
-    for (const AcceleratorInfo& gpu : gpus->gpus) mine.uuids.push_back(gpu.uuid);
-  }
+  if (gpus.has_value()) mine.gpus = Seen(gpus->gpus);
   ASSIGN_OR_RETURN(const std::vector<RankGpus> ranks, TellEachOther(session, mine));
   DeviceOptions device;
   ASSIGN_OR_RETURN(device.gpu, PlaceOnGpu(ranks, session.rank()));
+  RETURN_IF_ERROR(CheckSharing(ranks, flags.shares_gpus));
   device.cpu = {ThreadsPerRank(flags, session.num_ranks_on_node(), session.num_cores_on_node()),
                 flags.isa};
   device.gpu_memory_utilization = flags.gpu_memory_utilization;

@@ -22,9 +22,13 @@ absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device,
                                                 const Notice& notice = nullptr);
 
 // Of this rank of the job; collective over the job. place: nothing where the job's ranks are all of
-// their hosts. Errors as GpusFor and PlaceOnGpu.
+// their hosts. Errors as GpusFor, PlaceOnGpu and CheckSharing.
 absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
                                        std::optional<HostPlace> place = std::nullopt,
                                        const Notice& notice = nullptr);
+
+// CheckSharing of so many ranks, all there are, before any of them is started.
+absl::Status CheckGpusOfThisHost(const std::vector<AcceleratorInfo>& gpus, int num_ranks,
+                                 bool may_share);
 
 }  // namespace lockstep

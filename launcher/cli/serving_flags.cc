@@ -77,6 +77,11 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
       ->capture_default_str()
       ->group(group);
   command
+      .add_flag("--share-gpus", flags.shares_gpus,
+                "let ranks of one host share GPUs, each a part of the memory: for tests; without "
+                "it more ranks than GPUs are refused")
+      ->group(group);
+  command
       .add_option("--gpu-memory-utilization", flags.gpu_memory_utilization,
                   "the part of a GPU's memory for weights, activations and KV cache")
       ->type_name("PART")
@@ -209,6 +214,7 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   }
   arguments.insert(arguments.end(), {"--device", rank.device, "--gpu-memory-utilization",
                                      absl::StrCat(rank.gpu_memory_utilization)});
+  if (rank.shares_gpus) arguments.push_back("--share-gpus");
   if (rank.deterministic) arguments.push_back("--deterministic");
   if (rank.shares_cores) arguments.push_back("--share-cores");
   add("--replica", static_cast<uint64_t>(launch.replica));

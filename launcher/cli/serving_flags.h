@@ -32,6 +32,7 @@ struct RankFlags {
   std::string dtype = "auto";
   std::string weight_cache = "none";  // or a directory; of serve also "memory"
   std::string device = "auto";
+  bool shares_gpus = false;
   double gpu_memory_utilization = 0.9;
   bool deterministic = false;
 };

@@ -27,7 +27,8 @@ std::vector<std::string> LimitFlags() {
 }
 std::vector<std::string> DeviceFlags() {
   const char* device = std::getenv("LOCKSTEP_TEST_DEVICE");
-  return {"--device", device != nullptr ? device : "cpu"};
+  if (device == nullptr) return {"--device", "cpu"};
+  return {"--device", device, "--share-gpus"};
 }
 
 class ControllerRestartTest : public ::testing::Test {

@@ -92,6 +92,29 @@ TEST_F(GpuChoiceTest, RanksKeepTheGpusTheyAreBoundTo) {
   EXPECT_THAT(ranks->err(), Not(HasSubstr("share GPU")));
 }
 
+// Three ranks of four that a host had GPUs for, and one that is gone.
+TEST_F(GpuChoiceTest, WithFewerGpusThanRanksNoneIsSharedInSilence) {
+  ::setenv("LOCKSTEP_CUDA_DEVICES", "3 Emulated GPU", 1);
+  for (const char* device : {"auto", "cuda"}) {
+    const Finished refused = RunLockstep(Small(
+        {"serve", model_.string(), "--tp", "4", "--device", device, "--listen", "127.0.0.1:0"}));
+    EXPECT_EQ(refused.code, 1);
+    EXPECT_THAT(refused.err, HasSubstr("ranks 0, 3 on "));
+    EXPECT_THAT(refused.err, HasSubstr("3 GPUs that are seen there (0000:01:00.0, 0000:02:00.0"));
+    EXPECT_THAT(refused.err, HasSubstr("--share-gpus"));
+  }
+  ::unsetenv("LOCKSTEP_CUDA_DEVICES");
+}
+
+TEST_F(GpuChoiceTest, RanksBoundToOneGpuDoNotShareItInSilence) {
+  Process make({"/bin/sh", "-c", absl::StrCat("umask 077; echo secret > ", SecretFile())});
+  ASSERT_EQ(make.Wait(kPatience), 0);
+  auto ranks = StartBoundRanks("127.0.0.1:1", "0", "1");
+  EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("ranks 0-1 on "));
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("would share the GPU 0000:01:00.0"));
+}
+
 TEST_F(GpuChoiceTest, AllOrNoRanksHaveGpus) {
   Process make({"/bin/sh", "-c", absl::StrCat("umask 077; echo secret > ", SecretFile())});
   ASSERT_EQ(make.Wait(kPatience), 0);

@@ -10,11 +10,17 @@ using ::testing::HasSubstr;
 
 const std::vector<std::string> kFour = {"A", "B", "C", "D"};
 
+std::vector<SeenGpu> Seen(const std::vector<std::string>& uuids) {
+  std::vector<SeenGpu> gpus;
+  for (const std::string& uuid : uuids) gpus.push_back({uuid, uuid + ":00.0"});
+  return gpus;
+}
+
 std::vector<RankGpus> OnOneHost(int num_ranks, const std::vector<std::string>& uuids,
                                 int first_place = 0, int num_on_host = 0) {
   std::vector<RankGpus> ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    ranks.push_back({0, "a", {first_place + rank, std::max(num_ranks, num_on_host)}, uuids});
+    ranks.push_back({0, "a", {first_place + rank, std::max(num_ranks, num_on_host)}, Seen(uuids)});
   }
   return ranks;
 }
@@ -54,16 +60,16 @@ TEST(GpuPlacesTest, ReplicasThatShareGpusHavePartsOfTheirMemory) {
 
 TEST(GpuPlacesTest, ALaunchersBindingIsKept) {
   std::vector<RankGpus> ranks = OnOneHost(3, {});
-  for (size_t rank = 0; rank < 3; ++rank) ranks[rank].uuids = {kFour[rank]};
+  for (size_t rank = 0; rank < 3; ++rank) ranks[rank].gpus = Seen({kFour[rank]});
   for (int rank = 0; rank < 3; ++rank) ExpectPlace(ranks, rank, 0, 1, false);
-  ranks[2].uuids = {"A"};
+  ranks[2].gpus = Seen({"A"});
   ExpectPlace(ranks, 0, 0, 2, true);
   ExpectPlace(ranks, 1, 0, 1, true);
 }
 
 TEST(GpuPlacesTest, HostsAreApart) {
   std::vector<RankGpus> ranks = OnOneHost(2, {"A"});
-  ranks[1] = {1, "b", {0, 1}, {"A"}};
+  ranks[1] = {1, "b", {0, 1}, Seen({"A"})};
   ranks[0].place = {0, 1};
   ExpectPlace(ranks, 0, 0, 1, false);
   ExpectPlace(ranks, 1, 0, 1, false);
@@ -74,10 +80,47 @@ TEST(GpuPlacesTest, AllOrNoneHaveGpus) {
   const auto none = PlaceOnGpu(ranks, 1);
   ASSERT_TRUE(none.ok());
   EXPECT_FALSE(none->has_value());
-  ranks[1].uuids = kFour;
+  ranks[1].gpus = Seen(kFour);
   EXPECT_THAT(PlaceOnGpu(ranks, 2).status().message(),
               HasSubstr("rank 1 on a has a GPU, rank 0 on a has none"));
 }
+
+TEST(GpuPlacesTest, ALostGpuIsNotSharedInSilence) {
+  std::vector<RankGpus> ranks = OnOneHost(4, kFour);
+  EXPECT_TRUE(CheckSharing(ranks, false).ok());
+  ranks = OnOneHost(4, {"A", "B", "D"});
+  const absl::Status refused = CheckSharing(ranks, false);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  const std::string why(refused.message());
+  EXPECT_THAT(why, HasSubstr("ranks 0, 3 on a would share the GPU A:00.0"));
+  EXPECT_THAT(why, HasSubstr("of the 3 GPUs that are seen there (A:00.0, B:00.0, D:00.0)"));
+  EXPECT_THAT(why, HasSubstr("--share-gpus"));
+  EXPECT_TRUE(CheckSharing(ranks, true).ok());
+}
+
+TEST(GpuPlacesTest, OnSeveralHostsNoTwoRanksOfAJobShareAGpu) {
+  std::vector<RankGpus> ranks = OnOneHost(2, {"A"});
+  ranks.push_back({1, "b", {0, 1}, Seen({"B"})});
+  for (const bool may_share : {false, true}) {
+    EXPECT_THAT(std::string(CheckSharing(ranks, may_share).message()),
+                HasSubstr("ranks 0-1 on a would share the GPU A:00.0"));
+  }
+  EXPECT_THAT(std::string(CheckSharing(ranks, true).message()), HasSubstr("all on one host"));
+  // The same number on another host is another GPU.
+  ranks = OnOneHost(1, {"A"});
+  ranks.push_back({1, "b", {0, 1}, Seen({"A"})});
+  EXPECT_TRUE(CheckSharing(ranks, false).ok());
+}
+
+TEST(GpuPlacesTest, ReplicasDoNotShareGpusInSilence) {
+  EXPECT_TRUE(CheckSharing(OnOneHost(2, kFour, 2, 4), false).ok());
+  const auto ranks = OnOneHost(2, {"A", "B", "C"}, 2, 4);
+  EXPECT_THAT(std::string(CheckSharing(ranks, false).message()),
+              HasSubstr("rank 1 on a, with 4 ranks of all replicas there, would share"));
+  EXPECT_TRUE(CheckSharing(ranks, true).ok());
+}
+
+TEST(GpuPlacesTest, CpusAreShared) { EXPECT_TRUE(CheckSharing(OnOneHost(4, {}), false).ok()); }
 
 }  // namespace
 }  // namespace lockstep
