@@ -169,11 +169,19 @@ std::vector<std::string> JobEnvironment(const Settings& added) {
 std::vector<std::string> SlurmJobEnvironment(const Settings& added) {
   std::vector<std::string> environment = JobEnvironment(added);
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    // What belongs to a step, or would tell srun to place tasks otherwise.
+    // What belongs to a step, or would tell srun to place tasks otherwise, or to show each task but
+    // one GPU (as --gpus-per-task implies): a step that is not told gets all of its hosts' that the
+    // job has, and ranks take one each. Two that do not see each other's GPU cannot read its
+    // memory. Leaving the variables out suits every srun, whichever options it knows.
+    // Sources: srun(1), --gpus-per-task and --gres;
+    // https://github.com/NVIDIA/nccl-tests/issues/300.
     if (absl::StartsWith(*entry, "SLURM_") &&
-        !HasAnyPrefix(*entry, {"SLURM_STEP", "SLURM_PROCID=", "SLURM_LOCALID=", "SLURM_NODEID=",
-                               "SLURM_NTASKS", "SLURM_NPROCS=", "SLURM_DISTRIBUTION=",
-                               "SLURM_HOSTFILE=", "SLURM_CPU_BIND", "SLURM_LABELIO="})) {
+        !HasAnyPrefix(
+            *entry,
+            {"SLURM_STEP", "SLURM_PROCID=", "SLURM_LOCALID=", "SLURM_NODEID=", "SLURM_NTASKS",
+             "SLURM_NPROCS=", "SLURM_DISTRIBUTION=", "SLURM_HOSTFILE=", "SLURM_CPU_BIND",
+             "SLURM_LABELIO=", "SLURM_GPUS_PER_TASK=", "SLURM_TRES_PER_TASK=", "SLURM_GPU_BIND",
+             "SLURM_TRES_BIND="})) {
       environment.emplace_back(*entry);
     }
   }

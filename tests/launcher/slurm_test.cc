@@ -23,7 +23,8 @@ class SlurmTest : public ::testing::Test {
     for (const char* name :
          {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS",
           "SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID",
-          "SLURM_PROCID", "OMPI_MCA_btl", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}) {
+          "SLURM_PROCID", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND",
+          "SLURM_GPUS_PER_NODE", "OMPI_MCA_btl", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}) {
       ::unsetenv(name);
     }
   }
@@ -101,6 +102,19 @@ TEST_F(SlurmTest, TheStepKeepsTheAllocationAndGetsItsRankFile) {
     EXPECT_THAT(environment, Not(Contains(HasSubstr(dropped)))) << dropped;
   }
   EXPECT_THAT(environment, Not(Contains("OMPI_MCA_btl=self,vader,tcp")));
+}
+
+TEST_F(SlurmTest, RanksSeeAllGpusThatTheJobHasOnTheirHost) {
+  SetAllocation();
+  Set("SLURM_GPUS_PER_NODE", "8");
+  Set("SLURM_GPUS_PER_TASK", "1");
+  Set("SLURM_TRES_PER_TASK", "cpu=12,gres/gpu=1");
+  Set("SLURM_GPU_BIND", "per_task:1");
+  const auto environment = SrunEnvironment("/run/x/ranks", "", std::nullopt);
+  EXPECT_THAT(environment, Contains("SLURM_GPUS_PER_NODE=8"));
+  for (const char* dropped : {"SLURM_GPUS_PER_TASK=", "SLURM_TRES_PER_TASK=", "SLURM_GPU_BIND="}) {
+    EXPECT_THAT(environment, Not(Contains(HasSubstr(dropped)))) << dropped;
+  }
 }
 
 }  // namespace
