@@ -195,12 +195,10 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   session.make_job = [&, rank](int replica, uint64_t epoch, const std::string& worker_address) {
     // The ranks of one job find their places on hosts by themselves.
     const WorkerLaunch launch{
-        worker_address,
-        replica,
-        epoch,
-        plan.capacity.num_kv_blocks,
-        options.launch.allow_tp_across_nodes,
-        options.controller.security.worker_tls,
+        worker_address, replica, epoch, plan.capacity.num_kv_blocks,
+        options.launch.allow_tp_across_nodes, options.controller.security.worker_tls,
+        // On one host ranks may be in a network namespace of their own.
+        plan.launch.kind == LaunchPlan::Kind::kThisHost ? "" : plan.launch.network,
         options.controller.replicas > 1 ? FormatHostPlaces(plan.launch.PlacesOf(replica)) : "",
         weights ? weights->socket().string() : ""};
     return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, rank, launch),

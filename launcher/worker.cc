@@ -18,12 +18,14 @@
 #include "launcher/cli/host_places.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/job/job_output.h"
+#include "launcher/job/network.h"
 #include "launcher/job/parent_watch.h"
 #include "launcher/job/runtime_dir.h"
 #include "launcher/job/weight_memory.h"
 #include "model/checkpoint/checkpoint.h"
 #include "parallel/host_cores.h"
 #include "parallel/mpi_communicator.h"
+#include "parallel/nccl_environment.h"
 #include "runtime/worker/worker.h"
 
 namespace lockstep {
@@ -43,6 +45,7 @@ struct WorkerCommandOptions {
   RankTlsFlags tls;
   int replica = 0;
   uint64_t epoch = 0;
+  std::string network;
   std::string host_places;
   double rejoin_seconds = 300;
   std::optional<double> kv_cache_gib;
@@ -81,6 +84,15 @@ absl::StatusOr<int64_t> MaxModelLen(const ModelFlags& flags) {
   return checkpoint->config().max_position_embeddings;
 }
 
+// Before NCCL starts. Where MPI has found a way that this host's addresses do not tell of, NCCL
+// may.
+void KeepNcclTo(const std::string& network, const Notice& notice) {
+  if (network.empty()) return;
+  const auto interfaces = InterfacesInNetwork(network);
+  if (interfaces.ok()) return ConnectOver(*interfaces);
+  notice(absl::StrCat("NCCL chooses its network itself: ", interfaces.status().message()));
+}
+
 absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flags,
                                                 const ProcessGrid& grid,
                                                 const MpiSession& session) {
@@ -116,6 +128,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
     place = places[static_cast<size_t>(session.rank())];
   }
   ASSIGN_OR_RETURN(options.device, DeviceOf(flags.rank, session, place, options.on_notice));
+  if (options.device.gpu.has_value()) KeepNcclTo(flags.network, options.on_notice);
   options.stage.num_load_threads = options.device.cpu.num_threads;
   options.stage.on_notice = options.on_notice;
   if (flags.rank.weight_cache != "none") options.stage.weight_cache = flags.rank.weight_cache;
@@ -233,6 +246,13 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->group(link);
   command->add_flag("--announce", options->announce, "say that the process runs before MPI starts")
       ->group("");  // for the launcher
+  command
+      ->add_option("--network", options->network,
+                   "where NCCL's sockets connect: 10.0.0.0/24, or an interface (default: what NCCL "
+                   "chooses)")
+      ->type_name("NET")
+      ->check([](const std::string& text) { return std::string(CheckNetwork(text).message()); }, "")
+      ->group("Layout");
   command
       ->add_flag("--allow-tp-across-nodes", options->allow_tp_across_nodes,
                  "let tensor parallel groups span hosts, which is slow")

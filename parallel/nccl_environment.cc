@@ -5,10 +5,16 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace lockstep {
 
 void LeaveRecordingsUnregistered() { ::setenv("NCCL_GRAPH_REGISTER", "0", 0); }
+
+void ConnectOver(const std::vector<std::string>& interfaces) {
+  // "=": these names, not all that begin so.
+  ::setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", absl::StrJoin(interfaces, ",")).c_str(), 0);
+}
 
 void LetRanksShareAGpu() {
   char host[256] = {};

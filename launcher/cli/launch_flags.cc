@@ -28,7 +28,8 @@ void AddLaunchFlags(CLI::App& command, LaunchFlags& flags) {
       ->group(group);
   command
       .add_option("--network", flags.network,
-                  "the ranks' network: 10.0.0.0/24, or an interface (default: any)")
+                  "the ranks' network, for MPI and NCCL's sockets: 10.0.0.0/24, or an interface "
+                  "(default: any)")
       ->type_name("NET")
       ->group(group);
   command.add_option("--mpi-ports", flags.mpi_ports, "where MPI may listen (default: any port)")

@@ -232,6 +232,7 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   arguments.insert(arguments.end(), tls.begin(), tls.end());
   arguments.push_back("--announce");
   if (launch.allow_tp_across_nodes) arguments.push_back("--allow-tp-across-nodes");
+  if (!launch.network.empty()) arguments.insert(arguments.end(), {"--network", launch.network});
   if (!launch.host_places.empty()) {
     arguments.insert(arguments.end(), {"--host-places", launch.host_places});
   }

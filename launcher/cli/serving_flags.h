@@ -67,6 +67,7 @@ struct WorkerLaunch {
   int64_t num_kv_blocks = 0;  // 0: as many as a rank has room for
   bool allow_tp_across_nodes = false;
   RankTlsFlags tls;
+  std::string network;        // of ranks on several hosts; empty: any
   std::string host_places;    // launcher/cli/host_places.h; empty: the job's own ranks alone
   std::string weight_memory;  // socket of a WeightMemory; empty: none
 };

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -97,6 +98,22 @@ bool HasAnyPrefix(absl::string_view text, std::initializer_list<const char*> pre
                      [&](const char* prefix) { return absl::StartsWith(text, prefix); });
 }
 
+// What ranks read of this environment, for mpirun takes its own settings alone to other hosts (srun
+// takes all): NCCL's, and where the plugin is. Not what names something of one host, as
+// CUDA_VISIBLE_DEVICES does.
+void AddExports(std::vector<std::string>& command) {
+  // Who lists by this setting what is exported has said it all: mpirun refuses -x beside it.
+  if (std::getenv("OMPI_MCA_mca_base_env_list") != nullptr) return;
+  std::set<std::string> names;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    if (HasAnyPrefix(*entry, {"NCCL_", "LOCKSTEP_CUDA_"}) &&
+        !HasAnyPrefix(*entry, {"NCCL_HOSTID="})) {
+      names.insert(std::string(*entry, std::strcspn(*entry, "=")));
+    }
+  }
+  for (const std::string& name : names) command.insert(command.end(), {"-x", name});
+}
+
 }  // namespace
 
 std::vector<std::string> LocalMpiCommand(const fs::path& mpirun, int world_size,
@@ -144,6 +161,7 @@ std::vector<std::string> HostsMpiCommand(const fs::path& mpirun, const HostsLaun
       MpirunCommand(mpirun, settings,
                     {"--hostfile", launch.rank_file.string(), "--map-by", "seq", "-n",
                      absl::StrCat(launch.world_size)});
+  AddExports(command);
   command.insert(command.end(), worker.begin(), worker.end());
   return command;
 }

@@ -40,7 +40,8 @@ struct HostsLaunch {
   std::optional<PortRange> ports;  // of MPI's listeners; empty: any
 };
 
-// The same over hosts. What the environment sets (OMPI_MCA_...) is not set again.
+// The same over hosts. What the environment sets (OMPI_MCA_...) is not set again; what it tells
+// NCCL (NCCL_...) and the plugin (LOCKSTEP_CUDA_...) ranks hear on every host.
 std::vector<std::string> HostsMpiCommand(const std::filesystem::path& mpirun,
                                          const HostsLaunch& launch,
                                          const std::vector<std::string>& worker);

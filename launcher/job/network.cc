@@ -78,18 +78,33 @@ bool Contains(const Network& network, const ifaddrs& each) {
   return (ntohl(address->sin_addr.s_addr) & network.mask) == network.address;
 }
 
-// The first address of this host that satisfies the condition, IPv4 before IPv6.
-std::optional<std::string> FindOwnAddress(const std::function<bool(const ifaddrs&)>& condition) {
+struct OwnAddress {
+  std::string interface;
+  std::string address;
+};
+
+// The addresses of this host that satisfy the condition, IPv4 before IPv6.
+std::vector<OwnAddress> OwnAddresses(const std::function<bool(const ifaddrs&)>& condition) {
+  std::vector<OwnAddress> found;
   ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return std::nullopt;
+  if (::getifaddrs(&list) != 0) return found;
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, &::freeifaddrs);
   for (const int family : {AF_INET, AF_INET6}) {
     for (const ifaddrs* each = list; each != nullptr; each = each->ifa_next) {
       if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != family) continue;
-      if ((each->ifa_flags & IFF_UP) != 0 && condition(*each)) return Numeric(each->ifa_addr);
+      if ((each->ifa_flags & IFF_UP) == 0 || !condition(*each)) continue;
+      found.push_back({each->ifa_name, Numeric(each->ifa_addr)});
     }
   }
-  return std::nullopt;
+  return found;
+}
+
+absl::StatusOr<std::vector<OwnAddress>> AddressesIn(absl::string_view text) {
+  ASSIGN_OR_RETURN(const Network network, ParseNetwork(text));
+  std::vector<OwnAddress> found =
+      OwnAddresses([&](const ifaddrs& each) { return Contains(network, each); });
+  if (!found.empty()) return found;
+  return absl::NotFoundError(absl::StrCat("this host has no address in the network ", text));
 }
 
 }  // namespace
@@ -109,10 +124,19 @@ absl::StatusOr<PortRange> ParsePortRange(absl::string_view text) {
 absl::Status CheckNetwork(absl::string_view network) { return ParseNetwork(network).status(); }
 
 absl::StatusOr<std::string> AddressInNetwork(absl::string_view text) {
-  ASSIGN_OR_RETURN(const Network network, ParseNetwork(text));
-  const auto found = FindOwnAddress([&](const ifaddrs& each) { return Contains(network, each); });
-  if (found) return *found;
-  return absl::NotFoundError(absl::StrCat("this host has no address in the network ", text));
+  ASSIGN_OR_RETURN(const std::vector<OwnAddress> found, AddressesIn(text));
+  return found.front().address;
+}
+
+absl::StatusOr<std::vector<std::string>> InterfacesInNetwork(absl::string_view text) {
+  ASSIGN_OR_RETURN(const std::vector<OwnAddress> found, AddressesIn(text));
+  std::vector<std::string> names;
+  for (const OwnAddress& each : found) {
+    if (std::find(names.begin(), names.end(), each.interface) == names.end()) {
+      names.push_back(each.interface);
+    }
+  }
+  return names;
 }
 
 absl::StatusOr<std::optional<std::string>> AddressTowards(const std::string& host) {
@@ -136,8 +160,9 @@ absl::StatusOr<std::optional<std::string>> AddressTowards(const std::string& hos
         absl::StrCat("there is no route to the host ", host, ": ", std::strerror(errno)));
   }
   const std::string target = Numeric(list->ai_addr);
-  if (FindOwnAddress([&](const ifaddrs& each) { return Numeric(each.ifa_addr) == target; }) ||
-      absl::StartsWith(target, "127.")) {
+  const std::vector<OwnAddress> own_target =
+      OwnAddresses([&](const ifaddrs& each) { return Numeric(each.ifa_addr) == target; });
+  if (!own_target.empty() || absl::StartsWith(target, "127.")) {
     return std::nullopt;
   }
   return Numeric(reinterpret_cast<const sockaddr*>(&own));

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +23,8 @@ absl::StatusOr<PortRange> ParsePortRange(absl::string_view text);
 absl::Status CheckNetwork(absl::string_view network);
 // This host's address in it. NOT_FOUND when it has none there.
 absl::StatusOr<std::string> AddressInNetwork(absl::string_view network);
+// The names of this host's interfaces that have one, each once. As above.
+absl::StatusOr<std::vector<std::string>> InterfacesInNetwork(absl::string_view network);
 
 // This host's address towards another one, by name or number; nothing when `host` is this host.
 // NOT_FOUND when the name has no address, UNAVAILABLE when there is no route.

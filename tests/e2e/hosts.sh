@@ -77,10 +77,11 @@ make_hosts() {
   done
   cat >"$rsh_agent" <<AGENT
 #!/bin/sh
-# HOST COMMAND...
+# HOST COMMAND... The caller's environment stays behind, as it does with ssh.
 read -r init <"$hosts_dir/\$1.pid" || exit 255
 shift
-exec nsenter -t "\$init" --net --uts --ipc --mount --pid -- /bin/sh -c "\$*"
+exec env -i PATH="\$PATH" HOME="\$HOME" LSAN_OPTIONS="${LSAN_OPTIONS:-}" TSAN_OPTIONS="${TSAN_OPTIONS:-}" \\
+  nsenter -t "\$init" --net --uts --ipc --mount --pid -- /bin/sh -c "\$*"
 AGENT
   chmod +x "$rsh_agent"
 }

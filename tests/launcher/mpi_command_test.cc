@@ -9,7 +9,9 @@ namespace lockstep {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 TEST(JobEnvironmentTest, LeavesOutAnEnclosingLaunch) {
@@ -98,6 +100,32 @@ TEST(MpiCommandTest, OverHostsTheEnvironmentsSettingsStand) {
   EXPECT_EQ(Setting(HostsMpiCommand("mpirun", launch, {"r"}), "plm_rsh_agent"), "/opt/agent");
   ::unsetenv("OMPI_MCA_btl");
   ::unsetenv("OMPI_MCA_plm_rsh_agent");
+}
+
+// The variables that ranks on other hosts get of this environment.
+std::vector<std::string> Exports() {
+  const auto command = HostsMpiCommand("mpirun", HostsLaunch(), {"r", "-x", "not mpirun's"});
+  std::vector<std::string> names;
+  for (size_t i = 0; i + 3 < command.size(); ++i) {
+    if (command[i] == "-x") names.push_back(command[i + 1]);
+  }
+  return names;
+}
+
+TEST(MpiCommandTest, OverHostsRanksHearWhatNcclIsTold) {
+  ::setenv("NCCL_P2P_DISABLE", "1", 1);
+  ::setenv("NCCL_SOCKET_IFNAME", "eth0", 1);
+  ::setenv("LOCKSTEP_CUDA_PLUGIN", "/opt/plugin.so", 1);
+  ::setenv("NCCL_HOSTID", "a", 1);  // of one host, as are its GPUs' numbers
+  ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+  EXPECT_THAT(Exports(),
+              ElementsAre("LOCKSTEP_CUDA_PLUGIN", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME"));
+  ::setenv("OMPI_MCA_mca_base_env_list", "NCCL_P2P_DISABLE", 1);
+  EXPECT_THAT(Exports(), IsEmpty()) << "mpirun takes one or the other";
+  for (const char* name : {"NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "LOCKSTEP_CUDA_PLUGIN",
+                           "NCCL_HOSTID", "CUDA_VISIBLE_DEVICES", "OMPI_MCA_mca_base_env_list"}) {
+    ::unsetenv(name);
+  }
 }
 
 TEST(MpiCommandTest, EndsWithTheWorkersCommandLine) {

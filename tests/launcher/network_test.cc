@@ -16,8 +16,17 @@ TEST(NetworkTest, LoopbackIsFoundByNameAndByNumber) {
   }
 }
 
+TEST(NetworkTest, InterfacesAreFoundByNameAndByNumber) {
+  for (const char* network : {"lo", "127.0.0.0/8"}) {
+    const auto interfaces = InterfacesInNetwork(network);
+    ASSERT_TRUE(interfaces.ok()) << interfaces.status();
+    EXPECT_EQ(*interfaces, std::vector<std::string>{"lo"}) << "IPv4 and IPv6 are one interface";
+  }
+}
+
 TEST(NetworkTest, ANetworkElsewhereIsNotFound) {
   for (const char* network : {"203.0.113.0/24", "nosuchif0"}) {
+    EXPECT_EQ(InterfacesInNetwork(network).status().code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(AddressInNetwork(network).status().code(), absl::StatusCode::kNotFound) << network;
   }
 }
