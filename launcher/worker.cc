@@ -182,6 +182,10 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
   }
   auto session = StartMpi();
   if (!session.ok()) return Fail(kWorkerCommand, session.status());
+  if (flags.announce) {
+    std::printf("%s\n", kRankMetMark);
+    std::fflush(stdout);
+  }
   const absl::Status status = RunRank(flags, *session);
   if (status.ok()) return kExitOk;
   Fail(kWorkerCommand,
@@ -244,7 +248,7 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->check(Between(0, 1e6))
       ->capture_default_str()
       ->group(link);
-  command->add_flag("--announce", options->announce, "say that the process runs before MPI starts")
+  command->add_flag("--announce", options->announce, "say when the process runs, and when MPI does")
       ->group("");  // for the launcher
   command
       ->add_option("--network", options->network,

@@ -49,6 +49,9 @@ struct RankStarted {
 std::string FormatRankStarted(const RankStarted& started);  // one line, without its end
 std::optional<RankStarted> ParseRankStarted(absl::string_view text);
 
+// What it says when it has got through: from then on MPI's start holds nobody up.
+inline constexpr char kRankMetMark[] = "lockstep-rank-met";
+
 // Leaves out what mpirun, srun and Open MPI say at length and the launcher reports in a line.
 class JobOutput {
  public:

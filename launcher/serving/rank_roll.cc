@@ -51,8 +51,11 @@ std::string RankRoll::Missing(const std::string& worker_address) const {
     case Progress::kSilent:
       return absl::StrCat(ranks, " did not start");
     case Progress::kStarted:
-      return absl::StrCat(ranks, " started, but did not get through MPI's start and to ",
-                          worker_address, ": see --network and --worker-listen");
+      return absl::StrCat(ranks, " started, but did not get through MPI's start: see --network");
+    case Progress::kMet:
+      return absl::StrCat(ranks, " met over MPI, but did not get to ", worker_address,
+                          ": see --worker-listen; on GPUs ranks join over NCCL first: see ",
+                          "--network, and what they say with NCCL_DEBUG=INFO");
     case Progress::kJoined:
       return absl::StrCat(
           ranks, " joined, but could not check the links between ranks: ", "see --network");

@@ -15,6 +15,7 @@ class RankRoll {
 
   // Ranks outside the job are ignored: its output may say anything.
   void Started(int rank, const RankStarted& started);
+  void Met(int rank) { Advance(rank, Progress::kMet); }  // the others, over MPI
   void Joined(int rank) { Advance(rank, Progress::kJoined); }
   void Checked(int rank) { Advance(rank, Progress::kChecked); }
 
@@ -24,7 +25,7 @@ class RankRoll {
   std::string Missing(const std::string& worker_address) const;
 
  private:
-  enum class Progress { kSilent, kStarted, kJoined, kChecked };
+  enum class Progress { kSilent, kStarted, kMet, kJoined, kChecked };
   struct Rank {
     std::string host;
     Progress progress = Progress::kSilent;

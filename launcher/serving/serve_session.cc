@@ -222,6 +222,7 @@ void ServeSession::HandleJobLine(Job& job, const JobLine& parsed) {
     if (const auto started = ParseRankStarted(parsed.text)) {
       return job.roll.Started(*parsed.rank, *started);
     }
+    if (parsed.text == kRankMetMark) return job.roll.Met(*parsed.rank);
     // Told in the launcher's own error instead, once and not by every rank.
     if (absl::StartsWith(parsed.text, kWorkerErrorPrefix)) {
       if (job.rank_error.empty()) {

@@ -32,11 +32,16 @@ TEST_F(RankRollTest, RanksThatNeverStartedAreNamedWithTheirHosts) {
   EXPECT_EQ(Missing(), "rank 2 on b did not start");
 }
 
-TEST_F(RankRollTest, RanksThatDidNotJoinAreNamedWithTheAddress) {
+TEST_F(RankRollTest, RanksThatDidNotJoinAreNamedWithWhatTheyGotStuckAt) {
   for (int rank = 0; rank < 5; ++rank) roll_.Started(rank, {rank < 4 ? "x" : "y", rank});
-  roll_.Joined(0);
+  roll_.Met(0);
   EXPECT_THAT(Missing(), HasSubstr("ranks 1-3 on x, rank 4 on y started"));
+  EXPECT_THAT(Missing(), HasSubstr("MPI's start: see --network"));
+  for (int rank = 1; rank < 5; ++rank) roll_.Met(rank);
+  roll_.Joined(0);
+  EXPECT_THAT(Missing(), HasSubstr("ranks 1-3 on x, rank 4 on y met over MPI"));
   EXPECT_THAT(Missing(), HasSubstr("10.0.0.1:7"));
+  EXPECT_THAT(Missing(), HasSubstr("NCCL"));
 }
 
 TEST_F(RankRollTest, RanksWhoseLinksDoNotWorkAreNamed) {
