@@ -17,6 +17,7 @@
 #include "launcher/cli/device_choice.h"
 #include "launcher/cli/host_places.h"
 #include "launcher/cli/serving_flags.h"
+#include "launcher/cli/values.h"
 #include "launcher/job/job_output.h"
 #include "launcher/job/network.h"
 #include "launcher/job/parent_watch.h"
@@ -84,6 +85,19 @@ absl::StatusOr<int64_t> MaxModelLen(const ModelFlags& flags) {
   return checkpoint->config().max_position_embeddings;
 }
 
+// One rank of each stage speaks: what one of them finds is mostly true of its stage, whose ranks
+// are on one host, and need not be of the others.
+Notice NoticeOf(const ProcessGrid& grid, int rank) {
+  if (grid.tp_rank_of(rank) != 0) return [](const std::string&) {};
+  RankNotice notice = {.rank = rank, .host = HostName(), .stage = std::nullopt, .text = ""};
+  if (grid.pp() > 1) notice.stage = grid.stage_of(rank);
+  return [notice](const std::string& text) {
+    RankNotice told = notice;
+    told.text = OneLine(text);
+    std::fprintf(stderr, "%s\n", FormatNotice(told).c_str());
+  };
+}
+
 // Before NCCL starts. Where MPI has found a way that this host's addresses do not tell of, NCCL
 // may.
 void KeepNcclTo(const std::string& network, const Notice& notice) {
@@ -104,9 +118,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.epoch = flags.epoch;
   options.replica = flags.replica;
   options.rejoin_window = absl::Seconds(flags.rejoin_seconds);
-  options.on_notice = [rank = session.rank()](const std::string& text) {
-    if (rank == 0) std::fprintf(stderr, "rank 0 on %s: %s\n", HostName().c_str(), text.c_str());
-  };
+  options.on_notice = NoticeOf(grid, session.rank());
   options.grid = grid;
   options.rank = session.rank();
   options.host = HostName();

@@ -122,6 +122,7 @@ namespace {
 
 constexpr absl::string_view kStartedMark = "lockstep-rank-started ";
 constexpr size_t kMaxBannerLines = 100;
+constexpr size_t kMaxNotices = 1000;  // that are kept to compare with
 
 bool ContainsAny(absl::string_view text, std::initializer_list<const char*> parts) {
   return std::any_of(parts.begin(), parts.end(),
@@ -183,6 +184,23 @@ std::optional<RankStarted> ParseRankStarted(absl::string_view text) {
   return started;
 }
 
+std::string FormatNotice(const RankNotice& notice) {
+  return absl::StrCat("rank ", notice.rank, " on ", notice.host,
+                      notice.stage ? absl::StrCat(", stage ", *notice.stage) : "", ": ",
+                      notice.text);
+}
+
+bool JobOutput::HasBeenNoticed(const JobLine& line) {
+  const size_t end_of_name = line.text.find(": ");
+  if (!line.rank || end_of_name == std::string::npos ||
+      !absl::StartsWith(line.text, absl::StrCat("rank ", *line.rank, " on ")) ||
+      noticed_.size() >= kMaxNotices) {
+    return false;
+  }
+  const auto noticed = noticed_.emplace(line.text.substr(end_of_name + 2), *line.rank).first;
+  return noticed->second != *line.rank;
+}
+
 std::vector<JobLine> JobOutput::Take(absl::string_view line) {
   JobLine parsed = ParseJobLine(line);
   const auto banner = banners_.find(parsed.rank);
@@ -191,7 +209,7 @@ std::vector<JobLine> JobOutput::Take(absl::string_view line) {
       banners_[parsed.rank];
       return {};
     }
-    if (IsNoise(parsed.text)) return {};
+    if (IsNoise(parsed.text) || HasBeenNoticed(parsed)) return {};
     if (!parsed.rank) last_words_ = parsed.text;
     return {std::move(parsed)};
   }

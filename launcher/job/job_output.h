@@ -52,20 +52,33 @@ std::optional<RankStarted> ParseRankStarted(absl::string_view text);
 // What it says when it has got through: from then on MPI's start holds nobody up.
 inline constexpr char kRankMetMark[] = "lockstep-rank-met";
 
+// What a rank has found that operators may want to read, in one line. Ranks that speak for a
+// pipeline stage, where there are several, say which.
+struct RankNotice {
+  int rank = 0;
+  std::string host;
+  std::optional<int> stage;
+  std::string text;
+};
+std::string FormatNotice(const RankNotice& notice);
+
 // Leaves out what mpirun, srun and Open MPI say at length and the launcher reports in a line.
 class JobOutput {
  public:
   // What is left of a further line of the job. Banners, which stand between lines of dashes, are
-  // held back until they are complete.
+  // held back until they are complete. What a rank notices that another one has noticed in the same
+  // words is left out.
   std::vector<JobLine> Take(absl::string_view line);
 
   // Why ranks could not be started, as far as the words of mpirun and its remote shell tell.
   const std::string& start_failure() const { return start_failure_; }
 
  private:
+  bool HasBeenNoticed(const JobLine& line);
   std::vector<JobLine> EndBanner(std::optional<int> rank, std::vector<std::string> banner);
 
   std::map<std::optional<int>, std::vector<std::string>> banners_;  // open ones, by writer
+  std::map<std::string, int> noticed_;                              // by which rank first
   std::string last_words_;                                          // of the remote shell
   std::string start_failure_;
 };

@@ -110,6 +110,20 @@ TEST_F(JobOutputTest, RanksAreHeard) {
               ElementsAre("2: out of luck", "3: hello"));
 }
 
+TEST_F(JobOutputTest, WhatSeveralStagesNoticeIsToldOnce) {
+  EXPECT_EQ(FormatNotice({0, "a", std::nullopt, "no peers"}), "rank 0 on a: no peers");
+  const std::string first = FormatNotice({0, "a", 0, "no peers"});
+  const std::string same = FormatNotice({8, "b", 1, "no peers"});
+  const std::string other = FormatNotice({8, "b", 1, "wrong sums"});
+  EXPECT_EQ(other, "rank 8 on b, stage 1: wrong sums");
+  EXPECT_THAT(Shown({("[1,0]<stderr>:" + first).c_str(), ("[1,8]<stderr>:" + same).c_str(),
+                     ("[1,8]<stderr>:" + other).c_str(), ("[1,0]<stderr>:" + first).c_str()}),
+              ElementsAre("0: " + first, "8: " + other, "0: " + first));
+  // Not what they print otherwise.
+  EXPECT_THAT(Shown({"[1,0]<stderr>:hello: you", "[1,8]<stderr>:hello: you"}),
+              ElementsAre("0: hello: you", "8: hello: you"));
+}
+
 TEST_F(JobOutputTest, KnownBannersAreLeftOutAndOthersShown) {
   EXPECT_THAT(Shown({kRule, "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD",
                      "with errorcode 1.", "", "NOTE: invoking MPI_ABORT causes ...", kRule}),
