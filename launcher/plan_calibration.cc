@@ -88,7 +88,7 @@ int RunCalibration(const PlanOptions& options) {
     std::fprintf(stderr, "lockstep plan: %s\n", text.c_str());
   });
   if (!gpus.ok()) return Fail("plan", gpus.status());
-  const std::string device = gpus->has_value() ? "cuda" : "cpu";
+  const std::string device = gpus->gpus.has_value() ? "cuda" : "cpu";
   const auto path = ProfilePath(options.calibrate, device);
   if (!path.ok()) return FailUsage("plan", std::string(path.status().message()));
   if (const absl::Status ready = MakeRoomFor(*path); !ready.ok()) return Fail("plan", ready);

@@ -65,8 +65,9 @@ struct RanksDevices {
   bool are_gpus = false;     // or may be
   bool are_unknown = false;  // ranks on hosts elsewhere look for themselves
   bool multiply_fp8 = false;
-  std::string name;          // of a GPU
-  int64_t memory_bytes = 0;  // of all of them
+  std::string name;              // of a GPU
+  int64_t memory_bytes = 0;      // of all of them
+  std::string why_no_gpus = {};  // where they were looked for
 };
 
 // Ranks on other hosts cannot reach memory of this process.
@@ -84,13 +85,14 @@ absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& 
     const bool may_be_gpus = rank.device != "cpu";
     return RanksDevices{may_be_gpus, may_be_gpus, may_be_gpus, "", int64_t{1} << 60};
   }
-  ASSIGN_OR_RETURN(const auto here, GpusFor(rank.device));
+  ASSIGN_OR_RETURN(const DeviceSearch search, GpusFor(rank.device));
   RanksDevices devices;
-  if (!here.has_value()) {
+  if (!search.gpus.has_value()) {
+    devices.why_no_gpus = std::string(search.why_none.message());
     devices.memory_bytes = AvailableMemoryBytes() * launch.num_hosts();
     return devices;
   }
-  const std::vector<AcceleratorInfo>& gpus = here->gpus;
+  const std::vector<AcceleratorInfo>& gpus = search.gpus->gpus;
   RETURN_IF_ERROR(CheckGpus(gpus, launch.max_ranks_per_host()));
   if (launch.kind == LaunchPlan::Kind::kThisHost) {  // elsewhere ranks may see others
     RETURN_IF_ERROR(CheckGpusOfThisHost(gpus, launch.max_ranks_per_host(), rank.shares_gpus));
@@ -113,15 +115,19 @@ absl::Duration PreflightLimit(const LaunchFlags& flags, bool on_gpus) {
 }
 
 absl::Status CheckFormats(const ServeOptions& options, const RanksDevices& devices) {
+  const std::string why =
+      devices.why_no_gpus.empty() ? "" : absl::StrCat("; no GPU is used: ", devices.why_no_gpus);
   if (options.model.quantize == "fp8" && !devices.multiply_fp8) {
     return absl::InvalidArgumentError(
         devices.are_gpus
             ? absl::StrCat("--quantize fp8 is for GPUs of compute capability 8.9 or later; ",
                            devices.name, " cannot multiply e4m3")
-            : "--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 and int4");
+            : absl::StrCat("--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 "
+                           "and int4",
+                           why));
   }
   if (!devices.are_gpus && options.rank.dtype == "f16") {
-    return absl::InvalidArgumentError(kNoF16OnCpus);
+    return absl::InvalidArgumentError(absl::StrCat(kNoF16OnCpus, why));
   }
   return absl::OkStatus();
 }
@@ -136,10 +142,11 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(const RanksDevices devices, DevicesOf(options.rank, plan.launch));
   plan.on_gpus = devices.are_gpus;
   RETURN_IF_ERROR(CheckFormats(options, devices));
-  ASSIGN_OR_RETURN(plan.capacity,
-                   PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
-                                 devices.are_gpus, devices.multiply_fp8, options.kv_cache,
-                                 devices.memory_bytes / num_replicas, devices.are_unknown}));
+  ASSIGN_OR_RETURN(
+      plan.capacity,
+      PlanCapacity({plan.summary.config, options.model, options.rank.dtype, devices.are_gpus,
+                    devices.multiply_fp8, options.kv_cache, devices.memory_bytes / num_replicas,
+                    devices.are_unknown, devices.why_no_gpus}));
   if ((plan.on_gpus || !plan.launch.uses_this_host) && !options.kv_cache.gib.has_value() &&
       !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for

@@ -44,9 +44,10 @@ absl::Status CheckAlike(std::span<const RankGpus> ranks) {
     first = std::min(first, rank);
   }
   if (with == ranks.size() || without == ranks.size()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(Name(ranks, with), " has a GPU, ", Name(ranks, without),
-                   " has none: give all ranks GPUs, or --device cpu"));
+  const std::string& why = ranks[without].why_none;
+  return absl::FailedPreconditionError(absl::StrCat(
+      Name(ranks, with), " has a GPU, ", Name(ranks, without), " has none",
+      why.empty() ? "" : absl::StrCat(" (", why, ")"), ": give all ranks GPUs, or --device cpu"));
 }
 
 // "2 GPUs that are seen there (0000:01:00.0, 0000:02:00.0)".

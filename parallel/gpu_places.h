@@ -31,6 +31,7 @@ struct RankGpus {
   std::string host;  // as shown to operators
   HostPlace place;
   std::vector<SeenGpu> gpus;  // none: it computes on CPUs
+  std::string why_none = {};  // for operators; empty where nobody has looked for GPUs
 };
 
 struct GpuPlace {

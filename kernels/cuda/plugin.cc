@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -109,16 +110,38 @@ absl::StatusOr<AcceleratorInfo> Describe(int device, int num_devices) {
   return info;
 }
 
+// "12.4" of 12040.
+std::string ShowVersion(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+// Without a driver the runtime says that it is too old.
+absl::Status WhyNone(cudaError_t error) {
+  int driver = 0;  // the CUDA that it is for; 0: there is none
+  int runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  std::string text =
+      absl::StrCat("no GPU can be used here: ",
+                   error == cudaSuccess ? "the driver shows none" : cudaGetErrorString(error),
+                   driver == 0 ? "; no driver answers"
+                               : absl::StrCat("; the driver is for CUDA ", ShowVersion(driver)),
+                   ", the plugin was built with CUDA ", ShowVersion(runtime));
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {
+    absl::StrAppend(&text, "; CUDA_VISIBLE_DEVICES is '", visible, "'");
+  }
+  absl::StrAppend(&text, error == cudaErrorInsufficientDriver && driver != 0
+                             ? "; install a later driver, or build with an earlier CUDA"
+                             : "; does nvidia-smi show one?");
+  return absl::UnavailableError(text);
+}
+
 class CudaAccelerator final : public Accelerator {
  public:
   absl::StatusOr<std::vector<AcceleratorInfo>> Devices() override {
     int count = 0;
-    // Without a driver the runtime says that it is too old.
     if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
-      return absl::UnavailableError(
-          absl::StrCat("no GPU can be used here: ",
-                       error == cudaSuccess ? "the driver shows none" : cudaGetErrorString(error),
-                       "; does nvidia-smi show one?"));
+      return WhyNone(error);
     }
     std::vector<AcceleratorInfo> devices;
     for (int device = 0; device < count; ++device) {

@@ -111,8 +111,8 @@ class Calibration {
     profile.host = HostName();
     profile.date = Today();
     profile.cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    ASSIGN_OR_RETURN(const auto gpus, GpusFor(options_.device));
-    ASSIGN_OR_RETURN(profile.device, DeviceOfProfile(gpus));
+    ASSIGN_OR_RETURN(const DeviceSearch search, GpusFor(options_.device));
+    ASSIGN_OR_RETURN(profile.device, DeviceOfProfile(search.gpus));
     profile.backend = profile.device.kind;
     if (profile.device.is_gpu()) return profile;
     ASSIGN_OR_RETURN(const auto backend, MakeCpuBackend({1}));

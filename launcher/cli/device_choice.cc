@@ -10,6 +10,7 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/base/host_name.h"
 #include "launcher/cli/host_places.h"
+#include "launcher/cli/values.h"
 
 namespace lockstep {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 // A field to a line, as ranks of one program tell each other.
 std::string Serialize(const RankGpus& rank) {
   return absl::StrCat(rank.node, "\n", rank.host, "\n", FormatHostPlaces({&rank.place, 1}), "\n",
+                      rank.why_none, "\n",
                       absl::StrJoin(rank.gpus, "\n", [](std::string* out, const SeenGpu& gpu) {
                         absl::StrAppend(out, gpu.uuid, " ", gpu.bus_id);
                       }));
@@ -31,7 +33,8 @@ absl::StatusOr<RankGpus> Parse(const std::string& text) {
   }
   rank.host = lines[1];
   rank.place = place->front();
-  for (size_t i = 3; i < lines.size(); ++i) {
+  if (lines.size() > 3) rank.why_none = lines[3];
+  for (size_t i = 4; i < lines.size(); ++i) {
     if (lines[i].empty()) continue;
     const std::pair<std::string, std::string> words =
         absl::StrSplit(lines[i], absl::MaxSplits(' ', 1));
@@ -69,17 +72,18 @@ absl::Status CheckGpusOfThisHost(const std::vector<AcceleratorInfo>& gpus, int n
   return CheckSharing(ranks, may_share);
 }
 
-absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device, const Notice& notice) {
-  if (device == "cpu") return std::nullopt;
+absl::StatusOr<DeviceSearch> GpusFor(const std::string& device) {
+  DeviceSearch search;
+  if (device == "cpu") return search;
   absl::StatusOr<GpusHere> gpus = FindGpus();
-  if (device == "auto" && !gpus.ok()) {
-    if (!absl::IsNotFound(gpus.status()) && notice != nullptr) {
-      notice(absl::StrCat("GPUs are left alone: ", gpus.status().message()));
-    }
-    return std::nullopt;
+  if (gpus.ok()) {
+    search.gpus = *std::move(gpus);
+  } else if (device == "auto") {
+    search.why_none = gpus.status();
+  } else {
+    return gpus.status();
   }
-  RETURN_IF_ERROR(gpus.status());
-  return *std::move(gpus);
+  return search;
 }
 
 absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
@@ -89,8 +93,13 @@ absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession&
       .host = HostName(),
       .place = place.value_or(HostPlace{session.rank_on_node(), session.num_ranks_on_node()}),
       .gpus = {}};
-  ASSIGN_OR_RETURN(const auto gpus, GpusFor(flags.device, notice));
-  if (gpus.has_value()) mine.gpus = Seen(gpus->gpus);
+  ASSIGN_OR_RETURN(const DeviceSearch search, GpusFor(flags.device));
+  if (search.gpus.has_value()) mine.gpus = Seen(search.gpus->gpus);
+  mine.why_none = OneLine(search.why_none.message());
+  // Without a driver nobody expects them.
+  if (!search.why_none.ok() && !absl::IsNotFound(search.why_none) && notice != nullptr) {
+    notice(absl::StrCat("GPUs are left alone: ", search.why_none.message()));
+  }
   ASSIGN_OR_RETURN(const std::vector<RankGpus> ranks, TellEachOther(session, mine));
   DeviceOptions device;
   ASSIGN_OR_RETURN(device.gpu, PlaceOnGpu(ranks, session.rank()));

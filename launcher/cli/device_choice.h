@@ -16,13 +16,15 @@ namespace lockstep {
 
 using Notice = std::function<void(const std::string&)>;  // what operators may want to read
 
-// RankFlags::device on this host: its GPUs, or nothing for its CPUs. Errors as FindGpus when GPUs
-// were asked for. notice may be null.
-absl::StatusOr<std::optional<GpusHere>> GpusFor(const std::string& device,
-                                                const Notice& notice = nullptr);
+struct DeviceSearch {
+  std::optional<GpusHere> gpus;  // nothing: the CPUs
+  absl::Status why_none;         // FindGpus's error; OK where nobody has looked for them
+};
+// RankFlags::device on this host. Errors as FindGpus when GPUs were asked for.
+absl::StatusOr<DeviceSearch> GpusFor(const std::string& device);
 
 // Of this rank of the job; collective over the job. place: nothing where the job's ranks are all of
-// their hosts. Errors as GpusFor, PlaceOnGpu and CheckSharing.
+// their hosts. notice may be null. Errors as GpusFor, PlaceOnGpu and CheckSharing.
 absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
                                        std::optional<HostPlace> place = std::nullopt,
                                        const Notice& notice = nullptr);

@@ -30,6 +30,7 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
         inputs.on_gpus
             ? " may be taken of the ranks' GPUs (--gpu-memory-utilization): use more GPUs"
             : " are available on this host",
+        inputs.why_no_gpus.empty() ? "" : absl::StrCat("; no GPU is used: ", inputs.why_no_gpus),
         inputs.multiplies_fp8 && inputs.model.quantize == "none" ? ", or --quantize fp8" : ""));
   }
   if (capacity.num_kv_blocks < 1) {

@@ -121,6 +121,7 @@ TEST_F(GpuChoiceTest, AllOrNoRanksHaveGpus) {
   auto ranks = StartBoundRanks("127.0.0.1:1", "0", "$OMPI_COMM_WORLD_RANK");
   EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
   EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("has a GPU, rank 0 on"));
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("has none (no GPU can be used here: "));
 }
 
 }  // namespace

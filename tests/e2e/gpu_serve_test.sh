@@ -85,6 +85,7 @@ refused() { # pattern, plugin, flags...: one line that says so
 
 if [ $# -eq 0 ]; then
   refused "/nowhere.so" /nowhere.so --device cuda
+  refused "fp8 is for GPUs.*no GPU is used: .*/nowhere.so" /nowhere.so --quantize fp8
   refused "int8 and int4 weights" "$plugin" --device cuda --quantize int8
   refused "dtype f16 is for GPUs" "$plugin" --device cpu --dtype float16
   # Which only the emulation can be.
@@ -94,6 +95,8 @@ if [ $# -eq 0 ]; then
     LOCKSTEP_CUDA_ECC_AFTER=100 \
       refused "^lockstep serve: .*rank 0.*killed by signal 6.*uncorrectable ECC error .* on GPU 0 \(0000:01:00.0\)" \
       "$plugin" --device cuda
+    LOCKSTEP_CUDA_DRIVER=12.4 refused "the driver is for CUDA 12.4, the plugin was built with CUDA 13.0" "$plugin" --device cuda
+    CUDA_VISIBLE_DEVICES=7 LOCKSTEP_CUDA_DEVICES=0 refused "no CUDA-capable.*CUDA_VISIBLE_DEVICES is '7'" "$plugin" --device cuda
     LOCKSTEP_CUDA_MEMORY_GIB=0.001 refused "may be taken of the ranks' GPUs" "$plugin" --device cuda
   fi
 fi

@@ -32,8 +32,8 @@ class CapacityTest : public ::testing::Test {
     model_.max_num_seqs = 5;
   }
   absl::StatusOr<Capacity> Plan() {
-    return PlanCapacity(
-        {config_, model_, dtype_, on_gpus_, multiplies_fp8_, kv_cache_, available_, is_unknown_});
+    return PlanCapacity({config_, model_, dtype_, on_gpus_, multiplies_fp8_, kv_cache_, available_,
+                         is_unknown_, why_no_gpus_});
   }
   ModelConfig config_ = SmallConfig();
   ModelFlags model_;
@@ -43,6 +43,7 @@ class CapacityTest : public ::testing::Test {
   KvCacheFlags kv_cache_;
   int64_t available_ = int64_t{1} << 30;
   bool is_unknown_ = false;
+  std::string why_no_gpus_;
 };
 
 TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
@@ -119,6 +120,9 @@ TEST_F(CapacityTest, AGpuThatDoesNotDoIsRefusedWhereARankWouldBeOnIt) {
 TEST_F(CapacityTest, SaysWhoseMemoryIsShort) {
   available_ = 100;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("on this host"));
+  why_no_gpus_ = "no driver";
+  EXPECT_THAT(std::string(Plan().status().message()),
+              HasSubstr("on this host; no GPU is used: no driver"));
   on_gpus_ = true;
   EXPECT_THAT(std::string(Plan().status().message()),
               HasSubstr("100 B may be taken of the ranks' GPUs (--gpu-memory-utilization)"));

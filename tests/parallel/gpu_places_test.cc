@@ -82,7 +82,9 @@ TEST(GpuPlacesTest, AllOrNoneHaveGpus) {
   EXPECT_FALSE(none->has_value());
   ranks[1].gpus = Seen(kFour);
   EXPECT_THAT(PlaceOnGpu(ranks, 2).status().message(),
-              HasSubstr("rank 1 on a has a GPU, rank 0 on a has none"));
+              HasSubstr("rank 1 on a has a GPU, rank 0 on a has none: give"));
+  ranks[0].why_none = "no driver";
+  EXPECT_THAT(PlaceOnGpu(ranks, 2).status().message(), HasSubstr("has none (no driver): give"));
 }
 
 TEST(GpuPlacesTest, ALostGpuIsNotSharedInSilence) {

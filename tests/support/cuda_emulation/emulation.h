@@ -31,7 +31,8 @@ void SetThreadOrder(uint64_t seed);
 // The devices pretended: all alike. Before anything is allocated on them. For programs that do not
 // know of the emulation LOCKSTEP_CUDA_DEVICES="COUNT NAME" in the environment sets the number and
 // the name, LOCKSTEP_CUDA_FIRST_DEVICE the first, LOCKSTEP_CUDA_CAPABILITY="MAJOR.MINOR" what they
-// compute, LOCKSTEP_CUDA_MEMORY_GIB the memory, LOCKSTEP_CUDA_ECC_AFTER ecc_error_after_kernels.
+// compute, LOCKSTEP_CUDA_DRIVER="MAJOR.MINOR" the CUDA that the driver is for,
+// LOCKSTEP_CUDA_MEMORY_GIB the memory, LOCKSTEP_CUDA_ECC_AFTER ecc_error_after_kernels.
 struct Device {
   int num_devices = 1;
   int first_device = 0;  // of the machine's: the others are not seen by this process
@@ -40,6 +41,7 @@ struct Device {
   int compute_major = 9;
   int compute_minor = 0;
   bool driver_compiles_ptx = true;  // of kernels that were compiled for older devices
+  int driver_version = 13000;       // as CUDA writes 13.0, which its runtime asks for
   int64_t memory_bytes = int64_t{4} << 30;
   bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
   // cuBLASLt finds nothing else where the algorithm that needs columns by sixteens can be used.

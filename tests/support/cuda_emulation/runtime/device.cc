@@ -13,6 +13,8 @@ namespace lockstep::cuda_emulation {
 
 namespace {
 
+constexpr int kRuntimeVersion = 13000;
+
 thread_local int current_device = 0;
 thread_local bool has_chosen_device = false;
 thread_local cudaError_t last_error = cudaSuccess;
@@ -165,6 +167,7 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaGetDeviceCount(int* count) {
   return Call([&](auto&) {
+    if (TheEngine().device.driver_version < kRuntimeVersion) return cudaErrorInsufficientDriver;
     *count = TheEngine().device.num_devices;
     return *count == 0 ? cudaErrorNoDevice : cudaSuccess;
   });
@@ -220,11 +223,11 @@ cudaError_t cudaDeviceSynchronize() {
   });
 }
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = 13000;
+  *version = TheEngine().device.driver_version;
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = 13000;
+  *version = kRuntimeVersion;
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {

@@ -41,6 +41,13 @@ Engine::Engine() {
   if (const char* kernels = std::getenv("LOCKSTEP_CUDA_ECC_AFTER"); kernels != nullptr) {
     device.ecc_error_after_kernels = std::strtol(kernels, nullptr, 10);
   }
+  if (const char* driver = std::getenv("LOCKSTEP_CUDA_DRIVER"); driver != nullptr) {
+    char* minor = nullptr;
+    device.driver_version = 1000 * static_cast<int>(std::strtol(driver, &minor, 10));
+    if (*minor == '.') {
+      device.driver_version += 10 * static_cast<int>(std::strtol(minor + 1, nullptr, 10));
+    }
+  }
   if (const char* gib = std::getenv("LOCKSTEP_CUDA_MEMORY_GIB"); gib != nullptr) {
     device.memory_bytes = static_cast<int64_t>(std::strtod(gib, nullptr) * 0x1p30);
   }
