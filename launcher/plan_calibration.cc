@@ -84,11 +84,13 @@ absl::StatusOr<std::optional<plan::HostProfile>> FindPlanProfile(const PlanOptio
 }
 
 int RunCalibration(const PlanOptions& options) {
-  const auto gpus = GpusFor(options.device, [](const std::string& text) {
-    std::fprintf(stderr, "lockstep plan: %s\n", text.c_str());
-  });
-  if (!gpus.ok()) return Fail("plan", gpus.status());
-  const std::string device = gpus->gpus.has_value() ? "cuda" : "cpu";
+  const absl::StatusOr<DeviceSearch> search = GpusFor(options.device);
+  if (!search.ok()) return Fail("plan", search.status());
+  if (const absl::Status& why = search->why_none; !why.ok() && !absl::IsNotFound(why)) {
+    std::fprintf(stderr, "lockstep plan: GPUs are left alone: %s\n",
+                 std::string(why.message()).c_str());
+  }
+  const std::string device = search->gpus.has_value() ? "cuda" : "cpu";
   const auto path = ProfilePath(options.calibrate, device);
   if (!path.ok()) return FailUsage("plan", std::string(path.status().message()));
   if (const absl::Status ready = MakeRoomFor(*path); !ready.ok()) return Fail("plan", ready);
