@@ -52,7 +52,8 @@ step "3/4 Model"
 
 step "4/4 Serve on $tp x $pp ranks and ask"
 : >"$scratch/serve.log"  # is there when it is looked at, also before the server begins
-"$lockstep" serve "$model" --tp "$tp" --pp "$pp" --listen 127.0.0.1:0 >"$scratch/serve.log" 2>&1 &
+# Whatever the machine has: on fewer GPUs than ranks they share.
+"$lockstep" serve "$model" --tp "$tp" --pp "$pp" --share-gpus --listen 127.0.0.1:0 >"$scratch/serve.log" 2>&1 &
 server=$!
 address=""
 while [ -z "$address" ]; do

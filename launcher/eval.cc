@@ -45,8 +45,14 @@ struct EvalOptions {
 
 std::vector<std::string> ServeArguments(const EvalOptions& options) {
   std::vector<std::string> arguments = {
-      options.model, "--tp",          absl::StrCat(options.tp), "--pp", absl::StrCat(options.pp),
-      "--quantize",  options.quantize};
+      options.model,
+      "--tp",
+      absl::StrCat(options.tp),
+      "--pp",
+      absl::StrCat(options.pp),
+      "--quantize",
+      options.quantize,
+      "--share-gpus"};  // the layout may be larger than this host: answers count, not their speed
   if (options.threads_per_rank > 0) {
     arguments.insert(arguments.end(),
                      {"--threads-per-rank", absl::StrCat(options.threads_per_rank)});
