@@ -170,6 +170,7 @@ DeviceMemory CudaBackend::Memory() const {
       .held_bytes = held_bytes_};
   if (!options_.is_shared) {
     memory.other_bytes = std::max<int64_t>(free_at_start_ - free - memory.held_bytes, 0);
+    memory.foreign_bytes = total - free_at_start_;
   }
   // Of a device that others fill, too, not all that they leave.
   const int64_t spare = std::min((total - memory.budget_bytes) / 2, kMostSpareBytes);

@@ -128,7 +128,11 @@ std::string MemoryLine(const std::map<int, ControllerEvent>& rehearsals) {
       "Memory   rank ", fullest->first, " may fill ", FormatBytes(memory.budget_bytes),
       " of its GPU: ", FormatBytes(memory.weight_bytes), " of weights, ",
       FormatBytes(memory.step_bytes), " for steps, ", others,
-      FormatBytes(std::max<int64_t>(memory.left_bytes, 0)), " left for the KV cache");
+      FormatBytes(std::max<int64_t>(memory.left_bytes, 0)), " left for the KV cache",
+      memory.is_limited_by_others() && memory.foreign_bytes > 0
+          ? absl::StrCat("; other programs and the driver hold ", FormatBytes(memory.foreign_bytes),
+                         ": see nvidia-smi")
+          : "");
 }
 
 Json RehearsalJson(const ControllerEvent& event) {
@@ -137,7 +141,8 @@ Json RehearsalJson(const ControllerEvent& event) {
   json["gpu_memory"] = {
       {"total_bytes", event.memory->total_bytes},   {"budget_bytes", event.memory->budget_bytes},
       {"weight_bytes", event.memory->weight_bytes}, {"step_bytes", event.memory->step_bytes},
-      {"other_bytes", event.memory->other_bytes},   {"left_bytes", event.memory->left_bytes}};
+      {"other_bytes", event.memory->other_bytes},   {"foreign_bytes", event.memory->foreign_bytes},
+      {"left_bytes", event.memory->left_bytes}};
   return json;
 }
 

@@ -63,6 +63,12 @@ struct RankMemory {
   int64_t other_bytes = 0;
   int64_t left_bytes = 0;
   int64_t batched_token_bytes = 0;
+  int64_t foreign_bytes = 0;
+
+  // What is taken beside the rank, and not budget_bytes, sets what is left.
+  bool is_limited_by_others() const {
+    return left_bytes < budget_bytes - weight_bytes - step_bytes - other_bytes;
+  }
 };
 
 // What happened to the ranks, for whoever watches (`lockstep serve` prints it).

@@ -54,7 +54,8 @@ std::optional<RankMemory> MemoryOf(const v1::KvRoom& room) {
                     .step_bytes = told.step_bytes(),
                     .other_bytes = told.other_bytes(),
                     .left_bytes = told.left_bytes(),
-                    .batched_token_bytes = told.batched_token_bytes()};
+                    .batched_token_bytes = told.batched_token_bytes(),
+                    .foreign_bytes = told.foreign_bytes()};
 }
 
 }  // namespace

@@ -38,9 +38,7 @@ double MissingBytes(const KvShortage& shortage) {
 // part of it would not help.
 std::optional<std::string> HigherUtilization(const KvShortage& shortage) {
   const RankMemory& memory = *shortage.memory;
-  const int64_t ours =
-      memory.budget_bytes - memory.weight_bytes - memory.step_bytes - memory.other_bytes;
-  if (memory.other_bytes == 0 || memory.left_bytes < ours) return std::nullopt;
+  if (memory.other_bytes == 0 || memory.is_limited_by_others()) return std::nullopt;
   const double needed = static_cast<double>(memory.budget_bytes) + MissingBytes(shortage);
   const double share = std::ceil(100 * needed / static_cast<double>(memory.total_bytes)) / 100;
   if (share > kHighestUtilization) return std::nullopt;
@@ -80,6 +78,10 @@ std::string WhatIsTaken(const RankMemory& memory) {
       ": weights take ", size(memory.weight_bytes), ", buffers of steps ", size(memory.step_bytes),
       memory.other_bytes > 0
           ? absl::StrCat(", libraries and recorded steps ", size(memory.other_bytes))
+          : "",
+      memory.is_limited_by_others() && memory.foreign_bytes > 0
+          ? absl::StrCat(", and other programs and the driver hold ", size(memory.foreign_bytes),
+                         " (see nvidia-smi)")
           : "");
 }
 

@@ -36,6 +36,7 @@ absl::Status CheckGpuMemory(const v1::GpuMemory& memory) {
   RETURN_IF_ERROR(CheckCount("GpuMemory.weight_bytes", memory.weight_bytes()));
   RETURN_IF_ERROR(CheckCount("GpuMemory.step_bytes", memory.step_bytes()));
   RETURN_IF_ERROR(CheckCount("GpuMemory.other_bytes", memory.other_bytes()));
+  RETURN_IF_ERROR(CheckCount("GpuMemory.foreign_bytes", memory.foreign_bytes()));
   RETURN_IF_ERROR(CheckCount("GpuMemory.batched_token_bytes", memory.batched_token_bytes()));
   return CheckCount("GpuMemory.left_bytes", memory.left_bytes(), -kMaxCount);
 }

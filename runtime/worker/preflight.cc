@@ -32,6 +32,7 @@ struct FactsRecord {
   int64_t needed_bytes = 0;
   int64_t available_bytes = 0;
   int64_t gpu = kNoGpu;
+  int64_t foreign_bytes = 0;
 };
 
 template <size_t kSize>
@@ -67,6 +68,14 @@ std::string MoreOf(int64_t needed, int64_t available, bool on_gpu) {
   return absl::StrCat("use ", (needed - 1) / available + 1, " times as many ", what);
 }
 
+// What others hold a larger part of the GPU would not give.
+std::string WaysOut(const RankFacts& fact) {
+  if (fact.gpu == kNoGpu) return ": ";
+  if (fact.foreign_bytes == 0) return ": raise --gpu-memory-utilization, ";
+  return absl::StrCat("; other programs and the driver hold ", GiB(fact.foreign_bytes),
+                      " of it (see nvidia-smi): end those, ");
+}
+
 absl::Status CheckMemory(std::span<const RankFacts> facts) {
   // Of a host, or of one rank: its share of a GPU.
   std::map<std::pair<int, int>, std::vector<int>> ranks_of_memory;
@@ -84,12 +93,11 @@ absl::Status CheckMemory(std::span<const RankFacts> facts) {
     if (needed <= available) continue;
     const RankFacts& first = facts[static_cast<size_t>(ranks.front())];
     const bool on_gpu = first.gpu != kNoGpu;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ",
-                     first.host, on_gpu ? absl::StrCat("'s GPU ", first.gpu) : "", " has ",
-                     GiB(available), " of memory available", on_gpu ? " to it" : "", ": ",
-                     on_gpu ? "raise --gpu-memory-utilization, lower " : "lower ",
-                     "--kv-cache-gib if it was told, or ", MoreOf(needed, available, on_gpu)));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "weights and KV cache of ", FormatRanks(ranks), " take ", GiB(needed), ", ", first.host,
+        on_gpu ? absl::StrCat("'s GPU ", first.gpu) : "", " has ", GiB(available),
+        " of memory available", on_gpu ? " to it" : "", WaysOut(first),
+        "lower --kv-cache-gib if it was told, or ", MoreOf(needed, available, on_gpu)));
   }
   return absl::OkStatus();
 }
@@ -184,6 +192,7 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
   record.needed_bytes = mine.needed_bytes;
   record.available_bytes = mine.available_bytes;
   record.gpu = mine.gpu;
+  record.foreign_bytes = mine.foreign_bytes;
   // First over my stage, then the stages: the order of ranks.
   std::vector<FactsRecord> of_stage(static_cast<size_t>(grid.tp()));
   std::vector<FactsRecord> of_all(static_cast<size_t>(grid.world_size()));
@@ -194,7 +203,7 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
   for (const FactsRecord& each : of_all) {
     facts.push_back({Get(each.host), static_cast<int>(each.node), Get(each.version),
                      Get(each.model_fingerprint), each.needed_bytes, each.available_bytes,
-                     static_cast<int>(each.gpu)});
+                     static_cast<int>(each.gpu), each.foreign_bytes});
   }
   return facts;
 }

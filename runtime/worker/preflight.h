@@ -30,6 +30,7 @@ struct RankFacts {
   int64_t needed_bytes = 0;     // weights and KV cache, as they will be held
   int64_t available_bytes = 0;  // before, on its host, or to it on its GPU
   int gpu = kNoGpu;             // whose memory it is, of those that the rank sees
+  int64_t foreign_bytes = 0;    // of the GPU, where others' leave less than the rank might fill
 };
 
 // Of every rank, by rank. Errors as Communicator's.

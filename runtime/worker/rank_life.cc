@@ -193,12 +193,14 @@ absl::StatusOr<bool> RankLife::Join() {
 absl::Status RankLife::Preflight() {
   progress_.Begin(Operation::kPreflight);
   reporter_->BeatNow();
+  const DeviceMemory memory = model_.device().backend().Memory();
   RankFacts facts{.host = options_.host,
                   .node = options_.node,
                   .version = options_.version,
                   .model_fingerprint = model_.config().Fingerprint(options_.stage.quantize),
                   .available_bytes = model_.device().backend().AvailableBytes(),
-                  .gpu = model_.device().gpu().value_or(kNoGpu)};
+                  .gpu = model_.device().gpu().value_or(kNoGpu),
+                  .foreign_bytes = memory.is_limited_by_others() ? memory.foreign_bytes : 0};
   ASSIGN_OR_RETURN(facts.needed_bytes, model_.NeededBytes());
   ASSIGN_OR_RETURN(const std::vector<RankFacts> all, GatherFacts(options_.grid, groups_, facts));
   const absl::Status fit = CheckFacts(options_.grid, all, options_.allow_tp_across_nodes);
@@ -302,6 +304,7 @@ v1::KvRoom RankLife::KvRoom() const {
   told.set_weight_bytes(weight_bytes);
   told.set_step_bytes(std::max<int64_t>(memory.held_bytes - weight_bytes, 0));
   told.set_other_bytes(memory.other_bytes);
+  told.set_foreign_bytes(memory.foreign_bytes);
   told.set_left_bytes(memory.left_bytes);
   told.set_batched_token_bytes(model_.batched_token_bytes());
   return room;

@@ -67,8 +67,12 @@ TEST(KvShortageTest, NoMoreOfTheGpuThanTheDriverCanSpare) {
 
 TEST(KvShortageTest, WhereOthersFillTheGpuALargerPartDoesNotHelp) {
   KvShortage shortage = OnGpu();
+  EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("other programs")));
   shortage.memory->left_bytes -= kGiB;  // although more of its part is
-  EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("utilization to")));
+  shortage.memory->foreign_bytes = 25 * kGiB;
+  EXPECT_THAT(DescribeKvShortage(shortage),
+              AllOf(Not(HasSubstr("utilization to")),
+                    HasSubstr(", and other programs and the driver hold 25.00 GiB (see ")));
   shortage = OnGpu();
   shortage.memory->other_bytes = 0;  // nobody knows
   EXPECT_THAT(DescribeKvShortage(shortage),

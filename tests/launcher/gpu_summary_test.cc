@@ -68,6 +68,11 @@ TEST(GpuSummaryTest, TheFullestGpusMemoryIsTold) {
             "Memory   rank 1 may fill 72.0 GiB of its GPU: 15.0 GiB of weights, 2.0 GiB for "
             "steps, 1.0 GiB for libraries and recorded steps, 53.0 GiB left for the KV cache");
   EXPECT_EQ(RehearsalJson(rehearsals[0])["gpu_memory"]["left_bytes"], int64_t{54} << 30);
+  rehearsals[1].memory->left_bytes = int64_t{33} << 30;
+  rehearsals[1].memory->foreign_bytes = int64_t{26} << 30;
+  EXPECT_THAT(MemoryLine(rehearsals), HasSubstr("33.0 GiB left for the KV cache; other programs "
+                                                "and the driver hold 26.0 GiB: see nvidia-smi"));
+  EXPECT_EQ(RehearsalJson(rehearsals[1])["gpu_memory"]["foreign_bytes"], int64_t{26} << 30);
   rehearsals[0].memory->other_bytes = 0;
   rehearsals[0].memory->left_bytes = -5;
   EXPECT_THAT(MemoryLine(rehearsals), HasSubstr("2.0 GiB for steps, 0 B left"));

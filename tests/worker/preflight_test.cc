@@ -9,6 +9,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Two hosts with two ranks each, all in order.
 std::vector<RankFacts> Facts() {
@@ -68,6 +69,17 @@ TEST(PreflightFactsTest, MemoryOfGpusCountsPerRank) {
   EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
               HasSubstr("raise --gpu-memory-utilization, lower --kv-cache-gib if it was told, or "
                         "use 3 times as many GPUs"));
+}
+
+TEST(PreflightFactsTest, WhereOthersFillTheGpuNoLargerPartIsAdvised) {
+  std::vector<RankFacts> facts = Facts();
+  for (RankFacts& fact : facts) fact.gpu = 0;
+  facts[3].needed_bytes = facts[3].available_bytes + 1;
+  facts[3].foreign_bytes = int64_t{30} << 30;
+  const std::string told(CheckFacts(kGrid, facts, false).message());
+  EXPECT_THAT(told,
+              HasSubstr("other programs and the driver hold 30.00 GiB of it (see nvidia-smi)"));
+  EXPECT_THAT(told, Not(HasSubstr("--gpu-memory-utilization")));
 }
 
 TEST(PreflightFactsTest, TheSmallestViewOfAHostCounts) {

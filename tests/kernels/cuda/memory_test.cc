@@ -51,6 +51,22 @@ TEST_F(CudaMemoryTest, WhatIsTakenBeyondTheShareIsMissing) {
   EXPECT_EQ(backend->AvailableBytes(), 0);
 }
 
+TEST_F(CudaMemoryTest, WhatOtherProgramsHoldIsToldApart) {
+  EXPECT_EQ(Backend()->Memory().foreign_bytes, 0);
+  void* few = nullptr;
+  ASSERT_EQ(cudaMalloc(&few, 100 * kMiB), cudaSuccess);
+  DeviceMemory memory = Backend()->Memory();
+  EXPECT_EQ(memory.foreign_bytes, 100 * kMiB);
+  EXPECT_FALSE(memory.is_limited_by_others());
+  void* more = nullptr;
+  ASSERT_EQ(cudaMalloc(&more, 1000 * kMiB), cudaSuccess);
+  memory = Backend()->Memory();
+  EXPECT_EQ(memory.foreign_bytes, 1100 * kMiB);
+  EXPECT_TRUE(memory.is_limited_by_others());
+  EXPECT_EQ(cudaFree(few), cudaSuccess);
+  EXPECT_EQ(cudaFree(more), cudaSuccess);
+}
+
 // What others leave is not all its own.
 TEST_F(CudaMemoryTest, WhereOthersHoldMemorySomeIsSpared) {
   const auto backend = CudaBackend::Create({.memory_fraction = 0.9, .is_shared = true}).value();
@@ -58,6 +74,7 @@ TEST_F(CudaMemoryTest, WhereOthersHoldMemorySomeIsSpared) {
   void* others = nullptr;
   ASSERT_EQ(cudaMalloc(&others, 1000 * kMiB), cudaSuccess);
   EXPECT_EQ(backend->Memory().other_bytes, 0);
+  EXPECT_EQ(backend->Memory().foreign_bytes, 0) << "they are of the same job";
   const int64_t free = kGpu - cuda_emulation::AllocatedBytes();
   EXPECT_EQ(backend->AvailableBytes(), free - 150 * kMiB);
   void* all = nullptr;
