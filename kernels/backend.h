@@ -140,6 +140,12 @@ class Backend {
   // Until it is called with null, Allocate and AllocateLinear take their memory from there. Not for
   // backends without a layout's name.
   virtual void PlaceWeights(WeightAllocator allocator) = 0;
+  // Of the device's memory, what products by quantized weights need for such inputs, quantized. 0
+  // on CPU bodies: the host's memory grows with what comes.
+  virtual int64_t ProductBytes(const ProductInputs& /*inputs*/) const { return 0; }
+  // Takes so many for good, before there are products that need them: those take none.
+  // RESOURCE_EXHAUSTED when it cannot.
+  virtual absl::Status ReserveForProducts(int64_t /*bytes*/) { return absl::OkStatus(); }
 
   // ---- kernels ----
   // out[i, :] = table[ids[i] - first_id, :], or zeros when ids[i] is outside [first_id, first_id +

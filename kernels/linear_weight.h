@@ -40,6 +40,14 @@ class LinearWeight {
   LinearShape shape_;
 };
 
+// The most that products by quantized weights multiply in a step. Widths are in_features of the
+// widest weight, 0 where there is none.
+struct ProductInputs {
+  int64_t num_rows = 0;
+  int64_t width = 0;           // of rows that name no consumer
+  int64_t consumer_width = 0;  // of those that do (RmsNormArgs::consumer)
+};
+
 // What rows for a quantized weight hold: numbers to be quantized; or what QuantizeWeightGroup made
 // of them, in two parts that may come in any order:
 //   kQuantized: q + QuantizedZero, or kFp8's finite e4m3 numbers, in_features bytes to a row (dtype

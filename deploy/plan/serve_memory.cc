@@ -1,5 +1,7 @@
 #include "deploy/plan/serve_memory.h"
 
+#include <algorithm>
+
 #include "kernels/base/check.h"
 #include "kernels/cuda/workspaces.h"
 #include "model/llama/stage_memory.h"
@@ -34,6 +36,15 @@ int64_t ChoiceBytes(const MemoryInputs& inputs, const Layout& layout, const Stag
   return bytes;
 }
 
+// Of layers whose matrices are all in e4m3, or, as the format has it, the MLP's alone.
+int64_t ProductBytes(const MemoryInputs& inputs, const StageShape& shape) {
+  if (inputs.weights.operands != Operands::kFp8) return 0;
+  return cuda::QuantizedInputBytes(
+      {.num_rows = inputs.options.max_batched_tokens,
+       .width = inputs.weights.only_mlp ? 0 : shape.q_width(),
+       .consumer_width = std::max(shape.hidden, shape.intermediate.size())});
+}
+
 }  // namespace
 
 ServeMemory MemoryOfServe(const MemoryInputs& inputs, const Layout& layout, int stage) {
@@ -47,12 +58,10 @@ ServeMemory MemoryOfServe(const MemoryInputs& inputs, const Layout& layout, int 
                                        .max_num_seqs = options.max_num_seqs,
                                        .max_model_len = options.max_model_len,
                                        .block_size = static_cast<int>(options.block_size)},
-                            .input = is_f32 ? DType::kF32 : DType::kBF16}) +
+                            .input = is_f32 ? DType::kF32 : DType::kBF16,
+                            .product_bytes = ProductBytes(inputs, shape)}) +
                    ChoiceBytes(inputs, layout, shape);
   memory.workspaces = cuda::WorkspaceBytes(/*deterministic=*/false);
-  if (inputs.weights.operands == Operands::kFp8) {
-    memory.workspaces += cuda::E4m3RowsBytes(options.max_batched_tokens, shape.q_width());
-  }
   return memory;
 }
 

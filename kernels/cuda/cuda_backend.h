@@ -54,6 +54,8 @@ class CudaBackend : public Backend {
   bool TakesPinnedRows() const override { return true; }
   std::string WeightLayout() const override { return ""; }
   void PlaceWeights(WeightAllocator allocator) override;
+  int64_t ProductBytes(const ProductInputs& inputs) const override;
+  absl::Status ReserveForProducts(int64_t bytes) override;
 
   void Embed(const EmbedArgs& args) override;
   void AddRmsNorm(const RmsNormArgs& args) override;

@@ -7,6 +7,7 @@
 #include "kernels/cpu/linear_shape.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device_rows.h"
+#include "kernels/cuda/workspaces.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -66,6 +67,17 @@ absl::Status CudaBackend::CheckFp8(const LinearShape& shape) const {
 }
 
 void CudaBackend::PlaceWeights(WeightAllocator) { LS_CHECK(false) << "weights have no layout"; }
+
+int64_t CudaBackend::ProductBytes(const ProductInputs& inputs) const {
+  return QuantizedInputBytes(inputs);
+}
+
+absl::Status CudaBackend::ReserveForProducts(int64_t bytes) {
+  if (bytes <= gemm_->quantized_bytes()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(DeviceBuffer memory, Allocate(bytes));
+  gemm_->QuantizeIn(std::move(memory));
+  return absl::OkStatus();
+}
 
 void CudaBackend::FillLinear(LinearWeight& weight, int64_t first_row, const HostRows& rows) {
   cpu::CheckHostRows(weight.shape(), first_row, rows);

@@ -225,8 +225,10 @@ bool Gemm::WantsQuantized(const Weight& w, int64_t num_rows) const {
 }
 
 Gemm::Call Gemm::QuantizedCall(const Weight& w, const Input& x, void* y) {
-  void* const memory = quantized_x_.AtLeast(E4m3RowsBytes(x.num_rows, w.in_features));
-  const E4m3Rows rows = E4m3RowsIn(memory, x.num_rows, w.in_features);
+  LS_CHECK(E4m3RowsBytes(x.num_rows, w.in_features) <= quantized_bytes())
+      << quantized_bytes() << " bytes for " << x.num_rows << " rows of " << w.in_features
+      << " numbers to be quantized";
+  const E4m3Rows rows = E4m3RowsIn(quantized_x_.back().data(), x.num_rows, w.in_features);
   return {w, {x.num_rows, rows.q, rows.scales, x.origin}, y, x.data};
 }
 

@@ -33,7 +33,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/cuda/growing_memory.h"
+#include "kernels/backend.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/skinny_gemm.h"
 #include "kernels/dtype.h"
@@ -73,6 +73,9 @@ class Gemm {
   };
   // Makes room for weights of that shape: to be called before Run.
   absl::Status Prepare(int64_t out_features, int64_t in_features, bool is_fp8 = false);
+  // Memory for rows, as E4m3RowsBytes, that Run quantizes itself: there must be enough.
+  void QuantizeIn(DeviceBuffer memory) { quantized_x_.push_back(std::move(memory)); }
+  int64_t quantized_bytes() const { return quantized_x_.empty() ? 0 : quantized_x_.back().bytes(); }
   // Whether x of so many rows would be quantized before it is multiplied, as far as is known by
   // now: the product takes it quantized then. Of up to kSkinnyMaxRows that have not come yet it
   // wants x as it is, to find out what multiplies them best.
@@ -142,7 +145,9 @@ class Gemm {
   int64_t scratch_bytes_ = 0;  // twice the cache
   void* scratch_ = nullptr;    // while algorithms are measured, if there is memory
   bool has_told_who_scales_ = false;
-  GrowingMemory quantized_x_;     // e4m3 [num_rows, in_features], scales [num_rows]
+  // e4m3 [num_rows, in_features], scales [num_rows], in the last one; recorded steps may use those
+  // before.
+  std::vector<DeviceBuffer> quantized_x_;
   std::unique_ptr<Fixed> fixed_;  // deterministic
   // By out_features, in_features, whether they are e4m3, and y's dtype.
   std::map<std::tuple<int64_t, int64_t, bool, DType>, std::unique_ptr<Product>> products_;

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/kernel_stream.h"
+#include "kernels/cuda/workspaces.h"
 #include "kernels/dtype.h"
 
 namespace lockstep::cuda {
@@ -41,7 +42,6 @@ struct SkinnyProduct {
 
 constexpr int64_t kSlenderLeastRows = 9;
 constexpr int64_t kSkinnyMostFewRows = 16;
-constexpr int64_t kSkinnyMaxRows = 64;
 constexpr int64_t kSkinnyMaxArrivals = 8192;
 constexpr int kFewRowsVariants = 5;
 constexpr int kSlenderVariants = 2;

@@ -1,7 +1,7 @@
 #include "model/llama/activations.h"
 
+#include <algorithm>
 #include <array>
-#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -47,11 +47,12 @@ absl::Status AllocateRows(Backend& backend, const Rows& rows, Activations& act) 
 double GiB(double bytes) { return bytes / 0x1p30; }
 
 // Buffers grow with the tokens, but for the logits and a rounding.
-absl::Status TooManyTokens(const absl::Status& error, std::span<const Rows> all,
-                           int64_t max_batched_tokens, int64_t available_bytes) {
-  double batched = 0;
+absl::Status TooManyTokens(const absl::Status& error, const ActivationSizes& sizes,
+                           int64_t available_bytes) {
+  const int64_t max_batched_tokens = sizes.max_batched_tokens;
+  auto batched = static_cast<double>(sizes.product_bytes);
   double logits = 0;
-  for (const Rows& rows : all) {
+  for (const Rows& rows : AllRows(sizes)) {
     const double bytes = static_cast<double>(rows.num_rows * DTypeBytes(rows.dtype)) *
                          static_cast<double>(rows.width);
     (rows.buffer == &Activations::logits ? logits : batched) += bytes;
@@ -70,23 +71,43 @@ absl::Status TooManyTokens(const absl::Status& error, std::span<const Rows> all,
 
 }  // namespace
 
+// Attention has no consumer; what the other matrices multiply is written for them.
+int64_t ProductBytes(const Backend& backend, const StageWeights& weights,
+                     int64_t max_batched_tokens) {
+  ProductInputs inputs = {.num_rows = max_batched_tokens};
+  const auto count = [](const auto& linear, int64_t& widest) {
+    const LinearShape& shape = linear.weight()->shape();
+    if (shape.quantization == Quantization::kNone) return;
+    widest = std::max(widest, shape.in_features);
+  };
+  for (const LayerWeights& layer : weights.layers) {
+    count(layer.qkv, inputs.consumer_width);
+    count(layer.attention_output, inputs.width);
+    count(layer.gate_up, inputs.consumer_width);
+    count(layer.down, inputs.consumer_width);
+  }
+  return backend.ProductBytes(inputs);
+}
+
 absl::StatusOr<Activations> Activations::Allocate(Backend& backend, const ActivationSizes& sizes) {
-  const std::array<Rows, 8> all = AllRows(sizes);
   Activations act;
   absl::Status status;
-  for (const Rows& rows : all) {
+  for (const Rows& rows : AllRows(sizes)) {
     if (status.ok()) status = AllocateRows(backend, rows, act);
   }
+  // Last, as it is not given back.
+  if (status.ok()) status = backend.ReserveForProducts(sizes.product_bytes);
   if (absl::IsResourceExhausted(status)) {
     act = {};  // what there is is available again
-    return TooManyTokens(status, all, sizes.max_batched_tokens, backend.AvailableBytes());
+    return TooManyTokens(status, sizes, backend.AvailableBytes());
   }
   RETURN_IF_ERROR(status);
+  act.product_bytes = sizes.product_bytes;
   return act;
 }
 
 int64_t Activations::BytesFor(const ActivationSizes& sizes) {
-  int64_t bytes = 0;
+  int64_t bytes = sizes.product_bytes;
   for (const Rows& rows : AllRows(sizes)) {
     bytes += rows.num_rows * DTypeBytes(rows.dtype) * rows.width;
   }
@@ -95,7 +116,7 @@ int64_t Activations::BytesFor(const ActivationSizes& sizes) {
 
 int64_t Activations::batched_bytes() const {
   return residual.bytes() + delta.bytes() + normed.bytes() + qkv.bytes() + attended.bytes() +
-         gate_up.bytes() + gated.bytes();
+         gate_up.bytes() + gated.bytes() + product_bytes;
 }
 
 }  // namespace lockstep

@@ -7,8 +7,13 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "model/llama/stage_shape.h"
+#include "model/llama/weights.h"
 
 namespace lockstep {
+
+// Backend::ProductBytes of the layers' products, in steps of up to so many tokens.
+int64_t ProductBytes(const Backend& backend, const StageWeights& weights,
+                     int64_t max_batched_tokens);
 
 // What they are allocated for.
 struct ActivationSizes {
@@ -17,6 +22,7 @@ struct ActivationSizes {
   int64_t max_batched_tokens = 0;
   int64_t max_logits_rows = 0;  // of the last stage
   DType input = DType::kF32;    // Backend::LinearInput
+  int64_t product_bytes = 0;    // as ProductBytes says
 };
 
 struct Activations {
@@ -32,8 +38,10 @@ struct Activations {
   DeviceBuffer gate_up;   // [max_batched_tokens, 2 * intermediate], likewise
   DeviceBuffer gated;     // [max_batched_tokens, intermediate], LinearInput
   DeviceBuffer logits;    // last stage: [max_logits_rows, vocab]
+  int64_t product_bytes = 0;  // that the backend holds (Backend::ReserveForProducts)
 
-  // RESOURCE_EXHAUSTED when memory is short, with the number of tokens that there is room for.
+  // RESOURCE_EXHAUSTED when memory is short, with the number of tokens that there is room for. A
+  // stage allocates them last, so that a shortage shows here.
   static absl::StatusOr<Activations> Allocate(Backend& backend, const ActivationSizes& sizes);
   // That it takes.
   static int64_t BytesFor(const ActivationSizes& sizes);

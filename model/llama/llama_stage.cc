@@ -331,12 +331,6 @@ absl::Status LlamaStage::AllocateBuffers() {
   ASSIGN_OR_RETURN(
       batch_, DeviceBatch::Allocate(backend_, limits_, static_cast<int>(shape_.query_heads.size()),
                                     CacheShape()));
-  ASSIGN_OR_RETURN(
-      act_, Activations::Allocate(backend_, {.shape = shape_,
-                                             .tp = groups_.tp->size(),
-                                             .max_batched_tokens = limits_.max_batched_tokens,
-                                             .max_logits_rows = max_device_logits_rows(),
-                                             .input = backend_.LinearInput()}));
   if (is_last()) {
     const int64_t logits_rows = std::min(kMaxLogitsRows, limits_.max_batched_tokens);
     ASSIGN_OR_RETURN(host_logits_, backend_.AllocateOnHost(logits_rows * shape_.vocab.size() *
@@ -348,6 +342,14 @@ absl::Status LlamaStage::AllocateBuffers() {
   ASSIGN_OR_RETURN(rope_sin_, backend_.Allocate(bytes));
   backend_.CopyToDevice(rope_cos_.data(), tables.cos.data(), bytes);
   backend_.CopyToDevice(rope_sin_.data(), tables.sin.data(), bytes);
+  ASSIGN_OR_RETURN(
+      act_, Activations::Allocate(backend_, {.shape = shape_,
+                                             .tp = groups_.tp->size(),
+                                             .max_batched_tokens = limits_.max_batched_tokens,
+                                             .max_logits_rows = max_device_logits_rows(),
+                                             .input = backend_.LinearInput(),
+                                             .product_bytes = ProductBytes(
+                                                 backend_, weights_, limits_.max_batched_tokens)}));
   return absl::OkStatus();
 }
 

@@ -28,7 +28,8 @@ int64_t BytesOf(const StageBuffers& buffers) {
                                 .tp = buffers.tp,
                                 .max_batched_tokens = limits.max_batched_tokens,
                                 .max_logits_rows = MaxLogitsRows(limits, buffers.summarizes_logits),
-                                .input = buffers.input}) +
+                                .input = buffers.input,
+                                .product_bytes = buffers.product_bytes}) +
          2 * RopeTableBytes(buffers.shape.head_dim, limits);
 }
 

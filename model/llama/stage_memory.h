@@ -27,6 +27,7 @@ struct StageBuffers {
   bool summarizes_logits = true;
   // Backend::ReserveAttentionWork: some 100 KB, unless --deterministic.
   int64_t attention_work_bytes = 0;
+  int64_t product_bytes = 0;  // Backend::ProductBytes
 };
 int64_t BytesOf(const StageBuffers& buffers);
 

@@ -41,11 +41,13 @@ void KernelInputs::Fill(const DeviceBuffer& buffer) {
   }
 }
 
-const KernelInputs::Weights& KernelInputs::WeightsOf(const LinearShape& shape) {
+const KernelInputs::Weights& KernelInputs::WeightsOf(const LinearShape& shape, int64_t num_rows) {
+  const bool is_fp8 = shape.quantization == Quantization::kFp8;
+  const ProductInputs inputs = {.num_rows = num_rows, .width = is_fp8 ? shape.in_features : 0};
+  LS_CHECK(backend_.ReserveForProducts(backend_.ProductBytes(inputs)).ok());
   Weights& weights = weights_[{shape.out_features, shape.in_features, shape.quantization}];
   if (!weights.empty()) return weights;
-  const int64_t element_bytes = shape.quantization == Quantization::kFp8 ? 1 : 2;
-  const int64_t bytes = shape.out_features * shape.in_features * element_bytes;
+  const int64_t bytes = shape.out_features * shape.in_features * (is_fp8 ? 1 : 2);
   for (int64_t i = 0; i < NumCopies(bytes, 32); ++i) {
     weights.push_back(Value(backend_.AllocateLinear(shape)));
     Fill(*weights.back());

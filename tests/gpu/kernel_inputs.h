@@ -23,8 +23,9 @@ class KernelInputs {
   // With bf16 numbers of both signs, half to 1 in size; read as f32 they are likewise.
   void Fill(const DeviceBuffer& buffer);
   using Weights = std::vector<std::unique_ptr<LinearWeight>>;
-  // Filled, as many as NumCopies says. Kept.
-  const Weights& WeightsOf(const LinearShape& shape);
+  // Filled, as many as NumCopies says, for products of up to so many rows that quantize what they
+  // multiply. Kept.
+  const Weights& WeightsOf(const LinearShape& shape, int64_t num_rows);
 
  private:
   void Fill(LinearWeight& weight);

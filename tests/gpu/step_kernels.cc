@@ -197,7 +197,7 @@ class KernelTimer {
     const double flops = 2.0 * static_cast<double>(product.rows) *
                          static_cast<double>(shape.out_features * shape.in_features);
     const double rate = is_fp8 ? bench_.limits.fp8_flops_per_s : bench_.limits.bf16_flops_per_s;
-    const KernelInputs::Weights& weights = bench_.inputs.WeightsOf(shape);
+    const KernelInputs::Weights& weights = bench_.inputs.WeightsOf(shape, product.rows);
     FillActivations();
     Time(
         product.name, product.times, static_cast<double>(weight_bytes + product.rows * row_bytes),

@@ -53,12 +53,11 @@ struct Rank {
   int64_t bytes = 0;
 };
 absl::StatusOr<Rank> LoadRank(const Checkpoint& checkpoint, const ProcessGrid& grid, int rank,
-                              RankGroups& groups, const BatchLimits& limits) {
+                              RankGroups& groups, const StageOptions& options) {
+  const BatchLimits& limits = options.limits;
   Rank made;
   ASSIGN_OR_RETURN(made.backend, cuda::CudaBackend::Create({.compute = DType::kBF16}));
   const int64_t before = made.backend->Memory().held_bytes;
-  StageOptions options;
-  options.limits = limits;
   ASSIGN_OR_RETURN(made.stage, LlamaStage::Load(checkpoint, grid, rank, *made.backend, groups,
                                                 options, nullptr));
   const int64_t seqs = limits.max_num_seqs;
@@ -89,14 +88,18 @@ int64_t ListBytes(Rank& rank, const BatchLimits& limits) {
   return (bytes + 63) / 64 * 64;
 }
 
-TEST(CudaServeMemory, BuffersAreThoseThatRanksTake) {
-  const testing::TemporaryModel model(SmallLlama(), DType::kBF16);
-  const Model planned = ModelIn(model.checkpoint());
-  const WeightFormat bf16 = *FindWeightFormat("bf16");
+// Of a model that is loaded so, planned as in that format.
+void ExpectBuffersAsPlanned(const Checkpoint& checkpoint, Quantization quantize,
+                            const char* format) {
+  const Model planned = ModelIn(checkpoint);
+  const WeightFormat weights = *FindWeightFormat(format);
   const KvFormat kv = *FindKvFormat("bf16");
+  StageOptions loaded;
+  loaded.quantize = quantize;
   for (const BatchLimits& limits :
        {BatchLimits{.max_batched_tokens = 8, .max_num_seqs = 3, .max_model_len = 50},
         BatchLimits{.max_batched_tokens = 700, .max_num_seqs = 12, .max_model_len = 500}}) {
+    loaded.limits = limits;
     MemoryOptions options;
     options.max_batched_tokens = limits.max_batched_tokens;
     options.max_num_seqs = limits.max_num_seqs;
@@ -106,15 +109,30 @@ TEST(CudaServeMemory, BuffersAreThoseThatRanksTake) {
       testing::RunRanks(layout.tp, layout.pp, [&](int rank, RankGroups& groups) -> absl::Status {
         if (rank % layout.tp != 0) return absl::OkStatus();
         const ProcessGrid grid = *ProcessGrid::Create(layout.tp, layout.pp);
-        ASSIGN_OR_RETURN(Rank taken, LoadRank(model.checkpoint(), grid, rank, groups, limits));
-        const ServeMemory memory =
-            MemoryOfServe({planned.architecture, bf16, kv, {}, options}, layout, rank / layout.tp);
+        ASSIGN_OR_RETURN(Rank taken, LoadRank(checkpoint, grid, rank, groups, loaded));
+        const ServeMemory memory = MemoryOfServe({planned.architecture, weights, kv, {}, options},
+                                                 layout, rank / layout.tp);
         EXPECT_EQ(memory.buffers + ListBytes(taken, limits), taken.bytes)
-            << "rank " << rank << " of " << layout.ranks();
+            << format << ", rank " << rank << " of " << layout.ranks();
         return absl::OkStatus();
       });
     }
   }
+}
+
+TEST(CudaServeMemory, BuffersAreThoseThatRanksTake) {
+  const testing::TemporaryModel model(SmallLlama(), DType::kBF16);
+  ExpectBuffersAsPlanned(model.checkpoint(), Quantization::kNone, "bf16");
+  ExpectBuffersAsPlanned(model.checkpoint(), Quantization::kFp8, "fp8");
+}
+
+TEST(CudaServeMemory, ThoseOfAttentionInBf16Too) {
+  const ModelConfig config = SmallLlama();
+  std::vector<std::string> attention = testing::MatrixNames(config);
+  std::erase_if(attention,
+                [](const std::string& name) { return !absl::StrContains(name, "attn"); });
+  const testing::Float8Model model(config, DType::kBF16, attention, testing::FbgemmFp8(attention));
+  ExpectBuffersAsPlanned(model.checkpoint(), Quantization::kNone, "fp8-mlp");
 }
 
 // As ranks of the command that is planned, which are two, would load.

@@ -14,6 +14,7 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/kernels.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/support/cuda_emulation/emulation.h"
 
@@ -75,6 +76,7 @@ class FixedGemmTest : public ::testing::TestWithParam<Numbers> {
     ASSERT_TRUE(gemm.ok()) << gemm.status();
     gemm_ = *std::move(gemm);
     ASSERT_TRUE(gemm_->Prepare(kOut, kIn, GetParam().fp8).ok());
+    if (GetParam().fp8) gemm_->QuantizeIn(MemoryForRows(kMostRows, kIn));
   }
   cuda::Gemm::Weight Weight() const {
     if (GetParam().fp8) return {kOut, kIn, w_fp8_.data(), w_scales_.data()};

@@ -208,22 +208,17 @@ void ExpectProducts(bool deterministic) {
   const auto backend = cuda::CudaBackend::Create(
       {.device = 0, .compute = DType::kF32, .deterministic = deterministic});
   ASSERT_TRUE(backend.ok()) << backend.status();
-  const auto weight = (*backend)->AllocateLinear({.out_features = kOut,
-                                                  .in_features = kIn,
-                                                  .dtype = DType::kF32,
-                                                  .num_k_slices = 1,
-                                                  .quantization = Quantization::kFp8});
-  ASSERT_TRUE(weight.ok()) << weight.status();
-  (*backend)->FillLinear(**weight, 0, {w.data(), DType::kF32, 40, kIn * 4});
-  (*backend)->FillLinear(**weight, 40, {w.data() + 40 * kIn, DType::kF32, 8, kIn * 4});
-  EXPECT_EQ((*weight)->bytes(), kOut * kIn + kOut * 4);
+  const auto weight = Fp8Weight(**backend, {.out_features = kOut, .in_features = kIn}, 70);
+  (*backend)->FillLinear(*weight, 0, {w.data(), DType::kF32, 40, kIn * 4});
+  (*backend)->FillLinear(*weight, 40, {w.data() + 40 * kIn, DType::kF32, 8, kIn * 4});
+  EXPECT_EQ(weight->bytes(), kOut * kIn + kOut * 4);
   const Quantized qw = Quantize(w, DType::kF32, kOut);
   for (const int64_t rows : {1, 3, 64, 70}) {
     const std::vector<float> x = random.Normals(rows * kIn);
     const Quantized qx = Quantize(x, DType::kF32, rows);
     DeviceArray<float> input(x);
     DeviceArray<float> output(std::vector<float>(static_cast<size_t>(rows * kOut), NAN));
-    (*backend)->Linear(**weight, input.data(), rows, output.data());
+    (*backend)->Linear(*weight, input.data(), rows, output.data());
     (*backend)->Synchronize();
     const std::vector<float> got = output.Read();
     for (int64_t row = 0; row < rows; ++row) {
@@ -267,11 +262,9 @@ class BoundedProduct {
     Random random(8);
     const std::vector<float> w = random.Normals(kOut * kIn);
     for (auto* weight : {&bounded_, &unbounded_}) {
-      LinearShape shape = {kOut, kIn, DType::kF32, 1, Quantization::kFp8};
+      LinearShape shape = {.out_features = kOut, .in_features = kIn};
       if (weight == &bounded_) shape.activation_bound = kBound;
-      auto allocated = backend_->AllocateLinear(shape);
-      EXPECT_TRUE(allocated.ok()) << allocated.status();
-      *weight = *std::move(allocated);
+      *weight = Fp8Weight(*backend_, shape, 70);
       backend_->FillLinear(**weight, 0, {w.data(), DType::kF32, kOut, kIn * 4});
     }
   }
@@ -326,13 +319,11 @@ int64_t KernelsOfAProduct(std::vector<std::string>* notices) {
       {.compute = DType::kF32,
        .notice = [notices](const std::string& text) { notices->push_back(text); }});
   EXPECT_TRUE(backend.ok()) << backend.status();
-  const auto weight =
-      (*backend)->AllocateLinear({kSide, kSide, DType::kF32, 1, Quantization::kFp8});
-  EXPECT_TRUE(weight.ok()) << weight.status();
+  const auto weight = Fp8Weight(**backend, {.out_features = kSide, .in_features = kSide}, kRows);
   DeviceArray<float> input(std::vector<float>(kRows * kSide, 1.0f));
   DeviceArray<float> output(kRows * kSide);
   const auto multiply = [&] {
-    (*backend)->Linear(**weight, input.data(), kRows, output.data());
+    (*backend)->Linear(*weight, input.data(), kRows, output.data());
     (*backend)->Synchronize();
     return cuda_emulation::NumKernelsRun();
   };
@@ -363,21 +354,19 @@ TEST(Fp8ProductTest, WeightsFilledJustNowAreWaitedFor) {
   cuda_emulation::SetDevice({.product_seconds = 0.05});  // ours are faster
   const auto backend = cuda::CudaBackend::Create({.compute = DType::kBF16});
   ASSERT_TRUE(backend.ok()) << backend.status();
-  const auto weight =
-      (*backend)->AllocateLinear({kSide, kSide, DType::kBF16, 1, Quantization::kFp8});
-  ASSERT_TRUE(weight.ok()) << weight.status();
+  const auto weight = Fp8Weight(**backend, {.out_features = kSide, .in_features = kSide}, 1);
   Random random(5);
   DeviceArray<BF16> input(Narrowed<BF16>(random.Normals(kSide)));
   const auto multiply = [&] {
     DeviceArray<float> output(kSide);
-    (*backend)->Linear(**weight, input.data(), 1, output.data());
+    (*backend)->Linear(*weight, input.data(), 1, output.data());
     (*backend)->Synchronize();
     return output.Read();
   };
   multiply();  // chosen
   for (int i = 0; i < 2; ++i) {
     const std::vector<float> w = random.Normals(kSide * kSide);
-    (*backend)->FillLinear(**weight, 0, {w.data(), DType::kF32, kSide, kSide * 4});
+    (*backend)->FillLinear(*weight, 0, {w.data(), DType::kF32, kSide, kSide * 4});
     const std::vector<float> at_once = multiply();
     EXPECT_EQ(at_once, multiply());
   }

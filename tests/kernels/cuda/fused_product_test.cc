@@ -139,16 +139,11 @@ class FusedProduct {
     return y_.Read();
   }
   std::unique_ptr<LinearWeight> Weight(Random& random, int64_t out, int64_t in, float bound) {
-    auto weight = backend_->AllocateLinear({.out_features = out,
-                                            .in_features = in,
-                                            .dtype = DType::kBF16,
-                                            .num_k_slices = 1,
-                                            .quantization = Quantization::kFp8,
-                                            .activation_bound = bound});
-    EXPECT_TRUE(weight.ok()) << weight.status();
+    auto weight = Fp8Weight(
+        *backend_, {.out_features = out, .in_features = in, .activation_bound = bound}, kMostRows);
     const std::vector<float> rows = random.Normals(out * in);
-    backend_->FillLinear(**weight, 0, {rows.data(), DType::kF32, out, in * 4});
-    return *std::move(weight);
+    backend_->FillLinear(*weight, 0, {rows.data(), DType::kF32, out, in * 4});
+    return weight;
   }
 
   std::unique_ptr<cuda::CudaBackend> backend_;

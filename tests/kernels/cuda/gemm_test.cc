@@ -11,6 +11,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/kernels.h"
 #include "tests/kernels/cuda/device_array.h"
+#include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/kernels/kernel_fixture.h"
 #include "tests/support/cuda_emulation/emulation.h"
 
@@ -178,6 +179,7 @@ class FewRowsTest : public ::testing::TestWithParam<bool> {
     ASSERT_TRUE(gemm.ok()) << gemm.status();
     gemm_ = *std::move(gemm);
     ASSERT_TRUE(gemm_->Prepare(kOut, kIn, GetParam()).ok());
+    if (GetParam()) gemm_->QuantizeIn(MemoryForRows(kMost, kIn));
   }
   void Run(int64_t rows, cuda::Gemm::Origin origin = cuda::Gemm::Origin::kOther) {
     const cuda::Gemm::Weight plain{kOut, kIn, w_.data()};
@@ -275,6 +277,7 @@ TEST_P(FewRowsTest, WeightsAreFetchedEarlyAsFarAsWhatMakesTheirRowsTakes) {
   cuda_emulation::SetDevice({.product_seconds = 0.1});  // as rows are long
   Start(/*deterministic=*/false);
   ASSERT_TRUE(gemm_->Prepare(kOutputs, kLong, GetParam()).ok());
+  if (GetParam()) gemm_->QuantizeIn(MemoryForRows(1, kLong));
   const DeviceArray<BF16> x(std::vector<BF16>(kLong, ToBF16(1.0f)));
   const DeviceArray<uint16_t> w(std::vector<uint16_t>(kOutputs * kLong, 0));
   const DeviceArray<float> scales(std::vector<float>(kOutputs, 1.0f));

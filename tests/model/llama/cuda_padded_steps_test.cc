@@ -292,29 +292,6 @@ TEST_F(CudaMemoryOfStepsTest, TheCacheTakesWhatAWarmUpLeaves) {
   }
 }
 
-TEST_F(CudaMemoryOfStepsTest, ActivationsThatDoNotFitSayHowManyTokensWould) {
-  cuda_emulation::SetDevice({.memory_bytes = int64_t{256} << 20});
-  const TemporaryModel model(TwoLayers(), DType::kBF16);
-  auto backend = cuda::CudaBackend::Create({.memory_fraction = 0.9});
-  ASSERT_TRUE(backend.ok()) << backend.status();
-  RankGroups groups{MakeSelfCommunicator(), MakeSelfCommunicator()};
-  StageOptions options = ShortSteps();
-  const auto load = [&] { return LoadAlone(model, **backend, groups, options).status(); };
-  options.limits.max_batched_tokens = 1 << 18;
-  const absl::Status refused = load();
-  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
-  const std::string message(refused.message());
-  const std::string advice = "lower max_batched_tokens to ";
-  const size_t at = message.find(advice);
-  ASSERT_NE(at, std::string::npos) << message;
-  options.limits.max_batched_tokens = std::stol(message.substr(at + advice.size()));
-  EXPECT_GT(options.limits.max_batched_tokens, 1 << 14);
-  EXPECT_EQ(load(), absl::OkStatus());
-  // And twice as many would not.
-  options.limits.max_batched_tokens *= 2;
-  EXPECT_TRUE(absl::IsResourceExhausted(load()));
-}
-
 // Kernels of ours in a step of so many tokens, whose products' algorithms are known.
 int64_t KernelsOfAStep(const TemporaryModel& model, const Numbers& numbers, int num_tokens) {
   auto backend = cuda::CudaBackend::Create(
