@@ -49,7 +49,8 @@ struct AcceleratorOptions {
   bool overlap_kernels = true;
   // Of the device's memory, what this backend fills at most, libraries and recorded steps included.
   double memory_fraction = 0.9;
-  // Others fill it at the same time: then only buffers are counted, and part of the rest is spared.
+  // Others fill it at the same time, and compute there: then only buffers are counted, part of the
+  // rest is spared, and ranks do not time what they exchange.
   bool is_shared = false;
   // Gets what operators may want to read, in the calls of those who use the backend. May be null.
   std::function<void(const std::string&)> notice = nullptr;

@@ -37,6 +37,7 @@ class CudaCommunicators final : public DeviceCommunicators {
     options.own_collectives = group.most_summed_bytes > 0;
     options.connect_bytes = std::min(options.connect_bytes, group.most_summed_bytes);
     options.connects_pairs = group.exchanges_parts;
+    options.shares_device = device.options().is_shared;
     options.notice = group.notice;
     options.siblings = SiblingsOf(device);
     options.forget_graphs = [&device] { device.ForgetSteps(); };

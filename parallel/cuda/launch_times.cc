@@ -50,4 +50,20 @@ absl::StatusOr<float> RecordedMilliseconds(const KernelStream& stream, const Iss
   return times[1];
 }
 
+absl::StatusOr<bool> IsFaster(Communicator& host, const KernelStream& stream,
+                              const WaitForStream& wait, const IssueWork& one,
+                              const IssueWork& other) {
+  // A look first, at who is slower by far.
+  float look[2] = {};
+  ASSIGN_OR_RETURN(look[0], LaunchMilliseconds(stream, one, wait));
+  ASSIGN_OR_RETURN(look[1], LaunchMilliseconds(stream, other, wait));
+  RETURN_IF_ERROR(host.AllReduceSum(look, 2));
+  if (look[0] > 1.5f * look[1]) return false;
+  float recorded[2] = {};
+  ASSIGN_OR_RETURN(recorded[0], RecordedMilliseconds(stream, one, wait));
+  ASSIGN_OR_RETURN(recorded[1], RecordedMilliseconds(stream, other, wait));
+  RETURN_IF_ERROR(host.AllReduceSum(recorded, 2));
+  return recorded[0] < recorded[1];
+}
+
 }  // namespace lockstep::cuda

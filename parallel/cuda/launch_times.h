@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/kernel_stream.h"
+#include "parallel/communicator.h"
 
 namespace lockstep::cuda {
 
@@ -19,5 +20,10 @@ absl::StatusOr<float> LaunchMilliseconds(const KernelStream& stream, const Issue
 // few.
 absl::StatusOr<float> RecordedMilliseconds(const KernelStream& stream, const IssueWork& issue,
                                            const WaitForStream& wait);
+// Whether `one` takes less time than `other`, over all ranks of `host`: everybody gets the same
+// sums of times, hence the same answer.
+absl::StatusOr<bool> IsFaster(Communicator& host, const KernelStream& stream,
+                              const WaitForStream& wait, const IssueWork& one,
+                              const IssueWork& other);
 
 }  // namespace lockstep::cuda

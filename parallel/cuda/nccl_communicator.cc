@@ -65,10 +65,15 @@ class NcclCommunicator final : public Communicator {
   absl::Status ConnectAlgorithms(FirstExchange& first);
   absl::Status SendToNext(float* data);
   absl::Status StartOwnCollectives(Communicator& host);
+  absl::Status ChooseLongest(Communicator& host);
+  void TakeOwnUntried(int64_t sharing_rank);
   absl::Status TryLongSums(Communicator& host);
   absl::Status TryGatherings(Communicator& host);
   absl::StatusOr<bool> IsOwnFaster(Communicator& host, const IssueWork& own,
-                                   const IssueWork& nccls);
+                                   const IssueWork& nccls) {
+    return IsFaster(
+        host, stream_, [this] { return Barrier(); }, own, nccls);
+  }
   absl::Status Meet(std::chrono::milliseconds patience);
   void LeaveOwnCollectives();
 
@@ -134,11 +139,34 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
   RETURN_IF_ERROR(
       CudaStatus(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming), "an event"));
   RETURN_IF_ERROR(MakeFirstExchange(host));
-  if (own_collectives_ != nullptr) {
-    if (!options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
-    RETURN_IF_ERROR(TryGatherings(host));
-  }
+  if (own_collectives_ != nullptr) RETURN_IF_ERROR(ChooseLongest(host));
   return Barrier();
+}
+
+// That our own kernels carry: alike on all ranks.
+absl::Status NcclCommunicator::ChooseLongest(Communicator& host) {
+  const char shares = options_.shares_device ? 1 : 0;
+  std::vector<char> all(static_cast<size_t>(size()));
+  RETURN_IF_ERROR(host.AllGather(&shares, sizeof(shares), all.data()));
+  const auto sharing = std::find(all.begin(), all.end(), 1);
+  if (sharing != all.end()) {
+    TakeOwnUntried(sharing - all.begin());
+    return absl::OkStatus();
+  }
+  if (!options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
+  return TryGatherings(host);
+}
+
+// Ranks meet twice in the longest of them, and each time wait for the device's turns; NCCL's meet
+// more often, some by way of the host.
+void NcclCommunicator::TakeOwnUntried(int64_t sharing_rank) {
+  most_own_floats_ = PeerCollectives::kMaxFloats;
+  if (rank() != 0 || options_.notice == nullptr) return;
+  options_.notice(absl::StrFormat(
+      "what ranks exchange is not timed, as rank %d shares its GPU: sums of up to %d MiB and "
+      "gatherings of up to %d KiB of a rank are our own kernels', longer ones NCCL's",
+      sharing_rank, (most_own_floats_ * int64_t{sizeof(float)}) >> 20,
+      most_own_gathered_bytes_ >> 10));
 }
 
 // Doubles the size for as long as our own kernel is faster, on the whole group; a size at which it
@@ -182,23 +210,6 @@ absl::Status NcclCommunicator::TryGatherings(Communicator& host) {
     if (is_faster) break;
   }
   return Barrier();  // before the memory goes
-}
-
-// Everybody gets the same sums of times, hence decides alike.
-absl::StatusOr<bool> NcclCommunicator::IsOwnFaster(Communicator& host, const IssueWork& own,
-                                                   const IssueWork& nccls) {
-  const auto wait = [this] { return Barrier(); };
-  // A look first, at who is slower by far.
-  float look[2] = {};
-  ASSIGN_OR_RETURN(look[0], LaunchMilliseconds(stream_, own, wait));
-  ASSIGN_OR_RETURN(look[1], LaunchMilliseconds(stream_, nccls, wait));
-  RETURN_IF_ERROR(host.AllReduceSum(look, 2));
-  if (look[0] > 1.5f * look[1]) return false;
-  float recorded[2] = {};
-  ASSIGN_OR_RETURN(recorded[0], RecordedMilliseconds(stream_, own, wait));
-  ASSIGN_OR_RETURN(recorded[1], RecordedMilliseconds(stream_, nccls, wait));
-  RETURN_IF_ERROR(host.AllReduceSum(recorded, 2));
-  return recorded[0] < recorded[1];
 }
 
 absl::Status NcclCommunicator::MakeFirstExchange(Communicator& host) {

@@ -37,6 +37,10 @@ struct NcclOptions {
   // KiB, and beyond, up to 8 MiB, by such a trial too, or if they are to be deterministic. Where
   // devices don't, `notice` is told why, on rank 0.
   bool own_collectives = false;
+  // Others compute on this rank's device, too, of the group or not. Where that is so for any rank
+  // of the group there is no trial, which would time how the devices change between them and take
+  // tens of seconds: of what it would choose between all is ours, and `notice` is told why.
+  bool shares_device = false;
   std::function<void(const std::string&)> notice;
   int max_thread_blocks = 0;  // of NCCL's kernels; 0: its own choice
   // Sizes up to this are exchanged once at the start: NCCL connects an algorithm at its first use.

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -21,16 +22,21 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr int kCount = 1000;
 constexpr int64_t kHiddenStates = 1 << 16;
 // Beside the groups, for what is tried when they are made (NcclOptions::connect_bytes).
 constexpr int64_t kRoomForTrials = 1 << 20;
 
-absl::StatusOr<std::unique_ptr<RankDevice>> OpenDevice(const LocalRank& rank, bool deterministic) {
+void PretendGpus(int num_gpus) {
   setenv("LOCKSTEP_CUDA_PLUGIN", LOCKSTEP_EMULATED_PLUGIN, /*overwrite=*/1);
   setenv("LOCKSTEP_CUDA_MEMORY_GIB", "0.5", 1);
-  setenv("LOCKSTEP_CUDA_DEVICES", absl::StrCat(rank.size, " GPU").c_str(), 1);
+  setenv("LOCKSTEP_CUDA_DEVICES", absl::StrCat(num_gpus, " GPU").c_str(), 1);
+}
+
+absl::StatusOr<std::unique_ptr<RankDevice>> OpenDevice(const LocalRank& rank, bool deterministic) {
+  PretendGpus(rank.size);
   DeviceOptions options;
   options.gpu = GpuPlace{.gpu = rank.rank};
   options.deterministic = deterministic;
@@ -115,6 +121,27 @@ absl::Status LosesAPeer(const LocalRank& rank) {
   return absl::OkStatus();
 }
 
+// One GPU is all of theirs, and steps have sums that would be timed. Rank 0 says why none is.
+absl::Status SharesAGpu(const LocalRank& rank) {
+  PretendGpus(1);
+  RankGroups host = rank.Groups(*ProcessGrid::Create(rank.size, 1));
+  DeviceOptions options;
+  options.gpu = GpuPlace{.gpu = 0, .num_sharing = rank.size, .job_shares_gpus = true};
+  std::vector<std::string> notices;
+  ASSIGN_OR_RETURN(const std::unique_ptr<RankDevice> device,
+                   RankDevice::Open(options, DType::kBF16,
+                                    [&](const std::string& notice) { notices.push_back(notice); }));
+  RETURN_IF_ERROR(device->Join(host, {.max_hidden_states = 4 * kHiddenStates, .bytes_back = 100}));
+  const auto sharing = HasSubstr("2 ranks share GPU 0");
+  if (rank.rank == 0) {
+    EXPECT_THAT(notices, ElementsAre(sharing, HasSubstr("not timed, as rank 0 shares its GPU")));
+  } else {
+    EXPECT_THAT(notices, ElementsAre(sharing));
+  }
+  ASSIGN_OR_RETURN(const DeviceBuffer data, device->backend().Allocate(kCount * sizeof(float)));
+  return ExpectSums(*device, data.as<float>());
+}
+
 // ---- what they are asked ----
 
 TEST(RankDeviceTest, NewGroupsNeedNoRoomBesideTheOldOnes) {
@@ -127,6 +154,10 @@ TEST(RankDeviceTest, DeterministicOnesNeedNoneEither) {
   EXPECT_THAT(RunLocalRanks({2, "rejoins", "2,1,1"}), Each(0));
 }
 
+TEST(RankDeviceTest, RanksOfOneGpuDoNotTimeWhatTheyExchange) {
+  EXPECT_THAT(RunLocalRanks({2, "shares a GPU"}), Each(0));
+}
+
 TEST(RankDeviceTest, NobodyWaitsForAPeerThatIsGone) {
   EXPECT_THAT(RunLocalRanks({3, "loses a peer"}), ElementsAre(0, 128 + SIGKILL, 0));
 }
@@ -136,7 +167,8 @@ TEST(RankDeviceTest, NobodyWaitsForAPeerThatIsGone) {
 
 int main(int argc, char** argv) {
   using namespace lockstep::testing;
-  if (const auto status = RunIfLocalRank({{"rejoins", &Rejoins}, {"loses a peer", &LosesAPeer}})) {
+  if (const auto status = RunIfLocalRank(
+          {{"rejoins", &Rejoins}, {"shares a GPU", &SharesAGpu}, {"loses a peer", &LosesAPeer}})) {
     return *status;
   }
   ::testing::InitGoogleTest(&argc, argv);

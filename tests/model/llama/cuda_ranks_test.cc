@@ -184,6 +184,7 @@ std::function<std::unique_ptr<Backend>()> BackendsOf(const LocalRank& rank,
   EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
   if (num_devices < rank.size) LetRanksShareAGpu();
   options.device = rank.rank % num_devices;
+  options.is_shared = num_devices < rank.size;
   return [=]() -> std::unique_ptr<Backend> {
     auto backend = cuda::CudaBackend::Create(options);
     EXPECT_TRUE(backend.ok()) << backend.status();

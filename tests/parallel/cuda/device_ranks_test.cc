@@ -39,10 +39,15 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+int NumDevices() {
+  int num_devices = 0;
+  EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
+  return num_devices;
+}
+
 // The device's turn comes by rank.
 absl::Status UseDevice(const LocalRank& rank) {
-  int num_devices = 0;
-  RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&num_devices), "looking for GPUs"));
+  const int num_devices = NumDevices();
   if (num_devices < rank.size) LetRanksShareAGpu();
   return CudaStatus(cudaSetDevice(rank.rank % num_devices), "choosing a GPU");
 }
@@ -60,7 +65,8 @@ NcclOptions Options(bool in_tree) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> MakeGroup(const LocalRank& rank,
                                                         const cuda::KernelStream& stream,
-                                                        const NcclOptions& options) {
+                                                        NcclOptions options) {
+  options.shares_device = NumDevices() < rank.size;
   const RankGroups host = rank.Groups(*ProcessGrid::Create(rank.size, 1));
   return MakeNcclCommunicator(*host.tp, stream, options);
 }
@@ -237,10 +243,8 @@ absl::Status Latencies(const LocalRank& rank) {
   const Stream stream;
   NcclOptions always_ours = Options(true);
   always_ours.deterministic = true;
-  int num_devices = 0;
-  EXPECT_EQ(cudaGetDeviceCount(&num_devices), cudaSuccess);
   // As a backend's stream, where ranks do not share a device.
-  const bool overlaps = num_devices >= rank.size && cuda::KernelsCanOverlap(stream.get());
+  const bool overlaps = NumDevices() >= rank.size && cuda::KernelsCanOverlap(stream.get());
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> ours,
                    MakeGroup(rank, cuda::KernelStream(stream.get(), overlaps), always_ours));
   ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> nccls,

@@ -25,7 +25,9 @@ using cuda::NcclOptions;
 using cuda::PeerCollectives;
 using std::chrono::milliseconds;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr int64_t kMost = PeerCollectives::kOneShotFloats;
 
@@ -126,6 +128,43 @@ TEST_P(LongPeerGroupTest, LongSumsAreTried) {
     EXPECT_THAT(ones, ::testing::Each(static_cast<float>(host.size())));
     return group->Health();
   });
+}
+
+// Kernels of ours while groups start whose rank 1 shares its device or not; long sums of those that
+// do are ours, and rank 0 says why.
+int64_t KernelsOfAStart(bool shares_device) {
+  std::vector<std::string> notices;
+  const int64_t before = cuda_emulation::NumKernelsRun();
+  std::atomic<int64_t> num_kernels{0};
+  RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
+    const Stream stream;
+    NcclOptions options = OwnCollectives();
+    options.connect_bytes = 1 << 20;
+    options.shares_device = shares_device && rank == 1;
+    if (rank == 0) options.notice = [&](const std::string& text) { notices.push_back(text); };
+    ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
+                     MakeNcclCommunicator(host, stream.get(), options));
+    RETURN_IF_ERROR(host.Barrier());
+    num_kernels = cuda_emulation::NumKernelsRun() - before;
+    RETURN_IF_ERROR(host.Barrier());
+    FromHost from_host(*group, stream.get());
+    if (shares_device) RETURN_IF_ERROR(CheckAllReduce(from_host, 4 * kMost));
+    RETURN_IF_ERROR(CheckAllGather(from_host, kMost, /*in_place=*/true));
+    return group->Health();
+  });
+  const auto told = HasSubstr("not timed, as rank 1 shares its GPU: sums of up to 8 MiB");
+  if (shares_device) {
+    EXPECT_THAT(notices, ElementsAre(told));
+  } else {
+    EXPECT_THAT(notices, IsEmpty());
+  }
+  return num_kernels;
+}
+
+TEST(SharedDeviceTest, WhereAnyRankSharesItsDeviceNothingIsTimed) {
+  constexpr int kRanks = 2, kChecks = 3, kTimesEach = 2;  // PeerCollectives::Create's
+  EXPECT_EQ(KernelsOfAStart(/*shares_device=*/true), kRanks * kChecks * kTimesEach);
+  EXPECT_GT(KernelsOfAStart(/*shares_device=*/false), 2 * kRanks * kChecks * kTimesEach);
 }
 
 // A recorded sum counts on from wherever its group has come to.
