@@ -155,9 +155,16 @@ bool IsKnownBanner(absl::string_view text) {
                             "ORTE does not know how to route a message"});
 }
 
+// Of a banner of mpirun's.
 bool TellsOfStartFailure(absl::string_view text) {
   return ContainsAny(text, {"ORTE was unable to reliably start one or more daemons",
                             "unable to complete a TCP connection", "ORTE has lost communication"});
+}
+
+// Of a line of srun's, in the words of older and of newer Slurms.
+bool TellsOfMissingPmix(absl::string_view text) {
+  return absl::StartsWith(text, "srun: error: ") &&
+         ContainsAny(text, {"Invalid MPI type", "invalid MPI type"});
 }
 
 }  // namespace
@@ -211,6 +218,10 @@ std::vector<JobLine> JobOutput::Take(absl::string_view line) {
     }
     if (IsNoise(parsed.text) || HasBeenNoticed(parsed)) return {};
     if (!parsed.rank) last_words_ = parsed.text;
+    if (!parsed.rank && TellsOfMissingPmix(parsed.text)) {
+      start_failure_ =
+          "srun cannot start ranks: this Slurm has no PMIx; give --hosts A:8,B:8 instead, over ssh";
+    }
     return {std::move(parsed)};
   }
   if (!IsRule(parsed.text)) banner->second.push_back(std::move(parsed.text));
@@ -225,9 +236,10 @@ std::vector<JobLine> JobOutput::EndBanner(std::optional<int> rank,
   const std::string text = absl::StrJoin(banner, "\n");
   if (!rank && TellsOfStartFailure(text)) {
     if (start_failure_.empty()) {
-      start_failure_ = last_words_.empty()
-                           ? "mpirun's daemons cannot connect to each other: see --network"
-                           : last_words_;
+      start_failure_ = absl::StrCat("mpirun could not start ranks on all hosts: ",
+                                    last_words_.empty()
+                                        ? "its daemons cannot connect to each other: see --network"
+                                        : last_words_);
     }
     return {};
   }

@@ -70,7 +70,8 @@ class JobOutput {
   // words is left out.
   std::vector<JobLine> Take(absl::string_view line);
 
-  // Why ranks could not be started, as far as the words of mpirun and its remote shell tell.
+  // Why ranks could not be started, as far as the words of mpirun and its remote shell, or of srun,
+  // tell.
   const std::string& start_failure() const { return start_failure_; }
 
  private:

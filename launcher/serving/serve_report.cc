@@ -333,13 +333,13 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
                             Prefix(event.replica), name_, address, tp_, pp_, seconds));
 }
 
-void ServeReport::RankOutput(int rank, absl::string_view text) {
+void ServeReport::RankOutput(int rank, absl::string_view text, absl::string_view starter) {
   if (json_) {
     PrintJson("output", {{"rank", rank}, {"text", ValidUtf8(text)}});
     return;
   }
   ClearProgress();
-  const std::string source = rank < 0 ? "mpirun" : absl::StrCat("rank ", rank);
+  const std::string source = rank < 0 ? std::string(starter) : absl::StrCat("rank ", rank);
   std::fprintf(stderr, "[%s] %s\n", source.c_str(), OneLine(text).c_str());
 }
 

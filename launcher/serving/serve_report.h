@@ -57,7 +57,8 @@ class ServeReport {
   void GivenUp(int replica, absl::string_view reason);
   // Ranks placed by hand are gone; others may come.
   void Waiting(absl::string_view message);
-  void RankOutput(int rank, absl::string_view text);  // rank < 0: the MPI launcher
+  // rank < 0: what starts the ranks, mpirun or srun.
+  void RankOutput(int rank, absl::string_view text, absl::string_view starter = "");
   void Warn(const std::vector<std::string>& warnings);
   void Draining(double seconds);
   // What was measured since the start, beside what is predicted of that load.

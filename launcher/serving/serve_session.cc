@@ -1,6 +1,7 @@
 #include "launcher/serving/serve_session.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -205,7 +206,7 @@ void ServeSession::HandleOutputs() {
         has_served_ || job.killed.has_value() || (job.rank_error.empty() && start_failure.empty());
     std::string reason = kJobEnded;
     if (!start_failure.empty()) {
-      reason = absl::StrCat("mpirun could not start ranks on all hosts: ", start_failure);
+      reason = start_failure;
     } else if (job.process->exit() && job.rank_error.empty() && !job.killed) {
       absl::StrAppend(&reason, " (", job.process->exit()->ToString(), ")");
     }
@@ -240,7 +241,7 @@ void ServeSession::HandleJobLine(Job& job, const JobLine& parsed) {
     job.killed = killed;
     return;
   }
-  report_.RankOutput(-1, parsed.text);
+  report_.RankOutput(-1, parsed.text, std::filesystem::path(job.starter).stem().string());
 }
 
 // mpirun knows which rank was killed first; the controller knows what it did. When one dies the

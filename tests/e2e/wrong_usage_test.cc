@@ -1,11 +1,13 @@
 // Starts that cannot work: one line that says what to do, quickly, and nothing left behind.
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/base/host_name.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
@@ -16,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 class WrongUsageTest : public ::testing::Test {
@@ -128,6 +131,25 @@ TEST_F(WrongUsageTest, ABusyPortIsNamed) {
   ASSERT_FALSE(server.address().empty());
   ExpectOneLine(RunLockstep({"serve", model_.string(), "--listen", server.address()}), 1,
                 HasSubstr(server.address()));
+}
+
+TEST_F(WrongUsageTest, ASlurmWithoutPmixIsRefusedAtOnceAndByItsName) {
+  SKIP_WITHOUT_ASSET(model_)
+  const fs::path srun = scratch_ / "srun";
+  std::ofstream(srun) << "#!/bin/sh\necho \"srun: error: Invalid MPI type 'pmix'\" >&2\nexit 1\n";
+  fs::permissions(srun, fs::perms::owner_exec, fs::perm_options::add);
+  Process serve({LockstepBinary(), "serve", model_.string(), "--num-kv-blocks", "64", "--listen",
+                 "127.0.0.1:0"},
+                {{"SLURM_JOB_ID", "17"},
+                 {"SLURM_JOB_NODELIST", SystemHostName()},
+                 {"SLURM_TASKS_PER_NODE", "1"},
+                 {"PATH", absl::StrCat(scratch_.path().string(), ":", std::getenv("PATH"))}});
+  EXPECT_EQ(serve.Wait(kPatience), 1);
+  EXPECT_THAT(serve.out(), Not(HasSubstr("Restart")));
+  EXPECT_THAT(serve.err(),
+              AllOf(HasSubstr("[srun] srun: error: Invalid MPI type"),
+                    HasSubstr("lockstep serve: srun cannot start ranks: this Slurm has "
+                              "no PMIx; give --hosts A:8,B:8 instead")));
 }
 
 TEST_F(WrongUsageTest, AClientWithoutAServerSaysHowToStartOne) {

@@ -160,7 +160,23 @@ TEST_F(JobOutputTest, TheRemoteShellsWordsAreTheReason) {
   EXPECT_THAT(Shown({kRule, "ORTE was unable to reliably start one or more daemons.",
                      "This usually is caused by:", kRule}),
               IsEmpty());
-  EXPECT_EQ(output_.start_failure(), "ssh: connect to host b port 22: Connection refused");
+  EXPECT_EQ(output_.start_failure(),
+            "mpirun could not start ranks on all hosts: "
+            "ssh: connect to host b port 22: Connection refused");
+}
+
+TEST_F(JobOutputTest, ASlurmWithoutPmixIsTheReason) {
+  for (const char* line :
+       {"srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",
+        "srun: error: \"--mpi=pmix\" -- long invalid MPI type, --mpi=list for acceptable types."}) {
+    output_ = JobOutput();
+    EXPECT_THAT(Shown({line}), ElementsAre(line));
+    EXPECT_THAT(output_.start_failure(),
+                ::testing::HasSubstr("this Slurm has no PMIx; give --hosts"));
+  }
+  output_ = JobOutput();
+  Shown({"0: srun: error: Invalid MPI type 'pmix'", "srun: error: Unable to create step"});
+  EXPECT_EQ(output_.start_failure(), "");  // a rank's own words, another error
 }
 
 TEST_F(JobOutputTest, SlurmsEndOfAStepIsLeftOut) {
