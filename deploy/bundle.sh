@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 program=$build/bin/lockstep
-[ -x "$program" ] || fail "$program is not there; build it first: ninja -C $build lockstep"
+[ -x "$program" ] || fail "$program is not there; build it first: cmake -G Ninja -S . -B $build -DLOCKSTEP_WERROR=OFF && ninja -C $build lockstep"
 for tool in patchelf objdump dpkg-query; do
   command -v "$tool" >/dev/null || fail "$tool is not installed; on Debian: apt-get install patchelf binutils"
 done
