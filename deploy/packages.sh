@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian (12 or later) packages that building and testing need, and only those that are missing.
+# Installs the packages of Debian 12 or Ubuntu 24.04 that building and testing need, and only those that are missing.
 #
 #   deploy/packages.sh           install what is missing
 #   deploy/packages.sh --list    print the list
@@ -33,6 +33,14 @@ if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
 
 if ! command -v apt-get >/dev/null; then
   echo "deploy/packages.sh: no apt-get here; install by other means: ${missing[*]}" >&2
+  exit 1
+fi
+# Before anything is installed. The C library tells how old a system is, whoever has derived it from which: Debian 12 has 2.36, Ubuntu 22.04 2.35.
+glibc=$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)
+if [ "$(printf '%s\n' "$glibc" 2.36 | sort -V | head -1)" != 2.36 ]; then
+  system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
+  echo "deploy/packages.sh: $system is too old (glibc $glibc): its CMake is older than 3.25 and its gRPC than 1.51, and with another CMake alone" \
+    "the rest would not compile. Build on Debian 12 or Ubuntu 24.04, in a container if need be; what they build needs glibc 2.36 where it runs, too" >&2
   exit 1
 fi
 as_root=()
