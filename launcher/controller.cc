@@ -26,6 +26,7 @@ struct ControllerCommandOptions {
   std::string worker_listen = "127.0.0.1:50052";
   std::string secret_file;
   double recovery_seconds = 300.0;
+  bool keep_ranks = false;
 };
 
 // Of the file, which is made with a fresh secret when there is none.
@@ -47,6 +48,7 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   session.controller.epoch = 0;
   session.controller.adopt_epochs = true;
   session.controller.recovery_window = absl::Seconds(options.recovery_seconds);
+  session.controller.keep_ranks = options.keep_ranks;
   session.listen_host = listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   session.secret_file = options.secret_file;
@@ -93,10 +95,16 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
       ->check(Between(0, 1e6))
       ->capture_default_str()
       ->group(group);
+  command
+      ->add_flag("--keep-ranks", options->keep_ranks,
+                 "leave the ranks to the next controller, weights in memory, also when this one is "
+                 "stopped in order: by default they then end with it")
+      ->group(group);
   command->footer(
       "The ranks are started with `mpirun -n N lockstep worker` (see its --help).\n"
-      "Ranks outlive the controller, which may be started again; lost ranks may be, too: requests "
-      "wait for them.\n"
+      "Ranks outlive a controller that dies or --keep-ranks, which may be started again; lost "
+      "ranks "
+      "may be, too: requests wait for them.\n"
       "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
 }
 

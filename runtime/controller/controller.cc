@@ -100,6 +100,7 @@ CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& m
       .join_timeout = options.join_timeout,
       .load_timeout = options.load_timeout,
       .recovery_window = options.recovery_window,
+      .keeps_ranks = options.keep_ranks,
       .step_deadline = options.step_deadline,
       .predict_speed = options.predict_speed};
 }

@@ -164,6 +164,9 @@ struct ControllerOptions {
   absl::Duration reattach_window = absl::Minutes(10);  // for a request without a stream
   // How long requests wait while no replica serves; zero = not at all.
   absl::Duration recovery_window = absl::ZeroDuration();
+  // Shutdown leaves the ranks to dial the next controller, as its death does; else they end with
+  // it.
+  bool keep_ranks = false;
   // Memory that what one client leaves unread may take before its request ends with
   // RESOURCE_EXHAUSTED.
   int64_t max_unread_bytes = 16 << 20;

@@ -216,6 +216,10 @@ void ControllerCore::EndAll(const std::string& reason) {
   EndRequests(v1::FINISH_REASON_ABORTED, grpc::Status(grpc::StatusCode::UNAVAILABLE, reason));
   for (auto& replica : replicas_) {
     if (replica->state() == Replica::State::kLost) continue;
+    if (config_.keeps_ranks) {
+      replica->Lose(grpc::Status(grpc::StatusCode::UNAVAILABLE, reason), reason);
+      continue;
+    }
     replica->ranks().ShutDownAll(reason);
     replica->Lose(grpc::Status::OK, reason);
   }

@@ -48,6 +48,7 @@ struct CoreConfig {
   absl::Duration join_timeout;
   absl::Duration load_timeout;
   absl::Duration recovery_window;  // how long requests wait while no replica serves
+  bool keeps_ranks = false;        // after EndAll they look for the next controller
   StepDeadlineOptions step_deadline;
   SpeedPredictor predict_speed = nullptr;
 };

@@ -126,6 +126,29 @@ TEST_F(ControllerRestartTest, RanksComeBackWithTheirWeights) {
   EXPECT_EQ(ranks->Wait(kPatience), 0) << ranks->err();
 }
 
+// As for a new certificate or token file: what was asked is answered, and nothing is loaded again.
+TEST_F(ControllerRestartTest, AnOrderlyStopMayKeepTheRanks) {
+  auto controller = StartController("127.0.0.1:0", {"--keep-ranks"});
+  const std::string worker_address = controller->WaitEvent("waiting")["worker_address"];
+  auto ranks = StartRanks(worker_address);
+  controller->WaitReady();
+  const std::set<std::string> pids = Pids(*controller);
+  TruncateRanksWeights();
+  auto client = StartClient(*controller, {"generate", "Once upon a time", "--ignore-eos",
+                                          "--max-tokens", "400", "--n", "4"});
+  ASSERT_TRUE(
+      client->WaitForOutput([](const std::string& out) { return out.size() > 100; }, kPatience));
+  controller->process().Signal(SIGTERM);
+  EXPECT_EQ(client->Wait(kPatience), 0) << client->err();
+  EXPECT_EQ(controller->process().Wait(kPatience), 0);
+  controller = StartController(worker_address);
+  controller->WaitReady();
+  EXPECT_EQ(Pids(*controller), pids);
+  controller->process().Signal(SIGTERM);  // without the flag they end with it
+  EXPECT_EQ(controller->process().Wait(kPatience), 0);
+  EXPECT_EQ(ranks->Wait(kPatience), 0) << ranks->err();
+}
+
 // What the user sees of two kills is a pause.
 TEST_F(ControllerRestartTest, WithAJournalClientsGoOn) {
   const std::vector<std::string> journal = {"--journal", (scratch_ / "journal").string()};
