@@ -3,8 +3,6 @@
 #include <nccl.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <span>
 #include <thread>
 #include <utility>
@@ -48,8 +46,11 @@ class NcclCommunicator final : public Communicator {
   absl::Status AllToAll(const void* mine, int64_t bytes, int64_t stride, void* all) override;
   absl::Status Send(int peer, const void* data, int64_t bytes) override;
   absl::Status Recv(int peer, void* data, int64_t bytes) override;
-  bool Probe(int peer) override;
-  absl::Status Barrier() override;
+  bool Probe(int) override {
+    LS_CHECK(false) << "groups of devices are not probed";
+    return false;
+  }
+  absl::Status Barrier() override { return Meet(options_.patience); }
   absl::Status Health() override { return group_->Health(); }
   void Abort() override { group_->End("the group was aborted"); }
   absl::Status Disconnect(Communicator& host) override;
@@ -146,15 +147,15 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
 // That our own kernels carry: alike on all ranks.
 absl::Status NcclCommunicator::ChooseLongest(Communicator& host) {
   const char shares = options_.shares_device ? 1 : 0;
-  std::vector<char> all(static_cast<size_t>(size()));
+  std::vector<char> all(size());
   RETURN_IF_ERROR(host.AllGather(&shares, sizeof(shares), all.data()));
   const auto sharing = std::find(all.begin(), all.end(), 1);
-  if (sharing != all.end()) {
-    TakeOwnUntried(sharing - all.begin());
-    return absl::OkStatus();
+  if (sharing == all.end()) {
+    if (!options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
+    return TryGatherings(host);
   }
-  if (!options_.deterministic) RETURN_IF_ERROR(TryLongSums(host));
-  return TryGatherings(host);
+  TakeOwnUntried(sharing - all.begin());
+  return absl::OkStatus();
 }
 
 // Ranks meet twice in the longest of them, and each time wait for the device's turns; NCCL's meet
@@ -165,7 +166,7 @@ void NcclCommunicator::TakeOwnUntried(int64_t sharing_rank) {
   options_.notice(absl::StrFormat(
       "what ranks exchange is not timed, as rank %d shares its GPU: sums of up to %d MiB and "
       "gatherings of up to %d KiB of a rank are our own kernels', longer ones NCCL's",
-      sharing_rank, (most_own_floats_ * int64_t{sizeof(float)}) >> 20,
+      sharing_rank, most_own_floats_ * int64_t{sizeof(float)} >> 20,
       most_own_gathered_bytes_ >> 10));
 }
 
@@ -358,13 +359,6 @@ absl::Status NcclCommunicator::Recv(int peer, void* data, int64_t bytes) {
     return ncclRecv(data, static_cast<size_t>(bytes), ncclInt8, peer, comm, stream_);
   });
 }
-
-bool NcclCommunicator::Probe(int) {
-  LS_CHECK(false) << "groups of devices are not probed";
-  return false;
-}
-
-absl::Status NcclCommunicator::Barrier() { return Meet(options_.patience); }
 
 absl::Status NcclCommunicator::Meet(std::chrono::milliseconds patience) {
   RETURN_IF_ERROR(Reduce(token_.get(), 1));
