@@ -102,9 +102,8 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
       ->group(group);
   command->footer(
       "The ranks are started with `mpirun -n N lockstep worker` (see its --help).\n"
-      "Ranks outlive a controller that dies or --keep-ranks, which may be started again; lost "
-      "ranks "
-      "may be, too: requests wait for them.\n"
+      "Ranks outlive a controller that dies, or is stopped with --keep-ranks: it may be started "
+      "again.\nSo may lost ranks: requests wait for them.\n"
       "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
 }
 

@@ -83,7 +83,7 @@ absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& 
 absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& launch) {
   if (!launch.uses_this_host) {
     const bool may_be_gpus = rank.device != "cpu";
-    return RanksDevices{may_be_gpus, may_be_gpus, may_be_gpus, "", int64_t{1} << 60};
+    return RanksDevices{may_be_gpus, rank.device == "auto", may_be_gpus, "", int64_t{1} << 60};
   }
   ASSIGN_OR_RETURN(const DeviceSearch search, GpusFor(rank.device));
   RanksDevices devices;
@@ -93,8 +93,8 @@ absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& 
     return devices;
   }
   const std::vector<AcceleratorInfo>& gpus = search.gpus->gpus;
-  RETURN_IF_ERROR(CheckGpus(gpus, launch.max_ranks_per_host()));
   if (launch.kind == LaunchPlan::Kind::kThisHost) {  // elsewhere ranks may see others
+    RETURN_IF_ERROR(CheckGpus(gpus, launch.max_ranks_per_host()));
     RETURN_IF_ERROR(CheckGpusOfThisHost(gpus, launch.max_ranks_per_host(), rank.shares_gpus));
   }
   devices.are_gpus = true;

@@ -43,10 +43,10 @@ void TakeNoteOfGpu(int device) {
 }
 
 void FailOnGpu(cudaError_t error, const char* what) {
-  int device = 0;  // of this thread, which a failed device does not change
-  cudaGetDevice(&device);
+  int device = 0;  // of this thread; a failed device may keep it to itself
+  const bool is_known = cudaGetDevice(&device) == cudaSuccess;
   LS_CHECK(error == cudaSuccess) << what << ": " << cudaGetErrorString(error) << " on "
-                                 << TheKnownGpus().Name(device);
+                                 << (is_known ? TheKnownGpus().Name(device) : "this rank's GPU");
   std::abort();
 }
 

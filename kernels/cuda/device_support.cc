@@ -1,6 +1,7 @@
 #include "kernels/cuda/device_support.h"
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/kernel_stream.h"
 
 namespace lockstep::cuda {
@@ -18,6 +19,22 @@ std::string CudaVersion(int number) {
   return absl::StrCat("CUDA ", number / 1000, ".", number % 1000 / 10);
 }
 
+// Of kernels that the device or its driver does not take, as opposed to one that fails, or is full.
+bool IsOfCompilation(cudaError_t error) {
+  switch (error) {
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidPtx:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilationDisabled:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 std::string WhyTooOld(const cudaDeviceProp& properties) {
@@ -33,6 +50,7 @@ absl::Status CheckKernelsRun(const cudaDeviceProp& properties) {
   const cudaError_t error = FindKernels();
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();  // it has been told
+  if (!IsOfCompilation(error)) return CudaStatus(error, "loading the kernels");
   int driver = 0;
   int built_with = 0;
   cudaDriverGetVersion(&driver);

@@ -132,11 +132,15 @@ absl::StatusOr<std::vector<std::string>> InterfacesInNetwork(absl::string_view t
   ASSIGN_OR_RETURN(const std::vector<OwnAddress> found, AddressesIn(text));
   std::vector<std::string> names;
   for (const OwnAddress& each : found) {
+    // A label ("eth0:1") names an address; those who look for an interface do not find it.
+    if (absl::StrContains(each.interface, ':')) continue;
     if (std::find(names.begin(), names.end(), each.interface) == names.end()) {
       names.push_back(each.interface);
     }
   }
-  return names;
+  if (!names.empty()) return names;
+  return absl::NotFoundError(
+      absl::StrCat("in the network ", text, " this host has addresses with labels only"));
 }
 
 absl::StatusOr<std::optional<std::string>> AddressTowards(const std::string& host) {

@@ -86,7 +86,7 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
   }
   ASSIGN_OR_RETURN(capacity.shards, ShardsOn(inputs, inputs.on_gpus));
   for (const RankShard& shard : capacity.shards) capacity.weight_bytes += shard.weight_bytes;
-  // f16 takes CPUs four bytes. (Who insists on it has GPUs.)
+  // f16 takes CPUs four bytes. (Who insists on it means GPUs.)
   const bool counts_cpus = inputs.device_is_unknown && inputs.dtype != "f16";
   ASSIGN_OR_RETURN(const std::vector<RankShard> caches,
                    ShardsOn(inputs, inputs.on_gpus && !counts_cpus));

@@ -29,10 +29,10 @@ absl::StatusOr<FirstExchange> FirstExchange::Create(Place place, int64_t num_flo
 
 FirstExchange::FirstExchange(Place place, DeviceArray<float> data, int64_t num_floats)
     : place_(std::move(place)),
-      data_(std::move(data)),
       mine_(static_cast<size_t>(num_floats)),
       found_(static_cast<size_t>(num_floats)),
-      sums_(static_cast<size_t>(kPeriod)) {
+      sums_(static_cast<size_t>(kPeriod)),
+      data_(std::move(data)) {
   for (int64_t i = 0; i < num_floats; ++i) mine_[static_cast<size_t>(i)] = Number(place_.rank, i);
   for (int rank = 0; rank < place_.size; ++rank) {
     for (int64_t i = 0; i < kPeriod; ++i) sums_[static_cast<size_t>(i)] += Number(rank, i);

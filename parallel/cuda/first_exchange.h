@@ -63,10 +63,10 @@ class FirstExchange {
   float Sum(int64_t i) const { return sums_[static_cast<size_t>(i) % sums_.size()]; }
 
   Place place_;
-  DeviceArray<float> data_;
   std::vector<float> mine_;   // this rank's numbers
   std::vector<float> found_;  // what became of them
   std::vector<float> sums_;   // over ranks, of one period
+  DeviceArray<float> data_;   // last: to free it awaits copies of the others
   absl::Status verdict_;
 };
 

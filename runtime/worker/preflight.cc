@@ -73,7 +73,7 @@ std::string WaysOut(const RankFacts& fact) {
   if (fact.gpu == kNoGpu) return ": ";
   if (fact.foreign_bytes == 0) return ": raise --gpu-memory-utilization, ";
   return absl::StrCat("; other programs and the driver hold ", GiB(fact.foreign_bytes),
-                      " of it (see nvidia-smi): end those, ");
+                      " of it (see nvidia-smi): end programs that need not be there, ");
 }
 
 absl::Status CheckMemory(std::span<const RankFacts> facts) {

@@ -1,6 +1,9 @@
 #include "launcher/job/mpi_command.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
+#include <cstring>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -13,6 +16,19 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+
+// What the tests are run with is not for the commands that they look at.
+class MpiCommandTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::vector<std::string> names;
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      const std::string name(*entry, std::strcspn(*entry, "="));
+      if (name.starts_with("NCCL_") || name.starts_with("LOCKSTEP_CUDA_")) names.push_back(name);
+    }
+    for (const std::string& name : names) ::unsetenv(name.c_str());
+  }
+};
 
 TEST(JobEnvironmentTest, LeavesOutAnEnclosingLaunch) {
   ::setenv("OMPI_COMM_WORLD_RANK", "3", 1);
@@ -50,7 +66,7 @@ TEST(JobEnvironmentTest, KeepsAUsersSettingsOfOpenMpi) {
   ::unsetenv("OMPI_COMM_WORLD_SIZE");
 }
 
-TEST(MpiCommandTest, OnOneHostNothingListensWhereOthersReachIt) {
+TEST_F(MpiCommandTest, OnOneHostNothingListensWhereOthersReachIt) {
   const auto command = LocalMpiCommand("mpirun", 2, {"/tmp/x", "/dev/shm/x"}, {"r"});
   EXPECT_EQ(Setting(command, "plm"), "isolated");
   EXPECT_EQ(Setting(command, "btl"), "self,vader");
@@ -61,7 +77,7 @@ TEST(MpiCommandTest, OnOneHostNothingListensWhereOthersReachIt) {
   EXPECT_EQ(Setting(pinned, "oob_tcp_dynamic_ipv4_ports"), "20000-20004");
 }
 
-TEST(MpiCommandTest, OverHostsRanksFollowTheRankFile) {
+TEST_F(MpiCommandTest, OverHostsRanksFollowTheRankFile) {
   HostsLaunch launch;
   launch.rank_file = "/run/x/ranks";
   launch.world_size = 16;
@@ -75,7 +91,7 @@ TEST(MpiCommandTest, OverHostsRanksFollowTheRankFile) {
   EXPECT_EQ(Setting(command, "oob_tcp_if_include"), std::nullopt);
 }
 
-TEST(MpiCommandTest, OverHostsTheAgentNetworkAndPortsAreTheUsers) {
+TEST_F(MpiCommandTest, OverHostsTheAgentNetworkAndPortsAreTheUsers) {
   HostsLaunch launch;
   launch.rsh_agent = "/opt/agent";
   launch.network = "10.0.0.0/8";
@@ -90,7 +106,7 @@ TEST(MpiCommandTest, OverHostsTheAgentNetworkAndPortsAreTheUsers) {
   EXPECT_EQ(Setting(command, "btl_tcp_port_range_v4"), "5");
 }
 
-TEST(MpiCommandTest, OverHostsTheEnvironmentsSettingsStand) {
+TEST_F(MpiCommandTest, OverHostsTheEnvironmentsSettingsStand) {
   ::setenv("OMPI_MCA_btl", "self,vader,openib", 1);
   ::setenv("OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh", 1);
   HostsLaunch launch;
@@ -112,7 +128,7 @@ std::vector<std::string> Exports() {
   return names;
 }
 
-TEST(MpiCommandTest, OverHostsRanksHearWhatNcclIsTold) {
+TEST_F(MpiCommandTest, OverHostsRanksHearWhatNcclIsTold) {
   ::setenv("NCCL_P2P_DISABLE", "1", 1);
   ::setenv("NCCL_SOCKET_IFNAME", "eth0", 1);
   ::setenv("LOCKSTEP_CUDA_PLUGIN", "/opt/plugin.so", 1);
@@ -128,7 +144,7 @@ TEST(MpiCommandTest, OverHostsRanksHearWhatNcclIsTold) {
   }
 }
 
-TEST(MpiCommandTest, EndsWithTheWorkersCommandLine) {
+TEST_F(MpiCommandTest, EndsWithTheWorkersCommandLine) {
   const auto command =
       LocalMpiCommand("/usr/bin/mpirun", 6, {"/tmp/x", "/dev/shm/x"}, {"/bin/rank", "a", "b"});
   ASSERT_GE(command.size(), 5u);
