@@ -86,9 +86,8 @@ absl::StatusOr<std::optional<plan::HostProfile>> FindPlanProfile(const PlanOptio
 int RunCalibration(const PlanOptions& options) {
   const absl::StatusOr<DeviceSearch> search = GpusFor(options.device);
   if (!search.ok()) return Fail("plan", search.status());
-  if (const absl::Status& why = search->why_none; !why.ok() && !absl::IsNotFound(why)) {
-    std::fprintf(stderr, "lockstep plan: GPUs are left alone: %s\n",
-                 std::string(why.message()).c_str());
+  if (const std::string left_alone = search->LeftAlone(); !left_alone.empty()) {
+    std::fprintf(stderr, "lockstep plan: %s\n", left_alone.c_str());
   }
   const std::string device = search->gpus.has_value() ? "cuda" : "cpu";
   const auto path = ProfilePath(options.calibrate, device);

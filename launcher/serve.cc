@@ -67,7 +67,7 @@ struct RanksDevices {
   bool multiply_fp8 = false;
   std::string name;              // of a GPU
   int64_t memory_bytes = 0;      // of all of them
-  std::string why_no_gpus = {};  // where they were looked for
+  std::string why_no_gpus = {};  // "; no GPU is used: ..." where they were looked for
 };
 
 // Ranks on other hosts cannot reach memory of this process.
@@ -88,7 +88,9 @@ absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& 
   ASSIGN_OR_RETURN(const DeviceSearch search, GpusFor(rank.device));
   RanksDevices devices;
   if (!search.gpus.has_value()) {
-    devices.why_no_gpus = std::string(search.why_none.message());
+    if (!search.why_none.ok()) {
+      devices.why_no_gpus = absl::StrCat("; no GPU is used: ", search.why_none.message());
+    }
     devices.memory_bytes = AvailableMemoryBytes() * launch.num_hosts();
     return devices;
   }
@@ -115,8 +117,6 @@ absl::Duration PreflightLimit(const LaunchFlags& flags, bool on_gpus) {
 }
 
 absl::Status CheckFormats(const ServeOptions& options, const RanksDevices& devices) {
-  const std::string why =
-      devices.why_no_gpus.empty() ? "" : absl::StrCat("; no GPU is used: ", devices.why_no_gpus);
   if (options.model.quantize == "fp8" && !devices.multiply_fp8) {
     return absl::InvalidArgumentError(
         devices.are_gpus
@@ -124,10 +124,10 @@ absl::Status CheckFormats(const ServeOptions& options, const RanksDevices& devic
                            devices.name, " cannot multiply e4m3")
             : absl::StrCat("--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 "
                            "and int4",
-                           why));
+                           devices.why_no_gpus));
   }
   if (!devices.are_gpus && options.rank.dtype == "f16") {
-    return absl::InvalidArgumentError(absl::StrCat(kNoF16OnCpus, why));
+    return absl::InvalidArgumentError(absl::StrCat(kNoF16OnCpus, devices.why_no_gpus));
   }
   return absl::OkStatus();
 }

@@ -72,6 +72,11 @@ absl::Status CheckGpusOfThisHost(const std::vector<AcceleratorInfo>& gpus, int n
   return CheckSharing(ranks, may_share);
 }
 
+std::string DeviceSearch::LeftAlone() const {
+  if (why_none.ok() || absl::IsNotFound(why_none)) return "";
+  return absl::StrCat("GPUs are left alone: ", why_none.message());
+}
+
 absl::StatusOr<DeviceSearch> GpusFor(const std::string& device) {
   DeviceSearch search;
   if (device == "cpu") return search;
@@ -96,10 +101,8 @@ absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession&
   ASSIGN_OR_RETURN(const DeviceSearch search, GpusFor(flags.device));
   if (search.gpus.has_value()) mine.gpus = Seen(search.gpus->gpus);
   mine.why_none = OneLine(search.why_none.message());
-  // Without a driver nobody expects them.
-  if (!search.why_none.ok() && !absl::IsNotFound(search.why_none) && notice != nullptr) {
-    notice(absl::StrCat("GPUs are left alone: ", search.why_none.message()));
-  }
+  const std::string left_alone = search.LeftAlone();
+  if (!left_alone.empty() && notice != nullptr) notice(left_alone);
   ASSIGN_OR_RETURN(const std::vector<RankGpus> ranks, TellEachOther(session, mine));
   DeviceOptions device;
   ASSIGN_OR_RETURN(device.gpu, PlaceOnGpu(ranks, session.rank()));

@@ -19,6 +19,9 @@ using Notice = std::function<void(const std::string&)>;  // what operators may w
 struct DeviceSearch {
   std::optional<GpusHere> gpus;  // nothing: the CPUs
   absl::Status why_none;         // FindGpus's error; OK where nobody has looked for them
+
+  // That GPUs are left alone, and why. Empty where nobody expects them: without a driver.
+  std::string LeftAlone() const;
 };
 // RankFlags::device on this host. Errors as FindGpus when GPUs were asked for.
 absl::StatusOr<DeviceSearch> GpusFor(const std::string& device);

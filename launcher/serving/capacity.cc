@@ -30,7 +30,7 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
         inputs.on_gpus
             ? " may be taken of the ranks' GPUs (--gpu-memory-utilization): use more GPUs"
             : " are available on this host",
-        inputs.why_no_gpus.empty() ? "" : absl::StrCat("; no GPU is used: ", inputs.why_no_gpus),
+        inputs.why_no_gpus,
         inputs.multiplies_fp8 && inputs.model.quantize == "none" ? ", or --quantize fp8" : ""));
   }
   if (capacity.num_kv_blocks < 1) {
@@ -86,10 +86,9 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
   }
   ASSIGN_OR_RETURN(capacity.shards, ShardsOn(inputs, inputs.on_gpus));
   for (const RankShard& shard : capacity.shards) capacity.weight_bytes += shard.weight_bytes;
-  // f16 takes CPUs four bytes. (Who insists on it means GPUs.)
-  const bool counts_cpus = inputs.device_is_unknown && inputs.dtype != "f16";
+  // Where an f16 checkpoint's f32 on CPUs takes most.
   ASSIGN_OR_RETURN(const std::vector<RankShard> caches,
-                   ShardsOn(inputs, inputs.on_gpus && !counts_cpus));
+                   ShardsOn(inputs, inputs.on_gpus && !inputs.device_is_unknown));
   for (const RankShard& shard : caches) capacity.kv_bytes_per_token += shard.kv_bytes_per_token;
   const int64_t block_bytes = capacity.kv_bytes_per_token * inputs.model.block_size;
   capacity.num_kv_blocks = engine::BlocksOf({.available_bytes = inputs.available_memory_bytes,

@@ -37,7 +37,7 @@ struct CapacityInputs {
   int64_t available_memory_bytes = 0;  // of the GPUs, or the host
   // Ranks may have GPUs or not: weights count as on those, the cache as where it takes most.
   bool device_is_unknown = false;
-  std::string why_no_gpus = {};  // where they were looked for
+  std::string why_no_gpus = {};  // "; no GPU is used: ..." where they were looked for
 };
 
 struct Capacity {

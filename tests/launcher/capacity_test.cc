@@ -120,7 +120,7 @@ TEST_F(CapacityTest, AGpuThatDoesNotDoIsRefusedWhereARankWouldBeOnIt) {
 TEST_F(CapacityTest, SaysWhoseMemoryIsShort) {
   available_ = 100;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("on this host"));
-  why_no_gpus_ = "no driver";
+  why_no_gpus_ = "; no GPU is used: no driver";
   EXPECT_THAT(std::string(Plan().status().message()),
               HasSubstr("on this host; no GPU is used: no driver"));
   on_gpus_ = true;

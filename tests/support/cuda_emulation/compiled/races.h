@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-
 #include "tests/support/cuda_emulation/runtime/warp_functions.h"
 
 namespace lockstep::cuda_emulation::ptx {
