@@ -85,8 +85,8 @@ absl::StatusOr<int64_t> MaxModelLen(const ModelFlags& flags) {
   return checkpoint->config().max_position_embeddings;
 }
 
-// One rank of each stage speaks: what one of them finds is mostly true of its stage, whose ranks
-// are on one host, and need not be of the others.
+// One rank of each stage speaks: what it finds is mostly true of its stage, whose ranks are on one
+// host (but for --allow-tp-across-nodes), and need not be of the others.
 Notice NoticeOf(const ProcessGrid& grid, int rank) {
   if (grid.tp_rank_of(rank) != 0) return [](const std::string&) {};
   RankNotice notice = {.rank = rank, .host = HostName(), .stage = std::nullopt, .text = ""};
