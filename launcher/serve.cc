@@ -215,11 +215,6 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   report.Plan(plan.capacity, plan.threads_per_rank);
   PredictSpeed(options, plan, session.controller, report);
   report.Warn(SecurityWarnings(session.controller));
-  if (plan.on_gpus && !options.rank.deterministic && !options.controller.journal.empty()) {
-    report.Warn(
-        {"--journal without --deterministic: GPUs may compute another text after a restart "
-         "of this program than clients have begun to read"});
-  }
   return ServeSession(std::move(session), report, interrupts).Run();
 }
 

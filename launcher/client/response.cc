@@ -111,7 +111,7 @@ v1::AttachRequest Response::Continuation() const {
   request.set_request_id(accepted_.request_id());
   for (const ResponseOutput& output : outputs_) {
     v1::ReceivedOutput& received = *request.add_received();
-    received.set_num_tokens(static_cast<int32_t>(output.token_ids.size()));
+    received.mutable_token_ids()->Add(output.token_ids.begin(), output.token_ids.end());
     received.set_num_text_bytes(static_cast<int64_t>(output.text.size()));
   }
   return request;

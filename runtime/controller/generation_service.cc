@@ -126,8 +126,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Attach(Context* c
   return reactor;
 }
 
-// The request as it was accepted goes the way of a new one; its stream leaves out what the client
-// has.
+// The request as it was accepted goes the way of a new one, from the tokens that the client has;
+// its stream leaves those out.
 absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& attach) {
   if (journal_ == nullptr) {
     return absl::FailedPreconditionError("this server keeps no journal of requests to attach to");
@@ -140,7 +140,7 @@ absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& at
   }
   call.request = std::move(*found->mutable_request());
   RETURN_IF_ERROR(Begin(call));
-  RETURN_IF_ERROR(SetReceived(attach, call.checked.stream));
+  RETURN_IF_ERROR(SetReceived(attach, call.checked));
   const auto& ids = call.request.token_ids().ids();
   return Post(call, std::vector<int32_t>(ids.begin(), ids.end()));
 }

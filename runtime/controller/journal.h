@@ -1,6 +1,6 @@
 // The requests that clients may attach to again after their stream broke or the controller was
-// restarted, kept in one file. Outputs are not in it: they are computed again, and come out the
-// same.
+// restarted, kept in one file. Outputs are not in it: clients say what they have, and the rest is
+// computed.
 //
 // A record is handed to the system (write) before its client hears of the acceptance, so it
 // survives the death of this process; it is not forced to the disk, so the last ones may not

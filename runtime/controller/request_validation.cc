@@ -196,7 +196,8 @@ absl::Status SetPrompt(std::vector<int32_t> prompt, const RequestLimits& limits,
   return absl::OkStatus();
 }
 
-absl::Status SetReceived(const v1::AttachRequest& attach, StreamSpec& stream) {
+absl::Status SetReceived(const v1::AttachRequest& attach, CheckedRequest& request) {
+  StreamSpec& stream = request.stream;
   if (attach.received_size() > stream.num_outputs) {
     return absl::InvalidArgumentError(absl::StrCat("received has ", attach.received_size(),
                                                    " entries, the request has ", stream.num_outputs,
@@ -204,12 +205,17 @@ absl::Status SetReceived(const v1::AttachRequest& attach, StreamSpec& stream) {
   }
   stream.attaches = true;
   stream.received.resize(stream.num_outputs);
+  request.engine.emitted.resize(stream.num_outputs);
   for (int i = 0; i < attach.received_size(); ++i) {
     const v1::ReceivedOutput& received = attach.received(i);
-    if (received.num_tokens() < 0 || received.num_text_bytes() < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("received[", i, "] has a negative number"));
+    if (received.num_text_bytes() < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("received[", i, "].num_text_bytes is ",
+                                                     received.num_text_bytes(),
+                                                     ", at least 0 is needed"));
     }
-    stream.received[i] = {received.num_tokens(), received.num_text_bytes()};
+    const auto& ids = received.token_ids();
+    request.engine.emitted[i].assign(ids.begin(), ids.end());
+    stream.received[i] = {ids.size(), received.num_text_bytes()};
   }
   return absl::OkStatus();
 }

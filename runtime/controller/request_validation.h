@@ -51,8 +51,8 @@ absl::StatusOr<CheckedRequest> CheckRequest(const v1::GenerateRequest& request,
 absl::Status SetPrompt(std::vector<int32_t> prompt, const RequestLimits& limits,
                        CheckedRequest& request);
 
-// Marks the stream as one that goes on after what its client has. INVALID_ARGUMENT naming a number.
-absl::Status SetReceived(const v1::AttachRequest& attach, StreamSpec& stream);
+// Has the request go on after what its client has. INVALID_ARGUMENT naming a number.
+absl::Status SetReceived(const v1::AttachRequest& attach, CheckedRequest& request);
 
 // The same request with its prompt as tokens and every default and random choice made: checked
 // again, under whatever defaults, it means the same. Of a request that has its prompt.

@@ -45,13 +45,7 @@ absl::Status Engine::CheckRequest(const EngineRequest& request) const {
         absl::StrCat("a prompt of ", num_prompt_tokens, " tokens leaves no room to generate: ",
                      "prompt and output together are limited to ", config_.max_model_len));
   }
-  if (config_.vocab_size > 0) {
-    for (int32_t token : request.prompt) {
-      if (token >= 0 && token < config_.vocab_size) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("prompt token id ", token, " is outside [0, ", config_.vocab_size, ")"));
-    }
-  }
+  RETURN_IF_ERROR(CheckTokens(request.prompt, "prompt"));
   if (request.num_outputs < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_outputs is ", request.num_outputs, ", at least 1 is needed"));
@@ -72,14 +66,62 @@ absl::Status Engine::CheckRequest(const EngineRequest& request) const {
     return absl::InvalidArgumentError(
         absl::StrCat("request id ", request.request_id, " is in use"));
   }
+  return CheckEmitted(request);
+}
+
+absl::Status Engine::CheckEmitted(const EngineRequest& request) const {
+  const auto num_outputs = static_cast<int64_t>(request.emitted.size());
+  if (num_outputs != 0 && num_outputs != request.num_outputs) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokens of ", num_outputs, " outputs are given, the request has ", request.num_outputs));
+  }
+  const int64_t most = MaxLength(config_, request) - static_cast<int64_t>(request.prompt.size());
+  for (int64_t i = 0; i < num_outputs; ++i) {
+    const std::vector<int32_t>& tokens = request.emitted[i];
+    if (static_cast<int64_t>(tokens.size()) > most) {
+      return absl::InvalidArgumentError(absl::StrCat("output ", i, " is to go on after ",
+                                                     tokens.size(), " tokens, it has ", most,
+                                                     " at most"));
+    }
+    RETURN_IF_ERROR(CheckTokens(tokens, absl::StrCat("output ", i, "'s")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::CheckTokens(const std::vector<int32_t>& tokens,
+                                 absl::string_view whose) const {
+  for (const int32_t token : tokens) {
+    if (config_.vocab_size == 0 || (token >= 0 && token < config_.vocab_size)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(whose, " token id ", token, " is outside [0, ", config_.vocab_size, ")"));
+  }
   return absl::OkStatus();
 }
 
 absl::Status Engine::Add(EngineRequest given, absl::Time /*now*/) {
   RETURN_IF_ERROR(CheckRequest(given));
   RETURN_IF_ERROR(CheckQueue());
-  Insert(MakeRequest(std::move(given)));
+  const auto emitted = std::exchange(given.emitted, {});
+  Request& request = Insert(MakeRequest(std::move(given)));
+  int num_unfinished = request.num_unfinished;  // with its last output the request is gone
+  for (size_t i = 0; i < emitted.size() && num_unfinished > 0; ++i) {
+    if (CommitEmitted(*request.sequences[i], emitted[i])) --num_unfinished;
+  }
   return absl::OkStatus();
+}
+
+// True when they have ended the output.
+bool Engine::CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens) {
+  // Whoever has tokens of it has had what comes before them.
+  if (!tokens.empty()) {
+    sequence.num_prompt_logprobs_delivered = sequence.request.given.prompt.size() - 1;
+  }
+  for (const int32_t token : tokens) {
+    SampledToken sampled;
+    sampled.token = token;
+    if (CommitToken(sequence, sampled, /*is_emitted_before=*/true)) return true;
+  }
+  return false;
 }
 
 absl::Status Engine::CheckQueue() const {
@@ -104,28 +146,31 @@ std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {
   return request;
 }
 
-void Engine::Insert(std::unique_ptr<Request> request) {
+Request& Engine::Insert(std::unique_ptr<Request> request) {
   if (request->given.deadline < absl::InfiniteFuture()) {
     deadlines_.emplace(std::pair(request->given.deadline, request->arrival), request.get());
   }
   if (!request->admitted) ++num_queued_requests_;
   scheduler_.Enqueue(*request);
   const uint64_t id = request->given.request_id;
-  LS_CHECK(requests_.emplace(id, std::move(request)).second) << "request " << id;
+  const auto [inserted, is_new] = requests_.emplace(id, std::move(request));
+  LS_CHECK(is_new) << "request " << id;
+  return *inserted->second;
 }
 
 void Engine::Abort(uint64_t request_id) {
+  ForgetEvents(request_id, std::nullopt);
   const auto it = requests_.find(request_id);
   if (it == requests_.end()) return;
   Request& request = *it->second;
   for (auto& sequence : request.sequences) {
     if (sequence->state != Sequence::State::kFinished) scheduler_.Remove(*sequence);
   }
-  ForgetEvents(request_id, std::nullopt);
   Retire(request);
 }
 
 void Engine::FinishOutput(uint64_t request_id, uint32_t sequence_index) {
+  ForgetEvents(request_id, sequence_index);
   const auto it = requests_.find(request_id);
   if (it == requests_.end()) return;
   Request& request = *it->second;
@@ -133,7 +178,6 @@ void Engine::FinishOutput(uint64_t request_id, uint32_t sequence_index) {
   Sequence& sequence = *request.sequences[sequence_index];
   if (sequence.state == Sequence::State::kFinished) return;
   scheduler_.Remove(sequence);
-  ForgetEvents(request_id, sequence_index);
   if (request.num_unfinished == 0) Retire(request);
 }
 
@@ -164,7 +208,7 @@ absl::Status Engine::Commit(const StepResult& result, absl::Time /*now*/) {
     if (entry.sample) {
       --sequence.samples_in_flight;
       // What a finished sequence still sampled is dropped.
-      if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, *sampled);
+      if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, *sampled, false);
       ++sampled;
     }
     if (--request.steps_in_flight == 0 && request.num_unfinished == 0) retired_.erase(&request);
@@ -202,21 +246,23 @@ EngineEvent& Engine::AddEvent(const Sequence& sequence) {
   return event;
 }
 
-void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
+bool Engine::CommitToken(Sequence& sequence, const SampledToken& sampled, bool is_emitted_before) {
   EngineEvent& event = AddEvent(sequence);
   if (sampled.token == kNoToken) {
     event.finish = FinishReason::kError;
   } else {
     sequence.tokens.push_back(sampled.token);
-    ++tokens_generated_;
+    tokens_generated_ += is_emitted_before ? 0 : 1;
     event.token = sampled;
+    event.is_emitted_before = is_emitted_before;
     scheduler_.NameFullBlocks(sequence);
     event.finish = sequence.FinishedBy(sampled.token);
     if (event.finish == FinishReason::kStop) event.stop_token_id = sampled.token;
   }
-  if (!event.finish) return;
+  if (!event.finish) return false;
   scheduler_.Remove(sequence);
   if (sequence.request.num_unfinished == 0) Retire(sequence.request);
+  return true;
 }
 
 void Engine::ExpireDeadlines(absl::Time now) {

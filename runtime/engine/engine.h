@@ -34,7 +34,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // RESOURCE_EXHAUSTED: the queue is full. INVALID_ARGUMENT: it can never run (empty prompt, longer
-  // than max_model_len or than the whole cache), naming the value and the limit.
+  // than max_model_len or than the whole cache; emitted tokens that it could not have), naming the
+  // value and the limit.
   absl::Status Add(EngineRequest request, absl::Time now);
   // Ends all outputs of the request; its blocks are free before the next Schedule. No event
   // follows. Unknown ids are ignored.
@@ -87,15 +88,18 @@ class Engine {
   };
 
   absl::Status CheckRequest(const EngineRequest& request) const;
+  absl::Status CheckEmitted(const EngineRequest& request) const;
+  absl::Status CheckTokens(const std::vector<int32_t>& tokens, absl::string_view whose) const;
   absl::Status CheckResult(const StepResult& result) const;
   absl::Status CheckPromptLogprobs(const PromptLogprobs& given) const;
   const Scheduler::Entry* EntryOfSlot(uint32_t slot) const;
 
   void CommitPromptLogprobs(const PromptLogprobs& given);
   EngineEvent& AddEvent(const Sequence& sequence);
-  void CommitToken(Sequence& sequence, const SampledToken& sampled);
+  bool CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens);
+  bool CommitToken(Sequence& sequence, const SampledToken& sampled, bool is_emitted_before);
   std::unique_ptr<Request> MakeRequest(EngineRequest given);
-  void Insert(std::unique_ptr<Request> request);
+  Request& Insert(std::unique_ptr<Request> request);
   void Retire(Request& request);
   void ForgetEvents(uint64_t request_id, std::optional<uint32_t> sequence_index);
 

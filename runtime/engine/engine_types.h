@@ -35,6 +35,9 @@ struct EngineRequest {
   SamplingParams sampling;
   int num_outputs = 1;   // n
   int32_t priority = 0;  // lower first; ties by arrival
+  // By output ([num_outputs], or empty): its tokens so far, of an earlier try, after which it goes
+  // on. They become events once more, up to the one that ends it, without log-probabilities.
+  std::vector<std::vector<int32_t>> emitted;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
@@ -47,6 +50,7 @@ struct EngineEvent {
   uint32_t sequence_index = 0;
   // A new output token (slot is meaningless here). A stop token is delivered too.
   std::optional<SampledToken> token;
+  bool is_emitted_before = false;  // the token is of EngineRequest::emitted
   // Next ones, in position order, from position 1; only output 0 has them.
   std::vector<LogprobInfo> prompt_logprobs;
   std::optional<FinishReason> finish;     // after `token`, when both are there

@@ -76,7 +76,7 @@ class AttachTest : public ControllerTest {
     for (const auto& [index, output] : so_far.outputs) {
       while (request.received_size() <= static_cast<int>(index)) request.add_received();
       v1::ReceivedOutput& received = *request.mutable_received(static_cast<int>(index));
-      received.set_num_tokens(static_cast<int32_t>(output.ids.size()));
+      received.mutable_token_ids()->Add(output.ids.begin(), output.ids.end());
       received.set_num_text_bytes(static_cast<int64_t>(output.text.size()));
     }
     grpc::ClientContext context;
@@ -144,6 +144,50 @@ TEST_F(AttachTest, ARestartedControllerGoesOnWithADrawnSeed) {
   const Output joined = Joined(first, rest, 0);
   EXPECT_EQ(joined.ids, ExpectedIds(request, first.accepted->seed()));
   EXPECT_EQ(joined.text, Decode(joined.ids));
+}
+
+// Where the same tokens would not come once more (GPUs that are not deterministic), the text that
+// the client has is not spliced with another one.
+TEST_F(AttachTest, AnOutputGoesOnFromWhatTheClientHas) {
+  ServeWithJournal();
+  const v1::GenerateRequest request = Named("r", 12);
+  Generated first = Begin(request, 4);
+  Output& output = first.outputs[0];
+  output.ids.back() = output.ids.back() == 5 ? 6 : 5;
+  output.text = Decode(output.ids);
+  const Output joined = Joined(first, Attach("r", first), 0);
+
+  uint64_t prefix = engine::FakeLanguageModel::kEmpty;
+  const std::vector<int32_t> prompt = *tokenizer_->Encode(request.text(), {});
+  for (const int32_t id : prompt) {
+    prefix = engine::FakeLanguageModel::Extend(prefix, id);
+  }
+  SamplingParams sampling;
+  sampling.seed = 5;
+  sampling.max_tokens = 12;
+  ASSERT_GT(joined.ids.size(), output.ids.size());
+  for (size_t i = 0; i < joined.ids.size(); ++i) {
+    if (i >= output.ids.size()) {
+      EXPECT_EQ(joined.ids[i], model_.Sample(prefix, sampling, 0, static_cast<int64_t>(i)));
+    }
+    prefix = engine::FakeLanguageModel::Extend(prefix, joined.ids[i]);
+  }
+  EXPECT_EQ(joined.text, Decode(joined.ids));
+}
+
+// Its finish, or the whole end of its stream, may be all that a client lacks.
+TEST_F(AttachTest, WhatWasReceivedToItsEndOnlyEnds) {
+  ServeWithJournal();
+  const Generated whole = Generate(Named("whole", 12));
+  Begin(Named("r", 12), 3);
+  Generated all = whole;
+  all.outputs[0].finished.reset();
+  const Generated rest = Attach("r", all);
+  EXPECT_TRUE(rest.status.ok()) << rest.status.error_message();
+  EXPECT_TRUE(rest.outputs.at(0).ids.empty());
+  EXPECT_TRUE(rest.outputs.at(0).text.empty());
+  ExpectSame(whole, all, rest);
+  EXPECT_TRUE(IsIdle());
 }
 
 TEST_F(AttachTest, SeveralOutputsStopStringsAndLogprobsGoOnToo) {
@@ -229,6 +273,12 @@ TEST_F(AttachTest, WrongNumbersAreNamed) {
   const grpc::Status status = Attach("r", two).status;
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr("received has 2 entries"));
+  Generated strange;
+  strange.outputs[0].ids = {1, 1 << 20};
+  const grpc::Status refused = Attach("r", strange).status;
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(refused.error_message(), HasSubstr("token id 1048576"));
+  EXPECT_TRUE(Attach("r", {}).status.ok());  // nothing was lost
 }
 
 TEST_F(AttachTest, WithoutAJournalNothingCanBeAttached) {

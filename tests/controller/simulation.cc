@@ -129,7 +129,7 @@ void Simulation::CheckAtEnd() {
 
 void Simulation::AddRequest() {
   if (faults_left_ > 0 && random_.OneIn(5)) DisturbRequest();
-  engine::EngineRequest request = random_.NextRequest(now_);
+  engine::EngineRequest request = random_.NextRequest(model_, now_);
   const uint64_t number = request.request_id;
   const std::string name = absl::StrCat("r", random_.OneIn(10) ? number - 1 : number);
   const absl::Status status = core_->Add(request, name, now_);
@@ -201,7 +201,9 @@ void Simulation::Deliver(engine::EngineEvent event) {
     Fail(absl::StrCat(event.request_id, ".", index, " ended after ", got.size(), " of ",
                       client.expected[index].size(), " tokens"));
   }
-  const bool wants = client.request.sampling.num_prompt_logprobs >= 0 && index == 0;
+  const auto& emitted = client.request.emitted;
+  const bool wants = client.request.sampling.num_prompt_logprobs >= 0 && index == 0 &&
+                     (emitted.empty() || emitted[0].empty());
   if (wants && client.num_prompt_logprobs + 1 != client.request.prompt.size()) {
     Fail(absl::StrCat(event.request_id, " got ", client.num_prompt_logprobs, " prompt logprobs"));
   }

@@ -2,7 +2,6 @@
 // launcher has bound, ranks without.
 #include <cstdlib>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -114,20 +113,6 @@ TEST_F(GpuChoiceTest, RanksBoundToOneGpuDoNotShareItInSilence) {
   EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
   EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("ranks 0-1 on "));
   EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("would share the GPU 0000:01:00.0"));
-}
-
-// Outputs that are computed anew need not be those that clients have begun to read.
-TEST_F(GpuChoiceTest, AJournalIsWarnedOfUnlessOutputsAreDeterministic) {
-  for (const bool deterministic : {false, true}) {
-    std::vector<std::string> serve =
-        Small({"serve", model_.string(), "--device", "cuda", "--num-kv-blocks", "16", "--journal",
-               (scratch_ / absl::StrCat("journal", deterministic)).string()});
-    if (deterministic) serve.push_back("--deterministic");
-    Server server(serve);
-    ASSERT_FALSE(server.WaitReady().is_null());
-    EXPECT_EQ(absl::StrContains(server.process().out(), "--journal without --deterministic"),
-              !deterministic);
-  }
 }
 
 TEST_F(GpuChoiceTest, AllOrNoRanksHaveGpus) {

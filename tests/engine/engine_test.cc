@@ -104,6 +104,51 @@ TEST_F(EngineTest, StopTokenAtTheLengthLimitIsAStop) {
   EXPECT_EQ(Step(0)[0].finish, FinishReason::kStop);
 }
 
+TEST_F(EngineTest, AnOutputGoesOnAfterWhatItHasEmitted) {
+  EngineRequest request = Prompt(1, 4);
+  request.emitted = {{21, 22, 23}};
+  Add(request);
+  const auto emitted = engine_->TakeEvents();
+  ASSERT_EQ(emitted.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(emitted[i].is_emitted_before);
+    EXPECT_EQ(emitted[i].token->token, 21 + i);
+    EXPECT_FALSE(emitted[i].finish.has_value());
+  }
+  const StepPlan plan = Next();
+  ASSERT_EQ(plan.opened.size(), 1u);
+  EXPECT_EQ(plan.opened[0].num_prompt_tokens, 4u);
+  EXPECT_THAT(plan.opened[0].tokens, ElementsAre(31, 32, 33, 34, 21, 22, 23));
+  EXPECT_THAT(plan.work, ElementsAre(Chunk(0, 7, true)));
+  const auto events = Commit(0);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_FALSE(events[0].is_emitted_before);
+  EXPECT_EQ(events[0].finish, FinishReason::kStop);
+  EXPECT_EQ(engine_->Stats().tokens_generated, 1u);
+}
+
+TEST_F(EngineTest, EmittedTokensThatEndTheirOutputsLeaveNothingToDo) {
+  EngineRequest request = Prompt(1, 4, /*max_tokens=*/3);
+  request.num_outputs = 2;
+  request.emitted = {{21, 0, 22}, {21, 22, 23}};  // EOS and a token past it; as long as can be
+  Add(request);
+  EXPECT_TRUE(engine_->Idle());
+  const auto events = engine_->TakeEvents();
+  ASSERT_EQ(events.size(), 5u);
+  EXPECT_EQ(events[1].finish, FinishReason::kStop);
+  EXPECT_EQ(events[1].stop_token_id, 0);
+  EXPECT_EQ(events[4].finish, FinishReason::kLength);
+  EXPECT_TRUE(NothingToDo());
+}
+
+TEST_F(EngineTest, EmittedTokensOfAnAbortedRequestAreNotTold) {
+  EngineRequest request = Prompt(1, 4);
+  request.emitted = {{21, 0}};
+  Add(request);
+  engine_->Abort(1);
+  EXPECT_TRUE(engine_->TakeEvents().empty());
+}
+
 TEST_F(EngineTest, FullQueueRefusesAtOnce) {
   EngineConfig config = SmallConfig();
   config.max_queued_requests = 2;
@@ -133,7 +178,14 @@ TEST_F(EngineTest, RefusesWhatCanNeverRunNamingValueAndLimit) {
   EXPECT_THAT(message(none), HasSubstr("num_outputs is 0"));
   EngineRequest unknown = Prompt(1, 4);
   unknown.prompt[2] = 100;
-  EXPECT_THAT(message(unknown), HasSubstr("token id 100 is outside [0, 100)"));
+  EXPECT_THAT(message(unknown), HasSubstr("prompt token id 100 is outside [0, 100)"));
+  EngineRequest emitted = Prompt(1, 4);
+  emitted.emitted = {{1}, {2}};
+  EXPECT_THAT(message(emitted), HasSubstr("tokens of 2 outputs are given, the request has 1"));
+  emitted.emitted = {{1, -1}};
+  EXPECT_THAT(message(emitted), HasSubstr("output 0's token id -1 is outside [0, 100)"));
+  emitted.emitted = {std::vector<int32_t>(9, 1)};
+  EXPECT_THAT(message(emitted), HasSubstr("output 0 is to go on after 9 tokens, it has 8 at most"));
 
   EngineConfig config = SmallConfig();
   config.max_model_len = 1000;

@@ -2,6 +2,7 @@
 // that happen to them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -32,7 +33,7 @@ class RandomWorkload {
   int Between(int low, int high) { return std::uniform_int_distribution<>(low, high)(random_); }
   bool OneIn(int n) { return Between(1, n) == 1; }
 
-  EngineRequest NextRequest(absl::Time now) {
+  EngineRequest NextRequest(const FakeLanguageModel& model, absl::Time now) {
     EngineRequest request;
     request.request_id = next_id_++;
     request.cache_salt = OneIn(5) ? "other" : "";
@@ -51,6 +52,7 @@ class RandomWorkload {
     request.num_outputs = OneIn(4) ? Between(2, 5) : 1;
     request.priority = OneIn(3) ? Between(-1, 1) : 0;
     if (OneIn(8)) request.deadline = now + absl::Milliseconds(Between(0, 60));
+    if (OneIn(5)) EmitSome(model, request);
     return request;
   }
 
@@ -59,7 +61,7 @@ class RandomWorkload {
     int left = num_requests;
     while (left > 0) {
       for (int i = Between(0, 3); i > 0 && left > 0; --i, --left) {
-        (void)driver.Add(NextRequest(driver.now()));  // what cannot run is refused
+        (void)driver.Add(NextRequest(driver.model(), driver.now()));  // what cannot run is refused
       }
       if (OneIn(8)) driver.Abort(Between(1, static_cast<int>(next_id_)));
       if (OneIn(8)) FinishSome(driver);
@@ -78,6 +80,17 @@ class RandomWorkload {
     std::vector<int32_t> tokens;
     for (int i = 0; i < count; ++i) tokens.push_back(Between(0, kVocabSize - 1));
     return tokens;
+  }
+
+  // Of each output its beginning, perhaps all or nothing.
+  void EmitSome(const FakeLanguageModel& model, EngineRequest& request) {
+    const int64_t longest =
+        std::min(config_.max_model_len, config_.num_blocks * config_.block_size);
+    for (int i = 0; i < request.num_outputs; ++i) {
+      std::vector<int32_t> whole = model.Generate(request.prompt, request.sampling, i, longest);
+      whole.resize(Between(0, static_cast<int>(whole.size())));
+      request.emitted.push_back(std::move(whole));
+    }
   }
 
   void FinishSome(EngineDriver& driver) {
