@@ -1,6 +1,7 @@
 #include "model/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <map>
 #include <set>
@@ -9,8 +10,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
+#include "model/stable_hash.h"
 
 namespace lockstep {
 namespace {
@@ -239,6 +243,21 @@ absl::StatusOr<const TensorInfo*> Checkpoint::Find(std::string_view name) const 
         absl::StrCat(directory_.string(), ": the checkpoint has no tensor ", Quoted(name)));
   }
   return &found->second;
+}
+
+absl::StatusOr<std::string> Checkpoint::Fingerprint(Quantization quantize) const {
+  constexpr int64_t kSampleBytes = 64;
+  std::string text;
+  for (const auto& [name, tensor] : tensors_) {
+    absl::StrAppend(&text, name, " ", tensor.dtype_name, " [", absl::StrJoin(tensor.shape, ","),
+                    "] ");
+    const int64_t num_bytes = std::min(kSampleBytes, tensor.num_bytes);
+    std::array<char, kSampleBytes> sample;
+    RETURN_IF_ERROR(files_[static_cast<size_t>(tensor.file_index)]->ReadAt(
+        tensor.file_offset + (tensor.num_bytes - num_bytes) / 2, num_bytes, sample.data()));
+    text.append(sample.data(), static_cast<size_t>(num_bytes));
+  }
+  return absl::StrFormat("%s-%016x", config_.Fingerprint(quantize), Fnv1a64(text));
 }
 
 std::vector<std::string> Checkpoint::tensor_names() const {

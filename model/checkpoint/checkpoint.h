@@ -33,6 +33,10 @@ class Checkpoint {
   const GenerationDefaults& generation_defaults() const { return generation_defaults_; }
   // INVALID_ARGUMENT naming the tensor when the checkpoint has none of that name.
   absl::StatusOr<const TensorInfo*> Find(std::string_view name) const;
+  // config().Fingerprint and a hash of what tensors there are and of some numbers of each, as they
+  // lie in the files, however these divide them: a fine-tune and its base differ in it. Reads 64
+  // bytes a tensor, which are not counted. UNAVAILABLE as Read.
+  absl::StatusOr<std::string> Fingerprint(Quantization quantize = Quantization::kNone) const;
   std::vector<std::string> tensor_names() const;  // sorted
   int64_t total_bytes() const;                    // of all tensors
   // Whether the matrix of that name (without ".weight") lies quantized: all do in checkpoints that

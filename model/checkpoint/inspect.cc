@@ -172,6 +172,7 @@ absl::StatusOr<ModelSummary> InspectModel(const fs::path& directory, int tp, int
   ModelSummary summary;
   summary.directory = directory.string();
   summary.config = checkpoint->config();
+  ASSIGN_OR_RETURN(summary.fingerprint, checkpoint->Fingerprint());
   summary.generation_defaults = checkpoint->generation_defaults();
   summary.num_parameters = summary.config.num_parameters();
   summary.tensor_bytes = checkpoint->total_bytes();
@@ -195,7 +196,8 @@ std::string SummaryText(const ModelSummary& summary, bool list_tensors) {
   std::string text = absl::StrFormat("%s: Llama, %s parameters, %s (%s)\n", summary.directory,
                                      CountText(summary.num_parameters),
                                      BytesText(summary.tensor_bytes), absl::StrJoin(dtypes, ", "));
-  absl::StrAppend(&text, ConfigText(summary.config), FilesText(summary), LayoutText(summary));
+  absl::StrAppend(&text, ConfigText(summary.config), "  fingerprint ", summary.fingerprint, "\n",
+                  FilesText(summary), LayoutText(summary));
   if (list_tensors) text += TensorsText(summary);
   return text;
 }
@@ -204,7 +206,7 @@ std::string SummaryJson(const ModelSummary& summary) {
   const ordered_json out = {
       {"directory", summary.directory},
       {"config", ordered_json::parse(ModelConfigJson(summary.config))},
-      {"fingerprint", summary.config.Fingerprint()},
+      {"fingerprint", summary.fingerprint},
       {"generation_defaults", GenerationJson(summary.generation_defaults)},
       {"num_parameters", summary.num_parameters},
       {"tensor_bytes", summary.tensor_bytes},

@@ -26,6 +26,7 @@ struct FileSummary {
 struct ModelSummary {
   std::string directory;
   ModelConfig config;
+  std::string fingerprint;  // Checkpoint::Fingerprint: what servers and ranks compare
   GenerationDefaults generation_defaults;
   int64_t num_parameters = 0;  // that the architecture has
   int64_t tensor_bytes = 0;    // that the files hold

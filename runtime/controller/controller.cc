@@ -75,12 +75,12 @@ std::string ModelName(const ControllerOptions& options) {
 }
 
 CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& model,
-                          const ProcessGrid& grid) {
+                          const std::string& fingerprint, const ProcessGrid& grid) {
   return CoreConfig{
       .num_replicas = options.num_replicas,
       .grid = grid,
       .version = options.version,
-      .model_fingerprint = model.Fingerprint(options.quantize),
+      .model_fingerprint = fingerprint,
       .first_epoch = options.epoch,
       .adopt_epochs = options.adopt_epochs,
       .engine = {.block_size = options.block_size,
@@ -105,12 +105,13 @@ CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& m
       .predict_speed = options.predict_speed};
 }
 
-v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const ModelConfig& model) {
+v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const ModelConfig& model,
+                                     const std::string& fingerprint) {
   v1::GetServerInfoResponse info;
   info.set_version(options.version);
   info.set_model_path(options.model_dir.string());
   info.set_model_name(ModelName(options));
-  info.set_model_fingerprint(model.Fingerprint(options.quantize));
+  info.set_model_fingerprint(fingerprint);
   info.set_num_parameters(model.num_parameters());
   info.set_weight_dtype(std::string(options.quantize == Quantization::kNone
                                         ? DTypeName(model.dtype)
@@ -141,11 +142,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::
 
 // Null without one. What was found in it is told as an event.
 absl::StatusOr<std::shared_ptr<Journal>> OpenJournal(const ControllerOptions& options,
-                                                     const ModelConfig& model, EventLoop& loop) {
+                                                     const std::string& fingerprint,
+                                                     EventLoop& loop) {
   if (options.journal.empty()) return std::shared_ptr<Journal>();
   ASSIGN_OR_RETURN(std::shared_ptr<Journal> journal,
                    Journal::Open({.path = options.journal,
-                                  .model_fingerprint = model.Fingerprint(options.quantize),
+                                  .model_fingerprint = fingerprint,
                                   .reattach_window = options.reattach_window},
                                  absl::Now()));
   std::string found;
@@ -205,6 +207,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
   ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                    Checkpoint::Open(options.model_dir));
   const ModelConfig& model = checkpoint->config();
+  ASSIGN_OR_RETURN(const std::string fingerprint, checkpoint->Fingerprint(options.quantize));
   RETURN_IF_ERROR(CheckOptions(options, model));
   RETURN_IF_ERROR(CheckReach(options));
   ASSIGN_OR_RETURN(const ProcessGrid grid,
@@ -216,15 +219,15 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
   ASSIGN_OR_RETURN(impl->tokenizer, LoadTokenizer(options.model_dir));
   impl->num_replicas = options.num_replicas;
   impl->secret = options.secret.empty() ? DrawSecret() : options.secret;
-  impl->loop = std::make_shared<EventLoop>(MakeCoreConfig(options, model, grid), options.observer,
-                                           impl->health);
-  ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, model, *impl->loop));
+  impl->loop = std::make_shared<EventLoop>(MakeCoreConfig(options, model, fingerprint, grid),
+                                           options.observer, impl->health);
+  ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, fingerprint, *impl->loop));
   impl->generation = std::make_unique<GenerationService>(
       GenerationServiceConfig{.default_sampling = sampling,
                               .vocab_size = model.vocab_size,
                               .max_unread_bytes = options.max_unread_bytes,
                               .api_tokens = options.api_tokens,
-                              .info = ServerInfo(options, model)},
+                              .info = ServerInfo(options, model, fingerprint)},
       impl->tokenizer.get(), impl->loop, impl->journal);
   impl->worker_link = std::make_unique<WorkerLinkService>(
       impl->loop, impl->secret, options.num_replicas * grid.world_size(), options.hello_timeout);

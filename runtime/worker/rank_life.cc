@@ -166,7 +166,7 @@ void RankLife::SendHello() {
   hello->set_host(options_.host);
   hello->set_pid(getpid());
   hello->set_version(options_.version);
-  hello->set_model_fingerprint(model_.config().Fingerprint(options_.stage.quantize));
+  hello->set_model_fingerprint(model_.fingerprint());
   const BatchLimits& limits = options_.stage.limits;
   hello->mutable_limits()->set_block_size(limits.block_size);
   hello->mutable_limits()->set_max_num_seqs(limits.max_num_seqs);
@@ -197,7 +197,7 @@ absl::Status RankLife::Preflight() {
   RankFacts facts{.host = options_.host,
                   .node = options_.node,
                   .version = options_.version,
-                  .model_fingerprint = model_.config().Fingerprint(options_.stage.quantize),
+                  .model_fingerprint = model_.fingerprint(),
                   .available_bytes = model_.device().backend().AvailableBytes(),
                   .gpu = model_.device().gpu().value_or(kNoGpu),
                   .foreign_bytes = memory.is_limited_by_others() ? memory.foreign_bytes : 0};

@@ -55,6 +55,7 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
                                                            RankProgress& progress) {
   std::unique_ptr<RankModel> model(new RankModel(options, progress));
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
+  ASSIGN_OR_RETURN(model->fingerprint_, model->checkpoint_->Fingerprint(options.stage.quantize));
   ASSIGN_OR_RETURN(const DType compute, KvCacheDType(*model->checkpoint_, options.stage.weights,
                                                      /*holds_f16=*/true));
   ASSIGN_OR_RETURN(model->device_, RankDevice::Open(options.device, compute, options.on_notice));

@@ -28,6 +28,7 @@ class RankModel {
                                                          RankProgress& progress);
 
   const ModelConfig& config() const { return checkpoint_->config(); }
+  const std::string& fingerprint() const { return fingerprint_; }  // Checkpoint::Fingerprint
 
   // Memory still to be taken for weights and KV cache of this rank; nothing need be loaded.
   // INVALID_ARGUMENT as CheckLayout.
@@ -76,6 +77,7 @@ class RankModel {
   const WorkerOptions& options_;
   RankProgress& progress_;
   std::unique_ptr<Checkpoint> checkpoint_;
+  std::string fingerprint_;
   std::unique_ptr<RankDevice> device_;
   std::unique_ptr<LlamaStage> stage_;
   std::unique_ptr<DeviceChooser> device_logits_;  // null: logits come to the host

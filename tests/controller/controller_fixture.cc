@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "grpcpp/generic/generic_stub.h"
+#include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/model_writer.h"
 #include "tests/support/temp_directory.h"
 
@@ -36,7 +37,7 @@ void ControllerTest::SetUpTestSuite() {
   const absl::StatusOr<SynthesizedModel> made = SynthesizeModel(options);
   ASSERT_TRUE(made.ok()) << made.status();
   model_dir_ = options.output;
-  fingerprint_ = made->config.Fingerprint();
+  fingerprint_ = *(*Checkpoint::Open(options.output))->Fingerprint();
 }
 
 ControllerTest::ControllerTest() : model_(17, kNumSampledIds, {kEos}) {

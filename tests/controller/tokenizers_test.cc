@@ -13,12 +13,16 @@ using ::testing::HasSubstr;
 
 class OtherTokenizerTest : public ControllerTest {
  protected:
+  ~OtherTokenizerTest() override { fingerprint_ = of_others_; }
   void ServeModel(const std::filesystem::path& directory) {
-    fingerprint_ = (*Checkpoint::Open(directory))->config().Fingerprint();
+    fingerprint_ = *(*Checkpoint::Open(directory))->Fingerprint();
     ControllerOptions options = DefaultOptions();
     options.model_dir = directory;
     Serve(std::move(options));
   }
+
+ private:
+  const std::string of_others_ = fingerprint_;
 };
 
 TEST_F(OtherTokenizerTest, WithoutOneTokenIdsAreServed) {

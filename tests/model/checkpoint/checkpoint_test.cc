@@ -124,6 +124,47 @@ TEST_F(CheckpointReads, AFileThatShrinksIsUnavailable) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("28 bytes early"));
 }
 
+std::string FingerprintOf(const TempDirectory& directory) {
+  return *(*Checkpoint::Open(directory.path()))->Fingerprint();
+}
+
+TEST(CheckpointFingerprint, TellsAFineTuneFromItsBase) {
+  const TempDirectory base;
+  base.Write("config.json", kConfig);
+  base.Write("model.safetensors", MatrixFile("m", 30, 4));
+  const TempDirectory same;
+  same.Write("config.json", kConfig);
+  same.Write("model.safetensors", MatrixFile("m", 30, 4));
+  EXPECT_EQ(FingerprintOf(same), FingerprintOf(base));
+
+  const TempDirectory tuned;
+  tuned.Write("config.json", kConfig);
+  tuned.Write("model.safetensors", MatrixFile("m", 30, 4, /*first=*/0.5));
+  EXPECT_NE(FingerprintOf(tuned), FingerprintOf(base));
+  const TempDirectory renamed;
+  renamed.Write("config.json", kConfig);
+  renamed.Write("model.safetensors", MatrixFile("n", 30, 4));
+  EXPECT_NE(FingerprintOf(renamed), FingerprintOf(base));
+  const TempDirectory other_shape;
+  other_shape.Write("config.json", kConfig);
+  other_shape.Write("model.safetensors", MatrixFile("m", 4, 30));
+  EXPECT_NE(FingerprintOf(other_shape), FingerprintOf(base));
+}
+
+TEST(CheckpointFingerprint, DoesNotDependOnFiles) {
+  const TempDirectory whole;
+  whole.Write("config.json", kConfig);
+  const std::string header = R"({"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
+                             R"("m":{"dtype":"F32","shape":[2,2],"data_offsets":[8,24]}})";
+  whole.Write("model.safetensors", SafetensorsBytes(header, FloatBytes({0, 1, 0, 1, 2, 3})));
+  const TempDirectory parts;
+  parts.Write("config.json", kConfig);
+  parts.Write("x.safetensors", MatrixFile("m", 2, 2));
+  parts.Write("y.safetensors", MatrixFile("a", 1, 2));
+  parts.Write(kIndex, R"({"weight_map":{"m":"x.safetensors","a":"y.safetensors"}})");
+  EXPECT_EQ(FingerprintOf(parts), FingerprintOf(whole));
+}
+
 TEST(Checkpoint, VectorsAreOneRow) {
   const TempDirectory directory;
   directory.Write("config.json", kConfig);
