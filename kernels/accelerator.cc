@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/version.h"
 
 namespace lockstep {
 namespace {
@@ -47,10 +48,10 @@ absl::StatusOr<Accelerator*> OpenAccelerator(const std::filesystem::path& path) 
     return absl::UnavailableError(absl::StrCat(file.string(), " is no plugin of lockstep"));
   }
   const AcceleratorPlugin* plugin = entry();
-  if (std::strcmp(plugin->build, LOCKSTEP_ACCELERATOR_BUILD) != 0) {
-    return absl::FailedPreconditionError(absl::StrCat(file.string(), " was built for ",
-                                                      plugin->build, ", this program is ",
-                                                      LOCKSTEP_ACCELERATOR_BUILD));
+  if (std::strcmp(plugin->version, Version()) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(file.string(), " is of lockstep ",
+                                                      plugin->version, ", this program of ",
+                                                      Version(), ": install both of one version"));
   }
   return plugin->accelerator;
 }

@@ -71,11 +71,9 @@ class Accelerator {
 
 // What a plugin exports as `lockstep_plugin`, a function without arguments that returns it.
 struct AcceleratorPlugin {
-  const char* build;  // LOCKSTEP_ACCELERATOR_BUILD of the headers it was compiled with
+  const char* version;  // Version() of the sources that it was compiled from
   Accelerator* accelerator;
 };
-// Interfaces of a plugin and of the program that opens it must be the same.
-#define LOCKSTEP_ACCELERATOR_BUILD "lockstep " LOCKSTEP_VERSION " accelerator 22"
 
 // Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
 // liblockstep_cuda.so beside this program or in ../lib. Unless a path was given NOT_FOUND where

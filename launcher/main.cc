@@ -4,6 +4,7 @@
 #include <exception>
 #include <string>
 
+#include "kernels/base/version.h"
 #include "launcher/base/descriptor_limit.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
@@ -56,7 +57,7 @@ int Main(int argc, char** argv) {
   ::setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   CLI::App program("Lockstep serves Llama-class models from tensor and pipeline parallel ranks.",
                    "lockstep");
-  program.set_version_flag("--version", std::string("lockstep ") + LOCKSTEP_VERSION);
+  program.set_version_flag("--version", std::string("lockstep ") + Version());
   program.require_subcommand(0, 1);  // none is answered with help below; a wrong one is named
   program.footer("Exit codes: 0 success, 1 failure, 2 wrong usage.");
   program.get_formatter()->column_width(36);

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/version.h"
 #include "launcher/base/host_name.h"
 #include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
@@ -125,7 +126,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.node = session.node();
   options.preflight = true;
   options.allow_tp_across_nodes = flags.allow_tp_across_nodes;
-  options.version = LOCKSTEP_VERSION;
+  options.version = Version();
   options.model = flags.model.model;
   options.stage.weights = WeightDTypeOf(flags.rank.dtype).value_or(WeightDType::kAuto);
   options.stage.quantize = QuantizationOf(flags.model.quantize).value_or(Quantization::kNone);

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/version.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device_support.h"
@@ -169,6 +170,6 @@ class CudaAccelerator final : public Accelerator {
 extern "C" __attribute__((visibility("default"))) const lockstep::AcceleratorPlugin*
 lockstep_plugin() {
   static lockstep::cuda::CudaAccelerator accelerator;
-  static const lockstep::AcceleratorPlugin plugin = {LOCKSTEP_ACCELERATOR_BUILD, &accelerator};
+  static const lockstep::AcceleratorPlugin plugin = {lockstep::Version(), &accelerator};
   return &plugin;
 }

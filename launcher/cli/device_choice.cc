@@ -3,56 +3,14 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/host_name.h"
-#include "launcher/cli/host_places.h"
+#include "launcher/cli/rank_gpus_text.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
 namespace {
-
-// A field to a line, as ranks of one program tell each other.
-std::string Serialize(const RankGpus& rank) {
-  return absl::StrCat(rank.node, "\n", rank.host, "\n", FormatHostPlaces({&rank.place, 1}), "\n",
-                      rank.why_none, "\n",
-                      absl::StrJoin(rank.gpus, "\n", [](std::string* out, const SeenGpu& gpu) {
-                        absl::StrAppend(out, gpu.uuid, " ", gpu.bus_id);
-                      }));
-}
-
-absl::StatusOr<RankGpus> Parse(const std::string& text) {
-  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
-  RankGpus rank;
-  const auto place = ParseHostPlaces(lines.size() > 2 ? lines[2] : "", /*num_ranks=*/1);
-  if (!place.ok() || !absl::SimpleAtoi(lines[0], &rank.node)) {
-    return absl::FailedPreconditionError("ranks of another version: install the same on all hosts");
-  }
-  rank.host = lines[1];
-  rank.place = place->front();
-  if (lines.size() > 3) rank.why_none = lines[3];
-  for (size_t i = 4; i < lines.size(); ++i) {
-    if (lines[i].empty()) continue;
-    const std::pair<std::string, std::string> words =
-        absl::StrSplit(lines[i], absl::MaxSplits(' ', 1));
-    rank.gpus.push_back({words.first, words.second});
-  }
-  return rank;
-}
-
-absl::StatusOr<std::vector<RankGpus>> TellEachOther(const MpiSession& session,
-                                                    const RankGpus& mine) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> texts, session.AllGather(Serialize(mine)));
-  std::vector<RankGpus> ranks;
-  for (const std::string& text : texts) {
-    ASSIGN_OR_RETURN(RankGpus rank, Parse(text));
-    ranks.push_back(std::move(rank));
-  }
-  return ranks;
-}
 
 std::vector<SeenGpu> Seen(const std::vector<AcceleratorInfo>& gpus) {
   std::vector<SeenGpu> seen;
@@ -103,7 +61,8 @@ absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession&
   mine.why_none = OneLine(search.why_none.message());
   const std::string left_alone = search.LeftAlone();
   if (!left_alone.empty() && notice != nullptr) notice(left_alone);
-  ASSIGN_OR_RETURN(const std::vector<RankGpus> ranks, TellEachOther(session, mine));
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, session.AllGather(FormatRankGpus(mine)));
+  ASSIGN_OR_RETURN(const std::vector<RankGpus> ranks, ParseRankGpus(texts));
   DeviceOptions device;
   ASSIGN_OR_RETURN(device.gpu, PlaceOnGpu(ranks, session.rank()));
   RETURN_IF_ERROR(CheckSharing(ranks, flags.shares_gpus));

@@ -1,6 +1,7 @@
 #include "launcher/serving/controller_options.h"
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/version.h"
 
 namespace lockstep {
 
@@ -32,7 +33,7 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
   options.num_replicas = controller.replicas;
   options.journal = controller.journal;
   options.reattach_window = absl::Seconds(controller.reattach_seconds);
-  options.version = LOCKSTEP_VERSION;
+  options.version = Version();
   RETURN_IF_ERROR(ApplySecurity(controller.security, options));
   return options;
 }
