@@ -23,39 +23,15 @@ constexpr int kLargeRounds = 1;
 constexpr int64_t kSmallFloats = 16;
 constexpr int64_t kLargeFloats = int64_t{1} << 18;  // 1 MiB, some hundred tokens' activations
 
-// As it travels between ranks of one program: all of them are built alike, or `version` tells.
+// As it travels between ranks of one program, which are built alike.
 struct FactsRecord {
   std::array<char, 256> host = {};
-  std::array<char, 64> version = {};
-  std::array<char, 256> model_fingerprint = {};
   int64_t node = 0;
   int64_t needed_bytes = 0;
   int64_t available_bytes = 0;
   int64_t gpu = kNoGpu;
   int64_t foreign_bytes = 0;
 };
-
-template <size_t kSize>
-void Put(const std::string& text, std::array<char, kSize>& into) {
-  std::memcpy(into.data(), text.data(), std::min(text.size(), kSize - 1));
-}
-
-template <size_t kSize>
-std::string Get(const std::array<char, kSize>& from) {
-  return std::string(from.data(), ::strnlen(from.data(), kSize - 1));
-}
-
-absl::Status CheckSame(absl::string_view what, std::span<const RankFacts> facts,
-                       std::string RankFacts::*field) {
-  for (size_t rank = 1; rank < facts.size(); ++rank) {
-    if (facts[rank].*field == facts[0].*field) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", rank, " on ", facts[rank].host, " has ", what, " ",
-                     facts[rank].*field, ", rank 0 on ", facts[0].host, " has ", facts[0].*field,
-                     ": install the same on all hosts"));
-  }
-  return absl::OkStatus();
-}
 
 std::string GiB(int64_t bytes) {
   return absl::StrFormat("%.2f GiB", static_cast<double>(bytes) / 0x1p30);
@@ -185,9 +161,8 @@ class LinkTimer {
 absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, RankGroups& groups,
                                                    const RankFacts& mine) {
   FactsRecord record;
-  Put(mine.host, record.host);
-  Put(mine.version, record.version);
-  Put(mine.model_fingerprint, record.model_fingerprint);
+  std::memcpy(record.host.data(), mine.host.data(),
+              std::min(mine.host.size(), record.host.size() - 1));
   record.node = mine.node;
   record.needed_bytes = mine.needed_bytes;
   record.available_bytes = mine.available_bytes;
@@ -201,8 +176,8 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
   RETURN_IF_ERROR(groups.pp->AllGather(of_stage.data(), grid.tp() * kBytes, of_all.data()));
   std::vector<RankFacts> facts;
   for (const FactsRecord& each : of_all) {
-    facts.push_back({Get(each.host), static_cast<int>(each.node), Get(each.version),
-                     Get(each.model_fingerprint), each.needed_bytes, each.available_bytes,
+    facts.push_back({std::string(each.host.data(), ::strnlen(each.host.data(), each.host.size())),
+                     static_cast<int>(each.node), each.needed_bytes, each.available_bytes,
                      static_cast<int>(each.gpu), each.foreign_bytes});
   }
   return facts;
@@ -210,8 +185,6 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
 
 absl::Status CheckFacts(const ProcessGrid& grid, std::span<const RankFacts> facts,
                         bool allow_tp_across_nodes) {
-  RETURN_IF_ERROR(CheckSame("version", facts, &RankFacts::version));
-  RETURN_IF_ERROR(CheckSame("model", facts, &RankFacts::model_fingerprint));
   if (!allow_tp_across_nodes) {
     std::vector<RankPlace> places;
     for (const RankFacts& each : facts) places.push_back({each.node, each.host});

@@ -1,6 +1,6 @@
-// What ranks make sure of together before any of them reads weights: that they run the same program
-// and model, that each has its memory, that tensor parallel groups lie inside nodes, and that their
-// links work, and how fast.
+// What ranks make sure of together before any of them reads weights: that each has its memory, that
+// tensor parallel groups lie inside nodes, and that their links work, and how fast. That they are
+// ranks of one program and model they know by then (runtime/worker/rank_identity.h).
 //
 // Busy thread only; collective over the grid.
 #pragma once
@@ -23,10 +23,8 @@ namespace lockstep {
 constexpr int kNoGpu = -1;  // the host's memory
 
 struct RankFacts {
-  std::string host;  // at most 255 bytes
-  int node = 0;      // ranks with the same number share memory
-  std::string version;
-  std::string model_fingerprint;
+  std::string host;             // at most 255 bytes
+  int node = 0;                 // ranks with the same number share memory
   int64_t needed_bytes = 0;     // weights and KV cache, as they will be held
   int64_t available_bytes = 0;  // before, on its host, or to it on its GPU
   int gpu = kNoGpu;             // whose memory it is, of those that the rank sees
@@ -37,8 +35,8 @@ struct RankFacts {
 absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, RankGroups& groups,
                                                    const RankFacts& mine);
 
-// Gathered facts, by rank. FAILED_PRECONDITION naming the ranks that differ, or as
-// CheckTpInsideNodes (unless allowed); RESOURCE_EXHAUSTED naming the host and the bytes.
+// Gathered facts, by rank. As CheckTpInsideNodes (unless allowed), or RESOURCE_EXHAUSTED naming the
+// host and the bytes.
 absl::Status CheckFacts(const ProcessGrid& grid, std::span<const RankFacts> facts,
                         bool allow_tp_across_nodes);
 

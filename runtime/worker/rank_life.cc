@@ -47,6 +47,7 @@ RankLife::RankLife(const Rank& rank, uint64_t epoch)
       progress_(rank.progress),
       groups_(rank.groups),
       rendezvous_(rank.rendezvous),
+      all_are_loaded_(rank.all_are_loaded),
       epoch_(epoch) {
   progress_.BeginLife();
 }
@@ -72,7 +73,8 @@ absl::Status RankLife::Live(const DialOptions& dial) {
   RETURN_IF_ERROR(Connect(dial));
   ASSIGN_OR_RETURN(const bool joined, Join());
   if (!joined) return absl::OkStatus();
-  if (options_.preflight && !model_.is_loaded()) RETURN_IF_ERROR(Preflight());
+  // Of all ranks or of none: those that are loaded are waited for, too.
+  if (options_.preflight && !all_are_loaded_) RETURN_IF_ERROR(Preflight());
   RETURN_IF_ERROR(Load());
   ASSIGN_OR_RETURN(const bool goes_on, Rehearse());
   if (!goes_on) return absl::OkStatus();
@@ -196,8 +198,6 @@ absl::Status RankLife::Preflight() {
   const DeviceMemory memory = model_.device().backend().Memory();
   RankFacts facts{.host = options_.host,
                   .node = options_.node,
-                  .version = options_.version,
-                  .model_fingerprint = model_.fingerprint(),
                   .available_bytes = model_.device().backend().AvailableBytes(),
                   .gpu = model_.device().gpu().value_or(kNoGpu),
                   .foreign_bytes = memory.is_limited_by_others() ? memory.foreign_bytes : 0};

@@ -29,13 +29,14 @@ namespace lockstep {
 
 class RankLife {
  public:
-  // What is the same in all lives of a rank; all of it outlives them.
+  // What is the same in all lives of a rank outlives them.
   struct Rank {
     const WorkerOptions& options;
     RankModel& model;
     RankProgress& progress;
     RankGroups& groups;
     Rendezvous& rendezvous;
+    bool all_are_loaded = false;  // the ranks, when this life begins: nothing is left to check
   };
   RankLife(const Rank& rank, uint64_t epoch);
 
@@ -84,6 +85,7 @@ class RankLife {
   RankProgress& progress_;
   RankGroups& groups_;
   Rendezvous& rendezvous_;
+  const bool all_are_loaded_;
   const uint64_t epoch_;
 
   Inbox inbox_;

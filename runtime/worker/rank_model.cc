@@ -59,7 +59,35 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
   ASSIGN_OR_RETURN(const DType compute, KvCacheDType(*model->checkpoint_, options.stage.weights,
                                                      /*holds_f16=*/true));
   ASSIGN_OR_RETURN(model->device_, RankDevice::Open(options.device, compute, options.on_notice));
+  ASSIGN_OR_RETURN(model->kv_dtype_, KvCacheDType(*model->checkpoint_, options.stage.weights,
+                                                  model->device_->backend().HoldsF16()));
   return model;
+}
+
+RankIdentity RankModel::Identity() const {
+  const Backend& backend = device_->backend();
+  const bool on_gpu = device_->gpu().has_value();
+  const std::string held(
+      DTypeName(HeldDType(options_.stage.weights, config().dtype, backend.HoldsF16())));
+  const std::string cached(DTypeName(kv_dtype_));
+  const BatchLimits& limits = options_.stage.limits;
+  RankIdentity identity = {.host = options_.host,
+                           .is_loaded = is_loaded(),
+                           .version = options_.version,
+                           .model = fingerprint_,
+                           .device = on_gpu ? "cuda" : "cpu",
+                           .dtype = held == cached ? held : absl::StrCat(held, " and ", cached),
+                           .deterministic = is_deterministic() ? "on" : "off",
+                           .block_size = absl::StrCat(limits.block_size),
+                           .max_num_seqs = absl::StrCat(limits.max_num_seqs),
+                           .max_batched_tokens = absl::StrCat(limits.max_batched_tokens),
+                           .max_model_len = absl::StrCat(limits.max_model_len),
+                           .fp8_weights = "none"};
+  if (config().stored.has_value() && config().stored->is_float8()) {
+    identity.fp8_weights =
+        backend.HoldsFp8(config().hidden_size, config().hidden_size) ? "as stored" : "as numbers";
+  }
+  return identity;
 }
 
 // As LlamaStage will hold them, of the memory that they are compared with: a GPU's, or the host's
@@ -77,7 +105,7 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
   ASSIGN_OR_RETURN(const bool is_there,
                    LlamaStage::HasCachedWeights(*checkpoint_, options_.grid, options_.rank,
                                                 device_->backend(), options_.stage));
-  const int64_t weight_bytes = is_there ? 0 : mine.weight_bytes;
+  const int64_t weight_bytes = is_loaded() || is_there ? 0 : mine.weight_bytes;
   const BatchLimits& limits = options_.stage.limits;
   const int64_t block_bytes = mine.kv_bytes_per_token * limits.block_size;
   if (!options_.num_kv_blocks.has_value()) {

@@ -14,6 +14,7 @@
 #include "model/sampling/device_choice.h"
 #include "model/sampling/token_return.h"
 #include "runtime/worker/rank_device.h"
+#include "runtime/worker/rank_identity.h"
 #include "runtime/worker/rank_progress.h"
 #include "runtime/worker/step_loop.h"
 #include "runtime/worker/worker.h"
@@ -30,11 +31,18 @@ class RankModel {
   const ModelConfig& config() const { return checkpoint_->config(); }
   const std::string& fingerprint() const { return fingerprint_; }  // Checkpoint::Fingerprint
 
-  // Memory still to be taken for weights and KV cache of this rank; nothing need be loaded.
+  // What ranks must have in common with this one.
+  RankIdentity Identity() const;
+
+  // Memory still to be taken for weights and KV cache of this rank, before there is a cache.
   // INVALID_ARGUMENT as CheckLayout.
   absl::StatusOr<int64_t> NeededBytes() const;
 
   RankDevice& device() { return *device_; }
+  // CPUs always are.
+  bool is_deterministic() const {
+    return !device_->gpu().has_value() || options_.device.deterministic;
+  }
   // RankDevice::Join, with what the model's stages send each other.
   absl::Status Join(RankGroups& host);
 
@@ -79,6 +87,7 @@ class RankModel {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::string fingerprint_;
   std::unique_ptr<RankDevice> device_;
+  DType kv_dtype_ = DType::kF32;
   std::unique_ptr<LlamaStage> stage_;
   std::unique_ptr<DeviceChooser> device_logits_;  // null: logits come to the host
   std::unique_ptr<TokenReturn> token_return_;     // null: tokens do, or there is one stage

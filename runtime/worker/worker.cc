@@ -11,6 +11,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "parallel/renewable_communicator.h"
+#include "runtime/worker/rank_identity.h"
 #include "runtime/worker/rank_life.h"
 #include "runtime/worker/rank_model.h"
 
@@ -55,9 +56,12 @@ class Worker {
   absl::Status Run();
 
  private:
-  // Waits for the other ranks and takes the groups of the next round. False: a rank was told to
-  // shut down instead.
+  // Waits for the other ranks, takes the groups of the next round and makes sure that they are
+  // ranks of one replica. False: a rank was told to shut down instead.
   absl::StatusOr<bool> Meet(absl::Duration timeout);
+  void TakeGroups(RankGroups groups);
+  // All ranks have what they must have in common.
+  absl::Status Compare();
   absl::StatusOr<bool> Rejoin();
   void PauseBetweenLives();
   DialOptions Dialing() const;
@@ -72,6 +76,8 @@ class Worker {
   RenewableCommunicator* tp_ = nullptr;  // in groups_
   RenewableCommunicator* pp_ = nullptr;
   RankGroups groups_;
+  std::unique_ptr<IdentityExchange> exchange_;  // of this round
+  bool all_are_loaded_ = false;                 // when it began
   RankProgress progress_;
   std::unique_ptr<RankModel> model_;
   std::unique_ptr<RankLife> life_;
@@ -89,21 +95,45 @@ uint64_t Worker::ProposedEpoch() const {
   return std::max(drawn, epoch_ + 1);
 }
 
+void Worker::TakeGroups(RankGroups groups) {
+  tp_->Renew(std::move(groups.tp));
+  pp_->Renew(std::move(groups.pp));
+  groups_.most_whole_bytes_from_previous = groups.most_whole_bytes_from_previous;
+  groups_.most_whole_bytes_to_next = groups.most_whole_bytes_to_next;
+  groups_.most_undivided_bytes = groups.most_undivided_bytes;
+}
+
+absl::Status Worker::Compare() {
+  exchange_ = std::make_unique<IdentityExchange>();
+  ASSIGN_OR_RETURN(const std::vector<RankIdentity> ranks,
+                   exchange_->Run(options_.grid, groups_, model_->Identity()));
+  all_are_loaded_ = std::all_of(ranks.begin(), ranks.end(),
+                                [](const RankIdentity& rank) { return rank.is_loaded; });
+  return CheckIdentities(options_.grid, ranks);
+}
+
 absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
-  absl::StatusOr<Rendezvous::Round> round = rendezvous_.Next(ProposedEpoch(), timeout);
-  if (absl::IsCancelled(round.status())) return false;
-  RETURN_IF_ERROR(round.status());
-  RETURN_IF_ERROR(CheckGroups(options_, round->groups));
-  epoch_ = round->epoch;
-  tp_->Renew(std::move(round->groups.tp));
-  pp_->Renew(std::move(round->groups.pp));
-  groups_.most_whole_bytes_from_previous = round->groups.most_whole_bytes_from_previous;
-  groups_.most_whole_bytes_to_next = round->groups.most_whole_bytes_to_next;
-  groups_.most_undivided_bytes = round->groups.most_undivided_bytes;
-  const absl::Time before = absl::Now();
-  RETURN_IF_ERROR(model_->Join(groups_));  // NCCL may take its time to start
-  out_of_touch_since_ += absl::Now() - before;
-  return true;
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    absl::StatusOr<Rendezvous::Round> round = rendezvous_.Next(ProposedEpoch(), timeout);
+    if (absl::IsCancelled(round.status())) return false;
+    RETURN_IF_ERROR(round.status());
+    RETURN_IF_ERROR(CheckGroups(options_, round->groups));
+    epoch_ = round->epoch;
+    TakeGroups(std::move(round->groups));
+    const absl::Time before = absl::Now();
+    const absl::Status alike = Compare();
+    if (absl::IsUnavailable(alike) && options_.rejoins() && absl::Now() < deadline) {
+      // A rank that was through lost its controller at once, and left this round.
+      groups_.tp->Abort();
+      groups_.pp->Abort();
+      continue;
+    }
+    RETURN_IF_ERROR(alike);
+    RETURN_IF_ERROR(model_->Join(groups_));  // NCCL may take its time to start
+    out_of_touch_since_ += absl::Now() - before;
+    return true;
+  }
 }
 
 DialOptions Worker::Dialing() const {
@@ -155,7 +185,8 @@ absl::Status Worker::Run() {
   while (met) {
     ++num_lives_;
     life_ = std::make_unique<RankLife>(
-        RankLife::Rank{options_, *model_, progress_, groups_, rendezvous_}, epoch_);
+        RankLife::Rank{options_, *model_, progress_, groups_, rendezvous_, all_are_loaded_},
+        epoch_);
     const RankLife::End end = life_->Run(Dialing());
     if (end == RankLife::End::kShutDown) break;
     if (end == RankLife::End::kFailed || !options_.rejoins()) return life_->cause();

@@ -38,7 +38,7 @@ struct WorkerOptions {
   int rank = 0;
   std::string host;  // as shown to operators
   int node = 0;      // ranks with the same number share memory
-  // Check ranks, memory and links together before the first load (runtime/worker/preflight.h).
+  // Check memory and links together before the first load (runtime/worker/preflight.h).
   bool preflight = false;
   bool allow_tp_across_nodes = false;
   std::string version;
@@ -74,7 +74,8 @@ struct WorkerOptions {
 
 // Returns OK after the controller's Shutdown (plans received before it are completed), UNAVAILABLE
 // when the controller cannot be reached or the stream is lost for good, FAILED_PRECONDITION when
-// the controller refuses this rank, DEADLINE_EXCEEDED naming the ranks that did not meet the
+// the controller refuses this rank or ranks differ where they must not
+// (runtime/worker/rank_identity.h), DEADLINE_EXCEEDED naming the ranks that did not meet the
 // others, else what went wrong here (reported to the controller as Failure first). After an error
 // peers may be waiting for this rank: the caller ends the whole job.
 absl::Status RunWorker(const WorkerOptions& options, Rendezvous& rendezvous);

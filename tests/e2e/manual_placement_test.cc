@@ -25,7 +25,8 @@ class ManualPlacementTest : public ::testing::Test {
 
   std::unique_ptr<Process> StartRanks(int count, const std::string& controller,
                                       const std::string& secret_file,
-                                      const std::vector<std::string>& more = {}) {
+                                      const std::vector<std::string>& more = {},
+                                      const std::vector<std::string>& wrapper = {}) {
     std::vector<std::string> worker = {LockstepBinary(),
                                        "worker",
                                        model_.string(),
@@ -40,6 +41,7 @@ class ManualPlacementTest : public ::testing::Test {
                                        "--threads-per-rank",
                                        "1"};
     worker.insert(worker.end(), more.begin(), more.end());
+    worker.insert(worker.begin(), wrapper.begin(), wrapper.end());
     return std::make_unique<Process>(
         LocalMpiCommand(*FindMpirun(), count, {scratch_.path(), scratch_.path()}, worker));
   }
@@ -124,6 +126,25 @@ TEST_F(ManualPlacementTest, RanksWithOtherLimitsAreRefusedByFlagAndNumbers) {
 
   ranks = StartRanks(2, address, secret_file_, {"--max-num-seqs", "300"});
   controller.WaitReady();
+}
+
+// As wrapper scripts start them.
+TEST_F(ManualPlacementTest, RanksStartedWithDifferentFlagsAreNamedBeforeTheyDial) {
+  Server controller(ControllerCommand());
+  const json waiting = controller.WaitEvent("waiting");
+  ASSERT_FALSE(waiting.is_null());
+  const std::pair<const char*, const char*> flags[] = {
+      {"--dtype bf16", " has dtype bf16, rank 0 on "},
+      {"--max-batched-tokens 64", " has --max-batched-tokens 64, rank 0 on "}};
+  for (const auto& [flag, told] : flags) {
+    const std::string script =
+        absl::StrCat("test $OMPI_COMM_WORLD_RANK = 0 || set -- \"$@\" ", flag, "; exec \"$@\"");
+    auto ranks = StartRanks(2, waiting["worker_address"], secret_file_, {},
+                            {"/bin/sh", "-c", script, "rank"});
+    EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+    EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr(told));
+    EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr(": start all ranks with the same --"));
+  }
 }
 
 TEST_F(ManualPlacementTest, TooFewRanksNameBothNumbers) {

@@ -15,7 +15,7 @@ using ::testing::Not;
 std::vector<RankFacts> Facts() {
   std::vector<RankFacts> facts;
   for (const char* host : {"a", "a", "b", "b"}) {
-    facts.push_back({host, host[0], "1.0", "llama", 100, 1000});
+    facts.push_back({host, host[0], 100, 1000});
   }
   return facts;
 }
@@ -23,17 +23,6 @@ std::vector<RankFacts> Facts() {
 const ProcessGrid kGrid = *ProcessGrid::Create(2, 2);
 
 TEST(PreflightFactsTest, RanksInOrderPass) { EXPECT_TRUE(CheckFacts(kGrid, Facts(), false).ok()); }
-
-TEST(PreflightFactsTest, AnotherVersionOrModelIsNamed) {
-  std::vector<RankFacts> facts = Facts();
-  facts[3].version = "1.1";
-  EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
-              HasSubstr("rank 3 on b has version 1.1, rank 0 on a has 1.0"));
-  facts = Facts();
-  facts[2].model_fingerprint = "other";
-  EXPECT_THAT(std::string(CheckFacts(kGrid, facts, false).message()),
-              HasSubstr("rank 2 on b has model other"));
-}
 
 TEST(PreflightFactsTest, ASplitGroupIsRefusedUnlessAllowed) {
   std::vector<RankFacts> facts = Facts();
@@ -93,8 +82,7 @@ TEST(PreflightTest, EveryRankHearsOfAllInTheOrderOfRanks) {
     SCOPED_TRACE(absl::StrCat(tp, " x ", pp));
     const ProcessGrid grid = *ProcessGrid::Create(tp, pp);
     testing::RunRanks(tp, pp, [&](int rank, RankGroups& groups) {
-      const RankFacts mine = {
-          absl::StrCat("host", rank), rank, std::string(300, 'v'), "m", rank, -rank};
+      const RankFacts mine = {absl::StrCat("host", rank), rank, rank, -rank};
       const auto facts = GatherFacts(grid, groups, mine);
       if (!facts.ok()) return facts.status();
       EXPECT_EQ(std::ssize(*facts), grid.world_size());
@@ -102,7 +90,6 @@ TEST(PreflightTest, EveryRankHearsOfAllInTheOrderOfRanks) {
         const RankFacts& fact = (*facts)[static_cast<size_t>(other)];
         EXPECT_EQ(fact.host, absl::StrCat("host", other));
         EXPECT_EQ(fact.node, other);
-        EXPECT_EQ(fact.version, std::string(63, 'v'));  // cut, on every rank alike
         EXPECT_EQ(fact.needed_bytes, other);
         EXPECT_EQ(fact.available_bytes, -other);
       }

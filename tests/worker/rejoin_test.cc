@@ -141,11 +141,14 @@ class RejoinTest : public ::testing::Test {
     options.controller_address = address();
     options.grid = grid_;
     options.rank = rank;
+    options.host = "here";
+    options.version = "1";
     options.model = *scratch_ / "model";
     options.stage.limits = {
         .max_batched_tokens = 64, .max_num_seqs = 4, .max_model_len = 128, .block_size = 8};
     options.num_kv_blocks = 32;
     options.rejoin_window = rejoin_window_;
+    if (rank == grid_.world_size() - 1 && change_last_ != nullptr) change_last_(options);
     return options;
   }
 
@@ -232,6 +235,7 @@ class RejoinTest : public ::testing::Test {
   std::optional<testing::TempDirectory> scratch_;
   ProcessGrid grid_ = *ProcessGrid::Create(2, 2);
   absl::Duration rejoin_window_ = absl::Seconds(60);
+  std::function<void(WorkerOptions&)> change_last_;  // of the ranks
   std::atomic<int> num_here_{0};
   std::vector<uint64_t> epochs_;
 };
@@ -287,6 +291,27 @@ TEST_F(RejoinTest, WhenTheStreamClosesAtHello) {
                           ShutDown(stream);
                         }});
   EXPECT_EQ(epochs_.size(), 3u);
+}
+
+// Before anything is built on their being alike.
+TEST_F(RejoinTest, RanksThatDifferAreNotHeardOfByTheController) {
+  const std::pair<const char*, std::function<void(WorkerOptions&)>> changes[] = {
+      {"has dtype bf16, rank 0 on here has f32: start all ranks with the same --dtype",
+       [](auto& options) { options.stage.weights = WeightDType::kBF16; }},
+      {"has --max-num-seqs 5, rank 0 on here has 4: start all ranks with the same",
+       [](auto& options) { options.stage.limits.max_num_seqs = 5; }},
+      {"has version 2, rank 0 on here has 1: install the same on all hosts",
+       [](auto& options) { options.version = "2"; }},
+  };
+  for (const auto& [told, change] : changes) {
+    change_last_ = change;
+    for (const absl::Status& result : RunAgainst({[](Stream&, int) {}})) {
+      EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition) << result;
+      EXPECT_THAT(std::string(result.message()), ::testing::HasSubstr(told));
+      EXPECT_THAT(std::string(result.message()), ::testing::HasSubstr("rank 3 on here"));
+    }
+    EXPECT_TRUE(epochs_.empty());
+  }
 }
 
 TEST_F(RejoinTest, ACacheOfAnotherSizeIsMadeAnew) {

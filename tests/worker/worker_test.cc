@@ -12,6 +12,9 @@
 #include "lockstep/v1/worker.grpc.pb.h"
 #include "parallel/rendezvous.h"
 #include "runtime/worker/plan_codec.h"
+#include "runtime/worker/preflight.h"
+#include "runtime/worker/rank_identity.h"
+#include "runtime/worker/rank_model.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
 #include "tests/worker/plan_writer.h"
@@ -106,15 +109,27 @@ class WorkerTest : public ::testing::Test {
     ScriptedController controller(std::move(script));
     return RunAgainst(Options(controller.address()));
   }
-  // The job's other ranks come once and then do nothing.
+  static RankIdentity IdentityOf(const WorkerOptions& options) {
+    RankProgress progress;
+    const auto model = RankModel::Open(options, progress);
+    EXPECT_TRUE(model.ok()) << model.status();
+    return (*model)->Identity();
+  }
+  // The job's other ranks come once, alike, and then do nothing.
   static absl::Status RunAgainst(const WorkerOptions& options) {
     std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
     std::vector<absl::StatusOr<Rendezvous::Round>> rounds;
+    std::vector<IdentityExchange> exchanges(ranks.size());
     for (size_t i = 0; i < ranks.size(); ++i) rounds.emplace_back(absl::UnknownError("none"));
     std::vector<std::thread> others;
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (static_cast<int>(rank) == options.rank) continue;
-      others.emplace_back([&, rank] { rounds[rank] = ranks[rank]->Next(0, absl::Minutes(10)); });
+      others.emplace_back([&, rank] {
+        rounds[rank] = ranks[rank]->Next(0, absl::Minutes(10));
+        if (!rounds[rank].ok()) return;
+        EXPECT_TRUE(
+            exchanges[rank].Run(options.grid, rounds[rank]->groups, IdentityOf(options)).ok());
+      });
     }
     const absl::Status status = RunWorker(options, *ranks[options.rank]);
     for (std::thread& other : others) other.join();
@@ -342,6 +357,78 @@ TEST_F(WorkerTest, WhatRanksTakeToComeTogetherIsNotTheControllersAbsence) {
   SlowRendezvous slow(*ranks.front(), absl::Milliseconds(1100));
   const absl::Status status = RunWorker(options, slow);
   EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(WorkerTest, ARankThatLeavesTheRoundWhileOthersCompareIsMetAgain) {
+  ScriptedController controller([&](Stream& stream) {
+    Next(stream);
+    ShutDown(stream);
+    Next(stream);
+    return grpc::Status::OK;
+  });
+  WorkerOptions options = Options(controller.address());
+  options.grid = *ProcessGrid::Create(1, 2);
+  options.rejoin_window = absl::Minutes(1);
+  std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
+  IdentityExchange exchange;
+  absl::Status compared;
+  std::thread other([&] {
+    auto first = ranks[1]->Next(0, absl::Minutes(10));
+    ASSERT_TRUE(first.ok()) << first.status();
+    first->groups.pp->Abort();
+    auto second = ranks[1]->Next(0, absl::Minutes(10));
+    ASSERT_TRUE(second.ok()) << second.status();
+    compared = exchange.Run(options.grid, second->groups, IdentityOf(options)).status();
+  });
+  const absl::Status status = RunWorker(options, *ranks[0]);
+  EXPECT_TRUE(status.ok()) << status;
+  ranks[0]->Leave();
+  other.join();
+  EXPECT_TRUE(compared.ok()) << compared;
+}
+
+// Rank 1 lost touch before it loaded, rank 0, which is faster, after.
+TEST_F(WorkerTest, ALoadedRankTakesPartInThePreflightOfTheOthers) {
+  int num_lives = 0;
+  std::vector<v1::FromRank> second_life;
+  ScriptedController controller([&](Stream& stream) {
+    Next(stream);
+    Welcome(stream);
+    EXPECT_TRUE(++num_lives > 1 || Next(stream).has_preflight());
+    if (num_lives > 1) second_life.push_back(Next(stream));
+    if (!second_life.empty()) ShutDown(stream);
+    EXPECT_TRUE(Next(stream).has_loaded());
+    return grpc::Status(grpc::StatusCode::ABORTED, "the replica is lost");
+  });
+  WorkerOptions options = Options(controller.address());
+  options.grid = *ProcessGrid::Create(1, 2);
+  options.preflight = true;
+  options.rejoin_window = absl::Minutes(1);
+  std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
+  std::vector<RankFacts> facts;
+  std::deque<IdentityExchange> exchanges;
+  std::deque<Rendezvous::Round> rounds;
+  std::thread other([&] {
+    for (int life = 1; life <= 2; ++life) {
+      auto round = ranks[1]->Next(0, absl::Minutes(10));
+      ASSERT_TRUE(round.ok()) << round.status();
+      RankGroups& groups = rounds.emplace_back(*std::move(round)).groups;
+      ASSERT_TRUE(exchanges.emplace_back().Run(options.grid, groups, IdentityOf(options)).ok());
+      const auto gathered = GatherFacts(options.grid, groups, {.host = "there", .node = 1});
+      ASSERT_TRUE(gathered.ok()) << "life " << life << ": " << gathered.status();
+      facts.push_back(gathered->front());
+      const auto backend = MakeReferenceBackend();
+      ASSERT_TRUE(MeasureLinks(groups, *backend).ok());
+    }
+  });
+  const absl::Status status = RunWorker(options, *ranks[0]);
+  other.join();
+  EXPECT_TRUE(status.ok()) << status;
+  ASSERT_EQ(second_life.size(), 1u);
+  EXPECT_TRUE(second_life[0].has_preflight());
+  ASSERT_EQ(facts.size(), 2u);
+  EXPECT_GT(facts[0].needed_bytes, facts[1].needed_bytes);
+  EXPECT_GT(facts[1].needed_bytes, 0) << "there is no cache yet";
 }
 
 TEST_F(WorkerTest, AStuckRankIsReportedAfterItsGrace) {
