@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -130,7 +131,11 @@ class ControllerCore {
   void ForgetRequest(uint64_t number);
 
   void Greet(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now);
+  absl::Status CheckHello(const v1::Hello& hello);
   absl::Status Join(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now);
+  bool NumericsBind() const;
+  absl::Status CheckAgreedNumerics(const v1::Numerics& numerics);
+  void WarnOfAnotherGpu(const Replica& replica, const v1::Hello& hello);
   RosterIdentity IdentityOf(int replica, uint64_t epoch) const;
   absl::Status Handle(Replica& replica, int rank, const v1::FromRank& message, absl::Time now);
   absl::Status StartRanks(Replica& replica);
@@ -161,7 +166,10 @@ class ControllerCore {
   absl::Time advanced_at_;  // the last Advance: when tokens count as sent
   ServingState::Snapshot state_;
   int64_t agreed_kv_blocks_ = 0;  // of every replica; 0 until the first is loaded
-  bool has_capacity_ = false;     // limits and blocks hold from the first that became ready
+  // Of every rank while NumericsBind; set with the blocks.
+  std::optional<v1::Numerics> agreed_numerics_;
+  bool has_warned_of_gpus_ = false;
+  bool has_capacity_ = false;  // limits and blocks hold from the first that became ready
   bool drained_ = false;
   bool ended_ = false;
   absl::Time recovery_deadline_ = absl::InfiniteFuture();

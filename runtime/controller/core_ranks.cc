@@ -84,59 +84,6 @@ void ControllerCore::RankClosed(const RankPort& port, const std::string& why, ab
   }
 }
 
-void ControllerCore::Greet(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now) {
-  const absl::Status joined = Join(port, hello, now);
-  if (!joined.ok()) {
-    port->Close(ToGrpcStatus(joined));
-    return;
-  }
-  const Replica& replica = *replicas_[hello.replica()];
-  v1::ToRank message;
-  message.mutable_welcome()->set_heartbeat_interval_ms(
-      absl::ToInt64Milliseconds(config_.heartbeat_interval));
-  port->Send(SerializeMessage(message));
-  output_.Tell(EventOf(ControllerEvent::Kind::kRankJoined, replica, hello.rank(), now));
-  SetPhase(state_.phase, Progress());
-}
-
-RosterIdentity ControllerCore::IdentityOf(int replica, uint64_t epoch) const {
-  // As asked; else the model's: how much of that the cache allows is known later.
-  const int64_t max_model_len =
-      config_.max_model_len > 0 ? config_.max_model_len : config_.max_position_embeddings;
-  return {.replica = replica,
-          .grid = config_.grid,
-          .epoch = epoch,
-          .version = config_.version,
-          .model_fingerprint = config_.model_fingerprint,
-          .limits = {.block_size = config_.engine.block_size,
-                     .max_num_seqs = config_.engine.max_num_seqs,
-                     .max_batched_tokens = config_.engine.max_batched_tokens,
-                     .max_model_len = max_model_len}};
-}
-
-absl::Status ControllerCore::Join(std::shared_ptr<RankPort> port, const v1::Hello& hello,
-                                  absl::Time now) {
-  if (ended_) return absl::UnavailableError("the server is shutting down");
-  if (hello.replica() < 0 || hello.replica() >= config_.num_replicas) {
-    return absl::InvalidArgumentError(absl::StrCat("replica ", hello.replica(), " is outside [0, ",
-                                                   config_.num_replicas - 1, "]"));
-  }
-  Replica& replica = *replicas_[hello.replica()];
-  if (config_.adopt_epochs && hello.epoch() > replica.epoch()) {
-    RETURN_IF_ERROR(RankRoster(IdentityOf(hello.replica(), hello.epoch()), now).CheckHello(hello));
-    BeginEpoch(replica.index(), hello.epoch(), now);
-  }
-  if (replica.state() == Replica::State::kLost) {
-    const std::string why =
-        absl::StrCat("epoch ", hello.epoch(), ": no ranks of epoch ", replica.epoch(),
-                     " are wanted any more: ", replica.Detail());
-    // Lost before all of its ranks had come: they may begin another.
-    const bool may_return = config_.adopt_epochs && hello.epoch() == replica.epoch();
-    return may_return ? absl::AbortedError(why) : absl::FailedPreconditionError(why);
-  }
-  return replica.ranks().Join(std::move(port), hello, now);
-}
-
 absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRank& message,
                                     absl::Time now) {
   RankRoster& ranks = replica.ranks();
@@ -192,6 +139,8 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
 // All ranks are loaded: agree on the cache, or say what it would take.
 absl::Status ControllerCore::StartRanks(Replica& replica) {
   const RankRoster& ranks = replica.ranks();
+  // Others may have started since these joined.
+  RETURN_IF_ERROR(CheckAgreedNumerics(ranks.FirstHello()->numerics()));
   const int64_t block_size = config_.engine.block_size;
   const int smallest = ranks.SmallestRank();
   const v1::KvRoom& room = ranks.kv_room(smallest);
@@ -217,6 +166,7 @@ absl::Status ControllerCore::StartRanks(Replica& replica) {
                      " KV blocks, the first ones had ", agreed_kv_blocks_));
   }
   if (agreed_kv_blocks_ == 0) agreed_kv_blocks_ = fitting;
+  if (!agreed_numerics_.has_value()) agreed_numerics_ = ranks.FirstHello()->numerics();
   replica.ranks().StartServing(agreed_kv_blocks_);
   return absl::OkStatus();
 }

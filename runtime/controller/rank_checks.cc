@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kMaxCount = int64_t{1} << 60;
 constexpr size_t kMaxGpuTextBytes = 255;
 constexpr int kMaxGpuLinks = 64;
+constexpr size_t kMaxDTypeBytes = 64;
 
 }  // namespace
 
@@ -42,6 +43,45 @@ absl::Status CheckGpuMemory(const v1::GpuMemory& memory) {
 }
 
 }  // namespace
+
+absl::Status CheckNumerics(const v1::Numerics& numerics) {
+  if (numerics.device() != "cpu" && numerics.device() != "cuda") {
+    return absl::InvalidArgumentError(absl::StrCat("Numerics.device is \"",
+                                                   numerics.device().substr(0, kMaxDTypeBytes),
+                                                   "\", must be cpu or cuda"));
+  }
+  if (numerics.dtype().empty() || numerics.dtype().size() > kMaxDTypeBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("Numerics.dtype has ", numerics.dtype().size(),
+                                                   " bytes, must have 1 to ", kMaxDTypeBytes));
+  }
+  if (numerics.gpu().size() <= kMaxGpuTextBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("Numerics.gpu has ", numerics.gpu().size(),
+                                                 " bytes, at most ", kMaxGpuTextBytes));
+}
+
+namespace {
+
+absl::Status CheckSameFact(absl::string_view fact, absl::string_view value, absl::string_view other,
+                           absl::string_view whose) {
+  if (value == other) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      fact, " ", value, " does not match ", whose, " ", other,
+      ": all ranks of a controller must compute alike, as requests move between them"));
+}
+
+const char* OnOrOff(bool on) { return on ? "on" : "off"; }
+
+}  // namespace
+
+absl::Status CheckSameNumerics(const v1::Numerics& numerics, const v1::Numerics& other,
+                               absl::string_view whose) {
+  RETURN_IF_ERROR(CheckSameFact("device", numerics.device(), other.device(), whose));
+  RETURN_IF_ERROR(CheckSameFact("dtype", numerics.dtype(), other.dtype(), whose));
+  RETURN_IF_ERROR(CheckSameFact("--deterministic", OnOrOff(numerics.deterministic()),
+                                OnOrOff(other.deterministic()), whose));
+  if (!numerics.deterministic()) return absl::OkStatus();
+  return CheckSameFact("with --deterministic the GPU", numerics.gpu(), other.gpu(), whose);
+}
 
 absl::Status CheckGpu(const v1::Gpu& gpu) {
   RETURN_IF_ERROR(CheckCount("Gpu.index", gpu.index()));

@@ -48,19 +48,21 @@ absl::Status CheckLimits(const v1::RankLimits& offered, const StepLimits& needed
 RankRoster::RankRoster(RosterIdentity identity, absl::Time now)
     : identity_(std::move(identity)), last_progress_(now), ranks_(identity_.grid.world_size()) {}
 
-absl::Status RankRoster::CheckHello(const v1::Hello& hello) const {
-  RETURN_IF_ERROR(CheckEqual("replica", hello.replica(), identity_.replica));
-  RETURN_IF_ERROR(CheckEqual("world_size", hello.world_size(), identity_.grid.world_size()));
-  RETURN_IF_ERROR(CheckEqual("tensor_parallel", hello.tensor_parallel(), identity_.grid.tp()));
-  RETURN_IF_ERROR(CheckEqual("pipeline_parallel", hello.pipeline_parallel(), identity_.grid.pp()));
-  if (!identity_.version.empty()) {
-    RETURN_IF_ERROR(CheckEqual("version", hello.version(), identity_.version));
+absl::Status RankRoster::CheckHello(const v1::Hello& hello, const RosterIdentity& identity) {
+  const ProcessGrid& grid = identity.grid;
+  RETURN_IF_ERROR(CheckEqual("replica", hello.replica(), identity.replica));
+  RETURN_IF_ERROR(CheckEqual("world_size", hello.world_size(), grid.world_size()));
+  RETURN_IF_ERROR(CheckEqual("tensor_parallel", hello.tensor_parallel(), grid.tp()));
+  RETURN_IF_ERROR(CheckEqual("pipeline_parallel", hello.pipeline_parallel(), grid.pp()));
+  if (!identity.version.empty()) {
+    RETURN_IF_ERROR(CheckEqual("version", hello.version(), identity.version));
   }
-  RETURN_IF_ERROR(CheckEqual("model", hello.model_fingerprint(), identity_.model_fingerprint));
-  RETURN_IF_ERROR(CheckLimits(hello.limits(), identity_.limits));
-  if (hello.rank() < 0 || hello.rank() >= identity_.grid.world_size()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank(), " is outside [0, ",
-                                                   identity_.grid.world_size() - 1, "]"));
+  RETURN_IF_ERROR(CheckEqual("model", hello.model_fingerprint(), identity.model_fingerprint));
+  RETURN_IF_ERROR(CheckLimits(hello.limits(), identity.limits));
+  RETURN_IF_ERROR(CheckNumerics(hello.numerics()));
+  if (hello.rank() < 0 || hello.rank() >= grid.world_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", hello.rank(), " is outside [0, ", grid.world_size() - 1, "]"));
   }
   if (hello.host().size() > kMaxHostBytes) {
     return absl::InvalidArgumentError(
@@ -71,8 +73,11 @@ absl::Status RankRoster::CheckHello(const v1::Hello& hello) const {
 
 absl::Status RankRoster::Join(std::shared_ptr<RankPort> link, const v1::Hello& hello,
                               absl::Time now) {
-  RETURN_IF_ERROR(CheckHello(hello));
   RETURN_IF_ERROR(CheckEqual("epoch", hello.epoch(), identity_.epoch));
+  if (const v1::Hello* first = FirstHello()) {
+    RETURN_IF_ERROR(CheckSameNumerics(hello.numerics(), first->numerics(),
+                                      absl::StrCat("rank ", first->rank(), "'s")));
+  }
   Rank& rank = ranks_[hello.rank()];
   if (rank.stage != Stage::kAbsent) {
     return absl::AlreadyExistsError(absl::StrCat("rank ", hello.rank(), " has joined already, pid ",
@@ -84,6 +89,12 @@ absl::Status RankRoster::Join(std::shared_ptr<RankPort> link, const v1::Hello& h
   rank.hello = hello;
   rank.last_seen = rank.heartbeat_at = now;
   return absl::OkStatus();
+}
+
+const v1::Hello* RankRoster::FirstHello() const {
+  const auto first = std::find_if(ranks_.begin(), ranks_.end(),
+                                  [](const Rank& rank) { return rank.stage != Stage::kAbsent; });
+  return first == ranks_.end() ? nullptr : &first->hello;
 }
 
 int RankRoster::RankOf(const RankPort* link) const {

@@ -44,9 +44,9 @@ class RankRoster {
   const RosterIdentity& identity() const { return identity_; }
 
   // Is it a rank of this model and layout, with room for these limits? Its epoch is not looked at.
-  absl::Status CheckHello(const v1::Hello& hello) const;
-  // FAILED_PRECONDITION, ALREADY_EXISTS or INVALID_ARGUMENT: this stream is refused, the others
-  // stay.
+  static absl::Status CheckHello(const v1::Hello& hello, const RosterIdentity& identity);
+  // Of a Hello that passes. FAILED_PRECONDITION or ALREADY_EXISTS: this stream is refused, the
+  // others stay.
   absl::Status Join(std::shared_ptr<RankPort> link, const v1::Hello& hello, absl::Time now);
   // The rank of this stream, or -1 when it never joined (or belongs to another epoch).
   int RankOf(const RankPort* link) const;
@@ -63,6 +63,8 @@ class RankRoster {
 
   // "1 of 4 ranks joined, 0 loaded, epoch 1".
   std::string Progress() const;
+  // Of any rank that has joined, as all have the same but for GPUs' names; null before the first.
+  const v1::Hello* FirstHello() const;
   bool AllLoaded() const { return num_loaded_ == identity_.grid.world_size(); }
   // Once AllLoaded: some rank must rehearse, and so all must.
   bool MustRehearse() const;

@@ -56,6 +56,15 @@ void RequestTable::Remove(uint64_t number) {
   by_number_.erase(found);
 }
 
+bool RequestTable::AnyHasTokens() const {
+  for (const auto& [number, entry] : by_number_) {
+    for (const absl::Time last : entry.last_token_at) {
+      if (last != absl::InfinitePast()) return true;
+    }
+  }
+  return false;
+}
+
 std::vector<uint64_t> RequestTable::All() const {
   std::vector<uint64_t> all;
   all.reserve(by_number_.size());

@@ -40,6 +40,8 @@ class RequestTable {
   void Remove(uint64_t number);
 
   std::vector<uint64_t> All() const;
+  // Whether some output of some request has begun.
+  bool AnyHasTokens() const;
   bool empty() const { return by_number_.empty(); }
   size_t size() const { return by_number_.size(); }
 

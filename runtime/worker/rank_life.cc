@@ -167,13 +167,20 @@ void RankLife::SendHello() {
   hello->set_pipeline_parallel(options_.grid.pp());
   hello->set_host(options_.host);
   hello->set_pid(getpid());
-  hello->set_version(options_.version);
-  hello->set_model_fingerprint(model_.fingerprint());
+  const RankIdentity identity = model_.Identity();
+  hello->set_version(identity.version);
+  hello->set_model_fingerprint(identity.model);
   const BatchLimits& limits = options_.stage.limits;
   hello->mutable_limits()->set_block_size(limits.block_size);
   hello->mutable_limits()->set_max_num_seqs(limits.max_num_seqs);
   hello->mutable_limits()->set_max_batched_tokens(limits.max_batched_tokens);
   hello->mutable_limits()->set_max_model_len(limits.max_model_len);
+  v1::Numerics* numerics = hello->mutable_numerics();
+  numerics->set_device(identity.device);
+  numerics->set_dtype(identity.dtype);
+  numerics->set_deterministic(model_.is_deterministic());
+  const RankDevice& device = model_.device();
+  if (device.gpu()) numerics->set_gpu(device.gpus()[static_cast<size_t>(*device.gpu())].name);
   link_->Send(std::move(message));
 }
 

@@ -90,6 +90,8 @@ FakeReplicaOptions ControllerTest::ReplicaOptions(int tp, int pp) {
   options.hello.set_host("testhost");
   options.hello.set_version("test");
   options.hello.set_model_fingerprint(fingerprint_);
+  options.hello.mutable_numerics()->set_device("cpu");
+  options.hello.mutable_numerics()->set_dtype("f32");
   v1::RankLimits& limits = *options.hello.mutable_limits();
   limits.set_block_size(kBlockSize);
   limits.set_max_num_seqs(8);

@@ -60,6 +60,14 @@ inline v1::KvRoom Room(int64_t max_kv_blocks, int64_t most_kv_blocks) {
   return room;
 }
 
+inline v1::Numerics OnCpus() {
+  v1::Numerics numerics;
+  numerics.set_device("cpu");
+  numerics.set_dtype("f32");
+  numerics.set_deterministic(true);
+  return numerics;
+}
+
 // Replicas of one rank, which answer every step at once with token 7.
 class CoreTest : public ::testing::Test, private CoreOutput {
  protected:
@@ -97,6 +105,7 @@ class CoreTest : public ::testing::Test, private CoreOutput {
     hello.set_pipeline_parallel(1);
     hello.set_model_fingerprint("model");
     *hello.mutable_limits() = Limits();
+    *hello.mutable_numerics() = numerics_;
     Say(port, message);
     return port;
   }
@@ -171,6 +180,7 @@ class CoreTest : public ::testing::Test, private CoreOutput {
   void Drained() override { drained_ = true; }
   void Tell(const ControllerEvent& event) override { told_.push_back(event); }
 
+  v1::Numerics numerics_ = OnCpus();  // of ranks that say Hello
   absl::Time now_ = absl::FromUnixSeconds(1000);
   std::unique_ptr<ControllerCore> core_;
   std::map<uint64_t, int> num_tokens_;

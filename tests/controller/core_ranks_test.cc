@@ -145,6 +145,7 @@ TEST_F(CoreRanksTest, RanksThatDoNotJoinAreNamed) {
   hello.set_pipeline_parallel(1);
   hello.set_model_fingerprint("model");
   *hello.mutable_limits() = Limits();
+  *hello.mutable_numerics() = OnCpus();
   Say(rank, message);
   for (int i = 0; i < 31; ++i) {
     now_ += absl::Seconds(1);

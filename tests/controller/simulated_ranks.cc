@@ -98,6 +98,8 @@ v1::FromRank Simulation::HelloOf(const Rank& rank) const {
   hello.set_pipeline_parallel(grid_.pp());
   hello.set_version("1");
   hello.set_model_fingerprint("model");
+  hello.mutable_numerics()->set_device("cpu");
+  hello.mutable_numerics()->set_dtype("f32");
   v1::RankLimits& limits = *hello.mutable_limits();
   limits.set_block_size(random_.config().block_size);
   limits.set_max_num_seqs(random_.config().max_num_seqs);

@@ -174,6 +174,10 @@ TEST_F(WorkerTest, LivesThroughTheProtocol) {
   EXPECT_EQ(hello.limits().max_num_seqs(), 4);
   EXPECT_EQ(hello.limits().max_batched_tokens(), 64);
   EXPECT_EQ(hello.limits().max_model_len(), 128);
+  EXPECT_EQ(hello.numerics().device(), "cpu");
+  EXPECT_EQ(hello.numerics().dtype(), "f32");
+  EXPECT_TRUE(hello.numerics().deterministic());
+  EXPECT_TRUE(hello.numerics().gpu().empty());
   EXPECT_EQ(loaded.kv_room().max_kv_blocks(), 16);
   EXPECT_GT(loaded.kv_block_bytes(), 0);
   EXPECT_GT(loaded.shard_bytes(), 0);
