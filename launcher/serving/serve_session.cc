@@ -261,8 +261,9 @@ std::string ServeSession::WithDetail(const std::string& reason, const Job& job) 
     const auto& [rank, failure] = *job.check_failures.begin();
     return absl::StrCat(reason, " (rank ", rank, ": ", failure, ")");
   }
-  // That it lost the controller is what follows from the loss.
+  // That it lost the controller is what follows from the loss, and so is what that told it of it.
   if (!job.rank_error.empty() && !absl::StrContains(reason, "it failed: ") &&
+      !absl::StrContains(job.rank_error, reason) &&
       !absl::StrContains(job.rank_error, "lost the controller")) {
     return absl::StrCat(reason, " (", job.rank_error, ")");
   }

@@ -38,7 +38,7 @@ void ControllerCore::Advance(absl::Time now) {
   advanced_at_ = now;
   for (auto& replica : replicas_) {
     if (const auto overdue = replica->FindOverdue(now)) {
-      LoseReplica(*replica, overdue->rank, ControllerEvent::Cause::kRankVanished, overdue->why,
+      LoseReplica(*replica, {overdue->rank, ControllerEvent::Cause::kRankVanished, overdue->why},
                   now);
     }
   }

@@ -133,15 +133,23 @@ class ControllerCore {
   void Greet(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now);
   absl::Status CheckHello(const v1::Hello& hello);
   absl::Status Join(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now);
+  void TellRefusal(const v1::Hello& hello, const absl::Status& why);
   bool NumericsBind() const;
   absl::Status CheckAgreedNumerics(const v1::Numerics& numerics);
   void WarnOfAnotherGpu(const Replica& replica, const v1::Hello& hello);
   RosterIdentity IdentityOf(int replica, uint64_t epoch) const;
   absl::Status Handle(Replica& replica, int rank, const v1::FromRank& message, absl::Time now);
-  absl::Status StartRanks(Replica& replica);
+  void StartRanks(Replica& replica, absl::Time now);
+  absl::Status Agree(const RankRoster& ranks, int& at);
   void StartEngine(Replica& replica);
-  void LoseReplica(Replica& replica, int rank, ControllerEvent::Cause cause, const std::string& why,
-                   absl::Time now);
+  struct Loss {
+    int rank = 0;
+    ControllerEvent::Cause cause;
+    std::string why;
+    // ABORTED: the ranks may come again. Else how they are refused.
+    grpc::StatusCode told_to_ranks = grpc::StatusCode::ABORTED;
+  };
+  void LoseReplica(Replica& replica, const Loss& loss, absl::Time now);
   void DropReplica(Replica& replica, const grpc::Status& status, const std::string& why);
   void FailNow(const std::string& reason);
 
@@ -169,6 +177,7 @@ class ControllerCore {
   // Of every rank while NumericsBind; set with the blocks.
   std::optional<v1::Numerics> agreed_numerics_;
   bool has_warned_of_gpus_ = false;
+  absl::flat_hash_set<std::string> told_refusals_;  // since something began to serve
   bool has_capacity_ = false;  // limits and blocks hold from the first that became ready
   bool drained_ = false;
   bool ended_ = false;

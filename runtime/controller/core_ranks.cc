@@ -68,8 +68,9 @@ void ControllerCore::RankSaid(std::shared_ptr<RankPort> port, const v1::FromRank
     replica->ranks().Saw(rank, now);
     const absl::Status handled = Handle(*replica, rank, message, now);
     if (handled.ok()) return;
-    return LoseReplica(*replica, rank, ControllerEvent::Cause::kRankComplained,
-                       std::string(handled.message()), now);
+    return LoseReplica(
+        *replica, {rank, ControllerEvent::Cause::kRankComplained, std::string(handled.message())},
+        now);
   }
   if (message.has_hello()) Greet(std::move(port), message.hello(), now);
   // Else it was refused, or is of a lost epoch: nobody listens.
@@ -80,7 +81,7 @@ void ControllerCore::RankClosed(const RankPort& port, const std::string& why, ab
   for (auto& replica : replicas_) {
     const int rank = replica->RankOf(&port);
     if (rank < 0) continue;
-    return LoseReplica(*replica, rank, ControllerEvent::Cause::kRankVanished, why, now);
+    return LoseReplica(*replica, {rank, ControllerEvent::Cause::kRankVanished, why}, now);
   }
 }
 
@@ -111,8 +112,11 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
       output_.Tell(event);
       SetPhase(state_.phase, Progress());
       if (!ranks.AllLoaded()) return absl::OkStatus();
-      if (!ranks.MustRehearse()) return StartRanks(replica);
-      ranks.Rehearse();
+      if (ranks.MustRehearse()) {
+        ranks.Rehearse();
+      } else {
+        StartRanks(replica, now);
+      }
       return absl::OkStatus();
     }
     case v1::FromRank::kRehearsed: {
@@ -120,7 +124,8 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
       ControllerEvent event = EventOf(ControllerEvent::Kind::kRankRehearsed, replica, rank, now);
       event.memory = MemoryOf(message.rehearsed().kv_room());
       output_.Tell(event);
-      return ranks.AllRehearsed() ? StartRanks(replica) : absl::OkStatus();
+      if (ranks.AllRehearsed()) StartRanks(replica, now);
+      return absl::OkStatus();
     }
     case v1::FromRank::kReady:
       RETURN_IF_ERROR(ranks.OnReady(rank, message.ready()));
@@ -136,38 +141,49 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
   return absl::FailedPreconditionError("it sent an unknown message or a second Hello");
 }
 
-// All ranks are loaded: agree on the cache, or say what it would take.
-absl::Status ControllerCore::StartRanks(Replica& replica) {
-  const RankRoster& ranks = replica.ranks();
+// All ranks are loaded. Those that cannot serve are refused: they would come again with the same.
+void ControllerCore::StartRanks(Replica& replica, absl::Time now) {
+  int at = 0;
+  const absl::Status agreed = Agree(replica.ranks(), at);
+  if (agreed.ok()) return replica.ranks().StartServing(agreed_kv_blocks_);
+  LoseReplica(replica,
+              {at, ControllerEvent::Cause::kRankComplained, std::string(agreed.message()),
+               ToGrpcStatus(agreed).error_code()},
+              now);
+}
+
+// On how the ranks compute and on the cache; or says what it would take, and at which rank.
+absl::Status ControllerCore::Agree(const RankRoster& ranks, int& at) {
   // Others may have started since these joined.
   RETURN_IF_ERROR(CheckAgreedNumerics(ranks.FirstHello()->numerics()));
   const int64_t block_size = config_.engine.block_size;
-  const int smallest = ranks.SmallestRank();
-  const v1::KvRoom& room = ranks.kv_room(smallest);
+  at = ranks.SmallestRank();
+  const v1::KvRoom& room = ranks.kv_room(at);
   const int64_t fitting = room.max_kv_blocks();
   const int64_t wanted_tokens = std::max<int64_t>(config_.max_model_len, 2);
   const int64_t needed = (wanted_tokens + block_size - 1) / block_size;
   if (fitting < needed && agreed_kv_blocks_ == 0) {
     return absl::ResourceExhaustedError(
-        DescribeKvShortage({.rank = absl::StrCat("rank ", smallest),
+        DescribeKvShortage({.rank = absl::StrCat("rank ", at),
                             .max_model_len = config_.max_model_len,
                             .block_size = block_size,
                             .fitting_blocks = fitting,
                             .needed_blocks = needed,
-                            .block_bytes = ranks.loaded(smallest).kv_block_bytes(),
+                            .block_bytes = ranks.loaded(at).kv_block_bytes(),
                             .max_batched_tokens = config_.engine.max_batched_tokens,
                             .max_num_seqs = config_.engine.max_num_seqs,
                             .is_asked_for = room.is_asked_for(),
                             .memory = MemoryOf(room)}));
   }
-  if (agreed_kv_blocks_ > ranks.MostKvBlocks()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the new ranks have room for ", ranks.MostKvBlocks(),
-                     " KV blocks, the first ones had ", agreed_kv_blocks_));
+  at = ranks.TightestRank();
+  const int64_t most = ranks.kv_room(at).most_kv_blocks();
+  if (agreed_kv_blocks_ > most) {
+    return absl::ResourceExhaustedError(absl::StrCat("the new ranks have room for ", most,
+                                                     " KV blocks, the first ones had ",
+                                                     agreed_kv_blocks_));
   }
   if (agreed_kv_blocks_ == 0) agreed_kv_blocks_ = fitting;
   if (!agreed_numerics_.has_value()) agreed_numerics_ = ranks.FirstHello()->numerics();
-  replica.ranks().StartServing(agreed_kv_blocks_);
   return absl::OkStatus();
 }
 
@@ -183,6 +199,7 @@ void ControllerCore::StartEngine(Replica& replica) {
     config_.limits.max_model_len = config.max_model_len;
   }
   replica.StartServing(config);
+  told_refusals_.clear();
   recovery_deadline_ = absl::InfiniteFuture();
   MoveRequestsToLivingReplicas();
   ControllerEvent event = EventOf(ControllerEvent::Kind::kServing);
@@ -195,11 +212,10 @@ void ControllerCore::StartEngine(Replica& replica) {
 }
 
 // One rank is enough to lose them all: they move in lockstep.
-void ControllerCore::LoseReplica(Replica& replica, int rank, ControllerEvent::Cause cause,
-                                 const std::string& why, absl::Time now) {
-  ControllerEvent event = EventOf(ControllerEvent::Kind::kRankLost, replica, rank, now);
-  event.cause = cause;
-  event.message = absl::StrCat(replica.ranks().Describe(rank, now), ": ", why);
+void ControllerCore::LoseReplica(Replica& replica, const Loss& loss, absl::Time now) {
+  ControllerEvent event = EventOf(ControllerEvent::Kind::kRankLost, replica, loss.rank, now);
+  event.cause = loss.cause;
+  event.message = absl::StrCat(replica.ranks().Describe(loss.rank, now), ": ", loss.why);
   for (int each = 0; each < config_.grid.world_size(); ++each) {
     event.ranks.push_back(replica.ranks().Describe(each, now));
   }
@@ -208,7 +224,7 @@ void ControllerCore::LoseReplica(Replica& replica, int rank, ControllerEvent::Ca
   }
   DropReplica(
       replica,
-      grpc::Status(grpc::StatusCode::ABORTED, absl::StrCat("the replica is lost: ", event.message)),
+      grpc::Status(loss.told_to_ranks, absl::StrCat("the replica is lost: ", event.message)),
       event.message);
   output_.Tell(event);
   if (AnyServing()) {

@@ -239,11 +239,13 @@ int RankRoster::SmallestRank() const {
   return static_cast<int>(smallest - ranks_.begin());
 }
 
-int64_t RankRoster::MostKvBlocks() const {
+int RankRoster::TightestRank() const {
   LS_CHECK(AllLoaded() && AllRehearsed());
-  int64_t most = kMaxKvBlocks;
-  for (const Rank& rank : ranks_) most = std::min(most, rank.kv_room.most_kv_blocks());
-  return most;
+  const auto tightest =
+      std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
+        return a.kv_room.most_kv_blocks() < b.kv_room.most_kv_blocks();
+      });
+  return static_cast<int>(tightest - ranks_.begin());
 }
 
 void RankRoster::Rehearse() {

@@ -77,8 +77,8 @@ class RankRoster {
   int FirstMissing() const;
   // Once AllRehearsed, if they must: the rank that the fewest KV blocks fit.
   int SmallestRank() const;
-  // Likewise: the most that fit every rank, where it has to be.
-  int64_t MostKvBlocks() const;
+  // Likewise: that the fewest fit with nothing to spare.
+  int TightestRank() const;
   const v1::Loaded& loaded(int rank) const { return ranks_[rank].loaded; }
   // Likewise.
   const v1::KvRoom& kv_room(int rank) const { return ranks_[rank].kv_room; }

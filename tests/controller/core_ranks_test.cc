@@ -50,6 +50,43 @@ TEST_F(CoreRanksTest, AllRanksRehearseBeforeTheyStartIfOneMust) {
   for (const auto& rank : ranks) EXPECT_EQ(rank->received.back().start().num_kv_blocks(), 30);
 }
 
+// They would come again for nothing.
+TEST_F(CoreRanksTest, RanksWithTooLittleRoomAreRefusedNamingTheOneWithTheLeast) {
+  Start(1, /*adopt_epochs=*/false, /*tp=*/3);
+  const std::array ranks = {Hello(0, 1, 0, 3), Hello(0, 1, 1, 3), Hello(0, 1, 2, 3)};
+  for (const auto& rank : ranks) SayLoaded(rank, 0);
+  SayRehearsed(ranks[0], 30, 30);
+  SayRehearsed(ranks[1], 0, 40);  // a model needs one block
+  SayRehearsed(ranks[2], 30, 30);
+  for (const auto& rank : ranks) {
+    ASSERT_TRUE(rank->closed.has_value());
+    EXPECT_EQ(rank->closed->error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(rank->closed->error_message(), HasSubstr("the replica is lost: rank 1 (stage 0"));
+  }
+  EXPECT_EQ(told_.back().rank, 1);
+  EXPECT_EQ(told_.back().cause, ControllerEvent::Cause::kRankComplained);
+}
+
+TEST_F(CoreRanksTest, RanksWithLessRoomThanWasAgreedAreRefusedNamingTheTightest) {
+  Start(1, /*adopt_epochs=*/false, /*tp=*/2);
+  const std::array first = {Hello(0, 1, 0, 2), Hello(0, 1, 1, 2)};
+  for (const auto& rank : first) SayLoaded(rank, 40);
+  v1::FromRank ready;
+  ready.mutable_ready();
+  for (const auto& rank : first) Say(rank, ready);
+  Lose(first[0]);
+  EXPECT_EQ(first[1]->closed->error_code(), grpc::StatusCode::ABORTED);
+  core_->BeginEpoch(0, 2, now_);
+  const std::array next = {Hello(0, 2, 0, 2), Hello(0, 2, 1, 2)};
+  for (const auto& rank : next) SayLoaded(rank, 0);
+  SayRehearsed(next[1], 37, 38);
+  SayRehearsed(next[0], 36, 40);  // the fewest with some to spare
+  ASSERT_TRUE(next[0]->closed.has_value());
+  EXPECT_EQ(next[0]->closed->error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(told_.back().rank, 1);
+  EXPECT_THAT(told_.back().message, HasSubstr("room for 38 KV blocks, the first ones had 40"));
+}
+
 // What is measured anew may be somewhat less.
 TEST_F(CoreRanksTest, LaterRanksMayHaveLessToSpare) {
   Start(1);
