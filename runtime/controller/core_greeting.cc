@@ -9,6 +9,13 @@
 #include "runtime/controller/wire.h"
 
 namespace lockstep {
+namespace {
+
+constexpr size_t kMostToldRefusals = 64;
+constexpr size_t kMostHostBytes = 255;
+constexpr size_t kMostReasonBytes = 1024;
+
+}  // namespace
 
 void ControllerCore::Greet(std::shared_ptr<RankPort> port, const v1::Hello& hello, absl::Time now) {
   const absl::Status joined = Join(port, hello, now);
@@ -54,20 +61,41 @@ absl::Status ControllerCore::CheckHello(const v1::Hello& hello) {
 absl::Status ControllerCore::Join(std::shared_ptr<RankPort> port, const v1::Hello& hello,
                                   absl::Time now) {
   if (ended_) return absl::UnavailableError("the server is shutting down");
-  RETURN_IF_ERROR(CheckHello(hello));
+  if (const absl::Status fits = CheckHello(hello); !fits.ok()) {
+    TellRefusal(hello, fits);
+    return fits;
+  }
   Replica& replica = *replicas_[hello.replica()];
   if (config_.adopt_epochs && hello.epoch() > replica.epoch()) {
     BeginEpoch(replica.index(), hello.epoch(), now);
   }
-  if (replica.state() == Replica::State::kLost) {
+  const bool is_lost = replica.state() == Replica::State::kLost;
+  if (config_.adopt_epochs && hello.epoch() < replica.epoch()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "epoch ", hello.epoch(), " is over, the last was ", replica.epoch(),
+        is_lost ? absl::StrCat(" (", replica.Detail(), ")") : "",
+        ": ranks that are started to replace those need a higher one, which they take from their "
+        "clocks; if these are behind, set them or start the ranks with --epoch N"));
+  }
+  if (is_lost) {
     const std::string why =
         absl::StrCat("epoch ", hello.epoch(), ": no ranks of epoch ", replica.epoch(),
                      " are wanted any more: ", replica.Detail());
     // Lost before all of its ranks had come: they may begin another.
-    const bool may_return = config_.adopt_epochs && hello.epoch() == replica.epoch();
-    return may_return ? absl::AbortedError(why) : absl::FailedPreconditionError(why);
+    return config_.adopt_epochs ? absl::AbortedError(why) : absl::FailedPreconditionError(why);
   }
   return replica.ranks().Join(std::move(port), hello, now);
+}
+
+// Once, as such ranks may dial again and again. Who starts the ranks himself hears it from them.
+void ControllerCore::TellRefusal(const v1::Hello& hello, const absl::Status& why) {
+  if (!config_.adopt_epochs || told_refusals_.size() >= kMostToldRefusals) return;
+  const std::string reason(why.message().substr(0, kMostReasonBytes));
+  if (!told_refusals_.insert(reason).second) return;
+  ControllerEvent event = EventOf(ControllerEvent::Kind::kWarning);
+  event.message = absl::StrCat("ranks of replica ", hello.replica(), " on ",
+                               hello.host().substr(0, kMostHostBytes), " are refused: ", reason);
+  output_.Tell(event);
 }
 
 // --- how ranks compute ---

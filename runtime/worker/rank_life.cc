@@ -66,6 +66,7 @@ RankLife::End RankLife::Run(DialOptions dial) {
 
 RankLife::End RankLife::EndOf(const absl::Status& status) const {
   if (status.ok()) return End::kShutDown;
+  if (is_refused_) return End::kRefused;
   return absl::IsUnavailable(status) && !failed_here_ ? End::kLostTouch : End::kFailed;
 }
 
@@ -186,7 +187,9 @@ void RankLife::SendHello() {
 
 absl::StatusOr<bool> RankLife::Join() {
   SendHello();
-  ASSIGN_OR_RETURN(const std::optional<v1::Welcome> welcome, inbox_.WaitWelcome(PeersCheck()));
+  const auto answer = inbox_.WaitWelcome(PeersCheck());
+  is_refused_ = absl::IsFailedPrecondition(answer.status());
+  ASSIGN_OR_RETURN(const std::optional<v1::Welcome> welcome, answer);
   if (!welcome.has_value()) return false;
   was_welcomed_ = true;
   const int64_t interval_ms = welcome->heartbeat_interval_ms();

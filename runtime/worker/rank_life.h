@@ -43,7 +43,8 @@ class RankLife {
   enum class End {
     kShutDown,   // the controller said so
     kLostTouch,  // with the controller or with other ranks, who may be found again
-    kFailed,     // refused, or something is wrong here
+    kRefused,    // by the controller, at Hello: another may take it
+    kFailed,     // refused later, or something is wrong here
   };
   // Occupies the calling thread; when it returns, the stream and the groups are ended. The dial's
   // check is not used.
@@ -91,6 +92,7 @@ class RankLife {
   Inbox inbox_;
   absl::Status cause_;
   bool was_welcomed_ = false;
+  bool is_refused_ = false;              // at Hello
   bool failed_here_ = false;             // no other life will do better
   std::atomic<bool> may_be_late_{true};  // it loads or allocates, for as long as that takes
   std::mutex loading_mutex_;             // of the next: loader threads report

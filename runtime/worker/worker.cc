@@ -62,7 +62,9 @@ class Worker {
   void TakeGroups(RankGroups groups);
   // All ranks have what they must have in common.
   absl::Status Compare();
+  bool MayLiveAgain(RankLife::End end) const;
   absl::StatusOr<bool> Rejoin();
+  absl::Duration NextPause() const { return std::clamp(2 * pause_, kFirstPause, kLongestPause); }
   void PauseBetweenLives();
   DialOptions Dialing() const;
   uint64_t ProposedEpoch() const;
@@ -85,6 +87,7 @@ class Worker {
   int num_lives_ = 0;
   absl::Time out_of_touch_since_;  // later by what ranks took to join each other meanwhile
   absl::Duration pause_;           // before the next life
+  std::string told_cause_;         // why there is another life
   absl::BitGen random_;
 };
 
@@ -155,15 +158,26 @@ void Worker::PauseBetweenLives() {
   }
 }
 
+// Ranks that hold their weights were welcomed once: a wrong flag of the next controller shall not
+// cost them, so they wait for one that takes them.
+bool Worker::MayLiveAgain(RankLife::End end) const {
+  if (!options_.rejoins()) return false;
+  if (end != RankLife::End::kRefused) return end == RankLife::End::kLostTouch;
+  return all_are_loaded_ && absl::Now() + NextPause() < out_of_touch_since_ + Window();
+}
+
 absl::StatusOr<bool> Worker::Rejoin() {
   if (life_->was_welcomed()) {
     out_of_touch_since_ = absl::Now();
     pause_ = absl::ZeroDuration();
   } else {
-    pause_ = std::clamp(2 * pause_, kFirstPause, kLongestPause);
+    pause_ = NextPause();
   }
-  Notice(absl::StrCat(life_->cause().message(), "; dialing again for up to ",
-                      absl::FormatDuration(Window())));
+  const std::string cause(life_->cause().message());
+  if (life_->was_welcomed() || cause != told_cause_) {
+    Notice(absl::StrCat(cause, "; dialing again for up to ", absl::FormatDuration(Window())));
+  }
+  told_cause_ = cause;
   // Whoever loads has not failed; once all were ready, nobody loads any more.
   const bool may_load = !life_->all_were_ready();
   ASSIGN_OR_RETURN(const bool met, Meet(may_load ? std::max(Window(), options_.gather_timeout)
@@ -189,7 +203,7 @@ absl::Status Worker::Run() {
         epoch_);
     const RankLife::End end = life_->Run(Dialing());
     if (end == RankLife::End::kShutDown) break;
-    if (end == RankLife::End::kFailed || !options_.rejoins()) return life_->cause();
+    if (!MayLiveAgain(end)) return life_->cause();
     ASSIGN_OR_RETURN(met, Rejoin());
   }
   if (options_.rejoins()) rendezvous_.Leave();

@@ -149,13 +149,55 @@ TEST_F(CoreTest, RanksPlacedByHandBringTheirEpoch) {
   auto first = Serve(0, 1000);
   ASSERT_TRUE(Add(1, {1, 2, 3}, 2).ok());
   auto lower = Hello(0, 999);
-  EXPECT_TRUE(lower->closed.has_value());
+  ASSERT_TRUE(lower->closed.has_value());
+  EXPECT_THAT(lower->closed->error_message(), HasSubstr("epoch 999 is over, the last was 1000"));
+  EXPECT_THAT(lower->closed->error_message(), HasSubstr("--epoch N"));
   EXPECT_FALSE(first->closed.has_value());
   auto next = Serve(0, 1001);  // takes over
   EXPECT_TRUE(first->closed.has_value());
   core_->Advance(now_);
   while (forgotten_.empty()) ASSERT_GT(RunSteps(next), 0);
   EXPECT_EQ(num_tokens_[1], 2);
+}
+
+TEST_F(CoreTest, RanksThatComeForALostReplicaWithAClockBehindHearWhatToDo) {
+  Start(1, /*adopt_epochs=*/true);
+  Lose(Serve(0, 1000));
+  const auto behind = Hello(0, 999);
+  ASSERT_TRUE(behind->closed.has_value());
+  EXPECT_EQ(behind->closed->error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(behind->closed->error_message(), HasSubstr("its stream closed"));
+  EXPECT_THAT(behind->closed->error_message(), HasSubstr("start the ranks with --epoch N"));
+}
+
+TEST_F(CoreTest, ARefusalIsToldOnceAndAgainAfterRanksHaveServed) {
+  Start(2, /*adopt_epochs=*/true);
+  const auto num_warnings = [this](const char* text) {
+    int count = 0;
+    for (const ControllerEvent& event : told_) {
+      const bool is_warning = event.kind == ControllerEvent::Kind::kWarning;
+      if (is_warning && event.message.find(text) != std::string::npos) ++count;
+    }
+    return count;
+  };
+  const auto dial = [this](const char* model, uint64_t epoch) {
+    v1::FromRank message;
+    v1::Hello& hello = *message.mutable_hello();
+    hello.set_epoch(epoch);
+    hello.set_world_size(1);
+    hello.set_tensor_parallel(1);
+    hello.set_pipeline_parallel(1);
+    hello.set_host("there");
+    hello.set_model_fingerprint(model);
+    Say(std::make_shared<FakePort>(), message);
+  };
+  for (uint64_t epoch = 1; epoch <= 5; ++epoch) dial("another", epoch);
+  EXPECT_EQ(num_warnings("ranks of replica 0 on there are refused: model another does not"), 1);
+  dial("third", 6);
+  EXPECT_EQ(num_warnings("model third"), 1);
+  Serve(1, 10);
+  dial("another", 11);
+  EXPECT_EQ(num_warnings("model another"), 2);
 }
 
 TEST_F(CoreTest, AStrangerWithAHigherEpochTakesNothingOver) {

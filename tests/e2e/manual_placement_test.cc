@@ -3,6 +3,12 @@
 #include <signal.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -145,6 +151,52 @@ TEST_F(ManualPlacementTest, RanksStartedWithDifferentFlagsAreNamedBeforeTheyDial
     EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr(told));
     EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr(": start all ranks with the same --"));
   }
+}
+
+// Instead of coming again and again.
+TEST_F(ManualPlacementTest, RanksWithTooLittleRoomEndWithTheReason) {
+  std::vector<std::string> command = ControllerCommand();
+  command.insert(command.end(), {"--max-model-len", "512", "--block-size", "4"});
+  Server controller(command);
+  const json waiting = controller.WaitEvent("waiting");
+  ASSERT_FALSE(waiting.is_null());
+  auto ranks = StartRanks(2, waiting["worker_address"], secret_file_, {"--block-size", "4"});
+  EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("refuses this rank: the replica is lost"));
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("needs 128 KV blocks"));
+}
+
+TEST_F(ManualPlacementTest, KeptRanksOutliveAControllerWithAWrongFlag) {
+  std::vector<std::string> command = ControllerCommand();
+  command.push_back("--keep-ranks");
+  std::string address;
+  std::unique_ptr<Process> ranks;
+  {
+    Server first(command);
+    const json waiting = first.WaitEvent("waiting");
+    ASSERT_FALSE(waiting.is_null());
+    address = waiting["worker_address"];
+    ranks = StartRanks(2, address, secret_file_);
+    first.WaitReady();
+    first.process().Signal(SIGINT);
+    EXPECT_EQ(first.process().Wait(kPatience), 0);
+  }
+  *std::find(command.begin(), command.end(), "127.0.0.1:0") = address;
+  {
+    std::vector<std::string> wrong = command;
+    wrong.insert(wrong.end(), {"--max-num-seqs", "300"});
+    Server second(wrong);
+    const json warning = second.WaitEvent("warning");
+    ASSERT_FALSE(warning.is_null());
+    EXPECT_THAT(std::string(warning["message"]),
+                HasSubstr("are refused: --max-num-seqs 256 is less than the controller's 300"));
+    second.process().Signal(SIGINT);
+    EXPECT_EQ(second.process().Wait(kPatience), 0);
+  }
+  Server third(command);
+  third.WaitReady();
+  third.process().Signal(SIGTERM);
+  EXPECT_EQ(third.process().Wait(kPatience), 0);
 }
 
 TEST_F(ManualPlacementTest, TooFewRanksNameBothNumbers) {

@@ -1,143 +1,17 @@
-// RunWorker against a controller played by the test.
+// A rank's life with its controller.
 #include "runtime/worker/worker.h"
 
-#include <chrono>
-#include <deque>
-#include <filesystem>
-#include <thread>
+#include <atomic>
+#include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
-#include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
-#include "lockstep/v1/worker.grpc.pb.h"
-#include "parallel/rendezvous.h"
-#include "runtime/worker/plan_codec.h"
-#include "runtime/worker/preflight.h"
-#include "runtime/worker/rank_identity.h"
-#include "runtime/worker/rank_model.h"
-#include "tests/support/assets.h"
-#include "tests/support/temp_directory.h"
 #include "tests/worker/plan_writer.h"
+#include "tests/worker/worker_fixture.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
-
-using testing::PlanWriter;
-using Stream = grpc::ServerReaderWriter<v1::ToRank, v1::FromRank>;
-
-// One rank at a time: a script plays the controller's side of its stream.
-class ScriptedController final : public v1::WorkerLink::Service {
- public:
-  using Script = std::function<grpc::Status(Stream&)>;
-  explicit ScriptedController(Script script) : script_(std::move(script)) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  ~ScriptedController() override { server_->Shutdown(std::chrono::system_clock::now()); }
-  std::string address() const { return "unix:" + (directory_ / "socket").string(); }
-
-  grpc::Status Connect(grpc::ServerContext*, Stream* stream) override { return script_(*stream); }
-
- private:
-  Script script_;
-  const testing::TempDirectory directory_;
-  std::unique_ptr<grpc::Server> server_;
-};
-
-// The next message that is no heartbeat and no progress; empty at the stream's end.
-v1::FromRank Next(Stream& stream) {
-  v1::FromRank message;
-  while (stream.Read(&message)) {
-    if (!message.has_heartbeat() && !message.has_loading()) return message;
-  }
-  return {};
-}
-
-void Welcome(Stream& stream, int64_t heartbeat_interval_ms = 1000) {
-  v1::ToRank message;
-  message.mutable_welcome()->set_heartbeat_interval_ms(heartbeat_interval_ms);
-  stream.Write(message);
-}
-
-// From Hello to Ready; false when the rank does not come that far.
-bool Serve(Stream& stream, int64_t num_kv_blocks = 16, int64_t heartbeat_interval_ms = 1000) {
-  if (!Next(stream).has_hello()) return false;
-  Welcome(stream, heartbeat_interval_ms);
-  if (!Next(stream).has_loaded()) return false;
-  v1::ToRank start;
-  start.mutable_start()->set_num_kv_blocks(num_kv_blocks);
-  stream.Write(start);
-  return Next(stream).has_ready();
-}
-
-void Send(Stream& stream, const engine::StepPlan& plan) {
-  v1::ToRank message;
-  EncodePlan(plan, message.mutable_plan());
-  stream.Write(message);
-}
-
-void ShutDown(Stream& stream) {
-  v1::ToRank message;
-  message.mutable_shutdown()->set_reason("done");
-  stream.Write(message);
-}
-
-class WorkerTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    model_ = testing::SharedAssets() / "models" / "stories260K";
-    SKIP_WITHOUT_ASSET(model_);
-  }
-
-  WorkerOptions Options(const std::string& address) const {
-    WorkerOptions options;
-    options.controller_address = address;
-    options.secret = "sesame";
-    options.epoch = 3;
-    options.host = "here";
-    options.version = "1.2.3";
-    options.model = model_;
-    options.stage.limits = {
-        .max_batched_tokens = 64, .max_num_seqs = 4, .max_model_len = 128, .block_size = 8};
-    options.num_kv_blocks = 16;
-    return options;
-  }
-
-  absl::Status Run(ScriptedController::Script script) {
-    ScriptedController controller(std::move(script));
-    return RunAgainst(Options(controller.address()));
-  }
-  static RankIdentity IdentityOf(const WorkerOptions& options) {
-    RankProgress progress;
-    const auto model = RankModel::Open(options, progress);
-    EXPECT_TRUE(model.ok()) << model.status();
-    return (*model)->Identity();
-  }
-  // The job's other ranks come once, alike, and then do nothing.
-  static absl::Status RunAgainst(const WorkerOptions& options) {
-    std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
-    std::vector<absl::StatusOr<Rendezvous::Round>> rounds;
-    std::vector<IdentityExchange> exchanges(ranks.size());
-    for (size_t i = 0; i < ranks.size(); ++i) rounds.emplace_back(absl::UnknownError("none"));
-    std::vector<std::thread> others;
-    for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (static_cast<int>(rank) == options.rank) continue;
-      others.emplace_back([&, rank] {
-        rounds[rank] = ranks[rank]->Next(0, absl::Minutes(10));
-        if (!rounds[rank].ok()) return;
-        EXPECT_TRUE(
-            exchanges[rank].Run(options.grid, rounds[rank]->groups, IdentityOf(options)).ok());
-      });
-    }
-    const absl::Status status = RunWorker(options, *ranks[options.rank]);
-    for (std::thread& other : others) other.join();
-    return status;
-  }
-
-  std::filesystem::path model_;
-};
 
 TEST_F(WorkerTest, LivesThroughTheProtocol) {
   v1::Hello hello;
@@ -331,110 +205,6 @@ TEST_F(WorkerTest, NobodyListeningIsUnavailable) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
-// Ranks that take their time to come together.
-class SlowRendezvous final : public Rendezvous {
- public:
-  SlowRendezvous(Rendezvous& ranks, absl::Duration takes) : ranks_(ranks), takes_(takes) {}
-  absl::StatusOr<Round> Next(uint64_t epoch, absl::Duration timeout) override {
-    if (timeout < takes_) return absl::DeadlineExceededError("rank 1 did not come");
-    absl::SleepFor(takes_);
-    return ranks_.Next(epoch, timeout);
-  }
-  bool Over() override { return ranks_.Over(); }
-  void Leave() override { ranks_.Leave(); }
-
- private:
-  Rendezvous& ranks_;
-  const absl::Duration takes_;
-};
-
-TEST_F(WorkerTest, WhatRanksTakeToComeTogetherIsNotTheControllersAbsence) {
-  ScriptedController controller([](Stream& stream) {
-    EXPECT_EQ(Next(stream).hello().secret(), "sesame");
-    ShutDown(stream);
-    Next(stream);
-    return grpc::Status::OK;
-  });
-  WorkerOptions options = Options(controller.address());
-  options.dial_timeout = absl::Seconds(1);
-  std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
-  SlowRendezvous slow(*ranks.front(), absl::Milliseconds(1100));
-  const absl::Status status = RunWorker(options, slow);
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST_F(WorkerTest, ARankThatLeavesTheRoundWhileOthersCompareIsMetAgain) {
-  ScriptedController controller([&](Stream& stream) {
-    Next(stream);
-    ShutDown(stream);
-    Next(stream);
-    return grpc::Status::OK;
-  });
-  WorkerOptions options = Options(controller.address());
-  options.grid = *ProcessGrid::Create(1, 2);
-  options.rejoin_window = absl::Minutes(1);
-  std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
-  IdentityExchange exchange;
-  absl::Status compared;
-  std::thread other([&] {
-    auto first = ranks[1]->Next(0, absl::Minutes(10));
-    ASSERT_TRUE(first.ok()) << first.status();
-    first->groups.pp->Abort();
-    auto second = ranks[1]->Next(0, absl::Minutes(10));
-    ASSERT_TRUE(second.ok()) << second.status();
-    compared = exchange.Run(options.grid, second->groups, IdentityOf(options)).status();
-  });
-  const absl::Status status = RunWorker(options, *ranks[0]);
-  EXPECT_TRUE(status.ok()) << status;
-  ranks[0]->Leave();
-  other.join();
-  EXPECT_TRUE(compared.ok()) << compared;
-}
-
-// Rank 1 lost touch before it loaded, rank 0, which is faster, after.
-TEST_F(WorkerTest, ALoadedRankTakesPartInThePreflightOfTheOthers) {
-  int num_lives = 0;
-  std::vector<v1::FromRank> second_life;
-  ScriptedController controller([&](Stream& stream) {
-    Next(stream);
-    Welcome(stream);
-    EXPECT_TRUE(++num_lives > 1 || Next(stream).has_preflight());
-    if (num_lives > 1) second_life.push_back(Next(stream));
-    if (!second_life.empty()) ShutDown(stream);
-    EXPECT_TRUE(Next(stream).has_loaded());
-    return grpc::Status(grpc::StatusCode::ABORTED, "the replica is lost");
-  });
-  WorkerOptions options = Options(controller.address());
-  options.grid = *ProcessGrid::Create(1, 2);
-  options.preflight = true;
-  options.rejoin_window = absl::Minutes(1);
-  std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
-  std::vector<RankFacts> facts;
-  std::deque<IdentityExchange> exchanges;
-  std::deque<Rendezvous::Round> rounds;
-  std::thread other([&] {
-    for (int life = 1; life <= 2; ++life) {
-      auto round = ranks[1]->Next(0, absl::Minutes(10));
-      ASSERT_TRUE(round.ok()) << round.status();
-      RankGroups& groups = rounds.emplace_back(*std::move(round)).groups;
-      ASSERT_TRUE(exchanges.emplace_back().Run(options.grid, groups, IdentityOf(options)).ok());
-      const auto gathered = GatherFacts(options.grid, groups, {.host = "there", .node = 1});
-      ASSERT_TRUE(gathered.ok()) << "life " << life << ": " << gathered.status();
-      facts.push_back(gathered->front());
-      const auto backend = MakeReferenceBackend();
-      ASSERT_TRUE(MeasureLinks(groups, *backend).ok());
-    }
-  });
-  const absl::Status status = RunWorker(options, *ranks[0]);
-  other.join();
-  EXPECT_TRUE(status.ok()) << status;
-  ASSERT_EQ(second_life.size(), 1u);
-  EXPECT_TRUE(second_life[0].has_preflight());
-  ASSERT_EQ(facts.size(), 2u);
-  EXPECT_GT(facts[0].needed_bytes, facts[1].needed_bytes);
-  EXPECT_GT(facts[1].needed_bytes, 0) << "there is no cache yet";
-}
-
 TEST_F(WorkerTest, AStuckRankIsReportedAfterItsGrace) {
   std::atomic<int> num_stuck = 0;
   ScriptedController controller([&](Stream& stream) {
@@ -459,4 +229,4 @@ TEST_F(WorkerTest, AStuckRankIsReportedAfterItsGrace) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing
