@@ -144,7 +144,7 @@ class ControllerCore {
   void StartEngine(Replica& replica);
   struct Loss {
     int rank = 0;
-    ControllerEvent::Cause cause;
+    ControllerEvent::Cause cause = ControllerEvent::Cause::kRankVanished;
     std::string why;
     // ABORTED: the ranks may come again. Else how they are refused.
     grpc::StatusCode told_to_ranks = grpc::StatusCode::ABORTED;

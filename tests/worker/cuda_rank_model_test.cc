@@ -59,6 +59,30 @@ class CudaRankModelTest : public ::testing::Test {
   RankGroups groups_{MakeSelfCommunicator(), MakeSelfCommunicator()};
 };
 
+// What ranks must have in common is how numbers are held, whichever flags led to that.
+TEST_F(CudaRankModelTest, ItsIdentityTellsHowItComputes) {
+  const auto identity = [this] {
+    const auto model = RankModel::Open(options_, progress_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    return (*model)->Identity();
+  };
+  EXPECT_EQ(identity().device, "cuda");
+  EXPECT_EQ(identity().dtype, "bf16");
+  EXPECT_EQ(identity().deterministic, "off");
+  options_.device.deterministic = true;
+  EXPECT_EQ(identity().deterministic, "on");
+  options_.stage.weights = WeightDType::kF16;
+  EXPECT_EQ(identity().dtype, "f16");
+  EXPECT_EQ(identity().fp8_weights, "none");
+  options_.device.gpu.reset();
+  options_.stage.weights = WeightDType::kAuto;
+  options_.device.deterministic = false;
+  EXPECT_EQ(identity().device, "cpu");
+  EXPECT_EQ(identity().deterministic, "on");
+  const auto loaded = Load();
+  EXPECT_TRUE(loaded->Identity().is_loaded);
+}
+
 TEST_F(CudaRankModelTest, ARehearsalTellsWhatIsLeft) {
   const auto model = Load();
   EXPECT_TRUE(model->MustRehearse());
