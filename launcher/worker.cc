@@ -256,7 +256,8 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->group(link);
   command
       ->add_option("--rejoin-seconds", options->rejoin_seconds,
-                   "how long to dial a lost controller, weights in memory; 0: end with it")
+                   "how long to dial a controller that is lost, or refuses ranks with weights in "
+                   "memory; 0: end with it")
       ->type_name("SECONDS")
       ->check(Between(0, 1e6))
       ->capture_default_str()

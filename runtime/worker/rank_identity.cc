@@ -28,7 +28,7 @@ constexpr Fact kFacts[] = {
     {"device", &RankIdentity::device, "start all ranks with the same --device, where it is"},
     {"dtype", &RankIdentity::dtype, "start all ranks with the same --dtype"},
     {"--deterministic", &RankIdentity::deterministic,
-     "start all ranks with it, or all without --deterministic"},
+     "start all ranks with --deterministic, or all without"},
     {"--block-size", &RankIdentity::block_size, "start all ranks with the same --block-size"},
     {"--max-num-seqs", &RankIdentity::max_num_seqs, "start all ranks with the same --max-num-seqs"},
     {"--max-batched-tokens", &RankIdentity::max_batched_tokens,

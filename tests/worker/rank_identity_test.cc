@@ -56,8 +56,8 @@ TEST(RankIdentityTest, WhatDiffersIsNamedWithBothRanksAndWhatToDo) {
             "rank 3 on b has dtype f32, rank 0 on a has bf16: start all ranks with the same "
             "--dtype");
   EXPECT_EQ(told(&RankIdentity::deterministic, "on"),
-            "rank 3 on b has --deterministic on, rank 0 on a has off: start all ranks with it, or "
-            "all without --deterministic");
+            "rank 3 on b has --deterministic on, rank 0 on a has off: start all ranks with "
+            "--deterministic, or all without");
   EXPECT_THAT(told(&RankIdentity::block_size, "8"), HasSubstr("the same --block-size"));
   EXPECT_THAT(told(&RankIdentity::max_num_seqs, "8"), HasSubstr("the same --max-num-seqs"));
   EXPECT_THAT(told(&RankIdentity::max_batched_tokens, "8"),
