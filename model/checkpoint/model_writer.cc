@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -35,6 +35,7 @@ namespace fs = std::filesystem;
 constexpr double kStandardDeviation = 0.02;
 constexpr int64_t kChunkElements = int64_t{1} << 20;
 constexpr int64_t kMaxThreads = 256;
+constexpr std::streamsize kMaxShapeBytes = 1 << 20;
 
 int64_t WeightBytes(const std::vector<PlannedFile>& files, DType dtype) {
   int64_t total = 0;
@@ -171,11 +172,16 @@ absl::StatusOr<ModelConfig> ResolveShape(const std::string& shape) {
   const fs::path path =
       fs::is_directory(shape, error) ? fs::path(shape) / "config.json" : fs::path(shape);
   std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  if (!in || !(text << in.rdbuf())) {
+  std::string text(kMaxShapeBytes + 1, '\0');
+  if (!in || in.read(text.data(), kMaxShapeBytes + 1).bad()) {
     return absl::InvalidArgumentError(absl::StrCat(path.string(), ": cannot be read"));
   }
-  return ParseModelConfig(text.str());
+  if (in.gcount() > kMaxShapeBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), ": more than ", kMaxShapeBytes, " bytes, the limit"));
+  }
+  text.resize(static_cast<size_t>(in.gcount()));
+  return ParseModelConfig(text);
 }
 
 }  // namespace

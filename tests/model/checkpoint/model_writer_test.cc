@@ -142,6 +142,19 @@ TEST(ModelWriter, TakesAConfigFileForAShape) {
   EXPECT_EQ(Synthesize(options)->config().Fingerprint(), config.Fingerprint());
 }
 
+TEST(ModelWriter, AShapeThatDoesNotEndIsNotReadWhole) {
+  const TempDirectory directory;
+  std::string config = ModelConfigJson(*BuiltInShape("tiny"));
+  config.resize((1 << 20) + 1, ' ');
+  SynthesizeOptions options = Tiny(directory.path() / "model");
+  options.shape = directory.Write("config.json", config).string();
+  ASSERT_THAT(std::string(SynthesizeModel(options).status().message()),
+              HasSubstr("more than 1048576 bytes"));
+  options.shape = "/dev/zero";
+  EXPECT_THAT(std::string(SynthesizeModel(options).status().message()),
+              HasSubstr("/dev/zero: more than 1048576 bytes"));
+}
+
 TEST(ModelWriter, AnEmptyOutputDirectoryIsUsed) {
   const TempDirectory directory;
   fs::create_directory(directory.path() / "model");

@@ -32,6 +32,8 @@ TEST(StoredQuantizationTest, WhatIsNotReadIsRefusedByName) {
               HasSubstr("quantization_config.bits = 3"));
   EXPECT_THAT(ConfigError(R"({"quant_method":"gptq","bits":4,"group_size":0})"),
               HasSubstr("quantization_config.group_size = 0"));
+  EXPECT_THAT(ConfigError(R"({"quant_method":"gptq","bits":4,"group_size":18446744073709551615})"),
+              HasSubstr("quantization_config.group_size = 18446744073709551615"));
   EXPECT_THAT(ConfigError(R"({"quant_method":"gptq","bits":4,"group_size":32,"lm_head":true})"),
               HasSubstr("quantization_config.lm_head = true"));
   EXPECT_THAT(ConfigError(R"({"quant_method":"awq","bits":4,"group_size":128,"version":"gemv"})"),
