@@ -48,8 +48,6 @@ class MpiSession {
 
   // Ends every process of the job, for a rank that cannot go on. Does not return.
   [[noreturn]] static void AbortJob(int exit_code);
-  // Leaves without MPI_Finalize, which would wait for peers that may be gone.
-  void Abandon() { active_ = false; }
 
  private:
   MpiSession() = default;

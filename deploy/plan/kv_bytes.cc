@@ -58,10 +58,4 @@ int64_t KvBytesReadPerStep(const KvShare& share, const KvPolicy& policy, int64_t
   return total;
 }
 
-bool KeepsEveryToken(const Architecture& model, const KvPolicy& policy) {
-  return policy.budget_tokens == 0 &&
-         std::all_of(model.window_of_layer.begin(), model.window_of_layer.end(),
-                     [](int64_t window) { return window == 0; });
-}
-
 }  // namespace lockstep::plan

@@ -38,7 +38,4 @@ int64_t KvBytesOfRequest(const KvShare& share, const KvPolicy& policy, int64_t n
 // What one decode step reads for a request of num_tokens.
 int64_t KvBytesReadPerStep(const KvShare& share, const KvPolicy& policy, int64_t num_tokens);
 
-// No window and no budget: a request's tokens all count alike.
-bool KeepsEveryToken(const Architecture& model, const KvPolicy& policy);
-
 }  // namespace lockstep::plan

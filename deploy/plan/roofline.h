@@ -38,7 +38,6 @@ class Roofline : public StageCosts {
   double StageSeconds(int stage, const StepLoad& load) const override;
   double SumOfStages(const StepLoad& load) const override;
   int num_stages() const override { return static_cast<int>(stages_.size()); }
-  const Interconnect& interconnect() const { return net_; }
 
  private:
   // Seconds of a step between the products of its layers; and what one with a prompt takes at

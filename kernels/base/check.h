@@ -39,7 +39,6 @@ class CheckFailure {
   ::lockstep::CheckFailure(__FILE__, __LINE__, #a " " #op " " #b).stream() \
       << '(' << (a) << " vs " << (b) << ") "
 #define LS_CHECK_EQ(a, b) LS_CHECK_OP(a, ==, b)
-#define LS_CHECK_NE(a, b) LS_CHECK_OP(a, !=, b)
 #define LS_CHECK_LT(a, b) LS_CHECK_OP(a, <, b)
 #define LS_CHECK_LE(a, b) LS_CHECK_OP(a, <=, b)
 #define LS_CHECK_GT(a, b) LS_CHECK_OP(a, >, b)

@@ -28,13 +28,6 @@ template <class V>
   return V::SelectNan(x, x, y);
 }
 
-template <class V>
-float FirstLane(typename V::F v) {
-  float lane;
-  V::StoreFirst(&lane, v, 1);
-  return lane;
-}
-
 // ((l0 + l1) + (l2 + l3)) + ... of 16 lanes held in 16 / kWidth vectors.
 template <class V>
 float SumOfLanes(const typename V::F (&lanes)[16 / V::kWidth]) {

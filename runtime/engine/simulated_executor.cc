@@ -43,7 +43,6 @@ absl::Time SimulatedExecutor::DoneAt(const StepPlan& plan) {
   ready = std::max(ready, stage_free_at_.front());
   SimulatedStep step = Describe(plan);
   for (const Running& other : running_) step.num_active += other.done > ready ? 1 : 0;
-  if (const auto delay = delays_.find(plan.step_id); delay != delays_.end()) ready += delay->second;
   for (size_t stage = 0; stage < stage_free_at_.size(); ++stage) {
     absl::Time& free_at = stage_free_at_[stage];
     ready = free_at = std::max(ready, free_at) + stage_time_(step, static_cast<int>(stage));

@@ -1,11 +1,10 @@
 // A replica that exists only in virtual time: a SimulatedRank for what it computes, a cost model
-// for when it is done, and faults on demand. The caller moves the clock. Deterministic.
+// for when it is done, and its loss on demand. The caller moves the clock. Deterministic.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <optional>
 #include <vector>
 
@@ -57,9 +56,8 @@ class SimulatedExecutor {
   // When the next result is there; InfiniteFuture when nothing is in flight or the replica is lost.
   absl::Time NextResultTime() const;
 
-  // Faults. Results that are there already can still be taken.
+  // A fault. Results that are there already can still be taken.
   void LoseReplica() { is_lost_ = true; }
-  void DelayStep(uint64_t step_id, absl::Duration delay) { delays_[step_id] = delay; }
 
   const SimulatedRank& rank() const { return rank_; }
 
@@ -78,7 +76,6 @@ class SimulatedExecutor {
   std::vector<absl::Time> stage_free_at_;  // [pipeline_depth]
   std::vector<absl::Time> sample_at_;      // [max_num_seqs], when the slot's last sample is known
   std::deque<Running> running_;
-  std::map<uint64_t, absl::Duration> delays_;
   uint64_t last_taken_step_ = 0;
   bool is_lost_ = false;
 };

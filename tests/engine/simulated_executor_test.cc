@@ -1,4 +1,4 @@
-// The simulated replica: its clock, its faults, and that it notices wrong plans, on which all other
+// The simulated replica: its clock, its loss, and that it notices wrong plans, on which all other
 // engine tests rely.
 #include "runtime/engine/simulated_executor.h"
 
@@ -157,15 +157,6 @@ TEST(SimulatedExecutorTest, SpreadSequencesKeepThePipelineFull) {
   const absl::Duration ideal = 100 * 16 * kMs;
   EXPECT_GE(driver.now() - start, ideal);
   EXPECT_LE(driver.now() - start, 1.1 * ideal);
-}
-
-TEST(SimulatedExecutorTest, DelayedStepComesLateAndStillInOrder) {
-  EngineDriver driver(ConfigFor(1), {.base = kMs, .per_token = {}, .per_context_token = {}});
-  driver.replica().DelayStep(2, 50 * kMs);
-  ASSERT_TRUE(driver.Add(Request(1, 4)).ok());
-  const absl::Time start = driver.now();
-  driver.RunToEnd();
-  EXPECT_EQ(driver.now() - start, 54 * kMs);
 }
 
 TEST(SimulatedExecutorTest, LostReplicaDeliversWhatWasDoneAndNothingMore) {

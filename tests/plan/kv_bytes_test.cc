@@ -63,7 +63,6 @@ TEST_F(KvOfRequest, WindowBoundsItPerLayer) {
   model_.window_of_layer.assign(32, 0);
   for (int layer = 0; layer < 16; ++layer) model_.window_of_layer[layer] = 4096;
   EXPECT_EQ(Held(8192), (int64_t{8192} + 4096) * (64 << 10));
-  EXPECT_FALSE(KeepsEveryToken(model_, policy_));
 }
 
 TEST_F(KvOfRequest, BudgetBoundsMemoryAndReadsQuestOnlyReads) {

@@ -5,10 +5,9 @@
 // refuses further work with cudaErrorLaunchFailure as a GPU does after one, and unless a test takes
 // the failure the process ends with status 1.
 //
-// Whole programs are tried under other conditions by three variables, read once:
-// LOCKSTEP_CUDA_THREAD_ORDER (as SetThreadOrder), LOCKSTEP_CUDA_ISSUE=immediate and
-// LOCKSTEP_CUDA_IPC=0 (as Device::has_ipc). With LOCKSTEP_CUDA_COMPILED kernels are run as nvcc has
-// compiled them (compiled/kernels.h).
+// Whole programs are tried under other conditions by two variables, read once:
+// LOCKSTEP_CUDA_THREAD_ORDER (as SetThreadOrder) and LOCKSTEP_CUDA_IPC=0 (as Device::has_ipc). With
+// LOCKSTEP_CUDA_COMPILED kernels are run as nvcc has compiled them (compiled/kernels.h).
 #pragma once
 
 #include <cstdint>

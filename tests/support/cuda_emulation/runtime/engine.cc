@@ -18,10 +18,6 @@ Engine& TheEngine() {
 }
 
 Engine::Engine() {
-  const char* wanted = std::getenv("LOCKSTEP_CUDA_ISSUE");
-  if (wanted != nullptr && std::string(wanted) == "immediate") {
-    issue = cuda_emulation::Issue::kImmediate;
-  }
   const char* ipc = std::getenv("LOCKSTEP_CUDA_IPC");
   device.has_ipc = ipc == nullptr || std::string(ipc) != "0";
   if (const char* devices = std::getenv("LOCKSTEP_CUDA_DEVICES"); devices != nullptr) {
