@@ -126,17 +126,6 @@ TEST_F(CublasLt, WorkWaitsForItsTurn) {
   ExpectProduct();
 }
 
-TEST_F(CublasLt, AlgorithmsTellTheirSplits) {
-  for (const auto& found : Algorithms(4096)) {
-    int32_t num_splits = 0;
-    size_t written = 0;
-    ASSERT_EQ(cublasLtMatmulAlgoConfigGetAttribute(&found.algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
-                                                   &num_splits, sizeof(num_splits), &written),
-              CUBLAS_STATUS_SUCCESS);
-    EXPECT_EQ(num_splits > 1, found.workspaceSize > 0);
-  }
-}
-
 TEST_F(CublasLt, PromisesAreKept) {
   const auto algorithms = Algorithms(4096);
   EXPECT_EQ(Multiply(&algorithms[2].algo, algorithms[2].workspaceSize - 1),

@@ -26,16 +26,6 @@ class Attributes {
     std::memcpy(&slot->second.bits, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
   }
-  cublasStatus_t Get(int attribute, void* value, size_t bytes, size_t* written) const {
-    const auto slot = values_.find(attribute);
-    if (slot == values_.end()) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (bytes == 0 ? written == nullptr : value == nullptr || bytes != slot->second.bytes) {
-      return CUBLAS_STATUS_INVALID_VALUE;
-    }
-    if (bytes != 0) std::memcpy(value, &slot->second.bits, bytes);
-    if (written != nullptr) *written = slot->second.bytes;
-    return CUBLAS_STATUS_SUCCESS;
-  }
   template <typename T>
   T As(int attribute) const {
     T value;

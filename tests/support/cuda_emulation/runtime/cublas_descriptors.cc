@@ -1,4 +1,4 @@
-// Descriptors of cuBLASLt: made, set, asked, destroyed.
+// Descriptors of cuBLASLt: made, set, destroyed.
 #include "tests/support/cuda_emulation/runtime/cublas_attributes.h"
 
 namespace {
@@ -18,11 +18,6 @@ template <typename Opaque>
 cublasStatus_t Set(Opaque* object, int attribute, const void* value, size_t bytes) {
   if (object == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   return object->attributes.Set(attribute, value, bytes);
-}
-template <typename Opaque>
-cublasStatus_t Get(Opaque* object, int attribute, void* value, size_t bytes, size_t* written) {
-  if (object == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
-  return object->attributes.Get(attribute, value, bytes, written);
 }
 
 }  // namespace
@@ -48,11 +43,6 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                 cublasLtMatrixLayoutAttribute_t attribute,
                                                 const void* value, size_t bytes) {
   return Set(layout, attribute, value, bytes);
-}
-cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t attribute,
-                                                void* value, size_t bytes, size_t* written) {
-  return Get(layout, attribute, value, bytes, written);
 }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
@@ -81,11 +71,6 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               const void* value, size_t bytes) {
   return Set(desc, attribute, value, bytes);
 }
-cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t desc,
-                                              cublasLtMatmulDescAttributes_t attribute, void* value,
-                                              size_t bytes, size_t* written) {
-  return Get(desc, attribute, value, bytes, written);
-}
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
   const cublasStatus_t status = Make(preference);
@@ -109,13 +94,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   return Set(preference, attribute, value, bytes);
 }
 
-size_t cublasLtGetVersion() { return 130000; }
-
 #define LOCKSTEP_STATUS_NAME(status) \
   case status:                       \
     return #status
 
-const char* cublasLtGetStatusName(cublasStatus_t status) {
+const char* cublasLtGetStatusString(cublasStatus_t status) {
   switch (status) {
     LOCKSTEP_STATUS_NAME(CUBLAS_STATUS_SUCCESS);
     LOCKSTEP_STATUS_NAME(CUBLAS_STATUS_NOT_INITIALIZED);
@@ -130,4 +113,3 @@ const char* cublasLtGetStatusName(cublasStatus_t status) {
   }
   return "CUBLAS_STATUS_UNKNOWN";
 }
-const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetStatusName(status); }

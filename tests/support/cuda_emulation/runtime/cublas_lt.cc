@@ -279,18 +279,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   return *num_found > 1 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
-                                                    void* value, size_t bytes, size_t* written) {
-  if (algo == nullptr || Unpack(*algo).tag != kTag) return CUBLAS_STATUS_INVALID_VALUE;
-  const Algorithm algorithm = Unpack(*algo);
-  Attributes attributes;
-  attributes.Add(CUBLASLT_ALGO_CONFIG_ID, algorithm.id);
-  attributes.Add(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, algorithm.num_splits);
-  attributes.Add(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, algorithm.reduction_scheme);
-  return attributes.Get(attribute, value, bytes, written);
-}
-
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

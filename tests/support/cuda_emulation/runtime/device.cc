@@ -163,7 +163,6 @@ bool IsDevice(int device) { return device >= 0 && device < TheEngine().device.nu
 using namespace lockstep::cuda_emulation;
 
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
-cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaGetDeviceCount(int* count) {
   return Call([&](auto&) {

@@ -81,16 +81,6 @@ cudaError_t DeviceMemory::Import(int file, size_t bytes, int device, void** memo
   return cudaSuccess;
 }
 
-cudaError_t DeviceMemory::Register(void* memory, size_t bytes) {
-  auto* begin = static_cast<char*>(memory);
-  if (bytes == 0) return cudaErrorInvalidValue;
-  if (Find(begin) != nullptr || Find(begin + bytes - 1) != nullptr) {
-    return cudaErrorHostMemoryAlreadyRegistered;
-  }
-  Add({begin, bytes, Kind::kRegistered, 0});
-  return cudaSuccess;
-}
-
 cudaError_t DeviceMemory::Free(void* memory, Kind kind) {
   if (memory == nullptr) return cudaSuccess;
   const auto region = regions_.find(reinterpret_cast<uintptr_t>(memory));
@@ -100,7 +90,7 @@ cudaError_t DeviceMemory::Free(void* memory, Kind kind) {
   regions_.erase(region);
   if (gone.file >= 0) {
     Unmap(gone);
-  } else if (kind != Kind::kRegistered) {
+  } else {
     std::free(memory);
   }
   return cudaSuccess;

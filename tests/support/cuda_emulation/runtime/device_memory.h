@@ -13,7 +13,7 @@ namespace lockstep::cuda_emulation {
 
 class DeviceMemory {
  public:
-  enum class Kind { kDevice, kPinned, kRegistered, kImported };
+  enum class Kind { kDevice, kPinned, kImported };
   struct Region {
     char* begin;
     size_t bytes;
@@ -27,7 +27,6 @@ class DeviceMemory {
   // Of the exact size, filled with 0xff (above 8 MiB, the ends): from malloc, or a mapped file.
   // cudaErrorMemoryAllocation beyond `limit` on the device.
   cudaError_t Allocate(size_t bytes, Kind kind, int device, int64_t limit, void** memory);
-  cudaError_t Register(void* memory, size_t bytes);
   // The memory that lies in another process's file, which is opened here for that and is the
   // region's from now on.
   cudaError_t Import(int file, size_t bytes, int device, void** memory);

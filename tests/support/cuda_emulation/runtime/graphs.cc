@@ -134,13 +134,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   });
 }
 
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* num_nodes) {
-  if (graph == nullptr || num_nodes == nullptr) return cudaErrorInvalidValue;
-  if (nodes != nullptr) return cudaErrorNotSupported;
-  *num_nodes = graph->nodes.size();
-  return cudaSuccess;
-}
-
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return Call([&](auto&) {
     if (graph == nullptr) return cudaErrorInvalidValue;

@@ -16,12 +16,8 @@ using Kind = DeviceMemory::Kind;
 
 struct Copy {
   void* to;
-  size_t to_pitch;
   const void* from;
-  size_t from_pitch;
-  size_t width;
-  size_t height;
-  size_t span(size_t pitch) const { return height == 0 ? 0 : (height - 1) * pitch + width; }
+  size_t bytes;
 };
 
 // What lies on the device must lie within one allocation; what lies on the host must not.
@@ -39,29 +35,21 @@ cudaError_t CheckSide(const void* memory, size_t bytes, bool on_device, const ch
 
 cudaError_t CheckCopy(const Copy& copy, cudaMemcpyKind kind) {
   if (kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
-  if (copy.width > copy.to_pitch || copy.width > copy.from_pitch) return cudaErrorInvalidValue;
   const bool to_device = kind == cudaMemcpyDefault
                              ? TheDeviceMemory().OnDevice(copy.to)
                              : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDefault ? TheDeviceMemory().OnDevice(copy.from)
                                                      : kind >= cudaMemcpyDeviceToHost;
-  const cudaError_t error =
-      CheckSide(copy.to, copy.span(copy.to_pitch), to_device, "a copy's destination");
+  const cudaError_t error = CheckSide(copy.to, copy.bytes, to_device, "a copy's destination");
   if (error != cudaSuccess) return error;
-  return CheckSide(copy.from, copy.span(copy.from_pitch), from_device, "a copy's source");
-}
-
-void Run(const Copy& copy) {
-  for (size_t row = 0; row < copy.height; ++row) {
-    std::memmove(static_cast<char*>(copy.to) + row * copy.to_pitch,
-                 static_cast<const char*>(copy.from) + row * copy.from_pitch, copy.width);
-  }
+  return CheckSide(copy.from, copy.bytes, from_device, "a copy's source");
 }
 
 cudaError_t IssueCopy(const Copy& copy, cudaMemcpyKind kind, CUstream_st& stream) {
-  if (copy.width == 0 || copy.height == 0) return cudaSuccess;
+  if (copy.bytes == 0) return cudaSuccess;
   if (const cudaError_t error = CheckCopy(copy, kind); error != cudaSuccess) return error;
-  return TheEngine().Issue(stream, "a copy", Once([copy] { Run(copy); }));
+  return TheEngine().Issue(stream, "a copy",
+                           Once([copy] { std::memmove(copy.to, copy.from, copy.bytes); }));
 }
 
 cudaError_t IssueSet(void* memory, int byte, size_t bytes, CUstream_st& stream) {
@@ -92,11 +80,11 @@ bool ReturnsEarly(const Copy& copy, cudaMemcpyKind kind) {
 }
 
 cudaError_t IssueCopyOfSource(const Copy& copy, cudaMemcpyKind kind, CUstream_st& stream) {
-  if (copy.width == 0) return cudaSuccess;
+  if (copy.bytes == 0) return cudaSuccess;
   if (const cudaError_t error = CheckCopy(copy, kind); error != cudaSuccess) return error;
   const auto* from = static_cast<const char*>(copy.from);
   return TheEngine().Issue(stream, "a copy",
-                           Once([to = copy.to, bytes = std::vector<char>(from, from + copy.width)] {
+                           Once([to = copy.to, bytes = std::vector<char>(from, from + copy.bytes)] {
                              std::memcpy(to, bytes.data(), bytes.size());
                            }));
 }
@@ -180,16 +168,6 @@ cudaError_t cudaFreeAsync(void* memory, cudaStream_t handle) {
   });
 }
 
-cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
-  return Call([&](auto&) { return TheDeviceMemory().Register(memory, bytes); });
-}
-cudaError_t cudaHostUnregister(void* memory) {
-  return Call([&](auto&) {
-    return TheDeviceMemory().Free(memory, Kind::kRegistered) == cudaSuccess
-               ? cudaSuccess
-               : cudaErrorHostMemoryNotRegistered;
-  });
-}
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
   return Call([&](auto&) {
     const DeviceMemory::Region* region = TheDeviceMemory().Find(host);
@@ -201,7 +179,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return OnDefaultStream([&](auto& lock, CUstream_st& stream) {
-    const Copy copy = {to, bytes, from, bytes, bytes, 1};
+    const Copy copy = {to, from, bytes};
     if (ReturnsEarly(copy, kind)) {  // once what was issued before has been done
       const cudaError_t error = TheEngine().Await(lock, stream, stream.issued);
       return error != cudaSuccess ? error : IssueCopyOfSource(copy, kind, stream);
@@ -213,14 +191,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t handle) {
   return IssueTo(handle, [&](CUstream_st& stream) {
-    return IssueCopy({to, bytes, from, bytes, bytes, 1}, kind, stream);
-  });
-}
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
-                              size_t width, size_t height, cudaMemcpyKind kind,
-                              cudaStream_t handle) {
-  return IssueTo(handle, [&](CUstream_st& stream) {
-    return IssueCopy({to, to_pitch, from, from_pitch, width, height}, kind, stream);
+    return IssueCopy({to, from, bytes}, kind, stream);
   });
 }
 // Asynchronous with respect to the host (CUDA Runtime API, "API synchronization behavior"), and

@@ -204,11 +204,6 @@ const char* ncclGetErrorString(ncclResult_t result) {
 const char* ncclGetLastError(ncclComm_t comm) {
   return comm == nullptr ? "" : comm->last_error.c_str();
 }
-ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
-  return ncclSuccess;
-}
-
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const std::lock_guard lock(TheEngine().mutex());
   static int number = 0;
@@ -217,10 +212,6 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  return ncclCommInitRankConfig(comm, num_ranks, id, rank, &config);
-}
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
   std::unique_lock lock(TheEngine().mutex());
@@ -310,19 +301,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return comm->aborted.use_count() == 1;
   });
   Delete(comm);
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  *count = comm->mesh->num_ranks();
-  return ncclSuccess;
-}
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  *rank = comm->mesh->rank();
-  return ncclSuccess;
-}
-ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
-  *device = comm->device;
   return ncclSuccess;
 }
 
