@@ -1,9 +1,8 @@
 // lockstep calibrate-rank: one rank of the jobs that `lockstep plan --calibrate` starts. Not for
 // people, hence hidden from the help.
-#include <fstream>
 #include <string>
 
-#include "absl/strings/str_cat.h"
+#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/calibration/speed_probe.h"
 #include "launcher/cli/add_command.h"
@@ -31,11 +30,7 @@ absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& sess
   ASSIGN_OR_RETURN(probe.device, DeviceOf(options.rank, session));
   ASSIGN_OR_RETURN(const plan::RankSpeed speed, MeasureRankSpeed(session, probe));
   if (session.rank() != 0) return absl::OkStatus();
-  std::ofstream file(options.output, std::ios::trunc);
-  file << plan::RankSpeedJson(speed).dump() << "\n";
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("cannot write ", options.output));
+  return plan::WriteTextFile(options.output, plan::RankSpeedJson(speed).dump() + "\n");
 }
 
 int RunCalibrateRank(const CalibrateRankOptions& options) {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "deploy/plan/gpu_calibration.h"
-#include "deploy/plan/json_fields.h"
+#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/signals.h"
 #include "launcher/calibration/calibration.h"

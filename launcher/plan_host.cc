@@ -2,11 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "deploy/plan/host_plan.h"
+#include "deploy/plan/text_file.h"
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/command.h"
@@ -71,12 +69,7 @@ absl::Status FillPlannedModel(const PlanOptions& options, plan::PlanRequest& req
 }
 
 absl::Status WritePlanFile(const std::string& path, const std::string& text) {
-  if (path.empty()) return absl::OkStatus();
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.close();
-  if (file) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("cannot write ", path));
+  return path.empty() ? absl::OkStatus() : plan::WriteTextFile(path, text);
 }
 
 int RunHostPlan(const PlanOptions& options) {

@@ -2,8 +2,8 @@
 
 #include "absl/strings/ascii.h"
 #include "deploy/plan/json_fields.h"
-#include "deploy/plan/nearest_name.h"
 #include "deploy/plan/tables.h"
+#include "model/checkpoint/nearest_name.h"
 
 namespace lockstep::plan {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "deploy/plan/nearest_name.h"
+#include "model/checkpoint/nearest_name.h"
 
 namespace lockstep::plan {
 namespace {

@@ -1,8 +1,6 @@
 #include "deploy/plan/json_fields.h"
 
 #include <cmath>
-#include <fstream>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
@@ -13,8 +11,6 @@ namespace lockstep::plan {
 namespace {
 
 using nlohmann::json;
-
-constexpr std::uintmax_t kMaxFileBytes = 16 << 20;
 
 absl::StatusOr<const json*> Find(const JsonObject& object, const char* field) {
   if (!object.value.is_object()) {
@@ -40,25 +36,6 @@ json BuiltInTable(std::string_view text) {
   auto table = ParseStrictJson(text);
   LS_CHECK(table.ok()) << table.status().message();
   return *std::move(table);
-}
-
-absl::StatusOr<std::string> ReadTextFile(const std::filesystem::path& path) {
-  std::error_code error;
-  const std::uintmax_t size = std::filesystem::file_size(path, error);
-  if (error) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
-  if (size > kMaxFileBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), " has ", size, " bytes; at most ", kMaxFileBytes, " are read"));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path.string()));
-  return std::move(text).str();
-}
-
-absl::Status InFile(const std::filesystem::path& path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(path.string(), ": ", status.message()));
 }
 
 absl::StatusOr<double> JsonObject::Number(const char* field, double least, double most) const {

@@ -1,7 +1,6 @@
 // Reading JSON that came with the program, or from files that people keep and edit. Any thread.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -13,11 +12,6 @@ namespace lockstep::plan {
 
 // A table that is part of the program (tables.h): what is wrong in it is a bug.
 nlohmann::json BuiltInTable(std::string_view text);
-
-// At most 16 MiB. NOT_FOUND, INVALID_ARGUMENT.
-absl::StatusOr<std::string> ReadTextFile(const std::filesystem::path& path);
-// "PATH: message".
-absl::Status InFile(const std::filesystem::path& path, const absl::Status& status);
 
 // Fields of an object that an error calls `where`, like "speeds[2].". INVALID_ARGUMENT naming the
 // field, its value and what it must be.

@@ -7,7 +7,6 @@
 // the other half says how good it is, and that is written down with the coefficients.
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <string>
 
@@ -16,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "deploy/plan/engine_fit.h"
+#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -119,8 +119,7 @@ absl::Status FitEngines(const std::string& csv, const std::string& moe_csv,
       {"about", "Made by plan_fit. Shares of the datasheet's rates, and what an engine adds."},
       {"fitted", Today()},
       {"engines", engines}};
-  std::ofstream(json) << out.dump(1) << "\n";
-  return absl::OkStatus();
+  return WriteTextFile(json, out.dump(1) + "\n");
 }
 
 absl::Status FitCollectives(const std::string& csv, const std::string& json) {
@@ -156,8 +155,7 @@ absl::Status FitCollectives(const std::string& csv, const std::string& json) {
         "assumption: NCCL over InfiniBand takes 30 to 50 us for small "
         "messages of 16 GPUs on two nodes"}},
       {"links", links}};
-  std::ofstream(json) << out.dump(1) << "\n";
-  return absl::OkStatus();
+  return WriteTextFile(json, out.dump(1) + "\n");
 }
 
 }  // namespace

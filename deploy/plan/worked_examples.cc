@@ -6,10 +6,10 @@
 #include "absl/strings/str_format.h"
 #include "deploy/plan/catalog.h"
 #include "deploy/plan/kv_bytes.h"
-#include "deploy/plan/nearest_name.h"
 #include "deploy/plan/planner.h"
 #include "deploy/plan/weight_bytes.h"
 #include "kernels/base/check.h"
+#include "model/checkpoint/nearest_name.h"
 
 namespace lockstep::plan {
 namespace {

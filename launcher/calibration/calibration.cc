@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <thread>
 #include <utility>
@@ -12,7 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "deploy/plan/json_fields.h"
+#include "deploy/plan/text_file.h"
 #include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/host_name.h"

@@ -1,8 +1,7 @@
 #include "launcher/calibration/probe_models.h"
 
-#include <fstream>
-
 #include "absl/strings/str_cat.h"
+#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/model_shapes.h"
 #include "model/checkpoint/model_writer.h"
@@ -91,10 +90,7 @@ ModelConfig OverheadConfig(const ProbeSizes& sizes) {
 absl::StatusOr<fs::path> Synthesize(const fs::path& directory, const std::string& name,
                                     const ModelConfig& config) {
   const fs::path shape = directory / absl::StrCat(name, ".json");
-  std::ofstream file(shape, std::ios::trunc);
-  file << ModelConfigJson(config);
-  file.close();
-  if (!file) return absl::UnavailableError(absl::StrCat("cannot write ", shape.string()));
+  RETURN_IF_ERROR(plan::WriteTextFile(shape, ModelConfigJson(config)));
   SynthesizeOptions options;
   options.shape = shape.string();
   options.output = directory / name;

@@ -1,12 +1,12 @@
 #include "launcher/serving/launch_plan.h"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/host_name.h"
 #include "launcher/cli/values.h"
@@ -161,11 +161,8 @@ absl::Status ChooseAddress(const LaunchFlags& flags, LaunchPlan& plan) {
 absl::StatusOr<std::filesystem::path> WriteRankFile(const LaunchPlan& plan, int replica,
                                                     const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / absl::StrCat("ranks.", replica);
-  std::ofstream file(path, std::ios::trunc);
-  file << absl::StrJoin(plan.HostsOf(replica), "\n") << "\n";
-  file.close();
-  if (file) return path;
-  return absl::UnavailableError(absl::StrCat("cannot write ", path.string()));
+  RETURN_IF_ERROR(plan::WriteTextFile(path, absl::StrJoin(plan.HostsOf(replica), "\n") + "\n"));
+  return path;
 }
 
 }  // namespace

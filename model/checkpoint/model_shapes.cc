@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "model/checkpoint/nearest_name.h"
 #include "model/checkpoint/strict_json.h"
 
 namespace lockstep {
@@ -62,39 +62,28 @@ ModelConfig ToConfig(const Shape& shape) {
   return config;
 }
 
-// Levenshtein's distance (Wagner and Fischer 1974), one row at a time.
-size_t EditDistance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({replaced, row[j] + 1, row[j - 1] + 1}));
-    }
-  }
-  return row.back();
+const Shape* FindShape(const std::string& name) {
+  const auto found = std::find_if(kShapes.begin(), kShapes.end(), [&](const Shape& shape) {
+    return name == shape.name || name == shape.short_name;
+  });
+  return found == kShapes.end() ? nullptr : &*found;
 }
 
-std::string NearestName(const std::string& wanted) {
-  const auto distance = [&](const Shape& shape) {
-    return std::min(EditDistance(wanted, shape.name), EditDistance(wanted, shape.short_name));
-  };
-  return std::min_element(kShapes.begin(), kShapes.end(),
-                          [&](const Shape& a, const Shape& b) { return distance(a) < distance(b); })
-      ->name;
+const Shape& NearestShape(const std::string& wanted) {
+  std::vector<std::string> names;
+  for (const Shape& shape : kShapes) {
+    names.insert(names.end(), {shape.name, shape.short_name});
+  }
+  return *FindShape(NearestName(wanted, names));
 }
 
 }  // namespace
 
 absl::StatusOr<ModelConfig> BuiltInShape(const std::string& name) {
-  constexpr size_t kMaxNameBytes = 64;  // the distance is quadratic
-  const std::string wanted = absl::AsciiStrToLower(name.substr(0, kMaxNameBytes));
-  for (const Shape& shape : kShapes) {
-    if (wanted == shape.name || wanted == shape.short_name) return ToConfig(shape);
-  }
+  const Shape* const shape = FindShape(absl::AsciiStrToLower(name));
+  if (shape != nullptr) return ToConfig(*shape);
   return absl::InvalidArgumentError(absl::StrCat(
-      "shape ", Quoted(name), " is unknown; did you mean ", NearestName(wanted),
+      "shape ", Quoted(name), " is unknown; did you mean ", NearestShape(name).name,
       "? There are: ", absl::StrJoin(BuiltInShapeNames(), ", "), ", or the path of a config.json"));
 }
 

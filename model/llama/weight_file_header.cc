@@ -3,12 +3,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <string_view>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/base/boot_id.h"
 #include "model/checkpoint/safetensors_header.h"
 #include "nlohmann/json.hpp"
 
@@ -21,13 +21,6 @@ constexpr int64_t kLengthBytes = 8;
 constexpr std::string_view kBegin = R"({"__metadata__":{"format":"lockstep-packed-2","synced":")";
 constexpr int64_t kSyncedOffset = kLengthBytes + static_cast<int64_t>(kBegin.size());
 static_assert(kMaxHeaderTextBytes == kWeightFileHeaderBytes - kLengthBytes);
-
-std::string BootId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id;
-}
 
 bool ReadAll(int fd, int64_t offset, int64_t bytes, void* out) {
   return ::pread(fd, out, static_cast<size_t>(bytes), offset) == bytes;

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/base/boot_id.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "parallel/communicator.h"
 #include "parallel/cuda/one_shot_gather.h"
@@ -23,7 +24,7 @@
 namespace lockstep::cuda {
 
 struct PeerCollectivesOptions {
-  std::string machine = MachineIdentity();          // or what a test pretends
+  std::string machine = BootId();                   // or what a test pretends
   std::chrono::milliseconds check_patience{30000};  // until each that is tried has come out
 };
 

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
@@ -123,13 +122,6 @@ absl::Status Agree(Communicator& host, const absl::Status& mine) {
   if (failed == all.end()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("rank %d: %s", failed - all.begin(), failed->text.data()));
-}
-
-std::string MachineIdentity() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string identity;
-  std::getline(file, identity);
-  return identity;
 }
 
 absl::Status PeerMemory::Allocate(int64_t bytes, cudaStream_t stream) {

@@ -28,14 +28,11 @@ namespace lockstep::cuda {
 // have called it.
 absl::Status Agree(Communicator& host, const absl::Status& mine);
 
-// The machine: ranks of one can try to share memory.
-std::string MachineIdentity();
-
 class PeerMemory {
  public:
   // Collective over `host`: `bytes` zeros on each rank's current device, cleared through `stream`.
   // FAILED_PRECONDITION, the same on all ranks, when one of them cannot reach another's memory,
-  // which both are named with the reason. machine: MachineIdentity() or what a test pretends.
+  // which both are named with the reason. machine: ranks of one can try to share memory.
   static absl::StatusOr<std::unique_ptr<PeerMemory>> Exchange(Communicator& host, int64_t bytes,
                                                               cudaStream_t stream,
                                                               const std::string& machine);

@@ -275,9 +275,8 @@ TEST(PeerRefusalTest, AllRanksLearnTheSameReason) {
 absl::Status PretendToAddUp(Communicator& host, cudaStream_t stream,
                             const std::function<void(const cuda::PeerMemory&)>& tries) {
   RETURN_IF_ERROR(cuda::Agree(host, absl::OkStatus()));  // it is wanted
-  ASSIGN_OR_RETURN(const auto memory,
-                   cuda::PeerMemory::Exchange(host, sizeof(PeerCollectives::Memory), stream,
-                                              cuda::MachineIdentity()));
+  ASSIGN_OR_RETURN(const auto memory, cuda::PeerMemory::Exchange(
+                                          host, sizeof(PeerCollectives::Memory), stream, BootId()));
   RETURN_IF_ERROR(cuda::Agree(host, absl::OkStatus()));  // all is allocated
   tries(*memory);
   EXPECT_EQ(cuda::Agree(host, absl::OkStatus()).code(), absl::StatusCode::kFailedPrecondition);

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 
-namespace lockstep::plan {
+namespace lockstep {
 
 // Levenshtein's distance, ASCII case ignored; of equals the first. names must not be empty.
 std::string NearestName(const std::string& wanted, const std::vector<std::string>& names);
@@ -15,4 +15,4 @@ std::string NearestName(const std::string& wanted, const std::vector<std::string
 absl::Status UnknownName(const std::string& what, const std::string& wanted,
                          const std::vector<std::string>& names);
 
-}  // namespace lockstep::plan
+}  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "deploy/plan/nearest_name.h"
+#include "model/checkpoint/nearest_name.h"
 
 #include <algorithm>
 #include <numeric>
@@ -10,7 +10,7 @@
 #include "kernels/base/check.h"
 #include "model/checkpoint/strict_json.h"
 
-namespace lockstep::plan {
+namespace lockstep {
 namespace {
 
 constexpr size_t kMaxNameBytes = 64;  // the distance is quadratic
@@ -48,4 +48,4 @@ absl::Status UnknownName(const std::string& what, const std::string& wanted,
                                           "? Known: ", absl::StrJoin(names, ", ")));
 }
 
-}  // namespace lockstep::plan
+}  // namespace lockstep
