@@ -6,6 +6,7 @@
 
 #include "absl/types/span.h"
 #include "deploy/plan/least_squares.h"
+#include "kernels/base/quantile.h"
 
 namespace lockstep::plan {
 namespace {
@@ -62,12 +63,6 @@ LoadPattern PatternOf(const EngineFit& fit, const Measurement& measurement) {
   return {"", kStartBurst, 0.0};  // a benchmark never seen
 }
 
-double Quantile(std::vector<double> values, double share) {
-  if (values.empty()) return 0.0;
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
-}
-
 bool IsSaturated(const MeasuredCase& measured) {
   return measured.measurement().concurrency > static_cast<double>(measured.max_requests());
 }
@@ -119,6 +114,8 @@ Accuracy AccuracyOf(const EngineFit& fit, const std::vector<MeasuredCase>& cases
     tpot.push_back(std::abs(prediction.tpot_ms / row.tpot_ms - 1.0));
     ttft.push_back(std::abs(prediction.ttft_ms / row.ttft_ms - 1.0));
   }
+  std::sort(tpot.begin(), tpot.end());
+  std::sort(ttft.begin(), ttft.end());
   return {static_cast<int>(tpot.size()), Quantile(tpot, 0.5), Quantile(tpot, 0.9),
           Quantile(ttft, 0.5), Quantile(ttft, 0.9)};
 }

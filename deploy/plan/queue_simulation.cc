@@ -8,6 +8,7 @@
 
 #include "deploy/plan/units.h"
 #include "kernels/base/check.h"
+#include "kernels/base/quantile.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/simulated_executor.h"
 
@@ -148,12 +149,6 @@ class Replay {
   std::map<uint64_t, Progress> progress_;
 };
 
-double Quantile(std::vector<double>& values, double share) {
-  if (values.empty()) return 0.0;
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
-}
-
 double Mean(const std::vector<double>& values) {
   if (values.empty()) return 0.0;
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
@@ -170,6 +165,8 @@ QueueResult Replay::Result(uint64_t begin, uint64_t end, double request_ms) cons
                      static_cast<double>(progress.num_tokens - 1));
     }
   }
+  std::sort(ttft.begin(), ttft.end());
+  std::sort(tpot.begin(), tpot.end());
   QueueResult result;
   result.num_requests = static_cast<int>(ttft.size());
   result.ttft_mean_ms = Mean(ttft);

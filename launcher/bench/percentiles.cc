@@ -1,21 +1,11 @@
 #include "launcher/bench/percentiles.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
-#include "kernels/base/check.h"
+#include "kernels/base/quantile.h"
 
 namespace lockstep {
-
-double Quantile(const std::vector<double>& sorted, double q) {
-  LS_CHECK(q >= 0.0 && q <= 1.0) << q;
-  if (sorted.empty()) return 0.0;
-  const double rank = q * static_cast<double>(sorted.size() - 1);
-  const size_t below = static_cast<size_t>(std::floor(rank));
-  const size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (rank - std::floor(rank)) * (sorted[above] - sorted[below]);
-}
 
 Summary Summarize(std::vector<double> values) {
   if (values.empty()) return {};

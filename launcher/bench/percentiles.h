@@ -16,10 +16,6 @@ struct Summary {
   double max = 0.0;
 };
 
-// The q-th quantile, 0 <= q <= 1, of sorted values by linear interpolation between the closest
-// ranks (Hyndman and Fan 1996, type 7, what NumPy's percentile does). 0 for no values.
-double Quantile(const std::vector<double>& sorted, double q);
-
 Summary Summarize(std::vector<double> values);
 
 }  // namespace lockstep

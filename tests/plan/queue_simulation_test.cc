@@ -41,6 +41,16 @@ TEST(QueueSimulation, MoreRequestsNeverWaitLess) {
   }
 }
 
+// As lockstep bench takes them of what it measures.
+TEST(QueueSimulation, QuantilesInterpolate) {
+  const Plan plan = *MakePlan(Request(0.2));
+  const QueueResult result =
+      SimulateReplica(plan.request, *plan.answer(), {PoissonArrivals(100, 2000, 10, 2, 7)});
+  ASSERT_EQ(result.num_requests, 2);
+  EXPECT_GT(result.ttft_p95_ms, result.ttft_p50_ms);
+  EXPECT_NEAR(result.ttft_p50_ms, result.ttft_mean_ms, 1e-9);
+}
+
 TEST(QueueSimulation, TheSameSeedGivesTheSameNumbers) {
   const Plan plan = *MakePlan(Request(2));
   const ArrivalStream arrivals{PoissonArrivals(2, 500, 50, 50, 3)};
