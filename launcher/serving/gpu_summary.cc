@@ -113,24 +113,25 @@ Json GpusJson(const Checks& checks) {
 std::string MemoryLine(const std::map<int, ControllerEvent>& rehearsals) {
   const auto left = [](const auto& entry) {
     const std::optional<RankMemory>& memory = entry.second.memory;
-    return memory.has_value() ? memory->left_bytes : std::numeric_limits<int64_t>::max();
+    return memory.has_value() ? memory->device.left_bytes : std::numeric_limits<int64_t>::max();
   };
   const auto fullest =
       std::min_element(rehearsals.begin(), rehearsals.end(),
                        [&](const auto& a, const auto& b) { return left(a) < left(b); });
   if (fullest == rehearsals.end() || !fullest->second.memory.has_value()) return "";
   const RankMemory& memory = *fullest->second.memory;
+  const DeviceMemory& device = memory.device;
   const std::string others =
-      memory.other_bytes > 0
-          ? absl::StrCat(FormatBytes(memory.other_bytes), " for libraries and recorded steps, ")
+      device.other_bytes > 0
+          ? absl::StrCat(FormatBytes(device.other_bytes), " for libraries and recorded steps, ")
           : "";
   return absl::StrCat(
-      "Memory   rank ", fullest->first, " may fill ", FormatBytes(memory.budget_bytes),
+      "Memory   rank ", fullest->first, " may fill ", FormatBytes(device.budget_bytes),
       " of its GPU: ", FormatBytes(memory.weight_bytes), " of weights, ",
-      FormatBytes(memory.step_bytes), " for steps, ", others,
-      FormatBytes(std::max<int64_t>(memory.left_bytes, 0)), " left for the KV cache",
-      memory.is_limited_by_others() && memory.foreign_bytes > 0
-          ? absl::StrCat("; other programs and the driver hold ", FormatBytes(memory.foreign_bytes),
+      FormatBytes(memory.step_bytes()), " for steps, ", others,
+      FormatBytes(std::max<int64_t>(device.left_bytes, 0)), " left for the KV cache",
+      device.is_limited_by_others()
+          ? absl::StrCat("; other programs and the driver hold ", FormatBytes(device.foreign_bytes),
                          ": see nvidia-smi")
           : "");
 }
@@ -138,11 +139,14 @@ std::string MemoryLine(const std::map<int, ControllerEvent>& rehearsals) {
 Json RehearsalJson(const ControllerEvent& event) {
   Json json = {{"replica", event.replica}, {"rank", event.rank}};
   if (!event.memory.has_value()) return json;
-  json["gpu_memory"] = {
-      {"total_bytes", event.memory->total_bytes},   {"budget_bytes", event.memory->budget_bytes},
-      {"weight_bytes", event.memory->weight_bytes}, {"step_bytes", event.memory->step_bytes},
-      {"other_bytes", event.memory->other_bytes},   {"foreign_bytes", event.memory->foreign_bytes},
-      {"left_bytes", event.memory->left_bytes}};
+  const DeviceMemory& device = event.memory->device;
+  json["gpu_memory"] = {{"total_bytes", device.total_bytes},
+                        {"budget_bytes", device.budget_bytes},
+                        {"weight_bytes", event.memory->weight_bytes},
+                        {"step_bytes", event.memory->step_bytes()},
+                        {"other_bytes", device.other_bytes},
+                        {"foreign_bytes", device.foreign_bytes},
+                        {"left_bytes", device.left_bytes}};
   return json;
 }
 

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/accelerator.h"
+#include "kernels/device_memory.h"
 #include "kernels/quantization.h"
 #include "runtime/controller/served_load.h"
 #include "runtime/controller/step_deadline.h"
@@ -56,19 +57,11 @@ struct RankCheck {
 // How a rank's GPU is filled before there is a KV cache (proto/lockstep/v1/worker.proto,
 // GpuMemory).
 struct RankMemory {
-  int64_t total_bytes = 0;
-  int64_t budget_bytes = 0;
+  DeviceMemory device;  // held: weights and what steps need
   int64_t weight_bytes = 0;
-  int64_t step_bytes = 0;
-  int64_t other_bytes = 0;
-  int64_t left_bytes = 0;
-  int64_t batched_token_bytes = 0;
-  int64_t foreign_bytes = 0;
+  int64_t batched_token_bytes = 0;  // of step_bytes, for each of max_batched_tokens
 
-  // What is taken beside the rank, and not budget_bytes, sets what is left.
-  bool is_limited_by_others() const {
-    return left_bytes < budget_bytes - weight_bytes - step_bytes - other_bytes;
-  }
+  int64_t step_bytes() const { return device.held_bytes - weight_bytes; }
 };
 
 // What happened to the ranks, for whoever watches (`lockstep serve` prints it).

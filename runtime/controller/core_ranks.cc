@@ -48,14 +48,14 @@ RankCheck CheckOf(const v1::Preflight& preflight) {
 std::optional<RankMemory> MemoryOf(const v1::KvRoom& room) {
   if (!room.has_memory()) return std::nullopt;
   const v1::GpuMemory& told = room.memory();
-  return RankMemory{.total_bytes = told.total_bytes(),
-                    .budget_bytes = told.budget_bytes(),
+  return RankMemory{.device = {.total_bytes = told.total_bytes(),
+                               .budget_bytes = told.budget_bytes(),
+                               .held_bytes = told.weight_bytes() + told.step_bytes(),
+                               .other_bytes = told.other_bytes(),
+                               .foreign_bytes = told.foreign_bytes(),
+                               .left_bytes = told.left_bytes()},
                     .weight_bytes = told.weight_bytes(),
-                    .step_bytes = told.step_bytes(),
-                    .other_bytes = told.other_bytes(),
-                    .left_bytes = told.left_bytes(),
-                    .batched_token_bytes = told.batched_token_bytes(),
-                    .foreign_bytes = told.foreign_bytes()};
+                    .batched_token_bytes = told.batched_token_bytes()};
 }
 
 }  // namespace

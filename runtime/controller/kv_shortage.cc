@@ -30,14 +30,14 @@ double Bytes(const KvShortage& shortage, int64_t blocks) {
 double MissingBytes(const KvShortage& shortage) {
   constexpr double kMost = 0x1p62;  // of any GPU's memory, by far
   const auto cache = static_cast<int64_t>(std::min(Bytes(shortage, shortage.needed_blocks), kMost));
-  const auto left = static_cast<double>(shortage.memory->left_bytes);
+  const auto left = static_cast<double>(shortage.memory->device.left_bytes);
   return std::max(static_cast<double>(LeftBytesFor(cache)) - left, 1.0);
 }
 
 // Where what others take of the GPU sets the limit, or nobody knows what the rank takes, a larger
 // part of it would not help.
 std::optional<std::string> HigherUtilization(const KvShortage& shortage) {
-  const RankMemory& memory = *shortage.memory;
+  const DeviceMemory& memory = shortage.memory->device;
   if (memory.other_bytes == 0 || memory.is_limited_by_others()) return std::nullopt;
   const double needed = static_cast<double>(memory.budget_bytes) + MissingBytes(shortage);
   const double share = std::ceil(100 * needed / static_cast<double>(memory.total_bytes)) / 100;
@@ -73,16 +73,17 @@ std::string WhatIsMissing(const KvShortage& shortage) {
 
 std::string WhatIsTaken(const RankMemory& memory) {
   const auto size = [](int64_t bytes) { return Size(static_cast<double>(bytes)); };
+  const DeviceMemory& device = memory.device;
   return absl::StrCat(
-      ", whose part of its GPU's ", size(memory.total_bytes), " is ", size(memory.budget_bytes),
-      ": weights take ", size(memory.weight_bytes), ", buffers of steps ", size(memory.step_bytes),
-      memory.other_bytes > 0
-          ? absl::StrCat(", libraries and recorded steps ", size(memory.other_bytes))
+      ", whose part of its GPU's ", size(device.total_bytes), " is ", size(device.budget_bytes),
+      ": weights take ", size(memory.weight_bytes), ", buffers of steps ",
+      size(memory.step_bytes()),
+      device.other_bytes > 0
+          ? absl::StrCat(", libraries and recorded steps ", size(device.other_bytes))
           : "",
-      memory.is_limited_by_others() && memory.foreign_bytes > 0
-          ? absl::StrCat(", and other programs and the driver hold ", size(memory.foreign_bytes),
-                         " (see nvidia-smi)")
-          : "");
+      device.is_limited_by_others() ? absl::StrCat(", and other programs and the driver hold ",
+                                                   size(device.foreign_bytes), " (see nvidia-smi)")
+                                    : "");
 }
 
 }  // namespace

@@ -28,12 +28,12 @@ KvShortage OnGpu() {
           .block_bytes = kGiB,
           .max_batched_tokens = 2048,
           .max_num_seqs = 256,
-          .memory = RankMemory{.total_bytes = 100 * kGiB,
-                               .budget_bytes = 80 * kGiB,
+          .memory = RankMemory{.device = {.total_bytes = 100 * kGiB,
+                                          .budget_bytes = 80 * kGiB,
+                                          .held_bytes = 68 * kGiB,
+                                          .other_bytes = 2 * kGiB - kSpare,
+                                          .left_bytes = 10 * kGiB + kSpare},
                                .weight_bytes = 60 * kGiB,
-                               .step_bytes = 8 * kGiB,
-                               .other_bytes = 2 * kGiB - kSpare,
-                               .left_bytes = 10 * kGiB + kSpare,
                                .batched_token_bytes = kGiB / 256}};
 }
 
@@ -49,11 +49,11 @@ TEST(KvShortageTest, WhatIsTakenAndEachChangeThatIsEnough) {
 // What is suggested is enough, and the next smaller change is not.
 TEST(KvShortageTest, ChangesAreTheSmallest) {
   KvShortage shortage = OnGpu();
-  shortage.memory->left_bytes -= 1;
-  shortage.memory->other_bytes += 1;
+  shortage.memory->device.left_bytes -= 1;
+  shortage.memory->device.other_bytes += 1;
   EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("utilization to 0.86"));
   EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("tokens to 704"));  // 767 would be enough
-  shortage.memory->left_bytes += kGiB / 2 + 1;
+  shortage.memory->device.left_bytes += kGiB / 2 + 1;
   EXPECT_THAT(DescribeKvShortage(shortage), HasSubstr("tokens to 896"));
 }
 
@@ -68,13 +68,13 @@ TEST(KvShortageTest, NoMoreOfTheGpuThanTheDriverCanSpare) {
 TEST(KvShortageTest, WhereOthersFillTheGpuALargerPartDoesNotHelp) {
   KvShortage shortage = OnGpu();
   EXPECT_THAT(DescribeKvShortage(shortage), Not(HasSubstr("other programs")));
-  shortage.memory->left_bytes -= kGiB;  // although more of its part is
-  shortage.memory->foreign_bytes = 25 * kGiB;
+  shortage.memory->device.left_bytes -= kGiB;  // although more of its part is
+  shortage.memory->device.foreign_bytes = 25 * kGiB;
   EXPECT_THAT(DescribeKvShortage(shortage),
               AllOf(Not(HasSubstr("utilization to")),
                     HasSubstr(", and other programs and the driver hold 25.00 GiB (see ")));
   shortage = OnGpu();
-  shortage.memory->other_bytes = 0;  // nobody knows
+  shortage.memory->device.other_bytes = 0;  // nobody knows
   EXPECT_THAT(DescribeKvShortage(shortage),
               AllOf(Not(HasSubstr("utilization to")), Not(HasSubstr("libraries"))));
 }
@@ -90,8 +90,9 @@ TEST(KvShortageTest, WithoutRoomForABlockNothingButMoreGpusHelps) {
   shortage.max_model_len = 0;
   shortage.fitting_blocks = 0;
   shortage.needed_blocks = 1;
+  shortage.memory->device.held_bytes = 118 * kGiB;
   shortage.memory->weight_bytes = 110 * kGiB;
-  shortage.memory->left_bytes = -40 * kGiB;
+  shortage.memory->device.left_bytes = -40 * kGiB;
   EXPECT_THAT(DescribeKvShortage(shortage),
               AllOf(HasSubstr("a model needs at least 1 KV block of 16 tokens (1.00 GiB), but only "
                               "0 (0.00 MiB) fit rank 3"),
@@ -102,8 +103,8 @@ TEST(KvShortageTest, WithoutRoomForABlockNothingButMoreGpusHelps) {
 TEST(KvShortageTest, WhatIsSparedIsAskedForBesideTheCache) {
   KvShortage shortage = OnGpu();
   shortage.needed_blocks = 11;
-  shortage.memory->left_bytes = 11 * kGiB + kSpare - 1;
-  shortage.memory->other_bytes -= kGiB - 1;
+  shortage.memory->device.left_bytes = 11 * kGiB + kSpare - 1;
+  shortage.memory->device.other_bytes -= kGiB - 1;
   EXPECT_THAT(DescribeKvShortage(shortage),
               AllOf(HasSubstr("utilization to 0.81"), HasSubstr("tokens to 1984")));
 }

@@ -55,12 +55,12 @@ TEST(GpuSummaryTest, EachRanksGpuAndTheLinks) {
 TEST(GpuSummaryTest, TheFullestGpusMemoryIsTold) {
   const auto rehearsed = [](int64_t left_gib) {
     ControllerEvent event;
-    event.memory = RankMemory{.total_bytes = int64_t{80} << 30,
-                              .budget_bytes = int64_t{72} << 30,
-                              .weight_bytes = int64_t{15} << 30,
-                              .step_bytes = int64_t{2} << 30,
-                              .other_bytes = int64_t{1} << 30,
-                              .left_bytes = left_gib << 30};
+    event.memory = RankMemory{.device = {.total_bytes = int64_t{80} << 30,
+                                         .budget_bytes = int64_t{72} << 30,
+                                         .held_bytes = int64_t{17} << 30,
+                                         .other_bytes = int64_t{1} << 30,
+                                         .left_bytes = left_gib << 30},
+                              .weight_bytes = int64_t{15} << 30};
     return event;
   };
   std::map<int, ControllerEvent> rehearsals = {{0, rehearsed(54)}, {1, rehearsed(53)}};
@@ -68,13 +68,13 @@ TEST(GpuSummaryTest, TheFullestGpusMemoryIsTold) {
             "Memory   rank 1 may fill 72.0 GiB of its GPU: 15.0 GiB of weights, 2.0 GiB for "
             "steps, 1.0 GiB for libraries and recorded steps, 53.0 GiB left for the KV cache");
   EXPECT_EQ(RehearsalJson(rehearsals[0])["gpu_memory"]["left_bytes"], int64_t{54} << 30);
-  rehearsals[1].memory->left_bytes = int64_t{33} << 30;
-  rehearsals[1].memory->foreign_bytes = int64_t{26} << 30;
+  rehearsals[1].memory->device.left_bytes = int64_t{33} << 30;
+  rehearsals[1].memory->device.foreign_bytes = int64_t{26} << 30;
   EXPECT_THAT(MemoryLine(rehearsals), HasSubstr("33.0 GiB left for the KV cache; other programs "
                                                 "and the driver hold 26.0 GiB: see nvidia-smi"));
   EXPECT_EQ(RehearsalJson(rehearsals[1])["gpu_memory"]["foreign_bytes"], int64_t{26} << 30);
-  rehearsals[0].memory->other_bytes = 0;
-  rehearsals[0].memory->left_bytes = -5;
+  rehearsals[0].memory->device.other_bytes = 0;
+  rehearsals[0].memory->device.left_bytes = -5;
   EXPECT_THAT(MemoryLine(rehearsals), HasSubstr("2.0 GiB for steps, 0 B left"));
   rehearsals = {{0, ControllerEvent()}};
   EXPECT_EQ(MemoryLine(rehearsals), "");
