@@ -1,6 +1,5 @@
 // lockstep serve: the whole server: checks everything, starts the controller here and the ranks as
 // one MPI job on this host, on others, or over a Slurm allocation.
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,10 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/backend.h"
-#include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
-#include "launcher/cli/device_choice.h"
 #include "launcher/cli/host_places.h"
 #include "launcher/cli/launch_flags.h"
 #include "launcher/cli/serving_flags.h"
@@ -23,6 +20,7 @@
 #include "launcher/serving/capacity.h"
 #include "launcher/serving/controller_options.h"
 #include "launcher/serving/launch_plan.h"
+#include "launcher/serving/ranks_devices.h"
 #include "launcher/serving/serve_report.h"
 #include "launcher/serving/serve_session.h"
 #include "launcher/serving/speed_prediction.h"
@@ -56,18 +54,8 @@ struct ServePlan {
   Capacity capacity;
   HostPort listen;
   LaunchPlan launch;
-  bool on_gpus = false;
+  RanksDevices devices;  // of a replica
   int threads_per_rank = 1;
-};
-
-// What ranks compute on, as far as is known here.
-struct RanksDevices {
-  bool are_gpus = false;     // or may be
-  bool are_unknown = false;  // ranks on hosts elsewhere look for themselves
-  bool multiply_fp8 = false;
-  std::string name;              // of a GPU
-  int64_t memory_bytes = 0;      // of all of them
-  std::string why_no_gpus = {};  // "; no GPU is used: ..." where they were looked for
 };
 
 // Ranks on other hosts cannot reach memory of this process.
@@ -78,58 +66,12 @@ absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& 
   return WeightMemory::Create(launch.world_size, dirs.files.path());
 }
 
-// Takes all hosts for equal to this one. Of hosts elsewhere only the flag tells. With auto they may
-// have GPUs: what only those can do is for their ranks to refuse, and so is how much cache fits.
-absl::StatusOr<RanksDevices> DevicesOf(const RankFlags& rank, const LaunchPlan& launch) {
-  if (!launch.uses_this_host) {
-    const bool may_be_gpus = rank.device != "cpu";
-    return RanksDevices{may_be_gpus, rank.device == "auto", may_be_gpus, "", int64_t{1} << 60};
-  }
-  ASSIGN_OR_RETURN(const DeviceSearch search, GpusFor(rank.device));
-  RanksDevices devices;
-  if (!search.gpus.has_value()) {
-    if (!search.why_none.ok()) {
-      devices.why_no_gpus = absl::StrCat("; no GPU is used: ", search.why_none.message());
-    }
-    devices.memory_bytes = AvailableMemoryBytes() * launch.num_hosts();
-    return devices;
-  }
-  const std::vector<AcceleratorInfo>& gpus = search.gpus->gpus;
-  if (launch.kind == LaunchPlan::Kind::kThisHost) {  // elsewhere ranks may see others
-    RETURN_IF_ERROR(CheckGpus(gpus, launch.max_ranks_per_host()));
-    RETURN_IF_ERROR(CheckGpusOfThisHost(gpus, launch.max_ranks_per_host(), rank.shares_gpus));
-  }
-  devices.are_gpus = true;
-  devices.multiply_fp8 = std::all_of(gpus.begin(), gpus.end(),
-                                     [](const AcceleratorInfo& gpu) { return gpu.multiplies_fp8; });
-  devices.name = gpus.front().name;
-  devices.memory_bytes = MemoryOfGpus(gpus, launch.max_ranks_per_host(), launch.num_hosts(),
-                                      rank.gpu_memory_utilization);
-  return devices;
-}
-
 // GPUs take their time where nothing is in memory yet: each must be initialized (seconds a GPU
 // without a persistence daemon, for all ranks of a host), libraries of hundreds of MB come from
 // storage that hosts share, and NCCL joins the ranks.
 absl::Duration PreflightLimit(const LaunchFlags& flags, bool on_gpus) {
   const double usual = on_gpus ? kGpuPreflightSeconds : kPreflightSeconds;
   return absl::Seconds(flags.preflight_seconds.value_or(usual));
-}
-
-absl::Status CheckFormats(const ServeOptions& options, const RanksDevices& devices) {
-  if (options.model.quantize == "fp8" && !devices.multiply_fp8) {
-    return absl::InvalidArgumentError(
-        devices.are_gpus
-            ? absl::StrCat("--quantize fp8 is for GPUs of compute capability 8.9 or later; ",
-                           devices.name, " cannot multiply e4m3")
-            : absl::StrCat("--quantize fp8 is for GPUs (--device cuda); CPUs compute with int8 "
-                           "and int4",
-                           devices.why_no_gpus));
-  }
-  if (!devices.are_gpus && options.rank.dtype == "f16") {
-    return absl::InvalidArgumentError(absl::StrCat(kNoF16OnCpus, devices.why_no_gpus));
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
@@ -139,16 +81,14 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(options.model.tp, options.model.pp));
   const int num_replicas = options.controller.replicas;
   ASSIGN_OR_RETURN(plan.launch, PlanLaunch(options.launch, grid, num_replicas));
-  ASSIGN_OR_RETURN(const RanksDevices devices, DevicesOf(options.rank, plan.launch));
-  plan.on_gpus = devices.are_gpus;
-  RETURN_IF_ERROR(CheckFormats(options, devices));
-  ASSIGN_OR_RETURN(
-      plan.capacity,
-      PlanCapacity({plan.summary.config, options.model, options.rank.dtype, devices.are_gpus,
-                    devices.multiply_fp8, options.kv_cache, devices.memory_bytes / num_replicas,
-                    devices.are_unknown, devices.why_no_gpus}));
-  if ((plan.on_gpus || !plan.launch.uses_this_host) && !options.kv_cache.gib.has_value() &&
-      !options.kv_cache.num_blocks.has_value()) {
+  ASSIGN_OR_RETURN(plan.devices, DevicesOf(options.rank, plan.launch));
+  RETURN_IF_ERROR(CheckFormats(options.model, options.rank, plan.devices));
+  plan.devices.memory_bytes /= num_replicas;
+  ASSIGN_OR_RETURN(plan.capacity,
+                   PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
+                                 plan.devices, options.kv_cache}));
+  if ((plan.devices.may_be_gpus() || !plan.launch.uses_this_host) &&
+      !options.kv_cache.gib.has_value() && !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for
   }
   plan.threads_per_rank = ThreadsPerRank(options.rank, plan.launch.max_ranks_per_host());
@@ -160,9 +100,9 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
 void PredictSpeed(const ServeOptions& options, const ServePlan& plan, ControllerOptions& controller,
                   ServeReport& report) {
   if (plan.launch.kind != LaunchPlan::Kind::kThisHost) return;
-  const auto predictor =
-      MakeSpeedPredictor({options.model, options.rank.dtype, plan.on_gpus, plan.threads_per_rank,
-                          options.controller.replicas, plan.capacity.num_kv_blocks});
+  const auto predictor = MakeSpeedPredictor(
+      {options.model, options.rank.dtype, plan.devices.may_be_gpus(), plan.threads_per_rank,
+       options.controller.replicas, plan.capacity.num_kv_blocks});
   if (!predictor.ok()) {
     return report.Warn({absl::StrCat("no speed is predicted: ", predictor.status().message())});
   }
@@ -193,7 +133,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   session.restarts = {.max_restarts = options.restart.max_restarts,
                       .window = absl::Seconds(options.restart.window_seconds)};
-  session.preflight_limit = PreflightLimit(options.launch, plan.on_gpus);
+  session.preflight_limit = PreflightLimit(options.launch, plan.devices.may_be_gpus());
   for (int replica = 0; replica < options.controller.replicas; ++replica) {
     session.hosts_of_ranks.push_back(plan.launch.HostsOf(replica));
   }

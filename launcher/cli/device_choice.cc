@@ -20,16 +20,6 @@ std::vector<SeenGpu> Seen(const std::vector<AcceleratorInfo>& gpus) {
 
 }  // namespace
 
-absl::Status CheckGpusOfThisHost(const std::vector<AcceleratorInfo>& gpus, int num_ranks,
-                                 bool may_share) {
-  std::vector<RankGpus> ranks;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    ranks.push_back(
-        {.node = 0, .host = HostName(), .place = {rank, num_ranks}, .gpus = Seen(gpus)});
-  }
-  return CheckSharing(ranks, may_share);
-}
-
 std::string DeviceSearch::LeftAlone() const {
   if (why_none.ok() || absl::IsNotFound(why_none)) return "";
   return absl::StrCat("GPUs are left alone: ", why_none.message());

@@ -32,8 +32,4 @@ absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession&
                                        std::optional<HostPlace> place = std::nullopt,
                                        const Notice& notice = nullptr);
 
-// CheckSharing of so many ranks, all there are, before any of them is started.
-absl::Status CheckGpusOfThisHost(const std::vector<AcceleratorInfo>& gpus, int num_ranks,
-                                 bool may_share);
-
 }  // namespace lockstep

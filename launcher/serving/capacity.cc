@@ -1,8 +1,5 @@
 #include "launcher/serving/capacity.h"
 
-#include <algorithm>
-#include <span>
-
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/values.h"
@@ -18,27 +15,28 @@ absl::StatusOr<std::vector<RankShard>> ShardsOn(const CapacityInputs& inputs, bo
   const Quantization quantization =
       QuantizationOf(inputs.model.quantize).value_or(Quantization::kNone);
   return HeldShards(inputs.config, inputs.model.tp, inputs.model.pp,
-                    {held, quantization, inputs.multiplies_fp8});
+                    {held, quantization, inputs.devices.multiply_fp8});
 }
 
 absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
                          int64_t block_bytes) {
-  const std::string available = FormatBytes(inputs.available_memory_bytes);
-  if (capacity.weight_bytes > inputs.available_memory_bytes) {
+  const std::string available = FormatBytes(inputs.devices.memory_bytes);
+  if (capacity.weight_bytes > inputs.devices.memory_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the weights take ", FormatBytes(capacity.weight_bytes), " of memory, ", available,
-        inputs.on_gpus
+        inputs.devices.may_be_gpus()
             ? " may be taken of the ranks' GPUs (--gpu-memory-utilization): use more GPUs"
             : " are available on this host",
-        inputs.why_no_gpus,
-        inputs.multiplies_fp8 && inputs.model.quantize == "none" ? ", or --quantize fp8" : ""));
+        inputs.devices.why_no_gpus,
+        inputs.devices.multiply_fp8 && inputs.model.quantize == "none" ? ", or --quantize fp8"
+                                                                       : ""));
   }
   if (capacity.num_kv_blocks < 1) {
     return absl::ResourceExhaustedError(absl::StrCat("the KV cache holds no block: one takes ",
                                                      FormatBytes(block_bytes),
                                                      " over all ranks; raise --kv-cache-gib"));
   }
-  const int64_t free_bytes = inputs.available_memory_bytes - capacity.weight_bytes;
+  const int64_t free_bytes = inputs.devices.memory_bytes - capacity.weight_bytes;
   if (capacity.num_kv_blocks > free_bytes / block_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the KV cache would take ", FormatCount(capacity.num_kv_blocks), " blocks of ",
@@ -48,31 +46,7 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
   return absl::OkStatus();
 }
 
-std::span<const AcceleratorInfo> WithRanks(const std::vector<AcceleratorInfo>& gpus,
-                                           int ranks_per_host) {
-  return std::span(gpus).first(std::min(gpus.size(), static_cast<size_t>(ranks_per_host)));
-}
-
 }  // namespace
-
-int64_t MemoryOfGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host, int num_hosts,
-                     double gpu_memory_utilization) {
-  double bytes = 0;
-  for (const AcceleratorInfo& gpu : WithRanks(gpus, ranks_per_host)) {
-    bytes += static_cast<double>(gpu.memory_bytes);
-  }
-  return static_cast<int64_t>(bytes * gpu_memory_utilization * num_hosts);
-}
-
-absl::Status CheckGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host) {
-  for (const AcceleratorInfo& gpu : WithRanks(gpus, ranks_per_host)) {
-    if (gpu.refusal.empty()) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "GPU ", &gpu - gpus.data(), " (", gpu.pci_bus_id, "), on which a rank would be: ",
-        gpu.refusal, "; let ranks see others only (CUDA_VISIBLE_DEVICES), or --device cpu"));
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
   const ModelConfig& config = inputs.config;
@@ -84,14 +58,14 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
                                                    " exceeds the model's ",
                                                    config.max_position_embeddings, " positions"));
   }
-  ASSIGN_OR_RETURN(capacity.shards, ShardsOn(inputs, inputs.on_gpus));
+  ASSIGN_OR_RETURN(capacity.shards, ShardsOn(inputs, inputs.devices.may_be_gpus()));
   for (const RankShard& shard : capacity.shards) capacity.weight_bytes += shard.weight_bytes;
   // Where an f16 checkpoint's f32 on CPUs takes most.
   ASSIGN_OR_RETURN(const std::vector<RankShard> caches,
-                   ShardsOn(inputs, inputs.on_gpus && !inputs.device_is_unknown));
+                   ShardsOn(inputs, inputs.devices.kind == RanksDevices::Kind::kGpus));
   for (const RankShard& shard : caches) capacity.kv_bytes_per_token += shard.kv_bytes_per_token;
   const int64_t block_bytes = capacity.kv_bytes_per_token * inputs.model.block_size;
-  capacity.num_kv_blocks = engine::BlocksOf({.available_bytes = inputs.available_memory_bytes,
+  capacity.num_kv_blocks = engine::BlocksOf({.available_bytes = inputs.devices.memory_bytes,
                                              .weight_bytes = capacity.weight_bytes,
                                              .bytes_per_token = capacity.kv_bytes_per_token,
                                              .block_size = inputs.model.block_size,

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/accelerator.h"
 #include "launcher/cli/serving_flags.h"
+#include "launcher/serving/ranks_devices.h"
 #include "model/checkpoint/shard_sizes.h"
 #include "model/model_config.h"
 
@@ -19,25 +19,14 @@ struct KvCacheFlags {
   std::optional<int64_t> num_blocks;
 };
 
-// What ranks may take of their GPUs in all, where each host has GPUs like these: of those that have
-// a rank.
-int64_t MemoryOfGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host, int num_hosts,
-                     double gpu_memory_utilization);
-
-// FAILED_PRECONDITION if one of those is known not to do.
-absl::Status CheckGpus(const std::vector<AcceleratorInfo>& gpus, int ranks_per_host);
-
 struct CapacityInputs {
   const ModelConfig& config;
   const ModelFlags& model;
   const std::string& dtype;  // RankFlags::dtype
-  bool on_gpus = false;
-  bool multiplies_fp8 = false;  // AcceleratorInfo, of all of them
+  // Of the ranks of one replica. Where they may have GPUs or not, weights count as on those, the
+  // cache as where it takes most.
+  const RanksDevices& devices;
   KvCacheFlags kv_cache;
-  int64_t available_memory_bytes = 0;  // of the GPUs, or the host
-  // Ranks may have GPUs or not: weights count as on those, the cache as where it takes most.
-  bool device_is_unknown = false;
-  std::string why_no_gpus = {};  // "; no GPU is used: ..." where they were looked for
 };
 
 struct Capacity {

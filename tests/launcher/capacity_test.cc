@@ -6,6 +6,7 @@
 namespace lockstep {
 namespace {
 
+using Kind = RanksDevices::Kind;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -32,18 +33,13 @@ class CapacityTest : public ::testing::Test {
     model_.max_num_seqs = 5;
   }
   absl::StatusOr<Capacity> Plan() {
-    return PlanCapacity({config_, model_, dtype_, on_gpus_, multiplies_fp8_, kv_cache_, available_,
-                         is_unknown_, why_no_gpus_});
+    return PlanCapacity({config_, model_, dtype_, devices_, kv_cache_});
   }
   ModelConfig config_ = SmallConfig();
   ModelFlags model_;
   std::string dtype_ = "auto";
-  bool on_gpus_ = false;
-  bool multiplies_fp8_ = false;
+  RanksDevices devices_ = {.memory_bytes = int64_t{1} << 30};
   KvCacheFlags kv_cache_;
-  int64_t available_ = int64_t{1} << 30;
-  bool is_unknown_ = false;
-  std::string why_no_gpus_;
 };
 
 TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
@@ -56,16 +52,16 @@ TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
 // A cache of so many GiB over all ranks takes no more of them, whatever they turn out to be.
 TEST_F(CapacityTest, WhereTheDeviceIsUnknownACacheCountsAsWhereItTakesMost) {
   config_.dtype = DType::kF16;
-  on_gpus_ = is_unknown_ = true;
+  devices_.kind = Kind::kEither;
   kv_cache_.gib = 1.0 / 1024;
-  available_ = int64_t{1} << 60;
+  devices_.memory_bytes = int64_t{1} << 60;
   const auto unknown = Plan();
   ASSERT_TRUE(unknown.ok()) << unknown.status();
-  on_gpus_ = is_unknown_ = false;
+  devices_.kind = Kind::kCpus;
   EXPECT_EQ(unknown->num_kv_blocks, Plan()->num_kv_blocks);
   EXPECT_EQ(unknown->kv_bytes_per_token, 128);
   EXPECT_LT(unknown->weight_bytes, Plan()->weight_bytes);
-  on_gpus_ = is_unknown_ = true;
+  devices_.kind = Kind::kEither;
   dtype_ = "f16";
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
 }
@@ -75,7 +71,7 @@ TEST_F(CapacityTest, F16TakesTwoBytesOnGpusAndFourElsewhere) {
   const auto wide = Plan();
   ASSERT_TRUE(wide.ok()) << wide.status();
   EXPECT_EQ(wide->kv_bytes_per_token, 128);
-  on_gpus_ = true;
+  devices_.kind = Kind::kGpus;
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
   EXPECT_LT(Plan()->weight_bytes, wide->weight_bytes);
   config_.dtype = DType::kF32;
@@ -86,9 +82,9 @@ TEST_F(CapacityTest, F16TakesTwoBytesOnGpusAndFourElsewhere) {
 TEST_F(CapacityTest, StoredFp8StaysSoWhereItIsMultiplied) {
   config_.dtype = DType::kBF16;
   config_.stored.emplace().method = StoredQuantization::Method::kFloat8;
-  on_gpus_ = true;
+  devices_.kind = Kind::kGpus;
   const int64_t as_numbers = Plan()->weight_bytes;
-  multiplies_fp8_ = true;
+  devices_.multiply_fp8 = true;
   // Of 16 bits 8, and a scale to each row: q, k and v, output, gate and up, down.
   const int64_t rows = 32 + 16 + 64 + 16;
   const int64_t elements = 32 * 16 + 16 * 16 + 64 * 16 + 16 * 32;
@@ -98,43 +94,24 @@ TEST_F(CapacityTest, StoredFp8StaysSoWhereItIsMultiplied) {
   EXPECT_EQ(as_numbers - Plan()->weight_bytes, 2 * (elements - 4 * rows) - (16 * 32 - 4 * 16));
 }
 
-TEST_F(CapacityTest, GpusAreCountedOnceAndOnlyWithARank) {
-  std::vector<AcceleratorInfo> gpus(4);
-  for (AcceleratorInfo& gpu : gpus) gpu.memory_bytes = 1000;
-  EXPECT_EQ(MemoryOfGpus(gpus, /*ranks_per_host=*/2, /*num_hosts=*/1, 0.5), 1000);
-  EXPECT_EQ(MemoryOfGpus(gpus, 4, 2, 0.9), 7200);
-  EXPECT_EQ(MemoryOfGpus(gpus, 8, 1, 1.0), 4000) << "ranks share GPUs";
-}
-
-TEST_F(CapacityTest, AGpuThatDoesNotDoIsRefusedWhereARankWouldBeOnIt) {
-  std::vector<AcceleratorInfo> gpus(3);
-  gpus[2].refusal = "Quadro P400 is too old";
-  gpus[2].pci_bus_id = "0000:41:00.0";
-  EXPECT_TRUE(CheckGpus(gpus, /*ranks_per_host=*/2).ok());
-  for (const int ranks : {3, 8}) {
-    EXPECT_THAT(std::string(CheckGpus(gpus, ranks).message()),
-                HasSubstr("GPU 2 (0000:41:00.0), on which a rank would be: Quadro P400"));
-  }
-}
-
 TEST_F(CapacityTest, SaysWhoseMemoryIsShort) {
-  available_ = 100;
+  devices_.memory_bytes = 100;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("on this host"));
-  why_no_gpus_ = "; no GPU is used: no driver";
+  devices_.why_no_gpus = "; no GPU is used: no driver";
   EXPECT_THAT(std::string(Plan().status().message()),
               HasSubstr("on this host; no GPU is used: no driver"));
-  on_gpus_ = true;
+  devices_.kind = Kind::kGpus;
   EXPECT_THAT(std::string(Plan().status().message()),
               HasSubstr("100 B may be taken of the ranks' GPUs (--gpu-memory-utilization)"));
   EXPECT_THAT(std::string(Plan().status().message()), Not(HasSubstr("fp8")));
-  multiplies_fp8_ = true;
+  devices_.multiply_fp8 = true;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("or --quantize fp8"));
   model_.quantize = "fp8";
   EXPECT_THAT(std::string(Plan().status().message()), Not(HasSubstr("--quantize")));
 }
 
 TEST_F(CapacityTest, DefaultLeavesHalfOfTheFreeMemory) {
-  available_ = Plan()->weight_bytes + 6 * 512;
+  devices_.memory_bytes = Plan()->weight_bytes + 6 * 512;
   EXPECT_EQ(Plan()->num_kv_blocks, 3);
 }
 
@@ -175,7 +152,7 @@ TEST_F(CapacityTest, QuantizedMatricesAndTheirScalesAreCounted) {
 TEST_F(CapacityTest, RefusesMoreThanThereIsWithTheNumbers) {
   kv_cache_.num_blocks = 1 << 30;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("1,073,741,824 blocks of 512 B"));
-  available_ = 100;
+  devices_.memory_bytes = 100;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("100 B"));
 }
 

@@ -28,8 +28,11 @@ class HostMemoryMatchesServe : public ::testing::TestWithParam<Case> {
     flags.tp = tp;
     flags.pp = pp;
     const bool on_gpus = dtype == "f16";
-    const auto served =
-        PlanCapacity({config, flags, held, on_gpus, on_gpus, {}, GetParam().available_bytes});
+    const RanksDevices devices{
+        .kind = on_gpus ? RanksDevices::Kind::kGpus : RanksDevices::Kind::kCpus,
+        .multiply_fp8 = on_gpus,
+        .memory_bytes = GetParam().available_bytes};
+    const auto served = PlanCapacity({config, flags, held, devices, {}});
     const auto weights = FindWeightFormat(dtype);
     const auto planned = PlanHostMemory(
         {model, *weights, {}, GetParam().available_bytes, config.max_position_embeddings},
