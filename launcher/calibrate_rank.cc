@@ -7,8 +7,8 @@
 #include "launcher/calibration/speed_probe.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/device_choice.h"
+#include "launcher/job/mpi_rank.h"
 #include "launcher/job/parent_watch.h"
-#include "parallel/mpi_communicator.h"
 
 namespace lockstep {
 namespace {
@@ -35,13 +35,8 @@ absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& sess
 
 int RunCalibrateRank(const CalibrateRankOptions& options) {
   EndWithParent();
-  auto session = MpiSession::Start(nullptr, nullptr);
-  if (!session.ok()) return Fail(kCalibrateRankCommand, session.status());
-  const absl::Status status = Measure(options, *session);
-  if (status.ok()) return kExitOk;
-  Fail(kCalibrateRankCommand, status);
-  std::fflush(nullptr);
-  MpiSession::AbortJob(kExitFailure);  // peers may be waiting for this rank
+  return RunMpiRank(kCalibrateRankCommand,
+                    [&](const MpiSession& session) { return Measure(options, session); });
 }
 
 }  // namespace

@@ -25,7 +25,6 @@
 #include "launcher/serving/serve_session.h"
 #include "launcher/serving/speed_prediction.h"
 #include "model/checkpoint/inspect.h"
-#include "model/llama/weights.h"
 
 namespace lockstep {
 namespace {
@@ -197,20 +196,11 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
                      "host), none, or a directory, for later starts, too",
                      options->rank);
   AddLaunchFlags(*command, options->launch);
-  auto* gib = command
-                  ->add_option("--kv-cache-gib", options->kv_cache.gib,
-                               "KV cache over all ranks (default: on GPUs what "
-                               "--gpu-memory-utilization leaves; on CPUs of this host half of the "
-                               "free memory, at most 4, on those elsewhere at most 1 a rank; no "
-                               "more than can be used)")
-                  ->type_name("GIB")
-                  ->check(Between(1e-6, 1e6))
-                  ->group("Limits");
-  command->add_option("--num-kv-blocks", options->kv_cache.num_blocks, "the same in blocks")
-      ->type_name("N")
-      ->check(Between(1, 1 << 30))
-      ->excludes(gib)
-      ->group("Limits");
+  AddKvCacheFlags(*command,
+                  "KV cache over all ranks (default: on GPUs what --gpu-memory-utilization leaves; "
+                  "on CPUs of this host half of the free memory, at most 4, on those elsewhere at "
+                  "most 1 a rank; no more than can be used)",
+                  options->kv_cache);
   AddControllerFlags(*command, options->controller);
   AddRestartFlags(*command, options->restart);
   command->footer(

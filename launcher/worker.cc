@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,12 +19,12 @@
 #include "launcher/cli/serving_flags.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/job_output.h"
+#include "launcher/job/mpi_rank.h"
 #include "launcher/job/network.h"
 #include "launcher/job/parent_watch.h"
 #include "launcher/job/runtime_dir.h"
 #include "launcher/job/weight_memory.h"
 #include "model/checkpoint/checkpoint.h"
-#include "parallel/host_cores.h"
 #include "parallel/mpi_communicator.h"
 #include "parallel/nccl_environment.h"
 #include "runtime/worker/worker.h"
@@ -50,35 +49,8 @@ struct WorkerCommandOptions {
   std::string network;
   std::string host_places;
   double rejoin_seconds = 300;
-  std::optional<double> kv_cache_gib;
-  int64_t num_kv_blocks = 0;
+  KvCacheFlags kv_cache;
 };
-
-// From rank 0's standard input (mpirun and srun forward theirs to it), given to the others over
-// MPI.
-absl::StatusOr<std::string> SecretOfStdin(const MpiSession& session) {
-  std::string line;
-  if (session.rank() == 0) line = ReadLine(STDIN_FILENO);
-  ASSIGN_OR_RETURN(std::string secret, session.Broadcast(std::move(line)));
-  if (secret.empty()) {
-    return absl::InvalidArgumentError("--secret-stdin: rank 0 read no secret on standard input");
-  }
-  return secret;
-}
-
-// For all threads of this rank, which are started later. Who has bound the ranks already knows
-// better.
-void KeepToOwnCores(const RankFlags& flags, const MpiSession& session) {
-  if (flags.shares_cores || !session.shares_cores()) return;
-  const std::vector<int> mine =
-      CoresOfRank(FindHostCores(), session.rank_on_node(), session.num_ranks_on_node());
-  if (mine.empty()) return;
-  const absl::Status status = StayOn(mine);
-  if (!status.ok()) {
-    std::fprintf(stderr, "rank %d on %s: threads run on any core: %s\n", session.rank(),
-                 HostName().c_str(), std::string(status.message()).c_str());
-  }
-}
 
 absl::StatusOr<int64_t> MaxModelLen(const ModelFlags& flags) {
   if (flags.max_model_len > 0) return flags.max_model_len;
@@ -108,6 +80,33 @@ void KeepNcclTo(const std::string& network, const Notice& notice) {
   notice(absl::StrCat("NCCL chooses its network itself: ", interfaces.status().message()));
 }
 
+// What the rank computes of the model.
+absl::StatusOr<StageOptions> StageOf(const WorkerCommandOptions& flags) {
+  StageOptions stage;
+  stage.weights = WeightDTypeOf(flags.rank.dtype).value_or(WeightDType::kAuto);
+  stage.quantize = QuantizationOf(flags.model.quantize).value_or(Quantization::kNone);
+  stage.limits.block_size = flags.model.block_size;
+  stage.limits.max_batched_tokens = flags.model.max_batched_tokens;
+  stage.limits.max_num_seqs = flags.model.max_num_seqs;
+  ASSIGN_OR_RETURN(stage.limits.max_model_len, MaxModelLen(flags.model));
+  if (flags.rank.weight_cache != "none") stage.weight_cache = flags.rank.weight_cache;
+  return stage;
+}
+
+// Collective over the job.
+absl::StatusOr<DeviceOptions> PlacedDevice(const WorkerCommandOptions& flags,
+                                           const MpiSession& session, const Notice& notice) {
+  std::optional<HostPlace> place;
+  if (!flags.host_places.empty()) {
+    ASSIGN_OR_RETURN(const std::vector<HostPlace> places,
+                     ParseHostPlaces(flags.host_places, session.world_size()));
+    place = places[static_cast<size_t>(session.rank())];
+  }
+  ASSIGN_OR_RETURN(DeviceOptions device, DeviceOf(flags.rank, session, place, notice));
+  if (device.gpu.has_value()) KeepNcclTo(flags.network, notice);
+  return device;
+}
+
 absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flags,
                                                 const ProcessGrid& grid,
                                                 const MpiSession& session) {
@@ -128,26 +127,13 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   options.allow_tp_across_nodes = flags.allow_tp_across_nodes;
   options.version = Version();
   options.model = flags.model.model;
-  options.stage.weights = WeightDTypeOf(flags.rank.dtype).value_or(WeightDType::kAuto);
-  options.stage.quantize = QuantizationOf(flags.model.quantize).value_or(Quantization::kNone);
-  options.stage.limits.block_size = flags.model.block_size;
-  options.stage.limits.max_batched_tokens = flags.model.max_batched_tokens;
-  options.stage.limits.max_num_seqs = flags.model.max_num_seqs;
-  ASSIGN_OR_RETURN(options.stage.limits.max_model_len, MaxModelLen(flags.model));
-  std::optional<HostPlace> place;
-  if (!flags.host_places.empty()) {
-    ASSIGN_OR_RETURN(const std::vector<HostPlace> places,
-                     ParseHostPlaces(flags.host_places, session.world_size()));
-    place = places[static_cast<size_t>(session.rank())];
-  }
-  ASSIGN_OR_RETURN(options.device, DeviceOf(flags.rank, session, place, options.on_notice));
-  if (options.device.gpu.has_value()) KeepNcclTo(flags.network, options.on_notice);
+  ASSIGN_OR_RETURN(options.stage, StageOf(flags));
+  ASSIGN_OR_RETURN(options.device, PlacedDevice(flags, session, options.on_notice));
   options.stage.num_load_threads = options.device.cpu.num_threads;
   options.stage.on_notice = options.on_notice;
-  if (flags.rank.weight_cache != "none") options.stage.weight_cache = flags.rank.weight_cache;
-  if (flags.num_kv_blocks > 0) options.num_kv_blocks = flags.num_kv_blocks;
-  if (flags.kv_cache_gib.has_value()) {
-    options.kv_cache_bytes = static_cast<int64_t>(std::llround(*flags.kv_cache_gib * 0x1p30));
+  options.num_kv_blocks = flags.kv_cache.num_blocks;
+  if (flags.kv_cache.gib.has_value()) {
+    options.kv_cache_bytes = static_cast<int64_t>(std::llround(*flags.kv_cache.gib * 0x1p30));
   }
   return options;
 }
@@ -159,7 +145,7 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
         "the MPI job has ", session.world_size(), " ranks, but --tp ", grid.tp(), " x --pp ",
         grid.pp(), " needs ", grid.world_size(), ": start it with mpirun -n ", grid.world_size()));
   }
-  KeepToOwnCores(flags.rank, session);
+  if (!flags.rank.shares_cores) KeepToOwnCores(session);
   ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
   Fd weights;
   if (!flags.weight_memory.empty()) {
@@ -172,17 +158,6 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
   return RunWorker(options, *rendezvous);
 }
 
-// Open MPI leaves the memory it shares behind in /dev/shm when a rank is killed. So every rank has
-// a directory of its own for it, unless the launcher named one, and removes that at once: ranks of
-// a host have opened each other's memory when Start has returned on all of them.
-absl::StatusOr<MpiSession> StartMpi() {
-  constexpr char kSetting[] = "OMPI_MCA_btl_vader_backing_directory";
-  if (std::getenv(kSetting) != nullptr) return MpiSession::Start(nullptr, nullptr);
-  ASSIGN_OR_RETURN(const RuntimeDir dir, RuntimeDir::CreateInMemory());
-  ::setenv(kSetting, dir.path().c_str(), /*overwrite=*/0);
-  return MpiSession::Start(nullptr, nullptr);
-}
-
 int RunWorkerCommand(const WorkerCommandOptions& flags) {
   if (flags.secret_file.empty() && !flags.secret_stdin) {
     return FailUsage(kWorkerCommand, "--secret-file or --secret-stdin is required");
@@ -193,19 +168,16 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
     std::printf("%s\n", FormatRankStarted({HostName(), ::getpid()}).c_str());
     std::fflush(stdout);
   }
-  auto session = StartMpi();
-  if (!session.ok()) return Fail(kWorkerCommand, session.status());
-  if (flags.announce) {
-    std::printf("%s\n", kRankMetMark);
-    std::fflush(stdout);
-  }
-  const absl::Status status = RunRank(flags, *session);
-  if (status.ok()) return kExitOk;
-  Fail(kWorkerCommand,
-       absl::Status(status.code(), absl::StrCat("rank ", session->rank(), " on ", HostName(), ": ",
-                                                status.message())));
-  std::fflush(nullptr);
-  MpiSession::AbortJob(kExitFailure);  // peers may be waiting for this rank
+  return RunMpiRank(kWorkerCommand, [&](const MpiSession& session) {
+    if (flags.announce) {
+      std::printf("%s\n", kRankMetMark);
+      std::fflush(stdout);
+    }
+    const absl::Status status = RunRank(flags, session);
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat("rank ", session.rank(), " on ", HostName(),
+                                                    ": ", status.message()));
+  });
 }
 
 }  // namespace
@@ -275,18 +247,10 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->add_flag("--allow-tp-across-nodes", options->allow_tp_across_nodes,
                  "let tensor parallel groups span hosts, which is slow")
       ->group("Layout");
-  auto* gib = command
-                  ->add_option("--kv-cache-gib", options->kv_cache_gib,
-                               "KV cache of this rank (default: 1 at most; on a GPU what "
-                               "--gpu-memory-utilization leaves)")
-                  ->type_name("GIB")
-                  ->check(Between(1e-6, 1e6))
-                  ->group("Limits");
-  command->add_option("--num-kv-blocks", options->num_kv_blocks, "the same in blocks")
-      ->type_name("N")
-      ->check(Between(1, 1 << 30))
-      ->excludes(gib)
-      ->group("Limits");
+  AddKvCacheFlags(*command,
+                  "KV cache of this rank (default: 1 at most; on a GPU what "
+                  "--gpu-memory-utilization leaves)",
+                  options->kv_cache);
   command->footer(
       "Example, 16 ranks on two hosts:\n"
       "  lockstep controller MODEL --tp 8 --pp 2 --worker-listen 10.0.0.1:50052 "

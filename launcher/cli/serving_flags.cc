@@ -140,6 +140,19 @@ void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags) {
       ->group("Loading");
 }
 
+void AddKvCacheFlags(CLI::App& command, const char* help, KvCacheFlags& flags) {
+  const char* group = "Limits";
+  auto* gib = command.add_option("--kv-cache-gib", flags.gib, help)
+                  ->type_name("GIB")
+                  ->check(Between(1e-6, 1e6))
+                  ->group(group);
+  command.add_option("--num-kv-blocks", flags.num_blocks, "the same in blocks")
+      ->type_name("N")
+      ->check(Between(1, 1 << 30))
+      ->excludes(gib)
+      ->group(group);
+}
+
 void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
   const char* group = "Service";
   command.add_option("--listen", flags.listen, "where clients connect; port 0 = any free one")

@@ -37,6 +37,11 @@ struct RankFlags {
   bool deterministic = false;
 };
 
+struct KvCacheFlags {
+  std::optional<double> gib;  // over all ranks; of `worker`: of that rank
+  std::optional<int64_t> num_blocks;
+};
+
 // What the controller alone decides.
 struct ControllerFlags {
   std::string listen = "127.0.0.1:50051";
@@ -53,6 +58,8 @@ struct ControllerFlags {
 void AddModelFlags(CLI::App& command, ModelFlags& flags);
 void AddRankFlags(CLI::App& command, RankFlags& flags);
 void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags);
+// help: of --kv-cache-gib.
+void AddKvCacheFlags(CLI::App& command, const char* help, KvCacheFlags& flags);
 void AddControllerFlags(CLI::App& command, ControllerFlags& flags);
 
 // num_cores for each of num_ranks ranks, at least one; of this machine, unless told.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,11 +12,6 @@
 #include "model/model_config.h"
 
 namespace lockstep {
-
-struct KvCacheFlags {
-  std::optional<double> gib;  // over all ranks
-  std::optional<int64_t> num_blocks;
-};
 
 struct CapacityInputs {
   const ModelConfig& config;

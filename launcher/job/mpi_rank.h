@@ -1,0 +1,26 @@
+// A process that is one rank of an MPI job, from MPI's start to its end. For its main thread.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "parallel/mpi_communicator.h"
+
+namespace lockstep {
+
+// Starts MPI and runs the body; what goes wrong is printed as of this command. Returns the
+// process's exit code, but after an error of the body not at all: peers may be waiting for this
+// rank, and all of the job ends.
+int RunMpiRank(const char* command, const std::function<absl::Status(const MpiSession&)>& body);
+
+// From rank 0's standard input (mpirun and srun forward theirs to it), given to the others over
+// MPI. INVALID_ARGUMENT when there is none.
+absl::StatusOr<std::string> SecretOfStdin(const MpiSession& session);
+
+// For all threads of this rank, which are started later. Who has bound the ranks already knows
+// better.
+void KeepToOwnCores(const MpiSession& session);
+
+}  // namespace lockstep
