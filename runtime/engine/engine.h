@@ -87,6 +87,8 @@ class Engine {
     std::vector<Scheduler::Entry> entries;
   };
 
+  // That one output can become, prompt included.
+  int64_t MaxLength(const EngineRequest& request) const;
   absl::Status CheckRequest(const EngineRequest& request) const;
   absl::Status CheckEmitted(const EngineRequest& request) const;
   absl::Status CheckTokens(const std::vector<int32_t>& tokens, absl::string_view whose) const;
