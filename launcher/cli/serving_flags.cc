@@ -178,7 +178,7 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       .add_option(
           "--journal", flags.journal,
           "record accepted requests there (prompts in clear, mode 0600): clients then go on "
-          "after a restart of this program (from GPUs with --deterministic)")
+          "after a restart of this program")
       ->type_name("FILE")
       ->group(group);
   command

@@ -71,7 +71,7 @@ absl::Status ControllerCore::Join(std::shared_ptr<RankPort> port, const v1::Hell
   }
   const bool is_lost = replica.state() == Replica::State::kLost;
   if (config_.adopt_epochs && hello.epoch() < replica.epoch()) {
-    return absl::FailedPreconditionError(absl::StrCat(
+    return absl::AlreadyExistsError(absl::StrCat(
         "epoch ", hello.epoch(), " is over, the last was ", replica.epoch(),
         is_lost ? absl::StrCat(" (", replica.Detail(), ")") : "",
         ": ranks that are started to replace those need a higher one, which they take from their "

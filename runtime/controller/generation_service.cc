@@ -188,6 +188,7 @@ absl::Status GenerationService::Post(Call& call, std::vector<int32_t> prompt) {
         return !tokenizer_->IsSpecial(id);
       });
   RETURN_IF_ERROR(SetPrompt(std::move(prompt), call.limits, checked));
+  RETURN_IF_ERROR(CheckReceived(call.limits, checked));
   if (checked.stream.attaches && checked.max_tokens != checked.stream.max_tokens) {
     return absl::FailedPreconditionError(
         absl::StrCat("the request was accepted with max_tokens ", *checked.max_tokens,

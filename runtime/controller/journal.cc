@@ -107,11 +107,6 @@ absl::Status Journal::Load(absl::Time now) {
     return absl::InvalidArgumentError(absl::StrCat(
         "journal ", options_.path, ": ", parsed.status().message(), "; name another file"));
   }
-  if (parsed->header.model_fingerprint() != options_.model_fingerprint) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("journal ", options_.path,
-                     " holds requests to another model: name another file, or remove it"));
-  }
   num_bytes_cut_ = static_cast<int64_t>(bytes.size() - parsed->num_valid_bytes);
   for (const v1::JournalRecord& record : parsed->records) {
     const std::string& name =
@@ -122,6 +117,11 @@ absl::Status Journal::Load(absl::Time now) {
     entries_[name] = {record.accepted(), num_bytes, 0, now};
     released_.emplace(now, name);
     live_bytes_ += num_bytes;
+  }
+  if (!entries_.empty() && parsed->header.model_fingerprint() != options_.model_fingerprint) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("journal ", options_.path,
+                     " holds requests to another model: name another file, or remove it"));
   }
   num_recovered_ = static_cast<int>(entries_.size());
   return absl::OkStatus();

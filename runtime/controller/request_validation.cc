@@ -220,6 +220,23 @@ absl::Status SetReceived(const v1::AttachRequest& attach, CheckedRequest& reques
   return absl::OkStatus();
 }
 
+absl::Status CheckReceived(const RequestLimits& limits, const CheckedRequest& request) {
+  for (size_t i = 0; i < request.engine.emitted.size(); ++i) {
+    const std::vector<int32_t>& ids = request.engine.emitted[i];
+    if (static_cast<int64_t>(ids.size()) > request.engine.sampling.max_tokens) {
+      return absl::InvalidArgumentError(absl::StrCat("received[", i, "] has ", ids.size(),
+                                                     " token_ids, max_tokens is ",
+                                                     request.engine.sampling.max_tokens));
+    }
+    for (const int32_t id : ids) {
+      if (id >= 0 && id < limits.vocab_size) continue;
+      return absl::InvalidArgumentError(absl::StrCat("received[", i, "] has token id ", id,
+                                                     ", outside [0, ", limits.vocab_size - 1, "]"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 v1::GenerateRequest ResolvedRequest(const v1::GenerateRequest& request,
                                     const CheckedRequest& checked) {
   v1::GenerateRequest resolved = request;

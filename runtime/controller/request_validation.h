@@ -53,6 +53,9 @@ absl::Status SetPrompt(std::vector<int32_t> prompt, const RequestLimits& limits,
 
 // Has the request go on after what its client has. INVALID_ARGUMENT naming a number.
 absl::Status SetReceived(const v1::AttachRequest& attach, CheckedRequest& request);
+// Of a request with its prompt: tokens that it could not have, named. The stream that it may have
+// goes on.
+absl::Status CheckReceived(const RequestLimits& limits, const CheckedRequest& request);
 
 // The same request with its prompt as tokens and every default and random choice made: checked
 // again, under whatever defaults, it means the same. Of a request that has its prompt.

@@ -56,12 +56,14 @@ absl::Status WhyClosed(const std::string& address, const grpc::Status& status) {
   switch (status.error_code()) {
     case grpc::StatusCode::FAILED_PRECONDITION:
     case grpc::StatusCode::INVALID_ARGUMENT:
-    case grpc::StatusCode::ALREADY_EXISTS:
     case grpc::StatusCode::PERMISSION_DENIED:
     case grpc::StatusCode::RESOURCE_EXHAUSTED:
     case grpc::StatusCode::UNIMPLEMENTED:
       return absl::FailedPreconditionError(absl::StrCat(
           "the controller at ", address, " refuses this rank: ", status.error_message()));
+    case grpc::StatusCode::ALREADY_EXISTS:  // other ranks have its place
+      return absl::AlreadyExistsError(absl::StrCat("the controller at ", address,
+                                                   " refuses this rank: ", status.error_message()));
     case grpc::StatusCode::OK:
       return absl::UnavailableError(
           absl::StrCat("the controller at ", address, " closed the stream"));

@@ -281,6 +281,27 @@ TEST_F(AttachTest, WrongNumbersAreNamed) {
   EXPECT_TRUE(Attach("r", {}).status.ok());  // nothing was lost
 }
 
+TEST_F(AttachTest, ARefusedOneLeavesTheStreamAlone) {
+  ServeWithJournal();
+  const v1::GenerateRequest request = Named("r", 30);
+  replica_->HoldAfter(3);
+  grpc::ClientContext context;
+  const auto reader = stub().Generate(&context, request);
+  v1::GenerateEvent event;
+  Generated first;
+  while (first.outputs[0].ids.size() < 3 && reader->Read(&event)) {
+    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
+  }
+  Generated strange;
+  strange.outputs[0].ids = {1, 1 << 20};
+  EXPECT_EQ(Attach("r", strange).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  while (reader->Read(&event)) {
+    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(first.outputs[0].ids, ExpectedIds(request, 5));
+}
+
 TEST_F(AttachTest, WithoutAJournalNothingCanBeAttached) {
   Serve();
   EXPECT_FALSE(Generate(Named("r", 3)).accepted->attachable());

@@ -165,7 +165,7 @@ TEST_F(CoreTest, RanksThatComeForALostReplicaWithAClockBehindHearWhatToDo) {
   Lose(Serve(0, 1000));
   const auto behind = Hello(0, 999);
   ASSERT_TRUE(behind->closed.has_value());
-  EXPECT_EQ(behind->closed->error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(behind->closed->error_code(), grpc::StatusCode::ALREADY_EXISTS);
   EXPECT_THAT(behind->closed->error_message(), HasSubstr("its stream closed"));
   EXPECT_THAT(behind->closed->error_message(), HasSubstr("start the ranks with --epoch N"));
 }

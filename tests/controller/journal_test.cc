@@ -150,13 +150,21 @@ TEST_F(JournalTest, WhatIsNoJournalIsRefusedAndLeftAlone) {
   EXPECT_EQ(Open().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(JournalTest, AnotherModelsIsRefused) {
+TEST_F(JournalTest, AnotherModelsIsRefusedWhileItHoldsRequests) {
   ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(journal_->Accept(RequestOf("a"), 1, kJournalStart));
   journal_.reset();
   options_.model_fingerprint = "another";
   const absl::Status refused = Journal::Open(options_, kJournalStart).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("another model"));
+
+  ASSERT_TRUE(Open().ok());
+  journal_->End("a", 0);
+  journal_.reset();
+  options_.model_fingerprint = "another";
+  EXPECT_TRUE(Journal::Open(options_, kJournalStart).ok());  // nothing in it is of a model
+  EXPECT_TRUE(Journal::Open(options_, kJournalStart).ok());
 }
 
 TEST_F(JournalTest, OneProcessHoldsIt) {
