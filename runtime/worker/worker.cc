@@ -159,8 +159,8 @@ void Worker::PauseBetweenLives() {
   }
 }
 
-// Ranks that hold their weights were welcomed once: a wrong flag of the next controller shall not
-// cost them, so they wait for one that takes them.
+// Ranks that hold their weights were welcomed once: what the next controller refuses at Hello shall
+// not cost them, so they wait for one that takes them.
 bool Worker::MayLiveAgain(RankLife::End end) const {
   if (!options_.rejoins()) return false;
   if (end != RankLife::End::kRefused) return end == RankLife::End::kLostTouch;
