@@ -2,13 +2,13 @@
 // people, hence hidden from the help.
 #include <string>
 
-#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/calibration/speed_probe.h"
 #include "launcher/cli/add_command.h"
-#include "launcher/cli/device_choice.h"
-#include "launcher/job/mpi_rank.h"
 #include "launcher/job/parent_watch.h"
+#include "launcher/ranks/device_choice.h"
+#include "launcher/ranks/mpi_rank.h"
 
 namespace lockstep {
 namespace {
@@ -30,7 +30,7 @@ absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& sess
   ASSIGN_OR_RETURN(probe.device, DeviceOf(options.rank, session));
   ASSIGN_OR_RETURN(const plan::RankSpeed speed, MeasureRankSpeed(session, probe));
   if (session.rank() != 0) return absl::OkStatus();
-  return plan::WriteTextFile(options.output, plan::RankSpeedJson(speed).dump() + "\n");
+  return WriteTextFile(options.output, plan::RankSpeedJson(speed).dump() + "\n");
 }
 
 int RunCalibrateRank(const CalibrateRankOptions& options) {

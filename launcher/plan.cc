@@ -10,9 +10,9 @@
 #include "deploy/plan/gpu_calibration.h"
 #include "deploy/plan/pareto.h"
 #include "deploy/plan/report.h"
-#include "deploy/plan/text_file.h"
 #include "deploy/plan/worked_examples.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/plan_options.h"
 
@@ -27,7 +27,7 @@ absl::StatusOr<std::optional<plan::HostProfile>> CalibrationOf(const PlanOptions
   ASSIGN_OR_RETURN(std::optional<plan::HostProfile> profile, FindPlanProfile(options, "cuda"));
   if (!profile || IsProfileOf(*profile, gpu)) return profile;
   if (options.profile.empty()) return std::nullopt;
-  return plan::InFile(options.profile, CheckProfileOf(*profile, gpu));
+  return InFile(options.profile, CheckProfileOf(*profile, gpu));
 }
 
 // Lockstep's own speed and memory where it was calibrated, unless another engine is named.

@@ -7,13 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "deploy/plan/gpu_calibration.h"
-#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/base/signals.h"
 #include "launcher/calibration/calibration.h"
 #include "launcher/cli/command.h"
-#include "launcher/cli/device_choice.h"
 #include "launcher/plan_options.h"
+#include "launcher/ranks/device_choice.h"
 
 namespace lockstep {
 namespace {
@@ -76,9 +76,9 @@ absl::StatusOr<std::optional<plan::HostProfile>> FindPlanProfile(const PlanOptio
   RETURN_IF_ERROR(path.status());
   ASSIGN_OR_RETURN(plan::HostProfile profile, plan::LoadHostProfile(*path));
   if (profile.device.kind != device_kind) {
-    return plan::InFile(*path, absl::InvalidArgumentError(
-                                   absl::StrCat("was measured on ", profile.device_text(),
-                                                ", not on what --gpu ", options.gpu, " asks for")));
+    return InFile(*path, absl::InvalidArgumentError(
+                             absl::StrCat("was measured on ", profile.device_text(),
+                                          ", not on what --gpu ", options.gpu, " asks for")));
   }
   return profile;
 }

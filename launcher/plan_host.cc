@@ -4,9 +4,9 @@
 #include <cstdio>
 
 #include "deploy/plan/host_plan.h"
-#include "deploy/plan/text_file.h"
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/cli/command.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/plan_options.h"
@@ -69,7 +69,7 @@ absl::Status FillPlannedModel(const PlanOptions& options, plan::PlanRequest& req
 }
 
 absl::Status WritePlanFile(const std::string& path, const std::string& text) {
-  return path.empty() ? absl::OkStatus() : plan::WriteTextFile(path, text);
+  return path.empty() ? absl::OkStatus() : WriteTextFile(path, text);
 }
 
 int RunHostPlan(const PlanOptions& options) {

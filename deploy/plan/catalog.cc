@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "deploy/plan/json_fields.h"
 #include "deploy/plan/tables.h"
-#include "deploy/plan/text_file.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/checkpoint/nearest_name.h"
 #include "model/checkpoint/strict_json.h"
 

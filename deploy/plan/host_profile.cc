@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "deploy/plan/json_fields.h"
-#include "deploy/plan/text_file.h"
 #include "deploy/plan/units.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/checkpoint/strict_json.h"
 
 namespace lockstep::plan {

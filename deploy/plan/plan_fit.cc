@@ -15,8 +15,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "deploy/plan/engine_fit.h"
-#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep::plan {

@@ -11,20 +11,20 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "deploy/plan/text_file.h"
 #include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/base/host_name.h"
 #include "launcher/bench/load_generator.h"
 #include "launcher/calibration/other_programs.h"
 #include "launcher/calibration/probe_models.h"
 #include "launcher/calibration/ranks_to_measure.h"
-#include "launcher/cli/device_choice.h"
 #include "launcher/eval/local_server.h"
 #include "launcher/job/job_output.h"
 #include "launcher/job/job_supervisor.h"
 #include "launcher/job/mpi_command.h"
 #include "launcher/job/runtime_dir.h"
+#include "launcher/ranks/device_choice.h"
 #include "model/checkpoint/strict_json.h"
 
 namespace lockstep {
@@ -197,7 +197,7 @@ class Calibration {
     if (!options_.weights.empty()) rank.insert(rank.end(), {"--weights", options_.weights});
     RETURN_IF_ERROR(RunJob(LocalMpiCommand(mpirun_, at_work.tp * at_work.groups,
                                            {files_.path(), memory_.path()}, rank)));
-    ASSIGN_OR_RETURN(const std::string text, plan::ReadTextFile(output));
+    ASSIGN_OR_RETURN(const std::string text, ReadTextFile(output));
     ASSIGN_OR_RETURN(const nlohmann::json json, ParseStrictJson(text));
     return plan::ToRankSpeed(json, "");
   }

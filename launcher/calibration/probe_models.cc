@@ -1,8 +1,8 @@
 #include "launcher/calibration/probe_models.h"
 
 #include "absl/strings/str_cat.h"
-#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/checkpoint/model_shapes.h"
 #include "model/checkpoint/model_writer.h"
 
@@ -90,7 +90,7 @@ ModelConfig OverheadConfig(const ProbeSizes& sizes) {
 absl::StatusOr<fs::path> Synthesize(const fs::path& directory, const std::string& name,
                                     const ModelConfig& config) {
   const fs::path shape = directory / absl::StrCat(name, ".json");
-  RETURN_IF_ERROR(plan::WriteTextFile(shape, ModelConfigJson(config)));
+  RETURN_IF_ERROR(WriteTextFile(shape, ModelConfigJson(config)));
   SynthesizeOptions options;
   options.shape = shape.string();
   options.output = directory / name;

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "deploy/plan/text_file.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/base/host_name.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/mpi_command.h"
@@ -161,7 +161,7 @@ absl::Status ChooseAddress(const LaunchFlags& flags, LaunchPlan& plan) {
 absl::StatusOr<std::filesystem::path> WriteRankFile(const LaunchPlan& plan, int replica,
                                                     const std::filesystem::path& directory) {
   const std::filesystem::path path = directory / absl::StrCat("ranks.", replica);
-  RETURN_IF_ERROR(plan::WriteTextFile(path, absl::StrJoin(plan.HostsOf(replica), "\n") + "\n"));
+  RETURN_IF_ERROR(WriteTextFile(path, absl::StrJoin(plan.HostsOf(replica), "\n") + "\n"));
   return path;
 }
 

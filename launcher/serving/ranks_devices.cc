@@ -8,7 +8,7 @@
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/host_name.h"
-#include "launcher/cli/device_choice.h"
+#include "launcher/ranks/device_choice.h"
 #include "launcher/serving/launch_plan.h"
 #include "model/llama/weights.h"
 #include "parallel/gpu_places.h"

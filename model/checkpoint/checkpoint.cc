@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <map>
 #include <set>
 #include <system_error>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/checkpoint/strict_json.h"
 #include "model/stable_hash.h"
 
@@ -32,27 +32,6 @@ absl::Status AtPath(const fs::path& path, const absl::Status& status) {
 bool Exists(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
-}
-
-absl::StatusOr<std::string> ReadSmallFile(const fs::path& path, int64_t max_bytes) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) {
-    return absl::InvalidArgumentError(absl::StrCat(path.string(), ": not a regular file"));
-  }
-  const uintmax_t num_bytes = fs::file_size(path, error);
-  std::ifstream in(path, std::ios::binary);
-  if (error || !in)
-    return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be opened"));
-  if (num_bytes > static_cast<uintmax_t>(max_bytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), ": ", num_bytes, " bytes, the limit is ", max_bytes));
-  }
-  std::string text(num_bytes, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(num_bytes));
-  if (static_cast<uintmax_t>(in.gcount()) != num_bytes) {
-    return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be read"));
-  }
-  return text;
 }
 
 // "meta-llama/Llama-3.2-1B": one slash, not a path someone would write for a directory.
@@ -148,13 +127,13 @@ absl::StatusOr<WeightMap> ParseIndex(const fs::path& directory, std::string_view
 
 absl::Status Checkpoint::LoadConfigs() {
   ASSIGN_OR_RETURN(const std::string text,
-                   ReadSmallFile(directory_ / "config.json", kMaxConfigBytes));
+                   ReadTextFile(directory_ / "config.json", kMaxConfigBytes));
   absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
   if (!config.ok()) return AtPath(directory_, config.status());
   config_ = *std::move(config);
   const fs::path generation = directory_ / "generation_config.json";
   if (!Exists(generation)) return absl::OkStatus();
-  ASSIGN_OR_RETURN(const std::string defaults, ReadSmallFile(generation, kMaxConfigBytes));
+  ASSIGN_OR_RETURN(const std::string defaults, ReadTextFile(generation, kMaxConfigBytes));
   absl::StatusOr<GenerationDefaults> parsed = ParseGenerationConfig(defaults, config_);
   if (!parsed.ok()) return AtPath(directory_, parsed.status());
   generation_defaults_ = *parsed;
@@ -177,7 +156,7 @@ absl::Status Checkpoint::AddFile(const std::string& name) {
 }
 
 absl::Status Checkpoint::AddIndexedFiles(const std::filesystem::path& index) {
-  ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(index, kMaxIndexBytes));
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(index, kMaxIndexBytes));
   const absl::StatusOr<WeightMap> weight_map = ParseIndex(directory_, text);
   if (!weight_map.ok()) return AtPath(index, weight_map.status());
   std::map<std::string, int> file_indices;

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/checkpoint/llama_tensors.h"
 #include "model/checkpoint/model_directory.h"
 #include "model/checkpoint/model_shapes.h"
@@ -35,7 +36,7 @@ namespace fs = std::filesystem;
 constexpr double kStandardDeviation = 0.02;
 constexpr int64_t kChunkElements = int64_t{1} << 20;
 constexpr int64_t kMaxThreads = 256;
-constexpr std::streamsize kMaxShapeBytes = 1 << 20;
+constexpr int64_t kMaxShapeBytes = 1 << 20;
 
 int64_t WeightBytes(const std::vector<PlannedFile>& files, DType dtype) {
   int64_t total = 0;
@@ -171,16 +172,7 @@ absl::StatusOr<ModelConfig> ResolveShape(const std::string& shape) {
   if (built_in.ok() || !fs::exists(shape, error)) return built_in;
   const fs::path path =
       fs::is_directory(shape, error) ? fs::path(shape) / "config.json" : fs::path(shape);
-  std::ifstream in(path, std::ios::binary);
-  std::string text(kMaxShapeBytes + 1, '\0');
-  if (!in || in.read(text.data(), kMaxShapeBytes + 1).bad()) {
-    return absl::InvalidArgumentError(absl::StrCat(path.string(), ": cannot be read"));
-  }
-  if (in.gcount() > kMaxShapeBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), ": more than ", kMaxShapeBytes, " bytes, the limit"));
-  }
-  text.resize(static_cast<size_t>(in.gcount()));
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxShapeBytes));
   return ParseModelConfig(text);
 }
 

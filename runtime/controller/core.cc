@@ -67,7 +67,7 @@ void ControllerCore::DeliverEvents(Replica& replica) {
     const uint64_t number = event.request_id;
     RequestTable::Entry* entry = requests_.Find(number);
     if (entry == nullptr) continue;
-    if (event.token && !event.is_emitted_before) MeterToken(*entry, event);
+    if (event.token) MeterToken(*entry, event);
     const bool is_last =
         event.finish.has_value() && requests_.FinishOutput(number, event.sequence_index);
     output_.Deliver(std::move(event));

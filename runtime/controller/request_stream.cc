@@ -37,7 +37,7 @@ grpc::Status NoNumbers(const std::string& request_id) {
 
 RequestStream::Output::Output(const Tokenizer* tokenizer, const StreamSpec& spec, int index)
     : matcher(spec.text.stop_strings, spec.text.include_stop_string) {
-  if (!spec.received.empty()) received = spec.received[index];
+  if (!spec.received.empty()) num_received_text_bytes = spec.received[index].num_text_bytes;
   if (tokenizer == nullptr) return;
   detokenizer.emplace(*tokenizer, spec.text.include_special_tokens, spec.text.is_continuation);
 }
@@ -75,6 +75,7 @@ RequestStream::Next RequestStream::Deliver(const engine::EngineEvent& event) {
     return Next::kCancel;
   }
   bool written = WritePromptLogprobs(event.prompt_logprobs);
+  if (event.num_emitted > 0) written = WriteReceived(index, event) && written;
   if (event.token) written = WriteToken(index, event) && written;
   if (output.matcher.matched()) {
     written = WriteFinish(index, v1::FINISH_REASON_STOP, -1) && written;
@@ -97,7 +98,7 @@ void RequestStream::EndAll(v1::FinishReason reason, const grpc::Status& status) 
 
 bool RequestStream::WritePromptLogprobs(const std::vector<LogprobInfo>& infos) {
   const bool seen = std::any_of(spec_.received.begin(), spec_.received.end(),
-                                [](const ReceivedOutput& each) { return each.num_tokens > 0; });
+                                [](const ReceivedOutput& each) { return !each.token_ids.empty(); });
   if (infos.empty() || seen) return true;
   v1::GenerateEvent event;
   v1::PromptLogprobs& logprobs = *event.mutable_prompt_logprobs();
@@ -109,16 +110,29 @@ bool RequestStream::WritePromptLogprobs(const std::vector<LogprobInfo>& infos) {
   return writer_->Write(std::move(event));
 }
 
+// What the client has of the output's tokens, as if they came now: text that it lacks.
+bool RequestStream::WriteReceived(uint32_t index, const engine::EngineEvent& event) {
+  Output& output = outputs_[index];
+  const std::vector<int32_t>& ids = spec_.received[index].token_ids;
+  LS_CHECK_LE(event.num_emitted, ids.size());
+  std::string text;
+  for (uint32_t i = 0; i < event.num_emitted && !output.matcher.matched(); ++i) {
+    const bool is_last = i + 1 == event.num_emitted;
+    text += TextOf(output, ids[i], is_last && event.finish == engine::FinishReason::kStop);
+    ++output.num_tokens;
+  }
+  return WriteText(index, Unseen(output, text));
+}
+
 bool RequestStream::WriteToken(uint32_t index, const engine::EngineEvent& engine_event) {
   Output& output = outputs_[index];
   const engine::SampledToken& sampled = *engine_event.token;
   v1::GenerateEvent event;
   v1::TokenDelta& delta = *event.mutable_delta();
   delta.set_output_index(index);
-  delta.set_text(Unseen(output, TextOf(output, engine_event)));
-  if (++output.num_tokens <= output.received.num_tokens) {
-    return delta.text().empty() || writer_->Write(std::move(event));
-  }
+  delta.set_text(Unseen(
+      output, TextOf(output, sampled.token, engine_event.finish == engine::FinishReason::kStop)));
+  ++output.num_tokens;
   delta.add_token_ids(sampled.token);
   if (spec_.logprobs && sampled.logprobs) {
     FillLogprobs(sampled.token, *sampled.logprobs, delta.add_logprobs());
@@ -126,17 +140,14 @@ bool RequestStream::WriteToken(uint32_t index, const engine::EngineEvent& engine
   return writer_->Write(std::move(event));
 }
 
-// The text that became certain with this token. The token that stopped the output is not part of
-// its text, unless asked.
-std::string RequestStream::TextOf(Output& output, const engine::EngineEvent& event) const {
+// The text that became certain with this token. The token that stops the output is not part of its
+// text, unless asked.
+std::string RequestStream::TextOf(Output& output, int32_t token, bool stops) const {
   if (!output.detokenizer) return "";
-  const int32_t token = event.token->token;
-  const bool stopped_here =
-      event.finish == engine::FinishReason::kStop && event.stop_token_id == token;
   const bool keep_stop_token = tokenizer_->IsSpecial(token) ||
                                spec_.text.include_stop_string;  // special ones by their own rule
   std::string certain;
-  if (!stopped_here || keep_stop_token) certain = output.detokenizer->Add(token);
+  if (!stops || keep_stop_token) certain = output.detokenizer->Add(token);
   if (output.num_tokens < spec_.text.min_tokens) return certain;
   return output.matcher.Add(certain);
 }
@@ -187,7 +198,7 @@ bool RequestStream::WriteText(uint32_t index, const std::string& text) {
 // What follows the bytes the client has. It counts whole characters; should it not, the rest of the
 // one it cut goes too.
 std::string RequestStream::Unseen(Output& output, const std::string& text) {
-  const int64_t num_seen = output.received.num_text_bytes - output.num_text_bytes;
+  const int64_t num_seen = output.num_received_text_bytes - output.num_text_bytes;
   output.num_text_bytes += static_cast<int64_t>(text.size());
   if (num_seen <= 0) return text;
   size_t begin = std::min(text.size(), static_cast<size_t>(num_seen));

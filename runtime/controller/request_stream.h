@@ -31,7 +31,7 @@ struct TextOptions {
 
 // What the client of an attached stream has of an output, and is not sent again.
 struct ReceivedOutput {
-  int64_t num_tokens = 0;
+  std::vector<int32_t> token_ids;
   int64_t num_text_bytes = 0;
 };
 
@@ -74,18 +74,19 @@ class RequestStream {
     Output(const Tokenizer* tokenizer, const StreamSpec& spec, int index);
     std::optional<IncrementalDetokenizer> detokenizer;
     StopMatcher matcher;
-    ReceivedOutput received;
+    int64_t num_received_text_bytes = 0;
     int32_t num_tokens = 0;
     int64_t num_text_bytes = 0;
     bool finished = false;
   };
 
   bool WritePromptLogprobs(const std::vector<LogprobInfo>& infos);
+  bool WriteReceived(uint32_t index, const engine::EngineEvent& event);
   bool WriteToken(uint32_t index, const engine::EngineEvent& event);
   bool WriteText(uint32_t index, const std::string& text);
   bool WriteFinish(uint32_t index, v1::FinishReason reason, int32_t stop_token_id);
   static std::string Unseen(Output& output, const std::string& text);
-  std::string TextOf(Output& output, const engine::EngineEvent& event) const;
+  std::string TextOf(Output& output, int32_t token, bool stops) const;
   void FillLogprobs(int32_t token, const LogprobInfo& info, v1::Logprobs* logprobs) const;
   grpc::Status StatusAtEnd() const;
 

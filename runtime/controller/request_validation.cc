@@ -214,8 +214,12 @@ absl::Status SetReceived(const v1::AttachRequest& attach, CheckedRequest& reques
                                                      ", at least 0 is needed"));
     }
     const auto& ids = received.token_ids();
-    request.engine.emitted[i].assign(ids.begin(), ids.end());
-    stream.received[i] = {ids.size(), received.num_text_bytes()};
+    if (ids.empty() && received.num_text_bytes() > 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "received[", i, "] has ", received.num_text_bytes(), " bytes of text, but no token_ids"));
+    }
+    stream.received[i] = {{ids.begin(), ids.end()}, received.num_text_bytes()};
+    request.engine.emitted[i] = stream.received[i].token_ids;
   }
   return absl::OkStatus();
 }

@@ -34,26 +34,26 @@ absl::Status Engine::Add(EngineRequest given, absl::Time /*now*/) {
   RETURN_IF_ERROR(CheckRequest(given));
   RETURN_IF_ERROR(CheckQueue());
   const auto emitted = std::exchange(given.emitted, {});
+  LS_CHECK(emitted.empty() || static_cast<int>(emitted.size()) == given.num_outputs);
   Request& request = Insert(MakeRequest(std::move(given)));
   int num_unfinished = request.num_unfinished;  // with its last output the request is gone
   for (size_t i = 0; i < emitted.size() && num_unfinished > 0; ++i) {
-    if (CommitEmitted(*request.sequences[i], emitted[i])) --num_unfinished;
+    if (emitted[i].empty()) continue;
+    CommitEmitted(*request.sequences[i], emitted[i]);
+    if (events_.back().finish) --num_unfinished;
   }
   return absl::OkStatus();
 }
 
-// True when they have ended the output.
-bool Engine::CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens) {
+void Engine::CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens) {
   // Whoever has tokens of it has had what comes before them.
-  if (!tokens.empty()) {
-    sequence.num_prompt_logprobs_delivered = sequence.request.given.prompt.size() - 1;
+  sequence.num_prompt_logprobs_delivered = sequence.request.given.prompt.size() - 1;
+  EngineEvent& event = AddEvent(sequence);
+  for (size_t i = 0; i < tokens.size() && !event.finish; ++i) {
+    Append(sequence, tokens[i], event);
+    ++event.num_emitted;
   }
-  for (const int32_t token : tokens) {
-    SampledToken sampled;
-    sampled.token = token;
-    if (CommitToken(sequence, sampled, /*is_emitted_before=*/true)) return true;
-  }
-  return false;
+  EndIfFinished(sequence, event);
 }
 
 std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {
@@ -134,7 +134,7 @@ absl::Status Engine::Commit(const StepResult& result, absl::Time /*now*/) {
     if (entry.sample) {
       --sequence.samples_in_flight;
       // What a finished sequence still sampled is dropped.
-      if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, *sampled, false);
+      if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, *sampled);
       ++sampled;
     }
     if (--request.steps_in_flight == 0 && request.num_unfinished == 0) retired_.erase(&request);
@@ -172,23 +172,29 @@ EngineEvent& Engine::AddEvent(const Sequence& sequence) {
   return event;
 }
 
-bool Engine::CommitToken(Sequence& sequence, const SampledToken& sampled, bool is_emitted_before) {
+void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
   EngineEvent& event = AddEvent(sequence);
   if (sampled.token == kNoToken) {
     event.finish = FinishReason::kError;
   } else {
-    sequence.tokens.push_back(sampled.token);
-    tokens_generated_ += is_emitted_before ? 0 : 1;
+    Append(sequence, sampled.token, event);
     event.token = sampled;
-    event.is_emitted_before = is_emitted_before;
+    ++tokens_generated_;
     scheduler_.NameFullBlocks(sequence);
-    event.finish = sequence.FinishedBy(sampled.token);
-    if (event.finish == FinishReason::kStop) event.stop_token_id = sampled.token;
   }
-  if (!event.finish) return false;
+  EndIfFinished(sequence, event);
+}
+
+void Engine::Append(Sequence& sequence, int32_t token, EngineEvent& event) {
+  sequence.tokens.push_back(token);
+  event.finish = sequence.FinishedBy(token);
+  if (event.finish == FinishReason::kStop) event.stop_token_id = token;
+}
+
+void Engine::EndIfFinished(Sequence& sequence, const EngineEvent& event) {
+  if (!event.finish) return;
   scheduler_.Remove(sequence);
   if (sequence.request.num_unfinished == 0) Retire(sequence.request);
-  return true;
 }
 
 void Engine::ExpireDeadlines(absl::Time now) {

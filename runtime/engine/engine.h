@@ -34,8 +34,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // RESOURCE_EXHAUSTED: the queue is full. INVALID_ARGUMENT: it can never run (empty prompt, longer
-  // than max_model_len or than the whole cache; emitted tokens that it could not have), naming the
-  // value and the limit.
+  // than max_model_len or than the whole cache, a token out of the vocabulary), naming the value
+  // and the limit.
   absl::Status Add(EngineRequest request, absl::Time now);
   // Ends all outputs of the request; its blocks are free before the next Schedule. No event
   // follows. Unknown ids are ignored.
@@ -90,7 +90,6 @@ class Engine {
   // That one output can become, prompt included.
   int64_t MaxLength(const EngineRequest& request) const;
   absl::Status CheckRequest(const EngineRequest& request) const;
-  absl::Status CheckEmitted(const EngineRequest& request) const;
   absl::Status CheckTokens(const std::vector<int32_t>& tokens, absl::string_view whose) const;
   absl::Status CheckResult(const StepResult& result) const;
   absl::Status CheckPromptLogprobs(const PromptLogprobs& given) const;
@@ -98,8 +97,10 @@ class Engine {
 
   void CommitPromptLogprobs(const PromptLogprobs& given);
   EngineEvent& AddEvent(const Sequence& sequence);
-  bool CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens);
-  bool CommitToken(Sequence& sequence, const SampledToken& sampled, bool is_emitted_before);
+  void Append(Sequence& sequence, int32_t token, EngineEvent& event);
+  void CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens);
+  void CommitToken(Sequence& sequence, const SampledToken& sampled);
+  void EndIfFinished(Sequence& sequence, const EngineEvent& event);
   std::unique_ptr<Request> MakeRequest(EngineRequest given);
   Request& Insert(std::unique_ptr<Request> request);
   void Retire(Request& request);

@@ -36,7 +36,7 @@ struct EngineRequest {
   int num_outputs = 1;   // n
   int32_t priority = 0;  // lower first; ties by arrival
   // By output ([num_outputs], or empty): its tokens so far, of an earlier try, after which it goes
-  // on. They become events once more, up to the one that ends it, without log-probabilities.
+  // on. Those past its end are ignored.
   std::vector<std::vector<int32_t>> emitted;
   absl::Time deadline = absl::InfiniteFuture();
 };
@@ -50,10 +50,12 @@ struct EngineEvent {
   uint32_t sequence_index = 0;
   // A new output token (slot is meaningless here). A stop token is delivered too.
   std::optional<SampledToken> token;
-  bool is_emitted_before = false;  // the token is of EngineRequest::emitted
+  // Instead, first of all: so many tokens of EngineRequest::emitted are its own; `finish` when the
+  // last of them ends it.
+  uint32_t num_emitted = 0;
   // Next ones, in position order, from position 1; only output 0 has them.
   std::vector<LogprobInfo> prompt_logprobs;
-  std::optional<FinishReason> finish;     // after `token`, when both are there
+  std::optional<FinishReason> finish;     // after `token` or those emitted, when both are there
   int32_t stop_token_id = -1;             // with kStop by token
   uint32_t num_cached_prompt_tokens = 0;  // with token and with finish
 };

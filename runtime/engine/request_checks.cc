@@ -42,24 +42,8 @@ absl::Status Engine::CheckRequest(const EngineRequest& request) const {
     return absl::InvalidArgumentError(
         absl::StrCat("request id ", request.request_id, " is in use"));
   }
-  return CheckEmitted(request);
-}
-
-absl::Status Engine::CheckEmitted(const EngineRequest& request) const {
-  const auto num_outputs = static_cast<int64_t>(request.emitted.size());
-  if (num_outputs != 0 && num_outputs != request.num_outputs) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tokens of ", num_outputs, " outputs are given, the request has ", request.num_outputs));
-  }
-  const int64_t most = MaxLength(request) - static_cast<int64_t>(request.prompt.size());
-  for (int64_t i = 0; i < num_outputs; ++i) {
-    const std::vector<int32_t>& tokens = request.emitted[i];
-    if (static_cast<int64_t>(tokens.size()) > most) {
-      return absl::InvalidArgumentError(absl::StrCat("output ", i, " is to go on after ",
-                                                     tokens.size(), " tokens, it has ", most,
-                                                     " at most"));
-    }
-    RETURN_IF_ERROR(CheckTokens(tokens, absl::StrCat("output ", i, "'s")));
+  for (const std::vector<int32_t>& tokens : request.emitted) {
+    RETURN_IF_ERROR(CheckTokens(tokens, "emitted"));
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 // Clients that come back to their requests: after a broken stream, after a restart of the
 // controller, in another's place.
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,6 +70,15 @@ class AttachTest : public ControllerTest {
     output.ids.insert(output.ids.end(), delta.token_ids().begin(), delta.token_ids().end());
     output.text += delta.text();
     output.logprobs.insert(output.logprobs.end(), delta.logprobs().begin(), delta.logprobs().end());
+  }
+  static constexpr size_t kAll = std::numeric_limits<size_t>::max();
+  // Reads until the only output has so many tokens, or the stream has ended.
+  static void TakeTokens(grpc::ClientReader<v1::GenerateEvent>& reader, size_t num_tokens,
+                         Output& output) {
+    v1::GenerateEvent event;
+    while (output.ids.size() < num_tokens && reader.Read(&event)) {
+      if (event.has_delta()) Take(event.delta(), output);
+    }
   }
   Generated Attach(const std::string& name, const Generated& so_far) {
     v1::AttachRequest request;
@@ -208,15 +218,12 @@ TEST_F(AttachTest, TheNewStreamTakesTheOldOnesPlace) {
   replica_->HoldAfter(3);
   grpc::ClientContext context;
   const auto old = stub().Generate(&context, request);
-  v1::GenerateEvent event;
   Generated first;
-  while (first.outputs[0].ids.size() < 3 && old->Read(&event)) {
-    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
-  }
+  TakeTokens(*old, 3, first.outputs[0]);
   const Generated rest = Attach("r", first);
   EXPECT_EQ(Joined(first, rest, 0).ids, ExpectedIds(request, 5));
-  while (old->Read(&event)) {
-  }
+  Output ignored;
+  TakeTokens(*old, kAll, ignored);
   const grpc::Status ended = old->Finish();
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::ABORTED);
   EXPECT_THAT(ended.error_message(), HasSubstr("another client attached"));
@@ -229,15 +236,10 @@ TEST_F(AttachTest, AServerThatStopsInOrderKeepsWhatItEnded) {
   replica_->HoldAfter(3);
   grpc::ClientContext context;
   const auto reader = stub().Generate(&context, request);
-  v1::GenerateEvent event;
   Generated first;
-  while (first.outputs[0].ids.size() < 3 && reader->Read(&event)) {
-    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
-  }
+  TakeTokens(*reader, 3, first.outputs[0]);
   controller_->Shutdown();
-  while (reader->Read(&event)) {
-    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
-  }
+  TakeTokens(*reader, kAll, first.outputs[0]);
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
   Restart();
   EXPECT_EQ(Joined(first, Attach("r", first), 0).ids, ExpectedIds(request, 5));
@@ -278,6 +280,10 @@ TEST_F(AttachTest, WrongNumbersAreNamed) {
   const grpc::Status refused = Attach("r", strange).status;
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(refused.error_message(), HasSubstr("token id 1048576"));
+  Generated text_alone;
+  text_alone.outputs[0].text = "hello";
+  EXPECT_THAT(Attach("r", text_alone).status.error_message(),
+              HasSubstr("received[0] has 5 bytes of text, but no token_ids"));
   EXPECT_TRUE(Attach("r", {}).status.ok());  // nothing was lost
 }
 
@@ -287,17 +293,12 @@ TEST_F(AttachTest, ARefusedOneLeavesTheStreamAlone) {
   replica_->HoldAfter(3);
   grpc::ClientContext context;
   const auto reader = stub().Generate(&context, request);
-  v1::GenerateEvent event;
   Generated first;
-  while (first.outputs[0].ids.size() < 3 && reader->Read(&event)) {
-    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
-  }
+  TakeTokens(*reader, 3, first.outputs[0]);
   Generated strange;
   strange.outputs[0].ids = {1, 1 << 20};
   EXPECT_EQ(Attach("r", strange).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  while (reader->Read(&event)) {
-    if (event.has_delta()) Take(event.delta(), first.outputs[0]);
-  }
+  TakeTokens(*reader, kAll, first.outputs[0]);
   EXPECT_TRUE(reader->Finish().ok());
   EXPECT_EQ(first.outputs[0].ids, ExpectedIds(request, 5));
 }

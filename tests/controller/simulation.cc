@@ -186,6 +186,10 @@ void Simulation::Deliver(engine::EngineEvent event) {
   }
   client.num_prompt_logprobs += event.prompt_logprobs.size();
   std::vector<int32_t>& got = client.got[index];
+  if (event.num_emitted > 0) {
+    const std::vector<int32_t>& whole = client.request.emitted.at(index);
+    got.assign(whole.begin(), whole.begin() + event.num_emitted);
+  }
   if (event.token) {
     const auto& expected = client.expected[index];
     if (got.size() >= expected.size() || expected[got.size()] != event.token->token) {

@@ -186,6 +186,12 @@ class EngineDriver {
       }
       output.prompt_logprobs.insert(output.prompt_logprobs.end(), event.prompt_logprobs.begin(),
                                     event.prompt_logprobs.end());
+      if (event.num_emitted > 0) {
+        EXPECT_TRUE(output.tokens.empty() && !event.token);
+        const auto& emitted = requests_.at(event.request_id).emitted[event.sequence_index];
+        ASSERT_LE(event.num_emitted, emitted.size());
+        output.tokens.assign(emitted.begin(), emitted.begin() + event.num_emitted);
+      }
       if (event.token) output.tokens.push_back(event.token->token);
       output.finish = event.finish;
       output.num_cached_prompt_tokens = event.num_cached_prompt_tokens;

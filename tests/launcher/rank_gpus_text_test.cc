@@ -1,5 +1,5 @@
 // Ranks tell each other of their GPUs; one of another version is named.
-#include "launcher/cli/rank_gpus_text.h"
+#include "launcher/ranks/rank_gpus_text.h"
 
 #include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"

@@ -18,16 +18,15 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "lockstep/v1/worker.grpc.pb.h"
-#include "runtime/worker/plan_codec.h"
 #include "runtime/worker/worker.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
 #include "tests/worker/plan_writer.h"
+#include "tests/worker/scripted_stream.h"
 
 namespace lockstep::testing {
 
 namespace fs = std::filesystem;
-using Stream = grpc::ServerReaderWriter<v1::ToRank, v1::FromRank>;
 
 // What the controller does with one rank's stream, after its Hello.
 using Script = std::function<void(Stream&, int rank)>;
@@ -80,50 +79,9 @@ class FakeController final : public v1::WorkerLink::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// The next message that is no heartbeat; empty at the stream's end.
-inline v1::FromRank Next(Stream& stream) {
-  v1::FromRank message;
-  while (stream.Read(&message)) {
-    if (!message.has_heartbeat()) return message;
-  }
-  return {};
-}
-
-inline void Welcome(Stream& stream) {
-  v1::ToRank message;
-  message.mutable_welcome()->set_heartbeat_interval_ms(50);
-  stream.Write(message);
-}
-
-// From Welcome to Ready.
-inline bool Prepare(Stream& stream, int64_t num_kv_blocks = 16) {
-  Welcome(stream);
-  v1::FromRank message = Next(stream);
-  while (message.has_loading()) message = Next(stream);
-  if (!message.has_loaded()) return false;
-  v1::ToRank start;
-  start.mutable_start()->set_num_kv_blocks(num_kv_blocks);
-  stream.Write(start);
-  return Next(stream).has_ready();
-}
-
-inline void Send(Stream& stream, const engine::StepPlan& plan) {
-  v1::ToRank message;
-  EncodePlan(plan, message.mutable_plan());
-  stream.Write(message);
-}
-
-inline void ShutDown(Stream& stream) {
-  v1::ToRank message;
-  message.mutable_shutdown()->set_reason("done");
-  stream.Write(message);
-  while (stream.Read(std::make_unique<v1::FromRank>().get())) {
-  }
-}
-
-inline void WaitForEnd(Stream& stream) {
-  while (Next(stream).message_case() != v1::FromRank::MESSAGE_NOT_SET) {
-  }
+inline void EndRank(Stream& stream) {
+  ShutDown(stream);
+  WaitForEnd(stream);
 }
 
 class RejoinTest : public ::testing::Test {
@@ -213,7 +171,7 @@ class RejoinTest : public ::testing::Test {
   Script GenerateWithoutLoading(int64_t num_kv_blocks = 16) {
     return [this, num_kv_blocks](Stream& stream, int rank) {
       Welcome(stream);
-      const v1::FromRank loaded = Next(stream);
+      const v1::FromRank loaded = NextOrProgress(stream);
       ASSERT_TRUE(loaded.has_loaded());
       EXPECT_EQ(loaded.loaded().load_ms(), 0);
       EXPECT_EQ(loaded.loaded().kv_room().max_kv_blocks(), 32);
@@ -222,7 +180,7 @@ class RejoinTest : public ::testing::Test {
       stream.Write(start);
       EXPECT_TRUE(Next(stream).has_ready());
       Generate(stream, rank);
-      ShutDown(stream);
+      EndRank(stream);
     };
   }
   void Generate(Stream& stream, int rank) {

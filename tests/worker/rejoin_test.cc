@@ -49,7 +49,7 @@ TEST_F(RejoinTest, WhenTheStreamClosesWhileLoading) {
                         [this](Stream& stream, int rank) {
                           EXPECT_TRUE(Prepare(stream));
                           Generate(stream, rank);
-                          ShutDown(stream);
+                          EndRank(stream);
                         }});
 }
 
@@ -58,7 +58,7 @@ TEST_F(RejoinTest, WhenTheStreamClosesAtHello) {
   ExpectGoodEndAgainst({nothing, nothing, [this](Stream& stream, int rank) {
                           EXPECT_TRUE(Prepare(stream));
                           Generate(stream, rank);
-                          ShutDown(stream);
+                          EndRank(stream);
                         }});
   EXPECT_EQ(epochs_.size(), 3u);
 }
@@ -108,7 +108,7 @@ TEST_F(RejoinTest, TheWindowEndsTheSearch) {
 TEST_F(RejoinTest, AShutdownThatReachesSomeEndsAll) {
   grid_ = *ProcessGrid::Create(1, 2);
   ExpectGoodEndAgainst({PrepareThen([](Stream& stream, int rank) {
-    if (rank == 0) ShutDown(stream);
+    if (rank == 0) EndRank(stream);
   })});
 }
 

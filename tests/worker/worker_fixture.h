@@ -14,16 +14,14 @@
 #include "gtest/gtest.h"
 #include "lockstep/v1/worker.grpc.pb.h"
 #include "parallel/rendezvous.h"
-#include "runtime/worker/plan_codec.h"
 #include "runtime/worker/rank_identity.h"
 #include "runtime/worker/rank_model.h"
 #include "runtime/worker/worker.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
+#include "tests/worker/scripted_stream.h"
 
 namespace lockstep::testing {
-
-using Stream = grpc::ServerReaderWriter<v1::ToRank, v1::FromRank>;
 
 // One rank at a time: a script plays the controller's side of its stream.
 class ScriptedController final : public v1::WorkerLink::Service {
@@ -46,44 +44,8 @@ class ScriptedController final : public v1::WorkerLink::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// The next message that is no heartbeat and no progress; empty at the stream's end.
-inline v1::FromRank Next(Stream& stream) {
-  v1::FromRank message;
-  while (stream.Read(&message)) {
-    if (!message.has_heartbeat() && !message.has_loading()) return message;
-  }
-  return {};
-}
-
-inline void Welcome(Stream& stream, int64_t heartbeat_interval_ms = 1000) {
-  v1::ToRank message;
-  message.mutable_welcome()->set_heartbeat_interval_ms(heartbeat_interval_ms);
-  stream.Write(message);
-}
-
 // From Hello to Ready; false when the rank does not come that far.
-inline bool Serve(Stream& stream, int64_t num_kv_blocks = 16,
-                  int64_t heartbeat_interval_ms = 1000) {
-  if (!Next(stream).has_hello()) return false;
-  Welcome(stream, heartbeat_interval_ms);
-  if (!Next(stream).has_loaded()) return false;
-  v1::ToRank start;
-  start.mutable_start()->set_num_kv_blocks(num_kv_blocks);
-  stream.Write(start);
-  return Next(stream).has_ready();
-}
-
-inline void Send(Stream& stream, const engine::StepPlan& plan) {
-  v1::ToRank message;
-  EncodePlan(plan, message.mutable_plan());
-  stream.Write(message);
-}
-
-inline void ShutDown(Stream& stream) {
-  v1::ToRank message;
-  message.mutable_shutdown()->set_reason("done");
-  stream.Write(message);
-}
+inline bool Serve(Stream& stream) { return Next(stream).has_hello() && Prepare(stream); }
 
 class WorkerTest : public ::testing::Test {
  protected:

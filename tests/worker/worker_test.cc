@@ -122,7 +122,7 @@ TEST_F(WorkerTest, HeartbeatsTellWhatItDoes) {
 TEST_F(WorkerTest, AStuckCollectiveShowsInHeartbeats) {
   std::vector<v1::Heartbeat> stuck;
   ScriptedController controller([&](Stream& stream) {
-    EXPECT_TRUE(Serve(stream, 16, /*heartbeat_interval_ms=*/50));
+    EXPECT_TRUE(Serve(stream));
     PlanWriter plan;
     Send(stream, plan.Open(0, {1}).Grant(0, {3}).Decode(0).Take());
     v1::FromRank message;

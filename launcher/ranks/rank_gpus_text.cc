@@ -1,4 +1,4 @@
-#include "launcher/cli/rank_gpus_text.h"
+#include "launcher/ranks/rank_gpus_text.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "launcher/cli/device_choice.h"
+#include "launcher/ranks/device_choice.h"
 
 #include <utility>
 #include <vector>
@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/host_name.h"
-#include "launcher/cli/rank_gpus_text.h"
 #include "launcher/cli/values.h"
+#include "launcher/ranks/rank_gpus_text.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/job/mpi_rank.h"
+#include "launcher/ranks/mpi_rank.h"
 
 #include <unistd.h>
 
