@@ -75,7 +75,8 @@ struct WorkerOptions {
 // Returns OK after the controller's Shutdown (plans received before it are completed), UNAVAILABLE
 // when the controller cannot be reached or the stream is lost for good, FAILED_PRECONDITION when
 // the controller refuses this rank (ranks that have loaded: for all of rejoin_window) or ranks
-// differ where they must not (runtime/worker/rank_identity.h), DEADLINE_EXCEEDED naming the ranks
+// differ where they must not (runtime/worker/rank_identity.h), ALREADY_EXISTS when other ranks have
+// its place, DEADLINE_EXCEEDED naming the ranks
 // that did not meet the others, else what went wrong here (reported to the controller as Failure
 // first). After an error peers may be waiting for this rank: the caller ends the whole job.
 absl::Status RunWorker(const WorkerOptions& options, Rendezvous& rendezvous);

@@ -188,16 +188,24 @@ TEST_F(AttachTest, AnOutputGoesOnFromWhatTheClientHas) {
 // Its finish, or the whole end of its stream, may be all that a client lacks.
 TEST_F(AttachTest, WhatWasReceivedToItsEndOnlyEnds) {
   ServeWithJournal();
-  const Generated whole = Generate(Named("whole", 12));
-  Begin(Named("r", 12), 3);
-  Generated all = whole;
-  all.outputs[0].finished.reset();
-  const Generated rest = Attach("r", all);
-  EXPECT_TRUE(rest.status.ok()) << rest.status.error_message();
-  EXPECT_TRUE(rest.outputs.at(0).ids.empty());
-  EXPECT_TRUE(rest.outputs.at(0).text.empty());
-  ExpectSame(whole, all, rest);
-  EXPECT_TRUE(IsIdle());
+  v1::GenerateRequest by_length = Named("length", 12);
+  v1::GenerateRequest by_token = by_length;
+  by_token.set_request_id("token");
+  by_token.mutable_stop()->add_stop_token_ids(ExpectedIds(by_length, 5)[8]);
+  for (v1::GenerateRequest request : {by_length, by_token}) {
+    SCOPED_TRACE(request.request_id());
+    const Generated whole = Generate(request);
+    request.set_request_id(absl::StrCat("again by ", request.request_id()));
+    Begin(request, 3);
+    Generated all = whole;
+    all.outputs[0].finished.reset();
+    const Generated rest = Attach(request.request_id(), all);
+    EXPECT_TRUE(rest.status.ok()) << rest.status.error_message();
+    EXPECT_TRUE(rest.outputs.at(0).ids.empty());
+    EXPECT_EQ(rest.outputs.at(0).text, "");
+    ExpectSame(whole, all, rest);
+    EXPECT_TRUE(IsIdle());
+  }
 }
 
 TEST_F(AttachTest, SeveralOutputsStopStringsAndLogprobsGoOnToo) {

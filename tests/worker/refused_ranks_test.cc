@@ -70,7 +70,7 @@ TEST_F(RefusedRanksTest, TheWindowEndsRefusedRanksWithTheReason) {
   FakeController controller(address(), {PrepareThen([](Stream&, int) {}), [](Stream&, int) {}});
   std::thread refuser([&] {
     while (controller.epochs().size() < 2) std::this_thread::yield();
-    controller.CloseWith({grpc::StatusCode::FAILED_PRECONDITION, "epoch 9 is over"});
+    controller.CloseWith({grpc::StatusCode::FAILED_PRECONDITION, "model b does not match"});
   });
   WorkerOptions options = Options(0);
   options.dial_timeout = absl::ZeroDuration();
@@ -79,7 +79,20 @@ TEST_F(RefusedRanksTest, TheWindowEndsRefusedRanksWithTheReason) {
   refuser.join();
   EXPECT_GE(controller.epochs().size(), 4u);
   EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition) << result;
+  EXPECT_THAT(std::string(result.message()), ::testing::HasSubstr("model b does not match"));
+}
+
+// They would count their epoch up until they oust those.
+TEST_F(RefusedRanksTest, RanksWithWeightsWhosePlaceOthersHaveEnd) {
+  FakeController controller(
+      address(), {PrepareThen([](Stream&, int) {}), [&](Stream&, int) {
+                    controller.CloseWith({grpc::StatusCode::ALREADY_EXISTS, "epoch 9 is over"});
+                  }});
+  grid_ = *ProcessGrid::Create(1, 1);
+  const absl::Status result = RunRanks().front();
+  EXPECT_EQ(result.code(), absl::StatusCode::kAlreadyExists) << result;
   EXPECT_THAT(std::string(result.message()), ::testing::HasSubstr("epoch 9 is over"));
+  EXPECT_EQ(controller.epochs().size(), 2u);
 }
 
 TEST_F(RefusedRanksTest, ARefusalAfterTheWelcomeEndsRanksWithWeights) {
