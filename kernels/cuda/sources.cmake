@@ -21,7 +21,6 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/kernel_stream.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/logits_summary.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/made_up_batch.cc
-  ${PROJECT_SOURCE_DIR}/kernels/cuda/plugin.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/row_digests.cu
   ${PROJECT_SOURCE_DIR}/kernels/cuda/row_loader.cc
   ${PROJECT_SOURCE_DIR}/kernels/cuda/skinny_gemm.cu
@@ -42,6 +41,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/parallel/cuda/peer_collectives.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/peer_memory.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/pipeline_communicator.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/plugin.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/tree_sum_kernel.cu
   # of the program's, in the plugin once more
   ${PROJECT_SOURCE_DIR}/kernels/cpu/linear_shape.cc
