@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
 #include "kernels/dtype.h"
 
 namespace lockstep {
 
+class Backend;              // kernels/backend.h
 class DeviceCommunicators;  // parallel/device_communicators.h
 
 // How one device's kernels reach the memory of another.

@@ -29,6 +29,21 @@ struct LinearShape {
 };
 
 // A weight matrix in the backend's own packed layout.
+//
+// What Backend::Linear adds up, and in which order. bf16 weights: x is rounded to bf16 first (to
+// nearest even). Within one K-slice each output element accumulates in f32 with fused multiply-add
+// in one order: f32 weights k = 0, 1, 2, ...; bf16 weights in pairs, odd element then even: k = 1,
+// 0, 3, 2, ... (the order of the vdpbf16ps instruction, Intel SDM vol. 2), a missing last odd
+// element of a slice counting as zero; denormal inputs and results of that accumulation are flushed
+// to zero. Slices are combined as LinearShape says, with ordinary additions (ranks go on adding
+// where this stops).
+//
+// Quantized weights: x is quantized by QuantizeActivationGroup, per token and per group of the
+// weight (kernels/quantization.h). A group's dot product of both q is an integer, exact below
+// 2^24, hence of no order; within a K-slice, from 0 and over groups ascending,
+//   sum = fma(float(dot), x_scale * w_scale, sum)
+// without flushing denormals. A token with a number that is not finite in a group gets NaN in
+// every output; a group of weights likewise in its output.
 class LinearWeight {
  public:
   explicit LinearWeight(const LinearShape& shape) : shape_(shape) {}

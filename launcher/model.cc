@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/backend.h"
+#include "kernels/cpu_backend_options.h"
 #include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"

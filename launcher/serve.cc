@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cpu_backend_options.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/host_places.h"
 #include "launcher/cli/launch_flags.h"
@@ -91,7 +91,7 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for
   }
   plan.threads_per_rank = ThreadsPerRank(options.rank, plan.launch.max_ranks_per_host());
-  RETURN_IF_ERROR(MakeCpuBackend({1, options.rank.isa}).status());
+  RETURN_IF_ERROR(CheckIsa(options.rank.isa));
   return plan;
 }
 

@@ -24,8 +24,8 @@ class Communicator {
   virtual int size() const = 0;
 
   // In place: every rank ends with the sum over ranks, added in the fixed binary tree of neighbours
-  // ((r0+r1)+(r2+r3))+..., the continuation of the K-slice tree (kernels/backend.h). Bitwise the
-  // same on every rank and for every algorithm chosen by size. (NCCL's own sums, where ours are
+  // ((r0+r1)+(r2+r3))+..., the continuation of the K-slice tree (kernels/linear_weight.h). Bitwise
+  // the same on every rank and for every algorithm chosen by size. (NCCL's own sums, where ours are
   // not faster and the mode is not deterministic, are the same on every rank only.) A size that is
   // not a power of two uses the tree in which a missing right subtree adds nothing.
   virtual absl::Status AllReduceSum(float* data, int64_t count) = 0;

@@ -9,7 +9,7 @@
 namespace lockstep::cpu {
 namespace {
 
-static_assert(kSplitTokens == Backend::kAttentionSplit);
+static_assert(kSplitTokens == kAttentionSplit);
 
 // Query rows of an item: enough to share what is read, few enough to keep weights and
 // values in the second-level cache.
@@ -26,7 +26,7 @@ SoftmaxRows RowsAt(float* memory, int num_rows) {
 }  // namespace
 
 struct AttentionRunner::Shape {
-  const Backend::AttentionArgs& args;
+  const AttentionArgs& args;
   const BatchIndex& batch;
   const KvCacheView& cache;
   int head_dim;
@@ -59,7 +59,7 @@ struct AttentionRunner::ThreadScratch {
 AttentionRunner::AttentionRunner(const VectorKernels& kernels, ThreadPool& pool)
     : kernels_(kernels), pool_(pool), scratch_(pool.num_threads()) {}
 
-void AttentionRunner::Run(const Backend::AttentionArgs& args) {
+void AttentionRunner::Run(const AttentionArgs& args) {
   const KvCacheView& cache = *args.cache;
   LS_CHECK_EQ(args.num_heads % cache.num_kv_heads, 0);
   const Shape shape = {args,

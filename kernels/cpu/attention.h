@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/backend_args.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/vector_kernels.h"
@@ -23,7 +23,7 @@ namespace lockstep::cpu {
 class AttentionRunner {
  public:
   AttentionRunner(const VectorKernels& kernels, ThreadPool& pool);
-  void Run(const Backend::AttentionArgs& args);
+  void Run(const AttentionArgs& args);
 
  private:
   struct Item {

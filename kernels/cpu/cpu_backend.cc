@@ -9,6 +9,7 @@
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/products.h"
+#include "kernels/cpu_backend_options.h"
 
 namespace lockstep {
 namespace cpu {
@@ -215,5 +216,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const CpuBackendOptions&
   ASSIGN_OR_RETURN(const cpu::VectorKernels* kernels, cpu::FindKernels(options.isa));
   return std::make_unique<cpu::CpuBackend>(*kernels, options.num_threads);
 }
+
+absl::Status CheckIsa(const std::string& isa) { return MakeCpuBackend({1, isa}).status(); }
 
 }  // namespace lockstep

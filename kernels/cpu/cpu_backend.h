@@ -5,13 +5,17 @@
 #include <memory>
 #include <string>
 
-#include "kernels/backend.h"
+#include "kernels/backend_args.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/host_backend.h"
 #include "kernels/cpu/linear_runner.h"
 #include "kernels/cpu/quantized_linear.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/vector_kernels.h"
+#include "kernels/device_buffer.h"
+#include "kernels/dtype.h"
+#include "kernels/kv_cache_view.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep::cpu {
 

@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
 #include "kernels/base/check.h"
+#include "kernels/device_buffer.h"
 
 namespace lockstep::cpu {
 

@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/packed_linear.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/vector_kernels.h"
+#include "kernels/device_buffer.h"
 
 namespace lockstep::cpu {
 

@@ -5,8 +5,9 @@
 #include <cstring>
 
 #include "absl/status/status.h"
-#include "kernels/backend.h"
 #include "kernels/base/check.h"
+#include "kernels/dtype.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep::cpu {
 

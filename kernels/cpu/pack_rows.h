@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/backend.h"
 #include "kernels/dtype.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep::cpu {
 

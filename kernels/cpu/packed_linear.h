@@ -10,8 +10,10 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
 #include "kernels/cpu/host_memory.h"
+#include "kernels/device_buffer.h"
+#include "kernels/dtype.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep::cpu {
 

@@ -6,8 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "kernels/cpu/linear_shape.h"
+#include "kernels/dtype.h"
+#include "kernels/linear_weight.h"
 #include "kernels/quantization.h"
 
 namespace lockstep::cpu {

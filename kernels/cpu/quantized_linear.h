@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
 #include "kernels/cpu/host_memory.h"
 #include "kernels/cpu/quantized_table.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/vector_kernels.h"
+#include "kernels/device_buffer.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep::cpu {
 

@@ -14,6 +14,7 @@
 #include "kernels/cpu/linear_shape.h"
 #include "kernels/cpu/plain_quantized_weight.h"
 #include "kernels/cpu/products.h"
+#include "kernels/cpu_backend_options.h"
 
 namespace lockstep {
 namespace {
@@ -167,7 +168,7 @@ SoftmaxState AttendSplit(const CachedHead& head, const float* q, float scale, in
 }
 
 void AttendToken(const CachedHead& head, const float* q, float scale, int64_t context, float* out) {
-  constexpr int kSplit = Backend::kAttentionSplit;
+  constexpr int kSplit = kAttentionSplit;
   SoftmaxState state;
   for (int64_t begin = 0; begin < context; begin += kSplit) {
     SoftmaxState split =

@@ -13,7 +13,7 @@
 
 namespace lockstep::cpu {
 
-inline constexpr int kSplitTokens = 128;  // == Backend::kAttentionSplit
+inline constexpr int kSplitTokens = 128;  // == kAttentionSplit
 inline constexpr int kMaxTileRows = 16;
 inline constexpr int kMaxPanelColumns = 32;
 

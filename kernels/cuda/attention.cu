@@ -13,8 +13,8 @@ namespace lockstep::cuda {
 namespace {
 
 // All but what is of one launch.
-AttentionParams ParamsOf(const Backend::AttentionArgs& args, const AttentionForm& form,
-                         DType out_dtype, const AttentionWorkspace& workspace) {
+AttentionParams ParamsOf(const AttentionArgs& args, const AttentionForm& form, DType out_dtype,
+                         const AttentionWorkspace& workspace) {
   const KvCacheView& cache = *args.cache;
   const AttentionHeads heads = {args.num_heads, cache.num_kv_heads, cache.head_dim};
   AttentionParams p = {};
@@ -48,7 +48,7 @@ void SetLaunch(const std::byte* work, const AttentionForm& form, AttentionParams
   p.merges = p.items + form.items;
 }
 
-void CheckArgs(const Backend::AttentionArgs& args) {
+void CheckArgs(const AttentionArgs& args) {
   const KvCacheView& cache = *args.cache;
   LS_CHECK(AttentionSupports(cache.dtype, cache.head_dim))
       << DTypeName(cache.dtype) << " cache of head size " << cache.head_dim;
@@ -183,7 +183,7 @@ cudaError_t LoadAttention(DType kv_dtype, int head_dim) {
   return WithShapes(kv_dtype, head_dim, [](auto shapes) { return decltype(shapes)::Load(); });
 }
 
-cudaError_t LaunchAttention(const Backend::AttentionArgs& args, DType out_dtype,
+cudaError_t LaunchAttention(const AttentionArgs& args, DType out_dtype,
                             const AttentionWorkspace& workspace, TensorMapEncoder encode_maps,
                             const KernelStream& stream) {
   CheckArgs(args);

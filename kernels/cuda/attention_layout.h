@@ -15,9 +15,10 @@
 #include <span>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/attention_batch.h"
 #include "kernels/cuda/attention_form.h"
 #include "kernels/cuda/attention_work.h"
+#include "kernels/dtype.h"
 
 namespace lockstep::cuda {
 

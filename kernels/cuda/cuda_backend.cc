@@ -234,7 +234,7 @@ void CudaBackend::AddRmsNorm(const RmsNormArgs& args) {
             "RMSNorm in e4m3");
 }
 
-std::array<Backend::RowArray, 2> CudaBackend::RowsToGather(void* out, int64_t hidden) const {
+std::array<RowArray, 2> CudaBackend::RowsToGather(void* out, int64_t hidden) const {
   if (quantized_.data != out || !AreRowsToBeRead()) return Backend::RowsToGather(out, hidden);
   const E4m3Rows rows = E4m3RowsIn(out, quantized_.num_rows, hidden);
   return {{{rows.q, hidden}, {rows.scales, int64_t{sizeof(float)}}}};

@@ -5,8 +5,9 @@
 #include <cstdint>
 #include <utility>
 
-#include "kernels/backend.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/device_buffer.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep::cuda {
 

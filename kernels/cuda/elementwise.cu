@@ -29,7 +29,7 @@ __device__ int64_t FirstColumn(int n) { return (int64_t{blockIdx.y} * kThreads +
 __device__ int64_t ColumnStride(int n) { return int64_t{gridDim.y} * kThreads * n; }
 
 template <int n, typename T>
-__global__ void __launch_bounds__(kThreads) EmbedKernel(Backend::EmbedArgs args) {
+__global__ void __launch_bounds__(kThreads) EmbedKernel(EmbedArgs args) {
   const int64_t token = blockIdx.x;
   const int64_t row = args.ids[token] - args.first_id;
   const bool here = row >= 0 && row < args.num_rows;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, const KernelStream& stream) {
+cudaError_t LaunchEmbed(const EmbedArgs& args, const KernelStream& stream) {
   if (args.num_tokens == 0) return cudaSuccess;
   return WithVectors(Vectorises(args.hidden, {args.table, args.out}), [&](auto n) {
     return WithType(args.table_dtype, [&](auto element) {
@@ -97,8 +97,7 @@ cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, const KernelStream& stre
   });
 }
 
-cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
-                             const KernelStream& stream) {
+cudaError_t LaunchAddRmsNorm(const RmsNormArgs& args, DType out_dtype, const KernelStream& stream) {
   if (args.num_tokens == 0) return cudaSuccess;
   const void* delta = args.delta;  // null is as aligned as can be
   const bool vectorises = Vectorises(args.hidden, {args.residual, delta, args.weight, args.out});
@@ -113,8 +112,7 @@ cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
   });
 }
 
-cudaError_t LaunchSiluMul(const Backend::SiluMulArgs& args, DType out_dtype,
-                          const KernelStream& stream) {
+cudaError_t LaunchSiluMul(const SiluMulArgs& args, DType out_dtype, const KernelStream& stream) {
   if (args.num_tokens == 0) return cudaSuccess;
   return WithVectors(Vectorises(args.width, {args.gate_up, args.out}), [&](auto n) {
     return WithProductType(args.gate_up_dtype, [&](auto gate) {
@@ -129,7 +127,7 @@ cudaError_t LaunchSiluMul(const Backend::SiluMulArgs& args, DType out_dtype,
   });
 }
 
-cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStream& stream) {
+cudaError_t LaunchRopeAndWriteKv(const RopeArgs& args, const KernelStream& stream) {
   if (args.batch->num_tokens == 0) return cudaSuccess;
   const KvCacheView& cache = *args.cache;
   const bool vectorises =

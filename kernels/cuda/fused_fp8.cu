@@ -34,8 +34,7 @@ __device__ Floats<n> Widened(const Narrowed<n, T>& x) {
 
 // The 1 asks for nothing: without it 8 bytes are spilled for the sake of a second block.
 template <int n, typename G, typename T>
-__global__ void __launch_bounds__(1024, 1)
-    AddRmsNormE4m3Kernel(Backend::RmsNormArgs args, E4m3Rows out) {
+__global__ void __launch_bounds__(1024, 1) AddRmsNormE4m3Kernel(RmsNormArgs args, E4m3Rows out) {
   LetLaterKernelsBegin();
   RmsNormRow<n, G> row(args, blockIdx.x);
   row.FetchWeights();
@@ -83,7 +82,7 @@ __global__ void __launch_bounds__(1024, 2)
 }
 
 template <int n, typename G, typename T>
-cudaError_t LaunchGatedRows(const Backend::SiluMulArgs& args, const E4m3Rows& out,
+cudaError_t LaunchGatedRows(const SiluMulArgs& args, const E4m3Rows& out,
                             const KernelStream& stream) {
   const auto kernel = SiluMulE4m3Kernel<n, G, T>;
   const cudaError_t error =
@@ -100,8 +99,8 @@ cudaError_t LaunchGatedRows(const Backend::SiluMulArgs& args, const E4m3Rows& ou
 }  // namespace
 
 // The sum of squares must be the one of the norm alone: the same vectors, the same threads.
-cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_to,
-                                const E4m3Rows& out, const KernelStream& stream) {
+cudaError_t LaunchAddRmsNormFp8(const RmsNormArgs& args, DType rounded_to, const E4m3Rows& out,
+                                const KernelStream& stream) {
   if (args.num_tokens == 0) return cudaSuccess;
   const void* delta = args.delta;  // null is as aligned as can be
   const bool vectorises = Vectorises(args.hidden, {args.residual, delta, args.weight, out.q});
@@ -116,8 +115,8 @@ cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_
   });
 }
 
-cudaError_t LaunchSiluMulFp8(const Backend::SiluMulArgs& args, DType rounded_to,
-                             const E4m3Rows& out, const KernelStream& stream) {
+cudaError_t LaunchSiluMulFp8(const SiluMulArgs& args, DType rounded_to, const E4m3Rows& out,
+                             const KernelStream& stream) {
   if (args.num_tokens == 0) return cudaSuccess;
   return WithVectors(Vectorises(args.width, {args.gate_up, out.q}), [&](auto n) {
     return WithProductType(args.gate_up_dtype, [&](auto gate) {

@@ -33,9 +33,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/skinny_gemm.h"
+#include "kernels/device_buffer.h"
 #include "kernels/dtype.h"
 #include "kernels/quantization.h"
 

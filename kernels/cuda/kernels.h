@@ -1,5 +1,5 @@
-// The CUDA kernels as functions that launch them: what they compute is written at Backend
-// (kernels/backend.h); additions may be in another order than there.
+// The CUDA kernels as functions that launch them: what they compute is written at their
+// arguments (kernels/backend_args.h); additions may be in another order than there.
 //
 // All work is issued to `stream` and needs no synchronisation with the host, so that every launch
 // can be captured in a CUDA graph. Nothing is allocated. What takes a KernelStream overlaps where
@@ -12,24 +12,25 @@
 
 #include <cstdint>
 
-#include "kernels/backend.h"
+#include "kernels/backend_args.h"
+#include "kernels/batch_index.h"
 #include "kernels/cuda/attention_layout.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/workspaces.h"
+#include "kernels/dtype.h"
+#include "kernels/kv_cache_view.h"
 #include "kernels/logits_summary.h"
 #include "kernels/token_choice.h"
 
 namespace lockstep::cuda {
 
 // Overlaps nothing: most steps begin with it.
-cudaError_t LaunchEmbed(const Backend::EmbedArgs& args, const KernelStream& stream);
-cudaError_t LaunchAddRmsNorm(const Backend::RmsNormArgs& args, DType out_dtype,
-                             const KernelStream& stream);
-cudaError_t LaunchSiluMul(const Backend::SiluMulArgs& args, DType out_dtype,
-                          const KernelStream& stream);
+cudaError_t LaunchEmbed(const EmbedArgs& args, const KernelStream& stream);
+cudaError_t LaunchAddRmsNorm(const RmsNormArgs& args, DType out_dtype, const KernelStream& stream);
+cudaError_t LaunchSiluMul(const SiluMulArgs& args, DType out_dtype, const KernelStream& stream);
 // Keys and values both lie as [num_blocks, num_kv_heads, block_size, head_dim]. A slot below 0 is
 // not written: the padding of a captured batch.
-cudaError_t LaunchRopeAndWriteKv(const Backend::RopeArgs& args, const KernelStream& stream);
+cudaError_t LaunchRopeAndWriteKv(const RopeArgs& args, const KernelStream& stream);
 cudaError_t LaunchGatherRows(const void* in, const int32_t* rows, int64_t num_rows,
                              int64_t row_bytes, void* out, cudaStream_t stream);
 // out[i] = in[i] of another dtype; out is aligned to its own elements alone.
@@ -77,10 +78,10 @@ inline E4m3Rows E4m3RowsIn(void* memory, int64_t num_rows, int64_t width) {
 }
 // What LaunchAddRmsNorm and LaunchSiluMul write as `rounded_to`, after LaunchQuantizeFp8: the same
 // bits, without the way through memory. args.out is not used; rows as aligned as it would be.
-cudaError_t LaunchAddRmsNormFp8(const Backend::RmsNormArgs& args, DType rounded_to,
-                                const E4m3Rows& out, const KernelStream& stream);
-cudaError_t LaunchSiluMulFp8(const Backend::SiluMulArgs& args, DType rounded_to,
-                             const E4m3Rows& out, const KernelStream& stream);
+cudaError_t LaunchAddRmsNormFp8(const RmsNormArgs& args, DType rounded_to, const E4m3Rows& out,
+                                const KernelStream& stream);
+cudaError_t LaunchSiluMulFp8(const SiluMulArgs& args, DType rounded_to, const E4m3Rows& out,
+                             const KernelStream& stream);
 // Rows of kF32 or kBF16.
 struct ProductRows {
   void* data = nullptr;  // [num_rows, num_columns]
@@ -119,7 +120,7 @@ cudaError_t LoadAttention(DType kv_dtype, int head_dim);
 // context_lens is 0 are skipped and their rows of out left alone. qkv, out and the cache are
 // aligned to 16 bytes. encode_maps not null: chunks are worked on by wgmma, where
 // WgmmaAttentionSupports the cache; results differ from the other kernel's in rounding.
-cudaError_t LaunchAttention(const Backend::AttentionArgs& args, DType out_dtype,
+cudaError_t LaunchAttention(const AttentionArgs& args, DType out_dtype,
                             const AttentionWorkspace& workspace, TensorMapEncoder encode_maps,
                             const KernelStream& stream);
 

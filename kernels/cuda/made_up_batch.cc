@@ -129,7 +129,7 @@ absl::Status MadeUpBatch::FillCache(const std::vector<Sequence>& sequences,
   return absl::OkStatus();
 }
 
-Backend::AttentionArgs MadeUpBatch::Args(void* out) const {
+AttentionArgs MadeUpBatch::Args(void* out) const {
   return {qkv_,    num_heads(), 1.0f / std::sqrt(static_cast<float>(cache_.head_dim)),
           &index_, &cache_,     out};
 }

@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
+#include "kernels/backend_args.h"
+#include "kernels/batch_index.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/dtype.h"
+#include "kernels/kv_cache_view.h"
 
 namespace lockstep::cuda {
 
@@ -42,7 +45,7 @@ class MadeUpBatch {
   absl::Status CutInto(int64_t split_tokens, bool wgmma, const AttentionWorkspace& workspace,
                        cudaStream_t stream);
   // `out` has out_elements(). After CutInto.
-  Backend::AttentionArgs Args(void* out) const;
+  AttentionArgs Args(void* out) const;
 
  private:
   struct Free {

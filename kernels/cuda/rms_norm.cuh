@@ -2,7 +2,7 @@
 // of its squares and its scaling (and, where it is quantized, its largest magnitude: fused_fp8.cu).
 #pragma once
 
-#include "kernels/backend.h"
+#include "kernels/backend_args.h"
 #include "kernels/cuda/vectors.cuh"
 
 namespace lockstep::cuda {
@@ -19,7 +19,7 @@ static_assert(kRmsNormKept % kRmsNormAtOnce == 0);
 template <int n, typename G>
 class RmsNormRow {
  public:
-  __device__ RmsNormRow(const Backend::RmsNormArgs& args, int64_t row)
+  __device__ RmsNormRow(const RmsNormArgs& args, int64_t row)
       : hidden_(args.hidden),
         eps_(args.eps),
         residual_(args.residual + row * args.hidden),
@@ -124,7 +124,7 @@ class RmsNormRow {
 };
 
 template <int n, typename G, typename T>
-__global__ void __launch_bounds__(1024) AddRmsNormKernel(Backend::RmsNormArgs args) {
+__global__ void __launch_bounds__(1024) AddRmsNormKernel(RmsNormArgs args) {
   LetLaterKernelsBegin();
   RmsNormRow<n, G> row(args, blockIdx.x);
   row.FetchWeights();

@@ -2,8 +2,8 @@
 // cache: every element of qkv is read once, and q's are written back. Nobody reads k there again.
 #pragma once
 
-#include "kernels/backend.h"
 #include "kernels/cuda/vectors.cuh"
+#include "kernels/kv_cache_view.h"
 
 namespace lockstep::cuda {
 

@@ -9,10 +9,12 @@
 #include <mutex>
 #include <utility>
 
-#include "kernels/backend.h"
 #include "kernels/cuda/host_staging.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/device_buffer.h"
+#include "kernels/dtype.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep::cuda {
 

@@ -9,7 +9,7 @@
 #include <map>
 
 #include "absl/status/status.h"
-#include "kernels/backend.h"
+#include "kernels/step_work.h"
 
 namespace lockstep::cuda {
 

@@ -14,6 +14,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
+#include "kernels/cpu_backend_options.h"
 #include "launcher/base/host_name.h"
 #include "launcher/bench/load_generator.h"
 #include "launcher/calibration/other_programs.h"

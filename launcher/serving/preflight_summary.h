@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
-#include "runtime/controller/controller.h"
+#include "runtime/controller/controller_event.h"
 
 namespace lockstep {
 

@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
+#include "kernels/dtype.h"
+#include "kernels/linear_weight.h"
 #include "model/checkpoint/checkpoint.h"
 #include "parallel/partition.h"
 

@@ -36,7 +36,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "kernels/backend.h"
+#include "kernels/device_buffer.h"
 #include "parallel/communicator.h"
 #include "parallel/cuda/nccl_communicator.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/controller/controller.h"
+#include "runtime/controller/controller_event.h"
 
 namespace lockstep {
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cpu_backend_options.h"
 #include "parallel/device_communicators.h"
 #include "parallel/nccl_environment.h"
 

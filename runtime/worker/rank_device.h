@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/accelerator.h"
 #include "kernels/backend.h"
+#include "kernels/cpu_backend_options.h"
 #include "parallel/communicator.h"
 #include "parallel/gpu_places.h"
 #include "parallel/renewable_communicator.h"

@@ -18,6 +18,7 @@
 #include "CLI/CLI.hpp"
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
+#include "kernels/cpu_backend_options.h"
 #include "tests/bench/kernel_inputs.h"
 #include "tests/bench/kernel_report.h"
 #include "tests/bench/machine_limits.h"

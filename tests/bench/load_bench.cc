@@ -26,6 +26,7 @@
 #include "kernels/accelerator.h"
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
+#include "kernels/cpu_backend_options.h"
 #include "model/llama/llama_stage.h"
 
 namespace lockstep {

@@ -18,6 +18,7 @@
 #include "fmt/format.h"
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
+#include "kernels/cpu_backend_options.h"
 #include "model/llama/llama_stage.h"
 #include "model/llama/uniform_batch.h"
 #include "model/llama/weights.h"

@@ -188,15 +188,15 @@ class StepCounter {
 
   void CountElementwise() {
     const Memory weight(shape_.hidden * 4);
-    const Backend::RmsNormArgs norm = {.residual = residual_.as<float>(),
-                                       .delta = wide_.as(),
-                                       .weight = weight.as<float>(),
-                                       .eps = 1e-5f,
-                                       .num_tokens = tokens_,
-                                       .hidden = shape_.hidden,
-                                       .out = narrow_.as(),
-                                       .consumer = nullptr,
-                                       .delta_dtype = DType::kF32};
+    const RmsNormArgs norm = {.residual = residual_.as<float>(),
+                              .delta = wide_.as(),
+                              .weight = weight.as<float>(),
+                              .eps = 1e-5f,
+                              .num_tokens = tokens_,
+                              .hidden = shape_.hidden,
+                              .out = narrow_.as(),
+                              .consumer = nullptr,
+                              .delta_dtype = DType::kF32};
     const cuda::KernelStream stream(nullptr);
     Count("RMSNorm", [&] { return cuda::LaunchAddRmsNorm(norm, DType::kBF16, stream); });
     Count("RMSNorm in e4m3", [&] {
@@ -211,11 +211,11 @@ class StepCounter {
   }
 
   void CountGated() {
-    const Backend::SiluMulArgs args = {.gate_up = wide_.as(),
-                                       .num_tokens = tokens_,
-                                       .width = shape_.intermediate,
-                                       .out = narrow_.as(),
-                                       .gate_up_dtype = DType::kF32};
+    const SiluMulArgs args = {.gate_up = wide_.as(),
+                              .num_tokens = tokens_,
+                              .width = shape_.intermediate,
+                              .out = narrow_.as(),
+                              .gate_up_dtype = DType::kF32};
     const cuda::KernelStream stream(nullptr);
     Count("SiLU", [&] { return cuda::LaunchSiluMul(args, DType::kBF16, stream); });
     Count("SiLU in e4m3", [&] {
@@ -240,8 +240,8 @@ class StepCounter {
     index_.attention_work = on_device.as<std::byte>();
     index_.attention_form = work.form().Packed();
     const Memory workspace(cuda::kAttentionWorkspaceBytes);
-    const Backend::AttentionArgs args = {qkv_.as(), shape_.num_heads, 0.088f,     &index_,
-                                         &cache_,   narrow_.as(),     DType::kF32};
+    const AttentionArgs args = {qkv_.as(), shape_.num_heads, 0.088f,     &index_,
+                                &cache_,   narrow_.as(),     DType::kF32};
     Count(fmt::format("{}, splits of {}", name, work.split_tokens()), [&] {
       return cuda::LaunchAttention(args, DType::kBF16,
                                    {workspace.as(), cuda::kAttentionWorkspaceBytes}, encode,

@@ -8,8 +8,9 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/device_buffer.h"
+#include "kernels/linear_weight.h"
 
 namespace lockstep::bench {
 

@@ -117,7 +117,7 @@ class KernelTimer {
     }
   }
 
-  Backend::RmsNormArgs NormArgs() const {
+  RmsNormArgs NormArgs() const {
     return {.residual = hidden_.as<float>(),
             .delta = wide_.data(),
             .weight = weight_.as<float>(),
@@ -175,11 +175,11 @@ class KernelTimer {
 
   void TimeSilu(int64_t times) {
     FillActivations();
-    const Backend::SiluMulArgs args = {.gate_up = wide_.data(),
-                                       .num_tokens = num_tokens(),
-                                       .width = config_.intermediate_size,
-                                       .out = input_.data(),
-                                       .gate_up_dtype = ProductDType()};
+    const SiluMulArgs args = {.gate_up = wide_.data(),
+                              .num_tokens = num_tokens(),
+                              .width = config_.intermediate_size,
+                              .out = input_.data(),
+                              .gate_up_dtype = ProductDType()};
     const auto gated = static_cast<double>(args.num_tokens * args.width);
     Time("SiLU", times, gated * static_cast<double>(2 * ProductBytes() + 2), 0,
          [&](int64_t) { backend_.SiluMul(args); });

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/cpu_backend_options.h"
 #include "tests/kernels/paged_world.h"
 
 namespace lockstep::testing {

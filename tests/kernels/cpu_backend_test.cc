@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "kernels/cpu_backend_options.h"
 #include "tests/kernels/counting_new.h"
 #include "tests/kernels/kernel_fixture.h"
 

@@ -8,6 +8,8 @@
 
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
+#include "kernels/cpu_backend_options.h"
+#include "kernels/device_buffer.h"
 
 namespace lockstep::testing {
 namespace {

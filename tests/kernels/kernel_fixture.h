@@ -19,6 +19,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/cpu_features.h"
+#include "kernels/cpu_backend_options.h"
 #include "tests/kernels/emulated_kernels.h"
 
 namespace lockstep::testing {

@@ -1,4 +1,5 @@
 #include "tests/kernels/paged_world.h"
+#include "kernels/cpu_backend_options.h"
 
 #include <algorithm>
 #include <cmath>

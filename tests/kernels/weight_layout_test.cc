@@ -8,6 +8,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/check.h"
 #include "kernels/cpu/host_memory.h"
+#include "kernels/cpu_backend_options.h"
 
 namespace lockstep {
 namespace {

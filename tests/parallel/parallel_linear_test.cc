@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cpu_backend_options.h"
 #include "parallel/partition.h"
 #include "tests/parallel/run_ranks.h"
 

@@ -2,6 +2,7 @@
 // equal the reference's.
 #include "tests/worker/llama_step_loop.h"
 
+#include "kernels/cpu_backend_options.h"
 #include "tests/parallel/run_ranks.h"
 #include "tests/support/assets.h"
 

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu_backend_options.h"
 #include "tests/parallel/run_ranks.h"
 
 namespace lockstep {

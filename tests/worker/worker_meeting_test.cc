@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu_backend_options.h"
 #include "runtime/worker/preflight.h"
 #include "runtime/worker/worker.h"
 #include "tests/worker/worker_fixture.h"

@@ -44,8 +44,7 @@ std::vector<float> AttentionOnDevice::Attend(const FlatBatch& batch, const std::
   cache.k = keys_.data();
   cache.v = values_.data();
   const auto attend = [&](void* out) {
-    Backend::AttentionArgs args = {plain_qkv.data(), shape.num_heads, world_.scale(),
-                                   &index,           &cache,          out};
+    AttentionArgs args = {plain_qkv.data(), shape.num_heads, world_.scale(), &index, &cache, out};
     if (options.rounded_qkv) args.qkv = rounded_qkv.data();
     if (options.rounded_qkv) args.qkv_dtype = DType::kBF16;
     EXPECT_EQ(cuda::LaunchAttention(args, options.out_dtype, {workspace.data(), workspace_bytes},

@@ -8,6 +8,7 @@
 
 #include "tests/kernels/cuda/attention_on_device.h"
 #ifdef LOCKSTEP_CUDA_EMULATION
+#include "kernels/cpu_backend_options.h"
 #include "tests/support/cuda_emulation/emulation.h"
 #endif
 

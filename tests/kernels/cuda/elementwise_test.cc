@@ -2,6 +2,7 @@
 // vectors fit and do not fit.
 #include <vector>
 
+#include "kernels/cpu_backend_options.h"
 #include "kernels/cuda/kernels.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/paged_world.h"
@@ -48,8 +49,7 @@ TEST_F(CudaElementwise, EmbedEqualsTwinAndIsZeroOutsideTheShard) {
     for (const int shift : kShifts) {
       const std::vector<float> table = random_.Wild(kRows * hidden);
       const auto expect_twin = [&](DType dtype, const auto& numbers) {
-        Backend::EmbedArgs args = {numbers.data(), dtype,      kRows,   20,
-                                   hidden,         ids.data(), num_ids, nullptr};
+        EmbedArgs args = {numbers.data(), dtype, kRows, 20, hidden, ids.data(), num_ids, nullptr};
         std::vector<float> want(num_ids * hidden);
         args.out = want.data();
         reference_->Embed(args);

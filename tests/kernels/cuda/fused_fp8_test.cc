@@ -98,7 +98,7 @@ void ExpectSameNorms(const BoundedRows& rows, Delta added, int shift) {
   for (const DType dtype : kFusedTypes) {
     const DeviceArray<float> residual(x, shift), other(x, shift);
     const auto args = [&](const DeviceArray<float>& of, void* out) {
-      Backend::RmsNormArgs args = {of.data(), nullptr, weight.data(), 1e-5f, num_rows, width, out};
+      RmsNormArgs args = {of.data(), nullptr, weight.data(), 1e-5f, num_rows, width, out};
       if (added == Delta::kPlain) args.delta = plain.data();
       if (added == Delta::kRounded) args.delta = rounded.data();
       if (added == Delta::kRounded) args.delta_dtype = DType::kBF16;
@@ -140,7 +140,7 @@ void ExpectSameGated(const BoundedRows& rows, int shift) {
   for (const bool is_rounded : {false, true}) {
     const void* const gate_up =
         is_rounded ? static_cast<const void*>(rounded.data()) : plain.data();
-    Backend::SiluMulArgs args = {gate_up, num_rows, width, /*out=*/nullptr};
+    SiluMulArgs args = {gate_up, num_rows, width, /*out=*/nullptr};
     if (is_rounded) args.gate_up_dtype = DType::kBF16;
     for (const DType dtype : kFusedTypes) {
       const Bits want = SeparateBits(dtype, rows, shift, [&](void* out) {

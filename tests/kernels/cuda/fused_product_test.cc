@@ -67,7 +67,7 @@ class FusedProduct {
                             first});
     }
   }
-  std::array<Backend::RowArray, 2> RowsToGather() const {
+  std::array<RowArray, 2> RowsToGather() const {
     return backend_->RowsToGather(in_.data(), kHidden);
   }
   void* rows() const { return in_.data(); }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu_backend_options.h"
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/support/assets.h"

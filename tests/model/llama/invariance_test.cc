@@ -5,6 +5,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu_backend_options.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/model/llama/temporary_model.h"
 #include "tests/support/assets.h"

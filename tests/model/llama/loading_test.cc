@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu_backend_options.h"
 #include "model/llama/llama_stage.h"
 #include "tests/model/llama/temporary_model.h"
 

@@ -10,6 +10,7 @@
 
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/cpu_backend_options.h"
 #include "parallel/communicator.h"
 #include "parallel/partition.h"
 

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/cpu_backend_options.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/llama_stage.h"
 
