@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/base/notice.h"
 #include "kernels/dtype.h"
 
 namespace lockstep {
@@ -53,7 +53,7 @@ struct AcceleratorOptions {
   // rest is spared, and ranks do not time what they exchange.
   bool is_shared = false;
   // Gets what operators may want to read, in the calls of those who use the backend. May be null.
-  std::function<void(const std::string&)> notice = nullptr;
+  Notice notice = nullptr;
 };
 
 class Accelerator {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/notice.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/version.h"
 #include "launcher/base/host_name.h"

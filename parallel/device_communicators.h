@@ -2,12 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/base/notice.h"
 #include "parallel/communicator.h"
 #include "parallel/token_split.h"
 
@@ -29,7 +28,7 @@ struct DeviceGroupOptions {
   // Of messages that the last rank of a pipeline sends back to rank 0, which may receive them in
   // parts (then no longer ones). 0: there are none.
   int64_t bytes_back = 0;
-  std::function<void(const std::string&)> notice;  // what operators may want to read; may be null
+  Notice notice;  // what operators may want to read; may be null
 };
 
 class DeviceCommunicators {
@@ -47,7 +46,7 @@ struct DeviceGroupsOptions {
   int64_t max_hidden_states = 0;  // of a step, the most numbers that a stage hands to the next
   int64_t bytes_back = 0;         // DeviceGroupOptions
   int64_t most_undivided_bytes = kMostUndividedBytesBetweenDevices;  // RankGroups
-  std::function<void(const std::string&)> notice;
+  Notice notice;
 };
 
 // Both groups of a rank; `host`'s say where the stages lie. Collective; errors as above.

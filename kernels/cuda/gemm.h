@@ -23,16 +23,15 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/base/notice.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "kernels/cuda/skinny_gemm.h"
 #include "kernels/device_buffer.h"
@@ -46,7 +45,7 @@ class Gemm {
   struct Options {
     DType compute = DType::kBF16;  // of x and W; sums are f32
     bool deterministic = false;
-    std::function<void(const std::string&)> notice = nullptr;  // AcceleratorOptions
+    Notice notice = nullptr;  // AcceleratorOptions
   };
   // RESOURCE_EXHAUSTED, UNAVAILABLE.
   static absl::StatusOr<std::unique_ptr<Gemm>> Create(const KernelStream& stream,

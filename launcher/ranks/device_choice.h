@@ -2,19 +2,17 @@
 // who measure.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/base/notice.h"
 #include "launcher/cli/serving_flags.h"
 #include "parallel/gpu_places.h"
 #include "parallel/mpi_communicator.h"
 #include "runtime/worker/rank_device.h"
 
 namespace lockstep {
-
-using Notice = std::function<void(const std::string&)>;  // what operators may want to read
 
 struct DeviceSearch {
   std::optional<GpusHere> gpus;  // nothing: the CPUs

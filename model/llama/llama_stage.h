@@ -14,13 +14,13 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/base/notice.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/activations.h"
 #include "model/llama/device_batch.h"
@@ -45,7 +45,7 @@ struct StageOptions {
   // A directory (made if need be) or a file that keeps packed weights for later starts; empty:
   // none. Why it could not be used is told to on_notice, which may be null.
   std::filesystem::path weight_cache;
-  std::function<void(const std::string&)> on_notice;
+  Notice on_notice;
   // Called by Forward as each half of a layer begins, for those who watch long steps. May be null.
   std::function<void()> on_progress;
 };

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/base/notice.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/llama/shard_reader.h"
 #include "model/llama/stage_shape.h"
@@ -70,7 +70,7 @@ struct WeightSource {
   // A directory, or a file, that keeps packed weights for later starts, unless they lie beside the
   // checkpoint already (PackWeights); empty: neither is used.
   std::filesystem::path cache;
-  std::function<void(const std::string&)> on_notice;  // why it is not used; may be null
+  Notice on_notice;  // why it is not used; may be null
 };
 
 // Whether LoadStageWeights would find everything in the cache.

@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/base/notice.h"
 #include "kernels/cuda/kernel_stream.h"
 #include "parallel/communicator.h"
 
@@ -41,7 +41,7 @@ struct NcclOptions {
   // of the group there is no trial, which would time how the devices change between them and take
   // tens of seconds: of what it would choose between all is ours, and `notice` is told why.
   bool shares_device = false;
-  std::function<void(const std::string&)> notice;
+  Notice notice;
   int max_thread_blocks = 0;  // of NCCL's kernels; 0: its own choice
   // Sizes up to this are exchanged once at the start: NCCL connects an algorithm at its first use.
   // Above the default it takes no others. Less where sums are never as long.

@@ -19,9 +19,8 @@ RankDevice::RankDevice() {
   pp_ = static_cast<RenewableCommunicator*>(own_groups_.pp.get());
 }
 
-absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(
-    const DeviceOptions& options, DType compute,
-    const std::function<void(const std::string&)>& notice) {
+absl::StatusOr<std::unique_ptr<RankDevice>> RankDevice::Open(const DeviceOptions& options,
+                                                             DType compute, const Notice& notice) {
   std::unique_ptr<RankDevice> device(new RankDevice);
   device->notice_ = notice;
   if (!options.gpu.has_value()) {

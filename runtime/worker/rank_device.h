@@ -2,16 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/accelerator.h"
 #include "kernels/backend.h"
+#include "kernels/base/notice.h"
 #include "kernels/cpu_backend_options.h"
 #include "parallel/communicator.h"
 #include "parallel/gpu_places.h"
@@ -38,9 +37,8 @@ class RankDevice {
  public:
   // compute: AcceleratorOptions. `notice` gets what operators may want to read; may be null.
   // Errors as FindGpus and Accelerator::MakeBackend.
-  static absl::StatusOr<std::unique_ptr<RankDevice>> Open(
-      const DeviceOptions& options, DType compute,
-      const std::function<void(const std::string&)>& notice);
+  static absl::StatusOr<std::unique_ptr<RankDevice>> Open(const DeviceOptions& options,
+                                                          DType compute, const Notice& notice);
 
   Backend& backend() { return *backend_; }
   const Backend& backend() const { return *backend_; }
@@ -69,7 +67,7 @@ class RankDevice {
   std::unique_ptr<Backend> backend_;
   std::optional<int> gpu_;
   std::vector<AcceleratorInfo> gpus_;
-  std::function<void(const std::string&)> notice_;
+  Notice notice_;
   DeviceCommunicators* communicators_ = nullptr;
   RankGroups own_groups_;  // of GPUs
   RankGroups* groups_ = &own_groups_;

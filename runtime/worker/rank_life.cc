@@ -20,6 +20,11 @@ const absl::Duration kFinishTimeout = absl::Seconds(1);
 constexpr int64_t kMinHeartbeatMs = 10;
 constexpr int64_t kMaxHeartbeatMs = 3600 * 1000;
 
+// Cast here and in the controller.
+static_assert(static_cast<int>(DeviceLink::kNone) == v1::GpuLink::NONE &&
+              static_cast<int>(DeviceLink::kPeerAccess) == v1::GpuLink::PEER_ACCESS &&
+              static_cast<int>(DeviceLink::kNvLink) == v1::GpuLink::NVLINK);
+
 void PutGpu(const RankDevice& device, v1::Gpu* into) {
   const std::vector<AcceleratorInfo>& gpus = device.gpus();
   const AcceleratorInfo& mine = gpus[static_cast<size_t>(*device.gpu())];

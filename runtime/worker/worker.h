@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "kernels/base/notice.h"
 #include "model/llama/llama_stage.h"
 #include "parallel/process_grid.h"
 #include "parallel/rendezvous.h"
@@ -62,7 +63,7 @@ struct WorkerOptions {
   // How long ranks that do not load wait for each other then.
   absl::Duration gather_timeout = absl::Seconds(30);
   // What operators may want to read about that; one line. May be null.
-  std::function<void(const std::string&)> on_notice;
+  Notice on_notice;
 
   // Called from another thread when the controller is gone (or told this rank to stop) and the step
   // loop has not returned within stop_grace (within gather_timeout if it rejoins): it waits for a
