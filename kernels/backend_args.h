@@ -33,9 +33,8 @@ struct EmbedArgs {
 // residual += delta (when delta is not null; of delta_dtype), then out = residual /
 // sqrt(mean(residual^2) + eps) * weight. residual, delta, out: [num_tokens, hidden]; weight: f32
 // [hidden]. The sum of squares runs in 16 lanes (lane = index mod 16, fused multiply-add,
-// ascending), lanes then added as a binary tree of neighbours; with scale = 1 / sqrt(sum / hidden +
-// eps), out = (residual * scale)
-// * weight.
+// ascending), lanes then added as a binary tree of neighbours; with
+// scale = 1 / sqrt(sum / hidden + eps), out = (residual * scale) * weight.
 struct RmsNormArgs {
   float* residual;
   const void* delta;
@@ -58,8 +57,8 @@ struct RmsNormArgs {
   DType delta_dtype = DType::kF32;  // or what ProductDType has named
 };
 
-// Of Backend::RowsToGather: row i in row_bytes at data + i *
-// row_bytes of each array; an array without bytes is none.
+// Of Backend::RowsToGather: row i in row_bytes at data + i * row_bytes of each array; an array
+// without bytes is none.
 struct RowArray {
   void* data = nullptr;
   int64_t row_bytes = 0;
