@@ -6,11 +6,10 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "kernels/base/check.h"
 #include "model/tokenizer/tokenizer.h"
+#include "tests/support/read_file.h"
 
 namespace lockstep {
 namespace {
@@ -29,8 +28,7 @@ std::unique_ptr<Tokenizer> LoadOrDie(const std::filesystem::path& directory) {
 }
 
 std::string English() {
-  std::ifstream file(Shared() / "tokenizers/llama3/LICENSE");
-  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::string text = testing::ReadFile(Shared() / "tokenizers/llama3/LICENSE");
   LS_CHECK(!text.empty()) << "no text; set LOCKSTEP_SHARED";
   return text;
 }

@@ -6,12 +6,12 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "runtime/controller/journal_format.h"
+#include "tests/support/read_file.h"
 #include "tests/support/temp_directory.h"
 
 namespace lockstep {
@@ -50,10 +50,7 @@ class JournalTest : public ::testing::Test {
   bool Has(const std::string& name, absl::Time now = kJournalStart) {
     return journal_->Find(name, now).has_value();
   }
-  std::string Read() const {
-    std::ifstream file(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string Read() const { return testing::ReadFile(path_); }
   void Write(const std::string& bytes) const {
     std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
   }

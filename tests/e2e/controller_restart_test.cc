@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
@@ -72,8 +71,7 @@ class ControllerRestartTest : public ::testing::Test {
     for (const auto& flags : {DeviceFlags(), LimitFlags(), more}) {
       worker.insert(worker.end(), flags.begin(), flags.end());
     }
-    return std::make_unique<Process>(
-        LocalMpiCommand(*FindMpirun(), 4, {scratch_.path(), scratch_.path()}, worker));
+    return testing::StartRanks(4, scratch_.path(), worker);
   }
   // Who reads the ranks' weights from now on fails.
   void TruncateRanksWeights() const { fs::resize_file(RanksModel() / "model.safetensors", 8); }

@@ -11,7 +11,6 @@
 //    --kill-every seconds; afterwards no block in use, memory and descriptors as before.
 // Exit 0: every answer was right and nothing is left.
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -209,16 +208,6 @@ int64_t NumDescriptors(int pid) {
   return error ? -1 : std::distance(begin(fds), end(fds));
 }
 
-int64_t ResidentBytesOf(int pid) {
-  std::FILE* file = std::fopen(("/proc/" + std::to_string(pid) + "/statm").c_str(), "r");
-  if (file == nullptr) return 0;
-  long total = 0;
-  long resident = 0;
-  const int read = std::fscanf(file, "%ld %ld", &total, &resident);
-  std::fclose(file);
-  return read == 2 ? resident * sysconf(_SC_PAGESIZE) : 0;
-}
-
 // How long after a client vanished its blocks are free, at worst, over some tries.
 int Disconnect(const Connection& server) {
   double worst_ms = 0;
@@ -274,9 +263,6 @@ class Killer {
   int num_kills_ = 0;
 };
 
-// Is `after` more than a tenth and 8 MiB above `before`?
-bool HasGrown(int64_t before, int64_t after) { return after > before + before / 10 + (8 << 20); }
-
 int Soak(const Connection& server, Load& load, double peak_rate, const EnduranceOptions& options) {
   Killer killer(server, absl::Seconds(options.kill_every), options.seed);
   const absl::Time begin = absl::Now();
@@ -288,7 +274,7 @@ int Soak(const Connection& server, Load& load, double peak_rate, const Endurance
         killer.Tick();
         const double share = Seconds(absl::Now() - begin) / options.seconds;
         if (settled_bytes == 0 && share > 0.3) {
-          settled_bytes = ResidentBytesOf(options.server_pid);
+          settled_bytes = ResidentBytes(options.server_pid);
           settled_fds = NumDescriptors(options.server_pid);
         }
         if (absl::Now() < next_report) return;
@@ -298,12 +284,12 @@ int Soak(const Connection& server, Load& load, double peak_rate, const Endurance
             "soak: %3.0f %%, %d completed, %d cancelled, %d refused, %d wrong, %.1f MB, "
             "%ld descriptors\n",
             100 * share, so_far.completed, so_far.cancelled, so_far.refused, so_far.wrong,
-            1e-6 * static_cast<double>(ResidentBytesOf(options.server_pid)),
+            1e-6 * static_cast<double>(ResidentBytes(options.server_pid)),
             static_cast<long>(NumDescriptors(options.server_pid)));
         std::fflush(stdout);
       });
   const int64_t blocks = BlocksLeftInUse(server);
-  const int64_t bytes = ResidentBytesOf(options.server_pid);
+  const int64_t bytes = ResidentBytes(options.server_pid);
   const int64_t fds = NumDescriptors(options.server_pid);
   std::printf(
       "soak: %d completed, %d cancelled, %d refused, %d wrong; %ld blocks in use after; "

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
 #include "absl/strings/match.h"
@@ -15,6 +13,7 @@
 #include "kernels/base/check.h"
 #include "tests/e2e/event_log.h"
 #include "tests/e2e/health_watch.h"
+#include "tests/support/read_file.h"
 #include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
@@ -79,22 +78,15 @@ class FaultyServer {
   std::unique_ptr<Connection> connection_;
 };
 
-std::string Content(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
-  content << file.rdbuf();
-  return content.str();
-}
-
 bool HasVariable(pid_t pid, const std::string& variable) {
-  const std::string environment = Content(absl::StrCat("/proc/", pid, "/environ"));
+  const std::string environment = ReadFile(absl::StrCat("/proc/", pid, "/environ"));
   return absl::StrContains(absl::StrCat(std::string(1, '\0'), environment),
                            absl::StrCat(std::string(1, '\0'), variable, std::string(1, '\0')));
 }
 
 // Source: proc(5), SigCgt: the signals with a handler, bit n - 1 for signal n.
 bool Catches(pid_t pid, int signal) {
-  const std::string status = Content(absl::StrCat("/proc/", pid, "/status"));
+  const std::string status = ReadFile(absl::StrCat("/proc/", pid, "/status"));
   const size_t at = status.find("SigCgt:");
   uint64_t mask = 0;
   return at != std::string::npos && absl::SimpleHexAtoi(status.substr(at + 8, 16), &mask) &&
@@ -116,7 +108,7 @@ std::optional<pid_t> StartingPidOf(const Process& server, int rank) {
 }
 
 bool IsAlive(pid_t pid) {
-  const std::string stat = Content(absl::StrCat("/proc/", pid, "/stat"));
+  const std::string stat = ReadFile(absl::StrCat("/proc/", pid, "/stat"));
   const size_t name_end = stat.rfind(") ");
   return name_end != std::string::npos && stat[name_end + 2] != 'Z';
 }

@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
@@ -41,8 +40,7 @@ class GpuChoiceTest : public ::testing::Test {
               "--secret-file", SecretFile(), "--num-kv-blocks", "16", "--device", "auto"})) {
       rank.push_back(argument);
     }
-    return std::make_unique<Process>(
-        LocalMpiCommand(*FindMpirun(), 2, {scratch_.path(), scratch_.path()}, rank));
+    return StartRanks(2, scratch_.path(), rank);
   }
   std::string SecretFile() const { return (scratch_ / "secret").string(); }
 

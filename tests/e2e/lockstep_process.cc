@@ -7,11 +7,18 @@
 #include <sstream>
 
 #include "absl/time/clock.h"
+#include "launcher/job/mpi_command.h"
 
 namespace lockstep::testing {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+
+std::unique_ptr<Process> StartRanks(int count, const std::filesystem::path& scratch,
+                                    const std::vector<std::string>& worker) {
+  return std::make_unique<Process>(
+      LocalMpiCommand(*FindMpirun(), count, {scratch, scratch}, worker));
+}
 
 std::string LockstepBinary() {
   const char* given = std::getenv("LOCKSTEP_BINARY");

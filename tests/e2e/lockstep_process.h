@@ -51,6 +51,11 @@ class Server {
   std::string address_;
 };
 
+// `count` ranks placed by hand, as `mpirun` would start them: each runs `worker`, a whole command;
+// what MPI keeps in files lies in `scratch`.
+std::unique_ptr<Process> StartRanks(int count, const std::filesystem::path& scratch,
+                                    const std::vector<std::string>& worker);
+
 // A client command against that server, started in the background.
 std::unique_ptr<Process> StartClient(const Server& server, std::vector<std::string> arguments);
 

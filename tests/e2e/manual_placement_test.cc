@@ -13,7 +13,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/base/fd.h"
-#include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
@@ -48,8 +47,7 @@ class ManualPlacementTest : public ::testing::Test {
                                        "1"};
     worker.insert(worker.end(), more.begin(), more.end());
     worker.insert(worker.begin(), wrapper.begin(), wrapper.end());
-    return std::make_unique<Process>(
-        LocalMpiCommand(*FindMpirun(), count, {scratch_.path(), scratch_.path()}, worker));
+    return testing::StartRanks(count, scratch_.path(), worker);
   }
 
   std::vector<std::string> ControllerCommand() const {

@@ -85,25 +85,24 @@ std::string Compare(const Case& c, const Outcome& alone, const Outcome& together
   return "";
 }
 
-// Resident bytes of the server's processes on this host: its ranks and, when given, itself.
-int64_t ResidentBytes(const Connection& connection, int server_pid) {
-  std::vector<int64_t> pids;
-  if (server_pid > 0) pids.push_back(server_pid);
-  const auto status = connection.GetStatus(absl::Seconds(5));
-  if (status.ok()) {
-    for (const v1::RankStatus& rank : status->ranks()) pids.push_back(rank.pid());
-  }
-  int64_t pages = 0;
-  for (const int64_t pid : pids) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
-    int64_t total = 0;
-    int64_t resident = 0;
-    if (file >> total >> resident) pages += resident;
-  }
-  return pages * sysconf(_SC_PAGESIZE);
+int64_t ResidentBytes(int64_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
+  int64_t total = 0;
+  int64_t resident = 0;
+  return file >> total >> resident ? resident * sysconf(_SC_PAGESIZE) : 0;
 }
 
-// Waits until nothing runs; then the number of cache blocks still in use, or -1.
+int64_t ResidentBytes(const Connection& connection, int server_pid) {
+  int64_t bytes = server_pid > 0 ? ResidentBytes(server_pid) : 0;
+  const auto status = connection.GetStatus(absl::Seconds(5));
+  if (status.ok()) {
+    for (const v1::RankStatus& rank : status->ranks()) bytes += ResidentBytes(rank.pid());
+  }
+  return bytes;
+}
+
+bool HasGrown(int64_t before, int64_t after) { return after > before + before / 10 + (8 << 20); }
+
 int64_t BlocksLeftInUse(const Connection& connection) {
   for (int attempt = 0; attempt < 100; ++attempt) {
     const auto status = connection.GetStatus(absl::Seconds(5));

@@ -38,8 +38,12 @@ Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel,
 // What differs, or empty. A cancelled request must have delivered a prefix.
 std::string Compare(const Case& c, const Outcome& alone, const Outcome& together);
 
-// Resident bytes of the server's processes on this host: its ranks and, when given, itself.
+// Of a process of this host; 0 when it is gone.
+int64_t ResidentBytes(int64_t pid);
+// Of the server's processes on this host: its ranks and, when given, itself.
 int64_t ResidentBytes(const Connection& connection, int server_pid);
+// Is `after` more than a tenth and 8 MiB above `before`?
+bool HasGrown(int64_t before, int64_t after);
 // Waits until nothing runs; then the number of cache blocks still in use, or -1.
 int64_t BlocksLeftInUse(const Connection& connection);
 

@@ -1,6 +1,4 @@
 // A real server over real ranks: what a user sees.
-#include <fstream>
-#include <sstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -11,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
+#include "tests/support/read_file.h"
 
 namespace lockstep::testing {
 namespace {
@@ -18,13 +17,6 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::string Content(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::ostringstream content;
-  content << file.rdbuf();
-  return content.str();
-}
 
 class ServeTest : public ::testing::Test {
  protected:
@@ -96,7 +88,7 @@ std::string FirstDifference(const std::string& one, const std::string& other) {
 }
 
 TEST_F(ServeTest, EveryLayoutPrintsTheReferenceTextAndTheSameBits) {
-  const std::string expected = Content(model_ / "expected_greedy_256.txt");
+  const std::string expected = ReadFile(model_ / "expected_greedy_256.txt");
   ASSERT_FALSE(expected.empty());
   std::string first_answers;
   for (const auto& [tp, pp] :

@@ -77,7 +77,7 @@ int Run(const StressOptions& options) {
     if (num_wrong != 0 || blocks != 0) return 1;
     // Arenas and buffers fill in the first rounds; afterwards nothing may accumulate.
     if (round == std::min(3, options.num_rounds)) settled_bytes = bytes;
-    if (round > 3 && bytes > settled_bytes + settled_bytes / 10 + (8 << 20)) {
+    if (round > 3 && HasGrown(settled_bytes, bytes)) {
       std::fprintf(stderr, "memory grew from %ld to %ld bytes\n", static_cast<long>(settled_bytes),
                    static_cast<long>(bytes));
       return 1;

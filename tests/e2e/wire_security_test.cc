@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
 #include "tests/support/certificates.h"
@@ -86,16 +85,16 @@ TEST_F(SecurityTest, RanksPlacedByHandShowCertificates) {
   const json waiting = controller.WaitEvent("waiting");
   ASSERT_FALSE(waiting.is_null());
   const TlsFiles rank = authority_->Issue("rank");
-  Process ranks(LocalMpiCommand(
-      *FindMpirun(), 1, {scratch_.path(), scratch_.path()},
+  const auto ranks = StartRanks(
+      1, scratch_.path(),
       {LockstepBinary(), "worker", model_.string(), "--controller", waiting["worker_address"],
        "--secret-file", secret_file, "--num-kv-blocks", "64", "--threads-per-rank", "1",
-       "--tls-cert", rank.certificate, "--tls-key", rank.key, "--tls-ca", authority_->file()}));
+       "--tls-cert", rank.certificate, "--tls-key", rank.key, "--tls-ca", authority_->file()});
   controller.WaitReady();
   ExpectStory(Generate(controller, {}));
   controller.process().Signal(SIGINT);
   EXPECT_EQ(controller.process().Wait(kPatience), 0);
-  EXPECT_EQ(ranks.Wait(kPatience), 0) << ranks.err();
+  EXPECT_EQ(ranks->Wait(kPatience), 0) << ranks->err();
 }
 
 TEST_F(SecurityTest, WrongFilesAndOpenAddressesAreOneLine) {

@@ -7,13 +7,13 @@
 
 #include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
+#include "tests/support/read_file.h"
 
 namespace lockstep::testing {
 namespace {
@@ -24,13 +24,6 @@ constexpr char kMarkName[] = "LOCKSTEP_TEST_PROCESS";
 std::string NewMark() {
   static std::atomic<int> counter{0};
   return absl::StrCat(kMarkName, "=", ::getpid(), ".", counter++);
-}
-
-std::string Content(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream content;
-  content << file.rdbuf();
-  return content.str();
 }
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
@@ -146,7 +139,7 @@ std::vector<pid_t> Process::Marked() const {
   for (const fs::directory_entry& entry : fs::directory_iterator("/proc", error)) {
     int pid = 0;
     if (!absl::SimpleAtoi(entry.path().filename().string(), &pid)) continue;
-    const std::string environment = std::string(1, '\0') + Content(entry.path() / "environ");
+    const std::string environment = std::string(1, '\0') + ReadFile(entry.path() / "environ");
     if (environment.find(std::string(1, '\0') + mark_ + std::string(1, '\0')) !=
         std::string::npos) {
       marked.push_back(pid);
@@ -167,7 +160,7 @@ bool Process::WaitUntilNoneMarked(absl::Duration timeout) const {
 double CpuSeconds(pid_t pid) {
   // Source: proc(5), /proc/pid/stat: utime and stime are fields 14 and 15; the name in field 2 may
   // hold spaces.
-  const std::string stat = Content(fs::path("/proc") / absl::StrCat(pid) / "stat");
+  const std::string stat = ReadFile(fs::path("/proc") / absl::StrCat(pid) / "stat");
   const size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos) return 0.0;
   std::istringstream fields(stat.substr(name_end + 1));

@@ -8,13 +8,14 @@
 #include "model/checkpoint/model_shapes.h"
 #include "model/checkpoint/random_weights.h"
 #include "tests/model/checkpoint/model_directory.h"
+#include "tests/support/read_file.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-using testing::ReadAll;
+using testing::ReadFile;
 using testing::TempDirectory;
 
 SynthesizeOptions Tiny(const fs::path& output) {
@@ -94,9 +95,9 @@ TEST(ModelWriter, SameSeedSameBytesForAnyNumberOfThreads) {
   options.output = directory.path() / "c";
   options.seed = 1;
   Synthesize(options);
-  const std::string a = ReadAll(directory.path() / "a/model.safetensors");
-  EXPECT_EQ(a, ReadAll(directory.path() / "b/model.safetensors"));
-  EXPECT_NE(a, ReadAll(directory.path() / "c/model.safetensors"));
+  const std::string a = ReadFile(directory.path() / "a/model.safetensors");
+  EXPECT_EQ(a, ReadFile(directory.path() / "b/model.safetensors"));
+  EXPECT_NE(a, ReadFile(directory.path() / "c/model.safetensors"));
 }
 
 TEST(ModelWriter, ShardsHoldTheSameWeights) {
@@ -166,7 +167,7 @@ TEST(ModelWriter, ExistingFilesAreKept) {
   directory.Write("model/mine.txt", "x");
   const auto model = SynthesizeModel(Tiny(directory.path() / "model"));
   EXPECT_EQ(model.status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(ReadAll(directory.path() / "model/mine.txt"), "x");
+  EXPECT_EQ(ReadFile(directory.path() / "model/mine.txt"), "x");
 }
 
 TEST(ModelWriter, ProgressReachesTheTotalAndMayStop) {

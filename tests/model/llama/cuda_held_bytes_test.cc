@@ -1,6 +1,4 @@
 // HeldShards is what ranks hold on GPUs once they have loaded, to the byte.
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -14,6 +12,7 @@
 #include "tests/kernels/cuda/fp8_devices.h"
 #include "tests/model/llama/float8_model.h"
 #include "tests/model/llama/temporary_model.h"
+#include "tests/support/read_file.h"
 
 namespace lockstep::testing {
 namespace {
@@ -62,9 +61,7 @@ std::vector<int64_t> ExpectedBytes(const ModelConfig& config, GridShape shape,
 
 // What config.json alone says, as planners read it.
 ModelConfig ConfigAlone(const Checkpoint& checkpoint) {
-  std::ostringstream text;
-  text << std::ifstream(checkpoint.directory() / "config.json").rdbuf();
-  const auto config = ParseModelConfig(text.str());
+  const auto config = ParseModelConfig(ReadFile(checkpoint.directory() / "config.json"));
   EXPECT_TRUE(config.ok()) << config.status();
   return *config;
 }

@@ -1,8 +1,6 @@
 // LlamaStage over the CUDA backend: generations through its kernels, products, copies and recorded
 // steps. On the emulation of CUDA, and on real GPUs (tests/gpu/run.sh).
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -14,6 +12,7 @@
 #include "tests/model/llama/golden.h"
 #include "tests/model/llama/stage_driver.h"
 #include "tests/support/assets.h"
+#include "tests/support/read_file.h"
 
 namespace lockstep::testing {
 namespace {
@@ -188,8 +187,7 @@ INSTANTIATE_TEST_SUITE_P(Models, CudaStageTest, ::testing::Values("stories260K",
 TEST(CudaStoriesTest, TheReferencesTextComesToItsEnd) {
   const std::filesystem::path directory = SharedAssets() / "models/stories260K";
   SKIP_WITHOUT_ASSET(directory);
-  std::ifstream file(directory / "expected_greedy_256.txt");
-  std::string expected(std::istreambuf_iterator<char>(file), {});
+  std::string expected = ReadFile(directory / "expected_greedy_256.txt");
   while (expected.ends_with('\n')) expected.pop_back();
   const auto checkpoint = Checkpoint::Open(directory);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -9,6 +9,7 @@
 #include "model/tokenizer/utf8.h"
 #include "tests/model/tokenizer/small_tokenizer.h"
 #include "tests/support/assets.h"
+#include "tests/support/read_file.h"
 
 namespace lockstep::testing {
 namespace {
@@ -73,8 +74,7 @@ TEST(Stories, PromptAndGreedyTokensMatchTheReference) {
   const auto tokenizer = LoadOrDie(StoriesDirectory());
   EXPECT_THAT(Ids(*tokenizer, "Once upon a time", {}), ElementsAre(1, 403, 407, 261, 378));
   const Json golden = Json::parse(std::ifstream(StoriesDirectory() / "golden.json"));
-  std::ifstream file(StoriesDirectory() / "expected_greedy_256.txt");
-  const std::string expected(std::istreambuf_iterator<char>(file), {});
+  const std::string expected = ReadFile(StoriesDirectory() / "expected_greedy_256.txt");
   ASSERT_FALSE(golden["cases"].empty());
   for (const Json& one : golden["cases"]) {
     auto ids = one["prompt"].get<std::vector<int32_t>>();

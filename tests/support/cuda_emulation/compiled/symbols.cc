@@ -4,27 +4,19 @@
 #include <elf.h>
 
 #include <cstring>
-#include <fstream>
 #include <map>
-#include <sstream>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/support/read_file.h"
 
 namespace lockstep::cuda_emulation::ptx {
 
 namespace {
 
 using Names = std::map<uint64_t, std::string>;  // of functions, by where they begin in the file
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::stringstream bytes;
-  bytes << file.rdbuf();
-  return bytes.str();
-}
 
 // An object of the file's, zeros where it lies beyond its end.
 template <typename T>
@@ -48,7 +40,7 @@ void AddSymbols(const std::string& file, const Elf64_Shdr& symbols, const Elf64_
 
 // Source: System V ABI, "Sections" and "Symbol Table".
 Names NamesIn(const std::string& path) {
-  const std::string file = ReadFile(path);
+  const std::string file = testing::ReadFile(path);
   const auto header = At<Elf64_Ehdr>(file, 0);
   Names names;
   if (!absl::StartsWith(file, ELFMAG)) return names;
