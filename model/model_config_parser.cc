@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
+#include "model/json_integer.h"
 #include "model/model_config.h"
 #include "model/size_limits.h"
 
@@ -38,15 +39,9 @@ class Fields {
                                                      int64_t max) const {
     const json* value = Get(name);
     if (value == nullptr) return std::nullopt;
-    // Above int64's range the value is unsigned and would wrap when read as signed.
-    const bool in_range =
-        value->is_number_integer() &&
-        (!value->is_number_unsigned() || value->get<uint64_t>() <= static_cast<uint64_t>(max)) &&
-        value->get<int64_t>() >= min && value->get<int64_t>() <= max;
-    if (!in_range) {
-      return FieldError(Path(name), *value, absl::StrCat("an integer in [", min, ", ", max, "]"));
-    }
-    return value->get<int64_t>();
+    const std::optional<int64_t> integer = IntegerIn(*value, min, max);
+    if (integer.has_value()) return integer;
+    return FieldError(Path(name), *value, absl::StrCat("an integer in [", min, ", ", max, "]"));
   }
 
   absl::Status RequiredInt(const std::string& name, int64_t min, int64_t max, int64_t& out) const {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
+#include "model/json_integer.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
@@ -39,15 +40,8 @@ json At(const json& object, std::initializer_list<const char*> path) {
 
 absl::StatusOr<int64_t> IntegerOf(const json& value, const std::string& field, int64_t min,
                                   int64_t max) {
-  // Above int64's range the value is unsigned and would wrap when read as signed.
-  const bool in_range =
-      value.is_number_integer() &&
-      (!value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(max)) &&
-      value.get<int64_t>() >= min && value.get<int64_t>() <= max;
-  if (!in_range) {
-    return Unsupported(field, value, absl::StrCat("an integer in [", min, ", ", max, "]"));
-  }
-  return value.get<int64_t>();
+  if (const std::optional<int64_t> integer = IntegerIn(value, min, max)) return *integer;
+  return Unsupported(field, value, absl::StrCat("an integer in [", min, ", ", max, "]"));
 }
 
 constexpr int64_t kMaxGroup = int64_t{1} << 22;

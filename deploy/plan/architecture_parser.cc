@@ -2,12 +2,14 @@
 // model types below.
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "deploy/plan/architecture.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
+#include "model/json_integer.h"
 #include "model/size_limits.h"
 #include "model/stored_quantization.h"
 
@@ -32,15 +34,12 @@ const json* Find(const json& config, const char* name) {
 absl::Status ReadInt(const json& config, const char* name, int64_t min, int64_t max, int64_t& out) {
   const json* value = Find(config, name);
   if (value == nullptr) return absl::OkStatus();
-  const bool in_range =
-      value->is_number_integer() &&
-      (!value->is_number_unsigned() || value->get<uint64_t>() <= static_cast<uint64_t>(max)) &&
-      value->get<int64_t>() >= min && value->get<int64_t>() <= max;
-  if (!in_range) {
+  const std::optional<int64_t> integer = IntegerIn(*value, min, max);
+  if (!integer.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(name, " = ", QuotedJson(*value),
                                                    " is not an integer in [", min, ", ", max, "]"));
   }
-  out = value->get<int64_t>();
+  out = *integer;
   return absl::OkStatus();
 }
 

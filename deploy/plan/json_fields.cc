@@ -6,6 +6,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/strict_json.h"
+#include "model/json_integer.h"
 
 namespace lockstep::plan {
 namespace {
@@ -49,10 +50,7 @@ absl::StatusOr<double> JsonObject::Number(const char* field, double least, doubl
 
 absl::StatusOr<int> JsonObject::Integer(const char* field, int least, int most) const {
   ASSIGN_OR_RETURN(const json* found, Find(*this, field));
-  if (found->is_number_integer()) {
-    const auto number = found->get<double>();
-    if (number >= least && number <= most) return static_cast<int>(number);
-  }
+  if (const auto number = IntegerIn(*found, least, most)) return static_cast<int>(*number);
   return IsNot(*this, field, *found, absl::StrCat("a whole number from ", least, " to ", most));
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "model/json_integer.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
@@ -35,20 +36,17 @@ absl::StatusOr<BenchPrompt> ParseObject(const Json& object, size_t line) {
     prompt.text = object["prompt"].get<std::string>();
   } else if (object.contains("token_ids") && object["token_ids"].is_array()) {
     for (const Json& id : object["token_ids"]) {
-      if (!id.is_number_integer() || id < 0 || id > INT32_MAX) {
-        return RefuseLine(line, "token_ids holds something that is not a token id");
-      }
-      prompt.token_ids.push_back(id.get<int32_t>());
+      const std::optional<int64_t> integer = IntegerIn(id, 0, INT32_MAX);
+      if (!integer) return RefuseLine(line, "token_ids holds something that is not a token id");
+      prompt.token_ids.push_back(static_cast<int32_t>(*integer));
     }
   } else {
     return RefuseLine(line, "neither a \"prompt\" string nor a \"token_ids\" array");
   }
   if (object.contains("max_tokens")) {
-    const Json& value = object["max_tokens"];
-    if (!value.is_number_integer() || value < 1 || value > INT32_MAX) {
-      return RefuseLine(line, "max_tokens is not a whole number from 1 on");
-    }
-    prompt.max_tokens = value.get<int64_t>();
+    const std::optional<int64_t> integer = IntegerIn(object["max_tokens"], 1, INT32_MAX);
+    if (!integer) return RefuseLine(line, "max_tokens is not a whole number from 1 on");
+    prompt.max_tokens = *integer;
   }
   return prompt;
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "model/json_integer.h"
 #include "model/tokenizer/tokenizer_file.h"
 #include "nlohmann/json.hpp"
 
@@ -52,8 +53,7 @@ class JsonFields {
     return WrongType(name, "a string");
   }
   absl::StatusOr<int64_t> Int(const std::string& name, int64_t low, int64_t high) const {
-    const nlohmann::json& value = (*this)[name];
-    if (value.is_number_integer() && InRange(value, low, high)) return value.get<int64_t>();
+    if (const auto integer = IntegerIn((*this)[name], low, high)) return *integer;
     return WrongType(name, absl::StrCat("an integer from ", low, " to ", high));
   }
   // INVALID_ARGUMENT unless the member is absent, null or `harmless`.
@@ -67,10 +67,6 @@ class JsonFields {
   JsonFields(const nlohmann::json& object, std::string where)
       : object_(&object), where_(std::move(where)) {}
 
-  static bool InRange(const nlohmann::json& value, int64_t low, int64_t high) {
-    if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{INT64_MAX}) return false;
-    return value.get<int64_t>() >= low && value.get<int64_t>() <= high;
-  }
   static std::string Show(const nlohmann::json& value) {
     return Quote(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }

@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "model/json_integer.h"
 #include "model/tokenizer/json_fields.h"
 #include "model/tokenizer/utf8.h"
 
@@ -227,10 +228,10 @@ absl::StatusOr<std::vector<int32_t>> TemplateIds(const JsonFields& fields, const
   if (!entry["ids"].is_array()) return entry.Error("ids is not an array");
   std::vector<int32_t> ids;
   for (const Json& id : entry["ids"]) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() > uint64_t{kMaxTokenId}) {
+    const std::optional<int64_t> integer = IntegerIn(id, 0, kMaxTokenId);
+    if (!integer)
       return entry.Error(absl::StrCat("ids holds what is no id from 0 to ", kMaxTokenId));
-    }
-    ids.push_back(id.get<int32_t>());
+    ids.push_back(static_cast<int32_t>(*integer));
   }
   return ids;
 }
