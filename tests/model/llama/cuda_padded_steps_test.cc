@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -292,7 +293,8 @@ TEST_F(CudaMemoryOfStepsTest, TheCacheTakesWhatAWarmUpLeaves) {
   }
 }
 
-// Kernels of ours in a step of so many tokens, whose products' algorithms are known.
+// Kernels of ours in a step of so many tokens, all with logits, whose products' algorithms are
+// known.
 int64_t KernelsOfAStep(const TemporaryModel& model, const Numbers& numbers, int num_tokens) {
   auto backend = cuda::CudaBackend::Create(
       {.compute = numbers.dtype, .deterministic = numbers.deterministic, .keep_steps = false});
@@ -305,7 +307,10 @@ int64_t KernelsOfAStep(const TemporaryModel& model, const Numbers& numbers, int 
   EXPECT_TRUE(stage.ok()) << stage.status();
   EXPECT_TRUE((*stage)->AllocateKvCache(kNumBlocks).ok());
   const auto run = [&] {
-    EXPECT_TRUE((*stage)->Forward(Sequences().Next({{0, num_tokens}})).ok());
+    StepBatch batch = Sequences().Next({{0, num_tokens}});
+    batch.logits_rows.resize(static_cast<size_t>(num_tokens));
+    std::iota(batch.logits_rows.begin(), batch.logits_rows.end(), 0);
+    EXPECT_TRUE((*stage)->Forward(batch).ok());
     (*backend)->Synchronize();
     return cuda_emulation::NumKernelsRun();
   };
