@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/bench/load_generator.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
-#include "launcher/client/prompts.h"
 
 namespace lockstep {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
-#include "launcher/client/prompts.h"
 #include "launcher/eval/chat_format.h"
 #include "launcher/eval/examiner.h"
 #include "launcher/eval/local_server.h"

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/checkpoint/strict_json.h"
 #include "model/json_integer.h"
 #include "model/model_config.h"
@@ -316,10 +317,6 @@ absl::StatusOr<GenerationDefaults> ParseGenerationObject(const json& document,
   if (penalty.has_value()) defaults.repetition_penalty = static_cast<float>(*penalty);
   RETURN_IF_ERROR(ParseEosIds(document, config.vocab_size, config.eos_token_ids));
   return defaults;
-}
-
-absl::Status InFile(const char* file, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(file, ": ", status.message()));
 }
 
 }  // namespace

@@ -2,20 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <random>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/checkpoint/strict_json.h"
 
 namespace lockstep::plan {
 namespace {
 
 constexpr size_t kMaxTraceLines = 100000;
+constexpr int64_t kMaxTraceBytes = 16 << 20;
 constexpr int64_t kMaxTokens = 1 << 27;
 constexpr double kMaxSimulatedTokens = 400000;
 constexpr size_t kMaxSimulatedTrace = 500;  // requests
@@ -52,14 +53,10 @@ std::vector<Arrival> PoissonArrivals(double rate_per_s, int64_t input_tokens, in
 }
 
 absl::StatusOr<std::vector<Arrival>> LoadTrace(const std::string& path) {
-  std::error_code error;
-  std::ifstream file(path);
-  if (!file || std::filesystem::is_directory(path, error))
-    return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  ASSIGN_OR_RETURN(const std::string text, ReadWhole(path, kMaxTraceBytes));
   std::vector<Arrival> arrivals;
-  std::string line;
   size_t number = 0;
-  while (std::getline(file, line)) {
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
     const std::string stripped(absl::StripAsciiWhitespace(line));
     if (stripped.empty() || (number == 1 && absl::ascii_isalpha(stripped[0]))) continue;

@@ -1,6 +1,10 @@
 #include "kernels/base/text_file.h"
 
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <fstream>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 
@@ -27,6 +31,32 @@ absl::StatusOr<std::string> ReadTextFile(const std::filesystem::path& path, int6
   file.read(text.data(), static_cast<std::streamsize>(num_bytes));
   if (static_cast<std::uintmax_t>(file.gcount()) == num_bytes) return text;
   return absl::UnavailableError(absl::StrCat(path.string(), ": cannot be read"));
+}
+
+absl::StatusOr<std::string> ReadWhole(const std::string& path, int64_t max_bytes) {
+  struct Close {
+    void operator()(std::FILE* file) const {
+      if (file != stdin) std::fclose(file);
+    }
+  };
+  const std::unique_ptr<std::FILE, Close> file(path == "-" ? stdin
+                                                           : std::fopen(path.c_str(), "rb"));
+  if (!file) {
+    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+  }
+  std::string text;
+  char buffer[1 << 16];
+  size_t count = 0;
+  while ((count = std::fread(buffer, 1, sizeof(buffer), file.get())) > 0) {
+    text.append(buffer, count);
+    if (text.size() > static_cast<size_t>(max_bytes)) {
+      return absl::InvalidArgumentError(absl::StrCat(path, " has more than ", max_bytes, " bytes"));
+    }
+  }
+  if (std::ferror(file.get()) != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+  }
+  return text;
 }
 
 absl::Status WriteTextFile(const std::filesystem::path& path, std::string_view text) {

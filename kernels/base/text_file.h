@@ -1,4 +1,4 @@
-// Small files of text. Any thread.
+// Files of text that fit in memory. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,9 @@ namespace lockstep {
 // UNAVAILABLE.
 absl::StatusOr<std::string> ReadTextFile(const std::filesystem::path& path,
                                          int64_t max_bytes = 16 << 20);
+// Pipes, too, and standard input for "-", to the end. INVALID_ARGUMENT: more than max_bytes.
+// NOT_FOUND, UNAVAILABLE with the reason.
+absl::StatusOr<std::string> ReadWhole(const std::string& path, int64_t max_bytes = 256 << 20);
 // In place of what the file held. UNAVAILABLE.
 absl::Status WriteTextFile(const std::filesystem::path& path, std::string_view text);
 // "PATH: message".

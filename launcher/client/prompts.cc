@@ -2,22 +2,18 @@
 
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
 namespace {
-
-constexpr size_t kMaxPromptFileBytes = size_t{256} << 20;
 
 absl::Status AddText(std::string text, std::vector<Prompt>& prompts) {
   if (const auto offset = FirstInvalidUtf8(text)) {
@@ -61,33 +57,6 @@ void AddPromptFlags(CLI::App& command, PromptSources& sources) {
            "a prompt as token ids, \"1,2,3\"; may be repeated")
       ->type_name("IDS")
       ->group("Prompt");
-}
-
-absl::StatusOr<std::string> ReadWhole(const std::string& path) {
-  struct Close {
-    void operator()(std::FILE* file) const {
-      if (file != stdin) std::fclose(file);
-    }
-  };
-  const std::unique_ptr<std::FILE, Close> file(path == "-" ? stdin
-                                                           : std::fopen(path.c_str(), "rb"));
-  if (!file) {
-    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
-  }
-  std::string text;
-  char buffer[1 << 16];
-  size_t count = 0;
-  while ((count = std::fread(buffer, 1, sizeof(buffer), file.get())) > 0) {
-    text.append(buffer, count);
-    if (text.size() > kMaxPromptFileBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, " is larger than ", FormatBytes(kMaxPromptFileBytes)));
-    }
-  }
-  if (std::ferror(file.get()) != 0) {
-    return absl::UnavailableError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
-  }
-  return text;
 }
 
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const PromptSources& sources) {

@@ -29,7 +29,4 @@ void AddPromptFlags(CLI::App& command, PromptSources& sources);
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const PromptSources& sources);
 void SetPrompt(const Prompt& prompt, v1::GenerateRequest& request);
 
-// A whole file, or standard input for "-". NOT_FOUND or UNAVAILABLE with the reason.
-absl::StatusOr<std::string> ReadWhole(const std::string& path);
-
 }  // namespace lockstep

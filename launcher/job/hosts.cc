@@ -1,8 +1,6 @@
 #include "launcher/job/hosts.h"
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -13,12 +11,14 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kMaxSlots = 65536;
 constexpr size_t kMaxHosts = 65536;
+constexpr int64_t kMaxHostfileBytes = 16 << 20;
 constexpr size_t kMaxNameBytes = 255;
 constexpr size_t kMaxShownBytes = 80;
 
@@ -196,12 +196,7 @@ absl::StatusOr<std::vector<HostSlots>> ParseHostfile(absl::string_view content,
 }
 
 absl::StatusOr<std::vector<HostSlots>> ReadHostfile(const std::filesystem::path& file) {
-  std::error_code error;
-  std::ifstream stream(file);
-  if (!stream || std::filesystem::is_directory(file, error)) {
-    return absl::NotFoundError(absl::StrCat("cannot read the host file ", file.string()));
-  }
-  const std::string content{std::istreambuf_iterator<char>(stream), {}};
+  ASSIGN_OR_RETURN(const std::string content, ReadWhole(file.string(), kMaxHostfileBytes));
   return ParseHostfile(content, file.string());
 }
 

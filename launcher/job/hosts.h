@@ -25,7 +25,7 @@ absl::StatusOr<std::vector<HostSlots>> ParseHostList(absl::string_view text);
 // name `file` and the line.
 absl::StatusOr<std::vector<HostSlots>> ParseHostfile(absl::string_view content,
                                                      absl::string_view file);
-// NOT_FOUND when the file cannot be read.
+// Errors also as ReadWhole (kernels/base/text_file.h).
 absl::StatusOr<std::vector<HostSlots>> ReadHostfile(const std::filesystem::path& file);
 
 // Slurm's node list "n[01-03,7],login" and its tasks per node "8(x2),4", node by node.

@@ -25,10 +25,6 @@ constexpr int64_t kMaxConfigBytes = 1 << 20;
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kMaxFiles = 4096;
 
-absl::Status AtPath(const fs::path& path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(path.string(), ": ", status.message()));
-}
-
 bool Exists(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
@@ -129,13 +125,13 @@ absl::Status Checkpoint::LoadConfigs() {
   ASSIGN_OR_RETURN(const std::string text,
                    ReadTextFile(directory_ / "config.json", kMaxConfigBytes));
   absl::StatusOr<ModelConfig> config = ParseModelConfig(text);
-  if (!config.ok()) return AtPath(directory_, config.status());
+  if (!config.ok()) return InFile(directory_, config.status());
   config_ = *std::move(config);
   const fs::path generation = directory_ / "generation_config.json";
   if (!Exists(generation)) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::string defaults, ReadTextFile(generation, kMaxConfigBytes));
   absl::StatusOr<GenerationDefaults> parsed = ParseGenerationConfig(defaults, config_);
-  if (!parsed.ok()) return AtPath(directory_, parsed.status());
+  if (!parsed.ok()) return InFile(directory_, parsed.status());
   generation_defaults_ = *parsed;
   return absl::OkStatus();
 }
@@ -158,7 +154,7 @@ absl::Status Checkpoint::AddFile(const std::string& name) {
 absl::Status Checkpoint::AddIndexedFiles(const std::filesystem::path& index) {
   ASSIGN_OR_RETURN(const std::string text, ReadTextFile(index, kMaxIndexBytes));
   const absl::StatusOr<WeightMap> weight_map = ParseIndex(directory_, text);
-  if (!weight_map.ok()) return AtPath(index, weight_map.status());
+  if (!weight_map.ok()) return InFile(index, weight_map.status());
   std::map<std::string, int> file_indices;
   for (const auto& [tensor, file] : *weight_map) file_indices.emplace(file, 0);
   for (auto& [file, file_index] : file_indices) {

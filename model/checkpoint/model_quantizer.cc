@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -15,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/host_rows.h"
 #include "model/checkpoint/checkpoint.h"
@@ -266,12 +265,8 @@ absl::Status ModelQuantizer::Copy(const Task& task, Buffers& buffers,
 
 // config.json with what was done to the matrices.
 absl::Status WriteConfig(const fs::path& input, const fs::path& output, Quantization quantization) {
-  std::ifstream in(input, std::ios::binary);
-  std::stringstream text;
-  if (!in || !(text << in.rdbuf())) {
-    return absl::UnavailableError(absl::StrCat(input.string(), ": cannot be read"));
-  }
-  auto config = nlohmann::ordered_json::parse(text.str(), nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(input));
+  auto config = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!config.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(input.string(), ": not a JSON object"));
   }

@@ -11,16 +11,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/checkpoint/safetensors_header.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int64_t kPrefixBytes = 8;  // u64, the header's length
-
-absl::Status InFile(const std::filesystem::path& path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(path.string(), ": ", status.message()));
-}
 
 uint64_t DecodeLittleEndian64(const unsigned char* bytes) {
   uint64_t value = 0;

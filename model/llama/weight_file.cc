@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/llama/weight_file_header.h"
 
 namespace lockstep {
@@ -134,10 +135,7 @@ absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& pat
         absl::StrCat(path.string(), ": is no file of packed weights"));
   }
   std::unique_ptr<WeightFile> file(new WeightFile(handle, key));
-  const absl::Status locked = file->Lock();
-  if (!locked.ok()) {
-    return absl::Status(locked.code(), absl::StrCat(path.string(), ": ", locked.message()));
-  }
+  if (const absl::Status locked = file->Lock(); !locked.ok()) return InFile(path, locked);
   return file;
 }
 

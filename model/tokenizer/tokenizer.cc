@@ -1,11 +1,10 @@
 #include "model/tokenizer/tokenizer.h"
 
-#include <fstream>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "model/tokenizer/added_tokens.h"
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/pre_tokenizer.h"
@@ -36,28 +35,6 @@ struct Tokenizer::Impl {
 };
 
 namespace {
-
-absl::StatusOr<std::string> ReadFile(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) {
-    return absl::NotFoundError(absl::StrCat(path.string(), ": no such file"));
-  }
-  if (!std::filesystem::is_regular_file(status)) {
-    return absl::InvalidArgumentError(absl::StrCat(path.string(), " is no regular file"));
-  }
-  const uint64_t size = std::filesystem::file_size(path, error);
-  if (!error && size > static_cast<uint64_t>(kMaxTokenizerFileBytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), " has ", size, " bytes, more than ", kMaxTokenizerFileBytes));
-  }
-  std::string text(error ? 0 : size, '\0');
-  std::ifstream file(path, std::ios::binary);
-  if (error || !file.read(text.data(), static_cast<std::streamsize>(size))) {
-    return absl::InvalidArgumentError(absl::StrCat(path.string(), " cannot be read"));
-  }
-  return text;
-}
 
 absl::StatusOr<AddedTokenMatcher> MakeMatcher(const TokenizerSpec& spec, bool normalized) {
   std::vector<AddedTokenMatcher::Token> tokens;
@@ -92,11 +69,11 @@ Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Tokenizer::~Tokenizer() = default;
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem::path& directory) {
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(directory / "tokenizer.json"));
+  ASSIGN_OR_RETURN(const std::string text,
+                   ReadTextFile(directory / "tokenizer.json", kMaxTokenizerFileBytes));
   auto tokenizer = Parse(text);
   if (tokenizer.ok()) return tokenizer;
-  return absl::Status(tokenizer.status().code(),
-                      absl::StrCat(directory.string(), ": ", tokenizer.status().message()));
+  return InFile(directory, tokenizer.status());
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view tokenizer_json) {

@@ -71,6 +71,7 @@ TEST(HostfileTest, IsReadFromAFile) {
   ::unlink(path.c_str());
   EXPECT_THAT(Shown(ReadHostfile(path)), HasSubstr(path));
   EXPECT_THAT(Shown(ReadHostfile("/tmp")), HasSubstr("cannot read"));
+  EXPECT_THAT(Shown(ReadHostfile("/dev/zero")), HasSubstr("more than 16777216 bytes"));
 }
 
 TEST(SlurmHostsTest, ExpandsListsAndCounts) {

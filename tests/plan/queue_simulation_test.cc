@@ -139,8 +139,11 @@ TEST(Trace, ErrorsNameTheLine) {
   EXPECT_THAT(message("0,10,0\n"), HasSubstr("line 1"));
   EXPECT_THAT(message("0,10,5\n1,999999999,1\n"), HasSubstr("to 134217728 tokens"));
   EXPECT_THAT(message("0,10,5\n"), HasSubstr("fewer than two"));
-  EXPECT_THAT(std::string(LoadTrace(::testing::TempDir()).status().message()),
-              HasSubstr("cannot read"));
+  const auto of = [](const std::string& path) {
+    return std::string(LoadTrace(path).status().message());
+  };
+  EXPECT_THAT(of(::testing::TempDir()), HasSubstr("cannot read"));
+  EXPECT_EQ(of("/dev/zero"), "/dev/zero has more than 16777216 bytes");
 }
 
 }  // namespace
