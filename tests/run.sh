@@ -4,8 +4,9 @@
 #   tests/run.sh                 build + all tests (plain loop, MPI, end to end)
 #   tests/run.sh --quick         build + the plain loop only (under three minutes)
 #   tests/run.sh --sanitizers    also the suite under ASan+UBSan and the threaded parts under TSan
-#   tests/run.sh --ci            everything, as continuous integration runs it: a build from nothing in build/ci and build/ci-asan, many
-#                                sources at a time (LOCKSTEP_UNITY)
+#   tests/run.sh --ci            everything once, as continuous integration runs it: a build from nothing in build/ci and build/ci-asan,
+#                                many sources at a time (LOCKSTEP_UNITY); what neither computes nor depends on the instruction set, and
+#                                the emulated GPU, with sanitizers alone
 #   tests/run.sh --filter REGEX  only ctest entries that match
 #
 # LOCKSTEP_SHARED names the directory of test assets (default: ../shared beside the checkout); tests that need it skip loudly without it.
@@ -13,14 +14,14 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
 
-quick=0 sanitizers=0 ci=0 filter="" release=build/release asan=build/asan options=()
+quick=0 sanitizers=0 ci=0 filter="" release=build/release asan=build/asan options=() release_tests=ON
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) quick=1 ;;
     --sanitizers) sanitizers=1 ;;
-    --ci) sanitizers=1 ci=1 release=build/ci asan=build/ci-asan options=(-DLOCKSTEP_UNITY=ON) ;;
+    --ci) sanitizers=1 ci=1 release=build/ci asan=build/ci-asan options=(-DLOCKSTEP_UNITY=ON) release_tests=COMPUTING ;;
     --filter) filter=${2:?--filter needs a regular expression}; shift ;;
-    -h | --help) sed -n '2,11p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -29,6 +30,7 @@ done
 deploy/packages.sh
 if [ "$ci" = 1 ]; then deploy/packages.sh --hosts; fi
 jobs=$(nproc)
+some=$((jobs + 1))  # tests at a time: many wait now and then
 step() { printf '\n== %s (%ss elapsed)\n' "$*" "$SECONDS"; }
 
 # build DIR [TARGET...] [-DCMAKE-OPTION...]
@@ -55,39 +57,65 @@ if command -v clang-format >/dev/null; then
   git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
 fi
 
+# What takes long with sanitizers and repeats others of its kind there: of templates for f32, f16 and bf16, bf16; numbers, sizes
+# and layouts of which there are many alike.
+unsanitized="*/f32*:*/f16*:*.F16*:*.DeterministicF16*:*.EverySizeIsMeasured:*InvarianceTest*int*:*GoldenTest.ReferenceBackend*"
+unsanitized+=":*RunsOfAMillionCharacters*"
+threaded=(thread_pool_test linear_test attention_test elementwise_test communicator_test
+  shared_memory_collectives_test nccl_communicator_test pipeline_communicator_test sampling_test step_loop_test
+  engine_step_loop_test rendezvous_test)
+build_sanitized() {
+  # Its objects have no use for benchmarks.
+  build "$asan" plain_tests "${options[@]}" -DLOCKSTEP_SANITIZE=address,undefined -DLOCKSTEP_BENCHMARKS=OFF &&
+    build build/tsan "${threaded[@]}" -DLOCKSTEP_SANITIZE=thread -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF \
+      -DLOCKSTEP_BENCHMARKS=OFF "${options[@]/%=ON/=LIBRARIES}"
+}
+
 step "build (release)"
 if [ "$quick" = 1 ]; then
   build "$release" plain_tests "${options[@]}"
 else
-  build "$release" all "${options[@]}"
+  build "$release" all "${options[@]}" -DLOCKSTEP_TESTS="$release_tests"
 fi
 step "plain tests"
-test_in "$release" -L plain -j "$jobs"
+if [ "$ci" = 1 ]; then
+  test_in "$release" -L plain -LE emulated -j "$some"
+  GTEST_FILTER=$unsanitized test_in "$release" -L emulated -j "$some"
+else
+  test_in "$release" -L plain -j "$some"
+fi
 if [ "$quick" = 1 ]; then exit 0; fi
 
+if [ "$sanitizers" = 1 ]; then
+  # In what the next tests leave of the machine: some have it to themselves, and wait.
+  (renice -n 19 -p "$BASHPID" && build_sanitized) >build/sanitized.log 2>&1 &
+  sanitized=$!
+  trap 'pkill -P "$sanitized"; kill "$sanitized" 2>/dev/null' EXIT
+fi
 step "MPI and end-to-end tests"
-test_in "$release" -LE 'plain|measures' -j "$((jobs + 1))"  # servers wait much of the time
-# Those that measure have the machine to themselves.
+test_in "$release" -LE 'plain|measures' -j "$some"
+
+if [ "$sanitizers" = 1 ]; then
+  step "build (ASan + UBSan; TSan for the threaded parts, without gRPC and MPI, which are not instrumented)"
+  tail -n +1 -f --pid="$sanitized" build/sanitized.log &
+  shown=$!
+  built=0
+  wait "$sanitized" || built=$?
+  wait "$shown"
+  [ "$built" = 0 ] || exit 1
+  trap - EXIT
+fi
+# They have the machine to themselves.
 step "tests that measure"
 test_in "$release" -L measures
 
 if [ "$sanitizers" = 1 ]; then
-  step "build (ASan + UBSan)"
-  # Its objects have no use for benchmarks.
-  build "$asan" plain_tests "${options[@]}" -DLOCKSTEP_SANITIZE=address,undefined -DLOCKSTEP_BENCHMARKS=OFF
   step "tests under ASan + UBSan"
   # Emulated GPU threads take turns at random there: what depends on their order fails. Of the simulated worlds that the
-  # release build went through, a tenth; of templates that f16 and bf16 share, bf16; nothing that only measures.
+  # release build went through, a tenth.
   LOCKSTEP_CUDA_THREAD_ORDER=12345 LOCKSTEP_SIMULATION_SEEDS=1000 UBSAN_OPTIONS=print_stacktrace=1 \
-    LSAN_OPTIONS="suppressions=$source/tests/support/lsan.supp" \
-    GTEST_FILTER='-*/f16*:*.F16*:*.DeterministicF16*:*.EverySizeIsMeasured' \
-    test_in "$asan" -L plain -j "$jobs"
-  step "build the threaded parts (TSan; without gRPC and MPI, which are not instrumented)"
-  threaded=(thread_pool_test linear_test attention_test elementwise_test communicator_test
-    shared_memory_collectives_test nccl_communicator_test pipeline_communicator_test sampling_test step_loop_test
-    engine_step_loop_test rendezvous_test)
-  build build/tsan "${threaded[@]}" -DLOCKSTEP_SANITIZE=thread -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF \
-    -DLOCKSTEP_BENCHMARKS=OFF "${options[@]/%=ON/=LIBRARIES}"
+    LSAN_OPTIONS="suppressions=$source/tests/support/lsan.supp" GTEST_FILTER="-$unsanitized" \
+    test_in "$asan" -L plain -j "$some"
   step "threaded tests under TSan"
   TSAN_OPTIONS="halt_on_error=1 suppressions=$source/tests/support/tsan.supp" \
     test_in build/tsan -R "^($(IFS='|'; echo "${threaded[*]}"))\$" -j "$jobs"

@@ -66,7 +66,7 @@ TEST_F(CapacityTest, WhereTheDeviceIsUnknownACacheCountsAsWhereItTakesMost) {
   EXPECT_EQ(Plan()->kv_bytes_per_token, 64);
 }
 
-TEST_F(CapacityTest, F16TakesTwoBytesOnGpusAndFourElsewhere) {
+TEST_F(CapacityTest, OnGpusANumberOfF16TakesTwoBytesAndElsewhereFour) {
   config_.dtype = DType::kF16;
   const auto wide = Plan();
   ASSERT_TRUE(wide.ok()) << wide.status();

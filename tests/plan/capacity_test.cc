@@ -37,7 +37,7 @@ class HostMemoryMatchesServe : public ::testing::TestWithParam<Case> {
     const auto planned = PlanHostMemory(
         {model, *weights, {}, GetParam().available_bytes, config.max_position_embeddings},
         {.tp = tp, .pp = pp});
-    SCOPED_TRACE(testing::Message() << dtype << " tp " << tp << " pp " << pp);
+    SCOPED_TRACE(::testing::Message() << dtype << " tp " << tp << " pp " << pp);
     ASSERT_EQ(served.ok(), planned.ok()) << served.status() << " / " << planned.status();
     if (!served.ok()) return;
     EXPECT_EQ(planned->num_kv_blocks, served->num_kv_blocks);

@@ -10,12 +10,13 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 
-constexpr int64_t kNear = kMostWholeBytesBetweenDevices;
+constexpr int64_t kMostBytes = kMostWholeBytesBetweenDevices;
 
 TEST(StageBorders, LieBetweenNodesWhereRanksFillThem) {
   EXPECT_THAT(MostWholeBytesOfBorders({.tp = 8, .pp = 2}, 8), ElementsAre(0));
-  EXPECT_THAT(MostWholeBytesOfBorders({.tp = 4, .pp = 2}, 8), ElementsAre(kNear));
-  EXPECT_THAT(MostWholeBytesOfBorders({.tp = 4, .pp = 4}, 8), ElementsAre(kNear, 0, kNear));
+  EXPECT_THAT(MostWholeBytesOfBorders({.tp = 4, .pp = 2}, 8), ElementsAre(kMostBytes));
+  EXPECT_THAT(MostWholeBytesOfBorders({.tp = 4, .pp = 4}, 8),
+              ElementsAre(kMostBytes, 0, kMostBytes));
   EXPECT_THAT(MostWholeBytesOfBorders({.tp = 1, .pp = 3}, 1), Each(0));
   EXPECT_TRUE(MostWholeBytesOfBorders({.tp = 8, .pp = 1}, 8).empty());
 }
@@ -33,7 +34,7 @@ TEST(StageBorders, SlicesCrossTheNetworkOverAsManyCards) {
 
 TEST(StageBorders, ShortMessagesInsideANodeGoWhole) {
   const Interconnect net;
-  EXPECT_EQ(HandOverSeconds(net, 8, kNear, 65536), HandOverSeconds(net, 1, kNear, 65536));
+  EXPECT_EQ(HandOverSeconds(net, 8, kMostBytes, 65536), HandOverSeconds(net, 1, kMostBytes, 65536));
   EXPECT_GT(HandOverSeconds(net, 8, 0, 65536), TransferSeconds(net, true, 65536 / 8));
 }
 

@@ -1,6 +1,7 @@
 // main() of the tests of several files (LOCKSTEP_UNITY): $LOCKSTEP_TEST_FILES, colon separated,
 // names the files whose tests run, of those that GoogleTest's own flags choose; without it all run.
-// A file named that has no test is an error.
+// A file named that has no test is an error. Of their tests $LOCKSTEP_TESTS_WITHOUT, patterns as
+// GoogleTest's, are left out.
 #include <cstdlib>
 #include <iostream>
 #include <set>
@@ -25,7 +26,8 @@ std::string FileName(std::string_view path) {
 // Takes the other files' tests out of GoogleTest's filter. False where a wanted file has none.
 bool ChooseFiles(std::set<std::string> wanted) {
   const std::set<std::string> chosen = wanted;
-  std::string others;
+  const char* without = std::getenv("LOCKSTEP_TESTS_WITHOUT");
+  std::string others = without == nullptr ? "" : without;
   const ::testing::UnitTest& program = *::testing::UnitTest::GetInstance();
   for (int s = 0; s < program.total_test_suite_count(); ++s) {
     const ::testing::TestSuite& suite = *program.GetTestSuite(s);

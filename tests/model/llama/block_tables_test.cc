@@ -17,7 +17,7 @@ using ::testing::IsEmpty;
 constexpr int64_t kNumBlocks = 10;
 
 // Three rows of four blocks of four tokens.
-const BatchLimits kLimits{
+const BatchLimits kTableLimits{
     .max_batched_tokens = 12, .max_num_seqs = 3, .max_model_len = 15, .block_size = 4};
 
 // What a device has that is told of changes, a few at once.
@@ -51,7 +51,7 @@ absl::Status Write(BlockTables& tables, const std::vector<NewBlock>& blocks) {
 }
 
 TEST(BlockTables, ARowStaysAndGrows) {
-  BlockTables tables(kLimits);
+  BlockTables tables(kTableLimits);
   EXPECT_EQ(tables.num_rows(), 3);
   EXPECT_EQ(tables.width(), 4);
   ASSERT_TRUE(Write(tables, {{1, 0, 7}, {1, 1, 3}, {2, 0, 7}}).ok());
@@ -64,7 +64,7 @@ TEST(BlockTables, ARowStaysAndGrows) {
 
 // Nobody who comes after another sees more than was written for him.
 TEST(BlockTables, ARowEndsWithTheBlockWrittenLast) {
-  BlockTables tables(kLimits);
+  BlockTables tables(kTableLimits);
   ASSERT_TRUE(Write(tables, {{0, 0, 1}, {0, 1, 2}, {0, 2, 3}, {0, 3, 4}}).ok());
   ASSERT_TRUE(Write(tables, {{0, 0, 5}}).ok());
   EXPECT_THAT(tables.row(0), ElementsAre(5));
@@ -73,7 +73,7 @@ TEST(BlockTables, ARowEndsWithTheBlockWrittenLast) {
 }
 
 TEST(BlockTables, TellsOfWhatHasChangedAlone) {
-  BlockTables tables(kLimits);
+  BlockTables tables(kTableLimits);
   Copy copy(tables);
   ASSERT_TRUE(Write(tables, {{0, 0, 1}, {0, 1, 2}, {2, 0, 0}}).ok());
   EXPECT_EQ(copy.Update(tables), 2) << "block 0 is there";
@@ -87,7 +87,7 @@ TEST(BlockTables, TellsOfWhatHasChangedAlone) {
 }
 
 TEST(BlockTables, WhatIsRefusedHasChangedNothing) {
-  BlockTables tables(kLimits);
+  BlockTables tables(kTableLimits);
   Copy copy(tables);
   ASSERT_TRUE(Write(tables, {{0, 0, 1}, {0, 1, 2}, {1, 0, 9}}).ok());
   copy.Update(tables);
@@ -119,7 +119,7 @@ TEST(BlockTables, WhatIsRefusedHasChangedNothing) {
 }
 
 TEST(BlockTables, ClearedRowsAreEmptyAndTheCopyIsStillTheSame) {
-  BlockTables tables(kLimits);
+  BlockTables tables(kTableLimits);
   Copy copy(tables);
   ASSERT_TRUE(Write(tables, {{0, 0, 1}, {0, 1, 2}}).ok());
   tables.Clear();  // before anyone has been told
@@ -135,7 +135,7 @@ TEST(BlockTables, ClearedRowsAreEmptyAndTheCopyIsStillTheSame) {
 TEST(BlockTables, AnyWritesAndUndosLeaveTheCopyWhatTheTablesAre) {
   std::mt19937 random(3);
   const auto below = [&](int32_t count) { return static_cast<int32_t>(random() % count); };
-  BlockTables tables(kLimits);
+  BlockTables tables(kTableLimits);
   Copy copy(tables);
   std::vector<std::vector<int32_t>> rows(3);  // the truth
   int num_refused = 0;
