@@ -28,8 +28,8 @@ struct EncodeOptions {
 
 class Tokenizer {
  public:
-  // Reads directory/tokenizer.json. NOT_FOUND; INVALID_ARGUMENT naming the part that is malformed
-  // or unsupported.
+  // Reads directory/tokenizer.json. Errors as ReadTextFile (kernels/base/text_file.h), and
+  // INVALID_ARGUMENT naming the part that is malformed or unsupported.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& directory);
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(std::string_view tokenizer_json);
   ~Tokenizer();
