@@ -196,8 +196,9 @@ absl::StatusOr<std::vector<HostSlots>> ParseHostfile(absl::string_view content,
 }
 
 absl::StatusOr<std::vector<HostSlots>> ReadHostfile(const std::filesystem::path& file) {
-  ASSIGN_OR_RETURN(const std::string content, ReadWhole(file.string(), kMaxHostfileBytes));
-  return ParseHostfile(content, file.string());
+  const auto content = ReadWhole(file.string(), kMaxHostfileBytes);
+  if (!content.ok()) return InFile("host file", content.status());
+  return ParseHostfile(*content, file.string());
 }
 
 absl::StatusOr<std::vector<HostSlots>> ParseSlurmHosts(absl::string_view node_list,

@@ -70,7 +70,7 @@ TEST(HostfileTest, IsReadFromAFile) {
   EXPECT_THAT(Shown(ReadHostfile(path)), HasSubstr("names no host"));
   ::unlink(path.c_str());
   EXPECT_THAT(Shown(ReadHostfile(path)), HasSubstr(path));
-  EXPECT_THAT(Shown(ReadHostfile("/tmp")), HasSubstr("cannot read"));
+  EXPECT_THAT(Shown(ReadHostfile("/tmp")), HasSubstr("host file: cannot read /tmp"));
   EXPECT_THAT(Shown(ReadHostfile("/dev/zero")), HasSubstr("more than 16777216 bytes"));
 }
 
