@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/text_file.h"
 #include "launcher/bench/load_generator.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
+#include "launcher/client/prompts.h"
 
 namespace lockstep {
 namespace {
@@ -53,7 +53,7 @@ absl::StatusOr<WorkloadOptions> AskedWorkload(const BenchOptions& options) {
   workload.temperature = options.temperature;
   workload.seed = options.seed;
   if (!options.prompts_file.empty()) {
-    ASSIGN_OR_RETURN(const std::string content, ReadWhole(options.prompts_file));
+    ASSIGN_OR_RETURN(const std::string content, ReadFileOrStdin(options.prompts_file));
     ASSIGN_OR_RETURN(workload.prompts, ParsePromptLines(content));
   }
   return workload;

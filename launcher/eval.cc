@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/base/text_file.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
+#include "launcher/client/prompts.h"
 #include "launcher/eval/chat_format.h"
 #include "launcher/eval/examiner.h"
 #include "launcher/eval/local_server.h"
@@ -71,7 +71,7 @@ absl::StatusOr<std::vector<Question>> LoadQuestions(const EvalOptions& options,
       return absl::NotFoundError(absl::StrCat("no ", path, ": give the questions by --questions"));
     }
   }
-  ASSIGN_OR_RETURN(const std::string lines, ReadWhole(path));
+  ASSIGN_OR_RETURN(const std::string lines, ReadFileOrStdin(path));
   auto questions = ParseQuestions(lines);
   if (questions.ok()) return questions;
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", questions.status().message()));

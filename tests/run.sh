@@ -4,9 +4,9 @@
 #   tests/run.sh                 build + all tests (plain loop, MPI, end to end)
 #   tests/run.sh --quick         build + the plain loop only (under three minutes)
 #   tests/run.sh --sanitizers    also the suite under ASan+UBSan and the threaded parts under TSan
-#   tests/run.sh --ci            everything once, as continuous integration runs it: a build from nothing in build/ci and build/ci-asan,
-#                                many sources at a time (LOCKSTEP_UNITY); what neither computes nor depends on the instruction set, and
-#                                the emulated GPU, with sanitizers alone
+#   tests/run.sh --ci            as continuous integration runs it: a build from nothing in build/ci and build/ci-asan, many sources at
+#                                a time (LOCKSTEP_UNITY); every test, those of engine, planner, demo and launcher with sanitizers alone,
+#                                those on the emulated GPU with sanitizers or, where these leave them out, without
 #   tests/run.sh --filter REGEX  only ctest entries that match
 #
 # LOCKSTEP_SHARED names the directory of test assets (default: ../shared beside the checkout); tests that need it skip loudly without it.

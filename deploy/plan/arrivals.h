@@ -19,8 +19,9 @@ struct Arrival {
 std::vector<Arrival> PoissonArrivals(double rate_per_s, int64_t input_tokens, int64_t output_tokens,
                                      int count, uint64_t seed);
 
-// Lines "seconds,input,output", with or without a header; pipes, too. As ReadWhole; naming the
-// line, INVALID_ARGUMENT: numbers out of range, times that go back, more than 100,000 lines.
+// Lines "seconds,input,output", with or without a header. Errors as ReadWhole
+// (kernels/base/text_file.h), and INVALID_ARGUMENT naming the line: numbers out of range, times
+// that go back, more than 100,000 lines.
 absl::StatusOr<std::vector<Arrival>> LoadTrace(const std::string& path);
 
 // What a trace comes to on average.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -11,13 +12,14 @@
 
 namespace lockstep {
 
-// Errors name the file: NOT_FOUND; INVALID_ARGUMENT: no regular file, or more than max_bytes;
-// UNAVAILABLE.
+// Errors name the file, here and below: NOT_FOUND; INVALID_ARGUMENT: no regular file, or more than
+// max_bytes; UNAVAILABLE.
 absl::StatusOr<std::string> ReadTextFile(const std::filesystem::path& path,
                                          int64_t max_bytes = 16 << 20);
-// Pipes, too, and standard input for "-", to the end. INVALID_ARGUMENT: more than max_bytes.
-// NOT_FOUND, UNAVAILABLE with the reason.
-absl::StatusOr<std::string> ReadWhole(const std::string& path, int64_t max_bytes = 256 << 20);
+// Whatever can be read to its end, pipes too. NOT_FOUND, INVALID_ARGUMENT: more than max_bytes;
+// UNAVAILABLE.
+absl::StatusOr<std::string> ReadWhole(const std::filesystem::path& path, int64_t max_bytes);
+absl::StatusOr<std::string> ReadWhole(std::FILE& file, const std::string& name, int64_t max_bytes);
 // In place of what the file held. UNAVAILABLE.
 absl::Status WriteTextFile(const std::filesystem::path& path, std::string_view text);
 // "PATH: message".

@@ -26,7 +26,7 @@ absl::Status AddText(std::string text, std::vector<Prompt>& prompts) {
 
 absl::Status AddFile(const PromptSources& sources, const std::string& path,
                      std::vector<Prompt>& prompts) {
-  ASSIGN_OR_RETURN(std::string text, ReadWhole(path));
+  ASSIGN_OR_RETURN(std::string text, ReadFileOrStdin(path));
   if (!sources.one_per_line) {
     // The newline with which editors and echo end a file is not part of the prompt.
     return AddText(std::string(absl::StripSuffix(text, "\n")), prompts);
@@ -57,6 +57,11 @@ void AddPromptFlags(CLI::App& command, PromptSources& sources) {
            "a prompt as token ids, \"1,2,3\"; may be repeated")
       ->type_name("IDS")
       ->group("Prompt");
+}
+
+absl::StatusOr<std::string> ReadFileOrStdin(const std::string& path) {
+  constexpr int64_t kMaxBytes = 256 << 20;
+  return path == "-" ? ReadWhole(*stdin, "standard input", kMaxBytes) : ReadWhole(path, kMaxBytes);
 }
 
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const PromptSources& sources) {

@@ -29,4 +29,7 @@ void AddPromptFlags(CLI::App& command, PromptSources& sources);
 absl::StatusOr<std::vector<Prompt>> ReadPrompts(const PromptSources& sources);
 void SetPrompt(const Prompt& prompt, v1::GenerateRequest& request);
 
+// A file of prompts, or standard input for "-". Errors as ReadWhole (kernels/base/text_file.h).
+absl::StatusOr<std::string> ReadFileOrStdin(const std::string& path);
+
 }  // namespace lockstep

@@ -196,8 +196,11 @@ absl::StatusOr<std::vector<HostSlots>> ParseHostfile(absl::string_view content,
 }
 
 absl::StatusOr<std::vector<HostSlots>> ReadHostfile(const std::filesystem::path& file) {
-  const auto content = ReadWhole(file.string(), kMaxHostfileBytes);
-  if (!content.ok()) return InFile("host file", content.status());
+  const auto content = ReadWhole(file, kMaxHostfileBytes);
+  if (!content.ok()) {
+    return absl::Status(content.status().code(),
+                        absl::StrCat("host file: ", content.status().message()));
+  }
   return ParseHostfile(*content, file.string());
 }
 
