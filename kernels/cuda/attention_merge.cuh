@@ -28,7 +28,7 @@ struct MergedRow {
   // The block's tile, and of that the row with this number.
   __device__ MergedRow(const AttentionParams& p, int row_in_tile) {
     const RowTile tile = {LoadItem(p.merges + blockIdx.x)};
-    if (static_cast<int>(blockIdx.x) >= p.header->num_merges) return;
+    if (static_cast<int>(blockIdx.x) >= LoadFromCache2(&p.header->num_merges)) return;
     const int row = tile.first_row() + row_in_tile;
     const int position = tile.Position(p, row);
     if (position < tile.first()) return;  // no row, or written by its only split

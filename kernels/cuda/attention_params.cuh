@@ -16,6 +16,7 @@ struct AttentionParams {
   DType out_dtype;
   const void* k;  // [num_blocks, num_kv_heads, block_size, head_dim]
   const void* v;
+  // Of the batch, read before earlier kernels have ended: by LoadFromCache2 (kernel_stream.h).
   const int32_t* block_tables;
   // Of this launch.
   const AttentionHeader* header;
@@ -42,8 +43,8 @@ struct AttentionParams {
 __device__ inline uint32_t CacheRow(const AttentionParams& p, const int32_t* block_table,
                                     int kv_head, int position) {
   const int block = position / p.by_block_size;
-  return (static_cast<uint32_t>(block_table[block]) * p.num_kv_heads + kv_head) * p.block_size +
-         (position - block * p.block_size);
+  const auto cached = static_cast<uint32_t>(LoadFromCache2(block_table + block));
+  return (cached * p.num_kv_heads + kv_head) * p.block_size + (position - block * p.block_size);
 }
 
 // Q: what qkv_dtype says.

@@ -102,7 +102,7 @@ class BulkProducer {
   __device__ int LookUp(int tile) const {
     const int position = first_ + tile * kBulkTile + LaneInWarp() * p_.block_size;
     if (position >= end_) return -1;
-    return block_table_[position / p_.by_block_size] * p_.num_kv_heads + kv_head_;
+    return LoadFromCache2(block_table_ + position / p_.by_block_size) * p_.num_kv_heads + kv_head_;
   }
 
   __device__ void Copy(const BulkRing<kDim>& ring, const CUtensorMap& map, int tile, int block) {

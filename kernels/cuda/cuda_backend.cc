@@ -61,7 +61,7 @@ absl::Status CudaBackend::Start() {
   ASSIGN_OR_RETURN(staging_, HostStaging::Create(stream_, kStagingSlots, kStagingBytes));
   ASSIGN_OR_RETURN(DeviceBuffer rows, Allocate(RowLoader::DeviceBytes(*staging_)));
   row_loader_ = std::make_unique<RowLoader>(*staging_, stream_, std::move(rows));
-  stream_.step_begins = &step_begins_;  // not of loaders' threads, which issue no steps
+  stream_.holds_next = &holds_next_;  // not of loaders' threads, which issue no steps
   ASSIGN_OR_RETURN(
       gemm_, Gemm::Create(stream_, {options_.compute, options_.deterministic, options_.notice}));
   recorder_ = std::make_unique<StepRecorder>(stream_);

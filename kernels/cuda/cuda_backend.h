@@ -83,7 +83,7 @@ class CudaBackend : public Backend {
                          ChosenToken* table) override;
   void StartCopyToHost(void* host, const void* device, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<WorkMark>> MakeMark() override;
-  void BeginStep() override { step_begins_ = true; }
+  void BeginStep() override { stream_.HoldNext(); }
   absl::Status Repeat(const StepKey& key, const std::function<absl::Status()>& body) override;
   absl::Status Keep(const StepKey& key, const std::function<absl::Status()>& body) override;
   bool KeepsSteps() const override { return options_.keep_steps; }
@@ -132,7 +132,7 @@ class CudaBackend : public Backend {
   const AcceleratorOptions options_;
   cudaDeviceProp properties_ = {};
   KernelStream stream_ = nullptr;
-  bool step_begins_ = false;  // the stream's
+  bool holds_next_ = false;  // the stream's
   std::unique_ptr<HostStaging> staging_;
   std::unique_ptr<RowLoader> row_loader_;
   std::unique_ptr<Gemm> gemm_;

@@ -42,7 +42,7 @@ class Divisor {
   int bits_ = 0;
 };
 
-// A kernel that overlaps where the stream's may and it is no step's first (kernel_stream.h).
+// A kernel that overlaps where the stream's may and it is not held (kernel_stream.h).
 // Arguments are converted to the kernel's parameter types.
 //
 // A multiprocessor's first-level cache and shared memory are one, and how it is divided changes
@@ -53,7 +53,7 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t LaunchOverlapping(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                               size_t shared_bytes, const KernelStream& stream,
                               Arguments&&... arguments) {
-  const bool overlaps = !stream.TakeFirst() && stream.overlaps;
+  const bool overlaps = !stream.TakeHold() && stream.overlaps;
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -75,7 +75,7 @@ cudaError_t LaunchOverlapping(void (*kernel)(Parameters...), dim3 grid, dim3 blo
 template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                    const KernelStream& stream, Arguments&&... arguments) {
-  stream.TakeFirst();
+  stream.TakeHold();
   return LaunchOverlapping(kernel, grid, block, shared_bytes, KernelStream(stream.stream),
                            std::forward<Arguments>(arguments)...);
 }

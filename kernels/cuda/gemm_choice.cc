@@ -35,8 +35,10 @@ const Gemm::Choice& Gemm::Learn(Product& product, const Call& call) {
     shared->second = Choose(product, call, NumCandidates(product.is_fp8, SharedRows(rows)));
     return product.known[rows] = shared->second;
   }
-  // Kernels, of e4m3 above all, may be made for multiples of some number of rows.
-  const bool is_taken = Takes(product, shared->second, call);
+  // Kernels, of e4m3 above all, may be made for multiples of some number of rows. What says that it
+  // takes them is tried all the same: once it is known, a failure would be the end.
+  const bool is_taken = Takes(product, shared->second, call) &&
+                        TryMultiply(product, shared->second, call) == CUBLAS_STATUS_SUCCESS;
   return product.known[rows] = is_taken ? shared->second : Choose(product, call, 1);
 }
 

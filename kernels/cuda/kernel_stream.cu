@@ -9,18 +9,31 @@
 namespace lockstep::cuda {
 namespace {
 
-__global__ void AddOne(int* value) {
+constexpr int64_t kCyclesOfSmallKernel = 4000;  // two or three microseconds
+
+__device__ inline void Spend(int64_t cycles) {
+  const int64_t begin = ClockCycles();
+  while (ClockCycles() - begin < cycles) {
+  }
+}
+
+// So late that whoever did not wait for it would read what was there before.
+__global__ void AddOneLate(int* value) {
   LetLaterKernelsBegin();
   WaitForEarlierKernels();
+  Spend(2 * kCyclesOfSmallKernel);
   *value += 1;
 }
 
-__global__ void StandInKernel() {
-  constexpr int64_t kCycles = 4000;  // two or three microseconds
+// As attention with little to do: its other blocks end while those before it still run.
+__global__ void OneBlockWaits() {
   LetLaterKernelsBegin();
-  const int64_t begin = ClockCycles();
-  while (ClockCycles() - begin < kCycles) {
-  }
+  if (blockIdx.x == 0) WaitForEarlierKernels();
+}
+
+__global__ void StandInKernel() {
+  LetLaterKernelsBegin();
+  Spend(kCyclesOfSmallKernel);
 }
 
 // Nothing is made of what is read: volatile loads are done all the same.
@@ -33,7 +46,8 @@ __global__ void ReadKernel(const void* memory, int64_t count) {
 }
 
 // Counts on in device memory of two ints by kernels that overlap, behind all that they come behind
-// in steps, as steps are recorded: a kernel, a copy, a recorded step; and as a recording's first.
+// in steps, as steps are recorded: a kernel, one of which few blocks wait, a copy, a recorded step;
+// and as a recording's first.
 class Counting {
  public:
   Counting(int* values, const KernelStream& stream) : values_(values), stream_(stream) {}
@@ -45,10 +59,10 @@ class Counting {
   Counting(const Counting&) = delete;
   Counting& operator=(const Counting&) = delete;
 
-  static constexpr int kCount = 5;
+  static constexpr int kCount = 7;
   cudaError_t Run(int* count) {
-    bool works = Replay(execs_[0], [&] { return CountThree(); });
-    works = works && CountOne(values_ + 1) == cudaSuccess;
+    bool works = Replay(execs_[0], [&] { return CountFour(); });
+    works = works && CountTwo(values_ + 1) == cudaSuccess;
     works = works && Replay(execs_[1], [&] { return CountOne(values_ + 1); });
     if (works) cudaMemcpyAsync(count, values_ + 1, sizeof(int), cudaMemcpyDeviceToHost, stream_);
     const cudaError_t done = cudaStreamSynchronize(stream_);
@@ -57,12 +71,18 @@ class Counting {
 
  private:
   cudaError_t CountOne(int* value) const {
-    return LaunchOverlapping(AddOne, 1, 1, 0, stream_, value);
+    return LaunchOverlapping(AddOneLate, 1, 1, 0, stream_, value);
   }
-  cudaError_t CountThree() const {
+  cudaError_t CountTwo(int* value) const {
+    constexpr unsigned kBlocks = 64;
+    cudaError_t error = CountOne(value);
+    if (error == cudaSuccess) error = LaunchOverlapping(OneBlockWaits, kBlocks, 1, 0, stream_);
+    return error == cudaSuccess ? CountOne(value) : error;
+  }
+  cudaError_t CountFour() const {
     cudaError_t error = cudaMemsetAsync(values_, 0, 2 * sizeof(int), stream_);
-    if (error == cudaSuccess) error = Launch(AddOne, 1, 1, 0, stream_, values_);
-    if (error == cudaSuccess) error = CountOne(values_);
+    if (error == cudaSuccess) error = Launch(AddOneLate, 1, 1, 0, stream_, values_);
+    if (error == cudaSuccess) error = CountTwo(values_);
     if (error == cudaSuccess) {
       error = cudaMemcpyAsync(values_ + 1, values_, sizeof(int), cudaMemcpyDeviceToDevice, stream_);
     }
@@ -118,7 +138,7 @@ cudaError_t LaunchRead(const void* memory, int64_t bytes, const KernelStream& st
 
 cudaError_t FindKernels() {
   cudaFuncAttributes attributes = {};
-  return cudaFuncGetAttributes(&attributes, AddOne);
+  return cudaFuncGetAttributes(&attributes, AddOneLate);
 }
 
 bool KernelsCanOverlap(cudaStream_t stream) {
@@ -126,7 +146,7 @@ bool KernelsCanOverlap(cudaStream_t stream) {
   cudaFuncAttributes attributes = {};
   int* values = nullptr;
   int count = 0;
-  const bool works = cudaFuncGetAttributes(&attributes, AddOne) == cudaSuccess &&
+  const bool works = cudaFuncGetAttributes(&attributes, AddOneLate) == cudaSuccess &&
                      attributes.ptxVersion >= kFirstWithTheInstruction &&
                      cudaMalloc(&values, 2 * sizeof(int)) == cudaSuccess &&
                      Counting(values, KernelStream(stream, true)).Run(&count) == cudaSuccess;

@@ -16,22 +16,28 @@ namespace lockstep::cuda {
 // A step's first kernel begins when all that was issued before the step is done: the one that is
 // launched first after Backend::BeginStep does not overlap, whichever it is (tokens' embedding; of
 // a later pipeline stage a norm, or what ranks exchange, where a rank has no tokens to norm). So
-// what was written before the step may be read at any time. Source: CUDA C++ Programming Guide,
-// "Programmatic Dependent Launch and Synchronization".
+// what was written before the step may be read at any time, but LoadFromCache2 what other steps
+// wrote to the same place: nothing says that a multiprocessor's own cache forgets it. Nor does a
+// kernel overlap NCCL's before it, which may leave more than a kernel in the stream. Source: CUDA
+// C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA,
+// "griddepcontrol", which promises to show what others wrote to who waits.
 struct KernelStream {
   KernelStream(cudaStream_t stream, bool overlaps = false)  // NOLINT: any stream is one
       : stream(stream), overlaps(overlaps) {}
 
   operator cudaStream_t() const { return stream; }
 
-  // Whether the kernel that is about to be launched is a step's first; the next one is not.
-  bool TakeFirst() const { return step_begins != nullptr && std::exchange(*step_begins, false); }
+  // The next kernel does not overlap what was issued before it.
+  void HoldNext() const {
+    if (holds_next != nullptr) *holds_next = true;
+  }
+  // Whether that is the kernel which is about to be launched; the one after it is not.
+  bool TakeHold() const { return holds_next != nullptr && std::exchange(*holds_next, false); }
 
   cudaStream_t stream;
   bool overlaps;
-  // Whether a step has begun of which no kernel has been launched yet. Shared by all copies, which
-  // are used by one thread at a time. Null: there are no steps.
-  bool* step_begins = nullptr;
+  // Shared by all copies, which are used by one thread at a time. Null: no kernel is held.
+  bool* holds_next = nullptr;
 };
 
 // Loads one of this program's kernels: what the current device says to all of them.

@@ -47,11 +47,11 @@ __global__ void __launch_bounds__(kRopeThreads)
   const int num_rotated = num_heads + cache.num_kv_heads;
   const bool is_head = head < num_rotated + cache.num_kv_heads;
   const bool is_rotated = head < num_rotated;
-  const int64_t slot = slots[token];
+  const int64_t slot = LoadFromCache2(slots + token);
   Floats<n> cosines = {};
   Floats<n> sines = {};
   if (is_rotated) {
-    const int64_t angle = int64_t{positions[token]} * half + i;
+    const int64_t angle = int64_t{LoadFromCache2(positions + token)} * half + i;
     cosines = Load<n>(cos + angle);
     sines = Load<n>(sin + angle);
   }

@@ -34,11 +34,11 @@ struct RowTile {
   }
   // One after the other of its splits.
   __device__ bool HasSplit(const AttentionParams& p, int split) const {
-    return item.first + split * p.header->split_tokens < item.end;
+    return item.first + split * LoadFromCache2(&p.header->split_tokens) < item.end;
   }
   __device__ RowTile Split(const AttentionParams& p, int split) const {
     RowTile result = *this;
-    const int split_tokens = p.header->split_tokens;
+    const int split_tokens = LoadFromCache2(&p.header->split_tokens);
     result.item.first += split * split_tokens;
     result.item.end = min(item.end, result.item.first + split_tokens);
     if (item.slot >= 0) result.item.slot += split * PartialRows(p, item);
@@ -47,8 +47,8 @@ struct RowTile {
 };
 
 __device__ inline AttentionItem LoadItem(const AttentionItem* item) {
-  const int4 a = reinterpret_cast<const int4*>(item)[0];
-  const int4 b = reinterpret_cast<const int4*>(item)[1];
+  const int4 a = LoadFromCache2(reinterpret_cast<const int4*>(item));
+  const int4 b = LoadFromCache2(reinterpret_cast<const int4*>(item) + 1);
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 
@@ -56,7 +56,7 @@ __device__ inline AttentionItem LoadItem(const AttentionItem* item) {
 // its end is of an earlier step, or nothing.
 __device__ inline bool FindRowTile(const AttentionParams& p, RowTile& tile) {
   tile.item = LoadItem(p.items + blockIdx.x);
-  return static_cast<int>(blockIdx.x) < p.header->num_items;
+  return static_cast<int>(blockIdx.x) < LoadFromCache2(&p.header->num_items);
 }
 
 }  // namespace lockstep::cuda

@@ -101,6 +101,7 @@ class BlockProduct {
       arrived = atomicInc(&p_.arrivals[blockIdx.x * kWarps + warp_], gridDim.y - 1);
     }
     arrived = __shfl_sync(kWholeWarp, arrived, 0);
+    __syncwarp();  // behind the count of the first lane: a shuffle orders nothing
     if (arrived != gridDim.y - 1) return false;
     __threadfence();
     SumUp();

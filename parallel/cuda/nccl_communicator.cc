@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
@@ -56,6 +57,15 @@ class NcclCommunicator final : public Communicator {
   absl::Status Disconnect(Communicator& host) override;
 
  private:
+  // Of a call of NCCL's that was made.
+  absl::Status Issued(absl::Status launched) const {
+    stream_.HoldNext();
+    return launched;
+  }
+  absl::Status LaunchNccl(const NcclGroup::Operation& operation,
+                          absl::FunctionRef<ncclResult_t(ncclComm_t)> call) {
+    return Issued(group_->Launch(operation, options_.patience, call));
+  }
   absl::Status AddUp(float* data, int64_t count);
   absl::Status Reduce(float* data, int64_t count);
   absl::Status Scatter(float* data, int64_t share);
@@ -251,7 +261,7 @@ absl::Status NcclCommunicator::ConnectAlgorithms(FirstExchange& first) {
 absl::Status NcclCommunicator::SendToNext(float* data) {
   const int next = (rank() + 1) % size();
   const int previous = (rank() + size() - 1) % size();
-  return group_->Launch({"a first message"}, options_.patience, [&](ncclComm_t comm) {
+  return LaunchNccl({"a first message"}, [&](ncclComm_t comm) {
     ncclGroupStart();
     const ncclResult_t sent = ncclSend(data, 1, ncclFloat32, next, comm, stream_);
     const ncclResult_t received = ncclRecv(data + 1, 1, ncclFloat32, previous, comm, stream_);
@@ -264,7 +274,7 @@ absl::Status NcclCommunicator::SendToNext(float* data) {
 absl::Status NcclCommunicator::AllReduceSum(float* data, int64_t count) {
   if (count == 0) return group_->Health();
   if (count <= most_own_floats_) return AddUp(data, count);
-  return options_.deterministic ? tree_sums_->AllReduce(data, count) : Reduce(data, count);
+  return options_.deterministic ? Issued(tree_sums_->AllReduce(data, count)) : Reduce(data, count);
 }
 
 absl::Status NcclCommunicator::ReduceScatterSum(float* data, int64_t share) {
@@ -281,16 +291,16 @@ absl::Status NcclCommunicator::AddUp(float* data, int64_t count) {
 
 absl::Status NcclCommunicator::Reduce(float* data, int64_t count) {
   const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
-  return group_->Launch({"all-reduce", bytes}, options_.patience, [&](ncclComm_t comm) {
+  return LaunchNccl({"all-reduce", bytes}, [&](ncclComm_t comm) {
     return ncclAllReduce(data, data, static_cast<size_t>(count), ncclFloat32, ncclSum, comm,
                          stream_);
   });
 }
 
 absl::Status NcclCommunicator::Scatter(float* data, int64_t share) {
-  if (options_.deterministic) return tree_sums_->ReduceScatter(data, share);
+  if (options_.deterministic) return Issued(tree_sums_->ReduceScatter(data, share));
   const int64_t bytes = share * static_cast<int64_t>(sizeof(float));
-  return group_->Launch({"reduce-scatter", bytes}, options_.patience, [&](ncclComm_t comm) {
+  return LaunchNccl({"reduce-scatter", bytes}, [&](ncclComm_t comm) {
     return ncclReduceScatter(data, data + rank() * share, static_cast<size_t>(share), ncclFloat32,
                              ncclSum, comm, stream_);
   });
@@ -311,7 +321,7 @@ absl::Status NcclCommunicator::AllGatherTogether(std::span<const Gathering> gath
 
 absl::Status NcclCommunicator::GatherByNccl(std::span<const Gathering> gatherings,
                                             int64_t bytes_of_all) {
-  return group_->Launch({"all-gather", bytes_of_all}, options_.patience, [&](ncclComm_t comm) {
+  return LaunchNccl({"all-gather", bytes_of_all}, [&](ncclComm_t comm) {
     ncclResult_t result = ncclGroupStart();
     for (const auto& [mine, bytes, all] : gatherings) {
       if (bytes == 0 || result != ncclSuccess) continue;
@@ -333,10 +343,10 @@ absl::Status NcclCommunicator::GatherByOwn(std::span<const Gathering> gatherings
 
 absl::Status NcclCommunicator::AllToAll(const void* mine, int64_t bytes, int64_t stride,
                                         void* all) {
-  return LaunchExchange(*group_,
-                        {static_cast<const std::byte*>(mine), stride, static_cast<std::byte*>(all),
-                         stride, bytes, /*with_own=*/true},
-                        options_.patience, stream_);
+  return Issued(LaunchExchange(*group_,
+                               {static_cast<const std::byte*>(mine), stride,
+                                static_cast<std::byte*>(all), stride, bytes, /*with_own=*/true},
+                               options_.patience, stream_));
 }
 
 absl::Status NcclCommunicator::CheckPeer(int peer) const {
@@ -347,7 +357,7 @@ absl::Status NcclCommunicator::CheckPeer(int peer) const {
 absl::Status NcclCommunicator::Send(int peer, const void* data, int64_t bytes) {
   RETURN_IF_ERROR(CheckPeer(peer));
   if (bytes == 0) return group_->Health();
-  return group_->Launch({"send", bytes, peer}, options_.patience, [&](ncclComm_t comm) {
+  return LaunchNccl({"send", bytes, peer}, [&](ncclComm_t comm) {
     return ncclSend(data, static_cast<size_t>(bytes), ncclInt8, peer, comm, stream_);
   });
 }
@@ -355,7 +365,7 @@ absl::Status NcclCommunicator::Send(int peer, const void* data, int64_t bytes) {
 absl::Status NcclCommunicator::Recv(int peer, void* data, int64_t bytes) {
   RETURN_IF_ERROR(CheckPeer(peer));
   if (bytes == 0) return group_->Health();
-  return group_->Launch({"receive", bytes, peer}, options_.patience, [&](ncclComm_t comm) {
+  return LaunchNccl({"receive", bytes, peer}, [&](ncclComm_t comm) {
     return ncclRecv(data, static_cast<size_t>(bytes), ncclInt8, peer, comm, stream_);
   });
 }

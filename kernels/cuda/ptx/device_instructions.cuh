@@ -83,14 +83,10 @@ __device__ inline float Reciprocal(float x) {
 }
 
 // As it lies in the second-level cache, whatever the multiprocessor's own still holds of an earlier
-// kernel: what another block has written.
-__device__ inline float4 LoadFromCache2(const float4* address) {
-  float4 x;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "l"(address)
-               : "memory");
-  return x;
+// kernel: what another block has written, or another step.
+template <typename T>
+__device__ inline T LoadFromCache2(const T* address) {
+  return __ldcg(address);
 }
 
 // Has the second-level cache fetch bytes that will be read, where it can be asked (compute

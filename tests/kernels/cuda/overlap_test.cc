@@ -291,10 +291,10 @@ TEST(CudaOverlap, QuantizingIsTheSame) {
 #ifdef LOCKSTEP_CUDA_EMULATION
 // Whichever it is; those behind it do.
 TEST(CudaOverlap, AStepsFirstKernelDoesNot) {
-  bool step_begins = false;
+  bool holds_next = false;
   KernelStream stream(nullptr, true);
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream.stream, cudaStreamNonBlocking), cudaSuccess);
-  stream.step_begins = &step_begins;
+  stream.holds_next = &holds_next;
   const DeviceArray<float> numbers(std::vector<float>{1, 2});
   const DeviceArray<int32_t> ids(std::vector<int32_t>{0});
   const DeviceArray<float> out(2);
@@ -312,7 +312,7 @@ TEST(CudaOverlap, AStepsFirstKernelDoesNot) {
   for (const std::function<void()>& first : {std::function<void()>(norm), {embed}}) {
     const int64_t before = NumBegunEarly();
     norm();
-    step_begins = true;
+    stream.HoldNext();
     first();
     norm();
     norm();

@@ -39,7 +39,10 @@ inline float Exp2(float x) { return exp2f(x); }
 inline float Reciprocal(float x) { return 1.0f / x; }
 void PrefetchToCache2(const void* address, uint32_t bytes,
                       const cuda_emulation::Site& site = std::source_location::current());
-inline float4 LoadFromCache2(const float4* address) { return *address; }
+template <typename T>
+T LoadFromCache2(const T* address) {
+  return *address;
+}
 
 uint32_t LoadAcquireSystem(const uint32_t* address);
 void StoreReleaseSystem(uint32_t* address, uint32_t value);
