@@ -50,6 +50,23 @@ test_in() {
   shift
   ctest --test-dir "$dir" --output-on-failure ${filter:+-R "$filter"} "$@"
 }
+# beside LOG COMMAND...: while other steps go on, until `await` shows what it says and waits for it.
+beside() {
+  log=$1
+  shift
+  "$@" >"$log" 2>&1 &
+  running=$!
+  trap 'pkill -P "$running"; kill "$running" 2>/dev/null' EXIT
+}
+await() {
+  local status=0 shown
+  tail -n +1 -f --pid="$running" "$log" &
+  shown=$!
+  wait "$running" || status=$?
+  wait "$shown"
+  trap - EXIT
+  return "$status"
+}
 
 mkdir -p build
 step "format"
@@ -64,11 +81,17 @@ unsanitized+=":*RunsOfAMillionCharacters*"
 threaded=(thread_pool_test linear_test attention_test elementwise_test communicator_test
   shared_memory_collectives_test nccl_communicator_test pipeline_communicator_test sampling_test step_loop_test
   engine_step_loop_test rendezvous_test)
+# In what other tests leave of the machine: some have it to themselves, and wait.
 build_sanitized() {
+  renice -n 19 -p "$BASHPID"
   # Its objects have no use for benchmarks.
   build "$asan" plain_tests "${options[@]}" -DLOCKSTEP_SANITIZE=address,undefined -DLOCKSTEP_BENCHMARKS=OFF &&
     build build/tsan "${threaded[@]}" -DLOCKSTEP_SANITIZE=thread -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF \
       -DLOCKSTEP_BENCHMARKS=OFF "${options[@]/%=ON/=LIBRARIES}"
+}
+test_threaded() {
+  TSAN_OPTIONS="halt_on_error=1 suppressions=$source/tests/support/tsan.supp" \
+    test_in build/tsan -R "^($(IFS='|'; echo "${threaded[*]}"))\$" -j 1
 }
 
 step "build (release)"
@@ -86,38 +109,27 @@ else
 fi
 if [ "$quick" = 1 ]; then exit 0; fi
 
-if [ "$sanitizers" = 1 ]; then
-  # In what the next tests leave of the machine: some have it to themselves, and wait.
-  (renice -n 19 -p "$BASHPID" && build_sanitized) >build/sanitized.log 2>&1 &
-  sanitized=$!
-  trap 'pkill -P "$sanitized"; kill "$sanitized" 2>/dev/null' EXIT
-fi
+if [ "$sanitizers" = 1 ]; then beside build/sanitized.log build_sanitized; fi
 step "MPI and end-to-end tests"
 test_in "$release" -LE 'plain|measures' -j "$some"
 
 if [ "$sanitizers" = 1 ]; then
   step "build (ASan + UBSan; TSan for the threaded parts, without gRPC and MPI, which are not instrumented)"
-  tail -n +1 -f --pid="$sanitized" build/sanitized.log &
-  shown=$!
-  built=0
-  wait "$sanitized" || built=$?
-  wait "$shown"
-  [ "$built" = 0 ] || exit 1
-  trap - EXIT
+  await
 fi
 # They have the machine to themselves.
 step "tests that measure"
 test_in "$release" -L measures
 
 if [ "$sanitizers" = 1 ]; then
-  step "tests under ASan + UBSan"
+  step "tests under ASan + UBSan, and beside them the threaded ones under TSan, one of which is most of their time"
+  beside build/threaded.log test_threaded
   # Emulated GPU threads take turns at random there: what depends on their order fails. Of the simulated worlds that the
   # release build went through, a tenth.
   LOCKSTEP_CUDA_THREAD_ORDER=12345 LOCKSTEP_SIMULATION_SEEDS=1000 UBSAN_OPTIONS=print_stacktrace=1 \
     LSAN_OPTIONS="suppressions=$source/tests/support/lsan.supp" GTEST_FILTER="-$unsanitized" \
-    test_in "$asan" -L plain -j "$some"
+    test_in "$asan" -L plain -j "$jobs"
   step "threaded tests under TSan"
-  TSAN_OPTIONS="halt_on_error=1 suppressions=$source/tests/support/tsan.supp" \
-    test_in build/tsan -R "^($(IFS='|'; echo "${threaded[*]}"))\$" -j "$jobs"
+  await
 fi
 step "all tests passed"

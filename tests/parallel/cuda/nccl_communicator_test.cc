@@ -5,8 +5,6 @@
 #include <nccl.h>
 
 #include <atomic>
-#include <functional>
-#include <memory>
 #include <tuple>
 #include <vector>
 
@@ -15,7 +13,6 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_status.h"
 #include "parallel/cuda/nccl_group.h"
-#include "parallel/cuda/peer_collectives.h"
 #include "tests/parallel/collective_checks.h"
 #include "tests/parallel/cuda/on_device.h"
 #include "tests/parallel/cuda/run_devices.h"
@@ -191,56 +188,6 @@ TEST_P(NcclCommunicatorTest, GraphsReplayCollectives) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclCommunicatorTest, ::testing::Values(2, 3, 4, 7, 8));
-
-// NCCL may leave more than a kernel in the stream; ours leave one that others may overlap.
-class HeldKernelTest : public ::testing::TestWithParam<bool> {
- protected:
-  // body gets the group, memory of 8 MiB and whether the kernel behind what was issued is held.
-  using IsHeld = std::function<bool(const absl::Status& issued)>;
-  void OnTwoRanks(const NcclOptions& options,
-                  const std::function<void(Communicator&, float*, const IsHeld&)>& body) {
-    RunDevices(2, [&](int, Communicator& host) -> absl::Status {
-      const Stream made;
-      bool holds_next = false;
-      cuda::KernelStream stream(made.get(), /*overlaps=*/true);
-      stream.holds_next = &holds_next;
-      ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
-                       MakeNcclCommunicator(host, stream, options));
-      const OnDevice data(nullptr, int64_t{8} << 20, stream);
-      stream.TakeHold();  // of the group's start
-      body(*group, data.as<float>(), [&](const absl::Status& issued) {
-        EXPECT_TRUE(issued.ok()) << issued;
-        return stream.TakeHold();
-      });
-      return group->Barrier();
-    });
-  }
-};
-
-TEST_P(HeldKernelTest, BehindNccl) {
-  NcclOptions options = SmallOptions();
-  options.deterministic = GetParam();
-  OnTwoRanks(options, [](Communicator& group, float* data, const IsHeld& is_held) {
-    EXPECT_TRUE(is_held(group.AllReduceSum(data, 100)));
-    EXPECT_TRUE(is_held(group.ReduceScatterSum(data, 100)));
-    EXPECT_TRUE(is_held(group.AllGather(data + 100 * group.rank(), 400, data)));
-    EXPECT_TRUE(is_held(group.AllToAll(data, 400, 400, data + 1000)));
-  });
-}
-
-TEST_P(HeldKernelTest, NotBehindOurOwn) {
-  NcclOptions options = SmallOptions();
-  options.deterministic = GetParam();
-  options.own_collectives = true;
-  OnTwoRanks(options, [](Communicator& group, float* data, const IsHeld& is_held) {
-    EXPECT_FALSE(is_held(group.AllReduceSum(data, 100)));
-    EXPECT_FALSE(is_held(group.AllGather(data + 100 * group.rank(), 400, data)));
-    const int64_t long_bytes = cuda::PeerCollectives::kMaxGatheredBytes + 16;
-    EXPECT_TRUE(is_held(group.AllGather(data + long_bytes / 4 * group.rank(), long_bytes, data)));
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Sums, HeldKernelTest, ::testing::Bool());
 
 TEST(NcclEndTest, GraphsAreForgottenBeforeTheGroupIsLeft) {
   RunDevices(2, [&](int, Communicator& host) -> absl::Status {

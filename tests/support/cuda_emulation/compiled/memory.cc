@@ -12,25 +12,48 @@ namespace lockstep::cuda_emulation::ptx {
 
 namespace {
 
-// Numbers fill the register that they come into.
-void SetLoaded(Thread& t, int r, Type type, bool is_wide, const char* from) {
-  uint64_t bits = 0;
-  const int bytes = BytesOf(type);
-  std::memcpy(&bits, from, bytes);
-  if (IsSigned(type) && bytes < 8) {
-    const int unused = 64 - 8 * bytes;
-    bits = static_cast<uint64_t>(static_cast<int64_t>(bits << unused) >> unused);
-  }
-  if (is_wide) return t.Set<uint64_t>(r, bits);
-  t.Set<uint32_t>(r, static_cast<uint32_t>(bits));
+// Numbers fill the register that they come into: of T, an integer, by its sign.
+template <typename T>
+void SetLoaded(Thread& t, int r, bool is_wide, const char* from) {
+  T number;
+  std::memcpy(&number, from, sizeof(T));
+  const auto filled = static_cast<uint64_t>(static_cast<int64_t>(number));
+  if (is_wide) return t.Set<uint64_t>(r, filled);
+  t.Set<uint32_t>(r, static_cast<uint32_t>(filled));
 }
 
+template <typename T>
 void Load(Thread& t, const Instruction& i) {
   const bool is_vector = i.count > 1;
-  const int bytes = BytesOf(i.type);
-  const char* from = t.Resolve(i, is_vector ? 0 : 1, static_cast<size_t>(i.count * bytes));
-  if (!is_vector) return SetLoaded(t, i.r[0], i.type, !i.IsShort(0), from);
-  for (int k = 0; k < i.count; ++k) SetLoaded(t, i.list[k], i.type, i.is_wide, from + k * bytes);
+  const char* from = t.Resolve(i, is_vector ? 0 : 1, static_cast<size_t>(i.count) * sizeof(T));
+  if (!is_vector) return SetLoaded<T>(t, i.r[0], !i.IsShort(0), from);
+  for (int k = 0; k < i.count; ++k) SetLoaded<T>(t, i.list[k], i.is_wide, from + k * sizeof(T));
+}
+Execute LoadOf(Type type) {
+  switch (type) {
+    case Type::kU8:
+      return &Load<uint8_t>;
+    case Type::kS8:
+      return &Load<int8_t>;
+    case Type::kU16:
+    case Type::kF16:
+      return &Load<uint16_t>;
+    case Type::kS16:
+      return &Load<int16_t>;
+    case Type::kU32:
+    case Type::kF32:
+      return &Load<uint32_t>;
+    case Type::kS32:
+      return &Load<int32_t>;
+    case Type::kU64:
+    case Type::kS64:
+    case Type::kF64:
+      return &Load<uint64_t>;
+    case Type::kNone:
+    case Type::kPredicate:
+      break;
+  }
+  return nullptr;
 }
 
 void Store(Thread& t, const Instruction& i) {
@@ -70,7 +93,7 @@ Execute FindAccess(const Opcode& opcode, Instruction& i) {
     if (!opcode.Has("sys") || i.type != Type::kU32 || i.count != 1) return nullptr;
     return is_load ? &LoadAcquire : &StoreRelease;
   }
-  return is_load ? &Load : &Store;
+  return is_load ? LoadOf(i.type) : &Store;
 }
 
 // ---- read, change and write as one; threads of a block take turns ----

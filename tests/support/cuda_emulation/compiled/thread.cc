@@ -117,8 +117,9 @@ char* Thread::SharedPointer(uint64_t address, size_t bytes, const Site& site) {
                                     : address - kSharedBase;  // below it: beyond all there is
   const size_t end =
       is_static ? TheBlockRunner().dynamic_shared_bytes() : launch_.dynamic_shared_bytes;
-  if (bytes > 1 && address % bytes != 0)
+  if ((address & (bytes - 1)) != 0) {
     FailAccess("shared memory, not aligned", address, bytes, site);
+  }
   if (offset > end || bytes > end - offset) {
     FailAccess("beyond the block's shared memory", address, bytes, site);
   }
@@ -157,7 +158,7 @@ char* Thread::Resolve(const Instruction& instruction, int index, size_t bytes, S
     CountAccess(instruction, address, bytes, is_shared, writes);
   }
   auto* pointer = reinterpret_cast<char*>(address);
-  if (address % bytes != 0) FailAccess("not aligned", address, bytes, instruction.site);
+  if ((address & (bytes - 1)) != 0) FailAccess("not aligned", address, bytes, instruction.site);
   switch (space) {
     case Space::kShared:
       return ResolveShared(instruction, address, bytes, writes);

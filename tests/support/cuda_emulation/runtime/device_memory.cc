@@ -17,9 +17,10 @@ DeviceMemory& TheDeviceMemory() {
 
 namespace {
 
-// Of large ones both ends only: workspaces of which tests use little would cost most of their time.
+// Of large ones both ends only: workspaces and staging of which tests use little would cost most of
+// their time.
 void Poison(void* memory, size_t bytes) {
-  constexpr size_t kLarge = size_t{8} << 20;
+  constexpr size_t kLarge = size_t{1} << 20;
   const size_t end = std::min(bytes, kLarge / 2);
   std::memset(memory, 0xff, bytes <= kLarge ? bytes : end);
   if (bytes > kLarge) std::memset(static_cast<char*>(memory) + bytes - end, 0xff, end);

@@ -24,6 +24,7 @@ namespace context = boost::context::detail;
 
 constexpr size_t kGuardBytes = 4096;
 constexpr size_t kStackBytes = 256 << 10;  // touched as far as it is used
+constexpr size_t kFrameBytes = 4096;       // at least what the trampoline takes
 // A guarded stack is two mappings, of which a process has 65,530 (vm.max_map_count); those without
 // a guard lie together in one.
 constexpr int kMostGuarded = 16384;
@@ -62,7 +63,10 @@ Fiber::Fiber() {
 
 Fiber::~Fiber() {
 #ifdef __SANITIZE_ADDRESS__
-  ASAN_UNPOISON_MEMORY_REGION(stack_, kStackBytes);
+  // Of one that has ended the trampoline's frame is left. To unpoison a stack is to touch what
+  // tells of all of it.
+  const size_t left = ended_ ? kFrameBytes : kStackBytes;
+  ASAN_UNPOISON_MEMORY_REGION(static_cast<char*>(stack_) + kStackBytes - left, left);
 #endif
 #ifdef __SANITIZE_THREAD__
   __tsan_destroy_fiber(thread_fiber_);
