@@ -16,11 +16,11 @@ namespace lockstep::cuda {
 // A step's first kernel begins when all that was issued before the step is done: the one that is
 // launched first after Backend::BeginStep does not overlap, whichever it is (tokens' embedding; of
 // a later pipeline stage a norm, or what ranks exchange, where a rank has no tokens to norm). So
-// what was written before the step may be read at any time, but LoadFromCache2 what other steps
-// wrote to the same place: nothing says that a multiprocessor's own cache forgets it. Nor does a
-// kernel overlap NCCL's before it, which may leave more than a kernel in the stream. Source: CUDA
-// C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA,
-// "griddepcontrol", which promises to show what others wrote to who waits.
+// what was written before the step may be read at any time: by LoadFromCache2 where other steps
+// wrote to the same place, which a multiprocessor's own cache may still remember (PTX ISA,
+// "griddepcontrol", promises to show what was written only to who waits). Nor does a kernel overlap
+// NCCL's before it, which may leave more than a kernel in the stream. Source: CUDA C++ Programming
+// Guide, "Programmatic Dependent Launch and Synchronization".
 struct KernelStream {
   KernelStream(cudaStream_t stream, bool overlaps = false)  // NOLINT: any stream is one
       : stream(stream), overlaps(overlaps) {}
