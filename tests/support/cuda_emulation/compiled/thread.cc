@@ -117,7 +117,7 @@ char* Thread::SharedPointer(uint64_t address, size_t bytes, const Site& site) {
                                     : address - kSharedBase;  // below it: beyond all there is
   const size_t end =
       is_static ? TheBlockRunner().dynamic_shared_bytes() : launch_.dynamic_shared_bytes;
-  if ((address & (bytes - 1)) != 0) {
+  if (bytes > 1 && (address & (bytes - 1)) != 0) {
     FailAccess("shared memory, not aligned", address, bytes, site);
   }
   if (offset > end || bytes > end - offset) {
