@@ -124,7 +124,7 @@ step "tests that measure"
 test_in "$release" -L measures
 
 if [ "$sanitizers" = 1 ]; then
-  step "tests under ASan + UBSan, and beside them the threaded ones under TSan, one of which is most of their time"
+  step "tests under ASan + UBSan; beside them the threaded ones under TSan"
   beside build/threaded.log test_threaded
   # Emulated GPU threads take turns at random there: what depends on their order fails. Of the simulated worlds that the
   # release build went through, a tenth.
