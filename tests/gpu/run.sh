@@ -98,6 +98,8 @@ uname -sr
 g++ --version | head -1
 { nvcc --version || /usr/local/cuda/bin/nvcc --version; } 2>/dev/null | tail -1 || true
 nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || true
+# How long a rank has a GPU that several share: what their exchanges wait for.
+{ nvidia-smi compute-policy --list || true; } 2>/dev/null | grep -i slice || true
 # "9.0", or nothing.
 capability=$({ nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true; } | head -n 1)
 case "$capability" in
