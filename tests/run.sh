@@ -50,7 +50,7 @@ test_in() {
   shift
   ctest --test-dir "$dir" --output-on-failure ${filter:+-R "$filter"} "$@"
 }
-# beside LOG COMMAND...: while other steps go on, until `await` shows what it says and waits for it.
+# beside LOG COMMAND...: while other steps go on, one at a time, until `await` shows what it says, waits for it and fails as it does.
 beside() {
   log=$1
   shift
@@ -89,7 +89,7 @@ build_sanitized() {
     build build/tsan "${threaded[@]}" -DLOCKSTEP_SANITIZE=thread -DLOCKSTEP_RUNTIME=OFF -DLOCKSTEP_MPI=OFF \
       -DLOCKSTEP_BENCHMARKS=OFF "${options[@]/%=ON/=LIBRARIES}"
 }
-# Groups of seven and eight ranks take three times as long as all others.
+# Groups of seven and eight ranks would take as long as all others.
 test_threaded() {
   GTEST_FILTER="-*NcclCommunicatorTest.*/3:*NcclCommunicatorTest.*/4" \
     TSAN_OPTIONS="halt_on_error=1 suppressions=$source/tests/support/tsan.supp" \
@@ -126,8 +126,8 @@ test_in "$release" -L measures
 if [ "$sanitizers" = 1 ]; then
   step "tests under ASan + UBSan; beside them the threaded ones under TSan"
   beside build/threaded.log test_threaded
-  # Emulated GPU threads take turns at random there: what depends on their order fails. Of the simulated worlds that the
-  # release build went through, a tenth.
+  # One place of those that run at a time is TSan's. Emulated GPU threads take turns at random there: what depends on their order
+  # fails. Of the simulated worlds that the release build went through, a tenth.
   LOCKSTEP_CUDA_THREAD_ORDER=12345 LOCKSTEP_SIMULATION_SEEDS=1000 UBSAN_OPTIONS=print_stacktrace=1 \
     LSAN_OPTIONS="suppressions=$source/tests/support/lsan.supp" GTEST_FILTER="-$unsanitized" \
     test_in "$asan" -L plain -j "$jobs"

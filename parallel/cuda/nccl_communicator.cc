@@ -57,7 +57,8 @@ class NcclCommunicator final : public Communicator {
   absl::Status Disconnect(Communicator& host) override;
 
  private:
-  // Of a call of NCCL's that was made.
+  // What calls of NCCL's have left in the stream: no kernel overlaps it
+  // (kernels/cuda/kernel_stream.h).
   absl::Status Issued(absl::Status launched) const {
     stream_.HoldNext();
     return launched;

@@ -74,12 +74,14 @@ class GemmTest : public ::testing::Test {
 };
 
 // Sizes that share an algorithm, in an order in which the first ones find one that the others
-// cannot use.
+// cannot use, whether cuBLASLt says so beforehand or not.
 TEST_F(GemmTest, AnAlgorithmOfOneSizeIsNotForcedOnOthers) {
-  cuda_emulation::SetDevice({.prefers_whole_tiles = true});
-  Start();
-  for (const int64_t rows : {16, 15, 9, 32, 17, 24, 31, 64, 40, 63, 256, 129, 255, 288, 300}) {
-    ExpectProduct(rows);
+  for (const bool is_told : {true, false}) {
+    cuda_emulation::SetDevice({.prefers_whole_tiles = true, .checks_algorithms = is_told});
+    Start();
+    for (const int64_t rows : {16, 15, 9, 32, 17, 24, 31, 64, 40, 63, 256, 129, 255, 288, 300}) {
+      ExpectProduct(rows);
+    }
   }
 }
 

@@ -45,7 +45,8 @@ struct Device {
   bool has_fp8_scale_vectors = true;  // cuBLASLt's scales by row and column
   // cuBLASLt finds nothing else where the algorithm that needs columns by sixteens can be used.
   bool prefers_whole_tiles = false;
-  int algorithms_of_a_kind = 1;  // that it finds, one like another
+  bool checks_algorithms = true;  // else it says of all that they can be used
+  int algorithms_of_a_kind = 1;   // that it finds, one like another
   // What gives a row of a product other bits in products of other sizes, or where else it lies. The
   // heuristic's first algorithm of up to 64 columns adds up as none of more does (K in slices); its
   // first one of multiples of 16 adds half of the columns in another order than the others;

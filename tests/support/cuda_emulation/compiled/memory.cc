@@ -4,6 +4,7 @@
 
 #include <device_instructions.cuh>
 
+#include "tests/support/cuda_emulation/compiled/by_type.h"
 #include "tests/support/cuda_emulation/compiled/opcode.h"
 #include "tests/support/cuda_emulation/compiled/thread.h"
 #include "tests/support/cuda_emulation/runtime/block_runner.h"
@@ -35,25 +36,15 @@ Execute LoadOf(Type type) {
       return &Load<uint8_t>;
     case Type::kS8:
       return &Load<int8_t>;
-    case Type::kU16:
     case Type::kF16:
       return &Load<uint16_t>;
-    case Type::kS16:
-      return &Load<int16_t>;
-    case Type::kU32:
     case Type::kF32:
       return &Load<uint32_t>;
-    case Type::kS32:
-      return &Load<int32_t>;
-    case Type::kU64:
-    case Type::kS64:
     case Type::kF64:
       return &Load<uint64_t>;
-    case Type::kNone:
-    case Type::kPredicate:
-      break;
+    default:
+      return ForIntegers(type, [](auto number) -> Execute { return &Load<decltype(number)>; });
   }
-  return nullptr;
 }
 
 void Store(Thread& t, const Instruction& i) {

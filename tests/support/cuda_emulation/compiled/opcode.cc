@@ -48,8 +48,4 @@ int BytesOf(Type type) {
   return 0;
 }
 
-bool IsSigned(Type type) {
-  return type == Type::kS8 || type == Type::kS16 || type == Type::kS32 || type == Type::kS64;
-}
-
 }  // namespace lockstep::cuda_emulation::ptx

@@ -37,7 +37,6 @@ enum class Type : uint8_t {
   kF64
 };
 int BytesOf(Type type);
-bool IsSigned(Type type);
 
 enum class Space : uint8_t { kGeneric, kParameter, kGlobal, kShared, kLocal };
 

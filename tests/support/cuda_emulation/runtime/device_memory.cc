@@ -17,13 +17,13 @@ DeviceMemory& TheDeviceMemory() {
 
 namespace {
 
-// Of large ones both ends only: workspaces and staging of which tests use little would cost most of
-// their time.
-void Poison(void* memory, size_t bytes) {
-  constexpr size_t kLarge = size_t{1} << 20;
-  const size_t end = std::min(bytes, kLarge / 2);
-  std::memset(memory, 0xff, bytes <= kLarge ? bytes : end);
-  if (bytes > kLarge) std::memset(static_cast<char*>(memory) + bytes - end, 0xff, end);
+// Of large ones both ends only: workspaces and, above all, the host's staging, of which tests use
+// little, would cost most of their time.
+void Poison(void* memory, size_t bytes, DeviceMemory::Kind kind) {
+  const size_t large = kind == DeviceMemory::Kind::kPinned ? 64 << 10 : 8 << 20;
+  const size_t end = std::min(bytes, large / 2);
+  std::memset(memory, 0xff, bytes <= large ? bytes : end);
+  if (bytes > large) std::memset(static_cast<char*>(memory) + bytes - end, 0xff, end);
 }
 
 // Whoever goes beyond the end meets a page that nobody may touch.
@@ -68,7 +68,7 @@ cudaError_t DeviceMemory::Allocate(size_t bytes, Kind kind, int device, int64_t 
   } else if (posix_memalign(memory, kAlignment, bytes) != 0) {
     return cudaErrorMemoryAllocation;
   }
-  Poison(*memory, bytes);
+  Poison(*memory, bytes, kind);
   Add({static_cast<char*>(*memory), bytes, kind, device, file});
   return cudaSuccess;
 }
