@@ -142,6 +142,9 @@ bool IsNoise(absl::string_view text) {
   return absl::StripAsciiWhitespace(text).empty() ||
          ContainsAny(text, {"has sent help message help-", "orte_base_help_aggregate",
                             "abort is already in progress",
+                            // a remote shell that was quicker than mpirun, and runs all the same:
+                            // Open MPI 4.1, orte/mca/plm/rsh/plm_rsh_module.c
+                            "failed in parent with errno",
                             // Slurm's, when a step ends
                             "srun: Job step aborted", "srun: launch/slurm: _step_signal",
                             "srun: cluster configuration lacks support for cpu binding",
@@ -153,6 +156,11 @@ bool IsKnownBanner(absl::string_view text) {
   return ContainsAny(text, {"MPI_ABORT was invoked on rank", "Primary job  terminated normally",
                             "processes exited with non-zero status", "System call: unlink(2)",
                             "ORTE does not know how to route a message"});
+}
+
+// That a remote shell or mpirun goes on, so that it is no reason to stop.
+bool IsWarning(absl::string_view text) {
+  return ContainsAny(text, {"warning: ", "Warning: ", "WARNING: "});
 }
 
 // Of a banner of mpirun's.
@@ -217,7 +225,7 @@ std::vector<JobLine> JobOutput::Take(absl::string_view line) {
       return {};
     }
     if (IsNoise(parsed.text) || HasBeenNoticed(parsed)) return {};
-    if (!parsed.rank) last_words_ = parsed.text;
+    if (!parsed.rank && !IsWarning(parsed.text)) last_words_ = parsed.text;
     if (!parsed.rank && TellsOfMissingPmix(parsed.text)) {
       start_failure_ =
           "srun cannot start ranks: this Slurm has no PMIx; give --hosts A:8,B:8 instead, over ssh";

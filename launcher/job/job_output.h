@@ -80,7 +80,7 @@ class JobOutput {
 
   std::map<std::optional<int>, std::vector<std::string>> banners_;  // open ones, by writer
   std::map<std::string, int> noticed_;                              // by which rank first
-  std::string last_words_;                                          // of the remote shell
+  std::string last_words_;  // of the remote shell, but for warnings
   std::string start_failure_;
 };
 

@@ -165,6 +165,21 @@ TEST_F(JobOutputTest, TheRemoteShellsWordsAreTheReason) {
             "ssh: connect to host b port 22: Connection refused");
 }
 
+TEST_F(JobOutputTest, AWarningIsNotTheReason) {
+  const char* refused = "ssh: connect to host b port 22: Connection refused";
+  const char* added = "Warning: Permanently added 'c' (ED25519) to the list of known hosts.";
+  const char* race =
+      "[head:8573] plm:rsh: Warning: setpgid(8580,8580) failed in parent with "
+      "errno=Permission denied(13)";
+  EXPECT_THAT(Shown({refused, added, race, kRule,
+                     "ORTE was unable to reliably start one or more daemons.", kRule}),
+              ElementsAre(refused, added));
+  EXPECT_THAT(output_.start_failure(), ::testing::EndsWith(refused));
+  output_ = JobOutput();
+  Shown({added, race, kRule, "ORTE has lost communication with a remote daemon.", kRule});
+  EXPECT_THAT(output_.start_failure(), ::testing::HasSubstr("see --network"));
+}
+
 TEST_F(JobOutputTest, ASlurmWithoutPmixIsTheReason) {
   for (const char* line :
        {"srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",
