@@ -38,6 +38,10 @@ std::string Show(int rank, const ControllerEvent& event) {
   if (!gpu.nearest_nic.empty()) {
     absl::StrAppend(&text, ", NIC ", gpu.nearest_nic, " (", gpu.nic_distance, ")");
   }
+  if (!gpu.idle_nic.empty()) {
+    absl::StrAppend(&text, ", no link on ", gpu.idle_nic,
+                    gpu.nearest_nic.empty() ? "" : ", which is nearer");
+  }
   return OneLine(text);
 }
 
@@ -105,6 +109,7 @@ Json GpusJson(const Checks& checks) {
                     {"numa_node", gpu.numa_node},
                     {"nearest_nic", ValidUtf8(gpu.nearest_nic)},
                     {"nic_distance", ValidUtf8(gpu.nic_distance)},
+                    {"idle_nic", ValidUtf8(gpu.idle_nic)},
                     {"links", std::move(links)}});
   }
   return gpus;

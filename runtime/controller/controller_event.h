@@ -27,6 +27,7 @@ struct RankCheck {
     int numa_node = -1;                       // -1: not known
     std::string nearest_nic;                  // empty: none
     std::string nic_distance;                 // "same PCIe switch"
+    std::string idle_nic;                     // nearer, but without a link; empty: none
     std::map<std::string, DeviceLink> links;  // by the other's pci_bus_id
   };
   int node = 0;

@@ -29,6 +29,7 @@ std::optional<RankCheck::Gpu> GpuOf(const v1::Preflight& preflight) {
                         .numa_node = told.numa_node(),
                         .nearest_nic = told.nearest_nic(),
                         .nic_distance = told.nic_distance(),
+                        .idle_nic = told.idle_nic(),
                         .links = {}};
   for (const v1::GpuLink& link : told.links()) {
     gpu.links[link.pci_bus_id()] = static_cast<DeviceLink>(link.kind());

@@ -88,7 +88,7 @@ absl::Status CheckGpu(const v1::Gpu& gpu) {
   RETURN_IF_ERROR(CheckCount("Gpu.memory_bytes", gpu.memory_bytes()));
   RETURN_IF_ERROR(CheckCount("Gpu.numa_node", gpu.numa_node(), -1));
   size_t longest = std::max({gpu.name().size(), gpu.pci_bus_id().size(), gpu.nearest_nic().size(),
-                             gpu.nic_distance().size()});
+                             gpu.nic_distance().size(), gpu.idle_nic().size()});
   for (const v1::GpuLink& link : gpu.links()) {
     longest = std::max(longest, link.pci_bus_id().size());
     if (!v1::GpuLink::Kind_IsValid(link.kind())) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <system_error>
 #include <tuple>
 #include <vector>
@@ -65,15 +66,53 @@ Distance DistanceOf(const Place& a, const Place& b) {
   return a.numa_node >= 0 && a.numa_node == b.numa_node ? Distance::kNumaNode : Distance::kFar;
 }
 
-// Network devices of a class that have hardware, by name.
-std::vector<fs::path> DevicesOf(const fs::path& directory) {
+std::string WordIn(const fs::path& file) {
+  std::string word;
+  std::ifstream(file) >> word;
+  return word;
+}
+
+// Where nothing is told, it is taken to have one.
+bool HasLink(const fs::path& nic) {
+  bool has_ports = false;
   std::error_code error;
-  std::vector<fs::path> devices;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    if (fs::exists(entry.path() / "device", error)) devices.push_back(entry.path());
+  for (const fs::directory_entry& port : fs::directory_iterator(nic / "ports", error)) {
+    if (WordIn(port.path() / "state") == "4:") return true;  // "4: ACTIVE"
+    has_ports = true;
   }
-  std::sort(devices.begin(), devices.end());
-  return devices;
+  const std::string state = WordIn(nic / "operstate");
+  return !has_ports && state != "down" && state != "lowerlayerdown" && state != "notpresent";
+}
+
+struct Nic {
+  // Less is nearer: of those in the same distance, the one that shares the longest way.
+  std::tuple<Distance, int64_t> way;
+  fs::path path;
+  bool has_link;
+};
+
+// Network devices of a class that have hardware, the nearest first; those as near by name.
+std::vector<Nic> NicsOf(const fs::path& directory, const Place& mine) {
+  std::error_code error;
+  std::vector<Nic> nics;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    const fs::path device = entry.path() / "device";
+    if (!fs::exists(device, error)) continue;
+    const Place place = {PathOf(device), NumaNodeOf(device)};
+    nics.push_back({.way = {DistanceOf(mine, place), -static_cast<int64_t>(NumShared(mine, place))},
+                    .path = entry.path(),
+                    .has_link = HasLink(entry.path())});
+  }
+  std::sort(nics.begin(), nics.end(), [](const Nic& a, const Nic& b) {
+    return std::tie(a.way, a.path) < std::tie(b.way, b.path);
+  });
+  return nics;
+}
+
+// The nearest that has a link; nothing where none has.
+const Nic* NearestOf(const std::vector<Nic>& nics) {
+  const auto nearest = std::find_if(nics.begin(), nics.end(), std::mem_fn(&Nic::has_link));
+  return nearest == nics.end() ? nullptr : &*nearest;
 }
 
 }  // namespace
@@ -85,18 +124,18 @@ PciPlace FindPciPlace(const fs::path& sysfs, const std::string& bus_id) {
   if (bus_id.empty() || !fs::exists(device, error)) return found;
   const Place mine = {PathOf(device), NumaNodeOf(device)};
   found.numa_node = mine.numa_node;
-  std::vector<fs::path> nics = DevicesOf(sysfs / "class" / "infiniband");
-  if (nics.empty()) nics = DevicesOf(sysfs / "class" / "net");
-  // Of those as near, the one with the longest way in common; the first by name.
-  std::tuple<Distance, int64_t> nearest;
-  for (const fs::path& nic : nics) {
-    const Place place = {PathOf(nic / "device"), NumaNodeOf(nic / "device")};
-    const Distance distance = DistanceOf(mine, place);
-    const std::tuple candidate(distance, -static_cast<int64_t>(NumShared(mine, place)));
-    if (!found.nearest_nic.empty() && candidate >= nearest) continue;
-    nearest = candidate;
-    found.nearest_nic = nic.filename();
-    found.nic_distance = TextOf(distance);
+  const std::vector<Nic> infiniband = NicsOf(sysfs / "class" / "infiniband", mine);
+  const std::vector<Nic> ethernet = NicsOf(sysfs / "class" / "net", mine);
+  const Nic* nearest = NearestOf(infiniband);
+  if (nearest == nullptr) nearest = NearestOf(ethernet);
+  if (nearest != nullptr) {
+    found.nearest_nic = nearest->path.filename();
+    found.nic_distance = TextOf(std::get<Distance>(nearest->way));
+  }
+  const std::vector<Nic>& expected = infiniband.empty() ? ethernet : infiniband;
+  if (!expected.empty() && !expected.front().has_link &&
+      (nearest == nullptr || expected.front().way < nearest->way)) {
+    found.idle_nic = expected.front().path.filename();
   }
   return found;
 }

@@ -36,6 +36,7 @@ void PutGpu(const RankDevice& device, v1::Gpu* into) {
   into->set_numa_node(place.numa_node);
   into->set_nearest_nic(place.nearest_nic);
   into->set_nic_distance(place.nic_distance);
+  into->set_idle_nic(place.idle_nic);
   for (size_t peer = 0; peer < gpus.size(); ++peer) {
     if (static_cast<int>(peer) == *device.gpu()) continue;
     v1::GpuLink* link = into->add_links();

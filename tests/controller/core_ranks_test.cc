@@ -227,7 +227,7 @@ TEST_F(CoreRanksTest, NonsenseAboutAGpuLosesTheReplica) {
       {"Gpu.memory_bytes -1", [](v1::Gpu& gpu) { gpu.set_memory_bytes(-1); }},
       {"Gpu.numa_node -2", [](v1::Gpu& gpu) { gpu.set_numa_node(-2); }},
       {"a text of Gpu has 256 bytes",
-       [](v1::Gpu& gpu) { gpu.set_nearest_nic(std::string(256, 'x')); }},
+       [](v1::Gpu& gpu) { gpu.set_idle_nic(std::string(256, 'x')); }},
       {"GpuLink.kind is 3",
        [](v1::Gpu& gpu) { gpu.mutable_links(0)->set_kind(static_cast<v1::GpuLink::Kind>(3)); }},
       {"Gpu has 65 links",

@@ -6,7 +6,9 @@
 namespace lockstep {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -24,6 +26,7 @@ ControllerEvent Checked(const char* host, int node, int gpu, DeviceLink link) {
                                    .numa_node = 0,
                                    .nearest_nic = "mlx5_0",
                                    .nic_distance = "same PCIe switch",
+                                   .idle_nic = "",
                                    .links = {}};
   for (int peer = 0; peer < 4; ++peer) {
     if (peer != gpu) event.check.gpu->links[BusId(peer)] = link;
@@ -38,17 +41,22 @@ TEST(GpuSummaryTest, EachRanksGpuAndTheLinks) {
                                            {3, Checked("b", 2, 1, DeviceLink::kNvLink)}};
   checks[3].check.gpu->numa_node = -1;
   checks[3].check.gpu->nearest_nic = "";
+  checks[2].check.gpu->idle_nic = checks[3].check.gpu->idle_nic = "mlx5_1";
   EXPECT_THAT(GpuLines(checks),
               ElementsAre("GPUs     rank 0 on a: GPU 0, NVIDIA H100 80GB HBM3, 80.0 GiB, "
                           "0000:00:00.0, NUMA node 0, NIC mlx5_0 (same PCIe switch)",
-                          HasSubstr("rank 1 on a: GPU 1"), HasSubstr("rank 2 on b: GPU 0"),
+                          HasSubstr("rank 1 on a: GPU 1"),
+                          AllOf(HasSubstr("rank 2 on b: GPU 0"),
+                                EndsWith("NIC mlx5_0 (same PCIe switch), no link on mlx5_1, which "
+                                         "is nearer")),
                           "         rank 3 on b: GPU 1, NVIDIA H100 80GB HBM3, 80.0 GiB, "
-                          "0000:01:00.0",
+                          "0000:01:00.0, no link on mlx5_1",
                           "         between all of a host: NVLink"));
   EXPECT_THAT(GpuWarnings(2, checks), IsEmpty());
   const auto json = GpusJson(checks);
   EXPECT_EQ(json[1]["rank"], 1);
   EXPECT_EQ(json[1]["links"]["0000:00:00.0"], "NVLink");
+  EXPECT_EQ(json[2]["idle_nic"], "mlx5_1");
   EXPECT_EQ(json[3]["numa_node"], -1);
 }
 

@@ -33,12 +33,20 @@ class PciPlaceTest : public ::testing::Test {
     fs::create_directories(nic);
     fs::create_directory_symlink(sysfs_ / "devices" / path, nic / "device");
   }
+  // file: of a NIC, as "operstate".
+  void Write(const std::string& of_class, const std::string& name, const std::string& file,
+             const std::string& text) {
+    const fs::path path = sysfs_ / "class" / of_class / name / file;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << text << "\n";
+  }
   void ExpectPlace(const std::string& bus_id, int numa_node, const std::string& nic,
-                   const std::string& distance) {
+                   const std::string& distance, const std::string& idle = "") {
     const PciPlace place = FindPciPlace(sysfs_, bus_id);
     EXPECT_EQ(place.numa_node, numa_node);
     EXPECT_EQ(place.nearest_nic, nic);
     EXPECT_EQ(place.nic_distance, distance);
+    EXPECT_EQ(place.idle_nic, idle);
   }
 
   const fs::path sysfs_;
@@ -75,6 +83,33 @@ TEST_F(PciPlaceTest, EthernetCountsWhereThereIsNoInfiniBand) {
   ExpectPlace(kGpu, -1, "eth0", "far");
   AddNic("infiniband", "mlx5_0", "pci0000:80/0000:80:01.0/0000:81:00.0", -1);
   ExpectPlace(kGpu, -1, "mlx5_0", "far");
+}
+
+TEST_F(PciPlaceTest, OneWithoutALinkIsNotTheNearest) {
+  const std::string near = "pci0000:16/0000:16:01.0/0000:19:00.0";
+  AddDevice(kGpuPath, 0);
+  AddNic("infiniband", "mlx5_0", "pci0000:40/0000:40:01.0/0000:41:00.0", 1);
+  AddNic("infiniband", "mlx5_1", near, 0);
+  Write("infiniband", "mlx5_1", "ports/1/state", "1: DOWN");
+  ExpectPlace(kGpu, 0, "mlx5_0", "far", "mlx5_1");
+  Write("infiniband", "mlx5_1", "ports/2/state", "4: ACTIVE");
+  ExpectPlace(kGpu, 0, "mlx5_1", "same PCIe switch");
+  Write("infiniband", "mlx5_1", "ports/2/state", "2: INIT");
+  // Another as near has one: the other port of a card.
+  AddNic("infiniband", "mlx5_2", "pci0000:16/0000:16:01.0/0000:19:00.1", 0);
+  ExpectPlace(kGpu, 0, "mlx5_2", "same PCIe switch");
+}
+
+TEST_F(PciPlaceTest, EthernetWithALinkIsBetterThanInfiniBandWithout) {
+  AddDevice(kGpuPath, 0);
+  AddNic("infiniband", "mlx5_0", "pci0000:40/0000:40:01.0/0000:41:00.0", 1);
+  Write("infiniband", "mlx5_0", "ports/1/state", "1: DOWN");
+  ExpectPlace(kGpu, 0, "", "", "mlx5_0");
+  AddNic("net", "eth0", "pci0000:16/0000:16:03.0/0000:1f:00.0", 0);
+  Write("net", "eth0", "operstate", "up");
+  ExpectPlace(kGpu, 0, "eth0", "same PCIe root");
+  Write("net", "eth0", "operstate", "down");
+  ExpectPlace(kGpu, 0, "", "", "mlx5_0");
 }
 
 TEST_F(PciPlaceTest, ADeviceThatIsNotThereHasNoPlace) {
