@@ -27,7 +27,7 @@ absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& sess
   SpeedProbeOptions probe = options.probe;
   if (options.quick) probe.seconds = 0.3;
   ASSIGN_OR_RETURN(probe.sizes, FindProbeSizes(options.sizes));
-  ASSIGN_OR_RETURN(probe.device, DeviceOf(options.rank, session));
+  ASSIGN_OR_RETURN(probe.device, TakeDevice(options.rank, session));
   ASSIGN_OR_RETURN(const plan::RankSpeed speed, MeasureRankSpeed(session, probe));
   if (session.rank() != 0) return absl::OkStatus();
   return WriteTextFile(options.output, plan::RankSpeedJson(speed).dump() + "\n");

@@ -103,7 +103,7 @@ absl::StatusOr<DeviceOptions> PlacedDevice(const WorkerCommandOptions& flags,
                      ParseHostPlaces(flags.host_places, session.world_size()));
     place = places[static_cast<size_t>(session.rank())];
   }
-  ASSIGN_OR_RETURN(DeviceOptions device, DeviceOf(flags.rank, session, place, notice));
+  ASSIGN_OR_RETURN(DeviceOptions device, TakeDevice(flags.rank, session, place, notice));
   if (device.gpu.has_value()) KeepNcclTo(flags.network, notice);
   return device;
 }
@@ -146,7 +146,6 @@ absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& sessio
         "the MPI job has ", session.world_size(), " ranks, but --tp ", grid.tp(), " x --pp ",
         grid.pp(), " needs ", grid.world_size(), ": start it with mpirun -n ", grid.world_size()));
   }
-  if (!flags.rank.shares_cores) KeepToOwnCores(session);
   ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
   Fd weights;
   if (!flags.weight_memory.empty()) {

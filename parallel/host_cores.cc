@@ -68,20 +68,43 @@ std::vector<HostCore> FindHostCores(const std::string& sysfs) {
   return cores;
 }
 
-std::vector<int> CoresOfRank(std::vector<HostCore> cores, int rank, int num_ranks) {
-  const auto place = [](const HostCore& core) {
-    return std::tuple(core.package, core.node, core.cache, core.core, core.cpu);
-  };
+namespace {
+
+bool EveryGpusNodeHasRoom(const std::vector<HostCore>& cores, std::span<const int> gpu_nodes) {
+  return std::all_of(gpu_nodes.begin(), gpu_nodes.end(), [&](int node) {
+    return std::count_if(cores.begin(), cores.end(), [&](const HostCore& core) {
+             return core.node == node;
+           }) >= std::count(gpu_nodes.begin(), gpu_nodes.end(), node);
+  });
+}
+
+}  // namespace
+
+std::vector<int> CoresOfRank(std::vector<HostCore> cores, int rank,
+                             std::span<const int> gpu_nodes) {
   std::set<std::tuple<int, int, int>> caches;
   for (const HostCore& core : cores) caches.emplace(core.package, core.node, core.cache);
-  const auto count = std::ssize(cores);
-  if (num_ranks < 2 || count < num_ranks || caches.size() < 2) return {};
+  const size_t num_usable = cores.size();
+  if (num_usable < gpu_nodes.size() || caches.size() < 2) return {};
+  int64_t place = rank;
+  int64_t num_ranks = std::ssize(gpu_nodes);
+  if (EveryGpusNodeHasRoom(cores, gpu_nodes)) {
+    const int node = gpu_nodes[static_cast<size_t>(rank)];
+    std::erase_if(cores, [&](const HostCore& core) { return core.node != node; });
+    place = std::count(gpu_nodes.begin(), gpu_nodes.begin() + rank, node);
+    num_ranks = std::count(gpu_nodes.begin(), gpu_nodes.end(), node);
+  }
+  const auto order = [](const HostCore& core) {
+    return std::tuple(core.package, core.node, core.cache, core.core, core.cpu);
+  };
   std::sort(cores.begin(), cores.end(),
-            [&](const HostCore& a, const HostCore& b) { return place(a) < place(b); });
+            [&](const HostCore& a, const HostCore& b) { return order(a) < order(b); });
   std::vector<int> mine;
-  for (auto i = count * rank / num_ranks; i < count * (rank + 1) / num_ranks; ++i) {
+  const int64_t count = std::ssize(cores);
+  for (int64_t i = count * place / num_ranks; i < count * (place + 1) / num_ranks; ++i) {
     mine.push_back(cores[static_cast<size_t>(i)].cpu);
   }
+  if (mine.size() == num_usable) mine.clear();
   return mine;
 }
 

@@ -100,7 +100,8 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
   command
       .add_flag("--share-cores", flags.shares_cores,
                 "let the system move threads over all cores: by default ranks of a host with "
-                "several last-level caches keep to neighbouring cores of their own")
+                "several last-level caches keep to neighbouring cores of their own, of their "
+                "GPU's NUMA node")
       ->group(group);
   command
       .add_option(

@@ -1,5 +1,6 @@
 #include "launcher/ranks/device_choice.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -7,7 +8,9 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/base/host_name.h"
 #include "launcher/cli/values.h"
+#include "launcher/ranks/mpi_rank.h"
 #include "launcher/ranks/rank_gpus_text.h"
+#include "runtime/worker/pci_place.h"
 
 namespace lockstep {
 namespace {
@@ -39,8 +42,22 @@ absl::StatusOr<DeviceSearch> GpusFor(const std::string& device) {
   return search;
 }
 
-absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
-                                       std::optional<HostPlace> place, const Notice& notice) {
+absl::StatusOr<std::vector<int>> GpuNodes(std::span<const RankGpus> ranks, int node,
+                                          const std::filesystem::path& sysfs) {
+  std::vector<int> nodes;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].node != node) continue;
+    ASSIGN_OR_RETURN(const std::optional<GpuPlace> gpu, PlaceOnGpu(ranks, static_cast<int>(rank)));
+    nodes.push_back(-1);
+    if (!gpu.has_value()) continue;
+    const SeenGpu& seen = ranks[rank].gpus[static_cast<size_t>(gpu->gpu)];
+    nodes.back() = FindPciPlace(sysfs, seen.bus_id).numa_node;
+  }
+  return nodes;
+}
+
+absl::StatusOr<DeviceOptions> TakeDevice(const RankFlags& flags, const MpiSession& session,
+                                         std::optional<HostPlace> place, const Notice& notice) {
   RankGpus mine{
       .node = session.node(),
       .host = HostName(),
@@ -58,6 +75,13 @@ absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession&
   RETURN_IF_ERROR(CheckSharing(ranks, flags.shares_gpus));
   device.cpu = {ThreadsPerRank(flags, session.num_ranks_on_node(), session.num_cores_on_node()),
                 flags.isa};
+  if (!flags.shares_cores) {
+    ASSIGN_OR_RETURN(const std::vector<int> nodes, GpuNodes(ranks, session.node(), "/sys"));
+    const int num_cores = KeepToOwnCores(session, nodes);
+    if (flags.threads == 0 && num_cores > 0) {
+      device.cpu.num_threads = std::min(device.cpu.num_threads, num_cores);
+    }
+  }
   device.gpu_memory_utilization = flags.gpu_memory_utilization;
   device.deterministic = flags.deterministic;
   return device;

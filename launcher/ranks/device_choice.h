@@ -2,8 +2,11 @@
 // who measure.
 #pragma once
 
+#include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/base/notice.h"
@@ -24,10 +27,16 @@ struct DeviceSearch {
 // RankFlags::device on this host. Errors as FindGpus when GPUs were asked for.
 absl::StatusOr<DeviceSearch> GpusFor(const std::string& device);
 
-// Of this rank of the job; collective over the job. place: nothing where the job's ranks are all of
-// their hosts. notice may be null. Errors as GpusFor, PlaceOnGpu and CheckSharing.
-absl::StatusOr<DeviceOptions> DeviceOf(const RankFlags& flags, const MpiSession& session,
-                                       std::optional<HostPlace> place = std::nullopt,
-                                       const Notice& notice = nullptr);
+// The memory nodes of the GPUs of the ranks on one host, by rank; -1: none, or not known. ranks: of
+// the job; node: RankGpus::node of that host, which is this one. Errors as PlaceOnGpu.
+absl::StatusOr<std::vector<int>> GpuNodes(std::span<const RankGpus> ranks, int node,
+                                          const std::filesystem::path& sysfs);
+
+// Of this rank of the job; collective over the job. The threads that it starts from now on keep to
+// cores of their own near its GPU, but for RankFlags::shares_cores. place: nothing where the job's
+// ranks are all of their hosts. notice may be null. Errors as GpusFor, PlaceOnGpu and CheckSharing.
+absl::StatusOr<DeviceOptions> TakeDevice(const RankFlags& flags, const MpiSession& session,
+                                         std::optional<HostPlace> place = std::nullopt,
+                                         const Notice& notice = nullptr);
 
 }  // namespace lockstep

@@ -49,16 +49,15 @@ absl::StatusOr<std::string> SecretOfStdin(const MpiSession& session) {
   return secret;
 }
 
-void KeepToOwnCores(const MpiSession& session) {
-  if (!session.shares_cores()) return;
-  const std::vector<int> mine =
-      CoresOfRank(FindHostCores(), session.rank_on_node(), session.num_ranks_on_node());
-  if (mine.empty()) return;
+int KeepToOwnCores(const MpiSession& session, std::span<const int> gpu_nodes) {
+  if (!session.shares_cores()) return 0;
+  const std::vector<int> mine = CoresOfRank(FindHostCores(), session.rank_on_node(), gpu_nodes);
+  if (mine.empty()) return 0;
   const absl::Status status = StayOn(mine);
-  if (!status.ok()) {
-    std::fprintf(stderr, "rank %d on %s: threads run on any core: %s\n", session.rank(),
-                 HostName().c_str(), std::string(status.message()).c_str());
-  }
+  if (status.ok()) return static_cast<int>(mine.size());
+  std::fprintf(stderr, "rank %d on %s: threads run on any core: %s\n", session.rank(),
+               HostName().c_str(), std::string(status.message()).c_str());
+  return 0;
 }
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
@@ -28,18 +29,22 @@ std::vector<HostCore> Server() {
   return cores;
 }
 
+std::vector<int> Shares(int rank, int num_ranks, std::vector<HostCore> cores = Server()) {
+  return CoresOfRank(std::move(cores), rank, std::vector<int>(static_cast<size_t>(num_ranks), -1));
+}
+
 TEST(CoresOfRankTest, RanksGetNeighboursAndShareNothing) {
-  EXPECT_EQ(CoresOfRank(Server(), 0, 2), (std::vector<int>{0, 8, 1, 9, 2, 10, 3, 11}));
-  EXPECT_EQ(CoresOfRank(Server(), 1, 2), (std::vector<int>{4, 12, 5, 13, 6, 14, 7, 15}));
-  EXPECT_EQ(CoresOfRank(Server(), 2, 4), (std::vector<int>{4, 12, 5, 13}));  // one cache
-  EXPECT_EQ(CoresOfRank(Server(), 7, 8), (std::vector<int>{7, 15}));         // one core
+  EXPECT_EQ(Shares(0, 2), (std::vector<int>{0, 8, 1, 9, 2, 10, 3, 11}));
+  EXPECT_EQ(Shares(1, 2), (std::vector<int>{4, 12, 5, 13, 6, 14, 7, 15}));
+  EXPECT_EQ(Shares(2, 4), (std::vector<int>{4, 12, 5, 13}));  // one cache
+  EXPECT_EQ(Shares(7, 8), (std::vector<int>{7, 15}));         // one core
 }
 
 TEST(CoresOfRankTest, EveryProcessorHasOneRank) {
   for (int num_ranks = 2; num_ranks <= 16; ++num_ranks) {
     std::multiset<int> dealt;
     for (int rank = 0; rank < num_ranks; ++rank) {
-      const std::vector<int> mine = CoresOfRank(Server(), rank, num_ranks);
+      const std::vector<int> mine = Shares(rank, num_ranks);
       EXPECT_GE(std::ssize(mine), 16 / num_ranks);
       dealt.insert(mine.begin(), mine.end());
     }
@@ -49,10 +54,35 @@ TEST(CoresOfRankTest, EveryProcessorHasOneRank) {
 }
 
 TEST(CoresOfRankTest, LeavesAloneWhereNothingIsGained) {
-  EXPECT_TRUE(CoresOfRank(Server(), 0, 1).empty());
-  EXPECT_TRUE(CoresOfRank(Server(), 0, 17).empty());
-  EXPECT_TRUE(CoresOfRank({}, 0, 2).empty());
-  EXPECT_TRUE(CoresOfRank({{.cpu = 0}, {.cpu = 1}}, 0, 2).empty());  // one cache
+  EXPECT_TRUE(Shares(0, 1).empty());
+  EXPECT_TRUE(Shares(0, 17).empty());
+  EXPECT_TRUE(Shares(0, 2, {}).empty());
+  EXPECT_TRUE(Shares(0, 2, {{.cpu = 0}, {.cpu = 1}}).empty());  // one cache
+}
+
+TEST(CoresOfRankTest, RanksStayNearTheirGpus) {
+  using Cores = std::vector<int>;
+  const Cores both_on_1 = {1, 1};
+  EXPECT_EQ(CoresOfRank(Server(), 0, both_on_1), (Cores{4, 12, 5, 13}));
+  EXPECT_EQ(CoresOfRank(Server(), 1, both_on_1), (Cores{6, 14, 7, 15}));
+  const Cores crossed = {1, 0, 1};
+  EXPECT_EQ(CoresOfRank(Server(), 0, crossed), (Cores{4, 12, 5, 13}));
+  EXPECT_EQ(CoresOfRank(Server(), 1, crossed), (Cores{0, 8, 1, 9, 2, 10, 3, 11}));
+  EXPECT_EQ(CoresOfRank(Server(), 2, crossed), (Cores{6, 14, 7, 15}));
+  const Cores alone = {1};
+  EXPECT_EQ(CoresOfRank(Server(), 0, alone), (Cores{4, 12, 5, 13, 6, 14, 7, 15}));
+}
+
+TEST(CoresOfRankTest, AllSharesAreOfAllCoresWhereOneGpusNodeIsNotKnownOrTooSmall) {
+  for (const std::vector<int>& nodes : {std::vector<int>{1, -1}, {1, 2}}) {
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(CoresOfRank(Server(), rank, nodes), Shares(rank, 2));
+    }
+  }
+  const std::vector<int> nine_on_1(9, 1);  // of eight processors
+  for (int rank = 0; rank < 9; ++rank) {
+    EXPECT_EQ(CoresOfRank(Server(), rank, nine_on_1), Shares(rank, 9));
+  }
 }
 
 class SysfsTest : public ::testing::Test {
