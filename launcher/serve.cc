@@ -1,5 +1,6 @@
 // lockstep serve: the whole server: checks everything, starts the controller here and the ranks as
 // one MPI job on this host, on others, or over a Slurm allocation.
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -138,10 +139,12 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   }
   RankFlags rank = options.rank;
   if (options.controller.replicas > 1) rank.shares_cores = true;  // jobs do not know of each other
+  const auto ranks_wait_seconds =
+      static_cast<int64_t>(std::ceil(absl::ToDoubleSeconds(session.preflight_limit))) + 30;
   session.make_job = [&, rank](int replica, uint64_t epoch, const std::string& worker_address) {
     // The ranks of one job find their places on hosts by themselves.
     const WorkerLaunch launch{
-        worker_address, replica, epoch, plan.capacity.num_kv_blocks,
+        worker_address, replica, epoch, plan.capacity.num_kv_blocks, ranks_wait_seconds,
         options.launch.allow_tp_across_nodes, options.controller.security.worker_tls,
         // On one host ranks may be in a network namespace of their own.
         plan.launch.kind == LaunchPlan::Kind::kThisHost ? "" : plan.launch.network,

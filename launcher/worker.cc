@@ -49,6 +49,7 @@ struct WorkerCommandOptions {
   uint64_t epoch = 0;
   std::string network;
   std::string host_places;
+  double preflight_seconds = 300;
   double rejoin_seconds = 300;
   KvCacheFlags kv_cache;
 };
@@ -118,6 +119,7 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
   ASSIGN_OR_RETURN(options.dial, RankDialSecurity(flags.tls));
   options.epoch = flags.epoch;
   options.replica = flags.replica;
+  options.start_timeout = absl::Seconds(flags.preflight_seconds);
   options.rejoin_window = absl::Seconds(flags.rejoin_seconds);
   options.on_notice = NoticeOf(grid, session.rank());
   options.grid = grid;
@@ -224,6 +226,14 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       ->group(link);
   command->add_option("--epoch", options->epoch, "of this launch; the highest counts; 0: the time")
       ->check(Unsigned64())
+      ->capture_default_str()
+      ->group(link);
+  command
+      ->add_option("--preflight-seconds", options->preflight_seconds,
+                   "how long ranks that start wait for each other (at least 30, and as long as "
+                   "--rejoin-seconds)")
+      ->type_name("SECONDS")
+      ->check(Between(1, 2e6))
       ->capture_default_str()
       ->group(link);
   command

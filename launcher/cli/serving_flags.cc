@@ -233,6 +233,7 @@ std::vector<std::string> WorkerArguments(const ModelFlags& model, const RankFlag
   if (rank.shares_cores) arguments.push_back("--share-cores");
   add("--replica", static_cast<uint64_t>(launch.replica));
   add("--epoch", launch.epoch);
+  add("--preflight-seconds", static_cast<uint64_t>(launch.preflight_seconds));
   add("--rejoin-seconds", 0);  // the job ends with its launcher
   add("--tp", static_cast<uint64_t>(model.tp));
   add("--pp", static_cast<uint64_t>(model.pp));

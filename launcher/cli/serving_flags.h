@@ -72,6 +72,8 @@ struct WorkerLaunch {
   int replica = 0;
   uint64_t epoch = 1;
   int64_t num_kv_blocks = 0;  // 0: as many as a rank has room for
+  // How long ranks that start wait for each other: longer than who watches them waits for all.
+  int64_t preflight_seconds = 0;
   bool allow_tp_across_nodes = false;
   RankTlsFlags tls;
   std::string network;        // of ranks on several hosts; empty: any

@@ -54,7 +54,7 @@ struct WorkerOptions {
   bool asks_for_kv_cache() const { return num_kv_blocks.has_value() || kv_cache_bytes.has_value(); }
 
   // How long ranks that start wait for each other: some initialize GPUs and read from cold storage.
-  // A launcher that watches them ends the job sooner (`--preflight-seconds`).
+  // A launcher that watches them ends the job sooner (its `--preflight-seconds`).
   absl::Duration start_timeout = absl::Minutes(5);
   absl::Duration dial_timeout = absl::Seconds(30);  // the controller may start after its ranks
   // How long a rank looks for a controller that it has lost; 0: losing the stream ends the rank.
