@@ -99,14 +99,14 @@ bool HasAnyPrefix(absl::string_view text, std::initializer_list<const char*> pre
 }
 
 // What ranks read of this environment, for mpirun takes its own settings alone to other hosts (srun
-// takes all): NCCL's, and where the plugin is. Not what names something of one host, as
-// CUDA_VISIBLE_DEVICES does.
+// takes all): NCCL's, and where the plugin and libraries are. Not what names something of one host,
+// as CUDA_VISIBLE_DEVICES does.
 void AddExports(std::vector<std::string>& command) {
   // Who lists by this setting what is exported has said it all: mpirun refuses -x beside it.
   if (std::getenv("OMPI_MCA_mca_base_env_list") != nullptr) return;
   std::set<std::string> names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    if (HasAnyPrefix(*entry, {"NCCL_", "LOCKSTEP_CUDA_"}) &&
+    if (HasAnyPrefix(*entry, {"NCCL_", "LOCKSTEP_CUDA_", "LD_LIBRARY_PATH="}) &&
         !HasAnyPrefix(*entry, {"NCCL_HOSTID="})) {
       names.insert(std::string(*entry, std::strcspn(*entry, "=")));
     }

@@ -24,7 +24,10 @@ class MpiCommandTest : public ::testing::Test {
     std::vector<std::string> names;
     for (char** entry = environ; *entry != nullptr; ++entry) {
       const std::string name(*entry, std::strcspn(*entry, "="));
-      if (name.starts_with("NCCL_") || name.starts_with("LOCKSTEP_CUDA_")) names.push_back(name);
+      if (name.starts_with("NCCL_") || name.starts_with("LOCKSTEP_CUDA_") ||
+          name == "LD_LIBRARY_PATH") {
+        names.push_back(name);
+      }
     }
     for (const std::string& name : names) ::unsetenv(name.c_str());
   }
@@ -128,18 +131,20 @@ std::vector<std::string> Exports() {
   return names;
 }
 
-TEST_F(MpiCommandTest, OverHostsRanksHearWhatNcclIsTold) {
+TEST_F(MpiCommandTest, OverHostsRanksHearWhatNcclIsToldAndWhereLibrariesAre) {
+  ::setenv("LD_LIBRARY_PATH", "/opt/nccl/lib", 1);
   ::setenv("NCCL_P2P_DISABLE", "1", 1);
   ::setenv("NCCL_SOCKET_IFNAME", "eth0", 1);
   ::setenv("LOCKSTEP_CUDA_PLUGIN", "/opt/plugin.so", 1);
   ::setenv("NCCL_HOSTID", "a", 1);  // of one host, as are its GPUs' numbers
   ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
-  EXPECT_THAT(Exports(),
-              ElementsAre("LOCKSTEP_CUDA_PLUGIN", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME"));
+  EXPECT_THAT(Exports(), ElementsAre("LD_LIBRARY_PATH", "LOCKSTEP_CUDA_PLUGIN", "NCCL_P2P_DISABLE",
+                                     "NCCL_SOCKET_IFNAME"));
   ::setenv("OMPI_MCA_mca_base_env_list", "NCCL_P2P_DISABLE", 1);
   EXPECT_THAT(Exports(), IsEmpty()) << "mpirun takes one or the other";
-  for (const char* name : {"NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "LOCKSTEP_CUDA_PLUGIN",
-                           "NCCL_HOSTID", "CUDA_VISIBLE_DEVICES", "OMPI_MCA_mca_base_env_list"}) {
+  for (const char* name :
+       {"LD_LIBRARY_PATH", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "LOCKSTEP_CUDA_PLUGIN",
+        "NCCL_HOSTID", "CUDA_VISIBLE_DEVICES", "OMPI_MCA_mca_base_env_list"}) {
     ::unsetenv(name);
   }
 }
