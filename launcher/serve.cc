@@ -1,5 +1,6 @@
 // lockstep serve: the whole server: checks everything, starts the controller here and the ranks as
 // one MPI job on this host, on others, or over a Slurm allocation.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -54,6 +55,7 @@ struct ServePlan {
   Capacity capacity;
   HostPort listen;
   LaunchPlan launch;
+  RankFlags rank;        // as ranks are told
   RanksDevices devices;  // of a replica
   int threads_per_rank = 1;
 };
@@ -74,6 +76,15 @@ absl::Duration PreflightLimit(const LaunchFlags& flags, bool on_gpus) {
   return absl::Seconds(flags.preflight_seconds.value_or(usual));
 }
 
+// Ranks divide what they see of a host among those of all replicas there. A step of a Slurm
+// allocation may see no more than the processors of its own tasks.
+RankFlags RankFlagsIn(const LaunchPlan& launch, int num_replicas, RankFlags flags) {
+  if (!launch.slurm.has_value()) return flags;
+  if (num_replicas > 1) flags.shares_cores = true;
+  if (flags.threads == 0) flags.threads = std::min(launch.slurm->cpus_per_task, kMaxThreadsPerRank);
+  return flags;
+}
+
 absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ServePlan plan;
   ASSIGN_OR_RETURN(plan.listen, ParseHostPort(options.controller.listen));
@@ -81,6 +92,7 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(options.model.tp, options.model.pp));
   const int num_replicas = options.controller.replicas;
   ASSIGN_OR_RETURN(plan.launch, PlanLaunch(options.launch, grid, num_replicas));
+  plan.rank = RankFlagsIn(plan.launch, num_replicas, options.rank);
   ASSIGN_OR_RETURN(plan.devices, DevicesOf(options.rank, plan.launch));
   RETURN_IF_ERROR(CheckFormats(options.model, options.rank, plan.devices));
   plan.devices.memory_bytes /= num_replicas;
@@ -91,7 +103,7 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
       !options.kv_cache.gib.has_value() && !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for
   }
-  plan.threads_per_rank = ThreadsPerRank(options.rank, plan.launch.max_ranks_per_host());
+  plan.threads_per_rank = ThreadsPerRank(plan.rank, plan.launch.max_ranks_per_host());
   RETURN_IF_ERROR(CheckIsa(options.rank.isa));
   return plan;
 }
@@ -137,11 +149,10 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
   for (int replica = 0; replica < options.controller.replicas; ++replica) {
     session.hosts_of_ranks.push_back(plan.launch.HostsOf(replica));
   }
-  RankFlags rank = options.rank;
-  if (options.controller.replicas > 1) rank.shares_cores = true;  // jobs do not know of each other
   const auto ranks_wait_seconds =
       static_cast<int64_t>(std::ceil(absl::ToDoubleSeconds(session.preflight_limit))) + 30;
-  session.make_job = [&, rank](int replica, uint64_t epoch, const std::string& worker_address) {
+  session.make_job = [&, ranks_wait_seconds](int replica, uint64_t epoch,
+                                             const std::string& worker_address) {
     // The ranks of one job find their places on hosts by themselves.
     const WorkerLaunch launch{
         worker_address, replica, epoch, plan.capacity.num_kv_blocks, ranks_wait_seconds,
@@ -150,7 +161,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
         plan.launch.kind == LaunchPlan::Kind::kThisHost ? "" : plan.launch.network,
         options.controller.replicas > 1 ? FormatHostPlaces(plan.launch.PlacesOf(replica)) : "",
         weights ? weights->socket().string() : ""};
-    return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, rank, launch),
+    return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, plan.rank, launch),
                    secret);
   };
   report.Model(plan.summary);

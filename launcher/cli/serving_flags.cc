@@ -93,9 +93,12 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
                 "on GPUs: the same numbers whatever else is in a batch, at some cost; CPUs always "
                 "do so")
       ->group(group);
-  command.add_option("--threads-per-rank", flags.threads, "(default: cores / ranks on this host)")
+  command
+      .add_option(
+          "--threads-per-rank", flags.threads,
+          "(default: cores / ranks on this host, of all replicas; under Slurm its --cpus-per-task)")
       ->type_name("K")
-      ->check(Between(1, 4096))
+      ->check(Between(1, kMaxThreadsPerRank))
       ->group(group);
   command
       .add_flag("--share-cores", flags.shares_cores,

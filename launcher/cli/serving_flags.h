@@ -24,6 +24,8 @@ struct ModelFlags {
   int64_t max_model_len = 0;  // 0 = the model's
 };
 
+inline constexpr int kMaxThreadsPerRank = 4096;
+
 // How a rank computes.
 struct RankFlags {
   int threads = 0;  // 0 = cores / ranks on this host

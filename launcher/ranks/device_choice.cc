@@ -42,15 +42,25 @@ absl::StatusOr<DeviceSearch> GpusFor(const std::string& device) {
   return search;
 }
 
-absl::StatusOr<std::vector<int>> GpuNodes(std::span<const RankGpus> ranks, int node,
+absl::StatusOr<std::vector<int>> GpuNodes(std::span<const RankGpus> ranks, int rank,
                                           const std::filesystem::path& sysfs) {
+  const RankGpus& mine = ranks[static_cast<size_t>(rank)];
+  std::vector<RankGpus> here(static_cast<size_t>(mine.place.num_ranks), mine);
+  for (size_t place = 0; place < here.size(); ++place) {
+    here[place].place.place = static_cast<int>(place);
+  }
+  for (const RankGpus& other : ranks) {
+    // Hosts that a launcher knows by two names count their places apart.
+    const bool is_counted_alike = other.place.num_ranks == mine.place.num_ranks;
+    if (other.node != mine.node || !is_counted_alike) continue;
+    here[static_cast<size_t>(other.place.place)] = other;
+  }
   std::vector<int> nodes;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank].node != node) continue;
-    ASSIGN_OR_RETURN(const std::optional<GpuPlace> gpu, PlaceOnGpu(ranks, static_cast<int>(rank)));
+  for (size_t place = 0; place < here.size(); ++place) {
+    ASSIGN_OR_RETURN(const std::optional<GpuPlace> gpu, PlaceOnGpu(here, static_cast<int>(place)));
     nodes.push_back(-1);
     if (!gpu.has_value()) continue;
-    const SeenGpu& seen = ranks[rank].gpus[static_cast<size_t>(gpu->gpu)];
+    const SeenGpu& seen = here[place].gpus[static_cast<size_t>(gpu->gpu)];
     nodes.back() = FindPciPlace(sysfs, seen.bus_id).numa_node;
   }
   return nodes;
@@ -73,11 +83,11 @@ absl::StatusOr<DeviceOptions> TakeDevice(const RankFlags& flags, const MpiSessio
   DeviceOptions device;
   ASSIGN_OR_RETURN(device.gpu, PlaceOnGpu(ranks, session.rank()));
   RETURN_IF_ERROR(CheckSharing(ranks, flags.shares_gpus));
-  device.cpu = {ThreadsPerRank(flags, session.num_ranks_on_node(), session.num_cores_on_node()),
+  device.cpu = {ThreadsPerRank(flags, mine.place.num_ranks, session.num_cores_on_node()),
                 flags.isa};
   if (!flags.shares_cores) {
-    ASSIGN_OR_RETURN(const std::vector<int> nodes, GpuNodes(ranks, session.node(), "/sys"));
-    const int num_cores = KeepToOwnCores(session, nodes);
+    ASSIGN_OR_RETURN(const std::vector<int> nodes, GpuNodes(ranks, session.rank(), "/sys"));
+    const int num_cores = KeepToOwnCores(session, mine.place.place, nodes);
     if (flags.threads == 0 && num_cores > 0) {
       device.cpu.num_threads = std::min(device.cpu.num_threads, num_cores);
     }

@@ -27,9 +27,10 @@ struct DeviceSearch {
 // RankFlags::device on this host. Errors as FindGpus when GPUs were asked for.
 absl::StatusOr<DeviceSearch> GpusFor(const std::string& device);
 
-// The memory nodes of the GPUs of the ranks on one host, by rank; -1: none, or not known. ranks: of
-// the job; node: RankGpus::node of that host, which is this one. Errors as PlaceOnGpu.
-absl::StatusOr<std::vector<int>> GpuNodes(std::span<const RankGpus> ranks, int node,
+// The memory nodes of the GPUs of the ranks on this host, by place; -1: no GPU, or not known.
+// ranks: of the job, of which `rank` is one on this host. Ranks of other jobs are taken to see its
+// GPUs. Errors as PlaceOnGpu.
+absl::StatusOr<std::vector<int>> GpuNodes(std::span<const RankGpus> ranks, int rank,
                                           const std::filesystem::path& sysfs);
 
 // Of this rank of the job; collective over the job. The threads that it starts from now on keep to

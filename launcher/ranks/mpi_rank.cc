@@ -49,9 +49,9 @@ absl::StatusOr<std::string> SecretOfStdin(const MpiSession& session) {
   return secret;
 }
 
-int KeepToOwnCores(const MpiSession& session, std::span<const int> gpu_nodes) {
+int KeepToOwnCores(const MpiSession& session, int place, std::span<const int> gpu_nodes) {
   if (!session.shares_cores()) return 0;
-  const std::vector<int> mine = CoresOfRank(FindHostCores(), session.rank_on_node(), gpu_nodes);
+  const std::vector<int> mine = CoresOfRank(FindHostCores(), place, gpu_nodes);
   if (mine.empty()) return 0;
   const absl::Status status = StayOn(mine);
   if (status.ok()) return static_cast<int>(mine.size());

@@ -20,9 +20,9 @@ int RunMpiRank(const char* command, const std::function<absl::Status(const MpiSe
 // MPI. INVALID_ARGUMENT when there is none.
 absl::StatusOr<std::string> SecretOfStdin(const MpiSession& session);
 
-// For all threads of this rank, which are started later. gpu_nodes: of the ranks on this host, as
-// for CoresOfRank. Returns how many cores it keeps to; 0: any, also where somebody has bound the
-// ranks already, who knows better.
-int KeepToOwnCores(const MpiSession& session, std::span<const int> gpu_nodes);
+// For all threads of this rank, which are started later. place: among the ranks of this host, of
+// which gpu_nodes tells as for CoresOfRank. Returns how many cores it keeps to; 0: any, also where
+// somebody has bound the ranks already, who knows better.
+int KeepToOwnCores(const MpiSession& session, int place, std::span<const int> gpu_nodes);
 
 }  // namespace lockstep

@@ -1,5 +1,8 @@
 // A real server over real ranks: what a user sees.
 
+#include <algorithm>
+#include <thread>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -131,6 +134,19 @@ TEST_F(ServeTest, ReadyEventTellsTheCapacity) {
     EXPECT_GT(shard, 0);
     EXPECT_LE(loaded, 1.05 * shard);
   }
+}
+
+TEST_F(ServeTest, ReplicasDivideTheCores) {
+  Server server({"serve", model_.string(), "--replicas", "2", "--num-kv-blocks", "256"});
+  const unsigned threads = std::max(std::thread::hardware_concurrency() / 2, 1u);
+  EXPECT_EQ(server.WaitEvent("plan")["threads_per_rank"], threads);
+  for (const int replica : {0, 1}) {
+    const json loaded = server.WaitEvent("rank_loaded", replica);
+    ASSERT_FALSE(loaded.is_null());
+    EXPECT_THAT(loaded["backend"], HasSubstr(", " + std::to_string(threads) + " thread"));
+  }
+  server.WaitReady();
+  ExpectCleanStop(server);
 }
 
 // mpirun knows its own host by one name only.

@@ -34,8 +34,8 @@ class GpuNodesTest : public ::testing::Test {
     }
     return rank;
   }
-  std::vector<int> Nodes(const std::vector<RankGpus>& ranks, int node) const {
-    const auto nodes = GpuNodes(ranks, node, sysfs_);
+  std::vector<int> Nodes(const std::vector<RankGpus>& ranks, int rank) const {
+    const auto nodes = GpuNodes(ranks, rank, sysfs_);
     EXPECT_TRUE(nodes.ok()) << nodes.status();
     return nodes.value_or(std::vector<int>());
   }
@@ -44,18 +44,32 @@ class GpuNodesTest : public ::testing::Test {
 
 TEST_F(GpuNodesTest, AreThoseOfTheRanksOfAHost) {
   std::vector<RankGpus> ranks;
-  for (const int node : {0, 3}) {
-    for (int place = 0; place < 3; ++place) ranks.push_back(Rank(node, place, 3, 4));
-  }
-  EXPECT_THAT(Nodes(ranks, 0), ElementsAre(1, 1, 0));
-  ranks.erase(ranks.begin() + 3, ranks.end());
-  ranks.push_back(Rank(3, 2, 3, 4));
-  EXPECT_THAT(Nodes(ranks, 3), ElementsAre(0));
+  for (int place = 0; place < 3; ++place) ranks.push_back(Rank(0, place, 3, 4));
+  for (int place = 0; place < 2; ++place) ranks.push_back(Rank(3, place, 2, 4));
+  EXPECT_THAT(Nodes(ranks, 1), ElementsAre(1, 1, 0));
+  EXPECT_THAT(Nodes(ranks, 4), ElementsAre(1, 1));
+}
+
+TEST_F(GpuNodesTest, OfOtherReplicasAreAfterTheirPlaces) {
+  const std::vector<RankGpus> second = {Rank(0, 2, 4, 4), Rank(0, 3, 4, 4)};
+  EXPECT_THAT(Nodes(second, 0), ElementsAre(1, 1, 0, 0));
+}
+
+TEST_F(GpuNodesTest, PlacesOfAnotherNameOfTheHostAreNotItsOwn) {
+  EXPECT_THAT(Nodes({Rank(0, 0, 1, 4), Rank(0, 2, 3, 4)}, 0), ElementsAre(1));
+}
+
+TEST_F(GpuNodesTest, AreOfTheGpusThatARankSees) {
+  std::vector<RankGpus> ranks = {Rank(0, 0, 2, 4), Rank(0, 1, 2, 4)};
+  for (int rank = 0; rank < 2; ++rank) ranks[rank].gpus = {ranks[rank].gpus[3 - rank]};  // bound
+  EXPECT_THAT(Nodes(ranks, 0), ElementsAre(0, 0));
 }
 
 TEST_F(GpuNodesTest, AreNotKnownWithoutGpusOrWhereTheSystemDoesNotTell) {
   EXPECT_THAT(Nodes({Rank(0, 0, 2, 0), Rank(0, 1, 2, 0)}, 0), ElementsAre(-1, -1));
-  EXPECT_THAT(Nodes({Rank(0, 4, 6, 6), Rank(0, 0, 6, 6)}, 0), ElementsAre(-1, 1));
+  std::vector<RankGpus> ranks;
+  for (int place = 0; place < 6; ++place) ranks.push_back(Rank(0, place, 6, 6));
+  EXPECT_THAT(Nodes(ranks, 0), ElementsAre(1, 1, 0, 0, -1, -1));
 }
 
 }  // namespace
