@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kPrefix[] = "lockstep-serve-";
+constexpr char kNewPrefix[] = "lockstep-new-";  // until it is locked
 constexpr char kMemoryDirectory[] = "/dev/shm";
 constexpr char kLockName[] = "lock";
 constexpr std::chrono::minutes kMaxAgeWithoutLock{1};
@@ -49,11 +50,15 @@ bool IsOwnDirectory(const fs::path& path) {
   return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
 }
 
-// A directory without a lock file is just being made, or what a dying mpirun put back.
+// Of the rest, one without a lock file is what a dying mpirun put back, and a new one's maker may
+// have died.
 bool IsAbandoned(const fs::path& directory, Fd& lock) {
-  lock = Fd(::open((directory / kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-  if (lock.valid()) return ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0;
-  if (errno != ENOENT) return false;
+  const bool is_new = absl::StartsWith(directory.filename().string(), kNewPrefix);
+  if (!is_new) {
+    lock = Fd(::open((directory / kLockName).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+    if (lock.valid()) return ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0;
+    if (errno != ENOENT) return false;
+  }
   std::error_code error;
   const auto age = fs::file_time_type::clock::now() - fs::last_write_time(directory, error);
   return !error && age > kMaxAgeWithoutLock;
@@ -63,7 +68,8 @@ void RemoveAbandoned(const fs::path& parent) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(parent, error)) {
     Fd lock;
-    if (absl::StartsWith(entry.path().filename().string(), kPrefix) &&
+    const std::string name = entry.path().filename().string();
+    if ((absl::StartsWith(name, kPrefix) || absl::StartsWith(name, kNewPrefix)) &&
         IsOwnDirectory(entry.path()) && IsAbandoned(entry.path(), lock)) {
       fs::remove_all(entry.path(), error);
     }
@@ -80,14 +86,17 @@ absl::StatusOr<RuntimeDir> RuntimeDir::CreateInMemory() {
 
 absl::StatusOr<RuntimeDir> RuntimeDir::CreateIn(const fs::path& parent) {
   RemoveAbandoned(parent);
-  std::string name = (parent / absl::StrCat(kPrefix, "XXXXXX")).string();
+  std::string name = (parent / absl::StrCat(kNewPrefix, "XXXXXX")).string();
   if (::mkdtemp(name.data()) == nullptr) return Unavailable("cannot create", name);  // mode 0700
   Fd lock(
       ::open((fs::path(name) / kLockName).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!lock.valid() || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return Unavailable("cannot lock", name);
   }
-  return RuntimeDir(name, std::move(lock));
+  // Others take what has its last name and no lock for abandoned.
+  const fs::path path = parent / absl::StrCat(kPrefix, name.substr(name.size() - 6));
+  if (::rename(name.c_str(), path.c_str()) != 0) return Unavailable("cannot create", path);
+  return RuntimeDir(path, std::move(lock));
 }
 
 RuntimeDir::~RuntimeDir() {

@@ -3,9 +3,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -64,6 +67,35 @@ TEST_F(RuntimeDirTest, RemovesWhatADeadLaunchLeftAndNothingElse) {
   EXPECT_FALSE(fs::exists(old));
   EXPECT_TRUE(fs::exists(unmarked));
   EXPECT_TRUE(fs::exists(living->path()));
+}
+
+TEST_F(RuntimeDirTest, ThoseThatAreMadeAtTheSameTimeLeaveEachOtherAlone) {
+  std::atomic<int> num_lost = 0;
+  std::vector<std::thread> makers;
+  for (int maker = 0; maker < 4; ++maker) {
+    makers.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        const auto dir = RuntimeDir::Create();
+        if (!dir.ok() || !fs::exists(dir->path() / "lock")) ++num_lost;
+      }
+    });
+  }
+  for (std::thread& maker : makers) maker.join();
+  EXPECT_EQ(num_lost, 0);
+  EXPECT_TRUE(fs::is_empty(parent_));
+}
+
+TEST_F(RuntimeDirTest, OneWhoseMakerDiedGoesAfterAMinute) {
+  const fs::path young = parent_ / "lockstep-new-young";
+  const fs::path old = parent_ / "lockstep-new-old";
+  for (const fs::path& path : {young, old}) {
+    fs::create_directory(path);
+    std::ofstream(path / "lock").put('\n');
+  }
+  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::minutes(2));
+  ASSERT_TRUE(RuntimeDir::Create().ok());
+  EXPECT_TRUE(fs::exists(young));
+  EXPECT_FALSE(fs::exists(old));
 }
 
 TEST_F(RuntimeDirTest, SecretsDiffer) { EXPECT_NE(*DrawSecret(), *DrawSecret()); }
