@@ -7,13 +7,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "kernels/backend.h"
+#include "kernels/base/usable_cores.h"
 #include "kernels/cpu_backend_options.h"
 #include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
@@ -167,7 +167,7 @@ int RunPack(const PackCommandOptions& options) {
   PackOptions pack;
   pack.dtype = WeightDTypeOf(options.dtype).value_or(WeightDType::kAuto);
   pack.quantize = QuantizationOf(options.quantize).value_or(Quantization::kNone);
-  pack.num_threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  pack.num_threads = NumUsableCores();
   pack.progress = [&](int64_t done, int64_t total) {
     const std::lock_guard lock(mutex);
     progress.Show(done, total);

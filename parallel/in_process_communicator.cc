@@ -7,11 +7,11 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <thread>
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/usable_cores.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
 #include "parallel/tree_sum.h"
@@ -261,7 +261,7 @@ bool InProcessCommunicator::Probe(int peer) {
 }  // namespace
 
 std::vector<RankGroups> MakeInProcessGroups(const ProcessGrid& grid) {
-  const bool may_spin = grid.world_size() <= static_cast<int>(std::thread::hardware_concurrency());
+  const bool may_spin = grid.world_size() <= NumUsableCores();
   auto world = std::make_shared<World>();
   std::vector<Group*> tp_groups, pp_groups;
   for (int stage = 0; stage < grid.pp(); ++stage) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +13,7 @@
 #include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
+#include "kernels/base/usable_cores.h"
 #include "kernels/cpu_backend_options.h"
 #include "launcher/base/host_name.h"
 #include "launcher/bench/load_generator.h"
@@ -110,7 +110,7 @@ class Calibration {
     plan::HostProfile profile;
     profile.host = HostName();
     profile.date = Today();
-    profile.cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    profile.cores = NumUsableCores();
     ASSIGN_OR_RETURN(const DeviceSearch search, GpusFor(options_.device));
     ASSIGN_OR_RETURN(profile.device, DeviceOfProfile(search.gpus));
     profile.backend = profile.device.kind;

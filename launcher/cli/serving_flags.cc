@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/usable_cores.h"
 #include "launcher/cli/add_command.h"
 
 namespace lockstep {
@@ -206,7 +206,7 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
 
 int ThreadsPerRank(const RankFlags& flags, int num_ranks, int num_cores) {
   if (flags.threads > 0) return flags.threads;
-  if (num_cores == 0) num_cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (num_cores == 0) num_cores = NumUsableCores();
   return std::max(1, num_cores / std::max(1, num_ranks));
 }
 

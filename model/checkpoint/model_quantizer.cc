@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
+#include "kernels/base/usable_cores.h"
 #include "kernels/cpu/cpu_features.h"
 #include "kernels/host_rows.h"
 #include "model/checkpoint/checkpoint.h"
@@ -316,7 +317,7 @@ absl::StatusOr<QuantizedModel> QuantizeModel(const QuantizeOptions& options) {
                               options.quantization));
   RETURN_IF_ERROR(CopyOtherFiles(options.input, directory->path()));
   ASSIGN_OR_RETURN(const auto files, CreatePlannedFiles(directory->path(), quantizer.files()));
-  const int num_cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const int num_cores = NumUsableCores();
   RETURN_IF_ERROR(
       quantizer.Write(files, options.num_threads > 0 ? options.num_threads : num_cores));
   for (const auto& file : files) RETURN_IF_ERROR(file->Close());

@@ -20,6 +20,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
+#include "kernels/base/usable_cores.h"
 #include "model/checkpoint/llama_tensors.h"
 #include "model/checkpoint/model_directory.h"
 #include "model/checkpoint/model_shapes.h"
@@ -199,7 +200,7 @@ absl::StatusOr<SynthesizedModel> SynthesizeModel(const SynthesizeOptions& option
   ASSIGN_OR_RETURN(const auto directory, TemporaryDirectory::CreateBeside(output));
   RETURN_IF_ERROR(CheckDiskSpace(directory->path(), weight_bytes));
   RETURN_IF_ERROR(WriteTextFiles(directory->path(), config, tokenizer));
-  const int64_t num_cores = std::max(1u, std::thread::hardware_concurrency());
+  const int64_t num_cores = NumUsableCores();
   const int64_t num_threads = options.num_threads > 0 ? options.num_threads : num_cores;
   WeightWriter writer(plan, config.dtype, options.seed, options.progress);
   RETURN_IF_ERROR(WriteWeights(directory->path(), plan, writer,
