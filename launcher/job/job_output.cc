@@ -140,7 +140,7 @@ bool IsNoise(absl::string_view text) {
     return true;
   }
   return absl::StripAsciiWhitespace(text).empty() ||
-         ContainsAny(text, {"has sent help message help-", "orte_base_help_aggregate",
+         ContainsAny(text, {"sent help message help-", "orte_base_help_aggregate",
                             "abort is already in progress",
                             // a remote shell that was quicker than mpirun, and runs all the same:
                             // Open MPI 4.1, orte/mca/plm/rsh/plm_rsh_module.c

@@ -191,7 +191,8 @@ std::vector<std::string> SlurmJobEnvironment(const Settings& added) {
     // one GPU (as --gpus-per-task implies): a step that is not told gets all of its hosts' that the
     // job has, and ranks take one each. Two that do not see each other's GPU cannot read its
     // memory. Leaving the variables out suits every srun, whichever options it knows.
-    // Sources: srun(1), --gpus-per-task and --gres;
+    // Nor what --export told sbatch, which srun would do again: ranks get this environment.
+    // Sources: srun(1), --gpus-per-task, --gres and --export;
     // https://github.com/NVIDIA/nccl-tests/issues/300.
     if (absl::StartsWith(*entry, "SLURM_") &&
         !HasAnyPrefix(
@@ -199,7 +200,7 @@ std::vector<std::string> SlurmJobEnvironment(const Settings& added) {
             {"SLURM_STEP", "SLURM_PROCID=", "SLURM_LOCALID=", "SLURM_NODEID=", "SLURM_NTASKS",
              "SLURM_NPROCS=", "SLURM_DISTRIBUTION=", "SLURM_HOSTFILE=", "SLURM_CPU_BIND",
              "SLURM_LABELIO=", "SLURM_GPUS_PER_TASK=", "SLURM_TRES_PER_TASK=", "SLURM_GPU_BIND",
-             "SLURM_TRES_BIND="})) {
+             "SLURM_TRES_BIND=", "SLURM_EXPORT_ENV="})) {
       environment.emplace_back(*entry);
     }
   }

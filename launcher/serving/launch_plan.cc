@@ -18,9 +18,9 @@ namespace {
 
 using Kind = LaunchPlan::Kind;
 
-std::map<std::string, int> RanksPerHost(const LaunchPlan& plan) {
+std::map<std::string, int> CountByHost(std::span<const std::string> host_of_rank) {
   std::map<std::string, int> count;
-  for (const std::string& host : plan.host_of_rank) ++count[host];
+  for (const std::string& host : host_of_rank) ++count[host];
   return count;
 }
 
@@ -120,15 +120,21 @@ absl::Status CheckPlacement(const LaunchPlan& plan, const ProcessGrid& grid) {
   return absl::OkStatus();
 }
 
-// Half of them are for the ranks of a host, the other for mpirun and its daemons.
-absl::Status CheckPorts(const LaunchPlan& plan) {
+// Half of a replica's ports are for its ranks of a host, the other for its mpirun and daemons.
+absl::Status CheckPorts(const LaunchPlan& plan, int num_replicas) {
   if (!plan.ports) return absl::OkStatus();
+  int num_ranks = 0;
+  for (int replica = 0; replica < num_replicas; ++replica) {
+    for (const auto& [host, count] : CountByHost(plan.HostsOf(replica))) {
+      num_ranks = std::max(num_ranks, count);
+    }
+  }
   const int num_ports = plan.ports->last - plan.ports->first + 1;
-  const int needed = 2 * plan.max_ranks_per_host();
+  const int needed = num_replicas * 2 * num_ranks;
   if (num_ports >= needed) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--mpi-ports has ", num_ports, " ports, ",
-                                                 plan.max_ranks_per_host(),
-                                                 " ranks on a host need ", needed));
+  const std::string whose = num_replicas == 1 ? "" : absl::StrCat(num_replicas, " replicas with ");
+  return absl::InvalidArgumentError(absl::StrCat("--mpi-ports has ", num_ports, " ports, ", whose,
+                                                 num_ranks, " ranks on a host need ", needed));
 }
 
 // Finds out which hosts are this one and by which address the others reach it.
@@ -138,7 +144,7 @@ absl::Status ChooseAddress(const LaunchFlags& flags, LaunchPlan& plan) {
   std::optional<std::string> address;
   plan.uses_this_host = false;
   const std::string own_name = SystemHostName();
-  for (const auto& [host, num_ranks] : RanksPerHost(plan)) {
+  for (const auto& [host, num_ranks] : CountByHost(plan.host_of_rank)) {
     if (plan.kind == Kind::kHosts && host == own_name) {  // whether or not the name has an address
       plan.uses_this_host = true;
       continue;
@@ -167,11 +173,11 @@ absl::StatusOr<std::filesystem::path> WriteRankFile(const LaunchPlan& plan, int 
 
 }  // namespace
 
-int LaunchPlan::num_hosts() const { return static_cast<int>(RanksPerHost(*this).size()); }
+int LaunchPlan::num_hosts() const { return static_cast<int>(CountByHost(host_of_rank).size()); }
 
 int LaunchPlan::max_ranks_per_host() const {
   int most = 0;
-  for (const auto& [host, num_ranks] : RanksPerHost(*this)) most = std::max(most, num_ranks);
+  for (const auto& [host, num_ranks] : CountByHost(host_of_rank)) most = std::max(most, num_ranks);
   return most;
 }
 
@@ -181,7 +187,7 @@ std::vector<std::string> LaunchPlan::HostsOf(int replica) const {
 }
 
 std::vector<HostPlace> LaunchPlan::PlacesOf(int replica) const {
-  std::map<std::string, int> num_ranks = RanksPerHost(*this);
+  std::map<std::string, int> num_ranks = CountByHost(host_of_rank);
   std::map<std::string, int> num_before;
   std::vector<HostPlace> places;
   for (const std::string& host : host_of_rank) {
@@ -209,7 +215,7 @@ absl::StatusOr<LaunchPlan> PlanLaunch(const LaunchFlags& flags, const ProcessGri
     ASSIGN_OR_RETURN(plan.ports, ParsePortRange(flags.mpi_ports));
   }
   RETURN_IF_ERROR(ChooseKind(flags, num_replicas * grid.world_size(), plan));
-  RETURN_IF_ERROR(CheckPorts(plan));
+  RETURN_IF_ERROR(CheckPorts(plan, num_replicas));
   if (!flags.allow_tp_across_nodes) RETURN_IF_ERROR(CheckPlacement(plan, grid));
   RETURN_IF_ERROR(ChooseAddress(flags, plan));
   ASSIGN_OR_RETURN(plan.starter, plan.kind == Kind::kSlurm ? FindSrun() : FindMpirun());

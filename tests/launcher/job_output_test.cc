@@ -148,6 +148,12 @@ TEST_F(JobOutputTest, AKilledRankIsHeardOfInItsBanner) {
               ElementsAre(::testing::HasSubstr("noticed that process rank 1")));
 }
 
+TEST_F(JobOutputTest, HowOftenABannerWasLeftOutIsNoNews) {
+  EXPECT_THAT(Shown({"[a:7] 1 more process has sent help message help-mpi-api.txt / mpi-abort",
+                     "[a:7] 7 more processes have sent help message help-opal-shmem-mmap.txt / x"}),
+              IsEmpty());
+}
+
 TEST_F(JobOutputTest, AnEndlessBannerIsShownInTheEnd) {
   size_t shown = Shown({kRule}).size();
   for (int i = 0; i < 1000; ++i) shown += Shown({"something"}).size();

@@ -139,7 +139,8 @@ TEST_F(LaunchPlanTest, EachReplicaHasPortsOfItsOwn) {
   EXPECT_EQ(plan->PortsOf(0)->last, 20003);
   EXPECT_EQ(plan->PortsOf(2)->first, 20008);
   EXPECT_EQ(plan->PortsOf(2)->last, 20011);
-  EXPECT_THAT(ErrorOf(2, 1, 4), HasSubstr("has 12 ports"));
+  EXPECT_THAT(ErrorOf(2, 1, 4),
+              HasSubstr("has 12 ports, 4 replicas with 2 ranks on a host need 16"));
   flags_.mpi_ports = "20000";
   EXPECT_THAT(ErrorOf(2, 1), HasSubstr("FIRST-LAST"));
 }

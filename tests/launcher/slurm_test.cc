@@ -23,8 +23,9 @@ class SlurmTest : public ::testing::Test {
     for (const char* name :
          {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS",
           "SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID",
-          "SLURM_PROCID", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND",
-          "SLURM_GPUS_PER_NODE", "OMPI_MCA_btl", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}) {
+          "SLURM_PROCID", "SLURM_EXPORT_ENV", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK",
+          "SLURM_GPU_BIND", "SLURM_GPUS_PER_NODE", "OMPI_MCA_btl", "OMPI_COMM_WORLD_SIZE",
+          "PMIX_RANK"}) {
       ::unsetenv(name);
     }
   }
@@ -89,6 +90,7 @@ TEST_F(SlurmTest, TheStepKeepsTheAllocationAndGetsItsRankFile) {
   SetAllocation();
   Set("SLURM_STEP_ID", "0");
   Set("SLURM_PROCID", "0");
+  Set("SLURM_EXPORT_ENV", "NONE");  // of sbatch --export=NONE
   Set("PMIX_RANK", "0");
   Set("OMPI_MCA_btl", "self,ucx");
   const auto environment = SrunEnvironment("/run/x/ranks", "10.0.0.0/8", std::nullopt);
@@ -98,7 +100,8 @@ TEST_F(SlurmTest, TheStepKeepsTheAllocationAndGetsItsRankFile) {
         "OMPI_MCA_btl_tcp_if_include=10.0.0.0/8"}) {
     EXPECT_THAT(environment, Contains(kept));
   }
-  for (const char* dropped : {"SLURM_STEP_ID=", "SLURM_PROCID=", "PMIX_RANK=", "SLURM_NTASKS="}) {
+  for (const char* dropped :
+       {"SLURM_STEP_ID=", "SLURM_PROCID=", "PMIX_RANK=", "SLURM_NTASKS=", "SLURM_EXPORT_ENV="}) {
     EXPECT_THAT(environment, Not(Contains(HasSubstr(dropped)))) << dropped;
   }
   EXPECT_THAT(environment, Not(Contains("OMPI_MCA_btl=self,vader,tcp")));
