@@ -87,7 +87,7 @@ absl::Status RankRoster::Join(std::shared_ptr<RankPort> link, const v1::Hello& h
   rank.stage = Stage::kLoading;
   rank.link = std::move(link);
   rank.hello = hello;
-  rank.last_seen = rank.heartbeat_at = now;
+  rank.last_seen = rank.heartbeat_at = last_progress_ = now;
   return absl::OkStatus();
 }
 

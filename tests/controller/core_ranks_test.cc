@@ -248,7 +248,10 @@ TEST_F(CoreRanksTest, NonsenseAboutAGpuLosesTheReplica) {
 
 TEST_F(CoreRanksTest, ALoadThatHangsIsNoticedAlthoughHeartbeatsGoOn) {
   Start(1);
+  now_ += absl::Seconds(39);  // it may take its time to come
   auto rank = Hello(0, 1);
+  now_ += absl::Seconds(2);
+  EXPECT_FALSE(rank->closed.has_value());
   for (int i = 1; i <= 100; ++i) {  // slow, but it moves
     now_ += absl::Seconds(4);
     v1::FromRank loading;
