@@ -63,6 +63,7 @@ int Main(int argc, char** argv) {
   program.get_formatter()->column_width(36);
   CommandBody chosen;
   AddAllCommands(program, chosen);
+  RefuseEmptyValues(program);
   try {
     program.parse(ArgumentsForParse(program, argc, argv));
   } catch (const CLI::Success& success) {  // --help, --version

@@ -277,11 +277,6 @@ void AddPlanCommand(CLI::App& program, CommandBody& chosen) {
   command
       ->add_option("--explain", options->explain, "worked examples instead of a plan: 405b-slides")
       ->type_name("NAME");
-  for (const char* name :
-       {"--model", "--weights", "--kv", "--gpu", "--engine", "--price", "--rate", "--trace",
-        "--ttft-p95", "--tpot-p95", "--profile", "--svg", "--html", "--explain"}) {
-    command->get_option(name)->check(NotEmpty());
-  }
 }
 
 }  // namespace lockstep

@@ -29,6 +29,10 @@ CLI::App* AddCommand(CLI::App& program, CommandBody& chosen, const std::string& 
 CLI::Option* AddTexts(CLI::App& command, const std::string& name, std::vector<std::string>& texts,
                       const std::string& description);
 
+// For all flags of all commands that take a value, once they are added: an empty one is a variable
+// of a script that was never set, and must not mean that there is no token, certificate or host.
+void RefuseEmptyValues(CLI::App& command);
+
 // The arguments in CLI11's order, the last first. "--flag=" becomes "--flag" and "": CLI11 takes
 // the argument that follows for the value of "--flag=".
 std::vector<std::string> ArgumentsForParse(const CLI::App& program, int argc,
@@ -39,8 +43,6 @@ std::vector<std::string> ArgumentsForParse(const CLI::App& program, int argc,
 CLI::Validator Between(double min, double max);
 // Digits alone, up to 2^64 - 1: CLI11 makes 2^64 - 5 of -5 and 2^64 - 1 of whatever is larger.
 CLI::Validator Unsigned64();
-// Refuses "": a variable of a script that was never set.
-CLI::Validator NotEmpty();
 // Take what ParseHostPort and ParseLengthRange (launcher/cli/values.h) take.
 CLI::Validator HostAndPort();
 CLI::Validator LengthOrRange();

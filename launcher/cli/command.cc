@@ -115,10 +115,14 @@ CLI::Validator Unsigned64() {
   return CLI::Validator(check, "");
 }
 
-CLI::Validator NotEmpty() {
-  return CLI::Validator(
+void RefuseEmptyValues(CLI::App& command) {
+  const CLI::Validator not_empty(
       [](const std::string& text) { return std::string(text.empty() ? "the value is empty" : ""); },
       "");
+  for (CLI::Option* option : command.get_options()) {
+    if (option->nonpositional() && option->get_items_expected_max() > 0) option->check(not_empty);
+  }
+  for (CLI::App* subcommand : command.get_subcommands(nullptr)) RefuseEmptyValues(*subcommand);
 }
 
 CLI::Validator HostAndPort() { return Parsed(&ParseHostPort); }

@@ -202,7 +202,14 @@ TEST_F(FlagsTest, NumbersAreDecimalAndWithinTheirType) {
       EXPECT_FALSE(Parse({flag, text})) << text;
     }
   }
-  EXPECT_FALSE(Parse({"--temperature", ""}));
+}
+
+TEST_F(FlagsTest, EmptyValuesAreRefusedAndEmptyPromptsAreNot) {
+  RefuseEmptyValues(program_);
+  for (const char* flag : {"--temperature", "--cache-salt", "--stop", "--prompt-file"}) {
+    EXPECT_FALSE(Parse({flag, ""})) << flag;
+    EXPECT_TRUE(Parse({flag, "1", "", "--ignore-eos"})) << flag;
+  }
 }
 
 TEST_F(FlagsTest, LinesOfAFileAreItsPromptsWhateverEndsThem) {
