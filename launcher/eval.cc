@@ -150,26 +150,31 @@ int RunEval(const EvalOptions& options) {
 
 void AddServerFlags(CLI::App& command, EvalOptions& options) {
   const char* group = "Server of its own";
-  command
-      .add_option("model", options.model,
-                  "directory of a checkpoint, served for this; none = a server that runs")
-      ->type_name("MODEL");
+  CLI::Option* model =
+      command
+          .add_option("model", options.model,
+                      "directory of a checkpoint, served for this; none = a server that runs")
+          ->type_name("MODEL");
   command.add_option("--tp", options.tp, "tensor parallel ranks")
+      ->needs(model)
       ->type_name("N")
       ->check(Between(1, 65536))
       ->capture_default_str()
       ->group(group);
   command.add_option("--pp", options.pp, "pipeline stages")
+      ->needs(model)
       ->type_name("M")
       ->check(Between(1, 65536))
       ->capture_default_str()
       ->group(group);
   command.add_option("--quantize", options.quantize, "none, int8, int4")
+      ->needs(model)
       ->type_name("FORMAT")
       ->check(CLI::IsMember({"none", "int8", "int4"}).description(""))
       ->capture_default_str()
       ->group(group);
   command.add_option("--threads-per-rank", options.threads_per_rank, "(default: cores / ranks)")
+      ->needs(model)
       ->type_name("K")
       ->check(Between(1, 4096))
       ->group(group);

@@ -1,12 +1,14 @@
 // lockstep generate: streams completions of one or many prompts to the terminal.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -63,9 +65,7 @@ class GenerateRun {
         request_(std::move(request)),
         prompts_(std::move(prompts)),
         num_outputs_(static_cast<size_t>(options.request.num_outputs.value_or(1))) {
-    if (!options_.json) {
-      printer_ = std::make_unique<TextPrinter>(stdout, Headings(), ::isatty(STDOUT_FILENO) == 1);
-    }
+    if (!options_.json && options.attach.empty()) MakePrinter();
   }
 
   int Run(InterruptWatcher& interrupts) {
@@ -90,13 +90,19 @@ class GenerateRun {
     bool told = false;  // the user, that the server is lost
   };
 
+  void MakePrinter() {
+    printer_ = std::make_unique<TextPrinter>(stdout, Headings(), ::isatty(STDOUT_FILENO) == 1);
+  }
+
   std::vector<std::string> Headings() const {
     std::vector<std::string> headings;
     for (size_t prompt = 0; prompt < prompts_.size(); ++prompt) {
       for (size_t output = 0; output < num_outputs_; ++output) {
         std::string heading = absl::StrCat("prompt ", prompt + 1);
         if (num_outputs_ > 1) absl::StrAppend(&heading, ", output ", output + 1);
-        headings.push_back(absl::StrCat(heading, ": ", Excerpt(prompts_[prompt].shown, 60)));
+        const std::string& text = prompts_[prompt].shown;  // of an attached request not known
+        if (!text.empty()) absl::StrAppend(&heading, ": ", Excerpt(text, 60));
+        headings.push_back(std::move(heading));
       }
     }
     return headings;
@@ -195,10 +201,15 @@ class GenerateRun {
     run.retries.Succeeded();
     run.told = false;
     run.response->Add(arrival.event, arrival.received);
-    if (printer_) Print(arrival.prompt, arrival.event);
+    if (!options_.json) Print(arrival.prompt, arrival.event);
   }
 
   void Print(size_t prompt, const v1::GenerateEvent& event) {
+    if (event.has_accepted() && printer_ == nullptr) {  // Attach: now it is known what to expect
+      num_outputs_ =
+          static_cast<size_t>(std::clamp(event.accepted().num_outputs(), 1, kMaxOutputs));
+      MakePrinter();
+    }
     const size_t first = prompt * num_outputs_;
     if (event.has_accepted()) {
       if (options_.no_echo || std::exchange(running_[prompt].echoed, true)) return;
@@ -260,8 +271,8 @@ class GenerateRun {
   const Connection& connection_;
   const v1::GenerateRequest request_;
   const std::vector<Prompt> prompts_;
-  const size_t num_outputs_;
-  std::unique_ptr<TextPrinter> printer_;  // none with --json
+  size_t num_outputs_;
+  std::unique_ptr<TextPrinter> printer_;  // none with --json, or until an attached request is known
   Mailbox<Arrival> mailbox_;
   std::deque<Running> running_;  // by prompt index; started ones
   absl::Time started_;
@@ -287,7 +298,24 @@ absl::Status DetokenizePrompts(const Connection& connection, std::vector<Prompt>
   return absl::OkStatus();
 }
 
+// Flags that would have no effect.
+absl::Status CheckCombination(const GenerateOptions& options) {
+  if (!options.json && (options.request.logprobs || options.request.prompt_logprobs)) {
+    return absl::InvalidArgumentError("--logprobs and --prompt-logprobs need --json");
+  }
+  const PromptSources& prompts = options.prompts;
+  const bool has_prompts =
+      !prompts.texts.empty() || !prompts.file.empty() || !prompts.token_ids.empty();
+  if (!options.attach.empty() && has_prompts) {
+    return absl::InvalidArgumentError("--attach is instead of a prompt");
+  }
+  return absl::OkStatus();
+}
+
 int RunGenerate(const GenerateOptions& options) {
+  if (const absl::Status status = CheckCombination(options); !status.ok()) {
+    return FailUsage(kGenerateCommand, status.message());
+  }
   auto request = MakeRequest(options.request);
   if (!request.ok()) return FailUsage(kGenerateCommand, request.status().message());
   auto prompts = options.attach.empty() ? ReadPrompts(options.prompts) : std::vector<Prompt>(1);

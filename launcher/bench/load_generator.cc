@@ -76,7 +76,8 @@ void LoadGenerator::SendDue() {
 }
 
 absl::Duration LoadGenerator::UntilNextEvent() const {
-  absl::Time next = std::min(next_report_, started_ + shape_.duration);
+  absl::Time next = next_report_;
+  if (MaySend()) next = std::min(next, started_ + shape_.duration);
   if (clock_ && MaySend()) next = std::min(next, next_arrival_);
   return std::max(next - absl::Now(), absl::ZeroDuration());
 }

@@ -5,6 +5,7 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
+#include "launcher/client/response.h"
 
 namespace lockstep {
 namespace {
@@ -19,10 +20,7 @@ CLI::Validator Int32() {
 void AddSamplingFlags(CLI::App& command, RequestFlags& flags) {
   const char* group = "Sampling (unset: the checkpoint's defaults)";
   const auto add = [&](const char* name, auto& value, const char* description, const char* type) {
-    return command.add_option(name, value, description)
-        ->type_name(type)
-        ->group(group)
-        ->check(NotEmpty());
+    return command.add_option(name, value, description)->type_name(type)->group(group);
   };
   add("--temperature", flags.temperature, "0 = greedy, else 0.01 to 100", "T");
   add("--top-k", flags.top_k, "choose among the K most likely tokens; 0 = off", "K")
@@ -32,7 +30,8 @@ void AddSamplingFlags(CLI::App& command, RequestFlags& flags) {
   add("--seed", flags.seed,
       "equal seeds give equal outputs (of GPUs: with serve --deterministic; default: random)", "N")
       ->check(Unsigned64());
-  add("--n", flags.num_outputs, "outputs per prompt (default: 1)", "N")->check(Int32());
+  add("--n", flags.num_outputs, "outputs per prompt (default: 1)", "N")
+      ->check(Between(1, kMaxOutputs));
   add("--repetition-penalty", flags.repetition_penalty, "over prompt and output; 1 = off", "X");
   add("--presence-penalty", flags.presence_penalty, "over the output, -2 to 2; 0 = off", "X");
   add("--frequency-penalty", flags.frequency_penalty, "over the output, -2 to 2; 0 = off", "X");
@@ -74,8 +73,7 @@ void AddOutputFlags(CLI::App& command, RequestFlags& flags) {
       ->type_name("N")
       ->check(Int32())
       ->group(group);
-  command
-      .add_option("--prompt-logprobs", flags.prompt_logprobs, "the same for the prompt's tokens")
+  command.add_option("--prompt-logprobs", flags.prompt_logprobs, "the same of the prompt's tokens")
       ->type_name("N")
       ->check(Int32())
       ->group(group);

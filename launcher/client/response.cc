@@ -9,9 +9,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A server that sends a wild index must not make the client allocate without limit.
-constexpr uint32_t kMaxOutputs = 4096;
-
 Json LogprobJson(const v1::TokenLogprob& token) {
   return {{"token_id", token.token_id()},
           {"logprob", token.logprob()},
@@ -60,7 +57,7 @@ std::string FinishReasonName(v1::FinishReason reason) {
 }
 
 ResponseOutput& Response::OutputAt(uint32_t index) {
-  index = std::min(index, kMaxOutputs - 1);
+  index = std::min(index, uint32_t{kMaxOutputs - 1});
   if (index >= outputs_.size()) outputs_.resize(index + 1);
   return outputs_[index];
 }

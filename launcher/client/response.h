@@ -11,6 +11,10 @@
 
 namespace lockstep {
 
+// Of one request. A server that sends a wild index or number must not make the client allocate
+// without limit.
+inline constexpr int kMaxOutputs = 4096;
+
 struct ResponseOutput {
   std::string text;
   std::vector<int32_t> token_ids;

@@ -39,7 +39,9 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
   ASSIGN_OR_RETURN(const std::string program, ThisProgram());
   job.command = {program, "serve"};
   job.command.insert(job.command.end(), arguments.begin(), arguments.end());
-  job.command.insert(job.command.end(), {"--json", "--listen", "127.0.0.1:0"});
+  // On this host, also inside a Slurm allocation.
+  job.command.insert(job.command.end(),
+                     {"--json", "--listen", "127.0.0.1:0", "--launcher", "mpirun"});
   job.environment = Environment();
   std::unique_ptr<LocalServer> server(new LocalServer());
   ASSIGN_OR_RETURN(server->process_,

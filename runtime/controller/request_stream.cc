@@ -59,6 +59,7 @@ void RequestStream::Accept() {
   accepted.set_num_prompt_tokens(spec_.num_prompt_tokens);
   accepted.set_seed(spec_.seed);
   accepted.set_max_tokens(spec_.max_tokens);
+  accepted.set_num_outputs(spec_.num_outputs);
   accepted.set_attachable(spec_.journal_entry != nullptr && spec_.journal_entry->Take());
   writer_->Write(std::move(event));
 }

@@ -28,6 +28,7 @@ TEST_F(GenerationTest, StreamsTheModelsTokensAndTheirText) {
   EXPECT_EQ(generated.accepted->request_id(), "mine");
   EXPECT_EQ(generated.accepted->seed(), 5u);
   EXPECT_EQ(generated.accepted->max_tokens(), 20);
+  EXPECT_EQ(generated.accepted->num_outputs(), 1);
   const Output& output = generated.outputs.at(0);
   EXPECT_EQ(output.ids, ExpectedIds(request, 5));
   EXPECT_EQ(output.text, Decode(output.ids));
