@@ -55,16 +55,25 @@ struct ServePlan {
   Capacity capacity;
   HostPort listen;
   LaunchPlan launch;
-  RankFlags rank;        // as ranks are told
-  RanksDevices devices;  // of a replica
-  int threads_per_rank = 1;
+  RankFlags rank;                       // as ranks are told
+  RanksDevices devices;                 // of all ranks
+  std::optional<int> threads_per_rank;  // nothing: ranks elsewhere find out themselves
 };
 
 // Ranks on other hosts cannot reach memory of this process.
+bool KeepsWeights(const RankFlags& rank, const LaunchPlan& launch) {
+  return rank.weight_cache == "memory" && launch.kind == LaunchPlan::Kind::kThisHost;
+}
+
+// Whether replicas have one copy of them.
+bool SharesWeights(const RankFlags& rank, const LaunchPlan& launch, const RanksDevices& devices) {
+  return KeepsWeights(rank, launch) && !devices.may_be_gpus();
+}
+
 absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& rank,
                                                                const LaunchPlan& launch,
                                                                const LaunchDirs& dirs) {
-  if (rank.weight_cache != "memory" || launch.kind != LaunchPlan::Kind::kThisHost) return nullptr;
+  if (!KeepsWeights(rank, launch)) return nullptr;
   return WeightMemory::Create(launch.world_size, dirs.files.path());
 }
 
@@ -95,15 +104,17 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   plan.rank = RankFlagsIn(plan.launch, num_replicas, options.rank);
   ASSIGN_OR_RETURN(plan.devices, DevicesOf(options.rank, plan.launch));
   RETURN_IF_ERROR(CheckFormats(options.model, options.rank, plan.devices));
-  plan.devices.memory_bytes /= num_replicas;
   ASSIGN_OR_RETURN(plan.capacity,
                    PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
-                                 plan.devices, options.kv_cache}));
+                                 plan.devices, options.kv_cache, num_replicas,
+                                 SharesWeights(options.rank, plan.launch, plan.devices)}));
   if ((plan.devices.may_be_gpus() || !plan.launch.uses_this_host) &&
       !options.kv_cache.gib.has_value() && !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for
   }
-  plan.threads_per_rank = ThreadsPerRank(plan.rank, plan.launch.max_ranks_per_host());
+  if (plan.rank.threads > 0 || plan.launch.kind == LaunchPlan::Kind::kThisHost) {
+    plan.threads_per_rank = ThreadsPerRank(plan.rank, plan.launch.max_ranks_per_host());
+  }
   RETURN_IF_ERROR(CheckIsa(options.rank.isa));
   return plan;
 }
@@ -113,7 +124,7 @@ void PredictSpeed(const ServeOptions& options, const ServePlan& plan, Controller
                   ServeReport& report) {
   if (plan.launch.kind != LaunchPlan::Kind::kThisHost) return;
   const auto predictor = MakeSpeedPredictor(
-      {options.model, options.rank.dtype, plan.devices.may_be_gpus(), plan.threads_per_rank,
+      {options.model, options.rank.dtype, plan.devices.may_be_gpus(), *plan.threads_per_rank,
        options.controller.replicas, plan.capacity.num_kv_blocks});
   if (!predictor.ok()) {
     return report.Warn({absl::StrCat("no speed is predicted: ", predictor.status().message())});
@@ -211,7 +222,8 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen) {
                      options->rank);
   AddLaunchFlags(*command, options->launch);
   AddKvCacheFlags(*command,
-                  "KV cache over all ranks (default: on GPUs what --gpu-memory-utilization leaves; "
+                  "KV cache over all ranks of a replica (default: on GPUs what "
+                  "--gpu-memory-utilization leaves; "
                   "on CPUs of this host half of the free memory, at most 4, on those elsewhere at "
                   "most 1 a rank; no more than can be used)",
                   options->kv_cache);

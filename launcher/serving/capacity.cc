@@ -18,12 +18,22 @@ absl::StatusOr<std::vector<RankShard>> ShardsOn(const CapacityInputs& inputs, bo
                     {held, quantization, inputs.devices.multiply_fp8});
 }
 
+// What a replica may take, its weights among it.
+int64_t MemoryOfReplica(const CapacityInputs& inputs, int64_t weight_bytes) {
+  const int64_t bytes = inputs.devices.memory_bytes;
+  if (!inputs.share_weights) return bytes / inputs.num_replicas;
+  return bytes < weight_bytes ? bytes : weight_bytes + (bytes - weight_bytes) / inputs.num_replicas;
+}
+
 absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
                          int64_t block_bytes) {
-  const std::string available = FormatBytes(inputs.devices.memory_bytes);
-  if (capacity.weight_bytes > inputs.devices.memory_bytes) {
+  const int64_t memory_bytes = MemoryOfReplica(inputs, capacity.weight_bytes);
+  const bool divided = inputs.num_replicas > 1 && !inputs.share_weights;
+  if (capacity.weight_bytes > memory_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the weights take ", FormatBytes(capacity.weight_bytes), " of memory, ", available,
+        "the weights take ", FormatBytes(capacity.weight_bytes), " of memory, ",
+        FormatBytes(memory_bytes),
+        divided ? absl::StrCat(" for each of ", inputs.num_replicas, " replicas") : "",
         inputs.devices.may_be_gpus()
             ? " may be taken of the ranks' GPUs (--gpu-memory-utilization): use more GPUs"
             : " are available on this host",
@@ -36,7 +46,7 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
                                                      FormatBytes(block_bytes),
                                                      " over all ranks; raise --kv-cache-gib"));
   }
-  const int64_t free_bytes = inputs.devices.memory_bytes - capacity.weight_bytes;
+  const int64_t free_bytes = memory_bytes - capacity.weight_bytes;
   if (capacity.num_kv_blocks > free_bytes / block_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the KV cache would take ", FormatCount(capacity.num_kv_blocks), " blocks of ",
@@ -65,14 +75,15 @@ absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
                    ShardsOn(inputs, inputs.devices.kind == RanksDevices::Kind::kGpus));
   for (const RankShard& shard : caches) capacity.kv_bytes_per_token += shard.kv_bytes_per_token;
   const int64_t block_bytes = capacity.kv_bytes_per_token * inputs.model.block_size;
-  capacity.num_kv_blocks = engine::BlocksOf({.available_bytes = inputs.devices.memory_bytes,
-                                             .weight_bytes = capacity.weight_bytes,
-                                             .bytes_per_token = capacity.kv_bytes_per_token,
-                                             .block_size = inputs.model.block_size,
-                                             .max_num_seqs = inputs.model.max_num_seqs,
-                                             .max_model_len = capacity.max_model_len,
-                                             .num_blocks = inputs.kv_cache.num_blocks,
-                                             .gib = inputs.kv_cache.gib});
+  capacity.num_kv_blocks =
+      engine::BlocksOf({.available_bytes = MemoryOfReplica(inputs, capacity.weight_bytes),
+                        .weight_bytes = capacity.weight_bytes,
+                        .bytes_per_token = capacity.kv_bytes_per_token,
+                        .block_size = inputs.model.block_size,
+                        .max_num_seqs = inputs.model.max_num_seqs,
+                        .max_model_len = capacity.max_model_len,
+                        .num_blocks = inputs.kv_cache.num_blocks,
+                        .gib = inputs.kv_cache.gib});
   RETURN_IF_ERROR(CheckMemory(inputs, capacity, block_bytes));
   return capacity;
 }

@@ -17,12 +17,14 @@ struct CapacityInputs {
   const ModelConfig& config;
   const ModelFlags& model;
   const std::string& dtype;  // RankFlags::dtype
-  // Of the ranks of one replica. Where they may have GPUs or not, weights count as on those, the
-  // cache as where it takes most.
+  // Where ranks may have GPUs or not, weights count as on those, the cache as where it takes most.
   const RanksDevices& devices;
-  KvCacheFlags kv_cache;
+  KvCacheFlags kv_cache;  // of each replica
+  int num_replicas = 1;   // that have devices.memory_bytes together
+  bool share_weights = false;
 };
 
+// Of one replica.
 struct Capacity {
   std::vector<RankShard> shards;   // weight_bytes as held in memory
   int64_t weight_bytes = 0;        // all ranks

@@ -24,6 +24,11 @@ std::string BytesPerSecond(int64_t bytes, double seconds) {
   return absl::StrFormat("%.2f GB/s", static_cast<double>(bytes) / std::max(seconds, 1e-6) / 1e9);
 }
 
+// "1 rank", "2 ranks".
+std::string Counted(int count, absl::string_view what) {
+  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
 }  // namespace
 
 ServeReport::ServeReport(bool json, const ModelFlags& model, int num_replicas)
@@ -86,19 +91,22 @@ void ServeReport::PrintModel(const ModelSummary& summary) {
   if (!stored.empty()) PrintLine(absl::StrCat("Stored   ", stored));
 }
 
-void ServeReport::Plan(const Capacity& capacity, int threads_per_rank) {
+void ServeReport::Plan(const Capacity& capacity, std::optional<int> threads_per_rank) {
   kv_bytes_per_token_ = capacity.kv_bytes_per_token;
   if (json_) {
     PrintJson("plan", {{"tp", tp_},
                        {"pp", pp_},
-                       {"threads_per_rank", threads_per_rank},
+                       {"replicas", num_replicas_},
+                       {"threads_per_rank", threads_per_rank ? Json(*threads_per_rank) : Json()},
                        {"weight_bytes", capacity.weight_bytes},
                        {"num_kv_blocks", capacity.num_kv_blocks}});
     return;
   }
-  PrintLine(absl::StrFormat("Layout   tp %d x pp %d = %d rank%s, %d thread%s each", tp_, pp_,
-                            tp_ * pp_, tp_ * pp_ == 1 ? "" : "s", threads_per_rank,
-                            threads_per_rank == 1 ? "" : "s"));
+  std::string line = absl::StrCat("Layout   tp ", tp_, " x pp ", pp_);
+  if (num_replicas_ > 1) absl::StrAppend(&line, " x ", num_replicas_, " replicas");
+  absl::StrAppend(&line, " = ", Counted(tp_ * pp_ * num_replicas_, "rank"));
+  if (threads_per_rank) absl::StrAppend(&line, ", ", Counted(*threads_per_rank, "thread"), " each");
+  PrintLine(line);
   PrintStages(capacity);
 }
 
@@ -151,8 +159,19 @@ ServeReport::Loading& ServeReport::LoadingOf(int replica) {
   return found->second;
 }
 
+// Nobody has told that the old ones were lost.
+void ServeReport::Replaced(const ControllerEvent& joined, uint64_t old_epoch) {
+  loading_.erase(joined.replica);
+  lost_at_[joined.replica] = absl::Now();
+  Tell("replaced", {{"replica", joined.replica}, {"epoch", joined.epoch}, {"old_epoch", old_epoch}},
+       absl::StrCat(Prefix(joined.replica), "Replaced ranks of epoch ", old_epoch,
+                    " by those of another job, epoch ", joined.epoch));
+}
+
 void ServeReport::RankJoined(const ControllerEvent& event) {
-  LoadingOf(event.replica);
+  const uint64_t epoch = LoadingOf(event.replica).epoch;
+  if (epoch != 0 && epoch != event.epoch) Replaced(event, epoch);
+  LoadingOf(event.replica).epoch = event.epoch;
   if (!json_) return;
   PrintJson("rank_joined", {{"replica", event.replica},
                             {"epoch", event.epoch},
@@ -174,7 +193,9 @@ void ServeReport::RankChecked(const ControllerEvent& event) {
   }
   if (have_served_.count(event.replica) != 0) return;  // it was told at the start
   if (!json_) {
-    for (const std::string& line : PreflightLines(summary)) PrintLine(line);
+    std::vector<std::string> lines = PreflightLines(summary);
+    if (!lines.empty()) lines.front().insert(0, Prefix(event.replica));
+    for (const std::string& line : lines) PrintLine(line);
     for (const std::string& line : GpuLines(loading.checks)) PrintLine(line);
   }
   Warn(GpuWarnings(tp_, loading.checks));
@@ -237,8 +258,8 @@ void ServeReport::RankLoaded(const ControllerEvent& event) {
   int64_t total = 0;
   for (const auto& [rank, progress] : loading.ranks) total += progress.total;
   const double seconds = absl::ToDoubleSeconds(absl::Now() - loading.since);
-  const std::string how = loading.num_mapped == loading.num_loaded ? "packed by an earlier start"
-                                                                   : BytesPerSecond(total, seconds);
+  const std::string how =
+      loading.num_mapped == loading.num_loaded ? "packed already" : BytesPerSecond(total, seconds);
   PrintLine(absl::StrFormat("%sLoaded   %s in %s (%s); %s", Prefix(event.replica),
                             FormatBytes(total), FormatSeconds(seconds), how,
                             OneLine(event.message)));
@@ -324,22 +345,24 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
                               seconds, event.epoch));
     return;
   }
-  PrintLine(
-      absl::StrFormat("KV cache %s blocks of %d tokens = %s tokens, %s sequence%s of %s; %s in all",
-                      FormatCount(event.num_kv_blocks), block_size_, FormatCount(tokens),
-                      FormatCount(sequences), sequences == 1 ? "" : "s",
-                      FormatCount(event.max_model_len), FormatBytes(tokens * kv_bytes_per_token_)));
+  PrintLine(absl::StrFormat(
+      "%sKV cache %s blocks of %d tokens = %s tokens, %s sequence%s of %s; %s in all",
+      Prefix(event.replica), FormatCount(event.num_kv_blocks), block_size_, FormatCount(tokens),
+      FormatCount(sequences), sequences == 1 ? "" : "s", FormatCount(event.max_model_len),
+      FormatBytes(tokens * kv_bytes_per_token_)));
   PrintLine(absl::StrFormat("%sServing %s on %s (tp %d x pp %d), ready in %.1f s",
                             Prefix(event.replica), name_, address, tp_, pp_, seconds));
 }
 
-void ServeReport::RankOutput(int rank, absl::string_view text, absl::string_view starter) {
+void ServeReport::RankOutput(int replica, int rank, absl::string_view text,
+                             absl::string_view starter) {
   if (json_) {
-    PrintJson("output", {{"rank", rank}, {"text", ValidUtf8(text)}});
+    PrintJson("output", {{"replica", replica}, {"rank", rank}, {"text", ValidUtf8(text)}});
     return;
   }
   ClearProgress();
-  const std::string source = rank < 0 ? std::string(starter) : absl::StrCat("rank ", rank);
+  std::string source = rank < 0 ? std::string(starter) : absl::StrCat("rank ", rank);
+  if (num_replicas_ > 1) source = absl::StrCat("replica ", replica, ", ", source);
   std::fprintf(stderr, "[%s] %s\n", source.c_str(), OneLine(text).c_str());
 }
 

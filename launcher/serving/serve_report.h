@@ -28,7 +28,8 @@ class ServeReport {
 
   // Warns of tensors that the files hold and the model does not use.
   void Model(const ModelSummary& summary);
-  void Plan(const Capacity& capacity, int threads_per_rank);
+  // threads_per_rank: nothing where ranks find out themselves.
+  void Plan(const Capacity& capacity, std::optional<int> threads_per_rank);
   // Of one request of the load that was predicted for.
   void Predicted(const ServedLoad& load, const SpeedPrediction& prediction);
   // Where ranks that are placed by hand connect.
@@ -58,7 +59,7 @@ class ServeReport {
   // Ranks placed by hand are gone; others may come.
   void Waiting(absl::string_view message);
   // rank < 0: what starts the ranks, mpirun or srun.
-  void RankOutput(int rank, absl::string_view text, absl::string_view starter = "");
+  void RankOutput(int replica, int rank, absl::string_view text, absl::string_view starter = "");
   void Warn(const std::vector<std::string>& warnings);
   void Draining(double seconds);
   // What was measured since the start, beside what is predicted of that load.
@@ -98,6 +99,7 @@ class ServeReport {
   };
   // The present start of a replica.
   struct Loading {
+    uint64_t epoch = 0;  // 0: no rank has joined
     absl::Time since;
     std::map<int, RankProgress> ranks;
     int num_loaded = 0;
@@ -106,6 +108,7 @@ class ServeReport {
     std::map<int, ControllerEvent> rehearsals;
   };
   Loading& LoadingOf(int replica);
+  void Replaced(const ControllerEvent& joined, uint64_t old_epoch);
   std::map<int, Loading> loading_;  // by replica
   std::set<int> have_served_;       // replicas, be it that they lost ranks before or since
   std::map<int, absl::Time> lost_at_;

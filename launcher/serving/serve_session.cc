@@ -230,7 +230,7 @@ void ServeSession::HandleJobLine(Job& job, const JobLine& parsed) {
         job.rank_error = parsed.text.substr(sizeof(kWorkerErrorPrefix) - 1);
       }
     } else {
-      report_.RankOutput(*parsed.rank, parsed.text);
+      report_.RankOutput(job.replica, *parsed.rank, parsed.text);
     }
     if (const auto failure = ParseCheckFailure(parsed.text)) {
       job.check_failures.try_emplace(*parsed.rank, Excerpt(*failure, kMostCheckBytes));
@@ -241,7 +241,8 @@ void ServeSession::HandleJobLine(Job& job, const JobLine& parsed) {
     job.killed = killed;
     return;
   }
-  report_.RankOutput(-1, parsed.text, std::filesystem::path(job.starter).stem().string());
+  report_.RankOutput(job.replica, -1, parsed.text,
+                     std::filesystem::path(job.starter).stem().string());
 }
 
 // mpirun knows which rank was killed first; the controller knows what it did. When one dies the

@@ -7,6 +7,7 @@ namespace lockstep {
 namespace {
 
 using Kind = RanksDevices::Kind;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -33,13 +34,16 @@ class CapacityTest : public ::testing::Test {
     model_.max_num_seqs = 5;
   }
   absl::StatusOr<Capacity> Plan() {
-    return PlanCapacity({config_, model_, dtype_, devices_, kv_cache_});
+    return PlanCapacity(
+        {config_, model_, dtype_, devices_, kv_cache_, num_replicas_, share_weights_});
   }
   ModelConfig config_ = SmallConfig();
   ModelFlags model_;
   std::string dtype_ = "auto";
   RanksDevices devices_ = {.memory_bytes = int64_t{1} << 30};
   KvCacheFlags kv_cache_;
+  int num_replicas_ = 1;
+  bool share_weights_ = false;
 };
 
 TEST_F(CapacityTest, DefaultIsWhatAllSequencesCanFill) {
@@ -154,6 +158,21 @@ TEST_F(CapacityTest, RefusesMoreThanThereIsWithTheNumbers) {
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("1,073,741,824 blocks of 512 B"));
   devices_.memory_bytes = 100;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("100 B"));
+}
+
+TEST_F(CapacityTest, ReplicasDivideTheMemoryThatTheirCommonWeightsLeave) {
+  const int64_t weights = Plan()->weight_bytes;
+  num_replicas_ = 3;
+  kv_cache_.num_blocks = 1;
+  devices_.memory_bytes = weights + 3 * 512;
+  EXPECT_THAT(std::string(Plan().status().message()), HasSubstr(" for each of 3 replicas"));
+  share_weights_ = true;
+  EXPECT_TRUE(Plan().ok()) << Plan().status();
+  devices_.memory_bytes -= 1;
+  EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("beside the weights 511 B"));
+  devices_.memory_bytes = weights - 1;
+  EXPECT_THAT(std::string(Plan().status().message()),
+              AllOf(HasSubstr("the weights take"), Not(HasSubstr("for each"))));
 }
 
 TEST_F(CapacityTest, RefusesACacheWithoutABlock) {
