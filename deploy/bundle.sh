@@ -10,20 +10,20 @@
 # never bundled: Open MPI's modules for them are left out, and an optional backend lib/liblockstep_*.so of the build finds them on the host.
 # Needs Debian's patchelf, binutils, and zstd for .tar.zst.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-source=$PWD
+source=$(realpath "$(dirname "$0")/..")
 
 fail() { echo "deploy/bundle.sh: $*" >&2; exit 1; }
-build=build/release output=""
+build=$source/build/release output=""
 while [ $# -gt 0 ]; do
   case "$1" in
-    --build) build=${2:?--build needs a directory}; shift ;;
-    -o) output=${2:?-o needs a file}; shift ;;
+    --build) build=$(realpath -m "${2:?--build needs a directory}"); shift ;;
+    -o) output=$(realpath -m "${2:?-o needs a file}"); shift ;;
     -h | --help) sed -n '2,11p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "deploy/bundle.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
 done
+cd "$source"
 program=$build/bin/lockstep
 [ -x "$program" ] || fail "$program is not there; build it first: cmake -G Ninja -S . -B $build -DLOCKSTEP_WERROR=OFF && ninja -C $build lockstep"
 for tool in patchelf objdump dpkg-query; do

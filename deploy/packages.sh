@@ -20,8 +20,11 @@ packages=(
 )
 
 case "${1:-}" in
+  "") ;;
+  -h | --help) sed -n '2,6p' "${BASH_SOURCE[0]}" | sed 's/^# \{0,1\}//'; exit 0 ;;
   --list) printf '%s\n' "${packages[@]}"; exit 0 ;;
   --hosts) packages=(iproute2 munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins) ;;
+  *) echo "deploy/packages.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
 esac
 
 missing=()

@@ -7,14 +7,16 @@
 #
 # Layout by $LOCKSTEP_TP (default 2) and $LOCKSTEP_PP (default 2). Leaves build/release/ and nothing else.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-
 case "${1:-}" in
   -h | --help) sed -n '2,8p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
   -*) echo "quickstart: unknown option '$1' (see --help)" >&2; exit 2 ;;
 esac
 demo=deploy/demo/model
-model=${1:-$demo}
+model=${1:+$(realpath -m "$1")}
+cd "$(dirname "$0")/.."
+model=${model:-$demo}
+# Of other servers.
+unset LOCKSTEP_SERVER LOCKSTEP_TLS_CA LOCKSTEP_TLS_CERT LOCKSTEP_TLS_KEY LOCKSTEP_TOKEN_FILE
 if [ ! -d "$model" ]; then
   echo "quickstart: $model is not a directory; give a Hugging Face checkpoint, or nothing for the demo model" >&2
   exit 1
