@@ -101,7 +101,7 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
                  "stopped in order: by default they then end with it")
       ->group(group);
   command->footer(
-      "The ranks are started with `mpirun -n N lockstep worker` (see its --help).\n"
+      "The ranks are started with `mpirun -n N --bind-to none lockstep worker` (see its --help).\n"
       "Ranks outlive a controller that dies, or is stopped with --keep-ranks: it may be started "
       "again.\nSo may lost ranks: requests wait for them.\n"
       "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");

@@ -144,9 +144,10 @@ absl::StatusOr<WorkerOptions> MakeWorkerOptions(const WorkerCommandOptions& flag
 absl::Status RunRank(const WorkerCommandOptions& flags, const MpiSession& session) {
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(flags.model.tp, flags.model.pp));
   if (session.world_size() != grid.world_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the MPI job has ", session.world_size(), " ranks, but --tp ", grid.tp(), " x --pp ",
-        grid.pp(), " needs ", grid.world_size(), ": start it with mpirun -n ", grid.world_size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the MPI job has ", session.world_size(), " ranks, but --tp ", grid.tp(),
+                     " x --pp ", grid.pp(), " needs ", grid.world_size(),
+                     ": start it with mpirun --bind-to none -n ", grid.world_size()));
   }
   ASSIGN_OR_RETURN(WorkerOptions options, MakeWorkerOptions(flags, grid, session));
   Fd weights;
@@ -186,10 +187,10 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
 
 void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
   WorkerCommandOptions* options = nullptr;
-  CLI::App* command =
-      AddCommand(program, chosen, kWorkerCommand,
-                 "One rank of an MPI job, placed by hand: mpirun -n N lockstep worker",
-                 &RunWorkerCommand, options);
+  CLI::App* command = AddCommand(
+      program, chosen, kWorkerCommand,
+      "One rank of an MPI job, placed by hand: mpirun -n N --bind-to none lockstep worker",
+      &RunWorkerCommand, options);
   AddModelFlags(*command, options->model);
   AddRankFlags(*command, options->rank);
   AddWeightCacheFlag(*command, "keep packed weights for later starts in this directory, or none",
@@ -265,8 +266,9 @@ void AddWorkerCommand(CLI::App& program, CommandBody& chosen) {
       "Example, 16 ranks on two hosts:\n"
       "  lockstep controller MODEL --tp 8 --pp 2 --worker-listen 10.0.0.1:50052 "
       "--secret-file FILE\n"
-      "  mpirun -n 16 --hostfile HOSTS lockstep worker MODEL --tp 8 --pp 2 --controller "
-      "10.0.0.1:50052 --secret-file FILE");
+      "  mpirun -n 16 --bind-to none --hostfile HOSTS lockstep worker MODEL --tp 8 --pp 2 "
+      "--controller 10.0.0.1:50052 --secret-file FILE\n"
+      "Ranks choose their cores themselves; mpirun alone would give each of a few ranks one core.");
 }
 
 }  // namespace lockstep
