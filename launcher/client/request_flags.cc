@@ -86,6 +86,10 @@ void AddOutputFlags(CLI::App& command, RequestFlags& flags) {
                 "read <|...|> in the prompt as special tokens, not as text")
       ->group("Prompt");
   command
+      .add_flag("--no-bos", flags.no_bos,
+                "put no BOS before a prompt of text: one out of a chat template mostly has its own")
+      ->group("Prompt");
+  command
       .add_option("--cache-salt", flags.cache_salt,
                   "share cached prefixes only with requests of this salt")
       ->type_name("TEXT")
@@ -140,6 +144,7 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags) {
   if (flags.prompt_logprobs) output.set_prompt_logprobs(*flags.prompt_logprobs);
   output.set_include_special_tokens(flags.include_special_tokens);
   request.set_parse_special_tokens(flags.parse_special_tokens);
+  if (flags.no_bos) request.set_add_special_tokens(false);
   request.set_cache_salt(flags.cache_salt);
   if (flags.priority) request.set_priority(*flags.priority);
   return request;

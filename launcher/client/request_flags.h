@@ -37,6 +37,7 @@ struct RequestFlags {
   std::optional<int> prompt_logprobs;
   bool include_special_tokens = false;
   bool parse_special_tokens = false;
+  bool no_bos = false;
   std::string cache_salt;
   std::optional<int> priority;
 };

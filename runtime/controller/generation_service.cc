@@ -173,9 +173,11 @@ void GenerationService::Tokenize(std::shared_ptr<Call> call) {
     Refuse(*call, absl::CancelledError("the client cancelled"));
     return;
   }
-  const EncodeOptions options{.add_special_tokens = true,
-                              .parse_special_tokens = call->request.parse_special_tokens()};
-  absl::StatusOr<std::vector<int32_t>> prompt = tokenizer_->Encode(call->request.text(), options);
+  const v1::GenerateRequest& request = call->request;
+  const EncodeOptions options{
+      .add_special_tokens = !request.has_add_special_tokens() || request.add_special_tokens(),
+      .parse_special_tokens = request.parse_special_tokens()};
+  absl::StatusOr<std::vector<int32_t>> prompt = tokenizer_->Encode(request.text(), options);
   const absl::Status status = prompt.ok() ? Post(*call, *std::move(prompt)) : prompt.status();
   if (!status.ok()) Refuse(*call, status);
 }

@@ -47,6 +47,20 @@ TEST_F(GenerationTest, PromptTokensAreTakenAsTheyAre) {
   EXPECT_EQ(Generate(by_ids).outputs.at(0).ids, Generate(by_text).outputs.at(0).ids);
 }
 
+TEST_F(GenerationTest, ATextMayHaveItsOwnBos) {
+  Serve();
+  v1::GenerateRequest by_text = Request("hello", 10);
+  by_text.set_add_special_tokens(false);
+  v1::GenerateRequest by_ids = Request("", 10);
+  const std::vector<int32_t> ids = *tokenizer_->Encode("hello", {.add_special_tokens = false});
+  by_ids.mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
+  const Generated generated = Generate(by_text);
+  EXPECT_EQ(generated.accepted->num_prompt_tokens(), std::ssize(ids));
+  EXPECT_EQ(generated.outputs.at(0).ids, Generate(by_ids).outputs.at(0).ids);
+  by_text.set_add_special_tokens(true);
+  EXPECT_EQ(Generate(by_text).accepted->num_prompt_tokens(), std::ssize(ids) + 1);
+}
+
 TEST_F(GenerationTest, EveryLayoutStreamsTheSame) {
   Serve(2, 2);
   const v1::GenerateRequest request = Request("hello", 30);
