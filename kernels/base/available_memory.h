@@ -2,11 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 
 namespace lockstep {
 
-// In bytes: what Linux says can be had without swapping, within this process's memory cgroup. A
-// very large number where neither is told.
-int64_t AvailableMemoryBytes();
+// Where Linux tells it; tests make up their own.
+struct MemoryFiles {
+  std::filesystem::path proc = "/proc";
+  std::filesystem::path cgroups = "/sys/fs/cgroup";
+};
+
+// In bytes: what Linux says can be had without swapping, within the limits of this process's memory
+// cgroup and of all those above it, whose page cache of files counts as free. A very large number
+// where nothing is told.
+int64_t AvailableMemoryBytes(const MemoryFiles& files = {});
 
 }  // namespace lockstep
