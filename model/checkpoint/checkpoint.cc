@@ -45,7 +45,7 @@ absl::Status CheckDirectory(const fs::path& directory) {
         LooksLikeHubName(text)
             ? absl::StrCat(text,
                            ": no such directory; a Hugging Face name must be downloaded first: "
-                           "huggingface-cli download ",
+                           "hf download ",
                            text, " --local-dir DIR")
             : absl::StrCat(text, ": no such directory"));
   }
@@ -62,9 +62,19 @@ absl::Status CheckDirectory(const fs::path& directory) {
                                   : "; pass a Hugging Face model directory"));
 }
 
+// Whether a Hugging Face cache keeps the file of a snapshot there. In it
+// models--OWNER--NAME/snapshots/REVISION/FILE links to ../../blobs/HASH, which may in turn link to
+// what all repositories share, blobs/HA/HASH beside theirs (huggingface_hub 1.32).
+bool IsHubBlob(const fs::path& snapshot, const fs::path& target) {
+  if (snapshot.parent_path().filename() != "snapshots") return false;
+  const fs::path repository = snapshot.parent_path().parent_path();
+  if (target.parent_path() == repository / "blobs") return true;
+  return absl::StartsWith(repository.filename().string(), "models--") &&
+         target.parent_path().parent_path() == repository.parent_path() / "blobs";
+}
+
 // A file that an index names must be a plain name and lie in the directory, also after symlinks are
-// followed. The one exception is the Hugging Face cache, where snapshots/REVISION/NAME links to
-// ../../blobs/HASH.
+// followed, or in the Hugging Face cache that the directory is part of.
 absl::Status CheckFileName(const fs::path& directory, const std::string& name) {
   const auto is_allowed = [](unsigned char c) {
     return c > ' ' && c < 0x7f && c != '/' && c != '\\';
@@ -83,9 +93,7 @@ absl::Status CheckFileName(const fs::path& directory, const std::string& name) {
     return absl::NotFoundError(absl::StrCat("weight_map names the file ", Quoted(name),
                                             ", which is missing; download the model again"));
   }
-  const bool in_hub_cache = home.parent_path().filename() == "snapshots" &&
-                            target.parent_path() == home.parent_path().parent_path() / "blobs";
-  if (target.parent_path() != home && !in_hub_cache) {
+  if (target.parent_path() != home && !IsHubBlob(home, target)) {
     return absl::InvalidArgumentError(absl::StrCat("weight_map names the file ", Quoted(name),
                                                    ", a link to ", target.string(),
                                                    " outside the model directory"));

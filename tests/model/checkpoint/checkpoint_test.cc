@@ -220,7 +220,7 @@ TEST(CheckpointDirectory, MissingOnesAreNotFound) {
   const auto hub = Checkpoint::Open("meta-llama/Llama-3.2-1B");
   EXPECT_EQ(hub.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(hub.status().message()),
-              HasSubstr("huggingface-cli download meta-llama/Llama-3.2-1B"));
+              HasSubstr("first: hf download meta-llama/Llama-3.2-1B"));
   EXPECT_EQ(Checkpoint::Open("").status().code(), absl::StatusCode::kNotFound);
 }
 
@@ -313,15 +313,41 @@ TEST_F(CheckpointIndex, LinksInsideTheDirectoryAreFollowed) {
   EXPECT_TRUE(Checkpoint::Open(directory_.path()).ok());
 }
 
-TEST(CheckpointHubCache, LinksToBlobsAreFollowed) {
-  const TempDirectory cache;
-  cache.Write("snapshots/abc/config.json", kConfig);
-  cache.Write("snapshots/abc/model.safetensors.index.json",
-              R"({"weight_map":{"a":"m.safetensors"}})");
-  cache.Write("blobs/123", MatrixFile("a", 1, 1));
-  fs::create_symlink("../../blobs/123", cache.path() / "snapshots/abc/m.safetensors");
-  const auto checkpoint = Checkpoint::Open(cache.path() / "snapshots/abc");
-  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+// A repository in a cache, whose one file of weights links to a blob beside the snapshots.
+class CheckpointHubCache : public ::testing::Test {
+ protected:
+  CheckpointHubCache() {
+    cache_.Write(kSnapshot + "/config.json", kConfig);
+    cache_.Write(kSnapshot + "/model.safetensors.index.json",
+                 R"({"weight_map":{"a":"m.safetensors"}})");
+    fs::create_directories(cache_ / (kRepository + "/blobs"));
+    fs::create_symlink("../../blobs/123", cache_ / (kSnapshot + "/m.safetensors"));
+  }
+  // The blob is a link to this file of the cache.
+  void WriteBlobElsewhere(const std::string& file) {
+    fs::create_symlink(cache_.Write(file, MatrixFile("a", 1, 1)),
+                       cache_ / (kRepository + "/blobs/123"));
+  }
+  absl::Status Open() { return Checkpoint::Open(cache_ / kSnapshot).status(); }
+
+  const std::string kRepository = "models--meta-llama--Tiny";
+  const std::string kSnapshot = kRepository + "/snapshots/abc";
+  const TempDirectory cache_;
+};
+
+TEST_F(CheckpointHubCache, LinksToBlobsAreFollowed) {
+  cache_.Write(kRepository + "/blobs/123", MatrixFile("a", 1, 1));
+  EXPECT_EQ(Open(), absl::OkStatus());
+}
+
+TEST_F(CheckpointHubCache, BlobsThatRepositoriesShareAreFollowed) {
+  WriteBlobElsewhere("blobs/12/1234");
+  EXPECT_EQ(Open(), absl::OkStatus());
+}
+
+TEST_F(CheckpointHubCache, LinksThatLeaveItAreRefused) {
+  WriteBlobElsewhere("elsewhere/12/1234");
+  EXPECT_THAT(std::string(Open().message()), HasSubstr("outside the model directory"));
 }
 
 TEST_F(CheckpointIndex, LiesAreRefused) {
