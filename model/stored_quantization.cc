@@ -1,6 +1,6 @@
 // Field names: QuantizationConfig of the compressed-tensors package (quantization/quant_config.py,
-// quant_args.py); FbgemmFp8Config, GPTQConfig and AwqConfig of transformers
-// (utils/quantization_config.py).
+// quant_args.py; transform/transform_config.py); FbgemmFp8Config, GPTQConfig and AwqConfig of
+// transformers (utils/quantization_config.py).
 #include "model/stored_quantization.h"
 
 #include <algorithm>
@@ -95,7 +95,23 @@ absl::StatusOr<StoredQuantization> ParseFloat8(const json& weights, const std::s
   return stored;
 }
 
+// Rotations of weights (SpinQuant, QuIP) are in the stored ones already; those of activations, keys
+// and queries would have to be computed in every step.
+absl::Status CheckTransforms(const json& config) {
+  const json groups = At(config, {"transform_config", "config_groups"});
+  for (const auto& [name, scheme] : groups.items()) {
+    for (const json& where : At(scheme, {"apply"})) {
+      const json location = At(where, {"location"});
+      if (location == "weight_input" || location == "weight_output") continue;
+      return Unsupported(absl::StrCat("transform_config.config_groups.", name, ".apply.location"),
+                         location, "\"weight_input\", \"weight_output\"");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StoredQuantization> ParseCompressedTensors(const json& config) {
+  RETURN_IF_ERROR(CheckTransforms(config));
   const json groups = At(config, {"config_groups"});
   if (!groups.is_object() || groups.size() != 1) {
     return Unsupported("config_groups", groups.is_object() ? json(groups.size()) : groups,

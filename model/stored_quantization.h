@@ -3,7 +3,8 @@
 //
 // Read: compressed-tensors' "pack-quantized" (symmetric 4- and 8-bit groups, as `lockstep model
 // quantize` writes it, too) and "float-quantized" (FP8), fbgemm_fp8, GPTQ and AWQ. What they say of
-// activations is not followed, ours being kept as Backend::Linear says, but for fbgemm_fp8's bound.
+// activations is not followed, ours being kept as Backend::Linear says, but for fbgemm_fp8's bound;
+// transforms of activations are refused.
 #pragma once
 
 #include <cstdint>

@@ -47,6 +47,33 @@ TEST(StoredQuantizationTest, WhatIsNotReadIsRefusedByName) {
   EXPECT_THAT(ConfigError("3"), HasSubstr("quantization_config.quant_method = 3"));
 }
 
+// Our format with a transform to be applied there.
+nlohmann::json Transformed(const char* location) {
+  nlohmann::json config = PackedQuantizationJson(Quantization::kInt8);
+  config["transform_config"]["config_groups"]["R4"] = {
+      {"type", "hadamard"},
+      {"apply",
+       {{{"targets", {"re:.*down_proj$"}}, {"location", "weight_input"}},
+        {{"targets", {"re:.*down_proj$"}}, {"location", location}}}}};
+  return config;
+}
+
+TEST(StoredQuantizationTest, TransformsAreRefusedUnlessWeightsHaveThem) {
+  for (const char* location : {"input", "output", "q_attn", "k_cache", "elsewhere"}) {
+    EXPECT_THAT(ConfigError(Transformed(location).dump()),
+                HasSubstr(absl::StrCat("transform_config.config_groups.R4.apply.location = \"",
+                                       location, "\" is not supported")));
+  }
+  for (const char* location : {"weight_input", "weight_output"}) {
+    EXPECT_TRUE(ParseStoredQuantization(Transformed(location), 1).ok()) << location;
+  }
+  nlohmann::json config = PackedQuantizationJson(Quantization::kInt8);
+  for (const char* nothing : {"null", "{}", R"({"config_groups":{}})"}) {
+    config["transform_config"] = nlohmann::json::parse(nothing);
+    EXPECT_TRUE(ParseStoredQuantization(config, 1).ok()) << nothing;
+  }
+}
+
 std::string Fbgemm(const std::string& bound) {
   return absl::StrCat(R"({"quant_method":"fbgemm_fp8","activation_scale_ub":)", bound, "}");
 }
