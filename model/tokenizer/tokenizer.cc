@@ -9,6 +9,7 @@
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/pre_tokenizer.h"
 #include "model/tokenizer/token_decoder.h"
+#include "model/tokenizer/tokenizer_config.h"
 #include "model/tokenizer/tokenizer_file.h"
 #include "model/tokenizer/tokenizer_spec.h"
 #include "model/tokenizer/utf8.h"
@@ -63,6 +64,26 @@ absl::Status CheckTemplate(const std::vector<int32_t>& ids, const Vocabulary& vo
   return absl::OkStatus();
 }
 
+absl::Status AddBos(std::string_view tokenizer_config_json, const Vocabulary& vocabulary,
+                    std::vector<int32_t>& prefix_ids) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> bos, ParseAddedBos(tokenizer_config_json));
+  if (!bos.has_value() || !prefix_ids.empty()) return absl::OkStatus();
+  const std::optional<int32_t> id = vocabulary.AnyId(*bos);
+  if (!id.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat("tokenizer_config.json: bos_token ", Quote(*bos),
+                                                   " is not in the vocabulary"));
+  }
+  prefix_ids = {*id};
+  return absl::OkStatus();
+}
+
+// "{}" without one.
+absl::StatusOr<std::string> ReadTokenizerConfig(const std::filesystem::path& path) {
+  absl::StatusOr<std::string> text = ReadTextFile(path, kMaxTokenizerConfigBytes);
+  if (absl::IsNotFound(text.status()) || absl::IsUnavailable(text.status())) return "{}";
+  return text;
+}
+
 }  // namespace
 
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -71,12 +92,15 @@ Tokenizer::~Tokenizer() = default;
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::filesystem::path& directory) {
   ASSIGN_OR_RETURN(const std::string text,
                    ReadTextFile(directory / "tokenizer.json", kMaxTokenizerFileBytes));
-  auto tokenizer = Parse(text);
+  ASSIGN_OR_RETURN(const std::string config,
+                   ReadTokenizerConfig(directory / "tokenizer_config.json"));
+  auto tokenizer = Parse(text, config);
   if (tokenizer.ok()) return tokenizer;
   return InFile(directory, tokenizer.status());
 }
 
-absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view tokenizer_json) {
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(
+    std::string_view tokenizer_json, std::string_view tokenizer_config_json) {
   ASSIGN_OR_RETURN(TokenizerFile file, ReadTokenizerFile(tokenizer_json));
   ASSIGN_OR_RETURN(TokenizerSpec spec, MakeTokenizerSpec(std::move(file)));
   ASSIGN_OR_RETURN(AddedTokenMatcher raw_tokens, MakeMatcher(spec, false));
@@ -85,6 +109,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(std::string_view tok
   auto vocabulary = std::make_unique<const Vocabulary>(std::move(made));
   RETURN_IF_ERROR(CheckTemplate(spec.prefix_ids, *vocabulary));
   RETURN_IF_ERROR(CheckTemplate(spec.suffix_ids, *vocabulary));
+  RETURN_IF_ERROR(AddBos(tokenizer_config_json, *vocabulary, spec.prefix_ids));
   ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, PreTokenizer::Make(std::move(spec.pre_tokenizer)));
   ASSIGN_OR_RETURN(Bpe bpe, Bpe::Make(spec.model, *vocabulary));
   ASSIGN_OR_RETURN(TokenDecoder decoder, TokenDecoder::Make(std::move(spec.decoder), *vocabulary));

@@ -22,16 +22,19 @@ namespace lockstep {
 inline constexpr size_t kMaxEncodeBytes = size_t{1} << 26;  // 64 MiB of text
 
 struct EncodeOptions {
-  bool add_special_tokens = true;     // BOS, as the post-processor says
+  bool add_special_tokens = true;     // BOS, as the model's files say
   bool parse_special_tokens = false;  // "<|eot_id|>" in the text becomes its id; else it is text
 };
 
 class Tokenizer {
  public:
-  // Reads directory/tokenizer.json. Errors as ReadTextFile (kernels/base/text_file.h), and
-  // INVALID_ARGUMENT naming the part that is malformed or unsupported.
+  // Reads directory/tokenizer.json, and tokenizer_config.json unless it is missing or cannot be
+  // read. Errors as ReadTextFile (kernels/base/text_file.h), and INVALID_ARGUMENT naming the part
+  // that is malformed or unsupported.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::filesystem::path& directory);
-  static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(std::string_view tokenizer_json);
+  // BOS is what the former's post-processor puts in front, if nothing what the latter says.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(
+      std::string_view tokenizer_json, std::string_view tokenizer_config_json = "{}");
   ~Tokenizer();
 
   // INVALID_ARGUMENT for invalid UTF-8 (with the byte offset), more than kMaxEncodeBytes, or a

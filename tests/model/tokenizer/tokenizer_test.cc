@@ -6,10 +6,12 @@
 #include <thread>
 
 #include "gmock/gmock.h"
+#include "model/tokenizer/tokenizer_config.h"
 #include "model/tokenizer/utf8.h"
 #include "tests/model/tokenizer/small_tokenizer.h"
 #include "tests/support/assets.h"
 #include "tests/support/read_file.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -311,6 +313,68 @@ TEST(Tokenizer, LooksUpTokens) {
 
 TEST(Tokenizer, MissingFileIsNotFound) {
   EXPECT_EQ(Tokenizer::Load("/nonexistent").status().code(), absl::StatusCode::kNotFound);
+}
+
+// The small one, whose post-processor adds nothing unless asked for, with a tokenizer_config.json.
+absl::StatusOr<std::unique_ptr<Tokenizer>> WithConfig(const std::string& config,
+                                                      bool has_template = false) {
+  Json json = SmallSentencePiece();
+  if (!has_template) json["post_processor"] = {{"type", "ByteLevel"}};
+  return Tokenizer::Parse(json.dump(), config);
+}
+
+TEST(TokenizerConfig, AddsBosWherePostProcessorsDoNot) {
+  for (const char* config :
+       {R"({"add_bos_token":true,"bos_token":"<s>"})",
+        R"({"add_bos_token":true,"bos_token":{"__type":"AddedToken","content":"<s>"}})"}) {
+    for (const bool has_template : {false, true}) {
+      const auto tokenizer = WithConfig(config, has_template);
+      ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+      EXPECT_THAT(Ids(**tokenizer, "ab", {}), ElementsAre(1, 9));
+      EXPECT_THAT(Ids(**tokenizer, "ab", kBare), ElementsAre(9));
+      EXPECT_EQ((*tokenizer)->bos_token_id(), 1);
+    }
+  }
+}
+
+TEST(TokenizerConfig, AddsNothingUnlessItSaysSo) {
+  for (const char* config :
+       {"{}", R"({"bos_token":"<s>"})", R"({"add_bos_token":null,"bos_token":"<s>"})",
+        R"({"add_bos_token":false,"bos_token":"no such token"})"}) {
+    const auto tokenizer = WithConfig(config);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    EXPECT_THAT(Ids(**tokenizer, "ab", {}), ElementsAre(9)) << config;
+    EXPECT_THAT(Ids(**WithConfig(config, /*has_template=*/true), "ab", {}), ElementsAre(1, 9));
+  }
+}
+
+TEST(TokenizerConfig, ErrorsNameWhatIsWrong) {
+  const auto error = [](const char* config) {
+    return std::string(WithConfig(config).status().message());
+  };
+  EXPECT_THAT(error(R"({"add_bos_token":true,"bos_token":"<bos>"})"),
+              HasSubstr("tokenizer_config.json: bos_token '<bos>' is not in the vocabulary"));
+  EXPECT_TRUE(WithConfig(R"({"add_bos_token":true,"bos_token":"<bos>"})", true).ok());
+  EXPECT_THAT(error(R"({"add_bos_token":true})"),
+              HasSubstr("tokenizer_config.json: bos_token is null, not a token"));
+  EXPECT_THAT(error(R"({"add_bos_token":1,"bos_token":"<s>"})"),
+              HasSubstr("add_bos_token is 1, not true or false"));
+  EXPECT_THAT(error(R"({"add_bos_token":false,"add_bos_token":true})"), HasSubstr("occurs twice"));
+  EXPECT_THAT(error("{"), HasSubstr("tokenizer_config.json: not valid JSON"));
+  EXPECT_THAT(error("[]"), HasSubstr("tokenizer_config.json: not a JSON object"));
+}
+
+TEST(TokenizerConfig, IsReadFromTheDirectory) {
+  Json json = SmallSentencePiece();
+  json["post_processor"] = nullptr;
+  const TempDirectory directory;
+  directory.Write("tokenizer.json", json.dump());
+  EXPECT_THAT(Ids(*LoadOrDie(directory.path()), "ab", {}), ElementsAre(9));
+  directory.Write("tokenizer_config.json", R"({"add_bos_token":true,"bos_token":"<s>"})");
+  EXPECT_THAT(Ids(*LoadOrDie(directory.path()), "ab", {}), ElementsAre(1, 9));
+  directory.Write("tokenizer_config.json", std::string(kMaxTokenizerConfigBytes + 1, ' '));
+  EXPECT_THAT(std::string(Tokenizer::Load(directory.path()).status().message()),
+              HasSubstr("1048577 bytes, the limit is 1048576"));
 }
 
 }  // namespace

@@ -1,0 +1,46 @@
+#include "model/tokenizer/tokenizer_config.h"
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
+#include "model/checkpoint/strict_json.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+// The member, or null if it is absent.
+Json Member(const Json& object, const char* name) {
+  const auto member = object.find(name);
+  return member == object.end() ? Json() : *member;
+}
+
+absl::Status WrongType(const char* name, const Json& value, const char* wanted) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", QuotedJson(value), ", not ", wanted));
+}
+
+absl::StatusOr<std::optional<std::string>> AddedBos(std::string_view text) {
+  ASSIGN_OR_RETURN(const Json document, ParseStrictJson(text));
+  if (!document.is_object()) return absl::InvalidArgumentError("not a JSON object");
+  const Json add = Member(document, "add_bos_token");
+  if (!add.is_null() && !add.is_boolean()) return WrongType("add_bos_token", add, "true or false");
+  if (add != Json(true)) return std::nullopt;
+  const Json bos = Member(document, "bos_token");
+  const Json content = bos.is_object() ? Member(bos, "content") : bos;  // an AddedToken
+  if (!content.is_string()) {
+    return WrongType("bos_token", bos, "a token, which add_bos_token: true needs");
+  }
+  return content.get<std::string>();
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<std::string>> ParseAddedBos(std::string_view tokenizer_config_json) {
+  auto bos = AddedBos(tokenizer_config_json);
+  if (!bos.ok()) return InFile("tokenizer_config.json", bos.status());
+  return bos;
+}
+
+}  // namespace lockstep
