@@ -296,7 +296,8 @@ WeightSource SourceOf(const Checkpoint& checkpoint, const StageShape& shape,
           .num_threads = std::max(1, options.num_load_threads),
           .progress = progress,
           .cache = options.weight_cache,
-          .on_notice = options.on_notice};
+          .on_notice = options.on_notice,
+          .on_waiting = options.on_waiting};
 }
 
 }  // namespace
@@ -363,12 +364,10 @@ int64_t LlamaStage::kv_block_bytes() const {
 
 // Of each layer, without memory.
 KvCacheView LlamaStage::CacheShape() const {
-  KvCacheView cache;
-  cache.dtype = kv_dtype_;
-  cache.num_kv_heads = static_cast<int>(shape_.kv_heads.size());
-  cache.block_size = limits_.block_size;
-  cache.head_dim = static_cast<int>(shape_.head_dim);
-  return cache;
+  return {.dtype = kv_dtype_,
+          .num_kv_heads = static_cast<int>(shape_.kv_heads.size()),
+          .block_size = limits_.block_size,
+          .head_dim = static_cast<int>(shape_.head_dim)};
 }
 
 absl::Status LlamaStage::AllocateKvCache(int64_t num_blocks) {

@@ -46,6 +46,8 @@ struct StageOptions {
   // none. Why it could not be used is told to on_notice, which may be null.
   std::filesystem::path weight_cache;
   Notice on_notice;
+  // Another process packs the same weights, which are waited for. May be null.
+  FillerProgress on_waiting;
   // Called by Forward as each half of a layer begins, for those who watch long steps. May be null.
   std::function<void()> on_progress;
 };

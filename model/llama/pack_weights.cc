@@ -46,7 +46,8 @@ absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const Pr
                                  .num_threads = options.num_threads,
                                  .progress = progress,
                                  .cache = packed.directory,
-                                 .on_notice = nullptr};
+                                 .on_notice = nullptr,
+                                 .on_waiting = nullptr};
     ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
     const std::filesystem::path path = PackedPath(source, key);
     LoadStats stats;

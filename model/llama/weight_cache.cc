@@ -157,7 +157,7 @@ absl::StatusOr<std::unique_ptr<WeightFile>> OpenWeightFile(const WeightSource& s
   }
   const std::filesystem::path path = WeightPath(source, key);
   RETURN_IF_ERROR(MakePrivateDirectory(path.parent_path()));
-  return WeightFile::Open(path, key);
+  return WeightFile::Open(path, key, source.on_waiting);
 }
 
 }  // namespace lockstep

@@ -32,6 +32,7 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMaxRegionsEnd = int64_t{1} << 60;
 constexpr int64_t kPopulateBytes = int64_t{16} << 20;
 constexpr int kMaxLockTries = 250;
+constexpr auto kLockInterval = std::chrono::milliseconds(10);
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22  // Linux 5.14; madvise(2)
 #endif
@@ -115,7 +116,8 @@ class WeightFile::Handle {
 };
 
 absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& path,
-                                                             const std::string& key) {
+                                                             const std::string& key,
+                                                             const FillerProgress& on_waiting) {
   if (static_cast<int64_t>(key.size()) > kMaxWeightKeyBytes) {
     return absl::InvalidArgumentError(absl::StrCat("the description of the weights has ",
                                                    key.size(), " bytes, the limit is ",
@@ -135,7 +137,8 @@ absl::StatusOr<std::unique_ptr<WeightFile>> WeightFile::Open(const fs::path& pat
         absl::StrCat(path.string(), ": is no file of packed weights"));
   }
   std::unique_ptr<WeightFile> file(new WeightFile(handle, key));
-  if (const absl::Status locked = file->Lock(); !locked.ok()) return InFile(path, locked);
+  const absl::Status locked = file->Lock(on_waiting);
+  if (!locked.ok()) return InFile(path, locked);
   return file;
 }
 
@@ -169,11 +172,29 @@ bool WeightFile::IsComplete(const fs::path& path, const std::string& key) {
   return ReadWeightFileHeader(fd, key).has_value();
 }
 
-// A shared lock is given when nobody fills the file. Whoever finds it unusable then tries for an
+// A shared lock is given when nobody fills the file. It is asked for again and again, since a
+// process that sleeps in flock would not see whether there is anything to wait for.
+absl::Status WeightFile::LockShared(const FillerProgress& on_waiting) const {
+  timespec changed = {};
+  while (!handle_->Lock(LOCK_SH | LOCK_NB)) {
+    if (errno != EWOULDBLOCK) return Unavailable("flock");
+    struct stat info;
+    if (::fstat(handle_->fd(), &info) != 0) return Unavailable("fstat");
+    const timespec& now = info.st_mtim;
+    if (now.tv_sec != changed.tv_sec || now.tv_nsec != changed.tv_nsec) {
+      changed = now;
+      if (on_waiting != nullptr) on_waiting();
+    }
+    std::this_thread::sleep_for(kLockInterval);
+  }
+  return absl::OkStatus();
+}
+
+// Whoever finds it unusable then tries for an
 // exclusive one; several may, and hold each other up until one of them has let go.
-absl::Status WeightFile::Lock() {
+absl::Status WeightFile::Lock(const FillerProgress& on_waiting) {
   for (int tries = 0; tries < kMaxLockTries; ++tries) {
-    if (!handle_->Lock(LOCK_SH)) return Unavailable("flock");
+    RETURN_IF_ERROR(LockShared(on_waiting));
     if ((is_complete_ = ReadHeader())) return absl::OkStatus();
     if (handle_->Lock(LOCK_EX | LOCK_NB)) {
       is_complete_ = ReadHeader();  // it may have been filled in between
@@ -229,6 +250,14 @@ absl::StatusOr<DeviceBuffer> WeightFile::Take(int64_t bytes) {
                       bytes);
 }
 
+void WeightFile::ShowProgress() const {
+  using Tenths = std::chrono::duration<int64_t, std::deci>;
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  const int64_t now = std::chrono::duration_cast<Tenths>(time).count();
+  if (last_shown_.exchange(now, std::memory_order_relaxed) == now) return;
+  ::futimens(handle_->fd(), nullptr);  // to now
+}
+
 absl::Status WeightFile::Finish() {
   LS_CHECK(!is_complete_);
   for (const Region& region : regions_) {
@@ -257,7 +286,8 @@ void WeightFile::Discard() {
 // Reading needs fewer entries of page tables, and the next process maps them in no time.
 void WeightFile::MakeHugePages(int num_threads) const {
   if (LiesOnDisk(handle_->fd())) return;
-  ForPieces(kHugePage, num_threads, [](const Region& piece) {
+  ForPieces(kHugePage, num_threads, [this](const Region& piece) {
+    ShowProgress();
     if (piece.bytes < kHugePage) return;
     *static_cast<volatile char*>(piece.data) = 0;  // what is empty altogether, the kernel leaves so
     ::madvise(piece.data, kHugePage, MADV_COLLAPSE);  // may be refused, which costs speed only

@@ -6,15 +6,17 @@
 // taken, each on pages of its own from the third MiB on ("region.N.before" is the room between),
 // and metadata: format, key (what the weights are of and how they are packed, in text), boot_id,
 // synced ("1": on the disk). Within a region bytes lie as Backend::WeightLayout says. Who fills it
-// holds an exclusive lock, who uses it a shared one, so that a second rank waits for the first;
-// locks end with their process. A file that was not finished, is of other weights, or may have lost
-// pages in a crash of the machine (written in another boot and never synced) is filled anew.
+// holds an exclusive lock, who uses it a shared one, so that a second rank waits for the first,
+// whose progress shows in the time of the last change; locks end with their process. A file that
+// was not finished, is of other weights, or may have lost pages in a crash of the machine (written
+// in another boot and never synced) is filled anew.
 //
 // Used by one thread, but for Populate's own.
 #pragma once
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -30,14 +32,18 @@ namespace lockstep {
 
 // Called from loader threads, concurrently.
 using LoadProgress = std::function<void(int64_t bytes_done, int64_t bytes_total)>;
+// Called when a file is found being filled by another process, and whenever that has come further.
+using FillerProgress = std::function<void()>;
 
 class WeightFile {
  public:
   // Opens or makes the file (mode 0600) and waits while another process fills it. key: text that
-  // differs where the packed bytes may. FAILED_PRECONDITION when others may write the file, it is
-  // in use for other weights or not a file of weights, UNAVAILABLE with errno's text.
-  static absl::StatusOr<std::unique_ptr<WeightFile>> Open(const std::filesystem::path& path,
-                                                          const std::string& key);
+  // differs where the packed bytes may. on_waiting may be null. FAILED_PRECONDITION when others may
+  // write the file, it is in use for other weights or not a file of weights, UNAVAILABLE with
+  // errno's text.
+  static absl::StatusOr<std::unique_ptr<WeightFile>> Open(
+      const std::filesystem::path& path, const std::string& key,
+      const FillerProgress& on_waiting = nullptr);
   // Opens a complete file, which may be another user's: this one's, root's or `owner`'s. Writes
   // nothing where the file may not be written. FAILED_PRECONDITION when it is somebody else's,
   // others may write it or it is not complete, UNAVAILABLE with errno's text.
@@ -53,6 +59,8 @@ class WeightFile {
   // long as it is kept, and the lock as long as any is. RESOURCE_EXHAUSTED when the file system is
   // full, DATA_LOSS when a complete file ends before the region does.
   absl::StatusOr<DeviceBuffer> Take(int64_t bytes);
+  // The regions are being filled: tells who waits for them, at most ten times a second. Any thread.
+  void ShowProgress() const;
   // All regions are filled: others may use them, nobody may write them. What lies on a disk is
   // synced in the background.
   absl::Status Finish();
@@ -74,7 +82,8 @@ class WeightFile {
 
   WeightFile(std::shared_ptr<Handle> handle, std::string key)
       : handle_(std::move(handle)), key_(std::move(key)) {}
-  absl::Status Lock();
+  absl::Status Lock(const FillerProgress& on_waiting);
+  absl::Status LockShared(const FillerProgress& on_waiting) const;
   bool ReadHeader();
   absl::Status Reserve(int64_t offset, int64_t bytes);
   int64_t TotalBytes() const;
@@ -87,6 +96,7 @@ class WeightFile {
   int64_t file_bytes_ = 0;  // of a complete file
   int64_t end_ = 0;         // of the regions so far
   std::vector<Region> regions_;
+  mutable std::atomic<int64_t> last_shown_{0};  // in tenths of a second of steady_clock
 };
 
 // While it lives, the backend's allocations lie in the file, if there is one.

@@ -58,7 +58,7 @@ class StageLoader {
         weights_(weights) {}
 
   absl::Status Allocate();
-  absl::Status Read(LoadStats& stats);
+  absl::Status Read(const LoadProgress& progress, LoadStats& stats);
   void Count(LoadStats& stats) const;
 
  private:
@@ -273,9 +273,9 @@ absl::Status StageLoader::AddNorm(const std::string& name, DeviceBuffer& norm) {
   return absl::OkStatus();
 }
 
-absl::Status StageLoader::Read(LoadStats& stats) {
+absl::Status StageLoader::Read(const LoadProgress& progress, LoadStats& stats) {
   ASSIGN_OR_RETURN(const ReadStats read,
-                   ReadParts(parts_, backend_, source_.num_threads, source_.progress));
+                   ReadParts(parts_, backend_, source_.num_threads, progress));
   stats.loaded_bytes = read.bytes;
   stats.pinned_bytes = read.pinned_bytes;
   return absl::OkStatus();
@@ -290,6 +290,18 @@ void StageLoader::Count(LoadStats& stats) const {
   }
   if (weights_.embedding.has_value()) stats.weight_bytes += weights_.embedding->bytes();
   if (weights_.head.has_value()) stats.weight_bytes += weights_.head->bytes();
+}
+
+// Whoever waits for the file must see that this goes on, or is taken for one that hangs.
+absl::Status FillFile(WeightFile& file, const WeightSource& source, StageLoader& loader,
+                      LoadStats& stats) {
+  const LoadProgress progress = [&](int64_t bytes_done, int64_t bytes_total) {
+    file.ShowProgress();
+    if (source.progress != nullptr) source.progress(bytes_done, bytes_total);
+  };
+  file.MakeHugePages(source.num_threads);
+  RETURN_IF_ERROR(loader.Read(progress, stats));
+  return file.Finish();
 }
 
 // file: where the weights lie; null: in memory of this process.
@@ -308,9 +320,8 @@ absl::StatusOr<StageWeights> LoadInto(WeightFile* file, const WeightSource& sour
     stats.mapped_bytes = stats.weight_bytes;
     return weights;
   }
-  if (file != nullptr) file->MakeHugePages(source.num_threads);
-  RETURN_IF_ERROR(loader.Read(stats));
-  if (file != nullptr) RETURN_IF_ERROR(file->Finish());
+  RETURN_IF_ERROR(file == nullptr ? loader.Read(source.progress, stats)
+                                  : FillFile(*file, source, loader, stats));
   return weights;
 }
 

@@ -70,7 +70,8 @@ struct WeightSource {
   // A directory, or a file, that keeps packed weights for later starts, unless they lie beside the
   // checkpoint already (PackWeights); empty: neither is used.
   std::filesystem::path cache;
-  Notice on_notice;  // why it is not used; may be null
+  Notice on_notice;           // why it is not used; may be null
+  FillerProgress on_waiting;  // for another process that packs them; may be null
 };
 
 // Whether LoadStageWeights would find everything in the cache.

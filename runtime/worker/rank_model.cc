@@ -147,6 +147,7 @@ absl::Status RankModel::LetDeviceChoose(const LlamaStage& stage) {
 absl::Status RankModel::Load(const LoadProgress& progress) {
   StageOptions stage_options = options_.stage;
   stage_options.on_progress = [this] { progress_.Advance(); };
+  stage_options.on_waiting = [this] { progress_.Begin(Operation::kWaitingForPacking); };
   ASSIGN_OR_RETURN(std::unique_ptr<LlamaStage> stage,
                    LlamaStage::Load(*checkpoint_, options_.grid, options_.rank, device_->backend(),
                                     device_->groups(), stage_options, progress));

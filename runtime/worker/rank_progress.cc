@@ -15,6 +15,8 @@ std::string Describe(Operation operation, uint64_t number) {
       return "checking ranks and links";
     case Operation::kLoading:
       return absl::StrCat("loading ", number, " %");
+    case Operation::kWaitingForPacking:
+      return "waiting for another rank's packing";
     case Operation::kRehearsing:
       return "trying steps of all sizes";
     case Operation::kAllocatingCache:

@@ -12,7 +12,8 @@ namespace lockstep {
 enum class Operation : uint8_t {
   kStarting,
   kPreflight,
-  kLoading,  // the number is the percentage
+  kLoading,            // the number is the percentage
+  kWaitingForPacking,  // begun anew when the rank that packs has come further
   kRehearsing,
   kAllocatingCache,
   kIdle,

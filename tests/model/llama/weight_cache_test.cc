@@ -1,12 +1,17 @@
 // Weights mapped from a cache give the bits of weights packed from the checkpoint.
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <fstream>
 #include <mutex>
+#include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/llama/pack_weights.h"
@@ -34,13 +39,14 @@ class WeightCacheTest : public ::testing::Test {
     EXPECT_TRUE(outcomes.ok()) << outcomes.status();
     return outcomes.ok() ? *std::move(outcomes) : std::vector<Outcome>{};
   }
-  LoadStats Load() {
+  LoadStats Load(const LoadProgress& progress = nullptr) const {
     const ProcessGrid grid = *ProcessGrid::Create(1, 1);
     std::vector<RankGroups> groups = MakeInProcessGroups(grid);
     const auto backend = options_.make_backend();
-    options_.stage.weight_cache = cache_;
+    StageOptions stage_options = options_.stage;
+    stage_options.weight_cache = cache_;
     const auto stage = LlamaStage::Load(model_.checkpoint(), grid, 0, *backend, groups[0],
-                                        options_.stage, nullptr);
+                                        stage_options, progress);
     EXPECT_TRUE(stage.ok()) << stage.status();
     return stage.ok() ? (*stage)->load_stats() : LoadStats{};
   }
@@ -89,6 +95,32 @@ TEST_F(WeightCacheTest, StatisticsTellWhatWasMapped) {
   EXPECT_EQ(second.shard_bytes, first.shard_bytes);
   EXPECT_EQ(second.mapped_bytes, second.weight_bytes);
   EXPECT_EQ(second.weight_bytes, first.weight_bytes);
+}
+
+// In a memory file, which does not tell when it was last written.
+TEST_F(WeightCacheTest, WhoWaitsForAnothersPackingIsToldOfItsProgress) {
+  using std::chrono::milliseconds;
+  const int memory = ::memfd_create("weights", MFD_CLOEXEC);
+  ASSERT_EQ(::fchmod(memory, 0600), 0);
+  cache_ = absl::StrCat("/proc/self/fd/", memory);
+  std::atomic<int> num_told{0};
+  options_.stage.on_waiting = [&] { ++num_told; };
+  options_.stage.num_load_threads = 1;
+  const auto wait_until_told = [&](int times) {
+    for (int i = 0; i < 5000 && num_told < times; ++i) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_GE(num_told, times);
+  };
+  std::thread second;
+  int num_parts = 0;
+  Load([&](int64_t, int64_t) {
+    if (++num_parts > 2) return;
+    if (num_parts == 1) second = std::thread([&] { EXPECT_GT(Load().mapped_bytes, 0); });
+    wait_until_told(num_parts);
+    std::this_thread::sleep_for(milliseconds(150));  // the next part is another tenth's
+  });
+  second.join();
+  EXPECT_GT(num_parts, 2);
+  ::close(memory);
 }
 
 TEST_F(WeightCacheTest, FormsAndChangedCheckpointsHaveFilesOfTheirOwn) {

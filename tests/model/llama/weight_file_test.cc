@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -210,6 +211,25 @@ TEST_F(WeightFileTest, OneFillsAndTheOthersWait) {
   }
   for (std::thread& rank : ranks) rank.join();
   EXPECT_EQ(num_fillers, 1);
+}
+
+// Tells of a filler only while that comes further: one that hangs looks like one that waits.
+TEST_F(WeightFileTest, WhoWaitsSeesTheFillersProgress) {
+  using std::chrono::milliseconds;
+  auto filler = Open();
+  const DeviceBuffer region = *filler->Take(kLarge);
+  std::atomic<int> num_told{0};
+  std::thread waiting([&] {
+    const auto file = WeightFile::Open(path_, "key", [&] { ++num_told; });
+    EXPECT_TRUE(file.ok() && (*file)->is_complete());
+  });
+  while (num_told == 0) std::this_thread::sleep_for(milliseconds(1));
+  std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(num_told, 1);
+  filler->ShowProgress();
+  while (num_told == 1) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_TRUE(filler->Finish().ok());
+  waiting.join();
 }
 
 TEST_F(WeightFileTest, WeightsInUseAreNotReplaced) {
