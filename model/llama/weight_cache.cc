@@ -40,12 +40,13 @@ absl::StatusOr<std::string> FileText(const fs::path& path) {
 }  // namespace
 
 absl::StatusOr<std::string> WeightKey(const WeightSource& source, const Backend& backend) {
-  const ModelConfig& config = source.checkpoint.config();
+  const std::optional<StoredQuantization>& stored = source.checkpoint.config().stored;
+  ASSIGN_OR_RETURN(const std::string fingerprint, source.checkpoint.Fingerprint(source.quantize));
   std::error_code error;
   std::string key = absl::StrCat(
-      "model ", fs::canonical(source.checkpoint.directory(), error).string(), "\nconfig ",
-      config.Fingerprint(source.quantize), "\nstored ", config.stored ? config.stored->json : "-",
-      "\nshare ", ShapeText(source.shape), "\nkept ", static_cast<int>(source.dtype), " ",
+      "model ", fs::canonical(source.checkpoint.directory(), error).string(), "\nfingerprint ",
+      fingerprint, "\nstored ", stored ? stored->json : "-", "\nshare ", ShapeText(source.shape),
+      "\nkept ", static_cast<int>(source.dtype), " ",
       std::string(QuantizationName(source.quantize)), "\nlayout ", backend.WeightLayout());
   for (const auto& file : source.checkpoint.files()) {
     ASSIGN_OR_RETURN(const std::string text, FileText(file->path()));

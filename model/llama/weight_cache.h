@@ -16,8 +16,8 @@
 namespace lockstep {
 
 // Everything that the packed bytes depend on, as text: the checkpoint's files with their sizes and
-// times, the rank's share, how it is kept, and the backend's layout. UNAVAILABLE when a file of the
-// checkpoint cannot be looked at.
+// times, its fingerprint (copies may keep times), the rank's share, how it is kept, and the
+// backend's layout. UNAVAILABLE when a file of the checkpoint cannot be looked at.
 absl::StatusOr<std::string> WeightKey(const WeightSource& source, const Backend& backend);
 
 // source.cache: a directory (made if need be) that holds a file per key, or the file itself.

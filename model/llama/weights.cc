@@ -292,11 +292,10 @@ void StageLoader::Count(LoadStats& stats) const {
   if (weights_.head.has_value()) stats.weight_bytes += weights_.head->bytes();
 }
 
-// Whoever waits for the file must see that this goes on, or is taken for one that hangs.
 absl::Status FillFile(WeightFile& file, const WeightSource& source, StageLoader& loader,
                       LoadStats& stats) {
   const LoadProgress progress = [&](int64_t bytes_done, int64_t bytes_total) {
-    file.ShowProgress();
+    file.ShowProgress();  // or who waits for it would be taken for one that hangs
     if (source.progress != nullptr) source.progress(bytes_done, bytes_total);
   };
   file.MakeHugePages(source.num_threads);

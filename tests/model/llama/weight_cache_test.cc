@@ -134,6 +134,19 @@ TEST_F(WeightCacheTest, FormsAndChangedCheckpointsHaveFilesOfTheirOwn) {
   EXPECT_FALSE(IsCached());
 }
 
+// As copies do that keep times.
+TEST_F(WeightCacheTest, OtherNumbersOfTheSameSizeAndTimeHaveAFileOfTheirOwn) {
+  Load();
+  EXPECT_TRUE(IsCached());
+  const fs::path weights = model_.directory() / "model.safetensors";
+  const auto written = fs::last_write_time(weights);
+  const TensorInfo& norm = **model_.checkpoint().Find("model.norm.weight");
+  std::fstream(weights, std::ios::in | std::ios::out | std::ios::binary).seekp(norm.file_offset)
+      << std::string(static_cast<size_t>(norm.num_bytes), 'x');
+  fs::last_write_time(weights, written);
+  EXPECT_FALSE(IsCached());
+}
+
 TEST_F(WeightCacheTest, WeightsPackedAheadAreMapped) {
   options_.stage.quantize = Quantization::kInt4;
   const auto backend = options_.make_backend();
