@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "runtime/controller/listeners.h"
 #include "runtime/controller/rank_link.h"
 #include "runtime/security/reachability.h"
+#include "runtime/worker/link_limits.h"
 
 namespace lockstep {
 namespace {
@@ -29,6 +31,10 @@ absl::Status CheckOption(const char* name, int64_t value, int64_t low, int64_t h
   if (value >= low && value <= high) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " ", value, " is outside [", low, ", ", high, "]"));
+}
+
+int64_t LongestSequence(const ModelConfig& model) {
+  return std::min(model.max_position_embeddings, kLinkMaxSequenceTokens);
 }
 
 absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& model) {
@@ -44,8 +50,7 @@ absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& m
                      "; at least 2 are needed, for a token of prompt and one of output"));
   }
   if (options.max_model_len != 0) {
-    RETURN_IF_ERROR(
-        CheckOption("max_model_len", options.max_model_len, 2, model.max_position_embeddings));
+    RETURN_IF_ERROR(CheckOption("max_model_len", options.max_model_len, 2, LongestSequence(model)));
   }
   return CheckLayout(model.sharded_sizes(), options.tensor_parallel, options.pipeline_parallel);
 }
@@ -93,7 +98,7 @@ CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& m
                  .eos_token_ids = model.eos_token_ids,
                  .vocab_size = model.vocab_size},
       .max_model_len = options.max_model_len,
-      .max_position_embeddings = model.max_position_embeddings,
+      .max_position_embeddings = LongestSequence(model),
       .limits = {.vocab_size = model.vocab_size, .max_num_outputs = options.max_num_outputs},
       .heartbeat_interval = options.heartbeat_interval,
       .lease = options.lease,

@@ -16,7 +16,10 @@ struct EngineConfig {
   int block_size = 16;  // tokens
   int max_num_seqs =
       256;  // slots: sequences that run at once; no more than max_batched_tokens are used
-  int max_batched_tokens = 2048;   // per step
+  int max_batched_tokens = 2048;  // per step
+  // Known tokens of the sequences that one plan opens, unless it opens only one. They travel with
+  // the plan, cached or not; writing so many takes about 5 ms.
+  int64_t max_opened_tokens = 1 << 18;
   int64_t max_model_len = 0;       // prompt + output tokens of one sequence
   int max_queued_requests = 1024;  // waiting beyond this: RESOURCE_EXHAUSTED
   // pp: micro-batches in flight; a sequence decodes at most once in any pp consecutive steps,

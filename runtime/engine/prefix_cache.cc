@@ -32,10 +32,11 @@ PrefixCache::Match PrefixCache::Lookup(std::string_view salt, std::span<const in
   const int64_t num_full = static_cast<int64_t>(tokens.size()) / block_size_;
   for (int64_t i = 0; i < std::min(num_full, max_blocks); ++i) {
     const auto block_tokens = tokens.subspan(i * block_size_, block_size_);
-    const Entry* entry = Find(Hash(salt, match.last, block_tokens), salt, match.last, block_tokens);
+    const Node parent = match.last();
+    const Entry* entry = Find(Hash(salt, parent, block_tokens), salt, parent, block_tokens);
     if (entry == nullptr) break;
     match.blocks.push_back(entry->block);
-    match.last = entry->node;
+    match.nodes.push_back(entry->node);
     salt = {};  // named once, at the root of the chain
   }
   return match;

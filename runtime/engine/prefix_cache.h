@@ -33,7 +33,8 @@ class PrefixCache {
 
   struct Match {
     std::vector<int32_t> blocks;
-    Node last = kRoot;  // the node of the last block
+    std::vector<Node> nodes;  // of the blocks; each is greater than the one before
+    Node last() const { return nodes.empty() ? kRoot : nodes.back(); }
   };
   // The longest chain of blocks that holds the first blocks of `tokens`, at most max_blocks. Takes
   // no references.

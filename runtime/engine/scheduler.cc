@@ -21,6 +21,13 @@ SlotOpen OpenFor(const Sequence& sequence) {
   return open;
 }
 
+// What its SlotOpen carries; a logit bias is as long as a token.
+int64_t OpenedTokens(const Sequence& sequence) {
+  const SamplingParams& sampling = sequence.request.given.sampling;
+  return static_cast<int64_t>(sequence.tokens.size() + sampling.logit_bias.size() +
+                              sampling.stop_token_ids.size());
+}
+
 }  // namespace
 
 // No more slots than tokens in a step: then decodes leave room for a chunk as long as one wants to
@@ -38,6 +45,7 @@ Scheduler::Scheduler(const EngineConfig& config)
 std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id) {
   step_id_ = step_id;
   budget_ = config_.max_batched_tokens;
+  num_opened_tokens_ = 0;
   uint64_t num_preemptions;
   do {
     num_preemptions = num_preemptions_;
@@ -105,9 +113,12 @@ void Scheduler::ScheduleAdmissions() {
     Sequence& sequence = **waiting_.begin();
     // Preempted a moment ago: its last tokens are still to come. Nobody overtakes it.
     if (sequence.steps_in_flight > 0) return;
+    const int64_t num_opened = num_opened_tokens_ + OpenedTokens(sequence);
+    if (!plan_.opened.empty() && num_opened > config_.max_opened_tokens) return;
     const std::optional<Admission> room = FindRoom(sequence);
     if (!room) return;
     Admit(sequence, *room);
+    num_opened_tokens_ = num_opened;
     AddWork(sequence, std::min(sequence.uncomputed(), budget_));
   }
 }
@@ -116,7 +127,9 @@ void Scheduler::ScheduleAdmissions() {
 // newcomer would be preempted as soon as they grow.
 std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence) {
   const int64_t reserve = static_cast<int64_t>(running_.size());
-  if (blocked_ == &sequence && pool_.num_available() < blocked_need_ + reserve) return std::nullopt;
+  if (blocked_.sequence == &sequence && pool_.num_available() < blocked_.need + reserve) {
+    return std::nullopt;
+  }
   const int64_t num_tokens = sequence.tokens.size();
   Admission admission;
   if (config_.enable_prefix_cache && !sequence.wants_prompt_logprobs()) {
@@ -130,8 +143,7 @@ std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence
                        std::count_if(cached.begin(), cached.end(),
                                      [this](int32_t block) { return !pool_.IsHeld(block); });
   if (pool_.num_available() >= need + reserve) return admission;
-  blocked_ = &sequence;
-  blocked_need_ = need;
+  blocked_ = {&sequence, need, std::move(admission.cached.nodes)};
   return std::nullopt;
 }
 
@@ -144,14 +156,14 @@ int64_t Scheduler::CachedPrefixTokens(const EngineRequest& request) const {
 
 void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
   waiting_.erase(&sequence);
-  blocked_ = nullptr;
+  blocked_ = {};
   sequence.state = Sequence::State::kRunning;
   sequence.slot = TakeSlot();
   sequence.last_sample_step = 0;
   for (int32_t block : admission.cached.blocks) sequence.blocks.Share(block);
   LS_CHECK(sequence.blocks.Grow(admission.num_new_blocks));
   sequence.num_blocks_named = admission.cached.blocks.size();
-  sequence.prefix = admission.cached.last;
+  sequence.prefix = admission.cached.last();
   sequence.computed = sequence.num_blocks_named * config_.block_size;
   const int64_t num_prompt_tokens = sequence.request.given.prompt.size();
   if (!sequence.num_cached_prompt_tokens) {
@@ -248,7 +260,7 @@ void Scheduler::Remove(Sequence& sequence) {
       break;
     case Sequence::State::kWaiting:
       waiting_.erase(&sequence);
-      if (blocked_ == &sequence) blocked_ = nullptr;
+      if (blocked_.sequence == &sequence) blocked_ = {};
       break;
     case Sequence::State::kRunning:
       LeaveSlot(sequence);
@@ -306,18 +318,35 @@ void Scheduler::NameFullBlocks(Sequence& sequence) {
   const std::span<const int32_t> tokens(sequence.tokens);
   const int64_t certain = std::min<int64_t>(sequence.computed, tokens.size());
   for (int64_t i = sequence.num_blocks_named; (i + 1) * size <= certain; ++i) {
-    sequence.prefix =
-        prefix_cache_.Register(sequence.request.given.cache_salt, sequence.prefix,
-                               tokens.subspan(i * size, size), sequence.blocks.blocks()[i]);
+    const auto block_tokens = tokens.subspan(i * size, size);
+    if (ExtendsBlockedPrefix(sequence.prefix, block_tokens)) blocked_ = {};
+    sequence.prefix = prefix_cache_.Register(sequence.request.given.cache_salt, sequence.prefix,
+                                             block_tokens, sequence.blocks.blocks()[i]);
     sequence.num_blocks_named = i + 1;
   }
+}
+
+// Whether the blocked sequence goes on with these tokens after this part of its prefix. (Salts are
+// compared by who looks it up.)
+bool Scheduler::ExtendsBlockedPrefix(PrefixCache::Node parent,
+                                     std::span<const int32_t> tokens) const {
+  if (blocked_.sequence == nullptr) return false;
+  int64_t num_before = 0;  // blocks
+  if (parent != PrefixCache::kRoot) {
+    const auto at = std::lower_bound(blocked_.prefix.begin(), blocked_.prefix.end(), parent);
+    if (at == blocked_.prefix.end() || *at != parent) return false;
+    num_before = at - blocked_.prefix.begin() + 1;
+  }
+  const std::span<const int32_t> rest =
+      std::span(blocked_.sequence->tokens).subspan(num_before * config_.block_size);
+  return rest.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), rest.begin());
 }
 
 void Scheduler::Reset() {
   while (!running_.empty()) LeaveSlot(*running_.back());
   waiting_.clear();
   num_gated_ = 0;
-  blocked_ = nullptr;
+  blocked_ = {};
   prefix_cache_.Clear();
   closing_.clear();
   free_slots_.clear();

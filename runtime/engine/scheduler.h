@@ -16,6 +16,7 @@
 #include <deque>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "runtime/engine/block_pool.h"
@@ -85,6 +86,7 @@ class Scheduler {
   std::optional<uint32_t> FreeSlot() const;
   uint32_t TakeSlot();
   void Ungate(Request& request, bool all);
+  bool ExtendsBlockedPrefix(PrefixCache::Node parent, std::span<const int32_t> tokens) const;
 
   const EngineConfig config_;
   const int num_slots_;
@@ -99,14 +101,20 @@ class Scheduler {
   std::vector<uint32_t> closing_;  // the next plan closes them
   size_t num_closing_reused_ = 0;  // the first of closing_ that the same plan opens again
 
-  // The first waiting sequence found no room; it is not asked again until so many blocks are
-  // available.
-  const Sequence* blocked_ = nullptr;
-  int64_t blocked_need_ = 0;
+  // The first waiting sequence found no room. It is not asked again until so many blocks are
+  // available or more of its prefix gets a name: looking up a long prefix in every step would cost
+  // more than the rest of the step.
+  struct Blocked {
+    const Sequence* sequence = nullptr;
+    int64_t need = 0;
+    std::vector<PrefixCache::Node> prefix;  // as far as it was found
+  };
+  Blocked blocked_;
 
   // The step being built.
   uint64_t step_id_ = 0;
   int64_t budget_ = 0;
+  int64_t num_opened_tokens_ = 0;
   StepPlan plan_;
   std::vector<Entry> chunks_;
   std::vector<Entry> decodes_;

@@ -1,11 +1,16 @@
 // Settings of the controller <-> rank link on which both ends must agree.
 #pragma once
 
+#include <cstdint>
+
 namespace lockstep {
 
 // A plan may carry the prompts of every slot it opens, a result the prompt logprobs of a whole
 // step.
 inline constexpr int kLinkMaxMessageBytes = 256 << 20;
+// Of one sequence, so that a plan can open it: a token takes up to 5 bytes, and as much again for a
+// block of one token.
+inline constexpr int64_t kLinkMaxSequenceTokens = kLinkMaxMessageBytes / 16;
 
 // HTTP/2 keepalive pings. The controller pings ranks to notice one that was stopped; ranks ping the
 // controller, less often, to notice a lost host. A server drops a client that pings more often than

@@ -136,7 +136,7 @@ TEST(PrefixCacheCollisionTest, CollisionCostsAMissNeverAWrongBlock) {
       for (size_t k = 0; k < match.blocks.size(); ++k, ++num_found) {
         ASSERT_EQ(content[match.blocks[k]], content_to(k)) << "mask " << hash_mask;
       }
-      PrefixCache::Node node = match.last;
+      PrefixCache::Node node = match.last();
       for (size_t k = match.blocks.size(); k < tokens.size(); ++k) {
         const int32_t block = table.blocks()[next_block++];
         content[block] = content_to(k);

@@ -163,6 +163,19 @@ TEST_F(SchedulerTest, RunningSequencesShareBlocks) {
   EXPECT_EQ(engine_->Stats().blocks_in_use, 4);  // two shared, one each
 }
 
+// Both arrive before the prefix that they share has a name.
+TEST_F(SchedulerTest, WhoFoundNoRoomIsAskedAgainWhenItsPrefixBecomesKnown) {
+  EngineConfig config = SmallConfig();
+  config.max_batched_tokens = 40;
+  Start(config);
+  Add(Prompt(1, 20));
+  Add(Prompt(4, 20));
+  EXPECT_THAT(Next().opened, SizeIs(1));  // five blocks of ten, and one to grow
+  const StepPlan plan = Next();
+  ASSERT_THAT(plan.opened, SizeIs(1));
+  EXPECT_EQ(plan.opened[0].num_computed_tokens, 16u);
+}
+
 TEST_F(SchedulerTest, LastKnownTokenIsAlwaysComputed) {
   Add(Prompt(1, 8, 1));
   Step();
@@ -240,6 +253,28 @@ TEST_F(SchedulerTest, WithoutCacheOutputsDoNotWaitForEachOther) {
   request.num_outputs = 2;
   Add(request);
   EXPECT_THAT(Next().opened, SizeIs(2));
+}
+
+// Of which only the last token is to be computed, so that the budget would take all.
+TEST_F(SchedulerTest, PlanOpensFewKnownPrompts) {
+  EngineConfig config = SmallConfig();
+  config.max_opened_tokens = 20;
+  Start(config);
+  Add(Prompt(1, 9, 1));
+  Step();
+  for (const uint64_t id : {4, 7, 10}) Add(Prompt(id, 9));
+  EXPECT_THAT(Next().opened, SizeIs(2));
+  EXPECT_THAT(Next().opened, SizeIs(1));
+}
+
+TEST_F(SchedulerTest, PromptLongerThanAPlanOpensGoesAlone) {
+  EngineConfig config = SmallConfig();
+  config.max_opened_tokens = 8;
+  Start(config);
+  Add(Prompt(1, 9));
+  Add(Prompt(2, 1));
+  EXPECT_THAT(Next().opened, SizeIs(1));
+  EXPECT_THAT(Next().opened, SizeIs(1));
 }
 
 TEST_F(SchedulerTest, SlotIsOpenedByThePlanThatClosesItOnlyWhenNoOtherIsFree) {
