@@ -19,6 +19,7 @@
 #include "runtime/controller/journal.h"
 #include "runtime/controller/listeners.h"
 #include "runtime/controller/rank_link.h"
+#include "runtime/controller/steady_clock.h"
 #include "runtime/security/reachability.h"
 #include "runtime/worker/link_limits.h"
 
@@ -154,7 +155,7 @@ absl::StatusOr<std::shared_ptr<Journal>> OpenJournal(const ControllerOptions& op
                    Journal::Open({.path = options.journal,
                                   .model_fingerprint = fingerprint,
                                   .reattach_window = options.reattach_window},
-                                 absl::Now()));
+                                 SteadyNow()));
   std::string found;
   if (journal->num_recovered() > 0) {
     found = absl::StrCat(journal->num_recovered(), " unfinished requests wait for their clients");

@@ -36,12 +36,7 @@ ControllerCore::~ControllerCore() = default;
 
 void ControllerCore::Advance(absl::Time now) {
   advanced_at_ = now;
-  for (auto& replica : replicas_) {
-    if (const auto overdue = replica->FindOverdue(now)) {
-      LoseReplica(*replica, {overdue->rank, ControllerEvent::Cause::kRankVanished, overdue->why},
-                  now);
-    }
-  }
+  LoseOverdue(now);
   if (now >= recovery_deadline_) {
     FailNow(absl::StrCat("no new ranks came: ", state_.detail));
   }
@@ -57,7 +52,10 @@ void ControllerCore::Advance(absl::Time now) {
 
 absl::Time ControllerCore::NextWakeup() const {
   absl::Time wakeup = recovery_deadline_;
-  for (const auto& replica : replicas_) wakeup = std::min(wakeup, replica->NextWakeup());
+  for (const auto& replica : replicas_) {
+    wakeup = std::min(wakeup, std::max(replica->OverdueAt(), judges_from_));
+    if (replica->engine() != nullptr) wakeup = std::min(wakeup, replica->engine()->NextWakeup());
+  }
   return wakeup;
 }
 

@@ -150,6 +150,7 @@ class ControllerCore {
     grpc::StatusCode told_to_ranks = grpc::StatusCode::ABORTED;
   };
   void LoseReplica(Replica& replica, const Loss& loss, absl::Time now);
+  void LoseOverdue(absl::Time now);
   void DropReplica(Replica& replica, const grpc::Status& status, const std::string& why);
   void FailNow(const std::string& reason);
 
@@ -182,6 +183,7 @@ class ControllerCore {
   bool drained_ = false;
   bool ended_ = false;
   absl::Time recovery_deadline_ = absl::InfiniteFuture();
+  absl::Time judges_from_ = absl::InfinitePast();  // no rank counts as overdue before
 };
 
 }  // namespace lockstep

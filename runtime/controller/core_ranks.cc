@@ -12,7 +12,9 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMaxFailureBytes = 4096;  // of a rank's last words
+constexpr size_t kMaxFailureBytes = 4096;                       // of a rank's last words
+constexpr absl::Duration kLatestLook = absl::Milliseconds(50);  // at what is overdue
+constexpr int kHeartbeatsToHear = 2;
 
 std::optional<RankCheck::Link> LinkOf(bool is_there, const v1::LinkSpeed& speed) {
   if (!is_there) return std::nullopt;
@@ -235,6 +237,22 @@ void ControllerCore::LoseReplica(Replica& replica, const Loss& loss, absl::Time 
     SetPhase(has_capacity_ ? Phase::kRecovering : Phase::kStarting, event.message);
   } else {
     FailNow(event.message);
+  }
+}
+
+// Who looks late was held up itself (stopped, or without a core): what ranks said meanwhile is
+// still on its way here, so they have time for a few words more.
+void ControllerCore::LoseOverdue(absl::Time now) {
+  for (auto& replica : replicas_) {
+    const absl::Time due = std::max(replica->OverdueAt(), judges_from_);
+    if (now < due) continue;
+    if (now > due + kLatestLook) {
+      judges_from_ = now + kHeartbeatsToHear * config_.heartbeat_interval;
+      return;
+    }
+    const auto overdue = replica->FindOverdue(now);
+    LoseReplica(*replica, {overdue->rank, ControllerEvent::Cause::kRankVanished, overdue->why},
+                now);
   }
 }
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "kernels/base/check.h"
+#include "runtime/controller/steady_clock.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {
@@ -12,7 +12,7 @@ namespace lockstep {
 EventLoop::EventLoop(CoreConfig config, std::function<void(const ControllerEvent&)> observer,
                      HealthService& health)
     : observer_(std::move(observer)),
-      started_at_(absl::Now()),
+      started_at_(SteadyNow()),
       serving_(health),
       core_(std::move(config), *this, started_at_) {
   thread_ = std::thread([this] { Run(); });
@@ -31,7 +31,7 @@ void EventLoop::Run() {
   while (queue_.Take(core_.NextWakeup(), tasks)) {
     for (Task& task : tasks) task();
     tasks.clear();
-    core_.Advance(absl::Now());
+    core_.Advance(SteadyNow());
     queues_are_full_.store(core_.QueuesAreFull(), std::memory_order_relaxed);
     Stream();
   }
@@ -52,7 +52,7 @@ void EventLoop::Add(engine::EngineRequest request, std::shared_ptr<RequestStream
     core_.Abort(stream->spec().request_id,
                 grpc::Status(grpc::StatusCode::ABORTED, "another client attached to this request"));
   }
-  const absl::Status status = core_.Add(std::move(request), stream->spec().request_id, absl::Now());
+  const absl::Status status = core_.Add(std::move(request), stream->spec().request_id, SteadyNow());
   if (!status.ok()) {
     CountRejected();
     stream->writer().Close(ToGrpcStatus(status));
@@ -78,7 +78,7 @@ void EventLoop::AbortByName(std::string request_id, absl::AnyInvocable<void(bool
 
 void EventLoop::GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done) {
   queue_.Push([this, done = std::move(done)]() mutable {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     v1::GetStatusResponse status = core_.Status(now);
     status.set_uptime_ms(absl::ToInt64Milliseconds(now - started_at_));
     status.set_requests_rejected(num_rejected_.load(std::memory_order_relaxed));
@@ -90,13 +90,13 @@ void EventLoop::GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done) 
 
 void EventLoop::RankSaid(std::shared_ptr<RankLink> link, v1::FromRank message) {
   queue_.Push([this, link = std::move(link), message = std::move(message)] {
-    core_.RankSaid(link, message, absl::Now());
+    core_.RankSaid(link, message, SteadyNow());
   });
 }
 
 void EventLoop::RankClosed(std::shared_ptr<RankLink> link, std::string why) {
   queue_.Push([this, link = std::move(link), why = std::move(why)] {
-    core_.RankClosed(*link, why, absl::Now());
+    core_.RankClosed(*link, why, SteadyNow());
   });
 }
 
@@ -114,7 +114,7 @@ void EventLoop::Fail(std::string reason) {
 }
 
 void EventLoop::BeginEpoch(int replica, uint64_t epoch) {
-  queue_.Push([this, replica, epoch] { core_.BeginEpoch(replica, epoch, absl::Now()); });
+  queue_.Push([this, replica, epoch] { core_.BeginEpoch(replica, epoch, SteadyNow()); });
 }
 
 void EventLoop::GiveUpReplica(int replica, std::string reason) {

@@ -10,6 +10,7 @@
 #include "kernels/base/status_macros.h"
 #include "runtime/controller/event_writer.h"
 #include "runtime/controller/journal_entry.h"
+#include "runtime/controller/steady_clock.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {
@@ -23,7 +24,7 @@ constexpr int64_t kMinLongestTokenBytes = 256;
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
   const std::chrono::system_clock::time_point deadline = context.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
-  return absl::FromChrono(deadline);
+  return SteadyTimeOf(absl::FromChrono(deadline));
 }
 
 void Answer(const absl::StatusOr<grpc::ByteBuffer>& answer, grpc::ByteBuffer* response,
@@ -132,7 +133,7 @@ absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& at
   if (journal_ == nullptr) {
     return absl::FailedPreconditionError("this server keeps no journal of requests to attach to");
   }
-  std::optional<v1::JournaledRequest> found = journal_->Find(attach.request_id(), absl::Now());
+  std::optional<v1::JournaledRequest> found = journal_->Find(attach.request_id(), SteadyNow());
   if (!found) {
     return absl::NotFoundError(absl::StrCat("there is no request \"", attach.request_id(),
                                             "\" to attach to: it finished, was aborted, or was "

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "runtime/controller/steady_clock.h"
 
 namespace lockstep {
 namespace {
@@ -24,7 +24,7 @@ JournalEntry::JournalEntry(std::shared_ptr<Journal> journal, v1::JournaledReques
 bool JournalEntry::Take() {
   absl::MutexLock lock(&mutex_);
   if (over_) return false;  // the client left before it knew of the acceptance
-  taken_ = is_new_ ? journal_->Accept(request_, holder_, absl::Now())
+  taken_ = is_new_ ? journal_->Accept(request_, holder_, SteadyNow())
                    : journal_->Hold(request_.request().request_id(), holder_);
   return taken_;
 }
@@ -37,7 +37,7 @@ void JournalEntry::GiveUp(const grpc::Status& status, bool told) {
   if (told && IsFinal(status)) {
     journal_->End(request_id, holder_);
   } else {
-    journal_->Release(request_id, holder_, absl::Now());
+    journal_->Release(request_id, holder_, SteadyNow());
   }
 }
 

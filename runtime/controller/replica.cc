@@ -134,12 +134,12 @@ std::optional<Replica::Overdue> Replica::FindOverdue(absl::Time now) const {
                    absl::FormatDuration(absl::Trunc(now - step.since, absl::Milliseconds(1))))};
 }
 
-absl::Time Replica::NextWakeup() const {
-  absl::Time wakeup = engine_ == nullptr ? absl::InfiniteFuture() : engine_->NextWakeup();
-  if (ranks_ == nullptr) return wakeup;
+absl::Time Replica::OverdueAt() const {
+  if (ranks_ == nullptr) return absl::InfiniteFuture();
   const int silent = ranks_->LongestSilent();
-  if (silent >= 0) wakeup = std::min(wakeup, ranks_->last_seen(silent) + lease_);
-  return std::min({wakeup, StepOverdueAt(), LoadOverdueAt(),
+  const absl::Time lease_end =
+      silent >= 0 ? ranks_->last_seen(silent) + lease_ : absl::InfiniteFuture();
+  return std::min({lease_end, StepOverdueAt(), LoadOverdueAt(),
                    ranks_->waiting_for_ranks_since() + join_timeout_});
 }
 

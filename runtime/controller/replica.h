@@ -68,9 +68,9 @@ class Replica {
     std::string why;
   };
   // A rank whose lease ran out, that did not join in time, or the one the others seem to wait for
-  // when a step takes too long.
+  // when a step takes too long. None before OverdueAt.
   std::optional<Overdue> FindOverdue(absl::Time now) const;
-  absl::Time NextWakeup() const;
+  absl::Time OverdueAt() const;
 
   void FillStatus(absl::Time now, v1::GetStatusResponse* response) const;
 

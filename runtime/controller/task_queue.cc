@@ -1,29 +1,39 @@
 #include "runtime/controller/task_queue.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "runtime/controller/steady_clock.h"
+
 namespace lockstep {
+namespace {
+
+constexpr absl::Duration kLongestWait = absl::Hours(1);  // the clock's own times have an end
+
+}  // namespace
 
 void TaskQueue::Push(Task task) {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   if (closed_) return;
   tasks_.push_back(std::move(task));
-  if (tasks_.size() == 1) arrived_.Signal();
+  if (tasks_.size() == 1) arrived_.notify_one();
 }
 
 bool TaskQueue::Take(absl::Time deadline, std::vector<Task>& tasks) {
-  absl::MutexLock lock(&mutex_);
+  std::unique_lock lock(mutex_);
   while (tasks_.empty() && !closed_) {
-    if (arrived_.WaitWithDeadline(&mutex_, deadline)) break;
+    const absl::Duration left = deadline - SteadyNow();
+    if (left <= absl::ZeroDuration()) break;
+    arrived_.wait_for(lock, absl::ToChronoNanoseconds(std::min(left, kLongestWait)));
   }
   tasks.swap(tasks_);
   return !tasks.empty() || !closed_;
 }
 
 void TaskQueue::Close() {
-  absl::MutexLock lock(&mutex_);
+  std::lock_guard lock(mutex_);
   closed_ = true;
-  arrived_.Signal();
+  arrived_.notify_one();
 }
 
 TaskThread::TaskThread() {

@@ -2,12 +2,12 @@
 // batches, and a thread that runs it. The taker sleeps when there is nothing to do; it never polls.
 #pragma once
 
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 namespace lockstep {
@@ -19,16 +19,17 @@ class TaskQueue {
  public:
   // Dropped after Close (its destructor runs here, on the caller's thread).
   void Push(Task task);
-  // Waits until there is a task, the queue is closed or the deadline passed, then moves all tasks
-  // into `tasks` (which must be empty). False when the queue is closed and nothing is left.
+  // Waits until there is a task, the queue is closed or the deadline (of SteadyNow) passed, then
+  // moves all tasks into `tasks` (which must be empty). False when the queue is closed and nothing
+  // is left.
   bool Take(absl::Time deadline, std::vector<Task>& tasks);
   void Close();
 
  private:
-  absl::Mutex mutex_;
-  absl::CondVar arrived_;
-  std::vector<Task> tasks_ ABSL_GUARDED_BY(mutex_);
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::mutex mutex_;  // absl's waits follow the wall clock
+  std::condition_variable arrived_;
+  std::vector<Task> tasks_;
+  bool closed_ = false;
 };
 
 // Runs pushed tasks in order on its own thread.

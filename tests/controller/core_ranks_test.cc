@@ -270,5 +270,30 @@ TEST_F(CoreRanksTest, ALoadThatHangsIsNoticedAlthoughHeartbeatsGoOn) {
   EXPECT_THAT(told_.back().message, HasSubstr("no rank has come further for 40s"));
 }
 
+// Stopped and continued, the loop runs before what came meanwhile is read.
+TEST_F(CoreRanksTest, LoopThatWasHeldUpHearsRanksOutBeforeItJudgesThem) {
+  Start(1);
+  auto rank = Serve(0);
+  now_ += absl::Seconds(7);
+  core_->Advance(now_);
+  EXPECT_FALSE(rank->closed.has_value());
+  v1::FromRank beat;
+  beat.mutable_heartbeat();
+  Say(rank, beat);
+  EXPECT_EQ(core_->NextWakeup(), now_ + absl::Seconds(5));
+}
+
+TEST_F(CoreRanksTest, RankThatSaysNothingAfterTheLoopWasHeldUpIsLost) {
+  Start(1);
+  auto rank = Serve(0);
+  now_ += absl::Seconds(7);
+  core_->Advance(now_);
+  EXPECT_EQ(core_->NextWakeup(), now_ + absl::Seconds(2));
+  now_ = core_->NextWakeup();
+  core_->Advance(now_);
+  EXPECT_TRUE(rank->closed.has_value());
+  EXPECT_THAT(told_.back().message, HasSubstr("nothing heard of it for 5s"));
+}
+
 }  // namespace
 }  // namespace lockstep::testing
