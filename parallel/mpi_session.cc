@@ -1,11 +1,13 @@
 #include <mpi.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <numeric>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
+#include "kernels/base/usable_cores.h"
 #include "parallel/mpi_communicator.h"
 #include "parallel/mpi_handle.h"
 #include "parallel/polite_wait.h"
@@ -40,7 +42,7 @@ absl::Status FindCores(MPI_Comm here, Node& node) {
       FromMpi(MPI_Allreduce(&mine, &any, sizeof(mine), MPI_BYTE, MPI_BOR, here), "MPI_Allreduce"));
   RETURN_IF_ERROR(
       FromMpi(MPI_Allreduce(&mine, &all, sizeof(mine), MPI_BYTE, MPI_BAND, here), "MPI_Allreduce"));
-  node.num_cores = CPU_COUNT(&any);
+  node.num_cores = std::min(CPU_COUNT(&any), CoresOfQuota().value_or(CPU_SETSIZE));
   node.shares_cores = CPU_EQUAL(&any, &all);
   return absl::OkStatus();
 }

@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 
 namespace lockstep {
@@ -49,46 +48,18 @@ int64_t DroppableBytes(const fs::path& group, const CgroupNames& names) {
   return droppable;
 }
 
-int64_t AvailableInGroup(const fs::path& group, const CgroupNames& names) {
-  const auto limit = ReadBytes(group / names.limit);
-  const auto usage = ReadBytes(group / names.usage);
+int64_t AvailableInGroup(const Cgroup& group) {
+  const CgroupNames& names = group.is_version_1 ? kVersion1 : kVersion2;
+  const auto limit = ReadBytes(group.directory / names.limit);
+  const auto usage = ReadBytes(group.directory / names.usage);
   if (!limit || !usage) return kUnlimited;
-  const int64_t held = std::max<int64_t>(0, *usage - DroppableBytes(group, names));
+  const int64_t held = std::max<int64_t>(0, *usage - DroppableBytes(group.directory, names));
   return std::max<int64_t>(0, *limit - held);
-}
-
-// The least that the group and those above it have. Containers may see their own group as the root
-// and its path as the host's: what is not there has no say.
-int64_t AvailableUpwards(const fs::path& root, fs::path group, const CgroupNames& names) {
-  int64_t available = AvailableInGroup(root, names);
-  for (; group.has_relative_path(); group = group.parent_path()) {
-    available = std::min(available, AvailableInGroup(root / group.relative_path(), names));
-  }
-  return available;
-}
-
-// A line of /proc/self/cgroup is HIERARCHY:CONTROLLERS:PATH; version 2 has no controllers.
-int64_t AvailableInGroups(const MemoryFiles& files) {
-  std::ifstream groups(files.proc / "self" / "cgroup");
-  int64_t available = kUnlimited;
-  for (std::string line; std::getline(groups, line);) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    const fs::path group = line.substr(second + 1);
-    if (controllers == ",,") {
-      available = std::min(available, AvailableUpwards(files.cgroups, group, kVersion2));
-    } else if (absl::StrContains(controllers, ",memory,")) {
-      available = std::min(available, AvailableUpwards(files.cgroups / "memory", group, kVersion1));
-    }
-  }
-  return available;
 }
 
 }  // namespace
 
-int64_t AvailableMemoryBytes(const MemoryFiles& files) {
+int64_t AvailableMemoryBytes(const SystemFiles& files) {
   std::ifstream meminfo(files.proc / "meminfo");
   std::string field;
   int64_t kib = 0;
@@ -96,7 +67,10 @@ int64_t AvailableMemoryBytes(const MemoryFiles& files) {
   for (std::string unit; meminfo >> field >> kib; std::getline(meminfo, unit)) {
     if (field == "MemAvailable:") available = kib * 1024;
   }
-  return std::min(available, AvailableInGroups(files));
+  for (const Cgroup& group : CgroupsOf("memory", files)) {
+    available = std::min(available, AvailableInGroup(group));
+  }
+  return available;
 }
 
 }  // namespace lockstep

@@ -2,9 +2,11 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "gtest/gtest.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep {
 namespace {
@@ -21,6 +23,39 @@ TEST(UsableCoresTest, AreThoseThatAThreadMayRunOn) {
     EXPECT_EQ(NumUsableCores(), 1);
   })
       .join();
+}
+
+// Whose files tests write.
+class CoresOfQuotaTest : public ::testing::Test {
+ protected:
+  std::optional<int> Cores() const {
+    return CoresOfQuota({.proc = directory_ / "proc", .cgroups = directory_ / "cgroup"});
+  }
+  testing::TempDirectory directory_;
+};
+
+TEST_F(CoresOfQuotaTest, AreRoundedUpAndTheFewestOfAllGroupsAbove) {
+  EXPECT_EQ(Cores(), std::nullopt);
+  directory_.Write("proc/self/cgroup", "0::/pods/a\n");
+  directory_.Write("cgroup/pods/a/cpu.max", "max 100000\n");
+  EXPECT_EQ(Cores(), std::nullopt);
+  directory_.Write("cgroup/pods/cpu.max", "350000 100000\n");
+  EXPECT_EQ(Cores(), 4);
+  directory_.Write("cgroup/pods/a/cpu.max", "5000 100000\n");
+  EXPECT_EQ(Cores(), 1);
+  directory_.Write("cgroup/pods/a/cpu.max", "nonsense\n");
+  EXPECT_EQ(Cores(), 4);
+  const SystemFiles files = {.proc = directory_ / "proc", .cgroups = directory_ / "cgroup"};
+  EXPECT_EQ(NumUsableCores(files), std::min(NumUsableCores(), 4));
+}
+
+TEST_F(CoresOfQuotaTest, AreReadOfTheFirstVersionToo) {
+  directory_.Write("proc/self/cgroup", "3:memory:/b\n2:cpu,cpuacct:/a\n");
+  directory_.Write("cgroup/cpu/a/cpu.cfs_quota_us", "-1\n");
+  directory_.Write("cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(Cores(), std::nullopt);
+  directory_.Write("cgroup/cpu/a/cpu.cfs_quota_us", "200000\n");
+  EXPECT_EQ(Cores(), 2);
 }
 
 }  // namespace
