@@ -19,13 +19,23 @@ std::string TensorShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
+// Why there is no head: it is quantized, or the embedding was meant.
+absl::Status MissingHead(const Checkpoint& checkpoint, const absl::Status& missing) {
+  for (const char* name : {"lm_head.weight_packed", "lm_head.qweight"}) {
+    if (!checkpoint.Find(name).ok()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(checkpoint.directory().string(), ": tensor ", Quoted(name),
+                     ": a quantized LM head is not supported; supported: F32, F16, BF16"));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(missing.message(), " and config.json does not say tie_word_embeddings: true"));
+}
+
 absl::Status CheckTensor(const Checkpoint& checkpoint, const TensorSpec& spec) {
   absl::StatusOr<const TensorInfo*> tensor = checkpoint.Find(spec.name);
   if (!tensor.ok()) {
     const bool is_head = spec.name == "lm_head.weight";
-    return absl::InvalidArgumentError(
-        absl::StrCat(tensor.status().message(),
-                     is_head ? " and config.json does not say tie_word_embeddings: true" : ""));
+    return is_head ? MissingHead(checkpoint, tensor.status()) : tensor.status();
   }
   if ((*tensor)->shape != spec.shape) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -60,6 +60,18 @@ TEST(LlamaTensors, EachMissingTensorIsNamed) {
   }
 }
 
+TEST(LlamaTensors, AQuantizedHeadIsNamed) {
+  const ModelConfig config = SmallConfig(/*tied=*/false);
+  for (const char* name : {"lm_head.weight_packed", "lm_head.qweight"}) {
+    const TempDirectory directory;
+    std::vector<TensorSpec> specs = LlamaTensors(config);
+    specs.back() = {name, {6, 1}};
+    const absl::Status status = CheckLlamaTensors(*OpenTensors(directory, config, specs));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat("\"", name, "\": a quantized LM head is not supported")));
+  }
+}
+
 TEST(LlamaTensors, EachWrongShapeIsNamed) {
   const ModelConfig config = SmallConfig(/*tied=*/false);
   const std::vector<TensorSpec> all = LlamaTensors(config);
