@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/checkpoint/llama_tensors.h"
 
 namespace lockstep {
 
@@ -14,7 +14,7 @@ std::string UnusedTensorsText(const std::vector<std::string>& names) {
       absl::StrCat(names.size(), names.size() == 1 ? " tensor" : " tensors", " of the checkpoint ",
                    names.size() == 1 ? "is" : "are", " not used: ");
   for (size_t i = 0; i < num_shown; ++i) {
-    absl::StrAppend(&text, i == 0 ? "" : ", ", Quoted(names[i]));
+    absl::StrAppend(&text, i == 0 ? "" : ", ", UnknownTensorText(names[i]));
   }
   if (names.size() > num_shown) absl::StrAppend(&text, " and ", names.size() - num_shown, " more");
   return absl::StrCat(text, " (lockstep model inspect names all)");

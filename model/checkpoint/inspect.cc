@@ -68,7 +68,7 @@ std::string FilesText(const ModelSummary& summary) {
   }
   if (!summary.has_tokenizer) text += "  no tokenizer.json: prompts must be token ids\n";
   for (const std::string& name : summary.unknown_tensors) {
-    absl::StrAppend(&text, "  not used: ", Quoted(name), "\n");
+    absl::StrAppend(&text, "  not used: ", UnknownTensorText(name), "\n");
   }
   if (!summary.tensor_check.ok()) {
     absl::StrAppend(&text, "  cannot be served: ", summary.tensor_check.message(), "\n");

@@ -1,5 +1,6 @@
 #include "model/checkpoint/llama_tensors.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "absl/container/flat_hash_set.h"
@@ -76,9 +77,37 @@ absl::Status CheckMatrix(const Checkpoint& checkpoint, const TensorSpec& spec) {
       absl::StrCat(checkpoint.directory().string(), ": ", status.message()));
 }
 
-bool IsHarmlessExtra(const ModelConfig& config, const std::string& name) {
-  return absl::EndsWith(name, ".rotary_emb.inv_freq") ||
-         (config.tie_word_embeddings && name == "lm_head.weight");
+constexpr absl::string_view kHead = "lm_head.weight";
+
+// As far as some rows tell.
+bool HoldSameNumbers(const Checkpoint& checkpoint, const TensorInfo& a, const TensorInfo& b) {
+  constexpr int64_t kMaxRows = 16;
+  if (a.dtype_name != b.dtype_name || a.shape != b.shape || a.shape.size() != 2) return false;
+  const int64_t num_rows = a.shape[0];
+  const int64_t row_bytes = num_rows == 0 ? 0 : a.num_bytes / num_rows;
+  std::string row_of_a(static_cast<size_t>(row_bytes), '\0');
+  std::string row_of_b = row_of_a;
+  const int64_t num_samples = std::min(kMaxRows, num_rows);
+  for (int64_t i = 1; i <= num_samples; ++i) {
+    const int64_t row = i * num_rows / num_samples - 1;  // the last one among them
+    if (!checkpoint.ReadBytes(a, row, row + 1, 0, row_bytes, row_of_a.data()).ok() ||
+        !checkpoint.ReadBytes(b, row, row + 1, 0, row_bytes, row_of_b.data()).ok() ||
+        row_of_a != row_of_b) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Some checkpoints hold the embedding twice.
+bool IsTiedHead(const Checkpoint& checkpoint, const std::string& name) {
+  if (!checkpoint.config().tie_word_embeddings || name != kHead) return false;
+  const auto embedding = checkpoint.Find("model.embed_tokens.weight");
+  return embedding.ok() && HoldSameNumbers(checkpoint, **checkpoint.Find(name), **embedding);
+}
+
+bool HoldsNoWeights(const std::string& name) {
+  return absl::EndsWith(name, ".rotary_emb.inv_freq");
 }
 
 // "model.layers.17.mlp.up_proj.weight" -> 17.
@@ -94,7 +123,7 @@ std::optional<int64_t> LayerOf(absl::string_view name) {
 absl::Status CheckNoLayerBeyond(const Checkpoint& checkpoint) {
   const ModelConfig& config = checkpoint.config();
   for (const std::string& name : checkpoint.tensor_names()) {
-    if (LayerOf(name).value_or(0) < config.num_layers || IsHarmlessExtra(config, name)) continue;
+    if (LayerOf(name).value_or(0) < config.num_layers || HoldsNoWeights(name)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         checkpoint.directory().string(), ": tensor ", Quoted(name), " is of layer ", *LayerOf(name),
         ", but config.json says num_hidden_layers: ", config.num_layers));
@@ -157,10 +186,16 @@ std::vector<std::string> UnknownTensors(const Checkpoint& checkpoint) {
   }
   std::vector<std::string> unknown;
   for (std::string& name : checkpoint.tensor_names()) {
-    if (known.contains(name) || IsHarmlessExtra(checkpoint.config(), name)) continue;
+    if (known.contains(name) || HoldsNoWeights(name) || IsTiedHead(checkpoint, name)) continue;
     unknown.push_back(std::move(name));
   }
   return unknown;
+}
+
+std::string UnknownTensorText(const std::string& name) {
+  return absl::StrCat(Quoted(name), name == kHead ? " (the embedding, from which it differs, "
+                                                    "takes its place: tie_word_embeddings: true)"
+                                                  : "");
 }
 
 }  // namespace lockstep

@@ -1,5 +1,4 @@
-// The tensors a Llama checkpoint holds under Hugging Face's names, with their shapes. Pure; any
-// thread.
+// The tensors a Llama checkpoint holds under Hugging Face's names, with their shapes. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +28,11 @@ std::vector<TensorSpec> LlamaLayerTensors(const ModelConfig& config, int64_t lay
 // its layers a model would answer, but wrongly. Other extra tensors are tolerated.
 absl::Status CheckLlamaTensors(const Checkpoint& checkpoint);
 
-// Names that LlamaTensors does not list, sorted; without those known to be harmless (old
-// checkpoints' rotary_emb.inv_freq, a tied lm_head.weight).
+// Names that LlamaTensors does not list, sorted; without those known to be harmless: old
+// checkpoints' rotary_emb.inv_freq, and a tied lm_head.weight, but for one that differs from the
+// embedding (some rows of both are read).
 std::vector<std::string> UnknownTensors(const Checkpoint& checkpoint);
+// One of them for people: quoted, with what is to be said of it.
+std::string UnknownTensorText(const std::string& name);
 
 }  // namespace lockstep

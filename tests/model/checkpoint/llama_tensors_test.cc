@@ -1,5 +1,6 @@
 #include "model/checkpoint/llama_tensors.h"
 
+#include <fstream>
 #include <functional>
 #include <numeric>
 
@@ -14,6 +15,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::TempDirectory;
 
 // Hidden size 4, one layer, two heads, one KV head, vocabulary 6.
@@ -95,6 +97,28 @@ TEST(LlamaTensors, HarmlessExtrasAreNotUnknown) {
   const auto checkpoint = OpenTensors(directory, config, specs);
   EXPECT_TRUE(CheckLlamaTensors(*checkpoint).ok());
   EXPECT_THAT(UnknownTensors(*checkpoint), ElementsAre("adapter.weight"));
+}
+
+TEST(LlamaTensors, ATiedHeadThatDiffersFromTheEmbeddingIsUnknown) {
+  const ModelConfig config = SmallConfig(/*tied=*/true);
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{7, 4}, {4, 6}, {24}}) {
+    const TempDirectory directory;
+    std::vector<TensorSpec> specs = LlamaTensors(config);
+    specs.push_back({"lm_head.weight", shape});
+    EXPECT_THAT(UnknownTensors(*OpenTensors(directory, config, specs)),
+                ElementsAre("lm_head.weight"));
+  }
+  const TempDirectory directory;
+  std::vector<TensorSpec> specs = LlamaTensors(config);
+  specs.push_back({"lm_head.weight", {6, 4}});
+  const auto checkpoint = OpenTensors(directory, config, specs);
+  EXPECT_THAT(UnknownTensors(*checkpoint), IsEmpty());
+  const TensorInfo& head = **checkpoint->Find("lm_head.weight");
+  std::fstream file(directory / "model.safetensors", std::ios::in | std::ios::out);
+  file.seekp(head.file_offset + head.num_bytes - 1) << 'x' << std::flush;
+  EXPECT_THAT(UnknownTensors(*checkpoint), ElementsAre("lm_head.weight"));
+  EXPECT_THAT(UnknownTensorText("lm_head.weight"), HasSubstr("from which it differs"));
+  EXPECT_EQ(UnknownTensorText("adapter"), "\"adapter\"");
 }
 
 TEST(LlamaTensors, ALayerBeyondTheConfigsIsRefused) {
