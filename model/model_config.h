@@ -63,7 +63,8 @@ struct GenerationDefaults {
   std::optional<bool> do_sample;
   std::optional<float> temperature;
   std::optional<float> top_p;
-  std::optional<int32_t> top_k;
+  std::optional<int32_t> top_k;  // 0: off
+  std::optional<float> min_p;
   std::optional<float> repetition_penalty;
 };
 

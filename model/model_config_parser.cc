@@ -309,11 +309,13 @@ absl::StatusOr<GenerationDefaults> ParseGenerationObject(const json& document,
   ASSIGN_OR_RETURN(const auto temperature, fields.OptionalNumber("temperature", 0.0, 100.0));
   ASSIGN_OR_RETURN(const auto top_p, fields.OptionalNumber("top_p", 0.0, 1.0));
   ASSIGN_OR_RETURN(const auto top_k,
-                   fields.OptionalInt("top_k", 0, std::numeric_limits<int32_t>::max()));
+                   fields.OptionalInt("top_k", -1, std::numeric_limits<int32_t>::max()));
+  ASSIGN_OR_RETURN(const auto min_p, fields.OptionalNumber("min_p", 0.0, 1.0));
   ASSIGN_OR_RETURN(const auto penalty, fields.OptionalNumber("repetition_penalty", 1e-6, 10.0));
   if (temperature.has_value()) defaults.temperature = static_cast<float>(*temperature);
   if (top_p.has_value()) defaults.top_p = static_cast<float>(*top_p);
-  if (top_k.has_value()) defaults.top_k = static_cast<int32_t>(*top_k);
+  if (top_k.has_value()) defaults.top_k = std::max(0, static_cast<int32_t>(*top_k));  // -1: off
+  if (min_p.has_value()) defaults.min_p = static_cast<float>(*min_p);
   if (penalty.has_value()) defaults.repetition_penalty = static_cast<float>(*penalty);
   RETURN_IF_ERROR(ParseEosIds(document, config.vocab_size, config.eos_token_ids));
   return defaults;

@@ -148,6 +148,7 @@ ordered_json GenerationJson(const GenerationDefaults& defaults) {
           {"temperature", OrNull(defaults.temperature)},
           {"top_p", OrNull(defaults.top_p)},
           {"top_k", OrNull(defaults.top_k)},
+          {"min_p", OrNull(defaults.min_p)},
           {"repetition_penalty", OrNull(defaults.repetition_penalty)}};
 }
 

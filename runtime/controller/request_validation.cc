@@ -121,6 +121,7 @@ absl::StatusOr<SamplingParams> DefaultSampling(const GenerationDefaults& default
   if (defaults.do_sample && !*defaults.do_sample) params.temperature = 0.0f;
   if (defaults.top_k) params.top_k = *defaults.top_k;
   if (defaults.top_p) params.top_p = *defaults.top_p;
+  if (defaults.min_p) params.min_p = *defaults.min_p;
   if (defaults.repetition_penalty) params.repetition_penalty = *defaults.repetition_penalty;
   const absl::Status valid = ValidateSamplingParams(params, vocab_size);
   if (!valid.ok()) {

@@ -30,8 +30,8 @@ struct RequestLimits {
 };
 
 // The checkpoint's sampling defaults as parameters. generation_config.json's temperature, top_k,
-// top_p and repetition_penalty are used; do_sample false means greedy. INVALID_ARGUMENT when they
-// are out of range.
+// top_p, min_p and repetition_penalty are used; do_sample false means greedy. INVALID_ARGUMENT when
+// they are out of range.
 absl::StatusOr<SamplingParams> DefaultSampling(const GenerationDefaults& defaults,
                                                int64_t vocab_size);
 

@@ -197,6 +197,7 @@ TEST(RequestValidationTest, UnsetFieldsTakeTheCheckpointsDefaults) {
   GenerationDefaults defaults;
   defaults.temperature = 0.5f;
   defaults.top_k = 7;
+  defaults.min_p = 0.25f;
   const absl::StatusOr<SamplingParams> params = DefaultSampling(defaults, 100);
   ASSERT_TRUE(params.ok()) << params.status();
   v1::GenerateRequest request = Valid();
@@ -205,6 +206,7 @@ TEST(RequestValidationTest, UnsetFieldsTakeTheCheckpointsDefaults) {
   ASSERT_TRUE(checked.ok()) << checked.status();
   EXPECT_EQ(checked->engine.sampling.temperature, 0.5f);
   EXPECT_EQ(checked->engine.sampling.top_k, 0);
+  EXPECT_EQ(checked->engine.sampling.min_p, 0.25f);
 }
 
 TEST(RequestValidationTest, DoSampleFalseMeansGreedy) {

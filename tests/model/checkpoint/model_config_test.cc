@@ -305,7 +305,7 @@ TEST(GenerationConfig, MergesEosIdsAndReadsDefaults) {
   ModelConfig config = Parse(With(Llama31(), "eos_token_id", 128001));
   const auto defaults = ParseGenerationConfig(
       R"({"bos_token_id":128000,"do_sample":true,"eos_token_id":[128001,128008,128009],
-          "temperature":0.6,"top_p":0.9,"top_k":50,"repetition_penalty":1.1,"transformers_version":"4"})",
+          "temperature":0.6,"top_p":0.9,"top_k":50,"min_p":0.05,"repetition_penalty":1.1,"transformers_version":"4"})",
       config);
   ASSERT_TRUE(defaults.ok()) << defaults.status();
   EXPECT_THAT(config.eos_token_ids, ElementsAre(128001, 128008, 128009));
@@ -313,6 +313,7 @@ TEST(GenerationConfig, MergesEosIdsAndReadsDefaults) {
   EXPECT_EQ(defaults->temperature, 0.6f);
   EXPECT_EQ(defaults->top_p, 0.9f);
   EXPECT_EQ(defaults->top_k, 50);
+  EXPECT_EQ(defaults->min_p, 0.05f);
   EXPECT_EQ(defaults->repetition_penalty, 1.1f);
 }
 
@@ -321,14 +322,23 @@ TEST(GenerationConfig, AbsentFieldsStayUnset) {
   const auto defaults = ParseGenerationConfig("{}", config);
   ASSERT_TRUE(defaults.ok());
   EXPECT_FALSE(defaults->do_sample || defaults->temperature || defaults->top_p || defaults->top_k ||
-               defaults->repetition_penalty);
+               defaults->min_p || defaults->repetition_penalty);
   EXPECT_THAT(config.eos_token_ids, ElementsAre(128001, 128008, 128009));
 }
 
+TEST(GenerationConfig, TopKIsOffAsOthersWriteIt) {
+  for (const char* text : {R"({"top_k":0})", R"({"top_k":-1})"}) {
+    ModelConfig config = Parse(Llama31());
+    const auto defaults = ParseGenerationConfig(text, config);
+    ASSERT_TRUE(defaults.ok()) << defaults.status();
+    EXPECT_EQ(defaults->top_k, 0);
+  }
+}
+
 TEST(GenerationConfig, RefusesWhatIsOutOfRange) {
-  for (const char* text : {R"({"temperature":-1})", R"({"top_p":1.5})", R"({"top_k":-1})",
-                           R"({"repetition_penalty":0})", R"({"eos_token_id":999999})",
-                           R"({"do_sample":1})", "[]", "x"}) {
+  for (const char* text : {R"({"temperature":-1})", R"({"top_p":1.5})", R"({"top_k":-2})",
+                           R"({"min_p":1.5})", R"({"min_p":-0.1})", R"({"repetition_penalty":0})",
+                           R"({"eos_token_id":999999})", R"({"do_sample":1})", "[]", "x"}) {
     ModelConfig config = Parse(Llama31());
     const auto defaults = ParseGenerationConfig(text, config);
     EXPECT_EQ(defaults.status().code(), absl::StatusCode::kInvalidArgument) << text;
