@@ -162,7 +162,7 @@ void Replica::FillStatus(absl::Time now, v1::GetStatusResponse* response) const 
   status.set_kv_blocks_in_use(stats.blocks_in_use);
   response->set_num_waiting(response->num_waiting() + stats.num_waiting);
   response->set_num_running(response->num_running() + stats.num_running);
-  response->set_kv_blocks_total(response->kv_blocks_total() + stats.blocks_total);
+  if (serving()) response->set_kv_blocks_total(response->kv_blocks_total() + stats.blocks_total);
   response->set_kv_blocks_in_use(response->kv_blocks_in_use() + stats.blocks_in_use);
   response->set_kv_blocks_cached(response->kv_blocks_cached() + stats.blocks_cached);
   response->set_num_preemptions(response->num_preemptions() + stats.num_preemptions);

@@ -69,8 +69,9 @@ RequestStream::Next RequestStream::Deliver(const engine::EngineEvent& event) {
   LS_CHECK_LT(index, outputs_.size());
   Output& output = outputs_[index];
   if (output.finished) return Next::kContinue;  // tokens past a stop string
-  num_cached_prompt_tokens_ =
-      std::max(num_cached_prompt_tokens_, static_cast<int32_t>(event.num_cached_prompt_tokens));
+  if (!num_cached_prompt_tokens_ && event.num_emitted == 0 && (event.token || event.finish)) {
+    num_cached_prompt_tokens_ = static_cast<int32_t>(event.num_cached_prompt_tokens);
+  }
   if (event.finish == engine::FinishReason::kError) {  // of one output: there is no use in others
     writer_->Close(NoNumbers(spec_.request_id));
     return Next::kCancel;
@@ -178,7 +179,7 @@ bool RequestStream::WriteFinish(uint32_t index, v1::FinishReason reason, int32_t
   if (num_unfinished_ == 0) {
     v1::Usage& usage = *finished.mutable_usage();
     usage.set_num_prompt_tokens(spec_.num_prompt_tokens);
-    usage.set_num_cached_prompt_tokens(num_cached_prompt_tokens_);
+    usage.set_num_cached_prompt_tokens(num_cached_prompt_tokens_.value_or(0));
     int32_t num_output_tokens = 0;
     for (const Output& each : outputs_) num_output_tokens += each.num_tokens;
     usage.set_num_output_tokens(num_output_tokens);

@@ -96,7 +96,8 @@ class RequestStream {
   std::vector<Output> outputs_;
   int num_unfinished_;
   int32_t next_prompt_position_ = 1;  // position 0 has no logprobs
-  int32_t num_cached_prompt_tokens_ = 0;
+  // Of the output that came first: what the others found was computed for it.
+  std::optional<int32_t> num_cached_prompt_tokens_;
   bool deadline_passed_ = false;
 };
 

@@ -132,6 +132,7 @@ TEST_F(CoreTest, AReplicaThatIsGivenUpSaysSo) {
   Lose(lost);
   core_->BeginEpoch(1, 2, now_);
   const v1::GetStatusResponse status = core_->Status(now_);
+  EXPECT_EQ(status.kv_blocks_total(), 0) << "nothing serves";
   EXPECT_EQ(status.replicas(0).state(), v1::ReplicaStatus::STATE_GIVEN_UP);
   EXPECT_EQ(status.replicas(0).detail(), "its program is missing");
   EXPECT_EQ(status.replicas(1).state(), v1::ReplicaStatus::STATE_JOINING);

@@ -79,6 +79,8 @@ TEST_F(GenerationTest, OutputsAreIndependent) {
     EXPECT_TRUE(generated.outputs.at(i).finished);
   }
   EXPECT_EQ(generated.usage->num_output_tokens(), 36);
+  EXPECT_EQ(generated.usage->num_cached_prompt_tokens(), 0);  // what it computed itself
+  EXPECT_EQ(Generate(request).usage->num_cached_prompt_tokens(), kBlockSize);
 }
 
 TEST_F(GenerationTest, EosEndsTheOutputAndIsNotInItsText) {

@@ -231,6 +231,7 @@ TEST_F(SchedulerTest, OutputsOfOneRequestComputeTheirPromptOnce) {
   EXPECT_EQ(siblings.opened[0].num_computed_tokens, 16u);
   EXPECT_EQ(siblings.opened[1].num_computed_tokens, 16u);
   EXPECT_EQ(siblings.opened[1].sequence_index, 2u);
+  EXPECT_EQ(engine_->Stats().prompt_tokens_cached, 0u);  // nothing was there before
 }
 
 TEST_F(SchedulerTest, SiblingsGoOnWhenTheFirstOutputEndsEarly) {
