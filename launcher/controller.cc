@@ -90,7 +90,8 @@ void AddControllerCommand(CLI::App& program, CommandBody& chosen) {
       ->group(group);
   command
       ->add_option("--recovery-seconds", options->recovery_seconds,
-                   "how long requests wait for new ranks after a loss")
+                   "how long requests wait for new ranks to serve after a loss; ranks that load "
+                   "are waited for")
       ->type_name("SECONDS")
       ->check(Between(0, 1e6))
       ->capture_default_str()

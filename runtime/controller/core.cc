@@ -37,8 +37,9 @@ ControllerCore::~ControllerCore() = default;
 void ControllerCore::Advance(absl::Time now) {
   advanced_at_ = now;
   LoseOverdue(now);
-  if (now >= recovery_deadline_) {
-    FailNow(absl::StrCat("no new ranks came: ", state_.detail));
+  if (now >= RecoveryEnd()) {
+    FailNow(absl::StrCat("no new ranks served within ",
+                         absl::FormatDuration(config_.recovery_window), ": ", state_.detail));
   }
   for (auto& replica : replicas_) {
     if (replica->engine() == nullptr) continue;
@@ -51,7 +52,7 @@ void ControllerCore::Advance(absl::Time now) {
 }
 
 absl::Time ControllerCore::NextWakeup() const {
-  absl::Time wakeup = recovery_deadline_;
+  absl::Time wakeup = RecoveryEnd();
   for (const auto& replica : replicas_) {
     wakeup = std::min(wakeup, std::max(replica->OverdueAt(), judges_from_));
     if (replica->engine() != nullptr) wakeup = std::min(wakeup, replica->engine()->NextWakeup());

@@ -48,8 +48,10 @@ struct CoreConfig {
   absl::Duration lease;
   absl::Duration join_timeout;
   absl::Duration load_timeout;
-  absl::Duration recovery_window;  // how long requests wait while no replica serves
-  bool keeps_ranks = false;        // after EndAll they look for the next controller
+  // How long requests wait while no replica serves: from the first loss, however many attempts end
+  // in another. Ranks that have all joined are not cut while they load.
+  absl::Duration recovery_window;
+  bool keeps_ranks = false;  // after EndAll they look for the next controller
   StepDeadlineOptions step_deadline;
   SpeedPredictor predict_speed = nullptr;
 };
@@ -154,6 +156,8 @@ class ControllerCore {
   void DropReplica(Replica& replica, const grpc::Status& status, const std::string& why);
   void FailNow(const std::string& reason);
 
+  void BeginRecovery(absl::Time now);
+  absl::Time RecoveryEnd() const;
   bool AnyServing() const;
   std::string Progress() const;
   // The phase of those that serve, or that are waited for.
@@ -182,8 +186,8 @@ class ControllerCore {
   bool has_capacity_ = false;  // limits and blocks hold from the first that became ready
   bool drained_ = false;
   bool ended_ = false;
-  absl::Time recovery_deadline_ = absl::InfiniteFuture();
-  absl::Time judges_from_ = absl::InfinitePast();  // no rank counts as overdue before
+  absl::Time recovery_deadline_ = absl::InfiniteFuture();  // until something serves
+  absl::Time judges_from_ = absl::InfinitePast();          // no rank counts as overdue before
 };
 
 }  // namespace lockstep

@@ -233,11 +233,26 @@ void ControllerCore::LoseReplica(Replica& replica, const Loss& loss, absl::Time 
   if (AnyServing()) {
     SetPhase(Phase::kServing, Progress());
   } else if (config_.recovery_window > absl::ZeroDuration()) {
-    recovery_deadline_ = std::min(recovery_deadline_, now + config_.recovery_window);
+    BeginRecovery(now);
     SetPhase(has_capacity_ ? Phase::kRecovering : Phase::kStarting, event.message);
   } else {
     FailNow(event.message);
   }
+}
+
+// The first loss begins it: were each to begin it anew, ranks that come and fail would never end
+// it.
+void ControllerCore::BeginRecovery(absl::Time now) {
+  if (config_.recovery_window <= absl::ZeroDuration()) return;
+  recovery_deadline_ = std::min(recovery_deadline_, now + config_.recovery_window);
+}
+
+// Loading may take longer, and ends by itself. Joining does not.
+absl::Time ControllerCore::RecoveryEnd() const {
+  const bool any_loads = std::any_of(replicas_.begin(), replicas_.end(), [](const auto& replica) {
+    return replica->state() == Replica::State::kJoining && replica->ranks().AllJoined();
+  });
+  return any_loads ? absl::InfiniteFuture() : recovery_deadline_;
 }
 
 // Who looks late was held up itself (stopped, or without a core): what ranks said meanwhile is
@@ -293,7 +308,7 @@ void ControllerCore::BeginEpoch(int index, uint64_t epoch, absl::Time now) {
     DropReplica(replica, grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, why), why);
   }
   replica.BeginEpoch(epoch, now);
-  if (!AnyServing()) recovery_deadline_ = absl::InfiniteFuture();
+  if (!AnyServing() && has_capacity_) BeginRecovery(now);
   TellProgress();
 }
 

@@ -201,7 +201,7 @@ absl::Status RankRoster::CheckMayReport(int rank) const {
 void RankRoster::Saw(int rank, absl::Time now) { ranks_[rank].last_seen = now; }
 
 absl::Time RankRoster::waiting_for_ranks_since() const {
-  return num_joined_ < identity_.grid.world_size() ? first_joined_at_ : absl::InfiniteFuture();
+  return AllJoined() ? absl::InfiniteFuture() : first_joined_at_;
 }
 
 std::string RankRoster::MissingRanks() const {

@@ -65,6 +65,7 @@ class RankRoster {
   std::string Progress() const;
   // Of any rank that has joined, as all have the same but for GPUs' names; null before the first.
   const v1::Hello* FirstHello() const;
+  bool AllJoined() const { return num_joined_ == identity_.grid.world_size(); }
   bool AllLoaded() const { return num_loaded_ == identity_.grid.world_size(); }
   // Once AllLoaded: some rank must rehearse, and so all must.
   bool MustRehearse() const;

@@ -295,5 +295,62 @@ TEST_F(CoreRanksTest, RankThatSaysNothingAfterTheLoopWasHeldUpIsLost) {
   EXPECT_THAT(told_.back().message, HasSubstr("nothing heard of it for 5s"));
 }
 
+TEST_F(CoreRanksTest, RanksThatComeAndFailDoNotProlongTheRecovery) {
+  Start(1);
+  Lose(Serve(0));  // requests wait for a minute
+  ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
+  uint64_t epoch = 1;
+  for (; epoch < 6; ++epoch) {
+    now_ += absl::Seconds(10);
+    core_->BeginEpoch(0, epoch + 1, now_);
+    Lose(Load(0, epoch + 1, 30));
+    EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kRecovering);
+  }
+  now_ += absl::Seconds(10);
+  core_->BeginEpoch(0, epoch + 1, now_);
+  auto last = Load(0, epoch + 1, 30);
+  EXPECT_FALSE(last->closed.has_value());
+  Lose(last);
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kFailed);
+  EXPECT_THAT(ended_.at(1).error_message(), HasSubstr("no new ranks served within 1m"));
+}
+
+TEST_F(CoreRanksTest, RanksOfWhichSomeNeverComeDoNotProlongTheRecovery) {
+  Start(1, /*adopt_epochs=*/true, /*tp=*/2);
+  v1::FromRank ready;
+  ready.mutable_ready();
+  const std::array first = {Hello(0, 1, 0, 2), Hello(0, 1, 1, 2)};
+  for (const auto& rank : first) SayLoaded(rank, 30);
+  for (const auto& rank : first) Say(rank, ready);
+  Lose(first[0]);
+  for (uint64_t epoch = 2; snapshot_.phase == ServingState::Phase::kRecovering; ++epoch) {
+    ASSERT_LE(epoch, 20u);
+    now_ += absl::Seconds(4);
+    Hello(0, epoch, 0, 2);
+  }
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kFailed);
+}
+
+TEST_F(CoreRanksTest, LoadingMayTakeLongerThanRequestsWaitForRanks) {
+  Start(1);
+  Lose(Serve(0));
+  ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
+  core_->BeginEpoch(0, 2, now_);
+  auto rank = Hello(0, 2);
+  for (int i = 1; i <= 50; ++i) {
+    now_ += absl::Seconds(4);
+    v1::FromRank loading;
+    loading.mutable_loading()->set_bytes_done(i);
+    loading.mutable_loading()->set_bytes_total(1000);
+    Say(rank, loading);
+  }
+  SayLoaded(rank, 30);
+  v1::FromRank ready;
+  ready.mutable_ready();
+  Say(rank, ready);
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kServing);
+  EXPECT_TRUE(ended_.empty());
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -74,7 +74,7 @@ TEST_F(LostRanksTest, WithoutNewRanksRecoveryEnds) {
   replica_->Kill(0);
   const Generated generated = ReadAll(*stream->reader);
   EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_THAT(generated.status.error_message(), HasSubstr("no new ranks came"));
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("no new ranks served within 100ms"));
 }
 
 TEST_F(LostRanksTest, AStuckStepLosesTheReplica) {
