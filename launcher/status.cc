@@ -68,6 +68,10 @@ void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusRespon
   absl::StrAppendFormat(&out, "state     %s%s, up %s\n", StateName(status.state()),
                         status.detail().empty() ? "" : " (" + OneLine(status.detail()) + ")",
                         FormatSeconds(static_cast<double>(status.uptime_ms()) / 1e3));
+  if (!status.journal_error().empty()) {
+    absl::StrAppendFormat(&out, "journal   requests are not recorded: %s\n",
+                          OneLine(status.journal_error()));
+  }
   absl::StrAppendFormat(&out, "sequences %d running, %d waiting; %d preemptions\n",
                         status.num_running(), status.num_waiting(), status.num_preemptions());
   absl::StrAppendFormat(

@@ -27,6 +27,8 @@ namespace lockstep {
 namespace {
 
 constexpr absl::Duration kCloseGrace = absl::Seconds(1);
+constexpr char kNotRecorded[] =
+    "; clients cannot attach to requests that are not recorded (PromptAccepted.attachable)";
 
 absl::Status CheckOption(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
@@ -149,12 +151,18 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::
 // Null without one. What was found in it is told as an event.
 absl::StatusOr<std::shared_ptr<Journal>> OpenJournal(const ControllerOptions& options,
                                                      const std::string& fingerprint,
-                                                     EventLoop& loop) {
+                                                     const std::shared_ptr<EventLoop>& loop) {
   if (options.journal.empty()) return std::shared_ptr<Journal>();
   ASSIGN_OR_RETURN(std::shared_ptr<Journal> journal,
                    Journal::Open({.path = options.journal,
                                   .model_fingerprint = fingerprint,
-                                  .reattach_window = options.reattach_window},
+                                  .reattach_window = options.reattach_window,
+                                  .on_error =
+                                      [loop = std::weak_ptr(loop)](const absl::Status& error) {
+                                        if (const auto alive = loop.lock()) {
+                                          alive->Warn(absl::StrCat(error.message(), kNotRecorded));
+                                        }
+                                      }},
                                  SteadyNow()));
   std::string found;
   if (journal->num_recovered() > 0) {
@@ -164,7 +172,7 @@ absl::StatusOr<std::shared_ptr<Journal>> OpenJournal(const ControllerOptions& op
     absl::StrAppend(&found, found.empty() ? "" : "; ", "cut ", journal->num_bytes_cut(),
                     " bytes of a record that was being written");
   }
-  if (!found.empty()) loop.Warn(absl::StrCat("journal ", options.journal, ": ", found));
+  if (!found.empty()) loop->Warn(absl::StrCat("journal ", options.journal, ": ", found));
   return journal;
 }
 
@@ -227,7 +235,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
   impl->secret = options.secret.empty() ? DrawSecret() : options.secret;
   impl->loop = std::make_shared<EventLoop>(MakeCoreConfig(options, model, fingerprint, grid),
                                            options.observer, impl->health);
-  ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, fingerprint, *impl->loop));
+  ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, fingerprint, impl->loop));
   impl->generation = std::make_unique<GenerationService>(
       GenerationServiceConfig{.default_sampling = sampling,
                               .vocab_size = model.vocab_size,

@@ -306,7 +306,8 @@ grpc::ServerUnaryReactor* GenerationService::GetStatus(Context* context, const B
                                                        Bytes* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   if (Refused(*context, reactor)) return reactor;
-  loop_->GetStatus([reactor, response](const v1::GetStatusResponse& status) {
+  loop_->GetStatus([journal = journal_, reactor, response](v1::GetStatusResponse status) {
+    if (journal != nullptr) status.set_journal_error(std::string(journal->error().message()));
     Answer(SerializeMessage(status), response, reactor);
   });
   return reactor;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -238,19 +239,32 @@ void Journal::Remove(Entries::iterator entry) {
 }
 
 bool Journal::Append(const v1::JournalRecord& record) {
-  if (file_bytes_ > 2 * live_bytes_ + kMinRewriteBytes) {
-    if (const absl::Status status = Rewrite(); !status.ok()) error_ = status;
-  }
+  absl::Status rewritten;
+  if (file_bytes_ > 2 * live_bytes_ + kMinRewriteBytes) rewritten = Rewrite();
   const std::string frame = JournalFrame(record);
+  absl::Status written = Write(frame);
+  // What has ended may take the room that is missing. Once: where that does not help, it would be
+  // much work for every request.
+  if (!written.ok() && error_.ok() && Rewrite().ok()) written = Write(frame);
+  SetError(written.ok() ? rewritten : written);
+  return written.ok();
+}
+
+absl::Status Journal::Write(const std::string& frame) {
   if (::lseek(file_, static_cast<off_t>(file_bytes_), SEEK_SET) < 0 || !WriteAll(file_, frame)) {
-    error_ = SystemError("cannot write");
+    const absl::Status error = SystemError("cannot write");
     // A part of a record would hide those after it.
-    if (::ftruncate(file_, static_cast<off_t>(file_bytes_)) != 0)
-      error_ = SystemError("cannot cut");
-    return false;
+    if (::ftruncate(file_, static_cast<off_t>(file_bytes_)) != 0) return SystemError("cannot cut");
+    return error;
   }
   file_bytes_ += static_cast<int64_t>(frame.size());
-  return true;
+  return absl::OkStatus();
+}
+
+void Journal::SetError(const absl::Status& error) {
+  error_ = error;
+  if (error.ok() || std::exchange(has_told_error_, true)) return;
+  if (options_.on_error) options_.on_error(error);
 }
 
 int64_t Journal::num_requests() const {

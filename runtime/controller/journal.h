@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -31,6 +32,9 @@ struct JournalOptions {
   int64_t max_bytes = 64 << 20;  // of live records; the file may have twice that
   int64_t max_requests = 4096;
   absl::Duration reattach_window = absl::Minutes(10);  // for a request without a stream
+  // Told once, of the first record that could not be written, by whichever thread wrote it. Must
+  // not block nor call back.
+  std::function<void(const absl::Status&)> on_error;
 };
 
 class Journal {
@@ -61,7 +65,7 @@ class Journal {
 
   int64_t num_requests() const;
   int64_t num_file_bytes() const;
-  absl::Status error() const;  // the last write that failed
+  absl::Status error() const;  // why the last write failed; OK when it did not
 
  private:
   struct Entry {
@@ -79,6 +83,8 @@ class Journal {
   void Drop(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Remove(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Append(const v1::JournalRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Write(const std::string& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetError(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Rewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SystemError(const char* what) const;
 
@@ -92,6 +98,7 @@ class Journal {
   int64_t file_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t live_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
+  bool has_told_error_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
   // Those without a stream, longest first.
   std::set<std::pair<absl::Time, std::string>> released_ ABSL_GUARDED_BY(mutex_);

@@ -1,15 +1,18 @@
 #include "runtime/controller/journal.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/check.h"
 #include "runtime/controller/journal_format.h"
 #include "tests/support/read_file.h"
 #include "tests/support/temp_directory.h"
@@ -223,6 +226,51 @@ TEST_F(JournalTest, BytesAreBoundedLikeRequests) {
   journal_->Release("a", 1, kJournalStart);
   EXPECT_TRUE(journal_->Accept(RequestOf("b", 520), 3, kJournalStart));
   EXPECT_FALSE(Has("a"));
+}
+
+// Files longer than that cannot be written.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t num_bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    LS_CHECK(getrlimit(RLIMIT_FSIZE, &before_) == 0);
+    const rlimit now{.rlim_cur = num_bytes, .rlim_max = before_.rlim_max};
+    LS_CHECK(setrlimit(RLIMIT_FSIZE, &now) == 0);
+  }
+  ~FileSizeLimit() { LS_CHECK(setrlimit(RLIMIT_FSIZE, &before_) == 0); }
+
+ private:
+  rlimit before_;
+};
+
+TEST_F(JournalTest, WhatHasEndedMakesRoomWhereTheDiskHasNone) {
+  ASSERT_TRUE(Open().ok());
+  const FileSizeLimit limit(10'000);
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = absl::StrCat("r", i);
+    ASSERT_TRUE(journal_->Accept(RequestOf(name, 1000), 1, kJournalStart)) << journal_->error();
+    journal_->End(name, 1);
+  }
+  EXPECT_TRUE(journal_->error().ok());
+}
+
+TEST_F(JournalTest, WriteThatFailsIsToldOnceAndForgottenWhenOneSucceeds) {
+  std::vector<std::string> told;
+  options_.on_error = [&](const absl::Status& error) {
+    told.push_back(std::string(error.message()));
+  };
+  ASSERT_TRUE(Open().ok());
+  {
+    const FileSizeLimit limit(1'000);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_FALSE(journal_->Accept(RequestOf("long", 1000), 1, kJournalStart));
+    }
+    EXPECT_THAT(std::string(journal_->error().message()),
+                AllOf(HasSubstr(path_), HasSubstr("cannot write: File too large")));
+  }
+  EXPECT_EQ(told.size(), 1u);
+  EXPECT_TRUE(journal_->Accept(RequestOf("long", 1000), 1, kJournalStart));
+  EXPECT_TRUE(journal_->error().ok());
 }
 
 TEST_F(JournalTest, TheFileDoesNotGrowWithWhatHasEnded) {
