@@ -49,7 +49,7 @@ struct CoreConfig {
   absl::Duration join_timeout;
   absl::Duration load_timeout;
   // How long requests wait while no replica serves: from the first loss, however many attempts end
-  // in another. Ranks that have all joined are not cut while they load.
+  // in another, but for the time in which ranks that have all joined load.
   absl::Duration recovery_window;
   bool keeps_ranks = false;  // after EndAll they look for the next controller
   StepDeadlineOptions step_deadline;

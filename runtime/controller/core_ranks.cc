@@ -225,6 +225,9 @@ void ControllerCore::LoseReplica(Replica& replica, const Loss& loss, absl::Time 
   if (replicas_.size() > 1) {
     event.message = absl::StrCat("replica ", replica.index(), ", ", event.message);
   }
+  const bool was_loading =
+      replica.state() == Replica::State::kJoining && replica.ranks().AllJoined();
+  if (was_loading) recovery_deadline_ += now - replica.ranks().all_joined_at();
   DropReplica(
       replica,
       grpc::Status(loss.told_to_ranks, absl::StrCat("the replica is lost: ", event.message)),
@@ -241,7 +244,7 @@ void ControllerCore::LoseReplica(Replica& replica, const Loss& loss, absl::Time 
 }
 
 // The first loss begins it: were each to begin it anew, ranks that come and fail would never end
-// it.
+// it. The time that ranks loaded does not count.
 void ControllerCore::BeginRecovery(absl::Time now) {
   if (config_.recovery_window <= absl::ZeroDuration()) return;
   recovery_deadline_ = std::min(recovery_deadline_, now + config_.recovery_window);

@@ -84,6 +84,7 @@ absl::Status RankRoster::Join(std::shared_ptr<RankPort> link, const v1::Hello& h
                                                  rank.hello.pid(), " on ", rank.hello.host()));
   }
   if (num_joined_++ == 0) first_joined_at_ = now;
+  if (AllJoined()) all_joined_at_ = now;
   rank.stage = Stage::kLoading;
   rank.link = std::move(link);
   rank.hello = hello;

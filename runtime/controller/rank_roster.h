@@ -66,6 +66,7 @@ class RankRoster {
   // Of any rank that has joined, as all have the same but for GPUs' names; null before the first.
   const v1::Hello* FirstHello() const;
   bool AllJoined() const { return num_joined_ == identity_.grid.world_size(); }
+  absl::Time all_joined_at() const { return all_joined_at_; }  // the infinite future until then
   bool AllLoaded() const { return num_loaded_ == identity_.grid.world_size(); }
   // Once AllLoaded: some rank must rehearse, and so all must.
   bool MustRehearse() const;
@@ -127,6 +128,7 @@ class RankRoster {
   absl::Time last_progress_;
   std::vector<Rank> ranks_;
   absl::Time first_joined_at_ = absl::InfiniteFuture();
+  absl::Time all_joined_at_ = absl::InfiniteFuture();
   int num_joined_ = 0;
   int num_loaded_ = 0;
   int num_rehearsing_ = 0;

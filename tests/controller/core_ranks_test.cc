@@ -335,15 +335,23 @@ TEST_F(CoreRanksTest, LoadingMayTakeLongerThanRequestsWaitForRanks) {
   Start(1);
   Lose(Serve(0));
   ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
-  core_->BeginEpoch(0, 2, now_);
-  auto rank = Hello(0, 2);
-  for (int i = 1; i <= 50; ++i) {
-    now_ += absl::Seconds(4);
-    v1::FromRank loading;
-    loading.mutable_loading()->set_bytes_done(i);
-    loading.mutable_loading()->set_bytes_total(1000);
-    Say(rank, loading);
-  }
+  const auto load = [this](uint64_t epoch) {
+    core_->BeginEpoch(0, epoch, now_);
+    auto rank = Hello(0, epoch);
+    for (int i = 1; i <= 50; ++i) {
+      now_ += absl::Seconds(4);
+      v1::FromRank loading;
+      loading.mutable_loading()->set_bytes_done(i);
+      loading.mutable_loading()->set_bytes_total(1000);
+      Say(rank, loading);
+    }
+    return rank;
+  };
+  Lose(load(2));  // and there is still time for another attempt
+  now_ += absl::Seconds(4);
+  core_->Advance(now_);
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kRecovering);
+  auto rank = load(3);
   SayLoaded(rank, 30);
   v1::FromRank ready;
   ready.mutable_ready();
