@@ -88,7 +88,9 @@ absl::Status AddedTokenMatcher::Split(std::string_view text, bool parse_special,
     if (token.lstrip) start = SkipSpaceBefore(text, std::min(emitted, start), start);
     if (start > emitted) RETURN_IF_ERROR(on_text(text.substr(emitted, start - emitted)));
     on_token(token.id);
-    emitted = std::max(emitted, token.rstrip ? SkipSpaceAfter(text, at) : at);
+    // A token in white space that the one before has taken gives back what comes after it, as in
+    // HF.
+    emitted = token.rstrip ? SkipSpaceAfter(text, at) : at;
   }
   return emitted < text.size() ? on_text(text.substr(emitted)) : absl::OkStatus();
 }

@@ -265,6 +265,16 @@ TEST(AddedTokens, TakeTheWhiteSpaceBesideThem) {
   EXPECT_THAT(Ids(*tokenizer, "[r]  [l]"), ElementsAre(302, 301));
 }
 
+// As tokenizers 0.23 does.
+TEST(AddedTokens, WhatFollowsOneInTakenWhiteSpaceIsText) {
+  const auto tokenizer = MakeTokenizer(WithAdded(
+      SmallByteLevel(),
+      {{{"id", 301}, {"content", "[r]"}, {"rstrip", true}}, {{"id", 302}, {"content", " "}}}));
+  EXPECT_THAT(Ids(*tokenizer, "[r] \n"), ElementsAre(301, 302, '\n'));
+  EXPECT_THAT(Ids(*tokenizer, "[r] \n b"), ElementsAre(301, 302, '\n', 302, 'b'));
+  EXPECT_THAT(Ids(*tokenizer, "[r]\n\tb"), ElementsAre(301, 'b'));
+}
+
 TEST(AddedTokens, NormalizedOnesAreSoughtInNormalizedText) {
   const auto tokenizer = MakeTokenizer(
       WithAdded(SmallSentencePiece(), {{{"id", 50}, {"content", "c b"}, {"normalized", true}}}));
