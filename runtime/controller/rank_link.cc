@@ -7,6 +7,7 @@
 #include "runtime/controller/event_loop.h"
 #include "runtime/controller/wire.h"
 #include "runtime/security/api_tokens.h"
+#include "runtime/worker/link_limits.h"
 
 namespace lockstep {
 
@@ -19,21 +20,23 @@ RankLink::RankLink(grpc::CallbackServerContext* context, std::shared_ptr<EventLo
 
 std::shared_ptr<RankLink> RankLink::Open(grpc::CallbackServerContext* context,
                                          std::shared_ptr<EventLoop> loop, std::string secret,
-                                         std::shared_ptr<std::atomic<int>> num_open,
-                                         absl::Duration hello_timeout) {
+                                         std::shared_ptr<std::atomic<int>> num_open) {
   std::shared_ptr<RankLink> link(
       new RankLink(context, std::move(loop), std::move(secret), std::move(num_open)));
   link->self_ = link;
-  link->StartRead(&link->incoming_);
+  return link;
+}
+
+void RankLink::Listen(absl::Duration hello_timeout) {
+  StartRead(&incoming_);
   // A stranger must not hold a place for ever.
-  link->hello_deadline_.Set(
+  hello_deadline_.Set(
       absl::ToChronoTime(absl::Now() + hello_timeout),
-      [weak = std::weak_ptr<RankLink>(link)](bool expired) {
+      [weak = std::weak_ptr<RankLink>(self_)](bool expired) {
         const std::shared_ptr<RankLink> late = weak.lock();
         if (!expired || late == nullptr) return;
         late->CloseNow(grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "no Hello came in time"));
       });
-  return link;
 }
 
 void RankLink::Send(const grpc::ByteBuffer& message) {
@@ -149,13 +152,23 @@ WorkerLinkService::WorkerLinkService(std::shared_ptr<EventLoop> loop, std::strin
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerLinkService::Connect(
     grpc::CallbackServerContext* context) {
   const int num_others = num_open_->fetch_add(1);
-  std::shared_ptr<RankLink> link =
-      RankLink::Open(context, loop_, secret_, num_open_, hello_timeout_);
-  if (num_others >= max_open_) {
+  std::shared_ptr<RankLink> link = RankLink::Open(context, loop_, secret_, num_open_);
+  if (!ShowsSecret(*context)) {
+    link->Close(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
+                             "the call does not show this launch's secret"));
+  } else if (num_others >= max_open_) {
     link->Close(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
                              absl::StrCat("already ", num_others, " ranks are connected")));
+  } else {
+    link->Listen(hello_timeout_);
   }
   return link.get();
+}
+
+bool WorkerLinkService::ShowsSecret(const grpc::CallbackServerContext& context) const {
+  const auto shown = context.client_metadata().find(kLinkSecretKey);
+  return shown != context.client_metadata().end() &&
+         EqualInConstantTime({shown->second.data(), shown->second.size()}, secret_);
 }
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // One rank's stream to the controller, and the service that accepts them.
 //
-// gRPC's threads read; any thread sends. Nothing a stream says reaches the event loop before its
-// Hello showed the secret.
+// gRPC's threads read; any thread sends. Nothing is read of a call that does not show the secret,
+// and nothing a stream says reaches the event loop before its Hello showed it, too.
 #pragma once
 
 #include <atomic>
@@ -25,11 +25,13 @@ class EventLoop;
 class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                        public RankPort {
  public:
-  // The caller hands the returned object to gRPC. num_open is decremented when the stream is done.
+  // The caller hands the returned object to gRPC, and calls Listen or Close. num_open is
+  // decremented when the stream is done.
   static std::shared_ptr<RankLink> Open(grpc::CallbackServerContext* context,
                                         std::shared_ptr<EventLoop> loop, std::string secret,
-                                        std::shared_ptr<std::atomic<int>> num_open,
-                                        absl::Duration hello_timeout);
+                                        std::shared_ptr<std::atomic<int>> num_open);
+  // Reads from now on. Once.
+  void Listen(absl::Duration hello_timeout);
 
   void Send(const grpc::ByteBuffer& message) override;
   void Close(grpc::Status status) override;
@@ -76,6 +78,8 @@ class WorkerLinkService final
       grpc::CallbackServerContext* context) override;
 
  private:
+  bool ShowsSecret(const grpc::CallbackServerContext& context) const;
+
   const std::shared_ptr<EventLoop> loop_;
   const std::string secret_;
   const int max_open_;

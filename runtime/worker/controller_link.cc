@@ -98,8 +98,9 @@ ControllerLink::ControllerLink(std::string address, std::shared_ptr<grpc::Channe
 
 ControllerLink::~ControllerLink() { End(); }
 
-void ControllerLink::Start(LinkHandlers handlers) {
+void ControllerLink::Start(const std::string& secret, LinkHandlers handlers) {
   handlers_ = std::move(handlers);
+  context_.AddMetadata(kLinkSecretKey, secret);
   {
     std::lock_guard lock(mutex_);
     started_ = true;

@@ -46,8 +46,8 @@ class ControllerLink final : private grpc::ClientBidiReactor<v1::FromRank, v1::T
                                                               const DialOptions& options);
   ~ControllerLink() override;  // End()
 
-  // Opens the stream. Once.
-  void Start(LinkHandlers handlers);
+  // Opens the stream, showing the launch's secret. Once.
+  void Start(const std::string& secret, LinkHandlers handlers);
   // Cancels the stream and returns when no handler runs or will run any more. Not from a handler.
   void End();
 

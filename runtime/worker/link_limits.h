@@ -12,6 +12,10 @@ inline constexpr int kLinkMaxMessageBytes = 256 << 20;
 // block of one token.
 inline constexpr int64_t kLinkMaxSequenceTokens = kLinkMaxMessageBytes / 16;
 
+// Of the call's metadata: the launch's secret, which Hello repeats. gRPC holds a whole message
+// before it looks at its length, so nothing is read of a call that does not show it.
+inline constexpr char kLinkSecretKey[] = "lockstep-secret-bin";
+
 // HTTP/2 keepalive pings. The controller pings ranks to notice one that was stopped; ranks ping the
 // controller, less often, to notice a lost host. A server drops a client that pings more often than
 // it permits, so the server must set GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS to at

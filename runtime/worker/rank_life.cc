@@ -157,7 +157,8 @@ absl::Status RankLife::Connect(const DialOptions& dial) {
   }
   link_ = *std::move(link);
   reporter_ = std::make_unique<Reporter>(*link_, progress_, [this] { OnStuck(); });
-  link_->Start({.on_message = [this](const v1::ToRank& message) { OnMessage(message); },
+  link_->Start(options_.secret,
+               {.on_message = [this](const v1::ToRank& message) { OnMessage(message); },
                 .on_closed = [this](const absl::Status& status) { OnClosed(status); }});
   return absl::OkStatus();
 }

@@ -4,11 +4,13 @@
 
 #include "absl/time/clock.h"
 #include "kernels/base/check.h"
+#include "runtime/worker/link_limits.h"
 #include "runtime/worker/plan_codec.h"
 
 namespace lockstep::testing {
 
-RankStream::RankStream(const std::string& address) {
+RankStream::RankStream(const std::string& address, const std::string& secret) {
+  context_.AddMetadata(kLinkSecretKey, secret);
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // one connection per rank
   channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
@@ -58,7 +60,7 @@ FakeReplica::FakeReplica(const std::string& address, const FakeReplicaOptions& o
                          const engine::FakeLanguageModel& model)
     : options_(options), model_(model), ends_(options.grid.world_size()) {
   for (int rank = 0; rank < options_.grid.world_size(); ++rank) {
-    streams_.push_back(std::make_unique<RankStream>(address));
+    streams_.push_back(std::make_unique<RankStream>(address, options.hello.secret()));
   }
   for (int rank = 0; rank < options_.grid.world_size(); ++rank) {
     threads_.emplace_back([this, rank] { Live(rank); });

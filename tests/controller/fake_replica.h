@@ -30,7 +30,7 @@ struct FakeReplicaOptions {
 // One stream, driven by hand.
 class RankStream {
  public:
-  explicit RankStream(const std::string& address);
+  RankStream(const std::string& address, const std::string& secret);
   ~RankStream();
   bool Send(const v1::FromRank& message) { return stream_->Write(message); }
   bool SendHello(const v1::Hello& hello);

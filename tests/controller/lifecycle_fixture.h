@@ -35,8 +35,9 @@ class LifecycleTest : public ControllerTest {
     hello.set_pid(77);
     return hello;
   }
-  std::unique_ptr<RankStream> Dial() {
-    return std::make_unique<RankStream>(controller_->worker_addresses().front());
+  std::unique_ptr<RankStream> Dial() { return Dial(controller_->secret()); }
+  std::unique_ptr<RankStream> Dial(const std::string& secret) {
+    return std::make_unique<RankStream>(controller_->worker_addresses().front(), secret);
   }
   // Says Hello and returns how the controller ends the stream.
   grpc::Status Refused(const v1::Hello& hello) {

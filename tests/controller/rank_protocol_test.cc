@@ -53,6 +53,18 @@ TEST_F(RankProtocolTest, OnlyRanksOfThisLaunchAreWelcome) {
   EXPECT_TRUE(WaitServing().ok());
 }
 
+// It is refused before it says anything.
+TEST_F(RankProtocolTest, NothingIsReadOfACallThatDoesNotShowTheSecret) {
+  StartController(DefaultOptions());
+  for (const std::string& shown :
+       {std::string(), std::string("wrong"), controller_->secret() + "x"}) {
+    const std::unique_ptr<RankStream> stream = Dial(shown);
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    EXPECT_THAT(status.error_message(), HasSubstr("the call does not show"));
+  }
+}
+
 TEST_F(RankProtocolTest, RanksWithLessRoomThanStepsNeedAreRefused) {
   StartController(DefaultOptions());
   const auto refused = [&](const std::function<void(v1::RankLimits&)>& change) {
