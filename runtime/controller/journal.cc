@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -22,6 +23,8 @@ namespace {
 
 // Below this a file is not worth rewriting, however little of it is alive.
 constexpr int64_t kMinRewriteBytes = 1 << 20;
+// Keepalive notices a dead connection within 50 s.
+constexpr absl::Duration kFinishedWindow = absl::Seconds(60);
 
 bool WriteAll(int file, absl::string_view bytes) {
   while (!bytes.empty()) {
@@ -115,8 +118,8 @@ absl::Status Journal::Load(absl::Time now) {
     if (const auto old = entries_.find(name); old != entries_.end()) Remove(old);
     if (!record.has_accepted()) continue;
     const int64_t num_bytes = static_cast<int64_t>(JournalFrame(record).size());
-    entries_[name] = {record.accepted(), num_bytes, 0, now};
-    released_.emplace(now, name);
+    LetGo(entries_.insert_or_assign(name, Entry{record.accepted(), num_bytes}).first,
+          now + options_.reattach_window);
     live_bytes_ += num_bytes;
   }
   if (!entries_.empty() && parsed->header.model_fingerprint() != options_.model_fingerprint) {
@@ -134,6 +137,7 @@ absl::Status Journal::Rewrite() {
   header.set_model_fingerprint(options_.model_fingerprint);
   std::string bytes = JournalStart(header);
   for (const auto& [name, entry] : entries_) {
+    if (entry.is_finished) continue;
     v1::JournalRecord record;
     *record.mutable_accepted() = entry.request;
     bytes += JournalFrame(record);
@@ -179,9 +183,13 @@ bool Journal::Hold(const std::string& request_id, uint64_t holder) {
   absl::MutexLock lock(&mutex_);
   const auto entry = entries_.find(request_id);
   if (entry == entries_.end()) return false;
-  released_.erase({entry->second.released_at, request_id});
+  released_.erase({entry->second.expires_at, request_id});
   entry->second.holder = holder;
-  entry->second.released_at = absl::InfiniteFuture();
+  entry->second.expires_at = absl::InfiniteFuture();
+  if (!std::exchange(entry->second.is_finished, false)) return true;
+  v1::JournalRecord record;
+  *record.mutable_accepted() = entry->second.request;
+  Append(record);  // failed: it can be attached to, until a restart
   return true;
 }
 
@@ -189,10 +197,24 @@ void Journal::Release(const std::string& request_id, uint64_t holder, absl::Time
   absl::MutexLock lock(&mutex_);
   const auto entry = entries_.find(request_id);
   if (entry == entries_.end() || entry->second.holder != holder) return;
-  entry->second.holder = 0;
-  entry->second.released_at = now;
-  released_.emplace(now, request_id);
+  LetGo(entry, now + options_.reattach_window);
   DropExpired(now);
+}
+
+void Journal::Finish(const std::string& request_id, uint64_t holder, absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  const auto entry = entries_.find(request_id);
+  if (entry == entries_.end() || entry->second.holder != holder) return;
+  LetGo(entry, now + std::min(kFinishedWindow, options_.reattach_window));
+  entry->second.is_finished = true;
+  Append(Ended(request_id));  // failed: it would come back after a restart, for one window
+  DropExpired(now);
+}
+
+void Journal::LetGo(Entries::iterator entry, absl::Time expires_at) {
+  entry->second.holder = 0;
+  entry->second.expires_at = expires_at;
+  released_.emplace(expires_at, entry->first);
 }
 
 void Journal::End(const std::string& request_id, uint64_t holder) {
@@ -211,12 +233,13 @@ std::optional<v1::JournaledRequest> Journal::Find(const std::string& request_id,
 }
 
 void Journal::DropExpired(absl::Time now) {
-  while (!released_.empty() && released_.begin()->first + options_.reattach_window <= now) {
+  while (!released_.empty() && released_.begin()->first <= now) {
     Drop(entries_.find(released_.begin()->second));
   }
 }
 
-// Those that wait longest for their clients go first; those with clients stay.
+// Those that would be dropped next go first: finished ones, then those that wait longest for their
+// clients. Those with clients stay.
 bool Journal::MakeRoom(int64_t num_bytes) {
   const auto is_full = [&] {
     return live_bytes_ + num_bytes > options_.max_bytes ||
@@ -228,13 +251,15 @@ bool Journal::MakeRoom(int64_t num_bytes) {
 
 void Journal::Drop(Entries::iterator entry) {
   const std::string name = entry->first;
+  const bool has_ended = entry->second.is_finished;
   Remove(entry);
+  if (has_ended) return;
   Append(Ended(name));  // failed: it would come back after a restart, for one window
 }
 
 void Journal::Remove(Entries::iterator entry) {
   live_bytes_ -= entry->second.num_bytes;
-  released_.erase({entry->second.released_at, entry->first});
+  released_.erase({entry->second.expires_at, entry->first});
   entries_.erase(entry);
 }
 

@@ -59,6 +59,10 @@ class Journal {
   bool Hold(const std::string& request_id, uint64_t holder);
   // The stream of that holder broke: the window begins. Ignored when another one holds it.
   void Release(const std::string& request_id, uint64_t holder, absl::Time now);
+  // The request finished, as far as its stream knows: a client whose connection is silently dead
+  // has not heard it, and may attach for a short while. It is not there after a restart. Ignored
+  // when another one holds it.
+  void Finish(const std::string& request_id, uint64_t holder, absl::Time now);
   // Nobody will attach any more; of that holder alone, or (0) of any.
   void End(const std::string& request_id, uint64_t holder);
   std::optional<v1::JournaledRequest> Find(const std::string& request_id, absl::Time now);
@@ -70,15 +74,17 @@ class Journal {
  private:
   struct Entry {
     v1::JournaledRequest request;
-    int64_t num_bytes = 0;  // of its frame
-    uint64_t holder = 0;    // 0 = it has no stream
-    absl::Time released_at;
+    int64_t num_bytes = 0;                           // of its frame
+    uint64_t holder = 0;                             // 0 = it has no stream
+    absl::Time expires_at = absl::InfiniteFuture();  // without one
+    bool is_finished = false;                        // the file says that it ended
   };
   using Entries = absl::flat_hash_map<std::string, Entry>;
 
   Journal(JournalOptions options, int directory);
   absl::Status Load(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MakeRoom(int64_t num_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LetGo(Entries::iterator entry, absl::Time expires_at) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropExpired(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Remove(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -100,7 +106,7 @@ class Journal {
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   bool has_told_error_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
-  // Those without a stream, longest first.
+  // Those without a stream, by when they expire.
   std::set<std::pair<absl::Time, std::string>> released_ ABSL_GUARDED_BY(mutex_);
 };
 

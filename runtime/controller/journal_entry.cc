@@ -5,14 +5,6 @@
 #include "runtime/controller/steady_clock.h"
 
 namespace lockstep {
-namespace {
-
-// The server stopping, another client attaching, or too much left unread end a call, not a request.
-bool IsFinal(const grpc::Status& status) {
-  return status.ok() || status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
-}
-
-}  // namespace
 
 JournalEntry::JournalEntry(std::shared_ptr<Journal> journal, v1::JournaledRequest request,
                            uint64_t holder, bool is_new)
@@ -34,9 +26,12 @@ void JournalEntry::GiveUp(const grpc::Status& status, bool told) {
   over_ = true;
   if (!taken_) return;
   const std::string& request_id = request_.request().request_id();
-  if (told && IsFinal(status)) {
+  if (told && status.ok()) {
+    journal_->Finish(request_id, holder_, SteadyNow());
+  } else if (told && status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     journal_->End(request_id, holder_);
-  } else {
+  } else {  // the server stopping, another client attaching, or too much left unread end the call
+            // only
     journal_->Release(request_id, holder_, SteadyNow());
   }
 }

@@ -21,8 +21,8 @@ class JournalEntry {
 
   // The request was accepted. True when a client could attach to it later.
   bool Take();
-  // The call is over. The record ends with it when its client was told a final result; else it
-  // waits for the client to come back.
+  // The call is over. The record ends soon after it when its client was told a final result; else
+  // it waits for the client to come back.
   void GiveUp(const grpc::Status& status, bool told);
 
  private:

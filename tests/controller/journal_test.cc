@@ -204,6 +204,27 @@ TEST_F(JournalTest, ARequestWithoutAStreamIsForgottenAfterTheWindow) {
   EXPECT_EQ(journal_->num_recovered(), 0);
 }
 
+TEST_F(JournalTest, WhatFinishedStaysForAMinuteAndIsNotRecovered) {
+  options_.max_requests = 3;
+  ASSERT_TRUE(Open().ok());
+  for (const char* name : {"a", "b", "c"}) {
+    journal_->Accept(RequestOf(name), 1, kJournalStart);
+    journal_->Finish(name, 1, kJournalStart);
+  }
+  EXPECT_TRUE(Has("b", kJournalStart + absl::Seconds(59)));
+  EXPECT_TRUE(journal_->Hold("b", 2));
+  EXPECT_TRUE(journal_->Accept(RequestOf("d"), 3, kJournalStart + absl::Seconds(59)));
+  EXPECT_FALSE(Has("a")) << "it makes room";
+  EXPECT_FALSE(Has("c", kJournalStart + absl::Seconds(60)));
+  EXPECT_TRUE(Has("b", kJournalStart + absl::Seconds(60)));  // it runs again
+  journal_->Accept(RequestOf("e"), 4, kJournalStart + absl::Seconds(60));
+  journal_->Finish("e", 4, kJournalStart + absl::Seconds(60));
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(journal_->num_recovered(), 2);
+  EXPECT_TRUE(Has("b"));
+  EXPECT_FALSE(Has("e"));
+}
+
 TEST_F(JournalTest, WhenFullTheOnesLongestWithoutAStreamGo) {
   options_.max_requests = 3;
   ASSERT_TRUE(Open().ok());
