@@ -111,6 +111,11 @@ absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name
   return absl::OkStatus();
 }
 
+absl::Status ControllerCore::CheckAdd(const engine::EngineRequest& request) {
+  RETURN_IF_ERROR(ServingState::AdmissionBy(state_).status());
+  return ChooseReplica(request)->engine()->CheckAdd(request);
+}
+
 // While none serves, requests wait with the others on those that have an engine.
 bool ControllerCore::TakesRequests(const Replica& replica) const {
   return replica.engine() != nullptr && (replica.serving() || !AnyServing());

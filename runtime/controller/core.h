@@ -79,6 +79,8 @@ class ControllerCore {
   // --- clients ---
   // UNAVAILABLE, ALREADY_EXISTS, RESOURCE_EXHAUSTED or INVALID_ARGUMENT: it is not accepted.
   absl::Status Add(engine::EngineRequest request, std::string name, absl::Time now);
+  // What Add would say, whatever its name: before another request is ended for its sake.
+  absl::Status CheckAdd(const engine::EngineRequest& request);
   // The client is gone. Unknown numbers are ignored.
   void Cancel(uint64_t number);
   // True when a request of this name was running. Its call ends with status, OK after the finishes.

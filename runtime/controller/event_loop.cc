@@ -48,11 +48,15 @@ void EventLoop::Submit(engine::EngineRequest request, std::shared_ptr<RequestStr
 void EventLoop::Add(engine::EngineRequest request, std::shared_ptr<RequestStream> stream) {
   if (stream->writer().cancelled()) return;
   const uint64_t number = request.request_id;
-  if (stream->spec().attaches) {
+  absl::Status status;
+  if (stream->spec().attaches) status = core_.CheckAdd(request);
+  if (status.ok() && stream->spec().attaches) {
     core_.Abort(stream->spec().request_id,
                 grpc::Status(grpc::StatusCode::ABORTED, "another client attached to this request"));
   }
-  const absl::Status status = core_.Add(std::move(request), stream->spec().request_id, SteadyNow());
+  if (status.ok()) {
+    status = core_.Add(std::move(request), stream->spec().request_id, SteadyNow());
+  }
   if (!status.ok()) {
     CountRejected();
     stream->writer().Close(ToGrpcStatus(status));

@@ -31,8 +31,7 @@ Engine::Engine(const EngineConfig& config) : config_(Checked(config)), scheduler
 Engine::~Engine() = default;
 
 absl::Status Engine::Add(EngineRequest given, absl::Time /*now*/) {
-  RETURN_IF_ERROR(CheckRequest(given));
-  RETURN_IF_ERROR(CheckQueue());
+  RETURN_IF_ERROR(CheckAdd(given));
   const auto emitted = std::exchange(given.emitted, {});
   LS_CHECK(emitted.empty() || static_cast<int>(emitted.size()) == given.num_outputs);
   Request& request = Insert(MakeRequest(std::move(given)));
@@ -186,7 +185,7 @@ void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
 }
 
 void Engine::Append(Sequence& sequence, int32_t token, EngineEvent& event) {
-  sequence.tokens.push_back(token);
+  sequence.Append(token);
   event.finish = sequence.FinishedBy(token);
   if (event.finish == FinishReason::kStop) event.stop_token_id = token;
 }
@@ -253,9 +252,9 @@ std::vector<UnfinishedRequest> Engine::Evacuate() {
     leaving.given = request->given;
     leaving.admitted = request->admitted;
     for (const auto& sequence : request->sequences) {
+      const auto output = sequence->tokens().subspan(request->given.prompt.size());
       leaving.outputs.push_back(
-          {.tokens = {sequence->tokens.begin() + request->given.prompt.size(),
-                      sequence->tokens.end()},
+          {.tokens = {output.begin(), output.end()},
            .finished = sequence->state == Sequence::State::kFinished,
            .num_prompt_logprobs_delivered = sequence->num_prompt_logprobs_delivered,
            .num_cached_prompt_tokens = sequence->num_cached_prompt_tokens});
@@ -276,7 +275,7 @@ void Engine::Adopt(UnfinishedRequest unfinished) {
   for (size_t i = 0; i < unfinished.outputs.size(); ++i) {
     const UnfinishedRequest::Output& output = unfinished.outputs[i];
     Sequence& sequence = *request->sequences[i];
-    sequence.tokens.insert(sequence.tokens.end(), output.tokens.begin(), output.tokens.end());
+    for (const int32_t token : output.tokens) sequence.Append(token);
     sequence.num_prompt_logprobs_delivered = output.num_prompt_logprobs_delivered;
     sequence.num_cached_prompt_tokens = output.num_cached_prompt_tokens;
     if (!output.finished) continue;

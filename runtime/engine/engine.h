@@ -37,6 +37,7 @@ class Engine {
   // than max_model_len or than the whole cache, a token out of the vocabulary), naming the value
   // and the limit.
   absl::Status Add(EngineRequest request, absl::Time now);
+  absl::Status CheckAdd(const EngineRequest& request) const;  // what Add would say
   // Ends all outputs of the request; its blocks are free before the next Schedule. No event
   // follows. Unknown ids are ignored.
   void Abort(uint64_t request_id);

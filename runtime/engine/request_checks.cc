@@ -13,6 +13,11 @@ int64_t Engine::MaxLength(const EngineRequest& request) const {
   return std::min(wanted, config_.max_model_len);
 }
 
+absl::Status Engine::CheckAdd(const EngineRequest& request) const {
+  RETURN_IF_ERROR(CheckRequest(request));
+  return CheckQueue();
+}
+
 absl::Status Engine::CheckRequest(const EngineRequest& request) const {
   const int64_t num_prompt_tokens = static_cast<int64_t>(request.prompt.size());
   if (num_prompt_tokens == 0) return absl::InvalidArgumentError("the prompt is empty");

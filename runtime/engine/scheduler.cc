@@ -15,7 +15,7 @@ SlotOpen OpenFor(const Sequence& sequence) {
   open.sequence_index = sequence.index;
   open.sampling = sequence.request.given.sampling;
   if (!sequence.wants_prompt_logprobs()) open.sampling.num_prompt_logprobs = -1;
-  open.tokens = sequence.tokens;
+  open.tokens.assign(sequence.tokens().begin(), sequence.tokens().end());
   open.num_prompt_tokens = sequence.request.given.prompt.size();
   open.num_computed_tokens = sequence.computed;
   return open;
@@ -24,7 +24,7 @@ SlotOpen OpenFor(const Sequence& sequence) {
 // What its SlotOpen carries; a logit bias is as long as a token.
 int64_t OpenedTokens(const Sequence& sequence) {
   const SamplingParams& sampling = sequence.request.given.sampling;
-  return static_cast<int64_t>(sequence.tokens.size() + sampling.logit_bias.size() +
+  return static_cast<int64_t>(sequence.tokens().size() + sampling.logit_bias.size() +
                               sampling.stop_token_ids.size());
 }
 
@@ -130,11 +130,11 @@ std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence
   if (blocked_.sequence == &sequence && pool_.num_available() < blocked_.need + reserve) {
     return std::nullopt;
   }
-  const int64_t num_tokens = sequence.tokens.size();
+  const int64_t num_tokens = sequence.tokens().size();
   Admission admission;
   if (config_.enable_prefix_cache && !sequence.wants_prompt_logprobs()) {
     // The last known token is always computed, for its logits.
-    admission.cached = prefix_cache_.Lookup(sequence.request.given.cache_salt, sequence.tokens,
+    admission.cached = prefix_cache_.Lookup(sequence.request.given.cache_salt, sequence.tokens(),
                                             (num_tokens - 1) / config_.block_size);
   }
   const auto& cached = admission.cached.blocks;
@@ -156,7 +156,7 @@ int64_t Scheduler::CachedPrefixTokens(const EngineRequest& request) const {
 
 void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
   waiting_.erase(&sequence);
-  blocked_ = {};
+  blocked_.sequence = nullptr;
   sequence.state = Sequence::State::kRunning;
   sequence.slot = TakeSlot();
   sequence.last_sample_step = 0;
@@ -261,7 +261,7 @@ void Scheduler::Remove(Sequence& sequence) {
       break;
     case Sequence::State::kWaiting:
       waiting_.erase(&sequence);
-      if (blocked_.sequence == &sequence) blocked_ = {};
+      if (blocked_.sequence == &sequence) blocked_.sequence = nullptr;
       break;
     case Sequence::State::kRunning:
       LeaveSlot(sequence);
@@ -316,11 +316,13 @@ uint32_t Scheduler::TakeSlot() {
 void Scheduler::NameFullBlocks(Sequence& sequence) {
   if (!config_.enable_prefix_cache) return;
   const int64_t size = config_.block_size;
-  const std::span<const int32_t> tokens(sequence.tokens);
+  const std::span<const int32_t> tokens = sequence.tokens();
   const int64_t certain = std::min<int64_t>(sequence.computed, tokens.size());
   for (int64_t i = sequence.num_blocks_named; (i + 1) * size <= certain; ++i) {
     const auto block_tokens = tokens.subspan(i * size, size);
-    if (ExtendsBlockedPrefix(sequence.prefix, block_tokens)) blocked_ = {};
+    if (blocked_.sequence != nullptr && ExtendsBlockedPrefix(sequence.prefix, block_tokens)) {
+      blocked_.sequence = nullptr;
+    }
     sequence.prefix = prefix_cache_.Register(sequence.request.given.cache_salt, sequence.prefix,
                                              block_tokens, sequence.blocks.blocks()[i]);
     sequence.num_blocks_named = i + 1;
@@ -331,7 +333,6 @@ void Scheduler::NameFullBlocks(Sequence& sequence) {
 // compared by who looks it up.)
 bool Scheduler::ExtendsBlockedPrefix(PrefixCache::Node parent,
                                      std::span<const int32_t> tokens) const {
-  if (blocked_.sequence == nullptr) return false;
   int64_t num_before = 0;  // blocks
   if (parent != PrefixCache::kRoot) {
     const auto at = std::lower_bound(blocked_.prefix.begin(), blocked_.prefix.end(), parent);
@@ -339,7 +340,7 @@ bool Scheduler::ExtendsBlockedPrefix(PrefixCache::Node parent,
     num_before = at - blocked_.prefix.begin() + 1;
   }
   const std::span<const int32_t> rest =
-      std::span(blocked_.sequence->tokens).subspan(num_before * config_.block_size);
+      blocked_.sequence->tokens().subspan(num_before * config_.block_size);
   return rest.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), rest.begin());
 }
 
@@ -347,7 +348,7 @@ void Scheduler::Reset() {
   while (!running_.empty()) LeaveSlot(*running_.back());
   waiting_.clear();
   num_gated_ = 0;
-  blocked_ = {};
+  blocked_.sequence = nullptr;
   prefix_cache_.Clear();
   closing_.clear();
   free_slots_.clear();

@@ -5,10 +5,17 @@
 namespace lockstep::engine {
 
 Sequence::Sequence(Request& request, uint32_t index, BlockPool& pool)
-    : request(request), index(index), tokens(request.given.prompt), blocks(pool) {}
+    : request(request), index(index), blocks(pool) {}
+
+std::span<const int32_t> Sequence::prompt() const { return request.given.prompt; }
+
+void Sequence::CopyPrompt() {
+  own_tokens_.reserve(2 * request.given.prompt.size());  // as it would grow with the first token
+  own_tokens_ = request.given.prompt;
+}
 
 int64_t Sequence::num_output_tokens() const {
-  return static_cast<int64_t>(tokens.size() - request.given.prompt.size());
+  return static_cast<int64_t>(tokens().size() - request.given.prompt.size());
 }
 
 bool Sequence::wants_prompt_logprobs() const {
@@ -27,7 +34,7 @@ std::optional<FinishReason> Sequence::FinishedBy(int32_t newest_token) const {
   if (num_output_tokens() > request.given.sampling.min_tokens && IsStopToken(newest_token)) {
     return FinishReason::kStop;
   }
-  if (static_cast<int64_t>(tokens.size()) >= max_length) return FinishReason::kLength;
+  if (static_cast<int64_t>(tokens().size()) >= max_length) return FinishReason::kLength;
   return std::nullopt;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -28,7 +29,13 @@ struct Sequence {
 
   Sequence(Request& request, uint32_t index, BlockPool& pool);
 
-  int64_t length() const { return static_cast<int64_t>(tokens.size()) + samples_in_flight; }
+  // Known: prompt, then output. Valid until the next Append.
+  std::span<const int32_t> tokens() const { return own_tokens_.empty() ? prompt() : own_tokens_; }
+  void Append(int32_t token) {
+    if (own_tokens_.empty()) CopyPrompt();
+    own_tokens_.push_back(token);
+  }
+  int64_t length() const { return static_cast<int64_t>(tokens().size()) + samples_in_flight; }
   int64_t num_output_tokens() const;
   int64_t uncomputed() const { return length() - computed; }
   // Its last token is known or on its way, and there is room for another.
@@ -42,8 +49,7 @@ struct Sequence {
 
   Request& request;
   const uint32_t index;
-  int64_t max_length = 0;       // prompt and output tokens
-  std::vector<int32_t> tokens;  // known: prompt, then output
+  int64_t max_length = 0;  // prompt and output tokens
   State state = State::kWaiting;
 
   // While it runs.
@@ -62,6 +68,13 @@ struct Sequence {
 
   uint32_t num_prompt_logprobs_delivered = 0;
   std::optional<uint32_t> num_cached_prompt_tokens;  // at its first admission
+
+ private:
+  std::span<const int32_t> prompt() const;
+  void CopyPrompt();
+
+  // Empty until there is output: those that wait share the request's prompt.
+  std::vector<int32_t> own_tokens_;
 };
 
 struct Request {

@@ -255,6 +255,26 @@ TEST_F(CoreTest, ADrainIsOverWhenClientsHaveBeenToldAll) {
 }
 
 // Nobody waits for them who ends at once.
+// Who attaches must not end the stream that there is for nothing.
+TEST_F(CoreTest, WhatAddWouldRefuseIsKnownBefore) {
+  Start(1);
+  auto rank = Serve(0);
+  engine::EngineRequest request;
+  request.request_id = 2;
+  request.prompt = {1, 2, 3};
+  request.sampling.max_tokens = 5;
+  ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
+  EXPECT_TRUE(core_->CheckAdd(request).ok());
+  request.prompt.resize(100);
+  EXPECT_EQ(core_->CheckAdd(request).code(), absl::StatusCode::kInvalidArgument);
+  request.prompt.resize(3);
+  for (uint64_t number = 2; Add(number + 1, {1}).ok(); ++number) {
+  }
+  EXPECT_EQ(core_->CheckAdd(request).code(), absl::StatusCode::kResourceExhausted);
+  core_->BeginDrain();
+  EXPECT_EQ(core_->CheckAdd(request).code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(CoreTest, CallsThatHaveNotEndedAreDroppedWithAllOthers) {
   Start(1);
   auto rank = Serve(0);

@@ -344,5 +344,19 @@ TEST_F(EngineTest, IdleHasNothingToDo) {
   EXPECT_FALSE(engine_->Idle());
 }
 
+// What waits would hold it many times.
+TEST(SequenceTest, OutputsShareTheirPromptUntilTheyHaveTokens) {
+  BlockPool pool(1);
+  Request request(Prompt(1, 5), 0);
+  Sequence first(request, 0, pool);
+  Sequence second(request, 1, pool);
+  EXPECT_EQ(first.tokens().data(), request.given.prompt.data());
+  EXPECT_EQ(second.tokens().data(), request.given.prompt.data());
+  for (const int32_t token : {61, 62}) first.Append(token);
+  EXPECT_EQ(first.num_output_tokens(), 2);
+  EXPECT_EQ(first.tokens().subspan(5)[1], 62);
+  EXPECT_EQ(second.length(), 5);
+}
+
 }  // namespace
 }  // namespace lockstep::engine
