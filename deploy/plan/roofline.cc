@@ -24,6 +24,21 @@ bool LayersAreAlike(const Architecture& model) {
                      [&](int64_t window) { return window == model.window_of_layer.front(); });
 }
 
+std::map<int64_t, double> WindowsOf(const Architecture& model, const Range& layers) {
+  std::map<int64_t, double> windows;
+  for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
+    windows[model.window_of_layer[layer]] += 1.0 / static_cast<double>(layers.size());
+  }
+  return windows;
+}
+
+// The mean of min(position, window) over a chunk of a prompt.
+double MeanAttendedInWindow(double start, double length, double window) {
+  if (window <= start) return window;
+  const double growing = std::min(length, window - start);
+  return (growing * (start + growing / 2.0) + (length - growing) * window) / length;
+}
+
 // Of the rate that the hardware has for these operands.
 double ShareReached(const EngineProfile& engine, Operands operands) {
   switch (operands) {
@@ -86,6 +101,7 @@ Roofline::Roofline(const Deployment& deployment, std::vector<StageWork> stages, 
            layers_are_alike_;
   };
   for (const StageWork& work : stages_) {
+    windows_.push_back(WindowsOf(deployment.model, work.layers));
     if (!kinds_.empty() && is_alike(kinds_.back(), work)) {
       ++kinds_.back().count;
     } else {
@@ -103,6 +119,17 @@ double Roofline::KvBytesOfDecode(const StageWork& work, double context) const {
   share.layers = {0, 1};
   return work.num_layers *
          static_cast<double>(KvBytesReadPerStep(share, deployment_.policy, tokens));
+}
+
+double Roofline::MeanAttended(const StageWork& work, const StepLoad& load) const {
+  const double length = load.prefill_tokens / load.prompts;
+  double mean = 0;
+  for (const auto& [window, share] : windows_[work.stage]) {
+    mean += share * (window == 0 ? load.prefill_start + length / 2.0
+                                 : MeanAttendedInWindow(load.prefill_start, length,
+                                                        static_cast<double>(window)));
+  }
+  return mean;
 }
 
 // Every head reads the same latents: what other caches lack, work per byte, they have.
@@ -147,9 +174,10 @@ StepCost Roofline::CostOf(int stage, const StepLoad& load) const {
   cost.kv_read =
       load.decodes * KvBytesOfDecode(work, load.decode_context) *
       SmoothMax(1.0 / kv_rate_, FlopsPerKvByte(work) / (dense_flops_ * engine.attention_share));
-  cost.prefill_attention = load.prefill_tokens *
-                           (load.prefill_start + load.prefill_tokens / load.prompts / 2.0) *
-                           work.attention_flops / (dense_flops_ * engine.attention_share);
+  if (load.prefill_tokens > 0) {
+    cost.prefill_attention = load.prefill_tokens * MeanAttended(work, load) * work.attention_flops /
+                             (dense_flops_ * engine.attention_share);
+  }
   cost.activations = tokens * work.activation_bytes / kv_rate_;
   const auto all_reduce = [&](double of_tokens) {
     return AllReduceSeconds(net_, deployment_.layout.tp,

@@ -4,6 +4,8 @@
 // Source of the idea: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <vector>
 
 #include "deploy/plan/catalog.h"
@@ -45,6 +47,8 @@ class Roofline : public StageCosts {
   double LayersOverhead(const StageWork& work) const;
   double LaunchFloor(const StageWork& work) const;
   double FlopsPerKvByte(const StageWork& work) const;
+  // Tokens that one of a prompt attends to, over the tokens of a step and the layers of a stage.
+  double MeanAttended(const StageWork& work, const StepLoad& load) const;
   double KvBytesOfDecode(const StageWork& work, double context) const;
   double SecondsToNextStage(int stage, const StepLoad& load) const;
 
@@ -63,6 +67,8 @@ class Roofline : public StageCosts {
   double weight_rate_ = 0;   // bytes per second
   double kv_rate_ = 0;
   bool layers_are_alike_ = false;  // all have the same window, or none
+  // Of each stage: how many tokens its layers attend to at most, 0 for all, and their share.
+  std::vector<std::map<int64_t, double>> windows_;
 };
 
 }  // namespace lockstep::plan

@@ -92,6 +92,31 @@ TEST(Roofline, PromptsTakeTheLongerTheMoreIsMultipliedIn16Bits) {
   EXPECT_NEAR(seconds("fp8-mlp") / seconds("fp8"), 1.0 + 0.242 * (of_bf16 - 1.0), 0.01);
 }
 
+TEST(Roofline, PromptsAttendToNoMoreThanAWindow) {
+  PlanRequest request = RequestFor("mistral-7b-v0.1");
+  const auto seconds = [&](double start) {
+    const Roofline roofline({request.model.architecture,
+                             request.weights,
+                             request.kv,
+                             request.policy,
+                             request.gpu,
+                             request.engine,
+                             {},
+                             1});
+    return roofline.SlowestStage({.prefill_tokens = 2048, .prefill_start = start})
+        .prefill_attention;
+  };
+  // Its window is 4,096 tokens: of positions 3,072 to 5,120 half are in full, (3,584 + 4,096) / 2.
+  EXPECT_NEAR(seconds(8192) / seconds(0), 4096.0 / 1024, 1e-9);
+  EXPECT_NEAR(seconds(20480), seconds(8192), 1e-12);
+  EXPECT_NEAR(seconds(3072) / seconds(0), 3840.0 / 1024, 1e-9);
+  // In every other layer.
+  for (size_t i = 0; i < request.model.architecture.window_of_layer.size(); i += 2) {
+    request.model.architecture.window_of_layer[i] = 0;
+  }
+  EXPECT_NEAR(seconds(8192) / seconds(0), (4096.0 + 9216.0) / 2 / 1024, 1e-9);
+}
+
 class Experts : public ::testing::Test {
  protected:
   StepCost DecodesOf(const char* model, int tp, double decodes, const char* gpu = "h200") const {
