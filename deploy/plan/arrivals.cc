@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -18,8 +17,7 @@ namespace {
 constexpr size_t kMaxTraceLines = 100000;
 constexpr int64_t kMaxTraceBytes = 16 << 20;
 constexpr int64_t kMaxTokens = 1 << 27;
-constexpr double kMaxSimulatedTokens = 400000;
-constexpr size_t kMaxSimulatedTrace = 500;  // requests
+constexpr double kMaxSimulatedTokens = 4e6;  // those of prompts cost a sixteenth
 
 absl::StatusOr<Arrival> ParseArrival(const std::string& line) {
   const std::vector<std::string> fields = absl::StrSplit(line, ',');
@@ -36,19 +34,28 @@ absl::StatusOr<Arrival> ParseArrival(const std::string& line) {
       " tokens"));
 }
 
+// "nan" and "inf" are numbers, if none that a request has.
+bool IsHeader(const std::string& line) {
+  const std::vector<std::string> fields = absl::StrSplit(line, ',');
+  return std::none_of(fields.begin(), fields.end(), [](const std::string& field) {
+    double number = 0;
+    return absl::SimpleAtod(field, &number);
+  });
+}
+
 }  // namespace
 
-std::vector<Arrival> PoissonArrivals(double rate_per_s, int64_t input_tokens, int64_t output_tokens,
-                                     int count, uint64_t seed) {
-  std::mt19937_64 random(seed);
+Arrival PoissonArrivals::Next() {
+  const Arrival arrival = next_;
+  // By hand: the library's distributions differ between libraries.
+  const double uniform = (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53;
+  next_.seconds -= std::log(uniform) / rate_per_s_;
+  return arrival;
+}
+
+std::vector<Arrival> PoissonArrivals::First(int count) {
   std::vector<Arrival> arrivals;
-  double now = 0.0;
-  for (int i = 0; i < count; ++i) {
-    arrivals.push_back({now, input_tokens, output_tokens});
-    // By hand: the library's distributions differ between libraries.
-    const double uniform = (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53;
-    now -= std::log(uniform) / rate_per_s;
-  }
+  for (int i = 0; i < count; ++i) arrivals.push_back(Next());
   return arrivals;
 }
 
@@ -59,7 +66,7 @@ absl::StatusOr<std::vector<Arrival>> LoadTrace(const std::string& path) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
     const std::string stripped(absl::StripAsciiWhitespace(line));
-    if (stripped.empty() || (number == 1 && absl::ascii_isalpha(stripped[0]))) continue;
+    if (stripped.empty() || (number == 1 && IsHeader(stripped))) continue;
     auto arrival = ParseArrival(stripped);
     absl::Status status = arrival.status();
     if (status.ok() && !arrivals.empty() && arrival->seconds < arrivals.back().seconds) {
@@ -88,26 +95,28 @@ absl::StatusOr<TraceSummary> Summarize(const std::vector<Arrival>& trace) {
   }
   TraceSummary summary;
   for (const Arrival& arrival : trace) {
-    summary.input_tokens += static_cast<double>(arrival.input_tokens) / count;
-    summary.output_tokens += static_cast<double>(arrival.output_tokens) / count;
+    summary.input_tokens += static_cast<double>(arrival.input_tokens);
+    summary.output_tokens += static_cast<double>(arrival.output_tokens);
     summary.longest = std::max(summary.longest, arrival.input_tokens + arrival.output_tokens);
   }
+  // Sums of whole numbers have no error, by which all together might exceed the longest.
+  summary.input_tokens /= count;
+  summary.output_tokens /= count;
   summary.rate_per_s = (count - 1) / seconds;
   return summary;
 }
 
-ArrivalStream ArrivalsOfReplica(const ArrivalPattern& pattern, int num_replicas) {
-  if (pattern.trace.empty()) {
-    const double tokens = pattern.output_tokens + pattern.input_tokens / 16;
-    const int count = static_cast<int>(std::clamp(kMaxSimulatedTokens / tokens, 20.0, 20000.0));
-    return {PoissonArrivals(pattern.rate_per_s / num_replicas, std::llround(pattern.input_tokens),
-                            std::llround(pattern.output_tokens), count, 1),
-            /*goes_on=*/true};
-  }
-  ArrivalStream share;
-  for (size_t i = 0; i < pattern.trace.size() && share.arrivals.size() < kMaxSimulatedTrace;
-       i += static_cast<size_t>(num_replicas)) {
-    share.arrivals.push_back(pattern.trace[i]);
+TraceShare ShareOfTrace(const std::vector<Arrival>& trace, int num_replicas) {
+  TraceShare share;
+  double tokens = 0;
+  for (size_t i = 0; i < trace.size(); i += static_cast<size_t>(num_replicas)) {
+    tokens += static_cast<double>(trace[i].output_tokens) +
+              static_cast<double>(trace[i].input_tokens) / 16.0;
+    if (tokens > kMaxSimulatedTokens && !share.arrivals.empty()) {
+      ++share.num_left_out;
+    } else {
+      share.arrivals.push_back(trace[i]);
+    }
   }
   return share;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -15,11 +16,21 @@ struct Arrival {
   int64_t output_tokens = 0;
 };
 
-// Independent arrivals at a rate (exponential gaps, from a seed), all of one size.
-std::vector<Arrival> PoissonArrivals(double rate_per_s, int64_t input_tokens, int64_t output_tokens,
-                                     int count, uint64_t seed);
+// Independent arrivals at a rate (exponential gaps, from a seed), all of one size and without end.
+class PoissonArrivals {
+ public:
+  PoissonArrivals(double rate_per_s, int64_t input_tokens, int64_t output_tokens, uint64_t seed)
+      : rate_per_s_(rate_per_s), next_{0, input_tokens, output_tokens}, random_(seed) {}
+  Arrival Next();
+  std::vector<Arrival> First(int count);
 
-// Lines "seconds,input,output", with or without a header. Errors as ReadWhole
+ private:
+  double rate_per_s_;
+  Arrival next_;
+  std::mt19937_64 random_;
+};
+
+// Lines "seconds,input,output", with or without a header, which has no number. Errors as ReadWhole
 // (kernels/base/text_file.h), and INVALID_ARGUMENT naming the line: numbers out of range, times
 // that go back, more than 100,000 lines.
 absl::StatusOr<std::vector<Arrival>> LoadTrace(const std::string& path);
@@ -34,22 +45,20 @@ struct TraceSummary {
 // INVALID_ARGUMENT when all come at the same time.
 absl::StatusOr<TraceSummary> Summarize(const std::vector<Arrival>& trace);
 
-// What reaches one replica.
-struct ArrivalStream {
-  std::vector<Arrival> arrivals;
-  // They are the beginning of what does not end: what counts is how requests fare once as many run
-  // as always will, not while the first ones find nobody, or the last ones nobody any more.
-  bool goes_on = false;
-};
-
-// Of several replicas: each its share of the trace or, without one, independent arrivals that go
-// on; as many as some seconds simulate.
+// What comes, to all replicas together: a trace, or independent requests at a rate.
 struct ArrivalPattern {
   std::vector<Arrival> trace;
   double rate_per_s = 0;
   double input_tokens = 0;
   double output_tokens = 0;
 };
-ArrivalStream ArrivalsOfReplica(const ArrivalPattern& pattern, int num_replicas);
+
+// What one of several replicas gets of a trace: every num_replicas-th request, as many from the
+// first on as some seconds simulate (4 million tokens: 8,000 requests of 500).
+struct TraceShare {
+  std::vector<Arrival> arrivals;
+  size_t num_left_out = 0;  // of its share
+};
+TraceShare ShareOfTrace(const std::vector<Arrival>& trace, int num_replicas);
 
 }  // namespace lockstep::plan

@@ -138,7 +138,7 @@ absl::StatusOr<Model> LoadModel(const std::string& name_or_path) {
     return Model{entry["name"].get<std::string>(),
                  absl::StrCat(entry["source"].get<std::string>(), " (",
                               entry["date"].get<std::string>(), ")"),
-                 *std::move(architecture)};
+                 "", *std::move(architecture)};
   }
   std::filesystem::path path(name_or_path);
   std::error_code error;
@@ -155,7 +155,8 @@ absl::StatusOr<Model> LoadModel(const std::string& name_or_path) {
   auto architecture = ParseArchitecture(text);
   if (!architecture.ok()) return InFile(path, architecture.status());
   std::string name = std::filesystem::absolute(path).parent_path().filename().string();
-  return Model{std::move(name), path.string(), *std::move(architecture)};
+  const std::string directory = path.has_parent_path() ? path.parent_path().string() : ".";
+  return Model{std::move(name), path.string(), directory, *std::move(architecture)};
 }
 
 std::vector<std::string> ModelNames() { return NamesOf(BuiltInTable(ModelsJson())["models"]); }

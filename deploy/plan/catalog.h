@@ -51,6 +51,7 @@ std::vector<std::string> GpuNames();
 struct Model {
   std::string name;
   std::string source;
+  std::string directory;  // of a config.json; empty of built-in names
   Architecture architecture;
 };
 

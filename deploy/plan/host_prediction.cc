@@ -50,13 +50,17 @@ absl::StatusOr<int64_t> RequestsHeld(const SimulatedReplica& replica, double tok
       "a KV cache of %d tokens holds no request of %.0f", replica.max_model_len, tokens));
 }
 
-Prediction ByFormula(const HostCosts& costs, const SimulatedReplica& replica, const Load& load,
-                     int64_t max_requests) {
+EngineProfile EngineOf(const SimulatedReplica& replica) {
   EngineProfile engine;
   engine.request_ms = replica.request_ms;
   engine.max_batched_tokens = replica.max_batched_tokens;
   engine.max_running = replica.max_num_seqs;
-  return Predict(costs, engine, load, max_requests);
+  return engine;
+}
+
+Prediction ByFormula(const HostCosts& costs, const SimulatedReplica& replica, const Load& load,
+                     int64_t max_requests) {
+  return Predict(costs, EngineOf(replica), load, max_requests);
 }
 
 }  // namespace
@@ -92,12 +96,14 @@ absl::StatusOr<HostQueue> PredictQueueOnHost(const HostDeployment& deployment,
   ASSIGN_OR_RETURN(const int64_t held,
                    RequestsHeld(replica, arrivals.input_tokens + arrivals.output_tokens));
   HostQueue result;
-  result.queue = SimulateQueue(replica, ArrivalsOfReplica(arrivals, 1));
+  const auto most = static_cast<double>(std::min<int64_t>(held, limits.max_num_seqs));
+  Load load{arrivals.input_tokens, arrivals.output_tokens, most, {}, /*arrives=*/true};
+  const double in_flight =
+      ConcurrencyAtRate(costs, EngineOf(replica), load, held, arrivals.rate_per_s).value_or(most);
+  result.queue = SimulatePattern(replica, arrivals, 1, in_flight);
   const QueueResult& queue = result.queue;
   const double seconds =
       (queue.ttft_mean_ms + queue.tpot_mean_ms * std::max(1.0, arrivals.output_tokens - 1)) * 1e-3;
-  const auto most = static_cast<double>(std::min<int64_t>(held, limits.max_num_seqs));
-  Load load{arrivals.input_tokens, arrivals.output_tokens, most, {}};
   const double most_per_s = ByFormula(costs, replica, load, held).requests_per_s;
   load.concurrency = std::clamp(arrivals.rate_per_s * seconds, 1.0, most);  // Little's law
   Prediction& prediction = result.prediction = ByFormula(costs, replica, load, held);

@@ -55,7 +55,7 @@ class ReplicaJudge {
                     request.gpu,
                     request.engine,
                     layout,
-                    request.gpus_per_node},
+                    RanksPerNode(request, layout.tp)},
         roofline_(deployment_),
         max_requests_(max_requests) {}
 
@@ -63,7 +63,8 @@ class ReplicaJudge {
   Constraint Try(int replicas, Candidate& candidate) const {
     if (request_.rate_per_s > 0) {
       const double rate = request_.rate_per_s / replicas;
-      const auto concurrency = ConcurrencyOf(rate);
+      const auto concurrency =
+          ConcurrencyAtRate(roofline_, request_.engine, UsualLoad(), max_requests_, rate);
       candidate.load_per_replica = concurrency.value_or(static_cast<double>(max_requests_));
       candidate.prediction = PredictAt(candidate.load_per_replica);
       if (!concurrency) return Constraint::kRate;
@@ -81,14 +82,20 @@ class ReplicaJudge {
   }
 
   Prediction PredictAt(double concurrency) const {
-    Load load;
-    load.input_tokens = request_.input_tokens;
-    load.output_tokens = request_.output_tokens;
+    Load load = UsualLoad();
     load.concurrency = concurrency;
     return Predict(roofline_, request_.engine, load, max_requests_);
   }
 
  private:
+  Load UsualLoad() const {
+    Load load;
+    load.input_tokens = request_.input_tokens;
+    load.output_tokens = request_.output_tokens;
+    load.arrives = request_.rate_per_s > 0;
+    return load;
+  }
+
   // Of replicas that have the fullest one's load, and those that have one request less.
   double MeanTokensPerSecond(int replicas, const Candidate& candidate) const {
     const double fewer = candidate.load_per_replica - 1.0;
@@ -97,19 +104,6 @@ class ReplicaJudge {
     if (share <= 0) return most;
     const double less = fewer > 0 ? PredictAt(fewer).output_tokens_per_s : 0.0;
     return (1.0 - share) * most + share * less;
-  }
-
-  // How many requests are there at once when they arrive at this rate (Little's law), or nullopt
-  // when they come faster than they leave.
-  std::optional<double> ConcurrencyOf(double rate) const {
-    double low = 1e-3;
-    double high = static_cast<double>(max_requests_);
-    if (PredictAt(high).requests_per_s < rate) return std::nullopt;
-    for (int i = 0; i < 40 && high / low > 1.001; ++i) {
-      const double middle = std::sqrt(low * high);
-      (PredictAt(middle).requests_per_s < rate ? low : high) = middle;
-    }
-    return high;
   }
 
   const PlanRequest& request_;
@@ -156,22 +150,21 @@ std::string BrokenReason(const PlanRequest& request, const Candidate& candidate,
 }
 
 void FillPrice(const PlanRequest& request, Candidate& candidate) {
-  candidate.usd_per_hour = candidate.reserved_gpus * request.usd_per_gpu_hour;
+  if (!request.usd_per_gpu_hour) return;
+  candidate.usd_per_hour = candidate.reserved_gpus * *request.usd_per_gpu_hour;
   const double tokens_per_hour = 3600.0 * candidate.output_tokens_per_s;
   if (tokens_per_hour > 0) {
-    candidate.usd_per_million_tokens = candidate.usd_per_hour / tokens_per_hour * 1e6;
+    candidate.usd_per_million_tokens = *candidate.usd_per_hour / tokens_per_hour * 1e6;
   }
 }
 
-// The fewest replicas that hold, by doubling and halving: more never hold less.
-void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, Candidate& candidate) {
-  const int gpus = request.gpus_per_node * request.max_nodes;
-  const int most = std::max(1, gpus / candidate.layout.ranks());
-  int good = std::clamp(request.min_replicas, 1, most);
+// The fewest replicas that hold, at least `fewest`, by doubling and halving: more never hold less.
+void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, int fewest,
+                  Candidate& candidate) {
+  const int most = std::max(1, MostReplicas(request, candidate.layout, INT32_MAX));
+  int good = std::clamp(fewest, 1, most);
   Constraint broken = judge.Try(good, candidate);
   int bad = good - 1;
-  // A simulated queue asked for them.
-  if (bad > 0) candidate.replicas_for = Constraint::kRate;
   // What all GPUs together do not hold needs no search.
   if (broken != Constraint::kNone && judge.Try(most, candidate) != Constraint::kNone) {
     bad = most - 1;
@@ -203,10 +196,26 @@ void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, Candida
 
 }  // namespace
 
-int ReservedGpus(const PlanRequest& request, int gpus) {
-  if (gpus <= request.gpus_per_node) return gpus;
-  const int nodes = (gpus + request.gpus_per_node - 1) / request.gpus_per_node;
-  return nodes * request.gpus_per_node;
+int RanksPerNode(const PlanRequest& request, int tp) {
+  const int gpus = request.gpus_per_node;
+  return tp <= gpus ? gpus - gpus % tp : gpus;
+}
+
+int NumNodes(const PlanRequest& request, const Layout& layout) {
+  const int per_node = RanksPerNode(request, layout.tp);
+  return (layout.gpus() + per_node - 1) / per_node;
+}
+
+int ReservedGpus(const PlanRequest& request, const Layout& layout) {
+  const int nodes = NumNodes(request, layout);
+  return nodes == 1 ? layout.gpus() : nodes * request.gpus_per_node;
+}
+
+int MostReplicas(const PlanRequest& request, const Layout& layout, int most_gpus) {
+  const int per_node = RanksPerNode(request, layout.tp);
+  const int nodes = std::min(request.max_nodes, most_gpus / request.gpus_per_node);
+  const int64_t ranks = nodes == 0 ? std::min(most_gpus, per_node) : int64_t{nodes} * per_node;
+  return static_cast<int>(ranks / layout.ranks());
 }
 
 Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
@@ -223,32 +232,51 @@ int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate) {
   const double planned = static_cast<double>(request.memory.max_num_seqs);
   const double load = candidate.load_per_replica;
   const double needed = by_rate ? std::max(planned, kBurst * load) : load;
-  const int most = std::min(by_rate ? kMostSimulatedSeqs : kMostServed, request.engine.max_running);
+  const int most =
+      std::min({kMostServed, request.engine.max_running, request.engine.max_batched_tokens});
   return static_cast<int>(std::clamp(std::ceil(needed), 1.0, static_cast<double>(most)));
 }
 
+namespace {
+
+// What a queue is simulated with, for the time that it takes.
+class SimulatedDeployment {
+ public:
+  SimulatedDeployment(const PlanRequest& request, const Candidate& candidate)
+      : roofline_({request.model.architecture, request.weights, request.kv, request.policy,
+                   request.gpu, request.engine, candidate.layout,
+                   RanksPerNode(request, candidate.layout.tp)}),
+        replica_{.costs = roofline_,
+                 .num_kv_blocks = candidate.memory.num_kv_blocks,
+                 .block_size = static_cast<int>(request.memory.block_size),
+                 .max_num_seqs = MaxNumSeqs(request, candidate),
+                 .max_batched_tokens = request.engine.max_batched_tokens,
+                 .max_model_len = candidate.memory.max_request_tokens,
+                 .request_ms = request.engine.request_ms,
+                 .ttft_p95_limit_ms = request.ttft_p95_ms,
+                 .tpot_p95_limit_ms = request.tpot_p95_ms} {}
+  const SimulatedReplica& replica() const { return replica_; }
+
+ private:
+  const Roofline roofline_;
+  const SimulatedReplica replica_;
+};
+
+}  // namespace
+
 QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
-                            const ArrivalStream& stream) {
-  const Deployment deployment{request.model.architecture,
-                              request.weights,
-                              request.kv,
-                              request.policy,
-                              request.gpu,
-                              request.engine,
-                              candidate.layout,
-                              request.gpus_per_node};
-  const Roofline roofline(deployment);
-  return SimulateQueue({.costs = roofline,
-                        .num_kv_blocks = candidate.memory.num_kv_blocks,
-                        .block_size = static_cast<int>(request.memory.block_size),
-                        .max_num_seqs = MaxNumSeqs(request, candidate),
-                        .max_batched_tokens = request.engine.max_batched_tokens,
-                        .max_model_len = candidate.memory.max_request_tokens,
-                        .request_ms = request.engine.request_ms},
-                       stream);
+                            const std::vector<Arrival>& arrivals) {
+  return SimulateQueue(SimulatedDeployment(request, candidate).replica(), arrivals);
 }
 
-Candidate Judge(const PlanRequest& request, int tp, int pp) {
+QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate) {
+  return SimulatePattern(
+      SimulatedDeployment(request, candidate).replica(),
+      {request.trace, request.rate_per_s, request.input_tokens, request.output_tokens},
+      candidate.layout.replicas, candidate.load_per_replica);
+}
+
+Candidate Judge(const PlanRequest& request, int tp, int pp, int fewest_replicas) {
   Candidate candidate;
   candidate.layout = {
       .tp = tp, .pp = pp, .replicas = 1, .expert_parallel = request.expert_parallel};
@@ -262,18 +290,17 @@ Candidate Judge(const PlanRequest& request, int tp, int pp) {
   candidate.memory = PlanMemory(
       {request.model.architecture, request.weights, request.kv, request.policy, OptionsOf(request),
        std::llround(request.gpu.memory_gib * 0x1p30),
-       std::llround(request.input_tokens + request.output_tokens), request.gpus_per_node},
+       std::llround(request.input_tokens + request.output_tokens), RanksPerNode(request, tp)},
       candidate.layout);
   BreakMemory(request, candidate);
   if (candidate.broken == Constraint::kNone) {
     FindReplicas(request,
                  ReplicaJudge(request, candidate.layout,
                               std::max<int64_t>(1, candidate.memory.max_requests)),
-                 candidate);
+                 fewest_replicas, candidate);
   }
-  const int gpus = candidate.layout.gpus();
-  candidate.nodes = (gpus + request.gpus_per_node - 1) / request.gpus_per_node;
-  candidate.reserved_gpus = candidate.nodes == 1 ? gpus : candidate.nodes * request.gpus_per_node;
+  candidate.nodes = NumNodes(request, candidate.layout);
+  candidate.reserved_gpus = ReservedGpus(request, candidate.layout);
   FillPrice(request, candidate);
   return candidate;
 }

@@ -55,15 +55,39 @@ struct Balance {
   double wait = 0;  // mean, behind other prompts
 };
 
-}  // namespace
+// As many as the cache holds, and no more than the tokens of a step: each of them takes one.
+double MostAdmitted(const EngineProfile& engine, int64_t max_requests) {
+  return std::min({static_cast<double>(std::max<int64_t>(1, max_requests)),
+                   static_cast<double>(engine.max_running),
+                   static_cast<double>(engine.max_batched_tokens)});
+}
 
-Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const Load& load,
-                   int64_t max_requests) {
-  const double limit =
-      std::min<double>(static_cast<double>(std::max<int64_t>(1, max_requests)), engine.max_running);
-  const double admitted = std::min(load.concurrency, limit);
+// Answers of one token, which decode nothing: prompts, each behind those that came before it.
+Prediction PredictFirstTokens(const StageCosts& costs, const EngineProfile& engine,
+                              const Load& load, double admitted) {
+  StepLoad none;
+  none.prompts = std::min(std::max(1.0, admitted), MostPromptsPerStep(engine, load));
+  const Prefill prompt = CostOfPrompt(costs, engine, load, none, 0.0);
+  const double behind = std::max(0.0, admitted - none.prompts) * prompt.added;
+  const double request = engine.request_ms / kMilli + prompt.first_token + behind;
+  const double queue = std::max(0.0, load.concurrency - admitted) / admitted * request;
+  Prediction out;
+  out.ttft_ms = (request + queue) * kMilli;
+  out.ttft_p95_ms = out.ttft_ms + (load.arrives ? (kP95OverMean - 1.0) * behind * kMilli : 0.0);
+  out.requests_per_s = admitted / request;
+  out.output_tokens_per_s = out.requests_per_s * load.output_tokens;
+  out.utilization = std::min(1.0, out.requests_per_s * prompt.added);
+  none.prefill_tokens =
+      std::min<double>(load.input_tokens * none.prompts, engine.max_batched_tokens);
+  out.decode_step = costs.SlowestStage(none);
+  return out;
+}
+
+Prediction PredictAnswers(const StageCosts& costs, const EngineProfile& engine, const Load& load,
+                          double admitted) {
   // Whom one of them meets; a rate that leaves the replica idle at times has less than one.
   const double met = std::max(0.0, admitted - 1.0);
+  const double met_at_first = load.arrives ? admitted : met;
   const double context = load.input_tokens + load.output_tokens / 2.0;
   const double pp = costs.num_stages();
   const double intervals = std::max(1.0, load.output_tokens - 1.0);
@@ -90,8 +114,10 @@ Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const L
     const double decoding = intervals * (i == 0 ? period : now.tpot);
     const double share = decoding / (decoding + now.ttft);
     const double tpot = period + met * prompt.added * share / intervals;
-    now.utilization = std::min(kMaxUtilization, admitted / (decoding + now.ttft) * prompt.added);
-    now.wait = prompt.first_token * now.utilization / (2.0 * (1.0 - now.utilization));
+    const double of_each = prompt.added / (decoding + now.ttft);
+    now.utilization = std::min(kMaxUtilization, admitted * of_each);
+    const double busy = std::min(kMaxUtilization, met_at_first * of_each);
+    now.wait = prompt.first_token * busy / (2.0 * (1.0 - busy));
     const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait +
                         load.pattern.burst_share * met / 2.0 * in_burst.added +
                         load.pattern.slot_share * decoding / load.concurrency;
@@ -104,7 +130,6 @@ Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const L
   const double request = intervals * now.tpot + now.ttft;
   const double queue = std::max(0.0, load.concurrency - admitted) / admitted * request;
   Prediction out;
-  out.saturated = load.concurrency > static_cast<double>(max_requests);
   out.ttft_ms = (now.ttft + queue) * kMilli;
   out.ttft_p95_ms = (now.ttft + queue + (kP95OverMean - 1.0) * now.wait) * kMilli;
   out.tpot_ms = now.tpot * kMilli;
@@ -116,6 +141,33 @@ Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const L
   const double micro_batches = std::min(pp, std::max(1.0, now.running));
   out.decode_step = costs.SlowestStage(decode_step(micro_batches, now.running));
   return out;
+}
+
+}  // namespace
+
+Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const Load& load,
+                   int64_t max_requests) {
+  const double admitted = std::min(load.concurrency, MostAdmitted(engine, max_requests));
+  Prediction out = load.output_tokens > 1 ? PredictAnswers(costs, engine, load, admitted)
+                                          : PredictFirstTokens(costs, engine, load, admitted);
+  out.saturated = load.concurrency > static_cast<double>(max_requests);
+  return out;
+}
+
+std::optional<double> ConcurrencyAtRate(const StageCosts& costs, const EngineProfile& engine,
+                                        Load load, int64_t max_requests, double rate_per_s) {
+  const auto is_less = [&](double concurrency) {
+    load.concurrency = concurrency;
+    return Predict(costs, engine, load, max_requests).requests_per_s < rate_per_s;
+  };
+  double low = 1e-3;
+  double high = MostAdmitted(engine, max_requests);
+  if (is_less(high)) return std::nullopt;
+  for (int i = 0; i < 40 && high / low > 1.001; ++i) {
+    const double middle = std::sqrt(low * high);
+    (is_less(middle) ? low : high) = middle;
+  }
+  return high;
 }
 
 }  // namespace lockstep::plan

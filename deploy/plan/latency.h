@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "deploy/plan/engine_profile.h"
 #include "deploy/plan/stage_costs.h"
@@ -18,12 +19,15 @@ struct Load {
   double output_tokens = 500;
   double concurrency = 1;  // requests in a replica, running or waiting, all the time
   LoadPattern pattern;
+  // They come when they come, so that a new one meets as many as there are; else it takes the place
+  // of one that left and meets one less.
+  bool arrives = false;
 };
 
 struct Prediction {
   double ttft_ms = 0;
   double ttft_p95_ms = 0;
-  double tpot_ms = 0;
+  double tpot_ms = 0;  // 0 of answers of one token
   double tpot_p95_ms = 0;
   double running = 0;              // requests in decode, on average
   double output_tokens_per_s = 0;  // of one replica
@@ -36,5 +40,10 @@ struct Prediction {
 // max_requests: how many the KV cache holds at once (MemoryPlan), at least 1.
 Prediction Predict(const StageCosts& costs, const EngineProfile& engine, const Load& load,
                    int64_t max_requests);
+
+// How many requests are there at once when they arrive at this rate (Little's law; load.concurrency
+// is ignored), or nullopt when they come faster than they leave.
+std::optional<double> ConcurrencyAtRate(const StageCosts& costs, const EngineProfile& engine,
+                                        Load load, int64_t max_requests, double rate_per_s);
 
 }  // namespace lockstep::plan

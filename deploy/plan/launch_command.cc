@@ -16,13 +16,10 @@ namespace {
 constexpr double kUtilization = 0.90;
 constexpr HostLimits kLimits;
 
-// A directory stands as it was given; a built-in name stands for one.
+// A directory stands as it was given, for a config.json the one that it lies in; a built-in name
+// stands for one.
 std::string ModelArgument(const Model& model) {
-  const std::string suffix = "/config.json";
-  if (model.source.ends_with(suffix)) {
-    return model.source.substr(0, model.source.size() - suffix.size());
-  }
-  return absl::StrCat("/models/", model.name);
+  return model.directory.empty() ? absl::StrCat("/models/", model.name) : model.directory;
 }
 
 // As a shell takes it for one word.
@@ -77,7 +74,7 @@ std::string LaunchCommand(const Plan& plan) {
   // Hosts are what ranks look at, even where one link joins several.
   if (layout.tp > request.gpus_per_node) absl::StrAppend(&flags, " --allow-tp-across-nodes");
   if (answer->nodes == 1) return absl::StrCat("lockstep serve ", flags);
-  const int tasks = std::min(request.gpus_per_node, layout.gpus());
+  const int tasks = std::min(RanksPerNode(request, layout.tp), layout.gpus());
   return absl::StrCat("sbatch --nodes=", answer->nodes, " --ntasks-per-node=", tasks,
                       " --gpus-per-node=", tasks, " deploy/slurm/serve.sbatch ", flags);
 }

@@ -84,6 +84,7 @@ std::string Escaped(const std::string& text) {
 
 std::vector<ParetoPoint> ParetoPoints(const Plan& plan) {
   std::vector<ParetoPoint> points;
+  if (plan.request.output_tokens <= 1) return points;  // there is no time between tokens
   const Candidate* answer = plan.answer();
   const int most = answer == nullptr ? INT32_MAX : kMaxTimesTheAnswer * answer->layout.ranks();
   for (const Candidate& candidate : plan.candidates) {

@@ -1,5 +1,6 @@
 // The search: every layout of a model over GPUs, judged against a load, limits and a budget of
-// nodes; the cheapest that holds is the answer. Pure; any thread; a second at most.
+// nodes; the cheapest that holds is the answer. Pure; any thread; a second at most, of requests that
+// come at a rate a few.
 #pragma once
 
 #include <optional>
@@ -34,11 +35,10 @@ struct PlanRequest {
   std::vector<Arrival> trace;  // with a rate: replayed instead of independent arrivals
   double ttft_p95_ms = 0;      // 0: no limit
   double tpot_p95_ms = 0;
-  int min_replicas = 1;
   int tp = 0;  // 0: any
   int pp = 0;
   bool expert_parallel = false;
-  double usd_per_gpu_hour = 0;  // 0: unknown
+  std::optional<double> usd_per_gpu_hour;
   std::string price_source;
 
   int64_t longest_request() const;
@@ -73,16 +73,16 @@ struct Candidate {
   MemoryPlan memory;
   // Of the fullest replica; when requests do not divide, others have one less.
   Prediction prediction;
-  double load_per_replica = 0;     // requests at the same time
-  double output_tokens_per_s = 0;  // of all replicas
-  double usd_per_hour = 0;
-  double usd_per_million_tokens = 0;  // of output
+  double load_per_replica = 0;                   // requests at the same time
+  double output_tokens_per_s = 0;                // of all replicas
+  std::optional<double> usd_per_hour;            // where a GPU's price is known
+  std::optional<double> usd_per_million_tokens;  // of output
 };
 
 struct Relaxation {
   std::string change;  // "--kv fp8"
   int gpus = 0;
-  double usd_per_hour = 0;
+  std::optional<double> usd_per_hour;
   std::string not_served;  // WhyNotServed
 };
 
@@ -104,11 +104,17 @@ absl::Status CheckRequest(const PlanRequest& request);
 // A plan without an answer is not an error: binding says what does not fit.
 absl::StatusOr<Plan> MakePlan(const PlanRequest& request);
 
+// Ranks that a node of the plan has when there are several: whole tensor parallel groups, so that
+// none is split between nodes; of groups larger than a node, a node's GPUs.
+int RanksPerNode(const PlanRequest& request, int tp);
+int NumNodes(const PlanRequest& request, const Layout& layout);
 // One node is taken in part, several are taken whole.
-int ReservedGpus(const PlanRequest& request, int gpus);
+int ReservedGpus(const PlanRequest& request, const Layout& layout);
+// As many as reserve at most so many GPUs of the nodes that are allowed; may be 0.
+int MostReplicas(const PlanRequest& request, const Layout& layout, int most_gpus);
 
-// One layout, with as many replicas as the load needs.
-Candidate Judge(const PlanRequest& request, int tp, int pp);
+// One layout, with as many replicas as the load needs by formula, and no less than `fewest`.
+Candidate Judge(const PlanRequest& request, int tp, int pp, int fewest_replicas = 1);
 
 // One replica of a layout that fits, under another load.
 Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
@@ -118,8 +124,10 @@ Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate
 // with is what the launch command sets.
 int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate);
 
-// One replica of a layout that fits, when requests come like this.
+// One replica of a layout that fits, when requests come like this; or at the request's rate, or as
+// its trace has them, divided among the candidate's replicas.
 QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate,
-                            const ArrivalStream& stream);
+                            const std::vector<Arrival>& arrivals);
+QueueResult SimulateReplica(const PlanRequest& request, const Candidate& candidate);
 
 }  // namespace lockstep::plan

@@ -2,232 +2,155 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <map>
-#include <numeric>
 
-#include "deploy/plan/units.h"
-#include "kernels/base/check.h"
-#include "kernels/base/quantile.h"
-#include "runtime/engine/engine.h"
-#include "runtime/engine/simulated_executor.h"
+#include "deploy/plan/queue_replay.h"
 
 namespace lockstep::plan {
 namespace {
 
-constexpr int32_t kVocab = 1000;     // made-up tokens
-constexpr double kWarmUp = 0.1;      // share of a trace that is not measured
-constexpr int kGenerations = 3;      // of a load that goes on, not measured
-constexpr uint64_t kMeasured = 500;  // requests of it
-constexpr uint64_t kFewestSteady = 20;
+constexpr double kWarmUp = 0.1;  // share of a trace that is not measured
 constexpr double kGoldenRatio = 0.6180339887498949;
 
-absl::Duration Seconds(double seconds) { return absl::Seconds(seconds); }
-
-StepLoad ToLoad(const engine::SimulatedStep& step) {
-  StepLoad load;
-  load.decodes = step.num_decodes;
-  if (step.num_decodes > 0) {
-    load.decode_context = static_cast<double>(step.num_decode_context_tokens) / step.num_decodes;
-  }
-  if (step.num_chunks > 0) {
-    load.prompts = step.num_chunks;
-    load.prefill_tokens = static_cast<double>(step.num_chunk_tokens);
-    load.prefill_start =
-        static_cast<double>(step.num_chunk_context_tokens - step.num_chunk_tokens) /
-        step.num_chunks;
-  }
-  load.active_stages = step.num_active;
-  return load;
-}
-
-engine::EngineConfig ConfigOf(const SimulatedReplica& replica) {
-  engine::EngineConfig config;
-  config.num_blocks = replica.num_kv_blocks;
-  config.block_size = replica.block_size;
-  config.max_num_seqs = std::min(kMostSimulatedSeqs, replica.max_num_seqs);
-  config.max_batched_tokens = std::max(replica.max_batched_tokens, config.max_num_seqs);
-  config.max_model_len = replica.max_model_len;
-  config.max_queued_requests = 1 << 20;
-  config.pipeline_depth = replica.costs.num_stages();
-  config.max_steps_in_flight = config.pipeline_depth + 1;
-  config.enable_prefix_cache = false;
-  config.vocab_size = kVocab;
-  return config;
-}
-
-struct Progress {
-  absl::Time arrived;
-  absl::Time first;
-  absl::Time last;
-  int64_t num_tokens = 0;
-  bool is_finished = false;
-};
-
-// Drives engine and executor.
-class Replay {
+// Counts the requests above a limit.
+class LimitWatch {
  public:
-  explicit Replay(const SimulatedReplica& replica)
-      : config_(ConfigOf(replica)),
-        model_(1, kVocab, {}),
-        engine_(config_),
-        executor_(
-            {.num_blocks = config_.num_blocks,
-             .block_size = config_.block_size,
-             .max_num_seqs = config_.max_num_seqs,
-             .max_model_len = config_.max_model_len,
-             .pipeline_depth = config_.pipeline_depth,
-             .check_kv = false},
-            [&costs = replica.costs](const engine::SimulatedStep& step, int stage) {
-              return Seconds(costs.StageSeconds(stage, ToLoad(step)));
-            },
-            model_, absl::UnixEpoch()) {}
+  LimitWatch(const SimulatedReplica& replica, uint64_t num_measured)
+      : request_ms_(replica.request_ms),
+        ttft_limit_ms_(replica.ttft_p95_limit_ms),
+        tpot_limit_ms_(replica.tpot_p95_limit_ms),
+        most_(num_measured / 20 + 1) {}
 
-  // Whatever is to come; by time.
-  std::multimap<absl::Time, Arrival>& arrivals() { return arrivals_; }
-
-  uint64_t num_added() const { return num_added_; }
-
-  // Hears of each answer, and may add arrivals. False: enough is known.
-  using OnFinish = std::function<bool(uint64_t request, absl::Time now)>;
-  // Until it says so, or all have their answers.
-  void Run(const OnFinish& on_finish) {
-    while (!is_enough_ && (!arrivals_.empty() || !engine_.Idle())) {
-      while (auto plan = engine_.Schedule(executor_.now())) executor_.Submit(*plan);
-      const absl::Time arrival =
-          arrivals_.empty() ? absl::InfiniteFuture() : arrivals_.begin()->first;
-      const absl::Time until = std::min(arrival, executor_.NextResultTime());
-      if (until == absl::InfiniteFuture()) break;
-      executor_.AdvanceTo(std::max(executor_.now(), until));
-      if (arrival <= until) {
-        Add(arrivals_.begin()->second);
-        arrivals_.erase(arrivals_.begin());
-      }
-      Commit(on_finish);
-    }
+  // Is the 95th percentile above a limit, however the others fare?
+  bool Add(const Progress& progress) {
+    num_late_ += ttft_limit_ms_ > 0 && progress.ttft_ms(request_ms_) > ttft_limit_ms_ ? 1 : 0;
+    num_slow_ += tpot_limit_ms_ > 0 && progress.tpot_ms() > tpot_limit_ms_ ? 1 : 0;
+    return num_late_ > most_ || num_slow_ > most_;
   }
-
-  // Of the answered requests from number `begin` on, before number `end`.
-  QueueResult Result(uint64_t begin, uint64_t end, double request_ms) const;
+  void Forget() { num_late_ = num_slow_ = 0; }
 
  private:
-  void Add(const Arrival& arrival) {
-    engine::EngineRequest request;
-    request.request_id = num_added_++;
-    request.prompt.assign(static_cast<size_t>(arrival.input_tokens), 1);
-    request.sampling.max_tokens = static_cast<int>(arrival.output_tokens);
-    const uint64_t id = request.request_id;
-    if (!engine_.Add(std::move(request), executor_.now()).ok()) return;
-    progress_[id].arrived = executor_.now();
-  }
-
-  void Commit(const OnFinish& on_finish) {
-    for (auto result = executor_.TakeResult(); result.ok() && result->has_value();
-         result = executor_.TakeResult()) {
-      const absl::Status committed = engine_.Commit(**result, executor_.now());
-      LS_CHECK(committed.ok()) << committed.message();
-    }
-    for (const engine::EngineEvent& event : engine_.TakeEvents()) {
-      if (event.token) {
-        Progress& progress = progress_[event.request_id];
-        if (progress.num_tokens++ == 0) progress.first = executor_.now();
-        progress.last = executor_.now();
-      }
-      if (!event.finish) continue;
-      progress_[event.request_id].is_finished = true;
-      is_enough_ = !on_finish(event.request_id, executor_.now()) || is_enough_;
-    }
-  }
-
-  const engine::EngineConfig config_;
-  const engine::FakeLanguageModel model_;
-  engine::Engine engine_;
-  engine::SimulatedExecutor executor_;
-  std::multimap<absl::Time, Arrival> arrivals_;
-  uint64_t num_added_ = 0;
-  bool is_enough_ = false;
-  std::map<uint64_t, Progress> progress_;
+  const double request_ms_;
+  const double ttft_limit_ms_;
+  const double tpot_limit_ms_;
+  const uint64_t most_;
+  uint64_t num_late_ = 0;
+  uint64_t num_slow_ = 0;
 };
 
-double Mean(const std::vector<double>& values) {
-  if (values.empty()) return 0.0;
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-QueueResult Replay::Result(uint64_t begin, uint64_t end, double request_ms) const {
-  std::vector<double> ttft;
-  std::vector<double> tpot;
-  for (const auto& [id, progress] : progress_) {
-    if (id < begin || id >= end || !progress.is_finished) continue;
-    ttft.push_back(request_ms + kMilli * absl::ToDoubleSeconds(progress.first - progress.arrived));
-    if (progress.num_tokens > 1) {
-      tpot.push_back(kMilli * absl::ToDoubleSeconds(progress.last - progress.first) /
-                     static_cast<double>(progress.num_tokens - 1));
-    }
-  }
-  std::sort(ttft.begin(), ttft.end());
-  std::sort(tpot.begin(), tpot.end());
-  QueueResult result;
-  result.num_requests = static_cast<int>(ttft.size());
-  result.ttft_mean_ms = Mean(ttft);
-  result.ttft_p50_ms = Quantile(ttft, 0.5);
-  result.ttft_p95_ms = Quantile(ttft, 0.95);
-  result.tpot_mean_ms = Mean(tpot);
-  result.tpot_p50_ms = Quantile(tpot, 0.5);
-  result.tpot_p95_ms = Quantile(tpot, 0.95);
-  result.num_preemptions = engine_.Stats().num_preemptions;
-  return result;
-}
-
-// The requests that are measured of a load that goes on. One generation follows another: it begins
-// when one of the last has its answer, and takes as long as answers take by then. After a few as
-// many run as always will; those that come next are measured, with others behind them to their end.
+// The requests that are measured of a load that goes on: those that come after the first one has
+// its answer that was not there from the start, with others behind them to their end. If by then
+// many more or fewer are in flight, or there was always one that waited to run, the next ones are:
+// near what a replica serves at most it takes long until as many run as always will.
 class SteadyWindow {
  public:
-  // False: all of it have their answers.
-  bool Finish(uint64_t request, uint64_t num_added) {
-    if (num_generations_ < kGenerations) {
-      if (request < begin_) return true;
-      begin_ = num_added;
-      ++num_generations_;
+  SteadyWindow(uint64_t num_seeds, uint64_t num_measured, LimitWatch limits)
+      : begin_(num_seeds), num_measured_(num_measured), limits_(limits) {}
+
+  // False: all of it have their answers, or enough of them break a limit.
+  bool Finish(uint64_t request, Replay& replay) {
+    if (num_windows_ == 0) {
+      // Those that it began with are gone by then.
+      if (request >= begin_) Begin(replay);
       return true;
     }
-    if (request >= begin_ && request < end()) ++num_finished_;
-    return num_finished_ < kMeasured;
+    if (request < begin_ || request >= end()) return true;
+    if (limits_.Add(replay.progress(request))) {
+      is_steady_ = true;
+      return false;
+    }
+    if (++num_finished_ < num_measured_) return true;
+    // What a random number of this mean is rarely off by, and a small share.
+    const double margin = 3.0 * std::sqrt(in_flight_before_ + 1.0) + 0.05 * in_flight_before_;
+    const double grown = static_cast<double>(replay.num_in_flight()) - in_flight_before_;
+    const bool all_ran = replay.TakeAllRan();
+    num_crowded_ += all_ran ? 0 : 1;
+    is_steady_ = all_ran && grown <= margin;
+    if (is_steady_ && grown >= -margin) return false;
+    if (num_crowded_ == kMostCrowded || num_windows_ == kMostWindows) return false;
+    Begin(replay);
+    return true;
   }
-  bool has_come() const {
-    return num_generations_ == kGenerations && num_finished_ >= kFewestSteady;
-  }
+  bool is_steady() const { return is_steady_; }
   uint64_t begin() const { return begin_; }
-  uint64_t end() const { return begin_ + kMeasured; }
+  uint64_t end() const { return begin_ + num_measured_; }
 
  private:
-  int num_generations_ = 0;
-  uint64_t begin_ = 0;  // of the generation that begins, or of the window
+  static constexpr int kMostWindows = 4;
+  static constexpr int kMostCrowded = 2;  // of them, in which one always waited
+
+  void Begin(Replay& replay) {
+    begin_ = replay.num_added();
+    in_flight_before_ = static_cast<double>(replay.num_in_flight());
+    replay.TakeAllRan();
+    num_finished_ = 0;
+    limits_.Forget();
+    ++num_windows_;
+  }
+
+  uint64_t begin_;  // of the window; at first, of those that it did not begin with
+  const uint64_t num_measured_;
+  LimitWatch limits_;
+  int num_windows_ = 0;
+  int num_crowded_ = 0;
   uint64_t num_finished_ = 0;
+  double in_flight_before_ = 0;
+  bool is_steady_ = false;
 };
 
-QueueResult SimulateSteadyQueue(Replay& replay, double request_ms) {
-  SteadyWindow window;
-  replay.Run(
-      [&](uint64_t request, absl::Time) { return window.Finish(request, replay.num_added()); });
-  if (window.has_come()) return replay.Result(window.begin(), window.end(), request_ms);
-  QueueResult result = replay.Result(replay.num_added() / 2, replay.num_added(), request_ms);
-  result.is_steady = false;
-  return result;
+// Fewer of long answers, of which each costs more time.
+uint64_t NumMeasured(const SteadyLoad& load) {
+  constexpr double kTokens = 1.5e6;
+  return static_cast<uint64_t>(
+      std::clamp(kTokens / (load.output_tokens + load.input_tokens / 16.0), 50.0, 500.0));
 }
 
 }  // namespace
 
-QueueResult SimulateQueue(const SimulatedReplica& replica, const ArrivalStream& stream) {
+QueueResult SimulateQueue(const SimulatedReplica& replica, const std::vector<Arrival>& arrivals) {
   Replay replay(replica);
-  for (const Arrival& arrival : stream.arrivals) {
-    replay.arrivals().emplace(absl::UnixEpoch() + Seconds(arrival.seconds), arrival);
+  for (const Arrival& arrival : arrivals) {
+    replay.arrivals().emplace(absl::UnixEpoch() + absl::Seconds(arrival.seconds), arrival);
   }
-  if (stream.goes_on) return SimulateSteadyQueue(replay, replica.request_ms);
-  replay.Run([](uint64_t, absl::Time) { return true; });
-  return replay.Result(static_cast<uint64_t>(kWarmUp * static_cast<double>(replay.num_added())),
-                       replay.num_added(), replica.request_ms);
+  const auto begin = static_cast<uint64_t>(kWarmUp * static_cast<double>(arrivals.size()));
+  LimitWatch limits(replica, arrivals.size() - begin);
+  replay.Run([&](uint64_t request, absl::Time) {
+    return request < begin || !limits.Add(replay.progress(request));
+  });
+  return replay.Result(begin, replay.num_added(), replica.request_ms);
+}
+
+QueueResult SimulateSteadyQueue(const SimulatedReplica& replica, const SteadyLoad& load) {
+  constexpr uint64_t kFewest = 20;  // answers of a replica that gets too much
+  const uint64_t num_measured = NumMeasured(load);
+  Replay replay(replica);
+  replay.Seed(load);
+  const uint64_t num_seeds = replay.num_added();
+  SteadyWindow window(num_seeds, num_measured, LimitWatch(replica, num_measured));
+  replay.GoOn(PoissonArrivals(load.rate_per_s, std::llround(load.input_tokens),
+                              std::llround(load.output_tokens), 1),
+              2 * static_cast<uint64_t>(replay.max_num_seqs()) + num_measured);
+  uint64_t num_answers = 0;
+  replay.Run([&](uint64_t request, absl::Time) {
+    num_answers += request >= num_seeds ? 1 : 0;
+    return replay.is_overrun() ? num_answers < kFewest : window.Finish(request, replay);
+  });
+  QueueResult result = replay.is_overrun()
+                           ? replay.Result(num_seeds, replay.num_added(), replica.request_ms)
+                           : replay.Result(window.begin(), window.end(), replica.request_ms);
+  result.is_steady = window.is_steady() && !replay.is_overrun();
+  return result;
+}
+
+QueueResult SimulatePattern(const SimulatedReplica& replica, const ArrivalPattern& pattern,
+                            int num_replicas, double in_flight) {
+  if (pattern.trace.empty()) {
+    return SimulateSteadyQueue(replica, {pattern.rate_per_s / num_replicas, pattern.input_tokens,
+                                         pattern.output_tokens, in_flight});
+  }
+  const TraceShare share = ShareOfTrace(pattern.trace, num_replicas);
+  QueueResult result = SimulateQueue(replica, share.arrivals);
+  result.num_left_out = static_cast<int64_t>(share.num_left_out);
+  return result;
 }
 
 QueueResult SimulateClosedLoop(const SimulatedReplica& replica, const Load& load) {
@@ -247,7 +170,7 @@ QueueResult SimulateClosedLoop(const SimulatedReplica& replica, const Load& load
     ++num_sent;
     const Arrival arrival{0, std::llround(load.input_tokens),
                           std::max<int64_t>(1, std::llround(load.output_tokens * share))};
-    replay.arrivals().emplace(now + Seconds(replica.request_ms / kMilli), arrival);
+    replay.arrivals().emplace(now + absl::Seconds(replica.request_ms / 1e3), arrival);
   };
   for (uint64_t i = 0; i < concurrency; ++i) send(absl::UnixEpoch());
   const uint64_t num_answers = end + (concurrency == 1 ? 0 : concurrency);

@@ -12,8 +12,6 @@
 
 namespace lockstep::plan {
 
-constexpr int kMostSimulatedSeqs = 1024;  // running at the same time; each has a slot
-
 struct SimulatedReplica {
   const StageCosts& costs;
   int64_t num_kv_blocks = 0;
@@ -22,13 +20,18 @@ struct SimulatedReplica {
   int max_batched_tokens = 2048;
   int64_t max_model_len = 0;
   double request_ms = 0;  // added to every first token
+  // 0: no limit. Else it ends once the 95th percentile is sure to be above one; what comes back is
+  // then above it, too, but of few requests.
+  double ttft_p95_limit_ms = 0;
+  double tpot_p95_limit_ms = 0;
 };
 
 // Of requests that queue.
 struct QueueResult {
-  int num_requests = 0;  // measured; those of the start are not
-  // False of a load that goes on: more and more requests ran or waited until the end of what is
-  // simulated. It is more than the replica serves, or its requests take longer than that.
+  int num_requests = 0;      // measured; those of the start are not
+  int64_t num_left_out = 0;  // of the replica's share of a trace, after these
+  // False of a load that goes on: more and more requests run or wait, it is more than the replica
+  // serves.
   bool is_steady = true;
   double ttft_mean_ms = 0;
   double ttft_p50_ms = 0;
@@ -39,8 +42,23 @@ struct QueueResult {
   uint64_t num_preemptions = 0;
 };
 
-// Requests longer than its cache holds are left out.
-QueueResult SimulateQueue(const SimulatedReplica& replica, const ArrivalStream& stream);
+// Requests that come at these times, and no others. Those longer than the replica's cache holds are
+// left out.
+QueueResult SimulateQueue(const SimulatedReplica& replica, const std::vector<Arrival>& arrivals);
+
+// Independent requests that never end to come. `in_flight` of them are there when it begins, each
+// with a part of its answer, so that no empty replica must fill first; it is a guess.
+struct SteadyLoad {
+  double rate_per_s = 0;
+  double input_tokens = 0;
+  double output_tokens = 0;
+  double in_flight = 0;
+};
+QueueResult SimulateSteadyQueue(const SimulatedReplica& replica, const SteadyLoad& load);
+
+// Whichever of both the pattern is, for one of several replicas.
+QueueResult SimulatePattern(const SimulatedReplica& replica, const ArrivalPattern& pattern,
+                            int num_replicas, double in_flight);
 
 // So many requests all the time (a whole number): whoever has an answer asks again. The outputs are
 // half to one and a half times as long as the load says: of equal length they would all end

@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "deploy/plan/collectives.h"
 #include "deploy/plan/report.h"
 #include "nlohmann/json.hpp"
@@ -6,6 +8,10 @@ namespace lockstep::plan {
 namespace {
 
 using nlohmann::ordered_json;
+
+ordered_json OrNull(std::optional<double> value) {
+  return value ? ordered_json(*value) : ordered_json(nullptr);
+}
 
 ordered_json StageJson(const StageMemory& stage) {
   return {{"stage", stage.stage},
@@ -47,8 +53,8 @@ ordered_json CandidateJson(const Candidate& candidate) {
   out["tpot_ms"] = speed.tpot_ms;
   out["tpot_p95_ms"] = speed.tpot_p95_ms;
   out["output_tokens_per_s"] = candidate.output_tokens_per_s;
-  out["usd_per_hour"] = candidate.usd_per_hour;
-  out["usd_per_million_output_tokens"] = candidate.usd_per_million_tokens;
+  out["usd_per_hour"] = OrNull(candidate.usd_per_hour);
+  out["usd_per_million_output_tokens"] = OrNull(candidate.usd_per_million_tokens);
   return out;
 }
 
@@ -100,16 +106,16 @@ ordered_json RequestJson(const PlanRequest& request) {
           {"output_tokens", request.output_tokens},
           {"concurrency", request.concurrency},
           {"rate_per_s", request.rate_per_s},
-          {"usd_per_gpu_hour", request.usd_per_gpu_hour}};
+          {"usd_per_gpu_hour", OrNull(request.usd_per_gpu_hour)}};
 }
 
 }  // namespace
 
 ordered_json QueueJson(const QueueResult& queue) {
-  return {{"num_requests", queue.num_requests},      {"is_steady", queue.is_steady},
-          {"ttft_p50_ms", queue.ttft_p50_ms},        {"ttft_p95_ms", queue.ttft_p95_ms},
-          {"tpot_p50_ms", queue.tpot_p50_ms},        {"tpot_p95_ms", queue.tpot_p95_ms},
-          {"num_preemptions", queue.num_preemptions}};
+  return {{"num_requests", queue.num_requests},       {"is_steady", queue.is_steady},
+          {"ttft_p50_ms", queue.ttft_p50_ms},         {"ttft_p95_ms", queue.ttft_p95_ms},
+          {"tpot_p50_ms", queue.tpot_p50_ms},         {"tpot_p95_ms", queue.tpot_p95_ms},
+          {"num_preemptions", queue.num_preemptions}, {"num_left_out", queue.num_left_out}};
 }
 
 std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
@@ -120,7 +126,7 @@ std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
   for (const Relaxation& relaxation : plan.relaxations) {
     out["relaxations"].push_back({{"change", relaxation.change},
                                   {"gpus", relaxation.gpus},
-                                  {"usd_per_hour", relaxation.usd_per_hour},
+                                  {"usd_per_hour", OrNull(relaxation.usd_per_hour)},
                                   {"not_served", relaxation.not_served}});
   }
   out["request"] = RequestJson(plan.request);

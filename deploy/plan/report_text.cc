@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -27,8 +28,8 @@ std::string LayoutName(const Layout& layout) {
   return name;
 }
 
-std::string Dollars(const PlanRequest& request, double usd) {
-  return request.usd_per_gpu_hour > 0 ? absl::StrFormat("$%.2f", usd) : "no price";
+std::string Dollars(std::optional<double> usd) {
+  return usd ? absl::StrFormat("$%.2f", *usd) : "no price";
 }
 
 std::string Plural(int count, const char* noun) {
@@ -73,11 +74,11 @@ void AddAnswer(const Plan& plan, std::string& out) {
                           plan.binding == Constraint::kNone ? "no layout divides the model"
                                                             : ConstraintName(plan.binding));
   } else {
-    absl::StrAppendFormat(
-        &out, "Answer    %s %s on %s: %s; %s per hour, %s per million output tokens\n",
-        Plural(answer->reserved_gpus, "GPU"), request.gpu.name, Plural(answer->nodes, "node"),
-        LayoutName(answer->layout), Dollars(request, answer->usd_per_hour),
-        Dollars(request, answer->usd_per_million_tokens));
+    absl::StrAppendFormat(&out,
+                          "Answer    %s %s on %s: %s; %s per hour, %s per million output tokens\n",
+                          Plural(answer->reserved_gpus, "GPU"), request.gpu.name,
+                          Plural(answer->nodes, "node"), LayoutName(answer->layout),
+                          Dollars(answer->usd_per_hour), Dollars(answer->usd_per_million_tokens));
     const Prediction& speed = answer->prediction;
     absl::StrAppendFormat(
         &out, "Speed     TTFT %.0f ms (p95 %.0f), TPOT %.1f ms (p95 %.1f), %.0f tokens/s in all\n",
@@ -99,7 +100,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
     const Relaxation& relaxation = plan.relaxations[i];
     absl::StrAppendFormat(&out, "%s %s: %s, %s per hour", i == 0 ? "Cheaper  " : "  or     ",
                           relaxation.change, Plural(relaxation.gpus, "GPU"),
-                          Dollars(request, relaxation.usd_per_hour));
+                          Dollars(relaxation.usd_per_hour));
     // Of a plan for another engine it does not matter.
     if (plan.not_served.empty() && !relaxation.not_served.empty()) {
       absl::StrAppendFormat(&out, ", but `serve` %s", relaxation.not_served);
@@ -126,7 +127,7 @@ void AddTradeOffs(const Plan& plan, std::string& out) {
     if (other.reserved_gpus != answer->reserved_gpus) continue;
     const Prediction& a = answer->prediction;
     const Prediction& b = other.prediction;
-    const double tpot = b.tpot_ms / a.tpot_ms - 1;
+    const double tpot = a.tpot_ms > 0 ? b.tpot_ms / a.tpot_ms - 1 : 0;
     const double ttft = b.ttft_ms / a.ttft_ms - 1;
     const double rate = other.output_tokens_per_s / answer->output_tokens_per_s - 1;
     if (tpot > -kWorthSaying && ttft > -kWorthSaying && rate < kWorthSaying) continue;
@@ -183,7 +184,7 @@ void AddLayouts(const Plan& plan, std::string& out) {
       verdict = absl::StrFormat(
           "%s  TPOT %.1f ms, TTFT %.0f ms, %s per million tokens",
           &candidate == plan.answer() ? "chosen:" : "holds: ", candidate.prediction.tpot_ms,
-          candidate.prediction.ttft_ms, Dollars(plan.request, candidate.usd_per_million_tokens));
+          candidate.prediction.ttft_ms, Dollars(candidate.usd_per_million_tokens));
       if (candidate.tp_across_nodes) verdict += "; tp crosses nodes";
     } else {
       verdict = absl::StrCat("no:      ", candidate.reason);
@@ -226,9 +227,9 @@ void AddSources(const PlanRequest& request, std::string& out) {
       InterconnectOf(request.gpu, request.gpus_per_node, request.engine.links).source);
   absl::StrAppendFormat(&out, "  engine           %s: %s\n", request.engine.name,
                         request.engine.source);
-  if (request.usd_per_gpu_hour > 0) {
+  if (request.usd_per_gpu_hour) {
     absl::StrAppendFormat(&out, "  price            $%.2f per GPU-hour, %s\n",
-                          request.usd_per_gpu_hour, request.price_source);
+                          *request.usd_per_gpu_hour, request.price_source);
   }
 }
 
@@ -237,9 +238,12 @@ void AddSources(const PlanRequest& request, std::string& out) {
 std::string QueueText(const QueueResult& queue) {
   return absl::StrFormat(
       "Queueing  TTFT p50 %.0f, p95 %.0f ms, TPOT p50 %.1f, p95 %.1f ms, %d preemptions in %d "
-      "requests to a replica, simulated with the engine's scheduler%s\n",
+      "requests to a replica, simulated with the engine's scheduler%s%s\n",
       queue.ttft_p50_ms, queue.ttft_p95_ms, queue.tpot_p50_ms, queue.tpot_p95_ms,
       queue.num_preemptions, queue.num_requests,
+      queue.num_left_out > 0 ? absl::StrCat("; ", Grouped(queue.num_left_out),
+                                            " of the trace that follow are left out")
+                             : "",
       queue.is_steady ? "" : "; still filling up: in the long run they wait longer");
 }
 

@@ -222,8 +222,8 @@ std::string TokensPerDollar() {
         &out,
         "  %-15s %-5s %2d H100 at $%.2f: %.0f thousand output tokens per dollar ($%.2f per "
         "million)\n",
-        model, weights, plan->answer()->layout.gpus(), request.usd_per_gpu_hour,
-        1e3 / plan->answer()->usd_per_million_tokens, plan->answer()->usd_per_million_tokens);
+        model, weights, plan->answer()->layout.gpus(), *request.usd_per_gpu_hour,
+        1e3 / *plan->answer()->usd_per_million_tokens, *plan->answer()->usd_per_million_tokens);
   }
   return out;
 }

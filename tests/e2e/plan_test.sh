@@ -91,6 +91,14 @@ refuses "calibrate" --model "$model" --quick
 # A usual request shrinks to the model's context; what is named does not.
 "$lockstep" plan --model "$model" --gpu h100 --json >"$dir/plan.json"
 refuses "input 512 and output 1 together exceed the 512 positions" --model "$model" --gpu h100 --input 512
+# What no queue holds within the limits is no answer, and fails.
+code=0
+"$lockstep" plan --model 405b --weights fp8 --rate 1/s --ttft-p95 500ms --nodes 1 >"$dir/none.txt" || code=$?
+holds "$dir/none.txt" "^Answer    none within 1 node of 8: time to first token"
+if [ $code != 1 ]; then
+  echo "plan_test.sh: exit code $code of a plan that has no answer" >&2
+  exit 1
+fi
 # `serve` knows every flag of a launch command, in every range that `plan` takes: only the model is missing.
 for flags in "" "--block-size 1024 --utilization 0.99" "--rate 1/min --block-size 1 --utilization 0.05" "--weights f32 --concurrency 2000"; do
   launch=$("$lockstep" plan --model llama-3.2-1b --gpu h100 $flags | sed -n 's/^Launch *lockstep //p')

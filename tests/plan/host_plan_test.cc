@@ -30,7 +30,7 @@ class HostPlanTest : public ::testing::Test {
 
   HostPlanRequest Request() {
     HostPlanRequest request;
-    request.model = {"small", "a test", model_};
+    request.model = {"small", "a test", "", model_};
     request.weights = *FindWeightFormat("bf16");
     request.available_bytes = int64_t{1} << 30;
     request.max_model_len = 1024;

@@ -47,6 +47,29 @@ TEST(Latency, TheSlowestAreNoFasterThanTheMean) {
   }
 }
 
+// A prompt of thirteen steps beside one answer of ten tokens.
+TEST(Latency, ALoneRequestDoesNotWaitForItself) {
+  EXPECT_NEAR(OfRequests(1, 100000, 10).ttft_ms, 130.0, 1e-3);
+  EXPECT_NEAR(OfRequests(1, 100000, 10).ttft_p95_ms, 130.0, 1e-3);
+  EXPECT_GT(OfRequests(2, 100000, 10).ttft_ms, 130.0 + 10.0);
+}
+
+// Prompts of 4,096 tokens, two to a step of 10 ms.
+TEST(Latency, AnswersOfOneTokenHaveNoTimeBetweenTokens) {
+  const Prediction alone = OfRequests(1, 4096, 1);
+  EXPECT_EQ(alone.tpot_ms, 0);
+  EXPECT_EQ(alone.tpot_p95_ms, 0);
+  EXPECT_NEAR(alone.ttft_ms, 10.0, 1e-9);
+  EXPECT_NEAR(alone.requests_per_s, 100.0, 1e-6);
+  EXPECT_NEAR(OfRequests(8, 4096, 1).ttft_ms, 40.0, 1e-6);
+  EXPECT_NEAR(OfRequests(8, 4096, 1).requests_per_s, 200.0, 1e-6);
+}
+
+TEST(Latency, NoMoreRunThanAStepHasTokensFor) {
+  EXPECT_NEAR(OfRequests(20000, 100, 101).requests_per_s, OfRequests(8192, 100, 101).requests_per_s,
+              1e-6);
+}
+
 TEST(Latency, LongPromptsHaveStepsOfTheirOwn) {
   // 8,192 tokens are a step's all: ten prompts take ten steps.
   EXPECT_GT(OfRequests(1000, 8192, 101).tpot_ms, 5 * OfRequests(1000, 100, 101).tpot_ms);

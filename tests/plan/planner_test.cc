@@ -41,8 +41,51 @@ TEST(Planner, FourHundredFiveBillionInFp8TakesOneNodeOfH100) {
   request.concurrency = 16;
   const auto plan = MakePlan(request);
   ASSERT_TRUE(plan.ok() && plan->answer() != nullptr);
-  EXPECT_EQ(plan->answer()->layout.gpus(), 8);
+  EXPECT_EQ(plan->answer()->layout.gpus(), 7);
   EXPECT_EQ(plan->answer()->nodes, 1);
+}
+
+TEST(Planner, TriesEveryNumberOfStages) {
+  PlanRequest request = PricedRequest("llama-3.1-405b", "h200", "bf16");
+  request.concurrency = 16;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_EQ(plan.answer()->layout.gpus(), 7);
+  EXPECT_EQ(plan.answer()->layout.pp, 7);
+}
+
+TEST(Planner, GroupsOfRanksAreNotSplitBetweenNodes) {
+  PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
+  request.gpus_per_node = 6;
+  request.tp = 4;
+  request.pp = 1;
+  request.concurrency = 1500;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  const Candidate& answer = *plan.answer();
+  ASSERT_GT(answer.layout.replicas, 1);
+  EXPECT_EQ(answer.nodes, answer.layout.replicas) << "two of six GPUs are left over";
+  EXPECT_EQ(answer.reserved_gpus, 6 * answer.nodes);
+  EXPECT_FALSE(answer.tp_across_nodes);
+  request.pp = 3;
+  request.max_nodes = 2;  // of twelve GPUs, which three groups of four would need
+  EXPECT_THAT(std::string(MakePlan(request).status().message()),
+              HasSubstr("tp 4 x pp 3 needs 12 GPUs; 8 are allowed"));
+}
+
+TEST(Planner, AnswersOfOneTokenHaveNoLimitBetweenTokens) {
+  PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
+  request.output_tokens = 1;
+  request.concurrency = 4;
+  request.tpot_p95_ms = 0.001;
+  const auto holds = [&] {
+    const Plan plan = *MakePlan(request);
+    return plan.answer() != nullptr && plan.answer()->layout.gpus() == 1 &&
+           plan.answer()->prediction.tpot_ms == 0;
+  };
+  EXPECT_TRUE(holds());
+  request.rate_per_s = 2;
+  EXPECT_TRUE(holds());
 }
 
 TEST(Planner, SaysWhatBindsAndWhatWouldRelaxIt) {
@@ -137,7 +180,7 @@ TEST(Planner, RequestsThatDoNotDivideAreNotRoundedUp) {
   // Two replicas with three requests, one with two: as slow, fewer tokens, each of them dearer.
   EXPECT_EQ(eight.prediction.tpot_ms, nine.prediction.tpot_ms);
   EXPECT_NEAR(eight.output_tokens_per_s / nine.output_tokens_per_s, 8.0 / 9, 0.02);
-  EXPECT_GT(eight.usd_per_million_tokens, 1.1 * nine.usd_per_million_tokens);
+  EXPECT_GT(*eight.usd_per_million_tokens, 1.1 * *nine.usd_per_million_tokens);
 }
 
 TEST(Planner, LargerLoadNeverNeedsFewerGpus) {

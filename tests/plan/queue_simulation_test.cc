@@ -2,10 +2,13 @@
 
 #include <fstream>
 
+#include "deploy/plan/layout_search.h"
 #include "deploy/plan/planner.h"
+#include "deploy/plan/relaxations.h"
 #include "deploy/plan/report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "tests/plan/requests.h"
 
 namespace lockstep::plan {
@@ -34,8 +37,8 @@ TEST(QueueSimulation, MoreRequestsNeverWaitLess) {
   const Plan plan = *MakePlan(Request(0.2));
   double before = 0;
   for (const double rate : {0.5, 2.0, 6.0}) {
-    const QueueResult result =
-        SimulateReplica(plan.request, *plan.answer(), {PoissonArrivals(rate, 2000, 100, 100, 7)});
+    const QueueResult result = SimulateReplica(plan.request, *plan.answer(),
+                                               PoissonArrivals(rate, 2000, 100, 7).First(100));
     EXPECT_GE(result.ttft_p95_ms, 0.95 * before);  // they meet other steps, too
     before = result.ttft_p95_ms;
   }
@@ -45,7 +48,7 @@ TEST(QueueSimulation, MoreRequestsNeverWaitLess) {
 TEST(QueueSimulation, QuantilesInterpolate) {
   const Plan plan = *MakePlan(Request(0.2));
   const QueueResult result =
-      SimulateReplica(plan.request, *plan.answer(), {PoissonArrivals(100, 2000, 10, 2, 7)});
+      SimulateReplica(plan.request, *plan.answer(), PoissonArrivals(100, 2000, 10, 7).First(2));
   ASSERT_EQ(result.num_requests, 2);
   EXPECT_GT(result.ttft_p95_ms, result.ttft_p50_ms);
   EXPECT_NEAR(result.ttft_p50_ms, result.ttft_mean_ms, 1e-9);
@@ -53,7 +56,7 @@ TEST(QueueSimulation, QuantilesInterpolate) {
 
 TEST(QueueSimulation, TheSameSeedGivesTheSameNumbers) {
   const Plan plan = *MakePlan(Request(2));
-  const ArrivalStream arrivals{PoissonArrivals(2, 500, 50, 50, 3)};
+  const std::vector<Arrival> arrivals = PoissonArrivals(2, 500, 50, 3).First(50);
   EXPECT_EQ(SimulateReplica(plan.request, *plan.answer(), arrivals).ttft_p95_ms,
             SimulateReplica(plan.request, *plan.answer(), arrivals).ttft_p95_ms);
 }
@@ -67,16 +70,42 @@ TEST(QueueSimulation, ALoadThatGoesOnIsMeasuredWhenAsManyRunAsAlwaysWill) {
   const Plan plan = *MakePlan(request);
   ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value());
   const double rate = request.rate_per_s / plan.answer()->layout.replicas;
-  const auto tpot = [&](int count, bool goes_on) {
-    const QueueResult result = SimulateReplica(
-        plan.request, *plan.answer(), {PoissonArrivals(rate, 1000, 250, count, 1), goes_on});
-    EXPECT_TRUE(result.is_steady);
-    return result.tpot_p50_ms;
+  const auto tpot = [&](int count) {
+    return SimulateReplica(plan.request, *plan.answer(),
+                           PoissonArrivals(rate, 1000, 250, 1).First(count))
+        .tpot_p50_ms;
   };
-  const double in_the_long_run = tpot(3000, /*goes_on=*/false);
+  const double in_the_long_run = tpot(3000);
   EXPECT_NEAR(plan.queue->tpot_p50_ms, in_the_long_run, 0.15 * in_the_long_run);
-  EXPECT_NEAR(tpot(3000, /*goes_on=*/true), plan.queue->tpot_p50_ms, 1e-9) << "no longer than that";
-  EXPECT_LT(tpot(60, /*goes_on=*/false), 0.85 * in_the_long_run) << "they never fill it";
+  EXPECT_LT(tpot(60), 0.85 * in_the_long_run) << "they never fill it";
+}
+
+// 120 run at the same time, each of them eight minutes.
+TEST(QueueSimulation, ALoadOfLongAnswersIsSteady) {
+  PlanRequest request = Request(4);
+  request.input_tokens = 100;
+  request.output_tokens = 2000;
+  const Plan plan = *MakePlan(request);
+  ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value());
+  EXPECT_EQ(plan.answer()->layout.gpus(), 1);
+  EXPECT_TRUE(plan.queue->is_steady);
+  EXPECT_EQ(plan.queue->num_requests, 500);
+}
+
+// Up to 7 in 8 of what it serves at most.
+TEST(QueueSimulation, MoreRequestsASecondAreNeverFaster) {
+  PlanRequest request = RequestFor("llama-3.1-70b");
+  request.tp = 8;
+  request.pp = 1;
+  request.max_nodes = 1;
+  double before = 0;
+  for (request.rate_per_s = 6; request.rate_per_s <= 7.5; request.rate_per_s += 0.5) {
+    const Plan plan = *MakePlan(request);
+    ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value()) << request.rate_per_s;
+    EXPECT_EQ(plan.queue->num_requests, 500) << request.rate_per_s;
+    EXPECT_GT(plan.queue->tpot_p95_ms, before) << request.rate_per_s;
+    before = plan.queue->tpot_p95_ms;
+  }
 }
 
 TEST(QueueSimulation, MoreThanAReplicaServesIsNoSteadyLoad) {
@@ -85,11 +114,82 @@ TEST(QueueSimulation, MoreThanAReplicaServesIsNoSteadyLoad) {
   const Plan plan = *MakePlan(request);
   ASSERT_NE(plan.answer(), nullptr);
   EXPECT_TRUE(plan.queue->is_steady);
-  const QueueResult too_much = SimulateReplica(plan.request, *plan.answer(),
-                                               {PoissonArrivals(100, 2000, 500, 600, 1), true});
-  EXPECT_FALSE(too_much.is_steady);
-  EXPECT_GT(too_much.num_requests, 0);
-  EXPECT_THAT(QueueText(too_much), HasSubstr("still filling up"));
+  for (const double too_much : {20, 100, 10000}) {
+    request.rate_per_s = too_much;
+    const QueueResult result = SimulateReplica(request, *plan.answer());
+    EXPECT_FALSE(result.is_steady) << too_much;
+    EXPECT_GT(result.num_requests, 0) << too_much;
+    EXPECT_THAT(QueueText(result), HasSubstr("still filling up"));
+  }
+}
+
+TEST(QueueSimulation, RunsAsManyAsAStepHasTokensFor) {
+  PlanRequest request = RequestFor("llama-3.2-1b", "b200");
+  request.rate_per_s = 1700;
+  request.input_tokens = 50;
+  request.output_tokens = 50;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_EQ(plan.answer()->layout.gpus(), 1);
+  EXPECT_GT(MaxNumSeqs(plan.request, *plan.answer()), 1024);
+  EXPECT_LT(plan.queue->ttft_p50_ms, 2 * plan.answer()->prediction.ttft_ms) << "nobody waits";
+  Candidate busy = *plan.answer();
+  busy.load_per_replica = 1e6;
+  EXPECT_EQ(MaxNumSeqs(plan.request, busy), plan.request.engine.max_batched_tokens);
+}
+
+// tp 1 x pp 3 takes long until a first token, however few requests a replica has; tp 4 does not.
+TEST(QueueSimulation, ALayoutThatNeedsReplicasLeavesOthersAlone) {
+  PlanRequest request = RequestFor("llama-3.1-70b");
+  request.rate_per_s = 1;
+  request.ttft_p95_ms = 500;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_EQ(plan.answer()->layout.gpus(), 4);
+  EXPECT_LE(plan.queue->ttft_p95_ms, 500);
+}
+
+TEST(QueueSimulation, WhatNoQueueHoldsIsNoAnswer) {
+  PlanRequest request = RequestFor("llama-3.1-405b", "h100", "fp8");
+  request.max_nodes = 1;
+  request.rate_per_s = 1;
+  request.ttft_p95_ms = 500;
+  const Plan plan = *MakePlan(request);
+  EXPECT_EQ(plan.answer(), nullptr);
+  EXPECT_FALSE(plan.queue.has_value());
+  EXPECT_EQ(plan.binding, Constraint::kTtft);
+  EXPECT_THAT(plan.binding_reason, HasSubstr("TTFT p95 above 500 ms in a simulated queue"));
+  EXPECT_THAT(PlanText(plan), HasSubstr("none within 1 node of 8: time to first token"));
+}
+
+// A prompt alone takes as long on however many replicas.
+TEST(QueueSimulation, WhatNoNumberOfReplicasHoldsIsNoAnswer) {
+  PlanRequest request = RequestFor("llama-3.1-70b");
+  request.tp = 1;
+  request.pp = 3;
+  request.rate_per_s = 1;
+  request.ttft_p95_ms = 405;
+  ASSERT_TRUE(SearchByFormula(request).chosen.has_value());
+  const Plan plan = *MakePlan(request);
+  EXPECT_EQ(plan.answer(), nullptr);
+  EXPECT_THAT(plan.binding_reason, HasSubstr("even with 42 replicas: TTFT p95 above 405 ms"));
+  request.ttft_p95_ms = 500;
+  EXPECT_NE(MakePlan(request)->answer(), nullptr);
+}
+
+TEST(QueueSimulation, ThePrintedQueueIsTheAnswers) {
+  PlanRequest request = Request(15);
+  request.ttft_p95_ms = 150;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_GT(plan.answer()->layout.replicas, 1);
+  EXPECT_EQ(SimulateReplica(plan.request, *plan.answer()).ttft_p95_ms, plan.queue->ttft_p95_ms);
+  // And one replica less would not do.
+  Candidate fewer = *plan.answer();
+  --fewer.layout.replicas;
+  fewer.load_per_replica *= 1.0 + 1.0 / fewer.layout.replicas;
+  EXPECT_GT(SimulateReplica(plan.request, fewer).ttft_p95_ms, 150);
+  EXPECT_EQ(plan.binding, Constraint::kTtft) << plan.binding_reason;
 }
 
 TEST(QueueSimulation, LimitsHoldInTheQueueToo) {
@@ -118,6 +218,84 @@ TEST(QueueSimulation, CheaperChangesAreThoseThatHoldInTheQueue) {
   }
 }
 
+// By formula one node of 70b at 6/s is tp 2 x pp 3, whose queue grows.
+TEST(QueueSimulation, WithoutLimitsCheaperChangesAreSimulatedToo) {
+  PlanRequest request = RequestFor("llama-3.1-70b");
+  request.tp = 2;
+  request.pp = 3;
+  request.rate_per_s = 12;
+  const int now = 6 * MakePlan(request)->answer()->layout.replicas;
+  const std::vector<Relaxation> relaxations = FindRelaxations(request, now + 24);
+  request.rate_per_s = 6;
+  const Plan halved = *MakePlan(request);
+  ASSERT_NE(halved.answer(), nullptr);
+  EXPECT_GT(halved.answer()->layout.replicas,
+            SearchByFormula(request).candidates[0].layout.replicas);
+  for (const Relaxation& relaxation : relaxations) {
+    if (relaxation.change != "--rate 6/s") continue;
+    EXPECT_EQ(relaxation.gpus, halved.answer()->reserved_gpus);
+    return;
+  }
+  FAIL() << "half the rate takes fewer GPUs";
+}
+
+PlanRequest TraceRequest(const std::vector<Arrival>& trace) {
+  PlanRequest request = RequestFor();
+  request.trace = trace;
+  const TraceSummary summary = *Summarize(trace);
+  request.rate_per_s = summary.rate_per_s;
+  request.input_tokens = summary.input_tokens;
+  request.output_tokens = summary.output_tokens;
+  request.context = summary.longest;
+  return request;
+}
+
+// Two requests a second for five minutes, then a hundred.
+TEST(Trace, IsSimulatedToItsEnd) {
+  std::vector<Arrival> trace = PoissonArrivals(2, 500, 100, 1).First(600);
+  const double begin = trace.back().seconds;
+  for (Arrival arrival : PoissonArrivals(100, 500, 100, 2).First(3000)) {
+    arrival.seconds += begin;
+    trace.push_back(arrival);
+  }
+  PlanRequest request = TraceRequest(trace);
+  request.ttft_p95_ms = 200;
+  const Plan plan = *MakePlan(request);
+  ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value());
+  EXPECT_GT(plan.answer()->layout.gpus(), 1);
+  EXPECT_EQ(plan.queue->num_left_out, 0);
+}
+
+TEST(Trace, OfATraceWithoutEndTheRestIsLeftOutAndSaidTo) {
+  // 600 tokens of which prompts count a sixteenth: 3.2 million, and twice that.
+  const std::vector<Arrival> trace = PoissonArrivals(1, 1600, 500, 1).First(10000);
+  const TraceShare share = ShareOfTrace(trace, 1);
+  EXPECT_EQ(share.arrivals.size(), 6666u);
+  EXPECT_EQ(share.num_left_out, 3334u);
+  EXPECT_EQ(ShareOfTrace(trace, 2).arrivals.size(), 5000u);
+  QueueResult queue;
+  queue.num_left_out = 3334;
+  EXPECT_THAT(QueueText(queue), HasSubstr("; 3,334 of the trace that follow are left out"));
+  EXPECT_THAT(QueueJson(queue).dump(), HasSubstr("\"num_left_out\":3334"));
+}
+
+TEST(Trace, CheaperChangesMayBeGivenBesideIt) {
+  std::vector<Arrival> trace = PoissonArrivals(60, 500, 100, 1).First(2000);
+  trace[1000].input_tokens = 4000;
+  PlanRequest request = TraceRequest(trace);
+  request.tp = 1;
+  request.pp = 1;
+  request.context = 6000;
+  request.kv = *FindKvFormat("fp8");
+  request.memory.utilization = 0.95;
+  request.weights = *FindWeightFormat("int4");
+  const std::vector<Relaxation> relaxations = FindRelaxations(request, 1000);
+  ASSERT_EQ(relaxations.size(), 1u);
+  EXPECT_EQ(relaxations[0].change, "--context 4100");
+  request.context = 4100;
+  EXPECT_TRUE(FindRelaxations(request, 1000).empty());
+}
+
 absl::StatusOr<std::vector<Arrival>> Load(const std::string& text) {
   const std::string path = ::testing::TempDir() + "/trace.csv";
   std::ofstream(path) << text;
@@ -137,6 +315,8 @@ TEST(Trace, ErrorsNameTheLine) {
   EXPECT_THAT(message("0,10,5\nx,1,1\n"), HasSubstr("line 2 is \"x,1,1\", not seconds"));
   EXPECT_THAT(message("5,10,5\n4,1,1\n"), HasSubstr("line 2 goes back"));
   EXPECT_THAT(message("0,10,0\n"), HasSubstr("line 1"));
+  EXPECT_THAT(message("nan,5,5\n0,1,1\n1,1,1\n"), HasSubstr("line 1 is \"nan,5,5\", not"));
+  EXPECT_THAT(message("x,5,5\n0,1,1\n1,1,1\n"), HasSubstr("line 1 is \"x,5,5\", not"));
   EXPECT_THAT(message("0,10,5\n1,999999999,1\n"), HasSubstr("to 134217728 tokens"));
   EXPECT_THAT(message("0,10,5\n"), HasSubstr("fewer than two"));
   const auto of = [](const std::string& path) {

@@ -1,5 +1,8 @@
 #include "deploy/plan/report.h"
 
+#include <filesystem>
+#include <fstream>
+
 #include "deploy/plan/held_by_serve.h"
 #include "deploy/plan/planner.h"
 #include "gmock/gmock.h"
@@ -16,8 +19,61 @@ using ::testing::Not;
 TEST(Report, LaunchesWhatAShellUnderstands) {
   PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
   EXPECT_THAT(LaunchCommand(*MakePlan(request)), HasSubstr("serve /models/llama-3.1-8b --tp"));
-  request.model.source = "/data/my model's/config.json";
+  request.model.directory = "/data/my model's";
   EXPECT_THAT(LaunchCommand(*MakePlan(request)), HasSubstr("serve '/data/my model'\\''s' --tp"));
+}
+
+// With the directory that was named, from wherever one looks.
+TEST(Report, LaunchesTheDirectoryOfAConfig) {
+  const auto directory = std::filesystem::path(::testing::TempDir()) / "m8";
+  std::filesystem::create_directories(directory);
+  for (const char* name : {"config.json", "other.json"}) {
+    std::ofstream(directory / name)
+        << ModelConfigJson(*LoadModel("llama-3.1-8b")->architecture.runtime_config);
+  }
+  EXPECT_EQ(LoadModel(directory)->directory, directory);
+  EXPECT_EQ(LoadModel(directory / "other.json")->directory, directory);
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(directory);
+  for (const char* path : {"config.json", "./other.json", "."}) {
+    PlanRequest request = PricedRequest(path, "h100", "bf16");
+    EXPECT_THAT(LaunchCommand(*MakePlan(request)), HasSubstr("serve . --tp")) << path;
+  }
+  std::filesystem::current_path(before);
+}
+
+TEST(Report, LaunchesWholeGroupsOnEachNode) {
+  PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
+  request.gpus_per_node = 6;
+  request.tp = 4;
+  request.pp = 2;
+  EXPECT_THAT(LaunchCommand(*MakePlan(request)),
+              HasSubstr("sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 "));
+}
+
+TEST(Report, AnUnknownPriceIsNone) {
+  PlanRequest request = PricedRequest("llama-3.1-70b", "h100", "bf16");
+  const auto prices = [&] {
+    const auto json = nlohmann::json::parse(PlanJson(*MakePlan(request), {}));
+    EXPECT_FALSE(json["relaxations"].empty());
+    return std::vector<nlohmann::json>{
+        json["answer"]["usd_per_hour"], json["answer"]["usd_per_million_output_tokens"],
+        json["relaxations"][0]["usd_per_hour"], json["request"]["usd_per_gpu_hour"]};
+  };
+  request.usd_per_gpu_hour = 0.0;
+  for (const nlohmann::json& price : prices()) EXPECT_EQ(price, 0.0);
+  EXPECT_THAT(PlanText(*MakePlan(request)), HasSubstr("$0.00 per hour"));
+  request.usd_per_gpu_hour = std::nullopt;
+  for (const nlohmann::json& price : prices()) EXPECT_TRUE(price.is_null()) << price;
+  EXPECT_THAT(PlanText(*MakePlan(request)), HasSubstr("no price per hour"));
+}
+
+TEST(Report, AnswersOfOneTokenHaveNoChart) {
+  PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
+  request.output_tokens = 1;
+  const Plan plan = *MakePlan(request);
+  EXPECT_TRUE(ParetoPoints(plan).empty());
+  EXPECT_THAT(PlanText(plan), Not(HasSubstr("nan")));
 }
 
 TEST(Report, LaunchesWhatWasPlanned) {
@@ -55,7 +111,7 @@ TEST(Report, OfARateLaunchesWhatWasSimulated) {
   EXPECT_EQ(MaxNumSeqs(plan.request, *plan.answer()), 256);
   EXPECT_THAT(LaunchCommand(plan), HasSubstr("--max-num-seqs 256 "));
   // Thirty that come at once: as many as may run at the same time tell when the last begins.
-  const ArrivalStream burst{std::vector<Arrival>(30, Arrival{0, 2000, 500})};
+  const std::vector<Arrival> burst(30, Arrival{0, 2000, 500});
   const double together = SimulateReplica(plan.request, *plan.answer(), burst).ttft_p95_ms;
   plan.request.engine.max_running = 2;
   EXPECT_THAT(LaunchCommand(plan), HasSubstr("--max-num-seqs 2 "));
@@ -145,6 +201,8 @@ TEST(Report, LaunchesCheckpointsInFp8AsTheyAre) {
        {std::pair(MetasFp8(), "fp8-mlp"), std::pair(compressed, "fp8")}) {
     PlanRequest request = PricedRequest("llama-3.1-405b", "h100", format);
     request.model = Stored405b(stored);
+    request.tp = 8;
+    request.pp = 1;
     request.concurrency = 16;
     EXPECT_EQ(request.model.architecture.stored_weights, format);
     const Plan plan = *MakePlan(request);
@@ -159,10 +217,11 @@ TEST(Report, LaunchesCheckpointsInFp8AsTheyAre) {
 TEST(Report, CountsWhatMetasFp8Leaves) {
   PlanRequest request = PricedRequest("llama-3.1-405b", "h100", "fp8-mlp");
   request.model = Stored405b(MetasFp8());
+  request.tp = 8;
+  request.pp = 1;
   request.concurrency = 16;
   const Plan plan = *MakePlan(request);
   ASSERT_NE(plan.answer(), nullptr);
-  ASSERT_EQ(plan.answer()->layout.tp, 8);
   constexpr int64_t kHidden = 16384, kInner = 53248 / 8, kLayers = 126;
   constexpr int64_t kAttention = 2 * (2304 * kHidden + kHidden * 2048);
   constexpr int64_t kWideMlp = 2 * 3 * kInner * kHidden;
