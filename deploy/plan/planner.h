@@ -1,6 +1,6 @@
 // The search: every layout of a model over GPUs, judged against a load, limits and a budget of
-// nodes; the cheapest that holds is the answer. Pure; any thread; a second at most, of requests that
-// come at a rate a few.
+// nodes; the cheapest that holds is the answer. Pure; any thread; a second at most, of requests
+// that come at a rate a few.
 #pragma once
 
 #include <optional>
