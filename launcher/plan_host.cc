@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "deploy/plan/host_plan.h"
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
@@ -32,8 +34,25 @@ absl::Status FillHostLoad(const PlanOptions& options, plan::PlanRequest& what,
   return absl::OkStatus();
 }
 
+// Flags that would have no effect.
+absl::Status CheckHostFlags(const PlanOptions& options) {
+  const std::pair<const char*, bool> flags[] = {
+      {"--nodes", options.nodes.has_value()},
+      {"--gpus-per-node", options.gpus_per_node.has_value()},
+      {"--price", !options.price.empty()},
+      {"--engine", !options.engine.empty()},
+      {"--svg", !options.svg.empty()},
+      {"--html", !options.html.empty()},
+      {"--expert-parallel", options.expert_parallel}};
+  for (const auto& [flag, is_given] : flags) {
+    if (is_given) return absl::InvalidArgumentError(absl::StrCat(flag, " is not for --gpu cpu"));
+  }
+  return absl::OkStatus();
+}
+
 // Ranks as processes of this host, as `serve` starts them without GPUs.
 absl::StatusOr<plan::HostPlan> ComputeHostPlan(const PlanOptions& options) {
+  RETURN_IF_ERROR(CheckHostFlags(options));
   plan::PlanRequest what;
   RETURN_IF_ERROR(FillPlannedModel(options, what));
   plan::HostPlanRequest request;

@@ -84,6 +84,7 @@ printf '0,16,16\n0.5,32,8\n60,16,16\n' >"$dir/trace.csv"
 "$lockstep" plan --model "$model" --gpu cpu --tp 2 --pp 1 --trace "$dir/trace.csv" >"$dir/trace.txt"
 holds "$dir/trace.txt" "requests to a replica"
 refuses "contradict each other" --model "$model" --gpu cpu --rate 1/s --concurrency 2
+refuses "--svg is not for --gpu cpu" --model "$model" --gpu cpu --svg "$dir/chart.svg"
 refuses "leave out --input and --output" --model "$model" --gpu cpu --trace "$dir/trace.csv" --input 16
 refuses "context 10 is less than the 40 tokens of a request" --model "$model" --gpu h100 --trace "$dir/trace.csv" --context 10
 refuses "rate: the value is empty" --model "$model" --gpu h100 --rate ""
