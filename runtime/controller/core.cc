@@ -6,14 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "runtime/controller/replica_choice.h"
 
 namespace lockstep {
-namespace {
-
-// A sequence that decodes slows a newcomer down by about as much as so many tokens of prompt.
-constexpr int64_t kDecodeWeightTokens = 16;
-
-}  // namespace
 
 ControllerCore::ControllerCore(CoreConfig config, CoreOutput& output, absl::Time now)
     : config_(std::move(config)), output_(output) {
@@ -131,25 +126,22 @@ bool ControllerCore::QueuesAreFull() const {
   return any;
 }
 
-// The replica on which it will have its prompt computed first, as far as counting tokens tells:
-// what waits there already, less what the prefix cache saves. A full queue is the last choice.
 Replica* ControllerCore::ChooseReplica(const engine::EngineRequest& request) {
-  Replica* best = nullptr;
-  std::pair<bool, int64_t> best_cost;
+  std::vector<Replica*> replicas;
+  std::vector<ReplicaLoad> loads;
   for (auto& replica : replicas_) {
     if (!TakesRequests(*replica)) continue;
     if (replicas_.size() == 1) return replica.get();
-    const engine::EngineStats stats = replica->engine()->Stats();
-    const int64_t num_tokens = replica->engine()->NumUncomputedTokens() +
-                               kDecodeWeightTokens * (stats.num_waiting + stats.num_running) -
-                               replica->engine()->CachedPrefixTokens(request);
-    const std::pair cost(!replica->engine()->CheckQueue().ok(), num_tokens);
-    if (best != nullptr && cost >= best_cost) continue;
-    best = replica.get();
-    best_cost = cost;
+    const engine::Engine& engine = *replica->engine();
+    const engine::EngineStats stats = engine.Stats();
+    replicas.push_back(replica.get());
+    loads.push_back({.queue_is_full = !engine.CheckQueue().ok(),
+                     .num_sequences = stats.num_waiting + stats.num_running,
+                     .num_uncomputed_tokens = engine.NumUncomputedTokens(),
+                     .num_cached_tokens = engine.CachedPrefixTokens(request)});
   }
-  LS_CHECK(best != nullptr) << "requests are accepted, but there is no engine";
-  return best;
+  LS_CHECK(!replicas.empty()) << "requests are accepted, but there is no engine";
+  return replicas[static_cast<size_t>(ChooseReplicaBy(loads))];
 }
 
 void ControllerCore::Cancel(uint64_t number) {
