@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "launcher/cli/values.h"
 #include "launcher/serving/gpu_summary.h"
+#include "launcher/serving/layout_lines.h"
 #include "launcher/serving/preflight_summary.h"
 #include "launcher/serving/unused_tensors.h"
 
@@ -22,11 +23,6 @@ constexpr int kBarWidth = 30;
 
 std::string BytesPerSecond(int64_t bytes, double seconds) {
   return absl::StrFormat("%.2f GB/s", static_cast<double>(bytes) / std::max(seconds, 1e-6) / 1e9);
-}
-
-// "1 rank", "2 ranks".
-std::string Counted(int count, absl::string_view what) {
-  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -102,41 +98,21 @@ void ServeReport::Plan(const Capacity& capacity, std::optional<int> threads_per_
                        {"num_kv_blocks", capacity.num_kv_blocks}});
     return;
   }
-  std::string line = absl::StrCat("Layout   tp ", tp_, " x pp ", pp_);
-  if (num_replicas_ > 1) absl::StrAppend(&line, " x ", num_replicas_, " replicas");
-  absl::StrAppend(&line, " = ", Counted(tp_ * pp_ * num_replicas_, "rank"));
-  if (threads_per_rank) absl::StrAppend(&line, ", ", Counted(*threads_per_rank, "thread"), " each");
-  PrintLine(line);
-  PrintStages(capacity);
+  const ShownLayout layout{tp_, pp_, num_replicas_, threads_per_rank};
+  for (const std::string& line : LayoutLines(layout, capacity)) PrintLine(line);
 }
 
 void ServeReport::Predicted(const ServedLoad& load, const SpeedPrediction& prediction) {
-  if (json_) {
-    PrintJson("predicted", {{"prompt_tokens", load.mean_prompt_tokens},
-                            {"output_tokens", load.mean_output_tokens},
-                            {"ttft_ms", prediction.ttft_ms},
-                            {"tpot_ms", prediction.tpot_ms},
-                            {"source", prediction.source}});
-    return;
-  }
-  PrintLine(absl::StrFormat(
-      "Predict  TPOT %s, TTFT %s for a request alone, %.0f tokens in, %.0f out (%s)",
-      FormatMilliseconds(prediction.tpot_ms), FormatMilliseconds(prediction.ttft_ms),
-      load.mean_prompt_tokens, load.mean_output_tokens, prediction.source));
-}
-
-void ServeReport::PrintStages(const Capacity& capacity) {
-  for (int stage = 0; stage < pp_; ++stage) {
-    const auto first = capacity.shards.begin() + stage * tp_;
-    int64_t largest = 0;
-    std::for_each(first, first + tp_,
-                  [&](const RankShard& shard) { largest = std::max(largest, shard.weight_bytes); });
-    PrintLine(absl::StrFormat(
-        "  stage %d: layers %d to %d on rank%s %s, %s of weights each", stage, first->layers.begin,
-        first->layers.end - 1, tp_ == 1 ? "" : "s",
-        tp_ == 1 ? absl::StrCat(stage) : absl::StrCat(stage * tp_, "-", stage * tp_ + tp_ - 1),
-        FormatBytes(largest)));
-  }
+  Tell("predicted",
+       {{"prompt_tokens", load.mean_prompt_tokens},
+        {"output_tokens", load.mean_output_tokens},
+        {"ttft_ms", prediction.ttft_ms},
+        {"tpot_ms", prediction.tpot_ms},
+        {"source", prediction.source}},
+       absl::StrFormat(
+           "Predict  TPOT %s, TTFT %s for a request alone, %.0f tokens in, %.0f out (%s)",
+           FormatMilliseconds(prediction.tpot_ms), FormatMilliseconds(prediction.ttft_ms),
+           load.mean_prompt_tokens, load.mean_output_tokens, prediction.source));
 }
 
 void ServeReport::WaitingForRanks(const std::string& worker_address,

@@ -76,7 +76,6 @@ class ServeReport {
   // Either, as it is wanted.
   void Tell(const char* event, Json fields, const std::string& line);
   void Flush();
-  void PrintStages(const Capacity& capacity);
   void DrawProgress(int64_t done, int64_t total, absl::Duration elapsed);
   // "Replica 1: " when there are several.
   std::string Prefix(int replica) const;
