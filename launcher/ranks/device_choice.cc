@@ -83,8 +83,9 @@ absl::StatusOr<DeviceOptions> TakeDevice(const RankFlags& flags, const MpiSessio
   DeviceOptions device;
   ASSIGN_OR_RETURN(device.gpu, PlaceOnGpu(ranks, session.rank()));
   RETURN_IF_ERROR(CheckSharing(ranks, flags.shares_gpus));
-  device.cpu = {ThreadsPerRank(flags, mine.place.num_ranks, session.num_cores_on_node()),
-                flags.isa};
+  // Of all jobs, as far as the launcher knows that hosts of two names are one.
+  const int num_ranks = std::max(mine.place.num_ranks, session.num_ranks_on_node());
+  device.cpu = {ThreadsPerRank(flags, num_ranks, session.num_cores_on_node()), flags.isa};
   if (!flags.shares_cores) {
     ASSIGN_OR_RETURN(const std::vector<int> nodes, GpuNodes(ranks, session.rank(), "/sys"));
     const int num_cores = KeepToOwnCores(session, mine.place.place, nodes);

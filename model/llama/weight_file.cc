@@ -190,8 +190,8 @@ absl::Status WeightFile::LockShared(const FillerProgress& on_waiting) const {
   return absl::OkStatus();
 }
 
-// Whoever finds it unusable then tries for an
-// exclusive one; several may, and hold each other up until one of them has let go.
+// Whoever finds it unusable then tries for an exclusive one; several may, and hold each other up
+// until one of them has let go.
 absl::Status WeightFile::Lock(const FillerProgress& on_waiting) {
   for (int tries = 0; tries < kMaxLockTries; ++tries) {
     RETURN_IF_ERROR(LockShared(on_waiting));

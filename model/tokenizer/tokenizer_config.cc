@@ -10,12 +10,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The member, or null if it is absent.
-Json Member(const Json& object, const char* name) {
-  const auto member = object.find(name);
-  return member == object.end() ? Json() : *member;
-}
-
 absl::Status WrongType(const char* name, const Json& value, const char* wanted) {
   return absl::InvalidArgumentError(
       absl::StrCat(name, " is ", QuotedJson(value), ", not ", wanted));
@@ -24,11 +18,11 @@ absl::Status WrongType(const char* name, const Json& value, const char* wanted) 
 absl::StatusOr<std::optional<std::string>> AddedBos(std::string_view text) {
   ASSIGN_OR_RETURN(const Json document, ParseStrictJson(text));
   if (!document.is_object()) return absl::InvalidArgumentError("not a JSON object");
-  const Json add = Member(document, "add_bos_token");
+  const Json add = document.value("add_bos_token", Json());
   if (!add.is_null() && !add.is_boolean()) return WrongType("add_bos_token", add, "true or false");
   if (add != Json(true)) return std::nullopt;
-  const Json bos = Member(document, "bos_token");
-  const Json content = bos.is_object() ? Member(bos, "content") : bos;  // an AddedToken
+  const Json bos = document.value("bos_token", Json());
+  const Json content = bos.is_object() ? bos.value("content", Json()) : bos;  // an AddedToken
   if (!content.is_string()) {
     return WrongType("bos_token", bos, "a token, which add_bos_token: true needs");
   }

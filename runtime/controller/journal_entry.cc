@@ -30,8 +30,8 @@ void JournalEntry::GiveUp(const grpc::Status& status, bool told) {
     journal_->Finish(request_id, holder_, SteadyNow());
   } else if (told && status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     journal_->End(request_id, holder_);
-  } else {  // the server stopping, another client attaching, or too much left unread end the call
-            // only
+  } else {
+    // The server stopping, another client attaching, or too much left unread end the call alone.
     journal_->Release(request_id, holder_, SteadyNow());
   }
 }

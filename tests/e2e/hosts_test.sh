@@ -34,7 +34,7 @@ expect_refusal "mpirun could not start ranks on all hosts" "${over_hosts[@]}" --
 
 step "two hosts answer like one"
 printf '# two ranks each\na slots=2\nb:2\n' >"$hosts_dir/hostfile"
-NCCL_P2P_DISABLE=1 CUDA_VISIBLE_DEVICES=0 start_server "${over_hosts[@]}" --hostfile "$hosts_dir/hostfile" \
+LD_LIBRARY_PATH=/nowhere NCCL_P2P_DISABLE=1 CUDA_VISIBLE_DEVICES=0 start_server "${over_hosts[@]}" --hostfile "$hosts_dir/hostfile" \
   --network 10.77.0.0/24 --mpi-ports 20000-20015
 expect_reference_text
 expect_event preflight '"host":"a","ranks":\[0,1\].*"host":"b","ranks":\[2,3\].*"to_next_stage":{"latency_us"'
@@ -49,9 +49,10 @@ bytes=$(($(sent_by_a) - before))
 # Some 450 tokens of 64 numbers: 115 KB, and as much again had both ranks sent all of them.
 [ "$bytes" -gt 90000 ] && [ "$bytes" -lt 180000 ] || fail "host a sent $bytes bytes"
 
-step "ranks on other hosts hear what NCCL is told, and nothing of this host's GPUs"
+step "ranks on other hosts hear what NCCL is told and where libraries are, and nothing of this host's GPUs"
 for rank in $(ranks_on b); do
   on b grep -qz '^NCCL_P2P_DISABLE=1' "/proc/$rank/environ" || fail "rank process $rank on b does not hear NCCL_P2P_DISABLE"
+  on b grep -qz '^LD_LIBRARY_PATH=.*/nowhere' "/proc/$rank/environ" || fail "rank process $rank on b does not hear LD_LIBRARY_PATH"
   ! on b grep -qz '^CUDA_VISIBLE_DEVICES=' "/proc/$rank/environ" || fail "rank process $rank on b hears CUDA_VISIBLE_DEVICES"
   on b grep -qz -- '^10.77.0.0/24' "/proc/$rank/cmdline" || fail "rank process $rank on b does not hear of the network"
 done

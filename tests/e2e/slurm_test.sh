@@ -92,9 +92,12 @@ server_of --ntasks-per-node=2
 expect_refusal "split between hosts \(ranks 0-1 on a, ranks 2-3 on b\)" --tp 4
 expect_refusal "ask Slurm for --ntasks=8" --tp 2 --pp 4
 
-step "two nodes answer like one host"
-start_server --tp 2 --pp 2
+step "two nodes answer like one host, also where sbatch was told --export=NONE"
+NCCL_DEBUG=WARN SLURM_EXPORT_ENV=NONE start_server --tp 2 --pp 2
 expect_reference_text
+for rank in $(ranks_on b); do
+  on b grep -qz '^NCCL_DEBUG=WARN' "/proc/$rank/environ" || fail "rank process $rank on b does not hear this environment"
+done
 [ "$(ranks_on a | wc -l) $(ranks_on b | wc -l)" = "2 2" ] || fail "ranks are not two and two"
 expect_event preflight '"host":"a","ranks":\[0,1\].*"host":"b","ranks":\[2,3\]'
 

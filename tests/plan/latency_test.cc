@@ -96,18 +96,21 @@ TEST(StageWork, CountsWhatStaysIn16BitsBesideNarrowerWeights) {
   EXPECT_EQ(work("fp8").logits_only.wide_flops, 0);
 }
 
+Roofline OneGpu(const PlanRequest& request) {
+  return Roofline({request.model.architecture,
+                   request.weights,
+                   request.kv,
+                   request.policy,
+                   request.gpu,
+                   request.engine,
+                   {},
+                   1});
+}
+
 TEST(Roofline, PromptsTakeTheLongerTheMoreIsMultipliedIn16Bits) {
   const auto seconds = [](const char* format) {
     const PlanRequest request = RequestFor("llama-3.1-8b", "h100", format);
-    const Roofline roofline({request.model.architecture,
-                             request.weights,
-                             request.kv,
-                             request.policy,
-                             request.gpu,
-                             request.engine,
-                             {},
-                             1});
-    return roofline.SlowestStage({.prefill_tokens = 8192}).linear;
+    return OneGpu(request).SlowestStage({.prefill_tokens = 8192}).linear;
   };
   // Attention is 19.2 % of the products, the MLPs of two layers another 5 %.
   const double of_bf16 = seconds("bf16") / seconds("fp8");
@@ -118,15 +121,8 @@ TEST(Roofline, PromptsTakeTheLongerTheMoreIsMultipliedIn16Bits) {
 TEST(Roofline, PromptsAttendToNoMoreThanAWindow) {
   PlanRequest request = RequestFor("mistral-7b-v0.1");
   const auto seconds = [&](double start) {
-    const Roofline roofline({request.model.architecture,
-                             request.weights,
-                             request.kv,
-                             request.policy,
-                             request.gpu,
-                             request.engine,
-                             {},
-                             1});
-    return roofline.SlowestStage({.prefill_tokens = 2048, .prefill_start = start})
+    return OneGpu(request)
+        .SlowestStage({.prefill_tokens = 2048, .prefill_start = start})
         .prefill_attention;
   };
   // Its window is 4,096 tokens: of positions 3,072 to 5,120 half are in full, (3,584 + 4,096) / 2.
