@@ -250,7 +250,7 @@ TEST_F(CoreRanksTest, ALoadThatHangsIsNoticedAlthoughHeartbeatsGoOn) {
   Start(1);
   now_ += absl::Seconds(39);  // it may take its time to come
   auto rank = Hello(0, 1);
-  now_ += absl::Seconds(2);
+  for (int i = 0; i < 3; ++i) core_->Advance(now_ += absl::Seconds(1));
   EXPECT_FALSE(rank->closed.has_value());
   for (int i = 1; i <= 100; ++i) {  // slow, but it moves
     now_ += absl::Seconds(4);

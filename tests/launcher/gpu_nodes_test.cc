@@ -61,8 +61,8 @@ TEST_F(GpuNodesTest, PlacesOfAnotherNameOfTheHostAreNotItsOwn) {
 
 TEST_F(GpuNodesTest, AreOfTheGpusThatARankSees) {
   std::vector<RankGpus> ranks = {Rank(0, 0, 2, 4), Rank(0, 1, 2, 4)};
-  for (int rank = 0; rank < 2; ++rank) ranks[rank].gpus = {ranks[rank].gpus[3 - rank]};  // bound
-  EXPECT_THAT(Nodes(ranks, 0), ElementsAre(0, 0));
+  for (int rank = 0; rank < 2; ++rank) ranks[rank].gpus = {ranks[rank].gpus[3 - 2 * rank]};
+  EXPECT_THAT(Nodes(ranks, 0), ElementsAre(0, 1));
 }
 
 TEST_F(GpuNodesTest, AreNotKnownWithoutGpusOrWhereTheSystemDoesNotTell) {
