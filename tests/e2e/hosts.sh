@@ -1,6 +1,7 @@
 # Sourced by tests: several hosts on one machine. Each has a network, a name, processes, /dev/shm and /run of its own, and dies with the
-# test; files are shared. "head" is where `lockstep serve` runs (its processes are the machine's, so that the test can watch them), a and b
-# are where ranks run; 10.77.0.1, .2 and .3 on one network. rsh_agent is what ssh would be.
+# test; files are shared, but for temporary ones, for an earlier test's "a" may have left some. "head" is where `lockstep serve` runs (its
+# processes are the machine's, so that the test can watch them), a and b are where ranks run; 10.77.0.1, .2 and .3 on one network.
+# rsh_agent is what ssh would be.
 #
 #   make_hosts              skips (exit 77) where the machine forbids namespaces
 #   on HOST COMMAND...      runs it there; with & its process id is the command's own, $!
@@ -19,6 +20,7 @@ rsh_agent=$hosts_dir/agent
 start_host() {
   local name=$1
   shift
+  mkdir "$hosts_dir/$name.tmp"
   setpriv --pdeathsig KILL unshare --net --uts --ipc --mount --propagation private --kill-child=SIGKILL --fork "$@" \
     bash -c '
       if [ $$ = 1 ]; then mount -t proc proc /proc; fi
@@ -46,7 +48,7 @@ on() {
   shift
   if [ "$name" = head ]; then pid_namespace=""; fi
   # shellcheck disable=SC2086
-  set -- nsenter -t "${host_init[$name]}" --net --uts --ipc --mount $pid_namespace -- "$@"
+  set -- nsenter -t "${host_init[$name]}" --net --uts --ipc --mount $pid_namespace -- env TMPDIR="$hosts_dir/$name.tmp" "$@"
   if [ "$BASHPID" = "$$" ]; then "$@"; else exec "$@"; fi
 }
 
@@ -78,9 +80,11 @@ make_hosts() {
   cat >"$rsh_agent" <<AGENT
 #!/bin/sh
 # HOST COMMAND... The caller's environment stays behind, as it does with ssh.
-read -r init <"$hosts_dir/\$1.pid" || exit 255
+host=\$1
 shift
-exec env -i PATH="\$PATH" HOME="\$HOME" LSAN_OPTIONS="${LSAN_OPTIONS:-}" TSAN_OPTIONS="${TSAN_OPTIONS:-}" \\
+read -r init <"$hosts_dir/\$host.pid" || exit 255
+exec env -i PATH="\$PATH" HOME="\$HOME" TMPDIR="$hosts_dir/\$host.tmp" \\
+  LSAN_OPTIONS="${LSAN_OPTIONS:-}" TSAN_OPTIONS="${TSAN_OPTIONS:-}" \\
   nsenter -t "\$init" --net --uts --ipc --mount --pid -- /bin/sh -c "\$*"
 AGENT
   chmod +x "$rsh_agent"
@@ -93,5 +97,6 @@ processes_on() { (on "$1" ps -eo pid=,comm=,args=) | awk '$2 ~ /^(lockstep|orted
 left_on() {
   processes_on "$1"
   (on "$1" ls /dev/shm)
-  ls -d /tmp/ompi."$1".* 2>/dev/null || true
+  # Slurm's ranks have the head's variables.
+  find "$hosts_dir"/*.tmp -path "*/ompi.$1.*" 2>/dev/null || true
 }

@@ -80,6 +80,7 @@ for rank in $before; do
 done
 
 step "an orderly stop leaves nothing on any host"
+[[ "$(left_on a)" == *ompi.a.* ]] || fail "mpirun's directories are not where the test looks for them"
 stop_server INT 0
 expect_nothing_left a b
 

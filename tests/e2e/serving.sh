@@ -1,5 +1,5 @@
 # Sourced after hosts.sh by tests of `lockstep serve` over hosts: wants $lockstep, $model, $log and make_hosts; sets $server and $address.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 TMPDIR=/tmp
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 unset XDG_RUNTIME_DIR
 
 step() { printf '== %s (%ss)\n' "$*" "$SECONDS"; }
