@@ -156,6 +156,7 @@ class ControllerCore {
   void LoseReplica(Replica& replica, const Loss& loss, absl::Time now);
   void LoseOverdue(absl::Time now);
   void DropReplica(Replica& replica, const grpc::Status& status, const std::string& why);
+  void EndKiller(Replica& replica, uint64_t number, const std::string& why);
   void FailNow(const std::string& reason);
 
   void BeginRecovery(absl::Time now);

@@ -276,13 +276,28 @@ void ControllerCore::LoseOverdue(absl::Time now) {
 
 void ControllerCore::DropReplica(Replica& replica, const grpc::Status& status,
                                  const std::string& why) {
-  replica.Lose(status, why);
+  const std::optional<uint64_t> killer = replica.Lose(status, why);
+  if (killer.has_value()) EndKiller(replica, *killer, why);
   // Until something serves, what was agreed binds only replicas that were told of it.
   const bool others_know = std::any_of(replicas_.begin(), replicas_.end(), [](const auto& other) {
     return other->state() == Replica::State::kJoining && other->ranks().WereToldToStart();
   });
   if (!has_capacity_ && !others_know) agreed_kv_blocks_ = 0;
   MoveRequestsToLivingReplicas();
+}
+
+// Were it tried again, the server would sooner or later give up all requests for it.
+void ControllerCore::EndKiller(Replica& replica, uint64_t number, const std::string& why) {
+  DeliverEvents(replica);
+  const std::string end =
+      absl::StrCat("request ", requests_.Find(number)->name,
+                   " is not tried again: ranks were lost three times in a row while they computed "
+                   "it, the last time it alone (",
+                   why, ")");
+  EndOne(number, v1::FINISH_REASON_ABORTED, grpc::Status(grpc::StatusCode::INTERNAL, end));
+  ControllerEvent event = EventOf(ControllerEvent::Kind::kWarning);
+  event.message = end;
+  output_.Tell(event);
 }
 
 void ControllerCore::Fail(const std::string& reason) {

@@ -28,7 +28,8 @@ void JournalEntry::GiveUp(const grpc::Status& status, bool told) {
   const std::string& request_id = request_.request().request_id();
   if (told && status.ok()) {
     journal_->Finish(request_id, holder_, SteadyNow());
-  } else if (told && status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+  } else if (told && (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
+                      status.error_code() == grpc::StatusCode::INTERNAL)) {
     journal_->End(request_id, holder_);
   } else {
     // The server stopping, another client attaching, or too much left unread end the call alone.

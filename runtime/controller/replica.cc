@@ -51,14 +51,14 @@ void Replica::StartServing(const engine::EngineConfig& config) {
   state_ = State::kServing;
 }
 
-void Replica::Lose(const grpc::Status& status, std::string why) {
+std::optional<uint64_t> Replica::Lose(const grpc::Status& status, std::string why) {
   if (ranks_ != nullptr) ranks_->CloseAll(status);
   ranks_.reset();
   in_flight_.clear();
-  if (engine_ != nullptr) engine_->ResetReplica();
   state_ = State::kLost;
   why_lost_ = std::move(why);
   ++num_losses_;
+  return engine_ == nullptr ? std::nullopt : engine_->ResetReplica();
 }
 
 void Replica::GiveUp(std::string why) {

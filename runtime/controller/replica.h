@@ -55,7 +55,8 @@ class Replica {
   // All ranks are ready: an engine of this configuration, or the one there is, goes on.
   void StartServing(const engine::EngineConfig& config);
   // The streams are closed, steps in flight forgotten; unfinished requests wait in the engine.
-  void Lose(const grpc::Status& status, std::string why);
+  // Returns the one that killed the ranks, if one must have.
+  std::optional<uint64_t> Lose(const grpc::Status& status, std::string why);
   // It was lost, and no epoch will begin.
   void GiveUp(std::string why);
 

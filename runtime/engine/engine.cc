@@ -109,7 +109,9 @@ void Engine::FinishOutput(uint64_t request_id, uint32_t sequence_index) {
 std::optional<StepPlan> Engine::Schedule(absl::Time now) {
   ExpireDeadlines(now);
   if (static_cast<int>(in_flight_.size()) >= config_.max_steps_in_flight) return std::nullopt;
-  std::optional<Scheduler::Step> step = scheduler_.Schedule(next_step_id_);
+  const Request* alone = FirstSuspect();
+  if (alone != nullptr && AnyInFlightBut(*alone)) return std::nullopt;
+  std::optional<Scheduler::Step> step = scheduler_.Schedule(next_step_id_, alone);
   if (!step) return std::nullopt;
   ++next_step_id_;
   ++num_steps_;
@@ -180,6 +182,7 @@ void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
     event.token = sampled;
     ++tokens_generated_;
     scheduler_.NameFullBlocks(sequence);
+    TrustIfFarEnough(sequence.request);
   }
   EndIfFinished(sequence, event);
 }
@@ -211,6 +214,7 @@ void Engine::ExpireDeadlines(absl::Time now) {
 // All outputs are finished. The request lives on until no step in flight names it.
 void Engine::Retire(Request& request) {
   deadlines_.erase({request.given.deadline, request.arrival});
+  suspects_.erase({request.given.priority, request.arrival});
   if (!request.admitted) --num_queued_requests_;
   auto node = requests_.extract(request.given.request_id);
   if (request.steps_in_flight > 0) retired_.emplace(&request, std::move(node.mapped()));
@@ -225,7 +229,8 @@ void Engine::ForgetEvents(uint64_t request_id, std::optional<uint32_t> sequence_
 
 std::vector<EngineEvent> Engine::TakeEvents() { return std::exchange(events_, {}); }
 
-void Engine::ResetReplica() {
+std::optional<uint64_t> Engine::ResetReplica() {
+  const std::optional<uint64_t> killer = CountLoss();
   in_flight_.clear();
   retired_.clear();
   next_step_id_ = 1;
@@ -238,6 +243,7 @@ void Engine::ResetReplica() {
     }
     scheduler_.Enqueue(*request);
   }
+  return killer;
 }
 
 std::vector<UnfinishedRequest> Engine::Evacuate() {
@@ -251,6 +257,7 @@ std::vector<UnfinishedRequest> Engine::Evacuate() {
     UnfinishedRequest& leaving = unfinished.emplace_back();
     leaving.given = request->given;
     leaving.admitted = request->admitted;
+    leaving.num_losses = request->num_losses;
     for (const auto& sequence : request->sequences) {
       const auto output = sequence->tokens().subspan(request->given.prompt.size());
       leaving.outputs.push_back(
@@ -262,6 +269,7 @@ std::vector<UnfinishedRequest> Engine::Evacuate() {
   }
   scheduler_.Reset();
   deadlines_.clear();
+  suspects_.clear();
   requests_.clear();
   num_queued_requests_ = 0;
   return unfinished;
@@ -272,6 +280,7 @@ void Engine::Adopt(UnfinishedRequest unfinished) {
   LS_CHECK_EQ(static_cast<int>(unfinished.outputs.size()), unfinished.given.num_outputs);
   std::unique_ptr<Request> request = MakeRequest(std::move(unfinished.given));
   request->admitted = unfinished.admitted;
+  request->num_losses = unfinished.num_losses;
   for (size_t i = 0; i < unfinished.outputs.size(); ++i) {
     const UnfinishedRequest::Output& output = unfinished.outputs[i];
     Sequence& sequence = *request->sequences[i];
@@ -283,7 +292,7 @@ void Engine::Adopt(UnfinishedRequest unfinished) {
     --request->num_unfinished;
   }
   LS_CHECK_GE(request->num_unfinished, 1);
-  Insert(std::move(request));
+  Suspect(Insert(std::move(request)));
 }
 
 int64_t Engine::CachedPrefixTokens(const EngineRequest& request) const {

@@ -55,8 +55,10 @@ class Engine {
   std::vector<EngineEvent> TakeEvents();
 
   // The replica was lost (or replaced): forgets steps in flight, slots and cached blocks; every
-  // unfinished sequence waits again with the tokens it has. step_id starts at 1.
-  void ResetReplica();
+  // unfinished sequence waits again with the tokens it has. step_id starts at 1. Returns the
+  // request that must have killed the ranks, if one did (see engine_losses.cc): it is for the
+  // caller to abort.
+  std::optional<uint64_t> ResetReplica();
 
   // After ResetReplica: hands over every unfinished request, oldest first; nothing is left. Events
   // must have been taken.
@@ -105,6 +107,12 @@ class Engine {
   std::unique_ptr<Request> MakeRequest(EngineRequest given);
   Request& Insert(std::unique_ptr<Request> request);
   void Retire(Request& request);
+  std::optional<uint64_t> CountLoss();
+  void Suspect(Request& request);
+  bool IsFarEnough(const Sequence& sequence) const;
+  void TrustIfFarEnough(Request& request);
+  Request* FirstSuspect() const;
+  bool AnyInFlightBut(const Request& request) const;
   void ForgetEvents(uint64_t request_id, std::optional<uint32_t> sequence_index);
 
   const EngineConfig config_;
@@ -113,6 +121,7 @@ class Engine {
   // Finished, but steps in flight still name their sequences.
   absl::flat_hash_map<Request*, std::unique_ptr<Request>> retired_;
   std::map<std::pair<absl::Time, uint64_t>, Request*> deadlines_;  // by time, then arrival
+  std::map<std::pair<int32_t, uint64_t>, Request*> suspects_;      // by priority, then arrival
   std::deque<StepInFlight> in_flight_;
   std::vector<EngineEvent> events_;
 

@@ -74,6 +74,7 @@ struct UnfinishedRequest {
   EngineRequest given;
   std::vector<Output> outputs;  // [given.num_outputs]
   bool admitted = false;        // it has run: it does not count as queued
+  int num_losses = 0;           // in a row, of replicas while they computed it
 };
 
 struct EngineStats {

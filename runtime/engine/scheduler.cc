@@ -7,28 +7,6 @@
 #include "kernels/base/check.h"
 
 namespace lockstep::engine {
-namespace {
-
-SlotOpen OpenFor(const Sequence& sequence) {
-  SlotOpen open;
-  open.slot = sequence.slot;
-  open.sequence_index = sequence.index;
-  open.sampling = sequence.request.given.sampling;
-  if (!sequence.wants_prompt_logprobs()) open.sampling.num_prompt_logprobs = -1;
-  open.tokens.assign(sequence.tokens().begin(), sequence.tokens().end());
-  open.num_prompt_tokens = sequence.request.given.prompt.size();
-  open.num_computed_tokens = sequence.computed;
-  return open;
-}
-
-// What its SlotOpen carries; a logit bias is as long as a token.
-int64_t OpenedTokens(const Sequence& sequence) {
-  const SamplingParams& sampling = sequence.request.given.sampling;
-  return static_cast<int64_t>(sequence.tokens().size() + sampling.logit_bias.size() +
-                              sampling.stop_token_ids.size());
-}
-
-}  // namespace
 
 // No more slots than tokens in a step: then decodes leave room for a chunk as long as one wants to
 // run.
@@ -42,8 +20,10 @@ Scheduler::Scheduler(const EngineConfig& config)
   candidates_.reserve(num_slots_);
 }
 
-std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id) {
+std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Request* alone) {
   step_id_ = step_id;
+  alone_ = alone;
+  if (alone != nullptr) PreemptAllBut(*alone);
   budget_ = config_.max_batched_tokens;
   num_opened_tokens_ = 0;
   uint64_t num_preemptions;
@@ -109,11 +89,11 @@ void Scheduler::ScheduleChunks() {
 }
 
 void Scheduler::ScheduleAdmissions() {
-  while (budget_ > 0 && !waiting_.empty() && FreeSlot()) {
-    Sequence& sequence = **waiting_.begin();
+  while (budget_ > 0 && NextToAdmit() != nullptr && FreeSlot()) {
+    Sequence& sequence = *NextToAdmit();
     // Preempted a moment ago: its last tokens are still to come. Nobody overtakes it.
     if (sequence.steps_in_flight > 0) return;
-    const int64_t num_opened = num_opened_tokens_ + OpenedTokens(sequence);
+    const int64_t num_opened = num_opened_tokens_ + sequence.num_opened_tokens();
     if (!plan_.opened.empty() && num_opened > config_.max_opened_tokens) return;
     const std::optional<Admission> room = FindRoom(sequence);
     if (!room) return;
@@ -121,6 +101,13 @@ void Scheduler::ScheduleAdmissions() {
     num_opened_tokens_ = num_opened;
     AddWork(sequence, std::min(sequence.uncomputed(), budget_));
   }
+}
+
+Sequence* Scheduler::NextToAdmit() const {
+  const auto next =
+      alone_ == nullptr ? waiting_.begin() : waiting_.lower_bound(alone_->sequences.front().get());
+  if (next == waiting_.end()) return nullptr;
+  return alone_ == nullptr || &(*next)->request == alone_ ? *next : nullptr;
 }
 
 // All blocks of its known tokens or none. One block stays for each running sequence, else the
@@ -173,7 +160,7 @@ void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
   if (!sequence.request.admitted) prompt_tokens_cached_ += *sequence.num_cached_prompt_tokens;
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, GoesBefore()),
                   &sequence);
-  plan_.opened.push_back(OpenFor(sequence));
+  plan_.opened.push_back(sequence.Open());
 }
 
 void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens) {
@@ -279,6 +266,12 @@ void Scheduler::Preempt(Sequence& sequence) {
   sequence.state = Sequence::State::kWaiting;
   waiting_.insert(&sequence);
   ++num_preemptions_;
+}
+
+void Scheduler::PreemptAllBut(const Request& request) {
+  for (size_t i = running_.size(); i-- > 0;) {
+    if (&running_[i]->request != &request) Preempt(*running_[i]);
+  }
 }
 
 // The blocks may go to others at once: steps in flight that still write to them come before any

@@ -43,8 +43,9 @@ class Scheduler {
     StepPlan plan;
     std::vector<Entry> entries;  // as plan.work
   };
-  // The next step, or nullopt when no sequence can move now.
-  std::optional<Step> Schedule(uint64_t step_id);
+  // The next step, or nullopt when no sequence can move now. `alone`: of this request only; others
+  // that run are preempted.
+  std::optional<Step> Schedule(uint64_t step_id, const Request* alone = nullptr);
 
   // All unfinished sequences of a request start to wait; they hold nothing.
   void Enqueue(Request& request);
@@ -76,12 +77,14 @@ class Scheduler {
   void ScheduleAdmissions();
   std::optional<Step> TakeStep();
 
+  Sequence* NextToAdmit() const;
   void CollectDecodes();
   bool GrowForDecode(Sequence& sequence);
   std::optional<Admission> FindRoom(const Sequence& sequence);
   void Admit(Sequence& sequence, const Admission& admission);
   void AddWork(Sequence& sequence, int64_t num_tokens);
   void Preempt(Sequence& sequence);
+  void PreemptAllBut(const Request& request);
   void LeaveSlot(Sequence& sequence);
   std::optional<uint32_t> FreeSlot() const;
   uint32_t TakeSlot();
@@ -113,6 +116,7 @@ class Scheduler {
 
   // The step being built.
   uint64_t step_id_ = 0;
+  const Request* alone_ = nullptr;
   int64_t budget_ = 0;
   int64_t num_opened_tokens_ = 0;
   StepPlan plan_;

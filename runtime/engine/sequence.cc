@@ -38,4 +38,22 @@ std::optional<FinishReason> Sequence::FinishedBy(int32_t newest_token) const {
   return std::nullopt;
 }
 
+SlotOpen Sequence::Open() const {
+  SlotOpen open;
+  open.slot = slot;
+  open.sequence_index = index;
+  open.sampling = request.given.sampling;
+  if (!wants_prompt_logprobs()) open.sampling.num_prompt_logprobs = -1;
+  open.tokens.assign(tokens().begin(), tokens().end());
+  open.num_prompt_tokens = request.given.prompt.size();
+  open.num_computed_tokens = computed;
+  return open;
+}
+
+int64_t Sequence::num_opened_tokens() const {
+  const SamplingParams& sampling = request.given.sampling;
+  return static_cast<int64_t>(tokens().size() + sampling.logit_bias.size() +
+                              sampling.stop_token_ids.size());
+}
+
 }  // namespace lockstep::engine

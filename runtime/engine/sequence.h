@@ -44,6 +44,9 @@ struct Sequence {
   // Its prompt logprobs are still wanted, so no prompt token may be skipped.
   bool wants_prompt_logprobs() const;
   bool IsStopToken(int32_t token) const;
+  // To a plan that gives it its slot.
+  SlotOpen Open() const;
+  int64_t num_opened_tokens() const;  // what that carries; a logit bias is as long as a token
   // Why it ends with its newest token, if it does.
   std::optional<FinishReason> FinishedBy(int32_t newest_token) const;
 
@@ -65,6 +68,8 @@ struct Sequence {
   // in flight.
   int samples_in_flight = 0;
   int steps_in_flight = 0;
+
+  size_t num_tokens_at_loss = 0;  // known at the last one
 
   uint32_t num_prompt_logprobs_delivered = 0;
   std::optional<uint32_t> num_cached_prompt_tokens;  // at its first admission
@@ -88,6 +93,7 @@ struct Request {
   int num_gated = 0;
   int steps_in_flight = 0;  // the sum over its sequences
   bool admitted = false;    // once: it no longer counts as queued
+  int num_losses = 0;       // in a row, of the replica while it computed this
 };
 
 // Who goes first: priority, then arrival, then output index. A preempted sequence keeps its place,

@@ -11,8 +11,11 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::Contains;
+using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 TEST_F(CoreTest, RequestsSpreadOverReplicas) {
   Start(2);
@@ -71,6 +74,33 @@ TEST_F(CoreTest, AFinishedOutputStaysFinishedAfterAMove) {
   ASSERT_EQ(plans.size(), 1u);
   ASSERT_EQ(plans[0].opened_size(), 1);
   EXPECT_EQ(plans[0].opened(0).sequence_index(), 1u);
+}
+
+TEST_F(CoreTest, ARequestThatKillsEveryReplicaIsEndedAndSaidSo) {
+  Start(2);
+  auto zero = Serve(0);
+  auto one = Serve(1);
+  ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
+  ASSERT_EQ(zero->TakePlans().size(), 1u);
+  Lose(zero);
+  ASSERT_EQ(one->TakePlans().size(), 1u);
+  Lose(one);
+  EXPECT_THAT(ended_, IsEmpty());
+  ASSERT_TRUE(Add(2, {4, 5, 6}, 3).ok());
+  core_->BeginEpoch(0, 2, now_);
+  auto next = Serve(0, 2);
+  Lose(next);
+  ASSERT_EQ(ended_.count(1), 1u);
+  EXPECT_EQ(ended_.at(1).error_code(), grpc::StatusCode::INTERNAL);
+  EXPECT_THAT(ended_.at(1).error_message(), HasSubstr("request r1 is not tried again"));
+  EXPECT_THAT(ended_.at(1).error_message(), HasSubstr("its stream closed"));
+  EXPECT_THAT(told_, Contains(Field(&ControllerEvent::message, HasSubstr("r1 is not tried"))));
+  core_->CheckInvariants();
+  core_->BeginEpoch(1, 2, now_);
+  next = Serve(1, 2);
+  while (forgotten_.size() < 2) ASSERT_GT(RunSteps(next), 0);
+  EXPECT_EQ(num_tokens_[2], 3);
+  EXPECT_THAT(ended_, SizeIs(1));
 }
 
 TEST_F(CoreTest, WithoutALivingReplicaRequestsWaitForTheNextEpoch) {

@@ -8,6 +8,7 @@
 #include "runtime/controller/wire.h"
 #include "runtime/worker/plan_codec.h"
 #include "tests/controller/simulation.h"
+#include "tests/engine/killers.h"
 
 namespace lockstep::testing {
 
@@ -23,6 +24,7 @@ struct Simulation::Rank {
   bool silent = false;   // it sends nothing any more
   std::shared_ptr<Port> port;
   std::unique_ptr<engine::SimulatedRank> compute;  // the reporter's
+  engine::Killers killers;
   absl::Time free_at;
   absl::Time last_up;  // when the newest message of each direction arrives
   absl::Time last_down;
@@ -167,6 +169,8 @@ void Simulation::Execute(const std::shared_ptr<Rank>& rank, const v1::StepPlan& 
   if (rank->stalled) return;
   const absl::StatusOr<engine::StepPlan> plan = DecodePlan(message);
   LS_CHECK(plan.ok()) << plan.status().message();
+  rank->killers.See(*plan);
+  if (rank->killers.deadly_step()) return Break(rank);
   v1::FromRank reply;
   EncodeResult(rank->compute->Execute(*plan, rank->last_step), reply.mutable_result());
   rank->last_step = plan->step_id;
@@ -194,6 +198,7 @@ void Simulation::Break(const std::shared_ptr<Rank>& rank) {
 
 void Simulation::InjectFault() {
   --faults_left_;
+  ++num_faults_;
   if (ranks_.empty()) return;
   // Mostly one that lives; now and then one of an epoch long gone.
   const int num_ranks = static_cast<int>(ranks_.size());

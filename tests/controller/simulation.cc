@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "tests/engine/killers.h"
 
 namespace lockstep::testing {
 namespace {
@@ -130,6 +131,7 @@ void Simulation::CheckAtEnd() {
 void Simulation::AddRequest() {
   if (faults_left_ > 0 && random_.OneIn(5)) DisturbRequest();
   engine::EngineRequest request = random_.NextRequest(model_, now_);
+  if (random_.OneIn(40)) engine::MakeKiller(request, random_.Between(0, 20));
   const uint64_t number = request.request_id;
   const std::string name = absl::StrCat("r", random_.OneIn(10) ? number - 1 : number);
   const absl::Status status = core_->Add(request, name, now_);
@@ -215,8 +217,15 @@ void Simulation::Deliver(engine::EngineEvent event) {
 
 void Simulation::End(uint64_t number, v1::FinishReason reason, const grpc::Status& status) {
   Trace(absl::StrCat("end ", number, " ", reason, " ", status.error_message()));
-  if (!status.ok()) Fail(absl::StrCat("request ", number, " failed: ", status.error_message()));
-  clients_.at(number).gone = true;
+  Client& client = clients_.at(number);
+  client.gone = true;
+  if (status.ok()) return;
+  const bool is_killer = engine::IsKiller(client.request);
+  (is_killer ? counts_.killers : counts_.blamed) += 1;
+  // What else kills ranks while a suspect is alone looks like its doing.
+  if (status.error_code() != grpc::StatusCode::INTERNAL || (!is_killer && num_faults_ == 0)) {
+    Fail(absl::StrCat("request ", number, " failed: ", status.error_message()));
+  }
 }
 
 void Simulation::Forget(uint64_t number) {

@@ -26,7 +26,9 @@ namespace lockstep::testing {
 struct SimulationCounts {
   int accepted = 0;
   int finished = 0;
-  int losses = 0;  // of replicas
+  int losses = 0;   // of replicas
+  int killers = 0;  // requests ended because they killed their ranks
+  int blamed = 0;   // others ended for what faults did
   int losses_while_others_served = 0;
 };
 
@@ -86,6 +88,7 @@ class Simulation final : private CoreOutput {
   std::map<uint64_t, Client> clients_;
   int requests_left_ = 0;
   int faults_left_ = 0;
+  int num_faults_ = 0;  // so far
   SimulationCounts counts_;
   std::string trace_;
   std::vector<std::string> failures_;

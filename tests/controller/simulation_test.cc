@@ -39,16 +39,22 @@ TEST(SimulationTest, EveryAcceptedRequestGetsItsTokensOnce) {
     total.accepted += simulation.counts().accepted;
     total.finished += simulation.counts().finished;
     total.losses += simulation.counts().losses;
+    total.killers += simulation.counts().killers;
+    total.blamed += simulation.counts().blamed;
     total.losses_while_others_served += simulation.counts().losses_while_others_served;
     if (count == 1) std::printf("%s", simulation.trace().c_str());
   }
-  std::printf("%llu seeds: %d requests, %d lost replicas, %d of them while others served\n",
-              static_cast<unsigned long long>(count), total.accepted, total.losses,
-              total.losses_while_others_served);
+  std::printf(
+      "%llu seeds: %d requests, %d lost replicas, %d of them while others served, %d requests that "
+      "killed, %d blamed wrongly\n",
+      static_cast<unsigned long long>(count), total.accepted, total.losses,
+      total.losses_while_others_served, total.killers, total.blamed);
   EXPECT_EQ(total.finished, total.accepted);
   if (count >= 100) {
     EXPECT_GT(total.losses, static_cast<int>(count) / 2);
     EXPECT_GT(total.losses_while_others_served, static_cast<int>(count) / 10);
+    EXPECT_GT(total.killers, static_cast<int>(count) / 40);
+    EXPECT_LT(total.blamed, total.losses / 100);
   }
 }
 

@@ -92,11 +92,14 @@ class EngineDriver {
     if (!output.finish) output.silenced = true;
     engine_.CheckInvariants();
   }
-  // The replica dies with all steps in flight; another one starts empty.
-  void LoseReplica() {
-    engine_.ResetReplica();
+  // The replica dies with all steps in flight; another one starts empty. Returns the request that
+  // is blamed, which is aborted.
+  std::optional<uint64_t> LoseReplica() {
+    const std::optional<uint64_t> killer = engine_.ResetReplica();
     StartReplica();
     engine_.CheckInvariants();
+    if (killer.has_value()) Abort(*killer);
+    return killer;
   }
 
   absl::Status Add(EngineRequest request) {

@@ -1,0 +1,74 @@
+// Engine: which request kills its ranks.
+//
+// Replayed as often as they die, one that does (a fault of a kernel that only its tokens or its
+// length bring about) would take everybody's server with it. What a lost replica computed may have
+// killed it. Who was there at two losses in a row, without much progress in between, is suspected:
+// suspects run before all others, one request at a time and nothing else with it, until they have
+// come further than before. The next loss names the one that ran. Others, and those suspected
+// wrongly, lose time only.
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "runtime/engine/engine.h"
+
+namespace lockstep::engine {
+namespace {
+
+constexpr int kLossesOfASuspect = 2;
+constexpr int kMostLosses = 3;  // as a suspect it was alone at the last of them
+
+}  // namespace
+
+// Of the steps in flight. Returns the request to blame.
+std::optional<uint64_t> Engine::CountLoss() {
+  absl::flat_hash_set<Request*> computed;
+  for (const StepInFlight& step : in_flight_) {
+    for (const Scheduler::Entry& entry : step.entries) computed.insert(&entry.sequence->request);
+  }
+  std::optional<uint64_t> blamed;
+  for (Request* request : computed) {
+    if (request->num_unfinished == 0) continue;
+    ++request->num_losses;
+    Suspect(*request);
+    if (request->num_losses >= kMostLosses) blamed = request->given.request_id;
+  }
+  return blamed;
+}
+
+void Engine::Suspect(Request& request) {
+  for (auto& sequence : request.sequences) sequence->num_tokens_at_loss = sequence->tokens().size();
+  if (request.num_losses < kLossesOfASuspect) return;
+  suspects_.emplace(std::pair(request.given.priority, request.arrival), &request);
+}
+
+// When the ranks died, it was ahead of what is known by no more tokens than steps in flight.
+bool Engine::IsFarEnough(const Sequence& sequence) const {
+  return sequence.state == Sequence::State::kFinished ||
+         sequence.tokens().size() > sequence.num_tokens_at_loss + config_.max_steps_in_flight;
+}
+
+void Engine::TrustIfFarEnough(Request& request) {
+  if (request.num_losses == 0) return;
+  for (const auto& sequence : request.sequences) {
+    if (!IsFarEnough(*sequence)) return;
+  }
+  request.num_losses = 0;
+  suspects_.erase({request.given.priority, request.arrival});
+}
+
+Request* Engine::FirstSuspect() const {
+  return suspects_.empty() ? nullptr : suspects_.begin()->second;
+}
+
+bool Engine::AnyInFlightBut(const Request& request) const {
+  for (const StepInFlight& step : in_flight_) {
+    for (const Scheduler::Entry& entry : step.entries) {
+      if (&entry.sequence->request != &request) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace lockstep::engine
