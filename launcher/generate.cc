@@ -210,6 +210,7 @@ class GenerateRun {
           static_cast<size_t>(std::clamp(event.accepted().num_outputs(), 1, kMaxOutputs));
       MakePrinter();
     }
+    if (printer_ == nullptr) return;  // not before it was accepted
     const size_t first = prompt * num_outputs_;
     if (event.has_accepted()) {
       if (options_.no_echo || std::exchange(running_[prompt].echoed, true)) return;

@@ -67,7 +67,8 @@ bool KeepsWeights(const RankFlags& rank, const LaunchPlan& launch) {
 
 // Whether replicas have one copy of them.
 bool SharesWeights(const RankFlags& rank, const LaunchPlan& launch, const RanksDevices& devices) {
-  return KeepsWeights(rank, launch) && !devices.may_be_gpus();
+  return rank.weight_cache != "none" && launch.kind == LaunchPlan::Kind::kThisHost &&
+         !devices.may_be_gpus();
 }
 
 absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& rank,

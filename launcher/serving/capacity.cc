@@ -25,15 +25,18 @@ int64_t MemoryOfReplica(const CapacityInputs& inputs, int64_t weight_bytes) {
   return bytes < weight_bytes ? bytes : weight_bytes + (bytes - weight_bytes) / inputs.num_replicas;
 }
 
+std::string ForEachReplica(const CapacityInputs& inputs) {
+  return inputs.num_replicas == 1 ? ""
+                                  : absl::StrCat(" for each of ", inputs.num_replicas, " replicas");
+}
+
 absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
                          int64_t block_bytes) {
   const int64_t memory_bytes = MemoryOfReplica(inputs, capacity.weight_bytes);
-  const bool divided = inputs.num_replicas > 1 && !inputs.share_weights;
   if (capacity.weight_bytes > memory_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the weights take ", FormatBytes(capacity.weight_bytes), " of memory, ",
-        FormatBytes(memory_bytes),
-        divided ? absl::StrCat(" for each of ", inputs.num_replicas, " replicas") : "",
+        FormatBytes(memory_bytes), inputs.share_weights ? "" : ForEachReplica(inputs),
         inputs.devices.may_be_gpus()
             ? " may be taken of the ranks' GPUs (--gpu-memory-utilization): use more GPUs"
             : " are available on this host",
@@ -51,7 +54,8 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
     return absl::ResourceExhaustedError(
         absl::StrCat("the KV cache would take ", FormatCount(capacity.num_kv_blocks), " blocks of ",
                      FormatBytes(block_bytes), ", beside the weights ", FormatBytes(free_bytes),
-                     " of memory are available: lower --kv-cache-gib or --num-kv-blocks"));
+                     " of memory are available", ForEachReplica(inputs),
+                     ": lower --kv-cache-gib or --num-kv-blocks"));
   }
   return absl::OkStatus();
 }

@@ -120,8 +120,11 @@ void ServeReport::WaitingForRanks(const std::string& worker_address,
   if (json_) {
     PrintJson("waiting", {{"worker_address", worker_address}, {"secret_file", secret_file}});
   } else {
-    PrintLine(absl::StrFormat("Waiting for %d rank%s at %s, secret in %s", tp_ * pp_,
-                              tp_ * pp_ == 1 ? "" : "s", worker_address, secret_file));
+    const int num_ranks = num_replicas_ * tp_ * pp_;
+    PrintLine(absl::StrFormat(
+        "Waiting for %d rank%s%s at %s, secret in %s", num_ranks, num_ranks == 1 ? "" : "s",
+        num_replicas_ == 1 ? "" : absl::StrCat(" of ", num_replicas_, " replicas"), worker_address,
+        secret_file));
   }
 }
 

@@ -12,11 +12,10 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "model/llama/weight_cache.h"
 #include "parallel/hand_over.h"
 
 namespace lockstep {
-
-// ---- the forward pass ----
 
 absl::Status LlamaStage::Forward(const StepBatch& batch, const ChosenToken* chosen) {
   RETURN_IF_ERROR(batch_.Accept(batch, num_kv_blocks_));
@@ -274,8 +273,6 @@ absl::StatusOr<const float*> LlamaStage::Logits(int64_t first, int64_t count) {
   return host_logits_.as<float>();
 }
 
-// ---- setting up ----
-
 LlamaStage::LlamaStage(const ModelConfig& config, const StageShape& shape,
                        const StageOptions& options, Backend& backend, RankGroups& groups)
     : config_(config),
@@ -302,12 +299,14 @@ WeightSource SourceOf(const Checkpoint& checkpoint, const StageShape& shape,
 
 }  // namespace
 
-absl::StatusOr<bool> LlamaStage::HasCachedWeights(const Checkpoint& checkpoint,
-                                                  const ProcessGrid& grid, int rank,
-                                                  const Backend& backend,
-                                                  const StageOptions& options) {
+absl::StatusOr<int64_t> LlamaStage::WeightBytesToCome(const Checkpoint& checkpoint,
+                                                      const ProcessGrid& grid, int rank,
+                                                      const Backend& backend,
+                                                      const StageOptions& options,
+                                                      int64_t weight_bytes) {
   ASSIGN_OR_RETURN(const StageShape shape, MakeStageShape(checkpoint.config(), grid, rank));
-  return lockstep::HasCachedWeights(SourceOf(checkpoint, shape, options, nullptr), backend);
+  return lockstep::WeightBytesToCome(SourceOf(checkpoint, shape, options, nullptr), backend,
+                                     weight_bytes);
 }
 
 absl::StatusOr<std::unique_ptr<LlamaStage>> LlamaStage::Load(const Checkpoint& checkpoint,

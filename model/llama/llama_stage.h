@@ -64,10 +64,13 @@ class LlamaStage {
                                                           const StageOptions& options,
                                                           const LoadProgress& progress);
 
-  // Whether Load would map weights that are packed already. INVALID_ARGUMENT (layout).
-  static absl::StatusOr<bool> HasCachedWeights(const Checkpoint& checkpoint,
-                                               const ProcessGrid& grid, int rank,
-                                               const Backend& backend, const StageOptions& options);
+  // How much of so many bytes of weights Load would have to find memory for: nothing where they are
+  // packed already (WeightBytesToCome). INVALID_ARGUMENT (layout).
+  static absl::StatusOr<int64_t> WeightBytesToCome(const Checkpoint& checkpoint,
+                                                   const ProcessGrid& grid, int rank,
+                                                   const Backend& backend,
+                                                   const StageOptions& options,
+                                                   int64_t weight_bytes);
 
   const StageShape& shape() const { return shape_; }
   const LoadStats& load_stats() const { return load_stats_; }

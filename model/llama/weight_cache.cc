@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -139,6 +140,19 @@ absl::Status MakePrivateDirectory(const fs::path& directory) {
 
 bool UsesCache(const WeightSource& source, const Backend& backend) {
   return !source.cache.empty() && !backend.WeightLayout().empty();
+}
+
+int64_t WeightBytesToCome(const WeightSource& source, const Backend& backend,
+                          int64_t weight_bytes) {
+  if (!UsesCache(source, backend)) return weight_bytes;
+  const absl::StatusOr<std::string> key = WeightKey(source, backend);
+  if (!key.ok()) return weight_bytes;
+  const std::filesystem::path path = WeightPath(source, *key);
+  if (WeightFile::IsComplete(PackedPath(source, *key), *key) ||
+      WeightFile::IsComplete(path, *key)) {
+    return 0;
+  }
+  return std::max<int64_t>(0, weight_bytes - WeightFile::BytesInMemory(path));
 }
 
 absl::StatusOr<std::unique_ptr<WeightFile>> OpenWeightFile(const WeightSource& source,

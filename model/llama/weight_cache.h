@@ -41,6 +41,10 @@ bool UsesCache(const WeightSource& source, const Backend& backend);
 absl::StatusOr<std::unique_ptr<WeightFile>> OpenWeightFile(const WeightSource& source,
                                                            const Backend& backend);
 
+// How much memory LoadStageWeights would take for so many bytes of weights: none where the cache
+// has them, less what another process that packs them has packed by now of a file in memory.
+int64_t WeightBytesToCome(const WeightSource& source, const Backend& backend, int64_t weight_bytes);
+
 // With mode 0700, when it is not there. UNAVAILABLE with errno's text.
 absl::Status MakePrivateDirectory(const std::filesystem::path& directory);
 

@@ -172,6 +172,16 @@ bool WeightFile::IsComplete(const fs::path& path, const std::string& key) {
   return ReadWeightFileHeader(fd, key).has_value();
 }
 
+int64_t WeightFile::BytesInMemory(const fs::path& path) {
+  constexpr int64_t kStatBlock = 512;  // stat(2)
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  const Handle handle(fd);
+  struct stat info;
+  if (LiesOnDisk(fd) || ::fstat(fd, &info) != 0) return 0;
+  return info.st_blocks * kStatBlock;
+}
+
 // A shared lock is given when nobody fills the file. It is asked for again and again, since a
 // process that sleeps in flock would not see whether there is anything to wait for.
 absl::Status WeightFile::LockShared(const FillerProgress& on_waiting) const {

@@ -52,6 +52,9 @@ class WeightFile {
                                                                   uid_t owner);
   // Whether the file is complete and of this key, as it stands.
   static bool IsComplete(const std::filesystem::path& path, const std::string& key);
+  // That the file takes by now; 0 when it lies on a disk (then they can be dropped) or is not
+  // there.
+  static int64_t BytesInMemory(const std::filesystem::path& path);
 
   // The regions hold weights already: read-only. Else they are zero and wait to be filled.
   bool is_complete() const { return is_complete_; }

@@ -348,13 +348,6 @@ DType HeldDType(WeightDType wanted, DType stored, bool holds_f16) {
   return DType::kF16;
 }
 
-bool HasCachedWeights(const WeightSource& source, const Backend& backend) {
-  if (!UsesCache(source, backend)) return false;
-  const absl::StatusOr<std::string> key = WeightKey(source, backend);
-  return key.ok() && (WeightFile::IsComplete(PackedPath(source, *key), *key) ||
-                      WeightFile::IsComplete(WeightPath(source, *key), *key));
-}
-
 absl::StatusOr<StageWeights> LoadIntoCache(const WeightSource& source, Backend& backend,
                                            Communicator& tp_group, LoadStats& stats) {
   ASSIGN_OR_RETURN(const std::unique_ptr<WeightFile> file, OpenWeightFile(source, backend));

@@ -74,9 +74,6 @@ struct WeightSource {
   FillerProgress on_waiting;  // for another process that packs them; may be null
 };
 
-// Whether LoadStageWeights would find everything in the cache.
-bool HasCachedWeights(const WeightSource& source, const Backend& backend);
-
 // INVALID_ARGUMENT (a tensor is missing or has another shape: named; a dtype that the backend does
 // not hold), RESOURCE_EXHAUSTED (memory), UNAVAILABLE (reading).
 absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backend& backend,

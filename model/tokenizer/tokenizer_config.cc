@@ -15,12 +15,21 @@ absl::Status WrongType(const char* name, const Json& value, const char* wanted) 
       absl::StrCat(name, " is ", QuotedJson(value), ", not ", wanted));
 }
 
+// An unnamed class may be one of them.
+absl::StatusOr<bool> HeedsAddBos(const Json& document) {
+  const Json name = document.value("tokenizer_class", Json());
+  if (name.is_null()) return true;
+  if (!name.is_string()) return WrongType("tokenizer_class", name, "a name");
+  return name.get<std::string>().starts_with("Llama");
+}
+
 absl::StatusOr<std::optional<std::string>> AddedBos(std::string_view text) {
   ASSIGN_OR_RETURN(const Json document, ParseStrictJson(text));
   if (!document.is_object()) return absl::InvalidArgumentError("not a JSON object");
   const Json add = document.value("add_bos_token", Json());
   if (!add.is_null() && !add.is_boolean()) return WrongType("add_bos_token", add, "true or false");
-  if (add != Json(true)) return std::nullopt;
+  ASSIGN_OR_RETURN(const bool heeds, HeedsAddBos(document));
+  if (add != Json(true) || !heeds) return std::nullopt;
   const Json bos = document.value("bos_token", Json());
   const Json content = bos.is_object() ? bos.value("content", Json()) : bos;  // an AddedToken
   if (!content.is_string()) {

@@ -160,6 +160,7 @@ class ControllerCore {
   void FailNow(const std::string& reason);
 
   void BeginRecovery(absl::Time now);
+  void CreditLoading(const Replica& replica, absl::Time now);
   absl::Time RecoveryEnd() const;
   bool AnyServing() const;
   std::string Progress() const;

@@ -225,9 +225,7 @@ void ControllerCore::LoseReplica(Replica& replica, const Loss& loss, absl::Time 
   if (replicas_.size() > 1) {
     event.message = absl::StrCat("replica ", replica.index(), ", ", event.message);
   }
-  const bool was_loading =
-      replica.state() == Replica::State::kJoining && replica.ranks().AllJoined();
-  if (was_loading) recovery_deadline_ += now - replica.ranks().all_joined_at();
+  CreditLoading(replica, now);
   DropReplica(
       replica,
       grpc::Status(loss.told_to_ranks, absl::StrCat("the replica is lost: ", event.message)),
@@ -248,6 +246,13 @@ void ControllerCore::LoseReplica(Replica& replica, const Loss& loss, absl::Time 
 void ControllerCore::BeginRecovery(absl::Time now) {
   if (config_.recovery_window <= absl::ZeroDuration()) return;
   recovery_deadline_ = std::min(recovery_deadline_, now + config_.recovery_window);
+}
+
+// Before a replica is dropped.
+void ControllerCore::CreditLoading(const Replica& replica, absl::Time now) {
+  const bool was_loading =
+      replica.state() == Replica::State::kJoining && replica.ranks().AllJoined();
+  if (was_loading) recovery_deadline_ += now - replica.ranks().all_joined_at();
 }
 
 // Loading may take longer, and ends by itself. Joining does not.
@@ -323,6 +328,7 @@ void ControllerCore::BeginEpoch(int index, uint64_t epoch, absl::Time now) {
   const std::string why =
       absl::StrCat("epoch ", replica.epoch(), " ended, epoch ", epoch, " begins");
   if (replica.state() != Replica::State::kLost) {
+    CreditLoading(replica, now);
     DropReplica(replica, grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, why), why);
   }
   replica.BeginEpoch(epoch, now);

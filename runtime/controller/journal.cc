@@ -98,10 +98,9 @@ absl::Status Journal::Load(absl::Time now) {
     return absl::FailedPreconditionError(
         absl::StrCat("journal ", options_.path, " is in use by another process"));
   }
-  const int64_t max_file_bytes = 4 * options_.max_bytes + 2 * kMinRewriteBytes;
-  if (!S_ISREG(info.st_mode) || info.st_size > max_file_bytes) {
+  if (!S_ISREG(info.st_mode) || info.st_size > MaxFileBytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "journal ", options_.path, " is not a regular file of at most ", max_file_bytes, " bytes"));
+        "journal ", options_.path, " is not a regular file of at most ", MaxFileBytes(), " bytes"));
   }
   if (info.st_size == 0) return absl::OkStatus();  // new
   std::string bytes;
@@ -183,7 +182,7 @@ bool Journal::Hold(const std::string& request_id, uint64_t holder) {
   absl::MutexLock lock(&mutex_);
   const auto entry = entries_.find(request_id);
   if (entry == entries_.end()) return false;
-  released_.erase({entry->second.expires_at, request_id});
+  ReleasedWith(entry->second).erase({entry->second.expires_at, request_id});
   entry->second.holder = holder;
   entry->second.expires_at = absl::InfiniteFuture();
   if (!std::exchange(entry->second.is_finished, false)) return true;
@@ -205,8 +204,8 @@ void Journal::Finish(const std::string& request_id, uint64_t holder, absl::Time 
   absl::MutexLock lock(&mutex_);
   const auto entry = entries_.find(request_id);
   if (entry == entries_.end() || entry->second.holder != holder) return;
-  LetGo(entry, now + std::min(kFinishedWindow, options_.reattach_window));
   entry->second.is_finished = true;
+  LetGo(entry, now + std::min(kFinishedWindow, options_.reattach_window));
   Append(Ended(request_id));  // failed: it would come back after a restart, for one window
   DropExpired(now);
 }
@@ -214,7 +213,11 @@ void Journal::Finish(const std::string& request_id, uint64_t holder, absl::Time 
 void Journal::LetGo(Entries::iterator entry, absl::Time expires_at) {
   entry->second.holder = 0;
   entry->second.expires_at = expires_at;
-  released_.emplace(expires_at, entry->first);
+  ReleasedWith(entry->second).emplace(expires_at, entry->first);
+}
+
+Journal::Released& Journal::ReleasedWith(const Entry& entry) {
+  return entry.is_finished ? finished_ : waiting_;
 }
 
 void Journal::End(const std::string& request_id, uint64_t holder) {
@@ -233,19 +236,22 @@ std::optional<v1::JournaledRequest> Journal::Find(const std::string& request_id,
 }
 
 void Journal::DropExpired(absl::Time now) {
-  while (!released_.empty() && released_.begin()->first <= now) {
-    Drop(entries_.find(released_.begin()->second));
+  for (const Released* released : {&finished_, &waiting_}) {
+    while (!released->empty() && released->begin()->first <= now) {
+      Drop(entries_.find(released->begin()->second));
+    }
   }
 }
 
-// Those that would be dropped next go first: finished ones, then those that wait longest for their
-// clients. Those with clients stay.
+// Finished ones go first, then those that wait longest for their clients. Those with clients stay.
 bool Journal::MakeRoom(int64_t num_bytes) {
   const auto is_full = [&] {
     return live_bytes_ + num_bytes > options_.max_bytes ||
            static_cast<int64_t>(entries_.size()) >= options_.max_requests;
   };
-  while (is_full() && !released_.empty()) Drop(entries_.find(released_.begin()->second));
+  for (const Released* released : {&finished_, &waiting_}) {
+    while (is_full() && !released->empty()) Drop(entries_.find(released->begin()->second));
+  }
   return !is_full();
 }
 
@@ -259,21 +265,33 @@ void Journal::Drop(Entries::iterator entry) {
 
 void Journal::Remove(Entries::iterator entry) {
   live_bytes_ -= entry->second.num_bytes;
-  released_.erase({entry->second.expires_at, entry->first});
+  ReleasedWith(entry->second).erase({entry->second.expires_at, entry->first});
   entries_.erase(entry);
 }
 
 bool Journal::Append(const v1::JournalRecord& record) {
-  absl::Status rewritten;
-  if (file_bytes_ > 2 * live_bytes_ + kMinRewriteBytes) rewritten = Rewrite();
   const std::string frame = JournalFrame(record);
-  absl::Status written = Write(frame);
+  absl::Status written = MakeShort(static_cast<int64_t>(frame.size()));
+  if (written.ok()) written = Write(frame);
   // What has ended may take the room that is missing. Once: where that does not help, it would be
   // much work for every request.
   if (!written.ok() && error_.ok() && Rewrite().ok()) written = Write(frame);
-  SetError(written.ok() ? rewritten : written);
+  SetError(written);
   return written.ok();
 }
+
+// Where that fails (a directory that may not be written any more), the file grows as long as it can
+// be opened again.
+absl::Status Journal::MakeShort(int64_t num_more_bytes) {
+  const bool is_long = file_bytes_ > std::max(2 * live_bytes_ + kMinRewriteBytes, rewrite_from_);
+  const bool is_too_long = file_bytes_ + num_more_bytes > MaxFileBytes();
+  if (!is_long && !is_too_long) return absl::OkStatus();
+  const absl::Status rewritten = Rewrite();
+  rewrite_from_ = rewritten.ok() ? 0 : file_bytes_ + kMinRewriteBytes;
+  return is_too_long ? rewritten : absl::OkStatus();
+}
+
+int64_t Journal::MaxFileBytes() const { return 4 * options_.max_bytes + 2 * kMinRewriteBytes; }
 
 absl::Status Journal::Write(const std::string& frame) {
   if (::lseek(file_, static_cast<off_t>(file_bytes_), SEEK_SET) < 0 || !WriteAll(file_, frame)) {

@@ -69,7 +69,7 @@ class Journal {
 
   int64_t num_requests() const;
   int64_t num_file_bytes() const;
-  absl::Status error() const;  // why the last write failed; OK when it did not
+  absl::Status error() const;  // why the last record was not written; OK when it was
 
  private:
   struct Entry {
@@ -80,15 +80,19 @@ class Journal {
     bool is_finished = false;                        // the file says that it ended
   };
   using Entries = absl::flat_hash_map<std::string, Entry>;
+  using Released = std::set<std::pair<absl::Time, std::string>>;  // by when they expire
 
   Journal(JournalOptions options, int directory);
   absl::Status Load(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MakeRoom(int64_t num_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LetGo(Entries::iterator entry, absl::Time expires_at) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Released& ReleasedWith(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropExpired(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Remove(Entries::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Append(const v1::JournalRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MakeShort(int64_t num_more_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t MaxFileBytes() const;
   absl::Status Write(const std::string& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetError(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Rewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -106,8 +110,10 @@ class Journal {
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   bool has_told_error_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
-  // Those without a stream, by when they expire.
-  std::set<std::pair<absl::Time, std::string>> released_ ABSL_GUARDED_BY(mutex_);
+  // Those without a stream: that wait for their clients, or have finished.
+  Released waiting_ ABSL_GUARDED_BY(mutex_);
+  Released finished_ ABSL_GUARDED_BY(mutex_);
+  int64_t rewrite_from_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes of the file: a Rewrite failed
 };
 
 }  // namespace lockstep

@@ -137,7 +137,7 @@ void RankLink::OnDone() {
     closing_ = true;
   }
   ReportClosed("its stream closed");
-  num_open_->fetch_sub(1);
+  if (num_open_ != nullptr) num_open_->fetch_sub(1);
   std::shared_ptr<RankLink> self = std::move(self_);
 }
 
@@ -151,9 +151,11 @@ WorkerLinkService::WorkerLinkService(std::shared_ptr<EventLoop> loop, std::strin
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerLinkService::Connect(
     grpc::CallbackServerContext* context) {
-  const int num_others = num_open_->fetch_add(1);
-  std::shared_ptr<RankLink> link = RankLink::Open(context, loop_, secret_, num_open_);
-  if (!ShowsSecret(*context)) {
+  const bool shows_secret = ShowsSecret(*context);
+  const int num_others = shows_secret ? num_open_->fetch_add(1) : 0;
+  std::shared_ptr<RankLink> link =
+      RankLink::Open(context, loop_, secret_, shows_secret ? num_open_ : nullptr);
+  if (!shows_secret) {
     link->Close(grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                              "the call does not show this launch's secret"));
   } else if (num_others >= max_open_) {

@@ -25,8 +25,8 @@ class EventLoop;
 class RankLink final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                        public RankPort {
  public:
-  // The caller hands the returned object to gRPC, and calls Listen or Close. num_open is
-  // decremented when the stream is done.
+  // The caller hands the returned object to gRPC, and calls Listen or Close. num_open, which may be
+  // null, is decremented when the stream is done.
   static std::shared_ptr<RankLink> Open(grpc::CallbackServerContext* context,
                                         std::shared_ptr<EventLoop> loop, std::string secret,
                                         std::shared_ptr<std::atomic<int>> num_open);
@@ -84,7 +84,8 @@ class WorkerLinkService final
   const std::string secret_;
   const int max_open_;
   const absl::Duration hello_timeout_;
-  const std::shared_ptr<std::atomic<int>> num_open_;  // streams may end after the service
+  // Of those that showed the secret. Streams may end after the service.
+  const std::shared_ptr<std::atomic<int>> num_open_;
 };
 
 }  // namespace lockstep

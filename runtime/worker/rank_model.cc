@@ -102,10 +102,10 @@ absl::StatusOr<int64_t> RankModel::NeededBytes() const {
                    HeldShards(config, options_.grid.tp(), options_.grid.pp(),
                               {held, options_.stage.quantize, keeps_float8}));
   const RankShard& mine = shards[static_cast<size_t>(options_.rank)];
-  ASSIGN_OR_RETURN(const bool is_there,
-                   LlamaStage::HasCachedWeights(*checkpoint_, options_.grid, options_.rank,
-                                                device_->backend(), options_.stage));
-  const int64_t weight_bytes = is_loaded() || is_there ? 0 : mine.weight_bytes;
+  ASSIGN_OR_RETURN(
+      const int64_t weight_bytes,
+      LlamaStage::WeightBytesToCome(*checkpoint_, options_.grid, options_.rank, device_->backend(),
+                                    options_.stage, is_loaded() ? 0 : mine.weight_bytes));
   const BatchLimits& limits = options_.stage.limits;
   const int64_t block_bytes = mine.kv_bytes_per_token * limits.block_size;
   if (!options_.num_kv_blocks.has_value()) {

@@ -15,6 +15,7 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 using CoreRanksTest = CoreTest;
 
@@ -313,6 +314,28 @@ TEST_F(CoreRanksTest, RanksThatComeAndFailDoNotProlongTheRecovery) {
   Lose(last);
   EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kFailed);
   EXPECT_THAT(ended_.at(1).error_message(), HasSubstr("no new ranks served within 1m"));
+}
+
+TEST_F(CoreRanksTest, JobThatReplacesOneThatLoadedForLongHasTheWholeRecoveryLeft) {
+  Start(1, /*adopt_epochs=*/true, /*tp=*/2);
+  v1::FromRank ready;
+  ready.mutable_ready();
+  const std::array first = {Hello(0, 1, 0, 2), Hello(0, 1, 1, 2)};
+  for (const auto& rank : first) SayLoaded(rank, 30);
+  for (const auto& rank : first) Say(rank, ready);
+  ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
+  Lose(first[0]);
+  const std::array loads = {Hello(0, 2, 0, 2), Hello(0, 2, 1, 2)};
+  for (int second = 0; second < 100; ++second) {
+    now_ += absl::Seconds(1);
+    v1::FromRank progress;
+    progress.mutable_loading()->set_bytes_done(second);
+    progress.mutable_loading()->set_bytes_total(1000);
+    for (const auto& rank : loads) Say(rank, progress);
+  }
+  Hello(0, 3, 0, 2);
+  EXPECT_TRUE(snapshot_.phase == ServingState::Phase::kRecovering);
+  EXPECT_THAT(ended_, IsEmpty());
 }
 
 TEST_F(CoreRanksTest, RanksOfWhichSomeNeverComeDoNotProlongTheRecovery) {

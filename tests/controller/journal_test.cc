@@ -239,6 +239,19 @@ TEST_F(JournalTest, WhenFullTheOnesLongestWithoutAStreamGo) {
   EXPECT_TRUE(Has("r1", kJournalStart + absl::Seconds(3)));
 }
 
+TEST_F(JournalTest, WhenFullTheFinishedGoBeforeThoseThatWait) {
+  options_.max_requests = 2;
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(journal_->Accept(RequestOf("waits"), 1, kJournalStart));
+  EXPECT_TRUE(journal_->Accept(RequestOf("finished"), 2, kJournalStart));
+  journal_->Release("waits", 1, kJournalStart);
+  const absl::Time late = kJournalStart + options_.reattach_window - absl::Seconds(1);
+  journal_->Finish("finished", 2, late);
+  EXPECT_TRUE(journal_->Accept(RequestOf("new"), 3, late));
+  EXPECT_TRUE(Has("waits", late));
+  EXPECT_FALSE(Has("finished", late));
+}
+
 TEST_F(JournalTest, BytesAreBoundedLikeRequests) {
   options_.max_bytes = 1000;
   ASSERT_TRUE(Open().ok());
@@ -292,6 +305,27 @@ TEST_F(JournalTest, WriteThatFailsIsToldOnceAndForgottenWhenOneSucceeds) {
   EXPECT_EQ(told.size(), 1u);
   EXPECT_TRUE(journal_->Accept(RequestOf("long", 1000), 1, kJournalStart));
   EXPECT_TRUE(journal_->error().ok());
+}
+
+TEST_F(JournalTest, WhereItCannotBeReplacedRecordsAreWrittenAsLongAsItCanBeOpenedAgain) {
+  options_.max_bytes = 1 << 20;
+  ASSERT_TRUE(Open().ok());
+  std::filesystem::create_directories(path_ + ".new/in the way");
+  const auto accept = [&](int i) {
+    const std::string name = absl::StrCat("r", i);
+    const bool accepted = journal_->Accept(RequestOf(name, 1000), 2, kJournalStart);
+    EXPECT_EQ(journal_->error().ok(), accepted);
+    journal_->End(name, 2);
+    return accepted;
+  };
+  int i = 0;
+  for (; i < 3000; ++i) ASSERT_TRUE(accept(i)) << journal_->error();
+  while (accept(++i)) ASSERT_LT(i, 10'000);
+  EXPECT_THAT(std::string(journal_->error().message()), HasSubstr("cannot create its successor"));
+  std::filesystem::remove_all(path_ + ".new");
+  EXPECT_TRUE(accept(++i));
+  EXPECT_LT(journal_->num_file_bytes(), 1 << 20);
+  ASSERT_TRUE(Open().ok());
 }
 
 TEST_F(JournalTest, TheFileDoesNotGrowWithWhatHasEnded) {

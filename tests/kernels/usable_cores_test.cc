@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "gtest/gtest.h"
@@ -13,7 +14,8 @@ namespace {
 TEST(UsableCoresTest, AreThoseThatAThreadMayRunOn) {
   cpu_set_t all;
   ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
-  EXPECT_EQ(NumUsableCores(), CPU_COUNT(&all));
+  const int num_cores = CPU_COUNT(&all);
+  EXPECT_EQ(NumUsableCores(), std::min(num_cores, CoresOfQuota().value_or(num_cores)));
   std::thread([] {  // the test's own thread stays free
     cpu_set_t one;
     CPU_ZERO(&one);

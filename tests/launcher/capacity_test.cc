@@ -169,7 +169,8 @@ TEST_F(CapacityTest, ReplicasDivideTheMemoryThatTheirCommonWeightsLeave) {
   share_weights_ = true;
   EXPECT_TRUE(Plan().ok()) << Plan().status();
   devices_.memory_bytes -= 1;
-  EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("beside the weights 511 B"));
+  EXPECT_THAT(std::string(Plan().status().message()),
+              HasSubstr("beside the weights 511 B of memory are available for each of 3 replicas"));
   devices_.memory_bytes = weights - 1;
   EXPECT_THAT(std::string(Plan().status().message()),
               AllOf(HasSubstr("the weights take"), Not(HasSubstr("for each"))));

@@ -50,11 +50,12 @@ class WeightCacheTest : public ::testing::Test {
     EXPECT_TRUE(stage.ok()) << stage.status();
     return stage.ok() ? (*stage)->load_stats() : LoadStats{};
   }
-  bool IsCached() {
+  int64_t BytesToCome(int64_t weight_bytes) {
     options_.stage.weight_cache = cache_;
-    return *LlamaStage::HasCachedWeights(model_.checkpoint(), *ProcessGrid::Create(1, 1), 0,
-                                         *options_.make_backend(), options_.stage);
+    return *LlamaStage::WeightBytesToCome(model_.checkpoint(), *ProcessGrid::Create(1, 1), 0,
+                                          *options_.make_backend(), options_.stage, weight_bytes);
   }
+  bool IsCached() { return BytesToCome(1) == 0; }
   int64_t NumFiles() const {
     return std::distance(fs::directory_iterator(cache_), fs::directory_iterator());
   }
@@ -132,6 +133,19 @@ TEST_F(WeightCacheTest, FormsAndChangedCheckpointsHaveFilesOfTheirOwn) {
   const fs::path weights = model_.directory() / "model.safetensors";
   fs::last_write_time(weights, fs::last_write_time(weights) + std::chrono::seconds(1));
   EXPECT_FALSE(IsCached());
+}
+
+// Ranks of two replicas that start together each count what the first has packed once.
+TEST_F(WeightCacheTest, WhatIsPackedInMemorySoFarNeedsNoMemoryAnyMore) {
+  const int file = ::memfd_create("weights", MFD_CLOEXEC);
+  ASSERT_GE(file, 0);
+  cache_ = "/proc/self/fd/" + std::to_string(file);
+  const std::string packed(1 << 20, 'x');
+  EXPECT_EQ(BytesToCome(3 << 20), 3 << 20);
+  ASSERT_EQ(::write(file, packed.data(), packed.size()), 1 << 20);
+  EXPECT_EQ(BytesToCome(3 << 20), 2 << 20);
+  EXPECT_EQ(BytesToCome(1000), 0);
+  ::close(file);
 }
 
 // As copies do that keep times.

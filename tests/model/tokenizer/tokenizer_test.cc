@@ -336,6 +336,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> WithConfig(const std::string& config,
 TEST(TokenizerConfig, AddsBosWherePostProcessorsDoNot) {
   for (const char* config :
        {R"({"add_bos_token":true,"bos_token":"<s>"})",
+        R"({"add_bos_token":true,"bos_token":"<s>","tokenizer_class":"LlamaTokenizerFast"})",
         R"({"add_bos_token":true,"bos_token":{"__type":"AddedToken","content":"<s>"}})"}) {
     for (const bool has_template : {false, true}) {
       const auto tokenizer = WithConfig(config, has_template);
@@ -348,9 +349,11 @@ TEST(TokenizerConfig, AddsBosWherePostProcessorsDoNot) {
 }
 
 TEST(TokenizerConfig, AddsNothingUnlessItSaysSo) {
-  for (const char* config :
-       {"{}", R"({"bos_token":"<s>"})", R"({"add_bos_token":null,"bos_token":"<s>"})",
-        R"({"add_bos_token":false,"bos_token":"no such token"})"}) {
+  for (
+      const char* config :
+      {"{}", R"({"bos_token":"<s>"})", R"({"add_bos_token":null,"bos_token":"<s>"})",
+       R"({"add_bos_token":false,"bos_token":"no such token"})",
+       R"({"add_bos_token":true,"bos_token":"<s>","tokenizer_class":"PreTrainedTokenizerFast"})"}) {
     const auto tokenizer = WithConfig(config);
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     EXPECT_THAT(Ids(**tokenizer, "ab", {}), ElementsAre(9)) << config;
@@ -370,6 +373,7 @@ TEST(TokenizerConfig, ErrorsNameWhatIsWrong) {
   EXPECT_THAT(error(R"({"add_bos_token":1,"bos_token":"<s>"})"),
               HasSubstr("add_bos_token is 1, not true or false"));
   EXPECT_THAT(error(R"({"add_bos_token":false,"add_bos_token":true})"), HasSubstr("occurs twice"));
+  EXPECT_THAT(error(R"({"tokenizer_class":[]})"), HasSubstr("tokenizer_class is [], not a name"));
   EXPECT_THAT(error("{"), HasSubstr("tokenizer_config.json: not valid JSON"));
   EXPECT_THAT(error("[]"), HasSubstr("tokenizer_config.json: not a JSON object"));
 }
@@ -384,7 +388,7 @@ TEST(TokenizerConfig, IsReadFromTheDirectory) {
   EXPECT_THAT(Ids(*LoadOrDie(directory.path()), "ab", {}), ElementsAre(1, 9));
   directory.Write("tokenizer_config.json", std::string(kMaxTokenizerConfigBytes + 1, ' '));
   EXPECT_THAT(std::string(Tokenizer::Load(directory.path()).status().message()),
-              HasSubstr("1048577 bytes, the limit is 1048576"));
+              HasSubstr("67108865 bytes, the limit is 67108864"));
 }
 
 }  // namespace
