@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "launcher/base/mailbox.h"
 #include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
@@ -69,7 +69,7 @@ class GenerateRun {
   }
 
   int Run(InterruptWatcher& interrupts) {
-    started_ = absl::Now();
+    started_ = SteadyNow();
     while (num_done_ < prompts_.size()) {
       StartCalls();
       WaitReadable({mailbox_.fd(), interrupts.fd()}, StartDueContinuations());
@@ -113,7 +113,7 @@ class GenerateRun {
            running_.size() - num_done_ < kMaxCallsInFlight) {
       const size_t index = running_.size();
       Running& run = running_.emplace_back(
-          Running{.response = std::make_unique<Response>(absl::Now()),
+          Running{.response = std::make_unique<Response>(SteadyNow()),
                   .call = nullptr,
                   .retries = RetryClock(absl::Seconds(options_.retry_seconds))});
       if (!options_.attach.empty()) {
@@ -131,10 +131,10 @@ class GenerateRun {
   template <typename Request>
   std::unique_ptr<GenerationCall> Start(size_t index, Request request) {
     const auto on_event = [this, index](const v1::GenerateEvent& event) {
-      mailbox_.Put({index, absl::Now(), event, std::nullopt});
+      mailbox_.Put({index, SteadyNow(), event, std::nullopt});
     };
     const auto on_done = [this, index](const grpc::Status& status) {
-      mailbox_.Put({index, absl::Now(), {}, status});
+      mailbox_.Put({index, SteadyNow(), {}, status});
     };
     const absl::Duration timeout = options_.timeout_seconds > 0
                                        ? absl::Seconds(options_.timeout_seconds)
@@ -145,7 +145,7 @@ class GenerateRun {
 
   // Returns how long until the next one is due.
   absl::Duration StartDueContinuations() {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     absl::Time next = absl::InfiniteFuture();
     for (size_t index = 0; index < running_.size(); ++index) {
       Running& run = running_[index];
@@ -165,7 +165,7 @@ class GenerateRun {
         code == grpc::StatusCode::UNAVAILABLE ||
         (code == grpc::StatusCode::RESOURCE_EXHAUSTED && run.retries.failing());  // a full queue
     if (interrupted_ || !worth_it || !run.response->accepted().attachable()) return false;
-    const std::optional<absl::Time> at = run.retries.Failed(absl::Now());
+    const std::optional<absl::Time> at = run.retries.Failed(SteadyNow());
     if (!at) return false;
     if (!std::exchange(run.told, true) && !options_.quiet) {
       std::fprintf(stderr, "[lost the server; looking for it for %s]\n",
@@ -257,7 +257,7 @@ class GenerateRun {
   void PrintSummary() const {
     if (num_tokens_ == 0 || running_.empty()) return;
     const Response& first = *running_.front().response;
-    const double seconds = absl::ToDoubleSeconds(absl::Now() - started_);
+    const double seconds = absl::ToDoubleSeconds(SteadyNow() - started_);
     std::string line =
         absl::StrFormat("[%s tokens in %s", FormatCount(num_tokens_), FormatSeconds(seconds));
     if (first.num_output_tokens() > 0) {

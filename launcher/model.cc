@@ -11,8 +11,8 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "kernels/backend.h"
+#include "kernels/base/steady_clock.h"
 #include "kernels/base/usable_cores.h"
 #include "kernels/cpu_backend_options.h"
 #include "launcher/base/signals.h"
@@ -65,7 +65,7 @@ class WriteProgress {
  public:
   explicit WriteProgress(bool quiet) : quiet_(quiet) {}
   void Show(int64_t done, int64_t total) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     const bool is_terminal = ::isatty(STDERR_FILENO) == 1;
     if (quiet_ || now < next_) return;
     next_ = now + (is_terminal ? absl::Milliseconds(100) : absl::Seconds(2));
@@ -81,11 +81,11 @@ class WriteProgress {
   void Clear() {
     if (drawn_) std::fprintf(stderr, "\r\x1b[K");
   }
-  double Seconds() const { return absl::ToDoubleSeconds(absl::Now() - started_); }
+  double Seconds() const { return absl::ToDoubleSeconds(SteadyNow() - started_); }
 
  private:
   const bool quiet_;
-  const absl::Time started_ = absl::Now();
+  const absl::Time started_ = SteadyNow();
   absl::Time next_ = started_ + absl::Milliseconds(300);
   bool drawn_ = false;
 };

@@ -17,8 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "parallel/mpi_groups.h"
 #include "parallel/polite_wait.h"
 
@@ -191,7 +191,7 @@ void MpiRendezvous::Leave() {
 }
 
 bool MpiRendezvous::Over() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (over_ || now < next_look_) return over_;
   next_look_ = now + kOverInterval;
   if (!ReadMail().ok()) over_ = true;  // Next will tell why
@@ -214,14 +214,14 @@ absl::StatusOr<Rendezvous::Round> MpiRendezvous::Next(uint64_t epoch, absl::Dura
 }
 
 absl::Status MpiRendezvous::WaitForGo(uint64_t round, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + (is_root() ? timeout : timeout + kRootFirst);
+  const absl::Time deadline = SteadyNow() + (is_root() ? timeout : timeout + kRootFirst);
   PoliteWait wait(kMailPolicy);
   while (true) {
     RETURN_IF_ERROR(ReadMail());
     ForgetSent();
     if (round_ == round) return absl::OkStatus();
     if (left_) return absl::CancelledError("a rank has left the job");
-    if (absl::Now() >= deadline) return Missing(timeout);
+    if (SteadyNow() >= deadline) return Missing(timeout);
     wait.Pause();
   }
 }

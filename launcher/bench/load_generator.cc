@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "kernels/base/steady_clock.h"
 
 namespace lockstep {
 namespace {
@@ -41,7 +41,7 @@ Measurements LoadGenerator::Run(const LoadShape& shape, uint64_t first_index) {
   next_index_ = first_index;
   num_sent_ = num_done_ = 0;
   num_tokens_ = 0;
-  started_ = absl::Now();
+  started_ = SteadyNow();
   next_report_ = started_ + kProgressInterval;
   clock_.reset();
   if (shape.rate > 0) {
@@ -59,17 +59,17 @@ Measurements LoadGenerator::Run(const LoadShape& shape, uint64_t first_index) {
 }
 
 bool LoadGenerator::MaySend() const {
-  if (interrupted_ || absl::Now() - started_ >= shape_.duration) return false;
+  if (interrupted_ || SteadyNow() - started_ >= shape_.duration) return false;
   return shape_.num_requests == 0 || num_sent_ < shape_.num_requests;
 }
 
 void LoadGenerator::SendDue() {
   if (!clock_) {
     while (MaySend() && static_cast<int64_t>(active_.size()) < shape_.concurrency)
-      Send(absl::Now());
+      Send(SteadyNow());
     return;
   }
-  while (MaySend() && next_arrival_ <= absl::Now()) {
+  while (MaySend() && next_arrival_ <= SteadyNow()) {
     Send(next_arrival_);
     next_arrival_ = started_ + absl::Seconds(clock_->Next());
   }
@@ -79,7 +79,7 @@ absl::Duration LoadGenerator::UntilNextEvent() const {
   absl::Time next = next_report_;
   if (MaySend()) next = std::min(next, started_ + shape_.duration);
   if (clock_ && MaySend()) next = std::min(next, next_arrival_);
-  return std::max(next - absl::Now(), absl::ZeroDuration());
+  return std::max(next - SteadyNow(), absl::ZeroDuration());
 }
 
 void LoadGenerator::Send(absl::Time arrival) {
@@ -91,11 +91,11 @@ void LoadGenerator::Send(absl::Time arrival) {
   const auto on_event = [this, &active](const v1::GenerateEvent& event) {
     if (event.has_accepted()) active.num_prompt_tokens = event.accepted().num_prompt_tokens();
     if (!event.has_delta() || event.delta().token_ids().empty()) return;
-    active.times.AddTokens(event.delta().token_ids_size(), absl::Now());
+    active.times.AddTokens(event.delta().token_ids_size(), SteadyNow());
     num_tokens_.fetch_add(event.delta().token_ids_size(), std::memory_order_relaxed);
   };
   const auto on_done = [this, &active, index](const grpc::Status& status) {
-    active.times.Finish(absl::Now());
+    active.times.Finish(SteadyNow());
     mailbox_.Put({index, status});
   };
   active.call = std::make_unique<GenerationCall>(connection_, workload_.Request(index), timeout_,
@@ -124,7 +124,7 @@ void LoadGenerator::HandleInterrupt() {
 }
 
 void LoadGenerator::ReportProgress() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now < next_report_) return;
   next_report_ = now + kProgressInterval;
   if (!progress_) return;

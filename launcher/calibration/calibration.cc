@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "kernels/backend.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "kernels/base/text_file.h"
 #include "kernels/base/usable_cores.h"
 #include "kernels/cpu_backend_options.h"
@@ -218,15 +219,15 @@ class Calibration {
                              std::string(absl::StripPrefix(each.text, "lockstep calibrate-rank: "));
                        }
                      }));
-    const absl::Time deadline = absl::Now() + options_.most_time;
-    while (!job->Wait(absl::Now())) {
+    const absl::Time deadline = SteadyNow() + options_.most_time;
+    while (!job->Wait(SteadyNow())) {
       WaitReadable({job->output_fd(), interrupts_.fd()}, kLookInterval);
       if (interrupts_.TakeCount() > 0) {
         job->Terminate(kGrace);
         return absl::CancelledError("interrupted");
       }
       job->ReadOutput();
-      if (absl::Now() > deadline) {
+      if (SteadyNow() > deadline) {
         job->Terminate(kGrace);
         return absl::DeadlineExceededError(absl::StrCat(
             "the ranks were not done after ", absl::FormatDuration(options_.most_time),

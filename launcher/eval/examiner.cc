@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "kernels/base/steady_clock.h"
 #include "launcher/base/mailbox.h"
 #include "launcher/client/generation_call.h"
 #include "launcher/client/response.h"
@@ -55,7 +55,7 @@ class Exam {
 
   void Ask() {
     const size_t index = asked_.size();
-    Asked& asked = asked_.emplace_back(absl::Now());
+    Asked& asked = asked_.emplace_back(SteadyNow());
     v1::GenerateRequest request;
     request.set_text(RenderChat(options_.format, questions_[index].messages));
     request.set_parse_special_tokens(true);
@@ -63,7 +63,7 @@ class Exam {
     request.mutable_stop()->set_max_tokens(options_.max_tokens);
     if (options_.format == ChatFormat::kPlain) request.mutable_stop()->add_stop_strings("\n\n");
     const auto on_event = [&asked](const v1::GenerateEvent& event) {
-      asked.response.Add(event, absl::Now());
+      asked.response.Add(event, SteadyNow());
     };
     const auto on_done = [this, index](const grpc::Status& status) {
       mailbox_.Put({index, status});

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
     WaitReadable({process.output_fd(), interrupts.fd()}, kLookInterval);
     if (interrupts.TakeCount() > 0) return absl::CancelledError("interrupted");
     process.ReadOutput();
-    if (server->address_.empty() && process.Wait(absl::Now())) {
+    if (server->address_.empty() && process.Wait(SteadyNow())) {
       const std::string& words = server->last_words_;
       return absl::UnavailableError(words.empty() ? absl::StrCat("the server did not start (",
                                                                  process.exit()->ToString(), ")")

@@ -15,9 +15,9 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "launcher/job/private_network.h"
 
 namespace lockstep {
@@ -204,10 +204,10 @@ bool JobSupervisor::TryReap() {
   int status = 0;
   if (!status_ && ::waitpid(pid_, &status, WNOHANG) == pid_) {
     status_ = status;
-    killed_by_ = std::min(killed_by_, absl::Now() + traits_.kill_patience);
+    killed_by_ = std::min(killed_by_, SteadyNow() + traits_.kill_patience);
   }
-  if (!status_ && absl::Now() < killed_by_) return false;
-  if (!KillAdopted() && absl::Now() < killed_by_) return false;
+  if (!status_ && SteadyNow() < killed_by_) return false;
+  if (!KillAdopted() && SteadyNow() < killed_by_) return false;
   ReadOutput();
   FlushLine();
   exit_ = JobExit{0, SIGKILL};
@@ -219,7 +219,7 @@ bool JobSupervisor::TryReap() {
 
 bool JobSupervisor::Wait(absl::Time deadline) {
   while (!TryReap()) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration() && !status_) return false;
     pollfd poll_output = {output_.get(), POLLIN, 0};
     const absl::Duration sleep = status_ ? kAdoptedReapInterval : std::min(left, kReapInterval);
@@ -232,11 +232,11 @@ bool JobSupervisor::Wait(absl::Time deadline) {
 JobExit JobSupervisor::Terminate(absl::Duration grace) {
   if (!exit_ && grace > absl::ZeroDuration()) {
     ::kill(pid_, SIGTERM);
-    Wait(absl::Now() + grace);
+    Wait(SteadyNow() + grace);
   }
   if (!exit_) {
     ::kill(-pid_, SIGKILL);
-    killed_by_ = absl::Now() + traits_.kill_patience;
+    killed_by_ = SteadyNow() + traits_.kill_patience;
     Wait(absl::InfiniteFuture());
   }
   return *exit_;

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "kernels/base/steady_clock.h"
 #include "launcher/cli/values.h"
 #include "launcher/serving/gpu_summary.h"
 #include "launcher/serving/layout_lines.h"
@@ -35,10 +35,10 @@ ServeReport::ServeReport(bool json, const ModelFlags& model, int num_replicas)
       num_replicas_(num_replicas),
       block_size_(model.block_size),
       is_terminal_(!json && ::isatty(STDOUT_FILENO) == 1),
-      started_(absl::Now()) {}
+      started_(SteadyNow()) {}
 
 void ServeReport::PrintJson(const char* event, Json fields) {
-  Json line = {{"event", event}, {"seconds", absl::ToDoubleSeconds(absl::Now() - started_)}};
+  Json line = {{"event", event}, {"seconds", absl::ToDoubleSeconds(SteadyNow() - started_)}};
   line.update(fields);
   std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
   Flush();
@@ -134,14 +134,14 @@ std::string ServeReport::Prefix(int replica) const {
 
 ServeReport::Loading& ServeReport::LoadingOf(int replica) {
   const auto [found, is_new] = loading_.try_emplace(replica);
-  if (is_new) found->second.since = absl::Now();
+  if (is_new) found->second.since = SteadyNow();
   return found->second;
 }
 
 // Nobody has told that the old ones were lost.
 void ServeReport::Replaced(const ControllerEvent& joined, uint64_t old_epoch) {
   loading_.erase(joined.replica);
-  lost_at_[joined.replica] = absl::Now();
+  lost_at_[joined.replica] = SteadyNow();
   Tell("replaced", {{"replica", joined.replica}, {"epoch", joined.epoch}, {"old_epoch", old_epoch}},
        absl::StrCat(Prefix(joined.replica), "Replaced ranks of epoch ", old_epoch,
                     " by those of another job, epoch ", joined.epoch));
@@ -163,7 +163,7 @@ void ServeReport::RankChecked(const ControllerEvent& event) {
   Loading& loading = LoadingOf(event.replica);
   loading.checks[event.rank] = event;
   if (std::ssize(loading.checks) < tp_ * pp_) return;
-  loading.since = absl::Now();
+  loading.since = SteadyNow();
   const PreflightSummary summary = SummarizePreflight(tp_, pp_, loading.checks);
   if (json_) {
     Json preflight = PreflightJson(event.replica, summary);
@@ -189,7 +189,7 @@ void ServeReport::RankLoading(const ControllerEvent& event) {
     done += progress.done;
     total += progress.total;
   }
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   // A short load needs no bar.
   if (now - loading.since < absl::Milliseconds(500) || now < next_progress_) return;
   next_progress_ = now + (is_terminal_ ? absl::Milliseconds(100) : absl::Seconds(2));
@@ -236,7 +236,7 @@ void ServeReport::RankLoaded(const ControllerEvent& event) {
   if (loading.num_loaded < tp_ * pp_) return;
   int64_t total = 0;
   for (const auto& [rank, progress] : loading.ranks) total += progress.total;
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - loading.since);
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - loading.since);
   const std::string how =
       loading.num_mapped == loading.num_loaded ? "packed already" : BytesPerSecond(total, seconds);
   PrintLine(absl::StrFormat("%sLoaded   %s in %s (%s); %s", Prefix(event.replica),
@@ -255,7 +255,7 @@ void ServeReport::RankRehearsed(const ControllerEvent& event) {
 
 void ServeReport::RankLost(const ControllerEvent& event, bool is_final) {
   loading_.erase(event.replica);
-  lost_at_[event.replica] = absl::Now();
+  lost_at_[event.replica] = SteadyNow();
   if (json_) {
     PrintJson("rank_lost", {{"replica", event.replica},
                             {"epoch", event.epoch},
@@ -271,7 +271,7 @@ void ServeReport::RankLost(const ControllerEvent& event, bool is_final) {
 
 void ServeReport::Restarting(const Restart& restart) {
   loading_.erase(restart.replica);
-  lost_at_.try_emplace(restart.replica, absl::Now());
+  lost_at_.try_emplace(restart.replica, SteadyNow());
   if (json_) {
     PrintJson("restarting", {{"replica", restart.replica},
                              {"epoch", restart.epoch},
@@ -304,7 +304,7 @@ void ServeReport::Serving(const ControllerEvent& event, const std::string& addre
   const int64_t sequences = event.num_kv_blocks / std::max<int64_t>(1, sequence_blocks);
   const bool is_again = !have_served_.insert(event.replica).second;
   const absl::Time since = is_again ? lost_at_[event.replica] : started_;
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - since);
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - since);
   lost_at_.erase(event.replica);
   if (json_) {
     PrintJson(is_again ? "ready_again" : "ready", {{"address", address},

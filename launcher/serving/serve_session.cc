@@ -8,8 +8,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "launcher/base/host_name.h"
 #include "launcher/cli/values.h"
 
@@ -75,7 +75,7 @@ absl::Status ServeSession::StartJob(Job& job) {
   job.ranks.clear();
   job.output = JobOutput();
   job.roll = RankRoll(options_.hosts_of_ranks[job.replica]);
-  job.preflight_deadline = absl::Now() + options_.preflight_limit;
+  job.preflight_deadline = SteadyNow() + options_.preflight_limit;
   ASSIGN_OR_RETURN(const JobSpec spec, options_.make_job(job.replica, job.epoch,
                                                          controller_->worker_addresses().front()));
   job.starter = spec.command.front();
@@ -90,13 +90,13 @@ void ServeSession::Step() {
   for (const Job& job : jobs_) {
     if (job.process) fds.push_back(job.process->output_fd());
   }
-  WaitReadable(fds, NextDeadline() - absl::Now());
+  WaitReadable(fds, NextDeadline() - SteadyNow());
   HandleInterrupts();
   HandleEvents();
   HandleOutputs();
   CheckPreflights();
   if (state_ != State::kStopping) StartDueJobs();
-  if (state_ == State::kDraining && absl::Now() >= drain_deadline_) {
+  if (state_ == State::kDraining && SteadyNow() >= drain_deadline_) {
     how_stopped_ = "with requests unfinished: the time to drain is over";
     state_ = State::kStopping;
   }
@@ -122,7 +122,7 @@ void ServeSession::HandleInterrupts() {
     return;
   }
   state_ = State::kDraining;
-  drain_deadline_ = absl::Now() + options_.drain_timeout;
+  drain_deadline_ = SteadyNow() + options_.drain_timeout;
   report_.Draining(absl::ToDoubleSeconds(options_.drain_timeout));
   controller_->BeginDrain();
 }
@@ -200,7 +200,7 @@ void ServeSession::HandleOutputs() {
     WaitReadable({mailbox_.fd()}, kOwnEndTimeout);
     HandleEvents();
     if (!job.process || state_ == State::kStopping) continue;
-    job.process->Wait(absl::Now() + kLastWordsTimeout);
+    job.process->Wait(SteadyNow() + kLastWordsTimeout);
     const std::string& start_failure = job.output.start_failure();
     const bool may_restart =
         has_served_ || job.killed.has_value() || (job.rank_error.empty() && start_failure.empty());
@@ -280,7 +280,7 @@ std::string ServeSession::WithReplica(std::string reason, const Job& job) const 
 
 // Nothing of the job is left when this returns, but what does not die.
 void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
-  if (job.process->Wait(absl::Now() + kOwnEndTimeout)) {
+  if (job.process->Wait(SteadyNow() + kOwnEndTimeout)) {
     const auto how = SignalInExitCode(job.starter, job.process->exit()->code);
     if (how && !job.killed) absl::StrAppend(&reason, " (mpirun: a rank was ", *how, ")");
   } else {
@@ -293,7 +293,7 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
   if (!may_restart) return GiveUp(std::move(reason));
   // Another start would find the GPUs taken, or hang as this one does.
   if (!undead.empty()) return GiveUpReplica(job, std::move(reason));
-  const std::optional<absl::Duration> delay = job.restarts.OnLoss(absl::Now(), job.has_served);
+  const std::optional<absl::Duration> delay = job.restarts.OnLoss(SteadyNow(), job.has_served);
   if (!delay) {
     if (job.restarts.limits().max_restarts > 0) {
       absl::StrAppend(&reason, "; given up: ", job.restarts.Exhausted());
@@ -301,7 +301,7 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
     return GiveUpReplica(job, std::move(reason));
   }
   ++job.epoch;
-  job.start_at = absl::Now() + *delay;
+  job.start_at = SteadyNow() + *delay;
   controller_->BeginEpoch(job.replica, job.epoch);
   report_.Restarting({.replica = job.replica,
                       .epoch = job.epoch,
@@ -323,7 +323,7 @@ void ServeSession::GiveUpReplica(Job& job, std::string reason) {
 
 void ServeSession::CheckPreflights() {
   for (Job& job : jobs_) {
-    if (!job.process || job.roll.IsComplete() || absl::Now() < job.preflight_deadline) continue;
+    if (!job.process || job.roll.IsComplete() || SteadyNow() < job.preflight_deadline) continue;
     const std::string missing = job.roll.Missing(controller_->worker_addresses().front());
     LoseJob(job,
             absl::StrCat("after ", absl::FormatDuration(options_.preflight_limit), " ", missing),
@@ -333,7 +333,7 @@ void ServeSession::CheckPreflights() {
 
 void ServeSession::StartDueJobs() {
   for (Job& job : jobs_) {
-    if (job.process || absl::Now() < job.start_at) continue;
+    if (job.process || SteadyNow() < job.start_at) continue;
     if (const absl::Status status = StartJob(job); !status.ok()) {
       return GiveUp(std::string(status.message()));
     }
@@ -365,7 +365,7 @@ absl::Status ServeSession::End() {
     if (event.kind == ControllerEvent::Kind::kDrained) drained_ = event;
   }
   const absl::Duration patience = has_served_ ? kOrderlyExitTimeout : absl::ZeroDuration();
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = SteadyNow() + patience;
   for (Job& job : jobs_) EndJob(job, deadline);
   if (drained_) report_.Served(drained_->served, drained_->prediction);
   report_.Stopped(how_stopped_);

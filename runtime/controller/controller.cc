@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/tokenizer/tokenizer.h"
 #include "runtime/controller/event_loop.h"
@@ -19,7 +20,6 @@
 #include "runtime/controller/journal.h"
 #include "runtime/controller/listeners.h"
 #include "runtime/controller/rank_link.h"
-#include "runtime/controller/steady_clock.h"
 #include "runtime/security/reachability.h"
 #include "runtime/worker/link_limits.h"
 

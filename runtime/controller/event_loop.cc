@@ -4,7 +4,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "kernels/base/check.h"
-#include "runtime/controller/steady_clock.h"
+#include "kernels/base/steady_clock.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {

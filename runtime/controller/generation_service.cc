@@ -8,9 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "runtime/controller/event_writer.h"
 #include "runtime/controller/journal_entry.h"
-#include "runtime/controller/steady_clock.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "runtime/controller/steady_clock.h"
+#include "kernels/base/steady_clock.h"
 
 namespace lockstep {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/controller/steady_clock.h"
+#include "kernels/base/steady_clock.h"
 
 namespace lockstep {
 namespace {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "runtime/worker/link_limits.h"
 
 namespace lockstep {
@@ -34,11 +35,13 @@ grpc::ChannelArguments LinkArguments(const DialOptions& options) {
 
 // False when the time is over.
 absl::StatusOr<bool> WaitConnected(grpc::Channel& channel, const DialOptions& options) {
-  const absl::Time deadline = absl::Now() + options.timeout;
+  const absl::Time deadline = SteadyNow() + options.timeout;
   while (true) {
-    const absl::Time look = absl::Now() + absl::FromChrono(kCheckInterval);
-    const bool watches = options.check != nullptr && look < deadline;
-    if (channel.WaitForConnected(absl::ToChronoTime(watches ? look : deadline))) return true;
+    const absl::Duration left = deadline - SteadyNow();
+    const absl::Duration look = absl::FromChrono(kCheckInterval);
+    const bool watches = options.check != nullptr && look < left;
+    const absl::Time until = absl::Now() + (watches ? look : left);
+    if (channel.WaitForConnected(absl::ToChronoTime(until))) return true;
     if (!watches) return false;
     RETURN_IF_ERROR(options.check());
   }

@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "parallel/placement.h"
 
 namespace lockstep {
@@ -144,10 +144,10 @@ class LinkTimer {
     double best = std::numeric_limits<double>::infinity();
     for (int batch = 0; batch < kBatches; ++batch) {
       backend_.Synchronize();
-      const absl::Time begin = absl::Now();
+      const absl::Time begin = SteadyNow();
       for (int i = 0; i < num_rounds; ++i) RETURN_IF_ERROR(round());
       backend_.Synchronize();
-      best = std::min(best, absl::ToDoubleSeconds(absl::Now() - begin) / num_rounds);
+      best = std::min(best, absl::ToDoubleSeconds(SteadyNow() - begin) / num_rounds);
     }
     return best;
   }

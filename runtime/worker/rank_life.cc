@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/available_memory.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "runtime/worker/pci_place.h"
 
 namespace lockstep {
@@ -247,7 +248,7 @@ void RankLife::SendPreflight(const RankFacts& facts, const LinkSpeeds& speeds) {
 
 void RankLife::ReportLoading(int64_t bytes_done, int64_t bytes_total) {
   std::lock_guard lock(loading_mutex_);
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now - loading_reported_ < kLoadingInterval && bytes_done < bytes_total) return;
   loading_reported_ = now;
   const int64_t percent = bytes_total > 0 ? bytes_done / (bytes_total / 100 + 1) : 100;
@@ -259,7 +260,7 @@ void RankLife::ReportLoading(int64_t bytes_done, int64_t bytes_total) {
 }
 
 absl::Status RankLife::Load() {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   if (model_.is_loaded()) {
     SendLoaded(absl::ZeroDuration());
     return absl::OkStatus();
@@ -269,7 +270,7 @@ absl::Status RankLife::Load() {
   absl::Status status = model_.Load(
       [this](int64_t bytes_done, int64_t bytes_total) { ReportLoading(bytes_done, bytes_total); });
   failed_here_ = !status.ok();
-  if (status.ok()) SendLoaded(absl::Now() - begin);
+  if (status.ok()) SendLoaded(SteadyNow() - begin);
   return status;
 }
 

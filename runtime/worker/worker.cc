@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "parallel/renewable_communicator.h"
 #include "runtime/worker/rank_identity.h"
 #include "runtime/worker/rank_life.h"
@@ -117,7 +118,7 @@ absl::Status Worker::Compare() {
 }
 
 absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   while (true) {
     absl::StatusOr<Rendezvous::Round> round = rendezvous_.Next(ProposedEpoch(), timeout);
     if (absl::IsCancelled(round.status())) return false;
@@ -125,9 +126,9 @@ absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
     RETURN_IF_ERROR(CheckGroups(options_, round->groups));
     epoch_ = round->epoch;
     TakeGroups(std::move(round->groups));
-    const absl::Time before = absl::Now();
+    const absl::Time before = SteadyNow();
     const absl::Status alike = Compare();
-    if (absl::IsUnavailable(alike) && options_.rejoins() && absl::Now() < deadline) {
+    if (absl::IsUnavailable(alike) && options_.rejoins() && SteadyNow() < deadline) {
       // A rank that was through lost its controller at once, and left this round.
       groups_.tp->Abort();
       groups_.pp->Abort();
@@ -135,14 +136,14 @@ absl::StatusOr<bool> Worker::Meet(absl::Duration timeout) {
     }
     RETURN_IF_ERROR(alike);
     RETURN_IF_ERROR(model_->Join(groups_));  // NCCL may take its time to start
-    out_of_touch_since_ += absl::Now() - before;
+    out_of_touch_since_ += SteadyNow() - before;
     return true;
   }
 }
 
 DialOptions Worker::Dialing() const {
   DialOptions dial;
-  const absl::Duration left = out_of_touch_since_ + Window() - absl::Now();
+  const absl::Duration left = out_of_touch_since_ + Window() - SteadyNow();
   dial.timeout = std::max(absl::ZeroDuration(), absl::Ceil(left, absl::Milliseconds(100)));
   if (num_lives_ > 1) {
     dial.first_pause = kFirstPause;
@@ -153,9 +154,9 @@ DialOptions Worker::Dialing() const {
 
 // With jitter, so that many ranks do not come all at once.
 void Worker::PauseBetweenLives() {
-  const absl::Time end = absl::Now() + pause_ * absl::Uniform(random_, 0.5, 1.0);
-  while (absl::Now() < end && !rendezvous_.Over()) {
-    absl::SleepFor(std::min(kLook, end - absl::Now()));
+  const absl::Time end = SteadyNow() + pause_ * absl::Uniform(random_, 0.5, 1.0);
+  while (SteadyNow() < end && !rendezvous_.Over()) {
+    absl::SleepFor(std::min(kLook, end - SteadyNow()));
   }
 }
 
@@ -164,12 +165,12 @@ void Worker::PauseBetweenLives() {
 bool Worker::MayLiveAgain(RankLife::End end) const {
   if (!options_.rejoins()) return false;
   if (end != RankLife::End::kRefused) return end == RankLife::End::kLostTouch;
-  return all_are_loaded_ && absl::Now() + NextPause() < out_of_touch_since_ + Window();
+  return all_are_loaded_ && SteadyNow() + NextPause() < out_of_touch_since_ + Window();
 }
 
 absl::StatusOr<bool> Worker::Rejoin() {
   if (life_->was_welcomed()) {
-    out_of_touch_since_ = absl::Now();
+    out_of_touch_since_ = SteadyNow();
     pause_ = absl::ZeroDuration();
   } else {
     pause_ = NextPause();
@@ -196,7 +197,7 @@ absl::Status Worker::Run() {
   pp_ = static_cast<RenewableCommunicator*>(groups_.pp.get());
   ASSIGN_OR_RETURN(model_, RankModel::Open(options_, progress_));
   ASSIGN_OR_RETURN(bool met, Meet(std::max(Window(), options_.start_timeout)));
-  out_of_touch_since_ = absl::Now();
+  out_of_touch_since_ = SteadyNow();
   while (met) {
     ++num_lives_;
     life_ = std::make_unique<RankLife>(

@@ -1,26 +1,10 @@
 // A controller whose machine's clock is set while it runs.
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
-#include <atomic>
-
+#include "tests/support/wall_clock.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "runtime/controller/steady_clock.h"
+#include "kernels/base/steady_clock.h"
 #include "tests/controller/controller_fixture.h"
-
-namespace {
-std::atomic<time_t> clock_offset_seconds{0};
-}  // namespace
-
-// The whole program's.
-extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
-  const long failed = syscall(SYS_clock_gettime, clock, time);
-  if (clock == CLOCK_REALTIME) time->tv_sec += clock_offset_seconds;
-  return static_cast<int>(failed);
-}
 
 namespace lockstep::testing {
 namespace {
@@ -29,13 +13,13 @@ using ::testing::IsEmpty;
 
 class WallClockTest : public ControllerTest {
  protected:
-  ~WallClockTest() override { clock_offset_seconds = 0; }
+  ~WallClockTest() override { SetWallClockAhead(0); }
 };
 
 TEST_F(WallClockTest, SteadyTimesAreOfAnotherClock) {
   const absl::Time wall = absl::Now();
   const absl::Time steady = SteadyNow();
-  clock_offset_seconds = 1000;
+  SetWallClockAhead(1000);
   EXPECT_GE(absl::Now() - wall, absl::Seconds(1000));
   EXPECT_LT(SteadyNow() - steady, absl::Seconds(100));
   EXPECT_LT(SteadyTimeOf(absl::Now() + absl::Seconds(60)) - steady, absl::Seconds(160));
@@ -46,13 +30,13 @@ TEST_F(WallClockTest, ClockThatIsSetEndsNeitherLeasesNorRequests) {
   ControllerOptions options = DefaultOptions();
   options.lease = absl::Seconds(600);
   Serve(std::move(options));
-  for (const time_t offset : {1000, -1000}) {
+  for (const int64_t offset : {1000, -1000}) {
     OpenStream stream;
     stream.context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(600)));
     replica_->Hold();
     stream.reader = stub().Generate(&stream.context, Request("hello", 20));
     ASSERT_TRUE(Eventually([](const auto& status) { return status.num_running() == 1; }));
-    clock_offset_seconds = offset;
+    SetWallClockAhead(offset);
     EXPECT_TRUE(Eventually([](const auto& status) { return status.num_running() == 1; }));
     replica_->Release();
     const Generated generated = ReadAll(*stream.reader);

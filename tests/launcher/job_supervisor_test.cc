@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/steady_clock.h"
 #include "launcher/job/private_network.h"
 #include "tests/support/kept_process.h"
 
@@ -32,8 +33,8 @@ class JobSupervisorTest : public ::testing::Test {
   }
   // Until the job printed that many lines.
   void WaitForLines(JobSupervisor& job, size_t count) {
-    const absl::Time deadline = absl::Now() + kPatience;
-    while (lines_.size() < count && absl::Now() < deadline) {
+    const absl::Time deadline = SteadyNow() + kPatience;
+    while (lines_.size() < count && SteadyNow() < deadline) {
       job.ReadOutput();
       absl::SleepFor(absl::Milliseconds(1));
     }
@@ -51,7 +52,7 @@ bool IsGone(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
 
 TEST_F(JobSupervisorTest, DeliversLinesOfBothStreamsAndTheExitCode) {
   auto job = StartShell("echo one; echo two >&2; printf three; exit 7");
-  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
   EXPECT_THAT(lines_, ElementsAre("one", "two", "three"));
   EXPECT_EQ(job->exit()->code, 7);
   EXPECT_EQ(job->exit()->signal, 0);
@@ -59,7 +60,7 @@ TEST_F(JobSupervisorTest, DeliversLinesOfBothStreamsAndTheExitCode) {
 
 TEST_F(JobSupervisorTest, GivesTheJobItsInputAndTheEndOfIt) {
   auto job = Start({{"/bin/sh", "-c", "cat; echo end"}, {"PATH=/usr/bin:/bin"}, "s3cret\n"});
-  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
   EXPECT_THAT(lines_, ElementsAre("s3cret", "end"));
 }
 
@@ -70,13 +71,13 @@ TEST_F(JobSupervisorTest, APrivateNetworkHasLoopbackAlone) {
       {"PATH=/usr/bin:/bin"}};
   spec.private_network = true;
   auto job = Start(spec);
-  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
   EXPECT_THAT(lines_, ElementsAre("1", "127.0.0.1", std::to_string(::geteuid())));
 }
 
 TEST_F(JobSupervisorTest, SaysWhatKilledTheJob) {
   auto job = StartShell("kill -9 $$");
-  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
   EXPECT_EQ(job->exit()->ToString(), "signal 9 (Killed)");
 }
 
@@ -88,7 +89,7 @@ TEST_F(JobSupervisorTest, AProgramThatCannotRunIsAnErrorAtOnce) {
 
 TEST_F(JobSupervisorTest, WaitGivesUpAtItsDeadline) {
   auto job = StartShell("exec sleep 60");
-  EXPECT_FALSE(job->Wait(absl::Now() + absl::Milliseconds(20)));
+  EXPECT_FALSE(job->Wait(SteadyNow() + absl::Milliseconds(20)));
   EXPECT_FALSE(job->exit().has_value());
 }
 
@@ -111,7 +112,7 @@ TEST_F(JobSupervisorTest, NothingSurvivesTheJob) {
   auto job = StartShell(
       "setsid sleep 60 >/dev/null 2>&1 & pid=$!; until grep -q ^sleep /proc/$pid/comm; do :; done; "
       "echo $pid; sleep 60 >/dev/null 2>&1 & echo $!");
-  ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+  ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
   EXPECT_TRUE(IsGone(PidInLine(0)));
   EXPECT_TRUE(IsGone(PidInLine(1)));
 }
@@ -130,7 +131,7 @@ TEST_F(JobSupervisorTest, WhatDoesNotDieIsNamedAndNotWaitedFor) {
       if (!kept.is_kept()) GTEST_SKIP() << "this machine forbids tracing";
       if (ends_by_itself) {
         ::kill(job->pid(), SIGKILL);
-        ASSERT_TRUE(job->Wait(absl::Now() + kPatience));
+        ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
       } else {
         job->Terminate(absl::ZeroDuration());
       }

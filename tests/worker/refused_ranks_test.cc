@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/wall_clock.h"
 #include "tests/worker/rejoin_fixture.h"
 
 namespace lockstep::testing {
@@ -62,6 +63,20 @@ TEST_F(RefusedRanksTest, RefusedRanksWithWeightsDialOn) {
                             return notice.find("model b does not match") != std::string::npos;
                           }),
             1);
+}
+
+TEST_F(RefusedRanksTest, AClockThatIsSetDoesNotEndTheWindow) {
+  grid_ = *ProcessGrid::Create(1, 1);
+  FakeController controller(
+      address(), {PrepareThen([](Stream&, int) {}),
+                  [&](Stream&, int) {
+                    SetWallClockAhead(1000);
+                    controller.CloseWith({grpc::StatusCode::FAILED_PRECONDITION, "not yet"});
+                  },
+                  GenerateWithoutLoading()});
+  ExpectRanksEndWell();
+  SetWallClockAhead(0);
+  EXPECT_EQ(controller.epochs().size(), 3u);
 }
 
 TEST_F(RefusedRanksTest, TheWindowEndsRefusedRanksWithTheReason) {

@@ -1,4 +1,4 @@
-#include "runtime/controller/steady_clock.h"
+#include "kernels/base/steady_clock.h"
 
 #include <chrono>
 

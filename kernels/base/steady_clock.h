@@ -1,4 +1,4 @@
-// The clock of the controller's loop. A wall clock that is set would end leases and requests, or
+// The clock of deadlines, leases and measured times. A wall clock that is set would end them, or
 // never; it is for dates alone. Thread-safe.
 #pragma once
 
