@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -28,6 +29,7 @@ constexpr char kQuestionsFile[] = "questions.jsonl";
 constexpr absl::Duration kEvalInfoTimeout = absl::Seconds(10);
 
 struct EvalOptions {
+  const CLI::App* command = nullptr;
   ConnectionFlags connection;
   std::string model;  // empty = a server that runs
   int tp = 1;
@@ -42,6 +44,17 @@ struct EvalOptions {
   bool json = false;
   bool quiet = false;
 };
+
+// A flag for a server that runs, given beside a model. The environment's are there for all
+// commands.
+std::optional<std::string> IdleFlag(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_group() != kConnectionGroup || option->count() == 0) continue;
+    const char* set = std::getenv(option->get_envname().c_str());
+    if (set == nullptr || option->results().front() != set) return option->get_name();
+  }
+  return std::nullopt;
+}
 
 std::vector<std::string> ServeArguments(const EvalOptions& options) {
   std::vector<std::string> arguments = {
@@ -130,6 +143,11 @@ int RunEval(const EvalOptions& options) {
   if (!thresholds.ok()) {
     return FailUsage(kEvalCommand, absl::StrCat("--min ", thresholds.status().message()));
   }
+  const auto idle = options.model.empty() ? std::nullopt : IdleFlag(*options.command);
+  if (idle) {
+    return FailUsage(kEvalCommand,
+                     absl::StrCat(*idle, " is for a server that runs: MODEL has its own"));
+  }
   InterruptWatcher interrupts;
   std::unique_ptr<LocalServer> own_server;
   ConnectionFlags connection_flags = options.connection;
@@ -209,6 +227,7 @@ void AddEvalCommand(CLI::App& program, CommandBody& chosen) {
   CLI::App* command =
       AddCommand(program, chosen, kEvalCommand,
                  "Ask questions with known answers and count right ones", &RunEval, options);
+  options->command = command;
   AddExamFlags(*command, *options);
   AddServerFlags(*command, *options);
   AddConnectionFlags(*command, options->connection);

@@ -64,13 +64,13 @@ void AddConnectionFlags(CLI::App& command, ConnectionFlags& flags) {
     return command.add_option(name, value, help)
         ->type_name("FILE")
         ->envname(environment)
-        ->group("Connection");
+        ->group(kConnectionGroup);
   };
   command.add_option("--server", flags.server, "address of the server")
       ->type_name("HOST:PORT")
       ->envname("LOCKSTEP_SERVER")
       ->capture_default_str()
-      ->group("Connection");
+      ->group(kConnectionGroup);
   add("--tls-ca", flags.tls.authority, "LOCKSTEP_TLS_CA",
       "use TLS and trust servers whose certificate these (PEM) signed");
   add("--tls-cert", flags.tls.certificate, "LOCKSTEP_TLS_CERT",
@@ -80,13 +80,13 @@ void AddConnectionFlags(CLI::App& command, ConnectionFlags& flags) {
       .add_option("--tls-server-name", flags.tls_server_name,
                   "name in the server's certificate (default: the host of --server)")
       ->type_name("NAME")
-      ->group("Connection");
+      ->group(kConnectionGroup);
   add("--token-file", flags.token_file, "LOCKSTEP_TOKEN_FILE",
       "show the API token in this file (mode 0600)");
   command
       .add_flag("--insecure-token", flags.insecure_token,
                 "show the token to another host without TLS")
-      ->group("Connection");
+      ->group(kConnectionGroup);
 }
 
 Connection::Connection(const ConnectionFlags& flags, std::string authorization,

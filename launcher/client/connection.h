@@ -15,6 +15,7 @@
 namespace lockstep {
 
 inline constexpr char kDefaultServer[] = "127.0.0.1:50051";
+inline constexpr char kConnectionGroup[] = "Connection";  // of the flags, in a command's help
 
 // Which server, and how both sides prove who they are.
 struct ConnectionFlags {

@@ -60,6 +60,8 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
       {{"generate", "--logprobs", "2", "hi"}, "--prompt-logprobs need --json"},
       {{"generate", "--attach", "x", "hi"}, "--attach is instead of a prompt"},
       {{"eval", "--quantize", "int8"}, "--quantize requires model"},
+      {{"eval", "m", "--server", "h:1"}, "--server is for a server that runs"},
+      {{"eval", "m", "--insecure-token"}, "--insecure-token is for a server that runs"},
       {{"serve", "m", "--listen", "foo"}, "--listen: 'foo' is not HOST:PORT"},
       {{"controller", "m", "--secret-file", "s", "--worker-listen", "h:"}, "--worker-listen: 'h:'"},
       {{"bench", "--rate", "0"}, "--rate: 0"},
@@ -157,6 +159,13 @@ TEST_F(WrongUsageTest, ASlurmWithoutPmixIsRefusedAtOnceAndByItsName) {
               AllOf(HasSubstr("[srun] srun: error: Invalid MPI type"),
                     HasSubstr("lockstep serve: srun cannot start ranks: this Slurm has "
                               "no PMIx; give --hosts A:8,B:8 instead")));
+}
+
+TEST_F(WrongUsageTest, AServerInTheEnvironmentIsNotGivenToAnEvalOfAModel) {
+  Process eval({LockstepBinary(), "eval", (scratch_ / "nothing").string()},
+               {{"LOCKSTEP_SERVER", "127.0.0.1:1"}});
+  EXPECT_EQ(eval.Wait(kPatience), 1);
+  EXPECT_THAT(eval.err(), HasSubstr((scratch_ / "nothing").string()));
 }
 
 TEST_F(WrongUsageTest, AClientWithoutAServerSaysHowToStartOne) {
