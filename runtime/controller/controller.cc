@@ -239,7 +239,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
   impl->generation = std::make_unique<GenerationService>(
       GenerationServiceConfig{.default_sampling = sampling,
                               .vocab_size = model.vocab_size,
-                              .max_unread_bytes = options.max_unread_bytes,
+                              .unread = {options.max_unread_bytes, options.unread_patience},
                               .api_tokens = options.api_tokens,
                               .info = ServerInfo(options, model, fingerprint)},
       impl->tokenizer.get(), impl->loop, impl->journal);

@@ -83,6 +83,8 @@ struct ControllerOptions {
   // Memory that what one client leaves unread may take before its request ends with
   // RESOURCE_EXHAUSTED.
   int64_t max_unread_bytes = 16 << 20;
+  // How long a client may take nothing of a complete stream before that ends likewise.
+  absl::Duration unread_patience = absl::Minutes(1);
 
   // Says how fast a load should be served; null = nobody knows. Called from the event loop thread.
   SpeedPredictor predict_speed;

@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "grpc/grpc.h"
 
 namespace lockstep {
 
@@ -14,8 +16,8 @@ constexpr char kRetryPushbackMs[] = "1000";
 }  // namespace
 
 std::shared_ptr<EventWriter> EventWriter::Create(grpc::CallbackServerContext& context,
-                                                 int64_t max_unread_bytes) {
-  std::shared_ptr<EventWriter> writer(new EventWriter(context, max_unread_bytes));
+                                                 const UnreadLimits& limits) {
+  std::shared_ptr<EventWriter> writer(new EventWriter(context, limits));
   writer->self_ = writer;
   return writer;
 }
@@ -41,13 +43,11 @@ bool EventWriter::Write(v1::GenerateEvent event) {
   if (closing_ || cancelled_) return true;
   has_written_ = true;
   waiting_.Push(std::move(event));
-  if (waiting_.held_bytes() + in_flight_bytes_ > max_unread_bytes_) {
+  if (waiting_.held_bytes() + in_flight_bytes_ > limits_.max_bytes) {
     waiting_.Clear();
-    closing_ = true;
-    status_ = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
-                           absl::StrCat("the client left more than ", max_unread_bytes_,
-                                        " bytes of this stream unread"));
-    AdvanceLocked();
+    CloseLocked(grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                             absl::StrCat("the client left more than ", limits_.max_bytes,
+                                          " bytes of this stream unread")));
     return false;
   }
   AdvanceLocked();
@@ -56,11 +56,46 @@ bool EventWriter::Write(v1::GenerateEvent event) {
 
 void EventWriter::Close(grpc::Status status) {
   absl::MutexLock lock(&mutex_);
-  if (closing_) return;
+  if (!closing_) CloseLocked(std::move(status));
+}
+
+void EventWriter::CloseLocked(grpc::Status status) {
   closing_ = true;
   status_ = std::move(status);
   HintRetryLocked();
   AdvanceLocked();
+  if (!cancelled_) WatchReaderLocked();
+}
+
+void EventWriter::WatchReaderLocked() {
+  alarm_ = std::make_unique<grpc::Alarm>();  // one that has rung may be the caller
+  alarm_->Set(absl::ToChronoTime(absl::Now() + limits_.patience),
+              [writer = std::weak_ptr(self_), num_written = num_written_](bool rang) {
+                const std::shared_ptr<EventWriter> alive = rang ? writer.lock() : nullptr;
+                if (alive != nullptr) alive->EndIfUnread(num_written);
+              });
+}
+
+// gRPC would hold an orderly end back behind the message that the client has no room for.
+void EventWriter::EndIfUnread(int64_t num_written) {
+  grpc_call* call = nullptr;
+  grpc::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (done_ || cancelled_) return;
+    if (num_written_ != num_written) return WatchReaderLocked();
+    if (status_.ok()) {
+      status_ = grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                             absl::StrCat("the client read nothing of this complete stream for ",
+                                          absl::FormatDuration(limits_.patience)));
+    }
+    status = status_;
+    call = context_.c_call();
+    grpc_call_ref(call);
+  }
+  grpc_call_cancel_with_status(call, static_cast<grpc_status_code>(status.error_code()),
+                               status.error_message().c_str(), nullptr);
+  grpc_call_unref(call);
 }
 
 void EventWriter::HintRetryLocked() {
@@ -101,6 +136,7 @@ void EventWriter::OnWriteDone(bool ok) {
   writing_ = false;
   in_flight_.Clear();
   in_flight_bytes_ = 0;
+  ++num_written_;
   if (!ok) waiting_.Clear();
   AdvanceLocked();
 }
@@ -142,6 +178,7 @@ void EventWriter::OnDone() {
     absl::MutexLock lock(&mutex_);
     finished_ = true;
     done_ = true;
+    alarm_ = nullptr;
     on_cancel = std::move(on_cancel_);  // breaks the hold on whatever it captured
     on_cancel_ = nullptr;
     on_done = std::move(on_done_);

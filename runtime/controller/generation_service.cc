@@ -9,7 +9,6 @@
 #include "absl/time/clock.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
-#include "runtime/controller/event_writer.h"
 #include "runtime/controller/journal_entry.h"
 #include "runtime/controller/wire.h"
 
@@ -91,7 +90,7 @@ void GenerationService::RunText(size_t num_bytes, Task task) {
 
 std::shared_ptr<GenerationService::Call> GenerationService::NewCall(Context& context) const {
   auto call = std::make_shared<Call>();  // shared: a Task must be movable, a Call travels threads
-  call->writer = EventWriter::Create(context, config_.max_unread_bytes);
+  call->writer = EventWriter::Create(context, config_.unread);
   call->deadline = DeadlineOf(context);
   return call;
 }

@@ -13,6 +13,7 @@
 #include "model/sampling/sampling_params.h"
 #include "model/tokenizer/tokenizer.h"
 #include "runtime/controller/event_loop.h"
+#include "runtime/controller/event_writer.h"
 #include "runtime/controller/journal.h"
 #include "runtime/controller/request_validation.h"
 #include "runtime/controller/task_queue.h"
@@ -23,7 +24,7 @@ namespace lockstep {
 struct GenerationServiceConfig {
   SamplingParams default_sampling;
   int64_t vocab_size = 0;
-  int64_t max_unread_bytes = 0;
+  UnreadLimits unread;
   std::optional<ApiTokens> api_tokens;  // every call must show one of them
   v1::GetServerInfoResponse info;       // without what the ranks decide
 };

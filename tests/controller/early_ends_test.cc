@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "tests/controller/controller_fixture.h"
 
@@ -112,6 +113,26 @@ TEST_F(EarlyEndsTest, AClientThatDoesNotReadStallsNobody) {
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(Generate(Request("hello", 40)).status.ok());
   EXPECT_TRUE(IsIdle());  // the one that did not read is gone
   EXPECT_EQ(ReadAll(*reader).status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(EarlyEndsTest, ACompleteStreamThatIsNotReadEnds) {
+  ControllerOptions options = DefaultOptions();
+  options.unread_patience = absl::Milliseconds(50);
+  Serve(std::move(options));
+  v1::GenerateRequest request = Request("hello", 90);
+  request.mutable_sampling()->set_num_outputs(16);
+  request.mutable_output()->set_logprobs(20);  // more than may be under way to a client
+  const auto stub = v1::Generation::NewStub(NewChannel(/*small_window=*/true));
+  grpc::ClientContext context;
+  const auto reader = stub->Generate(&context, request);
+  v1::GenerateEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  EXPECT_TRUE(Eventually([](const auto& status) { return status.requests_finished() == 1; }));
+  controller_->BeginDrain();
+  EXPECT_TRUE(controller_->WaitDrained(absl::Now() + absl::Seconds(10)));
+  const grpc::Status status = ReadAll(*reader).status;
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(status.error_message(), "the client read nothing of this complete stream for 50ms");
 }
 
 // Clients that leave at any moment, others that stop by strings, a cache too small for all of them.
