@@ -32,7 +32,7 @@ struct Tokenizer::Impl {
                           std::vector<int32_t>& ids) const;
   absl::Status EncodeNormalized(std::string_view text, bool at_start, bool parse_special,
                                 Bpe::Scratch& scratch, std::vector<int32_t>& ids) const;
-  absl::Status CheckId(int32_t id, size_t index) const;
+  absl::Status CheckDecodes(std::span<const int32_t> ids, bool include_special_tokens) const;
 };
 
 namespace {
@@ -163,24 +163,35 @@ absl::Status Tokenizer::Impl::EncodeNormalized(std::string_view text, bool at_st
                                  [&](int32_t id) { ids.push_back(id); });
 }
 
-absl::Status Tokenizer::Impl::CheckId(int32_t id, size_t index) const {
-  if (vocabulary->IsValid(id)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "token id ", id, " (number ", index, ") is not in the vocabulary of ", vocabulary->size()));
+absl::Status Tokenizer::Impl::CheckDecodes(std::span<const int32_t> ids,
+                                           bool include_special_tokens) const {
+  size_t num_bytes = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (!vocabulary->IsValid(ids[i])) {
+      return absl::InvalidArgumentError(absl::StrCat("token id ", ids[i], " (number ", i,
+                                                     ") is not in the vocabulary of ",
+                                                     vocabulary->size()));
+    }
+    if (!include_special_tokens && vocabulary->IsSpecial(ids[i])) continue;
+    num_bytes += decoder.Bytes(ids[i]).size();
+  }
+  if (num_bytes <= kMaxDecodeBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the text of ", ids.size(), " token ids has ",
+                                                 num_bytes, " bytes, more than ", kMaxDecodeBytes));
 }
 
 absl::StatusOr<std::string> Tokenizer::Decode(std::span<const int32_t> ids,
                                               bool include_special_tokens) const {
+  RETURN_IF_ERROR(impl_->CheckDecodes(ids, include_special_tokens));
   const TokenDecoder& decoder = impl_->decoder;
   std::string bytes;
   bool at_first_token = true;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    RETURN_IF_ERROR(impl_->CheckId(ids[i], i));
-    if (!include_special_tokens && IsSpecial(ids[i])) continue;
+  for (const int32_t id : ids) {
+    if (!include_special_tokens && IsSpecial(id)) continue;
     if (std::exchange(at_first_token, false)) {
-      bytes = decoder.FirstBytes(ids[i]);
+      bytes = decoder.FirstBytes(id);
     } else {
-      bytes += decoder.Bytes(ids[i]);
+      bytes += decoder.Bytes(id);
     }
   }
   std::string text;

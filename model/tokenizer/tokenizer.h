@@ -20,6 +20,7 @@
 namespace lockstep {
 
 inline constexpr size_t kMaxEncodeBytes = size_t{1} << 26;  // 64 MiB of text
+inline constexpr size_t kMaxDecodeBytes = size_t{1} << 24;  // 16 MiB, as the tokens have them
 
 struct EncodeOptions {
   bool add_special_tokens = true;     // BOS, as the model's files say
@@ -42,7 +43,7 @@ class Tokenizer {
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
                                               const EncodeOptions& options) const;
   // Always valid UTF-8: each maximal invalid or incomplete part of a character becomes one U+FFFD.
-  // INVALID_ARGUMENT for an unknown id.
+  // INVALID_ARGUMENT for an unknown id, or tokens of more than kMaxDecodeBytes.
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids,
                                      bool include_special_tokens) const;
 

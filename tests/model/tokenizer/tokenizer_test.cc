@@ -308,6 +308,21 @@ TEST(Tokenizer, UnknownIdsAreRefused) {
   }
 }
 
+TEST(Tokenizer, TextBeyondTheLimitIsRefusedBeforeItIsMade) {
+  constexpr size_t kTokenBytes = 8192;
+  nlohmann::json json = SmallByteLevel();
+  json["added_tokens"].push_back(
+      {{"id", 301}, {"content", std::string(kTokenBytes, 'x')}, {"special", true}});
+  const auto tokenizer = MakeTokenizer(json);
+  std::vector<int32_t> ids(kMaxDecodeBytes / kTokenBytes, 301);
+  EXPECT_EQ(Text(*tokenizer, ids, true).size(), kMaxDecodeBytes);
+  ids.push_back('a');
+  const absl::Status status = tokenizer->Decode(ids, true).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "the text of 2049 token ids has 16777217 bytes, more than 16777216");
+  EXPECT_EQ(Text(*tokenizer, ids, false), "a");
+}
+
 TEST(Tokenizer, LooksUpTokens) {
   const auto tokenizer = MakeTokenizer(SmallByteLevel());
   EXPECT_EQ(tokenizer->vocab_size(), 301);
