@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
@@ -171,6 +172,12 @@ int RunPack(const PackCommandOptions& options) {
   pack.progress = [&](int64_t done, int64_t total) {
     const std::lock_guard lock(mutex);
     progress.Show(done, total);
+  };
+  bool is_told = options.quiet;
+  pack.on_waiting = [&] {
+    if (std::exchange(is_told, true)) return;
+    progress.Clear();
+    std::fprintf(stderr, "waiting for another process that packs these weights\n");
   };
   const auto packed = PackWeights(**checkpoint, *grid, **backend, pack);
   progress.Clear();

@@ -47,7 +47,7 @@ absl::StatusOr<PackedWeights> PackWeights(const Checkpoint& checkpoint, const Pr
                                  .progress = progress,
                                  .cache = packed.directory,
                                  .on_notice = nullptr,
-                                 .on_waiting = nullptr};
+                                 .on_waiting = options.on_waiting};
     ASSIGN_OR_RETURN(const std::string key, WeightKey(source, backend));
     const std::filesystem::path path = PackedPath(source, key);
     LoadStats stats;

@@ -18,7 +18,8 @@ struct PackOptions {
   WeightDType dtype = WeightDType::kAuto;
   Quantization quantize = Quantization::kNone;
   int num_threads = 1;
-  LoadProgress progress;  // over all ranks; may hold nothing
+  LoadProgress progress;      // over all ranks; may hold nothing
+  FillerProgress on_waiting;  // for another process that packs the same; may be null
 };
 
 struct PackedWeights {

@@ -202,6 +202,29 @@ TEST_F(WeightCacheTest, WeightsPackedAheadAreMapped) {
   EXPECT_EQ(notice_, "");
 }
 
+TEST_F(WeightCacheTest, WhoWaitsForAnothersPackingAheadIsTold) {
+  const auto pack = [&](const PackOptions& options) {
+    const auto packed = PackWeights(model_.checkpoint(), *ProcessGrid::Create(1, 1),
+                                    *options_.make_backend(), options);
+    EXPECT_TRUE(packed.ok()) << packed.status();
+    return packed.ok() && packed->bytes_before == packed->bytes;
+  };
+  std::atomic<bool> is_told = false;
+  std::thread second;
+  PackOptions options;
+  options.progress = [&](int64_t, int64_t) {
+    if (second.joinable()) return;
+    second = std::thread(
+        [&] { EXPECT_TRUE(pack({.progress = nullptr, .on_waiting = [&] { is_told = true; }})); });
+    for (int i = 0; i < 5000 && !is_told; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  EXPECT_FALSE(pack(options));
+  second.join();
+  EXPECT_TRUE(is_told);
+}
+
 mode_t ModeOf(const fs::path& path) {
   struct stat info = {};
   EXPECT_EQ(::stat(path.c_str(), &info), 0) << path;
