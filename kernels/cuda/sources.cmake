@@ -31,6 +31,7 @@ set(LOCKSTEP_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/kernels/cuda/work_mark.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/first_exchange.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/launch_times.cc
+  ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_barrier.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_communicator.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_exchange.cc
   ${PROJECT_SOURCE_DIR}/parallel/cuda/nccl_group.cc

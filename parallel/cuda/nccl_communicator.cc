@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <span>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "parallel/cuda/device_array.h"
 #include "parallel/cuda/first_exchange.h"
 #include "parallel/cuda/launch_times.h"
+#include "parallel/cuda/nccl_barrier.h"
 #include "parallel/cuda/nccl_exchange.h"
 #include "parallel/cuda/nccl_group.h"
 #include "parallel/cuda/nccl_tree_sums.h"
@@ -24,8 +24,6 @@
 
 namespace lockstep::cuda {
 namespace {
-
-using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kFarewell{10000};
 
@@ -51,7 +49,7 @@ class NcclCommunicator final : public Communicator {
     LS_CHECK(false) << "groups of devices are not probed";
     return false;
   }
-  absl::Status Barrier() override { return Meet(options_.patience); }
+  absl::Status Barrier() override { return barrier_->Meet(options_.patience); }
   absl::Status Health() override { return group_->Health(); }
   void Abort() override { group_->End("the group was aborted"); }
   absl::Status Disconnect(Communicator& host) override;
@@ -86,14 +84,11 @@ class NcclCommunicator final : public Communicator {
     return IsFaster(
         host, stream_, [this] { return Barrier(); }, own, nccls);
   }
-  absl::Status Meet(std::chrono::milliseconds patience);
   void LeaveOwnCollectives();
 
   const KernelStream stream_;
   const NcclOptions options_;
-  DeviceArray<float> token_;  // [1], of Barrier
-  cudaEvent_t arrived_ = nullptr;
-  const char* advice_ = "";                           // where a barrier is not reached
+  std::unique_ptr<NcclBarrier> barrier_;
   std::unique_ptr<PeerCollectives> own_collectives_;  // null: NCCL carries everything
   std::unique_ptr<NcclTreeSums> tree_sums_;  // of deterministic groups, what those do not carry
   int64_t most_own_floats_ = 0;
@@ -104,16 +99,14 @@ class NcclCommunicator final : public Communicator {
 NcclCommunicator::~NcclCommunicator() {
   if (options_.forget_graphs != nullptr) options_.forget_graphs();
   if (own_collectives_ != nullptr && group_->Health().ok()) LeaveOwnCollectives();
-  group_.reset();
-  if (arrived_ != nullptr) cudaEventDestroy(arrived_);
 }
 
 // Nobody's kernels use the memory of others any more; then nobody has it open. Who does not hear of
 // that frees nothing.
 void NcclCommunicator::LeaveOwnCollectives() {
-  if (!Meet(kFarewell).ok()) return;
+  if (!barrier_->Meet(kFarewell).ok()) return;
   own_collectives_->Disconnect();
-  if (Meet(kFarewell).ok()) own_collectives_->Free();
+  if (barrier_->Meet(kFarewell).ok()) own_collectives_->Free();
 }
 
 absl::Status NcclCommunicator::Disconnect(Communicator& host) {
@@ -145,11 +138,7 @@ absl::Status NcclCommunicator::Start(Communicator& host) {
     ASSIGN_OR_RETURN(tree_sums_, NcclTreeSums::Create(*group_, stream_, options_.workspace_bytes,
                                                       options_.patience));
   }
-  ASSIGN_OR_RETURN(token_, AllocateOnDevice<float>(1, "memory of a barrier"));
-  RETURN_IF_ERROR(
-      CudaStatus(cudaMemsetAsync(token_.get(), 0, sizeof(float), stream_), "memory of a barrier"));
-  RETURN_IF_ERROR(
-      CudaStatus(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming), "an event"));
+  ASSIGN_OR_RETURN(barrier_, NcclBarrier::Create(*group_, stream_, options_.patience));
   RETURN_IF_ERROR(MakeFirstExchange(host));
   if (own_collectives_ != nullptr) RETURN_IF_ERROR(ChooseLongest(host));
   return Barrier();
@@ -226,12 +215,12 @@ absl::Status NcclCommunicator::TryGatherings(Communicator& host) {
 
 absl::Status NcclCommunicator::MakeFirstExchange(Communicator& host) {
   const int64_t count = options_.connect_bytes / static_cast<int64_t>(sizeof(float));
-  advice_ = kBrokenPeerAccess;
+  barrier_->set_advice(kBrokenPeerAccess);
   ASSIGN_OR_RETURN(FirstExchange first,
                    FirstExchange::Create({rank(), size(), stream_, [this] { return Barrier(); }},
                                          std::max<int64_t>(count, 2 * size())));
   RETURN_IF_ERROR(ConnectAlgorithms(first));
-  advice_ = "";
+  barrier_->set_advice("");
   return first.Agreed(host);
 }
 
@@ -369,25 +358,6 @@ absl::Status NcclCommunicator::Recv(int peer, void* data, int64_t bytes) {
   return LaunchNccl({"receive", bytes, peer}, [&](ncclComm_t comm) {
     return ncclRecv(data, static_cast<size_t>(bytes), ncclInt8, peer, comm, stream_);
   });
-}
-
-absl::Status NcclCommunicator::Meet(std::chrono::milliseconds patience) {
-  RETURN_IF_ERROR(Reduce(token_.get(), 1));
-  RETURN_IF_ERROR(CudaStatus(cudaEventRecord(arrived_, stream_), "a barrier"));
-  const auto deadline = steady_clock::now() + patience;
-  cudaError_t reached = cudaEventQuery(arrived_);
-  while (reached == cudaErrorNotReady) {
-    RETURN_IF_ERROR(group_->Health());
-    if (steady_clock::now() > deadline) {
-      group_->End(absl::StrCat("a barrier was not reached by all within ", patience.count(), " ms",
-                               advice_));
-      return group_->Health();
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-    reached = cudaEventQuery(arrived_);
-  }
-  RETURN_IF_ERROR(CudaStatus(reached, "a barrier"));
-  return group_->Health();
 }
 
 }  // namespace
