@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 #include "model/json_integer.h"
 #include "model/model_config.h"
 #include "model/size_limits.h"

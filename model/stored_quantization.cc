@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 #include "model/json_integer.h"
 #include "nlohmann/json.hpp"
 

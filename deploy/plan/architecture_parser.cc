@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "deploy/plan/architecture.h"
 #include "kernels/base/status_macros.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 #include "model/json_integer.h"
 #include "model/size_limits.h"
 #include "model/stored_quantization.h"

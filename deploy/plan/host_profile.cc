@@ -14,7 +14,7 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 
 namespace lockstep::plan {
 namespace {

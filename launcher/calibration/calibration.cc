@@ -27,7 +27,7 @@
 #include "launcher/job/mpi_command.h"
 #include "launcher/job/runtime_dir.h"
 #include "launcher/ranks/device_choice.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 
 namespace lockstep {
 namespace {

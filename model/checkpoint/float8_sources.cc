@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/foreign_sources.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 
 namespace lockstep {
 namespace {

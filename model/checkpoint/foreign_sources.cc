@@ -16,7 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/host_rows.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/llama_tensors.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {

@@ -11,7 +11,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/stored_matrix.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/check.h"
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 
 namespace lockstep {
 namespace {

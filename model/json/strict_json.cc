@@ -1,4 +1,4 @@
-#include "model/checkpoint/strict_json.h"
+#include "model/json/strict_json.h"
 
 #include <utility>
 #include <vector>
