@@ -92,6 +92,8 @@ std::optional<SpeedPrediction> ControllerCore::PredictSpeed(const ServedLoad& lo
 absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name, absl::Time now) {
   RETURN_IF_ERROR(ServingState::AdmissionBy(state_).status());
   RETURN_IF_ERROR(requests_.CheckNew(name));
+  RETURN_IF_ERROR(killer_prompts_.Check(request.prompt, now));
+  if (killer_prompts_.Contains(request.prompt)) request.num_losses = engine::kLossesOfASuspect;
   Replica& replica = *ChooseReplica(request);
   const uint64_t number = request.request_id;
   const int num_outputs = request.num_outputs;
@@ -106,8 +108,9 @@ absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name
   return absl::OkStatus();
 }
 
-absl::Status ControllerCore::CheckAdd(const engine::EngineRequest& request) {
+absl::Status ControllerCore::CheckAdd(const engine::EngineRequest& request, absl::Time now) {
   RETURN_IF_ERROR(ServingState::AdmissionBy(state_).status());
+  RETURN_IF_ERROR(killer_prompts_.Check(request.prompt, now));
   return ChooseReplica(request)->engine()->CheckAdd(request);
 }
 

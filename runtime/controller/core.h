@@ -22,6 +22,7 @@
 #include "lockstep/v1/worker.pb.h"
 #include "parallel/process_grid.h"
 #include "runtime/controller/controller.h"
+#include "runtime/controller/killer_prompts.h"
 #include "runtime/controller/rank_port.h"
 #include "runtime/controller/replica.h"
 #include "runtime/controller/request_table.h"
@@ -77,10 +78,11 @@ class ControllerCore {
   ~ControllerCore();
 
   // --- clients ---
-  // UNAVAILABLE, ALREADY_EXISTS, RESOURCE_EXHAUSTED or INVALID_ARGUMENT: it is not accepted.
+  // UNAVAILABLE, ALREADY_EXISTS, RESOURCE_EXHAUSTED, FAILED_PRECONDITION or INVALID_ARGUMENT: it is
+  // not accepted.
   absl::Status Add(engine::EngineRequest request, std::string name, absl::Time now);
   // What Add would say, whatever its name: before another request is ended for its sake.
-  absl::Status CheckAdd(const engine::EngineRequest& request);
+  absl::Status CheckAdd(const engine::EngineRequest& request, absl::Time now);
   // The client is gone. Unknown numbers are ignored.
   void Cancel(uint64_t number);
   // True when a request of this name was running. Its call ends with status, OK after the finishes.
@@ -177,10 +179,11 @@ class ControllerCore {
   CoreOutput& output_;
   std::vector<std::unique_ptr<Replica>> replicas_;  // [num_replicas]
   RequestTable requests_;
+  KillerPrompts killer_prompts_;
   absl::flat_hash_set<uint64_t> open_calls_;  // of accepted requests, some beyond their end
   Counters counters_;
   LoadMeter meter_;
-  absl::Time advanced_at_;  // the last Advance: when tokens count as sent
+  absl::Time advanced_at_;  // the last Advance: when tokens count as sent, and killers as ended
   ServingState::Snapshot state_;
   int64_t agreed_kv_blocks_ = 0;  // of every replica; 0 until the first is loaded
   // Of every rank while NumericsBind; set with the blocks.

@@ -294,11 +294,12 @@ void ControllerCore::DropReplica(Replica& replica, const grpc::Status& status,
 // Were it tried again, the server would sooner or later give up all requests for it.
 void ControllerCore::EndKiller(Replica& replica, uint64_t number, const std::string& why) {
   DeliverEvents(replica);
-  const std::string end =
-      absl::StrCat("request ", requests_.Find(number)->name,
-                   " is not tried again: ranks were lost three times in a row while they computed "
-                   "it, the last time it alone (",
-                   why, ")");
+  const std::string end = absl::StrCat(
+      "request ", requests_.Find(number)->name,
+      " is not tried again: it seems to kill its ranks, which were lost once more while "
+      "they computed it alone (",
+      why, ")");
+  killer_prompts_.Add(replica.engine()->given(number).prompt, advanced_at_);
   EndOne(number, v1::FINISH_REASON_ABORTED, grpc::Status(grpc::StatusCode::INTERNAL, end));
   ControllerEvent event = EventOf(ControllerEvent::Kind::kWarning);
   event.message = end;

@@ -48,14 +48,15 @@ void EventLoop::Submit(engine::EngineRequest request, std::shared_ptr<RequestStr
 void EventLoop::Add(engine::EngineRequest request, std::shared_ptr<RequestStream> stream) {
   if (stream->writer().cancelled()) return;
   const uint64_t number = request.request_id;
+  const absl::Time now = SteadyNow();
   absl::Status status;
-  if (stream->spec().attaches) status = core_.CheckAdd(request);
+  if (stream->spec().attaches) status = core_.CheckAdd(request, now);
   if (status.ok() && stream->spec().attaches) {
     core_.Abort(stream->spec().request_id,
                 grpc::Status(grpc::StatusCode::ABORTED, "another client attached to this request"));
   }
   if (status.ok()) {
-    status = core_.Add(std::move(request), stream->spec().request_id, SteadyNow());
+    status = core_.Add(std::move(request), stream->spec().request_id, now);
   }
   if (!status.ok()) {
     CountRejected();

@@ -80,6 +80,7 @@ Request& Engine::Insert(std::unique_ptr<Request> request) {
   const uint64_t id = request->given.request_id;
   const auto [inserted, is_new] = requests_.emplace(id, std::move(request));
   LS_CHECK(is_new) << "request " << id;
+  Suspect(*inserted->second);
   return *inserted->second;
 }
 
@@ -257,7 +258,7 @@ std::vector<UnfinishedRequest> Engine::Evacuate() {
     UnfinishedRequest& leaving = unfinished.emplace_back();
     leaving.given = request->given;
     leaving.admitted = request->admitted;
-    leaving.num_losses = request->num_losses;
+    leaving.given.num_losses = request->num_losses;
     for (const auto& sequence : request->sequences) {
       const auto output = sequence->tokens().subspan(request->given.prompt.size());
       leaving.outputs.push_back(
@@ -280,7 +281,6 @@ void Engine::Adopt(UnfinishedRequest unfinished) {
   LS_CHECK_EQ(static_cast<int>(unfinished.outputs.size()), unfinished.given.num_outputs);
   std::unique_ptr<Request> request = MakeRequest(std::move(unfinished.given));
   request->admitted = unfinished.admitted;
-  request->num_losses = unfinished.num_losses;
   for (size_t i = 0; i < unfinished.outputs.size(); ++i) {
     const UnfinishedRequest::Output& output = unfinished.outputs[i];
     Sequence& sequence = *request->sequences[i];
@@ -292,7 +292,7 @@ void Engine::Adopt(UnfinishedRequest unfinished) {
     --request->num_unfinished;
   }
   LS_CHECK_GE(request->num_unfinished, 1);
-  Suspect(Insert(std::move(request)));
+  Insert(std::move(request));
 }
 
 int64_t Engine::CachedPrefixTokens(const EngineRequest& request) const {

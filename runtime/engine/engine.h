@@ -81,6 +81,8 @@ class Engine {
   void CheckInvariants() const;
   // RESOURCE_EXHAUSTED when Add would refuse whatever comes.
   absl::Status CheckQueue() const;
+  // Of an unfinished request.
+  const EngineRequest& given(uint64_t request_id) const { return requests_.at(request_id)->given; }
   int64_t num_requests() const { return static_cast<int64_t>(requests_.size()); }  // unfinished
   bool Idle() const;  // no waiting or running sequence, nothing in flight
 

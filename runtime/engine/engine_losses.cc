@@ -16,7 +16,6 @@
 namespace lockstep::engine {
 namespace {
 
-constexpr int kLossesOfASuspect = 2;
 constexpr int kMostLosses = 3;  // as a suspect it was alone at the last of them
 
 }  // namespace

@@ -31,6 +31,9 @@ struct EngineConfig {
   int64_t vocab_size = 0;  // sampled tokens must be below; 0 = unknown
 };
 
+// With so many losses in a row a request runs alone.
+inline constexpr int kLossesOfASuspect = 2;
+
 struct EngineRequest {
   uint64_t request_id = 0;  // the controller's own number, unique
   std::string cache_salt;   // tenant; prefixes are shared only under equal salts
@@ -42,6 +45,7 @@ struct EngineRequest {
   // on. Those past its end are ignored.
   std::vector<std::vector<int32_t>> emitted;
   absl::Time deadline = absl::InfiniteFuture();
+  int num_losses = 0;  // in a row, of replicas while they computed it
 };
 
 // kError: no token could be chosen (kNoToken).
@@ -74,7 +78,6 @@ struct UnfinishedRequest {
   EngineRequest given;
   std::vector<Output> outputs;  // [given.num_outputs]
   bool admitted = false;        // it has run: it does not count as queued
-  int num_losses = 0;           // in a row, of replicas while they computed it
 };
 
 struct EngineStats {

@@ -83,7 +83,8 @@ struct Sequence {
 };
 
 struct Request {
-  Request(EngineRequest given, uint64_t arrival) : given(std::move(given)), arrival(arrival) {}
+  Request(EngineRequest request, uint64_t arrival)
+      : given(std::move(request)), arrival(arrival), num_losses(given.num_losses) {}
 
   const EngineRequest given;
   const uint64_t arrival;
@@ -93,7 +94,7 @@ struct Request {
   int num_gated = 0;
   int steps_in_flight = 0;  // the sum over its sequences
   bool admitted = false;    // once: it no longer counts as queued
-  int num_losses = 0;       // in a row, of the replica while it computed this
+  int num_losses;           // in a row, of replicas while they computed it
 };
 
 // Who goes first: priority, then arrival, then output index. A preempted sequence keeps its place,

@@ -103,6 +103,42 @@ TEST_F(CoreTest, ARequestThatKillsEveryReplicaIsEndedAndSaidSo) {
   EXPECT_THAT(ended_, SizeIs(1));
 }
 
+TEST_F(CoreTest, APromptThatKilledIsTriedAloneOnceMoreAndThenRefusedForAWhile) {
+  Start(1);
+  std::shared_ptr<FakePort> rank;
+  uint64_t epoch = 0;
+  const auto restart = [&] {
+    if (++epoch > 1) core_->BeginEpoch(0, epoch, now_);
+    rank = Serve(0, epoch);
+  };
+  restart();
+  const std::vector<int32_t> deadly = {1, 2, 3};
+  ASSERT_TRUE(Add(1, deadly).ok());
+  for (int loss = 0; loss < 3; ++loss) {
+    Lose(rank);
+    restart();
+  }
+  ASSERT_EQ(ended_.count(1), 1u);
+  ASSERT_TRUE(Add(2, {4, 5, 6}).ok());
+  ASSERT_EQ(RunSteps(rank), 1);
+  ASSERT_TRUE(Add(3, deadly).ok());
+  ASSERT_EQ(RunSteps(rank), 1);
+  EXPECT_EQ(DecodePlan(rank->TakePlans().at(0))->work.size(), 1u) << "it runs alone";
+  Lose(rank);
+  EXPECT_EQ(ended_.count(3), 1u);
+  restart();
+  const absl::Status refused = Add(4, deadly);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("killed their ranks 2 times: it is refused for 10m more"));
+  now_ += KillerPrompts::kRefusal;
+  core_->Advance(now_);
+  restart();
+  ASSERT_TRUE(Add(5, deadly, 10).ok());
+  while (num_tokens_[5] < 10) ASSERT_GT(RunSteps(rank), 0) << "it may have been others' fault";
+  EXPECT_THAT(ended_, SizeIs(2));
+}
+
 TEST_F(CoreTest, WithoutALivingReplicaRequestsWaitForTheNextEpoch) {
   Start(1);
   auto old = Serve(0);
@@ -294,15 +330,15 @@ TEST_F(CoreTest, WhatAddWouldRefuseIsKnownBefore) {
   request.prompt = {1, 2, 3};
   request.sampling.max_tokens = 5;
   ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
-  EXPECT_TRUE(core_->CheckAdd(request).ok());
+  EXPECT_TRUE(core_->CheckAdd(request, now_).ok());
   request.prompt.resize(100);
-  EXPECT_EQ(core_->CheckAdd(request).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(core_->CheckAdd(request, now_).code(), absl::StatusCode::kInvalidArgument);
   request.prompt.resize(3);
   for (uint64_t number = 2; Add(number + 1, {1}).ok(); ++number) {
   }
-  EXPECT_EQ(core_->CheckAdd(request).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(core_->CheckAdd(request, now_).code(), absl::StatusCode::kResourceExhausted);
   core_->BeginDrain();
-  EXPECT_EQ(core_->CheckAdd(request).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(core_->CheckAdd(request, now_).code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(CoreTest, CallsThatHaveNotEndedAreDroppedWithAllOthers) {
