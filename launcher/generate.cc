@@ -381,7 +381,8 @@ void AddGenerateCommand(CLI::App& program, CommandBody& chosen) {
       ->group("Connection");
   command->footer(
       "Example:\n  lockstep generate --temperature 0 --max-tokens 200 \"Once upon a time\"\n"
-      "Exit codes: 0 all prompts completed, 1 a failure or an interrupt, 2 wrong usage.");
+      "Exit codes: 0 all prompts completed, 1 a failure, an interrupt or a value that the server "
+      "refuses, 2 wrong usage.");
 }
 
 }  // namespace lockstep

@@ -18,6 +18,7 @@
 #include "kernels/cpu_backend_options.h"
 #include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
+#include "launcher/cli/serving_flags.h"
 #include "launcher/cli/values.h"
 #include "model/checkpoint/inspect.h"
 #include "model/checkpoint/model_quantizer.h"
@@ -233,9 +234,8 @@ void AddSynth(CLI::App& model, CommandBody& chosen) {
   command->add_option("--layers", options->num_layers, "instead of the shape's number of layers")
       ->type_name("N")
       ->check(Between(1, 65536));
-  command->add_option("--dtype", options->dtype, "f32, f16 or bf16 (default: the shape's)")
-      ->type_name("NAME")
-      ->check(CLI::IsMember({"f32", "f16", "bf16"}).description(""));
+  AddDTypeFlag(*command, {"f32", "f16", "bf16"}, "f32, f16 or bf16 (default: the shape's)",
+               options->dtype);
   command->add_option("--seed", options->seed, "equal seeds give equal weights")
       ->type_name("N")
       ->check(Unsigned64())
@@ -271,9 +271,8 @@ void AddPack(CLI::App& model, CommandBody& chosen) {
       "Pack a checkpoint's weights ahead, into DIR/packed, for starts that only map them", &RunPack,
       options);
   AddCheckpointAndLayout(*command, "for this many tensor parallel ranks", *options);
-  command->add_option("--dtype", options->dtype, "as `serve` will be told: auto, f32 or bf16")
-      ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "f32", "bf16"}).description(""))
+  AddDTypeFlag(*command, {"auto", "f32", "bf16"}, "as `serve` will be told: auto, f32 or bf16",
+               options->dtype)
       ->capture_default_str();
   command->add_option("--quantize", options->quantize, "likewise: none, int8 or int4")
       ->type_name("FORMAT")

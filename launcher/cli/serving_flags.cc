@@ -117,16 +117,20 @@ void AddRankFlags(CLI::App& command, RankFlags& flags) {
                   .description(""))
       ->capture_default_str()
       ->group(group);
-  command
-      .add_option(
-          "--dtype", flags.dtype,
-          "how weights are kept and, on GPUs, multiplied: auto (as stored; CPUs widen f16), "
-          "f32, bf16, f16 (on GPUs); float32, bfloat16 and float16 are the same")
-      ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "f16"}).description(""))
-      ->transform(&ShortDTypeName, "")  // before the check
+  AddDTypeFlag(command, {"auto", "f32", "bf16", "f16"},
+               "how weights are kept and, on GPUs, multiplied: auto (as stored; CPUs widen f16), "
+               "f32, bf16, f16 (on GPUs); float32, bfloat16 and float16 are the same",
+               flags.dtype)
       ->capture_default_str()
       ->group(group);
+}
+
+CLI::Option* AddDTypeFlag(CLI::App& command, const std::vector<std::string>& names,
+                          const char* help, std::string& dtype) {
+  return command.add_option("--dtype", dtype, help)
+      ->type_name("NAME")
+      ->check(CLI::IsMember(names).description(""))
+      ->transform(&ShortDTypeName, "");  // before the check
 }
 
 void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags) {

@@ -59,6 +59,9 @@ struct ControllerFlags {
 
 void AddModelFlags(CLI::App& command, ModelFlags& flags);
 void AddRankFlags(CLI::App& command, RankFlags& flags);
+// names: of these, and of f32, bf16 and f16 the long ones, too.
+CLI::Option* AddDTypeFlag(CLI::App& command, const std::vector<std::string>& names,
+                          const char* help, std::string& dtype);
 void AddWeightCacheFlag(CLI::App& command, const char* help, RankFlags& flags);
 // help: of --kv-cache-gib.
 void AddKvCacheFlags(CLI::App& command, const char* help, KvCacheFlags& flags);

@@ -42,8 +42,8 @@ absl::Status AddFile(const PromptSources& sources, const std::string& path,
 
 void AddPromptFlags(CLI::App& command, PromptSources& sources) {
   AddTexts(command, "prompt", sources.texts,
-           "prompts, completed concurrently; none = read one from standard input; after -- also "
-           "those that begin with a dash")
+           "prompts; none = read one from standard input; after -- also those that begin with a "
+           "dash")
       ->type_name("TEXT");
   command
       .add_option("--prompt-file", sources.file, "read the prompt from a file; - = standard input")

@@ -30,7 +30,8 @@ void AddSamplingFlags(CLI::App& command, RequestFlags& flags) {
   add("--seed", flags.seed,
       "equal seeds give equal outputs (of GPUs: with serve --deterministic; default: random)", "N")
       ->check(Unsigned64());
-  add("--n", flags.num_outputs, "outputs per prompt (default: 1)", "N")
+  add("--n", flags.num_outputs, "outputs per prompt, of which servers take 1 to 64 (default: 1)",
+      "N")
       ->check(Between(1, kMaxOutputs));
   add("--repetition-penalty", flags.repetition_penalty, "over prompt and output; 1 = off", "X");
   add("--presence-penalty", flags.presence_penalty, "over the output, -2 to 2; 0 = off", "X");

@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/base/fd.h"
+#include "launcher/job/mpi_command.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
 #include "tests/support/temp_directory.h"
@@ -23,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class ManualPlacementTest : public ::testing::Test {
  protected:
@@ -72,6 +74,24 @@ TEST_F(ManualPlacementTest, ControllerAndRanksMeetAndServe) {
   controller.process().Signal(SIGINT);
   EXPECT_EQ(controller.process().Wait(kPatience), 0);
   EXPECT_EQ(ranks->Wait(kPatience), 0) << ranks->err();
+}
+
+// Without the launcher's settings the ranks take away the memory that Open MPI shares by
+// themselves.
+TEST_F(ManualPlacementTest, MpirunAloneEndsWithoutComplaints) {
+  Server controller(ControllerCommand());
+  const json waiting = controller.WaitEvent("waiting");
+  ASSERT_FALSE(waiting.is_null());
+  Process ranks({FindMpirun()->string(), "--allow-run-as-root", "--oversubscribe", "-n", "2",
+                 LockstepBinary(), "worker", model_.string(), "--tp", "2", "--num-kv-blocks", "64",
+                 "--controller", waiting["worker_address"].get<std::string>(), "--secret-file",
+                 secret_file_});
+  controller.WaitReady();
+  controller.process().Signal(SIGINT);
+  EXPECT_EQ(controller.process().Wait(kPatience), 0);
+  EXPECT_EQ(ranks.Wait(kPatience), 0);
+  EXPECT_THAT(ranks.err(), Not(HasSubstr("system call failed")));
+  EXPECT_THAT(ranks.err(), Not(HasSubstr("ERROR")));
 }
 
 // The address is in the ready event, which does not come here.
