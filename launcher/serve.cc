@@ -52,7 +52,7 @@ struct ServeOptions {
 // Everything that is known before a process starts.
 struct ServePlan {
   ModelSummary summary;
-  Capacity capacity;
+  PlannedCapacity capacity;
   HostPort listen;
   LaunchPlan launch;
   RankFlags rank;                       // as ranks are told

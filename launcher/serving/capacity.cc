@@ -30,7 +30,7 @@ std::string ForEachReplica(const CapacityInputs& inputs) {
                                   : absl::StrCat(" for each of ", inputs.num_replicas, " replicas");
 }
 
-absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
+absl::Status CheckMemory(const CapacityInputs& inputs, const PlannedCapacity& capacity,
                          int64_t block_bytes) {
   const int64_t memory_bytes = MemoryOfReplica(inputs, capacity.weight_bytes);
   if (capacity.weight_bytes > memory_bytes) {
@@ -62,9 +62,9 @@ absl::Status CheckMemory(const CapacityInputs& inputs, const Capacity& capacity,
 
 }  // namespace
 
-absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs) {
+absl::StatusOr<PlannedCapacity> PlanCapacity(const CapacityInputs& inputs) {
   const ModelConfig& config = inputs.config;
-  Capacity capacity;
+  PlannedCapacity capacity;
   capacity.max_model_len =
       inputs.model.max_model_len > 0 ? inputs.model.max_model_len : config.max_position_embeddings;
   if (capacity.max_model_len > config.max_position_embeddings) {

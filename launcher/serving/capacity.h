@@ -25,7 +25,7 @@ struct CapacityInputs {
 };
 
 // Of one replica.
-struct Capacity {
+struct PlannedCapacity {
   std::vector<RankShard> shards;   // weight_bytes as held in memory
   int64_t weight_bytes = 0;        // all ranks
   int64_t kv_bytes_per_token = 0;  // all ranks
@@ -36,6 +36,6 @@ struct Capacity {
 // Without a flag the cache gets half of the memory that the weights leave, at most 4 GiB, and never
 // more than max_num_seqs sequences of full length can fill. INVALID_ARGUMENT (layout,
 // --max-model-len beyond the model's), RESOURCE_EXHAUSTED with the numbers.
-absl::StatusOr<Capacity> PlanCapacity(const CapacityInputs& inputs);
+absl::StatusOr<PlannedCapacity> PlanCapacity(const CapacityInputs& inputs);
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@ std::string Counted(int count, absl::string_view what) {
   return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
 }
 
-std::string StageLine(int stage, int tp, const Capacity& capacity) {
+std::string StageLine(int stage, int tp, const PlannedCapacity& capacity) {
   const auto first = capacity.shards.begin() + stage * tp;
   int64_t largest = 0;
   std::for_each(first, first + tp,
@@ -28,7 +28,7 @@ std::string StageLine(int stage, int tp, const Capacity& capacity) {
 
 }  // namespace
 
-std::vector<std::string> LayoutLines(const ShownLayout& layout, const Capacity& capacity) {
+std::vector<std::string> LayoutLines(const ShownLayout& layout, const PlannedCapacity& capacity) {
   std::string whole = absl::StrCat("Layout   tp ", layout.tp, " x pp ", layout.pp);
   if (layout.num_replicas > 1) absl::StrAppend(&whole, " x ", layout.num_replicas, " replicas");
   absl::StrAppend(&whole, " = ", Counted(layout.tp * layout.pp * layout.num_replicas, "rank"));

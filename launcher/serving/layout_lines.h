@@ -16,6 +16,6 @@ struct ShownLayout {
   std::optional<int> threads_per_rank;  // nothing where ranks find out themselves
 };
 // The whole, then each stage with its layers, ranks and the largest rank's weights.
-std::vector<std::string> LayoutLines(const ShownLayout& layout, const Capacity& capacity);
+std::vector<std::string> LayoutLines(const ShownLayout& layout, const PlannedCapacity& capacity);
 
 }  // namespace lockstep

@@ -87,7 +87,7 @@ void ServeReport::PrintModel(const ModelSummary& summary) {
   if (!stored.empty()) PrintLine(absl::StrCat("Stored   ", stored));
 }
 
-void ServeReport::Plan(const Capacity& capacity, std::optional<int> threads_per_rank) {
+void ServeReport::Plan(const PlannedCapacity& capacity, std::optional<int> threads_per_rank) {
   kv_bytes_per_token_ = capacity.kv_bytes_per_token;
   if (json_) {
     PrintJson("plan", {{"tp", tp_},

@@ -29,7 +29,7 @@ class ServeReport {
   // Warns of tensors that the files hold and the model does not use.
   void Model(const ModelSummary& summary);
   // threads_per_rank: nothing where ranks find out themselves.
-  void Plan(const Capacity& capacity, std::optional<int> threads_per_rank);
+  void Plan(const PlannedCapacity& capacity, std::optional<int> threads_per_rank);
   // Of one request of the load that was predicted for.
   void Predicted(const ServedLoad& load, const SpeedPrediction& prediction);
   // Where ranks that are placed by hand connect.

@@ -132,6 +132,7 @@ absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& at
   if (journal_ == nullptr) {
     return absl::FailedPreconditionError("this server keeps no journal of requests to attach to");
   }
+  RETURN_IF_ERROR(CheckRequestId(attach.request_id()));
   std::optional<v1::JournaledRequest> found = journal_->Find(attach.request_id(), SteadyNow());
   if (!found) {
     return absl::NotFoundError(absl::StrCat("there is no request \"", attach.request_id(),

@@ -130,11 +130,15 @@ absl::Status Journal::Load(absl::Time now) {
   return absl::OkStatus();
 }
 
-// A new file with what lives, in the place of the old one. At no moment is there none.
-absl::Status Journal::Rewrite() {
+std::string Journal::Start() const {
   v1::JournalHeader header;
   header.set_model_fingerprint(options_.model_fingerprint);
-  std::string bytes = JournalStart(header);
+  return JournalStart(header);
+}
+
+// A new file with what lives, in the place of the old one. At no moment is there none.
+absl::Status Journal::Rewrite() {
+  std::string bytes = Start();
   for (const auto& [name, entry] : entries_) {
     if (entry.is_finished) continue;
     v1::JournalRecord record;
@@ -276,6 +280,7 @@ bool Journal::Append(const v1::JournalRecord& record) {
   // What has ended may take the room that is missing. Once: where that does not help, it would be
   // much work for every request.
   if (!written.ok() && error_.ok() && Rewrite().ok()) written = Write(frame);
+  if (!written.ok() && Empty()) written = Write(frame);
   SetError(written);
   return written.ok();
 }
@@ -292,6 +297,17 @@ absl::Status Journal::MakeShort(int64_t num_more_bytes) {
 }
 
 int64_t Journal::MaxFileBytes() const { return 4 * options_.max_bytes + 2 * kMinRewriteBytes; }
+
+// Of a file in which nothing lives what has ended goes without a successor, for which there may be
+// no room. An empty file is a new journal.
+bool Journal::Empty() {
+  for (const auto& [name, entry] : entries_) {
+    if (!entry.is_finished) return false;
+  }
+  if (::ftruncate(file_, 0) != 0) return false;
+  file_bytes_ = 0;
+  return Write(Start()).ok();
+}
 
 absl::Status Journal::Write(const std::string& frame) {
   if (::lseek(file_, static_cast<off_t>(file_bytes_), SEEK_SET) < 0 || !WriteAll(file_, frame)) {

@@ -95,6 +95,8 @@ class Journal {
   int64_t MaxFileBytes() const;
   absl::Status Write(const std::string& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetError(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Empty() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string Start() const;
   absl::Status Rewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SystemError(const char* what) const;
 

@@ -25,20 +25,6 @@ absl::Status CheckRange(absl::string_view field, T value, int64_t low, int64_t h
   return absl::OkStatus();
 }
 
-absl::Status CheckRequestId(absl::string_view id) {
-  if (id.size() > RequestLimits::kMaxRequestIdBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("request_id has ", id.size(), " bytes, at most ",
-                                                   RequestLimits::kMaxRequestIdBytes));
-  }
-  for (size_t i = 0; i < id.size(); ++i) {
-    if (id[i] < 0x20 || id[i] > 0x7e) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("request_id: byte ", i, " is not printable ASCII"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // 128 random bits: no client's own id collides with it.
 std::string DrawRequestId() {
   absl::BitGen random;
@@ -113,6 +99,20 @@ absl::Status ReadOutput(const v1::OutputOptions& output, CheckedRequest& checked
 }
 
 }  // namespace
+
+absl::Status CheckRequestId(absl::string_view id) {
+  if (id.size() > RequestLimits::kMaxRequestIdBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("request_id has ", id.size(), " bytes, at most ",
+                                                   RequestLimits::kMaxRequestIdBytes));
+  }
+  for (size_t i = 0; i < id.size(); ++i) {
+    if (id[i] < 0x20 || id[i] > 0x7e) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("request_id: byte ", i, " is not printable ASCII"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<SamplingParams> DefaultSampling(const GenerationDefaults& defaults,
                                                int64_t vocab_size) {

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "lockstep/v1/generation.pb.h"
 #include "model/model_config.h"
@@ -41,6 +43,9 @@ struct CheckedRequest {
   StreamSpec stream;
   std::optional<int32_t> max_tokens;  // as asked
 };
+
+// INVALID_ARGUMENT when it is too long or not printable ASCII; empty is right.
+absl::Status CheckRequestId(absl::string_view id);
 
 // Everything but the prompt. INVALID_ARGUMENT naming the field, its value and the limit.
 absl::StatusOr<CheckedRequest> CheckRequest(const v1::GenerateRequest& request,

@@ -68,6 +68,9 @@ std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {
     request->sequences.push_back(std::make_unique<Sequence>(*request, i, scheduler_.pool()));
     request->sequences.back()->max_length = max_length;
   }
+  if (request->num_losses > 0) {
+    request->sequences.front()->num_tokens_at_loss = request->given.prompt.size();
+  }
   return request;
 }
 
@@ -265,7 +268,8 @@ std::vector<UnfinishedRequest> Engine::Evacuate() {
           {.tokens = {output.begin(), output.end()},
            .finished = sequence->state == Sequence::State::kFinished,
            .num_prompt_logprobs_delivered = sequence->num_prompt_logprobs_delivered,
-           .num_cached_prompt_tokens = sequence->num_cached_prompt_tokens});
+           .num_cached_prompt_tokens = sequence->num_cached_prompt_tokens,
+           .num_tokens_at_loss = sequence->num_tokens_at_loss});
     }
   }
   scheduler_.Reset();
@@ -287,6 +291,7 @@ void Engine::Adopt(UnfinishedRequest unfinished) {
     for (const int32_t token : output.tokens) sequence.Append(token);
     sequence.num_prompt_logprobs_delivered = output.num_prompt_logprobs_delivered;
     sequence.num_cached_prompt_tokens = output.num_cached_prompt_tokens;
+    sequence.num_tokens_at_loss = output.num_tokens_at_loss;
     if (!output.finished) continue;
     sequence.state = Sequence::State::kFinished;
     --request->num_unfinished;

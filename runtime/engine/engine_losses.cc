@@ -24,7 +24,10 @@ constexpr int kMostLosses = 3;  // as a suspect it was alone at the last of them
 std::optional<uint64_t> Engine::CountLoss() {
   absl::flat_hash_set<Request*> computed;
   for (const StepInFlight& step : in_flight_) {
-    for (const Scheduler::Entry& entry : step.entries) computed.insert(&entry.sequence->request);
+    for (const Scheduler::Entry& entry : step.entries) {
+      computed.insert(&entry.sequence->request);
+      entry.sequence->num_tokens_at_loss = entry.sequence->tokens().size();
+    }
   }
   std::optional<uint64_t> blamed;
   for (Request* request : computed) {
@@ -37,15 +40,15 @@ std::optional<uint64_t> Engine::CountLoss() {
 }
 
 void Engine::Suspect(Request& request) {
-  for (auto& sequence : request.sequences) sequence->num_tokens_at_loss = sequence->tokens().size();
   if (request.num_losses < kLossesOfASuspect) return;
   suspects_.emplace(std::pair(request.given.priority, request.arrival), &request);
 }
 
-// When the ranks died, it was ahead of what is known by no more tokens than steps in flight.
+// When the ranks died, it was ahead of what is known by no more tokens than steps in flight. Of an
+// output that they did not compute nothing is asked: it may not run for long.
 bool Engine::IsFarEnough(const Sequence& sequence) const {
-  return sequence.state == Sequence::State::kFinished ||
-         sequence.tokens().size() > sequence.num_tokens_at_loss + config_.max_steps_in_flight;
+  return !sequence.num_tokens_at_loss || sequence.state == Sequence::State::kFinished ||
+         sequence.tokens().size() > *sequence.num_tokens_at_loss + config_.max_steps_in_flight;
 }
 
 void Engine::TrustIfFarEnough(Request& request) {
@@ -54,6 +57,7 @@ void Engine::TrustIfFarEnough(Request& request) {
     if (!IsFarEnough(*sequence)) return;
   }
   request.num_losses = 0;
+  for (auto& sequence : request.sequences) sequence->num_tokens_at_loss.reset();
   suspects_.erase({request.given.priority, request.arrival});
 }
 

@@ -69,7 +69,8 @@ struct Sequence {
   int samples_in_flight = 0;
   int steps_in_flight = 0;
 
-  size_t num_tokens_at_loss = 0;  // known at the last one
+  // Known when a replica was lost that computed it; until it has come further.
+  std::optional<size_t> num_tokens_at_loss;
 
   uint32_t num_prompt_logprobs_delivered = 0;
   std::optional<uint32_t> num_cached_prompt_tokens;  // at its first admission

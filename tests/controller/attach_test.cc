@@ -274,6 +274,8 @@ TEST_F(AttachTest, WhatWasAbortedIsGone) {
   v1::AbortResponse response;
   EXPECT_TRUE(stub().Abort(&context, abort, &response).ok());
   EXPECT_FALSE(response.was_running());
+  EXPECT_THAT(Attach(std::string(100'000, 'x'), {}).status.error_message(),
+              HasSubstr("request_id has 100000 bytes, at most"));
   for (const char* name : {"aborted", "never was"}) {
     const grpc::Status status = Attach(name, {}).status;
     EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << name;

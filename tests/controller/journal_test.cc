@@ -288,6 +288,23 @@ TEST_F(JournalTest, WhatHasEndedMakesRoomWhereTheDiskHasNone) {
   EXPECT_TRUE(journal_->error().ok());
 }
 
+TEST_F(JournalTest, WhereNothingLivesNoRoomIsNeededForASuccessor) {
+  ASSERT_TRUE(Open().ok());
+  const FileSizeLimit limit(10'000);
+  int count = 0;
+  const auto name = [](int i) { return absl::StrCat("r", i); };
+  while (journal_->Accept(RequestOf(name(count), 1000), 1, kJournalStart)) ++count;
+  ASSERT_GE(count, 3);
+  std::filesystem::create_directories(path_ + ".new/in the way");  // as where the disk is full
+  journal_->End(name(0), 1);
+  EXPECT_FALSE(journal_->Accept(RequestOf("more", 1000), 1, kJournalStart)) << "others live";
+  for (int i = 1; i < count; ++i) journal_->End(name(i), 1);
+  EXPECT_TRUE(journal_->Accept(RequestOf("more", 1000), 1, kJournalStart)) << journal_->error();
+  std::filesystem::remove_all(path_ + ".new");
+  ASSERT_TRUE(Open().ok());
+  EXPECT_EQ(journal_->num_recovered(), 1);
+}
+
 TEST_F(JournalTest, WriteThatFailsIsToldOnceAndForgottenWhenOneSucceeds) {
   std::vector<std::string> told;
   options_.on_error = [&](const absl::Status& error) {
@@ -310,6 +327,7 @@ TEST_F(JournalTest, WriteThatFailsIsToldOnceAndForgottenWhenOneSucceeds) {
 TEST_F(JournalTest, WhereItCannotBeReplacedRecordsAreWrittenAsLongAsItCanBeOpenedAgain) {
   options_.max_bytes = 1 << 20;
   ASSERT_TRUE(Open().ok());
+  ASSERT_TRUE(journal_->Accept(RequestOf("lives"), 1, kJournalStart));
   std::filesystem::create_directories(path_ + ".new/in the way");
   const auto accept = [&](int i) {
     const std::string name = absl::StrCat("r", i);

@@ -101,6 +101,40 @@ TEST_F(EngineLossesTest, ProgressBetweenLossesForgives) {
   }
 }
 
+TEST_F(EngineLossesTest, NothingIsAskedOfOutputsThatWaited) {
+  EngineConfig config = SmallConfig();
+  config.max_num_seqs = 1;
+  Start(config);
+  EngineRequest two = Prompt(1, 3, 30);
+  two.num_outputs = 2;
+  Add(two);
+  for (int loss = 0; loss < 4; ++loss) {
+    for (int token = 0; token < config.max_steps_in_flight + 1; ++token) Step();
+    Next();
+    EXPECT_EQ(LoseReplica(), std::nullopt) << "loss " << loss;
+  }
+}
+
+// With the second loss it moves to another replica, which is lost once more.
+TEST_F(EngineLossesTest, TheNextEngineAsksNothingOfThemEither) {
+  EngineConfig config = SmallConfig();
+  config.max_num_seqs = 1;
+  Start(config);
+  EngineRequest two = Prompt(1, 3, 30);
+  two.num_outputs = 2;
+  Add(two);
+  for (int loss = 0; loss < 2; ++loss) {
+    Next();
+    LoseReplica();
+  }
+  std::vector<UnfinishedRequest> moving = engine_->Evacuate();
+  Start(config);
+  engine_->Adopt(std::move(moving.at(0)));
+  for (int token = 0; token < config.max_steps_in_flight + 1; ++token) Step();
+  Next();
+  EXPECT_EQ(LoseReplica(), std::nullopt);
+}
+
 TEST_F(EngineLossesTest, LossesWhileItWaitedDoNotCount) {
   for (uint64_t id = 1; id <= 5; ++id) Add(Prompt(id, 3));  // the fifth finds no slot
   for (int loss = 0; loss < 2; ++loss) {

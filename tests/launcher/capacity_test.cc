@@ -33,7 +33,7 @@ class CapacityTest : public ::testing::Test {
     model_.block_size = 4;
     model_.max_num_seqs = 5;
   }
-  absl::StatusOr<Capacity> Plan() {
+  absl::StatusOr<PlannedCapacity> Plan() {
     return PlanCapacity(
         {config_, model_, dtype_, devices_, kv_cache_, num_replicas_, share_weights_});
   }

@@ -45,7 +45,7 @@ std::string OutputOf(bool json, int num_replicas, const Tell& tell) {
 }
 
 TEST(ServeReportTest, TheLayoutCountsReplicasAndThreadsWhereTheyAreKnown) {
-  Capacity capacity;
+  PlannedCapacity capacity;
   capacity.shards.resize(1);
   const auto plan = [&](std::optional<int> threads) {
     return [&, threads](ServeReport& report) { report.Plan(capacity, threads); };
