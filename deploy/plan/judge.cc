@@ -239,6 +239,22 @@ int MaxNumSeqs(const PlanRequest& request, const Candidate& candidate) {
 
 namespace {
 
+// The simulated scheduler keeps every token. Where windows or budgets let a cache hold more
+// requests than that, it gets as many blocks as those would take.
+int64_t BlocksInQueue(const PlanRequest& request, const Candidate& candidate) {
+  constexpr double kMost = 1 << 24;  // a block costs the simulation 20 bytes
+  const MemoryPlan& memory = candidate.memory;
+  const auto blocks_for = [&](double tokens) {
+    return std::ceil(tokens / static_cast<double>(request.memory.block_size));
+  };
+  const double num_requests =
+      std::min<double>(MaxNumSeqs(request, candidate), static_cast<double>(memory.max_requests));
+  const double needed =
+      std::max(num_requests * blocks_for(request.input_tokens + request.output_tokens),
+               blocks_for(static_cast<double>(request.longest_request())));
+  return std::max(memory.num_kv_blocks, static_cast<int64_t>(std::min(needed, kMost)));
+}
+
 // What a queue is simulated with, for the time that it takes.
 class SimulatedDeployment {
  public:
@@ -247,7 +263,7 @@ class SimulatedDeployment {
                    request.gpu, request.engine, candidate.layout,
                    RanksPerNode(request, candidate.layout.tp)}),
         replica_{.costs = roofline_,
-                 .num_kv_blocks = candidate.memory.num_kv_blocks,
+                 .num_kv_blocks = BlocksInQueue(request, candidate),
                  .block_size = static_cast<int>(request.memory.block_size),
                  .max_num_seqs = MaxNumSeqs(request, candidate),
                  .max_batched_tokens = request.engine.max_batched_tokens,

@@ -108,7 +108,10 @@ void Replay::Add(const Arrival& arrival) {
   request.prompt.assign(static_cast<size_t>(arrival.input_tokens), 1);
   request.sampling.max_tokens = static_cast<int>(arrival.output_tokens);
   const uint64_t id = request.request_id;
-  if (!engine_.Add(std::move(request), executor_.now()).ok()) return;
+  if (!engine_.Add(std::move(request), executor_.now()).ok()) {
+    is_overrun_ = goes_on_.has_value();
+    return;
+  }
   progress_[id].arrived = executor_.now();
   ++num_in_flight_;
 }

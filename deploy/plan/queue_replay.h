@@ -54,9 +54,9 @@ class Replay {
   void Seed(const SteadyLoad& load);
 
   // After each arrival that came of these the next one follows, until more than so many requests
-  // are in flight.
+  // are in flight, or the engine refuses one.
   void GoOn(PoissonArrivals arrivals, uint64_t most_in_flight);
-  // Did more come?
+  // Did that end them?
   bool is_overrun() const { return is_overrun_; }
 
   // Was there a moment at which nobody waited to run? Since this was asked last.

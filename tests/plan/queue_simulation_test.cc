@@ -123,6 +123,32 @@ TEST(QueueSimulation, MoreThanAReplicaServesIsNoSteadyLoad) {
   }
 }
 
+// With windows of 4,096 tokens it holds requests of 30,500, without them none.
+TEST(QueueSimulation, RunsAsManyAsWindowsLeaveRoomFor) {
+  PlanRequest request = RequestFor("mistral-7b-v0.1", "l4");
+  request.tp = 1;
+  request.pp = 1;
+  request.memory.utilization = 0.85;
+  request.input_tokens = 30000;
+  request.rate_per_s = 1.0 / 60;
+  const Plan tight = *MakePlan(request);
+  ASSERT_NE(tight.answer(), nullptr);
+  EXPECT_LT(tight.answer()->memory.num_kv_blocks * 16, 30500);
+  request.gpu.memory_gib *= 10;
+  const Plan ample = *MakePlan(request);
+  ASSERT_NE(ample.answer(), nullptr);
+  EXPECT_TRUE(tight.queue->is_steady);
+  EXPECT_EQ(tight.queue->num_preemptions, 0u);
+  EXPECT_NEAR(tight.queue->ttft_p95_ms, ample.queue->ttft_p95_ms, 1e-6);
+}
+
+TEST(QueueSimulation, EndsWhenTheEngineRefusesWhatComes) {
+  const PlanRequest request = Request(1);
+  Candidate candidate = Judge(request, 1, 1);
+  candidate.memory.max_request_tokens = 100;
+  EXPECT_FALSE(SimulateReplica(request, candidate).is_steady);
+}
+
 TEST(QueueSimulation, RunsAsManyAsAStepHasTokensFor) {
   PlanRequest request = RequestFor("llama-3.2-1b", "b200");
   request.rate_per_s = 1700;
