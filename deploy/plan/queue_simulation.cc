@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "deploy/plan/queue_replay.h"
 
@@ -37,6 +38,35 @@ class LimitWatch {
   uint64_t num_slow_ = 0;
 };
 
+// What a random number of this mean is rarely off by, and a small share.
+double Margin(double mean) { return 3.0 * std::sqrt(mean + 1.0) + 0.05 * mean; }
+
+// Whether a queue fills up from the middle of a trace to its end: one always waits to run, and many
+// more requests are in flight.
+class TraceEnd {
+ public:
+  explicit TraceEnd(size_t num_arrivals) : num_arrivals_(num_arrivals) {}
+
+  void Finish(Replay& replay) {
+    const auto in_flight = static_cast<double>(replay.num_in_flight());
+    if (!in_flight_before_ && replay.num_added() >= num_arrivals_ / 2) {
+      in_flight_before_ = in_flight;
+      replay.TakeAllRan();
+    } else if (!has_ended_ && replay.num_added() == num_arrivals_) {
+      has_ended_ = true;
+      const bool has_grown = in_flight - *in_flight_before_ > Margin(*in_flight_before_);
+      is_steady_ = replay.TakeAllRan() || !has_grown;
+    }
+  }
+  bool is_steady() const { return is_steady_; }
+
+ private:
+  const size_t num_arrivals_;
+  std::optional<double> in_flight_before_;
+  bool has_ended_ = false;
+  bool is_steady_ = true;
+};
+
 // The requests that are measured of a load that goes on: those that come after the first one has
 // its answer that was not there from the start, with others behind them to their end. If by then
 // many more or fewer are in flight, or there was always one that waited to run, the next ones are:
@@ -59,8 +89,7 @@ class SteadyWindow {
       return false;
     }
     if (++num_finished_ < num_measured_) return true;
-    // What a random number of this mean is rarely off by, and a small share.
-    const double margin = 3.0 * std::sqrt(in_flight_before_ + 1.0) + 0.05 * in_flight_before_;
+    const double margin = Margin(in_flight_before_);
     const double grown = static_cast<double>(replay.num_in_flight()) - in_flight_before_;
     const bool all_ran = replay.TakeAllRan();
     num_crowded_ += all_ran ? 0 : 1;
@@ -113,10 +142,14 @@ QueueResult SimulateQueue(const SimulatedReplica& replica, const std::vector<Arr
   }
   const auto begin = static_cast<uint64_t>(kWarmUp * static_cast<double>(arrivals.size()));
   LimitWatch limits(replica, arrivals.size() - begin);
+  TraceEnd trace_end(arrivals.size());
   replay.Run([&](uint64_t request, absl::Time) {
+    trace_end.Finish(replay);
     return request < begin || !limits.Add(replay.progress(request));
   });
-  return replay.Result(begin, replay.num_added(), replica.request_ms);
+  QueueResult result = replay.Result(begin, replay.num_added(), replica.request_ms);
+  result.is_steady = trace_end.is_steady();
+  return result;
 }
 
 QueueResult SimulateSteadyQueue(const SimulatedReplica& replica, const SteadyLoad& load) {

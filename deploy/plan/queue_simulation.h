@@ -30,8 +30,8 @@ struct SimulatedReplica {
 struct QueueResult {
   int num_requests = 0;      // measured; those of the start are not
   int64_t num_left_out = 0;  // of the replica's share of a trace, after these
-  // False of a load that goes on: more and more requests run or wait, it is more than the replica
-  // serves.
+  // False: more and more requests run or wait, of a trace from its middle to its end; it is more
+  // than the replica serves.
   bool is_steady = true;
   double ttft_mean_ms = 0;
   double ttft_p50_ms = 0;

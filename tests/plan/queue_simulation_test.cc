@@ -1,14 +1,11 @@
 #include "deploy/plan/queue_simulation.h"
 
-#include <fstream>
-
 #include "deploy/plan/layout_search.h"
 #include "deploy/plan/planner.h"
 #include "deploy/plan/relaxations.h"
 #include "deploy/plan/report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "nlohmann/json.hpp"
 #include "tests/plan/requests.h"
 
 namespace lockstep::plan {
@@ -263,93 +260,6 @@ TEST(QueueSimulation, WithoutLimitsCheaperChangesAreSimulatedToo) {
     return;
   }
   FAIL() << "half the rate takes fewer GPUs";
-}
-
-PlanRequest TraceRequest(const std::vector<Arrival>& trace) {
-  PlanRequest request = RequestFor();
-  request.trace = trace;
-  const TraceSummary summary = *Summarize(trace);
-  request.rate_per_s = summary.rate_per_s;
-  request.input_tokens = summary.input_tokens;
-  request.output_tokens = summary.output_tokens;
-  request.context = summary.longest;
-  return request;
-}
-
-// Two requests a second for five minutes, then a hundred.
-TEST(Trace, IsSimulatedToItsEnd) {
-  std::vector<Arrival> trace = PoissonArrivals(2, 500, 100, 1).First(600);
-  const double begin = trace.back().seconds;
-  for (Arrival arrival : PoissonArrivals(100, 500, 100, 2).First(3000)) {
-    arrival.seconds += begin;
-    trace.push_back(arrival);
-  }
-  PlanRequest request = TraceRequest(trace);
-  request.ttft_p95_ms = 200;
-  const Plan plan = *MakePlan(request);
-  ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value());
-  EXPECT_GT(plan.answer()->layout.gpus(), 1);
-  EXPECT_EQ(plan.queue->num_left_out, 0);
-}
-
-TEST(Trace, OfATraceWithoutEndTheRestIsLeftOutAndSaidTo) {
-  // 600 tokens of which prompts count a sixteenth: 3.2 million, and twice that.
-  const std::vector<Arrival> trace = PoissonArrivals(1, 1600, 500, 1).First(10000);
-  const TraceShare share = ShareOfTrace(trace, 1);
-  EXPECT_EQ(share.arrivals.size(), 6666u);
-  EXPECT_EQ(share.num_left_out, 3334u);
-  EXPECT_EQ(ShareOfTrace(trace, 2).arrivals.size(), 5000u);
-  QueueResult queue;
-  queue.num_left_out = 3334;
-  EXPECT_THAT(QueueText(queue), HasSubstr("; 3,334 of the trace that follow are left out"));
-  EXPECT_THAT(QueueJson(queue).dump(), HasSubstr("\"num_left_out\":3334"));
-}
-
-TEST(Trace, CheaperChangesMayBeGivenBesideIt) {
-  std::vector<Arrival> trace = PoissonArrivals(60, 500, 100, 1).First(2000);
-  trace[1000].input_tokens = 4000;
-  PlanRequest request = TraceRequest(trace);
-  request.tp = 1;
-  request.pp = 1;
-  request.context = 6000;
-  request.kv = *FindKvFormat("fp8");
-  request.memory.utilization = 0.95;
-  request.weights = *FindWeightFormat("int4");
-  const std::vector<Relaxation> relaxations = FindRelaxations(request, 1000);
-  ASSERT_EQ(relaxations.size(), 1u);
-  EXPECT_EQ(relaxations[0].change, "--context 4100");
-  request.context = 4100;
-  EXPECT_TRUE(FindRelaxations(request, 1000).empty());
-}
-
-absl::StatusOr<std::vector<Arrival>> Load(const std::string& text) {
-  const std::string path = ::testing::TempDir() + "/trace.csv";
-  std::ofstream(path) << text;
-  return LoadTrace(path);
-}
-
-TEST(Trace, IsReadWithOrWithoutAHeader) {
-  const auto trace = Load("seconds,input,output\n0,10,5\n0.5,20,6\n");
-  ASSERT_TRUE(trace.ok()) << trace.status();
-  ASSERT_EQ(trace->size(), 2u);
-  EXPECT_EQ((*trace)[1].input_tokens, 20);
-  EXPECT_TRUE(Load("0,10,5\n1,1,1\n").ok());
-}
-
-TEST(Trace, ErrorsNameTheLine) {
-  const auto message = [](const char* text) { return std::string(Load(text).status().message()); };
-  EXPECT_THAT(message("0,10,5\nx,1,1\n"), HasSubstr("line 2 is \"x,1,1\", not seconds"));
-  EXPECT_THAT(message("5,10,5\n4,1,1\n"), HasSubstr("line 2 goes back"));
-  EXPECT_THAT(message("0,10,0\n"), HasSubstr("line 1"));
-  EXPECT_THAT(message("nan,5,5\n0,1,1\n1,1,1\n"), HasSubstr("line 1 is \"nan,5,5\", not"));
-  EXPECT_THAT(message("x,5,5\n0,1,1\n1,1,1\n"), HasSubstr("line 1 is \"x,5,5\", not"));
-  EXPECT_THAT(message("0,10,5\n1,999999999,1\n"), HasSubstr("to 134217728 tokens"));
-  EXPECT_THAT(message("0,10,5\n"), HasSubstr("fewer than two"));
-  const auto of = [](const std::string& path) {
-    return std::string(LoadTrace(path).status().message());
-  };
-  EXPECT_THAT(of(::testing::TempDir()), HasSubstr("cannot read"));
-  EXPECT_EQ(of("/dev/zero"), "/dev/zero has more than 16777216 bytes");
 }
 
 }  // namespace
