@@ -109,7 +109,11 @@ absl::StatusOr<TraceSummary> Summarize(const std::vector<Arrival>& trace) {
 TraceShare ShareOfTrace(const std::vector<Arrival>& trace, int num_replicas) {
   TraceShare share;
   double tokens = 0;
-  for (size_t i = 0; i < trace.size(); i += static_cast<size_t>(num_replicas)) {
+  std::mt19937_64 random(1);
+  const auto count = static_cast<size_t>(num_replicas);
+  for (size_t first = 0; first < trace.size(); first += count) {
+    const size_t i = first + random() % count;
+    if (i >= trace.size()) break;
     tokens += static_cast<double>(trace[i].output_tokens) +
               static_cast<double>(trace[i].input_tokens) / 16.0;
     if (tokens > kMaxSimulatedTokens && !share.arrivals.empty()) {

@@ -53,8 +53,9 @@ struct ArrivalPattern {
   double output_tokens = 0;
 };
 
-// What one of several replicas gets of a trace: every num_replicas-th request, as many from the
-// first on as some seconds simulate (4 million tokens: 8,000 requests of 500).
+// What one of several replicas gets of a trace: of every num_replicas requests one, at random, since
+// every so many may be alike; as many from the first on as some seconds simulate (4 million tokens:
+// 8,000 requests of 500).
 struct TraceShare {
   std::vector<Arrival> arrivals;
   size_t num_left_out = 0;  // of its share

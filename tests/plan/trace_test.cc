@@ -71,6 +71,17 @@ TEST(Trace, MayCrowdAndDrain) {
   EXPECT_TRUE(MakePlan(TraceRequest(trace))->queue->is_steady);
 }
 
+// Every other request has a long prompt; each of two replicas gets its part of them.
+TEST(Trace, ReplicasShareWhatComesInTurns) {
+  std::vector<Arrival> trace = PoissonArrivals(1, 10, 5, 1).First(2000);
+  for (size_t i = 1; i < trace.size(); i += 2) trace[i].input_tokens = 1000;
+  double long_prompts = 0;
+  for (const Arrival& arrival : ShareOfTrace(trace, 2).arrivals) {
+    long_prompts += arrival.input_tokens == 1000 ? 1 : 0;
+  }
+  EXPECT_NEAR(long_prompts, 500, 50);
+}
+
 TEST(Trace, OfATraceWithoutEndTheRestIsLeftOutAndSaidTo) {
   // 600 tokens of which prompts count a sixteenth: 3.2 million, and twice that.
   const std::vector<Arrival> trace = PoissonArrivals(1, 1600, 500, 1).First(10000);
