@@ -78,7 +78,8 @@ class ReplicaJudge {
       candidate.output_tokens_per_s = replicas * MeanTokensPerSecond(replicas, candidate);
       if (candidate.prediction.saturated) return Constraint::kConcurrency;
     }
-    return LimitBroken(request_, candidate.prediction);
+    // The quantiles of a trace are not those of its mean request.
+    return request_.trace.empty() ? LimitBroken(request_, candidate.prediction) : Constraint::kNone;
   }
 
   Prediction PredictAt(double concurrency) const {

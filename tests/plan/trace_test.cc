@@ -71,6 +71,18 @@ TEST(Trace, MayCrowdAndDrain) {
   EXPECT_TRUE(MakePlan(TraceRequest(trace))->queue->is_steady);
 }
 
+// A mean prompt takes half a second, all but one in fifty 20 ms.
+TEST(Trace, LimitsAreOfItsRequestsNotOfTheirMean) {
+  std::vector<Arrival> trace = PoissonArrivals(0.2, 20, 5, 1).First(500);
+  for (size_t i = 25; i < trace.size(); i += 50) trace[i].input_tokens = 100000;
+  PlanRequest request = TraceRequest(trace);
+  request.ttft_p95_ms = 60;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_GT(plan.answer()->prediction.ttft_p95_ms, 60);
+  EXPECT_LE(plan.queue->ttft_p95_ms, 60);
+}
+
 // Every other request has a long prompt; each of two replicas gets its part of them.
 TEST(Trace, ReplicasShareWhatComesInTurns) {
   std::vector<Arrival> trace = PoissonArrivals(1, 10, 5, 1).First(2000);
