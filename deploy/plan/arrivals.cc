@@ -47,10 +47,21 @@ bool IsHeader(const std::string& line) {
 
 Arrival PoissonArrivals::Next() {
   const Arrival arrival = next_;
-  // By hand: the library's distributions differ between libraries.
-  const double uniform = (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53;
-  next_.seconds -= std::log(uniform) / rate_per_s_;
+  if (next_gap_ == gaps_.size()) DrawGaps();
+  next_.seconds += gaps_[next_gap_++];
   return arrival;
+}
+
+void PoissonArrivals::DrawGaps() {
+  double sum = 0;
+  for (double& gap : gaps_) {
+    // By hand: the library's distributions differ between libraries.
+    const double uniform = (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53;
+    gap = -std::log(uniform);
+    sum += gap;
+  }
+  for (double& gap : gaps_) gap *= mean_gap_ * static_cast<double>(gaps_.size()) / sum;
+  next_gap_ = 0;
 }
 
 std::vector<Arrival> PoissonArrivals::First(int count) {

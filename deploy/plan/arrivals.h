@@ -16,16 +16,29 @@ struct Arrival {
   int64_t output_tokens = 0;
 };
 
-// Independent arrivals at a rate (exponential gaps, from a seed), all of one size and without end.
+// Independent arrivals at a rate (exponential gaps, from a seed), all of one size and without end;
+// but every `window` of them take window / rate seconds, else a thousand came up to a tenth faster
+// or slower than the rate, and with each seed another queue.
 class PoissonArrivals {
  public:
-  PoissonArrivals(double rate_per_s, int64_t input_tokens, int64_t output_tokens, uint64_t seed)
-      : rate_per_s_(rate_per_s), next_{0, input_tokens, output_tokens}, random_(seed) {}
+  static constexpr size_t kWindow = 250;
+
+  PoissonArrivals(double rate_per_s, int64_t input_tokens, int64_t output_tokens, uint64_t seed,
+                  size_t window = kWindow)
+      : mean_gap_(1.0 / rate_per_s),
+        gaps_(window),
+        next_gap_(window),
+        next_{0, input_tokens, output_tokens},
+        random_(seed) {}
   Arrival Next();
   std::vector<Arrival> First(int count);
 
  private:
-  double rate_per_s_;
+  void DrawGaps();
+
+  double mean_gap_;
+  std::vector<double> gaps_;  // of a window, seconds
+  size_t next_gap_;
   Arrival next_;
   std::mt19937_64 random_;
 };
@@ -53,9 +66,9 @@ struct ArrivalPattern {
   double output_tokens = 0;
 };
 
-// What one of several replicas gets of a trace: of every num_replicas requests one, at random, since
-// every so many may be alike; as many from the first on as some seconds simulate (4 million tokens:
-// 8,000 requests of 500).
+// What one of several replicas gets of a trace: of every num_replicas requests one, at random,
+// since every so many may be alike; as many from the first on as some seconds simulate (4 million
+// tokens: 8,000 requests of 500).
 struct TraceShare {
   std::vector<Arrival> arrivals;
   size_t num_left_out = 0;  // of its share

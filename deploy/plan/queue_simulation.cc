@@ -41,6 +41,11 @@ class LimitWatch {
 // What a random number of this mean is rarely off by, and a small share.
 double Margin(double mean) { return 3.0 * std::sqrt(mean + 1.0) + 0.05 * mean; }
 
+// After so many arrivals as many seconds have passed as their rate says.
+uint64_t ArrivalWindow(uint64_t num_measured) {
+  return std::min<uint64_t>(PoissonArrivals::kWindow, num_measured);
+}
+
 // Whether a queue fills up from the middle of a trace to its end: one always waits to run, and many
 // more requests are in flight.
 class TraceEnd {
@@ -67,14 +72,24 @@ class TraceEnd {
   bool is_steady_ = true;
 };
 
+// Fewer of long answers, of which each costs more time.
+uint64_t NumMeasured(const SteadyLoad& load) {
+  constexpr double kTokens = 1.5e6;
+  const double count =
+      std::clamp(kTokens / (load.output_tokens + load.input_tokens / 16.0), 50.0, 1000.0);
+  const auto whole = static_cast<uint64_t>(count);
+  return whole - whole % ArrivalWindow(whole);
+}
+
 // The requests that are measured of a load that goes on: those that come after the first one has
 // its answer that was not there from the start, with others behind them to their end. If by then
 // many more or fewer are in flight, or there was always one that waited to run, the next ones are:
-// near what a replica serves at most it takes long until as many run as always will.
+// near what a replica serves at most it takes long until as many run as always will. Each begins
+// where arrivals have kept their rate.
 class SteadyWindow {
  public:
   SteadyWindow(uint64_t num_seeds, uint64_t num_measured, LimitWatch limits)
-      : begin_(num_seeds), num_measured_(num_measured), limits_(limits) {}
+      : num_seeds_(num_seeds), begin_(num_seeds), num_measured_(num_measured), limits_(limits) {}
 
   // False: all of it have their answers, or enough of them break a limit.
   bool Finish(uint64_t request, Replay& replay) {
@@ -108,7 +123,9 @@ class SteadyWindow {
   static constexpr int kMostCrowded = 2;  // of them, in which one always waited
 
   void Begin(Replay& replay) {
-    begin_ = replay.num_added();
+    const uint64_t window = ArrivalWindow(num_measured_);
+    const uint64_t num_windows = (replay.num_added() - num_seeds_ + window - 1) / window;
+    begin_ = num_seeds_ + num_windows * window;
     in_flight_before_ = static_cast<double>(replay.num_in_flight());
     replay.TakeAllRan();
     num_finished_ = 0;
@@ -116,6 +133,7 @@ class SteadyWindow {
     ++num_windows_;
   }
 
+  const uint64_t num_seeds_;
   uint64_t begin_;  // of the window; at first, of those that it did not begin with
   const uint64_t num_measured_;
   LimitWatch limits_;
@@ -125,13 +143,6 @@ class SteadyWindow {
   double in_flight_before_ = 0;
   bool is_steady_ = false;
 };
-
-// Fewer of long answers, of which each costs more time.
-uint64_t NumMeasured(const SteadyLoad& load) {
-  constexpr double kTokens = 1.5e6;
-  return static_cast<uint64_t>(
-      std::clamp(kTokens / (load.output_tokens + load.input_tokens / 16.0), 50.0, 500.0));
-}
 
 }  // namespace
 
@@ -159,9 +170,10 @@ QueueResult SimulateSteadyQueue(const SimulatedReplica& replica, const SteadyLoa
   replay.Seed(load);
   const uint64_t num_seeds = replay.num_added();
   SteadyWindow window(num_seeds, num_measured, LimitWatch(replica, num_measured));
-  replay.GoOn(PoissonArrivals(load.rate_per_s, std::llround(load.input_tokens),
-                              std::llround(load.output_tokens), 1),
-              2 * static_cast<uint64_t>(replay.max_num_seqs()) + num_measured);
+  replay.GoOn(
+      PoissonArrivals(load.rate_per_s, std::llround(load.input_tokens),
+                      std::llround(load.output_tokens), load.seed, ArrivalWindow(num_measured)),
+      2 * static_cast<uint64_t>(replay.max_num_seqs()) + num_measured);
   uint64_t num_answers = 0;
   replay.Run([&](uint64_t request, absl::Time) {
     num_answers += request >= num_seeds ? 1 : 0;

@@ -53,6 +53,7 @@ struct SteadyLoad {
   double input_tokens = 0;
   double output_tokens = 0;
   double in_flight = 0;
+  uint64_t seed = 1;
 };
 QueueResult SimulateSteadyQueue(const SimulatedReplica& replica, const SteadyLoad& load);
 
