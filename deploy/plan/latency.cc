@@ -15,8 +15,10 @@ constexpr double kMaxUtilization = 0.95;  // beyond it a queue's length is anyon
 constexpr double kP95OverMean = 3.0;
 
 struct Prefill {
+  double num_chunks = 1;
+  double prompts = 1;      // that its step has
   double first_token = 0;  // seconds from the first chunk to the token
-  double added = 0;        // what running decodes wait beyond their own step
+  double added = 0;        // by which a stage takes longer than decodes alone, for its chunks
 };
 
 // Prompts whose tokens a step has room for beside each other.
@@ -31,19 +33,40 @@ double PromptsPerStep(double mean) { return mean < 1e-9 ? 1.0 : mean / -std::exp
 // All chunks of one prompt beside the decodes of a step and, when it is short, other prompts.
 Prefill CostOfPrompt(const StageCosts& costs, const EngineProfile& engine, const Load& load,
                      const StepLoad& decode, double decode_stage) {
-  const double num_chunks = std::ceil(load.input_tokens / engine.max_batched_tokens);
-  const double chunk = load.input_tokens / num_chunks;
   Prefill prefill;
-  for (double i = 0; i < num_chunks; ++i) {
+  prefill.prompts = decode.prompts;
+  prefill.num_chunks = std::ceil(load.input_tokens / engine.max_batched_tokens);
+  const double chunk = load.input_tokens / prefill.num_chunks;
+  for (double i = 0; i < prefill.num_chunks; ++i) {
     StepLoad step = decode;
     step.prefill_tokens = chunk * step.prompts;
     step.prefill_start = i * chunk;
     const double stage = costs.SlowestStage(step).total();
     prefill.added += std::max(0.0, stage - decode_stage) / step.prompts;
     // The last chunk's way through the other stages.
-    prefill.first_token += i + 1 < num_chunks ? stage : costs.SumOfStages(step);
+    prefill.first_token += i + 1 < prefill.num_chunks ? stage : costs.SumOfStages(step);
   }
   return prefill;
+}
+
+// What a token waits for prompts, so many of which enter the first stage before the next token
+// does. Every stage takes longer for their steps, and the others of the pipeline follow at their
+// pace: of steps with prompts that are in it at the same time only one counts. They come
+// independently.
+double HeldUp(const Prefill& prompt, double num_prompts, double num_stages) {
+  const double starts = num_prompts / prompt.prompts / num_stages;  // per step
+  const double with_prompts = starts * prompt.num_chunks;           // share of steps
+  const double behind =
+      std::max(0.0, 1.0 - with_prompts) * -std::expm1(-starts * (num_stages - 1.0));
+  const double added = prompt.added * prompt.prompts / prompt.num_chunks;  // by one step
+  return num_stages * added * (with_prompts + behind);
+}
+
+// How much longer than the mean the slowest of a hundred wait, five of them: those that meet more
+// prompts than others do, when each meets `mean` of them (Poisson).
+double SpreadOfWait(double wait, double mean) {
+  constexpr double kDeviations = 1.645;
+  return mean > 0 ? wait * std::min(1.0, kDeviations / std::sqrt(mean)) : 0.0;
 }
 
 // The fixed point: how many run depends on how long they take.
@@ -52,7 +75,8 @@ struct Balance {
   double tpot = 0;
   double ttft = 0.05;
   double utilization = 0;
-  double wait = 0;  // mean, behind other prompts
+  double wait = 0;         // mean, behind other prompts
+  double tpot_spread = 0;  // p95 beyond the mean
 };
 
 // As many as the cache holds, and no more than the tokens of a step: each of them takes one.
@@ -106,14 +130,15 @@ Prediction PredictAnswers(const StageCosts& costs, const EngineProfile& engine, 
     const double stage = costs.SlowestStage(decode).total();
     period = pp == 1 ? stage : std::max(micro_batches * stage, costs.SumOfStages(decode));
     StepLoad others = decode_step(micro_batches, std::max(0.0, now.running - 1.0));
-    others.prompts =
-        std::min(PromptsPerStep(now.running / micro_batches / intervals), most_prompts);
+    // In a pipeline those that start until the next token gather behind a step with prompts.
+    others.prompts = std::min(PromptsPerStep(now.running / intervals), most_prompts);
     const Prefill prompt = CostOfPrompt(costs, engine, load, others, stage);
     others.prompts = most_prompts;
     const Prefill in_burst = CostOfPrompt(costs, engine, load, others, stage);
     const double decoding = intervals * (i == 0 ? period : now.tpot);
     const double share = decoding / (decoding + now.ttft);
-    const double tpot = period + met * prompt.added * share / intervals;
+    const double tpot = period + HeldUp(prompt, met * share / intervals, pp);
+    now.tpot_spread = SpreadOfWait(tpot - period, met * share / prompt.prompts);
     const double of_each = prompt.added / (decoding + now.ttft);
     now.utilization = std::min(kMaxUtilization, admitted * of_each);
     const double busy = std::min(kMaxUtilization, met_at_first * of_each);
@@ -133,7 +158,7 @@ Prediction PredictAnswers(const StageCosts& costs, const EngineProfile& engine, 
   out.ttft_ms = (now.ttft + queue) * kMilli;
   out.ttft_p95_ms = (now.ttft + queue + (kP95OverMean - 1.0) * now.wait) * kMilli;
   out.tpot_ms = now.tpot * kMilli;
-  out.tpot_p95_ms = (now.tpot + (now.tpot - period)) * kMilli;
+  out.tpot_p95_ms = (now.tpot + now.tpot_spread) * kMilli;
   out.running = now.running;
   out.requests_per_s = admitted / request;
   out.output_tokens_per_s = out.requests_per_s * load.output_tokens;

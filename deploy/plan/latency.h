@@ -3,7 +3,7 @@
 //
 // Decode: a token's period is max(micro-batches, pp) stage times, so the pipeline's utilisation is
 // min(1, m / pp). A prompt: (chunks + pp - 1) stage times. Both meet in the same steps: while a
-// sequence decodes, every other running one's prompt passes once.
+// sequence decodes, every other running one's prompt passes once and holds up each stage in turn.
 #pragma once
 
 #include <cstdint>

@@ -136,6 +136,55 @@ TEST(Roofline, PromptsAttendToNoMoreThanAWindow) {
   EXPECT_NEAR(seconds(8192) / seconds(0), (4096.0 + 9216.0) / 2 / 1024, 1e-9);
 }
 
+struct Pipeline {
+  const char* model;
+  int tp;
+  int pp;
+  double input;
+  double output;
+};
+
+// Each prompt holds up every stage in turn.
+class Pipelines : public ::testing::TestWithParam<Pipeline> {};
+
+TEST_P(Pipelines, AreAsFastAsTheirSimulation) {
+  const auto [model, tp, pp, input, output] = GetParam();
+  PlanRequest request = RequestFor(model);
+  request.input_tokens = input;
+  request.output_tokens = output;
+  int num_compared = 0;
+  for (const double concurrency : {1, 2, 4, 8, 16, 30, 64, 128, 256}) {
+    request.concurrency = concurrency;
+    const Candidate candidate = Judge(request, tp, pp);
+    // Some outputs are half longer than the mean.
+    if (candidate.memory.max_requests < 1.5 * concurrency) break;
+    const Roofline costs({request.model.architecture, request.weights, request.kv, request.policy,
+                          request.gpu, request.engine, candidate.layout, 8});
+    const SimulatedReplica replica{.costs = costs,
+                                   .num_kv_blocks = candidate.memory.num_kv_blocks,
+                                   .max_batched_tokens = request.engine.max_batched_tokens,
+                                   .max_model_len = candidate.memory.max_request_tokens,
+                                   .request_ms = request.engine.request_ms};
+    const Load load{input, output, concurrency, {}};
+    const Prediction formula = Predict(costs, request.engine, load, candidate.memory.max_requests);
+    const QueueResult loop = SimulateClosedLoop(replica, load);
+    EXPECT_NEAR(formula.tpot_ms / loop.tpot_mean_ms, 1.0, 0.1) << concurrency;
+    EXPECT_NEAR(formula.tpot_p95_ms / loop.tpot_p95_ms, 1.0, 0.15) << concurrency;
+    ++num_compared;
+  }
+  EXPECT_GE(num_compared, 5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Pipelines,
+                         ::testing::Values(Pipeline{"llama-3.1-70b", 4, 1, 2000, 500},
+                                           Pipeline{"llama-3.1-70b", 2, 2, 2000, 500},
+                                           Pipeline{"llama-3.1-70b", 1, 3, 2000, 500},
+                                           Pipeline{"llama-3.1-70b", 1, 4, 200, 200},
+                                           Pipeline{"llama-3.1-70b", 1, 8, 16000, 300},
+                                           Pipeline{"llama-3.1-70b", 2, 8, 500, 2000},
+                                           Pipeline{"llama-3.1-405b", 8, 2, 2000, 500},
+                                           Pipeline{"llama-3.1-405b", 8, 16, 2000, 500}));
+
 class Experts : public ::testing::Test {
  protected:
   StepCost DecodesOf(const char* model, int tp, double decodes, const char* gpu = "h200") const {

@@ -5,7 +5,6 @@
 
 #include "deploy/plan/layout_search.h"
 #include "deploy/plan/planner.h"
-#include "deploy/plan/relaxations.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/roofline.h"
 #include "gmock/gmock.h"
@@ -279,27 +278,6 @@ TEST(QueueSimulation, CheaperChangesAreThoseThatHoldInTheQueue) {
     EXPECT_EQ(changed->answer()->reserved_gpus, relaxation.gpus);
     EXPECT_LE(changed->queue->ttft_p95_ms, 500);
   }
-}
-
-// By formula one node of 70b at 6/s is tp 2 x pp 3, whose queue grows.
-TEST(QueueSimulation, WithoutLimitsCheaperChangesAreSimulatedToo) {
-  PlanRequest request = RequestFor("llama-3.1-70b");
-  request.tp = 2;
-  request.pp = 3;
-  request.rate_per_s = 12;
-  const int now = 6 * MakePlan(request)->answer()->layout.replicas;
-  const std::vector<Relaxation> relaxations = FindRelaxations(request, now + 24);
-  request.rate_per_s = 6;
-  const Plan halved = *MakePlan(request);
-  ASSERT_NE(halved.answer(), nullptr);
-  EXPECT_GT(halved.answer()->layout.replicas,
-            SearchByFormula(request).candidates[0].layout.replicas);
-  for (const Relaxation& relaxation : relaxations) {
-    if (relaxation.change != "--rate 6/s") continue;
-    EXPECT_EQ(relaxation.gpus, halved.answer()->reserved_gpus);
-    return;
-  }
-  FAIL() << "half the rate takes fewer GPUs";
 }
 
 }  // namespace

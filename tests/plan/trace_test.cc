@@ -1,6 +1,7 @@
 #include <fstream>
 
 #include "deploy/plan/arrivals.h"
+#include "deploy/plan/layout_search.h"
 #include "deploy/plan/planner.h"
 #include "deploy/plan/relaxations.h"
 #include "deploy/plan/report.h"
@@ -105,6 +106,25 @@ TEST(Trace, OfATraceWithoutEndTheRestIsLeftOutAndSaidTo) {
   queue.num_left_out = 3334;
   EXPECT_THAT(QueueText(queue), HasSubstr("; 3,334 of the trace that follow are left out"));
   EXPECT_THAT(QueueJson(queue).dump(), HasSubstr("\"num_left_out\":3334"));
+}
+
+// By formula, of their mean length, one GPU serves them in FP8.
+TEST(Trace, CheaperChangesAreThoseThatHoldInTheQueue) {
+  PlanRequest request = TraceRequest(TraceOfFewLongPrompts(2000));
+  request.tp = 1;
+  request.pp = 1;
+  const std::vector<Relaxation> relaxations = FindRelaxations(request, INT32_MAX);
+  request.weights = *FindWeightFormat("fp8");
+  const LayoutSearch formula = SearchByFormula(request);
+  const Plan plan = *MakePlan(request);
+  ASSERT_TRUE(formula.chosen.has_value() && plan.answer() != nullptr);
+  EXPECT_GT(plan.answer()->reserved_gpus, formula.candidates[*formula.chosen].reserved_gpus);
+  for (const Relaxation& relaxation : relaxations) {
+    if (relaxation.change != "--weights fp8") continue;
+    EXPECT_EQ(relaxation.gpus, plan.answer()->reserved_gpus);
+    return;
+  }
+  FAIL() << "FP8 takes fewer GPUs";
 }
 
 TEST(Trace, CheaperChangesMayBeGivenBesideIt) {
