@@ -86,24 +86,73 @@ double MostAdmitted(const EngineProfile& engine, int64_t max_requests) {
                    static_cast<double>(engine.max_batched_tokens)});
 }
 
-// Answers of one token, which decode nothing: prompts, each behind those that came before it.
+// Prompts that come independently and decode nothing: those that come during a step share the next.
+struct FirstToken {
+  double taken = 0;  // seconds, by its own step
+  double wait = 0;   // mean
+};
+
+// `one` alone in its step, `full` in one with as many as it has room for; those between lie
+// between.
+FirstToken AtRate(const Prefill& one, const Prefill& full, double rate_per_s) {
+  const double others = std::max(1e-9, full.prompts - 1.0);
+  const double growth = std::max(0.0, full.prompts * full.added - one.added) / others;
+  const double gathered = std::clamp(
+      rate_per_s * (one.added - growth) / (1.0 - rate_per_s * growth), 1.0, full.prompts);
+  const double share = (gathered - 1.0) / others;
+  const double step = one.added + (gathered - 1.0) * growth;
+  const double busy = std::min(1.0, rate_per_s * step / gathered);
+  // The rest of a step and, if all were full, those that find no room in it (M/D/1, by Pollaczek
+  // and Khinchine: exact for prompts that fill a step).
+  const double utilization = rate_per_s * full.added;
+  const double crowd = utilization * utilization * full.added / 2.0 / (1.0 - utilization);
+  return {.taken = one.first_token + share * (full.first_token - one.first_token),
+          .wait = busy * step / 2.0 + crowd};
+}
+
+// When `admitted` of them are there, on average (Little's law).
+FirstToken OfArrivals(const Prefill& one, const Prefill& full, double request_s, double admitted) {
+  FirstToken token;
+  double low = 0.0;
+  double high = 1.0 / full.added;
+  for (int i = 0; i < kMaxIterations; ++i) {
+    const double rate = (low + high) / 2.0;
+    token = AtRate(one, full, rate);
+    (rate * (request_s + token.taken + token.wait) < admitted ? low : high) = rate;
+  }
+  return token;
+}
+
+// Of so many all the time, each is behind those that came before it.
+FirstToken OfClosedLoop(const Prefill& prompt, double admitted) {
+  return {.taken = prompt.first_token,
+          .wait = std::max(0.0, admitted - prompt.prompts) * prompt.added};
+}
+
+// Answers of one token.
 Prediction PredictFirstTokens(const StageCosts& costs, const EngineProfile& engine,
                               const Load& load, double admitted) {
-  StepLoad none;
-  none.prompts = std::min(std::max(1.0, admitted), MostPromptsPerStep(engine, load));
-  const Prefill prompt = CostOfPrompt(costs, engine, load, none, 0.0);
-  const double behind = std::max(0.0, admitted - none.prompts) * prompt.added;
-  const double request = engine.request_ms / kMilli + prompt.first_token + behind;
+  const double most_prompts = MostPromptsPerStep(engine, load);
+  const auto cost_of = [&](double prompts) {
+    return CostOfPrompt(costs, engine, load, StepLoad{.prompts = prompts}, 0.0);
+  };
+  const Prefill prompt = cost_of(std::min(std::max(1.0, admitted), most_prompts));
+  const double request_s = engine.request_ms / kMilli;
+  const FirstToken token =
+      load.arrives ? OfArrivals(cost_of(1.0), cost_of(most_prompts), request_s, admitted)
+                   : OfClosedLoop(prompt, admitted);
+  const double request = request_s + token.taken + token.wait;
   const double queue = std::max(0.0, load.concurrency - admitted) / admitted * request;
   Prediction out;
   out.ttft_ms = (request + queue) * kMilli;
-  out.ttft_p95_ms = out.ttft_ms + (load.arrives ? (kP95OverMean - 1.0) * behind * kMilli : 0.0);
+  out.ttft_p95_ms = out.ttft_ms + (load.arrives ? (kP95OverMean - 1.0) * token.wait * kMilli : 0.0);
   out.requests_per_s = admitted / request;
   out.output_tokens_per_s = out.requests_per_s * load.output_tokens;
   out.utilization = std::min(1.0, out.requests_per_s * prompt.added);
-  none.prefill_tokens =
-      std::min<double>(load.input_tokens * none.prompts, engine.max_batched_tokens);
-  out.decode_step = costs.SlowestStage(none);
+  StepLoad step{.prompts = prompt.prompts};
+  step.prefill_tokens =
+      std::min<double>(load.input_tokens * prompt.prompts, engine.max_batched_tokens);
+  out.decode_step = costs.SlowestStage(step);
   return out;
 }
 

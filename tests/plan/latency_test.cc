@@ -65,6 +65,21 @@ TEST(Latency, AnswersOfOneTokenHaveNoTimeBetweenTokens) {
   EXPECT_NEAR(OfRequests(8, 4096, 1).requests_per_s, 200.0, 1e-6);
 }
 
+// A prompt to a step of 10 ms, 80 a second: M/D/1 has them wait 0.8 / 2 / 0.2 steps, and by
+// Little's law 2.4 are there.
+TEST(Latency, AnswersOfOneTokenThatArriveWait) {
+  EngineProfile engine;
+  engine.request_ms = 0;
+  Load load{8192, 1, 2.4, {}};
+  load.arrives = true;
+  const Prediction queue = Predict(FlatCosts(), engine, load, 1 << 20);
+  EXPECT_NEAR(queue.requests_per_s, 80.0, 1e-3);
+  EXPECT_NEAR(queue.ttft_ms, 10.0 + 20.0, 1e-3);
+  EXPECT_NEAR(queue.ttft_p95_ms, 10.0 + 3 * 20.0, 1e-3);
+  load.concurrency = 1e-6;
+  EXPECT_NEAR(Predict(FlatCosts(), engine, load, 1 << 20).ttft_p95_ms, 10.0, 1e-3);
+}
+
 TEST(Latency, NoMoreRunThanAStepHasTokensFor) {
   EXPECT_NEAR(OfRequests(20000, 100, 101).requests_per_s, OfRequests(8192, 100, 101).requests_per_s,
               1e-6);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "deploy/plan/layout_search.h"
 #include "deploy/plan/planner.h"
@@ -31,6 +32,22 @@ TEST(QueueSimulation, AQuietQueueIsTheFormula) {
               0.15 * plan->answer()->prediction.tpot_ms);
   EXPECT_NEAR(plan->queue->ttft_p50_ms, plan->answer()->prediction.ttft_ms,
               0.35 * plan->answer()->prediction.ttft_ms);
+}
+
+TEST(QueueSimulation, PromptsWaitAsTheFormulaSays) {
+  PlanRequest request = RequestFor();
+  request.tp = 1;
+  request.pp = 1;
+  request.max_nodes = 1;
+  request.gpus_per_node = 1;
+  request.output_tokens = 1;
+  for (const auto& [input, rate] : {std::pair{2000, 5}, {2000, 10}, {2000, 20}, {200, 200}}) {
+    request.input_tokens = input;
+    request.rate_per_s = rate;
+    const Plan plan = *MakePlan(request);
+    ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value()) << rate;
+    EXPECT_NEAR(plan.answer()->prediction.ttft_ms / plan.queue->ttft_mean_ms, 1.0, 0.15) << rate;
+  }
 }
 
 TEST(QueueSimulation, MoreRequestsNeverWaitLess) {
