@@ -102,7 +102,9 @@ class QueueSearch {
     });
     for (const size_t i : order) {
       Candidate& candidate = candidates[i];
-      if (candidate.holds && CanWin(candidate) && !Try(candidate)) AddReplicas(candidate, broken_);
+      if (!candidate.holds || !CanWin(candidate)) continue;
+      if (!Try(candidate)) AddReplicas(candidate, broken_);
+      candidate.is_simulated = true;
     }
   }
 

@@ -64,6 +64,7 @@ const char* ConstraintName(Constraint constraint);
 struct Candidate {
   Layout layout;
   bool holds = false;
+  bool is_simulated = false;                    // its queue, of a load that has a rate
   Constraint broken = Constraint::kNone;        // when it does not hold
   Constraint replicas_for = Constraint::kNone;  // why one replica less would not do
   std::string reason;                           // one line

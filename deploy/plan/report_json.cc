@@ -40,6 +40,7 @@ ordered_json CandidateJson(const Candidate& candidate) {
                       {"nodes", candidate.nodes},
                       {"reserved_gpus", candidate.reserved_gpus},
                       {"holds", candidate.holds},
+                      {"is_simulated", candidate.is_simulated},
                       {"tp_across_nodes", candidate.tp_across_nodes},
                       {"reason", candidate.reason},
                       {"num_kv_blocks", candidate.memory.num_kv_blocks},

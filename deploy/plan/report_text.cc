@@ -117,13 +117,18 @@ double BreakEvenAllReduceUs(const PlanRequest& request, const Prediction& inside
   return (inside.tpot_ms - across.tpot_ms + communication_ms) / num_all_reduces * 1e3;
 }
 
+// By formula alone, where there is a queue to simulate.
+bool IsPromised(const PlanRequest& request, const Candidate& candidate) {
+  return candidate.holds && request.rate_per_s > 0 && !candidate.is_simulated;
+}
+
 // Other layouts of as many GPUs that win something, and what they lose.
 void AddTradeOffs(const Plan& plan, std::string& out) {
   constexpr double kWorthSaying = 0.02;
   const Candidate* answer = plan.answer();
   if (answer == nullptr) return;
   for (const Candidate& other : plan.candidates) {
-    if (!other.holds || &other == answer) continue;
+    if (!other.holds || &other == answer || IsPromised(plan.request, other)) continue;
     if (other.reserved_gpus != answer->reserved_gpus) continue;
     const Prediction& a = answer->prediction;
     const Prediction& b = other.prediction;
@@ -186,6 +191,7 @@ void AddLayouts(const Plan& plan, std::string& out) {
           &candidate == plan.answer() ? "chosen:" : "holds: ", candidate.prediction.tpot_ms,
           candidate.prediction.ttft_ms, Dollars(candidate.usd_per_million_tokens));
       if (candidate.tp_across_nodes) verdict += "; tp crosses nodes";
+      if (IsPromised(plan.request, candidate)) verdict += "; by formula";
     } else {
       verdict = absl::StrCat("no:      ", candidate.reason);
     }

@@ -16,6 +16,7 @@ namespace lockstep::plan {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 PlanRequest Request(double rate) {
   PlanRequest request = RequestFor();
@@ -269,6 +270,33 @@ TEST(QueueSimulation, ThePrintedQueueIsTheAnswers) {
   fewer.load_per_replica *= 1.0 + 1.0 / fewer.layout.replicas;
   EXPECT_GT(SimulateReplica(plan.request, fewer).ttft_p95_ms, 150);
   EXPECT_EQ(plan.binding, Constraint::kTtft) << plan.binding_reason;
+}
+
+// By formula tp 2 x pp 2 holds, too, and more; what could not be the answer is not simulated.
+TEST(QueueSimulation, LayoutsThatHoldByFormulaAloneAreSaidTo) {
+  PlanRequest request = RequestFor("llama-3.1-70b");
+  request.rate_per_s = 1;
+  request.ttft_p95_ms = 500;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_TRUE(plan.answer()->is_simulated);
+  int num_promised = 0;
+  for (const Candidate& candidate : plan.candidates) {
+    if (!candidate.holds) continue;
+    num_promised += candidate.is_simulated ? 0 : 1;
+    if (candidate.is_simulated) {
+      EXPECT_LE(SimulateReplica(request, candidate).ttft_p95_ms, 500) << candidate.layout.ranks();
+    }
+  }
+  EXPECT_GT(num_promised, 0);
+  const std::string text = PlanText(plan);
+  const std::string kPromise = "; by formula";
+  int num_said = 0;
+  for (size_t at = text.find(kPromise); at != std::string::npos; at = text.find(kPromise, at + 1)) {
+    ++num_said;
+  }
+  EXPECT_EQ(num_said, num_promised);
+  EXPECT_THAT(text, Not(HasSubstr("Instead")));
 }
 
 TEST(QueueSimulation, LimitsHoldInTheQueueToo) {
