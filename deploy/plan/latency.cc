@@ -182,8 +182,11 @@ Prediction PredictAnswers(const StageCosts& costs, const EngineProfile& engine, 
     // In a pipeline those that start until the next token gather behind a step with prompts.
     others.prompts = std::min(PromptsPerStep(now.running / intervals), most_prompts);
     const Prefill prompt = CostOfPrompt(costs, engine, load, others, stage);
-    others.prompts = most_prompts;
-    const Prefill in_burst = CostOfPrompt(costs, engine, load, others, stage);
+    double in_burst = 0.0;
+    if (load.pattern.burst_share > 0) {
+      others.prompts = most_prompts;
+      in_burst = CostOfPrompt(costs, engine, load, others, stage).added;
+    }
     const double decoding = intervals * (i == 0 ? period : now.tpot);
     const double share = decoding / (decoding + now.ttft);
     const double tpot = period + HeldUp(prompt, met * share / intervals, pp);
@@ -193,7 +196,7 @@ Prediction PredictAnswers(const StageCosts& costs, const EngineProfile& engine, 
     const double busy = std::min(kMaxUtilization, met_at_first * of_each);
     now.wait = prompt.first_token * busy / (2.0 * (1.0 - busy));
     const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait +
-                        load.pattern.burst_share * met / 2.0 * in_burst.added +
+                        load.pattern.burst_share * met / 2.0 * in_burst +
                         load.pattern.slot_share * decoding / load.concurrency;
     const double change = std::abs(tpot / now.tpot - 1.0) + std::abs(ttft / now.ttft - 1.0);
     now.tpot = i == 0 ? tpot : 0.5 * (now.tpot + tpot);

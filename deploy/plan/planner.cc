@@ -147,7 +147,8 @@ absl::StatusOr<Plan> MakePlan(const PlanRequest& request) {
   if (plan.answer() != nullptr) plan.not_served = WhyNotServed(request, *plan.answer());
   FindBinding(plan);
   plan.relaxations =
-      FindRelaxations(request, plan.answer() == nullptr ? INT32_MAX : plan.answer()->reserved_gpus);
+      FindRelaxations(request, plan.answer() == nullptr ? INT32_MAX : plan.answer()->reserved_gpus,
+                      kMostTokens - search.num_tokens);
   return plan;
 }
 

@@ -1,6 +1,6 @@
 // The search: every layout of a model over GPUs, judged against a load, limits and a budget of
 // nodes; the cheapest that holds is the answer. Pure; any thread; a second at most, of requests
-// that come at a rate a few.
+// that come at a rate a few, of answers of tens of thousands of tokens at a rate fifteen.
 #pragma once
 
 #include <optional>
@@ -85,6 +85,7 @@ struct Relaxation {
   int gpus = 0;
   std::optional<double> usd_per_hour;
   std::string not_served;  // WhyNotServed
+  bool is_simulated = false;
 };
 
 struct Plan {

@@ -113,6 +113,7 @@ void Replay::Add(const Arrival& arrival) {
     return;
   }
   progress_[id].arrived = executor_.now();
+  num_tokens_ += arrival.input_tokens / 16;
   ++num_in_flight_;
 }
 
@@ -125,6 +126,7 @@ void Replay::Commit(const OnFinish& on_finish) {
   for (const engine::EngineEvent& event : engine_.TakeEvents()) {
     if (event.token) {
       Progress& progress = progress_[event.request_id];
+      ++num_tokens_;
       if (progress.num_tokens++ == 0) progress.first = executor_.now();
       progress.last = executor_.now();
     }
@@ -184,6 +186,7 @@ QueueResult Replay::Result(uint64_t begin, uint64_t end, double request_ms) cons
   result.tpot_p50_ms = Quantile(tpot, 0.5);
   result.tpot_p95_ms = Quantile(tpot, 0.95);
   result.num_preemptions = engine_.Stats().num_preemptions;
+  result.num_tokens = num_tokens_;
   return result;
 }
 

@@ -87,6 +87,7 @@ class Replay {
   bool all_ran_ = false;
   uint64_t num_added_ = 0;
   uint64_t num_in_flight_ = 0;  // running or waiting
+  int64_t num_tokens_ = 0;      // of answers, and a sixteenth of those of prompts
   bool is_enough_ = false;
   std::vector<Progress> progress_;  // [num_added]
 };

@@ -94,9 +94,11 @@ class SteadyWindow {
   // False: all of it have their answers, or enough of them break a limit.
   bool Finish(uint64_t request, Replay& replay) {
     if (num_windows_ == 0) {
-      // Those that it began with are gone by then.
-      if (request >= begin_) Begin(replay);
-      return true;
+      // Those that it began with are gone by then; of answers so long that more run than are
+      // measured it would take as long again.
+      const bool is_long = num_seeds_ > num_measured_;
+      if (is_long || request >= begin_) Begin(replay);
+      if (!is_long) return true;
     }
     if (request < begin_ || request >= end()) return true;
     if (limits_.Add(replay.progress(request))) {

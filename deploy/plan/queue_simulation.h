@@ -40,6 +40,8 @@ struct QueueResult {
   double tpot_p50_ms = 0;
   double tpot_p95_ms = 0;
   uint64_t num_preemptions = 0;
+  // What the simulation took: tokens of all answers, and of prompts a sixteenth.
+  int64_t num_tokens = 0;
 };
 
 // Requests that come at these times, and no others. Those longer than the replica's cache holds are

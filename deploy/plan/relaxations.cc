@@ -95,7 +95,7 @@ void AddIfFound(const Change& change, const LayoutSearch& search, std::vector<Fo
   if (!search.chosen) return;
   const Candidate& smaller = search.candidates[*search.chosen];
   found.push_back({{change.text, smaller.reserved_gpus, smaller.usd_per_hour,
-                    WhyNotServed(change.request, smaller)},
+                    WhyNotServed(change.request, smaller), smaller.is_simulated},
                    &change});
 }
 
@@ -108,7 +108,7 @@ void SortBestFirst(std::vector<Found>& found) {
 
 }  // namespace
 
-std::vector<Relaxation> FindRelaxations(const PlanRequest& request, int now) {
+std::vector<Relaxation> FindRelaxations(const PlanRequest& request, int now, int64_t most_tokens) {
   constexpr size_t kMostInQueues = 3;  // as many as are shown
   const int most = now == INT32_MAX ? now : now - 1;
   const std::vector<Change> changes = ChangesOf(request);
@@ -118,11 +118,17 @@ std::vector<Relaxation> FindRelaxations(const PlanRequest& request, int now) {
   }
   SortBestFirst(found);
   if (request.rate_per_s > 0) {
-    // A queue never needs fewer GPUs than the formula says.
+    // A queue hardly needs fewer GPUs than the formula says.
     std::vector<Found> kept;
     for (size_t i = 0; i < found.size() && kept.size() < kMostInQueues; ++i) {
+      if (most_tokens <= 0) {
+        kept.push_back(found[i]);
+        continue;
+      }
       const Change& change = *found[i].second;
-      AddIfFound(change, SearchLayouts(change.request, most), kept);
+      const LayoutSearch search = SearchLayouts(change.request, most, most_tokens);
+      most_tokens -= search.num_tokens;
+      AddIfFound(change, search, kept);
     }
     found = std::move(kept);
     SortBestFirst(found);

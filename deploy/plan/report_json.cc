@@ -128,7 +128,8 @@ std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {
     out["relaxations"].push_back({{"change", relaxation.change},
                                   {"gpus", relaxation.gpus},
                                   {"usd_per_hour", OrNull(relaxation.usd_per_hour)},
-                                  {"not_served", relaxation.not_served}});
+                                  {"not_served", relaxation.not_served},
+                                  {"is_simulated", relaxation.is_simulated}});
   }
   out["request"] = RequestJson(plan.request);
   out["layouts"] = ordered_json::array();

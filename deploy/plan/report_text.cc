@@ -101,6 +101,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
     absl::StrAppendFormat(&out, "%s %s: %s, %s per hour", i == 0 ? "Cheaper  " : "  or     ",
                           relaxation.change, Plural(relaxation.gpus, "GPU"),
                           Dollars(relaxation.usd_per_hour));
+    if (plan.request.rate_per_s > 0 && !relaxation.is_simulated) out += ", by formula";
     // Of a plan for another engine it does not matter.
     if (plan.not_served.empty() && !relaxation.not_served.empty()) {
       absl::StrAppendFormat(&out, ", but `serve` %s", relaxation.not_served);

@@ -6,6 +6,7 @@
 
 #include "deploy/plan/layout_search.h"
 #include "deploy/plan/planner.h"
+#include "deploy/plan/relaxations.h"
 #include "deploy/plan/report.h"
 #include "deploy/plan/roofline.h"
 #include "gmock/gmock.h"
@@ -297,6 +298,36 @@ TEST(QueueSimulation, LayoutsThatHoldByFormulaAloneAreSaidTo) {
   }
   EXPECT_EQ(num_said, num_promised);
   EXPECT_THAT(text, Not(HasSubstr("Instead")));
+}
+
+// Half a percent of some thousands is less than what a seed moves.
+TEST(QueueSimulation, ManyReplicasAreFoundInFewSimulations) {
+  PlanRequest request = RequestFor("llama-3.2-1b", "l4");
+  request.tp = 1;
+  request.pp = 1;
+  request.max_nodes = 4096;
+  request.rate_per_s = 1e5;
+  request.ttft_p95_ms = 300;
+  const LayoutSearch search = SearchLayouts(request);
+  ASSERT_TRUE(search.chosen.has_value());
+  EXPECT_LE(search.queue->ttft_p95_ms, 300);
+  // A thousand answers of 500 tokens are measured of each, and some run before and behind.
+  EXPECT_LT(search.num_tokens, 12 * 1'000'000);
+}
+
+TEST(QueueSimulation, OfLongAnswersCheaperChangesAreByFormula) {
+  PlanRequest request = RequestFor("llama-3.1-8b");
+  request.tp = 1;
+  request.pp = 1;
+  request.rate_per_s = 6;
+  const int now = MakePlan(request)->answer()->reserved_gpus + 8;
+  for (const int64_t most_tokens : {int64_t{0}, kMostTokens}) {
+    const std::vector<Relaxation> relaxations = FindRelaxations(request, now, most_tokens);
+    ASSERT_FALSE(relaxations.empty());
+    for (const Relaxation& relaxation : relaxations) {
+      EXPECT_EQ(relaxation.is_simulated, most_tokens > 0) << relaxation.change;
+    }
+  }
 }
 
 TEST(QueueSimulation, LimitsHoldInTheQueueToo) {
