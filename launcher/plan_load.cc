@@ -38,7 +38,7 @@ absl::StatusOr<double> ParseRate(const std::string& text) {
     absl::ConsumeSuffix(&number, "/s");
   }
   double value = 0.0;
-  if (!absl::SimpleAtod(number, &value) || !(value > 0) || value > 1e6) {
+  if (!absl::SimpleAtod(number, &value) || !(value * scale >= plan::kLowestRate) || value > 1e6) {
     return absl::InvalidArgumentError(
         absl::StrCat("--rate ", text, " is not a rate above zero like 2/s or 120/min"));
   }

@@ -96,7 +96,9 @@ absl::Status CheckRequest(const PlanRequest& request) {
   RETURN_IF_ERROR(CheckRange("input", request.input_tokens, 1, 1e8));
   RETURN_IF_ERROR(CheckRange("output", request.output_tokens, 1, 1e8));
   RETURN_IF_ERROR(CheckRange("concurrency", request.concurrency, 1, 1e7));
-  RETURN_IF_ERROR(CheckRange("rate", request.rate_per_s, 0, 1e6));
+  if (request.rate_per_s != 0) {
+    RETURN_IF_ERROR(CheckRange("rate", request.rate_per_s, kLowestRate, 1e6));
+  }
   RETURN_IF_ERROR(CheckRange("ttft-p95", request.ttft_p95_ms, 0, 1e9));
   RETURN_IF_ERROR(CheckRange("tpot-p95", request.tpot_p95_ms, 0, 1e9));
   RETURN_IF_ERROR(CheckRange("utilization", request.memory.utilization, 0.05, 0.99));
@@ -123,9 +125,9 @@ absl::Status CheckRequest(const PlanRequest& request) {
   const int64_t gpus = int64_t{RanksPerNode(request, std::max(1, request.tp))} * request.max_nodes;
   const int64_t asked = int64_t{std::max(1, request.tp)} * std::max(1, request.pp);
   if (asked > gpus) {
-    return absl::InvalidArgumentError(absl::StrCat("tp ", request.tp, " x pp ", request.pp,
-                                                   " needs ", asked, " GPUs; ", gpus,
-                                                   " are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat("tp ", std::max(1, request.tp), " x pp ",
+                                                   std::max(1, request.pp), " needs ", asked,
+                                                   " GPUs; ", gpus, " are allowed"));
   }
   if (request.tp > 0 || request.pp > 0) {
     RETURN_IF_ERROR(

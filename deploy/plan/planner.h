@@ -100,6 +100,8 @@ struct Plan {
   const Candidate* answer() const { return chosen ? &candidates[*chosen] : nullptr; }
 };
 
+constexpr double kLowestRate = 1e-9;  // per second; the next one comes in 30 years
+
 // INVALID_ARGUMENT: numbers out of range, a context beyond the model's, contradictions; one line.
 absl::Status CheckRequest(const PlanRequest& request);
 

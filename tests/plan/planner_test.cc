@@ -220,6 +220,9 @@ TEST(Planner, RefusesNonsenseInOneLine) {
                 r.max_nodes = 1;
               }),
               HasSubstr("needs 256 GPUs; 8 are allowed"));
+  EXPECT_THAT(message([](PlanRequest& r) { r.pp = 300; }),
+              HasSubstr("tp 1 x pp 300 needs 300 GPUs; 128 are allowed"));
+  EXPECT_THAT(message([](PlanRequest& r) { r.rate_per_s = 1e-300; }), HasSubstr("rate is 1e-300"));
   EXPECT_THAT(message([](PlanRequest& r) { r.concurrency = std::nan(""); }),
               HasSubstr("concurrency is nan"));
 }
