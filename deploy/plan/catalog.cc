@@ -62,6 +62,7 @@ Gpu ToGpu(const json& table, const json& entry) {
   gpu.link_gb_s = number("link_gb_s");
   gpu.nic_gb_s = number("nic_gb_s");
   gpu.link_gpus = static_cast<int>(number("link_gpus"));
+  gpu.mesh_links = static_cast<int>(number("mesh_links"));
   gpu.pcie_gb_s = number("pcie_gb_s");
   gpu.gpus_per_node = static_cast<int>(number("gpus_per_node"));
   return gpu;

@@ -31,6 +31,7 @@ struct Gpu {
   double link_gb_s = 0.0;  // per direction
   double nic_gb_s = 0.0;   // per GPU
   int link_gpus = 0;       // that the link joins; 0: those of a node
+  int mesh_links = 0;      // link_gb_s is of so many, one to each other GPU; 0: a switch joins them
   double pcie_gb_s = 0.0;  // between GPUs of a node that the link does not join
   int gpus_per_node = 8;
   Sources sources;

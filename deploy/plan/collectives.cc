@@ -33,12 +33,18 @@ CollectiveFit ByFormula(double link_gb_s, int ranks) {
           kFormulaShare * link_gb_s};
 }
 
+// Of a GPU to those of a group: in a mesh only the links to them carry what they send each other.
+double LinkRate(const Interconnect& net, int ranks) {
+  if (net.mesh_links == 0) return net.link_gb_s;
+  return net.link_gb_s * std::min(1.0, (ranks - 1.0) / net.mesh_links);
+}
+
 double Mix(double a, double b, double share) { return a + (b - a) * share; }
 
 // Between two measured numbers of ranks by the logarithm; beyond the last by its slope.
 CollectiveFit FitOf(const Interconnect& net, int ranks) {
   if (ranks > net.link_gpus) return ByFormula(net.pcie_gb_s, ranks);
-  if (net.fits.empty()) return ByFormula(net.link_gb_s, ranks);
+  if (net.fits.empty()) return ByFormula(LinkRate(net, ranks), ranks);
   if (net.fits.size() == 1 || ranks <= net.fits.front().ranks) return net.fits.front();
   size_t upper = 1;
   while (upper + 1 < net.fits.size() && net.fits[upper].ranks < ranks) ++upper;
@@ -87,6 +93,7 @@ Interconnect InterconnectOf(const Gpu& gpu, int gpus_per_node, const MeasuredLin
   net.nic_gb_s = gpu.nic_gb_s;
   net.gpus_per_node = gpus_per_node;
   net.link_gpus = gpu.link_gpus > 0 ? gpu.link_gpus : gpus_per_node;
+  net.mesh_links = gpu.mesh_links;
   net.pcie_gb_s = gpu.pcie_gb_s;
   net.source = "formula over the link's rate";
   const json& table = Table();
@@ -126,7 +133,7 @@ double TransferSeconds(const Interconnect& net, bool across_nodes, double bytes)
   if (const MeasuredLinks& measured = net.measured; measured.message_gb_s > 0) {
     return measured.message_us * kMicro + bytes / (measured.message_gb_s * kGiga);
   }
-  return kLinkMessageUs * kMicro + bytes / (net.link_gb_s * kFormulaShare * kGiga);
+  return kLinkMessageUs * kMicro + bytes / (LinkRate(net, 2) * kFormulaShare * kGiga);
 }
 
 }  // namespace lockstep::plan

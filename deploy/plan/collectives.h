@@ -43,6 +43,7 @@ struct Interconnect {
   double nic_gb_s = 50.0;
   int gpus_per_node = 8;
   int link_gpus = 8;       // that the link joins: of a node, of several nodes, or of a part of one
+  int mesh_links = 0;      // as a Gpu has it
   double pcie_gb_s = 0.0;  // between the parts of a node
   double node_latency_us = 25.0;  // of one all-reduce step between nodes
   MeasuredLinks measured;         // instead of fits and formulas, for what it covers

@@ -250,6 +250,17 @@ TEST_F(Experts, LatentsOfAllHeadsTakeLongerToMultiplyThanToRead) {
   EXPECT_GT(whole, 1.3 * eighth) << "as many bytes, but eight times the heads";
 }
 
+// Seven links of 64 GB/s, of which two GPUs share one, four three.
+TEST(Links, OfAMeshOnlyThoseOfAGroupCarry) {
+  const double bytes = 1 << 30;
+  const Interconnect mesh = InterconnectOf(*FindGpu("mi300x"), 8);
+  // Two GPUs send each other all of it, of four each two passes of three quarters.
+  EXPECT_NEAR(AllReduceSeconds(mesh, 2, bytes), bytes / (0.6 * 64e9), 1e-3);
+  EXPECT_NEAR(AllReduceSeconds(mesh, 4, bytes), 1.5 * bytes / (0.6 * 3 * 64e9), 1e-3);
+  EXPECT_NEAR(AllReduceSeconds(mesh, 8, bytes), 1.75 * bytes / (0.6 * 7 * 64e9), 1e-3);
+  EXPECT_NEAR(TransferSeconds(mesh, false, bytes), bytes / (0.6 * 64e9), 1e-3);
+}
+
 TEST(Links, JoinNodesOrHalvesOfThem) {
   const double bytes = 1 << 20;
   const Interconnect nvl72 = InterconnectOf(*FindGpu("gb200"), 4);
