@@ -38,7 +38,8 @@ absl::StatusOr<std::string> SecretOf(const std::filesystem::path& file) {
   return secret;
 }
 
-absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& interrupts) {
+absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& interrupts,
+                     ServeReport& report) {
   ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.controller.listen));
   ASSIGN_OR_RETURN(const ModelSummary summary, InspectServedModel(options.model));
   SessionOptions session;
@@ -52,7 +53,6 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   session.listen_host = listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   session.secret_file = options.secret_file;
-  ServeReport report(options.controller.json, options.model, options.controller.replicas);
   report.Model(summary);
   report.Warn(SecurityWarnings(session.controller));
   return ServeSession(std::move(session), report, interrupts).Run();
@@ -61,8 +61,11 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
 int RunController(const ControllerCommandOptions& options) {
   IgnoreBrokenPipes();
   InterruptWatcher interrupts;
-  const absl::Status status = Control(options, interrupts);
-  return status.ok() ? kExitOk : Fail(kControllerCommand, status);
+  ServeReport report(options.controller.json, options.model, options.controller.replicas);
+  const absl::Status status = Control(options, interrupts, report);
+  if (status.ok()) return kExitOk;
+  report.Failed(status.message());
+  return Fail(kControllerCommand, status);
 }
 
 }  // namespace

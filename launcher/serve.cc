@@ -136,8 +136,7 @@ void PredictSpeed(const ServeOptions& options, const ServePlan& plan, Controller
   if (const auto prediction = controller.predict_speed(usual)) report.Predicted(usual, *prediction);
 }
 
-absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
-  ServeReport report(options.controller.json, options.model, options.controller.replicas);
+absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, ServeReport& report) {
   ASSIGN_OR_RETURN(const ServePlan plan, CheckAll(options));
   ASSIGN_OR_RETURN(RuntimeDir files, RuntimeDir::Create());
   ASSIGN_OR_RETURN(RuntimeDir memory, RuntimeDir::CreateInMemory());
@@ -186,8 +185,11 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts) {
 int RunServe(const ServeOptions& options) {
   IgnoreBrokenPipes();
   InterruptWatcher interrupts;
-  const absl::Status status = Serve(options, interrupts);
-  return status.ok() ? kExitOk : Fail(kServeCommand, status);
+  ServeReport report(options.controller.json, options.model, options.controller.replicas);
+  const absl::Status status = Serve(options, interrupts, report);
+  if (status.ok()) return kExitOk;
+  report.Failed(status.message());
+  return Fail(kServeCommand, status);
 }
 
 void AddRestartFlags(CLI::App& command, RestartFlags& flags) {

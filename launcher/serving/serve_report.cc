@@ -117,15 +117,10 @@ void ServeReport::Predicted(const ServedLoad& load, const SpeedPrediction& predi
 
 void ServeReport::WaitingForRanks(const std::string& worker_address,
                                   const std::string& secret_file) {
-  if (json_) {
-    PrintJson("waiting", {{"worker_address", worker_address}, {"secret_file", secret_file}});
-  } else {
-    const int num_ranks = num_replicas_ * tp_ * pp_;
-    PrintLine(absl::StrFormat(
-        "Waiting for %d rank%s%s at %s, secret in %s", num_ranks, num_ranks == 1 ? "" : "s",
-        num_replicas_ == 1 ? "" : absl::StrCat(" of ", num_replicas_, " replicas"), worker_address,
-        secret_file));
-  }
+  const int count = num_replicas_ * tp_ * pp_;
+  Tell("waiting", {{"worker_address", worker_address}, {"secret_file", secret_file}},
+       absl::StrFormat("Waiting for %d rank%s at %s, secret in %s", count, count == 1 ? "" : "s",
+                       worker_address, secret_file));
 }
 
 std::string ServeReport::Prefix(int replica) const {

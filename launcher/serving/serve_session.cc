@@ -357,7 +357,6 @@ absl::Status ServeSession::End() {
     controller_->Fail(*failure_);
     for (Job& job : jobs_) EndJob(job, absl::InfinitePast());
     controller_->Shutdown();
-    report_.Failed(*failure_);
     return absl::UnavailableError(*failure_);
   }
   controller_->Shutdown();  // tells the ranks, which then leave the job in order

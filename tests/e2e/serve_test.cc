@@ -196,6 +196,22 @@ TEST_F(ServeTest, RequestsThatCannotBeServedAreOneLineAndTheServerGoesOn) {
   EXPECT_EQ(Generate(server, {"Once", "--max-tokens", "5"}).code, 0);
 }
 
+TEST_F(ServeTest, WhatIsRefusedAtTheStartIsAnEventToo) {
+  for (const std::vector<std::string>& command : std::vector<std::vector<std::string>>{
+           {"serve", "/nonexistent"},
+           {"controller", "/nonexistent", "--secret-file", "/nonexistent/secret"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.push_back("--json");
+    const Finished finished = RunLockstep(arguments);
+    EXPECT_EQ(finished.code, 1);
+    const json event = json::parse(finished.out, nullptr, false);
+    ASSERT_TRUE(event.is_object()) << finished.out;
+    EXPECT_EQ(event["event"], "failed");
+    EXPECT_EQ(finished.err, absl::StrCat("lockstep ", command[0], ": ",
+                                         event["message"].get<std::string>(), "\n"));
+  }
+}
+
 TEST_F(ServeTest, TokenizeGoesThereAndBack) {
   Server server(Serve(1, 1));
   server.WaitReady();
