@@ -69,7 +69,7 @@ std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {
     request->sequences.back()->max_length = max_length;
   }
   if (request->num_losses > 0) {
-    request->sequences.front()->num_tokens_at_loss = request->given.prompt.size();
+    request->sequences.front()->computed_at_loss = request->given.prompt.size();
   }
   return request;
 }
@@ -136,6 +136,7 @@ absl::Status Engine::Commit(const StepResult& result, absl::Time /*now*/) {
     Sequence& sequence = *entry.sequence;
     Request& request = sequence.request;
     --sequence.steps_in_flight;
+    NoteSurvived(sequence, entry.start + entry.num_tokens);
     if (entry.sample) {
       --sequence.samples_in_flight;
       // What a finished sequence still sampled is dropped.
@@ -186,7 +187,6 @@ void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
     event.token = sampled;
     ++tokens_generated_;
     scheduler_.NameFullBlocks(sequence);
-    TrustIfFarEnough(sequence.request);
   }
   EndIfFinished(sequence, event);
 }
@@ -269,7 +269,7 @@ std::vector<UnfinishedRequest> Engine::Evacuate() {
            .finished = sequence->state == Sequence::State::kFinished,
            .num_prompt_logprobs_delivered = sequence->num_prompt_logprobs_delivered,
            .num_cached_prompt_tokens = sequence->num_cached_prompt_tokens,
-           .num_tokens_at_loss = sequence->num_tokens_at_loss});
+           .computed_at_loss = sequence->computed_at_loss});
     }
   }
   scheduler_.Reset();
@@ -291,7 +291,7 @@ void Engine::Adopt(UnfinishedRequest unfinished) {
     for (const int32_t token : output.tokens) sequence.Append(token);
     sequence.num_prompt_logprobs_delivered = output.num_prompt_logprobs_delivered;
     sequence.num_cached_prompt_tokens = output.num_cached_prompt_tokens;
-    sequence.num_tokens_at_loss = output.num_tokens_at_loss;
+    sequence.computed_at_loss = output.computed_at_loss;
     if (!output.finished) continue;
     sequence.state = Sequence::State::kFinished;
     --request->num_unfinished;

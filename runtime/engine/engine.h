@@ -111,8 +111,7 @@ class Engine {
   void Retire(Request& request);
   std::optional<uint64_t> CountLoss();
   void Suspect(Request& request);
-  bool IsFarEnough(const Sequence& sequence) const;
-  void TrustIfFarEnough(Request& request);
+  void NoteSurvived(Sequence& sequence, int64_t computed);
   Request* FirstSuspect() const;
   bool AnyInFlightBut(const Request& request) const;
   void ForgetEvents(uint64_t request_id, std::optional<uint32_t> sequence_index);

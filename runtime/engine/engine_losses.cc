@@ -2,10 +2,10 @@
 //
 // Replayed as often as they die, one that does (a fault of a kernel that only its tokens or its
 // length bring about) would take everybody's server with it. What a lost replica computed may have
-// killed it. Who was there at two losses in a row, without much progress in between, is suspected:
-// suspects run before all others, one request at a time and nothing else with it, until they have
-// come further than before. The next loss names the one that ran. Others, and those suspected
-// wrongly, lose time only.
+// killed it. Who was there at two losses in a row, without coming further in between, is suspected:
+// suspects run before all others, one request at a time and nothing else with it, until they have.
+// The next loss names the one that ran. Others, and those suspected wrongly, lose time only.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -26,7 +26,8 @@ std::optional<uint64_t> Engine::CountLoss() {
   for (const StepInFlight& step : in_flight_) {
     for (const Scheduler::Entry& entry : step.entries) {
       computed.insert(&entry.sequence->request);
-      entry.sequence->num_tokens_at_loss = entry.sequence->tokens().size();
+      std::optional<int64_t>& furthest = entry.sequence->computed_at_loss;
+      furthest = std::max(furthest.value_or(0), entry.start + entry.num_tokens);
     }
   }
   std::optional<uint64_t> blamed;
@@ -44,20 +45,16 @@ void Engine::Suspect(Request& request) {
   suspects_.emplace(std::pair(request.given.priority, request.arrival), &request);
 }
 
-// When the ranks died, it was ahead of what is known by no more tokens than steps in flight. Of an
-// output that they did not compute nothing is asked: it may not run for long.
-bool Engine::IsFarEnough(const Sequence& sequence) const {
-  return !sequence.num_tokens_at_loss || sequence.state == Sequence::State::kFinished ||
-         sequence.tokens().size() > *sequence.num_tokens_at_loss + config_.max_steps_in_flight;
-}
-
-void Engine::TrustIfFarEnough(Request& request) {
+// What killed its ranks lies before where they had come. Of an output that they did not compute
+// nothing is asked: it may not run for long.
+void Engine::NoteSurvived(Sequence& sequence, int64_t computed) {
+  Request& request = sequence.request;
   if (request.num_losses == 0) return;
-  for (const auto& sequence : request.sequences) {
-    if (!IsFarEnough(*sequence)) return;
+  if (computed > sequence.computed_at_loss.value_or(0)) sequence.computed_at_loss.reset();
+  for (const auto& each : request.sequences) {
+    if (each->computed_at_loss && each->state != Sequence::State::kFinished) return;
   }
   request.num_losses = 0;
-  for (auto& sequence : request.sequences) sequence->num_tokens_at_loss.reset();
   suspects_.erase({request.given.priority, request.arrival});
 }
 

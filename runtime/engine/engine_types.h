@@ -74,7 +74,7 @@ struct UnfinishedRequest {
     bool finished = false;
     uint32_t num_prompt_logprobs_delivered = 0;
     std::optional<uint32_t> num_cached_prompt_tokens;
-    std::optional<size_t> num_tokens_at_loss;
+    std::optional<int64_t> computed_at_loss;
   };
   EngineRequest given;
   std::vector<Output> outputs;  // [given.num_outputs]

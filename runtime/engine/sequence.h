@@ -69,8 +69,8 @@ struct Sequence {
   int samples_in_flight = 0;
   int steps_in_flight = 0;
 
-  // Known when a replica was lost that computed it; until it has come further.
-  std::optional<size_t> num_tokens_at_loss;
+  // How far replicas computed it that were lost then; until one has come further.
+  std::optional<int64_t> computed_at_loss;
 
   uint32_t num_prompt_logprobs_delivered = 0;
   std::optional<uint32_t> num_cached_prompt_tokens;  // at its first admission
