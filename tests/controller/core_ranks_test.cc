@@ -17,7 +17,19 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-using CoreRanksTest = CoreTest;
+class CoreRanksTest : public CoreTest {
+ protected:
+  // A replica of two ranks placed by hand; returns one of them.
+  std::shared_ptr<FakePort> ServeByTwo() {
+    Start(1, /*adopt_epochs=*/true, /*tp=*/2);
+    v1::FromRank ready;
+    ready.mutable_ready();
+    const std::array ranks = {Hello(0, 1, 0, 2), Hello(0, 1, 1, 2)};
+    for (const auto& rank : ranks) SayLoaded(rank, 30);
+    for (const auto& rank : ranks) Say(rank, ready);
+    return ranks[0];
+  }
+};
 
 TEST_F(CoreRanksTest, BlocksAreAgreedAnewUntilSomethingServes) {
   Start(1);
@@ -317,14 +329,9 @@ TEST_F(CoreRanksTest, RanksThatComeAndFailDoNotProlongTheRecovery) {
 }
 
 TEST_F(CoreRanksTest, JobThatReplacesOneThatLoadedForLongHasTheWholeRecoveryLeft) {
-  Start(1, /*adopt_epochs=*/true, /*tp=*/2);
-  v1::FromRank ready;
-  ready.mutable_ready();
-  const std::array first = {Hello(0, 1, 0, 2), Hello(0, 1, 1, 2)};
-  for (const auto& rank : first) SayLoaded(rank, 30);
-  for (const auto& rank : first) Say(rank, ready);
+  const auto first = ServeByTwo();
   ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
-  Lose(first[0]);
+  Lose(first);
   const std::array loads = {Hello(0, 2, 0, 2), Hello(0, 2, 1, 2)};
   for (int second = 0; second < 100; ++second) {
     now_ += absl::Seconds(1);
@@ -339,13 +346,8 @@ TEST_F(CoreRanksTest, JobThatReplacesOneThatLoadedForLongHasTheWholeRecoveryLeft
 }
 
 TEST_F(CoreRanksTest, RanksOfWhichSomeNeverComeDoNotProlongTheRecovery) {
-  Start(1, /*adopt_epochs=*/true, /*tp=*/2);
-  v1::FromRank ready;
-  ready.mutable_ready();
-  const std::array first = {Hello(0, 1, 0, 2), Hello(0, 1, 1, 2)};
-  for (const auto& rank : first) SayLoaded(rank, 30);
-  for (const auto& rank : first) Say(rank, ready);
-  Lose(first[0]);
+  const auto first = ServeByTwo();
+  Lose(first);
   for (uint64_t epoch = 2; snapshot_.phase == ServingState::Phase::kRecovering; ++epoch) {
     ASSERT_LE(epoch, 20u);
     now_ += absl::Seconds(4);

@@ -27,6 +27,17 @@ class EngineLossesTest : public EngineTest {
     plans_.clear();
     return engine_->ResetReplica();
   }
+  static EngineConfig OneSlot() {
+    EngineConfig config = SmallConfig();
+    config.max_num_seqs = 1;
+    return config;
+  }
+  void AddTwoOutputsForOneSlot() {
+    Start(OneSlot());
+    EngineRequest two = Prompt(1, 3, 30);
+    two.num_outputs = 2;
+    Add(two);
+  }
   // Prompts of the sequences that the next plan computes, by their length, and what they are given.
   std::vector<size_t> StepOf() {
     const StepPlan plan = Next();
@@ -99,12 +110,7 @@ TEST_F(EngineLossesTest, ProgressBetweenLossesForgives) {
 }
 
 TEST_F(EngineLossesTest, NothingIsAskedOfOutputsThatWaited) {
-  EngineConfig config = SmallConfig();
-  config.max_num_seqs = 1;
-  Start(config);
-  EngineRequest two = Prompt(1, 3, 30);
-  two.num_outputs = 2;
-  Add(two);
+  AddTwoOutputsForOneSlot();
   for (int loss = 0; loss < 4; ++loss) {
     for (int step = 0; step < kStepsToTrust; ++step) Step();
     Next();
@@ -114,18 +120,13 @@ TEST_F(EngineLossesTest, NothingIsAskedOfOutputsThatWaited) {
 
 // With the second loss it moves to another replica, which is lost once more.
 TEST_F(EngineLossesTest, TheNextEngineAsksNothingOfThemEither) {
-  EngineConfig config = SmallConfig();
-  config.max_num_seqs = 1;
-  Start(config);
-  EngineRequest two = Prompt(1, 3, 30);
-  two.num_outputs = 2;
-  Add(two);
+  AddTwoOutputsForOneSlot();
   for (int loss = 0; loss < 2; ++loss) {
     Next();
     LoseReplica();
   }
   std::vector<UnfinishedRequest> moving = engine_->Evacuate();
-  Start(config);
+  Start(OneSlot());
   engine_->Adopt(std::move(moving.at(0)));
   for (int step = 0; step < kStepsToTrust; ++step) Step();
   Next();
