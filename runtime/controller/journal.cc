@@ -306,17 +306,18 @@ bool Journal::Empty() {
   }
   if (::ftruncate(file_, 0) != 0) return false;
   file_bytes_ = 0;
-  return Write(Start()).ok();
+  return true;
 }
 
 absl::Status Journal::Write(const std::string& frame) {
-  if (::lseek(file_, static_cast<off_t>(file_bytes_), SEEK_SET) < 0 || !WriteAll(file_, frame)) {
+  const std::string bytes = file_bytes_ == 0 ? Start() + frame : frame;
+  if (::lseek(file_, static_cast<off_t>(file_bytes_), SEEK_SET) < 0 || !WriteAll(file_, bytes)) {
     const absl::Status error = SystemError("cannot write");
     // A part of a record would hide those after it.
     if (::ftruncate(file_, static_cast<off_t>(file_bytes_)) != 0) return SystemError("cannot cut");
     return error;
   }
-  file_bytes_ += static_cast<int64_t>(frame.size());
+  file_bytes_ += static_cast<int64_t>(bytes.size());
   return absl::OkStatus();
 }
 

@@ -299,6 +299,7 @@ TEST_F(JournalTest, WhereNothingLivesNoRoomIsNeededForASuccessor) {
   journal_->End(name(0), 1);
   EXPECT_FALSE(journal_->Accept(RequestOf("more", 1000), 1, kJournalStart)) << "others live";
   for (int i = 1; i < count; ++i) journal_->End(name(i), 1);
+  EXPECT_FALSE(journal_->Accept(RequestOf("too large", 20'000), 1, kJournalStart));
   EXPECT_TRUE(journal_->Accept(RequestOf("more", 1000), 1, kJournalStart)) << journal_->error();
   std::filesystem::remove_all(path_ + ".new");
   ASSERT_TRUE(Open().ok());
