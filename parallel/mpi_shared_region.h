@@ -1,8 +1,8 @@
 // Memory that all ranks of an MPI group on one host have mapped.
 //
 // POSIX shared memory rather than an MPI window: freeing a window is a collective, which hangs when
-// a peer is gone. The name is unlinked before anybody uses the memory, so nothing stays behind,
-// however a rank ends.
+// a peer is gone. The name is unlinked before anybody uses the memory, so nothing stays behind
+// when a rank is killed; before that, until the next launch (launcher/job/runtime_dir.h).
 #pragma once
 
 #include <mpi.h>

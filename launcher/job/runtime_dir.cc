@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -45,9 +46,30 @@ fs::path ParentDirectory() {
   return "/tmp";
 }
 
+bool IsOld(const fs::path& path) {
+  std::error_code error;
+  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path, error);
+  return !error && age > kMaxAgeWithoutLock;
+}
+
 bool IsOwnDirectory(const fs::path& path) {
   struct stat info;
   return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
+}
+
+// Memory of ranks that were killed before all had it (parallel/mpi_shared_region.h): its name lasts
+// for milliseconds.
+bool IsAbandonedMemory(const fs::path& file) {
+  const std::string name = file.filename().string();
+  int pid = 0, length = 0;
+  unsigned high = 0, low = 0;
+  if (std::sscanf(name.c_str(), "lockstep-%d-%8x%8x%n", &pid, &high, &low, &length) != 3 ||
+      static_cast<size_t>(length) != name.size()) {
+    return false;
+  }
+  struct stat info;
+  return ::lstat(file.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() &&
+         IsOld(file);
 }
 
 // Of the rest, one without a lock file is what a dying mpirun put back, and a new one's maker may
@@ -59,9 +81,7 @@ bool IsAbandoned(const fs::path& directory, Fd& lock) {
     if (lock.valid()) return ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0;
     if (errno != ENOENT) return false;
   }
-  std::error_code error;
-  const auto age = fs::file_time_type::clock::now() - fs::last_write_time(directory, error);
-  return !error && age > kMaxAgeWithoutLock;
+  return IsOld(directory);
 }
 
 void RemoveAbandoned(const fs::path& parent) {
@@ -72,6 +92,9 @@ void RemoveAbandoned(const fs::path& parent) {
     if ((absl::StartsWith(name, kPrefix) || absl::StartsWith(name, kNewPrefix)) &&
         IsOwnDirectory(entry.path()) && IsAbandoned(entry.path(), lock)) {
       fs::remove_all(entry.path(), error);
+    }
+    if (parent == kMemoryDirectory && IsAbandonedMemory(entry.path())) {
+      fs::remove(entry.path(), error);
     }
   }
 }

@@ -21,7 +21,7 @@ class RuntimeDir {
   // reason.
   static absl::StatusOr<RuntimeDir> Create();
   // The same in memory (/dev/shm), for what the ranks share: mpirun does not remove the segments of
-  // ranks that were killed.
+  // ranks that were killed. Also removes what ranks left there that were killed while they started.
   static absl::StatusOr<RuntimeDir> CreateInMemory();
   RuntimeDir(RuntimeDir&&) = default;
   RuntimeDir& operator=(RuntimeDir&&) = delete;

@@ -98,6 +98,22 @@ TEST_F(RuntimeDirTest, OneWhoseMakerDiedGoesAfterAMinute) {
   EXPECT_FALSE(fs::exists(old));
 }
 
+TEST_F(RuntimeDirTest, MemoryOfRanksThatWereKilledWhileTheyStartedGoesAfterAMinute) {
+  if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "/dev/shm may not be written";
+  const std::string own = "/dev/shm/lockstep-" + std::to_string(::getpid());
+  const fs::path old = own + "-0123456789abcdef", fresh = own + "-fedcba9876543210",
+                 others = own + "-0123456789abcdef.log";
+  for (const fs::path& file : {old, fresh, others}) std::ofstream(file) << "x";
+  for (const fs::path& file : {old, others}) {
+    fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::minutes(2));
+  }
+  ASSERT_TRUE(RuntimeDir::CreateInMemory().ok());
+  EXPECT_FALSE(fs::exists(old));
+  EXPECT_TRUE(fs::exists(fresh));
+  EXPECT_TRUE(fs::exists(others));
+  for (const fs::path& file : {old, fresh, others}) fs::remove(file);
+}
+
 TEST_F(RuntimeDirTest, SecretsDiffer) { EXPECT_NE(*DrawSecret(), *DrawSecret()); }
 
 TEST_F(RuntimeDirTest, RefusesASecretThatOthersCanRead) {
