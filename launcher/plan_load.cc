@@ -38,11 +38,17 @@ absl::StatusOr<double> ParseRate(const std::string& text) {
     absl::ConsumeSuffix(&number, "/s");
   }
   double value = 0.0;
-  if (!absl::SimpleAtod(number, &value) || !(value * scale >= plan::kLowestRate) || value > 1e6) {
+  if (!absl::SimpleAtod(number, &value) || !(value > 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--rate ", text, " is not a rate above zero like 2/s or 120/min"));
   }
-  return value * scale;
+  const double rate = value * scale;
+  if (rate < plan::kLowestRate || rate > plan::kHighestRate) {
+    return absl::InvalidArgumentError(absl::StrCat("--rate ", text, " is outside [",
+                                                   plan::kLowestRate, ", ", plan::kHighestRate,
+                                                   "] per second"));
+  }
+  return rate;
 }
 
 // The trace's rate and mean sizes, for whatever is no simulation.

@@ -97,7 +97,7 @@ absl::Status CheckRequest(const PlanRequest& request) {
   RETURN_IF_ERROR(CheckRange("output", request.output_tokens, 1, 1e8));
   RETURN_IF_ERROR(CheckRange("concurrency", request.concurrency, 1, 1e7));
   if (request.rate_per_s != 0) {
-    RETURN_IF_ERROR(CheckRange("rate", request.rate_per_s, kLowestRate, 1e6));
+    RETURN_IF_ERROR(CheckRange("rate", request.rate_per_s, kLowestRate, kHighestRate));
   }
   RETURN_IF_ERROR(CheckRange("ttft-p95", request.ttft_p95_ms, 0, 1e9));
   RETURN_IF_ERROR(CheckRange("tpot-p95", request.tpot_p95_ms, 0, 1e9));

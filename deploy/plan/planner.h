@@ -101,6 +101,7 @@ struct Plan {
 };
 
 constexpr double kLowestRate = 1e-9;  // per second; the next one comes in 30 years
+constexpr double kHighestRate = 1e6;
 
 // INVALID_ARGUMENT: numbers out of range, a context beyond the model's, contradictions; one line.
 absl::Status CheckRequest(const PlanRequest& request);

@@ -131,6 +131,10 @@ std::string FormatBytes(int64_t bytes) {
   return absl::StrFormat(unit == 0 || value >= 100.0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
 }
 
+std::string Counted(int64_t count, absl::string_view what) {
+  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
+}
+
 std::string FormatCount(int64_t count) {
   const std::string digits = absl::StrCat(count < 0 ? -count : count);
   std::string grouped = count < 0 ? "-" : "";

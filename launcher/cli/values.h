@@ -35,8 +35,10 @@ absl::StatusOr<LengthRange> ParseLengthRange(absl::string_view text);
 // "17:0.5" -> token id and bias.
 absl::StatusOr<std::pair<int32_t, float>> ParseLogitBias(absl::string_view text);
 
-std::string FormatBytes(int64_t bytes);     // "1.5 GiB"
-std::string FormatCount(int64_t count);     // "12,345"
+std::string FormatBytes(int64_t bytes);  // "1.5 GiB"
+std::string FormatCount(int64_t count);  // "12,345"
+// "1 rank", "2 ranks".
+std::string Counted(int64_t count, absl::string_view what);
 std::string FormatSeconds(double seconds);  // "85 ms", "1.23 s", "3 min 05 s"
 // Three digits at least: "0.75 ms", "66.8 ms", "1571 ms".
 std::string FormatMilliseconds(double ms);

@@ -9,11 +9,6 @@
 namespace lockstep {
 namespace {
 
-// "1 rank", "2 ranks".
-std::string Counted(int count, absl::string_view what) {
-  return absl::StrCat(count, " ", what, count == 1 ? "" : "s");
-}
-
 std::string StageLine(int stage, int tp, const PlannedCapacity& capacity) {
   const auto first = capacity.shards.begin() + stage * tp;
   int64_t largest = 0;

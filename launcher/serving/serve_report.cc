@@ -117,10 +117,9 @@ void ServeReport::Predicted(const ServedLoad& load, const SpeedPrediction& predi
 
 void ServeReport::WaitingForRanks(const std::string& worker_address,
                                   const std::string& secret_file) {
-  const int count = num_replicas_ * tp_ * pp_;
   Tell("waiting", {{"worker_address", worker_address}, {"secret_file", secret_file}},
-       absl::StrFormat("Waiting for %d rank%s at %s, secret in %s", count, count == 1 ? "" : "s",
-                       worker_address, secret_file));
+       absl::StrCat("Waiting for ", Counted(num_replicas_ * tp_ * pp_, "rank"), " at ",
+                    worker_address, ", secret in ", secret_file));
 }
 
 std::string ServeReport::Prefix(int replica) const {

@@ -139,6 +139,13 @@ v1::GenerateRequest ControllerTest::Request(const std::string& prompt, int max_t
   return request;
 }
 
+v1::GenerateRequest ControllerTest::LargeRequest() {
+  v1::GenerateRequest request = Request("hello", 90);
+  request.mutable_sampling()->set_num_outputs(16);
+  request.mutable_output()->set_logprobs(20);
+  return request;
+}
+
 Generated ControllerTest::Generate(const v1::GenerateRequest& request) {
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, request);

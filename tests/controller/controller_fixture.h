@@ -68,6 +68,8 @@ class ControllerTest : public ::testing::Test {
   FakeReplicaOptions ReplicaOptions(int tp, int pp);
 
   v1::GenerateRequest Request(const std::string& prompt, int max_tokens);
+  // Its stream is more than may be under way to a client (of NewChannel with a small window).
+  v1::GenerateRequest LargeRequest();
   Generated Generate(const v1::GenerateRequest& request);
   static Generated ReadAll(grpc::ClientReader<v1::GenerateEvent>& reader);
   // The controller has accepted it, and no step's result comes before replica_->Release().

@@ -119,12 +119,9 @@ TEST_F(EarlyEndsTest, ACompleteStreamThatIsNotReadEnds) {
   ControllerOptions options = DefaultOptions();
   options.unread_patience = absl::Milliseconds(50);
   Serve(std::move(options));
-  v1::GenerateRequest request = Request("hello", 90);
-  request.mutable_sampling()->set_num_outputs(16);
-  request.mutable_output()->set_logprobs(20);  // more than may be under way to a client
   const auto stub = v1::Generation::NewStub(NewChannel(/*small_window=*/true));
   grpc::ClientContext context;
-  const auto reader = stub->Generate(&context, request);
+  const auto reader = stub->Generate(&context, LargeRequest());
   v1::GenerateEvent event;
   ASSERT_TRUE(reader->Read(&event));
   EXPECT_TRUE(Eventually([](const auto& status) { return status.requests_finished() == 1; }));

@@ -191,12 +191,9 @@ TEST_F(LifecycleTest, DrainingFinishesWhatWasAccepted) {
 
 TEST_F(LifecycleTest, DrainingWaitsForClientsThatHaveNotReadAll) {
   Serve();
-  v1::GenerateRequest request = Request("hello", 90);
-  request.mutable_sampling()->set_num_outputs(16);
-  request.mutable_output()->set_logprobs(20);  // more than may be under way to a client
   const auto stub = v1::Generation::NewStub(NewChannel(/*small_window=*/true));
   grpc::ClientContext context;
-  const auto reader = stub->Generate(&context, request);
+  const auto reader = stub->Generate(&context, LargeRequest());
   v1::GenerateEvent event;
   ASSERT_TRUE(reader->Read(&event));
   const absl::Time patience = absl::Now() + absl::Seconds(20);
