@@ -88,6 +88,7 @@ refuses "--svg is not for --gpu cpu" --model "$model" --gpu cpu --svg "$dir/char
 refuses "leave out --input and --output" --model "$model" --gpu cpu --trace "$dir/trace.csv" --input 16
 refuses "context 10 is less than the 40 tokens of a request" --model "$model" --gpu h100 --trace "$dir/trace.csv" --context 10
 refuses "rate: the value is empty" --model "$model" --gpu h100 --rate ""
+refuses "rate 1e-300/s is outside" --model "$model" --gpu h100 --rate 1e-300/s
 refuses "calibrate" --model "$model" --quick
 # A usual request shrinks to the model's context; what is named does not.
 "$lockstep" plan --model "$model" --gpu h100 --json >"$dir/plan.json"
