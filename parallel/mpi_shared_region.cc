@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "parallel/mpi_handle.h"
+#include "parallel/shared_region_name.h"
 
 namespace lockstep {
 namespace {
@@ -51,7 +52,7 @@ std::optional<MpiSharedRegion> MpiSharedRegion::Map(MPI_Comm comm, int64_t bytes
   void* data = nullptr;
   if (rank == 0) {
     std::random_device random;
-    std::snprintf(name, sizeof(name), "/lockstep-%d-%08x%08x", static_cast<int>(getpid()), random(),
+    std::snprintf(name, sizeof(name), "/%s%08x%08x%08x", kSharedRegionPrefix, random(), random(),
                   random());
     data = MapNamed(name, /*creates=*/true, bytes);
   }

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "parallel/shared_region_name.h"
 
 namespace lockstep {
 namespace {
@@ -57,18 +57,11 @@ bool IsOwnDirectory(const fs::path& path) {
   return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
 }
 
-// Memory of ranks that were killed before all had it (parallel/mpi_shared_region.h): its name lasts
-// for milliseconds.
+// Memory of ranks that were killed before all had it: its name lasts for milliseconds.
 bool IsAbandonedMemory(const fs::path& file) {
-  const std::string name = file.filename().string();
-  int pid = 0, length = 0;
-  unsigned high = 0, low = 0;
-  if (std::sscanf(name.c_str(), "lockstep-%d-%8x%8x%n", &pid, &high, &low, &length) != 3 ||
-      static_cast<size_t>(length) != name.size()) {
-    return false;
-  }
   struct stat info;
-  return ::lstat(file.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() &&
+  return absl::StartsWith(file.filename().string(), kSharedRegionPrefix) &&
+         ::lstat(file.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid() &&
          IsOld(file);
 }
 

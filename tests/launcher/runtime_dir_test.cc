@@ -12,6 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "parallel/shared_region_name.h"
 #include "tests/support/temp_directory.h"
 
 namespace lockstep {
@@ -100,9 +101,10 @@ TEST_F(RuntimeDirTest, OneWhoseMakerDiedGoesAfterAMinute) {
 
 TEST_F(RuntimeDirTest, MemoryOfRanksThatWereKilledWhileTheyStartedGoesAfterAMinute) {
   if (::access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "/dev/shm may not be written";
-  const std::string own = "/dev/shm/lockstep-" + std::to_string(::getpid());
-  const fs::path old = own + "-0123456789abcdef", fresh = own + "-fedcba9876543210",
-                 others = own + "-0123456789abcdef.log";
+  const std::string pid = std::to_string(::getpid());
+  const std::string ranks = "/dev/shm/" + (kSharedRegionPrefix + pid);
+  const fs::path old = ranks + "-old", fresh = ranks + "-fresh",
+                 others = "/dev/shm/lockstep-others-" + pid;
   for (const fs::path& file : {old, fresh, others}) std::ofstream(file) << "x";
   for (const fs::path& file : {old, others}) {
     fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::minutes(2));
