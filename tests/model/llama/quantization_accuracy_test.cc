@@ -1,5 +1,5 @@
 // What 8- and 4-bit weights cost in accuracy: logits and greedy tokens of a real trained model
-// against those of its f32 weights. Prints the table that the README shows.
+// against those of its f32 weights. Prints the table that kernels/README.md shows.
 #include <cmath>
 #include <cstdio>
 #include <fstream>
