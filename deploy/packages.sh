@@ -11,7 +11,7 @@ packages=(
   ccache cmake g++ ninja-build pkg-config
   # controller, ranks and clients
   libgrpc++-dev libssl-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
-  libopenmpi-dev openmpi-bin libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev
+  libopenmpi-dev openmpi-bin libboost-dev libcli11-dev libfmt-dev nlohmann-json3-dev libpcre2-dev
   # tests
   libgtest-dev libgmock-dev libbenchmark-dev clang-format
   libboost-context-dev

@@ -15,6 +15,7 @@ namespace {
 void AddAllCommands(CLI::App& program, CommandBody& chosen) {
   AddServeCommand(program, chosen);
   AddGenerateCommand(program, chosen);
+  AddGatewayCommand(program, chosen);
   AddBenchCommand(program, chosen);
   AddEvalCommand(program, chosen);
   AddStatusCommand(program, chosen);

@@ -29,6 +29,7 @@ void AddServeCommand(CLI::App& program, CommandBody& chosen);
 void AddControllerCommand(CLI::App& program, CommandBody& chosen);
 void AddWorkerCommand(CLI::App& program, CommandBody& chosen);
 void AddGenerateCommand(CLI::App& program, CommandBody& chosen);
+void AddGatewayCommand(CLI::App& program, CommandBody& chosen);
 void AddTokenizeCommand(CLI::App& program, CommandBody& chosen);
 void AddStatusCommand(CLI::App& program, CommandBody& chosen);
 void AddBenchCommand(CLI::App& program, CommandBody& chosen);

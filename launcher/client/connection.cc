@@ -56,6 +56,11 @@ std::optional<std::string> WhyNoTls(const std::string& message, const std::strin
                                 : "it wants TLS (--tls-ca)");
 }
 
+// Nobody between us and the server reads them.
+bool MayShowTokens(const ConnectionFlags& flags) {
+  return !flags.tls.empty() || flags.insecure_token || IsLocalAddress(flags.server).value_or(false);
+}
+
 }  // namespace
 
 void AddConnectionFlags(CLI::App& command, ConnectionFlags& flags) {
@@ -93,6 +98,7 @@ Connection::Connection(const ConnectionFlags& flags, std::string authorization,
                        std::shared_ptr<grpc::Channel> channel)
     : server_(flags.server),
       encrypted_(!flags.tls.empty()),
+      may_show_tokens_(MayShowTokens(flags)),
       authorization_(std::move(authorization)),
       channel_(std::move(channel)),
       stub_(v1::Generation::NewStub(channel_)) {}
@@ -110,7 +116,7 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionFla
   std::string authorization;
   if (!flags.token_file.empty()) {
     ASSIGN_OR_RETURN(const ApiTokens tokens, ApiTokens::Load(flags.token_file));
-    if (!security.tls && !flags.insecure_token && !IsLocalAddress(flags.server).value_or(false)) {
+    if (!MayShowTokens(flags)) {
       return absl::FailedPreconditionError(
           absl::StrCat("the token would go to ", flags.server,
                        " in clear: use TLS (--tls-ca), or say --insecure-token"));
@@ -131,8 +137,10 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(const ConnectionFla
                      grpc::CreateCustomChannel(flags.server, credentials, arguments)));
 }
 
-void Connection::Prepare(grpc::ClientContext& context, absl::Duration timeout) const {
-  if (!authorization_.empty()) context.AddMetadata(kAuthorizationHeader, authorization_);
+void Connection::Prepare(grpc::ClientContext& context, absl::Duration timeout,
+                         const std::string& authorization) const {
+  const std::string& shown = authorization.empty() ? authorization_ : authorization;
+  if (!shown.empty() && may_show_tokens_) context.AddMetadata(kAuthorizationHeader, shown);
   if (timeout == absl::InfiniteDuration()) return;
   context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout));
 }

@@ -37,10 +37,13 @@ class Connection {
   static absl::StatusOr<std::unique_ptr<Connection>> Open(const ConnectionFlags& flags);
 
   v1::Generation::Stub& stub() const { return *stub_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   const std::string& server() const { return server_; }
 
   // Every call's context needs it: adds the token and the deadline. InfiniteDuration for none.
-  void Prepare(grpc::ClientContext& context, absl::Duration timeout) const;
+  // authorization: a header of somebody for whom the call is made; empty = our own token.
+  void Prepare(grpc::ClientContext& context, absl::Duration timeout,
+               const std::string& authorization = "") const;
 
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(absl::Duration timeout) const;
   absl::StatusOr<v1::GetStatusResponse> GetStatus(absl::Duration timeout) const;
@@ -53,6 +56,7 @@ class Connection {
              std::shared_ptr<grpc::Channel> channel);
   const std::string server_;
   const bool encrypted_;
+  const bool may_show_tokens_;
   const std::string authorization_;  // the header's value; empty = none
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Generation::Stub> stub_;

@@ -5,9 +5,10 @@
 namespace lockstep {
 
 GenerationCall::GenerationCall(const Connection& connection, v1::GenerateRequest request,
-                               absl::Duration timeout, Handlers handlers)
+                               absl::Duration timeout, Handlers handlers,
+                               const std::string& authorization)
     : request_(std::move(request)), handlers_(std::move(handlers)) {
-  connection.Prepare(context_, timeout);
+  connection.Prepare(context_, timeout, authorization);
   connection.stub().async()->Generate(&context_, &request_, this);
   StartRead(&event_);
   StartCall();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "absl/time/time.h"
 #include "launcher/client/connection.h"
@@ -21,8 +22,9 @@ class GenerationCall final : private grpc::ClientReadReactor<v1::GenerateEvent> 
   };
 
   // Starts the call. timeout: InfiniteDuration for none.
+  // authorization: as Connection::Prepare's.
   GenerationCall(const Connection& connection, v1::GenerateRequest request, absl::Duration timeout,
-                 Handlers handlers);
+                 Handlers handlers, const std::string& authorization = "");
   // Continues a request.
   GenerationCall(const Connection& connection, v1::AttachRequest request, absl::Duration timeout,
                  Handlers handlers);

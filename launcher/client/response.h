@@ -34,6 +34,7 @@ class Response {
   v1::AttachRequest Continuation() const;
 
   const v1::PromptAccepted& accepted() const { return accepted_; }
+  const std::vector<v1::Logprobs>& prompt_logprobs() const { return prompt_logprobs_; }
   const std::vector<ResponseOutput>& outputs() const { return outputs_; }
   int64_t num_output_tokens() const { return num_output_tokens_; }
   absl::Time started() const { return started_; }

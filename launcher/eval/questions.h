@@ -6,13 +6,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "launcher/client/chat_format.h"
 
 namespace lockstep {
-
-struct ChatMessage {
-  std::string role;  // "system", "user" or "assistant"
-  std::string content;
-};
 
 struct Question {
   std::string task;  // what it is counted under

@@ -1,7 +1,6 @@
 // Questions, their scores, and an exam against a server that answers by rule.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "launcher/eval/chat_format.h"
 #include "launcher/eval/examiner.h"
 #include "launcher/eval/questions.h"
 #include "launcher/eval/score_board.h"

@@ -1,4 +1,4 @@
-#include "launcher/eval/chat_format.h"
+#include "launcher/client/chat_format.h"
 
 #include <utility>
 
@@ -22,17 +22,17 @@ absl::StatusOr<bool> IsOneToken(const Connection& connection, const std::string&
   return response.token_ids_size() == 1;
 }
 
-// What stands before a message of this role.
-std::string Opening(ChatFormat format, const std::string& role) {
+// What stands before what this role says: markers, and text.
+std::pair<std::string, std::string> Opening(ChatFormat format, const std::string& role) {
   switch (format) {
     case ChatFormat::kMarkers:
-      return absl::StrCat("<|", role, "|>");
+      return {absl::StrCat("<|", role, "|>"), ""};
     case ChatFormat::kHeaders:
-      return absl::StrCat("<|start_header_id|>", role, "<|end_header_id|>\n\n");
+      return {absl::StrCat("<|start_header_id|>", role, "<|end_header_id|>"), "\n\n"};
     case ChatFormat::kPlain:
       break;
   }
-  return "";
+  return {"", ""};
 }
 
 const char* Closing(ChatFormat format) {
@@ -62,8 +62,7 @@ std::string ChatFormatName(ChatFormat format) {
 }
 
 absl::StatusOr<ChatFormat> DetectChatFormat(const Connection& connection) {
-  for (const auto& [format, marker] : {std::pair{ChatFormat::kMarkers, "<|assistant|>"},
-                                       std::pair{ChatFormat::kHeaders, "<|start_header_id|>"}}) {
+  for (const auto& [format, marker] : kChatMarkers) {
     const auto known = IsOneToken(connection, marker);
     if (!known.ok()) return known.status();
     if (*known) return format;
@@ -71,12 +70,26 @@ absl::StatusOr<ChatFormat> DetectChatFormat(const Connection& connection) {
   return ChatFormat::kPlain;
 }
 
+std::vector<ChatPiece> ChatPieces(ChatFormat format, const std::vector<ChatMessage>& messages) {
+  std::vector<ChatPiece> pieces;
+  const auto add = [&](std::string text, bool is_markup) {
+    if (!text.empty()) pieces.push_back({std::move(text), is_markup});
+  };
+  for (const ChatMessage& message : messages) {
+    const auto [markers, text] = Opening(format, message.role);
+    add(markers, true);
+    add(absl::StrCat(text, message.content), false);
+    add(Closing(format), true);
+  }
+  const auto [markers, text] = Opening(format, "assistant");
+  add(markers, true);
+  add(text, false);
+  return pieces;
+}
+
 std::string RenderChat(ChatFormat format, const std::vector<ChatMessage>& messages) {
   std::string text;
-  for (const ChatMessage& message : messages) {
-    absl::StrAppend(&text, Opening(format, message.role), message.content, Closing(format));
-  }
-  absl::StrAppend(&text, Opening(format, "assistant"));
+  for (const ChatPiece& piece : ChatPieces(format, messages)) text += piece.text;
   return text;
 }
 

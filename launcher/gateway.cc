@@ -1,0 +1,218 @@
+// lockstep gateway: OpenAI's HTTP API in front of a server.
+#include <utility>  // before Boost 1.74's awaitable.hpp
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
+#include "launcher/base/signals.h"
+#include "launcher/cli/add_command.h"
+#include "launcher/cli/values.h"
+#include "launcher/client/connection.h"
+#include "launcher/gateway/http_server.h"
+#include "launcher/gateway/openai_service.h"
+#include "runtime/security/reachability.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kGatewayCommand[] = "gateway";
+constexpr absl::Duration kFirstLookTimeout = absl::Seconds(2);
+constexpr std::chrono::milliseconds kDrainTick{20};
+
+struct GatewayOptions {
+  ConnectionFlags connection;
+  std::string listen = "127.0.0.1:8000";
+  TlsFiles https;
+  bool insecure_listen = false;
+  int max_connections = HttpLimits().max_connections;
+  double drain_seconds = 30;
+  bool json = false;
+};
+
+absl::StatusOr<HttpServerOptions> ServerOptions(const GatewayOptions& options) {
+  HttpServerOptions server;
+  ASSIGN_OR_RETURN(server.listen, ParseHostPort(options.listen));
+  server.limits.max_connections = options.max_connections;
+  if (!options.https.empty()) {
+    ASSIGN_OR_RETURN(server.tls, LoadTlsIdentity(options.https));
+  } else if (!options.insecure_listen && !IsLocalAddress(options.listen).value_or(true)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--listen ", options.listen,
+                     " can be reached from other hosts: use TLS (--https-cert), or say "
+                     "--insecure-listen"));
+  }
+  return server;
+}
+
+// What is in front of what, once.
+void Announce(const GatewayOptions& options, const HttpServer& server,
+              const Connection& connection) {
+  const auto info = connection.GetServerInfo(kFirstLookTimeout);
+  if (options.json) {
+    nlohmann::ordered_json event = {
+        {"event", "listening"}, {"url", server.url()}, {"server", connection.server()}};
+    if (info.ok()) event["model"] = ValidUtf8(info->model_name());
+    if (!info.ok()) event["error"] = ValidUtf8(info.status().message());
+    std::printf("%s\n", event.dump().c_str());
+  } else {
+    std::printf("Gateway  %s/v1 in front of %s: %s\n", server.url().c_str(),
+                connection.server().c_str(),
+                info.ok() ? TerminalText(info->model_name()).c_str()
+                          : OneLine(info.status().message()).c_str());
+  }
+  std::fflush(stdout);
+}
+
+// The io_context, the server that it runs, and how both end.
+class Gateway {
+ public:
+  Gateway(const GatewayOptions& options, const Connection& connection, InterruptWatcher& interrupts)
+      : options_(options),
+        connection_(connection),
+        interrupts_(interrupts),
+        interrupted_(io_, interrupts.fd()),
+        tick_(io_),
+        service_(connection) {}
+  ~Gateway() { interrupted_.release(); }  // it is the watcher's
+
+  absl::Status Run(const HttpServerOptions& server_options) {
+    ASSIGN_OR_RETURN(server_,
+                     HttpServer::Start(io_, server_options, [this](HttpExchange& exchange) {
+                       return service_.Answer(exchange);
+                     }));
+    Announce(options_, *server_, connection_);
+    boost::asio::co_spawn(io_, End(), [](const std::exception_ptr& error) {
+      if (error) std::rethrow_exception(error);
+    });
+    const auto work = boost::asio::make_work_guard(io_);
+    io_.run();
+    return absl::OkStatus();
+  }
+
+ private:
+  using ErrorCode = boost::system::error_code;
+
+  // A first interrupt lets answers end, a second one, or the time that they have, cuts them off.
+  // Calls that they wait for are cancelled then, and end before the io_context does.
+  Awaitable<void> End() {
+    ErrorCode error;
+    co_await interrupted_.async_wait(
+        boost::asio::posix::stream_descriptor::wait_read,
+        boost::asio::redirect_error(boost::asio::use_awaitable, error));
+    interrupts_.TakeCount();
+    server_->Drain();
+    const absl::Time until = SteadyNow() + absl::Seconds(options_.drain_seconds);
+    while (server_->num_connections() > 0) {
+      if (interrupts_.TakeCount() > 0 || SteadyNow() >= until) server_->Close();
+      tick_.expires_after(kDrainTick);
+      co_await tick_.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, error));
+    }
+    io_.stop();
+  }
+
+  const GatewayOptions& options_;
+  const Connection& connection_;
+  InterruptWatcher& interrupts_;
+  boost::asio::io_context io_{1};
+  boost::asio::posix::stream_descriptor interrupted_;
+  boost::asio::steady_timer tick_;
+  OpenAiService service_;
+  std::unique_ptr<HttpServer> server_;
+};
+
+int RunGateway(const GatewayOptions& options) {
+  const auto server_options = ServerOptions(options);
+  if (!server_options.ok()) return FailUsage(kGatewayCommand, server_options.status().message());
+  IgnoreBrokenPipes();
+  InterruptWatcher interrupts;  // before gRPC starts threads
+  const auto connection = Connection::Open(options.connection);
+  if (!connection.ok()) return FailUsage(kGatewayCommand, connection.status().message());
+  if (options.insecure_listen && !IsLocalAddress(options.listen).value_or(true)) {
+    std::fprintf(stderr, "Warning  prompts, texts and tokens cross the network in clear (%s)\n",
+                 options.listen.c_str());
+  }
+  Gateway gateway(options, **connection, interrupts);
+  const absl::Status status = gateway.Run(*server_options);
+  return status.ok() ? kExitOk : Fail(kGatewayCommand, status);
+}
+
+void AddHttpFlags(CLI::App& command, GatewayOptions& options) {
+  const char* group = "HTTP";
+  command
+      .add_option("--listen", options.listen, "where HTTP clients connect; port 0 = any free one")
+      ->type_name("HOST:PORT")
+      ->check(HostAndPort())
+      ->capture_default_str()
+      ->group(group);
+  auto* certificate = command
+                          .add_option("--https-cert", options.https.certificate,
+                                      "certificate chain (PEM): clients must use TLS")
+                          ->type_name("FILE")
+                          ->group(group);
+  auto* key =
+      command
+          .add_option("--https-key", options.https.key, "its key (PEM, mode 0600, no pass phrase)")
+          ->type_name("FILE")
+          ->group(group);
+  certificate->needs(key);
+  key->needs(certificate);
+  command
+      .add_option("--https-client-ca", options.https.authority,
+                  "admit only clients with a certificate that these (PEM) signed")
+      ->type_name("FILE")
+      ->needs(certificate)
+      ->group(group);
+  command
+      .add_flag("--insecure-listen", options.insecure_listen,
+                "let --listen be reached from other hosts without TLS")
+      ->group(group);
+  command.add_option("--max-connections", options.max_connections, "more wait until others end")
+      ->type_name("N")
+      ->check(Between(1, 60000))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--drain-seconds", options.drain_seconds,
+                  "how long running answers may take to finish after Ctrl-C")
+      ->type_name("SECONDS")
+      ->check(Between(0.0, 1e6))
+      ->capture_default_str()
+      ->group(group);
+  command.add_flag("--json", options.json, "print events as JSON objects, one per line")
+      ->group(group);
+}
+
+}  // namespace
+
+void AddGatewayCommand(CLI::App& program, CommandBody& chosen) {
+  GatewayOptions* options = nullptr;
+  CLI::App* command =
+      AddCommand(program, chosen, kGatewayCommand, "Answer OpenAI's HTTP API in front of a server",
+                 &RunGateway, options);
+  AddHttpFlags(*command, *options);
+  AddConnectionFlags(*command, options->connection);
+  command->footer(
+      "Answers POST /v1/completions and /v1/chat/completions, GET /v1/models and /health. A "
+      "client's\n"
+      "\"Authorization: Bearer TOKEN\" goes to the server, which checks it; --token-file's is "
+      "shown for\n"
+      "clients that have none.\n"
+      "Example:\n  lockstep gateway &\n"
+      "  curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\\n"
+      "    -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 40}'\n"
+      "Exit codes: 0 stopped on request, 1 a failure, 2 wrong usage.");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+// The calls of one completion, and what comes back of them, for one HTTP exchange.
+#pragma once
+
+#include <utility>  // before Boost 1.74's awaitable.hpp
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "launcher/client/connection.h"
+#include "launcher/client/generation_call.h"
+#include "launcher/gateway/http_exchange.h"
+#include "launcher/gateway/openai_reply.h"
+#include "launcher/gateway/openai_request.h"
+
+namespace lockstep {
+
+class CompletionRun {
+ public:
+  // requests: one to each prompt. Everything it refers to must outlive Run.
+  CompletionRun(const Connection& connection, const OpenAiRequest& asked, OpenAiReply& reply,
+                HttpExchange& exchange)
+      : connection_(connection), asked_(asked), reply_(reply), exchange_(exchange) {}
+
+  // Answers the exchange. Returns when all calls have ended, whatever becomes of the client.
+  Awaitable<void> Run(std::vector<v1::GenerateRequest> requests);
+
+ private:
+  struct Arrival {
+    size_t prompt = 0;
+    v1::GenerateEvent event;           // unless it is done
+    std::optional<grpc::Status> done;  // the call's last word
+  };
+  class Inbox;
+
+  void Start(std::vector<v1::GenerateRequest> requests);
+  void CancelAll();
+  Awaitable<void> Pump();
+  Awaitable<void> Take(Arrival arrival);
+  Awaitable<void> Told(const Arrival& arrival);
+  Awaitable<void> Ended(const grpc::Status& status);
+  Awaitable<void> Begin();
+  Awaitable<void> Flush();
+  Awaitable<void> Finish();
+  Awaitable<void> LookAtClient();
+  void AppendEvent(absl::string_view data);
+
+  const Connection& connection_;
+  const OpenAiRequest& asked_;
+  OpenAiReply& reply_;
+  HttpExchange& exchange_;
+
+  std::shared_ptr<Inbox> inbox_;  // shared with gRPC's threads
+  std::vector<std::unique_ptr<GenerationCall>> calls_;
+  size_t num_running_ = 0;
+  size_t num_accepted_ = 0;
+  std::optional<grpc::Status> failure_;  // the first one
+  bool has_begun_ = false;               // to stream
+  bool is_gone_ = false;                 // nobody listens any more
+  std::string unsent_;                   // events of the stream
+  absl::Time looked_at_;                 // at the client
+  absl::Time wrote_at_;
+};
+
+}  // namespace lockstep

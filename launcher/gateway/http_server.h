@@ -1,0 +1,66 @@
+// An HTTP/1.1 server for strangers, by Boost.Beast: in clear or with TLS, with a limit to all that
+// a client can take: sizes of header and body, time for each, connections, and memory for all
+// bodies together.
+//
+// Belongs to one io_context and the one thread that runs it.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "launcher/cli/values.h"
+#include "launcher/gateway/http_exchange.h"
+#include "runtime/security/tls.h"
+
+namespace lockstep {
+
+struct HttpLimits {
+  int max_connections = 1024;  // more wait in the listen queue
+  uint32_t max_header_bytes = 16 << 10;
+  int64_t max_body_bytes = 8 << 20;
+  int64_t max_bodies_bytes = int64_t{256} << 20;  // of all requests that are being read or answered
+  absl::Duration header_timeout = absl::Seconds(30);
+  absl::Duration body_timeout = absl::Seconds(60);
+  absl::Duration write_timeout = absl::Seconds(60);  // for each piece of an answer
+  absl::Duration idle_timeout = absl::Seconds(75);   // between requests
+};
+
+struct HttpServerOptions {
+  HostPort listen;                 // port 0 = any free one
+  std::optional<TlsIdentity> tls;  // none = in clear; with an authority clients must show a
+                                   // certificate that it signed
+  HttpLimits limits = {};
+};
+
+class HttpServer {
+ public:
+  // Listens and accepts. INVALID_ARGUMENT (an address that does not resolve, a key that OpenSSL
+  // refuses), UNAVAILABLE (in use).
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(boost::asio::io_context& io,
+                                                           const HttpServerOptions& options,
+                                                           HttpHandler handler);
+  // Not before num_connections() is 0 or the io_context has stopped for good.
+  ~HttpServer();
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  // "http://127.0.0.1:8000"
+  const std::string& url() const;
+  // No new connections; those between requests are closed, the others after their answer.
+  void Drain();
+  // Closes all connections: clients of running answers lose them.
+  void Close();
+  int num_connections() const;
+
+ private:
+  class Acceptor;
+  explicit HttpServer(std::shared_ptr<Acceptor> acceptor);
+  std::shared_ptr<Acceptor> acceptor_;  // shared with its own coroutine and with connections
+};
+
+}  // namespace lockstep

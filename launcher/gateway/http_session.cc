@@ -1,0 +1,236 @@
+#include "launcher/gateway/http_session.h"
+
+#include <poll.h>
+
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/http.hpp>
+#include <string>
+#include <type_traits>
+
+#include "absl/strings/str_cat.h"
+
+namespace lockstep {
+namespace {
+
+namespace http = boost::beast::http;
+
+template <typename Stream>
+constexpr bool kIsTls = std::is_same_v<Stream, TlsStream>;
+
+// Errors go where they are told, nothing is thrown.
+auto Told(boost::system::error_code& error) {
+  return boost::asio::redirect_error(boost::asio::use_awaitable, error);
+}
+
+}  // namespace
+
+template <typename Stream>
+Awaitable<void> HttpSession<Stream>::Run() {
+  bool goes_on = co_await Handshake();
+  if (!goes_on) co_return;
+  while (goes_on) goes_on = co_await ServeOne();
+  co_await Shutdown();
+}
+
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::Handshake() {
+  if constexpr (kIsTls<Stream>) {
+    ErrorCode error;
+    ExpireAfter(state_.limits.header_timeout);
+    co_await stream_.async_handshake(boost::asio::ssl::stream_base::server, Told(error));
+    co_return !error;
+  }
+  co_return true;
+}
+
+// False when there is no next request.
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::ServeOne() {
+  Parser parser;
+  parser.header_limit(state_.limits.max_header_bytes);
+  parser.body_limit(static_cast<uint64_t>(state_.limits.max_body_bytes));
+  ErrorCode error;
+  is_idle_ = buffer_.size() == 0;
+  ExpireAfter(keep_alive_ ? state_.limits.idle_timeout : state_.limits.header_timeout);
+  co_await http::async_read_header(stream_, buffer_, parser, Told(error));
+  is_idle_ = false;
+  version_ = 11;
+  keep_alive_ = false;
+  if (error) co_return co_await Refuse(error);
+  version_ = parser.get().version();
+  is_head_ = parser.get().method() == http::verb::head;
+  BodyBudget budget(state_);
+  const int64_t promised = parser.content_length() ? static_cast<int64_t>(*parser.content_length())
+                           : parser.chunked()      ? state_.limits.max_body_bytes
+                                                   : 0;
+  if (!budget.Take(promised)) {
+    HttpReply reply;
+    reply.status = 503;
+    reply.content_type = "text/plain";
+    reply.body = "too many requests are being read\n";
+    reply.retry_after_seconds = 1;
+    co_await Reply(std::move(reply));
+    co_return false;
+  }
+  const bool is_read = co_await ReadBody(parser);
+  if (!is_read) co_return false;
+  auto message = parser.release();
+  keep_alive_ = message.keep_alive() && !state_.is_draining;
+  const absl::string_view target(message.target().data(), message.target().size());
+  request_ = {.method = std::string(message.method_string()),
+              .path = std::string(target.substr(0, target.find('?'))),
+              .content_type = std::string(message[http::field::content_type]),
+              .authorization = std::string(message[http::field::authorization]),
+              .body = std::move(message.body())};
+  co_await state_.handler(*this);
+  request_ = {};
+  co_return keep_alive_ && !state_.is_draining && Socket().socket().is_open();
+}
+
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser) {
+  ErrorCode error;
+  ExpireAfter(state_.limits.body_timeout);
+  if (boost::beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+    http::response<http::empty_body> go_on{http::status::continue_, version_};
+    co_await http::async_write(stream_, go_on, Told(error));
+    if (error) co_return false;
+  }
+  co_await http::async_read(stream_, buffer_, parser, Told(error));
+  if (!error) co_return true;
+  co_await Refuse(error);
+  co_return false;
+}
+
+// What could not be read as HTTP is told so; whoever has gone or was too slow is not.
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::Refuse(const ErrorCode& error) {
+  HttpReply reply;
+  reply.status = 400;
+  reply.content_type = "text/plain";
+  if (error == http::error::header_limit) {
+    reply.status = 431;
+    reply.body =
+        absl::StrCat("the header is longer than ", state_.limits.max_header_bytes, " bytes\n");
+  } else if (error == http::error::body_limit) {
+    reply.status = 413;
+    reply.body = absl::StrCat("the body is longer than ", state_.limits.max_body_bytes, " bytes\n");
+  } else if (error.category() == http::make_error_code(http::error::bad_method).category() &&
+             error != http::error::end_of_stream && error != http::error::partial_message) {
+    reply.body = absl::StrCat("not HTTP: ", error.message(), "\n");
+  } else {
+    co_return false;
+  }
+  keep_alive_ = false;
+  co_await Reply(std::move(reply));
+  co_return false;
+}
+
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::Send(
+    boost::beast::http::response<boost::beast::http::string_body> response) {
+  ErrorCode error;
+  ExpireAfter(state_.limits.write_timeout);
+  http::serializer<false, http::string_body> serializer(response);
+  if (is_head_) {
+    co_await http::async_write_header(stream_, serializer, Told(error));
+  } else {
+    co_await http::async_write(stream_, serializer, Told(error));
+  }
+  if (error) keep_alive_ = false;
+  co_return !error;
+}
+
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::Reply(HttpReply reply) {
+  http::response<http::string_body> response{static_cast<http::status>(reply.status), version_};
+  response.set(http::field::content_type, reply.content_type);
+  if (!reply.allow.empty()) response.set(http::field::allow, reply.allow);
+  if (reply.retry_after_seconds > 0) {
+    response.set(http::field::retry_after, std::to_string(reply.retry_after_seconds));
+  }
+  if (reply.status == 401) response.set(http::field::www_authenticate, "Bearer");
+  response.body() = std::move(reply.body);
+  response.keep_alive(keep_alive_);
+  response.prepare_payload();
+  co_return co_await Send(std::move(response));
+}
+
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::BeginStream(absl::string_view content_type) {
+  http::response<http::empty_body> header{http::status::ok, version_};
+  header.set(http::field::content_type,
+             boost::beast::string_view(content_type.data(), content_type.size()));
+  header.set(http::field::cache_control, "no-cache");
+  header.set("X-Accel-Buffering", "no");  // nginx: pass on what comes when it comes
+  if (version_ == 11) {
+    header.chunked(true);
+  } else {
+    keep_alive_ = false;
+  }
+  header.keep_alive(keep_alive_);
+  ErrorCode error;
+  ExpireAfter(state_.limits.write_timeout);
+  http::serializer<false, http::empty_body> serializer(header);
+  co_await http::async_write_header(stream_, serializer, Told(error));
+  co_return !error;
+}
+
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::Write(absl::string_view piece) {
+  if (piece.empty()) co_return true;
+  ErrorCode error;
+  ExpireAfter(state_.limits.write_timeout);
+  const auto data = boost::asio::buffer(piece.data(), piece.size());
+  if (version_ == 11) {
+    co_await boost::asio::async_write(stream_, http::make_chunk(data), Told(error));
+  } else {
+    co_await boost::asio::async_write(stream_, data, Told(error));
+  }
+  if (error) keep_alive_ = false;
+  co_return !error;
+}
+
+template <typename Stream>
+Awaitable<bool> HttpSession<Stream>::EndStream() {
+  if (version_ != 11) co_return true;
+  ErrorCode error;
+  ExpireAfter(state_.limits.write_timeout);
+  co_await boost::asio::async_write(stream_, http::make_chunk_last(), Told(error));
+  if (error) keep_alive_ = false;
+  co_return !error;
+}
+
+// Also where TLS has said goodbye, or a next request waits: those bytes lie before the end, so that
+// reading would not show it.
+template <typename Stream>
+bool HttpSession<Stream>::PeerHasGone() const {
+  auto& socket = const_cast<boost::beast::tcp_stream&>(Socket()).socket();
+  if (!socket.is_open()) return true;
+  pollfd polled{socket.native_handle(), POLLRDHUP, 0};
+  return ::poll(&polled, 1, 0) > 0 && (polled.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+// So that the client reads the last answer to its end: closing a socket that holds unread bytes
+// would reset the connection, and take it away.
+template <typename Stream>
+Awaitable<void> HttpSession<Stream>::Shutdown() {
+  if (!Socket().socket().is_open()) co_return;
+  ErrorCode error;
+  ExpireAfter(absl::Seconds(2));
+  if constexpr (kIsTls<Stream>) {
+    co_await stream_.async_shutdown(Told(error));
+  }
+  Socket().socket().shutdown(boost::asio::ip::tcp::socket::shutdown_send, error);
+  char rest[4096];
+  for (int i = 0; i < 1024 && !error; ++i) {
+    co_await Socket().async_read_some(boost::asio::buffer(rest), Told(error));
+  }
+}
+
+template class HttpSession<PlainStream>;
+template class HttpSession<TlsStream>;
+
+}  // namespace lockstep

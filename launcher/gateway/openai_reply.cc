@@ -1,0 +1,326 @@
+#include "launcher/gateway/openai_reply.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/base/steady_clock.h"
+#include "launcher/cli/values.h"
+
+namespace lockstep {
+namespace {
+
+using Json = OpenAiReply::Json;
+
+// In what concatenated tokens make of them: continuation bytes belong to what came before.
+size_t NumCharacters(absl::string_view text) {
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
+}
+
+// A token as a name: tokens that are a part of a character alone are told by their bytes, as OpenAI
+// does.
+std::string TokenName(const std::string& text) {
+  if (!FirstInvalidUtf8(text)) return text;
+  std::string name = "bytes:";
+  for (const char byte : text) {
+    absl::StrAppendFormat(&name, "\\x%02x", static_cast<unsigned>(static_cast<uint8_t>(byte)));
+  }
+  return name;
+}
+
+Json ChatToken(const v1::TokenLogprob& token) {
+  Json bytes = Json::array();
+  for (const char byte : token.text()) bytes.push_back(static_cast<uint8_t>(byte));
+  return {{"token", ValidUtf8(token.text())}, {"logprob", token.logprob()}, {"bytes", bytes}};
+}
+
+Json ChatLogprobs(const std::vector<v1::Logprobs>& logprobs, size_t begin) {
+  Json content = Json::array();
+  for (size_t i = begin; i < logprobs.size(); ++i) {
+    Json entry = ChatToken(logprobs[i].token());
+    entry["top_logprobs"] = Json::array();
+    for (const v1::TokenLogprob& top : logprobs[i].top()) {
+      entry["top_logprobs"].push_back(ChatToken(top));
+    }
+    content.push_back(std::move(entry));
+  }
+  return {{"content", std::move(content)}};
+}
+
+// The lists that completions have.
+struct TokenLists {
+  Json tokens = Json::array(), logprobs = Json::array(), top = Json::array(),
+       offsets = Json::array();
+  size_t offset = 0;
+
+  void AddFirst(const std::string& text) {
+    tokens.push_back(TokenName(text));
+    logprobs.push_back(nullptr);
+    top.push_back(nullptr);
+    Advance(text);
+  }
+  void Add(const v1::Logprobs& entry) {
+    const v1::TokenLogprob& chosen = entry.token();
+    tokens.push_back(TokenName(chosen.text()));
+    logprobs.push_back(chosen.logprob());
+    Json all = Json::object();
+    for (const v1::TokenLogprob& token : entry.top())
+      all[TokenName(token.text())] = token.logprob();
+    all[TokenName(chosen.text())] = chosen.logprob();
+    top.push_back(std::move(all));
+    Advance(chosen.text());
+  }
+  void Advance(const std::string& text) {
+    offsets.push_back(offset);
+    offset += NumCharacters(text);
+  }
+  Json Take() {
+    return {{"tokens", std::move(tokens)},
+            {"token_logprobs", std::move(logprobs)},
+            {"top_logprobs", std::move(top)},
+            {"text_offset", std::move(offsets)}};
+  }
+};
+
+// Finish reason and, as vLLM has it, what stopped it.
+void AddEnd(const v1::OutputFinished& finished, Json& choice) {
+  choice["finish_reason"] = FinishReasonName(finished.reason());
+  if (finished.has_stop_string()) {
+    choice["stop_reason"] = finished.stop_string();
+  } else if (finished.has_stop_token_id()) {
+    choice["stop_reason"] = finished.stop_token_id();
+  } else {
+    choice["stop_reason"] = nullptr;
+  }
+}
+
+}  // namespace
+
+OpenAiReply::OpenAiReply(const OpenAiRequest& request, size_t num_prompts, std::string model,
+                         absl::Time created, std::vector<EchoedPrompt> echoed)
+    : request_(request),
+      num_outputs_(std::clamp(request.num_outputs(), 1, kMaxOutputs)),
+      model_(std::move(model)),
+      created_(absl::ToUnixSeconds(created)),
+      echoed_(std::move(echoed)),
+      responses_(num_prompts, Response(SteadyNow())),
+      told_(num_prompts * static_cast<size_t>(num_outputs_)) {}
+
+void OpenAiReply::Add(size_t prompt, const v1::GenerateEvent& event) {
+  responses_[prompt].Add(event, SteadyNow());
+}
+
+Json OpenAiReply::Envelope(const char* object) const {
+  const std::string& id = responses_.front().accepted().request_id();
+  return {{"id", absl::StrCat(request_.is_chat ? "chatcmpl-" : "cmpl-", id)},
+          {"object", object},
+          {"created", created_},
+          {"model", model_}};
+}
+
+Json OpenAiReply::ChunkOf(Json choice) const {
+  Json chunk = Envelope(request_.is_chat ? "chat.completion.chunk" : "text_completion");
+  chunk["choices"] = Json::array({std::move(choice)});
+  if (request_.include_usage) chunk["usage"] = nullptr;
+  return chunk;
+}
+
+// From the begin-th token on; begin 0 has the prompt's before it, if that is repeated. offset: the
+// first one's, then the next one's.
+Json OpenAiReply::LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const {
+  const auto& outputs = responses_[prompt].outputs();
+  static const std::vector<v1::Logprobs> kNone;
+  const auto& logprobs = output < outputs.size() ? outputs[output].logprobs : kNone;
+  if (request_.is_chat) return ChatLogprobs(logprobs, begin);
+  TokenLists lists;
+  lists.offset = offset;
+  if (begin == 0 && request_.echo) {
+    lists.AddFirst(echoed_[prompt].first_token);
+    for (const v1::Logprobs& entry : responses_[prompt].prompt_logprobs()) lists.Add(entry);
+  }
+  for (size_t i = begin; i < logprobs.size(); ++i) lists.Add(logprobs[i]);
+  offset = lists.offset;
+  return lists.Take();
+}
+
+// What stands before an output's first token: a role, or the prompt.
+std::optional<Json> OpenAiReply::OpeningChunk(size_t prompt, size_t output) {
+  const size_t index = IndexOf(prompt, output);
+  if (std::exchange(told_[index].opened, true)) return std::nullopt;
+  Json choice = {{"index", index}};
+  if (request_.is_chat) {
+    choice["delta"] = {{"role", "assistant"}, {"content", ""}};
+    choice["logprobs"] = nullptr;
+  } else if (request_.echo) {
+    choice["text"] = ValidUtf8(echoed_[prompt].text);
+    choice["logprobs"] = nullptr;  // they come with the first token's
+  } else {
+    return std::nullopt;
+  }
+  choice["finish_reason"] = nullptr;
+  return ChunkOf(std::move(choice));
+}
+
+Json OpenAiReply::DeltaChunk(size_t prompt, const v1::TokenDelta& delta) {
+  const size_t index = IndexOf(prompt, delta.output_index());
+  Json choice = {{"index", index}};
+  if (request_.is_chat) {
+    choice["delta"] = {{"content", ValidUtf8(delta.text())}};
+  } else {
+    choice["text"] = ValidUtf8(delta.text());
+  }
+  choice["logprobs"] = nullptr;
+  if (request_.wants_logprobs() && !delta.logprobs().empty()) {
+    Told& told = told_[index];
+    choice["logprobs"] = LogprobsOf(prompt, delta.output_index(), told.num_tokens, told.offset);
+    told.num_tokens += static_cast<size_t>(delta.logprobs_size());
+  }
+  choice["finish_reason"] = nullptr;
+  return ChunkOf(std::move(choice));
+}
+
+std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& event) {
+  std::vector<Json> chunks;
+  const auto open = [&](size_t output) {
+    if (auto chunk = OpeningChunk(prompt, output)) chunks.push_back(*std::move(chunk));
+  };
+  if (event.has_accepted()) {
+    for (int output = 0; output < num_outputs_; ++output) open(static_cast<size_t>(output));
+  } else if (event.has_delta() &&
+             event.delta().output_index() < static_cast<uint32_t>(num_outputs_)) {
+    const bool tells = !event.delta().text().empty() || !event.delta().logprobs().empty();
+    if (tells) chunks.push_back(DeltaChunk(prompt, event.delta()));
+  } else if (event.has_finished() &&
+             event.finished().output_index() < static_cast<uint32_t>(num_outputs_)) {
+    Json choice = {{"index", IndexOf(prompt, event.finished().output_index())}};
+    if (request_.is_chat) {
+      choice["delta"] = Json::object();
+    } else {
+      choice["text"] = "";
+    }
+    choice["logprobs"] = nullptr;
+    AddEnd(event.finished(), choice);
+    chunks.push_back(ChunkOf(std::move(choice)));
+  }
+  return chunks;
+}
+
+Json OpenAiReply::Usage() const {
+  int64_t num_prompt = 0, num_cached = 0, num_output = 0;
+  for (const Response& response : responses_) {
+    for (const ResponseOutput& output : response.outputs()) {
+      if (!output.finished || !output.finished->has_usage()) continue;
+      num_prompt += output.finished->usage().num_prompt_tokens();
+      num_cached += output.finished->usage().num_cached_prompt_tokens();
+      num_output += output.finished->usage().num_output_tokens();
+    }
+  }
+  return {{"prompt_tokens", num_prompt},
+          {"completion_tokens", num_output},
+          {"total_tokens", num_prompt + num_output},
+          {"prompt_tokens_details", {{"cached_tokens", num_cached}}}};
+}
+
+Json OpenAiReply::UsageChunk() const {
+  Json chunk = Envelope(request_.is_chat ? "chat.completion.chunk" : "text_completion");
+  chunk["choices"] = Json::array();
+  chunk["usage"] = Usage();
+  return chunk;
+}
+
+Json OpenAiReply::Choice(size_t prompt, size_t output) const {
+  const auto& outputs = responses_[prompt].outputs();
+  static const ResponseOutput kNone;
+  const ResponseOutput& given = output < outputs.size() ? outputs[output] : kNone;
+  Json choice = {{"index", IndexOf(prompt, output)}};
+  if (request_.is_chat) {
+    choice["message"] = {
+        {"role", "assistant"}, {"content", ValidUtf8(given.text)}, {"refusal", nullptr}};
+  } else {
+    choice["text"] = ValidUtf8(request_.echo ? echoed_[prompt].text + given.text : given.text);
+  }
+  choice["logprobs"] = nullptr;
+  if (request_.wants_logprobs()) {
+    size_t offset = 0;
+    choice["logprobs"] = LogprobsOf(prompt, output, 0, offset);
+  }
+  AddEnd(given.finished.value_or(v1::OutputFinished()), choice);
+  return choice;
+}
+
+Json OpenAiReply::Whole() const {
+  Json whole = Envelope(request_.is_chat ? "chat.completion" : "text_completion");
+  whole["choices"] = Json::array();
+  for (size_t prompt = 0; prompt < responses_.size(); ++prompt) {
+    for (int output = 0; output < num_outputs_; ++output) {
+      whole["choices"].push_back(Choice(prompt, static_cast<size_t>(output)));
+    }
+  }
+  whole["usage"] = Usage();
+  return whole;
+}
+
+int HttpStatusOf(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+      return 400;
+    case absl::StatusCode::kUnauthenticated:
+      return 401;
+    case absl::StatusCode::kPermissionDenied:
+      return 403;
+    case absl::StatusCode::kNotFound:
+      return 404;
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kFailedPrecondition:
+      return 409;
+    case absl::StatusCode::kResourceExhausted:
+      return 429;
+    case absl::StatusCode::kUnavailable:
+      return 503;
+    case absl::StatusCode::kDeadlineExceeded:
+      return 504;
+    default:
+      return 500;
+  }
+}
+
+namespace {
+
+const char* ErrorType(int status) {
+  if (status == 401) return "authentication_error";
+  if (status == 403) return "permission_error";
+  if (status == 404) return "not_found_error";
+  if (status == 429) return "rate_limit_error";
+  return status < 500 ? "invalid_request_error" : "server_error";
+}
+
+}  // namespace
+
+Json OpenAiErrorJson(int status, absl::string_view message, absl::string_view code) {
+  Json error = {{"message", ValidUtf8(message)}, {"type", ErrorType(status)}, {"param", nullptr}};
+  error["code"] = code.empty() ? Json(nullptr) : Json(std::string(code));
+  return {{"error", std::move(error)}};
+}
+
+HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code) {
+  HttpReply reply{.status = status,
+                  .content_type = "application/json",
+                  .body = DumpJson(OpenAiErrorJson(status, message, code)),
+                  .allow = ""};
+  if (status == 429 || status == 503) reply.retry_after_seconds = 1;
+  return reply;
+}
+
+HttpReply OpenAiError(const absl::Status& status) {
+  return OpenAiError(HttpStatusOf(status.code()), status.message());
+}
+
+std::string DumpJson(const Json& json) {
+  return json.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+// What OpenAI's HTTP API answers: outputs of ours as its JSON, whole or as events of a stream.
+// Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "launcher/client/response.h"
+#include "launcher/gateway/http_exchange.h"
+#include "launcher/gateway/openai_request.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+
+// Of the prompt, for completions that repeat it.
+struct EchoedPrompt {
+  std::string text;
+  std::string first_token;  // which has no log-probability
+};
+
+class OpenAiReply {
+ public:
+  using Json = nlohmann::ordered_json;
+
+  // echoed: one to each prompt with request.echo, else empty. The request must outlive it.
+  OpenAiReply(const OpenAiRequest& request, size_t num_prompts, std::string model,
+              absl::Time created, std::vector<EchoedPrompt> echoed);
+
+  // To be called with all events of each prompt in order.
+  void Add(size_t prompt, const v1::GenerateEvent& event);
+  // What a stream says of an event that was added, each a "data: ..." of its own.
+  std::vector<Json> Chunks(size_t prompt, const v1::GenerateEvent& event);
+  // The stream's last event, for include_usage.
+  Json UsageChunk() const;
+  // All of it, once every prompt has ended.
+  Json Whole() const;
+
+ private:
+  Json Envelope(const char* object) const;
+  Json ChunkOf(Json choice) const;
+  Json Choice(size_t prompt, size_t output) const;
+  std::optional<Json> OpeningChunk(size_t prompt, size_t output);
+  Json DeltaChunk(size_t prompt, const v1::TokenDelta& delta);
+  Json LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const;
+  Json Usage() const;
+  size_t IndexOf(size_t prompt, size_t output) const {
+    return prompt * static_cast<size_t>(num_outputs_) + output;
+  }
+
+  // How much of an output its stream has told.
+  struct Told {
+    bool opened = false;
+    size_t num_tokens = 0;
+    size_t offset = 0;  // characters
+  };
+
+  const OpenAiRequest& request_;
+  const int num_outputs_;
+  const std::string model_;
+  const int64_t created_;
+  const std::vector<EchoedPrompt> echoed_;
+  std::vector<Response> responses_;  // by prompt
+  std::vector<Told> told_;           // by index
+};
+
+// {"error": {...}} with that status.
+HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code = "");
+// With the status that says the same in HTTP.
+HttpReply OpenAiError(const absl::Status& status);
+// The same as an event within a stream.
+nlohmann::ordered_json OpenAiErrorJson(int status, absl::string_view message,
+                                       absl::string_view code = "");
+int HttpStatusOf(absl::StatusCode code);
+
+// Whatever a string holds, valid UTF-8.
+std::string DumpJson(const nlohmann::ordered_json& json);
+
+}  // namespace lockstep

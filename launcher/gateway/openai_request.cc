@@ -1,0 +1,288 @@
+#include "launcher/gateway/openai_request.h"
+
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/gateway/json_fields.h"
+#include "model/json/strict_json.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kMaxDepth = 16;
+constexpr int kDefaultCompletionTokens = 16;  // OpenAI's, of completions that do not say
+
+absl::StatusOr<json> ParseBody(absl::string_view body) {
+  auto parsed = ParseStrictJson({body.data(), body.size()}, kMaxDepth);
+  if (parsed.ok()) return parsed;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the body is not JSON: ", parsed.status().message()));
+}
+
+void ReadSampling(JsonFields& fields, v1::SamplingOptions& sampling) {
+  if (const auto value = fields.Number("temperature")) sampling.set_temperature(*value);
+  if (const auto value = fields.Number("top_p")) sampling.set_top_p(*value);
+  if (const auto value = fields.Int32("top_k")) sampling.set_top_k(*value < 0 ? 0 : *value);
+  if (const auto value = fields.Number("min_p")) sampling.set_min_p(*value);
+  if (const auto value = fields.Number("repetition_penalty")) {
+    sampling.set_repetition_penalty(*value);
+  }
+  if (const auto value = fields.Number("presence_penalty")) sampling.set_presence_penalty(*value);
+  if (const auto value = fields.Number("frequency_penalty")) sampling.set_frequency_penalty(*value);
+  if (const auto value = fields.Unsigned64("seed")) sampling.set_seed(*value);
+  if (const auto value = fields.Int32("n")) sampling.set_num_outputs(*value);
+}
+
+// {"TOKEN_ID": bias}
+void ReadLogitBias(JsonFields& fields, v1::SamplingOptions& sampling) {
+  const json* biases = fields.Value("logit_bias");
+  if (biases == nullptr) return;
+  if (!biases->is_object()) {
+    fields.Fail("logit_bias", "must be an object of token ids and biases");
+    return;
+  }
+  for (const auto& [name, value] : biases->items()) {
+    int32_t token = 0;
+    if (!absl::SimpleAtoi(name, &token) || !value.is_number()) {
+      fields.Fail("logit_bias", absl::StrCat("takes token ids and numbers, not ", Quoted(name),
+                                             ": ", QuotedJson(value)));
+      return;
+    }
+    (*sampling.mutable_logit_bias())[token] = value.get<float>();
+  }
+}
+
+void ReadStop(JsonFields& fields, v1::StopOptions& stop) {
+  if (const json* value = fields.Value("stop"); value != nullptr && value->is_string()) {
+    stop.add_stop_strings(value->get<std::string>());
+  } else if (value != nullptr) {
+    for (const json& entry : value->is_array() ? *value : json::array({json()})) {
+      if (!entry.is_string()) {
+        fields.Fail("stop", "must be a string or an array of strings");
+        return;
+      }
+      stop.add_stop_strings(entry.get<std::string>());
+    }
+  }
+  if (const json* ids = fields.Value("stop_token_ids"); ids != nullptr) {
+    for (const json& id : ids->is_array() ? *ids : json::array({json()})) {
+      if (!id.is_number_integer() || id < std::numeric_limits<int32_t>::min() ||
+          id > std::numeric_limits<int32_t>::max()) {
+        fields.Fail("stop_token_ids", "must be an array of token ids");
+        return;
+      }
+      stop.add_stop_token_ids(id.get<int32_t>());
+    }
+  }
+  if (const auto value = fields.Int32("min_tokens")) stop.set_min_tokens(*value);
+  if (const auto value = fields.Bool("ignore_eos")) stop.set_ignore_eos(*value);
+  if (const auto value = fields.Bool("include_stop_str_in_output")) {
+    stop.set_include_stop_string(*value);
+  }
+}
+
+void ReadStream(JsonFields& fields, OpenAiRequest& request) {
+  request.stream = fields.Bool("stream").value_or(false);
+  const json* options = fields.Value("stream_options");
+  if (options == nullptr) return;
+  if (!request.stream) {
+    fields.Fail("stream_options", "is for \"stream\": true");
+    return;
+  }
+  JsonFields inner(*options, "stream_options.");
+  request.include_usage = inner.Bool("include_usage").value_or(false);
+  inner.Ignore("include_obfuscation");
+  if (const absl::Status status = inner.Finish(); !status.ok()) {
+    fields.Fail("stream_options", absl::StrCat("is wrong: ", status.message()));
+  }
+}
+
+// What both endpoints have.
+void ReadCommon(JsonFields& fields, OpenAiRequest& request) {
+  request.model = fields.Text("model").value_or("");
+  v1::GenerateRequest& options = request.options;
+  ReadSampling(fields, *options.mutable_sampling());
+  ReadLogitBias(fields, *options.mutable_sampling());
+  ReadStop(fields, *options.mutable_stop());
+  ReadStream(fields, request);
+  if (const auto skips = fields.Bool("skip_special_tokens")) {
+    options.mutable_output()->set_include_special_tokens(!*skips);
+  }
+  if (auto salt = fields.Text("cache_salt")) options.set_cache_salt(*std::move(salt));
+  if (const auto priority = fields.Int32("priority")) options.set_priority(*priority);
+  for (const char* name :
+       {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}) {
+    fields.Ignore(name);
+  }
+}
+
+// A number of tokens that is given under two names.
+void ReadMaxTokens(JsonFields& fields, const char* name, v1::StopOptions& stop) {
+  const auto value = fields.Int32(name);
+  if (!value) return;
+  if (stop.has_max_tokens() && stop.max_tokens() != *value) {
+    fields.Fail(name, absl::StrCat("is ", *value, ", but max_tokens ", stop.max_tokens()));
+  }
+  stop.set_max_tokens(*value);
+}
+
+bool IsTokenId(const json& value) {
+  return value.is_number_unsigned() && value <= std::numeric_limits<int32_t>::max();
+}
+
+bool AreTokenIds(const json& value) {
+  return value.is_array() && !value.empty() && std::all_of(value.begin(), value.end(), &IsTokenId);
+}
+
+std::optional<OpenAiPrompt> PromptOf(const json& value) {
+  if (value.is_string()) return OpenAiPrompt{value.get<std::string>(), {}};
+  if (AreTokenIds(value)) return OpenAiPrompt{"", value.get<std::vector<int32_t>>()};
+  return std::nullopt;
+}
+
+// A text, token ids, or an array of either.
+void ReadPrompts(JsonFields& fields, OpenAiRequest& request) {
+  const json* value = fields.Value("prompt");
+  if (value == nullptr) {
+    fields.Fail("prompt", "is missing");
+    return;
+  }
+  if (auto one = PromptOf(*value)) {
+    request.prompts.push_back(*std::move(one));
+    return;
+  }
+  if (!value->is_array() || value->empty()) {
+    fields.Fail("prompt", "must be a string, an array of token ids, or an array of such");
+    return;
+  }
+  if (value->size() > kMaxPrompts) {
+    fields.Fail("prompt", absl::StrCat("has ", value->size(), " prompts: at most ", kMaxPrompts));
+    return;
+  }
+  for (const json& entry : *value) {
+    auto prompt = PromptOf(entry);
+    if (!prompt) {
+      fields.Fail("prompt", absl::StrCat("holds ", QuotedJson(entry),
+                                         ", which is neither a string nor an array of token ids"));
+      return;
+    }
+    request.prompts.push_back(*std::move(prompt));
+  }
+}
+
+// A text, or parts of which all are text.
+absl::StatusOr<std::string> ContentOf(const json& content, const std::string& where) {
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "content must be a string or an array of text parts"));
+  }
+  std::string text;
+  for (const json& part : content) {
+    JsonFields fields(part, where + "content[].");
+    const auto type = fields.Text("type");
+    const auto piece = fields.Text("text");
+    if (type != "text")
+      fields.Fail("type", "must be \"text\": images, audio and files are not read");
+    if (!piece) fields.Fail("text", "is missing");
+    RETURN_IF_ERROR(fields.Finish());
+    text += *piece;
+  }
+  return text;
+}
+
+absl::StatusOr<ChatMessage> MessageOf(const json& value, const std::string& where) {
+  JsonFields fields(value, where);
+  ChatMessage message;
+  message.role = fields.Text("role").value_or("");
+  if (message.role == "developer") message.role = "system";
+  if (message.role != "system" && message.role != "user" && message.role != "assistant") {
+    fields.Fail("role", absl::StrCat("must be system, developer, user or assistant, not ",
+                                     Quoted(message.role)));
+  }
+  const json* content = fields.Value("content");
+  if (content == nullptr) fields.Fail("content", "is missing");
+  fields.Ignore("name");
+  fields.Refuse("tool_calls", json::array(), "cannot be given: tools are not supported");
+  fields.Refuse("refusal", json(), "cannot be given");
+  RETURN_IF_ERROR(fields.Finish());
+  ASSIGN_OR_RETURN(message.content, ContentOf(*content, where));
+  return message;
+}
+
+absl::Status ReadMessages(JsonFields& fields, OpenAiRequest& request) {
+  const json* messages = fields.Value("messages");
+  if (messages == nullptr || !messages->is_array() || messages->empty()) {
+    fields.Fail("messages", "must be an array of at least one message");
+    return absl::OkStatus();
+  }
+  for (size_t i = 0; i < messages->size(); ++i) {
+    ASSIGN_OR_RETURN(ChatMessage message,
+                     MessageOf((*messages)[i], absl::StrCat("messages[", i, "].")));
+    request.messages.push_back(std::move(message));
+  }
+  return absl::OkStatus();
+}
+
+void ReadChatLogprobs(JsonFields& fields, v1::OutputOptions& output) {
+  const bool wanted = fields.Bool("logprobs").value_or(false);
+  const auto num_top = fields.Int32("top_logprobs");
+  if (num_top && !wanted) fields.Fail("top_logprobs", "is for \"logprobs\": true");
+  if (wanted) output.set_logprobs(num_top.value_or(0));
+}
+
+}  // namespace
+
+absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body) {
+  ASSIGN_OR_RETURN(const json parsed, ParseBody(body));
+  JsonFields fields(parsed);
+  OpenAiRequest request;
+  ReadCommon(fields, request);
+  ReadPrompts(fields, request);
+  v1::GenerateRequest& options = request.options;
+  options.mutable_stop()->set_max_tokens(
+      fields.Int32("max_tokens").value_or(kDefaultCompletionTokens));
+  if (const auto logprobs = fields.Int32("logprobs")) {
+    options.mutable_output()->set_logprobs(*logprobs);
+  }
+  request.echo = fields.Bool("echo").value_or(false);
+  if (request.echo && request.wants_logprobs()) {
+    options.mutable_output()->set_prompt_logprobs(options.output().logprobs());
+  }
+  // Who writes a prompt by hand has put its special tokens there.
+  options.set_parse_special_tokens(fields.Bool("parse_special_tokens").value_or(true));
+  if (const auto adds = fields.Bool("add_special_tokens")) options.set_add_special_tokens(*adds);
+  fields.Refuse("suffix", "", "cannot be given: text is not inserted");
+  fields.Refuse("best_of", request.num_outputs(), "must be n: outputs are not chosen among more");
+  RETURN_IF_ERROR(fields.Finish());
+  return request;
+}
+
+absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
+  ASSIGN_OR_RETURN(const json parsed, ParseBody(body));
+  JsonFields fields(parsed);
+  OpenAiRequest request;
+  request.is_chat = true;
+  ReadCommon(fields, request);
+  RETURN_IF_ERROR(ReadMessages(fields, request));
+  ReadMaxTokens(fields, "max_tokens", *request.options.mutable_stop());
+  ReadMaxTokens(fields, "max_completion_tokens", *request.options.mutable_stop());
+  ReadChatLogprobs(fields, *request.options.mutable_output());
+  fields.Refuse("response_format", {{"type", "text"}}, "must be text: outputs are not constrained");
+  fields.Refuse("tools", json::array(), "cannot be given: tools are not supported");
+  fields.Refuse("tool_choice", "none", "must be none: tools are not supported");
+  fields.Refuse("functions", json::array(), "cannot be given: tools are not supported");
+  fields.Refuse("function_call", "none", "must be none: tools are not supported");
+  fields.Ignore("parallel_tool_calls");
+  fields.Refuse("modalities", json::array({"text"}), "must be [\"text\"]");
+  RETURN_IF_ERROR(fields.Finish());
+  return request;
+}
+
+}  // namespace lockstep

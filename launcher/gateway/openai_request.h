@@ -1,0 +1,49 @@
+// What clients of OpenAI's HTTP API ask for, as requests of ours. Pure.
+//
+// Fields are those of platform.openai.com/docs/api-reference/completions and /chat, and what vLLM
+// adds for options that OpenAI does not have (docs.vllm.ai, "OpenAI-Compatible Server", extra
+// parameters). What we cannot do is refused by name, unless it changes nothing; ranges of numbers
+// are the server's to check.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "launcher/client/chat_format.h"
+#include "lockstep/v1/generation.pb.h"
+
+namespace lockstep {
+
+inline constexpr int kMaxPrompts = 256;  // of one request
+
+struct OpenAiPrompt {
+  std::string text;
+  std::vector<int32_t> token_ids;  // used instead of the text when not empty
+};
+
+struct OpenAiRequest {
+  bool is_chat = false;
+  std::string model;                  // empty = whichever is served
+  std::vector<OpenAiPrompt> prompts;  // not of a chat
+  std::vector<ChatMessage> messages;  // of a chat
+  v1::GenerateRequest options;        // all but the prompt
+  bool stream = false;
+  bool include_usage = false;  // in a last event of the stream
+  bool echo = false;           // the prompt before each output
+
+  // Outputs of each prompt; the server refuses what is out of range.
+  int num_outputs() const {
+    return options.sampling().has_num_outputs() ? options.sampling().num_outputs() : 1;
+  }
+  bool wants_logprobs() const { return options.output().has_logprobs(); }
+};
+
+// The body of POST /v1/completions. INVALID_ARGUMENT naming the field.
+absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body);
+// The body of POST /v1/chat/completions.
+absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body);
+
+}  // namespace lockstep

@@ -1,0 +1,269 @@
+#include "launcher/gateway/openai_service.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "launcher/cli/values.h"
+#include "launcher/gateway/completion_run.h"
+#include "launcher/gateway/upstream.h"
+#include "lockstep/v1/health.grpc.pb.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr absl::Duration kCallTimeout = absl::Seconds(10);
+constexpr char kModels[] = "/v1/models";
+
+bool IsJson(absl::string_view content_type) {
+  const absl::string_view type = content_type.substr(0, content_type.find(';'));
+  return absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(type), "application/json");
+}
+
+// A unary call: start begins it. Its parts are on the coroutine's frame, which waits for it.
+template <typename Response, typename Request, typename Start>
+Awaitable<absl::StatusOr<Response>> Call(const Connection& connection, const HttpExchange& exchange,
+                                         Request request, Start start) {
+  grpc::ClientContext context;
+  Response response;
+  connection.Prepare(context, kCallTimeout, exchange.request().authorization);
+  const grpc::Status status = co_await AwaitCall([&](std::function<void(grpc::Status)> on_done) {
+    start(&context, &std::as_const(request), &response, std::move(on_done));
+  });
+  if (!status.ok()) co_return UpstreamError(connection, status);
+  co_return std::move(response);
+}
+
+HttpReply NoSuchModel(absl::string_view name, const v1::GetServerInfoResponse& info) {
+  return OpenAiError(404,
+                     absl::StrCat("the model \"", Excerpt(name, 100), "\" is not served, but \"",
+                                  info.model_name(), "\""),
+                     "model_not_found");
+}
+
+Json ModelJson(const v1::GetServerInfoResponse& info, int64_t created) {
+  Json json = {{"id", ValidUtf8(info.model_name())},
+               {"object", "model"},
+               {"created", created},
+               {"owned_by", "lockstep"}};
+  if (info.max_model_len() > 0) json["max_model_len"] = info.max_model_len();
+  return json;
+}
+
+}  // namespace
+
+Awaitable<void> OpenAiService::Answer(HttpExchange& exchange) {
+  const std::string& path = exchange.request().path;
+  const std::string& method = exchange.request().method;
+  const bool is_completion = path == "/v1/completions" || path == "/v1/chat/completions";
+  const bool is_known = is_completion || path == "/health" || path == kModels ||
+                        absl::StartsWith(path, absl::StrCat(kModels, "/"));
+  if (!is_known) {
+    co_await exchange.Reply(OpenAiError(
+        404, absl::StrCat("there is no ", Excerpt(path, 100),
+                          ", but /v1/completions, /v1/chat/completions, /v1/models and /health")));
+    co_return;
+  }
+  if (is_completion ? method != "POST" : method != "GET" && method != "HEAD") {
+    HttpReply reply = OpenAiError(405, absl::StrCat(path, " takes no ", Excerpt(method, 20)));
+    reply.allow = is_completion ? "POST" : "GET, HEAD";
+    co_await exchange.Reply(std::move(reply));
+    co_return;
+  }
+  if (is_completion) {
+    co_await AnswerCompletion(exchange, path == "/v1/chat/completions");
+  } else if (path == "/health") {
+    co_await AnswerHealth(exchange);
+  } else {
+    co_await AnswerModels(exchange);
+  }
+}
+
+// Whoever checks a server's health has no token.
+Awaitable<void> OpenAiService::AnswerHealth(HttpExchange& exchange) {
+  using grpc::health::v1::HealthCheckResponse;
+  const auto stub = grpc::health::v1::Health::NewStub(connection_.channel());
+  const auto health = co_await Call<HealthCheckResponse>(
+      connection_, exchange, grpc::health::v1::HealthCheckRequest(),
+      [&](auto... call) { stub->async()->Check(call...); });
+  const bool serves = health.ok() && health->status() == HealthCheckResponse::SERVING;
+  HttpReply reply;
+  reply.status = serves ? 200 : 503;
+  reply.content_type = "text/plain";
+  reply.body = serves ? "serving\n" : "not serving\n";
+  co_await exchange.Reply(std::move(reply));
+}
+
+Awaitable<void> OpenAiService::AnswerModels(HttpExchange& exchange) {
+  const auto info = co_await ServerInfo(exchange);
+  if (!info.ok()) {
+    co_await exchange.Reply(OpenAiError(info.status()));
+    co_return;
+  }
+  const std::string& path = exchange.request().path;
+  HttpReply reply;
+  if (path == kModels) {
+    reply.body = DumpJson({{"object", "list"}, {"data", {ModelJson(*info, started_)}}});
+  } else if (path == absl::StrCat(kModels, "/", info->model_name())) {
+    reply.body = DumpJson(ModelJson(*info, started_));
+  } else {
+    reply = NoSuchModel(path.substr(sizeof(kModels)), *info);
+  }
+  co_await exchange.Reply(std::move(reply));
+}
+
+Awaitable<void> OpenAiService::AnswerCompletion(HttpExchange& exchange, bool is_chat) {
+  const HttpRequest& http = exchange.request();
+  if (!IsJson(http.content_type)) {
+    co_await exchange.Reply(OpenAiError(
+        415, absl::StrCat("the body must be sent as Content-Type: application/json, not \"",
+                          Excerpt(http.content_type, 60), "\"")));
+    co_return;
+  }
+  const auto request = is_chat ? ParseChatRequest(http.body) : ParseCompletionRequest(http.body);
+  if (!request.ok()) {
+    co_await exchange.Reply(OpenAiError(request.status()));
+    co_return;
+  }
+  const auto info = co_await ServerInfo(exchange);
+  if (!info.ok()) {
+    co_await exchange.Reply(OpenAiError(info.status()));
+  } else if (!request->model.empty() && request->model != info->model_name()) {
+    co_await exchange.Reply(NoSuchModel(request->model, *info));
+  } else {
+    co_await Complete(exchange, *request, *info);
+  }
+}
+
+Awaitable<void> OpenAiService::Complete(HttpExchange& exchange, const OpenAiRequest& request,
+                                        const v1::GetServerInfoResponse& info) {
+  std::vector<OpenAiPrompt> prompts = request.prompts;
+  std::vector<EchoedPrompt> echoed;
+  absl::Status status;
+  if (request.is_chat) {
+    auto ids = co_await TokenizeChat(exchange, request.messages);
+    status = ids.status();
+    if (ids.ok()) prompts.push_back({"", *std::move(ids)});
+  }
+  for (OpenAiPrompt& prompt : prompts) {
+    if (!request.echo || !status.ok()) break;
+    auto echo = co_await Echo(exchange, request, prompt);
+    status = echo.status();
+    if (echo.ok()) echoed.push_back(*std::move(echo));
+  }
+  if (!status.ok()) {
+    co_await exchange.Reply(OpenAiError(status));
+    co_return;
+  }
+  std::vector<v1::GenerateRequest> requests;
+  for (const OpenAiPrompt& prompt : prompts) {
+    v1::GenerateRequest& one = requests.emplace_back(request.options);
+    if (prompt.token_ids.empty()) {
+      one.set_text(prompt.text);
+    } else {
+      one.mutable_token_ids()->mutable_ids()->Assign(prompt.token_ids.begin(),
+                                                     prompt.token_ids.end());
+    }
+  }
+  OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed));
+  CompletionRun run(connection_, request, reply, exchange);
+  co_await run.Run(std::move(requests));
+}
+
+OpenAiService::AwaitableOr<v1::GetServerInfoResponse> OpenAiService::ServerInfo(
+    const HttpExchange& exchange) {
+  co_return co_await Call<v1::GetServerInfoResponse>(
+      connection_, exchange, v1::GetServerInfoRequest(),
+      [&](auto... call) { connection_.stub().async()->GetServerInfo(call...); });
+}
+
+OpenAiService::AwaitableOr<std::vector<int32_t>> OpenAiService::Tokenize(
+    const HttpExchange& exchange, v1::TokenizeRequest request) {
+  const auto response = co_await Call<v1::TokenizeResponse>(
+      connection_, exchange, std::move(request),
+      [&](auto... call) { connection_.stub().async()->Tokenize(call...); });
+  if (!response.ok()) co_return response.status();
+  co_return std::vector<int32_t>(response->token_ids().begin(), response->token_ids().end());
+}
+
+OpenAiService::AwaitableOr<std::string> OpenAiService::Detokenize(const HttpExchange& exchange,
+                                                                  std::vector<int32_t> ids) {
+  v1::DetokenizeRequest request;
+  request.mutable_token_ids()->Assign(ids.begin(), ids.end());
+  request.set_include_special_tokens(true);
+  const auto response = co_await Call<v1::DetokenizeResponse>(
+      connection_, exchange, std::move(request),
+      [&](auto... call) { connection_.stub().async()->Detokenize(call...); });
+  if (!response.ok()) co_return response.status();
+  co_return response->text();
+}
+
+// Asked each time: the server behind may be another one by now.
+OpenAiService::AwaitableOr<ChatFormat> OpenAiService::DetectFormat(const HttpExchange& exchange) {
+  for (const auto& [format, marker] : kChatMarkers) {
+    v1::TokenizeRequest request;
+    request.set_text(marker);
+    request.set_parse_special_tokens(true);
+    request.set_add_special_tokens(false);
+    const auto ids = co_await Tokenize(exchange, std::move(request));
+    if (!ids.ok()) co_return ids.status();
+    if (ids->size() == 1) co_return format;
+  }
+  co_return ChatFormat::kPlain;
+}
+
+// Piece by piece, so that no message can end its own turn: what it says is text.
+OpenAiService::AwaitableOr<std::vector<int32_t>> OpenAiService::TokenizeChat(
+    const HttpExchange& exchange, const std::vector<ChatMessage>& messages) {
+  const auto format = co_await DetectFormat(exchange);
+  if (!format.ok()) co_return format.status();
+  if (*format == ChatFormat::kPlain) {
+    co_return absl::InvalidArgumentError(
+        "how this model wants a conversation written is not known (its tokenizer has neither "
+        "Llama 3's markers nor <|assistant|>): send the text to /v1/completions");
+  }
+  std::vector<int32_t> ids;
+  for (const ChatPiece& piece : ChatPieces(*format, messages)) {
+    v1::TokenizeRequest request;
+    request.set_text(piece.text);
+    request.set_parse_special_tokens(piece.is_markup);
+    request.set_add_special_tokens(ids.empty());  // BOS
+    const auto more = co_await Tokenize(exchange, std::move(request));
+    if (!more.ok()) co_return more.status();
+    ids.insert(ids.end(), more->begin(), more->end());
+  }
+  co_return ids;
+}
+
+// A prompt's first token has no log-probability, but a text: for it a text becomes token ids here.
+OpenAiService::AwaitableOr<EchoedPrompt> OpenAiService::Echo(const HttpExchange& exchange,
+                                                             const OpenAiRequest& request,
+                                                             OpenAiPrompt& prompt) {
+  EchoedPrompt echo{prompt.text, ""};
+  if (!prompt.token_ids.empty()) {
+    auto text = co_await Detokenize(exchange, prompt.token_ids);
+    if (!text.ok()) co_return text.status();
+    echo.text = *std::move(text);
+  } else if (request.wants_logprobs()) {
+    v1::TokenizeRequest tokenize;
+    tokenize.set_text(prompt.text);
+    tokenize.set_parse_special_tokens(request.options.parse_special_tokens());
+    if (request.options.has_add_special_tokens()) {
+      tokenize.set_add_special_tokens(request.options.add_special_tokens());
+    }
+    auto ids = co_await Tokenize(exchange, std::move(tokenize));
+    if (!ids.ok()) co_return ids.status();
+    prompt.token_ids = *std::move(ids);
+  }
+  if (!request.wants_logprobs() || prompt.token_ids.empty()) co_return echo;
+  auto first = co_await Detokenize(exchange, std::vector<int32_t>(1, prompt.token_ids.front()));
+  if (!first.ok()) co_return first.status();
+  echo.first_token = *std::move(first);
+  co_return echo;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,52 @@
+// OpenAI's HTTP API in front of a server: which path is answered how.
+//
+//   POST /v1/completions, /v1/chat/completions     also as streams of events
+//   GET  /v1/models, /v1/models/NAME               the one that is served
+//   GET  /health                                   200 while the server serves, else 503
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launcher/client/connection.h"
+#include "launcher/gateway/http_exchange.h"
+#include "launcher/gateway/openai_reply.h"
+#include "launcher/gateway/openai_request.h"
+
+namespace lockstep {
+
+// Used by the exchanges' thread alone.
+class OpenAiService {
+ public:
+  // Calls show the token that the HTTP client shows, else the connection's own.
+  explicit OpenAiService(const Connection& connection) : connection_(connection) {}
+
+  Awaitable<void> Answer(HttpExchange& exchange);
+
+ private:
+  template <typename T>
+  using AwaitableOr = Awaitable<absl::StatusOr<T>>;
+
+  Awaitable<void> AnswerHealth(HttpExchange& exchange);
+  Awaitable<void> AnswerModels(HttpExchange& exchange);
+  Awaitable<void> AnswerCompletion(HttpExchange& exchange, bool is_chat);
+  Awaitable<void> Complete(HttpExchange& exchange, const OpenAiRequest& request,
+                           const v1::GetServerInfoResponse& info);
+
+  // What the server is asked before, with the exchange's token. Errors: what it answers.
+  AwaitableOr<v1::GetServerInfoResponse> ServerInfo(const HttpExchange& exchange);
+  AwaitableOr<std::vector<int32_t>> Tokenize(const HttpExchange& exchange,
+                                             v1::TokenizeRequest request);
+  AwaitableOr<std::string> Detokenize(const HttpExchange& exchange, std::vector<int32_t> ids);
+  AwaitableOr<ChatFormat> DetectFormat(const HttpExchange& exchange);
+  AwaitableOr<std::vector<int32_t>> TokenizeChat(const HttpExchange& exchange,
+                                                 const std::vector<ChatMessage>& messages);
+  AwaitableOr<EchoedPrompt> Echo(const HttpExchange& exchange, const OpenAiRequest& request,
+                                 OpenAiPrompt& prompt);
+
+  const Connection& connection_;
+  const int64_t started_ = absl::ToUnixSeconds(absl::Now());
+};
+
+}  // namespace lockstep

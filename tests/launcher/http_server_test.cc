@@ -1,0 +1,260 @@
+#include "launcher/gateway/http_server.h"
+
+#include <atomic>
+#include <boost/asio/connect.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/launcher/http_fixture.h"
+#include "tests/support/certificates.h"
+#include "tests/support/temp_directory.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::RawClient;
+using testing::RunningHttpServer;
+using ::testing::StartsWith;
+
+// Says what was asked: "METHOD PATH BODY".
+Awaitable<void> Repeat(HttpExchange& exchange) {
+  const HttpRequest& request = exchange.request();
+  HttpReply reply;
+  reply.content_type = "text/plain";
+  reply.body = request.method + " " + request.path + " " + request.body + ".";
+  co_await exchange.Reply(std::move(reply));
+}
+
+Awaitable<void> StreamTwoPieces(HttpExchange& exchange) {
+  co_await exchange.BeginStream("text/plain");
+  co_await exchange.Write("one");
+  co_await exchange.Write("two");
+  co_await exchange.EndStream();
+}
+
+std::string Ask(RunningHttpServer& server, const std::string& bytes) {
+  RawClient client(server.port());
+  client.Send(bytes);
+  return client.ReadAll();
+}
+
+std::string Get(const std::string& path, const std::string& headers = "") {
+  return "GET " + path + " HTTP/1.1\r\nHost: x\r\n" + headers + "\r\n";
+}
+
+constexpr char kLast[] = "Connection: close\r\n";
+
+TEST(HttpServerTest, AnswersRequestsOfOneConnectionInTurn) {
+  RunningHttpServer server({}, &Repeat);
+  RawClient client(server.port());
+  client.Send(Get("/a"));
+  EXPECT_THAT(client.ReadUntil("GET /a ."), StartsWith("HTTP/1.1 200 OK\r\n"));
+  client.Send(Get("/b?query") + Get("/c", kLast));  // both at once
+  EXPECT_THAT(client.ReadUntil("GET /b ."), HasSubstr("200 OK"));
+  EXPECT_THAT(client.ReadAll(), HasSubstr("GET /c ."));
+}
+
+TEST(HttpServerTest, OldClientsGetAnswersThatEndWithTheConnection) {
+  RunningHttpServer server({}, &StreamTwoPieces);
+  EXPECT_THAT(Ask(server, "GET / HTTP/1.0\r\n\r\n"), ::testing::EndsWith("\r\n\r\nonetwo"));
+  EXPECT_THAT(Ask(server, Get("/", kLast)),
+              ::testing::EndsWith("\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"));
+}
+
+TEST(HttpServerTest, AHeadHasNoBody) {
+  RunningHttpServer server({}, &Repeat);
+  const std::string answer =
+      Ask(server, "HEAD /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  EXPECT_THAT(answer, HasSubstr("Content-Length: 9"));
+  EXPECT_THAT(answer, ::testing::EndsWith("\r\n\r\n"));
+}
+
+TEST(HttpServerTest, BodiesComeWholeInPiecesOrWhenTheyAreAskedFor) {
+  RunningHttpServer server({}, &Repeat);
+  EXPECT_THAT(Ask(server, testing::PostJson("/a", "body")), HasSubstr("POST /a body."));
+  EXPECT_THAT(Ask(server,
+                  "POST /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                  "Transfer-Encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"),
+              HasSubstr("POST /a body."));
+  RawClient client(server.port());
+  client.Send(
+      "POST /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n"
+      "Connection: close\r\n\r\n");
+  EXPECT_THAT(client.ReadUntil("\r\n\r\n"), StartsWith("HTTP/1.1 100 Continue"));
+  client.Send("body");
+  EXPECT_THAT(client.ReadAll(), HasSubstr("POST /a body."));
+}
+
+TEST(HttpServerTest, WhatIsTooLongOrNoHttpIsToldSo) {
+  HttpServerOptions options;
+  options.limits.max_header_bytes = 1000;
+  options.limits.max_body_bytes = 10;
+  RunningHttpServer server(options, &Repeat);
+  EXPECT_THAT(Ask(server, Get("/", "X: " + std::string(2000, 'x') + "\r\n")),
+              HasSubstr("431 Request Header Fields Too Large"));
+  EXPECT_THAT(Ask(server, testing::PostJson("/", std::string(11, 'x'))),
+              HasSubstr("413 Payload Too Large"));
+  EXPECT_THAT(Ask(server,
+                  "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+                  "b\r\nxxxxxxxxxxx\r\n0\r\n\r\n"),
+              HasSubstr("413 Payload Too Large"));
+  EXPECT_THAT(Ask(server, "POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n"),
+              HasSubstr("400 Bad Request"));
+  EXPECT_THAT(Ask(server, "POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n"),
+              HasSubstr("400 Bad Request"));
+  for (const char* rubbish : {"rubbish\r\n\r\n", "GET\r\n\r\n", "\x16\x03\x01\x02\r\n\r\n",
+                              "GET / HTTP/9.9\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}) {
+    EXPECT_THAT(Ask(server, rubbish), HasSubstr("400 Bad Request")) << rubbish;
+  }
+  EXPECT_THAT(Ask(server, testing::PostJson("/", "fits")), HasSubstr("200 OK"));
+}
+
+TEST(HttpServerTest, AllBodiesTogetherHaveALimit) {
+  HttpServerOptions options;
+  options.limits.max_bodies_bytes = 10;
+  RunningHttpServer server(options, &Repeat);
+  RawClient slow(server.port());
+  slow.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\nExpect: 100-continue\r\n\r\n");
+  slow.ReadUntil("100 Continue\r\n\r\n");  // its 8 bytes are counted
+  const std::string refused = Ask(server, testing::PostJson("/", "xxx"));
+  EXPECT_THAT(refused, HasSubstr("503 Service Unavailable"));
+  EXPECT_THAT(refused, HasSubstr("Retry-After: 1"));
+  EXPECT_THAT(Ask(server, testing::PostJson("/", "xx")), HasSubstr("200 OK"));
+  slow.Send("12345678");
+  EXPECT_THAT(slow.ReadUntil("12345678."), HasSubstr("200 OK"));
+  EXPECT_THAT(Ask(server, testing::PostJson("/", "0123456789")), HasSubstr("200 OK"));
+}
+
+TEST(HttpServerTest, WhoSaysNothingIsLetGo) {
+  HttpServerOptions options;
+  options.limits.header_timeout = absl::Milliseconds(20);
+  options.limits.body_timeout = absl::Milliseconds(20);
+  options.limits.idle_timeout = absl::Milliseconds(20);
+  RunningHttpServer server(options, &Repeat);
+  EXPECT_EQ(Ask(server, ""), "");
+  EXPECT_EQ(Ask(server, "GET / HT"), "");
+  EXPECT_EQ(Ask(server, "POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo"), "");
+  EXPECT_THAT(Ask(server, Get("/a")), ::testing::EndsWith("GET /a ."));  // then nothing more
+}
+
+TEST(HttpServerTest, AHandlerSeesThatItsClientHasGone) {
+  std::atomic<int> num_gone = 0;
+  RunningHttpServer server({}, [&](HttpExchange& exchange) -> Awaitable<void> {
+    boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor);
+    while (!exchange.PeerHasGone()) {
+      timer.expires_after(std::chrono::milliseconds(1));
+      co_await timer.async_wait(boost::asio::use_awaitable);
+    }
+    ++num_gone;
+  });
+  {
+    RawClient client(server.port());
+    client.Send(Get("/a") + Get("/b"));  // a second one waits: not the end
+  }
+  EXPECT_TRUE(server.AllEnd());
+  EXPECT_GE(num_gone, 1);
+}
+
+TEST(HttpServerTest, MoreConnectionsWaitUntilOthersEnd) {
+  HttpServerOptions options;
+  options.limits.max_connections = 1;
+  RunningHttpServer server(options, &Repeat);
+  RawClient first(server.port());
+  first.Send(Get("/a"));
+  first.ReadUntil("GET /a .");
+  RawClient second(server.port());
+  second.Send(Get("/b", kLast));
+  EXPECT_EQ(server.num_connections(), 1);
+  first.Close();
+  EXPECT_THAT(second.ReadAll(), HasSubstr("GET /b ."));
+}
+
+TEST(HttpServerTest, DrainingEndsIdleConnectionsAndLetsAnswersEnd) {
+  std::atomic<bool> may_go_on = false;
+  RunningHttpServer server({}, [&](HttpExchange& exchange) -> Awaitable<void> {
+    boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor);
+    co_await exchange.BeginStream("text/plain");
+    co_await exchange.Write("begun");
+    while (!may_go_on) {
+      timer.expires_after(std::chrono::milliseconds(1));
+      co_await timer.async_wait(boost::asio::use_awaitable);
+    }
+    co_await exchange.Write("ended");
+    co_await exchange.EndStream();
+  });
+  RawClient idle(server.port()), busy(server.port());
+  busy.Send(Get("/"));
+  busy.ReadUntil("begun");
+  server.Drain();
+  EXPECT_EQ(idle.ReadAll(), "");
+  may_go_on = true;
+  EXPECT_THAT(busy.ReadAll(), HasSubstr("ended"));
+  EXPECT_TRUE(server.AllEnd());
+}
+
+TEST(HttpServerTest, SpeaksTlsToThoseItTrusts) {
+  namespace ssl = boost::asio::ssl;
+  const testing::TempDirectory directory;
+  const testing::TestAuthority authority(directory.path(), "authority");
+  const auto own = LoadTlsIdentity(authority.Issue("server"));
+  const auto clients = LoadTlsIdentity(authority.Issue("client"));
+  ASSERT_TRUE(own.ok() && clients.ok()) << own.status() << clients.status();
+  HttpServerOptions options;
+  options.tls = *own;
+  RunningHttpServer server(options, &Repeat);
+  EXPECT_THAT(Ask(server, Get("/a", kLast)), Not(HasSubstr("200")));  // in clear
+
+  const auto ask = [&](bool shows_certificate) {
+    ssl::context context(ssl::context::tls_client);
+    context.add_certificate_authority(boost::asio::buffer(clients->authority));
+    context.set_verify_mode(ssl::verify_peer);
+    if (shows_certificate) {
+      context.use_certificate_chain(boost::asio::buffer(clients->certificate));
+      context.use_private_key(boost::asio::buffer(clients->key), ssl::context::pem);
+    }
+    boost::asio::io_context io;
+    ssl::stream<boost::asio::ip::tcp::socket> stream(io, context);
+    stream.next_layer().connect(
+        {boost::asio::ip::make_address("127.0.0.1"), static_cast<uint16_t>(server.port())});
+    boost::system::error_code error;
+    stream.handshake(ssl::stream_base::client, error);
+    if (!error) boost::asio::write(stream, boost::asio::buffer(Get("/a", kLast)), error);
+    std::string answer(4096, '\0');
+    size_t size = 0;
+    while (!error && size < answer.size()) {
+      size += stream.read_some(boost::asio::buffer(&answer[size], answer.size() - size), error);
+    }
+    return answer.substr(0, size);
+  };
+  EXPECT_THAT(ask(true), HasSubstr("GET /a ."));
+  EXPECT_EQ(ask(false), "");
+}
+
+TEST(HttpServerTest, WhereItCannotListenIsAnError) {
+  boost::asio::io_context io;
+  RunningHttpServer server({}, &Repeat);
+  HttpServerOptions options;
+  options.listen = {.host = "127.0.0.1", .port = server.port()};
+  EXPECT_EQ(HttpServer::Start(io, options, &Repeat).status().code(),
+            absl::StatusCode::kUnavailable);
+  options.listen = {.host = "no such host", .port = 1};
+  EXPECT_EQ(HttpServer::Start(io, options, &Repeat).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  options.listen = {.host = "127.0.0.1", .port = 0};
+  options.tls = TlsIdentity{"no certificate", "no key", ""};
+  EXPECT_EQ(HttpServer::Start(io, options, &Repeat).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,215 @@
+#include "launcher/gateway/openai_reply.h"
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using Json = OpenAiReply::Json;
+
+v1::Logprobs LogprobOf(const std::string& text, float logprob, const std::string& other = "") {
+  v1::Logprobs logprobs;
+  logprobs.mutable_token()->set_text(text);
+  logprobs.mutable_token()->set_logprob(logprob);
+  if (!other.empty()) {
+    v1::TokenLogprob& top = *logprobs.add_top();
+    top.set_text(other);
+    top.set_logprob(-0.5f);
+  }
+  return logprobs;
+}
+
+// What a server sends of a prompt of three tokens, for each output "a" and "\xC3" + "\xA9".
+class OpenAiReplyTest : public ::testing::Test {
+ protected:
+  void Send(size_t prompt, v1::GenerateEvent event) {
+    reply_->Add(prompt, event);
+    for (Json& chunk : reply_->Chunks(prompt, event)) chunks_.push_back(std::move(chunk));
+  }
+
+  void SendAll(size_t prompt) {
+    v1::GenerateEvent event;
+    event.mutable_accepted()->set_request_id("r" + std::to_string(prompt));
+    Send(prompt, event);
+    if (request_.echo && request_.wants_logprobs()) {
+      *event.mutable_prompt_logprobs()->add_logprobs() = LogprobOf("y", -3.0f);
+      Send(prompt, event);
+    }
+    for (int output = 0; output < request_.num_outputs(); ++output) SendOutput(prompt, output);
+  }
+
+  void SendOutput(size_t prompt, int output) {
+    v1::GenerateEvent event;
+    v1::TokenDelta& delta = *event.mutable_delta();
+    delta.set_output_index(static_cast<uint32_t>(output));
+    delta.add_token_ids(1);
+    delta.set_text("a");
+    if (request_.wants_logprobs()) *delta.add_logprobs() = LogprobOf("a", -1.0f, "b");
+    Send(prompt, event);
+    delta.set_text("");  // half a character
+    if (request_.wants_logprobs()) *delta.mutable_logprobs(0) = LogprobOf("\xC3", -2.0f);
+    Send(prompt, event);
+    delta.set_text("\xC3\xA9");
+    if (request_.wants_logprobs()) *delta.mutable_logprobs(0) = LogprobOf("\xA9", -2.0f);
+    Send(prompt, event);
+    event.mutable_finished()->set_output_index(static_cast<uint32_t>(output));
+    event.mutable_finished()->set_reason(v1::FINISH_REASON_STOP);
+    event.mutable_finished()->set_stop_string("END");
+    if (output + 1 == request_.num_outputs()) {
+      event.mutable_finished()->mutable_usage()->set_num_prompt_tokens(2);
+      event.mutable_finished()->mutable_usage()->set_num_cached_prompt_tokens(1);
+      event.mutable_finished()->mutable_usage()->set_num_output_tokens(3 * (output + 1));
+    }
+    Send(prompt, event);
+  }
+
+  void Make(size_t num_prompts) {
+    std::vector<EchoedPrompt> echoed;
+    if (request_.echo) echoed.assign(num_prompts, {"xy", "x"});
+    reply_ = std::make_unique<OpenAiReply>(request_, num_prompts, "m", absl::FromUnixSeconds(5),
+                                           std::move(echoed));
+  }
+
+  OpenAiRequest request_;
+  std::unique_ptr<OpenAiReply> reply_;
+  std::vector<Json> chunks_;
+};
+
+TEST_F(OpenAiReplyTest, ACompletionHasItsOutputsInOrderAndTheirUsage) {
+  request_.options.mutable_sampling()->set_num_outputs(2);
+  Make(2);
+  SendAll(1);
+  SendAll(0);
+  const Json whole = reply_->Whole();
+  EXPECT_EQ(whole["id"], "cmpl-r0");
+  EXPECT_EQ(whole["object"], "text_completion");
+  EXPECT_EQ(whole["created"], 5);
+  EXPECT_EQ(whole["model"], "m");
+  ASSERT_EQ(whole["choices"].size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(whole["choices"][i]["index"], i);
+    EXPECT_EQ(whole["choices"][i]["text"], "a\xC3\xA9");
+    EXPECT_EQ(whole["choices"][i]["finish_reason"], "stop");
+    EXPECT_EQ(whole["choices"][i]["stop_reason"], "END");
+    EXPECT_TRUE(whole["choices"][i]["logprobs"].is_null());
+  }
+  EXPECT_EQ(whole["usage"]["prompt_tokens"], 4);
+  EXPECT_EQ(whole["usage"]["completion_tokens"], 12);
+  EXPECT_EQ(whole["usage"]["total_tokens"], 16);
+  EXPECT_EQ(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+}
+
+TEST_F(OpenAiReplyTest, AStreamTellsEveryByteOnce) {
+  request_.include_usage = true;
+  Make(1);
+  SendAll(0);
+  ASSERT_EQ(chunks_.size(), 3u);  // half a character is none
+  EXPECT_EQ(chunks_[0]["choices"][0]["text"], "a");
+  EXPECT_TRUE(chunks_[0]["choices"][0]["finish_reason"].is_null());
+  EXPECT_TRUE(chunks_[0]["usage"].is_null());
+  EXPECT_EQ(chunks_[1]["choices"][0]["text"], "\xC3\xA9");
+  EXPECT_EQ(chunks_[2]["choices"][0]["text"], "");
+  EXPECT_EQ(chunks_[2]["choices"][0]["finish_reason"], "stop");
+  EXPECT_TRUE(reply_->UsageChunk()["choices"].empty());
+  EXPECT_EQ(reply_->UsageChunk()["usage"]["completion_tokens"], 3);
+}
+
+TEST_F(OpenAiReplyTest, AChatBeginsWithItsRole) {
+  request_.is_chat = true;
+  Make(1);
+  SendAll(0);
+  ASSERT_EQ(chunks_.size(), 4u);
+  EXPECT_EQ(chunks_[0]["id"], "chatcmpl-r0");
+  EXPECT_EQ(chunks_[0]["object"], "chat.completion.chunk");
+  EXPECT_EQ(chunks_[0]["choices"][0]["delta"], Json({{"role", "assistant"}, {"content", ""}}));
+  EXPECT_EQ(chunks_[1]["choices"][0]["delta"], Json({{"content", "a"}}));
+  EXPECT_EQ(chunks_[3]["choices"][0]["delta"], Json::object());
+  EXPECT_EQ(chunks_[3]["choices"][0]["finish_reason"], "stop");
+  const Json whole = reply_->Whole();
+  EXPECT_EQ(whole["object"], "chat.completion");
+  EXPECT_EQ(whole["choices"][0]["message"]["content"], "a\xC3\xA9");
+}
+
+TEST_F(OpenAiReplyTest, LogprobsOfACompletionAreFourListsOfOneLength) {
+  request_.echo = true;
+  request_.options.mutable_output()->set_logprobs(1);
+  Make(1);
+  SendAll(0);
+  const Json choice = reply_->Whole()["choices"][0];
+  EXPECT_EQ(choice["text"], "xya\xC3\xA9");
+  const Json& logprobs = choice["logprobs"];
+  EXPECT_EQ(logprobs["tokens"], Json({"x", "y", "a", "bytes:\\xc3", "bytes:\\xa9"}));
+  EXPECT_EQ(logprobs["token_logprobs"], Json({nullptr, -3.0f, -1.0f, -2.0f, -2.0f}));
+  EXPECT_EQ(logprobs["text_offset"], Json({0, 1, 2, 3, 4}));
+  EXPECT_TRUE(logprobs["top_logprobs"][0].is_null());
+  EXPECT_EQ(logprobs["top_logprobs"][2], Json({{"b", -0.5f}, {"a", -1.0f}}));
+}
+
+TEST_F(OpenAiReplyTest, StreamedLogprobsAreThoseOfTheWhole) {
+  request_.echo = true;
+  request_.options.mutable_output()->set_logprobs(1);
+  Make(1);
+  SendAll(0);
+  const Json whole = reply_->Whole()["choices"][0]["logprobs"];
+  std::string text;
+  Json parts = {{"tokens", Json::array()}, {"text_offset", Json::array()}};
+  for (const Json& chunk : chunks_) {
+    const Json& choice = chunk["choices"][0];
+    text += choice["text"].get<std::string>();
+    if (choice["logprobs"].is_null()) continue;
+    for (const char* list : {"tokens", "text_offset"}) {
+      for (const Json& entry : choice["logprobs"][list]) parts[list].push_back(entry);
+    }
+  }
+  EXPECT_EQ(text, "xya\xC3\xA9");
+  EXPECT_EQ(parts["tokens"], whole["tokens"]);
+  EXPECT_EQ(parts["text_offset"], whole["text_offset"]);
+}
+
+TEST_F(OpenAiReplyTest, LogprobsOfAChatHaveBytes) {
+  request_.is_chat = true;
+  request_.options.mutable_output()->set_logprobs(1);
+  Make(1);
+  SendAll(0);
+  const Json content = reply_->Whole()["choices"][0]["logprobs"]["content"];
+  ASSERT_EQ(content.size(), 3u);
+  EXPECT_EQ(content[0]["token"], "a");
+  EXPECT_EQ(content[0]["top_logprobs"][0]["token"], "b");
+  EXPECT_EQ(content[1]["bytes"], Json({0xC3}));
+  EXPECT_EQ(content[1]["token"], "\xEF\xBF\xBD");
+  EXPECT_EQ(chunks_[2]["choices"][0]["logprobs"]["content"].size(), 1u);  // a chunk for the half
+}
+
+// An index beyond what was asked for must not reach memory.
+TEST_F(OpenAiReplyTest, AWildServerIsBorne) {
+  Make(1);
+  v1::GenerateEvent event;
+  event.mutable_delta()->set_output_index(~0u);
+  event.mutable_delta()->set_text("wild");
+  Send(0, event);
+  event.mutable_finished()->set_output_index(7);
+  Send(0, event);
+  EXPECT_TRUE(chunks_.empty());
+  EXPECT_EQ(reply_->Whole()["choices"].size(), 1u);
+}
+
+TEST(OpenAiErrorTest, SaysInHttpWhatTheStatusSays) {
+  const HttpReply refused = OpenAiError(absl::ResourceExhaustedError("the queue is full"));
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_GT(refused.retry_after_seconds, 0);
+  const Json body = Json::parse(refused.body);
+  EXPECT_EQ(body["error"]["message"], "the queue is full");
+  EXPECT_EQ(body["error"]["type"], "rate_limit_error");
+  EXPECT_EQ(OpenAiError(absl::InvalidArgumentError("")).status, 400);
+  EXPECT_EQ(OpenAiError(absl::UnauthenticatedError("")).status, 401);
+  EXPECT_EQ(OpenAiError(absl::UnavailableError("")).status, 503);
+  EXPECT_EQ(OpenAiError(absl::InternalError("")).status, 500);
+  EXPECT_NO_THROW(Json::parse(OpenAiError(400, "\xFF").body));
+}
+
+}  // namespace
+}  // namespace lockstep

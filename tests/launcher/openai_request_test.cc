@@ -1,0 +1,177 @@
+#include "launcher/gateway/openai_request.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+OpenAiRequest Completion(const std::string& body) {
+  const auto request = ParseCompletionRequest(body);
+  EXPECT_TRUE(request.ok()) << body << ": " << request.status();
+  return request.value_or(OpenAiRequest());
+}
+
+OpenAiRequest Chat(const std::string& fields) {
+  const auto request =
+      ParseChatRequest(R"({"messages": [{"role": "user", "content": "Hi"}])" + fields + "}");
+  EXPECT_TRUE(request.ok()) << fields << ": " << request.status();
+  return request.value_or(OpenAiRequest());
+}
+
+TEST(OpenAiRequestTest, CompletionsMayGiveTheirPromptInFourWays) {
+  EXPECT_EQ(Completion(R"({"prompt": "Once"})").prompts.at(0).text, "Once");
+  EXPECT_EQ(Completion(R"({"prompt": ["a", "b"]})").prompts.at(1).text, "b");
+  EXPECT_THAT(Completion(R"({"prompt": [1, 2]})").prompts.at(0).token_ids, ElementsAre(1, 2));
+  const OpenAiRequest both = Completion(R"({"prompt": [[1, 2], "text", [3]]})");
+  ASSERT_EQ(both.prompts.size(), 3u);
+  EXPECT_THAT(both.prompts[2].token_ids, ElementsAre(3));
+  EXPECT_EQ(both.prompts[1].text, "text");
+}
+
+TEST(OpenAiRequestTest, EveryOptionReachesTheServer) {
+  const OpenAiRequest request = Completion(R"({
+      "model": "m", "prompt": "p", "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3,
+      "min_p": 0.1, "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 2,
+      "seed": 18446744073709551615, "n": 2, "logit_bias": {"5": -100, "6": 1.5}, "logprobs": 4,
+      "stop": ["x", "y"], "stop_token_ids": [8], "min_tokens": 1, "ignore_eos": true,
+      "include_stop_str_in_output": true, "stream": true, "stream_options": {"include_usage": true},
+      "echo": true, "skip_special_tokens": false, "cache_salt": "s", "priority": -3,
+      "parse_special_tokens": false, "add_special_tokens": false, "user": "u"})");
+  EXPECT_EQ(request.model, "m");
+  EXPECT_TRUE(request.stream && request.include_usage && request.echo);
+  const v1::SamplingOptions& sampling = request.options.sampling();
+  EXPECT_EQ(sampling.temperature(), 0.5f);
+  EXPECT_EQ(sampling.top_p(), 0.9f);
+  EXPECT_EQ(sampling.top_k(), 3);
+  EXPECT_EQ(sampling.min_p(), 0.1f);
+  EXPECT_EQ(sampling.repetition_penalty(), 1.5f);
+  EXPECT_EQ(sampling.presence_penalty(), -1.0f);
+  EXPECT_EQ(sampling.frequency_penalty(), 2.0f);
+  EXPECT_EQ(sampling.seed(), ~uint64_t{0});
+  EXPECT_EQ(sampling.num_outputs(), 2);
+  EXPECT_EQ(sampling.logit_bias().at(5), -100.0f);
+  EXPECT_EQ(sampling.logit_bias().at(6), 1.5f);
+  const v1::StopOptions& stop = request.options.stop();
+  EXPECT_EQ(stop.max_tokens(), 7);
+  EXPECT_EQ(stop.min_tokens(), 1);
+  EXPECT_THAT(stop.stop_strings(), ElementsAre("x", "y"));
+  EXPECT_THAT(stop.stop_token_ids(), ElementsAre(8));
+  EXPECT_TRUE(stop.ignore_eos() && stop.include_stop_string());
+  EXPECT_EQ(request.options.output().logprobs(), 4);
+  EXPECT_EQ(request.options.output().prompt_logprobs(), 4);
+  EXPECT_TRUE(request.options.output().include_special_tokens());
+  EXPECT_EQ(request.options.cache_salt(), "s");
+  EXPECT_EQ(request.options.priority(), -3);
+  EXPECT_FALSE(request.options.parse_special_tokens());
+  EXPECT_FALSE(request.options.add_special_tokens());
+}
+
+TEST(OpenAiRequestTest, WhatIsNotGivenIsLeftToTheServer) {
+  const OpenAiRequest chat = Chat(R"(, "temperature": null, "stop": null)");
+  EXPECT_FALSE(chat.options.sampling().has_temperature());
+  EXPECT_FALSE(chat.options.stop().has_max_tokens());
+  EXPECT_FALSE(chat.wants_logprobs());
+  EXPECT_EQ(chat.num_outputs(), 1);
+  EXPECT_EQ(Completion(R"({"prompt": "p"})").options.stop().max_tokens(), 16);  // OpenAI's default
+  EXPECT_EQ(Chat(R"(, "top_k": -1)").options.sampling().top_k(), 0);            // vLLM's "off"
+}
+
+TEST(OpenAiRequestTest, ChatsHaveMessagesAndTheirOwnNames) {
+  const auto request = ParseChatRequest(R"({"messages": [
+      {"role": "developer", "content": "S"},
+      {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+      {"role": "assistant", "content": "c", "tool_calls": []}],
+      "max_completion_tokens": 9, "logprobs": true, "top_logprobs": 2})");
+  ASSERT_TRUE(request.ok()) << request.status();
+  ASSERT_EQ(request->messages.size(), 3u);
+  EXPECT_EQ(request->messages[0].role, "system");
+  EXPECT_EQ(request->messages[1].content, "ab");
+  EXPECT_EQ(request->options.stop().max_tokens(), 9);
+  EXPECT_EQ(request->options.output().logprobs(), 2);
+  EXPECT_EQ(Chat(R"(, "logprobs": true)").options.output().logprobs(), 0);
+  EXPECT_FALSE(Chat(R"(, "logprobs": false)").wants_logprobs());
+}
+
+struct Refused {
+  const char* body;
+  const char* error;
+};
+
+TEST(OpenAiRequestTest, WrongCompletionsAreRefusedByName) {
+  for (const Refused& wrong : {
+           Refused{"{", "not JSON"},
+           {"[]", "the body must be an object"},
+           {R"({"prompt": "a", "prompt": "b"})", "occurs twice"},
+           {"{}", "prompt is missing"},
+           {R"({"prompt": []})", "prompt must be"},
+           {R"({"prompt": [1, -2]})", "prompt holds 1"},
+           {R"({"prompt": [2147483648]})", "prompt holds 2147483648"},
+           {R"({"prompt": {"a": 1}})", "prompt must be"},
+           {R"({"prompt": "p", "top_kk": 1})", "unknown field \"top_kk\""},
+           {R"({"prompt": "p", "max_tokens": 1.5})", "max_tokens must be an integer"},
+           {R"({"prompt": "p", "max_tokens": 2147483648})", "to 2147483647, not 2147483648"},
+           {R"({"prompt": "p", "max_tokens": 18446744073709551615})", "max_tokens must be"},
+           {R"({"prompt": "p", "max_tokens": "7"})", "not \"7\""},
+           {R"({"prompt": "p", "temperature": 1e39})", "temperature must be a number of 32 bits"},
+           {R"({"prompt": "p", "seed": -1})", "seed must be an integer from 0"},
+           {R"({"prompt": "p", "stream": 1})", "stream must be true or false"},
+           {R"({"prompt": "p", "stream_options": {}})", "stream_options is for"},
+           {R"({"prompt": "p", "stream": true, "stream_options": {"x": 1}})", "stream_options.x"},
+           {R"({"prompt": "p", "stop": 5})", "stop must be"},
+           {R"({"prompt": "p", "stop": ["a", 5]})", "stop must be"},
+           {R"({"prompt": "p", "stop_token_ids": [4294967296]})", "stop_token_ids must be"},
+           {R"({"prompt": "p", "logit_bias": {"x": 1}})", "logit_bias takes"},
+           {R"({"prompt": "p", "logit_bias": {"1": "a"}})", "logit_bias takes"},
+           {R"({"prompt": "p", "suffix": "s"})", "suffix cannot be given"},
+           {R"({"prompt": "p", "n": 2, "best_of": 3})", "best_of must be n"},
+           {"{\"prompt\": \"\xFF\"}", "not JSON"},
+       }) {
+    const auto request = ParseCompletionRequest(wrong.body);
+    EXPECT_EQ(request.status().code(), absl::StatusCode::kInvalidArgument) << wrong.body;
+    EXPECT_THAT(std::string(request.status().message()), HasSubstr(wrong.error)) << wrong.body;
+  }
+}
+
+TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
+  const std::string good = R"("messages": [{"role": "user", "content": "a"}])";
+  for (const Refused& wrong : {
+           Refused{R"("messages": [])", "messages must be"},
+           {R"("prompt": "a")", "messages must be"},
+           {R"("messages": [{"role": "tool", "content": "a"}])", "messages[0].role must be"},
+           {R"("messages": [{"role": "user"}])", "messages[0].content is missing"},
+           {R"("messages": [{"role": "user", "content": 3}])", "messages[0].content must be"},
+           {R"("messages": ["a"])", "messages[0] must be an object"},
+           {R"("messages": [{"role": "user", "content": [{"type": "image_url"}]}])", "\"text\""},
+           {R"("top_logprobs": 1)", "top_logprobs is for"},
+           {R"("max_tokens": 1, "max_completion_tokens": 2)", "max_completion_tokens is 2"},
+           {R"("tools": [{}])", "tools cannot be given"},
+           {R"("response_format": {"type": "json_object"})", "response_format must be text"},
+           {R"("echo": true)", "unknown field \"echo\""},
+       }) {
+    const std::string fields(wrong.body);
+    const bool has_messages = fields.find("messages") != std::string::npos ||
+                              fields.find("prompt\"") != std::string::npos;
+    const auto request = ParseChatRequest("{" + fields + (has_messages ? "" : ", " + good) + "}");
+    EXPECT_EQ(request.status().code(), absl::StatusCode::kInvalidArgument) << wrong.body;
+    EXPECT_THAT(std::string(request.status().message()), HasSubstr(wrong.error)) << wrong.body;
+  }
+}
+
+TEST(OpenAiRequestTest, PromptsHaveANumberLimit) {
+  const auto with = [](int count) {
+    std::string body = R"({"prompt": ["a")";
+    for (int i = 1; i < count; ++i) body += R"(, "a")";
+    return ParseCompletionRequest(body + "]}");
+  };
+  EXPECT_TRUE(with(kMaxPrompts).ok());
+  EXPECT_THAT(std::string(with(kMaxPrompts + 1).status().message()), HasSubstr("at most 256"));
+}
+
+}  // namespace
+}  // namespace lockstep

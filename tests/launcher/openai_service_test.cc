@@ -1,0 +1,139 @@
+#include "launcher/gateway/openai_service.h"
+
+#include <memory>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/launcher/fake_server.h"
+#include "tests/launcher/http_fixture.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::EndsWith;
+using testing::FakeServer;
+using ::testing::HasSubstr;
+using testing::PostJson;
+using testing::RawClient;
+using testing::RunningHttpServer;
+
+class OpenAiServiceTest : public ::testing::Test {
+ protected:
+  explicit OpenAiServiceTest(std::string special_token = "") : fake_(std::move(special_token)) {
+    Open(fake_.address());
+  }
+
+  void Open(const std::string& address) {
+    http_.reset();
+    auto connection = Connection::Open({.server = address});
+    ASSERT_TRUE(connection.ok()) << connection.status();
+    connection_ = *std::move(connection);
+    service_ = std::make_unique<OpenAiService>(*connection_);
+    http_ = std::make_unique<RunningHttpServer>(
+        HttpServerOptions{}, [this](HttpExchange& exchange) { return service_->Answer(exchange); });
+  }
+
+  std::string Ask(const std::string& bytes) {
+    RawClient client(http_->port());
+    client.Send(bytes);
+    return client.ReadAll();
+  }
+  std::string Complete(const std::string& body) { return Ask(PostJson("/v1/completions", body)); }
+  std::string Chat(const std::string& content) {
+    return Ask(PostJson("/v1/chat/completions",
+                        R"({"messages": [{"role": "user", "content": ")" + content + R"("}]})"));
+  }
+  std::string Get(const std::string& path) {
+    return Ask("GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  }
+
+  FakeServer fake_;
+  std::unique_ptr<Connection> connection_;
+  std::unique_ptr<OpenAiService> service_;
+  std::unique_ptr<RunningHttpServer> http_;
+};
+
+TEST_F(OpenAiServiceTest, CompletesWhole) {
+  const std::string answer = Complete(R"({"prompt": ["a", "b"], "max_tokens": 2, "n": 2})");
+  EXPECT_THAT(answer, HasSubstr("200 OK"));
+  EXPECT_THAT(answer, HasSubstr(R"({"index":3,"text":"t0 t1 ")"));
+  EXPECT_THAT(answer, HasSubstr(R"("prompt_tokens":6)"));
+}
+
+TEST_F(OpenAiServiceTest, CompletesInPieces) {
+  const std::string answer = Complete(
+      R"({"prompt": "a", "max_tokens": 2, "stream": true, "stream_options": {"include_usage": true}})");
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/event-stream"));
+  EXPECT_THAT(answer, HasSubstr(R"("text":"t0 ")"));
+  EXPECT_THAT(answer, HasSubstr(R"("finish_reason":"length")"));
+  EXPECT_THAT(answer, HasSubstr(R"("choices":[],"usage":{"prompt_tokens":3)"));
+  EXPECT_THAT(answer, HasSubstr("data: [DONE]\n\n"));
+  EXPECT_THAT(answer, EndsWith("0\r\n\r\n"));
+}
+
+TEST_F(OpenAiServiceTest, WhatTheServerRefusesHasItsStatus) {
+  for (const char* stream : {"", R"(, "stream": true)"}) {
+    const std::string answer = Complete(std::string(R"({"prompt": "refuse")") + stream + "}");
+    EXPECT_THAT(answer, HasSubstr("429 Too Many Requests"));
+    EXPECT_THAT(answer, HasSubstr("the queue is full"));
+  }
+  EXPECT_THAT(Complete(R"({"prompt": ["a", "refuse"], "max_tokens": 1})"), HasSubstr("429 "));
+}
+
+// The server's call ends, else FakeServer would never.
+TEST_F(OpenAiServiceTest, AClientThatGoesEndsItsCalls) {
+  for (const char* stream : {"false", "true"}) {
+    RawClient client(http_->port());
+    client.Send(PostJson("/v1/completions",
+                         std::string(R"({"prompt": "hang", "stream": )") + stream + "}"));
+    if (std::string(stream) == "true") client.ReadUntil("t0 ");
+  }
+  EXPECT_TRUE(http_->AllEnd());
+}
+
+TEST_F(OpenAiServiceTest, WrongRequestsAreToldWhy) {
+  EXPECT_THAT(Complete(R"({"prompt": "a", "n": "x"})"), HasSubstr("400 Bad Request"));
+  EXPECT_THAT(Complete(R"({"prompt": "a", "model": "other"})"), HasSubstr("404 Not Found"));
+  EXPECT_THAT(Complete(R"({"prompt": "a", "model": "fake", "max_tokens": 1})"),
+              HasSubstr("200 OK"));
+  EXPECT_THAT(Ask("POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n"
+                  "Content-Type: text/plain\r\n\r\n{}"),
+              HasSubstr("415 Unsupported Media Type"));
+  EXPECT_THAT(Get("/v1/completions"), HasSubstr("Allow: POST"));
+  EXPECT_THAT(Get("/v1/nothing"), HasSubstr("404 Not Found"));
+}
+
+TEST_F(OpenAiServiceTest, TellsWhatIsServed) {
+  EXPECT_THAT(Get("/v1/models"), HasSubstr(R"("data":[{"id":"fake","object":"model")"));
+  EXPECT_THAT(Get("/v1/models/fake"), HasSubstr(R"("max_model_len":64)"));
+  EXPECT_THAT(Get("/v1/models/other"), HasSubstr("404 Not Found"));
+  EXPECT_THAT(Get("/health"), HasSubstr("503 "));  // it has no health service
+}
+
+TEST_F(OpenAiServiceTest, AServerThatIsAwayIsNoSecretAndItsAddressIs) {
+  std::string address;
+  {
+    FakeServer gone;
+    address = gone.address();
+  }
+  Open(address);
+  const std::string answer = Complete(R"({"prompt": "a"})");
+  EXPECT_THAT(answer, HasSubstr("503 Service Unavailable"));
+  EXPECT_THAT(answer, HasSubstr("does not answer"));
+  EXPECT_THAT(answer, ::testing::Not(HasSubstr(address)));
+}
+
+TEST_F(OpenAiServiceTest, AChatNeedsAFormatThatIsKnown) {
+  EXPECT_THAT(Chat("Hi"), HasSubstr("400 Bad Request"));
+}
+
+class OpenAiChatTest : public OpenAiServiceTest {
+ protected:
+  OpenAiChatTest() : OpenAiServiceTest("<|assistant|>") {}
+};
+
+TEST_F(OpenAiChatTest, IsAnsweredByTheAssistant) { EXPECT_THAT(Chat("Hi"), HasSubstr("200 OK")); }
+
+}  // namespace
+}  // namespace lockstep
