@@ -38,6 +38,7 @@ struct GatewayOptions {
   bool insecure_listen = false;
   int max_connections = HttpLimits().max_connections;
   double drain_seconds = 30;
+  double retry_seconds = 30;
   bool json = false;
 };
 
@@ -84,7 +85,7 @@ class Gateway {
         interrupts_(interrupts),
         interrupted_(io_, interrupts.fd()),
         tick_(io_),
-        service_(connection) {}
+        service_(connection, absl::Seconds(options.retry_seconds)) {}
   ~Gateway() { interrupted_.release(); }  // it is the watcher's
 
   absl::Status Run(const HttpServerOptions& server_options) {
@@ -143,6 +144,13 @@ int RunGateway(const GatewayOptions& options) {
     std::fprintf(stderr, "Warning  prompts, texts and tokens cross the network in clear (%s)\n",
                  options.listen.c_str());
   }
+  if (!(*connection)->may_show_tokens()) {
+    std::fprintf(
+        stderr,
+        "Warning  clients' tokens are not passed on to %s, where they would go in clear: use "
+        "TLS (--tls-ca), or say --insecure-token\n",
+        options.connection.server.c_str());
+  }
   Gateway gateway(options, **connection, interrupts);
   const absl::Status status = gateway.Run(*server_options);
   return status.ok() ? kExitOk : Fail(kGatewayCommand, status);
@@ -190,6 +198,13 @@ void AddHttpFlags(CLI::App& command, GatewayOptions& options) {
       ->check(Between(0.0, 1e6))
       ->capture_default_str()
       ->group(group);
+  command
+      .add_option("--retry-seconds", options.retry_seconds,
+                  "how long to look for a server that went away and go on, if it keeps a journal")
+      ->type_name("SECONDS")
+      ->check(Between(0.0, 1e6))
+      ->capture_default_str()
+      ->group(kConnectionGroup);
   command.add_flag("--json", options.json, "print events as JSON objects, one per line")
       ->group(group);
 }

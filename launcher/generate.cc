@@ -160,11 +160,10 @@ class GenerateRun {
 
   // True when the stream broke and the server, or the next one at its place, may go on with it.
   bool ContinueLater(Running& run, const grpc::Status& status) {
-    const grpc::StatusCode code = status.error_code();
-    const bool worth_it =
-        code == grpc::StatusCode::UNAVAILABLE ||
-        (code == grpc::StatusCode::RESOURCE_EXHAUSTED && run.retries.failing());  // a full queue
-    if (interrupted_ || !worth_it || !run.response->accepted().attachable()) return false;
+    if (interrupted_ || !MayGoOn(status.error_code(), run.retries) ||
+        !run.response->accepted().attachable()) {
+      return false;
+    }
     const std::optional<absl::Time> at = run.retries.Failed(SteadyNow());
     if (!at) return false;
     if (!std::exchange(run.told, true) && !options_.quiet) {

@@ -39,6 +39,8 @@ class Connection {
   v1::Generation::Stub& stub() const { return *stub_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   const std::string& server() const { return server_; }
+  // False where others could read them on their way; then Prepare adds none.
+  bool may_show_tokens() const { return may_show_tokens_; }
 
   // Every call's context needs it: adds the token and the deadline. InfiniteDuration for none.
   // authorization: a header of somebody for whom the call is made; empty = our own token.

@@ -15,9 +15,10 @@ GenerationCall::GenerationCall(const Connection& connection, v1::GenerateRequest
 }
 
 GenerationCall::GenerationCall(const Connection& connection, v1::AttachRequest request,
-                               absl::Duration timeout, Handlers handlers)
+                               absl::Duration timeout, Handlers handlers,
+                               const std::string& authorization)
     : attach_(std::move(request)), handlers_(std::move(handlers)) {
-  connection.Prepare(context_, timeout);
+  connection.Prepare(context_, timeout, authorization);
   connection.stub().async()->Attach(&context_, &attach_, this);
   StartRead(&event_);
   StartCall();

@@ -27,7 +27,7 @@ class GenerationCall final : private grpc::ClientReadReactor<v1::GenerateEvent> 
                  Handlers handlers, const std::string& authorization = "");
   // Continues a request.
   GenerationCall(const Connection& connection, v1::AttachRequest request, absl::Duration timeout,
-                 Handlers handlers);
+                 Handlers handlers, const std::string& authorization = "");
   GenerationCall(const GenerationCall&) = delete;
   GenerationCall& operator=(const GenerationCall&) = delete;
 

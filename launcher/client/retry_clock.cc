@@ -15,4 +15,9 @@ std::optional<absl::Time> RetryClock::Failed(absl::Time now) {
   return next;
 }
 
+bool MayGoOn(grpc::StatusCode ended, const RetryClock& clock) {
+  return ended == grpc::StatusCode::UNAVAILABLE ||
+         (ended == grpc::StatusCode::RESOURCE_EXHAUSTED && clock.failing());
+}
+
 }  // namespace lockstep

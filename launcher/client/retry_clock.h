@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "absl/time/time.h"
+#include "grpcpp/support/status_code_enum.h"
 
 namespace lockstep {
 
@@ -26,5 +27,9 @@ class RetryClock {
   std::optional<absl::Time> failing_since_;
   absl::Duration delay_;
 };
+
+// Whether a stream that ended so may go on: its server went away, or is back, and has no room for
+// all who come back at once.
+bool MayGoOn(grpc::StatusCode ended, const RetryClock& clock);
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #include "launcher/gateway/completion_run.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/this_coro.hpp>
@@ -59,40 +60,62 @@ class CompletionRun::Inbox {
 Awaitable<void> CompletionRun::Run(std::vector<v1::GenerateRequest> requests) {
   inbox_ = std::make_shared<Inbox>(co_await boost::asio::this_coro::executor);
   looked_at_ = wrote_at_ = SteadyNow();
-  Start(std::move(requests));
+  num_running_ = requests.size();
+  for (size_t prompt = 0; prompt < requests.size(); ++prompt) {
+    outputs_.push_back({.call = nullptr, .retries = RetryClock(patience_)});
+    Call(prompt, std::move(requests[prompt]));
+  }
   while (num_running_ > 0) co_await Pump();
   co_await Finish();
 }
 
-void CompletionRun::Start(std::vector<v1::GenerateRequest> requests) {
-  for (size_t prompt = 0; prompt < requests.size(); ++prompt) {
-    const auto on_event = [inbox = inbox_, prompt](const v1::GenerateEvent& event) {
-      Inbox::Post(inbox, {prompt, event, std::nullopt});
-    };
-    const auto on_done = [inbox = inbox_, prompt](const grpc::Status& status) {
-      Inbox::Post(inbox, {prompt, {}, status});
-    };
-    calls_.push_back(std::make_unique<GenerationCall>(
-        connection_, std::move(requests[prompt]), absl::InfiniteDuration(),
-        GenerationCall::Handlers{on_event, on_done}, exchange_.request().authorization));
-    ++num_running_;
-  }
+template <typename Request>
+void CompletionRun::Call(size_t prompt, Request request) {
+  const auto on_event = [inbox = inbox_, prompt](const v1::GenerateEvent& event) {
+    Inbox::Post(inbox, {prompt, event, std::nullopt});
+  };
+  const auto on_done = [inbox = inbox_, prompt](const grpc::Status& status) {
+    Inbox::Post(inbox, {prompt, {}, status});
+  };
+  outputs_[prompt].call = std::make_unique<GenerationCall>(
+      connection_, std::move(request), absl::InfiniteDuration(),
+      GenerationCall::Handlers{on_event, on_done}, exchange_.request().authorization);
 }
 
-void CompletionRun::CancelAll() {
-  for (const auto& call : calls_) {
-    if (call != nullptr) call->Cancel();
+// Returns how long until the next one is due.
+absl::Duration CompletionRun::ContinueThoseDue() {
+  const absl::Time now = SteadyNow();
+  absl::Time next = absl::InfiniteFuture();
+  for (size_t prompt = 0; prompt < outputs_.size(); ++prompt) {
+    Output& output = outputs_[prompt];
+    if (output.continue_at <= now) {
+      output.continue_at = absl::InfiniteFuture();
+      Call(prompt, reply_.Continuation(prompt));
+    }
+    next = std::min(next, output.continue_at);
+  }
+  return next - now;
+}
+
+// Calls that run end soon, and say so; who only waits for a server has ended.
+void CompletionRun::EndAll() {
+  for (Output& output : outputs_) {
+    if (output.call != nullptr) output.call->Cancel();
+    if (std::exchange(output.continue_at, absl::InfiniteFuture()) != absl::InfiniteFuture()) {
+      --num_running_;
+    }
   }
 }
 
 // What has come, and a look at the client now and then.
 Awaitable<void> CompletionRun::Pump() {
-  co_await inbox_->WaitFor(kLookAtClientEvery);
+  const absl::Duration due = ContinueThoseDue();
+  co_await inbox_->WaitFor(std::min(due, kLookAtClientEvery));
   if (inbox_->is_full() && !failure_) {
     failure_ = grpc::Status(
         grpc::StatusCode::RESOURCE_EXHAUSTED,
         absl::StrCat("more than ", kMaxUnreadBytes, " bytes of the output were left unread"));
-    CancelAll();
+    EndAll();
   }
   for (Arrival& arrival : inbox_->TakeAll()) co_await Take(std::move(arrival));
   co_await Flush();
@@ -101,31 +124,40 @@ Awaitable<void> CompletionRun::Pump() {
 
 Awaitable<void> CompletionRun::Take(Arrival arrival) {
   if (arrival.done) {
-    calls_[arrival.prompt].reset();
-    --num_running_;
-    co_await Ended(*arrival.done);
+    outputs_[arrival.prompt].call.reset();
+    Ended(arrival.prompt, *arrival.done);
   } else if (!failure_ && !is_gone_) {
     co_await Told(arrival);
   }
 }
 
 Awaitable<void> CompletionRun::Told(const Arrival& arrival) {
+  outputs_[arrival.prompt].retries.Succeeded();
   reply_.Add(arrival.prompt, arrival.event);
-  if (asked_.stream) {
-    for (const auto& chunk : reply_.Chunks(arrival.prompt, arrival.event)) {
-      AppendEvent(DumpJson(chunk));
-    }
+  if (!asked_.stream) co_return;
+  for (const auto& chunk : reply_.Chunks(arrival.prompt, arrival.event)) {
+    AppendEvent(DumpJson(chunk));
   }
-  if (!arrival.event.has_accepted()) co_return;
   // Not before all are accepted: what is refused gets a status of its own.
-  if (++num_accepted_ == calls_.size() && asked_.stream) co_await Begin();
+  const bool begins = !has_begun_ && arrival.event.has_accepted() && reply_.all_accepted();
+  if (begins) co_await Begin();
 }
 
-// One that fails ends them all.
-Awaitable<void> CompletionRun::Ended(const grpc::Status& status) {
-  if (status.ok() || failure_) co_return;
-  failure_ = status;
-  CancelAll();
+// One that fails ends them all, unless its server may come back for it.
+void CompletionRun::Ended(size_t prompt, const grpc::Status& status) {
+  Output& output = outputs_[prompt];
+  if (!status.ok() && !failure_ && !is_gone_) {
+    if (reply_.is_attachable(prompt) && MayGoOn(status.error_code(), output.retries)) {
+      const std::optional<absl::Time> at = output.retries.Failed(SteadyNow());
+      if (at) {
+        output.continue_at = *at;
+        return;
+      }
+    }
+    failure_ = status;
+    EndAll();
+  }
+  --num_running_;
 }
 
 Awaitable<void> CompletionRun::Begin() {
@@ -156,7 +188,7 @@ Awaitable<void> CompletionRun::LookAtClient() {
     co_await Flush();
   }
   if (!is_gone_) is_gone_ = exchange_.PeerHasGone();
-  if (is_gone_) CancelAll();
+  if (is_gone_) EndAll();
 }
 
 Awaitable<void> CompletionRun::Finish() {

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "launcher/client/connection.h"
 #include "launcher/client/generation_call.h"
+#include "launcher/client/retry_clock.h"
 #include "launcher/gateway/http_exchange.h"
 #include "launcher/gateway/openai_reply.h"
 #include "launcher/gateway/openai_request.h"
@@ -22,12 +23,18 @@ namespace lockstep {
 
 class CompletionRun {
  public:
-  // requests: one to each prompt. Everything it refers to must outlive Run.
+  // patience: how long a server that went away is looked for, if it keeps a journal. Everything it
+  // refers to must outlive Run.
   CompletionRun(const Connection& connection, const OpenAiRequest& asked, OpenAiReply& reply,
-                HttpExchange& exchange)
-      : connection_(connection), asked_(asked), reply_(reply), exchange_(exchange) {}
+                HttpExchange& exchange, absl::Duration patience)
+      : connection_(connection),
+        asked_(asked),
+        reply_(reply),
+        exchange_(exchange),
+        patience_(patience) {}
 
-  // Answers the exchange. Returns when all calls have ended, whatever becomes of the client.
+  // requests: one to each prompt. Answers the exchange. Returns when all calls have ended, whatever
+  // becomes of the client.
   Awaitable<void> Run(std::vector<v1::GenerateRequest> requests);
 
  private:
@@ -37,13 +44,21 @@ class CompletionRun {
     std::optional<grpc::Status> done;  // the call's last word
   };
   class Inbox;
+  // One prompt's stream, which may go on in another call.
+  struct Output {
+    std::unique_ptr<GenerationCall> call;
+    RetryClock retries;
+    absl::Time continue_at = absl::InfiniteFuture();  // it waits for its server
+  };
 
-  void Start(std::vector<v1::GenerateRequest> requests);
-  void CancelAll();
+  template <typename Request>
+  void Call(size_t prompt, Request request);
+  absl::Duration ContinueThoseDue();
+  void EndAll();
   Awaitable<void> Pump();
   Awaitable<void> Take(Arrival arrival);
   Awaitable<void> Told(const Arrival& arrival);
-  Awaitable<void> Ended(const grpc::Status& status);
+  void Ended(size_t prompt, const grpc::Status& status);
   Awaitable<void> Begin();
   Awaitable<void> Flush();
   Awaitable<void> Finish();
@@ -54,11 +69,11 @@ class CompletionRun {
   const OpenAiRequest& asked_;
   OpenAiReply& reply_;
   HttpExchange& exchange_;
+  const absl::Duration patience_;
 
   std::shared_ptr<Inbox> inbox_;  // shared with gRPC's threads
-  std::vector<std::unique_ptr<GenerationCall>> calls_;
+  std::vector<Output> outputs_;   // by prompt
   size_t num_running_ = 0;
-  size_t num_accepted_ = 0;
   std::optional<grpc::Status> failure_;  // the first one
   bool has_begun_ = false;               // to stream
   bool is_gone_ = false;                 // nobody listens any more

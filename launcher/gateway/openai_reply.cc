@@ -112,6 +112,12 @@ void OpenAiReply::Add(size_t prompt, const v1::GenerateEvent& event) {
   responses_[prompt].Add(event, SteadyNow());
 }
 
+bool OpenAiReply::all_accepted() const {
+  return std::all_of(responses_.begin(), responses_.end(), [](const Response& response) {
+    return !response.accepted().request_id().empty();
+  });
+}
+
 Json OpenAiReply::Envelope(const char* object) const {
   const std::string& id = responses_.front().accepted().request_id();
   return {{"id", absl::StrCat(request_.is_chat ? "chatcmpl-" : "cmpl-", id)},
@@ -194,6 +200,9 @@ std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& ev
     if (tells) chunks.push_back(DeltaChunk(prompt, event.delta()));
   } else if (event.has_finished() &&
              event.finished().output_index() < static_cast<uint32_t>(num_outputs_)) {
+    // A continued stream tells all ends again.
+    Told& told = told_[IndexOf(prompt, event.finished().output_index())];
+    if (std::exchange(told.ended, true)) return chunks;
     Json choice = {{"index", IndexOf(prompt, event.finished().output_index())}};
     if (request_.is_chat) {
       choice["delta"] = Json::object();

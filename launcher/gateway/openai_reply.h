@@ -34,6 +34,10 @@ class OpenAiReply {
   void Add(size_t prompt, const v1::GenerateEvent& event);
   // What a stream says of an event that was added, each a "data: ..." of its own.
   std::vector<Json> Chunks(size_t prompt, const v1::GenerateEvent& event);
+  // What asks the server for the rest of a prompt's outputs, if it keeps them.
+  v1::AttachRequest Continuation(size_t prompt) const { return responses_[prompt].Continuation(); }
+  bool is_attachable(size_t prompt) const { return responses_[prompt].accepted().attachable(); }
+  bool all_accepted() const;
   // The stream's last event, for include_usage.
   Json UsageChunk() const;
   // All of it, once every prompt has ended.
@@ -54,6 +58,7 @@ class OpenAiReply {
   // How much of an output its stream has told.
   struct Told {
     bool opened = false;
+    bool ended = false;
     size_t num_tokens = 0;
     size_t offset = 0;  // characters
   };

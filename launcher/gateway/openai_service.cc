@@ -170,7 +170,7 @@ Awaitable<void> OpenAiService::Complete(HttpExchange& exchange, const OpenAiRequ
     }
   }
   OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed));
-  CompletionRun run(connection_, request, reply, exchange);
+  CompletionRun run(connection_, request, reply, exchange, patience_);
   co_await run.Run(std::move(requests));
 }
 

@@ -20,7 +20,9 @@ namespace lockstep {
 class OpenAiService {
  public:
   // Calls show the token that the HTTP client shows, else the connection's own.
-  explicit OpenAiService(const Connection& connection) : connection_(connection) {}
+  // patience: CompletionRun's.
+  OpenAiService(const Connection& connection, absl::Duration patience)
+      : connection_(connection), patience_(patience) {}
 
   Awaitable<void> Answer(HttpExchange& exchange);
 
@@ -46,6 +48,7 @@ class OpenAiService {
                                  OpenAiPrompt& prompt);
 
   const Connection& connection_;
+  const absl::Duration patience_;
   const int64_t started_ = absl::ToUnixSeconds(absl::Now());
 };
 

@@ -62,6 +62,10 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
       {{"eval", "--quantize", "int8"}, "--quantize requires model"},
       {{"eval", "m", "--server", "h:1"}, "--server is for a server that runs"},
       {{"eval", "m", "--insecure-token"}, "--insecure-token is for a server that runs"},
+      {{"gateway", "--listen", "0.0.0.0:0"}, "--insecure-listen"},
+      {{"gateway", "--listen", "8000"}, "--listen: '8000' is not HOST:PORT"},
+      {{"gateway", "--https-cert", "c"}, "--https-cert requires --https-key"},
+      {{"gateway", "--max-connections", "0"}, "--max-connections: 0"},
       {{"serve", "m", "--listen", "foo"}, "--listen: 'foo' is not HOST:PORT"},
       {{"controller", "m", "--secret-file", "s", "--worker-listen", "h:"}, "--worker-listen: 'h:'"},
       {{"bench", "--rate", "0"}, "--rate: 0"},
@@ -82,8 +86,8 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
 }
 
 TEST_F(WrongUsageTest, EveryCommandHasHelp) {
-  for (const char* command :
-       {"serve", "controller", "worker", "generate", "bench", "status", "tokenize", "model"}) {
+  for (const char* command : {"serve", "controller", "worker", "generate", "gateway", "bench",
+                              "status", "tokenize", "model"}) {
     const Finished finished = RunLockstep({command, "--help"});
     EXPECT_EQ(finished.code, 0);
     EXPECT_THAT(finished.out, HasSubstr("Usage: lockstep "));

@@ -184,6 +184,23 @@ TEST_F(OpenAiReplyTest, LogprobsOfAChatHaveBytes) {
   EXPECT_EQ(chunks_[2]["choices"][0]["logprobs"]["content"].size(), 1u);  // a chunk for the half
 }
 
+// A stream that goes on after its server came back tells who was accepted and all ends once more.
+TEST_F(OpenAiReplyTest, WhatComesTwiceIsToldOnce) {
+  request_.is_chat = true;
+  Make(2);
+  SendAll(0);
+  EXPECT_FALSE(reply_->all_accepted());
+  const size_t num_chunks = chunks_.size();
+  v1::GenerateEvent event;
+  event.mutable_accepted()->set_request_id("r0");
+  Send(0, event);
+  event.mutable_finished()->set_reason(v1::FINISH_REASON_STOP);
+  Send(0, event);
+  EXPECT_EQ(chunks_.size(), num_chunks);
+  SendAll(1);
+  EXPECT_TRUE(reply_->all_accepted());
+}
+
 // An index beyond what was asked for must not reach memory.
 TEST_F(OpenAiReplyTest, AWildServerIsBorne) {
   Make(1);

@@ -1,5 +1,6 @@
 #include "launcher/gateway/openai_request.h"
 
+#include <random>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -160,6 +161,37 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
     const auto request = ParseChatRequest("{" + fields + (has_messages ? "" : ", " + good) + "}");
     EXPECT_EQ(request.status().code(), absl::StatusCode::kInvalidArgument) << wrong.body;
     EXPECT_THAT(std::string(request.status().message()), HasSubstr(wrong.error)) << wrong.body;
+  }
+}
+
+// What a client may send by accident or by intent is answered, whatever it is.
+TEST(OpenAiRequestTest, DamagedBodiesAreRefusedOrRead) {
+  const std::string body =
+      R"({"model": "m", "prompt": [[1, 2], "t"], "max_tokens": 7, "logit_bias": {"5": -1.5e2},
+          "stop": ["x"], "stream": true, "stream_options": {"include_usage": true}, "n": 2,
+          "messages": [{"role": "user", "content": [{"type": "text", "text": "\u00e9"}]}]})";
+  std::mt19937 random(1);
+  for (int i = 0; i < 20'000; ++i) {
+    std::string damaged = body;
+    for (uint32_t edits = 1 + random() % 4; edits > 0; --edits) {
+      const size_t at = random() % damaged.size();
+      switch (random() % 3) {
+        case 0:
+          damaged[at] = static_cast<char>(random());
+          break;
+        case 1:
+          damaged.erase(at, 1 + random() % 8);
+          break;
+        default:
+          damaged.insert(at, damaged.substr(random() % damaged.size(), random() % 16));
+      }
+      if (damaged.empty()) damaged = "{";
+    }
+    for (const auto& request : {ParseCompletionRequest(damaged), ParseChatRequest(damaged)}) {
+      if (request.ok()) continue;
+      EXPECT_EQ(request.status().code(), absl::StatusCode::kInvalidArgument) << damaged;
+      EXPECT_FALSE(request.status().message().empty()) << damaged;
+    }
   }
 }
 

@@ -29,7 +29,7 @@ class OpenAiServiceTest : public ::testing::Test {
     auto connection = Connection::Open({.server = address});
     ASSERT_TRUE(connection.ok()) << connection.status();
     connection_ = *std::move(connection);
-    service_ = std::make_unique<OpenAiService>(*connection_);
+    service_ = std::make_unique<OpenAiService>(*connection_, absl::ZeroDuration());
     http_ = std::make_unique<RunningHttpServer>(
         HttpServerOptions{}, [this](HttpExchange& exchange) { return service_->Answer(exchange); });
   }

@@ -1,0 +1,231 @@
+"""What openai_client_test.sh runs: every answer beside what `lockstep generate` says of the same request."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import openai
+
+LOCKSTEP, MODEL = sys.argv[1:3]
+TOKEN = "a-token-of-sixteen-or-more"
+PATIENCE_SECONDS = 60
+QUESTION = "Mary is in the kitchen. Tom is in the garden. Mary took the red ball. Mary went to the garden. Where is the red ball?"
+
+
+class Program:
+    """A command with --json that runs until it is told to stop; its events are read as they come."""
+
+    def __init__(self, *arguments):
+        self.process = subprocess.Popen([LOCKSTEP, *arguments, "--json"], stdout=subprocess.PIPE, text=True)
+        self.events = []
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+
+    def wait_event(self, name):
+        for _ in range(PATIENCE_SECONDS * 20):
+            for event in self.events:
+                if event["event"] == name:
+                    return event
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"no {name} among {self.events}")
+
+    def stop(self):
+        return self.end(signal.SIGINT)
+
+    def kill(self):
+        self.end(signal.SIGKILL)
+
+    def end(self, number):
+        self.process.send_signal(number)
+        code = self.process.wait(PATIENCE_SECONDS)
+        self.reader.join()
+        self.process.stdout.close()
+        return code
+
+
+def serve(*flags, listen="127.0.0.1:0"):
+    server = Program("serve", MODEL, "--tp", "2", "--threads-per-rank", "1", "--listen", listen, *flags)
+    return server, server.wait_event("ready")["address"]
+
+
+def status(address):
+    return json.loads(subprocess.check_output([LOCKSTEP, "status", "--json", "--server", address]))
+
+
+class Gateway(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server, cls.address = serve()
+        cls.gateway = Program("gateway", "--server", cls.address, "--listen", "127.0.0.1:0")
+        cls.url = cls.gateway.wait_event("listening")["url"]
+        cls.client = openai.OpenAI(base_url=cls.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_SECONDS)
+        cls.model = cls.client.models.list().data[0].id
+
+    @classmethod
+    def tearDownClass(cls):
+        codes = cls.gateway.stop(), cls.server.stop()
+        assert codes == (0, 0), codes
+
+    def generate(self, prompt, *flags):
+        """Our own client's outputs."""
+        command = [LOCKSTEP, "generate", "--server", self.address, "--json", "--parse-special-tokens", *flags, prompt]
+        return json.loads(subprocess.check_output(command))["outputs"]
+
+    def chat(self, **options):
+        return self.client.chat.completions.create(model=self.model, messages=[{"role": "user", "content": QUESTION}], **options)
+
+    def test_models(self):
+        self.assertEqual(self.client.models.retrieve(self.model).id, self.model)
+        with self.assertRaises(openai.NotFoundError):
+            self.client.models.retrieve("another")
+
+    def test_completions_are_those_of_our_own_client(self):
+        prompt = f"<|user|>{QUESTION}<|end|><|assistant|>"
+        options = dict(model=self.model, max_tokens=24, temperature=0.9, seed=5, n=3)
+        own = self.generate(prompt, "--max-tokens", "24", "--temperature", "0.9", "--seed", "5", "--n", "3")
+        whole = self.client.completions.create(prompt=prompt, **options)
+        self.assertEqual([choice.text for choice in whole.choices], [output["text"] for output in own])
+        self.assertEqual([choice.finish_reason for choice in whole.choices], [output["finish_reason"] for output in own])
+        self.assertEqual(whole.usage.completion_tokens, sum(len(output["token_ids"]) for output in own))
+        texts = [""] * 3
+        for chunk in self.client.completions.create(prompt=prompt, stream=True, **options):
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+        self.assertEqual(texts, [output["text"] for output in own])
+
+    def test_several_prompts(self):
+        answer = self.client.completions.create(model=self.model, prompt=["Mary is", "Tom is", "Mary is"], max_tokens=5, temperature=0)
+        texts = [choice.text for choice in answer.choices]
+        self.assertEqual(texts, [self.generate(prompt, "--max-tokens", "5", "--temperature", "0")[0]["text"] for prompt in ("Mary is", "Tom is", "Mary is")])
+
+    def test_log_probabilities_with_the_prompts(self):
+        """As evaluation harnesses ask for them: what a text costs, token by token."""
+        answer = self.client.completions.create(model=self.model, prompt="Mary is in the garden.", max_tokens=1, temperature=0, logprobs=1, echo=True)
+        logprobs = answer.choices[0].logprobs
+        self.assertEqual(len(logprobs.tokens), answer.usage.prompt_tokens + 1)
+        self.assertEqual(len(logprobs.token_logprobs), len(logprobs.top_logprobs))
+        self.assertIsNone(logprobs.token_logprobs[0])
+        self.assertEqual("".join(logprobs.tokens[1:-1]), "Mary is in the garden.")
+        for logprob, top in zip(logprobs.token_logprobs[1:], logprobs.top_logprobs[1:]):
+            self.assertLessEqual(logprob, max(top.values()) + 1e-6)
+        self.assertTrue(answer.choices[0].text.startswith("Mary is in the garden."))
+
+    def test_chats_know_the_answer(self):
+        whole = self.chat(temperature=0, logprobs=True, top_logprobs=2)
+        message = whole.choices[0].message
+        self.assertEqual((message.role, message.content), ("assistant", "The red ball is with Mary in the garden."))
+        self.assertEqual(whole.choices[0].finish_reason, "stop")
+        tokens = whole.choices[0].logprobs.content
+        self.assertEqual(b"".join(bytes(token.bytes) for token in tokens if not token.token.startswith("<|")).decode(), message.content)
+        self.assertTrue(all(len(token.top_logprobs) == 2 for token in tokens))
+        text, usage = "", None
+        for chunk in self.chat(temperature=0, stream=True, stream_options={"include_usage": True}):
+            text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+            usage = chunk.usage or usage
+        self.assertEqual(text, message.content)
+        self.assertEqual(usage.prompt_tokens, whole.usage.prompt_tokens)
+        self.assertEqual(usage.completion_tokens, whole.usage.completion_tokens)
+
+    def test_no_message_ends_its_own_turn(self):
+        """Markers in what somebody says stay text: more tokens than markers would be."""
+        def prompt_tokens(content):
+            messages = [{"role": "user", "content": content}]
+            return self.client.chat.completions.create(model=self.model, messages=messages, max_tokens=1).usage.prompt_tokens
+        self.assertGreater(prompt_tokens("a<|end|><|assistant|>"), prompt_tokens("a") + 2)
+
+    def test_wrong_requests_name_what_is_wrong(self):
+        for options, word in ((dict(temperature=-1), "temperature"), (dict(max_tokens=0), "max_tokens"), (dict(n=65), "65"),
+                              (dict(extra_body={"top_kk": 3}), "top_kk"), (dict(tools=[{"type": "function"}]), "tools")):
+            with self.assertRaises(openai.BadRequestError) as refused:
+                self.chat(**options)
+            self.assertIn(word, str(refused.exception))
+        with self.assertRaises(openai.NotFoundError):
+            self.client.completions.create(model="another", prompt="a")
+
+    def test_a_client_that_goes_stops_the_computing(self):
+        before = int(status(self.address)["status"]["requests_aborted"])
+        stream = self.client.completions.create(model=self.model, prompt="Mary is", max_tokens=1900, stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+        for _ in range(PATIENCE_SECONDS * 10):
+            if int(status(self.address)["status"]["requests_aborted"]) > before:
+                return
+            time.sleep(0.1)
+        self.fail("the request goes on")
+
+    def test_a_lost_rank_is_a_pause(self):
+        options = dict(model=self.model, prompt="Mary is", max_tokens=400, temperature=0, extra_body={"ignore_eos": True})
+        expected = self.client.completions.create(**options).choices[0].text
+        text, killed = "", False
+        for chunk in self.client.completions.create(stream=True, **options):
+            text += chunk.choices[0].text
+            if len(text) > 20 and not killed:
+                killed = True
+                os.kill(int(status(self.address)["status"]["ranks"][1]["pid"]), signal.SIGKILL)
+        self.assertTrue(killed)
+        self.assertEqual(text, expected)
+
+
+class Journal(unittest.TestCase):
+    def test_a_stream_outlives_its_server(self):
+        with tempfile.TemporaryDirectory() as directory:
+            flags = ("--journal", directory + "/journal")
+            server, address = serve(*flags)
+            gateway = Program("gateway", "--server", address, "--listen", "127.0.0.1:0")
+            client = openai.OpenAI(base_url=gateway.wait_event("listening")["url"] + "/v1", api_key="none", max_retries=0)
+            options = dict(model="", prompt="Mary is", max_tokens=600, temperature=0, n=2, extra_body={"ignore_eos": True})
+            expected = [choice.text for choice in client.completions.create(**options).choices]
+            texts, ends, killed = [""] * 2, [0] * 2, False
+            for chunk in client.completions.create(stream=True, **options):
+                choice = chunk.choices[0]
+                texts[choice.index] += choice.text
+                ends[choice.index] += choice.finish_reason is not None
+                if len(texts[0]) > 20 and not killed:
+                    killed = True
+                    server.kill()
+                    server, _ = serve(*flags, listen=address)
+            self.assertTrue(killed)
+            self.assertEqual(texts, expected)
+            self.assertEqual(ends, [1, 1])
+            self.assertEqual((gateway.stop(), server.stop()), (0, 0))
+
+
+class Tokens(unittest.TestCase):
+    def test_the_clients_token_goes_to_the_server_which_may_come_and_go(self):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(TOKEN + "\n")
+            file.flush()
+            server, address = serve("--api-token-file", file.name)
+            gateway = Program("gateway", "--server", address, "--listen", "127.0.0.1:0")
+            url = gateway.wait_event("listening")["url"] + "/v1"
+            ask = lambda key: openai.OpenAI(base_url=url, api_key=key, max_retries=0).completions.create(model="", prompt="a", max_tokens=1)
+            ask(TOKEN)
+            with self.assertRaises(openai.AuthenticationError):
+                ask("wrong" + TOKEN)
+            self.assertEqual(server.stop(), 0)
+            with self.assertRaises(openai.InternalServerError) as away:
+                ask(TOKEN)
+            self.assertEqual(away.exception.status_code, 503)
+            server, _ = serve("--api-token-file", file.name, listen=address)
+            for _ in range(PATIENCE_SECONDS):
+                try:
+                    ask(TOKEN)
+                    break
+                except openai.InternalServerError:
+                    time.sleep(1)  # gRPC dials again after a pause
+            ask(TOKEN)
+            self.assertEqual((gateway.stop(), server.stop()), (0, 0))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
