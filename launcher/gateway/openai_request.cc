@@ -222,6 +222,10 @@ absl::Status ReadMessages(JsonFields& fields, OpenAiRequest& request) {
     fields.Fail("messages", "must be an array of at least one message");
     return absl::OkStatus();
   }
+  if (messages->size() > kMaxMessages) {
+    fields.Fail("messages", absl::StrCat("are ", messages->size(), ": at most ", kMaxMessages));
+    return absl::OkStatus();
+  }
   for (size_t i = 0; i < messages->size(); ++i) {
     ASSIGN_OR_RETURN(ChatMessage message,
                      MessageOf((*messages)[i], absl::StrCat("messages[", i, "].")));

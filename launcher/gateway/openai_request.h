@@ -17,7 +17,9 @@
 
 namespace lockstep {
 
-inline constexpr int kMaxPrompts = 256;  // of one request
+// Of one request.
+inline constexpr int kMaxPrompts = 256;
+inline constexpr int kMaxMessages = 2048;
 
 struct OpenAiPrompt {
   std::string text;

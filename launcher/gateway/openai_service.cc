@@ -1,5 +1,6 @@
 #include "launcher/gateway/openai_service.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "launcher/gateway/completion_run.h"
 #include "launcher/gateway/upstream.h"
 #include "lockstep/v1/health.grpc.pb.h"
+#include "runtime/security/api_tokens.h"
 
 namespace lockstep {
 namespace {
@@ -18,10 +20,19 @@ using Json = nlohmann::ordered_json;
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(10);
 constexpr char kModels[] = "/v1/models";
+constexpr size_t kMaxRequestBytes = 4 << 20;  // the server takes no more
+constexpr size_t kMaxAuthorizationBytes = ApiTokens::kMaxTokenBytes + 16;
 
 bool IsJson(absl::string_view content_type) {
   const absl::string_view type = content_type.substr(0, content_type.find(';'));
   return absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(type), "application/json");
+}
+
+// gRPC ends the process where a header's value holds anything else.
+bool MayBeShown(absl::string_view authorization) {
+  return authorization.size() <= kMaxAuthorizationBytes &&
+         std::all_of(authorization.begin(), authorization.end(),
+                     [](char c) { return c >= ' ' && c <= '~'; });
 }
 
 // A unary call: start begins it. Its parts are on the coroutine's frame, which waits for it.
@@ -59,6 +70,12 @@ Json ModelJson(const v1::GetServerInfoResponse& info, int64_t created) {
 Awaitable<void> OpenAiService::Answer(HttpExchange& exchange) {
   const std::string& path = exchange.request().path;
   const std::string& method = exchange.request().method;
+  if (!MayBeShown(exchange.request().authorization)) {
+    co_await exchange.Reply(
+        OpenAiError(401, absl::StrCat("Authorization must be at most ", kMaxAuthorizationBytes,
+                                      " printable ASCII characters")));
+    co_return;
+  }
   const bool is_completion = path == "/v1/completions" || path == "/v1/chat/completions";
   const bool is_known = is_completion || path == "/health" || path == kModels ||
                         absl::StartsWith(path, absl::StrCat(kModels, "/"));
@@ -168,6 +185,12 @@ Awaitable<void> OpenAiService::Complete(HttpExchange& exchange, const OpenAiRequ
       one.mutable_token_ids()->mutable_ids()->Assign(prompt.token_ids.begin(),
                                                      prompt.token_ids.end());
     }
+  }
+  for (const v1::GenerateRequest& one : requests) {
+    if (one.ByteSizeLong() <= kMaxRequestBytes) continue;
+    co_await exchange.Reply(OpenAiError(413, absl::StrCat("a prompt takes ", one.ByteSizeLong(),
+                                                          " bytes: at most ", kMaxRequestBytes)));
+    co_return;
   }
   OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed));
   CompletionRun run(connection_, request, reply, exchange, patience_);

@@ -195,7 +195,7 @@ TEST(OpenAiRequestTest, DamagedBodiesAreRefusedOrRead) {
   }
 }
 
-TEST(OpenAiRequestTest, PromptsHaveANumberLimit) {
+TEST(OpenAiRequestTest, PromptsAndMessagesHaveANumberLimit) {
   const auto with = [](int count) {
     std::string body = R"({"prompt": ["a")";
     for (int i = 1; i < count; ++i) body += R"(, "a")";
@@ -203,6 +203,14 @@ TEST(OpenAiRequestTest, PromptsHaveANumberLimit) {
   };
   EXPECT_TRUE(with(kMaxPrompts).ok());
   EXPECT_THAT(std::string(with(kMaxPrompts + 1).status().message()), HasSubstr("at most 256"));
+  const std::string message = R"({"role": "user", "content": "a"})";
+  std::string messages = message;
+  for (int i = 1; i < kMaxMessages; ++i) messages += "," + message;
+  EXPECT_TRUE(ParseChatRequest(R"({"messages": [)" + messages + "]}").ok());
+  EXPECT_THAT(std::string(ParseChatRequest(R"({"messages": [)" + messages + "," + message + "]}")
+                              .status()
+                              .message()),
+              HasSubstr("messages are 2049: at most 2048"));
 }
 
 }  // namespace

@@ -104,6 +104,22 @@ TEST_F(OpenAiServiceTest, WrongRequestsAreToldWhy) {
   EXPECT_THAT(Get("/v1/nothing"), HasSubstr("404 Not Found"));
 }
 
+// gRPC would end the process for either.
+TEST_F(OpenAiServiceTest, TokensThatGrpcCannotCarryAreRefused) {
+  for (const std::string& token :
+       {std::string("\xFF"), std::string("a\tb"), std::string(5000, 'a')}) {
+    const std::string answer = Ask(PostJson("/v1/completions", R"({"prompt": "a"})",
+                                            "Authorization: Bearer " + token + "\r\n"));
+    EXPECT_THAT(answer, HasSubstr("401 Unauthorized"));
+    EXPECT_THAT(answer, HasSubstr("printable ASCII"));
+  }
+}
+
+TEST_F(OpenAiServiceTest, PromptsThatTheServerCannotTakeAreTooLarge) {
+  EXPECT_THAT(Complete(R"({"prompt": ")" + std::string((4 << 20) + 1, 'a') + R"("})"),
+              HasSubstr("413 Payload Too Large"));
+}
+
 TEST_F(OpenAiServiceTest, TellsWhatIsServed) {
   EXPECT_THAT(Get("/v1/models"), HasSubstr(R"("data":[{"id":"fake","object":"model")"));
   EXPECT_THAT(Get("/v1/models/fake"), HasSubstr(R"("max_model_len":64)"));
