@@ -5,6 +5,7 @@
 #include <hopper_instructions.cuh>
 
 #include "kernels/cuda/attention_params.cuh"
+#include "kernels/cuda/cycle_counter.cuh"
 #include "kernels/cuda/swizzled_tile.cuh"
 
 namespace lockstep::cuda {
@@ -15,9 +16,8 @@ constexpr int kConsumerWarps = 8;
 
 // Waits for barriers that shall not hang: one that takes longer than any kernel should is given up,
 // and from then on all that are not over. The results are then worthless. Whoever tries the kernel
-// is told; otherwise the kernel ends with an error. So does one that is stopped for longer while it
-// waits and then goes on, its barriers being fine: the clock runs on while a debugger holds the
-// device or other processes have their turn.
+// is told; otherwise the kernel ends with an error. What passes while the kernel is stopped, by a
+// debugger or for other processes' turns, hardly counts: it is one look's, however long.
 class BoundedWait {
  public:
   __device__ explicit BoundedWait(uint32_t* failed) : failed_(failed) {}
@@ -29,12 +29,13 @@ class BoundedWait {
   }
 
  private:
-  static constexpr int64_t kMostCycles = int64_t{1} << 32;  // some two seconds
+  static constexpr int64_t kMostCycles = int64_t{1} << 32;     // some two seconds
+  static constexpr int64_t kCyclesOfALook = int64_t{1} << 26;  // longer than a look takes
 
   __device__ void WaitOn(uint64_t* barrier, uint32_t parity) {
-    const int64_t begin = ClockCycles();
+    CycleCounter counter(kCyclesOfALook);
     while (!given_up_ && !BarrierTryWait(barrier, parity)) {
-      given_up_ = SomebodyFailed() || ClockCycles() - begin > kMostCycles;
+      given_up_ = SomebodyFailed() || counter.Look() > kMostCycles;
     }
     if (given_up_) Tell();
   }

@@ -1,9 +1,8 @@
 #include "kernels/cuda/kernel_stream.h"
 
-#include <hopper_instructions.cuh>
-
 #include <algorithm>
 
+#include "kernels/cuda/cycle_counter.cuh"
 #include "kernels/cuda/device.cuh"
 
 namespace lockstep::cuda {
@@ -12,8 +11,8 @@ namespace {
 constexpr int64_t kCyclesOfSmallKernel = 4000;  // two or three microseconds
 
 __device__ inline void Spend(int64_t cycles) {
-  const int64_t begin = ClockCycles();
-  while (ClockCycles() - begin < cycles) {
+  CycleCounter counter(cycles);
+  while (counter.Look() < cycles) {
   }
 }
 

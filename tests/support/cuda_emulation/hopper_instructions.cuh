@@ -20,10 +20,11 @@ void BarrierInit(uint64_t* barrier, uint32_t arrivals, LOCKSTEP_SITE);
 void FenceBarrierInit();
 void BarrierArrive(uint64_t* barrier, LOCKSTEP_SITE);
 void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes, LOCKSTEP_SITE);
-// False once nothing in the block can go on.
+// False once nothing in the block can go on, and now and then before.
 bool BarrierTryWait(uint64_t* barrier, uint32_t parity, LOCKSTEP_SITE);
 
-// Leaps when a BarrierTryWait has given up.
+// Leaps when a BarrierTryWait has given up, and now and then, forwards or back, as for a thread
+// that was stopped and goes on on another multiprocessor.
 int64_t ClockCycles();
 void StopKernel(LOCKSTEP_SITE);
 

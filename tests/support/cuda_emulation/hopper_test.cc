@@ -279,7 +279,8 @@ __global__ void Phases(float* out, bool first_arrives) {
       values[threadIdx.x] = static_cast<float>(10 * phase + threadIdx.x);
       if (first_arrives || threadIdx.x == 1) BarrierArrive(barrier);
     }
-    const bool ended = BarrierTryWait(barrier, phase % 2);
+    bool ended = false;
+    for (int look = 0; look < 5 && !ended; ++look) ended = BarrierTryWait(barrier, phase % 2);
     if (threadIdx.x == 2) out[phase] = ended ? values[0] + values[1] : -1.0f;
     __syncthreads();
   }

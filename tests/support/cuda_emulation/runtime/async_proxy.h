@@ -27,6 +27,8 @@ namespace lockstep::cuda_emulation {
 // Where shared memory begins for those that name it by numbers: a multiple of 16 and of no more.
 constexpr uint32_t kSharedBase = 1040;
 
+constexpr int64_t kLeap = int64_t{1} << 40;  // of a clock, in cycles
+
 // Of one block, whose threads call it.
 class AsyncProxy {
  public:
@@ -38,7 +40,9 @@ class AsyncProxy {
   void FenceInit();
   void Arrive(const void* barrier, uint32_t expected_bytes, const Site& site);
   bool TryWait(const void* barrier, uint32_t parity, const Site& site);
-  int64_t Clock() { return clock_ += 100; }
+  // A multiprocessor's own: now and then a thread goes on, after a stop, where it has come further,
+  // or less far.
+  int64_t Clock();
   void NamedBarrier(int id, int threads, bool wait, const Site& site);
   bool NamedBarrierAny(int id, int threads, bool mine, const Site& site);
 
@@ -98,7 +102,9 @@ class AsyncProxy {
   std::deque<Pending> copies_;
   std::vector<std::vector<uint32_t>> written_;  // by threads: 16 bytes each, since they fenced
   std::vector<bool> gave_up_;                   // of threads whose wait has ended in vain
-  int64_t clock_ = 0;
+  int64_t clock_ = kLeap;
+  int num_looks_ = 0;  // at it
+  int num_waits_ = 0;  // that were not over at once
   WarpgroupProducts products_;
 };
 
