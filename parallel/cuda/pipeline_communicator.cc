@@ -35,7 +35,8 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
   absl::Status Start(Communicator& bootstrap, const NcclOptions& options);
 
-  void UseSlot(DeviceBuffer slot) { slot_ = std::move(slot); }
+  // The compute stream may still be clearing the slot.
+  absl::Status UseSlot(DeviceBuffer slot);
   Communicator& group() { return *group_; }
   absl::Status Send(int peer, const std::byte* data, int64_t bytes);
   absl::Status Recv(int peer, std::byte* data, int64_t bytes);
@@ -83,6 +84,11 @@ absl::Status Lane::Start(Communicator& bootstrap, const NcclOptions& options) {
   }
   ASSIGN_OR_RETURN(group_, MakeNcclCommunicator(bootstrap, stream_, options));
   return absl::OkStatus();
+}
+
+absl::Status Lane::UseSlot(DeviceBuffer slot) {
+  slot_ = std::move(slot);
+  return CudaStatus(cudaEventRecord(compute_done_, compute_), "clearing a slot");
 }
 
 absl::Status Lane::Copy(void* to, const void* from, int64_t bytes) {
@@ -272,16 +278,15 @@ absl::StatusOr<std::unique_ptr<Communicator>> MakePipelineCommunicator(Communica
     lanes.push_back(std::make_unique<Lane>(compute));
     RETURN_IF_ERROR(lanes.back()->Start(bootstrap, nccl));
   }
-  const auto link_over = [&](int lane, DeviceBuffer& slot) -> Lane* {
-    if (slot.bytes() == 0) return nullptr;
-    Lane* link = lanes[static_cast<size_t>(lane)].get();
-    link->UseSlot(std::move(slot));
-    return link;
+  PipelineCommunicator::Links links;
+  const auto link_over = [&](int lane, DeviceBuffer& slot, Lane*& link) {
+    if (slot.bytes() == 0) return absl::OkStatus();
+    link = lanes[static_cast<size_t>(lane)].get();
+    return link->UseSlot(std::move(slot));
   };
-  const PipelineCommunicator::Links links = {
-      .previous = link_over((rank + 1) % 2, options.from_previous),
-      .next = link_over(rank % 2, options.to_next),
-      .way_back = link_over(lane_back, options.way_back)};
+  RETURN_IF_ERROR(link_over((rank + 1) % 2, options.from_previous, links.previous));
+  RETURN_IF_ERROR(link_over(rank % 2, options.to_next, links.next));
+  RETURN_IF_ERROR(link_over(lane_back, options.way_back, links.way_back));
   return std::make_unique<PipelineCommunicator>(std::move(lanes), links);
 }
 
