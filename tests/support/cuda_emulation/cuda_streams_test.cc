@@ -167,6 +167,25 @@ TEST_F(CudaStreams, AsynchronousCopiesReadTheHostWhenTheirTurnComes) {
   EXPECT_EQ(Now(), 2);
 }
 
+TEST_F(CudaStreams, OnlyPinnedMemoryIsCopiedToBehindTheHost) {
+  Add(stream_, 5);
+  int host = 0;
+  EXPECT_EQ(cudaMemcpyAsync(&host, value_, sizeof(int), cudaMemcpyDeviceToHost, stream_),
+            cudaSuccess);
+  EXPECT_EQ(host, 5);
+  EXPECT_EQ(cudaStreamQuery(stream_), cudaSuccess);
+  int* pinned = nullptr;
+  ASSERT_EQ(cudaMallocHost(reinterpret_cast<void**>(&pinned), sizeof(int)), cudaSuccess);
+  *pinned = 0;
+  Add(stream_, 1);
+  EXPECT_EQ(cudaMemcpyAsync(pinned, value_, sizeof(int), cudaMemcpyDeviceToHost, stream_),
+            cudaSuccess);
+  EXPECT_EQ(cudaStreamQuery(stream_), cudaErrorNotReady);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_EQ(*pinned, 6);
+  EXPECT_EQ(cudaFreeHost(pinned), cudaSuccess);
+}
+
 TEST_F(CudaStreams, GraphsReplayWhatWasCaptured) {
   const cudaGraphExec_t exec = Captured([&] {
     Add(stream_, 1);

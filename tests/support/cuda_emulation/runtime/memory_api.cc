@@ -79,6 +79,18 @@ bool ReturnsEarly(const Copy& copy, cudaMemcpyKind kind) {
          memory.OnDevice(copy.to) && memory.Find(copy.from) == nullptr;
 }
 
+// Between a device and memory that is not pinned, a copy that is called asynchronous may hold the
+// host until the stream has come to it: one to the host always returns at its end, one to the
+// device may be staged meanwhile. Here that depends on the size, as both are allowed.
+// Source: CUDA Runtime API, "API synchronization behavior".
+bool HoldsHost(const Copy& copy) {
+  const DeviceMemory& memory = TheDeviceMemory();
+  if (copy.bytes == 0) return false;
+  if (memory.OnDevice(copy.from)) return memory.Find(copy.to) == nullptr;
+  constexpr size_t kMostStaged = 64 * 1024;
+  return copy.bytes > kMostStaged && memory.OnDevice(copy.to) && memory.Find(copy.from) == nullptr;
+}
+
 cudaError_t IssueCopyOfSource(const Copy& copy, cudaMemcpyKind kind, CUstream_st& stream) {
   if (copy.bytes == 0) return cudaSuccess;
   if (const cudaError_t error = CheckCopy(copy, kind); error != cudaSuccess) return error;
@@ -190,8 +202,13 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t handle) {
-  return IssueTo(handle, [&](CUstream_st& stream) {
-    return IssueCopy({to, from, bytes}, kind, stream);
+  return Call([&](auto& lock) {
+    const Copy copy = {to, from, bytes};
+    std::shared_ptr<CUstream_st> stream;
+    cudaError_t error = TheEngine().Find(handle, &stream);
+    if (error == cudaSuccess) error = IssueCopy(copy, kind, *stream);
+    if (error != cudaSuccess || stream->capture != nullptr || !HoldsHost(copy)) return error;
+    return TheEngine().Await(lock, *stream, stream->issued);
   });
 }
 // Asynchronous with respect to the host (CUDA Runtime API, "API synchronization behavior"), and

@@ -3,8 +3,9 @@
 // Rules enforced beyond a call's own: a copy lies within what was allocated; a stream is used with
 // its device current; while a stream captures, calls that wait or allocate are refused as the
 // capture's mode says, and spoil the capture. cudaFree waits for the device. cudaMemcpyAsync reads
-// and writes host memory when its turn comes, whether or not that is pinned. cudaMemset is work of
-// the default stream that nobody waits for. Memory that another process shall open is a multiple of
+// and writes host memory when its turn comes; where that is not pinned, a copy to the host and a
+// large one to the device hold the caller until then. cudaMemset is work of the default stream that
+// nobody waits for. Memory that another process shall open is a multiple of
 // 2 MiB, so that it shares none with its neighbours; it is opened in other processes only
 // (peer_memory.cc), and to free it while one of them has it open is a failure.
 #pragma once
