@@ -185,7 +185,7 @@ bench_beside() {
 
 step "checks"
 if has kernels gpu_kernel_test; then check_suites "kernels against their twins" 60 "$bin/gpu_kernel_test"; fi
-if has model gpu_stage_test; then check_suites "whole generations" 60 "$bin/gpu_stage_test"; fi
+if has model gpu_stage_test; then check_suites "whole generations" 120 "$bin/gpu_stage_test"; fi
 if has bench gpu_bench; then
   bench none
   bench_beside no-overlap --no-overlap  # at once, before clocks and temperature have changed
