@@ -5,7 +5,8 @@
 
 Weights are random bf16 of a config: nothing is loaded. A decode step takes one token of each sequence at a full context,
 with the LM head and the greedy choice (gpu_bench's line "with both"); prefill computes logits of the last token alone
-("with the head").
+("with the head"), compiled or not, whichever is faster: generate() compiles decode steps alone, as a compiled prefill
+gets a mask of its own and with it SDPA's slower kernels.
 --bench names gpu_bench's JSON, whose speeds are printed beside.
 """
 import argparse
@@ -45,10 +46,11 @@ def synchronize(device):
         torch.cuda.synchronize(device)
 
 
-def median_seconds(device, call, repeats):
-    """Of calls by themselves, after two that compile and record."""
+def median_seconds(device, call, repeats, before=lambda: None):
+    """Of calls by themselves, after two that compile and record, and without what is done before each."""
     seconds = []
     for i in range(repeats + 2):
+        before()
         synchronize(device)
         begin = time.perf_counter()
         call()
@@ -84,6 +86,7 @@ class Bench:
         torch._dynamo.reset()
 
     def prefill(self, tokens):
+        """Its seconds, and how."""
         self.forget()
         ids = self.tokens(1, tokens)
         positions = torch.arange(tokens, device=self.device)
@@ -91,11 +94,15 @@ class Bench:
         # Its tensors are made here, not in the compiled step, whose memory the next call overwrites.
         self.model(input_ids=ids, position_ids=positions[None], past_key_values=cache, logits_to_keep=1)
 
-        def call():
-            cache.reset()  # so that every call writes the same positions
-            self.step(input_ids=ids, position_ids=positions[None], past_key_values=cache, logits_to_keep=1)
+        def measure(step):
+            def call():
+                step(input_ids=ids, position_ids=positions[None], past_key_values=cache, logits_to_keep=1)
 
-        return median_seconds(self.device, call, max(1, self.arguments.repeats // 4))
+            # So that every call writes the same positions.
+            return median_seconds(self.device, call, max(1, self.arguments.repeats // 4), cache.reset)
+
+        steps = {", not compiled": self.model.forward} | ({} if self.arguments.mode == "eager" else {"": self.step})
+        return min((measure(step), how) for how, step in steps.items())
 
     def decode(self, sequences, context):
         """A row of steps, each over all of the context but for the few tokens that the steps add."""
@@ -169,7 +176,8 @@ def main():
             keep(f"decode of {sequences} at context {arguments.context}",
                  {"tokens": sequences, "context": arguments.context}, seconds,
                  beside.get(("decode", sequences, arguments.context)))
-        keep(f"prefill of {arguments.prefill}", {"tokens": arguments.prefill}, bench.prefill(arguments.prefill),
+        seconds, how = bench.prefill(arguments.prefill)
+        keep(f"prefill of {arguments.prefill}{how}", {"tokens": arguments.prefill}, seconds,
              beside.get(("prefill", arguments.prefill)))
 
 
