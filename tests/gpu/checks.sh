@@ -19,9 +19,9 @@ limit_of() {
   if [ "$budget" -gt 0 ] && [ "$left" -lt "$1" ]; then echo "$left"; else echo "$1"; fi
 }
 
-# What says why, in the output of GoogleTest, of our CHECKs, of compute-sanitizer and of NCCL.
+# What says why, in the output of GoogleTest (whose tests' names may, too), of our CHECKs, of compute-sanitizer and of NCCL.
 show_failure() {
-  { grep -aE 'FAILED|Failure|[Ee]rror|ERROR|[Cc]heck|=========|NCCL WARN|terminate|rank [0-9]+:' -A4 "$1" | head -40; } || true
+  { grep -avE '^\[( RUN | +OK |-+\]|=+\])' "$1" | grep -aE 'FAILED|Failure|[Ee]rror|ERROR|[Cc]heck|=========|NCCL WARN|terminate|rank [0-9]+:' -A4 | head -40; } || true
 }
 
 # The beginning and the end of what a program has said, which may be one error a million times.
@@ -74,6 +74,9 @@ unexpected_skips() {
   done <<<"$reasons"
 }
 
+# What is told of success: GoogleTest's verdict, under which it lists tests that were skipped, or else the last line.
+last_word() { grep -aE '^\[  PASSED' "$1" || tail -n 1 "$1"; }
+
 # check LABEL SECONDS COMMAND...: one line if all is well. Never ends the script.
 check() {
   local label limit status skips="" began=$SECONDS
@@ -86,7 +89,7 @@ check() {
   if [ -n "$skips" ]; then
     fail_check "skipped tests: $(head -n 1 <<<"$skips" | cut -c1-100)"
   else
-    echo "ok  $label  ($((SECONDS - began))s)  $(tail -n 1 "$last_log" | cut -c1-300)"
+    echo "ok  $label  ($((SECONDS - began))s)  $(last_word "$last_log" | cut -c1-300 | tail -n 1)"
   fi
 }
 
@@ -99,7 +102,8 @@ measure() {
 }
 
 # check_suites LABEL SECONDS PROGRAM: each suite of a GoogleTest program by itself, so that one that hangs or crashes
-# leaves the others. After two that hung the others are not tried: they would take all the time there is.
+# leaves the others; each test is told as it begins, and so the one that hangs. After two that hung the others are not
+# tried: they would take all the time there is.
 check_suites() {
   local label=$1 limit=$2 program=$3 suites suite timeouts_before=$num_timeouts
   timeout 60 "$program" --gtest_list_tests >"$last_log" 2>&1 || true
@@ -112,7 +116,7 @@ check_suites() {
   fi
   for suite in $suites; do
     if [ $((num_timeouts - timeouts_before)) -ge 2 ]; then not_run+=("$label: ${suite%.}"); continue; fi
-    check "$label: ${suite%.}" "$limit" "$program" --gtest_brief=1 "--gtest_filter=$suite*"
+    check "$label: ${suite%.}" "$limit" "$program" "--gtest_filter=$suite*"
   done
 }
 

@@ -17,7 +17,8 @@
 #   --shape NAME         of the model that is measured (default llama-3.1-8b; its weights are made up, in /dev/shm or /tmp)
 #   --sanitizer          kernels, recorded steps and sums also under compute-sanitizer (tests/gpu/sanitize.sh --list)
 #   --allow-skips        tests that miss their assets are no failures
-# bench takes steps in bf16 (at once also without kernels that overlap), in fp8, and with --deterministic.
+# bench takes steps in bf16 (at once also without kernels that overlap), in fp8, and with --deterministic, the last of all;
+# the others come before what is checked.
 # It ends with every figure beside its target (tests/gpu/figures.h), then with what did not run. A missed target is no
 # failure. All of it takes longer than a short lease of a GPU: `--only kernels,model,sums,ranks`, `--only bench`,
 # `--only sanitizer` and so on, each with a --budget, keep what was built and measured.
@@ -39,7 +40,7 @@ while [ $# -gt 0 ]; do
     --sanitizer) sanitizer=1 ;;
     --bundle) bundle=$(realpath -e "${2:?--bundle needs a file}"); shift ;;
     --allow-skips) allow_skips=1 ;;
-    -h | --help) sed -n '2,26p' tests/gpu/run.sh | sed 's/^# \{0,1\}//'; exit 0 ;;
+    -h | --help) sed -n '2,27p' tests/gpu/run.sh | sed 's/^# \{0,1\}//'; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1' (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -170,7 +171,7 @@ if [ ! -s "$output/bench-none.json" ] && [ -s "$kept_bench" ]; then cp -p "$kept
 bench() {
   local compare=()
   if [ "$1" != none ] && [ -s "$output/bench-none.json" ]; then compare=(--compare "$output/bench-none.json"); fi
-  measure "speed, weights: $1" 240 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" --quantize "$1" \
+  measure_steps "speed, weights: $1" 240 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" --quantize "$1" \
     --json "$output/bench-$1.json" "${compare[@]}"
   if [ "$1" = none ] && [ -s "$output/bench-none.json" ] && ! [ "$output/bench-none.json" -ef "$kept_bench" ]; then
     mkdir -p "$(dirname "$kept_bench")"
@@ -179,18 +180,27 @@ bench() {
 }
 # bench_beside NAME FLAG: the same with FLAG, beside bench-none.json.
 bench_beside() {
-  measure "speed, $2" 120 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" "$2" --long-context 0 \
+  measure_steps "speed, $2" 150 "$bin/gpu_bench" --shape "$shape" --scratch "$scratch" "$2" --long-context 0 \
     --json "$output/bench-$1.json" --compare "$output/bench-none.json"
 }
+# After two that hung the others would, too, and would leave no time for what is checked.
+measure_steps() {
+  if [ "$hung_steps" -ge 2 ]; then not_run+=("$1"); return; fi
+  local timeouts_before=$num_timeouts
+  measure "$@"
+  hung_steps=$((hung_steps + num_timeouts - timeouts_before))
+}
+hung_steps=0
 
-step "checks"
-if has kernels gpu_kernel_test; then check_suites "kernels against their twins" 60 "$bin/gpu_kernel_test"; fi
-if has model gpu_stage_test; then check_suites "whole generations" 120 "$bin/gpu_stage_test"; fi
+# What a GPU is lent for comes first.
 if has bench gpu_bench; then
   bench none
   bench_beside no-overlap --no-overlap  # at once, before clocks and temperature have changed
   bench fp8
 fi
+step "checks"
+if has model gpu_stage_test; then check_suites "whole generations" 120 "$bin/gpu_stage_test"; fi
+if has kernels gpu_kernel_test; then check_suites "kernels against their twins" 75 "$bin/gpu_kernel_test"; fi
 unpack_bundle() {
   rm -rf "$build/bundle" && mkdir -p "$build/bundle" && tar -C "$build/bundle" --strip-components=1 -xf "$bundle"
 }

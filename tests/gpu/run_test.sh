@@ -73,7 +73,7 @@ said "model (no models in $scratch/none/models: give --dependencies DIR, or set 
 run_sh 1 --only kernels,model
 said "NOT RUN: model (no models in $scratch/none/models"
 ! grep -q 'not asked for: model' "$scratch/said" || fail "what was asked for is said not to have been"
-called 'gpu_kernel_test --gtest_brief=1'
+called 'gpu_kernel_test --gtest_filter='
 not_called gpu_stage_test
 
 # Transformers without anything to compare them with, then with what a run of another directory has left.
@@ -93,7 +93,7 @@ called "--bench $scratch/second/bench-none.json"
 
 # Parts one after the other keep each other's programs, and no part runs what an earlier build has left.
 run_sh 0 --only sums,ranks
-called 'gpu_sums_test --gtest_brief=1 --gtest_filter=Suite.* (ranks wait 100 s)'
+called 'gpu_sums_test --gtest_filter=Suite.* (ranks wait 100 s)'
 [ -x "$tree/build/gpu/bin/gpu_bench" ] || fail "gpu_bench is gone"
 run_sh 0 --only ranks
 called gpu_ranks_test
@@ -113,6 +113,29 @@ run_sh 1 --only sanitizer
 said 'FAILED: racecheck: attention by wgmma (the tool found something)'
 said 'FAILED: memcheck: products of few rows (tests fail; the tool found nothing)'
 [ "$(grep -c '^FAILED: ' "$scratch/said")" = 2 ] || fail "more has failed"
+
+# Steps are measured before anything is checked, but for --deterministic; where they hang twice, no more of them.
+run_sh 0 --only bench,kernels,model
+grep -o '^gpu_[a-z]*_test --gtest_filter\|--quantize [a-z0-9]*\|--deterministic' "$CALLS" | paste -sd ' ' >"$scratch/order"
+[ "$(cat "$scratch/order")" = "--quantize none --quantize fp8 gpu_stage_test --gtest_filter gpu_kernel_test --gtest_filter --deterministic" ] ||
+  fail "what comes first: $(cat "$scratch/order")"
+cat >"$scratch/stubs/timeout" <<'END_OF_TIMEOUT'
+#!/usr/bin/env bash
+case "$*" in *"gpu_bench --shape"*) exit 124 ;; *) exec /usr/bin/timeout "$@" ;; esac
+END_OF_TIMEOUT
+chmod +x "$scratch/stubs/timeout"
+run_sh 1 --only bench,kernels
+said 'FAILED: speed, --no-overlap (status 124)'
+said 'NOT RUN: speed, weights: fp8'
+said 'NOT RUN: speed, --deterministic'
+called 'gpu_kernel_test --gtest_filter='
+rm "$scratch/stubs/timeout"
+
+# A server whose start outlasts its time: what it has said so far.
+printf '#!/bin/sh\necho "Loaded   1 GiB"\nexec sleep 60\n' >"$scratch/serve"
+chmod +x "$scratch/serve"
+timeout -k 20 1 "$here/server.sh" "$scratch/serve" plugin --model "$scratch" --scratch "$scratch" >"$scratch/said" 2>&1 || true
+said 'Loaded   1 GiB'
 
 # Time that runs out while the first steps are measured.
 sed -i 's/^echo "$name is done"/case "$*$name" in *gpu_bench) sleep 6 ;; esac/' "$scratch/program"

@@ -53,6 +53,7 @@ fail() {
   tail -n 20 "$dir/log" >&2 || true
   exit 1
 }
+trap 'fail "ended by a time limit, after what the server says:"' TERM
 
 : >"$dir/log"
 if [ -z "$model" ]; then
