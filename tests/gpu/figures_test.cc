@@ -167,6 +167,12 @@ TEST(Figures, TheServersAreThroughputAndLatencies) {
   EXPECT_EQ(figures.at("the whole server: fp8 TPOT").value, "p50 12.0 ms, p99 20.0 ms");
 }
 
+TEST(Figures, WhatIsLongIsSetApartFromWhatFollowsIt) {
+  const nlohmann::json server = {{"load", "closed loop; random prompts, output 128 tokens, seed 1"},
+                                 {"output_tokens_per_second", 20.0}};
+  EXPECT_THAT(Format(FiguresOf({.server_bf16 = server})), HasSubstr("seed 1  20 output tokens/s"));
+}
+
 // A run that was ended, or keeps less than is asked for.
 TEST(Figures, OfReportsCutShortAreThoseThatAreThere) {
   EXPECT_TRUE(FiguresOf({}).empty());
