@@ -20,8 +20,8 @@
 # bench takes steps in bf16 (at once also without kernels that overlap), in fp8, and with --deterministic, the last of all;
 # the others come before what is checked.
 # It ends with every figure beside its target (tests/gpu/figures.h), then with what did not run. A missed target is no
-# failure. All of it takes longer than a short lease of a GPU: `--only kernels,model,sums,ranks`, `--only bench`,
-# `--only sanitizer` and so on, each with a --budget, keep what was built and measured.
+# failure. All of it takes longer than a short lease of a GPU: `--only bench,model,kernels`, then `--only server,transformers
+# --bundle FILE`, then `--only sums,ranks,sanitizer`, each with a --budget, keep what was built and measured.
 # LOCKSTEP_SHARED names the directory of test assets (default: DIR/shared, else ../shared beside the checkout).
 # LOCKSTEP_CUDA_IPC=0 leaves sums over ranks to NCCL, where processes cannot share a GPU's memory.
 # NCCL_HOME names a directory with NCCL's header and library (default: where they are found).
