@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "absl/status/status.h"
 #include "kernels/cuda/gemm.h"
 
 namespace lockstep::bench {
@@ -16,10 +17,15 @@ constexpr int64_t kBytes = int64_t{4} << 30;
 constexpr int64_t kSide = 8192;  // of the large product
 constexpr int kRepeats = 10;
 
-void Check(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "device_limits: %s\n", cudaGetErrorString(error));
+void Fail(const char* why) {
+  std::fprintf(stderr, "device_limits: %s\n", why);
   std::exit(1);
+}
+void Check(cudaError_t error) {
+  if (error != cudaSuccess) Fail(cudaGetErrorString(error));
+}
+void Check(const absl::Status& status) {
+  if (!status.ok()) Fail(status.ToString().c_str());
 }
 
 __global__ void ReadAll(const uint4* data, int64_t count, uint32_t* sink) {
@@ -97,7 +103,8 @@ struct Rates {
 
 Rates ProductRates(cudaStream_t stream, uint8_t* memory, bool is_fp8) {
   auto gemm = cuda::Gemm::Create(stream, {});
-  if (!gemm.ok() || !(*gemm)->Prepare(kSide, kSide, is_fp8).ok()) std::abort();
+  Check(gemm.status());
+  Check((*gemm)->Prepare(kSide, kSide, is_fp8));
   constexpr int64_t kMatrix = kSide * kSide;
   auto* w = reinterpret_cast<uint16_t*>(memory);
   uint16_t* x = w + kMatrix;
