@@ -164,7 +164,8 @@ check_ranks() { GTEST_FAIL_FAST=1 check_suites "$1" 240 "$bin/$2"; }
 
 scratch=/tmp
 shm_kib=$(df --output=avail -k /dev/shm 2>/dev/null | tail -1 || true)
-if [ "${shm_kib:-0}" -ge $((20 << 20)) ]; then scratch=/dev/shm; fi
+# Weights that an earlier run has left there may have taken that room.
+if [ "${shm_kib:-0}" -ge $((20 << 20)) ] || [ -e "/dev/shm/gpu_bench-$shape/config.json" ]; then scratch=/dev/shm; fi
 # What transformers are compared with is kept where a later run finds it, whatever becomes of its own directory.
 kept_bench=build/gpu-results/bench-none.json
 if [ ! -s "$output/bench-none.json" ] && [ -s "$kept_bench" ]; then cp -p "$kept_bench" "$output"; fi

@@ -91,6 +91,19 @@ rm -r "$scratch/first"
 run_sh 0 --only transformers --output "$scratch/second"
 called "--bench $scratch/second/bench-none.json"
 
+# Weights are made up in memory where there is room, or where they are.
+printf '#!/bin/sh\necho Avail\necho 1000\n' >"$scratch/stubs/df"
+chmod +x "$scratch/stubs/df"
+run_sh 0 --only bench
+called '--scratch /tmp'
+shape=run-test-$$
+mkdir "/dev/shm/gpu_bench-$shape"
+trap 'rm -rf "$scratch" "/dev/shm/gpu_bench-$shape"' EXIT
+touch "/dev/shm/gpu_bench-$shape/config.json"
+run_sh 0 --only bench --shape "$shape"
+called "--shape $shape --scratch /dev/shm"
+rm "$scratch/stubs/df"
+
 # Parts one after the other keep each other's programs, and no part runs what an earlier build has left.
 run_sh 0 --only sums,ranks
 called 'gpu_sums_test --gtest_filter=Suite.* (ranks wait 100 s)'
