@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "launcher/base/signals.h"
-#include "launcher/client/connection.h"
 #include "launcher/client/chat_format.h"
+#include "launcher/client/connection.h"
 #include "launcher/eval/questions.h"
 #include "launcher/eval/score_board.h"
 

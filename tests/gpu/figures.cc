@@ -339,8 +339,8 @@ std::string Format(const std::vector<Section>& sections) {
       const bool is_missed = figure.verdict == Verdict::kMissed;
       num_targets += figure.verdict == Verdict::kNoTarget ? 0 : 1;
       const char* mark = is_missed ? "MISSED" : figure.verdict == Verdict::kMet ? "ok" : "";
-      std::string line = fmt::format("  {:<36}  {:<44}  {:<42}  {:<7}  {}", figure.what, figure.detail,
-                                     figure.value, figure.target, mark);
+      std::string line = fmt::format("  {:<36}  {:<44}  {:<42}  {:<7}  {}", figure.what,
+                                     figure.detail, figure.value, figure.target, mark);
       text += line.erase(line.find_last_not_of(' ') + 1) + "\n";
       if (!is_missed) continue;
       missed += fmt::format("MISSED TARGET: {}: {}{}: {}, not {}\n", section.title, of,
