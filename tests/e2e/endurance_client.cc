@@ -10,12 +10,9 @@
 // 3. soak: open loop at 80 % of the peak, a fifth cancelled, a random rank killed or stopped every
 //    --kill-every seconds; afterwards no block in use, memory and descriptors as before.
 // Exit 0: every answer was right and nothing is left.
-#include <signal.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,6 +24,7 @@
 #include "launcher/client/connection.h"
 #include "launcher/client/generation_call.h"
 #include "tests/e2e/random_cases.h"
+#include "tests/e2e/rank_killer.h"
 
 namespace lockstep::testing {
 namespace {
@@ -202,12 +200,6 @@ Case HeavyCase(uint64_t seed) {
   return c;
 }
 
-int64_t NumDescriptors(int pid) {
-  std::error_code error;
-  const std::filesystem::directory_iterator fds("/proc/" + std::to_string(pid) + "/fd", error);
-  return error ? -1 : std::distance(begin(fds), end(fds));
-}
-
 // How long after a client vanished its blocks are free, at worst, over some tries.
 int Disconnect(const Connection& server) {
   double worst_ms = 0;
@@ -237,34 +229,8 @@ int Disconnect(const Connection& server) {
   return 0;
 }
 
-// Kills or stops a random rank of the server now and then.
-class Killer {
- public:
-  Killer(const Connection& server, absl::Duration every, uint64_t seed)
-      : server_(server), every_(every), next_(absl::Now() + every / 2), random_(seed) {}
-
-  void Tick() {
-    if (absl::Now() < next_) return;
-    next_ = absl::Now() + every_;
-    const auto status = server_.GetStatus(absl::Seconds(5));
-    if (!status.ok() || status->ranks_size() == 0) return;
-    const v1::RankStatus& rank = status->ranks(static_cast<int>(random_() % status->ranks_size()));
-    if (rank.pid() <= 0) return;  // not joined
-    const int signal = num_kills_++ % 2 == 0 ? SIGKILL : SIGSTOP;
-    std::printf("soak: %s rank %d\n", signal == SIGKILL ? "killing" : "stopping", rank.rank());
-    ::kill(static_cast<pid_t>(rank.pid()), signal);
-  }
-
- private:
-  const Connection& server_;
-  const absl::Duration every_;
-  absl::Time next_;
-  std::mt19937_64 random_;
-  int num_kills_ = 0;
-};
-
 int Soak(const Connection& server, Load& load, double peak_rate, const EnduranceOptions& options) {
-  Killer killer(server, absl::Seconds(options.kill_every), options.seed);
+  RankKiller killer(server, absl::Seconds(options.kill_every), options.seed);
   const absl::Time begin = absl::Now();
   absl::Time next_report = begin + absl::Seconds(5);
   int64_t settled_bytes = 0;

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/time/clock.h"
+#include "tests/e2e/stream_call.h"
 
 namespace lockstep::testing {
 
@@ -42,18 +44,14 @@ Case RandomCase(std::mt19937_64& random, int vocab_size) {
 Outcome RunCase(const Connection& connection, const Case& c, bool may_cancel,
                 const OnEvent& on_event) {
   Outcome outcome;
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Minutes(5)));
-  auto reader = connection.stub().Generate(&context, c.request);
-  v1::GenerateEvent event;
-  while (reader->Read(&event)) {
-    if (on_event) on_event(event);
-    outcome.Add(event);
-    if (may_cancel && c.cancel_after_tokens >= 0 && outcome.num_tokens() >= c.cancel_after_tokens) {
-      context.TryCancel();
-    }
-  }
-  outcome.status = reader->Finish();
+  outcome.status = ReadStream(connection, c.request, absl::Minutes(5),
+                              [&](const v1::GenerateEvent& event, grpc::ClientContext& context) {
+                                if (on_event) on_event(event);
+                                outcome.Add(event);
+                                const bool cancels = may_cancel && c.cancel_after_tokens >= 0;
+                                if (cancels && outcome.num_tokens() >= c.cancel_after_tokens)
+                                  context.TryCancel();
+                              });
   return outcome;
 }
 
@@ -99,6 +97,12 @@ int64_t ResidentBytes(const Connection& connection, int server_pid) {
     for (const v1::RankStatus& rank : status->ranks()) bytes += ResidentBytes(rank.pid());
   }
   return bytes;
+}
+
+int64_t NumDescriptors(int64_t pid) {
+  std::error_code error;
+  const std::filesystem::directory_iterator fds("/proc/" + std::to_string(pid) + "/fd", error);
+  return error ? -1 : std::distance(begin(fds), end(fds));
 }
 
 bool HasGrown(int64_t before, int64_t after) { return after > before + before / 10 + (8 << 20); }

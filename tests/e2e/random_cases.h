@@ -42,6 +42,8 @@ std::string Compare(const Case& c, const Outcome& alone, const Outcome& together
 int64_t ResidentBytes(int64_t pid);
 // Of the server's processes on this host: its ranks and, when given, itself.
 int64_t ResidentBytes(const Connection& connection, int server_pid);
+// Open in that process; -1 when it is gone.
+int64_t NumDescriptors(int64_t pid);
 // Is `after` more than a tenth and 8 MiB above `before`?
 bool HasGrown(int64_t before, int64_t after);
 // Waits until nothing runs; then the number of cache blocks still in use, or -1.
