@@ -1,7 +1,7 @@
 # Sourced by tests that compare one server's answers with another's: serves the small model of the shared assets on this host, skips (exit 77)
 # without it. Wants $lockstep; whatever it started ends with the test.
 #
-#   start NAME FLAG...   serves, sets $address and $pid; the log is $dir/NAME.log
+#   start NAME FLAG...   serves at $listen, if that is set, sets $address and $pid; the log is $dir/NAME.log
 model=${LOCKSTEP_SHARED:-$(dirname "$0")/../../../shared}/models/stories260K
 if [ ! -e "$model" ]; then
   echo "SKIPPED: test asset $model is absent (set LOCKSTEP_SHARED)"
@@ -21,12 +21,12 @@ start() {
   local name=$1
   shift
   : >"$dir/$name.log"  # on a busy machine it is read before the server's shell has made it
-  "$lockstep" serve "$model" --listen 127.0.0.1:0 --threads-per-rank 1 --json "$@" \
+  "$lockstep" serve "$model" --listen "${listen:-127.0.0.1:0}" --threads-per-rank 1 --json "$@" \
     >"$dir/$name.log" 2>&1 &
   pid=$!
   pids+=("$pid")
   for _ in $(seq 300); do
-    address=$(sed -n 's/.*"event":"ready".*"address":"\([^"]*\)".*/\1/p' "$dir/$name.log")
+    address=$(sed -n '/"event":"ready"/{s/.*"address":"\([^"]*\)".*/\1/p;q}' "$dir/$name.log")
     if [ -n "$address" ]; then return; fi
     kill -0 "$pid" 2>/dev/null || break
     sleep 0.1
