@@ -50,6 +50,7 @@ CaseResult AnyCase::Run() {
                             {"abort", &AnyCase::AbortIt},
                             {"attach", &AnyCase::AttachToIt},
                             {"attach from elsewhere", &AnyCase::AttachFromElsewhere},
+                            {"return after the end", &AnyCase::ReturnAfterTheEnd},
                             {"send twice", &AnyCase::SendTwice},
                             {"send wrong", &AnyCase::SendWrong},
                             {"send wrong", &AnyCase::SendWrong},
@@ -271,6 +272,9 @@ void AnyCase::AbortIt() {
         return each.second.finished && each.second.finished->reason() == v1::FINISH_REASON_ABORTED;
       });
   Check(was_running.value_or(false) || !aborted || facts_.may_restart, "aborted without Abort");
+  if (was_running && facts_.has_journal && !facts_.may_restart) {
+    ExpectGone(delivery.accepted->request_id());
+  }
   Observe(request, std::move(delivery));
 }
 

@@ -57,8 +57,11 @@ class AnyCase {
   void AbortIt();
   void AttachToIt();
   void AttachFromElsewhere();
+  void ReturnAfterTheEnd();
   void SendTwice();
   void SendWrong();
+  void ExpectGone(const std::string& request_id);
+  std::map<uint32_t, size_t> SomeParts(const Delivery& delivery);
   v1::AttachRequest AttachAgain(const std::map<uint32_t, size_t>& kept, Delivery& delivery);
   void AttachWrongly(const v1::AttachRequest& right);
   void ConvertText();

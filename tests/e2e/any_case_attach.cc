@@ -20,13 +20,8 @@ void AnyCase::AttachToIt() {
   const Request request = AnyRequest(dice_, facts_);
   Delivery delivery = Generate(request, {.cancel_after_tokens = dice_.Pick(0, 30)});
   for (int breaks = dice_.Pick(0, 2); delivery.accepted && !delivery.status.ok(); --breaks) {
-    std::map<uint32_t, size_t> kept;
-    for (const auto& [index, output] : delivery.outputs) {
-      const int all = static_cast<int>(output.parts.size());
-      kept[index] = static_cast<size_t>(dice_.OneIn(2) ? all : dice_.Pick(0, all));
-    }
     const v1::PromptAccepted accepted = *delivery.accepted;
-    const v1::AttachRequest attach = AttachAgain(kept, delivery);
+    const v1::AttachRequest attach = AttachAgain(SomeParts(delivery), delivery);
     AttachWrongly(attach);
     const int more = delivery.num_tokens() + dice_.Pick(0, 20);
     Receive(attach, {.cancel_after_tokens = breaks > 0 ? more : -1}, delivery);
@@ -48,6 +43,42 @@ void AnyCase::AttachToIt() {
     if (breaks <= 0) break;
   }
   Observe(request, std::move(delivery));
+}
+
+// Its connection may have been dead when the end was said: for a while it may ask again.
+void AnyCase::ReturnAfterTheEnd() {
+  const Request request = AnyRequest(dice_, facts_);
+  Delivery delivery = Generate(request, {});
+  Check(delivery.status.ok() || delivery.was_refused(),
+        "failed: " + delivery.status.error_message());
+  Observe(request, delivery);
+  if (!facts_.has_journal || !delivery.status.ok()) return;
+  Receive(AttachAgain(SomeParts(delivery), delivery), {}, delivery);
+  const bool forgotten =
+      facts_.may_restart && delivery.status.error_code() == StatusCode::NOT_FOUND;
+  if (delivery.was_refused() || forgotten) return;
+  Check(delivery.status.ok(), "returned: " + delivery.status.error_message());
+  Observe(request, std::move(delivery));
+}
+
+// Nobody can attach to what was aborted.
+void AnyCase::ExpectGone(const std::string& request_id) {
+  v1::AttachRequest attach;
+  attach.set_request_id(request_id);
+  Delivery delivery;
+  Receive(attach, {}, delivery);
+  if (!delivery.was_refused()) {
+    ExpectRefusal(delivery.status, StatusCode::NOT_FOUND, {request_id});
+  }
+}
+
+std::map<uint32_t, size_t> AnyCase::SomeParts(const Delivery& delivery) {
+  std::map<uint32_t, size_t> kept;
+  for (const auto& [index, output] : delivery.outputs) {
+    const int all = static_cast<int>(output.parts.size());
+    kept[index] = static_cast<size_t>(dice_.OneIn(2) ? all : dice_.Pick(0, all));
+  }
+  return kept;
 }
 
 // As Delivery::Attach, but the client may have less text than tokens, or tokens past an end.

@@ -70,7 +70,8 @@ class Report {
     num_refused_ += result.num_refused;
     num_unknown_ += result.num_unknown;
     for (const auto& observed : result.observed) {
-      num_tokens_ += observed.delivery.num_tokens();
+      // Of one that attached, who computed what is not known.
+      if (!observed.delivery.attached) num_tokens_ += observed.delivery.num_tokens();
       num_cached_ += observed.delivery.num_cached();
     }
   }
