@@ -92,7 +92,7 @@ v1::AttachRequest AnyCase::AttachAgain(const std::map<uint32_t, size_t>& kept, D
   }
   v1::AttachRequest attach = delivery.Attach(kept);
   for (const int index : ended) {
-    if (dice_.OneIn(2)) attach.mutable_received(index)->add_token_ids(dice_.Pick(0, 100));
+    if (!dice_.OneIn(4)) attach.mutable_received(index)->add_token_ids(dice_.Pick(0, 100));
   }
   for (auto& [index, output] : delivery.outputs) {
     if (!dice_.OneIn(4)) continue;

@@ -8,7 +8,7 @@
 # LAYOUTs are those below; SECONDS are of each. By hand, all of them for ten minutes:
 #   ... 65 $RANDOM crowded narrow copies bytes eight_bits four_bits no_text deep reborn
 set -euo pipefail
-lockstep=$1 client=$2 seconds=${3:-12} seed=${4:-1}
+lockstep=$1 client=$2 seconds=${3:-10} seed=${4:-1}
 layouts=("${@:5}")
 if [ ${#layouts[@]} = 0 ]; then layouts=(crowded bytes); fi
 # shellcheck source=tests/e2e/servers.sh
