@@ -18,8 +18,10 @@ constexpr absl::Duration kLookAtClientEvery = absl::Milliseconds(250);
 // Proxies between us and the client take a long silence for its end.
 constexpr absl::Duration kSilence = absl::Seconds(15);
 constexpr char kStillHere[] = ": waiting\n\n";  // a comment (HTML Standard, server-sent events)
-// What a client that reads slowly may leave with us, as with the server.
-constexpr int64_t kMaxUnreadBytes = 16 << 20;
+// Of one answer, as messages: what has come is kept, to be sent at the end, or to go on with it
+// where the server comes back, and what the client has not read yet as well.
+constexpr int64_t kMaxAnswerBytes = 64 << 20;
+constexpr int64_t kEventBytes = 256;  // what an event's JSON has besides
 
 }  // namespace
 
@@ -29,12 +31,12 @@ class CompletionRun::Inbox {
   explicit Inbox(boost::asio::any_io_executor executor) : wakeup_(std::move(executor)) {}
 
   static void Post(const std::shared_ptr<Inbox>& inbox, Arrival arrival) {
-    boost::asio::post(inbox->wakeup_.get_executor(),
-                      [inbox, arrival = std::move(arrival)]() mutable {
-                        inbox->bytes_ += static_cast<int64_t>(arrival.event.ByteSizeLong());
-                        inbox->arrivals_.push_back(std::move(arrival));
-                        inbox->wakeup_.cancel();
-                      });
+    boost::asio::post(
+        inbox->wakeup_.get_executor(), [inbox, arrival = std::move(arrival)]() mutable {
+          inbox->num_bytes_ += static_cast<int64_t>(arrival.event.ByteSizeLong()) + kEventBytes;
+          inbox->arrivals_.push_back(std::move(arrival));
+          inbox->wakeup_.cancel();
+        });
   }
 
   Awaitable<void> WaitFor(absl::Duration timeout) {
@@ -44,17 +46,15 @@ class CompletionRun::Inbox {
     co_await wakeup_.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, cancelled));
   }
 
-  bool is_full() const { return bytes_ > kMaxUnreadBytes; }
+  // Of all that ever came.
+  int64_t num_bytes() const { return num_bytes_; }
 
-  std::deque<Arrival> TakeAll() {
-    bytes_ = 0;
-    return std::exchange(arrivals_, {});
-  }
+  std::deque<Arrival> TakeAll() { return std::exchange(arrivals_, {}); }
 
  private:
   boost::asio::steady_timer wakeup_;
   std::deque<Arrival> arrivals_;
-  int64_t bytes_ = 0;
+  int64_t num_bytes_ = 0;
 };
 
 Awaitable<void> CompletionRun::Run(std::vector<v1::GenerateRequest> requests) {
@@ -111,13 +111,12 @@ void CompletionRun::EndAll() {
 Awaitable<void> CompletionRun::Pump() {
   const absl::Duration due = ContinueThoseDue();
   co_await inbox_->WaitFor(std::min(due, kLookAtClientEvery));
-  if (inbox_->is_full() && !failure_) {
-    failure_ = grpc::Status(
-        grpc::StatusCode::RESOURCE_EXHAUSTED,
-        absl::StrCat("more than ", kMaxUnreadBytes, " bytes of the output were left unread"));
-    EndAll();
+  if (inbox_->num_bytes() > kMaxAnswerBytes) {
+    Fail({grpc::StatusCode::RESOURCE_EXHAUSTED,
+          absl::StrCat("the answer is longer than ", kMaxAnswerBytes, " bytes")});
   }
-  for (Arrival& arrival : inbox_->TakeAll()) co_await Take(std::move(arrival));
+  std::deque<Arrival> arrivals = inbox_->TakeAll();
+  for (Arrival& arrival : arrivals) co_await Take(std::move(arrival));
   co_await Flush();
   co_await LookAtClient();
 }
@@ -146,7 +145,7 @@ Awaitable<void> CompletionRun::Told(const Arrival& arrival) {
 // One that fails ends them all, unless its server may come back for it.
 void CompletionRun::Ended(size_t prompt, const grpc::Status& status) {
   Output& output = outputs_[prompt];
-  if (!status.ok() && !failure_ && !is_gone_) {
+  if (!status.ok() && !failure_ && !is_gone_ && !reply_.is_complete(prompt)) {
     if (reply_.is_attachable(prompt) && MayGoOn(status.error_code(), output.retries)) {
       const std::optional<absl::Time> at = output.retries.Failed(SteadyNow());
       if (at) {
@@ -154,10 +153,15 @@ void CompletionRun::Ended(size_t prompt, const grpc::Status& status) {
         return;
       }
     }
-    failure_ = status;
-    EndAll();
+    Fail(status);
   }
   --num_running_;
+}
+
+void CompletionRun::Fail(const grpc::Status& status) {
+  if (failure_) return;
+  failure_ = status;
+  EndAll();
 }
 
 Awaitable<void> CompletionRun::Begin() {

@@ -59,6 +59,7 @@ class CompletionRun {
   Awaitable<void> Take(Arrival arrival);
   Awaitable<void> Told(const Arrival& arrival);
   void Ended(size_t prompt, const grpc::Status& status);
+  void Fail(const grpc::Status& status);
   Awaitable<void> Begin();
   Awaitable<void> Flush();
   Awaitable<void> Finish();

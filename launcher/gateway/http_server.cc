@@ -136,17 +136,22 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
     socket.set_option(tcp::no_delay(true), ignored);  // tokens are small and due at once
     PlainStream plain(std::move(socket));
     if (tls_) {
-      Spawn(Run(shared_from_this(), std::make_unique<HttpSession<TlsStream>>(
-                                        TlsStream(std::move(plain), *tls_), state_)));
+      Run(std::make_unique<HttpSession<TlsStream>>(TlsStream(std::move(plain), *tls_), state_));
     } else {
-      Spawn(Run(shared_from_this(),
-                std::make_unique<HttpSession<PlainStream>>(std::move(plain), state_)));
+      Run(std::make_unique<HttpSession<PlainStream>>(std::move(plain), state_));
     }
   }
 
+  // Counted at once: the next one is accepted before this one's coroutine begins.
   template <typename Session>
-  static Awaitable<void> Run(std::shared_ptr<Acceptor> self, std::unique_ptr<Session> session) {
-    self->connections_.insert(session.get());
+  void Run(std::unique_ptr<Session> session) {
+    connections_.insert(session.get());
+    Spawn(RunToEnd(shared_from_this(), std::move(session)));
+  }
+
+  template <typename Session>
+  static Awaitable<void> RunToEnd(std::shared_ptr<Acceptor> self,
+                                  std::unique_ptr<Session> session) {
     co_await session->Run();
     self->connections_.erase(session.get());
   }

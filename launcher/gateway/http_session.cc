@@ -62,6 +62,7 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   version_ = parser.get().version();
   is_head_ = parser.get().method() == http::verb::head;
   BodyBudget budget(state_);
+  // Of a body in chunks nobody knows how long it will be.
   const int64_t promised = parser.content_length() ? static_cast<int64_t>(*parser.content_length())
                            : parser.chunked()      ? state_.limits.max_body_bytes
                                                    : 0;
@@ -77,6 +78,7 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   const bool is_read = co_await ReadBody(parser);
   if (!is_read) co_return false;
   auto message = parser.release();
+  budget.Take(static_cast<int64_t>(message.body().size()));  // no more than was promised
   keep_alive_ = message.keep_alive() && !state_.is_draining;
   const absl::string_view target(message.target().data(), message.target().size());
   request_ = {.method = std::string(message.method_string()),

@@ -60,10 +60,12 @@ class HttpSession final : public HttpConnection, private HttpExchange {
     ~BodyBudget() { state_.bodies_bytes -= bytes_; }
     BodyBudget(const BodyBudget&) = delete;
     BodyBudget& operator=(const BodyBudget&) = delete;
+    // Instead of what it has; false where there is not as much.
     bool Take(int64_t bytes) {
-      if (state_.bodies_bytes + bytes > state_.limits.max_bodies_bytes) return false;
-      state_.bodies_bytes += bytes;
-      bytes_ += bytes;
+      const int64_t all = state_.bodies_bytes - bytes_ + bytes;
+      if (all > state_.limits.max_bodies_bytes) return false;
+      state_.bodies_bytes = all;
+      bytes_ = bytes;
       return true;
     }
 

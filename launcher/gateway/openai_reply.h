@@ -37,6 +37,8 @@ class OpenAiReply {
   // What asks the server for the rest of a prompt's outputs, if it keeps them.
   v1::AttachRequest Continuation(size_t prompt) const { return responses_[prompt].Continuation(); }
   bool is_attachable(size_t prompt) const { return responses_[prompt].accepted().attachable(); }
+  // Nothing more comes of it, whatever became of its call.
+  bool is_complete(size_t prompt) const { return responses_[prompt].complete(); }
   bool all_accepted() const;
   // The stream's last event, for include_usage.
   Json UsageChunk() const;

@@ -23,6 +23,11 @@ class FakeServer::Service final : public v1::Generation::Service {
     if (const size_t said = request->text().rfind(kSay); said != std::string::npos) {
       return Say(request->text().substr(said + sizeof(kSay) - 1), *writer);
     }
+    while (request->text() == "flood" && !context->IsCancelled()) {
+      v1::GenerateEvent event;
+      event.mutable_delta()->set_text(std::string(1 << 20, 'x'));
+      writer->Write(event);
+    }
     const int num_outputs = std::max(1, request->sampling().num_outputs());
     for (int token = 0; token < request->stop().max_tokens(); ++token) {
       for (int output = 0; output < num_outputs; ++output) WriteToken(*writer, output, token);
@@ -39,6 +44,7 @@ class FakeServer::Service final : public v1::Generation::Service {
       }
       writer->Write(event);
     }
+    if (request->text() == "break") return {grpc::StatusCode::UNAVAILABLE, "gone"};
     return grpc::Status::OK;
   }
 

@@ -11,9 +11,10 @@
 namespace lockstep::testing {
 
 // Generate answers max_tokens tokens "t0 t1 ..." for each output, one per message. The prompt
-// "refuse" is RESOURCE_EXHAUSTED, "hang" sends one token and then waits for the cancellation; what
-// follows the last "say:" of a prompt, up to the next "<" or line, is said again. Tokenize knows
-// one token, special_token; all else is two.
+// "refuse" is RESOURCE_EXHAUSTED, "hang" sends one token and then waits for the cancellation,
+// "flood" sends text until then, "break" is UNAVAILABLE after the last event; what follows the last
+// "say:" of a prompt, up to the next "<" or line, is said again. Tokenize knows one token,
+// special_token; all else is two.
 class FakeServer {
  public:
   explicit FakeServer(std::string special_token = "");

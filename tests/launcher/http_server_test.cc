@@ -10,6 +10,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -135,6 +136,33 @@ TEST(HttpServerTest, AllBodiesTogetherHaveALimit) {
   EXPECT_THAT(Ask(server, testing::PostJson("/", "0123456789")), HasSubstr("200 OK"));
 }
 
+// Until it is there it may become as long as any.
+TEST(HttpServerTest, ABodyInChunksCountsWhatItHasOnceItIsRead) {
+  HttpServerOptions options;
+  options.limits.max_body_bytes = 10;
+  options.limits.max_bodies_bytes = 12;
+  std::atomic<bool> may_go_on = false;
+  RunningHttpServer server(options, [&](HttpExchange& exchange) -> Awaitable<void> {
+    boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor);
+    while (exchange.request().path == "/slow" && !may_go_on) {
+      timer.expires_after(std::chrono::milliseconds(1));
+      co_await timer.async_wait(boost::asio::use_awaitable);
+    }
+    co_await Repeat(exchange);
+  });
+  RawClient slow(server.port());
+  slow.Send("POST /slow HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+  while (server.num_connections() == 0) std::this_thread::yield();
+  slow.Send("4\r\nbody\r\n0\r\n\r\n");
+  std::string answer;
+  do {
+    answer = Ask(server, testing::PostJson("/", "8 bytes."));
+  } while (answer.find("503") != std::string::npos);  // not read yet
+  EXPECT_THAT(answer, HasSubstr("POST / 8 bytes.."));
+  may_go_on = true;
+  EXPECT_THAT(slow.ReadUntil("body."), HasSubstr("200 OK"));
+}
+
 TEST(HttpServerTest, WhoSaysNothingIsLetGo) {
   HttpServerOptions options;
   options.limits.header_timeout = absl::Milliseconds(20);
@@ -148,9 +176,10 @@ TEST(HttpServerTest, WhoSaysNothingIsLetGo) {
 }
 
 TEST(HttpServerTest, AHandlerSeesThatItsClientHasGone) {
-  std::atomic<int> num_gone = 0;
+  std::atomic<int> num_begun = 0, num_gone = 0;
   RunningHttpServer server({}, [&](HttpExchange& exchange) -> Awaitable<void> {
     boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor);
+    ++num_begun;
     while (!exchange.PeerHasGone()) {
       timer.expires_after(std::chrono::milliseconds(1));
       co_await timer.async_wait(boost::asio::use_awaitable);
@@ -160,6 +189,7 @@ TEST(HttpServerTest, AHandlerSeesThatItsClientHasGone) {
   {
     RawClient client(server.port());
     client.Send(Get("/a") + Get("/b"));  // a second one waits: not the end
+    while (num_begun == 0) std::this_thread::yield();
   }
   EXPECT_TRUE(server.AllEnd());
   EXPECT_GE(num_gone, 1);

@@ -81,6 +81,21 @@ TEST_F(OpenAiServiceTest, WhatTheServerRefusesHasItsStatus) {
   EXPECT_THAT(Complete(R"({"prompt": ["a", "refuse"], "max_tokens": 1})"), HasSubstr("429 "));
 }
 
+TEST_F(OpenAiServiceTest, AnswersWithoutEndAreEnded) {
+  const std::string whole = Complete(R"({"prompt": "flood"})");
+  EXPECT_THAT(whole, HasSubstr("429 "));
+  EXPECT_THAT(whole, HasSubstr("the answer is longer than 67108864 bytes"));
+  RawClient client(http_->port());  // and does not read
+  client.Send(PostJson("/v1/completions", R"({"prompt": "flood", "stream": true})"));
+  const std::string stream = client.ReadAll();
+  EXPECT_THAT(stream, HasSubstr("the answer is longer than 67108864 bytes"));
+  EXPECT_THAT(stream, HasSubstr("data: [DONE]"));
+}
+
+TEST_F(OpenAiServiceTest, AStreamThatBreaksAfterItsLastEventIsComplete) {
+  EXPECT_THAT(Complete(R"({"prompt": "break", "max_tokens": 1})"), HasSubstr("200 OK"));
+}
+
 // The server's call ends, else FakeServer would never.
 TEST_F(OpenAiServiceTest, AClientThatGoesEndsItsCalls) {
   for (const char* stream : {"false", "true"}) {
