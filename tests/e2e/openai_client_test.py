@@ -1,4 +1,5 @@
 """What openai_client_test.sh runs: every answer beside what `lockstep generate` says of the same request."""
+import ctypes
 import json
 import os
 import signal
@@ -18,10 +19,11 @@ QUESTION = "Mary is in the kitchen. Tom is in the garden. Mary took the red ball
 
 
 class Program:
-    """A command with --json that runs until it is told to stop; its events are read as they come."""
+    """A command with --json that runs until it is told to stop, at the latest with this test; its events are read as they come."""
 
     def __init__(self, *arguments):
-        self.process = subprocess.Popen([LOCKSTEP, *arguments, "--json"], stdout=subprocess.PIPE, text=True)
+        end_with_parent = lambda: ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
+        self.process = subprocess.Popen([LOCKSTEP, *arguments, "--json"], stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
         self.events = []
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()

@@ -204,7 +204,7 @@ TEST(HttpServerTest, MoreConnectionsWaitUntilOthersEnd) {
   first.ReadUntil("GET /a .");
   RawClient second(server.port());
   second.Send(Get("/b", kLast));
-  EXPECT_EQ(server.num_connections(), 1);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(server.num_connections(), 1);  // it could accept by now
   first.Close();
   EXPECT_THAT(second.ReadAll(), HasSubstr("GET /b ."));
 }
