@@ -18,6 +18,7 @@
 #include "kernels/base/steady_clock.h"
 #include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
+#include "launcher/cli/security_flags.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
 #include "launcher/gateway/http_server.h"
@@ -164,24 +165,7 @@ void AddHttpFlags(CLI::App& command, GatewayOptions& options) {
       ->check(HostAndPort())
       ->capture_default_str()
       ->group(group);
-  auto* certificate = command
-                          .add_option("--https-cert", options.https.certificate,
-                                      "certificate chain (PEM): clients must use TLS")
-                          ->type_name("FILE")
-                          ->group(group);
-  auto* key =
-      command
-          .add_option("--https-key", options.https.key, "its key (PEM, mode 0600, no pass phrase)")
-          ->type_name("FILE")
-          ->group(group);
-  certificate->needs(key);
-  key->needs(certificate);
-  command
-      .add_option("--https-client-ca", options.https.authority,
-                  "admit only clients with a certificate that these (PEM) signed")
-      ->type_name("FILE")
-      ->needs(certificate)
-      ->group(group);
+  AddServerTlsFlags(command, "https", group, options.https);
   command
       .add_flag("--insecure-listen", options.insecure_listen,
                 "let --listen be reached from other hosts without TLS")

@@ -14,26 +14,26 @@ std::string Absolute(const std::string& path) { return std::filesystem::absolute
 
 }  // namespace
 
-void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags) {
-  const char* group = "Security of the clients' service";
-  auto* certificate = command
-                          .add_option("--tls-cert", flags.client_tls.certificate,
-                                      "this server's certificate chain (PEM): clients must use TLS")
-                          ->type_name("FILE")
-                          ->group(group);
-  auto* key =
-      command
-          .add_option("--tls-key", flags.client_tls.key, "its key (PEM, mode 0600, no pass phrase)")
-          ->type_name("FILE")
-          ->group(group);
+void AddServerTlsFlags(CLI::App& command, const std::string& prefix, const char* group,
+                       TlsFiles& files) {
+  const auto add = [&](const char* name, std::string& file, const char* help) {
+    return command.add_option(absl::StrCat("--", prefix, name), file, help)
+        ->type_name("FILE")
+        ->group(group);
+  };
+  auto* certificate = add("-cert", files.certificate,
+                          "this server's certificate chain (PEM): clients must use TLS");
+  auto* key = add("-key", files.key, "its key (PEM, mode 0600, no pass phrase)");
   certificate->needs(key);
   key->needs(certificate);
-  command
-      .add_option("--tls-client-ca", flags.client_tls.authority,
-                  "admit only clients with a certificate that these (PEM) signed")
-      ->type_name("FILE")
-      ->needs(certificate)
-      ->group(group);
+  add("-client-ca", files.authority,
+      "admit only clients with a certificate that these (PEM) signed")
+      ->needs(certificate);
+}
+
+void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags) {
+  const char* group = "Security of the clients' service";
+  AddServerTlsFlags(command, "tls", group, flags.client_tls);
   command
       .add_option("--api-token-file", flags.api_token_file,
                   "one token per line (mode 0600); every call but health's must show one")

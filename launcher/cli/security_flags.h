@@ -25,6 +25,9 @@ struct ServiceSecurityFlags {
   RankTlsFlags worker_tls;
 };
 
+// --PREFIX-cert, --PREFIX-key and --PREFIX-client-ca of a server: the first two or neither.
+void AddServerTlsFlags(CLI::App& command, const std::string& prefix, const char* group,
+                       TlsFiles& files);
 void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags);
 // --PREFIXtls-cert, --PREFIXtls-key, --PREFIXtls-ca: all or none.
 void AddRankTlsFlags(CLI::App& command, const std::string& prefix, RankTlsFlags& flags);

@@ -12,11 +12,8 @@ constexpr absl::Duration kTimeout = absl::Seconds(60);
 absl::StatusOr<bool> IsOneToken(const Connection& connection, const std::string& text) {
   grpc::ClientContext context;
   connection.Prepare(context, kTimeout);
-  v1::TokenizeRequest request;
+  const v1::TokenizeRequest request = MarkerQuestion(text);
   v1::TokenizeResponse response;
-  request.set_text(text);
-  request.set_parse_special_tokens(true);
-  request.set_add_special_tokens(false);
   const grpc::Status status = connection.stub().Tokenize(&context, request, &response);
   if (!status.ok()) return connection.Explain(status);
   return response.token_ids_size() == 1;
@@ -48,6 +45,14 @@ const char* Closing(ChatFormat format) {
 }
 
 }  // namespace
+
+v1::TokenizeRequest MarkerQuestion(const std::string& marker) {
+  v1::TokenizeRequest request;
+  request.set_text(marker);
+  request.set_parse_special_tokens(true);
+  request.set_add_special_tokens(false);
+  return request;
+}
 
 std::string ChatFormatName(ChatFormat format) {
   switch (format) {

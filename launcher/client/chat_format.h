@@ -27,6 +27,8 @@ std::string ChatFormatName(ChatFormat format);
 // A model has the format whose marker is a single token, the first of these, else kPlain.
 inline constexpr std::pair<ChatFormat, const char*> kChatMarkers[] = {
     {ChatFormat::kMarkers, "<|assistant|>"}, {ChatFormat::kHeaders, "<|start_header_id|>"}};
+// What asks a server whether it is one.
+v1::TokenizeRequest MarkerQuestion(const std::string& marker);
 // Asks the server. Errors: what it answers.
 absl::StatusOr<ChatFormat> DetectChatFormat(const Connection& connection);
 

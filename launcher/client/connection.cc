@@ -163,21 +163,25 @@ absl::StatusOr<v1::GetStatusResponse> Connection::GetStatus(absl::Duration timeo
   return response;
 }
 
-absl::Status Connection::Explain(const grpc::Status& status) const {
-  const auto code = static_cast<absl::StatusCode>(status.error_code());
+std::optional<std::string> Connection::WhyUnreachable(const grpc::Status& status) const {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    const auto why = WhyNoTls(status.error_message(), server_, encrypted_);
-    if (why) return absl::Status(code, *why);
+    if (auto why = WhyNoTls(status.error_message(), server_, encrypted_)) return why;
   }
   if (IsLostConnection(status)) {
-    return absl::Status(code, absl::StrCat("the server at ", server_,
-                                           " closed the connection: it stopped or was killed"));
+    return absl::StrCat("the server at ", server_,
+                        " closed the connection: it stopped or was killed");
   }
   if (IsTransportError(status)) {
-    return absl::Status(code, absl::StrCat("no server answers at ", server_,
-                                           "; start one with `lockstep serve MODEL`, or name "
-                                           "another with --server HOST:PORT"));
+    return absl::StrCat("no server answers at ", server_,
+                        "; start one with `lockstep serve MODEL`, or name another with --server "
+                        "HOST:PORT");
   }
+  return std::nullopt;
+}
+
+absl::Status Connection::Explain(const grpc::Status& status) const {
+  const auto code = static_cast<absl::StatusCode>(status.error_code());
+  if (const auto why = WhyUnreachable(status)) return absl::Status(code, *why);
   switch (status.error_code()) {
     case grpc::StatusCode::OK:
       return absl::OkStatus();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -49,6 +50,9 @@ class Connection {
 
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(absl::Duration timeout) const;
   absl::StatusOr<v1::GetStatusResponse> GetStatus(absl::Duration timeout) const;
+  // Why there is no answer at all, in words for people: nobody listens, speaks TLS, or goes on;
+  // nullopt for what the server says itself.
+  std::optional<std::string> WhyUnreachable(const grpc::Status& status) const;
   // The status with a message for people: a server that is not there, a full queue and so on say
   // what to do.
   absl::Status Explain(const grpc::Status& status) const;

@@ -126,11 +126,11 @@ Awaitable<void> CompletionRun::Take(Arrival arrival) {
     outputs_[arrival.prompt].call.reset();
     Ended(arrival.prompt, *arrival.done);
   } else if (!failure_ && !is_gone_) {
-    co_await Told(arrival);
+    co_await Tell(arrival);
   }
 }
 
-Awaitable<void> CompletionRun::Told(const Arrival& arrival) {
+Awaitable<void> CompletionRun::Tell(const Arrival& arrival) {
   outputs_[arrival.prompt].retries.Succeeded();
   reply_.Add(arrival.prompt, arrival.event);
   if (!asked_.stream) co_return;

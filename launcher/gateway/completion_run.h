@@ -57,7 +57,7 @@ class CompletionRun {
   void EndAll();
   Awaitable<void> Pump();
   Awaitable<void> Take(Arrival arrival);
-  Awaitable<void> Told(const Arrival& arrival);
+  Awaitable<void> Tell(const Arrival& arrival);
   void Ended(size_t prompt, const grpc::Status& status);
   void Fail(const grpc::Status& status);
   Awaitable<void> Begin();

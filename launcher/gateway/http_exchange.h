@@ -4,7 +4,7 @@
 // variables (gcc.gnu.org/PR106188).
 //
 // Everything runs on the thread of the server's io_context. An answer is either one Reply, or
-// BeginStream, any number of Writes and EndStream. Each says whether the client still takes it;
+// BeginStream, any number of Writes and EndStream. Those two say whether the client still takes it;
 // after a false nothing more needs to be said.
 #pragma once
 
@@ -42,13 +42,13 @@ class HttpExchange {
   virtual ~HttpExchange() = default;
 
   virtual const HttpRequest& request() const = 0;
-  virtual Awaitable<bool> Reply(HttpReply reply) = 0;
+  virtual Awaitable<void> Reply(HttpReply reply) = 0;
   // Status 200, a body of unknown length (chunked; for HTTP/1.0 up to the end of the connection).
   virtual Awaitable<bool> BeginStream(absl::string_view content_type) = 0;
   virtual Awaitable<bool> Write(absl::string_view piece) = 0;
-  virtual Awaitable<bool> EndStream() = 0;
+  virtual Awaitable<void> EndStream() = 0;
   // Asks the socket: the client has closed its side, and nobody reads an answer any more.
-  virtual bool PeerHasGone() const = 0;
+  virtual bool PeerHasGone() = 0;
 };
 
 // Answers exactly once. The exchange lives until it returns.

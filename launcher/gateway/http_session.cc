@@ -58,7 +58,10 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   is_idle_ = false;
   version_ = 11;
   keep_alive_ = false;
-  if (error) co_return co_await Refuse(error);
+  if (error) {
+    co_await Refuse(error);
+    co_return false;
+  }
   version_ = parser.get().version();
   is_head_ = parser.get().method() == http::verb::head;
   BodyBudget budget(state_);
@@ -108,7 +111,7 @@ Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser) {
 
 // What could not be read as HTTP is told so; whoever has gone or was too slow is not.
 template <typename Stream>
-Awaitable<bool> HttpSession<Stream>::Refuse(const ErrorCode& error) {
+Awaitable<void> HttpSession<Stream>::Refuse(const ErrorCode& error) {
   HttpReply reply;
   reply.status = 400;
   reply.content_type = "text/plain";
@@ -123,30 +126,14 @@ Awaitable<bool> HttpSession<Stream>::Refuse(const ErrorCode& error) {
              error != http::error::end_of_stream && error != http::error::partial_message) {
     reply.body = absl::StrCat("not HTTP: ", error.message(), "\n");
   } else {
-    co_return false;
+    co_return;
   }
   keep_alive_ = false;
   co_await Reply(std::move(reply));
-  co_return false;
 }
 
 template <typename Stream>
-Awaitable<bool> HttpSession<Stream>::Send(
-    boost::beast::http::response<boost::beast::http::string_body> response) {
-  ErrorCode error;
-  ExpireAfter(state_.limits.write_timeout);
-  http::serializer<false, http::string_body> serializer(response);
-  if (is_head_) {
-    co_await http::async_write_header(stream_, serializer, Told(error));
-  } else {
-    co_await http::async_write(stream_, serializer, Told(error));
-  }
-  if (error) keep_alive_ = false;
-  co_return !error;
-}
-
-template <typename Stream>
-Awaitable<bool> HttpSession<Stream>::Reply(HttpReply reply) {
+Awaitable<void> HttpSession<Stream>::Reply(HttpReply reply) {
   http::response<http::string_body> response{static_cast<http::status>(reply.status), version_};
   response.set(http::field::content_type, reply.content_type);
   if (!reply.allow.empty()) response.set(http::field::allow, reply.allow);
@@ -157,7 +144,15 @@ Awaitable<bool> HttpSession<Stream>::Reply(HttpReply reply) {
   response.body() = std::move(reply.body);
   response.keep_alive(keep_alive_);
   response.prepare_payload();
-  co_return co_await Send(std::move(response));
+  ErrorCode error;
+  ExpireAfter(state_.limits.write_timeout);
+  http::serializer<false, http::string_body> serializer(response);
+  if (is_head_) {
+    co_await http::async_write_header(stream_, serializer, Told(error));
+  } else {
+    co_await http::async_write(stream_, serializer, Told(error));
+  }
+  if (error) keep_alive_ = false;
 }
 
 template <typename Stream>
@@ -196,20 +191,19 @@ Awaitable<bool> HttpSession<Stream>::Write(absl::string_view piece) {
 }
 
 template <typename Stream>
-Awaitable<bool> HttpSession<Stream>::EndStream() {
-  if (version_ != 11) co_return true;
+Awaitable<void> HttpSession<Stream>::EndStream() {
+  if (version_ != 11) co_return;
   ErrorCode error;
   ExpireAfter(state_.limits.write_timeout);
   co_await boost::asio::async_write(stream_, http::make_chunk_last(), Told(error));
   if (error) keep_alive_ = false;
-  co_return !error;
 }
 
 // Also where TLS has said goodbye, or a next request waits: those bytes lie before the end, so that
 // reading would not show it.
 template <typename Stream>
-bool HttpSession<Stream>::PeerHasGone() const {
-  auto& socket = const_cast<boost::beast::tcp_stream&>(Socket()).socket();
+bool HttpSession<Stream>::PeerHasGone() {
+  auto& socket = Socket().socket();
   if (!socket.is_open()) return true;
   pollfd polled{socket.native_handle(), POLLRDHUP, 0};
   return ::poll(&polled, 1, 0) > 0 && (polled.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;

@@ -75,7 +75,6 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   };
 
   boost::beast::tcp_stream& Socket() { return boost::beast::get_lowest_layer(stream_); }
-  const boost::beast::tcp_stream& Socket() const { return boost::beast::get_lowest_layer(stream_); }
   void ExpireAfter(absl::Duration duration) {
     Socket().expires_after(absl::ToChronoNanoseconds(duration));
   }
@@ -83,16 +82,15 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   Awaitable<bool> Handshake();
   Awaitable<bool> ServeOne();
   Awaitable<bool> ReadBody(Parser& parser);
-  Awaitable<bool> Refuse(const ErrorCode& error);
-  Awaitable<bool> Send(boost::beast::http::response<boost::beast::http::string_body> response);
+  Awaitable<void> Refuse(const ErrorCode& error);
   Awaitable<void> Shutdown();
 
   const HttpRequest& request() const override { return request_; }
-  Awaitable<bool> Reply(HttpReply reply) override;
+  Awaitable<void> Reply(HttpReply reply) override;
   Awaitable<bool> BeginStream(absl::string_view content_type) override;
   Awaitable<bool> Write(absl::string_view piece) override;
-  Awaitable<bool> EndStream() override;
-  bool PeerHasGone() const override;
+  Awaitable<void> EndStream() override;
+  bool PeerHasGone() override;
 
   Stream stream_;
   HttpServerState& state_;

@@ -49,6 +49,14 @@ Json ChatLogprobs(const std::vector<v1::Logprobs>& logprobs, size_t begin) {
   return {{"content", std::move(content)}};
 }
 
+const char* ErrorType(int status) {
+  if (status == 401) return "authentication_error";
+  if (status == 403) return "permission_error";
+  if (status == 404) return "not_found_error";
+  if (status == 429) return "rate_limit_error";
+  return status < 500 ? "invalid_request_error" : "server_error";
+}
+
 // The lists that completions have.
 struct TokenLists {
   Json tokens = Json::array(), logprobs = Json::array(), top = Json::array(),
@@ -296,18 +304,6 @@ int HttpStatusOf(absl::StatusCode code) {
       return 500;
   }
 }
-
-namespace {
-
-const char* ErrorType(int status) {
-  if (status == 401) return "authentication_error";
-  if (status == 403) return "permission_error";
-  if (status == 404) return "not_found_error";
-  if (status == 429) return "rate_limit_error";
-  return status < 500 ? "invalid_request_error" : "server_error";
-}
-
-}  // namespace
 
 Json OpenAiErrorJson(int status, absl::string_view message, absl::string_view code) {
   Json error = {{"message", ValidUtf8(message)}, {"type", ErrorType(status)}, {"param", nullptr}};

@@ -7,25 +7,30 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "launcher/gateway/json_fields.h"
+#include "launcher/gateway/request_fields.h"
 #include "model/json/strict_json.h"
+#include "model/json_integer.h"
 
 namespace lockstep {
 namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxDepth = 16;
 constexpr int kDefaultCompletionTokens = 16;  // OpenAI's, of completions that do not say
 
 absl::StatusOr<json> ParseBody(absl::string_view body) {
-  auto parsed = ParseStrictJson({body.data(), body.size()}, kMaxDepth);
+  auto parsed = ParseStrictJson({body.data(), body.size()});
   if (parsed.ok()) return parsed;
   return absl::InvalidArgumentError(
       absl::StrCat("the body is not JSON: ", parsed.status().message()));
 }
 
-void ReadSampling(JsonFields& fields, v1::SamplingOptions& sampling) {
+std::optional<int32_t> TokenIdOf(const json& value) {
+  const auto id = IntegerIn(value, 0, std::numeric_limits<int32_t>::max());
+  return id ? std::optional(static_cast<int32_t>(*id)) : std::nullopt;
+}
+
+void ReadSampling(RequestFields& fields, v1::SamplingOptions& sampling) {
   if (const auto value = fields.Number("temperature")) sampling.set_temperature(*value);
   if (const auto value = fields.Number("top_p")) sampling.set_top_p(*value);
   if (const auto value = fields.Int32("top_k")) sampling.set_top_k(*value < 0 ? 0 : *value);
@@ -40,7 +45,7 @@ void ReadSampling(JsonFields& fields, v1::SamplingOptions& sampling) {
 }
 
 // {"TOKEN_ID": bias}
-void ReadLogitBias(JsonFields& fields, v1::SamplingOptions& sampling) {
+void ReadLogitBias(RequestFields& fields, v1::SamplingOptions& sampling) {
   const json* biases = fields.Value("logit_bias");
   if (biases == nullptr) return;
   if (!biases->is_object()) {
@@ -58,7 +63,7 @@ void ReadLogitBias(JsonFields& fields, v1::SamplingOptions& sampling) {
   }
 }
 
-void ReadStop(JsonFields& fields, v1::StopOptions& stop) {
+void ReadStop(RequestFields& fields, v1::StopOptions& stop) {
   if (const json* value = fields.Value("stop"); value != nullptr && value->is_string()) {
     stop.add_stop_strings(value->get<std::string>());
   } else if (value != nullptr) {
@@ -72,12 +77,12 @@ void ReadStop(JsonFields& fields, v1::StopOptions& stop) {
   }
   if (const json* ids = fields.Value("stop_token_ids"); ids != nullptr) {
     for (const json& id : ids->is_array() ? *ids : json::array({json()})) {
-      if (!id.is_number_integer() || id < std::numeric_limits<int32_t>::min() ||
-          id > std::numeric_limits<int32_t>::max()) {
+      const std::optional<int32_t> token = TokenIdOf(id);
+      if (!token) {
         fields.Fail("stop_token_ids", "must be an array of token ids");
         return;
       }
-      stop.add_stop_token_ids(id.get<int32_t>());
+      stop.add_stop_token_ids(*token);
     }
   }
   if (const auto value = fields.Int32("min_tokens")) stop.set_min_tokens(*value);
@@ -87,7 +92,7 @@ void ReadStop(JsonFields& fields, v1::StopOptions& stop) {
   }
 }
 
-void ReadStream(JsonFields& fields, OpenAiRequest& request) {
+void ReadStream(RequestFields& fields, OpenAiRequest& request) {
   request.stream = fields.Bool("stream").value_or(false);
   const json* options = fields.Value("stream_options");
   if (options == nullptr) return;
@@ -95,7 +100,7 @@ void ReadStream(JsonFields& fields, OpenAiRequest& request) {
     fields.Fail("stream_options", "is for \"stream\": true");
     return;
   }
-  JsonFields inner(*options, "stream_options.");
+  RequestFields inner(*options, "stream_options.");
   request.include_usage = inner.Bool("include_usage").value_or(false);
   inner.Ignore("include_obfuscation");
   if (const absl::Status status = inner.Finish(); !status.ok()) {
@@ -104,7 +109,7 @@ void ReadStream(JsonFields& fields, OpenAiRequest& request) {
 }
 
 // What both endpoints have.
-void ReadCommon(JsonFields& fields, OpenAiRequest& request) {
+void ReadCommon(RequestFields& fields, OpenAiRequest& request) {
   request.model = fields.Text("model").value_or("");
   v1::GenerateRequest& options = request.options;
   ReadSampling(fields, *options.mutable_sampling());
@@ -123,7 +128,7 @@ void ReadCommon(JsonFields& fields, OpenAiRequest& request) {
 }
 
 // A number of tokens that is given under two names.
-void ReadMaxTokens(JsonFields& fields, const char* name, v1::StopOptions& stop) {
+void ReadMaxTokens(RequestFields& fields, const char* name, v1::StopOptions& stop) {
   const auto value = fields.Int32(name);
   if (!value) return;
   if (stop.has_max_tokens() && stop.max_tokens() != *value) {
@@ -132,12 +137,10 @@ void ReadMaxTokens(JsonFields& fields, const char* name, v1::StopOptions& stop) 
   stop.set_max_tokens(*value);
 }
 
-bool IsTokenId(const json& value) {
-  return value.is_number_unsigned() && value <= std::numeric_limits<int32_t>::max();
-}
-
 bool AreTokenIds(const json& value) {
-  return value.is_array() && !value.empty() && std::all_of(value.begin(), value.end(), &IsTokenId);
+  return value.is_array() && !value.empty() &&
+         std::all_of(value.begin(), value.end(),
+                     [](const json& id) { return TokenIdOf(id).has_value(); });
 }
 
 std::optional<OpenAiPrompt> PromptOf(const json& value) {
@@ -147,7 +150,7 @@ std::optional<OpenAiPrompt> PromptOf(const json& value) {
 }
 
 // A text, token ids, or an array of either.
-void ReadPrompts(JsonFields& fields, OpenAiRequest& request) {
+void ReadPrompts(RequestFields& fields, OpenAiRequest& request) {
   const json* value = fields.Value("prompt");
   if (value == nullptr) {
     fields.Fail("prompt", "is missing");
@@ -185,7 +188,7 @@ absl::StatusOr<std::string> ContentOf(const json& content, const std::string& wh
   }
   std::string text;
   for (const json& part : content) {
-    JsonFields fields(part, where + "content[].");
+    RequestFields fields(part, where + "content[].");
     const auto type = fields.Text("type");
     const auto piece = fields.Text("text");
     if (type != "text")
@@ -198,7 +201,7 @@ absl::StatusOr<std::string> ContentOf(const json& content, const std::string& wh
 }
 
 absl::StatusOr<ChatMessage> MessageOf(const json& value, const std::string& where) {
-  JsonFields fields(value, where);
+  RequestFields fields(value, where);
   ChatMessage message;
   message.role = fields.Text("role").value_or("");
   if (message.role == "developer") message.role = "system";
@@ -216,7 +219,7 @@ absl::StatusOr<ChatMessage> MessageOf(const json& value, const std::string& wher
   return message;
 }
 
-absl::Status ReadMessages(JsonFields& fields, OpenAiRequest& request) {
+absl::Status ReadMessages(RequestFields& fields, OpenAiRequest& request) {
   const json* messages = fields.Value("messages");
   if (messages == nullptr || !messages->is_array() || messages->empty()) {
     fields.Fail("messages", "must be an array of at least one message");
@@ -234,7 +237,7 @@ absl::Status ReadMessages(JsonFields& fields, OpenAiRequest& request) {
   return absl::OkStatus();
 }
 
-void ReadChatLogprobs(JsonFields& fields, v1::OutputOptions& output) {
+void ReadChatLogprobs(RequestFields& fields, v1::OutputOptions& output) {
   const bool wanted = fields.Bool("logprobs").value_or(false);
   const auto num_top = fields.Int32("top_logprobs");
   if (num_top && !wanted) fields.Fail("top_logprobs", "is for \"logprobs\": true");
@@ -245,7 +248,7 @@ void ReadChatLogprobs(JsonFields& fields, v1::OutputOptions& output) {
 
 absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body) {
   ASSIGN_OR_RETURN(const json parsed, ParseBody(body));
-  JsonFields fields(parsed);
+  RequestFields fields(parsed);
   OpenAiRequest request;
   ReadCommon(fields, request);
   ReadPrompts(fields, request);
@@ -270,7 +273,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body) {
 
 absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
   ASSIGN_OR_RETURN(const json parsed, ParseBody(body));
-  JsonFields fields(parsed);
+  RequestFields fields(parsed);
   OpenAiRequest request;
   request.is_chat = true;
   ReadCommon(fields, request);

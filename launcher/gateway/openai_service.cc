@@ -228,11 +228,7 @@ OpenAiService::AwaitableOr<std::string> OpenAiService::Detokenize(const HttpExch
 // Asked each time: the server behind may be another one by now.
 OpenAiService::AwaitableOr<ChatFormat> OpenAiService::DetectFormat(const HttpExchange& exchange) {
   for (const auto& [format, marker] : kChatMarkers) {
-    v1::TokenizeRequest request;
-    request.set_text(marker);
-    request.set_parse_special_tokens(true);
-    request.set_add_special_tokens(false);
-    const auto ids = co_await Tokenize(exchange, std::move(request));
+    const auto ids = co_await Tokenize(exchange, MarkerQuestion(marker));
     if (!ids.ok()) co_return ids.status();
     if (ids->size() == 1) co_return format;
   }

@@ -40,11 +40,9 @@ inline Awaitable<grpc::Status> AwaitCall(
 // What the server says, as it is; but who does not reach it says no more than that: addresses and
 // flags are the gateway's own.
 inline absl::Status UpstreamError(const Connection& connection, const grpc::Status& status) {
-  const auto code = static_cast<absl::StatusCode>(status.error_code());
-  const bool is_ours = code == absl::StatusCode::kUnavailable &&
-                       connection.Explain(status).message() != status.error_message();
-  return {code,
-          is_ours ? "the server behind this gateway does not answer" : status.error_message()};
+  const bool is_away = connection.WhyUnreachable(status).has_value();
+  return {static_cast<absl::StatusCode>(status.error_code()),
+          is_away ? "the server behind this gateway does not answer" : status.error_message()};
 }
 
 }  // namespace lockstep

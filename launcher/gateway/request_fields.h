@@ -14,10 +14,10 @@
 
 namespace lockstep {
 
-class JsonFields {
+class RequestFields {
  public:
   // where: before each name in errors, as "messages[0]."; empty for the request itself.
-  explicit JsonFields(const nlohmann::json& object, std::string where = "");
+  explicit RequestFields(const nlohmann::json& object, std::string where = "");
 
   // Null when absent.
   const nlohmann::json* Value(const char* name);

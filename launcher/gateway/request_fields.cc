@@ -1,4 +1,4 @@
-#include "launcher/gateway/json_fields.h"
+#include "launcher/gateway/request_fields.h"
 
 #include <cmath>
 #include <limits>
@@ -6,12 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "model/json/strict_json.h"
+#include "model/json_integer.h"
 
 namespace lockstep {
 
 using nlohmann::json;
 
-JsonFields::JsonFields(const json& object, std::string where)
+RequestFields::RequestFields(const json& object, std::string where)
     : object_(object), where_(std::move(where)) {
   if (object.is_object()) return;
   status_ = absl::InvalidArgumentError(
@@ -19,32 +20,32 @@ JsonFields::JsonFields(const json& object, std::string where)
                    " must be an object, not ", QuotedJson(object)));
 }
 
-const json* JsonFields::Value(const char* name) {
+const json* RequestFields::Value(const char* name) {
   if (!status_.ok()) return nullptr;
   taken_.insert(name);
   const auto it = object_.find(name);
   return it == object_.end() || it->is_null() ? nullptr : &*it;
 }
 
-const json* JsonFields::Typed(const char* name, bool (json::*is_type)() const noexcept,
-                              const char* type) {
+const json* RequestFields::Typed(const char* name, bool (json::*is_type)() const noexcept,
+                                 const char* type) {
   const json* value = Value(name);
   if (value == nullptr || (value->*is_type)()) return value;
   Fail(name, absl::StrCat("must be ", type, ", not ", QuotedJson(*value)));
   return nullptr;
 }
 
-std::optional<bool> JsonFields::Bool(const char* name) {
+std::optional<bool> RequestFields::Bool(const char* name) {
   const json* value = Typed(name, &json::is_boolean, "true or false");
   return value == nullptr ? std::nullopt : std::optional(value->get<bool>());
 }
 
-std::optional<std::string> JsonFields::Text(const char* name) {
+std::optional<std::string> RequestFields::Text(const char* name) {
   const json* value = Typed(name, &json::is_string, "a string");
   return value == nullptr ? std::nullopt : std::optional(value->get<std::string>());
 }
 
-std::optional<float> JsonFields::Number(const char* name) {
+std::optional<float> RequestFields::Number(const char* name) {
   const json* value = Typed(name, &json::is_number, "a number");
   if (value == nullptr) return std::nullopt;
   const double number = value->get<double>();
@@ -55,27 +56,24 @@ std::optional<float> JsonFields::Number(const char* name) {
   return static_cast<float>(number);
 }
 
-std::optional<int64_t> JsonFields::Integer(const char* name, int64_t min, int64_t max) {
-  const json* value = Typed(name, &json::is_number, "an integer");
+std::optional<int64_t> RequestFields::Integer(const char* name, int64_t min, int64_t max) {
+  const json* value = Value(name);
   if (value == nullptr) return std::nullopt;
-  const bool fits = value->is_number_unsigned()
-                        ? value->get<uint64_t>() <= static_cast<uint64_t>(std::max<int64_t>(max, 0))
-                        : value->is_number_integer();
-  if (!fits || value->get<int64_t>() < min || value->get<int64_t>() > max) {
+  const std::optional<int64_t> integer = IntegerIn(*value, min, max);
+  if (!integer) {
     Fail(name,
          absl::StrCat("must be an integer from ", min, " to ", max, ", not ", QuotedJson(*value)));
-    return std::nullopt;
   }
-  return value->get<int64_t>();
+  return integer;
 }
 
-std::optional<int32_t> JsonFields::Int32(const char* name) {
+std::optional<int32_t> RequestFields::Int32(const char* name) {
   const auto value =
       Integer(name, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max());
   return value ? std::optional(static_cast<int32_t>(*value)) : std::nullopt;
 }
 
-std::optional<uint64_t> JsonFields::Unsigned64(const char* name) {
+std::optional<uint64_t> RequestFields::Unsigned64(const char* name) {
   const json* value = Typed(name, &json::is_number, "an integer");
   if (value == nullptr) return std::nullopt;
   if (value->is_number_unsigned()) return value->get<uint64_t>();
@@ -83,17 +81,17 @@ std::optional<uint64_t> JsonFields::Unsigned64(const char* name) {
   return std::nullopt;
 }
 
-void JsonFields::Refuse(const char* name, const json& harmless, const std::string& why) {
+void RequestFields::Refuse(const char* name, const json& harmless, const std::string& why) {
   const json* value = Value(name);
   if (value != nullptr && *value != harmless) Fail(name, why);
 }
 
-void JsonFields::Fail(const std::string& name, const std::string& message) {
+void RequestFields::Fail(const std::string& name, const std::string& message) {
   if (!status_.ok()) return;
   status_ = absl::InvalidArgumentError(absl::StrCat(where_, name, " ", message));
 }
 
-absl::Status JsonFields::Finish() {
+absl::Status RequestFields::Finish() {
   for (const auto& [name, value] : object_.items()) {
     if (!status_.ok()) break;
     if (taken_.count(name) == 0 && !value.is_null()) {
