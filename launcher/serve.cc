@@ -36,6 +36,7 @@ constexpr char kServeCommand[] = "serve";
 struct RestartFlags {
   int max_restarts = 5;
   double window_seconds = 300.0;
+  double kill_timeout_seconds = 60.0;
 };
 
 struct ServeOptions {
@@ -156,6 +157,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   session.restarts = {.max_restarts = options.restart.max_restarts,
                       .window = absl::Seconds(options.restart.window_seconds)};
+  session.kill_timeout = absl::Seconds(options.restart.kill_timeout_seconds);
   session.preflight_limit = PreflightLimit(options.launch, plan.devices.may_be_gpus());
   for (int replica = 0; replica < options.controller.replicas; ++replica) {
     session.hosts_of_ranks.push_back(plan.launch.HostsOf(replica));
@@ -206,6 +208,14 @@ void AddRestartFlags(CLI::App& command, RestartFlags& flags) {
   command.add_option("--restart-window-seconds", flags.window_seconds, "over which restarts count")
       ->type_name("SECONDS")
       ->check(Between(1, 1e6))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--kill-timeout-seconds", flags.kill_timeout_seconds,
+                  "how long killed ranks on this host may take to be gone (a driver may have a "
+                  "GPU's memory to give back); then their replica is given up")
+      ->type_name("SECONDS")
+      ->check(Between(0.1, 1e6))
       ->capture_default_str()
       ->group(group);
 }

@@ -197,6 +197,14 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->capture_default_str()
       ->group(group);
   command
+      .add_option("--rank-timeout-seconds", flags.rank_timeout_seconds,
+                  "how long a rank may say nothing (stopped, its storage hangs, its host is gone) "
+                  "before it is lost; a killed one is noticed at once")
+      ->type_name("SECONDS")
+      ->check(Between(1, 3600))
+      ->capture_default_str()
+      ->group("Recovery");
+  command
       .add_option("--replicas", flags.replicas,
                   "copies of the model, each on its own tp x pp ranks, that share the requests")
       ->type_name("R")

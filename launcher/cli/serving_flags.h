@@ -53,6 +53,7 @@ struct ControllerFlags {
   int replicas = 1;
   std::string journal;
   double reattach_seconds = 600.0;
+  double rank_timeout_seconds = 5.0;
   bool json = false;
   ServiceSecurityFlags security;
 };

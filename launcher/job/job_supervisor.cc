@@ -242,4 +242,11 @@ JobExit JobSupervisor::Terminate(absl::Duration grace) {
   return *exit_;
 }
 
+bool JobSupervisor::SurvivorsAreGone() {
+  LS_CHECK(exit_.has_value());
+  const bool are_gone = KillAdopted();
+  exit_->survivors = left_;
+  return are_gone;
+}
+
 }  // namespace lockstep

@@ -30,15 +30,15 @@ struct JobSpec {
   std::string input = {};
   // Without the host's network, where the system allows that (see private_network.h).
   bool private_network = false;
-  // How long killed processes may take to be gone: a driver may have a GPU's memory to give back.
+  // How long Wait and Terminate wait for killed processes to be gone.
   absl::Duration kill_patience = absl::Seconds(10);
 };
 
 struct JobExit {
   int code = 0;    // when signal is 0
   int signal = 0;  // that ended it
-  // What JobSpec::kill_patience after SIGKILL is still there: it hangs in a driver or in storage,
-  // and keeps its GPU.
+  // What JobSpec::kill_patience after SIGKILL is still there: it waits for a driver (which may have
+  // a GPU's memory to give back) or for storage, and keeps its GPU.
   std::vector<pid_t> survivors = {};
   std::string ToString() const;
 };
@@ -66,6 +66,8 @@ class JobSupervisor {
   // Asks the job to end, waits for `grace`, then kills what is left. Returns when nothing is left
   // but what does not die.
   JobExit Terminate(absl::Duration grace);
+  // After the exit: whether its survivors are gone by now. Does not wait.
+  bool SurvivorsAreGone();
 
   pid_t pid() const { return pid_; }
 

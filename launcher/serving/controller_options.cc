@@ -33,6 +33,7 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
   options.num_replicas = controller.replicas;
   options.journal = controller.journal;
   options.reattach_window = absl::Seconds(controller.reattach_seconds);
+  options.lease = absl::Seconds(controller.rank_timeout_seconds);
   options.version = Version();
   RETURN_IF_ERROR(ApplySecurity(controller.security, options));
   return options;

@@ -23,12 +23,13 @@ constexpr absl::Duration kLastWordsTimeout = absl::Seconds(3);
 constexpr absl::Duration kOwnEndTimeout = absl::Milliseconds(300);
 constexpr absl::Duration kOrderlyExitTimeout = absl::Seconds(3);
 constexpr absl::Duration kTerminateGrace = absl::Seconds(2);
+constexpr absl::Duration kUndeadInterval = absl::Milliseconds(200);  // of looks at who does not die
 constexpr size_t kMostCheckBytes = 400;
 constexpr char kJobEnded[] = "the job of ranks ended unexpectedly";
 constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
 
 // What of a job does not die; empty: nothing.
-std::string Undead(const JobExit& exit) {
+std::string Survivors(const JobExit& exit) {
   if (exit.survivors.empty()) return "";
   return absl::StrCat(exit.survivors.size() == 1 ? "process " : "processes ",
                       absl::StrJoin(exit.survivors, ", "), " on ", HostName(),
@@ -76,8 +77,9 @@ absl::Status ServeSession::StartJob(Job& job) {
   job.output = JobOutput();
   job.roll = RankRoll(options_.hosts_of_ranks[job.replica]);
   job.preflight_deadline = SteadyNow() + options_.preflight_limit;
-  ASSIGN_OR_RETURN(const JobSpec spec, options_.make_job(job.replica, job.epoch,
-                                                         controller_->worker_addresses().front()));
+  ASSIGN_OR_RETURN(JobSpec spec, options_.make_job(job.replica, job.epoch,
+                                                   controller_->worker_addresses().front()));
+  spec.kill_patience = UsualDeath();
   job.starter = spec.command.front();
   ASSIGN_OR_RETURN(job.process, JobSupervisor::Start(spec, [this, &job](absl::string_view line) {
                      HandleLine(job, line);
@@ -95,6 +97,7 @@ void ServeSession::Step() {
   HandleEvents();
   HandleOutputs();
   CheckPreflights();
+  CheckUndead();
   if (state_ != State::kStopping) StartDueJobs();
   if (state_ == State::kDraining && SteadyNow() >= drain_deadline_) {
     how_stopped_ = "with requests unfinished: the time to drain is over";
@@ -106,6 +109,7 @@ absl::Time ServeSession::NextDeadline() const {
   absl::Time deadline = drain_deadline_;
   for (const Job& job : jobs_) {
     deadline = std::min(deadline, job.start_at);
+    if (job.undead) deadline = std::min(deadline, SteadyNow() + kUndeadInterval);
     if (job.process && !job.roll.IsComplete()) {
       deadline = std::min(deadline, job.preflight_deadline);
     }
@@ -278,7 +282,10 @@ std::string ServeSession::WithReplica(std::string reason, const Job& job) const 
   return absl::StrCat(name, reason);
 }
 
-// Nothing of the job is left when this returns, but what does not die.
+// A killed process that takes longer is told of.
+absl::Duration ServeSession::UsualDeath() const { return options_.kill_timeout / 6; }
+
+// What is left of the job is killed. The next one starts once nothing is left.
 void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
   if (job.process->Wait(SteadyNow() + kOwnEndTimeout)) {
     const auto how = SignalInExitCode(job.starter, job.process->exit()->code);
@@ -287,12 +294,37 @@ void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
     job.process->Terminate(kTerminateGrace);
   }
   reason = WithReplica(WithDetail(reason, job), job);
-  const std::string undead = Undead(*job.process->exit());
-  if (!undead.empty()) absl::StrAppend(&reason, "; given up: ", undead);
-  job.process.reset();
-  if (!may_restart) return GiveUp(std::move(reason));
-  // Another start would find the GPUs taken, or hang as this one does.
-  if (!undead.empty()) return GiveUpReplica(job, std::move(reason));
+  std::unique_ptr<JobSupervisor> process = std::move(job.process);
+  const std::string survivors = Survivors(*process->exit());
+  if (!may_restart) {
+    if (!survivors.empty()) absl::StrAppend(&reason, "; left behind: ", survivors);
+    return GiveUp(std::move(reason));
+  }
+  if (survivors.empty()) return Restart(job, std::move(reason));
+  const absl::Duration patience = options_.kill_timeout - UsualDeath();
+  report_.Warn({WithReplica(absl::StrCat(survivors, "; the next start waits for that, at most ",
+                                         absl::FormatDuration(patience)),
+                            job)});
+  job.undead = {std::move(process), std::move(reason), SteadyNow() + patience};
+}
+
+// Another start would find the GPUs taken, or hang as the last one does.
+void ServeSession::CheckUndead() {
+  for (Job& job : jobs_) {
+    if (!job.undead || state_ == State::kStopping) continue;
+    const bool is_over = job.undead->process->SurvivorsAreGone();
+    if (!is_over && SteadyNow() < job.undead->given_up_at) continue;
+    const Undead undead = *std::exchange(job.undead, std::nullopt);
+    if (is_over) {
+      Restart(job, undead.reason);
+    } else {
+      GiveUpReplica(
+          job, absl::StrCat(undead.reason, "; given up: ", Survivors(*undead.process->exit())));
+    }
+  }
+}
+
+void ServeSession::Restart(Job& job, std::string reason) {
   const std::optional<absl::Duration> delay = job.restarts.OnLoss(SteadyNow(), job.has_served);
   if (!delay) {
     if (job.restarts.limits().max_restarts > 0) {
@@ -346,10 +378,11 @@ void ServeSession::GiveUp(std::string reason) {
 }
 
 void ServeSession::EndJob(Job& job, absl::Time own_end) {
-  if (!job.process) return;
-  if (!job.process->Wait(own_end)) job.process->Terminate(kTerminateGrace);
-  const std::string undead = Undead(*job.process->exit());
-  if (!undead.empty()) report_.Warn({absl::StrCat("left behind: ", undead)});
+  if (job.process && !job.process->Wait(own_end)) job.process->Terminate(kTerminateGrace);
+  const JobSupervisor* last = job.undead ? job.undead->process.get() : job.process.get();
+  if (last == nullptr) return;
+  const std::string survivors = Survivors(*last->exit());
+  if (!survivors.empty()) report_.Warn({absl::StrCat("left behind: ", survivors)});
 }
 
 absl::Status ServeSession::End() {

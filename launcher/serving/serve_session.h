@@ -32,6 +32,8 @@ struct SessionOptions {
   std::string listen_host;       // for the ready line
   absl::Duration drain_timeout;
   RestartLimits restarts;
+  // For killed processes of a lost job to be gone; then its replica is given up.
+  absl::Duration kill_timeout = absl::Seconds(60);
   // The job of a replica's epoch, whose ranks dial worker_address. Null: ranks are placed by hand.
   std::function<absl::StatusOr<JobSpec>(int replica, uint64_t epoch,
                                         const std::string& worker_address)>
@@ -52,6 +54,13 @@ class ServeSession {
  private:
   enum class State { kStarting, kServing, kDraining, kStopping };
 
+  // A lost job of which something does not die.
+  struct Undead {
+    std::unique_ptr<JobSupervisor> process;
+    std::string reason;  // of the loss
+    absl::Time given_up_at;
+  };
+
   // One replica's job and what was heard of it since its start.
   struct Job {
     explicit Job(const RestartLimits& limits) : restarts(limits) {}
@@ -62,6 +71,7 @@ class ServeSession {
     absl::Time start_at = absl::InfiniteFuture();
     RestartPolicy restarts;  // its own: one replica's crash loop is not the others'
     bool given_up = false;
+    std::optional<Undead> undead;  // its predecessor, for which the next start waits
     JobOutput output;
     RankRoll roll;
     absl::Time preflight_deadline = absl::InfiniteFuture();
@@ -89,6 +99,9 @@ class ServeSession {
   void HandleJobLine(Job& job, const JobLine& parsed);
   bool IsOfJob(const ControllerEvent& event) const;
   void LoseJob(Job& job, std::string reason, bool may_restart);
+  absl::Duration UsualDeath() const;
+  void CheckUndead();
+  void Restart(Job& job, std::string reason);
   void GiveUpReplica(Job& job, std::string reason);
   void GiveUp(std::string reason);
   absl::Status End();

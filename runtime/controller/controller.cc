@@ -204,7 +204,8 @@ absl::Status Controller::Impl::Listen(const ControllerOptions& options) {
     ASSIGN_OR_RETURN(socket_directory, PrivateDirectory::Create());
     addresses.push_back(absl::StrCat("unix:", socket_directory->path(), "/ranks"));
   }
-  ASSIGN_OR_RETURN(ranks, ListenForRanks(addresses, AddressOf(options.worker_tls), *worker_link));
+  ASSIGN_OR_RETURN(
+      ranks, ListenForRanks(addresses, AddressOf(options.worker_tls), options.lease, *worker_link));
   for (size_t i = 0; i < addresses.size(); ++i) {
     worker_addresses.push_back(absl::StartsWith(addresses[i], "unix:")
                                    ? addresses[i]

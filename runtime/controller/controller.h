@@ -64,7 +64,9 @@ struct ControllerOptions {
   // the lowest but one). Else BeginEpoch does.
   bool adopt_epochs = false;
   absl::Duration heartbeat_interval = absl::Milliseconds(500);  // asked of the ranks
-  // A rank that says nothing for so long is lost; infinite = its stream alone tells.
+  // A rank that says nothing for so long is lost, neither heartbeats nor answers to keepalive
+  // pings; infinite = the end of its stream alone tells. One second took a machine whose cores were
+  // taken for a moment for dead.
   absl::Duration lease = absl::Seconds(5);
   absl::Duration join_timeout = absl::Seconds(30);  // from the first rank's Hello to the last one's
   absl::Duration load_timeout = absl::Minutes(5);   // without any rank's progress, before it serves

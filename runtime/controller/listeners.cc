@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -171,14 +172,17 @@ absl::StatusOr<Listening> ListenForClients(const ClientListener& listener,
 }
 
 absl::StatusOr<Listening> ListenForRanks(const std::vector<std::string>& addresses,
-                                         const TlsIdentity* tls, grpc::Service& service) {
+                                         const TlsIdentity* tls, absl::Duration silence,
+                                         grpc::Service& service) {
+  const absl::Duration most = absl::Milliseconds(std::numeric_limits<int>::max());
   grpc::ServerBuilder builder;
   builder.SetOption(std::make_unique<WithoutReflection>());
   SetCommonOptions(builder);
   builder.SetMaxReceiveMessageSize(kLinkMaxMessageBytes);
   builder.SetMaxSendMessageSize(kLinkMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kLinkControllerKeepaliveMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kLinkControllerKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(std::min(silence, most))));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kLinkRankKeepaliveMs / 2);
   builder.RegisterService(&service);

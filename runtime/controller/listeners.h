@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "runtime/security/tls.h"
@@ -28,8 +29,10 @@ struct ClientListener {
 };
 absl::StatusOr<Listening> ListenForClients(const ClientListener& listener,
                                            const std::vector<grpc::Service*>& services);
+// silence: how long a rank may leave a keepalive ping unanswered before its stream ends.
 absl::StatusOr<Listening> ListenForRanks(const std::vector<std::string>& addresses,
-                                         const TlsIdentity* tls, grpc::Service& service);
+                                         const TlsIdentity* tls, absl::Duration silence,
+                                         grpc::Service& service);
 
 // "HOST:PORT" with another port.
 std::string WithPort(const std::string& address, int port);

@@ -21,9 +21,6 @@ inline constexpr char kLinkSecretKey[] = "lockstep-secret-bin";
 // it permits, so the server must set GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS to at
 // most kLinkRankKeepaliveMs / 2.
 inline constexpr int kLinkControllerKeepaliveMs = 500;
-// A killed rank's stream closes at once; this is for a stopped one and a lost host. One second took
-// a machine whose cores were taken for a moment for dead.
-inline constexpr int kLinkControllerKeepaliveTimeoutMs = 5000;
 inline constexpr int kLinkRankKeepaliveMs = 10000;
 inline constexpr int kLinkRankKeepaliveTimeoutMs = 10000;
 

@@ -77,7 +77,7 @@ answer_sampled() { # directory
 refused() { # pattern, plugin, flags...: one line that says so
   local pattern=$1 plugin=$2
   shift 2
-  if LOCKSTEP_CUDA_PLUGIN=$plugin timeout 60 "$lockstep" serve "$model" --listen 127.0.0.1:0 --max-restarts 0 "$@" \
+  if LOCKSTEP_CUDA_PLUGIN=$plugin timeout 60 "$lockstep" serve "$model" --listen 127.0.0.1:0 --max-restarts 0 --rank-timeout-seconds 60 "$@" \
     >"$scratch/log" 2>&1; then fail "serve $* did not fail"; fi
   grep -qE -- "$pattern" "$scratch/log" || fail "the reason does not say '$pattern'"
   echo "refused: $(grep -E -- "$pattern" "$scratch/log" | tail -1)"

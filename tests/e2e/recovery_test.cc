@@ -46,19 +46,20 @@ class RecoveryTest : public ::testing::Test {
     return server;
   }
   // Seeded, with several outputs; long enough to be running when a rank is lost.
-  static std::vector<std::string> Generation() {
+  static std::vector<std::string> Generation(const char* num_outputs = "12") {
     return {"generate",
             "Once upon a time",
             "--ignore-eos",
             "--max-tokens",
             "400",
             "--n",
-            "12",
+            num_outputs,
             "--seed",
             "7"};
   }
-  static std::unique_ptr<Process> StartGeneration(const Server& server) {
-    auto client = StartClient(server, Generation());
+  static std::unique_ptr<Process> StartGeneration(const Server& server,
+                                                  const char* num_outputs = "12") {
+    auto client = StartClient(server, Generation(num_outputs));
     EXPECT_TRUE(
         client->WaitForOutput([](const std::string& out) { return out.size() > 100; }, kPatience));
     return client;
@@ -133,11 +134,11 @@ class LostRankTest : public RecoveryTest,
 
 TEST_P(LostRankTest, IsAPauseAndNothingElse) {
   const auto [rank, signal] = GetParam();
-  auto server = Serve();
+  auto server = Serve({"--rank-timeout-seconds", "2"});
   auto undisturbed = StartGeneration(*server);
   ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
-  auto client = StartGeneration(*server);
   const pid_t victim = PidOf(*server, rank);
+  auto client = StartGeneration(*server);
   ::kill(victim, signal);
   ASSERT_FALSE(server->WaitEvent("rank_lost").is_null());
   const json restarting = server->WaitEvent("restarting");
@@ -198,10 +199,10 @@ TEST_F(RecoveryTest, RequestsOfALostReplicaMoveToTheOther) {
   }
   auto undisturbed = StartGeneration(*server);
   ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
+  const pid_t victims[] = {PidOf(*server, 0, 1), PidOf(*server, 0, 0)};
   auto one = StartGeneration(*server);
   auto two = StartGeneration(*server);
-  ::kill(PidOf(*server, 0, 1), SIGKILL);
-  ::kill(PidOf(*server, 0, 0), SIGKILL);
+  for (const pid_t victim : victims) ::kill(victim, SIGKILL);
   ASSERT_EQ(one->Wait(kPatience), 0) << one->err();
   ASSERT_EQ(two->Wait(kPatience), 0) << two->err();
   EXPECT_EQ(one->out(), undisturbed->out());
@@ -211,8 +212,9 @@ TEST_F(RecoveryTest, RequestsOfALostReplicaMoveToTheOther) {
 
 TEST_F(RecoveryTest, ACrashLoopIsGivenUp) {
   auto server = Serve({"--max-restarts", "1"});
-  auto client = StartGeneration(*server);
-  ::kill(PidOf(*server, 1), SIGKILL);
+  const pid_t first = PidOf(*server, 1);
+  auto client = StartGeneration(*server, "64");  // is not over when the second one is lost
+  ::kill(first, SIGKILL);
   ASSERT_FALSE(server->WaitEvent("ready_again").is_null());
   ::kill(PidOf(*server, 2), SIGKILL);
   EXPECT_EQ(server->process().Wait(kPatience), 1);
@@ -252,10 +254,10 @@ TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
 
 // As one whose driver hangs: there is no other start, others go on, and the server can be stopped.
 TEST_F(RecoveryTest, AReplicaWhoseRankDoesNotDieIsGivenUp) {
-  auto server = Serve({"--replicas", "2"}, "2", "1");
+  auto server = Serve({"--replicas", "2", "--kill-timeout-seconds", "3"}, "2", "1");
   ASSERT_TRUE(WaitServing(*server, 0, "1") && WaitServing(*server, 1, "1"));
-  auto client = StartGeneration(*server);
   const pid_t victim = PidOf(*server, 1, 0);
+  auto client = StartGeneration(*server);
   const KeptProcess kept(victim);
   if (!kept.is_kept()) GTEST_SKIP() << "this machine forbids tracing";
   ::kill(victim, SIGKILL);
@@ -268,6 +270,25 @@ TEST_F(RecoveryTest, AReplicaWhoseRankDoesNotDieIsGivenUp) {
   ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
   server->process().Signal(SIGINT);
   EXPECT_EQ(server->process().Wait(kPatience), 0) << server->process().err();
+}
+
+// As one whose driver gives back a GPU's memory, for longer than is usual.
+TEST_F(RecoveryTest, ARankThatDiesSlowlyIsWaitedFor) {
+  auto server = Serve({"--kill-timeout-seconds", "6"}, "2", "1");
+  const pid_t victim = PidOf(*server, 1);
+  auto client = StartGeneration(*server);
+  {
+    const KeptProcess kept(victim);
+    if (!kept.is_kept()) GTEST_SKIP() << "this machine forbids tracing";
+    ::kill(victim, SIGKILL);
+    EXPECT_THAT(server->WaitEvent("warning").value("message", ""),
+                AllOf(HasSubstr(absl::StrCat("process ", victim, " on ")),
+                      HasSubstr("the next start waits for that, at most 5s")));
+    EXPECT_THAT(server->process().out(), Not(HasSubstr("restarting")));
+  }
+  ASSERT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
+  ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
+  Stop(*server);
 }
 
 // Until it goes, servers started run `script` as their mpirun; $real is the one of the system.
@@ -300,8 +321,9 @@ TEST_F(RecoveryTest, AStartThatCrashedIsTriedAgain) {
   auto server = Serve({}, "2", "1");
   EXPECT_THAT(server->WaitEvent("restarting").value("reason", ""), HasSubstr("Segmentation fault"));
   EXPECT_THAT(server->process().out(), Not(HasSubstr("ready_again")));
+  const pid_t victim = PidOf(*server, 1);
   auto client = StartGeneration(*server);
-  ::kill(PidOf(*server, 1), SIGKILL);
+  ::kill(victim, SIGKILL);
   EXPECT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
   EXPECT_EQ(client->Wait(kPatience), 0) << client->err();
   Stop(*server);
