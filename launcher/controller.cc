@@ -52,6 +52,8 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   session.controller.keep_ranks = options.keep_ranks;
   session.listen_host = listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
+  ASSIGN_OR_RETURN(session.metrics,
+                   MetricsListener(options.controller.metrics_listen, session.controller));
   session.secret_file = options.secret_file;
   report.Model(summary);
   report.Warn(SecurityWarnings(session.controller));

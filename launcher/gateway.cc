@@ -21,8 +21,8 @@
 #include "launcher/cli/security_flags.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
-#include "launcher/gateway/http_server.h"
 #include "launcher/gateway/openai_service.h"
+#include "launcher/http/http_server.h"
 #include "runtime/security/reachability.h"
 
 namespace lockstep {
@@ -203,7 +203,8 @@ void AddGatewayCommand(CLI::App& program, CommandBody& chosen) {
   AddHttpFlags(*command, *options);
   AddConnectionFlags(*command, options->connection);
   command->footer(
-      "Answers POST /v1/completions and /v1/chat/completions, GET /v1/models and /health. A "
+      "Answers POST /v1/completions and /v1/chat/completions, GET /v1/models, /health and "
+      "/metrics. A "
       "client's\n"
       "\"Authorization: Bearer TOKEN\" goes to the server, which checks it; --token-file's is "
       "shown for\n"

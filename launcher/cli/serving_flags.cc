@@ -168,6 +168,13 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->check(HostAndPort())
       ->capture_default_str()
       ->group(group);
+  command
+      .add_option("--metrics-listen", flags.metrics_listen,
+                  "where Prometheus reads GET /metrics, with --listen's TLS and tokens; port 0 = "
+                  "any free one (default: nowhere)")
+      ->type_name("HOST:PORT")
+      ->check(HostAndPort())
+      ->group(group);
   command.add_option("--max-queue", flags.max_queue, "waiting requests; more are refused")
       ->type_name("N")
       ->check(Between(1, 1 << 24))

@@ -47,6 +47,7 @@ struct KvCacheFlags {
 // What the controller alone decides.
 struct ControllerFlags {
   std::string listen = "127.0.0.1:50051";
+  std::string metrics_listen;  // empty: nowhere
   int max_queue = 1024;
   bool no_prefix_cache = false;
   double drain_seconds = 30.0;

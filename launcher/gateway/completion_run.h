@@ -15,9 +15,9 @@
 #include "launcher/client/connection.h"
 #include "launcher/client/generation_call.h"
 #include "launcher/client/retry_clock.h"
-#include "launcher/gateway/http_exchange.h"
 #include "launcher/gateway/openai_reply.h"
 #include "launcher/gateway/openai_request.h"
+#include "launcher/http/http_exchange.h"
 
 namespace lockstep {
 

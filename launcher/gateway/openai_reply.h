@@ -10,8 +10,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "launcher/client/response.h"
-#include "launcher/gateway/http_exchange.h"
 #include "launcher/gateway/openai_request.h"
+#include "launcher/http/http_exchange.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {

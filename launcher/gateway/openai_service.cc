@@ -10,6 +10,7 @@
 #include "launcher/cli/values.h"
 #include "launcher/gateway/completion_run.h"
 #include "launcher/gateway/upstream.h"
+#include "launcher/metrics/server_metrics.h"
 #include "lockstep/v1/health.grpc.pb.h"
 #include "runtime/security/api_tokens.h"
 
@@ -19,13 +20,24 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(10);
-constexpr char kModels[] = "/v1/models";
+constexpr char kCompletions[] = "/v1/completions";
+constexpr char kChatCompletions[] = "/v1/chat/completions";
+constexpr char kModels[] = "/v1/models";  // and what is below it
+constexpr char kHealth[] = "/health";
+constexpr char kOther[] = "other";
 constexpr size_t kMaxRequestBytes = 4 << 20;  // the server takes no more
 constexpr size_t kMaxAuthorizationBytes = ApiTokens::kMaxTokenBytes + 16;
 
 bool IsJson(absl::string_view content_type) {
   const absl::string_view type = content_type.substr(0, content_type.find(';'));
   return absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(type), "application/json");
+}
+
+const char* RouteOf(absl::string_view path) {
+  for (const char* route : {kCompletions, kChatCompletions, kModels, kHealth, kMetricsPath}) {
+    if (path == route) return route;
+  }
+  return absl::StartsWith(path, absl::StrCat(kModels, "/")) ? kModels : kOther;
 }
 
 // gRPC ends the process where a header's value holds anything else.
@@ -68,36 +80,34 @@ Json ModelJson(const v1::GetServerInfoResponse& info, int64_t created) {
 }  // namespace
 
 Awaitable<void> OpenAiService::Answer(HttpExchange& exchange) {
+  const char* route = RouteOf(exchange.request().path);
+  MeteredExchange metered(exchange, route, metrics_);
+  co_await Route(metered, route);
+}
+
+Awaitable<void> OpenAiService::Route(HttpExchange& exchange, const char* route) {
   const std::string& path = exchange.request().path;
   const std::string& method = exchange.request().method;
   if (!MayBeShown(exchange.request().authorization)) {
-    co_await exchange.Reply(
+    return exchange.Reply(
         OpenAiError(401, absl::StrCat("Authorization must be at most ", kMaxAuthorizationBytes,
                                       " printable ASCII characters")));
-    co_return;
   }
-  const bool is_completion = path == "/v1/completions" || path == "/v1/chat/completions";
-  const bool is_known = is_completion || path == "/health" || path == kModels ||
-                        absl::StartsWith(path, absl::StrCat(kModels, "/"));
-  if (!is_known) {
-    co_await exchange.Reply(OpenAiError(
-        404, absl::StrCat("there is no ", Excerpt(path, 100),
-                          ", but /v1/completions, /v1/chat/completions, /v1/models and /health")));
-    co_return;
+  if (route == kOther) {
+    return exchange.Reply(OpenAiError(
+        404, absl::StrCat("there is no ", Excerpt(path, 100), ", but ", kCompletions, ", ",
+                          kChatCompletions, ", ", kModels, ", ", kHealth, " and ", kMetricsPath)));
   }
+  const bool is_completion = route == kCompletions || route == kChatCompletions;
   if (is_completion ? method != "POST" : method != "GET" && method != "HEAD") {
     HttpReply reply = OpenAiError(405, absl::StrCat(path, " takes no ", Excerpt(method, 20)));
     reply.allow = is_completion ? "POST" : "GET, HEAD";
-    co_await exchange.Reply(std::move(reply));
-    co_return;
+    return exchange.Reply(std::move(reply));
   }
-  if (is_completion) {
-    co_await AnswerCompletion(exchange, path == "/v1/chat/completions");
-  } else if (path == "/health") {
-    co_await AnswerHealth(exchange);
-  } else {
-    co_await AnswerModels(exchange);
-  }
+  if (is_completion) return AnswerCompletion(exchange, route == kChatCompletions);
+  if (route == kHealth) return AnswerHealth(exchange);
+  if (route == kMetricsPath) return AnswerMetrics(exchange);
+  return AnswerModels(exchange);
 }
 
 // Whoever checks a server's health has no token.
@@ -112,6 +122,25 @@ Awaitable<void> OpenAiService::AnswerHealth(HttpExchange& exchange) {
   reply.status = serves ? 200 : 503;
   reply.content_type = "text/plain";
   reply.body = serves ? "serving\n" : "not serving\n";
+  co_await exchange.Reply(std::move(reply));
+}
+
+// Of the gateway alone while the server is away.
+Awaitable<void> OpenAiService::AnswerMetrics(HttpExchange& exchange) {
+  const auto info = co_await ServerInfo(exchange);
+  const auto status = co_await ServerStatus(exchange);
+  if (absl::IsUnauthenticated(info.status())) {
+    co_await exchange.Reply(OpenAiError(info.status()));
+    co_return;
+  }
+  MetricFamilies families;
+  const bool is_up = info.ok() && status.ok();
+  families.Gauge("lockstep_gateway_server_up", "1 while the server answers.", is_up ? 1 : 0);
+  metrics_.AddTo(families);
+  if (is_up) AddServerMetrics(*info, *status, families);
+  HttpReply reply;
+  reply.content_type = kMetricsContentType;
+  reply.body = families.Text();
   co_await exchange.Reply(std::move(reply));
 }
 
@@ -202,6 +231,13 @@ OpenAiService::AwaitableOr<v1::GetServerInfoResponse> OpenAiService::ServerInfo(
   co_return co_await Call<v1::GetServerInfoResponse>(
       connection_, exchange, v1::GetServerInfoRequest(),
       [&](auto... call) { connection_.stub().async()->GetServerInfo(call...); });
+}
+
+OpenAiService::AwaitableOr<v1::GetStatusResponse> OpenAiService::ServerStatus(
+    const HttpExchange& exchange) {
+  co_return co_await Call<v1::GetStatusResponse>(
+      connection_, exchange, v1::GetStatusRequest(),
+      [&](auto... call) { connection_.stub().async()->GetStatus(call...); });
 }
 
 OpenAiService::AwaitableOr<std::vector<int32_t>> OpenAiService::Tokenize(

@@ -3,6 +3,7 @@
 //   POST /v1/completions, /v1/chat/completions     also as streams of events
 //   GET  /v1/models, /v1/models/NAME               the one that is served
 //   GET  /health                                   200 while the server serves, else 503
+//   GET  /metrics                                  of the server and of this, for Prometheus
 #pragma once
 
 #include <string>
@@ -10,9 +11,10 @@
 
 #include "absl/status/statusor.h"
 #include "launcher/client/connection.h"
-#include "launcher/gateway/http_exchange.h"
+#include "launcher/gateway/gateway_metrics.h"
 #include "launcher/gateway/openai_reply.h"
 #include "launcher/gateway/openai_request.h"
+#include "launcher/http/http_exchange.h"
 
 namespace lockstep {
 
@@ -30,7 +32,9 @@ class OpenAiService {
   template <typename T>
   using AwaitableOr = Awaitable<absl::StatusOr<T>>;
 
+  Awaitable<void> Route(HttpExchange& exchange, const char* route);
   Awaitable<void> AnswerHealth(HttpExchange& exchange);
+  Awaitable<void> AnswerMetrics(HttpExchange& exchange);
   Awaitable<void> AnswerModels(HttpExchange& exchange);
   Awaitable<void> AnswerCompletion(HttpExchange& exchange, bool is_chat);
   Awaitable<void> Complete(HttpExchange& exchange, const OpenAiRequest& request,
@@ -38,6 +42,7 @@ class OpenAiService {
 
   // What the server is asked before, with the exchange's token. Errors: what it answers.
   AwaitableOr<v1::GetServerInfoResponse> ServerInfo(const HttpExchange& exchange);
+  AwaitableOr<v1::GetStatusResponse> ServerStatus(const HttpExchange& exchange);
   AwaitableOr<std::vector<int32_t>> Tokenize(const HttpExchange& exchange,
                                              v1::TokenizeRequest request);
   AwaitableOr<std::string> Detokenize(const HttpExchange& exchange, std::vector<int32_t> ids);
@@ -49,6 +54,7 @@ class OpenAiService {
 
   const Connection& connection_;
   const absl::Duration patience_;
+  GatewayMetrics metrics_;
   const int64_t started_ = absl::ToUnixSeconds(absl::Now());
 };
 

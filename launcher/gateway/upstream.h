@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "grpcpp/support/status.h"
 #include "launcher/client/connection.h"
-#include "launcher/gateway/http_exchange.h"
+#include "launcher/http/http_exchange.h"
 
 namespace lockstep {
 

@@ -15,9 +15,11 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
+#include "launcher/base/host_name.h"
 #include "launcher/job/private_network.h"
 
 namespace lockstep {
@@ -122,6 +124,14 @@ std::vector<pid_t> Adopted(pid_t session, absl::string_view mark) {
 std::string JobExit::ToString() const {
   if (signal == 0) return absl::StrCat("exit code ", code);
   return absl::StrCat("signal ", signal, " (", ::strsignal(signal), ")");
+}
+
+std::string JobExit::Undying() const {
+  if (survivors.empty()) return "";
+  return absl::StrCat(survivors.size() == 1 ? "process " : "processes ",
+                      absl::StrJoin(survivors, ", "), " on ", HostName(),
+                      survivors.size() == 1 ? " does" : " do",
+                      " not die of SIGKILL: a driver or storage hangs (see dmesg)");
 }
 
 JobSupervisor::JobSupervisor(pid_t pid, const Traits& traits, Fd output, OnLine on_line)

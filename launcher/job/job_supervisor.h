@@ -41,6 +41,7 @@ struct JobExit {
   // a GPU's memory to give back) or for storage, and keeps its GPU.
   std::vector<pid_t> survivors = {};
   std::string ToString() const;
+  std::string Undying() const;  // the survivors, in words; empty: there are none
 };
 
 class JobSupervisor {

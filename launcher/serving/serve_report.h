@@ -60,6 +60,8 @@ class ServeReport {
   void Waiting(absl::string_view message);
   // rank < 0: what starts the ranks, mpirun or srun.
   void RankOutput(int replica, int rank, absl::string_view text, absl::string_view starter = "");
+  // Where they are read.
+  void Metrics(const std::string& url);
   void Warn(const std::vector<std::string>& warnings);
   void Draining(double seconds);
   // What was measured since the start, beside what is predicted of that load.

@@ -7,10 +7,8 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
-#include "launcher/base/host_name.h"
 #include "launcher/cli/values.h"
 
 namespace lockstep {
@@ -27,15 +25,6 @@ constexpr absl::Duration kUndeadInterval = absl::Milliseconds(200);  // of looks
 constexpr size_t kMostCheckBytes = 400;
 constexpr char kJobEnded[] = "the job of ranks ended unexpectedly";
 constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
-
-// What of a job does not die; empty: nothing.
-std::string Survivors(const JobExit& exit) {
-  if (exit.survivors.empty()) return "";
-  return absl::StrCat(exit.survivors.size() == 1 ? "process " : "processes ",
-                      absl::StrJoin(exit.survivors, ", "), " on ", HostName(),
-                      exit.survivors.size() == 1 ? " does" : " do",
-                      " not die of SIGKILL: a driver or storage hangs (see dmesg)");
-}
 
 }  // namespace
 
@@ -54,6 +43,11 @@ absl::Status ServeSession::Start() {
   // The supervisor decides how long a replica may be away.
   if (options_.make_job != nullptr) options_.controller.recovery_window = absl::InfiniteDuration();
   ASSIGN_OR_RETURN(controller_, Controller::Start(options_.controller));
+  if (options_.metrics) {
+    ASSIGN_OR_RETURN(metrics_, MetricsServer::Start(*options_.metrics,
+                                                    options_.controller.api_tokens, *controller_));
+    report_.Metrics(metrics_->url());
+  }
   if (options_.make_job == nullptr) {
     report_.WaitingForRanks(controller_->worker_addresses().front(), options_.secret_file);
     return absl::OkStatus();
@@ -70,10 +64,7 @@ absl::Status ServeSession::Start() {
 absl::Status ServeSession::StartJob(Job& job) {
   job.start_at = absl::InfiniteFuture();
   job.has_served = false;
-  job.rank_error.clear();
-  job.killed.reset();
-  job.check_failures.clear();
-  job.ranks.clear();
+  job.words = LastWords();
   job.output = JobOutput();
   job.roll = RankRoll(options_.hosts_of_ranks[job.replica]);
   job.preflight_deadline = SteadyNow() + options_.preflight_limit;
@@ -191,7 +182,7 @@ void ServeSession::HandleLoss(const ControllerEvent& event) {
   // What ranks say against a first start (a model that does not fit, a wrong flag) they will say
   // again.
   const bool may_restart = has_served_ || event.cause != ControllerEvent::Cause::kRankComplained;
-  job.ranks = event.ranks;
+  job.words.ranks = event.ranks;
   LoseJob(job, event.message, may_restart);
 }
 
@@ -206,12 +197,12 @@ void ServeSession::HandleOutputs() {
     if (!job.process || state_ == State::kStopping) continue;
     job.process->Wait(SteadyNow() + kLastWordsTimeout);
     const std::string& start_failure = job.output.start_failure();
-    const bool may_restart =
-        has_served_ || job.killed.has_value() || (job.rank_error.empty() && start_failure.empty());
+    const bool may_restart = has_served_ || job.words.killed.has_value() ||
+                             (job.words.rank_error.empty() && start_failure.empty());
     std::string reason = kJobEnded;
     if (!start_failure.empty()) {
       reason = start_failure;
-    } else if (job.process->exit() && job.rank_error.empty() && !job.killed) {
+    } else if (job.process->exit() && job.words.rank_error.empty() && !job.words.killed) {
       absl::StrAppend(&reason, " (", job.process->exit()->ToString(), ")");
     }
     LoseJob(job, std::move(reason), may_restart);
@@ -230,49 +221,23 @@ void ServeSession::HandleJobLine(Job& job, const JobLine& parsed) {
     if (parsed.text == kRankMetMark) return job.roll.Met(*parsed.rank);
     // Told in the launcher's own error instead, once and not by every rank.
     if (absl::StartsWith(parsed.text, kWorkerErrorPrefix)) {
-      if (job.rank_error.empty()) {
-        job.rank_error = parsed.text.substr(sizeof(kWorkerErrorPrefix) - 1);
+      if (job.words.rank_error.empty()) {
+        job.words.rank_error = parsed.text.substr(sizeof(kWorkerErrorPrefix) - 1);
       }
     } else {
       report_.RankOutput(job.replica, *parsed.rank, parsed.text);
     }
     if (const auto failure = ParseCheckFailure(parsed.text)) {
-      job.check_failures.try_emplace(*parsed.rank, Excerpt(*failure, kMostCheckBytes));
+      job.words.check_failures.try_emplace(*parsed.rank, Excerpt(*failure, kMostCheckBytes));
     }
     return;
   }
   if (const auto killed = ParseRankKilled(parsed.text)) {
-    job.killed = killed;
+    job.words.killed = killed;
     return;
   }
   report_.RankOutput(job.replica, -1, parsed.text,
                      std::filesystem::path(job.starter).stem().string());
-}
-
-// mpirun knows which rank was killed first; the controller knows what it did. When one dies the
-// others are killed within a millisecond, and their streams may close first.
-std::string ServeSession::WithDetail(const std::string& reason, const Job& job) {
-  if (job.killed) {
-    const size_t rank = static_cast<size_t>(job.killed->rank);
-    const std::string what = rank < job.ranks.size()
-                                 ? job.ranks[rank]
-                                 : absl::StrCat("rank ", rank, " on ", job.killed->host);
-    const auto failure = job.check_failures.find(job.killed->rank);
-    return absl::StrCat(what, ": ", job.killed->how,
-                        failure == job.check_failures.end() ? "" : ": ",
-                        failure == job.check_failures.end() ? "" : failure->second);
-  }
-  if (!job.check_failures.empty()) {
-    const auto& [rank, failure] = *job.check_failures.begin();
-    return absl::StrCat(reason, " (rank ", rank, ": ", failure, ")");
-  }
-  // That it lost the controller is what follows from the loss, and so is what that told it of it.
-  if (!job.rank_error.empty() && !absl::StrContains(reason, "it failed: ") &&
-      !absl::StrContains(job.rank_error, reason) &&
-      !absl::StrContains(job.rank_error, "lost the controller")) {
-    return absl::StrCat(reason, " (", job.rank_error, ")");
-  }
-  return reason;
 }
 
 // As the controller begins its own messages.
@@ -289,13 +254,13 @@ absl::Duration ServeSession::UsualDeath() const { return options_.kill_timeout /
 void ServeSession::LoseJob(Job& job, std::string reason, bool may_restart) {
   if (job.process->Wait(SteadyNow() + kOwnEndTimeout)) {
     const auto how = SignalInExitCode(job.starter, job.process->exit()->code);
-    if (how && !job.killed) absl::StrAppend(&reason, " (mpirun: a rank was ", *how, ")");
+    if (how && !job.words.killed) absl::StrAppend(&reason, " (mpirun: a rank was ", *how, ")");
   } else {
     job.process->Terminate(kTerminateGrace);
   }
-  reason = WithReplica(WithDetail(reason, job), job);
+  reason = WithReplica(job.words.Explain(reason), job);
   std::unique_ptr<JobSupervisor> process = std::move(job.process);
-  const std::string survivors = Survivors(*process->exit());
+  const std::string survivors = process->exit()->Undying();
   if (!may_restart) {
     if (!survivors.empty()) absl::StrAppend(&reason, "; left behind: ", survivors);
     return GiveUp(std::move(reason));
@@ -318,8 +283,8 @@ void ServeSession::CheckUndead() {
     if (is_over) {
       Restart(job, undead.reason);
     } else {
-      GiveUpReplica(
-          job, absl::StrCat(undead.reason, "; given up: ", Survivors(*undead.process->exit())));
+      GiveUpReplica(job,
+                    absl::StrCat(undead.reason, "; given up: ", undead.process->exit()->Undying()));
     }
   }
 }
@@ -381,7 +346,7 @@ void ServeSession::EndJob(Job& job, absl::Time own_end) {
   if (job.process && !job.process->Wait(own_end)) job.process->Terminate(kTerminateGrace);
   const JobSupervisor* last = job.undead ? job.undead->process.get() : job.process.get();
   if (last == nullptr) return;
-  const std::string survivors = Survivors(*last->exit());
+  const std::string survivors = last->exit()->Undying();
   if (!survivors.empty()) report_.Warn({absl::StrCat("left behind: ", survivors)});
 }
 
@@ -389,9 +354,11 @@ absl::Status ServeSession::End() {
   if (failure_) {
     controller_->Fail(*failure_);
     for (Job& job : jobs_) EndJob(job, absl::InfinitePast());
+    metrics_.reset();
     controller_->Shutdown();
     return absl::UnavailableError(*failure_);
   }
+  metrics_.reset();         // asks the controller
   controller_->Shutdown();  // tells the ranks, which then leave the job in order
   for (const ControllerEvent& event : mailbox_.TakeAll()) {
     if (event.kind == ControllerEvent::Kind::kDrained) drained_ = event;

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +20,8 @@
 #include "launcher/job/job_output.h"
 #include "launcher/job/job_supervisor.h"
 #include "launcher/job/restart_policy.h"
+#include "launcher/serving/last_words.h"
+#include "launcher/serving/metrics_server.h"
 #include "launcher/serving/rank_roll.h"
 #include "launcher/serving/serve_report.h"
 #include "runtime/controller/controller.h"
@@ -41,7 +42,8 @@ struct SessionOptions {
   std::vector<std::vector<std::string>> hosts_of_ranks;  // by replica and rank
   // From a job's start until all of its ranks have joined and checked their links.
   absl::Duration preflight_limit = absl::Seconds(30);
-  std::string secret_file;  // shown when ranks are placed by hand
+  std::optional<HttpServerOptions> metrics;  // MetricsListener's
+  std::string secret_file;                   // shown when ranks are placed by hand
 };
 
 class ServeSession {
@@ -76,11 +78,8 @@ class ServeSession {
     RankRoll roll;
     absl::Time preflight_deadline = absl::InfiniteFuture();
     bool has_served = false;
-    std::string rank_error;                     // a rank's own last words
-    std::string starter;                        // mpirun or srun
-    std::optional<RankKilled> killed;           // mpirun's, when a rank was killed
-    std::map<int, std::string> check_failures;  // by rank, its own last words of another kind
-    std::vector<std::string> ranks;             // the controller's, when one was lost
+    std::string starter;  // mpirun or srun
+    LastWords words;
   };
 
   absl::Status Start();
@@ -106,7 +105,6 @@ class ServeSession {
   void GiveUp(std::string reason);
   absl::Status End();
   void EndJob(Job& job, absl::Time own_end);
-  static std::string WithDetail(const std::string& reason, const Job& job);
   std::string WithReplica(std::string reason, const Job& job) const;
 
   SessionOptions options_;
@@ -116,7 +114,8 @@ class ServeSession {
   // observer uses the mailbox.
   Mailbox<ControllerEvent> mailbox_;
   std::unique_ptr<Controller> controller_;
-  std::vector<Job> jobs_;  // [num_replicas]; empty when ranks are placed by hand
+  std::unique_ptr<MetricsServer> metrics_;  // null: not wanted
+  std::vector<Job> jobs_;                   // [num_replicas]; empty when ranks are placed by hand
 
   State state_ = State::kStarting;
   absl::Time drain_deadline_ = absl::InfiniteFuture();

@@ -261,6 +261,11 @@ const std::vector<std::string>& Controller::worker_addresses() const {
 }
 const std::string& Controller::secret() const { return impl_->secret; }
 
+v1::GetServerInfoResponse Controller::GetServerInfo() const { return impl_->generation->Info(); }
+void Controller::GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done) const {
+  impl_->generation->Status(std::move(done));
+}
+
 absl::Status Controller::WaitServing(absl::Time deadline) {
   return impl_->loop->serving().WaitServing(deadline);
 }

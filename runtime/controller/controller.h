@@ -16,10 +16,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "kernels/quantization.h"
+#include "lockstep/v1/generation.pb.h"
 #include "runtime/controller/controller_event.h"
 #include "runtime/controller/served_load.h"
 #include "runtime/controller/step_deadline.h"
@@ -109,6 +111,11 @@ class Controller {
   // of worker_listen.
   const std::vector<std::string>& worker_addresses() const;
   const std::string& secret() const;
+
+  // What the service's methods of these names answer. done is called on another thread, or never
+  // after Shutdown.
+  v1::GetServerInfoResponse GetServerInfo() const;
+  void GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done) const;
 
   // OK once serving; FAILED_PRECONDITION with the cause when the start failed; DEADLINE_EXCEEDED.
   absl::Status WaitServing(absl::Time deadline);

@@ -65,13 +65,12 @@ void ControllerCore::DeliverEvents(Replica& replica) {
     const bool is_last =
         event.finish.has_value() && requests_.FinishOutput(number, event.sequence_index);
     output_.Deliver(std::move(event));
-    if (!is_last) continue;
-    ++counters_.finished;
-    output_.Forget(number);
+    if (is_last) Finish(number, *entry);
   }
 }
 
 void ControllerCore::MeterToken(RequestTable::Entry& entry, const engine::EngineEvent& event) {
+  if (++entry.num_output_tokens == 1) meter_.Admitted(event.admitted_at - entry.accepted_at);
   absl::Time& last = entry.last_token_at[event.sequence_index];
   if (last == absl::InfinitePast()) {
     meter_.FirstToken(advanced_at_ - entry.accepted_at,
@@ -80,6 +79,12 @@ void ControllerCore::MeterToken(RequestTable::Entry& entry, const engine::Engine
     meter_.NextToken(advanced_at_ - last);
   }
   last = advanced_at_;
+}
+
+void ControllerCore::Finish(uint64_t number, const RequestTable::Entry& entry) {
+  meter_.Finished(advanced_at_ - entry.accepted_at, entry.num_output_tokens);
+  ++counters_.finished;
+  ForgetRequest(number);
 }
 
 std::optional<SpeedPrediction> ControllerCore::PredictSpeed(const ServedLoad& load) const {
@@ -104,6 +109,7 @@ absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name
       requests_.Insert(number, std::move(name), num_outputs, replica.index());
   entry.accepted_at = now;
   entry.num_prompt_tokens = num_prompt_tokens;
+  meter_.Accepted(num_prompt_tokens);
   open_calls_.insert(number);
   return absl::OkStatus();
 }
@@ -166,9 +172,7 @@ void ControllerCore::FinishOutput(uint64_t number, uint32_t sequence_index) {
   RequestTable::Entry* entry = requests_.Find(number);
   if (entry == nullptr) return;
   replicas_[entry->replica]->engine()->FinishOutput(number, sequence_index);
-  if (!requests_.FinishOutput(number, sequence_index)) return;
-  ++counters_.finished;
-  output_.Forget(number);
+  if (requests_.FinishOutput(number, sequence_index)) Finish(number, *entry);
 }
 
 void ControllerCore::CallEnded(uint64_t number) { open_calls_.erase(number); }
@@ -292,6 +296,7 @@ v1::GetStatusResponse ControllerCore::Status(absl::Time now) const {
     served->set_predicted_tpot_ms(prediction->tpot_ms);
     served->set_prediction_source(prediction->source);
   }
+  *response.mutable_measured() = meter_.Measurements();
   return response;
 }
 

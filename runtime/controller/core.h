@@ -128,6 +128,7 @@ class ControllerCore {
 
   void DeliverEvents(Replica& replica);
   void MeterToken(RequestTable::Entry& entry, const engine::EngineEvent& event);
+  void Finish(uint64_t number, const RequestTable::Entry& entry);
   std::optional<SpeedPrediction> PredictSpeed(const ServedLoad& load) const;
   void EndOne(uint64_t number, v1::FinishReason reason, const grpc::Status& status);
   void EndRequests(v1::FinishReason reason, const grpc::Status& status);

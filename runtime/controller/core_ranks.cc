@@ -92,9 +92,12 @@ absl::Status ControllerCore::Handle(Replica& replica, int rank, const v1::FromRa
                                     absl::Time now) {
   RankRoster& ranks = replica.ranks();
   switch (message.message_case()) {
-    case v1::FromRank::kResult:
+    case v1::FromRank::kResult: {
       RETURN_IF_ERROR(ranks.CheckMayReport(rank));
-      return replica.Commit(message.result(), now);
+      ASSIGN_OR_RETURN(const absl::Duration taken, replica.Commit(message.result(), now));
+      meter_.StepDone(taken);
+      return absl::OkStatus();
+    }
     case v1::FromRank::kHeartbeat:
       return ranks.OnHeartbeat(rank, message.heartbeat(), now);
     case v1::FromRank::kPreflight: {

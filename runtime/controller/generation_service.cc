@@ -292,13 +292,7 @@ grpc::ServerUnaryReactor* GenerationService::GetServerInfo(Context* context, con
                                                            Bytes* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   if (Refused(*context, reactor)) return reactor;
-  v1::GetServerInfoResponse info = config_.info;
-  if (const std::optional<Capacity> capacity = loop_->serving().capacity()) {
-    info.set_num_kv_blocks(capacity->num_kv_blocks);
-    info.set_kv_capacity_tokens(capacity->num_kv_blocks * info.kv_block_size());
-    info.set_max_model_len(capacity->limits.max_model_len);
-  }
-  Answer(SerializeMessage(info), response, reactor);
+  Answer(SerializeMessage(Info()), response, reactor);
   return reactor;
 }
 
@@ -306,11 +300,28 @@ grpc::ServerUnaryReactor* GenerationService::GetStatus(Context* context, const B
                                                        Bytes* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   if (Refused(*context, reactor)) return reactor;
-  loop_->GetStatus([journal = journal_, reactor, response](v1::GetStatusResponse status) {
-    if (journal != nullptr) status.set_journal_error(std::string(journal->error().message()));
+  Status([reactor, response](const v1::GetStatusResponse& status) {
     Answer(SerializeMessage(status), response, reactor);
   });
   return reactor;
+}
+
+v1::GetServerInfoResponse GenerationService::Info() const {
+  v1::GetServerInfoResponse info = config_.info;
+  if (const std::optional<Capacity> capacity = loop_->serving().capacity()) {
+    info.set_num_kv_blocks(capacity->num_kv_blocks);
+    info.set_kv_capacity_tokens(capacity->num_kv_blocks * info.kv_block_size());
+    info.set_max_model_len(capacity->limits.max_model_len);
+  }
+  return info;
+}
+
+void GenerationService::Status(absl::AnyInvocable<void(v1::GetStatusResponse)> done) const {
+  loop_->GetStatus(
+      [journal = journal_, done = std::move(done)](v1::GetStatusResponse status) mutable {
+        if (journal != nullptr) status.set_journal_error(std::string(journal->error().message()));
+        done(std::move(status));
+      });
 }
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "lockstep/v1/generation.grpc.pb.h"
@@ -45,6 +46,11 @@ class GenerationService final
                     std::shared_ptr<EventLoop> loop, std::shared_ptr<Journal> journal);
   // Ends the tokenizing thread; calls that still wait for it are answered first.
   void Stop() { text_thread_.Stop(); }
+
+  // What GetServerInfo and GetStatus answer; done is called on the loop's thread, or never once
+  // that has ended.
+  v1::GetServerInfoResponse Info() const;
+  void Status(absl::AnyInvocable<void(v1::GetStatusResponse)> done) const;
 
   using Context = grpc::CallbackServerContext;
   using Bytes = grpc::ByteBuffer;

@@ -81,7 +81,7 @@ void Replica::Send(const engine::StepPlan& plan, absl::Time now) {
   in_flight_.push_back(std::move(step));
 }
 
-absl::Status Replica::Commit(const v1::StepResult& message, absl::Time now) {
+absl::StatusOr<absl::Duration> Replica::Commit(const v1::StepResult& message, absl::Time now) {
   if (in_flight_.empty() || message.step_id() != in_flight_.front().step_id) {
     return absl::FailedPreconditionError(
         absl::StrCat("it sent the result of step ", message.step_id(), ", expected was ",
@@ -91,11 +91,12 @@ absl::Status Replica::Commit(const v1::StepResult& message, absl::Time now) {
   ASSIGN_OR_RETURN(const engine::StepResult result,
                    DecodeResult(message, step.sampling_slots, vocab_size_));
   RETURN_IF_ERROR(engine_->Commit(result, now));
-  step_deadline_.Finished(step.num_tokens, now - step.since);
+  const absl::Duration taken = now - step.since;
+  step_deadline_.Finished(step.num_tokens, taken);
   in_flight_.pop_front();
   // The time of a step that ran ahead counts from when its turn came.
   if (!in_flight_.empty()) in_flight_.front().since = now;
-  return absl::OkStatus();
+  return taken;
 }
 
 // Progress that heartbeats show extends the time: a long prefill is busy, not dead.

@@ -62,7 +62,8 @@ class Replica {
 
   // While serving: sends every plan the engine has.
   void Schedule(absl::Time now);
-  absl::Status Commit(const v1::StepResult& message, absl::Time now);
+  // Returns how long the step took since its turn came.
+  absl::StatusOr<absl::Duration> Commit(const v1::StepResult& message, absl::Time now);
 
   struct Overdue {
     int rank = 0;

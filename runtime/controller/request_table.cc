@@ -44,9 +44,7 @@ bool RequestTable::FinishOutput(uint64_t number, uint32_t sequence_index) {
   LS_CHECK_LT(sequence_index, entry->finished.size());
   if (entry->finished[sequence_index]) return false;
   entry->finished[sequence_index] = true;
-  if (--entry->num_unfinished > 0) return false;
-  Remove(number);
-  return true;
+  return --entry->num_unfinished == 0;
 }
 
 void RequestTable::Remove(uint64_t number) {

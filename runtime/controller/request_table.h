@@ -24,6 +24,7 @@ class RequestTable {
     // For what is measured of it.
     absl::Time accepted_at;
     int64_t num_prompt_tokens = 0;
+    int64_t num_output_tokens = 0;          // of all outputs, since it was accepted
     std::vector<absl::Time> last_token_at;  // [num_outputs], of the infinite past before the first
   };
 
@@ -35,7 +36,7 @@ class RequestTable {
   Entry* Find(uint64_t number);
   std::optional<uint64_t> FindByName(const std::string& name) const;
 
-  // One output ended. True when it was the request's last, which is then removed.
+  // One output ended. True when it was the request's last, which is the caller's to remove.
   bool FinishOutput(uint64_t number, uint32_t sequence_index);
   void Remove(uint64_t number);
 

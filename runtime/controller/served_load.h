@@ -1,5 +1,5 @@
-// What was asked of the server and how fast it answered, on average: what a prediction is compared
-// with. No clock, no threads.
+// What was asked of the server and how fast it answered: on average, which a prediction is compared
+// with, and how that spreads. No clock, no threads.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,8 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "lockstep/v1/generation.pb.h"
+#include "runtime/controller/histogram.h"
 
 namespace lockstep {
 
@@ -30,12 +32,21 @@ using SpeedPredictor = std::function<std::optional<SpeedPrediction>(const Served
 
 class LoadMeter {
  public:
+  LoadMeter();
+
+  void Accepted(int64_t num_prompt_tokens);
+  // A request is in a step for the first time.
+  void Admitted(absl::Duration since_acceptance);
+  // num_prompt_tokens: computed for it.
   void FirstToken(absl::Duration since_acceptance, int64_t num_prompt_tokens);
   void NextToken(absl::Duration since_previous);
+  void Finished(absl::Duration since_acceptance, int64_t num_output_tokens);
+  void StepDone(absl::Duration taken) { step_.Add(absl::ToDoubleSeconds(taken)); }
   // So many requests are there from now on. Times ascend.
   void Present(size_t num_requests, absl::Time now);
 
   ServedLoad Load() const;
+  v1::Measurements Measurements() const;
 
  private:
   int64_t num_first_ = 0;
@@ -47,6 +58,13 @@ class LoadMeter {
   absl::Time present_since_ = absl::InfinitePast();
   absl::Duration with_any_;
   absl::Duration requests_times_time_;
+  Histogram queue_;  // seconds, as the next ones
+  Histogram first_token_;
+  Histogram inter_token_;
+  Histogram request_;
+  Histogram step_;
+  Histogram prompt_tokens_;
+  Histogram output_tokens_;
 };
 
 }  // namespace lockstep

@@ -78,7 +78,7 @@ Request& Engine::Insert(std::unique_ptr<Request> request) {
   if (request->given.deadline < absl::InfiniteFuture()) {
     deadlines_.emplace(std::pair(request->given.deadline, request->arrival), request.get());
   }
-  if (!request->admitted) ++num_queued_requests_;
+  if (!request->admitted_at) ++num_queued_requests_;
   scheduler_.Enqueue(*request);
   const uint64_t id = request->given.request_id;
   const auto [inserted, is_new] = requests_.emplace(id, std::move(request));
@@ -121,7 +121,9 @@ std::optional<StepPlan> Engine::Schedule(absl::Time now) {
   ++num_steps_;
   for (const Scheduler::Entry& entry : step->entries) {
     Request& request = entry.sequence->request;
-    if (!std::exchange(request.admitted, true)) --num_queued_requests_;
+    if (request.admitted_at) continue;
+    request.admitted_at = now;
+    --num_queued_requests_;
   }
   in_flight_.push_back({step->plan.step_id, std::move(step->entries)});
   return std::move(step->plan);
@@ -175,6 +177,7 @@ EngineEvent& Engine::AddEvent(const Sequence& sequence) {
   event.request_id = sequence.request.given.request_id;
   event.sequence_index = sequence.index;
   event.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens.value_or(0);
+  event.admitted_at = sequence.request.admitted_at.value_or(absl::InfiniteFuture());
   return event;
 }
 
@@ -219,7 +222,7 @@ void Engine::ExpireDeadlines(absl::Time now) {
 void Engine::Retire(Request& request) {
   deadlines_.erase({request.given.deadline, request.arrival});
   suspects_.erase({request.given.priority, request.arrival});
-  if (!request.admitted) --num_queued_requests_;
+  if (!request.admitted_at) --num_queued_requests_;
   auto node = requests_.extract(request.given.request_id);
   if (request.steps_in_flight > 0) retired_.emplace(&request, std::move(node.mapped()));
 }
@@ -260,7 +263,7 @@ std::vector<UnfinishedRequest> Engine::Evacuate() {
   for (const Request* request : oldest_first) {
     UnfinishedRequest& leaving = unfinished.emplace_back();
     leaving.given = request->given;
-    leaving.admitted = request->admitted;
+    leaving.admitted_at = request->admitted_at;
     leaving.given.num_losses = request->num_losses;
     for (const auto& sequence : request->sequences) {
       const auto output = sequence->tokens().subspan(request->given.prompt.size());
@@ -284,7 +287,7 @@ void Engine::Adopt(UnfinishedRequest unfinished) {
   LS_CHECK(CheckRequest(unfinished.given).ok()) << "request " << unfinished.given.request_id;
   LS_CHECK_EQ(static_cast<int>(unfinished.outputs.size()), unfinished.given.num_outputs);
   std::unique_ptr<Request> request = MakeRequest(std::move(unfinished.given));
-  request->admitted = unfinished.admitted;
+  request->admitted_at = unfinished.admitted_at;
   for (size_t i = 0; i < unfinished.outputs.size(); ++i) {
     const UnfinishedRequest::Output& output = unfinished.outputs[i];
     Sequence& sequence = *request->sequences[i];
@@ -332,7 +335,7 @@ void Engine::CheckInvariants() const {
   LS_CHECK_LE(static_cast<int>(in_flight_.size()), config_.max_steps_in_flight);
   int64_t num_queued = 0;
   for (const auto& [id, request] : requests_) {
-    num_queued += request->admitted ? 0 : 1;
+    num_queued += request->admitted_at ? 0 : 1;
     LS_CHECK_GE(request->num_unfinished, 1) << "request " << id;
   }
   LS_CHECK_EQ(num_queued, num_queued_requests_);

@@ -65,6 +65,7 @@ struct EngineEvent {
   std::optional<FinishReason> finish;     // after `token` or those emitted, when both are there
   int32_t stop_token_id = -1;             // with kStop by token
   uint32_t num_cached_prompt_tokens = 0;  // with token and with finish
+  absl::Time admitted_at;                 // with token: when its request first was in a step
 };
 
 // A request on its way from a lost replica's engine to another's, with what it has emitted.
@@ -77,8 +78,8 @@ struct UnfinishedRequest {
     std::optional<int64_t> computed_at_loss;
   };
   EngineRequest given;
-  std::vector<Output> outputs;  // [given.num_outputs]
-  bool admitted = false;        // it has run: it does not count as queued
+  std::vector<Output> outputs;            // [given.num_outputs]
+  std::optional<absl::Time> admitted_at;  // it has run: it does not count as queued
 };
 
 struct EngineStats {

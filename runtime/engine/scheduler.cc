@@ -157,7 +157,7 @@ void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
     sequence.num_cached_prompt_tokens = std::min(sequence.computed, num_prompt_tokens);
   }
   // What siblings find was computed for the first, what a preempted one finds by itself.
-  if (!sequence.request.admitted) prompt_tokens_cached_ += *sequence.num_cached_prompt_tokens;
+  if (!sequence.request.admitted_at) prompt_tokens_cached_ += *sequence.num_cached_prompt_tokens;
   running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, GoesBefore()),
                   &sequence);
   plan_.opened.push_back(sequence.Open());

@@ -93,9 +93,9 @@ struct Request {
   std::vector<std::unique_ptr<Sequence>> sequences;
   int num_unfinished = 0;
   int num_gated = 0;
-  int steps_in_flight = 0;  // the sum over its sequences
-  bool admitted = false;    // once: it no longer counts as queued
-  int num_losses;           // in a row, of replicas while they computed it
+  int steps_in_flight = 0;                // the sum over its sequences
+  std::optional<absl::Time> admitted_at;  // the first time; no longer counts as queued
+  int num_losses;                         // in a row, of replicas while they computed it
 };
 
 // Who goes first: priority, then arrival, then output index. A preempted sequence keeps its place,

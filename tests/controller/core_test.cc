@@ -57,6 +57,72 @@ TEST_F(CoreTest, RequestsOfALostReplicaMoveAtOnceWithTheirTokens) {
   core_->CheckInvariants();
 }
 
+// Bounds of buckets are in served_load.cc; sums and numbers of values tell what was measured.
+TEST_F(CoreTest, WhatRequestsWaitForIsMeasured) {
+  const auto num_values = [](const v1::Histogram& histogram) {
+    uint64_t total = 0;
+    for (const uint64_t count : histogram.counts()) total += count;
+    return total;
+  };
+  Start(1);
+  auto rank = Serve(0);
+  ASSERT_TRUE(Add(1, {1, 2, 3}, 2).ok());  // its prompt is in the step that begins now
+  now_ += absl::Seconds(2);
+  ASSERT_TRUE(Add(2, {4, 5}, 1).ok());  // waits for that step
+  now_ += absl::Seconds(3);
+  ASSERT_EQ(RunSteps(rank), 1);  // the first token of 1; 2 begins
+  now_ += absl::Seconds(7);
+  ASSERT_EQ(RunSteps(rank), 1);  // the second one of 1, the first of 2
+  ASSERT_EQ(forgotten_.size(), 2u);
+  const v1::Measurements measured = core_->Status(now_).measured();
+  EXPECT_EQ(num_values(measured.queue_seconds()), 2u);
+  EXPECT_DOUBLE_EQ(measured.queue_seconds().sum(), 0 + 3);
+  EXPECT_EQ(num_values(measured.time_to_first_token_seconds()), 2u);
+  EXPECT_DOUBLE_EQ(measured.time_to_first_token_seconds().sum(), 5 + 10);
+  EXPECT_EQ(num_values(measured.inter_token_seconds()), 1u);
+  EXPECT_DOUBLE_EQ(measured.inter_token_seconds().sum(), 7);
+  EXPECT_EQ(num_values(measured.request_seconds()), 2u);
+  EXPECT_DOUBLE_EQ(measured.request_seconds().sum(), 12 + 10);
+  EXPECT_DOUBLE_EQ(measured.prompt_tokens().sum(), 3 + 2);
+  EXPECT_DOUBLE_EQ(measured.output_tokens().sum(), 2 + 1);
+  EXPECT_EQ(num_values(measured.step_seconds()), 2u);
+  EXPECT_DOUBLE_EQ(measured.step_seconds().sum(), 5 + 7);
+}
+
+TEST_F(CoreTest, AnOutputThatAStopStringEndsIsMeasuredAndAnAbortedRequestIsNot) {
+  Start(1);
+  auto rank = Serve(0);
+  ASSERT_TRUE(Add(1, {1, 2, 3}).ok());
+  ASSERT_TRUE(Add(2, {4, 5, 6}).ok());
+  ASSERT_EQ(RunSteps(rank), 1);
+  now_ += absl::Seconds(4);
+  ASSERT_EQ(RunSteps(rank), 1);
+  core_->FinishOutput(1, 0);
+  core_->Cancel(2);
+  const v1::GetStatusResponse status = core_->Status(now_);
+  EXPECT_EQ(status.requests_finished(), 1u);
+  EXPECT_EQ(status.requests_aborted(), 1u);
+  EXPECT_DOUBLE_EQ(status.measured().request_seconds().sum(), 4);
+  EXPECT_DOUBLE_EQ(status.measured().output_tokens().sum(), 2);
+  core_->CheckInvariants();
+}
+
+TEST_F(CoreTest, TimeInTheQueueOfALostReplicaCounts) {
+  Start(2);
+  auto zero = Serve(0);
+  auto one = Serve(1);
+  ASSERT_TRUE(Add(1, {1, 2, 3}, 1).ok());
+  ASSERT_TRUE(Add(2, {1, 2, 3}, 1).ok());
+  now_ += absl::Seconds(2);
+  Lose(zero);  // before its step was done: the other one begins anew, once its own is
+  now_ += absl::Seconds(5);
+  while (forgotten_.size() < 2) ASSERT_GT(RunSteps(one), 0);
+  const v1::Measurements measured = core_->Status(now_).measured();
+  EXPECT_DOUBLE_EQ(measured.queue_seconds().sum(),
+                   0);  // both were admitted at once, the first time
+  EXPECT_DOUBLE_EQ(measured.time_to_first_token_seconds().sum(), 7 + 7);
+}
+
 TEST_F(CoreTest, AFinishedOutputStaysFinishedAfterAMove) {
   Start(2);
   auto zero = Serve(0);

@@ -1,68 +1,18 @@
 """What openai_client_test.sh runs: every answer beside what `lockstep generate` says of the same request."""
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import unittest
 
 import openai
+from programs import LOCKSTEP, PATIENCE_SECONDS, Program, serve, status
 
-LOCKSTEP, MODEL = sys.argv[1:3]
 TOKEN = "a-token-of-sixteen-or-more"
-PATIENCE_SECONDS = 60
 QUESTION = "Mary is in the kitchen. Tom is in the garden. Mary took the red ball. Mary went to the garden. Where is the red ball?"
-
-
-class Program:
-    """A command with --json that runs until it is told to stop, at the latest with this test; its events are read as they come."""
-
-    def __init__(self, *arguments):
-        end_with_parent = lambda: ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
-        self.process = subprocess.Popen([LOCKSTEP, *arguments, "--json"], stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
-        self.events = []
-        self.reader = threading.Thread(target=self.read, daemon=True)
-        self.reader.start()
-
-    def read(self):
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
-
-    def wait_event(self, name):
-        for _ in range(PATIENCE_SECONDS * 20):
-            for event in self.events:
-                if event["event"] == name:
-                    return event
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.05)
-        raise AssertionError(f"no {name} among {self.events}")
-
-    def stop(self):
-        return self.end(signal.SIGINT)
-
-    def kill(self):
-        self.end(signal.SIGKILL)
-
-    def end(self, number):
-        self.process.send_signal(number)
-        code = self.process.wait(PATIENCE_SECONDS)
-        self.reader.join()
-        self.process.stdout.close()
-        return code
-
-
-def serve(*flags, listen="127.0.0.1:0"):
-    server = Program("serve", MODEL, "--tp", "2", "--threads-per-rank", "1", "--listen", listen, *flags)
-    return server, server.wait_event("ready")["address"]
-
-
-def status(address):
-    return json.loads(subprocess.check_output([LOCKSTEP, "status", "--json", "--server", address]))
 
 
 class Gateway(unittest.TestCase):

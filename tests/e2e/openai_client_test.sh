@@ -10,4 +10,4 @@ source "$here/python_package.sh"
 
 python_with openai
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-python3 "$here/openai_client_test.py" "$lockstep" "$here/../../deploy/demo/model"
+PYTHONDONTWRITEBYTECODE=1 python3 "$here/openai_client_test.py" "$lockstep" "$here/../../deploy/demo/model"

@@ -63,6 +63,12 @@ class FakeServer::Service final : public v1::Generation::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
+                         v1::GetStatusResponse* response) override {
+    response->set_requests_accepted(4711);
+    return grpc::Status::OK;
+  }
+
  private:
   static constexpr char kSay[] = "say:";
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "launcher/gateway/http_server.h"
+#include "launcher/http/http_server.h"
 
 namespace lockstep::testing {
 

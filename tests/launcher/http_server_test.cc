@@ -1,4 +1,4 @@
-#include "launcher/gateway/http_server.h"
+#include "launcher/http/http_server.h"
 
 #include <atomic>
 #include <boost/asio/connect.hpp>

@@ -142,6 +142,41 @@ TEST_F(OpenAiServiceTest, TellsWhatIsServed) {
   EXPECT_THAT(Get("/health"), HasSubstr("503 "));  // it has no health service
 }
 
+TEST_F(OpenAiServiceTest, MetricsAreTheServersAndItsOwn) {
+  Complete(R"({"prompt": "a", "max_tokens": 2})");
+  Complete(R"({"prompt": "a", "max_tokens": 2, "stream": true})");
+  Complete(R"({"prompt": "refuse"})");
+  Get("/v1/models/other");
+  Get("/..%2f\"}nonsense");
+  const std::string answer = Get("/metrics");
+  EXPECT_THAT(answer, HasSubstr("200 OK"));
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/plain; version=0.0.4"));
+  EXPECT_THAT(answer, HasSubstr("lockstep_requests_accepted_total 4711\n"));
+  EXPECT_THAT(answer, HasSubstr("lockstep_gateway_server_up 1\n"));
+  EXPECT_THAT(answer, HasSubstr("lockstep_gateway_requests_running 1\n"));
+  for (const char* counted :
+       {R"({path="/v1/completions",code="200"} 2)", R"({path="/v1/completions",code="429"} 1)",
+        R"({path="/v1/models",code="404"} 1)", R"({path="other",code="404"} 1)"}) {
+    EXPECT_THAT(answer, HasSubstr(std::string("lockstep_gateway_requests_total") + counted));
+  }
+  EXPECT_THAT(Get("/metrics"), HasSubstr(R"({path="/metrics",code="200"} 1)"));
+  EXPECT_THAT(Ask(PostJson("/metrics", "{}")), HasSubstr("405 Method Not Allowed"));
+}
+
+TEST_F(OpenAiServiceTest, AClientThatLeavesIsCountedWithoutACode) {
+  {
+    RawClient client(http_->port());
+    client.Send(PostJson("/v1/completions", R"({"prompt": "hang"})"));
+    while (Get("/metrics").find("lockstep_gateway_requests_running 2") == std::string::npos) {
+    }
+  }
+  std::string answer;
+  do {
+    answer = Get("/metrics");
+  } while (answer.find("lockstep_gateway_requests_running 1") == std::string::npos);
+  EXPECT_THAT(answer, HasSubstr(R"({path="/v1/completions",code="0"} 1)"));
+}
+
 TEST_F(OpenAiServiceTest, AServerThatIsAwayIsNoSecretAndItsAddressIs) {
   std::string address;
   {
@@ -153,6 +188,10 @@ TEST_F(OpenAiServiceTest, AServerThatIsAwayIsNoSecretAndItsAddressIs) {
   EXPECT_THAT(answer, HasSubstr("503 Service Unavailable"));
   EXPECT_THAT(answer, HasSubstr("does not answer"));
   EXPECT_THAT(answer, ::testing::Not(HasSubstr(address)));
+  const std::string metrics = Get("/metrics");
+  EXPECT_THAT(metrics, HasSubstr("lockstep_gateway_server_up 0\n"));
+  EXPECT_THAT(metrics, HasSubstr(R"(lockstep_gateway_requests_total{path="/v1/completions")"));
+  EXPECT_THAT(metrics, ::testing::Not(HasSubstr("lockstep_requests_accepted")));
 }
 
 TEST_F(OpenAiServiceTest, AChatNeedsAFormatThatIsKnown) {

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "launcher/cli/values.h"
-#include "launcher/gateway/http_exchange.h"
+#include "launcher/http/http_exchange.h"
 #include "runtime/security/tls.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "launcher/gateway/http_server.h"
+#include "launcher/http/http_server.h"
 
 #include <utility>  // before Boost 1.74's awaitable.hpp
 
@@ -16,7 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "launcher/gateway/http_session.h"
+#include "launcher/http/http_session.h"
 
 namespace lockstep {
 namespace {

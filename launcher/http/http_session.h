@@ -10,8 +10,8 @@
 #include <boost/beast/ssl/ssl_stream.hpp>
 #include <cstdint>
 
-#include "launcher/gateway/http_exchange.h"
-#include "launcher/gateway/http_server.h"
+#include "launcher/http/http_exchange.h"
+#include "launcher/http/http_server.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "launcher/gateway/http_session.h"
+#include "launcher/http/http_session.h"
 
 #include <poll.h>
 

@@ -1,0 +1,32 @@
+#include "launcher/serving/last_words.h"
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace lockstep {
+
+// mpirun knows which rank was killed first; the controller knows what it did. When one dies the
+// others are killed within a millisecond, and their streams may close first.
+std::string LastWords::Explain(const std::string& reason) const {
+  if (killed) {
+    const auto rank = static_cast<size_t>(killed->rank);
+    const std::string what =
+        rank < ranks.size() ? ranks[rank] : absl::StrCat("rank ", rank, " on ", killed->host);
+    const auto failure = check_failures.find(killed->rank);
+    return absl::StrCat(what, ": ", killed->how, failure == check_failures.end() ? "" : ": ",
+                        failure == check_failures.end() ? "" : failure->second);
+  }
+  if (!check_failures.empty()) {
+    const auto& [rank, failure] = *check_failures.begin();
+    return absl::StrCat(reason, " (rank ", rank, ": ", failure, ")");
+  }
+  // That it lost the controller is what follows from the loss, and so is what that told it of it.
+  if (!rank_error.empty() && !absl::StrContains(reason, "it failed: ") &&
+      !absl::StrContains(rank_error, reason) &&
+      !absl::StrContains(rank_error, "lost the controller")) {
+    return absl::StrCat(reason, " (", rank_error, ")");
+  }
+  return reason;
+}
+
+}  // namespace lockstep
