@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,6 +15,7 @@
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
+#include "launcher/metrics/histogram_quantile.h"
 
 namespace lockstep {
 namespace {
@@ -90,7 +93,18 @@ void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusRespon
                         FormatCount(static_cast<int64_t>(status.num_steps())));
 }
 
-void AppendSpeed(const v1::ServedLoad& served, std::string& out) {
+std::string Percentiles(const char* what, const v1::Histogram& histogram) {
+  std::string text = absl::StrCat(what, " p50 ");
+  for (const auto& [quantile, before] :
+       {std::pair(0.5, ""), std::pair(0.9, ", p90 "), std::pair(0.99, ", p99 ")}) {
+    const std::optional<double> seconds = HistogramQuantile(histogram, quantile);
+    absl::StrAppend(&text, before, seconds ? FormatMilliseconds(1e3 * *seconds) : "-");
+  }
+  return text;
+}
+
+void AppendSpeed(const v1::GetStatusResponse& status, std::string& out) {
+  const v1::ServedLoad& served = status.served();
   if (served.num_outputs() == 0) return;
   absl::StrAppendFormat(&out,
                         "speed     TPOT %s, TTFT %s, means over %s outputs (%.0f tokens in, %.0f "
@@ -99,6 +113,11 @@ void AppendSpeed(const v1::ServedLoad& served, std::string& out) {
                         FormatMilliseconds(served.tpot_ms()), FormatMilliseconds(served.ttft_ms()),
                         FormatCount(served.num_outputs()), served.mean_prompt_tokens(),
                         served.mean_output_tokens(), served.mean_requests());
+  const v1::Measurements& measured = status.measured();
+  absl::StrAppendFormat(&out, "spread    %s; %s; %s\n",
+                        Percentiles("TTFT", measured.time_to_first_token_seconds()),
+                        Percentiles("between tokens", measured.inter_token_seconds()),
+                        Percentiles("queue", measured.queue_seconds()));
   if (!served.has_predicted_tpot_ms()) return;
   absl::StrAppendFormat(&out, "predicted TPOT %s, TTFT %s for that load (%s)\n",
                         FormatMilliseconds(served.predicted_tpot_ms()),
@@ -173,7 +192,7 @@ absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {
   std::string out;
   AppendModel(info, out);
   AppendLoad(info, status, out);
-  AppendSpeed(status.served(), out);
+  AppendSpeed(status, out);
   AppendReplicas(status, out);
   AppendRanks(status, out);
   return out;

@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
+#include "launcher/base/host_name.h"
 #include "launcher/cli/values.h"
+#include "launcher/job/process_state.h"
 
 namespace lockstep {
 namespace {
@@ -183,7 +185,12 @@ void ServeSession::HandleLoss(const ControllerEvent& event) {
   // again.
   const bool may_restart = has_served_ || event.cause != ControllerEvent::Cause::kRankComplained;
   job.words.ranks = event.ranks;
-  LoseJob(job, event.message, may_restart);
+  std::string reason = event.message;
+  if (event.cause == ControllerEvent::Cause::kRankVanished && event.host == HostName()) {
+    const std::string state = DescribeProcess(static_cast<pid_t>(event.pid));
+    if (!state.empty()) absl::StrAppend(&reason, "; ", state);
+  }
+  LoseJob(job, std::move(reason), may_restart);
 }
 
 void ServeSession::HandleOutputs() {

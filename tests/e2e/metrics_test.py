@@ -1,5 +1,6 @@
 """What metrics_test.sh runs."""
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +98,16 @@ class Metrics(unittest.TestCase):
         for key, value in after.samples.items():
             if not key[0].startswith(("lockstep_uptime", "lockstep_rank_last_seen")):
                 self.assertEqual(via_gateway.samples[key], value, key)
+        self.assertEqual((gateway.stop(), server.stop()), (0, 0))
+
+    def test_alerts_are_about_what_is_there(self):
+        server, address = serve()
+        gateway = Program("gateway", "--server", address, "--listen", "127.0.0.1:0")
+        scrape = Scrape(gateway.wait_event("listening")["url"] + "/metrics")
+        with open(os.path.join(os.path.dirname(__file__), "../../deploy/prometheus/lockstep.rules.yml")) as rules:
+            names = set(re.findall(r"\blockstep_\w+", rules.read()))
+        self.assertGreater(len(names), 8)
+        self.assertEqual(names - {name for name, _ in scrape.samples}, set())
         self.assertEqual((gateway.stop(), server.stop()), (0, 0))
 
     def test_a_loss_shows(self):

@@ -143,6 +143,9 @@ TEST_P(LostRankTest, IsAPauseAndNothingElse) {
   ASSERT_FALSE(server->WaitEvent("rank_lost").is_null());
   const json restarting = server->WaitEvent("restarting");
   EXPECT_THAT(restarting["reason"], HasSubstr(absl::StrCat("rank ", rank, " "))) << restarting;
+  if (signal == SIGSTOP) {
+    EXPECT_THAT(restarting["reason"], HasSubstr("; it is stopped"));
+  }
   ASSERT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().err();
   ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
   EXPECT_EQ(client->out(), undisturbed->out());

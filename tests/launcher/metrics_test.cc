@@ -1,11 +1,14 @@
-#include <cmath>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/descriptor.h"
 #include "gtest/gtest.h"
+#include "launcher/metrics/histogram_quantile.h"
 #include "launcher/metrics/server_metrics.h"
 
 namespace lockstep {
@@ -60,6 +63,31 @@ TEST(MetricFamilies, TextThatIsNotUtf8BecomesSo) {
   MetricFamilies families;
   families.Gauge("a", "A.", 1, {{"model", "x\xff"}});
   EXPECT_THAT(families.Text(), HasSubstr("x\xef\xbf\xbd\"} 1"));
+}
+
+v1::Histogram HistogramOf(const std::vector<double>& bounds, const std::vector<uint64_t>& counts) {
+  v1::Histogram histogram;
+  histogram.mutable_bounds()->Assign(bounds.begin(), bounds.end());
+  histogram.mutable_counts()->Assign(counts.begin(), counts.end());
+  return histogram;
+}
+
+TEST(HistogramQuantile, ValuesAreSpreadEvenlyOverTheirBucket) {
+  const v1::Histogram histogram = HistogramOf({1, 2, 4}, {2, 0, 8, 0});
+  EXPECT_EQ(HistogramQuantile(histogram, 0.1), 0.5);
+  EXPECT_EQ(HistogramQuantile(histogram, 0.2), 1);
+  EXPECT_EQ(HistogramQuantile(histogram, 0.6), 3);
+  EXPECT_EQ(HistogramQuantile(histogram, 1), 4);
+}
+
+TEST(HistogramQuantile, BeyondTheLastBoundOnlyThatIsKnown) {
+  EXPECT_EQ(HistogramQuantile(HistogramOf({1, 2}, {1, 0, 9}), 0.5), 2);
+}
+
+TEST(HistogramQuantile, OfNothingIsNothing) {
+  EXPECT_EQ(HistogramQuantile(HistogramOf({1, 2}, {0, 0, 0}), 0.5), std::nullopt);
+  EXPECT_EQ(HistogramQuantile(HistogramOf({}, {}), 0.5), std::nullopt);
+  EXPECT_EQ(HistogramQuantile(HistogramOf({1, 2}, {1}), 0.5), std::nullopt);
 }
 
 // Numbers that no other field has.

@@ -1,0 +1,15 @@
+// What a process of this host is doing: of a rank that says nothing any more.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace lockstep {
+
+// "it is stopped", "3 of 12 threads wait uninterruptibly (nfs_wait_bit_killable): a driver or
+// storage hangs", "2 of 12 threads run" or "all of 12 threads sleep". Empty: it has ended, or the
+// system does not tell.
+std::string DescribeProcess(pid_t pid);
+
+}  // namespace lockstep

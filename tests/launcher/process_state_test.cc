@@ -1,0 +1,72 @@
+#include "launcher/job/process_state.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ContainsRegex;
+
+// A child that does `body`, until the test ends it.
+class Child {
+ public:
+  template <typename Body>
+  explicit Child(Body body) : pid_(::fork()) {
+    if (pid_ == 0) {
+      while (true) body();
+    }
+  }
+  ~Child() { End(); }
+  void End() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  pid_t pid() const { return pid_; }
+  // Until it is described so.
+  void Await(const std::string& state) const {
+    while (DescribeProcess(pid_) != state) std::this_thread::yield();
+  }
+
+ private:
+  pid_t pid_;
+};
+
+TEST(ProcessState, ASleeperSleepsUntilItIsStopped) {
+  const Child child([] { ::pause(); });
+  child.Await("all of 1 threads sleep");
+  ::kill(child.pid(), SIGSTOP);
+  child.Await("it is stopped");
+  ::kill(child.pid(), SIGCONT);
+  child.Await("all of 1 threads sleep");
+}
+
+TEST(ProcessState, WhoComputesRuns) {
+  const Child child([] {});
+  child.Await("1 of 1 threads run");
+}
+
+TEST(ProcessState, ThreadsAreCounted) {
+  EXPECT_THAT(DescribeProcess(::getpid()), ContainsRegex("^[0-9]+ of [0-9]+ threads run$"));
+}
+
+TEST(ProcessState, WhoHasEndedIsNotDescribed) {
+  Child child([] { ::pause(); });
+  const pid_t pid = child.pid();
+  ::kill(pid, SIGKILL);
+  while (!DescribeProcess(pid).empty()) std::this_thread::yield();  // a zombie by then
+  child.End();
+  EXPECT_EQ(DescribeProcess(pid), "");
+  EXPECT_EQ(DescribeProcess(1 << 30), "");
+}
+
+}  // namespace
+}  // namespace lockstep
