@@ -14,6 +14,7 @@
 #include <exception>
 #include <set>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/http/http_session.h"
@@ -152,8 +153,9 @@ class HttpServer::Acceptor : public std::enable_shared_from_this<Acceptor> {
   template <typename Session>
   static Awaitable<void> RunToEnd(std::shared_ptr<Acceptor> self,
                                   std::unique_ptr<Session> session) {
+    // Also when it throws.
+    const absl::Cleanup gone = [&] { self->connections_.erase(session.get()); };
     co_await session->Run();
-    self->connections_.erase(session.get());
   }
 
   tcp::acceptor acceptor_;

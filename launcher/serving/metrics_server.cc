@@ -1,5 +1,7 @@
 #include "launcher/serving/metrics_server.h"
 
+#include <cstdio>
+#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +30,17 @@ std::optional<v1::GetStatusResponse> StatusOf(const Controller& controller) {
   });
   if (!answer->is_there.WaitForNotificationWithTimeout(kStatusTimeout)) return std::nullopt;
   return std::move(answer->status);
+}
+
+// What Asio throws (no memory for a connection) ends that connection, not the server of a model.
+void RunToTheEnd(boost::asio::io_context& io) {
+  while (!io.stopped()) {
+    try {
+      io.run();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "lockstep: warning: a reader of metrics is dropped: %s\n", error.what());
+    }
+  }
 }
 
 HttpReply PlainReply(int status, const std::string& text) {
@@ -66,7 +79,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
       HttpServer::Start(metrics->io_, options, [it = metrics.get()](HttpExchange& exchange) {
         return it->Answer(exchange);
       }));
-  metrics->thread_ = std::thread([&io = metrics->io_] { io.run(); });
+  metrics->thread_ = std::thread([&io = metrics->io_] { RunToTheEnd(io); });
   return metrics;
 }
 

@@ -36,12 +36,19 @@ class AttachTest : public ControllerTest {
     request.set_request_id(name);
     return request;
   }
+  // Of the next request: a step that was planned before its predecessor's end was known counts,
+  // too, and must be over.
+  void HoldAfter(int64_t num_steps) {
+    EXPECT_TRUE(Eventually(
+        [&](const auto& status) { return status.num_steps() == replica_->num_steps(); }));
+    replica_->HoldAfter(num_steps);
+  }
   // Reads until each output has at least that many tokens, then breaks the stream. The request does
   // not finish before, however late this client is.
   Generated Begin(const v1::GenerateRequest& request, size_t num_tokens) {
     // Tokens that may begin a stop string are held back.
     const size_t num_held_back = request.stop().stop_strings().empty() ? 0 : 4;
-    replica_->HoldAfter(static_cast<int64_t>(num_tokens + num_held_back));
+    HoldAfter(static_cast<int64_t>(num_tokens + num_held_back));
     grpc::ClientContext context;
     const auto reader = stub().Generate(&context, request);
     Generated generated;
@@ -223,7 +230,7 @@ TEST_F(AttachTest, SeveralOutputsStopStringsAndLogprobsGoOnToo) {
 TEST_F(AttachTest, TheNewStreamTakesTheOldOnesPlace) {
   ServeWithJournal();
   const v1::GenerateRequest request = Named("r", 30);
-  replica_->HoldAfter(3);
+  HoldAfter(3);
   grpc::ClientContext context;
   const auto old = stub().Generate(&context, request);
   Generated first;
@@ -241,7 +248,7 @@ TEST_F(AttachTest, TheNewStreamTakesTheOldOnesPlace) {
 TEST_F(AttachTest, AServerThatStopsInOrderKeepsWhatItEnded) {
   ServeWithJournal();
   const v1::GenerateRequest request = Named("r", 30);
-  replica_->HoldAfter(3);
+  HoldAfter(3);
   grpc::ClientContext context;
   const auto reader = stub().Generate(&context, request);
   Generated first;
@@ -306,7 +313,7 @@ TEST_F(AttachTest, WrongNumbersAreNamed) {
 TEST_F(AttachTest, ARefusedOneLeavesTheStreamAlone) {
   ServeWithJournal();
   const v1::GenerateRequest request = Named("r", 30);
-  replica_->HoldAfter(3);
+  HoldAfter(3);
   grpc::ClientContext context;
   const auto reader = stub().Generate(&context, request);
   Generated first;
