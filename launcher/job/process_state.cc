@@ -1,20 +1,26 @@
 #include "launcher/job/process_state.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "launcher/base/fd.h"
 
 namespace lockstep {
 namespace {
 
+// What a single read gives, which is all of these files; nothing once the thread has ended, also
+// between open and read (where the standard library's streams throw).
 std::string Contents(const std::filesystem::path& file) {
-  std::ifstream stream(file);
-  return {std::istreambuf_iterator<char>(stream), {}};
+  const Fd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  char bytes[1024];
+  const ssize_t count = fd.valid() ? ::read(fd.get(), bytes, sizeof(bytes)) : -1;
+  return count > 0 ? std::string(bytes, static_cast<size_t>(count)) : "";
 }
 
 // Of proc(5)'s stat: what follows the command, which may hold anything, in parentheses.

@@ -58,6 +58,21 @@ TEST(ProcessState, ThreadsAreCounted) {
   EXPECT_THAT(DescribeProcess(::getpid()), ContainsRegex("^[0-9]+ of [0-9]+ threads run$"));
 }
 
+// Between the opening of its files and their reading, too.
+TEST(ProcessState, WhoEndsMeanwhileDoesNoHarm) {
+  for (int i = 0; i < 300; ++i) {
+    Child child([] {
+      std::thread([] { ::pause(); }).detach();
+      std::thread([] { ::pause(); }).detach();
+      ::pause();
+    });
+    std::thread killer([&] { ::kill(child.pid(), SIGKILL); });
+    while (!DescribeProcess(child.pid()).empty()) {
+    }
+    killer.join();
+  }
+}
+
 TEST(ProcessState, WhoHasEndedIsNotDescribed) {
   Child child([] { ::pause(); });
   const pid_t pid = child.pid();
