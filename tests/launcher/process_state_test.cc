@@ -6,6 +6,8 @@
 
 #include <thread>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -31,9 +33,11 @@ class Child {
     pid_ = -1;
   }
   pid_t pid() const { return pid_; }
-  // Until it is described so.
+  // Until it is described so; fails after a while.
   void Await(const std::string& state) const {
-    while (DescribeProcess(pid_) != state) std::this_thread::yield();
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (DescribeProcess(pid_) != state && absl::Now() < deadline) std::this_thread::yield();
+    EXPECT_EQ(DescribeProcess(pid_), state);
   }
 
  private:
@@ -50,7 +54,7 @@ TEST(ProcessState, ASleeperSleepsUntilItIsStopped) {
 }
 
 TEST(ProcessState, WhoComputesRuns) {
-  const Child child([] {});
+  const Child child([] { ::getppid(); });
   child.Await("1 of 1 threads run");
 }
 
@@ -67,8 +71,7 @@ TEST(ProcessState, WhoEndsMeanwhileDoesNoHarm) {
       ::pause();
     });
     std::thread killer([&] { ::kill(child.pid(), SIGKILL); });
-    while (!DescribeProcess(child.pid()).empty()) {
-    }
+    child.Await("");
     killer.join();
   }
 }
@@ -77,7 +80,7 @@ TEST(ProcessState, WhoHasEndedIsNotDescribed) {
   Child child([] { ::pause(); });
   const pid_t pid = child.pid();
   ::kill(pid, SIGKILL);
-  while (!DescribeProcess(pid).empty()) std::this_thread::yield();  // a zombie by then
+  child.Await("");  // a zombie by then
   child.End();
   EXPECT_EQ(DescribeProcess(pid), "");
   EXPECT_EQ(DescribeProcess(1 << 30), "");
