@@ -3,12 +3,16 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <set>
 #include <system_error>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "launcher/base/fd.h"
 
 namespace lockstep {
@@ -23,11 +27,23 @@ std::string Contents(const std::filesystem::path& file) {
   return count > 0 ? std::string(bytes, static_cast<size_t>(count)) : "";
 }
 
-// Of proc(5)'s stat: what follows the command, which may hold anything, in parentheses.
+constexpr char kGone = 'X';
+
+// Of proc(5)'s stat, what follows the command, which may hold anything, in parentheses: the state,
+// and six fields on flags. A thread on its way out is as good as gone, unless it waits.
 char StateOf(const std::filesystem::path& thread) {
+  constexpr uint32_t kExiting = 0x4;  // the kernel's PF_EXITING
   const std::string stat = Contents(thread / "stat");
   const size_t end = stat.rfind(") ");
-  return end == std::string::npos || end + 2 >= stat.size() ? '?' : stat[end + 2];
+  if (end == std::string::npos) return kGone;
+  const std::vector<std::string> fields =
+      absl::StrSplit(stat.substr(end + 2), absl::MaxSplits(' ', 7));
+  uint32_t flags = 0;
+  if (fields[0].size() != 1 || fields.size() < 8 || !absl::SimpleAtoi(fields[6], &flags)) {
+    return kGone;
+  }
+  const char state = fields[0][0];
+  return (flags & kExiting) != 0 && state != 'D' ? kGone : state;
 }
 
 }  // namespace
@@ -40,7 +56,7 @@ std::string DescribeProcess(pid_t pid) {
        end;
        !error && threads != end; threads.increment(error)) {
     const char state = StateOf(threads->path());
-    if (state == 'Z' || state == 'X' || state == '?') continue;
+    if (state == 'Z' || state == kGone) continue;
     ++num_threads;
     num_running += state == 'R' ? 1 : 0;
     num_stopped += state == 'T' || state == 't' ? 1 : 0;

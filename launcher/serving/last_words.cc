@@ -26,7 +26,7 @@ std::string LastWords::Explain(const std::string& reason) const {
       !absl::StrContains(rank_error, "lost the controller")) {
     return absl::StrCat(reason, " (", rank_error, ")");
   }
-  return reason;
+  return process_state.empty() ? reason : absl::StrCat(reason, "; ", process_state);
 }
 
 }  // namespace lockstep

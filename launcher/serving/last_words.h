@@ -15,6 +15,7 @@ struct LastWords {
   std::optional<RankKilled> killed;           // mpirun's, when a rank was killed
   std::map<int, std::string> check_failures;  // by rank, its own of another kind
   std::vector<std::string> ranks;             // the controller's, of each, when one was lost
+  std::string process_state;                  // of the one that fell silent
 
   // reason: what the launcher knows of the loss; with what these add to it.
   std::string Explain(const std::string& reason) const;

@@ -41,7 +41,9 @@ absl::Status ServeSession::Run() {
 }
 
 absl::Status ServeSession::Start() {
-  options_.controller.observer = [this](const ControllerEvent& event) { mailbox_.Put(event); };
+  options_.controller.observer = [this](const ControllerEvent& event) {
+    mailbox_.Put(Look(event));
+  };
   // The supervisor decides how long a replica may be away.
   if (options_.make_job != nullptr) options_.controller.recovery_window = absl::InfiniteDuration();
   ASSIGN_OR_RETURN(controller_, Controller::Start(options_.controller));
@@ -125,13 +127,22 @@ void ServeSession::HandleInterrupts() {
 }
 
 void ServeSession::HandleEvents() {
-  for (const ControllerEvent& event : mailbox_.TakeAll()) {
-    if (state_ != State::kStopping) Handle(event);
+  for (const News& news : mailbox_.TakeAll()) {
+    if (state_ != State::kStopping) Handle(news);
   }
 }
 
-void ServeSession::Handle(const ControllerEvent& event) {
+// On the controller's thread, before it closes the streams of the others, whose job then ends.
+ServeSession::News ServeSession::Look(const ControllerEvent& event) {
+  const bool may_be_seen = event.kind == ControllerEvent::Kind::kRankLost &&
+                           event.cause == ControllerEvent::Cause::kRankVanished &&
+                           event.host == HostName();
+  return {event, may_be_seen ? DescribeProcess(static_cast<pid_t>(event.pid)) : ""};
+}
+
+void ServeSession::Handle(const News& news) {
   using Kind = ControllerEvent::Kind;
+  const ControllerEvent& event = news.event;
   switch (event.kind) {
     case Kind::kRankJoined:
       if (IsOfJob(event)) jobs_[event.replica].roll.Joined(event.rank);
@@ -148,7 +159,7 @@ void ServeSession::Handle(const ControllerEvent& event) {
     case Kind::kServing:
       return HandleServing(event);
     case Kind::kRankLost:
-      return HandleLoss(event);
+      return HandleLoss(news);
     case Kind::kFailed:
       // Ranks placed by hand may come again; a job's end is decided here.
       return jobs_.empty() ? report_.Waiting(event.message) : GiveUp(event.message);
@@ -176,7 +187,8 @@ void ServeSession::HandleServing(const ControllerEvent& event) {
   report_.Serving(event, HostPort{options_.listen_host, controller_->client_port()}.ToString());
 }
 
-void ServeSession::HandleLoss(const ControllerEvent& event) {
+void ServeSession::HandleLoss(const News& news) {
+  const ControllerEvent& event = news.event;
   report_.RankLost(event, /*is_final=*/jobs_.empty());
   // Events of an epoch that ended here first (its output closed) tell nothing new.
   if (!IsOfJob(event)) return;
@@ -185,12 +197,8 @@ void ServeSession::HandleLoss(const ControllerEvent& event) {
   // again.
   const bool may_restart = has_served_ || event.cause != ControllerEvent::Cause::kRankComplained;
   job.words.ranks = event.ranks;
-  std::string reason = event.message;
-  if (event.cause == ControllerEvent::Cause::kRankVanished && event.host == HostName()) {
-    const std::string state = DescribeProcess(static_cast<pid_t>(event.pid));
-    if (!state.empty()) absl::StrAppend(&reason, "; ", state);
-  }
-  LoseJob(job, std::move(reason), may_restart);
+  job.words.process_state = news.process_state;
+  LoseJob(job, event.message, may_restart);
 }
 
 void ServeSession::HandleOutputs() {
@@ -367,8 +375,8 @@ absl::Status ServeSession::End() {
   }
   metrics_.reset();         // asks the controller
   controller_->Shutdown();  // tells the ranks, which then leave the job in order
-  for (const ControllerEvent& event : mailbox_.TakeAll()) {
-    if (event.kind == ControllerEvent::Kind::kDrained) drained_ = event;
+  for (const News& news : mailbox_.TakeAll()) {
+    if (news.event.kind == ControllerEvent::Kind::kDrained) drained_ = news.event;
   }
   const absl::Duration patience = has_served_ ? kOrderlyExitTimeout : absl::ZeroDuration();
   const absl::Time deadline = SteadyNow() + patience;

@@ -56,6 +56,11 @@ class ServeSession {
  private:
   enum class State { kStarting, kServing, kDraining, kStopping };
 
+  struct News {
+    ControllerEvent event;
+    std::string process_state;  // of a rank on this host that fell silent
+  };
+
   // A lost job of which something does not die.
   struct Undead {
     std::unique_ptr<JobSupervisor> process;
@@ -88,9 +93,10 @@ class ServeSession {
   absl::Time NextDeadline() const;
   void HandleInterrupts();
   void HandleEvents();
-  void Handle(const ControllerEvent& event);
+  static News Look(const ControllerEvent& event);
+  void Handle(const News& news);
   void HandleServing(const ControllerEvent& event);
-  void HandleLoss(const ControllerEvent& event);
+  void HandleLoss(const News& news);
   void HandleOutputs();
   void CheckPreflights();
   void StartDueJobs();
@@ -112,7 +118,7 @@ class ServeSession {
   InterruptWatcher& interrupts_;
   // Destroyed in reverse: the jobs' processes end before the controller they talk to, whose
   // observer uses the mailbox.
-  Mailbox<ControllerEvent> mailbox_;
+  Mailbox<News> mailbox_;
   std::unique_ptr<Controller> controller_;
   std::unique_ptr<MetricsServer> metrics_;  // null: not wanted
   std::vector<Job> jobs_;                   // [num_replicas]; empty when ranks are placed by hand

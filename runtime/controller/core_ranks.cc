@@ -228,12 +228,12 @@ void ControllerCore::LoseReplica(Replica& replica, const Loss& loss, absl::Time 
   if (replicas_.size() > 1) {
     event.message = absl::StrCat("replica ", replica.index(), ", ", event.message);
   }
+  output_.Tell(event);  // while its ranks are as they were
   CreditLoading(replica, now);
   DropReplica(
       replica,
       grpc::Status(loss.told_to_ranks, absl::StrCat("the replica is lost: ", event.message)),
       event.message);
-  output_.Tell(event);
   if (AnyServing()) {
     SetPhase(Phase::kServing, Progress());
   } else if (config_.recovery_window > absl::ZeroDuration()) {

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <string>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -36,8 +37,12 @@ class Child {
   // Until it is described so; fails after a while.
   void Await(const std::string& state) const {
     const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (DescribeProcess(pid_) != state && absl::Now() < deadline) std::this_thread::yield();
-    EXPECT_EQ(DescribeProcess(pid_), state);
+    std::string seen = DescribeProcess(pid_);
+    while (seen != state && absl::Now() < deadline) {
+      std::this_thread::yield();
+      seen = DescribeProcess(pid_);
+    }
+    EXPECT_EQ(seen, state);
   }
 
  private:
