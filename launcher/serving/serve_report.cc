@@ -339,10 +339,6 @@ void ServeReport::RankOutput(int replica, int rank, absl::string_view text,
   std::fprintf(stderr, "[%s] %s\n", source.c_str(), OneLine(text).c_str());
 }
 
-void ServeReport::Metrics(const std::string& url) {
-  Tell("metrics", {{"url", url}}, absl::StrCat("Metrics  ", url));
-}
-
 void ServeReport::Warn(const std::vector<std::string>& warnings) {
   for (const std::string& warning : warnings) {
     if (json_) {

@@ -61,7 +61,7 @@ class ServeReport {
   // rank < 0: what starts the ranks, mpirun or srun.
   void RankOutput(int replica, int rank, absl::string_view text, absl::string_view starter = "");
   // Where they are read.
-  void Metrics(const std::string& url);
+  void Metrics(const std::string& url) { Tell("metrics", {{"url", url}}, "Metrics  " + url); }
   void Warn(const std::vector<std::string>& warnings);
   void Draining(double seconds);
   // What was measured since the start, beside what is predicted of that load.
