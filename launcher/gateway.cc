@@ -49,12 +49,11 @@ absl::StatusOr<HttpServerOptions> ServerOptions(const GatewayOptions& options) {
   server.limits.max_connections = options.max_connections;
   if (!options.https.empty()) {
     ASSIGN_OR_RETURN(server.tls, LoadTlsIdentity(options.https));
-  } else if (!options.insecure_listen && !IsLocalAddress(options.listen).value_or(true)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--listen ", options.listen,
-                     " can be reached from other hosts: use TLS (--https-cert), or say "
-                     "--insecure-listen"));
   }
+  RETURN_IF_ERROR(CheckExposure({.flag = "--listen",
+                                 .address = options.listen,
+                                 .is_permitted = server.tls || options.insecure_listen,
+                                 .tls_flags = "--https-cert and --https-key"}));
   return server;
 }
 

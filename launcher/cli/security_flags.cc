@@ -41,7 +41,7 @@ void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags) {
       ->group(group);
   command
       .add_flag("--insecure-listen", flags.insecure_listen,
-                "let --listen be reached from other hosts without TLS")
+                "let --listen and --metrics-listen be reached from other hosts without TLS")
       ->group(group);
   AddRankTlsFlags(command, "worker-", flags.worker_tls);
 }

@@ -7,7 +7,6 @@
 
 namespace lockstep {
 
-// A server has few dozens of families, and their samples come together.
 prometheus::ClientMetric& MetricFamilies::Add(const char* name, const char* help,
                                               prometheus::MetricType type, const Labels& labels) {
   if (families_.empty() || families_.back().name != name) {

@@ -18,7 +18,7 @@ class MetricFamilies {
  public:
   using Labels = std::vector<std::pair<std::string, std::string>>;  // values: any bytes
 
-  // Samples of one name form one family, in the order of their first ones. Names follow
+  // Samples of one name form one family and are added one after the other. Names follow
   // prometheus.io/docs/practices/naming: units at the end, counters end with _total.
   void Gauge(const char* name, const char* help, double value, const Labels& labels = {});
   void Counter(const char* name, const char* help, double value, const Labels& labels = {});

@@ -61,12 +61,10 @@ absl::StatusOr<std::optional<HttpServerOptions>> MetricsListener(
   options.limits.max_connections = kMaxConnections;
   options.limits.max_body_bytes = kMaxBodyBytes;
   options.tls = controller.client_tls;
-  if (!options.tls && !controller.insecure_listen && !IsLocalAddress(address).value_or(true)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("--metrics-listen ", address,
-                     " can be reached from other hosts: use TLS (--tls-cert), or say "
-                     "--insecure-listen if the network is private"));
-  }
+  RETURN_IF_ERROR(CheckExposure({.flag = "--metrics-listen",
+                                 .address = address,
+                                 .is_permitted = options.tls || controller.insecure_listen,
+                                 .tls_flags = "--tls-cert and --tls-key"}));
   return options;
 }
 

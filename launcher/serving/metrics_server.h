@@ -3,7 +3,6 @@
 // A thread of its own, which asks the controller for each answer.
 #pragma once
 
-#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <memory>
 #include <optional>

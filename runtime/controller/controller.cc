@@ -59,16 +59,6 @@ absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& m
 }
 
 // A token without TLS could be read on its way, so it makes no difference here.
-absl::Status CheckReach(const ControllerOptions& options) {
-  if (options.client_tls || options.insecure_listen) return absl::OkStatus();
-  // A host that does not resolve cannot be listened on: that error says more.
-  if (IsLocalAddress(options.listen).value_or(true)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "other hosts can reach ", options.listen,
-      " without encryption: give --tls-cert and --tls-key, listen on 127.0.0.1 behind a proxy, or "
-      "say --insecure-listen if the network is private"));
-}
-
 std::string DrawSecret() {
   unsigned char bytes[32];
   LS_CHECK_EQ(getrandom(bytes, sizeof(bytes), 0), static_cast<ssize_t>(sizeof(bytes)));
@@ -224,7 +214,10 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
   const ModelConfig& model = checkpoint->config();
   ASSIGN_OR_RETURN(const std::string fingerprint, checkpoint->Fingerprint(options.quantize));
   RETURN_IF_ERROR(CheckOptions(options, model));
-  RETURN_IF_ERROR(CheckReach(options));
+  RETURN_IF_ERROR(CheckExposure({.flag = "--listen",
+                                 .address = options.listen,
+                                 .is_permitted = options.client_tls || options.insecure_listen,
+                                 .tls_flags = "--tls-cert and --tls-key"}));
   ASSIGN_OR_RETURN(const ProcessGrid grid,
                    ProcessGrid::Create(options.tensor_parallel, options.pipeline_parallel));
   ASSIGN_OR_RETURN(const SamplingParams sampling,

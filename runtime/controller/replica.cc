@@ -57,7 +57,7 @@ std::optional<uint64_t> Replica::Lose(const grpc::Status& status, std::string wh
   in_flight_.clear();
   state_ = State::kLost;
   why_lost_ = std::move(why);
-  ++num_losses_;
+  if (identity_.epoch > 0) ++num_losses_;  // in epoch 0, ranks placed by hand have yet to come
   return engine_ == nullptr ? std::nullopt : engine_->ResetReplica();
 }
 

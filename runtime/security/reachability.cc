@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 
@@ -38,6 +39,17 @@ std::optional<bool> IsLocalAddress(const std::string& address) {
   }
   ::freeaddrinfo(found);
   return local;
+}
+
+absl::Status CheckExposure(const Exposure& exposure) {
+  // A host that does not resolve cannot be listened on: that error says more.
+  if (exposure.is_permitted || IsLocalAddress(exposure.address).value_or(true)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "other hosts can reach ", exposure.flag, " ", exposure.address, " without encryption: give ",
+      exposure.tls_flags,
+      ", listen on 127.0.0.1 behind a proxy, or say --insecure-listen if the network is private"));
 }
 
 }  // namespace lockstep

@@ -280,6 +280,7 @@ TEST_F(CoreTest, AReplicaThatIsGivenUpSaysSo) {
 TEST_F(CoreTest, RanksPlacedByHandBringTheirEpoch) {
   Start(1, /*adopt_epochs=*/true);
   auto first = Serve(0, 1000);
+  EXPECT_EQ(core_->Status(now_).replicas(0).num_losses(), 0u);
   ASSERT_TRUE(Add(1, {1, 2, 3}, 2).ok());
   auto lower = Hello(0, 999);
   ASSERT_TRUE(lower->closed.has_value());
@@ -288,6 +289,7 @@ TEST_F(CoreTest, RanksPlacedByHandBringTheirEpoch) {
   EXPECT_FALSE(first->closed.has_value());
   auto next = Serve(0, 1001);  // takes over
   EXPECT_TRUE(first->closed.has_value());
+  EXPECT_EQ(core_->Status(now_).replicas(0).num_losses(), 1u);
   core_->Advance(now_);
   while (forgotten_.empty()) ASSERT_GT(RunSteps(next), 0);
   EXPECT_EQ(num_tokens_[1], 2);

@@ -3,6 +3,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/launcher/fake_server.h"
@@ -43,6 +45,16 @@ class OpenAiServiceTest : public ::testing::Test {
   std::string Chat(const std::string& content) {
     return Ask(PostJson("/v1/chat/completions",
                         R"({"messages": [{"role": "user", "content": ")" + content + R"("}]})"));
+  }
+  // The first that say so; fails after a while.
+  std::string AwaitMetrics(const std::string& what) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    std::string answer = Get("/metrics");
+    while (answer.find(what) == std::string::npos && absl::Now() < deadline) {
+      answer = Get("/metrics");
+    }
+    EXPECT_THAT(answer, HasSubstr(what));
+    return answer;
   }
   std::string Get(const std::string& path) {
     return Ask("GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -167,13 +179,9 @@ TEST_F(OpenAiServiceTest, AClientThatLeavesIsCountedWithoutACode) {
   {
     RawClient client(http_->port());
     client.Send(PostJson("/v1/completions", R"({"prompt": "hang"})"));
-    while (Get("/metrics").find("lockstep_gateway_requests_running 2") == std::string::npos) {
-    }
+    AwaitMetrics("lockstep_gateway_requests_running 2");
   }
-  std::string answer;
-  do {
-    answer = Get("/metrics");
-  } while (answer.find("lockstep_gateway_requests_running 1") == std::string::npos);
+  const std::string answer = AwaitMetrics("lockstep_gateway_requests_running 1");
   EXPECT_THAT(answer, HasSubstr(R"({path="/v1/completions",code="0"} 1)"));
 }
 

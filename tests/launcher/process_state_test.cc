@@ -1,12 +1,14 @@
 #include "launcher/job/process_state.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <string>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -61,6 +63,23 @@ TEST(ProcessState, ASleeperSleepsUntilItIsStopped) {
 TEST(ProcessState, WhoComputesRuns) {
   const Child child([] { ::getppid(); });
   child.Await("1 of 1 threads run");
+}
+
+// As one whose storage hangs: who calls vfork waits so until the child has gone.
+TEST(ProcessState, WhoWaitsUninterruptiblyIsSaidTo) {
+  const Child child([] {
+    if (::vfork() == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      ::pause();
+      ::_exit(0);
+    }
+  });
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  std::string seen;
+  while (!absl::StartsWith(seen, "1 of 1 threads wait uninterruptibly") && absl::Now() < deadline) {
+    seen = DescribeProcess(child.pid());
+  }
+  EXPECT_THAT(seen, ContainsRegex("^1 of 1 threads wait uninterruptibly( \\(.+\\))?: a driver"));
 }
 
 TEST(ProcessState, ThreadsAreCounted) {

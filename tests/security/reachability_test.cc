@@ -1,5 +1,8 @@
 #include "runtime/security/reachability.h"
 
+#include <string>
+
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace lockstep {
@@ -21,6 +24,23 @@ TEST(IsLocalAddress, OthersAndWildcardsAreNot) {
 
 TEST(IsLocalAddress, AnUnknownHostIsNeither) {
   EXPECT_EQ(IsLocalAddress("no-such-host.invalid:5"), std::nullopt);
+}
+
+TEST(CheckExposure, WhatOthersReachInClearMustBePermitted) {
+  Exposure exposure{.flag = "--here", .address = "0.0.0.0:7", .tls_flags = "--cert and --key"};
+  const absl::Status refused = CheckExposure(exposure);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  for (const char* part : {"--here 0.0.0.0:7", "--cert and --key", "--insecure-listen"}) {
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr(part));
+  }
+  exposure.is_permitted = true;
+  EXPECT_TRUE(CheckExposure(exposure).ok());
+}
+
+TEST(CheckExposure, WhatOnlyThisMachineReachesMayBeInClear) {
+  for (const char* address : {"127.0.0.1:7", "[::1]:7", "no-such-host.invalid:7"}) {
+    EXPECT_TRUE(CheckExposure({.flag = "", .address = address, .tls_flags = ""}).ok()) << address;
+  }
 }
 
 }  // namespace
