@@ -94,9 +94,8 @@ cat <<EOF
 
 It works. Next:
   PATH=$PWD/build/release/bin:\$PATH
-  lockstep serve MODEL --tp $tp --pp $pp          # MODEL: a Hugging Face Llama directory
+  lockstep serve MODEL --tp $tp --pp $pp          # MODEL: a Hugging Face Llama directory; --http-listen 127.0.0.1:8000: OpenAI's HTTP API
   lockstep generate "Once upon a time"          # from another terminal
-  lockstep gateway                              # OpenAI's HTTP API at http://127.0.0.1:8000/v1
   lockstep eval deploy/demo/model               # 1,100 questions whose answers are known
   lockstep bench --concurrency 16               # latencies and throughput
   lockstep model synth --shape llama-3.2-1b OUT # random weights of a real shape

@@ -3,7 +3,9 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
@@ -54,6 +56,13 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   ASSIGN_OR_RETURN(session.metrics,
                    MetricsListener(options.controller.metrics_listen, session.controller));
+  std::optional<RuntimeDir> files;  // of the gateway's socket
+  if (!options.controller.http_listen.empty()) {
+    ASSIGN_OR_RETURN(RuntimeDir made, RuntimeDir::Create());
+    files.emplace(std::move(made));
+    ASSIGN_OR_RETURN(session.gateway,
+                     PlanGateway(options.controller, files->path(), session.controller));
+  }
   session.secret_file = options.secret_file;
   report.Model(summary);
   report.Warn(SecurityWarnings(session.controller));

@@ -157,6 +157,8 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   ASSIGN_OR_RETURN(session.metrics,
                    MetricsListener(options.controller.metrics_listen, session.controller));
+  ASSIGN_OR_RETURN(session.gateway,
+                   PlanGateway(options.controller, dirs.files.path(), session.controller));
   session.restarts = {.max_restarts = options.restart.max_restarts,
                       .window = absl::Seconds(options.restart.window_seconds)};
   session.kill_timeout = absl::Seconds(options.restart.kill_timeout_seconds);

@@ -29,7 +29,7 @@ class InterruptWatcher {
 void IgnoreBrokenPipes();
 
 // Sleeps until one of the descriptors is readable (those below 0 are not watched) or the time is
-// over. At most eight.
+// over.
 void WaitReadable(const std::vector<int>& fds, absl::Duration timeout);
 
 }  // namespace lockstep

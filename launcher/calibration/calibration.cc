@@ -17,6 +17,7 @@
 #include "kernels/base/usable_cores.h"
 #include "kernels/cpu_backend_options.h"
 #include "launcher/base/host_name.h"
+#include "launcher/base/this_program.h"
 #include "launcher/bench/load_generator.h"
 #include "launcher/calibration/other_programs.h"
 #include "launcher/calibration/probe_models.h"
@@ -40,13 +41,6 @@ constexpr int64_t kPrompt = 16;  // tokens of a request that is served
 constexpr absl::Duration kGrace = absl::Seconds(2);
 constexpr absl::Duration kInfoTimeout = absl::Seconds(10);
 constexpr absl::Duration kLookInterval = absl::Milliseconds(100);
-
-absl::StatusOr<std::string> ThisProgram() {
-  std::error_code error;
-  const fs::path program = fs::read_symlink("/proc/self/exe", error);
-  if (error) return absl::UnavailableError("cannot find this program in /proc: is it mounted?");
-  return program.string();
-}
 
 std::string Today() { return absl::FormatTime("%Y-%m-%d", absl::Now(), absl::LocalTimeZone()); }
 

@@ -40,8 +40,10 @@ void AddServiceSecurityFlags(CLI::App& command, ServiceSecurityFlags& flags) {
       ->type_name("FILE")
       ->group(group);
   command
-      .add_flag("--insecure-listen", flags.insecure_listen,
-                "let --listen and --metrics-listen be reached from other hosts without TLS")
+      .add_flag(
+          "--insecure-listen", flags.insecure_listen,
+          "let --listen, --http-listen and --metrics-listen be reached from other hosts without "
+          "TLS")
       ->group(group);
   AddRankTlsFlags(command, "worker-", flags.worker_tls);
 }

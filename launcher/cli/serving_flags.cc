@@ -169,6 +169,13 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->capture_default_str()
       ->group(group);
   command
+      .add_option("--http-listen", flags.http_listen,
+                  "answer OpenAI's HTTP API there, by `lockstep gateway` as a child process, with "
+                  "--listen's TLS and tokens; port 0 = any free one (default: nowhere)")
+      ->type_name("HOST:PORT")
+      ->check(HostAndPort())
+      ->group(group);
+  command
       .add_option("--metrics-listen", flags.metrics_listen,
                   "where Prometheus reads GET /metrics, with --listen's TLS and tokens; port 0 = "
                   "any free one (default: nowhere)")

@@ -47,7 +47,8 @@ struct KvCacheFlags {
 // What the controller alone decides.
 struct ControllerFlags {
   std::string listen = "127.0.0.1:50051";
-  std::string metrics_listen;  // empty: nowhere
+  std::string http_listen;     // empty: nowhere
+  std::string metrics_listen;  // likewise
   int max_queue = 1024;
   bool no_prefix_cache = false;
   double drain_seconds = 30.0;

@@ -2,12 +2,11 @@
 
 #include <unistd.h>
 
-#include <filesystem>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
+#include "launcher/base/this_program.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
@@ -17,13 +16,6 @@ constexpr absl::Duration kGrace = absl::Seconds(10);
 // The end of the process shows as the end of its output; this bounds the wait for what closed it
 // early.
 constexpr absl::Duration kLookInterval = absl::Milliseconds(200);
-
-absl::StatusOr<std::string> ThisProgram() {
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) return absl::UnavailableError("cannot find this program in /proc: is it mounted?");
-  return program.string();
-}
 
 std::vector<std::string> Environment() {
   std::vector<std::string> variables;

@@ -2,8 +2,31 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "launcher/cli/values.h"
 
 namespace lockstep {
+namespace {
+
+constexpr size_t kMostCheckBytes = 400;
+constexpr absl::string_view kWorkerErrorPrefix = "lockstep worker: ";
+
+}  // namespace
+
+bool LastWords::Hear(const JobLine& line) {
+  if (!line.rank) {
+    const auto rank_killed = ParseRankKilled(line.text);
+    if (rank_killed) killed = rank_killed;
+    return rank_killed.has_value();
+  }
+  if (const auto failure = ParseCheckFailure(line.text)) {
+    check_failures.try_emplace(*line.rank, Excerpt(*failure, kMostCheckBytes));
+  }
+  absl::string_view error = line.text;
+  if (!absl::ConsumePrefix(&error, kWorkerErrorPrefix)) return false;
+  if (rank_error.empty()) rank_error = std::string(error);
+  return true;
+}
 
 // mpirun knows which rank was killed first; the controller knows what it did. When one dies the
 // others are killed within a millisecond, and their streams may close first.

@@ -17,6 +17,9 @@ struct LastWords {
   std::vector<std::string> ranks;             // the controller's, of each, when one was lost
   std::string process_state;                  // of the one that fell silent
 
+  // Whether a line of the job is among them, to be told in the launcher's own error, once and not
+  // by every rank.
+  bool Hear(const JobLine& line);
   // reason: what the launcher knows of the loss; with what these add to it.
   std::string Explain(const std::string& reason) const;
 };

@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
 #include "launcher/base/host_name.h"
+#include "launcher/base/this_program.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/mpi_command.h"
 #include "parallel/placement.h"
@@ -219,9 +220,7 @@ absl::StatusOr<LaunchPlan> PlanLaunch(const LaunchFlags& flags, const ProcessGri
   if (!flags.allow_tp_across_nodes) RETURN_IF_ERROR(CheckPlacement(plan, grid));
   RETURN_IF_ERROR(ChooseAddress(flags, plan));
   ASSIGN_OR_RETURN(plan.starter, plan.kind == Kind::kSlurm ? FindSrun() : FindMpirun());
-  std::error_code error;
-  plan.program = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) return absl::UnavailableError("cannot find this program in /proc: is it mounted?");
+  ASSIGN_OR_RETURN(plan.program, ThisProgram());
   return plan;
 }
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "launcher/job/restart_policy.h"
@@ -60,6 +61,10 @@ class ServeReport {
   void Waiting(absl::string_view message);
   // rank < 0: what starts the ranks, mpirun or srun.
   void RankOutput(int replica, int rank, absl::string_view text, absl::string_view starter = "");
+  // Where OpenAI's clients connect.
+  void Gateway(const std::string& url, int64_t pid) {
+    Tell("gateway", {{"url", url}, {"pid", pid}}, absl::StrCat("Gateway  ", url, "/v1"));
+  }
   // Where they are read.
   void Metrics(const std::string& url) { Tell("metrics", {{"url", url}}, "Metrics  " + url); }
   void Warn(const std::vector<std::string>& warnings);

@@ -24,9 +24,7 @@ constexpr absl::Duration kOwnEndTimeout = absl::Milliseconds(300);
 constexpr absl::Duration kOrderlyExitTimeout = absl::Seconds(3);
 constexpr absl::Duration kTerminateGrace = absl::Seconds(2);
 constexpr absl::Duration kUndeadInterval = absl::Milliseconds(200);  // of looks at who does not die
-constexpr size_t kMostCheckBytes = 400;
 constexpr char kJobEnded[] = "the job of ranks ended unexpectedly";
-constexpr char kWorkerErrorPrefix[] = "lockstep worker: ";
 
 }  // namespace
 
@@ -51,6 +49,9 @@ absl::Status ServeSession::Start() {
     ASSIGN_OR_RETURN(metrics_, MetricsServer::Start(*options_.metrics,
                                                     options_.controller.api_tokens, *controller_));
     report_.Metrics(metrics_->url());
+  }
+  if (options_.gateway) {
+    ASSIGN_OR_RETURN(gateway_, GatewayProcess::Start(*options_.gateway, report_));
   }
   if (options_.make_job == nullptr) {
     report_.WaitingForRanks(controller_->worker_addresses().front(), options_.secret_file);
@@ -84,6 +85,7 @@ absl::Status ServeSession::StartJob(Job& job) {
 
 void ServeSession::Step() {
   std::vector<int> fds = {mailbox_.fd(), interrupts_.fd()};
+  if (gateway_) fds.push_back(gateway_->output_fd());
   for (const Job& job : jobs_) {
     if (job.process) fds.push_back(job.process->output_fd());
   }
@@ -91,6 +93,7 @@ void ServeSession::Step() {
   HandleInterrupts();
   HandleEvents();
   HandleOutputs();
+  StepGateway();
   CheckPreflights();
   CheckUndead();
   if (state_ != State::kStopping) StartDueJobs();
@@ -102,6 +105,7 @@ void ServeSession::Step() {
 
 absl::Time ServeSession::NextDeadline() const {
   absl::Time deadline = drain_deadline_;
+  if (gateway_) deadline = std::min(deadline, gateway_->next_start());
   for (const Job& job : jobs_) {
     deadline = std::min(deadline, job.start_at);
     if (job.undead) deadline = std::min(deadline, SteadyNow() + kUndeadInterval);
@@ -224,6 +228,12 @@ void ServeSession::HandleOutputs() {
   }
 }
 
+void ServeSession::StepGateway() {
+  if (!gateway_ || state_ == State::kStopping) return;
+  const absl::Status status = gateway_->Step();
+  if (!status.ok()) GiveUp(std::string(status.message()));
+}
+
 void ServeSession::HandleLine(Job& job, absl::string_view line) {
   for (const JobLine& left : job.output.Take(line)) HandleJobLine(job, left);
 }
@@ -234,24 +244,9 @@ void ServeSession::HandleJobLine(Job& job, const JobLine& parsed) {
       return job.roll.Started(*parsed.rank, *started);
     }
     if (parsed.text == kRankMetMark) return job.roll.Met(*parsed.rank);
-    // Told in the launcher's own error instead, once and not by every rank.
-    if (absl::StartsWith(parsed.text, kWorkerErrorPrefix)) {
-      if (job.words.rank_error.empty()) {
-        job.words.rank_error = parsed.text.substr(sizeof(kWorkerErrorPrefix) - 1);
-      }
-    } else {
-      report_.RankOutput(job.replica, *parsed.rank, parsed.text);
-    }
-    if (const auto failure = ParseCheckFailure(parsed.text)) {
-      job.words.check_failures.try_emplace(*parsed.rank, Excerpt(*failure, kMostCheckBytes));
-    }
-    return;
   }
-  if (const auto killed = ParseRankKilled(parsed.text)) {
-    job.words.killed = killed;
-    return;
-  }
-  report_.RankOutput(job.replica, -1, parsed.text,
+  if (job.words.Hear(parsed)) return;
+  report_.RankOutput(job.replica, parsed.rank.value_or(-1), parsed.text,
                      std::filesystem::path(job.starter).stem().string());
 }
 
@@ -371,10 +366,12 @@ absl::Status ServeSession::End() {
     for (Job& job : jobs_) EndJob(job, absl::InfinitePast());
     metrics_.reset();
     controller_->Shutdown();
+    gateway_.reset();
     return absl::UnavailableError(*failure_);
   }
   metrics_.reset();         // asks the controller
   controller_->Shutdown();  // tells the ranks, which then leave the job in order
+  gateway_.reset();         // with all the answers that there will be
   for (const News& news : mailbox_.TakeAll()) {
     if (news.event.kind == ControllerEvent::Kind::kDrained) drained_ = news.event;
   }

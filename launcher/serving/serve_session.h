@@ -20,6 +20,7 @@
 #include "launcher/job/job_output.h"
 #include "launcher/job/job_supervisor.h"
 #include "launcher/job/restart_policy.h"
+#include "launcher/serving/gateway_process.h"
 #include "launcher/serving/last_words.h"
 #include "launcher/serving/metrics_server.h"
 #include "launcher/serving/rank_roll.h"
@@ -43,6 +44,7 @@ struct SessionOptions {
   // From a job's start until all of its ranks have joined and checked their links.
   absl::Duration preflight_limit = absl::Seconds(30);
   std::optional<HttpServerOptions> metrics;  // MetricsListener's
+  std::optional<GatewayLaunch> gateway;      // PlanGateway's
   std::string secret_file;                   // shown when ranks are placed by hand
 };
 
@@ -98,6 +100,7 @@ class ServeSession {
   void HandleServing(const ControllerEvent& event);
   void HandleLoss(const News& news);
   void HandleOutputs();
+  void StepGateway();
   void CheckPreflights();
   void StartDueJobs();
   void HandleLine(Job& job, absl::string_view line);
@@ -120,8 +123,9 @@ class ServeSession {
   // observer uses the mailbox.
   Mailbox<News> mailbox_;
   std::unique_ptr<Controller> controller_;
-  std::unique_ptr<MetricsServer> metrics_;  // null: not wanted
-  std::vector<Job> jobs_;                   // [num_replicas]; empty when ranks are placed by hand
+  std::unique_ptr<MetricsServer> metrics_;   // null: not wanted
+  std::unique_ptr<GatewayProcess> gateway_;  // likewise
+  std::vector<Job> jobs_;                    // [num_replicas]; empty when ranks are placed by hand
 
   State state_ = State::kStarting;
   absl::Time drain_deadline_ = absl::InfiniteFuture();

@@ -55,6 +55,10 @@ absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& m
   if (options.max_model_len != 0) {
     RETURN_IF_ERROR(CheckOption("max_model_len", options.max_model_len, 2, LongestSequence(model)));
   }
+  if (!options.local_listen.empty() && !absl::StartsWith(options.local_listen, "unix:")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("local_listen \"", options.local_listen, "\" is not unix:/path"));
+  }
   return CheckLayout(model.sharded_sizes(), options.tensor_parallel, options.pipeline_parallel);
 }
 
@@ -201,7 +205,9 @@ absl::Status Controller::Impl::Listen(const ControllerOptions& options) {
                                    ? addresses[i]
                                    : WithPort(addresses[i], ranks.ports[i]));
   }
-  const ClientListener listener{.address = options.listen,
+  std::vector<std::string> client_addresses = {options.listen};
+  if (!options.local_listen.empty()) client_addresses.push_back(options.local_listen);
+  const ClientListener listener{.addresses = std::move(client_addresses),
                                 .tls = AddressOf(options.client_tls),
                                 .serve_reflection = !options.api_tokens.has_value()};
   ASSIGN_OR_RETURN(clients, ListenForClients(listener, {generation.get(), &health}));

@@ -48,6 +48,9 @@ struct ControllerOptions {
   std::string listen = "127.0.0.1:0";  // clients: HOST:PORT, port 0 = any
   // TLS for clients; with an authority they must show a certificate too.
   std::optional<TlsIdentity> client_tls;
+  // A Unix socket, "unix:/path", where clients of this user are let in, too, in clear and without
+  // certificates, which the right to open it stands for. Empty = none.
+  std::string local_listen;
   // When given, every call but health's must show one of them, and reflection is off.
   std::optional<ApiTokens> api_tokens;
   // Listen for clients beyond this machine although TLS is missing.

@@ -168,7 +168,7 @@ absl::StatusOr<Listening> ListenForClients(const ClientListener& listener,
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              kClientMinPingIntervalMs);
   for (grpc::Service* service : services) builder.RegisterService(service);
-  return BuildAndListen(builder, {listener.address}, listener.tls);
+  return BuildAndListen(builder, listener.addresses, listener.tls);
 }
 
 absl::StatusOr<Listening> ListenForRanks(const std::vector<std::string>& addresses,

@@ -22,7 +22,7 @@ struct Listening {
 // UNAVAILABLE naming the one that cannot be bound and why. Services must outlive the server.
 // tls: null = in clear; Unix sockets always are.
 struct ClientListener {
-  std::string address;
+  std::vector<std::string> addresses;
   const TlsIdentity* tls = nullptr;
   // Tells anyone the methods and messages: not subject to API tokens.
   bool serve_reflection = true;

@@ -88,6 +88,8 @@ TEST_F(LifecycleTest, OptionsOutOfRangeAreNamed) {
   EXPECT_THAT(message([](auto& o) { o.model_dir = "/nonexistent"; }), HasSubstr("/nonexistent"));
   EXPECT_THAT(message([](auto& o) { o.worker_listen = {"unix:" + std::string(200, 'x')}; }),
               HasSubstr("path of 200 bytes"));
+  EXPECT_THAT(message([](auto& o) { o.local_listen = "127.0.0.1:0"; }),
+              HasSubstr("local_listen \"127.0.0.1:0\" is not unix:/path"));
 }
 
 TEST_F(LifecycleTest, TheSocketOfTheRanksIsPrivate) {

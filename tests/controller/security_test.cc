@@ -41,7 +41,10 @@ class SecurityTest : public ControllerTest {
 
   // GetServerInfo over a connection of its own.
   grpc::Status Call(const DialSecurity& security, const std::string& authorization = "") {
-    const std::string address = absl::StrCat("127.0.0.1:", controller_->client_port());
+    return CallAt(absl::StrCat("127.0.0.1:", controller_->client_port()), security, authorization);
+  }
+  grpc::Status CallAt(const std::string& address, const DialSecurity& security,
+                      const std::string& authorization = "") {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     const auto credentials = ChannelCredentialsOf(security, address, arguments);
@@ -167,6 +170,19 @@ TEST_F(SecurityTest, AnAddressThatOthersCanReachNeedsTlsOrTheFlag) {
   options.insecure_listen = false;
   options.client_tls = Load(server_);
   EXPECT_TRUE(Controller::Start(options).ok());
+}
+
+// The right to open it stands for a certificate, but not for a token.
+TEST_F(SecurityTest, ALocalSocketAsksForTokensAlone) {
+  ControllerOptions options = DefaultOptions();
+  options.client_tls = Load(server_);
+  options.api_tokens = *ApiTokens::Parse(kToken);
+  options.local_listen = absl::StrCat("unix:", (scratch_ / "clients").string());
+  StartController(options);
+  const grpc::Status known = CallAt(options.local_listen, {}, BearerOf(kToken));
+  EXPECT_TRUE(known.ok()) << known.error_message();
+  EXPECT_EQ(CallAt(options.local_listen, {}).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(Call({}, BearerOf(kToken)).error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
 // --- the ranks' service ---

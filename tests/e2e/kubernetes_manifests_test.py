@@ -152,10 +152,11 @@ def check_agreement(where, by_name, config, lockstep):
     expect(controller["readinessProbe"]["grpc"]["port"] == ports["grpc"], where, "the probe asks another port")
     expect(pod["spec"]["terminationGracePeriodSeconds"] > float(flag(command, "drain-seconds")), where,
            "pods are killed before requests are drained")
-    for name, target in (("lockstep", "grpc"), ("lockstep-ranks", "ranks")):
+    expect(flag(command, "http-listen") == f"0.0.0.0:{ports['http']}", where, "--http-listen is another port")
+    for name, targets in (("lockstep", ["grpc", "http"]), ("lockstep-ranks", ["ranks"])):
         service = by_name["Service", name]["spec"]
         expect(service["selector"].items() <= pod["metadata"]["labels"].items(), where, f"{name} selects other pods")
-        expect([port["targetPort"] for port in service["ports"]] == [target], where, f"{name} leads elsewhere")
+        expect([port["targetPort"] for port in service["ports"]] == targets, where, f"{name} leads elsewhere")
     ranks = by_name["Service", "lockstep-ranks"]["spec"]
     expect(ranks["publishNotReadyAddresses"], where, "ranks cannot reach a controller that waits for them")
     check_usage(where, lockstep, command)

@@ -2,14 +2,17 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import unittest
+import urllib.error
+import urllib.request
 
 import openai
-from programs import LOCKSTEP, PATIENCE_SECONDS, Program, serve, status
+from programs import LOCKSTEP, MODEL, PATIENCE_SECONDS, Program, serve, status
 
 TOKEN = "a-token-of-sixteen-or-more"
 QUESTION = "Mary is in the kitchen. Tom is in the garden. Mary took the red ball. Mary went to the garden. Where is the red ball?"
@@ -177,6 +180,73 @@ class Tokens(unittest.TestCase):
                     time.sleep(1)  # gRPC dials again after a pause
             ask(TOKEN)
             self.assertEqual((gateway.stop(), server.stop()), (0, 0))
+
+
+class GatewayOfServe(unittest.TestCase):
+    """serve --http-listen: the gateway is a child of the server."""
+
+    def start(self, *flags):
+        server, address = serve("--http-listen", "127.0.0.1:0", *flags)
+        event = server.wait_event("gateway")
+        return server, address, event, openai.OpenAI(base_url=event["url"] + "/v1", api_key=TOKEN, max_retries=0, timeout=PATIENCE_SECONDS)
+
+    def code_of(self, url, headers):
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE_SECONDS) as answer:
+                return answer.status
+        except urllib.error.HTTPError as refused:
+            return refused.code
+
+    def test_running_answers_end_before_it_does(self):
+        server, address, gateway, client = self.start()
+        options = dict(model="", prompt="Mary is", max_tokens=900, temperature=0, extra_body={"ignore_eos": True})
+        expected = client.completions.create(**options).choices[0].text
+        stream = iter(client.completions.create(stream=True, **options))
+        text = next(stream).choices[0].text
+        server.process.send_signal(signal.SIGTERM)
+        text += "".join(chunk.choices[0].text for chunk in stream)
+        self.assertEqual(text, expected)
+        self.assertEqual(server.end(0), 0)  # by the signal it got
+        with self.assertRaises(ProcessLookupError):
+            os.kill(gateway["pid"], 0)
+
+    def test_a_killed_one_is_back_where_it_was(self):
+        server, address, gateway, client = self.start()
+        stream = iter(client.completions.create(model="", prompt="Mary is", max_tokens=1900, stream=True, extra_body={"ignore_eos": True}))
+        next(stream)
+        os.kill(gateway["pid"], signal.SIGKILL)
+        with self.assertRaises(Exception):  # of the SDK's HTTP library, which is not always the same one
+            for _ in stream:
+                pass
+        for _ in range(PATIENCE_SECONDS * 20):
+            if any(event["event"] == "gateway" and event["pid"] != gateway["pid"] for event in server.events):
+                break
+            time.sleep(0.05)
+        self.assertEqual([event["url"] for event in server.events if event["event"] == "gateway"], [gateway["url"]] * 2)
+        self.assertIn("signal 9", next(event["message"] for event in server.events if event["event"] == "warning"))
+        client.completions.create(model="", prompt="Mary is", max_tokens=1)
+        self.assertEqual(int(status(address)["status"]["replicas"][0]["num_losses"]), 0)
+        self.assertEqual(server.stop(), 0)
+
+    def test_the_clients_own_token_counts(self):
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(TOKEN + "\n")
+            file.flush()
+            os.environ["LOCKSTEP_TOKEN_FILE"] = file.name  # the operator's, as a client
+            try:
+                server, _, gateway, _ = self.start("--api-token-file", file.name)
+            finally:
+                del os.environ["LOCKSTEP_TOKEN_FILE"]
+            for headers, code in (({"Authorization": "Bearer " + TOKEN}, 200), ({"Authorization": "Bearer wrong" + TOKEN}, 401), ({}, 401)):
+                self.assertEqual(self.code_of(gateway["url"] + "/v1/models", headers), code, headers)
+            self.assertEqual(server.stop(), 0)
+
+    def test_a_port_that_is_taken_ends_the_start(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = "127.0.0.1:%d" % taken.getsockname()[1]
+            started = subprocess.run([LOCKSTEP, "serve", MODEL, "--listen", "127.0.0.1:0", "--http-listen", address], capture_output=True, text=True)
+        self.assertEqual(started.returncode, 1)
+        self.assertIn(f"the gateway: cannot listen on {address}: Address already in use", started.stderr)
 
 
 if __name__ == "__main__":
