@@ -13,9 +13,9 @@
 #include "kernels/base/status_macros.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
-#include "launcher/client/chat_format.h"
 #include "launcher/client/connection.h"
 #include "launcher/client/prompts.h"
+#include "launcher/client/served_chat_template.h"
 #include "launcher/eval/examiner.h"
 #include "launcher/eval/local_server.h"
 #include "launcher/eval/questions.h"
@@ -108,14 +108,17 @@ absl::StatusOr<ScoreBoard> Examine(const EvalOptions& options, const Connection&
                                    InterruptWatcher& interrupts) {
   ASSIGN_OR_RETURN(const std::vector<Question> questions, LoadQuestions(options, info));
   ExamOptions exam;
-  ASSIGN_OR_RETURN(exam.format, DetectChatFormat(connection));
+  ASSIGN_OR_RETURN(const std::optional<ServedChatTemplate> chat_template,
+                   FetchChatTemplate(connection));
+  if (chat_template) exam.chat_template = &*chat_template;
   exam.concurrency = options.concurrency;
   exam.max_tokens = options.max_tokens;
   if (!options.quiet) {
-    std::fprintf(stderr, "%s, tp %d x pp %d; %d questions, chat format: %s\n",
+    std::fprintf(stderr, "%s, tp %d x pp %d; %d questions, %s\n",
                  TerminalText(info.model_name()).c_str(), info.tensor_parallel(),
                  info.pipeline_parallel(), static_cast<int>(questions.size()),
-                 ChatFormatName(exam.format).c_str());
+                 chat_template ? "as the model's chat template has them"
+                               : "as lines of text: the model has no chat template");
   }
   return Examine(connection, questions, exam, interrupts,
                  MakeProgress(options.quiet, static_cast<int64_t>(questions.size())));

@@ -182,6 +182,11 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->type_name("HOST:PORT")
       ->check(HostAndPort())
       ->group(group);
+  command
+      .add_option("--chat-template", flags.chat_template,
+                  "how the model wants a conversation written (Jinja), if not as its own files say")
+      ->type_name("FILE")
+      ->group(group);
   command.add_option("--max-queue", flags.max_queue, "waiting requests; more are refused")
       ->type_name("N")
       ->check(Between(1, 1 << 24))

@@ -47,6 +47,7 @@ struct KvCacheFlags {
 // What the controller alone decides.
 struct ControllerFlags {
   std::string listen = "127.0.0.1:50051";
+  std::string chat_template;   // file; empty: the model's own
   std::string http_listen;     // empty: nowhere
   std::string metrics_listen;  // likewise
   int max_queue = 1024;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
 #include "launcher/base/mailbox.h"
 #include "launcher/client/generation_call.h"
@@ -53,15 +54,30 @@ class Exam {
            asked_.size() - num_done_ < static_cast<size_t>(options_.concurrency);
   }
 
+  // Its prompt; what marks turns there is the template's.
+  absl::Status Write(const Question& question, v1::GenerateRequest& request) const {
+    if (options_.chat_template == nullptr) {
+      for (const ChatMessage& message : question.messages) {
+        absl::StrAppend(request.mutable_text(), message.content, "\n");
+      }
+      request.mutable_stop()->add_stop_strings("\n\n");
+      return absl::OkStatus();
+    }
+    ASSIGN_OR_RETURN(*request.mutable_text(),
+                     options_.chat_template->RenderTrusted(question.messages));
+    request.set_add_special_tokens(false);
+    return absl::OkStatus();
+  }
+
   void Ask() {
     const size_t index = asked_.size();
-    Asked& asked = asked_.emplace_back(SteadyNow());
     v1::GenerateRequest request;
-    request.set_text(RenderChat(options_.format, questions_[index].messages));
+    const absl::Status written = Write(questions_[index], request);
+    if (!written.ok()) return StopAt(index, written);
+    Asked& asked = asked_.emplace_back(SteadyNow());
     request.set_parse_special_tokens(true);
     request.mutable_sampling()->set_temperature(0.0f);
     request.mutable_stop()->set_max_tokens(options_.max_tokens);
-    if (options_.format == ChatFormat::kPlain) request.mutable_stop()->add_stop_strings("\n\n");
     const auto on_event = [&asked](const v1::GenerateEvent& event) {
       asked.response.Add(event, SteadyNow());
     };
@@ -72,14 +88,17 @@ class Exam {
                                                   GenerationCall::Handlers{on_event, on_done});
   }
 
+  void StopAt(size_t question, const absl::Status& status) {
+    Stop(absl::Status(status.code(),
+                      absl::StrCat("question ", question + 1, ": ", status.message())));
+  }
+
   void Take(const Done& done) {
     Asked& asked = asked_[done.question];
     ++num_done_;
     asked.call.reset();
     if (!done.status.ok()) {
-      const absl::Status status = connection_.Explain(done.status);
-      return Stop(absl::Status(
-          status.code(), absl::StrCat("question ", done.question + 1, ": ", status.message())));
+      return StopAt(done.question, connection_.Explain(done.status));
     }
     if (!asked.response.outputs().empty()) asked.reply = asked.response.outputs().front().text;
     if (IsRight(questions_[done.question], asked.reply)) ++num_right_;

@@ -9,15 +9,16 @@
 
 #include "absl/status/statusor.h"
 #include "launcher/base/signals.h"
-#include "launcher/client/chat_format.h"
 #include "launcher/client/connection.h"
+#include "launcher/client/served_chat_template.h"
 #include "launcher/eval/questions.h"
 #include "launcher/eval/score_board.h"
 
 namespace lockstep {
 
 struct ExamOptions {
-  ChatFormat format = ChatFormat::kPlain;
+  // How the model wants questions written; null: contents, a line each. Must outlive the exam.
+  const ServedChatTemplate* chat_template = nullptr;
   int concurrency = 16;                               // questions in flight
   int max_tokens = 128;                               // of a reply
   absl::Duration timeout = absl::InfiniteDuration();  // of a question

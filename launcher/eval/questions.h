@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "launcher/client/chat_format.h"
+#include "launcher/client/served_chat_template.h"
 
 namespace lockstep {
 

@@ -93,8 +93,9 @@ struct TokenLists {
 };
 
 // Finish reason and, as vLLM has it, what stopped it.
-void AddEnd(const v1::OutputFinished& finished, Json& choice) {
-  choice["finish_reason"] = FinishReasonName(finished.reason());
+void AddEnd(const v1::OutputFinished& finished, bool has_calls, Json& choice) {
+  const bool ends_in_calls = has_calls && finished.reason() == v1::FINISH_REASON_STOP;
+  choice["finish_reason"] = ends_in_calls ? "tool_calls" : FinishReasonName(finished.reason());
   if (finished.has_stop_string()) {
     choice["stop_reason"] = finished.stop_string();
   } else if (finished.has_stop_token_id()) {
@@ -181,7 +182,8 @@ Json OpenAiReply::DeltaChunk(size_t prompt, const v1::TokenDelta& delta) {
   const size_t index = IndexOf(prompt, delta.output_index());
   Json choice = {{"index", index}};
   if (request_.is_chat) {
-    choice["delta"] = {{"content", ValidUtf8(delta.text())}};
+    choice["delta"] = {
+        {"content", ValidUtf8(NewContent(prompt, delta.output_index(), delta.text()))}};
   } else {
     choice["text"] = ValidUtf8(delta.text());
   }
@@ -195,6 +197,67 @@ Json OpenAiReply::DeltaChunk(size_t prompt, const v1::TokenDelta& delta) {
   return ChunkOf(std::move(choice));
 }
 
+// What of an output's text may be told, now that `added` is its end: what may yet turn out to be a
+// call is kept back.
+std::string OpenAiReply::NewContent(size_t prompt, size_t output, const std::string& added) {
+  if (request_.tool_names.empty()) return added;
+  const std::string& text = responses_[prompt].outputs()[output].text;
+  Told& told = told_[IndexOf(prompt, output)];
+  const size_t begin = told.num_content;
+  told.num_content = std::max(begin, NumContentBytes(text, begin));
+  return text.substr(begin, told.num_content - begin);
+}
+
+Json OpenAiReply::ToolCallsJson(size_t index, const std::vector<ToolCall>& calls,
+                                bool is_chunk) const {
+  const std::string& request_id = responses_.front().accepted().request_id();
+  Json list = Json::array();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    Json call = is_chunk ? Json{{"index", i}} : Json::object();
+    call["id"] = absl::StrCat("call_", request_id, "_", index, "_", i);
+    call["type"] = "function";
+    call["function"] = {{"name", ValidUtf8(calls[i].name)},
+                        {"arguments", ValidUtf8(calls[i].arguments)}};
+    list.push_back(std::move(call));
+  }
+  return list;
+}
+
+// What was kept back, and the end. A continued stream tells all ends again.
+std::vector<Json> OpenAiReply::EndChunks(size_t prompt, const v1::OutputFinished& finished) {
+  std::vector<Json> chunks;
+  const size_t index = IndexOf(prompt, finished.output_index());
+  Told& told = told_[index];
+  if (std::exchange(told.ended, true)) return chunks;
+  const auto add_delta = [&](Json delta) {
+    chunks.push_back(ChunkOf({{"index", index},
+                              {"delta", std::move(delta)},
+                              {"logprobs", nullptr},
+                              {"finish_reason", nullptr}}));
+  };
+  const auto& outputs = responses_[prompt].outputs();
+  bool has_calls = false;
+  if (!request_.tool_names.empty() && finished.output_index() < outputs.size()) {
+    const ToolOutput said =
+        SplitToolCalls(outputs[finished.output_index()].text, request_.tool_names);
+    if (said.content.size() > told.num_content) {
+      add_delta({{"content", ValidUtf8(said.content.substr(told.num_content))}});
+    }
+    has_calls = !said.calls.empty();
+    if (has_calls) add_delta({{"tool_calls", ToolCallsJson(index, said.calls, true)}});
+  }
+  Json choice = {{"index", index}};
+  if (request_.is_chat) {
+    choice["delta"] = Json::object();
+  } else {
+    choice["text"] = "";
+  }
+  choice["logprobs"] = nullptr;
+  AddEnd(finished, has_calls, choice);
+  chunks.push_back(ChunkOf(std::move(choice)));
+  return chunks;
+}
+
 std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& event) {
   std::vector<Json> chunks;
   const auto open = [&](size_t output) {
@@ -205,21 +268,16 @@ std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& ev
   } else if (event.has_delta() &&
              event.delta().output_index() < static_cast<uint32_t>(num_outputs_)) {
     const bool tells = !event.delta().text().empty() || !event.delta().logprobs().empty();
-    if (tells) chunks.push_back(DeltaChunk(prompt, event.delta()));
+    if (tells) {
+      Json chunk = DeltaChunk(prompt, event.delta());
+      const Json& choice = chunk["choices"][0];
+      const bool is_kept_back =
+          request_.is_chat && choice["delta"]["content"] == "" && choice["logprobs"].is_null();
+      if (!is_kept_back) chunks.push_back(std::move(chunk));
+    }
   } else if (event.has_finished() &&
              event.finished().output_index() < static_cast<uint32_t>(num_outputs_)) {
-    // A continued stream tells all ends again.
-    Told& told = told_[IndexOf(prompt, event.finished().output_index())];
-    if (std::exchange(told.ended, true)) return chunks;
-    Json choice = {{"index", IndexOf(prompt, event.finished().output_index())}};
-    if (request_.is_chat) {
-      choice["delta"] = Json::object();
-    } else {
-      choice["text"] = "";
-    }
-    choice["logprobs"] = nullptr;
-    AddEnd(event.finished(), choice);
-    chunks.push_back(ChunkOf(std::move(choice)));
+    return EndChunks(prompt, event.finished());
   }
   return chunks;
 }
@@ -252,9 +310,19 @@ Json OpenAiReply::Choice(size_t prompt, size_t output) const {
   static const ResponseOutput kNone;
   const ResponseOutput& given = output < outputs.size() ? outputs[output] : kNone;
   Json choice = {{"index", IndexOf(prompt, output)}};
+  bool has_calls = false;
   if (request_.is_chat) {
+    const ToolOutput said = request_.tool_names.empty()
+                                ? ToolOutput{given.text, {}}
+                                : SplitToolCalls(given.text, request_.tool_names);
+    has_calls = !said.calls.empty();
+    Json content = has_calls && said.content.empty() ? Json() : Json(ValidUtf8(said.content));
     choice["message"] = {
-        {"role", "assistant"}, {"content", ValidUtf8(given.text)}, {"refusal", nullptr}};
+        {"role", "assistant"}, {"content", std::move(content)}, {"refusal", nullptr}};
+    if (has_calls) {
+      choice["message"]["tool_calls"] =
+          ToolCallsJson(IndexOf(prompt, output), said.calls, /*is_chunk=*/false);
+    }
   } else {
     choice["text"] = ValidUtf8(request_.echo ? echoed_[prompt].text + given.text : given.text);
   }
@@ -263,7 +331,7 @@ Json OpenAiReply::Choice(size_t prompt, size_t output) const {
     size_t offset = 0;
     choice["logprobs"] = LogprobsOf(prompt, output, 0, offset);
   }
-  AddEnd(given.finished.value_or(v1::OutputFinished()), choice);
+  AddEnd(given.finished.value_or(v1::OutputFinished()), has_calls, choice);
   return choice;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "launcher/client/response.h"
 #include "launcher/gateway/openai_request.h"
+#include "launcher/gateway/tool_calls.h"
 #include "launcher/http/http_exchange.h"
 #include "nlohmann/json.hpp"
 
@@ -51,6 +52,9 @@ class OpenAiReply {
   Json Choice(size_t prompt, size_t output) const;
   std::optional<Json> OpeningChunk(size_t prompt, size_t output);
   Json DeltaChunk(size_t prompt, const v1::TokenDelta& delta);
+  std::string NewContent(size_t prompt, size_t output, const std::string& added);
+  std::vector<Json> EndChunks(size_t prompt, const v1::OutputFinished& finished);
+  Json ToolCallsJson(size_t index, const std::vector<ToolCall>& calls, bool is_chunk) const;
   Json LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const;
   Json Usage() const;
   size_t IndexOf(size_t prompt, size_t output) const {
@@ -62,7 +66,8 @@ class OpenAiReply {
     bool opened = false;
     bool ended = false;
     size_t num_tokens = 0;
-    size_t offset = 0;  // characters
+    size_t offset = 0;       // characters
+    size_t num_content = 0;  // bytes of text that may hold calls of tools
   };
 
   const OpenAiRequest& request_;

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/gateway/conversation.h"
 #include "launcher/gateway/request_fields.h"
 #include "model/json/strict_json.h"
 #include "model/json_integer.h"
@@ -16,10 +17,11 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int kMaxBodyDepth = 64;             // schemas of tools nest
 constexpr int kDefaultCompletionTokens = 16;  // OpenAI's, of completions that do not say
 
 absl::StatusOr<json> ParseBody(absl::string_view body) {
-  auto parsed = ParseStrictJson({body.data(), body.size()});
+  auto parsed = ParseStrictJson({body.data(), body.size()}, kMaxBodyDepth);
   if (parsed.ok()) return parsed;
   return absl::InvalidArgumentError(
       absl::StrCat("the body is not JSON: ", parsed.status().message()));
@@ -179,64 +181,6 @@ void ReadPrompts(RequestFields& fields, OpenAiRequest& request) {
   }
 }
 
-// A text, or parts of which all are text.
-absl::StatusOr<std::string> ContentOf(const json& content, const std::string& where) {
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, "content must be a string or an array of text parts"));
-  }
-  std::string text;
-  for (const json& part : content) {
-    RequestFields fields(part, where + "content[].");
-    const auto type = fields.Text("type");
-    const auto piece = fields.Text("text");
-    if (type != "text")
-      fields.Fail("type", "must be \"text\": images, audio and files are not read");
-    if (!piece) fields.Fail("text", "is missing");
-    RETURN_IF_ERROR(fields.Finish());
-    text += *piece;
-  }
-  return text;
-}
-
-absl::StatusOr<ChatMessage> MessageOf(const json& value, const std::string& where) {
-  RequestFields fields(value, where);
-  ChatMessage message;
-  message.role = fields.Text("role").value_or("");
-  if (message.role == "developer") message.role = "system";
-  if (message.role != "system" && message.role != "user" && message.role != "assistant") {
-    fields.Fail("role", absl::StrCat("must be system, developer, user or assistant, not ",
-                                     Quoted(message.role)));
-  }
-  const json* content = fields.Value("content");
-  if (content == nullptr) fields.Fail("content", "is missing");
-  fields.Ignore("name");
-  fields.Refuse("tool_calls", json::array(), "cannot be given: tools are not supported");
-  fields.Refuse("refusal", json(), "cannot be given");
-  RETURN_IF_ERROR(fields.Finish());
-  ASSIGN_OR_RETURN(message.content, ContentOf(*content, where));
-  return message;
-}
-
-absl::Status ReadMessages(RequestFields& fields, OpenAiRequest& request) {
-  const json* messages = fields.Value("messages");
-  if (messages == nullptr || !messages->is_array() || messages->empty()) {
-    fields.Fail("messages", "must be an array of at least one message");
-    return absl::OkStatus();
-  }
-  if (messages->size() > kMaxMessages) {
-    fields.Fail("messages", absl::StrCat("are ", messages->size(), ": at most ", kMaxMessages));
-    return absl::OkStatus();
-  }
-  for (size_t i = 0; i < messages->size(); ++i) {
-    ASSIGN_OR_RETURN(ChatMessage message,
-                     MessageOf((*messages)[i], absl::StrCat("messages[", i, "].")));
-    request.messages.push_back(std::move(message));
-  }
-  return absl::OkStatus();
-}
-
 void ReadChatLogprobs(RequestFields& fields, v1::OutputOptions& output) {
   const bool wanted = fields.Bool("logprobs").value_or(false);
   const auto num_top = fields.Int32("top_logprobs");
@@ -277,16 +221,13 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
   OpenAiRequest request;
   request.is_chat = true;
   ReadCommon(fields, request);
-  RETURN_IF_ERROR(ReadMessages(fields, request));
+  RETURN_IF_ERROR(ReadConversation(body, fields, request));
   ReadMaxTokens(fields, "max_tokens", *request.options.mutable_stop());
   ReadMaxTokens(fields, "max_completion_tokens", *request.options.mutable_stop());
   ReadChatLogprobs(fields, *request.options.mutable_output());
   fields.Refuse("response_format", {{"type", "text"}}, "must be text: outputs are not constrained");
-  fields.Refuse("tools", json::array(), "cannot be given: tools are not supported");
-  fields.Refuse("tool_choice", "none", "must be none: tools are not supported");
-  fields.Refuse("functions", json::array(), "cannot be given: tools are not supported");
-  fields.Refuse("function_call", "none", "must be none: tools are not supported");
-  fields.Ignore("parallel_tool_calls");
+  fields.Refuse("functions", json::array(), "cannot be given: say tools instead");
+  fields.Refuse("function_call", "none", "must be none: say tool_choice instead");
   fields.Refuse("modalities", json::array({"text"}), "must be [\"text\"]");
   RETURN_IF_ERROR(fields.Finish());
   return request;

@@ -7,19 +7,19 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "launcher/client/chat_format.h"
 #include "lockstep/v1/generation.pb.h"
+#include "nlohmann/json.hpp"
 
 namespace lockstep {
 
 // Of one request.
 inline constexpr int kMaxPrompts = 256;
-inline constexpr int kMaxMessages = 2048;
 
 struct OpenAiPrompt {
   std::string text;
@@ -30,7 +30,8 @@ struct OpenAiRequest {
   bool is_chat = false;
   std::string model;                  // empty = whichever is served
   std::vector<OpenAiPrompt> prompts;  // not of a chat
-  std::vector<ChatMessage> messages;  // of a chat
+  nlohmann::ordered_json chat;        // of a chat: its template's variables
+  std::set<std::string> tool_names;   // functions that the model may call
   v1::GenerateRequest options;        // all but the prompt
   bool stream = false;
   bool include_usage = false;  // in a last event of the stream

@@ -191,7 +191,7 @@ Awaitable<void> OpenAiService::Complete(HttpExchange& exchange, const OpenAiRequ
   std::vector<EchoedPrompt> echoed;
   absl::Status status;
   if (request.is_chat) {
-    auto ids = co_await TokenizeChat(exchange, request.messages);
+    auto ids = co_await TokenizeChat(exchange, request);
     status = ids.status();
     if (ids.ok()) prompts.push_back({"", *std::move(ids)});
   }
@@ -262,36 +262,47 @@ OpenAiService::AwaitableOr<std::string> OpenAiService::Detokenize(const HttpExch
 }
 
 // Asked each time: the server behind may be another one by now.
-OpenAiService::AwaitableOr<ChatFormat> OpenAiService::DetectFormat(const HttpExchange& exchange) {
-  for (const auto& [format, marker] : kChatMarkers) {
-    const auto ids = co_await Tokenize(exchange, MarkerQuestion(marker));
-    if (!ids.ok()) co_return ids.status();
-    if (ids->size() == 1) co_return format;
+// The template that a request wants, parsed again only when it is another one.
+OpenAiService::AwaitableOr<std::shared_ptr<const ServedChatTemplate>>
+OpenAiService::ChatTemplateFor(const HttpExchange& exchange, bool with_tools) {
+  const auto response = co_await Call<v1::GetChatTemplateResponse>(
+      connection_, exchange, v1::GetChatTemplateRequest(),
+      [&](auto... call) { connection_.stub().async()->GetChatTemplate(call...); });
+  if (!response.ok()) co_return response.status();
+  const bool has_own = with_tools && !response->tool_source().empty();
+  const std::string& source = has_own ? response->tool_source() : response->source();
+  if (source.empty()) {
+    co_return absl::InvalidArgumentError(
+        "this model has no chat template (chat_template in its tokenizer_config.json, or the "
+        "server's --chat-template): send the text to /v1/completions");
   }
-  co_return ChatFormat::kPlain;
+  std::shared_ptr<const ServedChatTemplate>& kept = chat_templates_[has_own ? 1 : 0];
+  if (!kept || kept->source() != source) {
+    auto made = ServedChatTemplate::Make(source, *response);
+    if (!made.ok()) co_return made.status();
+    kept = std::make_shared<const ServedChatTemplate>(*std::move(made));
+  }
+  co_return kept;
 }
 
-// Piece by piece, so that no message can end its own turn: what it says is text.
+// In pieces, so that no message can end its own turn: what it says is text.
 OpenAiService::AwaitableOr<std::vector<int32_t>> OpenAiService::TokenizeChat(
-    const HttpExchange& exchange, const std::vector<ChatMessage>& messages) {
-  const auto format = co_await DetectFormat(exchange);
-  if (!format.ok()) co_return format.status();
-  if (*format == ChatFormat::kPlain) {
-    co_return absl::InvalidArgumentError(
-        "how this model wants a conversation written is not known (its tokenizer has neither "
-        "Llama 3's markers nor <|assistant|>): send the text to /v1/completions");
+    const HttpExchange& exchange, const OpenAiRequest& request) {
+  const auto chat_template = co_await ChatTemplateFor(exchange, !request.tool_names.empty());
+  if (!chat_template.ok()) co_return chat_template.status();
+  const auto pieces = (*chat_template)->Render(request.chat);
+  if (!pieces.ok()) co_return pieces.status();
+  v1::TokenizeRequest tokenize;
+  for (const TextPiece& piece : *pieces) {
+    v1::TextPiece& part = *tokenize.add_pieces();
+    part.set_text(piece.text);
+    part.set_is_markup(piece.is_markup);
   }
-  std::vector<int32_t> ids;
-  for (const ChatPiece& piece : ChatPieces(*format, messages)) {
-    v1::TokenizeRequest request;
-    request.set_text(piece.text);
-    request.set_parse_special_tokens(piece.is_markup);
-    request.set_add_special_tokens(ids.empty());  // BOS
-    const auto more = co_await Tokenize(exchange, std::move(request));
-    if (!more.ok()) co_return more.status();
-    ids.insert(ids.end(), more->begin(), more->end());
+  if (tokenize.ByteSizeLong() > kMaxRequestBytes) {
+    co_return absl::InvalidArgumentError(absl::StrCat(
+        "the conversation takes ", tokenize.ByteSizeLong(), " bytes: at most ", kMaxRequestBytes));
   }
-  co_return ids;
+  co_return co_await Tokenize(exchange, std::move(tokenize));
 }
 
 // A prompt's first token has no log-probability, but a text: for it a text becomes token ids here.

@@ -6,11 +6,14 @@
 //   GET  /metrics                                  of the server and of this, for Prometheus
 #pragma once
 
+#include <array>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "launcher/client/connection.h"
+#include "launcher/client/served_chat_template.h"
 #include "launcher/gateway/gateway_metrics.h"
 #include "launcher/gateway/openai_reply.h"
 #include "launcher/gateway/openai_request.h"
@@ -46,14 +49,18 @@ class OpenAiService {
   AwaitableOr<std::vector<int32_t>> Tokenize(const HttpExchange& exchange,
                                              v1::TokenizeRequest request);
   AwaitableOr<std::string> Detokenize(const HttpExchange& exchange, std::vector<int32_t> ids);
-  AwaitableOr<ChatFormat> DetectFormat(const HttpExchange& exchange);
+  AwaitableOr<std::shared_ptr<const ServedChatTemplate>> ChatTemplateFor(
+      const HttpExchange& exchange, bool with_tools);
   AwaitableOr<std::vector<int32_t>> TokenizeChat(const HttpExchange& exchange,
-                                                 const std::vector<ChatMessage>& messages);
+                                                 const OpenAiRequest& request);
   AwaitableOr<EchoedPrompt> Echo(const HttpExchange& exchange, const OpenAiRequest& request,
                                  OpenAiPrompt& prompt);
 
   const Connection& connection_;
   const absl::Duration patience_;
+  // Of conversations, and of those with tools where the model has another one for them. Shared with
+  // requests that run the one before.
+  std::array<std::shared_ptr<const ServedChatTemplate>, 2> chat_templates_;
   GatewayMetrics metrics_;
   const int64_t started_ = absl::ToUnixSeconds(absl::Now());
 };

@@ -29,6 +29,7 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
   options.block_size = model.block_size;
   options.max_queued_requests = controller.max_queue;
   options.enable_prefix_cache = !controller.no_prefix_cache;
+  options.chat_template = controller.chat_template;
   options.listen = controller.listen;
   options.num_replicas = controller.replicas;
   options.journal = controller.journal;

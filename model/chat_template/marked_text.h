@@ -8,12 +8,9 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep {
+#include "model/tokenizer/text_piece.h"
 
-struct TextPiece {
-  std::string text;
-  bool is_markup = false;
-};
+namespace lockstep {
 
 class MarkedText {
  public:

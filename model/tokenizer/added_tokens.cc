@@ -69,10 +69,10 @@ size_t AddedTokenMatcher::NextCandidate(std::string_view text, size_t from) cons
   return from;
 }
 
-absl::Status AddedTokenMatcher::Split(std::string_view text, bool parse_special, TextSink on_text,
-                                      TokenSink on_token) const {
+absl::Status AddedTokenMatcher::Split(std::string_view text, const MarkupRanges& markup,
+                                      TextSink on_text, TokenSink on_token) const {
   size_t emitted = 0;  // text before this is out
-  const bool any_wanted = !tokens_.empty() && (parse_special || !all_special_);
+  const bool any_wanted = !tokens_.empty() && (!markup.empty() || !all_special_);
   size_t at = any_wanted ? 0 : text.size();
   while ((at = NextCandidate(text, at)) < text.size()) {
     const int32_t index = LongestAt(text.substr(at));
@@ -82,9 +82,14 @@ absl::Status AddedTokenMatcher::Split(std::string_view text, bool parse_special,
     }
     const Token& token = tokens_[index];
     size_t start = at;
-    at += token.content.size();
-    // An unwanted special token still hides the tokens inside of it, as in HF.
-    if (token.special && !parse_special) continue;
+    const size_t end = at + token.content.size();
+    if (token.special && !markup.Covers(start, end)) {
+      // An unwanted special token still hides the tokens inside of it, as in HF; but what somebody
+      // said hides no markup.
+      at = markup.Overlaps(start, end) ? start + 1 : end;
+      continue;
+    }
+    at = end;
     if (token.lstrip) start = SkipSpaceBefore(text, std::min(emitted, start), start);
     if (start > emitted) RETURN_IF_ERROR(on_text(text.substr(emitted, start - emitted)));
     on_token(token.id);

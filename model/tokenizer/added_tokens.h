@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "model/tokenizer/markup_ranges.h"
 
 namespace lockstep {
 
@@ -27,8 +28,8 @@ class AddedTokenMatcher {
   using TextSink = absl::FunctionRef<absl::Status(std::string_view text)>;
   using TokenSink = absl::FunctionRef<void(int32_t id)>;
   // Calls, in order, on_token for each match and on_text for each non-empty text between matches.
-  // Unless parse_special, special tokens are ordinary text.
-  absl::Status Split(std::string_view text, bool parse_special, TextSink on_text,
+  // Special tokens that are not markup from one end to the other are ordinary text.
+  absl::Status Split(std::string_view text, const MarkupRanges& markup, TextSink on_text,
                      TokenSink on_token) const;
 
  private:

@@ -7,6 +7,7 @@
 #include "kernels/base/text_file.h"
 #include "model/tokenizer/added_tokens.h"
 #include "model/tokenizer/bpe.h"
+#include "model/tokenizer/markup_ranges.h"
 #include "model/tokenizer/pre_tokenizer.h"
 #include "model/tokenizer/token_decoder.h"
 #include "model/tokenizer/tokenizer_config.h"
@@ -28,9 +29,9 @@ struct Tokenizer::Impl {
   std::vector<int32_t> prefix_ids;
   std::vector<int32_t> suffix_ids;
 
-  absl::Status EncodeText(std::string_view text, bool parse_special,
+  absl::Status EncodeText(std::string_view text, const MarkupRanges& markup,
                           std::vector<int32_t>& ids) const;
-  absl::Status EncodeNormalized(std::string_view text, bool at_start, bool parse_special,
+  absl::Status EncodeNormalized(std::string_view text, bool at_start, bool is_markup,
                                 Bpe::Scratch& scratch, std::vector<int32_t>& ids) const;
   absl::Status CheckDecodes(std::span<const int32_t> ids, bool include_special_tokens) const;
 };
@@ -120,8 +121,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(impl)));
 }
 
-absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
-                                                       const EncodeOptions& options) const {
+namespace {
+
+absl::Status CheckEncodes(std::string_view text) {
   if (text.size() > kMaxEncodeBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("the text has ", text.size(), " bytes, more than ", kMaxEncodeBytes));
@@ -130,37 +132,63 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
     return absl::InvalidArgumentError(
         absl::StrCat("the text is not valid UTF-8 at byte ", invalid));
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
+                                                       const EncodeOptions& options) const {
+  RETURN_IF_ERROR(CheckEncodes(text));
   std::vector<int32_t> ids;
   if (options.add_special_tokens) ids = impl_->prefix_ids;
-  RETURN_IF_ERROR(impl_->EncodeText(text, options.parse_special_tokens, ids));
+  const MarkupRanges markup =
+      options.parse_special_tokens ? MarkupRanges::All() : MarkupRanges::None();
+  RETURN_IF_ERROR(impl_->EncodeText(text, markup, ids));
   if (options.add_special_tokens) {
     ids.insert(ids.end(), impl_->suffix_ids.begin(), impl_->suffix_ids.end());
   }
   return ids;
 }
 
-absl::Status Tokenizer::Impl::EncodeText(std::string_view text, bool parse_special,
+absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodePieces(
+    std::span<const TextPiece> pieces) const {
+  std::string text;
+  MarkupRanges markup;
+  for (const TextPiece& piece : pieces) {
+    const size_t begin = text.size();
+    text += piece.text;
+    if (piece.is_markup && !piece.text.empty()) markup.Add(begin, text.size());
+  }
+  RETURN_IF_ERROR(CheckEncodes(text));
+  std::vector<int32_t> ids;
+  RETURN_IF_ERROR(impl_->EncodeText(text, markup, ids));
+  return ids;
+}
+
+absl::Status Tokenizer::Impl::EncodeText(std::string_view text, const MarkupRanges& markup,
                                          std::vector<int32_t>& ids) const {
   Bpe::Scratch scratch;
   const auto on_text = [&](std::string_view part) -> absl::Status {
-    const bool at_start = part.data() == text.data();
-    if (normalizer.empty()) return EncodeNormalized(part, at_start, parse_special, scratch, ids);
+    const auto begin = static_cast<size_t>(part.data() - text.data());
+    const bool is_markup = markup.Covers(begin, begin + part.size());
+    if (normalizer.empty()) return EncodeNormalized(part, begin == 0, is_markup, scratch, ids);
     ASSIGN_OR_RETURN(const std::string normalized, Normalize(part, normalizer));
-    return EncodeNormalized(normalized, at_start, parse_special, scratch, ids);
+    return EncodeNormalized(normalized, begin == 0, is_markup, scratch, ids);
   };
-  return raw_tokens.Split(text, parse_special, on_text, [&](int32_t id) { ids.push_back(id); });
+  return raw_tokens.Split(text, markup, on_text, [&](int32_t id) { ids.push_back(id); });
 }
 
-absl::Status Tokenizer::Impl::EncodeNormalized(std::string_view text, bool at_start,
-                                               bool parse_special, Bpe::Scratch& scratch,
+absl::Status Tokenizer::Impl::EncodeNormalized(std::string_view text, bool at_start, bool is_markup,
+                                               Bpe::Scratch& scratch,
                                                std::vector<int32_t>& ids) const {
   const auto on_text = [&](std::string_view part) {
     return pre_tokenizer.Split(
         part, at_start && part.data() == text.data(),
         [&](std::string_view piece) { return bpe.Encode(piece, scratch, ids); });
   };
-  return normalized_tokens.Split(text, parse_special, on_text,
-                                 [&](int32_t id) { ids.push_back(id); });
+  return normalized_tokens.Split(text, is_markup ? MarkupRanges::All() : MarkupRanges::None(),
+                                 on_text, [&](int32_t id) { ids.push_back(id); });
 }
 
 absl::Status Tokenizer::Impl::CheckDecodes(std::span<const int32_t> ids,

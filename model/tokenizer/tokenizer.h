@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model/tokenizer/text_piece.h"
 
 namespace lockstep {
 
@@ -42,6 +43,9 @@ class Tokenizer {
   // character that the vocabulary cannot express.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
                                               const EncodeOptions& options) const;
+  // The pieces as one text, in which special tokens are those that markup holds. Adds none. Tokens
+  // that are found in normalized text count where all between two others is markup.
+  absl::StatusOr<std::vector<int32_t>> EncodePieces(std::span<const TextPiece> pieces) const;
   // Always valid UTF-8: each maximal invalid or incomplete part of a character becomes one U+FFFD.
   // INVALID_ARGUMENT for an unknown id, or tokens of more than kMaxDecodeBytes.
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids,

@@ -12,6 +12,8 @@
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
+#include "model/chat_template/chat_template.h"
+#include "model/chat_template/chat_template_file.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/tokenizer/tokenizer.h"
 #include "runtime/controller/event_loop.h"
@@ -142,6 +144,24 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::
   return tokenizer;
 }
 
+// One that is not understood costs its chats alone, and is told as an event.
+absl::StatusOr<v1::GetChatTemplateResponse> LoadChatTemplate(const ControllerOptions& options,
+                                                             EventLoop& loop) {
+  const auto file = ReadChatTemplate(options.model_dir, options.chat_template);
+  if (!file.ok() && !options.chat_template.empty()) return file.status();
+  const auto parsed = file.ok() ? ChatTemplate::Parse(file->source).status() : file.status();
+  if (!parsed.ok()) {
+    loop.Warn(absl::StrCat("chats will be refused: the chat template: ", parsed.message()));
+  }
+  v1::GetChatTemplateResponse response;
+  if (!file.ok()) return response;
+  response.set_source(file->source);
+  response.set_tool_source(file->tool_source);
+  response.mutable_special_tokens()->insert(file->special_tokens.begin(),
+                                            file->special_tokens.end());
+  return response;
+}
+
 // Null without one. What was found in it is told as an event.
 absl::StatusOr<std::shared_ptr<Journal>> OpenJournal(const ControllerOptions& options,
                                                      const std::string& fingerprint,
@@ -236,12 +256,15 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
   impl->loop = std::make_shared<EventLoop>(MakeCoreConfig(options, model, fingerprint, grid),
                                            options.observer, impl->health);
   ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, fingerprint, impl->loop));
+  ASSIGN_OR_RETURN(v1::GetChatTemplateResponse chat_template,
+                   LoadChatTemplate(options, *impl->loop));
   impl->generation = std::make_unique<GenerationService>(
       GenerationServiceConfig{.default_sampling = sampling,
                               .vocab_size = model.vocab_size,
                               .unread = {options.max_unread_bytes, options.unread_patience},
                               .api_tokens = options.api_tokens,
-                              .info = ServerInfo(options, model, fingerprint)},
+                              .info = ServerInfo(options, model, fingerprint),
+                              .chat_template = std::move(chat_template)},
       impl->tokenizer.get(), impl->loop, impl->journal);
   impl->worker_link = std::make_unique<WorkerLinkService>(
       impl->loop, impl->secret, options.num_replicas * grid.world_size(), options.hello_timeout);

@@ -34,6 +34,7 @@ struct ControllerOptions {
   std::filesystem::path model_dir;
   Quantization quantize = Quantization::kNone;  // how ranks must keep the model's matrices
   std::string model_name;                       // empty = the directory's name
+  std::filesystem::path chat_template;          // instead of the model's own; empty = that
   int tensor_parallel = 1;
   int pipeline_parallel = 1;
   int max_num_seqs = 256;         // [1, 65536]

@@ -32,6 +32,22 @@ void Answer(const absl::StatusOr<grpc::ByteBuffer>& answer, grpc::ByteBuffer* re
   reactor->Finish(ToGrpcStatus(answer.status()));
 }
 
+absl::StatusOr<std::vector<int32_t>> EncodeAsAsked(const Tokenizer& tokenizer,
+                                                   const v1::TokenizeRequest& request) {
+  EncodeOptions options;
+  options.parse_special_tokens = request.parse_special_tokens();
+  if (request.has_add_special_tokens()) options.add_special_tokens = request.add_special_tokens();
+  if (request.pieces().empty()) return tokenizer.Encode(request.text(), options);
+  if (!request.text().empty()) {
+    return absl::InvalidArgumentError("text: must be empty where pieces are given");
+  }
+  std::vector<TextPiece> pieces;
+  for (const v1::TextPiece& piece : request.pieces()) {
+    pieces.push_back({piece.text(), piece.is_markup()});
+  }
+  return tokenizer.EncodePieces(pieces);
+}
+
 }  // namespace
 
 // One Generate call on its way to the event loop.
@@ -255,10 +271,7 @@ grpc::ServerUnaryReactor* GenerationService::Tokenize(Context* context, const By
       v1::TokenizeRequest parsed;
       RETURN_IF_ERROR(ParseMessage(bytes, parsed));
       ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer());
-      EncodeOptions options;
-      options.parse_special_tokens = parsed.parse_special_tokens();
-      if (parsed.has_add_special_tokens()) options.add_special_tokens = parsed.add_special_tokens();
-      ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer->Encode(parsed.text(), options));
+      ASSIGN_OR_RETURN(const std::vector<int32_t> ids, EncodeAsAsked(*tokenizer, parsed));
       v1::TokenizeResponse result;
       result.mutable_token_ids()->Add(ids.begin(), ids.end());
       return SerializeMessage(result);
@@ -285,6 +298,14 @@ grpc::ServerUnaryReactor* GenerationService::Detokenize(Context* context, const 
     };
     Answer(answer(), response, reactor);
   });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* GenerationService::GetChatTemplate(Context* context, const Bytes*,
+                                                             Bytes* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (Refused(*context, reactor)) return reactor;
+  Answer(SerializeMessage(config_.chat_template), response, reactor);
   return reactor;
 }
 

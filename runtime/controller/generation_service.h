@@ -28,6 +28,7 @@ struct GenerationServiceConfig {
   UnreadLimits unread;
   std::optional<ApiTokens> api_tokens;  // every call must show one of them
   v1::GetServerInfoResponse info;       // without what the ranks decide
+  v1::GetChatTemplateResponse chat_template;
 };
 
 // Every method takes raw bytes (see wire.h).
@@ -36,9 +37,10 @@ class GenerationService final
           v1::Generation::WithRawCallbackMethod_Attach<v1::Generation::WithRawCallbackMethod_Abort<
               v1::Generation::WithRawCallbackMethod_Tokenize<
                   v1::Generation::WithRawCallbackMethod_Detokenize<
-                      v1::Generation::WithRawCallbackMethod_GetServerInfo<
-                          v1::Generation::WithRawCallbackMethod_GetStatus<
-                              v1::Generation::Service>>>>>>> {
+                      v1::Generation::WithRawCallbackMethod_GetChatTemplate<
+                          v1::Generation::WithRawCallbackMethod_GetServerInfo<
+                              v1::Generation::WithRawCallbackMethod_GetStatus<
+                                  v1::Generation::Service>>>>>>>> {
  public:
   // tokenizer must outlive the service and the loop's streams; null = the model has none. journal:
   // null = none is kept.
@@ -61,6 +63,8 @@ class GenerationService final
                                      Bytes* response) override;
   grpc::ServerUnaryReactor* Detokenize(Context* context, const Bytes* request,
                                        Bytes* response) override;
+  grpc::ServerUnaryReactor* GetChatTemplate(Context* context, const Bytes* request,
+                                            Bytes* response) override;
   grpc::ServerUnaryReactor* GetServerInfo(Context* context, const Bytes* request,
                                           Bytes* response) override;
   grpc::ServerUnaryReactor* GetStatus(Context* context, const Bytes* request,

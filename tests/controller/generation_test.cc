@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/controller/controller_fixture.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
 namespace {
@@ -280,6 +281,35 @@ TEST_F(GenerationTest, ManyClientsGetWhatEachGetsAlone) {
   EXPECT_EQ(num_right.load(), kClients);
   EXPECT_TRUE(IsIdle());
   EXPECT_EQ(Status().requests_finished(), static_cast<uint64_t>(kClients));
+}
+
+TEST_F(GenerationTest, TextsInPiecesHaveNoBosAndNoTextBesides) {
+  Serve();
+  v1::TokenizeRequest request;
+  v1::TextPiece& piece = *request.add_pieces();
+  piece.set_text("hello");
+  v1::TokenizeResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub().Tokenize(&context, request, &response).ok());
+  const auto expected = *tokenizer_->Encode("hello", {.add_special_tokens = false});
+  EXPECT_EQ(std::vector<int32_t>(response.token_ids().begin(), response.token_ids().end()),
+            expected);
+  request.set_text("more");
+  grpc::ClientContext second;
+  const grpc::Status both = stub().Tokenize(&second, request, &response);
+  EXPECT_EQ(both.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(both.error_message(), HasSubstr("must be empty where pieces are given"));
+}
+
+TEST_F(GenerationTest, TheChatTemplateIsTheModelsUnlessAnotherIsGiven) {
+  const TempDirectory directory;
+  ControllerOptions options = DefaultOptions();
+  options.chat_template = directory.Write("template", "{{ messages }}");
+  StartController(options);
+  v1::GetChatTemplateResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(stub().GetChatTemplate(&context, {}, &response).ok());
+  EXPECT_EQ(response.source(), "{{ messages }}");
 }
 
 TEST_F(GenerationTest, TokenizeAndDetokenizeAreInverse) {

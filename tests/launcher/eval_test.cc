@@ -61,25 +61,37 @@ TEST(QuestionsTest, OnlyTheLastLineOfAReplyCounts) {
   EXPECT_FALSE(IsRight(sum, ""));
 }
 
-TEST(ChatFormatTest, RendersEachFormatUpToTheAssistantsTurn) {
-  const std::vector<ChatMessage> chat = {{"system", "S"}, {"user", "U"}};
-  EXPECT_EQ(RenderChat(ChatFormat::kMarkers, chat),
-            "<|system|>S<|end|><|user|>U<|end|><|assistant|>");
-  EXPECT_EQ(RenderChat(ChatFormat::kHeaders, chat),
-            "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n");
-  EXPECT_EQ(RenderChat(ChatFormat::kPlain, chat), "S\nU\n");
+constexpr char kTemplate[] =
+    "{{ bos_token }}{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+TEST(ServedChatTemplateTest, RendersWhatTheServerHas) {
+  const FakeServer server(kTemplate);
+  const auto connection = *Connection::Open({.server = server.address()});
+  const auto served = FetchChatTemplate(*connection);
+  ASSERT_TRUE(served.ok()) << served.status();
+  ASSERT_TRUE(served->has_value());
+  EXPECT_EQ(*(*served)->RenderTrusted({{"system", "S"}, {"user", "U"}}),
+            "<s><|system|>S<|end|><|user|>U<|end|><|assistant|>");
 }
 
-TEST(ChatFormatTest, IsFoundByTheMarkersThatTheTokenizerKnows) {
-  for (const auto& [marker, format] : {std::pair{"<|assistant|>", ChatFormat::kMarkers},
-                                       std::pair{"<|start_header_id|>", ChatFormat::kHeaders},
-                                       std::pair{"", ChatFormat::kPlain}}) {
-    const FakeServer server(marker);
-    const auto connection = *Connection::Open({.server = server.address()});
-    EXPECT_EQ(*DetectChatFormat(*connection), format);
-  }
+TEST(ServedChatTemplateTest, NoneIsNoErrorAndABadOneIs) {
+  const FakeServer without;
+  const auto connection = *Connection::Open({.server = without.address()});
+  const auto none = FetchChatTemplate(*connection);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_FALSE(none->has_value());
+  const FakeServer bad("{% if %}");
+  const auto to_bad = *Connection::Open({.server = bad.address()});
+  EXPECT_THAT(std::string(FetchChatTemplate(*to_bad).status().message()),
+              HasSubstr("not understood: line 1"));
+}
+
+TEST(ServedChatTemplateTest, WhatATemplateRefusesIsTheRequestsFault) {
+  const auto served =
+      *ServedChatTemplate::Make("{{ raise_exception('no tools') }}", v1::GetChatTemplateResponse());
+  EXPECT_EQ(served.Render({}).status(),
+            absl::InvalidArgumentError("the model's chat template refuses this: no tools"));
 }
 
 TEST(ScoreBoardTest, CountsPerTaskAndInAll) {
@@ -115,7 +127,7 @@ TEST(ScoreBoardTest, MissedThresholdsAreNamed) {
 class ExamTest : public ::testing::Test {
  protected:
   absl::StatusOr<ScoreBoard> Run(const std::vector<Question>& questions) {
-    return Examine(*connection_, questions, {.format = ChatFormat::kMarkers, .concurrency = 3},
+    return Examine(*connection_, questions, {.chat_template = &template_, .concurrency = 3},
                    interrupts_, [this](int64_t done, int64_t right) {
                      num_done_ = done;
                      num_right_ = right;
@@ -124,6 +136,8 @@ class ExamTest : public ::testing::Test {
 
   InterruptWatcher interrupts_;
   FakeServer server_;
+  const ServedChatTemplate template_ =
+      *ServedChatTemplate::Make(kTemplate, v1::GetChatTemplateResponse());
   std::unique_ptr<Connection> connection_ = *Connection::Open({.server = server_.address()});
   int64_t num_done_ = 0;
   int64_t num_right_ = 0;
@@ -146,9 +160,7 @@ TEST_F(ExamTest, EveryQuestionIsAskedOnceAndCounted) {
 TEST_F(ExamTest, AFailureNamesTheQuestionAndEndsTheExam) {
   std::vector<Question> questions(9, Ask("echo", "say:1", "1"));
   questions[1].messages[0].content = "refuse";
-  const auto scores =
-      Examine(*connection_, questions, {.format = ChatFormat::kPlain, .concurrency = 2},
-              interrupts_, nullptr);
+  const auto scores = Examine(*connection_, questions, {.concurrency = 2}, interrupts_, nullptr);
   EXPECT_THAT(std::string(scores.status().message()), HasSubstr("question 2: "));
 }
 

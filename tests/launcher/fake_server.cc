@@ -8,7 +8,7 @@ namespace lockstep::testing {
 
 class FakeServer::Service final : public v1::Generation::Service {
  public:
-  explicit Service(std::string special_token) : special_token_(std::move(special_token)) {}
+  explicit Service(std::string chat_template) : chat_template_(std::move(chat_template)) {}
 
   grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
                         grpc::ServerWriter<v1::GenerateEvent>* writer) override {
@@ -50,8 +50,17 @@ class FakeServer::Service final : public v1::Generation::Service {
 
   grpc::Status Tokenize(grpc::ServerContext*, const v1::TokenizeRequest* request,
                         v1::TokenizeResponse* response) override {
-    response->add_token_ids(1);
-    if (request->text() != special_token_) response->add_token_ids(2);
+    for (const v1::TextPiece& piece : request->pieces()) {
+      response->add_token_ids(piece.is_markup() ? 1 : 2);
+    }
+    if (request->pieces().empty()) response->add_token_ids(1);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetChatTemplate(grpc::ServerContext*, const v1::GetChatTemplateRequest*,
+                               v1::GetChatTemplateResponse* response) override {
+    response->set_source(chat_template_);
+    (*response->mutable_special_tokens())["bos_token"] = "<s>";
     return grpc::Status::OK;
   }
 
@@ -94,11 +103,11 @@ class FakeServer::Service final : public v1::Generation::Service {
     writer.Write(event);
   }
 
-  const std::string special_token_;
+  const std::string chat_template_;
 };
 
-FakeServer::FakeServer(std::string special_token)
-    : service_(std::make_unique<Service>(std::move(special_token))) {
+FakeServer::FakeServer(std::string chat_template)
+    : service_(std::make_unique<Service>(std::move(chat_template))) {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);

@@ -14,10 +14,10 @@ namespace lockstep::testing {
 // "refuse" is RESOURCE_EXHAUSTED, "hang" sends one token and then waits for the cancellation,
 // "flood" sends text until then, "break" is UNAVAILABLE after the last event; what follows the last
 // "say:" of a prompt, up to the next "<" or line, is said again. Tokenize knows one token,
-// special_token; all else is two. GetStatus counts 4711 requests.
+// chat_template; all else is two. GetStatus counts 4711 requests.
 class FakeServer {
  public:
-  explicit FakeServer(std::string special_token = "");
+  explicit FakeServer(std::string chat_template = "");
   ~FakeServer();
   const std::string& address() const { return address_; }
 

@@ -228,5 +228,79 @@ TEST(OpenAiErrorTest, SaysInHttpWhatTheStatusSays) {
   EXPECT_NO_THROW(Json::parse(OpenAiError(400, "\xFF").body));
 }
 
+class ToolReplyTest : public OpenAiReplyTest {
+ protected:
+  ToolReplyTest() {
+    request_.is_chat = true;
+    request_.tool_names = {"add"};
+    Make(1);
+  }
+
+  // By pieces of three bytes.
+  void Say(const std::string& text, v1::FinishReason reason = v1::FINISH_REASON_STOP) {
+    v1::GenerateEvent event;
+    event.mutable_accepted()->set_request_id("r");
+    Send(0, event);
+    for (size_t i = 0; i < text.size(); i += 3) {
+      event.mutable_delta()->set_text(text.substr(i, 3));
+      Send(0, event);
+    }
+    event.mutable_finished()->set_reason(reason);
+    Send(0, event);
+  }
+  // Of all deltas.
+  std::string Content() const {
+    std::string content;
+    for (const Json& chunk : chunks_) {
+      content += chunk["choices"][0]["delta"].value("content", "");
+    }
+    return content;
+  }
+  const Json& Last(size_t from_end) const {
+    return chunks_[chunks_.size() - 1 - from_end]["choices"][0];
+  }
+};
+
+TEST_F(ToolReplyTest, ACallIsToldAtTheEndAndNoTextOfIt) {
+  Say(R"({"name": "add", "parameters": {"a": 1}})");
+  EXPECT_EQ(Content(), "");
+  ASSERT_EQ(chunks_.size(), 3u);
+  EXPECT_EQ(Last(1)["delta"], Json::parse(R"({"tool_calls": [{"index": 0, "id": "call_r_0_0",
+      "type": "function", "function": {"name": "add", "arguments": "{\"a\":1}"}}]})"));
+  EXPECT_EQ(Last(0)["finish_reason"], "tool_calls");
+  const Json choice = reply_->Whole()["choices"][0];
+  EXPECT_TRUE(choice["message"]["content"].is_null());
+  EXPECT_EQ(choice["message"]["tool_calls"][0]["function"]["name"], "add");
+  EXPECT_FALSE(choice["message"]["tool_calls"][0].contains("index"));
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+}
+
+TEST_F(ToolReplyTest, TextIsToldAsItComes) {
+  Say("Three plus four is seven.");
+  EXPECT_EQ(Content(), "Three plus four is seven.");
+  EXPECT_GT(chunks_.size(), 8u);
+  EXPECT_EQ(Last(0)["finish_reason"], "stop");
+  EXPECT_FALSE(reply_->Whole()["choices"][0]["message"].contains("tool_calls"));
+}
+
+TEST_F(ToolReplyTest, WhatLookedLikeACallIsTextAfterAll) {
+  Say(R"({"name": "rm"} <tool_call>)");
+  EXPECT_EQ(Content(), R"({"name": "rm"} <tool_call>)");
+  EXPECT_EQ(Last(0)["finish_reason"], "stop");
+}
+
+TEST_F(ToolReplyTest, TextBeforeACallIsContent) {
+  Say("I add.<tool_call>{\"name\": \"add\"}</tool_call>");
+  EXPECT_EQ(Content(), "I add.");
+  EXPECT_EQ(Last(0)["finish_reason"], "tool_calls");
+  EXPECT_EQ(reply_->Whole()["choices"][0]["message"]["content"], "I add.");
+}
+
+TEST_F(ToolReplyTest, ACallThatWasCutOffEndsByItsLength) {
+  Say(R"({"name": "add", "param)", v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(Content(), R"({"name": "add", "param)");
+  EXPECT_EQ(Last(0)["finish_reason"], "length");
+}
+
 }  // namespace
 }  // namespace lockstep

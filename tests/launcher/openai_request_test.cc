@@ -1,10 +1,13 @@
 #include "launcher/gateway/openai_request.h"
 
+#include "absl/strings/str_cat.h"
+
 #include <random>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/gateway/conversation.h"
 
 namespace lockstep {
 namespace {
@@ -90,9 +93,9 @@ TEST(OpenAiRequestTest, ChatsHaveMessagesAndTheirOwnNames) {
       {"role": "assistant", "content": "c", "tool_calls": []}],
       "max_completion_tokens": 9, "logprobs": true, "top_logprobs": 2})");
   ASSERT_TRUE(request.ok()) << request.status();
-  ASSERT_EQ(request->messages.size(), 3u);
-  EXPECT_EQ(request->messages[0].role, "system");
-  EXPECT_EQ(request->messages[1].content, "ab");
+  EXPECT_EQ(request->chat, nlohmann::ordered_json::parse(R"({"add_generation_prompt": true,
+      "messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "ab"},
+                   {"role": "assistant", "content": "c"}]})"));
   EXPECT_EQ(request->options.stop().max_tokens(), 9);
   EXPECT_EQ(request->options.output().logprobs(), 2);
   EXPECT_EQ(Chat(R"(, "logprobs": true)").options.output().logprobs(), 0);
@@ -139,19 +142,69 @@ TEST(OpenAiRequestTest, WrongCompletionsAreRefusedByName) {
   }
 }
 
+constexpr char kTools[] = R"("tools": [{"type": "function", "function":
+    {"name": "get_w", "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}}])";
+
+TEST(OpenAiRequestTest, ToolsReachTheTemplateAsTheyWereWritten) {
+  const auto request = ParseChatRequest(absl::StrCat("{", kTools, R"(, "messages": [
+      {"role": "user", "content": "weather?"},
+      {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function",
+          "function": {"name": "get_w", "arguments": "{\"z\": 1, \"a\": [2.50]}"}}]},
+      {"role": "tool", "tool_call_id": "c1", "content": "21"}]})"));
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->tool_names, std::set<std::string>{"get_w"});
+  const auto& messages = request->chat["messages"];
+  EXPECT_EQ(messages[1]["content"], "");
+  EXPECT_EQ(messages[1]["tool_calls"][0]["function"]["arguments"].dump(), R"({"z":1,"a":[2.5]})");
+  EXPECT_EQ(messages[2]["tool_call_id"], "c1");
+  EXPECT_EQ(request->chat["tools"][0]["function"]["parameters"]["properties"].dump(),
+            R"({"z":{},"a":{}})");
+}
+
+TEST(OpenAiRequestTest, ToolsThatMayNotBeCalledAreNotShown) {
+  const OpenAiRequest request = Chat(absl::StrCat(R"(, "tool_choice": "none", )", kTools));
+  EXPECT_TRUE(request.tool_names.empty());
+  EXPECT_FALSE(request.chat.contains("tools"));
+}
+
+TEST(OpenAiRequestTest, WhatATemplateKnowsBesidesCanBeGivenButNotInsteadOfMessages) {
+  const OpenAiRequest request = Chat(
+      R"(, "chat_template_kwargs": {"date_string": "1 May 2026", "messages": "x", "tools": 3})");
+  EXPECT_EQ(request.chat["date_string"], "1 May 2026");
+  EXPECT_TRUE(request.chat["messages"].is_array());
+  EXPECT_FALSE(request.chat.contains("tools"));
+}
+
 TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
   const std::string good = R"("messages": [{"role": "user", "content": "a"}])";
   for (const Refused& wrong : {
            Refused{R"("messages": [])", "messages must be"},
            {R"("prompt": "a")", "messages must be"},
-           {R"("messages": [{"role": "tool", "content": "a"}])", "messages[0].role must be"},
+           {R"("messages": [{"role": "cook", "content": "a"}])", "messages[0].role must be"},
+           {R"("messages": [{"role": "user", "content": "a", "tool_calls": [{}]}])",
+            "messages[0].tool_calls must be an array, of an assistant's"},
+           {R"("messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}])",
+            "messages[0].tool_calls[0].function.name is missing"},
+           {R"("messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f",
+               "arguments": "[]"}}]}])",
+            "messages[0].tool_calls[0].function.arguments must be a JSON object"},
            {R"("messages": [{"role": "user"}])", "messages[0].content is missing"},
            {R"("messages": [{"role": "user", "content": 3}])", "messages[0].content must be"},
            {R"("messages": ["a"])", "messages[0] must be an object"},
            {R"("messages": [{"role": "user", "content": [{"type": "image_url"}]}])", "\"text\""},
            {R"("top_logprobs": 1)", "top_logprobs is for"},
            {R"("max_tokens": 1, "max_completion_tokens": 2)", "max_completion_tokens is 2"},
-           {R"("tools": [{}])", "tools cannot be given"},
+           {R"("tools": [{}])", "tools[0].type must be"},
+           {R"("tools": {})", "tools must be an array of at most 128"},
+           {R"("tools": [{"type": "function", "function": {"name": ""}}])",
+            "tools[0].function.name must have 1 to 256 bytes"},
+           {R"("tools": [{"type": "function", "function": {"name": "f", "parameters": []}}])",
+            "tools[0].function.parameters must be an object"},
+           {R"("tool_choice": "required")", "tool_choice must be \"auto\" or \"none\""},
+           {R"("tool_choice": {"type": "function", "function": {"name": "f"}})", "not constrained"},
+           {R"("functions": [{}])", "functions cannot be given"},
+           {R"("continue_final_message": true)", "continue_final_message must be false"},
+           {R"("chat_template_kwargs": [])", "chat_template_kwargs must be an object"},
            {R"("response_format": {"type": "json_object"})", "response_format must be text"},
            {R"("echo": true)", "unknown field \"echo\""},
        }) {

@@ -22,7 +22,7 @@ using testing::RunningHttpServer;
 
 class OpenAiServiceTest : public ::testing::Test {
  protected:
-  explicit OpenAiServiceTest(std::string special_token = "") : fake_(std::move(special_token)) {
+  explicit OpenAiServiceTest(std::string chat_template = "") : fake_(std::move(chat_template)) {
     Open(fake_.address());
   }
 
@@ -202,16 +202,26 @@ TEST_F(OpenAiServiceTest, AServerThatIsAwayIsNoSecretAndItsAddressIs) {
   EXPECT_THAT(metrics, ::testing::Not(HasSubstr("lockstep_requests_accepted")));
 }
 
-TEST_F(OpenAiServiceTest, AChatNeedsAFormatThatIsKnown) {
+TEST_F(OpenAiServiceTest, AChatNeedsATemplate) {
   EXPECT_THAT(Chat("Hi"), HasSubstr("400 Bad Request"));
+  EXPECT_THAT(Chat("Hi"), HasSubstr("this model has no chat template"));
 }
 
 class OpenAiChatTest : public OpenAiServiceTest {
  protected:
-  OpenAiChatTest() : OpenAiServiceTest("<|assistant|>") {}
+  // Refuses who says so.
+  OpenAiChatTest()
+      : OpenAiServiceTest(
+            "{{ bos_token }}{{ messages[0].content }}"
+            "{{ raise_exception('No!') if 'refuse' in messages[0].content }}") {}
 };
 
 TEST_F(OpenAiChatTest, IsAnsweredByTheAssistant) { EXPECT_THAT(Chat("Hi"), HasSubstr("200 OK")); }
+
+TEST_F(OpenAiChatTest, WhatTheTemplateRefusesIsTheClientsFault) {
+  EXPECT_THAT(Chat("refuse"), HasSubstr("400 Bad Request"));
+  EXPECT_THAT(Chat("refuse"), HasSubstr("the model's chat template refuses this: No!"));
+}
 
 }  // namespace
 }  // namespace lockstep

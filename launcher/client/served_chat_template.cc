@@ -1,0 +1,71 @@
+#include "launcher/client/served_chat_template.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace lockstep {
+namespace {
+
+constexpr absl::Duration kFetchTimeout = absl::Seconds(60);
+
+}  // namespace
+
+absl::StatusOr<ServedChatTemplate> ServedChatTemplate::Make(
+    const std::string& source, const v1::GetChatTemplateResponse& response) {
+  auto parsed = ChatTemplate::Parse(source);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model's chat template is not understood: ", parsed.status().message()));
+  }
+  ServedChatTemplate served(source, *std::move(parsed));
+  served.special_tokens_.assign(response.special_tokens().begin(), response.special_tokens().end());
+  return served;
+}
+
+absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
+    nlohmann::ordered_json input) const {
+  ChatVariables variables;
+  variables.input = std::move(input);
+  variables.markup = special_tokens_;
+  auto pieces = template_.Render(variables);
+  const absl::Status& status = pieces.status();
+  if (absl::IsFailedPrecondition(status)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model's chat template refuses this: ", status.message()));
+  }
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("the model's chat template cannot be run on "
+                                                    "this: ",
+                                                    status.message()));
+  }
+  return pieces;
+}
+
+absl::StatusOr<std::string> ServedChatTemplate::RenderTrusted(
+    const std::vector<ChatMessage>& messages) const {
+  nlohmann::ordered_json input = {{"add_generation_prompt", true},
+                                  {"messages", nlohmann::ordered_json::array()}};
+  for (const ChatMessage& message : messages) {
+    input["messages"].push_back({{"role", message.role}, {"content", message.content}});
+  }
+  ASSIGN_OR_RETURN(const std::vector<TextPiece> pieces, Render(std::move(input)));
+  std::string text;
+  for (const TextPiece& piece : pieces) text += piece.text;
+  return text;
+}
+
+absl::StatusOr<std::optional<ServedChatTemplate>> FetchChatTemplate(const Connection& connection) {
+  grpc::ClientContext context;
+  connection.Prepare(context, kFetchTimeout);
+  v1::GetChatTemplateResponse response;
+  const grpc::Status status = connection.stub().GetChatTemplate(&context, {}, &response);
+  if (!status.ok()) return connection.Explain(status);
+  if (response.source().empty()) return std::nullopt;
+  ASSIGN_OR_RETURN(ServedChatTemplate served,
+                   ServedChatTemplate::Make(response.source(), response));
+  return served;
+}
+
+}  // namespace lockstep

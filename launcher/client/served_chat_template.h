@@ -1,0 +1,48 @@
+// The chat template of a served model, ready to run.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "launcher/client/connection.h"
+#include "model/chat_template/chat_template.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+
+struct ChatMessage {
+  std::string role;  // "system", "user" or "assistant"
+  std::string content;
+};
+
+// Immutable; thread-safe.
+class ServedChatTemplate {
+ public:
+  // source: of the response's templates, not empty. INVALID_ARGUMENT when it is not understood.
+  static absl::StatusOr<ServedChatTemplate> Make(const std::string& source,
+                                                 const v1::GetChatTemplateResponse& response);
+
+  // The prompt, with BOS where the template has it. input: the template's variables, "messages"
+  // among them. INVALID_ARGUMENT when the template refuses them, or cannot be run on them;
+  // RESOURCE_EXHAUSTED.
+  absl::StatusOr<std::vector<TextPiece>> Render(nlohmann::ordered_json input) const;
+  // The same of messages that one trusts, up to where the assistant speaks, as one text, to be sent
+  // with parse_special_tokens and without add_special_tokens.
+  absl::StatusOr<std::string> RenderTrusted(const std::vector<ChatMessage>& messages) const;
+
+  const std::string& source() const { return source_; }
+
+ private:
+  ServedChatTemplate(std::string source, ChatTemplate chat_template)
+      : source_(std::move(source)), template_(std::move(chat_template)) {}
+  std::string source_;
+  ChatTemplate template_;
+  std::vector<std::pair<std::string, std::string>> special_tokens_;
+};
+
+// Asks the server. nullopt: the model has none. Errors: what the server answers, and Make's.
+absl::StatusOr<std::optional<ServedChatTemplate>> FetchChatTemplate(const Connection& connection);
+
+}  // namespace lockstep

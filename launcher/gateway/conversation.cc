@@ -1,0 +1,201 @@
+#include "launcher/gateway/conversation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "model/json/strict_json.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using Ordered = nlohmann::ordered_json;
+
+constexpr int kMaxArgumentDepth = 64;
+constexpr size_t kMaxToolNameBytes = 256;
+
+// A text, or parts of which all are text.
+absl::StatusOr<std::string> ContentOf(const json& content, const std::string& where) {
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "content must be a string or an array of text parts"));
+  }
+  std::string text;
+  for (const json& part : content) {
+    RequestFields fields(part, where + "content[].");
+    const auto type = fields.Text("type");
+    const auto piece = fields.Text("text");
+    if (type != "text")
+      fields.Fail("type", "must be \"text\": images, audio and files are not read");
+    if (!piece) fields.Fail("text", "is missing");
+    RETURN_IF_ERROR(fields.Finish());
+    text += *piece;
+  }
+  return text;
+}
+
+// A call that the assistant made: its arguments are JSON in a string, and an object in templates.
+absl::StatusOr<Ordered> ToolCallOf(const json& value, const std::string& where) {
+  RequestFields fields(value, where);
+  const std::string id = fields.Text("id").value_or("");
+  const std::string type = fields.Text("type").value_or("function");
+  if (type != "function") fields.Fail("type", "must be \"function\"");
+  fields.Ignore("index");
+  const json* function = fields.Value("function");
+  if (function == nullptr) fields.Fail("function", "is missing");
+  RETURN_IF_ERROR(fields.Finish());
+  RequestFields inner(*function, where + "function.");
+  const auto name = inner.Text("name");
+  const std::string arguments = inner.Text("arguments").value_or("{}");
+  if (!name) inner.Fail("name", "is missing");
+  RETURN_IF_ERROR(inner.Finish());
+  const auto parsed = ParseStrictJson(arguments.empty() ? "{}" : arguments, kMaxArgumentDepth);
+  if (!parsed.ok() || !parsed->is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, "function.arguments must be a JSON object in a string, not ", Quoted(arguments)));
+  }
+  Ordered call = {{"id", id}, {"type", "function"}};
+  call["function"] = {{"name", *name},
+                      {"arguments", Ordered::parse(arguments.empty() ? "{}" : arguments)}};
+  return call;
+}
+
+absl::Status ReadToolCalls(const json* calls, const std::string& where, Ordered& message) {
+  if (calls == nullptr || calls->empty()) return absl::OkStatus();
+  if (!calls->is_array() || message["role"] != "assistant") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "tool_calls must be an array, of an assistant's message"));
+  }
+  for (size_t i = 0; i < calls->size(); ++i) {
+    ASSIGN_OR_RETURN(Ordered call,
+                     ToolCallOf((*calls)[i], absl::StrCat(where, "tool_calls[", i, "].")));
+    message["tool_calls"].push_back(std::move(call));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Ordered> MessageOf(const json& value, const std::string& where) {
+  RequestFields fields(value, where);
+  std::string role = fields.Text("role").value_or("");
+  if (role == "developer") role = "system";
+  constexpr const char* kRoles[] = {"system", "user", "assistant", "tool"};
+  if (std::find(std::begin(kRoles), std::end(kRoles), role) == std::end(kRoles)) {
+    fields.Fail("role", absl::StrCat("must be system, developer, user, assistant or tool, not ",
+                                     Quoted(role)));
+  }
+  Ordered message = {{"role", role}};
+  const json* content = fields.Value("content");
+  const json* calls = fields.Value("tool_calls");
+  if (content == nullptr && calls == nullptr) fields.Fail("content", "is missing");
+  for (const char* name : {"name", "tool_call_id", "reasoning_content"}) {
+    if (const auto text = fields.Text(name)) message[name] = *text;
+  }
+  fields.Refuse("refusal", json(), "cannot be given");
+  fields.Refuse("audio", json(), "cannot be given");
+  fields.Ignore("annotations");
+  RETURN_IF_ERROR(fields.Finish());
+  message["content"] = "";
+  if (content != nullptr) {
+    ASSIGN_OR_RETURN(message["content"], ContentOf(*content, where));
+  }
+  RETURN_IF_ERROR(ReadToolCalls(calls, where, message));
+  return message;
+}
+
+absl::Status ReadMessages(RequestFields& fields, OpenAiRequest& request) {
+  request.chat["messages"] = Ordered::array();
+  const json* messages = fields.Value("messages");
+  if (messages == nullptr || !messages->is_array() || messages->empty()) {
+    fields.Fail("messages", "must be an array of at least one message");
+    return absl::OkStatus();
+  }
+  if (messages->size() > kMaxMessages) {
+    fields.Fail("messages", absl::StrCat("are ", messages->size(), ": at most ", kMaxMessages));
+    return absl::OkStatus();
+  }
+  for (size_t i = 0; i < messages->size(); ++i) {
+    ASSIGN_OR_RETURN(Ordered message,
+                     MessageOf((*messages)[i], absl::StrCat("messages[", i, "].")));
+    request.chat["messages"].push_back(std::move(message));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& where) {
+  RequestFields fields(tool, where);
+  if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
+  const json* function = fields.Value("function");
+  if (function == nullptr) fields.Fail("function", "is missing");
+  RETURN_IF_ERROR(fields.Finish());
+  RequestFields inner(*function, where + "function.");
+  const std::string name = inner.Text("name").value_or("");
+  if (name.empty() || name.size() > kMaxToolNameBytes) {
+    inner.Fail("name", absl::StrCat("must have 1 to ", kMaxToolNameBytes, " bytes"));
+  }
+  inner.Text("description");
+  inner.Bool("strict");
+  const json* parameters = inner.Value("parameters");
+  if (parameters != nullptr && !parameters->is_object()) {
+    inner.Fail("parameters", "must be an object");
+  }
+  RETURN_IF_ERROR(inner.Finish());
+  return name;
+}
+
+// "required" and a function's name would have to constrain what is written.
+void ReadToolChoice(RequestFields& fields, bool& offers_tools) {
+  const json* choice = fields.Value("tool_choice");
+  if (choice == nullptr || *choice == "auto") return;
+  if (*choice == "none") {
+    offers_tools = false;
+  } else {
+    fields.Fail("tool_choice", absl::StrCat("must be \"auto\" or \"none\", not ",
+                                            QuotedJson(*choice), ": outputs are not constrained"));
+  }
+}
+
+absl::Status ReadTools(const Ordered& body, RequestFields& fields, OpenAiRequest& request) {
+  bool offers_tools = true;
+  ReadToolChoice(fields, offers_tools);
+  fields.Ignore("parallel_tool_calls");
+  const json* tools = fields.Value("tools");
+  if (tools == nullptr) return absl::OkStatus();
+  if (!tools->is_array() || tools->size() > kMaxTools) {
+    fields.Fail("tools", absl::StrCat("must be an array of at most ", kMaxTools));
+    return absl::OkStatus();
+  }
+  std::set<std::string> names;
+  for (size_t i = 0; i < tools->size(); ++i) {
+    ASSIGN_OR_RETURN(const std::string name,
+                     ToolNameOf((*tools)[i], absl::StrCat("tools[", i, "].")));
+    names.insert(name);
+  }
+  if (!offers_tools || names.empty()) return absl::OkStatus();
+  request.tool_names = std::move(names);
+  request.chat["tools"] = body.at("tools");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
+                              OpenAiRequest& request) {
+  const Ordered ordered = Ordered::parse(body.begin(), body.end());  // which was parsed before
+  request.chat = Ordered::object();
+  const json* more = fields.Value("chat_template_kwargs");
+  if (more != nullptr && !more->is_object()) {
+    fields.Fail("chat_template_kwargs", "must be an object");
+  } else if (more != nullptr) {
+    request.chat = ordered.at("chat_template_kwargs");
+    for (const char* name : {"messages", "tools"}) request.chat.erase(name);
+  }
+  request.chat["add_generation_prompt"] = fields.Bool("add_generation_prompt").value_or(true);
+  fields.Refuse("continue_final_message", false, "must be false: the assistant begins a message");
+  RETURN_IF_ERROR(ReadMessages(fields, request));
+  return ReadTools(ordered, fields, request);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+#include "launcher/gateway/tool_calls.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/strip.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr absl::string_view kOpen = "<tool_call>";
+constexpr absl::string_view kClose = "</tool_call>";
+// What Llama 3 may write before its JSON, and Mistral does, where special tokens are shown.
+constexpr absl::string_view kPrefixes[] = {"<|python_tag|>", "[TOOL_CALLS]"};
+constexpr int kMaxDepth = 64;
+
+int DepthOf(absl::string_view text) {
+  int depth = 0, most = 0;
+  for (const char c : text) {
+    if (c == '{' || c == '[') most = std::max(most, ++depth);
+    if (c == '}' || c == ']') --depth;
+  }
+  return most;
+}
+
+std::optional<Json> ParseWhole(absl::string_view text) {
+  if (DepthOf(text) > kMaxDepth) return std::nullopt;
+  Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? std::nullopt : std::optional(std::move(json));
+}
+
+std::optional<ToolCall> CallOf(const Json& json, const std::set<std::string>& offered) {
+  if (!json.is_object()) return std::nullopt;
+  const auto name = json.find("name");
+  if (name == json.end() || !name->is_string()) return std::nullopt;
+  if (!offered.contains(name->get<std::string>())) return std::nullopt;
+  for (const char* field : {"parameters", "arguments"}) {
+    const auto arguments = json.find(field);
+    if (arguments == json.end() || !arguments->is_object()) continue;
+    return ToolCall{name->get<std::string>(),
+                    arguments->dump(-1, ' ', false, Json::error_handler_t::replace)};
+  }
+  return ToolCall{name->get<std::string>(), "{}"};  // of a function that takes none
+}
+
+// A call, or a list of calls and nothing else; nullopt: it is none.
+std::optional<std::vector<ToolCall>> CallsOf(absl::string_view text,
+                                             const std::set<std::string>& offered) {
+  const std::optional<Json> json = ParseWhole(absl::StripAsciiWhitespace(text));
+  if (!json) return std::nullopt;
+  std::vector<ToolCall> calls;
+  const Json list = json->is_array() ? *json : Json::array({*json});
+  for (const Json& entry : list) {
+    std::optional<ToolCall> call = CallOf(entry, offered);
+    if (!call) return std::nullopt;
+    calls.push_back(*std::move(call));
+  }
+  return calls.empty() ? std::nullopt : std::optional(std::move(calls));
+}
+
+// "<tool_call>{...}</tool_call>", any number, of which the last may lack its end.
+std::optional<ToolOutput> SplitMarked(absl::string_view text,
+                                      const std::set<std::string>& offered) {
+  const size_t first = text.find(kOpen);
+  if (first == absl::string_view::npos) return std::nullopt;
+  ToolOutput output{std::string(text.substr(0, first)), {}};
+  absl::string_view rest = text.substr(first);
+  while (absl::ConsumePrefix(&rest, kOpen)) {
+    const size_t end = std::min(rest.find(kClose), rest.size());
+    const auto calls = CallsOf(rest.substr(0, end), offered);
+    if (!calls) return std::nullopt;
+    output.calls.insert(output.calls.end(), calls->begin(), calls->end());
+    rest.remove_prefix(end);
+    absl::ConsumePrefix(&rest, kClose);
+    rest = absl::StripLeadingAsciiWhitespace(rest);
+  }
+  return rest.empty() ? std::optional(std::move(output)) : std::nullopt;
+}
+
+// How many bytes at the end may be the beginning of `marker`.
+size_t NumBegun(absl::string_view text, absl::string_view marker) {
+  size_t size = std::min(text.size(), marker.size() - 1);
+  while (size > 0 && !absl::EndsWith(text, marker.substr(0, size))) --size;
+  return size;
+}
+
+}  // namespace
+
+ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered) {
+  if (auto marked = SplitMarked(text, offered)) return *std::move(marked);
+  absl::string_view json = absl::StripLeadingAsciiWhitespace(text);
+  for (const absl::string_view prefix : kPrefixes) absl::ConsumePrefix(&json, prefix);
+  if (auto calls = CallsOf(json, offered)) return {"", *std::move(calls)};
+  return {std::string(text), {}};
+}
+
+size_t NumContentBytes(absl::string_view text, size_t num_known) {
+  const absl::string_view begun = absl::StripLeadingAsciiWhitespace(text);
+  if (begun.empty() || begun[0] == '{' || begun[0] == '[') return 0;
+  for (const absl::string_view prefix : kPrefixes) {
+    if (absl::StartsWith(begun, prefix) || absl::StartsWith(prefix, begun)) return 0;
+  }
+  const size_t marker = text.find(kOpen, num_known);
+  return marker != absl::string_view::npos ? marker : text.size() - NumBegun(text, kOpen);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+// Calls of functions in what a model writes. Pure.
+//
+// Models say a call as they were taught: Llama 3 and Mistral by JSON alone, {"name": ...,
+// "parameters": {...}} or a list of such (llama.com/docs, "Tool calling"), Hermes and Qwen by JSON
+// between <tool_call> and </tool_call>, after text or not. What is no call of an offered function
+// is text.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace lockstep {
+
+struct ToolCall {
+  std::string name;
+  std::string arguments;  // a JSON object
+};
+
+struct ToolOutput {
+  std::string content;
+  std::vector<ToolCall> calls;
+};
+
+// text: all that an output says. offered: names of functions.
+ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered);
+
+// Of a text that goes on: how many of its first bytes are content, whatever comes. num_known: what
+// this said of the text's beginning.
+size_t NumContentBytes(absl::string_view text, size_t num_known);
+
+}  // namespace lockstep

@@ -1,0 +1,79 @@
+#include "launcher/gateway/tool_calls.h"
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+const std::set<std::string> kOffered = {"add", "now"};
+
+// "CONTENT|name(arguments)|..."
+std::string Shown(const std::string& text) {
+  const ToolOutput output = SplitToolCalls(text, kOffered);
+  std::string shown = output.content;
+  for (const ToolCall& call : output.calls) {
+    absl::StrAppend(&shown, "|", call.name, "(", call.arguments, ")");
+  }
+  return shown;
+}
+
+TEST(ToolCallsTest, JsonOfAnOfferedFunctionIsACall) {
+  EXPECT_EQ(Shown(R"({"name": "add", "parameters": {"b": 2, "a": [1.5, "\u00e9"]}})"),
+            "|add({\"b\":2,\"a\":[1.5,\"\xC3\xA9\"]})");
+  EXPECT_EQ(Shown(" \n{\"name\": \"now\"}\n"), "|now({})");
+  EXPECT_EQ(Shown(R"([{"name": "add", "arguments": {}}, {"name": "now", "arguments": {}}])"),
+            "|add({})|now({})");
+  EXPECT_EQ(Shown(R"(<|python_tag|>{"name": "now", "parameters": {}})"), "|now({})");
+  EXPECT_EQ(Shown(R"([TOOL_CALLS] [{"name": "now", "arguments": {}}])"), "|now({})");
+}
+
+TEST(ToolCallsTest, MarkedCallsMayFollowText) {
+  EXPECT_EQ(Shown("Let me see.\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n"
+                  "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}"),
+            "Let me see.\n|now({})|add({\"a\":1})");
+}
+
+TEST(ToolCallsTest, WhatIsNoCallIsText) {
+  std::string deep = R"({"name": "add", "parameters": )";
+  for (int i = 0; i < 100000; ++i) deep += "{\"a\":";
+  for (const std::string& text :
+       {std::string("42"), std::string(""), std::string("{}"), std::string("[]"),
+        std::string("[1]"), std::string(R"({"name": "rm", "parameters": {}})"),
+        std::string(R"({"name": "add", "parameters": {}} and more)"),
+        std::string(R"({"name": "add", "parameters": {})"),
+        std::string(R"([{"name": "add", "parameters": {}}, 3])"),
+        std::string("<tool_call>{\"name\": \"rm\"}</tool_call>"),
+        std::string("<tool_call>{\"name\": \"now\"}</tool_call> done"), deep}) {
+    EXPECT_EQ(Shown(text), text);
+  }
+}
+
+// Whatever a stream has told of a text that grows, by single bytes or at once, is content in the
+// end.
+TEST(ToolCallsTest, NothingIsToldThatTurnsOutToBeACall) {
+  for (const std::string& text :
+       {std::string("plain text < and <tool_cal, no call"),
+        std::string("see <tool_call>{\"name\": \"now\"}</tool_call>"),
+        std::string("<tool_call>{\"name\": \"now\"}</tool_call>"),
+        std::string("  {\"name\": \"now\"}"), std::string("[TOOL_CALLS][{\"name\": \"now\"}]"),
+        std::string("<|python_tag|>{\"name\": \"now\"}"), std::string("<|python"),
+        std::string("[a list]"), std::string("x<tool_call>rubbish")}) {
+    const std::string content = SplitToolCalls(text, kOffered).content;
+    for (const size_t step : {size_t{1}, size_t{3}, text.size()}) {
+      size_t told = 0;
+      for (size_t size = 0; size <= text.size(); size += step) {
+        const size_t certain = NumContentBytes(text.substr(0, size), told);
+        EXPECT_LE(certain, size);
+        told = std::max(told, certain);
+      }
+      EXPECT_LE(told, content.size()) << text;
+    }
+  }
+  EXPECT_EQ(NumContentBytes("Hello", 0), 5u);  // plain text is told as it comes
+  EXPECT_EQ(NumContentBytes("Hello <tool", 5), 6u);
+}
+
+}  // namespace
+}  // namespace lockstep
