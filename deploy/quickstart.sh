@@ -69,12 +69,11 @@ while [ -z "$address" ]; do
 done
 cat "$scratch/serve.log"
 echo
-# ask QUESTION: in the demo model's chat format, likeliest words first
+# ask QUESTION: likeliest words first
 ask() {
   echo "You:   $1"
   printf 'Model: '
-  "$lockstep" generate --server "$address" --no-echo --quiet --parse-special-tokens --temperature 0 --max-tokens 64 \
-    "<|user|>$1<|end|><|assistant|>"
+  "$lockstep" generate --server "$address" --chat --quiet --temperature 0 --max-tokens 64 "$1"
 }
 if [ "$model" = "$demo" ]; then
   ask "Who are you?"

@@ -25,6 +25,7 @@
 #include "launcher/client/request_flags.h"
 #include "launcher/client/response.h"
 #include "launcher/client/retry_clock.h"
+#include "launcher/client/served_prompts.h"
 #include "launcher/client/text_printer.h"
 
 namespace lockstep {
@@ -33,18 +34,21 @@ namespace {
 constexpr char kGenerateCommand[] = "generate";
 // Prompts sent at once; the rest wait here rather than in the server's bounded queue.
 constexpr size_t kMaxCallsInFlight = 256;
-constexpr absl::Duration kShortCallTimeout = absl::Seconds(10);
 
 struct GenerateOptions {
   ConnectionFlags connection;
   double timeout_seconds = 0;
   PromptSources prompts;
+  bool chat = false;
+  std::string system;  // of a chat
   RequestFlags request;
   bool no_echo = false;
   bool json = false;
   bool quiet = false;
   double retry_seconds = 30.0;
   std::string attach;
+
+  bool echoes() const { return !no_echo && !json && !chat; }
 };
 
 struct Arrival {
@@ -212,7 +216,7 @@ class GenerateRun {
     if (printer_ == nullptr) return;  // not before it was accepted
     const size_t first = prompt * num_outputs_;
     if (event.has_accepted()) {
-      if (options_.no_echo || std::exchange(running_[prompt].echoed, true)) return;
+      if (!options_.echoes() || std::exchange(running_[prompt].echoed, true)) return;
       for (size_t i = 0; i < num_outputs_; ++i) printer_->Append(first + i, prompts_[prompt].shown);
     } else if (event.has_delta() && event.delta().output_index() < num_outputs_) {
       printer_->Append(first + event.delta().output_index(), event.delta().text());
@@ -282,22 +286,6 @@ class GenerateRun {
   bool failed_ = false;
 };
 
-// The text to echo for prompts given as ids is only known to the server.
-absl::Status DetokenizePrompts(const Connection& connection, std::vector<Prompt>& prompts) {
-  for (Prompt& prompt : prompts) {
-    if (prompt.token_ids.empty()) continue;
-    grpc::ClientContext context;
-    connection.Prepare(context, kShortCallTimeout);
-    v1::DetokenizeRequest request;
-    v1::DetokenizeResponse response;
-    request.mutable_token_ids()->Assign(prompt.token_ids.begin(), prompt.token_ids.end());
-    const grpc::Status status = connection.stub().Detokenize(&context, request, &response);
-    if (!status.ok()) return connection.Explain(status);
-    prompt.shown = response.text();
-  }
-  return absl::OkStatus();
-}
-
 // Flags that would have no effect.
 absl::Status CheckCombination(const GenerateOptions& options) {
   if (!options.json && (options.request.logprobs || options.request.prompt_logprobs)) {
@@ -308,6 +296,9 @@ absl::Status CheckCombination(const GenerateOptions& options) {
       !prompts.texts.empty() || !prompts.file.empty() || !prompts.token_ids.empty();
   if (!options.attach.empty() && has_prompts) {
     return absl::InvalidArgumentError("--attach is instead of a prompt");
+  }
+  if (!options.system.empty() && !options.chat) {
+    return absl::InvalidArgumentError("--system is for --chat");
   }
   return absl::OkStatus();
 }
@@ -326,7 +317,11 @@ int RunGenerate(const GenerateOptions& options) {
   InterruptWatcher interrupts;  // after standard input was read, before gRPC starts threads
   const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kGenerateCommand, connection.status().message());
-  if (!options.no_echo && !options.json) {
+  if (options.chat) {
+    const absl::Status status = WriteAsChats(**connection, options.system, *prompts);
+    if (!status.ok()) return Fail(kGenerateCommand, status);
+  }
+  if (options.echoes()) {
     const absl::Status status = DetokenizePrompts(**connection, *prompts);
     if (!status.ok()) return Fail(kGenerateCommand, status);
   }
@@ -342,6 +337,13 @@ void AddGenerateCommand(CLI::App& program, CommandBody& chosen) {
       AddCommand(program, chosen, kGenerateCommand, "Stream completions of one or many prompts",
                  &RunGenerate, options);
   AddPromptFlags(*command, options->prompts);
+  command
+      ->add_flag("--chat", options->chat,
+                 "each prompt is what a user says, written as the model's chat template has it")
+      ->group("Prompt");
+  command->add_option("--system", options->system, "what the model is told before, with --chat")
+      ->type_name("TEXT")
+      ->group("Prompt");
   AddSamplingFlags(*command, options->request);
   AddStopFlags(*command, options->request);
   AddOutputFlags(*command, options->request);
@@ -379,7 +381,8 @@ void AddGenerateCommand(CLI::App& program, CommandBody& chosen) {
       ->type_name("REQUEST_ID")
       ->group("Connection");
   command->footer(
-      "Example:\n  lockstep generate --temperature 0 --max-tokens 200 \"Once upon a time\"\n"
+      "Examples:\n  lockstep generate --temperature 0 --max-tokens 200 \"Once upon a time\"\n"
+      "  lockstep generate --chat \"What is 12 + 30?\"\n"
       "Exit codes: 0 all prompts completed, 1 a failure, an interrupt or a value that the server "
       "refuses, 2 wrong usage.");
 }

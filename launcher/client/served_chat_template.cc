@@ -12,6 +12,25 @@ constexpr absl::Duration kFetchTimeout = absl::Seconds(60);
 
 }  // namespace
 
+nlohmann::ordered_json ConversationOf(const std::vector<ChatMessage>& messages) {
+  nlohmann::ordered_json variables = {{"add_generation_prompt", true},
+                                      {"messages", nlohmann::ordered_json::array()}};
+  for (const ChatMessage& message : messages) {
+    variables["messages"].push_back({{"role", message.role}, {"content", message.content}});
+  }
+  return variables;
+}
+
+v1::TokenizeRequest TokenizeRequestOf(const std::vector<TextPiece>& pieces) {
+  v1::TokenizeRequest request;
+  for (const TextPiece& piece : pieces) {
+    v1::TextPiece& part = *request.add_pieces();
+    part.set_text(piece.text);
+    part.set_is_markup(piece.is_markup);
+  }
+  return request;
+}
+
 absl::StatusOr<ServedChatTemplate> ServedChatTemplate::Make(
     const std::string& source, const v1::GetChatTemplateResponse& response) {
   auto parsed = ChatTemplate::Parse(source);
@@ -45,12 +64,7 @@ absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
 
 absl::StatusOr<std::string> ServedChatTemplate::RenderTrusted(
     const std::vector<ChatMessage>& messages) const {
-  nlohmann::ordered_json input = {{"add_generation_prompt", true},
-                                  {"messages", nlohmann::ordered_json::array()}};
-  for (const ChatMessage& message : messages) {
-    input["messages"].push_back({{"role", message.role}, {"content", message.content}});
-  }
-  ASSIGN_OR_RETURN(const std::vector<TextPiece> pieces, Render(std::move(input)));
+  ASSIGN_OR_RETURN(const std::vector<TextPiece> pieces, Render(ConversationOf(messages)));
   std::string text;
   for (const TextPiece& piece : pieces) text += piece.text;
   return text;

@@ -17,6 +17,11 @@ struct ChatMessage {
   std::string content;
 };
 
+// As a template's variables, up to where the assistant speaks.
+nlohmann::ordered_json ConversationOf(const std::vector<ChatMessage>& messages);
+// What asks a server for the token ids of what a template rendered.
+v1::TokenizeRequest TokenizeRequestOf(const std::vector<TextPiece>& pieces);
+
 // Immutable; thread-safe.
 class ServedChatTemplate {
  public:

@@ -292,12 +292,7 @@ OpenAiService::AwaitableOr<std::vector<int32_t>> OpenAiService::TokenizeChat(
   if (!chat_template.ok()) co_return chat_template.status();
   const auto pieces = (*chat_template)->Render(request.chat);
   if (!pieces.ok()) co_return pieces.status();
-  v1::TokenizeRequest tokenize;
-  for (const TextPiece& piece : *pieces) {
-    v1::TextPiece& part = *tokenize.add_pieces();
-    part.set_text(piece.text);
-    part.set_is_markup(piece.is_markup);
-  }
+  v1::TokenizeRequest tokenize = TokenizeRequestOf(*pieces);
   if (tokenize.ByteSizeLong() > kMaxRequestBytes) {
     co_return absl::InvalidArgumentError(absl::StrCat(
         "the conversation takes ", tokenize.ByteSizeLong(), " bytes: at most ", kMaxRequestBytes));

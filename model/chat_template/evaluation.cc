@@ -12,8 +12,6 @@
 namespace lockstep::jinja {
 namespace {
 
-// Of expressions in each other, through macros: half a kilobyte of the stack each.
-constexpr int kMaxEvaluationDepth = 1500;
 constexpr std::string_view kGlobals[] = {"raise_exception", "strftime_now", "namespace", "range",
                                          "dict"};
 
@@ -42,7 +40,7 @@ absl::StatusOr<Value> Shallow(const Expression& expression, Value value) {
 
 absl::StatusOr<Value> Interpreter::Evaluate(const Expression& expression) {
   RETURN_IF_ERROR(budget_.Take(1));
-  if (++depth_ > kMaxEvaluationDepth) return TemplateError(expression.line, "it nests too deeply");
+  if (++depth_ > kMaxRunDepth) return TemplateError(expression.line, "it nests too deeply");
   const absl::Cleanup leave = [this] { --depth_; };
   return EvaluateHere(expression);
 }

@@ -98,6 +98,9 @@ void Interpreter::Set(std::string name, Value value) {
 }
 
 absl::StatusOr<Interpreter::Flow> Interpreter::RunBody(const Body& body) {
+  if (body.empty()) return Flow::kNext;
+  if (++depth_ > kMaxRunDepth) return TemplateError(body[0].line, "it nests too deeply");
+  const absl::Cleanup leave = [this] { --depth_; };
   for (const Statement& statement : body) {
     ASSIGN_OR_RETURN(const Flow flow, RunStatement(statement));
     if (flow != Flow::kNext) return flow;

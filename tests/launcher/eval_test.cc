@@ -1,6 +1,7 @@
 // Questions, their scores, and an exam against a server that answers by rule.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/client/served_prompts.h"
 #include "launcher/eval/examiner.h"
 #include "launcher/eval/questions.h"
 #include "launcher/eval/score_board.h"
@@ -92,6 +93,23 @@ TEST(ServedChatTemplateTest, WhatATemplateRefusesIsTheRequestsFault) {
       *ServedChatTemplate::Make("{{ raise_exception('no tools') }}", v1::GetChatTemplateResponse());
   EXPECT_EQ(served.Render({}).status(),
             absl::InvalidArgumentError("the model's chat template refuses this: no tools"));
+}
+
+TEST(ChatPromptsTest, AreWhatAUserSays) {
+  const FakeServer server(kTemplate);
+  const auto connection = *Connection::Open({.server = server.address()});
+  std::vector<Prompt> prompts = {{"U", {}}};
+  ASSERT_TRUE(WriteAsChats(*connection, "", prompts).ok());
+  EXPECT_EQ(prompts[0].shown, "U");
+  EXPECT_THAT(prompts[0].token_ids, ElementsAre(1, 2, 1));  // markup, text, markup
+  prompts[0].token_ids.clear();
+  ASSERT_TRUE(WriteAsChats(*connection, "S", prompts).ok());
+  EXPECT_THAT(prompts[0].token_ids, ElementsAre(1, 2, 1, 2, 1));
+  EXPECT_THAT(std::string(WriteAsChats(*connection, "", prompts).message()),
+              HasSubstr("not for token ids"));
+  const FakeServer without;
+  const auto to_none = *Connection::Open({.server = without.address()});
+  EXPECT_EQ(WriteAsChats(*to_none, "", prompts).code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(ScoreBoardTest, CountsPerTaskAndInAll) {

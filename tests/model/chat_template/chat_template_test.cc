@@ -122,6 +122,15 @@ TEST(ChatTemplateTest, NoTemplateTakesMoreThanItsShare) {
   EXPECT_THAT(RenderText("{{ 'ab' * 999999999999 }}"), HasSubstr("too large"));
   EXPECT_THAT(RenderText("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
               HasSubstr("nests too deeply"));
+  std::string blocks;  // in macros in each other
+  for (int i = 0; i < 150; ++i) blocks += "{% if true %}";
+  blocks += "{{ m(" + std::string(150, '[') + std::string(150, ']') + ") }}";
+  for (int i = 0; i < 150; ++i) blocks += "{% endif %}";
+  EXPECT_THAT(RenderText("{% macro m(x) %}" + blocks + "{% endmacro %}{{ m(1) }}"),
+              HasSubstr("deeply"));
+  std::string sum = "{{ 1";
+  for (int i = 0; i < 480; ++i) sum += " + 1";
+  EXPECT_EQ(RenderText(sum + " }}"), "481");
   const std::string deep =
       "{% set n = namespace(x=[]) %}{% for i in range(999) %}"
       "{% set n.x = [n.x] %}{% endfor %}";
