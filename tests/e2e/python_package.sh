@@ -1,7 +1,7 @@
 # Sourced by tests that want a Python package: takes it, as requirements.txt pins it, from where it was installed once, else installs it there;
 # skips (exit 77) where it cannot. Wants $build, a build directory.
 #
-#   python_with NAME                        sets PYTHONPATH to NAME's directory
+#   python_with NAME                        puts NAME's directory in front of PYTHONPATH
 #   python_libraries VARIABLE REQUIREMENTS  for what takes 6 GB: installs all that the file REQUIREMENTS pins, for Python 3.11, in the directory that
 #                                           the environment's VARIABLE names, and sets $packages to where it is
 python_with() {
@@ -15,7 +15,7 @@ python_with() {
       >"$packages.log" 2>&1 || skip "pip cannot install $pin: $(tail -1 "$packages.log")"
     mv "$packages.part" "$packages"
   fi
-  export PYTHONPATH=$packages
+  export PYTHONPATH=$packages${PYTHONPATH:+:$PYTHONPATH}
 }
 python_libraries() {
   local directory=${!1:-} version free_gb

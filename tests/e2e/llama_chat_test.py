@@ -1,0 +1,103 @@
+"""What llama_chat_test.sh runs."""
+import json
+import pathlib
+import random
+import sys
+import time
+import unittest
+import urllib.error
+import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "chat_templates"))
+import tokenizers
+from conversations import Conversations
+from oracle import rendered
+from programs import PATIENCE_SECONDS, serve
+
+SHARED = pathlib.Path(sys.argv[3])
+NUM_CONVERSATIONS = 150  # of each template
+MARKERS = ["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<|eom_id|>", "<|python_tag|>"]
+
+
+def as_openai_says_it(variables):
+    """A request, in which arguments of calls are JSON in strings."""
+    body = {"messages": json.loads(json.dumps(variables["messages"])), "max_tokens": 1,
+            "add_generation_prompt": variables.get("add_generation_prompt", True)}
+    for message in body["messages"]:
+        for call in message.get("tool_calls", []):
+            if not isinstance(call["function"]["arguments"], str):
+                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    if variables.get("tools"):
+        body["tools"] = variables["tools"]
+    if "date_string" in variables:
+        body["chat_template_kwargs"] = {"date_string": variables["date_string"]}
+    return body
+
+
+def as_templates_see_it(body):
+    """What vLLM and transformers pass of such a request: texts for contents, objects for arguments."""
+    variables = {"add_generation_prompt": body["add_generation_prompt"], **body.get("chat_template_kwargs", {})}
+    if "tools" in body:
+        variables["tools"] = body["tools"]
+    variables["messages"] = []
+    for message in json.loads(json.dumps(body["messages"])):
+        content = message.get("content") or ""
+        message["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        for call in message.get("tool_calls", []):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        variables["messages"].append(message)
+    return variables
+
+
+def without_markers(value):
+    text = json.dumps(value)
+    for marker in MARKERS:
+        text = text.replace(marker, "")
+    return json.loads(text)
+
+
+class LlamaChat(unittest.TestCase):
+    def check(self, name):
+        path = SHARED / "chat_templates" / name
+        tokenizer = tokenizers.Tokenizer.from_file(str(SHARED / "tokenizers/llama3/tokenizer.json"))
+        count = lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+        server, _ = serve("--chat-template", str(path), "--http-listen", "127.0.0.1:0")
+        url = server.wait_event("gateway")["url"] + "/v1/chat/completions"
+        make = Conversations(random.Random(3))
+        num_checked = num_with_markers = num_refused = 0
+        while num_checked < NUM_CONVERSATIONS:
+            request = make.request(path)
+            body = as_openai_says_it(request["variables"])
+            request.update(variables=as_templates_see_it(body), markup={"bos_token": "<|begin_of_text|>"}, now=int(time.time()))
+            text, error = rendered(request)
+            post = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            try:
+                with urllib.request.urlopen(post, timeout=PATIENCE_SECONDS) as answer:
+                    num_tokens = json.load(answer)["usage"]["prompt_tokens"]
+            except urllib.error.HTTPError as refused:
+                message = json.load(refused)["error"]["message"]
+                self.assertEqual(refused.code, 400, message)
+                # What the template refuses, or what OpenAI's API has no place for: an unknown role, no content.
+                self.assertTrue(error is not None or "must be system" in message or "is missing" in message or "at least one message" in message, message)
+                num_refused += 1
+                continue
+            self.assertIsNone(error)
+            num_checked += 1
+            if rendered(dict(request, variables=without_markers(request["variables"])))[0] == text:
+                self.assertEqual(num_tokens, count(text), text)
+            else:  # as text a marker is several tokens
+                self.assertGreater(num_tokens, count(text), text)
+                num_with_markers += 1
+        print(f"{name}: {num_checked} conversations, {num_with_markers} of them with markers in what people say; {num_refused} refused")
+        self.assertGreater(num_with_markers, 10)
+        self.assertEqual(server.stop(), 0)
+
+    def test_llama_3_1(self):
+        self.check("meta-llama-Llama-3.1-8B-Instruct.jinja")
+
+    def test_llama_3_2(self):
+        self.check("meta-llama-Llama-3.2-3B-Instruct.jinja")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
