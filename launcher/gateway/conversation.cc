@@ -15,6 +15,7 @@ using Ordered = nlohmann::ordered_json;
 
 constexpr int kMaxArgumentDepth = 64;
 constexpr size_t kMaxToolNameBytes = 256;
+constexpr json::error_handler_t kReplace = json::error_handler_t::replace;
 
 // A text, or parts of which all are text.
 absl::StatusOr<std::string> ContentOf(const json& content, const std::string& where) {
@@ -63,6 +64,14 @@ absl::StatusOr<Ordered> ToolCallOf(const json& value, const std::string& where) 
   return call;
 }
 
+// What is read as values rather than as text.
+absl::Status CheckStructure(size_t num_bytes) {
+  if (num_bytes <= kMaxStructureBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("tools, chat_template_kwargs and arguments of calls have ", num_bytes,
+                   " bytes: at most ", kMaxStructureBytes));
+}
+
 absl::Status ReadToolCalls(const json* calls, const std::string& where, Ordered& message) {
   if (calls == nullptr || calls->empty()) return absl::OkStatus();
   if (!calls->is_array() || message["role"] != "assistant") {
@@ -105,6 +114,15 @@ absl::StatusOr<Ordered> MessageOf(const json& value, const std::string& where) {
   return message;
 }
 
+size_t NumArgumentBytes(const json& messages) {
+  size_t num_bytes = 0;
+  for (const json& message : messages) {
+    const json calls = message.is_object() ? message.value("tool_calls", json()) : json();
+    if (calls.is_array()) num_bytes += calls.dump(-1, ' ', false, kReplace).size();
+  }
+  return num_bytes;
+}
+
 absl::Status ReadMessages(RequestFields& fields, OpenAiRequest& request) {
   request.chat["messages"] = Ordered::array();
   const json* messages = fields.Value("messages");
@@ -116,6 +134,7 @@ absl::Status ReadMessages(RequestFields& fields, OpenAiRequest& request) {
     fields.Fail("messages", absl::StrCat("are ", messages->size(), ": at most ", kMaxMessages));
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(CheckStructure(NumArgumentBytes(*messages)));
   for (size_t i = 0; i < messages->size(); ++i) {
     ASSIGN_OR_RETURN(Ordered message,
                      MessageOf((*messages)[i], absl::StrCat("messages[", i, "].")));
@@ -157,7 +176,13 @@ void ReadToolChoice(RequestFields& fields, bool& offers_tools) {
   }
 }
 
-absl::Status ReadTools(const Ordered& body, RequestFields& fields, OpenAiRequest& request) {
+// As it stands in the body, in which names have an order.
+absl::StatusOr<Ordered> OrderedField(absl::string_view body, const char* name, const json& value) {
+  RETURN_IF_ERROR(CheckStructure(value.dump(-1, ' ', false, kReplace).size()));
+  return Ordered::parse(body.begin(), body.end()).at(name);  // which was parsed before
+}
+
+absl::Status ReadTools(absl::string_view body, RequestFields& fields, OpenAiRequest& request) {
   bool offers_tools = true;
   ReadToolChoice(fields, offers_tools);
   fields.Ignore("parallel_tool_calls");
@@ -175,7 +200,7 @@ absl::Status ReadTools(const Ordered& body, RequestFields& fields, OpenAiRequest
   }
   if (!offers_tools || names.empty()) return absl::OkStatus();
   request.tool_names = std::move(names);
-  request.chat["tools"] = body.at("tools");
+  ASSIGN_OR_RETURN(request.chat["tools"], OrderedField(body, "tools", *tools));
   return absl::OkStatus();
 }
 
@@ -183,19 +208,18 @@ absl::Status ReadTools(const Ordered& body, RequestFields& fields, OpenAiRequest
 
 absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
                               OpenAiRequest& request) {
-  const Ordered ordered = Ordered::parse(body.begin(), body.end());  // which was parsed before
   request.chat = Ordered::object();
   const json* more = fields.Value("chat_template_kwargs");
   if (more != nullptr && !more->is_object()) {
     fields.Fail("chat_template_kwargs", "must be an object");
   } else if (more != nullptr) {
-    request.chat = ordered.at("chat_template_kwargs");
+    ASSIGN_OR_RETURN(request.chat, OrderedField(body, "chat_template_kwargs", *more));
     for (const char* name : {"messages", "tools"}) request.chat.erase(name);
   }
   request.chat["add_generation_prompt"] = fields.Bool("add_generation_prompt").value_or(true);
   fields.Refuse("continue_final_message", false, "must be false: the assistant begins a message");
   RETURN_IF_ERROR(ReadMessages(fields, request));
-  return ReadTools(ordered, fields, request);
+  return ReadTools(body, fields, request);
 }
 
 }  // namespace lockstep

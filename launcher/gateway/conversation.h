@@ -12,6 +12,9 @@ namespace lockstep {
 // Of one request.
 inline constexpr int kMaxMessages = 2048;
 inline constexpr int kMaxTools = 128;
+// Of tools, chat_template_kwargs and arguments of calls together, as JSON: a value of a few bytes
+// takes much memory.
+inline constexpr size_t kMaxStructureBytes = size_t{1} << 20;
 
 // Reads messages, tools, tool_choice and what changes the template. body: what fields are of, in
 // which names have an order. Errors: fields', or INVALID_ARGUMENT naming what is wrong inside of a

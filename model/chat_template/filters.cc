@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -22,24 +20,42 @@ absl::Status NoJson(const Value& value) {
       absl::StrCat("Object of type ", value.TypeName(), " is not JSON serializable"));
 }
 
-absl::Status CheckJson(const Value& value, WorkBudget& budget) {
-  RETURN_IF_ERROR(budget.TakeText(value.is_text() ? value.text()->size() : 0));
-  if (value.is_undefined() || value.is_function()) return NoJson(value);
-  if (value.list() != nullptr) {
-    for (const Value& entry : *value.list()) RETURN_IF_ERROR(CheckJson(entry, budget));
-  }
-  if (value.dict() != nullptr) {
-    if (value.dict()->is_namespace) return NoJson(value);
-    for (const auto& [key, entry] : value.dict()->entries) {
-      RETURN_IF_ERROR(budget.TakeText(key.size()));
-      RETURN_IF_ERROR(CheckJson(entry, budget));
+// Whether there is JSON of a value, and room for it: indents make much of little.
+class JsonCheck {
+ public:
+  JsonCheck(const JsonStyle& style, WorkBudget& budget) : style_(style), budget_(budget) {}
+
+  absl::Status Check(const Value& value, int depth) {
+    if (value.is_undefined() || value.is_function()) return NoJson(value);
+    RETURN_IF_ERROR(Add(value.is_text() ? value.text()->size() : 0, depth));
+    if (value.list() != nullptr) {
+      for (const Value& entry : *value.list()) RETURN_IF_ERROR(Check(entry, depth + 1));
     }
+    if (value.dict() != nullptr) {
+      if (value.dict()->is_namespace) return NoJson(value);
+      for (const auto& [key, entry] : value.dict()->entries) {
+        RETURN_IF_ERROR(Add(key.size(), 0));
+        RETURN_IF_ERROR(Check(entry, depth + 1));
+      }
+    }
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-}
+
+ private:
+  absl::Status Add(size_t text_bytes, int depth) {
+    const auto indent = static_cast<size_t>(std::max(style_.indent, 0) * depth);
+    num_bytes_ += text_bytes + indent;
+    RETURN_IF_ERROR(budget_.TakeText(text_bytes + indent));
+    return num_bytes_ <= WorkBudget::kMaxTextBytes ? absl::OkStatus()
+                                                   : budget_.TakeText(num_bytes_);
+  }
+
+  const JsonStyle& style_;
+  WorkBudget& budget_;
+  size_t num_bytes_ = 0;
+};
 
 Result Tojson(const Value& input, ArgumentReader& arguments, WorkBudget& budget) {
-  RETURN_IF_ERROR(CheckJson(input, budget));
   JsonStyle style;
   // transformers' order: ensure_ascii, indent, separators, sort_keys; Jinja's own has indent first.
   const Value ascii = arguments.NextOr("ensure_ascii", Value::Of(false));
@@ -56,6 +72,7 @@ Result Tojson(const Value& input, ArgumentReader& arguments, WorkBudget& budget)
     style.key_separator = ToText((*separators.list())[1]).text();
   }
   style.sorts_keys = arguments.NextOr("sort_keys", Value::Of(false)).IsTrue();
+  RETURN_IF_ERROR(JsonCheck(style, budget).Check(input, 0));
   return Value::Of(MarkedText(ToJson(input, style), /*is_markup=*/false));
 }
 

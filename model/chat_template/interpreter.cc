@@ -273,7 +273,9 @@ absl::StatusOr<Value> Interpreter::CallGlobal(std::string_view name, Arguments a
   if (name == "strftime_now") {
     ASSIGN_OR_RETURN(const std::optional<MarkedText> format, reader.NextText("format"));
     if (!format) return absl::InvalidArgumentError("strftime_now wants a format");
-    return Value::Markup(absl::FormatTime(format->text(), now_, zone_));
+    const std::vector<TextPiece> pieces = format->Pieces();
+    const bool is_markup = pieces.size() == 1 && pieces[0].is_markup;
+    return Value::Of(MarkedText(absl::FormatTime(format->text(), now_, zone_), is_markup));
   }
   if (name == "namespace" || name == "dict") {
     Arguments all = reader.TakeRest();

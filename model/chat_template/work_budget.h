@@ -10,8 +10,8 @@ namespace lockstep::jinja {
 
 // Of lists and dicts in each other that a template makes.
 inline constexpr int kMaxValueDepth = 50;
-// Of expressions and blocks in each other, through macros: each takes up to a kilobyte of the stack,
-// four with AddressSanitizer.
+// Of expressions and blocks in each other, through macros: each takes up to a kilobyte of the
+// stack, four with AddressSanitizer.
 inline constexpr int kMaxRunDepth = 600;
 
 class WorkBudget {

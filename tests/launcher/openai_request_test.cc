@@ -161,6 +161,26 @@ TEST(OpenAiRequestTest, ToolsReachTheTemplateAsTheyWereWritten) {
             R"({"z":{},"a":{}})");
 }
 
+TEST(OpenAiRequestTest, ValuesBeyondAMebibyteAreRefused) {
+  std::string numbers = "[1";
+  for (int i = 0; i < 600000; ++i) numbers += ",1";
+  numbers += "]";
+  for (const std::string& field :
+       {absl::StrCat(R"("chat_template_kwargs": {"x": )", numbers, "}"),
+        absl::StrCat(
+            R"("tools": [{"type": "function", "function": {"name": "f", "parameters": {"x": )",
+            numbers, "}}}]")}) {
+    const auto request = ParseChatRequest(
+        absl::StrCat(R"({"messages": [{"role": "user", "content": "a"}], )", field, "}"));
+    EXPECT_THAT(std::string(request.status().message()), HasSubstr("at most 1048576"));
+  }
+  const auto arguments = ParseChatRequest(absl::StrCat(
+      R"({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f",
+          "arguments": "{\"x\": )",
+      numbers, R"(}"}}]}]})"));
+  EXPECT_THAT(std::string(arguments.status().message()), HasSubstr("at most 1048576"));
+}
+
 TEST(OpenAiRequestTest, ToolsThatMayNotBeCalledAreNotShown) {
   const OpenAiRequest request = Chat(absl::StrCat(R"(, "tool_choice": "none", )", kTools));
   EXPECT_TRUE(request.tool_names.empty());

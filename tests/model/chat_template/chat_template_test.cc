@@ -93,7 +93,8 @@ TEST(ChatTemplateTest, AnOrderOfNamesIsKept) {
 }
 
 TEST(ChatTemplateTest, TheTimeIsWhatItIsTold) {
-  EXPECT_EQ(RenderText("{{ strftime_now('%d %b %Y') }}"), "14 Nov 2023");
+  EXPECT_EQ(RenderMarked("{{ strftime_now('%d %b %Y') }}", {{"f", "<|end|> %Y"}}), "[14 Nov 2023]");
+  EXPECT_EQ(RenderMarked("{{ strftime_now(f) }}", {{"f", "<|end|> %Y"}}), "<|end|> 2023");
 }
 
 TEST(ChatTemplateTest, ErrorsHaveALine) {
@@ -120,6 +121,10 @@ TEST(ChatTemplateTest, NoTemplateTakesMoreThanItsShare) {
   EXPECT_THAT(RenderText(nested), HasSubstr("steps"));
   EXPECT_THAT(RenderText("{{ range(99999999999) }}"), HasSubstr("steps"));
   EXPECT_THAT(RenderText("{{ 'ab' * 999999999999 }}"), HasSubstr("too large"));
+  Json list = Json::array();
+  for (int i = 0; i < 100000; ++i) list.push_back(1);
+  for (int depth = 0; depth < 40; ++depth) list = Json::array({list});
+  EXPECT_THAT(RenderText("{{ x | tojson(indent=64) }}", {{"x", list}}), HasSubstr("more than"));
   EXPECT_THAT(RenderText("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
               HasSubstr("nests too deeply"));
   std::string blocks;  // in macros in each other
