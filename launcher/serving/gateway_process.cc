@@ -22,6 +22,8 @@ constexpr int kDrainSeconds = 5;
 constexpr absl::Duration kGrace = absl::Seconds(kDrainSeconds + 1);
 // From the end of its output to its own.
 constexpr absl::Duration kEndTimeout = absl::Seconds(1);
+// One that listened for so long did not die of its start.
+constexpr absl::Duration kSettled = absl::Seconds(1);
 constexpr RestartLimits kWithoutLimit = {.max_restarts = std::numeric_limits<int>::max(),
                                          .window = absl::Minutes(5)};
 
@@ -85,7 +87,7 @@ GatewayProcess::~GatewayProcess() {
 
 absl::Status GatewayProcess::StartProcess() {
   start_at_ = absl::InfiniteFuture();
-  has_listened_ = false;
+  listened_at_ = absl::InfiniteFuture();
   last_words_.clear();
   const JobSpec spec = {.command = GatewayCommand(launch_), .environment = GatewayEnvironment()};
   ASSIGN_OR_RETURN(
@@ -111,7 +113,8 @@ void GatewayProcess::HandleLine(absl::string_view line) {
   if (event.is_object() && event.contains("url") && event["url"].is_string()) {
     const std::string url = event["url"];
     launch_.http_listen = url.substr(url.find("://") + 3);
-    has_listened_ = has_ever_listened_ = true;
+    has_ever_listened_ = true;
+    listened_at_ = SteadyNow();
     return report_.Gateway(url, process_->pid());
   }
   if (absl::ConsumePrefix(&line, "lockstep gateway: ")) {
@@ -130,9 +133,10 @@ absl::Status GatewayProcess::HandleEnd() {
   }
   process_.reset();
   if (!has_ever_listened_) return absl::UnavailableError(absl::StrCat("the gateway: ", reason));
+  const absl::Time now = SteadyNow();
   const absl::Duration delay =
-      restarts_.OnLoss(SteadyNow(), has_listened_).value_or(absl::ZeroDuration());
-  start_at_ = SteadyNow() + delay;
+      restarts_.OnLoss(now, now - listened_at_ >= kSettled).value_or(absl::ZeroDuration());
+  start_at_ = now + delay;
   report_.Warn({absl::StrCat("the gateway ended (", reason,
                              "), which cost its clients their "
                              "connections; it starts again",

@@ -2,7 +2,7 @@
 // process that owns requests and ranks, and a gateway that crashes costs its own connections only.
 //
 // Used by main's thread. A gateway that ends is started again, at the same address, however often:
-// at once when it had listened, else a little later each time.
+// at once when it had listened for a second, else a little later each time.
 #pragma once
 
 #include <filesystem>
@@ -64,9 +64,9 @@ class GatewayProcess {
   RestartPolicy restarts_;
   absl::Time start_at_ = absl::InfiniteFuture();
   bool has_ever_listened_ = false;
-  bool has_listened_ = false;               // since its last start
-  std::string last_words_;                  // likewise; why it ended by itself
-  std::unique_ptr<JobSupervisor> process_;  // last: its output goes to HandleLine
+  absl::Time listened_at_ = absl::InfiniteFuture();  // since its last start
+  std::string last_words_;                           // likewise; why it ended by itself
+  std::unique_ptr<JobSupervisor> process_;           // last: its output goes to HandleLine
 };
 
 }  // namespace lockstep

@@ -57,8 +57,9 @@ done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 in_control() { ip netns exec "$control" "$@"; }
 client() { in_control "$lockstep" "$@" --server 127.0.0.1:50051; }
+# Long enough that the network is cut meanwhile, however late this script gets a processor.
 generate() {
-  client generate "Once upon a time" --ignore-eos --max-tokens 450 --n 24 --seed "$1"
+  client generate "Once upon a time" "Lily and Tom" "There was a dog" "One day" --ignore-eos --max-tokens 450 --n 64 --seed "$1"
 }
 status() { client status --json; }
 epoch() { status | grep -o '"epoch":"[0-9]*"' | head -1 | tr -dc 0-9; }
