@@ -297,6 +297,14 @@ absl::Status CheckCombination(const GenerateOptions& options) {
   if (!options.attach.empty() && has_prompts) {
     return absl::InvalidArgumentError("--attach is instead of a prompt");
   }
+  if (options.chat && (!options.attach.empty() || !prompts.token_ids.empty())) {
+    return absl::InvalidArgumentError("--chat is for texts, not for --attach or token ids");
+  }
+  if (options.chat && (options.request.parse_special_tokens || options.request.no_bos)) {
+    return absl::InvalidArgumentError(
+        "--parse-special-tokens and --no-bos mean nothing with --chat: the template has the "
+        "markers");
+  }
   if (!options.system.empty() && !options.chat) {
     return absl::InvalidArgumentError("--system is for --chat");
   }

@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
-constexpr int kMaxArgumentDepth = 64;
+constexpr int kMaxValueDepth = 64;
 constexpr size_t kMaxToolNameBytes = 256;
 constexpr json::error_handler_t kReplace = json::error_handler_t::replace;
 
@@ -50,17 +50,17 @@ absl::StatusOr<Ordered> ToolCallOf(const json& value, const std::string& where) 
   RETURN_IF_ERROR(fields.Finish());
   RequestFields inner(*function, where + "function.");
   const auto name = inner.Text("name");
-  const std::string arguments = inner.Text("arguments").value_or("{}");
+  std::string arguments = inner.Text("arguments").value_or("");
+  if (arguments.empty()) arguments = "{}";
   if (!name) inner.Fail("name", "is missing");
   RETURN_IF_ERROR(inner.Finish());
-  const auto parsed = ParseStrictJson(arguments.empty() ? "{}" : arguments, kMaxArgumentDepth);
+  auto parsed = ParseStrictOrderedJson(arguments, kMaxValueDepth);
   if (!parsed.ok() || !parsed->is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(
         where, "function.arguments must be a JSON object in a string, not ", Quoted(arguments)));
   }
   Ordered call = {{"id", id}, {"type", "function"}};
-  call["function"] = {{"name", *name},
-                      {"arguments", Ordered::parse(arguments.empty() ? "{}" : arguments)}};
+  call["function"] = {{"name", *name}, {"arguments", *std::move(parsed)}};
   return call;
 }
 
@@ -179,7 +179,7 @@ void ReadToolChoice(RequestFields& fields, bool& offers_tools) {
 // As it stands in the body, in which names have an order.
 absl::StatusOr<Ordered> OrderedField(absl::string_view body, const char* name, const json& value) {
   RETURN_IF_ERROR(CheckStructure(value.dump(-1, ' ', false, kReplace).size()));
-  return Ordered::parse(body.begin(), body.end()).at(name);  // which was parsed before
+  return ParseStrictOrderedField({body.data(), body.size()}, name, kMaxValueDepth);
 }
 
 absl::Status ReadTools(absl::string_view body, RequestFields& fields, OpenAiRequest& request) {

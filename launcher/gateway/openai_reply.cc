@@ -178,14 +178,14 @@ std::optional<Json> OpenAiReply::OpeningChunk(size_t prompt, size_t output) {
   return ChunkOf(std::move(choice));
 }
 
-Json OpenAiReply::DeltaChunk(size_t prompt, const v1::TokenDelta& delta) {
+Json OpenAiReply::DeltaChunk(size_t prompt, const v1::TokenDelta& delta,
+                             const std::string& content) {
   const size_t index = IndexOf(prompt, delta.output_index());
   Json choice = {{"index", index}};
   if (request_.is_chat) {
-    choice["delta"] = {
-        {"content", ValidUtf8(NewContent(prompt, delta.output_index(), delta.text()))}};
+    choice["delta"] = {{"content", ValidUtf8(content)}};
   } else {
-    choice["text"] = ValidUtf8(delta.text());
+    choice["text"] = ValidUtf8(content);
   }
   choice["logprobs"] = nullptr;
   if (request_.wants_logprobs() && !delta.logprobs().empty()) {
@@ -197,15 +197,22 @@ Json OpenAiReply::DeltaChunk(size_t prompt, const v1::TokenDelta& delta) {
   return ChunkOf(std::move(choice));
 }
 
-// What of an output's text may be told, now that `added` is its end: what may yet turn out to be a
-// call is kept back.
-std::string OpenAiReply::NewContent(size_t prompt, size_t output, const std::string& added) {
-  if (request_.tool_names.empty()) return added;
-  const std::string& text = responses_[prompt].outputs()[output].text;
-  Told& told = told_[IndexOf(prompt, output)];
+// What may be told of an output's text, of which the delta is the end: what may yet turn out to be
+// a call is kept back.
+std::string OpenAiReply::NewContent(size_t prompt, const v1::TokenDelta& delta) {
+  if (request_.tool_names.empty()) return delta.text();
+  const std::string& text = responses_[prompt].outputs()[delta.output_index()].text;
+  Told& told = told_[IndexOf(prompt, delta.output_index())];
   const size_t begin = told.num_content;
   told.num_content = std::max(begin, NumContentBytes(text, begin));
   return text.substr(begin, told.num_content - begin);
+}
+
+ToolOutput OpenAiReply::Said(size_t prompt, size_t output) const {
+  const auto& outputs = responses_[prompt].outputs();
+  if (output >= outputs.size()) return {};
+  if (request_.tool_names.empty()) return {outputs[output].text, {}};
+  return SplitToolCalls(outputs[output].text, request_.tool_names);
 }
 
 Json OpenAiReply::ToolCallsJson(size_t index, const std::vector<ToolCall>& calls,
@@ -235,17 +242,12 @@ std::vector<Json> OpenAiReply::EndChunks(size_t prompt, const v1::OutputFinished
                               {"logprobs", nullptr},
                               {"finish_reason", nullptr}}));
   };
-  const auto& outputs = responses_[prompt].outputs();
-  bool has_calls = false;
-  if (!request_.tool_names.empty() && finished.output_index() < outputs.size()) {
-    const ToolOutput said =
-        SplitToolCalls(outputs[finished.output_index()].text, request_.tool_names);
-    if (said.content.size() > told.num_content) {
-      add_delta({{"content", ValidUtf8(said.content.substr(told.num_content))}});
-    }
-    has_calls = !said.calls.empty();
-    if (has_calls) add_delta({{"tool_calls", ToolCallsJson(index, said.calls, true)}});
+  const ToolOutput said = Said(prompt, finished.output_index());
+  const bool has_calls = !said.calls.empty();
+  if (!request_.tool_names.empty() && said.content.size() > told.num_content) {
+    add_delta({{"content", ValidUtf8(said.content.substr(told.num_content))}});
   }
+  if (has_calls) add_delta({{"tool_calls", ToolCallsJson(index, said.calls, /*is_chunk=*/true)}});
   Json choice = {{"index", index}};
   if (request_.is_chat) {
     choice["delta"] = Json::object();
@@ -267,14 +269,9 @@ std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& ev
     for (int output = 0; output < num_outputs_; ++output) open(static_cast<size_t>(output));
   } else if (event.has_delta() &&
              event.delta().output_index() < static_cast<uint32_t>(num_outputs_)) {
-    const bool tells = !event.delta().text().empty() || !event.delta().logprobs().empty();
-    if (tells) {
-      Json chunk = DeltaChunk(prompt, event.delta());
-      const Json& choice = chunk["choices"][0];
-      const bool is_kept_back =
-          request_.is_chat && choice["delta"]["content"] == "" && choice["logprobs"].is_null();
-      if (!is_kept_back) chunks.push_back(std::move(chunk));
-    }
+    const std::string content = NewContent(prompt, event.delta());
+    const bool tells = !content.empty() || !event.delta().logprobs().empty();
+    if (tells) chunks.push_back(DeltaChunk(prompt, event.delta(), content));
   } else if (event.has_finished() &&
              event.finished().output_index() < static_cast<uint32_t>(num_outputs_)) {
     return EndChunks(prompt, event.finished());
@@ -312,9 +309,7 @@ Json OpenAiReply::Choice(size_t prompt, size_t output) const {
   Json choice = {{"index", IndexOf(prompt, output)}};
   bool has_calls = false;
   if (request_.is_chat) {
-    const ToolOutput said = request_.tool_names.empty()
-                                ? ToolOutput{given.text, {}}
-                                : SplitToolCalls(given.text, request_.tool_names);
+    const ToolOutput said = Said(prompt, output);
     has_calls = !said.calls.empty();
     Json content = has_calls && said.content.empty() ? Json() : Json(ValidUtf8(said.content));
     choice["message"] = {

@@ -51,8 +51,10 @@ class OpenAiReply {
   Json ChunkOf(Json choice) const;
   Json Choice(size_t prompt, size_t output) const;
   std::optional<Json> OpeningChunk(size_t prompt, size_t output);
-  Json DeltaChunk(size_t prompt, const v1::TokenDelta& delta);
-  std::string NewContent(size_t prompt, size_t output, const std::string& added);
+  Json DeltaChunk(size_t prompt, const v1::TokenDelta& delta, const std::string& content);
+  std::string NewContent(size_t prompt, const v1::TokenDelta& delta);
+  // All of it, without calls where there are no tools.
+  ToolOutput Said(size_t prompt, size_t output) const;
   std::vector<Json> EndChunks(size_t prompt, const v1::OutputFinished& finished);
   Json ToolCallsJson(size_t index, const std::vector<ToolCall>& calls, bool is_chunk) const;
   Json LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const;

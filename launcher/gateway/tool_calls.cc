@@ -7,7 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
-#include "nlohmann/json.hpp"
+#include "model/json/strict_json.h"
 
 namespace lockstep {
 namespace {
@@ -19,21 +19,6 @@ constexpr absl::string_view kClose = "</tool_call>";
 // What Llama 3 may write before its JSON, and Mistral does, where special tokens are shown.
 constexpr absl::string_view kPrefixes[] = {"<|python_tag|>", "[TOOL_CALLS]"};
 constexpr int kMaxDepth = 64;
-
-int DepthOf(absl::string_view text) {
-  int depth = 0, most = 0;
-  for (const char c : text) {
-    if (c == '{' || c == '[') most = std::max(most, ++depth);
-    if (c == '}' || c == ']') --depth;
-  }
-  return most;
-}
-
-std::optional<Json> ParseWhole(absl::string_view text) {
-  if (DepthOf(text) > kMaxDepth) return std::nullopt;
-  Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
-  return json.is_discarded() ? std::nullopt : std::optional(std::move(json));
-}
 
 std::optional<ToolCall> CallOf(const Json& json, const std::set<std::string>& offered) {
   if (!json.is_object()) return std::nullopt;
@@ -52,8 +37,9 @@ std::optional<ToolCall> CallOf(const Json& json, const std::set<std::string>& of
 // A call, or a list of calls and nothing else; nullopt: it is none.
 std::optional<std::vector<ToolCall>> CallsOf(absl::string_view text,
                                              const std::set<std::string>& offered) {
-  const std::optional<Json> json = ParseWhole(absl::StripAsciiWhitespace(text));
-  if (!json) return std::nullopt;
+  const absl::string_view whole = absl::StripAsciiWhitespace(text);
+  const auto json = ParseStrictOrderedJson({whole.data(), whole.size()}, kMaxDepth);
+  if (!json.ok()) return std::nullopt;
   std::vector<ToolCall> calls;
   const Json list = json->is_array() ? *json : Json::array({*json});
   for (const Json& entry : list) {

@@ -112,9 +112,8 @@ ExpressionParser::Result ExpressionParser::ParseLeftToRight(
     ExpressionKind kind, std::initializer_list<const char*> operators,
     Result (ExpressionParser::*operand)()) {
   ASSIGN_OR_RETURN(ExpressionPtr left, (this->*operand)());
-  while (absl::c_any_of(operators, [this](const char* name) {
-    return IsOperator(name) || (IsName(name) && now().kind == TokenKind::kName);
-  })) {
+  while (absl::c_any_of(operators,
+                        [this](const char* name) { return IsOperator(name) || IsName(name); })) {
     ExpressionPtr both = Make(kind, now().text);
     Take();
     RETURN_IF_ERROR(Add(std::move(left), *both));

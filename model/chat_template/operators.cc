@@ -36,24 +36,17 @@ absl::StatusOr<Value> IntegerPower(int64_t base, int64_t exponent) {
 }
 
 absl::StatusOr<Value> IntegerArithmetic(std::string_view name, int64_t a, int64_t b) {
-  int64_t result = 0;
-  if (name == "+")
-    return __builtin_add_overflow(a, b, &result) ? TooLarge()
-                                                 : absl::StatusOr<Value>(Value::Of(result));
-  if (name == "-")
-    return __builtin_sub_overflow(a, b, &result) ? TooLarge()
-                                                 : absl::StatusOr<Value>(Value::Of(result));
-  if (name == "*")
-    return __builtin_mul_overflow(a, b, &result) ? TooLarge()
-                                                 : absl::StatusOr<Value>(Value::Of(result));
+  if (name == "+" || name == "-" || name == "*") {
+    int64_t result = 0;
+    const bool overflows = name == "+"   ? __builtin_add_overflow(a, b, &result)
+                           : name == "-" ? __builtin_sub_overflow(a, b, &result)
+                                         : __builtin_mul_overflow(a, b, &result);
+    if (overflows) return TooLarge();
+    return Value::Of(result);
+  }
   if (b == 0) return ByZero();
   if (name == "/") return Value::Of(static_cast<double>(a) / static_cast<double>(b));
-  if (b == -1) {
-    if (name == "%") return Value::Of(int64_t{0});
-    return __builtin_sub_overflow(int64_t{0}, a, &result)
-               ? TooLarge()
-               : absl::StatusOr<Value>(Value::Of(result));
-  }
+  if (b == -1) return IntegerArithmetic("*", name == "%" ? 0 : a, b);  // may overflow in C
   const bool rounds_up = a % b != 0 && (a < 0) != (b < 0);  // C's division does, Python's never
   if (name == "//") return Value::Of(a / b - (rounds_up ? 1 : 0));
   return Value::Of(a % b + (rounds_up ? b : 0));

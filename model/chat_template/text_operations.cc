@@ -68,22 +68,11 @@ bool IsPythonSpace(uint32_t code_point) {
 }
 
 size_t SpaceBefore(std::string_view text, size_t low, size_t end) {
-  while (end > low) {
-    size_t start = end - 1;
-    while (start > low && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
-    if (!IsPythonSpace(NextUtf8Unit(text.substr(start)).code_point)) break;
-    end = start;
-  }
-  return end;
+  return SkipBackward(text, low, end, &IsPythonSpace);
 }
 
 size_t SpaceAfter(std::string_view text, size_t begin) {
-  while (begin < text.size()) {
-    const Utf8Unit unit = NextUtf8Unit(text.substr(begin));
-    if (!IsPythonSpace(unit.code_point)) break;
-    begin += unit.num_bytes;
-  }
-  return begin;
+  return SkipForward(text, begin, &IsPythonSpace);
 }
 
 int64_t NumCharacters(std::string_view text) {

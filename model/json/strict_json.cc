@@ -1,5 +1,6 @@
 #include "model/json/strict_json.h"
 
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,25 +19,30 @@ constexpr size_t kMaxQuotedBytes = 120;
 std::string Escaped(std::string_view text) { return absl::Utf8SafeCHexEscape(std::string(text)); }
 
 // Builds the document and refuses what the library's own builder would silently merge.
+// Document: json, or ordered_json, which looks through all names of an object for one.
+template <typename Document>
 class DomBuilder : public nlohmann::json_sax<json> {
  public:
   explicit DomBuilder(int max_depth) : max_depth_(max_depth) {}
 
-  bool null() override { return Add(json(nullptr)); }
-  bool boolean(bool value) override { return Add(json(value)); }
-  bool number_integer(number_integer_t value) override { return Add(json(value)); }
-  bool number_unsigned(number_unsigned_t value) override { return Add(json(value)); }
-  bool number_float(number_float_t value, const string_t&) override { return Add(json(value)); }
-  bool string(string_t& value) override { return Add(json(std::move(value))); }
+  bool null() override { return Add(Document(nullptr)); }
+  bool boolean(bool value) override { return Add(Document(value)); }
+  bool number_integer(number_integer_t value) override { return Add(Document(value)); }
+  bool number_unsigned(number_unsigned_t value) override { return Add(Document(value)); }
+  bool number_float(number_float_t value, const string_t&) override { return Add(Document(value)); }
+  bool string(string_t& value) override { return Add(Document(std::move(value))); }
   bool binary(binary_t&) override { return false; }  // not in JSON text
-  bool start_object(std::size_t) override { return Open(json::object()); }
-  bool start_array(std::size_t) override { return Open(json::array()); }
+  bool start_object(std::size_t) override { return Open(Document::object()); }
+  bool start_array(std::size_t) override { return Open(Document::array()); }
   bool end_object() override { return Close(); }
   bool end_array() override { return Close(); }
 
   bool key(string_t& name) override {
     if (open_.back()->contains(name)) {
       return Fail(absl::StrCat("the name ", Quoted(name), " occurs twice in one object"));
+    }
+    if (kIsOrdered && open_.back()->size() >= kMaxOrderedNames) {
+      return Fail(absl::StrCat("an object has more than ", kMaxOrderedNames, " names"));
     }
     key_ = std::move(name);
     return true;
@@ -49,15 +55,17 @@ class DomBuilder : public nlohmann::json_sax<json> {
   }
 
   const absl::Status& status() const { return status_; }
-  json TakeDocument() { return std::move(document_); }
+  Document TakeDocument() { return std::move(document_); }
 
  private:
+  static constexpr bool kIsOrdered = std::is_same_v<Document, nlohmann::ordered_json>;
+
   bool Fail(std::string message) {
     status_ = absl::InvalidArgumentError(std::move(message));
     return false;
   }
 
-  json* Place(json value) {
+  Document* Place(Document value) {
     if (open_.empty()) {
       document_ = std::move(value);
       return &document_;
@@ -66,17 +74,17 @@ class DomBuilder : public nlohmann::json_sax<json> {
       open_.back()->push_back(std::move(value));
       return &open_.back()->back();
     }
-    json& slot = (*open_.back())[key_];
+    Document& slot = (*open_.back())[key_];
     slot = std::move(value);
     return &slot;
   }
 
-  bool Add(json value) {
+  bool Add(Document value) {
     Place(std::move(value));
     return true;
   }
 
-  bool Open(json container) {
+  bool Open(Document container) {
     if (static_cast<int>(open_.size()) >= max_depth_) {
       return Fail(absl::StrCat("objects and arrays nest deeper than ", max_depth_));
     }
@@ -90,11 +98,85 @@ class DomBuilder : public nlohmann::json_sax<json> {
   }
 
   const int max_depth_;
-  json document_;
-  std::vector<json*> open_;  // a parent is never resized while a child is open, so these stay valid
+  Document document_;
+  // A parent is never resized while a child is open, so these stay valid.
+  std::vector<Document*> open_;
   std::string key_;
   absl::Status status_;
 };
+
+// Passes one field of the outermost object on to another builder.
+class FieldBuilder : public nlohmann::json_sax<json> {
+ public:
+  FieldBuilder(std::string_view field, int max_depth) : field_(field), builder_(max_depth) {}
+
+  bool null() override {
+    return Pass(0, [&] { return builder_.null(); });
+  }
+  bool boolean(bool value) override {
+    return Pass(0, [&] { return builder_.boolean(value); });
+  }
+  bool number_integer(number_integer_t value) override {
+    return Pass(0, [&] { return builder_.number_integer(value); });
+  }
+  bool number_unsigned(number_unsigned_t value) override {
+    return Pass(0, [&] { return builder_.number_unsigned(value); });
+  }
+  bool number_float(number_float_t value, const string_t& text) override {
+    return Pass(0, [&] { return builder_.number_float(value, text); });
+  }
+  bool string(string_t& value) override {
+    return Pass(0, [&] { return builder_.string(value); });
+  }
+  bool binary(binary_t&) override { return false; }
+  bool start_object(std::size_t size) override {
+    return Pass(1, [&] { return builder_.start_object(size); });
+  }
+  bool start_array(std::size_t size) override {
+    return Pass(1, [&] { return builder_.start_array(size); });
+  }
+  bool end_object() override {
+    return Pass(-1, [&] { return builder_.end_object(); });
+  }
+  bool end_array() override {
+    return Pass(-1, [&] { return builder_.end_array(); });
+  }
+  bool key(string_t& name) override {
+    if (is_inside_) return builder_.key(name);
+    if (depth_ == 1) is_inside_ = name == field_;
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string& token,
+                   const json::exception& error) override {
+    return builder_.parse_error(position, token, error);
+  }
+
+  const absl::Status& status() const { return builder_.status(); }
+  nlohmann::ordered_json TakeField() { return builder_.TakeDocument(); }
+
+ private:
+  // A value, or the beginning or end of one.
+  template <typename Event>
+  bool Pass(int depth_change, const Event& event) {
+    depth_ += depth_change;
+    if (!is_inside_) return true;
+    if (depth_ == 1) is_inside_ = false;  // the value is complete
+    return event();
+  }
+
+  const std::string_view field_;
+  DomBuilder<nlohmann::ordered_json> builder_;
+  int depth_ = 0;
+  bool is_inside_ = false;
+};
+
+template <typename Document>
+absl::StatusOr<Document> ParseAs(std::string_view text, int max_depth) {
+  DomBuilder<Document> builder(max_depth);
+  RETURN_IF_ERROR(SaxParseStrictJson(text, builder));
+  RETURN_IF_ERROR(builder.status());
+  return builder.TakeDocument();
+}
 
 }  // namespace
 
@@ -134,10 +216,21 @@ absl::Status SaxParseStrictJson(std::string_view text, nlohmann::json_sax<json>&
 }
 
 absl::StatusOr<json> ParseStrictJson(std::string_view text, int max_depth) {
-  DomBuilder builder(max_depth);
+  return ParseAs<json>(text, max_depth);
+}
+
+absl::StatusOr<nlohmann::ordered_json> ParseStrictOrderedJson(std::string_view text,
+                                                              int max_depth) {
+  return ParseAs<nlohmann::ordered_json>(text, max_depth);
+}
+
+absl::StatusOr<nlohmann::ordered_json> ParseStrictOrderedField(std::string_view text,
+                                                               std::string_view field,
+                                                               int max_depth) {
+  FieldBuilder builder(field, max_depth);
   RETURN_IF_ERROR(SaxParseStrictJson(text, builder));
   RETURN_IF_ERROR(builder.status());
-  return builder.TakeDocument();
+  return builder.TakeField();
 }
 
 }  // namespace lockstep

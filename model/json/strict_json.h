@@ -23,6 +23,17 @@ std::string QuotedJson(const nlohmann::json& value);
 // front.
 absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text, int max_depth = 16);
 
+// The same with names in the order of the text. One is found by looking through all of its
+// object's, of which there may be no more than this.
+inline constexpr size_t kMaxOrderedNames = 1024;
+absl::StatusOr<nlohmann::ordered_json> ParseStrictOrderedJson(std::string_view text,
+                                                              int max_depth = 16);
+// Only that field of the object that text is, null when it has none: what else is there may be of
+// any size, and is not checked but for the grammar. max_depth: within the field.
+absl::StatusOr<nlohmann::ordered_json> ParseStrictOrderedField(std::string_view text,
+                                                               std::string_view field,
+                                                               int max_depth = 16);
+
 // Runs handler over text (for documents too large to build). A handler returns false to stop and
 // keeps its own error; errors of the grammar itself come back as Status. handler must derive from
 // nlohmann::json_sax<nlohmann::json>.

@@ -13,26 +13,6 @@ uint64_t Edge(int32_t node, char byte) {
   return (uint64_t{static_cast<uint32_t>(node)} << 8) | static_cast<uint8_t>(byte);
 }
 
-// Where the white space that ends at `end` begins, but not before `low`.
-size_t SkipSpaceBefore(std::string_view text, size_t low, size_t end) {
-  while (end > low) {
-    size_t start = end - 1;
-    while (start > low && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
-    if (!IsWhiteSpace(NextUtf8Unit(text.substr(start)).code_point)) break;
-    end = start;
-  }
-  return end;
-}
-
-size_t SkipSpaceAfter(std::string_view text, size_t start) {
-  while (start < text.size()) {
-    const Utf8Unit unit = NextUtf8Unit(text.substr(start));
-    if (!IsWhiteSpace(unit.code_point)) break;
-    start += unit.num_bytes;
-  }
-  return start;
-}
-
 }  // namespace
 
 AddedTokenMatcher::AddedTokenMatcher(std::vector<Token> tokens) : tokens_(std::move(tokens)) {
@@ -90,12 +70,12 @@ absl::Status AddedTokenMatcher::Split(std::string_view text, const MarkupRanges&
       continue;
     }
     at = end;
-    if (token.lstrip) start = SkipSpaceBefore(text, std::min(emitted, start), start);
+    if (token.lstrip) start = SkipBackward(text, std::min(emitted, start), start, &IsWhiteSpace);
     if (start > emitted) RETURN_IF_ERROR(on_text(text.substr(emitted, start - emitted)));
     on_token(token.id);
     // A token in white space that the one before has taken gives back what comes after it, as in
     // HF.
-    emitted = token.rstrip ? SkipSpaceAfter(text, at) : at;
+    emitted = token.rstrip ? SkipForward(text, at, &IsWhiteSpace) : at;
   }
   return emitted < text.size() ? on_text(text.substr(emitted)) : absl::OkStatus();
 }

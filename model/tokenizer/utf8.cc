@@ -106,6 +106,25 @@ bool IsWhiteSpace(uint32_t c) {
          c == 0x3000;
 }
 
+size_t SkipBackward(std::string_view text, size_t low, size_t end, bool (*goes)(uint32_t)) {
+  while (end > low) {
+    size_t start = end - 1;
+    while (start > low && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
+    if (!goes(NextUtf8Unit(text.substr(start)).code_point)) break;
+    end = start;
+  }
+  return end;
+}
+
+size_t SkipForward(std::string_view text, size_t begin, bool (*goes)(uint32_t)) {
+  while (begin < text.size()) {
+    const Utf8Unit unit = NextUtf8Unit(text.substr(begin));
+    if (!goes(unit.code_point)) break;
+    begin += unit.num_bytes;
+  }
+  return begin;
+}
+
 std::string ReplaceAll(std::string_view text, std::string_view pattern,
                        std::string_view replacement) {
   std::string result;

@@ -32,6 +32,11 @@ void AppendCodePoint(uint32_t code_point, std::string& out);
 // Unicode's White_Space property (PropList.txt), which regex dialects approximate differently.
 bool IsWhiteSpace(uint32_t code_point);
 
+// Where the characters before `end` for which that is true begin, not before `low`; where those
+// from `begin` on end. IsWhiteSpace and its like; the text is well-formed.
+size_t SkipBackward(std::string_view text, size_t low, size_t end, bool (*goes)(uint32_t));
+size_t SkipForward(std::string_view text, size_t begin, bool (*goes)(uint32_t));
+
 std::string ReplaceAll(std::string_view text, std::string_view pattern,  // not empty
                        std::string_view replacement);
 

@@ -149,7 +149,9 @@ absl::StatusOr<v1::GetChatTemplateResponse> LoadChatTemplate(const ControllerOpt
                                                              EventLoop& loop) {
   const auto file = ReadChatTemplate(options.model_dir, options.chat_template);
   if (!file.ok() && !options.chat_template.empty()) return file.status();
-  const auto parsed = file.ok() ? ChatTemplate::Parse(file->source).status() : file.status();
+  absl::Status parsed = file.status();
+  if (file.ok()) parsed.Update(ChatTemplate::Parse(file->source).status());
+  if (file.ok()) parsed.Update(ChatTemplate::Parse(file->tool_source).status());
   if (!parsed.ok()) {
     loop.Warn(absl::StrCat("chats will be refused: the chat template: ", parsed.message()));
   }

@@ -181,6 +181,14 @@ TEST(OpenAiRequestTest, ValuesBeyondAMebibyteAreRefused) {
   EXPECT_THAT(std::string(arguments.status().message()), HasSubstr("at most 1048576"));
 }
 
+// In a second, not in the hours that looking through all names for each would take.
+TEST(OpenAiRequestTest, ManyNamesElsewhereDoNotSlowToolsDown) {
+  std::string metadata = R"({"0": "")";
+  for (int i = 1; i < 400000; ++i) absl::StrAppend(&metadata, ",\"", i, "\":\"\"");
+  const OpenAiRequest request = Chat(absl::StrCat(R"(, "metadata": )", metadata, "}, ", kTools));
+  EXPECT_EQ(request.tool_names.size(), 1u);
+}
+
 TEST(OpenAiRequestTest, ToolsThatMayNotBeCalledAreNotShown) {
   const OpenAiRequest request = Chat(absl::StrCat(R"(, "tool_choice": "none", )", kTools));
   EXPECT_TRUE(request.tool_names.empty());

@@ -26,6 +26,9 @@ TEST(ToolCallsTest, JsonOfAnOfferedFunctionIsACall) {
   EXPECT_EQ(Shown(R"([{"name": "add", "arguments": {}}, {"name": "now", "arguments": {}}])"),
             "|add({})|now({})");
   EXPECT_EQ(Shown(R"(<|python_tag|>{"name": "now", "parameters": {}})"), "|now({})");
+  EXPECT_EQ(
+      Shown("{\"name\": \"add\", \"arguments\": {\"code\": \"" + std::string(99, '{') + "\"}}"),
+      "|add({\"code\":\"" + std::string(99, '{') + "\"})");
   EXPECT_EQ(Shown(R"([TOOL_CALLS] [{"name": "now", "arguments": {}}])"), "|now({})");
 }
 

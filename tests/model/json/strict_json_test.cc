@@ -61,5 +61,28 @@ TEST(StrictJson, QuotedTextIsOneShortLine) {
   EXPECT_LE(QuotedJson(nlohmann::json(std::string(100'000, 'x'))).size(), 130u);
 }
 
+TEST(OrderedJsonTest, KeepsTheOrderOfNamesAndIsAsStrict) {
+  EXPECT_EQ(ParseStrictOrderedJson(R"({"z": [1, {"b": null, "a": 2.5}], "a": "x"})")->dump(),
+            R"({"z":[1,{"b":null,"a":2.5}],"a":"x"})");
+  for (const char* wrong : {R"({"a": 1, "a": 2})", "{", "[[[[1]]]]", "\xef\xbb\xbf{}"}) {
+    EXPECT_FALSE(ParseStrictOrderedJson(wrong, /*max_depth=*/3).ok()) << wrong;
+  }
+  std::string names = "{\"0\": 0";
+  for (size_t i = 1; i < kMaxOrderedNames; ++i) names += ", \"" + std::to_string(i) + "\": 0";
+  EXPECT_TRUE(ParseStrictOrderedJson(names + "}").ok());
+  EXPECT_FALSE(ParseStrictOrderedJson(names + ", \"more\": 0}").ok());
+}
+
+TEST(OrderedJsonTest, OneFieldIsThatOfTheOutermostObject) {
+  const char* text = R"({"x": {"f": 1}, "f": {"z": [{"f": 2}], "a": 3}, "y": [{"f": 4}]})";
+  EXPECT_EQ(ParseStrictOrderedField(text, "f")->dump(), R"({"z":[{"f":2}],"a":3})");
+  EXPECT_EQ(ParseStrictOrderedField(text, "y")->dump(), R"([{"f":4}])");
+  EXPECT_EQ(*ParseStrictOrderedField(R"({"f": "s", "g": 1})", "f"), "s");
+  EXPECT_TRUE(ParseStrictOrderedField(text, "none")->is_null());
+  EXPECT_FALSE(ParseStrictOrderedField(R"({"f": [[[1]]]})", "f", /*max_depth=*/2).ok());
+  EXPECT_TRUE(ParseStrictOrderedField(R"({"g": [[[1]]], "f": [1]})", "f", /*max_depth=*/2).ok());
+  EXPECT_FALSE(ParseStrictOrderedField(R"({"f": 1, "g": )", "f").ok());
+}
+
 }  // namespace
 }  // namespace lockstep
