@@ -79,6 +79,8 @@ TEST(OrderedJsonTest, OneFieldIsThatOfTheOutermostObject) {
   EXPECT_EQ(ParseStrictOrderedField(text, "y")->dump(), R"([{"f":4}])");
   EXPECT_EQ(*ParseStrictOrderedField(R"({"f": "s", "g": 1})", "f"), "s");
   EXPECT_TRUE(ParseStrictOrderedField(text, "none")->is_null());
+  EXPECT_TRUE(ParseStrictOrderedField(R"({"x": {"f": 1}})", "f")->is_null());
+  EXPECT_TRUE(ParseStrictOrderedField(R"([{"f": 1}])", "f")->is_null());
   EXPECT_FALSE(ParseStrictOrderedField(R"({"f": [[[1]]]})", "f", /*max_depth=*/2).ok());
   EXPECT_TRUE(ParseStrictOrderedField(R"({"g": [[[1]]], "f": [1]})", "f", /*max_depth=*/2).ok());
   EXPECT_FALSE(ParseStrictOrderedField(R"({"f": 1, "g": )", "f").ok());
