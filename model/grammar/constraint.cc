@@ -1,0 +1,58 @@
+#include "model/grammar/constraint.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "model/grammar/json_schema.h"
+#include "model/grammar/regex.h"
+#include "model/json/strict_json.h"
+
+namespace lockstep::grammar {
+namespace {
+
+absl::StatusOr<GrammarBuilder::Part> AddChoices(std::string_view text, GrammarBuilder& builder) {
+  ASSIGN_OR_RETURN(const nlohmann::json choices, ParseStrictJson(text));
+  if (!choices.is_array() || choices.empty()) {
+    return absl::InvalidArgumentError("must be at least one text");
+  }
+  std::vector<GrammarBuilder::Part> parts;
+  for (const nlohmann::json& choice : choices) {
+    if (!choice.is_string() || choice.get_ref<const std::string&>().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("holds ", QuotedJson(choice), ", must be texts that are not empty"));
+    }
+    parts.push_back(builder.Text(choice.get_ref<const std::string&>()));
+  }
+  return builder.Choice(std::move(parts));
+}
+
+absl::StatusOr<GrammarBuilder::Part> AddConstraint(const OutputConstraint& constraint,
+                                                   GrammarBuilder& builder) {
+  switch (constraint.kind) {
+    case OutputConstraint::Kind::kJsonSchema:
+      return AddJsonSchema(constraint.text, builder);
+    case OutputConstraint::Kind::kRegex:
+      return AddRegex(constraint.text, builder);
+    case OutputConstraint::Kind::kChoices:
+      return AddChoices(constraint.text, builder);
+    case OutputConstraint::Kind::kNone:
+      break;
+  }
+  return absl::InvalidArgumentError("there is no constraint");
+}
+
+}  // namespace
+
+absl::StatusOr<Grammar> CompileConstraint(const OutputConstraint& constraint) {
+  if (constraint.text.size() > OutputConstraint::kMaxTextBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "has ", constraint.text.size(), " bytes, at most ", OutputConstraint::kMaxTextBytes));
+  }
+  GrammarBuilder builder;
+  ASSIGN_OR_RETURN(const GrammarBuilder::Part root, AddConstraint(constraint, builder));
+  return builder.Build(root);
+}
+
+}  // namespace lockstep::grammar

@@ -1,0 +1,24 @@
+#include "model/grammar/json_schema.h"
+
+#include <utility>
+
+#include "kernels/base/status_macros.h"
+#include "model/grammar/schema_compiler.h"
+#include "model/grammar/schema_document.h"
+#include "model/json/strict_json.h"
+
+namespace lockstep::grammar {
+namespace {
+
+constexpr int kMaxSchemaJsonDepth = 64;
+
+}  // namespace
+
+absl::StatusOr<GrammarBuilder::Part> AddJsonSchema(std::string_view schema,
+                                                   GrammarBuilder& builder) {
+  ASSIGN_OR_RETURN(SchemaJson root, ParseStrictOrderedJson(schema, kMaxSchemaJsonDepth));
+  const SchemaDocument document(std::move(root));
+  return SchemaCompiler(document, builder).Compile();
+}
+
+}  // namespace lockstep::grammar

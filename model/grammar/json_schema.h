@@ -1,0 +1,19 @@
+// JSON Schema (draft 2020-12, and what drafts 4 to 7 wrote otherwise) as a grammar of the JSON
+// texts that are valid against it.
+//
+// Pure functions, any thread.
+#pragma once
+
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "model/grammar/grammar.h"
+
+namespace lockstep::grammar {
+
+// INVALID_ARGUMENT: schema is not strict JSON, is malformed, or has a keyword that is not
+// supported, which is named with its place ("#/properties/age").
+absl::StatusOr<GrammarBuilder::Part> AddJsonSchema(std::string_view schema,
+                                                   GrammarBuilder& builder);
+
+}  // namespace lockstep::grammar

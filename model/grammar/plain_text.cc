@@ -1,0 +1,109 @@
+#include "model/grammar/plain_text.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "model/tokenizer/utf8.h"
+
+namespace lockstep::grammar {
+namespace {
+
+bool IsPlain(uint32_t character) {
+  return character >= 0x20 && character != '"' && character != '\\' && character != 0x7F;
+}
+
+// Of more, nobody looks whether all characters lead to some of them: few grammars have such states.
+constexpr size_t kMostMet = 64;
+
+// All plain characters, as sequences of bytes (the Unicode Standard, table 3-7).
+struct PlainBytes {
+  int num_bytes;
+  std::array<ByteRange, 4> bytes;
+};
+constexpr ByteRange kTail = {0x80, 0xBF};
+constexpr PlainBytes kPlainBytes[] = {
+    {1, {{{0x20, 0x21}}}},
+    {1, {{{0x23, 0x5B}}}},
+    {1, {{{0x5D, 0x7E}}}},
+    {2, {{{0xC2, 0xDF}, kTail}}},
+    {3, {{{0xE0, 0xE0}, {0xA0, 0xBF}, kTail}}},
+    {3, {{{0xE1, 0xEC}, kTail, kTail}}},
+    {3, {{{0xED, 0xED}, {0x80, 0x9F}, kTail}}},
+    {3, {{{0xEE, 0xEF}, kTail, kTail}}},
+    {4, {{{0xF0, 0xF0}, {0x90, 0xBF}, kTail, kTail}}},
+    {4, {{{0xF1, 0xF3}, kTail, kTail, kTail}}},
+    {4, {{{0xF4, 0xF4}, {0x80, 0x8F}, kTail, kTail}}},
+};
+
+void AddNew(std::vector<int32_t>& states, int32_t state) {
+  if (std::find(states.begin(), states.end(), state) == states.end()) states.push_back(state);
+}
+
+// Where any of the bytes leads from any of the states; false if one leads nowhere, or to too many.
+bool Read(TextAutomaton& automaton, std::span<const int32_t> from, ByteRange bytes,
+          std::vector<int32_t>& to) {
+  to.clear();
+  for (const int32_t state : from) {
+    for (int byte = bytes.first; byte <= bytes.last; ++byte) {
+      const int32_t next = automaton.Next(state, static_cast<uint8_t>(byte));
+      if (next == TextAutomaton::kNoState) return false;
+      AddNew(to, next);
+    }
+    if (to.size() > kMostMet) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<int32_t> CountPlainCharacters(std::string_view text) {
+  int32_t count = 0;
+  while (!text.empty()) {
+    const Utf8Unit unit = NextUtf8Unit(text);
+    if (unit.kind != Utf8Kind::kCharacter || !IsPlain(unit.code_point)) return std::nullopt;
+    text.remove_prefix(unit.num_bytes);
+    ++count;
+  }
+  return count;
+}
+
+const PlainReach::Successors& PlainReach::Find(TextAutomaton& automaton, int32_t state) {
+  const auto index = static_cast<size_t>(state);
+  if (index >= successors_.size()) successors_.resize(index + 1);
+  Successors& found = successors_[index];
+  if (found.is_known) return found;
+  found.is_known = found.is_complete = true;
+  std::vector<int32_t> from;
+  std::vector<int32_t> to;
+  for (const PlainBytes& sequence : kPlainBytes) {
+    to.assign(1, state);
+    for (int i = 0; i < sequence.num_bytes && found.is_complete; ++i) {
+      from.swap(to);
+      found.is_complete = Read(automaton, from, sequence.bytes[static_cast<size_t>(i)], to);
+    }
+    if (!found.is_complete) break;
+    for (const int32_t next : to) AddNew(found.states, next);
+    if (found.states.size() > kMostMet) found.is_complete = false;
+  }
+  return found;
+}
+
+int32_t PlainReach::Of(TextAutomaton& automaton, int32_t state, int32_t most) {
+  std::vector<int32_t> met = {state};
+  size_t first = 0;  // of those met last
+  for (int32_t count = 0; count < most; ++count) {
+    const size_t last = met.size();
+    if (first == last) return kAnyNumber;  // nothing new came
+    for (size_t i = first; i < last; ++i) {
+      const Successors& next = Find(automaton, met[i]);
+      if (!next.is_complete) return count;
+      for (const int32_t each : next.states) AddNew(met, each);
+    }
+    if (met.size() > kMostMet) return count;
+    first = last;
+  }
+  return first == met.size() ? kAnyNumber : most;
+}
+
+}  // namespace lockstep::grammar

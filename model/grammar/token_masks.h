@@ -1,0 +1,122 @@
+// Which tokens may come next in an output whose text is constrained: the automaton of the text, and
+// for each of its states that tokens were chosen in a mask of those that go on from there.
+//
+// Outputs with the same constraint share what is found. Used by the step loop's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "model/grammar/plain_text.h"
+#include "model/grammar/text_automaton.h"
+#include "model/grammar/token_trie.h"
+
+namespace lockstep::grammar {
+
+// Bit i % 32 of word i / 32 is that of token `first + i`. At least one token of the whole
+// vocabulary is allowed, so of a part perhaps none.
+using TokenMask = std::vector<uint32_t>;
+
+// A rank's part of the vocabulary, and the texts of all of it. Immutable.
+class MaskedVocabulary {
+ public:
+  // Tokens [first, last).
+  MaskedVocabulary(TokenTexts texts, int32_t first, int32_t last,
+                   std::vector<int32_t> eos_token_ids);
+
+  // Tokens that go together where so many plain characters may follow (plain_text.h), and those
+  // that do not.
+  struct Slice {
+    int32_t num_characters = 0;
+    TokenMask plain;
+    TokenTrie others;
+  };
+  // The last, with nothing plain, is for all states; those before have less and less.
+  std::span<const Slice> slices() const { return slices_; }
+  static constexpr int32_t kMostCounted = 16;  // plain characters, where there is an end to them
+
+  const TokenTexts& texts() const { return texts_; }
+  int32_t first() const { return first_; }
+  int32_t size() const { return last_ - first_; }
+  std::span<const int32_t> eos_token_ids() const { return eos_token_ids_; }
+  TokenMask NoTokens() const;
+
+ private:
+  Slice SliceOf(int32_t num_characters) const;
+
+  const TokenTexts texts_;
+  const int32_t first_;
+  const int32_t last_;
+  const std::vector<int32_t> eos_token_ids_;
+  std::vector<Slice> slices_;
+};
+
+class TokenMasks {
+ public:
+  static constexpr int64_t kMaxMaskBytes = 8 << 20;  // that are kept for states to come back to
+
+  // vocabulary must outlive it.
+  TokenMasks(Grammar grammar, const MaskedVocabulary& vocabulary, int32_t max_states = 8192)
+      : vocabulary_(vocabulary), automaton_(std::move(grammar), max_states) {}
+
+  // Where a text has come to. Only the text itself stays: states may be forgotten meanwhile.
+  struct Place {
+    std::string text;
+    int32_t state = TextAutomaton::kNoState;
+    uint64_t epoch = 0;  // that the state is of; 0: none
+  };
+  // False, and the place stays: no text goes on so.
+  bool Advance(Place& place, std::string_view bytes);
+  // What may come next; end-of-text tokens where the text may end.
+  std::shared_ptr<const TokenMask> Allowed(Place& place);
+  std::shared_ptr<const TokenMask> OnlyEnd();
+
+  const MaskedVocabulary& vocabulary() const { return vocabulary_; }
+  int64_t num_masks_made() const { return num_masks_made_; }
+
+ private:
+  // Goes on from the state; makes room where there is none.
+  int32_t Read(int32_t state, std::string_view bytes);
+  void Find(Place& place);
+  int32_t MakeRoom(int32_t state);
+  const MaskedVocabulary::Slice& SliceFor(int32_t state);
+  TokenMask Walk(const MaskedVocabulary::Slice& slice, int32_t& root);
+  void AllowEnd(TokenMask& mask) const;
+
+  const MaskedVocabulary& vocabulary_;
+  TextAutomaton automaton_;
+  PlainReach plain_reach_;
+  uint64_t epoch_ = 1;  // rises when states are forgotten
+  absl::flat_hash_map<int32_t, std::shared_ptr<const TokenMask>> masks_;  // by state
+  std::shared_ptr<const TokenMask> only_end_;
+  int64_t num_masks_made_ = 0;
+  // Of Walk.
+  std::vector<int32_t> states_;  // [depth]
+  std::string path_;
+};
+
+// One output's text, token by token.
+class OutputMatcher {
+ public:
+  explicit OutputMatcher(std::shared_ptr<TokenMasks> masks) : masks_(std::move(masks)) {}
+
+  // A token that does not fit, of which there are none but after failures of others, ends the text,
+  // as end-of-text tokens do.
+  void Add(int32_t token);
+  // Valid until the next Add.
+  std::span<const uint32_t> Allowed();
+
+ private:
+  std::shared_ptr<TokenMasks> masks_;  // of all outputs with the same constraint
+  TokenMasks::Place place_;
+  bool has_ended_ = false;
+  std::shared_ptr<const TokenMask> allowed_;  // null: not asked for yet
+};
+
+}  // namespace lockstep::grammar

@@ -1,0 +1,120 @@
+// What constrained outputs cost a rank, on one thread. Run from the repository root:
+//   grammar_bench [--benchmark_filter=...]
+// The vocabulary is Llama 3's, from $LOCKSTEP_SHARED, else ../shared. masks: all that the first
+// output of a constraint needs, one for each of its tokens (items), of which masks_made are not the
+// same as one before. kept: the same for outputs after the first. tp8: of a rank that has an eighth
+// of the vocabulary.
+#include <benchmark/benchmark.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "kernels/base/check.h"
+#include "model/grammar/constraint.h"
+#include "model/grammar/token_masks.h"
+#include "model/tokenizer/tokenizer.h"
+
+namespace lockstep {
+namespace {
+
+struct Case {
+  const char* name;
+  OutputConstraint constraint;
+  const char* output;
+};
+const Case kCases[] = {
+    {"person",
+     {OutputConstraint::Kind::kJsonSchema,
+      R"({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer",
+          "minimum": 0, "maximum": 120}, "tags": {"type": "array", "items": {"enum": ["red",
+          "green", "blue"]}}}, "required": ["name", "age", "tags"], "additionalProperties": false})"},
+     R"({"name": "Mary Ann Smith of the long street", "age": 42, "tags": ["red", "blue"]})"},
+    {"any_json",
+     {OutputConstraint::Kind::kJsonSchema, "{}"},
+     R"({"items": [{"id": 1, "text": "The first one"}, {"id": 2.5e3, "text": null}], "ok": true})"},
+    {"bounded_string",
+     {OutputConstraint::Kind::kJsonSchema, R"({"type": "string", "maxLength": 500})"},
+     R"("Here every character counts, so that no state comes back.")"},
+    {"date",
+     {OutputConstraint::Kind::kRegex, R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)"},
+     "2026-11-26T15:04:05Z"},
+};
+
+std::unique_ptr<Tokenizer> Llama3() {
+  const char* shared = std::getenv("LOCKSTEP_SHARED");
+  const std::filesystem::path root = shared != nullptr ? shared : "../shared";
+  auto tokenizer = Tokenizer::Load(root / "tokenizers/llama3");
+  LS_CHECK(tokenizer.ok()) << tokenizer.status();
+  return *std::move(tokenizer);
+}
+
+grammar::MaskedVocabulary VocabularyOf(const Tokenizer& tokenizer, int tp) {
+  const int32_t size = tokenizer.vocab_size();
+  grammar::TokenTexts texts(size, [&](int32_t token) {
+    return tokenizer.IsSpecial(token) ? std::string() : tokenizer.TokenBytes(token);
+  });
+  return {std::move(texts), 0, size / tp, {*tokenizer.TokenId("<|eot_id|>")}};
+}
+
+// One output; how many of its tokens were looked for.
+int64_t WriteOutput(const std::shared_ptr<grammar::TokenMasks>& masks,
+                    const std::vector<int32_t>& tokens) {
+  grammar::OutputMatcher output(masks);
+  for (const int32_t token : tokens) {
+    benchmark::DoNotOptimize(output.Allowed().data());
+    output.Add(token);
+  }
+  benchmark::DoNotOptimize(output.Allowed().data());
+  return std::ssize(tokens) + 1;
+}
+
+void Vocabulary(benchmark::State& state) {
+  const auto tokenizer = Llama3();
+  for (auto _ : state) benchmark::DoNotOptimize(VocabularyOf(*tokenizer, 1));
+}
+
+void Compile(benchmark::State& state, const Case& of) {
+  for (auto _ : state) benchmark::DoNotOptimize(grammar::CompileConstraint(of.constraint));
+}
+
+void Masks(benchmark::State& state, const Case& of, int tp, bool keeps) {
+  const auto tokenizer = Llama3();
+  const grammar::MaskedVocabulary vocabulary = VocabularyOf(*tokenizer, tp);
+  const grammar::Grammar grammar = grammar::CompileConstraint(of.constraint).value();
+  const auto tokens = *tokenizer->Encode(of.output, {.add_special_tokens = false});
+  auto masks = std::make_shared<grammar::TokenMasks>(grammar, vocabulary);
+  WriteOutput(masks, tokens);
+  const auto made = static_cast<double>(masks->num_masks_made());
+  int64_t num_masks = 0;
+  for (auto _ : state) {
+    if (!keeps) masks = std::make_shared<grammar::TokenMasks>(grammar, vocabulary);
+    num_masks += WriteOutput(masks, tokens);
+  }
+  state.SetItemsProcessed(num_masks);
+  state.counters["masks_made"] = keeps ? 0 : made;
+}
+
+void Register() {
+  const auto add = [](const std::string& name, auto run, auto... arguments) {
+    benchmark::RegisterBenchmark(name.c_str(), run, arguments...)->Unit(benchmark::kMicrosecond);
+  };
+  add("vocabulary", Vocabulary);
+  for (const Case& each : kCases) {
+    add(std::string("compile/") + each.name, Compile, each);
+    add(std::string("masks/tp1/") + each.name, Masks, each, 1, false);
+    add(std::string("masks/tp8/") + each.name, Masks, each, 8, false);
+    add(std::string("kept/tp1/") + each.name, Masks, each, 1, true);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  lockstep::Register();
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
