@@ -23,7 +23,9 @@ struct LogitAdjustment {
 // their amount; the next num_penalties divide positive values by repetition_penalty and multiply
 // others by it, then, where the amount, a count, is above 0, subtract frequency_penalty * amount
 // and presence_penalty; the last num_masks make it -infinity. Within the biases and within the
-// penalties, no index comes twice; all are inside the row.
+// penalties, no index comes twice; all are inside the row. Where first_allowed >= 0, that place of
+// the adjustments begins a bit for each token of the row, 32 to a word, the lowest first; those
+// whose bit is not set become -infinity.
 struct LogitsJob {
   int32_t row = 0;
   int32_t num_largest = 0;           // at most kMaxLargestLogits
@@ -41,8 +43,12 @@ struct LogitsJob {
   int32_t uncounted = -1;
   int32_t out_offset = 0;  // bytes, a multiple of 8
   int32_t kept = -1;       // >= 0: which of LogitsSummaryArgs::kept the row, as adjusted, becomes
+  int32_t first_allowed = -1;
+  int32_t reserved = 0;
 };
 constexpr int32_t kMaxLargestLogits = 256;
+// How many adjustments the bits of so many tokens take the place of.
+constexpr int64_t AllowedAdjustments(int64_t width) { return (width + 63) / 64; }
 
 // A job's result: LogitsSummary, then num_slices of LogitsSlice, then num_largest of LargestLogit,
 // of which `count` are filled, the larger first, lower indices first among equals; none is

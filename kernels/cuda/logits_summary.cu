@@ -65,6 +65,9 @@ class Segment {
              job.uncounted < 0 ? -1 : args.chosen[job.uncounted].token - args.first_token);
     next += job.num_penalties;
     ForEach(next, job.num_masks, [&](int64_t at, float) { logits_[at] = NegativeInfinity(); });
+    if (job.first_allowed >= 0) {
+      MaskOthers(reinterpret_cast<const uint32_t*>(args.adjustments + job.first_allowed));
+    }
   }
 
   __device__ void CopyTo(float* row) const {
@@ -85,6 +88,15 @@ class Segment {
       const LogitAdjustment adjustment = adjustments[i];
       const int64_t at = adjustment.index - begin_;
       if (at >= 0 && at < size_) change(at, adjustment.amount);
+    }
+    __syncthreads();
+  }
+
+  // allowed: a bit of each token of the row.
+  __device__ void MaskOthers(const uint32_t* allowed) {
+    for (int i = threadIdx.x; i < size_; i += blockDim.x) {
+      const int64_t index = begin_ + i;
+      if ((allowed[index / 32] >> (index % 32) & 1) == 0) logits_[i] = NegativeInfinity();
     }
     __syncthreads();
   }

@@ -1,6 +1,8 @@
 #include "model/sampling/adjust_logits.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <limits>
 
 #include "absl/container/flat_hash_set.h"
@@ -20,6 +22,29 @@ float Bounded(float value) {
 bool HasPenalties(const SamplingParams& params) {
   return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
          params.frequency_penalty != 0.0f;
+}
+
+// allowed: a bit of each.
+void MaskOthers(std::span<float> row, std::span<const uint32_t> allowed) {
+  LS_CHECK_EQ(allowed.size(), (row.size() + 31) / 32);
+  for (size_t word = 0; word < allowed.size(); ++word) {
+    const uint32_t bits = allowed[word];
+    if (bits == ~uint32_t{0}) continue;
+    const size_t first = word * 32;
+    const size_t count = std::min<size_t>(32, row.size() - first);
+    for (size_t i = 0; i < count; ++i) {
+      if ((bits >> i & 1) == 0) row[first + i] = kMasked;
+    }
+  }
+}
+
+// Two words to an adjustment.
+void AppendAllowed(std::span<const uint32_t> allowed, std::vector<LogitAdjustment>& adjustments) {
+  static_assert(sizeof(LogitAdjustment) == 2 * sizeof(uint32_t));
+  for (size_t i = 0; i < allowed.size(); i += 2) {
+    const std::array<uint32_t, 2> words = {allowed[i], i + 1 < allowed.size() ? allowed[i + 1] : 0};
+    adjustments.push_back(std::bit_cast<LogitAdjustment>(words));
+  }
 }
 
 }  // namespace
@@ -56,20 +81,20 @@ bool NeedsAdjusting(const SamplingParams& params, int32_t num_output_tokens,
                     std::span<const int32_t> eos_token_ids) {
   const bool masks_eos = !params.ignore_eos && !eos_token_ids.empty();
   return !params.logit_bias.empty() || HasPenalties(params) ||
+         params.constraint.kind != OutputConstraint::Kind::kNone ||
          (num_output_tokens < params.min_tokens && (masks_eos || !params.stop_token_ids.empty()));
 }
 
-void AdjustLogits(std::span<float> row, Range vocab, const SamplingParams& params,
-                  const TokenHistory& history, int32_t num_output_tokens,
-                  std::span<const int32_t> eos_token_ids) {
+void AdjustLogits(std::span<float> row, Range vocab, const OutputSoFar& output) {
   LS_CHECK_EQ(static_cast<int64_t>(row.size()), vocab.size());
+  const SamplingParams& params = output.params;
   const auto at = [&](int32_t token) -> float* {
     return token >= vocab.begin && token < vocab.end ? &row[token - vocab.begin] : nullptr;
   };
   for (const auto& [token, bias] : params.logit_bias) {
     if (float* logit = at(token)) *logit = Bounded(Bounded(*logit) + bias);
   }
-  for (const TokenHistory::Entry& entry : history.entries()) {
+  for (const TokenHistory::Entry& entry : output.history.entries()) {
     float* logit = at(entry.token);
     float value = Bounded(*logit);
     value = Bounded(value > 0.0f ? value / params.repetition_penalty
@@ -80,19 +105,20 @@ void AdjustLogits(std::span<float> row, Range vocab, const SamplingParams& param
     }
     *logit = Bounded(value);
   }
-  if (num_output_tokens >= params.min_tokens) return;
+  if (output.matcher != nullptr) MaskOthers(row, output.matcher->Allowed());
+  if (output.num_output_tokens >= params.min_tokens) return;
   const auto mask = [&](std::span<const int32_t> tokens) {
     for (const int32_t token : tokens) {
       if (float* logit = at(token)) *logit = kMasked;
     }
   };
-  if (!params.ignore_eos) mask(eos_token_ids);
+  if (!params.ignore_eos) mask(output.eos_token_ids);
   mask(params.stop_token_ids);
 }
 
-void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHistory& history,
-                     int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
+void ListAdjustments(Range vocab, const OutputSoFar& output,
                      std::vector<LogitAdjustment>& adjustments, LogitsJob& job) {
+  const SamplingParams& params = output.params;
   const auto add = [&](int32_t token, float amount) {
     if (token < vocab.begin || token >= vocab.end) return 0;
     adjustments.push_back({static_cast<int32_t>(token - vocab.begin), amount});
@@ -100,26 +126,32 @@ void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHisto
   };
   job.first_adjustment = static_cast<int32_t>(adjustments.size());
   for (const auto& [token, bias] : params.logit_bias) job.num_biases += add(token, bias);
-  for (const TokenHistory::Entry& entry : history.entries()) {
+  for (const TokenHistory::Entry& entry : output.history.entries()) {
     job.num_penalties += add(entry.token, static_cast<float>(entry.num_outputs));
   }
   job.repetition_penalty = params.repetition_penalty;
   job.frequency_penalty = params.frequency_penalty;
   job.presence_penalty = params.presence_penalty;
-  if (num_output_tokens >= params.min_tokens) return;
-  if (!params.ignore_eos) {
-    for (const int32_t token : eos_token_ids) job.num_masks += add(token, 0.0f);
+  if (output.num_output_tokens < params.min_tokens) {
+    if (!params.ignore_eos) {
+      for (const int32_t token : output.eos_token_ids) job.num_masks += add(token, 0.0f);
+    }
+    for (const int32_t token : params.stop_token_ids) job.num_masks += add(token, 0.0f);
   }
-  for (const int32_t token : params.stop_token_ids) job.num_masks += add(token, 0.0f);
+  if (output.matcher == nullptr) return;
+  job.first_allowed = static_cast<int32_t>(adjustments.size());
+  AppendAllowed(output.matcher->Allowed(), adjustments);
 }
 
-int64_t MostAdjustments(const SamplingParams& params, const TokenHistory& history,
-                        int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
-                        int64_t part_width) {
-  const int64_t num_others =
-      std::ssize(params.logit_bias) + std::ssize(params.stop_token_ids) + std::ssize(eos_token_ids);
-  if (!HasPenalties(params)) return num_others;
-  return num_others + std::min(history.num_prompt_tokens() + num_output_tokens, part_width);
+int64_t MostAdjustments(const OutputSoFar& output, int64_t part_width) {
+  const SamplingParams& params = output.params;
+  int64_t most = std::ssize(params.logit_bias) + std::ssize(params.stop_token_ids) +
+                 std::ssize(output.eos_token_ids);
+  if (HasPenalties(params)) {
+    most += std::min(output.history.num_prompt_tokens() + output.num_output_tokens, part_width);
+  }
+  if (output.matcher != nullptr) most += AllowedAdjustments(part_width);
+  return most;
 }
 
 }  // namespace lockstep

@@ -5,7 +5,8 @@
 // logit_bias; repetition penalty for tokens in prompt or output (positive values divided, others
 // multiplied); - frequency_penalty * its count in the output;
 // - presence_penalty when it is in the output; -infinity for end-of-sequence (unless ignore_eos)
-// and stop tokens while the output is shorter than min_tokens.
+// and stop tokens while the output is shorter than min_tokens, and for tokens that the output's
+// constraint does not allow.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "kernels/logits_summary.h"
+#include "model/grammar/token_masks.h"
 #include "model/sampling/sampling_params.h"
 #include "parallel/partition.h"
 
@@ -49,24 +51,30 @@ class TokenHistory {
   absl::flat_hash_map<int32_t, int32_t> index_;  // token -> entry
 };
 
+// On what the changes depend.
+struct OutputSoFar {
+  const SamplingParams& params;
+  const TokenHistory& history;  // over the rank's vocabulary range
+  // Of an output that is constrained, over the same range; else null. Asked for what it allows when
+  // logits are adjusted.
+  grammar::OutputMatcher* matcher = nullptr;
+  int32_t num_output_tokens = 0;
+  std::span<const int32_t> eos_token_ids;
+};
+
 // Would AdjustLogits change anything for some vocabulary range? The same on every rank.
 bool NeedsAdjusting(const SamplingParams& params, int32_t num_output_tokens,
                     std::span<const int32_t> eos_token_ids);
 
-// row: this rank's logits, row[i] belongs to token vocab.begin + i. history covers the same range.
-void AdjustLogits(std::span<float> row, Range vocab, const SamplingParams& params,
-                  const TokenHistory& history, int32_t num_output_tokens,
-                  std::span<const int32_t> eos_token_ids);
+// row: this rank's logits, row[i] belongs to token vocab.begin + i.
+void AdjustLogits(std::span<float> row, Range vocab, const OutputSoFar& output);
 
 // The same as a list for Backend::SummarizeLogits: appended to `adjustments`, and described in job.
-void ListAdjustments(Range vocab, const SamplingParams& params, const TokenHistory& history,
-                     int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
+void ListAdjustments(Range vocab, const OutputSoFar& output,
                      std::vector<LogitAdjustment>& adjustments, LogitsJob& job);
 
 // The most that ListAdjustments appends on any rank, whose part of the vocabulary has at most
 // part_width tokens. The same on every rank, also while some have not read their last token yet.
-int64_t MostAdjustments(const SamplingParams& params, const TokenHistory& history,
-                        int32_t num_output_tokens, std::span<const int32_t> eos_token_ids,
-                        int64_t part_width);
+int64_t MostAdjustments(const OutputSoFar& output, int64_t part_width);
 
 }  // namespace lockstep

@@ -51,8 +51,7 @@ absl::StatusOr<std::unique_ptr<ChoiceGroups>> ChoiceGroups::Create(Backend& back
 int64_t ChoiceGroups::NumAdjustments(const LogitsRow& row, const RowShape& shape,
                                      std::span<const int32_t> eos_token_ids) const {
   if (!shape.chooses || !shape.adjusted) return 0;
-  return MostAdjustments(*row.params, *row.history, row.num_output_tokens, eos_token_ids,
-                         summaries_->part_width());
+  return MostAdjustments(OutputOf(row, eos_token_ids), summaries_->part_width());
 }
 
 bool ChoiceGroups::TakesRow(const LogitsRow& row, const RowShape& shape,

@@ -117,8 +117,7 @@ int64_t DeviceSummarizer::AddChoice(int64_t index, const LogitsRow& row, const R
                    .told_index = vocab_.size() > 0 ? 0 : -1,
                    .inverse_temperature = shape.greedy ? 0.0f : InverseTemperature(*row.params)};
   if (shape.adjusted) {
-    ListAdjustments(vocab_, *row.params, *row.history, row.num_output_tokens, eos_token_ids,
-                    adjustments_, job);
+    ListAdjustments(vocab_, OutputOf(row, eos_token_ids), adjustments_, job);
     job.uncounted = row.uncounted;
     LS_CHECK_LE(std::ssize(adjustments_), kMaxAdjustments);
   }

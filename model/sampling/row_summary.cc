@@ -102,8 +102,7 @@ RowSummarizer::Rows RowSummarizer::Prepare(const LogitsRow& row, const RowShape&
   }
   if (shape.adjusted) {
     processed_.assign(rows.raw.begin(), rows.raw.end());
-    AdjustLogits(processed_, vocab_, *row.params, *row.history, row.num_output_tokens,
-                 eos_token_ids_);
+    AdjustLogits(processed_, vocab_, OutputOf(row, eos_token_ids_));
     rows.processed = processed_;
   }
   return rows;

@@ -89,6 +89,22 @@ absl::Status CheckLogprobs(absl::string_view field, int32_t count) {
   return OutOfRange(field, count, absl::StrCat("0 to ", SamplingParams::kMaxLogprobs));
 }
 
+// Not the text itself: whoever it was that compiled it knows.
+absl::Status CheckConstraint(const SamplingParams& params) {
+  if (params.constraint.kind == OutputConstraint::Kind::kNone) return absl::OkStatus();
+  if (params.constraint.text.size() > OutputConstraint::kMaxTextBytes) {
+    return OutOfRange("the number of the constraint's bytes", params.constraint.text.size(),
+                      absl::StrCat("at most ", OutputConstraint::kMaxTextBytes));
+  }
+  if (params.ignore_eos) {
+    return absl::InvalidArgumentError("ignore_eos and a constraint: the end is part of it");
+  }
+  if (params.min_tokens > 0) {
+    return OutOfRange("min_tokens", params.min_tokens, "0 where the output is constrained");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ValidateSamplingParams(const SamplingParams& params, int64_t vocab_size) {
@@ -96,6 +112,7 @@ absl::Status ValidateSamplingParams(const SamplingParams& params, int64_t vocab_
   RETURN_IF_ERROR(CheckPenalties(params));
   RETURN_IF_ERROR(CheckLogitBias(params, vocab_size));
   RETURN_IF_ERROR(CheckStop(params, vocab_size));
+  RETURN_IF_ERROR(CheckConstraint(params));
   RETURN_IF_ERROR(CheckLogprobs("logprobs", params.num_logprobs));
   return CheckLogprobs("prompt_logprobs", params.num_prompt_logprobs);
 }

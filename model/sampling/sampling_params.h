@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "model/grammar/output_constraint.h"
 
 namespace lockstep {
 
@@ -28,6 +29,7 @@ struct SamplingParams {
   int32_t num_logprobs =
       -1;  // -1 = none; 0 = the chosen token's; N = and the N most likely, at most kMaxLogprobs
   int32_t num_prompt_logprobs = -1;  // likewise for each prompt token but the first
+  OutputConstraint constraint;       // neither with ignore_eos nor with min_tokens
 
   static constexpr int kMaxLogprobs = 20;
   static constexpr int kMaxLogitBias = 1024;

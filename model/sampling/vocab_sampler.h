@@ -34,6 +34,9 @@ struct LogitsRow {
   // read.
   int32_t prompt_target = -1;
   const TokenHistory* history = nullptr;  // over this rank's vocabulary range
+  // Over the same; null: the sequence's output is not constrained. It must have been given the
+  // sequence's last token when the row is begun, and not the next before it is finished.
+  grammar::OutputMatcher* matcher = nullptr;
   // >= 0: the history lacks the sequence's last token, which is at this place among those that the
   // device chose last.
   int32_t uncounted = -1;
@@ -41,6 +44,15 @@ struct LogitsRow {
   uint64_t position = 0;  // of the token to be chosen, in its sequence
   int32_t num_output_tokens = 0;
 };
+
+// Of a row for which a token is chosen.
+inline OutputSoFar OutputOf(const LogitsRow& row, std::span<const int32_t> eos_token_ids) {
+  return {.params = *row.params,
+          .history = *row.history,
+          .matcher = row.matcher,
+          .num_output_tokens = row.num_output_tokens,
+          .eos_token_ids = eos_token_ids};
+}
 
 struct RowOutcome {
   int32_t token = 0;  // chosen (or kNoToken), or the prompt target

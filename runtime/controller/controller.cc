@@ -16,6 +16,7 @@
 #include "model/chat_template/chat_template_file.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/tokenizer/tokenizer.h"
+#include "model/tokenizer/tokenizer_fingerprint.h"
 #include "runtime/controller/event_loop.h"
 #include "runtime/controller/generation_service.h"
 #include "runtime/controller/health_service.h"
@@ -78,13 +79,20 @@ std::string ModelName(const ControllerOptions& options) {
   return full.filename().string();
 }
 
+// What ranks must have the same of.
+struct Fingerprints {
+  std::string model;
+  std::string tokenizer;
+};
+
 CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& model,
-                          const std::string& fingerprint, const ProcessGrid& grid) {
+                          const Fingerprints& fingerprints, const ProcessGrid& grid) {
   return CoreConfig{
       .num_replicas = options.num_replicas,
       .grid = grid,
       .version = options.version,
-      .model_fingerprint = fingerprint,
+      .model_fingerprint = fingerprints.model,
+      .tokenizer_fingerprint = fingerprints.tokenizer,
       .first_epoch = options.epoch,
       .adopt_epochs = options.adopt_epochs,
       .engine = {.block_size = options.block_size,
@@ -253,10 +261,12 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
 
   auto impl = std::make_unique<Impl>();
   ASSIGN_OR_RETURN(impl->tokenizer, LoadTokenizer(options.model_dir));
+  ASSIGN_OR_RETURN(const std::string tokenizer, TokenizerFingerprint(options.model_dir));
   impl->num_replicas = options.num_replicas;
   impl->secret = options.secret.empty() ? DrawSecret() : options.secret;
-  impl->loop = std::make_shared<EventLoop>(MakeCoreConfig(options, model, fingerprint, grid),
-                                           options.observer, impl->health);
+  impl->loop = std::make_shared<EventLoop>(
+      MakeCoreConfig(options, model, {.model = fingerprint, .tokenizer = tokenizer}, grid),
+      options.observer, impl->health);
   ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, fingerprint, impl->loop));
   ASSIGN_OR_RETURN(v1::GetChatTemplateResponse chat_template,
                    LoadChatTemplate(options, *impl->loop));

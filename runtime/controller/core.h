@@ -38,6 +38,7 @@ struct CoreConfig {
   ProcessGrid grid;
   std::string version;  // empty = not checked
   std::string model_fingerprint;
+  std::string tokenizer_fingerprint = "";  // that ranks must have; empty: any
   uint64_t first_epoch = 1;
   // Ranks placed by hand count their epochs themselves: a Hello of a higher one begins it.
   bool adopt_epochs = false;

@@ -42,6 +42,7 @@ RosterIdentity ControllerCore::IdentityOf(int replica, uint64_t epoch) const {
           .epoch = epoch,
           .version = config_.version,
           .model_fingerprint = config_.model_fingerprint,
+          .tokenizer_fingerprint = config_.tokenizer_fingerprint,
           .limits = {.block_size = config_.engine.block_size,
                      .max_num_seqs = config_.engine.max_num_seqs,
                      .max_batched_tokens = config_.engine.max_batched_tokens,

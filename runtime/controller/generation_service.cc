@@ -17,6 +17,8 @@ namespace {
 
 // Longer texts would keep one of gRPC's few threads from the ranks' results.
 constexpr size_t kMaxInlineTextBytes = 4096;
+// A byte of a constraint takes as long as so many of a text.
+constexpr size_t kConstraintWork = 16;
 // A token may stand for more text than its own bytes (spaces that an added token strips).
 constexpr int64_t kMinLongestTokenBytes = 256;
 
@@ -64,6 +66,7 @@ GenerationService::GenerationService(GenerationServiceConfig config, const Token
                                      std::shared_ptr<Journal> journal)
     : config_(std::move(config)),
       tokenizer_(tokenizer),
+      constraint_check_(tokenizer, !config_.info.eos_token_ids().empty()),
       loop_(std::move(loop)),
       journal_(std::move(journal)) {
   longest_token_bytes_ = kMinLongestTokenBytes;
@@ -120,13 +123,14 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context*
   if (status.ok()) status = Begin(*call);
   if (!status.ok()) {
     Refuse(*call, status);
-  } else if (call->request.has_text()) {
-    RunText(call->request.text().size(), [this, call] { Tokenize(call); });
-  } else {
-    const auto& ids = call->request.token_ids().ids();
-    status = Post(*call, std::vector<int32_t>(ids.begin(), ids.end()));
-    if (!status.ok()) Refuse(*call, status);
+    return reactor;
   }
+  const size_t constraint_bytes = call->checked.engine.sampling.constraint.text.size();
+  RunText(call->request.text().size() + kConstraintWork * constraint_bytes, [this, call] {
+    const absl::Status prepared =
+        call->writer->cancelled() ? absl::CancelledError("the client cancelled") : Prepare(*call);
+    if (!prepared.ok()) Refuse(*call, prepared);
+  });
   return reactor;
 }
 
@@ -157,6 +161,7 @@ absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& at
   }
   call.request = std::move(*found->mutable_request());
   RETURN_IF_ERROR(Begin(call));
+  RETURN_IF_ERROR(constraint_check_.Check(call.checked.engine.sampling.constraint));
   RETURN_IF_ERROR(SetReceived(attach, call.checked));
   const auto& ids = call.request.token_ids().ids();
   return Post(call, std::vector<int32_t>(ids.begin(), ids.end()));
@@ -185,18 +190,18 @@ absl::Status GenerationService::Begin(Call& call) {
   return absl::OkStatus();
 }
 
-void GenerationService::Tokenize(std::shared_ptr<Call> call) {
-  if (call->writer->cancelled()) {
-    Refuse(*call, absl::CancelledError("the client cancelled"));
-    return;
+absl::Status GenerationService::Prepare(Call& call) {
+  RETURN_IF_ERROR(constraint_check_.Check(call.checked.engine.sampling.constraint));
+  const v1::GenerateRequest& request = call.request;
+  if (!request.has_text()) {
+    const auto& ids = request.token_ids().ids();
+    return Post(call, std::vector<int32_t>(ids.begin(), ids.end()));
   }
-  const v1::GenerateRequest& request = call->request;
   const EncodeOptions options{
       .add_special_tokens = !request.has_add_special_tokens() || request.add_special_tokens(),
       .parse_special_tokens = request.parse_special_tokens()};
-  absl::StatusOr<std::vector<int32_t>> prompt = tokenizer_->Encode(request.text(), options);
-  const absl::Status status = prompt.ok() ? Post(*call, *std::move(prompt)) : prompt.status();
-  if (!status.ok()) Refuse(*call, status);
+  ASSIGN_OR_RETURN(std::vector<int32_t> prompt, tokenizer_->Encode(request.text(), options));
+  return Post(call, std::move(prompt));
 }
 
 absl::Status GenerationService::Post(Call& call, std::vector<int32_t> prompt) {

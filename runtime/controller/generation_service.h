@@ -13,6 +13,7 @@
 #include "lockstep/v1/generation.grpc.pb.h"
 #include "model/sampling/sampling_params.h"
 #include "model/tokenizer/tokenizer.h"
+#include "runtime/controller/constraint_check.h"
 #include "runtime/controller/event_loop.h"
 #include "runtime/controller/event_writer.h"
 #include "runtime/controller/journal.h"
@@ -79,7 +80,8 @@ class GenerationService final
   std::shared_ptr<Call> NewCall(Context& context) const;
   absl::Status Begin(Call& call);
   absl::Status Continue(Call& call, const v1::AttachRequest& attach);
-  void Tokenize(std::shared_ptr<Call> call);
+  // All that takes time, and grows with texts.
+  absl::Status Prepare(Call& call);
   absl::Status Post(Call& call, std::vector<int32_t> prompt);
   std::shared_ptr<JournalEntry> Record(Call& call, uint64_t number);
   void Refuse(Call& call, const absl::Status& status);
@@ -88,6 +90,7 @@ class GenerationService final
 
   const GenerationServiceConfig config_;
   const Tokenizer* const tokenizer_;
+  const ConstraintCheck constraint_check_;
   int64_t longest_token_bytes_ = 0;
   // Shared: calls may end after the controller let go of its loop.
   const std::shared_ptr<EventLoop> loop_;

@@ -58,6 +58,10 @@ absl::Status RankRoster::CheckHello(const v1::Hello& hello, const RosterIdentity
     RETURN_IF_ERROR(CheckEqual("version", hello.version(), identity.version));
   }
   RETURN_IF_ERROR(CheckEqual("model", hello.model_fingerprint(), identity.model_fingerprint));
+  if (!identity.tokenizer_fingerprint.empty()) {
+    RETURN_IF_ERROR(CheckEqual("tokenizer.json", hello.tokenizer_fingerprint(),
+                               identity.tokenizer_fingerprint));
+  }
   RETURN_IF_ERROR(CheckLimits(hello.limits(), identity.limits));
   RETURN_IF_ERROR(CheckNumerics(hello.numerics()));
   if (hello.rank() < 0 || hello.rank() >= grid.world_size()) {

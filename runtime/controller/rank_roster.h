@@ -34,6 +34,7 @@ struct RosterIdentity {
   uint64_t epoch = 0;
   std::string version;  // empty = not checked
   std::string model_fingerprint;
+  std::string tokenizer_fingerprint = "";  // that ranks must have; empty: any
   StepLimits limits;
 };
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
+#include "nlohmann/json.hpp"
 
 namespace lockstep {
 namespace {
@@ -98,6 +99,34 @@ absl::Status ReadOutput(const v1::OutputOptions& output, CheckedRequest& checked
   return absl::OkStatus();
 }
 
+absl::StatusOr<OutputConstraint> ReadChoices(const v1::TextChoices& choices) {
+  size_t num_bytes = 0;
+  for (const std::string& text : choices.texts()) num_bytes += text.size();
+  if (num_bytes > OutputConstraint::kMaxTextBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("constraint.choices have ", num_bytes,
+                                                   " bytes, at most ",
+                                                   OutputConstraint::kMaxTextBytes));
+  }
+  const nlohmann::json texts(
+      std::vector<std::string>(choices.texts().begin(), choices.texts().end()));
+  return OutputConstraint{OutputConstraint::Kind::kChoices,
+                          texts.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)};
+}
+
+absl::StatusOr<OutputConstraint> ReadConstraint(const v1::OutputConstraint& constraint) {
+  switch (constraint.kind_case()) {
+    case v1::OutputConstraint::kJsonSchema:
+      return OutputConstraint{OutputConstraint::Kind::kJsonSchema, constraint.json_schema()};
+    case v1::OutputConstraint::kRegex:
+      return OutputConstraint{OutputConstraint::Kind::kRegex, constraint.regex()};
+    case v1::OutputConstraint::kChoices:
+      return ReadChoices(constraint.choices());
+    case v1::OutputConstraint::KIND_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("constraint is empty: set json_schema, regex or choices");
+}
+
 }  // namespace
 
 absl::Status CheckRequestId(absl::string_view id) {
@@ -153,6 +182,9 @@ absl::StatusOr<CheckedRequest> CheckRequest(const v1::GenerateRequest& request,
   ReadSampling(sampling, checked.engine.sampling);
   RETURN_IF_ERROR(ReadStop(request.stop(), checked));
   RETURN_IF_ERROR(ReadOutput(request.output(), checked));
+  if (request.has_constraint()) {
+    ASSIGN_OR_RETURN(checked.engine.sampling.constraint, ReadConstraint(request.constraint()));
+  }
   SamplingParams probe = checked.engine.sampling;
   probe.max_tokens = checked.max_tokens.value_or(INT32_MAX);
   RETURN_IF_ERROR(ValidateSamplingParams(probe, limits.vocab_size));

@@ -38,6 +38,8 @@ void EncodeSampling(const SamplingParams& params, v1::SlotSampling* message) {
   if (params.num_prompt_logprobs >= 0) {
     message->set_num_prompt_logprobs(params.num_prompt_logprobs);
   }
+  message->set_constraint_kind(static_cast<v1::ConstraintKind>(params.constraint.kind));
+  message->set_constraint(params.constraint.text);
 }
 
 absl::StatusOr<SamplingParams> DecodeSampling(const v1::SlotSampling& message) {
@@ -67,6 +69,11 @@ absl::StatusOr<SamplingParams> DecodeSampling(const v1::SlotSampling& message) {
   if (message.has_num_prompt_logprobs()) {
     params.num_prompt_logprobs = message.num_prompt_logprobs();
   }
+  if (!v1::ConstraintKind_IsValid(message.constraint_kind())) {
+    return Invalid("constraint_kind", absl::StrCat("is ", message.constraint_kind()));
+  }
+  params.constraint = {static_cast<OutputConstraint::Kind>(message.constraint_kind()),
+                       message.constraint()};
   return params;
 }
 

@@ -25,6 +25,7 @@ constexpr char kInstall[] = "install the same on all hosts";
 constexpr Fact kFacts[] = {
     {"version", &RankIdentity::version, kInstall},
     {"model", &RankIdentity::model, "start all ranks with the same MODEL and --quantize"},
+    {"tokenizer.json", &RankIdentity::tokenizer, "copy all of MODEL to all hosts"},
     {"device", &RankIdentity::device, "start all ranks with the same --device, where it is"},
     {"dtype", &RankIdentity::dtype, "start all ranks with the same --dtype"},
     {"--deterministic", &RankIdentity::deterministic,

@@ -23,9 +23,10 @@ struct RankIdentity {
   std::string host;
   bool is_loaded = false;  // it has its weights; ranks may differ in this
   std::string version;
-  std::string model;   // its fingerprint
-  std::string device;  // "cpu" or "cuda"
-  std::string dtype;   // that matrices and KV cache are held in
+  std::string model;      // its fingerprint
+  std::string tokenizer;  // likewise
+  std::string device;     // "cpu" or "cuda"
+  std::string dtype;      // that matrices and KV cache are held in
   std::string deterministic;
   std::string block_size;
   std::string max_num_seqs;

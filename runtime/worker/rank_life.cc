@@ -179,6 +179,7 @@ void RankLife::SendHello() {
   const RankIdentity identity = model_.Identity();
   hello->set_version(identity.version);
   hello->set_model_fingerprint(identity.model);
+  hello->set_tokenizer_fingerprint(identity.tokenizer);
   const BatchLimits& limits = options_.stage.limits;
   hello->mutable_limits()->set_block_size(limits.block_size);
   hello->mutable_limits()->set_max_num_seqs(limits.max_num_seqs);
@@ -347,7 +348,8 @@ absl::Status RankLife::Serve() {
   const StepLoopOptions loop_options{.limits = options_.stage.limits,
                                      .num_blocks = model_.num_kv_blocks(),
                                      .vocab_size = config.vocab_size,
-                                     .eos_token_ids = config.eos_token_ids};
+                                     .eos_token_ids = config.eos_token_ids,
+                                     .constraints = model_.constraints()};
   loop_ = std::make_unique<StepLoop>(
       loop_options, model_.Calls(), groups_, progress_,
       [this](engine::StepResult result) { reporter_->Report(std::move(result)); });

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/shard_sizes.h"
+#include "model/tokenizer/tokenizer_fingerprint.h"
 #include "runtime/engine/spare_memory.h"
 
 namespace lockstep {
@@ -56,6 +57,7 @@ absl::StatusOr<std::unique_ptr<RankModel>> RankModel::Open(const WorkerOptions& 
   std::unique_ptr<RankModel> model(new RankModel(options, progress));
   ASSIGN_OR_RETURN(model->checkpoint_, Checkpoint::Open(options.model));
   ASSIGN_OR_RETURN(model->fingerprint_, model->checkpoint_->Fingerprint(options.stage.quantize));
+  ASSIGN_OR_RETURN(model->tokenizer_fingerprint_, TokenizerFingerprint(options.model));
   ASSIGN_OR_RETURN(const DType compute, KvCacheDType(*model->checkpoint_, options.stage.weights,
                                                      /*holds_f16=*/true));
   ASSIGN_OR_RETURN(model->device_, RankDevice::Open(options.device, compute, options.on_notice));
@@ -75,6 +77,7 @@ RankIdentity RankModel::Identity() const {
                            .is_loaded = is_loaded(),
                            .version = options_.version,
                            .model = fingerprint_,
+                           .tokenizer = tokenizer_fingerprint_,
                            .device = on_gpu ? "cuda" : "cpu",
                            .dtype = held == cached ? held : absl::StrCat(held, " and ", cached),
                            .deterministic = is_deterministic() ? "on" : "off",
@@ -144,7 +147,21 @@ absl::Status RankModel::LetDeviceChoose(const LlamaStage& stage) {
   return absl::OkStatus();
 }
 
+// Beside the weights, and on where they are there first.
+void RankModel::ReadVocabulary() {
+  const ProcessGrid& grid = options_.grid;
+  if (grid.stage_of(options_.rank) != grid.pp() - 1) return;
+  ShardedSizes sizes;
+  sizes.vocab_size = config().vocab_size;
+  const Range part = VocabOf(sizes, grid.tp(), grid.tp_rank_of(options_.rank));
+  vocabulary_ = std::make_unique<RankVocabulary>(options_.model, config().vocab_size, part,
+                                                 config().eos_token_ids);
+  constraints_ = std::make_unique<grammar::ConstraintCache>(
+      [vocabulary = vocabulary_.get()] { return vocabulary->Get(); });
+}
+
 absl::Status RankModel::Load(const LoadProgress& progress) {
+  ReadVocabulary();
   StageOptions stage_options = options_.stage;
   stage_options.on_progress = [this] { progress_.Advance(); };
   stage_options.on_waiting = [this] { progress_.Begin(Operation::kWaitingForPacking); };

@@ -16,6 +16,7 @@
 #include "runtime/worker/rank_device.h"
 #include "runtime/worker/rank_identity.h"
 #include "runtime/worker/rank_progress.h"
+#include "runtime/worker/rank_vocabulary.h"
 #include "runtime/worker/step_loop.h"
 #include "runtime/worker/worker.h"
 
@@ -73,9 +74,12 @@ class RankModel {
   absl::Status AllocateKvCache(int64_t num_blocks);
   int64_t num_kv_blocks() const { return num_kv_blocks_; }
   StageCalls Calls();
+  // Of the last stage's outputs; null on others. Lives as long as the model.
+  grammar::ConstraintCache* constraints() const { return constraints_.get(); }
 
  private:
   const ChosenToken* ChosenLast() const;
+  void ReadVocabulary();
   absl::Status LetDeviceChoose(const LlamaStage& stage);
   absl::Status SizeKvCache(int64_t available_bytes);
 
@@ -86,9 +90,12 @@ class RankModel {
   RankProgress& progress_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::string fingerprint_;
+  std::string tokenizer_fingerprint_;
   std::unique_ptr<RankDevice> device_;
   DType kv_dtype_ = DType::kF32;
   std::unique_ptr<LlamaStage> stage_;
+  std::unique_ptr<RankVocabulary> vocabulary_;  // this and the next: of the last stage
+  std::unique_ptr<grammar::ConstraintCache> constraints_;
   std::unique_ptr<DeviceChooser> device_logits_;  // null: logits come to the host
   std::unique_ptr<TokenReturn> token_return_;     // null: tokens do, or there is one stage
   bool knows_kv_room_ = false;

@@ -33,6 +33,7 @@ absl::Status SlotTable::Close(uint32_t slot) {
   }
   if (!slots_[slot].open) return Invalid(slot, "closed, but it is not open");
   slots_[slot].open = false;
+  slots_[slot].matcher.reset();
   return absl::OkStatus();
 }
 
@@ -78,15 +79,27 @@ absl::Status SlotTable::Open(const engine::SlotOpen& open) {
   slot.sampled_step = 0;
   slot.blocks.clear();
   if (options_.is_first_stage || options_.is_last_stage) slot.tokens = open.tokens;
-  if (options_.is_last_stage) {
-    slot.history.Reset(slot.sampling, options_.vocab);
-    const std::span<const int32_t> tokens(open.tokens);
-    slot.history.AddPrompt(tokens.first(open.num_prompt_tokens));
-    for (const int32_t token : tokens.subspan(open.num_prompt_tokens)) {
-      slot.history.AddOutput(token);
-    }
+  return options_.is_last_stage ? OpenOutput(open, slot) : absl::OkStatus();
+}
+
+absl::Status SlotTable::OpenOutput(const engine::SlotOpen& open, Slot& slot) {
+  slot.history.Reset(slot.sampling, options_.vocab);
+  slot.matcher.reset();
+  if (slot.sampling.constraint.kind != OutputConstraint::Kind::kNone) {
+    if (options_.constraints == nullptr) return Invalid(open.slot, "constrained: no vocabulary");
+    auto masks = options_.constraints->Get(slot.sampling.constraint);
+    if (!masks.ok()) return Invalid(open.slot, std::string(masks.status().message()));
+    slot.matcher = std::make_unique<grammar::OutputMatcher>(*std::move(masks));
   }
+  const std::span<const int32_t> tokens(open.tokens);
+  slot.history.AddPrompt(tokens.first(open.num_prompt_tokens));
+  for (const int32_t token : tokens.subspan(open.num_prompt_tokens)) AddOutput(slot, token);
   return absl::OkStatus();
+}
+
+void SlotTable::AddOutput(Slot& slot, int32_t token) {
+  slot.history.AddOutput(token);
+  if (slot.matcher != nullptr) slot.matcher->Add(token);
 }
 
 absl::Status SlotTable::CheckGrant(const engine::BlockGrant& grant) const {
@@ -252,11 +265,18 @@ LogitsRow SlotTable::RowOf(const LogitsUse& use) const {
   return {.params = &slot.sampling,
           .prompt_target = use.prompt_target,
           .history = &slot.history,
+          .matcher = slot.matcher.get(),
           .uncounted = misses_token ? use.source : -1,
           .sequence_index = slot.sequence_index,
           .position = use.position,
           .num_output_tokens =
               static_cast<int32_t>(static_cast<int64_t>(use.position) - slot.num_prompt_tokens)};
+}
+
+bool SlotTable::ChoosesConstrained() const {
+  return std::any_of(logits_uses_.begin(), logits_uses_.end(), [&](const LogitsUse& use) {
+    return use.prompt_target < 0 && slots_[use.slot.slot].matcher != nullptr;
+  });
 }
 
 bool SlotTable::MissesTokens() const {
@@ -299,7 +319,7 @@ void SlotTable::AppendSampled(const SlotRef& ref, int32_t token) {
   if (!slot.open || slot.generation != ref.generation) return;
   slot.tokens.push_back(token);
   LS_CHECK_LE(static_cast<int64_t>(slot.tokens.size()), slot.num_known_tokens);
-  if (options_.is_last_stage) slot.history.AddOutput(token);
+  if (options_.is_last_stage) AddOutput(slot, token);
 }
 
 }  // namespace lockstep

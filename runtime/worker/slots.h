@@ -10,11 +10,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "model/grammar/constraint_cache.h"
 #include "model/llama/step_batch.h"
 #include "model/sampling/vocab_sampler.h"
 #include "parallel/partition.h"
@@ -29,6 +31,8 @@ struct SlotTableOptions {
   bool is_first_stage = true;  // fills token_ids
   bool is_last_stage = true;   // wants logits
   Range vocab;                 // last stage: this rank's part, for penalties
+  // Last stage: what outputs may be constrained by; null: they may not. Must outlive the table.
+  grammar::ConstraintCache* constraints = nullptr;
   // First stage of several: sampled tokens are never appended, but lie in a table by slot.
   bool has_token_table = false;
 };
@@ -67,6 +71,8 @@ class SlotTable {
   LogitsRow RowOf(const LogitsUse& use) const;
   // First stage: does the batch begin with a token that was sampled but not appended yet?
   bool MissesTokens() const;
+  // Last stage: does a token that it chooses depend on the sequence's last one, beyond logits?
+  bool ChoosesConstrained() const;
   // First stage: completes batch().token_ids. Tokens that are missing get batch().token_sources:
   // their slots where there is a table; else they must be of the step before.
   void FillTokenIds();
@@ -93,6 +99,7 @@ class SlotTable {
     uint64_t sampled_step = 0;  // the last one that sampled; 0: none
     std::vector<int32_t> blocks;
     TokenHistory history;
+    std::unique_ptr<grammar::OutputMatcher> matcher;  // last stage, of constrained outputs
   };
   struct Entry {
     uint32_t slot = 0;
@@ -105,6 +112,8 @@ class SlotTable {
   absl::Status Close(uint32_t slot);
   absl::Status Open(const engine::SlotOpen& open);
   absl::Status CheckOpen(const engine::SlotOpen& open) const;
+  absl::Status OpenOutput(const engine::SlotOpen& open, Slot& slot);
+  void AddOutput(Slot& slot, int32_t token);
   absl::Status Grant(const engine::BlockGrant& grant);
   absl::Status CheckGrant(const engine::BlockGrant& grant) const;
   absl::Status AddWork(const engine::SlotWork& work);

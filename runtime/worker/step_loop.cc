@@ -22,6 +22,7 @@ SlotTableOptions TableOptions(const StepLoopOptions& options, const StageCalls& 
           .is_first_stage = groups.pp->rank() == 0,
           .is_last_stage = groups.pp->rank() == groups.pp->size() - 1,
           .vocab = VocabOf(sizes, groups.tp->size(), groups.tp->rank()),
+          .constraints = options.constraints,
           .has_token_table = stage.token_return != nullptr && groups.pp->rank() == 0};
 }
 
@@ -86,7 +87,10 @@ absl::Status StepLoop::Step(const engine::StepPlan& plan) {
     return absl::OkStatus();
   }
   progress_.Begin(Operation::kSampling, plan.step_id);
-  if (MayRunAhead()) return OpenThisStep();
+  if (MayRunAhead()) {
+    if (slots_.ChoosesConstrained()) RETURN_IF_ERROR(LearnLastTokens());
+    return OpenThisStep();
+  }
   RETURN_IF_ERROR(FinishOpenStep());
   RETURN_IF_ERROR(SampleStep());
   RETURN_IF_ERROR(SendTokens());
@@ -156,6 +160,13 @@ bool StepLoop::MayRunAhead() {
   }
   LayOutRows(slots_.logits_uses());
   return sampler_->WouldDecideAll(rows_);
+}
+
+// What may be chosen next depends on them; the device is busy with this step's forward pass.
+absl::Status StepLoop::LearnLastTokens() {
+  RETURN_IF_ERROR(FinishOpenStep());
+  LayOutRows(slots_.logits_uses());
+  return absl::OkStatus();
 }
 
 absl::Status StepLoop::OpenThisStep() {

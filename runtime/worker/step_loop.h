@@ -55,6 +55,7 @@ struct StepLoopOptions {
   int64_t num_blocks = 0;
   int64_t vocab_size = 0;
   std::vector<int32_t> eos_token_ids;
+  grammar::ConstraintCache* constraints = nullptr;  // last stage, as SlotTableOptions has it
 };
 
 class StepLoop {
@@ -97,6 +98,7 @@ class StepLoop {
   absl::Status ReceiveOldest();
   // Last stage.
   bool MayRunAhead();
+  absl::Status LearnLastTokens();
   absl::Status OpenThisStep();
   absl::Status FinishOpenStep();
   absl::Status SampleStep();

@@ -8,6 +8,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/model_writer.h"
+#include "model/tokenizer/tokenizer_fingerprint.h"
 #include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
@@ -24,6 +25,7 @@ constexpr char kConfigJson[] = R"({
 
 std::filesystem::path ControllerTest::model_dir_;
 std::string ControllerTest::fingerprint_;
+std::string ControllerTest::tokenizer_fingerprint_;
 
 void ControllerTest::SetUpTestSuite() {
   if (!model_dir_.empty()) return;
@@ -38,6 +40,7 @@ void ControllerTest::SetUpTestSuite() {
   ASSERT_TRUE(made.ok()) << made.status();
   model_dir_ = options.output;
   fingerprint_ = *(*Checkpoint::Open(options.output))->Fingerprint();
+  tokenizer_fingerprint_ = *TokenizerFingerprint(options.output);
 }
 
 ControllerTest::ControllerTest() : model_(17, kNumSampledIds, {kEos}) {
@@ -90,6 +93,7 @@ FakeReplicaOptions ControllerTest::ReplicaOptions(int tp, int pp) {
   options.hello.set_host("testhost");
   options.hello.set_version("test");
   options.hello.set_model_fingerprint(fingerprint_);
+  options.hello.set_tokenizer_fingerprint(tokenizer_fingerprint_);
   options.hello.mutable_numerics()->set_device("cpu");
   options.hello.mutable_numerics()->set_dtype("f32");
   v1::RankLimits& limits = *options.hello.mutable_limits();

@@ -106,6 +106,7 @@ class ControllerTest : public ::testing::Test {
 
   static std::filesystem::path model_dir_;
   static std::string fingerprint_;
+  static std::string tokenizer_fingerprint_;
 };
 
 }  // namespace lockstep::testing

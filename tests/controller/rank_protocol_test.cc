@@ -47,6 +47,8 @@ TEST_F(RankProtocolTest, OnlyRanksOfThisLaunchAreWelcome) {
   EXPECT_THAT(refused([](auto& h) { h.set_replica(1); }), HasSubstr("replica 1"));
   EXPECT_THAT(refused([](auto& h) { h.set_version("old"); }), HasSubstr("version old"));
   EXPECT_THAT(refused([](auto& h) { h.set_model_fingerprint("gpt"); }), HasSubstr("gpt"));
+  EXPECT_THAT(refused([](auto& h) { h.set_tokenizer_fingerprint("none"); }),
+              HasSubstr("tokenizer.json none"));
   EXPECT_THAT(refused([](auto& h) { h.set_host(std::string(300, 'h')); }), HasSubstr("host"));
 
   StartReplica();  // none of them did harm

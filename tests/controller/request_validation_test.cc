@@ -188,6 +188,31 @@ r.mutable_stop()->set_min_tokens(4);
 , Wrong{"PromptLogprobs", SPOIL{r.mutable_output()->set_prompt_logprobs(21);
 }
 , "prompt_logprobs 21"
+}
+, Wrong{"ConstraintOfNoKind", SPOIL{r.mutable_constraint();
+}
+, "constraint is empty"
+}
+, Wrong{"ConstraintLong", SPOIL{r.mutable_constraint()->set_regex(std::string(65537, 'a'));
+}
+, "constraint's bytes is 65537"
+}
+, Wrong{"ChoicesLong",
+        SPOIL{for (int i = 0; i < 2; ++i){
+            r.mutable_constraint()->mutable_choices()->add_texts(std::string(40000, 'a'));
+}
+}
+, "constraint.choices have 80000 bytes"
+}
+, Wrong{"ConstraintAndIgnoreEos", SPOIL{r.mutable_constraint()->set_regex("a");
+r.mutable_stop()->set_ignore_eos(true);
+}
+, "ignore_eos and a constraint"
+}
+, Wrong{"ConstraintAndMinTokens", SPOIL{r.mutable_constraint()->set_regex("a");
+r.mutable_stop()->set_min_tokens(2);
+}
+, "min_tokens is 2, must be 0 where the output is constrained"
 }),
     [](const ::testing::TestParamInfo<Wrong>& info) {
   return info.param.name; });
@@ -207,6 +232,27 @@ TEST(RequestValidationTest, UnsetFieldsTakeTheCheckpointsDefaults) {
   EXPECT_EQ(checked->engine.sampling.temperature, 0.5f);
   EXPECT_EQ(checked->engine.sampling.top_k, 0);
   EXPECT_EQ(checked->engine.sampling.min_p, 0.25f);
+}
+
+OutputConstraint ConstraintOf(const std::function<void(v1::OutputConstraint&)>& change) {
+  v1::GenerateRequest request = Valid();
+  change(*request.mutable_constraint());
+  return CheckRequest(request, SamplingParams{}, Limits()).value().engine.sampling.constraint;
+}
+
+TEST(RequestValidationTest, ConstraintsAreHandedOn) {
+  using Kind = OutputConstraint::Kind;
+  EXPECT_EQ(ConstraintOf([](auto& c) { c.set_regex("a|b"); }),
+            (OutputConstraint{Kind::kRegex, "a|b"}));
+  EXPECT_EQ(ConstraintOf([](auto& c) { c.set_json_schema("{}"); }),
+            (OutputConstraint{Kind::kJsonSchema, "{}"}));
+  EXPECT_EQ(ConstraintOf([](auto& c) {
+              c.mutable_choices()->add_texts("\"yes\"");
+              c.mutable_choices()->add_texts("\n");
+            }),
+            (OutputConstraint{Kind::kChoices, R"(["\"yes\"","\n"])"}));
+  EXPECT_EQ(CheckRequest(Valid(), SamplingParams{}, Limits())->engine.sampling.constraint,
+            OutputConstraint{});
 }
 
 TEST(RequestValidationTest, DoSampleFalseMeansGreedy) {

@@ -3,6 +3,7 @@
 
 #include "gmock/gmock.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/tokenizer/tokenizer_fingerprint.h"
 #include "tests/controller/controller_fixture.h"
 #include "tests/support/assets.h"
 
@@ -13,9 +14,13 @@ using ::testing::HasSubstr;
 
 class OtherTokenizerTest : public ControllerTest {
  protected:
-  ~OtherTokenizerTest() override { fingerprint_ = of_others_; }
+  ~OtherTokenizerTest() override {
+    fingerprint_ = of_others_;
+    tokenizer_fingerprint_ = tokenizer_of_others_;
+  }
   void ServeModel(const std::filesystem::path& directory) {
     fingerprint_ = *(*Checkpoint::Open(directory))->Fingerprint();
+    tokenizer_fingerprint_ = *TokenizerFingerprint(directory);
     ControllerOptions options = DefaultOptions();
     options.model_dir = directory;
     Serve(std::move(options));
@@ -23,6 +28,7 @@ class OtherTokenizerTest : public ControllerTest {
 
  private:
   const std::string of_others_ = fingerprint_;
+  const std::string tokenizer_of_others_ = tokenizer_fingerprint_;
 };
 
 TEST_F(OtherTokenizerTest, WithoutOneTokenIdsAreServed) {
@@ -43,6 +49,10 @@ TEST_F(OtherTokenizerTest, WithoutOneTokenIdsAreServed) {
   EXPECT_THAT(by_text.status.error_message(), HasSubstr("no tokenizer.json"));
   request.mutable_stop()->add_stop_strings("x");
   EXPECT_THAT(Generate(request).status.error_message(), HasSubstr("stop_strings"));
+  request.clear_stop();
+  request.mutable_constraint()->set_regex("a");
+  EXPECT_THAT(Generate(request).status.error_message(),
+              HasSubstr("constraint: this model has no tokenizer"));
 }
 
 TEST_F(OtherTokenizerTest, SentencePieceTextContinuesItsPrompt) {

@@ -118,6 +118,42 @@ void DrawStops(Dice& dice, const ServerFacts& facts, int room, v1::StopOptions& 
   }
 }
 
+// What takes few tokens, many or any number; whose texts end by themselves, may end or must be cut.
+void DrawConstraint(Dice& dice, v1::GenerateRequest& request) {
+  const char* const kRegexes[] = {"[a-z ]{3,20}\\.",
+                                  "(yes|no|Mary (took|gave) the red ball)!",
+                                  ".{0,12}",
+                                  "[0-9]+(,[0-9]{3})*",
+                                  "([A-Z][a-z]*é ?)*",
+                                  "(日本|中文|🙂){1,4}",
+                                  "\\d{4}-\\d\\d-\\d\\d( \\d\\d:\\d\\d)?"};
+  const char* const kSchemas[] = {
+      R"({})", R"({"type": "object"})",
+      R"({"type": "array", "items": {"enum": ["red", 1, null]}, "maxItems": 5})",
+      R"({"type": "object", "properties": {"name": {"type": "string", "maxLength": 9},
+          "age": {"type": "integer", "minimum": 3, "maximum": 120}, "tall": {"type": "boolean"}},
+          "required": ["name", "tall"], "additionalProperties": false})",
+      R"({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object",
+          "properties": {"leaf": {"type": "number"}, "branches": {"type": "array",
+          "items": {"$ref": "#/$defs/tree"}}}, "additionalProperties": false}}})"};
+  const char* const kEnds[] = {"x", "y", "zz"};
+  v1::OutputConstraint& constraint = *request.mutable_constraint();
+  switch (dice.Pick(0, 3)) {
+    case 0:
+      for (int i = dice.Pick(1, 3); i > 0; --i) {
+        constraint.mutable_choices()->add_texts(AnyText(dice) + dice.Of(kEnds));
+      }
+      break;
+    case 1:
+      constraint.set_regex(dice.Of(kRegexes));
+      break;
+    default:
+      constraint.set_json_schema(dice.Of(kSchemas));
+  }
+  request.mutable_stop()->clear_ignore_eos();
+  request.mutable_stop()->clear_min_tokens();
+}
+
 void DrawOutput(Dice& dice, v1::OutputOptions& output) {
   constexpr int kCounts[] = {0, 1, 5, 20};
   if (!dice.OneIn(3)) output.set_logprobs(dice.Of(kCounts));
@@ -215,6 +251,7 @@ v1::GenerateRequest AnyRequest(Dice& dice, const ServerFacts& facts) {
   if (dice.OneIn(4)) request.set_cache_salt(std::string(dice.OneIn(4) ? 128 : 1, 'a'));
   if (dice.OneIn(4)) request.set_priority(dice.OneIn(3) ? -1000 : dice.Pick(-2, 1000));
   if (dice.OneIn(8)) MakeLongReading(dice, facts, request);
+  if (facts.tokenizer != nullptr && dice.OneIn(4)) DrawConstraint(dice, request);
   return request;
 }
 

@@ -8,6 +8,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "model/grammar/constraint.h"
+#include "model/grammar/text_automaton.h"
 #include "tests/e2e/text_oracle.h"
 
 namespace lockstep::testing {
@@ -118,6 +120,48 @@ void CheckText(const ServerFacts& facts, const v1::GenerateRequest& request,
                 expected.stop_string.value_or(""), "\"");
 }
 
+v1::OutputConstraint::KindCase KindOf(const v1::GenerateRequest& request) {
+  return request.constraint().kind_case();
+}
+
+absl::StatusOr<grammar::Grammar> GrammarOf(const v1::OutputConstraint& constraint) {
+  using Kind = OutputConstraint::Kind;
+  if (constraint.has_json_schema()) {
+    return grammar::CompileConstraint({Kind::kJsonSchema, constraint.json_schema()});
+  }
+  if (constraint.has_regex()) return grammar::CompileConstraint({Kind::kRegex, constraint.regex()});
+  grammar::GrammarBuilder builder;
+  std::vector<grammar::GrammarBuilder::Part> texts;
+  for (const std::string& text : constraint.choices().texts()) texts.push_back(builder.Text(text));
+  return builder.Build(builder.Choice(std::move(texts)));
+}
+
+// All tokens but the one that ends the text, which may come where the text is complete.
+void CheckConstraint(const ServerFacts& facts, const v1::GenerateRequest& request,
+                     const Delivery::Output& output, Checker& checker) {
+  if (KindOf(request) == v1::OutputConstraint::KIND_NOT_SET) return;
+  const absl::StatusOr<grammar::Grammar> grammar = GrammarOf(request.constraint());
+  checker.Check(grammar.ok(), "accepted, but ", grammar.status().ToString());
+  if (!grammar.ok()) return;
+  const auto& ends = facts.info.eos_token_ids();
+  grammar::TextAutomaton automaton(*grammar);
+  int32_t state = automaton.Start();
+  std::string text;
+  for (const int32_t id : output.token_ids) {
+    if (std::count(ends.begin(), ends.end(), id) > 0) {
+      checker.Check(automaton.may_end(state), "ends after \"", absl::CHexEscape(text), "\"");
+      return;
+    }
+    for (const char byte : facts.tokenizer->TokenBytes(id)) {
+      text += byte;
+      state = automaton.Next(state, static_cast<uint8_t>(byte));
+      checker.Check(state != grammar::TextAutomaton::kNoState, "\"", absl::CHexEscape(text),
+                    "\" does not fit its constraint");
+      if (state == grammar::TextAutomaton::kNoState) return;
+    }
+  }
+}
+
 void CheckFinish(const ServerFacts& facts, const v1::GenerateRequest& request, int max_tokens,
                  const Delivery::Output& output, Checker& checker) {
   const v1::OutputFinished& finished = *output.finished;
@@ -205,7 +249,8 @@ Problems CheckChoices(const v1::GenerateRequest& request, const Delivery::Output
   const bool repeats = sampling.has_repetition_penalty() && sampling.repetition_penalty() != 1.0f;
   const bool has_penalty = sampling.presence_penalty() != 0 || sampling.frequency_penalty() != 0;
   const bool is_adjusted = has_penalty || !sampling.logit_bias().empty();
-  if (repeats || !sampling.has_temperature()) return problems;
+  const bool is_constrained = KindOf(request) != v1::OutputConstraint::KIND_NOT_SET;
+  if (repeats || is_constrained || !sampling.has_temperature()) return problems;
   const double temperature = sampling.temperature();
   std::map<int32_t, int> counts;
   const auto adjusted = [&](const v1::TokenLogprob& each) {
@@ -263,6 +308,7 @@ Problems CheckDelivery(const ServerFacts& facts, const v1::GenerateRequest& requ
     of_output.Check(static_cast<int>(index) < delivery.accepted->num_outputs(), "is too many");
     CheckTokens(facts, request, output, of_output);
     CheckText(facts, request, prompt, output, of_output);
+    CheckConstraint(facts, request, output, of_output);
     if (!output.finished) continue;
     CheckFinish(facts, request, delivery.accepted->max_tokens(), output, of_output);
     deadline = deadline || output.finished->reason() == v1::FINISH_REASON_DEADLINE;

@@ -61,7 +61,9 @@ sampled_requests="--temperature 0.8 --top-k 40 --top-p 0.95
 --temperature 1 --repetition-penalty 1.3 --presence-penalty 0.4 --frequency-penalty 0.3
 --temperature 0.9 --top-k 30 --repetition-penalty 1.2 --n 2
 --temperature 1 --top-p 0.9 --logit-bias 261:4 --min-tokens 20 --n 2
---temperature 0 --frequency-penalty 1.5"
+--temperature 0 --frequency-penalty 1.5
+--temperature 1 --top-p 0.9 --json-schema {\"type\":\"object\"}
+--temperature 1.2 --repetition-penalty 1.1 --regex (he|she|Lily|.){20}! --n 2"
 answer_sampled() { # directory
   local clients=() flags seed=0
   mkdir "$1"

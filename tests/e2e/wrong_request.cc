@@ -37,6 +37,31 @@ const std::vector<Spoil>& WrongWhole() {
         r.clear_prompt();
         return {"prompt"};
       },
+      [](Dice& dice, const ServerFacts& facts, Request& r) -> Named {
+        r.mutable_stop()->clear_ignore_eos();
+        r.mutable_stop()->clear_min_tokens();
+        v1::OutputConstraint& constraint = *r.mutable_constraint();
+        if (dice.OneIn(5)) return {"constraint is empty"};
+        constraint.set_regex("a+");
+        if (facts.tokenizer == nullptr) return {"constraint", "tokenizer.json"};
+        switch (dice.Pick(0, 4)) {
+          case 0:
+            r.mutable_stop()->set_ignore_eos(true);
+            return {"ignore_eos"};
+          case 1:
+            constraint.set_regex(std::string(65537, 'a'));
+            return {"constraint", "65537", "65536"};
+          case 2:
+            constraint.set_regex("ab(?=c)");
+            return {"constraint.regex", "byte 2", "look-ahead"};
+          case 3:
+            constraint.set_json_schema(R"({"properties": {"age": {"not": {}}}})");
+            return {"constraint.json_schema", "#/properties/age", "not"};
+          default:
+            constraint.mutable_choices();
+            return {"constraint.choices"};
+        }
+      },
       [](Dice&, const ServerFacts&, Request& r) -> Named {
         r.set_cache_salt(std::string(129, 's'));
         return {"cache_salt", "129", "128"};
@@ -191,6 +216,7 @@ const std::vector<Spoil>& WrongStops() {
 
 WrongRequest AnyWrongRequest(Dice& dice, const ServerFacts& facts) {
   WrongRequest wrong{.request = AnyRequest(dice, facts), .named = {}};
+  wrong.request.clear_constraint();  // some of the spoils would be wrong beside it for its sake
   const auto& spoils = dice.OneIn(3)   ? WrongWhole()
                        : dice.OneIn(2) ? WrongSampling()
                                        : WrongStops();

@@ -5,6 +5,7 @@
 #include "tests/parallel/run_ranks.h"
 #include "tests/support/assets.h"
 #include "tests/support/cuda_emulation/emulation.h"
+#include "tests/worker/fake_constraints.h"
 #include "tests/worker/fake_device_stage.h"
 #include "tests/worker/llama_step_loop.h"
 #include "tests/worker/thread_replica.h"
@@ -133,8 +134,11 @@ LoopRun RunPlans(const Layout& layout, const std::vector<engine::StepPlan>& plan
   std::mutex mutex;
   RunRanks(layout.tp, layout.pp, [&](int, RankGroups& groups) -> absl::Status {
     Stage stage(groups, vocab_size);
+    FakeConstraints constraints(groups, vocab_size);
+    StepLoopOptions options = Options(vocab_size);
+    options.constraints = constraints.cache();
     RankProgress progress;
-    StepLoop loop(Options(vocab_size), stage.Calls(), groups, progress,
+    StepLoop loop(options, stage.Calls(), groups, progress,
                   [&](engine::StepResult result) { run.results.push_back(std::move(result)); });
     PlanQueue queue;
     for (const engine::StepPlan& plan : plans) RETURN_IF_ERROR(queue.Push(plan));
@@ -235,6 +239,27 @@ TEST(CudaStepLoop, PromptLogprobsAndMinimumLengthsRunAheadToo) {
   params.stop_token_ids = {9, 10};
   params.logit_bias = {{17, 3.0f}};
   ExpectTheHosts(Generation(params, 10), 11);
+}
+
+// Steps that choose for them read their last tokens first; others run ahead as ever.
+TEST(CudaStepLoop, ConstrainedOutputsAreThoseTheHostChooses) {
+  SamplingParams sampled = Constrained({}, "([a-f]{2},)*[0-9]+;?");
+  sampled.temperature = 5.0f;
+  sampled.repetition_penalty = 1.5f;
+  sampled.num_logprobs = 2;
+  ExpectTheHosts(Generation(sampled, 20), 0);
+  PlanWriter plan;
+  std::vector<engine::StepPlan> plans;
+  plan.Open(0, {3, 1}, Constrained(PlanWriter::Greedy(), "[0-9]{20}")).Grant(0, {0, 1, 2, 3, 4});
+  plan.Open(1, {5, 9}, sampled).Grant(1, {5, 6, 7, 8, 9});
+  SamplingParams penalized = PlanWriter::Greedy();
+  penalized.frequency_penalty = 2.0f;
+  plan.Open(2, {7}, penalized).Grant(2, {10, 11, 12, 13, 14});
+  plans.push_back(plan.Chunk(0, 2, true).Chunk(1, 2, true).Decode(2).Take());
+  for (int i = 0; i < 6; ++i) plans.push_back(plan.Decode(0).Decode(2).Decode(1).Take());
+  for (int i = 0; i < 4; ++i) plans.push_back(plan.Decode(2).Take());
+  for (int i = 0; i < 3; ++i) plans.push_back(plan.Decode(1).Decode(2).Take());
+  ExpectTheHosts(plans, 4);
 }
 
 TEST(CudaStepLoop, SlotsChangeHandsWhileTheirTokensAreUnread) {

@@ -17,6 +17,7 @@ RankIdentity Identity(const std::string& host) {
           .is_loaded = false,
           .version = "1.0",
           .model = "llama",
+          .tokenizer = "00c0ffee",
           .device = "cuda",
           .dtype = "bf16",
           .deterministic = "off",

@@ -282,6 +282,11 @@ TEST(SlotTable, RefusesMalformedPlans) {
          p.opened[0].sampling.top_p = std::numeric_limits<float>::quiet_NaN();
        },
        "top_p"},
+      {[](Plan& p) {
+         p.opened = {OpenOf(1, {1})};
+         p.opened[0].sampling.constraint = {OutputConstraint::Kind::kRegex, "a"};
+       },
+       "slot 1: constrained: no vocabulary"},
       {[](Plan& p) { p.grants = {{.slot = 1, .blocks = {2}}}; }, "not open"},
       {[](Plan& p) { p.grants = {{.slot = kHuge, .blocks = {2}}}; }, "not open"},
       {[](Plan& p) { p.grants = {{.slot = 0, .blocks = {10}}}; }, "block 10"},

@@ -8,13 +8,16 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/parallel/run_ranks.h"
+#include "tests/worker/fake_constraints.h"
 #include "tests/worker/fake_stage.h"
 #include "tests/worker/plan_writer.h"
 
 namespace lockstep {
 namespace {
 
+using testing::Constrained;
 using ::testing::ElementsAre;
+using testing::FakeConstrainedContinuation;
 using testing::FakeContinuation;
 using testing::PlanWriter;
 
@@ -41,8 +44,11 @@ std::vector<engine::StepResult> RunPlans(const Layout& layout,
   std::vector<engine::StepResult> results;  // written by one rank
   testing::RunRanks(layout.tp, layout.pp, [&](int, RankGroups& groups) -> absl::Status {
     testing::FakeStage stage(groups);
+    testing::FakeConstraints constraints(groups);
+    StepLoopOptions options = Options();
+    options.constraints = constraints.cache();
     RankProgress progress;
-    StepLoop loop(Options(), stage.Calls(max_logits_rows), groups, progress,
+    StepLoop loop(options, stage.Calls(max_logits_rows), groups, progress,
                   [&](engine::StepResult result) { results.push_back(std::move(result)); });
     PlanQueue queue;
     for (const engine::StepPlan& plan : plans) RETURN_IF_ERROR(queue.Push(plan));
@@ -189,6 +195,43 @@ TEST_P(StepLoopTest, PromptLogprobsSpanTilesAndSteps) {
   ASSERT_EQ(results[1].sampled.size(), 1u);
   ASSERT_TRUE(results[1].sampled[0].logprobs.has_value());
   EXPECT_LT(results[1].sampled[0].logprobs->logprob, 0.0f);
+}
+
+constexpr char kDates[] = "[0-9]{4}-[0-9]{2}(-[0-9]{2})?|[a-z]{3,9}!";
+
+TEST_P(StepLoopTest, ConstrainedOutputsFitBesideOthers) {
+  PlanWriter plan;
+  std::vector<engine::StepPlan> plans;
+  const SamplingParams dates = Constrained(PlanWriter::Greedy(), kDates);
+  plan.Open(0, {3, 1, 4}, dates).Grant(0, {0, 1, 2, 3, 4}).Chunk(0, 3, true);
+  plan.Open(1, {5, 9}).Grant(1, {5, 6, 7, 8, 9}).Chunk(1, 2, true);
+  plan.Open(2, {2, 6, 5}, Constrained(PlanWriter::Greedy(), "(ab|c)*"))
+      .Grant(2, {10, 11, 12, 13, 14})
+      .Chunk(2, 3, true);
+  plans.push_back(plan.Take());
+  for (int i = 0; i < 13; ++i) plans.push_back(plan.Decode(0).Decode(1).Decode(2).Take());
+  const std::vector<engine::StepResult> results = RunPlans(GetParam(), plans);
+  EXPECT_EQ(TokensOf(results, 0), FakeConstrainedContinuation({3, 1, 4}, kDates, 14));
+  EXPECT_EQ(TokensOf(results, 1), FakeContinuation({5, 9}, 14));
+  EXPECT_EQ(TokensOf(results, 2), FakeConstrainedContinuation({2, 6, 5}, "(ab|c)*", 14));
+}
+
+// As after a preemption: with whatever it had written, it writes the same.
+TEST_P(StepLoopTest, ConstrainedOutputsGoOnFromTheTokensTheyHave) {
+  const std::vector<int32_t> prompt = {3, 1, 4};
+  const std::vector<int32_t> whole = FakeConstrainedContinuation(prompt, kDates, 9);
+  for (size_t written = 1; written < whole.size(); ++written) {
+    std::vector<int32_t> tokens = prompt;
+    tokens.insert(tokens.end(), whole.begin(), whole.begin() + static_cast<ptrdiff_t>(written));
+    const auto num_tokens = static_cast<uint32_t>(tokens.size());
+    PlanWriter plan;
+    std::vector<engine::StepPlan> plans;
+    plan.Open(0, tokens, Constrained(PlanWriter::Greedy(), kDates), 3).Grant(0, {0, 1, 2, 3, 4});
+    plans.push_back(plan.Chunk(0, num_tokens, true).Take());
+    for (size_t i = written + 1; i < whole.size(); ++i) plans.push_back(plan.Decode(0).Take());
+    EXPECT_EQ(TokensOf(RunPlans(GetParam(), plans), 0),
+              std::vector<int32_t>(whole.begin() + static_cast<ptrdiff_t>(written), whole.end()));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, StepLoopTest,

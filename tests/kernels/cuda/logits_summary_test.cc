@@ -1,6 +1,8 @@
 // Summaries of logits against sorting and adding in double precision, over sizes that segments and
 // vectors fit and do not fit.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -118,6 +120,13 @@ std::vector<float> Adjusted(const Rows& rows, const LogitsJob& job) {
     x = Clean(x - job.presence_penalty);
   }
   for (int i = 0; i < job.num_masks; ++i, ++next) row[next->index] = -kInf;
+  if (job.first_allowed < 0) return row;
+  std::vector<uint32_t> words(2 * AllowedAdjustments(rows.width));
+  std::memcpy(words.data(), rows.adjustments.data() + job.first_allowed,
+              words.size() * sizeof(uint32_t));
+  for (int64_t i = 0; i < rows.width; ++i) {
+    if ((words[i / 32] >> (i % 32) & 1) == 0) row[i] = -kInf;
+  }
   return row;
 }
 
@@ -227,6 +236,19 @@ class CudaLogitsSummary : public ::testing::Test {
     job.presence_penalty = OneOf({0.0f, 0.7f, -2.0f});
   }
 
+  // Of few tokens, or of most.
+  void Allow(Rows& rows, LogitsJob& job) {
+    job.first_allowed = static_cast<int32_t>(rows.adjustments.size());
+    const uint32_t one_in = random_() % 2 == 0 ? 2 : 50;
+    for (int64_t i = 0; i < AllowedAdjustments(rows.width); ++i) {
+      std::array<uint32_t, 2> words = {};
+      for (int bit = 0; bit < 64; ++bit) {
+        if (random_() % one_in == 0) words[bit / 32] |= uint32_t{1} << (bit % 32);
+      }
+      rows.adjustments.push_back(std::bit_cast<LogitAdjustment>(words));
+    }
+  }
+
   std::mt19937 random_{3};
 };
 
@@ -251,6 +273,17 @@ TEST_F(CudaLogitsSummary, AdjustsBeforeItSelects) {
     Rows rows = MakeRows(width, 8, {1, 20, 256});
     for (LogitsJob& job : rows.jobs) Adjust(rows, job, 1 + Index(600));
     rows.jobs.push_back({.row = 0, .num_largest = 5, .inverse_temperature = 1.0f});  // raw, too
+    ExpectSummaries(rows);
+  }
+}
+
+TEST_F(CudaLogitsSummary, SelectsAmongWhatIsAllowed) {
+  for (const int64_t width : {1, 31, 32, 33, 64, 65, 300, 4097, 20001}) {
+    Rows rows = MakeRows(width, 8, {1, 20, 256});
+    for (size_t i = 0; i < rows.jobs.size(); ++i) {
+      if (i % 2 == 0) Adjust(rows, rows.jobs[i], 1 + Index(100));
+      Allow(rows, rows.jobs[i]);
+    }
     ExpectSummaries(rows);
   }
 }

@@ -20,9 +20,15 @@ TokenHistory HistoryOf(const PlainSequence& sequence, Range vocab) {
   return history;
 }
 
+OutputSoFar OutputOf(const PlainSequence& sequence, const TokenHistory& history) {
+  return {.params = sequence.params,
+          .history = history,
+          .num_output_tokens = static_cast<int32_t>(sequence.output.size()),
+          .eos_token_ids = kEos};
+}
+
 int64_t MostOf(const PlainSequence& sequence, const TokenHistory& history, int64_t part_width) {
-  return MostAdjustments(sequence.params, history, static_cast<int32_t>(sequence.output.size()),
-                         kEos, part_width);
+  return MostAdjustments(OutputOf(sequence, history), part_width);
 }
 
 TEST(MostAdjustments, BoundWhatAnyRankListsAndAreTheSameOnAll) {
@@ -35,8 +41,7 @@ TEST(MostAdjustments, BoundWhatAnyRankListsAndAreTheSameOnAll) {
       EXPECT_EQ(MostOf(sequence, history, 30), most);
       std::vector<LogitAdjustment> adjustments;
       LogitsJob job;
-      ListAdjustments(vocab, sequence.params, history, static_cast<int32_t>(sequence.output.size()),
-                      kEos, adjustments, job);
+      ListAdjustments(vocab, OutputOf(sequence, history), adjustments, job);
       EXPECT_LE(std::ssize(adjustments), most);
     }
   }

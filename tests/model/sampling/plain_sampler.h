@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/philox.h"
@@ -14,8 +16,23 @@
 
 namespace lockstep::testing {
 
+// What an output's constraint allows of the next token.
+struct PlainConstraint {
+  std::vector<std::pair<int32_t, int32_t>>
+      allowed;  // first and last tokens, ends of texts left out
+  bool may_end = false;
+
+  bool Allows(int32_t token, const std::vector<int32_t>& eos_token_ids) const {
+    if (std::count(eos_token_ids.begin(), eos_token_ids.end(), token) > 0) return may_end;
+    return std::any_of(allowed.begin(), allowed.end(), [&](const auto& range) {
+      return token >= range.first && token <= range.second;
+    });
+  }
+};
+
 struct PlainSequence {
   SamplingParams params;
+  std::optional<PlainConstraint> constraint;
   std::vector<int32_t> prompt;
   std::vector<int32_t> output;
   uint32_t sequence_index = 0;
@@ -45,6 +62,11 @@ inline std::vector<float> PlainProcessed(std::vector<float> logits, const PlainS
     if (num_outputs == 0) continue;
     logit -= params.frequency_penalty * static_cast<float>(num_outputs);
     logit -= params.presence_penalty;
+  }
+  for (int32_t token = 0; token < std::ssize(logits); ++token) {
+    if (sequence.constraint && !sequence.constraint->Allows(token, eos_token_ids)) {
+      logits[token] = kNegInf;
+    }
   }
   if (static_cast<int>(sequence.output.size()) < params.min_tokens) {
     if (!params.ignore_eos) {

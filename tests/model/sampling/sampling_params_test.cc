@@ -31,6 +31,9 @@ TEST(ValidateSamplingParams, TakesDefaultsAndLimits) {
   EXPECT_TRUE(With([](SamplingParams& p) { p.min_p = 1.0f; }).ok());
   EXPECT_TRUE(With([](SamplingParams& p) { p.logit_bias = {{0, -100.0f}, {99, 100.0f}}; }).ok());
   EXPECT_TRUE(With([](SamplingParams& p) { p.num_logprobs = 20; }).ok());
+  EXPECT_TRUE(With([](SamplingParams& p) {
+                p.constraint = {OutputConstraint::Kind::kChoices, std::string(65536, '[')};
+              }).ok());
 }
 
 TEST(ValidateSamplingParams, NamesFieldAndValue) {
@@ -73,6 +76,17 @@ TEST(ValidateSamplingParams, RefusesValuesOutsideTheLimits) {
       [](SamplingParams& p) { p.stop_token_ids.assign(65, 1); },
       [](SamplingParams& p) { p.num_logprobs = 21; },
       [](SamplingParams& p) { p.num_prompt_logprobs = -2; },
+      [](SamplingParams& p) {
+        p.constraint = {OutputConstraint::Kind::kRegex, std::string(65537, 'a')};
+      },
+      [](SamplingParams& p) {
+        p.constraint = {OutputConstraint::Kind::kRegex, "a"};
+        p.ignore_eos = true;
+      },
+      [](SamplingParams& p) {
+        p.constraint = {OutputConstraint::Kind::kRegex, "a"};
+        p.min_tokens = 1;
+      },
   };
   for (size_t i = 0; i < changes.size(); ++i) {
     EXPECT_EQ(With(changes[i]).code(), absl::StatusCode::kInvalidArgument) << "change " << i;

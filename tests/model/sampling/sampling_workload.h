@@ -1,17 +1,22 @@
 // Rows of logits with every kind of sampling parameters, for tests of samplers.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <random>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "model/sampling/vocab_sampler.h"
+#include "model/tokenizer/utf8.h"
 #include "parallel/partition.h"
 #include "tests/model/sampling/plain_sampler.h"
 
@@ -32,6 +37,46 @@ struct Workload {
   }
 };
 
+// Matchers of constraints, over a vocabulary in which every token is a character.
+class ConstraintWorkload {
+ public:
+  ConstraintWorkload(const Workload& workload, Range vocab)
+      : vocabulary_(grammar::TokenTexts(static_cast<int32_t>(workload.vocab_size),
+                                        [&](int32_t token) {
+                                          const auto& ends = workload.eos_token_ids;
+                                          const bool ends_text =
+                                              std::count(ends.begin(), ends.end(), token) > 0;
+                                          return ends_text ? std::string() : TextOf(token);
+                                        }),
+                    static_cast<int32_t>(vocab.begin), static_cast<int32_t>(vocab.end),
+                    workload.eos_token_ids) {}
+
+  grammar::OutputMatcher* Add(const PlainConstraint& constraint) {
+    grammar::GrammarBuilder builder;
+    std::vector<grammar::CodePointRange> ranges;
+    for (const auto& [first, last] : constraint.allowed) {
+      ranges.push_back({CharacterOf(first), CharacterOf(last)});
+    }
+    grammar::GrammarBuilder::Part part = builder.Character(ranges);
+    if (constraint.may_end) part = builder.Optional(part);
+    matchers_.emplace_back(
+        std::make_shared<grammar::TokenMasks>(builder.Build(part).value(), vocabulary_));
+    return &matchers_.back();
+  }
+
+ private:
+  // There are no surrogates from there on.
+  static char32_t CharacterOf(int32_t token) { return 0x10000 + static_cast<char32_t>(token); }
+  static std::string TextOf(int32_t token) {
+    std::string text;
+    AppendCodePoint(CharacterOf(token), text);
+    return text;
+  }
+
+  grammar::MaskedVocabulary vocabulary_;
+  std::deque<grammar::OutputMatcher> matchers_;
+};
+
 // One rank's part of it, as the step loop hands it to a sampler. The workload must outlive it.
 class RankWorkload {
  public:
@@ -43,12 +88,17 @@ class RankWorkload {
       histories_[i].Reset(sequence.params, vocab);
       histories_[i].AddPrompt(sequence.prompt);
       for (const int32_t token : sequence.output) histories_[i].AddOutput(token);
-      rows_.push_back({.params = &sequence.params,
-                       .prompt_target = workload.prompt_targets[i],
-                       .history = &histories_[i],
-                       .sequence_index = sequence.sequence_index,
-                       .position = sequence.position(),
-                       .num_output_tokens = static_cast<int32_t>(sequence.output.size())});
+      if (sequence.constraint && constraints_ == nullptr) {
+        constraints_ = std::make_unique<ConstraintWorkload>(workload, vocab);
+      }
+      rows_.push_back(
+          {.params = &sequence.params,
+           .prompt_target = workload.prompt_targets[i],
+           .history = &histories_[i],
+           .matcher = sequence.constraint ? constraints_->Add(*sequence.constraint) : nullptr,
+           .sequence_index = sequence.sequence_index,
+           .position = sequence.position(),
+           .num_output_tokens = static_cast<int32_t>(sequence.output.size())});
     }
   }
   RankWorkload(const RankWorkload&) = delete;
@@ -58,6 +108,7 @@ class RankWorkload {
   const std::vector<float>& logits() const { return logits_; }  // [rows, vocab]
 
  private:
+  std::unique_ptr<ConstraintWorkload> constraints_;
   std::vector<TokenHistory> histories_;
   std::vector<float> logits_;
   std::vector<LogitsRow> rows_;
@@ -79,6 +130,24 @@ inline std::vector<float> RandomRow(std::mt19937& random, int64_t vocab_size) {
 template <typename T>
 T OneOf(std::mt19937& random, std::initializer_list<T> values) {
   return *(values.begin() + random() % values.size());
+}
+
+// To few tokens or to most, of which one at least can be chosen.
+inline void Constrain(int64_t vocab_size, PlainSequence& sequence) {
+  std::mt19937 random(static_cast<uint32_t>(sequence.params.seed));
+  const auto token = [&] { return static_cast<int32_t>(random() % vocab_size); };
+  PlainConstraint& constraint = sequence.constraint.emplace();
+  const int32_t one = token();
+  constraint.allowed = {{one, one}};
+  for (uint32_t i = random() % 4; i > 0; --i) {
+    const int32_t a = token();
+    const int32_t b = token();
+    constraint.allowed.emplace_back(std::min(a, b), std::max(a, b));
+  }
+  constraint.may_end = vocab_size < 16 || random() % 2 == 0;
+  sequence.params.constraint = {OutputConstraint::Kind::kRegex, "as the sequence has it"};
+  sequence.params.min_tokens = 0;
+  sequence.params.ignore_eos = false;
 }
 
 inline PlainSequence RandomSequence(std::mt19937& random, int64_t vocab_size) {
@@ -105,6 +174,7 @@ inline PlainSequence RandomSequence(std::mt19937& random, int64_t vocab_size) {
   for (uint32_t i = random() % 6; i > 0; --i) sequence.output.push_back(token());
   if (!sequence.output.empty()) sequence.output.push_back(sequence.output[0]);
   sequence.sequence_index = random() % 3;
+  if (sequence.params.seed % 5 == 0) Constrain(vocab_size, sequence);
   return sequence;
 }
 
@@ -146,6 +216,7 @@ inline Workload DeepWorkload(uint32_t seed, int64_t vocab_size, int num_rows,
     const uint64_t seed_of_row = mine.seed;
     mine = params;
     mine.seed = seed_of_row;
+    workload.sequences[i].constraint.reset();
     if (i % 3 == 0) mine.top_p = 1.0f;
   }
   workload.prompt_targets.assign(workload.prompt_targets.size(), -1);
