@@ -316,7 +316,7 @@ int RunGenerate(const GenerateOptions& options) {
     return FailUsage(kGenerateCommand, status.message());
   }
   auto request = MakeRequest(options.request);
-  if (!request.ok()) return FailUsage(kGenerateCommand, request.status().message());
+  if (!request.ok()) return Fail(kGenerateCommand, request.status());
   auto prompts = options.attach.empty() ? ReadPrompts(options.prompts) : std::vector<Prompt>(1);
   if (!prompts.ok()) return Fail(kGenerateCommand, prompts.status());
   if (!options.request.request_id.empty() && prompts->size() > 1) {
@@ -354,6 +354,7 @@ void AddGenerateCommand(CLI::App& program, CommandBody& chosen) {
       ->group("Prompt");
   AddSamplingFlags(*command, options->request);
   AddStopFlags(*command, options->request);
+  AddConstraintFlags(*command, options->request);
   AddOutputFlags(*command, options->request);
   const char* group = "What is returned";
   command

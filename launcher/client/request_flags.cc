@@ -2,10 +2,15 @@
 
 #include <limits>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/text_file.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/response.h"
+#include "model/grammar/output_constraint.h"
 
 namespace lockstep {
 namespace {
@@ -64,6 +69,27 @@ void AddStopFlags(CLI::App& command, RequestFlags& flags) {
       ->group(group);
   command.add_flag("--include-stop", flags.include_stop_string, "keep the matched stop text")
       ->group(group);
+}
+
+void AddConstraintFlags(CLI::App& command, RequestFlags& flags) {
+  const char* group = "What the text must be";
+  CLI::Option* json_schema = command
+                                 .add_option("--json-schema", flags.json_schema,
+                                             "JSON that is valid against this JSON Schema: a file, "
+                                             "or the schema itself where it begins with {")
+                                 ->type_name("FILE")
+                                 ->group(group);
+  CLI::Option* regex =
+      command
+          .add_option("--regex", flags.regex, "a match of this regular expression, from end to end")
+          ->type_name("PATTERN")
+          ->group(group);
+  AddTexts(command, "--choice", flags.choices, "one of the texts given so; to be repeated")
+      ->type_name("TEXT")
+      ->group(group)
+      ->excludes(json_schema)
+      ->excludes(regex);
+  regex->excludes(json_schema);
 }
 
 void AddOutputFlags(CLI::App& command, RequestFlags& flags) {
@@ -133,13 +159,36 @@ absl::Status SetStop(const RequestFlags& flags, v1::StopOptions& stop) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> ReadSchema(const std::string& argument) {
+  if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(argument), "{")) return argument;
+  ASSIGN_OR_RETURN(std::string text, ReadWhole(argument, OutputConstraint::kMaxTextBytes));
+  if (const auto offset = FirstInvalidUtf8(text)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(argument, " is not UTF-8 text: invalid byte at offset ", *offset));
+  }
+  return text;
+}
+
+absl::Status SetConstraint(const RequestFlags& flags, v1::GenerateRequest& request) {
+  if (!flags.json_schema.empty()) {
+    ASSIGN_OR_RETURN(*request.mutable_constraint()->mutable_json_schema(),
+                     ReadSchema(flags.json_schema));
+  }
+  if (!flags.regex.empty()) request.mutable_constraint()->set_regex(flags.regex);
+  for (const std::string& text : flags.choices) {
+    request.mutable_constraint()->mutable_choices()->add_texts(text);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags) {
   v1::GenerateRequest request;
   request.set_request_id(flags.request_id);
-  RETURN_IF_ERROR(SetSampling(flags, *request.mutable_sampling()));
-  RETURN_IF_ERROR(SetStop(flags, *request.mutable_stop()));
+  RETURN_IF_ERROR(UsageError(SetSampling(flags, *request.mutable_sampling())));
+  RETURN_IF_ERROR(UsageError(SetStop(flags, *request.mutable_stop())));
+  RETURN_IF_ERROR(SetConstraint(flags, request));
   v1::OutputOptions& output = *request.mutable_output();
   if (flags.logprobs) output.set_logprobs(*flags.logprobs);
   if (flags.prompt_logprobs) output.set_prompt_logprobs(*flags.prompt_logprobs);

@@ -33,6 +33,10 @@ struct RequestFlags {
   bool ignore_eos = false;
   bool include_stop_string = false;
 
+  std::string json_schema;  // a file, or the schema itself
+  std::string regex;
+  std::vector<std::string> choices;
+
   std::optional<int> logprobs;
   std::optional<int> prompt_logprobs;
   bool include_special_tokens = false;
@@ -44,10 +48,12 @@ struct RequestFlags {
 
 void AddSamplingFlags(CLI::App& command, RequestFlags& flags);
 void AddStopFlags(CLI::App& command, RequestFlags& flags);
+void AddConstraintFlags(CLI::App& command, RequestFlags& flags);
 void AddOutputFlags(CLI::App& command, RequestFlags& flags);
 
-// The request without its prompt. INVALID_ARGUMENT for a malformed --logit-bias or
-// --stop-token-ids; ranges are the server's to check.
+// The request without its prompt. Usage errors for a malformed --logit-bias or --stop-token-ids;
+// for the schema's file as ReadWhole (kernels/base/text_file.h), or INVALID_ARGUMENT: it is not
+// UTF-8. Ranges, and what a schema or a pattern says, are the server's to check.
 absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags);
 
 }  // namespace lockstep

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/gateway/constraint_fields.h"
+#include "launcher/gateway/tool_schema.h"
 #include "model/json/strict_json.h"
 
 namespace lockstep {
@@ -164,16 +166,56 @@ absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& wher
   return name;
 }
 
-// "required" and a function's name would have to constrain what is written.
-void ReadToolChoice(RequestFields& fields, bool& offers_tools) {
+struct ToolChoice {
+  bool offers_tools = true;
+  bool must_call = false;
+  std::string function;  // the only one that may be called; empty = any
+};
+
+// {"type": "function", "function": {"name": NAME}}
+absl::StatusOr<std::string> ChosenFunction(const json& choice) {
+  RequestFields fields(choice, "tool_choice.");
+  if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
+  const json* function = fields.Value("function");
+  if (function == nullptr) fields.Fail("function", "is missing");
+  RETURN_IF_ERROR(fields.Finish());
+  RequestFields inner(*function, "tool_choice.function.");
+  std::string name = inner.Text("name").value_or("");
+  if (name.empty()) inner.Fail("name", "is missing");
+  RETURN_IF_ERROR(inner.Finish());
+  return name;
+}
+
+absl::StatusOr<ToolChoice> ReadToolChoice(RequestFields& fields) {
+  ToolChoice read;
   const json* choice = fields.Value("tool_choice");
-  if (choice == nullptr || *choice == "auto") return;
-  if (*choice == "none") {
-    offers_tools = false;
-  } else {
-    fields.Fail("tool_choice", absl::StrCat("must be \"auto\" or \"none\", not ",
-                                            QuotedJson(*choice), ": outputs are not constrained"));
+  if (choice == nullptr || *choice == "auto") return read;
+  read.offers_tools = *choice != "none";
+  read.must_call = read.offers_tools;
+  if (choice->is_object()) {
+    ASSIGN_OR_RETURN(read.function, ChosenFunction(*choice));
+  } else if (*choice != "none" && *choice != "required") {
+    fields.Fail("tool_choice", absl::StrCat("must be \"auto\", \"none\", \"required\" or a "
+                                            "function's name in an object, not ",
+                                            QuotedJson(*choice)));
   }
+  return read;
+}
+
+// Whatever way of calling the model was taught, it is one that SplitToolCalls reads.
+absl::Status RequireCall(const std::string& function, RequestFields& fields,
+                         OpenAiRequest& request) {
+  if (request.tool_names.empty()) {
+    fields.Fail("tool_choice", "wants a call, but there are no tools");
+    return absl::OkStatus();
+  }
+  if (!function.empty() && !request.tool_names.contains(function)) {
+    fields.Fail("tool_choice", absl::StrCat("names ", Quoted(function), ", which no tool is"));
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const Ordered schema, ToolCallSchema(request.chat["tools"], function));
+  AskForJson(schema.dump(-1, ' ', false, kReplace), "tool_choice", fields, request.options);
+  return absl::OkStatus();
 }
 
 // As it stands in the body, in which names have an order.
@@ -182,10 +224,8 @@ absl::StatusOr<Ordered> OrderedField(absl::string_view body, const char* name, c
   return ParseStrictOrderedField({body.data(), body.size()}, name, kMaxValueDepth);
 }
 
-absl::Status ReadTools(absl::string_view body, RequestFields& fields, OpenAiRequest& request) {
-  bool offers_tools = true;
-  ReadToolChoice(fields, offers_tools);
-  fields.Ignore("parallel_tool_calls");
+absl::Status ReadTools(absl::string_view body, bool offers_tools, RequestFields& fields,
+                       OpenAiRequest& request) {
   const json* tools = fields.Value("tools");
   if (tools == nullptr) return absl::OkStatus();
   if (!tools->is_array() || tools->size() > kMaxTools) {
@@ -219,7 +259,10 @@ absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
   request.chat["add_generation_prompt"] = fields.Bool("add_generation_prompt").value_or(true);
   fields.Refuse("continue_final_message", false, "must be false: the assistant begins a message");
   RETURN_IF_ERROR(ReadMessages(fields, request));
-  return ReadTools(body, fields, request);
+  fields.Ignore("parallel_tool_calls");  // a call that must be made is one
+  ASSIGN_OR_RETURN(const ToolChoice choice, ReadToolChoice(fields));
+  RETURN_IF_ERROR(ReadTools(body, choice.offers_tools, fields, request));
+  return choice.must_call ? RequireCall(choice.function, fields, request) : absl::OkStatus();
 }
 
 }  // namespace lockstep

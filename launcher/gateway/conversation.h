@@ -16,9 +16,9 @@ inline constexpr int kMaxTools = 128;
 // takes much memory.
 inline constexpr size_t kMaxStructureBytes = size_t{1} << 20;
 
-// Reads messages, tools, tool_choice and what changes the template. body: what fields are of, in
-// which names have an order. Errors: fields', or INVALID_ARGUMENT naming what is wrong inside of a
-// message or tool.
+// Reads messages, tools, tool_choice and what changes the template; a call that must be made is a
+// constraint, after ReadConstraint's. body: what fields are of, in which names have an order.
+// Errors: fields', or INVALID_ARGUMENT naming what is wrong inside of a message or tool.
 absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
                               OpenAiRequest& request);
 

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/gateway/constraint_fields.h"
 #include "launcher/gateway/conversation.h"
 #include "launcher/gateway/request_fields.h"
 #include "model/json/strict_json.h"
@@ -195,6 +196,7 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body) {
   RequestFields fields(parsed);
   OpenAiRequest request;
   ReadCommon(fields, request);
+  RETURN_IF_ERROR(ReadConstraint(body, fields, request.options));
   ReadPrompts(fields, request);
   v1::GenerateRequest& options = request.options;
   options.mutable_stop()->set_max_tokens(
@@ -221,11 +223,11 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
   OpenAiRequest request;
   request.is_chat = true;
   ReadCommon(fields, request);
+  RETURN_IF_ERROR(ReadConstraint(body, fields, request.options));
   RETURN_IF_ERROR(ReadConversation(body, fields, request));
   ReadMaxTokens(fields, "max_tokens", *request.options.mutable_stop());
   ReadMaxTokens(fields, "max_completion_tokens", *request.options.mutable_stop());
   ReadChatLogprobs(fields, *request.options.mutable_output());
-  fields.Refuse("response_format", {{"type", "text"}}, "must be text: outputs are not constrained");
   fields.Refuse("functions", json::array(), "cannot be given: say tools instead");
   fields.Refuse("function_call", "none", "must be none: say tool_choice instead");
   fields.Refuse("modalities", json::array({"text"}), "must be [\"text\"]");

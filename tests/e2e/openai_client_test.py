@@ -16,6 +16,13 @@ from programs import LOCKSTEP, MODEL, PATIENCE_SECONDS, Program, serve, status
 
 TOKEN = "a-token-of-sixteen-or-more"
 QUESTION = "Mary is in the kitchen. Tom is in the garden. Mary took the red ball. Mary went to the garden. Where is the red ball?"
+PROMPT = f"<|user|>{QUESTION}<|end|><|assistant|>"
+SCHEMA = {"type": "object", "required": ["who", "certain", "places"], "additionalProperties": False,
+          "properties": {"who": {"enum": ["Mary", "Tom"]}, "certain": {"type": "boolean"},
+                         "places": {"type": "array", "items": {"enum": ["kitchen", "garden"]}, "minItems": 1, "maxItems": 2}}}
+TAKE = {"type": "object", "required": ["thing", "by"], "additionalProperties": False, "$defs": {"thing": {"enum": ["red ball", "blue cup"]}},
+        "properties": {"thing": {"$ref": "#/$defs/thing"}, "by": {"enum": ["Mary", "Tom"]}}}
+TOOLS = [{"type": "function", "function": {"name": "wait"}}, {"type": "function", "function": {"name": "take", "parameters": TAKE}}]
 
 
 class Gateway(unittest.TestCase):
@@ -46,15 +53,14 @@ class Gateway(unittest.TestCase):
             self.client.models.retrieve("another")
 
     def test_completions_are_those_of_our_own_client(self):
-        prompt = f"<|user|>{QUESTION}<|end|><|assistant|>"
         options = dict(model=self.model, max_tokens=24, temperature=0.9, seed=5, n=3)
-        own = self.generate(prompt, "--max-tokens", "24", "--temperature", "0.9", "--seed", "5", "--n", "3")
-        whole = self.client.completions.create(prompt=prompt, **options)
+        own = self.generate(PROMPT, "--max-tokens", "24", "--temperature", "0.9", "--seed", "5", "--n", "3")
+        whole = self.client.completions.create(prompt=PROMPT, **options)
         self.assertEqual([choice.text for choice in whole.choices], [output["text"] for output in own])
         self.assertEqual([choice.finish_reason for choice in whole.choices], [output["finish_reason"] for output in own])
         self.assertEqual(whole.usage.completion_tokens, sum(len(output["token_ids"]) for output in own))
         texts = [""] * 3
-        for chunk in self.client.completions.create(prompt=prompt, stream=True, **options):
+        for chunk in self.client.completions.create(prompt=PROMPT, stream=True, **options):
             texts[chunk.choices[0].index] += chunk.choices[0].text
         self.assertEqual(texts, [output["text"] for output in own])
 
@@ -106,6 +112,97 @@ class Gateway(unittest.TestCase):
             self.assertIn(word, str(refused.exception))
         with self.assertRaises(openai.NotFoundError):
             self.client.completions.create(model="another", prompt="a")
+
+    def check_schema(self, text):
+        answer = json.loads(text)
+        self.assertEqual(list(answer), ["who", "certain", "places"])  # as the schema has them
+        self.assertIn(answer["who"], ("Mary", "Tom"))
+        self.assertIsInstance(answer["certain"], bool)
+        self.assertIn(len(answer["places"]), (1, 2))
+        self.assertLessEqual(set(answer["places"]), {"kitchen", "garden"})
+
+    def test_answers_are_valid_against_a_schema(self):
+        named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+        for choice in self.chat(response_format=named, temperature=1.5, seed=1, n=4).choices:
+            self.assertEqual(choice.finish_reason, "stop")
+            self.check_schema(choice.message.content)
+        whole = self.chat(response_format=named, temperature=0).choices[0].message.content
+        text = ""
+        for chunk in self.chat(response_format=named, temperature=0, stream=True):
+            text += chunk.choices[0].delta.content or ""
+        self.assertEqual(text, whole)
+        for fields in ({"guided_json": SCHEMA}, {"guided_json": json.dumps(SCHEMA)}, {"structured_outputs": {"json": SCHEMA}}):
+            self.assertEqual(self.chat(temperature=0, extra_body=fields).choices[0].message.content, whole, fields)
+
+    def test_completions_are_valid_against_a_schema(self):
+        own = self.generate(PROMPT, "--json-schema", json.dumps(SCHEMA), "--max-tokens", "200", "--temperature", "0")[0]
+        self.check_schema(own["text"])
+        fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
+        answer = self.client.completions.create(model=self.model, prompt=PROMPT, max_tokens=200, temperature=0, extra_body=fields)
+        self.assertEqual((answer.choices[0].text, answer.choices[0].finish_reason), (own["text"], "stop"))
+
+    def test_answers_are_objects(self):
+        for choice in self.chat(response_format={"type": "json_object"}, temperature=1, seed=2, n=8, max_tokens=150).choices:
+            self.assertTrue(choice.message.content.lstrip().startswith("{"), choice.message.content)
+            if choice.finish_reason == "stop":  # else max_tokens has cut it
+                self.assertIsInstance(json.loads(choice.message.content), dict)
+
+    def test_answers_match_a_pattern(self):
+        pattern = r"(Mary|Tom) has [0-9]{1,3} (ball|cup)s?\."
+        for fields in ({"guided_regex": pattern}, {"structured_outputs": {"regex": pattern}}):
+            for choice in self.chat(temperature=1.5, seed=3, n=4, extra_body=fields).choices:
+                self.assertRegex(choice.message.content, f"\\A{pattern}\\Z")
+                self.assertEqual(choice.finish_reason, "stop")
+
+    def test_answers_are_one_of_the_choices(self):
+        choices = ["in the kitchen", "in the garden", "with Tom"]
+        flags = [flag for choice in choices for flag in ("--choice", choice)]
+        own = self.generate(PROMPT, *flags, "--max-tokens", "50", "--temperature", "0")[0]["text"]
+        self.assertIn(own, choices)
+        for fields in ({"guided_choice": choices}, {"structured_outputs": {"choice": choices}}):
+            answer = self.client.completions.create(model=self.model, prompt=PROMPT, max_tokens=50, temperature=0, extra_body=fields)
+            self.assertEqual((answer.choices[0].text, answer.choices[0].finish_reason), (own, "stop"))
+
+    def check_call(self, function):
+        arguments = json.loads(function.arguments)
+        if function.name == "wait":
+            self.assertEqual(arguments, {})
+        else:
+            self.assertEqual(function.name, "take")
+            self.assertEqual(list(arguments), ["thing", "by"])
+            self.assertIn(arguments["thing"], ("red ball", "blue cup"))
+            self.assertIn(arguments["by"], ("Mary", "Tom"))
+
+    def test_calls_that_must_be_made(self):
+        for choice in self.chat(tools=TOOLS, tool_choice="required", temperature=1.5, seed=4, n=4).choices:
+            self.assertEqual((choice.finish_reason, choice.message.content), ("tool_calls", None))
+            self.assertEqual(len(choice.message.tool_calls), 1)
+            self.check_call(choice.message.tool_calls[0].function)
+        for name in ("wait", "take"):
+            options = dict(tools=TOOLS, tool_choice={"type": "function", "function": {"name": name}}, temperature=0)
+            function = self.chat(**options).choices[0].message.tool_calls[0].function
+            self.assertEqual(function.name, name)
+            self.check_call(function)
+            chunks = [chunk.choices[0] for chunk in self.chat(stream=True, **options)]
+            calls = [call.function for chunk in chunks for call in chunk.delta.tool_calls or []]
+            self.assertEqual([(call.name, call.arguments) for call in calls], [(name, function.arguments)])
+            self.assertEqual(chunks[-1].finish_reason, "tool_calls")
+        cut = self.chat(tools=TOOLS, tool_choice="required", temperature=0, max_tokens=2).choices[0]
+        self.assertEqual((cut.finish_reason, cut.message.tool_calls), ("length", None))
+
+    def test_wrong_constraints_name_what_is_wrong(self):
+        unknown_type = {"type": "object", "properties": {"age": {"type": "years"}}}
+        required = dict(tools=TOOLS, tool_choice="required")
+        for options, word in ((dict(response_format={"type": "xml"}), "response_format.type"),
+                              (dict(extra_body={"guided_json": unknown_type}), "#/properties/age"), (dict(extra_body={"guided_regex": "("}), "regex"),
+                              (dict(extra_body={"guided_choice": ["a"], "guided_regex": "a"}), "second constraint"),
+                              (dict(extra_body={"guided_grammar": "root ::= 'a'"}), "guided_grammar"),
+                              (dict(response_format={"type": "json_object"}, **required), "second constraint"), (dict(tool_choice="required"), "no tools"),
+                              (dict(response_format={"type": "json_object"}, extra_body={"ignore_eos": True}), "ignore_eos"),
+                              (dict(response_format={"type": "json_object"}, extra_body={"min_tokens": 5}), "min_tokens")):
+            with self.assertRaises(openai.BadRequestError) as refused:
+                self.chat(**options)
+            self.assertIn(word, str(refused.exception))
 
     def test_a_client_that_goes_stops_the_computing(self):
         before = int(status(self.address)["status"]["requests_aborted"])

@@ -119,6 +119,31 @@ TEST_F(ClientTest, UnsetFlagsAreLeftToTheServer) {
   EXPECT_FALSE(MakeRequest(flags).ok());
 }
 
+TEST_F(ClientTest, ASchemaIsAFileOrItself) {
+  const testing::TempDirectory scratch;
+  RequestFlags flags;
+  flags.json_schema = (scratch / "schema.json").string();
+  EXPECT_EQ(MakeRequest(flags).status().code(), absl::StatusCode::kNotFound);
+  std::ofstream(flags.json_schema) << "{\"z\": {}}\n";
+  EXPECT_EQ(MakeRequest(flags)->constraint().json_schema(), "{\"z\": {}}\n");
+  std::ofstream(flags.json_schema) << std::string(65537, ' ');
+  EXPECT_EQ(MakeRequest(flags).status().code(), absl::StatusCode::kInvalidArgument);
+  std::ofstream(flags.json_schema) << "\xFF";
+  EXPECT_THAT(std::string(MakeRequest(flags).status().message()), HasSubstr("is not UTF-8"));
+  flags.json_schema = "\n {\"a\": {}}";
+  EXPECT_EQ(MakeRequest(flags)->constraint().json_schema(), flags.json_schema);
+}
+
+TEST_F(ClientTest, PatternsAndChoicesAreConstraints) {
+  RequestFlags flags;
+  EXPECT_FALSE(MakeRequest(flags)->has_constraint());
+  flags.regex = "a+";
+  EXPECT_EQ(MakeRequest(flags)->constraint().regex(), "a+");
+  flags.regex = "";
+  flags.choices = {"yes", "[no]"};
+  EXPECT_THAT(MakeRequest(flags)->constraint().choices().texts(), ElementsAre("yes", "[no]"));
+}
+
 // `lockstep generate ARGUMENTS` with the flags of prompts and requests.
 class FlagsTest : public ::testing::Test {
  protected:
@@ -127,6 +152,7 @@ class FlagsTest : public ::testing::Test {
     AddPromptFlags(*command, prompts_);
     AddSamplingFlags(*command, request_);
     AddStopFlags(*command, request_);
+    AddConstraintFlags(*command, request_);
     AddOutputFlags(*command, request_);
   }
   // Whether they are accepted.
@@ -183,6 +209,25 @@ TEST_F(FlagsTest, UnknownFlagsAndMissingValuesAreRefused) {
   EXPECT_FALSE(Parse({"one", "--frobnicate"}));
   EXPECT_FALSE(Parse({"one", "--stop"}));
   EXPECT_FALSE(Parse({"-x"}));
+}
+
+TEST_F(FlagsTest, TheTextIsConstrainedInOneWay) {
+  ASSERT_TRUE(Parse({"--choice", "[a,b]", "one", "--choice=--regex", "two"}));
+  EXPECT_THAT(request_.choices, ElementsAre("[a,b]", "--regex"));
+  EXPECT_THAT(prompts_.texts, ElementsAre("one", "two"));
+  ASSERT_TRUE(Parse({"--json-schema", R"({"a": [1, 2]})", "one"}));
+  EXPECT_EQ(request_.json_schema, R"({"a": [1, 2]})");
+  ASSERT_TRUE(Parse({"--regex", "[a,b]", "one"}));
+  EXPECT_EQ(request_.regex, "[a,b]");
+  const std::vector<std::vector<const char*>> all = {
+      {"--choice", "a"}, {"--regex", "a"}, {"--json-schema", "{}"}};
+  for (const auto& first : all) {
+    for (const auto& second : all) {
+      if (&first == &second) continue;
+      EXPECT_FALSE(Parse({first[0], first[1], second[0], second[1], "one"}))
+          << first[0] << " " << second[0];
+    }
+  }
 }
 
 TEST_F(FlagsTest, NumbersAreDecimalAndWithinTheirType) {

@@ -15,6 +15,10 @@ class FakeServer::Service final : public v1::Generation::Service {
     if (request->text() == "refuse" || request->text() == "refuse\n") {
       return {grpc::StatusCode::RESOURCE_EXHAUSTED, "the queue is full"};
     }
+    if (request->has_constraint()) {
+      return {grpc::StatusCode::INVALID_ARGUMENT,
+              absl::StrCat("constraint: ", request->constraint().ShortDebugString())};
+    }
     v1::GenerateEvent accepted;
     accepted.mutable_accepted()->set_request_id("r1");
     accepted.mutable_accepted()->set_num_prompt_tokens(3);

@@ -14,7 +14,8 @@ namespace lockstep::testing {
 // "refuse" is RESOURCE_EXHAUSTED, "hang" sends one token and then waits for the cancellation,
 // "flood" sends text until then, "break" is UNAVAILABLE after the last event; what follows the last
 // "say:" of a prompt, up to the next "<" or line, is said again. Tokenize knows one token,
-// chat_template; all else is two. GetStatus counts 4711 requests.
+// chat_template; all else is two. A constraint is INVALID_ARGUMENT, which shows it. GetStatus
+// counts 4711 requests.
 class FakeServer {
  public:
   explicit FakeServer(std::string chat_template = "");

@@ -300,6 +300,9 @@ TEST_F(ToolReplyTest, ACallThatWasCutOffEndsByItsLength) {
   Say(R"({"name": "add", "param)", v1::FINISH_REASON_LENGTH);
   EXPECT_EQ(Content(), R"({"name": "add", "param)");
   EXPECT_EQ(Last(0)["finish_reason"], "length");
+  const Json choice = reply_->Whole()["choices"][0];
+  EXPECT_EQ(choice["message"]["content"], R"({"name": "add", "param)");
+  EXPECT_FALSE(choice["message"].contains("tool_calls"));
 }
 
 }  // namespace

@@ -93,6 +93,15 @@ TEST_F(OpenAiServiceTest, WhatTheServerRefusesHasItsStatus) {
   EXPECT_THAT(Complete(R"({"prompt": ["a", "refuse"], "max_tokens": 1})"), HasSubstr("429 "));
 }
 
+TEST_F(OpenAiServiceTest, WhatTheServerSaysOfAConstraintIsAnswered) {
+  for (const char* stream : {"", R"(, "stream": true)"}) {
+    const std::string answer =
+        Complete(std::string(R"({"prompt": "a", "guided_regex": "(")") + stream + "}");
+    EXPECT_THAT(answer, HasSubstr("400 Bad Request"));
+    EXPECT_THAT(answer, HasSubstr(R"("message":"constraint: regex: \"(\"")"));
+  }
+}
+
 TEST_F(OpenAiServiceTest, AnswersWithoutEndAreEnded) {
   const std::string whole = Complete(R"({"prompt": "flood"})");
   EXPECT_THAT(whole, HasSubstr("429 "));
