@@ -1,4 +1,5 @@
 """What openai_client_test.sh runs: every answer beside what `lockstep generate` says of the same request."""
+import datetime
 import json
 import os
 import signal
@@ -10,8 +11,11 @@ import time
 import unittest
 import urllib.error
 import urllib.request
+import uuid
+from typing import Literal, Optional, Union
 
 import openai
+import pydantic
 from programs import LOCKSTEP, MODEL, PATIENCE_SECONDS, Program, serve, status
 
 TOKEN = "a-token-of-sixteen-or-more"
@@ -23,6 +27,21 @@ SCHEMA = {"type": "object", "required": ["who", "certain", "places"], "additiona
 TAKE = {"type": "object", "required": ["thing", "by"], "additionalProperties": False, "$defs": {"thing": {"enum": ["red ball", "blue cup"]}},
         "properties": {"thing": {"$ref": "#/$defs/thing"}, "by": {"enum": ["Mary", "Tom"]}}}
 TOOLS = [{"type": "function", "function": {"name": "wait"}}, {"type": "function", "function": {"name": "take", "parameters": TAKE}}]
+
+
+class Part(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    kind: Literal["gift"]
+    parts: list["Part"] = pydantic.Field(max_length=1)
+
+
+class Order(pydantic.BaseModel):
+    number: uuid.UUID
+    when: datetime.datetime
+    who: Optional[Literal["Mary", "Tom"]]
+    price: float
+    parts: list[Part] = pydantic.Field(min_length=1, max_length=2)
+    remark: Union[int, list[bool], None] = None
 
 
 class Gateway(unittest.TestCase):
@@ -140,6 +159,18 @@ class Gateway(unittest.TestCase):
         fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}}
         answer = self.client.completions.create(model=self.model, prompt=PROMPT, max_tokens=200, temperature=0, extra_body=fields)
         self.assertEqual((answer.choices[0].text, answer.choices[0].finish_reason), (own["text"], "stop"))
+
+    def test_answers_are_what_pydantic_describes(self):
+        num_read = 0
+        for seed in range(4):
+            try:
+                answer = self.client.chat.completions.parse(model=self.model, messages=[{"role": "user", "content": QUESTION}],
+                                                            response_format=Order, temperature=1, seed=seed, max_tokens=900)
+            except openai.LengthFinishReasonError:
+                continue  # parts in parts, of which there is no end
+            self.assertIsInstance(answer.choices[0].message.parsed, Order)
+            num_read += 1
+        self.assertGreater(num_read, 0)
 
     def test_answers_are_objects(self):
         for choice in self.chat(response_format={"type": "json_object"}, temperature=1, seed=2, n=8, max_tokens=150).choices:
