@@ -1,5 +1,6 @@
 #include "model/grammar/constraint.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -17,15 +18,15 @@ absl::StatusOr<GrammarBuilder::Part> AddChoices(std::string_view text, GrammarBu
   if (!choices.is_array() || choices.empty()) {
     return absl::InvalidArgumentError("must be at least one text");
   }
-  std::vector<GrammarBuilder::Part> parts;
+  std::vector<std::string> texts;
   for (const nlohmann::json& choice : choices) {
     if (!choice.is_string() || choice.get_ref<const std::string&>().empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat("holds ", QuotedJson(choice), ", must be texts that are not empty"));
     }
-    parts.push_back(builder.Text(choice.get_ref<const std::string&>()));
+    texts.push_back(choice.get<std::string>());
   }
-  return builder.Choice(std::move(parts));
+  return builder.OneOf(std::move(texts));
 }
 
 absl::StatusOr<GrammarBuilder::Part> AddConstraint(const OutputConstraint& constraint,

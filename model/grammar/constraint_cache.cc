@@ -27,15 +27,17 @@ absl::StatusOr<std::shared_ptr<TokenMasks>> ConstraintCache::Get(
 
 void ConstraintCache::DropIdle() {
   const auto is_idle = [](const Entry& entry) { return entry.masks.use_count() == 1; };
-  if (std::count_if(entries_.begin(), entries_.end(), is_idle) < static_cast<ptrdiff_t>(kMaxIdle)) {
-    return;
+  std::erase_if(entries_,
+                [&](const Entry& entry) { return is_idle(entry) && entry.masks->HoldsMuch(); });
+  auto num_idle = static_cast<size_t>(std::count_if(entries_.begin(), entries_.end(), is_idle));
+  for (; num_idle >= kMaxIdle; --num_idle) {
+    auto oldest = entries_.end();
+    for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+      if (!is_idle(*entry)) continue;
+      if (oldest == entries_.end() || entry->last_use < oldest->last_use) oldest = entry;
+    }
+    entries_.erase(oldest);
   }
-  auto oldest = entries_.end();
-  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-    if (!is_idle(*entry)) continue;
-    if (oldest == entries_.end() || entry->last_use < oldest->last_use) oldest = entry;
-  }
-  entries_.erase(oldest);
 }
 
 }  // namespace lockstep::grammar

@@ -16,7 +16,8 @@ namespace lockstep::grammar {
 
 class ConstraintCache {
  public:
-  static constexpr size_t kMaxIdle = 32;  // that no output has
+  // That no output has, and that do not hold much.
+  static constexpr size_t kMaxIdle = 32;
 
   // vocabulary, which must outlive what it gives, is called when there are constraints only.
   using VocabularySource = std::function<absl::StatusOr<const MaskedVocabulary*>()>;

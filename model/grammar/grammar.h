@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -45,6 +46,7 @@ class Grammar {
   // Where the whole text begins.
   int32_t start() const { return start_; }
   int32_t num_states() const { return static_cast<int32_t>(states_.size()); }
+  int64_t num_edges() const { return std::ssize(edges_); }
   // What is next in a state: one of these, or the end of its rule's text where that may be.
   std::span<const Edge> edges(int32_t state) const {
     return std::span(edges_).subspan(states_[state].first_edge, states_[state].num_edges);
@@ -87,6 +89,8 @@ class GrammarBuilder {
   Part Character(std::span<const CodePointRange> ranges);
   Part Sequence(std::vector<Part> parts);
   Part Choice(std::vector<Part> parts);  // of none: nothing matches
+  // One of these, which are told apart as early as they differ.
+  Part OneOf(std::vector<std::string> texts);
   Part Optional(Part part) { return Choice({Empty(), part}); }
   // nullopt: without end. 0 <= min <= max.
   Part Repeat(Part part, int64_t min, std::optional<int64_t> max);
@@ -97,11 +101,16 @@ class GrammarBuilder {
   Part Call(Rule rule);
   Part MakeRule(Part body);  // Declare, Define and Call
 
+  // So many parts that Build refuses them: who makes many looks now and then.
+  bool is_full() const { return std::ssize(nodes_) > kMaxParts; }
+
   // Rules that are called must be defined. INVALID_ARGUMENT: more than kMaxStates; a rule that
   // calls itself before it has read a byte; no text matches.
   absl::StatusOr<Grammar> Build(Part root) const;
 
  private:
+  static constexpr int64_t kMaxParts = 1 << 18;
+
   enum class Kind { kText, kBytes, kSequence, kChoice, kRepeat, kCall };
   struct Node {
     Kind kind = Kind::kText;
@@ -116,6 +125,7 @@ class GrammarBuilder {
   class Lowering;
 
   Part Add(Node node);
+  Part OneText(std::span<const std::string> sorted, size_t num_shared);
   const Node& node(Part part) const { return nodes_[static_cast<size_t>(part)]; }
 
   std::vector<Node> nodes_;

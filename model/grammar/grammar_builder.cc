@@ -116,6 +116,37 @@ GrammarBuilder::Part GrammarBuilder::Choice(std::vector<Part> parts) {
   return Add({.kind = Kind::kChoice, .parts = std::move(parts), .num_states = num_states});
 }
 
+GrammarBuilder::Part GrammarBuilder::OneOf(std::vector<std::string> texts) {
+  if (texts.empty()) return Choice({});
+  std::sort(texts.begin(), texts.end());
+  texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
+  return OneText(texts, 0);
+}
+
+GrammarBuilder::Part GrammarBuilder::OneText(std::span<const std::string> sorted,
+                                             size_t num_shared) {
+  // What the first and the last share, all do.
+  const std::string& first = sorted.front();
+  const std::string& last = sorted.back();
+  const size_t num_equal = static_cast<size_t>(
+      std::mismatch(first.begin(), first.end(), last.begin(), last.end()).first - first.begin());
+  const Part shared = Text(first.substr(num_shared, num_equal - num_shared));
+  if (sorted.size() == 1) return shared;
+  std::vector<Part> choices;
+  for (size_t i = 0; i < sorted.size();) {
+    if (sorted[i].size() == num_equal) {
+      choices.push_back(Empty());
+      ++i;
+      continue;
+    }
+    size_t end = i + 1;
+    while (end < sorted.size() && sorted[end][num_equal] == sorted[i][num_equal]) ++end;
+    choices.push_back(OneText(sorted.subspan(i, end - i), num_equal));
+    i = end;
+  }
+  return Sequence({shared, Choice(std::move(choices))});
+}
+
 GrammarBuilder::Part GrammarBuilder::Repeat(Part part, int64_t min, std::optional<int64_t> max) {
   LS_CHECK(min >= 0 && (!max.has_value() || *max >= min)) << "repeats " << min << " times";
   const int64_t copies = std::min(max.value_or(min + 1), kTooLarge);

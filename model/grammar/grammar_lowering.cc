@@ -127,6 +127,10 @@ class GrammarBuilder::Lowering {
 };
 
 absl::StatusOr<Grammar> GrammarBuilder::Build(Part root) const {
+  if (is_full()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("too large: it takes more than ", kMaxParts, " parts"));
+  }
   ASSIGN_OR_RETURN(std::vector<RawState> states, Lowering(*this).Run(root));
   return GrammarReduction(std::move(states)).Run();
 }

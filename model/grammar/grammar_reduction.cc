@@ -11,8 +11,9 @@ namespace {
 
 constexpr int32_t kUnknown = -1;
 // Of edges and calls together: steps that read nothing may give a state all of its rule's.
-constexpr int64_t kMaxArrows = 1 << 20;
-constexpr int64_t kMaxSteps = 8 * kMaxArrows;
+// Who reads a text looks at all that its ways have.
+constexpr int64_t kMaxArrows = 1 << 17;
+constexpr int64_t kMaxSteps = 64 * kMaxArrows;
 
 }  // namespace
 
@@ -84,11 +85,13 @@ void GrammarReduction::Close(int32_t state, RawState& closed) {
 GrammarReduction::Dependents GrammarReduction::FindDependents() const {
   Dependents dependents(states_.size());
   for (int32_t i = 0; i < static_cast<int32_t>(states_.size()); ++i) {
+    const auto add = [&](int32_t state) {
+      std::vector<int32_t>& others = dependents[static_cast<size_t>(state)];
+      if (others.empty() || others.back() != i) others.push_back(i);  // once, of many arrows
+    };
     for (const Arrow& arrow : at(i).arrows) {
-      dependents[static_cast<size_t>(arrow.target)].push_back(i);
-      if (arrow.start != RawState::kNoRule) {
-        dependents[static_cast<size_t>(arrow.start)].push_back(i);
-      }
+      add(arrow.target);
+      if (arrow.start != RawState::kNoRule) add(arrow.start);
     }
   }
   return dependents;

@@ -154,33 +154,8 @@ GrammarBuilder::Part JsonText::OneOf(const std::vector<const Json*>& values) {
       texts.push_back(WrittenPlainly(*value));
     }
   }
-  std::sort(texts.begin(), texts.end());
-  texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
-  if (!texts.empty()) choices.push_back(OneText(texts, 0));
+  choices.push_back(builder_.OneOf(std::move(texts)));
   return builder_.Choice(std::move(choices));
-}
-
-GrammarBuilder::Part JsonText::OneText(std::span<const std::string> sorted, size_t num_shared) {
-  // What the first and the last share, all do.
-  const std::string& first = sorted.front();
-  const std::string& last = sorted.back();
-  const size_t num_equal = static_cast<size_t>(
-      std::mismatch(first.begin(), first.end(), last.begin(), last.end()).first - first.begin());
-  const Part shared = builder_.Text(first.substr(num_shared, num_equal - num_shared));
-  if (sorted.size() == 1) return shared;
-  std::vector<Part> choices;
-  for (size_t i = 0; i < sorted.size();) {
-    if (sorted[i].size() == num_equal) {
-      choices.push_back(builder_.Empty());
-      ++i;
-      continue;
-    }
-    size_t end = i + 1;
-    while (end < sorted.size() && sorted[end][num_equal] == sorted[i][num_equal]) ++end;
-    choices.push_back(OneText(sorted.subspan(i, end - i), num_equal));
-    i = end;
-  }
-  return builder_.Sequence({shared, builder_.Choice(std::move(choices))});
 }
 
 GrammarBuilder::Part JsonText::Value(const Json& value) {

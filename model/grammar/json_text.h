@@ -73,8 +73,6 @@ class JsonText {
   Part AnyCharacter();
   Part Escape();
   Part ControlEscape(std::span<const CodePointRange> ranges);
-  // Texts that are told apart as early as they differ.
-  Part OneText(std::span<const std::string> sorted, size_t num_shared);
   Part Value(const nlohmann::ordered_json& value);
   Part List(char open, Part inside, char close);
   Part EmptyList(char open, char close);

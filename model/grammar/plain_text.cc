@@ -15,6 +15,8 @@ bool IsPlain(uint32_t character) {
 
 // Of more, nobody looks whether all characters lead to some of them: few grammars have such states.
 constexpr size_t kMostMet = 64;
+// That it may take to find them, as the automaton's steps say.
+constexpr int64_t kMostWork = 1 << 18;
 
 // All plain characters, as sequences of bytes (the Unicode Standard, table 3-7).
 struct PlainBytes {
@@ -41,13 +43,20 @@ void AddNew(std::vector<int32_t>& states, int32_t state) {
 }
 
 // Where any of the bytes leads from any of the states; false if one leads nowhere, or to too many.
+// Adds to the work.
 bool Read(TextAutomaton& automaton, std::span<const int32_t> from, ByteRange bytes,
-          std::vector<int32_t>& to) {
+          std::vector<int32_t>& to, int64_t& work) {
   to.clear();
   for (const int32_t state : from) {
-    for (int byte = bytes.first; byte <= bytes.last; ++byte) {
-      const int32_t next = automaton.Next(state, static_cast<uint8_t>(byte));
-      if (next == TextAutomaton::kNoState) return false;
+    std::optional<size_t> last;
+    for (int each = bytes.first; each <= bytes.last; ++each) {
+      const auto byte = static_cast<uint8_t>(each);
+      const size_t step = automaton.StepOf(state, byte);
+      if (step == last) continue;
+      last = step;
+      const int32_t next = automaton.Next(state, byte);
+      work += 1 + automaton.work_of(step);
+      if (next == TextAutomaton::kNoState || work > kMostWork) return false;
       AddNew(to, next);
     }
     if (to.size() > kMostMet) return false;
@@ -80,7 +89,8 @@ const PlainReach::Successors& PlainReach::Find(TextAutomaton& automaton, int32_t
     to.assign(1, state);
     for (int i = 0; i < sequence.num_bytes && found.is_complete; ++i) {
       from.swap(to);
-      found.is_complete = Read(automaton, from, sequence.bytes[static_cast<size_t>(i)], to);
+      found.is_complete =
+          Read(automaton, from, sequence.bytes[static_cast<size_t>(i)], to, found.work);
     }
     if (!found.is_complete) break;
     for (const int32_t next : to) AddNew(found.states, next);
@@ -92,12 +102,14 @@ const PlainReach::Successors& PlainReach::Find(TextAutomaton& automaton, int32_t
 int32_t PlainReach::Of(TextAutomaton& automaton, int32_t state, int32_t most) {
   std::vector<int32_t> met = {state};
   size_t first = 0;  // of those met last
+  int64_t work = 0;
   for (int32_t count = 0; count < most; ++count) {
     const size_t last = met.size();
     if (first == last) return kAnyNumber;  // nothing new came
     for (size_t i = first; i < last; ++i) {
       const Successors& next = Find(automaton, met[i]);
-      if (!next.is_complete) return count;
+      work += next.work;
+      if (!next.is_complete || work > kMostWork) return count;
       for (const int32_t each : next.states) AddNew(met, each);
     }
     if (met.size() > kMostMet) return count;

@@ -32,6 +32,7 @@ class PlainReach {
   struct Successors {
     bool is_known = false;
     bool is_complete = false;     // no plain character is missing
+    int64_t work = 0;             // that finding them took
     std::vector<int32_t> states;  // after any of them
   };
   const Successors& Find(TextAutomaton& automaton, int32_t state);

@@ -9,7 +9,7 @@ namespace lockstep::grammar {
 namespace {
 
 // Of schemas in each other, counted along $refs too: each takes some kilobytes of the stack.
-constexpr int kMaxSchemaDepth = 200;
+constexpr int kMaxSchemaDepth = 100;
 
 }  // namespace
 
@@ -47,6 +47,7 @@ absl::StatusOr<GrammarBuilder::Part> SchemaCompiler::CompileBody(const SchemaPar
   ++depth_;
   const absl::Cleanup leave = [this] { --depth_; };
   RETURN_IF_ERROR(work_.Take(1));
+  if (builder_.is_full()) return absl::InvalidArgumentError("the schema has too many parts");
   if (!parts.alternatives.empty()) return CompileAlternatives(parts);
   ASSIGN_OR_RETURN(const ValueRules rules, ReadRules(parts.rules, document_, work_));
   return CompileRules(rules);
@@ -58,7 +59,7 @@ absl::StatusOr<GrammarBuilder::Part> SchemaCompiler::CompileAlternatives(const S
   const SchemaParts others = parts.Without(alternatives);
   std::vector<SchemaParts> each;
   for (const SchemaJson& schema : alternatives.list()) {
-    RETURN_IF_ERROR(work_.Take(1 + std::ssize(others.rules)));
+    RETURN_IF_ERROR(work_.Take(1 + others.size()));
     each.push_back(others);
     RETURN_IF_ERROR(ExpandSchema(schema, document_, work_, each.back()));
   }

@@ -92,13 +92,15 @@ absl::Status SchemaDocument::Error(const SchemaJson& place, absl::string_view wh
   return absl::InvalidArgumentError(absl::StrCat(Quoted(pointer), ": ", what));
 }
 
-absl::StatusOr<const SchemaJson*> SchemaDocument::Resolve(const SchemaJson& schema) const {
+absl::StatusOr<const SchemaJson*> SchemaDocument::Resolve(const SchemaJson& schema,
+                                                          SchemaWork& work) const {
   const SchemaJson& reference = schema["$ref"];
   if (!reference.is_string()) return Error(schema, "$ref is not a string");
   const auto& text = reference.get_ref<const std::string&>();
   const auto error = [&](absl::string_view what) {
     return Error(schema, absl::StrCat("$ref ", Quoted(text), " ", what));
   };
+  RETURN_IF_ERROR(work.Take(std::ssize(text) / 64));
   if (foreign_.contains(&schema)) return error("is not supported within a schema with an $id");
   const bool is_pointer = text == "#" || absl::string_view(text).substr(0, 2) == "#/";
   if (!is_pointer) return error("is not supported: it is no JSON pointer into this schema");
@@ -107,6 +109,7 @@ absl::StatusOr<const SchemaJson*> SchemaDocument::Resolve(const SchemaJson& sche
   const SchemaJson* place = &root_;
   const std::vector<std::string> names = absl::StrSplit(*plain, '/');
   for (size_t i = 1; i < names.size(); ++i) {
+    RETURN_IF_ERROR(work.Take(std::ssize(*place) / 64));
     place = Child(*place, absl::StrReplaceAll(names[i], {{"~1", "/"}, {"~0", "~"}}));
     if (place == nullptr) return error("refers to nothing");
   }

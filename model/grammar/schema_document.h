@@ -49,7 +49,7 @@ class SchemaDocument {
   absl::Status Error(const SchemaJson& place, absl::string_view what) const;
 
   // What the $ref of that schema refers to: a JSON pointer (RFC 6901) behind a #.
-  absl::StatusOr<const SchemaJson*> Resolve(const SchemaJson& schema) const;
+  absl::StatusOr<const SchemaJson*> Resolve(const SchemaJson& schema, SchemaWork& work) const;
 
  private:
   void FindForeign(const SchemaJson& place, bool is_foreign);

@@ -18,7 +18,7 @@ class SchemaExpander {
       : document_(document), work_(work), parts_(parts) {}
 
   absl::Status Expand(const SchemaJson& schema) {
-    RETURN_IF_ERROR(work_.Take(1));
+    RETURN_IF_ERROR(work_.Take(1 + std::ssize(schema)));
     if (!schema.is_object() && !schema.is_boolean()) {
       return document_.Error(schema, "a schema is an object, true or false");
     }
@@ -48,7 +48,7 @@ class SchemaExpander {
         AddNew(Alternatives{.schema = &schema, .is_one_of = is_one_of}, parts_.alternatives);
       }
     }
-    RETURN_IF_ERROR(work_.Take(std::ssize(parts_.rules) / 64));
+    RETURN_IF_ERROR(work_.Take(parts_.size() / 64));
     if (HasOwnRules(schema)) AddNew(&schema, parts_.rules);
     return absl::OkStatus();
   }
@@ -61,7 +61,7 @@ class SchemaExpander {
   absl::Status AddReferred(const SchemaJson& schema) {
     if (schema.contains("$ref")) {
       parts_.has_reference = true;
-      ASSIGN_OR_RETURN(const SchemaJson* target, document_.Resolve(schema));
+      ASSIGN_OR_RETURN(const SchemaJson* target, document_.Resolve(schema, work_));
       RETURN_IF_ERROR(Expand(*target));
     }
     const SchemaJson* all = FindKeyword(schema, "allOf");

@@ -3,6 +3,7 @@
 // Pure functions, any thread.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -30,6 +31,10 @@ struct SchemaParts {
   // One of their alternatives was added. They must not be met in it.
   absl::flat_hash_set<const SchemaJson*> chosen;
 
+  // What it takes to copy them.
+  int64_t size() const {
+    return static_cast<int64_t>(rules.size() + alternatives.size() + chosen.size());
+  }
   // Without anything: any value is valid.
   bool is_free() const { return rules.empty() && alternatives.empty(); }
   // What remains when one of these alternatives, which are among them, is to be added.

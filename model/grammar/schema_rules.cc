@@ -222,7 +222,10 @@ bool HasOwnRules(const SchemaJson& schema) {
 absl::StatusOr<ValueRules> ReadRules(const SchemaSet& schemas, const SchemaDocument& document,
                                      SchemaWork& work) {
   RulesReader reader(document, work);
-  for (const SchemaJson* schema : schemas) RETURN_IF_ERROR(reader.Add(*schema));
+  for (const SchemaJson* schema : schemas) {
+    RETURN_IF_ERROR(work.Take(std::ssize(*schema)));
+    RETURN_IF_ERROR(reader.Add(*schema));
+  }
   return reader.Finish();
 }
 

@@ -33,25 +33,28 @@ int64_t NumCharacters(std::string_view text) {
 // an annotation of what is written out already.
 class ValueFilter {
  public:
-  ValueFilter(const ValueRules& rules, std::optional<TextPattern> pattern)
-      : rules_(rules), pattern_(std::move(pattern)) {}
+  ValueFilter(const ValueRules& rules, std::optional<TextPattern> pattern, SchemaWork& work)
+      : rules_(rules), pattern_(std::move(pattern)), work_(work) {}
 
-  bool Keeps(const SchemaJson& value) const {
+  absl::StatusOr<bool> Keeps(const SchemaJson& value) const {
     if ((TypesOf(value) & ~rules_.types) != 0) return false;
     if (value.is_number()) return rules_.numbers.Contains(Decimal::Of(value));
-    return !value.is_string() || KeepsString(value.get_ref<const std::string&>());
+    if (!value.is_string()) return true;
+    return KeepsString(value.get_ref<const std::string&>());
   }
 
  private:
-  bool KeepsString(const std::string& text) const {
+  absl::StatusOr<bool> KeepsString(const std::string& text) const {
     const StringRules& strings = rules_.strings;
     const int64_t length = NumCharacters(text);
     if (length < strings.min_length || length > strings.max_length.value_or(length)) return false;
-    return !pattern_.has_value() || pattern_->Matches(text);
+    if (!pattern_.has_value()) return true;
+    return pattern_->Matches(text, work_);
   }
 
   const ValueRules& rules_;
   const std::optional<TextPattern> pattern_;
+  SchemaWork& work_;
 };
 
 absl::Status PatternError(const StringRules& rules, const absl::Status& status,
@@ -92,14 +95,15 @@ absl::StatusOr<Part> SchemaCompiler::CompileValues(const ValueRules& rules) {
   std::optional<TextPattern> pattern;
   if (rules.strings.pattern_schema != nullptr) {
     absl::StatusOr<TextPattern> parsed =
-        TextPattern::Parse(rules.strings.pattern, /*is_anchored=*/false);
+        TextPattern::Parse(rules.strings.pattern, /*is_anchored=*/false, work_);
     if (!parsed.ok()) return PatternError(rules.strings, parsed.status(), document_);
     pattern = *std::move(parsed);
   }
-  const ValueFilter filter(rules, std::move(pattern));
+  const ValueFilter filter(rules, std::move(pattern), work_);
   std::vector<const SchemaJson*> kept;
   for (const SchemaJson* value : *rules.values) {
-    if (!filter.Keeps(*value)) continue;
+    ASSIGN_OR_RETURN(const bool is_kept, filter.Keeps(*value));
+    if (!is_kept) continue;
     kept.push_back(value);
     const bool has_rules = value->is_array() ? rules.arrays.has_any : rules.objects.has_any;
     if (value->is_structured() && has_rules) {
@@ -131,14 +135,14 @@ absl::StatusOr<Part> SchemaCompiler::CompileString(const StringRules& rules) {
 absl::StatusOr<Part> SchemaCompiler::CompilePattern(const StringRules& rules) {
   const bool is_format = rules.pattern_schema == nullptr;
   const std::string pattern = is_format ? FormatPattern(rules.format) : rules.pattern;
-  RETURN_IF_ERROR(work_.Take(std::ssize(pattern)));
   if (rules.min_length == 0 && !rules.max_length.has_value()) {
+    RETURN_IF_ERROR(work_.Take(std::ssize(pattern)));
     const auto character = [this](GrammarBuilder&, std::span<const CodePointRange> ranges) {
       return text_.Character(ranges);
     };
     return AddRegex(pattern, builder_, {.anchored = is_format, .character = character});
   }
-  ASSIGN_OR_RETURN(const TextPattern counted, TextPattern::Parse(pattern, is_format));
+  ASSIGN_OR_RETURN(const TextPattern counted, TextPattern::Parse(pattern, is_format, work_));
   return counted.OfLength({rules.min_length, rules.max_length}, work_, text_, builder_);
 }
 

@@ -36,57 +36,84 @@ void TextAutomaton::Clear() {
   states_.clear();
   ways_of_states_.clear();
   next_.clear();
+  works_.clear();
   state_of_.clear();
   marks_.clear();
 }
 
 int32_t TextAutomaton::ClearBut(int32_t state) {
-  const State kept = states_[static_cast<size_t>(state)];
-  const auto first = ways_of_states_.begin() + kept.first_way;
-  const std::vector<int32_t> kept_ways(first, first + kept.num_ways);
-  const std::vector<Way> old = std::exchange(ways_, {});
+  const SavedState saved = Save(state);
   Clear();
-  closed_.clear();
-  for (const int32_t way : kept_ways) closed_.push_back(CopyWay(old, way));
-  may_end_ = kept.may_end;
+  return Load(saved);
+}
+
+TextAutomaton::SavedState TextAutomaton::Save(int32_t state) const {
+  const State& from = states_[static_cast<size_t>(state)];
+  SavedState saved;
+  saved.may_end_ = from.may_end;
+  absl::flat_hash_map<int32_t, int32_t> places = {{kNoWay, kNoWay}};
+  std::vector<int32_t> nested;
+  for (int64_t i = 0; i < from.num_ways; ++i) {
+    const int32_t index = ways_of_states_[static_cast<size_t>(from.first_way + i)];
+    for (int32_t way = index; !places.contains(way); way = ways_[static_cast<size_t>(way)].after) {
+      nested.push_back(way);
+    }
+    for (; !nested.empty(); nested.pop_back()) {
+      Way way = ways_[static_cast<size_t>(nested.back())];
+      way.after = places[way.after];
+      places[nested.back()] = static_cast<int32_t>(saved.ways_.size());
+      saved.ways_.push_back(way);
+    }
+    saved.of_state_.push_back(places[index]);
+  }
+  return saved;
+}
+
+int32_t TextAutomaton::Load(const SavedState& saved) {
+  std::vector<int32_t> ways;
+  for (const Way& way : saved.ways_) {
+    ways.push_back(
+        WayOf(way.state, way.after == kNoWay ? kNoWay : ways[static_cast<size_t>(way.after)]));
+  }
+  Open();
+  for (const int32_t place : saved.of_state_) {
+    closed_.push_back(ways[static_cast<size_t>(place)]);
+  }
+  may_end_ = saved.may_end_;
   return StateOfClosed();
 }
 
-int32_t TextAutomaton::CopyWay(std::span<const Way> from, int32_t way) {
-  std::vector<int32_t> states;
-  for (; way != kNoWay; way = from[static_cast<size_t>(way)].after) {
-    states.push_back(from[static_cast<size_t>(way)].state);
-  }
-  int32_t copy = kNoWay;
-  for (auto state = states.rbegin(); state != states.rend(); ++state) copy = WayOf(*state, copy);
-  return copy;
-}
-
 int32_t TextAutomaton::Start() {
-  read_.assign(1, WayOf(grammar_.start(), kNoWay));
-  return Close();
+  Open();
+  Close(WayOf(grammar_.start(), kNoWay));
+  return StateOfClosed();
 }
 
 int32_t TextAutomaton::Make(int32_t state, uint8_t byte) {
   const State from = states_[static_cast<size_t>(state)];
-  read_.clear();
-  for (int64_t i = 0; i < from.num_ways; ++i) {
+  Open();
+  for (int64_t i = 0; i < from.num_ways && !has_most_ways(); ++i) {
     const Way way =
         ways_[static_cast<size_t>(ways_of_states_[static_cast<size_t>(from.first_way + i)])];
-    for (const Grammar::Edge& edge : grammar_.edges(way.state)) {
+    const std::span<const Grammar::Edge> edges = grammar_.edges(way.state);
+    work_ += 1 + static_cast<int32_t>(edges.size() / 16);
+    for (const Grammar::Edge& edge : edges) {
       if (byte < edge.bytes.first || byte > edge.bytes.last) continue;
       if (way.num_calls + grammar_.depth(edge.target) > kMaxDepth) continue;
-      read_.push_back(WayOf(edge.target, way.after));
+      ++work_;
+      Close(WayOf(edge.target, way.after));
+      if (has_most_ways()) break;
     }
   }
-  const int32_t next = read_.empty() ? kNoState : Close();
-  next_[static_cast<size_t>(state * num_classes_ + class_of_[byte])] = next;
+  const int32_t next = closed_.empty() && !may_end_ ? kNoState : StateOfClosed();
+  next_[StepOf(state, byte)] = next;
+  works_[StepOf(state, byte)] = work_;
   return next;
 }
 
 int32_t TextAutomaton::WayOf(int32_t state, int32_t after) {
-  const auto [place, is_new] =
-      way_of_.try_emplace({state, after}, static_cast<int32_t>(ways_.size()));
+  const uint64_t key = uint64_t{static_cast<uint32_t>(state)} << 32 | static_cast<uint32_t>(after);
+  const auto [place, is_new] = way_of_.try_emplace(key, static_cast<int32_t>(ways_.size()));
   if (is_new) {
     const int32_t num_calls = after == kNoWay ? 0 : ways_[static_cast<size_t>(after)].num_calls + 1;
     ways_.push_back({.state = state, .after = after, .num_calls = num_calls});
@@ -108,6 +135,7 @@ int32_t TextAutomaton::ReturnTo(int32_t target, int32_t after) {
 
 void TextAutomaton::Follow(int32_t index) {
   const Way way = ways_[static_cast<size_t>(index)];
+  work_ += 1 + static_cast<int32_t>(grammar_.calls(way.state).size());
   if (!grammar_.edges(way.state).empty()) closed_.push_back(index);
   if (grammar_.is_end(way.state)) {
     if (way.after == kNoWay) {
@@ -125,21 +153,21 @@ void TextAutomaton::Follow(int32_t index) {
   }
 }
 
-int32_t TextAutomaton::Close() {
+void TextAutomaton::Open() {
   closed_.clear();
   may_end_ = false;
+  work_ = 0;
   ++mark_;
-  // One after the other, so that of too many the first have all that they lead to.
-  for (const int32_t way : read_) {
-    Add(way);
-    while (!pending_.empty() && std::ssize(closed_) < kMaxWays) {
-      const int32_t next = pending_.back();
-      pending_.pop_back();
-      Follow(next);
-    }
+}
+
+void TextAutomaton::Close(int32_t way) {
+  Add(way);
+  while (!pending_.empty() && !has_most_ways()) {
+    const int32_t next = pending_.back();
+    pending_.pop_back();
+    Follow(next);
   }
   pending_.clear();
-  return closed_.empty() && !may_end_ ? kNoState : StateOfClosed();
 }
 
 int32_t TextAutomaton::StateOfClosed() {
@@ -151,6 +179,7 @@ int32_t TextAutomaton::StateOfClosed() {
         {.first_way = std::ssize(ways_of_states_), .num_ways = num_ways, .may_end = may_end_});
     ways_of_states_.insert(ways_of_states_.end(), closed_.begin(), closed_.begin() + num_ways);
     next_.resize(next_.size() + static_cast<size_t>(num_classes_), kNotMade);
+    works_.resize(next_.size());
   }
   return place->second;
 }

@@ -22,7 +22,9 @@ using CountedPlace = std::pair<int32_t, int64_t>;
 
 }  // namespace
 
-absl::StatusOr<TextPattern> TextPattern::Parse(std::string_view pattern, bool is_anchored) {
+absl::StatusOr<TextPattern> TextPattern::Parse(std::string_view pattern, bool is_anchored,
+                                               SchemaWork& work) {
+  RETURN_IF_ERROR(work.Take(std::ssize(pattern)));
   std::vector<CharacterRanges> sets;
   const auto number_set = [&](GrammarBuilder& builder, std::span<const CodePointRange> ranges) {
     sets.emplace_back(ranges.begin(), ranges.end());
@@ -38,18 +40,21 @@ absl::StatusOr<TextPattern> TextPattern::Parse(std::string_view pattern, bool is
         absl::StrCat("more than ", kMaxSets, " different characters are not supported"));
   }
   ASSIGN_OR_RETURN(Grammar grammar, builder.Build(part));
+  RETURN_IF_ERROR(work.Take(grammar.num_states() + grammar.num_edges() / 4));
   return TextPattern(std::move(grammar), std::move(sets));
 }
 
-bool TextPattern::Matches(std::string_view text) const {
+absl::StatusOr<bool> TextPattern::Matches(std::string_view text, SchemaWork& work) const {
   std::set<int32_t> states = {grammar_.start()};
   while (!text.empty()) {
     const Utf8Unit unit = NextUtf8Unit(text);
     text.remove_prefix(unit.num_bytes);
     std::set<int32_t> next;
+    int64_t num_ranges = 0;
     for (const int32_t state : states) {
       for (const Grammar::Edge& edge : grammar_.edges(state)) {
         const CharacterRanges& set = sets_[edge.bytes.first];
+        num_ranges += std::ssize(set);
         const bool is_in = std::any_of(set.begin(), set.end(), [&](const CodePointRange& range) {
           return range.first <= unit.code_point && unit.code_point <= range.last;
         });
@@ -57,6 +62,7 @@ bool TextPattern::Matches(std::string_view text) const {
       }
     }
     states = std::move(next);
+    RETURN_IF_ERROR(work.Take(num_ranges / 16));
   }
   return std::any_of(states.begin(), states.end(),
                      [&](int32_t state) { return grammar_.is_end(state); });
@@ -78,7 +84,7 @@ absl::StatusOr<GrammarBuilder::Part> TextPattern::OfLength(Length length, Schema
   };
   const GrammarBuilder::Part whole = call({grammar_.start(), 0});
   while (!pending.empty()) {
-    if (rules.size() > kMaxCountedPlaces) {
+    if (rules.size() > kMaxCountedPlaces || builder.is_full()) {
       return absl::InvalidArgumentError("it is too large to be counted in characters");
     }
     RETURN_IF_ERROR(work.Take(1));

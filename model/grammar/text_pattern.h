@@ -25,10 +25,11 @@ class TextPattern {
   };
 
   // is_anchored: as RegexOptions::anchored. INVALID_ARGUMENT: what AddRegex says.
-  static absl::StatusOr<TextPattern> Parse(std::string_view pattern, bool is_anchored);
+  static absl::StatusOr<TextPattern> Parse(std::string_view pattern, bool is_anchored,
+                                           SchemaWork& work);
 
   // text is UTF-8.
-  bool Matches(std::string_view text) const;
+  absl::StatusOr<bool> Matches(std::string_view text, SchemaWork& work) const;
 
   // What stands between the quotes of a JSON string that matches and is so long.
   // INVALID_ARGUMENT: it is too large.

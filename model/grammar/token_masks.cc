@@ -1,6 +1,7 @@
 #include "model/grammar/token_masks.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace lockstep::grammar {
 namespace {
@@ -25,11 +26,11 @@ MaskedVocabulary::MaskedVocabulary(TokenTexts texts, int32_t first, int32_t last
 MaskedVocabulary::Slice MaskedVocabulary::SliceOf(int32_t num_characters) const {
   TokenMask plain = NoTokens();
   std::vector<int32_t> others;
-  for (int32_t token = first_; token < last_; ++token) {
+  for (int32_t token = 0; token < texts_.size(); ++token) {
     if (texts_.of(token).empty()) continue;
     const std::optional<int32_t> length = CountPlainCharacters(texts_.of(token));
     if (length.has_value() && *length <= num_characters) {
-      Set(plain, token - first_);
+      if (token >= first_ && token < last_) Set(plain, token - first_);
     } else {
       others.push_back(token);
     }
@@ -60,7 +61,9 @@ int32_t TokenMasks::Read(int32_t state, std::string_view bytes) {
 }
 
 void TokenMasks::Find(Place& place) {
-  if (place.epoch != epoch_) place.state = Read(automaton_.Start(), place.text);
+  if (place.epoch != epoch_) {
+    place.state = place.saved.is_empty() ? automaton_.Start() : automaton_.Load(place.saved);
+  }
   place.epoch = epoch_;
 }
 
@@ -68,7 +71,7 @@ bool TokenMasks::Advance(Place& place, std::string_view bytes) {
   Find(place);
   const int32_t state = Read(place.state, bytes);
   if (state == TextAutomaton::kNoState) return false;
-  place.text += bytes;
+  place.saved = automaton_.Save(state);
   place.state = state;
   place.epoch = epoch_;
   return true;
@@ -94,14 +97,19 @@ std::shared_ptr<const TokenMask> TokenMasks::Allowed(Place& place) {
   Find(place);
   const auto known = masks_.find(place.state);
   if (known != masks_.end()) return known->second;
-  place.state = MakeRoom(place.state);
-  TokenMask mask = Walk(SliceFor(place.state), place.state);
+  TokenMask mask = MaskOf(place.state);
   place.epoch = epoch_;
   if (automaton_.may_end(place.state)) AllowEnd(mask);
   ++num_masks_made_;
-  const auto bytes = static_cast<int64_t>(mask.size() * sizeof(uint32_t));
-  if (std::ssize(masks_) * bytes >= kMaxMaskBytes) masks_.clear();
+  if (std::ssize(masks_) * MaskBytes() >= kMaxMaskBytes) masks_.clear();
   return masks_[place.state] = std::make_shared<const TokenMask>(std::move(mask));
+}
+
+bool TokenMasks::HoldsMuch() const {
+  constexpr int32_t kManyStates = 2048;
+  constexpr int64_t kManyWays = 1 << 15;
+  return automaton_.num_states() >= kManyStates || automaton_.num_ways() >= kManyWays ||
+         std::ssize(masks_) * MaskBytes() >= kMaxMaskBytes / 2;
 }
 
 const MaskedVocabulary::Slice& TokenMasks::SliceFor(int32_t state) {
@@ -110,33 +118,44 @@ const MaskedVocabulary::Slice& TokenMasks::SliceFor(int32_t state) {
                        [&](const auto& slice) { return slice.num_characters <= reach; });
 }
 
-// Goes down wherever the text goes on. root: its number changes where states are forgotten.
-TokenMask TokenMasks::Walk(const MaskedVocabulary::Slice& slice, int32_t& root) {
+TokenMask TokenMasks::MaskOf(int32_t& state) {
+  state = MakeRoom(state);
+  const MaskedVocabulary::Slice& slice = SliceFor(state);
+  for (const int32_t most_bytes : {slice.others.max_depth(), 8, 4, 2}) {
+    state = MakeRoom(state);
+    std::optional<TokenMask> mask = Walk(slice, state, most_bytes, kMaxWalkWork);
+    if (mask.has_value()) return *std::move(mask);
+  }
+  return *Walk(slice, state, 1, std::numeric_limits<int64_t>::max());
+}
+
+// Goes down wherever the text goes on.
+std::optional<TokenMask> TokenMasks::Walk(const MaskedVocabulary::Slice& slice, int32_t root,
+                                          int32_t most_bytes, int64_t most_work) {
   TokenMask mask = slice.plain;
   const TokenTrie& trie = slice.others;
   const std::span<const TokenTrie::Node> nodes = trie.nodes();
   states_.assign(static_cast<size_t>(trie.max_depth()) + 1, root);
-  path_.assign(static_cast<size_t>(trie.max_depth()), '\0');
+  ++walk_;
+  int64_t work = 0;
   for (size_t i = 0; i < nodes.size();) {
     const TokenTrie::Node& node = nodes[i];
-    if (automaton_.is_full()) {
-      root = MakeRoom(root);
-      states_[0] = root;
-      for (size_t depth = 0; depth < node.depth; ++depth) {
-        states_[depth + 1] = automaton_.Next(states_[depth], static_cast<uint8_t>(path_[depth]));
-      }
-    }
-    const int32_t next = automaton_.Next(states_[node.depth], node.byte);
+    const int32_t from = states_[node.depth];
+    const int32_t next = automaton_.Next(from, node.byte);
+    const size_t step = automaton_.StepOf(from, node.byte);
+    if (step >= walks_.size()) walks_.resize(step + 1);
+    if (std::exchange(walks_[step], walk_) != walk_) work += kStepWork + automaton_.work_of(step);
+    if (work > most_work) return std::nullopt;
     if (next == TextAutomaton::kNoState) {
       i = static_cast<size_t>(node.after);
       continue;
     }
     states_[node.depth + size_t{1}] = next;
-    path_[node.depth] = static_cast<char>(node.byte);
     for (const int32_t token : trie.tokens(static_cast<int64_t>(i))) {
-      Set(mask, token - vocabulary_.first());
+      const int64_t index = int64_t{token} - vocabulary_.first();
+      if (index >= 0 && index < vocabulary_.size()) Set(mask, static_cast<int32_t>(index));
     }
-    ++i;
+    i = node.depth + 1 < most_bytes ? i + 1 : static_cast<size_t>(node.after);
   }
   return mask;
 }

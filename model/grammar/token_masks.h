@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,7 +36,7 @@ class MaskedVocabulary {
   struct Slice {
     int32_t num_characters = 0;
     TokenMask plain;
-    TokenTrie others;
+    TokenTrie others;  // of the whole vocabulary, so that walks are the same on all ranks
   };
   // The last, with nothing plain, is for all states; those before have less and less.
   std::span<const Slice> slices() const { return slices_; }
@@ -65,29 +66,43 @@ class TokenMasks {
   TokenMasks(Grammar grammar, const MaskedVocabulary& vocabulary, int32_t max_states = 8192)
       : vocabulary_(vocabulary), automaton_(std::move(grammar), max_states) {}
 
-  // Where a text has come to. Only the text itself stays: states may be forgotten meanwhile.
+  // Where a text has come to. The state's number is for as long as none are forgotten.
   struct Place {
-    std::string text;
+    TextAutomaton::SavedState saved;
     int32_t state = TextAutomaton::kNoState;
     uint64_t epoch = 0;  // that the state is of; 0: none
   };
   // False, and the place stays: no text goes on so.
   bool Advance(Place& place, std::string_view bytes);
-  // What may come next; end-of-text tokens where the text may end.
+  // What may come next; end-of-text tokens where the text may end. Where too many texts would have
+  // to be told apart, of tokens only short ones: fewer texts, as with TextAutomaton::kMaxWays.
   std::shared_ptr<const TokenMask> Allowed(Place& place);
   std::shared_ptr<const TokenMask> OnlyEnd();
+
+  // Some megabytes at least, which few constraints come to.
+  bool HoldsMuch() const;
 
   const MaskedVocabulary& vocabulary() const { return vocabulary_; }
   int64_t num_masks_made() const { return num_masks_made_; }
 
  private:
+  // Of a walk: what the automaton has looked at, each step once, and for each step besides.
+  static constexpr int64_t kMaxWalkWork = 1 << 20;
+  static constexpr int64_t kStepWork = 64;
+
   // Goes on from the state; makes room where there is none.
   int32_t Read(int32_t state, std::string_view bytes);
   void Find(Place& place);
   int32_t MakeRoom(int32_t state);
   const MaskedVocabulary::Slice& SliceFor(int32_t state);
-  TokenMask Walk(const MaskedVocabulary::Slice& slice, int32_t& root);
+  // Of a state that takes too much work, with short tokens only. Which ones depends on the text
+  // alone. The state's number changes where states are forgotten.
+  TokenMask MaskOf(int32_t& state);
+  // nullopt: there is too much work.
+  std::optional<TokenMask> Walk(const MaskedVocabulary::Slice& slice, int32_t root,
+                                int32_t most_bytes, int64_t most_work);
   void AllowEnd(TokenMask& mask) const;
+  int64_t MaskBytes() const { return (vocabulary_.size() + 31) / 32 * int64_t{sizeof(uint32_t)}; }
 
   const MaskedVocabulary& vocabulary_;
   TextAutomaton automaton_;
@@ -98,7 +113,8 @@ class TokenMasks {
   int64_t num_masks_made_ = 0;
   // Of Walk.
   std::vector<int32_t> states_;  // [depth]
-  std::string path_;
+  std::vector<uint32_t> walks_;  // that met the automaton's steps last
+  uint32_t walk_ = 0;
 };
 
 // One output's text, token by token.

@@ -2,8 +2,8 @@
 //   grammar_bench [--benchmark_filter=...]
 // The vocabulary is Llama 3's, from $LOCKSTEP_SHARED, else ../shared. masks: all that the first
 // output of a constraint needs, one for each of its tokens (items), of which masks_made are not the
-// same as one before. kept: the same for outputs after the first. tp8: of a rank that has an eighth
-// of the vocabulary.
+// same as one before. kept: the same for outputs after the first. (A rank that has a part of the
+// vocabulary does the same work.)
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
@@ -50,12 +50,12 @@ std::unique_ptr<Tokenizer> Llama3() {
   return *std::move(tokenizer);
 }
 
-grammar::MaskedVocabulary VocabularyOf(const Tokenizer& tokenizer, int tp) {
+grammar::MaskedVocabulary VocabularyOf(const Tokenizer& tokenizer) {
   const int32_t size = tokenizer.vocab_size();
   grammar::TokenTexts texts(size, [&](int32_t token) {
     return tokenizer.IsSpecial(token) ? std::string() : tokenizer.TokenBytes(token);
   });
-  return {std::move(texts), 0, size / tp, {*tokenizer.TokenId("<|eot_id|>")}};
+  return {std::move(texts), 0, size, {*tokenizer.TokenId("<|eot_id|>")}};
 }
 
 // One output; how many of its tokens were looked for.
@@ -72,16 +72,16 @@ int64_t WriteOutput(const std::shared_ptr<grammar::TokenMasks>& masks,
 
 void Vocabulary(benchmark::State& state) {
   const auto tokenizer = Llama3();
-  for (auto _ : state) benchmark::DoNotOptimize(VocabularyOf(*tokenizer, 1));
+  for (auto _ : state) benchmark::DoNotOptimize(VocabularyOf(*tokenizer));
 }
 
 void Compile(benchmark::State& state, const Case& of) {
   for (auto _ : state) benchmark::DoNotOptimize(grammar::CompileConstraint(of.constraint));
 }
 
-void Masks(benchmark::State& state, const Case& of, int tp, bool keeps) {
+void Masks(benchmark::State& state, const Case& of, bool keeps) {
   const auto tokenizer = Llama3();
-  const grammar::MaskedVocabulary vocabulary = VocabularyOf(*tokenizer, tp);
+  const grammar::MaskedVocabulary vocabulary = VocabularyOf(*tokenizer);
   const grammar::Grammar grammar = grammar::CompileConstraint(of.constraint).value();
   const auto tokens = *tokenizer->Encode(of.output, {.add_special_tokens = false});
   auto masks = std::make_shared<grammar::TokenMasks>(grammar, vocabulary);
@@ -103,9 +103,8 @@ void Register() {
   add("vocabulary", Vocabulary);
   for (const Case& each : kCases) {
     add(std::string("compile/") + each.name, Compile, each);
-    add(std::string("masks/tp1/") + each.name, Masks, each, 1, false);
-    add(std::string("masks/tp8/") + each.name, Masks, each, 8, false);
-    add(std::string("kept/tp1/") + each.name, Masks, each, 1, true);
+    add(std::string("masks/") + each.name, Masks, each, false);
+    add(std::string("kept/") + each.name, Masks, each, true);
   }
 }
 

@@ -1,6 +1,7 @@
 // Which tokens may come next, against asking for each of them whether some text goes on so.
 #include "model/grammar/token_masks.h"
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <string>
@@ -173,6 +174,45 @@ TEST(PlainReach, CountsUntilSomethingElseMustCome) {
   EXPECT_EQ(reach_of("a"), 0);
 }
 
+// More than ways are followed, of which nothing tells until their end.
+TEST(TokenMasks, AnyOfManyChoicesCanBeWritten) {
+  std::string choices;
+  for (int i = 1000; i < 2000; ++i)
+    choices += (i == 1000 ? "\"item " : ",\"item ") + std::to_string(i) + '"';
+  const auto vocabulary = VocabularyOf({"", "", "item 1", "999", "000"});
+  const auto masks = std::make_shared<TokenMasks>(
+      CompileConstraint({OutputConstraint::Kind::kChoices, "[" + choices + "]"}).value(),
+      *vocabulary);
+  OutputMatcher output(masks);
+  EXPECT_EQ(Bits(output.Allowed(), 5), (std::vector<bool>{false, false, true, false, false}));
+  output.Add(2);
+  EXPECT_EQ(Bits(output.Allowed(), 5), (std::vector<bool>{false, false, false, true, true}));
+}
+
+// What comes is told apart hundreds of characters later, so every token leads to another state.
+TEST(TokenMasks, OfTextsThatTakeTooMuchWorkGoOnWithShortTokens) {
+  std::mt19937 random(2);
+  std::vector<std::string> tokens = {"", "", "a", "b", "c"};
+  while (std::ssize(tokens) < 4000) {
+    std::string token;
+    while (token.size() < 12) token += static_cast<char>('a' + random() % 3);
+    tokens.push_back(token);
+  }
+  const auto vocabulary = VocabularyOf(tokens);
+  const auto of = [&](const char* regex) {
+    return std::make_shared<TokenMasks>(
+        CompileConstraint({OutputConstraint::Kind::kRegex, regex}).value(), *vocabulary);
+  };
+  const auto masks = of("[abc]*(?:a[abc]{300}|b[abc]{301}|c[abc]{302})");
+  OutputMatcher output(masks);
+  OutputMatcher easy(of("[abc]*"));
+  for (int i = 0; i < 300; ++i) output.Add(2 + static_cast<int32_t>(random() % 3));
+  const std::vector<bool> allowed = Bits(output.Allowed(), 4000);
+  EXPECT_EQ(std::vector<bool>(allowed.begin(), allowed.begin() + 6),
+            (std::vector<bool>{false, false, true, true, true, false}));
+  EXPECT_TRUE(Bits(easy.Allowed(), 4000)[5]);
+}
+
 TEST(TokenMasks, PartsTogetherAreTheWhole) {
   const std::vector<std::string> tokens = SomeTokens(9, 77);
   const auto whole = VocabularyOf(tokens);
@@ -287,6 +327,39 @@ TEST(ConstraintCache, ThoseInUseStayAndTheLatestOfOthers) {
   EXPECT_TRUE(oldest.expired());
   EXPECT_FALSE(latest.expired());
   EXPECT_EQ(*cache.Get(Regex("a")), used);
+}
+
+TEST(ConstraintCache, OfManyThatWereInUseAtOnceFewStay) {
+  const auto vocabulary = VocabularyOf({"", "", "a", "b"});
+  ConstraintCache cache([&] { return vocabulary.get(); });
+  std::vector<std::shared_ptr<TokenMasks>> used;
+  std::vector<std::weak_ptr<TokenMasks>> all;
+  for (size_t i = 0; i < 3 * ConstraintCache::kMaxIdle; ++i) {
+    used.push_back(*cache.Get(Regex(std::string(i + 1, 'a'))));
+    all.emplace_back(used.back());
+  }
+  used.clear();
+  ASSERT_TRUE(cache.Get(Regex("b")).ok());
+  const auto num_left =
+      std::count_if(all.begin(), all.end(), [](const auto& masks) { return !masks.expired(); });
+  EXPECT_LT(num_left, static_cast<ptrdiff_t>(ConstraintCache::kMaxIdle));
+}
+
+TEST(ConstraintCache, OfThoseThatNoOutputHasWhatHoldsMuchGoesFirst) {
+  const auto vocabulary = VocabularyOf({"", "", "a", "b"});
+  ConstraintCache cache([&] { return vocabulary.get(); });
+  std::weak_ptr<TokenMasks> large;
+  {
+    OutputMatcher output(*cache.Get(Regex("a{5000}")));
+    large = *cache.Get(Regex("a{5000}"));
+    for (int i = 0; i < 3000; ++i) output.Add(2);
+    EXPECT_TRUE(cache.Get(Regex("a")).ok());
+    EXPECT_FALSE(large.expired()) << "an output has it";
+  }
+  const std::weak_ptr<TokenMasks> small = *cache.Get(Regex("a"));
+  EXPECT_TRUE(cache.Get(Regex("b")).ok());
+  EXPECT_TRUE(large.expired());
+  EXPECT_FALSE(small.expired());
 }
 
 TEST(ConstraintCache, ErrorsOfTheVocabularyAreTold) {
