@@ -7,17 +7,12 @@
 #include "absl/strings/str_format.h"
 #include "kernels/base/steady_clock.h"
 #include "launcher/cli/values.h"
+#include "model/tokenizer/utf8.h"
 
 namespace lockstep {
 namespace {
 
 using Json = OpenAiReply::Json;
-
-// In what concatenated tokens make of them: continuation bytes belong to what came before.
-size_t NumCharacters(absl::string_view text) {
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; }));
-}
 
 // A token as a name: tokens that are a part of a character alone are told by their bytes, as OpenAI
 // does.
@@ -82,7 +77,7 @@ struct TokenLists {
   }
   void Advance(const std::string& text) {
     offsets.push_back(offset);
-    offset += NumCharacters(text);
+    offset += static_cast<size_t>(NumCharacters(text));
   }
   Json Take() {
     return {{"tokens", std::move(tokens)},

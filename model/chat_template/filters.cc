@@ -9,6 +9,7 @@
 #include "kernels/base/status_macros.h"
 #include "model/chat_template/operators.h"
 #include "model/chat_template/text_operations.h"
+#include "model/tokenizer/utf8.h"
 
 namespace lockstep::jinja {
 namespace {

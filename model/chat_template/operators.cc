@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "model/chat_template/text_operations.h"
+#include "model/tokenizer/utf8.h"
 
 namespace lockstep::jinja {
 namespace {

@@ -75,11 +75,6 @@ size_t SpaceAfter(std::string_view text, size_t begin) {
   return SkipForward(text, begin, &IsPythonSpace);
 }
 
-int64_t NumCharacters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char c) { return (static_cast<uint8_t>(c) & 0xC0) != 0x80; });
-}
-
 size_t CharacterOffset(std::string_view text, int64_t number) {
   size_t at = 0;
   for (; number > 0 && at < text.size(); --number) at += NextUtf8Unit(text.substr(at)).num_bytes;

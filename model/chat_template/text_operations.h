@@ -17,7 +17,6 @@ bool IsPythonSpace(uint32_t code_point);
 // ends.
 size_t SpaceBefore(std::string_view text, size_t low, size_t end);
 size_t SpaceAfter(std::string_view text, size_t begin);
-int64_t NumCharacters(std::string_view text);
 // Where the character of that number begins; the text's end for the number of all.
 size_t CharacterOffset(std::string_view text, int64_t number);
 // The characters of a text, each a text of its own.

@@ -1,9 +1,9 @@
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "kernels/base/check.h"
 #include "model/grammar/grammar.h"
+#include "model/grammar/utf8_ranges.h"
 
 namespace lockstep::grammar {
 namespace {
@@ -11,54 +11,6 @@ namespace {
 constexpr int64_t kTooLarge = int64_t{kMaxStates} + 1;
 
 int64_t Bounded(int64_t size) { return std::min(size, kTooLarge); }
-
-// The characters whose UTF-8 has so many bytes, from the first to the last; surrogates have none.
-struct Utf8Length {
-  CodePointRange range;
-  int num_bytes = 1;
-};
-constexpr Utf8Length kUtf8Lengths[] = {
-    {{0x0, 0x7F}, 1},      {{0x80, 0x7FF}, 2},       {{0x800, 0xD7FF}, 3},
-    {{0xE000, 0xFFFF}, 3}, {{0x10000, 0x10FFFF}, 4},
-};
-
-std::array<uint8_t, 4> EncodeUtf8(char32_t character, int num_bytes) {
-  constexpr uint8_t kLeads[] = {0x00, 0x00, 0xC0, 0xE0, 0xF0};
-  std::array<uint8_t, 4> bytes = {};
-  for (int i = num_bytes - 1; i > 0; --i) {
-    bytes[static_cast<size_t>(i)] = static_cast<uint8_t>(0x80 | (character & 0x3F));
-    character >>= 6;
-  }
-  bytes[0] = static_cast<uint8_t>(kLeads[num_bytes] | character);
-  return bytes;
-}
-
-// Cuts a range of characters of one length until each piece is all sequences of one byte range
-// after the other. The cuts are where a lower byte does not run through all of its values
-// (Thompson's UTF-8 automata; Cox, "Regular Expression Matching in the Wild", 2010).
-void SplitUtf8(CodePointRange range, int num_bytes,
-               std::vector<std::vector<ByteRange>>& sequences) {
-  for (int i = 1; i < num_bytes; ++i) {
-    const char32_t low_bits = (char32_t{1} << (6 * i)) - 1;
-    if ((range.first & ~low_bits) == (range.last & ~low_bits)) continue;
-    if ((range.first & low_bits) != 0) {
-      SplitUtf8({range.first, range.first | low_bits}, num_bytes, sequences);
-      SplitUtf8({(range.first | low_bits) + 1, range.last}, num_bytes, sequences);
-      return;
-    }
-    if ((range.last & low_bits) != low_bits) {
-      SplitUtf8({range.first, (range.last & ~low_bits) - 1}, num_bytes, sequences);
-      SplitUtf8({range.last & ~low_bits, range.last}, num_bytes, sequences);
-      return;
-    }
-  }
-  const auto first = EncodeUtf8(range.first, num_bytes);
-  const auto last = EncodeUtf8(range.last, num_bytes);
-  std::vector<ByteRange>& sequence = sequences.emplace_back();
-  for (size_t i = 0; i < static_cast<size_t>(num_bytes); ++i) {
-    sequence.push_back({first[i], last[i]});
-  }
-}
 
 }  // namespace
 
@@ -81,17 +33,9 @@ GrammarBuilder::Part GrammarBuilder::Byte(std::span<const ByteRange> ranges) {
 }
 
 GrammarBuilder::Part GrammarBuilder::Character(std::span<const CodePointRange> ranges) {
-  std::vector<std::vector<ByteRange>> sequences;
-  for (const CodePointRange& range : ranges) {
-    for (const auto& [length, num_bytes] : kUtf8Lengths) {
-      const char32_t first = std::max(range.first, length.first);
-      const char32_t last = std::min(range.last, length.last);
-      if (first <= last) SplitUtf8({first, last}, num_bytes, sequences);
-    }
-  }
   std::vector<ByteRange> single;
   std::vector<Part> choices;
-  for (const std::vector<ByteRange>& sequence : sequences) {
+  for (const std::vector<ByteRange>& sequence : Utf8Sequences(ranges)) {
     if (sequence.size() == 1) {
       single.push_back(sequence[0]);
       continue;

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kMaxIndentation = 64;
+constexpr int kMaxIndentation = 32;
 constexpr char32_t kFirstPlain = 0x20;  // those before it are control characters
 constexpr char32_t kLastCodePoint = 0x10FFFF;
 constexpr CodePointRange kAllCharacters[] = {{0, 0xD7FF}, {0xE000, kLastCodePoint}};

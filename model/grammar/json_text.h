@@ -1,7 +1,7 @@
 // The texts of JSON: what is alike in all of them, as parts of one grammar.
 //
 // White space is where writers of JSON put it: behind commas and within brackets nothing, one
-// space, or a new line and up to 64 spaces or tabs; behind colons nothing or one space. Elsewhere,
+// space, or a new line and up to 32 spaces or tabs; behind colons nothing or one space. Elsewhere,
 // or without end, weak models would write it for lack of better. Strings may have any escape, but
 // no half of a surrogate pair.
 // Used by one thread.

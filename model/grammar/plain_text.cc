@@ -1,42 +1,29 @@
 #include "model/grammar/plain_text.h"
 
 #include <algorithm>
-#include <array>
+#include <iterator>
 #include <span>
 
+#include "model/grammar/utf8_ranges.h"
 #include "model/tokenizer/utf8.h"
 
 namespace lockstep::grammar {
 namespace {
 
-bool IsPlain(uint32_t character) {
-  return character >= 0x20 && character != '"' && character != '\\' && character != 0x7F;
+constexpr CodePointRange kPlainRanges[] = {
+    {0x20, 0x21}, {0x23, 0x5B}, {0x5D, 0x7E}, {0x80, 0x10FFFF}};
+
+bool IsPlain(char32_t character) {
+  return std::any_of(std::begin(kPlainRanges), std::end(kPlainRanges),
+                     [&](const CodePointRange& range) {
+                       return range.first <= character && character <= range.last;
+                     });
 }
 
 // Of more, nobody looks whether all characters lead to some of them: few grammars have such states.
 constexpr size_t kMostMet = 64;
 // That it may take to find them, as the automaton's steps say.
 constexpr int64_t kMostWork = 1 << 18;
-
-// All plain characters, as sequences of bytes (the Unicode Standard, table 3-7).
-struct PlainBytes {
-  int num_bytes;
-  std::array<ByteRange, 4> bytes;
-};
-constexpr ByteRange kTail = {0x80, 0xBF};
-constexpr PlainBytes kPlainBytes[] = {
-    {1, {{{0x20, 0x21}}}},
-    {1, {{{0x23, 0x5B}}}},
-    {1, {{{0x5D, 0x7E}}}},
-    {2, {{{0xC2, 0xDF}, kTail}}},
-    {3, {{{0xE0, 0xE0}, {0xA0, 0xBF}, kTail}}},
-    {3, {{{0xE1, 0xEC}, kTail, kTail}}},
-    {3, {{{0xED, 0xED}, {0x80, 0x9F}, kTail}}},
-    {3, {{{0xEE, 0xEF}, kTail, kTail}}},
-    {4, {{{0xF0, 0xF0}, {0x90, 0xBF}, kTail, kTail}}},
-    {4, {{{0xF1, 0xF3}, kTail, kTail, kTail}}},
-    {4, {{{0xF4, 0xF4}, {0x80, 0x8F}, kTail, kTail}}},
-};
 
 void AddNew(std::vector<int32_t>& states, int32_t state) {
   if (std::find(states.begin(), states.end(), state) == states.end()) states.push_back(state);
@@ -77,6 +64,8 @@ std::optional<int32_t> CountPlainCharacters(std::string_view text) {
   return count;
 }
 
+PlainReach::PlainReach() : sequences_(Utf8Sequences(kPlainRanges)) {}
+
 const PlainReach::Successors& PlainReach::Find(TextAutomaton& automaton, int32_t state) {
   const auto index = static_cast<size_t>(state);
   if (index >= successors_.size()) successors_.resize(index + 1);
@@ -85,12 +74,11 @@ const PlainReach::Successors& PlainReach::Find(TextAutomaton& automaton, int32_t
   found.is_known = found.is_complete = true;
   std::vector<int32_t> from;
   std::vector<int32_t> to;
-  for (const PlainBytes& sequence : kPlainBytes) {
+  for (const std::vector<ByteRange>& sequence : sequences_) {
     to.assign(1, state);
-    for (int i = 0; i < sequence.num_bytes && found.is_complete; ++i) {
+    for (size_t i = 0; i < sequence.size() && found.is_complete; ++i) {
       from.swap(to);
-      found.is_complete =
-          Read(automaton, from, sequence.bytes[static_cast<size_t>(i)], to, found.work);
+      found.is_complete = Read(automaton, from, sequence[i], to, found.work);
     }
     if (!found.is_complete) break;
     for (const int32_t next : to) AddNew(found.states, next);

@@ -24,6 +24,8 @@ class PlainReach {
  public:
   static constexpr int32_t kAnyNumber = INT32_MAX;
 
+  PlainReach();
+
   // Not counted beyond `most`: what is not kAnyNumber is at most that.
   int32_t Of(TextAutomaton& automaton, int32_t state, int32_t most);
   void Forget() { successors_.clear(); }
@@ -37,7 +39,8 @@ class PlainReach {
   };
   const Successors& Find(TextAutomaton& automaton, int32_t state);
 
-  std::vector<Successors> successors_;  // by state
+  const std::vector<std::vector<ByteRange>> sequences_;  // all plain characters
+  std::vector<Successors> successors_;                   // by state
 };
 
 }  // namespace lockstep::grammar

@@ -23,12 +23,6 @@ std::optional<int64_t> AtMost(std::optional<int64_t> max, int64_t most, int64_t 
   return max.has_value() ? std::optional(std::min(*max, std::max(min, most))) : std::nullopt;
 }
 
-int64_t NumCharacters(std::string_view text) {
-  int64_t num_characters = 0;
-  for (; !text.empty(); ++num_characters) text.remove_prefix(NextUtf8Unit(text).num_bytes);
-  return num_characters;
-}
-
 // Whether values of enum and const are valid against what else is asked for. format is not: it is
 // an annotation of what is written out already.
 class ValueFilter {

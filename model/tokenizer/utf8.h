@@ -29,6 +29,9 @@ size_t AppendUtf8Lossy(std::string_view bytes, std::string& out);
 
 void AppendCodePoint(uint32_t code_point, std::string& out);
 
+// Of text that need not be whole: continuation bytes belong to what came before.
+int64_t NumCharacters(std::string_view text);
+
 // Unicode's White_Space property (PropList.txt), which regex dialects approximate differently.
 bool IsWhiteSpace(uint32_t code_point);
 

@@ -84,7 +84,6 @@ absl::Status SlotTable::Open(const engine::SlotOpen& open) {
 
 absl::Status SlotTable::OpenOutput(const engine::SlotOpen& open, Slot& slot) {
   slot.history.Reset(slot.sampling, options_.vocab);
-  slot.matcher.reset();
   if (slot.sampling.constraint.kind != OutputConstraint::Kind::kNone) {
     if (options_.constraints == nullptr) return Invalid(open.slot, "constrained: no vocabulary");
     auto masks = options_.constraints->Get(slot.sampling.constraint);

@@ -67,7 +67,7 @@ def valid_texts(draft, schema, maker, rng_count):
         validator.validate(value)
         escapes = may_escape and i % 2 == 0 and not has_odd_names(value)
         text = json.dumps(value, ensure_ascii=escapes, **STYLES[i % len(STYLES)])
-        if "\n" + 65 * " " not in text:  # grammars have no deeper indentation
+        if "\n" + 33 * " " not in text:  # grammars have no deeper indentation
             texts.append(text)
     return texts
 

@@ -234,7 +234,7 @@ TEST(TokenMasks, PartsTogetherAreTheWhole) {
   }
 }
 
-// Outputs side by side whose states are forgotten again and again, in the middle of walks too.
+// Outputs side by side whose states are forgotten again and again.
 TEST(TokenMasks, AreTheSameHoweverFewStatesAreKept) {
   const std::vector<std::string> tokens = SomeTokens(4, 60);
   const auto vocabulary = VocabularyOf(tokens);
