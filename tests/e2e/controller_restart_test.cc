@@ -109,7 +109,7 @@ TEST_F(ControllerRestartTest, RanksComeBackWithTheirWeights) {
 
   for (int restart = 0; restart < 3; ++restart) {
     auto client = StartClient(*controller, {"generate", "Once upon a time", "--ignore-eos",
-                                            "--max-tokens", "400", "--n", "12"});
+                                            "--max-tokens", "400", "--n", "64"});
     ASSERT_TRUE(
         client->WaitForOutput([](const std::string& out) { return out.size() > 100; }, kPatience));
     controller->process().Signal(SIGKILL);

@@ -215,11 +215,11 @@ TEST_F(RecoveryTest, RequestsOfALostReplicaMoveToTheOther) {
 
 TEST_F(RecoveryTest, ACrashLoopIsGivenUp) {
   auto server = Serve({"--max-restarts", "1"});
-  const pid_t first = PidOf(*server, 1);
-  auto client = StartGeneration(*server, "64");  // is not over when the second one is lost
-  ::kill(first, SIGKILL);
+  ::kill(PidOf(*server, 1), SIGKILL);
   ASSERT_FALSE(server->WaitEvent("ready_again").is_null());
-  ::kill(PidOf(*server, 2), SIGKILL);
+  const pid_t second = PidOf(*server, 2);
+  auto client = StartGeneration(*server, "64");
+  ::kill(second, SIGKILL);
   EXPECT_EQ(server->process().Wait(kPatience), 1);
   EXPECT_THAT(server->process().err(), HasSubstr("rank 2"));
   EXPECT_THAT(server->process().err(), HasSubstr("1 restarts within 5m"));
