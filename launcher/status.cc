@@ -91,6 +91,12 @@ void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusRespon
                         FormatCount(static_cast<int64_t>(status.prompt_tokens_computed())),
                         FormatCount(static_cast<int64_t>(status.prompt_tokens_cached())),
                         FormatCount(static_cast<int64_t>(status.num_steps())));
+  if (status.draft_tokens() == 0) return;
+  absl::StrAppendFormat(&out, "guesses   %s tokens, %s of them right (%.0f %%)\n",
+                        FormatCount(static_cast<int64_t>(status.draft_tokens())),
+                        FormatCount(static_cast<int64_t>(status.draft_tokens_accepted())),
+                        Percent(static_cast<int64_t>(status.draft_tokens_accepted()),
+                                static_cast<int64_t>(status.draft_tokens())));
 }
 
 std::string Percentiles(const char* what, const v1::Histogram& histogram) {

@@ -192,6 +192,14 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->check(Between(1, 1 << 24))
       ->capture_default_str()
       ->group("Limits");
+  command
+      .add_option("--speculative-tokens", flags.speculative_tokens,
+                  "guess so many next tokens of an output from what was written before, and check "
+                  "them in one step: the same answers, sooner where they quote; 0 = none")
+      ->type_name("K")
+      ->check(Between(0, 32))
+      ->capture_default_str()
+      ->group("Computation");
   command.add_flag("--no-prefix-cache", flags.no_prefix_cache, "compute every prompt in full")
       ->group("Limits");
   command

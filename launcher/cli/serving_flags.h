@@ -51,6 +51,7 @@ struct ControllerFlags {
   std::string http_listen;     // empty: nowhere
   std::string metrics_listen;  // likewise
   int max_queue = 1024;
+  int speculative_tokens = 0;
   bool no_prefix_cache = false;
   double drain_seconds = 30.0;
   int replicas = 1;

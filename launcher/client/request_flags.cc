@@ -15,6 +15,8 @@
 namespace lockstep {
 namespace {
 
+constexpr int64_t kMaxPredictionBytes = 4 << 20;
+
 // What the protocol holds; the server knows the limits.
 CLI::Validator Int32() {
   return Between(std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max());
@@ -121,6 +123,12 @@ void AddOutputFlags(CLI::App& command, RequestFlags& flags) {
                   "share cached prefixes only with requests of this salt")
       ->type_name("TEXT")
       ->group("Prompt");
+  command
+      .add_option("--prediction", flags.prediction,
+                  "a text that outputs will resemble, such as the one to be changed: the same "
+                  "outputs, sooner (of servers with --speculative-tokens)")
+      ->type_name("FILE")
+      ->group("Prompt");
   command.add_option("--priority", flags.priority, "lower runs first, -1000 to 1000 (default: 0)")
       ->type_name("N")
       ->check(Int32())
@@ -159,14 +167,18 @@ absl::Status SetStop(const RequestFlags& flags, v1::StopOptions& stop) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ReadSchema(const std::string& argument) {
-  if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(argument), "{")) return argument;
-  ASSIGN_OR_RETURN(std::string text, ReadWhole(argument, OutputConstraint::kMaxTextBytes));
+absl::StatusOr<std::string> ReadUtf8(const std::string& path, int64_t max_bytes) {
+  ASSIGN_OR_RETURN(std::string text, ReadWhole(path, max_bytes));
   if (const auto offset = FirstInvalidUtf8(text)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(argument, " is not UTF-8 text: invalid byte at offset ", *offset));
+        absl::StrCat(path, " is not UTF-8 text: invalid byte at offset ", *offset));
   }
   return text;
+}
+
+absl::StatusOr<std::string> ReadSchema(const std::string& argument) {
+  if (absl::StartsWith(absl::StripLeadingAsciiWhitespace(argument), "{")) return argument;
+  return ReadUtf8(argument, OutputConstraint::kMaxTextBytes);
 }
 
 absl::Status SetConstraint(const RequestFlags& flags, v1::GenerateRequest& request) {
@@ -189,6 +201,10 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const RequestFlags& flags) {
   RETURN_IF_ERROR(UsageError(SetSampling(flags, *request.mutable_sampling())));
   RETURN_IF_ERROR(UsageError(SetStop(flags, *request.mutable_stop())));
   RETURN_IF_ERROR(SetConstraint(flags, request));
+  if (!flags.prediction.empty()) {
+    ASSIGN_OR_RETURN(*request.mutable_prediction(),
+                     ReadUtf8(flags.prediction, kMaxPredictionBytes));
+  }
   v1::OutputOptions& output = *request.mutable_output();
   if (flags.logprobs) output.set_logprobs(*flags.logprobs);
   if (flags.prompt_logprobs) output.set_prompt_logprobs(*flags.prompt_logprobs);

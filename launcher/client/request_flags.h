@@ -36,6 +36,7 @@ struct RequestFlags {
   std::string json_schema;  // a file, or the schema itself
   std::string regex;
   std::vector<std::string> choices;
+  std::string prediction;  // a file
 
   std::optional<int> logprobs;
   std::optional<int> prompt_logprobs;

@@ -145,6 +145,19 @@ absl::Status ReadMessages(RequestFields& fields, OpenAiRequest& request) {
   return absl::OkStatus();
 }
 
+// {"type": "content", "content": TEXT or parts}
+absl::Status ReadPrediction(RequestFields& fields, v1::GenerateRequest& options) {
+  const json* prediction = fields.Value("prediction");
+  if (prediction == nullptr) return absl::OkStatus();
+  RequestFields inner(*prediction, "prediction.");
+  if (inner.Text("type") != "content") inner.Fail("type", "must be \"content\"");
+  const json* content = inner.Value("content");
+  if (content == nullptr) inner.Fail("content", "is missing");
+  RETURN_IF_ERROR(inner.Finish());
+  ASSIGN_OR_RETURN(*options.mutable_prediction(), ContentOf(*content, "prediction."));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& where) {
   RequestFields fields(tool, where);
   if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
@@ -259,6 +272,7 @@ absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
   request.chat["add_generation_prompt"] = fields.Bool("add_generation_prompt").value_or(true);
   fields.Refuse("continue_final_message", false, "must be false: the assistant begins a message");
   RETURN_IF_ERROR(ReadMessages(fields, request));
+  RETURN_IF_ERROR(ReadPrediction(fields, request.options));
   fields.Ignore("parallel_tool_calls");  // a call that must be made is one
   ASSIGN_OR_RETURN(const ToolChoice choice, ReadToolChoice(fields));
   RETURN_IF_ERROR(ReadTools(body, choice.offers_tools, fields, request));

@@ -77,6 +77,11 @@ void AddCounters(const Status& status, MetricFamilies& families) {
                    {{"source", "cached"}});
   families.Counter("lockstep_output_tokens_total", "Tokens generated.",
                    AsDouble(status.tokens_generated()));
+  families.Counter("lockstep_draft_tokens_total", "Guessed tokens that steps computed.",
+                   AsDouble(status.draft_tokens()));
+  families.Counter("lockstep_draft_tokens_accepted_total",
+                   "Guessed tokens that were right, and so generated.",
+                   AsDouble(status.draft_tokens_accepted()));
   families.Counter("lockstep_steps_total", "Steps computed.", AsDouble(status.num_steps()));
   families.Counter("lockstep_preemptions_total",
                    "Sequences that gave up their KV blocks for others, and were computed again.",

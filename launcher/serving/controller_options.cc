@@ -28,6 +28,7 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
   options.max_model_len = model.max_model_len;
   options.block_size = model.block_size;
   options.max_queued_requests = controller.max_queue;
+  options.speculative_tokens = controller.speculative_tokens;
   options.enable_prefix_cache = !controller.no_prefix_cache;
   options.chat_template = controller.chat_template;
   options.listen = controller.listen;

@@ -173,4 +173,14 @@ std::span<const uint32_t> OutputMatcher::Allowed() {
   return *allowed_;
 }
 
+std::shared_ptr<const TokenMask> OutputMatcher::AllowedAfter(std::span<const int32_t> tokens) {
+  if (tokens.empty()) {
+    Allowed();
+    return allowed_;
+  }
+  OutputMatcher later = *this;
+  for (const int32_t token : tokens) later.Add(token);
+  return later.AllowedAfter({});
+}
+
 }  // namespace lockstep::grammar

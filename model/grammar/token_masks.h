@@ -127,6 +127,8 @@ class OutputMatcher {
   void Add(int32_t token);
   // Valid until the next Add.
   std::span<const uint32_t> Allowed();
+  // What would be after these tokens, too.
+  std::shared_ptr<const TokenMask> AllowedAfter(std::span<const int32_t> tokens);
 
  private:
   std::shared_ptr<TokenMasks> masks_;  // of all outputs with the same constraint

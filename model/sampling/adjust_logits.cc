@@ -19,11 +19,6 @@ float Bounded(float value) {
   return value > kMax ? kMax : value;
 }
 
-bool HasPenalties(const SamplingParams& params) {
-  return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
-         params.frequency_penalty != 0.0f;
-}
-
 // allowed: a bit of each.
 void MaskOthers(std::span<float> row, std::span<const uint32_t> allowed) {
   LS_CHECK_EQ(allowed.size(), (row.size() + 31) / 32);
@@ -46,6 +41,22 @@ void AppendAllowed(std::span<const uint32_t> allowed, std::vector<LogitAdjustmen
     adjustments.push_back(std::bit_cast<LogitAdjustment>(words));
   }
 }
+
+// What has been seen once the drafts have, too.
+class Seen {
+ public:
+  explicit Seen(const OutputSoFar& output) : entries_(output.history.entries()) {
+    if (output.drafts.empty() || !HasPenalties(output.params)) return;
+    with_drafts_ = output.history.EntriesAfter(output.drafts);
+    entries_ = with_drafts_;
+  }
+  Seen(const Seen&) = delete;
+  std::span<const TokenHistory::Entry> entries() const { return entries_; }
+
+ private:
+  std::vector<TokenHistory::Entry> with_drafts_;
+  std::span<const TokenHistory::Entry> entries_;
+};
 
 }  // namespace
 
@@ -77,6 +88,26 @@ void TokenHistory::AddOutput(int32_t token) {
   if (Entry* entry = Find(token); entry != nullptr) ++entry->num_outputs;
 }
 
+std::vector<TokenHistory::Entry> TokenHistory::EntriesAfter(
+    std::span<const int32_t> outputs) const {
+  std::vector<Entry> entries = entries_;
+  if (!tracks_output_) return entries;
+  for (const int32_t token : outputs) {
+    if (token < vocab_.begin || token >= vocab_.end) continue;
+    const auto known = index_.find(token);
+    const auto from =
+        entries.begin() + (known == index_.end() ? std::ssize(entries_) : known->second);
+    const auto place = std::find_if(from, entries.end(),
+                                    [token](const Entry& entry) { return entry.token == token; });
+    if (place == entries.end()) {
+      entries.push_back({.token = token, .num_outputs = 1});
+    } else {
+      ++place->num_outputs;
+    }
+  }
+  return entries;
+}
+
 bool NeedsAdjusting(const SamplingParams& params, int32_t num_output_tokens,
                     std::span<const int32_t> eos_token_ids) {
   const bool masks_eos = !params.ignore_eos && !eos_token_ids.empty();
@@ -94,7 +125,8 @@ void AdjustLogits(std::span<float> row, Range vocab, const OutputSoFar& output) 
   for (const auto& [token, bias] : params.logit_bias) {
     if (float* logit = at(token)) *logit = Bounded(Bounded(*logit) + bias);
   }
-  for (const TokenHistory::Entry& entry : output.history.entries()) {
+  const Seen seen(output);
+  for (const TokenHistory::Entry& entry : seen.entries()) {
     float* logit = at(entry.token);
     float value = Bounded(*logit);
     value = Bounded(value > 0.0f ? value / params.repetition_penalty
@@ -105,7 +137,7 @@ void AdjustLogits(std::span<float> row, Range vocab, const OutputSoFar& output) 
     }
     *logit = Bounded(value);
   }
-  if (output.matcher != nullptr) MaskOthers(row, output.matcher->Allowed());
+  if (output.matcher != nullptr) MaskOthers(row, *output.matcher->AllowedAfter(output.drafts));
   if (output.num_output_tokens >= params.min_tokens) return;
   const auto mask = [&](std::span<const int32_t> tokens) {
     for (const int32_t token : tokens) {
@@ -126,7 +158,8 @@ void ListAdjustments(Range vocab, const OutputSoFar& output,
   };
   job.first_adjustment = static_cast<int32_t>(adjustments.size());
   for (const auto& [token, bias] : params.logit_bias) job.num_biases += add(token, bias);
-  for (const TokenHistory::Entry& entry : output.history.entries()) {
+  const Seen seen(output);
+  for (const TokenHistory::Entry& entry : seen.entries()) {
     job.num_penalties += add(entry.token, static_cast<float>(entry.num_outputs));
   }
   job.repetition_penalty = params.repetition_penalty;
@@ -140,7 +173,7 @@ void ListAdjustments(Range vocab, const OutputSoFar& output,
   }
   if (output.matcher == nullptr) return;
   job.first_allowed = static_cast<int32_t>(adjustments.size());
-  AppendAllowed(output.matcher->Allowed(), adjustments);
+  AppendAllowed(*output.matcher->AllowedAfter(output.drafts), adjustments);
 }
 
 int64_t MostAdjustments(const OutputSoFar& output, int64_t part_width) {

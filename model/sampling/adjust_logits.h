@@ -36,6 +36,8 @@ class TokenHistory {
   void AddPrompt(std::span<const int32_t> tokens);
   void AddOutput(int32_t token);
   std::span<const Entry> entries() const { return entries_; }
+  // As it would be after these outputs, too.
+  std::vector<Entry> EntriesAfter(std::span<const int32_t> outputs) const;
   // Different ones in the prompt, of the whole vocabulary, as far as the parameters ask for them.
   // The same on every rank.
   int64_t num_prompt_tokens() const { return num_prompt_tokens_; }
@@ -58,7 +60,9 @@ struct OutputSoFar {
   // Of an output that is constrained, over the same range; else null. Asked for what it allows when
   // logits are adjusted.
   grammar::OutputMatcher* matcher = nullptr;
-  int32_t num_output_tokens = 0;
+  // Tokens after those that both have read, which may yet turn out not to be the output's.
+  std::span<const int32_t> drafts = {};
+  int32_t num_output_tokens = 0;  // with drafts
   std::span<const int32_t> eos_token_ids;
 };
 

@@ -107,6 +107,11 @@ absl::Status CheckConstraint(const SamplingParams& params) {
 
 }  // namespace
 
+bool HasPenalties(const SamplingParams& params) {
+  return params.repetition_penalty != 1.0f || params.presence_penalty != 0.0f ||
+         params.frequency_penalty != 0.0f;
+}
+
 absl::Status ValidateSamplingParams(const SamplingParams& params, int64_t vocab_size) {
   RETURN_IF_ERROR(CheckDistribution(params));
   RETURN_IF_ERROR(CheckPenalties(params));

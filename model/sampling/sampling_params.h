@@ -44,6 +44,8 @@ inline constexpr int32_t kNoToken = -1;
 // INVALID_ARGUMENT naming the field, its value and the limits; NaN is never inside a limit.
 absl::Status ValidateSamplingParams(const SamplingParams& params, int64_t vocab_size);
 
+bool HasPenalties(const SamplingParams& params);
+
 // A token with the natural logarithm of its probability under the model (before temperature and
 // penalties).
 struct TokenLogprob {

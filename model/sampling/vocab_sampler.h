@@ -40,6 +40,9 @@ struct LogitsRow {
   // >= 0: the history lacks the sequence's last token, which is at this place among those that the
   // device chose last.
   int32_t uncounted = -1;
+  // Guesses after what history and matcher have read, and before the position: another row chooses
+  // at each of their places, and this one's choice is of use where those are the same.
+  std::span<const int32_t> drafts = {};
   uint32_t sequence_index = 0;
   uint64_t position = 0;  // of the token to be chosen, in its sequence
   int32_t num_output_tokens = 0;
@@ -50,6 +53,7 @@ inline OutputSoFar OutputOf(const LogitsRow& row, std::span<const int32_t> eos_t
   return {.params = *row.params,
           .history = *row.history,
           .matcher = row.matcher,
+          .drafts = row.drafts,
           .num_output_tokens = row.num_output_tokens,
           .eos_token_ids = eos_token_ids};
 }

@@ -46,6 +46,10 @@ int64_t LongestSequence(const ModelConfig& model) {
 absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& model) {
   RETURN_IF_ERROR(CheckOption("max_num_seqs", options.max_num_seqs, 1, 65536));
   RETURN_IF_ERROR(CheckOption("max_batched_tokens", options.max_batched_tokens, 1, 1 << 20));
+  constexpr int kMostSpeculativeTokens = 32;
+  const int most_drafts = std::min(options.max_num_seqs, options.max_batched_tokens) - 1;
+  RETURN_IF_ERROR(CheckOption("speculative_tokens", options.speculative_tokens, 0,
+                              std::min(most_drafts, kMostSpeculativeTokens)));
   RETURN_IF_ERROR(CheckOption("block_size", options.block_size, 1, 1024));
   RETURN_IF_ERROR(CheckOption("max_queued_requests", options.max_queued_requests, 1, 1 << 20));
   RETURN_IF_ERROR(CheckOption("num_replicas", options.num_replicas, 1, 256));
@@ -87,34 +91,36 @@ struct Fingerprints {
 
 CoreConfig MakeCoreConfig(const ControllerOptions& options, const ModelConfig& model,
                           const Fingerprints& fingerprints, const ProcessGrid& grid) {
-  return CoreConfig{
-      .num_replicas = options.num_replicas,
-      .grid = grid,
-      .version = options.version,
-      .model_fingerprint = fingerprints.model,
-      .tokenizer_fingerprint = fingerprints.tokenizer,
-      .first_epoch = options.epoch,
-      .adopt_epochs = options.adopt_epochs,
-      .engine = {.block_size = options.block_size,
-                 .max_num_seqs = options.max_num_seqs,
-                 .max_batched_tokens = options.max_batched_tokens,
-                 .max_queued_requests = options.max_queued_requests,
-                 .pipeline_depth = options.pipeline_parallel,
-                 .max_steps_in_flight = options.pipeline_parallel + 1,
-                 .enable_prefix_cache = options.enable_prefix_cache,
-                 .eos_token_ids = model.eos_token_ids,
-                 .vocab_size = model.vocab_size},
-      .max_model_len = options.max_model_len,
-      .max_position_embeddings = LongestSequence(model),
-      .limits = {.vocab_size = model.vocab_size, .max_num_outputs = options.max_num_outputs},
-      .heartbeat_interval = options.heartbeat_interval,
-      .lease = options.lease,
-      .join_timeout = options.join_timeout,
-      .load_timeout = options.load_timeout,
-      .recovery_window = options.recovery_window,
-      .keeps_ranks = options.keep_ranks,
-      .step_deadline = options.step_deadline,
-      .predict_speed = options.predict_speed};
+  return CoreConfig{.num_replicas = options.num_replicas,
+                    .grid = grid,
+                    .version = options.version,
+                    .model_fingerprint = fingerprints.model,
+                    .tokenizer_fingerprint = fingerprints.tokenizer,
+                    .first_epoch = options.epoch,
+                    .adopt_epochs = options.adopt_epochs,
+                    .engine = {.block_size = options.block_size,
+                               .max_num_seqs = options.max_num_seqs,
+                               .max_batched_tokens = options.max_batched_tokens,
+                               .max_queued_requests = options.max_queued_requests,
+                               .pipeline_depth = options.pipeline_parallel,
+                               .max_steps_in_flight = options.pipeline_parallel + 1,
+                               .enable_prefix_cache = options.enable_prefix_cache,
+                               .eos_token_ids = model.eos_token_ids,
+                               .vocab_size = model.vocab_size,
+                               .max_draft_tokens = options.speculative_tokens},
+                    .max_model_len = options.max_model_len,
+                    .max_position_embeddings = LongestSequence(model),
+                    .limits = {.vocab_size = model.vocab_size,
+                               .max_num_outputs = options.max_num_outputs,
+                               .reads_predictions = options.speculative_tokens > 0},
+                    .heartbeat_interval = options.heartbeat_interval,
+                    .lease = options.lease,
+                    .join_timeout = options.join_timeout,
+                    .load_timeout = options.load_timeout,
+                    .recovery_window = options.recovery_window,
+                    .keeps_ranks = options.keep_ranks,
+                    .step_deadline = options.step_deadline,
+                    .predict_speed = options.predict_speed};
 }
 
 v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const ModelConfig& model,
@@ -136,6 +142,7 @@ v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const Mod
   info.set_max_num_seqs(options.max_num_seqs);
   info.set_max_batched_tokens(options.max_batched_tokens);
   info.set_kv_block_size(options.block_size);
+  info.set_speculative_tokens(options.speculative_tokens);
   info.mutable_eos_token_ids()->Add(model.eos_token_ids.begin(), model.eos_token_ids.end());
   if (model.bos_token_id) info.set_bos_token_id(*model.bos_token_id);
   return info;

@@ -45,6 +45,9 @@ struct ControllerOptions {
   int max_queued_requests = 1024;
   int max_num_outputs = 64;  // n of one request
   bool enable_prefix_cache = true;
+  // That an output may guess in a step, computed where no sequence runs: [0, 32], fewer than
+  // max_num_seqs and max_batched_tokens; 0 = none.
+  int speculative_tokens = 0;
 
   std::string listen = "127.0.0.1:0";  // clients: HOST:PORT, port 0 = any
   // TLS for clients; with an authority they must show a certificate too.

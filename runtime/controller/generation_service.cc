@@ -126,7 +126,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context*
     return reactor;
   }
   const size_t constraint_bytes = call->checked.engine.sampling.constraint.text.size();
-  RunText(call->request.text().size() + kConstraintWork * constraint_bytes, [this, call] {
+  const size_t num_text_bytes = call->request.text().size() + call->request.prediction().size();
+  RunText(num_text_bytes + kConstraintWork * constraint_bytes, [this, call] {
     const absl::Status prepared =
         call->writer->cancelled() ? absl::CancelledError("the client cancelled") : Prepare(*call);
     if (!prepared.ok()) Refuse(*call, prepared);
@@ -179,19 +180,35 @@ absl::Status GenerationService::Begin(Call& call) {
     return absl::InvalidArgumentError(
         "stop.stop_strings: this model has no tokenizer.json, so no text to find them in");
   }
-  if (!call.request.has_text()) return absl::OkStatus();
-  RETURN_IF_ERROR(RequireTokenizer().status());
-  const int64_t num_bytes = static_cast<int64_t>(call.request.text().size());
-  if (num_bytes / longest_token_bytes_ >= call.limits.max_model_len) {
-    return absl::InvalidArgumentError(absl::StrCat("text has ", num_bytes,
-                                                   " bytes: more than max_model_len ",
-                                                   call.limits.max_model_len, " tokens can hold"));
+  if (!call.limits.reads_predictions) call.request.clear_prediction();
+  if (!call.request.prediction().empty()) {
+    RETURN_IF_ERROR(CheckLength("prediction", call.request.prediction(), call.limits));
   }
+  return call.request.has_text() ? CheckLength("text", call.request.text(), call.limits)
+                                 : absl::OkStatus();
+}
+
+absl::Status GenerationService::CheckLength(absl::string_view field, const std::string& text,
+                                            const RequestLimits& limits) const {
+  RETURN_IF_ERROR(RequireTokenizer().status());
+  const auto num_bytes = static_cast<int64_t>(text.size());
+  if (num_bytes / longest_token_bytes_ < limits.max_model_len) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " has ", num_bytes,
+                                                 " bytes: more than max_model_len ",
+                                                 limits.max_model_len, " tokens can hold"));
+}
+
+// Text that goes on: no special tokens.
+absl::Status GenerationService::SetPrediction(Call& call) {
+  if (call.request.prediction().empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(call.checked.engine.prediction,
+                   tokenizer_->Encode(call.request.prediction(), {.add_special_tokens = false}));
   return absl::OkStatus();
 }
 
 absl::Status GenerationService::Prepare(Call& call) {
   RETURN_IF_ERROR(constraint_check_.Check(call.checked.engine.sampling.constraint));
+  RETURN_IF_ERROR(SetPrediction(call));
   const v1::GenerateRequest& request = call.request;
   if (!request.has_text()) {
     const auto& ids = request.token_ids().ids();

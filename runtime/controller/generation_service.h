@@ -82,6 +82,9 @@ class GenerationService final
   absl::Status Continue(Call& call, const v1::AttachRequest& attach);
   // All that takes time, and grows with texts.
   absl::Status Prepare(Call& call);
+  absl::Status CheckLength(absl::string_view field, const std::string& text,
+                           const RequestLimits& limits) const;
+  absl::Status SetPrediction(Call& call);
   absl::Status Post(Call& call, std::vector<int32_t> prompt);
   std::shared_ptr<JournalEntry> Record(Call& call, uint64_t number);
   void Refuse(Call& call, const absl::Status& status);

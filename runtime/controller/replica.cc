@@ -77,7 +77,7 @@ void Replica::Send(const engine::StepPlan& plan, absl::Time now) {
   EncodePlan(plan, message.mutable_plan());
   ranks_->SendAll(SerializeMessage(message));
   StepInFlight step{.step_id = plan.step_id, .sampling_slots = SamplingSlots(plan), .since = now};
-  for (const engine::SlotWork& work : plan.work) step.num_tokens += work.num_tokens;
+  for (const engine::SlotWork& work : plan.work) step.num_tokens += work.num_rows();
   in_flight_.push_back(std::move(step));
 }
 
@@ -171,6 +171,9 @@ void Replica::FillStatus(absl::Time now, v1::GetStatusResponse* response) const 
   response->set_prompt_tokens_computed(response->prompt_tokens_computed() +
                                        stats.prompt_tokens_computed);
   response->set_prompt_tokens_cached(response->prompt_tokens_cached() + stats.prompt_tokens_cached);
+  response->set_draft_tokens(response->draft_tokens() + stats.draft_tokens);
+  response->set_draft_tokens_accepted(response->draft_tokens_accepted() +
+                                      stats.draft_tokens_accepted);
   response->set_tokens_generated(response->tokens_generated() + stats.tokens_generated);
 }
 

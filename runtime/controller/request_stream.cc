@@ -158,7 +158,12 @@ std::string RequestStream::TextOf(Output& output, int32_t token, bool stops) con
 bool RequestStream::WriteFinish(uint32_t index, v1::FinishReason reason, int32_t stop_token_id) {
   Output& output = outputs_[index];
   std::string rest;
-  if (output.detokenizer && !output.matcher.matched()) {
+  const bool is_cut = reason == v1::FINISH_REASON_ABORTED || reason == v1::FINISH_REASON_DEADLINE;
+  if (output.detokenizer && !output.matcher.matched() && is_cut) {
+    // Half a character, which is shown as U+FFFD, is no stop string.
+    rest = output.matcher.Finish();
+    rest += output.detokenizer->Finish();
+  } else if (output.detokenizer && !output.matcher.matched()) {
     rest = output.matcher.Add(output.detokenizer->Finish());
     rest += output.matcher.Finish();
     if (output.matcher.matched()) reason = v1::FINISH_REASON_STOP;

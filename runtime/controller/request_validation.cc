@@ -278,6 +278,7 @@ v1::GenerateRequest ResolvedRequest(const v1::GenerateRequest& request,
                                     const CheckedRequest& checked) {
   v1::GenerateRequest resolved = request;
   resolved.set_request_id(checked.stream.request_id);
+  resolved.clear_prediction();
   const std::vector<int32_t>& prompt = checked.engine.prompt;
   resolved.mutable_token_ids()->mutable_ids()->Assign(prompt.begin(), prompt.end());
   const SamplingParams& params = checked.engine.sampling;

@@ -23,6 +23,7 @@ struct RequestLimits {
   int64_t vocab_size = 0;     // the model's
   int64_t max_model_len = 0;  // prompt + output tokens
   int max_num_outputs = 64;
+  bool reads_predictions = false;
 
   static constexpr int kMaxRequestIdBytes = 128;
   static constexpr int kMaxCacheSaltBytes = 128;
@@ -63,7 +64,8 @@ absl::Status SetReceived(const v1::AttachRequest& attach, CheckedRequest& reques
 absl::Status CheckReceived(const RequestLimits& limits, const CheckedRequest& request);
 
 // The same request with its prompt as tokens and every default and random choice made: checked
-// again, under whatever defaults, it means the same. Of a request that has its prompt.
+// again, under whatever defaults, it means the same; without a prediction. Of a request that has
+// its prompt.
 v1::GenerateRequest ResolvedRequest(const v1::GenerateRequest& request,
                                     const CheckedRequest& checked);
 

@@ -21,6 +21,8 @@ const EngineConfig& Checked(const EngineConfig& config) {
   LS_CHECK_GE(config.max_queued_requests, 1);
   LS_CHECK_GE(config.pipeline_depth, 1);
   LS_CHECK_GE(config.max_steps_in_flight, 1);
+  LS_CHECK_GE(config.max_draft_tokens, 0);
+  LS_CHECK_GE(config.max_step_drafts, 0);
   return config;
 }
 
@@ -67,6 +69,9 @@ std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {
   for (int i = 0; i < request->given.num_outputs; ++i) {
     request->sequences.push_back(std::make_unique<Sequence>(*request, i, scheduler_.pool()));
     request->sequences.back()->max_length = max_length;
+    if (config_.max_draft_tokens > 0) {
+      request->sequences.back()->drafter = std::make_unique<Drafter>(request->given.prompt.size());
+    }
   }
   if (request->num_losses > 0) {
     request->sequences.front()->computed_at_loss = request->given.prompt.size();
@@ -141,9 +146,9 @@ absl::Status Engine::Commit(const StepResult& result, absl::Time /*now*/) {
     NoteSurvived(sequence, entry.start + entry.num_tokens);
     if (entry.sample) {
       --sequence.samples_in_flight;
-      // What a finished sequence still sampled is dropped.
-      if (sequence.state != Sequence::State::kFinished) CommitToken(sequence, *sampled);
-      ++sampled;
+      const std::span<const SampledToken> chosen(sampled, 1 + entry.drafts.size());
+      sampled += std::ssize(chosen);
+      CommitChosen(sequence, chosen, entry.drafts);
     }
     if (--request.steps_in_flight == 0 && request.num_unfinished == 0) retired_.erase(&request);
   }
@@ -179,6 +184,28 @@ EngineEvent& Engine::AddEvent(const Sequence& sequence) {
   event.num_cached_prompt_tokens = sequence.num_cached_prompt_tokens.value_or(0);
   event.admitted_at = sequence.request.admitted_at.value_or(absl::InfiniteFuture());
   return event;
+}
+
+// After each draft that came true, the next token chosen is the sequence's, too. What a finished
+// sequence still sampled is dropped.
+void Engine::CommitChosen(Sequence& sequence, std::span<const SampledToken> chosen,
+                          const std::vector<int32_t>& drafts) {
+  sequence.has_drafts_in_flight = false;
+  int num_accepted = 0;
+  for (size_t i = 0; i < chosen.size() && sequence.state != Sequence::State::kFinished; ++i) {
+    const bool is_in_its_slot = sequence.state == Sequence::State::kRunning;
+    if (i > 0) {
+      ++num_accepted;
+      if (is_in_its_slot) ++sequence.computed;
+    }
+    if (!drafts.empty() && is_in_its_slot) ++sequence.num_unsettled;
+    CommitToken(sequence, chosen[i]);
+    if (i < drafts.size() && chosen[i].token != drafts[i]) break;
+  }
+  draft_tokens_accepted_ += num_accepted;
+  if (sequence.state == Sequence::State::kFinished || sequence.drafter == nullptr) return;
+  if (!drafts.empty()) sequence.drafter->Learn(static_cast<int>(drafts.size()), num_accepted);
+  if (scheduler_.MayGuess()) sequence.drafter->Follow(sequence.draft_sources());
 }
 
 void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {
@@ -247,6 +274,7 @@ std::optional<uint64_t> Engine::ResetReplica() {
     for (auto& sequence : request->sequences) {
       sequence->steps_in_flight = 0;
       sequence->samples_in_flight = 0;
+      sequence->has_drafts_in_flight = false;
     }
     scheduler_.Enqueue(*request);
   }
@@ -327,6 +355,7 @@ EngineStats Engine::Stats() const {
   stats.num_steps = num_steps_;
   stats.steps_in_flight = in_flight_.size();
   stats.tokens_generated = tokens_generated_;
+  stats.draft_tokens_accepted = draft_tokens_accepted_;
   return stats;
 }
 

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -97,6 +98,7 @@ class Engine {
   absl::Status CheckRequest(const EngineRequest& request) const;
   absl::Status CheckTokens(const std::vector<int32_t>& tokens, absl::string_view whose) const;
   absl::Status CheckResult(const StepResult& result) const;
+  absl::Status CheckSampled(const SampledToken& sampled, uint32_t slot) const;
   absl::Status CheckPromptLogprobs(const PromptLogprobs& given) const;
   const Scheduler::Entry* EntryOfSlot(uint32_t slot) const;
 
@@ -104,6 +106,8 @@ class Engine {
   EngineEvent& AddEvent(const Sequence& sequence);
   void Append(Sequence& sequence, int32_t token, EngineEvent& event);
   void CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens);
+  void CommitChosen(Sequence& sequence, std::span<const SampledToken> chosen,
+                    const std::vector<int32_t>& drafts);
   void CommitToken(Sequence& sequence, const SampledToken& sampled);
   void EndIfFinished(Sequence& sequence, const EngineEvent& event);
   std::unique_ptr<Request> MakeRequest(EngineRequest given);
@@ -131,6 +135,7 @@ class Engine {
   int64_t num_queued_requests_ = 0;  // never admitted yet
   uint64_t num_steps_ = 0;
   uint64_t tokens_generated_ = 0;
+  uint64_t draft_tokens_accepted_ = 0;
 };
 
 }  // namespace lockstep::engine

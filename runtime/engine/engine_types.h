@@ -28,7 +28,10 @@ struct EngineConfig {
   int max_steps_in_flight = 2;  // pp + 1
   bool enable_prefix_cache = true;
   std::vector<int32_t> eos_token_ids;
-  int64_t vocab_size = 0;  // sampled tokens must be below; 0 = unknown
+  int64_t vocab_size = 0;    // sampled tokens must be below; 0 = unknown
+  int max_draft_tokens = 0;  // that an output may guess in a step; 0: it does not
+  // All guesses of a step: beyond some rows, a step is no longer bound by reading the weights.
+  int max_step_drafts = 32;
 };
 
 // With so many losses in a row a request runs alone.
@@ -39,8 +42,9 @@ struct EngineRequest {
   std::string cache_salt;   // tenant; prefixes are shared only under equal salts
   std::vector<int32_t> prompt;
   SamplingParams sampling;
-  int num_outputs = 1;   // n
-  int32_t priority = 0;  // lower first; ties by arrival
+  int num_outputs = 1;              // n
+  int32_t priority = 0;             // lower first; ties by arrival
+  std::vector<int32_t> prediction;  // what the client believes outputs to be: for guesses
   // By output ([num_outputs], or empty): its tokens so far, of an earlier try, after which it goes
   // on. Those past its end are ignored.
   std::vector<std::vector<int32_t>> emitted;
@@ -94,6 +98,8 @@ struct EngineStats {
   uint64_t prompt_tokens_computed = 0;  // in chunks, recomputation included
   uint64_t prompt_tokens_cached = 0;    // found when a request was first admitted
   uint64_t tokens_generated = 0;
+  uint64_t draft_tokens = 0;           // that steps computed
+  uint64_t draft_tokens_accepted = 0;  // of those: generated
 };
 
 }  // namespace lockstep::engine

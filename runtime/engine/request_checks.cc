@@ -27,6 +27,7 @@ absl::Status Engine::CheckRequest(const EngineRequest& request) const {
                      "prompt and output together are limited to ", config_.max_model_len));
   }
   RETURN_IF_ERROR(CheckTokens(request.prompt, "prompt"));
+  RETURN_IF_ERROR(CheckTokens(request.prediction, "prediction"));
   if (request.num_outputs < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_outputs is ", request.num_outputs, ", at least 1 is needed"));

@@ -24,28 +24,31 @@ absl::Status Engine::CheckResult(const StepResult& result) const {
   if (result.step_id != step.step_id) {
     return DoesNotFit("step", result.step_id, "the oldest step in flight is", step.step_id);
   }
-  size_t num_sampled = 0;
+  int64_t wanted = 0;
   for (const Scheduler::Entry& entry : step.entries) {
     if (!entry.sample) continue;
-    if (num_sampled == result.sampled.size()) break;
-    const SampledToken& sampled = result.sampled[num_sampled++];
-    if (sampled.slot != entry.slot) {
-      return DoesNotFit("a token for slot", sampled.slot, "expected slot", entry.slot);
+    const int64_t end = wanted + 1 + std::ssize(entry.drafts);
+    for (; wanted < end && wanted < std::ssize(result.sampled); ++wanted) {
+      RETURN_IF_ERROR(CheckSampled(result.sampled[wanted], entry.slot));
     }
-    if (sampled.token == kNoToken) continue;
-    if (sampled.token < 0 || (config_.vocab_size > 0 && sampled.token >= config_.vocab_size)) {
-      return DoesNotFit("token id", sampled.token, "vocabulary size", config_.vocab_size);
-    }
+    wanted = end;
   }
-  const int64_t wanted = std::count_if(step.entries.begin(), step.entries.end(),
-                                       [](const auto& entry) { return entry.sample; });
-  if (wanted != static_cast<int64_t>(result.sampled.size())) {
+  if (wanted != std::ssize(result.sampled)) {
     return DoesNotFit("number of tokens", result.sampled.size(), "expected", wanted);
   }
   for (const PromptLogprobs& given : result.prompt_logprobs) {
     RETURN_IF_ERROR(CheckPromptLogprobs(given));
   }
   return absl::OkStatus();
+}
+
+absl::Status Engine::CheckSampled(const SampledToken& sampled, uint32_t slot) const {
+  if (sampled.slot != slot) {
+    return DoesNotFit("a token for slot", sampled.slot, "expected slot", slot);
+  }
+  const bool is_known = config_.vocab_size == 0 || sampled.token < config_.vocab_size;
+  if (sampled.token == kNoToken || (sampled.token >= 0 && is_known)) return absl::OkStatus();
+  return DoesNotFit("token id", sampled.token, "vocabulary size", config_.vocab_size);
 }
 
 // The logits at a position tell of the token after it.

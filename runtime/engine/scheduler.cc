@@ -1,6 +1,7 @@
 #include "runtime/engine/scheduler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <utility>
 
@@ -39,16 +40,18 @@ std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Reque
 
 void Scheduler::ScheduleDecodes() {
   CollectDecodes();
+  ShareDrafts();
   for (Sequence* sequence : candidates_) {
     // One ahead of it may have preempted it.
     if (sequence->state == Sequence::State::kRunning && GrowForDecode(*sequence)) {
-      AddWork(*sequence, 1);
+      AddWork(*sequence, 1, DraftsFor(*sequence));
     }
   }
 }
 
 // With pipeline stages, a step takes its share of the decoding sequences, so that they spread over
-// the micro-batches and every stage has work; those that waited longest go first.
+// the micro-batches and every stage has work; those that waited longest go first. Who has guesses
+// does not run ahead of the token that they come after.
 void Scheduler::CollectDecodes() {
   candidates_.clear();
   int64_t num_decoding = 0;
@@ -56,7 +59,8 @@ void Scheduler::CollectDecodes() {
     if (sequence->uncomputed() != 1 || !sequence->can_extend()) continue;
     ++num_decoding;
     const bool token_is_back = sequence->samples_in_flight == 0;
-    if (token_is_back || sequence->last_sample_step + config_.pipeline_depth <= step_id_) {
+    const bool has_passed = sequence->last_sample_step + config_.pipeline_depth <= step_id_;
+    if (token_is_back || (has_passed && !WaitsForToken(*sequence))) {
       candidates_.push_back(sequence);
     }
   }
@@ -79,6 +83,43 @@ bool Scheduler::GrowForDecode(Sequence& sequence) {
     if (&victim == &sequence) return false;
   }
   return true;
+}
+
+bool Scheduler::WaitsForToken(const Sequence& sequence) const {
+  return sequence.has_drafts_in_flight ||
+         (MayGuess() && sequence.drafter != nullptr && sequence.drafter->is_ready());
+}
+
+void Scheduler::ShareDrafts() {
+  drafts_per_sequence_ = 0;
+  if (!MayGuess()) return;
+  const int64_t num_drafting =
+      std::count_if(candidates_.begin(), candidates_.end(),
+                    [this](const Sequence* sequence) { return WaitsForToken(*sequence); });
+  if (num_drafting == 0) return;
+  const int64_t budget = std::min<int64_t>(num_free_samples(), config_.max_step_drafts);
+  drafts_per_sequence_ = std::min<int64_t>(budget / num_drafting, config_.max_draft_tokens);
+}
+
+std::vector<int32_t> Scheduler::DraftsFor(Sequence& sequence) {
+  if (drafts_per_sequence_ == 0 || sequence.drafter == nullptr) return {};
+  // One more token is chosen than there are guesses.
+  const int64_t most = std::min(drafts_per_sequence_, sequence.max_length - sequence.length() - 1);
+  if (most <= 0) return {};
+  std::vector<int32_t> drafts =
+      sequence.drafter->Propose(sequence.draft_sources(), static_cast<int>(most));
+  drafts.resize(RoomForDrafts(sequence, std::ssize(drafts)));
+  return drafts;
+}
+
+// Nobody is preempted for guesses, and the next block of each that runs is left alone.
+int64_t Scheduler::RoomForDrafts(Sequence& sequence, int64_t wanted) {
+  const int64_t first = sequence.computed + 1;
+  const int64_t missing = BlocksFor(first + wanted) - sequence.blocks.size();
+  if (missing > 0 && pool_.num_available() >= missing + std::ssize(running_)) {
+    LS_CHECK(sequence.blocks.Grow(missing));
+  }
+  return std::min(wanted, sequence.blocks.size() * config_.block_size - first);
 }
 
 void Scheduler::ScheduleChunks() {
@@ -163,15 +204,21 @@ void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
   plan_.opened.push_back(sequence.Open());
 }
 
-void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens) {
-  Entry entry{&sequence, static_cast<uint32_t>(sequence.slot), sequence.computed,
-              static_cast<uint32_t>(num_tokens), num_tokens == sequence.uncomputed()};
+void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int32_t> drafts) {
+  Settle(sequence);
+  const int64_t num_drafts = std::ssize(drafts);
+  Entry entry{&sequence,
+              static_cast<uint32_t>(sequence.slot),
+              sequence.computed,
+              static_cast<uint32_t>(num_tokens),
+              num_tokens == sequence.uncomputed(),
+              std::move(drafts)};
   const auto new_blocks = sequence.blocks.blocks().subspan(sequence.num_blocks_granted);
   if (!new_blocks.empty()) {
     plan_.grants.push_back({entry.slot, {new_blocks.begin(), new_blocks.end()}});
     sequence.num_blocks_granted = sequence.blocks.size();
   }
-  budget_ -= num_tokens;
+  budget_ -= num_tokens + num_drafts;
   sequence.computed += num_tokens;
   if (entry.sample) {
     ++sequence.samples_in_flight;
@@ -179,9 +226,19 @@ void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens) {
   }
   ++sequence.steps_in_flight;
   ++sequence.request.steps_in_flight;
+  sequence.has_drafts_in_flight = num_drafts > 0;
+  draft_tokens_ += num_drafts;
   const bool is_decode = num_tokens == 1 && entry.sample;
   if (!is_decode) prompt_tokens_computed_ += num_tokens;
-  (is_decode ? decodes_ : chunks_).push_back(entry);
+  // With drafts it has several rows, as a chunk.
+  (is_decode && num_drafts == 0 ? decodes_ : chunks_).push_back(std::move(entry));
+}
+
+void Scheduler::Settle(Sequence& sequence) {
+  if (sequence.num_unsettled == 0) return;
+  const auto tokens = sequence.tokens().last(sequence.num_unsettled);
+  plan_.settled.push_back({static_cast<uint32_t>(sequence.slot), {tokens.begin(), tokens.end()}});
+  sequence.num_unsettled = 0;
 }
 
 std::optional<Scheduler::Step> Scheduler::TakeStep() {
@@ -190,13 +247,13 @@ std::optional<Scheduler::Step> Scheduler::TakeStep() {
   step.plan = std::exchange(plan_, {});
   step.plan.step_id = step_id_;
   step.entries.reserve(chunks_.size() + decodes_.size());
-  step.entries.insert(step.entries.end(), chunks_.begin(), chunks_.end());
-  step.entries.insert(step.entries.end(), decodes_.begin(), decodes_.end());
+  std::move(chunks_.begin(), chunks_.end(), std::back_inserter(step.entries));
+  std::move(decodes_.begin(), decodes_.end(), std::back_inserter(step.entries));
   chunks_.clear();
   decodes_.clear();
   step.plan.work.reserve(step.entries.size());
   for (const Entry& entry : step.entries) {
-    step.plan.work.push_back({entry.slot, entry.num_tokens, entry.sample});
+    step.plan.work.push_back({entry.slot, entry.num_tokens, entry.sample, entry.drafts});
     NameFullBlocks(*entry.sequence);
     const auto num_prompt_tokens = entry.sequence->request.given.prompt.size();
     if (entry.sequence->computed >= static_cast<int64_t>(num_prompt_tokens)) {
@@ -282,6 +339,7 @@ void Scheduler::LeaveSlot(Sequence& sequence) {
   sequence.slot = -1;
   sequence.blocks.Clear();
   sequence.num_blocks_granted = 0;
+  sequence.num_unsettled = 0;
   sequence.computed = 0;
   sequence.num_blocks_named = 0;
   sequence.prefix = PrefixCache::kRoot;
@@ -357,6 +415,7 @@ void Scheduler::FillStats(EngineStats& stats) const {
   stats.num_preemptions = num_preemptions_;
   stats.prompt_tokens_computed = prompt_tokens_computed_;
   stats.prompt_tokens_cached = prompt_tokens_cached_;
+  stats.draft_tokens = draft_tokens_;
 }
 
 void Scheduler::CheckInvariants() const {

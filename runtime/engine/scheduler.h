@@ -38,6 +38,7 @@ class Scheduler {
     int64_t start = 0;  // the first position it computes
     uint32_t num_tokens = 0;
     bool sample = false;
+    std::vector<int32_t> drafts = {};
   };
   struct Step {
     StepPlan plan;
@@ -56,6 +57,11 @@ class Scheduler {
   // The ranks are gone, and with them slots and cached blocks. Nothing waits and nothing runs
   // afterwards; steps in flight are the caller's.
   void Reset();
+  // Few enough outputs run that guesses are worth their rows, and none waits for theirs.
+  bool MayGuess() const {
+    return config_.max_draft_tokens > 0 && num_free_samples() > 0 &&
+           2 * static_cast<int64_t>(running_.size()) <= config_.max_step_drafts;
+  }
 
   int64_t BlocksFor(int64_t num_tokens) const {
     return (num_tokens + config_.block_size - 1) / config_.block_size;
@@ -80,9 +86,18 @@ class Scheduler {
   Sequence* NextToAdmit() const;
   void CollectDecodes();
   bool GrowForDecode(Sequence& sequence);
+  // No more tokens are chosen in a step than there are slots, and who waits goes before guesses.
+  int64_t num_free_samples() const {
+    return num_slots_ - std::ssize(running_) - std::ssize(waiting_);
+  }
+  bool WaitsForToken(const Sequence& sequence) const;
+  void ShareDrafts();
+  std::vector<int32_t> DraftsFor(Sequence& sequence);
+  int64_t RoomForDrafts(Sequence& sequence, int64_t wanted);
   std::optional<Admission> FindRoom(const Sequence& sequence);
   void Admit(Sequence& sequence, const Admission& admission);
-  void AddWork(Sequence& sequence, int64_t num_tokens);
+  void AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int32_t> drafts = {});
+  void Settle(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void PreemptAllBut(const Request& request);
   void LeaveSlot(Sequence& sequence);
@@ -119,6 +134,7 @@ class Scheduler {
   const Request* alone_ = nullptr;
   int64_t budget_ = 0;
   int64_t num_opened_tokens_ = 0;
+  int64_t drafts_per_sequence_ = 0;
   StepPlan plan_;
   std::vector<Entry> chunks_;
   std::vector<Entry> decodes_;
@@ -127,6 +143,7 @@ class Scheduler {
   uint64_t num_preemptions_ = 0;
   uint64_t prompt_tokens_computed_ = 0;
   uint64_t prompt_tokens_cached_ = 0;
+  uint64_t draft_tokens_ = 0;
 };
 
 }  // namespace lockstep::engine

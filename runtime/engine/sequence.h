@@ -16,6 +16,7 @@
 
 #include "absl/time/time.h"
 #include "runtime/engine/block_pool.h"
+#include "runtime/engine/drafter.h"
 #include "runtime/engine/engine_types.h"
 #include "runtime/engine/prefix_cache.h"
 
@@ -40,6 +41,7 @@ struct Sequence {
   int64_t uncomputed() const { return length() - computed; }
   // Its last token is known or on its way, and there is room for another.
   bool can_extend() const { return length() < max_length; }
+  DraftSources draft_sources() const { return {prediction(), tokens()}; }
 
   // Its prompt logprobs are still wanted, so no prompt token may be skipped.
   bool wants_prompt_logprobs() const;
@@ -61,8 +63,13 @@ struct Sequence {
   int64_t num_blocks_granted = 0;  // the first of `blocks` that the ranks know
   int64_t computed = 0;
   uint64_t last_sample_step = 0;  // the newest step that samples for it
+  int num_unsettled = 0;          // its last tokens, if the ranks are to be told
   int64_t num_blocks_named = 0;   // the first of `blocks` that the prefix cache has seen
   PrefixCache::Node prefix = PrefixCache::kRoot;  // of the last of those
+
+  // Guesses its next tokens; null: it is not to.
+  std::unique_ptr<Drafter> drafter;
+  bool has_drafts_in_flight = false;
 
   // Steps outlive a stay in the running list: a preempted or finished sequence may still have some
   // in flight.
@@ -77,6 +84,7 @@ struct Sequence {
 
  private:
   std::span<const int32_t> prompt() const;
+  std::span<const int32_t> prediction() const;
   void CopyPrompt();
 
   // Empty until there is output: those that wait share the request's prompt.

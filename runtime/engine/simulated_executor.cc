@@ -56,13 +56,13 @@ absl::Time SimulatedExecutor::DoneAt(const StepPlan& plan) {
 SimulatedStep SimulatedExecutor::Describe(const StepPlan& plan) const {
   SimulatedStep step;
   for (const SlotWork& work : plan.work) {
-    const int64_t context = rank_.slot(work.slot).computed + work.num_tokens;
-    if (work.num_tokens == 1 && work.sample) {
+    const int64_t context = rank_.slot(work.slot).computed + work.num_rows();
+    if (work.num_rows() == 1 && work.sample) {
       ++step.num_decodes;
       step.num_decode_context_tokens += context;
     } else {
       ++step.num_chunks;
-      step.num_chunk_tokens += work.num_tokens;
+      step.num_chunk_tokens += work.num_rows();
       step.num_chunk_context_tokens += context;
     }
   }

@@ -34,6 +34,22 @@ void SimulatedRank::ApplyDeltas(const StepPlan& plan) {
       slot.blocks.push_back(block);
     }
   }
+  for (const SettledTokens& settled : plan.settled) Settle(settled);
+}
+
+void SimulatedRank::Settle(const SettledTokens& settled) {
+  Slot& slot = slots_.at(settled.slot);
+  const auto num_tokens = static_cast<int64_t>(settled.tokens.size());
+  LS_CHECK(num_tokens >= 1 && num_tokens <= std::ssize(slot.drafts) + 1)
+      << "slot " << settled.slot << " is told " << num_tokens << " tokens";
+  LS_CHECK(!slot.drafts.empty()) << "slot " << settled.slot;
+  LS_CHECK(std::equal(settled.tokens.begin(), settled.tokens.end() - 1, slot.drafts.begin()));
+  for (const int32_t token : settled.tokens) {
+    slot.tokens.push_back(token);
+    slot.prefixes.push_back(FakeLanguageModel::Extend(slot.prefixes.back(), token));
+  }
+  slot.computed += num_tokens - 1;
+  slot.drafts.clear();
 }
 
 void SimulatedRank::Open(const SlotOpen& open) {
@@ -63,12 +79,12 @@ StepResult SimulatedRank::ApplyWork(const StepPlan& plan, uint64_t last_known_st
     // Cells that other sequences of this very step write do not count as computed.
     CheckCells(slots_[work.slot], slots_[work.slot].computed);
   }
+  int64_t num_sampled = 0;
   for (const SlotWork& work : plan.work) {
-    Slot& slot = slots_[work.slot];
-    for (uint32_t i = 0; i < work.num_tokens; ++i, ++slot.computed) {
-      if (options_.check_kv) cells_[CellOf(slot, slot.computed)] = slot.prefixes[slot.computed];
-    }
+    WriteCells(slots_[work.slot], work);
+    num_sampled += work.num_sampled();
   }
+  LS_CHECK_LE(num_sampled, std::ssize(slots_)) << "step " << plan.step_id;
   StepResult result;
   result.step_id = plan.step_id;
   for (const SlotWork& work : plan.work) {
@@ -83,16 +99,33 @@ StepResult SimulatedRank::ApplyWork(const StepPlan& plan, uint64_t last_known_st
   return result;
 }
 
+void SimulatedRank::WriteCells(Slot& slot, const SlotWork& work) {
+  for (uint32_t i = 0; i < work.num_tokens; ++i, ++slot.computed) {
+    if (options_.check_kv) cells_[CellOf(slot, slot.computed)] = slot.prefixes[slot.computed];
+  }
+  uint64_t prefix = slot.prefixes[slot.computed - 1];
+  int64_t position = slot.computed;
+  for (const int32_t draft : work.drafts) {
+    prefix = FakeLanguageModel::Extend(prefix, draft);
+    if (options_.check_kv) cells_[CellOf(slot, position)] = prefix;
+    ++position;
+  }
+}
+
 void SimulatedRank::CheckWork(const Slot& slot, const SlotWork& work, uint64_t step_id,
                               uint64_t last_known_step) const {
   LS_CHECK(slot.is_open) << "slot " << work.slot;
   LS_CHECK_GE(work.num_tokens, 1u) << "slot " << work.slot;
+  LS_CHECK(slot.drafts.empty()) << "slot " << work.slot << " is not told its tokens";
   const int64_t end = slot.computed + work.num_tokens;
   const auto known = static_cast<int64_t>(slot.tokens.size());
+  const int64_t num_drafts = std::ssize(work.drafts);
   LS_CHECK_LE(end, known) << "slot " << work.slot << " has no such token";
   LS_CHECK_EQ(work.sample, end == known) << "slot " << work.slot;
-  LS_CHECK_LT(known, options_.max_model_len + (work.sample ? 0 : 1)) << "slot " << work.slot;
-  LS_CHECK_LE(end, static_cast<int64_t>(slot.blocks.size()) * options_.block_size)
+  LS_CHECK(num_drafts == 0 || (work.sample && work.num_tokens == 1)) << "slot " << work.slot;
+  LS_CHECK_LT(known + num_drafts, options_.max_model_len + (work.sample ? 0 : 1))
+      << "slot " << work.slot;
+  LS_CHECK_LE(end + num_drafts, static_cast<int64_t>(slot.blocks.size()) * options_.block_size)
       << "slot " << work.slot << " lacks blocks";
   // Stage 0 must be able to have the token that the entry starts from.
   const bool is_back = slot.last_sample_step <= last_known_step;
@@ -117,16 +150,31 @@ int64_t SimulatedRank::CellOf(const Slot& slot, int64_t position) const {
 }
 
 void SimulatedRank::SampleNext(Slot& slot, const SlotWork& work, StepResult& result) {
-  const uint64_t prefix = slot.prefixes.back();
-  const int64_t num_output = static_cast<int64_t>(slot.tokens.size()) - slot.num_prompt_tokens;
-  SampledToken sampled{work.slot, 0, std::nullopt};
-  sampled.token = model_.Sample(prefix, slot.sampling, slot.sequence_index, num_output);
+  uint64_t prefix = slot.prefixes.back();
+  auto num_known = static_cast<int64_t>(slot.tokens.size());
+  result.sampled.push_back(SampleAfter(prefix, slot, work.slot, num_known));
+  if (work.drafts.empty()) {
+    const int32_t token = result.sampled.back().token;
+    slot.tokens.push_back(token);
+    slot.prefixes.push_back(FakeLanguageModel::Extend(prefix, token));
+    return;
+  }
+  slot.drafts = work.drafts;
+  for (const int32_t draft : work.drafts) {
+    prefix = FakeLanguageModel::Extend(prefix, draft);
+    result.sampled.push_back(SampleAfter(prefix, slot, work.slot, ++num_known));
+  }
+}
+
+SampledToken SimulatedRank::SampleAfter(uint64_t prefix, const Slot& slot, uint32_t number,
+                                        int64_t num_known) const {
+  SampledToken sampled{number, 0, std::nullopt};
+  sampled.token =
+      model_.Sample(prefix, slot.sampling, slot.sequence_index, num_known - slot.num_prompt_tokens);
   if (slot.sampling.num_logprobs >= 0) {
     sampled.logprobs = model_.Logprob(prefix, sampled.token, slot.sampling.num_logprobs);
   }
-  slot.tokens.push_back(sampled.token);
-  slot.prefixes.push_back(FakeLanguageModel::Extend(prefix, sampled.token));
-  result.sampled.push_back(std::move(sampled));
+  return sampled;
 }
 
 void SimulatedRank::AddPromptLogprobs(const Slot& slot, const SlotWork& work,

@@ -31,6 +31,7 @@ class SimulatedRank {
     std::vector<uint64_t> prefixes;  // prefixes[i] names tokens[0, i]
     int64_t num_prompt_tokens = 0;
     int64_t computed = 0;
+    std::vector<int32_t> drafts;  // of its last entry, until a plan tells what came of them
     std::vector<int32_t> blocks;
     uint64_t last_sample_step = 0;
   };
@@ -54,7 +55,11 @@ class SimulatedRank {
   void CheckWork(const Slot& slot, const SlotWork& work, uint64_t step_id,
                  uint64_t last_known_step) const;
   void CheckCells(const Slot& slot, int64_t end) const;
+  void Settle(const SettledTokens& settled);
+  void WriteCells(Slot& slot, const SlotWork& work);
   void SampleNext(Slot& slot, const SlotWork& work, StepResult& result);
+  SampledToken SampleAfter(uint64_t prefix, const Slot& slot, uint32_t number,
+                           int64_t num_known) const;
   void AddPromptLogprobs(const Slot& slot, const SlotWork& work, StepResult& result) const;
 
   const SimulatedRankOptions options_;

@@ -6,13 +6,18 @@
 // tokens of this slot". A slot's known tokens are those given when it was opened and those sampled
 // since. When the entry reaches the last known token, the step samples the next one.
 //
-// Order inside a step: closed, opened, granted, work (chunks first, then decodes). Ranks execute
-// plans strictly in step_id order, therefore blocks may be granted again as soon as the plan that
-// no longer uses them is later than all plans that do.
+// An entry may carry drafts, guesses of what comes after the last known token: they are computed,
+// too, and a token is chosen after the last known one and after each draft. Those up to the first
+// that differs from its draft are the sequence's; which they are the ranks are told by a later
+// plan (settled), before they compute more of the slot.
+//
+// Order inside a step: closed, opened, granted, settled, work (chunks first, then decodes). Ranks
+// execute plans strictly in step_id order, therefore blocks may be granted again as soon as the
+// plan that no longer uses them is later than all plans that do.
 //
 // What a rank may rely on:
 // - A plan has at least one work entry, and at most one per slot. The grants (of this plan and
-// earlier ones) cover it.
+// earlier ones) cover it, drafts included. It samples no more tokens than there are slots.
 // - The token that a decode starts from may still be on its way when the plan arrives. The step
 // that samples it is then at least
 //   pipeline_depth steps older, or its result has already reached the controller (few sequences:
@@ -52,9 +57,21 @@ struct BlockGrant {
 
 struct SlotWork {
   uint32_t slot = 0;
-  uint32_t num_tokens = 1;  // 1 and sample = a decode
+  uint32_t num_tokens = 1;  // known ones; 1 and sample = a decode
   bool sample = true;       // the entry ends at the last known token: choose the next
+  // After those, with a token chosen after each; only of decodes.
+  std::vector<int32_t> drafts = {};
+  int64_t num_rows() const { return num_tokens + static_cast<int64_t>(drafts.size()); }
+  int64_t num_sampled() const { return sample ? 1 + static_cast<int64_t>(drafts.size()) : 0; }
   bool operator==(const SlotWork&) const = default;
+};
+
+// What a slot's last entry, which had drafts, has chosen: some of the drafts, from the first on,
+// and one token more.
+struct SettledTokens {
+  uint32_t slot = 0;
+  std::vector<int32_t> tokens;
+  bool operator==(const SettledTokens&) const = default;
 };
 
 struct StepPlan {
@@ -62,6 +79,7 @@ struct StepPlan {
   std::vector<uint32_t> closed;
   std::vector<SlotOpen> opened;
   std::vector<BlockGrant> grants;
+  std::vector<SettledTokens> settled;
   std::vector<SlotWork> work;
   bool operator==(const StepPlan&) const = default;
 };
@@ -84,7 +102,7 @@ struct PromptLogprobs {
 
 struct StepResult {
   uint64_t step_id = 0;
-  std::vector<SampledToken> sampled;  // one per work entry with `sample`, in the plan's order
+  std::vector<SampledToken> sampled;  // by work entry, num_sampled of each, in the plan's order
   std::vector<PromptLogprobs> prompt_logprobs;
   bool operator==(const StepResult&) const = default;
 };

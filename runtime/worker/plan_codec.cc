@@ -14,7 +14,7 @@ absl::Status Invalid(absl::string_view field, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(field, " ", problem));
 }
 
-bool IsDecode(const engine::SlotWork& work) { return work.sample && work.num_tokens == 1; }
+bool IsDecode(const engine::SlotWork& work) { return work.sample && work.num_rows() == 1; }
 
 void EncodeSampling(const SamplingParams& params, v1::SlotSampling* message) {
   message->set_temperature(params.temperature);
@@ -180,6 +180,11 @@ void EncodePlan(const engine::StepPlan& plan, v1::StepPlan* message) {
     out->set_slot(grant.slot);
     out->mutable_blocks()->Add(grant.blocks.begin(), grant.blocks.end());
   }
+  for (const engine::SettledTokens& settled : plan.settled) {
+    v1::SettledTokens* out = message->add_settled();
+    out->set_slot(settled.slot);
+    out->mutable_tokens()->Add(settled.tokens.begin(), settled.tokens.end());
+  }
   size_t num_chunks = plan.work.size();
   while (num_chunks > 0 && IsDecode(plan.work[num_chunks - 1])) --num_chunks;
   for (size_t i = 0; i < plan.work.size(); ++i) {
@@ -191,6 +196,7 @@ void EncodePlan(const engine::StepPlan& plan, v1::StepPlan* message) {
     out->set_slot(plan.work[i].slot);
     out->set_num_tokens(plan.work[i].num_tokens);
     out->set_sample(plan.work[i].sample);
+    out->mutable_drafts()->Add(plan.work[i].drafts.begin(), plan.work[i].drafts.end());
   }
 }
 
@@ -207,13 +213,20 @@ absl::StatusOr<engine::StepPlan> DecodePlan(const v1::StepPlan& message) {
     plan.grants.push_back(
         {.slot = grant.slot(), .blocks = {grant.blocks().begin(), grant.blocks().end()}});
   }
+  plan.settled.reserve(message.settled_size());
+  for (const v1::SettledTokens& settled : message.settled()) {
+    plan.settled.push_back(
+        {.slot = settled.slot(), .tokens = {settled.tokens().begin(), settled.tokens().end()}});
+  }
   plan.work.reserve(message.chunks_size() + message.decode_slots_size());
   for (const v1::SlotWork& chunk : message.chunks()) {
     if (chunk.num_tokens() == 0) {
       return Invalid("num_tokens", absl::StrCat("of slot ", chunk.slot(), " is 0"));
     }
-    plan.work.push_back(
-        {.slot = chunk.slot(), .num_tokens = chunk.num_tokens(), .sample = chunk.sample()});
+    plan.work.push_back({.slot = chunk.slot(),
+                         .num_tokens = chunk.num_tokens(),
+                         .sample = chunk.sample(),
+                         .drafts = {chunk.drafts().begin(), chunk.drafts().end()}});
   }
   for (const uint32_t slot : message.decode_slots()) {
     plan.work.push_back({.slot = slot, .num_tokens = 1, .sample = true});
@@ -225,7 +238,7 @@ std::vector<uint32_t> SamplingSlots(const engine::StepPlan& plan) {
   std::vector<uint32_t> slots;
   slots.reserve(plan.work.size());
   for (const engine::SlotWork& work : plan.work) {
-    if (work.sample) slots.push_back(work.slot);
+    slots.insert(slots.end(), static_cast<size_t>(work.num_sampled()), work.slot);
   }
   return slots;
 }

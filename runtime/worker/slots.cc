@@ -7,6 +7,11 @@
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
+namespace {
+
+constexpr uint64_t kNobody = 0;  // the first tenant of a slot is generation 1
+
+}  // namespace
 
 SlotTable::SlotTable(const SlotTableOptions& options)
     : options_(options),
@@ -37,6 +42,15 @@ absl::Status SlotTable::Close(uint32_t slot) {
   return absl::OkStatus();
 }
 
+absl::Status SlotTable::CheckTokens(uint32_t slot, std::span<const int32_t> tokens) const {
+  for (const int32_t token : tokens) {
+    if (token >= 0 && token < options_.vocab_size) continue;
+    return Invalid(slot,
+                   absl::StrCat("token id ", token, ", vocabulary size is ", options_.vocab_size));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SlotTable::CheckOpen(const engine::SlotOpen& open) const {
   if (open.slot >= slots_.size()) {
     return Invalid(open.slot, absl::StrCat("opened, but there are ", slots_.size(), " slots"));
@@ -55,12 +69,7 @@ absl::Status SlotTable::CheckOpen(const engine::SlotOpen& open) const {
     return Invalid(open.slot, absl::StrCat(open.num_computed_tokens, " computed tokens of ",
                                            num_tokens, " tokens"));
   }
-  for (const int32_t token : open.tokens) {
-    if (token < 0 || token >= options_.vocab_size) {
-      return Invalid(open.slot, absl::StrCat("token id ", token, ", vocabulary size is ",
-                                             options_.vocab_size));
-    }
-  }
+  RETURN_IF_ERROR(CheckTokens(open.slot, open.tokens));
   const absl::Status sampling = ValidateSamplingParams(open.sampling, options_.vocab_size);
   return sampling.ok() ? sampling : Invalid(open.slot, std::string(sampling.message()));
 }
@@ -77,6 +86,8 @@ absl::Status SlotTable::Open(const engine::SlotOpen& open) {
   slot.num_computed_tokens = open.num_computed_tokens;
   slot.source = -1;
   slot.sampled_step = 0;
+  slot.drafts.clear();
+  slot.last_token = -1;
   slot.blocks.clear();
   if (options_.is_first_stage || options_.is_last_stage) slot.tokens = open.tokens;
   return options_.is_last_stage ? OpenOutput(open, slot) : absl::OkStatus();
@@ -135,14 +146,62 @@ absl::Status SlotTable::Grant(const engine::BlockGrant& grant) {
   return absl::OkStatus();
 }
 
+absl::Status SlotTable::CheckSettled(const engine::SettledTokens& settled) const {
+  if (settled.slot >= slots_.size() || !slots_[settled.slot].open) {
+    return Invalid(settled.slot, "told what it has chosen, but it is not open");
+  }
+  const std::vector<int32_t>& drafts = slots_[settled.slot].drafts;
+  const std::span<const int32_t> tokens(settled.tokens);
+  if (drafts.empty()) return Invalid(settled.slot, "told what it has chosen, but had no drafts");
+  if (tokens.empty() || tokens.size() > drafts.size() + 1) {
+    return Invalid(settled.slot, absl::StrCat("told ", tokens.size(), " chosen tokens, there were ",
+                                              drafts.size(), " drafts"));
+  }
+  const auto accepted = tokens.first(tokens.size() - 1);
+  if (!std::equal(accepted.begin(), accepted.end(), drafts.begin())) {
+    return Invalid(settled.slot, "told chosen tokens that are not its drafts");
+  }
+  return CheckTokens(settled.slot, tokens.last(1));
+}
+
+absl::Status SlotTable::Settle(const engine::SettledTokens& settled) {
+  RETURN_IF_ERROR(CheckSettled(settled));
+  Slot& slot = slots_[settled.slot];
+  const int64_t num_tokens = std::ssize(settled.tokens);
+  slot.num_known_tokens += num_tokens;
+  slot.num_computed_tokens += num_tokens - 1;
+  slot.drafts.clear();
+  slot.source = -1;
+  slot.sampled_step = 0;
+  slot.last_token = settled.tokens.back();
+  if (options_.has_token_table) return absl::OkStatus();
+  for (const int32_t token : settled.tokens) AddToken(slot, token);
+  return absl::OkStatus();
+}
+
+absl::Status SlotTable::CheckDrafts(const engine::SlotWork& work) const {
+  if (work.num_sampled() > std::ssize(slots_) - std::ssize(sampled_)) {
+    return Invalid(work.slot, absl::StrCat("with ", work.num_sampled(), " tokens to choose beside ",
+                                           sampled_.size(), " the step exceeds ", slots_.size()));
+  }
+  if (work.drafts.empty()) return absl::OkStatus();
+  if (work.num_tokens != 1 || !work.sample) {
+    return Invalid(work.slot, absl::StrCat(work.drafts.size(), " drafts after ", work.num_tokens,
+                                           " tokens that are no decode"));
+  }
+  return CheckTokens(work.slot, work.drafts);
+}
+
 absl::Status SlotTable::CheckWork(const engine::SlotWork& work) const {
   if (work.slot >= slots_.size() || !slots_[work.slot].open) {
     return Invalid(work.slot, "given work, but it is not open");
   }
   if (slot_steps_[work.slot] == last_step_ + 1) return Invalid(work.slot, "given work twice");
   const Slot& slot = slots_[work.slot];
-  const int64_t end = slot.num_computed_tokens + work.num_tokens;
-  if (work.num_tokens < 1 || end > slot.num_known_tokens) {
+  if (!slot.drafts.empty()) return Invalid(work.slot, "given work before it was told its tokens");
+  const int64_t end_of_known = slot.num_computed_tokens + work.num_tokens;
+  const int64_t end = slot.num_computed_tokens + work.num_rows();
+  if (work.num_tokens < 1 || end_of_known > slot.num_known_tokens) {
     return Invalid(work.slot, absl::StrCat("to compute ", work.num_tokens, " tokens after ",
                                            slot.num_computed_tokens, ", but only ",
                                            slot.num_known_tokens, " are known"));
@@ -151,8 +210,8 @@ absl::Status SlotTable::CheckWork(const engine::SlotWork& work) const {
     return Invalid(work.slot, absl::StrCat("to compute ", end, " tokens, the longest sequence is ",
                                            options_.limits.max_model_len));
   }
-  if (work.sample && end != slot.num_known_tokens) {
-    return Invalid(work.slot, absl::StrCat("to sample after ", end, " tokens, but ",
+  if (work.sample && end_of_known != slot.num_known_tokens) {
+    return Invalid(work.slot, absl::StrCat("to sample after ", end_of_known, " tokens, but ",
                                            slot.num_known_tokens, " are known"));
   }
   const int64_t capacity = static_cast<int64_t>(slot.blocks.size()) * options_.limits.block_size;
@@ -160,11 +219,11 @@ absl::Status SlotTable::CheckWork(const engine::SlotWork& work) const {
     return Invalid(work.slot, absl::StrCat("to compute ", end, " tokens, but its ",
                                            slot.blocks.size(), " blocks hold ", capacity));
   }
-  if (batch_.num_tokens() + work.num_tokens > options_.limits.max_batched_tokens) {
-    return Invalid(work.slot, absl::StrCat("with ", work.num_tokens, " tokens the step exceeds ",
+  if (batch_.num_tokens() + work.num_rows() > options_.limits.max_batched_tokens) {
+    return Invalid(work.slot, absl::StrCat("with ", work.num_rows(), " tokens the step exceeds ",
                                            options_.limits.max_batched_tokens, " tokens"));
   }
-  return absl::OkStatus();
+  return CheckDrafts(work);
 }
 
 void SlotTable::AddTokens(const Slot& slot, const Entry& entry) {
@@ -194,12 +253,16 @@ void SlotTable::AddLogits(const Slot& slot, const Entry& entry, bool sample) {
                               .prompt_target = slot.tokens[position + 1]});
     }
   }
-  if (sample) {
-    batch_.logits_rows.push_back(static_cast<int32_t>(batch_.num_tokens() - 1));
+  if (!sample) return;
+  for (int64_t position = entry.end_of_known(); position <= end; ++position) {
+    const int64_t num_drafts = position - entry.end_of_known();
+    batch_.logits_rows.push_back(
+        static_cast<int32_t>(row_of_first + position - 1 - entry.first_position));
     logits_uses_.push_back({.slot = ref,
-                            .position = static_cast<uint64_t>(end),
+                            .position = static_cast<uint64_t>(position),
                             .prompt_target = -1,
-                            .source = entry.source});
+                            .source = num_drafts > 0 ? -1 : entry.source,
+                            .num_drafts = static_cast<int32_t>(num_drafts)});
   }
 }
 
@@ -209,19 +272,27 @@ absl::Status SlotTable::AddWork(const engine::SlotWork& work) {
   slot_steps_[work.slot] = last_step_ + 1;
   const Entry entry{.slot = work.slot,
                     .first_position = slot.num_computed_tokens,
-                    .num_tokens = work.num_tokens,
+                    .num_tokens = work.num_rows(),
+                    .num_drafts = std::ssize(work.drafts),
                     .source = slot.source,
+                    .last_token = slot.last_token,
                     .sampled_step = slot.sampled_step};
   entries_.push_back(entry);
   AddTokens(slot, entry);
   if (options_.is_last_stage) AddLogits(slot, entry, work.sample);
-  slot.num_computed_tokens += entry.num_tokens;
-  if (work.sample) {
-    ++slot.num_known_tokens;
-    slot.source = static_cast<int32_t>(options_.has_token_table ? work.slot : sampled_.size());
-    slot.sampled_step = last_step_ + 1;
-    sampled_.push_back({.slot = work.slot, .generation = slot.generation});
+  slot.num_computed_tokens += work.num_tokens;
+  if (!work.sample) return absl::OkStatus();
+  if (!work.drafts.empty()) {
+    slot.drafts = work.drafts;
+    sampled_.insert(sampled_.end(), static_cast<size_t>(work.num_sampled()),
+                    {.slot = work.slot, .generation = kNobody});
+    return absl::OkStatus();
   }
+  ++slot.num_known_tokens;
+  slot.source = static_cast<int32_t>(options_.has_token_table ? work.slot : sampled_.size());
+  slot.sampled_step = last_step_ + 1;
+  slot.last_token = -1;
+  sampled_.push_back({.slot = work.slot, .generation = slot.generation});
   return absl::OkStatus();
 }
 
@@ -252,6 +323,7 @@ absl::Status SlotTable::Apply(const engine::StepPlan& plan) {
   for (const uint32_t slot : plan.closed) RETURN_IF_ERROR(Close(slot));
   for (const engine::SlotOpen& open : plan.opened) RETURN_IF_ERROR(Open(open));
   for (const engine::BlockGrant& grant : plan.grants) RETURN_IF_ERROR(Grant(grant));
+  for (const engine::SettledTokens& settled : plan.settled) RETURN_IF_ERROR(Settle(settled));
   for (const engine::SlotWork& work : plan.work) RETURN_IF_ERROR(AddWork(work));
   if (!options_.is_first_stage) batch_.token_ids.assign(batch_.positions.size(), 0);
   last_step_ = plan.step_id;
@@ -266,22 +338,24 @@ LogitsRow SlotTable::RowOf(const LogitsUse& use) const {
           .history = &slot.history,
           .matcher = slot.matcher.get(),
           .uncounted = misses_token ? use.source : -1,
+          .drafts = std::span(slot.drafts).first(static_cast<size_t>(use.num_drafts)),
           .sequence_index = slot.sequence_index,
           .position = use.position,
           .num_output_tokens =
               static_cast<int32_t>(static_cast<int64_t>(use.position) - slot.num_prompt_tokens)};
 }
 
-bool SlotTable::ChoosesConstrained() const {
+bool SlotTable::NeedsLastTokens() const {
   return std::any_of(logits_uses_.begin(), logits_uses_.end(), [&](const LogitsUse& use) {
-    return use.prompt_target < 0 && slots_[use.slot.slot].matcher != nullptr;
+    const Slot& slot = slots_[use.slot.slot];
+    const bool is_penalized = use.num_drafts > 0 && HasPenalties(slot.sampling);
+    return use.prompt_target < 0 && (slot.matcher != nullptr || is_penalized);
   });
 }
 
 bool SlotTable::MissesTokens() const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-    return entry.first_position + entry.num_tokens >
-           static_cast<int64_t>(slots_[entry.slot].tokens.size());
+    return entry.end_of_known() > std::ssize(slots_[entry.slot].tokens);
   });
 }
 
@@ -289,22 +363,34 @@ void SlotTable::FillTokenIds() {
   batch_.token_ids.clear();
   batch_.token_sources.clear();
   for (const Entry& entry : entries_) {
-    const std::vector<int32_t>& tokens = slots_[entry.slot].tokens;
-    const int64_t end = entry.first_position + entry.num_tokens;
-    const auto num_tokens = static_cast<int64_t>(tokens.size());
-    // Behind a token that was sampled, an entry has just that one.
-    const int64_t known_end = std::clamp(num_tokens, entry.first_position, end);
-    LS_CHECK(end <= num_tokens || (entry.source >= 0 && end - known_end == 1 &&
-                                   (options_.has_token_table || end - num_tokens == 1)))
-        << end - num_tokens << " missing tokens";
-    batch_.token_ids.insert(batch_.token_ids.end(), tokens.begin() + entry.first_position,
-                            tokens.begin() + known_end);
-    if (known_end == end) continue;
-    batch_.token_sources.resize(batch_.token_ids.size(), -1);
-    batch_.token_sources.push_back(entry.source);
-    batch_.token_ids.push_back(0);
+    AddKnownTokens(entry);
+    const std::vector<int32_t>& drafts = slots_[entry.slot].drafts;
+    batch_.token_ids.insert(batch_.token_ids.end(), drafts.begin(), drafts.end());
   }
   if (!batch_.token_sources.empty()) batch_.token_sources.resize(batch_.token_ids.size(), -1);
+}
+
+// With a table, those that were sampled are not among the slot's.
+void SlotTable::AddKnownTokens(const Entry& entry) {
+  if (entry.last_token >= 0) {
+    LS_CHECK_EQ(entry.end_of_known() - entry.first_position, 1);
+    batch_.token_ids.push_back(entry.last_token);
+    return;
+  }
+  const std::vector<int32_t>& tokens = slots_[entry.slot].tokens;
+  const int64_t end = entry.end_of_known();
+  const int64_t num_tokens = std::ssize(tokens);
+  // Behind a token that was sampled, an entry has just that one.
+  const int64_t known_end = std::clamp(num_tokens, entry.first_position, end);
+  LS_CHECK(end <= num_tokens || (entry.source >= 0 && end - known_end == 1 &&
+                                 (options_.has_token_table || end - num_tokens == 1)))
+      << end - num_tokens << " missing tokens";
+  batch_.token_ids.insert(batch_.token_ids.end(), tokens.begin() + entry.first_position,
+                          tokens.begin() + known_end);
+  if (known_end == end) return;
+  batch_.token_sources.resize(batch_.token_ids.size(), -1);
+  batch_.token_sources.push_back(entry.source);
+  batch_.token_ids.push_back(0);
 }
 
 uint64_t SlotTable::NewestSource() const {
@@ -316,8 +402,13 @@ uint64_t SlotTable::NewestSource() const {
 void SlotTable::AppendSampled(const SlotRef& ref, int32_t token) {
   Slot& slot = slots_[ref.slot];
   if (!slot.open || slot.generation != ref.generation) return;
+  AddToken(slot, token);
+}
+
+void SlotTable::AddToken(Slot& slot, int32_t token) {
+  if (!options_.is_first_stage && !options_.is_last_stage) return;
   slot.tokens.push_back(token);
-  LS_CHECK_LE(static_cast<int64_t>(slot.tokens.size()), slot.num_known_tokens);
+  LS_CHECK_LE(std::ssize(slot.tokens), slot.num_known_tokens);
   if (options_.is_last_stage) AddOutput(slot, token);
 }
 

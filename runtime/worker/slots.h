@@ -2,6 +2,8 @@
 // computed. Applies plans, which are deltas, and turns each into the flat batch of the step, in
 // which block tables are deltas, too: a slot's table is the row of its number.
 //
+// After an entry with drafts, a slot knows no more than before until a plan tells (settled).
+//
 // Plans come from a peer: everything in them is checked, and an error leaves the table unusable
 // (the rank ends). Known tokens count also those that an earlier step samples and that have not
 // been appended yet; only the first stage, which needs their ids, must wait for them
@@ -50,6 +52,7 @@ struct LogitsUse {
   uint64_t position = 0;       // of the token to choose, or of the prompt token to judge
   int32_t prompt_target = -1;  // that prompt token; -1: choose
   int32_t source = -1;         // place of the slot's last sampled token among its step's; -1: none
+  int32_t num_drafts = 0;      // of the slot's, that come before it
 };
 
 class SlotTable {
@@ -63,7 +66,8 @@ class SlotTable {
   // ---- the step applied last ----
   // token_ids: zeros but on the first stage.
   const StepBatch& batch() const { return batch_; }
-  // The entries that sample, in the plan's order.
+  // Of tokens chosen, in the order of their rows: who keeps them. Those after drafts are nobody's
+  // (generation 0) until a plan tells which of them count.
   std::span<const SlotRef> sampled() const { return sampled_; }
   // Last stage: one per batch().logits_rows.
   std::span<const LogitsUse> logits_uses() const { return logits_uses_; }
@@ -71,8 +75,9 @@ class SlotTable {
   LogitsRow RowOf(const LogitsUse& use) const;
   // First stage: does the batch begin with a token that was sampled but not appended yet?
   bool MissesTokens() const;
-  // Last stage: does a token that it chooses depend on the sequence's last one, beyond logits?
-  bool ChoosesConstrained() const;
+  // Last stage: does the host need a sequence's last token before it can say what may be chosen
+  // next?
+  bool NeedsLastTokens() const;
   // First stage: completes batch().token_ids. Tokens that are missing get batch().token_sources:
   // their slots where there is a table; else they must be of the step before.
   void FillTokenIds();
@@ -97,6 +102,9 @@ class SlotTable {
     int64_t num_computed_tokens = 0;
     int32_t source = -1;        // LogitsUse; with a table: the slot's number
     uint64_t sampled_step = 0;  // the last one that sampled; 0: none
+    // Of the last entry: a plan tells which of them were right before there is another one.
+    std::vector<int32_t> drafts;
+    int32_t last_token = -1;  // the last known one, if a plan has told it; else -1
     std::vector<int32_t> blocks;
     TokenHistory history;
     std::unique_ptr<grammar::OutputMatcher> matcher;  // last stage, of constrained outputs
@@ -104,9 +112,12 @@ class SlotTable {
   struct Entry {
     uint32_t slot = 0;
     int64_t first_position = 0;
-    int64_t num_tokens = 0;
-    int32_t source = -1;  // of the slot, before the step
+    int64_t num_tokens = 0;  // with drafts
+    int64_t num_drafts = 0;
+    int32_t source = -1;  // these of the slot, before the step
+    int32_t last_token = -1;
     uint64_t sampled_step = 0;
+    int64_t end_of_known() const { return first_position + num_tokens - num_drafts; }
   };
 
   absl::Status Close(uint32_t slot);
@@ -116,10 +127,16 @@ class SlotTable {
   void AddOutput(Slot& slot, int32_t token);
   absl::Status Grant(const engine::BlockGrant& grant);
   absl::Status CheckGrant(const engine::BlockGrant& grant) const;
+  absl::Status Settle(const engine::SettledTokens& settled);
+  absl::Status CheckSettled(const engine::SettledTokens& settled) const;
+  absl::Status CheckTokens(uint32_t slot, std::span<const int32_t> tokens) const;
   absl::Status AddWork(const engine::SlotWork& work);
+  absl::Status CheckDrafts(const engine::SlotWork& work) const;
   absl::Status CheckWork(const engine::SlotWork& work) const;
   void AddTokens(const Slot& slot, const Entry& entry);
   void AddLogits(const Slot& slot, const Entry& entry, bool sample);
+  void AddToken(Slot& slot, int32_t token);
+  void AddKnownTokens(const Entry& entry);
   void BeginBatch();
   absl::Status Invalid(uint32_t slot, const std::string& problem) const;
 

@@ -88,7 +88,7 @@ absl::Status StepLoop::Step(const engine::StepPlan& plan) {
   }
   progress_.Begin(Operation::kSampling, plan.step_id);
   if (MayRunAhead()) {
-    if (slots_.ChoosesConstrained()) RETURN_IF_ERROR(LearnLastTokens());
+    if (slots_.NeedsLastTokens()) RETURN_IF_ERROR(LearnLastTokens());
     return OpenThisStep();
   }
   RETURN_IF_ERROR(FinishOpenStep());

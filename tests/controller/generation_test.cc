@@ -222,6 +222,44 @@ TEST_F(GenerationTest, WrongRequestsAreRefusedAndTheServerGoesOn) {
   EXPECT_TRUE(Generate(Request("hello", 5)).status.ok());
 }
 
+TEST_F(GenerationTest, PredictionsChangeNothingButTheNumberOfSteps) {
+  ControllerOptions options = DefaultOptions();
+  options.speculative_tokens = 4;
+  Serve(std::move(options));
+  v1::GenerateRequest request = Request("hello", 30);
+  request.mutable_stop()->set_ignore_eos(true);
+  const Generated without = Generate(request);
+  const uint64_t num_steps = Status().num_steps();
+  request.set_prediction(without.outputs.at(0).text);
+  const Generated with = Generate(request);
+  EXPECT_EQ(with.outputs.at(0).ids, without.outputs.at(0).ids);
+  EXPECT_EQ(with.outputs.at(0).text, without.outputs.at(0).text);
+  const v1::GetStatusResponse status = Status();
+  EXPECT_GT(status.draft_tokens_accepted(), 10u);
+  EXPECT_GE(status.draft_tokens(), status.draft_tokens_accepted());
+  EXPECT_LT(status.num_steps(), 2 * num_steps);
+
+  request.set_prediction(std::string(1 << 20, 'z'));  // refused before tokenizing
+  const Generated refused = Generate(request);
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(refused.status.error_message(), HasSubstr("prediction has 1048576 bytes"));
+}
+
+TEST_F(GenerationTest, AServerThatDoesNotGuessLeavesPredictionsUnread) {
+  Serve();
+  v1::GenerateRequest request = Request("hello", 5);
+  request.set_prediction(std::string(1 << 20, 'z'));
+  EXPECT_TRUE(Generate(request).status.ok());
+  EXPECT_EQ(Status().draft_tokens(), 0u);
+}
+
+TEST_F(GenerationTest, GuessesNeedRoomForOtherSequences) {
+  ControllerOptions options = DefaultOptions();
+  options.speculative_tokens = options.max_num_seqs;
+  EXPECT_THAT(std::string(Controller::Start(std::move(options)).status().message()),
+              HasSubstr("speculative_tokens 8 is outside [0, 7]"));
+}
+
 TEST_F(GenerationTest, BytesThatDoNotParseAreInvalidArguments) {
   Serve();
   grpc::Status status =

@@ -154,6 +154,16 @@ void DrawConstraint(Dice& dice, v1::GenerateRequest& request) {
   request.mutable_stop()->clear_min_tokens();
 }
 
+// What the models here like to say, or what nobody says.
+void DrawPrediction(Dice& dice, v1::GenerateRequest& request) {
+  const char* const kLikely[] = {
+      "Once upon a time, there was a little girl named Lily. She loved to play outside in the "
+      "park. "
+      "One day, she saw a big, red ball. She wanted to play with it, but it was too high.",
+      "The red ball is with Tom in the library.", "{\"name\": \"Lily\", \"tall\": true}"};
+  request.set_prediction(dice.OneIn(4) ? AnyText(dice) : dice.Of(kLikely));
+}
+
 void DrawOutput(Dice& dice, v1::OutputOptions& output) {
   constexpr int kCounts[] = {0, 1, 5, 20};
   if (!dice.OneIn(3)) output.set_logprobs(dice.Of(kCounts));
@@ -252,6 +262,7 @@ v1::GenerateRequest AnyRequest(Dice& dice, const ServerFacts& facts) {
   if (dice.OneIn(4)) request.set_priority(dice.OneIn(3) ? -1000 : dice.Pick(-2, 1000));
   if (dice.OneIn(8)) MakeLongReading(dice, facts, request);
   if (facts.tokenizer != nullptr && dice.OneIn(4)) DrawConstraint(dice, request);
+  if (facts.tokenizer != nullptr && dice.OneIn(3)) DrawPrediction(dice, request);
   return request;
 }
 

@@ -30,13 +30,15 @@ use() {
       flags=(--no-prefix-cache --kill-every 10) ;;
     copies)  # requests move between replicas
       load=(--replicas 2 --pp 2 --num-kv-blocks 160 --block-size 4 --journal "$dir/journal")
+      load+=(--speculative-tokens 3)
       flags=(--journal --kill-every 5) ;;
     bytes)  # another kind of tokenizer, longer texts, blocks of one token
       model=$demo both=(--max-model-len 1000)
-      load=(--tp 2 --block-size 1 --num-kv-blocks 1200 --max-batched-tokens 64) ;;
+      load=(--tp 2 --block-size 1 --num-kv-blocks 1200 --max-batched-tokens 64)
+      load+=(--speculative-tokens 8) ;;
     eight_bits)
       both+=(--quantize int8)
-      load=(--tp 2 --pp 2 --block-size 32 --journal "$dir/journal")
+      load=(--tp 2 --pp 2 --block-size 32 --journal "$dir/journal" --speculative-tokens 32)
       flags=(--journal --kill-every 7) ;;
     four_bits)
       both+=(--quantize int4)
@@ -50,7 +52,7 @@ use() {
       load+=(--journal "$dir/journal")
       flags=(--journal --kill-every 8) ;;
     reborn)  # the server itself is killed every few seconds and started again
-      load=(--tp 2 --num-kv-blocks 120 --block-size 4 --journal "$dir/journal")
+      load=(--tp 2 --num-kv-blocks 120 --block-size 4 --journal "$dir/journal" --speculative-tokens 4)
       flags=(--journal --restarts) ;;
     *)
       echo "any_request.sh: there is no layout $1" >&2

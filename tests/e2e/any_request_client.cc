@@ -188,10 +188,12 @@ class Run {
     const int64_t fds = NumDescriptors(options_.server_pid);
     std::printf(
         "server: %ld accepted, %ld ended, %ld rejected, %lu preemptions, %lu prompt tokens cached, "
-        "%ld blocks in use; %.1f -> %.1f MB, %ld -> %ld descriptors\n",
+        "%lu of %lu guesses right, %ld blocks in use; %.1f -> %.1f MB, %ld -> %ld descriptors\n",
         static_cast<long>(accepted), static_cast<long>(ended), static_cast<long>(rejected),
         static_cast<unsigned long>(after->num_preemptions()),
-        static_cast<unsigned long>(after->prompt_tokens_cached()), static_cast<long>(blocks),
+        static_cast<unsigned long>(after->prompt_tokens_cached()),
+        static_cast<unsigned long>(after->draft_tokens_accepted()),
+        static_cast<unsigned long>(after->draft_tokens()), static_cast<long>(blocks),
         1e-6 * static_cast<double>(settled_bytes_), 1e-6 * static_cast<double>(bytes),
         static_cast<long>(settled_fds_), static_cast<long>(fds));
     bool right = true;
@@ -213,6 +215,8 @@ class Run {
           "it counts fewer tokens than its clients got");
     check(since(&Status::prompt_tokens_cached) >= report_.num_cached(),
           "its clients were told of more cached tokens than it counts");
+    check(facts_.info.speculative_tokens() == 0 || since(&Status::draft_tokens_accepted) > 0,
+          "no guess was right");
     check(settled_bytes_ == 0 || !HasGrown(settled_bytes_, bytes), "its memory grew");
     check(settled_bytes_ == 0 || fds <= settled_fds_ + 16, "its descriptors grew");
     return right;

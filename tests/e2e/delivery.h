@@ -48,8 +48,9 @@ struct Delivery {
   void AddFinish(const v1::OutputFinished& finished);
 };
 
-// Every bit of what was delivered must be the truth's. An output that ended early must have begun
-// like it.
-Problems Compare(const Delivery& truth, const Delivery& delivery);
+// Every bit of what was delivered for the request must be the truth's. An output that ended early
+// must have begun like it.
+Problems Compare(const v1::GenerateRequest& request, const Delivery& truth,
+                 const Delivery& delivery);
 
 }  // namespace lockstep::testing

@@ -106,7 +106,12 @@ void CheckText(const ServerFacts& facts, const v1::GenerateRequest& request,
   const auto& ids = output.token_ids;
   const bool ends_with_stop_token =
       !ids.empty() && StopTokens(facts, request.stop()).contains(ids.back());
-  const ExpectedText expected = TextOf(facts, request, prompt, ids, ends_with_stop_token);
+  const bool is_cut = has_ended && (output.finished->reason() == v1::FINISH_REASON_ABORTED ||
+                                    output.finished->reason() == v1::FINISH_REASON_DEADLINE);
+  const ExpectedText expected = TextOf(facts, request, prompt, ids,
+                                       ends_with_stop_token ? TextEnd::kStopToken
+                                       : is_cut             ? TextEnd::kCut
+                                                            : TextEnd::kOpen);
   checker.Check(has_ended ? output.text == expected.text : expected.text.starts_with(output.text),
                 "text \"", absl::CHexEscape(output.text), "\", expected \"",
                 absl::CHexEscape(expected.text), "\"");

@@ -33,8 +33,9 @@ await() { # event, how often it must have come
   fail "no event $1"
 }
 expect_text() {
-  timeout 120 "$lockstep" generate --server "$address" --quiet --temperature 0 --max-tokens 60 "Once upon a time" \
-    >"$scratch/text.$1" 2>>"$scratch/log" || fail "generate failed"
+  timeout 120 "$lockstep" generate --server "$address" --quiet --temperature 0 --max-tokens 60 \
+    --prediction "$model/expected_greedy_256.txt" "Once upon a time" >"$scratch/text.$1" 2>>"$scratch/log" ||
+    fail "generate failed"
   local length
   length=$(($(stat -c %s "$scratch/text.$1") - 1))
   [ "$length" -gt 120 ] || fail "the text is only $length bytes long"
@@ -114,7 +115,7 @@ if [ $narrow = 0 ]; then
   stop
 fi
 
-start --device cuda "$@"
+start --device cuda --speculative-tokens 3 "$@"
 grep '"event":"ready"' "$scratch/log" | head -1
 grep -q '"event":"preflight".*"gpus":\[{"rank":0,"index":0,"name":"[^"]' "$scratch/log" ||
   fail "the ranks do not tell of their GPUs"
@@ -131,7 +132,9 @@ else
   [ "$told" = 0 ] || fail "exchanges went through NCCL: $(grep -m1 'NCCL alone' "$scratch/log")"
 fi
 expect_text alone
-echo "a request alone: the reference's text"
+guesses=$("$lockstep" status --server "$address" --json | grep -o '"draft_tokens_accepted":"[0-9]*"' | tr -dc 0-9)
+[ "${guesses:-0}" -ge 20 ] || fail "only ${guesses:-0} guesses were right"
+echo "a request alone: the reference's text, $guesses tokens of it guessed"
 
 clients=()
 for i in 1 2 3 4 5 6; do

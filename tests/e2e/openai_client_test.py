@@ -47,7 +47,7 @@ class Order(pydantic.BaseModel):
 class Gateway(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server, cls.address = serve()
+        cls.server, cls.address = serve("--speculative-tokens", "6")
         cls.gateway = Program("gateway", "--server", cls.address, "--listen", "127.0.0.1:0")
         cls.url = cls.gateway.wait_event("listening")["url"]
         cls.client = openai.OpenAI(base_url=cls.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_SECONDS)
@@ -70,6 +70,18 @@ class Gateway(unittest.TestCase):
         self.assertEqual(self.client.models.retrieve(self.model).id, self.model)
         with self.assertRaises(openai.NotFoundError):
             self.client.models.retrieve("another")
+
+    def test_predictions_change_no_answer(self):
+        plain = self.chat(temperature=0)
+        before = status(self.address)["status"]
+        predicted = self.chat(temperature=0, prediction={"type": "content", "content": plain.choices[0].message.content})
+        self.assertEqual(predicted.choices[0].message.content, plain.choices[0].message.content)
+        after = status(self.address)["status"]
+        steps, accepted = (int(after[name]) - int(before.get(name, 0)) for name in ("num_steps", "draft_tokens_accepted"))
+        self.assertGreater(accepted, 4)
+        self.assertLess(steps, plain.usage.completion_tokens)
+        with self.assertRaises(openai.BadRequestError):
+            self.chat(prediction={"type": "content"})
 
     def test_completions_are_those_of_our_own_client(self):
         options = dict(model=self.model, max_tokens=24, temperature=0.9, seed=5, n=3)

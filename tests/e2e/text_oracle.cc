@@ -97,7 +97,8 @@ std::string Repaired(std::string_view bytes, bool drop_incomplete) {
 
 ExpectedText TextOf(const ServerFacts& facts, const v1::GenerateRequest& request,
                     const std::vector<int32_t>& prompt, const std::vector<int32_t>& token_ids,
-                    bool ends_with_stop_token) {
+                    TextEnd end) {
+  const bool ends_with_stop_token = end == TextEnd::kStopToken;
   const OutputText output(facts, request, prompt);
   const size_t num_tokens = token_ids.size();
   const size_t min_tokens = static_cast<size_t>(request.stop().min_tokens());
@@ -110,14 +111,17 @@ ExpectedText TextOf(const ServerFacts& facts, const v1::GenerateRequest& request
   // Stop strings may match in what became certain after min_tokens.
   const size_t from =
       output.Certain(token_ids, std::min(min_tokens, num_tokens), ends_with_stop_token).size();
+  const size_t last_end = end == TextEnd::kCut ? output.Certain(token_ids, num_tokens, false).size()
+                                               : expected.text.size();
   size_t best_end = std::string::npos;
   for (const std::string& stop : request.stop().stop_strings()) {
     const size_t begin = expected.text.find(stop, from);
     if (begin == std::string::npos) continue;
-    const size_t end = begin + stop.size();
-    if (end > best_end || (end == best_end && stop.size() <= expected.stop_string->size()))
+    const size_t stop_end = begin + stop.size();
+    if (stop_end > last_end || stop_end > best_end ||
+        (stop_end == best_end && stop.size() <= expected.stop_string->size()))
       continue;
-    best_end = end;
+    best_end = stop_end;
     expected.stop_string = stop;
   }
   if (!expected.stop_string) return expected;

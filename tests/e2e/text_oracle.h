@@ -19,10 +19,13 @@ struct ExpectedText {
   size_t num_certain_before_last = 0;      // bytes that were certain before the last token
 };
 
-// ends_with_stop_token: the last token is one that ended the output.
+// How an output came to its last token: by itself, with a token that stops it, or it was cut there,
+// so that half a character at its end is shown, but is no stop string.
+enum class TextEnd { kOpen, kStopToken, kCut };
+
 ExpectedText TextOf(const ServerFacts& facts, const v1::GenerateRequest& request,
                     const std::vector<int32_t>& prompt, const std::vector<int32_t>& token_ids,
-                    bool ends_with_stop_token);
+                    TextEnd end);
 
 // U+FFFD for each maximal part of what is no UTF-8 (Unicode 14, table 3-7). If asked, without a
 // character at the end that more bytes could complete.

@@ -62,7 +62,7 @@ Problems Truth::JudgeOne(const CaseResult::Observed& observed) {
   truth.status =
       ReadStream(reference_, request, absl::Minutes(3),
                  [&](const v1::GenerateEvent& event, grpc::ClientContext&) { truth.Add(event); });
-  return Compare(truth, observed.delivery);
+  return Compare(request, truth, observed.delivery);
 }
 
 }  // namespace lockstep::testing

@@ -168,8 +168,8 @@ class EngineDriver {
     int64_t num_tokens = 0;
     bool seen_decode = false;
     for (const SlotWork& work : plan.work) {
-      num_tokens += work.num_tokens;
-      const bool is_decode = work.num_tokens == 1 && work.sample;
+      num_tokens += work.num_rows();
+      const bool is_decode = work.num_rows() == 1 && work.sample;
       EXPECT_TRUE(is_decode || !seen_decode) << "a chunk after a decode";
       seen_decode |= is_decode;
     }

@@ -61,7 +61,9 @@ class EngineTest : public ::testing::Test {
     StepResult result;
     result.step_id = plans_.front().step_id;
     for (const SlotWork& work : plans_.front().work) {
-      if (work.sample) result.sampled.push_back({work.slot, token, std::nullopt});
+      for (int64_t i = 0; i < work.num_sampled(); ++i) {
+        result.sampled.push_back({work.slot, token, std::nullopt});
+      }
     }
     return result;
   }

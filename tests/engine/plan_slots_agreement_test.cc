@@ -112,9 +112,11 @@ class Agreement {
     std::vector<std::vector<int32_t>> tables;
     for (const SlotWork& work : plan.work) {
       const SimulatedRank::Slot& slot = rank_->slot(work.slot);
-      const int64_t end = slot.computed + work.num_tokens;
+      const int64_t end_of_known = slot.computed + work.num_tokens;
+      const int64_t end = slot.computed + work.num_rows();
       for (int64_t position = slot.computed; position < end; ++position) {
-        expected.token_ids.push_back(slot.tokens[position]);
+        expected.token_ids.push_back(
+            position < end_of_known ? slot.tokens[position] : work.drafts[position - end_of_known]);
         expected.positions.push_back(position);
         expected.slot_mapping.push_back(rank_->CellOf(slot, position));
       }
@@ -149,10 +151,10 @@ class Agreement {
     int32_t row = 0;
     for (const SlotWork& work : plan.work) {
       const SimulatedRank::Slot& slot = rank_->slot(work.slot);
-      for (uint32_t i = 0; i < work.num_tokens; ++i, ++row) {
+      for (int64_t i = 0; i < work.num_rows(); ++i, ++row) {
         const int64_t next = slot.computed + i + 1;
         const bool judges = slot.sampling.num_prompt_logprobs >= 0 && next < slot.num_prompt_tokens;
-        const bool chooses = work.sample && i + 1 == work.num_tokens;
+        const bool chooses = work.sample && i + 1 >= work.num_tokens;
         if (!judges && !chooses) continue;
         rows.push_back(row);
         ASSERT_NE(use, last_->logits_uses().end());

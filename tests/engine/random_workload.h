@@ -26,6 +26,11 @@ class RandomWorkload {
     config_.enable_prefix_cache = !OneIn(4);
     config_.eos_token_ids = {0, 1};
     config_.vocab_size = kVocabSize;
+    if (OneIn(2)) {
+      config_.max_draft_tokens = Between(1, 6);
+      config_.max_step_drafts = Between(1, 20);
+      if (OneIn(2)) config_.max_num_seqs = config_.max_batched_tokens = Between(10, 60);
+    }
     for (int i = 0; i < 3; ++i) families_.push_back(Tokens(Between(1, 30)));
   }
 
@@ -53,6 +58,7 @@ class RandomWorkload {
     request.priority = OneIn(3) ? Between(-1, 1) : 0;
     if (OneIn(8)) request.deadline = now + absl::Milliseconds(Between(0, 60));
     if (OneIn(5)) EmitSome(model, request);
+    if (OneIn(2)) request.prediction = PredictionOf(model, request);
     return request;
   }
 
@@ -80,6 +86,17 @@ class RandomWorkload {
     std::vector<int32_t> tokens;
     for (int i = 0; i < count; ++i) tokens.push_back(Between(0, kVocabSize - 1));
     return tokens;
+  }
+
+  // Of the first output, with some tokens that are wrong, missing or too many.
+  std::vector<int32_t> PredictionOf(const FakeLanguageModel& model, const EngineRequest& request) {
+    std::vector<int32_t> prediction;
+    for (const int32_t token :
+         model.Generate(request.prompt, request.sampling, 0, config_.max_model_len)) {
+      if (OneIn(12)) prediction.push_back(Between(0, kVocabSize - 1));
+      if (!OneIn(12)) prediction.push_back(token);
+    }
+    return prediction;
   }
 
   // Of each output its beginning, perhaps all or nothing.

@@ -19,7 +19,7 @@ void ExpectNothingLeft(EngineDriver& driver) {
 }
 
 TEST(RandomWorkload, EveryOutputIsWhatItIsAlone) {
-  uint64_t num_preemptions = 0, num_cached = 0, num_steps = 0;
+  uint64_t num_preemptions = 0, num_cached = 0, num_steps = 0, num_drafts = 0, num_accepted = 0;
   for (int seed = 0; seed < kNumSeeds && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomWorkload workload(seed);
@@ -29,10 +29,14 @@ TEST(RandomWorkload, EveryOutputIsWhatItIsAlone) {
     num_preemptions += driver.engine().Stats().num_preemptions;
     num_cached += driver.engine().Stats().prompt_tokens_cached;
     num_steps += driver.engine().Stats().num_steps;
+    num_drafts += driver.engine().Stats().draft_tokens;
+    num_accepted += driver.engine().Stats().draft_tokens_accepted;
   }
   // The workloads do reach the hard parts.
   EXPECT_GT(num_preemptions, 100u);
   EXPECT_GT(num_cached, 1000u);
+  EXPECT_GT(num_accepted, 1000u);
+  EXPECT_GT(num_drafts, num_accepted + 500);
   RecordProperty("preemptions", static_cast<int>(num_preemptions));
   RecordProperty("steps", static_cast<int>(num_steps));
 }

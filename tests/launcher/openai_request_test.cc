@@ -102,6 +102,16 @@ TEST(OpenAiRequestTest, ChatsHaveMessagesAndTheirOwnNames) {
   EXPECT_FALSE(Chat(R"(, "logprobs": false)").wants_logprobs());
 }
 
+TEST(OpenAiRequestTest, PredictionsAreTextsOrParts) {
+  EXPECT_EQ(Chat(R"(, "prediction": {"type": "content", "content": "ab"})").options.prediction(),
+            "ab");
+  EXPECT_EQ(Chat(R"(, "prediction": {"type": "content",
+                      "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})")
+                .options.prediction(),
+            "ab");
+  EXPECT_EQ(Chat(R"(, "prediction": null)").options.prediction(), "");
+}
+
 struct Refused {
   const char* body;
   const char* error;
@@ -232,6 +242,10 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
            {R"("continue_final_message": true)", "continue_final_message must be false"},
            {R"("chat_template_kwargs": [])", "chat_template_kwargs must be an object"},
            {R"("response_format": {"type": "xml"})", "response_format.type must be text"},
+           {R"("prediction": "a")", "prediction"},
+           {R"("prediction": {"content": "a"})", "prediction.type must be \"content\""},
+           {R"("prediction": {"type": "content"})", "prediction.content is missing"},
+           {R"("prediction": {"type": "content", "content": 3})", "prediction.content must be"},
            {R"("echo": true)", "unknown field \"echo\""},
        }) {
     const std::string fields(wrong.body);

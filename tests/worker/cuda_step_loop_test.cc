@@ -262,6 +262,48 @@ TEST(CudaStepLoop, ConstrainedOutputsAreThoseTheHostChooses) {
   ExpectTheHosts(plans, 4);
 }
 
+constexpr int kNumGuesses = 5;
+
+// The same tokens as Generation's: two at first, then with two guesses a step, of which the second
+// is wrong in every other.
+std::vector<engine::StepPlan> GuessedGeneration(const SamplingParams& params) {
+  std::vector<int32_t> tokens;
+  const LoopRun plain = RunPlans<FakeStage>({1, 1}, Generation(params, 3 * kNumGuesses + 2));
+  for (const engine::StepResult& result : plain.results) {
+    for (const engine::SampledToken& sampled : result.sampled) tokens.push_back(sampled.token);
+  }
+  PlanWriter plan;
+  std::vector<engine::StepPlan> plans;
+  plan.Open(0, {3, 1, 4, 1, 5}, params).Grant(0, {0, 1, 2, 3, 4, 5, 6, 7});
+  plans.push_back(plan.Chunk(0, 5, true).Take());
+  plans.push_back(plan.Decode(0).Take());
+  auto next = tokens.begin() + 2;
+  for (int i = 0; i < kNumGuesses; ++i) {
+    const bool is_right = i % 2 == 0;
+    plans.push_back(plan.Guess(0, {next[0], is_right ? next[1] : next[1] ^ 1}).Take());
+    plan.Settle(0, {next, next + (is_right ? 3 : 2)});
+    next += is_right ? 3 : 2;
+  }
+  plans.push_back(plan.Decode(0).Take());
+  plans.push_back(plan.Decode(0).Take());
+  return plans;
+}
+
+TEST(CudaStepLoop, GuessesAreChosenAfterAsOnTheHost) {
+  SamplingParams params;
+  params.temperature = 5.0f;
+  params.num_logprobs = 3;
+  std::vector<engine::StepPlan> plans = GuessedGeneration(params);
+  ExpectTheHosts(plans, std::ssize(plans) - 1);
+  // Of guesses the host must know what comes before them.
+  params.repetition_penalty = 3.0f;
+  params.frequency_penalty = 1.5f;
+  plans = GuessedGeneration(params);
+  ExpectTheHosts(plans, std::ssize(plans) - 1 - kNumGuesses);
+  plans = GuessedGeneration(Constrained(params, "([a-f]{2},)*[0-9]+;?"));
+  ExpectTheHosts(plans, 0);
+}
+
 TEST(CudaStepLoop, SlotsChangeHandsWhileTheirTokensAreUnread) {
   PlanWriter plan;
   std::vector<engine::StepPlan> plans;
@@ -411,6 +453,21 @@ TEST_P(CudaEngineStepLoop, EachRequestGetsWhatTheHostGivesIt) {
   EXPECT_GT(stats.num_preemptions, 0u);
   EXPECT_GT(stats.num_steps_ahead, 0);
   EXPECT_EQ(device, Serve<FakeStage>({.tp = 1, .pp = 1, .num_blocks = 30}, requests));
+}
+
+TEST_P(CudaEngineStepLoop, GuessesChangeNoToken) {
+  const std::vector<engine::EngineRequest> requests = RandomRequests(7, 30);
+  ServeStats stats;
+  const Outputs device = Serve<FakeDeviceStage>({.tp = GetParam().tp,
+                                                 .pp = GetParam().pp,
+                                                 .num_blocks = 60,
+                                                 .max_draft_tokens = 5,
+                                                 .max_num_seqs = 40},
+                                                requests, &stats);
+  EXPECT_EQ(device, Serve<FakeStage>({.tp = 1, .pp = 1, .num_blocks = 30}, requests));
+  EXPECT_GT(stats.num_steps_ahead, 0);
+  EXPECT_GT(stats.num_drafts_accepted, 50u);
+  EXPECT_GT(stats.num_drafts_refused, 20u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaEngineStepLoop,

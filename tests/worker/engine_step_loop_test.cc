@@ -22,6 +22,18 @@ TEST_P(EngineStepLoopTest, EachRequestGetsWhatItGetsAlone) {
   }
 }
 
+TEST_P(EngineStepLoopTest, GuessesChangeNoToken) {
+  const std::vector<engine::EngineRequest> requests = RandomRequests(7, 30);
+  Scenario scenario = GetParam();
+  const Outputs without = Serve<FakeStage>(scenario, requests);
+  scenario.max_draft_tokens = 5;
+  scenario.max_num_seqs = 40;
+  ServeStats stats;
+  EXPECT_EQ(Serve<FakeStage>(scenario, requests, &stats), without);
+  EXPECT_GT(stats.num_drafts_accepted, 50u);
+  EXPECT_GT(stats.num_drafts_refused, 20u);
+}
+
 TEST_P(EngineStepLoopTest, GreedyOutputsAreTheModelsContinuation) {
   for (const auto& request : RandomRequests(6, 8)) {
     if (request.sampling.temperature > 0) continue;

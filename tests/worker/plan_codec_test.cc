@@ -50,8 +50,10 @@ engine::StepPlan EveryPlan() {
   plain.num_prompt_tokens = 1;
   plan.opened = {open, plain};
   plan.grants = {{.slot = 7, .blocks = {100000, 0}}, {.slot = 8, .blocks = {}}};
+  plan.settled = {{.slot = 3, .tokens = {5, 128255}}};
   plan.work = {{.slot = 7, .num_tokens = 2, .sample = false},
                {.slot = 8, .num_tokens = 5, .sample = true},
+               {.slot = 3, .num_tokens = 1, .sample = true, .drafts = {128255, 0}},
                {.slot = 1, .num_tokens = 1, .sample = true},
                {.slot = 0, .num_tokens = 1, .sample = true}};
   return plan;
@@ -71,7 +73,7 @@ TEST(PlanCodec, PlanSurvivesTheWire) { EXPECT_EQ(RoundTrip(EveryPlan()), EveryPl
 
 TEST(PlanCodec, KeepsTheOrderOfWorkWhateverItIs) {
   engine::StepPlan plan = EveryPlan();
-  std::swap(plan.work[0], plan.work[3]);
+  std::swap(plan.work[0], plan.work[4]);
   EXPECT_EQ(RoundTrip(plan), plan);
 }
 
@@ -95,7 +97,7 @@ TEST(PlanCodec, RefusesWhatAPlanCannotSay) {
 }
 
 TEST(PlanCodec, SamplingSlotsFollowTheWork) {
-  EXPECT_THAT(SamplingSlots(EveryPlan()), ElementsAre(8, 1, 0));
+  EXPECT_THAT(SamplingSlots(EveryPlan()), ElementsAre(8, 3, 3, 3, 1, 0));
 }
 
 engine::StepResult EveryResult() {

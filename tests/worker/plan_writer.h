@@ -37,6 +37,14 @@ class PlanWriter {
     return *this;
   }
   PlanWriter& Decode(uint32_t slot) { return Chunk(slot, 1, true); }
+  PlanWriter& Guess(uint32_t slot, std::vector<int32_t> drafts) {
+    Decode(slot).plan_.work.back().drafts = std::move(drafts);
+    return *this;
+  }
+  PlanWriter& Settle(uint32_t slot, std::vector<int32_t> tokens) {
+    plan_.settled.push_back({.slot = slot, .tokens = std::move(tokens)});
+    return *this;
+  }
   engine::StepPlan Take() {
     plan_.step_id = next_step_++;
     return std::exchange(plan_, {});

@@ -34,6 +34,98 @@ std::vector<std::vector<int32_t>> Fields(const std::vector<NewBlock>& blocks) {
   return fields;
 }
 
+// Slot 0 has five tokens and has guessed two after them.
+SlotTable WithGuesses(const SlotTableOptions& options, PlanWriter& plan) {
+  SlotTable table(options);
+  plan.Open(0, {10, 11, 12, 13}).Grant(0, {7, 3}).Chunk(0, 4, true);
+  EXPECT_TRUE(table.Apply(plan.Take()).ok());
+  if (!options.has_token_table) table.AppendSampled(table.sampled()[0], 14);
+  plan.Guess(0, {20, 21});
+  EXPECT_TRUE(table.Apply(plan.Take()).ok());
+  if (options.is_first_stage) table.FillTokenIds();
+  return table;
+}
+
+TEST(SlotTable, DraftsAreComputedAndATokenIsChosenAfterEach) {
+  PlanWriter plan;
+  const SlotTable table = WithGuesses(Small(), plan);
+  EXPECT_THAT(table.batch().token_ids, ElementsAre(14, 20, 21));
+  EXPECT_THAT(table.batch().positions, ElementsAre(4, 5, 6));
+  EXPECT_THAT(table.batch().slot_mapping, ElementsAre(12, 13, 14));
+  EXPECT_THAT(table.batch().context_lens, ElementsAre(7));
+  EXPECT_THAT(table.batch().logits_rows, ElementsAre(0, 1, 2));
+  ASSERT_EQ(table.logits_uses().size(), 3u);
+  for (uint64_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(table.logits_uses()[i].position, 5 + i);
+    EXPECT_EQ(table.RowOf(table.logits_uses()[i]).num_output_tokens, static_cast<int>(1 + i));
+    EXPECT_EQ(table.RowOf(table.logits_uses()[i]).drafts.size(), i);
+  }
+}
+
+TEST(SlotTable, GoesOnFromWhereDraftsWereRight) {
+  for (const bool has_token_table : {false, true}) {
+    for (int num_accepted = 0; num_accepted <= 2; ++num_accepted) {
+      SlotTableOptions options = Small();
+      options.is_last_stage = false;
+      options.has_token_table = has_token_table;
+      PlanWriter plan;
+      SlotTable table = WithGuesses(options, plan);
+      // What was chosen comes back, and is nobody's.
+      const std::vector<SlotRef> sampled(table.sampled().begin(), table.sampled().end());
+      ASSERT_EQ(sampled.size(), 3u);
+      for (const SlotRef& ref : sampled) table.AppendSampled(ref, 99);
+
+      std::vector<int32_t> tokens = {20, 21};
+      tokens.resize(num_accepted);
+      tokens.push_back(30);
+      plan.Settle(0, tokens).Decode(0);
+      ASSERT_TRUE(table.Apply(plan.Take()).ok());
+      EXPECT_FALSE(!has_token_table && table.MissesTokens());
+      EXPECT_EQ(table.NewestSource(), 0u);
+      table.FillTokenIds();
+      EXPECT_THAT(table.batch().token_ids, ElementsAre(30));
+      EXPECT_THAT(table.batch().token_sources, IsEmpty());
+      EXPECT_THAT(table.batch().positions, ElementsAre(5 + num_accepted));
+
+      if (!has_token_table) table.AppendSampled(table.sampled()[0], 31);
+      plan.Grant(0, {5}).Decode(0);
+      ASSERT_TRUE(table.Apply(plan.Take()).ok());
+      table.FillTokenIds();
+      EXPECT_EQ(table.batch().token_sources.empty(), !has_token_table);
+      EXPECT_THAT(table.batch().positions, ElementsAre(6 + num_accepted));
+    }
+  }
+}
+
+TEST(SlotTable, RefusesWhatDraftsCannotHaveBecome) {
+  using Change = std::function<void(PlanWriter&)>;
+  const std::pair<Change, const char*> cases[] = {
+      {[](PlanWriter& plan) { plan.Decode(0); }, "before it was told"},
+      {[](PlanWriter& plan) { plan.Settle(0, {}).Decode(0); }, "told 0 chosen tokens"},
+      {[](PlanWriter& plan) {
+         plan.Settle(0, {20, 21, 3, 4}).Decode(0);
+       },
+       "told 4 chosen tokens"},
+      {[](PlanWriter& plan) {
+         plan.Settle(0, {22, 3}).Decode(0);
+       },
+       "not its drafts"},
+      {[](PlanWriter& plan) {
+         plan.Settle(0, {20, 100}).Decode(0);
+       },
+       "token id 100"},
+      {[](PlanWriter& plan) { plan.Settle(0, {20}).Settle(0, {20}).Decode(0); }, "had no drafts"},
+  };
+  for (const auto& [change, message] : cases) {
+    PlanWriter plan;
+    SlotTable table = WithGuesses(Small(), plan);
+    change(plan);
+    const absl::Status status = table.Apply(plan.Take());
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
 TEST(SlotTable, LaysOutChunksAndDecodes) {
   SlotTable table(Small());
   PlanWriter plan;
@@ -304,6 +396,25 @@ TEST(SlotTable, RefusesMalformedPlans) {
          p.grants = {{.slot = 0, .blocks = {2, 3}}, {.slot = 0, .blocks = {4}}};
        },
        "granted 1 blocks beside its 4"},
+      {[](Plan& p) { p.settled = {{.slot = 1, .tokens = {2}}}; }, "told what it has chosen, but"},
+      {[](Plan& p) { p.settled = {{.slot = kHuge, .tokens = {2}}}; }, "not open"},
+      {[](Plan& p) { p.settled = {{.slot = 0, .tokens = {2}}}; }, "had no drafts"},
+      {[](Plan& p) { p.work[0].drafts = {100}; }, "token id 100"},
+      {[](Plan& p) { p.work[0].drafts = {-1}; }, "token id -1"},
+      {[](Plan& p) {
+         p.work[0].drafts = {1, 2, 3};
+       },
+       "blocks hold 8"},
+      {[](Plan& p) {
+         p.grants = {{.slot = 0, .blocks = {2, 3}}};
+         p.work[0].drafts = {1, 2, 3};
+       },
+       "with 4 tokens to choose beside 0 the step exceeds 3"},
+      {[](Plan& p) {
+         p.work[0].sample = false;
+         p.work[0].drafts = {1};
+       },
+       "1 drafts after 1 tokens that are no decode"},
       {[](Plan& p) { p.work.push_back(p.work[0]); }, "work twice"},
       {[](Plan& p) { p.work[0].slot = 2; }, "not open"},
       {[](Plan& p) { p.work[0].slot = kHuge; }, "not open"},

@@ -216,6 +216,51 @@ TEST_P(StepLoopTest, ConstrainedOutputsFitBesideOthers) {
   EXPECT_EQ(TokensOf(results, 2), FakeConstrainedContinuation({2, 6, 5}, "(ab|c)*", 14));
 }
 
+// Of nine tokens each step guesses two, some of them wrong, and is told what it chose.
+TEST_P(StepLoopTest, GuessedOutputsAreConstrainedAndPenalizedAllTheSame) {
+  SamplingParams penalized = Constrained(PlanWriter::Greedy(), kDates);
+  penalized.frequency_penalty = 2.0f;
+  const std::vector<int32_t> prompt = {3, 1, 4};
+  const std::vector<int32_t> whole = FakeConstrainedContinuation(prompt, kDates, 9);
+  for (const SamplingParams& sampling : {Constrained(PlanWriter::Greedy(), kDates), penalized}) {
+    PlanWriter plan;
+    std::vector<engine::StepPlan> plans;
+    plan.Open(0, prompt, sampling).Grant(0, {0, 1, 2, 3, 4});
+    plans.push_back(plan.Chunk(0, 3, true).Take());
+    for (int i = 0; i < 8; ++i) plans.push_back(plan.Decode(0).Take());
+    const std::vector<int32_t> expected = TokensOf(RunPlans(GetParam(), plans), 0);
+    if (!HasPenalties(sampling)) {
+      EXPECT_EQ(expected, whole);
+    }
+
+    for (const int32_t wrong_by : {0, 1}) {
+      PlanWriter guessing;
+      plans.clear();
+      guessing.Open(0, prompt, sampling).Grant(0, {0, 1, 2, 3, 4});
+      plans.push_back(guessing.Chunk(0, 3, true).Take());
+      std::vector<int32_t> kept = {expected[0]};
+      std::vector<size_t> num_kept = {1};
+      while (kept.size() + 2 < expected.size()) {
+        const size_t at = kept.size();
+        std::vector<int32_t> drafts = {expected[at], expected[at + 1] ^ wrong_by};
+        plans.push_back(guessing.Guess(0, drafts).Take());
+        num_kept.push_back(wrong_by == 0 ? 3 : 2);
+        const auto first = expected.begin() + static_cast<ptrdiff_t>(at);
+        const std::vector<int32_t> settled(first, first + static_cast<ptrdiff_t>(num_kept.back()));
+        kept.insert(kept.end(), settled.begin(), settled.end());
+        guessing.Settle(0, settled);
+      }
+      const std::vector<engine::StepResult> results = RunPlans(GetParam(), plans);
+      size_t at = 0;
+      for (size_t step = 0; step < results.size(); ++step) {
+        for (size_t i = 0; i < num_kept[step]; ++i, ++at) {
+          EXPECT_EQ(results[step].sampled[i].token, expected[at]) << "output token " << at;
+        }
+      }
+    }
+  }
+}
+
 // As after a preemption: with whatever it had written, it writes the same.
 TEST_P(StepLoopTest, ConstrainedOutputsGoOnFromTheTokensTheyHave) {
   const std::vector<int32_t> prompt = {3, 1, 4};

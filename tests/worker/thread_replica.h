@@ -87,6 +87,8 @@ struct Scenario {
   int tp = 1;
   int pp = 1;
   int64_t num_blocks = 30;
+  int max_draft_tokens = 0;
+  int64_t max_num_seqs = 6;
 };
 
 using Outputs = std::map<uint64_t, std::vector<int32_t>>;
@@ -100,14 +102,18 @@ inline void Collect(engine::Engine& engine, Outputs& outputs) {
 struct ServeStats {
   uint64_t num_preemptions = 0;
   int64_t num_steps_ahead = 0;
+  uint64_t num_drafts_accepted = 0;
+  uint64_t num_drafts_refused = 0;
 };
 
 // Serves the requests together; the tokens of each.
 template <typename Stage>
 Outputs Serve(const Scenario& scenario, const std::vector<engine::EngineRequest>& requests,
               ServeStats* stats = nullptr) {
-  const BatchLimits limits{
-      .max_batched_tokens = 16, .max_num_seqs = 6, .max_model_len = 64, .block_size = 4};
+  const BatchLimits limits{.max_batched_tokens = scenario.max_num_seqs + 10,
+                           .max_num_seqs = scenario.max_num_seqs,
+                           .max_model_len = 64,
+                           .block_size = 4};
   engine::EngineConfig config;
   config.num_blocks = scenario.num_blocks;
   config.block_size = limits.block_size;
@@ -117,6 +123,7 @@ Outputs Serve(const Scenario& scenario, const std::vector<engine::EngineRequest>
   config.pipeline_depth = scenario.pp;
   config.max_steps_in_flight = scenario.pp + 1;
   config.eos_token_ids = {2};
+  config.max_draft_tokens = scenario.max_draft_tokens;
   engine::Engine engine(config);
   ThreadReplica<Stage> replica(scenario.tp, scenario.pp,
                                {.limits = limits,
@@ -136,8 +143,12 @@ Outputs Serve(const Scenario& scenario, const std::vector<engine::EngineRequest>
     Collect(engine, outputs);
   }
   const int64_t num_steps_ahead = replica.Close();
-  if (stats != nullptr) *stats = {engine.Stats().num_preemptions, num_steps_ahead};
-  EXPECT_EQ(engine.Stats().blocks_in_use, 0);
+  const engine::EngineStats counted = engine.Stats();
+  if (stats != nullptr) {
+    *stats = {counted.num_preemptions, num_steps_ahead, counted.draft_tokens_accepted,
+              counted.draft_tokens - counted.draft_tokens_accepted};
+  }
+  EXPECT_EQ(counted.blocks_in_use, 0);
   return outputs;
 }
 
@@ -150,11 +161,13 @@ inline std::vector<engine::EngineRequest> RandomRequests(uint32_t seed, int coun
     for (uint32_t n = 1 + random() % 30; n > 0; --n) {
       request.prompt.push_back(static_cast<int32_t>(3 + random() % 90));
     }
-    request.sampling.temperature = i % 2 == 0 ? 0.0f : 4.0f;
+    request.sampling.temperature = i % 2 == 0 ? 0.0f : i % 4 == 1 ? 1.0f : 4.0f;
     request.sampling.seed = random();
     request.sampling.repetition_penalty = i % 4 == 1 ? 1.5f : 1.0f;
     request.sampling.frequency_penalty = i % 4 == 3 ? 0.5f : 0.0f;
     request.sampling.max_tokens = static_cast<int32_t>(1 + random() % 30);
+    if (i % 4 != 3) request.prediction = FakeContinuation(request.prompt, 30);
+    for (int32_t& token : request.prediction) token = random() % 8 == 0 ? 5 : token;
     requests.push_back(std::move(request));
   }
   return requests;

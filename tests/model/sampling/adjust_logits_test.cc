@@ -31,6 +31,48 @@ int64_t MostOf(const PlainSequence& sequence, const TokenHistory& history, int64
   return MostAdjustments(OutputOf(sequence, history), part_width);
 }
 
+TEST(AdjustLogits, DraftsCountAsIfTheyWereOutput) {
+  std::mt19937 random(73);
+  for (int i = 0; i < 300; ++i) {
+    const PlainSequence whole = RandomSequence(random, 90);
+    PlainSequence begun = whole;
+    begun.output.resize(random() % (whole.output.size() + 1));
+    for (const Range vocab : {Range{0, 90}, Range{30, 60}}) {
+      const TokenHistory history = HistoryOf(begun, vocab);
+      const TokenHistory whole_history = HistoryOf(whole, vocab);
+      OutputSoFar drafted = OutputOf(whole, history);
+      drafted.drafts = std::span(whole.output).subspan(begun.output.size());
+      std::vector<float> expected(static_cast<size_t>(vocab.size()));
+      for (float& logit : expected) logit = static_cast<float>(random() % 100) - 50;
+      std::vector<float> adjusted = expected;
+      AdjustLogits(expected, vocab, OutputOf(whole, whole_history));
+      AdjustLogits(adjusted, vocab, drafted);
+      EXPECT_EQ(adjusted, expected);
+
+      std::vector<LogitAdjustment> expected_list;
+      std::vector<LogitAdjustment> list;
+      LogitsJob expected_job;
+      LogitsJob job;
+      ListAdjustments(vocab, OutputOf(whole, whole_history), expected_list, expected_job);
+      ListAdjustments(vocab, drafted, list, job);
+      EXPECT_EQ(job.num_penalties, expected_job.num_penalties);
+      const auto by_token = [](const auto& a, const auto& b) { return a.index < b.index; };
+      const auto sort_penalties = [&](std::vector<LogitAdjustment>& all) {
+        std::sort(all.begin() + job.num_biases, all.begin() + job.num_biases + job.num_penalties,
+                  by_token);
+      };
+      sort_penalties(list);
+      sort_penalties(expected_list);
+      ASSERT_EQ(list.size(), expected_list.size());
+      for (size_t k = 0; k < list.size(); ++k) {
+        EXPECT_EQ(list[k].index, expected_list[k].index);
+        EXPECT_EQ(list[k].amount, expected_list[k].amount);
+      }
+      EXPECT_LE(std::ssize(list), MostAdjustments(drafted, vocab.size()));
+    }
+  }
+}
+
 TEST(MostAdjustments, BoundWhatAnyRankListsAndAreTheSameOnAll) {
   std::mt19937 random(71);
   for (int i = 0; i < 300; ++i) {

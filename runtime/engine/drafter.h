@@ -1,0 +1,64 @@
+// Guesses an output's next tokens from what was written before: after a few tokens that are there
+// twice, what followed the first time follows again (prompt lookup: A. Saxena 2023; what vLLM calls
+// ngram). Answers that quote their prompt, rewrite code or list things go several tokens a step
+// then. The client may have a prediction of the output; it is looked through as well, and before
+// the output has begun, it is the guess.
+//
+// A guess costs a step the rows that compute it, never a token: ranks choose at every place as if
+// it were not there, and what differs is dropped. So guesses may be wrong, but not for long: their
+// number follows those that came true, and after some that did not there is a pause.
+//
+// Pure; one per output.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace lockstep::engine {
+
+// What can be quoted.
+struct DraftSources {
+  std::span<const int32_t> prediction;
+  std::span<const int32_t> tokens;  // prompt, then output: known
+};
+
+class Drafter {
+ public:
+  static constexpr size_t kShortestMatch = 2;  // tokens that must be the same
+  static constexpr size_t kLongestMatch = 8;   // and from which on no better one is looked for
+  static constexpr size_t kLongestWalk = size_t{1} << 15;  // back from where a text ends
+
+  // Of an output after a prompt of so many tokens.
+  explicit Drafter(size_t num_prompt_tokens) : num_followed_(num_prompt_tokens) {}
+
+  // Tokens have become known: reads those that it has not seen, and looks for a place to quote from
+  // unless it is at one. Costs their number, or a walk over the texts where it looks.
+  void Follow(const DraftSources& sources);
+  // Has something to propose after the tokens followed last.
+  bool is_ready() const { return place_.has_value() && pause_ == 0; }
+  // At most `most` tokens, and no more than it trusts its place for.
+  std::vector<int32_t> Propose(const DraftSources& sources, int most) const;
+  // Of `num_drafts` tokens proposed, so many came true. Before those that did are followed.
+  void Learn(int num_drafts, int num_accepted);
+
+ private:
+  struct Place {
+    bool is_in_prediction = false;
+    size_t next = 0;  // the token expected
+    bool operator==(const Place&) const = default;
+  };
+
+  static std::optional<Place> Find(const DraftSources& sources);
+
+  std::optional<Place> place_;
+  size_t num_followed_;
+  bool has_begun_ = false;
+  int trusted_ = 4;     // tokens of the next proposal
+  int num_misses_ = 0;  // proposals in a row of which nothing came true
+  size_t pause_ = 0;    // tokens until it proposes again
+};
+
+}  // namespace lockstep::engine
