@@ -127,7 +127,9 @@ Json Response::ToJson() const {
     const v1::Usage& usage = output.finished->usage();
     json["usage"] = {{"num_prompt_tokens", usage.num_prompt_tokens()},
                      {"num_cached_prompt_tokens", usage.num_cached_prompt_tokens()},
-                     {"num_output_tokens", usage.num_output_tokens()}};
+                     {"num_output_tokens", usage.num_output_tokens()},
+                     {"num_guessed_tokens", usage.num_guessed_tokens()},
+                     {"num_wrong_guesses", usage.num_wrong_guesses()}};
   }
   if (num_output_tokens_ > 0) {
     json["timing"] = {{"ttft_ms", absl::ToDoubleMilliseconds(first_token_ - started_)},

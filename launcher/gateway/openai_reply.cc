@@ -275,19 +275,25 @@ std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& ev
 }
 
 Json OpenAiReply::Usage() const {
-  int64_t num_prompt = 0, num_cached = 0, num_output = 0;
+  int64_t num_prompt = 0, num_cached = 0, num_output = 0, num_guessed = 0, num_wrong = 0;
   for (const Response& response : responses_) {
     for (const ResponseOutput& output : response.outputs()) {
       if (!output.finished || !output.finished->has_usage()) continue;
-      num_prompt += output.finished->usage().num_prompt_tokens();
-      num_cached += output.finished->usage().num_cached_prompt_tokens();
-      num_output += output.finished->usage().num_output_tokens();
+      const v1::Usage& usage = output.finished->usage();
+      num_prompt += usage.num_prompt_tokens();
+      num_cached += usage.num_cached_prompt_tokens();
+      num_output += usage.num_output_tokens();
+      num_guessed += usage.num_guessed_tokens();
+      num_wrong += usage.num_wrong_guesses();
     }
   }
-  return {{"prompt_tokens", num_prompt},
-          {"completion_tokens", num_output},
-          {"total_tokens", num_prompt + num_output},
-          {"prompt_tokens_details", {{"cached_tokens", num_cached}}}};
+  return {
+      {"prompt_tokens", num_prompt},
+      {"completion_tokens", num_output},
+      {"total_tokens", num_prompt + num_output},
+      {"prompt_tokens_details", {{"cached_tokens", num_cached}}},
+      {"completion_tokens_details",
+       {{"accepted_prediction_tokens", num_guessed}, {"rejected_prediction_tokens", num_wrong}}}};
 }
 
 Json OpenAiReply::UsageChunk() const {

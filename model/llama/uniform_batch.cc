@@ -6,7 +6,7 @@
 namespace lockstep {
 
 StepBatch MakeUniformBatch(const UniformBatch& uniform) {
-  const auto [num_seqs, context, new_tokens, block_size, vocab_size] = uniform;
+  const auto [num_seqs, context, new_tokens, block_size, vocab_size, wants_all_logits] = uniform;
   StepBatch batch;
   batch.query_starts.push_back(0);
   std::vector<int32_t> blocks(static_cast<size_t>((context + block_size - 1) / block_size));
@@ -20,10 +20,12 @@ StepBatch MakeUniformBatch(const UniformBatch& uniform) {
       batch.positions.push_back(static_cast<int32_t>(position));
       batch.slot_mapping.push_back((first_block + position / block_size) * block_size +
                                    position % block_size);
+      if (wants_all_logits || position + 1 == context) {
+        batch.logits_rows.push_back(static_cast<int32_t>(batch.positions.size()) - 1);
+      }
     }
     batch.query_starts.push_back(static_cast<int32_t>(batch.positions.size()));
     batch.context_lens.push_back(static_cast<int32_t>(context));
-    batch.logits_rows.push_back(static_cast<int32_t>(batch.positions.size()) - 1);
   }
   return batch;
 }

@@ -11,10 +11,10 @@ struct UniformBatch {
   int64_t new_tokens = 1;  // of them, computed by this step
   int block_size = 16;
   int64_t vocab_size = 1;
+  bool wants_all_logits = false;  // of all new tokens, else of the last
 };
 
-// Each sequence has blocks of its own, the logits of its last token are wanted. 1 <= new_tokens <=
-// context.
+// Each sequence has blocks of its own. 1 <= new_tokens <= context.
 StepBatch MakeUniformBatch(const UniformBatch& uniform);
 
 }  // namespace lockstep

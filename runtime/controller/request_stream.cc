@@ -135,6 +135,8 @@ bool RequestStream::WriteToken(uint32_t index, const engine::EngineEvent& engine
   delta.set_text(Unseen(
       output, TextOf(output, sampled.token, engine_event.finish == engine::FinishReason::kStop)));
   ++output.num_tokens;
+  num_guessed_tokens_ += engine_event.was_guessed ? 1 : 0;
+  num_wrong_guesses_ += static_cast<int32_t>(engine_event.num_wrong_guesses);
   delta.add_token_ids(sampled.token);
   if (spec_.logprobs && sampled.logprobs) {
     FillLogprobs(sampled.token, *sampled.logprobs, delta.add_logprobs());
@@ -188,6 +190,8 @@ bool RequestStream::WriteFinish(uint32_t index, v1::FinishReason reason, int32_t
     int32_t num_output_tokens = 0;
     for (const Output& each : outputs_) num_output_tokens += each.num_tokens;
     usage.set_num_output_tokens(num_output_tokens);
+    usage.set_num_guessed_tokens(num_guessed_tokens_);
+    usage.set_num_wrong_guesses(num_wrong_guesses_);
   }
   const bool finish_written = writer_->Write(std::move(event)) && written;
   if (num_unfinished_ == 0) writer_->Close(StatusAtEnd());

@@ -98,6 +98,8 @@ class RequestStream {
   int32_t next_prompt_position_ = 1;  // position 0 has no logprobs
   // Of the output that came first: what the others found was computed for it.
   std::optional<int32_t> num_cached_prompt_tokens_;
+  int32_t num_guessed_tokens_ = 0;
+  int32_t num_wrong_guesses_ = 0;
   bool deadline_passed_ = false;
 };
 

@@ -189,22 +189,29 @@ EngineEvent& Engine::AddEvent(const Sequence& sequence) {
 // After each draft that came true, the next token chosen is the sequence's, too. What a finished
 // sequence still sampled is dropped.
 void Engine::CommitChosen(Sequence& sequence, std::span<const SampledToken> chosen,
-                          const std::vector<int32_t>& drafts) {
+                          std::span<const int32_t> drafts) {
+  using State = Sequence::State;
   sequence.has_drafts_in_flight = false;
-  int num_accepted = 0;
-  for (size_t i = 0; i < chosen.size() && sequence.state != Sequence::State::kFinished; ++i) {
-    const bool is_in_its_slot = sequence.state == Sequence::State::kRunning;
-    if (i > 0) {
-      ++num_accepted;
-      if (is_in_its_slot) ++sequence.computed;
-    }
-    if (!drafts.empty() && is_in_its_slot) ++sequence.num_unsettled;
-    CommitToken(sequence, chosen[i]);
-    if (i < drafts.size() && chosen[i].token != drafts[i]) break;
+  if (sequence.state == State::kFinished) return;
+  const bool is_in_its_slot = sequence.state == State::kRunning;
+  size_t num_accepted = 0;
+  bool goes_on = true;
+  while (goes_on) {
+    const SampledToken& token = chosen[num_accepted];
+    if (is_in_its_slot && !drafts.empty()) ++sequence.num_unsettled;
+    CommitToken(sequence, token);
+    const bool was_guessed = num_accepted < drafts.size() && token.token == drafts[num_accepted];
+    events_.back().was_guessed = was_guessed;
+    if (was_guessed) ++num_accepted;
+    goes_on = was_guessed && sequence.state != State::kFinished;
+    if (goes_on && is_in_its_slot) ++sequence.computed;
   }
+  events_.back().num_wrong_guesses = static_cast<uint32_t>(drafts.size() - num_accepted);
   draft_tokens_accepted_ += num_accepted;
-  if (sequence.state == Sequence::State::kFinished || sequence.drafter == nullptr) return;
-  if (!drafts.empty()) sequence.drafter->Learn(static_cast<int>(drafts.size()), num_accepted);
+  if (sequence.state == State::kFinished || sequence.drafter == nullptr) return;
+  if (!drafts.empty()) {
+    sequence.drafter->Learn(static_cast<int>(drafts.size()), static_cast<int>(num_accepted));
+  }
   if (scheduler_.MayGuess()) sequence.drafter->Follow(sequence.draft_sources());
 }
 

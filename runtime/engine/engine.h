@@ -107,7 +107,7 @@ class Engine {
   void Append(Sequence& sequence, int32_t token, EngineEvent& event);
   void CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens);
   void CommitChosen(Sequence& sequence, std::span<const SampledToken> chosen,
-                    const std::vector<int32_t>& drafts);
+                    std::span<const int32_t> drafts);
   void CommitToken(Sequence& sequence, const SampledToken& sampled);
   void EndIfFinished(Sequence& sequence, const EngineEvent& event);
   std::unique_ptr<Request> MakeRequest(EngineRequest given);

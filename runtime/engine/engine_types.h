@@ -68,6 +68,8 @@ struct EngineEvent {
   std::vector<LogprobInfo> prompt_logprobs;
   std::optional<FinishReason> finish;     // after `token` or those emitted, when both are there
   int32_t stop_token_id = -1;             // with kStop by token
+  bool was_guessed = false;               // the token
+  uint32_t num_wrong_guesses = 0;         // of its step, that came to nothing with it
   uint32_t num_cached_prompt_tokens = 0;  // with token and with finish
   absl::Time admitted_at;                 // with token: when its request first was in a step
 };

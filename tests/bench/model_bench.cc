@@ -41,6 +41,7 @@ struct BenchOptions {
   std::vector<int64_t> prefill_tokens = {512};
   int64_t context = 256;
   std::vector<int64_t> decode_seqs = {1, 16};
+  std::vector<int64_t> guesses = {8};
   int repeats = 5;
   std::string dtype = "auto";
   std::string quantize = "none";
@@ -74,7 +75,8 @@ class ModelBench {
     dtype_ = Value(KvCacheDType(*checkpoint, stage.weights, backend_->HoldsF16()));
     stage.quantize = *QuantizationOf(options.quantize);
     stage.num_load_threads = options.threads;
-    stage.limits.max_batched_tokens = std::max(most_tokens, most_seqs);
+    stage.limits.max_batched_tokens =
+        std::max({most_tokens, most_seqs, 1 + Largest(options.guesses)});
     stage.limits.max_num_seqs = most_seqs;
     stage.limits.max_model_len = std::max(most_tokens, options.context) + 1;
     stage.limits.block_size = kBlockSize;
@@ -99,6 +101,7 @@ class ModelBench {
       report["prefill"].push_back(Prefill(tokens));
     }
     for (const int64_t seqs : options_.decode_seqs) report["decode"].push_back(Decode(seqs));
+    for (const int64_t guesses : options_.guesses) report["guesses"].push_back(Guess(guesses));
     MeasurePeak();
     AddShares(report);
     return report;
@@ -194,6 +197,25 @@ class ModelBench {
             {"share_of_bandwidth", Median(shares)}};
   }
 
+  // One sequence's token and its guesses, with a choice after each, by turns with the token alone.
+  nlohmann::json Guess(int64_t guesses) {
+    Log(fmt::format("a token and {} guesses at context {}", guesses, options_.context));
+    const UniformBatch alone = {1, options_.context, 1, kBlockSize, config_.vocab_size};
+    UniformBatch guessed = alone;
+    guessed.new_tokens += guesses;
+    guessed.wants_all_logits = true;
+    std::vector<double> turns, ratios;
+    for (int turn = 0; turn < std::max(kMinTurns, options_.repeats); ++turn) {
+      const double one = MedianSeconds(MakeUniformBatch(alone), 1, kMinSeconds / kMinTurns / 2);
+      turns.push_back(MedianSeconds(MakeUniformBatch(guessed), 1, kMinSeconds / kMinTurns / 2));
+      ratios.push_back(turns.back() / one);
+    }
+    return {{"guesses", guesses},
+            {"context", options_.context},
+            {"seconds", Median(turns)},
+            {"steps_of_one_token", Median(ratios)}};
+  }
+
   // Read by one step of all ranks.
   double DecodeBytes(int64_t seqs) const {
     const int64_t element = kept_as_f32() ? 4 : 2;
@@ -248,6 +270,11 @@ void PrintTable(const nlohmann::json& report) {
         decode["gb_per_s"].get<double>(), 100 * decode["share_of_bandwidth"].get<double>(),
         decode["read_gb_per_s"].get<double>());
   }
+  for (const nlohmann::json& guess : report["guesses"]) {
+    fmt::print("  a token and {:2} guesses     {:8.2f} ms, {:.2f} of a token's alone\n",
+               guess["guesses"].get<int64_t>(), 1e3 * guess["seconds"].get<double>(),
+               guess["steps_of_one_token"].get<double>());
+  }
 }
 
 int Main(int argc, char** argv) {
@@ -261,6 +288,8 @@ int Main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::Range(1, 65536));
   app.add_option("--decode", options.decode_seqs, "Sequences in a decode step")->delimiter(',');
+  app.add_option("--guesses", options.guesses, "Guessed tokens in a step of one sequence")
+      ->delimiter(',');
   app.add_option("--context", options.context, "Context of the decoding sequences, tokens")
       ->check(CLI::Range(1, 65536));
   app.add_option("--repeats", options.repeats, "Median of so many or more")

@@ -236,6 +236,10 @@ TEST_F(GenerationTest, PredictionsChangeNothingButTheNumberOfSteps) {
   EXPECT_EQ(with.outputs.at(0).text, without.outputs.at(0).text);
   const v1::GetStatusResponse status = Status();
   EXPECT_GT(status.draft_tokens_accepted(), 10u);
+  EXPECT_EQ(with.usage->num_guessed_tokens() + without.usage->num_guessed_tokens(),
+            static_cast<int>(status.draft_tokens_accepted()));
+  EXPECT_EQ(with.usage->num_wrong_guesses() + without.usage->num_wrong_guesses(),
+            static_cast<int>(status.draft_tokens() - status.draft_tokens_accepted()));
   EXPECT_GE(status.draft_tokens(), status.draft_tokens_accepted());
   EXPECT_LT(status.num_steps(), 2 * num_steps);
 

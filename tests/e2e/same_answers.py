@@ -9,7 +9,7 @@ import math
 import pathlib
 import sys
 
-IGNORED = {"request_id", "timing"}
+IGNORED = {"request_id", "timing", "num_guessed_tokens", "num_wrong_guesses"}
 TOLERANCE = 2e-3
 
 

@@ -91,6 +91,14 @@ void BenchReport::AddDecode(const nlohmann::json& decode) {
       100 * Number(both, "late_share"));
 }
 
+void BenchReport::AddGuesses(const nlohmann::json& guesses) {
+  report_["guesses"].push_back(guesses);
+  Keep();
+  Print("a token and {:2} guesses     {:8.3f} ms, {:.2f} of a token's alone\n",
+        Whole(guesses, "guesses"), 1e3 * Number(guesses, "seconds"),
+        Number(guesses, "steps_of_one_token"));
+}
+
 void BenchReport::AddPrefill(const nlohmann::json& prefill) {
   report_["prefill"] = prefill;
   Keep();

@@ -17,6 +17,7 @@ class BenchReport {
   void AddDevice(const std::string& description, const DeviceLimits& limits);
   void AddLoad(const nlohmann::json& load);
   void AddDecode(const nlohmann::json& decode);
+  void AddGuesses(const nlohmann::json& guesses);
   void AddPrefill(const nlohmann::json& prefill);
   // A table of kernels (tests/gpu/step_kernels.h), line by line; EndKernels names those that would
   // gain the step the most at the device's limits. step: {"sequences", "new_tokens", "context"}.

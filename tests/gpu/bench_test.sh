@@ -10,7 +10,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 fail() { echo "bench_test: $*" >&2; cat "$scratch/said" >&2; exit 1; }
 
-size=(--model "$model" --decode "1,2" --context 20 --prefill 16 --long-context 0 --repeats 1 --rotate 1)
+size=(--model "$model" --decode "1,2" --guesses 3 --context 20 --prefill 16 --long-context 0 --repeats 1 --rotate 1)
 "$bench" "${size[@]}" --json "$scratch/bench-none.json" >"$scratch/said" 2>&1 || fail "bf16 weights"
 "$bench" "${size[@]}" --quantize fp8 --json "$scratch/bench-fp8.json" --compare "$scratch/bench-none.json" >"$scratch/said" 2>&1 ||
   fail "fp8 weights"

@@ -33,6 +33,7 @@ struct BenchOptions {
   std::string shape = "llama-3.1-8b";
   std::string scratch = "/dev/shm";
   std::vector<int64_t> decode_seqs = {1, 64};
+  std::vector<int64_t> guesses = {4, 8, 16};
   int64_t context = 1024;
   int64_t prefill_tokens = 8192;
   int repeats = 20;
@@ -62,14 +63,16 @@ class StepBench {
     config_ = checkpoint->config();
     const int64_t most_seqs =
         *std::max_element(options.decode_seqs.begin(), options.decode_seqs.end());
+    const int64_t most_guesses = *std::max_element(options.guesses.begin(), options.guesses.end());
     StageOptions stage;
     stage.weights = WeightDType::kBF16;
     stage.quantize = *QuantizationOf(options.quantize);
     stage.num_load_threads = 8;
-    stage.limits = {.max_batched_tokens = std::max(options.prefill_tokens, most_seqs),
-                    .max_num_seqs = most_seqs,
-                    .max_model_len = std::max(options.prefill_tokens, options.context) + 1,
-                    .block_size = kBlockSize};
+    stage.limits = {
+        .max_batched_tokens = std::max({options.prefill_tokens, most_seqs, 1 + most_guesses}),
+        .max_num_seqs = most_seqs,
+        .max_model_len = std::max(options.prefill_tokens, options.context) + 1,
+        .block_size = kBlockSize};
     Log("loading");
     const double begin = Seconds();
     stage_ = Value(
@@ -87,6 +90,7 @@ class StepBench {
 
   void Run(const DeviceLimits& limits) {
     for (const int64_t seqs : options_.decode_seqs) report_.AddDecode(Decode(seqs, limits));
+    for (const int64_t guesses : options_.guesses) report_.AddGuesses(Guess(guesses));
     report_.AddPrefill(Prefill(limits));
   }
 
@@ -142,6 +146,21 @@ class StepBench {
     if (seqs > stage_->max_device_logits_rows()) return result;
     result["with_both"] = WithBoth(decodes);
     AddShare(result["with_both"], seqs, cost, limits);
+    return result;
+  }
+
+  // One sequence's token and its guesses, beside the token alone.
+  nlohmann::json Guess(int64_t guesses) {
+    Log(fmt::format("a token and {} guesses at context {}", guesses, options_.context));
+    UniformBatch batch = {1, options_.context, 1, kBlockSize, config_.vocab_size};
+    const double alone =
+        Time(MakeUniformBatch(batch), options_.repeats, kDecodesToIssue)["seconds"];
+    batch.new_tokens += guesses;
+    batch.wants_all_logits = true;
+    nlohmann::json result = Time(MakeUniformBatch(batch), options_.repeats, kDecodesToIssue);
+    result["guesses"] = guesses;
+    result["context"] = options_.context;
+    result["steps_of_one_token"] = result["seconds"].get<double>() / alone;
     return result;
   }
 
@@ -233,6 +252,8 @@ int Main(int argc, char** argv) {
   app.add_option("--shape", options.shape, "of the weights made up");
   app.add_option("--scratch", options.scratch, "where they are written");
   app.add_option("--decode", options.decode_seqs, "sequences in a decode step")->delimiter(',');
+  app.add_option("--guesses", options.guesses, "guessed tokens in a step of one sequence")
+      ->delimiter(',');
   app.add_option("--context", options.context, "of decoding sequences, tokens")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--prefill", options.prefill_tokens, "prompt tokens in one step")

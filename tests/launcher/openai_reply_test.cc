@@ -62,6 +62,8 @@ class OpenAiReplyTest : public ::testing::Test {
     if (output + 1 == request_.num_outputs()) {
       event.mutable_finished()->mutable_usage()->set_num_prompt_tokens(2);
       event.mutable_finished()->mutable_usage()->set_num_cached_prompt_tokens(1);
+      event.mutable_finished()->mutable_usage()->set_num_guessed_tokens(3);
+      event.mutable_finished()->mutable_usage()->set_num_wrong_guesses(4);
       event.mutable_finished()->mutable_usage()->set_num_output_tokens(3 * (output + 1));
     }
     Send(prompt, event);
@@ -101,6 +103,9 @@ TEST_F(OpenAiReplyTest, ACompletionHasItsOutputsInOrderAndTheirUsage) {
   EXPECT_EQ(whole["usage"]["completion_tokens"], 12);
   EXPECT_EQ(whole["usage"]["total_tokens"], 16);
   EXPECT_EQ(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 2);
+  const auto& details = whole["usage"]["completion_tokens_details"];
+  EXPECT_EQ(details["accepted_prediction_tokens"], 6);
+  EXPECT_EQ(details["rejected_prediction_tokens"], 8);
 }
 
 TEST_F(OpenAiReplyTest, AStreamTellsEveryByteOnce) {
