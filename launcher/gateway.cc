@@ -40,6 +40,7 @@ struct GatewayOptions {
   int max_connections = HttpLimits().max_connections;
   double drain_seconds = 30;
   double retry_seconds = 30;
+  std::string access_log;  // a file; empty = none
   bool json = false;
 };
 
@@ -79,13 +80,14 @@ void Announce(const GatewayOptions& options, const HttpServer& server,
 // The io_context, the server that it runs, and how both end.
 class Gateway {
  public:
-  Gateway(const GatewayOptions& options, const Connection& connection, InterruptWatcher& interrupts)
+  Gateway(const GatewayOptions& options, const Connection& connection, InterruptWatcher& interrupts,
+          std::unique_ptr<AccessLog> access_log)
       : options_(options),
         connection_(connection),
         interrupts_(interrupts),
         interrupted_(io_, interrupts.fd()),
         tick_(io_),
-        service_(connection, absl::Seconds(options.retry_seconds)) {}
+        service_(connection, absl::Seconds(options.retry_seconds), std::move(access_log)) {}
   ~Gateway() { interrupted_.release(); }  // it is the watcher's
 
   absl::Status Run(const HttpServerOptions& server_options) {
@@ -151,7 +153,13 @@ int RunGateway(const GatewayOptions& options) {
         "TLS (--tls-ca), or say --insecure-token\n",
         options.connection.server.c_str());
   }
-  Gateway gateway(options, **connection, interrupts);
+  std::unique_ptr<AccessLog> access_log;
+  if (!options.access_log.empty()) {
+    auto opened = AccessLog::Open(options.access_log);
+    if (!opened.ok()) return Fail(kGatewayCommand, opened.status());
+    access_log = *std::move(opened);
+  }
+  Gateway gateway(options, **connection, interrupts, std::move(access_log));
   const absl::Status status = gateway.Run(*server_options);
   return status.ok() ? kExitOk : Fail(kGatewayCommand, status);
 }
@@ -188,6 +196,12 @@ void AddHttpFlags(CLI::App& command, GatewayOptions& options) {
       ->check(Between(0.0, 1e6))
       ->capture_default_str()
       ->group(kConnectionGroup);
+  command
+      .add_option("--access-log", options.access_log,
+                  "append a line of JSON for each request: who, what, status, tokens, times; no "
+                  "texts (default: none)")
+      ->type_name("FILE")
+      ->group(group);
   command.add_flag("--json", options.json, "print events as JSON objects, one per line")
       ->group(group);
 }

@@ -168,12 +168,20 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
       ->check(HostAndPort())
       ->capture_default_str()
       ->group(group);
+  auto* http = command
+                   .add_option("--http-listen", flags.http_listen,
+                               "answer OpenAI's HTTP API there, by `lockstep gateway` as a child "
+                               "process, with --listen's TLS and tokens; port 0 = any free one "
+                               "(default: nowhere)")
+                   ->type_name("HOST:PORT")
+                   ->check(HostAndPort())
+                   ->group(group);
   command
-      .add_option("--http-listen", flags.http_listen,
-                  "answer OpenAI's HTTP API there, by `lockstep gateway` as a child process, with "
-                  "--listen's TLS and tokens; port 0 = any free one (default: nowhere)")
-      ->type_name("HOST:PORT")
-      ->check(HostAndPort())
+      .add_option("--access-log", flags.access_log,
+                  "append a line of JSON for each request there: who, what, status, tokens, "
+                  "times; no texts (default: none)")
+      ->type_name("FILE")
+      ->needs(http)
       ->group(group);
   command
       .add_option("--metrics-listen", flags.metrics_listen,

@@ -1,6 +1,7 @@
 #include "launcher/gateway/openai_reply.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -301,6 +302,33 @@ Json OpenAiReply::UsageChunk() const {
   chunk["choices"] = Json::array();
   chunk["usage"] = Usage();
   return chunk;
+}
+
+Json OpenAiReply::LogFields() const {
+  Json ids = Json::array(), reasons = Json::array(), first_token_ms = nullptr;
+  int64_t num_prompt = 0, num_cached = 0, num_output = 0;
+  absl::Time started = absl::InfiniteFuture(), first_token = absl::InfiniteFuture();
+  for (const Response& response : responses_) {
+    ids.push_back(response.accepted().request_id());
+    num_prompt += response.accepted().num_prompt_tokens();
+    num_output += response.num_output_tokens();
+    started = std::min(started, response.started());
+    if (response.num_output_tokens() > 0) {
+      first_token = std::min(first_token, response.first_token());
+    }
+    for (const ResponseOutput& output : response.outputs()) {
+      const bool has_ended = output.finished.has_value();
+      reasons.push_back(has_ended ? Json(FinishReasonName(output.finished->reason())) : Json());
+      if (has_ended) num_cached += output.finished->usage().num_cached_prompt_tokens();
+    }
+  }
+  if (first_token < absl::InfiniteFuture()) {
+    first_token_ms = std::round(absl::ToDoubleMilliseconds(first_token - started));
+  }
+  return {{"stream", request_.stream},           {"request_ids", std::move(ids)},
+          {"prompt_tokens", num_prompt},         {"cached_tokens", num_cached},
+          {"completion_tokens", num_output},     {"first_token_ms", std::move(first_token_ms)},
+          {"finish_reasons", std::move(reasons)}};
 }
 
 Json OpenAiReply::Choice(size_t prompt, size_t output) const {

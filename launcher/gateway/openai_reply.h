@@ -45,6 +45,8 @@ class OpenAiReply {
   Json UsageChunk() const;
   // All of it, once every prompt has ended.
   Json Whole() const;
+  // What a log tells of it, however it ended.
+  Json LogFields() const;
 
  private:
   Json Envelope(const char* object) const;

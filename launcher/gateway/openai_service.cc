@@ -81,11 +81,11 @@ Json ModelJson(const v1::GetServerInfoResponse& info, int64_t created) {
 
 Awaitable<void> OpenAiService::Answer(HttpExchange& exchange) {
   const char* route = RouteOf(exchange.request().path);
-  MeteredExchange metered(exchange, route, metrics_);
+  MeteredExchange metered(exchange, route, metrics_, log_.get());
   co_await Route(metered, route);
 }
 
-Awaitable<void> OpenAiService::Route(HttpExchange& exchange, const char* route) {
+Awaitable<void> OpenAiService::Route(MeteredExchange& exchange, const char* route) {
   const std::string& path = exchange.request().path;
   const std::string& method = exchange.request().method;
   if (!MayBeShown(exchange.request().authorization)) {
@@ -162,7 +162,7 @@ Awaitable<void> OpenAiService::AnswerModels(HttpExchange& exchange) {
   co_await exchange.Reply(std::move(reply));
 }
 
-Awaitable<void> OpenAiService::AnswerCompletion(HttpExchange& exchange, bool is_chat) {
+Awaitable<void> OpenAiService::AnswerCompletion(MeteredExchange& exchange, bool is_chat) {
   const HttpRequest& http = exchange.request();
   if (!IsJson(http.content_type)) {
     co_await exchange.Reply(OpenAiError(
@@ -185,7 +185,7 @@ Awaitable<void> OpenAiService::AnswerCompletion(HttpExchange& exchange, bool is_
   }
 }
 
-Awaitable<void> OpenAiService::Complete(HttpExchange& exchange, const OpenAiRequest& request,
+Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiRequest& request,
                                         const v1::GetServerInfoResponse& info) {
   std::vector<OpenAiPrompt> prompts = request.prompts;
   std::vector<EchoedPrompt> echoed;
@@ -224,6 +224,7 @@ Awaitable<void> OpenAiService::Complete(HttpExchange& exchange, const OpenAiRequ
   OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed));
   CompletionRun run(connection_, request, reply, exchange, patience_);
   co_await run.Run(std::move(requests));
+  exchange.Note(reply.LogFields());
 }
 
 OpenAiService::AwaitableOr<v1::GetServerInfoResponse> OpenAiService::ServerInfo(

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "launcher/client/connection.h"
 #include "launcher/client/served_chat_template.h"
+#include "launcher/gateway/access_log.h"
 #include "launcher/gateway/gateway_metrics.h"
 #include "launcher/gateway/openai_reply.h"
 #include "launcher/gateway/openai_request.h"
@@ -25,9 +26,10 @@ namespace lockstep {
 class OpenAiService {
  public:
   // Calls show the token that the HTTP client shows, else the connection's own.
-  // patience: CompletionRun's.
-  OpenAiService(const Connection& connection, absl::Duration patience)
-      : connection_(connection), patience_(patience) {}
+  // patience: CompletionRun's. log: of requests, or null.
+  OpenAiService(const Connection& connection, absl::Duration patience,
+                std::unique_ptr<AccessLog> log = nullptr)
+      : connection_(connection), patience_(patience), log_(std::move(log)) {}
 
   Awaitable<void> Answer(HttpExchange& exchange);
 
@@ -35,12 +37,12 @@ class OpenAiService {
   template <typename T>
   using AwaitableOr = Awaitable<absl::StatusOr<T>>;
 
-  Awaitable<void> Route(HttpExchange& exchange, const char* route);
+  Awaitable<void> Route(MeteredExchange& exchange, const char* route);
   Awaitable<void> AnswerHealth(HttpExchange& exchange);
   Awaitable<void> AnswerMetrics(HttpExchange& exchange);
   Awaitable<void> AnswerModels(HttpExchange& exchange);
-  Awaitable<void> AnswerCompletion(HttpExchange& exchange, bool is_chat);
-  Awaitable<void> Complete(HttpExchange& exchange, const OpenAiRequest& request,
+  Awaitable<void> AnswerCompletion(MeteredExchange& exchange, bool is_chat);
+  Awaitable<void> Complete(MeteredExchange& exchange, const OpenAiRequest& request,
                            const v1::GetServerInfoResponse& info);
 
   // What the server is asked before, with the exchange's token. Errors: what it answers.
@@ -58,6 +60,7 @@ class OpenAiService {
 
   const Connection& connection_;
   const absl::Duration patience_;
+  const std::unique_ptr<AccessLog> log_;
   // Of conversations, and of those with tools where the model has another one for them. Shared with
   // requests that run the one before.
   std::array<std::shared_ptr<const ServedChatTemplate>, 2> chat_templates_;

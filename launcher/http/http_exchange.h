@@ -22,6 +22,7 @@ template <typename T>
 using Awaitable = boost::asio::awaitable<T>;
 
 struct HttpRequest {
+  std::string client;         // "192.0.2.7:51234", "[2001:db8::7]:51234"
   std::string method;         // "POST"
   std::string path;           // without query
   std::string content_type;   // empty = none

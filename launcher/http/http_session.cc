@@ -19,6 +19,15 @@ namespace http = boost::beast::http;
 template <typename Stream>
 constexpr bool kIsTls = std::is_same_v<Stream, TlsStream>;
 
+std::string PeerOf(const boost::asio::ip::tcp::socket& socket) {
+  boost::system::error_code error;
+  const auto peer = socket.remote_endpoint(error);
+  if (error) return "";
+  const std::string host = peer.address().to_string();
+  return absl::StrCat(peer.address().is_v6() ? absl::StrCat("[", host, "]") : host, ":",
+                      peer.port());
+}
+
 // Errors go where they are told, nothing is thrown.
 auto Told(boost::system::error_code& error) {
   return boost::asio::redirect_error(boost::asio::use_awaitable, error);
@@ -28,6 +37,7 @@ auto Told(boost::system::error_code& error) {
 
 template <typename Stream>
 Awaitable<void> HttpSession<Stream>::Run() {
+  client_ = PeerOf(Socket().socket());
   bool goes_on = co_await Handshake();
   if (!goes_on) co_return;
   while (goes_on) goes_on = co_await ServeOne();
@@ -84,7 +94,8 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   budget.Take(static_cast<int64_t>(message.body().size()));  // no more than was promised
   keep_alive_ = message.keep_alive() && !state_.is_draining;
   const absl::string_view target(message.target().data(), message.target().size());
-  request_ = {.method = std::string(message.method_string()),
+  request_ = {.client = client_,
+              .method = std::string(message.method_string()),
               .path = std::string(target.substr(0, target.find('?'))),
               .content_type = std::string(message[http::field::content_type]),
               .authorization = std::string(message[http::field::authorization]),

@@ -95,6 +95,7 @@ class HttpSession final : public HttpConnection, private HttpExchange {
   Stream stream_;
   HttpServerState& state_;
   boost::beast::flat_buffer buffer_;
+  std::string client_;
   HttpRequest request_;
   unsigned version_ = 11;
   bool keep_alive_ = false;  // after this answer

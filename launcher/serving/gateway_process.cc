@@ -49,6 +49,7 @@ std::vector<std::string> GatewayCommand(const GatewayLaunch& launch) {
   add("--https-cert", launch.tls.certificate);
   add("--https-key", launch.tls.key);
   add("--https-client-ca", launch.tls.authority);
+  add("--access-log", launch.access_log);
   if (launch.insecure_listen) command.push_back("--insecure-listen");
   return command;
 }
@@ -68,7 +69,7 @@ absl::StatusOr<std::optional<GatewayLaunch>> PlanGateway(const ControllerFlags& 
   ASSIGN_OR_RETURN(std::string program, ThisProgram());
   controller.local_listen = absl::StrCat("unix:", (directory / "gateway.socket").string());
   return GatewayLaunch{std::move(program), controller.local_listen, flags.http_listen,
-                       security.client_tls, security.insecure_listen};
+                       flags.access_log,   security.client_tls,     security.insecure_listen};
 }
 
 GatewayProcess::GatewayProcess(const GatewayLaunch& launch, ServeReport& report)

@@ -1,6 +1,7 @@
 #include "runtime/engine/drafter.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace lockstep::engine {
@@ -36,52 +37,73 @@ Match LongestMatch(std::span<const int32_t> text, size_t last_end,
   return best;
 }
 
+// It begins with one that can be proposed.
+bool IsToken(std::span<const int32_t> text) {
+  return !text.empty() && text.front() != OutputHistory::kEndOfOutput;
+}
+
 }  // namespace
 
+std::span<const int32_t> Drafter::TextFrom(const DraftSources& sources, const Place& place) {
+  const bool is_in_history = place.source == Source::kHistory;
+  const std::span<const int32_t> text = is_in_history ? sources.history.tokens
+                                        : place.source == Source::kPrediction ? sources.prediction
+                                                                              : sources.tokens;
+  const uint64_t first = is_in_history ? sources.history.first_place : 0;
+  if (place.next < first || place.next - first >= text.size()) return {};
+  return text.subspan(place.next - first);
+}
+
 std::optional<Drafter::Place> Drafter::Find(const DraftSources& sources) {
-  const auto& [prediction, tokens] = sources;
+  const auto& [prediction, tokens, history] = sources;
   if (tokens.empty()) return std::nullopt;
-  const size_t end_of_prediction = prediction.empty() ? 0 : prediction.size() - 1;
-  const Match predicted = LongestMatch(prediction, end_of_prediction, tokens);
-  const Match written = LongestMatch(tokens, tokens.size() - 1, tokens);
-  const bool is_in_prediction = predicted.length >= written.length;
-  const Match& best = is_in_prediction ? predicted : written;
-  if (best.length < kShortestMatch) return std::nullopt;
-  return Place{is_in_prediction, best.end};
+  const std::tuple<Source, std::span<const int32_t>, uint64_t> texts[] = {
+      {Source::kPrediction, prediction, 0},
+      {Source::kTokens, tokens, 0},
+      {Source::kHistory, history.tokens, history.first_place}};
+  std::optional<Place> place;
+  size_t best = kShortestMatch - 1;
+  for (const auto& [source, text, first_place] : texts) {
+    if (text.empty()) continue;
+    const Match match = LongestMatch(text, text.size() - 1, tokens);
+    if (match.length <= best) continue;
+    best = match.length;
+    place = Place{source, first_place + match.end};
+  }
+  return place;
 }
 
 void Drafter::Follow(const DraftSources& sources) {
-  const auto& [prediction, tokens] = sources;
-  if (!std::exchange(has_begun_, true) && !prediction.empty()) place_ = Place{true, 0};
+  const auto& [prediction, tokens, history] = sources;
+  if (!std::exchange(has_begun_, true) && !prediction.empty()) {
+    place_ = Place{Source::kPrediction, 0};
+  }
   for (; num_followed_ < tokens.size(); ++num_followed_) {
     if (pause_ > 0) --pause_;
     if (!place_) continue;
-    const std::span<const int32_t> text = place_->is_in_prediction ? prediction : tokens;
-    const bool came_true =
-        place_->next < text.size() && text[place_->next] == tokens[num_followed_];
-    if (came_true) {
+    const std::span<const int32_t> text = TextFrom(sources, *place_);
+    if (!text.empty() && text.front() == tokens[num_followed_]) {
       ++place_->next;
     } else {
       place_.reset();
     }
   }
-  if (place_ && place_->is_in_prediction && place_->next == prediction.size()) place_.reset();
+  if (place_ && !IsToken(TextFrom(sources, *place_))) place_.reset();
   if (!place_ && pause_ == 0) place_ = Find(sources);
+  if (place_ && !IsToken(TextFrom(sources, *place_))) place_.reset();
 }
 
 // Where a place in the output comes to the output's end, what is proposed goes on with itself.
 std::vector<int32_t> Drafter::Propose(const DraftSources& sources, int most) const {
   std::vector<int32_t> drafts;
   if (!is_ready()) return drafts;
-  const auto& [prediction, tokens] = sources;
+  const std::span<const int32_t> text = TextFrom(sources, *place_);
   const auto count = static_cast<size_t>(std::min(most, trusted_));
-  for (size_t at = place_->next; drafts.size() < count; ++at) {
-    if (place_->is_in_prediction) {
-      if (at >= prediction.size()) break;
-      drafts.push_back(prediction[at]);
-    } else {
-      drafts.push_back(at < tokens.size() ? tokens[at] : drafts[at - tokens.size()]);
-    }
+  for (size_t at = 0; drafts.size() < count; ++at) {
+    if (at == text.size() && place_->source != Source::kTokens) break;
+    const int32_t token = at < text.size() ? text[at] : drafts[at - text.size()];
+    if (token == OutputHistory::kEndOfOutput) break;
+    drafts.push_back(token);
   }
   return drafts;
 }

@@ -1,8 +1,8 @@
 // Guesses an output's next tokens from what was written before: after a few tokens that are there
 // twice, what followed the first time follows again (prompt lookup: A. Saxena 2023; what vLLM calls
 // ngram). Answers that quote their prompt, rewrite code or list things go several tokens a step
-// then. The client may have a prediction of the output; it is looked through as well, and before
-// the output has begun, it is the guess.
+// then, and those that are like earlier ones (output_history.h). The client may have a prediction
+// of the output; it is looked through as well, and before the output has begun, it is the guess.
 //
 // A guess costs a step the rows that compute it, never a token: ranks choose at every place as if
 // it were not there, and what differs is dropped. So guesses may be wrong, but not for long: their
@@ -17,12 +17,15 @@
 #include <span>
 #include <vector>
 
+#include "runtime/engine/output_history.h"
+
 namespace lockstep::engine {
 
-// What can be quoted.
+// What can be quoted. Where two places are as good, the first of these is preferred.
 struct DraftSources {
   std::span<const int32_t> prediction;
   std::span<const int32_t> tokens;  // prompt, then output: known
+  HistoryView history = {};         // what other outputs said
 };
 
 class Drafter {
@@ -45,13 +48,16 @@ class Drafter {
   void Learn(int num_drafts, int num_accepted);
 
  private:
+  enum class Source { kPrediction, kTokens, kHistory };
   struct Place {
-    bool is_in_prediction = false;
-    size_t next = 0;  // the token expected
+    Source source = Source::kTokens;
+    uint64_t next = 0;  // the token expected
     bool operator==(const Place&) const = default;
   };
 
   static std::optional<Place> Find(const DraftSources& sources);
+  // What is written there from the place on; nothing where that has been forgotten.
+  static std::span<const int32_t> TextFrom(const DraftSources& sources, const Place& place);
 
   std::optional<Place> place_;
   size_t num_followed_;

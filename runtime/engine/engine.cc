@@ -212,7 +212,7 @@ void Engine::CommitChosen(Sequence& sequence, std::span<const SampledToken> chos
   if (!drafts.empty()) {
     sequence.drafter->Learn(static_cast<int>(drafts.size()), static_cast<int>(num_accepted));
   }
-  if (scheduler_.MayGuess()) sequence.drafter->Follow(sequence.draft_sources());
+  if (scheduler_.MayGuess()) sequence.drafter->Follow(sequence.DraftFrom(scheduler_.history()));
 }
 
 void Engine::CommitToken(Sequence& sequence, const SampledToken& sampled) {

@@ -107,7 +107,7 @@ std::vector<int32_t> Scheduler::DraftsFor(Sequence& sequence) {
   const int64_t most = std::min(drafts_per_sequence_, sequence.max_length - sequence.length() - 1);
   if (most <= 0) return {};
   std::vector<int32_t> drafts =
-      sequence.drafter->Propose(sequence.draft_sources(), static_cast<int>(most));
+      sequence.drafter->Propose(sequence.DraftFrom(history_), static_cast<int>(most));
   drafts.resize(RoomForDrafts(sequence, std::ssize(drafts)));
   return drafts;
 }
@@ -298,6 +298,11 @@ void Scheduler::Ungate(Request& request, bool all) {
 void Scheduler::Remove(Sequence& sequence) {
   Request& request = sequence.request;
   const Sequence::State state = std::exchange(sequence.state, Sequence::State::kFinished);
+  // With the token before it: an output that begins alike is known by its first token.
+  if (config_.max_draft_tokens > 0 && sequence.num_output_tokens() > 0) {
+    history_.Add(request.given.cache_salt,
+                 sequence.tokens().subspan(request.given.prompt.size() - 1));
+  }
   switch (state) {
     case Sequence::State::kGated:
       --request.num_gated;

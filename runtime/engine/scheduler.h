@@ -67,6 +67,7 @@ class Scheduler {
     return (num_tokens + config_.block_size - 1) / config_.block_size;
   }
   int64_t CachedPrefixTokens(const EngineRequest& request) const;
+  const OutputHistory& history() const { return history_; }
   BlockPool& pool() { return pool_; }
   void FillStats(EngineStats& stats) const;
   // Counts everything: O(num_blocks), for tests.
@@ -110,6 +111,7 @@ class Scheduler {
   const int num_slots_;
   BlockPool pool_;
   PrefixCache prefix_cache_;
+  OutputHistory history_;
 
   std::set<Sequence*, GoesBefore> waiting_;
   std::vector<Sequence*> running_;  // in the order of GoesBefore

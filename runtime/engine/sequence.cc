@@ -9,7 +9,9 @@ Sequence::Sequence(Request& request, uint32_t index, BlockPool& pool)
 
 std::span<const int32_t> Sequence::prompt() const { return request.given.prompt; }
 
-std::span<const int32_t> Sequence::prediction() const { return request.given.prediction; }
+DraftSources Sequence::DraftFrom(const OutputHistory& history) const {
+  return {request.given.prediction, tokens(), history.Of(request.given.cache_salt)};
+}
 
 void Sequence::CopyPrompt() {
   own_tokens_.reserve(2 * request.given.prompt.size());  // as it would grow with the first token

@@ -41,7 +41,7 @@ struct Sequence {
   int64_t uncomputed() const { return length() - computed; }
   // Its last token is known or on its way, and there is room for another.
   bool can_extend() const { return length() < max_length; }
-  DraftSources draft_sources() const { return {prediction(), tokens()}; }
+  DraftSources DraftFrom(const OutputHistory& history) const;
 
   // Its prompt logprobs are still wanted, so no prompt token may be skipped.
   bool wants_prompt_logprobs() const;
@@ -84,7 +84,6 @@ struct Sequence {
 
  private:
   std::span<const int32_t> prompt() const;
-  std::span<const int32_t> prediction() const;
   void CopyPrompt();
 
   // Empty until there is output: those that wait share the request's prompt.

@@ -25,9 +25,11 @@ class Draft {
   }
   Tokens Propose(int most = 3) const { return drafter_.Propose(sources(), most); }
   Drafter& drafter() { return drafter_; }
+  OutputHistory& history() { return history_; }
 
  private:
-  DraftSources sources() const { return {prediction_, tokens_}; }
+  DraftSources sources() const { return {prediction_, tokens_, history_.Of("tenant")}; }
+  OutputHistory history_;
   Tokens prediction_;
   Tokens tokens_;
   Drafter drafter_;
@@ -70,6 +72,55 @@ TEST(Drafter, APredictionIsTheFirstGuess) {
 
 TEST(Drafter, AnOutputThatGoesOnFindsItsPlaceAgain) {
   EXPECT_THAT(Draft({1, 2}, {10, 11, 12, 13}).Write({10, 11, 12}).Propose(), ElementsAre(13));
+}
+
+TEST(Drafter, EarlierOutputsAreQuotedUpToTheirEnd) {
+  Draft draft({1, 2});
+  draft.history().Add("tenant", Tokens{7, 8, 9, 10});
+  draft.history().Add("other", Tokens{7, 8, 20});
+  EXPECT_THAT(draft.Write({7, 8}).Propose(), ElementsAre(9, 10));
+  EXPECT_THAT(draft.Write({9, 10}).Propose(), IsEmpty());
+  // One's own text is nearer.
+  EXPECT_THAT(draft.Write({30, 7, 8}).Propose(1), ElementsAre(9));
+  EXPECT_THAT(draft.Write({40, 7, 8}).Propose(1), ElementsAre(40));
+}
+
+TEST(Drafter, APlaceThatIsForgottenIsLeft) {
+  Draft draft({1, 2});
+  draft.history().Add("tenant", Tokens{7, 8, 9, 10, 11, 12});
+  draft.Write({7, 8});
+  for (size_t i = 0; i < 2 * OutputHistory::kMaxTokens; i += 100) {
+    draft.history().Add("tenant", Tokens(99, 50));
+  }
+  EXPECT_THAT(draft.Propose(), IsEmpty());
+  EXPECT_THAT(draft.Write({9}).Propose(), IsEmpty());
+}
+
+TEST(OutputHistory, KeepsTheLastOutputsOfTheLastTenants) {
+  OutputHistory history;
+  EXPECT_TRUE(history.Of("a").tokens.empty());
+  history.Add("a", Tokens{});
+  EXPECT_TRUE(history.Of("a").tokens.empty());
+  for (int i = 0; i < 1000; ++i) {
+    history.Add("a", Tokens(OutputHistory::kMaxOutputTokens + 5, i));
+    const HistoryView view = history.Of("a");
+    EXPECT_LE(view.tokens.size(), 2 * OutputHistory::kMaxTokens);
+    EXPECT_EQ(view.first_place + view.tokens.size(),
+              (i + 1) * (OutputHistory::kMaxOutputTokens + 1));
+    EXPECT_EQ(view.tokens.back(), OutputHistory::kEndOfOutput);
+    EXPECT_EQ(view.tokens[view.tokens.size() - 2], i);
+  }
+  for (size_t i = 0; i < OutputHistory::kMaxTenants; ++i) {
+    EXPECT_FALSE(history.Of("a").tokens.empty());
+    history.Add(std::to_string(i), Tokens{1});
+  }
+  EXPECT_TRUE(history.Of("a").tokens.empty());
+  EXPECT_FALSE(history.Of("0").tokens.empty());
+  history.Add("0", Tokens{2});
+  history.Add("a", Tokens{3});
+  EXPECT_EQ(history.Of("0").tokens.size(), 4u);
+  EXPECT_TRUE(history.Of("1").tokens.empty());
+  EXPECT_GT(history.Of("a").first_place, history.Of("0").first_place);
 }
 
 TEST(Drafter, TrustGrowsWithWhatComesTrueAndShrinksWithWhatDoesNot) {

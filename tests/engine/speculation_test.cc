@@ -76,6 +76,23 @@ TEST_F(SpeculationTest, NothingRunsAheadOfGuesses) {
   EXPECT_THAT(Next().work, ElementsAre(Decode(0)));
 }
 
+TEST_F(SpeculationTest, WhatATenantsOutputsSaidIsGuessed) {
+  Begin({}, /*max_tokens=*/4);
+  for (const int32_t token : {51, 52, 53}) Step(token);
+  for (const char* salt : {"", "another"}) {
+    EngineRequest request = Prompt(*salt == 0 ? 2 : 5, 3);
+    request.prompt.back() = Prompt(1, 4).prompt.back();
+    request.cache_salt = salt;
+    Add(std::move(request));
+    Step(50);
+    const StepPlan plan = Next();
+    const bool is_same = *salt == 0;
+    EXPECT_THAT(plan.work.front().drafts, is_same ? SizeIs(3) : SizeIs(0)) << salt;
+    engine_->Abort(is_same ? 2 : 5);
+    Commit(9);
+  }
+}
+
 TEST_F(SpeculationTest, AStopTokenEndsTheOutputAmongGuesses) {
   Begin({50, 51, 0, 53});
   Next();

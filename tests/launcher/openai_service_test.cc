@@ -1,7 +1,10 @@
 #include "launcher/gateway/openai_service.h"
 
+#include <algorithm>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -9,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/launcher/fake_server.h"
 #include "tests/launcher/http_fixture.h"
+#include "tests/support/temp_directory.h"
 
 namespace lockstep {
 namespace {
@@ -16,6 +20,7 @@ namespace {
 using ::testing::EndsWith;
 using testing::FakeServer;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::PostJson;
 using testing::RawClient;
 using testing::RunningHttpServer;
@@ -31,7 +36,9 @@ class OpenAiServiceTest : public ::testing::Test {
     auto connection = Connection::Open({.server = address});
     ASSERT_TRUE(connection.ok()) << connection.status();
     connection_ = *std::move(connection);
-    service_ = std::make_unique<OpenAiService>(*connection_, absl::ZeroDuration());
+    auto log = AccessLog::Open((directory_ / "access.log").string());
+    ASSERT_TRUE(log.ok()) << log.status();
+    service_ = std::make_unique<OpenAiService>(*connection_, absl::ZeroDuration(), *std::move(log));
     http_ = std::make_unique<RunningHttpServer>(
         HttpServerOptions{}, [this](HttpExchange& exchange) { return service_->Answer(exchange); });
   }
@@ -60,6 +67,23 @@ class OpenAiServiceTest : public ::testing::Test {
     return Ask("GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   }
 
+  // Of the log; waits until there are as many.
+  std::vector<nlohmann::json> Logged(size_t count) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    std::vector<nlohmann::json> entries;
+    do {
+      entries.clear();
+      std::ifstream file(directory_ / "access.log");
+      for (std::string line; std::getline(file, line);) {
+        entries.push_back(nlohmann::json::parse(line));
+      }
+    } while (entries.size() < count && absl::Now() < deadline);
+    EXPECT_EQ(entries.size(), count);
+    entries.resize(count);
+    return entries;
+  }
+
+  testing::TempDirectory directory_;
   FakeServer fake_;
   std::unique_ptr<Connection> connection_;
   std::unique_ptr<OpenAiService> service_;
@@ -71,6 +95,45 @@ TEST_F(OpenAiServiceTest, CompletesWhole) {
   EXPECT_THAT(answer, HasSubstr("200 OK"));
   EXPECT_THAT(answer, HasSubstr(R"({"index":3,"text":"t0 t1 ")"));
   EXPECT_THAT(answer, HasSubstr(R"("prompt_tokens":6)"));
+}
+
+TEST_F(OpenAiServiceTest, EachRequestIsALineOfTheLog) {
+  Complete(R"({"prompt": ["secret", "b"], "max_tokens": 2, "n": 2})");
+  Complete(R"({"prompt": "a", "max_tokens": 2, "stream": true})");
+  Complete(R"({"prompt": "refuse"})");
+  Get("/no\xFF" + std::string(1000, '/') + "?secret");
+  const std::vector<nlohmann::json> entries = Logged(4);
+  const auto& whole = entries[0];
+  EXPECT_THAT(whole.value("client", ""), HasSubstr("127.0.0.1:"));
+  EXPECT_EQ(whole.value("method", ""), "POST");
+  EXPECT_EQ(whole.value("path", ""), "/v1/completions");
+  EXPECT_EQ(whole.value("status", 0), 200);
+  EXPECT_EQ(whole.value("stream", true), false);
+  EXPECT_EQ(whole.value("prompt_tokens", 0), 6);
+  EXPECT_EQ(whole.value("completion_tokens", 0), 8);
+  EXPECT_EQ(whole["request_ids"].size(), 2u);
+  EXPECT_EQ(whole["finish_reasons"],
+            nlohmann::json::parse(R"(["length", "length", "length", "length"])"));
+  EXPECT_TRUE(whole["first_token_ms"].is_number());
+  EXPECT_GT(whole.value("bytes_out", 0), 100);
+  EXPECT_EQ(entries[1].value("stream", false), true);
+  EXPECT_EQ(entries[2].value("status", 0), 429);
+  EXPECT_TRUE(entries[2]["first_token_ms"].is_null());
+  EXPECT_EQ(entries[3].value("status", 0), 404);
+  EXPECT_LT(entries[3].value("path", "").size(), 300u);
+  for (const auto& entry : entries) EXPECT_THAT(entry.dump(), Not(HasSubstr("secret")));
+}
+
+TEST(AccessLogTest, WhatCannotBeWrittenIsToldOnce) {
+  EXPECT_THAT(std::string(AccessLog::Open("/no/such/log").status().message()),
+              HasSubstr("/no/such/log"));
+  const auto log = AccessLog::Open("/dev/full");
+  ASSERT_TRUE(log.ok()) << log.status();
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 3; ++i) (*log)->Write({{"a", 1}});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("access log /dev/full: lines are lost: No space left"));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1);
 }
 
 TEST_F(OpenAiServiceTest, CompletesInPieces) {
