@@ -28,6 +28,7 @@ std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Reque
   budget_ = config_.max_batched_tokens;
   num_opened_tokens_ = 0;
   uint64_t num_preemptions;
+  if (AwaitsGuesser()) return std::nullopt;
   do {
     num_preemptions = num_preemptions_;
     ScheduleDecodes();
@@ -50,8 +51,7 @@ void Scheduler::ScheduleDecodes() {
 }
 
 // With pipeline stages, a step takes its share of the decoding sequences, so that they spread over
-// the micro-batches and every stage has work; those that waited longest go first. Who has guesses
-// does not run ahead of the token that they come after.
+// the micro-batches and every stage has work; those that waited longest go first.
 void Scheduler::CollectDecodes() {
   candidates_.clear();
   int64_t num_decoding = 0;
@@ -59,8 +59,7 @@ void Scheduler::CollectDecodes() {
     if (sequence->uncomputed() != 1 || !sequence->can_extend()) continue;
     ++num_decoding;
     const bool token_is_back = sequence->samples_in_flight == 0;
-    const bool has_passed = sequence->last_sample_step + config_.pipeline_depth <= step_id_;
-    if (token_is_back || (has_passed && !WaitsForToken(*sequence))) {
+    if (token_is_back || HasPassed(*sequence)) {
       candidates_.push_back(sequence);
     }
   }
@@ -85,9 +84,21 @@ bool Scheduler::GrowForDecode(Sequence& sequence) {
   return true;
 }
 
-bool Scheduler::WaitsForToken(const Sequence& sequence) const {
+bool Scheduler::HasPassed(const Sequence& sequence) const {
+  return sequence.last_sample_step + config_.pipeline_depth <= step_id_;
+}
+
+bool Scheduler::Guesses(const Sequence& sequence) const {
   return sequence.has_drafts_in_flight ||
          (MayGuess() && sequence.drafter != nullptr && sequence.drafter->is_ready());
+}
+
+// Guesses come after a token that is known. Would the others run ahead meanwhile, there were two
+// halves of the batch from then on, each in steps of its own, which take as long as those of all.
+bool Scheduler::AwaitsGuesser() const {
+  return std::any_of(running_.begin(), running_.end(), [this](const Sequence* sequence) {
+    return sequence->samples_in_flight > 0 && HasPassed(*sequence) && Guesses(*sequence);
+  });
 }
 
 void Scheduler::ShareDrafts() {
@@ -95,7 +106,7 @@ void Scheduler::ShareDrafts() {
   if (!MayGuess()) return;
   const int64_t num_drafting =
       std::count_if(candidates_.begin(), candidates_.end(),
-                    [this](const Sequence* sequence) { return WaitsForToken(*sequence); });
+                    [this](const Sequence* sequence) { return Guesses(*sequence); });
   if (num_drafting == 0) return;
   const int64_t budget = std::min<int64_t>(num_free_samples(), config_.max_step_drafts);
   drafts_per_sequence_ = std::min<int64_t>(budget / num_drafting, config_.max_draft_tokens);

@@ -91,7 +91,10 @@ class Scheduler {
   int64_t num_free_samples() const {
     return num_slots_ - std::ssize(running_) - std::ssize(waiting_);
   }
-  bool WaitsForToken(const Sequence& sequence) const;
+  // Of a sequence whose last token is on its way: as far as stages know.
+  bool HasPassed(const Sequence& sequence) const;
+  bool Guesses(const Sequence& sequence) const;
+  bool AwaitsGuesser() const;
   void ShareDrafts();
   std::vector<int32_t> DraftsFor(Sequence& sequence);
   int64_t RoomForDrafts(Sequence& sequence, int64_t wanted);

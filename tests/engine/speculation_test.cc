@@ -29,10 +29,13 @@ class SpeculationTest : public EngineTest {
     Add(std::move(request));
     Step(50);
   }
-  std::vector<EngineEvent> CommitTokens(const std::vector<int32_t>& tokens) {
+  // Of slot 0, and of slot 1.
+  std::vector<EngineEvent> CommitTokens(const std::vector<int32_t>& tokens,
+                                        const std::vector<int32_t>& others = {}) {
     StepResult result;
     result.step_id = plans_.front().step_id;
     for (const int32_t token : tokens) result.sampled.push_back({0, token, std::nullopt});
+    for (const int32_t token : others) result.sampled.push_back({1, token, std::nullopt});
     const absl::Status status = engine_->Commit(result, now_);
     EXPECT_TRUE(status.ok()) << status;
     plans_.pop_front();
@@ -90,6 +93,18 @@ TEST_F(SpeculationTest, WhatATenantsOutputsSaidIsGuessed) {
     EXPECT_THAT(plan.work.front().drafts, is_same ? SizeIs(3) : SizeIs(0)) << salt;
     engine_->Abort(is_same ? 2 : 5);
     Commit(9);
+  }
+}
+
+TEST_F(SpeculationTest, OthersWaitWithItAndStayInOneStep) {
+  Begin({50, 51, 52, 53, 54, 55, 56, 57});
+  Add(Prompt(2, 3, 20));
+  Next();
+  CommitTokens({51, 52, 53}, {70});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(Next().work, SizeIs(2));
+    EXPECT_TRUE(NothingToDo());
+    if (i == 0) CommitTokens({54, 55, 56}, {71});
   }
 }
 
