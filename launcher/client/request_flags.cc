@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kMaxPredictionBytes = 4 << 20;
+constexpr int64_t kMaxPredictionBytes = 3 << 20;  // a request may have 4 MiB
 
 // What the protocol holds; the server knows the limits.
 CLI::Validator Int32() {

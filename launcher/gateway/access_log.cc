@@ -19,8 +19,10 @@ absl::StatusOr<std::unique_ptr<AccessLog>> AccessLog::Open(const std::string& pa
 
 void AccessLog::Write(const nlohmann::ordered_json& entry) {
   const std::string line =
+      (is_torn_ ? "\n" : "") +
       entry.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   const ssize_t written = ::write(fd_.get(), line.data(), line.size());
+  if (written > 0) is_torn_ = written < static_cast<ssize_t>(line.size());
   if (written == static_cast<ssize_t>(line.size())) {
     if (num_lost_ > 0) {
       std::fprintf(stderr, "Warning  access log %s: goes on, %ld lines were lost\n", path_.c_str(),

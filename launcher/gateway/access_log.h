@@ -26,6 +26,7 @@ class AccessLog {
   const std::string path_;
   const Fd fd_;
   int64_t num_lost_ = 0;  // since the last that was written
+  bool is_torn_ = false;  // the file ends in the middle of a line
 };
 
 }  // namespace lockstep

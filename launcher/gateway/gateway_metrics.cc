@@ -54,7 +54,7 @@ void MeteredExchange::WriteToLog() const {
 
 Awaitable<void> MeteredExchange::Reply(HttpReply reply) {
   status_ = reply.status;
-  num_bytes_sent_ = reply.body.size();
+  if (request().method != "HEAD") num_bytes_sent_ = reply.body.size();
   return exchange_.Reply(std::move(reply));
 }
 

@@ -224,7 +224,7 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
   OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed));
   CompletionRun run(connection_, request, reply, exchange, patience_);
   co_await run.Run(std::move(requests));
-  exchange.Note(reply.LogFields());
+  if (log_ != nullptr) exchange.Note(reply.LogFields());
 }
 
 OpenAiService::AwaitableOr<v1::GetServerInfoResponse> OpenAiService::ServerInfo(

@@ -201,8 +201,11 @@ absl::Status GenerationService::CheckLength(absl::string_view field, const std::
 // Text that goes on: no special tokens.
 absl::Status GenerationService::SetPrediction(Call& call) {
   if (call.request.prediction().empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(call.checked.engine.prediction,
+  ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                    tokenizer_->Encode(call.request.prediction(), {.add_special_tokens = false}));
+  // No output is longer.
+  const auto num_tokens = std::min(std::ssize(tokens), std::ptrdiff_t{call.limits.max_model_len});
+  call.checked.engine.prediction.assign(tokens.begin(), tokens.begin() + num_tokens);
   return absl::OkStatus();
 }
 

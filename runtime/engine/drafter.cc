@@ -75,6 +75,7 @@ std::optional<Drafter::Place> Drafter::Find(const DraftSources& sources) {
 
 void Drafter::Follow(const DraftSources& sources) {
   const auto& [prediction, tokens, history] = sources;
+  if (has_begun_ && num_followed_ == tokens.size()) return;
   if (!std::exchange(has_begun_, true) && !prediction.empty()) {
     place_ = Place{Source::kPrediction, 0};
   }
@@ -89,8 +90,14 @@ void Drafter::Follow(const DraftSources& sources) {
     }
   }
   if (place_ && !IsToken(TextFrom(sources, *place_))) place_.reset();
-  if (!place_ && pause_ == 0) place_ = Find(sources);
+  if (!place_ && pause_ == 0) Look(sources);
+}
+
+void Drafter::Look(const DraftSources& sources) {
+  place_ = Find(sources);
   if (place_ && !IsToken(TextFrom(sources, *place_))) place_.reset();
+  num_walks_in_vain_ = place_ ? 0 : num_walks_in_vain_ + 1;
+  pause_ = std::min(num_walks_in_vain_, kLongestRest);
 }
 
 // Where a place in the output comes to the output's end, what is proposed goes on with itself.

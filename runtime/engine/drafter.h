@@ -33,13 +33,17 @@ class Drafter {
   static constexpr size_t kShortestMatch = 2;  // tokens that must be the same
   static constexpr size_t kLongestMatch = 8;   // and from which on no better one is looked for
   static constexpr size_t kLongestWalk = size_t{1} << 15;  // back from where a text ends
+  static constexpr size_t kLongestRest = 4;
 
   // Of an output after a prompt of so many tokens.
   explicit Drafter(size_t num_prompt_tokens) : num_followed_(num_prompt_tokens) {}
 
-  // Tokens have become known: reads those that it has not seen, and looks for a place to quote from
-  // unless it is at one. Costs their number, or a walk over the texts where it looks.
+  // Reads known tokens that it has not seen, and looks for a place to quote from unless it is at
+  // one. Costs their number, or where it looks a walk over the texts: 12 us for each kLongestWalk;
+  // after walks that found nothing some tokens are left out, at most kLongestRest.
   void Follow(const DraftSources& sources);
+  // What it proposes was said by others: who asked is not told what came of it.
+  bool quotes_others() const { return place_ && place_->source == Source::kHistory; }
   // Has something to propose after the tokens followed last.
   bool is_ready() const { return place_.has_value() && pause_ == 0; }
   // At most `most` tokens, and no more than it trusts its place for.
@@ -52,9 +56,9 @@ class Drafter {
   struct Place {
     Source source = Source::kTokens;
     uint64_t next = 0;  // the token expected
-    bool operator==(const Place&) const = default;
   };
 
+  void Look(const DraftSources& sources);
   static std::optional<Place> Find(const DraftSources& sources);
   // What is written there from the place on; nothing where that has been forgotten.
   static std::span<const int32_t> TextFrom(const DraftSources& sources, const Place& place);
@@ -62,9 +66,10 @@ class Drafter {
   std::optional<Place> place_;
   size_t num_followed_;
   bool has_begun_ = false;
-  int trusted_ = 4;     // tokens of the next proposal
-  int num_misses_ = 0;  // proposals in a row of which nothing came true
-  size_t pause_ = 0;    // tokens until it proposes again
+  int trusted_ = 4;               // tokens of the next proposal
+  int num_misses_ = 0;            // proposals in a row of which nothing came true
+  size_t pause_ = 0;              // tokens until it proposes, or looks, again
+  size_t num_walks_in_vain_ = 0;  // in a row
 };
 
 }  // namespace lockstep::engine

@@ -148,7 +148,7 @@ absl::Status Engine::Commit(const StepResult& result, absl::Time /*now*/) {
       --sequence.samples_in_flight;
       const std::span<const SampledToken> chosen(sampled, 1 + entry.drafts.size());
       sampled += std::ssize(chosen);
-      CommitChosen(sequence, chosen, entry.drafts);
+      CommitChosen(entry, chosen);
     }
     if (--request.steps_in_flight == 0 && request.num_unfinished == 0) retired_.erase(&request);
   }
@@ -188,9 +188,10 @@ EngineEvent& Engine::AddEvent(const Sequence& sequence) {
 
 // After each draft that came true, the next token chosen is the sequence's, too. What a finished
 // sequence still sampled is dropped.
-void Engine::CommitChosen(Sequence& sequence, std::span<const SampledToken> chosen,
-                          std::span<const int32_t> drafts) {
+void Engine::CommitChosen(const Scheduler::Entry& entry, std::span<const SampledToken> chosen) {
   using State = Sequence::State;
+  Sequence& sequence = *entry.sequence;
+  const std::vector<int32_t>& drafts = entry.drafts;
   sequence.has_drafts_in_flight = false;
   if (sequence.state == State::kFinished) return;
   const bool is_in_its_slot = sequence.state == State::kRunning;
@@ -201,12 +202,14 @@ void Engine::CommitChosen(Sequence& sequence, std::span<const SampledToken> chos
     if (is_in_its_slot && !drafts.empty()) ++sequence.num_unsettled;
     CommitToken(sequence, token);
     const bool was_guessed = num_accepted < drafts.size() && token.token == drafts[num_accepted];
-    events_.back().was_guessed = was_guessed;
+    events_.back().was_guessed = was_guessed && !entry.quotes_others;
     if (was_guessed) ++num_accepted;
     goes_on = was_guessed && sequence.state != State::kFinished;
     if (goes_on && is_in_its_slot) ++sequence.computed;
   }
-  events_.back().num_wrong_guesses = static_cast<uint32_t>(drafts.size() - num_accepted);
+  if (!entry.quotes_others) {
+    events_.back().num_wrong_guesses = static_cast<uint32_t>(drafts.size() - num_accepted);
+  }
   draft_tokens_accepted_ += num_accepted;
   if (sequence.state == State::kFinished || sequence.drafter == nullptr) return;
   if (!drafts.empty()) {

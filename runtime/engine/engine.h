@@ -106,8 +106,7 @@ class Engine {
   EngineEvent& AddEvent(const Sequence& sequence);
   void Append(Sequence& sequence, int32_t token, EngineEvent& event);
   void CommitEmitted(Sequence& sequence, const std::vector<int32_t>& tokens);
-  void CommitChosen(Sequence& sequence, std::span<const SampledToken> chosen,
-                    std::span<const int32_t> drafts);
+  void CommitChosen(const Scheduler::Entry& entry, std::span<const SampledToken> chosen);
   void CommitToken(Sequence& sequence, const SampledToken& sampled);
   void EndIfFinished(Sequence& sequence, const EngineEvent& event);
   std::unique_ptr<Request> MakeRequest(EngineRequest given);

@@ -66,10 +66,12 @@ struct EngineEvent {
   uint32_t num_emitted = 0;
   // Next ones, in position order, from position 1; only output 0 has them.
   std::vector<LogprobInfo> prompt_logprobs;
-  std::optional<FinishReason> finish;     // after `token` or those emitted, when both are there
-  int32_t stop_token_id = -1;             // with kStop by token
-  bool was_guessed = false;               // the token
-  uint32_t num_wrong_guesses = 0;         // of its step, that came to nothing with it
+  std::optional<FinishReason> finish;  // after `token` or those emitted, when both are there
+  int32_t stop_token_id = -1;          // with kStop by token
+  // Of guesses that were not quoted from other outputs: the token was one, and so many of its step
+  // came to nothing with it.
+  bool was_guessed = false;
+  uint32_t num_wrong_guesses = 0;
   uint32_t num_cached_prompt_tokens = 0;  // with token and with finish
   absl::Time admitted_at;                 // with token: when its request first was in a step
 };

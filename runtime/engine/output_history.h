@@ -21,7 +21,7 @@ struct HistoryView {
 
 class OutputHistory {
  public:
-  static constexpr size_t kMaxTokens = size_t{1} << 15;        // of a tenant, or a little more
+  static constexpr size_t kMaxTokens = size_t{1} << 15;        // of a tenant, up to twice as many
   static constexpr size_t kMaxOutputTokens = size_t{1} << 12;  // the first ones of an output
   static constexpr size_t kMaxTenants = 64;                    // the last ones that had an output
   static constexpr int32_t kEndOfOutput = -1;                  // no token: nothing goes on over it

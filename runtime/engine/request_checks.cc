@@ -27,6 +27,12 @@ absl::Status Engine::CheckRequest(const EngineRequest& request) const {
                      "prompt and output together are limited to ", config_.max_model_len));
   }
   RETURN_IF_ERROR(CheckTokens(request.prompt, "prompt"));
+  const int64_t num_predicted = std::ssize(request.prediction);
+  if (num_predicted > config_.max_model_len) {
+    return absl::InvalidArgumentError(absl::StrCat("a prediction of ", num_predicted,
+                                                   " tokens, the longest output has ",
+                                                   config_.max_model_len));
+  }
   RETURN_IF_ERROR(CheckTokens(request.prediction, "prediction"));
   if (request.num_outputs < 1) {
     return absl::InvalidArgumentError(

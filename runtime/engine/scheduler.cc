@@ -41,7 +41,7 @@ std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Reque
 
 void Scheduler::ScheduleDecodes() {
   CollectDecodes();
-  ShareDrafts();
+  BeginDrafts();
   for (Sequence* sequence : candidates_) {
     // One ahead of it may have preempted it.
     if (sequence->state == Sequence::State::kRunning && GrowForDecode(*sequence)) {
@@ -86,51 +86,6 @@ bool Scheduler::GrowForDecode(Sequence& sequence) {
 
 bool Scheduler::HasPassed(const Sequence& sequence) const {
   return sequence.last_sample_step + config_.pipeline_depth <= step_id_;
-}
-
-bool Scheduler::Guesses(const Sequence& sequence) const {
-  return sequence.has_drafts_in_flight ||
-         (MayGuess() && sequence.drafter != nullptr && sequence.drafter->is_ready());
-}
-
-// Guesses come after a token that is known. Would the others run ahead meanwhile, there were two
-// halves of the batch from then on, each in steps of its own, which take as long as those of all.
-bool Scheduler::AwaitsGuesser() const {
-  return std::any_of(running_.begin(), running_.end(), [this](const Sequence* sequence) {
-    return sequence->samples_in_flight > 0 && HasPassed(*sequence) && Guesses(*sequence);
-  });
-}
-
-void Scheduler::ShareDrafts() {
-  drafts_per_sequence_ = 0;
-  if (!MayGuess()) return;
-  const int64_t num_drafting =
-      std::count_if(candidates_.begin(), candidates_.end(),
-                    [this](const Sequence* sequence) { return Guesses(*sequence); });
-  if (num_drafting == 0) return;
-  const int64_t budget = std::min<int64_t>(num_free_samples(), config_.max_step_drafts);
-  drafts_per_sequence_ = std::min<int64_t>(budget / num_drafting, config_.max_draft_tokens);
-}
-
-std::vector<int32_t> Scheduler::DraftsFor(Sequence& sequence) {
-  if (drafts_per_sequence_ == 0 || sequence.drafter == nullptr) return {};
-  // One more token is chosen than there are guesses.
-  const int64_t most = std::min(drafts_per_sequence_, sequence.max_length - sequence.length() - 1);
-  if (most <= 0) return {};
-  std::vector<int32_t> drafts =
-      sequence.drafter->Propose(sequence.DraftFrom(history_), static_cast<int>(most));
-  drafts.resize(RoomForDrafts(sequence, std::ssize(drafts)));
-  return drafts;
-}
-
-// Nobody is preempted for guesses, and the next block of each that runs is left alone.
-int64_t Scheduler::RoomForDrafts(Sequence& sequence, int64_t wanted) {
-  const int64_t first = sequence.computed + 1;
-  const int64_t missing = BlocksFor(first + wanted) - sequence.blocks.size();
-  if (missing > 0 && pool_.num_available() >= missing + std::ssize(running_)) {
-    LS_CHECK(sequence.blocks.Grow(missing));
-  }
-  return std::min(wanted, sequence.blocks.size() * config_.block_size - first);
 }
 
 void Scheduler::ScheduleChunks() {
@@ -223,7 +178,8 @@ void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int3
               sequence.computed,
               static_cast<uint32_t>(num_tokens),
               num_tokens == sequence.uncomputed(),
-              std::move(drafts)};
+              std::move(drafts),
+              num_drafts > 0 && sequence.drafter->quotes_others()};
   const auto new_blocks = sequence.blocks.blocks().subspan(sequence.num_blocks_granted);
   if (!new_blocks.empty()) {
     plan_.grants.push_back({entry.slot, {new_blocks.begin(), new_blocks.end()}});
@@ -243,13 +199,6 @@ void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int3
   if (!is_decode) prompt_tokens_computed_ += num_tokens;
   // With drafts it has several rows, as a chunk.
   (is_decode && num_drafts == 0 ? decodes_ : chunks_).push_back(std::move(entry));
-}
-
-void Scheduler::Settle(Sequence& sequence) {
-  if (sequence.num_unsettled == 0) return;
-  const auto tokens = sequence.tokens().last(sequence.num_unsettled);
-  plan_.settled.push_back({static_cast<uint32_t>(sequence.slot), {tokens.begin(), tokens.end()}});
-  sequence.num_unsettled = 0;
 }
 
 std::optional<Scheduler::Step> Scheduler::TakeStep() {
@@ -420,41 +369,6 @@ void Scheduler::Reset() {
   closing_.clear();
   free_slots_.clear();
   for (int slot = 0; slot < num_slots_; ++slot) free_slots_.push_back(slot);
-}
-
-void Scheduler::FillStats(EngineStats& stats) const {
-  stats.num_waiting = static_cast<int64_t>(waiting_.size()) + num_gated_;
-  stats.num_running = running_.size();
-  stats.blocks_total = pool_.num_blocks();
-  stats.blocks_in_use = pool_.num_in_use();
-  stats.blocks_cached = pool_.num_cached();
-  stats.num_preemptions = num_preemptions_;
-  stats.prompt_tokens_computed = prompt_tokens_computed_;
-  stats.prompt_tokens_cached = prompt_tokens_cached_;
-  stats.draft_tokens = draft_tokens_;
-}
-
-void Scheduler::CheckInvariants() const {
-  pool_.CheckInvariants();
-  LS_CHECK(std::is_sorted(running_.begin(), running_.end(), GoesBefore()));
-  std::vector<int32_t> references(pool_.num_blocks());
-  std::set<int32_t> slots(free_slots_.begin(), free_slots_.end());
-  slots.insert(closing_.begin(), closing_.end());
-  for (const Sequence* sequence : running_) {
-    LS_CHECK(sequence->state == Sequence::State::kRunning);
-    LS_CHECK(slots.insert(sequence->slot).second) << "slot " << sequence->slot;
-    LS_CHECK_EQ(sequence->blocks.size(), sequence->num_blocks_granted);
-    LS_CHECK_LE(BlocksFor(sequence->computed), sequence->blocks.size());
-    for (int32_t block : sequence->blocks.blocks()) ++references[block];
-  }
-  LS_CHECK_EQ(static_cast<int>(slots.size()), num_slots_);
-  for (int64_t block = 0; block < pool_.num_blocks(); ++block) {
-    LS_CHECK_EQ(references[block], pool_.num_references(block)) << "block " << block;
-  }
-  for (const Sequence* sequence : waiting_) {
-    LS_CHECK(sequence->state == Sequence::State::kWaiting);
-    LS_CHECK_EQ(sequence->blocks.size(), 0);
-  }
 }
 
 }  // namespace lockstep::engine

@@ -39,6 +39,7 @@ class Scheduler {
     uint32_t num_tokens = 0;
     bool sample = false;
     std::vector<int32_t> drafts = {};
+    bool quotes_others = false;  // the drafts, what other outputs said
   };
   struct Step {
     StepPlan plan;
@@ -57,12 +58,7 @@ class Scheduler {
   // The ranks are gone, and with them slots and cached blocks. Nothing waits and nothing runs
   // afterwards; steps in flight are the caller's.
   void Reset();
-  // Few enough outputs run that guesses are worth their rows, and none waits for theirs.
-  bool MayGuess() const {
-    return config_.max_draft_tokens > 0 && num_free_samples() > 0 &&
-           2 * static_cast<int64_t>(running_.size()) <= config_.max_step_drafts;
-  }
-
+  bool MayGuess() const;
   int64_t BlocksFor(int64_t num_tokens) const {
     return (num_tokens + config_.block_size - 1) / config_.block_size;
   }
@@ -87,21 +83,20 @@ class Scheduler {
   Sequence* NextToAdmit() const;
   void CollectDecodes();
   bool GrowForDecode(Sequence& sequence);
-  // No more tokens are chosen in a step than there are slots, and who waits goes before guesses.
-  int64_t num_free_samples() const {
-    return num_slots_ - std::ssize(running_) - std::ssize(waiting_);
-  }
   // Of a sequence whose last token is on its way: as far as stages know.
   bool HasPassed(const Sequence& sequence) const;
+  // scheduler_drafts.cc. No more tokens are chosen in a step than there are slots, and who waits
+  // goes before guesses.
+  int64_t NumFreeSamples() const;
   bool Guesses(const Sequence& sequence) const;
   bool AwaitsGuesser() const;
-  void ShareDrafts();
+  void BeginDrafts();
   std::vector<int32_t> DraftsFor(Sequence& sequence);
   int64_t RoomForDrafts(Sequence& sequence, int64_t wanted);
+  void Settle(Sequence& sequence);
   std::optional<Admission> FindRoom(const Sequence& sequence);
   void Admit(Sequence& sequence, const Admission& admission);
   void AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int32_t> drafts = {});
-  void Settle(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void PreemptAllBut(const Request& request);
   void LeaveSlot(Sequence& sequence);
@@ -139,7 +134,8 @@ class Scheduler {
   const Request* alone_ = nullptr;
   int64_t budget_ = 0;
   int64_t num_opened_tokens_ = 0;
-  int64_t drafts_per_sequence_ = 0;
+  int64_t drafts_left_ = 0;
+  int64_t num_guessers_left_ = 0;
   StepPlan plan_;
   std::vector<Entry> chunks_;
   std::vector<Entry> decodes_;

@@ -1,8 +1,7 @@
 // A rank's memory between steps: per slot the known tokens, the block table and how far it is
 // computed. Applies plans, which are deltas, and turns each into the flat batch of the step, in
 // which block tables are deltas, too: a slot's table is the row of its number.
-//
-// After an entry with drafts, a slot knows no more than before until a plan tells (settled).
+// After drafts, a slot knows no more than before until a plan tells (settled).
 //
 // Plans come from a peer: everything in them is checked, and an error leaves the table unusable
 // (the rank ends). Known tokens count also those that an earlier step samples and that have not
@@ -59,8 +58,7 @@ class SlotTable {
  public:
   explicit SlotTable(const SlotTableOptions& options);
 
-  // Closes, opens, grants, then lays out the step's batch. INVALID_ARGUMENT names the step, the
-  // slot and the value.
+  // The plan's changes, then the step's batch. INVALID_ARGUMENT names step, slot and value.
   absl::Status Apply(const engine::StepPlan& plan);
 
   // ---- the step applied last ----
@@ -75,19 +73,16 @@ class SlotTable {
   LogitsRow RowOf(const LogitsUse& use) const;
   // First stage: does the batch begin with a token that was sampled but not appended yet?
   bool MissesTokens() const;
-  // Last stage: does the host need a sequence's last token before it can say what may be chosen
-  // next?
+  // Last stage: must the host know last tokens to say what may be chosen next?
   bool NeedsLastTokens() const;
   // First stage: completes batch().token_ids. Tokens that are missing get batch().token_sources:
   // their slots where there is a table; else they must be of the step before.
   void FillTokenIds();
-  // With a table: the last of the steps that sampled tokens the batch begins with; 0: there are
-  // none.
+  // With a table: the newest step that sampled a token the batch begins with; 0: none.
   uint64_t NewestSource() const;
 
   // First and last stage: a sampled token arrived. Ignored when its sequence has left the slot.
   void AppendSampled(const SlotRef& ref, int32_t token);
-
   uint64_t last_step() const { return last_step_; }
 
  private:
@@ -100,11 +95,10 @@ class SlotTable {
     int64_t num_prompt_tokens = 0;
     int64_t num_known_tokens = 0;  // tokens, and sampled ones on their way
     int64_t num_computed_tokens = 0;
-    int32_t source = -1;        // LogitsUse; with a table: the slot's number
-    uint64_t sampled_step = 0;  // the last one that sampled; 0: none
-    // Of the last entry: a plan tells which of them were right before there is another one.
-    std::vector<int32_t> drafts;
-    int32_t last_token = -1;  // the last known one, if a plan has told it; else -1
+    int32_t source = -1;          // LogitsUse; with a table: the slot's number
+    uint64_t sampled_step = 0;    // the last one that sampled; 0: none
+    std::vector<int32_t> drafts;  // of the last entry, until a plan tells what came of them
+    int32_t last_token = -1;      // the last known one, if a plan has told it; else -1
     std::vector<int32_t> blocks;
     TokenHistory history;
     std::unique_ptr<grammar::OutputMatcher> matcher;  // last stage, of constrained outputs
@@ -146,7 +140,6 @@ class SlotTable {
   uint64_t last_generation_ = 0;
   std::vector<uint64_t> block_stamps_;  // [num_blocks], to find a block twice in one table
   uint64_t block_stamp_ = 0;
-
   StepBatch batch_;
   std::vector<Entry> entries_;
   std::vector<uint64_t> slot_steps_;  // [num_slots], the last step with an entry of the slot

@@ -79,7 +79,8 @@ class Gateway(unittest.TestCase):
         after = status(self.address)["status"]
         steps, accepted = (int(after[name]) - int(before.get(name, 0)) for name in ("num_steps", "draft_tokens_accepted"))
         self.assertGreater(accepted, 4)
-        self.assertEqual(predicted.usage.completion_tokens_details.accepted_prediction_tokens, accepted)
+        told = predicted.usage.completion_tokens_details.accepted_prediction_tokens
+        self.assertTrue(4 < told <= accepted)  # not of what other answers said
         self.assertLess(steps, plain.usage.completion_tokens)
         with self.assertRaises(openai.BadRequestError):
             self.chat(prediction={"type": "content"})

@@ -91,8 +91,13 @@ TEST_F(SpeculationTest, WhatATenantsOutputsSaidIsGuessed) {
     const StepPlan plan = Next();
     const bool is_same = *salt == 0;
     EXPECT_THAT(plan.work.front().drafts, is_same ? SizeIs(3) : SizeIs(0)) << salt;
+    const std::vector<EngineEvent> events = Commit(51);
+    EXPECT_THAT(events, SizeIs(is_same ? 2 : 1));
+    for (const EngineEvent& event : events) {  // of others' texts nothing is told
+      EXPECT_FALSE(event.was_guessed);
+      EXPECT_EQ(event.num_wrong_guesses, 0u);
+    }
     engine_->Abort(is_same ? 2 : 5);
-    Commit(9);
   }
 }
 
@@ -130,6 +135,27 @@ TEST_F(SpeculationTest, ThoseThatWaitGoBeforeGuesses) {
   for (uint64_t id = 2; id <= 3; ++id) Add(Prompt(id, 2));
   // Four slots: one runs, two come, one is left.
   EXPECT_THAT(Next().work, ElementsAre(Guess({51}), Chunk(1, 2, true), Chunk(2, 2, true)));
+}
+
+TEST_F(SpeculationTest, WhereThereIsLittleRoomTheFirstGuesses) {
+  for (uint64_t id = 1; id <= 3; ++id) {
+    EngineRequest request = Prompt(id, 2, 20);
+    request.prediction = {50, 51, 52, 53};
+    Add(std::move(request));
+  }
+  Step(50);
+  const StepPlan plan = Next();
+  EXPECT_THAT(plan.work, ElementsAre(Guess({51}), Decode(1), Decode(2)));
+}
+
+TEST_F(SpeculationTest, AnOutputsLastTokenIsNotWaitedFor) {
+  Begin({50, 51, 52, 53, 54}, /*max_tokens=*/3);
+  EngineRequest request = Prompt(2, 3, 20);
+  Add(std::move(request));
+  Next();
+  CommitTokens({51, 52}, {70});
+  Next();
+  EXPECT_THAT(Next().work, SizeIs(1));  // ahead of the token before
 }
 
 TEST_F(SpeculationTest, NobodyIsPreemptedForGuesses) {
@@ -186,7 +212,11 @@ TEST_F(SpeculationTest, ResultsMustFitTheGuesses) {
 TEST_F(SpeculationTest, PredictionsAreTokens) {
   EngineRequest request = Prompt(1, 4);
   request.prediction = {100};
-  EXPECT_FALSE(engine_->Add(std::move(request), now_).ok());
+  EXPECT_FALSE(engine_->Add(request, now_).ok());
+  request.prediction.assign(41, 1);
+  EXPECT_FALSE(engine_->Add(request, now_).ok());
+  request.prediction.assign(40, 1);
+  EXPECT_TRUE(engine_->Add(request, now_).ok());
 }
 
 }  // namespace

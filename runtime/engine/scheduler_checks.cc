@@ -1,0 +1,46 @@
+// Scheduler: what it tells of itself.
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "kernels/base/check.h"
+#include "runtime/engine/scheduler.h"
+
+namespace lockstep::engine {
+
+void Scheduler::FillStats(EngineStats& stats) const {
+  stats.num_waiting = static_cast<int64_t>(waiting_.size()) + num_gated_;
+  stats.num_running = running_.size();
+  stats.blocks_total = pool_.num_blocks();
+  stats.blocks_in_use = pool_.num_in_use();
+  stats.blocks_cached = pool_.num_cached();
+  stats.num_preemptions = num_preemptions_;
+  stats.prompt_tokens_computed = prompt_tokens_computed_;
+  stats.prompt_tokens_cached = prompt_tokens_cached_;
+  stats.draft_tokens = draft_tokens_;
+}
+
+void Scheduler::CheckInvariants() const {
+  pool_.CheckInvariants();
+  LS_CHECK(std::is_sorted(running_.begin(), running_.end(), GoesBefore()));
+  std::vector<int32_t> references(pool_.num_blocks());
+  std::set<int32_t> slots(free_slots_.begin(), free_slots_.end());
+  slots.insert(closing_.begin(), closing_.end());
+  for (const Sequence* sequence : running_) {
+    LS_CHECK(sequence->state == Sequence::State::kRunning);
+    LS_CHECK(slots.insert(sequence->slot).second) << "slot " << sequence->slot;
+    LS_CHECK_EQ(sequence->blocks.size(), sequence->num_blocks_granted);
+    LS_CHECK_LE(BlocksFor(sequence->computed), sequence->blocks.size());
+    for (int32_t block : sequence->blocks.blocks()) ++references[block];
+  }
+  LS_CHECK_EQ(static_cast<int>(slots.size()), num_slots_);
+  for (int64_t block = 0; block < pool_.num_blocks(); ++block) {
+    LS_CHECK_EQ(references[block], pool_.num_references(block)) << "block " << block;
+  }
+  for (const Sequence* sequence : waiting_) {
+    LS_CHECK(sequence->state == Sequence::State::kWaiting);
+    LS_CHECK_EQ(sequence->blocks.size(), 0);
+  }
+}
+
+}  // namespace lockstep::engine
