@@ -62,8 +62,12 @@ void AppendModel(const v1::GetServerInfoResponse& info, std::string& out) {
       info.max_model_len() > 0
           ? absl::StrCat(FormatCount(info.max_model_len()), " tokens per sequence")
           : "length of sequences not known before the ranks are ready";
-  absl::StrAppendFormat(&out, "limits    %s, %d sequences, %s tokens per step\n", length,
-                        info.max_num_seqs(), FormatCount(info.max_batched_tokens()));
+  const std::string guesses =
+      info.speculative_tokens() > 0
+          ? absl::StrCat("; up to ", info.speculative_tokens(), " guesses per sequence")
+          : "";
+  absl::StrAppendFormat(&out, "limits    %s, %d sequences, %s tokens per step%s\n", length,
+                        info.max_num_seqs(), FormatCount(info.max_batched_tokens()), guesses);
 }
 
 void AppendLoad(const v1::GetServerInfoResponse& info, const v1::GetStatusResponse& status,
