@@ -43,13 +43,22 @@ int64_t LongestSequence(const ModelConfig& model) {
   return std::min(model.max_position_embeddings, kLinkMaxSequenceTokens);
 }
 
+// A token is chosen after each guess, where no sequence runs that could have chosen one.
+absl::Status CheckSpeculation(const ControllerOptions& options) {
+  constexpr int kMostSpeculativeTokens = 32;
+  const int num_slots = std::min(options.max_num_seqs, options.max_batched_tokens);
+  const absl::Status checked = CheckOption("speculative_tokens", options.speculative_tokens, 0,
+                                           std::min(num_slots - 1, kMostSpeculativeTokens));
+  if (checked.ok() || num_slots > kMostSpeculativeTokens) return checked;
+  return absl::InvalidArgumentError(absl::StrCat(checked.message(), ": fewer than max_num_seqs ",
+                                                 options.max_num_seqs, " and max_batched_tokens ",
+                                                 options.max_batched_tokens));
+}
+
 absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& model) {
   RETURN_IF_ERROR(CheckOption("max_num_seqs", options.max_num_seqs, 1, 65536));
   RETURN_IF_ERROR(CheckOption("max_batched_tokens", options.max_batched_tokens, 1, 1 << 20));
-  constexpr int kMostSpeculativeTokens = 32;
-  const int most_drafts = std::min(options.max_num_seqs, options.max_batched_tokens) - 1;
-  RETURN_IF_ERROR(CheckOption("speculative_tokens", options.speculative_tokens, 0,
-                              std::min(most_drafts, kMostSpeculativeTokens)));
+  RETURN_IF_ERROR(CheckSpeculation(options));
   RETURN_IF_ERROR(CheckOption("block_size", options.block_size, 1, 1024));
   RETURN_IF_ERROR(CheckOption("max_queued_requests", options.max_queued_requests, 1, 1 << 20));
   RETURN_IF_ERROR(CheckOption("num_replicas", options.num_replicas, 1, 256));
