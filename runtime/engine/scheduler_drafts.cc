@@ -62,8 +62,9 @@ std::vector<int32_t> Scheduler::DraftsFor(Sequence& sequence) {
 int64_t Scheduler::RoomForDrafts(Sequence& sequence, int64_t wanted) {
   const int64_t first = sequence.computed + 1;
   const int64_t missing = BlocksFor(first + wanted) - sequence.blocks.size();
-  const bool may_grow = waiting_.empty() && pool_.num_available() >= missing + std::ssize(running_);
-  if (missing > 0 && may_grow) LS_CHECK(sequence.blocks.Grow(missing));
+  if (missing > 0 && pool_.num_available() >= missing + std::ssize(running_)) {
+    LS_CHECK(sequence.blocks.Grow(missing));
+  }
   return std::min(wanted, sequence.blocks.size() * config_.block_size - first);
 }
 
