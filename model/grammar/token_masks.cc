@@ -168,19 +168,14 @@ void OutputMatcher::Add(int32_t token) {
   has_ended_ = text.empty() || !masks_->Advance(place_, text);
 }
 
-std::span<const uint32_t> OutputMatcher::Allowed() {
-  if (allowed_ == nullptr) allowed_ = has_ended_ ? masks_->OnlyEnd() : masks_->Allowed(place_);
-  return *allowed_;
-}
-
-std::shared_ptr<const TokenMask> OutputMatcher::AllowedAfter(std::span<const int32_t> tokens) {
-  if (tokens.empty()) {
-    Allowed();
-    return allowed_;
+std::shared_ptr<const TokenMask> OutputMatcher::Allowed(std::span<const int32_t> more) {
+  if (!more.empty()) {
+    OutputMatcher later = *this;
+    for (const int32_t token : more) later.Add(token);
+    return later.Allowed();
   }
-  OutputMatcher later = *this;
-  for (const int32_t token : tokens) later.Add(token);
-  return later.AllowedAfter({});
+  if (allowed_ == nullptr) allowed_ = has_ended_ ? masks_->OnlyEnd() : masks_->Allowed(place_);
+  return allowed_;
 }
 
 }  // namespace lockstep::grammar

@@ -125,10 +125,8 @@ class OutputMatcher {
   // A token that does not fit, of which there are none but after failures of others, ends the text,
   // as end-of-text tokens do.
   void Add(int32_t token);
-  // Valid until the next Add.
-  std::span<const uint32_t> Allowed();
-  // What would be after these tokens, too.
-  std::shared_ptr<const TokenMask> AllowedAfter(std::span<const int32_t> tokens);
+  // After the tokens added, or after these as well, which are not kept.
+  std::shared_ptr<const TokenMask> Allowed(std::span<const int32_t> more = {});
 
  private:
   std::shared_ptr<TokenMasks> masks_;  // of all outputs with the same constraint

@@ -137,7 +137,7 @@ void AdjustLogits(std::span<float> row, Range vocab, const OutputSoFar& output) 
     }
     *logit = Bounded(value);
   }
-  if (output.matcher != nullptr) MaskOthers(row, *output.matcher->AllowedAfter(output.drafts));
+  if (output.matcher != nullptr) MaskOthers(row, *output.matcher->Allowed(output.drafts));
   if (output.num_output_tokens >= params.min_tokens) return;
   const auto mask = [&](std::span<const int32_t> tokens) {
     for (const int32_t token : tokens) {
@@ -173,7 +173,7 @@ void ListAdjustments(Range vocab, const OutputSoFar& output,
   }
   if (output.matcher == nullptr) return;
   job.first_allowed = static_cast<int32_t>(adjustments.size());
-  AppendAllowed(*output.matcher->AllowedAfter(output.drafts), adjustments);
+  AppendAllowed(*output.matcher->Allowed(output.drafts), adjustments);
 }
 
 int64_t MostAdjustments(const OutputSoFar& output, int64_t part_width) {

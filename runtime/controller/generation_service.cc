@@ -180,7 +180,7 @@ absl::Status GenerationService::Begin(Call& call) {
     return absl::InvalidArgumentError(
         "stop.stop_strings: this model has no tokenizer.json, so no text to find them in");
   }
-  if (!call.limits.reads_predictions) call.request.clear_prediction();
+  if (config_.info.speculative_tokens() == 0) call.request.clear_prediction();
   if (!call.request.prediction().empty()) {
     RETURN_IF_ERROR(CheckLength("prediction", call.request.prediction(), call.limits));
   }

@@ -23,7 +23,6 @@ struct RequestLimits {
   int64_t vocab_size = 0;     // the model's
   int64_t max_model_len = 0;  // prompt + output tokens
   int max_num_outputs = 64;
-  bool reads_predictions = false;
 
   static constexpr int kMaxRequestIdBytes = 128;
   static constexpr int kMaxCacheSaltBytes = 128;

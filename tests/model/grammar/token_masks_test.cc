@@ -99,7 +99,7 @@ TEST(TokenMasks, AllowWhatSomeTextGoesOnWith) {
     std::string text;
     for (int step = 0; step < 12; ++step) {
       const std::vector<bool> expected = PlainMask(*grammar, tokens, text, 0, 40);
-      ASSERT_EQ(Bits(output.Allowed(), 40), expected) << "seed " << seed << " after " << text;
+      ASSERT_EQ(Bits(*output.Allowed(), 40), expected) << "seed " << seed << " after " << text;
       std::vector<int32_t> allowed;
       for (int32_t token = 0; token < 40; ++token) {
         if (expected[static_cast<size_t>(token)] && token != kEnd) allowed.push_back(token);
@@ -140,8 +140,8 @@ TEST(TokenMasks, OfPlainTextAreAsIfEachTokenWereAskedFor) {
       std::string text;
       for (int step = 0; step < 12; ++step) {
         const std::vector<bool> expected = PlainMask(grammar, tokens, text, 0, size);
-        ASSERT_EQ(Bits(one.Allowed(), size), expected) << regex << " after " << text;
-        ASSERT_EQ(Bits(other.Allowed(), size), expected) << regex << " after " << text;
+        ASSERT_EQ(Bits(*one.Allowed(), size), expected) << regex << " after " << text;
+        ASSERT_EQ(Bits(*other.Allowed(), size), expected) << regex << " after " << text;
         std::vector<int32_t> allowed;
         for (int32_t token = 2; token < size; ++token) {
           if (expected[static_cast<size_t>(token)]) allowed.push_back(token);
@@ -184,9 +184,9 @@ TEST(TokenMasks, AnyOfManyChoicesCanBeWritten) {
       CompileConstraint({OutputConstraint::Kind::kChoices, "[" + choices + "]"}).value(),
       *vocabulary);
   OutputMatcher output(masks);
-  EXPECT_EQ(Bits(output.Allowed(), 5), (std::vector<bool>{false, false, true, false, false}));
+  EXPECT_EQ(Bits(*output.Allowed(), 5), (std::vector<bool>{false, false, true, false, false}));
   output.Add(2);
-  EXPECT_EQ(Bits(output.Allowed(), 5), (std::vector<bool>{false, false, false, true, true}));
+  EXPECT_EQ(Bits(*output.Allowed(), 5), (std::vector<bool>{false, false, false, true, true}));
 }
 
 // What comes is told apart hundreds of characters later, so every token leads to another state.
@@ -207,10 +207,10 @@ TEST(TokenMasks, OfTextsThatTakeTooMuchWorkGoOnWithShortTokens) {
   OutputMatcher output(masks);
   OutputMatcher easy(of("[abc]*"));
   for (int i = 0; i < 300; ++i) output.Add(2 + static_cast<int32_t>(random() % 3));
-  const std::vector<bool> allowed = Bits(output.Allowed(), 4000);
+  const std::vector<bool> allowed = Bits(*output.Allowed(), 4000);
   EXPECT_EQ(std::vector<bool>(allowed.begin(), allowed.begin() + 6),
             (std::vector<bool>{false, false, true, true, true, false}));
-  EXPECT_TRUE(Bits(easy.Allowed(), 4000)[5]);
+  EXPECT_TRUE(Bits(*easy.Allowed(), 4000)[5]);
 }
 
 TEST(TokenMasks, PartsTogetherAreTheWhole) {
@@ -248,8 +248,8 @@ TEST(TokenMasks, AreTheSameHoweverFewStatesAreKept) {
     std::mt19937 random(seed);
     for (int step = 0; step < 10; ++step) {
       for (auto& [one, other] : outputs) {
-        const std::vector<bool> allowed = Bits(one.Allowed(), 60);
-        ASSERT_EQ(Bits(other.Allowed(), 60), allowed) << seed << " step " << step;
+        const std::vector<bool> allowed = Bits(*one.Allowed(), 60);
+        ASSERT_EQ(Bits(*other.Allowed(), 60), allowed) << seed << " step " << step;
         const auto token = static_cast<int32_t>(random() % 60);
         if (!allowed[static_cast<size_t>(token)]) continue;
         one.Add(token);
@@ -281,18 +281,18 @@ TEST(OutputMatcher, EndsWithTheTextOrWithATokenThatDoesNotFit) {
   const auto masks = std::make_shared<TokenMasks>(*builder.Build(builder.Text("ab")), *vocabulary);
   const std::vector<bool> only_end = {false, true, false, false};
   OutputMatcher whole(masks);
-  EXPECT_EQ(Bits(whole.Allowed(), 4), (std::vector<bool>{false, false, true, false}));
+  EXPECT_EQ(Bits(*whole.Allowed(), 4), (std::vector<bool>{false, false, true, false}));
   whole.Add(2);
   whole.Add(3);
-  EXPECT_EQ(Bits(whole.Allowed(), 4), only_end);
+  EXPECT_EQ(Bits(*whole.Allowed(), 4), only_end);
   whole.Add(kEnd);
-  EXPECT_EQ(Bits(whole.Allowed(), 4), only_end);
+  EXPECT_EQ(Bits(*whole.Allowed(), 4), only_end);
   for (const int32_t token : {3, 0, 99}) {
     OutputMatcher broken(masks);
     broken.Add(token);
-    EXPECT_EQ(Bits(broken.Allowed(), 4), only_end) << "token " << token;
+    EXPECT_EQ(Bits(*broken.Allowed(), 4), only_end) << "token " << token;
     broken.Add(2);
-    EXPECT_EQ(Bits(broken.Allowed(), 4), only_end) << "token " << token;
+    EXPECT_EQ(Bits(*broken.Allowed(), 4), only_end) << "token " << token;
   }
 }
 
