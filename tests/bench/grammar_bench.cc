@@ -63,10 +63,10 @@ int64_t WriteOutput(const std::shared_ptr<grammar::TokenMasks>& masks,
                     const std::vector<int32_t>& tokens) {
   grammar::OutputMatcher output(masks);
   for (const int32_t token : tokens) {
-    benchmark::DoNotOptimize(output.Allowed().data());
+    benchmark::DoNotOptimize(output.Allowed()->data());
     output.Add(token);
   }
-  benchmark::DoNotOptimize(output.Allowed().data());
+  benchmark::DoNotOptimize(output.Allowed()->data());
   return std::ssize(tokens) + 1;
 }
 
