@@ -1,5 +1,8 @@
 #include "launcher/gateway/openai_service.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <fstream>
 #include <memory>
@@ -17,6 +20,7 @@
 namespace lockstep {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using testing::FakeServer;
 using ::testing::HasSubstr;
@@ -117,6 +121,7 @@ TEST_F(OpenAiServiceTest, EachRequestIsALineOfTheLog) {
   EXPECT_TRUE(whole["first_token_ms"].is_number());
   EXPECT_GT(whole.value("bytes_out", 0), 100);
   EXPECT_EQ(entries[1].value("stream", false), true);
+  EXPECT_GT(entries[1].value("bytes_out", 0), 100);
   EXPECT_EQ(entries[2].value("status", 0), 429);
   EXPECT_TRUE(entries[2]["first_token_ms"].is_null());
   EXPECT_EQ(entries[3].value("status", 0), 404);
@@ -134,6 +139,27 @@ TEST(AccessLogTest, WhatCannotBeWrittenIsToldOnce) {
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("access log /dev/full: lines are lost: No space left"));
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1);
+}
+
+// As on a disk with room for one line and a half.
+TEST(AccessLogTest, ATornLineIsEndedBeforeTheNext) {
+  const testing::TempDirectory directory;
+  const std::string path = (directory / "log").string();
+  const auto log = AccessLog::Open(path);
+  ASSERT_TRUE(log.ok()) << log.status();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit little = {.rlim_cur = 12, .rlim_max = before.rlim_max};
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
+  for (int i = 0; i < 2; ++i) (*log)->Write({{"a", 1}});
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, handler);
+  (*log)->Write({{"a", 2}});
+  std::ifstream file(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  EXPECT_THAT(lines, ElementsAre(R"({"a":1})", R"({"a")", R"({"a":2})"));
 }
 
 TEST_F(OpenAiServiceTest, CompletesInPieces) {
