@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "model/tokenizer/byte_level.h"
+#include "model/tokenizer/nfc.h"
 #include "model/tokenizer/utf8.h"
 
 namespace lockstep {
@@ -14,10 +15,16 @@ absl::StatusOr<std::string> Normalize(std::string_view text,
   std::string normalized(text);
   for (const NormalizerStep& step : steps) {
     if (normalized.empty()) break;
-    if (step.kind == NormalizerStep::Kind::kPrepend) {
-      normalized.insert(0, step.content);
-    } else {
-      normalized = ReplaceAll(normalized, step.pattern, step.content);
+    switch (step.kind) {
+      case NormalizerStep::Kind::kPrepend:
+        normalized.insert(0, step.content);
+        break;
+      case NormalizerStep::Kind::kReplace:
+        normalized = ReplaceAll(normalized, step.pattern, step.content);
+        break;
+      case NormalizerStep::Kind::kNfc:
+        normalized = ToNfc(normalized);
+        break;
     }
     if (normalized.size() > kMaxNormalizedBytes) {
       return absl::InvalidArgumentError(

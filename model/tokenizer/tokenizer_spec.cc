@@ -75,6 +75,10 @@ absl::Status ParseNormalizerStep(const JsonFields& fields, const std::string& ty
     steps.push_back({NormalizerStep::Kind::kPrepend, "", std::move(content)});
     return absl::OkStatus();
   }
+  if (type == "NFC") {
+    steps.push_back({NormalizerStep::Kind::kNfc});
+    return absl::OkStatus();
+  }
   if (type != "Replace") return UnknownType(fields);
   ASSIGN_OR_RETURN(std::string pattern, LiteralPattern(fields));
   ASSIGN_OR_RETURN(std::string content, Insertion(fields, "content"));

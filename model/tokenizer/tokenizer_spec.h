@@ -17,10 +17,10 @@
 namespace lockstep {
 
 struct NormalizerStep {
-  enum class Kind { kPrepend, kReplace };
+  enum class Kind { kPrepend, kReplace, kNfc };
   Kind kind;
-  std::string pattern;  // kReplace: the literal text to replace, not empty
-  std::string content;  // what is prepended, or put in the pattern's place
+  std::string pattern = {};  // kReplace: the literal text to replace, not empty
+  std::string content = {};  // what is prepended, or put in the pattern's place
 };
 
 struct PreTokenizerStep {

@@ -21,7 +21,7 @@ import tokenizers
 WORDS = ["the", " Hello", "don't", "'LL", "I'\u017f", "\u212a", "\ufb06", "\u1e9e", "1234", "\r\n",
          "  ", "\t", "\u00a0", "\u3000", "\u0085", "\u180e", "\u200b", "\ufeff", "\u2028", "\u0000",
          "<s>", "</s>", "<|eot_id|>", "<|begin_of_text|>", "<tool>", "<tool>s", "<wide>", "\u2581",
-         "<0x41>", "\u0301", "\U0001f468\u200d\U0001f469", "\u06f5\u0664", "\u2167", "\u00bd", "'"]
+         "<0x41>", "\u0301", "e\u0323\u0302\u0301", "\u0958", "\u212b", "\u1100\u1161\u11a8", "\U0001f468\u200d\U0001f469", "\u06f5\u0664", "\u2167", "\u00bd", "'"]
 
 
 def old_characters():
@@ -74,6 +74,18 @@ def variants(shared):
     added(data, "<tool>", normalized=True)
     added(data, "<wide>", lstrip=True, rstrip=True, special=True)
     yield "gpt2 regex", data
+
+    data = copy.deepcopy(llama3)  # as Qwen2's
+    data["normalizer"] = {"type": "NFC"}
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = (
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+        "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
+    data["post_processor"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
+                              "use_regex": False}
+    data["model"] |= {"ignore_merges": False, "continuing_subword_prefix": "",
+                      "end_of_word_suffix": ""}
+    added(data, "<tool>", special=True)
+    yield "qwen2", data
 
     data = copy.deepcopy(llama3)
     data["pre_tokenizer"]["pretokenizers"].insert(0, {"type": "Digits", "individual_digits": True})

@@ -101,9 +101,9 @@ TEST(Malformed, TextStagesAreRefusedByName) {
     return Json{{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}};
   };
   const Case cases[] = {
-      {"NFC",
+      {"NFKC",
        [](Json& j) {
-         j["normalizer"] = {{"type", "NFC"}};
+         j["normalizer"] = {{"type", "NFKC"}};
        }},
       {"normalizer", [](Json& j) { j["normalizer"] = 3; }},
       {"normalizers", [](Json& j) { j["normalizer"]["normalizers"] = 3; }},

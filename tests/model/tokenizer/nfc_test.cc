@@ -1,0 +1,54 @@
+// Normalization form C against the Unicode Standard's own examples (UAX #15;
+// NormalizationTest.txt).
+#include "model/tokenizer/nfc.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+TEST(Nfc, TextThatIsInItStays) {
+  for (const char* text : {"", "plain", "caf\u00e9", "\u8a9e\u00e9", "\uac01", "\U0001f600"}) {
+    EXPECT_EQ(ToNfc(text), text);
+  }
+}
+
+TEST(Nfc, MarksJoinTheirLetter) {
+  EXPECT_EQ(ToNfc("e\u0301"), "\u00e9");
+  EXPECT_EQ(ToNfc("x\u00eb\u0301"), "x\u00eb\u0301");
+  EXPECT_EQ(ToNfc("s\u0323\u0307"), "\u1e69");
+  EXPECT_EQ(ToNfc("s\u0307\u0323"), "\u1e69");
+  EXPECT_EQ(ToNfc("\u1e0b\u0323"), "\u1e0d\u0307");
+  EXPECT_EQ(ToNfc("\u1100\u1161\u11a8"), "\uac01");
+  EXPECT_EQ(ToNfc("\u0301e"), "\u0301e");
+}
+
+TEST(Nfc, CharactersThatStandForOthersBecomeThose) {
+  EXPECT_EQ(ToNfc("\u212b\u2126"), "\u00c5\u03a9");
+  EXPECT_EQ(ToNfc("\u0958"), "\u0915\u093c");  // excluded from composition
+  EXPECT_EQ(ToNfc("\U0001d15e"), "\U0001d157\U0001d165");
+  EXPECT_EQ(ToNfc("\ufb01"), "\ufb01");  // a ligature only looks like two letters
+}
+
+TEST(Nfc, MarksOfOneClassKeepTheirOrderAndBlockEachOther) {
+  EXPECT_EQ(ToNfc("a\u0302\u0301\u0323"), "\u1ead\u0301");
+  EXPECT_EQ(ToNfc("a\u0301\u0302"), "\u00e1\u0302");
+}
+
+// Two million marks, of two classes in turn.
+TEST(Nfc, AHeapOfMarksIsOrderedAsFastAsAnyText) {
+  std::string marks = "a";
+  std::string below;
+  std::string above;
+  for (int i = 0; i < 1'000'000; ++i) {
+    marks += "\u0315\u0316";
+    above += "\u0315";
+    below += "\u0316";
+  }
+  EXPECT_TRUE(ToNfc(marks) == "a" + below + above);
+}
+
+}  // namespace
+}  // namespace lockstep
