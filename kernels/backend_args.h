@@ -77,14 +77,27 @@ struct SiluMulArgs {
   DType gate_up_dtype = DType::kF32;       // or what ProductDType has named
 };
 
+// What becomes of a token's heads before they are rotated and cached; f32, null for nothing.
+//
+// qkv += bias; then each head of q and of k becomes (head * scale) * weight with scale = 1 /
+// sqrt(sum of its squares / head_dim + eps), the sum in lanes as RmsNormArgs has it.
+struct HeadAdjustments {
+  const float* bias = nullptr;    // [(num_heads + 2 * num_kv_heads) * head_dim], as qkv lies
+  const float* q_norm = nullptr;  // [head_dim]
+  const float* k_norm = nullptr;  // [head_dim]
+  float eps = 0.0f;
+
+  bool any() const { return bias != nullptr || q_norm != nullptr || k_norm != nullptr; }
+};
+
 // Backend::RopeAndWriteKv.
 //
-// Rotates q in place and k, which may be left as it was in qkv (GPT-NeoX halves: i pairs with i +
-// head_dim / 2, as Hugging Face checkpoints have it), and writes k and v to the cache at
-// slot_mapping: first' = fma(first, cos, -(second * sin)), second' = fma(second, cos, first *
-// sin). qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], q heads then k heads then v
-// heads, of qkv_dtype, to which rotated q is rounded. cos, sin: f32 [max_positions, head_dim /
-// 2].
+// Adjusts heads, then rotates q in place and k, which like v may be left as it was in qkv (GPT-NeoX
+// halves: i pairs with i + head_dim / 2, as Hugging Face checkpoints have it), and writes k and v
+// to the cache at slot_mapping: first' = fma(first, cos, -(second * sin)), second' = fma(second,
+// cos, first * sin). qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], q heads then k
+// heads then v heads, of qkv_dtype, to which rotated q is rounded. cos, sin: f32 [max_positions,
+// head_dim / 2].
 struct RopeArgs {
   void* qkv;
   int num_heads;
@@ -93,6 +106,7 @@ struct RopeArgs {
   const BatchIndex* batch;
   const KvCacheView* cache;
   DType qkv_dtype = DType::kF32;  // or what ProductDType has named
+  HeadAdjustments adjust = {};
 };
 
 // Backend::Attention.

@@ -75,23 +75,30 @@ std::string ModelConfig::LoadingText(Quantization quantize) const {
 int64_t ModelConfig::num_parameters() const {
   const int64_t attention = 2 * (num_heads + num_kv_heads) * head_dim * hidden_size;
   const int64_t mlp = 3 * hidden_size * intermediate_size;
-  const int64_t norms = 2 * hidden_size;
+  const int64_t vectors = num_vector_elements(num_heads, num_kv_heads);
   const int64_t embeddings = (tie_word_embeddings ? 1 : 2) * vocab_size * hidden_size;
-  return num_layers * (attention + mlp + norms) + embeddings + hidden_size;
+  return num_layers * (attention + mlp + vectors) + embeddings + hidden_size;
+}
+
+int64_t ModelConfig::num_vector_elements(int64_t query_heads, int64_t kv_heads) const {
+  return 2 * hidden_size + (has_qkv_bias() ? (query_heads + 2 * kv_heads) * head_dim : 0) +
+         (has_head_norms() ? 2 * head_dim : 0);
 }
 
 std::string ModelConfig::Fingerprint(Quantization quantize) const {
   const std::string suffix =
       quantize == Quantization::kNone ? "" : "-" + std::string(QuantizationName(quantize));
-  return absl::StrFormat("llama-L%d-h%d-i%d-a%d-k%d-d%d-v%d-%s-%016x%s", num_layers, hidden_size,
-                         intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size,
-                         std::string(DTypeName(dtype)), Fnv1a64(ModelConfigJson(*this)), suffix);
+  return absl::StrFormat("%s-L%d-h%d-i%d-a%d-k%d-d%d-v%d-%s-%016x%s", TraitsOf(family).model_type,
+                         num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads,
+                         head_dim, vocab_size, std::string(DTypeName(dtype)),
+                         Fnv1a64(ModelConfigJson(*this)), suffix);
 }
 
 std::string ModelConfigJson(const ModelConfig& config) {
+  const FamilyTraits& traits = TraitsOf(config.family);
   nlohmann::ordered_json out = {
-      {"architectures", {"LlamaForCausalLM"}},
-      {"model_type", "llama"},
+      {"architectures", {traits.architecture}},
+      {"model_type", traits.model_type},
       {"hidden_size", config.hidden_size},
       {"intermediate_size", config.intermediate_size},
       {"num_hidden_layers", config.num_layers},
@@ -118,6 +125,11 @@ std::string ModelConfigJson(const ModelConfig& config) {
         {"high_freq_factor", scaling.high_freq_factor},
         {"original_max_position_embeddings", scaling.original_max_position_embeddings},
     };
+  }
+  if (traits.sliding_window > 0) {
+    out["sliding_window"] = nullptr;
+    if (config.sliding_window.has_value()) out["sliding_window"] = *config.sliding_window;
+    out["use_sliding_window"] = config.sliding_window.has_value();
   }
   if (config.stored.has_value()) {
     out["quantization_config"] = nlohmann::ordered_json::parse(config.stored->json);

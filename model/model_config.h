@@ -1,7 +1,9 @@
-// What a Llama checkpoint says about itself (config.json, generation_config.json), validated.
+// What a checkpoint of a Llama, or of a family that shares its layers, says about itself
+// (config.json, generation_config.json), validated.
 //
-// Covers every dense Llama 2 / 3 / 3.1 / 3.2 / 3.3: GQA, tied embeddings, rope_theta, rope_scaling
-// "llama3", head_dim given or derived. Anything else is refused by name and value.
+// Covers every dense Llama 2 / 3 / 3.1 / 3.2 / 3.3, and dense Mistral, Qwen2 / 2.5 and Qwen3
+// (model/model_family.h): GQA, tied embeddings, rope_theta, rope_scaling "llama3", head_dim given
+// or derived. Anything else is refused by name and value.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "kernels/quantization.h"
+#include "model/model_family.h"
 #include "model/stored_quantization.h"
 #include "parallel/partition.h"
 
@@ -28,6 +31,7 @@ struct Llama3RopeScaling {
 };
 
 struct ModelConfig {
+  ModelFamily family = ModelFamily::kLlama;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t num_layers = 0;
@@ -35,7 +39,9 @@ struct ModelConfig {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;  // even
   int64_t vocab_size = 0;
-  int64_t max_position_embeddings = 0;
+  int64_t max_position_embeddings = 0;  // at most sliding_window
+  // Of layers that see only so many tokens back, where positions would allow as many or more.
+  std::optional<int64_t> sliding_window;
   double rms_norm_eps = 1e-5;
   double rope_theta = 10000.0;
   std::optional<Llama3RopeScaling> rope_scaling;
@@ -45,11 +51,15 @@ struct ModelConfig {
   std::optional<int32_t> bos_token_id;
   std::vector<int32_t> eos_token_ids;  // config.json's and generation_config.json's, merged
 
+  bool has_qkv_bias() const { return TraitsOf(family).has_qkv_bias; }
+  bool has_head_norms() const { return TraitsOf(family).has_head_norms; }
   ShardedSizes sharded_sizes() const;
   // What matrices are kept as when `quantize` is asked for: that, or the checkpoint's own format.
   // INVALID_ARGUMENT when both are and differ.
   absl::StatusOr<Quantization> HeldAs(Quantization quantize) const;
   int64_t num_parameters() const;
+  // Of a layer's norms and biases, where it has so many heads.
+  int64_t num_vector_elements(int64_t query_heads, int64_t kv_heads) const;
   // What happens to quantized matrices of the checkpoint while they are loaded, as one line for a
   // log; empty when there are none.
   std::string LoadingText(Quantization quantize) const;

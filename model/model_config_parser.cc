@@ -1,6 +1,6 @@
-// config.json and generation_config.json -> ModelConfig. Field names and defaults: LlamaConfig and
-// GenerationConfig of Hugging Face transformers (configuration_llama.py, configuration_utils.py),
-// with the spelling of version 5 (rope_parameters, dtype).
+// config.json and generation_config.json -> ModelConfig. Field names and defaults: the
+// configuration classes of model/model_family.h and GenerationConfig of Hugging Face transformers
+// (configuration_utils.py), with the spelling of version 5 (rope_parameters, dtype).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,90 +9,45 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
+#include "model/config_fields.h"
 #include "model/json/strict_json.h"
-#include "model/json_integer.h"
 #include "model/model_config.h"
+#include "model/model_family.h"
 #include "model/size_limits.h"
 
 namespace lockstep {
 namespace {
 
 using nlohmann::json;
+using Fields = ConfigFields;
 
-absl::Status FieldError(const std::string& field, const json& value, const std::string& supported) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " = ", QuotedJson(value), " is not supported; supported: ", supported));
+// The names of one kind of all families, quoted: for errors.
+std::string Supported(const char* FamilyTraits::*name, const char* open, const char* close) {
+  return absl::StrJoin(kModelFamilies, ", ", [&](std::string* out, const FamilyTraits& traits) {
+    absl::StrAppend(out, open, traits.*name, close);
+  });
 }
 
-// The fields of one JSON object, read with their limits. `prefix` names the object in errors
-// ("rope_scaling.").
-class Fields {
- public:
-  Fields(const json& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {}
-
-  // Null when absent or null.
-  const json* Get(const std::string& name) const {
-    const auto found = object_.find(name);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  absl::StatusOr<std::optional<int64_t>> OptionalInt(const std::string& name, int64_t min,
-                                                     int64_t max) const {
-    const json* value = Get(name);
-    if (value == nullptr) return std::nullopt;
-    const std::optional<int64_t> integer = IntegerIn(*value, min, max);
-    if (integer.has_value()) return integer;
-    return FieldError(Path(name), *value, absl::StrCat("an integer in [", min, ", ", max, "]"));
-  }
-
-  absl::Status RequiredInt(const std::string& name, int64_t min, int64_t max, int64_t& out) const {
-    ASSIGN_OR_RETURN(const std::optional<int64_t> value, OptionalInt(name, min, max));
-    if (!value.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(Path(name), " is missing"));
-    }
-    out = *value;
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<std::optional<double>> OptionalNumber(const std::string& name, double min,
-                                                       double max) const {
-    const json* value = Get(name);
-    if (value == nullptr) return std::nullopt;
-    const bool in_range =
-        value->is_number() && value->get<double>() >= min && value->get<double>() <= max;
-    if (!in_range) {
-      return FieldError(Path(name), *value, absl::StrCat("a number in [", min, ", ", max, "]"));
-    }
-    return value->get<double>();
-  }
-
-  absl::StatusOr<std::optional<bool>> OptionalBool(const std::string& name) const {
-    const json* value = Get(name);
-    if (value == nullptr) return std::nullopt;
-    if (!value->is_boolean()) return FieldError(Path(name), *value, "true or false");
-    return value->get<bool>();
-  }
-
-  std::string Path(const std::string& name) const { return absl::StrCat(prefix_, name); }
-
- private:
-  const json& object_;
-  const std::string prefix_;
-};
-
-absl::Status CheckArchitecture(const Fields& fields) {
-  const json* model_type = fields.Get("model_type");
-  if (model_type != nullptr && *model_type != "llama") {
-    return FieldError("model_type", *model_type, "\"llama\"");
-  }
+absl::StatusOr<ModelFamily> ParseFamily(const Fields& fields) {
+  const json* type = fields.Get("model_type");
   const json* architectures = fields.Get("architectures");
-  if (architectures != nullptr && *architectures != json::array({"LlamaForCausalLM"})) {
-    return FieldError("architectures", *architectures, "[\"LlamaForCausalLM\"]");
+  if (type == nullptr && architectures == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model_type is missing; supported: ", Supported(&FamilyTraits::model_type, "\"", "\"")));
   }
-  if (model_type == nullptr && architectures == nullptr) {
-    return absl::InvalidArgumentError("model_type is missing; supported: \"llama\"");
+  for (const FamilyTraits& traits : kModelFamilies) {
+    const json architecture = json::array({traits.architecture});
+    if (type == nullptr && *architectures == architecture) return traits.family;
+    if (type == nullptr || *type != traits.model_type) continue;
+    if (architectures == nullptr || *architectures == architecture) return traits.family;
+    return FieldError("architectures", *architectures,
+                      absl::StrCat(architecture.dump(), " with model_type ", type->dump()));
   }
-  return absl::OkStatus();
+  if (type != nullptr) {
+    return FieldError("model_type", *type, Supported(&FamilyTraits::model_type, "\"", "\""));
+  }
+  return FieldError("architectures", *architectures,
+                    Supported(&FamilyTraits::architecture, "[\"", "\"]"));
 }
 
 absl::Status ParseQuantization(const Fields& fields, ModelConfig& config) {
@@ -105,18 +60,20 @@ absl::Status ParseQuantization(const Fields& fields, ModelConfig& config) {
 }
 
 // What changes the arithmetic in ways that the forward pass does not have.
-absl::Status CheckVariant(const Fields& fields) {
+absl::Status CheckVariant(const Fields& fields, const FamilyTraits& traits) {
   if (const json* act = fields.Get("hidden_act"); act != nullptr && *act != "silu") {
     return FieldError("hidden_act", *act, "\"silu\"");
   }
+  // Qwen2 has its bias whatever the file says.
   for (const char* name : {"attention_bias", "mlp_bias"}) {
+    if (traits.has_qkv_bias && name == std::string_view("attention_bias")) continue;
     if (const json* value = fields.Get(name); value != nullptr && *value != json(false)) {
       return FieldError(name, *value, "false");
     }
   }
-  for (const char* name : {"sliding_window", "num_local_experts", "num_experts"}) {
+  for (const char* name : {"num_local_experts", "num_experts"}) {
     if (const json* value = fields.Get(name); value != nullptr) {
-      return FieldError(name, *value, "null (dense models with full attention)");
+      return FieldError(name, *value, "null (dense models)");
     }
   }
   if (const json* value = fields.Get("partial_rotary_factor");
@@ -126,7 +83,47 @@ absl::Status CheckVariant(const Fields& fields) {
   return absl::OkStatus();
 }
 
-absl::Status ParseSizes(const Fields& fields, ModelConfig& config) {
+// How many tokens back the layers see that do not see all; nothing where all of them do.
+absl::StatusOr<std::optional<int64_t>> ParseWindow(const Fields& fields,
+                                                   const FamilyTraits& traits) {
+  const bool is_qwen = traits.family == ModelFamily::kQwen2 || traits.family == ModelFamily::kQwen3;
+  if (is_qwen) {  // where the window counts only when it is said to be used
+    ASSIGN_OR_RETURN(const auto used, fields.OptionalBool("use_sliding_window"));
+    if (!used.value_or(false)) return std::nullopt;
+  }
+  ASSIGN_OR_RETURN(auto window, fields.OptionalInt("sliding_window", 1, kMaxPositions));
+  if (window.has_value() && traits.sliding_window == 0) {
+    return FieldError("sliding_window", *fields.Get("sliding_window"),
+                      absl::StrCat("null for model_type \"", traits.model_type, "\""));
+  }
+  if (!fields.Has("sliding_window") && traits.sliding_window > 0) window = traits.sliding_window;
+  return window;
+}
+
+absl::Status CheckLayerTypes(const Fields& fields, bool has_window) {
+  const json* types = fields.Get("layer_types");
+  if (types == nullptr) return absl::OkStatus();
+  if (!types->is_array()) return FieldError("layer_types", *types, "null or a list");
+  for (const json& type : *types) {
+    if (type == "full_attention" || (has_window && type == "sliding_attention")) continue;
+    return FieldError(
+        "layer_types", type,
+        has_window ? "\"full_attention\", \"sliding_attention\"" : "\"full_attention\"");
+  }
+  return absl::OkStatus();
+}
+
+// Within the window, attention is attention to all: contexts are kept to it.
+absl::Status LimitToWindow(const Fields& fields, const FamilyTraits& traits, ModelConfig& config) {
+  ASSIGN_OR_RETURN(const auto window, ParseWindow(fields, traits));
+  RETURN_IF_ERROR(CheckLayerTypes(fields, window.has_value()));
+  if (!window.has_value() || *window > config.max_position_embeddings) return absl::OkStatus();
+  config.sliding_window = window;
+  config.max_position_embeddings = *window;
+  return absl::OkStatus();
+}
+
+absl::Status ParseSizes(const Fields& fields, const FamilyTraits& traits, ModelConfig& config) {
   RETURN_IF_ERROR(fields.RequiredInt("hidden_size", 1, kMaxHiddenSize, config.hidden_size));
   RETURN_IF_ERROR(
       fields.RequiredInt("intermediate_size", 1, kMaxIntermediateSize, config.intermediate_size));
@@ -135,10 +132,11 @@ absl::Status ParseSizes(const Fields& fields, ModelConfig& config) {
   RETURN_IF_ERROR(fields.RequiredInt("vocab_size", 1, kMaxVocabSize, config.vocab_size));
   ASSIGN_OR_RETURN(const auto num_kv_heads,
                    fields.OptionalInt("num_key_value_heads", 1, kMaxHeads));
-  config.num_kv_heads = num_kv_heads.value_or(config.num_heads);
+  const bool is_told = fields.Has("num_key_value_heads") || traits.num_kv_heads == 0;
+  config.num_kv_heads = num_kv_heads.value_or(is_told ? config.num_heads : traits.num_kv_heads);
   ASSIGN_OR_RETURN(const auto positions,
                    fields.OptionalInt("max_position_embeddings", 1, kMaxPositions));
-  config.max_position_embeddings = positions.value_or(2048);
+  config.max_position_embeddings = positions.value_or(traits.max_position_embeddings);
   if (config.num_heads % config.num_kv_heads != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("num_attention_heads = ", config.num_heads,
@@ -147,8 +145,9 @@ absl::Status ParseSizes(const Fields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status ParseHeadDim(const Fields& fields, ModelConfig& config) {
-  ASSIGN_OR_RETURN(const auto given, fields.OptionalInt("head_dim", 2, kMaxHeadDim));
+absl::Status ParseHeadDim(const Fields& fields, const FamilyTraits& traits, ModelConfig& config) {
+  ASSIGN_OR_RETURN(auto given, fields.OptionalInt("head_dim", 2, kMaxHeadDim));
+  if (!fields.Has("head_dim") && traits.head_dim > 0) given = traits.head_dim;
   if (!given.has_value() && config.hidden_size % config.num_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("hidden_size = ", config.hidden_size,
                                                    " is not a multiple of num_attention_heads = ",
@@ -289,10 +288,12 @@ absl::StatusOr<json> ParseObject(std::string_view text) {
 absl::StatusOr<ModelConfig> ParseModelConfigObject(const json& document) {
   const Fields fields(document, "");
   ModelConfig config;
-  RETURN_IF_ERROR(CheckArchitecture(fields));
-  RETURN_IF_ERROR(CheckVariant(fields));
-  RETURN_IF_ERROR(ParseSizes(fields, config));
-  RETURN_IF_ERROR(ParseHeadDim(fields, config));
+  ASSIGN_OR_RETURN(config.family, ParseFamily(fields));
+  const FamilyTraits& traits = TraitsOf(config.family);
+  RETURN_IF_ERROR(CheckVariant(fields, traits));
+  RETURN_IF_ERROR(ParseSizes(fields, traits, config));
+  RETURN_IF_ERROR(ParseHeadDim(fields, traits, config));
+  RETURN_IF_ERROR(LimitToWindow(fields, traits, config));
   RETURN_IF_ERROR(ParseRope(fields, config));
   RETURN_IF_ERROR(ParseScalars(fields, config));
   ASSIGN_OR_RETURN(const auto bos, fields.OptionalInt("bos_token_id", 0, config.vocab_size - 1));

@@ -1,7 +1,12 @@
 #include "deploy/plan/held_by_serve.h"
 
+#include <algorithm>
+#include <string>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "deploy/plan/weight_bytes.h"
+#include "model/model_family.h"
 
 namespace lockstep::plan {
 namespace {
@@ -45,10 +50,15 @@ std::string WhyNotInFormat(const PlanRequest& request) {
                       AsNumbers(request));
 }
 
+bool IsServedType(const std::string& model_type) {
+  return std::any_of(kModelFamilies.begin(), kModelFamilies.end(),
+                     [&](const FamilyTraits& traits) { return model_type == traits.model_type; });
+}
+
 std::string WhyNoSuchWeights(const PlanRequest& request) {
   const Architecture& model = request.model.architecture;
   if (!model.runtime_config) {
-    return model.model_type == "llama"
+    return IsServedType(model.model_type)
                ? absl::StrCat("does not load this checkpoint: ", model.runtime_refusal)
                : absl::StrCat("does not serve this kind of model (", model.model_type, ")");
   }
@@ -68,6 +78,14 @@ std::string WhyNoSuchKvCache(const PlanRequest& request) {
   return "";
 }
 
+std::string WhyNoSuchContext(const PlanRequest& request) {
+  const int64_t most = request.model.architecture.runtime_config->max_position_embeddings;
+  const double longest =
+      std::max(static_cast<double>(request.context), request.input_tokens + request.output_tokens);
+  if (longest <= static_cast<double>(most)) return "";
+  return absl::StrFormat("keeps contexts to the %d tokens of this model's sliding window", most);
+}
+
 }  // namespace
 
 std::string WhyNotServed(const PlanRequest& request, const Candidate& candidate) {
@@ -76,6 +94,7 @@ std::string WhyNotServed(const PlanRequest& request, const Candidate& candidate)
   }
   if (std::string why = WhyNoSuchWeights(request); !why.empty()) return why;
   if (std::string why = WhyNoSuchKvCache(request); !why.empty()) return why;
+  if (std::string why = WhyNoSuchContext(request); !why.empty()) return why;
   if (candidate.layout.replicas > kMostReplicas) {
     return absl::StrCat("has at most ", kMostReplicas, " replicas behind one controller");
   }

@@ -149,7 +149,7 @@ absl::StatusOr<HostMemory> PlanHostMemory(const HostMemoryInputs& inputs, const 
   const auto held = HeldByRuntime(model, inputs.weights);
   if (!held) {
     return absl::InvalidArgumentError(
-        "on CPUs dense Llama models in f32, bf16, int8 and int4 are planned, as `serve` holds "
+        "on CPUs models that `serve` loads are planned, in f32, bf16, int8 and int4, as it holds "
         "them");
   }
   RETURN_IF_ERROR(CheckModelLayout(model, layout));

@@ -139,6 +139,15 @@ void CpuBackend::RopeAndWriteKv(const RopeArgs& args) {
   });
 }
 
+void CpuBackend::NormHeads(const float* weight, float eps, int count, int64_t head_dim,
+                           float* heads) const {
+  if (weight == nullptr) return;
+  for (int h = 0; h < count; ++h) {
+    float* const head = heads + h * head_dim;
+    kernels_.add_rms_norm(head, nullptr, weight, eps, head_dim, head);
+  }
+}
+
 void CpuBackend::RotateToken(const RopeArgs& args, int64_t token) {
   const KvCacheView& cache = *args.cache;
   const int64_t head_dim = cache.head_dim;
@@ -147,8 +156,12 @@ void CpuBackend::RotateToken(const RopeArgs& args, int64_t token) {
   LS_CHECK(slot >= 0 && slot / cache.block_size < cache.num_blocks)
       << "slot " << slot << " of token " << token;
   const int64_t position = args.batch->positions[token];
-  float* q = AsF32(args.qkv, args.qkv_dtype) +
-             token * (args.num_heads + 2 * cache.num_kv_heads) * head_dim;
+  const int64_t width = (args.num_heads + 2 * cache.num_kv_heads) * head_dim;
+  float* q = AsF32(args.qkv, args.qkv_dtype) + token * width;
+  if (args.adjust.bias != nullptr) kernels_.add(q, args.adjust.bias, width);
+  NormHeads(args.adjust.q_norm, args.adjust.eps, args.num_heads, head_dim, q);
+  NormHeads(args.adjust.k_norm, args.adjust.eps, cache.num_kv_heads, head_dim,
+            q + args.num_heads * head_dim);
   for (int h = 0; h < args.num_heads + cache.num_kv_heads; ++h) {
     kernels_.rotate(q + h * head_dim, args.cos + position * half, args.sin + position * half,
                     static_cast<int>(half));

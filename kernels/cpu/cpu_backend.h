@@ -46,6 +46,8 @@ class CpuBackend : public HostBackend {
   // than one piece.
   template <typename Body>
   void ForRanges(int64_t count, int64_t grain, Body&& body);
+  // In place; nothing where there is no weight.
+  void NormHeads(const float* weight, float eps, int count, int64_t head_dim, float* heads) const;
   void RotateToken(const RopeArgs& args, int64_t token);
   void WriteKeys(const KvCacheView& cache, int64_t slot, const float* heads);
   void WriteValues(const KvCacheView& cache, int64_t slot, const float* heads);

@@ -183,6 +183,31 @@ void AttendToken(const CachedHead& head, const float* q, float scale, int64_t co
   for (int d = 0; d < head.cache.head_dim; ++d) out[d] = state.values[d] * inverse;
 }
 
+// out = row / sqrt(mean(row^2) + eps) * weight, as RmsNormArgs has it; out may be row.
+void NormRow(const float* row, const float* weight, float eps, int64_t count, float* out) {
+  std::vector<float> lanes(kSumLanes, 0.0f);
+  for (int64_t i = 0; i < count; ++i) {
+    lanes[i % kSumLanes] = std::fma(row[i], row[i], lanes[i % kSumLanes]);
+  }
+  const float mean = NeighbourTree(lanes) / static_cast<float>(count);
+  const float scale = 1.0f / std::sqrt(mean + eps);
+  for (int64_t i = 0; i < count; ++i) out[i] = row[i] * scale * weight[i];
+}
+
+void AdjustHeads(const HeadAdjustments& adjust, int num_heads, int num_kv_heads, int head_dim,
+                 float* qkv) {
+  const int num_rows = num_heads + 2 * num_kv_heads;
+  for (int h = 0; h < num_rows; ++h) {
+    float* const head = qkv + h * head_dim;
+    for (int i = 0; adjust.bias != nullptr && i < head_dim; ++i) {
+      head[i] += adjust.bias[h * head_dim + i];
+    }
+    const bool is_value = h >= num_heads + num_kv_heads;
+    const float* const norm = h < num_heads ? adjust.q_norm : is_value ? nullptr : adjust.k_norm;
+    if (norm != nullptr) NormRow(head, norm, adjust.eps, head_dim, head);
+  }
+}
+
 void RotateHead(float* x, const float* cos, const float* sin, int half) {
   for (int i = 0; i < half; ++i) {
     const float first = x[i];
@@ -248,16 +273,10 @@ class ReferenceBackend final : public cpu::HostBackend {
     const float* const delta = cpu::AsF32(args.delta, args.delta_dtype);
     for (int64_t t = 0; t < args.num_tokens; ++t) {
       float* residual = args.residual + t * args.hidden;
-      std::vector<float> lanes(kSumLanes, 0.0f);
-      for (int64_t i = 0; i < args.hidden; ++i) {
-        if (delta != nullptr) residual[i] += delta[t * args.hidden + i];
-        lanes[i % kSumLanes] = std::fma(residual[i], residual[i], lanes[i % kSumLanes]);
+      for (int64_t i = 0; delta != nullptr && i < args.hidden; ++i) {
+        residual[i] += delta[t * args.hidden + i];
       }
-      const float mean = NeighbourTree(lanes) / static_cast<float>(args.hidden);
-      const float scale = 1.0f / std::sqrt(mean + args.eps);
-      for (int64_t i = 0; i < args.hidden; ++i) {
-        out[t * args.hidden + i] = residual[i] * scale * args.weight[i];
-      }
+      NormRow(residual, args.weight, args.eps, args.hidden, out + t * args.hidden);
     }
   }
 
@@ -295,6 +314,7 @@ class ReferenceBackend final : public cpu::HostBackend {
     const int64_t row = int64_t{args.num_heads + 2 * num_kv_heads} * args.cache->head_dim;
     for (int64_t t = 0; t < args.batch->num_tokens; ++t) {
       float* qkv = cpu::AsF32(args.qkv, args.qkv_dtype) + t * row;
+      AdjustHeads(args.adjust, args.num_heads, num_kv_heads, args.cache->head_dim, qkv);
       const int64_t position = args.batch->positions[t];
       for (int h = 0; h < args.num_heads + num_kv_heads; ++h) {
         RotateHead(qkv + h * args.cache->head_dim, args.cos + position * half,

@@ -130,19 +130,32 @@ cudaError_t LaunchSiluMul(const SiluMulArgs& args, DType out_dtype, const Kernel
 cudaError_t LaunchRopeAndWriteKv(const RopeArgs& args, const KernelStream& stream) {
   if (args.batch->num_tokens == 0) return cudaSuccess;
   const KvCacheView& cache = *args.cache;
-  const bool vectorises =
-      Vectorises(cache.head_dim / 2, {args.qkv, args.cos, args.sin, cache.k, cache.v});
+  const HeadAdjustments& adjust = args.adjust;
+  const int64_t num_heads = int64_t{args.num_heads} + 2 * cache.num_kv_heads;
+  const bool vectorises = Vectorises(
+      cache.head_dim / 2,
+      {args.qkv, args.cos, args.sin, cache.k, cache.v, adjust.bias, adjust.q_norm, adjust.k_norm});
+  const auto grid = [&](int64_t blocks) {
+    return dim3(static_cast<unsigned>(args.batch->num_tokens), static_cast<unsigned>(blocks));
+  };
   return WithVectors(vectorises, [&](auto n) {
-    const int64_t vectors =
-        int64_t{args.num_heads + 2 * cache.num_kv_heads} * (cache.head_dim / 2 / n);
-    const dim3 grid(static_cast<unsigned>(args.batch->num_tokens),
-                    static_cast<unsigned>(CeilDiv<int64_t>(vectors, kRopeThreads)));
     return WithProductType(args.qkv_dtype, [&](auto product) {
       return WithType(cache.dtype, [&](auto element) {
         using G = decltype(product);
-        return LaunchOverlapping(RopeAndWriteKvKernel<n, G, decltype(element)>, grid, kRopeThreads,
-                                 0, stream, static_cast<G*>(args.qkv), args.num_heads, args.cos,
-                                 args.sin, args.batch->positions, args.batch->slot_mapping, cache);
+        using T = decltype(element);
+        const int32_t* const positions = args.batch->positions;
+        const int64_t* const slots = args.batch->slot_mapping;
+        if (adjust.any()) {
+          const dim3 blocks = grid(CeilDiv<int64_t>(num_heads, kRopeThreads / kWarpSize));
+          return LaunchOverlapping(AdjustRopeAndWriteKvKernel<n, G, T>, blocks, kRopeThreads, 0,
+                                   stream, static_cast<G*>(args.qkv), adjust, args.num_heads,
+                                   args.cos, args.sin, positions, slots, cache);
+        }
+        const int64_t vectors = num_heads * (cache.head_dim / 2 / n);
+        return LaunchOverlapping(RopeAndWriteKvKernel<n, G, T>,
+                                 grid(CeilDiv<int64_t>(vectors, kRopeThreads)), kRopeThreads, 0,
+                                 stream, static_cast<G*>(args.qkv), args.num_heads, args.cos,
+                                 args.sin, positions, slots, cache);
       });
     });
   });

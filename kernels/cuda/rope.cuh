@@ -2,6 +2,7 @@
 // cache: every element of qkv is read once, and q's are written back. Nobody reads k there again.
 #pragma once
 
+#include "kernels/backend_args.h"
 #include "kernels/cuda/vectors.cuh"
 #include "kernels/kv_cache_view.h"
 
@@ -71,6 +72,81 @@ __global__ void __launch_bounds__(kRopeThreads)
                       : CachedRow<T>(cache.v, cache, slot, head - num_rotated);
   Store(row + i, first);
   Store(row + half + i, second);
+}
+
+// Elements i.. of a head, with its bias.
+template <int n, typename G>
+__device__ inline Floats<n> LoadBiased(const G* head, const float* bias, int i) {
+  Floats<n> x = Load<n>(head + i);
+  if (bias == nullptr) return x;
+  const Floats<n> addends = Load<n>(bias + i);
+#pragma unroll
+  for (int e = 0; e < n; ++e) x.of[e] += addends.of[e];
+  return x;
+}
+
+template <int n>
+__device__ inline void Scale(Floats<n>& x, float scale, const Floats<n>& weight) {
+#pragma unroll
+  for (int e = 0; e < n; ++e) x.of[e] = x.of[e] * scale * weight.of[e];
+}
+
+// Of a warp's lanes together: 1 / sqrt(mean(x^2) + eps) of a head with its bias.
+template <int n, typename G>
+__device__ inline float HeadScale(const G* head, const float* bias, int head_dim, float eps) {
+  float sum = 0.0f;
+  for (int i = static_cast<int>(threadIdx.x) % kWarpSize * n; i < head_dim; i += kWarpSize * n) {
+    const Floats<n> x = LoadBiased<n>(head, bias, i);
+#pragma unroll
+    for (int e = 0; e < n; ++e) sum = fmaf(x.of[e], x.of[e], sum);
+  }
+  return 1.0f / sqrtf(WarpSum(sum) / static_cast<float>(head_dim) + eps);
+}
+
+// The same of heads that are adjusted first: a block for a token (x) and some of its heads (y), a
+// warp to a head. One that is normalized is read twice, the second time from near by.
+template <int n, typename G, typename T>
+__global__ void __launch_bounds__(kRopeThreads)
+    AdjustRopeAndWriteKvKernel(G* qkv, HeadAdjustments adjust, int num_heads, const float* cos,
+                               const float* sin, const int32_t* positions, const int64_t* slots,
+                               KvCacheView cache) {
+  LetLaterKernelsBegin();
+  constexpr int kHeads = kRopeThreads / kWarpSize;
+  const int64_t token = blockIdx.x;
+  const int head = static_cast<int>(blockIdx.y) * kHeads + threadIdx.x / kWarpSize;
+  const int half = cache.head_dim / 2;
+  const int num_rotated = num_heads + cache.num_kv_heads;
+  const int64_t slot = LoadFromCache2(slots + token);
+  const int64_t angle = int64_t{LoadFromCache2(positions + token)} * half;
+  WaitForEarlierKernels();
+  if (head >= num_rotated + cache.num_kv_heads || (head >= num_heads && slot < 0)) return;
+
+  const bool is_query = head < num_heads;
+  const bool is_rotated = head < num_rotated;
+  G* const x = qkv + (token * (num_rotated + cache.num_kv_heads) + head) * cache.head_dim;
+  const float* const bias =
+      adjust.bias == nullptr ? nullptr : adjust.bias + int64_t{head} * cache.head_dim;
+  const float* const norm = is_query ? adjust.q_norm : is_rotated ? adjust.k_norm : nullptr;
+  const float scale = norm == nullptr ? 1.0f : HeadScale<n>(x, bias, cache.head_dim, adjust.eps);
+  T* const row = is_query     ? nullptr
+                 : is_rotated ? CachedRow<T>(cache.k, cache, slot, head - num_heads)
+                              : CachedRow<T>(cache.v, cache, slot, head - num_rotated);
+  for (int i = static_cast<int>(threadIdx.x) % kWarpSize * n; i < half; i += kWarpSize * n) {
+    Floats<n> first = LoadBiased<n>(x, bias, i);
+    Floats<n> second = LoadBiased<n>(x, bias, half + i);
+    if (norm != nullptr) {
+      Scale(first, scale, Load<n>(norm + i));
+      Scale(second, scale, Load<n>(norm + half + i));
+    }
+    if (is_rotated) Rotate(first, second, Load<n>(cos + angle + i), Load<n>(sin + angle + i));
+    if (is_query) {
+      Store(x + i, first);
+      Store(x + half + i, second);
+    } else {
+      Store(row + i, first);
+      Store(row + half + i, second);
+    }
+  }
 }
 
 }  // namespace lockstep::cuda

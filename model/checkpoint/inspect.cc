@@ -46,10 +46,11 @@ std::string ConfigText(const ModelConfig& config) {
       "  hidden_size %d, intermediate_size %d, %d layers, %d heads (%d KV) of %d, vocab_size %d\n",
       config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads,
       config.num_kv_heads, config.head_dim, config.vocab_size);
-  absl::StrAppendFormat(&text, "  %d positions, %s, rms_norm_eps %g, %s embeddings, declared %s\n",
-                        config.max_position_embeddings, RopeText(config), config.rms_norm_eps,
-                        config.tie_word_embeddings ? "tied" : "untied",
-                        std::string(DTypeName(config.dtype)));
+  absl::StrAppendFormat(
+      &text, "  %d positions%s, %s, rms_norm_eps %g, %s embeddings, declared %s\n",
+      config.max_position_embeddings, config.sliding_window ? " (its sliding window)" : "",
+      RopeText(config), config.rms_norm_eps, config.tie_word_embeddings ? "tied" : "untied",
+      std::string(DTypeName(config.dtype)));
   if (config.stored.has_value()) {
     absl::StrAppendFormat(&text, "  matrices stored as %s\n", config.stored->name);
   }
@@ -194,9 +195,10 @@ std::string SummaryText(const ModelSummary& summary, bool list_tensors) {
   for (const auto& [name, bytes] : summary.bytes_by_dtype) {
     dtypes.push_back(absl::StrCat(name, " ", BytesText(bytes)));
   }
-  std::string text = absl::StrFormat("%s: Llama, %s parameters, %s (%s)\n", summary.directory,
-                                     CountText(summary.num_parameters),
-                                     BytesText(summary.tensor_bytes), absl::StrJoin(dtypes, ", "));
+  std::string text =
+      absl::StrFormat("%s: %s, %s parameters, %s (%s)\n", summary.directory,
+                      TraitsOf(summary.config.family).name, CountText(summary.num_parameters),
+                      BytesText(summary.tensor_bytes), absl::StrJoin(dtypes, ", "));
   absl::StrAppend(&text, ConfigText(summary.config), "  fingerprint ", summary.fingerprint, "\n",
                   FilesText(summary), LayoutText(summary));
   if (list_tensors) text += TensorsText(summary);

@@ -139,7 +139,7 @@ std::vector<TensorSpec> LlamaLayerTensors(const ModelConfig& config, int64_t lay
   const int64_t query = config.num_heads * config.head_dim;
   const int64_t kv = config.num_kv_heads * config.head_dim;
   const int64_t inner = config.intermediate_size;
-  return {
+  std::vector<TensorSpec> specs = {
       {prefix + "input_layernorm.weight", {hidden}},
       {prefix + "self_attn.q_proj.weight", {query, hidden}},
       {prefix + "self_attn.k_proj.weight", {kv, hidden}},
@@ -150,6 +150,16 @@ std::vector<TensorSpec> LlamaLayerTensors(const ModelConfig& config, int64_t lay
       {prefix + "mlp.up_proj.weight", {inner, hidden}},
       {prefix + "mlp.down_proj.weight", {hidden, inner}},
   };
+  if (config.has_qkv_bias()) {
+    specs.push_back({prefix + "self_attn.q_proj.bias", {query}});
+    specs.push_back({prefix + "self_attn.k_proj.bias", {kv}});
+    specs.push_back({prefix + "self_attn.v_proj.bias", {kv}});
+  }
+  if (config.has_head_norms()) {
+    specs.push_back({prefix + "self_attn.q_norm.weight", {config.head_dim}});
+    specs.push_back({prefix + "self_attn.k_norm.weight", {config.head_dim}});
+  }
+  return specs;
 }
 
 std::vector<TensorSpec> LlamaTensors(const ModelConfig& config) {

@@ -1,4 +1,5 @@
-// The tensors a Llama checkpoint holds under Hugging Face's names, with their shapes. Any thread.
+// The tensors a checkpoint of a Llama, or of a family that shares its layers, holds under Hugging
+// Face's names, with their shapes. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@ namespace lockstep {
 
 struct TensorSpec {
   std::string name;
-  std::vector<int64_t> shape;  // [rows, columns], row-major; norms [hidden_size]
+  std::vector<int64_t> shape;  // [rows, columns], row-major; norms and biases [size]
 };
 
 // Embedding first, then layer by layer, final norm, and the LM head unless it is tied. Matrices are

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
@@ -110,7 +111,7 @@ class WeightWriter {
 
   void Generate(const Chunk& chunk, char* buffer) const {
     const TensorSpec& spec = chunk.tensor->spec;
-    if (spec.shape.size() > 1) {
+    if (spec.shape.size() > 1 || absl::EndsWith(spec.name, ".bias")) {
       return weights_.Fill(WeightKey(seed_, spec.name), chunk.first, chunk.count, buffer);
     }
     const uint32_t one = ElementBits(dtype_, 1.0);

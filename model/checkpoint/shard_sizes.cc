@@ -13,8 +13,7 @@ int64_t LayerElements(const ModelConfig& config, const ShardedSizes& sizes, int 
   const int64_t num_kv_heads = KvHeadsOf(sizes, tp, tp_rank).size();
   const int64_t attention = 2 * (num_heads + num_kv_heads) * config.head_dim * config.hidden_size;
   const int64_t mlp = 3 * IntermediateOf(sizes, tp, tp_rank).size() * config.hidden_size;
-  const int64_t norms = 2 * config.hidden_size;
-  return attention + mlp + norms;
+  return attention + mlp + config.num_vector_elements(num_heads, num_kv_heads);
 }
 
 // Embedding, final norm and LM head.
@@ -58,8 +57,10 @@ class HeldBytes {
 
   int64_t LayerBytes(int tp_rank, LayerMatrixSet spared) const {
     const int64_t hidden = config_.hidden_size;
-    const int64_t q_width = QueryHeadsOf(sizes_, tp_, tp_rank).size() * config_.head_dim;
-    const int64_t kv_width = KvHeadsOf(sizes_, tp_, tp_rank).size() * config_.head_dim;
+    const int64_t num_heads = QueryHeadsOf(sizes_, tp_, tp_rank).size();
+    const int64_t num_kv_heads = KvHeadsOf(sizes_, tp_, tp_rank).size();
+    const int64_t q_width = num_heads * config_.head_dim;
+    const int64_t kv_width = num_kv_heads * config_.head_dim;
     const int64_t inner = IntermediateOf(sizes_, tp_, tp_rank).size();
     using enum LayerMatrix;
     const HeldMatrix matrices[] = {
@@ -67,7 +68,7 @@ class HeldBytes {
         {SetOf({kO}), hidden, q_width, NumKSlices(config_.num_heads, tp_) / tp_},
         {SetOf({kGate, kUp}), 2 * inner, hidden},
         {SetOf({kDown}), hidden, inner, NumKSlices(config_.intermediate_size, tp_) / tp_}};
-    int64_t bytes = 2 * NormBytes();
+    int64_t bytes = VectorBytes(config_.num_vector_elements(num_heads, num_kv_heads));
     for (const HeldMatrix& matrix : matrices) bytes += BytesOf(matrix, spared);
     return bytes;
   }
@@ -98,10 +99,12 @@ class HeldBytes {
     const Quantization head = HeadQuantization(*config_.HeldAs(held_.quantization));
     const int64_t head_bytes =
         head == Quantization::kNone ? table : QuantizedBytes(head, rows, config_.hidden_size, 1);
-    return (is_first ? table : 0) + (is_last ? head_bytes + NormBytes() : 0);
+    return (is_first ? table : 0) + (is_last ? head_bytes + VectorBytes(config_.hidden_size) : 0);
   }
 
-  int64_t NormBytes() const { return config_.hidden_size * static_cast<int64_t>(sizeof(float)); }
+  static int64_t VectorBytes(int64_t elements) {
+    return elements * static_cast<int64_t>(sizeof(float));
+  }
 
   const ModelConfig& config_;
   const ShardedSizes sizes_;

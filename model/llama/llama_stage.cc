@@ -105,7 +105,8 @@ void LlamaStage::WriteKv(const LayerWeights& weights, const KvCacheView& cache) 
                            .sin = rope_sin_.as<float>(),
                            .batch = &batch_.index(),
                            .cache = &cache,
-                           .qkv_dtype = backend_.ProductDType(tokens_.num_tokens)});
+                           .qkv_dtype = backend_.ProductDType(tokens_.num_tokens),
+                           .adjust = weights.adjustments(config_.rms_norm_eps)});
 }
 
 void LlamaStage::Attend(const KvCacheView& cache) {

@@ -47,10 +47,21 @@ struct LoadStats {
 struct LayerWeights {
   DeviceBuffer attention_norm;         // f32 [hidden]
   ColumnParallelLinear qkv;            // [q_width + 2 * kv_width, hidden]
+  DeviceBuffer qkv_bias;               // f32 [q_width + 2 * kv_width]; these three: or empty
+  DeviceBuffer q_norm;                 // f32 [head_dim]
+  DeviceBuffer k_norm;                 // f32 [head_dim]
   RowParallelLinear attention_output;  // [hidden, q_width]
   DeviceBuffer mlp_norm;               // f32 [hidden]
   ColumnParallelLinear gate_up;        // [2 * intermediate, hidden]
   RowParallelLinear down;              // [hidden, intermediate]
+
+  // eps: of all norms.
+  HeadAdjustments adjustments(double eps) const {
+    return {.bias = qkv_bias.as<float>(),
+            .q_norm = q_norm.as<float>(),
+            .k_norm = k_norm.as<float>(),
+            .eps = static_cast<float>(eps)};
+  }
 };
 
 struct StageWeights {

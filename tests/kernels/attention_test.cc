@@ -26,6 +26,8 @@ class AttentionTest : public KernelTest {
     std::string name =
         absl::StrFormat("heads %d/%d head_dim %d block %d %s", shape.num_heads, shape.num_kv_heads,
                         shape.head_dim, shape.block_size, DTypeName(shape.dtype));
+    if (shape.has_bias) name += " bias";
+    if (shape.has_norms) name += " norms";
     for (const Chunk& c : chunks) absl::StrAppend(&name, " ", c.computed, "+", c.chunk);
     const Twin& twin = OncePerCase(name, [&] { return MakeTwin(shape, chunks); });
     const auto body = Body(num_threads);
@@ -70,6 +72,18 @@ TEST_P(AttentionTest, EqualsTwinForEveryHeadSize) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int head_dim : {2, 6, 8, 10, 14, 16, 18, 32, 34, 64, 80, 128}) {
       ExpectTwin({4, 2, head_dim, 4, dtype}, {{0, 5}, {30, 1}, {125, 7}});
+    }
+  }
+}
+
+// As Qwen2 and Qwen3 have them, and both together.
+TEST_P(AttentionTest, EqualsTwinWhereHeadsAreAdjusted) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int head_dim : {2, 6, 16, 34, 64, 128}) {
+      for (const auto& [has_bias, has_norms] :
+           {std::pair{true, false}, std::pair{false, true}, std::pair{true, true}}) {
+        ExpectTwin({4, 2, head_dim, 4, dtype, has_bias, has_norms}, {{0, 5}, {30, 1}, {125, 7}});
+      }
     }
   }
 }

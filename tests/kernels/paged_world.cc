@@ -39,6 +39,9 @@ PagedWorld::PagedWorld(const PagedShape& shape, const std::vector<SequenceChunk>
   ShuffleBlocks(num_blocks);
   MakeBatch();
   MakeTables();
+  if (shape.has_bias) bias_ = random_.Normals(width());
+  if (shape.has_norms) q_norm_ = random_.Normals(shape.head_dim);
+  if (shape.has_norms) k_norm_ = random_.Normals(shape.head_dim);
   FillContext();
 }
 
@@ -72,16 +75,34 @@ std::pair<std::vector<float>, std::vector<uint8_t>> PagedWorld::Rope(Backend& ba
   cache.k = k.data();
   cache.v = v.data();
   Padded qkv(qkv_);
-  backend.RopeAndWriteKv({qkv.data(), shape_.num_heads, cos_.data(), sin_.data(), &batch_, &cache});
+  backend.RopeAndWriteKv(Roped(qkv.data(), batch_, cache));
   qkv.ExpectEdgesUntouched();
   k.insert(k.end(), v.begin(), v.end());
   return {qkv.values(), k};
 }
 
+HeadAdjustments PagedWorld::adjust() const {
+  HeadAdjustments adjust;
+  if (shape_.has_bias) adjust.bias = bias_.data();
+  if (shape_.has_norms) adjust.q_norm = q_norm_.data();
+  if (shape_.has_norms) adjust.k_norm = k_norm_.data();
+  adjust.eps = 1e-5f;
+  return adjust;
+}
+
+RopeArgs PagedWorld::Roped(float* qkv, const BatchIndex& batch, const KvCacheView& cache) const {
+  return {.qkv = qkv,
+          .num_heads = shape_.num_heads,
+          .cos = cos_.data(),
+          .sin = sin_.data(),
+          .batch = &batch,
+          .cache = &cache,
+          .adjust = adjust()};
+}
+
 void PagedWorld::WriteBatch() {
   const auto reference = MakeReferenceBackend();
-  reference->RopeAndWriteKv(
-      {qkv_.data(), shape_.num_heads, cos_.data(), sin_.data(), &batch_, &cache_});
+  reference->RopeAndWriteKv(Roped(qkv_.data(), batch_, cache_));
 }
 
 std::vector<float> PagedWorld::Attend(Backend& backend) const {
@@ -178,8 +199,7 @@ void PagedWorld::FillContext() {
       one.num_tokens = 1;
       one.positions = &position;
       one.slot_mapping = &slot;
-      reference->RopeAndWriteKv(
-          {qkv.data(), shape_.num_heads, cos_.data(), sin_.data(), &one, &cache_});
+      reference->RopeAndWriteKv(Roped(qkv.data(), one, cache_));
     }
   }
 }

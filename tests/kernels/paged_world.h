@@ -17,6 +17,9 @@ struct PagedShape {
   int head_dim = 16;
   int block_size = 4;
   DType dtype = DType::kF32;
+  // Of what heads are adjusted by before they are rotated.
+  bool has_bias = false;
+  bool has_norms = false;
 };
 
 // Tokens of one sequence in the batch: `computed` are in the cache already, `chunk` are new.
@@ -55,6 +58,11 @@ class PagedWorld {
   const std::vector<float>& qkv() const { return qkv_; }
   const std::vector<float>& cos() const { return cos_; }
   const std::vector<float>& sin() const { return sin_; }
+  const std::vector<float>& bias() const { return bias_; }
+  const std::vector<float>& q_norm() const { return q_norm_; }
+  const std::vector<float>& k_norm() const { return k_norm_; }
+  // These three, where the shape has them.
+  HeadAdjustments adjust() const;
   // Elements of a token in qkv and in the result.
   int64_t width() const;
   int64_t out_width() const;
@@ -80,6 +88,7 @@ class PagedWorld {
   void MakeBatch();
   void MakeTables();
   void FillContext();
+  RopeArgs Roped(float* qkv, const BatchIndex& batch, const KvCacheView& cache) const;
 
   PagedShape shape_;
   std::vector<SequenceChunk> chunks_;
@@ -92,6 +101,9 @@ class PagedWorld {
   std::vector<float> qkv_;
   std::vector<float> cos_;
   std::vector<float> sin_;
+  std::vector<float> bias_;
+  std::vector<float> q_norm_;
+  std::vector<float> k_norm_;
 };
 
 }  // namespace lockstep::testing

@@ -241,6 +241,22 @@ TEST(Report, SaysWhatKeepsACheckpointFromLoading) {
   EXPECT_THAT(plan.not_served, HasSubstr("quant_method = \"fp8\" is not supported"));
 }
 
+TEST(Report, LaunchesTheFamiliesThatServeLoads) {
+  for (const char* model : {"mistral-7b-v0.1", "qwen2.5-7b", "qwen3-8b"}) {
+    const PlanRequest request = PricedRequest(model, "h100", "bf16");
+    EXPECT_EQ(MakePlan(request)->not_served, "") << model;
+  }
+  EXPECT_THAT(MakePlan(PricedRequest("qwen3-30b-a3b", "h100", "bf16"))->not_served,
+              HasSubstr("does not serve this kind of model (qwen3_moe)"));
+  // One that sees 4,096 tokens back, of 32,768 positions.
+  PlanRequest longer = PricedRequest("mistral-7b-v0.1", "h100", "bf16");
+  longer.context = 4096;
+  EXPECT_EQ(MakePlan(longer)->not_served, "");
+  longer.context = 4097;
+  EXPECT_THAT(MakePlan(longer)->not_served,
+              HasSubstr("contexts to the 4096 tokens of this model's sliding window"));
+}
+
 TEST(Report, SaysHowManyReplicasServeHas) {
   const PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
   Candidate candidate;

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu_backend_options.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/host_rows.h"
 #include "tests/kernels/cuda/device_array.h"
 #include "tests/kernels/paged_world.h"
 
@@ -227,10 +228,18 @@ Roped RopeOnDevice(const PagedWorld& world, const std::vector<G>& numbers,
   cache.k = keys.data();
   cache.v = values.data();
   constexpr bool kIsPlain = std::is_same_v<G, float>;
-  EXPECT_EQ(cuda::LaunchRopeAndWriteKv({qkv.data(), world.shape().num_heads, cos.data(), sin.data(),
-                                        &batch, &cache, kIsPlain ? DType::kF32 : DType::kBF16},
-                                       kStream),
-            cudaSuccess);
+  const DeviceArray<float> bias(world.bias(), shift);
+  const DeviceArray<float> q_norm(world.q_norm(), shift);
+  const DeviceArray<float> k_norm(world.k_norm(), shift);
+  HeadAdjustments adjust = world.adjust();
+  if (adjust.bias != nullptr) adjust.bias = bias.data();
+  if (adjust.q_norm != nullptr) adjust.q_norm = q_norm.data();
+  if (adjust.k_norm != nullptr) adjust.k_norm = k_norm.data();
+  EXPECT_EQ(
+      cuda::LaunchRopeAndWriteKv({qkv.data(), world.shape().num_heads, cos.data(), sin.data(),
+                                  &batch, &cache, kIsPlain ? DType::kF32 : DType::kBF16, adjust},
+                                 kStream),
+      cudaSuccess);
   Roped roped = {{}, keys.Read(), values.Read()};
   if constexpr (kIsPlain) {
     roped.qkv = qkv.Read();
@@ -266,6 +275,38 @@ TEST_F(CudaElementwise, RopeAndWriteKvEqualsTwin) {
       for (const int shift : kShifts) {
         ExpectRopeOfTwin({4, 2, head_dim, 4, dtype}, shift);
         ExpectRopeOfTwin({3, 3, head_dim, 3, dtype}, shift);
+      }
+    }
+  }
+}
+
+// The sums of squares are added in another order than the twin's.
+void ExpectNormedRopeNearTwin(const PagedShape& shape, int shift) {
+  PagedWorld world(shape, {{5, 1}, {0, 9}, {3, 2}}, 7);
+  const Roped got = RopeOnDevice(world, world.flat().slots, shift);
+  world.WriteBatch();
+  for (size_t i = 0; i < world.qkv().size(); ++i) {
+    if (static_cast<int64_t>(i) % world.width() >= int64_t{shape.num_heads} * shape.head_dim)
+      continue;
+    ASSERT_NEAR(got.qkv[i], world.qkv()[i], 1e-5) << shape.head_dim << ", element " << i;
+  }
+  const auto numbers = [&](const std::vector<uint8_t>& bytes) {
+    std::vector<float> wide(bytes.size() / DTypeBytes(shape.dtype));
+    WidenRow(bytes.data(), shape.dtype, std::ssize(wide), wide.data());
+    return wide;
+  };
+  const double rounding = shape.dtype == DType::kF32 ? 1e-5 : 0x1p-7;
+  ASSERT_TRUE(Near(numbers(got.keys), numbers(world.RowMajorKeys()), rounding, 1e-5));
+  ASSERT_TRUE(got.values == world.values()) << shape.head_dim;
+}
+
+TEST_F(CudaElementwise, RopeOfAdjustedHeadsIsItsTwins) {
+  for (const DType dtype : kAllTypes) {
+    for (const int head_dim : {2, 6, 16, 34, 64, 80, 128, 256}) {
+      for (const int shift : kShifts) {
+        ExpectRopeOfTwin({4, 2, head_dim, 4, dtype, /*has_bias=*/true}, shift);
+        ExpectNormedRopeNearTwin({4, 2, head_dim, 4, dtype, false, /*has_norms=*/true}, shift);
+        ExpectNormedRopeNearTwin({3, 3, head_dim, 3, dtype, true, true}, shift);
       }
     }
   }

@@ -182,8 +182,8 @@ const auto kName = [](const auto& info) { return std::string(info.param.name); }
 INSTANTIATE_TEST_SUITE_P(
     Variants, ModelConfigRefuses,
     ::testing::Values(
-        Refusal{"ModelType", With(Llama31(), "model_type", "mistral"),
-                R"(model_type = "mistral" is not supported; supported: "llama")"},
+        Refusal{"ModelType", With(Llama31(), "model_type", "mixtral"),
+                R"(model_type = "mixtral" is not supported; supported: "llama", "mistral", )"},
         Refusal{"Architecture",
                 With(Llama31(), "architectures", {"LlamaForSequenceClassification"}),
                 R"(architectures = ["LlamaForSequenceClassification"])"},

@@ -24,7 +24,11 @@ void ExpectNear(float actual, float golden, double tolerance, const char* what, 
 }  // namespace
 
 std::vector<GoldenCase> ReadGolden(const std::filesystem::path& directory) {
-  std::ifstream file(directory / "golden.json");
+  return ReadGoldenFile(directory / "golden.json");
+}
+
+std::vector<GoldenCase> ReadGoldenFile(const std::filesystem::path& path) {
+  std::ifstream file(path);
   const nlohmann::json golden = nlohmann::json::parse(file);
   std::vector<GoldenCase> cases;
   for (const auto& c : golden.at("cases")) {

@@ -16,6 +16,8 @@ struct GoldenCase {
   std::vector<float> prompt_logprob_of_next;
 };
 
+std::vector<GoldenCase> ReadGoldenFile(const std::filesystem::path& file);
+// The directory's golden.json.
 std::vector<GoldenCase> ReadGolden(const std::filesystem::path& directory);
 
 // The same tokens; numbers within a part of what is wanted, or of 1.

@@ -32,7 +32,7 @@ const char* SafetensorsName(DType dtype) {
 }
 
 void WriteSafetensors(const std::filesystem::path& path, const std::vector<WrittenTensor>& tensors,
-                      DType dtype, float deviation) {
+                      DType dtype, const WeightNumber& number) {
   nlohmann::ordered_json header;
   int64_t offset = 0;
   for (const WrittenTensor& tensor : tensors) {
@@ -47,16 +47,19 @@ void WriteSafetensors(const std::filesystem::path& path, const std::vector<Writt
   std::ofstream file(path, std::ios::binary);
   file.write(reinterpret_cast<const char*>(&length), sizeof(length));
   file << text;
-  std::mt19937 random(7);
-  std::normal_distribution<float> normal;
   for (const WrittenTensor& tensor : tensors) {
-    const bool is_norm = tensor.shape.size() == 1;
-    for (int64_t i = NumElements(tensor); i > 0; --i) {
-      WriteElement(file, is_norm ? 1.0f + 0.1f * normal(random) : deviation * normal(random),
-                   dtype);
-    }
+    for (int64_t i = 0; i < NumElements(tensor); ++i) WriteElement(file, number(tensor, i), dtype);
   }
   LS_CHECK(file.good());
+}
+
+// Norms near 1, biases large enough to matter.
+WeightNumber RandomNumbers(float deviation) {
+  return [deviation, random = std::mt19937(7), normal = std::normal_distribution<float>()](
+             const WrittenTensor& tensor, int64_t) mutable {
+    if (tensor.shape.size() > 1) return deviation * normal(random);
+    return tensor.name.ends_with(".bias") ? 0.5f * normal(random) : 1.0f + 0.1f * normal(random);
+  };
 }
 
 }  // namespace
@@ -85,10 +88,19 @@ TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype, float dev
 
 TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype,
                                const std::vector<WrittenTensor>& tensors, float deviation) {
+  Write(config, dtype, tensors, RandomNumbers(deviation));
+}
+
+TemporaryModel::TemporaryModel(const ModelConfig& config, DType dtype, const WeightNumber& number) {
+  Write(config, dtype, TensorsOf(config), number);
+}
+
+void TemporaryModel::Write(const ModelConfig& config, DType dtype,
+                           const std::vector<WrittenTensor>& tensors, const WeightNumber& number) {
   ModelConfig written = config;
   written.dtype = dtype;
   std::ofstream(directory_ / "config.json") << ModelConfigJson(written);
-  WriteSafetensors(directory_ / "model.safetensors", tensors, dtype, deviation);
+  WriteSafetensors(directory_ / "model.safetensors", tensors, dtype, number);
   auto checkpoint = Checkpoint::Open(directory());
   LS_CHECK(checkpoint.ok()) << checkpoint.status();
   checkpoint_ = *std::move(checkpoint);

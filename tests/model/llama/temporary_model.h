@@ -3,7 +3,9 @@
 // out or change them.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +26,9 @@ struct WrittenTensor {
   std::vector<int64_t> shape;
 };
 
+// What an element of a tensor is; asked for in order.
+using WeightNumber = std::function<float(const WrittenTensor& tensor, int64_t element)>;
+
 class TemporaryModel {
  public:
   // Of matrices' elements. Attention of wide heads looks at few tokens, and small errors grow.
@@ -32,6 +37,8 @@ class TemporaryModel {
   TemporaryModel(const ModelConfig& config, DType dtype, float deviation = kDeviation);
   TemporaryModel(const ModelConfig& config, DType dtype, const std::vector<WrittenTensor>& tensors,
                  float deviation = kDeviation);
+  // The tensors that config implies, of these numbers.
+  TemporaryModel(const ModelConfig& config, DType dtype, const WeightNumber& number);
   TemporaryModel(const TemporaryModel&) = delete;
   TemporaryModel& operator=(const TemporaryModel&) = delete;
 
@@ -42,6 +49,9 @@ class TemporaryModel {
   static std::vector<WrittenTensor> TensorsOf(const ModelConfig& config);
 
  private:
+  void Write(const ModelConfig& config, DType dtype, const std::vector<WrittenTensor>& tensors,
+             const WeightNumber& number);
+
   const TempDirectory directory_;
   std::unique_ptr<Checkpoint> checkpoint_;
 };

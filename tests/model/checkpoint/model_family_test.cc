@@ -1,0 +1,184 @@
+// Configurations of the families that share Llama's layers.
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "model/checkpoint/llama_tensors.h"
+#include "model/checkpoint/shard_sizes.h"
+#include "model/model_config.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+// config.json of mistralai/Mistral-7B-Instruct-v0.3, Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B, as
+// far as it says anything of the model.
+json Mistral7B() {
+  return json::parse(
+      R"({"architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0, "sliding_window": null, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "vocab_size": 32768})");
+}
+
+json Qwen25() {
+  return json::parse(R"({"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0,
+    "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584,
+    "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
+    "model_type": "qwen2", "num_attention_heads": 28, "num_hidden_layers": 28,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": 131072, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "use_sliding_window": false, "vocab_size": 152064})");
+}
+
+json Qwen3() {
+  return json::parse(R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false,
+    "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 40960,
+    "max_window_layers": 36, "model_type": "qwen3", "num_attention_heads": 32,
+    "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null,
+    "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936})");
+}
+
+ModelConfig Read(const json& document) {
+  const auto config = ParseModelConfig(document.dump());
+  EXPECT_TRUE(config.ok()) << config.status();
+  return *config;
+}
+json Set(json document, const std::string& field, json value) {
+  document[field] = std::move(value);
+  return document;
+}
+json Drop(json document, const std::string& field) {
+  document.erase(field);
+  return document;
+}
+std::string RefusalOf(const json& document) {
+  const auto config = ParseModelConfig(document.dump());
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << document;
+  return std::string(config.status().message());
+}
+
+// The numbers of parameters that the models' pages give.
+TEST(ModelFamily, PublishedModelsAreRead) {
+  const ModelConfig mistral = Read(Mistral7B());
+  EXPECT_EQ(mistral.family, ModelFamily::kMistral);
+  EXPECT_FALSE(mistral.has_qkv_bias() || mistral.has_head_norms());
+  EXPECT_EQ(mistral.num_parameters(), 7'248'023'552);
+  const ModelConfig qwen2 = Read(Qwen25());
+  EXPECT_EQ(qwen2.family, ModelFamily::kQwen2);
+  EXPECT_TRUE(qwen2.has_qkv_bias() && !qwen2.has_head_norms());
+  EXPECT_EQ(qwen2.head_dim, 128);
+  EXPECT_EQ(qwen2.max_position_embeddings, 32768);
+  EXPECT_EQ(qwen2.num_parameters(), 7'615'616'512);
+  const ModelConfig qwen3 = Read(Qwen3());
+  EXPECT_EQ(qwen3.family, ModelFamily::kQwen3);
+  EXPECT_TRUE(!qwen3.has_qkv_bias() && qwen3.has_head_norms());
+  EXPECT_EQ(qwen3.num_parameters(), 8'190'735'360);
+}
+
+TEST(ModelFamily, TensorsAreAsManyNumbersAsParameters) {
+  for (const json& document :
+       {Mistral7B(), Qwen25(), Qwen3(), Set(Qwen25(), "tie_word_embeddings", true)}) {
+    const ModelConfig config = Read(document);
+    int64_t elements = 0;
+    for (const TensorSpec& spec : LlamaTensors(config)) {
+      int64_t count = 1;
+      for (const int64_t extent : spec.shape) count *= extent;
+      elements += count;
+    }
+    EXPECT_EQ(elements, config.num_parameters()) << document;
+    // Of one rank and of a stage's.
+    const auto alone = ShardsOfLayout(config, 1, 1, DType::kBF16);
+    ASSERT_TRUE(alone.ok()) << alone.status();
+    EXPECT_EQ((*alone)[0].weight_bytes, 2 * elements) << document;
+  }
+}
+
+TEST(ModelFamily, WrittenConfigurationsAreReadBack) {
+  for (const json& document :
+       {Mistral7B(), Set(Mistral7B(), "sliding_window", 4096), Drop(Mistral7B(), "sliding_window"),
+        Qwen25(), Set(Qwen25(), "use_sliding_window", true), Qwen3(),
+        Set(Set(Qwen3(), "use_sliding_window", true), "sliding_window", 1024)}) {
+    const ModelConfig config = Read(document);
+    const ModelConfig again = Read(json::parse(ModelConfigJson(config)));
+    EXPECT_EQ(again.family, config.family);
+    EXPECT_EQ(again.sliding_window, config.sliding_window);
+    EXPECT_EQ(ModelConfigJson(again), ModelConfigJson(config));
+    EXPECT_EQ(again.Fingerprint(), config.Fingerprint());
+  }
+  json llama = Set(Set(Mistral7B(), "model_type", "llama"), "architectures", {"LlamaForCausalLM"});
+  EXPECT_NE(Read(llama).Fingerprint(), Read(Mistral7B()).Fingerprint());
+}
+
+TEST(ModelFamily, EitherNameTellsIt) {
+  EXPECT_EQ(Read(Drop(Qwen3(), "architectures")).family, ModelFamily::kQwen3);
+  EXPECT_EQ(Read(Drop(Qwen3(), "model_type")).family, ModelFamily::kQwen3);
+  EXPECT_THAT(RefusalOf(Set(Qwen3(), "model_type", "qwen2")),
+              HasSubstr(R"(architectures = ["Qwen3ForCausalLM"] is not supported; supported: )"
+                        R"(["Qwen2ForCausalLM"] with model_type "qwen2")"));
+  EXPECT_THAT(
+      RefusalOf(Set(Drop(Qwen3(), "model_type"), "architectures", {"Qwen3MoeForCausalLM"})),
+      HasSubstr(
+          R"(supported: ["LlamaForCausalLM"], ["MistralForCausalLM"], ["Qwen2ForCausalLM"])"));
+}
+
+TEST(ModelFamily, AbsentFieldsHaveTransformersDefaults) {
+  const json least = json::parse(R"({"model_type":"mistral","hidden_size":512,
+    "intermediate_size":128,"num_hidden_layers":1,"num_attention_heads":32,"vocab_size":10})");
+  EXPECT_EQ(Read(least).num_kv_heads, 8);
+  EXPECT_EQ(Read(least).head_dim, 16);
+  EXPECT_EQ(Read(least).sliding_window, 4096);
+  EXPECT_EQ(Read(Set(least, "sliding_window", nullptr)).max_position_embeddings, 131072);
+  EXPECT_EQ(Read(Set(least, "num_key_value_heads", nullptr)).num_kv_heads, 32);
+  const ModelConfig qwen2 = Read(Set(least, "model_type", "qwen2"));
+  EXPECT_EQ(qwen2.num_kv_heads, 32);
+  EXPECT_EQ(qwen2.head_dim, 16);
+  EXPECT_EQ(qwen2.max_position_embeddings, 32768);
+  EXPECT_EQ(qwen2.sliding_window, std::nullopt);
+  EXPECT_EQ(Read(Set(least, "model_type", "qwen3")).head_dim, 128);
+}
+
+// Within the window, all is seen.
+TEST(ModelFamily, ContextsAreKeptToTheWindow) {
+  const ModelConfig mistral = Read(Set(Mistral7B(), "sliding_window", 4096));
+  EXPECT_EQ(mistral.max_position_embeddings, 4096);
+  EXPECT_EQ(mistral.sliding_window, 4096);
+  const ModelConfig wide = Read(Set(Mistral7B(), "sliding_window", 65536));
+  EXPECT_EQ(wide.max_position_embeddings, 32768);
+  EXPECT_EQ(wide.sliding_window, std::nullopt);
+  json qwen = Set(Qwen25(), "sliding_window", 8192);
+  EXPECT_EQ(Read(qwen).max_position_embeddings, 32768);
+  qwen["use_sliding_window"] = true;
+  EXPECT_EQ(Read(qwen).max_position_embeddings, 8192);
+  qwen["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_EQ(Read(qwen).max_position_embeddings, 8192);
+  qwen["use_sliding_window"] = false;
+  EXPECT_THAT(RefusalOf(qwen), HasSubstr(R"(layer_types = "sliding_attention" is not supported)"));
+}
+
+TEST(ModelFamily, WhatIsComputedOtherwiseIsRefused) {
+  EXPECT_THAT(RefusalOf(Set(Qwen3(), "attention_bias", true)), HasSubstr("attention_bias = true"));
+  EXPECT_THAT(RefusalOf(Set(Mistral7B(), "attention_bias", true)),
+              HasSubstr("attention_bias = true"));
+  EXPECT_TRUE(Read(Set(Qwen25(), "attention_bias", true)).has_qkv_bias());
+  EXPECT_THAT(RefusalOf(Set(Mistral7B(), "sliding_window", 0)), HasSubstr("sliding_window = 0"));
+  EXPECT_THAT(RefusalOf(Set(Mistral7B(), "sliding_window", "4096")),
+              HasSubstr(R"(sliding_window = "4096")"));
+  EXPECT_THAT(RefusalOf(Set(Qwen25(), "use_sliding_window", 1)),
+              HasSubstr("use_sliding_window = 1"));
+  EXPECT_THAT(
+      RefusalOf(Set(Qwen3(), "layer_types", {"linear_attention"})),
+      HasSubstr(R"(layer_types = "linear_attention" is not supported; supported: "full_att)"));
+  EXPECT_THAT(RefusalOf(Set(Qwen3(), "layer_types", "full_attention")), HasSubstr("a list"));
+  EXPECT_THAT(RefusalOf(Set(Qwen3(), "num_experts", 128)), HasSubstr("num_experts = 128"));
+}
+
+}  // namespace
+}  // namespace lockstep
