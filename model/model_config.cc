@@ -1,10 +1,8 @@
 #include "model/model_config.h"
 
-#include <cmath>
-#include <numbers>
+#include <variant>
 
 #include "absl/strings/str_format.h"
-#include "kernels/base/check.h"
 #include "model/stable_hash.h"
 #include "nlohmann/json.hpp"
 
@@ -23,17 +21,26 @@ std::string_view TorchDTypeName(DType dtype) {
   return "?";
 }
 
-// Llama 3.1's frequency-dependent interpolation: long wavelengths are stretched by factor, short
-// ones are kept, those between are blended. Source: apply_scaling in Meta's llama-models
-// (models/llama3/model.py), _compute_llama3_parameters in transformers (modeling_rope_utils.py).
-double ScaleFrequency(double frequency, const Llama3RopeScaling& scaling) {
-  const double wavelength = 2.0 * std::numbers::pi / frequency;
-  const double original = static_cast<double>(scaling.original_max_position_embeddings);
-  if (wavelength < original / scaling.high_freq_factor) return frequency;
-  if (wavelength > original / scaling.low_freq_factor) return frequency / scaling.factor;
-  const double smooth = (original / wavelength - scaling.low_freq_factor) /
-                        (scaling.high_freq_factor - scaling.low_freq_factor);
-  return (1.0 - smooth) * frequency / scaling.factor + smooth * frequency;
+nlohmann::ordered_json ScalingJson(const Llama3RopeScaling& scaling) {
+  return {
+      {"rope_type", "llama3"},
+      {"factor", scaling.factor},
+      {"low_freq_factor", scaling.low_freq_factor},
+      {"high_freq_factor", scaling.high_freq_factor},
+      {"original_max_position_embeddings", scaling.original_max_position_embeddings},
+  };
+}
+
+nlohmann::ordered_json ScalingJson(const YarnRopeScaling& scaling) {
+  return {
+      {"rope_type", "yarn"},
+      {"factor", scaling.factor},
+      {"beta_fast", scaling.beta_fast},
+      {"beta_slow", scaling.beta_slow},
+      {"attention_factor", scaling.attention_factor},
+      {"original_max_position_embeddings", scaling.original_max_position_embeddings},
+      {"truncate", scaling.truncate},
+  };
 }
 
 }  // namespace
@@ -117,14 +124,8 @@ std::string ModelConfigJson(const ModelConfig& config) {
       {"torch_dtype", TorchDTypeName(config.dtype)},
   };
   if (config.rope_scaling.has_value()) {
-    const Llama3RopeScaling& scaling = *config.rope_scaling;
-    out["rope_scaling"] = {
-        {"rope_type", "llama3"},
-        {"factor", scaling.factor},
-        {"low_freq_factor", scaling.low_freq_factor},
-        {"high_freq_factor", scaling.high_freq_factor},
-        {"original_max_position_embeddings", scaling.original_max_position_embeddings},
-    };
+    out["rope_scaling"] =
+        std::visit([](const auto& scaling) { return ScalingJson(scaling); }, *config.rope_scaling);
   }
   if (traits.sliding_window > 0) {
     out["sliding_window"] = nullptr;
@@ -137,30 +138,6 @@ std::string ModelConfigJson(const ModelConfig& config) {
   if (config.bos_token_id.has_value()) out["bos_token_id"] = *config.bos_token_id;
   if (!config.eos_token_ids.empty()) out["eos_token_id"] = config.eos_token_ids;
   return out.dump(1) + "\n";
-}
-
-RopeTables MakeRopeTables(const ModelConfig& config, int64_t max_positions) {
-  LS_CHECK_GE(max_positions, 0);
-  const int64_t half = config.head_dim / 2;
-  std::vector<double> frequencies(half);
-  for (int64_t i = 0; i < half; ++i) {
-    const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(config.head_dim);
-    frequencies[i] = std::pow(config.rope_theta, -exponent);
-    if (config.rope_scaling.has_value()) {
-      frequencies[i] = ScaleFrequency(frequencies[i], *config.rope_scaling);
-    }
-  }
-  RopeTables tables;
-  tables.cos.resize(max_positions * half);
-  tables.sin.resize(max_positions * half);
-  for (int64_t position = 0; position < max_positions; ++position) {
-    for (int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(position) * frequencies[i];
-      tables.cos[position * half + i] = static_cast<float>(std::cos(angle));
-      tables.sin[position * half + i] = static_cast<float>(std::sin(angle));
-    }
-  }
-  return tables;
 }
 
 }  // namespace lockstep

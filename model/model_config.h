@@ -2,8 +2,8 @@
 // (config.json, generation_config.json), validated.
 //
 // Covers every dense Llama 2 / 3 / 3.1 / 3.2 / 3.3, and dense Mistral, Qwen2 / 2.5 and Qwen3
-// (model/model_family.h): GQA, tied embeddings, rope_theta, rope_scaling "llama3", head_dim given
-// or derived. Anything else is refused by name and value.
+// (model/model_family.h): GQA, tied embeddings, rope_theta, rope_scaling "llama3" and "yarn",
+// head_dim given or derived. Anything else is refused by name and value.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,11 @@
 #include "kernels/dtype.h"
 #include "kernels/quantization.h"
 #include "model/model_family.h"
+#include "model/rope.h"
 #include "model/stored_quantization.h"
 #include "parallel/partition.h"
 
 namespace lockstep {
-
-// Frequency-dependent RoPE interpolation of Llama 3.1 (config.json, rope_scaling of rope_type
-// "llama3").
-struct Llama3RopeScaling {
-  double factor = 8.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  int64_t original_max_position_embeddings = 8192;
-};
 
 struct ModelConfig {
   ModelFamily family = ModelFamily::kLlama;
@@ -44,7 +36,7 @@ struct ModelConfig {
   std::optional<int64_t> sliding_window;
   double rms_norm_eps = 1e-5;
   double rope_theta = 10000.0;
-  std::optional<Llama3RopeScaling> rope_scaling;
+  std::optional<RopeScaling> rope_scaling;
   bool tie_word_embeddings = false;
   DType dtype = DType::kBF16;                // as the checkpoint declares it
   std::optional<StoredQuantization> stored;  // of matrices that the checkpoint holds quantized
@@ -53,6 +45,7 @@ struct ModelConfig {
 
   bool has_qkv_bias() const { return TraitsOf(family).has_qkv_bias; }
   bool has_head_norms() const { return TraitsOf(family).has_head_norms; }
+  RopeShape rope() const { return {head_dim, rope_theta, rope_scaling}; }
   ShardedSizes sharded_sizes() const;
   // What matrices are kept as when `quantize` is asked for: that, or the checkpoint's own format.
   // INVALID_ARGUMENT when both are and differ.
@@ -93,13 +86,5 @@ absl::StatusOr<GenerationDefaults> ParseGenerationConfig(std::string_view json,
                                                          ModelConfig& config);
 // config.json text that ParseModelConfig reads back to the same values (Hugging Face field names).
 std::string ModelConfigJson(const ModelConfig& config);
-
-// The cosines and sines of RoPE, computed in double and rounded once. cos, sin: [max_positions,
-// head_dim / 2].
-struct RopeTables {
-  std::vector<float> cos;
-  std::vector<float> sin;
-};
-RopeTables MakeRopeTables(const ModelConfig& config, int64_t max_positions);
 
 }  // namespace lockstep

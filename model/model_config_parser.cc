@@ -13,6 +13,7 @@
 #include "model/json/strict_json.h"
 #include "model/model_config.h"
 #include "model/model_family.h"
+#include "model/rope_parser.h"
 #include "model/size_limits.h"
 
 namespace lockstep {
@@ -162,77 +163,6 @@ absl::Status ParseHeadDim(const Fields& fields, const FamilyTraits& traits, Mode
   return absl::OkStatus();
 }
 
-absl::StatusOr<Llama3RopeScaling> ParseLlama3Scaling(const Fields& fields) {
-  Llama3RopeScaling scaling;
-  for (const auto& [name, target] : {std::pair{"factor", &scaling.factor},
-                                     std::pair{"low_freq_factor", &scaling.low_freq_factor},
-                                     std::pair{"high_freq_factor", &scaling.high_freq_factor}}) {
-    const double min = target == &scaling.factor ? 1.0 : 1e-6;
-    ASSIGN_OR_RETURN(const auto value, fields.OptionalNumber(name, min, 1e6));
-    if (!value.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(fields.Path(name), " is missing"));
-    }
-    *target = *value;
-  }
-  RETURN_IF_ERROR(fields.RequiredInt("original_max_position_embeddings", 1, kMaxPositions,
-                                     scaling.original_max_position_embeddings));
-  if (scaling.low_freq_factor >= scaling.high_freq_factor) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(fields.Path("low_freq_factor"), " = ", scaling.low_freq_factor,
-                     " must be less than high_freq_factor = ", scaling.high_freq_factor));
-  }
-  return scaling;
-}
-
-// One of rope_scaling (transformers 4) and rope_parameters (transformers 5, rope_theta inside).
-absl::Status ParseRopeObject(const std::string& name, const json& object, ModelConfig& config,
-                             std::optional<double>& theta) {
-  if (!object.is_object()) return FieldError(name, object, "null or an object");
-  const Fields fields(object, absl::StrCat(name, "."));
-  for (const auto& [field, value] : object.items()) {
-    if (value.is_object())
-      return FieldError(fields.Path(field), value, "one setting for all layers");
-  }
-  ASSIGN_OR_RETURN(theta, fields.OptionalNumber("rope_theta", 1.0, 1e15));
-  if (const json* value = fields.Get("partial_rotary_factor");
-      value != nullptr && *value != json(1.0)) {
-    return FieldError(fields.Path("partial_rotary_factor"), *value, "1.0");
-  }
-  const json* type = fields.Get("rope_type");
-  if (type == nullptr) type = fields.Get("type");  // before transformers 4.43
-  if (type == nullptr && name == "rope_scaling") {
-    return absl::InvalidArgumentError("rope_scaling.rope_type is missing");
-  }
-  if (type == nullptr || *type == "default") return absl::OkStatus();
-  if (*type != "llama3") {
-    return FieldError(fields.Path("rope_type"), *type, "\"default\", \"llama3\"");
-  }
-  ASSIGN_OR_RETURN(config.rope_scaling, ParseLlama3Scaling(fields));
-  return absl::OkStatus();
-}
-
-absl::Status ParseRope(const Fields& fields, ModelConfig& config) {
-  ASSIGN_OR_RETURN(const auto outer_theta, fields.OptionalNumber("rope_theta", 1.0, 1e15));
-  const json* scaling = fields.Get("rope_scaling");
-  const json* parameters = fields.Get("rope_parameters");
-  if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
-    return absl::InvalidArgumentError(
-        "rope_scaling and rope_parameters are both given and differ; keep one of them");
-  }
-  std::optional<double> inner_theta;
-  if (parameters != nullptr) {
-    RETURN_IF_ERROR(ParseRopeObject("rope_parameters", *parameters, config, inner_theta));
-  } else if (scaling != nullptr) {
-    RETURN_IF_ERROR(ParseRopeObject("rope_scaling", *scaling, config, inner_theta));
-  }
-  if (outer_theta.has_value() && inner_theta.has_value() && *outer_theta != *inner_theta) {
-    return absl::InvalidArgumentError(absl::StrCat("rope_theta is given twice: ", *outer_theta,
-                                                   " and, in rope_parameters, ", *inner_theta));
-  }
-  config.rope_theta = inner_theta.value_or(outer_theta.value_or(10000.0));
-  return absl::OkStatus();
-}
-
 absl::Status ParseDType(const Fields& fields, ModelConfig& config) {
   const json* value = fields.Get("dtype");
   if (value == nullptr) value = fields.Get("torch_dtype");
@@ -293,8 +223,8 @@ absl::StatusOr<ModelConfig> ParseModelConfigObject(const json& document) {
   RETURN_IF_ERROR(CheckVariant(fields, traits));
   RETURN_IF_ERROR(ParseSizes(fields, traits, config));
   RETURN_IF_ERROR(ParseHeadDim(fields, traits, config));
-  RETURN_IF_ERROR(LimitToWindow(fields, traits, config));
   RETURN_IF_ERROR(ParseRope(fields, config));
+  RETURN_IF_ERROR(LimitToWindow(fields, traits, config));
   RETURN_IF_ERROR(ParseScalars(fields, config));
   ASSIGN_OR_RETURN(const auto bos, fields.OptionalInt("bos_token_id", 0, config.vocab_size - 1));
   if (bos.has_value()) config.bos_token_id = static_cast<int32_t>(*bos);

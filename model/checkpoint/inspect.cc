@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -30,15 +31,23 @@ std::string CountText(int64_t count) {
   return absl::StrCat(count);
 }
 
+std::string ScalingText(const Llama3RopeScaling& scaling) {
+  return absl::StrFormat("llama3 (factor %g, low %g, high %g, original %d)", scaling.factor,
+                         scaling.low_freq_factor, scaling.high_freq_factor,
+                         scaling.original_max_position_embeddings);
+}
+
+std::string ScalingText(const YarnRopeScaling& scaling) {
+  return absl::StrFormat("yarn (factor %g, original %d)", scaling.factor,
+                         scaling.original_max_position_embeddings);
+}
+
 std::string RopeText(const ModelConfig& config) {
   std::string text = absl::StrFormat("rope_theta %g", config.rope_theta);
-  if (config.rope_scaling.has_value()) {
-    absl::StrAppendFormat(&text, ", rope_scaling llama3 (factor %g, low %g, high %g, original %d)",
-                          config.rope_scaling->factor, config.rope_scaling->low_freq_factor,
-                          config.rope_scaling->high_freq_factor,
-                          config.rope_scaling->original_max_position_embeddings);
-  }
-  return text;
+  if (!config.rope_scaling.has_value()) return text;
+  return absl::StrCat(
+      text, ", rope_scaling ",
+      std::visit([](const auto& scaling) { return ScalingText(scaling); }, *config.rope_scaling));
 }
 
 std::string ConfigText(const ModelConfig& config) {

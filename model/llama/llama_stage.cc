@@ -337,7 +337,7 @@ absl::Status LlamaStage::AllocateBuffers() {
     ASSIGN_OR_RETURN(host_logits_, backend_.AllocateOnHost(logits_rows * shape_.vocab.size() *
                                                            int64_t{sizeof(float)}));
   }
-  const RopeTables tables = MakeRopeTables(config_, limits_.max_model_len);
+  const RopeTables tables = MakeRopeTables(config_.rope(), limits_.max_model_len);
   const int64_t bytes = RopeTableBytes(shape_.head_dim, limits_);
   ASSIGN_OR_RETURN(rope_cos_, backend_.Allocate(bytes));
   ASSIGN_OR_RETURN(rope_sin_, backend_.Allocate(bytes));

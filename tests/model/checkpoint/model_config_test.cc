@@ -56,10 +56,11 @@ TEST(ModelConfig, ReadsLlama31) {
   EXPECT_EQ(config.rms_norm_eps, 1e-5);
   EXPECT_EQ(config.rope_theta, 500000.0);
   ASSERT_TRUE(config.rope_scaling.has_value());
-  EXPECT_EQ(config.rope_scaling->factor, 8.0);
-  EXPECT_EQ(config.rope_scaling->low_freq_factor, 1.0);
-  EXPECT_EQ(config.rope_scaling->high_freq_factor, 4.0);
-  EXPECT_EQ(config.rope_scaling->original_max_position_embeddings, 8192);
+  const auto& scaling = std::get<Llama3RopeScaling>(*config.rope_scaling);
+  EXPECT_EQ(scaling.factor, 8.0);
+  EXPECT_EQ(scaling.low_freq_factor, 1.0);
+  EXPECT_EQ(scaling.high_freq_factor, 4.0);
+  EXPECT_EQ(scaling.original_max_position_embeddings, 8192);
   EXPECT_FALSE(config.tie_word_embeddings);
   EXPECT_EQ(config.dtype, DType::kBF16);
   EXPECT_EQ(config.bos_token_id, 128000);
@@ -219,10 +220,11 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Rope, ModelConfigRefuses,
     ::testing::Values(
-        Refusal{"Yarn", RopeScaling("rope_type", "yarn"), R"(rope_scaling.rope_type = "yarn")"},
+        Refusal{"LongRope", RopeScaling("rope_type", "longrope"),
+                R"(rope_scaling.rope_type = "longrope")"},
         Refusal{"OldSpellingLinear",
                 With(Llama31(), "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}),
-                R"(= "linear" is not supported; supported: "default", "llama3")"},
+                R"(= "linear" is not supported; supported: "default", "llama3", "yarn")"},
         Refusal{"NoType", With(Llama31(), "rope_scaling", {{"factor", 2.0}}),
                 "rope_scaling.rope_type is missing"},
         Refusal{"NotAnObject", With(Llama31(), "rope_scaling", 8.0), "rope_scaling = 8.0"},

@@ -163,6 +163,56 @@ TEST(ModelFamily, ContextsAreKeptToTheWindow) {
   EXPECT_THAT(RefusalOf(qwen), HasSubstr(R"(layer_types = "sliding_attention" is not supported)"));
 }
 
+json Yarn(const std::string& field = "factor", json value = 4.0) {
+  json document = Qwen3();
+  document["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  document["rope_scaling"][field] = std::move(value);
+  return document;
+}
+
+// As the pages of Qwen2.5 and Qwen3 tell users to add it, and as DeepSeek writes it.
+TEST(ModelFamily, YarnMakesMorePositions) {
+  const ModelConfig config = Read(Yarn());
+  EXPECT_EQ(config.max_position_embeddings, 131072);
+  const auto& yarn = std::get<YarnRopeScaling>(*config.rope_scaling);
+  EXPECT_EQ(yarn.factor, 4.0);
+  EXPECT_EQ(yarn.original_max_position_embeddings, 32768);
+  EXPECT_DOUBLE_EQ(yarn.attention_factor, 1.1386294361119891);
+  EXPECT_EQ(yarn.beta_fast, 32.0);
+  EXPECT_EQ(yarn.beta_slow, 1.0);
+  EXPECT_TRUE(yarn.truncate);
+  const auto of = [](const json& document) {
+    return std::get<YarnRopeScaling>(*Read(document).rope_scaling);
+  };
+  EXPECT_EQ(of(Yarn("original_max_position_embeddings", nullptr)).original_max_position_embeddings,
+            40960);
+  EXPECT_EQ(of(Yarn("factor", nullptr)).factor, 1.25);
+  EXPECT_EQ(of(Yarn("attention_factor", 0.75)).attention_factor, 0.75);
+  json both = Yarn("mscale", 1.0);
+  EXPECT_DOUBLE_EQ(of(both).attention_factor, 1.1386294361119891);
+  both["rope_scaling"]["mscale_all_dim"] = 1.0;
+  EXPECT_EQ(of(both).attention_factor, 1.0);
+  EXPECT_FALSE(of(Yarn("truncate", false)).truncate);
+  for (const json& document : {Yarn(), Yarn("factor", nullptr), Yarn("truncate", false), both}) {
+    const ModelConfig first = Read(document);
+    EXPECT_EQ(ModelConfigJson(Read(json::parse(ModelConfigJson(first)))), ModelConfigJson(first));
+  }
+  EXPECT_NE(Read(Yarn()).Fingerprint(), Read(Yarn("beta_fast", 16)).Fingerprint());
+}
+
+TEST(ModelFamily, YarnOutOfRangeIsRefused) {
+  EXPECT_THAT(RefusalOf(Yarn("factor", 0.5)), HasSubstr("rope_scaling.factor = 0.5"));
+  EXPECT_THAT(RefusalOf(Yarn("factor", 1e6)), HasSubstr("is more than 134217728 positions"));
+  EXPECT_THAT(RefusalOf(Yarn("beta_slow", 33)),
+              HasSubstr("rope_scaling.beta_slow = 33 must not exceed beta_fast = 32"));
+  EXPECT_THAT(RefusalOf(Yarn("attention_factor", 0)), HasSubstr("attention_factor = 0"));
+  EXPECT_THAT(RefusalOf(Yarn("original_max_position_embeddings", 0)),
+              HasSubstr("original_max_position_embeddings = 0"));
+  EXPECT_THAT(RefusalOf(Yarn("truncate", 1)), HasSubstr("rope_scaling.truncate = 1"));
+  EXPECT_THAT(RefusalOf(Set(Yarn(), "rope_theta", 1)), HasSubstr("rope_theta = 1 must exceed 1"));
+}
+
 TEST(ModelFamily, WhatIsComputedOtherwiseIsRefused) {
   EXPECT_THAT(RefusalOf(Set(Qwen3(), "attention_bias", true)), HasSubstr("attention_bias = true"));
   EXPECT_THAT(RefusalOf(Set(Mistral7B(), "attention_bias", true)),

@@ -1,17 +1,15 @@
 #include <cmath>
 
 #include "gtest/gtest.h"
-#include "model/model_config.h"
+#include "model/rope.h"
 
 namespace lockstep {
 namespace {
 
-ModelConfig Rope(int64_t head_dim, double theta, double factor) {
-  ModelConfig config;
-  config.head_dim = head_dim;
-  config.rope_theta = theta;
-  if (factor > 0) config.rope_scaling = Llama3RopeScaling{.factor = factor};
-  return config;
+RopeShape Rope(int64_t head_dim, double theta, double factor) {
+  RopeShape shape{.head_dim = head_dim, .theta = theta, .scaling = std::nullopt};
+  if (factor > 0) shape.scaling = Llama3RopeScaling{.factor = factor};
+  return shape;
 }
 
 struct Golden {
@@ -23,10 +21,10 @@ struct Golden {
 
 // Computed in Python from the published formula, written out separately. Tolerance: one rounding to
 // float.
-void ExpectGolden(const ModelConfig& config, int64_t max_positions,
+void ExpectGolden(const RopeShape& shape, int64_t max_positions,
                   const std::vector<Golden>& values) {
-  const RopeTables tables = MakeRopeTables(config, max_positions);
-  const int64_t half = config.head_dim / 2;
+  const RopeTables tables = MakeRopeTables(shape, max_positions);
+  const int64_t half = shape.head_dim / 2;
   ASSERT_EQ(static_cast<int64_t>(tables.cos.size()), max_positions * half);
   ASSERT_EQ(tables.sin.size(), tables.cos.size());
   for (const Golden& golden : values) {

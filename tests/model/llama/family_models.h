@@ -14,7 +14,8 @@
 namespace lockstep::testing {
 
 // Of them one whose layers see 24 tokens back.
-inline constexpr std::array kFamilyModels = {"mistral", "mistral_window", "qwen2", "qwen3"};
+inline constexpr std::array kFamilyModels = {"mistral", "mistral_window", "qwen2", "qwen3",
+                                             "qwen3_yarn"};
 
 struct FamilyModel {
   std::unique_ptr<TemporaryModel> model;  // f32

@@ -24,6 +24,9 @@ MODELS = {
               "sliding_window": 64, "use_sliding_window": False, "max_window_layers": 2, "tie_word_embeddings": True},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16, "max_position_embeddings": 512,
               "rope_theta": 1e6, "sliding_window": None, "use_sliding_window": False, "attention_bias": False, "tie_word_embeddings": False},
+    "qwen3_yarn": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 16, "max_position_embeddings": 64,
+                   "rope_theta": 1e4, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+                   "sliding_window": None, "attention_bias": False, "tie_word_embeddings": False},
 }
 PROMPTS = [(1, 12), (7, 17), (90, 12)]  # tokens, and how many follow
 WINDOW_PROMPTS = [(1, 12), (7, 16), (20, 4)]  # within the window
@@ -70,6 +73,8 @@ def main():
         fields = {key: value for key, value in config.items() if key not in ("architectures", "model_type", "torch_dtype")}
         model_class = getattr(transformers, config["architectures"][0])
         model = model_class(model_class.config_class(**fields, attn_implementation="eager")).float().eval()
+        assert model.config.rope_parameters["rope_theta"] == config["rope_theta"], model.config.rope_parameters
+        assert model.config.rope_parameters["rope_type"] == config.get("rope_scaling", {}).get("rope_type", "default")
         state = {key: torch.from_numpy(weights(key, tuple(value.shape)).copy()) for key, value in model.state_dict().items()
                  if key != "lm_head.weight" or not config["tie_word_embeddings"]}
         missing, unexpected = model.load_state_dict(state, strict=False)

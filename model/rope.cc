@@ -1,0 +1,98 @@
+#include "model/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "kernels/base/check.h"
+
+namespace lockstep {
+namespace {
+
+// [head_dim / 2]: radians to a position.
+std::vector<double> Frequencies(int64_t head_dim, double theta) {
+  std::vector<double> frequencies(static_cast<size_t>(head_dim / 2));
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(head_dim);
+    frequencies[i] = std::pow(theta, -exponent);
+  }
+  return frequencies;
+}
+
+// Long wavelengths are stretched by factor, short ones are kept, those between are blended. Source:
+// apply_scaling in Meta's llama-models (models/llama3/model.py), _compute_llama3_parameters in
+// transformers (modeling_rope_utils.py).
+double ScaleFrequency(double frequency, const Llama3RopeScaling& scaling) {
+  const double wavelength = 2.0 * std::numbers::pi / frequency;
+  const double original = static_cast<double>(scaling.original_max_position_embeddings);
+  if (wavelength < original / scaling.high_freq_factor) return frequency;
+  if (wavelength > original / scaling.low_freq_factor) return frequency / scaling.factor;
+  const double smooth = (original / wavelength - scaling.low_freq_factor) /
+                        (scaling.high_freq_factor - scaling.low_freq_factor);
+  return (1.0 - smooth) * frequency / scaling.factor + smooth * frequency;
+}
+
+void Scale(const Llama3RopeScaling& scaling, const RopeShape&, std::vector<double>& frequencies) {
+  for (double& frequency : frequencies) frequency = ScaleFrequency(frequency, scaling);
+}
+
+// The place of the pair that turns so many times within the original positions.
+double PlaceOfTurns(double turns, const YarnRopeScaling& scaling, const RopeShape& shape) {
+  const double original = static_cast<double>(scaling.original_max_position_embeddings);
+  return static_cast<double>(shape.head_dim) *
+         std::log(original / (turns * 2.0 * std::numbers::pi)) / (2.0 * std::log(shape.theta));
+}
+
+// Source: _compute_yarn_parameters in transformers (modeling_rope_utils.py).
+void Scale(const YarnRopeScaling& scaling, const RopeShape& shape,
+           std::vector<double>& frequencies) {
+  double low = PlaceOfTurns(scaling.beta_fast, scaling, shape);
+  double high = PlaceOfTurns(scaling.beta_slow, scaling, shape);
+  if (scaling.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(shape.head_dim - 1));
+  if (low == high) high += 0.001;
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double stretched = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    frequencies[i] =
+        frequencies[i] / scaling.factor * stretched + frequencies[i] * (1.0 - stretched);
+  }
+}
+
+double Amplitude(const RopeShape& shape) {
+  if (!shape.scaling.has_value()) return 1.0;
+  const auto* yarn = std::get_if<YarnRopeScaling>(&*shape.scaling);
+  return yarn == nullptr ? 1.0 : yarn->attention_factor;
+}
+
+}  // namespace
+
+double YarnAttentionFactor(double factor, double mscale) {
+  return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
+RopeTables MakeRopeTables(const RopeShape& shape, int64_t max_positions) {
+  LS_CHECK_GE(max_positions, 0);
+  std::vector<double> frequencies = Frequencies(shape.head_dim, shape.theta);
+  if (shape.scaling.has_value()) {
+    std::visit([&](const auto& scaling) { Scale(scaling, shape, frequencies); }, *shape.scaling);
+  }
+  const double amplitude = Amplitude(shape);
+  const int64_t half = shape.head_dim / 2;
+  RopeTables tables;
+  tables.cos.resize(static_cast<size_t>(max_positions * half));
+  tables.sin.resize(tables.cos.size());
+  for (int64_t position = 0; position < max_positions; ++position) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = static_cast<double>(position) * frequencies[static_cast<size_t>(i)];
+      tables.cos[position * half + i] = static_cast<float>(amplitude * std::cos(angle));
+      tables.sin[position * half + i] = static_cast<float>(amplitude * std::sin(angle));
+    }
+  }
+  return tables;
+}
+
+}  // namespace lockstep

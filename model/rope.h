@@ -1,0 +1,52 @@
+// Rotary position embedding: how checkpoints scale its frequencies, and its tables. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+#include <vector>
+
+namespace lockstep {
+
+// Frequency-dependent RoPE interpolation of Llama 3.1 (config.json, rope_scaling of rope_type
+// "llama3").
+struct Llama3RopeScaling {
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+};
+
+// YaRN (Peng, Quesnelle, Fan, Shippole: YaRN: Efficient Context Window Extension of Large Language
+// Models, 2023): pairs that turn more than beta_fast times within the original positions are kept,
+// those that turn less than beta_slow times are stretched, those between are blended by their
+// place.
+struct YarnRopeScaling {
+  double factor = 1.0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  double attention_factor = 1.0;  // of cosines and sines
+  int64_t original_max_position_embeddings = 0;
+  bool truncate = true;  // the places between which pairs are blended are whole numbers
+};
+
+// What YaRN makes attention_factor where a file does not say: 0.1 ln(factor) mscale + 1.
+double YarnAttentionFactor(double factor, double mscale = 1.0);
+
+using RopeScaling = std::variant<Llama3RopeScaling, YarnRopeScaling>;
+
+struct RopeShape {
+  int64_t head_dim = 0;  // even
+  double theta = 10000.0;
+  std::optional<RopeScaling> scaling;
+};
+
+// The cosines and sines of RoPE, computed in double and rounded once. cos, sin: [max_positions,
+// head_dim / 2].
+struct RopeTables {
+  std::vector<float> cos;
+  std::vector<float> sin;
+};
+RopeTables MakeRopeTables(const RopeShape& shape, int64_t max_positions);
+
+}  // namespace lockstep
