@@ -203,11 +203,15 @@ class StepCounter {
       return cuda::LaunchAddRmsNormFp8(norm, DType::kBF16, E4m3Rows(shape_.hidden), stream);
     });
     const Memory angles((context_ + 1) * shape_.head_dim * 2);
-    Count("RoPE, cache write", [&] {
-      return cuda::LaunchRopeAndWriteKv({qkv_.as(), shape_.num_heads, angles.as<float>(),
-                                         angles.as<float>(), &index_, &cache_, DType::kF32},
-                                        cuda::KernelStream(nullptr));
-    });
+    RopeArgs rope = {qkv_.as(), shape_.num_heads, angles.as<float>(), angles.as<float>(),
+                     &index_,   &cache_,          DType::kF32};
+    Count("RoPE, cache write", [&] { return cuda::LaunchRopeAndWriteKv(rope, stream); });
+    // As Qwen3 and Qwen2 have it.
+    rope.adjust = {.bias = nullptr, .q_norm = weight.as<float>(), .k_norm = weight.as<float>()};
+    Count("RoPE of normed heads", [&] { return cuda::LaunchRopeAndWriteKv(rope, stream); });
+    const Memory bias((shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim * 4);
+    rope.adjust = {.bias = bias.as<float>()};
+    Count("RoPE with a bias", [&] { return cuda::LaunchRopeAndWriteKv(rope, stream); });
   }
 
   void CountGated() {

@@ -93,10 +93,9 @@ class Layers {
     KvCacheView cache = world_.cache();
     cache.k = keys_.data();
     cache.v = values_.data();
-    EXPECT_EQ(
-        cuda::LaunchRopeAndWriteKv(
-            {qkv_.data(), kHeads, cos_.data(), sin_.data(), &batch_.index(), &cache}, stream_),
-        cudaSuccess);
+    RopeArgs rope = {qkv_.data(), kHeads, cos_.data(), sin_.data(), &batch_.index(), &cache};
+    if (!first) rope.adjust = {bias_.data(), head_norm_.data(), head_norm_.data(), 1e-5f};
+    EXPECT_EQ(cuda::LaunchRopeAndWriteKv(rope, stream_), cudaSuccess);
     EXPECT_EQ(cuda::LaunchAttention(
                   {qkv_.data(), kHeads, world_.scale(), &batch_.index(), &cache, attended_.data()},
                   DType::kBF16, {workspace_.data(), kWorkspaceBytes}, nullptr, stream_),
@@ -148,6 +147,8 @@ class Layers {
   DeviceArray<uint8_t> values_{static_cast<int64_t>(world_.values().size())};
   const DeviceArray<float> cos_{world_.cos()};
   const DeviceArray<float> sin_{world_.sin()};
+  const DeviceArray<float> bias_{random_.Normals(world_.width())};
+  const DeviceArray<float> head_norm_{random_.Normals(kHeadDim)};
   const DeviceArray<float> embedded_{random_.Normals(num_tokens_ * kHidden)};
   const DeviceArray<int32_t> rows_{std::vector<int32_t>(static_cast<size_t>(num_tokens_), 0)};
   const DeviceArray<float> norm_{random_.Normals(kHidden)};
