@@ -80,7 +80,7 @@ struct SiluMulArgs {
 // What becomes of a token's heads before they are rotated and cached; f32, null for nothing.
 //
 // qkv += bias; then each head of q and of k becomes (head * scale) * weight with scale = 1 /
-// sqrt(sum of its squares / head_dim + eps), the sum in lanes as RmsNormArgs has it.
+// sqrt(sum of its squares / head_dim + eps); on CPUs the sum runs in lanes as RmsNormArgs has it.
 struct HeadAdjustments {
   const float* bias = nullptr;    // [(num_heads + 2 * num_kv_heads) * head_dim], as qkv lies
   const float* q_norm = nullptr;  // [head_dim]

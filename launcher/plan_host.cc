@@ -19,13 +19,20 @@ namespace {
 // A usual request is a smaller one than on GPUs, as far as the context allows.
 absl::Status FillHostLoad(const PlanOptions& options, plan::PlanRequest& what,
                           plan::HostPlanRequest& request) {
-  const int64_t positions = what.model.architecture.max_position_embeddings;
+  const int64_t positions = what.model.architecture.MostServedTokens();
   const auto most = static_cast<double>(options.context.value_or(positions));
   what.input_tokens = std::min(512.0, std::floor(most / 2));
   what.output_tokens = std::min(128.0, std::floor(most / 4));
   what.concurrency = 1;
   RETURN_IF_ERROR(FillPlannedLoad(options, what));
   RETURN_IF_ERROR(CheckRequest(what));
+  const double longest =
+      std::max(static_cast<double>(what.context), what.input_tokens + what.output_tokens);
+  if (longest > static_cast<double>(positions)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a context of ", longest, " tokens exceeds the ", positions,
+                     " to which `serve` keeps this model's, as its sliding window sees no more"));
+  }
   request.max_model_len = options.context ? what.context : positions;
   request.concurrency = what.concurrency;
   request.arrivals = {what.trace, what.rate_per_s, what.input_tokens, what.output_tokens};

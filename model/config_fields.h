@@ -1,4 +1,4 @@
-// Fields of a JSON object of a checkpoint's configuration, read with their limits.
+// Fields of a JSON object of a checkpoint's configuration, read with their limits. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -130,7 +130,10 @@ std::string ModelConfigJson(const ModelConfig& config) {
   if (traits.sliding_window > 0) {
     out["sliding_window"] = nullptr;
     if (config.sliding_window.has_value()) out["sliding_window"] = *config.sliding_window;
-    out["use_sliding_window"] = config.sliding_window.has_value();
+    if (traits.chooses_windows) {
+      out["use_sliding_window"] = config.sliding_window.has_value();
+      out["max_window_layers"] = 0;
+    }
   }
   if (config.stored.has_value()) {
     out["quantization_config"] = nlohmann::ordered_json::parse(config.stored->json);

@@ -84,23 +84,6 @@ absl::Status CheckVariant(const Fields& fields, const FamilyTraits& traits) {
   return absl::OkStatus();
 }
 
-// How many tokens back the layers see that do not see all; nothing where all of them do.
-absl::StatusOr<std::optional<int64_t>> ParseWindow(const Fields& fields,
-                                                   const FamilyTraits& traits) {
-  const bool is_qwen = traits.family == ModelFamily::kQwen2 || traits.family == ModelFamily::kQwen3;
-  if (is_qwen) {  // where the window counts only when it is said to be used
-    ASSIGN_OR_RETURN(const auto used, fields.OptionalBool("use_sliding_window"));
-    if (!used.value_or(false)) return std::nullopt;
-  }
-  ASSIGN_OR_RETURN(auto window, fields.OptionalInt("sliding_window", 1, kMaxPositions));
-  if (window.has_value() && traits.sliding_window == 0) {
-    return FieldError("sliding_window", *fields.Get("sliding_window"),
-                      absl::StrCat("null for model_type \"", traits.model_type, "\""));
-  }
-  if (!fields.Has("sliding_window") && traits.sliding_window > 0) window = traits.sliding_window;
-  return window;
-}
-
 absl::Status CheckLayerTypes(const Fields& fields, bool has_window) {
   const json* types = fields.Get("layer_types");
   if (types == nullptr) return absl::OkStatus();
@@ -114,10 +97,37 @@ absl::Status CheckLayerTypes(const Fields& fields, bool has_window) {
   return absl::OkStatus();
 }
 
+// Of a family that chooses windows: whether a layer has one.
+absl::StatusOr<bool> AnyLayerSlides(const Fields& fields, int64_t num_layers) {
+  ASSIGN_OR_RETURN(const auto used, fields.OptionalBool("use_sliding_window"));
+  ASSIGN_OR_RETURN(const auto first, fields.OptionalInt("max_window_layers", 0, kMaxLayers));
+  RETURN_IF_ERROR(CheckLayerTypes(fields, used.value_or(false)));
+  if (!used.value_or(false)) return false;
+  const json* types = fields.Get("layer_types");
+  if (types == nullptr) return num_layers > first.value_or(kFirstWindowLayer);
+  return std::find(types->begin(), types->end(), "sliding_attention") != types->end();
+}
+
+// How many tokens back the layers see that do not see all; nothing where all of them do.
+absl::StatusOr<std::optional<int64_t>> ParseWindow(const Fields& fields, const FamilyTraits& traits,
+                                                   int64_t num_layers) {
+  ASSIGN_OR_RETURN(auto window, fields.OptionalInt("sliding_window", 1, kMaxPositions));
+  if (window.has_value() && traits.sliding_window == 0) {
+    return FieldError("sliding_window", *fields.Get("sliding_window"),
+                      absl::StrCat("null for model_type \"", traits.model_type, "\""));
+  }
+  if (!fields.Has("sliding_window") && traits.sliding_window > 0) window = traits.sliding_window;
+  if (traits.chooses_windows) {
+    ASSIGN_OR_RETURN(const bool slides, AnyLayerSlides(fields, num_layers));
+    return slides ? window : std::nullopt;
+  }
+  RETURN_IF_ERROR(CheckLayerTypes(fields, window.has_value()));
+  return window;
+}
+
 // Within the window, attention is attention to all: contexts are kept to it.
 absl::Status LimitToWindow(const Fields& fields, const FamilyTraits& traits, ModelConfig& config) {
-  ASSIGN_OR_RETURN(const auto window, ParseWindow(fields, traits));
-  RETURN_IF_ERROR(CheckLayerTypes(fields, window.has_value()));
+  ASSIGN_OR_RETURN(const auto window, ParseWindow(fields, traits, config.num_layers));
   if (!window.has_value() || *window > config.max_position_embeddings) return absl::OkStatus();
   config.sliding_window = window;
   config.max_position_embeddings = *window;

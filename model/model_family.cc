@@ -1,6 +1,7 @@
 #include "model/model_family.h"
 
-#include "absl/strings/str_join.h"
+#include <algorithm>
+
 #include "kernels/base/check.h"
 
 namespace lockstep {
@@ -11,10 +12,11 @@ const FamilyTraits& TraitsOf(ModelFamily family) {
   return traits;
 }
 
-std::string ModelFamilyNames() {
-  return absl::StrJoin(kModelFamilies, ", ", [](std::string* out, const FamilyTraits& traits) {
-    out->append(traits.name);
-  });
+const FamilyTraits* TraitsOfType(std::string_view model_type) {
+  const auto found =
+      std::find_if(kModelFamilies.begin(), kModelFamilies.end(),
+                   [&](const FamilyTraits& traits) { return traits.model_type == model_type; });
+  return found == kModelFamilies.end() ? nullptr : &*found;
 }
 
 }  // namespace lockstep

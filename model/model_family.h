@@ -4,7 +4,7 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -19,6 +19,8 @@ struct FamilyTraits {
   const char* architecture;  // the one of config.json's architectures
   bool has_qkv_bias;         // q, k and v are products plus a vector each
   bool has_head_norms;       // every head of q and k is normalized before it is rotated
+  // Whether sliding_window counts only where use_sliding_window says so, and for some layers.
+  bool chooses_windows;
   // What fields that are absent stand for; 0: what the other sizes say, or, of the window, none.
   int64_t num_kv_heads;
   int64_t head_dim;
@@ -26,16 +28,22 @@ struct FamilyTraits {
   int64_t sliding_window;
 };
 
+// Layers that slide where they are chosen and layer_types does not: from this one on, unless
+// max_window_layers says otherwise.
+inline constexpr int64_t kFirstWindowLayer = 28;
+
 inline constexpr std::array<FamilyTraits, 4> kModelFamilies = {{
-    {ModelFamily::kLlama, "Llama", "llama", "LlamaForCausalLM", false, false, 0, 0, 2048, 0},
-    {ModelFamily::kMistral, "Mistral", "mistral", "MistralForCausalLM", false, false, 8, 0, 131072,
+    {ModelFamily::kLlama, "Llama", "llama", "LlamaForCausalLM", false, false, false, 0, 0, 2048, 0},
+    {ModelFamily::kMistral, "Mistral", "mistral", "MistralForCausalLM", false, false, false, 8, 0,
+     131072, 4096},
+    {ModelFamily::kQwen2, "Qwen2", "qwen2", "Qwen2ForCausalLM", true, false, true, 32, 0, 32768,
      4096},
-    {ModelFamily::kQwen2, "Qwen2", "qwen2", "Qwen2ForCausalLM", true, false, 32, 0, 32768, 4096},
-    {ModelFamily::kQwen3, "Qwen3", "qwen3", "Qwen3ForCausalLM", false, true, 32, 128, 32768, 4096},
+    {ModelFamily::kQwen3, "Qwen3", "qwen3", "Qwen3ForCausalLM", false, true, true, 32, 128, 32768,
+     4096},
 }};
 
 const FamilyTraits& TraitsOf(ModelFamily family);
-// "Llama, Mistral, Qwen2, Qwen3".
-std::string ModelFamilyNames();
+// By config.json's model_type; null for others.
+const FamilyTraits* TraitsOfType(std::string_view model_type);
 
 }  // namespace lockstep

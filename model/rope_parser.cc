@@ -20,7 +20,19 @@ namespace {
 using nlohmann::json;
 using Fields = ConfigFields;
 
-absl::StatusOr<RopeScaling> ParseLlama3Scaling(const Fields& fields) {
+constexpr double kLeastAttentionFactor = 1e-3;
+constexpr double kMostAttentionFactor = 1e3;
+
+// Also given outside of the object, where that is the one that counts.
+absl::StatusOr<std::optional<int64_t>> ParseOriginal(const Fields& fields,
+                                                     std::optional<int64_t> outer) {
+  ASSIGN_OR_RETURN(const auto inner,
+                   fields.OptionalInt("original_max_position_embeddings", 1, kMaxPositions));
+  return outer.has_value() ? outer : inner;
+}
+
+absl::StatusOr<RopeScaling> ParseLlama3Scaling(const Fields& fields,
+                                               std::optional<int64_t> outer_original) {
   Llama3RopeScaling scaling;
   for (const auto& [name, target] : {std::pair{"factor", &scaling.factor},
                                      std::pair{"low_freq_factor", &scaling.low_freq_factor},
@@ -32,8 +44,12 @@ absl::StatusOr<RopeScaling> ParseLlama3Scaling(const Fields& fields) {
     }
     *target = *value;
   }
-  RETURN_IF_ERROR(fields.RequiredInt("original_max_position_embeddings", 1, kMaxPositions,
-                                     scaling.original_max_position_embeddings));
+  ASSIGN_OR_RETURN(const auto original, ParseOriginal(fields, outer_original));
+  if (!original.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(fields.Path("original_max_position_embeddings"), " is missing"));
+  }
+  scaling.original_max_position_embeddings = *original;
   if (scaling.low_freq_factor >= scaling.high_freq_factor) {
     return absl::InvalidArgumentError(
         absl::StrCat(fields.Path("low_freq_factor"), " = ", scaling.low_freq_factor,
@@ -44,7 +60,9 @@ absl::StatusOr<RopeScaling> ParseLlama3Scaling(const Fields& fields) {
 
 // The published default, or what mscale and mscale_all_dim make of it (DeepSeek's spelling).
 absl::StatusOr<double> ParseAttentionFactor(const Fields& fields, double factor) {
-  ASSIGN_OR_RETURN(const auto given, fields.OptionalNumber("attention_factor", 1e-3, 1e3));
+  ASSIGN_OR_RETURN(
+      const auto given,
+      fields.OptionalNumber("attention_factor", kLeastAttentionFactor, kMostAttentionFactor));
   ASSIGN_OR_RETURN(const auto mscale, fields.OptionalNumber("mscale", 0.0, 1e3));
   ASSIGN_OR_RETURN(const auto all_dim, fields.OptionalNumber("mscale_all_dim", 0.0, 1e3));
   if (given.has_value()) return *given;
@@ -54,14 +72,20 @@ absl::StatusOr<double> ParseAttentionFactor(const Fields& fields, double factor)
   return YarnAttentionFactor(factor, *mscale) / YarnAttentionFactor(factor, *all_dim);
 }
 
-absl::StatusOr<RopeScaling> ParseYarn(const Fields& fields, int64_t max_positions) {
+absl::StatusOr<RopeScaling> ParseYarn(const Fields& fields, int64_t max_positions,
+                                      std::optional<int64_t> outer_original) {
   YarnRopeScaling yarn;
-  ASSIGN_OR_RETURN(const auto original,
-                   fields.OptionalInt("original_max_position_embeddings", 1, kMaxPositions));
+  ASSIGN_OR_RETURN(const auto original, ParseOriginal(fields, outer_original));
   yarn.original_max_position_embeddings = original.value_or(max_positions);
   ASSIGN_OR_RETURN(const auto factor, fields.OptionalNumber("factor", 1.0, 1e6));
   yarn.factor = factor.value_or(static_cast<double>(max_positions) /
                                 static_cast<double>(yarn.original_max_position_embeddings));
+  if (yarn.factor < 1.0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        fields.Path("original_max_position_embeddings"), " = ",
+        yarn.original_max_position_embeddings, " exceeds max_position_embeddings = ", max_positions,
+        " and no factor is given"));
+  }
   ASSIGN_OR_RETURN(const auto fast, fields.OptionalNumber("beta_fast", 1e-3, 1e6));
   ASSIGN_OR_RETURN(const auto slow, fields.OptionalNumber("beta_slow", 1e-3, 1e6));
   yarn.beta_fast = fast.value_or(yarn.beta_fast);
@@ -72,6 +96,12 @@ absl::StatusOr<RopeScaling> ParseYarn(const Fields& fields, int64_t max_position
                      " must not exceed beta_fast = ", yarn.beta_fast));
   }
   ASSIGN_OR_RETURN(yarn.attention_factor, ParseAttentionFactor(fields, yarn.factor));
+  if (yarn.attention_factor < kLeastAttentionFactor ||
+      yarn.attention_factor > kMostAttentionFactor) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s and mscale_all_dim make attention_factor %g; supported: [%g, %g]",
+        fields.Path("mscale"), yarn.attention_factor, kLeastAttentionFactor, kMostAttentionFactor));
+  }
   ASSIGN_OR_RETURN(const auto truncate, fields.OptionalBool("truncate"));
   yarn.truncate = truncate.value_or(true);
   return yarn;
@@ -97,7 +127,8 @@ absl::Status StretchPositions(const YarnRopeScaling& yarn, ModelConfig& config) 
 }
 
 // One of rope_scaling (transformers 4) and rope_parameters (transformers 5, rope_theta inside).
-absl::Status ParseRopeObject(const std::string& name, const json& object, ModelConfig& config,
+absl::Status ParseRopeObject(const std::string& name, const json& object,
+                             std::optional<int64_t> outer_original, ModelConfig& config,
                              std::optional<double>& theta) {
   if (!object.is_object()) return FieldError(name, object, "null or an object");
   const Fields fields(object, absl::StrCat(name, "."));
@@ -117,9 +148,10 @@ absl::Status ParseRopeObject(const std::string& name, const json& object, ModelC
   }
   if (type == nullptr || *type == "default") return absl::OkStatus();
   if (*type == "llama3") {
-    ASSIGN_OR_RETURN(config.rope_scaling, ParseLlama3Scaling(fields));
+    ASSIGN_OR_RETURN(config.rope_scaling, ParseLlama3Scaling(fields, outer_original));
   } else if (*type == "yarn") {
-    ASSIGN_OR_RETURN(config.rope_scaling, ParseYarn(fields, config.max_position_embeddings));
+    ASSIGN_OR_RETURN(config.rope_scaling,
+                     ParseYarn(fields, config.max_position_embeddings, outer_original));
   } else {
     return FieldError(fields.Path("rope_type"), *type, "\"default\", \"llama3\", \"yarn\"");
   }
@@ -130,6 +162,8 @@ absl::Status ParseRopeObject(const std::string& name, const json& object, ModelC
 
 absl::Status ParseRope(const ConfigFields& fields, ModelConfig& config) {
   ASSIGN_OR_RETURN(const auto outer_theta, fields.OptionalNumber("rope_theta", 1.0, 1e15));
+  ASSIGN_OR_RETURN(const auto outer_original,
+                   fields.OptionalInt("original_max_position_embeddings", 1, kMaxPositions));
   const json* scaling = fields.Get("rope_scaling");
   const json* parameters = fields.Get("rope_parameters");
   if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
@@ -138,9 +172,10 @@ absl::Status ParseRope(const ConfigFields& fields, ModelConfig& config) {
   }
   std::optional<double> inner_theta;
   if (parameters != nullptr) {
-    RETURN_IF_ERROR(ParseRopeObject("rope_parameters", *parameters, config, inner_theta));
+    RETURN_IF_ERROR(
+        ParseRopeObject("rope_parameters", *parameters, outer_original, config, inner_theta));
   } else if (scaling != nullptr) {
-    RETURN_IF_ERROR(ParseRopeObject("rope_scaling", *scaling, config, inner_theta));
+    RETURN_IF_ERROR(ParseRopeObject("rope_scaling", *scaling, outer_original, config, inner_theta));
   }
   if (outer_theta.has_value() && inner_theta.has_value() && *outer_theta != *inner_theta) {
     return absl::InvalidArgumentError(absl::StrCat("rope_theta is given twice: ", *outer_theta,

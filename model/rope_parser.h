@@ -1,4 +1,4 @@
-// The fields of config.json that say how positions are embedded.
+// The fields of config.json that say how positions are embedded. Any thread.
 #pragma once
 
 #include "absl/status/status.h"

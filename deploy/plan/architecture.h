@@ -55,10 +55,15 @@ struct Architecture {
   int64_t layers_per_kv = 1;             // consecutive layers that share one KV cache
   DType dtype = DType::kBF16;            // of the checkpoint
   std::string stored_weights;            // a weight format's name when the checkpoint is quantized
-  // The same as the runtime reads it, for models that it serves; for others, why not.
+  // The same as the runtime reads it, for models that it serves; for others, why not. It has the
+  // same sizes, but no more positions than the sliding window of a layer.
   std::optional<ModelConfig> runtime_config;
   std::string runtime_refusal;
 
+  // Of a context in `serve`, where that loads the model.
+  int64_t MostServedTokens() const {
+    return runtime_config ? runtime_config->max_position_embeddings : max_position_embeddings;
+  }
   bool IsMoeLayer(int64_t layer) const { return experts && layer >= experts->first_layer; }
   // For parallel/partition.h. The intermediate size is the smallest that tensor parallelism must
   // divide.

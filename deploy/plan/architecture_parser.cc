@@ -10,6 +10,7 @@
 #include "kernels/base/status_macros.h"
 #include "model/json/strict_json.h"
 #include "model/json_integer.h"
+#include "model/model_family.h"
 #include "model/size_limits.h"
 #include "model/stored_quantization.h"
 
@@ -55,7 +56,11 @@ absl::Status ReadSizes(const json& config, Architecture& model) {
       ReadRequired(config, "intermediate_size", kMaxIntermediateSize, model.intermediate_size));
   RETURN_IF_ERROR(ReadRequired(config, "num_hidden_layers", kMaxLayers, model.num_layers));
   RETURN_IF_ERROR(ReadRequired(config, "num_attention_heads", kMaxHeads, model.num_heads));
+  const FamilyTraits* family = TraitsOfType(model.model_type);
   model.num_kv_heads = model.num_heads;
+  if (family != nullptr && family->num_kv_heads > 0 && !config.contains("num_key_value_heads")) {
+    model.num_kv_heads = family->num_kv_heads;
+  }
   RETURN_IF_ERROR(ReadInt(config, "num_key_value_heads", 1, kMaxHeads, model.num_kv_heads));
   if (model.num_heads % model.num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("num_key_value_heads ", model.num_kv_heads,
@@ -63,6 +68,9 @@ absl::Status ReadSizes(const json& config, Architecture& model) {
                                                    model.num_heads));
   }
   model.head_dim = model.hidden_size / model.num_heads;
+  if (family != nullptr && family->head_dim > 0 && !config.contains("head_dim")) {
+    model.head_dim = family->head_dim;
+  }
   RETURN_IF_ERROR(ReadInt(config, "head_dim", 1, kMaxHeadDim, model.head_dim));
   if (model.head_dim < 1 || model.head_dim > kMaxHeadDim) {
     return absl::InvalidArgumentError(absl::StrCat("hidden_size ", model.hidden_size,
@@ -114,15 +122,21 @@ absl::Status ReadExperts(const json& config, Architecture& model) {
 
 absl::Status ReadWindows(const json& config, Architecture& model) {
   model.window_of_layer.assign(static_cast<size_t>(model.num_layers), 0);
-  int64_t window = 0;
+  const FamilyTraits* family = TraitsOfType(model.model_type);
+  int64_t window =
+      family != nullptr && !config.contains("sliding_window") ? family->sliding_window : 0;
   RETURN_IF_ERROR(ReadInt(config, "sliding_window", 1, kMaxPositions, window));
   const json* used = Find(config, "use_sliding_window");
   if (window == 0 || (used != nullptr && *used == json(false))) return absl::OkStatus();
   if (model.model_type == "llama") {
     return absl::InvalidArgumentError("sliding_window is set, which a llama does not have");
   }
-  // Qwen2: layers from max_window_layers on slide. Others: layer_types says so, or all of them.
+  // Some choose: from max_window_layers on. Others: as layer_types says, or all of them.
   int64_t first = 0;
+  if (family != nullptr && family->chooses_windows) {
+    if (used == nullptr) return absl::OkStatus();
+    first = kFirstWindowLayer;
+  }
   if (used != nullptr) {
     RETURN_IF_ERROR(ReadInt(config, "max_window_layers", 0, kMaxLayers, first));
   }
@@ -205,6 +219,9 @@ absl::StatusOr<Architecture> ParseArchitecture(std::string_view config_json) {
   }
   if (auto runtime = ParseModelConfig(config_json); runtime.ok()) {
     model.runtime_config = *std::move(runtime);
+    // YaRN makes more positions than such files say.
+    model.max_position_embeddings =
+        std::max(model.max_position_embeddings, model.runtime_config->max_position_embeddings);
   } else {
     model.runtime_refusal = std::string(runtime.status().message());
   }

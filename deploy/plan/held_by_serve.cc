@@ -50,15 +50,10 @@ std::string WhyNotInFormat(const PlanRequest& request) {
                       AsNumbers(request));
 }
 
-bool IsServedType(const std::string& model_type) {
-  return std::any_of(kModelFamilies.begin(), kModelFamilies.end(),
-                     [&](const FamilyTraits& traits) { return model_type == traits.model_type; });
-}
-
 std::string WhyNoSuchWeights(const PlanRequest& request) {
   const Architecture& model = request.model.architecture;
   if (!model.runtime_config) {
-    return IsServedType(model.model_type)
+    return TraitsOfType(model.model_type) != nullptr
                ? absl::StrCat("does not load this checkpoint: ", model.runtime_refusal)
                : absl::StrCat("does not serve this kind of model (", model.model_type, ")");
   }
@@ -79,7 +74,7 @@ std::string WhyNoSuchKvCache(const PlanRequest& request) {
 }
 
 std::string WhyNoSuchContext(const PlanRequest& request) {
-  const int64_t most = request.model.architecture.runtime_config->max_position_embeddings;
+  const int64_t most = request.model.architecture.MostServedTokens();
   const double longest =
       std::max(static_cast<double>(request.context), request.input_tokens + request.output_tokens);
   if (longest <= static_cast<double>(most)) return "";

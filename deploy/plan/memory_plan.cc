@@ -106,7 +106,9 @@ int64_t MaxRequests(const MemoryInputs& inputs, const Layout& layout, const Memo
 
 int64_t LongestRequest(const MemoryInputs& inputs, const Layout& layout, const MemoryPlan& plan) {
   int64_t fits = 0;
-  int64_t too_long = inputs.model.max_position_embeddings + 1;
+  int64_t too_long = (TakesMemoryAsServe(inputs) ? inputs.model.MostServedTokens()
+                                                 : inputs.model.max_position_embeddings) +
+                     1;
   while (too_long - fits > 1) {
     const int64_t middle = fits + (too_long - fits) / 2;
     (MaxRequests(inputs, layout, plan, middle) >= 1 ? fits : too_long) = middle;

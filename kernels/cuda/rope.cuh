@@ -1,5 +1,6 @@
 // Rotary position embedding of q and k and, in the same pass, the write of k and v to the paged
-// cache: every element of qkv is read once, and q's are written back. Nobody reads k there again.
+// cache: every element of qkv is read once (of heads that are normalized, twice), and q's are
+// written back. Nobody reads k there again.
 #pragma once
 
 #include "kernels/backend_args.h"

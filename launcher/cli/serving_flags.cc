@@ -20,7 +20,9 @@ std::string ShortDTypeName(const std::string& name) {
 }  // namespace
 
 void AddModelFlags(CLI::App& command, ModelFlags& flags) {
-  command.add_option("model", flags.model, "directory of a Hugging Face Llama checkpoint")
+  command
+      .add_option("model", flags.model,
+                  "directory of a Hugging Face checkpoint (Llama, Mistral, Qwen2, Qwen3)")
       ->type_name("MODEL")
       ->required();
   command

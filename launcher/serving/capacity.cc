@@ -68,9 +68,10 @@ absl::StatusOr<PlannedCapacity> PlanCapacity(const CapacityInputs& inputs) {
   capacity.max_model_len =
       inputs.model.max_model_len > 0 ? inputs.model.max_model_len : config.max_position_embeddings;
   if (capacity.max_model_len > config.max_position_embeddings) {
-    return absl::InvalidArgumentError(absl::StrCat("--max-model-len ", capacity.max_model_len,
-                                                   " exceeds the model's ",
-                                                   config.max_position_embeddings, " positions"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-model-len ", capacity.max_model_len, " exceeds the model's ",
+                     config.max_position_embeddings, " positions",
+                     config.sliding_window ? ", to which its sliding window keeps contexts" : ""));
   }
   ASSIGN_OR_RETURN(capacity.shards, ShardsOn(inputs, inputs.devices.may_be_gpus()));
   for (const RankShard& shard : capacity.shards) capacity.weight_bytes += shard.weight_bytes;

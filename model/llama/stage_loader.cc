@@ -13,19 +13,18 @@ namespace {
 
 constexpr char kEmbedding[] = "model.embed_tokens.weight";
 
+}  // namespace
+
 std::string LayerTensor(int64_t layer, const std::string& name) {
   return "model.layers." + std::to_string(layer) + "." + name;
 }
 
-// f32 where they differ, so that nothing is lost.
 DType CommonDType(std::initializer_list<DType> dtypes) {
   const DType first = *dtypes.begin();
   const bool all_same =
       std::all_of(dtypes.begin(), dtypes.end(), [&](DType dtype) { return dtype == first; });
   return all_same ? first : DType::kF32;
 }
-
-}  // namespace
 
 absl::StatusOr<const TensorInfo*> StageLoader::Find(std::string_view name,
                                                     const std::vector<int64_t>& shape) const {
@@ -277,22 +276,6 @@ void StageLoader::Count(LoadStats& stats) const {
   }
   if (weights_.embedding.has_value()) stats.weight_bytes += weights_.embedding->bytes();
   if (weights_.head.has_value()) stats.weight_bytes += weights_.head->bytes();
-}
-
-absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype,
-                                   bool holds_f16) {
-  const ModelConfig& config = checkpoint.config();
-  std::vector<DType> dtypes;
-  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {
-    const bool is_query = dtypes.empty();
-    ASSIGN_OR_RETURN(const StoredMatrix matrix,
-                     OpenMatrix(checkpoint, {LayerTensor(0, name),
-                                             (is_query ? config.num_heads : config.num_kv_heads) *
-                                                 config.head_dim,
-                                             config.hidden_size}));
-    dtypes.push_back(matrix.dtype);
-  }
-  return HeldDType(dtype, CommonDType({dtypes[0], dtypes[1], dtypes[2]}), holds_f16);
 }
 
 }  // namespace lockstep

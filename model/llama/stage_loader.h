@@ -16,6 +16,11 @@
 
 namespace lockstep {
 
+// "model.layers.3.self_attn.q_proj".
+std::string LayerTensor(int64_t layer, const std::string& name);
+// f32 where they differ, so that nothing is lost.
+DType CommonDType(std::initializer_list<DType> dtypes);
+
 // Allocates the stage's weights and notes which part of which tensor goes where; then reads
 // everything at once. The weights' addresses must not change in between. One thread.
 class StageLoader {

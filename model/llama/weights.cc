@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "model/checkpoint/stored_matrix.h"
 #include "model/llama/stage_loader.h"
 #include "model/llama/weight_cache.h"
 #include "model/llama/weight_file.h"
@@ -92,6 +93,22 @@ absl::StatusOr<StageWeights> LoadStageWeights(const WeightSource& source, Backen
     }
   }
   return LoadInto(nullptr, source, backend, tp_group, stats);
+}
+
+absl::StatusOr<DType> KvCacheDType(const Checkpoint& checkpoint, WeightDType dtype,
+                                   bool holds_f16) {
+  const ModelConfig& config = checkpoint.config();
+  std::vector<DType> dtypes;
+  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}) {
+    const bool is_query = dtypes.empty();
+    ASSIGN_OR_RETURN(const StoredMatrix matrix,
+                     OpenMatrix(checkpoint, {LayerTensor(0, name),
+                                             (is_query ? config.num_heads : config.num_kv_heads) *
+                                                 config.head_dim,
+                                             config.hidden_size}));
+    dtypes.push_back(matrix.dtype);
+  }
+  return HeldDType(dtype, CommonDType({dtypes[0], dtypes[1], dtypes[2]}), holds_f16);
 }
 
 }  // namespace lockstep

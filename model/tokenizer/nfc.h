@@ -1,4 +1,5 @@
-// Unicode's normalization form C (UAX #15, https://www.unicode.org/reports/tr15). Any thread.
+// Unicode's normalization form C (UAX #15, https://www.unicode.org/reports/tr15) by the tables of
+// Unicode 9, which Hugging Face's tokenizers have. Any thread.
 #pragma once
 
 #include <string>

@@ -248,6 +248,16 @@ TEST(Report, LaunchesTheFamiliesThatServeLoads) {
   }
   EXPECT_THAT(MakePlan(PricedRequest("qwen3-30b-a3b", "h100", "bf16"))->not_served,
               HasSubstr("does not serve this kind of model (qwen3_moe)"));
+  // YaRN's positions are planned, too.
+  auto config =
+      nlohmann::json::parse(ModelConfigJson(*LoadModel("qwen3-8b")->architecture.runtime_config));
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 32768}};
+  PlanRequest stretched = PricedRequest("qwen3-8b", "h100", "bf16");
+  stretched.model.architecture = *ParseArchitecture(config.dump());
+  stretched.context = 100'000;
+  stretched.concurrency = 1;
+  EXPECT_EQ(MakePlan(stretched)->not_served, "");
   // One that sees 4,096 tokens back, of 32,768 positions.
   PlanRequest longer = PricedRequest("mistral-7b-v0.1", "h100", "bf16");
   longer.context = 4096;

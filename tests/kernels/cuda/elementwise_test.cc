@@ -315,18 +315,22 @@ TEST_F(CudaElementwise, RopeOfAdjustedHeadsIsItsTwins) {
 TEST_F(CudaElementwise, RopeOfRoundedRowsIsThatOfTheirNumbersRounded) {
   for (const DType dtype : kAllTypes) {
     for (const int head_dim : {2, 8, 34, 64, 128}) {
-      PagedWorld world({4, 2, head_dim, 4, dtype}, {{5, 1}, {0, 9}, {3, 2}}, 7);
-      const std::vector<BF16> rounded = Narrowed<BF16>(world.qkv());
-      const int64_t q_width = int64_t{4} * head_dim;
-      for (const int shift : kShifts) {
-        const Roped got = RopeOnDevice(world, rounded, world.flat().slots, shift);
-        Roped want = RopeOnDevice(world, ToFloats(rounded), world.flat().slots, shift);
-        for (int64_t i = 0; i < std::ssize(want.qkv); ++i) {
-          if (i % world.width() < q_width) want.qkv[i] = RoundedTo(DType::kBF16, {want.qkv[i]})[0];
+      for (const bool is_adjusted : {false, true}) {
+        PagedWorld world({4, 2, head_dim, 4, dtype, is_adjusted, is_adjusted},
+                         {{5, 1}, {0, 9}, {3, 2}}, 7);
+        const std::vector<BF16> rounded = Narrowed<BF16>(world.qkv());
+        const int64_t q_width = int64_t{4} * head_dim;
+        for (const int shift : kShifts) {
+          const Roped got = RopeOnDevice(world, rounded, world.flat().slots, shift);
+          Roped want = RopeOnDevice(world, ToFloats(rounded), world.flat().slots, shift);
+          for (int64_t i = 0; i < std::ssize(want.qkv); ++i) {
+            if (i % world.width() < q_width)
+              want.qkv[i] = RoundedTo(DType::kBF16, {want.qkv[i]})[0];
+          }
+          ASSERT_TRUE(SameBits(got.qkv, want.qkv)) << head_dim;
+          ASSERT_TRUE(got.keys == want.keys) << head_dim;
+          ASSERT_TRUE(got.values == want.values) << head_dim;
         }
-        ASSERT_TRUE(SameBits(got.qkv, want.qkv)) << head_dim;
-        ASSERT_TRUE(got.keys == want.keys) << head_dim;
-        ASSERT_TRUE(got.values == want.values) << head_dim;
       }
     }
   }
@@ -379,10 +383,13 @@ TEST_F(CudaElementwise, NumbersAreRoundedAsScalarConversionsDo) {
 
 TEST_F(CudaElementwise, NothingIsWrittenForSlotsBelowZero) {
   for (const int head_dim : {6, 16}) {
-    const PagedWorld world({4, 2, head_dim, 4, DType::kBF16}, {{0, 3}}, 8);
-    const Roped got = RopeOnDevice(world, {-1, -1, -1}, 0);
-    EXPECT_TRUE(got.keys == world.RowMajorKeys());
-    EXPECT_TRUE(got.values == world.values());
+    for (const bool is_adjusted : {false, true}) {
+      const PagedWorld world({4, 2, head_dim, 4, DType::kBF16, is_adjusted, is_adjusted}, {{0, 3}},
+                             8);
+      const Roped got = RopeOnDevice(world, {-1, -1, -1}, 0);
+      EXPECT_TRUE(got.keys == world.RowMajorKeys());
+      EXPECT_TRUE(got.values == world.values());
+    }
   }
 }
 

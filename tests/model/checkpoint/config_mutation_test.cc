@@ -8,13 +8,25 @@
 namespace lockstep {
 namespace {
 
+std::vector<std::string> Texts() {
+  return {ModelConfigJson(*BuiltInShape("8b")),
+          R"({"model_type":"mistral","hidden_size":64,"intermediate_size":128,
+              "num_hidden_layers":2,"num_attention_heads":8,"vocab_size":10,"sliding_window":1024})",
+          R"({"architectures":["Qwen3ForCausalLM"],"model_type":"qwen3","hidden_size":64,
+              "intermediate_size":128,"num_hidden_layers":2,"num_attention_heads":32,
+              "vocab_size":10,"sliding_window":64,"use_sliding_window":true,"max_window_layers":1,
+              "rope_theta":10000.0,"rope_scaling":{"rope_type":"yarn","factor":4.0,"beta_fast":32,
+              "beta_slow":1,"mscale":0.7,"mscale_all_dim":1.0,
+              "original_max_position_embeddings":32768}})"};
+}
+
 TEST(ConfigMutation, DamagedConfigsNeverCrash) {
-  const std::string text = ModelConfigJson(*BuiltInShape("8b"));
+  const std::vector<std::string> texts = Texts();
   std::mt19937_64 random(3);
   int num_refused = 0;
   constexpr int kRounds = 10'000;
   for (int round = 0; round < kRounds; ++round) {
-    const auto config = ParseModelConfig(testing::Mutate(text, random));
+    const auto config = ParseModelConfig(testing::Mutate(texts[round % texts.size()], random));
     if (!config.ok()) {
       ++num_refused;
       continue;

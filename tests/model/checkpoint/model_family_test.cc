@@ -105,7 +105,8 @@ TEST(ModelFamily, WrittenConfigurationsAreReadBack) {
   for (const json& document :
        {Mistral7B(), Set(Mistral7B(), "sliding_window", 4096), Drop(Mistral7B(), "sliding_window"),
         Qwen25(), Set(Qwen25(), "use_sliding_window", true), Qwen3(),
-        Set(Set(Qwen3(), "use_sliding_window", true), "sliding_window", 1024)}) {
+        Set(Set(Set(Qwen3(), "use_sliding_window", true), "sliding_window", 1024),
+            "max_window_layers", 1)}) {
     const ModelConfig config = Read(document);
     const ModelConfig again = Read(json::parse(ModelConfigJson(config)));
     EXPECT_EQ(again.family, config.family);
@@ -155,8 +156,13 @@ TEST(ModelFamily, ContextsAreKeptToTheWindow) {
   EXPECT_EQ(wide.sliding_window, std::nullopt);
   json qwen = Set(Qwen25(), "sliding_window", 8192);
   EXPECT_EQ(Read(qwen).max_position_embeddings, 32768);
-  qwen["use_sliding_window"] = true;
+  qwen["use_sliding_window"] =
+      true;  // of layers from max_window_layers on, of which there are none
+  EXPECT_EQ(Read(qwen).max_position_embeddings, 32768);
+  qwen["max_window_layers"] = 27;
   EXPECT_EQ(Read(qwen).max_position_embeddings, 8192);
+  qwen["layer_types"] = {"full_attention", "full_attention"};
+  EXPECT_EQ(Read(qwen).max_position_embeddings, 32768);
   qwen["layer_types"] = {"full_attention", "sliding_attention"};
   EXPECT_EQ(Read(qwen).max_position_embeddings, 8192);
   qwen["use_sliding_window"] = false;
@@ -194,6 +200,10 @@ TEST(ModelFamily, YarnMakesMorePositions) {
   both["rope_scaling"]["mscale_all_dim"] = 1.0;
   EXPECT_EQ(of(both).attention_factor, 1.0);
   EXPECT_FALSE(of(Yarn("truncate", false)).truncate);
+  // The outer one counts.
+  EXPECT_EQ(
+      of(Set(Yarn(), "original_max_position_embeddings", 16384)).original_max_position_embeddings,
+      16384);
   for (const json& document : {Yarn(), Yarn("factor", nullptr), Yarn("truncate", false), both}) {
     const ModelConfig first = Read(document);
     EXPECT_EQ(ModelConfigJson(Read(json::parse(ModelConfigJson(first)))), ModelConfigJson(first));
@@ -209,6 +219,17 @@ TEST(ModelFamily, YarnOutOfRangeIsRefused) {
   EXPECT_THAT(RefusalOf(Yarn("attention_factor", 0)), HasSubstr("attention_factor = 0"));
   EXPECT_THAT(RefusalOf(Yarn("original_max_position_embeddings", 0)),
               HasSubstr("original_max_position_embeddings = 0"));
+  json longer = Yarn("factor", nullptr);
+  longer["original_max_position_embeddings"] = 65536;
+  EXPECT_THAT(RefusalOf(longer),
+              HasSubstr("original_max_position_embeddings = 65536 exceeds "
+                        "max_position_embeddings = 40960 and no factor is given"));
+  json loud = Yarn("factor", 1000.0);
+  loud["rope_scaling"]["mscale"] = 1000.0;
+  loud["rope_scaling"]["mscale_all_dim"] = 1e-9;
+  loud["rope_scaling"]["original_max_position_embeddings"] = 1000;
+  loud["rope_scaling"]["factor"] = 1e5;
+  EXPECT_THAT(RefusalOf(loud), HasSubstr("mscale_all_dim make attention_factor 1152.29"));
   EXPECT_THAT(RefusalOf(Yarn("truncate", 1)), HasSubstr("rope_scaling.truncate = 1"));
   EXPECT_THAT(RefusalOf(Set(Yarn(), "rope_theta", 1)), HasSubstr("rope_theta = 1 must exceed 1"));
 }

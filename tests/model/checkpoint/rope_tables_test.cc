@@ -56,6 +56,27 @@ TEST(RopeTables, Llama32MatchesGolden) {
                 {2199, 31, 0.9999999785530213, 0.000207108563411696}});
 }
 
+// Frequencies checked beside transformers' (_compute_yarn_parameters), which computes them in f32.
+// Pairs before 23 are kept, those from 40 on stretched.
+TEST(RopeTables, YarnMatchesGoldenInAllThreeBands) {
+  YarnRopeScaling yarn{.factor = 4.0,
+                       .attention_factor = YarnAttentionFactor(4.0),
+                       .original_max_position_embeddings = 32768};
+  ExpectGolden({.head_dim = 128, .theta = 1e6, .scaling = yarn}, 131072,
+               {{1, 0, 0.6152041098606474, 0.9581236329364153},
+                {1000, 20, 0.8183501982057775, 0.7916943512980695},
+                {5000, 30, 0.6517385398186974, -0.9336561832364728},
+                {100000, 45, 0.06833969387515007, 1.1365767369701691},
+                {131071, 63, 1.13768822767172, 0.046287032718537666}});
+  yarn.truncate = false;
+  yarn.beta_fast = 16.0;
+  yarn.beta_slow = 2.0;
+  yarn.attention_factor = 0.75;
+  ExpectGolden({.head_dim = 128, .theta = 1e6, .scaling = yarn}, 5001,
+               {{1000, 26, -0.6545039592101766, -0.3662302109032016},
+                {5000, 33, -0.36980482074392335, 0.6524909153042322}});
+}
+
 TEST(RopeTables, LongestWavelengthsAreStretchedByTheFactor) {
   const RopeTables plain = MakeRopeTables(Rope(128, 500000.0, 0), 9);
   const RopeTables scaled = MakeRopeTables(Rope(128, 500000.0, 8.0), 9);

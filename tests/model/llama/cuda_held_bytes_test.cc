@@ -98,6 +98,17 @@ TEST(CudaHeldBytesTest, OfNumbers) {
   }
 }
 
+// Biases and norms of heads, also where ranks share KV heads.
+TEST(CudaHeldBytesTest, OfOtherFamilies) {
+  for (const ModelFamily family :
+       {ModelFamily::kMistral, ModelFamily::kQwen2, ModelFamily::kQwen3}) {
+    ModelConfig config = FourLayers();
+    config.family = family;
+    const TemporaryModel model(config, DType::kBF16);
+    ExpectLoadedIsExpected(model.checkpoint(), {DType::kBF16});
+  }
+}
+
 TEST(CudaHeldBytesTest, OfFloat8CheckpointsByWhatTheySpare) {
   SKIP_WITHOUT_FP8();
   ModelConfig config = FourLayers();

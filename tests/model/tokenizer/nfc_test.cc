@@ -37,6 +37,15 @@ TEST(Nfc, MarksOfOneClassKeepTheirOrderAndBlockEachOther) {
   EXPECT_EQ(ToNfc("a\u0301\u0302"), "\u00e1\u0302");
 }
 
+// As Hugging Face's tokenizers 0.23.3 have it: U+0EBA came with Unicode 12.
+TEST(Nfc, MarksThatCameAfterUnicode9HaveNoClass) {
+  for (const char* text : {"\u0e81\u0ec8\u0eba", "a\u1abf\u0301", "\u1df6\u0301\u0300",
+                           "\U00011938", "\U00011935\U00011930"}) {
+    EXPECT_EQ(ToNfc(text), text);
+  }
+  EXPECT_EQ(ToNfc("e\u0301\u0eba\u0323\u0301\u0323"), "\u00e9\u0eba\u0323\u0323\u0301");
+}
+
 // Two million marks, of two classes in turn.
 TEST(Nfc, AHeapOfMarksIsOrderedAsFastAsAnyText) {
   std::string marks = "a";
