@@ -93,7 +93,7 @@ cat <<EOF
 
 It works. Next:
   PATH=$PWD/build/release/bin:\$PATH
-  lockstep serve MODEL --tp $tp --pp $pp          # MODEL: a Hugging Face Llama directory; --http-listen 127.0.0.1:8000: OpenAI's HTTP API
+  lockstep serve MODEL --tp $tp --pp $pp          # MODEL: a Hugging Face directory; --http-listen 127.0.0.1:8000: OpenAI's HTTP API
   lockstep generate "Once upon a time"          # from another terminal
   lockstep eval deploy/demo/model               # 1,100 questions whose answers are known
   lockstep bench --concurrency 16               # latencies and throughput

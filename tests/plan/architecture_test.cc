@@ -60,7 +60,7 @@ TEST(Architecture, OnlyLayersThatSlideHaveAWindow) {
   // Absent fields are what they are to `serve`.
   for (const char* type : {"llama", "mistral", "qwen2", "qwen3"}) {
     const std::string text = std::string(R"({"hidden_size":3072,"intermediate_size":12288,
-        "num_hidden_layers":2,"num_attention_heads":32,"vocab_size":100,
+        "num_hidden_layers":40,"num_attention_heads":32,"vocab_size":100,
         "max_position_embeddings":32768,"model_type":")") +
                              type + "\"}";
     const auto absent = ParseArchitecture(text);
@@ -68,7 +68,7 @@ TEST(Architecture, OnlyLayersThatSlideHaveAWindow) {
     ASSERT_TRUE(absent->runtime_config.has_value()) << absent->runtime_refusal;
     EXPECT_EQ(absent->num_kv_heads, absent->runtime_config->num_kv_heads) << type;
     EXPECT_EQ(absent->head_dim, absent->runtime_config->head_dim) << type;
-    EXPECT_EQ(absent->window_of_layer[1], absent->runtime_config->sliding_window.value_or(0));
+    EXPECT_EQ(absent->window_of_layer[39], absent->runtime_config->sliding_window.value_or(0));
     EXPECT_EQ(absent->num_parameters(), absent->runtime_config->num_parameters()) << type;
   }
   const auto mistral = LoadModel("mistral-7b-v0.1");

@@ -2,12 +2,23 @@
 // NormalizationTest.txt).
 #include "model/tokenizer/nfc.h"
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/model/tokenizer/small_tokenizer.h"
 
 namespace lockstep {
 namespace {
+
+TEST(Nfc, TokenizersThatAskForItEncodeTextInIt) {
+  nlohmann::json json = testing::SmallByteLevel();
+  EXPECT_EQ(testing::Ids(*testing::MakeTokenizer(json), "e\u0301").size(), 3u);
+  json["normalizer"] = {{"type", "NFC"}};
+  const auto tokenizer = testing::MakeTokenizer(json);
+  EXPECT_EQ(testing::Ids(*tokenizer, "e\u0301"), (std::vector<int32_t>{0xc3, 0xa9}));
+}
 
 TEST(Nfc, TextThatIsInItStays) {
   for (const char* text : {"", "plain", "caf\u00e9", "\u8a9e\u00e9", "\uac01", "\U0001f600"}) {
