@@ -190,8 +190,11 @@ absl::Status ReadModelType(const json& config, Architecture& model) {
         absl::StrCat("model_type ", Quoted(model.model_type),
                      " is not known; known: ", absl::StrJoin(kModelTypes, ", ")));
   }
-  model.qkv_bias = model.model_type == "qwen2";
-  model.qk_norm = model.model_type.starts_with("qwen3") || model.model_type == "minimax_m2";
+  const FamilyTraits* family = TraitsOfType(model.model_type);
+  model.qkv_bias = family != nullptr && family->has_qkv_bias;
+  model.qk_norm = family != nullptr
+                      ? family->has_head_norms
+                      : model.model_type == "qwen3_moe" || model.model_type == "minimax_m2";
   return absl::OkStatus();
 }
 

@@ -184,6 +184,9 @@ TEST_F(CapacityTest, RefusesACacheWithoutABlock) {
 TEST_F(CapacityTest, RefusesLengthsBeyondTheModel) {
   model_.max_model_len = 11;
   EXPECT_THAT(std::string(Plan().status().message()), HasSubstr("10 positions"));
+  config_.sliding_window = 10;
+  EXPECT_THAT(std::string(Plan().status().message()),
+              HasSubstr("10 positions, to which its sliding window keeps contexts"));
 }
 
 TEST_F(CapacityTest, RefusesLayoutsThatDoNotDivide) {

@@ -3,6 +3,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/model/checkpoint/config_documents.h"
 
 namespace lockstep {
 namespace {
@@ -11,6 +12,9 @@ using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::ParsedConfig;
+using testing::With;
+using testing::Without;
 
 // Llama 3.1 8B's config.json, as published.
 json Llama31() {
@@ -27,24 +31,8 @@ json Llama31() {
     "transformers_version": "4.42.3", "use_cache": true, "vocab_size": 128256})");
 }
 
-json With(json config, const std::string& field, json value) {
-  config[field] = std::move(value);
-  return config;
-}
-
-json Without(json config, const std::string& field) {
-  config.erase(field);
-  return config;
-}
-
-ModelConfig Parse(const json& config) {
-  const auto parsed = ParseModelConfig(config.dump());
-  EXPECT_TRUE(parsed.ok()) << parsed.status();
-  return parsed.value_or(ModelConfig());
-}
-
 TEST(ModelConfig, ReadsLlama31) {
-  const ModelConfig config = Parse(Llama31());
+  const ModelConfig config = ParsedConfig(Llama31());
   EXPECT_EQ(config.hidden_size, 4096);
   EXPECT_EQ(config.intermediate_size, 14336);
   EXPECT_EQ(config.num_layers, 32);
@@ -69,7 +57,7 @@ TEST(ModelConfig, ReadsLlama31) {
 }
 
 TEST(ModelConfig, ReadsLlama2WithItsDefaults) {
-  const ModelConfig config = Parse(json::parse(R"({
+  const ModelConfig config = ParsedConfig(json::parse(R"({
     "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
     "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
     "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32,
@@ -88,14 +76,14 @@ TEST(ModelConfig, ReadsTheSpellingOfTransformers5) {
   config["dtype"] = "bfloat16";
   config["rope_parameters"] = Llama31()["rope_scaling"];
   config["rope_parameters"]["rope_theta"] = 500000.0;
-  EXPECT_EQ(ModelConfigJson(Parse(config)), ModelConfigJson(Parse(Llama31())));
+  EXPECT_EQ(ModelConfigJson(ParsedConfig(config)), ModelConfigJson(ParsedConfig(Llama31())));
   config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
-  EXPECT_FALSE(Parse(config).rope_scaling.has_value());
-  EXPECT_EQ(Parse(config).rope_theta, 10000.0);
+  EXPECT_FALSE(ParsedConfig(config).rope_scaling.has_value());
+  EXPECT_EQ(ParsedConfig(config).rope_theta, 10000.0);
 }
 
 TEST(ModelConfig, AbsentFieldsHaveTransformersDefaults) {
-  const ModelConfig config = Parse(json::parse(R"({"model_type":"llama","hidden_size":64,
+  const ModelConfig config = ParsedConfig(json::parse(R"({"model_type":"llama","hidden_size":64,
     "intermediate_size":128,"num_hidden_layers":1,"num_attention_heads":4,"vocab_size":10})"));
   EXPECT_EQ(config.num_kv_heads, 4);
   EXPECT_EQ(config.head_dim, 16);
@@ -121,7 +109,7 @@ TEST(ModelConfig, HarmlessVariantsAreAccepted) {
 
 TEST(ModelConfig, HeadDimMayDifferFromHiddenSizeOverHeads) {
   const ModelConfig config =
-      Parse(With(With(Llama31(), "head_dim", 64), "num_attention_heads", 24));
+      ParsedConfig(With(With(Llama31(), "head_dim", 64), "num_attention_heads", 24));
   EXPECT_EQ(config.head_dim, 64);
 }
 
@@ -130,15 +118,15 @@ TEST(ModelConfig, JsonRoundTrips) {
        {Llama31(), Without(Llama31(), "rope_scaling"), With(Llama31(), "head_dim", 64),
         With(Llama31(), "rms_norm_eps", 1e-6), With(Llama31(), "torch_dtype", "float32"),
         Without(Without(Llama31(), "bos_token_id"), "eos_token_id")}) {
-    const ModelConfig config = Parse(source);
-    const ModelConfig again = Parse(json::parse(ModelConfigJson(config)));
+    const ModelConfig config = ParsedConfig(source);
+    const ModelConfig again = ParsedConfig(json::parse(ModelConfigJson(config)));
     EXPECT_EQ(ModelConfigJson(again), ModelConfigJson(config));
     EXPECT_EQ(again.Fingerprint(), config.Fingerprint());
   }
 }
 
 TEST(ModelConfig, FingerprintTellsEveryFieldApart) {
-  const std::string base = Parse(Llama31()).Fingerprint();
+  const std::string base = ParsedConfig(Llama31()).Fingerprint();
   EXPECT_EQ(base.find('\n'), std::string::npos);
   for (const json& changed :
        {With(Llama31(), "hidden_size", 2048), With(Llama31(), "intermediate_size", 14344),
@@ -148,7 +136,7 @@ TEST(ModelConfig, FingerprintTellsEveryFieldApart) {
         With(Llama31(), "torch_dtype", "float32"), Without(Llama31(), "rope_scaling"),
         With(Llama31(), "max_position_embeddings", 8192),
         With(Llama31(), "eos_token_id", 128001)}) {
-    EXPECT_NE(Parse(changed).Fingerprint(), base) << changed;
+    EXPECT_NE(ParsedConfig(changed).Fingerprint(), base) << changed;
   }
   // A stable hash: ranks built by other compilers must agree.
   EXPECT_EQ(base, "llama-L32-h4096-i14336-a32-k8-d128-v128256-bf16-57d5447c1b4594cf");
@@ -304,7 +292,7 @@ TEST(ModelConfig, TextThatIsNoObjectIsRefused) {
 }
 
 TEST(GenerationConfig, MergesEosIdsAndReadsDefaults) {
-  ModelConfig config = Parse(With(Llama31(), "eos_token_id", 128001));
+  ModelConfig config = ParsedConfig(With(Llama31(), "eos_token_id", 128001));
   const auto defaults = ParseGenerationConfig(
       R"({"bos_token_id":128000,"do_sample":true,"eos_token_id":[128001,128008,128009],
           "temperature":0.6,"top_p":0.9,"top_k":50,"min_p":0.05,"repetition_penalty":1.1,"transformers_version":"4"})",
@@ -320,7 +308,7 @@ TEST(GenerationConfig, MergesEosIdsAndReadsDefaults) {
 }
 
 TEST(GenerationConfig, AbsentFieldsStayUnset) {
-  ModelConfig config = Parse(Llama31());
+  ModelConfig config = ParsedConfig(Llama31());
   const auto defaults = ParseGenerationConfig("{}", config);
   ASSERT_TRUE(defaults.ok());
   EXPECT_FALSE(defaults->do_sample || defaults->temperature || defaults->top_p || defaults->top_k ||
@@ -330,7 +318,7 @@ TEST(GenerationConfig, AbsentFieldsStayUnset) {
 
 TEST(GenerationConfig, TopKIsOffAsOthersWriteIt) {
   for (const char* text : {R"({"top_k":0})", R"({"top_k":-1})"}) {
-    ModelConfig config = Parse(Llama31());
+    ModelConfig config = ParsedConfig(Llama31());
     const auto defaults = ParseGenerationConfig(text, config);
     ASSERT_TRUE(defaults.ok()) << defaults.status();
     EXPECT_EQ(defaults->top_k, 0);
@@ -341,7 +329,7 @@ TEST(GenerationConfig, RefusesWhatIsOutOfRange) {
   for (const char* text : {R"({"temperature":-1})", R"({"top_p":1.5})", R"({"top_k":-2})",
                            R"({"min_p":1.5})", R"({"min_p":-0.1})", R"({"repetition_penalty":0})",
                            R"({"eos_token_id":999999})", R"({"do_sample":1})", "[]", "x"}) {
-    ModelConfig config = Parse(Llama31());
+    ModelConfig config = ParsedConfig(Llama31());
     const auto defaults = ParseGenerationConfig(text, config);
     EXPECT_EQ(defaults.status().code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(defaults.status().message()), HasSubstr("generation_config.json: "));

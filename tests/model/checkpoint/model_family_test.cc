@@ -7,12 +7,16 @@
 #include "model/checkpoint/shard_sizes.h"
 #include "model/model_config.h"
 #include "nlohmann/json.hpp"
+#include "tests/model/checkpoint/config_documents.h"
 
 namespace lockstep {
 namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using testing::ParsedConfig;
+using testing::With;
+using testing::Without;
 
 // config.json of mistralai/Mistral-7B-Instruct-v0.3, Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B, as
 // far as it says anything of the model.
@@ -46,19 +50,6 @@ json Qwen3() {
     "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936})");
 }
 
-ModelConfig Read(const json& document) {
-  const auto config = ParseModelConfig(document.dump());
-  EXPECT_TRUE(config.ok()) << config.status();
-  return *config;
-}
-json Set(json document, const std::string& field, json value) {
-  document[field] = std::move(value);
-  return document;
-}
-json Drop(json document, const std::string& field) {
-  document.erase(field);
-  return document;
-}
 std::string RefusalOf(const json& document) {
   const auto config = ParseModelConfig(document.dump());
   EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << document;
@@ -67,17 +58,17 @@ std::string RefusalOf(const json& document) {
 
 // The numbers of parameters that the models' pages give.
 TEST(ModelFamily, PublishedModelsAreRead) {
-  const ModelConfig mistral = Read(Mistral7B());
+  const ModelConfig mistral = ParsedConfig(Mistral7B());
   EXPECT_EQ(mistral.family, ModelFamily::kMistral);
   EXPECT_FALSE(mistral.has_qkv_bias() || mistral.has_head_norms());
   EXPECT_EQ(mistral.num_parameters(), 7'248'023'552);
-  const ModelConfig qwen2 = Read(Qwen25());
+  const ModelConfig qwen2 = ParsedConfig(Qwen25());
   EXPECT_EQ(qwen2.family, ModelFamily::kQwen2);
   EXPECT_TRUE(qwen2.has_qkv_bias() && !qwen2.has_head_norms());
   EXPECT_EQ(qwen2.head_dim, 128);
   EXPECT_EQ(qwen2.max_position_embeddings, 32768);
   EXPECT_EQ(qwen2.num_parameters(), 7'615'616'512);
-  const ModelConfig qwen3 = Read(Qwen3());
+  const ModelConfig qwen3 = ParsedConfig(Qwen3());
   EXPECT_EQ(qwen3.family, ModelFamily::kQwen3);
   EXPECT_TRUE(!qwen3.has_qkv_bias() && qwen3.has_head_norms());
   EXPECT_EQ(qwen3.num_parameters(), 8'190'735'360);
@@ -85,8 +76,8 @@ TEST(ModelFamily, PublishedModelsAreRead) {
 
 TEST(ModelFamily, TensorsAreAsManyNumbersAsParameters) {
   for (const json& document :
-       {Mistral7B(), Qwen25(), Qwen3(), Set(Qwen25(), "tie_word_embeddings", true)}) {
-    const ModelConfig config = Read(document);
+       {Mistral7B(), Qwen25(), Qwen3(), With(Qwen25(), "tie_word_embeddings", true)}) {
+    const ModelConfig config = ParsedConfig(document);
     int64_t elements = 0;
     for (const TensorSpec& spec : LlamaTensors(config)) {
       int64_t count = 1;
@@ -103,29 +94,31 @@ TEST(ModelFamily, TensorsAreAsManyNumbersAsParameters) {
 
 TEST(ModelFamily, WrittenConfigurationsAreReadBack) {
   for (const json& document :
-       {Mistral7B(), Set(Mistral7B(), "sliding_window", 4096), Drop(Mistral7B(), "sliding_window"),
-        Qwen25(), Set(Qwen25(), "use_sliding_window", true), Qwen3(),
-        Set(Set(Set(Qwen3(), "use_sliding_window", true), "sliding_window", 1024),
-            "max_window_layers", 1)}) {
-    const ModelConfig config = Read(document);
-    const ModelConfig again = Read(json::parse(ModelConfigJson(config)));
+       {Mistral7B(), With(Mistral7B(), "sliding_window", 4096),
+        Without(Mistral7B(), "sliding_window"), Qwen25(),
+        With(Qwen25(), "use_sliding_window", true), Qwen3(),
+        With(With(With(Qwen3(), "use_sliding_window", true), "sliding_window", 1024),
+             "max_window_layers", 1)}) {
+    const ModelConfig config = ParsedConfig(document);
+    const ModelConfig again = ParsedConfig(json::parse(ModelConfigJson(config)));
     EXPECT_EQ(again.family, config.family);
     EXPECT_EQ(again.sliding_window, config.sliding_window);
     EXPECT_EQ(ModelConfigJson(again), ModelConfigJson(config));
     EXPECT_EQ(again.Fingerprint(), config.Fingerprint());
   }
-  json llama = Set(Set(Mistral7B(), "model_type", "llama"), "architectures", {"LlamaForCausalLM"});
-  EXPECT_NE(Read(llama).Fingerprint(), Read(Mistral7B()).Fingerprint());
+  json llama =
+      With(With(Mistral7B(), "model_type", "llama"), "architectures", {"LlamaForCausalLM"});
+  EXPECT_NE(ParsedConfig(llama).Fingerprint(), ParsedConfig(Mistral7B()).Fingerprint());
 }
 
 TEST(ModelFamily, EitherNameTellsIt) {
-  EXPECT_EQ(Read(Drop(Qwen3(), "architectures")).family, ModelFamily::kQwen3);
-  EXPECT_EQ(Read(Drop(Qwen3(), "model_type")).family, ModelFamily::kQwen3);
-  EXPECT_THAT(RefusalOf(Set(Qwen3(), "model_type", "qwen2")),
+  EXPECT_EQ(ParsedConfig(Without(Qwen3(), "architectures")).family, ModelFamily::kQwen3);
+  EXPECT_EQ(ParsedConfig(Without(Qwen3(), "model_type")).family, ModelFamily::kQwen3);
+  EXPECT_THAT(RefusalOf(With(Qwen3(), "model_type", "qwen2")),
               HasSubstr(R"(architectures = ["Qwen3ForCausalLM"] is not supported; supported: )"
                         R"(["Qwen2ForCausalLM"] with model_type "qwen2")"));
   EXPECT_THAT(
-      RefusalOf(Set(Drop(Qwen3(), "model_type"), "architectures", {"Qwen3MoeForCausalLM"})),
+      RefusalOf(With(Without(Qwen3(), "model_type"), "architectures", {"Qwen3MoeForCausalLM"})),
       HasSubstr(
           R"(supported: ["LlamaForCausalLM"], ["MistralForCausalLM"], ["Qwen2ForCausalLM"])"));
 }
@@ -133,38 +126,38 @@ TEST(ModelFamily, EitherNameTellsIt) {
 TEST(ModelFamily, AbsentFieldsHaveTransformersDefaults) {
   const json least = json::parse(R"({"model_type":"mistral","hidden_size":512,
     "intermediate_size":128,"num_hidden_layers":1,"num_attention_heads":32,"vocab_size":10})");
-  EXPECT_EQ(Read(least).num_kv_heads, 8);
-  EXPECT_EQ(Read(least).head_dim, 16);
-  EXPECT_EQ(Read(least).sliding_window, 4096);
-  EXPECT_EQ(Read(Set(least, "sliding_window", nullptr)).max_position_embeddings, 131072);
-  EXPECT_EQ(Read(Set(least, "num_key_value_heads", nullptr)).num_kv_heads, 32);
-  const ModelConfig qwen2 = Read(Set(least, "model_type", "qwen2"));
+  EXPECT_EQ(ParsedConfig(least).num_kv_heads, 8);
+  EXPECT_EQ(ParsedConfig(least).head_dim, 16);
+  EXPECT_EQ(ParsedConfig(least).sliding_window, 4096);
+  EXPECT_EQ(ParsedConfig(With(least, "sliding_window", nullptr)).max_position_embeddings, 131072);
+  EXPECT_EQ(ParsedConfig(With(least, "num_key_value_heads", nullptr)).num_kv_heads, 32);
+  const ModelConfig qwen2 = ParsedConfig(With(least, "model_type", "qwen2"));
   EXPECT_EQ(qwen2.num_kv_heads, 32);
   EXPECT_EQ(qwen2.head_dim, 16);
   EXPECT_EQ(qwen2.max_position_embeddings, 32768);
   EXPECT_EQ(qwen2.sliding_window, std::nullopt);
-  EXPECT_EQ(Read(Set(least, "model_type", "qwen3")).head_dim, 128);
+  EXPECT_EQ(ParsedConfig(With(least, "model_type", "qwen3")).head_dim, 128);
 }
 
 // Within the window, all is seen.
 TEST(ModelFamily, ContextsAreKeptToTheWindow) {
-  const ModelConfig mistral = Read(Set(Mistral7B(), "sliding_window", 4096));
+  const ModelConfig mistral = ParsedConfig(With(Mistral7B(), "sliding_window", 4096));
   EXPECT_EQ(mistral.max_position_embeddings, 4096);
   EXPECT_EQ(mistral.sliding_window, 4096);
-  const ModelConfig wide = Read(Set(Mistral7B(), "sliding_window", 65536));
+  const ModelConfig wide = ParsedConfig(With(Mistral7B(), "sliding_window", 65536));
   EXPECT_EQ(wide.max_position_embeddings, 32768);
   EXPECT_EQ(wide.sliding_window, std::nullopt);
-  json qwen = Set(Qwen25(), "sliding_window", 8192);
-  EXPECT_EQ(Read(qwen).max_position_embeddings, 32768);
+  json qwen = With(Qwen25(), "sliding_window", 8192);
+  EXPECT_EQ(ParsedConfig(qwen).max_position_embeddings, 32768);
   qwen["use_sliding_window"] =
       true;  // of layers from max_window_layers on, of which there are none
-  EXPECT_EQ(Read(qwen).max_position_embeddings, 32768);
+  EXPECT_EQ(ParsedConfig(qwen).max_position_embeddings, 32768);
   qwen["max_window_layers"] = 27;
-  EXPECT_EQ(Read(qwen).max_position_embeddings, 8192);
+  EXPECT_EQ(ParsedConfig(qwen).max_position_embeddings, 8192);
   qwen["layer_types"] = {"full_attention", "full_attention"};
-  EXPECT_EQ(Read(qwen).max_position_embeddings, 32768);
+  EXPECT_EQ(ParsedConfig(qwen).max_position_embeddings, 32768);
   qwen["layer_types"] = {"full_attention", "sliding_attention"};
-  EXPECT_EQ(Read(qwen).max_position_embeddings, 8192);
+  EXPECT_EQ(ParsedConfig(qwen).max_position_embeddings, 8192);
   qwen["use_sliding_window"] = false;
   EXPECT_THAT(RefusalOf(qwen), HasSubstr(R"(layer_types = "sliding_attention" is not supported)"));
 }
@@ -179,7 +172,7 @@ json Yarn(const std::string& field = "factor", json value = 4.0) {
 
 // As the pages of Qwen2.5 and Qwen3 tell users to add it, and as DeepSeek writes it.
 TEST(ModelFamily, YarnMakesMorePositions) {
-  const ModelConfig config = Read(Yarn());
+  const ModelConfig config = ParsedConfig(Yarn());
   EXPECT_EQ(config.max_position_embeddings, 131072);
   const auto& yarn = std::get<YarnRopeScaling>(*config.rope_scaling);
   EXPECT_EQ(yarn.factor, 4.0);
@@ -189,7 +182,7 @@ TEST(ModelFamily, YarnMakesMorePositions) {
   EXPECT_EQ(yarn.beta_slow, 1.0);
   EXPECT_TRUE(yarn.truncate);
   const auto of = [](const json& document) {
-    return std::get<YarnRopeScaling>(*Read(document).rope_scaling);
+    return std::get<YarnRopeScaling>(*ParsedConfig(document).rope_scaling);
   };
   EXPECT_EQ(of(Yarn("original_max_position_embeddings", nullptr)).original_max_position_embeddings,
             40960);
@@ -202,13 +195,14 @@ TEST(ModelFamily, YarnMakesMorePositions) {
   EXPECT_FALSE(of(Yarn("truncate", false)).truncate);
   // The outer one counts.
   EXPECT_EQ(
-      of(Set(Yarn(), "original_max_position_embeddings", 16384)).original_max_position_embeddings,
+      of(With(Yarn(), "original_max_position_embeddings", 16384)).original_max_position_embeddings,
       16384);
   for (const json& document : {Yarn(), Yarn("factor", nullptr), Yarn("truncate", false), both}) {
-    const ModelConfig first = Read(document);
-    EXPECT_EQ(ModelConfigJson(Read(json::parse(ModelConfigJson(first)))), ModelConfigJson(first));
+    const ModelConfig first = ParsedConfig(document);
+    EXPECT_EQ(ModelConfigJson(ParsedConfig(json::parse(ModelConfigJson(first)))),
+              ModelConfigJson(first));
   }
-  EXPECT_NE(Read(Yarn()).Fingerprint(), Read(Yarn("beta_fast", 16)).Fingerprint());
+  EXPECT_NE(ParsedConfig(Yarn()).Fingerprint(), ParsedConfig(Yarn("beta_fast", 16)).Fingerprint());
 }
 
 TEST(ModelFamily, YarnOutOfRangeIsRefused) {
@@ -231,24 +225,24 @@ TEST(ModelFamily, YarnOutOfRangeIsRefused) {
   loud["rope_scaling"]["factor"] = 1e5;
   EXPECT_THAT(RefusalOf(loud), HasSubstr("mscale_all_dim make attention_factor 1152.29"));
   EXPECT_THAT(RefusalOf(Yarn("truncate", 1)), HasSubstr("rope_scaling.truncate = 1"));
-  EXPECT_THAT(RefusalOf(Set(Yarn(), "rope_theta", 1)), HasSubstr("rope_theta = 1 must exceed 1"));
+  EXPECT_THAT(RefusalOf(With(Yarn(), "rope_theta", 1)), HasSubstr("rope_theta = 1 must exceed 1"));
 }
 
 TEST(ModelFamily, WhatIsComputedOtherwiseIsRefused) {
-  EXPECT_THAT(RefusalOf(Set(Qwen3(), "attention_bias", true)), HasSubstr("attention_bias = true"));
-  EXPECT_THAT(RefusalOf(Set(Mistral7B(), "attention_bias", true)),
+  EXPECT_THAT(RefusalOf(With(Qwen3(), "attention_bias", true)), HasSubstr("attention_bias = true"));
+  EXPECT_THAT(RefusalOf(With(Mistral7B(), "attention_bias", true)),
               HasSubstr("attention_bias = true"));
-  EXPECT_TRUE(Read(Set(Qwen25(), "attention_bias", true)).has_qkv_bias());
-  EXPECT_THAT(RefusalOf(Set(Mistral7B(), "sliding_window", 0)), HasSubstr("sliding_window = 0"));
-  EXPECT_THAT(RefusalOf(Set(Mistral7B(), "sliding_window", "4096")),
+  EXPECT_TRUE(ParsedConfig(With(Qwen25(), "attention_bias", true)).has_qkv_bias());
+  EXPECT_THAT(RefusalOf(With(Mistral7B(), "sliding_window", 0)), HasSubstr("sliding_window = 0"));
+  EXPECT_THAT(RefusalOf(With(Mistral7B(), "sliding_window", "4096")),
               HasSubstr(R"(sliding_window = "4096")"));
-  EXPECT_THAT(RefusalOf(Set(Qwen25(), "use_sliding_window", 1)),
+  EXPECT_THAT(RefusalOf(With(Qwen25(), "use_sliding_window", 1)),
               HasSubstr("use_sliding_window = 1"));
   EXPECT_THAT(
-      RefusalOf(Set(Qwen3(), "layer_types", {"linear_attention"})),
+      RefusalOf(With(Qwen3(), "layer_types", {"linear_attention"})),
       HasSubstr(R"(layer_types = "linear_attention" is not supported; supported: "full_att)"));
-  EXPECT_THAT(RefusalOf(Set(Qwen3(), "layer_types", "full_attention")), HasSubstr("a list"));
-  EXPECT_THAT(RefusalOf(Set(Qwen3(), "num_experts", 128)), HasSubstr("num_experts = 128"));
+  EXPECT_THAT(RefusalOf(With(Qwen3(), "layer_types", "full_attention")), HasSubstr("a list"));
+  EXPECT_THAT(RefusalOf(With(Qwen3(), "num_experts", 128)), HasSubstr("num_experts = 128"));
 }
 
 }  // namespace
