@@ -1,8 +1,11 @@
 // lockstep plan: how many GPUs, in which layout, at what speed and price. Offline arithmetic; all
 // of it is in deploy/plan.
+#include <unistd.h>
+
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -75,12 +78,23 @@ absl::Status FillHardware(const PlanOptions& options, plan::PlanRequest& request
   return absl::OkStatus();
 }
 
+// Queues may take some seconds.
+void ShowSimulation(const plan::Layout& layout) {
+  std::fprintf(stderr, "\r\x1b[KSimulating a queue: tp %d x pp %d, %d replica%s", layout.tp,
+               layout.pp, layout.replicas, layout.replicas == 1 ? "" : "s");
+}
+
 absl::StatusOr<plan::Plan> Compute(const PlanOptions& options) {
   plan::PlanRequest request;
   RETURN_IF_ERROR(FillPlannedModel(options, request));
   RETURN_IF_ERROR(FillHardware(options, request));
   RETURN_IF_ERROR(FillPlannedLoad(options, request));
-  return plan::MakePlan(request);
+  const bool is_terminal = ::isatty(STDERR_FILENO) == 1;
+  plan::SimulationBudget budget;
+  if (is_terminal) budget.on_begin = ShowSimulation;
+  auto made = plan::MakePlan(request, std::move(budget));
+  if (is_terminal) std::fprintf(stderr, "\r\x1b[K");
+  return made;
 }
 
 int Explain(const std::string& name) {

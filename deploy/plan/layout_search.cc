@@ -90,8 +90,8 @@ std::string ReasonInQueue(const PlanRequest& request, int replicas, Constraint b
 // Gives every layout that could be the answer the replicas that its queue needs.
 class QueueSearch {
  public:
-  QueueSearch(const PlanRequest& request, int most_gpus, int64_t most_tokens)
-      : request_(request), most_gpus_(most_gpus), most_tokens_(most_tokens) {}
+  QueueSearch(const PlanRequest& request, SimulationBudget& budget, int most_gpus)
+      : request_(request), budget_(budget), most_gpus_(most_gpus) {}
 
   // The best by formula first: of those behind the first that holds few could be better.
   void Run(std::vector<Candidate>& candidates) {
@@ -103,13 +103,12 @@ class QueueSearch {
     for (const size_t i : order) {
       Candidate& candidate = candidates[i];
       if (!candidate.holds || !CanWin(candidate)) continue;
-      if (best_ && is_long()) continue;
+      if (best_ && budget_.is_spent()) continue;
       if (!Try(candidate)) AddReplicas(candidate, broken_);
       candidate.is_simulated = true;
     }
   }
 
-  int64_t num_tokens() const { return num_tokens_; }
   // Of the best that holds, which is one of the candidates.
   const std::optional<QueueResult>& queue() const { return queue_; }
   bool is_best(const Candidate& candidate) const {
@@ -118,8 +117,6 @@ class QueueSearch {
   }
 
  private:
-  bool is_long() const { return num_tokens_ > most_tokens_; }
-
   bool CanWin(const Candidate& candidate) const {
     return candidate.reserved_gpus <= most_gpus_ &&
            (!best_ || IsBetter(request_, candidate, *best_));
@@ -127,8 +124,9 @@ class QueueSearch {
 
   // True, and it is the best so far, if it holds in a queue.
   bool Try(const Candidate& candidate) {
+    if (budget_.on_begin) budget_.on_begin(candidate.layout);
     last_ = SimulateReplica(request_, candidate);
-    num_tokens_ += last_.num_tokens;
+    budget_.tokens -= last_.num_tokens;
     broken_ = BrokenInQueue(request_, last_);
     if (broken_ != Constraint::kNone) return false;
     best_ = candidate;
@@ -160,7 +158,7 @@ class QueueSearch {
     }
     if (!Try(good)) return Break(candidate, good.layout.replicas, broken_);
     while (good.layout.replicas - bad >
-           std::max(1, good.layout.replicas / (is_long() ? 10 : 200))) {
+           std::max(1, good.layout.replicas / (budget_.is_spent() ? 10 : 200))) {
       Candidate middle = With(candidate, bad + (good.layout.replicas - bad) / 2);
       if (Try(middle)) {
         good = std::move(middle);
@@ -183,9 +181,8 @@ class QueueSearch {
   }
 
   const PlanRequest& request_;
+  SimulationBudget& budget_;
   const int most_gpus_;
-  const int64_t most_tokens_;
-  int64_t num_tokens_ = 0;  // simulated
   std::optional<Candidate> best_;
   std::optional<QueueResult> queue_;
   QueueResult last_;
@@ -210,14 +207,13 @@ LayoutSearch SearchByFormula(const PlanRequest& request, int most_gpus) {
   return search;
 }
 
-LayoutSearch SearchLayouts(const PlanRequest& request, int most_gpus, int64_t most_tokens) {
+LayoutSearch SearchLayouts(const PlanRequest& request, SimulationBudget& budget, int most_gpus) {
   LayoutSearch search = SearchByFormula(request, most_gpus);
   if (request.rate_per_s == 0) return search;
-  QueueSearch queues(request, most_gpus, most_tokens);
+  QueueSearch queues(request, budget, most_gpus);
   queues.Run(search.candidates);
   SortByGpus(search.candidates);
   search.queue = queues.queue();
-  search.num_tokens = queues.num_tokens();
   search.chosen = std::nullopt;
   for (size_t i = 0; i < search.candidates.size(); ++i) {
     if (queues.is_best(search.candidates[i])) search.chosen = i;

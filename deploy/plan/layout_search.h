@@ -14,16 +14,12 @@ struct LayoutSearch {
   std::vector<Candidate> candidates;  // ascending in GPUs
   std::optional<size_t> chosen;
   std::optional<QueueResult> queue;  // of one of the chosen one's replicas
-  int64_t num_tokens = 0;            // simulated
 };
 
-// A second simulates some millions.
-constexpr int64_t kMostTokens = 30'000'000;
-
-// Within the request's nodes, and so many GPUs. Once that many tokens were simulated what holds
-// already is the answer, and replicas are found to a tenth. The request must have been checked.
-LayoutSearch SearchLayouts(const PlanRequest& request, int most_gpus = INT32_MAX,
-                           int64_t most_tokens = kMostTokens);
+// Within the request's nodes, and so many GPUs. Once the budget is spent what holds already is the
+// answer, and replicas are found to a tenth. The request must have been checked.
+LayoutSearch SearchLayouts(const PlanRequest& request, SimulationBudget& budget,
+                           int most_gpus = INT32_MAX);
 // The same without simulation, which promises too much if it is wrong.
 LayoutSearch SearchByFormula(const PlanRequest& request, int most_gpus = INT32_MAX);
 

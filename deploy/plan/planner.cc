@@ -138,19 +138,18 @@ absl::Status CheckRequest(const PlanRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Plan> MakePlan(const PlanRequest& request) {
+absl::StatusOr<Plan> MakePlan(const PlanRequest& request, SimulationBudget budget) {
   RETURN_IF_ERROR(CheckRequest(request));
   Plan plan;
   plan.request = request;
-  LayoutSearch search = SearchLayouts(request);
+  LayoutSearch search = SearchLayouts(request, budget);
   plan.candidates = std::move(search.candidates);
   plan.chosen = search.chosen;
   plan.queue = search.queue;
   if (plan.answer() != nullptr) plan.not_served = WhyNotServed(request, *plan.answer());
   FindBinding(plan);
-  plan.relaxations =
-      FindRelaxations(request, plan.answer() == nullptr ? INT32_MAX : plan.answer()->reserved_gpus,
-                      kMostTokens - search.num_tokens);
+  plan.relaxations = FindRelaxations(
+      request, plan.answer() == nullptr ? INT32_MAX : plan.answer()->reserved_gpus, budget);
   return plan;
 }
 

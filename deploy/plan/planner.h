@@ -3,6 +3,7 @@
 // that come at a rate a few, of answers of tens of thousands of tokens at a rate fifteen.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -106,8 +107,15 @@ constexpr double kHighestRate = 1e6;
 // INVALID_ARGUMENT: numbers out of range, a context beyond the model's, contradictions; one line.
 absl::Status CheckRequest(const PlanRequest& request);
 
+// What simulations of queues may take, and who hears of each before it begins.
+struct SimulationBudget {
+  int64_t tokens = 30'000'000;  // what is left; a second simulates some millions
+  std::function<void(const Layout&)> on_begin = nullptr;
+  bool is_spent() const { return tokens <= 0; }
+};
+
 // A plan without an answer is not an error: binding says what does not fit.
-absl::StatusOr<Plan> MakePlan(const PlanRequest& request);
+absl::StatusOr<Plan> MakePlan(const PlanRequest& request, SimulationBudget budget = {});
 
 // Ranks that a node of the plan has when there are several: whole tensor parallel groups, so that
 // none is split between nodes; of groups larger than a node, a node's GPUs.

@@ -108,7 +108,8 @@ void SortBestFirst(std::vector<Found>& found) {
 
 }  // namespace
 
-std::vector<Relaxation> FindRelaxations(const PlanRequest& request, int now, int64_t most_tokens) {
+std::vector<Relaxation> FindRelaxations(const PlanRequest& request, int now,
+                                        SimulationBudget& budget) {
   constexpr size_t kMostInQueues = 3;  // as many as are shown
   const int most = now == INT32_MAX ? now : now - 1;
   const std::vector<Change> changes = ChangesOf(request);
@@ -121,14 +122,12 @@ std::vector<Relaxation> FindRelaxations(const PlanRequest& request, int now, int
     // A queue hardly needs fewer GPUs than the formula says.
     std::vector<Found> kept;
     for (size_t i = 0; i < found.size() && kept.size() < kMostInQueues; ++i) {
-      if (most_tokens <= 0) {
+      if (budget.is_spent()) {
         kept.push_back(found[i]);
         continue;
       }
       const Change& change = *found[i].second;
-      const LayoutSearch search = SearchLayouts(change.request, most, most_tokens);
-      most_tokens -= search.num_tokens;
-      AddIfFound(change, search, kept);
+      AddIfFound(change, SearchLayouts(change.request, budget, most), kept);
     }
     found = std::move(kept);
     SortBestFirst(found);

@@ -1,7 +1,7 @@
 #include "runtime/engine/simulated_rank.h"
 
 #include <algorithm>
-#include <set>
+#include <utility>
 
 #include "kernels/base/check.h"
 
@@ -64,6 +64,7 @@ void SimulatedRank::Open(const SlotOpen& open) {
   slot.tokens = open.tokens;
   slot.num_prompt_tokens = open.num_prompt_tokens;
   slot.computed = open.num_computed_tokens;
+  slot.prefixes.reserve(open.tokens.size());
   uint64_t prefix = FakeLanguageModel::kEmpty;
   for (int32_t token : open.tokens) {
     slot.prefixes.push_back(prefix = FakeLanguageModel::Extend(prefix, token));
@@ -72,12 +73,13 @@ void SimulatedRank::Open(const SlotOpen& open) {
 
 StepResult SimulatedRank::ApplyWork(const StepPlan& plan, uint64_t last_known_step) {
   LS_CHECK(!plan.work.empty()) << "step " << plan.step_id;
-  std::set<uint32_t> seen;
   for (const SlotWork& work : plan.work) {
-    LS_CHECK(seen.insert(work.slot).second) << "slot " << work.slot << " works twice";
-    CheckWork(slots_.at(work.slot), work, plan.step_id, last_known_step);
+    Slot& slot = slots_.at(work.slot);
+    LS_CHECK_LT(std::exchange(slot.last_work_step, plan.step_id), plan.step_id)
+        << "slot " << work.slot << " works twice";
+    CheckWork(slot, work, plan.step_id, last_known_step);
     // Cells that other sequences of this very step write do not count as computed.
-    CheckCells(slots_[work.slot], slots_[work.slot].computed);
+    CheckCells(slot, slot.computed);
   }
   int64_t num_sampled = 0;
   for (const SlotWork& work : plan.work) {

@@ -33,6 +33,7 @@ class SimulatedRank {
     int64_t computed = 0;
     std::vector<int32_t> drafts;  // of its last entry, until a plan tells what came of them
     std::vector<int32_t> blocks;
+    uint64_t last_work_step = 0;
     uint64_t last_sample_step = 0;
   };
 

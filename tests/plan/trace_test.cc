@@ -52,11 +52,12 @@ std::vector<Arrival> TraceOfFewLongPrompts(int count) {
 
 TEST(Trace, WhatFillsUpToItsEndIsNoAnswer) {
   PlanRequest request = TraceRequest(TraceOfFewLongPrompts(3000));
-  const Plan plan = *MakePlan(request);
-  ASSERT_NE(plan.answer(), nullptr);
-  EXPECT_GT(plan.answer()->layout.gpus(), 1);
-  EXPECT_TRUE(plan.queue->is_steady);
-  EXPECT_LT(plan.queue->ttft_p50_ms, 1e4);
+  SimulationBudget budget;
+  const LayoutSearch search = SearchLayouts(request, budget);
+  ASSERT_TRUE(search.chosen.has_value());
+  EXPECT_GT(search.candidates[*search.chosen].layout.gpus(), 1);
+  EXPECT_TRUE(search.queue->is_steady);
+  EXPECT_LT(search.queue->ttft_p50_ms, 1e4);
   request.tp = 1;
   request.pp = 1;
   request.gpus_per_node = 1;
@@ -113,7 +114,8 @@ TEST(Trace, CheaperChangesAreThoseThatHoldInTheQueue) {
   PlanRequest request = TraceRequest(TraceOfFewLongPrompts(2000));
   request.tp = 1;
   request.pp = 1;
-  const std::vector<Relaxation> relaxations = FindRelaxations(request, INT32_MAX);
+  SimulationBudget budget;
+  const std::vector<Relaxation> relaxations = FindRelaxations(request, INT32_MAX, budget);
   request.weights = *FindWeightFormat("fp8");
   const LayoutSearch formula = SearchByFormula(request);
   const Plan plan = *MakePlan(request);
@@ -137,11 +139,12 @@ TEST(Trace, CheaperChangesMayBeGivenBesideIt) {
   request.kv = *FindKvFormat("fp8");
   request.memory.utilization = 0.95;
   request.weights = *FindWeightFormat("int4");
-  const std::vector<Relaxation> relaxations = FindRelaxations(request, 1000);
+  SimulationBudget budget;
+  const std::vector<Relaxation> relaxations = FindRelaxations(request, 1000, budget);
   ASSERT_EQ(relaxations.size(), 1u);
   EXPECT_EQ(relaxations[0].change, "--context 4100");
   request.context = 4100;
-  EXPECT_TRUE(FindRelaxations(request, 1000).empty());
+  EXPECT_TRUE(FindRelaxations(request, 1000, budget).empty());
 }
 
 absl::StatusOr<std::vector<Arrival>> Load(const std::string& text) {
