@@ -8,6 +8,7 @@
 #include "kernels/base/status_macros.h"
 #include "model/grammar/json_schema.h"
 #include "model/grammar/regex.h"
+#include "model/grammar/thought.h"
 #include "model/json/strict_json.h"
 
 namespace lockstep::grammar {
@@ -29,8 +30,8 @@ absl::StatusOr<GrammarBuilder::Part> AddChoices(std::string_view text, GrammarBu
   return builder.OneOf(std::move(texts));
 }
 
-absl::StatusOr<GrammarBuilder::Part> AddConstraint(const OutputConstraint& constraint,
-                                                   GrammarBuilder& builder) {
+absl::StatusOr<GrammarBuilder::Part> AddKind(const OutputConstraint& constraint,
+                                             GrammarBuilder& builder) {
   switch (constraint.kind) {
     case OutputConstraint::Kind::kJsonSchema:
       return AddJsonSchema(constraint.text, builder);
@@ -47,13 +48,20 @@ absl::StatusOr<GrammarBuilder::Part> AddConstraint(const OutputConstraint& const
 }  // namespace
 
 absl::StatusOr<Grammar> CompileConstraint(const OutputConstraint& constraint) {
-  if (constraint.text.size() > OutputConstraint::kMaxTextBytes) {
+  using Thought = OutputConstraint::Thought;
+  if (constraint.num_bytes() > OutputConstraint::kMaxTextBytes) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "has ", constraint.text.size(), " bytes, at most ", OutputConstraint::kMaxTextBytes));
+        "has ", constraint.num_bytes(), " bytes, at most ", OutputConstraint::kMaxTextBytes));
   }
   GrammarBuilder builder;
-  ASSIGN_OR_RETURN(const GrammarBuilder::Part root, AddConstraint(constraint, builder));
-  return builder.Build(root);
+  std::vector<GrammarBuilder::Part> parts;
+  if (constraint.thought != Thought::kNone) {
+    parts.push_back(AddThought(constraint.thought == Thought::kBegun, builder));
+  }
+  parts.push_back(builder.Text(constraint.before));
+  ASSIGN_OR_RETURN(parts.emplace_back(), AddKind(constraint, builder));
+  parts.push_back(builder.Text(constraint.after));
+  return builder.Build(builder.Sequence(std::move(parts)));
 }
 
 }  // namespace lockstep::grammar

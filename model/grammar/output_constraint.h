@@ -13,10 +13,22 @@ struct OutputConstraint {
     kRegex,       // a match of `text`, from end to end
     kChoices,     // one of the strings in the JSON array that `text` is
   };
+  // What may come before all of it, as models write that think (model/grammar/thought.h).
+  enum class Thought {
+    kNone,
+    kAllowed,  // a thought, or none
+    kBegun,    // the rest of a thought that the prompt has begun
+  };
   static constexpr size_t kMaxTextBytes = 64 << 10;
 
   Kind kind = Kind::kNone;
   std::string text;
+  // Around what the kind says, literally.
+  std::string before = "";
+  std::string after = "";
+  Thought thought = Thought::kNone;
+
+  size_t num_bytes() const { return text.size() + before.size() + after.size(); }
 
   bool operator==(const OutputConstraint&) const = default;
 };

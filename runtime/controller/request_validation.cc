@@ -113,7 +113,7 @@ absl::StatusOr<OutputConstraint> ReadChoices(const v1::TextChoices& choices) {
                           texts.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)};
 }
 
-absl::StatusOr<OutputConstraint> ReadConstraint(const v1::OutputConstraint& constraint) {
+absl::StatusOr<OutputConstraint> ReadKind(const v1::OutputConstraint& constraint) {
   switch (constraint.kind_case()) {
     case v1::OutputConstraint::kJsonSchema:
       return OutputConstraint{OutputConstraint::Kind::kJsonSchema, constraint.json_schema()};
@@ -125,6 +125,25 @@ absl::StatusOr<OutputConstraint> ReadConstraint(const v1::OutputConstraint& cons
       break;
   }
   return absl::InvalidArgumentError("constraint is empty: set json_schema, regex or choices");
+}
+
+absl::StatusOr<OutputConstraint> ReadConstraint(const v1::OutputConstraint& constraint) {
+  ASSIGN_OR_RETURN(OutputConstraint read, ReadKind(constraint));
+  read.before = constraint.before();
+  read.after = constraint.after();
+  switch (constraint.thought()) {
+    case v1::THOUGHT_NONE:
+      return read;
+    case v1::THOUGHT_ALLOWED:
+      read.thought = OutputConstraint::Thought::kAllowed;
+      return read;
+    case v1::THOUGHT_BEGUN:
+      read.thought = OutputConstraint::Thought::kBegun;
+      return read;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "constraint.thought is ", static_cast<int>(constraint.thought()), ", must be 0, 1 or 2"));
+  }
 }
 
 }  // namespace

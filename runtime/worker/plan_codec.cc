@@ -16,6 +16,14 @@ absl::Status Invalid(absl::string_view field, absl::string_view problem) {
 
 bool IsDecode(const engine::SlotWork& work) { return work.sample && work.num_rows() == 1; }
 
+void EncodeConstraint(const OutputConstraint& constraint, v1::SlotConstraint& message) {
+  message.set_kind(static_cast<v1::SlotConstraint::Kind>(constraint.kind));
+  message.set_text(constraint.text);
+  message.set_before(constraint.before);
+  message.set_after(constraint.after);
+  message.set_thought(static_cast<v1::SlotConstraint::Thought>(constraint.thought));
+}
+
 void EncodeSampling(const SamplingParams& params, v1::SlotSampling* message) {
   message->set_temperature(params.temperature);
   message->set_top_k(params.top_k);
@@ -38,8 +46,21 @@ void EncodeSampling(const SamplingParams& params, v1::SlotSampling* message) {
   if (params.num_prompt_logprobs >= 0) {
     message->set_num_prompt_logprobs(params.num_prompt_logprobs);
   }
-  message->set_constraint_kind(static_cast<v1::ConstraintKind>(params.constraint.kind));
-  message->set_constraint(params.constraint.text);
+  if (params.constraint.kind != OutputConstraint::Kind::kNone) {
+    EncodeConstraint(params.constraint, *message->mutable_constraint());
+  }
+}
+
+absl::StatusOr<OutputConstraint> DecodeConstraint(const v1::SlotConstraint& message) {
+  if (!v1::SlotConstraint::Kind_IsValid(message.kind())) {
+    return Invalid("constraint.kind", absl::StrCat("is ", message.kind()));
+  }
+  if (!v1::SlotConstraint::Thought_IsValid(message.thought())) {
+    return Invalid("constraint.thought", absl::StrCat("is ", message.thought()));
+  }
+  return OutputConstraint{static_cast<OutputConstraint::Kind>(message.kind()), message.text(),
+                          message.before(), message.after(),
+                          static_cast<OutputConstraint::Thought>(message.thought())};
 }
 
 absl::StatusOr<SamplingParams> DecodeSampling(const v1::SlotSampling& message) {
@@ -69,11 +90,9 @@ absl::StatusOr<SamplingParams> DecodeSampling(const v1::SlotSampling& message) {
   if (message.has_num_prompt_logprobs()) {
     params.num_prompt_logprobs = message.num_prompt_logprobs();
   }
-  if (!v1::ConstraintKind_IsValid(message.constraint_kind())) {
-    return Invalid("constraint_kind", absl::StrCat("is ", message.constraint_kind()));
+  if (message.has_constraint()) {
+    ASSIGN_OR_RETURN(params.constraint, DecodeConstraint(message.constraint()));
   }
-  params.constraint = {static_cast<OutputConstraint::Kind>(message.constraint_kind()),
-                       message.constraint()};
   return params;
 }
 

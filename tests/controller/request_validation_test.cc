@@ -204,6 +204,16 @@ r.mutable_stop()->set_min_tokens(4);
 }
 , "constraint.choices have 80000 bytes"
 }
+, Wrong{"ConstraintLongAround", SPOIL{r.mutable_constraint()->set_regex("a");
+r.mutable_constraint()->set_before(std::string(65536, 'b'));
+}
+, "constraint's bytes is 65537"
+}
+, Wrong{"ConstraintThought", SPOIL{r.mutable_constraint()->set_regex("a");
+r.mutable_constraint()->set_thought(static_cast<v1::Thought>(3));
+}
+, "constraint.thought is 3, must be 0, 1 or 2"
+}
 , Wrong{"ConstraintAndIgnoreEos", SPOIL{r.mutable_constraint()->set_regex("a");
 r.mutable_stop()->set_ignore_eos(true);
 }
@@ -251,6 +261,18 @@ TEST(RequestValidationTest, ConstraintsAreHandedOn) {
               c.mutable_choices()->add_texts("\n");
             }),
             (OutputConstraint{Kind::kChoices, R"(["\"yes\"","\n"])"}));
+  EXPECT_EQ(ConstraintOf([](auto& c) {
+              c.set_regex("a|b");
+              c.set_before("<");
+              c.set_after(">");
+              c.set_thought(v1::THOUGHT_BEGUN);
+            }),
+            (OutputConstraint{Kind::kRegex, "a|b", "<", ">", OutputConstraint::Thought::kBegun}));
+  EXPECT_EQ(ConstraintOf([](auto& c) {
+              c.set_regex("a");
+              c.set_thought(v1::THOUGHT_ALLOWED);
+            }).thought,
+            OutputConstraint::Thought::kAllowed);
   EXPECT_EQ(CheckRequest(Valid(), SamplingParams{}, Limits())->engine.sampling.constraint,
             OutputConstraint{});
 }

@@ -150,6 +150,11 @@ void DrawConstraint(Dice& dice, v1::GenerateRequest& request) {
     default:
       constraint.set_json_schema(dice.Of(kSchemas));
   }
+  if (dice.OneIn(4)) constraint.set_before(AnyText(dice));
+  if (dice.OneIn(4)) constraint.set_after(AnyText(dice));
+  if (dice.OneIn(4)) {
+    constraint.set_thought(dice.OneIn(2) ? v1::THOUGHT_BEGUN : v1::THOUGHT_ALLOWED);
+  }
   request.mutable_stop()->clear_ignore_eos();
   request.mutable_stop()->clear_min_tokens();
 }

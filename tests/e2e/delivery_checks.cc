@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "model/grammar/constraint.h"
 #include "model/grammar/text_automaton.h"
+#include "nlohmann/json.hpp"
 #include "tests/e2e/text_oracle.h"
 
 namespace lockstep::testing {
@@ -130,15 +131,22 @@ v1::OutputConstraint::KindCase KindOf(const v1::GenerateRequest& request) {
 }
 
 absl::StatusOr<grammar::Grammar> GrammarOf(const v1::OutputConstraint& constraint) {
-  using Kind = OutputConstraint::Kind;
+  OutputConstraint asked;
   if (constraint.has_json_schema()) {
-    return grammar::CompileConstraint({Kind::kJsonSchema, constraint.json_schema()});
+    asked.kind = OutputConstraint::Kind::kJsonSchema;
+    asked.text = constraint.json_schema();
+  } else if (constraint.has_regex()) {
+    asked.kind = OutputConstraint::Kind::kRegex;
+    asked.text = constraint.regex();
+  } else {
+    asked.kind = OutputConstraint::Kind::kChoices;
+    const auto& texts = constraint.choices().texts();
+    asked.text = nlohmann::json(std::vector<std::string>(texts.begin(), texts.end())).dump();
   }
-  if (constraint.has_regex()) return grammar::CompileConstraint({Kind::kRegex, constraint.regex()});
-  grammar::GrammarBuilder builder;
-  std::vector<grammar::GrammarBuilder::Part> texts;
-  for (const std::string& text : constraint.choices().texts()) texts.push_back(builder.Text(text));
-  return builder.Build(builder.Choice(std::move(texts)));
+  asked.before = constraint.before();
+  asked.after = constraint.after();
+  asked.thought = static_cast<OutputConstraint::Thought>(constraint.thought());
+  return grammar::CompileConstraint(asked);
 }
 
 // All tokens but the one that ends the text, which may come where the text is complete.

@@ -44,7 +44,13 @@ const std::vector<Spoil>& WrongWhole() {
         if (dice.OneIn(5)) return {"constraint is empty"};
         constraint.set_regex("a+");
         if (facts.tokenizer == nullptr) return {"constraint", "tokenizer.json"};
-        switch (dice.Pick(0, 4)) {
+        switch (dice.Pick(0, 6)) {
+          case 5:
+            constraint.set_before(std::string(65535, 'b'));
+            return {"constraint", "65537", "65536"};
+          case 6:
+            constraint.set_thought(static_cast<v1::Thought>(dice.OneIn(2) ? 3 : -1));
+            return {"constraint.thought", "must be 0, 1 or 2"};
           case 0:
             r.mutable_stop()->set_ignore_eos(true);
             return {"ignore_eos"};
