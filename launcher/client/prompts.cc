@@ -90,6 +90,7 @@ void SetPrompt(const Prompt& prompt, v1::GenerateRequest& request) {
     request.mutable_token_ids()->mutable_ids()->Assign(prompt.token_ids.begin(),
                                                        prompt.token_ids.end());
   }
+  if (request.has_constraint()) request.mutable_constraint()->set_thought(prompt.thought);
 }
 
 }  // namespace lockstep

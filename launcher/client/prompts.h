@@ -18,8 +18,9 @@ struct PromptSources {
 };
 
 struct Prompt {
-  std::string shown;               // its text; of token ids, what the user typed
-  std::vector<int32_t> token_ids;  // used instead of the text when not empty
+  std::string shown;                       // its text; of token ids, what the user typed
+  std::vector<int32_t> token_ids;          // used instead of the text when not empty
+  v1::Thought thought = v1::THOUGHT_NONE;  // that may come before a constrained output
 };
 
 void AddPromptFlags(CLI::App& command, PromptSources& sources);

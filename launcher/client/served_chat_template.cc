@@ -2,8 +2,11 @@
 
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "model/grammar/thought.h"
 
 namespace lockstep {
 namespace {
@@ -62,12 +65,26 @@ absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
   return pieces;
 }
 
-absl::StatusOr<std::string> ServedChatTemplate::RenderTrusted(
+v1::Thought ServedChatTemplate::ThoughtAfter(const std::vector<TextPiece>& prompt) const {
+  if (!absl::StrContains(source_, grammar::kThoughtEnd)) return v1::THOUGHT_NONE;
+  std::string end;  // as far as the template has written it
+  for (auto piece = prompt.rbegin(); piece != prompt.rend() && piece->is_markup; ++piece) {
+    end.insert(0, piece->text);
+    if (!absl::StripTrailingAsciiWhitespace(end).empty()) break;
+  }
+  const absl::string_view said = absl::StripTrailingAsciiWhitespace(end);
+  if (absl::EndsWith(said, grammar::kThoughtBegin)) return v1::THOUGHT_BEGUN;
+  if (absl::EndsWith(said, grammar::kThoughtEnd)) return v1::THOUGHT_NONE;
+  return v1::THOUGHT_ALLOWED;
+}
+
+absl::StatusOr<TrustedPrompt> ServedChatTemplate::RenderTrusted(
     const std::vector<ChatMessage>& messages) const {
   ASSIGN_OR_RETURN(const std::vector<TextPiece> pieces, Render(ConversationOf(messages)));
-  std::string text;
-  for (const TextPiece& piece : pieces) text += piece.text;
-  return text;
+  TrustedPrompt prompt;
+  for (const TextPiece& piece : pieces) prompt.text += piece.text;
+  prompt.thought = ThoughtAfter(pieces);
+  return prompt;
 }
 
 absl::StatusOr<std::optional<ServedChatTemplate>> FetchChatTemplate(const Connection& connection) {

@@ -17,6 +17,11 @@ struct ChatMessage {
   std::string content;
 };
 
+struct TrustedPrompt {
+  std::string text;  // to be sent with parse_special_tokens and without add_special_tokens
+  v1::Thought thought = v1::THOUGHT_NONE;  // that the assistant may begin with
+};
+
 // As a template's variables, up to where the assistant speaks.
 nlohmann::ordered_json ConversationOf(const std::vector<ChatMessage>& messages);
 // What asks a server for the token ids of what a template rendered.
@@ -33,9 +38,12 @@ class ServedChatTemplate {
   // among them. INVALID_ARGUMENT when the template refuses them, or cannot be run on them;
   // RESOURCE_EXHAUSTED.
   absl::StatusOr<std::vector<TextPiece>> Render(nlohmann::ordered_json input) const;
-  // The same of messages that one trusts, up to where the assistant speaks, as one text, to be sent
-  // with parse_special_tokens and without add_special_tokens.
-  absl::StatusOr<std::string> RenderTrusted(const std::vector<ChatMessage>& messages) const;
+  // The same of messages that one trusts, up to where the assistant speaks.
+  absl::StatusOr<TrustedPrompt> RenderTrusted(const std::vector<ChatMessage>& messages) const;
+
+  // What the assistant may begin with after a rendered prompt: models whose template knows thoughts
+  // think, if the prompt's end does not say that this one has begun, or has ended already.
+  v1::Thought ThoughtAfter(const std::vector<TextPiece>& prompt) const;
 
   const std::string& source() const { return source_; }
 

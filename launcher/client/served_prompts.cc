@@ -51,6 +51,7 @@ absl::Status WriteAsChats(const Connection& connection, const std::string& syste
     messages.push_back({"user", prompt.shown});
     ASSIGN_OR_RETURN(const auto pieces, chat_template->Render(ConversationOf(messages)));
     ASSIGN_OR_RETURN(prompt.token_ids, TokenizePieces(connection, pieces));
+    prompt.thought = chat_template->ThoughtAfter(pieces);
   }
   return absl::OkStatus();
 }

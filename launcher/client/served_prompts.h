@@ -14,9 +14,9 @@ namespace lockstep {
 absl::Status DetokenizePrompts(const Connection& connection, std::vector<Prompt>& prompts);
 
 // Gives each prompt the token ids of a conversation in which a user says its text, and the
-// assistant is to answer; system: what is said to it before, empty = nothing. Markers in either are
-// text. INVALID_ARGUMENT for a prompt of token ids, FAILED_PRECONDITION for a model without a chat
-// template; ServedChatTemplate's and the server's.
+// assistant is to answer, perhaps after a thought; system: what is said to it before, empty =
+// nothing. Markers in either are text. INVALID_ARGUMENT for a prompt of token ids,
+// FAILED_PRECONDITION for a model without a chat template; ServedChatTemplate's and the server's.
 absl::Status WriteAsChats(const Connection& connection, const std::string& system,
                           std::vector<Prompt>& prompts);
 

@@ -10,6 +10,7 @@
 #include "launcher/base/mailbox.h"
 #include "launcher/client/generation_call.h"
 #include "launcher/client/response.h"
+#include "launcher/client/thought_reader.h"
 
 namespace lockstep {
 namespace {
@@ -39,9 +40,10 @@ class Exam {
  private:
   // The response belongs to the call's gRPC thread until it reported itself done.
   struct Asked {
-    explicit Asked(absl::Time now) : response(now) {}
+    Asked(absl::Time now, v1::Thought thought) : response(now), thought(thought) {}
     Response response;
-    std::string reply;
+    const v1::Thought thought;
+    std::string reply;                     // without it
     std::unique_ptr<GenerationCall> call;  // last: destroyed first
   };
   struct Done {
@@ -55,7 +57,9 @@ class Exam {
   }
 
   // Its prompt; what marks turns there is the template's.
-  absl::Status Write(const Question& question, v1::GenerateRequest& request) const {
+  // thought: that the answer may begin with.
+  absl::Status Write(const Question& question, v1::GenerateRequest& request,
+                     v1::Thought& thought) const {
     if (options_.chat_template == nullptr) {
       for (const ChatMessage& message : question.messages) {
         absl::StrAppend(request.mutable_text(), message.content, "\n");
@@ -63,18 +67,21 @@ class Exam {
       request.mutable_stop()->add_stop_strings("\n\n");
       return absl::OkStatus();
     }
-    ASSIGN_OR_RETURN(*request.mutable_text(),
+    ASSIGN_OR_RETURN(TrustedPrompt prompt,
                      options_.chat_template->RenderTrusted(question.messages));
+    request.set_text(std::move(prompt.text));
     request.set_add_special_tokens(false);
+    thought = prompt.thought;
     return absl::OkStatus();
   }
 
   void Ask() {
     const size_t index = asked_.size();
     v1::GenerateRequest request;
-    const absl::Status written = Write(questions_[index], request);
+    v1::Thought thought = v1::THOUGHT_NONE;
+    const absl::Status written = Write(questions_[index], request, thought);
     if (!written.ok()) return StopAt(index, written);
-    Asked& asked = asked_.emplace_back(SteadyNow());
+    Asked& asked = asked_.emplace_back(SteadyNow(), thought);
     request.set_parse_special_tokens(true);
     request.mutable_sampling()->set_temperature(0.0f);
     request.mutable_stop()->set_max_tokens(options_.max_tokens);
@@ -100,7 +107,12 @@ class Exam {
     if (!done.status.ok()) {
       return StopAt(done.question, connection_.Explain(done.status));
     }
-    if (!asked.response.outputs().empty()) asked.reply = asked.response.outputs().front().text;
+    if (!asked.response.outputs().empty()) {
+      const std::string& text = asked.response.outputs().front().text;
+      ThoughtReader reader(asked.thought);
+      reader.Read(text, /*has_ended=*/true);
+      asked.reply = std::string(reader.answer(text));
+    }
     if (IsRight(questions_[done.question], asked.reply)) ++num_right_;
     if (on_progress_) {
       on_progress_(static_cast<int64_t>(num_done_), static_cast<int64_t>(num_right_));

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/steady_clock.h"
+#include "launcher/gateway/openai_error.h"
 #include "launcher/gateway/upstream.h"
 
 namespace lockstep {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/gateway/constraint_fields.h"
 #include "launcher/gateway/tool_schema.h"
@@ -104,6 +105,8 @@ absl::StatusOr<Ordered> MessageOf(const json& value, const std::string& where) {
   for (const char* name : {"name", "tool_call_id", "reasoning_content"}) {
     if (const auto text = fields.Text(name)) message[name] = *text;
   }
+  // vLLM's newer name for it; templates know the other.
+  if (const auto text = fields.Text("reasoning")) message["reasoning_content"] = *text;
   fields.Refuse("refusal", json(), "cannot be given");
   fields.Refuse("audio", json(), "cannot be given");
   fields.Ignore("annotations");
@@ -156,6 +159,18 @@ absl::Status ReadPrediction(RequestFields& fields, v1::GenerateRequest& options)
   RETURN_IF_ERROR(inner.Finish());
   ASSIGN_OR_RETURN(*options.mutable_prediction(), ContentOf(*content, "prediction."));
   return absl::OkStatus();
+}
+
+// For templates that know it (gpt-oss's, huggingface.co/openai/gpt-oss-20b).
+void ReadEffort(RequestFields& fields, OpenAiRequest& request) {
+  constexpr const char* kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+  const auto effort = fields.Text("reasoning_effort");
+  if (!effort) return;
+  if (std::find(std::begin(kEfforts), std::end(kEfforts), *effort) == std::end(kEfforts)) {
+    fields.Fail("reasoning_effort", absl::StrCat("must be one of ", absl::StrJoin(kEfforts, ", "),
+                                                 ", not ", Quoted(*effort)));
+  }
+  request.chat["reasoning_effort"] = *effort;
 }
 
 absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& where) {
@@ -215,7 +230,7 @@ absl::StatusOr<ToolChoice> ReadToolChoice(RequestFields& fields) {
   return read;
 }
 
-// Whatever way of calling the model was taught, it is one that SplitToolCalls reads.
+// As Llama 3 writes it: other models' ways are known by their templates, later (ConstrainToCall).
 absl::Status RequireCall(const std::string& function, RequestFields& fields,
                          OpenAiRequest& request) {
   if (request.tool_names.empty()) {
@@ -228,6 +243,7 @@ absl::Status RequireCall(const std::string& function, RequestFields& fields,
   }
   ASSIGN_OR_RETURN(const Ordered schema, ToolCallSchema(request.chat["tools"], function));
   AskForJson(schema.dump(-1, ' ', false, kReplace), "tool_choice", fields, request.options);
+  request.required_call = function;
   return absl::OkStatus();
 }
 
@@ -269,6 +285,7 @@ absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
     ASSIGN_OR_RETURN(request.chat, OrderedField(body, "chat_template_kwargs", *more));
     for (const char* name : {"messages", "tools"}) request.chat.erase(name);
   }
+  ReadEffort(fields, request);
   request.chat["add_generation_prompt"] = fields.Bool("add_generation_prompt").value_or(true);
   fields.Refuse("continue_final_message", false, "must be false: the assistant begins a message");
   RETURN_IF_ERROR(ReadMessages(fields, request));

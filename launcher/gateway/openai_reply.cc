@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "kernels/base/steady_clock.h"
 #include "launcher/cli/values.h"
+#include "launcher/gateway/openai_logprobs.h"
 #include "model/tokenizer/utf8.h"
 
 namespace lockstep {
@@ -15,78 +15,8 @@ namespace {
 
 using Json = OpenAiReply::Json;
 
-// A token as a name: tokens that are a part of a character alone are told by their bytes, as OpenAI
-// does.
-std::string TokenName(const std::string& text) {
-  if (!FirstInvalidUtf8(text)) return text;
-  std::string name = "bytes:";
-  for (const char byte : text) {
-    absl::StrAppendFormat(&name, "\\x%02x", static_cast<unsigned>(static_cast<uint8_t>(byte)));
-  }
-  return name;
-}
-
-Json ChatToken(const v1::TokenLogprob& token) {
-  Json bytes = Json::array();
-  for (const char byte : token.text()) bytes.push_back(static_cast<uint8_t>(byte));
-  return {{"token", ValidUtf8(token.text())}, {"logprob", token.logprob()}, {"bytes", bytes}};
-}
-
-Json ChatLogprobs(const std::vector<v1::Logprobs>& logprobs, size_t begin) {
-  Json content = Json::array();
-  for (size_t i = begin; i < logprobs.size(); ++i) {
-    Json entry = ChatToken(logprobs[i].token());
-    entry["top_logprobs"] = Json::array();
-    for (const v1::TokenLogprob& top : logprobs[i].top()) {
-      entry["top_logprobs"].push_back(ChatToken(top));
-    }
-    content.push_back(std::move(entry));
-  }
-  return {{"content", std::move(content)}};
-}
-
-const char* ErrorType(int status) {
-  if (status == 401) return "authentication_error";
-  if (status == 403) return "permission_error";
-  if (status == 404) return "not_found_error";
-  if (status == 429) return "rate_limit_error";
-  return status < 500 ? "invalid_request_error" : "server_error";
-}
-
-// The lists that completions have.
-struct TokenLists {
-  Json tokens = Json::array(), logprobs = Json::array(), top = Json::array(),
-       offsets = Json::array();
-  size_t offset = 0;
-
-  void AddFirst(const std::string& text) {
-    tokens.push_back(TokenName(text));
-    logprobs.push_back(nullptr);
-    top.push_back(nullptr);
-    Advance(text);
-  }
-  void Add(const v1::Logprobs& entry) {
-    const v1::TokenLogprob& chosen = entry.token();
-    tokens.push_back(TokenName(chosen.text()));
-    logprobs.push_back(chosen.logprob());
-    Json all = Json::object();
-    for (const v1::TokenLogprob& token : entry.top())
-      all[TokenName(token.text())] = token.logprob();
-    all[TokenName(chosen.text())] = chosen.logprob();
-    top.push_back(std::move(all));
-    Advance(chosen.text());
-  }
-  void Advance(const std::string& text) {
-    offsets.push_back(offset);
-    offset += static_cast<size_t>(NumCharacters(text));
-  }
-  Json Take() {
-    return {{"tokens", std::move(tokens)},
-            {"token_logprobs", std::move(logprobs)},
-            {"top_logprobs", std::move(top)},
-            {"text_offset", std::move(offsets)}};
-  }
-};
+// OpenAI tells no thoughts; DeepSeek, SGLang and llama.cpp have this name for them.
+constexpr char kReasoning[] = "reasoning_content";
 
 // Finish reason and, as vLLM has it, what stopped it.
 void AddEnd(const v1::OutputFinished& finished, bool has_calls, Json& choice) {
@@ -104,17 +34,39 @@ void AddEnd(const v1::OutputFinished& finished, bool has_calls, Json& choice) {
 }  // namespace
 
 OpenAiReply::OpenAiReply(const OpenAiRequest& request, size_t num_prompts, std::string model,
-                         absl::Time created, std::vector<EchoedPrompt> echoed)
+                         absl::Time created, std::vector<EchoedPrompt> echoed, v1::Thought thought)
     : request_(request),
+      thought_(request.reasoning == OpenAiRequest::Reasoning::kInContent ? v1::THOUGHT_NONE
+                                                                         : thought),
       num_outputs_(std::clamp(request.num_outputs(), 1, kMaxOutputs)),
       model_(std::move(model)),
       created_(absl::ToUnixSeconds(created)),
       echoed_(std::move(echoed)),
       responses_(num_prompts, Response(SteadyNow())),
-      told_(num_prompts * static_cast<size_t>(num_outputs_)) {}
+      told_(num_prompts * static_cast<size_t>(num_outputs_),
+            {.text = AssistantText(thought_, request.tool_names),
+             .reader = ThoughtReader(thought_)}) {}
 
 void OpenAiReply::Add(size_t prompt, const v1::GenerateEvent& event) {
   responses_[prompt].Add(event, SteadyNow());
+  if (event.has_delta() && event.delta().output_index() < static_cast<uint32_t>(num_outputs_)) {
+    CountThought(prompt, event.delta());
+  }
+}
+
+// Tokens with which an answer begins count if its thought ends in them.
+void OpenAiReply::CountThought(size_t prompt, const v1::TokenDelta& delta) {
+  Told& told = told_[IndexOf(prompt, delta.output_index())];
+  if (told.reader.is_in_answer()) return;
+  told.num_thought_tokens += delta.token_ids_size();
+  told.reader.Read(TextOf(prompt, delta.output_index()), /*has_ended=*/false);
+  if (told.reader.is_in_answer() && !told.reader.has_thought()) told.num_thought_tokens = 0;
+}
+
+const std::string& OpenAiReply::TextOf(size_t prompt, size_t output) const {
+  static const std::string kNone;
+  const auto& outputs = responses_[prompt].outputs();
+  return output < outputs.size() ? outputs[output].text : kNone;
 }
 
 bool OpenAiReply::all_accepted() const {
@@ -145,14 +97,13 @@ Json OpenAiReply::LogprobsOf(size_t prompt, size_t output, size_t begin, size_t&
   static const std::vector<v1::Logprobs> kNone;
   const auto& logprobs = output < outputs.size() ? outputs[output].logprobs : kNone;
   if (request_.is_chat) return ChatLogprobs(logprobs, begin);
-  TokenLists lists;
-  lists.offset = offset;
+  CompletionLogprobs lists(offset);
   if (begin == 0 && request_.echo) {
     lists.AddFirst(echoed_[prompt].first_token);
     for (const v1::Logprobs& entry : responses_[prompt].prompt_logprobs()) lists.Add(entry);
   }
   for (size_t i = begin; i < logprobs.size(); ++i) lists.Add(logprobs[i]);
-  offset = lists.offset;
+  offset = lists.offset();
   return lists.Take();
 }
 
@@ -174,41 +125,50 @@ std::optional<Json> OpenAiReply::OpeningChunk(size_t prompt, size_t output) {
   return ChunkOf(std::move(choice));
 }
 
-Json OpenAiReply::DeltaChunk(size_t prompt, const v1::TokenDelta& delta,
-                             const std::string& content) {
-  const size_t index = IndexOf(prompt, delta.output_index());
+// Of a chat one field of its message, so that no client must look for two at a time; of a
+// completion its text.
+Json OpenAiReply::TextChunk(size_t index, const char* field, const std::string& text) const {
   Json choice = {{"index", index}};
   if (request_.is_chat) {
-    choice["delta"] = {{"content", ValidUtf8(content)}};
+    choice["delta"] = {{field, ValidUtf8(text)}};
   } else {
-    choice["text"] = ValidUtf8(content);
+    choice["text"] = ValidUtf8(text);
   }
   choice["logprobs"] = nullptr;
-  if (request_.wants_logprobs() && !delta.logprobs().empty()) {
-    Told& told = told_[index];
-    choice["logprobs"] = LogprobsOf(prompt, delta.output_index(), told.num_tokens, told.offset);
-    told.num_tokens += static_cast<size_t>(delta.logprobs_size());
-  }
   choice["finish_reason"] = nullptr;
   return ChunkOf(std::move(choice));
 }
 
-// What may be told of an output's text, of which the delta is the end: what may yet turn out to be
-// a call is kept back.
-std::string OpenAiReply::NewContent(size_t prompt, const v1::TokenDelta& delta) {
-  if (request_.tool_names.empty()) return delta.text();
-  const std::string& text = responses_[prompt].outputs()[delta.output_index()].text;
-  Told& told = told_[IndexOf(prompt, delta.output_index())];
-  const size_t begin = told.num_content;
-  told.num_content = std::max(begin, NumContentBytes(text, begin));
-  return text.substr(begin, told.num_content - begin);
+// What may be told of an output's text by now, with the log-probabilities of the delta's tokens.
+std::vector<Json> OpenAiReply::DeltaChunks(size_t prompt, const v1::TokenDelta& delta) {
+  const size_t index = IndexOf(prompt, delta.output_index());
+  Told& told = told_[index];
+  const bool has_logprobs = request_.wants_logprobs() && !delta.logprobs().empty();
+  std::vector<Json> chunks =
+      PieceChunks(index, told.text.Read(TextOf(prompt, delta.output_index()), /*has_ended=*/false));
+  if (chunks.empty() && has_logprobs) chunks.push_back(TextChunk(index, "content", ""));
+  if (has_logprobs) {
+    chunks.back()["choices"][0]["logprobs"] =
+        LogprobsOf(prompt, delta.output_index(), told.num_tokens, told.offset);
+    told.num_tokens += static_cast<size_t>(delta.logprobs_size());
+  }
+  return chunks;
 }
 
-ToolOutput OpenAiReply::Said(size_t prompt, size_t output) const {
-  const auto& outputs = responses_[prompt].outputs();
-  if (output >= outputs.size()) return {};
-  if (request_.tool_names.empty()) return {outputs[output].text, {}};
-  return SplitToolCalls(outputs[output].text, request_.tool_names);
+std::vector<Json> OpenAiReply::PieceChunks(size_t index, const AssistantText::Piece& piece) const {
+  std::vector<Json> chunks;
+  const bool tells_reasoning =
+      !piece.reasoning.empty() && request_.reasoning == OpenAiRequest::Reasoning::kApart;
+  if (tells_reasoning) chunks.push_back(TextChunk(index, kReasoning, piece.reasoning));
+  if (!piece.content.empty()) chunks.push_back(TextChunk(index, "content", piece.content));
+  if (!piece.calls.empty()) {
+    chunks.push_back(
+        ChunkOf({{"index", index},
+                 {"delta", {{"tool_calls", ToolCallsJson(index, piece.calls, /*is_chunk=*/true)}}},
+                 {"logprobs", nullptr},
+                 {"finish_reason", nullptr}}));
+  }
+  return chunks;
 }
 
 Json OpenAiReply::ToolCallsJson(size_t index, const std::vector<ToolCall>& calls,
@@ -228,22 +188,12 @@ Json OpenAiReply::ToolCallsJson(size_t index, const std::vector<ToolCall>& calls
 
 // What was kept back, and the end. A continued stream tells all ends again.
 std::vector<Json> OpenAiReply::EndChunks(size_t prompt, const v1::OutputFinished& finished) {
-  std::vector<Json> chunks;
   const size_t index = IndexOf(prompt, finished.output_index());
   Told& told = told_[index];
-  if (std::exchange(told.ended, true)) return chunks;
-  const auto add_delta = [&](Json delta) {
-    chunks.push_back(ChunkOf({{"index", index},
-                              {"delta", std::move(delta)},
-                              {"logprobs", nullptr},
-                              {"finish_reason", nullptr}}));
-  };
-  const ToolOutput said = Said(prompt, finished.output_index());
-  const bool has_calls = !said.calls.empty();
-  if (!request_.tool_names.empty() && said.content.size() > told.num_content) {
-    add_delta({{"content", ValidUtf8(said.content.substr(told.num_content))}});
-  }
-  if (has_calls) add_delta({{"tool_calls", ToolCallsJson(index, said.calls, /*is_chunk=*/true)}});
+  if (std::exchange(told.ended, true)) return {};
+  const AssistantText::Piece rest =
+      told.text.Read(TextOf(prompt, finished.output_index()), /*has_ended=*/true);
+  std::vector<Json> chunks = PieceChunks(index, rest);
   Json choice = {{"index", index}};
   if (request_.is_chat) {
     choice["delta"] = Json::object();
@@ -251,7 +201,7 @@ std::vector<Json> OpenAiReply::EndChunks(size_t prompt, const v1::OutputFinished
     choice["text"] = "";
   }
   choice["logprobs"] = nullptr;
-  AddEnd(finished, has_calls, choice);
+  AddEnd(finished, !rest.calls.empty(), choice);
   chunks.push_back(ChunkOf(std::move(choice)));
   return chunks;
 }
@@ -265,9 +215,7 @@ std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& ev
     for (int output = 0; output < num_outputs_; ++output) open(static_cast<size_t>(output));
   } else if (event.has_delta() &&
              event.delta().output_index() < static_cast<uint32_t>(num_outputs_)) {
-    const std::string content = NewContent(prompt, event.delta());
-    const bool tells = !content.empty() || !event.delta().logprobs().empty();
-    if (tells) chunks.push_back(DeltaChunk(prompt, event.delta(), content));
+    return DeltaChunks(prompt, event.delta());
   } else if (event.has_finished() &&
              event.finished().output_index() < static_cast<uint32_t>(num_outputs_)) {
     return EndChunks(prompt, event.finished());
@@ -277,6 +225,7 @@ std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& ev
 
 Json OpenAiReply::Usage() const {
   int64_t num_prompt = 0, num_cached = 0, num_output = 0, num_guessed = 0, num_wrong = 0;
+  int64_t num_thought = 0;
   for (const Response& response : responses_) {
     for (const ResponseOutput& output : response.outputs()) {
       if (!output.finished || !output.finished->has_usage()) continue;
@@ -288,13 +237,15 @@ Json OpenAiReply::Usage() const {
       num_wrong += usage.num_wrong_guesses();
     }
   }
-  return {
-      {"prompt_tokens", num_prompt},
-      {"completion_tokens", num_output},
-      {"total_tokens", num_prompt + num_output},
-      {"prompt_tokens_details", {{"cached_tokens", num_cached}}},
-      {"completion_tokens_details",
-       {{"accepted_prediction_tokens", num_guessed}, {"rejected_prediction_tokens", num_wrong}}}};
+  for (const Told& told : told_) num_thought += told.num_thought_tokens;
+  Json details = {{"accepted_prediction_tokens", num_guessed},
+                  {"rejected_prediction_tokens", num_wrong}};
+  if (thought_ != v1::THOUGHT_NONE) details["reasoning_tokens"] = num_thought;
+  return {{"prompt_tokens", num_prompt},
+          {"completion_tokens", num_output},
+          {"total_tokens", num_prompt + num_output},
+          {"prompt_tokens_details", {{"cached_tokens", num_cached}}},
+          {"completion_tokens_details", std::move(details)}};
 }
 
 Json OpenAiReply::UsageChunk() const {
@@ -338,11 +289,16 @@ Json OpenAiReply::Choice(size_t prompt, size_t output) const {
   Json choice = {{"index", IndexOf(prompt, output)}};
   bool has_calls = false;
   if (request_.is_chat) {
-    const ToolOutput said = Said(prompt, output);
+    const AssistantText::Piece said =
+        AssistantText(thought_, request_.tool_names).Read(given.text, /*has_ended=*/true);
     has_calls = !said.calls.empty();
-    Json content = has_calls && said.content.empty() ? Json() : Json(ValidUtf8(said.content));
+    const bool says_else = has_calls || !said.reasoning.empty();
+    Json content = says_else && said.content.empty() ? Json() : Json(ValidUtf8(said.content));
     choice["message"] = {
         {"role", "assistant"}, {"content", std::move(content)}, {"refusal", nullptr}};
+    if (!said.reasoning.empty() && request_.reasoning == OpenAiRequest::Reasoning::kApart) {
+      choice["message"][kReasoning] = ValidUtf8(said.reasoning);
+    }
     if (has_calls) {
       choice["message"]["tool_calls"] =
           ToolCallsJson(IndexOf(prompt, output), said.calls, /*is_chunk=*/false);
@@ -369,55 +325,6 @@ Json OpenAiReply::Whole() const {
   }
   whole["usage"] = Usage();
   return whole;
-}
-
-int HttpStatusOf(absl::StatusCode code) {
-  switch (code) {
-    case absl::StatusCode::kInvalidArgument:
-    case absl::StatusCode::kOutOfRange:
-      return 400;
-    case absl::StatusCode::kUnauthenticated:
-      return 401;
-    case absl::StatusCode::kPermissionDenied:
-      return 403;
-    case absl::StatusCode::kNotFound:
-      return 404;
-    case absl::StatusCode::kAlreadyExists:
-    case absl::StatusCode::kAborted:
-    case absl::StatusCode::kFailedPrecondition:
-      return 409;
-    case absl::StatusCode::kResourceExhausted:
-      return 429;
-    case absl::StatusCode::kUnavailable:
-      return 503;
-    case absl::StatusCode::kDeadlineExceeded:
-      return 504;
-    default:
-      return 500;
-  }
-}
-
-Json OpenAiErrorJson(int status, absl::string_view message, absl::string_view code) {
-  Json error = {{"message", ValidUtf8(message)}, {"type", ErrorType(status)}, {"param", nullptr}};
-  error["code"] = code.empty() ? Json(nullptr) : Json(std::string(code));
-  return {{"error", std::move(error)}};
-}
-
-HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code) {
-  HttpReply reply{.status = status,
-                  .content_type = "application/json",
-                  .body = DumpJson(OpenAiErrorJson(status, message, code)),
-                  .allow = ""};
-  if (status == 429 || status == 503) reply.retry_after_seconds = 1;
-  return reply;
-}
-
-HttpReply OpenAiError(const absl::Status& status) {
-  return OpenAiError(HttpStatusOf(status.code()), status.message());
-}
-
-std::string DumpJson(const Json& json) {
-  return json.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 }  // namespace lockstep

@@ -6,13 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "launcher/client/response.h"
+#include "launcher/gateway/assistant_text.h"
 #include "launcher/gateway/openai_request.h"
-#include "launcher/gateway/tool_calls.h"
-#include "launcher/http/http_exchange.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
@@ -27,9 +25,11 @@ class OpenAiReply {
  public:
   using Json = nlohmann::ordered_json;
 
-  // echoed: one to each prompt with request.echo, else empty. The request must outlive it.
+  // echoed: one to each prompt with request.echo, else empty. thought: what outputs of a chat may
+  // begin with. The request must outlive it.
   OpenAiReply(const OpenAiRequest& request, size_t num_prompts, std::string model,
-              absl::Time created, std::vector<EchoedPrompt> echoed);
+              absl::Time created, std::vector<EchoedPrompt> echoed,
+              v1::Thought thought = v1::THOUGHT_NONE);
 
   // To be called with all events of each prompt in order.
   void Add(size_t prompt, const v1::GenerateEvent& event);
@@ -49,14 +49,15 @@ class OpenAiReply {
   Json LogFields() const;
 
  private:
+  void CountThought(size_t prompt, const v1::TokenDelta& delta);
+  const std::string& TextOf(size_t prompt, size_t output) const;
   Json Envelope(const char* object) const;
   Json ChunkOf(Json choice) const;
   Json Choice(size_t prompt, size_t output) const;
   std::optional<Json> OpeningChunk(size_t prompt, size_t output);
-  Json DeltaChunk(size_t prompt, const v1::TokenDelta& delta, const std::string& content);
-  std::string NewContent(size_t prompt, const v1::TokenDelta& delta);
-  // All of it, without calls where there are no tools.
-  ToolOutput Said(size_t prompt, size_t output) const;
+  Json TextChunk(size_t index, const char* field, const std::string& text) const;
+  std::vector<Json> PieceChunks(size_t index, const AssistantText::Piece& piece) const;
+  std::vector<Json> DeltaChunks(size_t prompt, const v1::TokenDelta& delta);
   std::vector<Json> EndChunks(size_t prompt, const v1::OutputFinished& finished);
   Json ToolCallsJson(size_t index, const std::vector<ToolCall>& calls, bool is_chunk) const;
   Json LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const;
@@ -65,16 +66,19 @@ class OpenAiReply {
     return prompt * static_cast<size_t>(num_outputs_) + output;
   }
 
-  // How much of an output its stream has told.
+  // Of an output: what is thought, and how much its stream has told.
   struct Told {
+    AssistantText text;
+    ThoughtReader reader;
+    int64_t num_thought_tokens = 0;
     bool opened = false;
     bool ended = false;
     size_t num_tokens = 0;
-    size_t offset = 0;       // characters
-    size_t num_content = 0;  // bytes of text that may hold calls of tools
+    size_t offset = 0;  // characters
   };
 
   const OpenAiRequest& request_;
+  const v1::Thought thought_;
   const int num_outputs_;
   const std::string model_;
   const int64_t created_;
@@ -82,17 +86,5 @@ class OpenAiReply {
   std::vector<Response> responses_;  // by prompt
   std::vector<Told> told_;           // by index
 };
-
-// {"error": {...}} with that status.
-HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code = "");
-// With the status that says the same in HTTP.
-HttpReply OpenAiError(const absl::Status& status);
-// The same as an event within a stream.
-nlohmann::ordered_json OpenAiErrorJson(int status, absl::string_view message,
-                                       absl::string_view code = "");
-int HttpStatusOf(absl::StatusCode code);
-
-// Whatever a string holds, valid UTF-8.
-std::string DumpJson(const nlohmann::ordered_json& json);
 
 }  // namespace lockstep

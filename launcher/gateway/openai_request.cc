@@ -182,6 +182,17 @@ void ReadPrompts(RequestFields& fields, OpenAiRequest& request) {
   }
 }
 
+// SGLang's separate_reasoning, and vLLM's include_reasoning.
+void ReadReasoning(RequestFields& fields, OpenAiRequest& request) {
+  using Reasoning = OpenAiRequest::Reasoning;
+  if (!fields.Bool("include_reasoning").value_or(true)) request.reasoning = Reasoning::kLeftOut;
+  if (fields.Bool("separate_reasoning").value_or(true)) return;
+  if (request.reasoning == Reasoning::kLeftOut) {
+    fields.Fail("include_reasoning", "must be true where separate_reasoning is false");
+  }
+  request.reasoning = Reasoning::kInContent;
+}
+
 void ReadChatLogprobs(RequestFields& fields, v1::OutputOptions& output) {
   const bool wanted = fields.Bool("logprobs").value_or(false);
   const auto num_top = fields.Int32("top_logprobs");
@@ -228,6 +239,7 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
   ReadMaxTokens(fields, "max_tokens", *request.options.mutable_stop());
   ReadMaxTokens(fields, "max_completion_tokens", *request.options.mutable_stop());
   ReadChatLogprobs(fields, *request.options.mutable_output());
+  ReadReasoning(fields, request);
   fields.Refuse("functions", json::array(), "cannot be given: say tools instead");
   fields.Refuse("function_call", "none", "must be none: say tool_choice instead");
   fields.Refuse("modalities", json::array({"text"}), "must be [\"text\"]");

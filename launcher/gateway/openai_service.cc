@@ -9,6 +9,8 @@
 #include "absl/strings/strip.h"
 #include "launcher/cli/values.h"
 #include "launcher/gateway/completion_run.h"
+#include "launcher/gateway/openai_error.h"
+#include "launcher/gateway/tool_schema.h"
 #include "launcher/gateway/upstream.h"
 #include "launcher/metrics/server_metrics.h"
 #include "lockstep/v1/health.grpc.pb.h"
@@ -190,10 +192,15 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
   std::vector<OpenAiPrompt> prompts = request.prompts;
   std::vector<EchoedPrompt> echoed;
   absl::Status status;
+  v1::GenerateRequest options = request.options;
+  v1::Thought thought = v1::THOUGHT_NONE;
   if (request.is_chat) {
-    auto ids = co_await TokenizeChat(exchange, request);
-    status = ids.status();
-    if (ids.ok()) prompts.push_back({"", *std::move(ids)});
+    auto chat = co_await WriteChat(exchange, request, options);
+    status = chat.status();
+    if (chat.ok()) {
+      prompts.push_back({"", std::move(chat->token_ids)});
+      thought = chat->thought;
+    }
   }
   for (OpenAiPrompt& prompt : prompts) {
     if (!request.echo || !status.ok()) break;
@@ -207,7 +214,7 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
   }
   std::vector<v1::GenerateRequest> requests;
   for (const OpenAiPrompt& prompt : prompts) {
-    v1::GenerateRequest& one = requests.emplace_back(request.options);
+    v1::GenerateRequest& one = requests.emplace_back(options);
     if (prompt.token_ids.empty()) {
       one.set_text(prompt.text);
     } else {
@@ -221,7 +228,8 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
                                                           " bytes: at most ", kMaxRequestBytes)));
     co_return;
   }
-  OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed));
+  OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed),
+                    thought);
   CompletionRun run(connection_, request, reply, exchange, patience_);
   co_await run.Run(std::move(requests));
   if (log_ != nullptr) exchange.Note(reply.LogFields());
@@ -287,8 +295,8 @@ OpenAiService::ChatTemplateFor(const HttpExchange& exchange, bool with_tools) {
 }
 
 // In pieces, so that no message can end its own turn: what it says is text.
-OpenAiService::AwaitableOr<std::vector<int32_t>> OpenAiService::TokenizeChat(
-    const HttpExchange& exchange, const OpenAiRequest& request) {
+OpenAiService::AwaitableOr<OpenAiService::ChatPrompt> OpenAiService::WriteChat(
+    const HttpExchange& exchange, const OpenAiRequest& request, v1::GenerateRequest& options) {
   const auto chat_template = co_await ChatTemplateFor(exchange, !request.tool_names.empty());
   if (!chat_template.ok()) co_return chat_template.status();
   const auto pieces = (*chat_template)->Render(request.chat);
@@ -298,7 +306,17 @@ OpenAiService::AwaitableOr<std::vector<int32_t>> OpenAiService::TokenizeChat(
     co_return absl::InvalidArgumentError(absl::StrCat(
         "the conversation takes ", tokenize.ByteSizeLong(), " bytes: at most ", kMaxRequestBytes));
   }
-  co_return co_await Tokenize(exchange, std::move(tokenize));
+  auto ids = co_await Tokenize(exchange, std::move(tokenize));
+  if (!ids.ok()) co_return ids.status();
+  const v1::Thought thought = (*chat_template)->ThoughtAfter(*pieces);
+  if (request.required_call) {
+    const ToolCallForm form = ToolCallFormOf((*chat_template)->source());
+    const absl::Status status = ConstrainToCall(request.chat["tools"], *request.required_call, form,
+                                                *options.mutable_constraint());
+    if (!status.ok()) co_return status;
+  }
+  if (options.has_constraint()) options.mutable_constraint()->set_thought(thought);
+  co_return ChatPrompt{*std::move(ids), thought};
 }
 
 // A prompt's first token has no log-probability, but a text: for it a text becomes token ids here.

@@ -34,6 +34,10 @@ class OpenAiService {
   Awaitable<void> Answer(HttpExchange& exchange);
 
  private:
+  struct ChatPrompt {
+    std::vector<int32_t> token_ids;
+    v1::Thought thought = v1::THOUGHT_NONE;  // that the answer may begin with
+  };
   template <typename T>
   using AwaitableOr = Awaitable<absl::StatusOr<T>>;
 
@@ -53,8 +57,9 @@ class OpenAiService {
   AwaitableOr<std::string> Detokenize(const HttpExchange& exchange, std::vector<int32_t> ids);
   AwaitableOr<std::shared_ptr<const ServedChatTemplate>> ChatTemplateFor(
       const HttpExchange& exchange, bool with_tools);
-  AwaitableOr<std::vector<int32_t>> TokenizeChat(const HttpExchange& exchange,
-                                                 const OpenAiRequest& request);
+  // options: the request's, in which the chat template decides how a constraint is met.
+  AwaitableOr<ChatPrompt> WriteChat(const HttpExchange& exchange, const OpenAiRequest& request,
+                                    v1::GenerateRequest& options);
   AwaitableOr<EchoedPrompt> Echo(const HttpExchange& exchange, const OpenAiRequest& request,
                                  OpenAiPrompt& prompt);
 

@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
+#include "launcher/client/begun_marker.h"
 #include "model/json/strict_json.h"
 
 namespace lockstep {
@@ -14,10 +15,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr absl::string_view kOpen = "<tool_call>";
-constexpr absl::string_view kClose = "</tool_call>";
+constexpr absl::string_view kOpen = kToolCallBegin;
+constexpr absl::string_view kClose = kToolCallEnd;
 // What Llama 3 may write before its JSON, and Mistral does, where special tokens are shown.
-constexpr absl::string_view kPrefixes[] = {"<|python_tag|>", "[TOOL_CALLS]"};
+constexpr absl::string_view kListMarker = "[TOOL_CALLS]";
+constexpr absl::string_view kPrefixes[] = {"<|python_tag|>", kListMarker};
 constexpr int kMaxDepth = 64;
 
 std::optional<ToolCall> CallOf(const Json& json, const std::set<std::string>& offered) {
@@ -69,14 +71,12 @@ std::optional<ToolOutput> SplitMarked(absl::string_view text,
   return rest.empty() ? std::optional(std::move(output)) : std::nullopt;
 }
 
-// How many bytes at the end may be the beginning of `marker`.
-size_t NumBegun(absl::string_view text, absl::string_view marker) {
-  size_t size = std::min(text.size(), marker.size() - 1);
-  while (size > 0 && !absl::EndsWith(text, marker.substr(0, size))) --size;
-  return size;
-}
-
 }  // namespace
+
+ToolCallForm ToolCallFormOf(absl::string_view chat_template) {
+  if (absl::StrContains(chat_template, kOpen)) return ToolCallForm::kMarked;
+  return absl::StrContains(chat_template, kListMarker) ? ToolCallForm::kList : ToolCallForm::kJson;
+}
 
 ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered) {
   if (auto marked = SplitMarked(text, offered)) return *std::move(marked);

@@ -1,9 +1,9 @@
 // Calls of functions in what a model writes. Pure.
 //
-// Models say a call as they were taught: Llama 3 and Mistral by JSON alone, {"name": ...,
-// "parameters": {...}} or a list of such (llama.com/docs, "Tool calling"), Hermes and Qwen by JSON
-// between <tool_call> and </tool_call>, after text or not. What is no call of an offered function
-// is text.
+// Models say a call as they were taught: Llama 3 by JSON alone, {"name": ..., "parameters": {...}}
+// (llama.com/docs, "Tool calling"), Mistral by a list of such with "arguments", Hermes and Qwen by
+// one of them between <tool_call> and </tool_call>, after text or not. All are read of any model.
+// What is no call of an offered function is text.
 #pragma once
 
 #include <set>
@@ -13,6 +13,13 @@
 #include "absl/strings/string_view.h"
 
 namespace lockstep {
+
+enum class ToolCallForm { kJson, kList, kMarked };
+inline constexpr char kToolCallBegin[] = "<tool_call>";
+inline constexpr char kToolCallEnd[] = "</tool_call>";
+
+// What a model was taught whose chat template this is.
+ToolCallForm ToolCallFormOf(absl::string_view chat_template);
 
 struct ToolCall {
   std::string name;

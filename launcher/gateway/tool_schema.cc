@@ -66,27 +66,43 @@ absl::StatusOr<Json> ArgumentsSchema(const Json& function, const std::string& pl
 
 }  // namespace
 
-absl::StatusOr<Json> ToolCallSchema(const Json& tools, const std::string& function) {
+absl::StatusOr<Json> ToolCallSchema(const Json& tools, const std::string& function,
+                                    ToolCallForm form) {
+  const bool is_list = form == ToolCallForm::kList;
+  const char* arguments_name = form == ToolCallForm::kJson ? "parameters" : "arguments";
+  const char* place = is_list ? "#/items/anyOf/" : "#/anyOf/";
   Json calls = Json::array();
   for (size_t i = 0; i < tools.size(); ++i) {
     const Json& offered = tools[i].at("function");
     if (!function.empty() && offered.at("name") != function) continue;
     auto arguments =
-        ArgumentsSchema(offered, absl::StrCat("#/anyOf/", calls.size(), "/properties/parameters"));
+        ArgumentsSchema(offered, absl::StrCat(place, calls.size(), "/properties/", arguments_name));
     if (!arguments.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("tools[", i, "].function.", arguments.status().message()));
     }
     Json call = {{"type", "object"}};
     call["properties"]["name"]["const"] = offered.at("name");
-    call["properties"]["parameters"] = *std::move(arguments);
-    call["required"] = Json::array({"name", "parameters"});
+    call["properties"][arguments_name] = *std::move(arguments);
+    call["required"] = Json::array({"name", arguments_name});
     call["additionalProperties"] = false;
     calls.push_back(std::move(call));
   }
   Json schema = Json::object();
   schema["anyOf"] = std::move(calls);
-  return schema;
+  if (!is_list) return schema;
+  return Json{{"type", "array"}, {"items", std::move(schema)}, {"minItems", 1}, {"maxItems", 1}};
+}
+
+absl::Status ConstrainToCall(const Json& tools, const std::string& function, ToolCallForm form,
+                             v1::OutputConstraint& constraint) {
+  ASSIGN_OR_RETURN(const Json schema, ToolCallSchema(tools, function, form));
+  constraint.set_json_schema(schema.dump(-1, ' ', false, Json::error_handler_t::replace));
+  if (form == ToolCallForm::kMarked) {
+    constraint.set_before(absl::StrCat(kToolCallBegin, "\n"));
+    constraint.set_after(absl::StrCat("\n", kToolCallEnd));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,7 +11,7 @@ namespace {
 
 using Part = GrammarBuilder::Part;
 
-constexpr int kMostSpaceAfter = 8;
+constexpr int kMostBreaksAfter = 4;
 // Of which the rest of a text is in UTF-8; other control characters have no token in many
 // vocabularies.
 constexpr CodePointRange kControls[] = {{'\t', '\n'}, {'\r', '\r'}};
@@ -51,9 +52,8 @@ Part UpToFirst(std::string_view marker, GrammarBuilder& builder) {
 }  // namespace
 
 Part AddThought(bool has_begun, GrammarBuilder& builder) {
-  constexpr ByteRange kSpaces[] = {{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}};
   const Part rest = builder.Sequence(
-      {UpToFirst(kThoughtEnd, builder), builder.Repeat(builder.Byte(kSpaces), 0, kMostSpaceAfter)});
+      {UpToFirst(kThoughtEnd, builder), builder.Repeat(builder.Text("\n"), 0, kMostBreaksAfter)});
   if (has_begun) return rest;
   return builder.Optional(builder.Sequence({builder.Text(kThoughtBegin), rest}));
 }

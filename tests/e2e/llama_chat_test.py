@@ -2,6 +2,7 @@
 import json
 import pathlib
 import random
+import subprocess
 import sys
 import time
 import unittest
@@ -12,9 +13,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "chat_templates"))
 import tokenizers
 from conversations import Conversations
 from oracle import rendered
-from programs import PATIENCE_SECONDS, serve
+from programs import LOCKSTEP, PATIENCE_SECONDS, serve
 
-SHARED = pathlib.Path(sys.argv[3])
+SHARED, THINKER = pathlib.Path(sys.argv[3]), sys.argv[4]
+END_OF_THOUGHT = "128014"
 NUM_CONVERSATIONS = 150  # of each template
 MARKERS = ["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<|eom_id|>", "<|python_tag|>"]
 
@@ -97,6 +99,82 @@ class LlamaChat(unittest.TestCase):
 
     def test_llama_3_2(self):
         self.check("meta-llama-Llama-3.2-3B-Instruct.jinja")
+
+
+class Thinker(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server, cls.address = serve("--http-listen", "127.0.0.1:0", model=THINKER)
+        cls.url = cls.server.wait_event("gateway")["url"] + "/v1/chat/completions"
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.server.stop() == 0
+
+    def ask(self, **options):
+        body = {"messages": [{"role": "user", "content": "Is 17 a prime?"}], **options}
+        post = urllib.request.Request(self.url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(post, timeout=PATIENCE_SECONDS) as answer:
+            if not options.get("stream"):
+                return json.load(answer)
+            lines = [line.decode().removeprefix("data: ") for line in answer if line.startswith(b"data: {")]
+        message = {}
+        for line in lines:
+            for choice in json.loads(line)["choices"]:
+                for name, text in choice["delta"].items():
+                    message[name] = message.get(name, "") + text
+        return message
+
+    def sometimes(self, seed):
+        """Which ends a thought after some tokens."""
+        return {"seed": seed, "temperature": 1, "max_tokens": 60, "logit_bias": {END_OF_THOUGHT: 9.5}}
+
+    def test_a_thought_that_does_not_end_has_no_answer(self):
+        answer = self.ask(max_tokens=12)
+        message = answer["choices"][0]["message"]
+        self.assertIsNone(message["content"])
+        self.assertTrue(message["reasoning_content"])
+        self.assertEqual(answer["choices"][0]["finish_reason"], "length")
+        self.assertEqual(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], 12)
+
+    def test_streams_say_what_whole_answers_say(self):
+        num_answers = 0
+        for seed in range(12):
+            whole = self.ask(**self.sometimes(seed))["choices"][0]["message"]
+            text = self.ask(**self.sometimes(seed), separate_reasoning=False)["choices"][0]["message"]["content"]
+            streamed = self.ask(**self.sometimes(seed), stream=True)
+            for name in ("content", "reasoning_content"):
+                self.assertEqual(streamed.get(name) or "", whole.get(name) or "", seed)
+            thought, marker, answer = text.partition("</think>")
+            self.assertEqual(whole.get("reasoning_content") or "", thought.strip("\n"))
+            self.assertEqual(whole["content"] or "", answer.lstrip("\n"))
+            self.assertNotIn("reasoning_content", self.ask(**self.sometimes(seed), include_reasoning=False)["choices"][0]["message"])
+            num_answers += bool(marker)
+        self.assertGreater(num_answers, 6)
+
+    def test_constraints_hold_behind_thoughts(self):
+        lengths = []
+        for seed in range(12):
+            answer = self.ask(**self.sometimes(seed), structured_outputs={"choice": ["yes", "no"]})
+            choice = answer["choices"][0]
+            if choice["finish_reason"] == "length":
+                self.assertIsNone(choice["message"]["content"])
+                continue
+            self.assertIn(choice["message"]["content"], ("yes", "no"))
+            lengths.append(len(choice["message"].get("reasoning_content", "")))
+        self.assertGreater(len(lengths), 6)
+        self.assertGreater(max(lengths), 10)
+
+    def test_models_that_do_not_think_are_constrained_at_once(self):
+        answer = self.ask(temperature=0, structured_outputs={"choice": ["yes", "no"]}, chat_template_kwargs={"never_thinks": True})["choices"][0]
+        self.assertIn(answer["message"]["content"], ("yes", "no"))
+        self.assertNotIn("reasoning_content", answer["message"])
+
+    def test_our_own_client_leaves_room_for_thoughts(self):
+        for choices in (("--choice", "yes", "--choice", "no"), ("--regex", "yes|no")):
+            output = subprocess.check_output([LOCKSTEP, "generate", "--server", self.address, "--chat", "--temperature", "0", "--logit-bias",
+                                              f"{END_OF_THOUGHT}:100", "--max-tokens", "20", *choices, "Is it?"], text=True)
+            self.assertIn(output.strip(), ("</think>yes", "</think>no"))
 
 
 if __name__ == "__main__":

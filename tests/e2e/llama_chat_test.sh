@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Chats of Llama 3.1 and 3.2 over the HTTP API: prompts have the tokens that jinja2 and Hugging Face's tokenizers make of them, and nothing that people
-# say is a marker. The model has random weights.
+# say is a marker. Of a model that thinks as DeepSeek's distilled Llamas do, thoughts come apart from answers, and constraints hold behind them.
+# The models have random weights.
 #
 #   tests/e2e/llama_chat_test.sh LOCKSTEP BUILD_DIR
 set -euo pipefail
@@ -27,4 +28,20 @@ JSON
 "$lockstep" model synth --shape "$scratch/config.json" "$scratch/model" --quiet
 cp "$shared/tokenizers/llama3/tokenizer.json" "$scratch/model/"
 printf '{"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}' >"$scratch/model/tokenizer_config.json"
-python3 "$here/llama_chat_test.py" "$lockstep" "$scratch/model" "$shared"
+
+# Those have two of Llama's reserved tokens for it.
+cp -r "$scratch/model" "$scratch/thinker"
+python3 - "$scratch/thinker" <<'PYTHON'
+import json, pathlib, sys
+path = pathlib.Path(sys.argv[1]) / "tokenizer.json"
+tokenizer = json.loads(path.read_text())
+for token in tokenizer["added_tokens"]:
+    if token["id"] in (128013, 128014):
+        token.update(content={128013: "<think>", 128014: "</think>"}[token["id"]], special=False)
+path.write_text(json.dumps(tokenizer))
+PYTHON
+cat >"$scratch/thinker/chat_template.jinja" <<'JINJA'
+{{ bos_token }}{% for m in messages %}{{ m.role + ':' + (m.content.split('</think>')[-1] if m.role == 'assistant' else m.content) }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant:' }}<think>{{ '\n' if not never_thinks else '\n\n</think>\n\n' }}{% endif %}
+JINJA
+python3 "$here/llama_chat_test.py" "$lockstep" "$scratch/model" "$shared" "$scratch/thinker"

@@ -49,8 +49,8 @@ class Program:
         return code
 
 
-def serve(*flags, listen="127.0.0.1:0"):
-    server = Program("serve", MODEL, "--tp", "2", "--threads-per-rank", "1", "--listen", listen, *flags)
+def serve(*flags, listen="127.0.0.1:0", model=MODEL):
+    server = Program("serve", model, "--tp", "2", "--threads-per-rank", "1", "--listen", listen, *flags)
     return server, server.wait_event("ready")["address"]
 
 

@@ -72,7 +72,7 @@ TEST(ServedChatTemplateTest, RendersWhatTheServerHas) {
   const auto served = FetchChatTemplate(*connection);
   ASSERT_TRUE(served.ok()) << served.status();
   ASSERT_TRUE(served->has_value());
-  EXPECT_EQ(*(*served)->RenderTrusted({{"system", "S"}, {"user", "U"}}),
+  EXPECT_EQ((*served)->RenderTrusted({{"system", "S"}, {"user", "U"}})->text,
             "<s><|system|>S<|end|><|user|>U<|end|><|assistant|>");
 }
 
@@ -93,6 +93,39 @@ TEST(ServedChatTemplateTest, WhatATemplateRefusesIsTheRequestsFault) {
       *ServedChatTemplate::Make("{{ raise_exception('no tools') }}", v1::GetChatTemplateResponse());
   EXPECT_EQ(served.Render({}).status(),
             absl::InvalidArgumentError("the model's chat template refuses this: no tools"));
+}
+
+// Of a template that ends like this, after a user's "U".
+v1::Thought ThoughtAfter(const std::string& source) {
+  const auto served = *ServedChatTemplate::Make(source, v1::GetChatTemplateResponse());
+  const auto prompt = served.Render(ConversationOf({{"user", "U</think>"}}));
+  EXPECT_TRUE(prompt.ok()) << prompt.status();
+  return served.ThoughtAfter(*prompt);
+}
+
+TEST(ServedChatTemplateTest, TellsWhetherAThoughtMayFollow) {
+  const std::string says = "{{ messages[0].content }}";
+  const std::string knows = "{# </think> #}" + says;
+  EXPECT_EQ(ThoughtAfter(says + "<think>"), v1::THOUGHT_NONE) << "it never ends";
+  EXPECT_EQ(ThoughtAfter(knows + "<|assistant|>"), v1::THOUGHT_ALLOWED);
+  EXPECT_EQ(ThoughtAfter(knows + "{{ '<|assistant|>' }}<think>{{ '\n' }}"), v1::THOUGHT_BEGUN);
+  EXPECT_EQ(ThoughtAfter(knows + "<|assistant|><think>\n\n</think>\n\n"), v1::THOUGHT_NONE);
+  // What somebody says ends nothing.
+  EXPECT_EQ(ThoughtAfter("<think>" + knows), v1::THOUGHT_ALLOWED);
+  EXPECT_EQ(ThoughtAfter("{% if '</think>' in '' %}{% endif %}"), v1::THOUGHT_ALLOWED);
+}
+
+TEST(ChatPromptsTest, ThoughtsMayComeBeforeConstrainedOutputs) {
+  const FakeServer server(std::string(kTemplate) + "{# </think> #}");
+  const auto connection = *Connection::Open({.server = server.address()});
+  std::vector<Prompt> prompts = {{"U", {}}};
+  ASSERT_TRUE(WriteAsChats(*connection, "", prompts).ok());
+  v1::GenerateRequest request;
+  SetPrompt(prompts[0], request);
+  EXPECT_FALSE(request.has_constraint());
+  request.mutable_constraint()->set_regex("a");
+  SetPrompt(prompts[0], request);
+  EXPECT_EQ(request.constraint().thought(), v1::THOUGHT_ALLOWED);
 }
 
 TEST(ChatPromptsTest, AreWhatAUserSays) {
@@ -154,12 +187,21 @@ class ExamTest : public ::testing::Test {
 
   InterruptWatcher interrupts_;
   FakeServer server_;
-  const ServedChatTemplate template_ =
+  ServedChatTemplate template_ =
       *ServedChatTemplate::Make(kTemplate, v1::GetChatTemplateResponse());
   std::unique_ptr<Connection> connection_ = *Connection::Open({.server = server_.address()});
   int64_t num_done_ = 0;
   int64_t num_right_ = 0;
 };
+
+TEST_F(ExamTest, ThoughtsAreNoPartOfTheAnswer) {
+  template_ = *ServedChatTemplate::Make(std::string(kTemplate) + "{# </think> #}",
+                                        v1::GetChatTemplateResponse());
+  const auto scores = Run({Ask("sum", "muse:4", "4"), Ask("sum", "muse:4", "5")});
+  ASSERT_TRUE(scores.ok()) << scores.status();
+  EXPECT_EQ(scores->total().num_right, 1);
+  EXPECT_EQ(scores->ToJson()["wrong"][0]["reply"], "4");
+}
 
 TEST_F(ExamTest, EveryQuestionIsAskedOnceAndCounted) {
   std::vector<Question> questions;

@@ -24,8 +24,16 @@ class FakeServer::Service final : public v1::Generation::Service {
     accepted.mutable_accepted()->set_num_prompt_tokens(3);
     accepted.mutable_accepted()->set_seed(request->sampling().seed());
     writer->Write(accepted);
-    if (const size_t said = request->text().rfind(kSay); said != std::string::npos) {
-      return Say(request->text().substr(said + sizeof(kSay) - 1), *writer);
+    const std::string& text = request->text();
+    if (const size_t said = text.rfind(kSay); said != std::string::npos) {
+      return Say(UpToMarker(text.substr(said + sizeof(kSay) - 1)), *writer);
+    }
+    if (const size_t said = text.rfind(kMuse); said != std::string::npos) {
+      const std::string answer = UpToMarker(text.substr(said + sizeof(kMuse) - 1));
+      return Say(absl::StrCat("<think>\nIs it 5?\n</think>\n\n", answer), *writer);
+    }
+    if (request->has_token_ids() && !request->stop().has_max_tokens()) {
+      return Say("So.\n</think>\n\nYes.", *writer);
     }
     while (request->text() == "flood" && !context->IsCancelled()) {
       v1::GenerateEvent event;
@@ -84,11 +92,16 @@ class FakeServer::Service final : public v1::Generation::Service {
 
  private:
   static constexpr char kSay[] = "say:";
+  static constexpr char kMuse[] = "muse:";
 
-  static grpc::Status Say(const std::string& rest, grpc::ServerWriter<v1::GenerateEvent>& writer) {
+  static std::string UpToMarker(const std::string& rest) {
+    return rest.substr(0, rest.find_first_of("<\n"));
+  }
+
+  static grpc::Status Say(const std::string& text, grpc::ServerWriter<v1::GenerateEvent>& writer) {
     v1::GenerateEvent event;
     event.mutable_delta()->add_token_ids(0);
-    event.mutable_delta()->set_text(rest.substr(0, rest.find_first_of("<\n")));
+    event.mutable_delta()->set_text(text);
     writer.Write(event);
     event.mutable_finished()->set_reason(v1::FINISH_REASON_STOP);
     writer.Write(event);

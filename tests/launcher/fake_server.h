@@ -13,7 +13,9 @@ namespace lockstep::testing {
 // Generate answers max_tokens tokens "t0 t1 ..." for each output, one per message. The prompt
 // "refuse" is RESOURCE_EXHAUSTED, "hang" sends one token and then waits for the cancellation,
 // "flood" sends text until then, "break" is UNAVAILABLE after the last event; what follows the last
-// "say:" of a prompt, up to the next "<" or line, is said again. Tokenize knows one token,
+// "say:" of a prompt, up to the next "<" or line, is said again, what follows "muse:" after a
+// thought. Chats, whose prompts are token ids, are answered "So.\n</think>\n\nYes." where they do
+// not say how long the answer may be. Tokenize knows one token,
 // chat_template; all else is two. A constraint is INVALID_ARGUMENT, which shows it. GetStatus
 // counts 4711 requests.
 class FakeServer {

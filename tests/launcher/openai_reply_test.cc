@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "launcher/gateway/openai_error.h"
 
 namespace lockstep {
 namespace {
@@ -233,13 +234,9 @@ TEST(OpenAiErrorTest, SaysInHttpWhatTheStatusSays) {
   EXPECT_NO_THROW(Json::parse(OpenAiError(400, "\xFF").body));
 }
 
-class ToolReplyTest : public OpenAiReplyTest {
+class ChatReplyTest : public OpenAiReplyTest {
  protected:
-  ToolReplyTest() {
-    request_.is_chat = true;
-    request_.tool_names = {"add"};
-    Make(1);
-  }
+  ChatReplyTest() { request_.is_chat = true; }
 
   // By pieces of three bytes.
   void Say(const std::string& text, v1::FinishReason reason = v1::FINISH_REASON_STOP) {
@@ -247,6 +244,8 @@ class ToolReplyTest : public OpenAiReplyTest {
     event.mutable_accepted()->set_request_id("r");
     Send(0, event);
     for (size_t i = 0; i < text.size(); i += 3) {
+      event.mutable_delta()->clear_token_ids();
+      event.mutable_delta()->add_token_ids(1);
       event.mutable_delta()->set_text(text.substr(i, 3));
       Send(0, event);
     }
@@ -254,15 +253,24 @@ class ToolReplyTest : public OpenAiReplyTest {
     Send(0, event);
   }
   // Of all deltas.
-  std::string Content() const {
+  std::string Content(const char* field = "content") const {
     std::string content;
     for (const Json& chunk : chunks_) {
-      content += chunk["choices"][0]["delta"].value("content", "");
+      EXPECT_LE(chunk["choices"][0]["delta"].size(), chunk == chunks_[0] ? 2u : 1u);
+      content += chunk["choices"][0]["delta"].value(field, "");
     }
     return content;
   }
   const Json& Last(size_t from_end) const {
     return chunks_[chunks_.size() - 1 - from_end]["choices"][0];
+  }
+};
+
+class ToolReplyTest : public ChatReplyTest {
+ protected:
+  ToolReplyTest() {
+    request_.tool_names = {"add"};
+    Make(1);
   }
 };
 
@@ -308,6 +316,79 @@ TEST_F(ToolReplyTest, ACallThatWasCutOffEndsByItsLength) {
   const Json choice = reply_->Whole()["choices"][0];
   EXPECT_EQ(choice["message"]["content"], R"({"name": "add", "param)");
   EXPECT_FALSE(choice["message"].contains("tool_calls"));
+}
+
+class ThinkingReplyTest : public ChatReplyTest {
+ protected:
+  void Say(const std::string& text, v1::Thought thought) {
+    chunks_.clear();
+    reply_ = std::make_unique<OpenAiReply>(request_, 1, "m", absl::FromUnixSeconds(5),
+                                           std::vector<EchoedPrompt>(), thought);
+    ChatReplyTest::Say(text);
+  }
+  Json Message() const { return reply_->Whole()["choices"][0]["message"]; }
+  Json NumThoughtTokens() const {
+    return reply_->Whole()["usage"]["completion_tokens_details"].value("reasoning_tokens", Json());
+  }
+};
+
+TEST_F(ThinkingReplyTest, ThoughtsAreAFieldOfTheirOwn) {
+  Say("<think>\nSo.\n</think>\n\nYes.", v1::THOUGHT_ALLOWED);
+  EXPECT_EQ(Content("reasoning_content"), "So.");
+  EXPECT_EQ(Content(), "Yes.");
+  EXPECT_EQ(Message()["reasoning_content"], "So.");
+  EXPECT_EQ(Message()["content"], "Yes.");
+  EXPECT_EQ(NumThoughtTokens(), 8) << "pieces of three bytes to where the answer begins";
+  EXPECT_EQ(chunks_.back()["choices"][0]["finish_reason"], "stop");
+}
+
+TEST_F(ThinkingReplyTest, AnAnswerWithoutThoughtsHasNone) {
+  Say("Yes.", v1::THOUGHT_ALLOWED);
+  EXPECT_EQ(Content(), "Yes.");
+  EXPECT_FALSE(Message().contains("reasoning_content"));
+  EXPECT_EQ(NumThoughtTokens(), 0);
+  Say("<think>So.</think>Yes.", v1::THOUGHT_NONE);
+  EXPECT_EQ(Message()["content"], "<think>So.</think>Yes.");
+  EXPECT_TRUE(NumThoughtTokens().is_null());
+}
+
+TEST_F(ThinkingReplyTest, AThoughtThatNeverEndsHasNoAnswer) {
+  Say("So it is, or", v1::THOUGHT_BEGUN);
+  EXPECT_EQ(Content("reasoning_content"), "So it is, or");
+  EXPECT_EQ(Content(), "");
+  EXPECT_TRUE(Message()["content"].is_null());
+  EXPECT_EQ(Message()["reasoning_content"], "So it is, or");
+}
+
+TEST_F(ThinkingReplyTest, ThoughtsMayBeLeftOutOrBePartOfTheText) {
+  request_.reasoning = OpenAiRequest::Reasoning::kLeftOut;
+  Say("So.</think>Yes.", v1::THOUGHT_BEGUN);
+  EXPECT_EQ(Content("reasoning_content"), "");
+  EXPECT_EQ(Content(), "Yes.");
+  EXPECT_FALSE(Message().contains("reasoning_content"));
+  request_.reasoning = OpenAiRequest::Reasoning::kInContent;
+  Say("So.</think>Yes.", v1::THOUGHT_BEGUN);
+  EXPECT_EQ(Content(), "So.</think>Yes.");
+  EXPECT_EQ(Message()["content"], "So.</think>Yes.");
+}
+
+TEST_F(ThinkingReplyTest, EachTokenHasItsLogprobsOnce) {
+  request_.options.mutable_output()->set_logprobs(0);
+  Say("", v1::THOUGHT_BEGUN);
+  v1::GenerateEvent event;
+  for (const char* text : {"So", "</think>\n\nYes", "", "."}) {
+    event.mutable_delta()->set_text(text);
+    event.mutable_delta()->clear_logprobs();
+    *event.mutable_delta()->add_logprobs() = LogprobOf(text, -1.0f);
+    Send(0, event);
+  }
+  std::vector<std::string> tokens;
+  for (const Json& chunk : chunks_) {
+    const Json& logprobs = chunk["choices"][0]["logprobs"];
+    if (logprobs.is_null()) continue;
+    for (const Json& token : logprobs["content"]) tokens.push_back(token["token"]);
+  }
+  EXPECT_THAT(tokens, ::testing::ElementsAre("So", "</think>\n\nYes", "", "."));
 }
 
 }  // namespace

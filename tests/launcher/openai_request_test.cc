@@ -213,6 +213,28 @@ TEST(OpenAiRequestTest, WhatATemplateKnowsBesidesCanBeGivenButNotInsteadOfMessag
   EXPECT_FALSE(request.chat.contains("tools"));
 }
 
+TEST(OpenAiRequestTest, ThoughtsComeApartUnlessTheyAreWantedElsewhere) {
+  using Reasoning = OpenAiRequest::Reasoning;
+  EXPECT_EQ(Chat("").reasoning, Reasoning::kApart);
+  EXPECT_EQ(Chat(R"(, "separate_reasoning": true, "include_reasoning": true)").reasoning,
+            Reasoning::kApart);
+  EXPECT_EQ(Chat(R"(, "separate_reasoning": false)").reasoning, Reasoning::kInContent);
+  EXPECT_EQ(Chat(R"(, "include_reasoning": false)").reasoning, Reasoning::kLeftOut);
+  const OpenAiRequest told = Chat(R"(, "reasoning_effort": "low",
+      "chat_template_kwargs": {"enable_thinking": false, "reasoning_effort": "high"})");
+  EXPECT_EQ(told.chat["reasoning_effort"], "low");
+  EXPECT_EQ(told.chat["enable_thinking"], false);
+}
+
+TEST(OpenAiRequestTest, ThoughtsOfEarlierTurnsReachTheTemplateByEitherName) {
+  for (const char* name : {"reasoning_content", "reasoning"}) {
+    const auto request = ParseChatRequest(absl::StrCat(
+        R"({"messages": [{"role": "assistant", "content": "Yes.", ")", name, R"(": "So."}]})"));
+    ASSERT_TRUE(request.ok()) << request.status();
+    EXPECT_EQ(request->chat["messages"][0]["reasoning_content"], "So.") << name;
+  }
+}
+
 TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
   const std::string good = R"("messages": [{"role": "user", "content": "a"}])";
   for (const Refused& wrong : {
@@ -239,6 +261,12 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
            {R"("tools": [{"type": "function", "function": {"name": "f", "parameters": []}}])",
             "tools[0].function.parameters must be an object"},
            {R"("functions": [{}])", "functions cannot be given"},
+           {R"("separate_reasoning": false, "include_reasoning": false)",
+            "include_reasoning must be true where separate_reasoning is false"},
+           {R"("reasoning_effort": "lots")",
+            "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, not "
+            "\"lots\""},
+           {R"("reasoning_effort": 3)", "reasoning_effort must be"},
            {R"("continue_final_message": true)", "continue_final_message must be false"},
            {R"("chat_template_kwargs": [])", "chat_template_kwargs must be an object"},
            {R"("response_format": {"type": "xml"})", "response_format.type must be text"},

@@ -321,5 +321,45 @@ TEST_F(OpenAiChatTest, WhatTheTemplateRefusesIsTheClientsFault) {
   EXPECT_THAT(Chat("refuse"), HasSubstr("the model's chat template refuses this: No!"));
 }
 
+class ThinkingChatTest : public OpenAiServiceTest {
+ protected:
+  // Of a model that was taught to mark its calls, and thinks where it is not told not to.
+  ThinkingChatTest()
+      : OpenAiServiceTest(
+            "{{ messages[0].content }}{# </think> <tool_call> #}"
+            "{% if enable_thinking is not defined %}<think>{{ '\\n' }}{% endif %}") {}
+
+  std::string Say(const std::string& more) {
+    return Ask(PostJson("/v1/chat/completions",
+                        R"({"messages": [{"role": "user", "content": "Is it?"}])" + more + "}"));
+  }
+};
+
+TEST_F(ThinkingChatTest, ThoughtsComeApart) {
+  EXPECT_THAT(Say(""), HasSubstr(R"("content":"Yes.","refusal":null,"reasoning_content":"So.")"));
+  const std::string streamed = Say(R"(, "stream": true)");
+  EXPECT_THAT(streamed, HasSubstr(R"("delta":{"reasoning_content":"So."})"));
+  EXPECT_THAT(streamed, HasSubstr(R"("delta":{"content":"Yes."})"));
+  EXPECT_THAT(Say(R"(, "chat_template_kwargs": {"enable_thinking": false})"),
+              HasSubstr(R"("content":"So.\n</think>\n\nYes.")"));
+}
+
+TEST_F(ThinkingChatTest, ConstraintsHoldBehindThem) {
+  const std::string regex = R"(, "structured_outputs": {"regex": "a"})";
+  EXPECT_THAT(Say(regex), HasSubstr(R"(regex: \"a\" thought: THOUGHT_BEGUN)"));
+  EXPECT_THAT(Say(regex + R"(, "chat_template_kwargs": {"enable_thinking": false})"),
+              HasSubstr(R"(regex: \"a\" thought: THOUGHT_ALLOWED)"));
+}
+
+TEST_F(ThinkingChatTest, CallsThatMustBeMadeAreWrittenAsTheModelWasTaught) {
+  const std::string answer = Say(
+      R"(, "tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}])");
+  EXPECT_THAT(answer, HasSubstr("THOUGHT_BEGUN"));
+  EXPECT_THAT(answer, HasSubstr("<tool_call>"));
+  EXPECT_THAT(answer, HasSubstr("</tool_call>"));
+  EXPECT_THAT(answer, HasSubstr("arguments"));
+  EXPECT_THAT(answer, Not(HasSubstr("parameters")));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -118,6 +118,32 @@ TEST(ToolSchemaTest, WhatItDescribesIsReadAsACall) {
   EXPECT_EQ(output.calls[0].arguments, R"({"b":2})");
 }
 
+TEST(ToolSchemaTest, CallsAreAsModelsWereTaught) {
+  const Json tools = Tools(R"({"name": "f", "parameters": {"type": "object",
+      "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "null"}}}})");
+  v1::OutputConstraint constraint;
+  ASSERT_TRUE(ConstrainToCall(tools, "", ToolCallForm::kMarked, constraint).ok());
+  EXPECT_EQ(constraint.before(), "<tool_call>\n");
+  EXPECT_EQ(constraint.after(), "\n</tool_call>");
+  EXPECT_THAT(constraint.json_schema(), HasSubstr(R"("#/anyOf/0/properties/arguments/$defs/X")"));
+  constraint.Clear();
+  ASSERT_TRUE(ConstrainToCall(tools, "", ToolCallForm::kList, constraint).ok());
+  EXPECT_EQ(constraint.before(), "");
+  const Json list = Json::parse(constraint.json_schema());
+  EXPECT_EQ(list["type"], "array");
+  EXPECT_EQ(list["minItems"], 1);
+  EXPECT_EQ(list["maxItems"], 1);
+  EXPECT_THAT(list.dump(), HasSubstr(R"("#/items/anyOf/0/properties/arguments/$defs/X")"));
+  ASSERT_TRUE(ConstrainToCall(tools, "", ToolCallForm::kJson, constraint).ok());
+  EXPECT_EQ(constraint.json_schema(), ToolCallSchema(tools, "")->dump());
+}
+
+TEST(ToolCallsTest, TheTemplateTellsTheForm) {
+  EXPECT_EQ(ToolCallFormOf("{{ '<tool_call>' }} [TOOL_CALLS]"), ToolCallForm::kMarked);
+  EXPECT_EQ(ToolCallFormOf("{{ '[TOOL_CALLS] [' }}"), ToolCallForm::kList);
+  EXPECT_EQ(ToolCallFormOf("{{ \"parameters\" }}"), ToolCallForm::kJson);
+}
+
 // "tool_choice" of a chat whose tools are kTwo.
 absl::StatusOr<OpenAiRequest> Choosing(const std::string& choice, const std::string& more = "") {
   return ParseChatRequest(absl::StrCat(

@@ -34,8 +34,8 @@ bool IsRestOfThoughtAndAnswer(absl::string_view text) {
   const size_t end = text.find("</think>");
   if (end == absl::string_view::npos) return false;
   const absl::string_view rest = text.substr(end + 8);
-  const size_t answer = rest.find_first_not_of(" \n\t\r");
-  return answer != absl::string_view::npos && answer <= 8 && IsAnswer(rest.substr(answer));
+  const size_t answer = rest.find_first_not_of('\n');
+  return answer != absl::string_view::npos && answer <= 4 && IsAnswer(rest.substr(answer));
 }
 
 std::string RandomText(std::mt19937& random) {

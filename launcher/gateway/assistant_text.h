@@ -1,0 +1,39 @@
+// What an assistant's text holds: a thought, an answer, calls of functions. Pure.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "launcher/client/thought_reader.h"
+#include "launcher/gateway/tool_calls.h"
+#include "lockstep/v1/generation.pb.h"
+
+namespace lockstep {
+
+// Of a text that goes on, in pieces that are never taken back.
+class AssistantText {
+ public:
+  struct Piece {
+    std::string reasoning;
+    std::string content;
+    std::vector<ToolCall> calls;  // with the last piece
+  };
+
+  // thought: what the text may begin with. offered: names of functions that may be called, which
+  // must outlive it.
+  AssistantText(v1::Thought thought, const std::set<std::string>& offered)
+      : reader_(thought), offered_(offered) {}
+
+  // text: all of it so far. What is sure by now and was not before; with has_ended, all the rest.
+  Piece Read(absl::string_view text, bool has_ended);
+
+ private:
+  ThoughtReader reader_;
+  const std::set<std::string>& offered_;
+  size_t num_reasoning_ = 0;  // bytes told
+  size_t num_content_ = 0;
+};
+
+}  // namespace lockstep

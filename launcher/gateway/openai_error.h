@@ -1,0 +1,25 @@
+// Errors as OpenAI's HTTP API has them, and its JSON as text. Pure.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "launcher/http/http_exchange.h"
+#include "nlohmann/json.hpp"
+
+namespace lockstep {
+
+// {"error": {...}} with that status.
+HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code = "");
+// With the status that says the same in HTTP.
+HttpReply OpenAiError(const absl::Status& status);
+// The same as an event within a stream.
+nlohmann::ordered_json OpenAiErrorJson(int status, absl::string_view message,
+                                       absl::string_view code = "");
+int HttpStatusOf(absl::StatusCode code);
+
+// Whatever a string holds, valid UTF-8.
+std::string DumpJson(const nlohmann::ordered_json& json);
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+#include "launcher/gateway/assistant_text.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace lockstep {
+namespace {
+
+const std::set<std::string> kFunctions = {"add"};
+const std::set<std::string> kNoFunctions;
+
+// "REASONING|CONTENT|name(arguments)..." of pieces of so many bytes, in which nothing is said
+// twice.
+std::string SaidInPieces(v1::Thought thought, const std::set<std::string>& offered,
+                         const std::string& text, size_t step) {
+  AssistantText assistant(thought, offered);
+  std::string reasoning, content, calls;
+  const auto read = [&](size_t size, bool has_ended) {
+    const AssistantText::Piece piece =
+        assistant.Read(absl::string_view(text).substr(0, size), has_ended);
+    reasoning += piece.reasoning;
+    content += piece.content;
+    for (const ToolCall& call : piece.calls) {
+      absl::StrAppend(&calls, "|", call.name, "(", call.arguments, ")");
+    }
+  };
+  for (size_t size = step; size < text.size(); size += step) read(size, false);
+  read(text.size(), true);
+  return absl::StrCat(reasoning, "|", content, calls);
+}
+
+TEST(AssistantTextTest, IsTheSameInPiecesOfAnySize) {
+  struct Case {
+    v1::Thought thought;
+    const std::set<std::string>& offered;
+    std::string text;
+    std::string said;
+  };
+  const std::string call = R"({"name": "add", "arguments": {"a": 1}})";
+  const Case cases[] = {
+      {v1::THOUGHT_NONE, kNoFunctions, "Hi <think>", "|Hi <think>"},
+      {v1::THOUGHT_BEGUN, kNoFunctions, "So.\n</think>\n\nYes.", "So.|Yes."},
+      {v1::THOUGHT_BEGUN, kNoFunctions, "So. " + call, "So. " + call + "|"},
+      {v1::THOUGHT_BEGUN, kFunctions, "So.</think>\n\n" + call, "So.||add({\"a\":1})"},
+      {v1::THOUGHT_ALLOWED, kFunctions,
+       "<think>\nI <tool_call>\n</think>\n\nNow:<tool_call>" + call + "</tool_call>",
+       "I <tool_call>|Now:|add({\"a\":1})"},
+      {v1::THOUGHT_ALLOWED, kFunctions, call, "||add({\"a\":1})"},
+      {v1::THOUGHT_ALLOWED, kFunctions, "<think>" + call, call + "|"},
+      {v1::THOUGHT_ALLOWED, kFunctions, "</think>" + call, "|</think>" + call}};
+  for (const Case& one : cases) {
+    for (size_t step = 1; step <= one.text.size(); ++step) {
+      EXPECT_EQ(SaidInPieces(one.thought, one.offered, one.text, step), one.said) << step;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
