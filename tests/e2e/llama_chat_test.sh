@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Chats of Llama 3.1 and 3.2 over the HTTP API: prompts have the tokens that jinja2 and Hugging Face's tokenizers make of them, and nothing that people
-# say is a marker. Of a model that thinks as DeepSeek's distilled Llamas do, thoughts come apart from answers, and constraints hold behind them.
-# The models have random weights.
+# say is a marker. Of a Qwen3 that thinks, thoughts come apart from answers, and constraints hold behind them. The models have random weights.
 #
 #   tests/e2e/llama_chat_test.sh LOCKSTEP BUILD_DIR
 set -euo pipefail
@@ -29,8 +28,10 @@ JSON
 cp "$shared/tokenizers/llama3/tokenizer.json" "$scratch/model/"
 printf '{"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}' >"$scratch/model/tokenizer_config.json"
 
-# Those have two of Llama's reserved tokens for it.
-cp -r "$scratch/model" "$scratch/thinker"
+# Two of Llama's reserved tokens are its markers, as of DeepSeek's distilled Llamas.
+sed -e 's/LlamaForCausalLM/Qwen3ForCausalLM/; s/"llama"/"qwen3", "head_dim": 32/' "$scratch/config.json" >"$scratch/qwen3.json"
+"$lockstep" model synth --shape "$scratch/qwen3.json" "$scratch/thinker" --quiet
+cp "$scratch/model/tokenizer.json" "$scratch/model/tokenizer_config.json" "$scratch/thinker/"
 python3 - "$scratch/thinker" <<'PYTHON'
 import json, pathlib, sys
 path = pathlib.Path(sys.argv[1]) / "tokenizer.json"
