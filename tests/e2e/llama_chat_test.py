@@ -127,7 +127,7 @@ class Thinker(unittest.TestCase):
 
     def sometimes(self, seed):
         """Which ends a thought after some tokens."""
-        return {"seed": seed, "temperature": 1, "max_tokens": 60, "logit_bias": {END_OF_THOUGHT: 9.5}}
+        return {"seed": seed, "temperature": 1, "top_k": 40, "max_tokens": 30, "logit_bias": {END_OF_THOUGHT: 2}}
 
     def test_a_thought_that_does_not_end_has_no_answer(self):
         answer = self.ask(max_tokens=12)
@@ -139,7 +139,7 @@ class Thinker(unittest.TestCase):
 
     def test_streams_say_what_whole_answers_say(self):
         num_answers = 0
-        for seed in range(12):
+        for seed in range(8):
             whole = self.ask(**self.sometimes(seed))["choices"][0]["message"]
             text = self.ask(**self.sometimes(seed), separate_reasoning=False)["choices"][0]["message"]["content"]
             streamed = self.ask(**self.sometimes(seed), stream=True)
@@ -150,11 +150,11 @@ class Thinker(unittest.TestCase):
             self.assertEqual(whole["content"] or "", answer.lstrip("\n"))
             self.assertNotIn("reasoning_content", self.ask(**self.sometimes(seed), include_reasoning=False)["choices"][0]["message"])
             num_answers += bool(marker)
-        self.assertGreater(num_answers, 6)
+        self.assertGreater(num_answers, 4)
 
     def test_constraints_hold_behind_thoughts(self):
         lengths = []
-        for seed in range(12):
+        for seed in range(8):
             answer = self.ask(**self.sometimes(seed), structured_outputs={"choice": ["yes", "no"]})
             choice = answer["choices"][0]
             if choice["finish_reason"] == "length":
@@ -162,7 +162,7 @@ class Thinker(unittest.TestCase):
                 continue
             self.assertIn(choice["message"]["content"], ("yes", "no"))
             lengths.append(len(choice["message"].get("reasoning_content", "")))
-        self.assertGreater(len(lengths), 6)
+        self.assertGreater(len(lengths), 4)
         self.assertGreater(max(lengths), 10)
 
     def test_models_that_do_not_think_are_constrained_at_once(self):
