@@ -42,6 +42,7 @@ absl::StatusOr<ServedChatTemplate> ServedChatTemplate::Make(
         absl::StrCat("the model's chat template is not understood: ", parsed.status().message()));
   }
   ServedChatTemplate served(source, *std::move(parsed));
+  served.thinks_ = response.thinks_in_text() && absl::StrContains(source, grammar::kThoughtEnd);
   served.special_tokens_.assign(response.special_tokens().begin(), response.special_tokens().end());
   return served;
 }
@@ -66,7 +67,7 @@ absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
 }
 
 v1::Thought ServedChatTemplate::ThoughtAfter(const std::vector<TextPiece>& prompt) const {
-  if (!absl::StrContains(source_, grammar::kThoughtEnd)) return v1::THOUGHT_NONE;
+  if (!thinks_) return v1::THOUGHT_NONE;
   std::string end;  // as far as the template has written it
   for (auto piece = prompt.rbegin(); piece != prompt.rend() && piece->is_markup; ++piece) {
     end.insert(0, piece->text);

@@ -52,6 +52,7 @@ class ServedChatTemplate {
       : source_(std::move(source)), template_(std::move(chat_template)) {}
   std::string source_;
   ChatTemplate template_;
+  bool thinks_ = false;
   std::vector<std::pair<std::string, std::string>> special_tokens_;
 };
 

@@ -18,12 +18,6 @@ size_t BehindBreaks(absl::string_view text, size_t from) {
   return std::min(text.find_first_not_of('\n', from), text.size());
 }
 
-// How much of the text before `end` there is without the line breaks that it ends with.
-size_t WithoutBreaks(absl::string_view text, size_t begin, size_t end) {
-  while (end > begin && text[end - 1] == '\n') --end;
-  return end;
-}
-
 }  // namespace
 
 ThoughtReader::ThoughtReader(v1::Thought thought)
@@ -32,10 +26,13 @@ ThoughtReader::ThoughtReader(v1::Thought thought)
                                            : At::kAnswer) {}
 
 void ThoughtReader::ReadBegin(absl::string_view text, bool has_ended) {
-  const absl::string_view begun = absl::StripLeadingAsciiWhitespace(text);
+  while (next_ < text.size() && absl::ascii_isspace(static_cast<unsigned char>(text[next_]))) {
+    ++next_;
+  }
+  const absl::string_view begun = text.substr(next_);
   if (absl::StartsWith(begun, kBegin)) {
     at_ = At::kBreakBefore;
-    next_ = text.size() - begun.size() + kBegin.size();
+    next_ += kBegin.size();
   } else if (has_ended || !absl::StartsWith(kBegin, begun)) {
     at_ = At::kAnswer;
     answer_begin_ = 0;
@@ -43,16 +40,18 @@ void ThoughtReader::ReadBegin(absl::string_view text, bool has_ended) {
 }
 
 void ThoughtReader::ReadThought(absl::string_view text, bool has_ended) {
-  const size_t end = text.find(kEnd, next_);
-  if (end != absl::string_view::npos) {
-    thought_end_ = WithoutBreaks(text, thought_begin_, end);
-    at_ = At::kBreakAfter;
-    next_ = end + kEnd.size();
-    return;
+  const size_t marker = text.find(kEnd, next_);
+  const bool ends = marker != absl::string_view::npos;
+  const size_t num_begun = has_ended ? 0 : NumBegun(text, kEnd);
+  const size_t sure = ends ? marker : std::max(next_, text.size() - num_begun);
+  // The line breaks that it has come to may be its last.
+  for (size_t end = sure; end > next_; --end) {
+    if (text[end - 1] == '\n') continue;
+    thought_end_ = end;
+    break;
   }
-  const size_t sure = has_ended ? text.size() : text.size() - NumBegun(text, kEnd);
-  next_ = std::max(next_, sure);
-  thought_end_ = WithoutBreaks(text, thought_begin_, sure);
+  next_ = ends ? marker + kEnd.size() : sure;
+  if (ends) at_ = At::kBreakAfter;
 }
 
 void ThoughtReader::Read(absl::string_view text, bool has_ended) {

@@ -17,7 +17,8 @@ class ThoughtReader {
   // thought: what the text may begin with.
   explicit ThoughtReader(v1::Thought thought);
 
-  // text: all of it so far, of which the one read before is the beginning. has_ended: that is all.
+  // text: all of it so far, of which the one read before is the beginning; what is new is looked
+  // at. has_ended: that is all.
   void Read(absl::string_view text, bool has_ended);
 
   // Of the text read last: what is sure to be one or the other, whatever comes.
@@ -25,8 +26,8 @@ class ThoughtReader {
     return text.substr(thought_begin_, thought_end_ - thought_begin_);
   }
   absl::string_view answer(absl::string_view text) const { return text.substr(answer_begin_); }
-  bool is_in_answer() const { return at_ == At::kAnswer; }
-  bool has_thought() const { return thought_end_ > thought_begin_; }
+  // How much of it is sure to come before the answer, markers among it.
+  size_t num_before_answer() const { return at_ == At::kBegin ? 0 : answer_begin_; }
 
  private:
   // What the next byte belongs to; kBegin: not known yet.

@@ -15,19 +15,30 @@ std::string NewBytes(absl::string_view sure, size_t& num_told) {
 
 }  // namespace
 
+// What may yet turn out to be a call is kept back.
+std::string AssistantText::NewAnswer(absl::string_view answer) {
+  if (offered_.empty()) return NewBytes(answer, num_answer_);
+  num_space_ = std::min(answer.find_first_not_of(" \t\r\n", num_space_), answer.size());
+  const size_t num_told = std::max(num_answer_, num_space_) - num_space_;
+  const size_t num_sure = NumContentBytes(answer.substr(num_space_), num_told);
+  return num_sure == 0 ? "" : NewBytes(answer.substr(0, num_space_ + num_sure), num_answer_);
+}
+
 AssistantText::Piece AssistantText::Read(absl::string_view text, bool has_ended) {
   reader_.Read(text, has_ended);
   Piece piece;
-  piece.reasoning = NewBytes(reader_.thought(text), num_reasoning_);
-  const absl::string_view answer = reader_.answer(text);
-  if (offered_.empty()) {
-    piece.content = NewBytes(answer, num_content_);
-  } else if (has_ended) {
-    ToolOutput output = SplitToolCalls(answer, offered_);
-    piece.content = NewBytes(output.content, num_content_);
-    piece.calls = std::move(output.calls);
+  if (is_apart_) {
+    piece.reasoning = NewBytes(reader_.thought(text), num_before_);
   } else {
-    piece.content = NewBytes(answer.substr(0, NumContentBytes(answer, num_content_)), num_content_);
+    piece.content = NewBytes(text.substr(0, reader_.num_before_answer()), num_before_);
+  }
+  const absl::string_view answer = reader_.answer(text);
+  if (!has_ended || offered_.empty()) {
+    piece.content += NewAnswer(answer);
+  } else {
+    ToolOutput output = SplitToolCalls(answer, offered_);
+    piece.content += NewBytes(output.content, num_answer_);
+    piece.calls = std::move(output.calls);
   }
   return piece;
 }

@@ -21,19 +21,23 @@ class AssistantText {
     std::vector<ToolCall> calls;  // with the last piece
   };
 
-  // thought: what the text may begin with. offered: names of functions that may be called, which
-  // must outlive it.
-  AssistantText(v1::Thought thought, const std::set<std::string>& offered)
-      : reader_(thought), offered_(offered) {}
+  // thought: what the text may begin with. is_apart: else it is content, too, as it is written.
+  // offered: names of functions that may be called, which must outlive it.
+  AssistantText(v1::Thought thought, bool is_apart, const std::set<std::string>& offered)
+      : reader_(thought), is_apart_(is_apart), offered_(offered) {}
 
   // text: all of it so far. What is sure by now and was not before; with has_ended, all the rest.
   Piece Read(absl::string_view text, bool has_ended);
 
  private:
+  std::string NewAnswer(absl::string_view answer);
+
   ThoughtReader reader_;
+  const bool is_apart_;
   const std::set<std::string>& offered_;
-  size_t num_reasoning_ = 0;  // bytes told
-  size_t num_content_ = 0;
+  size_t num_before_ = 0;  // bytes told, of what comes before the answer
+  size_t num_answer_ = 0;  // and of the answer
+  size_t num_space_ = 0;   // bytes that an answer begins with
 };
 
 }  // namespace lockstep

@@ -32,21 +32,10 @@ std::string Dumped(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Null, with an error of field `name`, when there is a constraint, or this one would be too long.
-v1::OutputConstraint* NewConstraint(size_t num_bytes, const char* name, RequestFields& fields,
-                                    v1::GenerateRequest& options) {
-  if (options.has_constraint()) {
-    fields.Fail(name,
-                "is a second constraint of the output: give one of response_format, "
-                "structured_outputs, guided_json, guided_regex, guided_choice and tool_choice");
-    return nullptr;
-  }
-  if (num_bytes > OutputConstraint::kMaxTextBytes) {
-    fields.Fail(name, absl::StrCat("makes a constraint of ", num_bytes, " bytes: at most ",
-                                   OutputConstraint::kMaxTextBytes));
-    return nullptr;
-  }
-  return options.mutable_constraint();
+void AskForJson(std::string schema, const char* name, RequestFields& fields,
+                v1::GenerateRequest& options) {
+  v1::OutputConstraint* constraint = NewConstraint(schema.size(), name, fields, options);
+  if (constraint != nullptr) constraint->set_json_schema(std::move(schema));
 }
 
 class ConstraintReader {
@@ -171,10 +160,20 @@ absl::Status ConstraintReader::ReadStructuredOutputs(RequestFields& fields) {
 
 }  // namespace
 
-void AskForJson(std::string schema, const char* name, RequestFields& fields,
-                v1::GenerateRequest& options) {
-  v1::OutputConstraint* constraint = NewConstraint(schema.size(), name, fields, options);
-  if (constraint != nullptr) constraint->set_json_schema(std::move(schema));
+v1::OutputConstraint* NewConstraint(size_t num_bytes, const char* name, RequestFields& fields,
+                                    v1::GenerateRequest& options) {
+  if (options.has_constraint()) {
+    fields.Fail(name,
+                "is a second constraint of the output: give one of response_format, "
+                "structured_outputs, guided_json, guided_regex, guided_choice and tool_choice");
+    return nullptr;
+  }
+  if (num_bytes > OutputConstraint::kMaxTextBytes) {
+    fields.Fail(name, absl::StrCat("makes a constraint of ", num_bytes, " bytes: at most ",
+                                   OutputConstraint::kMaxTextBytes));
+    return nullptr;
+  }
+  return options.mutable_constraint();
 }
 
 absl::Status ReadConstraint(absl::string_view body, RequestFields& fields,

@@ -20,9 +20,9 @@ namespace lockstep {
 absl::Status ReadConstraint(absl::string_view body, RequestFields& fields,
                             v1::GenerateRequest& options);
 
-// Field `name` asks for JSON that is valid against the schema. Fails the field when another one has
-// asked for something, or the schema is too long.
-void AskForJson(std::string schema, const char* name, RequestFields& fields,
-                v1::GenerateRequest& options);
+// For field `name` to say what it asks for. Null, and the field fails, when another one has asked
+// for something, or num_bytes are too many.
+v1::OutputConstraint* NewConstraint(size_t num_bytes, const char* name, RequestFields& fields,
+                                    v1::GenerateRequest& options);
 
 }  // namespace lockstep

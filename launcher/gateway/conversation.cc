@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
-#include "launcher/gateway/constraint_fields.h"
-#include "launcher/gateway/tool_schema.h"
+#include "launcher/gateway/ordered_values.h"
+#include "launcher/gateway/tools.h"
 #include "model/json/strict_json.h"
 
 namespace lockstep {
@@ -16,8 +16,6 @@ namespace {
 using nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
-constexpr int kMaxValueDepth = 64;
-constexpr size_t kMaxToolNameBytes = 256;
 constexpr json::error_handler_t kReplace = json::error_handler_t::replace;
 
 // A text, or parts of which all are text.
@@ -67,14 +65,6 @@ absl::StatusOr<Ordered> ToolCallOf(const json& value, const std::string& where) 
   return call;
 }
 
-// What is read as values rather than as text.
-absl::Status CheckStructure(size_t num_bytes) {
-  if (num_bytes <= kMaxStructureBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("tools, chat_template_kwargs and arguments of calls have ", num_bytes,
-                   " bytes: at most ", kMaxStructureBytes));
-}
-
 absl::Status ReadToolCalls(const json* calls, const std::string& where, Ordered& message) {
   if (calls == nullptr || calls->empty()) return absl::OkStatus();
   if (!calls->is_array() || message["role"] != "assistant") {
@@ -101,7 +91,8 @@ absl::StatusOr<Ordered> MessageOf(const json& value, const std::string& where) {
   Ordered message = {{"role", role}};
   const json* content = fields.Value("content");
   const json* calls = fields.Value("tool_calls");
-  if (content == nullptr && calls == nullptr) fields.Fail("content", "is missing");
+  // An assistant's may have nothing but a thought that was cut off.
+  if (content == nullptr && role != "assistant") fields.Fail("content", "is missing");
   for (const char* name : {"name", "tool_call_id", "reasoning_content"}) {
     if (const auto text = fields.Text(name)) message[name] = *text;
   }
@@ -139,7 +130,7 @@ absl::Status ReadMessages(RequestFields& fields, OpenAiRequest& request) {
     fields.Fail("messages", absl::StrCat("are ", messages->size(), ": at most ", kMaxMessages));
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(CheckStructure(NumArgumentBytes(*messages)));
+  RETURN_IF_ERROR(CheckValueBytes(NumArgumentBytes(*messages)));
   for (size_t i = 0; i < messages->size(); ++i) {
     ASSIGN_OR_RETURN(Ordered message,
                      MessageOf((*messages)[i], absl::StrCat("messages[", i, "].")));
@@ -173,106 +164,6 @@ void ReadEffort(RequestFields& fields, OpenAiRequest& request) {
   request.chat["reasoning_effort"] = *effort;
 }
 
-absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& where) {
-  RequestFields fields(tool, where);
-  if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
-  const json* function = fields.Value("function");
-  if (function == nullptr) fields.Fail("function", "is missing");
-  RETURN_IF_ERROR(fields.Finish());
-  RequestFields inner(*function, where + "function.");
-  const std::string name = inner.Text("name").value_or("");
-  if (name.empty() || name.size() > kMaxToolNameBytes) {
-    inner.Fail("name", absl::StrCat("must have 1 to ", kMaxToolNameBytes, " bytes"));
-  }
-  inner.Text("description");
-  inner.Bool("strict");
-  const json* parameters = inner.Value("parameters");
-  if (parameters != nullptr && !parameters->is_object()) {
-    inner.Fail("parameters", "must be an object");
-  }
-  RETURN_IF_ERROR(inner.Finish());
-  return name;
-}
-
-struct ToolChoice {
-  bool offers_tools = true;
-  bool must_call = false;
-  std::string function;  // the only one that may be called; empty = any
-};
-
-// {"type": "function", "function": {"name": NAME}}
-absl::StatusOr<std::string> ChosenFunction(const json& choice) {
-  RequestFields fields(choice, "tool_choice.");
-  if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
-  const json* function = fields.Value("function");
-  if (function == nullptr) fields.Fail("function", "is missing");
-  RETURN_IF_ERROR(fields.Finish());
-  RequestFields inner(*function, "tool_choice.function.");
-  std::string name = inner.Text("name").value_or("");
-  if (name.empty()) inner.Fail("name", "is missing");
-  RETURN_IF_ERROR(inner.Finish());
-  return name;
-}
-
-absl::StatusOr<ToolChoice> ReadToolChoice(RequestFields& fields) {
-  ToolChoice read;
-  const json* choice = fields.Value("tool_choice");
-  if (choice == nullptr || *choice == "auto") return read;
-  read.offers_tools = *choice != "none";
-  read.must_call = read.offers_tools;
-  if (choice->is_object()) {
-    ASSIGN_OR_RETURN(read.function, ChosenFunction(*choice));
-  } else if (*choice != "none" && *choice != "required") {
-    fields.Fail("tool_choice", absl::StrCat("must be \"auto\", \"none\", \"required\" or a "
-                                            "function's name in an object, not ",
-                                            QuotedJson(*choice)));
-  }
-  return read;
-}
-
-// As Llama 3 writes it: other models' ways are known by their templates, later (ConstrainToCall).
-absl::Status RequireCall(const std::string& function, RequestFields& fields,
-                         OpenAiRequest& request) {
-  if (request.tool_names.empty()) {
-    fields.Fail("tool_choice", "wants a call, but there are no tools");
-    return absl::OkStatus();
-  }
-  if (!function.empty() && !request.tool_names.contains(function)) {
-    fields.Fail("tool_choice", absl::StrCat("names ", Quoted(function), ", which no tool is"));
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const Ordered schema, ToolCallSchema(request.chat["tools"], function));
-  AskForJson(schema.dump(-1, ' ', false, kReplace), "tool_choice", fields, request.options);
-  request.required_call = function;
-  return absl::OkStatus();
-}
-
-// As it stands in the body, in which names have an order.
-absl::StatusOr<Ordered> OrderedField(absl::string_view body, const char* name, const json& value) {
-  RETURN_IF_ERROR(CheckStructure(value.dump(-1, ' ', false, kReplace).size()));
-  return ParseStrictOrderedField({body.data(), body.size()}, name, kMaxValueDepth);
-}
-
-absl::Status ReadTools(absl::string_view body, bool offers_tools, RequestFields& fields,
-                       OpenAiRequest& request) {
-  const json* tools = fields.Value("tools");
-  if (tools == nullptr) return absl::OkStatus();
-  if (!tools->is_array() || tools->size() > kMaxTools) {
-    fields.Fail("tools", absl::StrCat("must be an array of at most ", kMaxTools));
-    return absl::OkStatus();
-  }
-  std::set<std::string> names;
-  for (size_t i = 0; i < tools->size(); ++i) {
-    ASSIGN_OR_RETURN(const std::string name,
-                     ToolNameOf((*tools)[i], absl::StrCat("tools[", i, "].")));
-    names.insert(name);
-  }
-  if (!offers_tools || names.empty()) return absl::OkStatus();
-  request.tool_names = std::move(names);
-  ASSIGN_OR_RETURN(request.chat["tools"], OrderedField(body, "tools", *tools));
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
@@ -290,10 +181,7 @@ absl::Status ReadConversation(absl::string_view body, RequestFields& fields,
   fields.Refuse("continue_final_message", false, "must be false: the assistant begins a message");
   RETURN_IF_ERROR(ReadMessages(fields, request));
   RETURN_IF_ERROR(ReadPrediction(fields, request.options));
-  fields.Ignore("parallel_tool_calls");  // a call that must be made is one
-  ASSIGN_OR_RETURN(const ToolChoice choice, ReadToolChoice(fields));
-  RETURN_IF_ERROR(ReadTools(body, choice.offers_tools, fields, request));
-  return choice.must_call ? RequireCall(choice.function, fields, request) : absl::OkStatus();
+  return ReadTools(body, fields, request);
 }
 
 }  // namespace lockstep

@@ -36,31 +36,25 @@ void AddEnd(const v1::OutputFinished& finished, bool has_calls, Json& choice) {
 OpenAiReply::OpenAiReply(const OpenAiRequest& request, size_t num_prompts, std::string model,
                          absl::Time created, std::vector<EchoedPrompt> echoed, v1::Thought thought)
     : request_(request),
-      thought_(request.reasoning == OpenAiRequest::Reasoning::kInContent ? v1::THOUGHT_NONE
-                                                                         : thought),
+      thought_(thought),
       num_outputs_(std::clamp(request.num_outputs(), 1, kMaxOutputs)),
       model_(std::move(model)),
       created_(absl::ToUnixSeconds(created)),
       echoed_(std::move(echoed)),
       responses_(num_prompts, Response(SteadyNow())),
-      told_(num_prompts * static_cast<size_t>(num_outputs_),
-            {.text = AssistantText(thought_, request.tool_names),
-             .reader = ThoughtReader(thought_)}) {}
+      told_(num_prompts * static_cast<size_t>(num_outputs_), {.text = NewText()}) {}
 
 void OpenAiReply::Add(size_t prompt, const v1::GenerateEvent& event) {
   responses_[prompt].Add(event, SteadyNow());
-  if (event.has_delta() && event.delta().output_index() < static_cast<uint32_t>(num_outputs_)) {
-    CountThought(prompt, event.delta());
-  }
 }
 
-// Tokens with which an answer begins count if its thought ends in them.
-void OpenAiReply::CountThought(size_t prompt, const v1::TokenDelta& delta) {
-  Told& told = told_[IndexOf(prompt, delta.output_index())];
-  if (told.reader.is_in_answer()) return;
-  told.num_thought_tokens += delta.token_ids_size();
-  told.reader.Read(TextOf(prompt, delta.output_index()), /*has_ended=*/false);
-  if (told.reader.is_in_answer() && !told.reader.has_thought()) told.num_thought_tokens = 0;
+AssistantText OpenAiReply::NewText() const {
+  const bool is_apart = request_.reasoning != OpenAiRequest::Reasoning::kInContent;
+  return AssistantText(thought_, is_apart, request_.tool_names);
+}
+
+bool OpenAiReply::TellsReasoning(const AssistantText::Piece& piece) const {
+  return !piece.reasoning.empty() && request_.reasoning == OpenAiRequest::Reasoning::kApart;
 }
 
 const std::string& OpenAiReply::TextOf(size_t prompt, size_t output) const {
@@ -157,9 +151,7 @@ std::vector<Json> OpenAiReply::DeltaChunks(size_t prompt, const v1::TokenDelta& 
 
 std::vector<Json> OpenAiReply::PieceChunks(size_t index, const AssistantText::Piece& piece) const {
   std::vector<Json> chunks;
-  const bool tells_reasoning =
-      !piece.reasoning.empty() && request_.reasoning == OpenAiRequest::Reasoning::kApart;
-  if (tells_reasoning) chunks.push_back(TextChunk(index, kReasoning, piece.reasoning));
+  if (TellsReasoning(piece)) chunks.push_back(TextChunk(index, kReasoning, piece.reasoning));
   if (!piece.content.empty()) chunks.push_back(TextChunk(index, "content", piece.content));
   if (!piece.calls.empty()) {
     chunks.push_back(
@@ -225,7 +217,6 @@ std::vector<Json> OpenAiReply::Chunks(size_t prompt, const v1::GenerateEvent& ev
 
 Json OpenAiReply::Usage() const {
   int64_t num_prompt = 0, num_cached = 0, num_output = 0, num_guessed = 0, num_wrong = 0;
-  int64_t num_thought = 0;
   for (const Response& response : responses_) {
     for (const ResponseOutput& output : response.outputs()) {
       if (!output.finished || !output.finished->has_usage()) continue;
@@ -237,15 +228,13 @@ Json OpenAiReply::Usage() const {
       num_wrong += usage.num_wrong_guesses();
     }
   }
-  for (const Told& told : told_) num_thought += told.num_thought_tokens;
-  Json details = {{"accepted_prediction_tokens", num_guessed},
-                  {"rejected_prediction_tokens", num_wrong}};
-  if (thought_ != v1::THOUGHT_NONE) details["reasoning_tokens"] = num_thought;
-  return {{"prompt_tokens", num_prompt},
-          {"completion_tokens", num_output},
-          {"total_tokens", num_prompt + num_output},
-          {"prompt_tokens_details", {{"cached_tokens", num_cached}}},
-          {"completion_tokens_details", std::move(details)}};
+  return {
+      {"prompt_tokens", num_prompt},
+      {"completion_tokens", num_output},
+      {"total_tokens", num_prompt + num_output},
+      {"prompt_tokens_details", {{"cached_tokens", num_cached}}},
+      {"completion_tokens_details",
+       {{"accepted_prediction_tokens", num_guessed}, {"rejected_prediction_tokens", num_wrong}}}};
 }
 
 Json OpenAiReply::UsageChunk() const {
@@ -289,16 +278,14 @@ Json OpenAiReply::Choice(size_t prompt, size_t output) const {
   Json choice = {{"index", IndexOf(prompt, output)}};
   bool has_calls = false;
   if (request_.is_chat) {
-    const AssistantText::Piece said =
-        AssistantText(thought_, request_.tool_names).Read(given.text, /*has_ended=*/true);
+    const AssistantText::Piece said = NewText().Read(given.text, /*has_ended=*/true);
     has_calls = !said.calls.empty();
-    const bool says_else = has_calls || !said.reasoning.empty();
+    const bool tells_reasoning = TellsReasoning(said);
+    const bool says_else = has_calls || tells_reasoning;
     Json content = says_else && said.content.empty() ? Json() : Json(ValidUtf8(said.content));
     choice["message"] = {
         {"role", "assistant"}, {"content", std::move(content)}, {"refusal", nullptr}};
-    if (!said.reasoning.empty() && request_.reasoning == OpenAiRequest::Reasoning::kApart) {
-      choice["message"][kReasoning] = ValidUtf8(said.reasoning);
-    }
+    if (tells_reasoning) choice["message"][kReasoning] = ValidUtf8(said.reasoning);
     if (has_calls) {
       choice["message"]["tool_calls"] =
           ToolCallsJson(IndexOf(prompt, output), said.calls, /*is_chunk=*/false);

@@ -49,7 +49,8 @@ class OpenAiReply {
   Json LogFields() const;
 
  private:
-  void CountThought(size_t prompt, const v1::TokenDelta& delta);
+  AssistantText NewText() const;
+  bool TellsReasoning(const AssistantText::Piece& piece) const;
   const std::string& TextOf(size_t prompt, size_t output) const;
   Json Envelope(const char* object) const;
   Json ChunkOf(Json choice) const;
@@ -66,11 +67,9 @@ class OpenAiReply {
     return prompt * static_cast<size_t>(num_outputs_) + output;
   }
 
-  // Of an output: what is thought, and how much its stream has told.
+  // How much of an output its stream has told.
   struct Told {
     AssistantText text;
-    ThoughtReader reader;
-    int64_t num_thought_tokens = 0;
     bool opened = false;
     bool ended = false;
     size_t num_tokens = 0;

@@ -186,6 +186,9 @@ void ReadPrompts(RequestFields& fields, OpenAiRequest& request) {
 void ReadReasoning(RequestFields& fields, OpenAiRequest& request) {
   using Reasoning = OpenAiRequest::Reasoning;
   if (!fields.Bool("include_reasoning").value_or(true)) request.reasoning = Reasoning::kLeftOut;
+  if (request.reasoning == Reasoning::kLeftOut && request.wants_logprobs()) {
+    fields.Fail("include_reasoning", "must be true where logprobs are wanted, which tell it");
+  }
   if (fields.Bool("separate_reasoning").value_or(true)) return;
   if (request.reasoning == Reasoning::kLeftOut) {
     fields.Fail("include_reasoning", "must be true where separate_reasoning is false");

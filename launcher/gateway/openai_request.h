@@ -31,12 +31,11 @@ struct OpenAiRequest {
   enum class Reasoning { kApart, kLeftOut, kInContent };
 
   bool is_chat = false;
-  std::string model;                         // empty = whichever is served
-  std::vector<OpenAiPrompt> prompts;         // not of a chat
-  nlohmann::ordered_json chat;               // of a chat: its template's variables
-  std::set<std::string> tool_names;          // functions that the model may call
-  std::optional<std::string> required_call;  // of which it must call this; empty = any of them
-  v1::GenerateRequest options;               // all but the prompt
+  std::string model;                  // empty = whichever is served
+  std::vector<OpenAiPrompt> prompts;  // not of a chat
+  nlohmann::ordered_json chat;        // of a chat: its template's variables
+  std::set<std::string> tool_names;   // functions that the model may call
+  v1::GenerateRequest options;        // all but the prompt
   bool stream = false;
   bool include_usage = false;  // in a last event of the stream
   bool echo = false;           // the prompt before each output

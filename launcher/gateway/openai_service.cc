@@ -10,7 +10,7 @@
 #include "launcher/cli/values.h"
 #include "launcher/gateway/completion_run.h"
 #include "launcher/gateway/openai_error.h"
-#include "launcher/gateway/tool_schema.h"
+#include "launcher/gateway/tool_calls.h"
 #include "launcher/gateway/upstream.h"
 #include "launcher/metrics/server_metrics.h"
 #include "lockstep/v1/health.grpc.pb.h"
@@ -309,11 +309,9 @@ OpenAiService::AwaitableOr<OpenAiService::ChatPrompt> OpenAiService::WriteChat(
   auto ids = co_await Tokenize(exchange, std::move(tokenize));
   if (!ids.ok()) co_return ids.status();
   const v1::Thought thought = (*chat_template)->ThoughtAfter(*pieces);
-  if (request.required_call) {
-    const ToolCallForm form = ToolCallFormOf((*chat_template)->source());
-    const absl::Status status = ConstrainToCall(request.chat["tools"], *request.required_call, form,
-                                                *options.mutable_constraint());
-    if (!status.ok()) co_return status;
+  if (options.constraint().has_tool_calls()) {
+    options.mutable_constraint()->mutable_tool_calls()->set_form(
+        ToolCallFormOf((*chat_template)->source()));
   }
   if (options.has_constraint()) options.mutable_constraint()->set_thought(thought);
   co_return ChatPrompt{*std::move(ids), thought};

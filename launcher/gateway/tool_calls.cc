@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 #include "launcher/client/begun_marker.h"
+#include "model/grammar/tool_calls.h"
 #include "model/json/strict_json.h"
 
 namespace lockstep {
@@ -15,8 +16,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr absl::string_view kOpen = kToolCallBegin;
-constexpr absl::string_view kClose = kToolCallEnd;
+constexpr absl::string_view kOpen = grammar::kToolCallBegin;
+constexpr absl::string_view kClose = grammar::kToolCallEnd;
 // What Llama 3 may write before its JSON, and Mistral does, where special tokens are shown.
 constexpr absl::string_view kListMarker = "[TOOL_CALLS]";
 constexpr absl::string_view kPrefixes[] = {"<|python_tag|>", kListMarker};
@@ -73,9 +74,13 @@ std::optional<ToolOutput> SplitMarked(absl::string_view text,
 
 }  // namespace
 
-ToolCallForm ToolCallFormOf(absl::string_view chat_template) {
-  if (absl::StrContains(chat_template, kOpen)) return ToolCallForm::kMarked;
-  return absl::StrContains(chat_template, kListMarker) ? ToolCallForm::kList : ToolCallForm::kJson;
+v1::ToolCalls::Form ToolCallFormOf(absl::string_view chat_template) {
+  // Qwen3-Coder and GLM 4.5 have XML between the same markers.
+  const bool has_xml = absl::StrContains(chat_template, "<function=") ||
+                       absl::StrContains(chat_template, "<arg_key>");
+  if (absl::StrContains(chat_template, kOpen) && !has_xml) return v1::ToolCalls::FORM_MARKED;
+  const bool has_lists = absl::StrContains(chat_template, kListMarker);
+  return has_lists ? v1::ToolCalls::FORM_LIST : v1::ToolCalls::FORM_JSON;
 }
 
 ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered) {
@@ -87,10 +92,9 @@ ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& o
 }
 
 size_t NumContentBytes(absl::string_view text, size_t num_known) {
-  const absl::string_view begun = absl::StripLeadingAsciiWhitespace(text);
-  if (begun.empty() || begun[0] == '{' || begun[0] == '[') return 0;
+  if (text.empty() || text[0] == '{' || text[0] == '[') return 0;
   for (const absl::string_view prefix : kPrefixes) {
-    if (absl::StartsWith(begun, prefix) || absl::StartsWith(prefix, begun)) return 0;
+    if (absl::StartsWith(text, prefix) || absl::StartsWith(prefix, text)) return 0;
   }
   const size_t marker = text.find(kOpen, num_known);
   return marker != absl::string_view::npos ? marker : text.size() - NumBegun(text, kOpen);

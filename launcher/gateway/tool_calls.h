@@ -11,15 +11,12 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "lockstep/v1/generation.pb.h"
 
 namespace lockstep {
 
-enum class ToolCallForm { kJson, kList, kMarked };
-inline constexpr char kToolCallBegin[] = "<tool_call>";
-inline constexpr char kToolCallEnd[] = "</tool_call>";
-
 // What a model was taught whose chat template this is.
-ToolCallForm ToolCallFormOf(absl::string_view chat_template);
+v1::ToolCalls::Form ToolCallFormOf(absl::string_view chat_template);
 
 struct ToolCall {
   std::string name;
@@ -34,8 +31,8 @@ struct ToolOutput {
 // text: all that an output says. offered: names of functions.
 ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered);
 
-// Of a text that goes on: how many of its first bytes are content, whatever comes. num_known: what
-// this said of the text's beginning.
+// Of a text that goes on, without white space before it: how many of its first bytes are content,
+// whatever comes. num_known: what this said of the text's beginning.
 size_t NumContentBytes(absl::string_view text, size_t num_known);
 
 }  // namespace lockstep

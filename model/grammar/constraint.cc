@@ -9,6 +9,7 @@
 #include "model/grammar/json_schema.h"
 #include "model/grammar/regex.h"
 #include "model/grammar/thought.h"
+#include "model/grammar/tool_calls.h"
 #include "model/json/strict_json.h"
 
 namespace lockstep::grammar {
@@ -39,6 +40,8 @@ absl::StatusOr<GrammarBuilder::Part> AddKind(const OutputConstraint& constraint,
       return AddRegex(constraint.text, builder);
     case OutputConstraint::Kind::kChoices:
       return AddChoices(constraint.text, builder);
+    case OutputConstraint::Kind::kToolCalls:
+      return AddToolCalls(constraint.text, builder);
     case OutputConstraint::Kind::kNone:
       break;
   }
@@ -49,18 +52,16 @@ absl::StatusOr<GrammarBuilder::Part> AddKind(const OutputConstraint& constraint,
 
 absl::StatusOr<Grammar> CompileConstraint(const OutputConstraint& constraint) {
   using Thought = OutputConstraint::Thought;
-  if (constraint.num_bytes() > OutputConstraint::kMaxTextBytes) {
+  if (constraint.text.size() > OutputConstraint::kMaxTextBytes) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "has ", constraint.num_bytes(), " bytes, at most ", OutputConstraint::kMaxTextBytes));
+        "has ", constraint.text.size(), " bytes, at most ", OutputConstraint::kMaxTextBytes));
   }
   GrammarBuilder builder;
   std::vector<GrammarBuilder::Part> parts;
   if (constraint.thought != Thought::kNone) {
     parts.push_back(AddThought(constraint.thought == Thought::kBegun, builder));
   }
-  parts.push_back(builder.Text(constraint.before));
   ASSIGN_OR_RETURN(parts.emplace_back(), AddKind(constraint, builder));
-  parts.push_back(builder.Text(constraint.after));
   return builder.Build(builder.Sequence(std::move(parts)));
 }
 

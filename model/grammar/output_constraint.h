@@ -12,6 +12,7 @@ struct OutputConstraint {
     kJsonSchema,  // JSON that is valid against the schema that `text` is
     kRegex,       // a match of `text`, from end to end
     kChoices,     // one of the strings in the JSON array that `text` is
+    kToolCalls,   // calls of functions, as `text` says in JSON (model/grammar/tool_calls.h)
   };
   // What may come before all of it, as models write that think (model/grammar/thought.h).
   enum class Thought {
@@ -23,12 +24,7 @@ struct OutputConstraint {
 
   Kind kind = Kind::kNone;
   std::string text;
-  // Around what the kind says, literally.
-  std::string before = "";
-  std::string after = "";
   Thought thought = Thought::kNone;
-
-  size_t num_bytes() const { return text.size() + before.size() + after.size(); }
 
   bool operator==(const OutputConstraint&) const = default;
 };

@@ -92,8 +92,8 @@ absl::Status CheckLogprobs(absl::string_view field, int32_t count) {
 // Not the text itself: whoever it was that compiled it knows.
 absl::Status CheckConstraint(const SamplingParams& params) {
   if (params.constraint.kind == OutputConstraint::Kind::kNone) return absl::OkStatus();
-  if (params.constraint.num_bytes() > OutputConstraint::kMaxTextBytes) {
-    return OutOfRange("the number of the constraint's bytes", params.constraint.num_bytes(),
+  if (params.constraint.text.size() > OutputConstraint::kMaxTextBytes) {
+    return OutOfRange("the number of the constraint's bytes", params.constraint.text.size(),
                       absl::StrCat("at most ", OutputConstraint::kMaxTextBytes));
   }
   if (params.ignore_eos) {

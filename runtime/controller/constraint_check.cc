@@ -19,6 +19,8 @@ const char* NameOf(OutputConstraint::Kind kind) {
       return "regex";
     case OutputConstraint::Kind::kChoices:
       return "choices";
+    case OutputConstraint::Kind::kToolCalls:
+      return "tool_calls";
   }
   return "kind";
 }

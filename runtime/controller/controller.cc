@@ -15,6 +15,7 @@
 #include "model/chat_template/chat_template.h"
 #include "model/chat_template/chat_template_file.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/grammar/thought.h"
 #include "model/tokenizer/tokenizer.h"
 #include "model/tokenizer/tokenizer_fingerprint.h"
 #include "runtime/controller/event_loop.h"
@@ -169,6 +170,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::filesystem::
 
 // One that is not understood costs its chats alone, and is told as an event.
 absl::StatusOr<v1::GetChatTemplateResponse> LoadChatTemplate(const ControllerOptions& options,
+                                                             const Tokenizer* tokenizer,
                                                              EventLoop& loop) {
   const auto file = ReadChatTemplate(options.model_dir, options.chat_template);
   if (!file.ok() && !options.chat_template.empty()) return file.status();
@@ -182,6 +184,10 @@ absl::StatusOr<v1::GetChatTemplateResponse> LoadChatTemplate(const ControllerOpt
   if (!file.ok()) return response;
   response.set_source(file->source);
   response.set_tool_source(file->tool_source);
+  if (tokenizer != nullptr) {
+    const std::optional<int32_t> end = tokenizer->TokenId(grammar::kThoughtEnd);
+    response.set_thinks_in_text(!end || !tokenizer->IsSpecial(*end));
+  }
   response.mutable_special_tokens()->insert(file->special_tokens.begin(),
                                             file->special_tokens.end());
   return response;
@@ -284,7 +290,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
       options.observer, impl->health);
   ASSIGN_OR_RETURN(impl->journal, OpenJournal(options, fingerprint, impl->loop));
   ASSIGN_OR_RETURN(v1::GetChatTemplateResponse chat_template,
-                   LoadChatTemplate(options, *impl->loop));
+                   LoadChatTemplate(options, impl->tokenizer.get(), *impl->loop));
   impl->generation = std::make_unique<GenerationService>(
       GenerationServiceConfig{.default_sampling = sampling,
                               .vocab_size = model.vocab_size,

@@ -125,7 +125,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context*
     Refuse(*call, status);
     return reactor;
   }
-  const size_t constraint_bytes = call->checked.engine.sampling.constraint.num_bytes();
+  const size_t constraint_bytes = call->checked.engine.sampling.constraint.text.size();
   const size_t num_text_bytes = call->request.text().size() + call->request.prediction().size();
   RunText(num_text_bytes + kConstraintWork * constraint_bytes, [this, call] {
     const absl::Status prepared =

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "kernels/base/status_macros.h"
+#include "model/grammar/tool_calls.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
@@ -113,6 +114,27 @@ absl::StatusOr<OutputConstraint> ReadChoices(const v1::TextChoices& choices) {
                           texts.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)};
 }
 
+absl::StatusOr<OutputConstraint> ReadToolCalls(const v1::ToolCalls& calls) {
+  if (!v1::ToolCalls::Form_IsValid(calls.form())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("constraint.tool_calls.form is ", static_cast<int>(calls.form()), ", must be ",
+                     v1::ToolCalls::Form_MIN, " to ", v1::ToolCalls::Form_MAX));
+  }
+  grammar::ToolCalls read{
+      static_cast<grammar::ToolCalls::Form>(calls.form()), {}, calls.required()};
+  size_t num_bytes = 0;
+  for (const v1::ToolCalls::Function& function : calls.functions()) {
+    read.functions.push_back({function.name(), function.parameters()});
+    num_bytes += function.ByteSizeLong();
+  }
+  if (num_bytes > OutputConstraint::kMaxTextBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("constraint.tool_calls have ", num_bytes,
+                                                   " bytes, at most ",
+                                                   OutputConstraint::kMaxTextBytes));
+  }
+  return OutputConstraint{OutputConstraint::Kind::kToolCalls, grammar::TextOf(read)};
+}
+
 absl::StatusOr<OutputConstraint> ReadKind(const v1::OutputConstraint& constraint) {
   switch (constraint.kind_case()) {
     case v1::OutputConstraint::kJsonSchema:
@@ -121,16 +143,17 @@ absl::StatusOr<OutputConstraint> ReadKind(const v1::OutputConstraint& constraint
       return OutputConstraint{OutputConstraint::Kind::kRegex, constraint.regex()};
     case v1::OutputConstraint::kChoices:
       return ReadChoices(constraint.choices());
+    case v1::OutputConstraint::kToolCalls:
+      return ReadToolCalls(constraint.tool_calls());
     case v1::OutputConstraint::KIND_NOT_SET:
       break;
   }
-  return absl::InvalidArgumentError("constraint is empty: set json_schema, regex or choices");
+  return absl::InvalidArgumentError(
+      "constraint is empty: set json_schema, regex, choices or tool_calls");
 }
 
 absl::StatusOr<OutputConstraint> ReadConstraint(const v1::OutputConstraint& constraint) {
   ASSIGN_OR_RETURN(OutputConstraint read, ReadKind(constraint));
-  read.before = constraint.before();
-  read.after = constraint.after();
   switch (constraint.thought()) {
     case v1::THOUGHT_NONE:
       return read;

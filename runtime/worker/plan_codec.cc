@@ -19,8 +19,6 @@ bool IsDecode(const engine::SlotWork& work) { return work.sample && work.num_row
 void EncodeConstraint(const OutputConstraint& constraint, v1::SlotConstraint& message) {
   message.set_kind(static_cast<v1::SlotConstraint::Kind>(constraint.kind));
   message.set_text(constraint.text);
-  message.set_before(constraint.before);
-  message.set_after(constraint.after);
   message.set_thought(static_cast<v1::SlotConstraint::Thought>(constraint.thought));
 }
 
@@ -59,7 +57,6 @@ absl::StatusOr<OutputConstraint> DecodeConstraint(const v1::SlotConstraint& mess
     return Invalid("constraint.thought", absl::StrCat("is ", message.thought()));
   }
   return OutputConstraint{static_cast<OutputConstraint::Kind>(message.kind()), message.text(),
-                          message.before(), message.after(),
                           static_cast<OutputConstraint::Thought>(message.thought())};
 }
 

@@ -41,8 +41,7 @@ const Case kCases[] = {
      {OutputConstraint::Kind::kRegex, R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)"},
      "2026-11-26T15:04:05Z"},
     {"thought",
-     {OutputConstraint::Kind::kChoices, R"(["yes", "no"])", "", "",
-      OutputConstraint::Thought::kBegun},
+     {OutputConstraint::Kind::kChoices, R"(["yes", "no"])", OutputConstraint::Thought::kBegun},
      "First, is 17 a prime? It is not even; 3 * 5 = 15 < 17, and 17 < 25.\nSo it is.\n</think>\n\n"
      "yes"},
 };

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "model/grammar/tool_calls.h"
 
 namespace lockstep {
 namespace {
@@ -204,10 +205,15 @@ r.mutable_stop()->set_min_tokens(4);
 }
 , "constraint.choices have 80000 bytes"
 }
-, Wrong{"ConstraintLongAround", SPOIL{r.mutable_constraint()->set_regex("a");
-r.mutable_constraint()->set_before(std::string(65536, 'b'));
+, Wrong{"ToolCallsLong", SPOIL{v1::ToolCalls& calls = *r.mutable_constraint()->mutable_tool_calls();
+calls.add_functions()->set_parameters(std::string(65536, 'b'));
 }
-, "constraint's bytes is 65537"
+, "constraint.tool_calls have 65540 bytes, at most 65536"
+}
+, Wrong{"ToolCallsForm", SPOIL{r.mutable_constraint()->mutable_tool_calls()->set_form(
+                             static_cast<v1::ToolCalls::Form>(3));
+}
+, "constraint.tool_calls.form is 3, must be 0 to 2"
 }
 , Wrong{"ConstraintThought", SPOIL{r.mutable_constraint()->set_regex("a");
 r.mutable_constraint()->set_thought(static_cast<v1::Thought>(3));
@@ -263,11 +269,19 @@ TEST(RequestValidationTest, ConstraintsAreHandedOn) {
             (OutputConstraint{Kind::kChoices, R"(["\"yes\"","\n"])"}));
   EXPECT_EQ(ConstraintOf([](auto& c) {
               c.set_regex("a|b");
-              c.set_before("<");
-              c.set_after(">");
               c.set_thought(v1::THOUGHT_BEGUN);
             }),
-            (OutputConstraint{Kind::kRegex, "a|b", "<", ">", OutputConstraint::Thought::kBegun}));
+            (OutputConstraint{Kind::kRegex, "a|b", OutputConstraint::Thought::kBegun}));
+  EXPECT_EQ(ConstraintOf([](auto& c) {
+              v1::ToolCalls& calls = *c.mutable_tool_calls();
+              calls.set_form(v1::ToolCalls::FORM_MARKED);
+              calls.set_required(true);
+              calls.add_functions()->set_name("f");
+              calls.mutable_functions(0)->set_parameters("{}");
+            }),
+            (OutputConstraint{Kind::kToolCalls, grammar::TextOf({grammar::ToolCalls::Form::kMarked,
+                                                                 {{"f", "{}"}},
+                                                                 /*required=*/true})}));
   EXPECT_EQ(ConstraintOf([](auto& c) {
               c.set_regex("a");
               c.set_thought(v1::THOUGHT_ALLOWED);

@@ -138,7 +138,18 @@ void DrawConstraint(Dice& dice, v1::GenerateRequest& request) {
           "items": {"$ref": "#/$defs/tree"}}}, "additionalProperties": false}}})"};
   const char* const kEnds[] = {"x", "y", "zz"};
   v1::OutputConstraint& constraint = *request.mutable_constraint();
-  switch (dice.Pick(0, 3)) {
+  switch (dice.Pick(0, 4)) {
+    case 4: {
+      v1::ToolCalls& calls = *constraint.mutable_tool_calls();
+      calls.set_form(static_cast<v1::ToolCalls::Form>(dice.Pick(0, 2)));
+      calls.set_required(!dice.OneIn(3));
+      for (int i = dice.Pick(1, 3); i > 0; --i) {
+        v1::ToolCalls::Function& function = *calls.add_functions();
+        function.set_name(AnyText(dice) + dice.Of(kEnds));
+        if (!dice.OneIn(3)) function.set_parameters(dice.Of(kSchemas));
+      }
+      break;
+    }
     case 0:
       for (int i = dice.Pick(1, 3); i > 0; --i) {
         constraint.mutable_choices()->add_texts(AnyText(dice) + dice.Of(kEnds));
@@ -150,8 +161,6 @@ void DrawConstraint(Dice& dice, v1::GenerateRequest& request) {
     default:
       constraint.set_json_schema(dice.Of(kSchemas));
   }
-  if (dice.OneIn(4)) constraint.set_before(AnyText(dice));
-  if (dice.OneIn(4)) constraint.set_after(AnyText(dice));
   if (dice.OneIn(4)) {
     constraint.set_thought(dice.OneIn(2) ? v1::THOUGHT_BEGUN : v1::THOUGHT_ALLOWED);
   }

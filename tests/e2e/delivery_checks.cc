@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "model/grammar/constraint.h"
 #include "model/grammar/text_automaton.h"
-#include "nlohmann/json.hpp"
+#include "model/grammar/tool_calls.h"
 #include "tests/e2e/text_oracle.h"
 
 namespace lockstep::testing {
@@ -130,49 +130,85 @@ v1::OutputConstraint::KindCase KindOf(const v1::GenerateRequest& request) {
   return request.constraint().kind_case();
 }
 
+// Without the thought.
 absl::StatusOr<grammar::Grammar> GrammarOf(const v1::OutputConstraint& constraint) {
-  OutputConstraint asked;
+  using Kind = OutputConstraint::Kind;
   if (constraint.has_json_schema()) {
-    asked.kind = OutputConstraint::Kind::kJsonSchema;
-    asked.text = constraint.json_schema();
-  } else if (constraint.has_regex()) {
-    asked.kind = OutputConstraint::Kind::kRegex;
-    asked.text = constraint.regex();
-  } else {
-    asked.kind = OutputConstraint::Kind::kChoices;
-    const auto& texts = constraint.choices().texts();
-    asked.text = nlohmann::json(std::vector<std::string>(texts.begin(), texts.end())).dump();
+    return grammar::CompileConstraint({Kind::kJsonSchema, constraint.json_schema()});
   }
-  asked.before = constraint.before();
-  asked.after = constraint.after();
-  asked.thought = static_cast<OutputConstraint::Thought>(constraint.thought());
-  return grammar::CompileConstraint(asked);
+  if (constraint.has_regex()) return grammar::CompileConstraint({Kind::kRegex, constraint.regex()});
+  if (constraint.has_tool_calls()) {
+    const v1::ToolCalls& calls = constraint.tool_calls();
+    grammar::ToolCalls asked{
+        static_cast<grammar::ToolCalls::Form>(calls.form()), {}, calls.required()};
+    for (const auto& function : calls.functions()) {
+      asked.functions.push_back({function.name(), function.parameters()});
+    }
+    return grammar::CompileConstraint({Kind::kToolCalls, grammar::TextOf(asked)});
+  }
+  grammar::GrammarBuilder builder;
+  std::vector<grammar::GrammarBuilder::Part> texts;
+  for (const std::string& text : constraint.choices().texts()) texts.push_back(builder.Text(text));
+  return builder.Build(builder.Choice(std::move(texts)));
+}
+
+// What may be the part of a text that the constraint is about; none: it has not come to that yet.
+std::vector<std::string> ConstrainedParts(v1::Thought thought, const std::string& text,
+                                          bool has_ended) {
+  constexpr char kBegin[] = "<think>", kEnd[] = "</think>";
+  if (thought == v1::THOUGHT_NONE) return {text};
+  std::vector<std::string> parts;
+  std::string rest = text;
+  if (thought == v1::THOUGHT_ALLOWED) {
+    const bool may_begin = std::string(kBegin).rfind(text, 0) == 0;
+    if (may_begin && !has_ended) return {};
+    parts.push_back(text);
+    if (text.rfind(kBegin, 0) != 0) return parts;
+    rest = text.substr(sizeof(kBegin) - 1);
+  }
+  const size_t end = rest.find(kEnd);
+  if (end == std::string::npos) return has_ended ? parts : std::vector<std::string>();
+  rest = rest.substr(end + sizeof(kEnd) - 1);
+  for (int num_breaks = 0; num_breaks <= 4; ++num_breaks) {
+    parts.push_back(rest);
+    if (rest.empty() || rest[0] != '\n') break;
+    rest = rest.substr(1);
+  }
+  return parts;
+}
+
+bool Fits(const grammar::Grammar& grammar, const std::string& text, bool has_ended) {
+  grammar::TextAutomaton automaton(grammar);
+  int32_t state = automaton.Start();
+  for (const char byte : text) {
+    state = automaton.Next(state, static_cast<uint8_t>(byte));
+    if (state == grammar::TextAutomaton::kNoState) return false;
+  }
+  return !has_ended || automaton.may_end(state);
 }
 
 // All tokens but the one that ends the text, which may come where the text is complete.
 void CheckConstraint(const ServerFacts& facts, const v1::GenerateRequest& request,
                      const Delivery::Output& output, Checker& checker) {
   if (KindOf(request) == v1::OutputConstraint::KIND_NOT_SET) return;
-  const absl::StatusOr<grammar::Grammar> grammar = GrammarOf(request.constraint());
+  const v1::OutputConstraint& constraint = request.constraint();
+  const absl::StatusOr<grammar::Grammar> grammar = GrammarOf(constraint);
   checker.Check(grammar.ok(), "accepted, but ", grammar.status().ToString());
   if (!grammar.ok()) return;
   const auto& ends = facts.info.eos_token_ids();
-  grammar::TextAutomaton automaton(*grammar);
-  int32_t state = automaton.Start();
   std::string text;
+  bool has_ended = false;
   for (const int32_t id : output.token_ids) {
-    if (std::count(ends.begin(), ends.end(), id) > 0) {
-      checker.Check(automaton.may_end(state), "ends after \"", absl::CHexEscape(text), "\"");
-      return;
-    }
-    for (const char byte : facts.tokenizer->TokenBytes(id)) {
-      text += byte;
-      state = automaton.Next(state, static_cast<uint8_t>(byte));
-      checker.Check(state != grammar::TextAutomaton::kNoState, "\"", absl::CHexEscape(text),
-                    "\" does not fit its constraint");
-      if (state == grammar::TextAutomaton::kNoState) return;
-    }
+    has_ended = std::count(ends.begin(), ends.end(), id) > 0;
+    if (has_ended) break;
+    text += facts.tokenizer->TokenBytes(id);
   }
+  const std::vector<std::string> parts = ConstrainedParts(constraint.thought(), text, has_ended);
+  const bool fits = std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
+    return Fits(*grammar, part, has_ended);
+  });
+  checker.Check(fits || (parts.empty() && !has_ended), "\"", absl::CHexEscape(text),
+                has_ended ? "\" ends, but" : "\"", " does not fit its constraint");
 }
 
 void CheckFinish(const ServerFacts& facts, const v1::GenerateRequest& request, int max_tokens,

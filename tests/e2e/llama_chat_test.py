@@ -121,8 +121,8 @@ class Thinker(unittest.TestCase):
         message = {}
         for line in lines:
             for choice in json.loads(line)["choices"]:
-                for name, text in choice["delta"].items():
-                    message[name] = message.get(name, "") + text
+                for name, said in choice["delta"].items():
+                    message[name] = message.get(name, type(said)()) + said
         return message
 
     def sometimes(self, seed):
@@ -135,7 +135,8 @@ class Thinker(unittest.TestCase):
         self.assertIsNone(message["content"])
         self.assertTrue(message["reasoning_content"])
         self.assertEqual(answer["choices"][0]["finish_reason"], "length")
-        self.assertEqual(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], 12)
+        again = self.ask(max_tokens=2, messages=[{"role": "user", "content": "Is it?"}, message, {"role": "user", "content": "Go on."}])
+        self.assertEqual(again["usage"]["completion_tokens"], 2)
 
     def test_streams_say_what_whole_answers_say(self):
         num_answers = 0
@@ -164,6 +165,25 @@ class Thinker(unittest.TestCase):
             lengths.append(len(choice["message"].get("reasoning_content", "")))
         self.assertGreater(len(lengths), 4)
         self.assertGreater(max(lengths), 10)
+
+    def test_calls_that_must_be_made_follow_thoughts(self):
+        tools = [{"type": "function", "function": {"name": name}} for name in ("add", "at")]
+        num_calls = 0
+        for seed in range(8):
+            options = dict(self.sometimes(seed), max_tokens=60, tools=tools, tool_choice="required")
+            apart, together = (self.ask(**options, separate_reasoning=apart)["choices"][0] for apart in (True, False))
+            streamed = self.ask(**options, stream=True)
+            if apart["finish_reason"] == "length":
+                continue
+            num_calls += 1
+            self.assertEqual(apart["finish_reason"], "tool_calls")
+            self.assertIn(apart["message"]["tool_calls"][0]["function"], [{"name": name, "arguments": "{}"} for name in ("add", "at")])
+            self.assertIsNone(apart["message"]["content"])
+            without_ids = lambda calls: [{name: call[name] for name in ("type", "function")} for call in calls]
+            self.assertEqual(without_ids(together["message"]["tool_calls"]), without_ids(apart["message"]["tool_calls"]))
+            self.assertTrue(together["message"]["content"].rstrip("\n").endswith("</think>"), together)
+            self.assertEqual(without_ids(streamed["tool_calls"]), without_ids(apart["message"]["tool_calls"]))
+        self.assertGreater(num_calls, 4)
 
     def test_models_that_do_not_think_are_constrained_at_once(self):
         answer = self.ask(temperature=0, structured_outputs={"choice": ["yes", "no"]}, chat_template_kwargs={"never_thinks": True})["choices"][0]

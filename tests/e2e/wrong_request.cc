@@ -46,8 +46,8 @@ const std::vector<Spoil>& WrongWhole() {
         if (facts.tokenizer == nullptr) return {"constraint", "tokenizer.json"};
         switch (dice.Pick(0, 6)) {
           case 5:
-            constraint.set_before(std::string(65535, 'b'));
-            return {"constraint", "65537", "65536"};
+            constraint.mutable_tool_calls()->add_functions()->set_parameters("{}");
+            return {"constraint.tool_calls", "function 0 has no name"};
           case 6:
             constraint.set_thought(static_cast<v1::Thought>(dice.OneIn(2) ? 3 : -1));
             return {"constraint.thought", "must be 0, 1 or 2"};

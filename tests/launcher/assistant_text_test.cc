@@ -15,9 +15,9 @@ const std::set<std::string> kNoFunctions;
 
 // "REASONING|CONTENT|name(arguments)..." of pieces of so many bytes, in which nothing is said
 // twice.
-std::string SaidInPieces(v1::Thought thought, const std::set<std::string>& offered,
+std::string SaidInPieces(v1::Thought thought, bool is_apart, const std::set<std::string>& offered,
                          const std::string& text, size_t step) {
-  AssistantText assistant(thought, offered);
+  AssistantText assistant(thought, is_apart, offered);
   std::string reasoning, content, calls;
   const auto read = [&](size_t size, bool has_ended) {
     const AssistantText::Piece piece =
@@ -39,6 +39,7 @@ TEST(AssistantTextTest, IsTheSameInPiecesOfAnySize) {
     const std::set<std::string>& offered;
     std::string text;
     std::string said;
+    bool is_apart = true;
   };
   const std::string call = R"({"name": "add", "arguments": {"a": 1}})";
   const Case cases[] = {
@@ -51,11 +52,34 @@ TEST(AssistantTextTest, IsTheSameInPiecesOfAnySize) {
        "I <tool_call>|Now:|add({\"a\":1})"},
       {v1::THOUGHT_ALLOWED, kFunctions, call, "||add({\"a\":1})"},
       {v1::THOUGHT_ALLOWED, kFunctions, "<think>" + call, call + "|"},
-      {v1::THOUGHT_ALLOWED, kFunctions, "</think>" + call, "|</think>" + call}};
+      {v1::THOUGHT_ALLOWED, kFunctions, "</think>" + call, "|</think>" + call},
+      {v1::THOUGHT_ALLOWED, kFunctions, " \n\nNo {call}", "| \n\nNo {call}"},
+      {v1::THOUGHT_NONE, kFunctions, "\n" + call, "||add({\"a\":1})"},
+      {v1::THOUGHT_BEGUN, kFunctions, "\nI <tool_call>.\n</think>\n\n" + call,
+       "|\nI <tool_call>.\n</think>\n\n|add({\"a\":1})", false},
+      {v1::THOUGHT_ALLOWED, kFunctions, "<think>So</think>\nYes " + call,
+       "|<think>So</think>\nYes " + call, false},
+      {v1::THOUGHT_ALLOWED, kNoFunctions, "\n<thi", "|\n<thi", false},
+      {v1::THOUGHT_BEGUN, kNoFunctions, "So</thi", "|So</thi", false}};
   for (const Case& one : cases) {
     for (size_t step = 1; step <= one.text.size(); ++step) {
-      EXPECT_EQ(SaidInPieces(one.thought, one.offered, one.text, step), one.said) << step;
+      EXPECT_EQ(SaidInPieces(one.thought, one.is_apart, one.offered, one.text, step), one.said)
+          << one.text << " by " << step;
     }
+  }
+}
+
+// Of a thought and an answer that go on with nothing but white space, in as many pieces: what was
+// looked at is not looked at again.
+TEST(AssistantTextTest, WhiteSpaceWithoutEndTakesTimeInProportion) {
+  for (const char* begin : {"", "<think>", "<think>So", "<think>So</think>", "Yes"}) {
+    AssistantText assistant(v1::THOUGHT_ALLOWED, true, kFunctions);
+    std::string text = begin;
+    for (int i = 0; i < 200000; ++i) {
+      text += "\n\n\n\n\n\n\n\n";
+      assistant.Read(text, false);
+    }
+    EXPECT_EQ(assistant.Read(text + "!", true).calls.size(), 0u);
   }
 }
 

@@ -95,9 +95,15 @@ TEST(ServedChatTemplateTest, WhatATemplateRefusesIsTheRequestsFault) {
             absl::InvalidArgumentError("the model's chat template refuses this: no tools"));
 }
 
-// Of a template that ends like this, after a user's "U".
-v1::Thought ThoughtAfter(const std::string& source) {
-  const auto served = *ServedChatTemplate::Make(source, v1::GetChatTemplateResponse());
+v1::GetChatTemplateResponse ThinkingInText(bool in_text = true) {
+  v1::GetChatTemplateResponse response;
+  response.set_thinks_in_text(in_text);
+  return response;
+}
+
+// Of a template that ends like this.
+v1::Thought ThoughtAfter(const std::string& source, bool in_text = true) {
+  const auto served = *ServedChatTemplate::Make(source, ThinkingInText(in_text));
   const auto prompt = served.Render(ConversationOf({{"user", "U</think>"}}));
   EXPECT_TRUE(prompt.ok()) << prompt.status();
   return served.ThoughtAfter(*prompt);
@@ -113,6 +119,8 @@ TEST(ServedChatTemplateTest, TellsWhetherAThoughtMayFollow) {
   // What somebody says ends nothing.
   EXPECT_EQ(ThoughtAfter("<think>" + knows), v1::THOUGHT_ALLOWED);
   EXPECT_EQ(ThoughtAfter("{% if '</think>' in '' %}{% endif %}"), v1::THOUGHT_ALLOWED);
+  // Outputs do not show where it ends.
+  EXPECT_EQ(ThoughtAfter(knows + "<think>", /*in_text=*/false), v1::THOUGHT_NONE);
 }
 
 TEST(ChatPromptsTest, ThoughtsMayComeBeforeConstrainedOutputs) {
@@ -195,8 +203,8 @@ class ExamTest : public ::testing::Test {
 };
 
 TEST_F(ExamTest, ThoughtsAreNoPartOfTheAnswer) {
-  template_ = *ServedChatTemplate::Make(std::string(kTemplate) + "{# </think> #}",
-                                        v1::GetChatTemplateResponse());
+  template_ =
+      *ServedChatTemplate::Make(std::string(kTemplate) + "{# </think> #}", ThinkingInText());
   const auto scores = Run({Ask("sum", "muse:4", "4"), Ask("sum", "muse:4", "5")});
   ASSERT_TRUE(scores.ok()) << scores.status();
   EXPECT_EQ(scores->total().num_right, 1);

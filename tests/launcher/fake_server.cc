@@ -72,6 +72,7 @@ class FakeServer::Service final : public v1::Generation::Service {
   grpc::Status GetChatTemplate(grpc::ServerContext*, const v1::GetChatTemplateRequest*,
                                v1::GetChatTemplateResponse* response) override {
     response->set_source(chat_template_);
+    response->set_thinks_in_text(true);
     (*response->mutable_special_tokens())["bos_token"] = "<s>";
     return grpc::Status::OK;
   }

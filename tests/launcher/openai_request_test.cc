@@ -229,9 +229,10 @@ TEST(OpenAiRequestTest, ThoughtsComeApartUnlessTheyAreWantedElsewhere) {
 TEST(OpenAiRequestTest, ThoughtsOfEarlierTurnsReachTheTemplateByEitherName) {
   for (const char* name : {"reasoning_content", "reasoning"}) {
     const auto request = ParseChatRequest(absl::StrCat(
-        R"({"messages": [{"role": "assistant", "content": "Yes.", ")", name, R"(": "So."}]})"));
+        R"({"messages": [{"role": "assistant", "content": null, ")", name, R"(": "So."}]})"));
     ASSERT_TRUE(request.ok()) << request.status();
     EXPECT_EQ(request->chat["messages"][0]["reasoning_content"], "So.") << name;
+    EXPECT_EQ(request->chat["messages"][0]["content"], "");
   }
 }
 
@@ -248,6 +249,7 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
            {R"("messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f",
                "arguments": "[]"}}]}])",
             "messages[0].tool_calls[0].function.arguments must be a JSON object"},
+           {R"("messages": [{"role": "tool"}])", "messages[0].content is missing"},
            {R"("messages": [{"role": "user"}])", "messages[0].content is missing"},
            {R"("messages": [{"role": "user", "content": 3}])", "messages[0].content must be"},
            {R"("messages": ["a"])", "messages[0] must be an object"},
@@ -263,6 +265,8 @@ TEST(OpenAiRequestTest, WrongChatsAreRefusedByName) {
            {R"("functions": [{}])", "functions cannot be given"},
            {R"("separate_reasoning": false, "include_reasoning": false)",
             "include_reasoning must be true where separate_reasoning is false"},
+           {R"("include_reasoning": false, "logprobs": true)",
+            "include_reasoning must be true where logprobs are wanted"},
            {R"("reasoning_effort": "lots")",
             "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, not "
             "\"lots\""},

@@ -60,7 +60,7 @@ TEST(ToolCallsTest, NothingIsToldThatTurnsOutToBeACall) {
        {std::string("plain text < and <tool_cal, no call"),
         std::string("see <tool_call>{\"name\": \"now\"}</tool_call>"),
         std::string("<tool_call>{\"name\": \"now\"}</tool_call>"),
-        std::string("  {\"name\": \"now\"}"), std::string("[TOOL_CALLS][{\"name\": \"now\"}]"),
+        std::string("{\"name\": \"now\"}"), std::string("[TOOL_CALLS][{\"name\": \"now\"}]"),
         std::string("<|python_tag|>{\"name\": \"now\"}"), std::string("<|python"),
         std::string("[a list]"), std::string("x<tool_call>rubbish")}) {
     const std::string content = SplitToolCalls(text, kOffered).content;

@@ -224,10 +224,10 @@ TEST(QueueSimulation, ALayoutThatNeedsReplicasLeavesOthersAlone) {
   PlanRequest request = RequestFor("llama-3.1-70b");
   request.rate_per_s = 1;
   request.ttft_p95_ms = 500;
-  request.output_tokens = 100;
   SimulationBudget budget;
   const LayoutSearch search = SearchLayouts(request, budget);
   ASSERT_TRUE(search.chosen.has_value());
+  EXPECT_EQ(search.candidates[*search.chosen].layout.tp, 4);
   EXPECT_EQ(search.candidates[*search.chosen].layout.gpus(), 4);
   EXPECT_LE(search.queue->ttft_p95_ms, 500);
 }

@@ -27,7 +27,7 @@ SamplingParams EverySampling() {
   params.min_tokens = 2;
   params.stop_token_ids = {8, 1};
   params.ignore_eos = true;
-  params.constraint = {OutputConstraint::Kind::kRegex, "[a-z]+ é", "<<", ">>",
+  params.constraint = {OutputConstraint::Kind::kToolCalls, "[a-z]+ é",
                        OutputConstraint::Thought::kBegun};
   params.num_logprobs = 0;
   params.num_prompt_logprobs = 5;

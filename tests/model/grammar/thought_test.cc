@@ -1,4 +1,4 @@
-// Constraints that a thought, and literal texts, may stand around.
+// Constraints that a thought may come before.
 #include "model/grammar/thought.h"
 
 #include <random>
@@ -23,7 +23,7 @@ Grammar CompiledOrDie(const OutputConstraint& constraint) {
 }
 
 Grammar AnswerAfter(Thought thought) {
-  return CompiledOrDie({OutputConstraint::Kind::kRegex, "a+", "", "", thought});
+  return CompiledOrDie({OutputConstraint::Kind::kRegex, "a+", thought});
 }
 
 // What AnswerAfter must have, said without a grammar.
@@ -92,27 +92,6 @@ TEST(ThoughtTest, HoldsNoControlCharacters) {
   EXPECT_FALSE(IsPrefix(begun, std::string(1, 0)));
   EXPECT_FALSE(IsPrefix(begun, "\x1b"));
   EXPECT_FALSE(IsPrefix(begun, "\xff"));
-}
-
-TEST(ThoughtTest, ComesBeforeLiteralTexts) {
-  const Grammar marked = CompiledOrDie({OutputConstraint::Kind::kChoices, R"(["x", "yy"])",
-                                        "<tool_call>\n", "\n</tool_call>", Thought::kAllowed});
-  EXPECT_TRUE(Matches(marked, "<tool_call>\nyy\n</tool_call>"));
-  EXPECT_TRUE(Matches(marked, "<think>hm</think>\n\n<tool_call>\nx\n</tool_call>"));
-  EXPECT_FALSE(Matches(marked, "x"));
-  EXPECT_FALSE(Matches(marked, "<tool_call>\nx"));
-  EXPECT_TRUE(IsPrefix(marked, "<tool_call>\nx"));
-  EXPECT_FALSE(Matches(marked, "<tool_call>\n<think>hm</think>x\n</tool_call>"));
-}
-
-TEST(ThoughtTest, AllTextsCountAgainstTheLimit) {
-  OutputConstraint constraint = {OutputConstraint::Kind::kRegex, "a", "", ""};
-  constraint.before.assign(OutputConstraint::kMaxTextBytes - 2, 'b');
-  constraint.after = "c";
-  EXPECT_EQ(constraint.num_bytes(), OutputConstraint::kMaxTextBytes);
-  EXPECT_NE(std::string(CompileConstraint(constraint).status().message()).substr(0, 3), "has");
-  constraint.after = "cc";
-  EXPECT_EQ(CompileConstraint(constraint).status().message(), "has 65537 bytes, at most 65536");
 }
 
 }  // namespace

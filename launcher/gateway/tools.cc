@@ -1,0 +1,181 @@
+#include "launcher/gateway/tools.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+#include "launcher/gateway/constraint_fields.h"
+#include "launcher/gateway/ordered_values.h"
+#include "model/json/strict_json.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using Ordered = nlohmann::ordered_json;
+
+constexpr size_t kMaxToolNameBytes = 256;
+// One of these says what a value is, so that a type need not.
+constexpr const char* kSaysWhatItIs[] = {"$ref",  "anyOf", "oneOf", "allOf",      "not",
+                                         "const", "enum",  "if",    "$dynamicRef"};
+constexpr char kAnyArguments[] = R"({"type":"object"})";
+
+absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& where) {
+  RequestFields fields(tool, where);
+  if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
+  const json* function = fields.Value("function");
+  if (function == nullptr) fields.Fail("function", "is missing");
+  RETURN_IF_ERROR(fields.Finish());
+  RequestFields inner(*function, where + "function.");
+  const std::string name = inner.Text("name").value_or("");
+  if (name.empty() || name.size() > kMaxToolNameBytes) {
+    inner.Fail("name", absl::StrCat("must have 1 to ", kMaxToolNameBytes, " bytes"));
+  }
+  inner.Text("description");
+  inner.Bool("strict");
+  const json* parameters = inner.Value("parameters");
+  if (parameters != nullptr && !parameters->is_object()) {
+    inner.Fail("parameters", "must be an object");
+  }
+  RETURN_IF_ERROR(inner.Finish());
+  return name;
+}
+
+struct ToolChoice {
+  bool offers_tools = true;
+  bool must_call = false;
+  std::string function;  // the only one that may be called; empty = any
+};
+
+// {"type": "function", "function": {"name": NAME}}
+absl::StatusOr<std::string> ChosenFunction(const json& choice) {
+  RequestFields fields(choice, "tool_choice.");
+  if (fields.Text("type") != "function") fields.Fail("type", "must be \"function\"");
+  const json* function = fields.Value("function");
+  if (function == nullptr) fields.Fail("function", "is missing");
+  RETURN_IF_ERROR(fields.Finish());
+  RequestFields inner(*function, "tool_choice.function.");
+  std::string name = inner.Text("name").value_or("");
+  if (name.empty()) inner.Fail("name", "is missing");
+  RETURN_IF_ERROR(inner.Finish());
+  return name;
+}
+
+absl::StatusOr<ToolChoice> ReadToolChoice(RequestFields& fields) {
+  ToolChoice read;
+  const json* choice = fields.Value("tool_choice");
+  if (choice == nullptr || *choice == "auto") return read;
+  read.offers_tools = *choice != "none";
+  read.must_call = read.offers_tools;
+  if (choice->is_object()) {
+    ASSIGN_OR_RETURN(read.function, ChosenFunction(*choice));
+  } else if (*choice != "none" && *choice != "required") {
+    fields.Fail("tool_choice", absl::StrCat("must be \"auto\", \"none\", \"required\" or a "
+                                            "function's name in an object, not ",
+                                            QuotedJson(*choice)));
+  }
+  return read;
+}
+
+// Of a function's arguments, an object; empty: it takes none.
+absl::StatusOr<std::string> ParametersOf(const Ordered& function) {
+  Ordered schema = function.value("parameters", Ordered());
+  if (schema.is_null()) return "";
+  const auto type = schema.find("type");
+  if (type != schema.end() && *type != "object") {
+    return absl::InvalidArgumentError(
+        "parameters.type must be \"object\" where calls must be valid (tool_choice, strict)");
+  }
+  const bool says_what_it_is = std::any_of(std::begin(kSaysWhatItIs), std::end(kSaysWhatItIs),
+                                           [&](const char* name) { return schema.contains(name); });
+  if (type == schema.end() && !says_what_it_is) schema["type"] = "object";
+  return schema.dump(-1, ' ', false, Ordered::error_handler_t::replace);
+}
+
+bool IsStrict(const Ordered& function) {
+  const auto strict = function.find("strict");
+  return strict != function.end() && *strict == true;
+}
+
+// only: of the one function that may be called; empty = any. Where none must be, those that are not
+// strict take any object.
+absl::StatusOr<v1::ToolCalls> CallsOf(const Ordered& tools, bool required,
+                                      const std::string& only) {
+  v1::ToolCalls calls;
+  calls.set_required(required);
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Ordered& offered = tools[i].at("function");
+    if (!only.empty() && offered.at("name") != only) continue;
+    v1::ToolCalls::Function& function = *calls.add_functions();
+    function.set_name(offered.at("name").get<std::string>());
+    function.set_parameters(kAnyArguments);
+    if (!required && !IsStrict(offered)) continue;
+    auto parameters = ParametersOf(offered);
+    if (!parameters.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tools[", i, "].function.", parameters.status().message()));
+    }
+    function.set_parameters(*std::move(parameters));
+  }
+  return calls;
+}
+
+absl::Status ConstrainCalls(const ToolChoice& choice, RequestFields& fields,
+                            OpenAiRequest& request) {
+  const bool has_tools = !request.tool_names.empty();
+  if (choice.must_call && !has_tools) {
+    fields.Fail("tool_choice", "wants a call, but there are no tools");
+    return absl::OkStatus();
+  }
+  if (!choice.function.empty() && !request.tool_names.contains(choice.function)) {
+    fields.Fail("tool_choice",
+                absl::StrCat("names ", Quoted(choice.function), ", which no tool is"));
+    return absl::OkStatus();
+  }
+  if (!has_tools) return absl::OkStatus();
+  const Ordered& tools = request.chat["tools"];
+  const bool has_strict = std::any_of(tools.begin(), tools.end(), [](const Ordered& tool) {
+    return IsStrict(tool.at("function"));
+  });
+  const bool may_constrain = has_strict && !request.options.has_constraint();
+  if (!choice.must_call && !may_constrain) return absl::OkStatus();
+  ASSIGN_OR_RETURN(v1::ToolCalls calls, CallsOf(tools, choice.must_call, choice.function));
+  v1::OutputConstraint* constraint = NewConstraint(
+      calls.ByteSizeLong(), choice.must_call ? "tool_choice" : "tools", fields, request.options);
+  if (constraint != nullptr) *constraint->mutable_tool_calls() = std::move(calls);
+  return absl::OkStatus();
+}
+
+absl::Status ReadFunctions(absl::string_view body, bool offers_tools, RequestFields& fields,
+                           OpenAiRequest& request) {
+  const json* tools = fields.Value("tools");
+  if (tools == nullptr) return absl::OkStatus();
+  if (!tools->is_array() || tools->size() > kMaxTools) {
+    fields.Fail("tools", absl::StrCat("must be an array of at most ", kMaxTools));
+    return absl::OkStatus();
+  }
+  std::set<std::string> names;
+  for (size_t i = 0; i < tools->size(); ++i) {
+    ASSIGN_OR_RETURN(const std::string name,
+                     ToolNameOf((*tools)[i], absl::StrCat("tools[", i, "].")));
+    names.insert(name);
+  }
+  if (!offers_tools || names.empty()) return absl::OkStatus();
+  request.tool_names = std::move(names);
+  ASSIGN_OR_RETURN(request.chat["tools"], OrderedField(body, "tools", *tools));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadTools(absl::string_view body, RequestFields& fields, OpenAiRequest& request) {
+  fields.Ignore("parallel_tool_calls");  // a call that must be made is one
+  ASSIGN_OR_RETURN(const ToolChoice choice, ReadToolChoice(fields));
+  RETURN_IF_ERROR(ReadFunctions(body, choice.offers_tools, fields, request));
+  return ConstrainCalls(choice, fields, request);
+}
+
+}  // namespace lockstep
