@@ -1,6 +1,8 @@
 // What a client sees of lockstep.v1.Generation.
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -9,7 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
+#include "nlohmann/json.hpp"
 #include "tests/controller/controller_fixture.h"
+#include "tests/support/read_file.h"
 #include "tests/support/temp_directory.h"
 
 namespace lockstep::testing {
@@ -352,6 +356,28 @@ TEST_F(GenerationTest, TheChatTemplateIsTheModelsUnlessAnotherIsGiven) {
   grpc::ClientContext context;
   ASSERT_TRUE(stub().GetChatTemplate(&context, {}, &response).ok());
   EXPECT_EQ(response.source(), "{{ messages }}");
+  EXPECT_TRUE(response.thinks_in_text());
+}
+
+// Does an output show where a thought ends?
+TEST_F(GenerationTest, ThoughtsAreSeenUnlessTheirEndIsASpecialToken) {
+  for (const bool is_special : {false, true}) {
+    const TempDirectory directory;
+    ControllerOptions options = DefaultOptions();
+    std::filesystem::copy(options.model_dir, directory.path() / "model");
+    options.model_dir = directory.path() / "model";
+    nlohmann::json tokenizer =
+        nlohmann::json::parse(ReadFile(options.model_dir / "tokenizer.json"));
+    tokenizer["added_tokens"].push_back(
+        {{"id", kVocabSize}, {"content", "</think>"}, {"special", is_special}});
+    std::ofstream(options.model_dir / "tokenizer.json") << tokenizer;
+    options.chat_template = directory.Write("template", "</think>");
+    StartController(options);
+    v1::GetChatTemplateResponse response;
+    grpc::ClientContext context;
+    ASSERT_TRUE(stub().GetChatTemplate(&context, {}, &response).ok());
+    EXPECT_EQ(response.thinks_in_text(), !is_special);
+  }
 }
 
 TEST_F(GenerationTest, TokenizeAndDetokenizeAreInverse) {

@@ -322,6 +322,7 @@ TEST(QueueSimulation, ManyReplicasAreFoundInFewSimulations) {
   ASSERT_TRUE(search.chosen.has_value());
   EXPECT_LE(search.queue->ttft_p95_ms, 300);
   EXPECT_LT(num_simulations, 12);
+  EXPECT_LT(budget.tokens, SimulationBudget().tokens);
 }
 
 TEST(QueueSimulation, OfLongAnswersCheaperChangesAreByFormula) {
