@@ -13,6 +13,14 @@ namespace {
 
 constexpr absl::Duration kFetchTimeout = absl::Seconds(60);
 
+bool Thinks(const std::string& source, const v1::GetChatTemplateResponse& response) {
+  return response.thinks_in_text() && absl::StrContains(source, grammar::kThoughtEnd);
+}
+
+std::map<std::string, std::string> SpecialTokensOf(const v1::GetChatTemplateResponse& response) {
+  return {response.special_tokens().begin(), response.special_tokens().end()};
+}
+
 }  // namespace
 
 nlohmann::ordered_json ConversationOf(const std::vector<ChatMessage>& messages) {
@@ -42,16 +50,22 @@ absl::StatusOr<ServedChatTemplate> ServedChatTemplate::Make(
         absl::StrCat("the model's chat template is not understood: ", parsed.status().message()));
   }
   ServedChatTemplate served(source, *std::move(parsed));
-  served.thinks_ = response.thinks_in_text() && absl::StrContains(source, grammar::kThoughtEnd);
-  served.special_tokens_.assign(response.special_tokens().begin(), response.special_tokens().end());
+  served.thinks_ = Thinks(source, response);
+  served.special_tokens_ = SpecialTokensOf(response);
   return served;
+}
+
+bool ServedChatTemplate::IsOf(const std::string& source,
+                              const v1::GetChatTemplateResponse& response) const {
+  return source == source_ && Thinks(source, response) == thinks_ &&
+         SpecialTokensOf(response) == special_tokens_;
 }
 
 absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
     nlohmann::ordered_json input) const {
   ChatVariables variables;
   variables.input = std::move(input);
-  variables.markup = special_tokens_;
+  variables.markup.assign(special_tokens_.begin(), special_tokens_.end());
   auto pieces = template_.Render(variables);
   const absl::Status& status = pieces.status();
   if (absl::IsFailedPrecondition(status)) {

@@ -1,6 +1,7 @@
 // The chat template of a served model, ready to run.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,6 +47,8 @@ class ServedChatTemplate {
   v1::Thought ThoughtAfter(const std::vector<TextPiece>& prompt) const;
 
   const std::string& source() const { return source_; }
+  // Would Make make the same of these?
+  bool IsOf(const std::string& source, const v1::GetChatTemplateResponse& response) const;
 
  private:
   ServedChatTemplate(std::string source, ChatTemplate chat_template)
@@ -53,7 +56,7 @@ class ServedChatTemplate {
   std::string source_;
   ChatTemplate template_;
   bool thinks_ = false;
-  std::vector<std::pair<std::string, std::string>> special_tokens_;
+  std::map<std::string, std::string> special_tokens_;
 };
 
 // Asks the server. nullopt: the model has none. Errors: what the server answers, and Make's.

@@ -10,8 +10,8 @@
 namespace lockstep {
 namespace {
 
-constexpr absl::string_view kBegin = grammar::kThoughtBegin;
-constexpr absl::string_view kEnd = grammar::kThoughtEnd;
+const absl::string_view kBegin = grammar::kThoughtBegin;
+const absl::string_view kEnd = grammar::kThoughtEnd;
 
 // Where the text goes on behind the line breaks at `from`.
 size_t BehindBreaks(absl::string_view text, size_t from) {

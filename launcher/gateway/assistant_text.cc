@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+
 namespace lockstep {
 namespace {
 
@@ -18,7 +20,10 @@ std::string NewBytes(absl::string_view sure, size_t& num_told) {
 // What may yet turn out to be a call is kept back.
 std::string AssistantText::NewAnswer(absl::string_view answer) {
   if (offered_.empty()) return NewBytes(answer, num_answer_);
-  num_space_ = std::min(answer.find_first_not_of(" \t\r\n", num_space_), answer.size());
+  while (num_space_ < answer.size() &&
+         absl::ascii_isspace(static_cast<unsigned char>(answer[num_space_]))) {
+    ++num_space_;
+  }
   const size_t num_told = std::max(num_answer_, num_space_) - num_space_;
   const size_t num_sure = NumContentBytes(answer.substr(num_space_), num_told);
   return num_sure == 0 ? "" : NewBytes(answer.substr(0, num_space_ + num_sure), num_answer_);
@@ -36,7 +41,7 @@ AssistantText::Piece AssistantText::Read(absl::string_view text, bool has_ended)
   if (!has_ended || offered_.empty()) {
     piece.content += NewAnswer(answer);
   } else {
-    ToolOutput output = SplitToolCalls(answer, offered_);
+    ToolOutput output = SplitToolCalls(answer, offered_, form_.calls);
     piece.content += NewBytes(output.content, num_answer_);
     piece.calls = std::move(output.calls);
   }

@@ -1,6 +1,7 @@
 // What an assistant's text holds: a thought, an answer, calls of functions. Pure.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -12,6 +13,13 @@
 
 namespace lockstep {
 
+// How such a text is read.
+struct AssistantForm {
+  v1::Thought thought = v1::THOUGHT_NONE;  // what it may begin with
+  // Calls of that form alone (SplitToolCalls).
+  std::optional<v1::ToolCalls::Form> calls = std::nullopt;
+};
+
 // Of a text that goes on, in pieces that are never taken back.
 class AssistantText {
  public:
@@ -21,10 +29,10 @@ class AssistantText {
     std::vector<ToolCall> calls;  // with the last piece
   };
 
-  // thought: what the text may begin with. is_apart: else it is content, too, as it is written.
-  // offered: names of functions that may be called, which must outlive it.
-  AssistantText(v1::Thought thought, bool is_apart, const std::set<std::string>& offered)
-      : reader_(thought), is_apart_(is_apart), offered_(offered) {}
+  // is_apart: the thought, which else is content, too, as it is written. offered: names of
+  // functions that may be called, which must outlive it.
+  AssistantText(AssistantForm form, bool is_apart, const std::set<std::string>& offered)
+      : form_(form), reader_(form.thought), is_apart_(is_apart), offered_(offered) {}
 
   // text: all of it so far. What is sure by now and was not before; with has_ended, all the rest.
   Piece Read(absl::string_view text, bool has_ended);
@@ -32,6 +40,7 @@ class AssistantText {
  private:
   std::string NewAnswer(absl::string_view answer);
 
+  const AssistantForm form_;
   ThoughtReader reader_;
   const bool is_apart_;
   const std::set<std::string>& offered_;

@@ -34,9 +34,9 @@ void AddEnd(const v1::OutputFinished& finished, bool has_calls, Json& choice) {
 }  // namespace
 
 OpenAiReply::OpenAiReply(const OpenAiRequest& request, size_t num_prompts, std::string model,
-                         absl::Time created, std::vector<EchoedPrompt> echoed, v1::Thought thought)
+                         absl::Time created, std::vector<EchoedPrompt> echoed, AssistantForm form)
     : request_(request),
-      thought_(thought),
+      form_(form),
       num_outputs_(std::clamp(request.num_outputs(), 1, kMaxOutputs)),
       model_(std::move(model)),
       created_(absl::ToUnixSeconds(created)),
@@ -50,7 +50,7 @@ void OpenAiReply::Add(size_t prompt, const v1::GenerateEvent& event) {
 
 AssistantText OpenAiReply::NewText() const {
   const bool is_apart = request_.reasoning != OpenAiRequest::Reasoning::kInContent;
-  return AssistantText(thought_, is_apart, request_.tool_names);
+  return AssistantText(form_, is_apart, request_.tool_names);
 }
 
 bool OpenAiReply::TellsReasoning(const AssistantText::Piece& piece) const {

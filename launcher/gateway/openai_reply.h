@@ -25,11 +25,10 @@ class OpenAiReply {
  public:
   using Json = nlohmann::ordered_json;
 
-  // echoed: one to each prompt with request.echo, else empty. thought: what outputs of a chat may
-  // begin with. The request must outlive it.
+  // echoed: one to each prompt with request.echo, else empty. form: of a chat's outputs. The
+  // request must outlive it.
   OpenAiReply(const OpenAiRequest& request, size_t num_prompts, std::string model,
-              absl::Time created, std::vector<EchoedPrompt> echoed,
-              v1::Thought thought = v1::THOUGHT_NONE);
+              absl::Time created, std::vector<EchoedPrompt> echoed, AssistantForm form = {});
 
   // To be called with all events of each prompt in order.
   void Add(size_t prompt, const v1::GenerateEvent& event);
@@ -77,7 +76,7 @@ class OpenAiReply {
   };
 
   const OpenAiRequest& request_;
-  const v1::Thought thought_;
+  const AssistantForm form_;
   const int num_outputs_;
   const std::string model_;
   const int64_t created_;

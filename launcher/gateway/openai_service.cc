@@ -193,13 +193,13 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
   std::vector<EchoedPrompt> echoed;
   absl::Status status;
   v1::GenerateRequest options = request.options;
-  v1::Thought thought = v1::THOUGHT_NONE;
+  AssistantForm form;
   if (request.is_chat) {
     auto chat = co_await WriteChat(exchange, request, options);
     status = chat.status();
     if (chat.ok()) {
       prompts.push_back({"", std::move(chat->token_ids)});
-      thought = chat->thought;
+      form = chat->form;
     }
   }
   for (OpenAiPrompt& prompt : prompts) {
@@ -229,7 +229,7 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
     co_return;
   }
   OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed),
-                    thought);
+                    form);
   CompletionRun run(connection_, request, reply, exchange, patience_);
   co_await run.Run(std::move(requests));
   if (log_ != nullptr) exchange.Note(reply.LogFields());
@@ -286,7 +286,7 @@ OpenAiService::ChatTemplateFor(const HttpExchange& exchange, bool with_tools) {
         "server's --chat-template): send the text to /v1/completions");
   }
   std::shared_ptr<const ServedChatTemplate>& kept = chat_templates_[has_own ? 1 : 0];
-  if (!kept || kept->source() != source) {
+  if (!kept || !kept->IsOf(source, *response)) {
     auto made = ServedChatTemplate::Make(source, *response);
     if (!made.ok()) co_return made.status();
     kept = std::make_shared<const ServedChatTemplate>(*std::move(made));
@@ -308,13 +308,18 @@ OpenAiService::AwaitableOr<OpenAiService::ChatPrompt> OpenAiService::WriteChat(
   }
   auto ids = co_await Tokenize(exchange, std::move(tokenize));
   if (!ids.ok()) co_return ids.status();
-  const v1::Thought thought = (*chat_template)->ThoughtAfter(*pieces);
+  ChatPrompt prompt{*std::move(ids), {.thought = (*chat_template)->ThoughtAfter(*pieces)}};
   if (options.constraint().has_tool_calls()) {
-    options.mutable_constraint()->mutable_tool_calls()->set_form(
-        ToolCallFormOf((*chat_template)->source()));
+    v1::ToolCalls& calls = *options.mutable_constraint()->mutable_tool_calls();
+    calls.set_form(ToolCallFormOf((*chat_template)->source()));
+    // Such a model begins its list with a special token, which is no text: where it may write any
+    // text, that must not be kept from it.
+    const bool is_kept = calls.required() || calls.form() != v1::ToolCalls::FORM_LIST;
+    if (is_kept) prompt.form.calls = calls.form();
+    if (!is_kept) options.clear_constraint();
   }
-  if (options.has_constraint()) options.mutable_constraint()->set_thought(thought);
-  co_return ChatPrompt{*std::move(ids), thought};
+  if (options.has_constraint()) options.mutable_constraint()->set_thought(prompt.form.thought);
+  co_return prompt;
 }
 
 // A prompt's first token has no log-probability, but a text: for it a text becomes token ids here.

@@ -36,7 +36,7 @@ class OpenAiService {
  private:
   struct ChatPrompt {
     std::vector<int32_t> token_ids;
-    v1::Thought thought = v1::THOUGHT_NONE;  // that the answer may begin with
+    AssistantForm form;  // of the answer
   };
   template <typename T>
   using AwaitableOr = Awaitable<absl::StatusOr<T>>;

@@ -16,12 +16,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr absl::string_view kOpen = grammar::kToolCallBegin;
-constexpr absl::string_view kClose = grammar::kToolCallEnd;
+const absl::string_view kOpen = grammar::kToolCallBegin;
+const absl::string_view kClose = grammar::kToolCallEnd;
 // What Llama 3 may write before its JSON, and Mistral does, where special tokens are shown.
 constexpr absl::string_view kListMarker = "[TOOL_CALLS]";
 constexpr absl::string_view kPrefixes[] = {"<|python_tag|>", kListMarker};
 constexpr int kMaxDepth = 64;
+constexpr int kMostMarkersInACall = 16;
 
 std::optional<ToolCall> CallOf(const Json& json, const std::set<std::string>& offered) {
   if (!json.is_object()) return std::nullopt;
@@ -53,6 +54,23 @@ std::optional<std::vector<ToolCall>> CallsOf(absl::string_view text,
   return calls.empty() ? std::nullopt : std::optional(std::move(calls));
 }
 
+// Up to </tool_call>, which is left out of the text, or up to the text's end. An argument may hold
+// such a marker.
+std::optional<std::vector<ToolCall>> TakeMarkedCalls(absl::string_view& text,
+                                                     const std::set<std::string>& offered) {
+  size_t end = text.find(kClose);
+  for (int i = 0; i < kMostMarkersInACall; ++i) {
+    auto calls = CallsOf(text.substr(0, end), offered);
+    if (calls || end == absl::string_view::npos) {
+      text.remove_prefix(std::min(end, text.size()));
+      absl::ConsumePrefix(&text, kClose);
+      return calls;
+    }
+    end = text.find(kClose, end + 1);
+  }
+  return std::nullopt;
+}
+
 // "<tool_call>{...}</tool_call>", any number, of which the last may lack its end.
 std::optional<ToolOutput> SplitMarked(absl::string_view text,
                                       const std::set<std::string>& offered) {
@@ -61,12 +79,9 @@ std::optional<ToolOutput> SplitMarked(absl::string_view text,
   ToolOutput output{std::string(text.substr(0, first)), {}};
   absl::string_view rest = text.substr(first);
   while (absl::ConsumePrefix(&rest, kOpen)) {
-    const size_t end = std::min(rest.find(kClose), rest.size());
-    const auto calls = CallsOf(rest.substr(0, end), offered);
+    const auto calls = TakeMarkedCalls(rest, offered);
     if (!calls) return std::nullopt;
     output.calls.insert(output.calls.end(), calls->begin(), calls->end());
-    rest.remove_prefix(end);
-    absl::ConsumePrefix(&rest, kClose);
     rest = absl::StripLeadingAsciiWhitespace(rest);
   }
   return rest.empty() ? std::optional(std::move(output)) : std::nullopt;
@@ -79,12 +94,23 @@ v1::ToolCalls::Form ToolCallFormOf(absl::string_view chat_template) {
   const bool has_xml = absl::StrContains(chat_template, "<function=") ||
                        absl::StrContains(chat_template, "<arg_key>");
   if (absl::StrContains(chat_template, kOpen) && !has_xml) return v1::ToolCalls::FORM_MARKED;
-  const bool has_lists = absl::StrContains(chat_template, kListMarker);
+  // Later Mistral models have NAME[ARGS]{...} there.
+  const bool has_lists =
+      absl::StrContains(chat_template, kListMarker) && !absl::StrContains(chat_template, "[ARGS]");
   return has_lists ? v1::ToolCalls::FORM_LIST : v1::ToolCalls::FORM_JSON;
 }
 
-ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered) {
-  if (auto marked = SplitMarked(text, offered)) return *std::move(marked);
+ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered,
+                          std::optional<v1::ToolCalls::Form> only) {
+  const bool reads_marked = !only || *only == v1::ToolCalls::FORM_MARKED;
+  if (reads_marked) {
+    if (auto marked = SplitMarked(text, offered)) return *std::move(marked);
+  }
+  if (only && (reads_marked ||
+               !grammar::BeginsLikeACall({text.data(), text.size()},
+                                         static_cast<grammar::ToolCalls::Form>(*only), offered))) {
+    return {std::string(text), {}};
+  }
   absl::string_view json = absl::StripLeadingAsciiWhitespace(text);
   for (const absl::string_view prefix : kPrefixes) absl::ConsumePrefix(&json, prefix);
   if (auto calls = CallsOf(json, offered)) return {"", *std::move(calls)};

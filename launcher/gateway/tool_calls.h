@@ -6,6 +6,7 @@
 // What is no call of an offered function is text.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -28,8 +29,10 @@ struct ToolOutput {
   std::vector<ToolCall> calls;
 };
 
-// text: all that an output says. offered: names of functions.
-ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered);
+// text: all that an output says. offered: names of functions. only: calls of that form alone are
+// read, of outputs that were constrained to it: others are not sure to be valid.
+ToolOutput SplitToolCalls(absl::string_view text, const std::set<std::string>& offered,
+                          std::optional<v1::ToolCalls::Form> only = std::nullopt);
 
 // Of a text that goes on, without white space before it: how many of its first bytes are content,
 // whatever comes. num_known: what this said of the text's beginning.

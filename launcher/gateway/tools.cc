@@ -18,9 +18,12 @@ using nlohmann::json;
 using Ordered = nlohmann::ordered_json;
 
 constexpr size_t kMaxToolNameBytes = 256;
-// One of these says what a value is, so that a type need not.
-constexpr const char* kSaysWhatItIs[] = {"$ref",  "anyOf", "oneOf", "allOf",      "not",
-                                         "const", "enum",  "if",    "$dynamicRef"};
+constexpr const char* kMapsOfSchemas[] = {"properties",  "patternProperties", "dependentSchemas",
+                                          "definitions", "dependencies",      "$defs"};
+// What is in them is no schema, whatever it looks like.
+constexpr const char* kValues[] = {"const", "enum"};
+// For readers, not for validators.
+constexpr const char* kAnnotations[] = {"title", "description", "$comment", "default", "examples"};
 constexpr char kAnyArguments[] = R"({"type":"object"})";
 
 absl::StatusOr<std::string> ToolNameOf(const json& tool, const std::string& where) {
@@ -80,18 +83,40 @@ absl::StatusOr<ToolChoice> ReadToolChoice(RequestFields& fields) {
   return read;
 }
 
-// Of a function's arguments, an object; empty: it takes none.
+bool IsOneOf(const std::string& name, const auto& names) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+// They are long, and change nothing.
+void StripAnnotations(Ordered& schema) {
+  if (schema.is_array()) {
+    for (Ordered& entry : schema) StripAnnotations(entry);
+  }
+  if (!schema.is_object()) return;
+  for (const char* name : kAnnotations) schema.erase(name);
+  for (auto& [name, value] : schema.items()) {
+    if (IsOneOf(name, kMapsOfSchemas) && value.is_object()) {
+      for (auto& inner : value.items()) StripAnnotations(inner.value());
+    } else if (!IsOneOf(name, kValues)) {
+      StripAnnotations(value);
+    }
+  }
+}
+
+// Of a function's arguments, an object whatever else its schema allows; empty: it takes none.
 absl::StatusOr<std::string> ParametersOf(const Ordered& function) {
   Ordered schema = function.value("parameters", Ordered());
   if (schema.is_null()) return "";
-  const auto type = schema.find("type");
-  if (type != schema.end() && *type != "object") {
+  const Ordered types = schema.value("type", Ordered("object"));
+  const bool may_be_object = types.is_array()
+                                 ? std::find(types.begin(), types.end(), "object") != types.end()
+                                 : types == "object";
+  if (!may_be_object) {
     return absl::InvalidArgumentError(
         "parameters.type must be \"object\" where calls must be valid (tool_choice, strict)");
   }
-  const bool says_what_it_is = std::any_of(std::begin(kSaysWhatItIs), std::end(kSaysWhatItIs),
-                                           [&](const char* name) { return schema.contains(name); });
-  if (type == schema.end() && !says_what_it_is) schema["type"] = "object";
+  StripAnnotations(schema);
+  schema["type"] = "object";
   return schema.dump(-1, ' ', false, Ordered::error_handler_t::replace);
 }
 
@@ -140,7 +165,10 @@ absl::Status ConstrainCalls(const ToolChoice& choice, RequestFields& fields,
   const bool has_strict = std::any_of(tools.begin(), tools.end(), [](const Ordered& tool) {
     return IsStrict(tool.at("function"));
   });
-  const bool may_constrain = has_strict && !request.options.has_constraint();
+  // What nobody asked for stands in the way of nothing.
+  const v1::StopOptions& stop = request.options.stop();
+  const bool may_constrain = has_strict && !request.options.has_constraint() &&
+                             !stop.ignore_eos() && stop.min_tokens() == 0;
   if (!choice.must_call && !may_constrain) return absl::OkStatus();
   ASSIGN_OR_RETURN(v1::ToolCalls calls, CallsOf(tools, choice.must_call, choice.function));
   v1::OutputConstraint* constraint = NewConstraint(

@@ -40,8 +40,11 @@ absl::StatusOr<GrammarBuilder::Part> AddKind(const OutputConstraint& constraint,
       return AddRegex(constraint.text, builder);
     case OutputConstraint::Kind::kChoices:
       return AddChoices(constraint.text, builder);
-    case OutputConstraint::Kind::kToolCalls:
-      return AddToolCalls(constraint.text, builder);
+    case OutputConstraint::Kind::kToolCalls: {
+      ASSIGN_OR_RETURN(const ToolCalls calls, ParseToolCalls(constraint.text));
+      return AddToolCalls(calls, constraint.thought == OutputConstraint::Thought::kAllowed,
+                          builder);
+    }
     case OutputConstraint::Kind::kNone:
       break;
   }

@@ -114,6 +114,12 @@ GrammarBuilder::Part JsonNumbers::WithSign(Part negative, Part positive) {
 }
 
 GrammarBuilder::Part JsonNumbers::Integer(const NumberRange& range) {
+  if (range.lower.has_value() || range.upper.has_value()) return IntegerWithin(range);
+  if (!any_integer_.has_value()) any_integer_ = builder_.MakeRule(IntegerWithin(range));
+  return *any_integer_;
+}
+
+GrammarBuilder::Part JsonNumbers::IntegerWithin(const NumberRange& range) {
   const int64_t low = std::max(
       range.lower.has_value() ? LeastInteger(*range.lower) : -kLargestWhole, -kLargestWhole);
   const int64_t high = std::min(
@@ -122,7 +128,10 @@ GrammarBuilder::Part JsonNumbers::Integer(const NumberRange& range) {
 }
 
 GrammarBuilder::Part JsonNumbers::Number(const NumberRange& range) {
-  if (!range.lower.has_value() && !range.upper.has_value()) return AnyNumber();
+  if (!range.lower.has_value() && !range.upper.has_value()) {
+    if (!any_number_.has_value()) any_number_ = builder_.MakeRule(AnyNumber());
+    return *any_number_;
+  }
   if (range.is_empty()) return builder_.Choice({});
   const Magnitude end = {.whole = kLargestWhole + 1, .fraction = "", .is_exclusive = false};
   const Magnitude low = range.lower.has_value() ? MagnitudeOf(*range.lower) : end;

@@ -51,7 +51,8 @@ class JsonNumbers {
 
   explicit JsonNumbers(GrammarBuilder& builder) : builder_(builder) {}
 
-  // Digits alone. Nothing matches if the range has no integer of at most kMaxDigits.
+  // Digits alone. Nothing matches if the range has no integer of at most kMaxDigits. Those without
+  // bounds are rules, each made once.
   Part Integer(const NumberRange& range);
   // Without an exponent where there is a bound; all are finite doubles.
   Part Number(const NumberRange& range);
@@ -70,6 +71,7 @@ class JsonNumbers {
   static Magnitude MagnitudeOf(const NumberBound& bound);
 
   Part AnyNumber();
+  Part IntegerWithin(const NumberRange& range);
   Part Exponent(std::string_view largest);
   Part Magnitudes(const Magnitude& low, Magnitude high);
   Part Whole(int64_t low, int64_t high);
@@ -84,6 +86,8 @@ class JsonNumbers {
   Part WithSign(Part negative, Part positive);
 
   GrammarBuilder& builder_;
+  std::optional<Part> any_integer_;
+  std::optional<Part> any_number_;
 };
 
 }  // namespace lockstep::grammar

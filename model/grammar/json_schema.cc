@@ -14,11 +14,21 @@ constexpr int kMaxSchemaJsonDepth = 64;
 
 }  // namespace
 
-absl::StatusOr<GrammarBuilder::Part> AddJsonSchema(std::string_view schema,
-                                                   GrammarBuilder& builder) {
+JsonSchemas::JsonSchemas(GrammarBuilder& builder)
+    : commons_(std::make_unique<SchemaCommons>(builder)) {}
+JsonSchemas::~JsonSchemas() = default;
+
+JsonText& JsonSchemas::text() { return commons_->text; }
+
+absl::StatusOr<GrammarBuilder::Part> JsonSchemas::Add(std::string_view schema) {
   ASSIGN_OR_RETURN(SchemaJson root, ParseStrictOrderedJson(schema, kMaxSchemaJsonDepth));
   const SchemaDocument document(std::move(root));
-  return SchemaCompiler(document, builder).Compile();
+  return SchemaCompiler(document, *commons_).Compile();
+}
+
+absl::StatusOr<GrammarBuilder::Part> AddJsonSchema(std::string_view schema,
+                                                   GrammarBuilder& builder) {
+  return JsonSchemas(builder).Add(schema);
 }
 
 }  // namespace lockstep::grammar

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/grammar/grammar.h"
+#include "model/grammar/json_numbers.h"
 #include "model/grammar/json_text.h"
 #include "model/grammar/schema_document.h"
 #include "model/grammar/schema_expansion.h"
@@ -22,12 +23,29 @@
 
 namespace lockstep::grammar {
 
+// What all schemas of a grammar have in common.
+struct SchemaCommons {
+  explicit SchemaCommons(GrammarBuilder& builder)
+      : builder(builder), text(builder), numbers(builder) {}
+
+  GrammarBuilder& builder;
+  JsonText text;
+  JsonNumbers numbers;
+  SchemaWork work;
+  std::map<std::string, GrammarBuilder::Part> patterns;  // with what they are counted to
+};
+
 class SchemaCompiler {
  public:
   using Part = GrammarBuilder::Part;
 
-  SchemaCompiler(const SchemaDocument& document, GrammarBuilder& builder)
-      : document_(document), builder_(builder), text_(builder) {}
+  // Both must outlive it.
+  SchemaCompiler(const SchemaDocument& document, SchemaCommons& commons)
+      : document_(document),
+        commons_(commons),
+        builder_(commons.builder),
+        text_(commons.text),
+        work_(commons.work) {}
 
   absl::StatusOr<Part> Compile() { return CompileAll({&document_.root()}); }
 
@@ -53,12 +71,12 @@ class SchemaCompiler {
   absl::Status LimitProperties(const ObjectRules& rules, JsonText::Object& object) const;
 
   const SchemaDocument& document_;
+  SchemaCommons& commons_;
   GrammarBuilder& builder_;
-  JsonText text_;
-  SchemaWork work_;
+  JsonText& text_;
+  SchemaWork& work_;
   int depth_ = 0;
   std::map<PartsKey, GrammarBuilder::Rule> rules_;
-  std::map<std::string, Part> patterns_;  // with what they are counted to
 };
 
 }  // namespace lockstep::grammar

@@ -67,11 +67,10 @@ absl::StatusOr<Part> SchemaCompiler::CompileRules(const ValueRules& rules) {
     choices.push_back(builder_.Text("true"));
     choices.push_back(builder_.Text("false"));
   }
-  JsonNumbers numbers(builder_);
   if ((rules.types & kFractionType) != 0) {
-    choices.push_back(numbers.Number(rules.numbers));
+    choices.push_back(commons_.numbers.Number(rules.numbers));
   } else if ((rules.types & kIntegerType) != 0) {
-    choices.push_back(numbers.Integer(rules.numbers));
+    choices.push_back(commons_.numbers.Integer(rules.numbers));
   }
   if ((rules.types & kStringType) != 0) {
     ASSIGN_OR_RETURN(choices.emplace_back(), CompileString(rules.strings));
@@ -118,11 +117,11 @@ absl::StatusOr<Part> SchemaCompiler::CompileString(const StringRules& rules) {
   }
   const std::string key = absl::StrCat(limited.min_length, " ", limited.max_length.value_or(-1),
                                        " ", rules.format, " ", rules.pattern);
-  const auto known = patterns_.find(key);
-  if (known != patterns_.end()) return known->second;
+  const auto known = commons_.patterns.find(key);
+  if (known != commons_.patterns.end()) return known->second;
   absl::StatusOr<Part> inside = CompilePattern(limited);
   if (!inside.ok()) return PatternError(rules, inside.status(), document_);
-  return patterns_[key] = builder_.MakeRule(text_.Quoted(*inside));
+  return commons_.patterns[key] = builder_.MakeRule(text_.Quoted(*inside));
 }
 
 // A pattern says more than a format beside it.

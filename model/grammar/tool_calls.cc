@@ -1,8 +1,10 @@
 #include "model/grammar/tool_calls.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +12,7 @@
 #include "model/grammar/free_text.h"
 #include "model/grammar/json_schema.h"
 #include "model/grammar/json_text.h"
+#include "model/grammar/thought.h"
 #include "model/json/strict_json.h"
 #include "model/tokenizer/utf8.h"
 
@@ -18,50 +21,57 @@ namespace {
 
 using Part = GrammarBuilder::Part;
 
-constexpr std::u32string_view kSpace = U" \t\n\r";
+constexpr std::string_view kSpaces = " \t\n\r";
+constexpr std::string_view kIndentation = " \t";
 constexpr char32_t kLastAscii = 0x7F;
 constexpr char32_t kLastCharacter = 0x10FFFF;
-constexpr int kMostBreaks = 4;  // between calls
+constexpr int kMostBreaks = 4;  // between calls, and behind the last
 constexpr char kNoParameters[] =
     R"({"type": "object", "properties": {}, "additionalProperties": false})";
-
-absl::StatusOr<ToolCalls> Parse(std::string_view text) {
-  ASSIGN_OR_RETURN(const nlohmann::json json, ParseStrictJson(text));
-  const absl::Status other = absl::InvalidArgumentError("are not written as they must be");
-  if (!json.is_object() || !json.contains("form") || !json.contains("required") ||
-      !json.contains("functions") || !json["form"].is_number_unsigned() ||
-      !json["required"].is_boolean() || !json["functions"].is_array()) {
-    return other;
-  }
-  const auto form = json["form"].get<uint64_t>();
-  if (form > static_cast<uint64_t>(ToolCalls::Form::kMarked)) return other;
-  ToolCalls calls{static_cast<ToolCalls::Form>(form), {}, json["required"].get<bool>()};
-  for (const nlohmann::json& function : json["functions"]) {
-    if (!function.is_array() || function.size() != 2 || !function[0].is_string() ||
-        !function[1].is_string()) {
-      return other;
-    }
-    calls.functions.push_back({function[0].get<std::string>(), function[1].get<std::string>()});
-  }
-  return calls;
-}
-
 // Of a function's name: a text that begins a call with so much of it is a call of a function whose
 // name begins so.
 constexpr size_t kMostOfName = 24;
 
-// What a call begins with, wherever white space may be: its brackets, and a function's name.
+// Numbers and the bytes that they count.
+class TextReader {
+ public:
+  explicit TextReader(std::string_view text) : rest_(text) {}
+
+  std::optional<size_t> Number(char end) {
+    size_t number = 0;
+    const auto [next, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), number);
+    if (error != std::errc() || next == rest_.data() + rest_.size() || *next != end) {
+      return std::nullopt;
+    }
+    rest_.remove_prefix(static_cast<size_t>(next - rest_.data()) + 1);
+    return number;
+  }
+  std::optional<std::string> Bytes(size_t count) {
+    if (count > rest_.size()) return std::nullopt;
+    std::string bytes(rest_.substr(0, count));
+    rest_.remove_prefix(count);
+    return bytes;
+  }
+  bool has_ended() const { return rest_.empty(); }
+
+ private:
+  std::string_view rest_;
+};
+
+// White space before a character, as JsonText has it, but before all.
+enum class Space { kNone, kAny, kLine, kOne };
+
+// What a call begins with: its brackets, and a function's name.
 struct Opening {
   bool is_whole = false;
-  bool may_have_space = false;  // before the next
+  Space space = Space::kNone;
   std::map<char32_t, std::unique_ptr<Opening>> next;
 };
 
 class OpeningPath {
  public:
-  explicit OpeningPath(Opening& root) : at_(&root) { at_->may_have_space = true; }
-  // Characters without space between them, where there may be space behind.
-  void Add(std::string_view text, bool may_have_space) {
+  explicit OpeningPath(Opening& root) : at_(&root) { at_->space = Space::kAny; }
+  void Add(std::string_view text, Space behind) {
     for (size_t left = kMostOfName; left > 0 && !text.empty(); --left) {
       const Utf8Unit unit = NextUtf8Unit(text);
       text.remove_prefix(unit.num_bytes);
@@ -69,7 +79,7 @@ class OpeningPath {
       if (next == nullptr) next = std::make_unique<Opening>();
       at_ = next.get();
     }
-    at_->may_have_space = may_have_space;
+    at_->space = behind;
   }
   void End() { at_->is_whole = true; }
 
@@ -79,8 +89,8 @@ class OpeningPath {
 
 class ToolCallGrammar {
  public:
-  ToolCallGrammar(const ToolCalls& calls, GrammarBuilder& builder)
-      : calls_(calls), builder_(builder), json_(builder) {}
+  ToolCallGrammar(const ToolCalls& calls, bool after_thought, GrammarBuilder& builder)
+      : calls_(calls), after_thought_(after_thought), builder_(builder), schemas_(builder) {}
 
   absl::StatusOr<Part> Make() {
     ASSIGN_OR_RETURN(const Part call, AnyCall());
@@ -88,7 +98,7 @@ class ToolCallGrammar {
       case ToolCalls::Form::kMarked:
         return Marked(call);
       case ToolCalls::Form::kList:
-        return Alone(json_.ArrayOf(
+        return Alone(schemas_.text().ArrayOf(
             {.first = {call},
              .others = call,
              .min_items = 1,
@@ -101,46 +111,50 @@ class ToolCallGrammar {
 
  private:
   absl::StatusOr<Part> AnyCall() {
+    if (calls_.functions.empty() || calls_.functions.size() > ToolCalls::kMaxFunctions) {
+      return absl::InvalidArgumentError(absl::StrCat("are of ", calls_.functions.size(),
+                                                     " functions, must be 1 to ",
+                                                     ToolCalls::kMaxFunctions));
+    }
     std::vector<Part> choices;
     for (size_t i = 0; i < calls_.functions.size(); ++i) {
       const ToolCalls::Function& function = calls_.functions[i];
       if (function.name.empty()) {
         return absl::InvalidArgumentError(absl::StrCat("function ", i, " has no name"));
       }
-      auto arguments = Arguments(function);
-      if (!arguments.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat("function ", QuotedJson(function.name), ": ",
-                                                       arguments.status().message()));
-      }
-      choices.push_back(json_.ObjectOf(
+      ASSIGN_OR_RETURN(const Part arguments, Arguments(function));
+      choices.push_back(schemas_.text().ObjectOf(
           {.members = {{.name = "name",
                         .value = builder_.Text(JsonText::WrittenPlainly(function.name)),
                         .is_required = true},
                        {.name = calls_.form == ToolCalls::Form::kJson ? "parameters" : "arguments",
-                        .value = *arguments,
+                        .value = arguments,
                         .is_required = true}}}));
     }
-    if (choices.empty()) return absl::InvalidArgumentError("must be of at least one function");
     return builder_.MakeRule(builder_.Choice(std::move(choices)));
   }
 
   absl::StatusOr<Part> Arguments(const ToolCalls::Function& function) {
     const bool takes_some = !function.parameters.empty();
-    return AddJsonSchema(takes_some ? function.parameters : kNoParameters, builder_);
+    auto arguments = schemas_.Add(takes_some ? function.parameters : kNoParameters);
+    if (arguments.ok()) return arguments;
+    return absl::InvalidArgumentError(
+        absl::StrCat("function ", QuotedJson(function.name), ": ", arguments.status().message(),
+                     calls_.required ? "" : " (one that is not strict takes any arguments)"));
   }
 
   // One after the other, at the end of a text.
   Part Marked(Part call) {
     const Part line_break = builder_.Optional(builder_.Text("\n"));
+    const Part breaks = builder_.Repeat(builder_.Text("\n"), 0, kMostBreaks);
+    const Part first = builder_.Text(kToolCallBegin);
     const Part rest =
         builder_.Sequence({line_break, call, line_break, builder_.Text(kToolCallEnd)});
-    const Part first = builder_.Text(kToolCallBegin);
     if (calls_.required) return builder_.Sequence({first, rest});
-    const Part more =
-        builder_.Sequence({builder_.Repeat(builder_.Text("\n"), 0, kMostBreaks), first, rest});
-    return builder_.Choice({FreeTextWithout(kToolCallBegin, builder_),
-                            builder_.Sequence({FreeTextUpTo(kToolCallBegin, builder_), rest,
-                                               builder_.Repeat(more, 0, std::nullopt)})});
+    const Part more = builder_.Repeat(builder_.Sequence({breaks, first, rest}), 0, std::nullopt);
+    return builder_.Choice(
+        {FreeTextWithout(kToolCallBegin, builder_),
+         builder_.Sequence({FreeTextUpTo(kToolCallBegin, builder_), rest, more, breaks})});
   }
 
   // The whole text, or one that does not begin so.
@@ -149,29 +163,52 @@ class ToolCallGrammar {
     Opening root;
     for (const ToolCalls::Function& function : calls_.functions) {
       OpeningPath path(root);
-      if (calls_.form == ToolCalls::Form::kList) path.Add("[", true);
-      path.Add("{", true);
-      path.Add("\"name\"", true);
-      path.Add(":", true);
-      path.Add(JsonText::WrittenPlainly(function.name), false);
+      if (calls_.form == ToolCalls::Form::kList) path.Add("[", Space::kLine);
+      path.Add("{", Space::kLine);
+      path.Add("\"name\":", Space::kOne);
+      path.Add(JsonText::WrittenPlainly(function.name), Space::kNone);
       path.End();
+    }
+    if (after_thought_) {
+      OpeningPath thought(root);
+      thought.Add(kThoughtBegin, Space::kNone);
+      thought.End();
     }
     constexpr CodePointRange kBeyondAscii = {kLastAscii + 1, kLastCharacter};
     free_text_ = builder_.MakeRule(FreeText(builder_));
     beyond_ascii_ =
         builder_.MakeRule(builder_.Sequence({builder_.Character({&kBeyondAscii, 1}), free_text_}));
-    return builder_.Choice({builder_.Sequence({Space(), calls}), Otherwise(root)});
+    return builder_.Choice({builder_.Sequence({SomeOf(kSpaces), calls}), Otherwise(root)});
   }
 
   // A text that goes on another way, or ends before.
   Part Otherwise(const Opening& opening) {
     if (opening.is_whole) return builder_.Choice({});
-    std::u32string expected(opening.may_have_space ? kSpace : U"");
+    switch (opening.space) {
+      case Space::kNone:
+        break;
+      case Space::kAny:
+        return builder_.Sequence({SomeOf(kSpaces), Here(opening, kSpaces)});
+      case Space::kOne:
+        return builder_.Choice(
+            {Here(opening, " "), builder_.Sequence({builder_.Text(" "), Here(opening, "")})});
+      case Space::kLine:
+        return builder_.Choice({Here(opening, " \n"),
+                                builder_.Sequence({builder_.Text(" "), Here(opening, "")}),
+                                builder_.Sequence({builder_.Text("\n"), SomeOf(kIndentation),
+                                                   Here(opening, kIndentation)})});
+    }
+    return Here(opening, "");
+  }
+
+  // But not by these, which are read already.
+  Part Here(const Opening& opening, std::string_view but) {
+    std::u32string expected(but.begin(), but.end());
     std::vector<Part> choices = {builder_.Empty()};
     for (const auto& [character, next] : opening.next) {
       expected += character;
       const CodePointRange range = {character, character};
-      choices.push_back(builder_.Sequence({builder_.Character({&range, 1}), Otherwise(*next)}));
+      choices.push_back(builder_.Sequence({builder_.Character({&range, 1}), Behind(*next)}));
     }
     // Where nothing beyond ASCII is expected, all of that is one way, which such places share.
     const bool shares = std::all_of(expected.begin(), expected.end(),
@@ -179,38 +216,107 @@ class ToolCallGrammar {
     if (shares) choices.push_back(beyond_ascii_);
     choices.push_back(builder_.Sequence(
         {CharacterBut(expected, builder_, shares ? kLastAscii : kLastCharacter), free_text_}));
-    const Part rest = builder_.Choice(std::move(choices));
-    return opening.may_have_space ? builder_.Sequence({Space(), rest}) : rest;
+    return builder_.Choice(std::move(choices));
   }
 
-  Part Space() {
-    constexpr ByteRange kSpaces[] = {{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}};
-    return builder_.Repeat(builder_.Byte(kSpaces), 0, std::nullopt);
+  // Where white space may come before it, several ways lead there.
+  Part Behind(const Opening& opening) {
+    const auto [made, is_new] = otherwise_.try_emplace(&opening, 0);
+    if (is_new) made->second = MakeBehind(opening);
+    return made->second;
+  }
+  Part MakeBehind(const Opening& opening) {
+    const Part part = Otherwise(opening);
+    return opening.space == Space::kNone ? part : builder_.MakeRule(part);
+  }
+
+  Part SomeOf(std::string_view characters) {
+    std::vector<ByteRange> bytes;
+    for (const char each : characters) {
+      bytes.push_back({static_cast<uint8_t>(each), static_cast<uint8_t>(each)});
+    }
+    return builder_.Repeat(builder_.Byte(bytes), 0, std::nullopt);
   }
 
   const ToolCalls& calls_;
+  const bool after_thought_;
   GrammarBuilder& builder_;
-  JsonText json_;
+  JsonSchemas schemas_;
   Part free_text_ = 0;
   Part beyond_ascii_ = 0;  // and free text behind it
+  std::map<const Opening*, Part> otherwise_;
 };
+
+bool Consume(std::string_view token, std::string_view& text) {
+  if (text.substr(0, token.size()) != token) return false;
+  text.remove_prefix(token.size());
+  return true;
+}
+
+void SkipAll(std::string_view characters, std::string_view& text) {
+  text.remove_prefix(std::min(text.find_first_not_of(characters), text.size()));
+}
+
+// Space::kLine.
+void SkipLine(std::string_view& text) {
+  if (!Consume(" ", text) && Consume("\n", text)) SkipAll(kIndentation, text);
+}
 
 }  // namespace
 
 std::string TextOf(const ToolCalls& calls) {
-  nlohmann::json functions = nlohmann::json::array();
+  std::string text = absl::StrCat(static_cast<int>(calls.form), " ", calls.required ? 1 : 0, " ",
+                                  calls.functions.size(), "\n");
   for (const ToolCalls::Function& function : calls.functions) {
-    functions.push_back({function.name, function.parameters});
+    absl::StrAppend(&text, function.name.size(), " ", function.parameters.size(), "\n",
+                    function.name, function.parameters);
   }
-  const nlohmann::json json = {{"form", static_cast<uint64_t>(calls.form)},
-                               {"required", calls.required},
-                               {"functions", std::move(functions)}};
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return text;
 }
 
-absl::StatusOr<Part> AddToolCalls(std::string_view text, GrammarBuilder& builder) {
-  ASSIGN_OR_RETURN(const ToolCalls calls, Parse(text));
-  return ToolCallGrammar(calls, builder).Make();
+absl::StatusOr<ToolCalls> ParseToolCalls(std::string_view text) {
+  const absl::Status other = absl::InvalidArgumentError("are not written as they must be");
+  TextReader reader(text);
+  const auto form = reader.Number(' ');
+  const auto required = reader.Number(' ');
+  const auto count = reader.Number('\n');
+  if (!form || *form > static_cast<size_t>(ToolCalls::Form::kMarked) || !required ||
+      *required > 1 || !count) {
+    return other;
+  }
+  ToolCalls calls{static_cast<ToolCalls::Form>(*form), *required == 1, {}};
+  for (size_t i = 0; i < *count; ++i) {
+    const auto name_size = reader.Number(' ');
+    const auto parameters_size = reader.Number('\n');
+    if (!name_size || !parameters_size) return other;
+    auto name = reader.Bytes(*name_size);
+    auto parameters = reader.Bytes(*parameters_size);
+    if (!name || !parameters) return other;
+    calls.functions.push_back({*std::move(name), *std::move(parameters)});
+  }
+  return reader.has_ended() ? absl::StatusOr<ToolCalls>(std::move(calls)) : other;
+}
+
+absl::StatusOr<Part> AddToolCalls(const ToolCalls& calls, bool after_thought,
+                                  GrammarBuilder& builder) {
+  return ToolCallGrammar(calls, after_thought, builder).Make();
+}
+
+bool BeginsLikeACall(std::string_view text, ToolCalls::Form form,
+                     const std::set<std::string>& names) {
+  SkipAll(kSpaces, text);
+  if (form == ToolCalls::Form::kList) {
+    if (!Consume("[", text)) return false;
+    SkipLine(text);
+  }
+  if (!Consume("{", text)) return false;
+  SkipLine(text);
+  if (!Consume("\"name\":", text)) return false;
+  Consume(" ", text);
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    std::string_view rest = text;
+    return Consume(JsonText::WrittenPlainly(name), rest);
+  });
 }
 
 }  // namespace lockstep::grammar

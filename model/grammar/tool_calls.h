@@ -8,6 +8,8 @@
 // Pure functions, any thread.
 #pragma once
 
+#include <cstddef>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,19 +26,36 @@ struct ToolCalls {
   enum class Form { kJson, kList, kMarked };
   struct Function {
     std::string name;
-    std::string parameters;  // a JSON Schema of objects; empty: it takes none
+    std::string parameters;  // a JSON Schema; empty: it takes none
+
+    bool operator==(const Function&) const = default;
   };
+  static constexpr size_t kMaxFunctions = 128;
+
   Form form = Form::kJson;
-  std::vector<Function> functions;
   bool required = false;  // the text is a call, and nothing else
+  std::vector<Function> functions;
+
+  bool operator==(const ToolCalls&) const = default;
 };
 
-// As OutputConstraint::text has them.
+// As OutputConstraint::text has them: little more than their own bytes.
 std::string TextOf(const ToolCalls& calls);
+// INVALID_ARGUMENT: text is not TextOf any.
+absl::StatusOr<ToolCalls> ParseToolCalls(std::string_view text);
 
-// text: TextOf some. Texts are free where none is required, but what begins like a call of these
-// functions, where calls stand in that form, is one, or several. INVALID_ARGUMENT: text is none of
-// TextOf's; a function has no name, or its schema is not supported, which is named with its place.
-absl::StatusOr<GrammarBuilder::Part> AddToolCalls(std::string_view text, GrammarBuilder& builder);
+// Texts are free where no call is required, but what begins like a call of these functions, where
+// calls stand in that form, is one, or several; arguments are valid against the schemas. It begins
+// so with "<tool_call>" anywhere (kMarked), or as BeginsLikeACall says. after_thought: the text may
+// also follow a thought; one that holds a thought itself is none of these.
+// INVALID_ARGUMENT: no functions or more than kMaxFunctions; one has no name, or a schema that is
+// not supported, which is named with its place.
+absl::StatusOr<GrammarBuilder::Part> AddToolCalls(const ToolCalls& calls, bool after_thought,
+                                                  GrammarBuilder& builder);
+
+// Of kJson and kList: whether the text begins with white space, brackets, "name" and the name of a
+// function, between which there is the white space that calls have.
+bool BeginsLikeACall(std::string_view text, ToolCalls::Form form,
+                     const std::set<std::string>& names);
 
 }  // namespace lockstep::grammar

@@ -120,12 +120,17 @@ absl::StatusOr<OutputConstraint> ReadToolCalls(const v1::ToolCalls& calls) {
         absl::StrCat("constraint.tool_calls.form is ", static_cast<int>(calls.form()), ", must be ",
                      v1::ToolCalls::Form_MIN, " to ", v1::ToolCalls::Form_MAX));
   }
+  if (calls.functions_size() > static_cast<int>(grammar::ToolCalls::kMaxFunctions)) {
+    return absl::InvalidArgumentError(absl::StrCat("constraint.tool_calls are of ",
+                                                   calls.functions_size(), " functions, at most ",
+                                                   grammar::ToolCalls::kMaxFunctions));
+  }
   grammar::ToolCalls read{
-      static_cast<grammar::ToolCalls::Form>(calls.form()), {}, calls.required()};
+      static_cast<grammar::ToolCalls::Form>(calls.form()), calls.required(), {}};
   size_t num_bytes = 0;
   for (const v1::ToolCalls::Function& function : calls.functions()) {
     read.functions.push_back({function.name(), function.parameters()});
-    num_bytes += function.ByteSizeLong();
+    num_bytes += function.name().size() + function.parameters().size();
   }
   if (num_bytes > OutputConstraint::kMaxTextBytes) {
     return absl::InvalidArgumentError(absl::StrCat("constraint.tool_calls have ", num_bytes,

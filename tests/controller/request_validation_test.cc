@@ -206,9 +206,16 @@ r.mutable_stop()->set_min_tokens(4);
 , "constraint.choices have 80000 bytes"
 }
 , Wrong{"ToolCallsLong", SPOIL{v1::ToolCalls& calls = *r.mutable_constraint()->mutable_tool_calls();
-calls.add_functions()->set_parameters(std::string(65536, 'b'));
+calls.add_functions()->set_parameters(std::string(65537, 'b'));
 }
-, "constraint.tool_calls have 65540 bytes, at most 65536"
+, "constraint.tool_calls have 65537 bytes, at most 65536"
+}
+, Wrong{"ToolCallsMany",
+        SPOIL{for (int i = 0; i < 129; ++i){
+            r.mutable_constraint()->mutable_tool_calls()->add_functions()->set_name("f");
+}
+}
+, "constraint.tool_calls are of 129 functions, at most 128"
 }
 , Wrong{"ToolCallsForm", SPOIL{r.mutable_constraint()->mutable_tool_calls()->set_form(
                              static_cast<v1::ToolCalls::Form>(3));
@@ -272,16 +279,17 @@ TEST(RequestValidationTest, ConstraintsAreHandedOn) {
               c.set_thought(v1::THOUGHT_BEGUN);
             }),
             (OutputConstraint{Kind::kRegex, "a|b", OutputConstraint::Thought::kBegun}));
-  EXPECT_EQ(ConstraintOf([](auto& c) {
-              v1::ToolCalls& calls = *c.mutable_tool_calls();
-              calls.set_form(v1::ToolCalls::FORM_MARKED);
-              calls.set_required(true);
-              calls.add_functions()->set_name("f");
-              calls.mutable_functions(0)->set_parameters("{}");
-            }),
-            (OutputConstraint{Kind::kToolCalls, grammar::TextOf({grammar::ToolCalls::Form::kMarked,
-                                                                 {{"f", "{}"}},
-                                                                 /*required=*/true})}));
+  EXPECT_EQ(
+      ConstraintOf([](auto& c) {
+        v1::ToolCalls& calls = *c.mutable_tool_calls();
+        calls.set_form(v1::ToolCalls::FORM_MARKED);
+        calls.set_required(true);
+        calls.add_functions()->set_name("f");
+        calls.mutable_functions(0)->set_parameters("{}");
+      }),
+      (OutputConstraint{
+          Kind::kToolCalls,
+          grammar::TextOf({grammar::ToolCalls::Form::kMarked, /*required=*/true, {{"f", "{}"}}})}));
   EXPECT_EQ(ConstraintOf([](auto& c) {
               c.set_regex("a");
               c.set_thought(v1::THOUGHT_ALLOWED);

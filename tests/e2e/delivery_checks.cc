@@ -140,7 +140,7 @@ absl::StatusOr<grammar::Grammar> GrammarOf(const v1::OutputConstraint& constrain
   if (constraint.has_tool_calls()) {
     const v1::ToolCalls& calls = constraint.tool_calls();
     grammar::ToolCalls asked{
-        static_cast<grammar::ToolCalls::Form>(calls.form()), {}, calls.required()};
+        static_cast<grammar::ToolCalls::Form>(calls.form()), calls.required(), {}};
     for (const auto& function : calls.functions()) {
       asked.functions.push_back({function.name(), function.parameters()});
     }
@@ -153,8 +153,8 @@ absl::StatusOr<grammar::Grammar> GrammarOf(const v1::OutputConstraint& constrain
 }
 
 // What may be the part of a text that the constraint is about; none: it has not come to that yet.
-std::vector<std::string> ConstrainedParts(v1::Thought thought, const std::string& text,
-                                          bool has_ended) {
+std::vector<std::string> ConstrainedParts(v1::Thought thought, bool is_free,
+                                          const std::string& text, bool has_ended) {
   constexpr char kBegin[] = "<think>", kEnd[] = "</think>";
   if (thought == v1::THOUGHT_NONE) return {text};
   std::vector<std::string> parts;
@@ -162,8 +162,10 @@ std::vector<std::string> ConstrainedParts(v1::Thought thought, const std::string
   if (thought == v1::THOUGHT_ALLOWED) {
     const bool may_begin = std::string(kBegin).rfind(text, 0) == 0;
     if (may_begin && !has_ended) return {};
-    parts.push_back(text);
-    if (text.rfind(kBegin, 0) != 0) return parts;
+    const bool is_thought = text.rfind(kBegin, 0) == 0;
+    // Where text is free, a thought is none of it.
+    if (!is_thought || !is_free) parts.push_back(text);
+    if (!is_thought) return parts;
     rest = text.substr(sizeof(kBegin) - 1);
   }
   const size_t end = rest.find(kEnd);
@@ -196,6 +198,9 @@ void CheckConstraint(const ServerFacts& facts, const v1::GenerateRequest& reques
   checker.Check(grammar.ok(), "accepted, but ", grammar.status().ToString());
   if (!grammar.ok()) return;
   const auto& ends = facts.info.eos_token_ids();
+  const v1::ToolCalls& calls = constraint.tool_calls();
+  const bool is_free = constraint.has_tool_calls() && !calls.required() &&
+                       calls.form() != v1::ToolCalls::FORM_MARKED;
   std::string text;
   bool has_ended = false;
   for (const int32_t id : output.token_ids) {
@@ -203,7 +208,8 @@ void CheckConstraint(const ServerFacts& facts, const v1::GenerateRequest& reques
     if (has_ended) break;
     text += facts.tokenizer->TokenBytes(id);
   }
-  const std::vector<std::string> parts = ConstrainedParts(constraint.thought(), text, has_ended);
+  const std::vector<std::string> parts =
+      ConstrainedParts(constraint.thought(), is_free, text, has_ended);
   const bool fits = std::any_of(parts.begin(), parts.end(), [&](const std::string& part) {
     return Fits(*grammar, part, has_ended);
   });

@@ -17,7 +17,7 @@ const std::set<std::string> kNoFunctions;
 // twice.
 std::string SaidInPieces(v1::Thought thought, bool is_apart, const std::set<std::string>& offered,
                          const std::string& text, size_t step) {
-  AssistantText assistant(thought, is_apart, offered);
+  AssistantText assistant({.thought = thought}, is_apart, offered);
   std::string reasoning, content, calls;
   const auto read = [&](size_t size, bool has_ended) {
     const AssistantText::Piece piece =
@@ -54,7 +54,7 @@ TEST(AssistantTextTest, IsTheSameInPiecesOfAnySize) {
       {v1::THOUGHT_ALLOWED, kFunctions, "<think>" + call, call + "|"},
       {v1::THOUGHT_ALLOWED, kFunctions, "</think>" + call, "|</think>" + call},
       {v1::THOUGHT_ALLOWED, kFunctions, " \n\nNo {call}", "| \n\nNo {call}"},
-      {v1::THOUGHT_NONE, kFunctions, "\n" + call, "||add({\"a\":1})"},
+      {v1::THOUGHT_NONE, kFunctions, "\n\v\f" + call, "||add({\"a\":1})"},
       {v1::THOUGHT_BEGUN, kFunctions, "\nI <tool_call>.\n</think>\n\n" + call,
        "|\nI <tool_call>.\n</think>\n\n|add({\"a\":1})", false},
       {v1::THOUGHT_ALLOWED, kFunctions, "<think>So</think>\nYes " + call,
@@ -73,7 +73,7 @@ TEST(AssistantTextTest, IsTheSameInPiecesOfAnySize) {
 // looked at is not looked at again.
 TEST(AssistantTextTest, WhiteSpaceWithoutEndTakesTimeInProportion) {
   for (const char* begin : {"", "<think>", "<think>So", "<think>So</think>", "Yes"}) {
-    AssistantText assistant(v1::THOUGHT_ALLOWED, true, kFunctions);
+    AssistantText assistant({.thought = v1::THOUGHT_ALLOWED}, true, kFunctions);
     std::string text = begin;
     for (int i = 0; i < 200000; ++i) {
       text += "\n\n\n\n\n\n\n\n";

@@ -323,7 +323,8 @@ class ThinkingReplyTest : public ChatReplyTest {
   void Say(const std::string& text, v1::Thought thought) {
     chunks_.clear();
     reply_ = std::make_unique<OpenAiReply>(request_, 1, "m", absl::FromUnixSeconds(5),
-                                           std::vector<EchoedPrompt>(), thought);
+                                           std::vector<EchoedPrompt>(),
+                                           AssistantForm{.thought = thought});
     ChatReplyTest::Say(text);
   }
   Json Message() const { return reply_->Whole()["choices"][0]["message"]; }

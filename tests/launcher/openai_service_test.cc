@@ -360,5 +360,22 @@ TEST_F(ThinkingChatTest, CallsThatMustBeMadeAreWrittenAsTheModelWasTaught) {
                 R"( thought: THOUGHT_BEGUN)"));
 }
 
+// Whose lists of calls begin with a special token.
+class ListChatTest : public OpenAiServiceTest {
+ protected:
+  ListChatTest() : OpenAiServiceTest("{{ messages[0].content }}{# [TOOL_CALLS] #}") {}
+  std::string Call(const std::string& choice) {
+    return Ask(PostJson(
+        "/v1/chat/completions",
+        R"({"messages": [{"role": "user", "content": "Hi"}], "tool_choice": )" + choice +
+            R"(, "tools": [{"type": "function", "function": {"name": "f", "strict": true}}]})"));
+  }
+};
+
+TEST_F(ListChatTest, WhatKeepsAModelFromItsMarkerIsNotAskedFor) {
+  EXPECT_THAT(Call(R"("auto")"), HasSubstr("200 OK"));
+  EXPECT_THAT(Call(R"("required")"), HasSubstr("form: FORM_LIST"));
+}
+
 }  // namespace
 }  // namespace lockstep

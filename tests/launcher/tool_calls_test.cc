@@ -38,6 +38,40 @@ TEST(ToolCallsTest, MarkedCallsMayFollowText) {
             "Let me see.\n|now({})|add({\"a\":1})");
 }
 
+TEST(ToolCallsTest, AnArgumentMayHoldAMarker) {
+  const std::string call =
+      R"(<tool_call>{"name": "add", "arguments": {"a": "</tool_call><tool_call>"}}</tool_call>)";
+  EXPECT_EQ(Shown("So: " + call + "\n" + call),
+            R"(So: |add({"a":"</tool_call><tool_call>"})|add({"a":"</tool_call><tool_call>"}))");
+  std::string many = R"(<tool_call>{"name": "add", "arguments": {"a": ")";
+  for (int i = 0; i < 100000; ++i) many += "</tool_call>";
+  EXPECT_EQ(Shown(many), many);
+}
+
+TEST(ToolCallsTest, OfAConstrainedOutputItsFormAloneIsRead) {
+  const auto shown = [](const std::string& text, v1::ToolCalls::Form only) {
+    const ToolOutput output = SplitToolCalls(text, kOffered, only);
+    return absl::StrCat(output.content, "|", output.calls.size());
+  };
+  const std::string json = R"({"name": "now", "parameters": {}})";
+  const std::string list = R"([{"name": "now", "arguments": {}}])";
+  const std::string marked = R"(<tool_call>{"name": "now", "arguments": {}}</tool_call>)";
+  const std::string turned = R"({"parameters": {}, "name": "now"})";
+  EXPECT_EQ(shown(json, v1::ToolCalls::FORM_JSON), "|1");
+  EXPECT_EQ(shown(list, v1::ToolCalls::FORM_LIST), "|1");
+  EXPECT_EQ(shown(marked, v1::ToolCalls::FORM_MARKED), "|1");
+  for (const std::string& other :
+       {list, marked, turned, R"({"name": "\u006eow"})" + std::string()}) {
+    EXPECT_EQ(shown(other, v1::ToolCalls::FORM_JSON), other + "|0");
+  }
+  for (const std::string& other : {json, marked, turned}) {
+    EXPECT_EQ(shown(other, v1::ToolCalls::FORM_LIST), other + "|0");
+  }
+  for (const std::string& other : {json, list, turned}) {
+    EXPECT_EQ(shown(other, v1::ToolCalls::FORM_MARKED), other + "|0");
+  }
+}
+
 TEST(ToolCallsTest, WhatIsNoCallIsText) {
   std::string deep = R"({"name": "add", "parameters": )";
   for (int i = 0; i < 100000; ++i) deep += "{\"a\":";

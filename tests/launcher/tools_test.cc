@@ -96,7 +96,10 @@ TEST(ToolChoiceTest, ArgumentsAreAnObject) {
   EXPECT_EQ(Parameters("{}"), R"({"type":"object"})");
   EXPECT_EQ(Parameters(R"({"properties": {"a": {}}})"),
             R"({"properties":{"a":{}},"type":"object"})");
-  EXPECT_EQ(Parameters(R"({"anyOf": [{"type": "object"}]})"), R"({"anyOf":[{"type":"object"}]})");
+  // Whatever else it may be: what is no object is no arguments.
+  EXPECT_EQ(Parameters(R"({"anyOf": [{"type": "object"}, {"type": "null"}]})"),
+            R"({"anyOf":[{"type":"object"},{"type":"null"}],"type":"object"})");
+  EXPECT_EQ(Parameters(R"({"type": ["null", "object"]})"), R"({"type":"object"})");
   const auto list =
       Choosing(R"("required")",
                With(absl::StrCat(kNow, R"(, {"name": "f", "parameters": {"type": "array"}})")));
@@ -105,13 +108,30 @@ TEST(ToolChoiceTest, ArgumentsAreAnObject) {
               HasSubstr("tools[1].function.parameters.type must be \"object\""));
 }
 
+TEST(ToolChoiceTest, WhatSchemasSayToReadersIsLeftOut) {
+  EXPECT_EQ(Parameters(R"({"title": "T", "description": "D", "type": "object", "properties": {
+                "description": {"type": "string", "description": "D", "default": "x"},
+                "title": {"const": {"title": "T"}}}, "$defs": {"default": {"examples": [1]}},
+                "anyOf": [{"description": "D"}]})"),
+            R"({"type":"object","properties":{"description":{"type":"string"},)"
+            R"("title":{"const":{"title":"T"}}},"$defs":{"default":{}},"anyOf":[{}]})");
+}
+
+TEST(ToolChoiceTest, WhatNobodyAskedForStandsInTheWayOfNothing) {
+  for (const char* other : {R"(, "min_tokens": 1)", R"(, "ignore_eos": true)"}) {
+    const auto request = Choosing(R"("auto")", With(kStrictAdd) + other);
+    ASSERT_TRUE(request.ok()) << request.status();
+    EXPECT_FALSE(request->options.has_constraint()) << other;
+  }
+}
+
 // References within a function's schema are its own.
 TEST(ToolChoiceTest, SchemasOfFunctionsAreDocuments) {
   const std::string parameters =
       Parameters(R"({"$schema": "http://json-schema.org/draft-07/schema#",
       "$id": "https://example.com/f", "type": "object", "required": ["x"],
       "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"const": 7}}})");
-  const grammar::ToolCalls calls{grammar::ToolCalls::Form::kJson, {{"f", parameters}}, true};
+  const grammar::ToolCalls calls{grammar::ToolCalls::Form::kJson, true, {{"f", parameters}}};
   const auto compiled =
       grammar::CompileConstraint({OutputConstraint::Kind::kToolCalls, grammar::TextOf(calls)});
   EXPECT_TRUE(compiled.ok()) << compiled.status();
@@ -122,6 +142,7 @@ TEST(ToolCallsTest, TheTemplateTellsTheForm) {
   EXPECT_EQ(ToolCallFormOf("{{ '[TOOL_CALLS] [' }}"), v1::ToolCalls::FORM_LIST);
   EXPECT_EQ(ToolCallFormOf("{{ \"parameters\" }}"), v1::ToolCalls::FORM_JSON);
   EXPECT_EQ(ToolCallFormOf("<tool_call>\n<function=f>"), v1::ToolCalls::FORM_JSON);
+  EXPECT_EQ(ToolCallFormOf("[TOOL_CALLS]f[ARGS]"), v1::ToolCalls::FORM_JSON);
 }
 
 TEST(ToolChoiceTest, WrongChoicesAreRefusedByName) {
@@ -139,8 +160,8 @@ TEST(ToolChoiceTest, WrongChoicesAreRefusedByName) {
        "tool_choice is a second constraint"},
       {R"("required")",
        R"(, "tools": [{"type": "function", "function": {"name": "f", "parameters":
-          {"title": ")" +
-           std::string(65536, 'a') + R"("}}}])",
+          {"enum": [")" +
+           std::string(65536, 'a') + R"("]}}}])",
        "tool_choice makes a constraint of"},
   };
   for (const auto& wrong : kWrong) {

@@ -2,6 +2,8 @@
 #include "model/grammar/tool_calls.h"
 
 #include <random>
+#include <regex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,7 +29,7 @@ absl::StatusOr<Grammar> Compile(const ToolCalls& calls) {
 }
 
 Grammar CallsOf(Form form, bool required) {
-  auto compiled = Compile({form, {{"add", kAddSchema}, {"at", ""}, {"é\"", ""}}, required});
+  auto compiled = Compile({form, required, {{"add", kAddSchema}, {"at", ""}, {"é\"", ""}}});
   EXPECT_TRUE(compiled.ok()) << compiled.status();
   return *std::move(compiled);
 }
@@ -61,7 +63,7 @@ TEST(ToolCallGrammarTest, FreeTextMayEndInMarkedCalls) {
   const std::string call =
       "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
   for (const std::string& text :
-       {std::string(), std::string("Hi <b> <tool_call"), call, "So:\n" + call,
+       {std::string(), std::string("Hi <b> <tool_call"), call, "So:\n" + call, call + "\n\n",
         "So:\n" + call + "\n" + call, std::string(R"({"name": "rm"})")}) {
     EXPECT_TRUE(Matches(marked, text)) << text;
   }
@@ -75,19 +77,19 @@ TEST(ToolCallGrammarTest, FreeTextMayEndInMarkedCalls) {
   EXPECT_FALSE(IsPrefix(marked, "So:<tool_call> "));
 }
 
-// Whether a text begins like a call, said without a grammar.
-bool BeginsLikeACall(std::string_view text, Form form) {
-  const auto skip = [&] {
-    while (!text.empty() && absl::StrContains(" \t\r\n", text[0])) text.remove_prefix(1);
-  };
-  std::vector<std::string> opening = {"{", "\"name\"", ":"};
-  if (form == Form::kList) opening.insert(opening.begin(), "[");
-  for (const std::string& token : opening) {
-    skip();
-    if (text.substr(0, token.size()) != token) return false;
-    text.remove_prefix(token.size());
+const std::set<std::string> kNames = {"add", "at", "é\""};
+
+// Whether a text begins like a call, said another way.
+bool SeemsACall(std::string_view text, Form form) {
+  const std::regex opening(form == Form::kList
+                               ? R"([ \t\r\n]*\[( |\n[ \t]*)?\{( |\n[ \t]*)?"name": ?)"
+                               : R"([ \t\r\n]*\{( |\n[ \t]*)?"name": ?)");
+  std::match_results<std::string_view::const_iterator> match;
+  if (!std::regex_search(text.begin(), text.end(), match, opening,
+                         std::regex_constants::match_continuous)) {
+    return false;
   }
-  skip();
+  text.remove_prefix(static_cast<size_t>(match.length()));
   for (const char* name : {"\"add\"", "\"at\"", R"("é\"")"}) {
     if (text.substr(0, std::string_view(name).size()) == name) return true;
   }
@@ -124,7 +126,8 @@ TEST(ToolCallGrammarTest, WhatDoesNotBeginLikeACallIsFree) {
       std::string text;
       if (random() % 2 == 0) text = form == Form::kList ? "[{\"name\":" : " {\"name\":";
       for (size_t left = random() % 6; left > 0; --left) text += kPieces[random() % kPieces.size()];
-      if (BeginsLikeACall(text, form)) {
+      EXPECT_EQ(BeginsLikeACall(text, form, kNames), SeemsACall(text, form)) << text;
+      if (SeemsACall(text, form)) {
         ++num_begun;
       } else {
         EXPECT_TRUE(Matches(grammar, text)) << text;
@@ -155,7 +158,7 @@ TEST(ToolCallGrammarTest, WhatBeginsLikeACallIsOne) {
 
 TEST(ToolCallGrammarTest, MayFollowAThought) {
   auto grammar = CompileConstraint({OutputConstraint::Kind::kToolCalls,
-                                    TextOf({Form::kMarked, {{"at", ""}}, true}),
+                                    TextOf({Form::kMarked, true, {{"at", ""}}}),
                                     OutputConstraint::Thought::kBegun});
   ASSERT_TRUE(grammar.ok()) << grammar.status();
   EXPECT_TRUE(Matches(*grammar,
@@ -163,26 +166,91 @@ TEST(ToolCallGrammarTest, MayFollowAThought) {
                       "{\"name\": \"at\", \"arguments\": {}}\n</tool_call>"));
 }
 
+// What holds a thought is not free, or else it could hold anything behind it.
+TEST(ToolCallGrammarTest, AThoughtThatMayComeIsNoFreeText) {
+  for (const Form form : {Form::kJson, Form::kList}) {
+    const auto grammar = CompileConstraint({OutputConstraint::Kind::kToolCalls,
+                                            TextOf({form, false, {{"add", kAddSchema}}}),
+                                            OutputConstraint::Thought::kAllowed});
+    ASSERT_TRUE(grammar.ok()) << grammar.status();
+    const std::string json = form == Form::kJson ? R"({"name": "add", "parameters": {"a": )"
+                                                 : R"([{"name": "add", "arguments": {"a": )";
+    const std::string end = form == Form::kJson ? "}}" : "}}]";
+    for (const char* thought : {"", "<think>x</think>", "<think>\n</think>\n\n"}) {
+      EXPECT_TRUE(Matches(*grammar, absl::StrCat(thought, json, "1", end))) << thought;
+      EXPECT_FALSE(IsPrefix(*grammar, absl::StrCat(thought, json, "\""))) << thought;
+      EXPECT_TRUE(Matches(*grammar, absl::StrCat(thought, "Hi <think>"))) << thought;
+    }
+    EXPECT_TRUE(Matches(*grammar, "<thing>"));
+    EXPECT_FALSE(Matches(*grammar, "<think>x"));
+  }
+}
+
+TEST(ToolCallGrammarTest, TextsComeBack) {
+  const ToolCalls calls{Form::kList, true, {{"add", "{\n \"x\": 1}"}, {"1 2\n", ""}, {"", "é"}}};
+  const auto back = ParseToolCalls(TextOf(calls));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(*back, calls);
+  const std::string text = TextOf(calls);
+  for (size_t size = 0; size < text.size(); ++size) {
+    EXPECT_FALSE(ParseToolCalls(text.substr(0, size)).ok()) << size;
+  }
+  for (const char* other :
+       {"3 1 0\n", "0 2 0\n", "-1 0 0\n", "0 0 0\nx", "0 0 1\n9999999999999 1\na",
+        "0 0 99999999999999999999\n", "0 0 1\n0 0\n\n"}) {
+    EXPECT_FALSE(ParseToolCalls(other).ok()) << other;
+  }
+}
+
+// Schemas that refer to many others many times: together they may take as much as one.
+TEST(ToolCallGrammarTest, SchemasShareTheWorkThatTheyMayTake) {
+  std::string schema = R"({"type": "object", "properties": {"x": {"oneOf": [{"$ref": "#/a"},
+      {"type": "null"}]}}, "e": {"type": "string"})";
+  for (char name = 'a'; name < 'e'; ++name) {
+    absl::StrAppend(&schema, ", \"", std::string(1, name), "\": {\"anyOf\": [");
+    for (int i = 0; i < 14; ++i) {
+      absl::StrAppend(&schema, i > 0 ? "," : "", "{\"$ref\": \"#/", std::string(1, name + 1),
+                      "\"}");
+    }
+    schema += "]}";
+  }
+  schema += "}";
+  ToolCalls calls{Form::kJson, true, {{"f", schema}}};
+  EXPECT_TRUE(Compile(calls).ok()) << Compile(calls).status();
+  calls.functions.resize(40, calls.functions[0]);
+  EXPECT_FALSE(Compile(calls).ok());
+}
+
+TEST(ToolCallGrammarTest, ManyFunctionsOfUsualSchemasFit) {
+  constexpr char kUsual[] =
+      R"({"type": "object", "required": ["city", "days", "lat", "lon", "unit"],
+      "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "lat": {"type": "number"},
+      "lon": {"type": "number"}, "at": {"type": "string", "format": "date-time"},
+      "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]}}, "additionalProperties": false})";
+  ToolCalls calls{Form::kJson, false, {}};
+  for (int i = 0; i < 128; ++i)
+    calls.functions.push_back({absl::StrCat("get_weather_", i), kUsual});
+  EXPECT_TRUE(Compile(calls).ok()) << Compile(calls).status();
+}
+
 TEST(ToolCallGrammarTest, SaysWhatIsWrong) {
   const auto error = [](const ToolCalls& calls) {
     return std::string(Compile(calls).status().message());
   };
-  EXPECT_THAT(error({Form::kJson, {}, true}), HasSubstr("at least one function"));
-  EXPECT_THAT(error({Form::kJson, {{"f", ""}, {"", ""}}, true}),
+  EXPECT_THAT(error({Form::kJson, true, {}}), HasSubstr("are of 0 functions, must be 1 to 128"));
+  EXPECT_THAT(error({Form::kJson, true, {{"f", ""}, {"", ""}}}),
               HasSubstr("function 1 has no name"));
-  EXPECT_THAT(error({Form::kJson, {{"f", R"({"properties": {"age": {"not": {}}}})"}}, false}),
+  EXPECT_THAT(error({Form::kJson, false, {{"f", R"({"properties": {"age": {"not": {}}}})"}}}),
               HasSubstr("function \"f\": \"#/properties/age\""));
-  EXPECT_THAT(error({Form::kJson, {{"f", "{"}}, true}), HasSubstr("function \"f\": "));
-  for (const char* text : {"", "[]", "{}", R"({"form": 3, "required": true, "functions": []})",
-                           R"({"form": 0, "required": true, "functions": [["f"]]})",
-                           R"({"form": 0, "required": 1, "functions": [["f", ""]]})"}) {
-    EXPECT_FALSE(CompileConstraint({OutputConstraint::Kind::kToolCalls, text}).ok()) << text;
-  }
+  EXPECT_THAT(error({Form::kJson, true, {{"f", "{"}}}), HasSubstr("function \"f\": "));
+  EXPECT_THAT(error({Form::kJson, false, {{"f", "{"}}}), HasSubstr("not strict takes any"));
+  EXPECT_THAT(error({Form::kJson, true, std::vector<ToolCalls::Function>(129, {"f", ""})}),
+              HasSubstr("are of 129 functions"));
 }
 
 TEST(ToolCallGrammarTest, ManyFunctionsWithLongNamesFit) {
   for (const Form form : {Form::kJson, Form::kList, Form::kMarked}) {
-    ToolCalls calls{form, {}, false};
+    ToolCalls calls{form, false, {}};
     for (int i = 0; i < 128; ++i) {
       calls.functions.push_back({absl::StrCat(i, std::string(60, 'x')), kAddSchema});
     }
