@@ -61,31 +61,31 @@ class TextReader {
 // White space before a character, as JsonText has it, but before all.
 enum class Space { kNone, kAny, kLine, kOne };
 
-// What a call begins with: its brackets, and a function's name.
+// What a call begins with: its brackets, perhaps a type, and a function's name.
 struct Opening {
   bool is_whole = false;
   Space space = Space::kNone;
-  std::map<char32_t, std::unique_ptr<Opening>> next;
+  std::map<char32_t, std::shared_ptr<Opening>> next;  // some by two ways
 };
+using OpeningPtr = std::shared_ptr<Opening>;
 
-class OpeningPath {
- public:
-  explicit OpeningPath(Opening& root) : at_(&root) { at_->space = Space::kAny; }
-  void Add(std::string_view text, Space behind) {
-    for (size_t left = kMostOfName; left > 0 && !text.empty(); --left) {
-      const Utf8Unit unit = NextUtf8Unit(text);
-      text.remove_prefix(unit.num_bytes);
-      std::unique_ptr<Opening>& next = at_->next[unit.code_point];
-      if (next == nullptr) next = std::make_unique<Opening>();
-      at_ = next.get();
-    }
-    at_->space = behind;
+// Where a text leads that is no longer than kMostOfName. to: if it is not null, the last character
+// leads there.
+OpeningPtr Lead(OpeningPtr from, std::string_view text, const OpeningPtr& to = nullptr) {
+  for (size_t left = kMostOfName; left > 0 && !text.empty(); --left) {
+    const Utf8Unit unit = NextUtf8Unit(text);
+    text.remove_prefix(unit.num_bytes);
+    OpeningPtr& next = from->next[unit.code_point];
+    if (next == nullptr) next = text.empty() && to != nullptr ? to : std::make_shared<Opening>();
+    from = next;
   }
-  void End() { at_->is_whole = true; }
-
- private:
-  Opening* at_;
-};
+  return from;
+}
+OpeningPtr Lead(const OpeningPtr& from, std::string_view text, Space behind) {
+  OpeningPtr to = Lead(from, text);
+  to->space = behind;
+  return to;
+}
 
 class ToolCallGrammar {
  public:
@@ -123,8 +123,10 @@ class ToolCallGrammar {
         return absl::InvalidArgumentError(absl::StrCat("function ", i, " has no name"));
       }
       ASSIGN_OR_RETURN(const Part arguments, Arguments(function));
+      // Models that are shown functions as OpenAI describes them may say so.
       choices.push_back(schemas_.text().ObjectOf(
-          {.members = {{.name = "name",
+          {.members = {{.name = "type", .value = builder_.Text("\"function\"")},
+                       {.name = "name",
                         .value = builder_.Text(JsonText::WrittenPlainly(function.name)),
                         .is_required = true},
                        {.name = calls_.form == ToolCalls::Form::kJson ? "parameters" : "arguments",
@@ -160,25 +162,23 @@ class ToolCallGrammar {
   // The whole text, or one that does not begin so.
   Part Alone(Part calls) {
     if (calls_.required) return calls;
-    Opening root;
+    const auto root = std::make_shared<Opening>();
+    root->space = Space::kAny;
+    const bool is_list = calls_.form == ToolCalls::Form::kList;
+    const OpeningPtr object =
+        Lead(is_list ? Lead(root, "[", Space::kLine) : root, "{", Space::kLine);
+    const OpeningPtr name = Lead(object, "\"name\":", Space::kOne);
+    const OpeningPtr type = Lead(object, "\"type\":", Space::kOne);
+    Lead(Lead(type, "\"function\",", Space::kLine), "\"name\":", name);
     for (const ToolCalls::Function& function : calls_.functions) {
-      OpeningPath path(root);
-      if (calls_.form == ToolCalls::Form::kList) path.Add("[", Space::kLine);
-      path.Add("{", Space::kLine);
-      path.Add("\"name\":", Space::kOne);
-      path.Add(JsonText::WrittenPlainly(function.name), Space::kNone);
-      path.End();
+      Lead(name, JsonText::WrittenPlainly(function.name))->is_whole = true;
     }
-    if (after_thought_) {
-      OpeningPath thought(root);
-      thought.Add(kThoughtBegin, Space::kNone);
-      thought.End();
-    }
+    if (after_thought_) Lead(root, kThoughtBegin)->is_whole = true;
     constexpr CodePointRange kBeyondAscii = {kLastAscii + 1, kLastCharacter};
     free_text_ = builder_.MakeRule(FreeText(builder_));
     beyond_ascii_ =
         builder_.MakeRule(builder_.Sequence({builder_.Character({&kBeyondAscii, 1}), free_text_}));
-    return builder_.Choice({builder_.Sequence({SomeOf(kSpaces), calls}), Otherwise(root)});
+    return builder_.Choice({builder_.Sequence({SomeOf(kSpaces), calls}), Otherwise(*root)});
   }
 
   // A text that goes on another way, or ends before.
@@ -311,6 +311,11 @@ bool BeginsLikeACall(std::string_view text, ToolCalls::Form form,
   }
   if (!Consume("{", text)) return false;
   SkipLine(text);
+  if (Consume("\"type\":", text)) {
+    Consume(" ", text);
+    if (!Consume("\"function\",", text)) return false;
+    SkipLine(text);
+  }
   if (!Consume("\"name\":", text)) return false;
   Consume(" ", text);
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) {

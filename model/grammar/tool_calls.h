@@ -53,8 +53,9 @@ absl::StatusOr<ToolCalls> ParseToolCalls(std::string_view text);
 absl::StatusOr<GrammarBuilder::Part> AddToolCalls(const ToolCalls& calls, bool after_thought,
                                                   GrammarBuilder& builder);
 
-// Of kJson and kList: whether the text begins with white space, brackets, "name" and the name of a
-// function, between which there is the white space that calls have.
+// Of kJson and kList: whether the text begins with white space, brackets, perhaps "type":
+// "function", "name" and the name of a function, between which there is the white space that calls
+// have.
 bool BeginsLikeACall(std::string_view text, ToolCalls::Form form,
                      const std::set<std::string>& names);
 

@@ -56,7 +56,7 @@ TEST(ThoughtTest, EndsWithTheFirstMarker) {
   const Grammar begun = AnswerAfter(Thought::kBegun);
   std::mt19937 random(7);
   int num_fits = 0;
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 8000; ++i) {
     const std::string text = RandomText(random);
     const bool fits = IsRestOfThoughtAndAnswer(text);
     EXPECT_EQ(Matches(begun, text), fits) << text;
@@ -66,7 +66,7 @@ TEST(ThoughtTest, EndsWithTheFirstMarker) {
     }
     num_fits += fits ? 1 : 0;
   }
-  EXPECT_GT(num_fits, 1000);
+  EXPECT_GT(num_fits, 400);
 }
 
 TEST(ThoughtTest, IsAllowedOrNot) {

@@ -38,6 +38,7 @@ TEST(ToolCallGrammarTest, ACallThatMustBeMadeIsAllThereIs) {
   const Grammar json = CallsOf(Form::kJson, true);
   EXPECT_TRUE(Matches(json, R"({"name": "add", "parameters": {"a": 1}})"));
   EXPECT_TRUE(Matches(json, R"({"name":"at","parameters":{}})"));
+  EXPECT_TRUE(Matches(json, R"({"type": "function", "name": "at", "parameters": {}})"));
   EXPECT_TRUE(Matches(json, R"({"name": "é\"", "parameters": {}})"));
   for (const char* other :
        {"", "Hi", R"({"name": "add", "parameters": {"a": "1"}})",
@@ -81,11 +82,12 @@ const std::set<std::string> kNames = {"add", "at", "é\""};
 
 // Whether a text begins like a call, said another way.
 bool SeemsACall(std::string_view text, Form form) {
-  const std::regex opening(form == Form::kList
-                               ? R"([ \t\r\n]*\[( |\n[ \t]*)?\{( |\n[ \t]*)?"name": ?)"
-                               : R"([ \t\r\n]*\{( |\n[ \t]*)?"name": ?)");
+  static const std::string kObject =
+      R"(\{( |\n[ \t]*)?("type": ?"function",( |\n[ \t]*)?)?"name": ?)";
+  static const std::regex kJson(R"([ \t\r\n]*)" + kObject);
+  static const std::regex kList(R"([ \t\r\n]*\[( |\n[ \t]*)?)" + kObject);
   std::match_results<std::string_view::const_iterator> match;
-  if (!std::regex_search(text.begin(), text.end(), match, opening,
+  if (!std::regex_search(text.begin(), text.end(), match, form == Form::kList ? kList : kJson,
                          std::regex_constants::match_continuous)) {
     return false;
   }
@@ -98,6 +100,8 @@ bool SeemsACall(std::string_view text, Form form) {
 
 TEST(ToolCallGrammarTest, WhatDoesNotBeginLikeACallIsFree) {
   static const std::vector<std::string> kPieces = {"{",
+                                                   R"("type": "function", )",
+                                                   R"("type":"function",)",
                                                    "[",
                                                    "\"",
                                                    "\"name\"",
@@ -122,9 +126,11 @@ TEST(ToolCallGrammarTest, WhatDoesNotBeginLikeACallIsFree) {
     const Grammar grammar = CallsOf(form, false);
     std::mt19937 random(5);
     int num_begun = 0;
-    for (int i = 0; i < 20000; ++i) {
+    for (int i = 0; i < 4000; ++i) {
       std::string text;
-      if (random() % 2 == 0) text = form == Form::kList ? "[{\"name\":" : " {\"name\":";
+      if (random() % 2 == 0) text = form == Form::kList ? "[{" : " {";
+      if (random() % 4 == 0) text += R"("type": "function",)";
+      if (random() % 2 == 0) text += R"("name":)";
       for (size_t left = random() % 6; left > 0; --left) text += kPieces[random() % kPieces.size()];
       EXPECT_EQ(BeginsLikeACall(text, form, kNames), SeemsACall(text, form)) << text;
       if (SeemsACall(text, form)) {
@@ -133,7 +139,7 @@ TEST(ToolCallGrammarTest, WhatDoesNotBeginLikeACallIsFree) {
         EXPECT_TRUE(Matches(grammar, text)) << text;
       }
     }
-    EXPECT_GT(num_begun, 100);
+    EXPECT_GT(num_begun, 40);
   }
 }
 
@@ -144,6 +150,9 @@ TEST(ToolCallGrammarTest, WhatBeginsLikeACallIsOne) {
   EXPECT_TRUE(Matches(json, "\n " + call));
   EXPECT_FALSE(Matches(json, call + "."));
   EXPECT_FALSE(Matches(json, R"({"name": "add"})"));
+  EXPECT_FALSE(IsPrefix(json, R"({"type": "function", "name": "add", "parameters": {"a": ")"));
+  EXPECT_TRUE(Matches(json, R"({"type": "function", "name": "add", "parameters": {"a": 1}})"));
+  EXPECT_TRUE(Matches(json, R"({"type": "function", "name": "adder"})"));
   EXPECT_FALSE(Matches(json, R"({"name": "add", "parameters": {"a": "1"}})"));
   EXPECT_TRUE(Matches(json, R"({"name": "Ada", "born": 1815})"));
   EXPECT_TRUE(Matches(json, R"({"name": "adder"})"));
