@@ -15,15 +15,18 @@ class FakeServer::Service final : public v1::Generation::Service {
     if (request->text() == "refuse" || request->text() == "refuse\n") {
       return {grpc::StatusCode::RESOURCE_EXHAUSTED, "the queue is full"};
     }
-    if (request->has_constraint()) {
+    const v1::OutputConstraint& constraint = request->constraint();
+    const bool may_call = constraint.has_tool_calls() && !constraint.tool_calls().required();
+    if (request->has_constraint() && !may_call) {
       return {grpc::StatusCode::INVALID_ARGUMENT,
-              absl::StrCat("constraint: ", request->constraint().ShortDebugString())};
+              absl::StrCat("constraint: ", constraint.ShortDebugString())};
     }
     v1::GenerateEvent accepted;
     accepted.mutable_accepted()->set_request_id("r1");
     accepted.mutable_accepted()->set_num_prompt_tokens(3);
     accepted.mutable_accepted()->set_seed(request->sampling().seed());
     writer->Write(accepted);
+    if (may_call) return Say(R"({"name": "f", "parameters": {}})", *writer);
     const std::string& text = request->text();
     if (const size_t said = text.rfind(kSay); said != std::string::npos) {
       return Say(UpToMarker(text.substr(said + sizeof(kSay) - 1)), *writer);

@@ -360,6 +360,22 @@ TEST_F(ThinkingChatTest, CallsThatMustBeMadeAreWrittenAsTheModelWasTaught) {
                 R"( thought: THOUGHT_BEGUN)"));
 }
 
+TEST_F(ThinkingChatTest, OfStrictFunctionsCallsInTheTaughtFormAloneAreRead) {
+  const std::string tools =
+      R"(, "chat_template_kwargs": {"enable_thinking": false}, "tools": [{"type": "function",
+         "function": {"name": "f", "strict": true}}])";
+  const std::string marked = Say(tools);  // the answer is not
+  EXPECT_THAT(marked, HasSubstr(R"("content":"{\"name\": \"f\", \"parameters\": {}}")"));
+  EXPECT_THAT(marked, Not(HasSubstr("tool_calls")));
+}
+
+TEST_F(OpenAiChatTest, StrictFunctionsAreCalledByJson) {
+  const std::string answer =
+      Ask(PostJson("/v1/chat/completions", R"({"messages": [{"role": "user", "content": "Hi"}],
+      "tools": [{"type": "function", "function": {"name": "f", "strict": true}}]})"));
+  EXPECT_THAT(answer, HasSubstr(R"("finish_reason":"tool_calls")"));
+}
+
 // Whose lists of calls begin with a special token.
 class ListChatTest : public OpenAiServiceTest {
  protected:
