@@ -12,7 +12,7 @@ struct OutputConstraint {
     kJsonSchema,  // JSON that is valid against the schema that `text` is
     kRegex,       // a match of `text`, from end to end
     kChoices,     // one of the strings in the JSON array that `text` is
-    kToolCalls,   // calls of functions, as `text` says in JSON (model/grammar/tool_calls.h)
+    kToolCalls,   // calls of functions, of which `text` is TextOf (model/grammar/tool_calls.h)
   };
   // What may come before all of it, as models write that think (model/grammar/thought.h).
   enum class Thought {
