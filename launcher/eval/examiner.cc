@@ -56,32 +56,28 @@ class Exam {
            asked_.size() - num_done_ < static_cast<size_t>(options_.concurrency);
   }
 
-  // Its prompt; what marks turns there is the template's.
-  // thought: that the answer may begin with.
-  absl::Status Write(const Question& question, v1::GenerateRequest& request,
-                     v1::Thought& thought) const {
+  // Its prompt; what marks turns there is the template's. Returns what the answer may begin with.
+  absl::StatusOr<v1::Thought> Write(const Question& question, v1::GenerateRequest& request) const {
     if (options_.chat_template == nullptr) {
       for (const ChatMessage& message : question.messages) {
         absl::StrAppend(request.mutable_text(), message.content, "\n");
       }
       request.mutable_stop()->add_stop_strings("\n\n");
-      return absl::OkStatus();
+      return v1::THOUGHT_NONE;
     }
     ASSIGN_OR_RETURN(TrustedPrompt prompt,
                      options_.chat_template->RenderTrusted(question.messages));
     request.set_text(std::move(prompt.text));
     request.set_add_special_tokens(false);
-    thought = prompt.thought;
-    return absl::OkStatus();
+    return prompt.thought;
   }
 
   void Ask() {
     const size_t index = asked_.size();
     v1::GenerateRequest request;
-    v1::Thought thought = v1::THOUGHT_NONE;
-    const absl::Status written = Write(questions_[index], request, thought);
-    if (!written.ok()) return StopAt(index, written);
-    Asked& asked = asked_.emplace_back(SteadyNow(), thought);
+    const absl::StatusOr<v1::Thought> thought = Write(questions_[index], request);
+    if (!thought.ok()) return StopAt(index, thought.status());
+    Asked& asked = asked_.emplace_back(SteadyNow(), *thought);
     request.set_parse_special_tokens(true);
     request.mutable_sampling()->set_temperature(0.0f);
     request.mutable_stop()->set_max_tokens(options_.max_tokens);

@@ -120,11 +120,6 @@ absl::StatusOr<OutputConstraint> ReadToolCalls(const v1::ToolCalls& calls) {
         absl::StrCat("constraint.tool_calls.form is ", static_cast<int>(calls.form()), ", must be ",
                      v1::ToolCalls::Form_MIN, " to ", v1::ToolCalls::Form_MAX));
   }
-  if (calls.functions_size() > static_cast<int>(grammar::ToolCalls::kMaxFunctions)) {
-    return absl::InvalidArgumentError(absl::StrCat("constraint.tool_calls are of ",
-                                                   calls.functions_size(), " functions, at most ",
-                                                   grammar::ToolCalls::kMaxFunctions));
-  }
   grammar::ToolCalls read{
       static_cast<grammar::ToolCalls::Form>(calls.form()), calls.required(), {}};
   size_t num_bytes = 0;
@@ -159,19 +154,13 @@ absl::StatusOr<OutputConstraint> ReadKind(const v1::OutputConstraint& constraint
 
 absl::StatusOr<OutputConstraint> ReadConstraint(const v1::OutputConstraint& constraint) {
   ASSIGN_OR_RETURN(OutputConstraint read, ReadKind(constraint));
-  switch (constraint.thought()) {
-    case v1::THOUGHT_NONE:
-      return read;
-    case v1::THOUGHT_ALLOWED:
-      read.thought = OutputConstraint::Thought::kAllowed;
-      return read;
-    case v1::THOUGHT_BEGUN:
-      read.thought = OutputConstraint::Thought::kBegun;
-      return read;
-    default:
-      return absl::InvalidArgumentError(absl::StrCat(
-          "constraint.thought is ", static_cast<int>(constraint.thought()), ", must be 0, 1 or 2"));
+  if (!v1::Thought_IsValid(constraint.thought())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("constraint.thought is ", static_cast<int>(constraint.thought()), ", must be ",
+                     v1::Thought_MIN, " to ", v1::Thought_MAX));
   }
+  read.thought = static_cast<OutputConstraint::Thought>(constraint.thought());
+  return read;
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ const std::vector<Spoil>& WrongWhole() {
             return {"constraint.tool_calls", "function 0 has no name"};
           case 6:
             constraint.set_thought(static_cast<v1::Thought>(dice.OneIn(2) ? 3 : -1));
-            return {"constraint.thought", "must be 0, 1 or 2"};
+            return {"constraint.thought", "must be 0 to 2"};
           case 0:
             r.mutable_stop()->set_ignore_eos(true);
             return {"ignore_eos"};
