@@ -77,7 +77,7 @@ fi
 # What takes long with sanitizers and repeats others of its kind there: of templates for f32, f16 and bf16, bf16; numbers, sizes
 # and layouts of which there are many alike.
 unsanitized="*/f32*:*/f16*:*.F16*:*.DeterministicF16*:*.EverySizeIsMeasured:*InvarianceTest*int*:*GoldenTest.ReferenceBackend*"
-unsanitized+=":*RunsOfAMillionCharacters*"
+unsanitized+=":*RunsOfAMillionCharacters*:*LongPatternsAreReadInTime*"
 threaded=(thread_pool_test linear_test attention_test elementwise_test communicator_test
   shared_memory_collectives_test nccl_communicator_test pipeline_communicator_test sampling_test step_loop_test
   engine_step_loop_test rendezvous_test)

@@ -20,7 +20,7 @@ namespace {
 // apart.
 constexpr absl::Duration kLastWordsTimeout = absl::Seconds(3);
 // A job that lost a rank mostly ends by itself; one with a stopped rank never does.
-constexpr absl::Duration kOwnEndTimeout = absl::Milliseconds(300);
+constexpr absl::Duration kOwnEndTimeout = absl::Seconds(2);
 constexpr absl::Duration kOrderlyExitTimeout = absl::Seconds(3);
 constexpr absl::Duration kTerminateGrace = absl::Seconds(2);
 constexpr absl::Duration kUndeadInterval = absl::Milliseconds(200);  // of looks at who does not die

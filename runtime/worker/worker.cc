@@ -23,6 +23,7 @@ namespace {
 // Between lives that the controller ended before it welcomed them, and between attempts to dial.
 const absl::Duration kFirstPause = absl::Milliseconds(100);
 const absl::Duration kLongestPause = absl::Seconds(5);
+const absl::Duration kShortestDial = absl::Seconds(1);  // of those that dial again
 const absl::Duration kLook = absl::Milliseconds(50);
 
 absl::Status CheckOptions(const WorkerOptions& options) {
@@ -146,6 +147,7 @@ DialOptions Worker::Dialing() const {
   const absl::Duration left = out_of_touch_since_ + Window() - SteadyNow();
   dial.timeout = std::max(absl::ZeroDuration(), absl::Ceil(left, absl::Milliseconds(100)));
   if (num_lives_ > 1) {
+    dial.timeout = std::max(dial.timeout, kShortestDial);
     dial.first_pause = kFirstPause;
     dial.longest_pause = kLongestPause;
   }

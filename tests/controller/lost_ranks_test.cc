@@ -55,6 +55,7 @@ TEST_F(LostRanksTest, ANewEpochContinuesRequestsTokenForToken) {
   replica_.reset();
   EXPECT_THAT(Refused(old_hello).error_message(), HasSubstr("epoch 1"));
   StartReplica();
+  EXPECT_TRUE(WaitServing().ok());
   for (std::thread& client : clients) client.join();
   for (const Generated& each : generated) {
     ASSERT_TRUE(each.status.ok()) << each.status.error_message();
@@ -84,7 +85,7 @@ TEST_F(LostRanksTest, AStuckStepLosesTheReplica) {
   replica_->Hold();
   const Generated generated = Generate(Request("hello", 90));
   EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_THAT(generated.status.error_message(), HasSubstr("step 1 has no result after 1"));
+  EXPECT_THAT(generated.status.error_message(), HasSubstr("step 1 has no result after "));
 }
 
 TEST_F(LostRanksTest, ASilentRankLosesTheReplica) {

@@ -109,13 +109,13 @@ TEST_F(RankProtocolTest, ASecondRankOfTheSameNumberIsRefused) {
 
 TEST_F(RankProtocolTest, AStreamThatSaysNothingIsClosed) {
   ControllerOptions options = DefaultOptions();
-  options.hello_timeout = absl::Milliseconds(50);
+  options.hello_timeout = absl::Seconds(1);
   StartController(std::move(options));
   const std::unique_ptr<RankStream> silent = Dial();
   EXPECT_EQ(silent->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   StartReplica();
   ASSERT_TRUE(WaitServing().ok());
-  absl::SleepFor(absl::Milliseconds(100));  // the deadline is for the Hello only
+  absl::SleepFor(absl::Milliseconds(1100));  // the deadline is for the Hello only
   EXPECT_TRUE(Generate(Request("hello", 5)).status.ok());
 }
 

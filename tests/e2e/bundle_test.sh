@@ -62,7 +62,7 @@ foreign=$(cd /opt/moved && ldd libexec/* lib/*.so* lib/*/*.so |
 "$lockstep" serve /model --tp 2 --pp 2 --threads-per-rank 1 --num-kv-blocks 64 --listen 127.0.0.1:0 --json >/log 2>&1 &
 server=$!
 address=""
-for _ in $(seq 600); do
+for _ in $(seq 3000); do
   address=$(sed -n 's/.*"event":"ready".*"address":"\([^"]*\)".*/\1/p' /log)
   [ -z "$address" ] && kill -0 "$server" 2>/dev/null || break
   sleep 0.1

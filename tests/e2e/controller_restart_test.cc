@@ -155,7 +155,7 @@ TEST_F(ControllerRestartTest, WithAJournalClientsGoOn) {
   auto ranks = StartRanks(worker_address);
   controller->WaitReady();
   const std::vector<std::string> generate = {
-      "generate", "Once upon a time", "--ignore-eos", "--max-tokens", "450", "--n", "8", "--seed",
+      "generate", "Once upon a time", "--ignore-eos", "--max-tokens", "450", "--n", "32", "--seed",
       "7"};
   auto undisturbed = StartClient(*controller, generate);
   ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();

@@ -16,7 +16,7 @@ fail() {
 }
 # calibrates FLAG...: into calibrate.json, in bounded time.
 calibrates() {
-  timeout 400 "$lockstep" plan --calibrate "$dir/calibrate.json" --quick --probe-sizes small --device cuda "$@" \
+  timeout 1500 "$lockstep" plan --calibrate "$dir/calibrate.json" --quick --probe-sizes small --device cuda "$@" \
     >"$dir/out" 2>"$dir/err" </dev/null || fail "plan --calibrate $*: exit code $?"
   cat "$dir/err"
 }

@@ -25,7 +25,7 @@ fail() {
   exit 1
 }
 await() { # event, how often it must have come
-  for _ in $(seq 600); do
+  for _ in $(seq 3000); do
     if [ "$(grep -c "\"event\":\"$1\"" "$scratch/log")" -ge "${2:-1}" ]; then return; fi
     kill -0 "$server" 2>/dev/null || fail "the server ended; no event $1"
     sleep 0.1
@@ -33,7 +33,7 @@ await() { # event, how often it must have come
   fail "no event $1"
 }
 expect_text() {
-  timeout 120 "$lockstep" generate --server "$address" --quiet --temperature 0 --max-tokens 60 \
+  timeout 600 "$lockstep" generate --server "$address" --quiet --temperature 0 --max-tokens 60 \
     --prediction "$model/expected_greedy_256.txt" "Once upon a time" >"$scratch/text.$1" 2>>"$scratch/log" ||
     fail "generate failed"
   local length
@@ -71,7 +71,7 @@ answer_sampled() { # directory
   while read -r flags; do
     seed=$((seed + 1))
     # shellcheck disable=SC2086
-    timeout 120 "$lockstep" generate --server "$address" --json --quiet --seed "$seed" --max-tokens 40 --logprobs 2 \
+    timeout 600 "$lockstep" generate --server "$address" --json --quiet --seed "$seed" --max-tokens 40 --logprobs 2 \
       --prompt-logprobs 1 $flags "One day, Lily" >"$1/$seed" 2>>"$scratch/log" &
     clients+=($!)
   done <<<"$sampled_requests"

@@ -33,7 +33,7 @@ start_host() {
   local outer=$!
   host_outers+=("$outer")
   disown "$outer"  # nobody wants to read that it was killed
-  for _ in $(seq 100); do
+  for _ in $(seq 1000); do
     if [ -e "$hosts_dir/$name.up" ]; then break; fi
     kill -0 "$outer" 2>/dev/null || skip "this machine forbids namespaces: $(cat "$hosts_dir/$name.log")"
     sleep 0.05

@@ -107,7 +107,7 @@ serve=("${pinned[@]}")
 step "a cut-off host's ranks end too"
 start_server "${over_hosts[@]}" --hosts a:2,b:2
 on head ip link set to_b down
-for _ in $(seq 300); do
+for _ in $(seq 3000); do
   if [ -z "$(ranks_on b)" ]; then break; fi
   sleep 0.1
 done
@@ -120,12 +120,12 @@ step "ranks that do not start are named with their host"
 printf '#!/bin/sh\nexec sleep 60\n' >"$hosts_dir/sleeper"
 chmod +x "$hosts_dir/sleeper"
 on b mount --bind "$hosts_dir/sleeper" "$lockstep"
-expect_refusal "after 6s ranks 2-3 on b did not start" "${over_hosts[@]}" --hosts a:2,b:2 --preflight-seconds 6
+expect_refusal "after 15s ranks 2-3 on b did not start" "${over_hosts[@]}" --hosts a:2,b:2 --preflight-seconds 15
 on b umount "$lockstep"
 expect_no_processes a b
 
 step "a link that is dead is named with its ranks"
 on b ip neigh replace 10.77.0.2 lladdr 02:00:00:00:00:99 nud permanent dev eth0
-expect_refusal "on [ab].*see --network" "${over_hosts[@]}" --hosts a:2,b:2 --preflight-seconds 6
+expect_refusal "on [ab].*see --network" "${over_hosts[@]}" --hosts a:2,b:2 --preflight-seconds 15
 expect_no_processes a b
 echo "hosts_test.sh: passed"

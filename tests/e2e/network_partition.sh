@@ -14,7 +14,7 @@ model=${LOCKSTEP_SHARED:-$(dirname "$0")/../../../shared}/models/stories260K
 [ -e "$model" ] || skip "test asset $model is absent (set LOCKSTEP_SHARED)"
 model=$(realpath "$model")
 command -v ip >/dev/null || skip "no ip command (iproute2)"
-tag=lockstep$$
+tag=ls$$
 control=$tag-c workers=$tag-w
 ip netns add "$control" 2>/dev/null || skip "this machine forbids network namespaces"
 

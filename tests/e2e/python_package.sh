@@ -6,14 +6,16 @@
 #                                           the environment's VARIABLE names, and sets $packages to where it is
 python_with() {
   python3 -m pip --version >/dev/null 2>&1 || skip "python3 with pip is not installed"
-  local pin packages
+  local pin packages part
   pin=$(grep "^$1==" "$(dirname "${BASH_SOURCE[0]}")/requirements.txt")
   packages=$build/python_packages/$pin
   if [ ! -d "$packages" ]; then
     mkdir -p "$(dirname "$packages")"
-    python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --target "$packages.part" "$pin" \
-      >"$packages.log" 2>&1 || skip "pip cannot install $pin: $(tail -1 "$packages.log")"
-    mv "$packages.part" "$packages"
+    part=$(mktemp -d "$packages.XXXXXX")  # others may install it, too
+    python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --target "$part/it" "$pin" >"$part/log" 2>&1 ||
+      skip "pip cannot install $pin: $(tail -1 "$part/log")"
+    mv -T "$part/it" "$packages" 2>/dev/null || [ -d "$packages" ]
+    rm -rf "$part"
   fi
   export PYTHONPATH=$packages${PYTHONPATH:+:$PYTHONPATH}
 }

@@ -25,7 +25,7 @@ start() {
     >"$dir/$name.log" 2>&1 &
   pid=$!
   pids+=("$pid")
-  for _ in $(seq 300); do
+  for _ in $(seq 3000); do
     address=$(sed -n '/"event":"ready"/{s/.*"address":"\([^"]*\)".*/\1/p;q}' "$dir/$name.log")
     if [ -n "$address" ]; then return; fi
     kill -0 "$pid" 2>/dev/null || break

@@ -22,7 +22,7 @@ expect_refusal() {
 }
 
 await_event() {
-  for _ in $(seq 600); do
+  for _ in $(seq 3000); do
     if grep -q "\"event\":\"$1\"" "$log"; then return; fi
     kill -0 "$server" 2>/dev/null || fail "the server ended; no event $1"
     sleep 0.1

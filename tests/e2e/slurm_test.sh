@@ -69,7 +69,7 @@ NodeName=a,b CPUs=4 State=UNKNOWN
 PartitionName=all Nodes=a,b Default=YES MaxTime=INFINITE State=UP
 CONF
 export SLURM_CONF=$slurm/slurm.conf
-for _ in $(seq 100); do
+for _ in $(seq 1000); do
   if [ -S "$slurm/munge/socket" ]; then break; fi
   kill -0 "$munged" 2>/dev/null || skip "munged does not run here: $(cat "$slurm/munged.log")"
   sleep 0.1
@@ -78,7 +78,7 @@ on head slurmctld -D >"$slurm/slurmctld.out" 2>&1 &
 daemons+=("$!")
 for node in a b; do on "$node" slurmd -D -N "$node" >"$slurm/slurmd.$node.out" 2>&1 & done
 disown -a
-for _ in $(seq 300); do
+for _ in $(seq 3000); do
   if [ "$( (on head sinfo -h -t idle -o %D) 2>/dev/null)" = 2 ]; then break; fi
   sleep 0.1
 done
@@ -124,7 +124,7 @@ port=50051
 job=$(on head sbatch --parsable -N2 --ntasks-per-node=2 --output="$log" --export=ALL,LOCKSTEP="$lockstep" \
   "$source_dir/deploy/slurm/serve.sbatch" "$model" --tp 2 --pp 2 --threads-per-rank 1 --num-kv-blocks 256 \
   --listen "127.0.0.1:$port")
-for _ in $(seq 300); do
+for _ in $(seq 3000); do
   if grep -q "^Serving" "$log" 2>/dev/null; then break; fi
   sleep 0.1
 done
@@ -132,7 +132,7 @@ grep -q "^Serving" "$log" || fail "the batch job does not serve"
 (on a "$lockstep" generate --server "127.0.0.1:$port" --quiet --temperature 0 --max-tokens 20 "Once upon a time") >"$hosts_dir/text"
 grep -q "there was a little girl named Lily" "$hosts_dir/text" || fail "the batch job answers: $(cat "$hosts_dir/text")"
 on head scancel --signal=TERM --batch "$job"
-for _ in $(seq 100); do
+for _ in $(seq 1000); do
   if grep -q "^Stopped after all requests finished" "$log"; then break; fi
   sleep 0.1
 done

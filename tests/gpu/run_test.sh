@@ -147,7 +147,7 @@ rm "$scratch/stubs/timeout"
 # A server whose start outlasts its time: what it has said so far.
 printf '#!/bin/sh\necho "Loaded   1 GiB"\nexec sleep 60\n' >"$scratch/serve"
 chmod +x "$scratch/serve"
-timeout -k 20 1 "$here/server.sh" "$scratch/serve" plugin --model "$scratch" --scratch "$scratch" >"$scratch/said" 2>&1 || true
+timeout -k 20 5 "$here/server.sh" "$scratch/serve" plugin --model "$scratch" --scratch "$scratch" >"$scratch/said" 2>&1 || true
 said 'Loaded   1 GiB'
 
 # Time that runs out while the first steps are measured.

@@ -172,7 +172,10 @@ TEST(HttpServerTest, WhoSaysNothingIsLetGo) {
   EXPECT_EQ(Ask(server, ""), "");
   EXPECT_EQ(Ask(server, "GET / HT"), "");
   EXPECT_EQ(Ask(server, "POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo"), "");
-  EXPECT_THAT(Ask(server, Get("/a")), ::testing::EndsWith("GET /a ."));  // then nothing more
+  HttpServerOptions patient;  // but between requests
+  patient.limits.idle_timeout = absl::Milliseconds(20);
+  RunningHttpServer other(patient, &Repeat);
+  EXPECT_THAT(Ask(other, Get("/a")), ::testing::EndsWith("GET /a ."));  // then nothing more
 }
 
 TEST(HttpServerTest, AHandlerSeesThatItsClientHasGone) {

@@ -67,7 +67,7 @@ TEST_F(JobSupervisorTest, GivesTheJobItsInputAndTheEndOfIt) {
 TEST_F(JobSupervisorTest, APrivateNetworkHasLoopbackAlone) {
   if (!PrivateNetwork().IsPossible()) GTEST_SKIP() << "this machine forbids network namespaces";
   JobSpec spec = {
-      {"/bin/sh", "-c", "grep -c : /proc/net/dev; grep -m1 -o 127.0.0.1 /proc/net/fib_trie; id -u"},
+      {"/bin/sh", "-c", "wc -l </proc/net/route; grep -m1 -o 127.0.0.1 /proc/net/fib_trie; id -u"},
       {"PATH=/usr/bin:/bin"}};
   spec.private_network = true;
   auto job = Start(spec);
@@ -120,7 +120,7 @@ TEST_F(JobSupervisorTest, NothingSurvivesTheJob) {
 TEST_F(JobSupervisorTest, WhatDoesNotDieIsNamedAndNotWaitedFor) {
   JobSpec spec = {{"/bin/sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!; exec sleep 60"},
                   {"PATH=/usr/bin:/bin"}};
-  spec.kill_patience = absl::Milliseconds(100);
+  spec.kill_patience = absl::Seconds(1);
   for (const bool ends_by_itself : {false, true}) {
     lines_.clear();
     auto job = Start(spec);
@@ -144,7 +144,7 @@ TEST_F(JobSupervisorTest, WhatDoesNotDieIsNamedAndNotWaitedFor) {
 
 TEST_F(JobSupervisorTest, AJobThatDoesNotDieItselfIsLeft) {
   JobSpec spec = {{"/bin/sh", "-c", "echo $$; exec sleep 60"}, {"PATH=/usr/bin:/bin"}};
-  spec.kill_patience = absl::Milliseconds(100);
+  spec.kill_patience = absl::Seconds(1);
   auto job = Start(spec);
   WaitForLines(*job, 1);
   {

@@ -64,7 +64,7 @@ TEST(LocalRanksTest, TellsHowEachRankEnded) {
 }
 
 TEST(LocalRanksTest, RanksThatDoNotEndAreKilled) {
-  EXPECT_THAT(RunLocalRanks({2, "never ends", "", std::chrono::seconds(1)}),
+  EXPECT_THAT(RunLocalRanks({2, "never ends", "", std::chrono::seconds(10)}),
               ElementsAre(0, 128 + SIGKILL));
 }
 

@@ -58,11 +58,12 @@ TEST_F(RefusedRanksTest, RefusedRanksWithWeightsDialOn) {
   ExpectRanksEndWell();
   refuser.join();
   EXPECT_EQ(controller.epochs().size(), 5u);
-  EXPECT_EQ(std::count_if(notices_.begin(), notices_.end(),
-                          [](const std::string& notice) {
-                            return notice.find("model b does not match") != std::string::npos;
-                          }),
-            1);
+  const auto num_told =
+      std::count_if(notices_.begin(), notices_.end(), [](const std::string& notice) {
+        return notice.find("model b does not match") != std::string::npos;
+      });
+  EXPECT_GE(num_told, 1);
+  EXPECT_LE(num_told, 3);  // again only where another cause was noticed first meanwhile
 }
 
 TEST_F(RefusedRanksTest, AClockThatIsSetDoesNotEndTheWindow) {

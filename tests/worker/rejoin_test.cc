@@ -84,21 +84,20 @@ TEST_F(RejoinTest, ANewControllerAtTheOldAddressIsFound) {
 }
 
 TEST_F(RejoinTest, TheWindowEndsTheSearch) {
-  rejoin_window_ = absl::Milliseconds(300);
+  rejoin_window_ = absl::Seconds(2);
   grid_ = *ProcessGrid::Create(1, 1);
+  std::atomic<bool> is_over = false;
   auto controller = std::make_unique<FakeController>(
       address(), std::vector<Script>{PrepareThen([](Stream& stream, int) { WaitForEnd(stream); })});
   std::thread ender([&] {
-    while (num_here_ < 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (num_here_ < 1 && !is_over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     controller.reset();
   });
-  const WorkerOptions options = [&] {
-    WorkerOptions made = Options(0);
-    made.dial_timeout = absl::ZeroDuration();
-    return made;
-  }();
+  WorkerOptions options = Options(0);
+  options.dial_timeout = absl::ZeroDuration();
   const auto ranks = MakeInProcessRendezvous(grid_);
   const absl::Status result = RunWorker(options, *ranks[0]);
+  is_over = true;
   ender.join();
   EXPECT_EQ(result.code(), absl::StatusCode::kUnavailable) << result;
   EXPECT_THAT(std::string(result.message()), ::testing::HasSubstr("no controller answers"));

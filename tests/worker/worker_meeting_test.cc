@@ -113,9 +113,9 @@ TEST_F(WorkerMeetingTest, WhatRanksTakeToComeTogetherIsNotTheControllersAbsence)
     return grpc::Status::OK;
   });
   WorkerOptions options = Options(controller.address());
-  options.dial_timeout = absl::Seconds(1);
+  options.dial_timeout = absl::Seconds(3);
   std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
-  SlowRendezvous slow(*ranks.front(), absl::Milliseconds(1100));
+  SlowRendezvous slow(*ranks.front(), absl::Milliseconds(3100));
   const absl::Status status = RunWorker(options, slow);
   EXPECT_TRUE(status.ok()) << status;
 }

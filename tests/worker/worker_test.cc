@@ -218,7 +218,7 @@ TEST_F(WorkerTest, AStuckRankIsReportedAfterItsGrace) {
   WorkerOptions options = Options(controller.address());
   options.grid = *ProcessGrid::Create(1, 2);
   options.rank = 1;  // stage 0 never comes
-  options.stop_grace = absl::Milliseconds(50);
+  options.stop_grace = absl::Seconds(1);
   options.on_stuck = [&](const absl::Status& status) {
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("forward step 1"));
     ++num_stuck;

@@ -333,11 +333,11 @@ TEST(NcclEndTest, ABarrierThatNotAllReachEnds) {
   RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
     const Stream stream;
     NcclOptions options = SmallOptions();
-    options.patience = milliseconds(1000);
+    options.patience = milliseconds(3000);
     ASSIGN_OR_RETURN(const std::unique_ptr<Communicator> group,
                      MakeNcclCommunicator(host, stream.get(), options));
     if (rank == 0) {
-      EXPECT_THAT(group->Barrier().message(), HasSubstr("not reached by all within 1000 ms"));
+      EXPECT_THAT(group->Barrier().message(), HasSubstr("not reached by all within 3000 ms"));
     }
     return host.Barrier();
   });

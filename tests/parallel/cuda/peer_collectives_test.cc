@@ -24,6 +24,7 @@ using cuda::MakeNcclCommunicator;
 using cuda::NcclOptions;
 using cuda::PeerCollectives;
 using std::chrono::milliseconds;
+using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -101,7 +102,7 @@ TEST(PeerGroupStartTest, ARankWithoutMemoryEndsIt) {
     const Stream stream;
     NcclOptions options = OwnCollectives();
     if (rank == 1) options.connect_bytes = int64_t{1} << 40;
-    options.patience = options.start_patience = std::chrono::milliseconds(1000);
+    options.patience = options.start_patience = seconds(10);
     const absl::Status status = MakeNcclCommunicator(host, stream.get(), options).status();
     if (rank == 1) {
       EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
@@ -285,13 +286,13 @@ absl::Status PretendToAddUp(Communicator& host, cudaStream_t stream,
 }
 
 // What rank 0 says of a sum that rank 1 spoils.
-std::string Complaint(const std::function<void(const cuda::PeerMemory&)>& spoil) {
+std::string Complaint(const std::function<void(const cuda::PeerMemory&)>& spoil,
+                      milliseconds patience = seconds(30)) {
   std::string complaint;
   RunDevices(2, [&](int rank, Communicator& host) -> absl::Status {
     const Stream stream;
     if (rank == 1) return PretendToAddUp(host, stream.get(), spoil);
-    const auto sum =
-        PeerCollectives::Create(host, stream.get(), {.check_patience = milliseconds(300)});
+    const auto sum = PeerCollectives::Create(host, stream.get(), {.check_patience = patience});
     EXPECT_EQ(sum.status().code(), absl::StatusCode::kFailedPrecondition);
     complaint = std::string(sum.status().message());
     return host.Barrier();
@@ -300,7 +301,7 @@ std::string Complaint(const std::function<void(const cuda::PeerMemory&)>& spoil)
 }
 
 TEST(PeerRefusalTest, MemoryThatDoesNotWorkIsNotUsed) {
-  EXPECT_EQ(Complaint([](const cuda::PeerMemory&) {}),
+  EXPECT_EQ(Complaint([](const cuda::PeerMemory&) {}, milliseconds(300)),
             "rank 0: a sum over peer memory did not end within 300 ms");
   // Rank 1 tells that it has come; its numbers are zeros.
   EXPECT_THAT(Complaint([](const cuda::PeerMemory& memory) {
