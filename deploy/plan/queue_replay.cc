@@ -108,7 +108,7 @@ void Replay::Add(const Arrival& arrival) {
   request.prompt.assign(static_cast<size_t>(arrival.input_tokens), 1);
   request.sampling.max_tokens = static_cast<int>(arrival.output_tokens);
   const uint64_t id = request.request_id;
-  if (!engine_.Add(std::move(request), executor_.now()).ok()) {
+  if (!engine_.Add(std::move(request)).ok()) {
     is_overrun_ = goes_on_.has_value();
     return;
   }
@@ -120,7 +120,7 @@ void Replay::Add(const Arrival& arrival) {
 void Replay::Commit(const OnFinish& on_finish) {
   for (auto result = executor_.TakeResult(); result.ok() && result->has_value();
        result = executor_.TakeResult()) {
-    const absl::Status committed = engine_.Commit(**result, executor_.now());
+    const absl::Status committed = engine_.Commit(**result);
     LS_CHECK(committed.ok()) << committed.message();
   }
   for (const engine::EngineEvent& event : engine_.TakeEvents()) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/base/check.h"
-#include "launcher/base/fd.h"
+#include "kernels/base/fd.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "launcher/base/fd.h"
+#include "kernels/base/fd.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "launcher/base/fd.h"
+#include "kernels/base/fd.h"
 
 namespace lockstep {
 

@@ -20,8 +20,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kernels/base/fd.h"
 #include "kernels/base/status_macros.h"
-#include "launcher/base/fd.h"
 
 namespace lockstep {
 namespace {

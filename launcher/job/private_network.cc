@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "launcher/base/fd.h"
+#include "kernels/base/fd.h"
 
 namespace lockstep {
 namespace {

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "launcher/base/fd.h"
+#include "kernels/base/fd.h"
 
 namespace lockstep {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "launcher/base/fd.h"
+#include "kernels/base/fd.h"
 
 namespace lockstep {
 

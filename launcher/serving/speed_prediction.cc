@@ -14,6 +14,9 @@
 namespace lockstep {
 namespace {
 
+// Of all outputs that run together: some seconds of simulation.
+constexpr double kMostTokensAtOnce = 1e6;
+
 // What a prediction needs, held for as long as the server runs.
 struct Known {
   plan::Model model;
@@ -53,6 +56,9 @@ absl::StatusOr<plan::Prediction> Predict(const Known& known, const ServedLoad& s
   load.input_tokens = std::max(1.0, served.mean_prompt_tokens);
   load.output_tokens = std::max(1.0, served.mean_output_tokens);
   load.concurrency = std::max(1.0, served.mean_requests / known.launch.num_replicas);
+  if (load.concurrency * load.output_tokens > kMostTokensAtOnce) {
+    return absl::OutOfRangeError("more tokens at once than are simulated while somebody waits");
+  }
   plan::HostLimits limits;
   limits.max_batched_tokens = known.launch.model.max_batched_tokens;
   limits.max_num_seqs = known.launch.model.max_num_seqs;

@@ -111,11 +111,7 @@ class ToolCallGrammar {
 
  private:
   absl::StatusOr<Part> AnyCall() {
-    if (calls_.functions.empty() || calls_.functions.size() > ToolCalls::kMaxFunctions) {
-      return absl::InvalidArgumentError(absl::StrCat("are of ", calls_.functions.size(),
-                                                     " functions, must be 1 to ",
-                                                     ToolCalls::kMaxFunctions));
-    }
+    RETURN_IF_ERROR(CheckNumFunctions(calls_.functions.size()));
     std::vector<Part> choices;
     for (size_t i = 0; i < calls_.functions.size(); ++i) {
       const ToolCalls::Function& function = calls_.functions[i];
@@ -263,6 +259,12 @@ void SkipLine(std::string_view& text) {
 }
 
 }  // namespace
+
+absl::Status CheckNumFunctions(size_t num_functions) {
+  if (num_functions >= 1 && num_functions <= ToolCalls::kMaxFunctions) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "are of ", num_functions, " functions, must be 1 to ", ToolCalls::kMaxFunctions));
+}
 
 std::string TextOf(const ToolCalls& calls) {
   std::string text = absl::StrCat(static_cast<int>(calls.form), " ", calls.required ? 1 : 0, " ",

@@ -39,6 +39,8 @@ struct ToolCalls {
   bool operator==(const ToolCalls&) const = default;
 };
 
+// INVALID_ARGUMENT: none, or more than kMaxFunctions.
+absl::Status CheckNumFunctions(size_t num_functions);
 // As OutputConstraint::text has them: little more than their own bytes.
 std::string TextOf(const ToolCalls& calls);
 // INVALID_ARGUMENT: text is not TextOf any.
@@ -48,8 +50,8 @@ absl::StatusOr<ToolCalls> ParseToolCalls(std::string_view text);
 // calls stand in that form, is one, or several; arguments are valid against the schemas. It begins
 // so with "<tool_call>" anywhere (kMarked), or as BeginsLikeACall says. after_thought: the text may
 // also follow a thought; one that holds a thought itself is none of these.
-// INVALID_ARGUMENT: no functions or more than kMaxFunctions; one has no name, or a schema that is
-// not supported, which is named with its place.
+// INVALID_ARGUMENT: as CheckNumFunctions; one has no name, or a schema that is not supported, which
+// is named with its place.
 absl::StatusOr<GrammarBuilder::Part> AddToolCalls(const ToolCalls& calls, bool after_thought,
                                                   GrammarBuilder& builder);
 

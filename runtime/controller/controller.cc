@@ -293,7 +293,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
                    LoadChatTemplate(options, impl->tokenizer.get(), *impl->loop));
   impl->generation = std::make_unique<GenerationService>(
       GenerationServiceConfig{.default_sampling = sampling,
-                              .vocab_size = model.vocab_size,
+                              .max_queued_requests = options.max_queued_requests,
                               .unread = {options.max_unread_bytes, options.unread_patience},
                               .api_tokens = options.api_tokens,
                               .info = ServerInfo(options, model, fingerprint),
@@ -341,6 +341,7 @@ bool Controller::WaitDrained(absl::Time deadline) {
 void Controller::Shutdown() {
   absl::MutexLock lock(&impl_->shutdown_mutex);
   if (std::exchange(impl_->shut_down, true)) return;
+  impl_->generation->Refuse();
   impl_->loop->EndAll("the server is shutting down");
   impl_->health.EndWatches();
   const auto deadline = absl::ToChronoTime(absl::Now() + kCloseGrace);

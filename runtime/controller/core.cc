@@ -84,12 +84,8 @@ void ControllerCore::MeterToken(RequestTable::Entry& entry, const engine::Engine
 void ControllerCore::Finish(uint64_t number, const RequestTable::Entry& entry) {
   meter_.Finished(advanced_at_ - entry.accepted_at, entry.num_output_tokens);
   ++counters_.finished;
+  if (entry.killer) killer_prompts_.Forgive(*entry.killer);
   ForgetRequest(number);
-}
-
-std::optional<SpeedPrediction> ControllerCore::PredictSpeed(const ServedLoad& load) const {
-  if (config_.predict_speed == nullptr || load.num_outputs == 0) return std::nullopt;
-  return config_.predict_speed(load);
 }
 
 // --- requests ---
@@ -98,17 +94,19 @@ absl::Status ControllerCore::Add(engine::EngineRequest request, std::string name
   RETURN_IF_ERROR(ServingState::AdmissionBy(state_).status());
   RETURN_IF_ERROR(requests_.CheckNew(name));
   RETURN_IF_ERROR(killer_prompts_.Check(request.prompt, now));
-  if (killer_prompts_.Contains(request.prompt)) request.num_losses = engine::kLossesOfASuspect;
+  const std::optional<size_t> killer = killer_prompts_.Find(request.prompt);
+  if (killer) request.num_losses = engine::kLossesOfASuspect;
   Replica& replica = *ChooseReplica(request);
   const uint64_t number = request.request_id;
   const int num_outputs = request.num_outputs;
   const auto num_prompt_tokens = static_cast<int64_t>(request.prompt.size());
-  RETURN_IF_ERROR(replica.engine()->Add(std::move(request), now));
+  RETURN_IF_ERROR(replica.engine()->Add(std::move(request)));
   ++counters_.accepted;
   RequestTable::Entry& entry =
       requests_.Insert(number, std::move(name), num_outputs, replica.index());
   entry.accepted_at = now;
   entry.num_prompt_tokens = num_prompt_tokens;
+  entry.killer = killer;
   meter_.Accepted(num_prompt_tokens);
   open_calls_.insert(number);
   return absl::OkStatus();
@@ -137,19 +135,20 @@ bool ControllerCore::QueuesAreFull() const {
 
 Replica* ControllerCore::ChooseReplica(const engine::EngineRequest& request) {
   std::vector<Replica*> replicas;
-  std::vector<ReplicaLoad> loads;
   for (auto& replica : replicas_) {
-    if (!TakesRequests(*replica)) continue;
-    if (replicas_.size() == 1) return replica.get();
+    if (TakesRequests(*replica)) replicas.push_back(replica.get());
+  }
+  LS_CHECK(!replicas.empty()) << "requests are accepted, but there is no engine";
+  if (replicas.size() == 1) return replicas.front();
+  std::vector<ReplicaLoad> loads;
+  for (Replica* replica : replicas) {
     const engine::Engine& engine = *replica->engine();
     const engine::EngineStats stats = engine.Stats();
-    replicas.push_back(replica.get());
     loads.push_back({.queue_is_full = !engine.CheckQueue().ok(),
                      .num_sequences = stats.num_waiting + stats.num_running,
                      .num_uncomputed_tokens = engine.NumUncomputedTokens(),
                      .num_cached_tokens = engine.CachedPrefixTokens(request)});
   }
-  LS_CHECK(!replicas.empty()) << "requests are accepted, but there is no engine";
   return replicas[static_cast<size_t>(ChooseReplicaBy(loads))];
 }
 
@@ -239,7 +238,9 @@ void ControllerCore::EndDrain() {
   if (std::exchange(drained_, true)) return;
   ControllerEvent event = EventOf(ControllerEvent::Kind::kDrained);
   event.served = meter_.Load();
-  event.prediction = PredictSpeed(event.served);
+  if (config_.predict_speed != nullptr && event.served.num_outputs > 0) {
+    event.prediction = config_.predict_speed(event.served);  // nobody is kept waiting any more
+  }
   output_.Tell(event);
   output_.Drained();
 }
@@ -291,11 +292,6 @@ v1::GetStatusResponse ControllerCore::Status(absl::Time now) const {
   served->set_mean_requests(load.mean_requests);
   served->set_ttft_ms(load.ttft_ms);
   served->set_tpot_ms(load.tpot_ms);
-  if (const auto prediction = PredictSpeed(load)) {
-    served->set_predicted_ttft_ms(prediction->ttft_ms);
-    served->set_predicted_tpot_ms(prediction->tpot_ms);
-    served->set_prediction_source(prediction->source);
-  }
   *response.mutable_measured() = meter_.Measurements();
   return response;
 }

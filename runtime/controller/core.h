@@ -55,7 +55,7 @@ struct CoreConfig {
   absl::Duration recovery_window;
   bool keeps_ranks = false;  // after EndAll they look for the next controller
   StepDeadlineOptions step_deadline;
-  SpeedPredictor predict_speed = nullptr;
+  SpeedPredictor predict_speed = nullptr;  // called once, of all that was served
 };
 
 // What happens. Called from within the core's methods; must not call back.
@@ -130,7 +130,6 @@ class ControllerCore {
   void DeliverEvents(Replica& replica);
   void MeterToken(RequestTable::Entry& entry, const engine::EngineEvent& event);
   void Finish(uint64_t number, const RequestTable::Entry& entry);
-  std::optional<SpeedPrediction> PredictSpeed(const ServedLoad& load) const;
   void EndOne(uint64_t number, v1::FinishReason reason, const grpc::Status& status);
   void EndRequests(v1::FinishReason reason, const grpc::Status& status);
   bool TakesRequests(const Replica& replica) const;

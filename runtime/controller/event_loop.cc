@@ -14,7 +14,8 @@ EventLoop::EventLoop(CoreConfig config, std::function<void(const ControllerEvent
     : observer_(std::move(observer)),
       started_at_(SteadyNow()),
       serving_(health),
-      core_(std::move(config), *this, started_at_) {
+      core_(config, *this, started_at_),
+      forecast_(std::move(config.predict_speed)) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -24,6 +25,7 @@ void EventLoop::Stop() {
   queue_.Close();
   if (thread_.joinable()) thread_.join();
   stream_thread_.Stop();
+  forecast_.Stop();
 }
 
 void EventLoop::Run() {
@@ -77,7 +79,9 @@ void EventLoop::CallEnded(uint64_t number) {
 
 void EventLoop::AbortByName(std::string request_id, absl::AnyInvocable<void(bool)> done) {
   queue_.Push([this, request_id = std::move(request_id), done = std::move(done)]() mutable {
-    done(core_.Abort(request_id));
+    stream_thread_.Push([was_running = core_.Abort(request_id), done = std::move(done)]() mutable {
+      done(was_running);
+    });
   });
 }
 
@@ -87,7 +91,7 @@ void EventLoop::GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done) 
     v1::GetStatusResponse status = core_.Status(now);
     status.set_uptime_ms(absl::ToInt64Milliseconds(now - started_at_));
     status.set_requests_rejected(num_rejected_.load(std::memory_order_relaxed));
-    done(std::move(status));
+    forecast_.Complete(std::move(status), std::move(done));
   });
 }
 

@@ -27,6 +27,7 @@
 #include "runtime/controller/rank_link.h"
 #include "runtime/controller/request_stream.h"
 #include "runtime/controller/serving_state.h"
+#include "runtime/controller/speed_forecast.h"
 #include "runtime/controller/task_queue.h"
 #include "runtime/engine/engine.h"
 
@@ -52,7 +53,9 @@ class EventLoop final : private CoreOutput {
   void Cancel(uint64_t number);
   // Of a request that was submitted: its client has been told all, or is gone.
   void CallEnded(uint64_t number);
+  // done: on the streams' thread, after what was accepted before.
   void AbortByName(std::string request_id, absl::AnyInvocable<void(bool was_running)> done);
+  // done: on the loop's thread or the forecast's.
   void GetStatus(absl::AnyInvocable<void(v1::GetStatusResponse)> done);
 
   void RankSaid(std::shared_ptr<RankLink> link, v1::FromRank message);
@@ -97,6 +100,7 @@ class EventLoop final : private CoreOutput {
   std::vector<Delivery> deliveries_;  // of this round
   ControllerCore core_;
 
+  SpeedForecast forecast_;
   TaskThread stream_thread_;
   TaskQueue queue_;
   std::thread thread_;

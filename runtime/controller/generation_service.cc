@@ -10,15 +10,14 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
 #include "runtime/controller/journal_entry.h"
+#include "runtime/controller/text_call.h"
 #include "runtime/controller/wire.h"
 
 namespace lockstep {
 namespace {
 
-// Longer texts would keep one of gRPC's few threads from the ranks' results.
-constexpr size_t kMaxInlineTextBytes = 4096;
 // A byte of a constraint takes as long as so many of a text.
-constexpr size_t kConstraintWork = 16;
+constexpr int64_t kConstraintWork = 16;
 // A token may stand for more text than its own bytes (spaces that an added token strips).
 constexpr int64_t kMinLongestTokenBytes = 256;
 
@@ -50,9 +49,11 @@ absl::StatusOr<std::vector<int32_t>> EncodeAsAsked(const Tokenizer& tokenizer,
   return tokenizer.EncodePieces(pieces);
 }
 
+absl::Status ClientIsGone() { return absl::CancelledError("the client cancelled"); }
+
 }  // namespace
 
-// One Generate call on its way to the event loop.
+// One Generate or Attach call on its way to the event loop.
 struct GenerationService::Call {
   std::shared_ptr<EventWriter> writer;
   v1::GenerateRequest request;
@@ -99,12 +100,14 @@ bool GenerationService::Refused(const Context& context, grpc::ServerUnaryReactor
   return !status.ok();
 }
 
-void GenerationService::RunText(size_t num_bytes, Task task) {
-  if (num_bytes <= kMaxInlineTextBytes) {
-    task();
-  } else {
-    text_thread_.Push(std::move(task));
-  }
+void GenerationService::GoOn(std::shared_ptr<Call> call, size_t num_bytes, Step step) {
+  text_thread_.Run(
+      static_cast<int64_t>(num_bytes),
+      [this, call = std::move(call), step = std::move(step)](absl::Status status) mutable {
+        if (status.ok() && call->writer->cancelled()) status = ClientIsGone();
+        if (status.ok()) status = step();
+        if (!status.ok()) Refuse(*call, status);
+      });
 }
 
 std::shared_ptr<GenerationService::Call> GenerationService::NewCall(Context& context) const {
@@ -116,40 +119,47 @@ std::shared_ptr<GenerationService::Call> GenerationService::NewCall(Context& con
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(Context* context,
                                                                         const Bytes* request) {
-  const std::shared_ptr<Call> call = NewCall(*context);
-  EventWriter* reactor = call->writer.get();
-  absl::Status status = Authorize(*context);
-  if (status.ok()) status = ParseMessage(*request, call->request);
-  if (status.ok()) status = Begin(*call);
-  if (!status.ok()) {
-    Refuse(*call, status);
-    return reactor;
-  }
-  const size_t constraint_bytes = call->checked.engine.sampling.constraint.text.size();
-  const size_t num_text_bytes = call->request.text().size() + call->request.prediction().size();
-  RunText(num_text_bytes + kConstraintWork * constraint_bytes, [this, call] {
-    const absl::Status prepared =
-        call->writer->cancelled() ? absl::CancelledError("the client cancelled") : Prepare(*call);
-    if (!prepared.ok()) Refuse(*call, prepared);
+  return Open(*context, *request, [this](const std::shared_ptr<Call>& call, const Bytes& bytes) {
+    RETURN_IF_ERROR(ParseMessage(bytes, call->request));
+    RETURN_IF_ERROR(Begin(*call));
+    const size_t num_bytes = call->request.text().size() + call->request.prediction().size();
+    GoOn(call, num_bytes + ConstraintWork(*call), [this, call] { return Prepare(*call); });
+    return absl::OkStatus();
   });
-  return reactor;
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Attach(Context* context,
                                                                       const Bytes* request) {
-  const std::shared_ptr<Call> call = NewCall(*context);
+  return Open(*context, *request, [this](const std::shared_ptr<Call>& call, const Bytes& bytes) {
+    v1::AttachRequest attach;
+    RETURN_IF_ERROR(ParseMessage(bytes, attach));
+    RETURN_IF_ERROR(Find(*call, attach));
+    GoOn(call, ConstraintWork(*call), [this, call] { return PrepareAgain(*call); });
+    return absl::OkStatus();
+  });
+}
+
+template <typename Read>
+grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Open(Context& context,
+                                                                    const Bytes& request,
+                                                                    Read read) {
+  const std::shared_ptr<Call> call = NewCall(context);
   EventWriter* reactor = call->writer.get();
-  v1::AttachRequest attach;
-  absl::Status status = Authorize(*context);
-  if (status.ok()) status = ParseMessage(*request, attach);
-  if (status.ok()) status = Continue(*call, attach);
-  if (!status.ok()) Refuse(*call, status);
+  if (const absl::Status status = Authorize(context); !status.ok()) {
+    Refuse(*call, status);
+    return reactor;
+  }
+  GoOn(call, request.Length(), [call, read, bytes = request] { return read(call, bytes); });
   return reactor;
+}
+
+size_t GenerationService::ConstraintWork(const Call& call) {
+  return kConstraintWork * call.checked.engine.sampling.constraint.text.size();
 }
 
 // The request as it was accepted goes the way of a new one, from the tokens that the client has;
 // its stream leaves those out.
-absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& attach) {
+absl::Status GenerationService::Find(Call& call, const v1::AttachRequest& attach) {
   if (journal_ == nullptr) {
     return absl::FailedPreconditionError("this server keeps no journal of requests to attach to");
   }
@@ -162,8 +172,11 @@ absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& at
   }
   call.request = std::move(*found->mutable_request());
   RETURN_IF_ERROR(Begin(call));
+  return SetReceived(attach, call.checked);
+}
+
+absl::Status GenerationService::PrepareAgain(Call& call) {
   RETURN_IF_ERROR(constraint_check_.Check(call.checked.engine.sampling.constraint));
-  RETURN_IF_ERROR(SetReceived(attach, call.checked));
   const auto& ids = call.request.token_ids().ids();
   return Post(call, std::vector<int32_t>(ids.begin(), ids.end()));
 }
@@ -172,7 +185,8 @@ absl::Status GenerationService::Continue(Call& call, const v1::AttachRequest& at
 absl::Status GenerationService::Begin(Call& call) {
   ASSIGN_OR_RETURN(const Capacity capacity, loop_->serving().Admission());
   if (loop_->queues_are_full()) {
-    return absl::ResourceExhaustedError("the queue is full: retry later");
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the queue is full: ", config_.max_queued_requests, " requests wait already, retry later"));
   }
   call.limits = capacity.limits;
   ASSIGN_OR_RETURN(call.checked, CheckRequest(call.request, config_.default_sampling, call.limits));
@@ -278,8 +292,9 @@ grpc::ServerUnaryReactor* GenerationService::Abort(Context* context, const Bytes
     reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
-  if (journal_ != nullptr) journal_->End(parsed.request_id(), 0);
-  loop_->AbortByName(parsed.request_id(), [reactor, response](bool was_running) {
+  loop_->AbortByName(parsed.request_id(), [journal = journal_, id = parsed.request_id(), reactor,
+                                           response](bool was_running) {
+    if (journal != nullptr) journal->End(id, 0);
     v1::AbortResponse answer;
     answer.set_was_running(was_running);
     Answer(SerializeMessage(answer), response, reactor);
@@ -287,43 +302,46 @@ grpc::ServerUnaryReactor* GenerationService::Abort(Context* context, const Bytes
   return reactor;
 }
 
+template <typename Work>
+grpc::ServerUnaryReactor* GenerationService::AnswerText(Context& context, const Bytes& request,
+                                                        Bytes* response, Work work) {
+  auto* reactor = new TextCall;  // gRPC's
+  if (Refused(context, reactor)) return reactor;
+  text_thread_.Run(static_cast<int64_t>(request.Length()),
+                   [reactor, response, work, bytes = request](absl::Status status) {
+                     if (status.ok() && reactor->is_cancelled()) status = ClientIsGone();
+                     Answer(status.ok() ? work(bytes) : status, response, reactor);
+                   });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* GenerationService::Tokenize(Context* context, const Bytes* request,
                                                       Bytes* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  if (Refused(*context, reactor)) return reactor;
-  RunText(request->Length(), [this, reactor, response, bytes = *request] {
-    const auto answer = [&]() -> absl::StatusOr<grpc::ByteBuffer> {
-      v1::TokenizeRequest parsed;
-      RETURN_IF_ERROR(ParseMessage(bytes, parsed));
-      ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer());
-      ASSIGN_OR_RETURN(const std::vector<int32_t> ids, EncodeAsAsked(*tokenizer, parsed));
-      v1::TokenizeResponse result;
-      result.mutable_token_ids()->Add(ids.begin(), ids.end());
-      return SerializeMessage(result);
-    };
-    Answer(answer(), response, reactor);
-  });
-  return reactor;
+  return AnswerText(
+      *context, *request, response, [this](const Bytes& bytes) -> absl::StatusOr<Bytes> {
+        v1::TokenizeRequest parsed;
+        RETURN_IF_ERROR(ParseMessage(bytes, parsed));
+        ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer());
+        ASSIGN_OR_RETURN(const std::vector<int32_t> ids, EncodeAsAsked(*tokenizer, parsed));
+        v1::TokenizeResponse result;
+        result.mutable_token_ids()->Add(ids.begin(), ids.end());
+        return SerializeMessage(result);
+      });
 }
 
 grpc::ServerUnaryReactor* GenerationService::Detokenize(Context* context, const Bytes* request,
                                                         Bytes* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  if (Refused(*context, reactor)) return reactor;
-  RunText(request->Length(), [this, reactor, response, bytes = *request] {
-    const auto answer = [&]() -> absl::StatusOr<grpc::ByteBuffer> {
-      v1::DetokenizeRequest parsed;
-      RETURN_IF_ERROR(ParseMessage(bytes, parsed));
-      ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer());
-      const std::vector<int32_t> ids(parsed.token_ids().begin(), parsed.token_ids().end());
-      v1::DetokenizeResponse result;
-      ASSIGN_OR_RETURN(*result.mutable_text(),
-                       tokenizer->Decode(ids, parsed.include_special_tokens()));
-      return SerializeMessage(result);
-    };
-    Answer(answer(), response, reactor);
-  });
-  return reactor;
+  return AnswerText(
+      *context, *request, response, [this](const Bytes& bytes) -> absl::StatusOr<Bytes> {
+        v1::DetokenizeRequest parsed;
+        RETURN_IF_ERROR(ParseMessage(bytes, parsed));
+        ASSIGN_OR_RETURN(const Tokenizer* tokenizer, RequireTokenizer());
+        const std::vector<int32_t> ids(parsed.token_ids().begin(), parsed.token_ids().end());
+        v1::DetokenizeResponse result;
+        ASSIGN_OR_RETURN(*result.mutable_text(),
+                         tokenizer->Decode(ids, parsed.include_special_tokens()));
+        return SerializeMessage(result);
+      });
 }
 
 grpc::ServerUnaryReactor* GenerationService::GetChatTemplate(Context* context, const Bytes*,

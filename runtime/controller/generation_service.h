@@ -1,5 +1,5 @@
-// lockstep.v1.Generation: checks and tokenizes on gRPC's threads (long texts on one of its own),
-// then posts to the event loop.
+// lockstep.v1.Generation: parses, checks and tokenizes on gRPC's threads (what is long on a thread
+// of its own), then posts to the event loop.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@
 #include "runtime/controller/event_writer.h"
 #include "runtime/controller/journal.h"
 #include "runtime/controller/request_validation.h"
-#include "runtime/controller/task_queue.h"
+#include "runtime/controller/text_thread.h"
 #include "runtime/security/api_tokens.h"
 
 namespace lockstep {
 
 struct GenerationServiceConfig {
   SamplingParams default_sampling;
-  int64_t vocab_size = 0;
+  int64_t max_queued_requests = 0;  // of a replica, for messages
   UnreadLimits unread;
   std::optional<ApiTokens> api_tokens;  // every call must show one of them
   v1::GetServerInfoResponse info;       // without what the ranks decide
@@ -47,11 +47,13 @@ class GenerationService final
   // null = none is kept.
   GenerationService(GenerationServiceConfig config, const Tokenizer* tokenizer,
                     std::shared_ptr<EventLoop> loop, std::shared_ptr<Journal> journal);
-  // Ends the tokenizing thread; calls that still wait for it are answered first.
+  // What has not reached the loop yet is refused, before the servers wait for it; then, once they
+  // have ended, the thread that works on texts.
+  void Refuse() { text_thread_.Refuse(); }
   void Stop() { text_thread_.Stop(); }
 
-  // What GetServerInfo and GetStatus answer; done is called on the loop's thread, or never once
-  // that has ended.
+  // What GetServerInfo and GetStatus answer; done is called on a thread of the loop's, or never
+  // once that has ended.
   v1::GetServerInfoResponse Info() const;
   void Status(absl::AnyInvocable<void(v1::GetStatusResponse)> done) const;
 
@@ -73,13 +75,23 @@ class GenerationService final
 
  private:
   struct Call;
+  using Step = absl::AnyInvocable<absl::Status()>;
   // UNAUTHENTICATED unless the call shows an API token, where they are asked for.
   absl::Status Authorize(const Context& context) const;
   // True when a unary call was answered so.
   bool Refused(const Context& context, grpc::ServerUnaryReactor* reactor) const;
   std::shared_ptr<Call> NewCall(Context& context) const;
+  template <typename Read>
+  grpc::ServerWriteReactor<Bytes>* Open(Context& context, const Bytes& request, Read read);
+  // The step is done in its turn, by the text's length; where it fails the call is refused.
+  void GoOn(std::shared_ptr<Call> call, size_t num_bytes, Step step);
+  template <typename Work>
+  grpc::ServerUnaryReactor* AnswerText(Context& context, const Bytes& request, Bytes* response,
+                                       Work work);
+  static size_t ConstraintWork(const Call& call);  // in bytes of a text that take as long
   absl::Status Begin(Call& call);
-  absl::Status Continue(Call& call, const v1::AttachRequest& attach);
+  absl::Status Find(Call& call, const v1::AttachRequest& attach);
+  absl::Status PrepareAgain(Call& call);
   // All that takes time, and grows with texts.
   absl::Status Prepare(Call& call);
   absl::Status CheckLength(absl::string_view field, const std::string& text,
@@ -88,7 +100,6 @@ class GenerationService final
   absl::Status Post(Call& call, std::vector<int32_t> prompt);
   std::shared_ptr<JournalEntry> Record(Call& call, uint64_t number);
   void Refuse(Call& call, const absl::Status& status);
-  void RunText(size_t num_bytes, Task task);
   absl::StatusOr<const Tokenizer*> RequireTokenizer() const;
 
   const GenerationServiceConfig config_;
@@ -98,7 +109,7 @@ class GenerationService final
   // Shared: calls may end after the controller let go of its loop.
   const std::shared_ptr<EventLoop> loop_;
   const std::shared_ptr<Journal> journal_;
-  TaskThread text_thread_;
+  TextThread text_thread_;
 };
 
 }  // namespace lockstep

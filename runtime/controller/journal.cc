@@ -12,7 +12,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
@@ -36,12 +35,14 @@ bool WriteAll(int file, absl::string_view bytes) {
   return true;
 }
 
-bool ReadAll(int file, size_t num_bytes, std::string& bytes) {
+// From one place in the file to another, or its end.
+bool ReadAll(int file, int64_t from, int64_t to, std::string& bytes) {
+  const auto num_bytes = static_cast<size_t>(to - from);
   bytes.resize(num_bytes);
   size_t done = 0;
   while (done < num_bytes) {
-    const ssize_t count =
-        ::pread(file, bytes.data() + done, num_bytes - done, static_cast<off_t>(done));
+    const ssize_t count = ::pread(file, bytes.data() + done, num_bytes - done,
+                                  static_cast<off_t>(from) + static_cast<off_t>(done));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return false;
     if (count == 0) break;
@@ -63,7 +64,7 @@ Journal::Journal(JournalOptions options, int directory)
     : options_(std::move(options)), directory_(directory) {}
 
 Journal::~Journal() {
-  if (file_ >= 0) ::close(file_);
+  rewriter_.Stop();
   if (directory_ >= 0) ::close(directory_);
 }
 
@@ -87,13 +88,13 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(JournalOptions options, a
 }
 
 absl::Status Journal::Load(absl::Time now) {
-  file_ = ::open(options_.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
-  if (file_ < 0) return SystemError("cannot open");
+  file_ = Fd(::open(options_.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600));
+  if (!file_.valid()) return SystemError("cannot open");
   struct stat info;
   struct stat named;
-  if (::fstat(file_, &info) != 0) return SystemError("cannot stat");
+  if (::fstat(file_.get(), &info) != 0) return SystemError("cannot stat");
   // Its holder may have renamed another file into place since it was opened here.
-  if (::flock(file_, LOCK_EX | LOCK_NB) != 0 || ::stat(options_.path.c_str(), &named) != 0 ||
+  if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 || ::stat(options_.path.c_str(), &named) != 0 ||
       named.st_ino != info.st_ino) {
     return absl::FailedPreconditionError(
         absl::StrCat("journal ", options_.path, " is in use by another process"));
@@ -104,7 +105,7 @@ absl::Status Journal::Load(absl::Time now) {
   }
   if (info.st_size == 0) return absl::OkStatus();  // new
   std::string bytes;
-  if (!ReadAll(file_, static_cast<size_t>(info.st_size), bytes)) return SystemError("cannot read");
+  if (!ReadAll(file_.get(), 0, info.st_size, bytes)) return SystemError("cannot read");
   const absl::StatusOr<ParsedJournal> parsed = ParseJournal(bytes);
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -136,8 +137,7 @@ std::string Journal::Start() const {
   return JournalStart(header);
 }
 
-// A new file with what lives, in the place of the old one. At no moment is there none.
-absl::Status Journal::Rewrite() {
+std::string Journal::Alive() const {
   std::string bytes = Start();
   for (const auto& [name, entry] : entries_) {
     if (entry.is_finished) continue;
@@ -145,24 +145,63 @@ absl::Status Journal::Rewrite() {
     *record.mutable_accepted() = entry.request;
     bytes += JournalFrame(record);
   }
-  const std::string fresh = options_.path + ".new";
-  ::unlink(fresh.c_str());
-  const int file = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  return bytes;
+}
+
+absl::StatusOr<Journal::Successor> Journal::WriteSuccessor(const char* suffix,
+                                                           const std::string& bytes) const {
+  Successor successor{options_.path + suffix, Fd(), static_cast<int64_t>(bytes.size())};
+  const char* path = successor.path.c_str();
+  ::unlink(path);
+  successor.file = Fd(::open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const int file = successor.file.get();
   if (file < 0) return SystemError("cannot create its successor");
-  absl::Cleanup undo = [&] {
-    ::unlink(fresh.c_str());
-    ::close(file);
-  };
-  if (::flock(file, LOCK_EX | LOCK_NB) != 0 || !WriteAll(file, bytes) || ::fsync(file) != 0) {
-    return SystemError("cannot write its successor");
+  if (::flock(file, LOCK_EX | LOCK_NB) == 0 && WriteAll(file, bytes) && ::fsync(file) == 0) {
+    return successor;
   }
-  if (::rename(fresh.c_str(), options_.path.c_str()) != 0) return SystemError("cannot replace");
-  std::move(undo).Cancel();
-  ::fsync(directory_);
-  ::close(file_);
-  file_ = file;
-  file_bytes_ = static_cast<int64_t>(bytes.size());
+  const absl::Status error = SystemError("cannot write its successor");
+  ::unlink(path);
+  return error;
+}
+
+// At no moment is there none. from: what the file has from there on is not in the successor yet.
+absl::Status Journal::Replace(Successor successor, int64_t from) {
+  std::string more;
+  if (!ReadAll(file_.get(), from, file_bytes_, more) || !WriteAll(successor.file.get(), more) ||
+      ::rename(successor.path.c_str(), options_.path.c_str()) != 0) {
+    const absl::Status error = SystemError("cannot replace");
+    ::unlink(successor.path.c_str());
+    return error;
+  }
+  file_ = std::move(successor.file);
+  file_bytes_ = successor.num_bytes + static_cast<int64_t>(more.size());
+  ++num_files_;
   return absl::OkStatus();
+}
+
+absl::Status Journal::Rewrite() {
+  ASSIGN_OR_RETURN(Successor successor, WriteSuccessor(".new", Alive()));
+  RETURN_IF_ERROR(Replace(std::move(successor), file_bytes_));
+  ::fsync(directory_);
+  return absl::OkStatus();
+}
+
+void Journal::RewriteBeside() {
+  if (std::exchange(is_rewriting_, true)) return;
+  rewriter_.Push([this, bytes = Alive(), from = file_bytes_, begun_for = num_files_] {
+    absl::StatusOr<Successor> successor = WriteSuccessor(".next", bytes);
+    {
+      absl::MutexLock lock(&mutex_);
+      is_rewriting_ = false;
+      if (successor.ok() && num_files_ != begun_for) {
+        ::unlink(successor->path.c_str());
+        return;
+      }
+      const bool replaced = successor.ok() && Replace(*std::move(successor), from).ok();
+      rewrite_from_ = replaced ? 0 : file_bytes_ + kMinRewriteBytes;
+    }
+    ::fsync(directory_);
+  });
 }
 
 // --- requests ---
@@ -279,7 +318,7 @@ bool Journal::Append(const v1::JournalRecord& record) {
   if (written.ok()) written = Write(frame);
   // What has ended may take the room that is missing. Once: where that does not help, it would be
   // much work for every request.
-  if (!written.ok() && error_.ok() && Rewrite().ok()) written = Write(frame);
+  if (!written.ok() && error().ok() && Rewrite().ok()) written = Write(frame);
   if (!written.ok() && Empty()) written = Write(frame);
   SetError(written);
   return written.ok();
@@ -290,10 +329,13 @@ bool Journal::Append(const v1::JournalRecord& record) {
 absl::Status Journal::MakeShort(int64_t num_more_bytes) {
   const bool is_long = file_bytes_ > std::max(2 * live_bytes_ + kMinRewriteBytes, rewrite_from_);
   const bool is_too_long = file_bytes_ + num_more_bytes > MaxFileBytes();
-  if (!is_long && !is_too_long) return absl::OkStatus();
-  const absl::Status rewritten = Rewrite();
-  rewrite_from_ = rewritten.ok() ? 0 : file_bytes_ + kMinRewriteBytes;
-  return is_too_long ? rewritten : absl::OkStatus();
+  if (is_too_long) {
+    const absl::Status rewritten = Rewrite();
+    rewrite_from_ = rewritten.ok() ? 0 : file_bytes_ + kMinRewriteBytes;
+    return rewritten;
+  }
+  if (is_long) RewriteBeside();
+  return absl::OkStatus();
 }
 
 int64_t Journal::MaxFileBytes() const { return 4 * options_.max_bytes + 2 * kMinRewriteBytes; }
@@ -304,17 +346,20 @@ bool Journal::Empty() {
   for (const auto& [name, entry] : entries_) {
     if (!entry.is_finished) return false;
   }
-  if (::ftruncate(file_, 0) != 0) return false;
+  if (::ftruncate(file_.get(), 0) != 0) return false;
   file_bytes_ = 0;
+  ++num_files_;
   return true;
 }
 
 absl::Status Journal::Write(const std::string& frame) {
   const std::string bytes = file_bytes_ == 0 ? Start() + frame : frame;
-  if (::lseek(file_, static_cast<off_t>(file_bytes_), SEEK_SET) < 0 || !WriteAll(file_, bytes)) {
+  if (::lseek(file_.get(), static_cast<off_t>(file_bytes_), SEEK_SET) < 0 ||
+      !WriteAll(file_.get(), bytes)) {
     const absl::Status error = SystemError("cannot write");
     // A part of a record would hide those after it.
-    if (::ftruncate(file_, static_cast<off_t>(file_bytes_)) != 0) return SystemError("cannot cut");
+    if (::ftruncate(file_.get(), static_cast<off_t>(file_bytes_)) != 0)
+      return SystemError("cannot cut");
     return error;
   }
   file_bytes_ += static_cast<int64_t>(bytes.size());
@@ -322,7 +367,10 @@ absl::Status Journal::Write(const std::string& frame) {
 }
 
 void Journal::SetError(const absl::Status& error) {
-  error_ = error;
+  {
+    absl::MutexLock lock(&error_mutex_);
+    error_ = error;
+  }
   if (error.ok() || std::exchange(has_told_error_, true)) return;
   if (options_.on_error) options_.on_error(error);
 }
@@ -338,7 +386,7 @@ int64_t Journal::num_file_bytes() const {
 }
 
 absl::Status Journal::error() const {
-  absl::MutexLock lock(&mutex_);
+  absl::MutexLock lock(&error_mutex_);
   return error_;
 }
 

@@ -4,8 +4,9 @@
 //
 // A record is handed to the system (write) before its client hears of the acceptance, so it
 // survives the death of this process; it is not forced to the disk, so the last ones may not
-// survive the machine's. The file is rewritten, synced and renamed into place when more than half
-// of it is dead. Prompts lie in it in clear: its mode is 0600. Thread-safe.
+// survive the machine's. When more than half of the file is dead, a thread writes and syncs a
+// successor, which takes its place with what was appended meanwhile: nobody waits for a disk, but
+// where there is no room any more. Prompts lie in it in clear: its mode is 0600. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "kernels/base/fd.h"
 #include "lockstep/v1/journal.pb.h"
+#include "runtime/controller/task_queue.h"
 
 namespace lockstep {
 
@@ -69,7 +72,8 @@ class Journal {
 
   int64_t num_requests() const;
   int64_t num_file_bytes() const;
-  absl::Status error() const;  // why the last record was not written; OK when it was
+  absl::Status error()
+      const;  // why the last record was not written; OK when it was. Waits for none
 
  private:
   struct Entry {
@@ -80,6 +84,11 @@ class Journal {
     bool is_finished = false;                        // the file says that it ended
   };
   using Entries = absl::flat_hash_map<std::string, Entry>;
+  struct Successor {
+    std::string path;
+    Fd file;
+    int64_t num_bytes = 0;
+  };
   using Released = std::set<std::pair<absl::Time, std::string>>;  // by when they expire
 
   Journal(JournalOptions options, int directory);
@@ -97,7 +106,11 @@ class Journal {
   void SetError(const absl::Status& error) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Empty() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string Start() const;
+  std::string Alive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Successor> WriteSuccessor(const char* suffix, const std::string& bytes) const;
+  absl::Status Replace(Successor successor, int64_t from) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Rewrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RewriteBeside() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SystemError(const char* what) const;
 
   const JournalOptions options_;
@@ -106,16 +119,20 @@ class Journal {
   int64_t num_bytes_cut_ = 0;
 
   mutable absl::Mutex mutex_;
-  int file_ ABSL_GUARDED_BY(mutex_) = -1;
+  Fd file_ ABSL_GUARDED_BY(mutex_);
   int64_t file_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t live_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status error_ ABSL_GUARDED_BY(mutex_);
   bool has_told_error_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
   // Those without a stream: that wait for their clients, or have finished.
   Released waiting_ ABSL_GUARDED_BY(mutex_);
   Released finished_ ABSL_GUARDED_BY(mutex_);
-  int64_t rewrite_from_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes of the file: a Rewrite failed
+  int64_t rewrite_from_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes of the file: a rewrite failed
+  uint64_t num_files_ ABSL_GUARDED_BY(mutex_) = 0;    // that began: replaced, or emptied
+  bool is_rewriting_ ABSL_GUARDED_BY(mutex_) = false;
+  mutable absl::Mutex error_mutex_;  // after mutex_; never held for long
+  absl::Status error_ ABSL_GUARDED_BY(error_mutex_);
+  TaskThread rewriter_;
 };
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
@@ -19,8 +20,11 @@ class KillerPrompts {
 
   // FAILED_PRECONDITION: within kRefusal, requests of this prompt killed ranks twice.
   absl::Status Check(std::span<const int32_t> prompt, absl::Time now) const;
-  // It killed ranks once, or twice long ago: it may be tried, alone.
-  bool Contains(std::span<const int32_t> prompt) const { return Find(prompt) != nullptr; }
+  // Set: it killed ranks once, or twice long ago, and may be tried, alone.
+  std::optional<size_t> Find(std::span<const int32_t> prompt) const;
+  // A request of the prompt that was found so has come to its end: others were to blame, or it has
+  // been mended.
+  void Forgive(size_t found);
 
   static constexpr size_t kMost = 64;  // the newest
   static constexpr absl::Duration kRefusal = absl::Minutes(10);
@@ -31,7 +35,7 @@ class KillerPrompts {
     int num_times = 0;
     absl::Time last;
   };
-  const Killer* Find(std::span<const int32_t> prompt) const;
+  std::deque<Killer>::const_iterator At(size_t prompt_hash) const;
 
   std::deque<Killer> killers_;  // oldest first
 };

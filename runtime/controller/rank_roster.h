@@ -42,8 +42,6 @@ class RankRoster {
  public:
   RankRoster(RosterIdentity identity, absl::Time now);
 
-  const RosterIdentity& identity() const { return identity_; }
-
   // Is it a rank of this model and layout, with room for these limits? Its epoch is not looked at.
   static absl::Status CheckHello(const v1::Hello& hello, const RosterIdentity& identity);
   // Of a Hello that passes. FAILED_PRECONDITION or ALREADY_EXISTS: this stream is refused, the

@@ -90,7 +90,7 @@ absl::StatusOr<absl::Duration> Replica::Commit(const v1::StepResult& message, ab
   const StepInFlight& step = in_flight_.front();
   ASSIGN_OR_RETURN(const engine::StepResult result,
                    DecodeResult(message, step.sampling_slots, vocab_size_));
-  RETURN_IF_ERROR(engine_->Commit(result, now));
+  RETURN_IF_ERROR(engine_->Commit(result));
   const absl::Duration taken = now - step.since;
   step_deadline_.Finished(step.num_tokens, taken);
   in_flight_.pop_front();

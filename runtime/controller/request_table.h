@@ -17,9 +17,10 @@ namespace lockstep {
 class RequestTable {
  public:
   struct Entry {
-    std::string name;            // request_id
-    int replica = 0;             // whose engine has it
-    std::vector<bool> finished;  // [num_outputs]
+    std::string name;                   // request_id
+    int replica = 0;                    // whose engine has it
+    std::vector<bool> finished;         // [num_outputs]
+    std::optional<size_t> killer = {};  // of KillerPrompts::Find
     int num_unfinished = 0;
     // For what is measured of it.
     absl::Time accepted_at;

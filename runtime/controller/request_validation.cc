@@ -101,6 +101,11 @@ absl::Status ReadOutput(const v1::OutputOptions& output, CheckedRequest& checked
 }
 
 absl::StatusOr<OutputConstraint> ReadChoices(const v1::TextChoices& choices) {
+  constexpr int kMostTexts = OutputConstraint::kMaxTextBytes / 3;  // quotes and a comma are theirs
+  if (choices.texts_size() > kMostTexts) {
+    return absl::InvalidArgumentError(absl::StrCat("constraint.choices have ", choices.texts_size(),
+                                                   " texts, at most ", kMostTexts));
+  }
   size_t num_bytes = 0;
   for (const std::string& text : choices.texts()) num_bytes += text.size();
   if (num_bytes > OutputConstraint::kMaxTextBytes) {
@@ -119,6 +124,10 @@ absl::StatusOr<OutputConstraint> ReadToolCalls(const v1::ToolCalls& calls) {
     return absl::InvalidArgumentError(
         absl::StrCat("constraint.tool_calls.form is ", static_cast<int>(calls.form()), ", must be ",
                      v1::ToolCalls::Form_MIN, " to ", v1::ToolCalls::Form_MAX));
+  }
+  const auto num_functions = static_cast<size_t>(calls.functions_size());
+  if (const absl::Status status = grammar::CheckNumFunctions(num_functions); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("constraint.tool_calls: ", status.message()));
   }
   grammar::ToolCalls read{
       static_cast<grammar::ToolCalls::Form>(calls.form()), calls.required(), {}};

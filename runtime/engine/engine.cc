@@ -32,7 +32,7 @@ Engine::Engine(const EngineConfig& config) : config_(Checked(config)), scheduler
 
 Engine::~Engine() = default;
 
-absl::Status Engine::Add(EngineRequest given, absl::Time /*now*/) {
+absl::Status Engine::Add(EngineRequest given) {
   RETURN_IF_ERROR(CheckAdd(given));
   const auto emitted = std::exchange(given.emitted, {});
   LS_CHECK(emitted.empty() || static_cast<int>(emitted.size()) == given.num_outputs);
@@ -134,7 +134,7 @@ std::optional<StepPlan> Engine::Schedule(absl::Time now) {
   return std::move(step->plan);
 }
 
-absl::Status Engine::Commit(const StepResult& result, absl::Time /*now*/) {
+absl::Status Engine::Commit(const StepResult& result) {
   RETURN_IF_ERROR(CheckResult(result));
   for (const PromptLogprobs& given : result.prompt_logprobs) CommitPromptLogprobs(given);
   auto sampled = result.sampled.begin();

@@ -37,7 +37,7 @@ class Engine {
   // RESOURCE_EXHAUSTED: the queue is full. INVALID_ARGUMENT: it can never run (empty prompt, longer
   // than max_model_len or than the whole cache, a token out of the vocabulary), naming the value
   // and the limit.
-  absl::Status Add(EngineRequest request, absl::Time now);
+  absl::Status Add(EngineRequest request);
   absl::Status CheckAdd(const EngineRequest& request) const;  // what Add would say
   // Ends all outputs of the request; its blocks are free before the next Schedule. No event
   // follows. Unknown ids are ignored.
@@ -51,7 +51,7 @@ class Engine {
   std::optional<StepPlan> Schedule(absl::Time now);
   // Results arrive in step order. INTERNAL when the result does not fit the oldest plan in flight
   // (then nothing changed).
-  absl::Status Commit(const StepResult& result, absl::Time now);
+  absl::Status Commit(const StepResult& result);
   // What happened since the last call.
   std::vector<EngineEvent> TakeEvents();
 

@@ -57,7 +57,8 @@ SlotOpen Sequence::Open() const {
 int64_t Sequence::num_opened_tokens() const {
   const SamplingParams& sampling = request.given.sampling;
   return static_cast<int64_t>(tokens().size() + sampling.logit_bias.size() +
-                              sampling.stop_token_ids.size());
+                              sampling.stop_token_ids.size() +
+                              sampling.constraint.text.size() / sizeof(int32_t));
 }
 
 }  // namespace lockstep::engine

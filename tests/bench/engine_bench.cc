@@ -55,7 +55,7 @@ class Loop {
       if (work.sample) result_.sampled.push_back({work.slot, NextToken(), std::nullopt});
     }
     in_flight_.erase(in_flight_.begin());
-    LS_CHECK(engine_.Commit(result_, absl::UnixEpoch()).ok());
+    LS_CHECK(engine_.Commit(result_).ok());
     for (const EngineEvent& event : engine_.TakeEvents()) {
       ++num_tokens_;
       if (event.finish) AddRequest(max_tokens_);
@@ -73,7 +73,7 @@ class Loop {
     request.request_id = next_id_++;
     for (int i = 0; i < kPromptTokens; ++i) request.prompt.push_back(NextToken());
     request.sampling.max_tokens = max_tokens;
-    LS_CHECK(engine_.Add(std::move(request), absl::UnixEpoch()).ok());
+    LS_CHECK(engine_.Add(std::move(request)).ok());
   }
 
   Engine engine_;

@@ -203,6 +203,11 @@ TEST_F(CoreTest, APromptThatKilledIsTriedAloneOnceMoreAndThenRefusedForAWhile) {
   ASSERT_TRUE(Add(5, deadly, 10).ok());
   while (num_tokens_[5] < 10) ASSERT_GT(RunSteps(rank), 0) << "it may have been others' fault";
   EXPECT_THAT(ended_, SizeIs(2));
+  ASSERT_TRUE(Add(6, {4, 5, 6}).ok());
+  ASSERT_EQ(RunSteps(rank), 1);
+  ASSERT_TRUE(Add(7, deadly).ok());
+  ASSERT_EQ(RunSteps(rank), 1);
+  EXPECT_GT(DecodePlan(rank->TakePlans().at(0))->work.size(), 1u) << "it is forgiven";
 }
 
 TEST_F(CoreTest, WithoutALivingReplicaRequestsWaitForTheNextEpoch) {

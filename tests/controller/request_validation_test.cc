@@ -205,6 +205,18 @@ r.mutable_stop()->set_min_tokens(4);
 }
 , "constraint.choices have 80000 bytes"
 }
+, Wrong{"ChoicesMany",
+        SPOIL{for (int i = 0; i < 30000; ++i) r.mutable_constraint()->mutable_choices()->add_texts(
+            "");
+}
+, "constraint.choices have 30000 texts, at most 21845"
+}
+, Wrong{"ToolCallsMany", SPOIL{for (int i = 0; i < 129; ++i) r.mutable_constraint()
+                                   ->mutable_tool_calls()
+                                   ->add_functions();
+}
+, "constraint.tool_calls: are of 129 functions, must be 1 to 128"
+}
 , Wrong{"ToolCallsLong", SPOIL{v1::ToolCalls& calls = *r.mutable_constraint()->mutable_tool_calls();
 calls.add_functions()->set_parameters(std::string(65537, 'b'));
 }

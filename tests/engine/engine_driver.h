@@ -59,7 +59,7 @@ class EngineDriver {
     EXPECT_TRUE(result.ok()) << result.status();
     EXPECT_TRUE(result->has_value());
     --steps_in_flight_;
-    const absl::Status committed = engine_.Commit(**result, now());
+    const absl::Status committed = engine_.Commit(**result);
     EXPECT_TRUE(committed.ok()) << committed;
     engine_.CheckInvariants();
     TakeEvents();
@@ -106,7 +106,7 @@ class EngineDriver {
     const uint64_t id = request.request_id;
     const int num_outputs = request.num_outputs;
     EngineRequest copy = request;
-    const absl::Status status = engine_.Add(std::move(request), now());
+    const absl::Status status = engine_.Add(std::move(request));
     if (!status.ok()) return status;
     requests_.emplace(id, std::move(copy));
     for (int i = 0; i < num_outputs; ++i) outputs_[{id, i}];

@@ -42,7 +42,7 @@ class EngineTest : public ::testing::Test {
   void Start(const EngineConfig& config) { engine_ = std::make_unique<Engine>(config); }
 
   void Add(EngineRequest request) {
-    const absl::Status status = engine_->Add(std::move(request), now_);
+    const absl::Status status = engine_->Add(std::move(request));
     ASSERT_TRUE(status.ok()) << status;
   }
   // The next plan, which must exist.
@@ -69,7 +69,7 @@ class EngineTest : public ::testing::Test {
   }
   // Commits it and returns what happened.
   std::vector<EngineEvent> Commit(int32_t token = 50) {
-    const absl::Status status = engine_->Commit(Answer(token), now_);
+    const absl::Status status = engine_->Commit(Answer(token));
     EXPECT_TRUE(status.ok()) << status;
     plans_.pop_front();
     engine_->CheckInvariants();

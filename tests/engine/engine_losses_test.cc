@@ -170,7 +170,7 @@ TEST_F(EngineLossesTest, LossesAreRememberedByTheNextEngine) {
   std::vector<UnfinishedRequest> moving = engine_->Evacuate();
   ASSERT_THAT(moving, SizeIs(1));
   Engine next(SmallConfig());
-  ASSERT_TRUE(next.Add(Prompt(2, 4), now_).ok());
+  ASSERT_TRUE(next.Add(Prompt(2, 4)).ok());
   ASSERT_TRUE(next.Schedule(now_).has_value());
   next.Adopt(std::move(moving[0]));
   EXPECT_EQ(next.Schedule(now_), std::nullopt) << "beside the step of another";

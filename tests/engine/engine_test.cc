@@ -155,18 +155,18 @@ TEST_F(EngineTest, FullQueueRefusesAtOnce) {
   Start(config);
   Add(Prompt(1, 4));
   Add(Prompt(2, 4));
-  EXPECT_EQ(engine_->Add(Prompt(3, 4), now_).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(engine_->Add(Prompt(3, 4)).code(), absl::StatusCode::kResourceExhausted);
   Next();  // both run now
   Add(Prompt(3, 4));
   engine_->Abort(3);
   Add(Prompt(4, 4));
   Add(Prompt(5, 4));
-  EXPECT_EQ(engine_->Add(Prompt(6, 4), now_).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(engine_->Add(Prompt(6, 4)).code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(EngineTest, RefusesWhatCanNeverRunNamingValueAndLimit) {
   const auto message = [this](const EngineRequest& request) {
-    const absl::Status status = engine_->Add(request, now_);
+    const absl::Status status = engine_->Add(request);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
@@ -208,7 +208,7 @@ TEST_F(EngineTest, AbortFreesBlocksBeforeTheNextPlanAndClosesTheSlotInIt) {
 TEST_F(EngineTest, AbortSilencesEventsNotYetTaken) {
   Add(Prompt(1, 4));
   Next();
-  ASSERT_TRUE(engine_->Commit(Answer(50), now_).ok());
+  ASSERT_TRUE(engine_->Commit(Answer(50)).ok());
   engine_->Abort(1);
   EXPECT_THAT(engine_->TakeEvents(), IsEmpty());
   EXPECT_TRUE(engine_->Idle());
@@ -269,7 +269,7 @@ TEST_F(EngineTest, ResultThatDoesNotFitChangesNothing) {
   Add(Prompt(2, 4));
   StepResult early;
   early.step_id = 1;
-  EXPECT_EQ(engine_->Commit(early, now_).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(engine_->Commit(early).code(), absl::StatusCode::kInternal);
   Next();
 
   StepResult wrong_step = Answer(50), wrong_slot = Answer(50), missing = Answer(50);
@@ -284,7 +284,7 @@ TEST_F(EngineTest, ResultThatDoesNotFitChangesNothing) {
   after.prompt_logprobs = {{0, 3, {LogprobInfo(), LogprobInfo()}}};
   for (const StepResult& result :
        {wrong_step, wrong_slot, missing, extra, beyond, negative, strange_slot, before, after}) {
-    EXPECT_EQ(engine_->Commit(result, now_).code(), absl::StatusCode::kInternal);
+    EXPECT_EQ(engine_->Commit(result).code(), absl::StatusCode::kInternal);
     EXPECT_THAT(engine_->TakeEvents(), IsEmpty());
   }
   EXPECT_THAT(Commit(), SizeIs(2));
@@ -300,7 +300,7 @@ TEST_F(EngineTest, PromptLogprobsComeOnceAlsoAfterAReset) {
     for (int i = 0; i < count; ++i) {
       result.prompt_logprobs[0].logprobs.push_back({-1.0f * static_cast<float>(first + i), {}});
     }
-    ASSERT_TRUE(engine_->Commit(result, now_).ok());
+    ASSERT_TRUE(engine_->Commit(result).ok());
     plans_.pop_front();
   };
   Next();
@@ -328,7 +328,7 @@ TEST_F(EngineTest, ResetReplaysKnownTokensOnly) {
   EXPECT_EQ(engine_->Stats().steps_in_flight, 0);
   EXPECT_EQ(engine_->Stats().blocks_in_use, 0);
   EXPECT_EQ(engine_->Stats().blocks_cached, 0);
-  EXPECT_EQ(engine_->Commit(Answer(61), now_).code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(engine_->Commit(Answer(61)).code(), absl::StatusCode::kInternal);
   plans_.clear();
   const StepPlan plan = Next();
   EXPECT_EQ(plan.step_id, 1u);

@@ -268,6 +268,19 @@ TEST_F(SchedulerTest, PlanOpensFewKnownPrompts) {
   EXPECT_THAT(Next().opened, SizeIs(1));
 }
 
+TEST_F(SchedulerTest, PlanOpensFewConstraints) {
+  EngineConfig config = SmallConfig();
+  config.max_opened_tokens = 20;
+  Start(config);
+  for (const uint64_t id : {1, 2, 3}) {
+    EngineRequest request = Prompt(id, 1);
+    request.sampling.constraint = {OutputConstraint::Kind::kRegex, std::string(36, 'a')};
+    Add(request);
+  }
+  EXPECT_THAT(Next().opened, SizeIs(2));
+  EXPECT_THAT(Next().opened, SizeIs(1));
+}
+
 TEST_F(SchedulerTest, PromptLongerThanAPlanOpensGoesAlone) {
   EngineConfig config = SmallConfig();
   config.max_opened_tokens = 8;

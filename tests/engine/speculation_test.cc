@@ -36,7 +36,7 @@ class SpeculationTest : public EngineTest {
     result.step_id = plans_.front().step_id;
     for (const int32_t token : tokens) result.sampled.push_back({0, token, std::nullopt});
     for (const int32_t token : others) result.sampled.push_back({1, token, std::nullopt});
-    const absl::Status status = engine_->Commit(result, now_);
+    const absl::Status status = engine_->Commit(result);
     EXPECT_TRUE(status.ok()) << status;
     plans_.pop_front();
     engine_->CheckInvariants();
@@ -202,7 +202,7 @@ TEST_F(SpeculationTest, ResultsMustFitTheGuesses) {
   StepResult result;
   result.step_id = plans_.front().step_id;
   for (int i = 0; i < 6; ++i) {
-    EXPECT_EQ(engine_->Commit(result, now_).ok(), i == 4) << i;
+    EXPECT_EQ(engine_->Commit(result).ok(), i == 4) << i;
     if (i == 4) break;
     result.sampled.push_back({0, 51, std::nullopt});
   }
@@ -212,11 +212,11 @@ TEST_F(SpeculationTest, ResultsMustFitTheGuesses) {
 TEST_F(SpeculationTest, PredictionsAreTokens) {
   EngineRequest request = Prompt(1, 4);
   request.prediction = {100};
-  EXPECT_FALSE(engine_->Add(request, now_).ok());
+  EXPECT_FALSE(engine_->Add(request).ok());
   request.prediction.assign(41, 1);
-  EXPECT_FALSE(engine_->Add(request, now_).ok());
+  EXPECT_FALSE(engine_->Add(request).ok());
   request.prediction.assign(40, 1);
-  EXPECT_TRUE(engine_->Add(request, now_).ok());
+  EXPECT_TRUE(engine_->Add(request).ok());
 }
 
 }  // namespace

@@ -133,13 +133,13 @@ Outputs Serve(const Scenario& scenario, const std::vector<engine::EngineRequest>
   const absl::Time now = absl::UnixEpoch();
   Outputs outputs;
   for (const engine::EngineRequest& request : requests) {
-    EXPECT_TRUE(engine.Add(request, now).ok());
+    EXPECT_TRUE(engine.Add(request).ok());
   }
   while (!engine.Idle()) {
     while (std::optional<engine::StepPlan> plan = engine.Schedule(now)) replica.Send(*plan);
     const std::optional<engine::StepResult> result = replica.WaitResult();
     if (!result.has_value()) return outputs;
-    EXPECT_TRUE(engine.Commit(*result, now).ok());
+    EXPECT_TRUE(engine.Commit(*result).ok());
     Collect(engine, outputs);
   }
   const int64_t num_steps_ahead = replica.Close();
