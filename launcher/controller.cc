@@ -45,7 +45,8 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.controller.listen));
   ASSIGN_OR_RETURN(const ModelSummary summary, InspectServedModel(options.model));
   SessionOptions session;
-  ASSIGN_OR_RETURN(session.controller, MakeControllerOptions(options.model, options.controller));
+  ASSIGN_OR_RETURN(session.controller,
+                   UsageErrorIfInvalid(MakeControllerOptions(options.model, options.controller)));
   session.controller.worker_listen = {options.worker_listen};
   ASSIGN_OR_RETURN(session.controller.secret, SecretOf(options.secret_file));
   session.controller.epoch = 0;
@@ -54,17 +55,17 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   session.controller.keep_ranks = options.keep_ranks;
   session.listen_host = listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
-  ASSIGN_OR_RETURN(session.metrics,
-                   MetricsListener(options.controller.metrics_listen, session.controller));
+  ASSIGN_OR_RETURN(session.metrics, UsageErrorIfInvalid(MetricsListener(
+                                        options.controller.metrics_listen, session.controller)));
   std::optional<RuntimeDir> files;  // of the gateway's socket
   if (!options.controller.http_listen.empty()) {
     ASSIGN_OR_RETURN(RuntimeDir made, RuntimeDir::Create());
     files.emplace(std::move(made));
-    ASSIGN_OR_RETURN(session.gateway,
-                     PlanGateway(options.controller, files->path(), session.controller));
+    ASSIGN_OR_RETURN(session.gateway, UsageErrorIfInvalid(PlanGateway(
+                                          options.controller, files->path(), session.controller)));
   }
   session.secret_file = options.secret_file;
-  report.Model(summary);
+  report.Model(summary, session.controller.model_name);
   report.Warn(SecurityWarnings(session.controller));
   return ServeSession(std::move(session), report, interrupts).Run();
 }

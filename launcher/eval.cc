@@ -105,8 +105,9 @@ OnExamProgress MakeProgress(bool quiet, int64_t num_questions) {
 
 absl::StatusOr<ScoreBoard> Examine(const EvalOptions& options, const Connection& connection,
                                    const v1::GetServerInfoResponse& info,
-                                   InterruptWatcher& interrupts) {
+                                   const Thresholds& thresholds, InterruptWatcher& interrupts) {
   ASSIGN_OR_RETURN(const std::vector<Question> questions, LoadQuestions(options, info));
+  RETURN_IF_ERROR(UsageErrorIfInvalid(CheckThresholds(thresholds, questions)));
   ExamOptions exam;
   ASSIGN_OR_RETURN(const std::optional<ServedChatTemplate> chat_template,
                    FetchChatTemplate(connection));
@@ -164,7 +165,7 @@ int RunEval(const EvalOptions& options) {
   if (!connection.ok()) return FailUsage(kEvalCommand, connection.status().message());
   const auto info = (*connection)->GetServerInfo(kEvalInfoTimeout);
   if (!info.ok()) return Fail(kEvalCommand, info.status());
-  const auto scores = Examine(options, **connection, *info, interrupts);
+  const auto scores = Examine(options, **connection, *info, *thresholds, interrupts);
   if (!scores.ok()) return Fail(kEvalCommand, scores.status());
   return Report(options, *info, *scores, *thresholds);
 }

@@ -229,7 +229,9 @@ class GenerateRun {
     ++num_done_;
     Running& run = running_[prompt];
     if (printer_) {
-      for (size_t i = 0; i < num_outputs_; ++i) printer_->Finish(prompt * num_outputs_ + i);
+      for (size_t i = 0; i < num_outputs_; ++i) {
+        printer_->Finish(prompt * num_outputs_ + i, /*fails=*/!status.ok());
+      }
     }
     const bool cancelled = interrupted_ && status.error_code() == grpc::StatusCode::CANCELLED;
     if (!status.ok() && !cancelled) ReportError(prompt, connection_.Explain(status));

@@ -43,7 +43,7 @@ int RunInspect(const InspectOptions& options) {
   std::printf("%s", options.json ? SummaryJson(*summary).c_str()
                                  : SummaryText(*summary, options.tensors).c_str());
   if (options.json) std::printf("\n");
-  return kExitOk;
+  return summary->tensor_check.ok() ? kExitOk : kExitFailure;  // scripts serve what is good
 }
 
 struct SynthOptions {

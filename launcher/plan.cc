@@ -283,14 +283,15 @@ void AddPlanCommand(CLI::App& program, CommandBody& chosen) {
   AddWhere(*command, *options);
   AddLoadFlags(*command, *options);
   AddCalibrationFlags(*command, *options);
-  command->add_flag("--json", options->json, "one JSON object");
+  auto* json = command->add_flag("--json", options->json, "one JSON object");
   command->add_option("--svg", options->svg, "write the chart of throughput over TPOT")
       ->type_name("FILE");
   command->add_option("--html", options->html, "the same with the plan as a page")
       ->type_name("FILE");
   command
       ->add_option("--explain", options->explain, "worked examples instead of a plan: 405b-slides")
-      ->type_name("NAME");
+      ->type_name("NAME")
+      ->excludes(json);
 }
 
 }  // namespace lockstep

@@ -29,6 +29,9 @@ absl::StatusOr<std::string> ProfilePath(const std::string& named, const std::str
 // Its directory, made when it is absent: better known before minutes of measuring.
 absl::Status MakeRoomFor(const std::string& path) {
   std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a directory: name a file"));
+  }
   const std::filesystem::path directory = std::filesystem::absolute(path, error).parent_path();
   std::filesystem::create_directories(directory, error);
   if (!error && ::access(directory.c_str(), W_OK) == 0) return absl::OkStatus();

@@ -34,6 +34,7 @@ absl::Status FillHostLoad(const PlanOptions& options, plan::PlanRequest& what,
                      " to which `serve` keeps this model's, as its sliding window sees no more"));
   }
   request.max_model_len = options.context ? what.context : positions;
+  request.needs_max_model_len = options.context.has_value();
   request.concurrency = what.concurrency;
   request.arrivals = {what.trace, what.rate_per_s, what.input_tokens, what.output_tokens};
   request.ttft_p95_ms = what.ttft_p95_ms;
@@ -50,7 +51,12 @@ absl::Status CheckHostFlags(const PlanOptions& options) {
       {"--engine", !options.engine.empty()},
       {"--svg", !options.svg.empty()},
       {"--html", !options.html.empty()},
-      {"--expert-parallel", options.expert_parallel}};
+      {"--expert-parallel", options.expert_parallel},
+      {"--kv", !options.kv.empty()},
+      {"--kv-budget", options.kv_budget != PlanOptions().kv_budget},
+      {"--kv-read", options.kv_read != PlanOptions().kv_read},
+      {"--layers-per-kv", options.layers_per_kv != PlanOptions().layers_per_kv},
+      {"--utilization", options.utilization != PlanOptions().utilization}};
   for (const auto& [flag, is_given] : flags) {
     if (is_given) return absl::InvalidArgumentError(absl::StrCat(flag, " is not for --gpu cpu"));
   }
@@ -100,9 +106,14 @@ absl::Status WritePlanFile(const std::string& path, const std::string& text) {
 
 int RunHostPlan(const PlanOptions& options) {
   const auto plan = ComputeHostPlan(options);
+  if (absl::IsResourceExhausted(plan.status())) return Fail("plan", plan.status());
   if (!plan.ok()) return FailUsage("plan", std::string(plan.status().message()));
   std::printf("%s", (options.json ? HostPlanJson(*plan) : HostPlanText(*plan)).c_str());
-  return plan->answer().broken.empty() ? kExitOk : kExitFailure;
+  const bool has_limits = !options.rate.empty() || !options.trace.empty() ||
+                          !options.ttft_p95.empty() || !options.tpot_p95.empty();
+  const bool holds =
+      plan->answer().broken.empty() && (plan->answer().prediction.has_value() || !has_limits);
+  return holds ? kExitOk : kExitFailure;
 }
 
 }  // namespace lockstep

@@ -102,14 +102,16 @@ absl::StatusOr<ServePlan> CheckAll(const ServeOptions& options) {
   ASSIGN_OR_RETURN(plan.summary, InspectServedModel(options.model));
   ASSIGN_OR_RETURN(const ProcessGrid grid, ProcessGrid::Create(options.model.tp, options.model.pp));
   const int num_replicas = options.controller.replicas;
-  ASSIGN_OR_RETURN(plan.launch, PlanLaunch(options.launch, grid, num_replicas));
+  ASSIGN_OR_RETURN(plan.launch,
+                   UsageErrorIfInvalid(PlanLaunch(options.launch, grid, num_replicas)));
   plan.rank = RankFlagsIn(plan.launch, num_replicas, options.rank);
   ASSIGN_OR_RETURN(plan.devices, DevicesOf(options.rank, plan.launch));
-  RETURN_IF_ERROR(CheckFormats(options.model, options.rank, plan.devices));
-  ASSIGN_OR_RETURN(plan.capacity,
-                   PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
-                                 plan.devices, options.kv_cache, num_replicas,
-                                 SharesWeights(options.rank, plan.launch, plan.devices)}));
+  RETURN_IF_ERROR(UsageErrorIfInvalid(CheckFormats(options.model, options.rank, plan.devices)));
+  ASSIGN_OR_RETURN(
+      plan.capacity,
+      UsageErrorIfInvalid(PlanCapacity({plan.summary.config, options.model, options.rank.dtype,
+                                        plan.devices, options.kv_cache, num_replicas,
+                                        SharesWeights(options.rank, plan.launch, plan.devices)})));
   if ((plan.devices.may_be_gpus() || !plan.launch.uses_this_host) &&
       !options.kv_cache.gib.has_value() && !options.kv_cache.num_blocks.has_value()) {
     plan.capacity.num_kv_blocks = 0;  // ranks find out what they have room for
@@ -147,7 +149,8 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
   ASSIGN_OR_RETURN(const std::string secret, DrawSecret());
 
   SessionOptions session;
-  ASSIGN_OR_RETURN(session.controller, MakeControllerOptions(options.model, options.controller));
+  ASSIGN_OR_RETURN(session.controller,
+                   UsageErrorIfInvalid(MakeControllerOptions(options.model, options.controller)));
   session.controller.worker_listen = {
       !plan.launch.worker_listen.empty()
           ? plan.launch.worker_listen
@@ -155,10 +158,11 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
   session.controller.secret = secret;
   session.listen_host = plan.listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
-  ASSIGN_OR_RETURN(session.metrics,
-                   MetricsListener(options.controller.metrics_listen, session.controller));
-  ASSIGN_OR_RETURN(session.gateway,
-                   PlanGateway(options.controller, dirs.files.path(), session.controller));
+  ASSIGN_OR_RETURN(session.metrics, UsageErrorIfInvalid(MetricsListener(
+                                        options.controller.metrics_listen, session.controller)));
+  ASSIGN_OR_RETURN(
+      session.gateway,
+      UsageErrorIfInvalid(PlanGateway(options.controller, dirs.files.path(), session.controller)));
   session.restarts = {.max_restarts = options.restart.max_restarts,
                       .window = absl::Seconds(options.restart.window_seconds)};
   session.kill_timeout = absl::Seconds(options.restart.kill_timeout_seconds);
@@ -181,7 +185,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
     return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, plan.rank, launch),
                    secret);
   };
-  report.Model(plan.summary);
+  report.Model(plan.summary, session.controller.model_name);
   report.Plan(plan.capacity, plan.threads_per_rank);
   PredictSpeed(options, plan, session.controller, report);
   report.Warn(SecurityWarnings(session.controller));

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "google/protobuf/descriptor.h"
 #include "google/protobuf/util/json_util.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/base/signals.h"
@@ -16,6 +17,7 @@
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
 #include "launcher/metrics/histogram_quantile.h"
+#include "nlohmann/json.hpp"
 
 namespace lockstep {
 namespace {
@@ -181,14 +183,45 @@ void AppendRanks(const v1::GetStatusResponse& status, std::string& out) {
   }
 }
 
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using nlohmann::ordered_json;
+
+// Protobuf has 64 bits as strings (for JavaScript), which other readers take for text.
+void MakeNumbers(const Descriptor& type, ordered_json& message) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor& field = *type.field(i);
+    const auto found = message.find(field.name());
+    if (found == message.end() || field.is_map()) continue;
+    const auto convert = [&field](ordered_json& value) {
+      if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+        MakeNumbers(*field.message_type(), value);
+      } else if (value.is_string() && field.cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+        value = std::stoll(value.get<std::string>());
+      } else if (value.is_string() && field.cpp_type() == FieldDescriptor::CPPTYPE_UINT64) {
+        value = std::stoull(value.get<std::string>());
+      }
+    };
+    if (field.is_repeated()) {
+      for (ordered_json& value : *found) convert(value);
+    } else if (!found->is_null()) {
+      convert(*found);
+    }
+  }
+}
+
 absl::StatusOr<std::string> MessageJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions print;
   print.preserve_proto_field_names = true;
   print.always_print_primitive_fields = true;
   std::string json;
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, print);
-  if (!status.ok()) return absl::InternalError("the server's answer cannot be shown as JSON");
-  return json;
+  ordered_json parsed = ordered_json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!status.ok() || !parsed.is_object()) {
+    return absl::InternalError("the server's answer cannot be shown as JSON");
+  }
+  MakeNumbers(*message.GetDescriptor(), parsed);
+  return parsed.dump();
 }
 
 absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
 
@@ -75,6 +76,12 @@ absl::Status Judge(const HostPlanRequest& request, HostCandidate& candidate,
                    PlanHostMemory({model, request.weights, request.memory, request.available_bytes,
                                    request.max_model_len},
                                   candidate.layout));
+  const int64_t num_tokens = candidate.memory.num_kv_blocks * request.memory.block_size;
+  if (request.needs_max_model_len && num_tokens < request.max_model_len) {
+    return absl::ResourceExhaustedError(absl::StrCat("a context of ", request.max_model_len,
+                                                     " tokens is longer than the ", num_tokens,
+                                                     " for which this host's memory has room"));
+  }
   if (!request.profile) return absl::OkStatus();
   HostLimits limits;
   limits.max_batched_tokens = static_cast<int>(request.memory.max_batched_tokens);

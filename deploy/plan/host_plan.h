@@ -21,6 +21,7 @@ struct HostPlanRequest {
   MemoryOptions memory;
   int64_t available_bytes = 0;
   int64_t max_model_len = 0;
+  bool needs_max_model_len = false;  // of a cache: what has no room for it does not fit
   int cores = 1;
   double concurrency = 1;   // ignored when requests come at a rate
   ArrivalPattern arrivals;  // with the sizes of requests

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "deploy/plan/serve_memory.h"
 #include "deploy/plan/stage_borders.h"
 #include "kernels/base/check.h"
@@ -173,9 +174,12 @@ absl::StatusOr<HostMemory> PlanHostMemory(const HostMemoryInputs& inputs, const 
                                            .num_blocks = std::nullopt,
                                            .gib = std::nullopt});
   if (memory.num_kv_blocks < 1) {
-    return absl::ResourceExhaustedError(absl::StrCat("weights of ", memory.weight_bytes,
-                                                     " bytes leave no KV block in ",
-                                                     inputs.available_bytes, " bytes of memory"));
+    const auto gib = [](int64_t bytes) {
+      return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (1 << 30));
+    };
+    return absl::ResourceExhaustedError(
+        absl::StrCat("it does not fit: weights of ", gib(memory.weight_bytes),
+                     " leave no KV block in ", gib(inputs.available_bytes), " of memory"));
   }
   return memory;
 }

@@ -134,6 +134,10 @@ absl::Status UsageError(absl::Status status) {
   return status;
 }
 
+absl::Status UsageErrorIfInvalid(absl::Status status) {
+  return absl::IsInvalidArgument(status) ? UsageError(std::move(status)) : status;
+}
+
 int Fail(absl::string_view command, const absl::Status& status) {
   if (status.GetPayload(kUsagePayload)) return FailUsage(command, status.message());
   std::fprintf(stderr, "lockstep %.*s: %s\n", static_cast<int>(command.size()), command.data(),

@@ -6,8 +6,10 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
 namespace CLI {
@@ -40,6 +42,13 @@ void AddCalibrateRankCommand(CLI::App& program, CommandBody& chosen);
 
 // The same error, marked as one of usage.
 absl::Status UsageError(absl::Status status);
+// Marked so where it is INVALID_ARGUMENT: of what flags alone decide.
+absl::Status UsageErrorIfInvalid(absl::Status status);
+template <typename T>
+absl::StatusOr<T> UsageErrorIfInvalid(absl::StatusOr<T> result) {
+  if (result.ok()) return result;
+  return UsageErrorIfInvalid(std::move(result).status());
+}
 // Prints "lockstep COMMAND: message" on stderr, as one line, and returns the exit code that fits.
 int Fail(absl::string_view command, const absl::Status& status);
 int FailUsage(absl::string_view command, absl::string_view message);

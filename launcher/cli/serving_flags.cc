@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/usable_cores.h"
 #include "launcher/cli/add_command.h"
+#include "model/tokenizer/utf8.h"
 
 namespace lockstep {
 namespace {
@@ -15,6 +16,17 @@ std::string ShortDTypeName(const std::string& name) {
   if (name == "float32") return "f32";
   if (name == "bfloat16") return "bf16";
   return name == "float16" ? "f16" : name;
+}
+
+std::string CheckModelName(const std::string& name) {
+  constexpr size_t kMaxBytes = 256;
+  if (name.size() > kMaxBytes) {
+    return absl::StrCat("has ", name.size(), " bytes, at most ", kMaxBytes);
+  }
+  const bool is_printable =
+      std::all_of(name.begin(), name.end(), [](unsigned char c) { return c >= 0x20 && c != 0x7f; });
+  const bool is_utf8 = FindInvalidUtf8(name) == std::string_view::npos;
+  return is_printable && is_utf8 ? "" : "must be printable UTF-8";
 }
 
 }  // namespace
@@ -65,7 +77,7 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       .add_option("--max-model-len", flags.max_model_len,
                   "prompt and output tokens of one sequence (default: the model's)")
       ->type_name("TOKENS")
-      ->check(Between(1, 1 << 30))
+      ->check(Between(2, 1 << 30))
       ->group(limits);
 }
 
@@ -191,6 +203,13 @@ void AddControllerFlags(CLI::App& command, ControllerFlags& flags) {
                   "any free one (default: nowhere)")
       ->type_name("HOST:PORT")
       ->check(HostAndPort())
+      ->group(group);
+  command
+      .add_option("--served-model-name", flags.served_model_name,
+                  "what clients call the model (default: its directory's name; of a Hugging Face "
+                  "cache OWNER/NAME)")
+      ->type_name("NAME")
+      ->check(&CheckModelName, "")
       ->group(group);
   command
       .add_option("--chat-template", flags.chat_template,

@@ -73,9 +73,8 @@ absl::StatusOr<std::vector<TextPiece>> ServedChatTemplate::Render(
         absl::StrCat("the model's chat template refuses this: ", status.message()));
   }
   if (!status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("the model's chat template cannot be run on "
-                                                    "this: ",
-                                                    status.message()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model's chat template cannot be run on this: ", status.message()));
   }
   return pieces;
 }

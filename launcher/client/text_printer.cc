@@ -1,5 +1,7 @@
 #include "launcher/client/text_printer.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/base/check.h"
 #include "launcher/cli/values.h"
@@ -8,34 +10,37 @@ namespace lockstep {
 
 TextPrinter::TextPrinter(std::FILE* out, std::vector<std::string> headings, bool for_terminal)
     : out_(out), for_terminal_(for_terminal) {
-  for (std::string& heading : headings) outputs_.push_back({std::move(heading), "", false});
-  if (!outputs_.empty()) Open(0);
+  for (std::string& heading : headings) outputs_.push_back({.heading = std::move(heading)});
 }
 
-void TextPrinter::Open(size_t output) {
-  if (outputs_.size() == 1) return;
-  Write(absl::StrCat(output == 0 ? "" : "\n", "==> ", outputs_[output].heading, " <==\n"));
+void TextPrinter::Open() {
+  if (outputs_.size() == 1 || std::exchange(is_open_, true)) return;
+  const char* gap = std::exchange(has_opened_, true) ? "\n" : "";
+  Write(absl::StrCat(gap, "==> ", outputs_[current_].heading, " <==\n"));
 }
 
 void TextPrinter::Append(size_t output, absl::string_view text) {
   LS_CHECK_LT(output, outputs_.size());
+  if (text.empty()) return;
   if (output == current_) {
+    Open();
     Write(text);
   } else {
     outputs_[output].text.append(text.data(), text.size());
   }
 }
 
-void TextPrinter::Finish(size_t output) {
+void TextPrinter::Finish(size_t output, bool fails) {
   LS_CHECK_LT(output, outputs_.size());
-  outputs_[output].is_finished = true;
+  if (!std::exchange(outputs_[output].is_finished, true)) outputs_[output].fails = fails;
   while (current_ < outputs_.size() && outputs_[current_].is_finished) {
+    if (!outputs_[current_].fails) Open();
     if (!at_line_start_) Write("\n");
     ++current_;
+    is_open_ = false;
     if (current_ == outputs_.size()) break;
-    Open(current_);
-    Write(outputs_[current_].text);
-    outputs_[current_].text.clear();
+    const std::string waiting = std::exchange(outputs_[current_].text, "");
+    Append(current_, waiting);
   }
 }
 

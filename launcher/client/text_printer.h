@@ -18,20 +18,24 @@ class TextPrinter {
   TextPrinter(std::FILE* out, std::vector<std::string> headings, bool for_terminal);
 
   void Append(size_t output, absl::string_view text);
-  void Finish(size_t output);  // idempotent
+  // Idempotent. fails: without a heading where there is no text, either.
+  void Finish(size_t output, bool fails = false);
 
  private:
-  void Open(size_t output);
+  void Open();
   void Write(absl::string_view text);
 
   struct Pending {
     std::string heading;
-    std::string text;
+    std::string text = {};
     bool is_finished = false;
+    bool fails = false;
   };
   std::FILE* out_;
   std::vector<Pending> outputs_;
-  size_t current_ = 0;  // the one that streams
+  size_t current_ = 0;       // the one that streams
+  bool is_open_ = false;     // it has its heading
+  bool has_opened_ = false;  // any
   bool for_terminal_;
   bool at_line_start_ = true;
 };

@@ -1,11 +1,13 @@
 #include "launcher/eval/score_board.h"
 
 #include <algorithm>
+#include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "launcher/cli/values.h"
 
@@ -51,6 +53,17 @@ TaskScore ScoreBoard::total() const {
     total.num_right += score.num_right;
   }
   return total;
+}
+
+absl::Status CheckThresholds(const Thresholds& thresholds, const std::vector<Question>& questions) {
+  std::set<std::string> tasks;
+  for (const Question& question : questions) tasks.insert(question.task);
+  for (const auto& [name, wanted] : thresholds) {
+    if (name.empty() || tasks.contains(name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("there are no questions of task \"", name,
+                                                   "\", but of ", absl::StrJoin(tasks, ", ")));
+  }
+  return absl::OkStatus();
 }
 
 std::vector<std::string> ScoreBoard::Misses(const Thresholds& thresholds) const {

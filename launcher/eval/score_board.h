@@ -23,6 +23,9 @@ using Thresholds = std::map<std::string, double>;
 // "95" or "recall=95" each. INVALID_ARGUMENT naming the item.
 absl::StatusOr<Thresholds> ParseThresholds(const std::vector<std::string>& items);
 
+// INVALID_ARGUMENT: one is of a task without questions.
+absl::Status CheckThresholds(const Thresholds& thresholds, const std::vector<Question>& questions);
+
 class ScoreBoard {
  public:
   // Tasks are shown in the order in which they come first.

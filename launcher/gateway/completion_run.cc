@@ -204,7 +204,7 @@ Awaitable<void> CompletionRun::Finish() {
       co_await exchange_.Reply(OpenAiError(why));
       co_return;
     }
-    AppendEvent(DumpJson(OpenAiErrorJson(HttpStatusOf(why.code()), why.message())));
+    AppendEvent(DumpJson(OpenAiErrorJson(why)));
   } else if (!asked_.stream) {
     HttpReply reply;
     reply.body = DumpJson(reply_.Whole());

@@ -26,13 +26,14 @@ absl::StatusOr<std::string> ContentOf(const json& content, const std::string& wh
         absl::StrCat(where, "content must be a string or an array of text parts"));
   }
   std::string text;
-  for (const json& part : content) {
-    RequestFields fields(part, where + "content[].");
+  for (size_t i = 0; i < content.size(); ++i) {
+    RequestFields fields(content[i], absl::StrCat(where, "content[", i, "]."));
     const auto type = fields.Text("type");
     const auto piece = fields.Text("text");
     if (type != "text")
       fields.Fail("type", "must be \"text\": images, audio and files are not read");
     if (!piece) fields.Fail("text", "is missing");
+    fields.Ignore("cache_control");
     RETURN_IF_ERROR(fields.Finish());
     text += *piece;
   }
@@ -100,7 +101,7 @@ absl::StatusOr<Ordered> MessageOf(const json& value, const std::string& where) {
   if (const auto text = fields.Text("reasoning")) message["reasoning_content"] = *text;
   fields.Refuse("refusal", json(), "cannot be given");
   fields.Refuse("audio", json(), "cannot be given");
-  fields.Ignore("annotations");
+  for (const char* name : {"annotations", "cache_control"}) fields.Ignore(name);
   RETURN_IF_ERROR(fields.Finish());
   message["content"] = "";
   if (content != nullptr) {

@@ -1,6 +1,15 @@
 #include "launcher/gateway/openai_error.h"
 
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "launcher/gateway/request_fields.h"
 #include "model/tokenizer/utf8.h"
+#include "runtime/controller/request_validation.h"
 
 namespace lockstep {
 namespace {
@@ -15,12 +24,63 @@ const char* ErrorType(int status) {
   return status < 500 ? "invalid_request_error" : "server_error";
 }
 
+// What the server's messages about a request begin with, and what OpenAI calls it.
+constexpr std::pair<absl::string_view, absl::string_view> kNames[] = {
+    {"sampling.num_outputs", "n"},          {"sampling.", ""},
+    {"stop.stop_strings", "stop"},          {"stop.", ""},
+    {"output.prompt_logprobs", "logprobs"}, {"output.", ""},
+    {"prompt.token_ids", "prompt"},
+};
+constexpr absl::string_view kSameNames[] = {"temperature",
+                                            "top_p",
+                                            "top_k",
+                                            "min_p",
+                                            "repetition_penalty",
+                                            "presence_penalty",
+                                            "frequency_penalty",
+                                            "logit_bias",
+                                            "priority",
+                                            "cache_salt",
+                                            "request_id"};
+
+// The message's first word, if it names a field of ours, in OpenAI's words: {name, all of it}.
+std::pair<std::string, std::string> InOpenAisWords(absl::string_view message) {
+  for (const auto& [ours, theirs] : kNames) {
+    if (!absl::StartsWith(message, ours)) continue;
+    const std::string words = absl::StrCat(theirs, message.substr(ours.size()));
+    return {words.substr(0, words.find_first_of(" [:")), words};
+  }
+  const absl::string_view first = message.substr(0, message.find(' '));
+  const bool is_name = std::count(std::begin(kSameNames), std::end(kSameNames), first) > 0;
+  return {std::string(is_name ? first : ""), std::string(message)};
+}
+
+Json ErrorJson(int status, absl::string_view message, absl::string_view param,
+               absl::string_view code) {
+  const auto text = [](absl::string_view value) {
+    return value.empty() ? Json() : Json(ValidUtf8(value));
+  };
+  return {{"error",
+           {{"message", ValidUtf8(message)},
+            {"type", ErrorType(status)},
+            {"param", text(param)},
+            {"code", text(code)}}}};
+}
+
+HttpReply ErrorReply(int status, const Json& error) {
+  HttpReply reply{
+      .status = status, .content_type = "application/json", .body = DumpJson(error), .allow = ""};
+  if (status == 429 || status == 503) reply.retry_after_seconds = 1;
+  return reply;
+}
+
 }  // namespace
 
 int HttpStatusOf(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kFailedPrecondition:  // 409 would be tried again
       return 400;
     case absl::StatusCode::kUnauthenticated:
       return 401;
@@ -30,7 +90,6 @@ int HttpStatusOf(absl::StatusCode code) {
       return 404;
     case absl::StatusCode::kAlreadyExists:
     case absl::StatusCode::kAborted:
-    case absl::StatusCode::kFailedPrecondition:
       return 409;
     case absl::StatusCode::kResourceExhausted:
       return 429;
@@ -43,23 +102,24 @@ int HttpStatusOf(absl::StatusCode code) {
   }
 }
 
-Json OpenAiErrorJson(int status, absl::string_view message, absl::string_view code) {
-  Json error = {{"message", ValidUtf8(message)}, {"type", ErrorType(status)}, {"param", nullptr}};
-  error["code"] = code.empty() ? Json(nullptr) : Json(std::string(code));
-  return {{"error", std::move(error)}};
+HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code) {
+  return ErrorReply(status, ErrorJson(status, message, "", code));
 }
 
-HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code) {
-  HttpReply reply{.status = status,
-                  .content_type = "application/json",
-                  .body = DumpJson(OpenAiErrorJson(status, message, code)),
-                  .allow = ""};
-  if (status == 429 || status == 503) reply.retry_after_seconds = 1;
-  return reply;
+Json OpenAiErrorJson(const absl::Status& status) {
+  const int http_status = HttpStatusOf(status.code());
+  if (http_status != 400) return ErrorJson(http_status, status.message(), "", "");
+  const bool is_too_long = absl::StrContains(status.message(), kContextLengthWords);
+  const absl::string_view code = is_too_long ? "context_length_exceeded" : "";
+  if (const std::string field = FieldOf(status); !field.empty()) {
+    return ErrorJson(400, status.message(), field, code);
+  }
+  const auto [param, message] = InOpenAisWords(status.message());
+  return ErrorJson(400, message, param, code);
 }
 
 HttpReply OpenAiError(const absl::Status& status) {
-  return OpenAiError(HttpStatusOf(status.code()), status.message());
+  return ErrorReply(HttpStatusOf(status.code()), OpenAiErrorJson(status));
 }
 
 std::string DumpJson(const Json& json) {

@@ -12,11 +12,11 @@ namespace lockstep {
 
 // {"error": {...}} with that status.
 HttpReply OpenAiError(int status, absl::string_view message, absl::string_view code = "");
-// With the status that says the same in HTTP.
+// With the status that says the same in HTTP, and what clients look for: the field at fault, by
+// OpenAI's name, and the code of prompts that are too long.
 HttpReply OpenAiError(const absl::Status& status);
 // The same as an event within a stream.
-nlohmann::ordered_json OpenAiErrorJson(int status, absl::string_view message,
-                                       absl::string_view code = "");
+nlohmann::ordered_json OpenAiErrorJson(const absl::Status& status);
 int HttpStatusOf(absl::StatusCode code);
 
 // Whatever a string holds, valid UTF-8.

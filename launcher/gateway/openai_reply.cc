@@ -60,7 +60,7 @@ bool OpenAiReply::TellsReasoning(const AssistantText::Piece& piece) const {
 const std::string& OpenAiReply::TextOf(size_t prompt, size_t output) const {
   static const std::string kNone;
   const auto& outputs = responses_[prompt].outputs();
-  return output < outputs.size() ? outputs[output].text : kNone;
+  return output < outputs.size() && !request_.echoes_alone ? outputs[output].text : kNone;
 }
 
 bool OpenAiReply::all_accepted() const {
@@ -80,7 +80,9 @@ Json OpenAiReply::Envelope(const char* object) const {
 Json OpenAiReply::ChunkOf(Json choice) const {
   Json chunk = Envelope(request_.is_chat ? "chat.completion.chunk" : "text_completion");
   chunk["choices"] = Json::array({std::move(choice)});
-  if (request_.include_usage) chunk["usage"] = nullptr;
+  if (request_.include_usage) {
+    chunk["usage"] = request_.continuous_usage ? UsageSoFar() : Json();
+  }
   return chunk;
 }
 
@@ -89,7 +91,8 @@ Json OpenAiReply::ChunkOf(Json choice) const {
 Json OpenAiReply::LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const {
   const auto& outputs = responses_[prompt].outputs();
   static const std::vector<v1::Logprobs> kNone;
-  const auto& logprobs = output < outputs.size() ? outputs[output].logprobs : kNone;
+  const bool is_told = output < outputs.size() && !request_.echoes_alone;
+  const auto& logprobs = is_told ? outputs[output].logprobs : kNone;
   if (request_.is_chat) return ChatLogprobs(logprobs, begin);
   CompletionLogprobs lists(offset);
   if (begin == 0 && request_.echo) {
@@ -178,6 +181,14 @@ Json OpenAiReply::ToolCallsJson(size_t index, const std::vector<ToolCall>& calls
   return list;
 }
 
+// Whatever the token is that is not told.
+v1::OutputFinished OpenAiReply::EndOf(const v1::OutputFinished& finished) const {
+  if (!request_.echoes_alone) return finished;
+  v1::OutputFinished end;
+  end.set_reason(v1::FINISH_REASON_LENGTH);
+  return end;
+}
+
 // What was kept back, and the end. A continued stream tells all ends again.
 std::vector<Json> OpenAiReply::EndChunks(size_t prompt, const v1::OutputFinished& finished) {
   const size_t index = IndexOf(prompt, finished.output_index());
@@ -193,7 +204,7 @@ std::vector<Json> OpenAiReply::EndChunks(size_t prompt, const v1::OutputFinished
     choice["text"] = "";
   }
   choice["logprobs"] = nullptr;
-  AddEnd(finished, !rest.calls.empty(), choice);
+  AddEnd(EndOf(finished), !rest.calls.empty(), choice);
   chunks.push_back(ChunkOf(std::move(choice)));
   return chunks;
 }
@@ -223,7 +234,7 @@ Json OpenAiReply::Usage() const {
       const v1::Usage& usage = output.finished->usage();
       num_prompt += usage.num_prompt_tokens();
       num_cached += usage.num_cached_prompt_tokens();
-      num_output += usage.num_output_tokens();
+      num_output += request_.echoes_alone ? 0 : usage.num_output_tokens();
       num_guessed += usage.num_guessed_tokens();
       num_wrong += usage.num_wrong_guesses();
     }
@@ -235,6 +246,17 @@ Json OpenAiReply::Usage() const {
       {"prompt_tokens_details", {{"cached_tokens", num_cached}}},
       {"completion_tokens_details",
        {{"accepted_prediction_tokens", num_guessed}, {"rejected_prediction_tokens", num_wrong}}}};
+}
+
+Json OpenAiReply::UsageSoFar() const {
+  int64_t num_prompt = 0, num_output = 0;
+  for (const Response& response : responses_) {
+    num_prompt += response.accepted().num_prompt_tokens();
+    num_output += request_.echoes_alone ? 0 : response.num_output_tokens();
+  }
+  return {{"prompt_tokens", num_prompt},
+          {"completion_tokens", num_output},
+          {"total_tokens", num_prompt + num_output}};
 }
 
 Json OpenAiReply::UsageChunk() const {
@@ -291,14 +313,15 @@ Json OpenAiReply::Choice(size_t prompt, size_t output) const {
           ToolCallsJson(IndexOf(prompt, output), said.calls, /*is_chunk=*/false);
     }
   } else {
-    choice["text"] = ValidUtf8(request_.echo ? echoed_[prompt].text + given.text : given.text);
+    const std::string& text = TextOf(prompt, output);
+    choice["text"] = ValidUtf8(request_.echo ? echoed_[prompt].text + text : text);
   }
   choice["logprobs"] = nullptr;
   if (request_.wants_logprobs()) {
     size_t offset = 0;
     choice["logprobs"] = LogprobsOf(prompt, output, 0, offset);
   }
-  AddEnd(given.finished.value_or(v1::OutputFinished()), has_calls, choice);
+  AddEnd(EndOf(given.finished.value_or(v1::OutputFinished())), has_calls, choice);
   return choice;
 }
 

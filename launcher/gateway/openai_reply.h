@@ -58,10 +58,12 @@ class OpenAiReply {
   Json TextChunk(size_t index, const char* field, const std::string& text) const;
   std::vector<Json> PieceChunks(size_t index, const AssistantText::Piece& piece) const;
   std::vector<Json> DeltaChunks(size_t prompt, const v1::TokenDelta& delta);
+  v1::OutputFinished EndOf(const v1::OutputFinished& finished) const;
   std::vector<Json> EndChunks(size_t prompt, const v1::OutputFinished& finished);
   Json ToolCallsJson(size_t index, const std::vector<ToolCall>& calls, bool is_chunk) const;
   Json LogprobsOf(size_t prompt, size_t output, size_t begin, size_t& offset) const;
   Json Usage() const;
+  Json UsageSoFar() const;
   size_t IndexOf(size_t prompt, size_t output) const {
     return prompt * static_cast<size_t>(num_outputs_) + output;
   }

@@ -12,6 +12,7 @@
 #include "launcher/gateway/request_fields.h"
 #include "model/json/strict_json.h"
 #include "model/json_integer.h"
+#include "model/sampling/sampling_params.h"
 
 namespace lockstep {
 namespace {
@@ -34,16 +35,24 @@ std::optional<int32_t> TokenIdOf(const json& value) {
 }
 
 void ReadSampling(RequestFields& fields, v1::SamplingOptions& sampling) {
-  if (const auto value = fields.Number("temperature")) sampling.set_temperature(*value);
+  if (const auto value = fields.Number("temperature")) {
+    // As vLLM has it: almost greedy.
+    const bool is_low = *value > 0 && *value < SamplingParams::kMinTemperature;
+    sampling.set_temperature(is_low ? SamplingParams::kMinTemperature : *value);
+  }
   if (const auto value = fields.Number("top_p")) sampling.set_top_p(*value);
   if (const auto value = fields.Int32("top_k")) sampling.set_top_k(*value < 0 ? 0 : *value);
+  if (sampling.has_top_p() && sampling.top_p() == 0) {  // the most likely one alone
+    sampling.clear_top_p();
+    sampling.set_top_k(1);
+  }
   if (const auto value = fields.Number("min_p")) sampling.set_min_p(*value);
   if (const auto value = fields.Number("repetition_penalty")) {
     sampling.set_repetition_penalty(*value);
   }
   if (const auto value = fields.Number("presence_penalty")) sampling.set_presence_penalty(*value);
   if (const auto value = fields.Number("frequency_penalty")) sampling.set_frequency_penalty(*value);
-  if (const auto value = fields.Unsigned64("seed")) sampling.set_seed(*value);
+  if (const auto value = fields.Seed("seed")) sampling.set_seed(*value);
   if (const auto value = fields.Int32("n")) sampling.set_num_outputs(*value);
 }
 
@@ -105,6 +114,8 @@ void ReadStream(RequestFields& fields, OpenAiRequest& request) {
   }
   RequestFields inner(*options, "stream_options.");
   request.include_usage = inner.Bool("include_usage").value_or(false);
+  request.continuous_usage =
+      inner.Bool("continuous_usage_stats").value_or(false) && request.include_usage;
   inner.Ignore("include_obfuscation");
   if (const absl::Status status = inner.Finish(); !status.ok()) {
     fields.Fail("stream_options", absl::StrCat("is wrong: ", status.message()));
@@ -124,10 +135,15 @@ void ReadCommon(RequestFields& fields, OpenAiRequest& request) {
   }
   if (auto salt = fields.Text("cache_salt")) options.set_cache_salt(*std::move(salt));
   if (const auto priority = fields.Int32("priority")) options.set_priority(*priority);
-  for (const char* name :
-       {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}) {
+  if (auto id = fields.Text("request_id")) options.set_request_id(*std::move(id));
+  for (const char* name : {"user", "metadata", "store", "service_tier", "safety_identifier",
+                           "prompt_cache_key", "prompt_cache_retention", "verbosity"}) {
     fields.Ignore(name);
   }
+  fields.Refuse("detokenize", true, "must be true: answers are text");
+  fields.Refuse("return_token_ids", false, "must be false: answers are text");
+  fields.Refuse("bad_words", json::array(), "cannot be given: say logit_bias, or a constraint");
+  fields.Refuse("allowed_token_ids", json::array(), "cannot be given: say a constraint");
 }
 
 // A number of tokens that is given under two names.
@@ -198,9 +214,9 @@ void ReadReasoning(RequestFields& fields, OpenAiRequest& request) {
 
 void ReadChatLogprobs(RequestFields& fields, v1::OutputOptions& output) {
   const bool wanted = fields.Bool("logprobs").value_or(false);
-  const auto num_top = fields.Int32("top_logprobs");
-  if (num_top && !wanted) fields.Fail("top_logprobs", "is for \"logprobs\": true");
-  if (wanted) output.set_logprobs(num_top.value_or(0));
+  const auto num_top = fields.Integer("top_logprobs", 0, SamplingParams::kMaxLogprobs);
+  if (num_top.value_or(0) > 0 && !wanted) fields.Fail("top_logprobs", "is for \"logprobs\": true");
+  if (wanted) output.set_logprobs(static_cast<int32_t>(num_top.value_or(0)));
 }
 
 }  // namespace
@@ -219,6 +235,10 @@ absl::StatusOr<OpenAiRequest> ParseCompletionRequest(absl::string_view body) {
     options.mutable_output()->set_logprobs(*logprobs);
   }
   request.echo = fields.Bool("echo").value_or(false);
+  if (request.echo && options.stop().max_tokens() == 0) {
+    request.echoes_alone = true;
+    options.mutable_stop()->set_max_tokens(1);
+  }
   if (request.echo && request.wants_logprobs()) {
     options.mutable_output()->set_prompt_logprobs(options.output().logprobs());
   }
@@ -243,6 +263,7 @@ absl::StatusOr<OpenAiRequest> ParseChatRequest(absl::string_view body) {
   ReadMaxTokens(fields, "max_completion_tokens", *request.options.mutable_stop());
   ReadChatLogprobs(fields, *request.options.mutable_output());
   ReadReasoning(fields, request);
+  fields.Refuse("documents", json::array(), "cannot be given: say chat_template_kwargs");
   fields.Refuse("functions", json::array(), "cannot be given: say tools instead");
   fields.Refuse("function_call", "none", "must be none: say tool_choice instead");
   fields.Refuse("modalities", json::array({"text"}), "must be [\"text\"]");

@@ -37,8 +37,10 @@ struct OpenAiRequest {
   std::set<std::string> tool_names;   // functions that the model may call
   v1::GenerateRequest options;        // all but the prompt
   bool stream = false;
-  bool include_usage = false;  // in a last event of the stream
-  bool echo = false;           // the prompt before each output
+  bool include_usage = false;     // in a last event of the stream
+  bool continuous_usage = false;  // and, as far as it goes, in all others
+  bool echo = false;              // the prompt before each output
+  bool echoes_alone = false;      // with no output: the one token that is computed is not told
   Reasoning reasoning = Reasoning::kApart;
 
   // Outputs of each prompt; the server refuses what is out of range.

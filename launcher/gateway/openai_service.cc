@@ -4,7 +4,9 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "launcher/cli/values.h"
@@ -40,6 +42,20 @@ const char* RouteOf(absl::string_view path) {
     if (path == route) return route;
   }
   return absl::StartsWith(path, absl::StrCat(kModels, "/")) ? kModels : kOther;
+}
+
+// Without percent-encoding; what is none stays.
+std::string DecodedPath(absl::string_view path) {
+  std::string decoded;
+  for (size_t i = 0; i < path.size(); ++i) {
+    int byte = 0;
+    const bool is_encoded = path[i] == '%' && i + 2 < path.size() &&
+                            absl::ascii_isxdigit(static_cast<unsigned char>(path[i + 1])) &&
+                            absl::SimpleHexAtoi(path.substr(i + 1, 2), &byte);
+    decoded.push_back(is_encoded ? static_cast<char>(byte) : path[i]);
+    if (is_encoded) i += 2;
+  }
+  return decoded;
 }
 
 // gRPC ends the process where a header's value holds anything else.
@@ -156,10 +172,10 @@ Awaitable<void> OpenAiService::AnswerModels(HttpExchange& exchange) {
   HttpReply reply;
   if (path == kModels) {
     reply.body = DumpJson({{"object", "list"}, {"data", {ModelJson(*info, started_)}}});
-  } else if (path == absl::StrCat(kModels, "/", info->model_name())) {
+  } else if (DecodedPath(path) == absl::StrCat(kModels, "/", info->model_name())) {
     reply.body = DumpJson(ModelJson(*info, started_));
   } else {
-    reply = NoSuchModel(path.substr(sizeof(kModels)), *info);
+    reply = NoSuchModel(DecodedPath(path).substr(sizeof(kModels)), *info);
   }
   co_await exchange.Reply(std::move(reply));
 }
@@ -299,16 +315,24 @@ OpenAiService::AwaitableOr<OpenAiService::ChatPrompt> OpenAiService::WriteChat(
     const HttpExchange& exchange, const OpenAiRequest& request, v1::GenerateRequest& options) {
   const auto chat_template = co_await ChatTemplateFor(exchange, !request.tool_names.empty());
   if (!chat_template.ok()) co_return chat_template.status();
-  const auto pieces = (*chat_template)->Render(request.chat);
-  if (!pieces.ok()) co_return pieces.status();
-  v1::TokenizeRequest tokenize = TokenizeRequestOf(*pieces);
+  // Templates may take a second; others' streams go on meanwhile.
+  const auto pieces = std::make_shared<absl::StatusOr<std::vector<TextPiece>>>();
+  co_await AwaitCall([&](std::function<void(grpc::Status)> on_done) {
+    boost::asio::post(renderer_, [chat = request.chat, chat_template = *chat_template, pieces,
+                                  on_done = std::move(on_done)]() mutable {
+      *pieces = chat_template->Render(std::move(chat));
+      on_done(grpc::Status::OK);
+    });
+  });
+  if (!pieces->ok()) co_return pieces->status();
+  v1::TokenizeRequest tokenize = TokenizeRequestOf(**pieces);
   if (tokenize.ByteSizeLong() > kMaxRequestBytes) {
     co_return absl::InvalidArgumentError(absl::StrCat(
         "the conversation takes ", tokenize.ByteSizeLong(), " bytes: at most ", kMaxRequestBytes));
   }
   auto ids = co_await Tokenize(exchange, std::move(tokenize));
   if (!ids.ok()) co_return ids.status();
-  ChatPrompt prompt{*std::move(ids), {.thought = (*chat_template)->ThoughtAfter(*pieces)}};
+  ChatPrompt prompt{*std::move(ids), {.thought = (*chat_template)->ThoughtAfter(**pieces)}};
   if (options.constraint().has_tool_calls()) {
     v1::ToolCalls& calls = *options.mutable_constraint()->mutable_tool_calls();
     calls.set_form(ToolCallFormOf((*chat_template)->source()));

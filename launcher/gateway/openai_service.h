@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <boost/asio/thread_pool.hpp>
 #include <memory>
 #include <string>
 #include <vector>
@@ -70,6 +71,7 @@ class OpenAiService {
   // requests that run the one before.
   std::array<std::shared_ptr<const ServedChatTemplate>, 2> chat_templates_;
   GatewayMetrics metrics_;
+  boost::asio::thread_pool renderer_{1};  // of chat templates
   const int64_t started_ = absl::ToUnixSeconds(absl::Now());
 };
 

@@ -12,6 +12,22 @@ namespace lockstep {
 
 using nlohmann::json;
 
+namespace {
+
+constexpr char kFieldPayload[] = "lockstep/field";
+
+absl::Status FieldError(const std::string& field, const std::string& message) {
+  absl::Status status = absl::InvalidArgumentError(message);
+  status.SetPayload(kFieldPayload, absl::Cord(field));
+  return status;
+}
+
+}  // namespace
+
+std::string FieldOf(const absl::Status& status) {
+  return std::string(status.GetPayload(kFieldPayload).value_or(absl::Cord()));
+}
+
 RequestFields::RequestFields(const json& object, std::string where)
     : object_(object), where_(std::move(where)) {
   if (object.is_object()) return;
@@ -73,11 +89,12 @@ std::optional<int32_t> RequestFields::Int32(const char* name) {
   return value ? std::optional(static_cast<int32_t>(*value)) : std::nullopt;
 }
 
-std::optional<uint64_t> RequestFields::Unsigned64(const char* name) {
+std::optional<uint64_t> RequestFields::Seed(const char* name) {
   const json* value = Typed(name, &json::is_number, "an integer");
   if (value == nullptr) return std::nullopt;
   if (value->is_number_unsigned()) return value->get<uint64_t>();
-  Fail(name, absl::StrCat("must be an integer from 0 to 2^64 - 1, not ", QuotedJson(*value)));
+  if (value->is_number_integer()) return static_cast<uint64_t>(value->get<int64_t>());
+  Fail(name, absl::StrCat("must be an integer from -2^63 to 2^64 - 1, not ", QuotedJson(*value)));
   return std::nullopt;
 }
 
@@ -88,14 +105,14 @@ void RequestFields::Refuse(const char* name, const json& harmless, const std::st
 
 void RequestFields::Fail(const std::string& name, const std::string& message) {
   if (!status_.ok()) return;
-  status_ = absl::InvalidArgumentError(absl::StrCat(where_, name, " ", message));
+  status_ = FieldError(where_ + name, absl::StrCat(where_, name, " ", message));
 }
 
 absl::Status RequestFields::Finish() {
   for (const auto& [name, value] : object_.items()) {
     if (!status_.ok()) break;
     if (taken_.count(name) == 0 && !value.is_null()) {
-      status_ = absl::InvalidArgumentError(absl::StrCat("unknown field ", Quoted(where_ + name)));
+      status_ = FieldError(where_ + name, absl::StrCat("unknown field ", Quoted(where_ + name)));
     }
   }
   return status_;

@@ -1,7 +1,8 @@
 // The fields of a JSON object, one by one, each with its type and range checked. What nobody asked
 // for is an error: a misspelt option would otherwise be ignored in silence.
 //
-// The first error counts; afterwards everything is absent. null is absent, too.
+// The first error counts; afterwards everything is absent. null is absent, too. Errors carry the
+// field's name, with its place, as payload (FieldOf).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,9 @@
 #include "nlohmann/json.hpp"
 
 namespace lockstep {
+
+// Of an error of RequestFields; empty: it is about none.
+std::string FieldOf(const absl::Status& status);
 
 class RequestFields {
  public:
@@ -26,7 +30,8 @@ class RequestFields {
   std::optional<float> Number(const char* name);
   std::optional<int64_t> Integer(const char* name, int64_t min, int64_t max);
   std::optional<int32_t> Int32(const char* name);
-  std::optional<uint64_t> Unsigned64(const char* name);
+  // Of 64 bits, signed or unsigned.
+  std::optional<uint64_t> Seed(const char* name);
   // Taken, whatever it is.
   void Ignore(const char* name) { Value(name); }
   // Only as this, which changes nothing: `why` goes on from "NAME ".

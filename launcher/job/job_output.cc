@@ -145,6 +145,8 @@ bool IsNoise(absl::string_view text) {
                             // a remote shell that was quicker than mpirun, and runs all the same:
                             // Open MPI 4.1, orte/mca/plm/rsh/plm_rsh_module.c
                             "failed in parent with errno",
+                            // mpirun's, when it is told to end while it begins
+                            "ORTE_ERROR_LOG: Data unpack would", "[warn] Epoll MOD",
                             // Slurm's, when a step ends
                             "srun: Job step aborted", "srun: launch/slurm: _step_signal",
                             "srun: cluster configuration lacks support for cpu binding",

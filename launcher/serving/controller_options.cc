@@ -2,6 +2,7 @@
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/version.h"
+#include "model/checkpoint/model_name.h"
 
 namespace lockstep {
 
@@ -20,6 +21,8 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
                                                         const ControllerFlags& controller) {
   ControllerOptions options;
   options.model_dir = model.model;
+  options.model_name = controller.served_model_name.empty() ? ModelNameOf(model.model)
+                                                            : controller.served_model_name;
   options.quantize = QuantizationOf(model.quantize).value_or(Quantization::kNone);
   options.tensor_parallel = model.tp;
   options.pipeline_parallel = model.pp;

@@ -64,14 +64,14 @@ void ServeReport::Tell(const char* event, Json fields, const std::string& line) 
   json_ ? PrintJson(event, std::move(fields)) : PrintLine(line);
 }
 
-void ServeReport::Model(const ModelSummary& summary) {
+void ServeReport::Model(const ModelSummary& summary, const std::string& name) {
+  name_ = name;
   PrintModel(summary);
   if (!summary.unknown_tensors.empty()) Warn({UnusedTensorsText(summary.unknown_tensors)});
 }
 
 void ServeReport::PrintModel(const ModelSummary& summary) {
   const ModelConfig& config = summary.config;
-  name_ = std::filesystem::absolute(summary.directory).lexically_normal().filename().string();
   kv_bytes_per_token_ = summary.kv_bytes_per_token;
   if (json_) {
     PrintJson("model", {{"model", name_}, {"num_parameters", summary.num_parameters}});

@@ -28,7 +28,8 @@ class ServeReport {
   ServeReport(bool json, const ModelFlags& model, int num_replicas);
 
   // Warns of tensors that the files hold and the model does not use.
-  void Model(const ModelSummary& summary);
+  // name: what clients call it.
+  void Model(const ModelSummary& summary, const std::string& name);
   // threads_per_rank: nothing where ranks find out themselves.
   void Plan(const PlannedCapacity& capacity, std::optional<int> threads_per_rank);
   // Of one request of the load that was predicted for.

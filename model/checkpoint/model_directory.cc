@@ -102,7 +102,8 @@ absl::Status CheckDiskSpace(const fs::path& directory, int64_t needed_bytes) {
   return absl::ResourceExhaustedError(absl::StrFormat(
       "%s: the model takes %.1f GB and the disk has %.1f GB free; choose a smaller shape, fewer "
       "layers or another disk",
-      directory.parent_path().string(), needed_bytes * 1e-9, space.available * 1e-9));
+      fs::absolute(directory, error).parent_path().string(), needed_bytes * 1e-9,
+      space.available * 1e-9));
 }
 
 absl::Status WriteText(const fs::path& path, const std::string& text) {

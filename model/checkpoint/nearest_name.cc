@@ -29,6 +29,13 @@ size_t EditDistance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
+// Or the start of a name is.
+bool IsAlike(const std::string& wanted, const std::string& name) {
+  const std::string lower = absl::AsciiStrToLower(wanted.substr(0, kMaxNameBytes));
+  const size_t distance = EditDistance(lower, absl::AsciiStrToLower(name.substr(0, lower.size())));
+  return distance <= (lower.size() + 1) / 2;
+}
+
 }  // namespace
 
 std::string NearestName(const std::string& wanted, const std::vector<std::string>& names) {
@@ -43,9 +50,12 @@ std::string NearestName(const std::string& wanted, const std::vector<std::string
 
 absl::Status UnknownName(const std::string& what, const std::string& wanted,
                          const std::vector<std::string>& names) {
-  return absl::NotFoundError(absl::StrCat(what, " ", Quoted(wanted), " is not known; did you mean ",
-                                          NearestName(wanted, names),
-                                          "? Known: ", absl::StrJoin(names, ", ")));
+  const std::string nearest = NearestName(wanted, names);
+  const std::string guess = IsAlike(wanted, nearest)
+                                ? absl::StrCat("; did you mean ", nearest, "? Known: ")
+                                : "; known: ";
+  return absl::NotFoundError(
+      absl::StrCat(what, " ", Quoted(wanted), " is not known", guess, absl::StrJoin(names, ", ")));
 }
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
 #include "model/checkpoint/safetensors_header.h"
+#include "model/json/strict_json.h"
 
 namespace lockstep {
 namespace {
@@ -64,6 +65,11 @@ absl::Status SafetensorsFile::ReadHeader() {
   }
   unsigned char prefix[kPrefixBytes];
   RETURN_IF_ERROR(ReadFully(0, kPrefixBytes, prefix));
+  char start[32];
+  if (file_bytes >= std::ssize(start)) {
+    RETURN_IF_ERROR(ReadFully(0, std::ssize(start), start));
+    if (IsLfsPointer({start, sizeof(start)})) return absl::InvalidArgumentError(kLfsPointer);
+  }
   const uint64_t header_bytes = DecodeLittleEndian64(prefix);
   if (header_bytes > static_cast<uint64_t>(kMaxSafetensorsHeaderBytes)) {
     return absl::InvalidArgumentError(absl::StrCat("the header's length is ", header_bytes,

@@ -6,6 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "kernels/base/status_macros.h"
 
 namespace lockstep {
@@ -16,7 +17,9 @@ using nlohmann::json;
 constexpr size_t kMaxQuotedBytes = 120;
 
 // Debian's absl has its own string_view, hence the copy.
-std::string Escaped(std::string_view text) { return absl::Utf8SafeCHexEscape(std::string(text)); }
+std::string Escaped(std::string_view text) {
+  return absl::StrReplaceAll(absl::Utf8SafeCHexEscape(std::string(text)), {{"\\'", "'"}});
+}
 
 // Builds the document and refuses what the library's own builder would silently merge.
 // Document: json, or ordered_json, which looks through all names of an object for one.
@@ -203,7 +206,13 @@ absl::Status JsonSyntaxError(std::size_t position, std::string_view what) {
                                                  Escaped(what.substr(0, kMaxQuotedBytes))));
 }
 
+bool IsLfsPointer(std::string_view text) {
+  constexpr std::string_view kStart = "version https://git-lfs";
+  return text.substr(0, kStart.size()) == kStart;
+}
+
 absl::Status SaxParseStrictJson(std::string_view text, nlohmann::json_sax<json>& handler) {
+  if (IsLfsPointer(text)) return absl::InvalidArgumentError(kLfsPointer);
   // The library takes a NUL for the end of input and skips a byte order mark.
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
     return absl::InvalidArgumentError(absl::StrCat("not valid JSON at byte ", nul, ": a NUL byte"));

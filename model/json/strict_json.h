@@ -39,6 +39,11 @@ absl::StatusOr<nlohmann::ordered_json> ParseStrictOrderedField(std::string_view 
 // nlohmann::json_sax<nlohmann::json>.
 absl::Status SaxParseStrictJson(std::string_view text, nlohmann::json_sax<nlohmann::json>& handler);
 
+// The file that stands for another one in a repository cloned without Git LFS: a few lines, for
+// which the message is kLfsPointer (git-lfs.com, docs/spec.md).
+bool IsLfsPointer(std::string_view text);
+inline constexpr char kLfsPointer[] = "is a Git LFS pointer, not the file itself: run git lfs pull";
+
 // What a handler's parse_error was given, as one line.
 absl::Status JsonSyntaxError(std::size_t position, std::string_view what);
 

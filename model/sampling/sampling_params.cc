@@ -18,7 +18,8 @@ absl::Status OutOfRange(absl::string_view field, T value, absl::string_view limi
 bool Within(float value, float low, float high) { return value >= low && value <= high; }
 
 absl::Status CheckDistribution(const SamplingParams& params) {
-  if (params.temperature != 0.0f && !Within(params.temperature, 0.01f, 100.0f)) {
+  if (params.temperature != 0.0f &&
+      !Within(params.temperature, SamplingParams::kMinTemperature, 100.0f)) {
     return OutOfRange("temperature", params.temperature, "0 (greedy) or 0.01 to 100");
   }
   if (params.top_k < 0) return OutOfRange("top_k", params.top_k, "at least 0 (0 = off)");

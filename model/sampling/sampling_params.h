@@ -32,6 +32,7 @@ struct SamplingParams {
   OutputConstraint constraint;       // neither with ignore_eos nor with min_tokens
 
   static constexpr int kMaxLogprobs = 20;
+  static constexpr float kMinTemperature = 0.01f;  // of those that are not greedy
   static constexpr int kMaxLogitBias = 1024;
   static constexpr int kMaxStopTokenIds = 64;
   bool operator==(const SamplingParams&) const = default;

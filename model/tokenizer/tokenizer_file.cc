@@ -5,6 +5,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "model/json/strict_json.h"
 
 namespace lockstep {
 namespace {
@@ -107,7 +109,7 @@ class Reader : public nlohmann::json_sax<Json> {
   }
 
   bool parse_error(size_t position, const std::string&, const Json::exception& e) override {
-    return Fail(absl::StrCat("is not JSON (byte ", position, "): ", e.what()));
+    return Fail(absl::StrCat("is ", JsonSyntaxError(position, e.what()).message()));
   }
 
  private:
@@ -194,14 +196,18 @@ class Reader : public nlohmann::json_sax<Json> {
 
 std::string Quote(std::string_view text) {
   constexpr size_t kLongest = 60;
-  std::string quoted = "'" + absl::Utf8SafeCEscape(std::string(text.substr(0, kLongest)));
-  return quoted + (text.size() > kLongest ? "...'" : "'");
+  std::string quoted = absl::Utf8SafeCEscape(std::string(text.substr(0, kLongest)));
+  absl::StrReplaceAll({{"\\\"", "\""}}, &quoted);
+  return absl::StrCat("'", quoted, text.size() > kLongest ? "...'" : "'");
 }
 
 absl::StatusOr<TokenizerFile> ReadTokenizerFile(std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxTokenizerFileBytes) {
     return absl::InvalidArgumentError(absl::StrCat("tokenizer.json has ", text.size(),
                                                    " bytes, more than ", kMaxTokenizerFileBytes));
+  }
+  if (IsLfsPointer(text)) {
+    return absl::InvalidArgumentError(absl::StrCat("tokenizer.json ", kLfsPointer));
   }
   Reader reader;
   const bool complete = Json::sax_parse(text.begin(), text.end(), &reader);

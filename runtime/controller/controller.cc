@@ -15,6 +15,7 @@
 #include "model/chat_template/chat_template.h"
 #include "model/chat_template/chat_template_file.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/checkpoint/model_name.h"
 #include "model/grammar/thought.h"
 #include "model/tokenizer/tokenizer.h"
 #include "model/tokenizer/tokenizer_fingerprint.h"
@@ -65,7 +66,7 @@ absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& m
   RETURN_IF_ERROR(CheckOption("num_replicas", options.num_replicas, 1, 256));
   RETURN_IF_ERROR(CheckOption("max_num_outputs", options.max_num_outputs, 1, 1024));
   if (model.max_position_embeddings < 2) {
-    return absl::InvalidArgumentError(
+    return absl::FailedPreconditionError(
         absl::StrCat("the model has max_position_embeddings ", model.max_position_embeddings,
                      "; at least 2 are needed, for a token of prompt and one of output"));
   }
@@ -84,13 +85,6 @@ std::string DrawSecret() {
   unsigned char bytes[32];
   LS_CHECK_EQ(getrandom(bytes, sizeof(bytes), 0), static_cast<ssize_t>(sizeof(bytes)));
   return absl::BytesToHexString(absl::string_view(reinterpret_cast<char*>(bytes), sizeof(bytes)));
-}
-
-std::string ModelName(const ControllerOptions& options) {
-  if (!options.model_name.empty()) return options.model_name;
-  std::error_code ignored;
-  const std::filesystem::path full = std::filesystem::weakly_canonical(options.model_dir, ignored);
-  return full.filename().string();
 }
 
 // What ranks must have the same of.
@@ -137,7 +131,8 @@ v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const Mod
   v1::GetServerInfoResponse info;
   info.set_version(options.version);
   info.set_model_path(options.model_dir.string());
-  info.set_model_name(ModelName(options));
+  info.set_model_name(options.model_name.empty() ? ModelNameOf(options.model_dir)
+                                                 : options.model_name);
   info.set_model_fingerprint(fingerprint);
   info.set_num_parameters(model.num_parameters());
   info.set_weight_dtype(std::string(options.quantize == Quantization::kNone

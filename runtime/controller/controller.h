@@ -33,7 +33,7 @@ namespace lockstep {
 struct ControllerOptions {
   std::filesystem::path model_dir;
   Quantization quantize = Quantization::kNone;  // how ranks must keep the model's matrices
-  std::string model_name;                       // empty = the directory's name
+  std::string model_name;                       // empty = ModelNameOf the directory
   std::filesystem::path chat_template;          // instead of the model's own; empty = that
   int tensor_parallel = 1;
   int pipeline_parallel = 1;
@@ -106,8 +106,9 @@ struct ControllerOptions {
 class Controller {
  public:
   // Errors: what Checkpoint::Open, Tokenizer::Load and CheckLayout say; INVALID_ARGUMENT naming an
-  // option out of range; FAILED_PRECONDITION for a clients' address that others can reach without
-  // TLS; what Journal::Open says; UNAVAILABLE naming an address that cannot be bound.
+  // option out of range, or a clients' address that others can reach without TLS;
+  // FAILED_PRECONDITION for a model that no option helps; what Journal::Open says; UNAVAILABLE
+  // naming an address that cannot be bound.
   static absl::StatusOr<std::unique_ptr<Controller>> Start(ControllerOptions options);
   ~Controller();
   Controller(const Controller&) = delete;

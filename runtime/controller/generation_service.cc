@@ -207,9 +207,9 @@ absl::Status GenerationService::CheckLength(absl::string_view field, const std::
   RETURN_IF_ERROR(RequireTokenizer().status());
   const auto num_bytes = static_cast<int64_t>(text.size());
   if (num_bytes / longest_token_bytes_ < limits.max_model_len) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " has ", num_bytes,
-                                                 " bytes: more than max_model_len ",
-                                                 limits.max_model_len, " tokens can hold"));
+  return absl::InvalidArgumentError(absl::StrCat(field, " has ", num_bytes, " bytes, but the ",
+                                                 kContextLengthWords, " is ", limits.max_model_len,
+                                                 " tokens, which hold less"));
 }
 
 // Text that goes on: no special tokens.

@@ -249,8 +249,8 @@ absl::Status SetPrompt(std::vector<int32_t> prompt, const RequestLimits& limits,
   if (num_tokens == 0) return absl::InvalidArgumentError("prompt is empty: it has no tokens");
   if (num_tokens >= limits.max_model_len) {
     return absl::InvalidArgumentError(
-        absl::StrCat("prompt has ", num_tokens, " tokens; max_model_len ", limits.max_model_len,
-                     " leaves no room for an output token, so at most ", limits.max_model_len - 1));
+        absl::StrCat("prompt has ", num_tokens, " tokens, but the ", kContextLengthWords, " is ",
+                     limits.max_model_len, " tokens (max_model_len), one of them of the output"));
   }
   for (int64_t i = 0; i < num_tokens; ++i) {
     if (prompt[i] < 0 || prompt[i] >= limits.vocab_size) {

@@ -19,6 +19,9 @@
 
 namespace lockstep {
 
+// Of a prompt that is too long, as OpenAI's clients look for it.
+inline constexpr char kContextLengthWords[] = "maximum context length";
+
 struct RequestLimits {
   int64_t vocab_size = 0;     // the model's
   int64_t max_model_len = 0;  // prompt + output tokens

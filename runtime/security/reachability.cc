@@ -46,7 +46,7 @@ absl::Status CheckExposure(const Exposure& exposure) {
   if (exposure.is_permitted || IsLocalAddress(exposure.address).value_or(true)) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
+  return absl::InvalidArgumentError(absl::StrCat(
       "other hosts can reach ", exposure.flag, " ", exposure.address, " without encryption: give ",
       exposure.tls_flags,
       ", listen on 127.0.0.1 behind a proxy, or say --insecure-listen if the network is private"));

@@ -208,7 +208,8 @@ TEST_F(GenerationTest, WrongRequestsAreRefusedAndTheServerGoesOn) {
 
   generated = Generate(Request(std::string(400, 'z'), 5));
   EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(generated.status.error_message(), HasSubstr("max_model_len 100"));
+  EXPECT_THAT(generated.status.error_message(),
+              HasSubstr("maximum context length is 100 tokens (max_model_len)"));
 
   generated = Generate(Request(std::string(1 << 20, 'z'), 5));  // refused before tokenizing
   EXPECT_EQ(generated.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);

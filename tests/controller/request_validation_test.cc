@@ -348,7 +348,7 @@ TEST_F(PromptTest, MaxTokensIsCutToWhatIsLeft) {
 TEST_F(PromptTest, RefusesWhatCannotRun) {
   EXPECT_THAT(std::string(Set({}).message()), HasSubstr("prompt is empty"));
   EXPECT_THAT(std::string(Set(std::vector<int32_t>(50, 5)).message()),
-              HasSubstr("prompt has 50 tokens; max_model_len 50"));
+              HasSubstr("prompt has 50 tokens, but the maximum context length is 50"));
   EXPECT_THAT(std::string(Set({5, 100}).message()), HasSubstr("token_ids[1] 100"));
   EXPECT_THAT(std::string(Set({-1}).message()), HasSubstr("token_ids[0] -1"));
   checked_.engine.sampling.min_tokens = 2;

@@ -160,7 +160,7 @@ TEST_F(SecurityTest, AnAddressThatOthersCanReachNeedsTlsOrTheFlag) {
   ControllerOptions options = DefaultOptions();
   options.listen = "0.0.0.0:0";
   const absl::Status refused = Controller::Start(options).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("0.0.0.0:0"), HasSubstr("--tls-cert"),
                                                     HasSubstr("--insecure-listen")));
   options.api_tokens = *ApiTokens::Parse(kToken);  // would be sent in clear

@@ -83,11 +83,11 @@ class ControllerRestartTest : public ::testing::Test {
     EXPECT_EQ(finished.code, 0) << finished.err;
     return finished.out;
   }
-  static std::set<std::string> Pids(Server& controller) {
-    std::set<std::string> pids;
+  static std::set<pid_t> Pids(Server& controller) {
+    std::set<pid_t> pids;
     const json status = controller.Status();
     for (const json& rank : status["status"]["ranks"]) {
-      pids.insert(rank["pid"].get<std::string>());
+      pids.insert(rank["pid"].get<pid_t>());
     }
     return pids;
   }
@@ -103,7 +103,7 @@ TEST_F(ControllerRestartTest, RanksComeBackWithTheirWeights) {
   controller->WaitReady();
   const std::string golden = Generate(*controller);
   EXPECT_THAT(golden, ::testing::StartsWith("Once upon a time, there was"));
-  const std::set<std::string> pids = Pids(*controller);
+  const std::set<pid_t> pids = Pids(*controller);
   EXPECT_EQ(pids.size(), 4u);
   TruncateRanksWeights();
 
@@ -130,7 +130,7 @@ TEST_F(ControllerRestartTest, AnOrderlyStopMayKeepTheRanks) {
   const std::string worker_address = controller->WaitEvent("waiting")["worker_address"];
   auto ranks = StartRanks(worker_address);
   controller->WaitReady();
-  const std::set<std::string> pids = Pids(*controller);
+  const std::set<pid_t> pids = Pids(*controller);
   TruncateRanksWeights();
   auto client = StartClient(*controller, {"generate", "Once upon a time", "--ignore-eos",
                                           "--max-tokens", "400", "--n", "4"});
@@ -193,7 +193,7 @@ TEST_F(ControllerRestartTest, ALaterJobTakesOver) {
   const std::string worker_address = controller->WaitEvent("waiting")["worker_address"];
   auto first = StartRanks(worker_address);
   controller->WaitReady();
-  const std::set<std::string> first_pids = Pids(*controller);
+  const std::set<pid_t> first_pids = Pids(*controller);
   auto second = StartRanks(worker_address);
   EXPECT_NE(first->Wait(kPatience).value_or(0), 0);
   EXPECT_THAT(first->err() + first->out(), HasSubstr("refuses this rank"));

@@ -62,7 +62,7 @@ generate() {
   client generate "Once upon a time" "Lily and Tom" "There was a dog" "One day" --ignore-eos --max-tokens 450 --n 64 --seed "$1"
 }
 status() { client status --json; }
-epoch() { status | grep -o '"epoch":"[0-9]*"' | head -1 | tr -dc 0-9; }
+epoch() { status | grep -o '"epoch":[0-9]*' | head -1 | tr -dc 0-9; }
 serving() { status | grep -q '"state":"STATE_SERVING","detail"'; }
 recovering() { status | grep -q '"state":"STATE_RECOVERING"'; }
 

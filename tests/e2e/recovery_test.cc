@@ -73,9 +73,9 @@ class RecoveryTest : public ::testing::Test {
     return {};
   }
   static pid_t PidOf(Server& server, int rank, int replica = 0) {
-    return static_cast<pid_t>(std::stol(Rank(server, rank, replica)["pid"].get<std::string>()));
+    return Rank(server, rank, replica)["pid"].get<pid_t>();
   }
-  static bool WaitServing(Server& server, int replica, const char* epoch) {
+  static bool WaitServing(Server& server, int replica, int epoch) {
     const absl::Time deadline = absl::Now() + kPatience;
     while (absl::Now() < deadline) {
       const json status = server.Status()["status"]["replicas"][replica];
@@ -86,8 +86,8 @@ class RecoveryTest : public ::testing::Test {
   }
   // The weights were packed already when the rank started.
   static void ExpectMapped(const json& rank) {
-    EXPECT_EQ(rank.value("mapped_bytes", "0"), rank.value("weight_bytes", "")) << rank;
-    EXPECT_EQ(rank.value("loaded_bytes", "0"), "0") << rank;
+    EXPECT_EQ(rank.value("mapped_bytes", 0), rank.value("weight_bytes", -1)) << rank;
+    EXPECT_EQ(rank.value("loaded_bytes", -1), 0) << rank;
   }
   static void Stop(Server& server) {
     server.process().Signal(SIGINT);
@@ -151,8 +151,8 @@ TEST_P(LostRankTest, IsAPauseAndNothingElse) {
   EXPECT_EQ(client->out(), undisturbed->out());
   EXPECT_NE(::kill(victim, 0), 0) << "the lost rank still runs";
   const json status = server->Status()["status"];
-  EXPECT_EQ(status["replicas"][0]["epoch"], "2") << server->process().out();
-  EXPECT_EQ(status.value("kv_blocks_in_use", "0"), "0") << status;
+  EXPECT_EQ(status["replicas"][0]["epoch"], 2) << server->process().out();
+  EXPECT_EQ(status.value("kv_blocks_in_use", -1), 0) << status;
   for (const json& each : status["ranks"]) ExpectMapped(each);
   Stop(*server);
 }
@@ -230,10 +230,10 @@ TEST_F(RecoveryTest, ACrashLoopIsGivenUp) {
 
 TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
   auto server = Serve({"--replicas", "2", "--max-restarts", "1"}, "2", "1");
-  ASSERT_TRUE(WaitServing(*server, 0, "1") && WaitServing(*server, 1, "1"));
+  ASSERT_TRUE(WaitServing(*server, 0, 1) && WaitServing(*server, 1, 1));
   auto client = StartGeneration(*server);
   ::kill(PidOf(*server, 1, 0), SIGKILL);
-  ASSERT_TRUE(WaitServing(*server, 0, "2"));
+  ASSERT_TRUE(WaitServing(*server, 0, 2));
   ::kill(PidOf(*server, 1, 0), SIGKILL);
   const json given_up = server->WaitEvent("given_up", 0);
   ASSERT_FALSE(given_up.is_null()) << server->process().out();
@@ -245,7 +245,7 @@ TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
   ASSERT_EQ(client->Wait(kPatience), 0) << client->err();
 
   ::kill(PidOf(*server, 1, 1), SIGKILL);  // the other one's first
-  ASSERT_TRUE(WaitServing(*server, 1, "2"));
+  ASSERT_TRUE(WaitServing(*server, 1, 2));
   auto undisturbed = StartGeneration(*server);
   ASSERT_EQ(undisturbed->Wait(kPatience), 0) << undisturbed->err();
   EXPECT_EQ(client->out(), undisturbed->out());
@@ -258,7 +258,7 @@ TEST_F(RecoveryTest, AReplicasCrashLoopIsItsOwn) {
 // As one whose driver hangs: there is no other start, others go on, and the server can be stopped.
 TEST_F(RecoveryTest, AReplicaWhoseRankDoesNotDieIsGivenUp) {
   auto server = Serve({"--replicas", "2", "--kill-timeout-seconds", "3"}, "2", "1");
-  ASSERT_TRUE(WaitServing(*server, 0, "1") && WaitServing(*server, 1, "1"));
+  ASSERT_TRUE(WaitServing(*server, 0, 1) && WaitServing(*server, 1, 1));
   const pid_t victim = PidOf(*server, 1, 0);
   auto client = StartGeneration(*server);
   const KeptProcess kept(victim);

@@ -130,8 +130,8 @@ TEST_F(ServeTest, ReadyEventTellsTheCapacity) {
   EXPECT_EQ(status["status"]["state"], "STATE_SERVING");
   ASSERT_EQ(status["status"]["ranks"].size(), 2u);
   for (const json& rank : status["status"]["ranks"]) {
-    const double loaded = std::stod(rank["loaded_bytes"].get<std::string>());
-    const double shard = std::stod(rank["shard_bytes"].get<std::string>());
+    const double loaded = rank["loaded_bytes"].get<double>();
+    const double shard = rank["shard_bytes"].get<double>();
     EXPECT_GT(shard, 0);
     EXPECT_LE(loaded, 1.05 * shard);
   }

@@ -93,7 +93,7 @@ TEST_F(ShutdownTest, WithoutRestartsAKilledRankIsNamedAndEndsTheServer) {
   const json ranks = server->Status()["status"]["ranks"];
   ASSERT_EQ(ranks.size(), 4u);
   const json& victim = ranks[3];
-  ::kill(static_cast<pid_t>(std::stol(victim["pid"].get<std::string>())), SIGKILL);
+  ::kill(victim["pid"].get<pid_t>(), SIGKILL);
   EXPECT_EQ(server->process().Wait(kPatience), 1);
   EXPECT_THAT(server->process().err(), HasSubstr(absl::StrCat("rank ", victim["rank"].get<int>())));
   EXPECT_THAT(server->process().err(), HasSubstr("stage 1"));
@@ -108,7 +108,7 @@ TEST_F(ShutdownTest, WithoutRestartsAKilledJobEndsTheServer) {
   std::vector<pid_t> others = server->process().Marked();
   std::erase(others, server->process().pid());
   for (const json& rank : ranks) {
-    std::erase(others, static_cast<pid_t>(std::stol(rank["pid"].get<std::string>())));
+    std::erase(others, rank["pid"].get<pid_t>());
   }
   ASSERT_EQ(others.size(), 1u);  // mpirun
   ::kill(others.front(), SIGKILL);
@@ -138,12 +138,12 @@ TEST_F(ShutdownTest, AServerOutlivesTheReaderOfItsOutput) {
   };
   const json before = status();
   ASSERT_EQ(before["ranks"].size(), 2u);
-  const std::string victim = before["ranks"][1]["pid"];
-  ::kill(static_cast<pid_t>(std::stol(victim)), SIGKILL);
+  const auto victim = before["ranks"][1]["pid"].get<pid_t>();
+  ::kill(victim, SIGKILL);
   const auto serves_again = [&] {
     const json now = status();
     return now.is_object() && now["state"] == "STATE_SERVING" &&
-           now.dump().find(absl::StrCat("\"", victim, "\"")) == std::string::npos;
+           now.dump().find(absl::StrCat("\"pid\":", victim, ",")) == std::string::npos;
   };
   const absl::Time deadline = absl::Now() + kPatience;
   while (!serves_again() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
@@ -180,10 +180,10 @@ TEST_F(ShutdownTest, AnInterruptedClientCancelsItsRequest) {
   json status;
   for (int i = 0; i < 200; ++i) {
     status = server->Status()["status"];
-    if (status["num_running"] == "0" && status["kv_blocks_in_use"] == "0") break;
+    if (status["num_running"] == 0 && status["kv_blocks_in_use"] == 0) break;
   }
-  EXPECT_EQ(status["num_running"], "0");
-  EXPECT_EQ(status["kv_blocks_in_use"], "0");
+  EXPECT_EQ(status["num_running"], 0);
+  EXPECT_EQ(status["kv_blocks_in_use"], 0);
 }
 
 }  // namespace

@@ -78,10 +78,34 @@ TEST_F(WrongUsageTest, FlagsAreRefusedWithTheirValueAndLimits) {
       {{"bench", "--seed", "18446744073709551616"}, "18446744073709551616"},
       {{"model", "synth", "--shape", "tiny", "--seed", "010", "out"}, "'010'"},
       {{"serve", "m", "--tp", "010"}, "--tp: 010 is not a number from 1 to 65536"},
+      {{"serve", "m", "--max-model-len", "1"}, "--max-model-len: 1 is not a number from 2"},
+      {{"plan", "--explain", "405b-slides", "--json"}, "--json excludes --explain"},
+      {{"plan", "--model", "llama-3.2-1b", "--gpu", "cpu", "--layers-per-kv", "4"},
+       "--layers-per-kv is not for --gpu cpu"},
       {{"frobnicate"}, "frobnicate"}};
   for (const auto& [arguments, message] : wrong) {
     SCOPED_TRACE(arguments.back());
     ExpectOneLine(RunLockstep(arguments), 2, AllOf(HasSubstr(message), HasSubstr("--help")));
+  }
+}
+
+// A service that is started again after failures must not be after these.
+TEST_F(WrongUsageTest, FlagsThatDoNotFitTheModelOrEachOtherAreWrongToo) {
+  const std::string model = model_.string();
+  const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
+      {{"--hosts", "a:b"}, "a:b"},
+      {{"--mpi-ports", "abc"}, "abc"},
+      {{"--network", "300.1.1.1/9"}, "300.1.1.1/9"},
+      {{"--max-model-len", "1000000"}, "1000000"},
+      {{"--speculative-tokens", "8", "--max-num-seqs", "4"}, "speculative_tokens 8"},
+      {{"--listen", "0.0.0.0:0"}, "--insecure-listen"},
+      {{"--http-listen", "0.0.0.0:0"}, "--insecure-listen"},
+      {{"--served-model-name", "a\nb"}, "printable"}};
+  for (const auto& [flags, message] : wrong) {
+    SCOPED_TRACE(flags[0]);
+    std::vector<std::string> arguments = {"serve", model};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    ExpectOneLine(RunLockstep(arguments), 2, HasSubstr(message));
   }
 }
 

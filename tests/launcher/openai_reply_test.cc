@@ -3,9 +3,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/gateway/openai_error.h"
+#include "runtime/controller/request_validation.h"
 
 namespace lockstep {
 namespace {
@@ -122,6 +124,33 @@ TEST_F(OpenAiReplyTest, AStreamTellsEveryByteOnce) {
   EXPECT_EQ(chunks_[2]["choices"][0]["finish_reason"], "stop");
   EXPECT_TRUE(reply_->UsageChunk()["choices"].empty());
   EXPECT_EQ(reply_->UsageChunk()["usage"]["completion_tokens"], 3);
+}
+
+TEST_F(OpenAiReplyTest, UsageSoFarGoesWithEveryEventThatShallHaveIt) {
+  request_.include_usage = request_.continuous_usage = true;
+  Make(1);
+  SendAll(0);
+  ASSERT_EQ(chunks_.size(), 3u);
+  EXPECT_EQ(chunks_[0]["usage"]["completion_tokens"], 1);
+  EXPECT_EQ(chunks_[2]["usage"]["completion_tokens"], 3);
+  EXPECT_EQ(chunks_[2]["usage"]["total_tokens"], 3);
+}
+
+TEST_F(OpenAiReplyTest, AnEchoAloneTellsNoToken) {
+  request_.echo = request_.echoes_alone = true;
+  request_.options.mutable_output()->set_logprobs(0);
+  Make(1);
+  SendAll(0);
+  const Json choice = reply_->Whole()["choices"][0];
+  EXPECT_EQ(choice["text"], "xy");
+  EXPECT_EQ(choice["finish_reason"], "length");
+  EXPECT_TRUE(choice["stop_reason"].is_null());
+  EXPECT_EQ(choice["logprobs"]["tokens"], Json({"x", "y"}));
+  EXPECT_EQ(reply_->Whole()["usage"]["completion_tokens"], 0);
+  std::string text;
+  for (const Json& chunk : chunks_) text += chunk["choices"][0]["text"].get<std::string>();
+  EXPECT_EQ(text, "xy");
+  EXPECT_EQ(chunks_[1]["choices"][0]["logprobs"]["tokens"], Json({"x", "y"}));
 }
 
 TEST_F(OpenAiReplyTest, AChatBeginsWithItsRole) {
@@ -265,6 +294,29 @@ class ChatReplyTest : public OpenAiReplyTest {
     return chunks_[chunks_.size() - 1 - from_end]["choices"][0];
   }
 };
+
+Json ErrorOf(const absl::Status& status) { return OpenAiErrorJson(status)["error"]; }
+
+TEST(OpenAiErrorTest, NamesFieldsAsOpenAiDoes) {
+  const auto said = [](const char* message) {
+    return ErrorOf(absl::InvalidArgumentError(message));
+  };
+  EXPECT_EQ(said("sampling.num_outputs 0 is outside [1, 64]")["param"], "n");
+  EXPECT_EQ(said("sampling.num_outputs 0 is outside [1, 64]")["message"], "n 0 is outside [1, 64]");
+  EXPECT_EQ(said("stop.max_tokens 0 is outside [1, 9]")["param"], "max_tokens");
+  EXPECT_EQ(said("stop.stop_strings[2] has 0 bytes")["param"], "stop");
+  EXPECT_EQ(said("stop.stop_strings[2] has 0 bytes")["message"], "stop[2] has 0 bytes");
+  EXPECT_EQ(said("top_p is 3, must be above 0")["param"], "top_p");
+  EXPECT_TRUE(said("nothing that we know")["param"].is_null());
+  EXPECT_TRUE(ErrorOf(absl::UnavailableError("stop.max_tokens"))["param"].is_null());
+}
+
+TEST(OpenAiErrorTest, PromptsThatAreTooLongHaveTheCodeThatClientsLookFor) {
+  const Json error = ErrorOf(absl::InvalidArgumentError(
+      absl::StrCat("prompt has 9 tokens, but the ", kContextLengthWords, " is 8 tokens")));
+  EXPECT_EQ(error["code"], "context_length_exceeded");
+  EXPECT_TRUE(ErrorOf(absl::InvalidArgumentError("prompt is empty"))["code"].is_null());
+}
 
 class ToolReplyTest : public ChatReplyTest {
  protected:

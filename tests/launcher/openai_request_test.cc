@@ -8,6 +8,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "launcher/gateway/conversation.h"
+#include "launcher/gateway/request_fields.h"
+#include "model/sampling/sampling_params.h"
 
 namespace lockstep {
 namespace {
@@ -133,7 +135,7 @@ TEST(OpenAiRequestTest, WrongCompletionsAreRefusedByName) {
            {R"({"prompt": "p", "max_tokens": 18446744073709551615})", "max_tokens must be"},
            {R"({"prompt": "p", "max_tokens": "7"})", "not \"7\""},
            {R"({"prompt": "p", "temperature": 1e39})", "temperature must be a number of 32 bits"},
-           {R"({"prompt": "p", "seed": -1})", "seed must be an integer from 0"},
+           {R"({"prompt": "p", "seed": 0.5})", "seed must be an integer from -2^63"},
            {R"({"prompt": "p", "stream": 1})", "stream must be true or false"},
            {R"({"prompt": "p", "stream_options": {}})", "stream_options is for"},
            {R"({"prompt": "p", "stream": true, "stream_options": {"x": 1}})", "stream_options.x"},
@@ -224,6 +226,51 @@ TEST(OpenAiRequestTest, ThoughtsComeApartUnlessTheyAreWantedElsewhere) {
       "chat_template_kwargs": {"enable_thinking": false, "reasoning_effort": "high"})");
   EXPECT_EQ(told.chat["reasoning_effort"], "low");
   EXPECT_EQ(told.chat["enable_thinking"], false);
+}
+
+TEST(OpenAiRequestTest, WhatOthersTakeForNearlyGreedyIsTaken) {
+  EXPECT_EQ(Completion(R"({"prompt": "p", "temperature": 1e-10})").options.sampling().temperature(),
+            SamplingParams::kMinTemperature);
+  EXPECT_EQ(Completion(R"({"prompt": "p", "temperature": 0})").options.sampling().temperature(), 0);
+  const OpenAiRequest likeliest = Completion(R"({"prompt": "p", "top_p": 0, "top_k": 40})");
+  EXPECT_EQ(likeliest.options.sampling().top_k(), 1);
+  EXPECT_FALSE(likeliest.options.sampling().has_top_p());
+  EXPECT_EQ(Completion(R"({"prompt": "p", "seed": -1})").options.sampling().seed(), ~uint64_t{0});
+}
+
+TEST(OpenAiRequestTest, WhatChangesNothingIsPassedOver) {
+  Completion(R"({"prompt": "p", "detokenize": true, "return_token_ids": false, "bad_words": [],
+                 "allowed_token_ids": [], "prompt_cache_retention": "24h"})");
+  const OpenAiRequest chat = Chat(R"(, "verbosity": "low", "documents": [], "top_logprobs": 0,
+                                      "request_id": "mine")");
+  EXPECT_EQ(chat.options.request_id(), "mine");
+  const auto marked = ParseChatRequest(R"({"messages": [{"role": "user", "cache_control": {},
+      "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]})");
+  EXPECT_TRUE(marked.ok()) << marked.status();
+}
+
+TEST(OpenAiRequestTest, UsageMayGoWithEveryEvent) {
+  const std::string start =
+      R"(, "stream": true, "stream_options": {"continuous_usage_stats": true)";
+  EXPECT_TRUE(Chat(start + R"(, "include_usage": true})").continuous_usage);
+  EXPECT_FALSE(Chat(start + "}").continuous_usage);
+}
+
+TEST(OpenAiRequestTest, ThePromptAloneIsEchoedByOneTokenThatIsNotTold) {
+  const OpenAiRequest alone = Completion(R"({"prompt": "p", "echo": true, "max_tokens": 0})");
+  EXPECT_TRUE(alone.echoes_alone);
+  EXPECT_EQ(alone.options.stop().max_tokens(), 1);
+  EXPECT_FALSE(Completion(R"({"prompt": "p", "max_tokens": 0})").echoes_alone);
+}
+
+TEST(OpenAiRequestTest, ErrorsSayWhichFieldTheyAreAbout) {
+  EXPECT_EQ(FieldOf(ParseCompletionRequest(R"({"prompt": "p", "n": "x"})").status()), "n");
+  EXPECT_EQ(FieldOf(ParseCompletionRequest(R"({"prompt": "p", "m": 1})").status()), "m");
+  const absl::Status status =
+      ParseChatRequest(R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})")
+          .status();
+  EXPECT_EQ(FieldOf(status), "messages[0].content[0].text");
+  EXPECT_EQ(FieldOf(absl::InvalidArgumentError("of none")), "");
 }
 
 TEST(OpenAiRequestTest, ThoughtsOfEarlierTurnsReachTheTemplateByEitherName) {

@@ -248,7 +248,10 @@ TEST_F(OpenAiServiceTest, PromptsThatTheServerCannotTakeAreTooLarge) {
 TEST_F(OpenAiServiceTest, TellsWhatIsServed) {
   EXPECT_THAT(Get("/v1/models"), HasSubstr(R"("data":[{"id":"fake","object":"model")"));
   EXPECT_THAT(Get("/v1/models/fake"), HasSubstr(R"("max_model_len":64)"));
-  EXPECT_THAT(Get("/v1/models/other"), HasSubstr("404 Not Found"));
+  EXPECT_THAT(Get("/v1/models/f%61ke"), HasSubstr(R"("max_model_len":64)"));
+  for (const char* other : {"other", "fake%", "f%6", "f%zzke", "%2F"}) {
+    EXPECT_THAT(Get(std::string("/v1/models/") + other), HasSubstr("404 Not Found")) << other;
+  }
   EXPECT_THAT(Get("/health"), HasSubstr("503 "));  // it has no health service
 }
 

@@ -20,7 +20,7 @@ ModelSummary SummaryWithUnused(std::vector<std::string> names) {
 std::string ErrorsOf(const ModelSummary& summary) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
-  ServeReport(/*json=*/false, ModelFlags(), /*num_replicas=*/1).Model(summary);
+  ServeReport(/*json=*/false, ModelFlags(), /*num_replicas=*/1).Model(summary, "small");
   ::testing::internal::GetCapturedStdout();
   return ::testing::internal::GetCapturedStderr();
 }
@@ -88,7 +88,8 @@ TEST(ServeReportTest, RanksThatTakeAReplicaOverAreTold) {
 
 TEST(ServeReportTest, TheWarningIsAnEventOfItsOwn) {
   ::testing::internal::CaptureStdout();
-  ServeReport(/*json=*/true, ModelFlags(), /*num_replicas=*/1).Model(SummaryWithUnused({"a"}));
+  ServeReport(/*json=*/true, ModelFlags(), /*num_replicas=*/1)
+      .Model(SummaryWithUnused({"a"}), "small");
   const std::string out = ::testing::internal::GetCapturedStdout();
   const auto warning = nlohmann::json::parse(out.substr(out.find('\n') + 1));
   EXPECT_EQ(warning["event"], "warning");

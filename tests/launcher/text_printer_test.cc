@@ -47,5 +47,15 @@ TEST_F(TextPrinterTest, LaterOutputsWaitForEarlierOnes) {
   EXPECT_EQ(Printed(), "==> a <==\nA1\n\n==> b <==\nB1\n\n==> c <==\nC1C2\n");
 }
 
+TEST_F(TextPrinterTest, WhatIsRefusedHasNoHeading) {
+  TextPrinter printer(out_, {"a", "b", "c", "d"}, false);
+  printer.Finish(0, /*fails=*/true);
+  printer.Append(1, "B");
+  printer.Finish(1, /*fails=*/true);
+  printer.Finish(2);
+  printer.Finish(3, /*fails=*/true);
+  EXPECT_EQ(Printed(), "==> b <==\nB\n\n==> c <==\n");
+}
+
 }  // namespace
 }  // namespace lockstep

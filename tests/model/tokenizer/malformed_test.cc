@@ -23,10 +23,10 @@ void ExpectRefused(const std::string& json, const std::string& naming) {
 }
 
 TEST(Malformed, WhatIsNoTokenizerFile) {
-  ExpectRefused("", "not JSON");
-  ExpectRefused("{", "not JSON");
-  ExpectRefused("{}x", "not JSON");
-  ExpectRefused("\xFF", "not JSON");
+  ExpectRefused("", "not valid JSON");
+  ExpectRefused("{", "not valid JSON");
+  ExpectRefused("{}x", "not valid JSON");
+  ExpectRefused("\xFF", "not valid JSON");
   ExpectRefused("[]", "no JSON object");
   ExpectRefused("7", "no JSON object");
   ExpectRefused("{}", "model is missing");
@@ -50,7 +50,7 @@ struct Case {
 // Each change breaks or goes beyond one thing of the small SentencePiece tokenizer.
 TEST(Malformed, ModelIsRefusedByName) {
   const Case cases[] = {
-      {"'\\\"Unigram\\\"'", [](Json& j) { j["model"]["type"] = "Unigram"; }},
+      {"'\"Unigram\"'", [](Json& j) { j["model"]["type"] = "Unigram"; }},
       {"vocab", [](Json& j) { j["model"].erase("vocab"); }},
       {"vocab", [](Json& j) { j["model"]["vocab"] = Json::array(); }},
       {"merges", [](Json& j) { j["model"].erase("merges"); }},
