@@ -45,8 +45,8 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.controller.listen));
   ASSIGN_OR_RETURN(const ModelSummary summary, InspectServedModel(options.model));
   SessionOptions session;
-  ASSIGN_OR_RETURN(session.controller,
-                   UsageErrorIfInvalid(MakeControllerOptions(options.model, options.controller)));
+  ASSIGN_OR_RETURN(session.controller, UsageErrorIfInvalid(MakeControllerOptions(
+                                           options.model, summary.config, options.controller)));
   session.controller.worker_listen = {options.worker_listen};
   ASSIGN_OR_RETURN(session.controller.secret, SecretOf(options.secret_file));
   session.controller.epoch = 0;

@@ -196,8 +196,7 @@ class GenerateRun {
     Running& run = running_[arrival.prompt];
     if (arrival.done) {
       run.call.reset();
-      if (run.response->complete())
-        arrival.done = grpc::Status::OK;  // it broke after the last event
+      if (run.response->complete()) arrival.done = grpc::Status::OK;  // it broke after its end
       if (!ContinueLater(run, *arrival.done)) Finish(arrival.prompt, *arrival.done);
       return;
     }

@@ -150,7 +150,8 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
 
   SessionOptions session;
   ASSIGN_OR_RETURN(session.controller,
-                   UsageErrorIfInvalid(MakeControllerOptions(options.model, options.controller)));
+                   UsageErrorIfInvalid(MakeControllerOptions(options.model, plan.summary.config,
+                                                             options.controller)));
   session.controller.worker_listen = {
       !plan.launch.worker_listen.empty()
           ? plan.launch.worker_listen

@@ -18,6 +18,7 @@ absl::StatusOr<ModelSummary> InspectServedModel(const ModelFlags& flags) {
 }
 
 absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
+                                                        const ModelConfig& config,
                                                         const ControllerFlags& controller) {
   ControllerOptions options;
   options.model_dir = model.model;
@@ -41,6 +42,7 @@ absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
   options.lease = absl::Seconds(controller.rank_timeout_seconds);
   options.version = Version();
   RETURN_IF_ERROR(ApplySecurity(controller.security, options));
+  RETURN_IF_ERROR(CheckControllerOptions(options, config));
   return options;
 }
 

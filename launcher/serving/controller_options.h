@@ -12,8 +12,9 @@ namespace lockstep {
 absl::StatusOr<ModelSummary> InspectServedModel(const ModelFlags& flags);
 
 // Without secret, worker_listen, epoch and observer. Reads the files of keys and tokens: errors as
-// of ApplySecurity.
+// of ApplySecurity and CheckControllerOptions.
 absl::StatusOr<ControllerOptions> MakeControllerOptions(const ModelFlags& model,
+                                                        const ModelConfig& config,
                                                         const ControllerFlags& controller);
 
 }  // namespace lockstep

@@ -10,7 +10,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
 #include "launcher/base/host_name.h"
-#include "launcher/cli/command.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/process_state.h"
 
@@ -45,7 +44,7 @@ absl::Status ServeSession::Start() {
   };
   // The supervisor decides how long a replica may be away.
   if (options_.make_job != nullptr) options_.controller.recovery_window = absl::InfiniteDuration();
-  ASSIGN_OR_RETURN(controller_, UsageErrorIfInvalid(Controller::Start(options_.controller)));
+  ASSIGN_OR_RETURN(controller_, Controller::Start(options_.controller));
   if (options_.metrics) {
     ASSIGN_OR_RETURN(metrics_, MetricsServer::Start(*options_.metrics,
                                                     options_.controller.api_tokens, *controller_));

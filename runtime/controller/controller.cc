@@ -57,29 +57,6 @@ absl::Status CheckSpeculation(const ControllerOptions& options) {
                                                  options.max_batched_tokens));
 }
 
-absl::Status CheckOptions(const ControllerOptions& options, const ModelConfig& model) {
-  RETURN_IF_ERROR(CheckOption("max_num_seqs", options.max_num_seqs, 1, 65536));
-  RETURN_IF_ERROR(CheckOption("max_batched_tokens", options.max_batched_tokens, 1, 1 << 20));
-  RETURN_IF_ERROR(CheckSpeculation(options));
-  RETURN_IF_ERROR(CheckOption("block_size", options.block_size, 1, 1024));
-  RETURN_IF_ERROR(CheckOption("max_queued_requests", options.max_queued_requests, 1, 1 << 20));
-  RETURN_IF_ERROR(CheckOption("num_replicas", options.num_replicas, 1, 256));
-  RETURN_IF_ERROR(CheckOption("max_num_outputs", options.max_num_outputs, 1, 1024));
-  if (model.max_position_embeddings < 2) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the model has max_position_embeddings ", model.max_position_embeddings,
-                     "; at least 2 are needed, for a token of prompt and one of output"));
-  }
-  if (options.max_model_len != 0) {
-    RETURN_IF_ERROR(CheckOption("max_model_len", options.max_model_len, 2, LongestSequence(model)));
-  }
-  if (!options.local_listen.empty() && !absl::StartsWith(options.local_listen, "unix:")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("local_listen \"", options.local_listen, "\" is not unix:/path"));
-  }
-  return CheckLayout(model.sharded_sizes(), options.tensor_parallel, options.pipeline_parallel);
-}
-
 // A token without TLS could be read on its way, so it makes no difference here.
 std::string DrawSecret() {
   unsigned char bytes[32];
@@ -218,6 +195,33 @@ absl::StatusOr<std::shared_ptr<Journal>> OpenJournal(const ControllerOptions& op
 
 }  // namespace
 
+absl::Status CheckControllerOptions(const ControllerOptions& options, const ModelConfig& model) {
+  RETURN_IF_ERROR(CheckOption("max_num_seqs", options.max_num_seqs, 1, 65536));
+  RETURN_IF_ERROR(CheckOption("max_batched_tokens", options.max_batched_tokens, 1, 1 << 20));
+  RETURN_IF_ERROR(CheckSpeculation(options));
+  RETURN_IF_ERROR(CheckOption("block_size", options.block_size, 1, 1024));
+  RETURN_IF_ERROR(CheckOption("max_queued_requests", options.max_queued_requests, 1, 1 << 20));
+  RETURN_IF_ERROR(CheckOption("num_replicas", options.num_replicas, 1, 256));
+  RETURN_IF_ERROR(CheckOption("max_num_outputs", options.max_num_outputs, 1, 1024));
+  if (model.max_position_embeddings < 2) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the model has max_position_embeddings ", model.max_position_embeddings,
+                     "; at least 2 are needed, for a token of prompt and one of output"));
+  }
+  if (options.max_model_len != 0) {
+    RETURN_IF_ERROR(CheckOption("max_model_len", options.max_model_len, 2, LongestSequence(model)));
+  }
+  if (!options.local_listen.empty() && !absl::StartsWith(options.local_listen, "unix:")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("local_listen \"", options.local_listen, "\" is not unix:/path"));
+  }
+  RETURN_IF_ERROR(CheckExposure({.flag = "--listen",
+                                 .address = options.listen,
+                                 .is_permitted = options.client_tls || options.insecure_listen,
+                                 .tls_flags = "--tls-cert and --tls-key"}));
+  return CheckLayout(model.sharded_sizes(), options.tensor_parallel, options.pipeline_parallel);
+}
+
 // Destroyed from the bottom up: servers first, the loop last.
 struct Controller::Impl {
   std::string secret;
@@ -265,11 +269,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions 
                    Checkpoint::Open(options.model_dir));
   const ModelConfig& model = checkpoint->config();
   ASSIGN_OR_RETURN(const std::string fingerprint, checkpoint->Fingerprint(options.quantize));
-  RETURN_IF_ERROR(CheckOptions(options, model));
-  RETURN_IF_ERROR(CheckExposure({.flag = "--listen",
-                                 .address = options.listen,
-                                 .is_permitted = options.client_tls || options.insecure_listen,
-                                 .tls_flags = "--tls-cert and --tls-key"}));
+  RETURN_IF_ERROR(CheckControllerOptions(options, model));
   ASSIGN_OR_RETURN(const ProcessGrid grid,
                    ProcessGrid::Create(options.tensor_parallel, options.pipeline_parallel));
   ASSIGN_OR_RETURN(const SamplingParams sampling,

@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "kernels/quantization.h"
 #include "lockstep/v1/generation.pb.h"
+#include "model/model_config.h"
 #include "runtime/controller/controller_event.h"
 #include "runtime/controller/served_load.h"
 #include "runtime/controller/step_deadline.h"
@@ -97,18 +98,20 @@ struct ControllerOptions {
   // How long a client may take nothing of a complete stream before that ends likewise.
   absl::Duration unread_patience = absl::Minutes(1);
 
-  // Says how fast a load should be served; null = nobody knows. Called from the event loop thread.
+  // Says how fast a load should be served; null = nobody knows. Any thread calls it.
   SpeedPredictor predict_speed;
   // Called from the event loop thread, in order; must not block nor call back into the controller.
   std::function<void(const ControllerEvent&)> observer;
 };
 
+// INVALID_ARGUMENT naming an option out of range, or a clients' address that others can reach
+// without TLS; FAILED_PRECONDITION for a model that no option helps; what CheckLayout says.
+absl::Status CheckControllerOptions(const ControllerOptions& options, const ModelConfig& model);
+
 class Controller {
  public:
-  // Errors: what Checkpoint::Open, Tokenizer::Load and CheckLayout say; INVALID_ARGUMENT naming an
-  // option out of range, or a clients' address that others can reach without TLS;
-  // FAILED_PRECONDITION for a model that no option helps; what Journal::Open says; UNAVAILABLE
-  // naming an address that cannot be bound.
+  // Errors: of CheckControllerOptions; what Checkpoint::Open, Tokenizer::Load and Journal::Open
+  // say; UNAVAILABLE naming an address that cannot be bound.
   static absl::StatusOr<std::unique_ptr<Controller>> Start(ControllerOptions options);
   ~Controller();
   Controller(const Controller&) = delete;
