@@ -336,7 +336,7 @@ bool Controller::WaitDrained(absl::Time deadline) {
 void Controller::Shutdown() {
   absl::MutexLock lock(&impl_->shutdown_mutex);
   if (std::exchange(impl_->shut_down, true)) return;
-  impl_->generation->Refuse();
+  impl_->generation->BeginStop();
   impl_->loop->EndAll("the server is shutting down");
   impl_->health.EndWatches();
   const auto deadline = absl::ToChronoTime(absl::Now() + kCloseGrace);

@@ -49,7 +49,7 @@ class GenerationService final
                     std::shared_ptr<EventLoop> loop, std::shared_ptr<Journal> journal);
   // What has not reached the loop yet is refused, before the servers wait for it; then, once they
   // have ended, the thread that works on texts.
-  void Refuse() { text_thread_.Refuse(); }
+  void BeginStop() { text_thread_.Refuse(); }
   void Stop() { text_thread_.Stop(); }
 
   // What GetServerInfo and GetStatus answer; done is called on a thread of the loop's, or never

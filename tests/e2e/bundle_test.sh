@@ -59,6 +59,7 @@ foreign=$(cd /opt/moved && ldd libexec/* lib/*.so* lib/*/*.so |
 [ -z "$foreign" ] || { echo "not from the bundle: $foreign" >&2; exit 1; }
 "$lockstep" --help >/dev/null
 
+: >/log  # there before the server writes it
 "$lockstep" serve /model --tp 2 --pp 2 --threads-per-rank 1 --num-kv-blocks 64 --listen 127.0.0.1:0 --json >/log 2>&1 &
 server=$!
 address=""

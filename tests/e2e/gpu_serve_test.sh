@@ -43,6 +43,7 @@ expect_text() {
 }
 start() { # flags...
   : >"$scratch/log"
+  : >"$scratch/log"  # the last server's would be read before the shell has emptied it
   LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$model" --listen 127.0.0.1:0 --json --max-model-len 256 \
     --max-num-seqs 4 --max-batched-tokens 64 --num-kv-blocks 64 "$@" >"$scratch/log" 2>&1 &
   server=$!
