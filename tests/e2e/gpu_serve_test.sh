@@ -42,7 +42,6 @@ expect_text() {
   cmp -n "$length" "$scratch/text.$1" "$model/expected_greedy_256.txt" || fail "the text is not the reference's"
 }
 start() { # flags...
-  : >"$scratch/log"
   : >"$scratch/log"  # the last server's would be read before the shell has emptied it
   LOCKSTEP_CUDA_PLUGIN=$plugin "$lockstep" serve "$model" --listen 127.0.0.1:0 --json --max-model-len 256 \
     --max-num-seqs 4 --max-batched-tokens 64 --num-kv-blocks 64 "$@" >"$scratch/log" 2>&1 &
