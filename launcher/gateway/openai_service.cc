@@ -86,6 +86,25 @@ HttpReply NoSuchModel(absl::string_view name, const v1::GetServerInfoResponse& i
                      "model_not_found");
 }
 
+// One to each prompt.
+std::vector<v1::GenerateRequest> RequestsOf(const std::vector<OpenAiPrompt>& prompts,
+                                            const v1::GenerateRequest& options) {
+  std::vector<v1::GenerateRequest> requests;
+  for (const OpenAiPrompt& prompt : prompts) {
+    v1::GenerateRequest& one = requests.emplace_back(options);
+    if (prompts.size() > 1 && !one.request_id().empty()) {
+      one.set_request_id(absl::StrCat(one.request_id(), "-", requests.size() - 1));
+    }
+    if (prompt.token_ids.empty()) {
+      one.set_text(prompt.text);
+    } else {
+      one.mutable_token_ids()->mutable_ids()->Assign(prompt.token_ids.begin(),
+                                                     prompt.token_ids.end());
+    }
+  }
+  return requests;
+}
+
 Json ModelJson(const v1::GetServerInfoResponse& info, int64_t created) {
   Json json = {{"id", ValidUtf8(info.model_name())},
                {"object", "model"},
@@ -228,16 +247,7 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
     co_await exchange.Reply(OpenAiError(status));
     co_return;
   }
-  std::vector<v1::GenerateRequest> requests;
-  for (const OpenAiPrompt& prompt : prompts) {
-    v1::GenerateRequest& one = requests.emplace_back(options);
-    if (prompt.token_ids.empty()) {
-      one.set_text(prompt.text);
-    } else {
-      one.mutable_token_ids()->mutable_ids()->Assign(prompt.token_ids.begin(),
-                                                     prompt.token_ids.end());
-    }
-  }
+  std::vector<v1::GenerateRequest> requests = RequestsOf(prompts, options);
   for (const v1::GenerateRequest& one : requests) {
     if (one.ByteSizeLong() <= kMaxRequestBytes) continue;
     co_await exchange.Reply(OpenAiError(413, absl::StrCat("a prompt takes ", one.ByteSizeLong(),

@@ -22,7 +22,8 @@ class FakeServer::Service final : public v1::Generation::Service {
               absl::StrCat("constraint: ", constraint.ShortDebugString())};
     }
     v1::GenerateEvent accepted;
-    accepted.mutable_accepted()->set_request_id("r1");
+    accepted.mutable_accepted()->set_request_id(
+        request->request_id().empty() ? "r1" : request->request_id());
     accepted.mutable_accepted()->set_num_prompt_tokens(3);
     accepted.mutable_accepted()->set_seed(request->sampling().seed());
     writer->Write(accepted);

@@ -162,6 +162,14 @@ TEST(AccessLogTest, ATornLineIsEndedBeforeTheNext) {
   EXPECT_THAT(lines, ElementsAre(R"({"a":1})", R"({"a")", R"({"a":2})"));
 }
 
+TEST_F(OpenAiServiceTest, RequestsHaveTheNameThatTheyWereGiven) {
+  EXPECT_THAT(Complete(R"({"prompt": "a", "request_id": "mine", "max_tokens": 1})"),
+              HasSubstr(R"("id":"cmpl-mine")"));
+  EXPECT_THAT(Complete(R"({"prompt": ["a", "b"], "request_id": "mine", "max_tokens": 1})"),
+              HasSubstr(R"("id":"cmpl-mine-0")"));
+  EXPECT_EQ(Logged(2)[1]["request_ids"], nlohmann::json({"mine-0", "mine-1"}));
+}
+
 TEST_F(OpenAiServiceTest, CompletesInPieces) {
   const std::string answer = Complete(
       R"({"prompt": "a", "max_tokens": 2, "stream": true, "stream_options": {"include_usage": true}})");
