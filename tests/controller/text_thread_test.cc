@@ -58,6 +58,7 @@ TEST(TextThreadTest, WhatIsShortIsDoneAtOnceAndTheRestInOrder) {
 }
 
 TEST(TextThreadTest, NoMoreWaitsThanIsWorkedOffSoon) {
+  std::atomic<bool> has_room = false;  // which the thread's last work says
   TextThread thread;
   HeldTurn held(thread);
   std::atomic<int> num_done = 0;
@@ -78,7 +79,6 @@ TEST(TextThreadTest, NoMoreWaitsThanIsWorkedOffSoon) {
   EXPECT_EQ(num_done, 1);
   held.End();
   while (num_done < num_taken - 1) std::this_thread::yield();
-  bool has_room = false;
   while (!has_room) {  // once the last has gone
     thread.Run(kLongText, [&](const absl::Status& status) { has_room = status.ok(); });
     std::this_thread::yield();
