@@ -95,7 +95,9 @@ int RunCalibration(const PlanOptions& options) {
   const std::string device = search->gpus.has_value() ? "cuda" : "cpu";
   const auto path = ProfilePath(options.calibrate, device);
   if (!path.ok()) return FailUsage("plan", std::string(path.status().message()));
-  if (const absl::Status ready = MakeRoomFor(*path); !ready.ok()) return Fail("plan", ready);
+  if (const absl::Status ready = MakeRoomFor(*path); !ready.ok()) {
+    return Fail("plan", UsageErrorIfInvalid(ready));
+  }
   const auto profile = Measure(options, device);
   if (!profile.ok()) return Fail("plan", profile.status());
   const std::string json = HostProfileJson(*profile);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "deploy/plan/serve_memory.h"
 #include "deploy/plan/stage_borders.h"
+#include "deploy/plan/units.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "runtime/engine/kv_capacity.h"
@@ -174,12 +175,9 @@ absl::StatusOr<HostMemory> PlanHostMemory(const HostMemoryInputs& inputs, const 
                                            .num_blocks = std::nullopt,
                                            .gib = std::nullopt});
   if (memory.num_kv_blocks < 1) {
-    const auto gib = [](int64_t bytes) {
-      return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (1 << 30));
-    };
-    return absl::ResourceExhaustedError(
-        absl::StrCat("it does not fit: weights of ", gib(memory.weight_bytes),
-                     " leave no KV block in ", gib(inputs.available_bytes), " of memory"));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "it does not fit: weights of %.1f GiB leave no KV block in %.1f GiB of memory",
+        GiB(memory.weight_bytes), GiB(inputs.available_bytes)));
   }
   return memory;
 }

@@ -29,31 +29,29 @@ size_t EditDistance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
-// Or the start of a name is.
-bool IsAlike(const std::string& wanted, const std::string& name) {
-  const std::string lower = absl::AsciiStrToLower(wanted.substr(0, kMaxNameBytes));
-  const size_t distance = EditDistance(lower, absl::AsciiStrToLower(name.substr(0, lower.size())));
-  return distance <= (lower.size() + 1) / 2;
+// Of a name whose end was left out, too; among those as far, of the whole name.
+std::pair<size_t, size_t> DistanceTo(const std::string& wanted, const std::string& name) {
+  const std::string a = absl::AsciiStrToLower(wanted.substr(0, kMaxNameBytes));
+  const std::string b = absl::AsciiStrToLower(name);
+  return {EditDistance(a, b.substr(0, a.size())), EditDistance(a, b)};
 }
 
 }  // namespace
 
 std::string NearestName(const std::string& wanted, const std::vector<std::string>& names) {
   LS_CHECK(!names.empty()) << "no names";
-  const std::string lower = absl::AsciiStrToLower(wanted.substr(0, kMaxNameBytes));
   return *std::min_element(names.begin(), names.end(),
                            [&](const std::string& a, const std::string& b) {
-                             return EditDistance(lower, absl::AsciiStrToLower(a)) <
-                                    EditDistance(lower, absl::AsciiStrToLower(b));
+                             return DistanceTo(wanted, a) < DistanceTo(wanted, b);
                            });
 }
 
 absl::Status UnknownName(const std::string& what, const std::string& wanted,
                          const std::vector<std::string>& names) {
   const std::string nearest = NearestName(wanted, names);
-  const std::string guess = IsAlike(wanted, nearest)
-                                ? absl::StrCat("; did you mean ", nearest, "? Known: ")
-                                : "; known: ";
+  const bool is_near = DistanceTo(wanted, nearest).first <= (wanted.size() + 1) / 2;
+  const std::string guess =
+      is_near ? absl::StrCat("; did you mean ", nearest, "? Known: ") : "; known: ";
   return absl::NotFoundError(
       absl::StrCat(what, " ", Quoted(wanted), " is not known", guess, absl::StrJoin(names, ", ")));
 }

@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-// Levenshtein's distance, ASCII case ignored; of equals the first. names must not be empty.
+// Levenshtein's distance, from a name's start where wanted is shorter, ASCII case ignored; of
+// equals the first. names must not be empty.
 std::string NearestName(const std::string& wanted, const std::vector<std::string>& names);
 
 // NOT_FOUND: "gpu "h10" is not known; did you mean h100-sxm-80g? Known: ...".

@@ -15,7 +15,6 @@
 #include "model/chat_template/chat_template.h"
 #include "model/chat_template/chat_template_file.h"
 #include "model/checkpoint/checkpoint.h"
-#include "model/checkpoint/model_name.h"
 #include "model/grammar/thought.h"
 #include "model/tokenizer/tokenizer.h"
 #include "model/tokenizer/tokenizer_fingerprint.h"
@@ -108,8 +107,7 @@ v1::GetServerInfoResponse ServerInfo(const ControllerOptions& options, const Mod
   v1::GetServerInfoResponse info;
   info.set_version(options.version);
   info.set_model_path(options.model_dir.string());
-  info.set_model_name(options.model_name.empty() ? ModelNameOf(options.model_dir)
-                                                 : options.model_name);
+  info.set_model_name(options.model_name);
   info.set_model_fingerprint(fingerprint);
   info.set_num_parameters(model.num_parameters());
   info.set_weight_dtype(std::string(options.quantize == Quantization::kNone

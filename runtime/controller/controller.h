@@ -34,7 +34,7 @@ namespace lockstep {
 struct ControllerOptions {
   std::filesystem::path model_dir;
   Quantization quantize = Quantization::kNone;  // how ranks must keep the model's matrices
-  std::string model_name;                       // empty = ModelNameOf the directory
+  std::string model_name;                       // what clients call it
   std::filesystem::path chat_template;          // instead of the model's own; empty = that
   int tensor_parallel = 1;
   int pipeline_parallel = 1;

@@ -17,7 +17,7 @@ namespace lockstep {
 namespace {
 
 // A byte of a constraint takes as long as so many of a text.
-constexpr int64_t kConstraintWork = 16;
+constexpr size_t kConstraintWork = 16;
 // A token may stand for more text than its own bytes (spaces that an added token strips).
 constexpr int64_t kMinLongestTokenBytes = 256;
 
@@ -184,10 +184,7 @@ absl::Status GenerationService::PrepareAgain(Call& call) {
 // Everything that can be said before the prompt is tokenized.
 absl::Status GenerationService::Begin(Call& call) {
   ASSIGN_OR_RETURN(const Capacity capacity, loop_->serving().Admission());
-  if (loop_->queues_are_full()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the queue is full: ", config_.max_queued_requests, " requests wait already, retry later"));
-  }
+  if (loop_->queues_are_full()) return engine::QueueIsFull(config_.max_queued_requests);
   call.limits = capacity.limits;
   ASSIGN_OR_RETURN(call.checked, CheckRequest(call.request, config_.default_sampling, call.limits));
   if (tokenizer_ == nullptr && call.request.stop().stop_strings_size() > 0) {

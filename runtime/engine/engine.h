@@ -27,6 +27,9 @@
 
 namespace lockstep::engine {
 
+// RESOURCE_EXHAUSTED: what a request hears that would join so many.
+absl::Status QueueIsFull(int64_t num_requests);
+
 class Engine {
  public:
   explicit Engine(const EngineConfig& config);

@@ -70,10 +70,14 @@ absl::Status Engine::CheckTokens(const std::vector<int32_t>& tokens,
   return absl::OkStatus();
 }
 
+absl::Status QueueIsFull(int64_t num_requests) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the queue is full: ", num_requests, " requests wait already, retry later"));
+}
+
 absl::Status Engine::CheckQueue() const {
   if (num_queued_requests_ < config_.max_queued_requests) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", num_queued_requests_,
-                                                   " requests wait already, retry later"));
+  return QueueIsFull(num_queued_requests_);
 }
 
 }  // namespace lockstep::engine

@@ -55,6 +55,7 @@ ControllerTest::~ControllerTest() {
 ControllerOptions ControllerTest::DefaultOptions() {
   ControllerOptions options;
   options.model_dir = model_dir_;
+  options.model_name = "model";
   options.block_size = kBlockSize;
   options.max_num_seqs = 8;
   options.max_batched_tokens = 32;

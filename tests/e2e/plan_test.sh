@@ -52,6 +52,17 @@ fi
 refuses "cannot read" --model "$model" --gpu cpu --profile "$dir/nowhere.json"
 echo '{"kind": "lockstep host profile", "version": 9}' >"$dir/bad.json"
 refuses "version is 9; it must be" --model "$model" --gpu cpu --profile "$dir/bad.json"
+refuses "is a directory" --calibrate "$dir" --quick
+# fails WORDS ARGUMENT...: with exit code 1, which says that nothing is known to hold.
+fails() {
+  local words=$1 code=0
+  shift
+  "$lockstep" plan "$@" >"$dir/out" 2>&1 || code=$?
+  [ "$code" = 1 ] || { echo "plan_test.sh: plan $*: exit code $code" >&2; exit 1; }
+  grep -q -- "$words" "$dir/out" || { echo "plan_test.sh: plan $*: no '$words'" >&2; exit 1; }
+}
+fails "nothing was calibrated" --model "$model" --gpu cpu --rate 1000/s --ttft-p95 1ms
+fails "it does not fit" --model llama-3.1-405b --gpu cpu
 
 if "$lockstep" plan --model "$model" --gpu h100 >/dev/full 2>"$dir/err"; then
   echo "plan_test.sh: a plan that nobody can read is no success" >&2

@@ -132,6 +132,19 @@ TEST_F(WrongUsageTest, ATruncatedCheckpointIsRefused) {
   fs::resize_file(weights, fs::file_size(weights) - 100);
   ExpectOneLine(RunLockstep({"serve", (scratch_ / "cut").string()}), 1,
                 HasSubstr("model.safetensors"));
+  std::ofstream(weights) << "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+  ExpectOneLine(RunLockstep({"serve", (scratch_ / "cut").string()}), 1, HasSubstr("git lfs pull"));
+}
+
+// Scripts go on with what inspect finds good.
+TEST_F(WrongUsageTest, WhatCannotBeServedIsInspectedWithAnExitCode) {
+  SKIP_WITHOUT_ASSET(model_)
+  fs::copy(model_, scratch_ / "deep", fs::copy_options::recursive);
+  EXPECT_EQ(RunLockstep({"model", "inspect", (scratch_ / "deep").string()}).code, 0);
+  EditConfig(scratch_ / "deep", "num_hidden_layers", 6);
+  const Finished finished = RunLockstep({"model", "inspect", (scratch_ / "deep").string()});
+  EXPECT_EQ(finished.code, 1);
+  EXPECT_THAT(finished.out, HasSubstr("cannot be served"));
 }
 
 TEST_F(WrongUsageTest, ALayoutThatDoesNotDivideNamesTheNumbers) {

@@ -169,6 +169,14 @@ TEST(ScoreBoardTest, CountsPerTaskAndInAll) {
   EXPECT_EQ(json["wrong"][0]["reply"], "5");
 }
 
+TEST(ScoreBoardTest, ThresholdsOfTasksThatAreNotThereAreNamed) {
+  const std::vector<Question> questions = {{"sum", {}, ""}, {"recall", {}, ""}, {"sum", {}, ""}};
+  EXPECT_TRUE(CheckThresholds(*ParseThresholds({"50", "recall=100"}), questions).ok());
+  EXPECT_EQ(CheckThresholds(*ParseThresholds({"counting=1"}), questions),
+            absl::InvalidArgumentError(
+                "there are no questions of task \"counting\", but of recall, sum"));
+}
+
 TEST(ScoreBoardTest, MissedThresholdsAreNamed) {
   ScoreBoard scores;
   scores.Add(Ask("recall", "Q1", "tiger"), "tiger");

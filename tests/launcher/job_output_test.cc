@@ -124,6 +124,14 @@ TEST_F(JobOutputTest, WhatSeveralStagesNoticeIsToldOnce) {
               ElementsAre("0: hello: you", "8: hello: you"));
 }
 
+TEST_F(JobOutputTest, WhatMpirunSaysWhenItIsStoppedWhileItBeginsIsLeftOut) {
+  EXPECT_THAT(
+      Shown({"[vm:7] [[12664,0],0] ORTE_ERROR_LOG: Data unpack would read past end of buffer in "
+             "file ../../../orte/util/show_help.c at line 501",
+             "[warn] Epoll MOD(1) on fd 28 failed", "[vm:7] [[1,0],0] ORTE_ERROR_LOG: Not found"}),
+      ElementsAre("[vm:7] [[1,0],0] ORTE_ERROR_LOG: Not found"));
+}
+
 TEST_F(JobOutputTest, KnownBannersAreLeftOutAndOthersShown) {
   EXPECT_THAT(Shown({kRule, "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD",
                      "with errorcode 1.", "", "NOTE: invoking MPI_ABORT causes ...", kRule}),

@@ -257,6 +257,7 @@ TEST(OpenAiErrorTest, SaysInHttpWhatTheStatusSays) {
   EXPECT_EQ(body["error"]["message"], "the queue is full");
   EXPECT_EQ(body["error"]["type"], "rate_limit_error");
   EXPECT_EQ(OpenAiError(absl::InvalidArgumentError("")).status, 400);
+  EXPECT_EQ(OpenAiError(absl::FailedPreconditionError("")).status, 400);
   EXPECT_EQ(OpenAiError(absl::UnauthenticatedError("")).status, 401);
   EXPECT_EQ(OpenAiError(absl::UnavailableError("")).status, 503);
   EXPECT_EQ(OpenAiError(absl::InternalError("")).status, 500);

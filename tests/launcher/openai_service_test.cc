@@ -322,6 +322,8 @@ class OpenAiChatTest : public OpenAiServiceTest {
   OpenAiChatTest()
       : OpenAiServiceTest(
             "{{ bos_token }}{{ messages[0].content }}"
+            "{% if 'endless' in messages[0].content %}{% for i in range(9999) %}"
+            "{% for j in range(9999) %}x{% endfor %}{% endfor %}{% endif %}"
             "{{ raise_exception('No!') if 'refuse' in messages[0].content }}") {}
 };
 
@@ -330,6 +332,8 @@ TEST_F(OpenAiChatTest, IsAnsweredByTheAssistant) { EXPECT_THAT(Chat("Hi"), HasSu
 TEST_F(OpenAiChatTest, WhatTheTemplateRefusesIsTheClientsFault) {
   EXPECT_THAT(Chat("refuse"), HasSubstr("400 Bad Request"));
   EXPECT_THAT(Chat("refuse"), HasSubstr("the model's chat template refuses this: No!"));
+  EXPECT_THAT(Chat("endless"), HasSubstr("400 Bad Request"));
+  EXPECT_THAT(Chat("endless"), HasSubstr("chat template cannot be run on this: "));
 }
 
 class ThinkingChatTest : public OpenAiServiceTest {

@@ -66,6 +66,9 @@ TEST(Catalog, UnknownNamesGetTheNearest) {
               HasSubstr("did you mean fp8?"));
   EXPECT_EQ(std::string(LoadModel("/nowhere/config.json").status().message()),
             "cannot read /nowhere/config.json: no such file");
+  EXPECT_THAT(std::string(FindGpu("foo").status().message()),
+              HasSubstr("gpu \"foo\" is not known; known: h100-sxm-80g, "));
+  EXPECT_THAT(std::string(FindGpu("h10").status().message()), HasSubstr("did you mean h100"));
   EXPECT_THAT(std::string(FindKvFormat("int3").status().message()), HasSubstr("int"));
 }
 

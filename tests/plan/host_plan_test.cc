@@ -188,6 +188,18 @@ TEST_F(HostPlanTest, PlansWithoutAProfileTellMemoryOnly) {
   EXPECT_THAT(HostPlanText(*plan), HasSubstr("lockstep plan --calibrate"));
 }
 
+TEST_F(HostPlanTest, AContextThatIsAskedForMustHaveRoom) {
+  HostPlanRequest request = Request();
+  request.available_bytes = 300'000;
+  ASSERT_TRUE(MakeHostPlan(request).ok()) << MakeHostPlan(request).status();
+  request.needs_max_model_len = true;
+  const absl::Status status = MakeHostPlan(request).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("a context of 1024 tokens is longer than"));
+  request.available_bytes = int64_t{1} << 30;
+  EXPECT_TRUE(MakeHostPlan(request).ok());
+}
+
 TEST_F(HostPlanTest, MoreRanksMustBeWorthIt) {
   const auto plan = MakeHostPlan(Request());
   ASSERT_TRUE(plan.ok()) << plan.status();

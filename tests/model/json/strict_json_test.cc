@@ -55,6 +55,16 @@ TEST(StrictJson, HostileNestingStopsAtTheLimit) {
   EXPECT_THAT(std::string(document.status().message()), HasSubstr("deeper than 16"));
 }
 
+TEST(StrictJson, WhatStandsForAFileInAShallowCloneIsNamed) {
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n";
+  EXPECT_EQ(ParseStrictJson(pointer).status(), absl::InvalidArgumentError(kLfsPointer));
+  EXPECT_FALSE(IsLfsPointer("version"));
+}
+
+TEST(StrictJson, SyntaxErrorsAreReadable) {
+  EXPECT_EQ(ParseStrictJson("{]").status().message().find('\\'), absl::string_view::npos);
+}
+
 TEST(StrictJson, QuotedTextIsOneShortLine) {
   EXPECT_EQ(Quoted("a\n\"b\""), R"("a\n\"b\"")");
   EXPECT_LE(Quoted(std::string(100'000, 'x')).size(), 130u);
