@@ -44,15 +44,15 @@ BlockRunner::BlockRunner() {
 
 void BlockRunner::SetOrder(uint64_t seed) {
   order_ = seed;
-  random_.seed(seed);
+  random_ = Random(seed);
 }
 
-std::vector<int> BlockRunner::Order(int count) {
-  std::vector<int> order(count);
-  std::iota(order.begin(), order.end(), 0);
-  if (order_ == 1) std::reverse(order.begin(), order.end());
-  if (order_ > 1) std::shuffle(order.begin(), order.end(), random_);
-  return order;
+const std::vector<int>& BlockRunner::Order(int count) {
+  in_order_.resize(count);
+  std::iota(in_order_.begin(), in_order_.end(), 0);
+  if (order_ == 1) std::reverse(in_order_.begin(), in_order_.end());
+  if (order_ > 1) random_.Shuffle(in_order_);
+  return in_order_;
 }
 
 BlockRunner::Run::Run(Kernel launched)
@@ -89,7 +89,8 @@ bool BlockRunner::Advance(Run& run, int num_resident) {
   run.has_begun = true;
   run.is_early = false;
   std::vector<std::unique_ptr<Block>> aside = std::exchange(run.aside, {});
-  for (const int i : Order(static_cast<int>(aside.size()))) {
+  const std::vector<int> order = Order(static_cast<int>(aside.size()));
+  for (const int i : order) {
     if (!run.failure.empty()) break;
     block_ = std::move(aside[i]);
     RestoreStaticShared(block_->static_shared);
@@ -182,8 +183,8 @@ void BlockRunner::Ready(int thread) {
 int BlockRunner::Next() {
   ReadyThreads& ready = block_->ready;
   if (order_ <= 1) return ready.Take(0);
-  const bool takes_last = IsHasty() && random_() % 4 != 0;
-  return ready.Take(takes_last ? ready.size() - 1 : random_() % ready.size());
+  const bool takes_last = IsHasty() && random_.Below(4) != 0;
+  return ready.Take(takes_last ? ready.size() - 1 : random_.Below(ready.size()));
 }
 
 BlockRunner::Thread& BlockRunner::BeginTurn(int index) {
@@ -238,7 +239,7 @@ void BlockRunner::Park(const char* name, const Site& site) {
 }
 
 size_t BlockRunner::Pick(size_t count) {
-  if (order_ > 1) return random_() % count;
+  if (order_ > 1) return random_.Below(count);
   return order_ == 1 ? count - 1 : 0;
 }
 

@@ -9,11 +9,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "tests/support/cuda_emulation/runtime/fiber.h"
+#include "tests/support/cuda_emulation/runtime/random.h"
 #include "tests/support/cuda_emulation/runtime/ready_threads.h"
 #include "tests/support/cuda_emulation/runtime/warp_functions.h"
 
@@ -74,7 +74,7 @@ class BlockRunner {
   void Park(const char* name, const Site& site);  // until it is woken
   void Wake(int thread) { Ready(thread); }
   size_t Pick(size_t count);  // one of so many, as the order of threads says
-  bool Chance(unsigned one_in) { return order_ > 1 && random_() % one_in == 0; }
+  bool Chance(unsigned one_in) { return order_ > 1 && random_.Below(one_in) == 0; }
   bool IsHasty() const { return order_ > 1 && order_ % 2 == 1; }
   AsyncProxy& Async();  // of the block
   [[noreturn]] void Fail(std::string what);
@@ -138,14 +138,16 @@ class BlockRunner {
   uint32_t LanesOfWarp() const;
   std::string DescribeDeadlock() const;
   std::string Describe(int thread) const;
-  std::vector<int> Order(int count);
+  // 0 to count - 1, as the order of threads says; until it is called again.
+  const std::vector<int>& Order(int count);
 
   Run* run_ = nullptr;
   std::unique_ptr<Block> block_;               // the one that runs
   std::vector<std::unique_ptr<Block>> spare_;  // their fibers are used again
   int current_ = 0;
   uint64_t order_ = 0;
-  std::mt19937_64 random_;
+  std::vector<int> in_order_;  // of Order
+  Random random_;
 };
 
 // A block and its threads, each with what it waits for.
