@@ -82,53 +82,49 @@ void GrammarReduction::Close(int32_t state, RawState& closed) {
   }
 }
 
-GrammarReduction::Dependents GrammarReduction::FindDependents() const {
-  Dependents dependents(states_.size());
+GrammarReduction::NeededBy GrammarReduction::FindNeeded() const {
+  NeededBy needed;
+  needed.of_state.resize(states_.size());
   for (int32_t i = 0; i < static_cast<int32_t>(states_.size()); ++i) {
-    const auto add = [&](int32_t state) {
-      std::vector<int32_t>& others = dependents[static_cast<size_t>(state)];
-      if (others.empty() || others.back() != i) others.push_back(i);  // once, of many arrows
-    };
     for (const Arrow& arrow : at(i).arrows) {
-      add(arrow.target);
-      if (arrow.start != RawState::kNoRule) add(arrow.start);
+      const auto index = static_cast<int32_t>(needed.arrows.size());
+      needed.arrows.push_back({.owner = i, .arrow = &arrow});
+      needed.of_state[static_cast<size_t>(arrow.target)].push_back(index);
+      if (arrow.start == RawState::kNoRule) continue;
+      needed.of_state[static_cast<size_t>(arrow.start)].push_back(index);
     }
   }
-  return dependents;
+  return needed;
 }
 
-// First the states that need no calls to end, then those that need one more, and so on.
+// First the states that need no calls to end, then those that need one more, and so on (Knuth, "A
+// Generalization of Dijkstra's Algorithm", 1977): the first way to end that is found is the least.
 void GrammarReduction::FindDepths() {
   depths_.assign(states_.size(), kUnknown);
-  const Dependents dependents = FindDependents();
-  std::vector<int32_t> waiting;
-  for (int32_t i = 0; i < static_cast<int32_t>(states_.size()); ++i) waiting.push_back(i);
-  for (int32_t depth = 0; depth < kMaxDepth && !waiting.empty(); ++depth) {
-    std::vector<int32_t> pending = std::exchange(waiting, {});
+  NeededBy needed = FindNeeded();
+  std::vector<std::vector<int32_t>> of_depth(kMaxDepth);
+  for (int32_t i = 0; i < static_cast<int32_t>(states_.size()); ++i) {
+    if (at(i).is_end) of_depth[0].push_back(i);
+  }
+  for (int32_t depth = 0; depth < kMaxDepth; ++depth) {
+    std::vector<int32_t>& pending = of_depth[static_cast<size_t>(depth)];
     while (!pending.empty()) {
       const int32_t state = pending.back();
       pending.pop_back();
-      if (depths_[static_cast<size_t>(state)] != kUnknown || !EndsWithin(state, depth)) continue;
-      depths_[static_cast<size_t>(state)] = depth;
-      const std::vector<int32_t>& others = dependents[static_cast<size_t>(state)];
-      pending.insert(pending.end(), others.begin(), others.end());
-      waiting.insert(waiting.end(), others.begin(), others.end());  // who calls it is one deeper
+      int32_t& found = depths_[static_cast<size_t>(state)];
+      if (found != kUnknown) continue;
+      found = depth;
+      for (const int32_t index : needed.of_state[static_cast<size_t>(state)]) {
+        Needed& need = needed.arrows[static_cast<size_t>(index)];
+        const bool is_call = need.arrow->start != RawState::kNoRule;
+        // A call that is the last of its rule does not nest (TextAutomaton::ReturnTo).
+        const bool nests = need.arrow->start == state && !OnlyEnds(need.arrow->target);
+        need.depth = std::max(need.depth, depth + (nests ? 1 : 0));
+        if (++need.num_found < (is_call ? 2 : 1) || need.depth >= kMaxDepth) continue;
+        of_depth[static_cast<size_t>(need.depth)].push_back(need.owner);
+      }
     }
   }
-}
-
-bool GrammarReduction::EndsWithin(int32_t state, int32_t depth) const {
-  const auto ends = [&](int32_t other, int32_t most) {
-    const int32_t found = depths_[static_cast<size_t>(other)];
-    return found != kUnknown && found <= most;
-  };
-  return at(state).is_end ||
-         std::any_of(at(state).arrows.begin(), at(state).arrows.end(), [&](const Arrow& arrow) {
-           if (!ends(arrow.target, depth)) return false;
-           // A call that is the last of its rule does not nest (TextAutomaton::ReturnTo).
-           return arrow.start == RawState::kNoRule ||
-                  ends(arrow.start, OnlyEnds(arrow.target) ? depth : depth - 1);
-         });
 }
 
 bool GrammarReduction::OnlyEnds(int32_t state) const {
@@ -145,28 +141,27 @@ void GrammarReduction::Trim() {
   for (RawState& state : states_) std::erase_if(state.arrows, leads_nowhere);
 }
 
+// By calls alone: edges read.
 void GrammarReduction::FindNullable() {
   is_nullable_.assign(states_.size(), false);
-  const Dependents dependents = FindDependents();
+  NeededBy needed = FindNeeded();
   std::vector<int32_t> pending;
-  for (int32_t i = 0; i < static_cast<int32_t>(states_.size()); ++i) pending.push_back(i);
+  const auto find = [&](int32_t state) {
+    if (is_nullable_[static_cast<size_t>(state)]) return;
+    is_nullable_[static_cast<size_t>(state)] = true;
+    pending.push_back(state);
+  };
+  for (int32_t i = 0; i < static_cast<int32_t>(states_.size()); ++i) {
+    if (at(i).is_end) find(i);
+  }
   while (!pending.empty()) {
     const int32_t state = pending.back();
     pending.pop_back();
-    if (is_nullable_[static_cast<size_t>(state)] || !EndsUnread(state)) continue;
-    is_nullable_[static_cast<size_t>(state)] = true;
-    const std::vector<int32_t>& others = dependents[static_cast<size_t>(state)];
-    pending.insert(pending.end(), others.begin(), others.end());
+    for (const int32_t index : needed.of_state[static_cast<size_t>(state)]) {
+      Needed& need = needed.arrows[static_cast<size_t>(index)];
+      if (need.arrow->start != RawState::kNoRule && ++need.num_found == 2) find(need.owner);
+    }
   }
-}
-
-bool GrammarReduction::EndsUnread(int32_t state) const {
-  return at(state).is_end ||
-         std::any_of(at(state).arrows.begin(), at(state).arrows.end(), [&](const Arrow& arrow) {
-           return arrow.start != RawState::kNoRule &&
-                  is_nullable_[static_cast<size_t>(arrow.start)] &&
-                  is_nullable_[static_cast<size_t>(arrow.target)];
-         });
 }
 
 void GrammarReduction::NumberReached() {

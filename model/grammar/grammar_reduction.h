@@ -33,18 +33,26 @@ class GrammarReduction {
 
  private:
   using Arrow = RawState::Arrow;
-  // Who must be looked at again when something is found of a state.
-  using Dependents = std::vector<std::vector<int32_t>>;
+  // All states' arrows, each found from the states that it needs: its target, and its start where
+  // it is a call. What is found of states goes on along them, each looked at once from each.
+  struct Needed {
+    int32_t owner = 0;
+    const Arrow* arrow = nullptr;
+    int32_t num_found = 0;  // of the states that it needs
+    int32_t depth = 0;      // of those found
+  };
+  struct NeededBy {
+    std::vector<Needed> arrows;
+    std::vector<std::vector<int32_t>> of_state;  // indices into arrows
+  };
 
   absl::Status CloseAll();
   void Close(int32_t state, RawState& closed);
-  Dependents FindDependents() const;
+  NeededBy FindNeeded() const;
   void FindDepths();
-  bool EndsWithin(int32_t state, int32_t depth) const;
   bool OnlyEnds(int32_t state) const;
   void Trim();
   void FindNullable();
-  bool EndsUnread(int32_t state) const;
   void NumberReached();
   std::vector<int32_t> FirstCalls(int32_t start);
   absl::Status RefuseLeftRecursion();

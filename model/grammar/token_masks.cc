@@ -121,10 +121,12 @@ const MaskedVocabulary::Slice& TokenMasks::SliceFor(int32_t state) {
 TokenMask TokenMasks::MaskOf(int32_t& state) {
   state = MakeRoom(state);
   const MaskedVocabulary::Slice& slice = SliceFor(state);
+  int64_t most_work = kMaxWalkWork;
   for (const int32_t most_bytes : {slice.others.max_depth(), 8, 4, 2}) {
     state = MakeRoom(state);
-    std::optional<TokenMask> mask = Walk(slice, state, most_bytes, kMaxWalkWork);
+    std::optional<TokenMask> mask = Walk(slice, state, most_bytes, most_work);
     if (mask.has_value()) return *std::move(mask);
+    most_work /= 2;
   }
   return *Walk(slice, state, 1, std::numeric_limits<int64_t>::max());
 }

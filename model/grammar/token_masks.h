@@ -86,8 +86,9 @@ class TokenMasks {
   int64_t num_masks_made() const { return num_masks_made_; }
 
  private:
-  // Of a walk: what the automaton has looked at, each step once, and for each step besides.
-  static constexpr int64_t kMaxWalkWork = 1 << 20;
+  // Of the first walk: what the automaton has looked at, each step once, and for each step besides.
+  // Those after it, of shorter tokens, may take half as much as the one before each.
+  static constexpr int64_t kMaxWalkWork = 1 << 19;
   static constexpr int64_t kStepWork = 64;
 
   // Goes on from the state; makes room where there is none.

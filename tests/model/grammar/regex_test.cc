@@ -333,6 +333,13 @@ TEST(RegexTest, LongPatternsAreReadInTimeThatGrowsWithThem) {
       BuildRegex(absl::StrCat(pattern, "]")).status().IgnoreError();
     }
   }
+  // Many ways on from states that share them.
+  for (const char* piece : {".a?|", ".a|", "a?|", "[a-y]b?c?|"}) {
+    std::string pattern =
+        absl::StrCat("b?c?d?e?f?g?(?:", RepeatedPattern(piece, kLongRegexBytes - 32));
+    pattern.erase(pattern.rfind('|'));
+    BuildRegex(absl::StrCat(pattern, ")")).status().IgnoreError();
+  }
 }
 
 }  // namespace
