@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -45,8 +46,10 @@ class JsonCheck {
  private:
   absl::Status Add(size_t text_bytes, int depth) {
     const auto indent = static_cast<size_t>(std::max(style_.indent, 0) * depth);
-    num_bytes_ += text_bytes + indent;
-    RETURN_IF_ERROR(budget_.TakeText(text_bytes + indent));
+    const size_t num_bytes =
+        text_bytes + indent + style_.item_separator.size() + style_.key_separator.size();
+    num_bytes_ += num_bytes;
+    RETURN_IF_ERROR(budget_.TakeText(num_bytes));
     return num_bytes_ <= WorkBudget::kMaxTextBytes ? absl::OkStatus()
                                                    : budget_.TakeText(num_bytes_);
   }
@@ -182,12 +185,15 @@ Result Trim(const Value& input, ArgumentReader& arguments) {
   return Value::Of(Strip(ToText(input), Side::kBoth, which));
 }
 
-Result Replace(const Value& input, ArgumentReader& arguments) {
+Result Replace(const Value& input, ArgumentReader& arguments, WorkBudget& budget) {
   const Value old = arguments.NextOr("old", Value());
   const Value replacement = arguments.NextOr("new", Value());
   ASSIGN_OR_RETURN(const std::optional<int64_t> count, arguments.NextInt("count"));
-  return Value::Of(
-      ReplaceIn(ToText(input), ToText(old).text(), ToText(replacement), count.value_or(-1)));
+  ASSIGN_OR_RETURN(const MarkedText old_text, TextOf(old, budget));
+  ASSIGN_OR_RETURN(const MarkedText new_text, TextOf(replacement, budget));
+  ASSIGN_OR_RETURN(MarkedText replaced,
+                   ReplaceIn(ToText(input), old_text.text(), new_text, count.value_or(-1), budget));
+  return Value::Of(std::move(replaced));
 }
 
 Result Abs(const Value& input) {
@@ -217,7 +223,7 @@ Result ApplyWithArguments(std::string_view name, const Value& input, ArgumentRea
   if (name == "trim") return Trim(input, arguments);
   if (name == "tojson") return Tojson(input, arguments, budget);
   if (name == "default" || name == "d") return Default(input, arguments);
-  if (name == "replace") return Replace(input, arguments);
+  if (name == "replace") return Replace(input, arguments, budget);
   if (name == "int") return ToInt(input, arguments);
   if (name == "float") return ToFloat(input, arguments);
   if (name == "round") return Round(input, arguments);
@@ -230,7 +236,10 @@ Result ApplyWithArguments(std::string_view name, const Value& input, ArgumentRea
 
 absl::StatusOr<Value> ApplyFilter(std::string_view name, const Value& input, Arguments arguments,
                                   WorkBudget& budget) {
-  RETURN_IF_ERROR(budget.TakeText(input.is_text() ? input.text()->size() : 0));
+  constexpr std::string_view kOfText[] = {"upper", "lower", "title",   "capitalize", "string",
+                                          "safe",  "trim",  "replace", "indent"};
+  const bool reads_all = input.is_text() || absl::c_linear_search(kOfText, name);
+  RETURN_IF_ERROR(budget.TakeText(reads_all ? input.weight() : 0));
   ArgumentReader reader(std::move(arguments));
   std::optional<Result> simple = ApplySimple(name, input);
   Result result = simple ? *std::move(simple) : ApplyWithArguments(name, input, reader, budget);

@@ -116,7 +116,8 @@ absl::StatusOr<Interpreter::Flow> Interpreter::RunStatement(const Statement& sta
       return Flow::kNext;
     case StatementKind::kOutput: {
       ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.expression));
-      RETURN_IF_ERROR(Write(ToText(value)));
+      ASSIGN_OR_RETURN(const MarkedText text, TextOf(value, budget_));
+      RETURN_IF_ERROR(Write(text));
       return Flow::kNext;
     }
     case StatementKind::kFor:
@@ -219,7 +220,8 @@ absl::StatusOr<Interpreter::Flow> Interpreter::RunCaptured(const Statement& stat
   const absl::Cleanup leave = [this] { scopes_.pop_back(); };
   Set(kFiltered, Value::Of(*std::move(text)));
   ASSIGN_OR_RETURN(const Value filtered, Evaluate(*statement.expression));
-  RETURN_IF_ERROR(Write(ToText(filtered)));
+  ASSIGN_OR_RETURN(const MarkedText filtered_text, TextOf(filtered, budget_));
+  RETURN_IF_ERROR(Write(filtered_text));
   return Flow::kNext;
 }
 

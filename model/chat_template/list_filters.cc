@@ -31,7 +31,8 @@ Result AttributePath(Value value, std::string_view path, WorkBudget& budget) {
 }
 
 Result Join(const List& list, ArgumentReader& arguments, WorkBudget& budget) {
-  const MarkedText separator = ToText(arguments.NextOr("d", Value::Markup("")));
+  ASSIGN_OR_RETURN(const MarkedText separator,
+                   TextOf(arguments.NextOr("d", Value::Markup("")), budget));
   ASSIGN_OR_RETURN(const std::optional<MarkedText> attribute, arguments.NextText("attribute"));
   MarkedText joined;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -40,7 +41,7 @@ Result Join(const List& list, ArgumentReader& arguments, WorkBudget& budget) {
       ASSIGN_OR_RETURN(entry, AttributePath(std::move(entry), attribute->text(), budget));
     }
     if (i > 0) joined.Append(separator);
-    const MarkedText text = ToText(entry);
+    ASSIGN_OR_RETURN(const MarkedText text, TextOf(entry, budget));
     RETURN_IF_ERROR(budget.TakeText(separator.size() + text.size()));
     joined.Append(text);
     if (joined.size() > WorkBudget::kMaxTextBytes) return budget.TakeText(joined.size());
@@ -167,7 +168,7 @@ Result Unique(const List& list, ArgumentReader& arguments, WorkBudget& budget) {
   List seen, unique;
   for (const Value& entry : list) {
     ASSIGN_OR_RETURN(Value key, ordering.KeyOf(entry, budget));
-    RETURN_IF_ERROR(budget.Take(1 + static_cast<int64_t>(seen.size())));
+    RETURN_IF_ERROR(budget.TakeComparisons(seen.size(), key.weight()));
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& a) { return Equal(a, key); })) {
       continue;
     }

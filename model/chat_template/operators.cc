@@ -139,7 +139,7 @@ absl::StatusOr<bool> Contains(const Value& value, const Value& wanted, WorkBudge
     return absl::StrContains(value.text()->text(), wanted.text()->text());
   }
   if (value.list() != nullptr) {
-    RETURN_IF_ERROR(budget.Take(static_cast<int64_t>(value.list()->size())));
+    RETURN_IF_ERROR(budget.TakeComparisons(value.list()->size(), wanted.weight()));
     return std::any_of(value.list()->begin(), value.list()->end(),
                        [&](const Value& entry) { return Equal(entry, wanted); });
   }
@@ -154,13 +154,22 @@ absl::StatusOr<bool> Contains(const Value& value, const Value& wanted, WorkBudge
 
 }  // namespace
 
+absl::StatusOr<MarkedText> TextOf(const Value& value, WorkBudget& budget) {
+  RETURN_IF_ERROR(budget.TakeText(value.weight()));
+  return ToText(value);
+}
+
 absl::Status UndefinedError(const Value& value) {
   return absl::InvalidArgumentError(absl::StrCat("'", value.undefined().name, "' is undefined"));
 }
 
 absl::StatusOr<Value> Arithmetic(std::string_view name, const Value& a, const Value& b,
                                  WorkBudget& budget) {
-  if (name == "~") return Concatenate(ToText(a), ToText(b), budget);
+  if (name == "~") {
+    ASSIGN_OR_RETURN(const MarkedText first, TextOf(a, budget));
+    ASSIGN_OR_RETURN(const MarkedText second, TextOf(b, budget));
+    return Concatenate(first, second, budget);
+  }
   if (a.is_number() && b.is_number()) {
     const bool is_float = a.is_float() || b.is_float();
     if (!is_float && name == "**" && b.AsInt() >= 0) return IntegerPower(a.AsInt(), b.AsInt());
@@ -194,9 +203,7 @@ absl::StatusOr<Value> Negative(const Value& value) {
 
 absl::StatusOr<bool> Compare(std::string_view name, const Value& a, const Value& b,
                              WorkBudget& budget) {
-  if (a.is_text() && b.is_text()) {
-    RETURN_IF_ERROR(budget.TakeText(std::min(a.text()->size(), b.text()->size())));
-  }
+  RETURN_IF_ERROR(budget.TakeText(std::min(a.weight(), b.weight())));
   if (name == "==") return Equal(a, b);
   if (name == "!=") return !Equal(a, b);
   if (name == "in") return Contains(b, a, budget);

@@ -140,12 +140,14 @@ Result FindMethod(const MarkedText& text, std::string_view name, ArgumentReader&
   return Value::Of(at);
 }
 
-Result ReplaceMethod(const MarkedText& text, ArgumentReader& arguments) {
+Result ReplaceMethod(const MarkedText& text, ArgumentReader& arguments, WorkBudget& budget) {
   ASSIGN_OR_RETURN(const std::optional<MarkedText> old, arguments.NextText("old"));
   ASSIGN_OR_RETURN(const std::optional<MarkedText> replacement, arguments.NextText("new"));
   ASSIGN_OR_RETURN(const std::optional<int64_t> count, arguments.NextInt("count"));
   if (!old || !replacement) return absl::InvalidArgumentError("replace wants two strings");
-  return Value::Of(ReplaceIn(text, old->text(), *replacement, count.value_or(-1)));
+  ASSIGN_OR_RETURN(MarkedText replaced,
+                   ReplaceIn(text, old->text(), *replacement, count.value_or(-1), budget));
+  return Value::Of(std::move(replaced));
 }
 
 // "{}", "{0}" and "{name}", without a format of their own.
@@ -175,9 +177,11 @@ Result Format(const MarkedText& text, ArgumentReader& arguments, WorkBudget& bud
     const auto named = std::find_if(given.named.begin(), given.named.end(),
                                     [&](const auto& entry) { return entry.first == field; });
     if (index < given.positional.size()) {
-      formatted.Append(ToText(given.positional[index]));
+      ASSIGN_OR_RETURN(const MarkedText text, TextOf(given.positional[index], budget));
+      formatted.Append(text);
     } else if (named != given.named.end()) {
-      formatted.Append(ToText(named->second));
+      ASSIGN_OR_RETURN(const MarkedText text, TextOf(named->second, budget));
+      formatted.Append(text);
     } else {
       return absl::InvalidArgumentError(absl::StrCat("the format wants {", field, "}"));
     }
@@ -216,7 +220,7 @@ Result CallTextMethod(const Value& object, std::string_view name, ArgumentReader
   if (name == "find" || name == "rfind" || name == "index" || name == "count") {
     return FindMethod(text, name, arguments);
   }
-  if (name == "replace") return ReplaceMethod(text, arguments);
+  if (name == "replace") return ReplaceMethod(text, arguments, budget);
   if (name == "join") {
     const Value list = arguments.NextOr("iterable", Value());
     return ApplyFilter("join", list, {.positional = {object}, .named = {}}, budget);
@@ -246,9 +250,11 @@ Result CallDictMethod(const Value& object, std::string_view name, ArgumentReader
   return Value::Of(std::move(list));
 }
 
-Result CallListMethod(const Value& object, std::string_view name, ArgumentReader& arguments) {
+Result CallListMethod(const Value& object, std::string_view name, ArgumentReader& arguments,
+                      WorkBudget& budget) {
   const Value wanted = arguments.NextOr("value", Value());
   const List& list = *object.list();
+  RETURN_IF_ERROR(budget.TakeComparisons(list.size(), wanted.weight()));
   const auto is_wanted = [&](const Value& entry) { return Equal(entry, wanted); };
   if (name == "count") {
     return Value::Of(static_cast<int64_t>(std::count_if(list.begin(), list.end(), is_wanted)));
@@ -297,7 +303,7 @@ absl::StatusOr<Value> CallMethod(const Value& object, std::string_view name, Arg
   RETURN_IF_ERROR(budget.TakeText(object.is_text() ? object.text()->size() : 0));
   ArgumentReader reader(std::move(arguments));
   Result result = object.is_text()           ? CallTextMethod(object, name, reader, budget)
-                  : object.list() != nullptr ? CallListMethod(object, name, reader)
+                  : object.list() != nullptr ? CallListMethod(object, name, reader, budget)
                                              : CallDictMethod(object, name, reader, budget);
   RETURN_IF_ERROR(result.status());
   if (const absl::Status rest = reader.Finish(); !rest.ok()) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "kernels/base/status_macros.h"
 #include "model/tokenizer/utf8.h"
 
 namespace lockstep::jinja {
@@ -163,27 +164,38 @@ List SplitLines(const MarkedText& text, bool keeps_ends) {
   return lines;
 }
 
-MarkedText ReplaceIn(const MarkedText& text, std::string_view old, const MarkedText& replacement,
-                     int64_t max_count) {
+absl::StatusOr<MarkedText> ReplaceIn(const MarkedText& text, std::string_view old,
+                                     const MarkedText& replacement, int64_t max_count,
+                                     WorkBudget& budget) {
   MarkedText result;
-  size_t begin = 0;
   int64_t count = 0;
+  // What came before it stands, then the replacement.
+  const auto replace = [&](size_t begin, size_t end) {
+    ++count;
+    result.Append(text.Range(begin, end));
+    result.Append(replacement);
+    return result.size() <= WorkBudget::kMaxTextBytes ? budget.Take(1)
+                                                      : budget.TakeText(result.size());
+  };
+  const auto may_replace = [&] { return max_count < 0 || count < max_count; };
+  size_t begin = 0;
   const std::string& all = text.text();
   if (old.empty()) {  // between all characters, and at both ends
     for (const Character& c : CharactersOf(all)) {
-      if (max_count < 0 || count++ < max_count) result.Append(replacement);
-      result.Append(text.Range(c.begin, c.end));
+      if (!may_replace()) break;
+      RETURN_IF_ERROR(replace(begin, c.begin));
+      begin = c.begin;
     }
-    if (max_count < 0 || count < max_count) result.Append(replacement);
-    return result;
+    if (may_replace()) {
+      RETURN_IF_ERROR(replace(begin, all.size()));
+      begin = all.size();
+    }
   }
-  while (max_count < 0 || count < max_count) {
+  while (!old.empty() && may_replace()) {
     const size_t at = all.find(old, begin);
     if (at == std::string::npos) break;
-    result.Append(text.Range(begin, at));
-    result.Append(replacement);
+    RETURN_IF_ERROR(replace(begin, at));
     begin = at + old.size();
-    ++count;
   }
   result.Append(text.Range(begin, all.size()));
   return result;

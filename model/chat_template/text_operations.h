@@ -6,8 +6,10 @@
 #include <optional>
 #include <string_view>
 
+#include "absl/status/statusor.h"
 #include "model/chat_template/marked_text.h"
 #include "model/chat_template/value.h"
+#include "model/chat_template/work_budget.h"
 
 namespace lockstep::jinja {
 
@@ -30,8 +32,9 @@ List Split(const MarkedText& text, const std::optional<std::string_view>& separa
            int64_t max_splits, bool from_right);
 List SplitLines(const MarkedText& text, bool keeps_ends);
 // max_count < 0: all.
-MarkedText ReplaceIn(const MarkedText& text, std::string_view old, const MarkedText& replacement,
-                     int64_t max_count);
+absl::StatusOr<MarkedText> ReplaceIn(const MarkedText& text, std::string_view old,
+                                     const MarkedText& replacement, int64_t max_count,
+                                     WorkBudget& budget);
 enum class Case {
   kUpper,
   kLower,

@@ -27,7 +27,11 @@ void Dict::Set(MarkedText key, Value value) {
   }
 }
 
-Value Value::Of(MarkedText text) { return Value(std::make_shared<MarkedText>(std::move(text))); }
+Value Value::Of(MarkedText text) {
+  Value value(std::make_shared<MarkedText>(std::move(text)));
+  value.weight_ += value.text()->size();
+  return value;
+}
 
 Value Value::Of(List list, bool is_tuple) {
   Value value(std::make_shared<List>(std::move(list)));
@@ -41,12 +45,16 @@ Value Value::Of(Dict dict) {
   Value value(std::make_shared<Dict>(std::move(dict)));
   value.depth_ = 1;
   value.holds_namespace_ = value.dict()->is_namespace;
-  for (const auto& [key, entry] : value.dict()->entries) value.Hold(entry);
+  for (const auto& [key, entry] : value.dict()->entries) {
+    value.weight_ += key.size();
+    value.Hold(entry);
+  }
   return value;
 }
 
 void Value::Hold(const Value& inner) {
   depth_ = std::max(depth_, inner.depth_ + 1);
+  weight_ = std::min(weight_ + inner.weight_, kMaxWeight);
   holds_namespace_ = holds_namespace_ || inner.holds_namespace_;
 }
 
@@ -110,6 +118,7 @@ bool Equal(const Value& a, const Value& b) {
                       [](const Value& x, const Value& y) { return Equal(x, y); });
   }
   if (a.dict() != nullptr && b.dict() != nullptr) {
+    if (a.dict()->is_namespace || b.dict()->is_namespace) return a.dict() == b.dict();
     const auto& entries = a.dict()->entries;
     return entries.size() == b.dict()->entries.size() &&
            std::all_of(entries.begin(), entries.end(), [&](const auto& entry) {
@@ -217,6 +226,7 @@ void AppendText(const Value& value, bool is_nested, MarkedText& out) {
     return AppendMarkup(value.is_tuple() ? ")" : "]", out);
   }
   if (value.dict() == nullptr) return AppendMarkup("<function>", out);
+  if (value.dict()->is_namespace) return AppendMarkup("<Namespace>", out);  // of any weight
   AppendMarkup("{", out);
   const char* separator = "";
   for (const auto& [key, entry] : value.dict()->entries) {

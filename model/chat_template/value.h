@@ -75,11 +75,16 @@ class Value {
   const char* TypeName() const;  // Python's
   // Of lists and dicts in each other; 0: neither. What is in a namespace does not count.
   int depth() const { return depth_; }
+  // About the bytes that it is written with, of what it holds as often as it does.
+  size_t weight() const { return weight_; }
   bool is_tuple() const { return is_tuple_; }  // a list that Python shows in parentheses
   // Is one, or has one within: such a value in a namespace could contain itself.
   bool holds_namespace() const { return holds_namespace_; }
 
  private:
+  static constexpr size_t kOwnWeight = 16;
+  static constexpr size_t kMaxWeight = SIZE_MAX / 2;
+
   template <typename T>
   explicit Value(T value) : value_(std::move(value)) {}
   template <typename T>
@@ -98,6 +103,7 @@ class Value {
                std::shared_ptr<List>, std::shared_ptr<Dict>, Function>
       value_;
   int depth_ = 0;
+  size_t weight_ = kOwnWeight;
   bool holds_namespace_ = false;
   bool is_tuple_ = false;
 };

@@ -35,6 +35,13 @@ class WorkBudget {
     return Take(1 + static_cast<int64_t>(num_bytes / kBytesPerUnit));
   }
 
+  // Of so many values with one of that weight.
+  absl::Status TakeComparisons(size_t count, size_t weight) {
+    const size_t units = 1 + weight / kBytesPerUnit;
+    return count > kMaxUnits / units ? Take(kMaxUnits)
+                                     : Take(1 + static_cast<int64_t>(count * units));
+  }
+
  private:
   int64_t units_left_ = kMaxUnits;
 };

@@ -110,6 +110,41 @@ TEST(ChatTemplateTest, ErrorsHaveALine) {
   EXPECT_EQ(refused.status(), absl::FailedPreconditionError("no system please"));
 }
 
+// What is small to hold and large to compare or to write.
+TEST(ChatTemplateTest, ListsThatAreDoubledTakeTheirShareOfWork) {
+  const std::string doubled =
+      "{% set n = namespace(a=['x'], b=['x']) %}{% for i in range(45) %}"
+      "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}";
+  for (const char* use :
+       {"{{ n.a == n.b }}", "{{ n.a != n.b }}", "{{ n.a in [n.b] }}", "{{ n.a < n.b }}",
+        "{{ [n.a, n.b] | unique | length }}", "{{ [n.a].index(n.b) }}", "{{ n.a }}",
+        "{{ n.a ~ 'x' }}", "{{ [n.a] | join }}", "{{ n.a | string }}", "{{ n.a | trim }}",
+        "{{ 'x' | replace('x', n.a) }}", "{{ '{}'.format(n.a) }}", "{{ n.a | tojson }}"}) {
+    EXPECT_THAT(RenderText(absl::StrCat(doubled, use)), HasSubstr("more than")) << use;
+  }
+  EXPECT_EQ(RenderText("{% set a = [1, ['x']] %}{{ a == [1, ['x']] }} {{ ['x'] in a }} {{ a }}"),
+            "True True [1, ['x']]");
+}
+
+TEST(ChatTemplateTest, TextsAreMeasuredBeforeTheyAreMade) {
+  EXPECT_THAT(RenderText("{{ ('a' * 1000000) | replace('a', 'b' * 100000) }}"),
+              HasSubstr("more than"));
+  EXPECT_THAT(RenderText("{{ ('a' * 1000000).replace('', 'b' * 100000) }}"),
+              HasSubstr("more than"));
+  EXPECT_THAT(RenderText("{{ ([0] * 100000) | tojson(separators=(',' * 100000, ':')) }}"),
+              HasSubstr("more than"));
+  EXPECT_THAT(RenderText("{{ ['x' * 60000000] * 100 }}"), HasSubstr("more than"));
+  EXPECT_EQ(RenderText("{{ 'aXbXc'.replace('X', '--', 1) }} {{ 'ab'.replace('', '.') }} "
+                       "{{ 'ab'.replace('', '.', 2) }} {{ 'ab'.replace('', '.', 0) }}"),
+            "a--bXc .a.b. .a.b ab");
+}
+
+TEST(ChatTemplateTest, NamespacesAreEqualToThemselvesAlone) {
+  EXPECT_EQ(RenderText("{% set n = namespace(a=1) %}{% set m = namespace(a=1) %}"
+                       "{{ n == n }} {{ n == m }} {{ n }}"),
+            "True False <Namespace>");
+}
+
 TEST(ChatTemplateTest, NoTemplateTakesMoreThanItsShare) {
   const std::string doubling =
       "{% set n = namespace(x='ab') %}{% for i in range(99) %}"
