@@ -10,6 +10,31 @@
 
 namespace lockstep {
 
+namespace {
+
+// Of the text that ReplaceAll makes, or more.
+size_t MostBytesReplaced(std::string_view text, const NormalizerStep& step) {
+  if (step.content.size() <= step.pattern.size()) return text.size();
+  const size_t grows = step.content.size() - step.pattern.size();
+  if (text.size() + text.size() / step.pattern.size() * grows <= kMaxNormalizedBytes) {
+    return text.size() + text.size() / step.pattern.size() * grows;
+  }
+  size_t size = text.size();
+  for (size_t at = text.find(step.pattern); at != std::string_view::npos;
+       at = text.find(step.pattern, at + step.pattern.size())) {
+    size += grows;
+  }
+  return size;
+}
+
+absl::Status CheckSize(size_t num_bytes) {
+  if (num_bytes <= kMaxNormalizedBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the text grows beyond ", kMaxNormalizedBytes, " bytes when normalized"));
+}
+
+}  // namespace
+
 absl::StatusOr<std::string> Normalize(std::string_view text,
                                       const std::vector<NormalizerStep>& steps) {
   std::string normalized(text);
@@ -20,16 +45,14 @@ absl::StatusOr<std::string> Normalize(std::string_view text,
         normalized.insert(0, step.content);
         break;
       case NormalizerStep::Kind::kReplace:
+        RETURN_IF_ERROR(CheckSize(MostBytesReplaced(normalized, step)));
         normalized = ReplaceAll(normalized, step.pattern, step.content);
         break;
       case NormalizerStep::Kind::kNfc:
         normalized = ToNfc(normalized);
         break;
     }
-    if (normalized.size() > kMaxNormalizedBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the text grows beyond ", kMaxNormalizedBytes, " bytes when normalized"));
-    }
+    RETURN_IF_ERROR(CheckSize(normalized.size()));
   }
   return normalized;
 }

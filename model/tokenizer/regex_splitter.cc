@@ -35,6 +35,9 @@ std::string ErrorText(int code) {
   return reinterpret_cast<const char*>(buffer);
 }
 
+// Of the interpreter, where alternatives are left behind at every character.
+constexpr uint32_t kMaxHeapKiB = 256 << 10;
+
 struct Range {
   size_t start;
   size_t end;
@@ -54,7 +57,8 @@ class Matcher {
     const uint64_t steps = 10'000'000 + 16 * uint64_t{text.size()};
     pcre2_set_match_limit(context_.get(),
                           static_cast<uint32_t>(std::min<uint64_t>(steps, UINT32_MAX)));
-    pcre2_set_depth_limit(context_.get(), UINT32_MAX);  // the heap limit bounds memory
+    pcre2_set_depth_limit(context_.get(), UINT32_MAX);
+    pcre2_set_heap_limit(context_.get(), kMaxHeapKiB);
   }
 
   // The next match at or after `start`; {npos, npos} if there is none.

@@ -13,6 +13,7 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kMaxBytes = size_t{1} << 28;
+constexpr size_t kMaxDecodedBytes = size_t{1} << 20;
 
 // The byte that "<0xE2>" stands for.
 std::optional<char> ByteOfToken(std::string_view token) {
@@ -35,7 +36,14 @@ absl::StatusOr<TokenDecoder> TokenDecoder::Make(DecoderSpec spec, const Vocabula
   decoder.offsets_.reserve(vocabulary.size() + 1);
   decoder.offsets_.push_back(0);
   for (int32_t id = 0; id < vocabulary.size(); ++id) {
-    if (vocabulary.IsValid(id)) decoder.bytes_ += decoder.BytesOf(vocabulary.Content(id));
+    const std::string bytes =
+        vocabulary.IsValid(id) ? decoder.BytesOf(vocabulary.Content(id)) : std::string();
+    if (bytes.size() > kMaxDecodedBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("tokenizer.json: decoder: token ", id,
+                                                     " decodes to more than ", kMaxDecodedBytes,
+                                                     " bytes"));
+    }
+    decoder.bytes_ += bytes;
     if (decoder.bytes_.size() > kMaxBytes) {
       return absl::InvalidArgumentError(absl::StrCat(
           "tokenizer.json: decoder: the vocabulary decodes to more than ", kMaxBytes, " bytes"));
@@ -52,6 +60,7 @@ std::string TokenDecoder::BytesOf(const std::string& content) const {
   std::string text = content;
   for (const auto& [pattern, replacement] : spec_.replacements) {
     text = ReplaceAll(text, pattern, replacement);
+    if (text.size() > kMaxDecodedBytes) return text;  // which is too long already
   }
   if (spec_.byte_fallback) {
     if (const auto byte = ByteOfToken(text); byte.has_value()) return std::string(1, *byte);

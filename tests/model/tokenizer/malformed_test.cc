@@ -158,6 +158,14 @@ TEST(Malformed, OutputStagesAreRefusedByName) {
       {"decoder", [](Json& j) { j["decoder"] = nullptr; }},
       {"decoder[3]: stop", [](Json& j) { j["decoder"]["decoders"][3]["stop"] = 1; }},
       {"decoder[3]: start", [](Json& j) { j["decoder"]["decoders"][3]["start"] = -1; }},
+      {"decodes to more than 1048576",
+       [](Json& j) {
+         const Json replace = {{"type", "Replace"},
+                               {"pattern", {{"String", "b"}}},
+                               {"content", std::string(16, 'b')}};
+         Json& decoders = j["decoder"]["decoders"];
+         for (int i = 0; i < 12; ++i) decoders.insert(decoders.begin(), replace);
+       }},
       {"Strip before Fuse", [](Json& j) { j["decoder"]["decoders"].erase(2); }},
       {"ByteLevel",
        [](Json& j) {
