@@ -95,7 +95,8 @@ class SpeedProbe {
   }
 
   absl::Status MeasureLinksOf(TimedStage& stage) {
-    ASSIGN_OR_RETURN(const LinkSpeeds links, MeasureLinks(stage.groups(), stage.backend()));
+    PreflightMemory memory;
+    ASSIGN_OR_RETURN(const LinkSpeeds links, MeasureLinks(stage.groups(), stage.backend(), memory));
     if (links.tp) speed_.all_reduce_gb_s = links.tp->bytes_per_second / kGiga;
     // Known to those before the last stage.
     if (links.next_stage) speed_.send_gb_s = links.next_stage->bytes_per_second / kGiga;

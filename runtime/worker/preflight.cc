@@ -85,8 +85,7 @@ double BytesPerSecond(double seconds) {
 
 class LinkTimer {
  public:
-  LinkTimer(Backend& backend, DeviceBuffer memory)
-      : backend_(backend), memory_(std::move(memory)) {}
+  LinkTimer(Backend& backend, const DeviceBuffer& memory) : backend_(backend), memory_(memory) {}
 
   absl::StatusOr<LinkSpeed> AllReduce(Communicator& group) const {
     ASSIGN_OR_RETURN(const double small, AllReduceSeconds(group, kSmallFloats, kSmallRounds));
@@ -153,13 +152,13 @@ class LinkTimer {
   }
 
   Backend& backend_;
-  const DeviceBuffer memory_;  // zeros: what is sent, and room for an answer
+  const DeviceBuffer& memory_;  // zeros: what is sent, and room for an answer
 };
 
 }  // namespace
 
 absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, RankGroups& groups,
-                                                   const RankFacts& mine) {
+                                                   const RankFacts& mine, PreflightMemory& memory) {
   FactsRecord record;
   std::memcpy(record.host.data(), mine.host.data(),
               std::min(mine.host.size(), record.host.size() - 1));
@@ -169,13 +168,18 @@ absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, Rank
   record.gpu = mine.gpu;
   record.foreign_bytes = mine.foreign_bytes;
   // First over my stage, then the stages: the order of ranks.
-  std::vector<FactsRecord> of_stage(static_cast<size_t>(grid.tp()));
-  std::vector<FactsRecord> of_all(static_cast<size_t>(grid.world_size()));
   constexpr int64_t kBytes = sizeof(FactsRecord);
-  RETURN_IF_ERROR(groups.tp->AllGather(&record, kBytes, of_stage.data()));
-  RETURN_IF_ERROR(groups.pp->AllGather(of_stage.data(), grid.tp() * kBytes, of_all.data()));
+  memory.facts.resize(static_cast<size_t>((1 + grid.tp() + grid.world_size()) * kBytes));
+  char* const of_me = memory.facts.data();
+  char* const of_stage = of_me + kBytes;
+  char* const of_all = of_stage + grid.tp() * kBytes;
+  std::memcpy(of_me, &record, kBytes);
+  RETURN_IF_ERROR(groups.tp->AllGather(of_me, kBytes, of_stage));
+  RETURN_IF_ERROR(groups.pp->AllGather(of_stage, grid.tp() * kBytes, of_all));
   std::vector<RankFacts> facts;
-  for (const FactsRecord& each : of_all) {
+  for (int rank = 0; rank < grid.world_size(); ++rank) {
+    FactsRecord each;
+    std::memcpy(&each, of_all + rank * kBytes, kBytes);
     facts.push_back({std::string(each.host.data(), ::strnlen(each.host.data(), each.host.size())),
                      static_cast<int>(each.node), each.needed_bytes, each.available_bytes,
                      static_cast<int>(each.gpu), each.foreign_bytes});
@@ -196,9 +200,9 @@ absl::Status CheckFacts(const ProcessGrid& grid, std::span<const RankFacts> fact
 absl::StatusOr<std::vector<absl::Duration>> MeasureAllReduces(Communicator& group, Backend& backend,
                                                               std::span<const int64_t> sizes) {
   if (sizes.empty()) return std::vector<absl::Duration>();
-  ASSIGN_OR_RETURN(DeviceBuffer memory,
+  ASSIGN_OR_RETURN(const DeviceBuffer memory,
                    backend.Allocate(*std::max_element(sizes.begin(), sizes.end())));
-  const LinkTimer timer(backend, std::move(memory));
+  const LinkTimer timer(backend, memory);
   std::vector<absl::Duration> times;
   for (const int64_t bytes : sizes) {
     ASSIGN_OR_RETURN(const double seconds,
@@ -208,10 +212,11 @@ absl::StatusOr<std::vector<absl::Duration>> MeasureAllReduces(Communicator& grou
   return times;
 }
 
-absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups, Backend& backend) {
-  ASSIGN_OR_RETURN(DeviceBuffer memory,
+absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups, Backend& backend,
+                                        PreflightMemory& memory) {
+  ASSIGN_OR_RETURN(memory.links,
                    backend.Allocate(LinkTimer::kLargeBytes + LinkTimer::kAnswerBytes));
-  const LinkTimer timer(backend, std::move(memory));
+  const LinkTimer timer(backend, memory.links);
   LinkSpeeds speeds;
   if (groups.tp->size() > 1) {
     ASSIGN_OR_RETURN(speeds.tp, timer.AllReduce(*groups.tp));

@@ -31,9 +31,16 @@ struct RankFacts {
   int64_t foreign_bytes = 0;    // of the GPU, where others' leave less than the rank might fill
 };
 
+// What is sent from and received into. Peers may read it after a failure, too: it stays until the
+// ranks have met again (Rendezvous::Next).
+struct PreflightMemory {
+  std::vector<char> facts;
+  DeviceBuffer links;
+};
+
 // Of every rank, by rank. Errors as Communicator's.
 absl::StatusOr<std::vector<RankFacts>> GatherFacts(const ProcessGrid& grid, RankGroups& groups,
-                                                   const RankFacts& mine);
+                                                   const RankFacts& mine, PreflightMemory& memory);
 
 // Gathered facts, by rank. As CheckTpInsideNodes (unless allowed), or RESOURCE_EXHAUSTED naming the
 // host and the bytes.
@@ -52,7 +59,8 @@ struct LinkSpeeds {
 
 // Of groups that exchange memory of backend. Takes milliseconds, and some tens of them over a slow
 // network. Errors as Communicator's, and RESOURCE_EXHAUSTED.
-absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups, Backend& backend);
+absl::StatusOr<LinkSpeeds> MeasureLinks(RankGroups& groups, Backend& backend,
+                                        PreflightMemory& memory);
 
 // What an all-reduce takes, for each of these sizes (multiples of 4 bytes). As above.
 absl::StatusOr<std::vector<absl::Duration>> MeasureAllReduces(Communicator& group, Backend& backend,

@@ -221,12 +221,15 @@ absl::Status RankLife::Preflight() {
                   .gpu = model_.device().gpu().value_or(kNoGpu),
                   .foreign_bytes = memory.is_limited_by_others() ? memory.foreign_bytes : 0};
   ASSIGN_OR_RETURN(facts.needed_bytes, model_.NeededBytes());
-  ASSIGN_OR_RETURN(const std::vector<RankFacts> all, GatherFacts(options_.grid, groups_, facts));
+  ASSIGN_OR_RETURN(const std::vector<RankFacts> all,
+                   GatherFacts(options_.grid, groups_, facts, preflight_memory_));
   const absl::Status fit = CheckFacts(options_.grid, all, options_.allow_tp_across_nodes);
   failed_here_ = !fit.ok();
   RETURN_IF_ERROR(fit);
-  ASSIGN_OR_RETURN(const LinkSpeeds speeds,
-                   MeasureLinks(model_.device().groups(), model_.device().backend()));
+  ASSIGN_OR_RETURN(
+      const LinkSpeeds speeds,
+      MeasureLinks(model_.device().groups(), model_.device().backend(), preflight_memory_));
+  preflight_memory_ = {};  // all ranks are through
   SendPreflight(facts, speeds);
   return absl::OkStatus();
 }

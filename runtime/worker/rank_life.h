@@ -98,6 +98,7 @@ class RankLife {
   std::mutex loading_mutex_;             // of the next: loader threads report
   absl::Time loading_reported_ = absl::InfinitePast();
 
+  PreflightMemory preflight_memory_;
   std::unique_ptr<ControllerLink> link_;
   std::unique_ptr<Reporter> reporter_;
   std::unique_ptr<StepLoop> loop_;

@@ -84,7 +84,8 @@ TEST(PreflightTest, EveryRankHearsOfAllInTheOrderOfRanks) {
     const ProcessGrid grid = *ProcessGrid::Create(tp, pp);
     testing::RunRanks(tp, pp, [&](int rank, RankGroups& groups) {
       const RankFacts mine = {absl::StrCat("host", rank), rank, rank, -rank};
-      const auto facts = GatherFacts(grid, groups, mine);
+      PreflightMemory memory;
+      const auto facts = GatherFacts(grid, groups, mine, memory);
       if (!facts.ok()) return facts.status();
       EXPECT_EQ(std::ssize(*facts), grid.world_size());
       for (int other = 0; other < grid.world_size(); ++other) {
@@ -105,7 +106,8 @@ TEST(PreflightTest, EveryLinkIsMeasured) {
     const ProcessGrid grid = *ProcessGrid::Create(tp, pp);
     testing::RunRanks(tp, pp, [&](int rank, RankGroups& groups) {
       const auto backend = MakeReferenceBackend();
-      const auto speeds = MeasureLinks(groups, *backend);
+      PreflightMemory memory;
+      const auto speeds = MeasureLinks(groups, *backend, memory);
       if (!speeds.ok()) return speeds.status();
       EXPECT_EQ(speeds->tp.has_value(), grid.tp() > 1);
       EXPECT_EQ(speeds->next_stage.has_value(), grid.stage_of(rank) + 1 < grid.pp());

@@ -71,11 +71,12 @@ TEST_F(WorkerMeetingTest, ALoadedRankTakesPartInThePreflightOfTheOthers) {
       ASSERT_TRUE(round.ok()) << round.status();
       RankGroups& groups = rounds.emplace_back(*std::move(round)).groups;
       ASSERT_TRUE(exchanges.emplace_back().Run(options.grid, groups, IdentityOf(options)).ok());
-      const auto gathered = GatherFacts(options.grid, groups, {.host = "there", .node = 1});
+      PreflightMemory memory;
+      const auto gathered = GatherFacts(options.grid, groups, {.host = "there", .node = 1}, memory);
       ASSERT_TRUE(gathered.ok()) << "life " << life << ": " << gathered.status();
       facts.push_back(gathered->front());
       const auto backend = MakeReferenceBackend();
-      ASSERT_TRUE(MeasureLinks(groups, *backend).ok());
+      ASSERT_TRUE(MeasureLinks(groups, *backend, memory).ok());
     }
   });
   const absl::Status status = RunWorker(options, *ranks[0]);
