@@ -17,7 +17,8 @@ InterruptWatcher::InterruptWatcher() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, signal);
   // A shell's background job starts with SIGINT ignored, and ignored signals never arrive, blocked
   // or not. An ignored SIGHUP (nohup) is left so.
-  for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
+  // Of children that end where SIGCHLD is ignored nobody is told.
+  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) ::signal(signal, SIG_DFL);
   LS_CHECK_EQ(pthread_sigmask(SIG_BLOCK, &signals, nullptr), 0);
   fd_ = Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   LS_CHECK(fd_.valid()) << "signalfd";
@@ -26,7 +27,11 @@ InterruptWatcher::InterruptWatcher() {
 int InterruptWatcher::TakeCount() {
   int count = 0;
   signalfd_siginfo info;
-  while (::read(fd_.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) ++count;
+  while (::read(fd_.get(), &info, sizeof(info)) == static_cast<ssize_t>(sizeof(info))) {
+    const bool is_hangup = info.ssi_signo == SIGHUP;
+    if (!is_hangup || !has_hung_up_) ++count;
+    has_hung_up_ = has_hung_up_ || is_hangup;
+  }
   return count;
 }
 

@@ -16,11 +16,13 @@ class InterruptWatcher {
  public:
   InterruptWatcher();
   int fd() const { return fd_.get(); }
-  // How many interrupts arrived since the last call.
+  // How many interrupts arrived since the last call. Of hangups the first: when a terminal is
+  // closed, the kernel and the shell both tell.
   int TakeCount();
 
  private:
   Fd fd_;
+  bool has_hung_up_ = false;
 };
 
 // Writing to a pipe that nobody reads any more becomes an error instead of the end of the process.

@@ -27,6 +27,17 @@ absl::StatusOr<std::optional<SlurmAllocation>> FindSlurmAllocation() {
         "this is one of ", num_tasks, " tasks of a Slurm step, and each would start a server: run ",
         "lockstep serve without srun in the batch script or salloc's shell"));
   }
+  // In a step of one task the step's number of tasks stands beside the allocation's nodes; salloc's
+  // shell, which is such a step, has the allocation's.
+  const std::string step_nodes = Variable("SLURM_STEP_NUM_NODES");
+  const std::string step_tasks = Variable("SLURM_STEP_TASKS_PER_NODE");
+  if (!step_nodes.empty() && step_nodes != Variable("SLURM_JOB_NUM_NODES") &&
+      step_tasks == Variable("SLURM_TASKS_PER_NODE")) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this is a Slurm step of ", step_nodes, " of the allocation's ",
+        Variable("SLURM_JOB_NUM_NODES"), " nodes: run lockstep serve without srun in the batch ",
+        "script or salloc's shell"));
+  }
   absl::StatusOr<std::vector<HostSlots>> hosts =
       ParseSlurmHosts(nodes, Variable("SLURM_TASKS_PER_NODE"));
   if (!hosts.ok()) {

@@ -121,7 +121,11 @@ absl::Status CheckPlacement(const LaunchPlan& plan, const ProcessGrid& grid) {
   return absl::OkStatus();
 }
 
-// Half of a replica's ports are for its ranks of a host, the other for its mpirun and daemons.
+// Half of a replica's ports are for its ranks of a host, the other for its mpirun and daemons. What
+// ranks listened on and had connections cannot be listened on again for a minute (TIME_WAIT: Open
+// MPI goes without SO_REUSEADDR), and lost jobs are started again sooner.
+constexpr int kJobsAMinute = 6;
+
 absl::Status CheckPorts(const LaunchPlan& plan, int num_replicas) {
   if (!plan.ports) return absl::OkStatus();
   int num_ranks = 0;
@@ -131,11 +135,12 @@ absl::Status CheckPorts(const LaunchPlan& plan, int num_replicas) {
     }
   }
   const int num_ports = plan.ports->last - plan.ports->first + 1;
-  const int needed = num_replicas * 2 * num_ranks;
+  const int needed = num_replicas * 2 * num_ranks * kJobsAMinute;
   if (num_ports >= needed) return absl::OkStatus();
   const std::string whose = num_replicas == 1 ? "" : absl::StrCat(num_replicas, " replicas with ");
   return absl::InvalidArgumentError(absl::StrCat("--mpi-ports has ", num_ports, " ports, ", whose,
-                                                 num_ranks, " ranks on a host need ", needed));
+                                                 num_ranks, " ranks on a host need ", needed,
+                                                 ": those of a lost job stay taken for a minute"));
 }
 
 // Finds out which hosts are this one and by which address the others reach it.

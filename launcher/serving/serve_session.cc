@@ -332,8 +332,11 @@ void ServeSession::CheckPreflights() {
   for (Job& job : jobs_) {
     if (!job.process || job.roll.IsComplete() || SteadyNow() < job.preflight_deadline) continue;
     const std::string missing = job.roll.Missing(controller_->worker_addresses().front());
+    // mpirun's own end is not seen while something that it left behind holds its output.
+    const std::string& start_failure = job.output.start_failure();
     LoseJob(job,
-            absl::StrCat("after ", absl::FormatDuration(options_.preflight_limit), " ", missing),
+            absl::StrCat("after ", absl::FormatDuration(options_.preflight_limit), " ",
+                         start_failure.empty() ? missing : start_failure),
             has_served_);
   }
 }
@@ -341,9 +344,11 @@ void ServeSession::CheckPreflights() {
 void ServeSession::StartDueJobs() {
   for (Job& job : jobs_) {
     if (job.process || SteadyNow() < job.start_at) continue;
-    if (const absl::Status status = StartJob(job); !status.ok()) {
-      return GiveUp(std::string(status.message()));
-    }
+    const absl::Status status = StartJob(job);
+    if (status.ok()) continue;
+    // What ran once may run again: processes or memory may be short for a moment.
+    if (!has_served_) return GiveUp(std::string(status.message()));
+    Restart(job, std::string(status.message()));
   }
 }
 

@@ -35,7 +35,7 @@ expect_refusal "mpirun could not start ranks on all hosts" "${over_hosts[@]}" --
 step "two hosts answer like one"
 printf '# two ranks each\na slots=2\nb:2\n' >"$hosts_dir/hostfile"
 LD_LIBRARY_PATH=/nowhere NCCL_P2P_DISABLE=1 CUDA_VISIBLE_DEVICES=0 start_server "${over_hosts[@]}" --hostfile "$hosts_dir/hostfile" \
-  --network 10.77.0.0/24 --mpi-ports 20000-20015
+  --network 10.77.0.0/24 --mpi-ports 20000-20023
 expect_reference_text
 expect_event preflight '"host":"a","ranks":\[0,1\].*"host":"b","ranks":\[2,3\].*"to_next_stage":{"latency_us"'
 [ "$(ranks_on a | wc -l) $(ranks_on b | wc -l)" = "2 2" ] || fail "ranks are not two and two"
@@ -59,7 +59,7 @@ done
 
 step "MPI listens where it was told, and nothing shows the secret"
 for host in a b head; do
-  others=$( (on "$host" ss -Hltn) | awk '{ print $4 }' | grep -vE '^127\.0\.0\.1:|^\[::ffff:(127\.0\.0\.1|10\.77\.0\.1)\]:|:200(0[0-9]|1[0-5])$' || true)
+  others=$( (on "$host" ss -Hltn) | awk '{ print $4 }' | grep -vE '^127\.0\.0\.1:|^\[::ffff:(127\.0\.0\.1|10\.77\.0\.1)\]:|:200(0[0-9]|1[0-9]|2[0-3])$' || true)
   [ -z "$others" ] || fail "undeclared listeners on $host: $others"
 done
 for rank in $(ranks_on a); do

@@ -50,6 +50,16 @@ class JobSupervisorTest : public ::testing::Test {
 
 bool IsGone(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
 
+TEST_F(JobSupervisorTest, TheJobHoldsNothingThatIsOpenHere) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);  // not closed on exec
+  auto job = StartShell("ls /proc/self/fd | wc -l");
+  ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
+  ::close(ends[0]);
+  ::close(ends[1]);
+  EXPECT_THAT(lines_, ElementsAre("4"));  // 0 to 2, and the directory
+}
+
 TEST_F(JobSupervisorTest, DeliversLinesOfBothStreamsAndTheExitCode) {
   auto job = StartShell("echo one; echo two >&2; printf three; exit 7");
   ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));

@@ -132,15 +132,15 @@ TEST_F(LaunchPlanTest, AnAllocationIsUsed) {
 }
 
 TEST_F(LaunchPlanTest, EachReplicaHasPortsOfItsOwn) {
-  flags_.mpi_ports = "20000-20011";
+  flags_.mpi_ports = "20000-20071";
   const auto plan = PlanLaunch(flags_, *ProcessGrid::Create(2, 1), 3);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->PortsOf(0)->first, 20000);
-  EXPECT_EQ(plan->PortsOf(0)->last, 20003);
-  EXPECT_EQ(plan->PortsOf(2)->first, 20008);
-  EXPECT_EQ(plan->PortsOf(2)->last, 20011);
+  EXPECT_EQ(plan->PortsOf(0)->last, 20023);
+  EXPECT_EQ(plan->PortsOf(2)->first, 20048);
+  EXPECT_EQ(plan->PortsOf(2)->last, 20071);
   EXPECT_THAT(ErrorOf(2, 1, 4),
-              HasSubstr("has 12 ports, 4 replicas with 2 ranks on a host need 16"));
+              HasSubstr("has 72 ports, 4 replicas with 2 ranks on a host need 96"));
   flags_.mpi_ports = "20000";
   EXPECT_THAT(ErrorOf(2, 1), HasSubstr("FIRST-LAST"));
 }

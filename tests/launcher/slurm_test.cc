@@ -20,12 +20,16 @@ class SlurmTest : public ::testing::Test {
   ~SlurmTest() override { Clear(); }
   static void Set(const char* name, const char* value) { ::setenv(name, value, 1); }
   static void Clear() {
-    for (const char* name :
-         {"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS",
-          "SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID",
-          "SLURM_PROCID", "SLURM_EXPORT_ENV", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK",
-          "SLURM_GPU_BIND", "SLURM_GPUS_PER_NODE", "OMPI_MCA_btl", "OMPI_COMM_WORLD_SIZE",
-          "PMIX_RANK"}) {
+    for (const char* name : {"SLURM_JOB_ID",         "SLURM_JOB_NODELIST",
+                             "SLURM_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS",
+                             "SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE",
+                             "SLURM_JOB_NUM_NODES",  "SLURM_CPUS_PER_TASK",
+                             "SLURM_NTASKS",         "SLURM_NTASKS_PER_NODE",
+                             "SLURM_STEP_ID",        "SLURM_PROCID",
+                             "SLURM_EXPORT_ENV",     "SLURM_GPUS_PER_TASK",
+                             "SLURM_TRES_PER_TASK",  "SLURM_GPU_BIND",
+                             "SLURM_GPUS_PER_NODE",  "OMPI_MCA_btl",
+                             "OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}) {
       ::unsetenv(name);
     }
   }
@@ -69,6 +73,18 @@ TEST_F(SlurmTest, OneOfSeveralTasksIsRefused) {
   EXPECT_EQ(FindSlurmAllocation().status().code(), absl::StatusCode::kFailedPrecondition);
   Set("SLURM_STEP_NUM_TASKS", "1");  // salloc's interactive step
   EXPECT_TRUE(FindSlurmAllocation().ok());
+}
+
+TEST_F(SlurmTest, AStepOfSomeNodesIsRefused) {
+  SetAllocation();
+  Set("SLURM_STEP_NUM_TASKS", "1");
+  Set("SLURM_JOB_NUM_NODES", "2");
+  Set("SLURM_STEP_NUM_NODES", "1");
+  Set("SLURM_STEP_TASKS_PER_NODE", "1");
+  EXPECT_TRUE(FindSlurmAllocation().ok());  // salloc's shell, which keeps the allocation's
+  Set("SLURM_TASKS_PER_NODE", "1");
+  EXPECT_THAT(std::string(FindSlurmAllocation().status().message()),
+              HasSubstr("1 of the allocation's 2 nodes: run lockstep serve without srun"));
 }
 
 TEST_F(SlurmTest, TheCommandEndsWithTheWorkers) {
