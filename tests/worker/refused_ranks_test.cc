@@ -1,8 +1,8 @@
 // Ranks that differ among themselves or that the controller refuses: who ends, and who dials on.
 #include <algorithm>
 #include <functional>
+#include <latch>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "gmock/gmock.h"
@@ -36,8 +36,10 @@ TEST_F(RefusedRanksTest, RanksThatDifferAreNotHeardOfByTheController) {
   }
 }
 
+// Those that have not found each other yet when a rank is refused are mpirun's to end.
 TEST_F(RefusedRanksTest, ARefusalEndsRanksThatWereNeverWelcome) {
-  FakeController controller(address(), {[](Stream&, int) {}});
+  std::latch all_have_come(grid_.world_size());
+  FakeController controller(address(), {[&](Stream&, int) { all_have_come.arrive_and_wait(); }});
   controller.CloseWith({grpc::StatusCode::FAILED_PRECONDITION, "model b does not match"});
   for (const absl::Status& result : RunRanks()) {
     EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition) << result;
@@ -49,14 +51,13 @@ TEST_F(RefusedRanksTest, ARefusalEndsRanksThatWereNeverWelcome) {
 // A wrong flag of one controller, which the next has right.
 TEST_F(RefusedRanksTest, RefusedRanksWithWeightsDialOn) {
   FakeController controller(
-      address(), {PrepareThen([](Stream&, int) {}), [](Stream&, int) {}, [](Stream&, int) {},
-                  [](Stream&, int) {}, GenerateWithoutLoading()});
-  std::thread refuser([&] {
-    while (controller.epochs().size() < 2) std::this_thread::yield();
-    controller.CloseWith({grpc::StatusCode::FAILED_PRECONDITION, "model b does not match"});
-  });
+      address(),
+      {PrepareThen([](Stream&, int) {}),
+       [&](Stream&, int) {
+         controller.CloseWith({grpc::StatusCode::FAILED_PRECONDITION, "model b does not match"});
+       },
+       [](Stream&, int) {}, [](Stream&, int) {}, GenerateWithoutLoading()});
   ExpectRanksEndWell();
-  refuser.join();
   EXPECT_EQ(controller.epochs().size(), 5u);
   const auto num_told =
       std::count_if(notices_.begin(), notices_.end(), [](const std::string& notice) {
@@ -83,16 +84,15 @@ TEST_F(RefusedRanksTest, AClockThatIsSetDoesNotEndTheWindow) {
 TEST_F(RefusedRanksTest, TheWindowEndsRefusedRanksWithTheReason) {
   rejoin_window_ = absl::Milliseconds(1500);
   grid_ = *ProcessGrid::Create(1, 1);
-  FakeController controller(address(), {PrepareThen([](Stream&, int) {}), [](Stream&, int) {}});
-  std::thread refuser([&] {
-    while (controller.epochs().size() < 2) std::this_thread::yield();
-    controller.CloseWith({grpc::StatusCode::FAILED_PRECONDITION, "model b does not match"});
-  });
+  FakeController controller(
+      address(),
+      {PrepareThen([](Stream&, int) {}), [&](Stream&, int) {
+         controller.CloseWith({grpc::StatusCode::FAILED_PRECONDITION, "model b does not match"});
+       }});
   WorkerOptions options = Options(0);
   options.dial_timeout = absl::ZeroDuration();
   const auto ranks = MakeInProcessRendezvous(grid_);
   const absl::Status result = RunWorker(options, *ranks[0]);
-  refuser.join();
   EXPECT_GE(controller.epochs().size(), 4u);
   EXPECT_EQ(result.code(), absl::StatusCode::kFailedPrecondition) << result;
   EXPECT_THAT(std::string(result.message()), ::testing::HasSubstr("model b does not match"));
