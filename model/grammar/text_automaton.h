@@ -39,6 +39,7 @@ class TextAutomaton {
   }
   int32_t work_of(size_t step) const { return works_[step]; }
   bool may_end(int32_t state) const { return states_[static_cast<size_t>(state)].may_end; }
+  int32_t num_ways(int32_t state) const { return states_[static_cast<size_t>(state)].num_ways; }
   int32_t num_states() const { return static_cast<int32_t>(states_.size()); }
   int64_t num_ways() const { return std::ssize(ways_); }  // of all states
 

@@ -121,7 +121,7 @@ const MaskedVocabulary::Slice& TokenMasks::SliceFor(int32_t state) {
 TokenMask TokenMasks::MaskOf(int32_t& state) {
   state = MakeRoom(state);
   const MaskedVocabulary::Slice& slice = SliceFor(state);
-  int64_t most_work = kMaxWalkWork;
+  int64_t most_work = kMaxWalkWork / std::max(1, automaton_.num_ways(state) / kFewWays);
   for (const int32_t most_bytes : {slice.others.max_depth(), 8, 4, 2}) {
     state = MakeRoom(state);
     std::optional<TokenMask> mask = Walk(slice, state, most_bytes, most_work);

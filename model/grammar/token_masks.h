@@ -88,7 +88,10 @@ class TokenMasks {
  private:
   // Of the first walk: what the automaton has looked at, each step once, and for each step besides.
   // Those after it, of shorter tokens, may take half as much as the one before each.
-  static constexpr int64_t kMaxWalkWork = 1 << 19;
+  // From a state of many ways a walk may take less: texts that stay many are seldom meant, and each
+  // token of each output would take a walk.
+  static constexpr int64_t kMaxWalkWork = 1 << 18;
+  static constexpr int32_t kFewWays = 8;
   static constexpr int64_t kStepWork = 64;
 
   // Goes on from the state; makes room where there is none.
