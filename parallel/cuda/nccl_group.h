@@ -8,8 +8,8 @@
 // return at once, but returns itself only when they have, with all that is queued before them, and
 // when no graph holds work of the communicator (NCCL 2.28.9, init.cc, commDestroySync; in this
 // mode, too). So the groups of a device, whose work waits for each other's, end beside each other.
-// Cost of this mode: since NCCL 2.22 every launch outside a CUDA graph is made by a thread that
-// NCCL starts for it; steps that replay a graph do not pay it, messages between stages do, while
+// Cost of this mode: NCCL (2.26.2 to 2.30.7, group.cc) starts a thread for every group of calls,
+// recorded ones as well; steps that replay a graph do not pay it, messages between stages do, while
 // kernels run.
 // Source: NCCL User Guide, "Fault Tolerance", "Thread Safety".
 #pragma once
