@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -210,6 +211,46 @@ TEST_F(RecoveryTest, RequestsOfALostReplicaMoveToTheOther) {
   ASSERT_EQ(two->Wait(kPatience), 0) << two->err();
   EXPECT_EQ(one->out(), undisturbed->out());
   EXPECT_EQ(two->out(), undisturbed->out());
+  Stop(*server);
+}
+
+// $PATH begins with a directory that has nothing but a link to mpirun.
+class MpirunLink {
+ public:
+  MpirunLink() : path_(std::getenv("PATH")) {
+    for (const absl::string_view part : absl::StrSplit(path_, ':')) {
+      const std::filesystem::path program = std::filesystem::path(std::string(part)) / kName;
+      if (program_.empty() && std::filesystem::exists(program)) program_ = program;
+    }
+    ::setenv("PATH", absl::StrCat(directory_.path().string(), ":", path_).c_str(), 1);
+    if (exists()) Make();
+  }
+  ~MpirunLink() { ::setenv("PATH", path_.c_str(), 1); }
+  bool exists() const { return !program_.empty(); }
+  void Make() { std::filesystem::create_symlink(program_, directory_ / kName); }
+  void Remove() { std::filesystem::remove(directory_ / kName); }
+
+ private:
+  static constexpr char kName[] = "mpirun.openmpi";
+  const std::string path_;
+  const TempDirectory directory_;
+  std::filesystem::path program_;
+};
+
+TEST_F(RecoveryTest, AReplicaThatCannotBeStartedIsTriedAgain) {
+  MpirunLink mpirun;
+  if (!mpirun.exists()) GTEST_SKIP() << "SKIPPED: there is no mpirun.openmpi on $PATH";
+  auto server = Serve({"--replicas", "2", "--max-restarts", "20"}, "1", "1");
+  ASSERT_TRUE(WaitServing(*server, 0, 1) && WaitServing(*server, 1, 1));
+  mpirun.Remove();
+  ::kill(PidOf(*server, 0, 0), SIGKILL);
+  const auto has_failed = [&] { return absl::StrContains(server->process().out(), "cannot run"); };
+  for (int i = 0; i < 3000 && !has_failed(); ++i) absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_TRUE(has_failed()) << server->process().out();
+  auto client = StartGeneration(*server);
+  ASSERT_EQ(client->Wait(kPatience), 0) << client->err();  // by the other
+  mpirun.Make();
+  ASSERT_FALSE(server->WaitEvent("ready_again", 0).is_null()) << server->process().out();
   Stop(*server);
 }
 
