@@ -125,7 +125,7 @@ class Gemm {
                                                    const Call& call);
   bool Takes(Product& product, const Choice& choice, const Call& call);
   std::optional<float> Measure(Product& product, const Choice& choice, const Call& call);
-  void TellWhoScales();
+  void TellWhoScales(const Product& product, int64_t num_rows);
   bool IsRecording() const;
 
   const KernelStream stream_;

@@ -4,7 +4,10 @@
 #include <array>
 #include <bit>
 #include <span>
+#include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/gemm_product.h"
 
@@ -63,7 +66,7 @@ Gemm::Choice Gemm::Choose(Product& product, const Call& call, int num_measured) 
   std::optional<Timed> best;
   if (product.is_fp8 && scaled_ != nullptr) best = BestOf(product, true, call, num_measured);
   if (!best.has_value()) {
-    if (product.is_fp8) TellWhoScales();
+    if (product.is_fp8) TellWhoScales(product, call.x.num_rows);
     best = BestOf(product, false, call, num_measured);
   }
   if (num_measured > 1 || !best.has_value()) TakeFasterSkinny(product, call, best);
@@ -82,13 +85,15 @@ void Gemm::TakeFasterSkinny(Product& product, const Call& call, std::optional<Ti
   }
 }
 
-void Gemm::TellWhoScales() {
-  if (has_told_who_scales_) return;
-  has_told_who_scales_ = true;
-  if (options_.notice == nullptr) return;
-  options_.notice(
-      "cuBLASLt has no fp8 products with a scale for each row on this GPU: a kernel multiplies by "
-      "the scales afterwards, which takes longer");
+// Of some shapes it has them for many rows only (pytorch/ao issue 4582).
+void Gemm::TellWhoScales(const Product& product, int64_t num_rows) {
+  if (std::exchange(has_told_who_scales_, true) || options_.notice == nullptr) return;
+  const std::string whose =
+      scaled_ == nullptr ? "on this GPU"
+                         : absl::StrCat("of ", num_rows, " rows by ", product.out_features, " x ",
+                                        product.in_features, ", perhaps of others, too");
+  options_.notice("cuBLASLt has no fp8 products with a scale for each row " + whose +
+                  ": a kernel multiplies by the scales afterwards, which takes longer");
 }
 
 // Of the first num_measured that run, or nothing when none does.

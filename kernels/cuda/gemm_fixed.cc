@@ -244,7 +244,7 @@ void Gemm::Fixed::LearnReference(Product& product, const Weight& w) {
   std::vector<Alike> all;
   if (product.is_fp8 && gemm_.scaled_ != nullptr) all = Compare(product, true, call);
   if (all.empty()) {
-    if (product.is_fp8) gemm_.TellWhoScales();
+    if (product.is_fp8) gemm_.TellWhoScales(product, kFixedRows);
     all = Compare(product, false, call);
   }
   const auto most = std::max_element(
