@@ -89,7 +89,7 @@ void Gemm::TakeFasterSkinny(Product& product, const Call& call, std::optional<Ti
 void Gemm::TellWhoScales(const Product& product, int64_t num_rows) {
   if (std::exchange(has_told_who_scales_, true) || options_.notice == nullptr) return;
   const std::string whose =
-      scaled_ == nullptr ? "on this GPU"
+      scaled_ == nullptr ? "here"
                          : absl::StrCat("of ", num_rows, " rows by ", product.out_features, " x ",
                                         product.in_features, ", perhaps of others, too");
   options_.notice("cuBLASLt has no fp8 products with a scale for each row " + whose +

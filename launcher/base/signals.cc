@@ -17,8 +17,7 @@ InterruptWatcher::InterruptWatcher() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, signal);
   // A shell's background job starts with SIGINT ignored, and ignored signals never arrive, blocked
   // or not. An ignored SIGHUP (nohup) is left so.
-  // Of children that end where SIGCHLD is ignored nobody is told.
-  for (const int signal : {SIGINT, SIGTERM, SIGCHLD}) ::signal(signal, SIG_DFL);
+  for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
   LS_CHECK_EQ(pthread_sigmask(SIG_BLOCK, &signals, nullptr), 0);
   fd_ = Fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   LS_CHECK(fd_.valid()) << "signalfd";

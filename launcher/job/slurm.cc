@@ -15,6 +15,12 @@ std::string Variable(const char* name) {
   return value != nullptr ? value : "";
 }
 
+absl::Status InStep(const std::string& which) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("this is ", which,
+                   ": run lockstep serve without srun in the batch script or salloc's shell"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::optional<SlurmAllocation>> FindSlurmAllocation() {
@@ -23,9 +29,8 @@ absl::StatusOr<std::optional<SlurmAllocation>> FindSlurmAllocation() {
   if (allocation.job_id.empty() || nodes.empty()) return std::optional<SlurmAllocation>();
   int num_tasks = 1;
   if (absl::SimpleAtoi(Variable("SLURM_STEP_NUM_TASKS"), &num_tasks) && num_tasks > 1) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this is one of ", num_tasks, " tasks of a Slurm step, and each would start a server: run ",
-        "lockstep serve without srun in the batch script or salloc's shell"));
+    return InStep(absl::StrCat("one of ", num_tasks,
+                               " tasks of a Slurm step, and each would start a server"));
   }
   // In a step of one task the step's number of tasks stands beside the allocation's nodes; salloc's
   // shell, which is such a step, has the allocation's.
@@ -33,10 +38,8 @@ absl::StatusOr<std::optional<SlurmAllocation>> FindSlurmAllocation() {
   const std::string step_tasks = Variable("SLURM_STEP_TASKS_PER_NODE");
   if (!step_nodes.empty() && step_nodes != Variable("SLURM_JOB_NUM_NODES") &&
       step_tasks == Variable("SLURM_TASKS_PER_NODE")) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this is a Slurm step of ", step_nodes, " of the allocation's ",
-        Variable("SLURM_JOB_NUM_NODES"), " nodes: run lockstep serve without srun in the batch ",
-        "script or salloc's shell"));
+    return InStep(absl::StrCat("a Slurm step of ", step_nodes, " of the allocation's ",
+                               Variable("SLURM_JOB_NUM_NODES"), " nodes"));
   }
   absl::StatusOr<std::vector<HostSlots>> hosts =
       ParseSlurmHosts(nodes, Variable("SLURM_TASKS_PER_NODE"));

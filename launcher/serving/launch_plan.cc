@@ -12,6 +12,7 @@
 #include "launcher/base/this_program.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/mpi_command.h"
+#include "launcher/job/restart_policy.h"
 #include "parallel/placement.h"
 
 namespace lockstep {
@@ -121,11 +122,12 @@ absl::Status CheckPlacement(const LaunchPlan& plan, const ProcessGrid& grid) {
   return absl::OkStatus();
 }
 
-// Half of a replica's ports are for its ranks of a host, the other for its mpirun and daemons. What
-// ranks listened on and had connections cannot be listened on again for a minute (TIME_WAIT: Open
-// MPI goes without SO_REUSEADDR), and lost jobs are started again sooner.
-constexpr int kJobsAMinute = 6;
+// What ranks listened on and had connections cannot be listened on again for a minute (TIME_WAIT:
+// Open MPI goes without SO_REUSEADDR), and lost jobs are started again sooner. As many as the
+// default of --max-restarts, and the first.
+constexpr int kJobsAMinute = RestartLimits().max_restarts + 1;
 
+// Half of a replica's ports are for its ranks of a host, the other for its mpirun and daemons.
 absl::Status CheckPorts(const LaunchPlan& plan, int num_replicas) {
   if (!plan.ports) return absl::OkStatus();
   int num_ranks = 0;

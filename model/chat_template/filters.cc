@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -72,8 +71,10 @@ Result Tojson(const Value& input, ArgumentReader& arguments, WorkBudget& budget)
   }
   const Value separators = arguments.NextOr("separators", Value::OfNone());
   if (separators.list() != nullptr && separators.list()->size() == 2) {
-    style.item_separator = ToText((*separators.list())[0]).text();
-    style.key_separator = ToText((*separators.list())[1]).text();
+    ASSIGN_OR_RETURN(const MarkedText item, ToText((*separators.list())[0], budget));
+    ASSIGN_OR_RETURN(const MarkedText key, ToText((*separators.list())[1], budget));
+    style.item_separator = item.text();
+    style.key_separator = key.text();
   }
   style.sorts_keys = arguments.NextOr("sort_keys", Value::Of(false)).IsTrue();
   RETURN_IF_ERROR(JsonCheck(style, budget).Check(input, 0));
@@ -161,8 +162,7 @@ Result Indent(const Value& input, ArgumentReader& arguments, WorkBudget& budget)
           : MarkedText(
                 std::string(std::clamp<int64_t>(width.is_number() ? width.AsInt() : 4, 0, 64), ' '),
                 /*is_markup=*/true);
-  const MarkedText text = ToText(input);
-  RETURN_IF_ERROR(budget.TakeText(text.size()));
+  ASSIGN_OR_RETURN(const MarkedText text, ToText(input, budget));
   const MarkedText line_end("\n", /*is_markup=*/true);
   MarkedText ended = text;
   ended.Append(line_end);  // so that a last empty line is one
@@ -179,20 +179,22 @@ Result Indent(const Value& input, ArgumentReader& arguments, WorkBudget& budget)
   return Value::Of(std::move(indented));
 }
 
-Result Trim(const Value& input, ArgumentReader& arguments) {
+Result Trim(const Value& input, ArgumentReader& arguments, WorkBudget& budget) {
   ASSIGN_OR_RETURN(const std::optional<MarkedText> chars, arguments.NextText("chars"));
   const auto which = chars ? std::optional<std::string_view>(chars->text()) : std::nullopt;
-  return Value::Of(Strip(ToText(input), Side::kBoth, which));
+  ASSIGN_OR_RETURN(const MarkedText text, ToText(input, budget));
+  return Value::Of(Strip(text, Side::kBoth, which));
 }
 
 Result Replace(const Value& input, ArgumentReader& arguments, WorkBudget& budget) {
   const Value old = arguments.NextOr("old", Value());
   const Value replacement = arguments.NextOr("new", Value());
   ASSIGN_OR_RETURN(const std::optional<int64_t> count, arguments.NextInt("count"));
-  ASSIGN_OR_RETURN(const MarkedText old_text, TextOf(old, budget));
-  ASSIGN_OR_RETURN(const MarkedText new_text, TextOf(replacement, budget));
+  ASSIGN_OR_RETURN(const MarkedText text, ToText(input, budget));
+  ASSIGN_OR_RETURN(const MarkedText old_text, ToText(old, budget));
+  ASSIGN_OR_RETURN(const MarkedText new_text, ToText(replacement, budget));
   ASSIGN_OR_RETURN(MarkedText replaced,
-                   ReplaceIn(ToText(input), old_text.text(), new_text, count.value_or(-1), budget));
+                   ReplaceIn(text, old_text.text(), new_text, count.value_or(-1), budget));
   return Value::Of(std::move(replaced));
 }
 
@@ -202,25 +204,33 @@ Result Abs(const Value& input) {
   return input.AsInt() < 0 ? Negative(input) : Value::Of(input.AsInt());
 }
 
-Result Cased(const Value& input, Case wanted) { return Value::Of(WithCase(ToText(input), wanted)); }
+Result Cased(const Value& input, Case wanted, WorkBudget& budget) {
+  ASSIGN_OR_RETURN(const MarkedText text, ToText(input, budget));
+  return Value::Of(WithCase(text, wanted));
+}
+
+Result String(const Value& input, WorkBudget& budget) {
+  ASSIGN_OR_RETURN(MarkedText text, ToText(input, budget));
+  return Value::Of(std::move(text));
+}
 
 // What takes nothing but its input.
-std::optional<Result> ApplySimple(std::string_view name, const Value& input) {
+std::optional<Result> ApplySimple(std::string_view name, const Value& input, WorkBudget& budget) {
   if (name == "length" || name == "count") return Length(input);
-  if (name == "upper") return Cased(input, Case::kUpper);
-  if (name == "lower") return Cased(input, Case::kLower);
-  if (name == "title") return Cased(input, Case::kWordBegins);
-  if (name == "capitalize") return Cased(input, Case::kCapitalized);
+  if (name == "upper") return Cased(input, Case::kUpper, budget);
+  if (name == "lower") return Cased(input, Case::kLower, budget);
+  if (name == "title") return Cased(input, Case::kWordBegins, budget);
+  if (name == "capitalize") return Cased(input, Case::kCapitalized, budget);
   if (name == "items") return Items(input);
-  if (name == "string") return Value::Of(ToText(input));
-  if (name == "safe") return input.is_text() ? input : Value::Of(ToText(input));
+  if (name == "string") return String(input, budget);
+  if (name == "safe") return input.is_text() ? input : String(input, budget);
   if (name == "abs") return Abs(input);
   return std::nullopt;
 }
 
 Result ApplyWithArguments(std::string_view name, const Value& input, ArgumentReader& arguments,
                           WorkBudget& budget) {
-  if (name == "trim") return Trim(input, arguments);
+  if (name == "trim") return Trim(input, arguments, budget);
   if (name == "tojson") return Tojson(input, arguments, budget);
   if (name == "default" || name == "d") return Default(input, arguments);
   if (name == "replace") return Replace(input, arguments, budget);
@@ -236,12 +246,9 @@ Result ApplyWithArguments(std::string_view name, const Value& input, ArgumentRea
 
 absl::StatusOr<Value> ApplyFilter(std::string_view name, const Value& input, Arguments arguments,
                                   WorkBudget& budget) {
-  constexpr std::string_view kOfText[] = {"upper", "lower", "title",   "capitalize", "string",
-                                          "safe",  "trim",  "replace", "indent"};
-  const bool reads_all = input.is_text() || absl::c_linear_search(kOfText, name);
-  RETURN_IF_ERROR(budget.TakeText(reads_all ? input.weight() : 0));
+  RETURN_IF_ERROR(budget.TakeText(input.is_text() ? input.text()->size() : 0));
   ArgumentReader reader(std::move(arguments));
-  std::optional<Result> simple = ApplySimple(name, input);
+  std::optional<Result> simple = ApplySimple(name, input, budget);
   Result result = simple ? *std::move(simple) : ApplyWithArguments(name, input, reader, budget);
   RETURN_IF_ERROR(result.status());
   if (const absl::Status rest = reader.Finish(); !rest.ok()) {

@@ -116,7 +116,7 @@ absl::StatusOr<Interpreter::Flow> Interpreter::RunStatement(const Statement& sta
       return Flow::kNext;
     case StatementKind::kOutput: {
       ASSIGN_OR_RETURN(const Value value, Evaluate(*statement.expression));
-      ASSIGN_OR_RETURN(const MarkedText text, TextOf(value, budget_));
+      ASSIGN_OR_RETURN(const MarkedText text, ToText(value, budget_));
       RETURN_IF_ERROR(Write(text));
       return Flow::kNext;
     }
@@ -220,7 +220,7 @@ absl::StatusOr<Interpreter::Flow> Interpreter::RunCaptured(const Statement& stat
   const absl::Cleanup leave = [this] { scopes_.pop_back(); };
   Set(kFiltered, Value::Of(*std::move(text)));
   ASSIGN_OR_RETURN(const Value filtered, Evaluate(*statement.expression));
-  ASSIGN_OR_RETURN(const MarkedText filtered_text, TextOf(filtered, budget_));
+  ASSIGN_OR_RETURN(const MarkedText filtered_text, ToText(filtered, budget_));
   RETURN_IF_ERROR(Write(filtered_text));
   return Flow::kNext;
 }
@@ -270,7 +270,8 @@ absl::StatusOr<Value> Interpreter::CallMacro(const Statement& macro, Arguments a
 absl::StatusOr<Value> Interpreter::CallGlobal(std::string_view name, Arguments arguments) {
   ArgumentReader reader(std::move(arguments));
   if (name == "raise_exception") {
-    return absl::FailedPreconditionError(ToText(reader.NextOr("message", Value())).text());
+    ASSIGN_OR_RETURN(const MarkedText message, ToText(reader.NextOr("message", Value()), budget_));
+    return absl::FailedPreconditionError(message.text());
   }
   if (name == "strftime_now") {
     ASSIGN_OR_RETURN(const std::optional<MarkedText> format, reader.NextText("format"));

@@ -32,7 +32,7 @@ Result AttributePath(Value value, std::string_view path, WorkBudget& budget) {
 
 Result Join(const List& list, ArgumentReader& arguments, WorkBudget& budget) {
   ASSIGN_OR_RETURN(const MarkedText separator,
-                   TextOf(arguments.NextOr("d", Value::Markup("")), budget));
+                   ToText(arguments.NextOr("d", Value::Markup("")), budget));
   ASSIGN_OR_RETURN(const std::optional<MarkedText> attribute, arguments.NextText("attribute"));
   MarkedText joined;
   for (size_t i = 0; i < list.size(); ++i) {
@@ -41,7 +41,7 @@ Result Join(const List& list, ArgumentReader& arguments, WorkBudget& budget) {
       ASSIGN_OR_RETURN(entry, AttributePath(std::move(entry), attribute->text(), budget));
     }
     if (i > 0) joined.Append(separator);
-    ASSIGN_OR_RETURN(const MarkedText text, TextOf(entry, budget));
+    ASSIGN_OR_RETURN(const MarkedText text, ToText(entry, budget));
     RETURN_IF_ERROR(budget.TakeText(separator.size() + text.size()));
     joined.Append(text);
     if (joined.size() > WorkBudget::kMaxTextBytes) return budget.TakeText(joined.size());
@@ -153,7 +153,8 @@ Result DictSort(const Value& input, ArgumentReader& arguments, WorkBudget& budge
   if (input.dict() == nullptr) return absl::InvalidArgumentError("dictsort wants a dict");
   Ordering ordering;
   ordering.has_case = arguments.NextOr("case_sensitive", Value::Of(false)).IsTrue();
-  const MarkedText by = ToText(arguments.NextOr("by", Value::Markup("key")));
+  ASSIGN_OR_RETURN(const MarkedText by,
+                   ToText(arguments.NextOr("by", Value::Markup("key")), budget));
   ordering.attribute = MarkedText(by.text() == "value" ? "1" : "0", /*is_markup=*/true);
   const bool reverse = arguments.NextOr("reverse", Value::Of(false)).IsTrue();
   ASSIGN_OR_RETURN(const Value items, ApplyFilter("items", input, {}, budget));

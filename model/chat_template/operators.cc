@@ -154,11 +154,6 @@ absl::StatusOr<bool> Contains(const Value& value, const Value& wanted, WorkBudge
 
 }  // namespace
 
-absl::StatusOr<MarkedText> TextOf(const Value& value, WorkBudget& budget) {
-  RETURN_IF_ERROR(budget.TakeText(value.weight()));
-  return ToText(value);
-}
-
 absl::Status UndefinedError(const Value& value) {
   return absl::InvalidArgumentError(absl::StrCat("'", value.undefined().name, "' is undefined"));
 }
@@ -166,8 +161,8 @@ absl::Status UndefinedError(const Value& value) {
 absl::StatusOr<Value> Arithmetic(std::string_view name, const Value& a, const Value& b,
                                  WorkBudget& budget) {
   if (name == "~") {
-    ASSIGN_OR_RETURN(const MarkedText first, TextOf(a, budget));
-    ASSIGN_OR_RETURN(const MarkedText second, TextOf(b, budget));
+    ASSIGN_OR_RETURN(const MarkedText first, ToText(a, budget));
+    ASSIGN_OR_RETURN(const MarkedText second, ToText(b, budget));
     return Concatenate(first, second, budget);
   }
   if (a.is_number() && b.is_number()) {
@@ -217,15 +212,25 @@ absl::StatusOr<bool> Compare(std::string_view name, const Value& a, const Value&
   return name == ">" ? order > 0 : order >= 0;
 }
 
+namespace {
+
+absl::StatusOr<Value> NoItem(const Value& key, WorkBudget& budget) {
+  ASSIGN_OR_RETURN(const MarkedText name, ToText(key, budget));
+  return Value::OfUndefined(name.text());
+}
+
+}  // namespace
+
 absl::StatusOr<Value> Item(const Value& value, const Value& key, WorkBudget& budget) {
   if (value.is_undefined()) return UndefinedError(value);
   if (value.dict() != nullptr) {
     RETURN_IF_ERROR(budget.Take(1 + static_cast<int64_t>(value.dict()->entries.size() / 16)));
     const Value* found = key.is_text() ? value.dict()->Find(key.text()->text()) : nullptr;
-    return found != nullptr ? *found : Value::OfUndefined(ToText(key).text());
+    if (found != nullptr) return *found;
+    return NoItem(key, budget);
   }
   if ((value.list() == nullptr && !value.is_text()) || !(key.is_int() || key.is_bool())) {
-    return Value::OfUndefined(ToText(key).text());
+    return NoItem(key, budget);
   }
   RETURN_IF_ERROR(budget.TakeText(value.is_text() ? value.text()->size() : 0));
   const int64_t num = value.is_text() ? NumCharacters(value.text()->text())

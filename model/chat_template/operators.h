@@ -18,8 +18,6 @@ absl::StatusOr<Value> Negative(const Value& value);
 absl::StatusOr<bool> Compare(std::string_view name, const Value& a, const Value& b,
                              WorkBudget& budget);
 // value[key]; undefined where there is none.
-// As ToText.
-absl::StatusOr<MarkedText> TextOf(const Value& value, WorkBudget& budget);
 absl::StatusOr<Value> Item(const Value& value, const Value& key, WorkBudget& budget);
 absl::StatusOr<Value> Slice(const Value& value, const Value& start, const Value& stop,
                             const Value& step, WorkBudget& budget);

@@ -49,8 +49,6 @@ std::optional<bool> IsOfKind(std::string_view name, const Value& input) {
   const bool is_sequence = input.is_text() || input.list() != nullptr || input.is_undefined() ||
                            (input.dict() != nullptr && !input.dict()->is_namespace);
   if (name == "iterable" || name == "sequence") return is_sequence;
-  if (name == "lower") return HasCase(ToText(input), Case::kLower);
-  if (name == "upper") return HasCase(ToText(input), Case::kUpper);
   return std::nullopt;
 }
 
@@ -177,10 +175,10 @@ Result Format(const MarkedText& text, ArgumentReader& arguments, WorkBudget& bud
     const auto named = std::find_if(given.named.begin(), given.named.end(),
                                     [&](const auto& entry) { return entry.first == field; });
     if (index < given.positional.size()) {
-      ASSIGN_OR_RETURN(const MarkedText text, TextOf(given.positional[index], budget));
+      ASSIGN_OR_RETURN(const MarkedText text, ToText(given.positional[index], budget));
       formatted.Append(text);
     } else if (named != given.named.end()) {
-      ASSIGN_OR_RETURN(const MarkedText text, TextOf(named->second, budget));
+      ASSIGN_OR_RETURN(const MarkedText text, ToText(named->second, budget));
       formatted.Append(text);
     } else {
       return absl::InvalidArgumentError(absl::StrCat("the format wants {", field, "}"));
@@ -273,6 +271,9 @@ absl::StatusOr<bool> ApplyTest(std::string_view name, const Value& input, Argume
   absl::StatusOr<bool> passes = false;
   if (const std::optional<bool> is_kind = IsOfKind(name, input)) {
     passes = *is_kind;
+  } else if (name == "lower" || name == "upper") {
+    ASSIGN_OR_RETURN(const MarkedText text, ToText(input, budget));
+    passes = HasCase(text, name == "lower" ? Case::kLower : Case::kUpper);
   } else if (name == "even" || name == "odd" || name == "divisibleby") {
     passes = TestNumber(name, input, reader);
   } else {

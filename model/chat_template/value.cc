@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/base/status_macros.h"
 #include "model/tokenizer/utf8.h"
 
 namespace lockstep::jinja {
@@ -326,7 +327,8 @@ void AppendJson(const Value& value, const JsonStyle& style, int depth, std::stri
 
 }  // namespace
 
-MarkedText ToText(const Value& value) {
+absl::StatusOr<MarkedText> ToText(const Value& value, WorkBudget& budget) {
+  RETURN_IF_ERROR(budget.TakeText(value.weight()));
   if (value.is_text()) return *value.text();
   MarkedText text;
   AppendText(value, /*is_nested=*/false, text);

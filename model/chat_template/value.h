@@ -10,7 +10,9 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "model/chat_template/marked_text.h"
+#include "model/chat_template/work_budget.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep::jinja {
@@ -108,10 +110,10 @@ class Value {
   bool is_tuple_ = false;
 };
 
-// As Python's == (1 == 1.0 == True).
+// As Python's == (1 == 1.0 == True). Who calls it takes of the budget first, by weights.
 bool Equal(const Value& a, const Value& b);
 // As Python's str(); of text inside of lists and dicts its repr().
-MarkedText ToText(const Value& value);
+absl::StatusOr<MarkedText> ToText(const Value& value, WorkBudget& budget);
 // As Python's repr() of a float.
 std::string FloatText(double value);
 

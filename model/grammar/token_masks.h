@@ -86,10 +86,10 @@ class TokenMasks {
   int64_t num_masks_made() const { return num_masks_made_; }
 
  private:
-  // Of the first walk: what the automaton has looked at, each step once, and for each step besides.
-  // Those after it, of shorter tokens, may take half as much as the one before each.
-  // From a state of many ways a walk may take less: texts that stay many are seldom meant, and each
-  // token of each output would take a walk.
+  // Of the first walk from a state: what the automaton has looked at, each step once, and for each
+  // step besides. Walks after it, of shorter tokens, may take half as much as the one before. A
+  // state of n ways, n above kFewWays, has the n / kFewWays-th part: where texts stay many, as
+  // those of few constraints do, every token of every output takes a walk.
   static constexpr int64_t kMaxWalkWork = 1 << 18;
   static constexpr int32_t kFewWays = 8;
   static constexpr int64_t kStepWork = 64;

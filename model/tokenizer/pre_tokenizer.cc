@@ -12,13 +12,12 @@ namespace lockstep {
 
 namespace {
 
-// Of the text that ReplaceAll makes, or more.
+// Of the text that ReplaceAll makes; more, where that is in bounds, too.
 size_t MostBytesReplaced(std::string_view text, const NormalizerStep& step) {
   if (step.content.size() <= step.pattern.size()) return text.size();
   const size_t grows = step.content.size() - step.pattern.size();
-  if (text.size() + text.size() / step.pattern.size() * grows <= kMaxNormalizedBytes) {
-    return text.size() + text.size() / step.pattern.size() * grows;
-  }
+  const size_t most = text.size() + text.size() / step.pattern.size() * grows;
+  if (most <= kMaxNormalizedBytes) return most;
   size_t size = text.size();
   for (size_t at = text.find(step.pattern); at != std::string_view::npos;
        at = text.find(step.pattern, at + step.pattern.size())) {

@@ -229,7 +229,7 @@ absl::Status RankLife::Preflight() {
   ASSIGN_OR_RETURN(
       const LinkSpeeds speeds,
       MeasureLinks(model_.device().groups(), model_.device().backend(), preflight_memory_));
-  preflight_memory_ = {};  // all ranks are through
+  preflight_memory_ = {};  // nothing is on its way any more
   SendPreflight(facts, speeds);
   return absl::OkStatus();
 }

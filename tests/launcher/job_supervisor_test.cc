@@ -50,6 +50,13 @@ class JobSupervisorTest : public ::testing::Test {
 
 bool IsGone(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
 
+TEST_F(JobSupervisorTest, AnEndIsHeardOfThoughOurParentIgnoredThem) {
+  ::signal(SIGCHLD, SIG_IGN);
+  auto job = StartShell("exit 7");
+  ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
+  EXPECT_EQ(job->exit()->code, 7);
+}
+
 TEST_F(JobSupervisorTest, TheJobHoldsNothingThatIsOpenHere) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);  // not closed on exec

@@ -1,7 +1,6 @@
 #include "launcher/base/signals.h"
 
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -24,18 +23,6 @@ TEST(InterruptWatcherTest, HangupsCountOnce) {
     std::_Exit(first && again && interrupts.TakeCount() == 2 ? 0 : 1);
   };
   EXPECT_EXIT(count(), ::testing::ExitedWithCode(0), "");
-}
-
-TEST(InterruptWatcherTest, ChildrenAreWaitedForWhereTheyWereIgnored) {
-  const auto wait = [] {
-    ::signal(SIGCHLD, SIG_IGN);
-    const InterruptWatcher interrupts;
-    const pid_t child = ::fork();
-    if (child == 0) std::_Exit(7);
-    int status = 0;
-    std::_Exit(::waitpid(child, &status, 0) == child ? WEXITSTATUS(status) : 1);
-  };
-  EXPECT_EXIT(wait(), ::testing::ExitedWithCode(7), "");
 }
 
 }  // namespace

@@ -115,11 +115,28 @@ TEST(ChatTemplateTest, ListsThatAreDoubledTakeTheirShareOfWork) {
   const std::string doubled =
       "{% set n = namespace(a=['x'], b=['x']) %}{% for i in range(45) %}"
       "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}";
-  for (const char* use :
-       {"{{ n.a == n.b }}", "{{ n.a != n.b }}", "{{ n.a in [n.b] }}", "{{ n.a < n.b }}",
-        "{{ [n.a, n.b] | unique | length }}", "{{ [n.a].index(n.b) }}", "{{ n.a }}",
-        "{{ n.a ~ 'x' }}", "{{ [n.a] | join }}", "{{ n.a | string }}", "{{ n.a | trim }}",
-        "{{ 'x' | replace('x', n.a) }}", "{{ '{}'.format(n.a) }}", "{{ n.a | tojson }}"}) {
+  for (const char* use : {"{{ n.a == n.b }}",
+                          "{{ n.a != n.b }}",
+                          "{{ n.a in [n.b] }}",
+                          "{{ n.a < n.b }}",
+                          "{{ [n.a, n.b] | unique | length }}",
+                          "{{ [n.a].index(n.b) }}",
+                          "{{ n.a }}",
+                          "{{ n.a ~ 'x' }}",
+                          "{{ [n.a] | join }}",
+                          "{{ n.a | string }}",
+                          "{{ n.a | trim }}",
+                          "{{ 'x' | replace('x', n.a) }}",
+                          "{{ '{}'.format(n.a) }}",
+                          "{{ n.a | tojson }}",
+                          "{{ n.a is lower }}",
+                          "{{ n.a | upper }}",
+                          "{{ n.a | indent }}",
+                          "{{ {}[n.a] }}",
+                          "{{ [][n.a] }}",
+                          "{{ raise_exception(n.a) }}",
+                          "{{ {} | dictsort(by=n.a) }}",
+                          "{{ 1 | tojson(separators=(n.a, ':')) }}"}) {
     EXPECT_THAT(RenderText(absl::StrCat(doubled, use)), HasSubstr("more than")) << use;
   }
   EXPECT_EQ(RenderText("{% set a = [1, ['x']] %}{{ a == [1, ['x']] }} {{ ['x'] in a }} {{ a }}"),

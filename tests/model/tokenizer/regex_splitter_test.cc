@@ -79,6 +79,18 @@ TEST(RegexSplitter, RunawayBacktrackingIsAnErrorNotALoss) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
 }
 
+// PCRE2's interpreter leaves an alternative behind at every character, of some 300 bytes.
+TEST(RegexSplitter, WhatTakesMuchMemoryIsAnErrorToo) {
+  const auto splitter = RegexSplitter::Compile("(?:a|b)*x|(?:a|b)+");
+  ASSERT_TRUE(splitter.ok()) << splitter.status();
+  const auto split = [&](size_t num_bytes) {
+    return splitter->Split(std::string(num_bytes, 'a'),
+                           [](std::string_view) { return absl::OkStatus(); });
+  };
+  EXPECT_TRUE(split(100'000).ok()) << split(100'000);
+  EXPECT_EQ(split(2'000'000).code(), absl::StatusCode::kResourceExhausted) << split(2'000'000);
+}
+
 TEST(RegexSplitter, StopsAtTheSinksError) {
   const auto splitter = RegexSplitter::Compile("a");
   int calls = 0;

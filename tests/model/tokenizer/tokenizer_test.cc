@@ -323,6 +323,17 @@ TEST(Tokenizer, TextBeyondTheLimitIsRefusedBeforeItIsMade) {
   EXPECT_EQ(Text(*tokenizer, ids, false), "a");
 }
 
+TEST(Tokenizer, TextThatNormalizersBlowUpIsRefused) {
+  nlohmann::json json = SmallSentencePiece();
+  const nlohmann::json replace = {
+      {"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(16, 'a')}};
+  json["normalizer"] = {{"type", "Sequence"},
+                        {"normalizers", {replace, replace, replace, replace, replace}}};
+  const auto tokenizer = MakeTokenizer(json);
+  EXPECT_EQ(tokenizer->Encode(std::string(1000, 'a'), {}).status().message(),
+            "the text grows beyond 268435456 bytes when normalized");
+}
+
 TEST(Tokenizer, LooksUpTokens) {
   const auto tokenizer = MakeTokenizer(SmallByteLevel());
   EXPECT_EQ(tokenizer->vocab_size(), 301);

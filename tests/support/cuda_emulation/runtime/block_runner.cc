@@ -89,7 +89,7 @@ bool BlockRunner::Advance(Run& run, int num_resident) {
   run.has_begun = true;
   run.is_early = false;
   std::vector<std::unique_ptr<Block>> aside = std::exchange(run.aside, {});
-  const std::vector<int> order = Order(static_cast<int>(aside.size()));
+  const std::vector<int> order = Order(static_cast<int>(aside.size()));  // GoOn asks for others
   for (const int i : order) {
     if (!run.failure.empty()) break;
     block_ = std::move(aside[i]);
