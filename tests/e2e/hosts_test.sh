@@ -116,6 +116,32 @@ stop_server KILL 137
 on head ip link set to_b up
 expect_nothing_left a b
 
+step "ranks that are lost one after the other find ports of the fewest that may be given"
+start_server --tp 1 --pp 2 --rsh-agent "$rsh_agent" --hosts a:1,b:1 --mpi-ports 20100-20111
+for epoch in 2 3 4 5 6; do
+  on a kill -KILL "$(ranks_on a)"
+  for _ in $(seq 600); do
+    if grep -q "\"event\":\"ready_again\".*\"epoch\":$epoch," "$log"; then continue 2; fi
+    kill -0 "$server" 2>/dev/null || fail "the server ended"
+    sleep 0.1
+  done
+  fail "epoch $epoch does not serve"
+done
+stop_server INT 0
+expect_nothing_left a b
+
+step "mpirun's words are the reason though something holds its output"
+cat >"$hosts_dir/agent_that_leaves" <<END
+#!/bin/sh
+if [ "\$1" = b ]; then echo "ssh: connect to host b port 22: Connection refused" >&2; exit 255; fi
+sleep 20 &
+exec "$rsh_agent" "\$@"
+END
+chmod +x "$hosts_dir/agent_that_leaves"
+expect_refusal "after 5s mpirun could not start ranks on all hosts: .*Connection refused" --tp 1 --pp 2 --rsh-agent "$hosts_dir/agent_that_leaves" \
+  --hosts a:1,b:1 --preflight-seconds 5
+expect_no_processes a b
+
 step "ranks that do not start are named with their host"
 printf '#!/bin/sh\nexec sleep 60\n' >"$hosts_dir/sleeper"
 chmod +x "$hosts_dir/sleeper"
