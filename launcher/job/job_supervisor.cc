@@ -143,8 +143,8 @@ absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpe
                                                                     OnLine on_line) {
   LS_CHECK(!spec.command.empty());
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  ::signal(SIGCHLD,
-           SIG_DFL);  // where it is ignored, as a parent may leave it, nobody hears of ends
+  // Where it is ignored, as a parent may leave it, nobody hears of ends.
+  ::signal(SIGCHLD, SIG_DFL);
   ASSIGN_OR_RETURN(const Fd input, PipeHolding(spec.input));
   ASSIGN_OR_RETURN(Pipe output, OpenPipe());
   ASSIGN_OR_RETURN(Pipe failure, OpenPipe());  // carries errno out of the child; exec closes it

@@ -93,6 +93,19 @@ TEST(GrammarBuilder, WhoCallsItselfBeforeReadingIsRefused) {
               HasSubstr("refers to itself"));
 }
 
+// Behind what may be nothing there is text.
+TEST(GrammarBuilder, RulesThatReadSomethingFirstMayReferToThemselves) {
+  GrammarBuilder builder;
+  const Part maybe = builder.MakeRule(builder.Optional(builder.Text("n")));
+  const Part before = builder.MakeRule(builder.Sequence({maybe, builder.Text("x")}));
+  const GrammarBuilder::Rule rule = builder.Declare();
+  builder.Define(
+      rule, builder.Choice({builder.Sequence({before, builder.Call(rule)}), builder.Text("z")}));
+  const Grammar grammar = BuildOrDie(builder, builder.Call(rule));
+  EXPECT_TRUE(Matches(grammar, "xnxz"));
+  EXPECT_FALSE(Matches(grammar, "nz"));
+}
+
 TEST(GrammarBuilder, WhatLeadsNowhereIsLeftOut) {
   GrammarBuilder builder;
   const Part nothing = builder.Choice({});

@@ -190,10 +190,10 @@ TEST(TokenMasks, AnyOfManyChoicesCanBeWritten) {
 }
 
 // What comes is told apart hundreds of characters later, so every token leads to another state.
-TEST(TokenMasks, OfTextsThatTakeTooMuchWorkGoOnWithShortTokens) {
+void ExpectShortTokens(int num_tokens) {
   std::mt19937 random(2);
   std::vector<std::string> tokens = {"", "", "a", "b", "c"};
-  while (std::ssize(tokens) < 4000) {
+  while (std::ssize(tokens) < num_tokens) {
     std::string token;
     while (token.size() < 12) token += static_cast<char>('a' + random() % 3);
     tokens.push_back(token);
@@ -207,11 +207,16 @@ TEST(TokenMasks, OfTextsThatTakeTooMuchWorkGoOnWithShortTokens) {
   OutputMatcher output(masks);
   OutputMatcher easy(of("[abc]*"));
   for (int i = 0; i < 300; ++i) output.Add(2 + static_cast<int32_t>(random() % 3));
-  const std::vector<bool> allowed = Bits(*output.Allowed(), 4000);
+  const std::vector<bool> allowed = Bits(*output.Allowed(), num_tokens);
   EXPECT_EQ(std::vector<bool>(allowed.begin(), allowed.begin() + 6),
             (std::vector<bool>{false, false, true, true, true, false}));
-  EXPECT_TRUE(Bits(*easy.Allowed(), 4000)[5]);
+  EXPECT_TRUE(Bits(*easy.Allowed(), num_tokens)[5]);
 }
+
+TEST(TokenMasks, OfTextsThatTakeTooMuchWorkGoOnWithShortTokens) { ExpectShortTokens(4000); }
+
+// Which would take a state of few ways no work that counts.
+TEST(TokenMasks, StatesOfManyWaysTakeLessWork) { ExpectShortTokens(12); }
 
 TEST(TokenMasks, PartsTogetherAreTheWhole) {
   const std::vector<std::string> tokens = SomeTokens(9, 77);
