@@ -7,7 +7,9 @@
 // of the order: the first top_k; of these the shortest prefix with at least top_p of their weight
 // (of `total` without top_k); of these the ones with weight >= min_p. The draw u chooses the first
 // token at which the running sum of weights (f64, in order) exceeds u * the allowed weight; without
-// any filter the allowed weight is `total`. Tokens of weight 0 are never chosen.
+// any filter the allowed weight is `total`, which adds in another order and may be larger by a
+// rounding than all weights in turn: a draw in between chooses the first token, not the last, which
+// is the least likely of all. Tokens of weight 0 are never chosen.
 //
 // Additions and multiplications are meant one by one: who compiles this must not fuse them.
 #pragma once
@@ -131,7 +133,8 @@ constexpr int32_t ChooseStep(const ChoiceRule& rule, const Steps& steps) {
   const double weight = rule.is_unfiltered() ? rule.total : steps.sum(allowed - 1);
   const double target = rule.uniform * weight;
   const int32_t chosen = FirstStep(allowed, [&](int32_t step) { return steps.sum(step) > target; });
-  return chosen < allowed ? chosen : allowed - 1;
+  if (chosen < allowed) return chosen;
+  return rule.is_unfiltered() ? 0 : allowed - 1;
 }
 
 }  // namespace lockstep

@@ -133,7 +133,10 @@ __device__ void WalkToChoice(const WholeRow& row, const ChoiceRule& rule, Walk& 
   const double infinity = __uint_as_float(0x7f800000u);
   const int all = row.width();
   if (rule.is_unfiltered()) {
-    return WalkRow(row, rule, {0.0, all, infinity, rule.uniform * rule.total}, walk);
+    const double target = rule.uniform * rule.total;
+    WalkRow(row, rule, {0.0, all, infinity, target}, walk);
+    if (!(walk.sum > target)) WalkRow(row, rule, {0.0, 1, infinity, infinity}, walk);
+    return;
   }
   WalkEnd allowed = {rule.min_p, rule.top_k > 0 ? rule.top_k : all, infinity, infinity};
   if (rule.top_p < 1.0) allowed.reached = rule.top_p * rule.total;

@@ -296,7 +296,9 @@ WholeRows MakeWholeRows(uint32_t seed, int64_t vocab_size, int num_rows) {
     auto* slices = reinterpret_cast<LogitsSlice*>(summary + 1);
     for (int i = 0; i < all.num_slices; ++i) slices[i] = {-kChoiceInf, 0.0};
     const Candidate largest = LargestOf(row);
-    slices[2] = {largest.value, SumOfExps(row, largest.value, job.inverse_temperature)};
+    // Every third total is more than all weights in turn, as a rounding may make it, but by much.
+    const double excess = job.place % 3 == 0 ? 3.0 : 1.0;
+    slices[2] = {largest.value, excess * SumOfExps(row, largest.value, job.inverse_temperature)};
     auto* logits = reinterpret_cast<LargestLogit*>(slices + all.num_slices);
     for (const Candidate& logit : list) {
       *logits++ = {logit.value, logit.value + change, logit.token};

@@ -74,6 +74,14 @@ TEST(TokenChooser, NeverChoosesAnImpossibleToken) {
   EXPECT_EQ(ChooseFrom({kNegInf, kNegInf}, {.max = kNegInf}), 0);
 }
 
+// All weights in turn may come to a rounding less than the total.
+TEST(TokenChooser, ADrawBetweenTheSumAndTheTotalChoosesTheLikeliestToken) {
+  ChoiceRule rule{.uniform = 0.999999, .max = kRow[0], .total = kTotal * 1.00001};
+  EXPECT_EQ(ChooseFrom(kRow, rule), 0);
+  rule.top_k = 4;  // a filter's weight is a sum in turn itself
+  EXPECT_EQ(ChooseFrom(kRow, rule), 3);
+}
+
 TEST(WholeRow, YieldsEveryTokenInOrder) {
   std::vector<float> row(9000);
   for (int i = 0; i < 9000; ++i) row[i] = static_cast<float>((i * 7919) % 4500);
