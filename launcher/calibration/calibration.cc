@@ -215,7 +215,7 @@ class Calibration {
                      }));
     const absl::Time deadline = SteadyNow() + options_.most_time;
     while (!job->Wait(SteadyNow())) {
-      WaitReadable({job->output_fd(), interrupts_.fd()}, kLookInterval);
+      WaitReadable({job->fd(), interrupts_.fd()}, kLookInterval);
       if (interrupts_.TakeCount() > 0) {
         job->Terminate(kGrace);
         return absl::CancelledError("interrupted");

@@ -13,8 +13,7 @@ namespace lockstep {
 namespace {
 
 constexpr absl::Duration kGrace = absl::Seconds(10);
-// The end of the process shows as the end of its output; this bounds the wait for what closed it
-// early.
+// For an end of which the kernel does not tell.
 constexpr absl::Duration kLookInterval = absl::Milliseconds(200);
 
 std::vector<std::string> Environment() {
@@ -42,7 +41,7 @@ absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(
                    }));
   JobSupervisor& process = *server->process_;
   while (server->address_.empty()) {
-    WaitReadable({process.output_fd(), interrupts.fd()}, kLookInterval);
+    WaitReadable({process.fd(), interrupts.fd()}, kLookInterval);
     if (interrupts.TakeCount() > 0) return absl::CancelledError("interrupted");
     process.ReadOutput();
     if (server->address_.empty() && process.Wait(SteadyNow())) {

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -16,17 +18,18 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
 #include "launcher/base/host_name.h"
+#include "launcher/base/signals.h"
 #include "launcher/job/private_network.h"
 
 namespace lockstep {
 namespace {
 
-// The end of the job closes its output, so a wait mostly wakes at once; this bounds the wait for a
-// process that closed it early.
+// Of looks after the end of a job of which the kernel does not tell (Linux before 5.3, gVisor).
 constexpr absl::Duration kReapInterval = absl::Milliseconds(20);
 // For those it left behind, which nothing tells of and mostly are gone in milliseconds.
 constexpr absl::Duration kAdoptedReapInterval = absl::Milliseconds(2);
@@ -81,6 +84,9 @@ absl::StatusOr<Pipe> OpenPipe() {
   if (::pipe2(ends, O_CLOEXEC) == 0) return Pipe{Fd(ends[0]), Fd(ends[1])};
   return absl::UnavailableError(absl::StrCat("pipe: ", std::strerror(errno)));
 }
+
+// glibc 2.36 declares pidfd_open in a way that C++ cannot link.
+Fd OpenPidfd(pid_t pid) { return Fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
 
 // A pipe's read end that holds `bytes` and nothing after them.
 absl::StatusOr<Fd> PipeHolding(const std::string& bytes) {
@@ -137,7 +143,19 @@ std::string JobExit::Undying() const {
 }
 
 JobSupervisor::JobSupervisor(pid_t pid, const Traits& traits, Fd output, OnLine on_line)
-    : pid_(pid), traits_(traits), output_(std::move(output)), on_line_(std::move(on_line)) {}
+    : pid_(pid),
+      traits_(traits),
+      output_(std::move(output)),
+      end_(OpenPidfd(pid)),
+      events_(::epoll_create1(EPOLL_CLOEXEC)),
+      on_line_(std::move(on_line)) {
+  LS_CHECK(events_.valid()) << "epoll_create1: " << std::strerror(errno);
+  for (const Fd* fd : {&output_, &end_}) {
+    epoll_event readable = {.events = EPOLLIN, .data = {}};
+    if (!fd->valid()) continue;
+    LS_CHECK_EQ(::epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd->get(), &readable), 0);
+  }
+}
 
 absl::StatusOr<std::unique_ptr<JobSupervisor>> JobSupervisor::Start(const JobSpec& spec,
                                                                     OnLine on_line) {
@@ -186,7 +204,13 @@ void JobSupervisor::FlushLine() {
   partial_line_.clear();
 }
 
-void JobSupervisor::ReadOutput() {
+bool JobSupervisor::HasEnded() const {
+  pollfd end = {end_.get(), POLLIN, 0};
+  return ::poll(&end, 1, 0) > 0;
+}
+
+bool JobSupervisor::ReadOutput() {
+  const bool had_ended = HasEnded();  // what it printed is there by now
   char buffer[4096];
   ssize_t count = 0;
   while (output_.valid() && (count = ::read(output_.get(), buffer, sizeof(buffer))) > 0) {
@@ -199,6 +223,7 @@ void JobSupervisor::ReadOutput() {
     FlushLine();
     output_.Close();
   }
+  return had_ended || !output_.valid();
 }
 
 // Never waits: what hangs in a driver may not die of SIGKILL. Whom it found once it takes note of,
@@ -235,9 +260,12 @@ bool JobSupervisor::Wait(absl::Time deadline) {
   while (!TryReap()) {
     const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration() && !status_) return false;
-    pollfd poll_output = {output_.get(), POLLIN, 0};
-    const absl::Duration sleep = status_ ? kAdoptedReapInterval : std::min(left, kReapInterval);
-    ::poll(&poll_output, 1, static_cast<int>(absl::ToInt64Milliseconds(sleep)) + 1);
+    if (status_) {
+      absl::SleepFor(kAdoptedReapInterval);
+    } else {
+      const absl::Duration sleep = std::min(left, killed_by_ - SteadyNow());
+      WaitReadable({events_.get()}, end_.valid() ? sleep : std::min(sleep, kReapInterval));
+    }
     ReadOutput();
   }
   return true;

@@ -55,9 +55,11 @@ class JobSupervisor {
   JobSupervisor(const JobSupervisor&) = delete;
   JobSupervisor& operator=(const JobSupervisor&) = delete;
 
-  // Readable when there is output, or when the job's last process closed it.
-  int output_fd() const { return output_.get(); }
-  void ReadOutput();
+  // Readable when there is output, and once the job has ended (without pidfds: with its output).
+  int fd() const { return events_.get(); }
+  // Gives on_line what the job has printed. True when all of that has been read: the job has ended,
+  // though what it left behind may still hold its output, or nobody holds that any more.
+  bool ReadOutput();
 
   // Set once the job and everything it left behind are gone, or do not die.
   const std::optional<JobExit>& exit() const { return exit_; }
@@ -79,6 +81,7 @@ class JobSupervisor {
   };
 
   JobSupervisor(pid_t pid, const Traits& traits, Fd output, OnLine on_line);
+  bool HasEnded() const;
   bool TryReap();
   bool KillAdopted();  // true: there is none
   void FlushLine();
@@ -86,6 +89,8 @@ class JobSupervisor {
   pid_t pid_;
   const Traits traits_;
   Fd output_;
+  Fd end_;     // a pidfd, readable once the job has ended; invalid where the kernel has none
+  Fd events_;  // epoll over both
   OnLine on_line_;
   std::string partial_line_;
   std::optional<int> status_;                      // of pid_, once it is reaped

@@ -97,10 +97,7 @@ absl::Status GatewayProcess::StartProcess() {
 }
 
 absl::Status GatewayProcess::Step() {
-  if (process_) {
-    process_->ReadOutput();
-    return process_->output_fd() < 0 ? HandleEnd() : absl::OkStatus();
-  }
+  if (process_) return process_->ReadOutput() ? HandleEnd() : absl::OkStatus();
   if (SteadyNow() < start_at_) return absl::OkStatus();
   if (const absl::Status started = StartProcess(); !started.ok()) {
     last_words_ = std::string(started.message());

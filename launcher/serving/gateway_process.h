@@ -48,8 +48,8 @@ class GatewayProcess {
   GatewayProcess(const GatewayProcess&) = delete;
   GatewayProcess& operator=(const GatewayProcess&) = delete;
 
-  // Step is due when this is readable (-1: there is nothing to read), or at that time.
-  int output_fd() const { return process_ ? process_->output_fd() : -1; }
+  // Step is due when this is readable (-1: nothing runs), or at that time.
+  int fd() const { return process_ ? process_->fd() : -1; }
   absl::Time next_start() const { return start_at_; }
   // UNAVAILABLE with its own words when it ended before it ever listened (the port is taken).
   absl::Status Step();

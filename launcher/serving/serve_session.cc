@@ -85,9 +85,9 @@ absl::Status ServeSession::StartJob(Job& job) {
 
 void ServeSession::Step() {
   std::vector<int> fds = {mailbox_.fd(), interrupts_.fd()};
-  if (gateway_) fds.push_back(gateway_->output_fd());
+  if (gateway_) fds.push_back(gateway_->fd());
   for (const Job& job : jobs_) {
-    if (job.process) fds.push_back(job.process->output_fd());
+    if (job.process) fds.push_back(job.process->fd());
   }
   WaitReadable(fds, NextDeadline() - SteadyNow());
   HandleInterrupts();
@@ -208,8 +208,7 @@ void ServeSession::HandleLoss(const News& news) {
 void ServeSession::HandleOutputs() {
   for (Job& job : jobs_) {
     if (!job.process) continue;
-    job.process->ReadOutput();
-    if (job.process->output_fd() >= 0 || state_ == State::kStopping) continue;
+    if (!job.process->ReadOutput() || state_ == State::kStopping) continue;
     // mpirun is gone: the controller will have noticed too and knows more.
     WaitReadable({mailbox_.fd()}, kOwnEndTimeout);
     HandleEvents();
@@ -332,7 +331,7 @@ void ServeSession::CheckPreflights() {
   for (Job& job : jobs_) {
     if (!job.process || job.roll.IsComplete() || SteadyNow() < job.preflight_deadline) continue;
     const std::string missing = job.roll.Missing(controller_->worker_addresses().front());
-    // mpirun's own end is not seen while something that it left behind holds its output.
+    // mpirun may hang after its words.
     const std::string& start_failure = job.output.start_failure();
     LoseJob(job,
             absl::StrCat("after ", absl::FormatDuration(options_.preflight_limit), " ",

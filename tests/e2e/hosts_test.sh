@@ -130,7 +130,7 @@ done
 stop_server INT 0
 expect_nothing_left a b
 
-step "mpirun's words are the reason though something holds its output"
+step "mpirun's end is seen at once, though something holds its output"
 cat >"$hosts_dir/agent_that_leaves" <<END
 #!/bin/sh
 if [ "\$1" = b ]; then echo "ssh: connect to host b port 22: Connection refused" >&2; exit 255; fi
@@ -138,8 +138,8 @@ sleep 20 &
 exec "$rsh_agent" "\$@"
 END
 chmod +x "$hosts_dir/agent_that_leaves"
-expect_refusal "after 5s mpirun could not start ranks on all hosts: .*Connection refused" --tp 1 --pp 2 --rsh-agent "$hosts_dir/agent_that_leaves" \
-  --hosts a:1,b:1 --preflight-seconds 5
+expect_refusal "serve: mpirun could not start ranks on all hosts: .*Connection refused" --tp 1 --pp 2 \
+  --rsh-agent "$hosts_dir/agent_that_leaves" --hosts a:1,b:1 --preflight-seconds 30
 expect_no_processes a b
 
 step "ranks that do not start are named with their host"

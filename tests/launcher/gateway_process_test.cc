@@ -61,7 +61,7 @@ class GatewayProcessTest : public ::testing::Test {
     absl::Status status;
     while (status.ok() && Lines("started").size() < num_starts) {
       if (SteadyNow() >= deadline) return absl::DeadlineExceededError("too few starts");
-      WaitReadable({gateway_->output_fd()},
+      WaitReadable({gateway_->fd()},
                    std::min(gateway_->next_start() - SteadyNow(), absl::Milliseconds(20)));
       status = gateway_->Step();
     }

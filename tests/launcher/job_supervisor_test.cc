@@ -1,6 +1,7 @@
 #include "launcher/job/job_supervisor.h"
 
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,7 +9,9 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/fd.h"
 #include "kernels/base/steady_clock.h"
+#include "launcher/base/signals.h"
 #include "launcher/job/private_network.h"
 #include "tests/support/kept_process.h"
 
@@ -90,6 +93,24 @@ TEST_F(JobSupervisorTest, APrivateNetworkHasLoopbackAlone) {
   auto job = Start(spec);
   ASSERT_TRUE(job->Wait(SteadyNow() + kPatience));
   EXPECT_THAT(lines_, ElementsAre("1", "127.0.0.1", std::to_string(::geteuid())));
+}
+
+TEST_F(JobSupervisorTest, AnEndIsSeenThoughSomethingHoldsItsOutput) {
+  const Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!pidfd.valid()) GTEST_SKIP() << "this kernel has no pidfds";
+  auto job = StartShell("sleep 60 & echo $!; exit 3");
+  const absl::Time deadline = SteadyNow() + kPatience;
+  bool is_over = false;
+  while (!is_over && SteadyNow() < deadline) {
+    WaitReadable({job->fd()}, deadline - SteadyNow());
+    is_over = job->ReadOutput();
+  }
+  ASSERT_TRUE(is_over);
+  ASSERT_EQ(lines_.size(), 1u);
+  EXPECT_FALSE(IsGone(PidInLine(0)));
+  ASSERT_TRUE(job->Wait(SteadyNow()));
+  EXPECT_EQ(job->exit()->code, 3);
+  EXPECT_TRUE(IsGone(PidInLine(0)));
 }
 
 TEST_F(JobSupervisorTest, SaysWhatKilledTheJob) {
