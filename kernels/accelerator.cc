@@ -13,28 +13,39 @@
 namespace lockstep {
 namespace {
 
-constexpr char kFile[] = "liblockstep_cuda.so";
+constexpr char kFile[] = "liblockstep_cuda.so";  // of the plugin
 constexpr char kEntry[] = "lockstep_plugin";
 
+std::filesystem::path ThisProgram() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error);
+}
+
 absl::StatusOr<std::filesystem::path> FindPlugin() {
-  if (const char* path = std::getenv("LOCKSTEP_CUDA_PLUGIN")) return path;
+  const std::filesystem::path file = PluginFile();
+  if (std::getenv(kPluginVariable) != nullptr) return file;
   // Told in no time; the plugin's libraries are half a gigabyte.
   if (::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) == nullptr) {
     return absl::NotFoundError("no NVIDIA driver is installed here (libcuda.so.1)");
   }
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  const auto directory = program.parent_path();
-  for (const auto& path : {directory / kFile, directory.parent_path() / "lib" / kFile}) {
-    if (std::filesystem::exists(path, error)) return path;
-  }
+  if (!file.empty()) return file;
   // Who has a driver has GPUs: that they lie idle is news, unlike on a host without one.
   return absl::FailedPreconditionError(absl::StrCat(
-      "there is an NVIDIA driver, but no ", kFile, " beside ", program.string(),
+      "there is an NVIDIA driver, but no ", kFile, " beside ", ThisProgram().string(),
       " or in ../lib: build it where nvcc and NCCL are installed, or say --device cpu"));
 }
 
 }  // namespace
+
+std::filesystem::path PluginFile() {
+  if (const char* path = std::getenv(kPluginVariable)) return path;
+  std::error_code error;
+  const auto directory = ThisProgram().parent_path();
+  for (const auto& path : {directory / kFile, directory.parent_path() / "lib" / kFile}) {
+    if (std::filesystem::exists(path, error)) return path;
+  }
+  return {};
+}
 
 absl::StatusOr<Accelerator*> OpenAccelerator(const std::filesystem::path& path) {
   std::filesystem::path file = path;

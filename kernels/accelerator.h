@@ -75,8 +75,13 @@ struct AcceleratorPlugin {
   Accelerator* accelerator;
 };
 
-// Opens the plugin, for good. An empty path: the value of LOCKSTEP_CUDA_PLUGIN, else
-// liblockstep_cuda.so beside this program or in ../lib. Unless a path was given NOT_FOUND where
+inline constexpr char kPluginVariable[] = "LOCKSTEP_CUDA_PLUGIN";
+
+// The variable's value, else liblockstep_cuda.so beside this program or in ../lib. Empty: there is
+// none.
+std::filesystem::path PluginFile();
+
+// Opens the plugin, for good. An empty path: PluginFile(). Unless a path was given NOT_FOUND where
 // there is no driver, and FAILED_PRECONDITION where there is one but no such file; UNAVAILABLE when
 // it cannot be opened (a library that it needs is not installed: named), FAILED_PRECONDITION when
 // it was built for another version.

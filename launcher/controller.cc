@@ -61,8 +61,10 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
   if (!options.controller.http_listen.empty()) {
     ASSIGN_OR_RETURN(RuntimeDir made, RuntimeDir::Create());
     files.emplace(std::move(made));
-    ASSIGN_OR_RETURN(session.gateway, UsageErrorIfInvalid(PlanGateway(
-                                          options.controller, files->path(), session.controller)));
+    ASSIGN_OR_RETURN(const KeptProgram program, KeptProgram::Keep(files->path()));
+    ASSIGN_OR_RETURN(session.gateway,
+                     UsageErrorIfInvalid(PlanGateway(options.controller, files->path(),
+                                                     program.program(), session.controller)));
   }
   session.secret_file = options.secret_file;
   report.Model(summary, session.controller.model_name);

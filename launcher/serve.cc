@@ -74,9 +74,9 @@ bool SharesWeights(const RankFlags& rank, const LaunchPlan& launch, const RanksD
 
 absl::StatusOr<std::unique_ptr<WeightMemory>> MakeWeightMemory(const RankFlags& rank,
                                                                const LaunchPlan& launch,
-                                                               const LaunchDirs& dirs) {
+                                                               const LaunchFiles& files) {
   if (!KeepsWeights(rank, launch)) return nullptr;
-  return WeightMemory::Create(launch.world_size, dirs.files.path());
+  return WeightMemory::Create(launch.world_size, files.directory.path());
 }
 
 // GPUs take their time where nothing is in memory yet: each must be initialized (seconds a GPU
@@ -141,11 +141,12 @@ void PredictSpeed(const ServeOptions& options, const ServePlan& plan, Controller
 
 absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, ServeReport& report) {
   ASSIGN_OR_RETURN(const ServePlan plan, CheckAll(options));
-  ASSIGN_OR_RETURN(RuntimeDir files, RuntimeDir::Create());
+  ASSIGN_OR_RETURN(RuntimeDir directory, RuntimeDir::Create());
   ASSIGN_OR_RETURN(RuntimeDir memory, RuntimeDir::CreateInMemory());
-  const LaunchDirs dirs{std::move(files), std::move(memory)};
+  ASSIGN_OR_RETURN(KeptProgram program, KeptProgram::Keep(directory.path()));
+  const LaunchFiles files{std::move(directory), std::move(memory), std::move(program)};
   ASSIGN_OR_RETURN(const std::unique_ptr<WeightMemory> weights,
-                   MakeWeightMemory(options.rank, plan.launch, dirs));
+                   MakeWeightMemory(options.rank, plan.launch, files));
   ASSIGN_OR_RETURN(const std::string secret, DrawSecret());
 
   SessionOptions session;
@@ -155,15 +156,15 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
   session.controller.worker_listen = {
       !plan.launch.worker_listen.empty()
           ? plan.launch.worker_listen
-          : absl::StrCat("unix:", (dirs.files.path() / "ranks.socket").string())};
+          : absl::StrCat("unix:", (files.directory.path() / "ranks.socket").string())};
   session.controller.secret = secret;
   session.listen_host = plan.listen.host;
   session.drain_timeout = absl::Seconds(options.controller.drain_seconds);
   ASSIGN_OR_RETURN(session.metrics, UsageErrorIfInvalid(MetricsListener(
                                         options.controller.metrics_listen, session.controller)));
-  ASSIGN_OR_RETURN(
-      session.gateway,
-      UsageErrorIfInvalid(PlanGateway(options.controller, dirs.files.path(), session.controller)));
+  ASSIGN_OR_RETURN(session.gateway,
+                   UsageErrorIfInvalid(PlanGateway(options.controller, files.directory.path(),
+                                                   files.program.program(), session.controller)));
   session.restarts = {.max_restarts = options.restart.max_restarts,
                       .window = absl::Seconds(options.restart.window_seconds)};
   session.kill_timeout = absl::Seconds(options.restart.kill_timeout_seconds);
@@ -183,7 +184,7 @@ absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, Se
         plan.launch.kind == LaunchPlan::Kind::kThisHost ? "" : plan.launch.network,
         options.controller.replicas > 1 ? FormatHostPlaces(plan.launch.PlacesOf(replica)) : "",
         weights ? weights->socket().string() : ""};
-    return MakeJob(plan.launch, dirs, replica, WorkerArguments(options.model, plan.rank, launch),
+    return MakeJob(plan.launch, files, replica, WorkerArguments(options.model, plan.rank, launch),
                    secret);
   };
   report.Model(plan.summary, session.controller.model_name);

@@ -8,7 +8,6 @@
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
-#include "launcher/base/this_program.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/mpi_command.h"
 #include "nlohmann/json.hpp"
@@ -39,10 +38,15 @@ std::vector<std::string> GatewayEnvironment() {
 }
 
 std::vector<std::string> GatewayCommand(const GatewayLaunch& launch) {
-  std::vector<std::string> command = {
-      launch.program,     "gateway",         "--json",
-      "--server",         launch.server,     "--listen",
-      launch.http_listen, "--drain-seconds", absl::StrCat(kDrainSeconds)};
+  std::vector<std::string> command = {launch.program.Path().string(),
+                                      "gateway",
+                                      "--json",
+                                      "--server",
+                                      launch.server,
+                                      "--listen",
+                                      launch.http_listen,
+                                      "--drain-seconds",
+                                      absl::StrCat(kDrainSeconds)};
   const auto add = [&](const char* flag, const std::string& file) {
     if (!file.empty()) command.insert(command.end(), {flag, file});
   };
@@ -58,6 +62,7 @@ std::vector<std::string> GatewayCommand(const GatewayLaunch& launch) {
 
 absl::StatusOr<std::optional<GatewayLaunch>> PlanGateway(const ControllerFlags& flags,
                                                          const std::filesystem::path& directory,
+                                                         const KeptFile& program,
                                                          ControllerOptions& controller) {
   if (flags.http_listen.empty()) return std::nullopt;
   const ServiceSecurityFlags& security = flags.security;
@@ -66,10 +71,9 @@ absl::StatusOr<std::optional<GatewayLaunch>> PlanGateway(const ControllerFlags& 
                      .address = flags.http_listen,
                      .is_permitted = !security.client_tls.empty() || security.insecure_listen,
                      .tls_flags = "--tls-cert and --tls-key"}));
-  ASSIGN_OR_RETURN(std::string program, ThisProgram());
   controller.local_listen = absl::StrCat("unix:", (directory / "gateway.socket").string());
-  return GatewayLaunch{std::move(program), controller.local_listen, flags.http_listen,
-                       flags.access_log,   security.client_tls,     security.insecure_listen};
+  return GatewayLaunch{program,          controller.local_listen, flags.http_listen,
+                       flags.access_log, security.client_tls,     security.insecure_listen};
 }
 
 GatewayProcess::GatewayProcess(const GatewayLaunch& launch, ServeReport& report)

@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "launcher/cli/serving_flags.h"
 #include "launcher/job/job_supervisor.h"
+#include "launcher/job/kept_program.h"
 #include "launcher/job/restart_policy.h"
 #include "launcher/serving/serve_report.h"
 #include "runtime/controller/controller.h"
@@ -22,7 +23,7 @@
 namespace lockstep {
 
 struct GatewayLaunch {
-  std::string program;      // `lockstep`
+  KeptFile program;         // `lockstep`
   std::string server;       // "unix:/path", where the controller lets it in
   std::string http_listen;  // "HOST:PORT"; port 0 = any free one, and the same after that
   std::string access_log;   // a file; empty = none
@@ -32,9 +33,10 @@ struct GatewayLaunch {
 
 // As secure as the clients' service. Nothing without --http-listen; else makes the controller
 // listen on a socket in `directory`, which only this user can enter. Errors: FAILED_PRECONDITION
-// for an address that others can reach without TLS; UNAVAILABLE without /proc.
+// for an address that others can reach without TLS.
 absl::StatusOr<std::optional<GatewayLaunch>> PlanGateway(const ControllerFlags& flags,
                                                          const std::filesystem::path& directory,
+                                                         const KeptFile& program,
                                                          ControllerOptions& controller);
 
 class GatewayProcess {

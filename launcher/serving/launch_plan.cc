@@ -231,23 +231,25 @@ absl::StatusOr<LaunchPlan> PlanLaunch(const LaunchFlags& flags, const ProcessGri
   return plan;
 }
 
-absl::StatusOr<JobSpec> MakeJob(const LaunchPlan& plan, const LaunchDirs& dirs, int replica,
+absl::StatusOr<JobSpec> MakeJob(const LaunchPlan& plan, const LaunchFiles& files, int replica,
                                 const std::vector<std::string>& worker_arguments,
                                 const std::string& secret) {
-  std::vector<std::string> worker = {plan.program.string()};
+  const bool is_here = plan.kind == Kind::kThisHost;
+  std::vector<std::string> worker = {
+      (is_here ? files.program.program().Path() : plan.program).string()};
   worker.insert(worker.end(), worker_arguments.begin(), worker_arguments.end());
   const std::optional<PortRange> ports = plan.PortsOf(replica);
   JobSpec spec;
   spec.input = absl::StrCat(secret, "\n");
-  if (plan.kind == Kind::kThisHost) {
+  if (is_here) {
     spec.command = LocalMpiCommand(plan.starter, plan.world_size,
-                                   {dirs.files.path(), dirs.memory.path()}, worker, ports);
-    spec.environment = JobEnvironment();
+                                   {files.directory.path(), files.memory.path()}, worker, ports);
+    spec.environment = JobEnvironment(files.program.PluginVariables());
     spec.private_network = plan.worker_listen.empty();
     return spec;
   }
   ASSIGN_OR_RETURN(const std::filesystem::path rank_file,
-                   WriteRankFile(plan, replica, dirs.files.path()));
+                   WriteRankFile(plan, replica, files.directory.path()));
   if (plan.kind == Kind::kSlurm) {
     spec.command = SrunCommand(plan.starter, *plan.slurm, plan.world_size, worker);
     spec.environment = SrunEnvironment(rank_file, plan.network, ports);
@@ -261,7 +263,7 @@ absl::StatusOr<JobSpec> MakeJob(const LaunchPlan& plan, const LaunchDirs& dirs, 
   launch.ports = ports;
   spec.command = HostsMpiCommand(plan.starter, launch, worker);
   // Of mpirun's own files; other hosts have directories of their own.
-  spec.environment = JobEnvironment({{"TMPDIR", dirs.files.path().string()}});
+  spec.environment = JobEnvironment({{"TMPDIR", files.directory.path().string()}});
   return spec;
 }
 

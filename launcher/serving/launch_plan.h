@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "launcher/cli/launch_flags.h"
 #include "launcher/job/job_supervisor.h"
+#include "launcher/job/kept_program.h"
 #include "launcher/job/network.h"
 #include "launcher/job/runtime_dir.h"
 #include "launcher/job/slurm.h"
@@ -24,7 +25,7 @@ struct LaunchPlan {
   enum class Kind { kThisHost, kHosts, kSlurm };
   Kind kind = Kind::kThisHost;
   std::filesystem::path starter;  // mpirun or srun
-  std::filesystem::path program;  // this one: the ranks run it too, at the same path on every host
+  std::filesystem::path program;  // this one: ranks on other hosts run it, too, at the same path
   int world_size = 1;             // of a replica
   std::vector<std::string> host_of_rank;  // of all replicas, one after the other
   bool uses_this_host = true;             // some rank runs where the launcher does
@@ -50,15 +51,16 @@ struct LaunchPlan {
 absl::StatusOr<LaunchPlan> PlanLaunch(const LaunchFlags& flags, const ProcessGrid& grid,
                                       int num_replicas);
 
-// The directories of a launch, which outlive its jobs.
-struct LaunchDirs {
-  RuntimeDir files;
+// What a launch has of its own on this host. Outlives its jobs.
+struct LaunchFiles {
+  RuntimeDir directory;
   RuntimeDir memory;
+  KeptProgram program;
 };
 
-// The job of a replica, whose ranks run `program` with worker_arguments and read `secret`.
+// The job of a replica, whose ranks run this program with worker_arguments and read `secret`.
 // UNAVAILABLE when a file of the launch cannot be written.
-absl::StatusOr<JobSpec> MakeJob(const LaunchPlan& plan, const LaunchDirs& dirs, int replica,
+absl::StatusOr<JobSpec> MakeJob(const LaunchPlan& plan, const LaunchFiles& files, int replica,
                                 const std::vector<std::string>& worker_arguments,
                                 const std::string& secret);
 

@@ -54,8 +54,10 @@ absl::Status RankRoster::CheckHello(const v1::Hello& hello, const RosterIdentity
   RETURN_IF_ERROR(CheckEqual("world_size", hello.world_size(), grid.world_size()));
   RETURN_IF_ERROR(CheckEqual("tensor_parallel", hello.tensor_parallel(), grid.tp()));
   RETURN_IF_ERROR(CheckEqual("pipeline_parallel", hello.pipeline_parallel(), grid.pp()));
-  if (!identity.version.empty()) {
-    RETURN_IF_ERROR(CheckEqual("version", hello.version(), identity.version));
+  if (!identity.version.empty() && hello.version() != identity.version) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("version ", hello.version(), " does not match the controller's ",
+                     identity.version, ": start the older one again"));
   }
   RETURN_IF_ERROR(CheckEqual("model", hello.model_fingerprint(), identity.model_fingerprint));
   if (!identity.tokenizer_fingerprint.empty()) {

@@ -38,8 +38,9 @@ Finished RunLockstep(const std::vector<std::string>& arguments) {
   return finished;
 }
 
-Server::Server(std::vector<std::string> arguments, const std::string& listen) {
-  std::vector<std::string> command = {LockstepBinary()};
+Server::Server(std::vector<std::string> arguments, const std::string& listen,
+               const std::string& program) {
+  std::vector<std::string> command = {program};
   command.insert(command.end(), arguments.begin(), arguments.end());
   command.insert(command.end(), {"--json", "--listen", listen});
   process_ = std::make_unique<Process>(

@@ -17,6 +17,8 @@ namespace lockstep::testing {
 // Generous: the tests say what happens, not how fast a loaded machine does it.
 inline constexpr absl::Duration kPatience = absl::Seconds(60);
 
+std::string LockstepBinary();
+
 struct Finished {
   int code = -1;
   std::string out;
@@ -31,7 +33,8 @@ Finished RunLockstep(const std::vector<std::string>& arguments);
 // directory of the test's own.
 class Server {
  public:
-  explicit Server(std::vector<std::string> arguments, const std::string& listen = "127.0.0.1:0");
+  explicit Server(std::vector<std::string> arguments, const std::string& listen = "127.0.0.1:0",
+                  const std::string& program = LockstepBinary());
 
   // The "ready" event; null with a test failure when it does not come.
   nlohmann::json WaitReady();
@@ -58,7 +61,5 @@ std::unique_ptr<Process> StartRanks(int count, const std::filesystem::path& scra
 
 // A client command against that server, started in the background.
 std::unique_ptr<Process> StartClient(const Server& server, std::vector<std::string> arguments);
-
-std::string LockstepBinary();
 
 }  // namespace lockstep::testing

@@ -37,12 +37,13 @@ class RecoveryTest : public ::testing::Test {
   void SetUp() override{SKIP_WITHOUT_ASSET(model_)}
 
   std::unique_ptr<Server> Serve(const std::vector<std::string>& more = {}, const char* tp = "2",
-                                const char* pp = "2") const {
+                                const char* pp = "2",
+                                const std::string& program = LockstepBinary()) const {
     std::vector<std::string> arguments = {
         "serve", model_.string(),      "--tp", tp, "--pp", pp, "--num-kv-blocks",
         "1024",  "--threads-per-rank", "1"};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    auto server = std::make_unique<Server>(arguments);
+    auto server = std::make_unique<Server>(arguments, "127.0.0.1:0", program);
     server->WaitReady();
     return server;
   }
@@ -251,6 +252,29 @@ TEST_F(RecoveryTest, AReplicaThatCannotBeStartedIsTriedAgain) {
   ASSERT_EQ(client->Wait(kPatience), 0) << client->err();  // by the other
   mpirun.Make();
   ASSERT_FALSE(server->WaitEvent("ready_again", 0).is_null()) << server->process().out();
+  Stop(*server);
+}
+
+// A copy of the program that another file replaces, as an upgrade does.
+TEST_F(RecoveryTest, AnUpgradeUnderARunningServerCostsNoRestart) {
+  const TempDirectory installed;
+  const std::filesystem::path program = installed / "lockstep";
+  std::filesystem::copy_file(LockstepBinary(), program);
+  auto server = Serve({"--http-listen", "127.0.0.1:0"}, "2", "2", program.string());
+  const pid_t gateway = server->WaitEvent("gateway")["pid"].get<pid_t>();
+  std::filesystem::rename(installed.Write("newer", "#!/bin/sh\nexit 1\n"), program);
+  auto client = StartGeneration(*server);
+  ::kill(PidOf(*server, 3), SIGKILL);
+  ::kill(gateway, SIGKILL);
+  EXPECT_FALSE(server->WaitEvent("ready_again").is_null()) << server->process().out();
+  EXPECT_EQ(client->Wait(kPatience), 0) << client->err();
+  EXPECT_TRUE(server->process().WaitForOutput(
+      [](const std::string& out) {
+        const size_t first = out.find("\"event\":\"gateway\"");
+        return out.find("\"event\":\"gateway\"", first + 1) != std::string::npos;
+      },
+      kPatience))
+      << server->process().out();
   Stop(*server);
 }
 

@@ -41,12 +41,13 @@ class GatewayProcessTest : public ::testing::Test {
   // The script can tell its starts apart: $start is 1, 2, ...
   void Start(const std::string& script) {
     GatewayLaunch launch;
-    launch.program =
+    const std::filesystem::path program =
         scratch_.Write("gateway", absl::StrCat("#!/bin/sh\ncd ", scratch_.path().string(),
                                                "\necho \"$@\" >>commands\nenv >>environment\n"
                                                "start=$(wc -l <commands)\n",
                                                script, "\necho >>started\nexec sleep 60\n"));
-    std::filesystem::permissions(launch.program, std::filesystem::perms::owner_all);
+    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+    launch.program = KeptFile::Keep(program, program, scratch_ / "link").value();
     launch.server = "unix:/run/gateway.socket";
     launch.http_listen = "[::1]:0";
     launch.tls = {.certificate = "S.pem", .key = "S.key", .authority = "CA.pem"};
