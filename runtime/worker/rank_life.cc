@@ -265,6 +265,9 @@ void RankLife::ReportLoading(int64_t bytes_done, int64_t bytes_total) {
 
 absl::Status RankLife::Load() {
   const absl::Time begin = SteadyNow();
+  may_be_late_ = true;
+  // Who heard of the end before, while ranks wait for each other alone, expects ours soon.
+  RETURN_IF_ERROR(inbox_.CauseOf(absl::OkStatus()));
   if (model_.is_loaded()) {
     SendLoaded(absl::ZeroDuration());
     return absl::OkStatus();

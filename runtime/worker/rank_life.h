@@ -92,10 +92,10 @@ class RankLife {
   Inbox inbox_;
   absl::Status cause_;
   bool was_welcomed_ = false;
-  bool is_refused_ = false;              // at Hello
-  bool failed_here_ = false;             // no other life will do better
-  std::atomic<bool> may_be_late_{true};  // it loads or allocates, for as long as that takes
-  std::mutex loading_mutex_;             // of the next: loader threads report
+  bool is_refused_ = false;               // at Hello
+  bool failed_here_ = false;              // no other life will do better
+  std::atomic<bool> may_be_late_{false};  // it loads or allocates, for as long as that takes
+  std::mutex loading_mutex_;              // of the next: loader threads report
   absl::Time loading_reported_ = absl::InfinitePast();
 
   PreflightMemory preflight_memory_;

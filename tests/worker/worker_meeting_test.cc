@@ -1,12 +1,18 @@
 // How a rank meets the others before it dials.
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/base/steady_clock.h"
 #include "kernels/cpu_backend_options.h"
+#include "parallel/communicator.h"
 #include "runtime/worker/preflight.h"
 #include "runtime/worker/worker.h"
 #include "tests/worker/worker_fixture.h"
@@ -87,6 +93,92 @@ TEST_F(WorkerMeetingTest, ALoadedRankTakesPartInThePreflightOfTheOthers) {
   ASSERT_EQ(facts.size(), 2u);
   EXPECT_GT(facts[0].needed_bytes, facts[1].needed_bytes);
   EXPECT_GT(facts[1].needed_bytes, 0) << "there is no cache yet";
+}
+
+// A group in which a wait that was aborted does not end, as one for a peer that is stopped in the
+// middle of a message, until it is released.
+class StubbornGroup final : public Communicator {
+ public:
+  StubbornGroup(std::unique_ptr<Communicator> body, const std::atomic<bool>& released)
+      : body_(std::move(body)), released_(released) {}
+
+  int rank() const override { return body_->rank(); }
+  int size() const override { return body_->size(); }
+  absl::Status AllReduceSum(float* data, int64_t count) override {
+    return body_->AllReduceSum(data, count);
+  }
+  absl::Status AllGather(const void* mine, int64_t bytes, void* all) override {
+    const absl::Status status = body_->AllGather(mine, bytes, all);
+    const absl::Time deadline = SteadyNow() + absl::Seconds(30);
+    while (!status.ok() && !released_ && SteadyNow() < deadline) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return status;
+  }
+  absl::Status Send(int peer, const void* data, int64_t bytes) override {
+    return body_->Send(peer, data, bytes);
+  }
+  absl::Status Recv(int peer, void* data, int64_t bytes) override {
+    return body_->Recv(peer, data, bytes);
+  }
+  bool Probe(int peer) override { return body_->Probe(peer); }
+  absl::Status Barrier() override { return body_->Barrier(); }
+  void Abort() override { body_->Abort(); }
+
+ private:
+  const std::unique_ptr<Communicator> body_;
+  const std::atomic<bool>& released_;
+};
+
+class StubbornRendezvous final : public Rendezvous {
+ public:
+  StubbornRendezvous(Rendezvous& ranks, const std::atomic<bool>& released)
+      : ranks_(ranks), released_(released) {}
+  absl::StatusOr<Round> Next(uint64_t epoch, absl::Duration timeout) override {
+    ASSIGN_OR_RETURN(Round round, ranks_.Next(epoch, timeout));
+    round.groups.pp = std::make_unique<StubbornGroup>(std::move(round.groups.pp), released_);
+    return round;
+  }
+  bool Over() override { return ranks_.Over(); }
+  void Leave() override { ranks_.Leave(); }
+
+ private:
+  Rendezvous& ranks_;
+  const std::atomic<bool>& released_;
+};
+
+TEST_F(WorkerMeetingTest, ARankThatIsStuckInThePreflightIsReported) {
+  const std::string in_preflight = "checking ranks and links";
+  ScriptedController controller([&](Stream& stream) {
+    Next(stream);
+    Welcome(stream);
+    v1::FromRank message;
+    while (stream.Read(&message) && message.heartbeat().operation() != in_preflight) {
+    }
+    return grpc::Status(grpc::StatusCode::ABORTED, "the replica is lost");
+  });
+  std::atomic<bool> is_stuck = false;
+  WorkerOptions options = Options(controller.address());
+  options.grid = *ProcessGrid::Create(1, 2);
+  options.preflight = true;
+  options.dial_timeout = options.rejoin_window = absl::Seconds(2);
+  options.gather_timeout = absl::Seconds(1);
+  options.on_stuck = [&](const absl::Status& status) {
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr(in_preflight));
+    is_stuck = true;
+  };
+  std::vector<std::unique_ptr<Rendezvous>> ranks = MakeInProcessRendezvous(options.grid);
+  IdentityExchange exchange;
+  absl::StatusOr<Rendezvous::Round> round = absl::UnknownError("none");
+  std::thread other([&] {  // meets the rank once, and says nothing in the preflight
+    round = ranks[1]->Next(0, absl::Minutes(10));
+    ASSERT_TRUE(round.ok()) << round.status();
+    ASSERT_TRUE(exchange.Run(options.grid, round->groups, IdentityOf(options)).ok());
+  });
+  StubbornRendezvous stubborn(*ranks[0], is_stuck);
+  EXPECT_FALSE(RunWorker(options, stubborn).ok());
+  other.join();
+  EXPECT_TRUE(is_stuck);
 }
 
 // Ranks that take their time to come together.
