@@ -35,7 +35,8 @@ absl::Status Measure(const CalibrateRankOptions& options, const MpiSession& sess
 
 int RunCalibrateRank(const CalibrateRankOptions& options) {
   EndWithParent();
-  return RunMpiRank(kCalibrateRankCommand,
+  // Calibration ends ranks that take too long.
+  return RunMpiRank(kCalibrateRankCommand, absl::InfiniteDuration(),
                     [&](const MpiSession& session) { return Measure(options, session); });
 }
 

@@ -2,6 +2,7 @@
 // manual placement.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -171,7 +172,9 @@ int RunWorkerCommand(const WorkerCommandOptions& flags) {
     std::printf("%s\n", FormatRankStarted({HostName(), ::getpid()}).c_str());
     std::fflush(stdout);
   }
-  return RunMpiRank(kWorkerCommand, [&](const MpiSession& session) {
+  const absl::Duration patience =
+      absl::Seconds(std::max(flags.preflight_seconds, flags.rejoin_seconds));
+  return RunMpiRank(kWorkerCommand, patience, [&](const MpiSession& session) {
     if (flags.announce) {
       std::printf("%s\n", kRankMetMark);
       std::fflush(stdout);

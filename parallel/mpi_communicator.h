@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "parallel/communicator.h"
 #include "parallel/process_grid.h"
 #include "parallel/rendezvous.h"
@@ -40,8 +41,11 @@ class MpiSession {
   int num_cores_on_node() const { return num_cores_on_node_; }
   bool shares_cores() const { return shares_cores_; }
 
+  // How long the next two wait for late ranks; for ever by default.
+  void WaitAtMost(absl::Duration patience) { patience_ = patience; }
   // Collective over the job, for its start: late ranks are waited for asleep. UNAVAILABLE with
-  // MPI's text. Every rank gets the bytes that rank 0 gave; what others give is ignored.
+  // MPI's text; DEADLINE_EXCEEDED naming the late ones, after which the job can only be ended.
+  // Every rank gets the bytes that rank 0 gave; what others give is ignored.
   absl::StatusOr<std::string> Broadcast(std::string bytes) const;
   // Every rank gets what each gave, by rank.
   absl::StatusOr<std::vector<std::string>> AllGather(const std::string& mine) const;
@@ -52,6 +56,7 @@ class MpiSession {
  private:
   MpiSession() = default;
   bool active_ = false;
+  absl::Duration patience_ = absl::InfiniteDuration();
   int rank_ = 0;
   int world_size_ = 1;
   int node_ = 0;

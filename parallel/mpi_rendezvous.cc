@@ -20,15 +20,13 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
 #include "parallel/mpi_groups.h"
+#include "parallel/mpi_start_mail.h"
 #include "parallel/polite_wait.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kRoot = 0;
 constexpr absl::Duration kOverInterval = absl::Milliseconds(100);
-// Rank 0 knows who is missing, so it should be the one to give up.
-constexpr absl::Duration kRootFirst = absl::Seconds(2);
 const PoliteWait::Policy kMailPolicy{
     .spin = {}, .yield = {}, .longest_pause = std::chrono::microseconds(20000)};
 
@@ -59,7 +57,7 @@ class MpiRendezvous final : public Rendezvous {
     Mail mail;
   };
 
-  bool is_root() const { return rank_ == kRoot; }
+  bool is_root() const { return rank_ == kRootRank; }
   void Send(int to, Tag tag, const Mail& mail);
   void SendAll(Tag tag, const Mail& mail);  // from the root
   void ForgetSent();
@@ -187,7 +185,7 @@ void MpiRendezvous::NoteLeft() {
 
 void MpiRendezvous::Leave() {
   if (is_root()) return NoteLeft();
-  if (!std::exchange(left_, true)) Send(kRoot, kLeft, {});
+  if (!std::exchange(left_, true)) Send(kRootRank, kLeft, {});
 }
 
 bool MpiRendezvous::Over() {
@@ -203,7 +201,7 @@ absl::StatusOr<Rendezvous::Round> MpiRendezvous::Next(uint64_t epoch, absl::Dura
   if (is_root()) {
     NoteHere(rank_, {wanted, epoch});
   } else {
-    Send(kRoot, kHere, {wanted, epoch});
+    Send(kRootRank, kHere, {wanted, epoch});
   }
   RETURN_IF_ERROR(WaitForGo(wanted, timeout));
   Round round{epoch_, {}};
@@ -246,11 +244,12 @@ absl::StatusOr<std::unique_ptr<Rendezvous>> MakeMpiRendezvous(const MpiSession& 
                                                               const ProcessGrid& grid,
                                                               const MpiOptions& options) {
   RETURN_IF_ERROR(CheckGridFits(session, grid));
+  // First, as it names late ranks, while MPI would wait for them for ever.
+  ASSIGN_OR_RETURN(std::vector<std::string> hosts, session.AllGather(HostName()));
   MPI_Comm comm = MPI_COMM_NULL;
   RETURN_IF_ERROR(FromMpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup"));
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   MpiHandle control(comm);
-  ASSIGN_OR_RETURN(std::vector<std::string> hosts, session.AllGather(HostName()));
   return std::make_unique<MpiRendezvous>(std::move(control), session, grid, options,
                                          std::move(hosts));
 }

@@ -3,28 +3,18 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "kernels/base/status_macros.h"
 #include "kernels/base/usable_cores.h"
 #include "parallel/mpi_communicator.h"
 #include "parallel/mpi_handle.h"
-#include "parallel/polite_wait.h"
+#include "parallel/mpi_start_mail.h"
 
 namespace lockstep {
 namespace {
-
-constexpr PoliteWait::Policy kWaitAsleep = {.longest_pause = std::chrono::milliseconds(10)};
-
-absl::Status Complete(MPI_Request request, const char* operation) {
-  PoliteWait wait(kWaitAsleep);
-  for (int done = 0;;) {
-    RETURN_IF_ERROR(FromMpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), operation));
-    if (done != 0) return absl::OkStatus();
-    wait.Pause();
-  }
-}
 
 struct Node {
   int lowest_rank = 0;
@@ -91,6 +81,7 @@ absl::StatusOr<MpiSession> MpiSession::Start(int* argc, char*** argv) {
 
 MpiSession::MpiSession(MpiSession&& other) noexcept
     : active_(std::exchange(other.active_, false)),
+      patience_(other.patience_),
       rank_(other.rank_),
       world_size_(other.world_size_),
       node_(other.node_),
@@ -104,37 +95,32 @@ MpiSession::~MpiSession() {
 }
 
 absl::StatusOr<std::string> MpiSession::Broadcast(std::string bytes) const {
-  int size = static_cast<int>(bytes.size());
-  MPI_Request request;
-  RETURN_IF_ERROR(
-      FromMpi(MPI_Ibcast(&size, 1, MPI_INT, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast"));
-  RETURN_IF_ERROR(Complete(request, "MPI_Ibcast"));
-  bytes.resize(static_cast<size_t>(size));
-  RETURN_IF_ERROR(
-      FromMpi(MPI_Ibcast(bytes.data(), size, MPI_BYTE, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast"));
-  RETURN_IF_ERROR(Complete(request, "MPI_Ibcast"));
+  StartMail mail(rank_, world_size_, patience_);
+  if (rank_ != kRootRank) return mail.ReceiveOf(kRootRank);
+  RETURN_IF_ERROR(mail.SendAll(bytes));
+  RETURN_IF_ERROR(mail.Finish());
   return bytes;
 }
 
 absl::StatusOr<std::vector<std::string>> MpiSession::AllGather(const std::string& mine) const {
-  const int size = static_cast<int>(mine.size());
-  std::vector<int> sizes(static_cast<size_t>(world_size_));
-  MPI_Request request;
-  RETURN_IF_ERROR(
-      FromMpi(MPI_Iallgather(&size, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD, &request),
-              "MPI_Iallgather"));
-  RETURN_IF_ERROR(Complete(request, "MPI_Iallgather"));
-  std::vector<int> begins(sizes.size());
-  std::exclusive_scan(sizes.begin(), sizes.end(), begins.begin(), 0);
-  std::string all(static_cast<size_t>(begins.back() + sizes.back()), '\0');
-  RETURN_IF_ERROR(FromMpi(MPI_Iallgatherv(mine.data(), size, MPI_BYTE, all.data(), sizes.data(),
-                                          begins.data(), MPI_BYTE, MPI_COMM_WORLD, &request),
-                          "MPI_Iallgatherv"));
-  RETURN_IF_ERROR(Complete(request, "MPI_Iallgatherv"));
-  std::vector<std::string> gathered;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    gathered.push_back(all.substr(static_cast<size_t>(begins[i]), static_cast<size_t>(sizes[i])));
+  StartMail mail(rank_, world_size_, patience_);
+  if (rank_ != kRootRank) {
+    RETURN_IF_ERROR(mail.Send(kRootRank, mine));
+    RETURN_IF_ERROR(mail.Finish());
+    ASSIGN_OR_RETURN(const std::string packed, mail.ReceiveOf(kRootRank));
+    return StartMail::Unpack(packed);
   }
+  std::set<int> others;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (rank != rank_) others.insert(rank);
+  }
+  ASSIGN_OR_RETURN(StartMail::Texts received, mail.Receive(std::move(others)));
+  std::vector<std::string> gathered;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    gathered.push_back(rank == rank_ ? mine : std::move(received.at(rank)));
+  }
+  RETURN_IF_ERROR(mail.SendAll(StartMail::Pack(gathered)));
+  RETURN_IF_ERROR(mail.Finish());
   return gathered;
 }
 

@@ -62,10 +62,12 @@ class MpiMemory {
 
 }  // namespace
 
-int RunMpiRank(const char* command, const std::function<absl::Status(const MpiSession&)>& body) {
+int RunMpiRank(const char* command, absl::Duration patience,
+               const std::function<absl::Status(const MpiSession&)>& body) {
   MpiMemory memory;
-  const auto session = memory.Start();
+  auto session = memory.Start();
   if (!session.ok()) return Fail(command, session.status());
+  session->WaitAtMost(patience);
   const absl::Status status = body(*session);
   if (status.ok()) {
     memory.BeforeEnd();

@@ -7,14 +7,16 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "parallel/mpi_communicator.h"
 
 namespace lockstep {
 
-// Starts MPI and runs the body; what goes wrong is printed as of this command. Returns the
-// process's exit code, but after an error of the body not at all: peers may be waiting for this
-// rank, and all of the job ends.
-int RunMpiRank(const char* command, const std::function<absl::Status(const MpiSession&)>& body);
+// Starts MPI and runs the body; the session's own exchanges wait at most `patience` for late ranks.
+// What goes wrong is printed as of this command. Returns the process's exit code, but after an
+// error of the body not at all: peers may be waiting for this rank, and all of the job ends.
+int RunMpiRank(const char* command, absl::Duration patience,
+               const std::function<absl::Status(const MpiSession&)>& body);
 
 // From rank 0's standard input (mpirun and srun forward theirs to it), given to the others over
 // MPI. INVALID_ARGUMENT when there is none.

@@ -133,6 +133,21 @@ TEST_F(ManualPlacementTest, AWrongSecretIsRefused) {
   EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("secret"));
 }
 
+// One hangs in storage (here: reads a pipe), after MPI has brought all together.
+TEST_F(ManualPlacementTest, ARankThatHangsBeforeTheOthersMeetIsNamed) {
+  const std::string scratch = scratch_.path().string();
+  Process make({"/bin/sh", "-c",
+                absl::StrCat("cd ", scratch, "; mkdir 0 1; umask 077; echo guess > 0/secret; ",
+                             "mkfifo 1/secret")});
+  ASSERT_EQ(make.Wait(kPatience), 0);
+  auto ranks =
+      StartRanks(2, "127.0.0.1:1", "secret", {"--preflight-seconds", "1", "--rejoin-seconds", "0"},
+                 {"/bin/sh", "-c",
+                  absl::StrCat("cd ", scratch, "/$OMPI_COMM_WORLD_RANK; exec \"$0\" \"$@\"")});
+  EXPECT_NE(ranks->Wait(kPatience).value_or(0), 0);
+  EXPECT_THAT(ranks->err() + ranks->out(), HasSubstr("rank 1 of 2 did not come within 1s"));
+}
+
 // Requests would end ranks that cannot hold them.
 TEST_F(ManualPlacementTest, RanksWithOtherLimitsAreRefusedByFlagAndNumbers) {
   Server controller(ControllerCommand());
