@@ -117,14 +117,14 @@ absl::StatusOr<TraceSummary> Summarize(const std::vector<Arrival>& trace) {
   return summary;
 }
 
-TraceShare ShareOfTrace(const std::vector<Arrival>& trace, int num_replicas) {
+TraceShare ShareOfTrace(const std::vector<Arrival>& trace, int num_replicas, int replica) {
   TraceShare share;
   double tokens = 0;
   std::mt19937_64 random(1);
   const auto count = static_cast<size_t>(num_replicas);
   for (size_t first = 0; first < trace.size(); first += count) {
-    const size_t i = first + random() % count;
-    if (i >= trace.size()) break;
+    const size_t i = first + (random() + static_cast<size_t>(replica)) % count;
+    if (i >= trace.size()) break;  // the last ones are not so many
     tokens += static_cast<double>(trace[i].output_tokens) +
               static_cast<double>(trace[i].input_tokens) / 16.0;
     if (tokens > kMaxSimulatedTokens && !share.arrivals.empty()) {

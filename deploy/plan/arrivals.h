@@ -68,11 +68,11 @@ struct ArrivalPattern {
 
 // What one of several replicas gets of a trace: of every num_replicas requests one, at random,
 // since every so many may be alike; as many from the first on as some seconds simulate (4 million
-// tokens: 8,000 requests of 500).
+// tokens: 8,000 requests of 500). The shares of all replicas are the trace.
 struct TraceShare {
   std::vector<Arrival> arrivals;
   size_t num_left_out = 0;  // of its share
 };
-TraceShare ShareOfTrace(const std::vector<Arrival>& trace, int num_replicas);
+TraceShare ShareOfTrace(const std::vector<Arrival>& trace, int num_replicas, int replica = 0);
 
 }  // namespace lockstep::plan

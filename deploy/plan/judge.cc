@@ -27,6 +27,14 @@ MemoryOptions OptionsOf(const PlanRequest& request) {
   return options;
 }
 
+double InputP95(const std::vector<Arrival>& trace) {
+  std::vector<int64_t> tokens;
+  for (const Arrival& arrival : trace) tokens.push_back(arrival.input_tokens);
+  const auto at = tokens.begin() + (std::ssize(tokens) - 1) * 95 / 100;
+  std::nth_element(tokens.begin(), at, tokens.end());
+  return static_cast<double>(*at);
+}
+
 void Break(Candidate& candidate, Constraint constraint, std::string reason) {
   candidate.holds = false;
   candidate.broken = constraint;
@@ -67,7 +75,7 @@ class ReplicaJudge {
           ConcurrencyAtRate(roofline_, request_.engine, UsualLoad(), max_requests_, rate);
       candidate.load_per_replica = concurrency.value_or(static_cast<double>(max_requests_));
       candidate.prediction = PredictAt(candidate.load_per_replica);
-      if (!concurrency) return Constraint::kRate;
+      if (!concurrency) return MoreKvHelps() ? Constraint::kConcurrency : Constraint::kRate;
       // Requests beyond the rate do not arrive.
       candidate.prediction.requests_per_s = rate;
       candidate.prediction.output_tokens_per_s = rate * request_.output_tokens;
@@ -82,6 +90,14 @@ class ReplicaJudge {
     return request_.trace.empty() ? LimitBroken(request_, candidate.prediction) : Constraint::kNone;
   }
 
+  // What a request sees that meets no other one.
+  Prediction Alone(double input_tokens) const {
+    Load load;
+    load.input_tokens = input_tokens;
+    load.output_tokens = 2;
+    return Predict(roofline_, request_.engine, load, max_requests_);
+  }
+
   Prediction PredictAt(double concurrency) const {
     Load load = UsualLoad();
     load.concurrency = concurrency;
@@ -89,6 +105,16 @@ class ReplicaJudge {
   }
 
  private:
+  // Whether a replica that is overrun would serve more, held its cache more requests.
+  bool MoreKvHelps() const {
+    Load load = UsualLoad();
+    const auto served = [&](int64_t num_requests) {
+      load.concurrency = static_cast<double>(num_requests);
+      return Predict(roofline_, request_.engine, load, num_requests).requests_per_s;
+    };
+    return served(2 * max_requests_) > 1.05 * served(max_requests_);
+  }
+
   Load UsualLoad() const {
     Load load;
     load.input_tokens = request_.input_tokens;
@@ -113,6 +139,18 @@ class ReplicaJudge {
   const int64_t max_requests_;
 };
 
+// How many may run on average. Those that are there all the time must fit with all their tokens.
+// Those that come and go are at all points of their way, but are more at times (Poisson): all but
+// five of a hundred times they must fit, or many wait and give way to each other.
+int64_t MostRunning(const PlanRequest& request, const MemoryPlan& memory) {
+  int64_t most = std::max<int64_t>(1, memory.max_requests);
+  if (request.rate_per_s > 0) {
+    const auto held = static_cast<double>(memory.max_running);
+    most = std::max(most, static_cast<int64_t>(held - kP95Deviations * std::sqrt(held)));
+  }
+  return most;
+}
+
 void BreakMemory(const PlanRequest& request, Candidate& candidate) {
   const StageMemory& stage = candidate.memory.fullest();
   if (stage.kv_budget <= 0 || !candidate.memory.fits()) {
@@ -129,11 +167,34 @@ void BreakMemory(const PlanRequest& request, Candidate& candidate) {
   }
 }
 
+// What no queue could mend: requests that are too slow where nothing else runs.
+void BreakSlowRequests(const PlanRequest& request, const ReplicaJudge& judge,
+                       Candidate& candidate) {
+  if (request.trace.empty()) return;
+  const double tokens = InputP95(request.trace);
+  candidate.prediction = judge.Alone(tokens);
+  const auto check = [&](Constraint constraint, const char* name, double alone_ms,
+                         double limit_ms) {
+    if (limit_ms == 0 || alone_ms <= limit_ms || candidate.broken != Constraint::kNone) return;
+    Break(candidate, constraint,
+          absl::StrFormat("%s %.1f ms of a request alone, of %.0f tokens (5 %% have more), above "
+                          "%.1f ms",
+                          name, alone_ms, tokens, limit_ms));
+  };
+  check(Constraint::kTtft, "TTFT", candidate.prediction.ttft_ms, request.ttft_p95_ms);
+  check(Constraint::kTpot, "TPOT", candidate.prediction.tpot_ms, request.tpot_p95_ms);
+}
+
 std::string BrokenReason(const PlanRequest& request, const Candidate& candidate,
                          Constraint constraint) {
   const Prediction& prediction = candidate.prediction;
   switch (constraint) {
     case Constraint::kConcurrency:
+      if (request.rate_per_s > 0) {
+        return absl::StrFormat(
+            "KV for %d requests that come and go, which serves %.3g requests/s per replica",
+            MostRunning(request, candidate.memory), prediction.requests_per_s);
+      }
       return absl::StrFormat("KV for %d of %.0f requests per replica",
                              candidate.memory.max_requests, candidate.load_per_replica);
     case Constraint::kRate:
@@ -221,8 +282,7 @@ int MostReplicas(const PlanRequest& request, const Layout& layout, int most_gpus
 
 Prediction PredictReplica(const PlanRequest& request, const Candidate& candidate,
                           double concurrency) {
-  return ReplicaJudge(request, candidate.layout,
-                      std::max<int64_t>(1, candidate.memory.max_requests))
+  return ReplicaJudge(request, candidate.layout, MostRunning(request, candidate.memory))
       .PredictAt(concurrency);
 }
 
@@ -307,14 +367,16 @@ Candidate Judge(const PlanRequest& request, int tp, int pp, int fewest_replicas)
   candidate.memory = PlanMemory(
       {request.model.architecture, request.weights, request.kv, request.policy, OptionsOf(request),
        std::llround(request.gpu.memory_gib * 0x1p30),
-       std::llround(request.input_tokens + request.output_tokens), RanksPerNode(request, tp)},
+       std::llround(request.input_tokens + request.output_tokens), RanksPerNode(request, tp),
+       std::llround(request.input_tokens + request.output_tokens / 2)},
       candidate.layout);
   BreakMemory(request, candidate);
   if (candidate.broken == Constraint::kNone) {
-    FindReplicas(request,
-                 ReplicaJudge(request, candidate.layout,
-                              std::max<int64_t>(1, candidate.memory.max_requests)),
-                 fewest_replicas, candidate);
+    const ReplicaJudge judge(request, candidate.layout, MostRunning(request, candidate.memory));
+    BreakSlowRequests(request, judge, candidate);
+    if (candidate.broken == Constraint::kNone) {
+      FindReplicas(request, judge, fewest_replicas, candidate);
+    }
   }
   candidate.nodes = NumNodes(request, candidate.layout);
   candidate.reserved_gpus = ReservedGpus(request, candidate.layout);

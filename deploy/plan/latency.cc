@@ -65,8 +65,13 @@ double HeldUp(const Prefill& prompt, double num_prompts, double num_stages) {
 // How much longer than the mean the slowest of a hundred wait, five of them: those that meet more
 // prompts than others do, when each meets `mean` of them (Poisson).
 double SpreadOfWait(double wait, double mean) {
-  constexpr double kDeviations = 1.645;
-  return mean > 0 ? wait * std::min(1.0, kDeviations / std::sqrt(mean)) : 0.0;
+  return mean > 0 ? wait * std::min(1.0, kP95Deviations / std::sqrt(mean)) : 0.0;
+}
+
+// The same where they arrive: while one passes more come, `utilization` of them on average, so that
+// they are met in crowds (the number served in a busy period: Borel 1942).
+double SpreadOfCrowds(double wait, double mean, double utilization) {
+  return mean > 0 ? wait * kP95Deviations / std::sqrt(mean) / (1.0 - utilization) : 0.0;
 }
 
 // The fixed point: how many run depends on how long they take.
@@ -158,9 +163,8 @@ Prediction PredictFirstTokens(const StageCosts& costs, const EngineProfile& engi
 
 Prediction PredictAnswers(const StageCosts& costs, const EngineProfile& engine, const Load& load,
                           double admitted) {
-  // Whom one of them meets; a rate that leaves the replica idle at times has less than one.
-  const double met = std::max(0.0, admitted - 1.0);
-  const double met_at_first = load.arrives ? admitted : met;
+  // Whom one of them meets: those that arrive do not look whether others are there.
+  const double met = load.arrives ? admitted : std::max(0.0, admitted - 1.0);
   const double context = load.input_tokens + load.output_tokens / 2.0;
   const double pp = costs.num_stages();
   const double intervals = std::max(1.0, load.output_tokens - 1.0);
@@ -188,12 +192,16 @@ Prediction PredictAnswers(const StageCosts& costs, const EngineProfile& engine, 
       in_burst = CostOfPrompt(costs, engine, load, others, stage).added;
     }
     const double decoding = intervals * (i == 0 ? period : now.tpot);
-    const double share = decoding / (decoding + now.ttft);
+    // Prompts that arrive while its own is computed pass after it, too, while it decodes; in a
+    // closed loop whoever comes then took the place of one that it has met.
+    const double share = load.arrives ? 1.0 : decoding / (decoding + now.ttft);
     const double tpot = period + HeldUp(prompt, met * share / intervals, pp);
-    now.tpot_spread = SpreadOfWait(tpot - period, met * share / prompt.prompts);
     const double of_each = prompt.added / (decoding + now.ttft);
     now.utilization = std::min(kMaxUtilization, admitted * of_each);
-    const double busy = std::min(kMaxUtilization, met_at_first * of_each);
+    const double met_prompts = met * share / prompt.prompts;
+    now.tpot_spread = load.arrives ? SpreadOfCrowds(tpot - period, met_prompts, now.utilization)
+                                   : SpreadOfWait(tpot - period, met_prompts);
+    const double busy = std::min(kMaxUtilization, met * of_each);
     now.wait = prompt.first_token * busy / (2.0 * (1.0 - busy));
     const double ttft = engine.request_ms / kMilli + prompt.first_token + now.wait +
                         load.pattern.burst_share * met / 2.0 * in_burst +

@@ -29,9 +29,11 @@ std::vector<int> TensorParallelSizes(const PlanRequest& request) {
   std::vector<int> sizes;
   const int most = std::min(kMaxTp, request.gpus_per_node * request.max_nodes);
   for (int tp = 1; tp <= most; ++tp) {
-    const bool fills_nodes = request.gpus_per_node % tp == 0 ||
-                             (tp % request.gpus_per_node == 0 && (tp & (tp - 1)) == 0);
-    if (fills_nodes) sizes.push_back(tp);
+    const bool is_power_of_two = (tp & (tp - 1)) == 0;
+    const bool fits_nodes =
+        request.gpus_per_node % tp == 0 ||
+        (is_power_of_two && (tp < request.gpus_per_node || tp % request.gpus_per_node == 0));
+    if (fits_nodes) sizes.push_back(tp);
   }
   return sizes;
 }
@@ -66,7 +68,7 @@ std::optional<size_t> Choose(const PlanRequest& request, const std::vector<Candi
 }
 
 Constraint BrokenInQueue(const PlanRequest& request, const QueueResult& queue) {
-  if (!queue.is_steady) return Constraint::kRate;
+  if (!queue.is_steady || queue.num_requests == 0) return Constraint::kRate;
   if (request.ttft_p95_ms > 0 && queue.ttft_p95_ms > request.ttft_p95_ms) return Constraint::kTtft;
   if (request.tpot_p95_ms > 0 && queue.tpot_p95_ms > request.tpot_p95_ms) return Constraint::kTpot;
   return Constraint::kNone;

@@ -144,6 +144,8 @@ MemoryPlan PlanMemory(const MemoryInputs& inputs, const Layout& layout) {
   plan.bytes_per_request =
       KvBytesOfRequest(share, inputs.policy, inputs.request_tokens, inputs.options.block_size);
   plan.max_requests = MaxRequests(inputs, layout, plan, inputs.request_tokens);
+  plan.max_running = MaxRequests(
+      inputs, layout, plan, inputs.mean_tokens > 0 ? inputs.mean_tokens : inputs.request_tokens);
   plan.max_request_tokens = LongestRequest(inputs, layout, plan);
   return plan;
 }

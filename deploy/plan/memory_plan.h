@@ -53,6 +53,7 @@ struct MemoryPlan {
   int64_t num_kv_blocks = 0;       // of every rank: the smallest of the stages
   int64_t bytes_per_request = 0;   // KV of a request of request_tokens, on the stage that limits
   int64_t max_requests = 0;        // of request_tokens at the same time
+  int64_t max_running = 0;         // of mean_tokens: requests that are at all points of their way
   int64_t max_request_tokens = 0;  // the longest request that fits alone, at most the model's
   const StageMemory& fullest() const;
   bool fits() const { return num_kv_blocks > 0; }
@@ -67,6 +68,7 @@ struct MemoryInputs {
   int64_t gpu_bytes = 0;       // as the driver reports it
   int64_t request_tokens = 0;  // input and output of a usual request
   int gpus_per_node = 8;
+  int64_t mean_tokens = 0;  // that a usual request has on average while it runs; 0: all of its own
 };
 
 // The layout must have been checked.

@@ -1,6 +1,8 @@
 #include "deploy/plan/planner.h"
 
 #include <algorithm>
+#include <cmath>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -12,7 +14,42 @@
 namespace lockstep::plan {
 namespace {
 
-// Why not fewer GPUs: the answer's own replicas, or what breaks the largest smaller layout.
+// By how much a layout that does not hold, with all the replicas that there may be, misses what is
+// asked for; at least 1. What does not even fit is further away than what is too slow.
+double Shortfall(const PlanRequest& request, const Candidate& candidate) {
+  constexpr double kDoesNotFit = 1e9;
+  const double replicas = MostReplicas(request, candidate.layout, INT32_MAX);
+  const Prediction& speed = candidate.prediction;
+  double missed = 1.0;
+  switch (candidate.broken) {
+    case Constraint::kShape:
+      return 2 * kDoesNotFit;
+    case Constraint::kWeights:
+    case Constraint::kContext:
+      return kDoesNotFit;
+    case Constraint::kRate:
+      missed = request.rate_per_s / (replicas * speed.requests_per_s);
+      break;
+    case Constraint::kConcurrency: {
+      const double held = static_cast<double>(std::max<int64_t>(1, candidate.memory.max_requests));
+      missed = request.rate_per_s > 0 ? request.rate_per_s / (replicas * speed.requests_per_s)
+                                      : request.concurrency / (replicas * held);
+      break;
+    }
+    case Constraint::kTtft:
+      missed = speed.ttft_p95_ms / request.ttft_p95_ms;
+      break;
+    case Constraint::kTpot:
+      missed = speed.tpot_p95_ms / request.tpot_p95_ms;
+      break;
+    default:
+      break;
+  }
+  return std::isfinite(missed) ? std::clamp(missed, 1.0, kDoesNotFit) : kDoesNotFit;
+}
+
+// Why not fewer GPUs: the answer's own replicas, or what breaks the largest smaller layout; where
+// nothing holds, what breaks the layout that is nearest to it.
 void FindBinding(Plan& plan) {
   const Candidate* answer = plan.answer();
   if (answer != nullptr && answer->layout.replicas > 1) {
@@ -31,9 +68,11 @@ void FindBinding(Plan& plan) {
             answer->reserved_gpus) {
       continue;
     }
-    if (nearest == nullptr || candidate.layout.ranks() >= nearest->layout.ranks()) {
-      nearest = &candidate;
-    }
+    const auto rank = [&](const Candidate& each) {
+      const double shortfall = answer == nullptr ? Shortfall(plan.request, each) : 0.0;
+      return std::make_tuple(-shortfall, each.layout.ranks());
+    };
+    if (nearest == nullptr || rank(candidate) >= rank(*nearest)) nearest = &candidate;
   }
   if (nearest == nullptr) return;
   const std::string name = absl::StrFormat("tp %d x pp %d", nearest->layout.tp, nearest->layout.pp);

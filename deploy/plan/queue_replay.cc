@@ -166,27 +166,36 @@ void Replay::Seed(const SteadyLoad& load) {
   is_free_ = false;
 }
 
-QueueResult Replay::Result(uint64_t begin, uint64_t end, double request_ms) const {
-  std::vector<double> ttft;
-  std::vector<double> tpot;
+void Replay::Measure(uint64_t begin, uint64_t end, double request_ms, Measured& into) const {
   for (uint64_t id = begin; id < std::min(end, num_added_); ++id) {
     const Progress& progress = progress_[id];
     if (!progress.is_finished) continue;
-    ttft.push_back(progress.ttft_ms(request_ms));
-    if (progress.num_tokens > 1) tpot.push_back(progress.tpot_ms());
+    into.ttft_ms.push_back(progress.ttft_ms(request_ms));
+    if (progress.num_tokens > 1) into.tpot_ms.push_back(progress.tpot_ms());
   }
-  std::sort(ttft.begin(), ttft.end());
-  std::sort(tpot.begin(), tpot.end());
+  into.num_preemptions += engine_.Stats().num_preemptions;
+  into.num_tokens += num_tokens_;
+}
+
+QueueResult Replay::Result(uint64_t begin, uint64_t end, double request_ms) const {
+  Measured measured;
+  Measure(begin, end, request_ms, measured);
+  return measured.Result();
+}
+
+QueueResult Measured::Result() {
+  std::sort(ttft_ms.begin(), ttft_ms.end());
+  std::sort(tpot_ms.begin(), tpot_ms.end());
   QueueResult result;
-  result.num_requests = static_cast<int>(ttft.size());
-  result.ttft_mean_ms = Mean(ttft);
-  result.ttft_p50_ms = Quantile(ttft, 0.5);
-  result.ttft_p95_ms = Quantile(ttft, 0.95);
-  result.tpot_mean_ms = Mean(tpot);
-  result.tpot_p50_ms = Quantile(tpot, 0.5);
-  result.tpot_p95_ms = Quantile(tpot, 0.95);
-  result.num_preemptions = engine_.Stats().num_preemptions;
-  result.num_tokens = num_tokens_;
+  result.num_requests = static_cast<int>(ttft_ms.size());
+  result.ttft_mean_ms = Mean(ttft_ms);
+  result.ttft_p50_ms = Quantile(ttft_ms, 0.5);
+  result.ttft_p95_ms = Quantile(ttft_ms, 0.95);
+  result.tpot_mean_ms = Mean(tpot_ms);
+  result.tpot_p50_ms = Quantile(tpot_ms, 0.5);
+  result.tpot_p95_ms = Quantile(tpot_ms, 0.95);
+  result.num_preemptions = num_preemptions;
+  result.num_tokens = num_tokens;
   return result;
 }
 

@@ -36,6 +36,16 @@ struct Progress {
   }
 };
 
+// What has been measured, of one replica or of several.
+struct Measured {
+  std::vector<double> ttft_ms;
+  std::vector<double> tpot_ms;  // of answers of several tokens
+  uint64_t num_preemptions = 0;
+  int64_t num_tokens = 0;
+
+  QueueResult Result();
+};
+
 // Drives engine and executor.
 class Replay {
  public:
@@ -68,6 +78,7 @@ class Replay {
   void Run(const OnFinish& on_finish);
 
   // Of the answered requests from number `begin` on, before number `end`.
+  void Measure(uint64_t begin, uint64_t end, double request_ms, Measured& into) const;
   QueueResult Result(uint64_t begin, uint64_t end, double request_ms) const;
 
  private:

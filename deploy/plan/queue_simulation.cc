@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "deploy/plan/queue_replay.h"
 
@@ -148,21 +150,63 @@ class SteadyWindow {
 
 }  // namespace
 
-QueueResult SimulateQueue(const SimulatedReplica& replica, const std::vector<Arrival>& arrivals) {
-  Replay replay(replica);
-  for (const Arrival& arrival : arrivals) {
-    replay.arrivals().emplace(absl::UnixEpoch() + absl::Seconds(arrival.seconds), arrival);
+namespace {
+
+// What each of some replicas gets of a trace.
+QueueResult SimulateShares(const SimulatedReplica& replica, std::span<const TraceShare> shares) {
+  const auto num_unmeasured = [](const TraceShare& share) {
+    return static_cast<uint64_t>(kWarmUp * static_cast<double>(share.arrivals.size()));
+  };
+  uint64_t num_measured = 0;
+  for (const TraceShare& share : shares) {
+    num_measured += share.arrivals.size() - num_unmeasured(share);
   }
-  const auto begin = static_cast<uint64_t>(kWarmUp * static_cast<double>(arrivals.size()));
-  LimitWatch limits(replica, arrivals.size() - begin);
-  TraceEnd trace_end(arrivals.size());
-  replay.Run([&](uint64_t request, absl::Time) {
-    trace_end.Finish(replay);
-    return request < begin || !limits.Add(replay.progress(request));
-  });
-  QueueResult result = replay.Result(begin, replay.num_added(), replica.request_ms);
-  result.is_steady = trace_end.is_steady();
+  LimitWatch limits(replica, num_measured);
+  Measured measured;
+  bool is_steady = true;
+  bool goes_on = true;
+  size_t num_left_out = 0;
+  for (const TraceShare& share : shares) {
+    if (!goes_on) break;
+    Replay replay(replica);
+    for (const Arrival& arrival : share.arrivals) {
+      replay.arrivals().emplace(absl::UnixEpoch() + absl::Seconds(arrival.seconds), arrival);
+    }
+    const uint64_t begin = num_unmeasured(share);
+    TraceEnd trace_end(share.arrivals.size());
+    replay.Run([&](uint64_t request, absl::Time) {
+      trace_end.Finish(replay);
+      goes_on = request < begin || !limits.Add(replay.progress(request));
+      return goes_on;
+    });
+    replay.Measure(begin, replay.num_added(), replica.request_ms, measured);
+    is_steady = is_steady && trace_end.is_steady();
+    num_left_out += share.num_left_out;
+  }
+  QueueResult result = measured.Result();
+  result.num_replicas = static_cast<int>(shares.size());
+  result.num_left_out = static_cast<int64_t>(num_left_out);
+  result.is_steady = is_steady;
   return result;
+}
+
+// Of as many replicas as have enough requests together for a 95th percentile that is no luck.
+std::vector<TraceShare> EnoughShares(const std::vector<Arrival>& trace, int num_replicas) {
+  constexpr size_t kEnough = 200;
+  std::vector<TraceShare> shares;
+  size_t num_arrivals = 0;
+  for (int i = 0; i < num_replicas && num_arrivals < kEnough; ++i) {
+    shares.push_back(ShareOfTrace(trace, num_replicas, i));
+    num_arrivals += shares.back().arrivals.size();
+  }
+  return shares;
+}
+
+}  // namespace
+
+QueueResult SimulateQueue(const SimulatedReplica& replica, const std::vector<Arrival>& arrivals) {
+  const TraceShare share = {.arrivals = arrivals};
+  return SimulateShares(replica, {&share, 1});
 }
 
 QueueResult SimulateSteadyQueue(const SimulatedReplica& replica, const SteadyLoad& load) {
@@ -194,10 +238,7 @@ QueueResult SimulatePattern(const SimulatedReplica& replica, const ArrivalPatter
     return SimulateSteadyQueue(replica, {pattern.rate_per_s / num_replicas, pattern.input_tokens,
                                          pattern.output_tokens, in_flight});
   }
-  const TraceShare share = ShareOfTrace(pattern.trace, num_replicas);
-  QueueResult result = SimulateQueue(replica, share.arrivals);
-  result.num_left_out = static_cast<int64_t>(share.num_left_out);
-  return result;
+  return SimulateShares(replica, EnoughShares(pattern.trace, num_replicas));
 }
 
 QueueResult SimulateClosedLoop(const SimulatedReplica& replica, const Load& load) {

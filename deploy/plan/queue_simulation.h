@@ -29,6 +29,7 @@ struct SimulatedReplica {
 // Of requests that queue.
 struct QueueResult {
   int num_requests = 0;      // measured; those of the start are not
+  int num_replicas = 1;      // that had them
   int64_t num_left_out = 0;  // of the replica's share of a trace, after these
   // False: more and more requests run or wait, of a trace from its middle to its end; it is more
   // than the replica serves.
@@ -59,7 +60,8 @@ struct SteadyLoad {
 };
 QueueResult SimulateSteadyQueue(const SimulatedReplica& replica, const SteadyLoad& load);
 
-// Whichever of both the pattern is, for one of several replicas.
+// Whichever of both the pattern is, for one of several replicas; of a trace for as many of them as
+// have 200 requests together, or for all.
 QueueResult SimulatePattern(const SimulatedReplica& replica, const ArrivalPattern& pattern,
                             int num_replicas, double in_flight);
 

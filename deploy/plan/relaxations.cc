@@ -16,6 +16,7 @@ namespace {
 struct Change {
   std::string text;
   PlanRequest request;
+  bool adds_nodes = false;  // as many as the plan takes
 };
 
 // That holds a usual request, and each of a trace.
@@ -27,8 +28,13 @@ int64_t ShortestContext(const PlanRequest& request) {
   return longest;
 }
 
-std::vector<Change> ChangesOf(const PlanRequest& request) {
+std::vector<Change> ChangesOf(const PlanRequest& request, bool has_answer) {
+  constexpr int kMostNodes = 4096;
   std::vector<Change> changes;
+  if (!has_answer && request.max_nodes < kMostNodes) {
+    changes.push_back({"", request, /*adds_nodes=*/true});
+    changes.back().request.max_nodes = kMostNodes;
+  }
   const auto add = [&](std::string text, auto apply) {
     Change change{std::move(text), request};
     if (apply(change.request) && CheckRequest(change.request).ok()) {
@@ -94,15 +100,19 @@ using Found = std::pair<Relaxation, const Change*>;
 void AddIfFound(const Change& change, const LayoutSearch& search, std::vector<Found>& found) {
   if (!search.chosen) return;
   const Candidate& smaller = search.candidates[*search.chosen];
-  found.push_back({{change.text, smaller.reserved_gpus, smaller.usd_per_hour,
+  found.push_back({{change.adds_nodes ? absl::StrCat("--nodes ", smaller.nodes) : change.text,
+                    smaller.reserved_gpus, smaller.usd_per_hour,
                     WhyNotServed(change.request, smaller), smaller.is_simulated},
                    &change});
 }
 
 void SortBestFirst(std::vector<Found>& found) {
   std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
-    return std::make_tuple(!a.first.not_served.empty(), a.first.gpus) <
-           std::make_tuple(!b.first.not_served.empty(), b.first.gpus);
+    const auto key = [](const Found& each) {
+      const auto& [relaxation, change] = each;
+      return std::make_tuple(!change->adds_nodes, !relaxation.not_served.empty(), relaxation.gpus);
+    };
+    return key(a) < key(b);
   });
 }
 
@@ -112,7 +122,7 @@ std::vector<Relaxation> FindRelaxations(const PlanRequest& request, int now,
                                         SimulationBudget& budget) {
   constexpr size_t kMostInQueues = 3;  // as many as are shown
   const int most = now == INT32_MAX ? now : now - 1;
-  const std::vector<Change> changes = ChangesOf(request);
+  const std::vector<Change> changes = ChangesOf(request, now != INT32_MAX);
   std::vector<Found> found;
   for (const Change& change : changes) {
     AddIfFound(change, SearchByFormula(change.request, most), found);
@@ -122,12 +132,16 @@ std::vector<Relaxation> FindRelaxations(const PlanRequest& request, int now,
     // A queue hardly needs fewer GPUs than the formula says.
     std::vector<Found> kept;
     for (size_t i = 0; i < found.size() && kept.size() < kMostInQueues; ++i) {
+      const Change& change = *found[i].second;
       if (budget.is_spent()) {
-        kept.push_back(found[i]);
+        // Of a trace, formulas know no limits.
+        const bool has_limits = change.request.ttft_p95_ms > 0 || change.request.tpot_p95_ms > 0;
+        if (change.request.trace.empty() || !has_limits) kept.push_back(found[i]);
         continue;
       }
-      const Change& change = *found[i].second;
-      AddIfFound(change, SearchLayouts(change.request, budget, most), kept);
+      // Nor much more: without that bound there would be thousands of nodes to try.
+      const int bound = change.adds_nodes ? 2 * found[i].first.gpus : most;
+      AddIfFound(change, SearchLayouts(change.request, budget, bound), kept);
     }
     found = std::move(kept);
     SortBestFirst(found);

@@ -7,7 +7,8 @@
 
 namespace lockstep::plan {
 
-// Those that need fewer GPUs than `now`, as flags that may be given beside the request's, found by
+// Those that need fewer GPUs than `now` (INT32_MAX: nothing holds; then more nodes come first), as
+// flags that may be given beside the request's, found by
 // the rule by which a plan is: of requests that come at a rate three, because each queue takes
 // time, and by formula once the budget is spent. First those that `serve` can follow, the smallest
 // plan first; among equals what costs no quality of service comes first.

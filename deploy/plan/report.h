@@ -15,6 +15,16 @@ std::string PlanText(const Plan& plan);
 // One JSON object; bytes, milliseconds and US dollars, as the names say. chart: ParetoPoints.
 std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart);
 
+// What requests see of the answer: half of them in its queue, where one was simulated, else the
+// mean by formula.
+struct ServedSpeed {
+  double ttft_ms = 0;
+  double ttft_p95_ms = 0;
+  double tpot_ms = 0;
+  double tpot_p95_ms = 0;
+};
+ServedSpeed SpeedOf(const Plan& plan);  // which has one
+
 // One line, and one object, of a simulated queue.
 std::string QueueText(const QueueResult& queue);
 nlohmann::ordered_json QueueJson(const QueueResult& queue);

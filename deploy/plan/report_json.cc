@@ -71,9 +71,12 @@ ordered_json AnswerJson(const Plan& plan) {
   out["tpot_band"] = plan.request.tpot_band();
   out["ttft_band"] = plan.request.ttft_band();
   out["slowest_part"] = plan.answer()->prediction.decode_step.largest();
-  if (plan.queue) {
-    out["queue"] = QueueJson(*plan.queue);
-  }
+  const ServedSpeed speed = SpeedOf(plan);
+  out["ttft_ms"] = speed.ttft_ms;
+  out["ttft_p95_ms"] = speed.ttft_p95_ms;
+  out["tpot_ms"] = speed.tpot_ms;
+  out["tpot_p95_ms"] = speed.tpot_p95_ms;
+  if (plan.queue) out["queue"] = QueueJson(*plan.queue);
   out["stages"] = ordered_json::array();
   for (const StageMemory& stage : plan.answer()->memory.stages) {
     out["stages"].push_back(StageJson(stage));
@@ -91,7 +94,14 @@ ordered_json PointJson(const ParetoPoint& point) {
           {"is_answer", point.is_answer}};
 }
 
+// 0: it was not.
+template <typename Number>
+ordered_json IfAsked(Number value) {
+  return value > 0 ? ordered_json(value) : ordered_json(nullptr);
+}
+
 ordered_json RequestJson(const PlanRequest& request) {
+  const bool by_rate = request.rate_per_s > 0;
   return {{"model", request.model.name},
           {"model_source", request.model.source},
           {"num_parameters", request.model.architecture.num_parameters()},
@@ -105,18 +115,28 @@ ordered_json RequestJson(const PlanRequest& request) {
           {"context", request.longest_request()},
           {"input_tokens", request.input_tokens},
           {"output_tokens", request.output_tokens},
-          {"concurrency", request.concurrency},
+          {"concurrency", by_rate ? ordered_json(nullptr) : ordered_json(request.concurrency)},
           {"rate_per_s", request.rate_per_s},
+          {"trace_requests", request.trace.size()},
+          {"ttft_p95_limit_ms", IfAsked(request.ttft_p95_ms)},
+          {"tpot_p95_limit_ms", IfAsked(request.tpot_p95_ms)},
+          {"tp", IfAsked(request.tp)},
+          {"pp", IfAsked(request.pp)},
+          {"expert_parallel", request.expert_parallel},
+          {"utilization", request.memory.utilization},
+          {"block_size", request.memory.block_size},
           {"usd_per_gpu_hour", OrNull(request.usd_per_gpu_hour)}};
 }
 
 }  // namespace
 
 ordered_json QueueJson(const QueueResult& queue) {
-  return {{"num_requests", queue.num_requests},       {"is_steady", queue.is_steady},
-          {"ttft_p50_ms", queue.ttft_p50_ms},         {"ttft_p95_ms", queue.ttft_p95_ms},
-          {"tpot_p50_ms", queue.tpot_p50_ms},         {"tpot_p95_ms", queue.tpot_p95_ms},
-          {"num_preemptions", queue.num_preemptions}, {"num_left_out", queue.num_left_out}};
+  return {{"num_requests", queue.num_requests}, {"num_replicas", queue.num_replicas},
+          {"is_steady", queue.is_steady},       {"ttft_mean_ms", queue.ttft_mean_ms},
+          {"ttft_p50_ms", queue.ttft_p50_ms},   {"ttft_p95_ms", queue.ttft_p95_ms},
+          {"tpot_mean_ms", queue.tpot_mean_ms}, {"tpot_p50_ms", queue.tpot_p50_ms},
+          {"tpot_p95_ms", queue.tpot_p95_ms},   {"num_preemptions", queue.num_preemptions},
+          {"num_left_out", queue.num_left_out}};
 }
 
 std::string PlanJson(const Plan& plan, const std::vector<ParetoPoint>& chart) {

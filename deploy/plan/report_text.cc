@@ -79,7 +79,7 @@ void AddAnswer(const Plan& plan, std::string& out) {
                           Plural(answer->reserved_gpus, "GPU"), request.gpu.name,
                           Plural(answer->nodes, "node"), LayoutName(answer->layout),
                           Dollars(answer->usd_per_hour), Dollars(answer->usd_per_million_tokens));
-    const Prediction& speed = answer->prediction;
+    const ServedSpeed speed = SpeedOf(plan);
     absl::StrAppendFormat(
         &out, "Speed     TTFT %.0f ms (p95 %.0f), TPOT %.1f ms (p95 %.1f), %.0f tokens/s in all\n",
         speed.ttft_ms, speed.ttft_p95_ms, speed.tpot_ms, speed.tpot_p95_ms,
@@ -94,11 +94,15 @@ void AddAnswer(const Plan& plan, std::string& out) {
     out += "Binding   nothing: no smaller plan exists\n";
   }
   if (plan.relaxations.empty()) {
-    out += "Cheaper   no single change of formats, context, load or limits needs fewer GPUs\n";
+    out +=
+        answer == nullptr
+            ? "Possible  no single change of nodes, formats, context, load or limits would do\n"
+            : "Cheaper   no single change of formats, context, load or limits needs fewer GPUs\n";
   }
+  const char* label = answer == nullptr ? "Possible " : "Cheaper  ";
   for (size_t i = 0; i < std::min<size_t>(3, plan.relaxations.size()); ++i) {
     const Relaxation& relaxation = plan.relaxations[i];
-    absl::StrAppendFormat(&out, "%s %s: %s, %s per hour", i == 0 ? "Cheaper  " : "  or     ",
+    absl::StrAppendFormat(&out, "%s %s: %s, %s per hour", i == 0 ? label : "  or     ",
                           relaxation.change, Plural(relaxation.gpus, "GPU"),
                           Dollars(relaxation.usd_per_hour));
     if (plan.request.rate_per_s > 0 && !relaxation.is_simulated) out += ", by formula";
@@ -149,6 +153,28 @@ void AddTradeOffs(const Plan& plan, std::string& out) {
             (2.0 * static_cast<double>(plan.request.model.architecture.num_layers)),
         BreakEvenAllReduceUs(plan.request, a, b));
   }
+}
+
+// What costs more GPUs, but so much less a token that it may be what is wanted.
+void AddFaster(const Plan& plan, std::string& out) {
+  constexpr double kMuchCheaper = 0.75;
+  const Candidate* answer = plan.answer();
+  if (answer == nullptr || plan.request.rate_per_s > 0) return;
+  const auto gpus_per_rate = [](const Candidate& candidate) {
+    return candidate.reserved_gpus / candidate.output_tokens_per_s;
+  };
+  const Candidate* best = answer;
+  for (const Candidate& other : plan.candidates) {
+    if (!other.holds || other.reserved_gpus > 2 * answer->reserved_gpus) continue;
+    if (gpus_per_rate(other) < gpus_per_rate(*best)) best = &other;
+  }
+  const double cost = gpus_per_rate(*best) / gpus_per_rate(*answer);
+  if (cost > kMuchCheaper) return;
+  absl::StrAppendFormat(
+      &out, "Faster    %s: %s: %.0f tokens/s (%+.0f %%), TPOT %.1f ms, %s per million (%+.0f %%)\n",
+      Plural(best->reserved_gpus, "GPU"), LayoutName(best->layout), best->output_tokens_per_s,
+      100 * (best->output_tokens_per_s / answer->output_tokens_per_s - 1), best->prediction.tpot_ms,
+      Dollars(best->usd_per_million_tokens), 100 * (cost - 1));
 }
 
 void AddMemory(const Plan& plan, std::string& out) {
@@ -242,12 +268,22 @@ void AddSources(const PlanRequest& request, std::string& out) {
 
 }  // namespace
 
+ServedSpeed SpeedOf(const Plan& plan) {
+  if (plan.queue) {
+    return {plan.queue->ttft_p50_ms, plan.queue->ttft_p95_ms, plan.queue->tpot_p50_ms,
+            plan.queue->tpot_p95_ms};
+  }
+  const Prediction& speed = plan.answer()->prediction;
+  return {speed.ttft_ms, speed.ttft_p95_ms, speed.tpot_ms, speed.tpot_p95_ms};
+}
+
 std::string QueueText(const QueueResult& queue) {
   return absl::StrFormat(
-      "Queueing  TTFT p50 %.0f, p95 %.0f ms, TPOT p50 %.1f, p95 %.1f ms, %d preemptions in %d "
-      "requests to a replica, simulated with the engine's scheduler%s%s\n",
+      "Queueing  TTFT p50 %.0f, p95 %.0f ms, TPOT p50 %.1f, p95 %.1f ms, %d preemptions in %s "
+      "to %s, simulated with the engine's scheduler%s%s\n",
       queue.ttft_p50_ms, queue.ttft_p95_ms, queue.tpot_p50_ms, queue.tpot_p95_ms,
-      queue.num_preemptions, queue.num_requests,
+      queue.num_preemptions, Plural(queue.num_requests, "request"),
+      queue.num_replicas == 1 ? "a replica" : Plural(queue.num_replicas, "replica"),
       queue.num_left_out > 0 ? absl::StrCat("; ", Grouped(queue.num_left_out),
                                             " of the trace that follow are left out")
                              : "",
@@ -260,6 +296,7 @@ std::string PlanText(const Plan& plan) {
   std::string out;
   AddAnswer(plan, out);
   AddTradeOffs(plan, out);
+  AddFaster(plan, out);
   const double active = static_cast<double>(model.num_active_parameters()) * 1e-9;
   absl::StrAppendFormat(
       &out, "\nModel     %s: %.2f billion parameters%s, weights %s %.1f GB, KV %s\n",

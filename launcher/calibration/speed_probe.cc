@@ -87,7 +87,9 @@ class SpeedProbe {
     ASSIGN_OR_RETURN(const ProbedWork work,
                      WorkOf(options_.models.overhead, format.name, options_.tp));
     std::vector<StepBatch> batches = {stage->Tokens(1)};
-    if (on_gpus()) batches.push_back(stage->Tokens(2 * kProbePrompt));  // not recorded
+    if (on_gpus()) {  // not recorded, where steps may be so long
+      batches.push_back(stage->Tokens(std::min(2 * kProbePrompt, sizes().max_tokens)));
+    }
     ASSIGN_OR_RETURN(const auto seconds, stage->Time(batches, options_.seconds / 5));
     speed_.layer_us = seconds[0] / work.stage.num_layers / kMicro;
     if (on_gpus()) speed_.launched_layer_us = seconds[1] / work.stage.num_layers / kMicro;

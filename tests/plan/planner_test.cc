@@ -74,6 +74,66 @@ TEST(Planner, GroupsOfRanksAreNotSplitBetweenNodes) {
               HasSubstr("tp 4 x pp 3 needs 12 GPUs; 8 are allowed"));
 }
 
+TEST(Planner, PowersOfTwoAreTriedWhereTheyLeaveGpusOver) {
+  PlanRequest request = PricedRequest("llama-3.1-405b", "h100", "fp8");
+  request.gpus_per_node = 10;
+  request.concurrency = 8;
+  request.tpot_p95_ms = 50;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr) << plan.binding_reason;
+  EXPECT_EQ(plan.answer()->layout.tp, 8);
+  EXPECT_EQ(plan.answer()->reserved_gpus, 8);
+  EXPECT_NE(Find(plan, 5, 1), nullptr);
+  EXPECT_EQ(Find(plan, 3, 1), nullptr);
+}
+
+TEST(Planner, WhereNothingHoldsTheNearestSaysWhyAndMoreNodesAreAdvisedFirst) {
+  PlanRequest request = PricedRequest("llama-3.1-70b", "h100", "bf16");
+  request.concurrency = 16384;
+  Plan plan = *MakePlan(request);
+  ASSERT_EQ(plan.answer(), nullptr);
+  EXPECT_EQ(plan.binding, Constraint::kConcurrency);
+  const auto most_held = [&](const Candidate& candidate) {
+    return candidate.memory.max_requests * MostReplicas(request, candidate.layout, INT32_MAX);
+  };
+  for (const Candidate& candidate : plan.candidates) {
+    EXPECT_LE(most_held(candidate), most_held(*Find(plan, 8, 16)));
+  }
+  EXPECT_THAT(plan.binding_reason, HasSubstr("tp 8 x pp 16: KV for "));
+  ASSERT_FALSE(plan.relaxations.empty());
+  const std::string advice = plan.relaxations[0].change;
+  ASSERT_EQ(advice.substr(0, 8), "--nodes ");
+  request.max_nodes = std::stoi(advice.substr(8));
+  plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  EXPECT_EQ(plan.answer()->nodes, request.max_nodes);
+  request.max_nodes -= 1;
+  EXPECT_EQ(MakePlan(request)->answer(), nullptr);
+}
+
+// Requests that come and go have half of their answers on average: by Little's law the tokens that
+// are held at any time, against those that the caches hold.
+TEST(Planner, LongAnswersAtARateDoNotTakeCachesThatStayEmpty) {
+  PlanRequest request = PricedRequest("llama-3.1-70b", "h100", "fp8");
+  request.tp = 2;
+  request.pp = 1;
+  request.rate_per_s = 2;
+  request.input_tokens = 1000;
+  request.output_tokens = 8000;
+  SimulationBudget budget;
+  const LayoutSearch search = SearchLayouts(request, budget);
+  ASSERT_TRUE(search.chosen.has_value() && search.queue.has_value());
+  const Candidate& answer = search.candidates[*search.chosen];
+  const double seconds = (search.queue->ttft_mean_ms + 8000 * search.queue->tpot_mean_ms) / 1e3;
+  const double held = request.rate_per_s * seconds * (1000 + 8000 / 2);
+  const double capacity = static_cast<double>(answer.memory.num_kv_blocks) *
+                          static_cast<double>(request.memory.block_size) * answer.layout.replicas;
+  EXPECT_GT(held / capacity, 0.6);
+  EXPECT_LT(held / capacity, 0.95);
+  EXPECT_LT(search.queue->ttft_p95_ms, 500) << "they wait for each other's blocks";
+  EXPECT_EQ(answer.replicas_for, Constraint::kConcurrency) << "it is memory that binds";
+}
+
 TEST(Planner, AnswersOfOneTokenHaveNoLimitBetweenTokens) {
   PlanRequest request = PricedRequest("llama-3.1-8b", "h100", "bf16");
   request.output_tokens = 1;
@@ -93,7 +153,7 @@ TEST(Planner, SaysWhatBindsAndWhatWouldRelaxIt) {
   PlanRequest request = PricedRequest("llama-3.1-70b", "h100", "bf16");
   const auto plan = MakePlan(request);
   ASSERT_TRUE(plan.ok() && plan->answer() != nullptr);
-  EXPECT_NE(plan->binding, Constraint::kNone);
+  EXPECT_EQ(plan->binding, Constraint::kConcurrency);
   ASSERT_FALSE(plan->relaxations.empty());
   EXPECT_LT(plan->relaxations[0].gpus, plan->answer()->reserved_gpus);
 }
@@ -121,6 +181,10 @@ TEST(Planner, RateNeedsMoreReplicasThanOneServes) {
   const Plan plan = *MakePlan(request);
   ASSERT_NE(plan.answer(), nullptr);
   EXPECT_GT(plan.answer()->layout.gpus(), few);
+  // No more than twice what one replica serves when nothing but its speed counts.
+  const double served =
+      PredictReplica(request, *plan.answer(), 200).requests_per_s * plan.answer()->layout.replicas;
+  EXPECT_LT(served, 2 * request.rate_per_s);
   EXPECT_NEAR(plan.answer()->prediction.requests_per_s * plan.answer()->layout.replicas, 200, 1);
 }
 

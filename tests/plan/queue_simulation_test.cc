@@ -36,6 +36,27 @@ TEST(QueueSimulation, AQuietQueueIsTheFormula) {
               0.35 * plan->answer()->prediction.ttft_ms);
 }
 
+// Prompts that hold up who decodes, up to half of the time, and few of them or many.
+TEST(QueueSimulation, TokensAreHeldUpAsTheFormulaSays) {
+  struct Case {
+    double input, output, rate;
+  };
+  for (const Case& each : {Case{16000, 100, 1}, {8000, 400, 1.5}, {2000, 500, 5}, {500, 200, 20}}) {
+    PlanRequest request = Request(each.rate);
+    request.tp = request.pp = 1;
+    request.gpus_per_node = 1;
+    request.input_tokens = each.input;
+    request.output_tokens = each.output;
+    const Plan plan = *MakePlan(request);
+    ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value()) << each.input;
+    const Prediction& formula = plan.answer()->prediction;
+    EXPECT_NEAR(formula.tpot_ms / plan.queue->tpot_mean_ms, 1.0, 0.12) << each.input;
+    // What is above it in the queue is refused there; what is below must not be refused before.
+    EXPECT_LT(formula.tpot_p95_ms, 1.05 * plan.queue->tpot_p95_ms) << each.input;
+    EXPECT_GT(formula.tpot_p95_ms, 0.7 * plan.queue->tpot_p95_ms) << each.input;
+  }
+}
+
 TEST(QueueSimulation, PromptsWaitAsTheFormulaSays) {
   PlanRequest request = RequestFor();
   request.tp = 1;

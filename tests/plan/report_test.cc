@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_format.h"
 #include "deploy/plan/held_by_serve.h"
 #include "deploy/plan/planner.h"
 #include "gmock/gmock.h"
@@ -120,6 +121,39 @@ TEST(Report, OfARateLaunchesWhatWasSimulated) {
   Candidate busy = *plan.answer();
   busy.load_per_replica = 300;
   EXPECT_EQ(MaxNumSeqs(request, busy), 600);
+}
+
+// What it says of an answer's speed is what its queue was measured to be.
+TEST(Report, SpeedAtARateIsTheQueues) {
+  PlanRequest request = PricedRequest("llama-3.1-405b", "h200", "fp8");
+  request.tp = 8;
+  request.pp = 1;
+  request.rate_per_s = 0.2;
+  request.input_tokens = 16000;
+  request.output_tokens = 100;
+  const Plan plan = *MakePlan(request);
+  ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value());
+  EXPECT_GT(plan.queue->tpot_p95_ms, 2 * plan.queue->tpot_p50_ms);
+  EXPECT_THAT(PlanText(plan),
+              HasSubstr(absl::StrFormat("TPOT %.1f ms (p95 %.1f), ", plan.queue->tpot_p50_ms,
+                                        plan.queue->tpot_p95_ms)));
+  const auto json = nlohmann::json::parse(PlanJson(plan, {}));
+  EXPECT_EQ(json["answer"]["tpot_p95_ms"], json["answer"]["queue"]["tpot_p95_ms"]);
+  EXPECT_EQ(json["answer"]["ttft_p95_ms"], json["answer"]["queue"]["ttft_p95_ms"]);
+  EXPECT_TRUE(json["request"]["concurrency"].is_null());
+  EXPECT_EQ(json["request"]["tp"], 8);
+  EXPECT_TRUE(json["request"]["ttft_p95_limit_ms"].is_null());
+}
+
+TEST(Report, SaysWhatFewMoreGpusWouldGive) {
+  PlanRequest request = PricedRequest("llama-3.1-70b", "h100", "bf16");
+  request.concurrency = 64;
+  const std::string text = PlanText(*MakePlan(request));
+  EXPECT_THAT(text, HasSubstr("Answer    3 GPUs"));
+  EXPECT_THAT(text, HasSubstr("Faster    4 GPUs: tp 4 x pp 1: "));
+  request.concurrency = 1;
+  request.tp = 8;
+  EXPECT_THAT(PlanText(*MakePlan(request)), Not(HasSubstr("Faster")));
 }
 
 TEST(Report, SaysWhyServeCannotBeStarted) {

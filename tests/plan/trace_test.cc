@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <fstream>
 
+#include "absl/strings/str_format.h"
 #include "deploy/plan/arrivals.h"
 #include "deploy/plan/layout_search.h"
 #include "deploy/plan/planner.h"
@@ -14,6 +16,18 @@ namespace lockstep::plan {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// Whose name the reason begins with.
+const Candidate* Find(const Plan& plan, const std::string& reason) {
+  for (const Candidate& candidate : plan.candidates) {
+    const std::string name =
+        absl::StrFormat("tp %d x pp %d:", candidate.layout.tp, candidate.layout.pp);
+    if (reason.compare(0, name.size(), name) == 0) return &candidate;
+  }
+  return nullptr;
+}
 
 PlanRequest TraceRequest(const std::vector<Arrival>& trace) {
   PlanRequest request = RequestFor();
@@ -94,6 +108,69 @@ TEST(Trace, ReplicasShareWhatComesInTurns) {
     long_prompts += arrival.input_tokens == 1000 ? 1 : 0;
   }
   EXPECT_NEAR(long_prompts, 500, 50);
+}
+
+TEST(Trace, TheSharesOfAllReplicasAreTheTrace) {
+  const std::vector<Arrival> trace = PoissonArrivals(1, 10, 5, 1).First(100);
+  std::vector<double> seconds;
+  for (int replica = 0; replica < 7; ++replica) {
+    for (const Arrival& arrival : ShareOfTrace(trace, 7, replica).arrivals) {
+      seconds.push_back(arrival.seconds);
+    }
+  }
+  // Of the last two some draw a place behind the end.
+  EXPECT_GE(seconds.size(), 98u);
+  std::sort(seconds.begin(), seconds.end());
+  EXPECT_EQ(std::adjacent_find(seconds.begin(), seconds.end()), seconds.end());
+}
+
+// Of a share, or of one that is empty, a 95th percentile would be luck.
+TEST(Trace, OfFewRequestsAllAreMeasured) {
+  std::vector<Arrival> trace = PoissonArrivals(1, 2000, 500, 1).First(6);
+  PlanRequest request = TraceRequest(trace);
+  request.tp = request.pp = 1;
+  const QueueResult queue = SimulateReplica(request, Judge(request, 1, 1, 9));
+  EXPECT_EQ(queue.num_requests, 6);
+  EXPECT_EQ(queue.num_replicas, 9);
+  EXPECT_GT(queue.ttft_p50_ms, 50);
+  EXPECT_THAT(QueueText(queue), HasSubstr("in 6 requests to 9 replicas"));
+  request.ttft_p95_ms = request.tpot_p95_ms = 1;
+  EXPECT_EQ(MakePlan(request)->answer(), nullptr);
+}
+
+// Before any queue is simulated, and with the layout that is nearest as the reason.
+TEST(Trace, LimitsThatARequestAloneBreaksAreToldAtOnce) {
+  std::vector<Arrival> trace = PoissonArrivals(1, 4000, 100, 1).First(400);
+  for (size_t i = 0; i < trace.size(); ++i) trace[i].input_tokens += static_cast<int64_t>(i);
+  PlanRequest request = TraceRequest(trace);
+  int num_simulated = 0;
+  SimulationBudget budget;
+  budget.on_begin = [&](const Layout&) { ++num_simulated; };
+  request.ttft_p95_ms = 1;
+  Plan plan = *MakePlan(request, budget);
+  EXPECT_EQ(plan.answer(), nullptr);
+  EXPECT_EQ(plan.binding, Constraint::kTtft);
+  EXPECT_THAT(plan.binding_reason, HasSubstr("ms of a request alone, of 4379 tokens (5 % have "
+                                             "more), above 1.0 ms"));
+  request.ttft_p95_ms = 0;
+  request.tpot_p95_ms = 0.5;
+  plan = *MakePlan(request, budget);
+  EXPECT_EQ(plan.binding, Constraint::kTpot);
+  EXPECT_EQ(num_simulated, 0);
+  for (const Candidate& candidate : plan.candidates) {
+    if (candidate.broken != Constraint::kTpot) continue;
+    EXPECT_LE(Find(plan, plan.binding_reason)->prediction.tpot_ms, candidate.prediction.tpot_ms);
+  }
+}
+
+// Their limits are known to queues alone.
+TEST(Trace, ChangesThatWereNotSimulatedAreNoAdvice) {
+  PlanRequest request = TraceRequest(PoissonArrivals(3, 2000, 300, 1).First(300));
+  request.ttft_p95_ms = 100;
+  SimulationBudget spent{.tokens = 0};
+  EXPECT_THAT(FindRelaxations(request, INT32_MAX, spent), IsEmpty());
+  request.ttft_p95_ms = 0;
+  EXPECT_THAT(FindRelaxations(request, INT32_MAX, spent), Not(IsEmpty()));
 }
 
 TEST(Trace, OfATraceWithoutEndTheRestIsLeftOutAndSaidTo) {
