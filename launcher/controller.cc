@@ -42,6 +42,10 @@ absl::StatusOr<std::string> SecretOf(const std::filesystem::path& file) {
 
 absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& interrupts,
                      ServeReport& report) {
+  std::optional<EndAtInterrupt> early(std::in_place, interrupts, [&] {
+    report.Stopped(kBeforeServing);
+    return kExitOk;
+  });
   ASSIGN_OR_RETURN(const HostPort listen, ParseHostPort(options.controller.listen));
   ASSIGN_OR_RETURN(const ModelSummary summary, InspectServedModel(options.model));
   SessionOptions session;
@@ -49,6 +53,7 @@ absl::Status Control(const ControllerCommandOptions& options, InterruptWatcher& 
                                            options.model, summary.config, options.controller)));
   session.controller.worker_listen = {options.worker_listen};
   ASSIGN_OR_RETURN(session.controller.secret, SecretOf(options.secret_file));
+  early.reset();
   session.controller.epoch = 0;
   session.controller.adopt_epochs = true;
   session.controller.recovery_window = absl::Seconds(options.recovery_seconds);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -140,7 +141,12 @@ void PredictSpeed(const ServeOptions& options, const ServePlan& plan, Controller
 }
 
 absl::Status Serve(const ServeOptions& options, InterruptWatcher& interrupts, ServeReport& report) {
+  std::optional<EndAtInterrupt> early(std::in_place, interrupts, [&] {
+    report.Stopped(kBeforeServing);
+    return kExitOk;
+  });
   ASSIGN_OR_RETURN(const ServePlan plan, CheckAll(options));
+  early.reset();
   ASSIGN_OR_RETURN(RuntimeDir directory, RuntimeDir::Create());
   ASSIGN_OR_RETURN(RuntimeDir memory, RuntimeDir::CreateInMemory());
   ASSIGN_OR_RETURN(KeptProgram program, KeptProgram::Keep(directory.path()));

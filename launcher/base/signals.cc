@@ -2,10 +2,14 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/signalfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <utility>
 
 #include "kernels/base/check.h"
 
@@ -32,6 +36,25 @@ int InterruptWatcher::TakeCount() {
     has_hung_up_ = has_hung_up_ || is_hangup;
   }
   return count;
+}
+
+EndAtInterrupt::EndAtInterrupt(const InterruptWatcher& interrupts, std::function<int()> last_words)
+    : over_(::eventfd(0, EFD_CLOEXEC)) {
+  LS_CHECK(over_.valid()) << "eventfd";
+  thread_ = std::thread([over = over_.get(), fd = interrupts.fd(), words = std::move(last_words)] {
+    pollfd polled[] = {{over, POLLIN, 0}, {fd, POLLIN, 0}};
+    while (::poll(polled, 2, -1) < 0) {
+    }
+    if (polled[0].revents != 0) return;
+    const int code = words();
+    std::fflush(nullptr);
+    ::_exit(code);
+  });
+}
+
+EndAtInterrupt::~EndAtInterrupt() {
+  ::eventfd_write(over_.get(), 1);
+  thread_.join();
 }
 
 void IgnoreBrokenPipes() { ::signal(SIGPIPE, SIG_IGN); }

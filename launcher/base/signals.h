@@ -5,6 +5,8 @@
 // signals.
 #pragma once
 
+#include <functional>
+#include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -23,6 +25,21 @@ class InterruptWatcher {
  private:
   Fd fd_;
   bool has_hung_up_ = false;
+};
+
+// While it lives, an interrupt ends the process, with what last_words returns as its exit code: for
+// what may hang (storage, name servers) before there is anything to end in order. A thread of its
+// own calls last_words.
+class EndAtInterrupt {
+ public:
+  EndAtInterrupt(const InterruptWatcher& interrupts, std::function<int()> last_words);
+  ~EndAtInterrupt();
+  EndAtInterrupt(const EndAtInterrupt&) = delete;
+  EndAtInterrupt& operator=(const EndAtInterrupt&) = delete;
+
+ private:
+  const Fd over_;  // an eventfd
+  std::thread thread_;
 };
 
 // Writing to a pipe that nobody reads any more becomes an error instead of the end of the process.

@@ -23,6 +23,8 @@
 
 namespace lockstep {
 
+inline constexpr char kBeforeServing[] = "before serving";  // how it stopped
+
 class ServeReport {
  public:
   ServeReport(bool json, const ModelFlags& model, int num_replicas);

@@ -120,7 +120,7 @@ void ServeSession::HandleInterrupts() {
   const int count = interrupts_.TakeCount();
   if (count == 0) return;
   if (!has_served_ || state_ == State::kDraining || count > 1) {
-    how_stopped_ = has_served_ ? "at once" : "before serving";
+    how_stopped_ = has_served_ ? "at once" : kBeforeServing;
     state_ = State::kStopping;
     return;
   }

@@ -1,5 +1,9 @@
 // A real server over real ranks: what a user sees.
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -10,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/fd.h"
 #include "kernels/base/usable_cores.h"
 #include "tests/e2e/lockstep_process.h"
 #include "tests/support/assets.h"
@@ -211,6 +216,24 @@ TEST_F(ServeTest, WhatIsRefusedAtTheStartIsAnEventToo) {
     EXPECT_EQ(finished.err, absl::StrCat("lockstep ", command[0], ": ",
                                          event["message"].get<std::string>(), "\n"));
   }
+}
+
+// In storage that does not answer: a pipe.
+TEST_F(ServeTest, AStartThatHangsCanBeInterrupted) {
+  const TempDirectory scratch;
+  const std::string secret = (scratch / "secret").string();
+  ASSERT_EQ(::mkfifo(secret.c_str(), 0600), 0);
+  Process server(
+      {LockstepBinary(), "controller", model_.string(), "--json", "--secret-file", secret});
+  Fd held;  // once it reads
+  for (int i = 0; i < 3000 && !held.valid(); ++i) {
+    held = Fd(::open(secret.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  ASSERT_TRUE(held.valid()) << server.err();
+  server.Signal(SIGINT);
+  EXPECT_EQ(server.Wait(kPatience), 0);
+  EXPECT_THAT(server.out(), HasSubstr("before serving"));
 }
 
 TEST_F(ServeTest, TokenizeGoesThereAndBack) {

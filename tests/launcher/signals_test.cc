@@ -25,5 +25,22 @@ TEST(InterruptWatcherTest, HangupsCountOnce) {
   EXPECT_EXIT(count(), ::testing::ExitedWithCode(0), "");
 }
 
+TEST(EndAtInterruptTest, EndsWhatHangsAndNothingLater) {
+  const auto hang = [](bool is_over) {
+    InterruptWatcher interrupts;
+    {
+      const EndAtInterrupt early(interrupts, [] { return 7; });
+      if (!is_over) {
+        ::kill(::getpid(), SIGINT);
+        while (true) ::pause();
+      }
+    }
+    ::kill(::getpid(), SIGINT);
+    std::_Exit(interrupts.TakeCount() == 1 ? 0 : 1);
+  };
+  EXPECT_EXIT(hang(false), ::testing::ExitedWithCode(7), "");
+  EXPECT_EXIT(hang(true), ::testing::ExitedWithCode(0), "");
+}
+
 }  // namespace
 }  // namespace lockstep
