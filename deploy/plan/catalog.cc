@@ -89,7 +89,10 @@ absl::StatusOr<Prices> ToPrices(const json& table) {
       return found != entry.end() && found->is_string() ? found->get<std::string>() : "";
     };
     ASSIGN_OR_RETURN(const Gpu gpu, FindGpu(entry["gpu"].get<std::string>()));
-    prices[gpu.name] = {usd, absl::StrCat(text("source"), " (", text("date"), ")")};
+    const bool is_new =
+        prices.insert({gpu.name, {usd, absl::StrCat(text("source"), " (", text("date"), ")")}})
+            .second;
+    if (!is_new) return absl::InvalidArgumentError(absl::StrCat(gpu.name, " has two prices"));
   }
   return prices;
 }

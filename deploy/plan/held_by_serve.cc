@@ -11,8 +11,6 @@
 namespace lockstep::plan {
 namespace {
 
-constexpr int kMostReplicas = 256;  // of --replicas
-
 // How it keeps the cache beside such weights.
 const char* KvFormatBeside(const WeightFormat& weights) {
   return weights.name == "f32" ? "f32" : "bf16";
@@ -90,8 +88,8 @@ std::string WhyNotServed(const PlanRequest& request, const Candidate& candidate)
   if (std::string why = WhyNoSuchWeights(request); !why.empty()) return why;
   if (std::string why = WhyNoSuchKvCache(request); !why.empty()) return why;
   if (std::string why = WhyNoSuchContext(request); !why.empty()) return why;
-  if (candidate.layout.replicas > kMostReplicas) {
-    return absl::StrCat("has at most ", kMostReplicas, " replicas behind one controller");
+  if (candidate.layout.replicas > kMostServedReplicas) {
+    return absl::StrCat("has at most ", kMostServedReplicas, " replicas behind one controller");
   }
   return "";
 }

@@ -8,6 +8,8 @@
 
 namespace lockstep::plan {
 
+inline constexpr int kMostServedReplicas = 256;  // of --replicas
+
 // The rest of a sentence that begins with "`serve`", or nothing when it can serve the candidate.
 std::string WhyNotServed(const PlanRequest& request, const Candidate& candidate);
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "deploy/plan/gpu_calibration.h"
+#include "deploy/plan/held_by_serve.h"
 #include "deploy/plan/planner.h"
 #include "deploy/plan/roofline.h"
 #include "deploy/plan/units.h"
@@ -220,7 +221,18 @@ void FillPrice(const PlanRequest& request, Candidate& candidate) {
   }
 }
 
+// Of nodes that are taken whole none lies idle where it would speed up those who ask all the time;
+// at a rate no more comes than is asked for.
+int AsManyAsArePaidFor(const PlanRequest& request, Layout layout, int replicas) {
+  layout.replicas = replicas;
+  if (request.rate_per_s > 0) return replicas;
+  const int most = MostReplicas(request, layout, ReservedGpus(request, layout));
+  return replicas <= kMostServedReplicas ? std::clamp(most, replicas, kMostServedReplicas)
+                                         : replicas;
+}
+
 // The fewest replicas that hold, at least `fewest`, by doubling and halving: more never hold less.
+// Then as many as are paid for.
 void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, int fewest,
                   Candidate& candidate) {
   const int most = std::max(1, MostReplicas(request, candidate.layout, INT32_MAX));
@@ -245,6 +257,8 @@ void FindReplicas(const PlanRequest& request, const ReplicaJudge& judge, int few
     if (there != Constraint::kNone) candidate.replicas_for = there;
     (there == Constraint::kNone ? good : bad) = middle;
   }
+  candidate.fewest_replicas = good;
+  if (broken == Constraint::kNone) good = AsManyAsArePaidFor(request, candidate.layout, good);
   broken = judge.Try(good, candidate);
   candidate.layout.replicas = good;
   candidate.holds = broken == Constraint::kNone;

@@ -52,17 +52,17 @@ double Shortfall(const PlanRequest& request, const Candidate& candidate) {
 // nothing holds, what breaks the layout that is nearest to it.
 void FindBinding(Plan& plan) {
   const Candidate* answer = plan.answer();
-  if (answer != nullptr && answer->layout.replicas > 1) {
+  if (answer != nullptr && answer->fewest_replicas > 1) {
     plan.binding = answer->replicas_for;
     plan.binding_reason =
-        absl::StrFormat("%d replicas, not %d: %s", answer->layout.replicas,
-                        answer->layout.replicas - 1, ConstraintName(plan.binding));
+        absl::StrFormat("%d replicas, not %d: %s", answer->fewest_replicas,
+                        answer->fewest_replicas - 1, ConstraintName(plan.binding));
     return;
   }
   const Candidate* nearest = nullptr;
   for (const Candidate& candidate : plan.candidates) {
     if (&candidate == answer || candidate.broken == Constraint::kShape) continue;
-    if (candidate.holds && candidate.layout.replicas == 1) continue;
+    if (candidate.holds && candidate.fewest_replicas == 1) continue;
     if (answer != nullptr &&
         ReservedGpus(plan.request, {candidate.layout.tp, candidate.layout.pp}) >=
             answer->reserved_gpus) {
@@ -78,7 +78,7 @@ void FindBinding(Plan& plan) {
   const std::string name = absl::StrFormat("tp %d x pp %d", nearest->layout.tp, nearest->layout.pp);
   if (nearest->holds) {
     plan.binding = nearest->replicas_for;
-    plan.binding_reason = absl::StrFormat("%s takes %d replicas", name, nearest->layout.replicas);
+    plan.binding_reason = absl::StrFormat("%s takes %d replicas", name, nearest->fewest_replicas);
   } else {
     plan.binding = nearest->broken;
     plan.binding_reason = absl::StrCat(name, ": ", nearest->reason);

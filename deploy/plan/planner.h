@@ -67,7 +67,8 @@ struct Candidate {
   bool holds = false;
   bool is_simulated = false;                    // its queue, of a load that has a rate
   Constraint broken = Constraint::kNone;        // when it does not hold
-  Constraint replicas_for = Constraint::kNone;  // why one replica less would not do
+  int fewest_replicas = 1;                      // that hold; more of them cost nothing
+  Constraint replicas_for = Constraint::kNone;  // why one less than those would not do
   std::string reason;                           // one line
   bool tp_across_nodes = false;                 // and no link joins these
   int nodes = 1;

@@ -89,6 +89,11 @@ TEST_F(PriceFile, ReplacesTheBuiltIn) {
 
 TEST_F(PriceFile, IsCheckedFieldByField) {
   EXPECT_THAT(std::string(Load("{}").status().message()), HasSubstr("\"prices\""));
+  EXPECT_THAT(std::string(Load(R"({"prices":[{"gpu":"h100","usd_per_gpu_hour":2},
+                                             {"gpu":"h100-sxm-80g","usd_per_gpu_hour":3}]})")
+                              .status()
+                              .message()),
+              HasSubstr("h100-sxm-80g has two prices"));
   EXPECT_THAT(std::string(Load(R"({"prices":[{"gpu":"h100"}]})").status().message()),
               HasSubstr("usd_per_gpu_hour"));
   EXPECT_THAT(

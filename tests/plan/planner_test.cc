@@ -248,6 +248,21 @@ TEST(Planner, RequestsThatDoNotDivideAreNotRoundedUp) {
   EXPECT_GT(*eight.usd_per_million_tokens, 1.1 * *nine.usd_per_million_tokens);
 }
 
+// Eleven groups of four hold the load, of six nodes, which have room for twelve.
+TEST(Planner, NodesThatArePaidForAreUsed) {
+  PlanRequest request = PricedRequest("llama-3.1-8b", "l4", "bf16");
+  request.concurrency = 700;
+  request.tpot_p95_ms = 70;
+  const Plan plan = *MakePlan(request);
+  ASSERT_NE(plan.answer(), nullptr);
+  const Candidate& answer = *plan.answer();
+  EXPECT_LT(answer.fewest_replicas, answer.layout.replicas);
+  EXPECT_EQ(answer.layout.gpus(), answer.reserved_gpus);
+  EXPECT_EQ(answer.load_per_replica, std::ceil(700.0 / answer.layout.replicas));
+  EXPECT_THAT(plan.binding_reason,
+              HasSubstr(std::to_string(answer.fewest_replicas) + " replicas, not "));
+}
+
 TEST(Planner, LargerLoadNeverNeedsFewerGpus) {
   PlanRequest request = PricedRequest("qwen3-30b-a3b", "a100", "bf16");
   int before = 0;
