@@ -126,6 +126,20 @@ TEST_F(CalibratedPlan, BetweenNodesTheCatalogStillCounts) {
   EXPECT_EQ(AllReduceSeconds(net, 16, 1e6), AllReduceSeconds(catalog, 16, 1e6));
 }
 
+// Numbers to check by hand: 256 MiB over two nodes of eight pass each card of 50 GB/s once, an
+// eighth of them each; inside a node 7/8 of them pass NVLink's 450 GB/s twice.
+TEST(BetweenNodes, AnAllReducePassesEachCardWithItsShareAlone) {
+  const Interconnect net = InterconnectOf(*FindGpu("h100"), 8);
+  const double bytes = 0x1p28;
+  const double inside = AllReduceSeconds(net, 8, bytes);
+  EXPECT_NEAR(AllReduceSeconds(net, 16, bytes) - inside, bytes / 8 / 50e9 + 25e-6, 1e-9);
+  EXPECT_NEAR(AllReduceSeconds(net, 32, bytes) - inside, 1.5 * bytes / 8 / 50e9 + 50e-6, 1e-9);
+  EXPECT_GT(inside, 2.0 * 7 / 8 * bytes / 450e9);
+  EXPECT_LT(inside, 1.6 * 2.0 * 7 / 8 * bytes / 450e9);
+  // A token of the 405B: 16,384 numbers of two bytes.
+  EXPECT_NEAR(AllReduceSeconds(net, 16, 32768), 29e-6, 6e-6);
+}
+
 TEST_F(CalibratedPlan, WhatWasNotMeasuredIsAnotherEngines) {
   HostProfile profile = HandMadeGpuProfile();
   profile.speeds = {profile.speeds[1]};

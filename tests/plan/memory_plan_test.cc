@@ -1,6 +1,7 @@
 #include "deploy/plan/memory_plan.h"
 
 #include "deploy/plan/catalog.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace lockstep::plan {
@@ -116,6 +117,11 @@ TEST_F(Memory, ExpertsAreSharedOutWholeOrSliced) {
   const MemoryPlan sliced = Plan({.tp = 8});
   const MemoryPlan whole = Plan({.tp = 8, .expert_parallel = true});
   EXPECT_EQ(sliced.stages[0].weights.expert_bytes, whole.stages[0].weights.expert_bytes);
+  // Eight experts are not divided by sixteen, but each of them is.
+  const Architecture mixtral = LoadModel("mixtral-8x7b")->architecture;
+  EXPECT_TRUE(CheckModelLayout(mixtral, {.tp = 16}).ok());
+  EXPECT_THAT(std::string(CheckModelLayout(mixtral, {.tp = 16, .expert_parallel = true}).message()),
+              ::testing::HasSubstr("8"));
 }
 
 }  // namespace
