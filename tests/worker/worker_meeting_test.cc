@@ -136,7 +136,9 @@ class StubbornRendezvous final : public Rendezvous {
       : ranks_(ranks), released_(released) {}
   absl::StatusOr<Round> Next(uint64_t epoch, absl::Duration timeout) override {
     ASSIGN_OR_RETURN(Round round, ranks_.Next(epoch, timeout));
-    round.groups.pp = std::make_unique<StubbornGroup>(std::move(round.groups.pp), released_);
+    for (auto* group : {&round.groups.tp, &round.groups.pp}) {
+      *group = std::make_unique<StubbornGroup>(std::move(*group), released_);
+    }
     return round;
   }
   bool Over() override { return ranks_.Over(); }
