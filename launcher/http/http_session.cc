@@ -10,6 +10,8 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 namespace lockstep {
 namespace {
@@ -31,6 +33,12 @@ std::string PeerOf(const boost::asio::ip::tcp::socket& socket) {
 // Errors go where they are told, nothing is thrown.
 auto Told(boost::system::error_code& error) {
   return boost::asio::redirect_error(boost::asio::use_awaitable, error);
+}
+
+// Who has a clock must tell it: RFC 9110, 6.6.1.
+void SetDate(http::fields& header) {
+  header.set(http::field::date,
+             absl::FormatTime("%a, %d %b %Y %H:%M:%S GMT", absl::Now(), absl::UTCTimeZone()));
 }
 
 }  // namespace
@@ -146,6 +154,7 @@ Awaitable<void> HttpSession<Stream>::Refuse(const ErrorCode& error) {
 template <typename Stream>
 Awaitable<void> HttpSession<Stream>::Reply(HttpReply reply) {
   http::response<http::string_body> response{static_cast<http::status>(reply.status), version_};
+  SetDate(response);
   response.set(http::field::content_type, reply.content_type);
   if (!reply.allow.empty()) response.set(http::field::allow, reply.allow);
   if (reply.retry_after_seconds > 0) {
@@ -169,6 +178,7 @@ Awaitable<void> HttpSession<Stream>::Reply(HttpReply reply) {
 template <typename Stream>
 Awaitable<bool> HttpSession<Stream>::BeginStream(absl::string_view content_type) {
   http::response<http::empty_body> header{http::status::ok, version_};
+  SetDate(header);
   header.set(http::field::content_type,
              boost::beast::string_view(content_type.data(), content_type.size()));
   header.set(http::field::cache_control, "no-cache");

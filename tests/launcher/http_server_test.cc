@@ -12,6 +12,8 @@
 #include <string>
 #include <thread>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/launcher/http_fixture.h"
@@ -63,6 +65,23 @@ TEST(HttpServerTest, AnswersRequestsOfOneConnectionInTurn) {
   client.Send(Get("/b?query") + Get("/c", kLast));  // both at once
   EXPECT_THAT(client.ReadUntil("GET /b ."), HasSubstr("200 OK"));
   EXPECT_THAT(client.ReadAll(), HasSubstr("GET /c ."));
+}
+
+// "Date: Fri, 27 Nov 2026 14:40:02 GMT": RFC 9110, 5.6.7.
+TEST(HttpServerTest, EveryAnswerTellsItsDate) {
+  RunningHttpServer whole({}, &Repeat);
+  RunningHttpServer streamed({}, &StreamTwoPieces);
+  for (RunningHttpServer* server : {&whole, &streamed}) {
+    const std::string answer = Ask(*server, Get("/", kLast));
+    const size_t at = answer.find("\r\nDate: ");
+    ASSERT_NE(at, std::string::npos) << answer;
+    absl::Time date;
+    std::string error;
+    EXPECT_TRUE(
+        absl::ParseTime("%a, %d %b %Y %H:%M:%S GMT", answer.substr(at + 8, 29), &date, &error))
+        << error;
+    EXPECT_LT(absl::AbsDuration(absl::Now() - date), absl::Hours(1));
+  }
 }
 
 TEST(HttpServerTest, OldClientsGetAnswersThatEndWithTheConnection) {
