@@ -142,7 +142,7 @@ int RunGateway(const GatewayOptions& options) {
   InterruptWatcher interrupts;  // before gRPC starts threads
   const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kGatewayCommand, connection.status().message());
-  if (options.insecure_listen && !IsLocalAddress(options.listen).value_or(true)) {
+  if (options.insecure_listen && !IsLocalAddress(options.listen).value_or(false)) {
     std::fprintf(stderr, "Warning  prompts, texts and tokens cross the network in clear (%s)\n",
                  options.listen.c_str());
   }

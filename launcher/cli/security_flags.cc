@@ -86,7 +86,7 @@ absl::Status ApplySecurity(const ServiceSecurityFlags& flags, ControllerOptions&
 
 std::vector<std::string> SecurityWarnings(const ControllerOptions& options) {
   std::vector<std::string> warnings;
-  if (!IsLocalAddress(options.listen).value_or(true)) {
+  if (!IsLocalAddress(options.listen).value_or(false)) {
     if (!options.client_tls && options.insecure_listen) {  // else it is refused
       warnings.push_back(
           absl::StrCat("clients' prompts, texts and tokens cross the network in clear (",
@@ -98,7 +98,7 @@ std::vector<std::string> SecurityWarnings(const ControllerOptions& options) {
     }
   }
   for (const std::string& address : options.worker_listen) {
-    if (options.worker_tls || IsLocalAddress(address).value_or(true)) continue;
+    if (options.worker_tls || IsLocalAddress(address).value_or(false)) continue;
     warnings.push_back(
         absl::StrCat("ranks' secret, prompts and tokens cross the network in clear (", address,
                      " without --worker-tls-cert)"));

@@ -29,10 +29,12 @@ std::optional<bool> IsLocalAddress(const std::string& address) {
   if (absl::StartsWith(address, "unix:")) return true;
   absl::string_view host = absl::string_view(address).substr(0, address.rfind(':'));
   if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+  // As whoever listens resolves it: "*" is nothing without the flag, and everything with it.
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  if (::getaddrinfo(std::string(host).c_str(), nullptr, &hints, &found) != 0) return std::nullopt;
+  if (::getaddrinfo(std::string(host).c_str(), "1", &hints, &found) != 0) return std::nullopt;
   bool local = true;
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
     local = local && IsLoopback(*each->ai_addr);
@@ -42,10 +44,13 @@ std::optional<bool> IsLocalAddress(const std::string& address) {
 }
 
 absl::Status CheckExposure(const Exposure& exposure) {
-  // A host that does not resolve cannot be listened on: that error says more.
-  if (exposure.is_permitted || IsLocalAddress(exposure.address).value_or(true)) {
-    return absl::OkStatus();
+  if (exposure.is_permitted) return absl::OkStatus();
+  const std::optional<bool> is_local = IsLocalAddress(exposure.address);
+  if (!is_local) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(exposure.flag, " ", exposure.address, ": no such host"));
   }
+  if (*is_local) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "other hosts can reach ", exposure.flag, " ", exposure.address, " without encryption: give ",
       exposure.tls_flags,
