@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -33,6 +34,30 @@ std::string PeerOf(const boost::asio::ip::tcp::socket& socket) {
 // Errors go where they are told, nothing is thrown.
 auto Told(boost::system::error_code& error) {
   return boost::asio::redirect_error(boost::asio::use_awaitable, error);
+}
+
+// Why a request's end, or whom it is for, is a matter of opinion, of which proxies may have another
+// (RFC 9112, 3.2 and 6.3); null: nothing.
+template <typename Parser>
+const char* FlawOf(const Parser& parser) {
+  const auto& header = parser.get();
+  if (header.count(http::field::transfer_encoding) > 0) {
+    if (!parser.chunked()) return "Transfer-Encoding other than chunked";
+    if (header.count(http::field::content_length) > 0) {
+      return "both Transfer-Encoding and Content-Length";
+    }
+    if (header.version() < 11) return "Transfer-Encoding in HTTP/1.0";
+  }
+  if (header.version() == 11 && header.count(http::field::host) != 1) return "no Host, or several";
+  return nullptr;
+}
+
+// "http://host/path" is "/path": RFC 9112, 3.2.2.
+absl::string_view WithoutAuthority(absl::string_view target) {
+  const size_t scheme = target.find("://");
+  if (absl::StartsWith(target, "/") || scheme == absl::string_view::npos) return target;
+  const size_t path = target.find('/', scheme + 3);
+  return path == absl::string_view::npos ? "/" : target.substr(path);
 }
 
 // Who has a clock must tell it: RFC 9110, 6.6.1.
@@ -82,26 +107,22 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   }
   version_ = parser.get().version();
   is_head_ = parser.get().method() == http::verb::head;
-  BodyBudget budget(state_);
-  // Of a body in chunks nobody knows how long it will be.
-  const int64_t promised = parser.content_length() ? static_cast<int64_t>(*parser.content_length())
-                           : parser.chunked()      ? state_.limits.max_body_bytes
-                                                   : 0;
-  if (!budget.Take(promised)) {
+  const char* const flaw = FlawOf(parser);
+  if (flaw != nullptr) {
     HttpReply reply;
-    reply.status = 503;
+    reply.status = 400;
     reply.content_type = "text/plain";
-    reply.body = "too many requests are being read\n";
-    reply.retry_after_seconds = 1;
+    reply.body = absl::StrCat("not HTTP: ", flaw, "\n");
     co_await Reply(std::move(reply));
     co_return false;
   }
-  const bool is_read = co_await ReadBody(parser);
+  BodyBudget budget(state_);
+  const bool is_read = co_await ReadBody(parser, budget);
   if (!is_read) co_return false;
   auto message = parser.release();
-  budget.Take(static_cast<int64_t>(message.body().size()));  // no more than was promised
   keep_alive_ = message.keep_alive() && !state_.is_draining;
-  const absl::string_view target(message.target().data(), message.target().size());
+  const absl::string_view target =
+      WithoutAuthority({message.target().data(), message.target().size()});
   request_ = {.client = client_,
               .method = std::string(message.method_string()),
               .path = std::string(target.substr(0, target.find('?'))),
@@ -113,8 +134,9 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   co_return keep_alive_ && !state_.is_draining && Socket().socket().is_open();
 }
 
+// What a body counts is what has come of it: who only promises much takes nothing from others.
 template <typename Stream>
-Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser) {
+Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser, BodyBudget& budget) {
   ErrorCode error;
   ExpireAfter(state_.limits.body_timeout);
   if (boost::beast::iequals(parser.get()[http::field::expect], "100-continue")) {
@@ -122,7 +144,17 @@ Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser) {
     co_await http::async_write(stream_, go_on, Told(error));
     if (error) co_return false;
   }
-  co_await http::async_read(stream_, buffer_, parser, Told(error));
+  while (!error && !parser.is_done()) {
+    co_await http::async_read_some(stream_, buffer_, parser, Told(error));
+    if (budget.Take(static_cast<int64_t>(parser.get().body().size()))) continue;
+    HttpReply reply;
+    reply.status = 503;
+    reply.content_type = "text/plain";
+    reply.body = "too many requests are being read\n";
+    reply.retry_after_seconds = 1;
+    co_await Reply(std::move(reply));
+    co_return false;
+  }
   if (!error) co_return true;
   co_await Refuse(error);
   co_return false;

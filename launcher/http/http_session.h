@@ -81,7 +81,7 @@ class HttpSession final : public HttpConnection, private HttpExchange {
 
   Awaitable<bool> Handshake();
   Awaitable<bool> ServeOne();
-  Awaitable<bool> ReadBody(Parser& parser);
+  Awaitable<bool> ReadBody(Parser& parser, BodyBudget& budget);
   Awaitable<void> Refuse(const ErrorCode& error);
   Awaitable<void> Shutdown();
 

@@ -139,24 +139,57 @@ TEST(HttpServerTest, WhatIsTooLongOrNoHttpIsToldSo) {
   EXPECT_THAT(Ask(server, testing::PostJson("/", "fits")), HasSubstr("200 OK"));
 }
 
+// What a proxy in front may read otherwise.
+TEST(HttpServerTest, RequestsWhoseEndOrHostIsDoubtfulAreRefusedAndNothingBehindThemIsRead) {
+  RunningHttpServer server({}, &Repeat);
+  const std::string hidden = "GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n";
+  for (const char* headers :
+       {"Host: x\r\nTransfer-Encoding: identity\r\n", "Host: x\r\nTransfer-Encoding: xchunked\r\n",
+        "Host: x\r\nTransfer-Encoding: chunked, identity\r\n",
+        "Host: x\r\nTransfer-Encoding: xchunked\r\nContent-Length: 3\r\n",
+        "Host: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n", "",
+        "Host: x\r\nHost: y\r\n"}) {
+    const std::string answer =
+        Ask(server, absl::StrCat("POST /a HTTP/1.1\r\n", headers, "\r\n", hidden));
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 400 ")) << headers;
+    EXPECT_THAT(answer, Not(HasSubstr("hidden"))) << headers;
+  }
+  EXPECT_THAT(Ask(server, "POST /a HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+              HasSubstr(" 400 "));
+  EXPECT_THAT(
+      Ask(server, "GET http://x:1/b?query HTTP/1.1\r\nHost: x\r\n" + std::string(kLast) + "\r\n"),
+      HasSubstr("GET /b ."));
+}
+
 TEST(HttpServerTest, AllBodiesTogetherHaveALimit) {
   HttpServerOptions options;
   options.limits.max_bodies_bytes = 10;
-  RunningHttpServer server(options, &Repeat);
-  RawClient slow(server.port());
-  slow.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\nExpect: 100-continue\r\n\r\n");
-  slow.ReadUntil("100 Continue\r\n\r\n");  // its 8 bytes are counted
+  std::atomic<bool> is_held = false, may_go_on = false;
+  RunningHttpServer server(options, [&](HttpExchange& exchange) -> Awaitable<void> {
+    boost::asio::steady_timer timer(co_await boost::asio::this_coro::executor);
+    const bool is_slow = exchange.request().path == "/slow";
+    if (is_slow) is_held = true;
+    while (is_slow && !may_go_on) {
+      timer.expires_after(std::chrono::milliseconds(1));
+      co_await timer.async_wait(boost::asio::use_awaitable);
+    }
+    co_await Repeat(exchange);
+  });
+  RawClient promising(server.port()), slow(server.port());
+  promising.Send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n");
+  promising.ReadUntil("100 Continue\r\n\r\n");  // of its 9 bytes none is counted yet
+  slow.Send("POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n12345678");
+  while (!is_held) std::this_thread::yield();  // its 8 are
   const std::string refused = Ask(server, testing::PostJson("/", "xxx"));
   EXPECT_THAT(refused, HasSubstr("503 Service Unavailable"));
   EXPECT_THAT(refused, HasSubstr("Retry-After: 1"));
   EXPECT_THAT(Ask(server, testing::PostJson("/", "xx")), HasSubstr("200 OK"));
-  slow.Send("12345678");
+  may_go_on = true;
   EXPECT_THAT(slow.ReadUntil("12345678."), HasSubstr("200 OK"));
   EXPECT_THAT(Ask(server, testing::PostJson("/", "0123456789")), HasSubstr("200 OK"));
 }
 
-// Until it is there it may become as long as any.
-TEST(HttpServerTest, ABodyInChunksCountsWhatItHasOnceItIsRead) {
+TEST(HttpServerTest, ABodyInChunksCountsWhatItHas) {
   HttpServerOptions options;
   options.limits.max_body_bytes = 10;
   options.limits.max_bodies_bytes = 12;
@@ -190,7 +223,7 @@ TEST(HttpServerTest, WhoSaysNothingIsLetGo) {
   RunningHttpServer server(options, &Repeat);
   EXPECT_EQ(Ask(server, ""), "");
   EXPECT_EQ(Ask(server, "GET / HT"), "");
-  EXPECT_EQ(Ask(server, "POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nbo"), "");
+  EXPECT_EQ(Ask(server, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbo"), "");
   HttpServerOptions patient;  // but between requests
   patient.limits.idle_timeout = absl::Milliseconds(20);
   RunningHttpServer other(patient, &Repeat);
@@ -266,6 +299,7 @@ TEST(HttpServerTest, SpeaksTlsToThoseItTrusts) {
   RunningHttpServer server(options, &Repeat);
   EXPECT_THAT(Ask(server, Get("/a", kLast)), Not(HasSubstr("200")));  // in clear
 
+  SSL_SESSION* session = nullptr;
   const auto ask = [&](bool shows_certificate) {
     ssl::context context(ssl::context::tls_client);
     context.add_certificate_authority(boost::asio::buffer(clients->authority));
@@ -279,6 +313,7 @@ TEST(HttpServerTest, SpeaksTlsToThoseItTrusts) {
     stream.next_layer().connect(
         {boost::asio::ip::make_address("127.0.0.1"), static_cast<uint16_t>(server.port())});
     boost::system::error_code error;
+    if (session != nullptr) SSL_set_session(stream.native_handle(), session);
     stream.handshake(ssl::stream_base::client, error);
     if (!error) boost::asio::write(stream, boost::asio::buffer(Get("/a", kLast)), error);
     std::string answer(4096, '\0');
@@ -286,9 +321,12 @@ TEST(HttpServerTest, SpeaksTlsToThoseItTrusts) {
     while (!error && size < answer.size()) {
       size += stream.read_some(boost::asio::buffer(&answer[size], answer.size() - size), error);
     }
+    if (session == nullptr) session = SSL_get1_session(stream.native_handle());
     return answer.substr(0, size);
   };
   EXPECT_THAT(ask(true), HasSubstr("GET /a ."));
+  EXPECT_THAT(ask(true), HasSubstr("GET /a .")) << "a session that is resumed";
+  SSL_SESSION_free(std::exchange(session, nullptr));
   EXPECT_EQ(ask(false), "");
 }
 
