@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/base/signals.h"
 #include "launcher/bench/load_generator.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
@@ -154,8 +156,10 @@ int RunBench(const BenchOptions& options) {
   if (!asked.ok()) return FailUsage(kBenchCommand, asked.status().message());
   const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kBenchCommand, connection.status().message());
+  std::optional<EndAtInterrupt> early(std::in_place, interrupts, [] { return kExitFailure; });
   const auto info = (*connection)->GetServerInfo(kBenchInfoTimeout);
   if (!info.ok()) return Fail(kBenchCommand, info.status());
+  early.reset();
   const auto workload = MakeWorkload(*std::move(asked), *info);
   if (!workload.ok()) return Fail(kBenchCommand, workload.status());
   const LoadShape shape = MakeShape(options);
@@ -176,7 +180,8 @@ int RunBench(const BenchOptions& options) {
     generator.Run(warmup, kWarmupFirstIndex);
   }
   const Measurements measurements = generator.Run(shape, 0);
-  return PrintReport(options, *info, shape, measurements);
+  const int code = PrintReport(options, *info, shape, measurements);
+  return generator.interrupted() ? kExitFailure : code;
 }
 
 void AddLoadFlags(CLI::App& command, BenchOptions& options) {
@@ -281,7 +286,7 @@ void AddBenchCommand(CLI::App& program, CommandBody& chosen) {
       "TTFT: planned arrival to first token. TPOT: mean time per later token of a request.\n"
       "ITL: gaps between tokens over all requests. Times are in milliseconds.\n"
       "Example:\n  lockstep bench --rate 20 --duration 30 --input-len 64:256 --output-len 128\n"
-      "Exit codes: 0 every request completed, 1 some failed, 2 wrong usage.");
+      "Exit codes: 0 every request completed, 1 some failed or it was interrupted, 2 wrong usage.");
 }
 
 }  // namespace lockstep

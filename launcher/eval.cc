@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "launcher/base/signals.h"
 #include "launcher/cli/add_command.h"
 #include "launcher/cli/values.h"
 #include "launcher/client/connection.h"
@@ -163,8 +164,10 @@ int RunEval(const EvalOptions& options) {
   }
   const auto connection = Connection::Open(connection_flags);
   if (!connection.ok()) return FailUsage(kEvalCommand, connection.status().message());
+  std::optional<EndAtInterrupt> early(std::in_place, interrupts, [] { return kExitFailure; });
   const auto info = (*connection)->GetServerInfo(kEvalInfoTimeout);
   if (!info.ok()) return Fail(kEvalCommand, info.status());
+  early.reset();
   const auto scores = Examine(options, **connection, *info, *thresholds, interrupts);
   if (!scores.ok()) return Fail(kEvalCommand, scores.status());
   return Report(options, *info, *scores, *thresholds);

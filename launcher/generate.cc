@@ -326,14 +326,12 @@ int RunGenerate(const GenerateOptions& options) {
   InterruptWatcher interrupts;  // after standard input was read, before gRPC starts threads
   const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kGenerateCommand, connection.status().message());
-  if (options.chat) {
-    const absl::Status status = WriteAsChats(**connection, options.system, *prompts);
-    if (!status.ok()) return Fail(kGenerateCommand, status);
-  }
-  if (options.echoes()) {
-    const absl::Status status = DetokenizePrompts(**connection, *prompts);
-    if (!status.ok()) return Fail(kGenerateCommand, status);
-  }
+  std::optional<EndAtInterrupt> early(std::in_place, interrupts, [] { return kExitFailure; });
+  absl::Status status;
+  if (options.chat) status = WriteAsChats(**connection, options.system, *prompts);
+  if (status.ok() && options.echoes()) status = DetokenizePrompts(**connection, *prompts);
+  if (!status.ok()) return Fail(kGenerateCommand, status);
+  early.reset();
   GenerateRun run(options, **connection, *std::move(request), *std::move(prompts));
   return run.Run(interrupts);
 }

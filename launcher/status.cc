@@ -247,7 +247,10 @@ int RunStatus(const StatusOptions& options) {
   if (!connection.ok()) return FailUsage(kStatusCommand, connection.status().message());
   const bool redraw = options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1;
   while (true) {
+    std::optional<EndAtInterrupt> early(std::in_place, interrupts,
+                                        [&] { return options.watch ? kExitOk : kExitFailure; });
     const auto text = Describe(**connection, options.json);
+    early.reset();
     if (!text.ok()) return Fail(kStatusCommand, text.status());
     std::printf("%s%s", redraw ? kClearScreen : "", text->c_str());
     std::fflush(stdout);

@@ -191,7 +191,7 @@ absl::Status Connection::Explain(const grpc::Status& status) const {
     case grpc::StatusCode::UNIMPLEMENTED:
       return absl::Status(code, absl::StrCat(server_, " is not a Lockstep server of this version"));
     case grpc::StatusCode::DEADLINE_EXCEEDED:
-      return absl::Status(code, "the time limit (--timeout) passed before the answer was complete");
+      return absl::Status(code, "the time limit passed before the answer was complete");
     default:
       return absl::Status(code, status.error_message());
   }

@@ -113,7 +113,8 @@ Awaitable<void> CompletionRun::Pump() {
   const absl::Duration due = ContinueThoseDue();
   co_await inbox_->WaitFor(std::min(due, kLookAtClientEvery));
   if (inbox_->num_bytes() > kMaxAnswerBytes) {
-    Fail({grpc::StatusCode::RESOURCE_EXHAUSTED,
+    // Not RESOURCE_EXHAUSTED, upon which clients try the same again.
+    Fail({grpc::StatusCode::OUT_OF_RANGE,
           absl::StrCat("the answer is longer than ", kMaxAnswerBytes, " bytes")});
   }
   std::deque<Arrival> arrivals = inbox_->TakeAll();

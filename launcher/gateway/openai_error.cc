@@ -50,7 +50,7 @@ std::pair<std::string, std::string> InOpenAisWords(absl::string_view message) {
     const std::string words = absl::StrCat(theirs, message.substr(ours.size()));
     return {words.substr(0, words.find_first_of(" [:")), words};
   }
-  const absl::string_view first = message.substr(0, message.find(' '));
+  const absl::string_view first = message.substr(0, message.find_first_of(" [:"));
   const bool is_name = std::count(std::begin(kSameNames), std::end(kSameNames), first) > 0;
   return {std::string(is_name ? first : ""), std::string(message)};
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/steady_clock.h"
 #include "launcher/cli/values.h"
@@ -18,13 +19,15 @@ using Json = OpenAiReply::Json;
 // OpenAI tells no thoughts; DeepSeek, SGLang and llama.cpp have this name for them.
 constexpr char kReasoning[] = "reasoning_content";
 
-// Finish reason and, as vLLM has it, what stopped it.
-void AddEnd(const v1::OutputFinished& finished, bool has_calls, Json& choice) {
+// Finish reason and, as vLLM has it, which of the request's own strings or tokens stopped it.
+void AddEnd(const v1::OutputFinished& finished, const v1::StopOptions& stop, bool has_calls,
+            Json& choice) {
   const bool ends_in_calls = has_calls && finished.reason() == v1::FINISH_REASON_STOP;
   choice["finish_reason"] = ends_in_calls ? "tool_calls" : FinishReasonName(finished.reason());
   if (finished.has_stop_string()) {
     choice["stop_reason"] = finished.stop_string();
-  } else if (finished.has_stop_token_id()) {
+  } else if (finished.has_stop_token_id() &&
+             absl::c_linear_search(stop.stop_token_ids(), finished.stop_token_id())) {
     choice["stop_reason"] = finished.stop_token_id();
   } else {
     choice["stop_reason"] = nullptr;
@@ -204,7 +207,7 @@ std::vector<Json> OpenAiReply::EndChunks(size_t prompt, const v1::OutputFinished
     choice["text"] = "";
   }
   choice["logprobs"] = nullptr;
-  AddEnd(EndOf(finished), !rest.calls.empty(), choice);
+  AddEnd(EndOf(finished), request_.options.stop(), !rest.calls.empty(), choice);
   chunks.push_back(ChunkOf(std::move(choice)));
   return chunks;
 }
@@ -321,7 +324,8 @@ Json OpenAiReply::Choice(size_t prompt, size_t output) const {
     size_t offset = 0;
     choice["logprobs"] = LogprobsOf(prompt, output, 0, offset);
   }
-  AddEnd(EndOf(given.finished.value_or(v1::OutputFinished())), has_calls, choice);
+  AddEnd(EndOf(given.finished.value_or(v1::OutputFinished())), request_.options.stop(), has_calls,
+         choice);
   return choice;
 }
 

@@ -13,6 +13,7 @@
 #include "model/json/strict_json.h"
 #include "model/json_integer.h"
 #include "model/sampling/sampling_params.h"
+#include "runtime/controller/request_validation.h"
 
 namespace lockstep {
 namespace {
@@ -56,6 +57,13 @@ void ReadSampling(RequestFields& fields, v1::SamplingOptions& sampling) {
   if (const auto value = fields.Int32("n")) sampling.set_num_outputs(*value);
 }
 
+// There is a copy of these for each prompt, before the server looks at any.
+bool IsTooMany(RequestFields& fields, const char* name, size_t count, int most) {
+  if (count <= static_cast<size_t>(most)) return false;
+  fields.Fail(name, absl::StrCat("has ", count, " entries, at most ", most));
+  return true;
+}
+
 // {"TOKEN_ID": bias}
 void ReadLogitBias(RequestFields& fields, v1::SamplingOptions& sampling) {
   const json* biases = fields.Value("logit_bias");
@@ -64,6 +72,7 @@ void ReadLogitBias(RequestFields& fields, v1::SamplingOptions& sampling) {
     fields.Fail("logit_bias", "must be an object of token ids and biases");
     return;
   }
+  if (IsTooMany(fields, "logit_bias", biases->size(), SamplingParams::kMaxLogitBias)) return;
   for (const auto& [name, value] : biases->items()) {
     int32_t token = 0;
     if (!absl::SimpleAtoi(name, &token) || !value.is_number()) {
@@ -79,6 +88,7 @@ void ReadStop(RequestFields& fields, v1::StopOptions& stop) {
   if (const json* value = fields.Value("stop"); value != nullptr && value->is_string()) {
     stop.add_stop_strings(value->get<std::string>());
   } else if (value != nullptr) {
+    if (IsTooMany(fields, "stop", value->size(), RequestLimits::kMaxStopStrings)) return;
     for (const json& entry : value->is_array() ? *value : json::array({json()})) {
       if (!entry.is_string()) {
         fields.Fail("stop", "must be a string or an array of strings");
@@ -88,6 +98,7 @@ void ReadStop(RequestFields& fields, v1::StopOptions& stop) {
     }
   }
   if (const json* ids = fields.Value("stop_token_ids"); ids != nullptr) {
+    if (IsTooMany(fields, "stop_token_ids", ids->size(), SamplingParams::kMaxStopTokenIds)) return;
     for (const json& id : ids->is_array() ? *ids : json::array({json()})) {
       const std::optional<int32_t> token = TokenIdOf(id);
       if (!token) {

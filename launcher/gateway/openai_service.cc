@@ -29,7 +29,8 @@ constexpr char kChatCompletions[] = "/v1/chat/completions";
 constexpr char kModels[] = "/v1/models";  // and what is below it
 constexpr char kHealth[] = "/health";
 constexpr char kOther[] = "other";
-constexpr size_t kMaxRequestBytes = 4 << 20;  // the server takes no more
+constexpr size_t kMaxRequestBytes = 4 << 20;   // the server takes no more
+constexpr size_t kMaxOptionsBytes = 64 << 20;  // of all prompts of a request
 constexpr size_t kMaxAuthorizationBytes = ApiTokens::kMaxTokenBytes + 16;
 
 bool IsJson(absl::string_view content_type) {
@@ -86,9 +87,15 @@ HttpReply NoSuchModel(absl::string_view name, const v1::GetServerInfoResponse& i
                      "model_not_found");
 }
 
-// One to each prompt.
-std::vector<v1::GenerateRequest> RequestsOf(const std::vector<OpenAiPrompt>& prompts,
-                                            const v1::GenerateRequest& options) {
+// One to each prompt, with a copy of the options. OUT_OF_RANGE: too many bytes.
+absl::StatusOr<std::vector<v1::GenerateRequest>> RequestsOf(
+    const std::vector<OpenAiPrompt>& prompts, const v1::GenerateRequest& options) {
+  const size_t options_bytes = options.ByteSizeLong();
+  if (options_bytes > kMaxOptionsBytes / std::max<size_t>(1, prompts.size())) {
+    return absl::OutOfRangeError(absl::StrCat("options of ", options_bytes, " bytes for each of ",
+                                              prompts.size(), " prompts: at most ",
+                                              kMaxOptionsBytes, " together"));
+  }
   std::vector<v1::GenerateRequest> requests;
   for (const OpenAiPrompt& prompt : prompts) {
     v1::GenerateRequest& one = requests.emplace_back(options);
@@ -100,6 +107,10 @@ std::vector<v1::GenerateRequest> RequestsOf(const std::vector<OpenAiPrompt>& pro
     } else {
       one.mutable_token_ids()->mutable_ids()->Assign(prompt.token_ids.begin(),
                                                      prompt.token_ids.end());
+    }
+    if (one.ByteSizeLong() > kMaxRequestBytes) {
+      return absl::OutOfRangeError(absl::StrCat("a prompt takes ", one.ByteSizeLong(),
+                                                " bytes: at most ", kMaxRequestBytes));
     }
   }
   return requests;
@@ -207,14 +218,15 @@ Awaitable<void> OpenAiService::AnswerCompletion(MeteredExchange& exchange, bool 
                           Excerpt(http.content_type, 60), "\"")));
     co_return;
   }
-  const auto request = is_chat ? ParseChatRequest(http.body) : ParseCompletionRequest(http.body);
-  if (!request.ok()) {
-    co_await exchange.Reply(OpenAiError(request.status()));
-    co_return;
-  }
+  // Before a body that may be long is parsed: who has no token is told that alone.
   const auto info = co_await ServerInfo(exchange);
   if (!info.ok()) {
     co_await exchange.Reply(OpenAiError(info.status()));
+    co_return;
+  }
+  const auto request = is_chat ? ParseChatRequest(http.body) : ParseCompletionRequest(http.body);
+  if (!request.ok()) {
+    co_await exchange.Reply(OpenAiError(request.status()));
   } else if (!request->model.empty() && request->model != info->model_name()) {
     co_await exchange.Reply(NoSuchModel(request->model, *info));
   } else {
@@ -247,17 +259,15 @@ Awaitable<void> OpenAiService::Complete(MeteredExchange& exchange, const OpenAiR
     co_await exchange.Reply(OpenAiError(status));
     co_return;
   }
-  std::vector<v1::GenerateRequest> requests = RequestsOf(prompts, options);
-  for (const v1::GenerateRequest& one : requests) {
-    if (one.ByteSizeLong() <= kMaxRequestBytes) continue;
-    co_await exchange.Reply(OpenAiError(413, absl::StrCat("a prompt takes ", one.ByteSizeLong(),
-                                                          " bytes: at most ", kMaxRequestBytes)));
+  auto requests = RequestsOf(prompts, options);
+  if (!requests.ok()) {
+    co_await exchange.Reply(OpenAiError(413, requests.status().message()));
     co_return;
   }
-  OpenAiReply reply(request, requests.size(), info.model_name(), absl::Now(), std::move(echoed),
+  OpenAiReply reply(request, requests->size(), info.model_name(), absl::Now(), std::move(echoed),
                     form);
   CompletionRun run(connection_, request, reply, exchange, patience_);
-  co_await run.Run(std::move(requests));
+  co_await run.Run(*std::move(requests));
   if (log_ != nullptr) exchange.Note(reply.LogFields());
 }
 

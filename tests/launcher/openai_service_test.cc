@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -201,7 +203,7 @@ TEST_F(OpenAiServiceTest, WhatTheServerSaysOfAConstraintIsAnswered) {
 
 TEST_F(OpenAiServiceTest, AnswersWithoutEndAreEnded) {
   const std::string whole = Complete(R"({"prompt": "flood"})");
-  EXPECT_THAT(whole, HasSubstr("429 "));
+  EXPECT_THAT(whole, HasSubstr("400 "));  // not 429, upon which clients would try it again
   EXPECT_THAT(whole, HasSubstr("the answer is longer than 67108864 bytes"));
   RawClient client(http_->port());  // and does not read
   client.Send(PostJson("/v1/completions", R"({"prompt": "flood", "stream": true})"));
@@ -225,14 +227,31 @@ TEST_F(OpenAiServiceTest, AClientThatGoesEndsItsCalls) {
   EXPECT_TRUE(http_->AllEnd());
 }
 
+// Each of 256 prompts would have a copy.
+TEST_F(OpenAiServiceTest, OptionsAreNotMultipliedByPromptsWithoutLimit) {
+  const std::string prompts =
+      R"({"prompt": [)" + absl::StrJoin(std::vector<const char*>(256, "\"a\""), ",") + "]";
+  const std::string many = absl::StrJoin(std::vector<int>(70000, 1), ",");
+  EXPECT_THAT(Complete(absl::StrCat(prompts, R"(, "stop_token_ids": [)", many, "]}")),
+              HasSubstr("stop_token_ids has 70000 entries, at most 64"));
+  EXPECT_THAT(
+      Complete(absl::StrCat(prompts, R"(, "stop": ["")",
+                            absl::StrJoin(std::vector<const char*>(17, ",\"\""), ""), "]}")),
+      HasSubstr("stop has 18 entries, at most 16"));
+  EXPECT_THAT(
+      Complete(absl::StrCat(prompts, R"(, "cache_salt": ")", std::string(300000, 'a'), "\"}")),
+      HasSubstr("413 "));
+}
+
 TEST_F(OpenAiServiceTest, WrongRequestsAreToldWhy) {
   EXPECT_THAT(Complete(R"({"prompt": "a", "n": "x"})"), HasSubstr("400 Bad Request"));
   EXPECT_THAT(Complete(R"({"prompt": "a", "model": "other"})"), HasSubstr("404 Not Found"));
   EXPECT_THAT(Complete(R"({"prompt": "a", "model": "fake", "max_tokens": 1})"),
               HasSubstr("200 OK"));
-  EXPECT_THAT(Ask("POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n"
-                  "Content-Type: text/plain\r\n\r\n{}"),
-              HasSubstr("415 Unsupported Media Type"));
+  EXPECT_THAT(
+      Ask("POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n"
+          "Content-Type: text/plain\r\n\r\n{}"),
+      HasSubstr("415 Unsupported Media Type"));
   EXPECT_THAT(Get("/v1/completions"), HasSubstr("Allow: POST"));
   EXPECT_THAT(Get("/v1/nothing"), HasSubstr("404 Not Found"));
 }
