@@ -173,6 +173,12 @@ void AppendRanks(const v1::GetStatusResponse& status, std::string& out) {
                         "rank", "stage", "tp", "host", "pid", "weights", "KV cache", "step",
                         "last seen", "operation");
   for (const v1::RankStatus& rank : status.ranks()) {
+    if (rank.pid() == 0) {  // it is away
+      absl::StrAppendFormat(&out, "%7d %4d %5d %3d  %-16s %8s %10s %10s %8s %9s  %s\n",
+                            rank.replica(), rank.rank(), rank.pipeline_stage(), rank.tp_rank(), "-",
+                            "-", "-", "-", "-", "-", OneLine(rank.operation()));
+      continue;
+    }
     absl::StrAppendFormat(&out, "%7d %4d %5d %3d  %-16s %8d %10s %10s %8d %9s  %s (%s)\n",
                           rank.replica(), rank.rank(), rank.pipeline_stage(), rank.tp_rank(),
                           Excerpt(rank.host(), 16), rank.pid(), FormatBytes(rank.weight_bytes()),
@@ -241,18 +247,25 @@ absl::StatusOr<std::string> Describe(const Connection& connection, bool json) {
   return out;
 }
 
+std::string AwayText(const absl::Status& status, bool json) {
+  const std::string message(status.message());
+  return (json ? ordered_json({{"error", message}}).dump() : message) + "\n";
+}
+
 int RunStatus(const StatusOptions& options) {
   InterruptWatcher interrupts;
   const auto connection = Connection::Open(options.connection);
   if (!connection.ok()) return FailUsage(kStatusCommand, connection.status().message());
   const bool redraw = options.watch && !options.json && ::isatty(STDOUT_FILENO) == 1;
-  while (true) {
+  for (bool is_first = true;; is_first = false) {
     std::optional<EndAtInterrupt> early(std::in_place, interrupts,
                                         [&] { return options.watch ? kExitOk : kExitFailure; });
     const auto text = Describe(**connection, options.json);
     early.reset();
-    if (!text.ok()) return Fail(kStatusCommand, text.status());
-    std::printf("%s%s", redraw ? kClearScreen : "", text->c_str());
+    // Who watches sees the server come back.
+    if (!text.ok() && is_first) return Fail(kStatusCommand, text.status());
+    std::printf("%s%s", redraw ? kClearScreen : "",
+                text.ok() ? text->c_str() : AwayText(text.status(), options.json).c_str());
     std::fflush(stdout);
     if (!options.watch) return kExitOk;
     WaitReadable({interrupts.fd()}, absl::Seconds(options.interval_seconds));

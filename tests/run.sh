@@ -50,6 +50,11 @@ test_in() {
   shift
   ctest --test-dir "$dir" --output-on-failure ${filter:+-R "$filter"} "$@"
 }
+# expect_tests DIR: the filter is no typo.
+expect_tests() {
+  [ -z "$filter" ] || ! ctest --test-dir "$1" -N -R "$filter" | grep -q '^Total Tests: 0$' ||
+    { echo "run.sh: --filter $filter: no test of that name" >&2; exit 1; }
+}
 # beside LOG COMMAND...: while other steps go on, one at a time, until `await` shows what it says, waits for it and fails as it does.
 beside() {
   log=$1
@@ -102,6 +107,7 @@ if [ "$quick" = 1 ]; then
 else
   build "$release" all "${options[@]}" -DLOCKSTEP_TESTS="$release_tests"
 fi
+expect_tests "$release"
 step "plain tests"
 if [ "$ci" = 1 ]; then
   test_in "$release" -L plain -LE emulated -j "$some"

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -135,16 +136,19 @@ Labels OfRank(const v1::RankStatus& rank) {
           {"host", rank.host()}};
 }
 
+// Of those that have joined: a rank that is away has neither a host nor been seen 0 s ago.
 void AddRanks(const Status& status, MetricFamilies& families) {
-  for (const v1::RankStatus& rank : status.ranks()) {
+  std::vector<v1::RankStatus> joined(status.ranks().begin(), status.ranks().end());
+  std::erase_if(joined, [](const v1::RankStatus& rank) { return rank.pid() == 0; });
+  for (const v1::RankStatus& rank : joined) {
     families.Gauge("lockstep_rank_last_seen_seconds", "Since something was heard of the rank.",
                    AsDouble(rank.last_seen_ms_ago()) / 1e3, OfRank(rank));
   }
-  for (const v1::RankStatus& rank : status.ranks()) {
+  for (const v1::RankStatus& rank : joined) {
     families.Gauge("lockstep_rank_weight_bytes", "Memory of the rank's weights.",
                    AsDouble(rank.weight_bytes()), OfRank(rank));
   }
-  for (const v1::RankStatus& rank : status.ranks()) {
+  for (const v1::RankStatus& rank : joined) {
     families.Gauge("lockstep_rank_kv_cache_bytes", "Memory of the rank's part of the KV cache.",
                    AsDouble(rank.kv_cache_bytes()), OfRank(rank));
   }

@@ -154,11 +154,14 @@ TEST(ServerMetrics, ReplicasAndRanksHaveTheirLabels) {
   v1::RankStatus& rank = *status.add_ranks();
   rank.set_rank(3);
   rank.set_host("node7");
+  rank.set_pid(77);
   rank.set_last_seen_ms_ago(250);
   rank.set_weight_bytes(1 << 20);
+  status.add_ranks()->set_rank(4);  // is away
   MetricFamilies families;
   AddServerMetrics({}, status, families);
   const std::string text = families.Text();
+  EXPECT_THAT(text, Not(HasSubstr("rank=\"4\"")));
   EXPECT_THAT(text, HasSubstr("lockstep_replica_serving{replica=\"0\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("lockstep_replica_serving{replica=\"1\"} 0\n"));
   EXPECT_THAT(text, HasSubstr("lockstep_replica_losses_total{replica=\"1\"} 1\n"));
