@@ -70,7 +70,8 @@ void AddCounters(const Status& status, MetricFamilies& families) {
                    AsDouble(status.requests_rejected()));
   const char* prompt_tokens = "lockstep_prompt_tokens_total";
   const char* help =
-      "Prompt tokens: computed (again after a preemption, and by each output where less than a "
+      "Prompt tokens: computed (again after a preemption or a loss, and by each output where less "
+      "than a "
       "block is shared), or found in the cache.";
   families.Counter(prompt_tokens, help, AsDouble(status.prompt_tokens_computed()),
                    {{"source", "computed"}});

@@ -99,7 +99,7 @@ struct EngineStats {
   uint64_t num_preemptions = 0;
   uint64_t num_steps = 0;
   int64_t steps_in_flight = 0;
-  uint64_t prompt_tokens_computed = 0;  // in chunks, recomputation included
+  uint64_t prompt_tokens_computed = 0;  // recomputation included, that of outputs left out
   uint64_t prompt_tokens_cached = 0;    // found when a request was first admitted
   uint64_t tokens_generated = 0;
   uint64_t draft_tokens = 0;           // that steps computed

@@ -186,6 +186,8 @@ void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int3
     sequence.num_blocks_granted = sequence.blocks.size();
   }
   budget_ -= num_tokens + num_drafts;
+  const auto prompt_length = static_cast<int64_t>(sequence.request.given.prompt.size());
+  prompt_tokens_computed_ += std::clamp(prompt_length - sequence.computed, int64_t{0}, num_tokens);
   sequence.computed += num_tokens;
   if (entry.sample) {
     ++sequence.samples_in_flight;
@@ -196,7 +198,6 @@ void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int3
   sequence.has_drafts_in_flight = num_drafts > 0;
   draft_tokens_ += num_drafts;
   const bool is_decode = num_tokens == 1 && entry.sample;
-  if (!is_decode) prompt_tokens_computed_ += num_tokens;
   // With drafts it has several rows, as a chunk.
   (is_decode && num_drafts == 0 ? decodes_ : chunks_).push_back(std::move(entry));
 }

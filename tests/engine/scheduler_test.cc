@@ -155,6 +155,21 @@ TEST_F(SchedulerTest, KnownPrefixIsNotComputedAgain) {
   EXPECT_EQ(engine_->Stats().prompt_tokens_cached, 8u);
 }
 
+// Not the tokens of outputs, though a sequence that gave way computes them again in a chunk.
+TEST_F(SchedulerTest, PromptTokensAreCountedWhateverStepsTheyAreIn) {
+  Add(Prompt(1, 1));  // in a step like any decode
+  Step();
+  EXPECT_EQ(engine_->Stats().prompt_tokens_computed, 1u);
+  Step();
+  EXPECT_EQ(engine_->Stats().prompt_tokens_computed, 1u);
+  Add(Prompt(2, 9));
+  Step();
+  EXPECT_EQ(engine_->Stats().prompt_tokens_computed, 10u);
+  Add(Prompt(5, 9));  // of which eight are known
+  Step();
+  EXPECT_EQ(engine_->Stats().prompt_tokens_computed, 11u);
+}
+
 TEST_F(SchedulerTest, RunningSequencesShareBlocks) {
   Add(Prompt(1, 9));
   Step();
