@@ -17,6 +17,8 @@ constexpr size_t kMaxHostBytes = 255;
 constexpr size_t kMaxOperationBytes = 512;
 constexpr double kMaxLinkValue = 1e15;
 
+constexpr absl::Duration kOldWord = absl::Milliseconds(100);  // of what a rank told
+
 template <typename T>
 absl::Status CheckEqual(absl::string_view what, const T& shown, const T& expected) {
   if (shown == expected) return absl::OkStatus();
@@ -294,10 +296,16 @@ void RankRoster::CloseAll(const grpc::Status& status) {
 
 std::string RankRoster::Describe(int rank, absl::Time now) const {
   const v1::RankStatus status = StatusOf(rank, now);
-  return absl::StrCat("rank ", rank, " (stage ", status.pipeline_stage(), ", tp_rank ",
-                      status.tp_rank(), ", pid ", status.pid(), " on ", status.host(),
-                      "), last operation: ", status.operation(), ", for ",
-                      absl::FormatDuration(absl::Milliseconds(status.operation_age_ms())));
+  // What it has begun since then nobody knows: a rank that was idle may have died of a step.
+  const absl::Duration ago = absl::Trunc(now - ranks_[rank].heartbeat_at, absl::Milliseconds(1));
+  const bool is_old = ranks_[rank].stage != Stage::kAbsent && ago >= kOldWord;
+  const absl::Duration age =
+      absl::Milliseconds(status.operation_age_ms()) - (is_old ? ago : absl::ZeroDuration());
+  return absl::StrCat(
+      "rank ", rank, " (stage ", status.pipeline_stage(), ", tp_rank ", status.tp_rank(), ", pid ",
+      status.pid(), " on ", status.host(), "), last operation: ", status.operation(), ", for ",
+      absl::FormatDuration(std::max(age, absl::ZeroDuration())),
+      is_old ? absl::StrCat(", as it told ", absl::FormatDuration(ago), " before") : "");
 }
 
 int RankRoster::FurthestBehind() const {

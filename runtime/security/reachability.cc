@@ -48,7 +48,7 @@ absl::Status CheckExposure(const Exposure& exposure) {
   const std::optional<bool> is_local = IsLocalAddress(exposure.address);
   if (!is_local) {
     return absl::InvalidArgumentError(
-        absl::StrCat(exposure.flag, " ", exposure.address, ": no such host"));
+        absl::StrCat(exposure.flag, " \"", exposure.address, "\": no such host"));
   }
   if (*is_local) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

@@ -37,7 +37,7 @@ TEST(CheckExposure, WhatOthersReachInClearMustBePermitted) {
   EXPECT_FALSE(CheckExposure(exposure).ok());
   exposure.address = "no-such-host.invalid:7";
   EXPECT_THAT(std::string(CheckExposure(exposure).message()),
-              ::testing::HasSubstr("--here no-such-host.invalid:7: no such host"));
+              ::testing::HasSubstr("--here \"no-such-host.invalid:7\": no such host"));
   exposure.is_permitted = true;
   EXPECT_TRUE(CheckExposure(exposure).ok());
 }
