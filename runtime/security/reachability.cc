@@ -46,8 +46,8 @@ std::optional<bool> IsLocalAddress(const std::string& address) {
 absl::Status CheckExposure(const Exposure& exposure) {
   if (exposure.is_permitted) return absl::OkStatus();
   const std::optional<bool> is_local = IsLocalAddress(exposure.address);
-  if (!is_local) {
-    return absl::InvalidArgumentError(
+  if (!is_local) {  // yet: a name server may answer later
+    return absl::UnavailableError(
         absl::StrCat(exposure.flag, " \"", exposure.address, "\": no such host"));
   }
   if (*is_local) return absl::OkStatus();

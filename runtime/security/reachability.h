@@ -19,7 +19,8 @@ struct Exposure {
   bool is_permitted = false;  // it is encrypted, or --insecure-listen was said
   const char* tls_flags;      // "--tls-cert and --tls-key"
 };
-// INVALID_ARGUMENT for an address that others can reach although that is not permitted.
+// INVALID_ARGUMENT for an address that others can reach although that is not permitted; UNAVAILABLE
+// where its host does not resolve, of which nobody knows that.
 absl::Status CheckExposure(const Exposure& exposure);
 
 }  // namespace lockstep

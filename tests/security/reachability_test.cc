@@ -36,6 +36,7 @@ TEST(CheckExposure, WhatOthersReachInClearMustBePermitted) {
   exposure.address = "*:7";
   EXPECT_FALSE(CheckExposure(exposure).ok());
   exposure.address = "no-such-host.invalid:7";
+  EXPECT_TRUE(absl::IsUnavailable(CheckExposure(exposure)));
   EXPECT_THAT(std::string(CheckExposure(exposure).message()),
               ::testing::HasSubstr("--here \"no-such-host.invalid:7\": no such host"));
   exposure.is_permitted = true;
