@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/base/this_program.h"
 #include "kernels/base/version.h"
 
 namespace lockstep {
@@ -15,11 +16,6 @@ namespace {
 
 constexpr char kFile[] = "liblockstep_cuda.so";  // of the plugin
 constexpr char kEntry[] = "lockstep_plugin";
-
-std::filesystem::path ThisProgram() {
-  std::error_code error;
-  return std::filesystem::read_symlink("/proc/self/exe", error);
-}
 
 absl::StatusOr<std::filesystem::path> FindPlugin() {
   const std::filesystem::path file = PluginFile();
@@ -31,7 +27,8 @@ absl::StatusOr<std::filesystem::path> FindPlugin() {
   if (!file.empty()) return file;
   // Who has a driver has GPUs: that they lie idle is news, unlike on a host without one.
   return absl::FailedPreconditionError(absl::StrCat(
-      "there is an NVIDIA driver, but no ", kFile, " beside ", ThisProgram().string(),
+      "there is an NVIDIA driver, but no ", kFile, " beside ",
+      ThisProgram().value_or("the program"),
       " or in ../lib: build it where nvcc and NCCL are installed, or say --device cpu"));
 }
 
@@ -40,7 +37,7 @@ absl::StatusOr<std::filesystem::path> FindPlugin() {
 std::filesystem::path PluginFile() {
   if (const char* path = std::getenv(kPluginVariable)) return path;
   std::error_code error;
-  const auto directory = ThisProgram().parent_path();
+  const auto directory = std::filesystem::path(ThisProgram().value_or("")).parent_path();
   for (const auto& path : {directory / kFile, directory.parent_path() / "lib" / kFile}) {
     if (std::filesystem::exists(path, error)) return path;
   }

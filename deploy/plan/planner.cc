@@ -28,14 +28,12 @@ double Shortfall(const PlanRequest& request, const Candidate& candidate) {
     case Constraint::kContext:
       return kDoesNotFit;
     case Constraint::kRate:
-      missed = request.rate_per_s / (replicas * speed.requests_per_s);
+    case Constraint::kConcurrency:
+      missed = request.rate_per_s > 0
+                   ? request.rate_per_s / (replicas * speed.requests_per_s)
+                   : request.concurrency /
+                         (replicas * static_cast<double>(candidate.memory.max_requests));
       break;
-    case Constraint::kConcurrency: {
-      const double held = static_cast<double>(std::max<int64_t>(1, candidate.memory.max_requests));
-      missed = request.rate_per_s > 0 ? request.rate_per_s / (replicas * speed.requests_per_s)
-                                      : request.concurrency / (replicas * held);
-      break;
-    }
     case Constraint::kTtft:
       missed = speed.ttft_p95_ms / request.ttft_p95_ms;
       break;

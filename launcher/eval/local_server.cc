@@ -6,7 +6,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/base/steady_clock.h"
-#include "launcher/base/this_program.h"
+#include "kernels/base/this_program.h"
 #include "nlohmann/json.hpp"
 
 namespace lockstep {

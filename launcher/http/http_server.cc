@@ -16,6 +16,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 #include "launcher/http/http_session.h"
 
@@ -42,12 +43,14 @@ absl::StatusOr<std::unique_ptr<boost::asio::ssl::context>> MakeTls(const TlsIden
     context->add_certificate_authority(boost::asio::buffer(identity.authority), error);
     context->set_verify_mode(ssl::verify_peer | ssl::verify_fail_if_no_peer_cert);
   }
-  // Without a name OpenSSL refuses whoever shows a certificate and resumes a session.
-  constexpr unsigned char kSessions[] = "lockstep";
-  SSL_CTX_set_session_id_context(context->native_handle(), kSessions, sizeof(kSessions) - 1);
   if (error) {
     return absl::InvalidArgumentError(absl::StrCat("OpenSSL refuses the key: ", error.message()));
   }
+  // Without a name OpenSSL refuses whoever shows a certificate and resumes a session.
+  constexpr unsigned char kSessions[] = "lockstep";
+  LS_CHECK_EQ(
+      SSL_CTX_set_session_id_context(context->native_handle(), kSessions, sizeof(kSessions) - 1),
+      1);
   return context;
 }
 

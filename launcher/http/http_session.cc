@@ -36,6 +36,14 @@ auto Told(boost::system::error_code& error) {
   return boost::asio::redirect_error(boost::asio::use_awaitable, error);
 }
 
+HttpReply PlainReply(int status, std::string text) {
+  HttpReply reply;
+  reply.status = status;
+  reply.content_type = "text/plain";
+  reply.body = std::move(text);
+  return reply;
+}
+
 // Why a request's end, or whom it is for, is a matter of opinion, of which proxies may have another
 // (RFC 9112, 3.2 and 6.3); null: nothing.
 template <typename Parser>
@@ -109,11 +117,7 @@ Awaitable<bool> HttpSession<Stream>::ServeOne() {
   is_head_ = parser.get().method() == http::verb::head;
   const char* const flaw = FlawOf(parser);
   if (flaw != nullptr) {
-    HttpReply reply;
-    reply.status = 400;
-    reply.content_type = "text/plain";
-    reply.body = absl::StrCat("not HTTP: ", flaw, "\n");
-    co_await Reply(std::move(reply));
+    co_await Reply(PlainReply(400, absl::StrCat("not HTTP: ", flaw, "\n")));
     co_return false;
   }
   BodyBudget budget(state_);
@@ -147,10 +151,7 @@ Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser, BodyBudget& budget
   while (!error && !parser.is_done()) {
     co_await http::async_read_some(stream_, buffer_, parser, Told(error));
     if (budget.Take(static_cast<int64_t>(parser.get().body().size()))) continue;
-    HttpReply reply;
-    reply.status = 503;
-    reply.content_type = "text/plain";
-    reply.body = "too many requests are being read\n";
+    HttpReply reply = PlainReply(503, "too many requests are being read\n");
     reply.retry_after_seconds = 1;
     co_await Reply(std::move(reply));
     co_return false;
@@ -163,9 +164,7 @@ Awaitable<bool> HttpSession<Stream>::ReadBody(Parser& parser, BodyBudget& budget
 // What could not be read as HTTP is told so; whoever has gone or was too slow is not.
 template <typename Stream>
 Awaitable<void> HttpSession<Stream>::Refuse(const ErrorCode& error) {
-  HttpReply reply;
-  reply.status = 400;
-  reply.content_type = "text/plain";
+  HttpReply reply = PlainReply(400, "");
   if (error == http::error::header_limit) {
     reply.status = 431;
     reply.body =

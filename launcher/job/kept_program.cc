@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/accelerator.h"
 #include "kernels/base/status_macros.h"
-#include "launcher/base/this_program.h"
+#include "kernels/base/this_program.h"
 
 namespace lockstep {
 
@@ -65,7 +65,7 @@ std::map<std::string, std::string> KeptProgram::PluginVariables() const {
   // Libraries that were found beside the plugin are not beside its link.
   const char* path = std::getenv("LD_LIBRARY_PATH");
   return {{kPluginVariable, plugin_->Path().string()},
-          {"LD_LIBRARY_PATH", absl::StrCat(plugin_->directory().string(),
+          {"LD_LIBRARY_PATH", absl::StrCat(plugin_->file().parent_path().string(),
                                            path == nullptr ? "" : absl::StrCat(":", path))}};
 }
 

@@ -26,7 +26,7 @@ class KeptFile {
   // Its own path while it is there, then the link's.
   std::filesystem::path Path() const { return IsInPlace() ? file_ : link_; }
   bool IsInPlace() const;
-  std::filesystem::path directory() const { return file_.parent_path(); }
+  const std::filesystem::path& file() const { return file_; }  // its own path
 
  private:
   std::filesystem::path file_;

@@ -32,8 +32,8 @@ struct GatewayLaunch {
 };
 
 // As secure as the clients' service. Nothing without --http-listen; else makes the controller
-// listen on a socket in `directory`, which only this user can enter. Errors: FAILED_PRECONDITION
-// for an address that others can reach without TLS.
+// listen on a socket in `directory`, which only this user can enter. Errors as
+// CheckExposure's.
 absl::StatusOr<std::optional<GatewayLaunch>> PlanGateway(const ControllerFlags& flags,
                                                          const std::filesystem::path& directory,
                                                          const KeptFile& program,

@@ -9,7 +9,6 @@
 #include "kernels/base/status_macros.h"
 #include "kernels/base/text_file.h"
 #include "launcher/base/host_name.h"
-#include "launcher/base/this_program.h"
 #include "launcher/cli/values.h"
 #include "launcher/job/mpi_command.h"
 #include "launcher/job/restart_policy.h"
@@ -227,7 +226,6 @@ absl::StatusOr<LaunchPlan> PlanLaunch(const LaunchFlags& flags, const ProcessGri
   if (!flags.allow_tp_across_nodes) RETURN_IF_ERROR(CheckPlacement(plan, grid));
   RETURN_IF_ERROR(ChooseAddress(flags, plan));
   ASSIGN_OR_RETURN(plan.starter, plan.kind == Kind::kSlurm ? FindSrun() : FindMpirun());
-  ASSIGN_OR_RETURN(plan.program, ThisProgram());
   return plan;
 }
 
@@ -235,8 +233,9 @@ absl::StatusOr<JobSpec> MakeJob(const LaunchPlan& plan, const LaunchFiles& files
                                 const std::vector<std::string>& worker_arguments,
                                 const std::string& secret) {
   const bool is_here = plan.kind == Kind::kThisHost;
-  std::vector<std::string> worker = {
-      (is_here ? files.program.program().Path() : plan.program).string()};
+  // Other hosts have it at the same path.
+  const KeptFile& program = files.program.program();
+  std::vector<std::string> worker = {(is_here ? program.Path() : program.file()).string()};
   worker.insert(worker.end(), worker_arguments.begin(), worker_arguments.end());
   const std::optional<PortRange> ports = plan.PortsOf(replica);
   JobSpec spec;

@@ -24,9 +24,8 @@ namespace lockstep {
 struct LaunchPlan {
   enum class Kind { kThisHost, kHosts, kSlurm };
   Kind kind = Kind::kThisHost;
-  std::filesystem::path starter;  // mpirun or srun
-  std::filesystem::path program;  // this one: ranks on other hosts run it, too, at the same path
-  int world_size = 1;             // of a replica
+  std::filesystem::path starter;          // mpirun or srun
+  int world_size = 1;                     // of a replica
   std::vector<std::string> host_of_rank;  // of all replicas, one after the other
   bool uses_this_host = true;             // some rank runs where the launcher does
   // Where the controller listens for ranks: HOST:PORT, or empty for a Unix socket.

@@ -296,15 +296,14 @@ void RankRoster::CloseAll(const grpc::Status& status) {
 
 std::string RankRoster::Describe(int rank, absl::Time now) const {
   const v1::RankStatus status = StatusOf(rank, now);
-  // What it has begun since then nobody knows: a rank that was idle may have died of a step.
-  const absl::Duration ago = absl::Trunc(now - ranks_[rank].heartbeat_at, absl::Milliseconds(1));
-  const bool is_old = ranks_[rank].stage != Stage::kAbsent && ago >= kOldWord;
-  const absl::Duration age =
-      absl::Milliseconds(status.operation_age_ms()) - (is_old ? ago : absl::ZeroDuration());
+  // What it has begun since it told nobody knows: a rank that was idle may have died of a step.
+  const Rank& told = ranks_[rank];
+  const absl::Duration ago = absl::Trunc(now - told.heartbeat_at, absl::Milliseconds(1));
+  const bool is_old = told.stage != Stage::kAbsent && ago >= kOldWord;
   return absl::StrCat(
       "rank ", rank, " (stage ", status.pipeline_stage(), ", tp_rank ", status.tp_rank(), ", pid ",
       status.pid(), " on ", status.host(), "), last operation: ", status.operation(), ", for ",
-      absl::FormatDuration(std::max(age, absl::ZeroDuration())),
+      absl::FormatDuration(absl::Milliseconds(told.heartbeat.operation_age_ms())),
       is_old ? absl::StrCat(", as it told ", absl::FormatDuration(ago), " before") : "");
 }
 

@@ -159,6 +159,7 @@ def check_agreement(where, by_name, config, lockstep):
         expect([port["targetPort"] for port in service["ports"]] == targets, where, f"{name} leads elsewhere")
     ranks = by_name["Service", "lockstep-ranks"]["spec"]
     expect(ranks["publishNotReadyAddresses"], where, "ranks cannot reach a controller that waits for them")
+    expect(by_name["Service", "lockstep"]["spec"]["publishNotReadyAddresses"], where, "clients cannot wait for ranks")
     check_usage(where, lockstep, command)
 
     job = by_name["MPIJob", "lockstep-workers"]

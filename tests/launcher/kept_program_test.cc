@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/accelerator.h"
-#include "launcher/base/this_program.h"
+#include "kernels/base/this_program.h"
 #include "tests/support/temp_directory.h"
 
 namespace lockstep {

@@ -114,12 +114,8 @@ TEST(Planner, WhereNothingHoldsTheNearestSaysWhyAndMoreNodesAreAdvisedFirst) {
 // Requests that come and go have half of their answers on average: by Little's law the tokens that
 // are held at any time, against those that the caches hold.
 TEST(Planner, LongAnswersAtARateDoNotTakeCachesThatStayEmpty) {
-  PlanRequest request = PricedRequest("llama-3.1-70b", "h100", "fp8");
-  request.tp = 2;
-  request.pp = 1;
-  request.rate_per_s = 2;
-  request.input_tokens = 1000;
-  request.output_tokens = 8000;
+  const PlanRequest request =
+      AtRate(PricedRequest("llama-3.1-70b", "h100", "fp8"), 2, {2, 1000, 8000});
   SimulationBudget budget;
   const LayoutSearch search = SearchLayouts(request, budget);
   ASSERT_TRUE(search.chosen.has_value() && search.queue.has_value());

@@ -38,22 +38,17 @@ TEST(QueueSimulation, AQuietQueueIsTheFormula) {
 
 // Prompts that hold up who decodes, up to half of the time, and few of them or many.
 TEST(QueueSimulation, TokensAreHeldUpAsTheFormulaSays) {
-  struct Case {
-    double input, output, rate;
-  };
-  for (const Case& each : {Case{16000, 100, 1}, {8000, 400, 1.5}, {2000, 500, 5}, {500, 200, 20}}) {
-    PlanRequest request = Request(each.rate);
-    request.tp = request.pp = 1;
-    request.gpus_per_node = 1;
-    request.input_tokens = each.input;
-    request.output_tokens = each.output;
+  for (const SteadyRequests& each :
+       {SteadyRequests{1, 16000, 100}, {1.5, 8000, 400}, {5, 2000, 500}, {20, 500, 200}}) {
+    PlanRequest request = AtRate(RequestFor(), 1, each);
+    request.max_nodes = request.gpus_per_node = 1;
     const Plan plan = *MakePlan(request);
-    ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value()) << each.input;
+    ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value()) << each.input_tokens;
     const Prediction& formula = plan.answer()->prediction;
-    EXPECT_NEAR(formula.tpot_ms / plan.queue->tpot_mean_ms, 1.0, 0.12) << each.input;
+    EXPECT_NEAR(formula.tpot_ms / plan.queue->tpot_mean_ms, 1.0, 0.12) << each.input_tokens;
     // What is above it in the queue is refused there; what is below must not be refused before.
-    EXPECT_LT(formula.tpot_p95_ms, 1.05 * plan.queue->tpot_p95_ms) << each.input;
-    EXPECT_GT(formula.tpot_p95_ms, 0.7 * plan.queue->tpot_p95_ms) << each.input;
+    EXPECT_LT(formula.tpot_p95_ms, 1.05 * plan.queue->tpot_p95_ms) << each.input_tokens;
+    EXPECT_GT(formula.tpot_p95_ms, 0.7 * plan.queue->tpot_p95_ms) << each.input_tokens;
   }
 }
 

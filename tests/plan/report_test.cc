@@ -125,12 +125,8 @@ TEST(Report, OfARateLaunchesWhatWasSimulated) {
 
 // What it says of an answer's speed is what its queue was measured to be.
 TEST(Report, SpeedAtARateIsTheQueues) {
-  PlanRequest request = PricedRequest("llama-3.1-405b", "h200", "fp8");
-  request.tp = 8;
-  request.pp = 1;
-  request.rate_per_s = 0.2;
-  request.input_tokens = 16000;
-  request.output_tokens = 100;
+  const PlanRequest request =
+      AtRate(PricedRequest("llama-3.1-405b", "h200", "fp8"), 8, {0.2, 16000, 100});
   const Plan plan = *MakePlan(request);
   ASSERT_TRUE(plan.answer() != nullptr && plan.queue.has_value());
   EXPECT_GT(plan.queue->tpot_p95_ms, 2 * plan.queue->tpot_p50_ms);

@@ -1,4 +1,4 @@
-#include "launcher/base/this_program.h"
+#include "kernels/base/this_program.h"
 
 #include <filesystem>
 
