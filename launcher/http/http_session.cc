@@ -50,10 +50,7 @@ template <typename Parser>
 const char* FlawOf(const Parser& parser) {
   const auto& header = parser.get();
   if (header.count(http::field::transfer_encoding) > 0) {
-    if (!parser.chunked()) return "Transfer-Encoding other than chunked";
-    if (header.count(http::field::content_length) > 0) {
-      return "both Transfer-Encoding and Content-Length";
-    }
+    if (!parser.chunked()) return "Transfer-Encoding other than chunked";  // beside a length: Beast
     if (header.version() < 11) return "Transfer-Encoding in HTTP/1.0";
   }
   if (header.version() == 11 && header.count(http::field::host) != 1) return "no Host, or several";
