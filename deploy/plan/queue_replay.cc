@@ -62,7 +62,7 @@ Replay::Replay(const SimulatedReplica& replica)
            .max_num_seqs = config_.max_num_seqs,
            .max_model_len = config_.max_model_len,
            .pipeline_depth = config_.pipeline_depth,
-           .check_kv = false},
+           .has_contents = false},
           [this, &costs = replica.costs](const engine::SimulatedStep& step, int stage) {
             return is_free_ ? absl::ZeroDuration()
                             : absl::Seconds(costs.StageSeconds(stage, ToLoad(step)));

@@ -9,7 +9,7 @@ namespace lockstep::engine {
 
 SimulatedRank::SimulatedRank(const SimulatedRankOptions& options, const FakeLanguageModel& model)
     : options_(options), model_(model), slots_(options.max_num_seqs) {
-  if (options_.check_kv) cells_.resize(options_.num_blocks * options_.block_size);
+  if (options_.has_contents) cells_.resize(options_.num_blocks * options_.block_size);
 }
 
 StepResult SimulatedRank::Execute(const StepPlan& plan, uint64_t last_known_step) {
@@ -44,10 +44,7 @@ void SimulatedRank::Settle(const SettledTokens& settled) {
       << "slot " << settled.slot << " is told " << num_tokens << " tokens";
   LS_CHECK(!slot.drafts.empty()) << "slot " << settled.slot;
   LS_CHECK(std::equal(settled.tokens.begin(), settled.tokens.end() - 1, slot.drafts.begin()));
-  for (const int32_t token : settled.tokens) {
-    slot.tokens.push_back(token);
-    slot.prefixes.push_back(FakeLanguageModel::Extend(slot.prefixes.back(), token));
-  }
+  for (const int32_t token : settled.tokens) AddToken(slot, token);
   slot.computed += num_tokens - 1;
   slot.drafts.clear();
 }
@@ -61,14 +58,24 @@ void SimulatedRank::Open(const SlotOpen& open) {
   slot.is_open = true;
   slot.sequence_index = open.sequence_index;
   slot.sampling = open.sampling;
-  slot.tokens = open.tokens;
   slot.num_prompt_tokens = open.num_prompt_tokens;
   slot.computed = open.num_computed_tokens;
-  slot.prefixes.reserve(open.tokens.size());
-  uint64_t prefix = FakeLanguageModel::kEmpty;
-  for (int32_t token : open.tokens) {
-    slot.prefixes.push_back(prefix = FakeLanguageModel::Extend(prefix, token));
+  if (!options_.has_contents) {
+    LS_CHECK(open.sampling.num_logprobs < 0 && open.sampling.num_prompt_logprobs < 0);
+    slot.num_tokens = num_tokens;
+    return;
   }
+  slot.tokens.reserve(open.tokens.size());
+  slot.prefixes.reserve(open.tokens.size());
+  for (const int32_t token : open.tokens) AddToken(slot, token);
+}
+
+void SimulatedRank::AddToken(Slot& slot, int32_t token) {
+  ++slot.num_tokens;
+  if (!options_.has_contents) return;
+  const uint64_t prefix = slot.prefixes.empty() ? FakeLanguageModel::kEmpty : slot.prefixes.back();
+  slot.tokens.push_back(token);
+  slot.prefixes.push_back(FakeLanguageModel::Extend(prefix, token));
 }
 
 StepResult SimulatedRank::ApplyWork(const StepPlan& plan, uint64_t last_known_step) {
@@ -102,15 +109,18 @@ StepResult SimulatedRank::ApplyWork(const StepPlan& plan, uint64_t last_known_st
 }
 
 void SimulatedRank::WriteCells(Slot& slot, const SlotWork& work) {
+  if (!options_.has_contents) {
+    slot.computed += work.num_tokens;
+    return;
+  }
   for (uint32_t i = 0; i < work.num_tokens; ++i, ++slot.computed) {
-    if (options_.check_kv) cells_[CellOf(slot, slot.computed)] = slot.prefixes[slot.computed];
+    cells_[CellOf(slot, slot.computed)] = slot.prefixes[slot.computed];
   }
   uint64_t prefix = slot.prefixes[slot.computed - 1];
   int64_t position = slot.computed;
   for (const int32_t draft : work.drafts) {
     prefix = FakeLanguageModel::Extend(prefix, draft);
-    if (options_.check_kv) cells_[CellOf(slot, position)] = prefix;
-    ++position;
+    cells_[CellOf(slot, position++)] = prefix;
   }
 }
 
@@ -120,11 +130,12 @@ void SimulatedRank::CheckWork(const Slot& slot, const SlotWork& work, uint64_t s
   LS_CHECK_GE(work.num_tokens, 1u) << "slot " << work.slot;
   LS_CHECK(slot.drafts.empty()) << "slot " << work.slot << " is not told its tokens";
   const int64_t end = slot.computed + work.num_tokens;
-  const auto known = static_cast<int64_t>(slot.tokens.size());
+  const int64_t known = slot.num_tokens;
   const int64_t num_drafts = std::ssize(work.drafts);
   LS_CHECK_LE(end, known) << "slot " << work.slot << " has no such token";
   LS_CHECK_EQ(work.sample, end == known) << "slot " << work.slot;
-  LS_CHECK(num_drafts == 0 || (work.sample && work.num_tokens == 1)) << "slot " << work.slot;
+  LS_CHECK(num_drafts == 0 || (options_.has_contents && work.sample && work.num_tokens == 1))
+      << "slot " << work.slot;
   LS_CHECK_LT(known + num_drafts, options_.max_model_len + (work.sample ? 0 : 1))
       << "slot " << work.slot;
   LS_CHECK_LE(end + num_drafts, static_cast<int64_t>(slot.blocks.size()) * options_.block_size)
@@ -138,7 +149,7 @@ void SimulatedRank::CheckWork(const Slot& slot, const SlotWork& work, uint64_t s
 }
 
 void SimulatedRank::CheckCells(const Slot& slot, int64_t end) const {
-  if (!options_.check_kv) return;
+  if (!options_.has_contents) return;
   for (int64_t position = 0; position < end; ++position) {
     LS_CHECK_EQ(cells_[CellOf(slot, position)], slot.prefixes[position])
         << "position " << position << " of output " << slot.sequence_index << " reads block "
@@ -152,13 +163,16 @@ int64_t SimulatedRank::CellOf(const Slot& slot, int64_t position) const {
 }
 
 void SimulatedRank::SampleNext(Slot& slot, const SlotWork& work, StepResult& result) {
+  if (!options_.has_contents) {
+    result.sampled.push_back({work.slot, 0, std::nullopt});
+    AddToken(slot, 0);
+    return;
+  }
   uint64_t prefix = slot.prefixes.back();
-  auto num_known = static_cast<int64_t>(slot.tokens.size());
+  int64_t num_known = slot.num_tokens;
   result.sampled.push_back(SampleAfter(prefix, slot, work.slot, num_known));
   if (work.drafts.empty()) {
-    const int32_t token = result.sampled.back().token;
-    slot.tokens.push_back(token);
-    slot.prefixes.push_back(FakeLanguageModel::Extend(prefix, token));
+    AddToken(slot, result.sampled.back().token);
     return;
   }
   slot.drafts = work.drafts;

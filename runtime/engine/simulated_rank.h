@@ -18,7 +18,9 @@ struct SimulatedRankOptions {
   int max_num_seqs = 256;
   int64_t max_model_len = 0;
   int pipeline_depth = 1;
-  bool check_kv = true;  // costs time and memory in proportion to the context
+  // Tokens and cells are told apart and checked, at a cost in proportion to the context. Otherwise
+  // every sampled token is 0, and there are neither drafts nor logprobs.
+  bool has_contents = true;
 };
 
 class SimulatedRank {
@@ -27,7 +29,8 @@ class SimulatedRank {
     bool is_open = false;
     uint32_t sequence_index = 0;
     SamplingParams sampling;
-    std::vector<int32_t> tokens;     // known, and those sampled by steps in flight
+    int64_t num_tokens = 0;          // known, and those sampled by steps in flight
+    std::vector<int32_t> tokens;     // [num_tokens]
     std::vector<uint64_t> prefixes;  // prefixes[i] names tokens[0, i]
     int64_t num_prompt_tokens = 0;
     int64_t computed = 0;
@@ -53,6 +56,7 @@ class SimulatedRank {
 
  private:
   void Open(const SlotOpen& open);
+  void AddToken(Slot& slot, int32_t token);
   void CheckWork(const Slot& slot, const SlotWork& work, uint64_t step_id,
                  uint64_t last_known_step) const;
   void CheckCells(const Slot& slot, int64_t end) const;

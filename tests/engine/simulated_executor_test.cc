@@ -59,6 +59,28 @@ TEST_F(SimulatedRankTest, AcceptsASharedPrefix) {
   rank_.Execute(SharingPlan(3), 0);
 }
 
+TEST_F(SimulatedRankTest, WithoutContentsItCountsAsWithThem) {
+  SimulatedRankOptions options = TenBlocks();
+  options.has_contents = false;
+  SimulatedRank counting(options, model_);
+  StepPlan chunk = FirstPlan();
+  chunk.work[0] = {0, 4, false};
+  StepPlan rest;
+  rest.step_id = 2;
+  rest.work.push_back({0, 2, true});
+  StepPlan decode;
+  decode.step_id = 3;
+  decode.work.push_back({0, 1, true});
+  for (const StepPlan& plan : {chunk, rest, decode}) {
+    const StepResult result = counting.Execute(plan, plan.step_id - 1);
+    EXPECT_EQ(result.sampled.size(), rank_.Execute(plan, plan.step_id - 1).sampled.size());
+    for (const SampledToken& sampled : result.sampled) EXPECT_EQ(sampled.token, 0);
+    EXPECT_EQ(counting.slot(0).computed, rank_.slot(0).computed);
+    EXPECT_EQ(counting.slot(0).num_tokens, rank_.slot(0).num_tokens);
+  }
+  EXPECT_EQ(counting.slot(0).num_tokens, 8);
+}
+
 using SimulatedRankDeathTest = SimulatedRankTest;
 
 TEST_F(SimulatedRankDeathTest, NoticesASharedBlockOfOtherTokens) {
