@@ -5,7 +5,7 @@
 #   tests/run.sh --quick         build + the plain loop only (under three minutes)
 #   tests/run.sh --sanitizers    also the suite under ASan+UBSan and the threaded parts under TSan
 #   tests/run.sh --ci            as continuous integration runs it: a build from nothing in build/ci and build/ci-asan, many sources at
-#                                a time (LOCKSTEP_UNITY); every test, those of engine, planner, demo and launcher with sanitizers alone,
+#                                a time (LOCKSTEP_UNITY); every test, those of engine, demo and launcher with sanitizers alone,
 #                                those on the emulated GPU with sanitizers or, where these leave them out, without
 #   tests/run.sh --filter REGEX  only ctest entries that match
 #
