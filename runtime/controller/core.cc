@@ -1,6 +1,7 @@
 #include "runtime/controller/core.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -42,6 +43,7 @@ void ControllerCore::Advance(absl::Time now) {
     if (replica->serving()) replica->Schedule(now);
     DeliverEvents(*replica);
   }
+  ShareQueues(now);
   meter_.Present(requests_.size(), now);
   EndDrainIfEmpty();
 }
@@ -133,6 +135,15 @@ bool ControllerCore::QueuesAreFull() const {
   return any;
 }
 
+ReplicaLoad ControllerCore::LoadOf(const engine::Engine& engine,
+                                   const engine::EngineRequest& request) {
+  const engine::EngineStats stats = engine.Stats();
+  return {.queue_is_full = !engine.CheckQueue().ok(),
+          .num_sequences = stats.num_waiting + stats.num_running,
+          .num_uncomputed_tokens = engine.NumUncomputedTokens(),
+          .num_cached_tokens = engine.CachedPrefixTokens(request)};
+}
+
 Replica* ControllerCore::ChooseReplica(const engine::EngineRequest& request) {
   std::vector<Replica*> replicas;
   for (auto& replica : replicas_) {
@@ -141,14 +152,7 @@ Replica* ControllerCore::ChooseReplica(const engine::EngineRequest& request) {
   LS_CHECK(!replicas.empty()) << "requests are accepted, but there is no engine";
   if (replicas.size() == 1) return replicas.front();
   std::vector<ReplicaLoad> loads;
-  for (Replica* replica : replicas) {
-    const engine::Engine& engine = *replica->engine();
-    const engine::EngineStats stats = engine.Stats();
-    loads.push_back({.queue_is_full = !engine.CheckQueue().ok(),
-                     .num_sequences = stats.num_waiting + stats.num_running,
-                     .num_uncomputed_tokens = engine.NumUncomputedTokens(),
-                     .num_cached_tokens = engine.CachedPrefixTokens(request)});
-  }
+  for (const Replica* replica : replicas) loads.push_back(LoadOf(*replica->engine(), request));
   return replicas[static_cast<size_t>(ChooseReplicaBy(loads))];
 }
 
@@ -202,6 +206,36 @@ void ControllerCore::MoveRequestsToLivingReplicas() {
       next.engine()->Adopt(std::move(request));
     }
   }
+}
+
+// What never ran and finds no room where it waits goes where there is some: to a replica that
+// serves again, or has ended its own. (One that came now would be placed likewise.)
+void ControllerCore::ShareQueues(absl::Time now) {
+  for (auto& to : replicas_) {
+    if (!to->serving()) continue;
+    bool has_more = false;
+    while (Replica* from = QueueToShare(*to)) {
+      const uint64_t number = from->engine()->StrandedRequest()->request_id;
+      requests_.Find(number)->replica = to->index();
+      to->engine()->Adopt(from->engine()->Release(number));
+      has_more = true;
+    }
+    if (!has_more) continue;
+    to->Schedule(now);
+    DeliverEvents(*to);
+  }
+}
+
+Replica* ControllerCore::QueueToShare(const Replica& to) {
+  for (auto& from : replicas_) {
+    if (from.get() == &to || !from->serving()) continue;
+    const engine::EngineRequest* request = from->engine()->StrandedRequest();
+    if (request == nullptr || !to.engine()->HasRoomFor(*request)) continue;
+    const std::array<ReplicaLoad, 2> loads = {LoadOf(*from->engine(), *request),
+                                              LoadOf(*to.engine(), *request)};
+    if (ChooseReplicaBy(loads) == 1) return from.get();
+  }
+  return nullptr;
 }
 
 // --- control ---

@@ -7,8 +7,9 @@
 
 namespace lockstep::engine {
 
-BlockPool::BlockPool(int64_t num_blocks, std::function<void(int32_t block)> on_evict)
-    : on_evict_(std::move(on_evict)) {
+BlockPool::BlockPool(int64_t num_blocks, std::function<void(int32_t block)> on_evict,
+                     std::function<bool(int32_t block)> keeps)
+    : on_evict_(std::move(on_evict)), keeps_(std::move(keeps)) {
   LS_CHECK_GE(num_blocks, 1);
   LS_CHECK_LE(num_blocks, std::numeric_limits<int32_t>::max());
   blocks_.resize(num_blocks);
@@ -44,6 +45,7 @@ void BlockPool::Release(int32_t block) {
   Block& b = blocks_[block];
   LS_CHECK_GT(b.references, 0) << "block " << block;
   if (--b.references > 0) return;
+  if (b.marked && keeps_ && !keeps_(block)) b.marked = false;
   if (b.marked) {
     PushCached(block);
   } else {

@@ -15,9 +15,11 @@ namespace lockstep::engine {
 
 class BlockPool {
  public:
-  // on_evict hears of every cached block that is about to lose its prefix to a new holder.
+  // on_evict hears of every cached block that is about to lose its prefix to a new holder. keeps is
+  // asked of every marked block that has lost its last holder: false, and it is unmarked and free.
   // num_blocks >= 1.
-  explicit BlockPool(int64_t num_blocks, std::function<void(int32_t block)> on_evict = {});
+  explicit BlockPool(int64_t num_blocks, std::function<void(int32_t block)> on_evict = {},
+                     std::function<bool(int32_t block)> keeps = {});
   ~BlockPool();  // CHECKs that every block came back
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
@@ -57,6 +59,7 @@ class BlockPool {
   void RemoveCached(int32_t block);
 
   std::function<void(int32_t)> on_evict_;
+  std::function<bool(int32_t)> keeps_;
   std::vector<Block> blocks_;
   std::vector<int32_t> free_;  // a stack
   int32_t oldest_ = kNone;

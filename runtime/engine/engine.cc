@@ -59,7 +59,7 @@ void Engine::CommitEmitted(Sequence& sequence, const std::vector<int32_t>& token
 
 std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {
   const int64_t max_length = MaxLength(given);
-  auto request = std::make_unique<Request>(std::move(given), next_arrival_++);
+  auto request = std::make_unique<Request>(std::move(given));
   request->stop_tokens = request->given.sampling.stop_token_ids;
   if (!request->given.sampling.ignore_eos) {
     request->stop_tokens.insert(request->stop_tokens.end(), config_.eos_token_ids.begin(),
@@ -81,7 +81,8 @@ std::unique_ptr<Request> Engine::MakeRequest(EngineRequest given) {
 
 Request& Engine::Insert(std::unique_ptr<Request> request) {
   if (request->given.deadline < absl::InfiniteFuture()) {
-    deadlines_.emplace(std::pair(request->given.deadline, request->arrival), request.get());
+    deadlines_.emplace(std::pair(request->given.deadline, request->given.request_id),
+                       request.get());
   }
   if (!request->admitted_at) ++num_queued_requests_;
   scheduler_.Enqueue(*request);
@@ -257,8 +258,8 @@ void Engine::ExpireDeadlines(absl::Time now) {
 
 // All outputs are finished. The request lives on until no step in flight names it.
 void Engine::Retire(Request& request) {
-  deadlines_.erase({request.given.deadline, request.arrival});
-  suspects_.erase({request.given.priority, request.arrival});
+  deadlines_.erase({request.given.deadline, request.given.request_id});
+  suspects_.erase({request.given.priority, request.given.request_id});
   if (!request.admitted_at) --num_queued_requests_;
   auto node = requests_.extract(request.given.request_id);
   if (request.steps_in_flight > 0) retired_.emplace(&request, std::move(node.mapped()));
@@ -291,69 +292,11 @@ std::optional<uint64_t> Engine::ResetReplica() {
   return killer;
 }
 
-std::vector<UnfinishedRequest> Engine::Evacuate() {
-  LS_CHECK(in_flight_.empty() && events_.empty());
-  std::vector<Request*> oldest_first;
-  for (auto& [id, request] : requests_) oldest_first.push_back(request.get());
-  std::sort(oldest_first.begin(), oldest_first.end(),
-            [](const Request* a, const Request* b) { return a->arrival < b->arrival; });
-  std::vector<UnfinishedRequest> unfinished;
-  for (const Request* request : oldest_first) {
-    UnfinishedRequest& leaving = unfinished.emplace_back();
-    leaving.given = request->given;
-    leaving.admitted_at = request->admitted_at;
-    leaving.given.num_losses = request->num_losses;
-    for (const auto& sequence : request->sequences) {
-      const auto output = sequence->tokens().subspan(request->given.prompt.size());
-      leaving.outputs.push_back(
-          {.tokens = {output.begin(), output.end()},
-           .finished = sequence->state == Sequence::State::kFinished,
-           .num_prompt_logprobs_delivered = sequence->num_prompt_logprobs_delivered,
-           .num_cached_prompt_tokens = sequence->num_cached_prompt_tokens,
-           .computed_at_loss = sequence->computed_at_loss});
-    }
-  }
-  scheduler_.Reset();
-  deadlines_.clear();
-  suspects_.clear();
-  requests_.clear();
-  num_queued_requests_ = 0;
-  return unfinished;
-}
-
-void Engine::Adopt(UnfinishedRequest unfinished) {
-  LS_CHECK(CheckRequest(unfinished.given).ok()) << "request " << unfinished.given.request_id;
-  LS_CHECK_EQ(static_cast<int>(unfinished.outputs.size()), unfinished.given.num_outputs);
-  std::unique_ptr<Request> request = MakeRequest(std::move(unfinished.given));
-  request->admitted_at = unfinished.admitted_at;
-  for (size_t i = 0; i < unfinished.outputs.size(); ++i) {
-    const UnfinishedRequest::Output& output = unfinished.outputs[i];
-    Sequence& sequence = *request->sequences[i];
-    for (const int32_t token : output.tokens) sequence.Append(token);
-    sequence.num_prompt_logprobs_delivered = output.num_prompt_logprobs_delivered;
-    sequence.num_cached_prompt_tokens = output.num_cached_prompt_tokens;
-    sequence.computed_at_loss = output.computed_at_loss;
-    if (!output.finished) continue;
-    sequence.state = Sequence::State::kFinished;
-    --request->num_unfinished;
-  }
-  LS_CHECK_GE(request->num_unfinished, 1);
-  Insert(std::move(request));
-}
-
 int64_t Engine::CachedPrefixTokens(const EngineRequest& request) const {
   return scheduler_.CachedPrefixTokens(request);
 }
 
-int64_t Engine::NumUncomputedTokens() const {
-  int64_t num_tokens = 0;
-  for (const auto& [id, request] : requests_) {
-    for (const auto& sequence : request->sequences) {
-      if (sequence->state != Sequence::State::kFinished) num_tokens += sequence->uncomputed();
-    }
-  }
-  return num_tokens;
-}
+int64_t Engine::NumUncomputedTokens() const { return scheduler_.NumUncomputedTokens(); }
 
 absl::Time Engine::NextWakeup() const {
   return deadlines_.empty() ? absl::InfiniteFuture() : deadlines_.begin()->first.first;

@@ -67,14 +67,21 @@ class Engine {
   // After ResetReplica: hands over every unfinished request, oldest first; nothing is left. Events
   // must have been taken.
   std::vector<UnfinishedRequest> Evacuate();
-  // Continues what another engine of the same limits gave up. Takes it however full the queue is.
+  // Continues what another engine of the same limits gave up, however full the queue is.
   void Adopt(UnfinishedRequest unfinished);
+  // The first in line that never ran, if who waits finds no room here; else null.
+  const EngineRequest* StrandedRequest() const;
+  // Whether it would find room with all that wait here before it.
+  bool HasRoomFor(const EngineRequest& request) const;
+  // Hands over a request that never ran. Events must have been taken.
+  UnfinishedRequest Release(uint64_t request_id);
   // Deadlines that passed become events; Schedule does it too.
   void ExpireDeadlines(absl::Time now);
 
   // How many tokens of this prompt need no computing here now.
   int64_t CachedPrefixTokens(const EngineRequest& request) const;
-  // Known tokens that wait to be computed, over all requests: O(number of outputs).
+  // Known tokens that wait to be computed, but for outputs whose sibling computes their prompt:
+  // O(number of slots).
   int64_t NumUncomputedTokens() const;
 
   // When Schedule could have something to do without a new event (the earliest deadline);
@@ -113,6 +120,7 @@ class Engine {
   void CommitToken(Sequence& sequence, const SampledToken& sampled);
   void EndIfFinished(Sequence& sequence, const EngineEvent& event);
   std::unique_ptr<Request> MakeRequest(EngineRequest given);
+  static UnfinishedRequest Unfinished(const Request& request);
   Request& Insert(std::unique_ptr<Request> request);
   void Retire(Request& request);
   std::optional<uint64_t> CountLoss();
@@ -127,12 +135,11 @@ class Engine {
   absl::flat_hash_map<uint64_t, std::unique_ptr<Request>> requests_;  // unfinished
   // Finished, but steps in flight still name their sequences.
   absl::flat_hash_map<Request*, std::unique_ptr<Request>> retired_;
-  std::map<std::pair<absl::Time, uint64_t>, Request*> deadlines_;  // by time, then arrival
-  std::map<std::pair<int32_t, uint64_t>, Request*> suspects_;      // by priority, then arrival
+  std::map<std::pair<absl::Time, uint64_t>, Request*> deadlines_;  // by time, then number
+  std::map<std::pair<int32_t, uint64_t>, Request*> suspects_;      // by priority, then number
   std::deque<StepInFlight> in_flight_;
   std::vector<EngineEvent> events_;
 
-  uint64_t next_arrival_ = 0;
   uint64_t next_step_id_ = 1;
   int64_t num_queued_requests_ = 0;  // never admitted yet
   uint64_t num_steps_ = 0;

@@ -42,7 +42,7 @@ std::optional<uint64_t> Engine::CountLoss() {
 
 void Engine::Suspect(Request& request) {
   if (request.num_losses < kLossesOfASuspect) return;
-  suspects_.emplace(std::pair(request.given.priority, request.arrival), &request);
+  suspects_.emplace(std::pair(request.given.priority, request.given.request_id), &request);
 }
 
 // What killed its ranks lies before where they had come. Of an output that they did not compute
@@ -55,7 +55,7 @@ void Engine::NoteSurvived(Sequence& sequence, int64_t computed) {
     if (each->computed_at_loss && each->state != Sequence::State::kFinished) return;
   }
   request.num_losses = 0;
-  suspects_.erase({request.given.priority, request.arrival});
+  suspects_.erase({request.given.priority, request.given.request_id});
 }
 
 Request* Engine::FirstSuspect() const {

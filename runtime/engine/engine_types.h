@@ -38,12 +38,13 @@ struct EngineConfig {
 inline constexpr int kLossesOfASuspect = 2;
 
 struct EngineRequest {
-  uint64_t request_id = 0;  // the controller's own number, unique
-  std::string cache_salt;   // tenant; prefixes are shared only under equal salts
+  // The controller's own number: unique over all its engines, and of whoever came later greater.
+  uint64_t request_id = 0;
+  std::string cache_salt;  // tenant; prefixes are shared only under equal salts
   std::vector<int32_t> prompt;
   SamplingParams sampling;
   int num_outputs = 1;              // n
-  int32_t priority = 0;             // lower first; ties by arrival
+  int32_t priority = 0;             // lower first; ties by request_id
   std::vector<int32_t> prediction;  // what the client believes outputs to be: for guesses
   // By output ([num_outputs], or empty): its tokens so far, of an earlier try, after which it goes
   // on. Those past its end are ignored.
@@ -76,7 +77,7 @@ struct EngineEvent {
   absl::Time admitted_at;                 // with token: when its request first was in a step
 };
 
-// A request on its way from a lost replica's engine to another's, with what it has emitted.
+// A request on its way from one replica's engine to another's, with what it has emitted.
 struct UnfinishedRequest {
   struct Output {
     std::vector<int32_t> tokens;  // emitted

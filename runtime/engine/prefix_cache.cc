@@ -47,22 +47,48 @@ PrefixCache::Node PrefixCache::Register(std::string_view salt, Node parent,
   LS_CHECK_EQ(static_cast<int>(tokens.size()), block_size_);
   if (parent != kRoot) salt = {};
   const uint64_t hash = Hash(salt, parent, tokens);
-  if (const Entry* entry = Find(hash, salt, parent, tokens)) return entry->node;
+  if (const Entry* entry = Find(hash, salt, parent, tokens)) {
+    if (entry->block != block) {
+      entries_.at(hash).twins.push_back(block);
+      Mark(block, hash);
+    }
+    return entry->node;
+  }
   const Node node = next_node_++;
   Entry entry{block, node, parent, std::string(salt), {tokens.begin(), tokens.end()}};
   // On a true collision the newcomer stays unnamed; its children hang from a node that nobody
   // finds.
   if (!entries_.try_emplace(hash, std::move(entry)).second) return node;
+  Mark(block, hash);
+  return node;
+}
+
+void PrefixCache::Mark(int32_t block, uint64_t hash) {
   LS_CHECK(hash_of_block_.try_emplace(block, hash).second) << "block " << block;
   pool_.Mark(block);
-  return node;
 }
 
 void PrefixCache::Evict(int32_t block) {
   const auto it = hash_of_block_.find(block);
   LS_CHECK(it != hash_of_block_.end()) << "block " << block;
-  entries_.erase(it->second);
+  const auto entry = entries_.find(it->second);
   hash_of_block_.erase(it);
+  if (std::vector<int32_t>& twins = entry->second.twins; !twins.empty()) {
+    entry->second.block = twins.back();
+    twins.pop_back();
+  } else {
+    entries_.erase(entry);
+  }
+}
+
+bool PrefixCache::Keeps(int32_t block) {
+  const auto it = hash_of_block_.find(block);
+  LS_CHECK(it != hash_of_block_.end()) << "block " << block;
+  Entry& entry = entries_.at(it->second);
+  if (entry.block == block) return true;
+  std::erase(entry.twins, block);
+  hash_of_block_.erase(it);
+  return false;
 }
 
 void PrefixCache::Clear() {

@@ -26,8 +26,9 @@ class PrefixCache {
   using Node = uint64_t;
   static constexpr Node kRoot = 0;
 
-  // Blocks are marked in the pool while they are registered here. The pool must outlive the cache
-  // and report evictions to Evict. hash_mask: tests narrow the hash to make collisions common.
+  // Blocks are marked in the pool while they are registered here. The pool must outlive the cache,
+  // report evictions to Evict and ask Keeps. hash_mask: tests narrow the hash to make collisions
+  // common.
   PrefixCache(BlockPool& pool, int block_size, uint64_t hash_mask = ~uint64_t{0})
       : pool_(pool), block_size_(block_size), hash_mask_(hash_mask) {}
 
@@ -41,10 +42,12 @@ class PrefixCache {
   Match Lookup(std::string_view salt, std::span<const int32_t> tokens, int64_t max_blocks) const;
 
   // Names the full block `tokens` that follows `parent`; `block` holds it and is held now. If
-  // another block holds it already, that one keeps the name. Returns the node to continue from.
+  // another block holds it already, that one keeps the name, and while this one is held, too, it is
+  // a twin: to have the name when the other is evicted. Returns the node to continue from.
   Node Register(std::string_view salt, Node parent, std::span<const int32_t> tokens, int32_t block);
 
-  void Evict(int32_t block);  // forgets it; the pool unmarks
+  void Evict(int32_t block);  // forgets it, and hands on its name; the pool unmarks
+  bool Keeps(int32_t block);  // nobody holds it any more: false of a twin, which is forgotten
   void Clear();               // forgets and unmarks all
 
  private:
@@ -54,11 +57,13 @@ class PrefixCache {
     Node parent = kRoot;
     std::string salt;  // of a first block; empty below
     std::vector<int32_t> tokens;
+    std::vector<int32_t> twins = {};  // held blocks of the same prefix
   };
 
   uint64_t Hash(std::string_view salt, Node parent, std::span<const int32_t> tokens) const;
   const Entry* Find(uint64_t hash, std::string_view salt, Node parent,
                     std::span<const int32_t> tokens) const;
+  void Mark(int32_t block, uint64_t hash);
 
   BlockPool& pool_;
   const int block_size_;

@@ -13,12 +13,13 @@ namespace lockstep::engine {
 // run.
 Scheduler::Scheduler(const EngineConfig& config)
     : config_(config),
-      num_slots_(std::min(config.max_num_seqs, config.max_batched_tokens)),
-      pool_(config.num_blocks, [this](int32_t block) { prefix_cache_.Evict(block); }),
+      slots_(std::min(config.max_num_seqs, config.max_batched_tokens)),
+      pool_(
+          config.num_blocks, [this](int32_t block) { prefix_cache_.Evict(block); },
+          [this](int32_t block) { return prefix_cache_.Keeps(block); }),
       prefix_cache_(pool_, config.block_size) {
-  for (int slot = 0; slot < num_slots_; ++slot) free_slots_.push_back(slot);
-  running_.reserve(num_slots_);
-  candidates_.reserve(num_slots_);
+  running_.reserve(slots_.num_slots());
+  candidates_.reserve(slots_.num_slots());
 }
 
 std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Request* alone) {
@@ -32,8 +33,7 @@ std::optional<Scheduler::Step> Scheduler::Schedule(uint64_t step_id, const Reque
   do {
     num_preemptions = num_preemptions_;
     ScheduleDecodes();
-    ScheduleChunks();
-    ScheduleAdmissions();
+    SchedulePrompts();
     // When all that was chosen gave way to itself, others can move now.
   } while (chunks_.empty() && decodes_.empty() && num_preemptions_ != num_preemptions);
   return TakeStep();
@@ -88,88 +88,6 @@ bool Scheduler::HasPassed(const Sequence& sequence) const {
   return sequence.last_sample_step + config_.pipeline_depth <= step_id_;
 }
 
-void Scheduler::ScheduleChunks() {
-  for (Sequence* sequence : running_) {
-    if (budget_ == 0) return;
-    if (sequence->uncomputed() > 1) AddWork(*sequence, std::min(sequence->uncomputed(), budget_));
-  }
-}
-
-void Scheduler::ScheduleAdmissions() {
-  while (budget_ > 0 && NextToAdmit() != nullptr && FreeSlot()) {
-    Sequence& sequence = *NextToAdmit();
-    // Preempted a moment ago: its last tokens are still to come. Nobody overtakes it.
-    if (sequence.steps_in_flight > 0) return;
-    const int64_t num_opened = num_opened_tokens_ + sequence.num_opened_tokens();
-    if (!plan_.opened.empty() && num_opened > config_.max_opened_tokens) return;
-    const std::optional<Admission> room = FindRoom(sequence);
-    if (!room) return;
-    Admit(sequence, *room);
-    num_opened_tokens_ = num_opened;
-    AddWork(sequence, std::min(sequence.uncomputed(), budget_));
-  }
-}
-
-Sequence* Scheduler::NextToAdmit() const {
-  const auto next =
-      alone_ == nullptr ? waiting_.begin() : waiting_.lower_bound(alone_->sequences.front().get());
-  if (next == waiting_.end()) return nullptr;
-  return alone_ == nullptr || &(*next)->request == alone_ ? *next : nullptr;
-}
-
-// All blocks of its known tokens or none. One block stays for each running sequence, else the
-// newcomer would be preempted as soon as they grow.
-std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence) {
-  const int64_t reserve = static_cast<int64_t>(running_.size());
-  if (blocked_.sequence == &sequence && pool_.num_available() < blocked_.need + reserve) {
-    return std::nullopt;
-  }
-  const int64_t num_tokens = sequence.tokens().size();
-  Admission admission;
-  if (config_.enable_prefix_cache && !sequence.wants_prompt_logprobs()) {
-    // The last known token is always computed, for its logits.
-    admission.cached = prefix_cache_.Lookup(sequence.request.given.cache_salt, sequence.tokens(),
-                                            (num_tokens - 1) / config_.block_size);
-  }
-  const auto& cached = admission.cached.blocks;
-  admission.num_new_blocks = BlocksFor(num_tokens) - static_cast<int64_t>(cached.size());
-  const int64_t need = admission.num_new_blocks +
-                       std::count_if(cached.begin(), cached.end(),
-                                     [this](int32_t block) { return !pool_.IsHeld(block); });
-  if (pool_.num_available() >= need + reserve) return admission;
-  blocked_ = {&sequence, need, std::move(admission.cached.nodes)};
-  return std::nullopt;
-}
-
-int64_t Scheduler::CachedPrefixTokens(const EngineRequest& request) const {
-  if (!config_.enable_prefix_cache || request.sampling.num_prompt_logprobs >= 0) return 0;
-  const int64_t max_blocks = (static_cast<int64_t>(request.prompt.size()) - 1) / config_.block_size;
-  const auto match = prefix_cache_.Lookup(request.cache_salt, request.prompt, max_blocks);
-  return static_cast<int64_t>(match.blocks.size()) * config_.block_size;
-}
-
-void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
-  waiting_.erase(&sequence);
-  blocked_.sequence = nullptr;
-  sequence.state = Sequence::State::kRunning;
-  sequence.slot = TakeSlot();
-  sequence.last_sample_step = 0;
-  for (int32_t block : admission.cached.blocks) sequence.blocks.Share(block);
-  LS_CHECK(sequence.blocks.Grow(admission.num_new_blocks));
-  sequence.num_blocks_named = admission.cached.blocks.size();
-  sequence.prefix = admission.cached.last();
-  sequence.computed = sequence.num_blocks_named * config_.block_size;
-  const int64_t num_prompt_tokens = sequence.request.given.prompt.size();
-  if (!sequence.num_cached_prompt_tokens) {
-    sequence.num_cached_prompt_tokens = std::min(sequence.computed, num_prompt_tokens);
-  }
-  // What siblings find was computed for the first, what a preempted one finds by itself.
-  if (!sequence.request.admitted_at) prompt_tokens_cached_ += *sequence.num_cached_prompt_tokens;
-  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, GoesBefore()),
-                  &sequence);
-  plan_.opened.push_back(sequence.Open());
-}
-
 void Scheduler::AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int32_t> drafts) {
   Settle(sequence);
   const int64_t num_drafts = std::ssize(drafts);
@@ -221,39 +139,8 @@ std::optional<Scheduler::Step> Scheduler::TakeStep() {
       Ungate(entry.sequence->request, /*all=*/true);
     }
   }
-  free_slots_.insert(free_slots_.end(), closing_.begin() + num_closing_reused_, closing_.end());
-  step.plan.closed = std::exchange(closing_, {});
-  num_closing_reused_ = 0;
+  step.plan.closed = slots_.TakeClosing();
   return step;
-}
-
-void Scheduler::Enqueue(Request& request) {
-  request.num_gated = 0;
-  bool first = true;
-  for (auto& sequence : request.sequences) {
-    if (sequence->state == Sequence::State::kFinished) continue;
-    if (first || !config_.enable_prefix_cache) {
-      sequence->state = Sequence::State::kWaiting;
-      waiting_.insert(sequence.get());
-    } else {
-      sequence->state = Sequence::State::kGated;
-      ++request.num_gated;
-      ++num_gated_;
-    }
-    first = false;
-  }
-}
-
-void Scheduler::Ungate(Request& request, bool all) {
-  for (auto& sequence : request.sequences) {
-    if (request.num_gated == 0) return;
-    if (sequence->state != Sequence::State::kGated) continue;
-    sequence->state = Sequence::State::kWaiting;
-    waiting_.insert(sequence.get());
-    --request.num_gated;
-    --num_gated_;
-    if (!all) return;
-  }
 }
 
 void Scheduler::Remove(Sequence& sequence) {
@@ -270,8 +157,7 @@ void Scheduler::Remove(Sequence& sequence) {
       --num_gated_;
       break;
     case Sequence::State::kWaiting:
-      waiting_.erase(&sequence);
-      if (blocked_.sequence == &sequence) blocked_.sequence = nullptr;
+      StopWaiting(sequence);
       break;
     case Sequence::State::kRunning:
       LeaveSlot(sequence);
@@ -286,8 +172,7 @@ void Scheduler::Remove(Sequence& sequence) {
 
 void Scheduler::Preempt(Sequence& sequence) {
   LeaveSlot(sequence);
-  sequence.state = Sequence::State::kWaiting;
-  waiting_.insert(&sequence);
+  Wait(sequence);
   ++num_preemptions_;
 }
 
@@ -301,7 +186,7 @@ void Scheduler::PreemptAllBut(const Request& request) {
 // step of the next holder.
 void Scheduler::LeaveSlot(Sequence& sequence) {
   running_.erase(std::lower_bound(running_.begin(), running_.end(), &sequence, GoesBefore()));
-  closing_.push_back(sequence.slot);
+  slots_.Close(sequence.slot);
   sequence.slot = -1;
   sequence.blocks.Clear();
   sequence.num_blocks_granted = 0;
@@ -309,25 +194,6 @@ void Scheduler::LeaveSlot(Sequence& sequence) {
   sequence.computed = 0;
   sequence.num_blocks_named = 0;
   sequence.prefix = PrefixCache::kRoot;
-}
-
-std::optional<uint32_t> Scheduler::FreeSlot() const {
-  if (!free_slots_.empty()) return free_slots_.front();
-  if (num_closing_reused_ < closing_.size()) return closing_[num_closing_reused_];
-  return std::nullopt;
-}
-
-// The slot that is free longest, so that one is opened by the plan that closes it only when no
-// other is left.
-uint32_t Scheduler::TakeSlot() {
-  const std::optional<uint32_t> slot = FreeSlot();
-  LS_CHECK(slot.has_value());
-  if (!free_slots_.empty()) {
-    free_slots_.pop_front();
-  } else {
-    ++num_closing_reused_;
-  }
-  return *slot;
 }
 
 void Scheduler::NameFullBlocks(Sequence& sequence) {
@@ -346,30 +212,14 @@ void Scheduler::NameFullBlocks(Sequence& sequence) {
   }
 }
 
-// Whether the blocked sequence goes on with these tokens after this part of its prefix. (Salts are
-// compared by who looks it up.)
-bool Scheduler::ExtendsBlockedPrefix(PrefixCache::Node parent,
-                                     std::span<const int32_t> tokens) const {
-  int64_t num_before = 0;  // blocks
-  if (parent != PrefixCache::kRoot) {
-    const auto at = std::lower_bound(blocked_.prefix.begin(), blocked_.prefix.end(), parent);
-    if (at == blocked_.prefix.end() || *at != parent) return false;
-    num_before = at - blocked_.prefix.begin() + 1;
-  }
-  const std::span<const int32_t> rest =
-      blocked_.sequence->tokens().subspan(num_before * config_.block_size);
-  return rest.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), rest.begin());
-}
-
 void Scheduler::Reset() {
   while (!running_.empty()) LeaveSlot(*running_.back());
   waiting_.clear();
+  num_waiting_tokens_ = 0;
   num_gated_ = 0;
   blocked_.sequence = nullptr;
   prefix_cache_.Clear();
-  closing_.clear();
-  free_slots_.clear();
-  for (int slot = 0; slot < num_slots_; ++slot) free_slots_.push_back(slot);
+  slots_.Reset();
 }
 
 }  // namespace lockstep::engine

@@ -3,8 +3,9 @@
 // by the engine's thread only.
 //
 // There are no phases. Every sequence has computed tokens and known tokens; a step lets the first
-// catch up with the second, under a budget of tokens: decodes first (gap of one), then chunks of
-// running prompts, then admissions. (The idea is that of vLLM v1's Scheduler.schedule().)
+// catch up with the second, under a budget of tokens: decodes first (gap of one), then prompts,
+// those under way and those that wait in one order. (The idea is that of vLLM v1's
+// Scheduler.schedule().)
 //
 // Why it always moves: a sequence gets all blocks of its known tokens when it is admitted, so only
 // decodes ask for more, and they ask in order; whoever finds no block preempts the last running
@@ -13,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <set>
 #include <span>
@@ -23,6 +23,7 @@
 #include "runtime/engine/engine_types.h"
 #include "runtime/engine/prefix_cache.h"
 #include "runtime/engine/sequence.h"
+#include "runtime/engine/slot_pool.h"
 
 namespace lockstep::engine {
 
@@ -49,8 +50,7 @@ class Scheduler {
   // that run are preempted.
   std::optional<Step> Schedule(uint64_t step_id, const Request* alone = nullptr);
 
-  // All unfinished sequences of a request start to wait; they hold nothing.
-  void Enqueue(Request& request);
+  void Enqueue(Request& request);  // all its unfinished sequences start to wait; they hold nothing
   // The sequence is finished: it leaves its queue and gives back blocks and slot.
   void Remove(Sequence& sequence);
   // New tokens are known: full blocks get their names in the prefix cache.
@@ -62,12 +62,15 @@ class Scheduler {
   int64_t BlocksFor(int64_t num_tokens) const {
     return (num_tokens + config_.block_size - 1) / config_.block_size;
   }
+  // As of Engine.
   int64_t CachedPrefixTokens(const EngineRequest& request) const;
+  int64_t NumUncomputedTokens() const;
+  const Request* StrandedRequest() const;
+  bool HasRoomFor(const EngineRequest& request) const;
   const OutputHistory& history() const { return history_; }
   BlockPool& pool() { return pool_; }
   void FillStats(EngineStats& stats) const;
-  // Counts everything: O(num_blocks), for tests.
-  void CheckInvariants() const;
+  void CheckInvariants() const;  // counts everything: O(num_blocks), for tests
 
  private:
   struct Admission {
@@ -75,12 +78,8 @@ class Scheduler {
     int64_t num_new_blocks = 0;
   };
 
-  void ScheduleDecodes();
-  void ScheduleChunks();
-  void ScheduleAdmissions();
   std::optional<Step> TakeStep();
-
-  Sequence* NextToAdmit() const;
+  void ScheduleDecodes();
   void CollectDecodes();
   bool GrowForDecode(Sequence& sequence);
   // Of a sequence whose last token is on its way: as far as stages know.
@@ -94,19 +93,25 @@ class Scheduler {
   std::vector<int32_t> DraftsFor(Sequence& sequence);
   int64_t RoomForDrafts(Sequence& sequence, int64_t wanted);
   void Settle(Sequence& sequence);
+  // scheduler_admissions.cc.
+  void Wait(Sequence& sequence);
+  void StopWaiting(Sequence& sequence);
+  void SchedulePrompts();
+  Sequence* NextToAdmit() const;
+  bool TryAdmit(Sequence& sequence);
+  int64_t NumReserved() const;
   std::optional<Admission> FindRoom(const Sequence& sequence);
+  bool IsComputedNow(const Sequence& sequence, const PrefixCache::Match& cached) const;
   void Admit(Sequence& sequence, const Admission& admission);
   void AddWork(Sequence& sequence, int64_t num_tokens, std::vector<int32_t> drafts = {});
   void Preempt(Sequence& sequence);
   void PreemptAllBut(const Request& request);
   void LeaveSlot(Sequence& sequence);
-  std::optional<uint32_t> FreeSlot() const;
-  uint32_t TakeSlot();
   void Ungate(Request& request, bool all);
   bool ExtendsBlockedPrefix(PrefixCache::Node parent, std::span<const int32_t> tokens) const;
 
   const EngineConfig config_;
-  const int num_slots_;
+  SlotPool slots_;
   BlockPool pool_;
   PrefixCache prefix_cache_;
   OutputHistory history_;
@@ -114,20 +119,15 @@ class Scheduler {
   std::set<Sequence*, GoesBefore> waiting_;
   std::vector<Sequence*> running_;  // in the order of GoesBefore
   int64_t num_gated_ = 0;
-
-  std::deque<uint32_t> free_slots_;
-  std::vector<uint32_t> closing_;  // the next plan closes them
-  size_t num_closing_reused_ = 0;  // the first of closing_ that the same plan opens again
+  int64_t num_waiting_tokens_ = 0;  // of waiting_, as they began to wait
 
   // The first waiting sequence found no room. It is not asked again until so many blocks are
-  // available or more of its prefix gets a name: looking up a long prefix in every step would cost
-  // more than the rest of the step.
-  struct Blocked {
+  // available or more of its prefix gets a name: each step would take longer for the look.
+  struct {
     const Sequence* sequence = nullptr;
     int64_t need = 0;
     std::vector<PrefixCache::Node> prefix;  // as far as it was found
-  };
-  Blocked blocked_;
+  } blocked_;
 
   // The step being built.
   uint64_t step_id_ = 0;

@@ -24,8 +24,9 @@ void Scheduler::CheckInvariants() const {
   pool_.CheckInvariants();
   LS_CHECK(std::is_sorted(running_.begin(), running_.end(), GoesBefore()));
   std::vector<int32_t> references(pool_.num_blocks());
-  std::set<int32_t> slots(free_slots_.begin(), free_slots_.end());
-  slots.insert(closing_.begin(), closing_.end());
+  const std::vector<uint32_t> unheld = slots_.AllUnheld();
+  std::set<int32_t> slots(unheld.begin(), unheld.end());
+  LS_CHECK_EQ(slots.size(), unheld.size());
   for (const Sequence* sequence : running_) {
     LS_CHECK(sequence->state == Sequence::State::kRunning);
     LS_CHECK(slots.insert(sequence->slot).second) << "slot " << sequence->slot;
@@ -33,14 +34,17 @@ void Scheduler::CheckInvariants() const {
     LS_CHECK_LE(BlocksFor(sequence->computed), sequence->blocks.size());
     for (int32_t block : sequence->blocks.blocks()) ++references[block];
   }
-  LS_CHECK_EQ(static_cast<int>(slots.size()), num_slots_);
+  LS_CHECK_EQ(static_cast<int>(slots.size()), slots_.num_slots());
   for (int64_t block = 0; block < pool_.num_blocks(); ++block) {
     LS_CHECK_EQ(references[block], pool_.num_references(block)) << "block " << block;
   }
+  int64_t num_waiting_tokens = 0;
   for (const Sequence* sequence : waiting_) {
     LS_CHECK(sequence->state == Sequence::State::kWaiting);
     LS_CHECK_EQ(sequence->blocks.size(), 0);
+    num_waiting_tokens += sequence->num_waiting_tokens;
   }
+  LS_CHECK_EQ(num_waiting_tokens, num_waiting_tokens_);
 }
 
 }  // namespace lockstep::engine

@@ -8,7 +8,7 @@
 namespace lockstep::engine {
 
 int64_t Scheduler::NumFreeSamples() const {
-  return num_slots_ - std::ssize(running_) - std::ssize(waiting_);
+  return slots_.num_slots() - std::ssize(running_) - std::ssize(waiting_);
 }
 
 // Few enough outputs run that guesses are worth their rows, and none waits for theirs.

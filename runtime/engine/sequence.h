@@ -56,6 +56,7 @@ struct Sequence {
   const uint32_t index;
   int64_t max_length = 0;  // prompt and output tokens
   State state = State::kWaiting;
+  int64_t num_waiting_tokens = 0;  // known ones, when it began to wait
 
   // While it runs.
   int32_t slot = -1;
@@ -91,11 +92,10 @@ struct Sequence {
 };
 
 struct Request {
-  Request(EngineRequest request, uint64_t arrival)
-      : given(std::move(request)), arrival(arrival), num_losses(given.num_losses) {}
+  explicit Request(EngineRequest request)
+      : given(std::move(request)), num_losses(given.num_losses) {}
 
   const EngineRequest given;
-  const uint64_t arrival;
   std::vector<int32_t> stop_tokens;  // EOS included unless ignored
   std::vector<std::unique_ptr<Sequence>> sequences;
   int num_unfinished = 0;
@@ -105,11 +105,12 @@ struct Request {
   int num_losses;                         // in a row, of replicas while they computed it
 };
 
-// Who goes first: priority, then arrival, then output index. A preempted sequence keeps its place,
-// so it returns to the front.
+// Who goes first: priority, then arrival, wherever that was, then output index. A preempted
+// sequence keeps its place, so it returns to the front; so does one that comes from another
+// replica.
 struct GoesBefore {
   static auto Rank(const Sequence& s) {
-    return std::make_tuple(s.request.given.priority, s.request.arrival, s.index);
+    return std::make_tuple(s.request.given.priority, s.request.given.request_id, s.index);
   }
   bool operator()(const Sequence* a, const Sequence* b) const { return Rank(*a) < Rank(*b); }
 };

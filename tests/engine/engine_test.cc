@@ -347,7 +347,7 @@ TEST_F(EngineTest, IdleHasNothingToDo) {
 // What waits would hold it many times.
 TEST(SequenceTest, OutputsShareTheirPromptUntilTheyHaveTokens) {
   BlockPool pool(1);
-  Request request(Prompt(1, 5), 0);
+  Request request(Prompt(1, 5));
   Sequence first(request, 0, pool);
   Sequence second(request, 1, pool);
   EXPECT_EQ(first.tokens().data(), request.given.prompt.data());

@@ -40,7 +40,8 @@ class PrefixCacheTest : public ::testing::Test {
     return cache_.Lookup(salt, tokens, max_blocks).blocks;
   }
 
-  BlockPool pool_{10, [this](int32_t block) { cache_.Evict(block); }};
+  BlockPool pool_{10, [this](int32_t block) { cache_.Evict(block); },
+                  [this](int32_t block) { return cache_.Keeps(block); }};
   PrefixCache cache_{pool_, kBlockSize};
   std::vector<std::unique_ptr<BlockTable>> tables_;
 };
@@ -83,6 +84,24 @@ TEST_F(PrefixCacheTest, TheFirstBlockOfAPrefixKeepsTheName) {
   EXPECT_THAT(Find({1, 2, 3, 4, 5, 6, 7, 8}), ElementsAre(first[0], second[1]));
   Release();
   EXPECT_EQ(pool_.num_cached(), 2);  // the copy is worth nothing
+}
+
+TEST_F(PrefixCacheTest, AHeldCopyTakesTheNameOfWhatIsEvicted) {
+  Compute({1, 2, 3, 4});
+  tables_.clear();
+  const auto twin = Compute({1, 2, 3, 4, 5, 6, 7, 8});
+  const auto third = Compute({1, 2, 3, 4});
+  BlockTable table(pool_);
+  ASSERT_TRUE(table.Grow(7));  // the first, too
+  EXPECT_THAT(Find({1, 2, 3, 4, 5, 6, 7, 8}), ElementsAre(third[0], twin[1]));
+  tables_.pop_back();  // it has the name: it is cached
+  EXPECT_EQ(pool_.num_cached(), 1);
+  ASSERT_TRUE(table.Grow(1));
+  EXPECT_THAT(Find({1, 2, 3, 4, 5, 6, 7, 8}), ElementsAre(twin[0], twin[1]));
+  tables_.pop_back();
+  EXPECT_EQ(pool_.num_cached(), 2);
+  ASSERT_TRUE(table.Grow(2));
+  EXPECT_THAT(Find({1, 2, 3, 4, 5, 6, 7, 8}), IsEmpty());
 }
 
 TEST_F(PrefixCacheTest, EvictedBlockIsNeverFound) {

@@ -1,0 +1,215 @@
+// Scheduler: who waits, who is admitted, and where there is room.
+#include <algorithm>
+#include <optional>
+#include <span>
+
+#include "kernels/base/check.h"
+#include "runtime/engine/scheduler.h"
+
+namespace lockstep::engine {
+
+void Scheduler::Enqueue(Request& request) {
+  request.num_gated = 0;
+  bool first = true;
+  for (auto& sequence : request.sequences) {
+    if (sequence->state == Sequence::State::kFinished) continue;
+    if (first || !config_.enable_prefix_cache) {
+      Wait(*sequence);
+    } else {
+      sequence->state = Sequence::State::kGated;
+      ++request.num_gated;
+      ++num_gated_;
+    }
+    first = false;
+  }
+}
+
+void Scheduler::Ungate(Request& request, bool all) {
+  for (auto& sequence : request.sequences) {
+    if (request.num_gated == 0) return;
+    if (sequence->state != Sequence::State::kGated) continue;
+    Wait(*sequence);
+    --request.num_gated;
+    --num_gated_;
+    if (!all) return;
+  }
+}
+
+void Scheduler::Wait(Sequence& sequence) {
+  sequence.state = Sequence::State::kWaiting;
+  sequence.num_waiting_tokens = sequence.tokens().size();
+  num_waiting_tokens_ += sequence.num_waiting_tokens;
+  waiting_.insert(&sequence);
+}
+
+void Scheduler::StopWaiting(Sequence& sequence) {
+  waiting_.erase(&sequence);
+  num_waiting_tokens_ -= sequence.num_waiting_tokens;
+  if (blocked_.sequence == &sequence) blocked_.sequence = nullptr;
+}
+
+// Prompts under way and those that wait, in one order.
+void Scheduler::SchedulePrompts() {
+  bool admits = true;
+  size_t at = 0;  // in running_
+  while (budget_ > 0) {
+    while (at < running_.size() && running_[at]->uncomputed() <= 1) ++at;
+    Sequence* chunk = at < running_.size() ? running_[at] : nullptr;
+    Sequence* newcomer = admits ? NextToAdmit() : nullptr;
+    if (newcomer != nullptr && (chunk == nullptr || GoesBefore()(newcomer, chunk))) {
+      admits = TryAdmit(*newcomer);  // it stands before the chunk, then
+      if (admits) ++at;
+    } else if (chunk != nullptr) {
+      AddWork(*chunk, std::min(chunk->uncomputed(), budget_));
+      ++at;
+    } else {
+      return;
+    }
+  }
+}
+
+// Who finds no room is overtaken by nobody.
+bool Scheduler::TryAdmit(Sequence& sequence) {
+  if (!slots_.Next()) return false;
+  // Preempted a moment ago: its last tokens are still to come.
+  if (sequence.steps_in_flight > 0) return false;
+  const int64_t num_opened = num_opened_tokens_ + sequence.num_opened_tokens();
+  if (!plan_.opened.empty() && num_opened > config_.max_opened_tokens) return false;
+  const std::optional<Admission> room = FindRoom(sequence);
+  if (!room || IsComputedNow(sequence, room->cached)) return false;
+  Admit(sequence, *room);
+  num_opened_tokens_ = num_opened;
+  AddWork(sequence, std::min(sequence.uncomputed(), budget_));
+  return true;
+}
+
+// Whether at least half of what it lacks is computed in this very plan for another one: it finds
+// that in the next plan.
+bool Scheduler::IsComputedNow(const Sequence& sequence, const PrefixCache::Match& cached) const {
+  if (!config_.enable_prefix_cache || sequence.wants_prompt_logprobs()) return false;
+  const int64_t begin = static_cast<int64_t>(cached.blocks.size()) * config_.block_size;
+  const std::span<const int32_t> tokens = sequence.tokens();
+  const int64_t lacks = std::ssize(tokens) - begin;
+  return std::any_of(chunks_.begin(), chunks_.end(), [&](const Entry& entry) {
+    const Sequence& other = *entry.sequence;
+    const bool is_there = other.prefix == cached.last() &&
+                          other.num_blocks_named == std::ssize(cached.blocks) &&
+                          other.request.given.cache_salt == sequence.request.given.cache_salt;
+    if (!is_there) return false;
+    const std::span<const int32_t> others = other.tokens();
+    const int64_t end = std::min({other.computed, std::ssize(others), std::ssize(tokens) - 1});
+    int64_t common = begin;
+    while (common < end && tokens[common] == others[common]) ++common;
+    const int64_t saved = common / config_.block_size * config_.block_size - begin;
+    return saved > 0 && 2 * saved >= lacks;
+  });
+}
+
+Sequence* Scheduler::NextToAdmit() const {
+  const auto next =
+      alone_ == nullptr ? waiting_.begin() : waiting_.lower_bound(alone_->sequences.front().get());
+  if (next == waiting_.end()) return nullptr;
+  return alone_ == nullptr || &(*next)->request == alone_ ? *next : nullptr;
+}
+
+// Blocks that running sequences will ask for next: one for each that has not all it can need.
+int64_t Scheduler::NumReserved() const {
+  return std::count_if(running_.begin(), running_.end(), [this](const Sequence* sequence) {
+    return sequence->blocks.size() < BlocksFor(sequence->max_length - 1);
+  });
+}
+
+// All blocks of its known tokens or none. Those that running sequences ask for next stay, else the
+// newcomer would be preempted as soon as they grow.
+std::optional<Scheduler::Admission> Scheduler::FindRoom(const Sequence& sequence) {
+  const int64_t reserve = NumReserved();
+  if (blocked_.sequence == &sequence && pool_.num_available() < blocked_.need + reserve) {
+    return std::nullopt;
+  }
+  const int64_t num_tokens = sequence.tokens().size();
+  Admission admission;
+  if (config_.enable_prefix_cache && !sequence.wants_prompt_logprobs()) {
+    // The last known token is always computed, for its logits.
+    admission.cached = prefix_cache_.Lookup(sequence.request.given.cache_salt, sequence.tokens(),
+                                            (num_tokens - 1) / config_.block_size);
+  }
+  const auto& cached = admission.cached.blocks;
+  admission.num_new_blocks = BlocksFor(num_tokens) - static_cast<int64_t>(cached.size());
+  const int64_t need = admission.num_new_blocks +
+                       std::count_if(cached.begin(), cached.end(),
+                                     [this](int32_t block) { return !pool_.IsHeld(block); });
+  if (pool_.num_available() >= need + reserve) return admission;
+  blocked_ = {&sequence, need, std::move(admission.cached.nodes)};
+  return std::nullopt;
+}
+
+int64_t Scheduler::CachedPrefixTokens(const EngineRequest& request) const {
+  if (!config_.enable_prefix_cache || request.sampling.num_prompt_logprobs >= 0) return 0;
+  const int64_t max_blocks = (static_cast<int64_t>(request.prompt.size()) - 1) / config_.block_size;
+  const auto match = prefix_cache_.Lookup(request.cache_salt, request.prompt, max_blocks);
+  return static_cast<int64_t>(match.blocks.size()) * config_.block_size;
+}
+
+void Scheduler::Admit(Sequence& sequence, const Admission& admission) {
+  StopWaiting(sequence);
+  blocked_.sequence = nullptr;
+  sequence.state = Sequence::State::kRunning;
+  sequence.slot = slots_.Take();
+  sequence.last_sample_step = 0;
+  for (int32_t block : admission.cached.blocks) sequence.blocks.Share(block);
+  LS_CHECK(sequence.blocks.Grow(admission.num_new_blocks));
+  sequence.num_blocks_named = admission.cached.blocks.size();
+  sequence.prefix = admission.cached.last();
+  sequence.computed = sequence.num_blocks_named * config_.block_size;
+  const int64_t num_prompt_tokens = sequence.request.given.prompt.size();
+  if (!sequence.num_cached_prompt_tokens) {
+    sequence.num_cached_prompt_tokens = std::min(sequence.computed, num_prompt_tokens);
+  }
+  // What siblings find was computed for the first, what a preempted one finds by itself.
+  if (!sequence.request.admitted_at) prompt_tokens_cached_ += *sequence.num_cached_prompt_tokens;
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), &sequence, GoesBefore()),
+                  &sequence);
+  plan_.opened.push_back(sequence.Open());
+}
+
+// Whether the blocked sequence goes on with these tokens after this part of its prefix. (Salts are
+// compared by who looks it up.)
+bool Scheduler::ExtendsBlockedPrefix(PrefixCache::Node parent,
+                                     std::span<const int32_t> tokens) const {
+  int64_t num_before = 0;  // blocks
+  if (parent != PrefixCache::kRoot) {
+    const auto at = std::lower_bound(blocked_.prefix.begin(), blocked_.prefix.end(), parent);
+    if (at == blocked_.prefix.end() || *at != parent) return false;
+    num_before = at - blocked_.prefix.begin() + 1;
+  }
+  const std::span<const int32_t> rest =
+      blocked_.sequence->tokens().subspan(num_before * config_.block_size);
+  return rest.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), rest.begin());
+}
+
+int64_t Scheduler::NumUncomputedTokens() const {
+  int64_t num_tokens = num_waiting_tokens_;
+  for (const Sequence* sequence : running_) num_tokens += sequence->uncomputed();
+  return num_tokens;
+}
+
+const Request* Scheduler::StrandedRequest() const {
+  if (waiting_.empty()) return nullptr;
+  const bool finds_none = !slots_.Next() || blocked_.sequence == *waiting_.begin();
+  if (!finds_none) return nullptr;
+  const auto it = std::find_if(waiting_.begin(), waiting_.end(), [](const Sequence* sequence) {
+    return !sequence->request.admitted_at && sequence->request.num_losses == 0;
+  });
+  return it == waiting_.end() ? nullptr : &(*it)->request;
+}
+
+bool Scheduler::HasRoomFor(const EngineRequest& request) const {
+  const int64_t num_ahead = std::ssize(running_) + std::ssize(waiting_) + num_gated_;
+  const int num_slots = slots_.num_slots();
+  if (num_ahead + std::min(request.num_outputs, num_slots) > num_slots) return false;
+  int64_t need = NumReserved() + BlocksFor(request.prompt.size()) + request.num_outputs;
+  for (const Sequence* sequence : waiting_) need += BlocksFor(sequence->tokens().size()) + 1;
+  return need <= pool_.num_available();
+}
+
+}  // namespace lockstep::engine
