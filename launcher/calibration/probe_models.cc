@@ -20,6 +20,7 @@ constexpr ProbeSizes kSizes[] = {
      .num_layers = 4,
      .num_layers_quick = 2,
      .num_overhead_layers = 16,
+     .vocab_size = 4096,
      .max_tokens = 128,
      .tokens_factor = 2,
      .most_decodes = 128,
@@ -32,6 +33,7 @@ constexpr ProbeSizes kSizes[] = {
      .num_layers = 4,
      .num_layers_quick = 2,
      .num_overhead_layers = 16,
+     .vocab_size = 4096,
      .max_tokens = 2048,
      .tokens_factor = 2,
      .most_decodes = 128,
@@ -44,6 +46,7 @@ constexpr ProbeSizes kSizes[] = {
      .num_layers = 1,
      .num_layers_quick = 1,
      .num_overhead_layers = 1,
+     .vocab_size = 256,
      .max_tokens = 64,
      .tokens_factor = 8,
      .most_decodes = 2,
@@ -63,7 +66,7 @@ constexpr ProbeFormat kGpuFormats[] = {{"bf16", DType::kBF16, Quantization::kNon
 ModelConfig LayersConfig(const ProbeSizes& sizes, bool quick) {
   ModelConfig config = *BuiltInShape(sizes.shape);
   config.num_layers = quick ? sizes.num_layers_quick : sizes.num_layers;
-  config.vocab_size = 4096;
+  config.vocab_size = sizes.vocab_size;
   config.max_position_embeddings = sizes.long_context;
   config.rope_scaling.reset();
   config.bos_token_id.reset();

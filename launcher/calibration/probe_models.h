@@ -21,6 +21,7 @@ struct ProbeSizes {
   int num_layers;
   int num_layers_quick;
   int num_overhead_layers;     // of a model whose matrices take next to no time
+  int vocab_size;              // of the layers' model: next to none
   int64_t max_tokens;          // of a step
   int64_t tokens_factor;       // from one of the numbers of tokens that are measured to the next
   int64_t most_decodes;        // of a step whose contexts are short; others are of prompts
