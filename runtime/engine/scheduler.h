@@ -4,8 +4,8 @@
 //
 // There are no phases. Every sequence has computed tokens and known tokens; a step lets the first
 // catch up with the second, under a budget of tokens: decodes first (gap of one), then prompts,
-// those under way and those that wait in one order. (The idea is that of vLLM v1's
-// Scheduler.schedule().)
+// those under way and those that wait in one order, but that short ones pass by one of many steps.
+// (The idea is that of vLLM v1's Scheduler.schedule().)
 //
 // Why it always moves: a sequence gets all blocks of its known tokens when it is admitted, so only
 // decodes ask for more, and they ask in order; whoever finds no block preempts the last running
@@ -31,8 +31,7 @@ class Scheduler {
  public:
   explicit Scheduler(const EngineConfig& config);
 
-  // One work entry of a plan and whose it is; the slot may belong to another sequence when the
-  // result comes.
+  // An entry of a plan's work and whose it is; another may have the slot when the result comes.
   struct Entry {
     Sequence* sequence = nullptr;
     uint32_t slot = 0;
@@ -97,8 +96,9 @@ class Scheduler {
   void Wait(Sequence& sequence);
   void StopWaiting(Sequence& sequence);
   void SchedulePrompts();
+  void LetShortPromptsPass();
   Sequence* NextToAdmit() const;
-  bool TryAdmit(Sequence& sequence);
+  bool TryAdmit(Sequence& sequence, int64_t most_tokens);
   int64_t NumReserved() const;
   std::optional<Admission> FindRoom(const Sequence& sequence);
   bool IsComputedNow(const Sequence& sequence, const PrefixCache::Match& cached) const;

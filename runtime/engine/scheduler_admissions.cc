@@ -50,6 +50,7 @@ void Scheduler::StopWaiting(Sequence& sequence) {
 
 // Prompts under way and those that wait, in one order.
 void Scheduler::SchedulePrompts() {
+  LetShortPromptsPass();
   bool admits = true;
   size_t at = 0;  // in running_
   while (budget_ > 0) {
@@ -57,7 +58,7 @@ void Scheduler::SchedulePrompts() {
     Sequence* chunk = at < running_.size() ? running_[at] : nullptr;
     Sequence* newcomer = admits ? NextToAdmit() : nullptr;
     if (newcomer != nullptr && (chunk == nullptr || GoesBefore()(newcomer, chunk))) {
-      admits = TryAdmit(*newcomer);  // it stands before the chunk, then
+      admits = TryAdmit(*newcomer, config_.max_model_len);  // it stands before the chunk, then
       if (admits) ++at;
     } else if (chunk != nullptr) {
       AddWork(*chunk, std::min(chunk->uncomputed(), budget_));
@@ -68,8 +69,26 @@ void Scheduler::SchedulePrompts() {
   }
 }
 
-// Who finds no room is overtaken by nobody.
-bool Scheduler::TryAdmit(Sequence& sequence) {
+// A prompt that takes more than this step leaves a quarter of it to those behind it that need no
+// more than that; they would wait for all its steps.
+void Scheduler::LetShortPromptsPass() {
+  constexpr int64_t kShare = 4;
+  size_t at = 0;
+  while (at < running_.size() && running_[at]->uncomputed() <= 1) ++at;
+  if (at == running_.size() || running_[at]->uncomputed() <= budget_) return;
+  const int64_t rest = budget_ - budget_ / kShare;
+  budget_ -= rest;
+  while (++at < running_.size()) {
+    const int64_t uncomputed = running_[at]->uncomputed();
+    if (uncomputed > 1 && uncomputed <= budget_) AddWork(*running_[at], uncomputed);
+  }
+  while (budget_ > 0 && NextToAdmit() != nullptr && TryAdmit(*NextToAdmit(), budget_)) {
+  }
+  budget_ += rest;
+}
+
+// Of whom no more is uncomputed than that. Who finds no room is overtaken by nobody.
+bool Scheduler::TryAdmit(Sequence& sequence, int64_t most_tokens) {
   if (!slots_.Next()) return false;
   // Preempted a moment ago: its last tokens are still to come.
   if (sequence.steps_in_flight > 0) return false;
@@ -77,6 +96,8 @@ bool Scheduler::TryAdmit(Sequence& sequence) {
   if (!plan_.opened.empty() && num_opened > config_.max_opened_tokens) return false;
   const std::optional<Admission> room = FindRoom(sequence);
   if (!room || IsComputedNow(sequence, room->cached)) return false;
+  const int64_t num_cached = std::ssize(room->cached.blocks) * config_.block_size;
+  if (std::ssize(sequence.tokens()) - num_cached > most_tokens) return false;
   Admit(sequence, *room);
   num_opened_tokens_ = num_opened;
   AddWork(sequence, std::min(sequence.uncomputed(), budget_));

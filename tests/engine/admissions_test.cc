@@ -33,11 +33,20 @@ TEST_F(AdmissionsTest, WhoGoesBeforeAPromptUnderWayGetsItsTokensFirst) {
   EXPECT_THAT(Next().work, ElementsAre(Chunk(1, 3, true), Chunk(0, 13, false)));
 }
 
-TEST_F(AdmissionsTest, OfOnePriorityAPromptUnderWayIsNotOvertaken) {
+TEST_F(AdmissionsTest, APromptOfManyStepsLetsShortOnesPass) {
   Start(SmallConfig());
   Add(Prompt(1, 34, 2));
   Next();
   Add(Prompt(2, 3, 1));
+  Add(Prompt(5, 2, 1));  // not both in a quarter of sixteen tokens
+  EXPECT_THAT(Next().work, ElementsAre(Chunk(1, 3, true), Chunk(0, 13, false)));
+}
+
+TEST_F(AdmissionsTest, APromptThatTakesMoreThanItsShareDoesNotPass) {
+  Start(SmallConfig());
+  Add(Prompt(1, 34, 2));
+  Next();
+  Add(Prompt(2, 5, 1));
   EXPECT_THAT(Next().work, ElementsAre(Chunk(0, 16, false)));
 }
 
