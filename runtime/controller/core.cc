@@ -231,8 +231,10 @@ Replica* ControllerCore::QueueToShare(const Replica& to) {
     if (from.get() == &to || !from->serving()) continue;
     const engine::EngineRequest* request = from->engine()->StrandedRequest();
     if (request == nullptr || !to.engine()->HasRoomFor(*request)) continue;
-    const std::array<ReplicaLoad, 2> loads = {LoadOf(*from->engine(), *request),
-                                              LoadOf(*to.engine(), *request)};
+    std::array<ReplicaLoad, 2> loads = {LoadOf(*from->engine(), *request),
+                                        LoadOf(*to.engine(), *request)};
+    loads[0].num_sequences -= request->num_outputs;  // itself
+    loads[0].num_uncomputed_tokens -= std::ssize(request->prompt);
     if (ChooseReplicaBy(loads) == 1) return from.get();
   }
   return nullptr;

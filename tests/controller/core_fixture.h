@@ -90,6 +90,7 @@ class CoreTest : public ::testing::Test, private CoreOutput {
     config.engine.block_size = kBlockSize;
     config.engine.vocab_size = kVocabSize;
     config.engine.max_steps_in_flight = 1;
+    config.engine.max_num_seqs = max_num_seqs_;
     CoreOutput& output = *this;
     core_ = std::make_unique<ControllerCore>(std::move(config), output, now_);
   }
@@ -180,6 +181,7 @@ class CoreTest : public ::testing::Test, private CoreOutput {
   void Drained() override { drained_ = true; }
   void Tell(const ControllerEvent& event) override { told_.push_back(event); }
 
+  int max_num_seqs_ = engine::EngineConfig().max_num_seqs;
   v1::Numerics numerics_ = OnCpus();  // of ranks that say Hello
   absl::Time now_ = absl::FromUnixSeconds(1000);
   std::unique_ptr<ControllerCore> core_;

@@ -42,6 +42,19 @@ TEST_F(CoreMovesTest, AReplicaThatServesLaterTakesWhatFindsNoRoomElsewhere) {
   EXPECT_EQ(core_->Status(now_).replicas(1).num_waiting(), 1);
 }
 
+TEST_F(CoreMovesTest, WhosePrefixIsCachedStays) {
+  max_num_seqs_ = 1;
+  Start(2);
+  auto zero = Serve(0);
+  ASSERT_TRUE(Add(1, Long(1), 1).ok());
+  RunSteps(zero);
+  ASSERT_TRUE(Add(2, {40, 41}, 20).ok());
+  auto one = Serve(1);
+  ASSERT_TRUE(Add(3, Long(1), 4).ok());  // waits for the slot
+  EXPECT_EQ(core_->Status(now_).replicas(0).num_waiting(), 1);
+  EXPECT_EQ(NumOpened(one->TakePlans()), 0);
+}
+
 TEST_F(CoreMovesTest, AllAreAnsweredOnceByWhoeverHasRoom) {
   Start(2);
   auto zero = Serve(0);
