@@ -135,9 +135,9 @@ if [ "$sanitizers" = 1 ]; then
   step "tests under ASan + UBSan; beside them the threaded ones under TSan"
   beside build/threaded.log test_threaded
   # One place of those that run at a time is TSan's. Emulated GPU threads take turns at random there: what depends on their order
-  # fails. Of the simulated worlds that the release build went through, a tenth. Up to GCC 13 the leak checker takes a thread's block
+  # fails. Of the simulated worlds that the release build went through, a twentieth. Up to GCC 13 the leak checker takes a thread's block
   # of a plugin's variables, where it begins at byte 16 of a page, for one of an old glibc, and dies (google/sanitizers issue 1322).
-  LOCKSTEP_CUDA_THREAD_ORDER=12345 LOCKSTEP_SIMULATION_SEEDS=1000 UBSAN_OPTIONS=print_stacktrace=1 \
+  LOCKSTEP_CUDA_THREAD_ORDER=12345 LOCKSTEP_SIMULATION_SEEDS=500 UBSAN_OPTIONS=print_stacktrace=1 \
     LSAN_OPTIONS="suppressions=$source/tests/support/lsan.supp:intercept_tls_get_addr=0" GTEST_FILTER="-$unsanitized" \
     test_in "$asan" -L plain -j "$jobs"
   step "threaded tests under TSan"
