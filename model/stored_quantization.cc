@@ -130,6 +130,27 @@ absl::StatusOr<StoredQuantization> ParseCompressedTensors(const json& config) {
                      "\"pack-quantized\" of type int, \"float-quantized\" of type float");
 }
 
+// What tells the two formats of zero points apart: "format" of today's writers, "checkpoint_format"
+// of older ones. Null where neither is there, as before there were two.
+absl::StatusOr<json> GptqFormat(const json& config) {
+  const json older = At(config, {"checkpoint_format"});
+  const json newer = At(config, {"format"});
+  const char* const field = newer.is_null() ? "checkpoint_format" : "format";
+  const json& format = newer.is_null() ? older : newer;
+  if (!older.is_null() && older != format) {
+    return Unsupported(field, format,
+                       absl::StrCat("what checkpoint_format says, ", QuotedJson(older)));
+  }
+  if (!format.is_null() && format != "gptq" && format != "gptq_v2") {
+    return Unsupported(field, format, "\"gptq\", \"gptq_v2\"");
+  }
+  const json is_marlin = At(config, {"is_marlin_format"});
+  if (!is_marlin.is_null() && is_marlin != json(false)) {
+    return Unsupported("is_marlin_format", is_marlin, "false");
+  }
+  return format;
+}
+
 absl::StatusOr<StoredQuantization> ParseGptq(const json& config) {
   StoredQuantization stored;
   stored.method = Method::kGptq;
@@ -137,10 +158,7 @@ absl::StatusOr<StoredQuantization> ParseGptq(const json& config) {
   if (bits != 4 && bits != 8) return Unsupported("bits", bits, "4, 8");
   stored.bits = static_cast<int>(bits);
   ASSIGN_OR_RETURN(stored.group_size, GroupSizeOf(At(config, {"group_size"}), "group_size"));
-  const json format = At(config, {"checkpoint_format"});
-  if (!format.is_null() && format != "gptq" && format != "gptq_v2") {
-    return Unsupported("checkpoint_format", format, "\"gptq\", \"gptq_v2\"");
-  }
+  ASSIGN_OR_RETURN(const json format, GptqFormat(config));
   stored.zero_offset = format == "gptq_v2" ? 0 : 1;
   if (At(config, {"lm_head"}) == json(true)) return Unsupported("lm_head", true, "false");
   stored.name = absl::StrCat("GPTQ, int", bits);

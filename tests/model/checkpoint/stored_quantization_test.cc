@@ -47,6 +47,33 @@ TEST(StoredQuantizationTest, WhatIsNotReadIsRefusedByName) {
   EXPECT_THAT(ConfigError("3"), HasSubstr("quantization_config.quant_method = 3"));
 }
 
+std::string Gptq(const std::string& more) {
+  return absl::StrCat(R"({"quant_method":"gptq","bits":4,"group_size":32)", more, "}");
+}
+
+TEST(StoredQuantizationTest, GptqFormatsGoByEitherName) {
+  const auto zero_offset = [](const std::string& more) {
+    const auto stored = ParseStoredQuantization(nlohmann::json::parse(Gptq(more)), 1);
+    EXPECT_TRUE(stored.ok()) << stored.status();
+    return stored.ok() ? stored->zero_offset : -1;
+  };
+  EXPECT_EQ(zero_offset(""), 1);
+  EXPECT_EQ(zero_offset(R"(,"is_marlin_format":false)"), 1);
+  for (const char* name : {"format", "checkpoint_format"}) {
+    EXPECT_EQ(zero_offset(absl::StrCat(",\"", name, "\":\"gptq\"")), 1) << name;
+    EXPECT_EQ(zero_offset(absl::StrCat(",\"", name, "\":\"gptq_v2\"")), 0) << name;
+    EXPECT_EQ(zero_offset(absl::StrCat(",\"", name, "\":null")), 1) << name;
+    EXPECT_THAT(ConfigError(Gptq(absl::StrCat(",\"", name, "\":\"marlin\""))),
+                HasSubstr(absl::StrCat("quantization_config.", name, " = \"marlin\"")));
+  }
+  EXPECT_EQ(zero_offset(R"(,"format":"gptq_v2","checkpoint_format":"gptq_v2")"), 0);
+  EXPECT_THAT(ConfigError(Gptq(R"(,"format":"gptq_v2","checkpoint_format":"gptq")")),
+              AllOf(HasSubstr("quantization_config.format = \"gptq_v2\""),
+                    HasSubstr("checkpoint_format says, \"gptq\"")));
+  EXPECT_THAT(ConfigError(Gptq(R"(,"is_marlin_format":true)")),
+              HasSubstr("quantization_config.is_marlin_format = true"));
+}
+
 // Our format with a transform to be applied there.
 nlohmann::json Transformed(const char* location) {
   nlohmann::json config = PackedQuantizationJson(Quantization::kInt8);
