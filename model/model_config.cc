@@ -43,6 +43,27 @@ nlohmann::ordered_json ScalingJson(const YarnRopeScaling& scaling) {
   };
 }
 
+// Of those in our format, what a layout reads as numbers (StoredQuantization::native); for people.
+std::string MatricesCutWithinGroups(const ModelConfig& config, int tp) {
+  struct CutMatrix {
+    const char* name;
+    int64_t columns;
+    int num_k_slices;
+  };
+  const CutMatrix matrices[] = {
+      {"o_proj", config.num_heads * config.head_dim, NumKSlices(config.num_heads, tp)},
+      {"down_proj", config.intermediate_size, NumKSlices(config.intermediate_size, tp)}};
+  std::string text;
+  for (const CutMatrix& matrix : matrices) {
+    const auto native = config.stored->native(matrix.columns, matrix.num_k_slices);
+    if (native != Quantization::kNone) continue;
+    absl::StrAppendFormat(&text, "%s%s (%d parts of %d columns are not whole groups)",
+                          text.empty() ? "" : " and ", matrix.name, matrix.num_k_slices,
+                          matrix.columns / matrix.num_k_slices);
+  }
+  return text;
+}
+
 }  // namespace
 
 ShardedSizes ModelConfig::sharded_sizes() const {
@@ -65,10 +86,16 @@ absl::StatusOr<Quantization> ModelConfig::HeldAs(Quantization quantize) const {
       std::string(QuantizationName(native)), std::string(QuantizationName(quantize))));
 }
 
-std::string ModelConfig::LoadingText(Quantization quantize) const {
+std::string ModelConfig::LoadingText(Quantization quantize, int tp) const {
   if (!stored.has_value()) return "";
   std::string text = stored->name;
-  if (stored->native() != Quantization::kNone) return text + ": taken as it is";
+  if (stored->native() != Quantization::kNone) {
+    text += ": taken as it is";
+    const std::string as_numbers = MatricesCutWithinGroups(*this, tp);
+    if (as_numbers.empty()) return text;
+    text += ", but for " + as_numbers + ", turned into numbers";
+    return quantize == Quantization::kNone ? text : text + " and quantized again";
+  }
   if (stored->is_float8()) {
     text += ": taken as it is by GPUs that multiply in fp8, turned into numbers for others";
     if (quantize == Quantization::kFp8) return text + "; other matrices quantized to fp8";

@@ -53,9 +53,9 @@ struct ModelConfig {
   int64_t num_parameters() const;
   // Of a layer's norms and biases, where it has so many heads.
   int64_t num_vector_elements(int64_t query_heads, int64_t kv_heads) const;
-  // What happens to quantized matrices of the checkpoint while they are loaded, as one line for a
-  // log; empty when there are none.
-  std::string LoadingText(Quantization quantize) const;
+  // What happens to quantized matrices of the checkpoint while they are loaded by ranks of this tp,
+  // as one line for a log; empty when there are none.
+  std::string LoadingText(Quantization quantize, int tp) const;
   // A one-line identity of architecture, sizes and, when matrices are quantized while they are
   // loaded, of their format: equal on all ranks that loaded the same model alike.
   std::string Fingerprint(Quantization quantize = Quantization::kNone) const;

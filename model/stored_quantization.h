@@ -39,6 +39,14 @@ struct StoredQuantization {
     }
     return Quantization::kNone;
   }
+  // The same of a matrix that products cut into so many K-slices along its columns. Stored groups
+  // are counted from its first column, ours from the beginning of each K-slice
+  // (kernels/quantization.h): where slices end within groups, it is none of ours.
+  Quantization native(int64_t columns, int64_t num_k_slices) const {
+    const Quantization whole = native();
+    const bool is_cut_within = num_k_slices > 1 && columns / num_k_slices % group_size != 0;
+    return whole == Quantization::kNone || is_cut_within ? Quantization::kNone : whole;
+  }
 };
 
 // Of a model of so many layers. INVALID_ARGUMENT naming the field, its value and what is supported.

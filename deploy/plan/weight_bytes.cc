@@ -67,8 +67,11 @@ void AddEdges(const Architecture& model, const WeightFormat& format, const Layou
 }
 
 // The runtime's own numbers decide; the parts above only say where they sit.
-void MatchRuntime(const Architecture& model, const HeldWeights& held, const Layout& layout,
+void MatchRuntime(const Architecture& model, HeldWeights held, const Layout& layout,
                   std::vector<RankWeights>& ranks) {
+  // What a checkpoint in integers has as numbers stays so, nothing being asked for.
+  const auto& stored = model.runtime_config->stored;
+  if (stored && stored->native() != Quantization::kNone) held.quantization = Quantization::kNone;
   const auto shards = HeldShards(*model.runtime_config, layout.tp, layout.pp, held);
   LS_CHECK(shards.ok()) << shards.status().message();
   for (size_t rank = 0; rank < ranks.size(); ++rank) {

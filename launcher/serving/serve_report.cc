@@ -83,7 +83,7 @@ void ServeReport::PrintModel(const ModelSummary& summary) {
                             quantize_ == "none" ? "" : absl::StrCat(" kept in ", quantize_),
                             config.num_layers, FormatCount(config.vocab_size)));
   const std::string stored =
-      config.LoadingText(QuantizationOf(quantize_).value_or(Quantization::kNone));
+      config.LoadingText(QuantizationOf(quantize_).value_or(Quantization::kNone), tp_);
   if (!stored.empty()) PrintLine(absl::StrCat("Stored   ", stored));
 }
 

@@ -122,18 +122,11 @@ absl::StatusOr<std::unique_ptr<RowSource>> OpenFloat8(const Checkpoint& checkpoi
 
 absl::StatusOr<std::unique_ptr<RowSource>> OpenPacked(const Checkpoint& checkpoint,
                                                       const MatrixName& matrix) {
-  const StoredQuantization& stored = *checkpoint.config().stored;
-  ScaledRows::Format format{.bits = stored.bits};
-  format.group = stored.group_size == 0 ? matrix.columns : stored.group_size;
-  format.num_groups = (matrix.columns + format.group - 1) / format.group;
-  const int64_t per_word = 32 / stored.bits;
-  ASSIGN_OR_RETURN(const TensorInfo* values, checkpoint.Find(matrix.name + ".weight_packed"));
-  RETURN_IF_ERROR(CheckShape(*values, {matrix.rows, (matrix.columns + per_word - 1) / per_word}));
-  RETURN_IF_ERROR(CheckStoredDType(*values, "I32"));
-  ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint.Find(matrix.name + ".weight_scale"));
-  RETURN_IF_ERROR(CheckShape(*scales, {matrix.rows, format.num_groups}));
-  RETURN_IF_ERROR(CheckNumbers(*scales));
-  return std::make_unique<ScaledRows>(checkpoint, *values, *scales, format);
+  ASSIGN_OR_RETURN(const PackedTensors tensors, FindPacked(checkpoint, matrix));
+  return std::make_unique<ScaledRows>(checkpoint, *tensors.values, *tensors.scales,
+                                      ScaledRows::Format{.bits = checkpoint.config().stored->bits,
+                                                         .group = tensors.group,
+                                                         .num_groups = tensors.num_groups});
 }
 
 // ---- column by column: GPTQ and AWQ keep W transposed, [in_features, out_features] ----
@@ -306,6 +299,22 @@ absl::StatusOr<std::vector<float>> ReadScales(const Checkpoint& checkpoint,
   // A vector has its rows side by side.
   if (scales.shape.size() < 2) return ReadFloats(checkpoint, scales, {0, 1}, rows);
   return ReadFloats(checkpoint, scales, rows, {0, num_groups});
+}
+
+absl::StatusOr<PackedTensors> FindPacked(const Checkpoint& checkpoint, const MatrixName& matrix) {
+  const StoredQuantization& stored = *checkpoint.config().stored;
+  const int64_t per_word = 32 / stored.bits;
+  PackedTensors found;
+  found.group = stored.group_size == 0 ? matrix.columns : stored.group_size;
+  found.num_groups = (matrix.columns + found.group - 1) / found.group;
+  ASSIGN_OR_RETURN(found.values, checkpoint.Find(matrix.name + ".weight_packed"));
+  RETURN_IF_ERROR(
+      CheckShape(*found.values, {matrix.rows, (matrix.columns + per_word - 1) / per_word}));
+  RETURN_IF_ERROR(CheckStoredDType(*found.values, "I32"));
+  ASSIGN_OR_RETURN(found.scales, checkpoint.Find(matrix.name + ".weight_scale"));
+  RETURN_IF_ERROR(CheckShape(*found.scales, {matrix.rows, found.num_groups}));
+  RETURN_IF_ERROR(CheckNumbers(*found.scales));
+  return found;
 }
 
 absl::StatusOr<Float8Tensors> FindFloat8(const Checkpoint& checkpoint, const MatrixName& matrix) {

@@ -23,6 +23,14 @@ namespace lockstep {
 absl::StatusOr<std::unique_ptr<RowSource>> ForeignSource(const Checkpoint& checkpoint,
                                                          const MatrixName& matrix);
 
+// The tensors of a pack-quantized matrix. INVALID_ARGUMENT as OpenMatrix.
+struct PackedTensors {
+  const TensorInfo* values = nullptr;  // I32 [rows, words]
+  const TensorInfo* scales = nullptr;  // [rows, num_groups]
+  int64_t group = 0;                   // columns; the last may be short
+  int64_t num_groups = 0;
+};
+absl::StatusOr<PackedTensors> FindPacked(const Checkpoint& checkpoint, const MatrixName& matrix);
 // The tensors of an FP8 matrix. INVALID_ARGUMENT as OpenMatrix.
 struct Float8Tensors {
   const TensorInfo* values = nullptr;

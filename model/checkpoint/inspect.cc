@@ -50,7 +50,7 @@ std::string RopeText(const ModelConfig& config) {
       std::visit([](const auto& scaling) { return ScalingText(scaling); }, *config.rope_scaling));
 }
 
-std::string ConfigText(const ModelConfig& config) {
+std::string ConfigText(const ModelConfig& config, int tp) {
   std::string text = absl::StrFormat(
       "  hidden_size %d, intermediate_size %d, %d layers, %d heads (%d KV) of %d, vocab_size %d\n",
       config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads,
@@ -61,7 +61,8 @@ std::string ConfigText(const ModelConfig& config) {
       RopeText(config), config.rms_norm_eps, config.tie_word_embeddings ? "tied" : "untied",
       std::string(DTypeName(config.dtype)));
   if (config.stored.has_value()) {
-    absl::StrAppendFormat(&text, "  matrices stored as %s\n", config.stored->name);
+    absl::StrAppendFormat(&text, "  matrices stored as %s\n",
+                          config.LoadingText(Quantization::kNone, tp));
   }
   absl::StrAppendFormat(
       &text, "  bos %s, eos %s\n",
@@ -208,8 +209,8 @@ std::string SummaryText(const ModelSummary& summary, bool list_tensors) {
       absl::StrFormat("%s: %s, %s parameters, %s (%s)\n", summary.directory,
                       TraitsOf(summary.config.family).name, CountText(summary.num_parameters),
                       BytesText(summary.tensor_bytes), absl::StrJoin(dtypes, ", "));
-  absl::StrAppend(&text, ConfigText(summary.config), "  fingerprint ", summary.fingerprint, "\n",
-                  FilesText(summary), LayoutText(summary));
+  absl::StrAppend(&text, ConfigText(summary.config, summary.tp), "  fingerprint ",
+                  summary.fingerprint, "\n", FilesText(summary), LayoutText(summary));
   if (list_tensors) text += TensorsText(summary);
   return text;
 }

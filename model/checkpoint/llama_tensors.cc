@@ -61,15 +61,8 @@ std::string WithoutSuffix(const std::string& name) {
 }
 
 absl::Status CheckMatrix(const Checkpoint& checkpoint, const TensorSpec& spec) {
-  const ModelConfig& config = checkpoint.config();
-  int slices = 1;
-  if (absl::EndsWith(spec.name, ".o_proj.weight")) slices = NumKSlices(config.num_heads, 1);
-  if (absl::EndsWith(spec.name, ".down_proj.weight")) {
-    slices = NumKSlices(config.intermediate_size, 1);
-  }
-  const absl::Status status = OpenMatrix(checkpoint, {WithoutSuffix(spec.name), spec.shape[0],
-                                                      spec.shape[1], slices, slices})
-                                  .status();
+  const absl::Status status =
+      OpenMatrix(checkpoint, {WithoutSuffix(spec.name), spec.shape[0], spec.shape[1]}).status();
   if (status.ok() || absl::StartsWith(status.message(), checkpoint.directory().string())) {
     return status;
   }

@@ -41,7 +41,7 @@ struct Place {
 struct Task {
   const StoredMatrix* matrix = nullptr;
   int64_t columns = 0;
-  QuantizedGroups groups = {};
+  QuantizedGroups groups = {};  // of a row, which is not cut
   Place values = {};
   Place scales = {};
   const TensorInfo* copied = nullptr;
@@ -101,12 +101,6 @@ bool IsLayerMatrix(const TensorSpec& spec) {
   return spec.shape.size() == 2 && absl::StartsWith(spec.name, "model.layers.");
 }
 
-int NumStoredSlices(const ModelConfig& config, const std::string& name) {
-  if (absl::EndsWith(name, ".o_proj.weight")) return NumKSlices(config.num_heads, 1);
-  if (absl::EndsWith(name, ".down_proj.weight")) return NumKSlices(config.intermediate_size, 1);
-  return 1;
-}
-
 absl::Status ModelQuantizer::Plan() {
   std::vector<PlannedTensor> tensors;
   for (const TensorSpec& spec : LlamaTensors(checkpoint_.config())) {
@@ -129,18 +123,15 @@ absl::Status ModelQuantizer::Plan() {
 
 absl::Status ModelQuantizer::PlanMatrix(const TensorSpec& spec,
                                         std::vector<PlannedTensor>& tensors) {
-  const int slices = NumStoredSlices(checkpoint_.config(), spec.name);
   const std::string name = spec.name.substr(0, spec.name.size() - std::string(".weight").size());
   const int64_t rows = spec.shape[0];
   const int64_t columns = spec.shape[1];
-  ASSIGN_OR_RETURN(StoredMatrix matrix,
-                   OpenMatrix(checkpoint_, {name, rows, columns, slices, slices}));
+  ASSIGN_OR_RETURN(StoredMatrix matrix, OpenMatrix(checkpoint_, {name, rows, columns}));
   matrices_.push_back(std::make_unique<StoredMatrix>(std::move(matrix)));
-  const QuantizedGroups groups{columns / slices, QuantizedGroup(options_.quantization)};
+  const QuantizedGroups groups{columns, QuantizedGroup(options_.quantization)};
   tensors.push_back(
       TensorToWrite({name + ".weight_packed", {rows, PackedRowBytes(columns) / 4}}, "I32", 4));
-  tensors.push_back(
-      TensorToWrite({name + ".weight_scale", {rows, groups.per_slice() * slices}}, "BF16", 2));
+  tensors.push_back(TensorToWrite({name + ".weight_scale", {rows, groups.per_slice()}}, "BF16", 2));
   tensors.push_back(TensorToWrite({name + ".weight_shape", {2}}, "I64", 8));
   for (int64_t row = 0; row < rows; row += kRowsTogether) {
     tasks_.push_back({.matrix = matrices_.back().get(),
@@ -218,7 +209,7 @@ void ModelQuantizer::Report(const absl::Status& status, int64_t num_bytes) {
 absl::Status ModelQuantizer::QuantizeRows(const Task& task, Buffers& buffers,
                                           const std::vector<std::unique_ptr<OutputFile>>& files) {
   const int64_t row_bytes = PackedRowBytes(task.columns);
-  const int64_t num_groups = task.groups.per_slice() * (task.columns / task.groups.slice_k);
+  const int64_t num_groups = task.groups.per_slice();
   ASSIGN_OR_RETURN(const HostRows rows,
                    task.matrix->sources[0]->Read(task.part, {0, task.columns}, buffers.staging));
   buffers.wide.resize(static_cast<size_t>(task.columns));
@@ -240,17 +231,15 @@ absl::Status ModelQuantizer::QuantizeRows(const Task& task, Buffers& buffers,
 void ModelQuantizer::QuantizeRow(const Task& task, const float* row, uint8_t* values,
                                  uint16_t* scales) const {
   const int zero = QuantizedZero(options_.quantization);
-  for (int64_t slice_begin = 0; slice_begin < task.columns; slice_begin += task.groups.slice_k) {
-    for (int64_t g = 0; g < task.groups.per_slice(); ++g) {
-      const int64_t first = slice_begin + g * task.groups.group;
-      const int size = task.groups.size(g);
-      int8_t q[kMaxQuantizedGroup];
-      *scales++ = quantize_(row + first, size, q);
-      for (int64_t k = first; k < first + size; ++k) {
-        const int value = q[k - first] + zero;
-        uint8_t& byte = values[k * bits_ / 8];
-        byte = static_cast<uint8_t>(bits_ == 8 ? value : byte | value << (k % 2 * 4));
-      }
+  for (int64_t g = 0; g < task.groups.per_slice(); ++g) {
+    const int64_t first = g * task.groups.group;
+    const int size = task.groups.size(g);
+    int8_t q[kMaxQuantizedGroup];
+    scales[g] = quantize_(row + first, size, q);
+    for (int64_t k = first; k < first + size; ++k) {
+      const int value = q[k - first] + zero;
+      uint8_t& byte = values[k * bits_ / 8];
+      byte = static_cast<uint8_t>(bits_ == 8 ? value : byte | value << (k % 2 * 4));
     }
   }
 }

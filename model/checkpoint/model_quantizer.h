@@ -1,17 +1,18 @@
 // Writes a checkpoint's matrices in 8 or 4 bits: `lockstep model quantize`.
 //
 // The output is a Hugging Face directory in compressed-tensors' "pack-quantized" layout, which vLLM
-// and transformers read, too. For every matrix NAME of a layer:
+// and transformers read, too, where groups divide a matrix's columns. For every matrix NAME of a
+// layer:
 //   NAME.weight_packed  I32 [rows, ceil(columns * bits / 32)]: q + 128 or q + 8, the first in the
 //                       lowest bits of a word
-//   NAME.weight_scale   BF16 [rows, groups]: groups of 64 (8 bits) or 32 (4 bits) columns, counted
-//                       from the beginning of each K-slice of o_proj and down_proj (NumKSlices of
-//                       parallel/partition.h; where those are whole groups, as in every Llama, this
-//                       is the same as counting from 0)
+//   NAME.weight_scale   BF16 [rows, groups]: groups of 64 (8 bits) or 32 (4 bits) columns from the
+//                       first one on
 //   NAME.weight_shape   I64 [2]: rows, columns
 // q and scales are QuantizeWeightGroup's (kernels/quantization.h), so that the output is served
-// with the same bits as the input with --quantize. Tables, norms and the LM head stay as they are
-// (the head is kept in 8 bits when it is loaded).
+// with the same bits as the input with --quantize, but for o_proj and down_proj where their
+// K-slices (NumKSlices of parallel/partition.h) are not whole groups: those become numbers while
+// they are loaded. Tables, norms and the LM head stay as they are (the head is kept in 8 bits when
+// it is loaded).
 #pragma once
 
 #include <cstdint>

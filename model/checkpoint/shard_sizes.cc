@@ -1,5 +1,6 @@
 #include "model/checkpoint/shard_sizes.h"
 
+#include <algorithm>
 #include <map>
 
 #include "kernels/base/status_macros.h"
@@ -29,7 +30,7 @@ struct HeldMatrix {
   LayerMatrixSet parts = 0;
   int64_t rows = 0;
   int64_t columns = 0;
-  int64_t num_slices = 1;  // of its columns
+  int64_t num_slices = 1;  // into which the columns of all ranks are cut
 };
 
 class HeldBytes {
@@ -65,9 +66,9 @@ class HeldBytes {
     using enum LayerMatrix;
     const HeldMatrix matrices[] = {
         {SetOf({kQ, kK, kV}), q_width + 2 * kv_width, hidden},
-        {SetOf({kO}), hidden, q_width, NumKSlices(config_.num_heads, tp_) / tp_},
+        {SetOf({kO}), hidden, q_width, NumKSlices(config_.num_heads, tp_)},
         {SetOf({kGate, kUp}), 2 * inner, hidden},
-        {SetOf({kDown}), hidden, inner, NumKSlices(config_.intermediate_size, tp_) / tp_}};
+        {SetOf({kDown}), hidden, inner, NumKSlices(config_.intermediate_size, tp_)}};
     int64_t bytes = VectorBytes(config_.num_vector_elements(num_heads, num_kv_heads));
     for (const HeldMatrix& matrix : matrices) bytes += BytesOf(matrix, spared);
     return bytes;
@@ -76,7 +77,12 @@ class HeldBytes {
   int64_t BytesOf(const HeldMatrix& matrix, LayerMatrixSet spared) const {
     const Quantization kept = KeptAs(matrix, spared);
     if (kept == Quantization::kNone) return matrix.rows * matrix.columns * DTypeBytes(held_.dtype);
-    return QuantizedBytes(kept, matrix.rows, matrix.columns / matrix.num_slices, matrix.num_slices);
+    const int64_t num_slices = SlicesOfRank(matrix);
+    return QuantizedBytes(kept, matrix.rows, matrix.columns / num_slices, num_slices);
+  }
+
+  int64_t SlicesOfRank(const HeldMatrix& matrix) const {
+    return std::max<int64_t>(1, matrix.num_slices / tp_);
   }
 
   // As a StageLoader does: one part that is quantized in the checkpoint has the others quantized,
@@ -88,7 +94,9 @@ class HeldBytes {
     const bool stays_float8 =
         held_.keeps_float8 && config_.stored->is_float8() && SuitsFp8(matrix.rows, matrix.columns);
     if (stays_float8) return Quantization::kFp8;
-    const Quantization native = config_.stored->native();
+    const int64_t slice_k = matrix.columns / SlicesOfRank(matrix);
+    const Quantization native =
+        config_.stored->native(slice_k * matrix.num_slices, matrix.num_slices);
     return native == Quantization::kNone ? held_.quantization : native;
   }
 

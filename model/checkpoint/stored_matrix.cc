@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
 #include "model/checkpoint/float8_sources.h"
 #include "model/checkpoint/foreign_sources.h"
@@ -79,8 +77,8 @@ class NativeValues final : public RowSource {
 
 class NativeScales final : public RowSource {
  public:
-  NativeScales(const Checkpoint& checkpoint, const TensorInfo& tensor, QuantizedGroups groups)
-      : plain_(checkpoint, tensor), groups_(groups) {}
+  NativeScales(const Checkpoint& checkpoint, const TensorInfo& tensor, int64_t group)
+      : plain_(checkpoint, tensor), group_(group) {}
 
   int64_t StagingRowBytes(Range columns) const override {
     return plain_.StagingRowBytes(GroupsOf(columns));
@@ -95,48 +93,33 @@ class NativeScales final : public RowSource {
   }
 
  private:
-  // Columns are whole groups, as OpenMatrix's caller makes sure.
-  Range GroupsOf(Range columns) const { return {GroupAt(columns.begin), GroupAt(columns.end)}; }
-  int64_t GroupAt(int64_t column) const {
-    return column / groups_.slice_k * groups_.per_slice() +
-           (column % groups_.slice_k + groups_.group - 1) / groups_.group;
+  // Columns are whole groups, as OpenMatrix's caller makes sure; the matrix's last may be short.
+  Range GroupsOf(Range columns) const {
+    return {columns.begin / group_, (columns.end + group_ - 1) / group_};
   }
 
   PlainRows plain_;
-  const QuantizedGroups groups_;
+  const int64_t group_;
 };
 
-absl::StatusOr<StoredMatrix> OpenNative(const Checkpoint& checkpoint, const MatrixName& matrix,
-                                        const TensorInfo& values) {
+// Values and scales of our format, as they lie.
+absl::StatusOr<std::vector<std::unique_ptr<RowSource>>> NativeSources(const Checkpoint& checkpoint,
+                                                                      const MatrixName& matrix) {
   const StoredQuantization& stored = *checkpoint.config().stored;
-  StoredMatrix opened;
-  opened.native = stored.native();
-  const QuantizedGroups groups{matrix.columns / matrix.num_k_slices, QuantizedGroup(opened.native)};
-  const int64_t stored_slice_k = matrix.columns / matrix.stored_k_slices;
-  if (matrix.num_k_slices != matrix.stored_k_slices &&
-      (groups.slice_k % groups.group != 0 || stored_slice_k % groups.group != 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "matrix ", matrix.name, ": ", matrix.columns, " columns in ", matrix.num_k_slices,
-        " K-slices do not have the groups that they are quantized in; use a tp of 1, 2, 4 or 8, or "
-        "the unquantized checkpoint"));
-  }
-  ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint.Find(matrix.name + ".weight_scale"));
-  RETURN_IF_ERROR(CheckShape(*scales, {matrix.rows, groups.per_slice() * matrix.num_k_slices}));
-  RETURN_IF_ERROR(CheckNumbers(*scales));
-  opened.sources.push_back(std::make_unique<NativeValues>(checkpoint, values, stored.bits));
-  opened.sources.push_back(std::make_unique<NativeScales>(checkpoint, *scales, groups));
-  return opened;
+  ASSIGN_OR_RETURN(const PackedTensors tensors, FindPacked(checkpoint, matrix));
+  std::vector<std::unique_ptr<RowSource>> sources;
+  sources.push_back(std::make_unique<NativeValues>(checkpoint, *tensors.values, stored.bits));
+  sources.push_back(std::make_unique<NativeScales>(checkpoint, *tensors.scales, tensors.group));
+  return sources;
 }
 
 absl::StatusOr<StoredMatrix> OpenQuantized(const Checkpoint& checkpoint, const MatrixName& matrix) {
   const ModelConfig& config = checkpoint.config();
   StoredMatrix opened;
-  if (config.stored->native() != Quantization::kNone) {
-    ASSIGN_OR_RETURN(const TensorInfo* values, checkpoint.Find(matrix.name + ".weight_packed"));
-    const int64_t per_word = 32 / config.stored->bits;
-    RETURN_IF_ERROR(CheckShape(*values, {matrix.rows, (matrix.columns + per_word - 1) / per_word}));
-    RETURN_IF_ERROR(CheckStoredDType(*values, "I32"));
-    ASSIGN_OR_RETURN(opened, OpenNative(checkpoint, matrix, *values));
+  opened.dtype = config.dtype;
+  opened.native = config.stored->native(matrix.columns, matrix.num_k_slices);
+  if (opened.native != Quantization::kNone) {
+    ASSIGN_OR_RETURN(opened.sources, NativeSources(checkpoint, matrix));
   } else if (matrix.keeps_float8 && config.stored->is_float8()) {
     ASSIGN_OR_RETURN(opened.sources, Float8Sources(checkpoint, matrix));
     opened.native = Quantization::kFp8;
@@ -146,7 +129,6 @@ absl::StatusOr<StoredMatrix> OpenQuantized(const Checkpoint& checkpoint, const M
     opened.sources.push_back(std::move(source));
     opened.is_converted = true;
   }
-  opened.dtype = config.dtype;
   return opened;
 }
 

@@ -53,16 +53,15 @@ struct StoredMatrix {
 };
 
 // The tensor NAME.weight, or what takes its place in a quantized checkpoint (NAME.weight_packed and
-// .weight_scale; NAME.qweight, .qzeros, .scales and .g_idx). num_k_slices: how the whole model cuts
-// its columns into K-slices in this layout, stored_k_slices in one of a single rank: groups of
-// native weights follow K-slices, and must be the same in both. INVALID_ARGUMENT naming a tensor
-// that is missing or has another shape or dtype than it should.
+// .weight_scale; NAME.qweight, .qzeros, .scales and .g_idx). num_k_slices: into how many K-slices
+// products cut its columns, over all ranks of this layout; weights of our format become numbers
+// where slices are not whole groups. INVALID_ARGUMENT naming a tensor that is missing or has
+// another shape or dtype than it should.
 struct MatrixName {
   std::string name;  // without ".weight"
   int64_t rows = 0;
   int64_t columns = 0;
   int num_k_slices = 1;
-  int stored_k_slices = 1;
   bool keeps_float8 = false;  // FP8 becomes Quantization::kFp8, not numbers
 };
 absl::StatusOr<StoredMatrix> OpenMatrix(const Checkpoint& checkpoint, const MatrixName& matrix);

@@ -164,7 +164,6 @@ absl::Status StageLoader::AddAttention(int64_t layer, LayerWeights& weights) {
                          .rows = hidden,
                          .columns = q_rows,
                          .num_k_slices = shape_.attention_k_slices * tp_group_.size(),
-                         .stored_k_slices = NumKSlices(config_.num_heads, 1),
                          .keeps_float8 = backend_.HoldsFp8(hidden, shape_.q_width())}));
   ASSIGN_OR_RETURN(
       weights.qkv,
@@ -219,7 +218,6 @@ absl::Status StageLoader::AddMlp(int64_t layer, LayerWeights& weights) {
                                            .rows = hidden,
                                            .columns = whole,
                                            .num_k_slices = shape_.mlp_k_slices * tp_group_.size(),
-                                           .stored_k_slices = NumKSlices(whole, 1),
                                            .keeps_float8 = backend_.HoldsFp8(hidden, mine)}));
   ASSIGN_OR_RETURN(
       weights.gate_up,

@@ -62,6 +62,30 @@ TEST(ShardSizes, LayoutsThatDoNotDivideAreRefused) {
   EXPECT_FALSE(ShardsOfLayout(*BuiltInShape("8b"), 0, 1, DType::kBF16).ok());
 }
 
+// Stored in int8: bytes of the down matrices of a rank, of layouts that cut 384 columns into 8
+// parts of 48 and, which are whole groups, 3 of 128.
+TEST(ShardSizes, MatricesCutWithinGroupsAreHeldAsNumbers) {
+  ModelConfig config;
+  config.hidden_size = 64;
+  config.intermediate_size = 384;
+  config.num_layers = 1;
+  config.num_heads = config.num_kv_heads = 24;
+  config.head_dim = 64;
+  config.vocab_size = 6;
+  config.dtype = DType::kBF16;
+  config.stored = *ParseStoredQuantization(PackedQuantizationJson(Quantization::kInt8), 1);
+  const auto bytes = [&config](int tp, Quantization quantize) {
+    return (*HeldShards(config, tp, 1, {config.dtype, quantize}))[0].weight_bytes;
+  };
+  // With all in int8, where a short group has a scale, too.
+  const int64_t short_groups = QuantizedBytes(Quantization::kInt8, 64, 48, 8);
+  EXPECT_EQ(bytes(1, Quantization::kNone) - bytes(1, Quantization::kInt8),
+            64 * 384 * 2 - short_groups);
+  EXPECT_EQ(bytes(2, Quantization::kNone) - bytes(2, Quantization::kInt8),
+            (64 * 384 * 2 - short_groups) / 2);
+  EXPECT_EQ(bytes(3, Quantization::kNone), bytes(3, Quantization::kInt8));
+}
+
 TEST(ShardSizes, KvBytesOfLlama31) {
   // 32 layers x 8 heads x 128 x (key, value) x 2 bytes.
   EXPECT_EQ(KvBytesPerToken(*BuiltInShape("8b"), DType::kBF16), 131072);

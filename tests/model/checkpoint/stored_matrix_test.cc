@@ -64,7 +64,9 @@ class StoredMatrixTest : public ::testing::Test {
     checkpoint_ = *std::move(opened);
   }
 
-  absl::StatusOr<StoredMatrix> Open() { return OpenMatrix(*checkpoint_, {"m", kRows, kColumns}); }
+  absl::StatusOr<StoredMatrix> Open() {
+    return OpenMatrix(*checkpoint_, {"m", kRows, kColumns, num_k_slices_});
+  }
 
   // Several parts of the matrix, against want(row, column).
   template <typename Want>
@@ -117,6 +119,7 @@ class StoredMatrixTest : public ::testing::Test {
   TempDirectory directory_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::mt19937 random_{7};
+  int num_k_slices_ = 1;
 };
 
 std::vector<uint16_t> HalfBits(const std::vector<float>& values) {
@@ -242,6 +245,29 @@ TEST_F(StoredMatrixTest, PackedInOtherGroupsThanOurs) {
       const int q = values[static_cast<size_t>(n * kColumns + k)] - (1 << (bits - 1));
       return static_cast<float>(q) * scales[static_cast<size_t>(n * kGroups + k / kGroup)];
     });
+  }
+}
+
+// Products that cut the columns within groups take numbers, whichever part of them a rank reads.
+TEST_F(StoredMatrixTest, PackedInOurGroupsBecomesNumbersWhereKSlicesAreNotWholeGroups) {
+  for (const int bits : {4, 8}) {
+    const int64_t group = bits == 4 ? 32 : 64;
+    const int64_t num_groups = kColumns / group;
+    const std::vector<int> values = DrawAll(kRows * kColumns, 1 << bits);
+    const std::vector<float> scales = DrawScales(kRows * num_groups);
+    Write(PackedQuantizationJson(bits == 4 ? Quantization::kInt4 : Quantization::kInt8).dump(),
+          {Tensor("m.weight_packed", "I32", {kRows, kColumns * bits / 32}, Words(values, bits)),
+           Tensor("m.weight_scale", "F32", {kRows, num_groups}, scales)});
+    const auto whole = Open();
+    ASSERT_TRUE(whole.ok()) << whole.status();
+    EXPECT_NE(whole->native, Quantization::kNone);
+    EXPECT_EQ(whole->sources.size(), 2u);
+    num_k_slices_ = 8;
+    ExpectNumbers([&](int64_t n, int64_t k) {
+      const int q = values[static_cast<size_t>(n * kColumns + k)] - (1 << (bits - 1));
+      return static_cast<float>(q) * scales[static_cast<size_t>(n * num_groups + k / group)];
+    });
+    num_k_slices_ = 1;
   }
 }
 

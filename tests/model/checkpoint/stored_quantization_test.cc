@@ -16,6 +16,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 std::string ConfigError(const std::string& quantization) {
@@ -99,6 +100,32 @@ TEST(StoredQuantizationTest, TransformsAreRefusedUnlessWeightsHaveThem) {
     config["transform_config"] = nlohmann::json::parse(nothing);
     EXPECT_TRUE(ParseStoredQuantization(config, 1).ok()) << nothing;
   }
+}
+
+// Llama 2 7B's: eighths of 11008 columns are whole groups of 32 but not of 64.
+TEST(StoredQuantizationTest, WhatProductsCutWithinGroupsIsSaid) {
+  ModelConfig config;
+  config.hidden_size = 4096;
+  config.intermediate_size = 11008;
+  config.num_heads = 32;
+  config.head_dim = 128;
+  const auto text = [&config](Quantization stored, Quantization quantize) {
+    config.stored = *ParseStoredQuantization(PackedQuantizationJson(stored), 1);
+    return config.LoadingText(quantize, 1);
+  };
+  EXPECT_THAT(text(Quantization::kInt4, Quantization::kNone), EndsWith(": taken as it is"));
+  const std::string cut =
+      ": taken as it is, but for down_proj (8 parts of 1376 columns are not whole groups), turned "
+      "into numbers";
+  EXPECT_THAT(text(Quantization::kInt8, Quantization::kNone), EndsWith(cut));
+  EXPECT_THAT(text(Quantization::kInt8, Quantization::kInt8),
+              EndsWith(cut + " and quantized again"));
+  config.intermediate_size = 64;
+  config.head_dim = 6;
+  EXPECT_THAT(
+      text(Quantization::kInt8, Quantization::kNone),
+      HasSubstr("o_proj (8 parts of 24 columns are not whole groups) and down_proj (8 parts "
+                "of 8 columns are not whole groups)"));
 }
 
 std::string Fbgemm(const std::string& bound) {

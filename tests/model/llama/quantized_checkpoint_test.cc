@@ -1,5 +1,5 @@
-// A checkpoint that `lockstep model quantize` wrote gives the bits of its source with --quantize,
-// under every layout.
+// A checkpoint that `lockstep model quantize` wrote gives the bits of its source with --quantize
+// where K-slices are whole groups, and else its own, under every layout.
 #include <filesystem>
 #include <fstream>
 
@@ -52,8 +52,9 @@ class QuantizedCheckpointTest : public ::testing::TestWithParam<std::tuple<DType
 TEST_P(QuantizedCheckpointTest, GivesTheBitsOfQuantizingWhileLoading) {
   const auto [dtype, quantization] = GetParam();
   for (const bool tied : {false, true}) {
-    // K-slices of 22 columns (down) and 8 (output): groups end where slices do.
     ModelConfig config = SmallConfig(/*num_kv_heads=*/4);
+    config.head_dim = 64;
+    config.intermediate_size = 8 * 64;
     config.tie_word_embeddings = tied;
     const TemporaryModel model(config, dtype);
     const std::vector<Outcome> want = Run(model.checkpoint(), quantization, 1, 1);
@@ -66,6 +67,42 @@ TEST_P(QuantizedCheckpointTest, GivesTheBitsOfQuantizingWhileLoading) {
       }
       EXPECT_TRUE(SameBits(Run(*quantized, quantization, 1, 1), want));
     }
+  }
+}
+
+// K-slices of 22 columns (down) and 8 (output) end within groups, which are counted from a row's
+// first column, as in all of compressed-tensors.
+TEST_P(QuantizedCheckpointTest, MatricesCutWithinGroupsAreReadAsNumbers) {
+  const auto [dtype, quantization] = GetParam();
+  const TemporaryModel model(SmallConfig(/*num_kv_heads=*/4), dtype);
+  const auto quantized = Quantize(model.directory(), int64_t{1} << 40);
+  const std::vector<int64_t> scales = {64, 176 / QuantizedGroup(quantization) + 1};
+  EXPECT_EQ((*quantized->Find("model.layers.0.mlp.down_proj.weight_scale"))->shape, scales);
+  const std::vector<Outcome> alone = Run(*quantized, Quantization::kNone, 1, 1);
+  for (const auto& [tp, pp] : {std::pair(2, 2), {4, 1}, {8, 3}}) {
+    EXPECT_TRUE(SameBits(Run(*quantized, Quantization::kNone, tp, pp), alone))
+        << "tp " << tp << " pp " << pp;
+  }
+  const std::vector<Outcome> source = Run(model.checkpoint(), Quantization::kNone, 1, 1);
+  const double error = Distance(Run(model.checkpoint(), quantization, 1, 1), source);
+  EXPECT_GT(error, 0);
+  EXPECT_LT(Distance(alone, source), 1.5 * error);
+  EXPECT_LT(Distance(Run(*quantized, quantization, 1, 1), source), 1.5 * error);
+}
+
+// Thirds of columns are cut elsewhere than halves and eighths: these are other sums of the same.
+TEST_P(QuantizedCheckpointTest, EveryTensorParallelSizeReadsIt) {
+  const auto [dtype, quantization] = GetParam();
+  ModelConfig config = SmallConfig(/*num_kv_heads=*/6);
+  config.num_heads = 6;
+  config.intermediate_size = 3 * 64;
+  const TemporaryModel model(config, dtype);
+  const auto quantized = Quantize(model.directory(), int64_t{1} << 40);
+  const std::vector<Outcome> alone = Run(*quantized, Quantization::kNone, 1, 1);
+  const std::vector<Outcome> source = Run(model.checkpoint(), Quantization::kNone, 1, 1);
+  const double error = Distance(alone, source);
+  for (const int tp : {3, 6}) {
+    EXPECT_LT(Distance(Run(*quantized, Quantization::kNone, tp, 1), source), 1.5 * error) << tp;
   }
 }
 
